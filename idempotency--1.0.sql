@@ -1,0 +1,290 @@
+-- complain if the script is sourced in psql, rather than by CREATE EXTENSION
+\echo Use "CREATE EXTENSION idempotency" to load this file. \quit
+
+-- Types
+
+CREATE TYPE @extschema@.idempotency_status AS ENUM ('PENDING', 'COMPLETED', 'FAILED');
+COMMENT ON TYPE @extschema@.idempotency_status IS 'what the store holds of an operation';
+
+CREATE TYPE @extschema@.idem_outcome AS ENUM ('ACQUIRED', 'IN_PROGRESS', 'COMPLETED', 'FAILED');
+COMMENT ON TYPE @extschema@.idem_outcome IS 'what a caller is told of an operation';
+
+CREATE TYPE @extschema@.idem_operation AS (
+	outcome				@extschema@.idem_outcome,
+	scope				pg_catalog.text,
+	idempotency_key		pg_catalog.text,
+	attempt				pg_catalog.int4,
+	taken_over			pg_catalog.bool,
+	replayed			pg_catalog.bool,
+	fence				pg_catalog.int8,
+	lease_expires_at	pg_catalog.timestamptz,
+	retry_after			pg_catalog.interval,
+	response_code		pg_catalog.int4,
+	response_headers	pg_catalog.jsonb,
+	response_payload	pg_catalog.jsonb,
+	response_body		pg_catalog.bytea,
+	created_at			pg_catalog.timestamptz,
+	updated_at			pg_catalog.timestamptz,
+	expires_at			pg_catalog.timestamptz
+);
+COMMENT ON TYPE @extschema@.idem_operation IS 'an operation as idem_begin, idem_call and idem_lookup answer it';
+
+-- Tables. Columns of fixed width come first: a row then has no padding.
+
+CREATE TABLE @extschema@.idempotency_store (
+	created_at			pg_catalog.timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+	updated_at			pg_catalog.timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+	expires_at			pg_catalog.timestamptz NOT NULL,
+	lease_expires_at	pg_catalog.timestamptz,
+	retry_at			pg_catalog.timestamptz,
+	fence				pg_catalog.int8,
+	status				@extschema@.idempotency_status NOT NULL,
+	attempt				pg_catalog.int4 NOT NULL DEFAULT 1,
+	response_code		pg_catalog.int4,
+	scope				pg_catalog.text COLLATE pg_catalog."C" NOT NULL DEFAULT '',
+	idempotency_key		pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+	request_hash		pg_catalog.bytea,
+	response_headers	pg_catalog.jsonb,
+	response_payload	pg_catalog.jsonb,
+	response_body		pg_catalog.bytea,
+	PRIMARY KEY (scope, idempotency_key)
+);
+COMMENT ON TABLE @extschema@.idempotency_store IS 'one row per operation that has ended or is leased; written by the idem_ functions only';
+COMMENT ON COLUMN @extschema@.idempotency_store.created_at IS 'when the first attempt began';
+COMMENT ON COLUMN @extschema@.idempotency_store.updated_at IS 'when the row was last written';
+COMMENT ON COLUMN @extschema@.idempotency_store.expires_at IS 'from then on the row counts as absent';
+COMMENT ON COLUMN @extschema@.idempotency_store.lease_expires_at IS 'PENDING: from then on the next begin takes the operation over';
+COMMENT ON COLUMN @extschema@.idempotency_store.retry_at IS 'FAILED: from then on the operation may be tried again; NULL: never';
+COMMENT ON COLUMN @extschema@.idempotency_store.fence IS 'fencing token of the leased attempt; NULL: transaction-bound';
+COMMENT ON COLUMN @extschema@.idempotency_store.status IS 'PENDING (leased), COMPLETED or FAILED';
+COMMENT ON COLUMN @extschema@.idempotency_store.attempt IS 'number of this try, from 1';
+COMMENT ON COLUMN @extschema@.idempotency_store.response_code IS 'status code that the owner gave with the end';
+COMMENT ON COLUMN @extschema@.idempotency_store.scope IS 'name space of the key, compared byte by byte';
+COMMENT ON COLUMN @extschema@.idempotency_store.idempotency_key IS 'names the operation within its scope, compared byte by byte';
+COMMENT ON COLUMN @extschema@.idempotency_store.request_hash IS 'SHA-256 fingerprint of the request; NULL: none was given';
+COMMENT ON COLUMN @extschema@.idempotency_store.response_headers IS 'headers that the owner gave with the end';
+COMMENT ON COLUMN @extschema@.idempotency_store.response_payload IS 'response (or error) that the owner gave with the end';
+COMMENT ON COLUMN @extschema@.idempotency_store.response_body IS 'response bytes that the owner gave with the end';
+
+CREATE SEQUENCE @extschema@.idempotency_fence AS pg_catalog.int8;
+COMMENT ON SEQUENCE @extschema@.idempotency_fence IS 'fencing tokens; they only grow';
+
+-- What belongs to this database and not to a dump of it: lock ids are hashed
+-- with a secret, so that pg_locks gives no key away to other roles.
+CREATE TABLE @extschema@.idempotency_secret (
+	only_row	pg_catalog.bool PRIMARY KEY DEFAULT true CHECK (only_row),
+	lock_seed	pg_catalog.int8 NOT NULL
+);
+COMMENT ON TABLE @extschema@.idempotency_secret IS 'seed of the lock ids of this database; never dumped';
+COMMENT ON COLUMN @extschema@.idempotency_secret.only_row IS 'keeps the table at one row';
+COMMENT ON COLUMN @extschema@.idempotency_secret.lock_seed IS 'mixed into every lock id';
+INSERT INTO @extschema@.idempotency_secret (lock_seed)
+	SELECT ('x' OPERATOR(pg_catalog.||) pg_catalog.left(pg_catalog.encode(
+		pg_catalog.sha256(pg_catalog.uuid_send(pg_catalog.gen_random_uuid())), 'hex'), 16))::pg_catalog.bit(64)::pg_catalog.int8;
+
+REVOKE ALL ON @extschema@.idempotency_store, @extschema@.idempotency_secret FROM PUBLIC;
+REVOKE ALL ON SEQUENCE @extschema@.idempotency_fence FROM PUBLIC;
+
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.idempotency_store', '');
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.idempotency_fence', '');
+
+-- The life of an operation
+
+CREATE FUNCTION @extschema@.idem_begin(
+	key				pg_catalog.text,
+	scope			pg_catalog.text DEFAULT '',
+	request			pg_catalog.jsonb DEFAULT NULL,
+	request_hash	pg_catalog.bytea DEFAULT NULL,
+	lease			pg_catalog.interval DEFAULT NULL,
+	wait			pg_catalog.interval DEFAULT '0',
+	max_attempts	pg_catalog.int4 DEFAULT NULL)
+RETURNS @extschema@.idem_operation
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_begin(text, text, jsonb, bytea, interval, interval, int) IS
+	'acquire an operation, or be told how it ended or that it is in progress';
+
+CREATE FUNCTION @extschema@.idem_complete(
+	key			pg_catalog.text,
+	response	pg_catalog.jsonb DEFAULT NULL,
+	scope		pg_catalog.text DEFAULT '',
+	code		pg_catalog.int4 DEFAULT NULL,
+	headers		pg_catalog.jsonb DEFAULT NULL,
+	body		pg_catalog.bytea DEFAULT NULL,
+	fence		pg_catalog.int8 DEFAULT NULL,
+	retention	pg_catalog.interval DEFAULT NULL)
+RETURNS pg_catalog.void
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_complete(text, jsonb, text, int, jsonb, bytea, bigint, interval) IS
+	'end an operation with success and store its response';
+
+CREATE FUNCTION @extschema@.idem_complete(
+	operation	@extschema@.idem_operation,
+	response	pg_catalog.jsonb DEFAULT NULL,
+	code		pg_catalog.int4 DEFAULT NULL,
+	headers		pg_catalog.jsonb DEFAULT NULL,
+	body		pg_catalog.bytea DEFAULT NULL,
+	retention	pg_catalog.interval DEFAULT NULL)
+RETURNS pg_catalog.void
+AS 'MODULE_PATHNAME', 'idem_complete_operation' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_complete(@extschema@.idem_operation, jsonb, int, jsonb, bytea, interval) IS
+	'end the operation that idem_begin returned with success and store its response';
+
+CREATE FUNCTION @extschema@.idem_fail(
+	key			pg_catalog.text,
+	error		pg_catalog.jsonb DEFAULT NULL,
+	scope		pg_catalog.text DEFAULT '',
+	code		pg_catalog.int4 DEFAULT NULL,
+	headers		pg_catalog.jsonb DEFAULT NULL,
+	body		pg_catalog.bytea DEFAULT NULL,
+	fence		pg_catalog.int8 DEFAULT NULL,
+	retryable	pg_catalog.bool DEFAULT false,
+	retry_after	pg_catalog.interval DEFAULT NULL,
+	retention	pg_catalog.interval DEFAULT NULL)
+RETURNS pg_catalog.void
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_fail(text, jsonb, text, int, jsonb, bytea, bigint, bool, interval, interval) IS
+	'end an operation with a failure, permanent or to be tried again, and store its error';
+
+CREATE FUNCTION @extschema@.idem_fail(
+	operation	@extschema@.idem_operation,
+	error		pg_catalog.jsonb DEFAULT NULL,
+	code		pg_catalog.int4 DEFAULT NULL,
+	headers		pg_catalog.jsonb DEFAULT NULL,
+	body		pg_catalog.bytea DEFAULT NULL,
+	retryable	pg_catalog.bool DEFAULT false,
+	retry_after	pg_catalog.interval DEFAULT NULL,
+	retention	pg_catalog.interval DEFAULT NULL)
+RETURNS pg_catalog.void
+AS 'MODULE_PATHNAME', 'idem_fail_operation' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_fail(@extschema@.idem_operation, jsonb, int, jsonb, bytea, bool, interval, interval) IS
+	'end the operation that idem_begin returned with a failure and store its error';
+
+CREATE FUNCTION @extschema@.idem_release(
+	key		pg_catalog.text,
+	scope	pg_catalog.text DEFAULT '',
+	fence	pg_catalog.int8 DEFAULT NULL)
+RETURNS pg_catalog.bool
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_release(text, text, bigint) IS
+	'give an operation up as if never begun; false when the fence is no longer current';
+
+CREATE FUNCTION @extschema@.idem_extend(
+	key		pg_catalog.text,
+	lease	pg_catalog.interval,
+	scope	pg_catalog.text DEFAULT '',
+	fence	pg_catalog.int8 DEFAULT NULL)
+RETURNS pg_catalog.timestamptz
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_extend(text, interval, text, bigint) IS
+	'let a lease end that long from now; returns when it ends';
+
+CREATE FUNCTION @extschema@.idem_lookup(
+	key		pg_catalog.text,
+	scope	pg_catalog.text DEFAULT '')
+RETURNS @extschema@.idem_operation
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL RESTRICTED;
+COMMENT ON FUNCTION @extschema@.idem_lookup(text, text) IS
+	'what is stored of an operation, NULL where nothing is; reads only';
+
+CREATE FUNCTION @extschema@.idem_call(
+	handler			pg_catalog.regprocedure,
+	key				pg_catalog.text,
+	request			pg_catalog.jsonb DEFAULT NULL,
+	scope			pg_catalog.text DEFAULT '',
+	wait			pg_catalog.interval DEFAULT '0',
+	retention		pg_catalog.interval DEFAULT NULL,
+	record_failure	pg_catalog.bool DEFAULT true)
+RETURNS @extschema@.idem_operation
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_call(regprocedure, text, jsonb, text, interval, interval, bool) IS
+	'run handler(request) at most once and store what it returned or raised';
+
+-- Fingerprints and keys
+
+CREATE FUNCTION @extschema@.idem_fingerprint(request pg_catalog.jsonb)
+RETURNS pg_catalog.bytea
+AS 'MODULE_PATHNAME' LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE;
+COMMENT ON FUNCTION @extschema@.idem_fingerprint(jsonb) IS
+	'SHA-256 of a request, the same for all spellings that jsonb holds equal';
+
+CREATE FUNCTION @extschema@.idem_step_key(key pg_catalog.text, step pg_catalog.text)
+RETURNS pg_catalog.text
+AS 'MODULE_PATHNAME' LANGUAGE c IMMUTABLE CALLED ON NULL INPUT PARALLEL SAFE;
+COMMENT ON FUNCTION @extschema@.idem_step_key(text, text) IS
+	'key of one step of a larger operation';
+
+-- Rights: nobody has any until the owner grants them.
+
+CREATE FUNCTION @extschema@.idem_application_functions()
+RETURNS SETOF pg_catalog.regprocedure
+LANGUAGE sql STABLE STRICT PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+	SELECT p.oid::regprocedure
+	FROM pg_extension e
+	JOIN pg_depend d ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid AND d.deptype = 'e'
+	JOIN pg_proc p ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid
+	WHERE e.extname = 'idempotency'
+	AND p.proname IN ('idem_begin', 'idem_complete', 'idem_fail', 'idem_release', 'idem_extend',
+		'idem_lookup', 'idem_call', 'idem_fingerprint', 'idem_step_key')
+$$;
+COMMENT ON FUNCTION @extschema@.idem_application_functions() IS
+	'the functions that idem_grant lets a role call';
+
+CREATE FUNCTION @extschema@.idem_grant(role pg_catalog.regrole)
+RETURNS pg_catalog.void
+LANGUAGE plpgsql VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	application_function regprocedure;
+BEGIN
+	IF idem_grant.role IS NULL THEN
+		RAISE EXCEPTION 'role must not be null' USING ERRCODE = 'ID400';
+	END IF;
+	IF NOT has_schema_privilege(idem_grant.role, '@extschema@', 'USAGE') THEN
+		EXECUTE format('GRANT USAGE ON SCHEMA @extschema@ TO %s', idem_grant.role);
+	END IF;
+	FOR application_function IN SELECT * FROM @extschema@.idem_application_functions() LOOP
+		EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', application_function, idem_grant.role);
+	END LOOP;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.idem_grant(regrole) IS
+	'let a role call the application functions; it gets no right on any table';
+
+CREATE FUNCTION @extschema@.idem_revoke(role pg_catalog.regrole)
+RETURNS pg_catalog.void
+LANGUAGE plpgsql VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	application_function regprocedure;
+BEGIN
+	IF idem_revoke.role IS NULL THEN
+		RAISE EXCEPTION 'role must not be null' USING ERRCODE = 'ID400';
+	END IF;
+	FOR application_function IN SELECT * FROM @extschema@.idem_application_functions() LOOP
+		EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM %s', application_function, idem_revoke.role);
+	END LOOP;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.idem_revoke(regrole) IS
+	'take back what idem_grant gave';
+
+REVOKE ALL ON FUNCTION
+	@extschema@.idem_begin(text, text, jsonb, bytea, interval, interval, int),
+	@extschema@.idem_complete(text, jsonb, text, int, jsonb, bytea, bigint, interval),
+	@extschema@.idem_complete(@extschema@.idem_operation, jsonb, int, jsonb, bytea, interval),
+	@extschema@.idem_fail(text, jsonb, text, int, jsonb, bytea, bigint, bool, interval, interval),
+	@extschema@.idem_fail(@extschema@.idem_operation, jsonb, int, jsonb, bytea, bool, interval, interval),
+	@extschema@.idem_release(text, text, bigint),
+	@extschema@.idem_extend(text, interval, text, bigint),
+	@extschema@.idem_lookup(text, text),
+	@extschema@.idem_call(regprocedure, text, jsonb, text, interval, interval, bool),
+	@extschema@.idem_fingerprint(jsonb),
+	@extschema@.idem_step_key(text, text),
+	@extschema@.idem_application_functions(),
+	@extschema@.idem_grant(regrole),
+	@extschema@.idem_revoke(regrole)
+FROM PUBLIC;

@@ -1,0 +1,148 @@
+/*
+ * answer.c
+ *		An answer as a value of type idem_operation, and back.
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "executor/executor.h"
+#include "funcapi.h"
+#include "storage/lockdefs.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+#include "utils/typcache.h"
+
+#include "answer.h"
+#include "arguments.h"
+#include "catalog.h"
+#include "compat.h"
+
+/* in the order of CREATE TYPE idem_operation */
+typedef enum AnswerColumn
+{
+	ANSWER_OUTCOME,
+	ANSWER_SCOPE,
+	ANSWER_IDEMPOTENCY_KEY,
+	ANSWER_ATTEMPT,
+	ANSWER_TAKEN_OVER,
+	ANSWER_REPLAYED,
+	ANSWER_FENCE,
+	ANSWER_LEASE_EXPIRES_AT,
+	ANSWER_RETRY_AFTER,
+	ANSWER_RESPONSE_CODE,
+	ANSWER_RESPONSE_HEADERS,
+	ANSWER_RESPONSE_PAYLOAD,
+	ANSWER_RESPONSE_BODY,
+	ANSWER_CREATED_AT,
+	ANSWER_UPDATED_AT,
+	ANSWER_EXPIRES_AT
+} AnswerColumn;
+#define ANSWER_COLUMNS 16
+
+typedef struct Columns
+{
+	Datum		values[ANSWER_COLUMNS];
+	bool		nulls[ANSWER_COLUMNS];
+} Columns;
+
+static void
+put(Columns *columns, AnswerColumn column, Datum value, bool is_null)
+{
+	columns->values[column] = value;
+	columns->nulls[column] = is_null;
+}
+
+static void
+put_time(Columns *columns, AnswerColumn column, TimestampTz time)
+{
+	put(columns, column, TimestampTzGetDatum(time), time == NO_TIME);
+}
+
+static void
+put_pointer(Columns *columns, AnswerColumn column, const void *pointer)
+{
+	put(columns, column, PointerGetDatum(pointer), pointer == NULL);
+}
+
+static void
+put_operation(Columns *columns, const Answer *answer, const Catalog *catalog, Interval *retry_after)
+{
+	const Record *record = &answer->record;
+
+	retry_after->time = answer->retry_after;
+	put(columns, ANSWER_OUTCOME, ObjectIdGetDatum(catalog->outcome_labels[answer->outcome]), false);
+	put_pointer(columns, ANSWER_SCOPE, record->name.scope);
+	put_pointer(columns, ANSWER_IDEMPOTENCY_KEY, record->name.key);
+	put(columns, ANSWER_ATTEMPT, Int32GetDatum(record->attempt), record->attempt == 0);
+	put(columns, ANSWER_TAKEN_OVER, BoolGetDatum(answer->taken_over), false);
+	put(columns, ANSWER_REPLAYED, BoolGetDatum(answer->replayed), false);
+	put(columns, ANSWER_FENCE, Int64GetDatum(record->fence), record->fence == NO_FENCE);
+	put_time(columns, ANSWER_LEASE_EXPIRES_AT, record->lease_expires_at);
+	put(columns, ANSWER_RETRY_AFTER, IntervalPGetDatum(retry_after), !answer->has_retry_after);
+	put_time(columns, ANSWER_CREATED_AT, record->created_at);
+	put_time(columns, ANSWER_UPDATED_AT, record->updated_at);
+	put_time(columns, ANSWER_EXPIRES_AT, record->expires_at);
+}
+
+static void
+put_response(Columns *columns, const Response *response)
+{
+	put(columns, ANSWER_RESPONSE_CODE, Int32GetDatum(response->code), !response->has_code);
+	put_pointer(columns, ANSWER_RESPONSE_HEADERS, response->headers);
+	put_pointer(columns, ANSWER_RESPONSE_PAYLOAD, response->payload);
+	put_pointer(columns, ANSWER_RESPONSE_BODY, response->body);
+}
+
+Datum
+answer_to_datum(const Answer *answer)
+{
+	const Catalog *catalog = catalog_open(AccessShareLock);
+	TupleDesc	descriptor = lookup_rowtype_tupdesc(catalog->operation_type, -1);
+	Interval	retry_after = {0};
+	Columns		columns;
+	Datum		result;
+
+	if (descriptor->natts != ANSWER_COLUMNS)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("type idem_operation has been changed")));
+	put_operation(&columns, answer, catalog, &retry_after);
+	put_response(&columns, &answer->record.response);
+	result = HeapTupleGetDatum(heap_form_tuple(descriptor, columns.values, columns.nulls));
+	ReleaseTupleDesc(descriptor);
+	return result;
+}
+
+/*
+ * The name and the fence of an operation that idem_begin answered.  Only what
+ * was ACQUIRED is the caller's to end.
+ */
+OperationName
+name_of_operation(Datum operation, int64 *fence)
+{
+	const Catalog *catalog = catalog_open(AccessShareLock);
+	HeapTupleHeader tuple = DatumGetHeapTupleHeader(operation);
+	bool		is_null[4];
+	Datum		outcome = GetAttributeByNum(tuple, ANSWER_OUTCOME + 1, &is_null[0]);
+	Datum		scope = GetAttributeByNum(tuple, ANSWER_SCOPE + 1, &is_null[1]);
+	Datum		key = GetAttributeByNum(tuple, ANSWER_IDEMPOTENCY_KEY + 1, &is_null[2]);
+	Datum		number = GetAttributeByNum(tuple, ANSWER_FENCE + 1, &is_null[3]);
+	OperationName name;
+
+	if (is_null[0] || is_null[1] || is_null[2])
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
+				 errmsg("operation must be what idem_begin returned")));
+	name.scope = DatumGetTextPP(scope);
+	name.key = DatumGetTextPP(key);
+	check_name_part(name.key, "key", false);
+	check_name_part(name.scope, "scope", true);
+	if (DatumGetObjectId(outcome) != catalog->outcome_labels[OUTCOME_ACQUIRED])
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_NOT_OWNED),
+				 errmsg("operation \"%s\" of scope \"%s\" was not acquired",
+						text_to_cstring(name.key), text_to_cstring(name.scope)),
+				 errhint("Go on only if idem_begin answers ACQUIRED.")));
+	*fence = is_null[3] ? NO_FENCE : DatumGetInt64(number);
+	return name;
+}

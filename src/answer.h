@@ -1,0 +1,15 @@
+/*
+ * answer.h
+ *		An answer as a value of type idem_operation.
+ */
+#ifndef ANSWER_H
+#define ANSWER_H
+
+#include "postgres.h"
+
+#include "operation.h"
+
+extern Datum answer_to_datum(const Answer *answer);
+extern OperationName name_of_operation(Datum operation, int64 *fence);
+
+#endif							/* ANSWER_H */

@@ -1,0 +1,196 @@
+/*
+ * api.c
+ *		The SQL functions: read the arguments, call, form the answer.
+ */
+#include "postgres.h"
+
+#include "fmgr.h"
+#include "utils/jsonb.h"
+#include "utils/timestamp.h"
+
+#include "answer.h"
+#include "arguments.h"
+#include "compat.h"
+#include "fingerprint.h"
+#include "operation.h"
+#include "settings.h"
+
+PG_FUNCTION_INFO_V1(idem_begin);
+PG_FUNCTION_INFO_V1(idem_complete);
+PG_FUNCTION_INFO_V1(idem_complete_operation);
+PG_FUNCTION_INFO_V1(idem_extend);
+PG_FUNCTION_INFO_V1(idem_fail);
+PG_FUNCTION_INFO_V1(idem_fail_operation);
+PG_FUNCTION_INFO_V1(idem_fingerprint);
+PG_FUNCTION_INFO_V1(idem_lookup);
+PG_FUNCTION_INFO_V1(idem_release);
+PG_FUNCTION_INFO_V1(idem_step_key);
+
+/* idem_begin(key, scope, request, request_hash, lease, wait, max_attempts) */
+Datum
+idem_begin(PG_FUNCTION_ARGS)
+{
+	BeginRequest request;
+	Answer		answer;
+
+	operation_require_writable("idem_begin()");
+	request.name = name_arguments(fcinfo, 0, 1);
+	request.request_hash = request_arguments(fcinfo, 2, 3);
+	request.lease = optional_duration(fcinfo, 4, "lease", false, 0);
+	request.wait = required_duration(fcinfo, 5, "wait", true);
+	request.max_attempts = optional_count(fcinfo, 6, "max_attempts", setting_max_attempts);
+	answer = operation_begin(&request);
+	PG_RETURN_DATUM(answer_to_datum(&answer));
+}
+
+/* The name and the fence from an idem_operation. */
+static void
+operation_argument(FunctionCallInfo fcinfo, int argument, EndRequest *request)
+{
+	if (PG_ARGISNULL(argument))
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
+				 errmsg("operation must not be null")));
+	request->name = name_of_operation(PG_GETARG_DATUM(argument), &request->fence);
+}
+
+static void
+complete(FunctionCallInfo fcinfo, EndRequest *request, int code, int retention)
+{
+	request->status = STATUS_COMPLETED;
+	request->response = response_arguments(fcinfo, 1, code);
+	request->retention = optional_duration(fcinfo, retention, "retention", false,
+										   operation_default_retention());
+	operation_check_response(&request->response);
+	(void) operation_end(request);
+}
+
+/* idem_complete(key, response, scope, code, headers, body, fence, retention) */
+Datum
+idem_complete(PG_FUNCTION_ARGS)
+{
+	EndRequest	request = {0};
+
+	operation_require_writable("idem_complete()");
+	request.name = name_arguments(fcinfo, 0, 2);
+	request.fence = optional_fence(fcinfo, 6);
+	complete(fcinfo, &request, 3, 7);
+	PG_RETURN_VOID();
+}
+
+/* idem_complete(operation, response, code, headers, body, retention) */
+Datum
+idem_complete_operation(PG_FUNCTION_ARGS)
+{
+	EndRequest	request = {0};
+
+	operation_require_writable("idem_complete()");
+	operation_argument(fcinfo, 0, &request);
+	complete(fcinfo, &request, 2, 5);
+	PG_RETURN_VOID();
+}
+
+static void
+fail(FunctionCallInfo fcinfo, EndRequest *request, int code, int retryable)
+{
+	int			retry_after = retryable + 1;
+
+	request->status = STATUS_FAILED;
+	request->response = response_arguments(fcinfo, 1, code);
+	request->retryable = required_bool(fcinfo, retryable, "retryable");
+	request->retry_after = optional_duration(fcinfo, retry_after, "retry_after", true, 0);
+	request->retention = optional_duration(fcinfo, retryable + 2, "retention", false,
+										   operation_default_retention());
+	if (!request->retryable && !PG_ARGISNULL(retry_after))
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
+				 errmsg("retry_after is for failures that are retryable"),
+				 errhint("Give retryable => true, or leave retry_after out.")));
+	operation_check_response(&request->response);
+	(void) operation_end(request);
+}
+
+/*
+ * idem_fail(key, error, scope, code, headers, body, fence, retryable,
+ *			 retry_after, retention)
+ */
+Datum
+idem_fail(PG_FUNCTION_ARGS)
+{
+	EndRequest	request = {0};
+
+	operation_require_writable("idem_fail()");
+	request.name = name_arguments(fcinfo, 0, 2);
+	request.fence = optional_fence(fcinfo, 6);
+	fail(fcinfo, &request, 3, 7);
+	PG_RETURN_VOID();
+}
+
+/* idem_fail(operation, error, code, headers, body, retryable, retry_after, retention) */
+Datum
+idem_fail_operation(PG_FUNCTION_ARGS)
+{
+	EndRequest	request = {0};
+
+	operation_require_writable("idem_fail()");
+	operation_argument(fcinfo, 0, &request);
+	fail(fcinfo, &request, 2, 5);
+	PG_RETURN_VOID();
+}
+
+/* idem_release(key, scope, fence) */
+Datum
+idem_release(PG_FUNCTION_ARGS)
+{
+	OperationName name;
+	int64		fence;
+
+	operation_require_writable("idem_release()");
+	name = name_arguments(fcinfo, 0, 1);
+	fence = optional_fence(fcinfo, 2);
+	PG_RETURN_BOOL(operation_release(&name, fence));
+}
+
+/* idem_extend(key, lease, scope, fence) */
+Datum
+idem_extend(PG_FUNCTION_ARGS)
+{
+	OperationName name;
+	int64		lease;
+	int64		fence;
+
+	operation_require_writable("idem_extend()");
+	name = name_arguments(fcinfo, 0, 2);
+	lease = required_duration(fcinfo, 1, "lease", false);
+	fence = optional_fence(fcinfo, 3);
+	PG_RETURN_TIMESTAMPTZ(operation_extend(&name, fence, lease));
+}
+
+/* idem_lookup(key, scope) */
+Datum
+idem_lookup(PG_FUNCTION_ARGS)
+{
+	OperationName name = name_arguments(fcinfo, 0, 1);
+	Answer		answer;
+
+	if (!operation_lookup(&name, &answer))
+		PG_RETURN_NULL();
+	PG_RETURN_DATUM(answer_to_datum(&answer));
+}
+
+/* idem_fingerprint(request) */
+Datum
+idem_fingerprint(PG_FUNCTION_ARGS)
+{
+	PG_RETURN_BYTEA_P(fingerprint_of(PG_GETARG_JSONB_P(0)));
+}
+
+/* idem_step_key(key, step) */
+Datum
+idem_step_key(PG_FUNCTION_ARGS)
+{
+	text	   *key = required_text(fcinfo, 0, "key");
+	text	   *step = required_text(fcinfo, 1, "step");
+
+	PG_RETURN_TEXT_P(step_key(key, step));
+}

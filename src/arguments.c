@@ -1,0 +1,206 @@
+/*
+ * arguments.c
+ *		Reads and checks what SQL functions are given.
+ *
+ * Everything wrong with an argument is ID400, before anything is looked up or
+ * written.  No message repeats a request or a response.
+ */
+#include "postgres.h"
+
+#include "common/int.h"
+#include "mb/pg_wchar.h"
+#include "utils/builtins.h"
+#include "utils/jsonb.h"
+#include "utils/timestamp.h"
+
+#include "arguments.h"
+#include "compat.h"
+#include "fingerprint.h"
+
+static void
+require_argument(FunctionCallInfo fcinfo, int argument, const char *name)
+{
+	if (PG_ARGISNULL(argument))
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
+				 errmsg("%s must not be null", name)));
+}
+
+/* A name is any valid text of 1 (a scope: 0) to 255 characters. */
+void
+check_name_part(text *value, const char *name, bool may_be_empty)
+{
+	int			bytes = VARSIZE_ANY_EXHDR(value);
+
+	if (bytes == 0 && !may_be_empty)
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
+				 errmsg("%s must not be empty", name)));
+	/* a character has at least one byte: most names need no counting */
+	if (bytes > MAX_NAME_CHARACTERS &&
+		pg_mbstrlen_with_len(VARDATA_ANY(value), bytes) > MAX_NAME_CHARACTERS)
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
+				 errmsg("%s must not be longer than %d characters", name, MAX_NAME_CHARACTERS),
+				 errhint("Use a hash of it, as idem_step_key does.")));
+}
+
+/* A text that is neither NULL nor empty, of any length. */
+text *
+required_text(FunctionCallInfo fcinfo, int argument, const char *name)
+{
+	text	   *value;
+
+	require_argument(fcinfo, argument, name);
+	value = PG_GETARG_TEXT_PP(argument);
+	if (VARSIZE_ANY_EXHDR(value) == 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
+				 errmsg("%s must not be empty", name)));
+	return value;
+}
+
+/* The name of an operation from its two arguments. */
+OperationName
+name_arguments(FunctionCallInfo fcinfo, int key, int scope)
+{
+	OperationName name;
+
+	require_argument(fcinfo, key, "key");
+	require_argument(fcinfo, scope, "scope");
+	name.key = PG_GETARG_TEXT_PP(key);
+	name.scope = PG_GETARG_TEXT_PP(scope);
+	check_name_part(name.key, "key", false);
+	check_name_part(name.scope, "scope", true);
+	return name;
+}
+
+/*
+ * Microseconds of an interval, with days of 24 hours and months of 30 days:
+ * leases and retention count elapsed time, not the calendar's.
+ */
+static int64
+microseconds(const Interval *interval, const char *name, bool may_be_zero)
+{
+	int64		days;
+	int64		result;
+
+	if (INTERVAL_NOT_FINITE(interval))
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
+				 errmsg("%s must be finite", name)));
+
+	/* an int32 of months in days, and days in an int64, cannot overflow */
+	days = (int64) interval->month * DAYS_PER_MONTH + interval->day;
+	if (pg_mul_s64_overflow(days, USECS_PER_DAY, &result) ||
+		pg_add_s64_overflow(result, interval->time, &result))
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
+				 errmsg("%s is too long", name)));
+
+	if (result < 0 || (result == 0 && !may_be_zero))
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
+				 may_be_zero ? errmsg("%s must not be negative", name) :
+				 errmsg("%s must be positive", name)));
+	return result;
+}
+
+int64
+required_duration(FunctionCallInfo fcinfo, int argument, const char *name, bool may_be_zero)
+{
+	require_argument(fcinfo, argument, name);
+	return microseconds(PG_GETARG_INTERVAL_P(argument), name, may_be_zero);
+}
+
+int64
+optional_duration(FunctionCallInfo fcinfo, int argument, const char *name,
+				  bool may_be_zero, int64 absent)
+{
+	if (PG_ARGISNULL(argument))
+		return absent;
+	return microseconds(PG_GETARG_INTERVAL_P(argument), name, may_be_zero);
+}
+
+/* Fences are handed out from 1. */
+int64
+optional_fence(FunctionCallInfo fcinfo, int argument)
+{
+	int64		fence;
+
+	if (PG_ARGISNULL(argument))
+		return NO_FENCE;
+	fence = PG_GETARG_INT64(argument);
+	if (fence <= 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
+				 errmsg("fence must be positive")));
+	return fence;
+}
+
+int32
+optional_count(FunctionCallInfo fcinfo, int argument, const char *name, int32 absent)
+{
+	int32		count;
+
+	if (PG_ARGISNULL(argument))
+		return absent;
+	count = PG_GETARG_INT32(argument);
+	if (count < 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
+				 errmsg("%s must not be negative", name)));
+	return count;
+}
+
+bool
+required_bool(FunctionCallInfo fcinfo, int argument, const char *name)
+{
+	require_argument(fcinfo, argument, name);
+	return PG_GETARG_BOOL(argument);
+}
+
+/* The fingerprint of a request that came whole or as its hash; NULL: neither. */
+bytea *
+request_arguments(FunctionCallInfo fcinfo, int request, int request_hash)
+{
+	bytea	   *hash;
+
+	if (PG_ARGISNULL(request_hash))
+		return PG_ARGISNULL(request) ? NULL : fingerprint_of(PG_GETARG_JSONB_P(request));
+
+	if (!PG_ARGISNULL(request))
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
+				 errmsg("request and request_hash must not both be given")));
+	hash = PG_GETARG_BYTEA_PP(request_hash);
+	if (VARSIZE_ANY_EXHDR(hash) != FINGERPRINT_BYTES)
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
+				 errmsg("request_hash must have %d bytes, not %d",
+						FINGERPRINT_BYTES, (int) VARSIZE_ANY_EXHDR(hash)),
+				 errhint("It is the SHA-256 of the request.")));
+	return hash;
+}
+
+/* A part of a response, detoasted: it may come from another table. */
+static struct varlena *
+response_part(FunctionCallInfo fcinfo, int argument)
+{
+	return PG_ARGISNULL(argument) ? NULL : PG_DETOAST_DATUM_PACKED(PG_GETARG_DATUM(argument));
+}
+
+/* The response from its arguments: the payload, and from code on the rest. */
+Response
+response_arguments(FunctionCallInfo fcinfo, int payload, int code)
+{
+	Response	response = {0};
+
+	response.payload = response_part(fcinfo, payload);
+	response.has_code = !PG_ARGISNULL(code);
+	if (response.has_code)
+		response.code = PG_GETARG_INT32(code);
+	response.headers = response_part(fcinfo, code + 1);
+	response.body = response_part(fcinfo, code + 2);
+	return response;
+}

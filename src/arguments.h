@@ -1,0 +1,30 @@
+/*
+ * arguments.h
+ *		Reads and checks what SQL functions are given.
+ */
+#ifndef ARGUMENTS_H
+#define ARGUMENTS_H
+
+#include "postgres.h"
+
+#include "fmgr.h"
+
+#include "idempotency.h"
+
+extern text *required_text(FunctionCallInfo fcinfo, int argument, const char *name);
+extern OperationName name_arguments(FunctionCallInfo fcinfo, int key, int scope);
+extern void check_name_part(text *value, const char *name, bool may_be_empty);
+
+extern int64 optional_duration(FunctionCallInfo fcinfo, int argument,
+							   const char *name, bool may_be_zero, int64 absent);
+extern int64 required_duration(FunctionCallInfo fcinfo, int argument,
+							   const char *name, bool may_be_zero);
+
+extern int64 optional_fence(FunctionCallInfo fcinfo, int argument);
+extern int32 optional_count(FunctionCallInfo fcinfo, int argument,
+							const char *name, int32 absent);
+extern bool required_bool(FunctionCallInfo fcinfo, int argument, const char *name);
+extern bytea *request_arguments(FunctionCallInfo fcinfo, int request, int request_hash);
+extern Response response_arguments(FunctionCallInfo fcinfo, int payload, int code);
+
+#endif							/* ARGUMENTS_H */

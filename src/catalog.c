@@ -1,0 +1,231 @@
+/*
+ * catalog.c
+ *		Which objects of this database are the extension's.
+ *
+ * They are found through the extension's own schema, never through
+ * search_path, and remembered until an invalidation says that something may
+ * have changed: DROP and CREATE EXTENSION, DDL on the store, a renamed schema.
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "access/relation.h"
+#include "access/table.h"
+#include "catalog/pg_class.h"
+#include "catalog/pg_enum.h"
+#include "catalog/pg_type.h"
+#include "commands/extension.h"
+#include "storage/lmgr.h"
+#include "utils/builtins.h"
+#include "utils/inval.h"
+#include "utils/lsyscache.h"
+#include "utils/rel.h"
+#include "utils/syscache.h"
+
+#include "catalog.h"
+#include "compat.h"
+#include "record.h"
+
+static Catalog catalog;
+static bool catalog_valid = false;
+
+static const char *const status_names[STATUS_LABELS] = {"PENDING", "COMPLETED", "FAILED"};
+static const char *const outcome_names[OUTCOME_LABELS] = {"ACQUIRED", "IN_PROGRESS", "COMPLETED", "FAILED"};
+
+static void
+missing_object(const char *what)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("%s of extension \"%s\" is missing or has been changed", what, EXTENSION_NAME),
+			 errhint("Restore what was changed, or drop the extension and create it again.")));
+}
+
+static Oid
+find_relation(Oid schema, const char *name)
+{
+	Oid			relation = get_relname_relid(name, schema);
+
+	if (!OidIsValid(relation))
+		missing_object(name);
+	return relation;
+}
+
+static Oid
+find_type(Oid schema, const char *name)
+{
+	Oid			type = GetSysCacheOid2(TYPENAMENSP, Anum_pg_type_oid,
+									   CStringGetDatum(name), ObjectIdGetDatum(schema));
+
+	if (!OidIsValid(type))
+		missing_object(name);
+	return type;
+}
+
+static void
+find_labels(Oid type, const char *name, int count, const char *const *labels, Oid *found)
+{
+	for (int i = 0; i < count; i++)
+	{
+		found[i] = GetSysCacheOid2(ENUMTYPOIDNAME, Anum_pg_enum_oid,
+								   ObjectIdGetDatum(type), CStringGetDatum(labels[i]));
+		if (!OidIsValid(found[i]))
+			missing_object(name);
+	}
+}
+
+/* A fresh snapshot, whatever the isolation level: the seed is not data. */
+static uint64
+read_lock_seed(Oid schema)
+{
+	Relation	secret = table_open(find_relation(schema, "idempotency_secret"), AccessShareLock);
+	AttrNumber	column = get_attnum(RelationGetRelid(secret), "lock_seed");
+	SysScanDesc scan = systable_beginscan(secret, InvalidOid, false, NULL, 0, NULL);
+	HeapTuple	row = systable_getnext(scan);
+	Datum		seed = 0;
+	bool		is_null = true;
+
+	if (HeapTupleIsValid(row) && column != InvalidAttrNumber)
+		seed = heap_getattr(row, column, RelationGetDescr(secret), &is_null);
+	if (is_null)
+		missing_object("idempotency_secret");
+	systable_endscan(scan);
+	table_close(secret, AccessShareLock);
+	return (uint64) DatumGetInt64(seed);
+}
+
+/* Indexes on expressions or with a predicate would run the owner's code. */
+static bool
+indexes_are_plain(Relation relation)
+{
+	List	   *indexes = RelationGetIndexList(relation);
+	bool		plain = true;
+	ListCell   *cell;
+
+	foreach(cell, indexes)
+	{
+		Relation	index = index_open(lfirst_oid(cell), AccessShareLock);
+
+		plain = plain &&
+			heap_attisnull(index->rd_indextuple, Anum_pg_index_indexprs, NULL) &&
+			heap_attisnull(index->rd_indextuple, Anum_pg_index_indpred, NULL) &&
+			!index->rd_index->indisexclusion;
+		index_close(index, AccessShareLock);
+	}
+	list_free(indexes);
+	return plain;
+}
+
+/*
+ * Is the store an ordinary table as the script made it?  Then rows may be
+ * read and inserted without the executor.  Whatever the owner has added
+ * (triggers, row security, constraints, columns, partitions) needs SQL.
+ */
+static bool
+store_is_plain(Relation relation)
+{
+	TupleConstr *constraints = RelationGetDescr(relation)->constr;
+
+	return relation->rd_rel->relkind == RELKIND_RELATION &&
+		!relation->rd_rel->relispartition &&
+		relation->trigdesc == NULL &&
+		!relation->rd_rel->relrowsecurity &&
+		relation->rd_rules == NULL &&
+		(constraints == NULL || (constraints->num_check == 0 && !constraints->has_generated_stored)) &&
+		record_matches(RelationGetDescr(relation)) &&
+		OidIsValid(primary_key_index(relation)) &&
+		indexes_are_plain(relation);
+}
+
+static void
+read_store(Oid store)
+{
+	Relation	relation = relation_open(store, AccessShareLock);
+
+	if (relation->rd_rel->relkind != RELKIND_RELATION &&
+		relation->rd_rel->relkind != RELKIND_PARTITIONED_TABLE)
+		missing_object("idempotency_store");
+	if (relation->rd_rel->relpersistence != RELPERSISTENCE_PERMANENT)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("table \"idempotency_store\" is not logged"),
+				 errdetail("A crash would empty it, and finished operations would run again."),
+				 errhint("Run ALTER TABLE ... SET LOGGED.")));
+	catalog.store = store;
+	catalog.store_owner = relation->rd_rel->relowner;
+	catalog.store_plain = store_is_plain(relation);
+	relation_close(relation, AccessShareLock);
+}
+
+static void
+read_catalog(void)
+{
+	Oid			extension = get_extension_oid(EXTENSION_NAME, false);
+	Oid			schema = get_extension_schema(extension);
+	char	   *schema_name = get_namespace_name(schema);
+
+	if (schema_name == NULL)
+		missing_object("schema");
+	/* valid from the start: an invalidation on the way must not get lost */
+	catalog_valid = true;
+	strlcpy(catalog.schema, schema_name, NAMEDATALEN);
+	read_store(find_relation(schema, "idempotency_store"));
+	catalog.fences = find_relation(schema, "idempotency_fence");
+	catalog.lock_seed = read_lock_seed(schema);
+	catalog.operation_type = find_type(schema, "idem_operation");
+	catalog.status_type = find_type(schema, "idempotency_status");
+	find_labels(catalog.status_type, "idempotency_status",
+				STATUS_LABELS, status_names, catalog.status_labels);
+	find_labels(find_type(schema, "idem_outcome"), "idem_outcome",
+				OUTCOME_LABELS, outcome_names, catalog.outcome_labels);
+	catalog.generation++;
+}
+
+/*
+ * The extension's objects, with the store locked in that mode until the
+ * transaction ends, so that DDL meets us here and not at COMMIT.
+ */
+const Catalog *
+catalog_open(LOCKMODE mode)
+{
+	for (;;)
+	{
+		if (!catalog_valid)
+		{
+			PG_TRY();
+			{
+				read_catalog();
+			}
+			PG_CATCH();
+			{
+				catalog_valid = false;
+				PG_RE_THROW();
+			}
+			PG_END_TRY();
+		}
+		/* waiting for the lock may have brought news */
+		LockRelationOid(catalog.store, mode);
+		if (catalog_valid)
+			return &catalog;
+	}
+}
+
+static void
+relation_changed(Datum arg, Oid relation)
+{
+	if (relation == catalog.store || !OidIsValid(relation))
+		catalog_valid = false;
+}
+
+static void
+schema_changed(Datum arg, int cache, uint32 hash)
+{
+	catalog_valid = false;
+}
+
+void
+catalog_register(void)
+{
+	CacheRegisterRelcacheCallback(relation_changed, (Datum) 0);
+	CacheRegisterSyscacheCallback(NAMESPACEOID, schema_changed, (Datum) 0);
+}

@@ -1,0 +1,32 @@
+/*
+ * catalog.h
+ *		Which objects of this database are the extension's.
+ */
+#ifndef CATALOG_H
+#define CATALOG_H
+
+#include "postgres.h"
+
+#include "storage/lockdefs.h"
+
+#include "idempotency.h"
+
+typedef struct Catalog
+{
+	char		schema[NAMEDATALEN];
+	Oid			store;			/* idempotency_store */
+	Oid			store_owner;
+	bool		store_plain;	/* direct access does all that SQL would */
+	Oid			fences;			/* idempotency_fence */
+	uint64		lock_seed;
+	Oid			status_type;	/* idempotency_status */
+	Oid			operation_type; /* idem_operation */
+	Oid			status_labels[STATUS_LABELS];
+	Oid			outcome_labels[OUTCOME_LABELS];
+	uint64		generation;		/* changes with anything above */
+} Catalog;
+
+extern const Catalog *catalog_open(LOCKMODE mode);
+extern void catalog_register(void);
+
+#endif							/* CATALOG_H */

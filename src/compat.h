@@ -1,0 +1,93 @@
+/*
+ * compat.h
+ *		Every difference between server versions, in the newest spelling.
+ */
+#ifndef COMPAT_H
+#define COMPAT_H
+
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/xact.h"
+#include "utils/acl.h"
+#include "utils/rel.h"
+#include "utils/timestamp.h"
+
+#if PG_VERSION_NUM < 150000
+#error "idempotency needs PostgreSQL 15 or later"
+#endif
+
+#if PG_VERSION_NUM >= 160000
+#include "varatt.h"
+#endif
+
+/*
+ * 16 (4d2a844242) lets a transaction callback unregister itself while it is
+ * called.  Before, the server steps to the next callback through the one that
+ * has just returned, so it must stay where it is.
+ */
+#if PG_VERSION_NUM >= 160000
+#define CALLBACK_MAY_UNREGISTER_ITSELF true
+#else
+#define CALLBACK_MAY_UNREGISTER_ITSELF false
+#endif
+
+/* 16 (c727f511bd) has one function for the rights on any kind of object */
+#if PG_VERSION_NUM >= 160000
+#define function_aclcheck(function, role, mode) \
+	object_aclcheck(ProcedureRelationId, function, role, mode)
+#else
+#define function_aclcheck(function, role, mode) \
+	pg_proc_aclcheck(function, role, mode)
+#endif
+
+/* 16 (e4d6ae9b5e) exports this look-up */
+#if PG_VERSION_NUM < 160000
+#include "access/htup_details.h"
+#include "access/table.h"
+#include "catalog/pg_extension.h"
+#include "utils/fmgroids.h"
+
+static inline Oid
+get_extension_schema(Oid extension)
+{
+	Relation	catalog = table_open(ExtensionRelationId, AccessShareLock);
+	ScanKeyData key;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+	Oid			schema = InvalidOid;
+
+	ScanKeyInit(&key, Anum_pg_extension_oid, BTEqualStrategyNumber, F_OIDEQ,
+				ObjectIdGetDatum(extension));
+	scan = systable_beginscan(catalog, ExtensionOidIndexId, true, NULL, 1, &key);
+	tuple = systable_getnext(scan);
+	if (HeapTupleIsValid(tuple))
+		schema = ((Form_pg_extension) GETSTRUCT(tuple))->extnamespace;
+	systable_endscan(scan);
+	table_close(catalog, AccessShareLock);
+	return schema;
+}
+#endif
+
+/* 17 (519fc1bd9e) has infinite intervals */
+#ifndef INTERVAL_NOT_FINITE
+#define INTERVAL_NOT_FINITE(interval) false
+#endif
+
+/* 18 (14ffaece0f) has deferrable keys in the relation's index list */
+#if PG_VERSION_NUM >= 180000
+#define primary_key_index(relation) RelationGetPrimaryKeyIndex(relation, false)
+#else
+#define primary_key_index(relation) RelationGetPrimaryKeyIndex(relation)
+#endif
+
+/* 18 (0fbceae841) counts index searches for EXPLAIN */
+#if PG_VERSION_NUM >= 180000
+#define begin_index_scan(heap, index, snapshot, keys) \
+	index_beginscan(heap, index, snapshot, NULL, keys, 0)
+#else
+#define begin_index_scan(heap, index, snapshot, keys) \
+	index_beginscan(heap, index, snapshot, keys, 0)
+#endif
+
+#endif							/* COMPAT_H */

@@ -1,0 +1,19 @@
+/*
+ * direct.h
+ *		The two hot statements on the store without the executor.
+ */
+#ifndef DIRECT_H
+#define DIRECT_H
+
+#include "postgres.h"
+
+#include "utils/snapshot.h"
+
+#include "catalog.h"
+#include "idempotency.h"
+
+extern bool direct_find(const Catalog *catalog, const OperationName *name, Snapshot snapshot,
+						Record *found, ItemPointer version);
+extern void direct_insert(const Catalog *catalog, const Record *record);
+
+#endif							/* DIRECT_H */

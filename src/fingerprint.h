@@ -1,0 +1,15 @@
+/*
+ * fingerprint.h
+ *		What is remembered of a request, and the keys of steps.
+ */
+#ifndef FINGERPRINT_H
+#define FINGERPRINT_H
+
+#include "postgres.h"
+
+#include "utils/jsonb.h"
+
+extern bytea *fingerprint_of(Jsonb *request);
+extern text *step_key(text *key, text *step);
+
+#endif							/* FINGERPRINT_H */

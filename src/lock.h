@@ -1,0 +1,29 @@
+/*
+ * lock.h
+ *		Advisory locks of our own class: tags, and how to take them.
+ */
+#ifndef LOCK_H
+#define LOCK_H
+
+#include "postgres.h"
+
+#include "storage/lock.h"
+
+#include "idempotency.h"
+
+/*
+ * Every class of advisory lock that we use, as the last field of the tag.
+ * SQL users have 1 and 2, Citus has 4 to 16.
+ */
+#define LOCK_CLASS_OPERATION 0x1DE0
+#define LOCK_CLASS_RESOURCE 0x1DE1
+
+extern uint64 lock_id(const OperationName *name, uint64 seed);
+extern LOCKTAG lock_tag(uint64 id, uint16 lock_class);
+
+extern bool lock_acquire_now(const LOCKTAG *tag);
+extern void lock_acquire(const LOCKTAG *tag);
+extern bool lock_acquire_within(const LOCKTAG *tag, int64 microseconds);
+extern void lock_release(const LOCKTAG *tag);
+
+#endif							/* LOCK_H */

@@ -1,0 +1,23 @@
+/*
+ * module.c
+ *		Loads the extension: wires the others up.
+ */
+#include "postgres.h"
+
+#include "fmgr.h"
+
+#include "catalog.h"
+#include "settings.h"
+#include "transaction.h"
+
+PG_MODULE_MAGIC;
+
+void		_PG_init(void);
+
+void
+_PG_init(void)
+{
+	settings_define();
+	catalog_register();
+	transaction_register();
+}

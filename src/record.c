@@ -1,0 +1,144 @@
+/*
+ * record.c
+ *		A row of the store as values and nulls in the order of its columns.
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+#include "compat.h"
+#include "record.h"
+
+/* InvalidOid: a type of the extension's own */
+static const struct
+{
+	const char *name;
+	Oid			type;
+}			columns[RECORD_COLUMNS] =
+{
+	[COLUMN_CREATED_AT] = {"created_at", TIMESTAMPTZOID},
+	[COLUMN_UPDATED_AT] = {"updated_at", TIMESTAMPTZOID},
+	[COLUMN_EXPIRES_AT] = {"expires_at", TIMESTAMPTZOID},
+	[COLUMN_LEASE_EXPIRES_AT] = {"lease_expires_at", TIMESTAMPTZOID},
+	[COLUMN_RETRY_AT] = {"retry_at", TIMESTAMPTZOID},
+	[COLUMN_FENCE] = {"fence", INT8OID},
+	[COLUMN_STATUS] = {"status", InvalidOid},
+	[COLUMN_ATTEMPT] = {"attempt", INT4OID},
+	[COLUMN_RESPONSE_CODE] = {"response_code", INT4OID},
+	[COLUMN_SCOPE] = {"scope", TEXTOID},
+	[COLUMN_IDEMPOTENCY_KEY] = {"idempotency_key", TEXTOID},
+	[COLUMN_REQUEST_HASH] = {"request_hash", BYTEAOID},
+	[COLUMN_RESPONSE_HEADERS] = {"response_headers", JSONBOID},
+	[COLUMN_RESPONSE_PAYLOAD] = {"response_payload", JSONBOID},
+	[COLUMN_RESPONSE_BODY] = {"response_body", BYTEAOID},
+};
+
+/* Has the table these columns, in this order, and no others? */
+bool
+record_matches(TupleDesc descriptor)
+{
+	if (descriptor->natts != RECORD_COLUMNS)
+		return false;
+	for (int i = 0; i < RECORD_COLUMNS; i++)
+	{
+		Form_pg_attribute attribute = TupleDescAttr(descriptor, i);
+
+		if (attribute->attisdropped ||
+			strcmp(NameStr(attribute->attname), columns[i].name) != 0 ||
+			(OidIsValid(columns[i].type) && attribute->atttypid != columns[i].type))
+			return false;
+	}
+	return true;
+}
+
+static void
+put_pointer(Datum *value, bool *is_null, const void *pointer)
+{
+	*value = PointerGetDatum(pointer);
+	*is_null = pointer == NULL;
+}
+
+static void
+put_time(Datum *value, bool *is_null, TimestampTz time)
+{
+	*value = TimestampTzGetDatum(time);
+	*is_null = time == NO_TIME;
+}
+
+/* The columns point into the record. */
+void
+record_to_columns(const Catalog *catalog, const Record *record, Datum *values, bool *nulls)
+{
+	memset(nulls, false, RECORD_COLUMNS * sizeof(bool));
+	values[COLUMN_CREATED_AT] = TimestampTzGetDatum(record->created_at);
+	values[COLUMN_UPDATED_AT] = TimestampTzGetDatum(record->updated_at);
+	values[COLUMN_EXPIRES_AT] = TimestampTzGetDatum(record->expires_at);
+	put_time(&values[COLUMN_LEASE_EXPIRES_AT], &nulls[COLUMN_LEASE_EXPIRES_AT], record->lease_expires_at);
+	put_time(&values[COLUMN_RETRY_AT], &nulls[COLUMN_RETRY_AT], record->retry_at);
+	values[COLUMN_FENCE] = Int64GetDatum(record->fence);
+	nulls[COLUMN_FENCE] = record->fence == NO_FENCE;
+	values[COLUMN_STATUS] = ObjectIdGetDatum(catalog->status_labels[record->status]);
+	values[COLUMN_ATTEMPT] = Int32GetDatum(record->attempt);
+	values[COLUMN_RESPONSE_CODE] = Int32GetDatum(record->response.code);
+	nulls[COLUMN_RESPONSE_CODE] = !record->response.has_code;
+	values[COLUMN_SCOPE] = PointerGetDatum(record->name.scope);
+	values[COLUMN_IDEMPOTENCY_KEY] = PointerGetDatum(record->name.key);
+	put_pointer(&values[COLUMN_REQUEST_HASH], &nulls[COLUMN_REQUEST_HASH], record->request_hash);
+	put_pointer(&values[COLUMN_RESPONSE_HEADERS], &nulls[COLUMN_RESPONSE_HEADERS], record->response.headers);
+	put_pointer(&values[COLUMN_RESPONSE_PAYLOAD], &nulls[COLUMN_RESPONSE_PAYLOAD], record->response.payload);
+	put_pointer(&values[COLUMN_RESPONSE_BODY], &nulls[COLUMN_RESPONSE_BODY], record->response.body);
+}
+
+static TimestampTz
+get_time(Datum value, bool is_null)
+{
+	return is_null ? NO_TIME : DatumGetTimestampTz(value);
+}
+
+/* A copy in the current memory context, toasted as it was. */
+static void *
+get_pointer(Datum value, bool is_null)
+{
+	Size		size;
+	void	   *copy;
+
+	if (is_null)
+		return NULL;
+	size = VARSIZE_ANY(DatumGetPointer(value));
+	copy = palloc(size);
+	memcpy(copy, DatumGetPointer(value), size);
+	return copy;
+}
+
+static Status
+get_status(const Catalog *catalog, Datum value)
+{
+	for (int status = 0; status < STATUS_LABELS; status++)
+	{
+		if (catalog->status_labels[status] == DatumGetObjectId(value))
+			return (Status) status;
+	}
+	elog(ERROR, "unknown status of a stored operation: %u", DatumGetObjectId(value));
+}
+
+/* Everything of a row but its name, copied. */
+void
+record_from_columns(const Catalog *catalog, const Datum *values, const bool *nulls, Record *record)
+{
+	record->created_at = DatumGetTimestampTz(values[COLUMN_CREATED_AT]);
+	record->updated_at = DatumGetTimestampTz(values[COLUMN_UPDATED_AT]);
+	record->expires_at = DatumGetTimestampTz(values[COLUMN_EXPIRES_AT]);
+	record->lease_expires_at = get_time(values[COLUMN_LEASE_EXPIRES_AT], nulls[COLUMN_LEASE_EXPIRES_AT]);
+	record->retry_at = get_time(values[COLUMN_RETRY_AT], nulls[COLUMN_RETRY_AT]);
+	record->fence = nulls[COLUMN_FENCE] ? NO_FENCE : DatumGetInt64(values[COLUMN_FENCE]);
+	record->status = get_status(catalog, values[COLUMN_STATUS]);
+	record->attempt = DatumGetInt32(values[COLUMN_ATTEMPT]);
+	record->response.has_code = !nulls[COLUMN_RESPONSE_CODE];
+	record->response.code = record->response.has_code ? DatumGetInt32(values[COLUMN_RESPONSE_CODE]) : 0;
+	record->request_hash = get_pointer(values[COLUMN_REQUEST_HASH], nulls[COLUMN_REQUEST_HASH]);
+	record->response.headers = get_pointer(values[COLUMN_RESPONSE_HEADERS], nulls[COLUMN_RESPONSE_HEADERS]);
+	record->response.payload = get_pointer(values[COLUMN_RESPONSE_PAYLOAD], nulls[COLUMN_RESPONSE_PAYLOAD]);
+	record->response.body = get_pointer(values[COLUMN_RESPONSE_BODY], nulls[COLUMN_RESPONSE_BODY]);
+}

@@ -1,0 +1,54 @@
+/*
+ * settings.c
+ *		Every setting of the extension, sorted by name.
+ *
+ * What only concerns the session's own operations anybody may set. What
+ * protects the server or its storage is the administrator's.
+ */
+#include "postgres.h"
+
+#include <limits.h>
+
+#include "utils/guc.h"
+
+#include "idempotency.h"
+#include "settings.h"
+
+int			setting_max_attempts = 0;
+int			setting_max_operations = 1000;
+int			setting_max_response_size = 1024 * 1024;
+int			setting_retention = 24 * 60 * 60;
+
+void
+settings_define(void)
+{
+	DefineCustomIntVariable("idempotency.max_attempts",
+							"How many attempts an operation may have.",
+							"Zero means no limit. An argument of idem_begin overrides it.",
+							&setting_max_attempts,
+							0, 0, INT_MAX,
+							PGC_USERSET, 0, NULL, NULL, NULL);
+
+	DefineCustomIntVariable("idempotency.max_operations_per_transaction",
+							"How many operations one transaction may begin or end.",
+							"Each holds an entry of the shared lock table until the transaction ends.",
+							&setting_max_operations,
+							1000, 1, 1000000,
+							PGC_SUSET, 0, NULL, NULL, NULL);
+
+	DefineCustomIntVariable("idempotency.max_response_size",
+							"How large a stored response may be: payload, headers and body together.",
+							NULL,
+							&setting_max_response_size,
+							1024 * 1024, 0, 512 * 1024 * 1024,
+							PGC_SUSET, GUC_UNIT_BYTE, NULL, NULL, NULL);
+
+	DefineCustomIntVariable("idempotency.retention",
+							"How long an ended operation is remembered.",
+							"An argument of idem_complete, idem_fail or idem_call overrides it.",
+							&setting_retention,
+							24 * 60 * 60, 1, INT_MAX,
+							PGC_USERSET, GUC_UNIT_S, NULL, NULL, NULL);
+
+	MarkGUCPrefixReserved("idempotency");
+}

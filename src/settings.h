@@ -1,0 +1,15 @@
+/*
+ * settings.h
+ *		Every setting of the extension.
+ */
+#ifndef SETTINGS_H
+#define SETTINGS_H
+
+extern int	setting_retention;	/* seconds */
+extern int	setting_max_attempts;	/* 0: no limit */
+extern int	setting_max_operations; /* per transaction */
+extern int	setting_max_response_size;	/* bytes */
+
+extern void settings_define(void);
+
+#endif							/* SETTINGS_H */

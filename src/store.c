@@ -1,0 +1,363 @@
+/*
+ * store.c
+ *		Every SQL statement on the tables.
+ *
+ * All of them go through SPI, so that whatever the owner has added to the
+ * store (triggers, constraints, partitions, row security) does its work.  The
+ * two hot ones take the direct path where that can make no difference.
+ *
+ * Statements run as the owner of the store and not a moment longer:
+ * applications have no rights on the tables.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "catalog/pg_type.h"
+#include "commands/sequence.h"
+#include "executor/spi.h"
+#include "lib/stringinfo.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+
+#include "compat.h"
+#include "direct.h"
+#include "record.h"
+#include "store.h"
+
+#define COLUMNS "created_at, updated_at, expires_at, lease_expires_at, retry_at, fence, " \
+	"status, attempt, response_code, scope, idempotency_key, request_hash, " \
+	"response_headers, response_payload, response_body"
+#define COLUMNS_OF_EXCLUDED "EXCLUDED.created_at, EXCLUDED.updated_at, EXCLUDED.expires_at, " \
+	"EXCLUDED.lease_expires_at, EXCLUDED.retry_at, EXCLUDED.fence, EXCLUDED.status, " \
+	"EXCLUDED.attempt, EXCLUDED.response_code, EXCLUDED.scope, EXCLUDED.idempotency_key, " \
+	"EXCLUDED.request_hash, EXCLUDED.response_headers, EXCLUDED.response_payload, " \
+	"EXCLUDED.response_body"
+#define VALUES "$1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15"
+
+typedef enum Statement
+{
+	STATEMENT_FIND,
+	STATEMENT_INSERT,
+	STATEMENT_PUT,
+	STATEMENT_DELETE
+} Statement;
+#define STATEMENTS 4
+
+/* %s is the extension's schema */
+static const char *const statement_texts[STATEMENTS] =
+{
+	[STATEMENT_FIND] =
+	"SELECT " COLUMNS ", ctid FROM %s.idempotency_store"
+	" WHERE scope = $1 AND idempotency_key = $2",
+
+	[STATEMENT_INSERT] =
+	"INSERT INTO %s.idempotency_store (" COLUMNS ") VALUES (" VALUES ")",
+
+	[STATEMENT_PUT] =
+	"INSERT INTO %s.idempotency_store (" COLUMNS ") VALUES (" VALUES ")"
+	" ON CONFLICT (scope, idempotency_key) DO UPDATE SET (" COLUMNS ") = (" COLUMNS_OF_EXCLUDED ")",
+
+	[STATEMENT_DELETE] =
+	"DELETE FROM %s.idempotency_store WHERE scope = $1 AND idempotency_key = $2",
+};
+
+static SPIPlanPtr plans[STATEMENTS];
+static uint64 plans_generation = 0;
+
+/* how deep statements are nested: a trigger on the store may begin operations */
+static int	running = 0;
+
+typedef struct User
+{
+	Oid			id;
+	int			context;
+} User;
+
+/* An error brings the user back with the (sub)transaction's end. */
+static User
+become_owner(const Catalog *catalog)
+{
+	User		caller;
+
+	GetUserIdAndSecContext(&caller.id, &caller.context);
+	SetUserIdAndSecContext(catalog->store_owner,
+						   caller.context | SECURITY_LOCAL_USERID_CHANGE | SECURITY_NOFORCE_RLS);
+	return caller;
+}
+
+static void
+become_caller(User caller)
+{
+	SetUserIdAndSecContext(caller.id, caller.context);
+}
+
+/* The parameters of a statement are a name, or a whole row. */
+static int
+parameter_types(const Catalog *catalog, Statement statement, Oid *types)
+{
+	static const Oid row[RECORD_COLUMNS] = {
+		TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID,
+		INT8OID, InvalidOid, INT4OID, INT4OID, TEXTOID, TEXTOID, BYTEAOID,
+		JSONBOID, JSONBOID, BYTEAOID
+	};
+
+	if (statement == STATEMENT_FIND || statement == STATEMENT_DELETE)
+	{
+		types[0] = types[1] = TEXTOID;
+		return 2;
+	}
+	memcpy(types, row, sizeof(row));
+	types[COLUMN_STATUS] = catalog->status_type;
+	return RECORD_COLUMNS;
+}
+
+static SPIPlanPtr
+prepare(const Catalog *catalog, Statement statement)
+{
+	Oid			types[RECORD_COLUMNS];
+	int			count = parameter_types(catalog, statement, types);
+	char	   *sql = psprintf(statement_texts[statement], quote_identifier(catalog->schema));
+	SPIPlanPtr	plan = SPI_prepare(sql, count, types);
+
+	if (plan == NULL)
+		elog(ERROR, "could not prepare a statement on the store: %s",
+			 SPI_result_code_string(SPI_result));
+	SPI_keepplan(plan);
+	pfree(sql);
+	return plan;
+}
+
+/* Plans of other objects than the present ones are of no use any more. */
+static void
+forget_stale_plans(const Catalog *catalog)
+{
+	if (plans_generation == catalog->generation || running > 0)
+		return;
+	for (int i = 0; i < STATEMENTS; i++)
+	{
+		SPIPlanPtr	plan = plans[i];
+
+		plans[i] = NULL;
+		if (plan != NULL)
+			SPI_freeplan(plan);
+	}
+	plans_generation = catalog->generation;
+}
+
+/* Did a writer that takes no lock of ours come first? */
+static bool
+is_duplicate_name(const ErrorData *error)
+{
+	return error->sqlerrcode == ERRCODE_UNIQUE_VIOLATION &&
+		error->table_name != NULL &&
+		strcmp(error->table_name, "idempotency_store") == 0;
+}
+
+/*
+ * Called in PG_CATCH.  Whoever holds an operation's lock inserts without a
+ * conflict, unless the row came from outside (logical replication, COPY): then
+ * the transaction started from what is no longer so, and may be retried.
+ */
+static void
+rethrow_conflict(MemoryContext context)
+{
+	ErrorData  *error;
+
+	MemoryContextSwitchTo(context);
+	error = CopyErrorData();
+	if (!is_duplicate_name(error))
+		PG_RE_THROW();
+	FlushErrorState();
+	ereport(ERROR,
+			(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+			 errmsg("operation was stored concurrently by another writer"),
+			 errhint("Retry the transaction.")));
+}
+
+/*
+ * Runs one statement as the owner and returns how many rows it gave.  A NULL
+ * snapshot is for statements that write.  SPI remains connected: the caller
+ * reads the rows and calls SPI_finish.
+ */
+static uint64
+run(const Catalog *catalog, Statement statement, Datum *values, const bool *nulls,
+	Snapshot snapshot)
+{
+	MemoryContext context = CurrentMemoryContext;
+	char		null_flags[RECORD_COLUMNS];
+	User		caller;
+
+	for (int i = 0; i < RECORD_COLUMNS; i++)
+		null_flags[i] = nulls != NULL && nulls[i] ? 'n' : ' ';
+
+	forget_stale_plans(catalog);
+	if (SPI_connect() != SPI_OK_CONNECT)
+		elog(ERROR, "could not connect to SPI");
+	caller = become_owner(catalog);
+	running++;
+	PG_TRY();
+	{
+		int			result;
+
+		if (plans[statement] == NULL)
+			plans[statement] = prepare(catalog, statement);
+		result = SPI_execute_snapshot(plans[statement], values, null_flags,
+									  snapshot, InvalidSnapshot, snapshot != NULL,
+									  true, 0);
+		if (result < 0)
+			elog(ERROR, "could not run a statement on the store: %s",
+				 SPI_result_code_string(result));
+	}
+	PG_CATCH();
+	{
+		running--;
+		rethrow_conflict(context);
+	}
+	PG_END_TRY();
+	running--;
+	become_caller(caller);
+	return SPI_processed;
+}
+
+static bool
+find_by_sql(const Catalog *catalog, const OperationName *name, Snapshot snapshot,
+			Record *found, ItemPointer version)
+{
+	Datum		parameters[2] = {PointerGetDatum(name->scope), PointerGetDatum(name->key)};
+	Datum		values[RECORD_COLUMNS + 1];
+	bool		nulls[RECORD_COLUMNS + 1];
+	MemoryContext context = CurrentMemoryContext;
+	bool		exists;
+
+	exists = run(catalog, STATEMENT_FIND, parameters, NULL, snapshot) > 0;
+	if (exists)
+	{
+		heap_deform_tuple(SPI_tuptable->vals[0], SPI_tuptable->tupdesc, values, nulls);
+		MemoryContextSwitchTo(context);
+		record_from_columns(catalog, values, nulls, found);
+		found->name = *name;
+		*version = *(ItemPointer) DatumGetPointer(values[RECORD_COLUMNS]);
+	}
+	SPI_finish();
+	return exists;
+}
+
+static bool
+find(const Catalog *catalog, const OperationName *name, Snapshot snapshot,
+	 Record *found, ItemPointer version)
+{
+	bool		exists;
+
+	snapshot = RegisterSnapshot(snapshot);
+	exists = catalog->store_plain ?
+		direct_find(catalog, name, snapshot, found, version) :
+		find_by_sql(catalog, name, snapshot, found, version);
+	UnregisterSnapshot(snapshot);
+	return exists;
+}
+
+/*
+ * The newest committed record of a name, or this transaction's own.
+ *
+ * Where the isolation level keeps one snapshot, what that snapshot sees must
+ * be the newest version: an answer from outside it would let two transactions
+ * commit on contradictory reads, as INSERT ... ON CONFLICT refuses to.
+ */
+bool
+store_find(const Catalog *catalog, const OperationName *name, Record *found)
+{
+	ItemPointerData newest;
+	ItemPointerData seen;
+	bool		exists = find(catalog, name, GetLatestSnapshot(), found, &newest);
+
+	if (IsolationUsesXactSnapshot())
+	{
+		Record		ignored;
+		bool		seen_exists = find(catalog, name, GetTransactionSnapshot(), &ignored, &seen);
+
+		if (seen_exists != exists || (exists && !ItemPointerEquals(&seen, &newest)))
+			ereport(ERROR,
+					(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+					 errmsg("could not serialize access due to concurrent update of an operation"),
+					 errhint("Retry the transaction.")));
+	}
+	return exists;
+}
+
+/* The record of a name as a plain query would see it. */
+bool
+store_peek(const Catalog *catalog, const OperationName *name, Record *found)
+{
+	ItemPointerData version;
+
+	return find(catalog, name, GetTransactionSnapshot(), found, &version);
+}
+
+static void
+insert_directly(const Catalog *catalog, const Record *record)
+{
+	MemoryContext context = CurrentMemoryContext;
+
+	PG_TRY();
+	{
+		direct_insert(catalog, record);
+	}
+	PG_CATCH();
+	{
+		rethrow_conflict(context);
+	}
+	PG_END_TRY();
+}
+
+static void
+write_by_sql(const Catalog *catalog, Statement statement, const Record *record)
+{
+	Datum		values[RECORD_COLUMNS];
+	bool		nulls[RECORD_COLUMNS];
+
+	record_to_columns(catalog, record, values, nulls);
+	if (run(catalog, statement, values, nulls, InvalidSnapshot) != 1)
+		ereport(ERROR,
+				(errcode(ERRCODE_TRIGGERED_ACTION_EXCEPTION),
+				 errmsg("operation could not be stored"),
+				 errdetail("A trigger or rule on table \"idempotency_store\" suppressed the row.")));
+	SPI_finish();
+}
+
+/* Stores a record whose name has none. */
+void
+store_insert(const Catalog *catalog, const Record *record)
+{
+	if (catalog->store_plain)
+		insert_directly(catalog, record);
+	else
+		write_by_sql(catalog, STATEMENT_INSERT, record);
+}
+
+/* Stores a record in place of the one that its name has, if it still has. */
+void
+store_put(const Catalog *catalog, const Record *record)
+{
+	write_by_sql(catalog, STATEMENT_PUT, record);
+}
+
+void
+store_delete(const Catalog *catalog, const OperationName *name)
+{
+	Datum		parameters[2] = {PointerGetDatum(name->scope), PointerGetDatum(name->key)};
+
+	(void) run(catalog, STATEMENT_DELETE, parameters, NULL, InvalidSnapshot);
+	SPI_finish();
+}
+
+/*
+ * A new fence, greater than the one given: the sequence alone could have
+ * fallen behind where rows were replicated without it.
+ */
+int64
+store_next_fence(const Catalog *catalog, int64 after)
+{
+	return Max(nextval_internal(catalog->fences, false), after + 1);
+}

@@ -1,0 +1,20 @@
+/*
+ * store.h
+ *		Every SQL statement on the tables.
+ */
+#ifndef STORE_H
+#define STORE_H
+
+#include "postgres.h"
+
+#include "catalog.h"
+#include "idempotency.h"
+
+extern bool store_find(const Catalog *catalog, const OperationName *name, Record *found);
+extern bool store_peek(const Catalog *catalog, const OperationName *name, Record *found);
+extern void store_insert(const Catalog *catalog, const Record *record);
+extern void store_put(const Catalog *catalog, const Record *record);
+extern void store_delete(const Catalog *catalog, const OperationName *name);
+extern int64 store_next_fence(const Catalog *catalog, int64 after);
+
+#endif							/* STORE_H */

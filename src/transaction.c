@@ -1,0 +1,334 @@
+/*
+ * transaction.c
+ *		What this transaction has begun and ended, and the guard that refuses
+ *		its COMMIT while anything is unfinished.
+ *
+ * A transaction-bound operation is nothing but an entry here and a lock until
+ * it ends.  Each change of an entry goes into a journal, so that a savepoint
+ * that is rolled back takes its begins and ends with it.
+ *
+ * The guard only refuses, it never writes: a write at this point would come
+ * after the deferred constraints were checked and would get round READ ONLY.
+ * Nothing here can fail at COMMIT or ABORT proper.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "utils/builtins.h"
+#include "utils/memutils.h"
+
+#include "compat.h"
+#include "settings.h"
+#include "transaction.h"
+
+typedef struct Entry
+{
+	struct Entry *next;			/* another name with the same lock id */
+	OperationName name;
+	Standing	standing;
+} Entry;
+
+/* the entries of one lock id */
+typedef struct Slot
+{
+	uint64		id;
+	Entry	   *entries;
+	char		status;			/* simplehash's */
+} Slot;
+
+#define SH_PREFIX slots
+#define SH_ELEMENT_TYPE Slot
+#define SH_KEY_TYPE uint64
+#define SH_KEY id
+#define SH_HASH_KEY(table, key) ((uint32) (key))
+#define SH_EQUAL(table, a, b) ((a) == (b))
+#define SH_SCOPE static inline
+#define SH_DECLARE
+#define SH_DEFINE
+#include "lib/simplehash.h"
+
+/* how to undo one change */
+typedef struct Change
+{
+	Entry	   *entry;
+	Standing	before;
+	int			level;			/* nesting level that made it */
+} Change;
+
+/* The present transaction; context is NULL while it has touched nothing. */
+static struct
+{
+	MemoryContext context;
+	slots_hash *slots;
+	Change	   *journal;		/* levels never decrease */
+	int			changes;
+	int			capacity;
+	int			held;			/* entries that hold a lock */
+	bool		committing;		/* the guard has passed it */
+}			present;
+
+static const Standing untouched = {.phase = PHASE_NONE};
+
+static void transaction_event(XactEvent event, void *arg);
+
+/* marks the registration that is renewed in every transaction */
+static char renewed;
+
+static bool
+is_unfinished(const Standing *standing)
+{
+	return standing->phase == PHASE_PENDING && standing->fence == NO_FENCE;
+}
+
+static bool
+holds_lock(const Standing *standing)
+{
+	return standing->phase != PHASE_NONE || standing->wrote;
+}
+
+static void
+set_standing(Entry *entry, const Standing *standing)
+{
+	present.held += (int) holds_lock(standing) - (int) holds_lock(&entry->standing);
+	entry->standing = *standing;
+}
+
+/*
+ * Callbacks run last in, first out.  Renewing ours at a transaction's first
+ * begin lets it refuse before postgres_fdw or Citus have committed remotely.
+ */
+static void
+renew_guard(void)
+{
+	if (!CALLBACK_MAY_UNREGISTER_ITSELF)
+		UnregisterXactCallback(transaction_event, &renewed);
+	RegisterXactCallback(transaction_event, &renewed);
+}
+
+static void
+start(void)
+{
+	renew_guard();
+	present.context = AllocSetContextCreate(TopTransactionContext,
+											"idempotency operations",
+											ALLOCSET_SMALL_SIZES);
+	present.slots = slots_create(present.context, 8, NULL);
+	present.capacity = 8;
+	present.journal = MemoryContextAlloc(present.context,
+										 present.capacity * sizeof(Change));
+}
+
+static void
+forget(void)
+{
+	/* the memory goes with the transaction's */
+	memset(&present, 0, sizeof(present));
+}
+
+static bool
+same_text(const text *a, const text *b)
+{
+	int			length = VARSIZE_ANY_EXHDR(a);
+
+	return length == (int) VARSIZE_ANY_EXHDR(b) &&
+		memcmp(VARDATA_ANY(a), VARDATA_ANY(b), length) == 0;
+}
+
+static Entry *
+find_entry(uint64 id, const OperationName *name)
+{
+	Slot	   *slot;
+
+	if (present.context == NULL)
+		return NULL;
+	slot = slots_lookup(present.slots, id);
+	for (Entry *entry = slot ? slot->entries : NULL; entry; entry = entry->next)
+	{
+		if (same_text(entry->name.key, name->key) &&
+			same_text(entry->name.scope, name->scope))
+			return entry;
+	}
+	return NULL;
+}
+
+static struct varlena *
+keep(const void *value)
+{
+	Size		size;
+	struct varlena *copy;
+
+	if (value == NULL)
+		return NULL;
+	size = VARSIZE_ANY(value);
+	copy = MemoryContextAlloc(present.context, size);
+	memcpy(copy, value, size);
+	return copy;
+}
+
+static Entry *
+add_entry(uint64 id, const OperationName *name)
+{
+	Entry	   *entry;
+	Slot	   *slot;
+	bool		found;
+
+	entry = MemoryContextAllocZero(present.context, sizeof(Entry));
+	entry->name.scope = (text *) keep(name->scope);
+	entry->name.key = (text *) keep(name->key);
+	slot = slots_insert(present.slots, id, &found);
+	entry->next = found ? slot->entries : NULL;
+	slot->entries = entry;
+	return entry;
+}
+
+static void
+journal(Entry *entry)
+{
+	if (present.changes == present.capacity)
+	{
+		present.capacity *= 2;
+		present.journal = repalloc_huge(present.journal,
+										present.capacity * sizeof(Change));
+	}
+	present.journal[present.changes++] = (Change)
+	{
+		.entry = entry,
+			.before = entry->standing,
+			.level = GetCurrentTransactionNestLevel()
+	};
+}
+
+/* Where this transaction stands with an operation. */
+Standing
+transaction_standing(uint64 id, const OperationName *name)
+{
+	Entry	   *entry = find_entry(id, name);
+
+	return entry ? entry->standing : untouched;
+}
+
+/* Changes where this transaction stands, until a rollback undoes it. */
+void
+transaction_note(uint64 id, const OperationName *name, Standing standing)
+{
+	Entry	   *entry;
+
+	if (present.context == NULL)
+		start();
+	entry = find_entry(id, name);
+	if (entry == NULL)
+		entry = add_entry(id, name);
+	if (standing.request_hash != entry->standing.request_hash)
+		standing.request_hash = (bytea *) keep(standing.request_hash);
+	journal(entry);
+	set_standing(entry, &standing);
+}
+
+/*
+ * Makes sure that the transaction may take one more lock.  An entry of the
+ * shared lock table is taken from everybody, so there is a limit.
+ */
+void
+transaction_reserve(void)
+{
+	if (present.committing)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_TRANSACTION_STATE),
+				 errmsg("operations cannot be begun or ended while the transaction commits")));
+	if (present.held >= setting_max_operations)
+		ereport(ERROR,
+				(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+				 errmsg("a transaction cannot begin or end more than %d operations",
+						setting_max_operations),
+				 errhint("Commit more often, or raise idempotency.max_operations_per_transaction together with max_locks_per_transaction.")));
+}
+
+static void
+refuse_unfinished(void)
+{
+	for (int i = 0; i < present.changes; i++)
+	{
+		Entry	   *entry = present.journal[i].entry;
+
+		if (is_unfinished(&entry->standing))
+			ereport(ERROR,
+					(errcode(ERRCODE_IDEM_UNFINISHED),
+					 errmsg("operation \"%s\" of scope \"%s\" was begun but neither completed, failed nor released",
+							text_to_cstring(entry->name.key),
+							text_to_cstring(entry->name.scope)),
+					 errhint("Call idem_complete, idem_fail or idem_release before COMMIT, in the transaction that called idem_begin, or begin with a lease.")));
+	}
+}
+
+static void
+transaction_event(XactEvent event, void *arg)
+{
+	switch (event)
+	{
+		case XACT_EVENT_PRE_COMMIT:
+		case XACT_EVENT_PRE_PREPARE:
+			refuse_unfinished();
+			present.committing = true;
+			break;
+		case XACT_EVENT_COMMIT:
+		case XACT_EVENT_ABORT:
+		case XACT_EVENT_PREPARE:
+			forget();
+			if (CALLBACK_MAY_UNREGISTER_ITSELF && arg == &renewed)
+				UnregisterXactCallback(transaction_event, &renewed);
+			break;
+		case XACT_EVENT_PARALLEL_PRE_COMMIT:
+		case XACT_EVENT_PARALLEL_COMMIT:
+		case XACT_EVENT_PARALLEL_ABORT:
+			/* nothing is ever begun in a parallel worker */
+			break;
+	}
+}
+
+static void
+undo_to(int level)
+{
+	while (present.changes > 0 && present.journal[present.changes - 1].level >= level)
+	{
+		Change	   *change = &present.journal[--present.changes];
+
+		set_standing(change->entry, &change->before);
+	}
+}
+
+/* What a savepoint did is now its parent's, and so are its locks. */
+static void
+hand_to_parent(int level)
+{
+	for (int i = present.changes - 1; i >= 0 && present.journal[i].level == level; i--)
+	{
+		Change	   *change = &present.journal[i];
+
+		change->level = level - 1;
+		if (change->entry->standing.level == level)
+			change->entry->standing.level = level - 1;
+	}
+}
+
+static void
+subtransaction_event(SubXactEvent event, SubTransactionId self,
+					 SubTransactionId parent, void *arg)
+{
+	if (present.changes == 0)
+		return;
+	if (event == SUBXACT_EVENT_ABORT_SUB)
+		undo_to(GetCurrentTransactionNestLevel());
+	else if (event == SUBXACT_EVENT_COMMIT_SUB)
+		hand_to_parent(GetCurrentTransactionNestLevel());
+}
+
+/*
+ * The lasting registration covers begins from another extension's commit
+ * callback, which the renewed one would miss.
+ */
+void
+transaction_register(void)
+{
+	RegisterXactCallback(transaction_event, NULL);
+	RegisterSubXactCallback(subtransaction_event, NULL);
+}

@@ -1,0 +1,38 @@
+/*
+ * transaction.h
+ *		What this transaction has begun and ended.
+ */
+#ifndef TRANSACTION_H
+#define TRANSACTION_H
+
+#include "postgres.h"
+
+#include "idempotency.h"
+
+typedef enum Phase
+{
+	PHASE_NONE,					/* never begun, or given up again */
+	PHASE_PENDING,				/* begun by this transaction */
+	PHASE_ENDED					/* ended by this transaction */
+} Phase;
+
+/* where this transaction stands with one operation */
+typedef struct Standing
+{
+	Phase		phase;
+	int			level;			/* nesting level that begun it */
+	bool		stored;			/* a row of the store has the name */
+	bool		wrote;			/* this transaction wrote or deleted that row */
+	int32		attempt;
+	int64		fence;			/* NO_FENCE: transaction-bound */
+	bytea	   *request_hash;
+	TimestampTz lease_expires_at;
+	TimestampTz created_at;
+} Standing;
+
+extern void transaction_register(void);
+extern Standing transaction_standing(uint64 id, const OperationName *name);
+extern void transaction_note(uint64 id, const OperationName *name, Standing standing);
+extern void transaction_reserve(void);
+
+#endif							/* TRANSACTION_H */
