@@ -66,6 +66,21 @@ COMMENT ON COLUMN @extschema@.idempotency_store.response_headers IS 'headers tha
 COMMENT ON COLUMN @extschema@.idempotency_store.response_payload IS 'response (or error) that the owner gave with the end';
 COMMENT ON COLUMN @extschema@.idempotency_store.response_body IS 'response bytes that the owner gave with the end';
 
+-- Marks are moved again and again: room in the page keeps those updates from
+-- touching the index.
+CREATE TABLE @extschema@.idempotency_stream (
+	seq			pg_catalog.int8 NOT NULL,
+	updated_at	pg_catalog.timestamptz NOT NULL,
+	scope		pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+	stream		pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+	PRIMARY KEY (scope, stream)
+) WITH (fillfactor = 50);
+COMMENT ON TABLE @extschema@.idempotency_stream IS 'how far each stream of events has come; written by idem_advance only';
+COMMENT ON COLUMN @extschema@.idempotency_stream.seq IS 'greatest sequence number that has committed';
+COMMENT ON COLUMN @extschema@.idempotency_stream.updated_at IS 'when the mark was last moved';
+COMMENT ON COLUMN @extschema@.idempotency_stream.scope IS 'name space of the stream, compared byte by byte';
+COMMENT ON COLUMN @extschema@.idempotency_stream.stream IS 'names the stream within its scope, compared byte by byte';
+
 CREATE SEQUENCE @extschema@.idempotency_fence AS pg_catalog.int8;
 COMMENT ON SEQUENCE @extschema@.idempotency_fence IS 'fencing tokens; they only grow';
 
@@ -82,10 +97,11 @@ INSERT INTO @extschema@.idempotency_secret (lock_seed)
 	SELECT ('x' OPERATOR(pg_catalog.||) pg_catalog.left(pg_catalog.encode(
 		pg_catalog.sha256(pg_catalog.uuid_send(pg_catalog.gen_random_uuid())), 'hex'), 16))::pg_catalog.bit(64)::pg_catalog.int8;
 
-REVOKE ALL ON @extschema@.idempotency_store, @extschema@.idempotency_secret FROM PUBLIC;
+REVOKE ALL ON @extschema@.idempotency_store, @extschema@.idempotency_stream, @extschema@.idempotency_secret FROM PUBLIC;
 REVOKE ALL ON SEQUENCE @extschema@.idempotency_fence FROM PUBLIC;
 
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.idempotency_store', '');
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.idempotency_stream', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.idempotency_fence', '');
 
 -- The life of an operation
@@ -199,6 +215,45 @@ AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.idem_call(regprocedure, text, jsonb, text, interval, interval, bool) IS
 	'run handler(request) at most once and store what it returned or raised';
 
+-- Many operations at once
+
+CREATE FUNCTION @extschema@.idem_begin_batch(
+	keys		pg_catalog.text[],
+	scope		pg_catalog.text DEFAULT '',
+	requests	pg_catalog.jsonb[] DEFAULT NULL)
+RETURNS SETOF @extschema@.idem_operation
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_begin_batch(text[], text, jsonb[]) IS
+	'idem_begin for many keys of one scope; a row per key, in their order';
+
+CREATE FUNCTION @extschema@.idem_complete_batch(
+	keys		pg_catalog.text[],
+	responses	pg_catalog.jsonb[] DEFAULT NULL,
+	scope		pg_catalog.text DEFAULT '')
+RETURNS pg_catalog.int8
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_complete_batch(text[], jsonb[], text) IS
+	'idem_complete for many keys of one scope; returns how many';
+
+-- Locks and order
+
+CREATE FUNCTION @extschema@.idem_lock(
+	resources	pg_catalog.text[],
+	wait		pg_catalog.interval DEFAULT '0')
+RETURNS pg_catalog.bool
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_lock(text[], interval) IS
+	'lock all of these resources until the transaction ends, or none of them';
+
+CREATE FUNCTION @extschema@.idem_advance(
+	stream	pg_catalog.text,
+	seq		pg_catalog.int8,
+	scope	pg_catalog.text DEFAULT '')
+RETURNS pg_catalog.bool
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_advance(text, bigint, text) IS
+	'move a stream forward; false when the event is out of date';
+
 -- Fingerprints and keys
 
 CREATE FUNCTION @extschema@.idem_fingerprint(request pg_catalog.jsonb)
@@ -215,23 +270,7 @@ COMMENT ON FUNCTION @extschema@.idem_step_key(text, text) IS
 
 -- Rights: nobody has any until the owner grants them.
 
-CREATE FUNCTION @extschema@.idem_application_functions()
-RETURNS SETOF pg_catalog.regprocedure
-LANGUAGE sql STABLE STRICT PARALLEL SAFE
-SET search_path = pg_catalog, pg_temp
-AS $$
-	SELECT p.oid::regprocedure
-	FROM pg_extension e
-	JOIN pg_depend d ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid AND d.deptype = 'e'
-	JOIN pg_proc p ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid
-	WHERE e.extname = 'idempotency'
-	AND p.proname IN ('idem_begin', 'idem_complete', 'idem_fail', 'idem_release', 'idem_extend',
-		'idem_lookup', 'idem_call', 'idem_fingerprint', 'idem_step_key')
-$$;
-COMMENT ON FUNCTION @extschema@.idem_application_functions() IS
-	'the functions that idem_grant lets a role call';
-
-CREATE FUNCTION @extschema@.idem_grant(role pg_catalog.regrole)
+CREATE FUNCTION @extschema@.idem_set_rights(role pg_catalog.regrole, command pg_catalog.text)
 RETURNS pg_catalog.void
 LANGUAGE plpgsql VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
@@ -239,36 +278,43 @@ AS $$
 DECLARE
 	application_function regprocedure;
 BEGIN
-	IF idem_grant.role IS NULL THEN
+	IF role IS NULL THEN
 		RAISE EXCEPTION 'role must not be null' USING ERRCODE = 'ID400';
 	END IF;
-	IF NOT has_schema_privilege(idem_grant.role, '@extschema@', 'USAGE') THEN
-		EXECUTE format('GRANT USAGE ON SCHEMA @extschema@ TO %s', idem_grant.role);
-	END IF;
-	FOR application_function IN SELECT * FROM @extschema@.idem_application_functions() LOOP
-		EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', application_function, idem_grant.role);
+	FOR application_function IN
+		SELECT p.oid
+		FROM pg_extension e
+		JOIN pg_depend d ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid AND d.deptype = 'e'
+		JOIN pg_proc p ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid
+		WHERE e.extname = 'idempotency'
+		AND p.proname IN ('idem_begin', 'idem_complete', 'idem_fail', 'idem_release', 'idem_extend',
+			'idem_lookup', 'idem_call', 'idem_begin_batch', 'idem_complete_batch', 'idem_lock',
+			'idem_advance', 'idem_fingerprint', 'idem_step_key')
+	LOOP
+		EXECUTE format(command, application_function, role);
 	END LOOP;
 END
 $$;
+COMMENT ON FUNCTION @extschema@.idem_set_rights(regrole, text) IS
+	'internal: runs a GRANT or REVOKE for every application function';
+
+-- Bodies that are parsed here and now name their objects by OID.
+
+CREATE FUNCTION @extschema@.idem_grant(role pg_catalog.regrole)
+RETURNS pg_catalog.void
+LANGUAGE sql VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE
+BEGIN ATOMIC
+	SELECT @extschema@.idem_set_rights(role, 'GRANT EXECUTE ON FUNCTION %s TO %s');
+END;
 COMMENT ON FUNCTION @extschema@.idem_grant(regrole) IS
 	'let a role call the application functions; it gets no right on any table';
 
 CREATE FUNCTION @extschema@.idem_revoke(role pg_catalog.regrole)
 RETURNS pg_catalog.void
-LANGUAGE plpgsql VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE
-SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-	application_function regprocedure;
-BEGIN
-	IF idem_revoke.role IS NULL THEN
-		RAISE EXCEPTION 'role must not be null' USING ERRCODE = 'ID400';
-	END IF;
-	FOR application_function IN SELECT * FROM @extschema@.idem_application_functions() LOOP
-		EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM %s', application_function, idem_revoke.role);
-	END LOOP;
-END
-$$;
+LANGUAGE sql VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE
+BEGIN ATOMIC
+	SELECT @extschema@.idem_set_rights(role, 'REVOKE EXECUTE ON FUNCTION %s FROM %s');
+END;
 COMMENT ON FUNCTION @extschema@.idem_revoke(regrole) IS
 	'take back what idem_grant gave';
 
@@ -282,9 +328,13 @@ REVOKE ALL ON FUNCTION
 	@extschema@.idem_extend(text, interval, text, bigint),
 	@extschema@.idem_lookup(text, text),
 	@extschema@.idem_call(regprocedure, text, jsonb, text, interval, interval, bool),
+	@extschema@.idem_begin_batch(text[], text, jsonb[]),
+	@extschema@.idem_complete_batch(text[], jsonb[], text),
+	@extschema@.idem_lock(text[], interval),
+	@extschema@.idem_advance(text, bigint, text),
 	@extschema@.idem_fingerprint(jsonb),
 	@extschema@.idem_step_key(text, text),
-	@extschema@.idem_application_functions(),
+	@extschema@.idem_set_rights(regrole, text),
 	@extschema@.idem_grant(regrole),
 	@extschema@.idem_revoke(regrole)
 FROM PUBLIC;

@@ -43,6 +43,7 @@ typedef struct Columns
 {
 	Datum		values[ANSWER_COLUMNS];
 	bool		nulls[ANSWER_COLUMNS];
+	Interval	retry_after;	/* what a value points to */
 } Columns;
 
 static void
@@ -65,11 +66,11 @@ put_pointer(Columns *columns, AnswerColumn column, const void *pointer)
 }
 
 static void
-put_operation(Columns *columns, const Answer *answer, const Catalog *catalog, Interval *retry_after)
+put_operation(Columns *columns, const Answer *answer, const Catalog *catalog)
 {
 	const Record *record = &answer->record;
 
-	retry_after->time = answer->retry_after;
+	columns->retry_after = (Interval) {.time = answer->retry_after};
 	put(columns, ANSWER_OUTCOME, ObjectIdGetDatum(catalog->outcome_labels[answer->outcome]), false);
 	put_pointer(columns, ANSWER_SCOPE, record->name.scope);
 	put_pointer(columns, ANSWER_IDEMPOTENCY_KEY, record->name.key);
@@ -78,7 +79,7 @@ put_operation(Columns *columns, const Answer *answer, const Catalog *catalog, In
 	put(columns, ANSWER_REPLAYED, BoolGetDatum(answer->replayed), false);
 	put(columns, ANSWER_FENCE, Int64GetDatum(record->fence), record->fence == NO_FENCE);
 	put_time(columns, ANSWER_LEASE_EXPIRES_AT, record->lease_expires_at);
-	put(columns, ANSWER_RETRY_AFTER, IntervalPGetDatum(retry_after), !answer->has_retry_after);
+	put(columns, ANSWER_RETRY_AFTER, IntervalPGetDatum(&columns->retry_after), !answer->has_retry_after);
 	put_time(columns, ANSWER_CREATED_AT, record->created_at);
 	put_time(columns, ANSWER_UPDATED_AT, record->updated_at);
 	put_time(columns, ANSWER_EXPIRES_AT, record->expires_at);
@@ -93,24 +94,39 @@ put_response(Columns *columns, const Response *response)
 	put_pointer(columns, ANSWER_RESPONSE_BODY, response->body);
 }
 
+/* The columns point into the answer and into themselves. */
+static void
+fill(Columns *columns, const Answer *answer, const Catalog *catalog, TupleDesc descriptor)
+{
+	if (descriptor->natts != ANSWER_COLUMNS)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("type idem_operation has been changed")));
+	put_operation(columns, answer, catalog);
+	put_response(columns, &answer->record.response);
+}
+
 Datum
 answer_to_datum(const Answer *answer)
 {
 	const Catalog *catalog = catalog_open(AccessShareLock);
 	TupleDesc	descriptor = lookup_rowtype_tupdesc(catalog->operation_type, -1);
-	Interval	retry_after = {0};
 	Columns		columns;
 	Datum		result;
 
-	if (descriptor->natts != ANSWER_COLUMNS)
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("type idem_operation has been changed")));
-	put_operation(&columns, answer, catalog, &retry_after);
-	put_response(&columns, &answer->record.response);
+	fill(&columns, answer, catalog, descriptor);
 	result = HeapTupleGetDatum(heap_form_tuple(descriptor, columns.values, columns.nulls));
 	ReleaseTupleDesc(descriptor);
 	return result;
+}
+
+void
+answer_to_tuplestore(const Answer *answer, Tuplestorestate *store, TupleDesc descriptor)
+{
+	Columns		columns;
+
+	fill(&columns, answer, catalog_open(AccessShareLock), descriptor);
+	tuplestore_putvalues(store, descriptor, columns.values, columns.nulls);
 }
 
 /*

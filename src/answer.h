@@ -7,9 +7,14 @@
 
 #include "postgres.h"
 
+#include "access/tupdesc.h"
+#include "utils/tuplestore.h"
+
 #include "operation.h"
 
 extern Datum answer_to_datum(const Answer *answer);
+extern void answer_to_tuplestore(const Answer *answer, Tuplestorestate *store,
+								 TupleDesc descriptor);
 extern OperationName name_of_operation(Datum operation, int64 *fence);
 
 #endif							/* ANSWER_H */

@@ -5,6 +5,7 @@
 #include "postgres.h"
 
 #include "fmgr.h"
+#include "miscadmin.h"
 #include "utils/jsonb.h"
 #include "utils/timestamp.h"
 
@@ -13,8 +14,11 @@
 #include "compat.h"
 #include "fingerprint.h"
 #include "operation.h"
+#include "resource.h"
 #include "settings.h"
+#include "store.h"
 
+PG_FUNCTION_INFO_V1(idem_advance);
 PG_FUNCTION_INFO_V1(idem_begin);
 PG_FUNCTION_INFO_V1(idem_complete);
 PG_FUNCTION_INFO_V1(idem_complete_operation);
@@ -22,6 +26,7 @@ PG_FUNCTION_INFO_V1(idem_extend);
 PG_FUNCTION_INFO_V1(idem_fail);
 PG_FUNCTION_INFO_V1(idem_fail_operation);
 PG_FUNCTION_INFO_V1(idem_fingerprint);
+PG_FUNCTION_INFO_V1(idem_lock);
 PG_FUNCTION_INFO_V1(idem_lookup);
 PG_FUNCTION_INFO_V1(idem_release);
 PG_FUNCTION_INFO_V1(idem_step_key);
@@ -47,10 +52,7 @@ idem_begin(PG_FUNCTION_ARGS)
 static void
 operation_argument(FunctionCallInfo fcinfo, int argument, EndRequest *request)
 {
-	if (PG_ARGISNULL(argument))
-		ereport(ERROR,
-				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
-				 errmsg("operation must not be null")));
+	require_argument(fcinfo, argument, "operation");
 	request->name = name_of_operation(PG_GETARG_DATUM(argument), &request->fence);
 }
 
@@ -176,6 +178,35 @@ idem_lookup(PG_FUNCTION_ARGS)
 	if (!operation_lookup(&name, &answer))
 		PG_RETURN_NULL();
 	PG_RETURN_DATUM(answer_to_datum(&answer));
+}
+
+/* idem_lock(resources, wait): its locks mean nothing to another server */
+Datum
+idem_lock(PG_FUNCTION_ARGS)
+{
+	text	  **resources;
+	int			count;
+	int64		wait;
+
+	PreventCommandDuringRecovery("idem_lock()");
+	resources = text_array(fcinfo, 0, "resources", "resource", &count);
+	wait = required_duration(fcinfo, 1, "wait", true);
+	PG_RETURN_BOOL(resource_lock_all(resources, count, wait));
+}
+
+/* idem_advance(stream, seq, scope) */
+Datum
+idem_advance(PG_FUNCTION_ARGS)
+{
+	OperationName stream;
+	int64		seq;
+
+	operation_require_writable("idem_advance()");
+	stream.key = required_text(fcinfo, 0, "stream");
+	check_name_part(stream.key, "stream", false);
+	seq = required_bigint(fcinfo, 1, "seq");
+	stream.scope = scope_argument(fcinfo, 2);
+	PG_RETURN_BOOL(store_advance(catalog_open(AccessShareLock), &stream, seq));
 }
 
 /* idem_fingerprint(request) */

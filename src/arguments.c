@@ -7,8 +7,10 @@
  */
 #include "postgres.h"
 
+#include "catalog/pg_type.h"
 #include "common/int.h"
 #include "mb/pg_wchar.h"
+#include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/jsonb.h"
 #include "utils/timestamp.h"
@@ -17,7 +19,7 @@
 #include "compat.h"
 #include "fingerprint.h"
 
-static void
+void
 require_argument(FunctionCallInfo fcinfo, int argument, const char *name)
 {
 	if (PG_ARGISNULL(argument))
@@ -60,6 +62,41 @@ required_text(FunctionCallInfo fcinfo, int argument, const char *name)
 	return value;
 }
 
+/* The elements of an array of names, none of them NULL. */
+text **
+text_array(FunctionCallInfo fcinfo, int argument, const char *name, const char *element, int *count)
+{
+	Datum	   *values;
+	bool	   *nulls;
+	text	  **texts;
+
+	require_argument(fcinfo, argument, name);
+	deconstruct_array(PG_GETARG_ARRAYTYPE_P(argument), TEXTOID, -1, false, TYPALIGN_INT,
+					  &values, &nulls, count);
+	texts = palloc(*count * sizeof(text *));
+	for (int i = 0; i < *count; i++)
+	{
+		if (nulls[i])
+			ereport(ERROR,
+					(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
+					 errmsg("%s must not be null", element)));
+		texts[i] = DatumGetTextPP(values[i]);
+		check_name_part(texts[i], element, false);
+	}
+	return texts;
+}
+
+text *
+scope_argument(FunctionCallInfo fcinfo, int argument)
+{
+	text	   *scope;
+
+	require_argument(fcinfo, argument, "scope");
+	scope = PG_GETARG_TEXT_PP(argument);
+	check_name_part(scope, "scope", true);
+	return scope;
+}
+
 /* The name of an operation from its two arguments. */
 OperationName
 name_arguments(FunctionCallInfo fcinfo, int key, int scope)
@@ -67,11 +104,9 @@ name_arguments(FunctionCallInfo fcinfo, int key, int scope)
 	OperationName name;
 
 	require_argument(fcinfo, key, "key");
-	require_argument(fcinfo, scope, "scope");
 	name.key = PG_GETARG_TEXT_PP(key);
-	name.scope = PG_GETARG_TEXT_PP(scope);
 	check_name_part(name.key, "key", false);
-	check_name_part(name.scope, "scope", true);
+	name.scope = scope_argument(fcinfo, scope);
 	return name;
 }
 
@@ -120,6 +155,13 @@ optional_duration(FunctionCallInfo fcinfo, int argument, const char *name,
 	if (PG_ARGISNULL(argument))
 		return absent;
 	return microseconds(PG_GETARG_INTERVAL_P(argument), name, may_be_zero);
+}
+
+int64
+required_bigint(FunctionCallInfo fcinfo, int argument, const char *name)
+{
+	require_argument(fcinfo, argument, name);
+	return PG_GETARG_INT64(argument);
 }
 
 /* Fences are handed out from 1. */

@@ -11,7 +11,11 @@
 
 #include "idempotency.h"
 
+extern void require_argument(FunctionCallInfo fcinfo, int argument, const char *name);
 extern text *required_text(FunctionCallInfo fcinfo, int argument, const char *name);
+extern text *scope_argument(FunctionCallInfo fcinfo, int argument);
+extern text **text_array(FunctionCallInfo fcinfo, int argument, const char *name,
+						 const char *element, int *count);
 extern OperationName name_arguments(FunctionCallInfo fcinfo, int key, int scope);
 extern void check_name_part(text *value, const char *name, bool may_be_empty);
 
@@ -20,6 +24,7 @@ extern int64 optional_duration(FunctionCallInfo fcinfo, int argument,
 extern int64 required_duration(FunctionCallInfo fcinfo, int argument,
 							   const char *name, bool may_be_zero);
 
+extern int64 required_bigint(FunctionCallInfo fcinfo, int argument, const char *name);
 extern int64 optional_fence(FunctionCallInfo fcinfo, int argument);
 extern int32 optional_count(FunctionCallInfo fcinfo, int argument,
 							const char *name, int32 absent);

@@ -228,10 +228,7 @@ idem_call(PG_FUNCTION_ARGS)
 	Answer		answer;
 
 	operation_require_writable("idem_call()");
-	if (PG_ARGISNULL(0))
-		ereport(ERROR,
-				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
-				 errmsg("handler must not be null")));
+	require_argument(fcinfo, 0, "handler");
 	call.handler = PG_GETARG_OID(0);
 	check_handler(call.handler);
 	begin.name = name_arguments(fcinfo, 1, 3);

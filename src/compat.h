@@ -69,9 +69,35 @@ get_extension_schema(Oid extension)
 }
 #endif
 
+/* 17 (c9af054653) lets extensions name what they wait for */
+#if PG_VERSION_NUM >= 170000
+#include "utils/wait_event.h"
+
+static inline uint32
+wait_event_lease(void)
+{
+	static uint32 event = 0;
+
+	if (event == 0)
+		event = WaitEventExtensionNew("IdempotencyLease");
+	return event;
+}
+#else
+#include "utils/wait_event.h"
+
+#define wait_event_lease() PG_WAIT_EXTENSION
+#endif
+
 /* 17 (519fc1bd9e) has infinite intervals */
 #ifndef INTERVAL_NOT_FINITE
 #define INTERVAL_NOT_FINITE(interval) false
+#endif
+
+/* 17 (c8e318b1b8) can ask for a stronger lock, too */
+#if PG_VERSION_NUM >= 170000
+#define lock_held_by_me(tag, mode) LockHeldByMe(tag, mode, false)
+#else
+#define lock_held_by_me(tag, mode) LockHeldByMe(tag, mode)
 #endif
 
 /* 18 (14ffaece0f) has deferrable keys in the relation's index list */

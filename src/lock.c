@@ -29,14 +29,16 @@
  * and without it they would give guessable keys away.
  */
 uint64
+lock_id_of_text(const text *value, uint64 seed)
+{
+	return hash_bytes_extended((const unsigned char *) VARDATA_ANY(value),
+							   VARSIZE_ANY_EXHDR(value), seed);
+}
+
+uint64
 lock_id(const OperationName *name, uint64 seed)
 {
-	uint64		id;
-
-	id = hash_bytes_extended((const unsigned char *) VARDATA_ANY(name->scope),
-							 VARSIZE_ANY_EXHDR(name->scope), seed);
-	return hash_bytes_extended((const unsigned char *) VARDATA_ANY(name->key),
-							   VARSIZE_ANY_EXHDR(name->key), id);
+	return lock_id_of_text(name->key, lock_id_of_text(name->scope, seed));
 }
 
 LOCKTAG

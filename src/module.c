@@ -9,6 +9,7 @@
 #include "catalog.h"
 #include "settings.h"
 #include "transaction.h"
+#include "wait.h"
 
 PG_MODULE_MAGIC;
 
@@ -20,4 +21,5 @@ _PG_init(void)
 	settings_define();
 	catalog_register();
 	transaction_register();
+	wait_register();
 }

@@ -422,18 +422,23 @@ attempt(Handle *handle, const BeginRequest *request, int64 lock_wait, bool *lock
  * the lock manager, a lease until it ends.
  */
 static Answer
-attempt_until(Handle *handle, const BeginRequest *request, bool locked, Answer answer)
+attempt_until(Handle *handle, const BeginRequest *request, bool locked)
 {
 	Deadline	deadline = deadline_after(request->wait);
-	LeaseWait	lease_wait = {0};
-	int64		left;
+	LeaseWait	lease_wait = lease_wait_prepare(handle->id);
+	int64		left = request->wait;
+	Answer		answer;
 
-	while (answer.outcome == OUTCOME_IN_PROGRESS && (left = deadline_left(&deadline)) > 0)
+	for (;;)
 	{
-		if (locked)
-			lease_wait_sleep(&lease_wait, answer.has_retry_after ? Min(answer.retry_after, left) : left);
 		answer = attempt(handle, request, locked ? 0 : left, &locked);
+		left = deadline_left(&deadline);
+		if (answer.outcome != OUTCOME_IN_PROGRESS || left <= 0)
+			break;
+		if (locked)
+			lease_wait_sleep(&lease_wait, Min(answer.retry_after, left));
 	}
+	lease_wait_end();
 	return answer;
 }
 
@@ -450,10 +455,10 @@ operation_begin(const BeginRequest *request)
 		check_fingerprint(&request->name, handle.standing.request_hash, request->request_hash);
 		return in_progress_here(&handle, GetCurrentTimestamp());
 	}
-	transaction_reserve();
+	transaction_reserve(1);
 	answer = attempt(&handle, request, 0, &locked);
 	if (answer.outcome == OUTCOME_IN_PROGRESS && request->wait > 0)
-		answer = attempt_until(&handle, request, locked, answer);
+		answer = attempt_until(&handle, request, locked);
 	return answer;
 }
 
@@ -508,7 +513,7 @@ lock_by_fence(Handle *handle, int64 fence)
 	/* this transaction may have taken it over without a lease */
 	if (handle->standing.phase == PHASE_PENDING && handle->standing.fence != fence)
 		lease_lost(handle->name);
-	transaction_reserve();
+	transaction_reserve(1);
 	lock_acquire(&handle->lock);
 }
 
@@ -571,6 +576,7 @@ end_leased(Handle *handle, const EndRequest *request, int64 fence)
 		set_end(&record, request);
 		store_put(handle->catalog, &record);
 		ForceSyncCommit();
+		transaction_wake_at_commit(handle->id);
 		note_end(handle);
 	}
 	else if (record.status == request->status)
@@ -636,6 +642,7 @@ release_leased(Handle *handle, int64 fence)
 	}
 	store_delete(handle->catalog, handle->name);
 	ForceSyncCommit();
+	transaction_wake_at_commit(handle->id);
 	released.level = GetCurrentTransactionNestLevel();
 	note(handle, released);
 	return true;

@@ -41,16 +41,17 @@ typedef enum Statement
 	STATEMENT_FIND,
 	STATEMENT_INSERT,
 	STATEMENT_PUT,
-	STATEMENT_DELETE
+	STATEMENT_DELETE,
+	STATEMENT_ADVANCE
 } Statement;
-#define STATEMENTS 4
+#define STATEMENTS 5
 
 /* %s is the extension's schema */
 static const char *const statement_texts[STATEMENTS] =
 {
 	[STATEMENT_FIND] =
 	"SELECT " COLUMNS ", ctid FROM %s.idempotency_store"
-	" WHERE scope = $1 AND idempotency_key = $2",
+	" WHERE scope OPERATOR(pg_catalog.=) $1 AND idempotency_key OPERATOR(pg_catalog.=) $2",
 
 	[STATEMENT_INSERT] =
 	"INSERT INTO %s.idempotency_store (" COLUMNS ") VALUES (" VALUES ")",
@@ -60,7 +61,14 @@ static const char *const statement_texts[STATEMENTS] =
 	" ON CONFLICT (scope, idempotency_key) DO UPDATE SET (" COLUMNS ") = (" COLUMNS_OF_EXCLUDED ")",
 
 	[STATEMENT_DELETE] =
-	"DELETE FROM %s.idempotency_store WHERE scope = $1 AND idempotency_key = $2",
+	"DELETE FROM %s.idempotency_store WHERE scope OPERATOR(pg_catalog.=) $1 AND idempotency_key OPERATOR(pg_catalog.=) $2",
+
+	[STATEMENT_ADVANCE] =
+	"INSERT INTO %s.idempotency_stream AS mark (scope, stream, seq, updated_at)"
+	" VALUES ($1, $2, $3, pg_catalog.clock_timestamp())"
+	" ON CONFLICT (scope, stream) DO UPDATE"
+	" SET seq = EXCLUDED.seq, updated_at = EXCLUDED.updated_at"
+	" WHERE mark.seq OPERATOR(pg_catalog.<) EXCLUDED.seq",
 };
 
 static SPIPlanPtr plans[STATEMENTS];
@@ -93,7 +101,7 @@ become_caller(User caller)
 	SetUserIdAndSecContext(caller.id, caller.context);
 }
 
-/* The parameters of a statement are a name, or a whole row. */
+/* The parameters of a statement are a name, a name and a number, or a row. */
 static int
 parameter_types(const Catalog *catalog, Statement statement, Oid *types)
 {
@@ -103,10 +111,11 @@ parameter_types(const Catalog *catalog, Statement statement, Oid *types)
 		JSONBOID, JSONBOID, BYTEAOID
 	};
 
-	if (statement == STATEMENT_FIND || statement == STATEMENT_DELETE)
+	if (statement != STATEMENT_INSERT && statement != STATEMENT_PUT)
 	{
 		types[0] = types[1] = TEXTOID;
-		return 2;
+		types[2] = INT8OID;
+		return statement == STATEMENT_ADVANCE ? 3 : 2;
 	}
 	memcpy(types, row, sizeof(row));
 	types[COLUMN_STATUS] = catalog->status_type;
@@ -350,6 +359,22 @@ store_delete(const Catalog *catalog, const OperationName *name)
 
 	(void) run(catalog, STATEMENT_DELETE, parameters, NULL, InvalidSnapshot);
 	SPI_finish();
+}
+
+/*
+ * Moves a stream's high-water mark; false if it is there or further already.
+ * Callers queue up on the row, so that they see each other's marks.
+ */
+bool
+store_advance(const Catalog *catalog, const OperationName *stream, int64 seq)
+{
+	Datum		parameters[3] = {
+		PointerGetDatum(stream->scope), PointerGetDatum(stream->key), Int64GetDatum(seq)
+	};
+	bool		advanced = run(catalog, STATEMENT_ADVANCE, parameters, NULL, InvalidSnapshot) > 0;
+
+	SPI_finish();
+	return advanced;
 }
 
 /*

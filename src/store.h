@@ -15,6 +15,7 @@ extern bool store_peek(const Catalog *catalog, const OperationName *name, Record
 extern void store_insert(const Catalog *catalog, const Record *record);
 extern void store_put(const Catalog *catalog, const Record *record);
 extern void store_delete(const Catalog *catalog, const OperationName *name);
+extern bool store_advance(const Catalog *catalog, const OperationName *stream, int64 seq);
 extern int64 store_next_fence(const Catalog *catalog, int64 after);
 
 #endif							/* STORE_H */

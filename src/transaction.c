@@ -20,6 +20,7 @@
 #include "compat.h"
 #include "settings.h"
 #include "transaction.h"
+#include "wait.h"
 
 typedef struct Entry
 {
@@ -47,11 +48,14 @@ typedef struct Slot
 #define SH_DEFINE
 #include "lib/simplehash.h"
 
-/* how to undo one change */
+/* how to undo one change, and what it asks of COMMIT */
 typedef struct Change
 {
-	Entry	   *entry;
+	Entry	   *entry;			/* NULL: not of an operation's standing */
 	Standing	before;
+	int			locks;			/* on resources */
+	bool		wakes;			/* those who wait for the lease of ... */
+	uint64		id;				/* ... this operation */
 	int			level;			/* nesting level that made it */
 } Change;
 
@@ -63,7 +67,7 @@ static struct
 	Change	   *journal;		/* levels never decrease */
 	int			changes;
 	int			capacity;
-	int			held;			/* entries that hold a lock */
+	int			held;			/* locks */
 	bool		committing;		/* the guard has passed it */
 }			present;
 
@@ -182,7 +186,7 @@ add_entry(uint64 id, const OperationName *name)
 }
 
 static void
-journal(Entry *entry)
+journal(Change change)
 {
 	if (present.changes == present.capacity)
 	{
@@ -190,12 +194,8 @@ journal(Entry *entry)
 		present.journal = repalloc_huge(present.journal,
 										present.capacity * sizeof(Change));
 	}
-	present.journal[present.changes++] = (Change)
-	{
-		.entry = entry,
-			.before = entry->standing,
-			.level = GetCurrentTransactionNestLevel()
-	};
+	change.level = GetCurrentTransactionNestLevel();
+	present.journal[present.changes++] = change;
 }
 
 /* Where this transaction stands with an operation. */
@@ -220,25 +220,46 @@ transaction_note(uint64 id, const OperationName *name, Standing standing)
 		entry = add_entry(id, name);
 	if (standing.request_hash != entry->standing.request_hash)
 		standing.request_hash = (bytea *) keep(standing.request_hash);
-	journal(entry);
+	journal((Change) {.entry = entry,.before = entry->standing});
 	set_standing(entry, &standing);
 }
 
+/* Remembers that so many locks on resources are held, until a rollback. */
+void
+transaction_note_locks(int count)
+{
+	if (count == 0)
+		return;
+	if (present.context == NULL)
+		start();
+	journal((Change) {.locks = count});
+	present.held += count;
+}
+
+/* Lets those who wait for the operation's lease look again after COMMIT. */
+void
+transaction_wake_at_commit(uint64 id)
+{
+	if (present.context == NULL)
+		start();
+	journal((Change) {.wakes = true,.id = id});
+}
+
 /*
- * Makes sure that the transaction may take one more lock.  An entry of the
- * shared lock table is taken from everybody, so there is a limit.
+ * Makes sure that the transaction may take so many more locks.  An entry of
+ * the shared lock table is taken from everybody, so there is a limit.
  */
 void
-transaction_reserve(void)
+transaction_reserve(int count)
 {
 	if (present.committing)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_TRANSACTION_STATE),
 				 errmsg("operations cannot be begun or ended while the transaction commits")));
-	if (present.held >= setting_max_operations)
+	if (present.held > setting_max_operations - count)
 		ereport(ERROR,
 				(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
-				 errmsg("a transaction cannot begin or end more than %d operations",
+				 errmsg("a transaction cannot hold more than %d operations and resource locks",
 						setting_max_operations),
 				 errhint("Commit more often, or raise idempotency.max_operations_per_transaction together with max_locks_per_transaction.")));
 }
@@ -250,13 +271,24 @@ refuse_unfinished(void)
 	{
 		Entry	   *entry = present.journal[i].entry;
 
-		if (is_unfinished(&entry->standing))
+		if (entry != NULL && is_unfinished(&entry->standing))
 			ereport(ERROR,
 					(errcode(ERRCODE_IDEM_UNFINISHED),
 					 errmsg("operation \"%s\" of scope \"%s\" was begun but neither completed, failed nor released",
 							text_to_cstring(entry->name.key),
 							text_to_cstring(entry->name.scope)),
 					 errhint("Call idem_complete, idem_fail or idem_release before COMMIT, in the transaction that called idem_begin, or begin with a lease.")));
+	}
+}
+
+/* What was committed is visible by now. */
+static void
+wake_waiters(void)
+{
+	for (int i = 0; i < present.changes; i++)
+	{
+		if (present.journal[i].wakes)
+			lease_wait_wake(present.journal[i].id);
 	}
 }
 
@@ -271,6 +303,8 @@ transaction_event(XactEvent event, void *arg)
 			present.committing = true;
 			break;
 		case XACT_EVENT_COMMIT:
+			wake_waiters();
+			/* FALLTHROUGH */
 		case XACT_EVENT_ABORT:
 		case XACT_EVENT_PREPARE:
 			forget();
@@ -292,7 +326,9 @@ undo_to(int level)
 	{
 		Change	   *change = &present.journal[--present.changes];
 
-		set_standing(change->entry, &change->before);
+		present.held -= change->locks;
+		if (change->entry != NULL)
+			set_standing(change->entry, &change->before);
 	}
 }
 
@@ -305,7 +341,7 @@ hand_to_parent(int level)
 		Change	   *change = &present.journal[i];
 
 		change->level = level - 1;
-		if (change->entry->standing.level == level)
+		if (change->entry != NULL && change->entry->standing.level == level)
 			change->entry->standing.level = level - 1;
 	}
 }

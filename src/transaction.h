@@ -33,6 +33,8 @@ typedef struct Standing
 extern void transaction_register(void);
 extern Standing transaction_standing(uint64 id, const OperationName *name);
 extern void transaction_note(uint64 id, const OperationName *name, Standing standing);
-extern void transaction_reserve(void);
+extern void transaction_note_locks(int count);
+extern void transaction_wake_at_commit(uint64 id);
+extern void transaction_reserve(int count);
 
 #endif							/* TRANSACTION_H */

@@ -2,20 +2,67 @@
  * wait.c
  *		How long a caller still waits, and waiting for a lease to end.
  *
- * A lease is ended by a commit in some other session, or by time.  Nobody can
- * be asked to signal the first, so the waiter looks again after a pause that
- * grows, and is bounded so that an answer is never late by more.
+ * A lease is ended by a commit in some other session, or by time.  Where the
+ * library is preloaded, that commit wakes the waiters through condition
+ * variables in shared memory, a few for all operations: a waiter that is woken
+ * for nothing just looks again.  Elsewhere it looks again after a pause that
+ * grows, and is bounded so that no answer is late by more than that.
  */
 #include "postgres.h"
 
 #include "miscadmin.h"
+#include "storage/condition_variable.h"
+#include "storage/ipc.h"
 #include "storage/latch.h"
-#include "utils/wait_event.h"
+#include "storage/lwlock.h"
+#include "storage/shmem.h"
 
+#include "compat.h"
 #include "wait.h"
 
+#define WAKE_UPS 128
 #define FIRST_PAUSE INT64CONST(2000)
 #define LONGEST_PAUSE INT64CONST(50000)
+/* nobody is woken by COMMIT PREPARED, or where a clock was set */
+#define LONGEST_SLEEP INT64CONST(1000000)
+
+static ConditionVariable *wake_ups = NULL;	/* NULL: not preloaded */
+static shmem_request_hook_type previous_request_hook = NULL;
+static shmem_startup_hook_type previous_startup_hook = NULL;
+
+static void
+request_shared_memory(void)
+{
+	if (previous_request_hook)
+		previous_request_hook();
+	RequestAddinShmemSpace(WAKE_UPS * sizeof(ConditionVariable));
+}
+
+static void
+start_shared_memory(void)
+{
+	bool		found;
+
+	if (previous_startup_hook)
+		previous_startup_hook();
+	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
+	wake_ups = ShmemInitStruct("idempotency wake-ups",
+							   WAKE_UPS * sizeof(ConditionVariable), &found);
+	for (int i = 0; i < WAKE_UPS && !found; i++)
+		ConditionVariableInit(&wake_ups[i]);
+	LWLockRelease(AddinShmemInitLock);
+}
+
+void
+wait_register(void)
+{
+	if (!process_shared_preload_libraries_in_progress)
+		return;
+	previous_request_hook = shmem_request_hook;
+	shmem_request_hook = request_shared_memory;
+	previous_startup_hook = shmem_startup_hook;
+	shmem_startup_hook = start_shared_memory;
+}
 
 Deadline
 deadline_after(int64 microseconds)
@@ -37,16 +84,56 @@ deadline_left(const Deadline *deadline)
 	return deadline->microseconds - (int64) INSTR_TIME_GET_MICROSEC(spent);
 }
 
-/* Pauses until it is worth looking again, but no longer than that. */
+static ConditionVariable *
+wake_up_of(uint64 id)
+{
+	return &wake_ups[id % WAKE_UPS];
+}
+
+/* From now on the end of the operation's lease wakes us. */
+LeaseWait
+lease_wait_prepare(uint64 id)
+{
+	if (wake_ups != NULL)
+		ConditionVariablePrepareToSleep(wake_up_of(id));
+	return (LeaseWait) {.id = id,.pause = FIRST_PAUSE};
+}
+
+static void
+pause_for(LeaseWait *wait, int64 microseconds)
+{
+	int64		pause = Min(wait->pause, microseconds);
+
+	wait->pause = Min(wait->pause * 2, LONGEST_PAUSE);
+	(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+					 (pause + 999) / 1000, wait_event_lease());
+	ResetLatch(MyLatch);
+	CHECK_FOR_INTERRUPTS();
+}
+
+/* Sleeps until it is worth looking again, but no longer than that. */
 void
 lease_wait_sleep(LeaseWait *wait, int64 microseconds)
 {
-	int64		pause;
+	if (wake_ups == NULL)
+		pause_for(wait, microseconds);
+	else
+		(void) ConditionVariableTimedSleep(wake_up_of(wait->id),
+										   (Min(microseconds, LONGEST_SLEEP) + 999) / 1000,
+										   wait_event_lease());
+}
 
-	wait->pause = wait->pause == 0 ? FIRST_PAUSE : Min(wait->pause * 2, LONGEST_PAUSE);
-	pause = Min(wait->pause, microseconds);
-	(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-					 (pause + 999) / 1000, PG_WAIT_EXTENSION);
-	ResetLatch(MyLatch);
-	CHECK_FOR_INTERRUPTS();
+void
+lease_wait_end(void)
+{
+	if (wake_ups != NULL)
+		ConditionVariableCancelSleep();
+}
+
+/* The operation's lease has ended, and everybody can see it. */
+void
+lease_wait_wake(uint64 id)
+{
+	if (wake_ups != NULL)
+		ConditionVariableBroadcast(wake_up_of(id));
 }

@@ -19,11 +19,18 @@ typedef struct Deadline
 /* one caller's wait for a lease */
 typedef struct LeaseWait
 {
+	uint64		id;				/* of the operation */
 	int64		pause;			/* microseconds; grows */
 } LeaseWait;
 
+extern void wait_register(void);
+
 extern Deadline deadline_after(int64 microseconds);
 extern int64 deadline_left(const Deadline *deadline);
+
+extern LeaseWait lease_wait_prepare(uint64 id);
 extern void lease_wait_sleep(LeaseWait *wait, int64 microseconds);
+extern void lease_wait_end(void);
+extern void lease_wait_wake(uint64 id);
 
 #endif							/* WAIT_H */

@@ -1,0 +1,102 @@
+/*
+ * resource.c
+ *		Exclusive locks on entities: all of a list or none.
+ *
+ * They are taken in the order of their lock ids, and not of their names: two
+ * names can share an id.  So two callers never wait for each other in a ring.
+ */
+#include "postgres.h"
+
+#include "lib/qunique.h"
+#include "storage/lock.h"
+
+#include "catalog.h"
+#include "compat.h"
+#include "lock.h"
+#include "resource.h"
+#include "transaction.h"
+#include "wait.h"
+
+static int
+compare_ids(const void *a, const void *b)
+{
+	uint64		left = *(const uint64 *) a;
+	uint64		right = *(const uint64 *) b;
+
+	return left < right ? -1 : left > right;
+}
+
+/* The lock ids of the names, sorted, each once; returns how many. */
+static int
+lock_ids(text **names, int count, uint64 *ids)
+{
+	uint64		seed = catalog_open(AccessShareLock)->lock_seed;
+
+	for (int i = 0; i < count; i++)
+		ids[i] = lock_id_of_text(names[i], seed);
+	qsort(ids, count, sizeof(uint64), compare_ids);
+	return qunique(ids, count, sizeof(uint64), compare_ids);
+}
+
+/* What the transaction holds already it goes on holding, and need not again. */
+static int
+not_yet_held(uint64 *ids, int count)
+{
+	int			kept = 0;
+
+	for (int i = 0; i < count; i++)
+	{
+		LOCKTAG		tag = lock_tag(ids[i], LOCK_CLASS_RESOURCE);
+
+		if (!lock_held_by_me(&tag, ExclusiveLock))
+			ids[kept++] = ids[i];
+	}
+	return kept;
+}
+
+static bool
+lock_one(const LOCKTAG *tag, const Deadline *deadline)
+{
+	int64		left;
+
+	if (lock_acquire_now(tag))
+		return true;
+	left = deadline_left(deadline);
+	return left > 0 && lock_acquire_within(tag, left);
+}
+
+static void
+unlock(const uint64 *ids, int count)
+{
+	while (count-- > 0)
+	{
+		LOCKTAG		tag = lock_tag(ids[count], LOCK_CLASS_RESOURCE);
+
+		lock_release(&tag);
+	}
+}
+
+/* Locks all of them until the transaction ends, or none. */
+bool
+resource_lock_all(text **names, int count, int64 wait)
+{
+	uint64	   *ids = palloc(count * sizeof(uint64));
+	Deadline	deadline = deadline_after(wait);
+
+	count = not_yet_held(ids, lock_ids(names, count, ids));
+	transaction_reserve(count);
+	for (int i = 0; i < count; i++)
+	{
+		LOCKTAG		tag = lock_tag(ids[i], LOCK_CLASS_RESOURCE);
+
+		if (!lock_one(&tag, &deadline))
+		{
+			unlock(ids, i);
+			pfree(ids);
+			return false;
+		}
+	}
+	transaction_note_locks(count);
+	pfree(ids);
+	return true;
+}
