@@ -97,7 +97,18 @@ INSERT INTO @extschema@.idempotency_secret (lock_seed)
 	SELECT ('x' OPERATOR(pg_catalog.||) pg_catalog.left(pg_catalog.encode(
 		pg_catalog.sha256(pg_catalog.uuid_send(pg_catalog.gen_random_uuid())), 'hex'), 16))::pg_catalog.bit(64)::pg_catalog.int8;
 
-REVOKE ALL ON @extschema@.idempotency_store, @extschema@.idempotency_stream, @extschema@.idempotency_secret FROM PUBLIC;
+CREATE TABLE @extschema@.idempotency_sweep (
+	only_row	pg_catalog.bool PRIMARY KEY DEFAULT true CHECK (only_row),
+	next_page	pg_catalog.int8 NOT NULL,
+	swept_at	pg_catalog.timestamptz NOT NULL
+);
+COMMENT ON TABLE @extschema@.idempotency_sweep IS 'where idem_gc goes on; never dumped';
+COMMENT ON COLUMN @extschema@.idempotency_sweep.only_row IS 'keeps the table at one row';
+COMMENT ON COLUMN @extschema@.idempotency_sweep.next_page IS 'page of the store at which the next sweep begins';
+COMMENT ON COLUMN @extschema@.idempotency_sweep.swept_at IS 'when the last sweep ended';
+
+REVOKE ALL ON @extschema@.idempotency_store, @extschema@.idempotency_stream,
+	@extschema@.idempotency_secret, @extschema@.idempotency_sweep FROM PUBLIC;
 REVOKE ALL ON SEQUENCE @extschema@.idempotency_fence FROM PUBLIC;
 
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.idempotency_store', '');
@@ -268,6 +279,14 @@ AS 'MODULE_PATHNAME' LANGUAGE c IMMUTABLE CALLED ON NULL INPUT PARALLEL SAFE;
 COMMENT ON FUNCTION @extschema@.idem_step_key(text, text) IS
 	'key of one step of a larger operation';
 
+-- Collection
+
+CREATE FUNCTION @extschema@.idem_gc(max_rows pg_catalog.int4 DEFAULT 10000)
+RETURNS pg_catalog.int8
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_gc(int) IS
+	'remove up to that many expired records; returns how many';
+
 -- Rights: nobody has any until the owner grants them.
 
 CREATE FUNCTION @extschema@.idem_set_rights(role pg_catalog.regrole, command pg_catalog.text)
@@ -334,6 +353,7 @@ REVOKE ALL ON FUNCTION
 	@extschema@.idem_advance(text, bigint, text),
 	@extschema@.idem_fingerprint(jsonb),
 	@extschema@.idem_step_key(text, text),
+	@extschema@.idem_gc(int),
 	@extschema@.idem_set_rights(regrole, text),
 	@extschema@.idem_grant(regrole),
 	@extschema@.idem_revoke(regrole)

@@ -13,6 +13,7 @@
 #include "arguments.h"
 #include "compat.h"
 #include "fingerprint.h"
+#include "gc.h"
 #include "operation.h"
 #include "resource.h"
 #include "settings.h"
@@ -26,6 +27,7 @@ PG_FUNCTION_INFO_V1(idem_extend);
 PG_FUNCTION_INFO_V1(idem_fail);
 PG_FUNCTION_INFO_V1(idem_fail_operation);
 PG_FUNCTION_INFO_V1(idem_fingerprint);
+PG_FUNCTION_INFO_V1(idem_gc);
 PG_FUNCTION_INFO_V1(idem_lock);
 PG_FUNCTION_INFO_V1(idem_lookup);
 PG_FUNCTION_INFO_V1(idem_release);
@@ -207,6 +209,22 @@ idem_advance(PG_FUNCTION_ARGS)
 	seq = required_bigint(fcinfo, 1, "seq");
 	stream.scope = scope_argument(fcinfo, 2);
 	PG_RETURN_BOOL(store_advance(catalog_open(AccessShareLock), &stream, seq));
+}
+
+/* idem_gc(max_rows) */
+Datum
+idem_gc(PG_FUNCTION_ARGS)
+{
+	int32		max_rows;
+
+	operation_require_writable("idem_gc()");
+	require_argument(fcinfo, 0, "max_rows");
+	max_rows = PG_GETARG_INT32(0);
+	if (max_rows <= 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
+				 errmsg("max_rows must be positive")));
+	PG_RETURN_INT64(gc_sweep(max_rows));
 }
 
 /* idem_fingerprint(request) */

@@ -17,6 +17,7 @@
  */
 #define LOCK_CLASS_OPERATION 0x1DE0
 #define LOCK_CLASS_RESOURCE 0x1DE1
+#define LOCK_CLASS_SWEEP 0x1DE2
 
 extern uint64 lock_id_of_text(const text *value, uint64 seed);
 extern uint64 lock_id(const OperationName *name, uint64 seed);

@@ -11,29 +11,25 @@
 #include "compat.h"
 #include "record.h"
 
-/* InvalidOid: a type of the extension's own */
-static const struct
+static const char *const names[RECORD_COLUMNS] =
 {
-	const char *name;
-	Oid			type;
-}			columns[RECORD_COLUMNS] =
-{
-	[COLUMN_CREATED_AT] = {"created_at", TIMESTAMPTZOID},
-	[COLUMN_UPDATED_AT] = {"updated_at", TIMESTAMPTZOID},
-	[COLUMN_EXPIRES_AT] = {"expires_at", TIMESTAMPTZOID},
-	[COLUMN_LEASE_EXPIRES_AT] = {"lease_expires_at", TIMESTAMPTZOID},
-	[COLUMN_RETRY_AT] = {"retry_at", TIMESTAMPTZOID},
-	[COLUMN_FENCE] = {"fence", INT8OID},
-	[COLUMN_STATUS] = {"status", InvalidOid},
-	[COLUMN_ATTEMPT] = {"attempt", INT4OID},
-	[COLUMN_RESPONSE_CODE] = {"response_code", INT4OID},
-	[COLUMN_SCOPE] = {"scope", TEXTOID},
-	[COLUMN_IDEMPOTENCY_KEY] = {"idempotency_key", TEXTOID},
-	[COLUMN_REQUEST_HASH] = {"request_hash", BYTEAOID},
-	[COLUMN_RESPONSE_HEADERS] = {"response_headers", JSONBOID},
-	[COLUMN_RESPONSE_PAYLOAD] = {"response_payload", JSONBOID},
-	[COLUMN_RESPONSE_BODY] = {"response_body", BYTEAOID},
+	[COLUMN_CREATED_AT] = "created_at",
+	[COLUMN_UPDATED_AT] = "updated_at",
+	[COLUMN_EXPIRES_AT] = "expires_at",
+	[COLUMN_LEASE_EXPIRES_AT] = "lease_expires_at",
+	[COLUMN_RETRY_AT] = "retry_at",
+	[COLUMN_FENCE] = "fence",
+	[COLUMN_STATUS] = "status",
+	[COLUMN_ATTEMPT] = "attempt",
+	[COLUMN_RESPONSE_CODE] = "response_code",
+	[COLUMN_SCOPE] = "scope",
+	[COLUMN_IDEMPOTENCY_KEY] = "idempotency_key",
+	[COLUMN_REQUEST_HASH] = "request_hash",
+	[COLUMN_RESPONSE_HEADERS] = "response_headers",
+	[COLUMN_RESPONSE_PAYLOAD] = "response_payload",
+	[COLUMN_RESPONSE_BODY] = "response_body",
 };
+static const Oid types[RECORD_COLUMNS] = {RECORD_TYPES};
 
 /* Has the table these columns, in this order, and no others? */
 bool
@@ -46,8 +42,8 @@ record_matches(TupleDesc descriptor)
 		Form_pg_attribute attribute = TupleDescAttr(descriptor, i);
 
 		if (attribute->attisdropped ||
-			strcmp(NameStr(attribute->attname), columns[i].name) != 0 ||
-			(OidIsValid(columns[i].type) && attribute->atttypid != columns[i].type))
+			strcmp(NameStr(attribute->attname), names[i]) != 0 ||
+			(OidIsValid(types[i]) && attribute->atttypid != types[i]))
 			return false;
 	}
 	return true;

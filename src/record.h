@@ -33,6 +33,12 @@ typedef enum RecordColumn
 } RecordColumn;
 #define RECORD_COLUMNS 15
 
+/* their types; InvalidOid is idempotency_status */
+#define RECORD_TYPES \
+	TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID, \
+	INT8OID, InvalidOid, INT4OID, INT4OID, TEXTOID, TEXTOID, BYTEAOID, \
+	JSONBOID, JSONBOID, BYTEAOID
+
 extern bool record_matches(TupleDesc descriptor);
 extern void record_to_columns(const Catalog *catalog, const Record *record,
 							  Datum *values, bool *nulls);

@@ -42,12 +42,15 @@ typedef enum Statement
 	STATEMENT_INSERT,
 	STATEMENT_PUT,
 	STATEMENT_DELETE,
-	STATEMENT_ADVANCE
+	STATEMENT_ADVANCE,
+	STATEMENT_SWEEP_POSITION,
+	STATEMENT_SWEEP_PAGES,
+	STATEMENT_SWEEP_REMEMBER
 } Statement;
-#define STATEMENTS 5
+#define STATEMENTS 8
 
 /* %s is the extension's schema */
-static const char *const statement_texts[STATEMENTS] =
+static const char *const texts[STATEMENTS] =
 {
 	[STATEMENT_FIND] =
 	"SELECT " COLUMNS ", ctid FROM %s.idempotency_store"
@@ -69,6 +72,26 @@ static const char *const statement_texts[STATEMENTS] =
 	" ON CONFLICT (scope, stream) DO UPDATE"
 	" SET seq = EXCLUDED.seq, updated_at = EXCLUDED.updated_at"
 	" WHERE mark.seq OPERATOR(pg_catalog.<) EXCLUDED.seq",
+
+	[STATEMENT_SWEEP_POSITION] =
+	"SELECT next_page FROM %s.idempotency_sweep",
+
+	/* expiry is checked again under the row lock, as READ COMMITTED does */
+	[STATEMENT_SWEEP_PAGES] =
+	"WITH expired AS MATERIALIZED (SELECT ctid AS place FROM %1$s.idempotency_store"
+	" WHERE ctid OPERATOR(pg_catalog.>=) $1 AND ctid OPERATOR(pg_catalog.<) $2"
+	" AND expires_at OPERATOR(pg_catalog.<=) $3"
+	" AND (status OPERATOR(pg_catalog.<>) 'PENDING'"
+	" OR (lease_expires_at OPERATOR(pg_catalog.>) $3) IS NOT TRUE)"
+	" LIMIT $4 FOR UPDATE SKIP LOCKED)"
+	" DELETE FROM %1$s.idempotency_store"
+	" WHERE ctid OPERATOR(pg_catalog.=) ANY (ARRAY(SELECT place FROM expired))",
+
+	[STATEMENT_SWEEP_REMEMBER] =
+	"INSERT INTO %s.idempotency_sweep (next_page, swept_at)"
+	" VALUES ($1, pg_catalog.clock_timestamp())"
+	" ON CONFLICT (only_row) DO UPDATE"
+	" SET next_page = EXCLUDED.next_page, swept_at = EXCLUDED.swept_at",
 };
 
 static SPIPlanPtr plans[STATEMENTS];
@@ -101,34 +124,36 @@ become_caller(User caller)
 	SetUserIdAndSecContext(caller.id, caller.context);
 }
 
-/* The parameters of a statement are a name, a name and a number, or a row. */
-static int
-parameter_types(const Catalog *catalog, Statement statement, Oid *types)
-{
-	static const Oid row[RECORD_COLUMNS] = {
-		TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID,
-		INT8OID, InvalidOid, INT4OID, INT4OID, TEXTOID, TEXTOID, BYTEAOID,
-		JSONBOID, JSONBOID, BYTEAOID
-	};
+#define NAME_TYPES TEXTOID, TEXTOID
 
-	if (statement != STATEMENT_INSERT && statement != STATEMENT_PUT)
-	{
-		types[0] = types[1] = TEXTOID;
-		types[2] = INT8OID;
-		return statement == STATEMENT_ADVANCE ? 3 : 2;
-	}
-	memcpy(types, row, sizeof(row));
-	types[COLUMN_STATUS] = catalog->status_type;
-	return RECORD_COLUMNS;
-}
+/* InvalidOid is idempotency_status */
+static const struct
+{
+	int			count;
+	Oid			types[RECORD_COLUMNS];
+}			parameters[STATEMENTS] =
+{
+	[STATEMENT_FIND] = {2, {NAME_TYPES}},
+	[STATEMENT_INSERT] = {RECORD_COLUMNS, {RECORD_TYPES}},
+	[STATEMENT_PUT] = {RECORD_COLUMNS, {RECORD_TYPES}},
+	[STATEMENT_DELETE] = {2, {NAME_TYPES}},
+	[STATEMENT_ADVANCE] = {3, {NAME_TYPES, INT8OID}},
+	[STATEMENT_SWEEP_POSITION] = {0, {0}},
+	[STATEMENT_SWEEP_PAGES] = {4, {TIDOID, TIDOID, TIMESTAMPTZOID, INT8OID}},
+	[STATEMENT_SWEEP_REMEMBER] = {1, {INT8OID}},
+};
 
 static SPIPlanPtr
 prepare(const Catalog *catalog, Statement statement)
 {
+	char	   *sql = psprintf(texts[statement], quote_identifier(catalog->schema));
 	Oid			types[RECORD_COLUMNS];
-	int			count = parameter_types(catalog, statement, types);
-	char	   *sql = psprintf(statement_texts[statement], quote_identifier(catalog->schema));
-	SPIPlanPtr	plan = SPI_prepare(sql, count, types);
+	SPIPlanPtr	plan;
+
+	for (int i = 0; i < RECORD_COLUMNS; i++)
+		types[i] = OidIsValid(parameters[statement].types[i]) ?
+			parameters[statement].types[i] : catalog->status_type;
+	plan = SPI_prepare(sql, parameters[statement].count, types);
 
 	if (plan == NULL)
 		elog(ERROR, "could not prepare a statement on the store: %s",
@@ -234,13 +259,13 @@ static bool
 find_by_sql(const Catalog *catalog, const OperationName *name, Snapshot snapshot,
 			Record *found, ItemPointer version)
 {
-	Datum		parameters[2] = {PointerGetDatum(name->scope), PointerGetDatum(name->key)};
+	Datum		arguments[2] = {PointerGetDatum(name->scope), PointerGetDatum(name->key)};
 	Datum		values[RECORD_COLUMNS + 1];
 	bool		nulls[RECORD_COLUMNS + 1];
 	MemoryContext context = CurrentMemoryContext;
 	bool		exists;
 
-	exists = run(catalog, STATEMENT_FIND, parameters, NULL, snapshot) > 0;
+	exists = run(catalog, STATEMENT_FIND, arguments, NULL, snapshot) > 0;
 	if (exists)
 	{
 		heap_deform_tuple(SPI_tuptable->vals[0], SPI_tuptable->tupdesc, values, nulls);
@@ -355,9 +380,9 @@ store_put(const Catalog *catalog, const Record *record)
 void
 store_delete(const Catalog *catalog, const OperationName *name)
 {
-	Datum		parameters[2] = {PointerGetDatum(name->scope), PointerGetDatum(name->key)};
+	Datum		arguments[2] = {PointerGetDatum(name->scope), PointerGetDatum(name->key)};
 
-	(void) run(catalog, STATEMENT_DELETE, parameters, NULL, InvalidSnapshot);
+	(void) run(catalog, STATEMENT_DELETE, arguments, NULL, InvalidSnapshot);
 	SPI_finish();
 }
 
@@ -368,13 +393,58 @@ store_delete(const Catalog *catalog, const OperationName *name)
 bool
 store_advance(const Catalog *catalog, const OperationName *stream, int64 seq)
 {
-	Datum		parameters[3] = {
+	Datum		arguments[3] = {
 		PointerGetDatum(stream->scope), PointerGetDatum(stream->key), Int64GetDatum(seq)
 	};
-	bool		advanced = run(catalog, STATEMENT_ADVANCE, parameters, NULL, InvalidSnapshot) > 0;
+	bool		advanced = run(catalog, STATEMENT_ADVANCE, arguments, NULL, InvalidSnapshot) > 0;
 
 	SPI_finish();
 	return advanced;
+}
+
+/* Where the last sweep that committed stopped. */
+BlockNumber
+store_sweep_position(const Catalog *catalog)
+{
+	BlockNumber position = 0;
+	bool		is_null;
+
+	if (run(catalog, STATEMENT_SWEEP_POSITION, NULL, NULL, InvalidSnapshot) > 0)
+		position = (BlockNumber) DatumGetInt64(SPI_getbinval(SPI_tuptable->vals[0],
+															 SPI_tuptable->tupdesc,
+															 1, &is_null));
+	SPI_finish();
+	return position;
+}
+
+/* Removes what has expired on the pages from start to before end. */
+int64
+store_sweep_pages(const Catalog *catalog, BlockNumber start, BlockNumber end,
+				  TimestampTz now, int64 max_rows)
+{
+	ItemPointerData first;
+	ItemPointerData after;
+	Datum		arguments[4];
+	int64		removed;
+
+	ItemPointerSet(&first, start, 0);
+	ItemPointerSet(&after, end, 0);
+	arguments[0] = PointerGetDatum(&first);
+	arguments[1] = PointerGetDatum(&after);
+	arguments[2] = TimestampTzGetDatum(now);
+	arguments[3] = Int64GetDatum(max_rows);
+	removed = run(catalog, STATEMENT_SWEEP_PAGES, arguments, NULL, InvalidSnapshot);
+	SPI_finish();
+	return removed;
+}
+
+void
+store_sweep_remember(const Catalog *catalog, BlockNumber position)
+{
+	Datum		arguments[1] = {Int64GetDatum(position)};
+
+	(void) run(catalog, STATEMENT_SWEEP_REMEMBER, arguments, NULL, InvalidSnapshot);
+	SPI_finish();
 }
 
 /*

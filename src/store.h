@@ -7,6 +7,8 @@
 
 #include "postgres.h"
 
+#include "storage/block.h"
+
 #include "catalog.h"
 #include "idempotency.h"
 
@@ -16,6 +18,10 @@ extern void store_insert(const Catalog *catalog, const Record *record);
 extern void store_put(const Catalog *catalog, const Record *record);
 extern void store_delete(const Catalog *catalog, const OperationName *name);
 extern bool store_advance(const Catalog *catalog, const OperationName *stream, int64 seq);
+extern BlockNumber store_sweep_position(const Catalog *catalog);
+extern int64 store_sweep_pages(const Catalog *catalog, BlockNumber start, BlockNumber end,
+							   TimestampTz now, int64 max_rows);
+extern void store_sweep_remember(const Catalog *catalog, BlockNumber position);
 extern int64 store_next_fence(const Catalog *catalog, int64 after);
 
 #endif							/* STORE_H */

@@ -1,0 +1,87 @@
+/*
+ * gc.c
+ *		Collects records that have expired: one bounded sweep.
+ *
+ * A begin checks expiry itself, so collection may be late without harm and
+ * needs no index, which every insert would have to pay for.  Instead a hand
+ * goes round the store's pages as on a clock, from where the last sweep that
+ * committed stopped.
+ */
+#include "postgres.h"
+
+#include "access/table.h"
+#include "miscadmin.h"
+#include "storage/bufmgr.h"
+#include "storage/lockdefs.h"
+#include "utils/rel.h"
+#include "utils/timestamp.h"
+
+#include "catalog.h"
+#include "compat.h"
+#include "gc.h"
+#include "lock.h"
+#include "store.h"
+
+/* pages of one statement, and of one sweep: 1 MB and 64 MB */
+#define CHUNK_PAGES 128
+#define SWEEP_PAGES 8192
+
+static BlockNumber
+pages_of_store(const Catalog *catalog)
+{
+	Relation	store = table_open(catalog->store, NoLock);
+	BlockNumber pages;
+
+	if (!RELKIND_HAS_STORAGE(store->rd_rel->relkind))
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("a partitioned store is not collected"),
+				 errhint("Detach and drop old partitions, or delete expired rows.")));
+	pages = RelationGetNumberOfBlocks(store);
+	table_close(store, NoLock);
+	return pages;
+}
+
+/* Only one sweep at a time; another caller need not wait for it. */
+static bool
+is_only_sweep(void)
+{
+	LOCKTAG		tag = lock_tag(0, LOCK_CLASS_SWEEP);
+
+	return lock_acquire_now(&tag);
+}
+
+/*
+ * Removes up to max_rows expired records and returns how many.  Whatever
+ * somebody else has locked is passed over and met again on the next turn.
+ */
+int64
+gc_sweep(int64 max_rows)
+{
+	const Catalog *catalog = catalog_open(RowExclusiveLock);
+	TimestampTz now = GetCurrentTimestamp();
+	BlockNumber pages = pages_of_store(catalog);
+	BlockNumber budget = Min(pages, SWEEP_PAGES);
+	BlockNumber hand;
+	int64		removed = 0;
+
+	if (!is_only_sweep())
+		return 0;
+	hand = store_sweep_position(catalog);
+	while (budget > 0 && removed < max_rows)
+	{
+		BlockNumber start = hand < pages ? hand : 0;
+		BlockNumber end = start + Min(Min(CHUNK_PAGES, budget), pages - start);
+		int64		wanted = max_rows - removed;
+		int64		got;
+
+		CHECK_FOR_INTERRUPTS();
+		got = store_sweep_pages(catalog, start, end, now, wanted);
+		removed += got;
+		/* pages that had more than was wanted are not done with */
+		hand = got < wanted ? end : start;
+		budget -= end - start;
+	}
+	store_sweep_remember(catalog, hand);
+	return removed;
+}
