@@ -287,6 +287,104 @@ AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.idem_gc(int) IS
 	'remove up to that many expired records; returns how many';
 
+CREATE FUNCTION @extschema@.idem_schedule_gc(schedule pg_catalog.text DEFAULT '* * * * *')
+RETURNS pg_catalog.int8
+LANGUAGE plpgsql VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	command text;
+	job bigint;
+BEGIN
+	IF schedule IS NULL OR schedule = '' THEN
+		RAISE EXCEPTION 'schedule must not be null or empty' USING ERRCODE = 'ID400';
+	END IF;
+	IF NOT EXISTS (SELECT FROM pg_extension WHERE extname = 'pg_cron') THEN
+		RAISE EXCEPTION 'extension "pg_cron" is not installed in database "%"', current_database()
+			USING ERRCODE = 'object_not_in_prerequisite_state',
+			HINT = 'Run CREATE EXTENSION pg_cron in this database (cron.database_name must name it), or add idempotency to shared_preload_libraries.';
+	END IF;
+	SELECT format('SELECT %I.idem_gc()', n.nspname) INTO command
+		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
+		WHERE e.extname = 'idempotency';
+	EXECUTE 'SELECT cron.schedule_in_database($1, $2, $3, $4)' INTO job
+		USING 'idempotency gc of ' || current_database(), schedule, command, current_database()::text;
+	RETURN job;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.idem_schedule_gc(text) IS
+	'let pg_cron run idem_gc() in this database; returns the job id, again and again the same';
+
+-- Figures
+
+CREATE FUNCTION @extschema@.idem_stats(
+	OUT datid						pg_catalog.oid,
+	OUT acquired					pg_catalog.int8,
+	OUT replayed_completed			pg_catalog.int8,
+	OUT replayed_failed				pg_catalog.int8,
+	OUT in_progress					pg_catalog.int8,
+	OUT mismatches					pg_catalog.int8,
+	OUT taken_over					pg_catalog.int8,
+	OUT completed					pg_catalog.int8,
+	OUT failed						pg_catalog.int8,
+	OUT released					pg_catalog.int8,
+	OUT leases_lost					pg_catalog.int8,
+	OUT commits_refused				pg_catalog.int8,
+	OUT waits						pg_catalog.int8,
+	OUT wait_microseconds			pg_catalog.int8,
+	OUT collected_rows				pg_catalog.int8,
+	OUT sweeps						pg_catalog.int8,
+	OUT last_sweep_at				pg_catalog.timestamptz,
+	OUT last_sweep_microseconds		pg_catalog.int8,
+	OUT backlog_rows				pg_catalog.int8)
+RETURNS SETOF pg_catalog.record
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE STRICT PARALLEL SAFE;
+COMMENT ON FUNCTION @extschema@.idem_stats() IS
+	'internal: the counters behind idempotency_stats; no row without preloading';
+
+CREATE FUNCTION @extschema@.idem_stats_reset()
+RETURNS pg_catalog.void
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE STRICT PARALLEL SAFE;
+COMMENT ON FUNCTION @extschema@.idem_stats_reset() IS
+	'set the counters of this database to zero';
+
+CREATE VIEW @extschema@.idempotency_stats AS
+SELECT d.datname, s.acquired, s.replayed_completed, s.replayed_failed, s.in_progress,
+	s.mismatches, s.taken_over, s.completed, s.failed, s.released, s.leases_lost,
+	s.commits_refused, s.waits,
+	s.wait_microseconds * interval '1 microsecond' AS wait_time,
+	s.collected_rows, s.sweeps, s.last_sweep_at,
+	s.last_sweep_microseconds * interval '1 microsecond' AS last_sweep_duration,
+	s.backlog_rows
+FROM pg_catalog.pg_database d
+LEFT JOIN @extschema@.idem_stats() s ON s.datid = d.oid
+WHERE s.datid IS NOT NULL OR d.datname = pg_catalog.current_database();
+COMMENT ON VIEW @extschema@.idempotency_stats IS
+	'what has happened since the server started, per database; all NULL where the library is not preloaded';
+
+-- A transaction-bound operation is nothing but a lock (class 7648) until it
+-- ends, so its name is not known here.
+CREATE VIEW @extschema@.idempotency_in_flight AS
+SELECT 'leased'::pg_catalog.text AS kind, o.scope, o.idempotency_key, o.attempt,
+	pg_catalog.clock_timestamp() - o.updated_at AS age,
+	o.lease_expires_at - pg_catalog.clock_timestamp() AS lease_left,
+	NULL::pg_catalog.int4 AS pid, NULL::pg_catalog.text AS gid
+FROM @extschema@.idempotency_store o
+WHERE o.status = 'PENDING'
+UNION ALL
+SELECT CASE WHEN l.pid IS NULL THEN 'prepared' ELSE 'transaction' END, NULL, NULL, NULL,
+	pg_catalog.clock_timestamp() - COALESCE(a.xact_start, p.prepared),
+	NULL, l.pid, p.gid
+FROM pg_catalog.pg_locks l
+LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
+LEFT JOIN pg_catalog.pg_locks x ON l.pid IS NULL AND x.pid IS NULL
+	AND x.locktype = 'transactionid' AND x.virtualtransaction = l.virtualtransaction
+LEFT JOIN pg_catalog.pg_prepared_xacts p ON p.transaction = x.transactionid
+WHERE l.locktype = 'advisory' AND l.objsubid = 7648 AND l.granted
+AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database());
+COMMENT ON VIEW @extschema@.idempotency_in_flight IS
+	'operations that somebody owns now: leases, open transactions and prepared ones';
+
 -- Rights: nobody has any until the owner grants them.
 
 CREATE FUNCTION @extschema@.idem_set_rights(role pg_catalog.regrole, command pg_catalog.text)
@@ -354,7 +452,16 @@ REVOKE ALL ON FUNCTION
 	@extschema@.idem_fingerprint(jsonb),
 	@extschema@.idem_step_key(text, text),
 	@extschema@.idem_gc(int),
+	@extschema@.idem_schedule_gc(text),
+	@extschema@.idem_stats(),
+	@extschema@.idem_stats_reset(),
 	@extschema@.idem_set_rights(regrole, text),
 	@extschema@.idem_grant(regrole),
 	@extschema@.idem_revoke(regrole)
 FROM PUBLIC;
+
+REVOKE ALL ON @extschema@.idempotency_stats, @extschema@.idempotency_in_flight FROM PUBLIC;
+
+-- Monitoring sees figures and names, no requests and no responses.
+GRANT SELECT ON @extschema@.idempotency_stats, @extschema@.idempotency_in_flight TO pg_monitor, pg_read_all_stats;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_stats() TO pg_monitor, pg_read_all_stats;

@@ -158,9 +158,8 @@ read_store(Oid store)
 }
 
 static void
-read_catalog(void)
+read_catalog(Oid extension)
 {
-	Oid			extension = get_extension_oid(EXTENSION_NAME, false);
 	Oid			schema = get_extension_schema(extension);
 	char	   *schema_name = get_namespace_name(schema);
 
@@ -181,33 +180,59 @@ read_catalog(void)
 	catalog.generation++;
 }
 
+/* false where the extension is not installed */
+static bool
+refresh(void)
+{
+	Oid			extension;
+
+	if (catalog_valid)
+		return true;
+	extension = get_extension_oid(EXTENSION_NAME, true);
+	if (!OidIsValid(extension))
+		return false;
+	PG_TRY();
+	{
+		read_catalog(extension);
+	}
+	PG_CATCH();
+	{
+		catalog_valid = false;
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+	return true;
+}
+
 /*
  * The extension's objects, with the store locked in that mode until the
- * transaction ends, so that DDL meets us here and not at COMMIT.
+ * transaction ends, so that DDL meets us here and not at COMMIT.  NULL where
+ * the extension is not installed.
  */
 const Catalog *
-catalog_open(LOCKMODE mode)
+catalog_open_if_installed(LOCKMODE mode)
 {
-	for (;;)
+	while (refresh())
 	{
-		if (!catalog_valid)
-		{
-			PG_TRY();
-			{
-				read_catalog();
-			}
-			PG_CATCH();
-			{
-				catalog_valid = false;
-				PG_RE_THROW();
-			}
-			PG_END_TRY();
-		}
 		/* waiting for the lock may have brought news */
 		LockRelationOid(catalog.store, mode);
 		if (catalog_valid)
 			return &catalog;
 	}
+	return NULL;
+}
+
+const Catalog *
+catalog_open(LOCKMODE mode)
+{
+	const Catalog *installed = catalog_open_if_installed(mode);
+
+	if (installed == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("extension \"%s\" is not installed in this database", EXTENSION_NAME),
+				 errhint("Run CREATE EXTENSION idempotency.")));
+	return installed;
 }
 
 static void

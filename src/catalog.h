@@ -27,6 +27,7 @@ typedef struct Catalog
 } Catalog;
 
 extern const Catalog *catalog_open(LOCKMODE mode);
+extern const Catalog *catalog_open_if_installed(LOCKMODE mode);
 extern void catalog_register(void);
 
 #endif							/* CATALOG_H */

@@ -70,23 +70,29 @@ get_extension_schema(Oid extension)
 #endif
 
 /* 17 (c9af054653) lets extensions name what they wait for */
-#if PG_VERSION_NUM >= 170000
 #include "utils/wait_event.h"
 
-static inline uint32
-wait_event_lease(void)
-{
-	static uint32 event = 0;
-
-	if (event == 0)
-		event = WaitEventExtensionNew("IdempotencyLease");
-	return event;
+#if PG_VERSION_NUM >= 170000
+#define DEFINE_WAIT_EVENT(function, name) \
+static inline uint32 \
+function(void) \
+{ \
+	static uint32 event = 0; \
+	if (event == 0) \
+		event = WaitEventExtensionNew(name); \
+	return event; \
 }
 #else
-#include "utils/wait_event.h"
-
-#define wait_event_lease() PG_WAIT_EXTENSION
+#define DEFINE_WAIT_EVENT(function, name) \
+static inline uint32 \
+function(void) \
+{ \
+	return PG_WAIT_EXTENSION; \
+}
 #endif
+DEFINE_WAIT_EVENT(wait_event_lease, "IdempotencyLease")
+DEFINE_WAIT_EVENT(wait_event_launcher, "IdempotencyLauncher")
+DEFINE_WAIT_EVENT(wait_event_collector, "IdempotencyCollector")
 
 /* 17 (519fc1bd9e) has infinite intervals */
 #ifndef INTERVAL_NOT_FINITE

@@ -20,7 +20,9 @@
 #include "compat.h"
 #include "gc.h"
 #include "lock.h"
+#include "stats.h"
 #include "store.h"
+#include "wait.h"
 
 /* pages of one statement, and of one sweep: 1 MB and 64 MB */
 #define CHUNK_PAGES 128
@@ -52,36 +54,82 @@ is_only_sweep(void)
 }
 
 /*
+ * Goes on from hand over at most SWEEP_PAGES pages, once round at most, until
+ * so many rows are removed.  Moves the hand and returns how many pages it saw.
+ */
+static BlockNumber
+turn_hand(const Catalog *catalog, BlockNumber *hand, BlockNumber pages,
+		  int64 max_rows, int64 *removed)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	BlockNumber budget = Min(pages, SWEEP_PAGES);
+	BlockNumber seen = 0;
+
+	while (seen < budget && *removed < max_rows)
+	{
+		BlockNumber start = *hand < pages ? *hand : 0;
+		BlockNumber end = start + Min(Min(CHUNK_PAGES, budget - seen), pages - start);
+		int64		wanted = max_rows - *removed;
+		int64		got;
+
+		CHECK_FOR_INTERRUPTS();
+		got = store_sweep_pages(catalog, start, end, now, wanted);
+		*removed += got;
+		/* pages that had more than was wanted are not done with */
+		*hand = got < wanted ? end : start;
+		seen += end - start;
+	}
+	return seen;
+}
+
+/*
+ * Where a sweep stopped because it had removed enough, the pages that it did
+ * not see are taken to be like those that it saw.
+ */
+static void
+count_sweep(int64 max_rows, int64 removed, BlockNumber seen, BlockNumber pages,
+			const Deadline *start)
+{
+	stats_count(COUNT_SWEEPS);
+	stats_add(COUNT_COLLECTED_ROWS, removed);
+	stats_set(COUNT_LAST_SWEEP_AT, GetCurrentTimestamp());
+	stats_set(COUNT_LAST_SWEEP_MICROSECONDS, -deadline_left(start));
+	stats_set(COUNT_BACKLOG_ROWS,
+			  removed < max_rows || seen == 0 ? 0 : removed / seen * (pages - seen));
+}
+
+/*
  * Removes up to max_rows expired records and returns how many.  Whatever
  * somebody else has locked is passed over and met again on the next turn.
  */
-int64
-gc_sweep(int64 max_rows)
+static int64
+sweep(const Catalog *catalog, int64 max_rows)
 {
-	const Catalog *catalog = catalog_open(RowExclusiveLock);
-	TimestampTz now = GetCurrentTimestamp();
+	Deadline	start = deadline_after(0);
 	BlockNumber pages = pages_of_store(catalog);
-	BlockNumber budget = Min(pages, SWEEP_PAGES);
 	BlockNumber hand;
+	BlockNumber seen;
 	int64		removed = 0;
 
 	if (!is_only_sweep())
 		return 0;
 	hand = store_sweep_position(catalog);
-	while (budget > 0 && removed < max_rows)
-	{
-		BlockNumber start = hand < pages ? hand : 0;
-		BlockNumber end = start + Min(Min(CHUNK_PAGES, budget), pages - start);
-		int64		wanted = max_rows - removed;
-		int64		got;
-
-		CHECK_FOR_INTERRUPTS();
-		got = store_sweep_pages(catalog, start, end, now, wanted);
-		removed += got;
-		/* pages that had more than was wanted are not done with */
-		hand = got < wanted ? end : start;
-		budget -= end - start;
-	}
+	seen = turn_hand(catalog, &hand, pages, max_rows, &removed);
 	store_sweep_remember(catalog, hand);
+	count_sweep(max_rows, removed, seen, pages, &start);
 	return removed;
+}
+
+int64
+gc_sweep(int64 max_rows)
+{
+	return sweep(catalog_open(RowExclusiveLock), max_rows);
+}
+
+int64
+gc_sweep_if_installed(int64 max_rows)
+{
+	const Catalog *catalog = catalog_open_if_installed(RowExclusiveLock);
+
+	return catalog ? sweep(catalog, max_rows) : 0;
 }

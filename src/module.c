@@ -8,8 +8,9 @@
 
 #include "catalog.h"
 #include "settings.h"
+#include "shared.h"
 #include "transaction.h"
-#include "wait.h"
+#include "worker.h"
 
 PG_MODULE_MAGIC;
 
@@ -21,5 +22,6 @@ _PG_init(void)
 	settings_define();
 	catalog_register();
 	transaction_register();
-	wait_register();
+	shared_register();
+	worker_register();
 }

@@ -29,6 +29,7 @@
 #include "lock.h"
 #include "operation.h"
 #include "settings.h"
+#include "stats.h"
 #include "store.h"
 #include "transaction.h"
 #include "wait.h"
@@ -133,6 +134,7 @@ check_fingerprint(const OperationName *name, const bytea *stored, const bytea *g
 		(VARSIZE_ANY_EXHDR(stored) == VARSIZE_ANY_EXHDR(given) &&
 		 memcmp(VARDATA_ANY(stored), VARDATA_ANY(given), VARSIZE_ANY_EXHDR(given)) == 0))
 		return;
+	stats_count(COUNT_MISMATCHES);
 	ereport(ERROR,
 			(errcode(ERRCODE_IDEM_MISMATCH),
 			 errmsg("operation \"%s\" of scope \"%s\" was begun before with a different request",
@@ -439,12 +441,28 @@ attempt_until(Handle *handle, const BeginRequest *request, bool locked)
 			lease_wait_sleep(&lease_wait, Min(answer.retry_after, left));
 	}
 	lease_wait_end();
+	stats_count(COUNT_WAITS);
+	stats_add(COUNT_WAIT_MICROSECONDS, request->wait - left);
 	return answer;
 }
 
-/* Acquire an operation, or be told how it ended or that it is in progress. */
-Answer
-operation_begin(const BeginRequest *request)
+static void
+count_answer(const Answer *answer)
+{
+	static const Counter counters[OUTCOME_LABELS] = {
+		[OUTCOME_ACQUIRED] = COUNT_ACQUIRED,
+		[OUTCOME_IN_PROGRESS] = COUNT_IN_PROGRESS,
+		[OUTCOME_COMPLETED] = COUNT_REPLAYED_COMPLETED,
+		[OUTCOME_FAILED] = COUNT_REPLAYED_FAILED
+	};
+
+	stats_count(counters[answer->outcome]);
+	if (answer->taken_over)
+		stats_count(COUNT_TAKEN_OVER);
+}
+
+static Answer
+begin(const BeginRequest *request)
 {
 	Handle		handle = open_operation(&request->name);
 	Answer		answer;
@@ -462,6 +480,16 @@ operation_begin(const BeginRequest *request)
 	return answer;
 }
 
+/* Acquire an operation, or be told how it ended or that it is in progress. */
+Answer
+operation_begin(const BeginRequest *request)
+{
+	Answer		answer = begin(request);
+
+	count_answer(&answer);
+	return answer;
+}
+
 static void
 not_owned(const OperationName *name)
 {
@@ -475,6 +503,7 @@ not_owned(const OperationName *name)
 static void
 lease_lost(const OperationName *name)
 {
+	stats_count(COUNT_LEASES_LOST);
 	ereport(ERROR,
 			(errcode(ERRCODE_IDEM_LEASE_LOST),
 			 errmsg("lease of operation \"%s\" of scope \"%s\" was lost",
@@ -599,6 +628,7 @@ operation_end(const EndRequest *request)
 		fence = owned_fence(&handle);
 	record = fence == NO_FENCE ?
 		end_owned(&handle, request) : end_leased(&handle, request, fence);
+	stats_count(request->status == STATUS_COMPLETED ? COUNT_COMPLETED : COUNT_FAILED);
 	answer = replay(&record, record.updated_at);
 	answer.replayed = false;
 	return answer;
@@ -656,9 +686,11 @@ operation_release(const OperationName *name, int64 fence)
 
 	if (fence == NO_FENCE)
 		fence = owned_fence(&handle);
-	if (fence != NO_FENCE)
-		return release_leased(&handle, fence);
-	release_owned(&handle);
+	if (fence == NO_FENCE)
+		release_owned(&handle);
+	else if (!release_leased(&handle, fence))
+		return false;
+	stats_count(COUNT_RELEASED);
 	return true;
 }
 

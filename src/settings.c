@@ -10,18 +10,69 @@
 #include <limits.h>
 
 #include "utils/guc.h"
+#include "utils/varlena.h"
 
 #include "idempotency.h"
 #include "settings.h"
 
+int			setting_gc_batch_size = 10000;
+char	   *setting_gc_databases = "*";
+bool		setting_gc_enabled = true;
+int			setting_gc_interval = 10;
 int			setting_max_attempts = 0;
 int			setting_max_operations = 1000;
 int			setting_max_response_size = 1024 * 1024;
 int			setting_retention = 24 * 60 * 60;
 
+/* A list of names, or "*" for every database. */
+static bool
+check_databases(char **value, void **extra, GucSource source)
+{
+	char	   *list;
+	List	   *names;
+	bool		valid;
+
+	if (strcmp(*value, "*") == 0)
+		return true;
+	list = pstrdup(*value);
+	valid = SplitIdentifierString(list, ',', &names);
+	if (!valid)
+		GUC_check_errdetail("List syntax is invalid.");
+	pfree(list);
+	return valid;
+}
+
 void
 settings_define(void)
 {
+	DefineCustomIntVariable("idempotency.gc_batch_size",
+							"How many expired records the collector removes in one transaction.",
+							NULL,
+							&setting_gc_batch_size,
+							10000, 1, 1000000,
+							PGC_SIGHUP, 0, NULL, NULL, NULL);
+
+	DefineCustomStringVariable("idempotency.gc_databases",
+							   "Which databases the collector visits: names separated by commas, or *.",
+							   NULL,
+							   &setting_gc_databases,
+							   "*",
+							   PGC_SIGHUP, GUC_LIST_INPUT, check_databases, NULL, NULL);
+
+	DefineCustomBoolVariable("idempotency.gc_enabled",
+							 "Lets the background collector work.",
+							 "It needs the library in shared_preload_libraries.",
+							 &setting_gc_enabled,
+							 true,
+							 PGC_SIGHUP, 0, NULL, NULL, NULL);
+
+	DefineCustomIntVariable("idempotency.gc_interval",
+							"How long the collector sleeps after a round through the databases.",
+							NULL,
+							&setting_gc_interval,
+							10, 1, 86400,
+							PGC_SIGHUP, GUC_UNIT_S, NULL, NULL, NULL);
+
 	DefineCustomIntVariable("idempotency.max_attempts",
 							"How many attempts an operation may have.",
 							"Zero means no limit. An argument of idem_begin overrides it.",

@@ -19,6 +19,7 @@
 
 #include "compat.h"
 #include "settings.h"
+#include "stats.h"
 #include "transaction.h"
 #include "wait.h"
 
@@ -271,13 +272,15 @@ refuse_unfinished(void)
 	{
 		Entry	   *entry = present.journal[i].entry;
 
-		if (entry != NULL && is_unfinished(&entry->standing))
-			ereport(ERROR,
-					(errcode(ERRCODE_IDEM_UNFINISHED),
-					 errmsg("operation \"%s\" of scope \"%s\" was begun but neither completed, failed nor released",
-							text_to_cstring(entry->name.key),
-							text_to_cstring(entry->name.scope)),
-					 errhint("Call idem_complete, idem_fail or idem_release before COMMIT, in the transaction that called idem_begin, or begin with a lease.")));
+		if (entry == NULL || !is_unfinished(&entry->standing))
+			continue;
+		stats_count(COUNT_COMMITS_REFUSED);
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_UNFINISHED),
+				 errmsg("operation \"%s\" of scope \"%s\" was begun but neither completed, failed nor released",
+						text_to_cstring(entry->name.key),
+						text_to_cstring(entry->name.scope)),
+				 errhint("Call idem_complete, idem_fail or idem_release before COMMIT, in the transaction that called idem_begin, or begin with a lease.")));
 	}
 }
 

@@ -12,57 +12,16 @@
 
 #include "miscadmin.h"
 #include "storage/condition_variable.h"
-#include "storage/ipc.h"
 #include "storage/latch.h"
-#include "storage/lwlock.h"
-#include "storage/shmem.h"
 
 #include "compat.h"
+#include "shared.h"
 #include "wait.h"
 
-#define WAKE_UPS 128
 #define FIRST_PAUSE INT64CONST(2000)
 #define LONGEST_PAUSE INT64CONST(50000)
 /* nobody is woken by COMMIT PREPARED, or where a clock was set */
 #define LONGEST_SLEEP INT64CONST(1000000)
-
-static ConditionVariable *wake_ups = NULL;	/* NULL: not preloaded */
-static shmem_request_hook_type previous_request_hook = NULL;
-static shmem_startup_hook_type previous_startup_hook = NULL;
-
-static void
-request_shared_memory(void)
-{
-	if (previous_request_hook)
-		previous_request_hook();
-	RequestAddinShmemSpace(WAKE_UPS * sizeof(ConditionVariable));
-}
-
-static void
-start_shared_memory(void)
-{
-	bool		found;
-
-	if (previous_startup_hook)
-		previous_startup_hook();
-	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
-	wake_ups = ShmemInitStruct("idempotency wake-ups",
-							   WAKE_UPS * sizeof(ConditionVariable), &found);
-	for (int i = 0; i < WAKE_UPS && !found; i++)
-		ConditionVariableInit(&wake_ups[i]);
-	LWLockRelease(AddinShmemInitLock);
-}
-
-void
-wait_register(void)
-{
-	if (!process_shared_preload_libraries_in_progress)
-		return;
-	previous_request_hook = shmem_request_hook;
-	shmem_request_hook = request_shared_memory;
-	previous_startup_hook = shmem_startup_hook;
-	shmem_startup_hook = start_shared_memory;
-}
 
 Deadline
 deadline_after(int64 microseconds)
@@ -87,14 +46,14 @@ deadline_left(const Deadline *deadline)
 static ConditionVariable *
 wake_up_of(uint64 id)
 {
-	return &wake_ups[id % WAKE_UPS];
+	return &shared->wake_ups[id % WAKE_UPS];
 }
 
 /* From now on the end of the operation's lease wakes us. */
 LeaseWait
 lease_wait_prepare(uint64 id)
 {
-	if (wake_ups != NULL)
+	if (shared != NULL)
 		ConditionVariablePrepareToSleep(wake_up_of(id));
 	return (LeaseWait) {.id = id,.pause = FIRST_PAUSE};
 }
@@ -115,7 +74,7 @@ pause_for(LeaseWait *wait, int64 microseconds)
 void
 lease_wait_sleep(LeaseWait *wait, int64 microseconds)
 {
-	if (wake_ups == NULL)
+	if (shared == NULL)
 		pause_for(wait, microseconds);
 	else
 		(void) ConditionVariableTimedSleep(wake_up_of(wait->id),
@@ -126,7 +85,7 @@ lease_wait_sleep(LeaseWait *wait, int64 microseconds)
 void
 lease_wait_end(void)
 {
-	if (wake_ups != NULL)
+	if (shared != NULL)
 		ConditionVariableCancelSleep();
 }
 
@@ -134,6 +93,6 @@ lease_wait_end(void)
 void
 lease_wait_wake(uint64 id)
 {
-	if (wake_ups != NULL)
+	if (shared != NULL)
 		ConditionVariableBroadcast(wake_up_of(id));
 }

@@ -23,8 +23,6 @@ typedef struct LeaseWait
 	int64		pause;			/* microseconds; grows */
 } LeaseWait;
 
-extern void wait_register(void);
-
 extern Deadline deadline_after(int64 microseconds);
 extern int64 deadline_left(const Deadline *deadline);
 

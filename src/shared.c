@@ -1,0 +1,68 @@
+/*
+ * shared.c
+ *		What all sessions share in memory, where the library is preloaded.
+ *
+ * Without preloading there is none of it, and everything else works: waiters
+ * look again after a pause, nothing is counted, and nobody collects.
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+#include "storage/ipc.h"
+#include "storage/lwlock.h"
+#include "storage/shmem.h"
+
+#include "compat.h"
+#include "shared.h"
+
+Shared	   *shared = NULL;
+
+static shmem_request_hook_type previous_request_hook = NULL;
+static shmem_startup_hook_type previous_startup_hook = NULL;
+
+static void
+request(void)
+{
+	if (previous_request_hook)
+		previous_request_hook();
+	RequestAddinShmemSpace(sizeof(Shared));
+}
+
+static void
+initialize(Shared *fresh)
+{
+	for (int i = 0; i < WAKE_UPS; i++)
+		ConditionVariableInit(&fresh->wake_ups[i]);
+	for (int i = 0; i < COUNTED_DATABASES; i++)
+	{
+		pg_atomic_init_u32(&fresh->databases[i].database, InvalidOid);
+		for (int counter = 0; counter < COUNTERS; counter++)
+			pg_atomic_init_u64(&fresh->databases[i].counts[counter], 0);
+	}
+	pg_atomic_init_u32(&fresh->worker_result, 0);
+}
+
+static void
+start(void)
+{
+	bool		found;
+
+	if (previous_startup_hook)
+		previous_startup_hook();
+	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
+	shared = ShmemInitStruct("idempotency", sizeof(Shared), &found);
+	if (!found)
+		initialize(shared);
+	LWLockRelease(AddinShmemInitLock);
+}
+
+void
+shared_register(void)
+{
+	if (!process_shared_preload_libraries_in_progress)
+		return;
+	previous_request_hook = shmem_request_hook;
+	shmem_request_hook = request;
+	previous_startup_hook = shmem_startup_hook;
+	shmem_startup_hook = start;
+}

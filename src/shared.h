@@ -1,0 +1,60 @@
+/*
+ * shared.h
+ *		What all sessions share in memory, where the library is preloaded.
+ */
+#ifndef SHARED_H
+#define SHARED_H
+
+#include "postgres.h"
+
+#include "port/atomics.h"
+#include "storage/condition_variable.h"
+
+#define WAKE_UPS 128
+#define COUNTED_DATABASES 256
+
+/* what is counted; in the order of the columns of idempotency_stats */
+typedef enum Counter
+{
+	COUNT_ACQUIRED,
+	COUNT_REPLAYED_COMPLETED,
+	COUNT_REPLAYED_FAILED,
+	COUNT_IN_PROGRESS,
+	COUNT_MISMATCHES,
+	COUNT_TAKEN_OVER,
+	COUNT_COMPLETED,
+	COUNT_FAILED,
+	COUNT_RELEASED,
+	COUNT_LEASES_LOST,
+	COUNT_COMMITS_REFUSED,
+	COUNT_WAITS,
+	COUNT_WAIT_MICROSECONDS,
+	COUNT_COLLECTED_ROWS,
+	COUNT_SWEEPS,
+	/* not sums but the newest value */
+	COUNT_LAST_SWEEP_AT,
+	COUNT_LAST_SWEEP_MICROSECONDS,
+	COUNT_BACKLOG_ROWS
+} Counter;
+#define COUNTERS 18
+
+typedef struct DatabaseCounters
+{
+	pg_atomic_uint32 database;	/* InvalidOid: free */
+	pg_atomic_uint64 counts[COUNTERS];
+} DatabaseCounters;
+
+typedef struct Shared
+{
+	ConditionVariable wake_ups[WAKE_UPS];
+	DatabaseCounters databases[COUNTED_DATABASES];
+
+	/* what the collector's present worker has to say to its launcher */
+	pg_atomic_uint32 worker_result;
+} Shared;
+
+extern Shared *shared;			/* NULL: not preloaded */
+
+extern void shared_register(void);
+
+#endif							/* SHARED_H */

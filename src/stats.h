@@ -1,0 +1,22 @@
+/*
+ * stats.h
+ *		Counts what happens, where the library is preloaded.
+ */
+#ifndef STATS_H
+#define STATS_H
+
+#include "postgres.h"
+
+#include "shared.h"
+
+extern void stats_add(Counter counter, int64 amount);
+extern void stats_set(Counter counter, int64 value);
+
+static inline void
+stats_count(Counter counter)
+{
+	if (shared != NULL)
+		stats_add(counter, 1);
+}
+
+#endif							/* STATS_H */
