@@ -22,6 +22,15 @@
 #endif
 
 /*
+ * 16 (089480c077) hides the symbols of extensions from each other and shows
+ * only what the server must find.
+ */
+#if PG_VERSION_NUM < 160000
+#undef PGDLLEXPORT
+#define PGDLLEXPORT __attribute__((visibility("default")))
+#endif
+
+/*
  * 16 (4d2a844242) lets a transaction callback unregister itself while it is
  * called.  Before, the server steps to the next callback through the one that
  * has just returned, so it must stay where it is.

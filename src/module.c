@@ -7,6 +7,7 @@
 #include "fmgr.h"
 
 #include "catalog.h"
+#include "compat.h"
 #include "settings.h"
 #include "shared.h"
 #include "transaction.h"
@@ -14,7 +15,7 @@
 
 PG_MODULE_MAGIC;
 
-void		_PG_init(void);
+PGDLLEXPORT void _PG_init(void);
 
 void
 _PG_init(void)

@@ -1,0 +1,77 @@
+# PostgreSQL extension "idempotency".  "make help" lists what there is to make.
+
+# These goals are scripts that see to their own PostgreSQL.  PGXS stays out of
+# them: it needs a pg_config, and has a "check" of its own.
+SCRIPT_GOALS = help demo check bench bench-quick
+
+ifneq (,$(filter $(SCRIPT_GOALS),$(MAKECMDGOALS)))
+
+ifneq (,$(filter-out $(SCRIPT_GOALS),$(MAKECMDGOALS)))
+$(error please make "$(filter $(SCRIPT_GOALS),$(MAKECMDGOALS))" apart from "$(filter-out $(SCRIPT_GOALS),$(MAKECMDGOALS))")
+endif
+
+.PHONY: $(SCRIPT_GOALS)
+
+help:
+	@echo 'With a PostgreSQL server and its pg_config (PG_CONFIG=...):'
+	@echo '  make                  build the extension'
+	@echo '  make install          install it into that server'
+	@echo '  make installcheck     test it on that server, running'
+	@echo '  make uninstall, clean'
+	@echo 'On a private server, installed when missing (Debian), gone afterwards:'
+	@echo '  make demo             see it at work'
+	@echo '  make check            run every test'
+	@echo '  make bench            measure it (bench-quick: in a hurry)'
+
+demo:
+	@demo/run
+
+check:
+	@test/check
+
+bench:
+	@bench/run
+
+bench-quick:
+	@bench/run --quick
+
+else
+
+EXTENSION = idempotency
+MODULE_big = idempotency
+PGFILEDESC = "idempotency - exactly-once business transactions"
+OBJS = $(patsubst %.c,%.o,$(sort $(wildcard src/*.c)))
+DATA = $(sort $(wildcard idempotency--*.sql))
+
+# One after the other in this order; "setup" creates the extension.
+TESTS = $(patsubst sql/%.sql,%,$(sort $(wildcard sql/*.sql)))
+REGRESS = $(filter setup,$(TESTS)) $(filter-out setup,$(TESTS))
+ISOLATION = $(patsubst test/isolation/specs/%.spec,%,$(sort $(wildcard test/isolation/specs/*.spec)))
+ISOLATION_OPTS = --inputdir=test/isolation --load-extension=idempotency
+
+# What -Wextra finds in PostgreSQL's own headers and conventions is silenced.
+# Symbols are hidden: the server puts those of all extensions into one bag.
+PG_CFLAGS = -fvisibility=hidden -Wall -Wextra -Wno-unused-parameter -Wno-sign-compare \
+	-Wno-missing-field-initializers $(if $(WERROR),-Werror) $(EXTRA_CFLAGS)
+
+PG_CONFIG ?= pg_config
+PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)
+ifeq (,$(PGXS))
+$(error $(PG_CONFIG) not found: install the development files of your PostgreSQL (Debian: postgresql-server-dev-15) or say PG_CONFIG=/path/to/pg_config)
+endif
+ifeq (,$(wildcard $(PGXS)))
+$(error no $(PGXS): install the development files of your PostgreSQL (Debian: postgresql-server-dev-15) or say PG_CONFIG=/path/to/pg_config)
+endif
+include $(PGXS)
+
+# PGXS tracks no headers unless the server was built to.
+$(OBJS) $(OBJS:.o=.bc): $(wildcard src/*.h)
+
+# What test/check has to run, so that the lists above are the only ones.
+.PHONY: list-regress list-isolation
+list-regress:
+	@echo $(REGRESS)
+list-isolation:
+	@echo $(ISOLATION)
+
+endif
