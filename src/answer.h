@@ -2,8 +2,8 @@
  * answer.h
  *		An answer as a value of type idem_operation.
  */
-#ifndef ANSWER_H
-#define ANSWER_H
+#ifndef IDEM_ANSWER_H
+#define IDEM_ANSWER_H
 
 #include "postgres.h"
 
@@ -17,4 +17,4 @@ extern void answer_to_tuplestore(const Answer *answer, Tuplestorestate *store,
 								 TupleDesc descriptor);
 extern OperationName name_of_operation(Datum operation, int64 *fence);
 
-#endif							/* ANSWER_H */
+#endif							/* IDEM_ANSWER_H */

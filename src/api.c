@@ -14,6 +14,7 @@
 #include "compat.h"
 #include "fingerprint.h"
 #include "gc.h"
+#include "handle.h"
 #include "operation.h"
 #include "resource.h"
 #include "settings.h"
@@ -40,7 +41,7 @@ idem_begin(PG_FUNCTION_ARGS)
 	BeginRequest request;
 	Answer		answer;
 
-	operation_require_writable("idem_begin()");
+	require_writable("idem_begin()");
 	request.name = name_arguments(fcinfo, 0, 1);
 	request.request_hash = request_arguments(fcinfo, 2, 3);
 	request.lease = optional_duration(fcinfo, 4, "lease", false, 0);
@@ -64,7 +65,7 @@ complete(FunctionCallInfo fcinfo, EndRequest *request, int code, int retention)
 	request->status = STATUS_COMPLETED;
 	request->response = response_arguments(fcinfo, 1, code);
 	request->retention = optional_duration(fcinfo, retention, "retention", false,
-										   operation_default_retention());
+										   default_retention());
 	operation_check_response(&request->response);
 	(void) operation_end(request);
 }
@@ -75,7 +76,7 @@ idem_complete(PG_FUNCTION_ARGS)
 {
 	EndRequest	request = {0};
 
-	operation_require_writable("idem_complete()");
+	require_writable("idem_complete()");
 	request.name = name_arguments(fcinfo, 0, 2);
 	request.fence = optional_fence(fcinfo, 6);
 	complete(fcinfo, &request, 3, 7);
@@ -88,7 +89,7 @@ idem_complete_operation(PG_FUNCTION_ARGS)
 {
 	EndRequest	request = {0};
 
-	operation_require_writable("idem_complete()");
+	require_writable("idem_complete()");
 	operation_argument(fcinfo, 0, &request);
 	complete(fcinfo, &request, 2, 5);
 	PG_RETURN_VOID();
@@ -104,7 +105,7 @@ fail(FunctionCallInfo fcinfo, EndRequest *request, int code, int retryable)
 	request->retryable = required_bool(fcinfo, retryable, "retryable");
 	request->retry_after = optional_duration(fcinfo, retry_after, "retry_after", true, 0);
 	request->retention = optional_duration(fcinfo, retryable + 2, "retention", false,
-										   operation_default_retention());
+										   default_retention());
 	if (!request->retryable && !PG_ARGISNULL(retry_after))
 		ereport(ERROR,
 				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
@@ -123,7 +124,7 @@ idem_fail(PG_FUNCTION_ARGS)
 {
 	EndRequest	request = {0};
 
-	operation_require_writable("idem_fail()");
+	require_writable("idem_fail()");
 	request.name = name_arguments(fcinfo, 0, 2);
 	request.fence = optional_fence(fcinfo, 6);
 	fail(fcinfo, &request, 3, 7);
@@ -136,7 +137,7 @@ idem_fail_operation(PG_FUNCTION_ARGS)
 {
 	EndRequest	request = {0};
 
-	operation_require_writable("idem_fail()");
+	require_writable("idem_fail()");
 	operation_argument(fcinfo, 0, &request);
 	fail(fcinfo, &request, 2, 5);
 	PG_RETURN_VOID();
@@ -149,7 +150,7 @@ idem_release(PG_FUNCTION_ARGS)
 	OperationName name;
 	int64		fence;
 
-	operation_require_writable("idem_release()");
+	require_writable("idem_release()");
 	name = name_arguments(fcinfo, 0, 1);
 	fence = optional_fence(fcinfo, 2);
 	PG_RETURN_BOOL(operation_release(&name, fence));
@@ -163,7 +164,7 @@ idem_extend(PG_FUNCTION_ARGS)
 	int64		lease;
 	int64		fence;
 
-	operation_require_writable("idem_extend()");
+	require_writable("idem_extend()");
 	name = name_arguments(fcinfo, 0, 2);
 	lease = required_duration(fcinfo, 1, "lease", false);
 	fence = optional_fence(fcinfo, 3);
@@ -203,7 +204,7 @@ idem_advance(PG_FUNCTION_ARGS)
 	OperationName stream;
 	int64		seq;
 
-	operation_require_writable("idem_advance()");
+	require_writable("idem_advance()");
 	stream.key = required_text(fcinfo, 0, "stream");
 	check_name_part(stream.key, "stream", false);
 	seq = required_bigint(fcinfo, 1, "seq");
@@ -217,7 +218,7 @@ idem_gc(PG_FUNCTION_ARGS)
 {
 	int32		max_rows;
 
-	operation_require_writable("idem_gc()");
+	require_writable("idem_gc()");
 	require_argument(fcinfo, 0, "max_rows");
 	max_rows = PG_GETARG_INT32(0);
 	if (max_rows <= 0)

@@ -2,8 +2,8 @@
  * arguments.h
  *		Reads and checks what SQL functions are given.
  */
-#ifndef ARGUMENTS_H
-#define ARGUMENTS_H
+#ifndef IDEM_ARGUMENTS_H
+#define IDEM_ARGUMENTS_H
 
 #include "postgres.h"
 
@@ -32,4 +32,4 @@ extern bool required_bool(FunctionCallInfo fcinfo, int argument, const char *nam
 extern bytea *request_arguments(FunctionCallInfo fcinfo, int request, int request_hash);
 extern Response response_arguments(FunctionCallInfo fcinfo, int payload, int code);
 
-#endif							/* ARGUMENTS_H */
+#endif							/* IDEM_ARGUMENTS_H */

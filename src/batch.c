@@ -17,6 +17,7 @@
 #include "arguments.h"
 #include "compat.h"
 #include "fingerprint.h"
+#include "handle.h"
 #include "operation.h"
 #include "settings.h"
 #include "transaction.h"
@@ -73,7 +74,7 @@ idem_begin_batch(PG_FUNCTION_ARGS)
 	ReturnSetInfo *result = (ReturnSetInfo *) fcinfo->resultinfo;
 	Batch		batch;
 
-	operation_require_writable("idem_begin_batch()");
+	require_writable("idem_begin_batch()");
 	batch = batch_arguments(fcinfo, 0, 1, 2, "requests");
 	/* refuse the whole of a batch that is too large before it takes a lock */
 	transaction_reserve(batch.count);
@@ -98,14 +99,14 @@ idem_complete_batch(PG_FUNCTION_ARGS)
 {
 	Batch		batch;
 
-	operation_require_writable("idem_complete_batch()");
+	require_writable("idem_complete_batch()");
 	batch = batch_arguments(fcinfo, 0, 2, 1, "responses");
 	for (int i = 0; i < batch.count; i++)
 	{
 		EndRequest	request = {
 			.name = batch.names[i],
 			.status = STATUS_COMPLETED,
-			.retention = operation_default_retention()
+			.retention = default_retention()
 		};
 
 		CHECK_FOR_INTERRUPTS();

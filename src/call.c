@@ -29,6 +29,7 @@
 #include "arguments.h"
 #include "compat.h"
 #include "fingerprint.h"
+#include "handle.h"
 #include "operation.h"
 #include "settings.h"
 
@@ -227,7 +228,7 @@ idem_call(PG_FUNCTION_ARGS)
 	Call		call;
 	Answer		answer;
 
-	operation_require_writable("idem_call()");
+	require_writable("idem_call()");
 	require_argument(fcinfo, 0, "handler");
 	call.handler = PG_GETARG_OID(0);
 	check_handler(call.handler);
@@ -238,7 +239,7 @@ idem_call(PG_FUNCTION_ARGS)
 	begin.wait = required_duration(fcinfo, 4, "wait", true);
 	begin.max_attempts = setting_max_attempts;
 	call.retention = optional_duration(fcinfo, 5, "retention", false,
-									   operation_default_retention());
+									   default_retention());
 	call.record_failure = required_bool(fcinfo, 6, "record_failure");
 
 	answer = operation_begin(&begin);

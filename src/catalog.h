@@ -2,8 +2,8 @@
  * catalog.h
  *		Which objects of this database are the extension's.
  */
-#ifndef CATALOG_H
-#define CATALOG_H
+#ifndef IDEM_CATALOG_H
+#define IDEM_CATALOG_H
 
 #include "postgres.h"
 
@@ -30,4 +30,4 @@ extern const Catalog *catalog_open(LOCKMODE mode);
 extern const Catalog *catalog_open_if_installed(LOCKMODE mode);
 extern void catalog_register(void);
 
-#endif							/* CATALOG_H */
+#endif							/* IDEM_CATALOG_H */

@@ -2,8 +2,8 @@
  * compat.h
  *		Every difference between server versions, in the newest spelling.
  */
-#ifndef COMPAT_H
-#define COMPAT_H
+#ifndef IDEM_COMPAT_H
+#define IDEM_COMPAT_H
 
 #include "postgres.h"
 
@@ -131,4 +131,4 @@ DEFINE_WAIT_EVENT(wait_event_collector, "IdempotencyCollector")
 	index_beginscan(heap, index, snapshot, keys, 0)
 #endif
 
-#endif							/* COMPAT_H */
+#endif							/* IDEM_COMPAT_H */

@@ -2,8 +2,8 @@
  * direct.h
  *		The two hot statements on the store without the executor.
  */
-#ifndef DIRECT_H
-#define DIRECT_H
+#ifndef IDEM_DIRECT_H
+#define IDEM_DIRECT_H
 
 #include "postgres.h"
 
@@ -16,4 +16,4 @@ extern bool direct_find(const Catalog *catalog, const OperationName *name, Snaps
 						Record *found, ItemPointer version);
 extern void direct_insert(const Catalog *catalog, const Record *record);
 
-#endif							/* DIRECT_H */
+#endif							/* IDEM_DIRECT_H */

@@ -2,8 +2,8 @@
  * fingerprint.h
  *		What is remembered of a request, and the keys of steps.
  */
-#ifndef FINGERPRINT_H
-#define FINGERPRINT_H
+#ifndef IDEM_FINGERPRINT_H
+#define IDEM_FINGERPRINT_H
 
 #include "postgres.h"
 
@@ -12,4 +12,4 @@
 extern bytea *fingerprint_of(Jsonb *request);
 extern text *step_key(text *key, text *step);
 
-#endif							/* FINGERPRINT_H */
+#endif							/* IDEM_FINGERPRINT_H */

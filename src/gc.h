@@ -2,12 +2,12 @@
  * gc.h
  *		Collects records that have expired.
  */
-#ifndef GC_H
-#define GC_H
+#ifndef IDEM_GC_H
+#define IDEM_GC_H
 
 #include "postgres.h"
 
 extern int64 gc_sweep(int64 max_rows);
 extern int64 gc_sweep_if_installed(int64 max_rows);
 
-#endif							/* GC_H */
+#endif							/* IDEM_GC_H */

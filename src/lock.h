@@ -2,8 +2,8 @@
  * lock.h
  *		Advisory locks of our own class: tags, and how to take them.
  */
-#ifndef LOCK_H
-#define LOCK_H
+#ifndef IDEM_LOCK_H
+#define IDEM_LOCK_H
 
 #include "postgres.h"
 
@@ -28,4 +28,4 @@ extern void lock_acquire(const LOCKTAG *tag);
 extern bool lock_acquire_within(const LOCKTAG *tag, int64 microseconds);
 extern void lock_release(const LOCKTAG *tag);
 
-#endif							/* LOCK_H */
+#endif							/* IDEM_LOCK_H */

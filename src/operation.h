@@ -1,9 +1,10 @@
 /*
  * operation.h
- *		The life of an operation.
+ *		The life of an operation: what may be asked, and the answer.
+ *		begin.c and end.c do it.
  */
-#ifndef OPERATION_H
-#define OPERATION_H
+#ifndef IDEM_OPERATION_H
+#define IDEM_OPERATION_H
 
 #include "postgres.h"
 
@@ -43,13 +44,11 @@ typedef struct Answer
 	Record		record;
 } Answer;
 
-extern void operation_require_writable(const char *function);
 extern Answer operation_begin(const BeginRequest *request);
 extern Answer operation_end(const EndRequest *request);
 extern bool operation_release(const OperationName *name, int64 fence);
 extern TimestampTz operation_extend(const OperationName *name, int64 fence, int64 lease);
 extern bool operation_lookup(const OperationName *name, Answer *answer);
 extern void operation_check_response(const Response *response);
-extern int64 operation_default_retention(void);
 
-#endif							/* OPERATION_H */
+#endif							/* IDEM_OPERATION_H */

@@ -2,8 +2,8 @@
  * record.h
  *		A row of the store as values and nulls in the order of its columns.
  */
-#ifndef RECORD_H
-#define RECORD_H
+#ifndef IDEM_RECORD_H
+#define IDEM_RECORD_H
 
 #include "postgres.h"
 
@@ -45,4 +45,4 @@ extern void record_to_columns(const Catalog *catalog, const Record *record,
 extern void record_from_columns(const Catalog *catalog, const Datum *values,
 								const bool *nulls, Record *record);
 
-#endif							/* RECORD_H */
+#endif							/* IDEM_RECORD_H */

@@ -2,11 +2,11 @@
  * resource.h
  *		Exclusive locks on entities.
  */
-#ifndef RESOURCE_H
-#define RESOURCE_H
+#ifndef IDEM_RESOURCE_H
+#define IDEM_RESOURCE_H
 
 #include "postgres.h"
 
 extern bool resource_lock_all(text **names, int count, int64 wait);
 
-#endif							/* RESOURCE_H */
+#endif							/* IDEM_RESOURCE_H */

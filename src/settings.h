@@ -2,8 +2,8 @@
  * settings.h
  *		Every setting of the extension.
  */
-#ifndef SETTINGS_H
-#define SETTINGS_H
+#ifndef IDEM_SETTINGS_H
+#define IDEM_SETTINGS_H
 
 extern int	setting_gc_batch_size;	/* rows */
 extern char *setting_gc_databases;
@@ -16,4 +16,4 @@ extern int	setting_retention;	/* seconds */
 
 extern void settings_define(void);
 
-#endif							/* SETTINGS_H */
+#endif							/* IDEM_SETTINGS_H */

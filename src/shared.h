@@ -2,8 +2,8 @@
  * shared.h
  *		What all sessions share in memory, where the library is preloaded.
  */
-#ifndef SHARED_H
-#define SHARED_H
+#ifndef IDEM_SHARED_H
+#define IDEM_SHARED_H
 
 #include "postgres.h"
 
@@ -57,4 +57,4 @@ extern Shared *shared;			/* NULL: not preloaded */
 
 extern void shared_register(void);
 
-#endif							/* SHARED_H */
+#endif							/* IDEM_SHARED_H */

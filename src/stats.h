@@ -2,8 +2,8 @@
  * stats.h
  *		Counts what happens, where the library is preloaded.
  */
-#ifndef STATS_H
-#define STATS_H
+#ifndef IDEM_STATS_H
+#define IDEM_STATS_H
 
 #include "postgres.h"
 
@@ -19,4 +19,4 @@ stats_count(Counter counter)
 		stats_add(counter, 1);
 }
 
-#endif							/* STATS_H */
+#endif							/* IDEM_STATS_H */

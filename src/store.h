@@ -2,8 +2,8 @@
  * store.h
  *		Every SQL statement on the tables.
  */
-#ifndef STORE_H
-#define STORE_H
+#ifndef IDEM_STORE_H
+#define IDEM_STORE_H
 
 #include "postgres.h"
 
@@ -24,4 +24,4 @@ extern int64 store_sweep_pages(const Catalog *catalog, BlockNumber start, BlockN
 extern void store_sweep_remember(const Catalog *catalog, BlockNumber position);
 extern int64 store_next_fence(const Catalog *catalog, int64 after);
 
-#endif							/* STORE_H */
+#endif							/* IDEM_STORE_H */

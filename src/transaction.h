@@ -2,8 +2,8 @@
  * transaction.h
  *		What this transaction has begun and ended.
  */
-#ifndef TRANSACTION_H
-#define TRANSACTION_H
+#ifndef IDEM_TRANSACTION_H
+#define IDEM_TRANSACTION_H
 
 #include "postgres.h"
 
@@ -37,4 +37,4 @@ extern void transaction_note_locks(int count);
 extern void transaction_wake_at_commit(uint64 id);
 extern void transaction_reserve(int count);
 
-#endif							/* TRANSACTION_H */
+#endif							/* IDEM_TRANSACTION_H */

@@ -2,8 +2,8 @@
  * wait.h
  *		How long a caller still waits, and waiting for a lease to end.
  */
-#ifndef WAIT_H
-#define WAIT_H
+#ifndef IDEM_WAIT_H
+#define IDEM_WAIT_H
 
 #include "postgres.h"
 
@@ -31,4 +31,4 @@ extern void lease_wait_sleep(LeaseWait *wait, int64 microseconds);
 extern void lease_wait_end(void);
 extern void lease_wait_wake(uint64 id);
 
-#endif							/* WAIT_H */
+#endif							/* IDEM_WAIT_H */

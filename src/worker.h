@@ -2,9 +2,9 @@
  * worker.h
  *		The background collector.
  */
-#ifndef WORKER_H
-#define WORKER_H
+#ifndef IDEM_WORKER_H
+#define IDEM_WORKER_H
 
 extern void worker_register(void);
 
-#endif							/* WORKER_H */
+#endif							/* IDEM_WORKER_H */

@@ -1,0 +1,342 @@
+/*
+ * begin.c
+ *		The beginning of an operation: acquire it, or be told how it ended or
+ *		that it is in progress.
+ *
+ * Times are the clock's, not the transaction's: transactions can be long.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "common/int.h"
+#include "utils/builtins.h"
+#include "utils/jsonb.h"
+#include "utils/timestamp.h"
+
+#include "compat.h"
+#include "handle.h"
+#include "operation.h"
+#include "stats.h"
+#include "store.h"
+#include "verdict.h"
+#include "wait.h"
+
+static void
+check_fingerprint(const OperationName *name, const bytea *stored, const bytea *given)
+{
+	if (stored == NULL || given == NULL ||
+		(VARSIZE_ANY_EXHDR(stored) == VARSIZE_ANY_EXHDR(given) &&
+		 memcmp(VARDATA_ANY(stored), VARDATA_ANY(given), VARSIZE_ANY_EXHDR(given)) == 0))
+		return;
+	stats_count(COUNT_MISMATCHES);
+	ereport(ERROR,
+			(errcode(ERRCODE_IDEM_MISMATCH),
+			 errmsg("operation \"%s\" of scope \"%s\" was begun before with a different request",
+					text_to_cstring(name->key), text_to_cstring(name->scope)),
+			 errhint("Use a new key for a new request, and send the same request with the same key.")));
+}
+
+/* What this transaction itself has begun. */
+static Answer
+in_progress_here(const Handle *handle, TimestampTz now)
+{
+	Record		own = {
+		.name = *handle->name,
+		.status = STATUS_PENDING,
+		.attempt = handle->standing.attempt,
+		.lease_expires_at = handle->standing.lease_expires_at,
+		.created_at = handle->standing.created_at,
+		.updated_at = handle->standing.created_at,
+		.expires_at = NO_TIME
+	};
+
+	return in_progress(handle->name, &own, now);
+}
+
+/*
+ * The record that an acquired operation has from now on.  It succeeds the one
+ * found, if that still counts.
+ */
+static Record
+next_attempt(const BeginRequest *request, const Record *before, TimestampTz now)
+{
+	Record		record = {
+		.name = request->name,
+		.status = STATUS_PENDING,
+		.attempt = 1,
+		.request_hash = request->request_hash,
+		.lease_expires_at = NO_TIME,
+		.retry_at = NO_TIME,
+		.created_at = now,
+		.updated_at = now,
+		.expires_at = NO_TIME
+	};
+
+	if (before != NULL)
+	{
+		record.created_at = before->created_at;
+		if (record.request_hash == NULL)
+			record.request_hash = before->request_hash;
+		if (pg_add_s32_overflow(before->attempt, 1, &record.attempt))
+			record.attempt = before->attempt;
+	}
+	return record;
+}
+
+/* A lease is written at once, and durable when COMMIT returns. */
+static void
+write_lease(const Handle *handle, const BeginRequest *request, const Record *found, Record *record)
+{
+	int64		retention = default_retention();
+
+	record->fence = store_next_fence(handle->catalog, found ? found->fence : NO_FENCE);
+	record->lease_expires_at = time_after(record->updated_at, request->lease, "lease");
+	record->expires_at = Max(time_after(record->updated_at, retention, "idempotency.retention"),
+							 record->lease_expires_at);
+	handle_write(handle, record, found != NULL);
+	ForceSyncCommit();
+}
+
+/*
+ * The caller owns the operation, whose lock is held.  Nothing is written for a
+ * transaction-bound one.
+ */
+static Answer
+acquired(Handle *handle, const BeginRequest *request, const Record *found, TimestampTz now)
+{
+	const Record *before = found && !is_absent(found, now) ? found : NULL;
+	Answer		answer = {
+		.outcome = OUTCOME_ACQUIRED,
+		.taken_over = before != NULL && before->status == STATUS_PENDING,
+		.record = next_attempt(request, before, now)
+	};
+	Standing	standing = {
+		.phase = PHASE_PENDING,
+		.level = GetCurrentTransactionNestLevel(),
+		.stored = found != NULL,
+		.wrote = handle->standing.wrote
+	};
+
+	if (request->lease > 0)
+	{
+		write_lease(handle, request, found, &answer.record);
+		standing.stored = standing.wrote = true;
+	}
+	standing.attempt = answer.record.attempt;
+	standing.fence = answer.record.fence;
+	standing.request_hash = answer.record.request_hash;
+	standing.lease_expires_at = answer.record.lease_expires_at;
+	standing.created_at = answer.record.created_at;
+	handle_note(handle, standing);
+	return answer;
+}
+
+static void
+push_string(JsonbParseState **state, JsonbIteratorToken token, const char *string)
+{
+	JsonbValue	value = {.type = jbvString};
+
+	value.val.string.val = unconstify(char *, string);
+	value.val.string.len = strlen(string);
+	(void) pushJsonbValue(state, token, &value);
+}
+
+/* {"reason": "attempts exhausted", "attempts": N} */
+static Response
+exhausted_response(int32 attempts)
+{
+	JsonbParseState *state = NULL;
+	Response	response = {0};
+	JsonbValue	count = {.type = jbvNumeric};
+
+	(void) pushJsonbValue(&state, WJB_BEGIN_OBJECT, NULL);
+	push_string(&state, WJB_KEY, "reason");
+	push_string(&state, WJB_VALUE, "attempts exhausted");
+	push_string(&state, WJB_KEY, "attempts");
+	count.val.numeric = int64_to_numeric(attempts);
+	(void) pushJsonbValue(&state, WJB_VALUE, &count);
+	response.payload = (struct varlena *)
+		JsonbValueToJsonb(pushJsonbValue(&state, WJB_END_OBJECT, NULL));
+	return response;
+}
+
+/* The attempt would be one too many: the operation has failed for good. */
+static Answer
+exhausted(Handle *handle, const Record *found, TimestampTz now)
+{
+	Record		record = *found;
+
+	record.status = STATUS_FAILED;
+	record.lease_expires_at = NO_TIME;
+	record.retry_at = NO_TIME;
+	record.response = exhausted_response(found->attempt);
+	record.updated_at = now;
+	record.expires_at = time_after(now, default_retention(), "idempotency.retention");
+	store_put(handle->catalog, &record);
+	ForceSyncCommit();
+	handle_note_end(handle);
+	return replay(&record, now);
+}
+
+/*
+ * One look at the store.  Where the lock is held, this decides; without it
+ * only an end can be told, or that the operation is in progress.
+ */
+static Answer
+look(Handle *handle, const BeginRequest *request, bool locked)
+{
+	Record		record;
+	bool		exists = store_find(handle->catalog, &request->name, &record);
+	const Record *found = exists ? &record : NULL;
+	TimestampTz now = GetCurrentTimestamp();
+	Verdict		verdict = VERDICT_ACQUIRE;
+
+	if (found != NULL && !is_absent(found, now))
+	{
+		check_fingerprint(&request->name, found->request_hash, request->request_hash);
+		verdict = judge(found, request->max_attempts, now);
+	}
+
+	switch (verdict)
+	{
+		case VERDICT_REPLAY:
+			return replay(found, now);
+		case VERDICT_IN_PROGRESS:
+			return in_progress(&request->name, found, now);
+		case VERDICT_EXHAUSTED:
+			if (locked)
+				return exhausted(handle, found, now);
+			break;
+		case VERDICT_ACQUIRE:
+			if (locked)
+				return acquired(handle, request, found, now);
+			break;
+	}
+	/* an open transaction has it, and has written nothing yet */
+	return in_progress(&request->name, NULL, now);
+}
+
+/* Has the answer left this transaction with something to hold the lock for? */
+static bool
+keeps_lock(const Handle *handle, const Standing *before)
+{
+	return handle->standing.phase != before->phase || handle->standing.wrote != before->wrote;
+}
+
+/* One try: with the lock if it can be had in that time, else without. */
+static Answer
+attempt(Handle *handle, const BeginRequest *request, int64 lock_wait, bool *locked)
+{
+	Standing	before = handle->standing;
+	Answer		answer;
+
+	*locked = lock_wait > 0 ?
+		lock_acquire_within(&handle->lock, lock_wait) : lock_acquire_now(&handle->lock);
+	answer = look(handle, request, *locked);
+	/* whoever only replays never keeps others waiting */
+	if (*locked && !keeps_lock(handle, &before))
+		lock_release(&handle->lock);
+	return answer;
+}
+
+/*
+ * Waits for whoever owns the operation now, tries again, and so on until it
+ * has ended, is ours, or the time is up.  An open transaction is waited for in
+ * the lock manager, a lease until it ends.
+ */
+static Answer
+attempt_until(Handle *handle, const BeginRequest *request, bool locked)
+{
+	Deadline	deadline = deadline_after(request->wait);
+	LeaseWait	lease_wait = lease_wait_prepare(handle->id);
+	int64		left = request->wait;
+	Answer		answer;
+
+	for (;;)
+	{
+		answer = attempt(handle, request, locked ? 0 : left, &locked);
+		left = deadline_left(&deadline);
+		if (answer.outcome != OUTCOME_IN_PROGRESS || left <= 0)
+			break;
+		if (locked)
+			lease_wait_sleep(&lease_wait, Min(answer.retry_after, left));
+	}
+	lease_wait_end();
+	stats_count(COUNT_WAITS);
+	stats_add(COUNT_WAIT_MICROSECONDS, request->wait - left);
+	return answer;
+}
+
+static void
+count_answer(const Answer *answer)
+{
+	static const Counter counters[OUTCOME_LABELS] = {
+		[OUTCOME_ACQUIRED] = COUNT_ACQUIRED,
+		[OUTCOME_IN_PROGRESS] = COUNT_IN_PROGRESS,
+		[OUTCOME_COMPLETED] = COUNT_REPLAYED_COMPLETED,
+		[OUTCOME_FAILED] = COUNT_REPLAYED_FAILED
+	};
+
+	stats_count(counters[answer->outcome]);
+	if (answer->taken_over)
+		stats_count(COUNT_TAKEN_OVER);
+}
+
+static Answer
+begin(const BeginRequest *request)
+{
+	Handle		handle = handle_open(&request->name);
+	Answer		answer;
+	bool		locked;
+
+	if (handle.standing.phase == PHASE_PENDING)
+	{
+		check_fingerprint(&request->name, handle.standing.request_hash, request->request_hash);
+		return in_progress_here(&handle, GetCurrentTimestamp());
+	}
+	transaction_reserve(1);
+	answer = attempt(&handle, request, 0, &locked);
+	if (answer.outcome == OUTCOME_IN_PROGRESS && request->wait > 0)
+		answer = attempt_until(&handle, request, locked);
+	return answer;
+}
+
+/* Acquire an operation, or be told how it ended or that it is in progress. */
+Answer
+operation_begin(const BeginRequest *request)
+{
+	Answer		answer = begin(request);
+
+	count_answer(&answer);
+	return answer;
+}
+
+/* What a record says to somebody who does not want to own the operation. */
+static Answer
+tell(const OperationName *name, const Record *found, TimestampTz now)
+{
+	return found->status == STATUS_PENDING ?
+		in_progress(name, found, now) : replay(found, now);
+}
+
+/* What is known of an operation; false where nothing is. */
+bool
+operation_lookup(const OperationName *name, Answer *answer)
+{
+	const Catalog *catalog = catalog_open(AccessShareLock);
+	Handle		handle = {.catalog = catalog,.name = name};
+	TimestampTz now;
+	Record		record;
+	bool		exists;
+
+	handle.standing = transaction_standing(lock_id(name, catalog->lock_seed), name);
+	exists = store_peek(catalog, name, &record);
+	now = GetCurrentTimestamp();
+	if (handle.standing.phase == PHASE_PENDING)
+		*answer = in_progress_here(&handle, now);
+	else if (exists && !is_absent(&record, now))
+		*answer = tell(name, &record, now);
+	else
+		return false;
+	return true;
+}

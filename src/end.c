@@ -1,0 +1,258 @@
+/*
+ * end.c
+ *		The end of an operation: completed, failed or released; and a lease
+ *		that is made longer.
+ *
+ * Without a fence these are for what this very transaction began, with one
+ * for that attempt, from any session.
+ */
+#include "postgres.h"
+
+#include "access/detoast.h"
+#include "access/xact.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+#include "compat.h"
+#include "handle.h"
+#include "operation.h"
+#include "settings.h"
+#include "stats.h"
+#include "store.h"
+#include "verdict.h"
+
+static void
+not_owned(const OperationName *name)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_IDEM_NOT_OWNED),
+			 errmsg("operation \"%s\" of scope \"%s\" is not owned by this transaction",
+					text_to_cstring(name->key), text_to_cstring(name->scope)),
+			 errhint("Call idem_begin in this transaction and go on only if it answers ACQUIRED, or give the fence of a leased operation.")));
+}
+
+static void
+lease_lost(const OperationName *name)
+{
+	stats_count(COUNT_LEASES_LOST);
+	ereport(ERROR,
+			(errcode(ERRCODE_IDEM_LEASE_LOST),
+			 errmsg("lease of operation \"%s\" of scope \"%s\" was lost",
+					text_to_cstring(name->key), text_to_cstring(name->scope)),
+			 errdetail("The fence is no longer current: the operation was taken over, ended or released."),
+			 errhint("Call idem_begin to learn what became of the operation.")));
+}
+
+/* Bytes of one part of a response, uncompressed. */
+static int64
+part_size(struct varlena *part)
+{
+	return part == NULL ? 0 : toast_raw_datum_size(PointerGetDatum(part)) - VARHDRSZ;
+}
+
+void
+operation_check_response(const Response *response)
+{
+	int64		size = part_size(response->payload) + part_size(response->headers) +
+		part_size(response->body);
+
+	if (size > setting_max_response_size)
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_TOO_LARGE),
+				 errmsg("response of " INT64_FORMAT " bytes is larger than idempotency.max_response_size",
+						size),
+				 errdetail("The limit is %d bytes for payload, headers and body together.",
+						   setting_max_response_size),
+				 errhint("Store the response elsewhere and a reference to it here, or raise the limit.")));
+}
+
+/* Takes the lock of an operation that is ended by its fence. */
+static void
+lock_by_fence(Handle *handle, int64 fence)
+{
+	/* this transaction may have taken it over without a lease */
+	if (handle->standing.phase == PHASE_PENDING && handle->standing.fence != fence)
+		lease_lost(handle->name);
+	transaction_reserve(1);
+	lock_acquire(&handle->lock);
+}
+
+/* The fence that an end without one means: that of this transaction's begin. */
+static int64
+owned_fence(const Handle *handle)
+{
+	if (handle->standing.phase != PHASE_PENDING)
+		not_owned(handle->name);
+	return handle->standing.fence;
+}
+
+/* Makes a record the ended one that was asked for. */
+static void
+set_end(Record *record, const EndRequest *request)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	TimestampTz from = now;
+
+	record->status = request->status;
+	record->response = request->response;
+	record->lease_expires_at = NO_TIME;
+	record->retry_at = NO_TIME;
+	record->updated_at = now;
+	/* a failure to be tried again is remembered for longer than its pause */
+	if (request->retryable)
+		from = record->retry_at = time_after(now, request->retry_after, "retry_after");
+	record->expires_at = time_after(from, request->retention, "retention");
+}
+
+/* The one row that a transaction-bound operation costs. */
+static Record
+end_owned(Handle *handle, const EndRequest *request)
+{
+	Record		record = {
+		.name = request->name,
+		.attempt = handle->standing.attempt,
+		.request_hash = handle->standing.request_hash,
+		.fence = NO_FENCE,
+		.created_at = handle->standing.created_at
+	};
+
+	set_end(&record, request);
+	handle_write(handle, &record, handle->standing.stored);
+	handle_note_end(handle);
+	return record;
+}
+
+/* A leased operation ends if the fence is current; to repeat that is no error. */
+static Record
+end_leased(Handle *handle, const EndRequest *request, int64 fence)
+{
+	Record		record;
+
+	lock_by_fence(handle, fence);
+	if (!store_find(handle->catalog, handle->name, &record) || record.fence != fence)
+		lease_lost(handle->name);
+	if (record.status == STATUS_PENDING)
+	{
+		set_end(&record, request);
+		store_put(handle->catalog, &record);
+		ForceSyncCommit();
+		transaction_wake_at_commit(handle->id);
+		handle_note_end(handle);
+	}
+	else if (record.status == request->status)
+		lock_release(&handle->lock);
+	else
+		lease_lost(handle->name);
+	return record;
+}
+
+/* End an operation and store its response. */
+Answer
+operation_end(const EndRequest *request)
+{
+	Handle		handle = handle_open(&request->name);
+	int64		fence = request->fence;
+	Record		record;
+	Answer		answer;
+
+	if (fence == NO_FENCE)
+		fence = owned_fence(&handle);
+	record = fence == NO_FENCE ?
+		end_owned(&handle, request) : end_leased(&handle, request, fence);
+	stats_count(request->status == STATUS_COMPLETED ? COUNT_COMPLETED : COUNT_FAILED);
+	answer = replay(&record, record.updated_at);
+	answer.replayed = false;
+	return answer;
+}
+
+/*
+ * Nothing is left of what this transaction began.  The lock goes at once
+ * where no rollback can bring the operation back and no row waits for COMMIT.
+ */
+static void
+release_owned(Handle *handle)
+{
+	Standing	before = handle->standing;
+	Standing	released = {.phase = PHASE_NONE,.wrote = before.wrote};
+
+	if (before.stored)
+	{
+		store_delete(handle->catalog, handle->name);
+		released.wrote = true;
+	}
+	released.level = GetCurrentTransactionNestLevel();
+	handle_note(handle, released);
+	if (!released.wrote && before.level == released.level)
+		lock_release(&handle->lock);
+}
+
+static bool
+release_leased(Handle *handle, int64 fence)
+{
+	Standing	released = {.phase = PHASE_NONE,.wrote = true};
+	Record		record;
+
+	if (handle->standing.phase == PHASE_PENDING && handle->standing.fence != fence)
+		return false;
+	lock_by_fence(handle, fence);
+	if (!store_find(handle->catalog, handle->name, &record) ||
+		record.fence != fence || record.status != STATUS_PENDING)
+	{
+		lock_release(&handle->lock);
+		return false;
+	}
+	store_delete(handle->catalog, handle->name);
+	ForceSyncCommit();
+	transaction_wake_at_commit(handle->id);
+	released.level = GetCurrentTransactionNestLevel();
+	handle_note(handle, released);
+	return true;
+}
+
+/* Give an operation up as if never begun. */
+bool
+operation_release(const OperationName *name, int64 fence)
+{
+	Handle		handle = handle_open(name);
+
+	if (fence == NO_FENCE)
+		fence = owned_fence(&handle);
+	if (fence == NO_FENCE)
+		release_owned(&handle);
+	else if (!release_leased(&handle, fence))
+		return false;
+	stats_count(COUNT_RELEASED);
+	return true;
+}
+
+/* Let a lease end that long from now, even if it has run out meanwhile. */
+TimestampTz
+operation_extend(const OperationName *name, int64 fence, int64 lease)
+{
+	Handle		handle = handle_open(name);
+	Standing	standing = handle.standing;
+	Record		record;
+
+	if (fence == NO_FENCE)
+		fence = owned_fence(&handle);
+	if (fence == NO_FENCE)
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
+				 errmsg("operation \"%s\" of scope \"%s\" has no lease",
+						text_to_cstring(name->key), text_to_cstring(name->scope)),
+				 errhint("Its owner is the transaction, for as long as that is open.")));
+	lock_by_fence(&handle, fence);
+	if (!store_find(handle.catalog, name, &record) ||
+		record.fence != fence || record.status != STATUS_PENDING)
+		lease_lost(name);
+
+	record.updated_at = GetCurrentTimestamp();
+	record.lease_expires_at = time_after(record.updated_at, lease, "lease");
+	record.expires_at = Max(record.expires_at, record.lease_expires_at);
+	store_put(handle.catalog, &record);
+	ForceSyncCommit();
+	standing.wrote = true;
+	standing.lease_expires_at = record.lease_expires_at;
+	handle_note(&handle, standing);
+	return record.lease_expires_at;
+}

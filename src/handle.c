@@ -1,0 +1,95 @@
+/*
+ * handle.c
+ *		An operation at hand: its name, its lock, its place in the store, and
+ *		where this transaction stands with it.
+ *
+ * Every change of a record is made by whoever holds the operation's lock, so
+ * judging a record and writing its successor are one step.  Collection alone
+ * takes no lock, and deletes only what counts as absent.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "common/int.h"
+#include "miscadmin.h"
+#include "utils/timestamp.h"
+
+#include "compat.h"
+#include "handle.h"
+#include "settings.h"
+#include "store.h"
+
+Handle
+handle_open(const OperationName *name)
+{
+	Handle		handle;
+
+	handle.catalog = catalog_open(RowExclusiveLock);
+	handle.name = name;
+	handle.id = lock_id(name, handle.catalog->lock_seed);
+	handle.lock = lock_tag(handle.id, LOCK_CLASS_OPERATION);
+	handle.standing = transaction_standing(handle.id, name);
+	return handle;
+}
+
+void
+handle_note(Handle *handle, Standing standing)
+{
+	transaction_note(handle->id, handle->name, standing);
+	handle->standing = standing;
+}
+
+/* The operation is ended, and its row is this transaction's. */
+void
+handle_note_end(Handle *handle)
+{
+	Standing	standing = {.phase = PHASE_ENDED,.stored = true,.wrote = true};
+
+	standing.level = GetCurrentTransactionNestLevel();
+	handle_note(handle, standing);
+}
+
+void
+handle_write(const Handle *handle, const Record *record, bool stored)
+{
+	if (stored)
+		store_put(handle->catalog, record);
+	else
+		store_insert(handle->catalog, record);
+}
+
+/*
+ * Operations change the database: not on a standby or in a read-only
+ * transaction, and not inside code that some privileged user runs unwittingly
+ * (an index expression, a materialized view).
+ */
+void
+require_writable(const char *function)
+{
+	PreventCommandDuringRecovery(function);
+	PreventCommandIfReadOnly(function);
+	PreventCommandIfParallelMode(function);
+	if (InSecurityRestrictedOperation())
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("cannot execute %s within security-restricted operation", function)));
+}
+
+/* start + duration, where that is still a time. */
+TimestampTz
+time_after(TimestampTz start, int64 duration, const char *name)
+{
+	TimestampTz result;
+
+	if (pg_add_s64_overflow(start, duration, &result) || !IS_VALID_TIMESTAMP(result))
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
+				 errmsg("%s is too long", name)));
+	return result;
+}
+
+int64
+default_retention(void)
+{
+	return (int64) setting_retention * USECS_PER_SEC;
+}

@@ -1,0 +1,33 @@
+/*
+ * handle.h
+ *		An operation at hand, and what begin and end share.
+ */
+#ifndef IDEM_HANDLE_H
+#define IDEM_HANDLE_H
+
+#include "postgres.h"
+
+#include "catalog.h"
+#include "idempotency.h"
+#include "lock.h"
+#include "transaction.h"
+
+typedef struct Handle
+{
+	const Catalog *catalog;
+	const OperationName *name;
+	uint64		id;
+	LOCKTAG		lock;
+	Standing	standing;		/* this transaction's */
+} Handle;
+
+extern Handle handle_open(const OperationName *name);
+extern void handle_note(Handle *handle, Standing standing);
+extern void handle_note_end(Handle *handle);
+extern void handle_write(const Handle *handle, const Record *record, bool stored);
+
+extern void require_writable(const char *function);
+extern TimestampTz time_after(TimestampTz start, int64 duration, const char *name);
+extern int64 default_retention(void);
+
+#endif							/* IDEM_HANDLE_H */
