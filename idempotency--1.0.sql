@@ -394,9 +394,17 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
 	application_function regprocedure;
+	schema_name name;
 BEGIN
 	IF role IS NULL THEN
 		RAISE EXCEPTION 'role must not be null' USING ERRCODE = 'ID400';
+	END IF;
+	SELECT n.nspname INTO schema_name
+		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
+		WHERE e.extname = 'idempotency';
+	-- what idem_revoke leaves alone: the schema may hold other things
+	IF command LIKE 'GRANT %' AND NOT has_schema_privilege(role, schema_name, 'USAGE') THEN
+		EXECUTE format('GRANT USAGE ON SCHEMA %I TO %s', schema_name, role);
 	END IF;
 	FOR application_function IN
 		SELECT p.oid

@@ -20,19 +20,19 @@
 #include "settings.h"
 #include "store.h"
 
-PG_FUNCTION_INFO_V1(idem_advance);
-PG_FUNCTION_INFO_V1(idem_begin);
-PG_FUNCTION_INFO_V1(idem_complete);
-PG_FUNCTION_INFO_V1(idem_complete_operation);
-PG_FUNCTION_INFO_V1(idem_extend);
-PG_FUNCTION_INFO_V1(idem_fail);
-PG_FUNCTION_INFO_V1(idem_fail_operation);
-PG_FUNCTION_INFO_V1(idem_fingerprint);
-PG_FUNCTION_INFO_V1(idem_gc);
-PG_FUNCTION_INFO_V1(idem_lock);
-PG_FUNCTION_INFO_V1(idem_lookup);
-PG_FUNCTION_INFO_V1(idem_release);
-PG_FUNCTION_INFO_V1(idem_step_key);
+SQL_FUNCTION(idem_advance);
+SQL_FUNCTION(idem_begin);
+SQL_FUNCTION(idem_complete);
+SQL_FUNCTION(idem_complete_operation);
+SQL_FUNCTION(idem_extend);
+SQL_FUNCTION(idem_fail);
+SQL_FUNCTION(idem_fail_operation);
+SQL_FUNCTION(idem_fingerprint);
+SQL_FUNCTION(idem_gc);
+SQL_FUNCTION(idem_lock);
+SQL_FUNCTION(idem_lookup);
+SQL_FUNCTION(idem_release);
+SQL_FUNCTION(idem_step_key);
 
 /* idem_begin(key, scope, request, request_hash, lease, wait, max_attempts) */
 Datum

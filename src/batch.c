@@ -22,8 +22,8 @@
 #include "settings.h"
 #include "transaction.h"
 
-PG_FUNCTION_INFO_V1(idem_begin_batch);
-PG_FUNCTION_INFO_V1(idem_complete_batch);
+SQL_FUNCTION(idem_begin_batch);
+SQL_FUNCTION(idem_complete_batch);
 
 /* the names of a batch, and a jsonb for each, or none at all */
 typedef struct Batch

@@ -87,12 +87,8 @@ next_attempt(const BeginRequest *request, const Record *before, TimestampTz now)
 static void
 write_lease(const Handle *handle, const BeginRequest *request, const Record *found, Record *record)
 {
-	int64		retention = default_retention();
-
 	record->fence = store_next_fence(handle->catalog, found ? found->fence : NO_FENCE);
-	record->lease_expires_at = time_after(record->updated_at, request->lease, "lease");
-	record->expires_at = Max(time_after(record->updated_at, retention, "idempotency.retention"),
-							 record->lease_expires_at);
+	set_lease(record, request->lease);
 	handle_write(handle, record, found != NULL);
 	ForceSyncCommit();
 }

@@ -33,7 +33,7 @@
 #include "operation.h"
 #include "settings.h"
 
-PG_FUNCTION_INFO_V1(idem_call);
+SQL_FUNCTION(idem_call);
 
 /* longest part of an error that is stored, in bytes */
 #define ERROR_PART_BYTES 8192

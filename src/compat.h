@@ -9,6 +9,7 @@
 
 #include "access/genam.h"
 #include "access/xact.h"
+#include "fmgr.h"
 #include "utils/acl.h"
 #include "utils/rel.h"
 #include "utils/timestamp.h"
@@ -23,12 +24,15 @@
 
 /*
  * 16 (089480c077) hides the symbols of extensions from each other and shows
- * only what the server must find.
+ * only what the server must find, functions of SQL among them.
  */
 #if PG_VERSION_NUM < 160000
 #undef PGDLLEXPORT
 #define PGDLLEXPORT __attribute__((visibility("default")))
 #endif
+#define SQL_FUNCTION(name) \
+	extern PGDLLEXPORT Datum name(PG_FUNCTION_ARGS); \
+	PG_FUNCTION_INFO_V1(name)
 
 /*
  * 16 (4d2a844242) lets a transaction callback unregister itself while it is

@@ -247,8 +247,7 @@ operation_extend(const OperationName *name, int64 fence, int64 lease)
 		lease_lost(name);
 
 	record.updated_at = GetCurrentTimestamp();
-	record.lease_expires_at = time_after(record.updated_at, lease, "lease");
-	record.expires_at = Max(record.expires_at, record.lease_expires_at);
+	set_lease(&record, lease);
 	store_put(handle.catalog, &record);
 	ForceSyncCommit();
 	standing.wrote = true;

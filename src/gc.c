@@ -95,7 +95,8 @@ count_sweep(int64 max_rows, int64 removed, BlockNumber seen, BlockNumber pages,
 	stats_set(COUNT_LAST_SWEEP_AT, GetCurrentTimestamp());
 	stats_set(COUNT_LAST_SWEEP_MICROSECONDS, -deadline_left(start));
 	stats_set(COUNT_BACKLOG_ROWS,
-			  removed < max_rows || seen == 0 ? 0 : removed / seen * (pages - seen));
+			  removed < max_rows || seen == 0 ? 0 :
+			  (int64) ((double) removed / seen * (pages - seen)));
 }
 
 /*

@@ -93,3 +93,14 @@ default_retention(void)
 {
 	return (int64) setting_retention * USECS_PER_SEC;
 }
+
+/*
+ * Gives a record a lease from its last update on.  It is kept for the
+ * retention after that, so that whoever takes the operation over is told.
+ */
+void
+set_lease(Record *record, int64 lease)
+{
+	record->lease_expires_at = time_after(record->updated_at, lease, "lease");
+	record->expires_at = time_after(record->lease_expires_at, default_retention(), "lease");
+}

@@ -29,5 +29,6 @@ extern void handle_write(const Handle *handle, const Record *record, bool stored
 extern void require_writable(const char *function);
 extern TimestampTz time_after(TimestampTz start, int64 duration, const char *name);
 extern int64 default_retention(void);
+extern void set_lease(Record *record, int64 lease);
 
 #endif							/* IDEM_HANDLE_H */

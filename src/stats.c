@@ -18,8 +18,8 @@
 #include "compat.h"
 #include "stats.h"
 
-PG_FUNCTION_INFO_V1(idem_stats);
-PG_FUNCTION_INFO_V1(idem_stats_reset);
+SQL_FUNCTION(idem_stats);
+SQL_FUNCTION(idem_stats_reset);
 
 #define STATS_COLUMNS (1 + COUNTERS)
 

@@ -454,5 +454,7 @@ store_sweep_remember(const Catalog *catalog, BlockNumber position)
 int64
 store_next_fence(const Catalog *catalog, int64 after)
 {
-	return Max(nextval_internal(catalog->fences, false), after + 1);
+	int64		fence = nextval_internal(catalog->fences, false);
+
+	return Max(fence, after + 1);
 }
