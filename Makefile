@@ -24,7 +24,7 @@ help:
 	@echo '  make bench            measure it (bench-quick: in a hurry)'
 
 demo:
-	@demo/run
+	@demo/run $${FILE:+"$$FILE"}
 
 check:
 	@test/check

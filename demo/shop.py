@@ -1,0 +1,168 @@
+#!/usr/bin/python3
+"""A shop's payments, delivered 3 to 5 times each, with and without idempotency.
+
+    shop.py [FILE]        start it with demo/run, which brings a server
+
+Each of the two runs has a database for the shop and one for the card gateway.
+The exit code is 0 when every payment took effect exactly once with idempotency
+and some did not without; 1 when not, or when a run did not get to its end; 2
+for a file or an option that cannot be used.
+"""
+
+import argparse
+import os
+import sys
+from dataclasses import dataclass
+
+import psycopg
+
+import report
+from audit import Findings, audit, breaches, missed
+from broker import Broker, RunFailed, Tally
+from consumer import Naive, Protected
+from gateway import connect
+from messages import InputError, open_and_read, printable
+from plan import make_plan
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+@dataclass(frozen=True)
+class Databases:
+    """The two databases of a run."""
+
+    shop: str
+    gateway: str
+
+
+@dataclass
+class Run:
+    """What a run did, by its consumers' answers and by the audit."""
+
+    tally: Tally
+    findings: Findings
+
+
+def read_arguments():
+    parser = argparse.ArgumentParser(prog="demo", description="A shop's payments, with and without idempotency.")
+    parser.add_argument("file", nargs="?", default=os.path.join(HERE, "payments.jsonl"),
+                        help="JSON lines, '-' for standard input (default: the included 1,000 payments)")
+    parser.add_argument("--name", help="what to call the file in messages")
+    parser.add_argument("--check", action="store_true", help="only say whether file and options can be used")
+    parser.add_argument("--seed", type=int, default=1, help="of the shuffle and of the faults (default: 1)")
+    parser.add_argument("--consumers", type=number(2, 40), default=8, help="how many at once (default: 8)")
+    parser.add_argument("--limit", type=number(1, None),
+                        help="cents; larger payments are declined (default: the largest 5 percent are)")
+    return parser.parse_args()
+
+
+def number(least, most):
+    """An argparse type: a whole number within these bounds."""
+    def parse(text):
+        value = int(text)
+        if value < least or (most and value > most):
+            raise argparse.ArgumentTypeError(f"must be at least {least}" + (f", at most {most}" if most else ""))
+        return value
+    parse.__name__ = "number"
+    return parse
+
+
+def prepare(plan, databases, protected):
+    """Makes and fills the databases of a run; fails if they are there."""
+    with connect(os.environ.get("PGDATABASE", "postgres")) as server:
+        for name in (databases.shop, databases.gateway):
+            server.execute(f"CREATE DATABASE {name}")
+    with connect(databases.shop) as shop, connect(databases.gateway) as gateway:
+        if protected:
+            shop.execute("CREATE EXTENSION idempotency")
+        run_script(shop, "shop.sql")
+        run_script(gateway, "gateway.sql")
+        fill_shop(shop, plan)
+        fill_gateway(gateway, plan)
+
+
+def run_script(connection, name):
+    with open(os.path.join(HERE, name), encoding="utf-8") as script:
+        connection.execute(script.read())
+
+
+def fill_shop(shop, plan):
+    """The accounts that the messages name, and what the audit compares with."""
+    cursor = shop.cursor()
+    with cursor.copy("COPY account (id, payment_limit) FROM STDIN") as copy:
+        for account in sorted({delivery.message.account for delivery in plan.deliveries}):
+            copy.write_row((account, plan.limit))
+    with cursor.copy("COPY message FROM STDIN") as copy:
+        for m in plan.messages:
+            copy.write_row((m.id, m.account, m.amount, m.method, plan.is_accepted(m)))
+
+
+def fill_gateway(gateway, plan):
+    """Which charges will go wrong."""
+    with gateway.cursor().copy("COPY outage (reference, kind) FROM STDIN") as copy:
+        for message_id, outage in plan.outages.items():
+            copy.write_row((message_id, outage.removeprefix("gateway ")))
+
+
+def perform(console, plan, kind, title, consumers):
+    """One run from empty databases to the audit."""
+    protected = kind is Protected
+    databases = Databases(*(f"{part}_{'protected' if protected else 'naive'}" for part in ("shop", "gateway")))
+    prepare(plan, databases, protected)
+    with report.progress(console, title, len(plan.deliveries)) as watch:
+        tally = Broker(plan, kind, databases, consumers, watch).run()
+    return Run(tally, audit(databases, protected))
+
+
+def judge(plan, protected, naive):
+    """Everything that went wrong, in words."""
+    problems = breaches(plan, protected.findings, protected.tally)
+    problems += missed(plan, protected.findings, protected.tally)
+    if protected.tally.takeovers < plan.least_takeovers():
+        problems.append(f"takeovers: {protected.tally.takeovers}, expected {plan.least_takeovers()} or more")
+    problems += [f"without idempotency: {what}" for what in missed(plan, naive.findings, naive.tally)]
+    if not naive.findings.figures.twice:
+        problems.append("without idempotency nobody was charged twice, so this run shows nothing")
+    return problems
+
+
+def main():
+    arguments = read_arguments()
+    file = open_and_read(arguments.file, arguments.name)
+    if arguments.check:
+        return 0
+    console = report.make_console()
+    plans = [make_plan(file, arguments.seed, arguments.limit) for _ in range(2)]
+    console.print(
+        f"{report.count(len(file.messages))} payments from {printable(arguments.name or arguments.file)}, each"
+        f" delivered 3 to 5 times in random order to {arguments.consumers} consumers."
+        " Some of these are killed at work, and the card gateway is flaky.", markup=False)
+    protected = perform(console, plans[0], Protected, "with idempotency", arguments.consumers)
+    naive = perform(console, plans[1], Naive, "without", arguments.consumers)
+    problems = judge(plans[0], protected, naive)
+    report.print_table(console, protected, naive)
+    report.print_money(console, protected, naive)
+    report.print_verdict(console, problems, protected, naive)
+    return 1 if problems else 0
+
+
+def stop(message, code):
+    """Ends the demo with one line on standard error."""
+    print(f"demo: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except InputError as problem:
+        stop(problem, 2)
+    except RunFailed as problem:
+        stop(problem, 1)
+    except psycopg.Error as problem:
+        stop(f"database: {str(problem).strip()}", 1)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        stop("nobody reads the output", 1)
+    except KeyboardInterrupt:
+        stop("interrupted", 130)
