@@ -113,6 +113,7 @@ acquired(Handle *handle, const BeginRequest *request, const Record *found, Times
 		.wrote = handle->standing.wrote
 	};
 
+	handle_reserve(handle);
 	if (request->lease > 0)
 	{
 		write_lease(handle, request, found, &answer.record);
@@ -162,7 +163,10 @@ exhausted(Handle *handle, const Record *found, TimestampTz now)
 {
 	Record		record = *found;
 
+	handle_reserve(handle);
 	record.status = STATUS_FAILED;
+	/* not the end of the attempt that has the fence: its owner is to be told */
+	record.fence = NO_FENCE;
 	record.lease_expires_at = NO_TIME;
 	record.retry_at = NO_TIME;
 	record.response = exhausted_response(found->attempt);
@@ -290,7 +294,6 @@ begin(const BeginRequest *request)
 		check_fingerprint(&request->name, handle.standing.request_hash, request->request_hash);
 		return in_progress_here(&handle, GetCurrentTimestamp());
 	}
-	transaction_reserve(1);
 	answer = attempt(&handle, request, 0, &locked);
 	if (answer.outcome == OUTCOME_IN_PROGRESS && request->wait > 0)
 		answer = attempt_until(&handle, request, locked);

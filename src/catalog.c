@@ -137,6 +137,17 @@ store_is_plain(Relation relation)
 		indexes_are_plain(relation);
 }
 
+static const char *
+key_name(Relation relation)
+{
+	Oid			key = primary_key_index(relation);
+	char	   *name = OidIsValid(key) ? get_rel_name(key) : NULL;
+
+	if (name == NULL)
+		missing_object("primary key of idempotency_store");
+	return name;
+}
+
 static void
 read_store(Oid store)
 {
@@ -154,6 +165,7 @@ read_store(Oid store)
 	catalog.store = store;
 	catalog.store_owner = relation->rd_rel->relowner;
 	catalog.store_plain = store_is_plain(relation);
+	strlcpy(catalog.store_key, key_name(relation), NAMEDATALEN);
 	relation_close(relation, AccessShareLock);
 }
 

@@ -73,7 +73,7 @@ lock_by_fence(Handle *handle, int64 fence)
 	/* this transaction may have taken it over without a lease */
 	if (handle->standing.phase == PHASE_PENDING && handle->standing.fence != fence)
 		lease_lost(handle->name);
-	transaction_reserve(1);
+	handle_reserve(handle);
 	lock_acquire(&handle->lock);
 }
 

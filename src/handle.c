@@ -32,6 +32,13 @@ handle_open(const OperationName *name)
 	return handle;
 }
 
+/* Makes sure that this transaction may hold the operation's lock until its end. */
+void
+handle_reserve(const Handle *handle)
+{
+	transaction_reserve(transaction_holds_lock(&handle->standing) ? 0 : 1);
+}
+
 void
 handle_note(Handle *handle, Standing standing)
 {

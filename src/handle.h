@@ -22,6 +22,7 @@ typedef struct Handle
 } Handle;
 
 extern Handle handle_open(const OperationName *name);
+extern void handle_reserve(const Handle *handle);
 extern void handle_note(Handle *handle, Standing standing);
 extern void handle_note_end(Handle *handle);
 extern void handle_write(const Handle *handle, const Record *record, bool stored);

@@ -18,6 +18,7 @@
 #include "lib/stringinfo.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
+#include "utils/guc.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 
@@ -180,34 +181,66 @@ forget_stale_plans(const Catalog *catalog)
 	plans_generation = catalog->generation;
 }
 
-/* Did a writer that takes no lock of ours come first? */
+/* Is it about a row of the store that broke a constraint? */
 static bool
-is_duplicate_name(const ErrorData *error)
+is_about_row(const ErrorData *error)
 {
-	return error->sqlerrcode == ERRCODE_UNIQUE_VIOLATION &&
+	return ERRCODE_TO_CATEGORY(error->sqlerrcode) == ERRCODE_INTEGRITY_CONSTRAINT_VIOLATION &&
 		error->table_name != NULL &&
 		strcmp(error->table_name, "idempotency_store") == 0;
 }
 
+/* Did a writer that takes no lock of ours come first? */
+static bool
+is_duplicate_name(const Catalog *catalog, const ErrorData *error)
+{
+	return error->sqlerrcode == ERRCODE_UNIQUE_VIOLATION &&
+		error->constraint_name != NULL &&
+		strcmp(error->constraint_name, catalog->store_key) == 0;
+}
+
 /*
- * Called in PG_CATCH.  Whoever holds an operation's lock inserts without a
- * conflict, unless the row came from outside (logical replication, COPY): then
- * the transaction started from what is no longer so, and may be retried.
+ * Called in PG_CATCH.
+ *
+ * Whoever holds an operation's lock inserts without a conflict, unless the row
+ * came from outside (logical replication, COPY): then the transaction started
+ * from what is no longer so, and may be retried.  A constraint that the owner
+ * has added must not print the row, which has the response in it.
  */
 static void
-rethrow_conflict(MemoryContext context)
+rethrow(const Catalog *catalog, MemoryContext context)
 {
 	ErrorData  *error;
 
 	MemoryContextSwitchTo(context);
 	error = CopyErrorData();
-	if (!is_duplicate_name(error))
+	if (!is_about_row(error))
 		PG_RE_THROW();
 	FlushErrorState();
-	ereport(ERROR,
-			(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
-			 errmsg("operation was stored concurrently by another writer"),
-			 errhint("Retry the transaction.")));
+	if (is_duplicate_name(catalog, error))
+		ereport(ERROR,
+				(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+				 errmsg("operation was stored concurrently by another writer"),
+				 errhint("Retry the transaction.")));
+	error->detail = NULL;
+	error->detail_log = NULL;
+	ReThrowError(error);
+}
+
+/*
+ * A plan that was made while the store was small must not read all of it when
+ * it has grown: these statements know the place or the key of their rows.
+ */
+static int
+without_seq_scan(Statement statement)
+{
+	int			nest_level = NewGUCNestLevel();
+
+	if (statement == STATEMENT_FIND || statement == STATEMENT_DELETE ||
+		statement == STATEMENT_SWEEP_PAGES)
+		(void) set_config_option("enable_seqscan", "off", PGC_USERSET, PGC_S_SESSION,
+								 GUC_ACTION_SAVE, true, 0, false);
+	return nest_level;
 }
 
 /*
@@ -222,6 +255,7 @@ run(const Catalog *catalog, Statement statement, Datum *values, const bool *null
 	MemoryContext context = CurrentMemoryContext;
 	char		null_flags[RECORD_COLUMNS];
 	User		caller;
+	int			nest_level;
 
 	for (int i = 0; i < RECORD_COLUMNS; i++)
 		null_flags[i] = nulls != NULL && nulls[i] ? 'n' : ' ';
@@ -230,6 +264,7 @@ run(const Catalog *catalog, Statement statement, Datum *values, const bool *null
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "could not connect to SPI");
 	caller = become_owner(catalog);
+	nest_level = without_seq_scan(statement);
 	running++;
 	PG_TRY();
 	{
@@ -247,10 +282,11 @@ run(const Catalog *catalog, Statement statement, Datum *values, const bool *null
 	PG_CATCH();
 	{
 		running--;
-		rethrow_conflict(context);
+		rethrow(catalog, context);
 	}
 	PG_END_TRY();
 	running--;
+	AtEOXact_GUC(true, nest_level);
 	become_caller(caller);
 	return SPI_processed;
 }
@@ -340,7 +376,7 @@ insert_directly(const Catalog *catalog, const Record *record)
 	}
 	PG_CATCH();
 	{
-		rethrow_conflict(context);
+		rethrow(catalog, context);
 	}
 	PG_END_TRY();
 }

@@ -85,8 +85,9 @@ is_unfinished(const Standing *standing)
 	return standing->phase == PHASE_PENDING && standing->fence == NO_FENCE;
 }
 
-static bool
-holds_lock(const Standing *standing)
+/* Does the operation's lock stay with this transaction? */
+bool
+transaction_holds_lock(const Standing *standing)
 {
 	return standing->phase != PHASE_NONE || standing->wrote;
 }
@@ -94,7 +95,7 @@ holds_lock(const Standing *standing)
 static void
 set_standing(Entry *entry, const Standing *standing)
 {
-	present.held += (int) holds_lock(standing) - (int) holds_lock(&entry->standing);
+	present.held += (int) transaction_holds_lock(standing) - (int) transaction_holds_lock(&entry->standing);
 	entry->standing = *standing;
 }
 

@@ -35,6 +35,7 @@ extern Standing transaction_standing(uint64 id, const OperationName *name);
 extern void transaction_note(uint64 id, const OperationName *name, Standing standing);
 extern void transaction_note_locks(int count);
 extern void transaction_wake_at_commit(uint64 id);
+extern bool transaction_holds_lock(const Standing *standing);
 extern void transaction_reserve(int count);
 
 #endif							/* IDEM_TRANSACTION_H */
