@@ -1,0 +1,72 @@
+"""The table on the screen and the file of raw figures."""
+
+import json
+import statistics
+import sys
+
+HEADINGS = ('measure', 'median', 'quartiles', 'range', 'target', '')
+
+
+def row(title, ratios, target, at_most=False):
+    """One measure: the median of its pairwise ratios, their spread, the verdict."""
+    median = statistics.median(ratios)
+    quartiles = statistics.quantiles(ratios, n=4, method='inclusive') if len(ratios) > 1 else [median] * 3
+    return {'title': title, 'median': median, 'ratios': ratios,
+            'quartiles': [quartiles[0], quartiles[2]], 'range': [min(ratios), max(ratios)],
+            'target': target, 'at_most': at_most, 'verdict': verdict(median, target, at_most)}
+
+
+def skipped(title, why):
+    return {'title': title, 'median': None, 'verdict': f'skipped: no {why}'}
+
+
+def verdict(median, target, at_most):
+    if target is None:
+        return ''
+    return 'met' if (median <= target if at_most else median >= target) else 'missed'
+
+
+def cells(entry):
+    if entry['median'] is None:
+        return entry['title'], '', '', '', '', entry['verdict']
+    target = entry['target']
+    bound = '' if target is None else f'{"≤" if entry["at_most"] else "≥"} {target:.2f}'
+    return (entry['title'], f'{entry["median"]:.3f}', spread(entry['quartiles']),
+            spread(entry['range']), bound, entry['verdict'])
+
+
+def spread(pair):
+    return f'{pair[0]:.2f}–{pair[1]:.2f}'
+
+
+def show(title, entries):
+    rows = [cells(entry) for entry in entries]
+    try:
+        show_rich(title, rows) if sys.stdout.isatty() else show_plain(title, rows)
+    except ImportError:
+        show_plain(title, rows)
+
+
+def show_rich(title, rows):
+    from rich.console import Console
+    from rich.table import Table
+    colours = {'met': '[green]met[/]', 'missed': '[red]missed[/]'}
+    table = Table(title=title)
+    for heading in HEADINGS:
+        table.add_column(heading, justify='left' if heading in ('measure', '') else 'right')
+    for cell in rows:
+        table.add_row(*cell[:-1], colours.get(cell[-1], cell[-1]))
+    Console().print(table)
+
+
+def show_plain(title, rows):
+    widths = [max(map(len, column)) for column in zip(HEADINGS, *rows)]
+    print(title)
+    for cell in (HEADINGS, *rows):
+        print('  '.join(text.ljust(width) for text, width in zip(cell, widths)).rstrip())
+
+
+def save(path, results):
+    with open(path, 'w') as out:
+        json.dump(results, out, indent=1)
+        out.write('\n')

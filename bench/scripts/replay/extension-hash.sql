@@ -1,0 +1,3 @@
+-- The same with a hash that the application brings.
+\set key 1000000000000000000 + (8000000000000000000 / :records) * random(1, :records)
+SELECT * FROM idem_begin(:key::text, request_hash => :hash::bytea);

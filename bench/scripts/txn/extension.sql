@@ -1,0 +1,10 @@
+-- The normal use: begin, business, complete, in one transaction.
+\set key random(1000000000000000000, 9223372036854775807)
+\set account random(1, :accounts)
+\set amount random(1, 100)
+BEGIN;
+SELECT * FROM idem_begin(:key::text, request => :request::jsonb);
+UPDATE accounts SET balance = balance - :amount WHERE id = :account;
+INSERT INTO payments (account, amount) VALUES (:account, :amount);
+SELECT idem_complete(:key::text, :response::jsonb);
+COMMIT;

@@ -1,0 +1,131 @@
+"""The server under test: SQL through psql, load through pgbench."""
+
+import os
+import re
+import subprocess
+
+import workloads
+
+FOLDER = os.path.dirname(os.path.abspath(__file__))
+ACCOUNTS = 50_000
+RECORDS = 10_000
+REQUEST = ('{"amount": "12.50", "currency": "EUR", "to": "DE02120300000000202051",'
+           ' "reference": "invoice 4711"}')
+RESPONSE = '{"payment": 123456, "state": "accepted"}'
+
+
+class BenchError(Exception):
+    """Something broke: no figure can be trusted."""
+
+
+def run(command, **options):
+    done = subprocess.run(command, capture_output=True, text=True, **options)
+    if done.returncode != 0:
+        raise BenchError(f'{" ".join(command[:1])} failed: {done.stderr.strip()}')
+    return done.stdout
+
+
+def sql(text):
+    """The lines that a piece of SQL answers."""
+    return run(['psql', '-XAtq', '-v', 'ON_ERROR_STOP=1'], input=text).splitlines()
+
+
+def create_schema():
+    run(['psql', '-Xq', '-v', 'ON_ERROR_STOP=1', '-v', f'records={RECORDS}',
+         '-v', f'request={REQUEST}', '-f', os.path.join(FOLDER, 'schema.sql')])
+
+
+def reset():
+    """The same tables before every run. The checkpoint comes first: the pages
+    are newer than it, so that no run pays for images of whole pages."""
+    sql(f"""
+        CHECKPOINT;
+        CALL reset_tables({ACCOUNTS});
+        VACUUM (ANALYZE) accounts, payments, idempotency_store, hand_store,
+            idempotency_stream, hand_stream;
+    """)
+
+
+def functions():
+    return set(sql("SELECT proname FROM pg_proc WHERE proname LIKE 'idem\\_%'"))
+
+
+def counters():
+    return dict(zip(workloads.COUNTERS, map(int, sql(';'.join(workloads.COUNTERS)))))
+
+
+def check(variant, transactions, before):
+    """Speed counts for nothing unless the tables grew by what was acknowledged."""
+    for counter, value in counters().items():
+        expected = before[counter] + transactions * variant.writes.get(counter, 0)
+        if value != expected:
+            raise BenchError(f'{variant.name}: {counter} gave {value}, not {expected},'
+                             f' after {transactions} transactions')
+
+
+def pgbench(workload, variant, clients, *length):
+    """Run a script and read what pgbench says of it."""
+    before = counters()
+    output = run([
+        'pgbench', '--no-vacuum', '--protocol=prepared',
+        f'--client={clients}', f'--jobs={min(clients, 2)}', *variables(),
+        '-f', os.path.join(FOLDER, 'scripts', workload.name, f'{variant.name}.sql'), *length])
+    transactions = figure(r'actually processed: (\d+)', output)
+    if transactions == 0 or figure(r'failed transactions: (\d+)', output) != 0:
+        raise BenchError(f'{workload.name}/{variant.name}: transactions failed\n{output}')
+    check(variant, int(transactions), before)
+    return {'transactions': int(transactions), 'tps': figure(r'tps = ([\d.]+)', output)}
+
+
+def variables():
+    """What the scripts pass as parameters, each a single value of its type."""
+    values = {
+        'accounts': ACCOUNTS, 'records': RECORDS, 'seq': 0,
+        'request': REQUEST, 'response': RESPONSE, 'hash': request_hash(),
+        'message': '7000000000000000000',
+        'keys': '{' + ','.join(str(7 * 10**18 + i) for i in range(500)) + '}'}
+    return [f'--define={name}={value}' for name, value in values.items()]
+
+
+def request_hash(known=[]):
+    """The fingerprint of the request, as an application would bring it."""
+    if not known:
+        known.extend(sql(f"SELECT idem_fingerprint('{REQUEST}')"))
+    return known[0]
+
+
+def figure(pattern, output):
+    found = re.search(pattern, output)
+    if not found:
+        raise BenchError(f'pgbench did not say "{pattern}":\n{output}')
+    return float(found.group(1))
+
+
+def costs():
+    """What has been spent so far: bytes of WAL, and row versions of the
+    stores made dead, whether or not they have been pruned since."""
+    wal, dead = sql("""
+        SELECT pg_current_wal_insert_lsn() - '0/0';
+        SELECT sum(n_tup_upd + n_tup_del) FROM pg_stat_user_tables WHERE relname IN ('idempotency_store', 'hand_store');
+    """)
+    return {'wal': int(wal), 'dead': int(dead)}
+
+
+def environment():
+    """Machine, versions and the settings that are not the default."""
+    settings = dict(line.split('=', 1) for line in sql(
+        "SELECT name || '=' || current_setting(name) FROM pg_settings"
+        " WHERE source NOT IN ('default', 'override', 'client')"
+        " AND name !~ 'path|director|file|destdir|socket|locale|^lc_|TimeZone|libraries'"))
+    return {'server': sql('SHOW server_version')[0],
+            'extension': sql("SELECT extversion FROM pg_extension WHERE extname = 'idempotency'")[0],
+            'pgbench': run(['pgbench', '--version']).strip(),
+            'machine': machine(), 'settings': settings}
+
+
+def machine():
+    with open('/proc/cpuinfo') as lines:
+        models = [line.split(':', 1)[1].strip() for line in lines if line.startswith('model name')]
+    uname = os.uname()
+    return {'processors': os.cpu_count(), 'model': models[0] if models else uname.machine,
+            'kernel': f'{uname.sysname} {uname.release}', 'load_average': os.getloadavg()}
