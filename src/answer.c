@@ -109,7 +109,7 @@ fill(Columns *columns, const Answer *answer, const Catalog *catalog, TupleDesc d
 Datum
 answer_to_datum(const Answer *answer)
 {
-	const Catalog *catalog = catalog_open(AccessShareLock);
+	const Catalog *catalog = catalog_known();
 	TupleDesc	descriptor = lookup_rowtype_tupdesc(catalog->operation_type, -1);
 	Columns		columns;
 	Datum		result;
@@ -125,7 +125,7 @@ answer_to_tuplestore(const Answer *answer, Tuplestorestate *store, TupleDesc des
 {
 	Columns		columns;
 
-	fill(&columns, answer, catalog_open(AccessShareLock), descriptor);
+	fill(&columns, answer, catalog_known(), descriptor);
 	tuplestore_putvalues(store, descriptor, columns.values, columns.nulls);
 }
 
@@ -136,7 +136,7 @@ answer_to_tuplestore(const Answer *answer, Tuplestorestate *store, TupleDesc des
 OperationName
 name_of_operation(Datum operation, int64 *fence)
 {
-	const Catalog *catalog = catalog_open(AccessShareLock);
+	const Catalog *catalog = catalog_known();
 	HeapTupleHeader tuple = DatumGetHeapTupleHeader(operation);
 	bool		is_null[4];
 	Datum		outcome = GetAttributeByNum(tuple, ANSWER_OUTCOME + 1, &is_null[0]);

@@ -94,32 +94,22 @@ read_lock_seed(Oid schema)
 	return (uint64) DatumGetInt64(seed);
 }
 
-/* Indexes on expressions or with a predicate would run the owner's code. */
+/* Further indexes could have expressions or predicates: the owner's code. */
 static bool
-indexes_are_plain(Relation relation)
+has_only_its_key(Relation relation)
 {
 	List	   *indexes = RelationGetIndexList(relation);
-	bool		plain = true;
-	ListCell   *cell;
+	bool		alone = list_length(indexes) == 1 &&
+		linitial_oid(indexes) == primary_key_index(relation);
 
-	foreach(cell, indexes)
-	{
-		Relation	index = index_open(lfirst_oid(cell), AccessShareLock);
-
-		plain = plain &&
-			heap_attisnull(index->rd_indextuple, Anum_pg_index_indexprs, NULL) &&
-			heap_attisnull(index->rd_indextuple, Anum_pg_index_indpred, NULL) &&
-			!index->rd_index->indisexclusion;
-		index_close(index, AccessShareLock);
-	}
 	list_free(indexes);
-	return plain;
+	return alone;
 }
 
 /*
  * Is the store an ordinary table as the script made it?  Then rows may be
  * read and inserted without the executor.  Whatever the owner has added
- * (triggers, row security, constraints, columns, partitions) needs SQL.
+ * (triggers, row security, constraints, columns, indexes) needs SQL.
  */
 static bool
 store_is_plain(Relation relation)
@@ -133,8 +123,7 @@ store_is_plain(Relation relation)
 		relation->rd_rules == NULL &&
 		(constraints == NULL || (constraints->num_check == 0 && !constraints->has_generated_stored)) &&
 		record_matches(RelationGetDescr(relation)) &&
-		OidIsValid(primary_key_index(relation)) &&
-		indexes_are_plain(relation);
+		has_only_its_key(relation);
 }
 
 static const char *
@@ -232,6 +221,13 @@ catalog_open_if_installed(LOCKMODE mode)
 			return &catalog;
 	}
 	return NULL;
+}
+
+/* For whoever comes after catalog_open in the same call. */
+const Catalog *
+catalog_known(void)
+{
+	return catalog_valid ? &catalog : catalog_open(AccessShareLock);
 }
 
 const Catalog *

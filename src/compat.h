@@ -119,6 +119,13 @@ DEFINE_WAIT_EVENT(wait_event_collector, "IdempotencyCollector")
 #define lock_held_by_me(tag, mode) LockHeldByMe(tag, mode)
 #endif
 
+/* 17 (c1ec02be1d) lets an access method keep state over several inserts */
+#if PG_VERSION_NUM >= 170000
+#define insert_cleanup(index, info) index_insert_cleanup(index, info)
+#else
+#define insert_cleanup(index, info) ((void) 0)
+#endif
+
 /* 18 (14ffaece0f) has deferrable keys in the relation's index list */
 #if PG_VERSION_NUM >= 180000
 #define primary_key_index(relation) RelationGetPrimaryKeyIndex(relation, false)

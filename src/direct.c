@@ -4,7 +4,7 @@
  *
  * They do what the statements of store.c do, for a store that is an ordinary
  * table (Catalog.store_plain): look a key up through the primary key, and
- * insert a row with its index entries as logical replication's workers do.
+ * insert a row and its entry in the primary key, its only index.
  * Rights need no check and no change here: the tables are the extension's.
  */
 #include "postgres.h"
@@ -14,6 +14,7 @@
 #include "access/table.h"
 #include "access/tableam.h"
 #include "access/xact.h"
+#include "catalog/index.h"
 #include "catalog/pg_collation.h"
 #include "executor/executor.h"
 #include "utils/fmgroids.h"
@@ -63,23 +64,35 @@ direct_find(const Catalog *catalog, const OperationName *name, Snapshot snapshot
 	return exists;
 }
 
-/* Inserts the row; an existing key is a unique violation. */
+/* The row's entry in the primary key; an existing key is a unique violation. */
+static void
+insert_key(Relation store, Relation index, TupleTableSlot *slot)
+{
+	IndexInfo  *info = BuildIndexInfo(index);
+	Datum		values[INDEX_MAX_KEYS];
+	bool		nulls[INDEX_MAX_KEYS];
+
+	/* no expressions and no predicate, so no executor state is needed */
+	FormIndexDatum(info, slot, NULL, values, nulls);
+	(void) index_insert(index, values, nulls, &slot->tts_tid, store,
+						UNIQUE_CHECK_YES, false, info);
+	insert_cleanup(index, info);
+}
+
+/* Inserts the row, which has all columns that must not be NULL. */
 void
 direct_insert(const Catalog *catalog, const Record *record)
 {
 	Relation	store = table_open(catalog->store, NoLock);
-	EState	   *executor = CreateExecutorState();
-	ResultRelInfo *target = makeNode(ResultRelInfo);
+	Relation	index = index_open(primary_key_index(store), RowExclusiveLock);
 	TupleTableSlot *slot = MakeSingleTupleTableSlot(RelationGetDescr(store), &TTSOpsVirtual);
 
-	InitResultRelInfo(target, store, 0, NULL, 0);
-	ExecOpenIndices(target, false);
 	record_to_columns(catalog, record, slot->tts_values, slot->tts_isnull);
 	ExecStoreVirtualTuple(slot);
-	ExecSimpleRelationInsert(target, executor, slot);
-	ExecCloseIndices(target);
+	simple_table_tuple_insert(store, slot);
+	insert_key(store, index, slot);
 	ExecDropSingleTupleTableSlot(slot);
-	FreeExecutorState(executor);
+	index_close(index, NoLock);
 	table_close(store, NoLock);
 	/* what follows in this statement must see the row */
 	CommandCounterIncrement();
