@@ -1,0 +1,119 @@
+# What the TAP tests share: servers with the extension, and sessions that tell
+# what they were answered.  Servers find the extension by TEMP_CONFIG.
+package Idempotency;
+
+use strict;
+use warnings;
+
+use Exporter 'import';
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Time::HiRes qw(sleep time);
+
+our @EXPORT = qw(new_node session ask sqlstate kill_server start_again wait_until
+  locks_waiting);
+
+# How long anything may take before the test counts as hung.
+our $patience = $PostgreSQL::Test::Utils::timeout_default;
+
+# A running server with the extension in database "postgres".
+sub new_node
+{
+	my ($name, %option) = @_;
+	my $node = PostgreSQL::Test::Cluster->new($name);
+
+	$node->init(
+		extra => [ '--locale=C', '--encoding=UTF8' ],
+		allows_streaming => $option{allows_streaming} // 0);
+	$node->append_conf('postgresql.conf',
+		"autovacuum = off\nidempotency.gc_enabled = off\n" . ($option{conf} // ''));
+	$node->start;
+	$node->safe_psql('postgres', 'CREATE EXTENSION idempotency');
+	return $node;
+}
+
+# A session that lives until its quit, or until somebody kills it.
+sub session
+{
+	my ($node, $database) = @_;
+
+	return $node->background_psql($database // 'postgres',
+		on_error_stop => 0);
+}
+
+# What a session answers; dies if that is an error or a warning.
+sub ask
+{
+	my ($session, $sql) = @_;
+	my $answer;
+
+	$session->{stderr} = '';
+	$answer = $session->query($sql);
+	die "\"$sql\" failed: $session->{stderr}"
+	  if $session->{stderr} =~ /ERROR:|FATAL:|WARNING:/;
+	return $answer;
+}
+
+# The SQLSTATE by which statements fail, each sent for itself in one session;
+# '' if none does.
+sub sqlstate
+{
+	my ($node, $sql, $database) = @_;
+	my ($stdout, $stderr);
+
+	$node->psql(
+		$database // 'postgres', $sql,
+		stdout => \$stdout,
+		stderr => \$stderr,
+		on_error_stop => 1,
+		extra_params => [ '-v', 'VERBOSITY=sqlstate' ]);
+	return $stderr =~ /(?:ERROR|FATAL):\s+(\w{5})/ ? $1 : $stderr;
+}
+
+# Waits until the code returns true.
+sub wait_until
+{
+	my ($what, $code) = @_;
+	my $deadline = time + $patience;
+
+	until ($code->())
+	{
+		die "timed out waiting until $what" if time > $deadline;
+		sleep 0.02;
+	}
+	return;
+}
+
+# Kills the postmaster, and waits until the system has forgotten it too.
+sub kill_server
+{
+	my ($node) = @_;
+	my ($pid) = slurp_file($node->data_dir . '/postmaster.pid') =~ /^(\d+)/;
+
+	$node->kill9;
+	wait_until('the postmaster is gone', sub { kill(0, $pid) == 0 });
+	return;
+}
+
+# Starts a server whose postmaster was killed: its children may take a moment
+# to notice, and as long as one of them lives nothing new can start.
+sub start_again
+{
+	my ($node) = @_;
+
+	wait_until('the server starts again',
+		sub { $node->start(fail_ok => 1) });
+	return;
+}
+
+# How many sessions wait for a lock of ours.
+sub locks_waiting
+{
+	my ($node) = @_;
+
+	return $node->safe_psql('postgres',
+		"SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted");
+}
+
+1;

@@ -1,0 +1,158 @@
+# The commit is done and its answer lost (FAILURES 4): the client asks again and
+# is told the same, byte for byte.
+use strict;
+use warnings;
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+
+use Idempotency;
+use IO::Select;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_node('lost', conf => 'restart_after_crash = on');
+
+$node->safe_psql('postgres', 'CREATE TABLE effect (key text)');
+
+# A client that speaks just enough of the protocol to be able to leave without
+# reading an answer.
+sub connect_raw
+{
+	my $socket = $node->raw_connect;
+	my $user = $ENV{PGUSER} // getpwuid($<);
+	my $parameters = pack('N', 196608) . "user\0$user\0database\0postgres\0\0";
+
+	print $socket pack('N', 4 + length $parameters), $parameters;
+	$socket->flush;
+	read_until_ready($socket);
+	return $socket;
+}
+
+sub read_bytes
+{
+	my ($socket, $count) = @_;
+	my $bytes = '';
+
+	while (length $bytes < $count)
+	{
+		sysread($socket, $bytes, $count - length $bytes, length $bytes)
+		  or die 'the server has gone';
+	}
+	return $bytes;
+}
+
+sub read_until_ready
+{
+	my ($socket) = @_;
+
+	while (1)
+	{
+		my ($type, $length) = unpack('aN', read_bytes($socket, 5));
+		my $body = read_bytes($socket, $length - 4);
+
+		die "unexpected error: $body" if $type eq 'E';
+		return if $type eq 'Z';
+	}
+}
+
+sub send_query
+{
+	my ($socket, $sql) = @_;
+
+	print $socket 'Q', pack('N', 5 + length $sql), "$sql\0";
+	$socket->flush;
+}
+
+sub query_raw
+{
+	my ($socket, $sql) = @_;
+
+	send_query($socket, $sql);
+	read_until_ready($socket);
+}
+
+# Every byte is in the body, and the payload has what jsonb could trip over.
+my $response = q{'{"a": 1.00, "b": [null, "\u00e9"], "c": "\\\\"}', code => 201, }
+  . q{headers => '{"Location": "/orders/1"}', }
+  . q{body => (SELECT string_agg(set_byte('\x00', 0, i), '' ORDER BY i) FROM generate_series(0, 255) i)};
+my $expected = $node->safe_psql('postgres', q{SELECT concat_ws('|', 'COMPLETED', 201,}
+	  . q{ '{"Location": "/orders/1"}'::jsonb, '{"a": 1.00, "b": [null, "\u00e9"], "c": "\\\\"}'::jsonb,}
+	  . q{ (SELECT string_agg(set_byte('\x00', 0, i), '' ORDER BY i) FROM generate_series(0, 255) i))});
+
+sub operate_and_leave
+{
+	my ($key, $leave) = @_;
+	my $socket = connect_raw();
+
+	query_raw($socket, "BEGIN; SELECT idem_begin('$key'); INSERT INTO effect VALUES ('$key');"
+		  . " SELECT idem_complete('$key', $response)");
+	$leave->($socket);
+}
+
+sub asked_again
+{
+	my ($key) = @_;
+
+	return $node->safe_psql('postgres',
+		q{SELECT concat_ws('|', outcome, response_code, response_headers, response_payload, response_body)}
+		  . " FROM idem_begin('$key', wait => '60s')");
+}
+
+sub effects
+{
+	my ($key) = @_;
+
+	return $node->safe_psql('postgres', "SELECT count(*) FROM effect WHERE key = '$key'");
+}
+
+# The client sends COMMIT and leaves.  What was sent is still read by the server.
+operate_and_leave('left', sub
+{
+	my ($socket) = @_;
+
+	send_query($socket, 'COMMIT');
+	close $socket;
+});
+is(asked_again('left'), $expected, 'client left: the retry is told the answer');
+is(asked_again('left'), $expected, 'and so is the next');
+is(effects('left'), '1', 'one effect');
+
+# The same with the COMMIT never sent: then nothing has happened.
+operate_and_leave('silent', sub { close $_[0] });
+is($node->safe_psql('postgres', q{BEGIN; SELECT outcome FROM idem_begin('silent', wait => '60s')}),
+	'ACQUIRED', 'client left before COMMIT: the key is free');
+is(effects('silent'), '0', 'and there is no effect');
+
+# The server dies at the very system call that would answer the COMMIT.
+SKIP:
+{
+	my ($trace, $log);
+
+	skip 'no strace', 3 if system('strace -V >/dev/null 2>&1') != 0;
+
+	operate_and_leave('killed', sub
+	{
+		my ($socket) = @_;
+		my $pid = $node->safe_psql('postgres',
+			q{SELECT pid FROM pg_stat_activity WHERE state = 'idle in transaction'});
+
+		$log = '';
+		$trace = IPC::Run::start(
+			[ 'strace', '-p', $pid, '-e', 'trace=sendto', '-e', 'inject=sendto:signal=KILL:when=1' ],
+			'>&', \$log, IPC::Run::timeout($Idempotency::patience));
+		eval { $trace->pump until $log =~ /attached|not permitted|$^/m && length $log };
+		if ($log =~ /attached/)
+		{
+			send_query($socket, 'COMMIT');
+			is(sysread($socket, my $answer, 1), 0, 'server killed: no answer to the COMMIT');
+		}
+		eval { $trace->finish };
+	});
+	skip "strace cannot attach: $log", 3 if $log !~ /attached/;
+	wait_until('the server has recovered', sub { $node->psql('postgres', 'SELECT 1') == 0 });
+	is(asked_again('killed'), $expected, 'server killed: the retry is told the answer');
+	is(effects('killed'), '1', 'server killed: one effect');
+}
+
+done_testing();

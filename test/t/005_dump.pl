@@ -1,0 +1,98 @@
+# pg_dump and pg_restore (FAILURES 58, 10): records, marks and the fence sequence
+# come along, whatever the schema is called, and fences never repeat.
+use strict;
+use warnings;
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+
+use Idempotency;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_node('dump');
+my $directory = PostgreSQL::Test::Utils::tempdir();
+
+# Everything that belongs to the data, in a form that can be compared.
+sub contents
+{
+	my ($database, $schema) = @_;
+
+	return $node->safe_psql($database, <<"SQL");
+SELECT md5(string_agg(s::text, E'\\n' ORDER BY scope, idempotency_key)) FROM $schema.idempotency_store s;
+SELECT md5(string_agg(s::text, E'\\n' ORDER BY scope, stream)) FROM $schema.idempotency_stream s;
+SELECT last_value, is_called FROM $schema.idempotency_fence;
+SQL
+}
+
+sub begin_leased
+{
+	my ($database, $key) = @_;
+
+	return $node->safe_psql($database, "SELECT fence FROM idem_begin('$key', lease => '1 hour')");
+}
+
+sub dump_and_restore
+{
+	my ($from, $to, $format) = @_;
+	my $file = "$directory/$to";
+
+	$node->command_ok([ 'pg_dump', "--format=$format", '--file', $file, $node->connstr($from) ],
+		"pg_dump of $from, format $format");
+	$node->safe_psql('postgres', "CREATE DATABASE $to TEMPLATE template0");
+	$node->command_ok(
+		$format eq 'plain'
+		? [ 'psql', '-Xq', '-v', 'ON_ERROR_STOP=1', '-d', $node->connstr($to), '-f', $file ]
+		: [ 'pg_restore', '--exit-on-error', '-d', $node->connstr($to), $file ],
+		"restore into $to");
+}
+
+for my $schema ('public', 'idem', '"Odd Schema"')
+{
+	my $name = $schema =~ s/\W//gr;
+	my $from = lc "from_$name";
+	my ($fence, $contents);
+
+	$node->safe_psql('postgres', "CREATE DATABASE $from TEMPLATE template0");
+	$node->safe_psql('postgres', "ALTER DATABASE $from SET search_path = $schema, public");
+	$node->safe_psql($from, <<"SQL");
+CREATE SCHEMA IF NOT EXISTS $schema;
+CREATE EXTENSION idempotency SCHEMA $schema;
+BEGIN;
+SELECT idem_begin('completed', 'scope', request => '1');
+SELECT idem_complete('completed', '"done"', 'scope', 201, '{"a": "b"}', '\\x00ff0a');
+SELECT idem_begin('failed');
+SELECT idem_fail('failed', 'null', retryable => true, retry_after => '1 hour');
+SELECT idem_advance('stream', 42);
+COMMIT;
+SELECT idem_begin('many' || i, lease => '1 hour') FROM generate_series(1, 40) i;
+SQL
+	$fence = begin_leased($from, 'leased');
+	$contents = contents($from, $schema);
+
+	for my $format ('plain', 'custom')
+	{
+		my $to = lc "to_${name}_$format";
+
+		dump_and_restore($from, $to, $format);
+		$node->safe_psql('postgres', "ALTER DATABASE $to SET search_path = $schema, public");
+		is(contents($to, $schema), $contents, "$to: all data");
+		is($node->safe_psql($to, q{SELECT outcome, response_payload, response_body FROM idem_begin('completed', 'scope')}),
+			'COMPLETED|"done"|\x00ff0a', "$to: a replay");
+		is(sqlstate($node, q{SELECT idem_begin('completed', 'scope', request => '2')}, $to),
+			'ID422', "$to: the fingerprint");
+		cmp_ok(begin_leased($to, 'new'), '>', $fence, "$to: fences go on growing");
+		is(sqlstate($node, "SELECT idem_complete('leased', fence => $fence)", $to),
+			'', "$to: a lease can be ended by its fence");
+		is($node->safe_psql($to, q{SELECT idem_advance('stream', 42), idem_advance('stream', 43)}),
+			'f|t', "$to: the marks of streams");
+	}
+}
+
+# The seed of lock ids is a database's own: a copy that is restored elsewhere
+# must not show the same ids.
+is($node->safe_psql('from_idem', 'SELECT lock_seed FROM idem.idempotency_secret')
+	  eq $node->safe_psql('to_idem_plain', 'SELECT lock_seed FROM idem.idempotency_secret'),
+	'', 'the seed of lock ids is not dumped');
+
+done_testing();

@@ -1,0 +1,401 @@
+# The background collector: where it works, how much at a time, and that it is in
+# nobody's way (FAILURES 45, 47 to 50).
+use strict;
+use warnings;
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+
+use Idempotency;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Time::HiRes qw(time);
+
+my $node = new_node('worker', conf => <<'CONF');
+idempotency.gc_enabled = on
+idempotency.gc_interval = 1
+idempotency.gc_databases = 'postgres, other, "Quoted, Name", plain, nosuch'
+CONF
+
+# Records that have expired; or as many that have not.
+sub put
+{
+	my ($server, $database, $count, %option) = @_;
+	my $from = $option{schema} // 'public';
+	my $age = $option{live} ? '-1 day' : '1 day';
+
+	$server->safe_psql($database, <<"SQL");
+INSERT INTO $from.idempotency_store (idempotency_key, expires_at, status)
+SELECT gen_random_uuid(), now() - interval '$age', 'COMPLETED' FROM generate_series(1, $count)
+SQL
+	return;
+}
+
+sub rows
+{
+	my ($server, $database, $schema) = @_;
+
+	$schema //= 'public';
+	return $server->safe_psql($database, "SELECT count(*) FROM $schema.idempotency_store");
+}
+
+# Reports a failure, where wait_until would end the test, so that one thing that
+# hangs does not hide the others.
+sub soon
+{
+	my ($what, $code) = @_;
+	my $done = eval { local $Idempotency::patience = 40; wait_until($what, $code) ; 1 };
+
+	ok($done, $what);
+	return $done;
+}
+
+sub is_collected
+{
+	my ($what, $server, $database, $schema) = @_;
+
+	return soon($what, sub { rows($server, $database, $schema) == 0 });
+}
+
+sub figure
+{
+	my ($column, $database) = @_;
+
+	return $node->safe_psql('postgres',
+		"SELECT coalesce(sum($column), 0) FROM idempotency_stats WHERE datname = '$database'");
+}
+
+# So many rounds go by, as seen in a database that every round visits.
+sub rounds_pass
+{
+	my ($count) = @_;
+	my $before = figure('sweeps', 'postgres');
+
+	return soon("$count more rounds", sub { figure('sweeps', 'postgres') >= $before + $count });
+}
+
+sub set
+{
+	my ($server, $name, $value) = @_;
+
+	$server->safe_psql('postgres', "ALTER SYSTEM SET idempotency.$name = $value");
+	$server->reload;
+	return;
+}
+
+# A collector is at work in that database.
+sub wait_for_collector
+{
+	my ($server, $database) = @_;
+
+	wait_until("a collector works in $database", sub { $server->safe_psql('postgres', <<"SQL") });
+SELECT pid FROM pg_stat_activity WHERE backend_type = 'idempotency collector' AND datname = '$database'
+SQL
+	return;
+}
+
+sub launcher
+{
+	my ($server) = @_;
+
+	return $server->safe_psql('postgres',
+		q{SELECT pid FROM pg_stat_activity WHERE backend_type = 'idempotency launcher'});
+}
+
+sub log_of
+{
+	my ($server, $from) = @_;
+
+	return slurp_file($server->logfile, $from // 0);
+}
+
+# What went wrong, other than that a database was gone before its collector
+# could connect.
+sub trouble_of
+{
+	my ($server, $from) = @_;
+
+	return join "\n", grep { /(?:ERROR|FATAL|WARNING|PANIC|TRAP): |terminated by signal/ && !/FATAL:  database \d+ does not exist/ }
+	  split /\n/, log_of($server, $from);
+}
+
+sub create_database
+{
+	my ($name, $schema) = @_;
+
+	$node->safe_psql('postgres', qq{CREATE DATABASE "$name"});
+	$node->safe_psql($name, $schema
+		? "CREATE SCHEMA $schema; CREATE EXTENSION idempotency SCHEMA $schema"
+		: 'CREATE EXTENSION idempotency');
+	return;
+}
+
+# ---- which databases ----
+
+my $weird = '"We ird; %s"';
+
+create_database('other', $weird);
+create_database('Quoted, Name');
+create_database('excluded');
+$node->safe_psql('postgres', 'CREATE DATABASE plain');
+
+soon('the launcher shows itself', sub { launcher($node) });
+is($node->safe_psql('postgres', <<'SQL'), 'idempotency launcher||t', 'how it shows itself');
+SELECT application_name, datname, wait_event IS NOT NULL FROM pg_stat_activity WHERE backend_type = 'idempotency launcher'
+SQL
+
+put($node, 'excluded', 10);
+put($node, 'postgres', 10);
+put($node, 'postgres', 3, live => 1);
+put($node, 'other', 10, schema => $weird);
+put($node, 'Quoted, Name', 10);
+soon('collected: only what has expired', sub { rows($node, 'postgres') == 3 });
+is_collected('collected: in a schema with a strange name', $node, 'other', $weird);
+is_collected('collected: in a database with a strange name', $node, 'Quoted, Name');
+rounds_pass(2);
+is(rows($node, 'excluded'), 10, 'not collected: a database that is not named');
+set($node, 'gc_databases', q{'*'});
+is_collected('collected after a reload: every database', $node, 'excluded');
+is(trouble_of($node), '', 'databases without the extension, and those that do not exist, are no errors');
+
+# Nothing happens is all there is to see, so this takes some intervals.
+set($node, 'gc_enabled', 'off');
+rounds_pass(0);
+wait_until('no collector works', sub { !$node->safe_psql('postgres',
+			q{SELECT FROM pg_stat_activity WHERE backend_type = 'idempotency collector' HAVING count(*) > 0}) });
+$node->safe_psql('postgres', 'SELECT pg_sleep(1)');
+put($node, 'other', 10, schema => $weird);
+$node->safe_psql('postgres', 'SELECT pg_sleep(3)');
+is(rows($node, 'other', $weird), 10, 'switched off by a reload');
+set($node, 'gc_enabled', 'on');
+is_collected('switched on by a reload', $node, 'other', $weird);
+
+# ---- how much at a time ----
+
+sub make_backlog
+{
+	my ($database, $count, $batch) = @_;
+
+	set($node, 'gc_enabled', 'off');
+	set($node, 'gc_batch_size', $batch);
+	$node->safe_psql('postgres', 'SELECT pg_sleep(1.5)');
+	put($node, $database, $count);
+	return;
+}
+
+create_database('backlog');
+make_backlog('backlog', 200_000, 1000);
+set($node, 'gc_enabled', 'on');
+wait_for_collector($node, 'backlog');
+is($node->safe_psql('postgres', <<'SQL'), 't', 'the collector shows itself');
+SELECT coalesce(bool_and(application_name IN ('idempotency collector', '')), true)
+FROM pg_stat_activity WHERE backend_type = 'idempotency collector'
+SQL
+soon('a backlog can be seen', sub { figure('backlog_rows', 'backlog') > 0 });
+is_collected('the backlog is gone', $node, 'backlog');
+is(figure('collected_rows', 'backlog'), 200_000, 'every row was counted');
+cmp_ok(figure('sweeps', 'backlog'), '>=', 200, 'in transactions of a batch each');
+soon('no backlog is left to be seen', sub { figure('backlog_rows', 'backlog') == 0 });
+
+# A reload is heard of in the middle of a backlog, too.
+make_backlog('backlog', 100_000, 50);
+set($node, 'gc_enabled', 'on');
+wait_for_collector($node, 'backlog');
+set($node, 'gc_enabled', 'off');
+wait_until('nothing moves', sub {
+		my $before = figure('sweeps', 'backlog');
+
+		$node->safe_psql('postgres', 'SELECT pg_sleep(2.5)');
+		return figure('sweeps', 'backlog') == $before;
+	});
+cmp_ok(rows($node, 'backlog'), '>', 0, 'switched off in the middle of a backlog');
+
+# ---- in nobody's way ----
+
+# FAILURES 48.  The backlog is still there.
+set($node, 'gc_enabled', 'on');
+wait_for_collector($node, 'backlog');
+is(sqlstate($node, 'CREATE DATABASE copy TEMPLATE backlog'), '', 'CREATE DATABASE TEMPLATE while a collector works');
+put($node, 'backlog', 20_000);
+wait_for_collector($node, 'backlog');
+is(sqlstate($node, 'ALTER DATABASE backlog RENAME TO moved'), '', 'ALTER DATABASE RENAME while a collector works');
+put($node, 'moved', 20_000);
+wait_for_collector($node, 'moved');
+is(sqlstate($node, 'DROP DATABASE moved'), '', 'DROP DATABASE while a collector works');
+is(sqlstate($node, 'DROP DATABASE copy'), '', 'and of another one that it visits');
+
+# FAILURES 49.
+my $before_drop = -s $node->logfile;
+my $dropping = session($node, 'excluded');
+my $sweeps;
+
+put($node, 'excluded', 20_000);
+wait_for_collector($node, 'excluded');
+is(sqlstate($node, 'DROP EXTENSION idempotency', 'excluded'), '', 'DROP EXTENSION while a collector works');
+$node->safe_psql('excluded', 'CREATE EXTENSION idempotency');
+ask($dropping, 'BEGIN');
+ask($dropping, 'DROP EXTENSION idempotency');
+# either it waits for the DROP, or it does not and goes on with other databases
+$sweeps = figure('sweeps', 'postgres');
+wait_until('a collector has met the DROP', sub {
+		figure('sweeps', 'postgres') >= $sweeps + 2 || $node->safe_psql('postgres', <<'SQL') eq 't' });
+SELECT count(*) > 0 FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE NOT granted AND backend_type = 'idempotency collector'
+SQL
+ask($dropping, 'COMMIT');
+$dropping->quit;
+rounds_pass(1);
+is(trouble_of($node, $before_drop), '', 'a collector leaves quietly when the extension is dropped');
+$node->safe_psql('excluded', 'CREATE EXTENSION idempotency');
+
+# DDL on one store does not hold up the others, nor itself.
+my $locking = session($node, 'excluded');
+
+ask($locking, 'BEGIN');
+ask($locking, 'LOCK TABLE idempotency_store IN ACCESS EXCLUSIVE MODE');
+put($node, 'other', 10, schema => $weird);
+rounds_pass(2);
+is_collected('collected: while the store of another database is locked', $node, 'other', $weird);
+ask($locking, 'COMMIT');
+$locking->quit;
+put($node, 'excluded', 10);
+is_collected('collected: once the lock is gone', $node, 'excluded');
+
+# What a database sets for its sessions is not meant for the collector.
+$node->safe_psql('postgres', "ALTER DATABASE other SET $_")
+  for 'default_transaction_read_only = on', q{default_transaction_isolation = 'serializable'},
+  q{search_path = ''}, q{statement_timeout = '1ms'}, q{lock_timeout = '1ms'}, q{role = 'pg_monitor'};
+put($node, 'excluded', 10);
+$node->safe_psql('other', <<"SQL");
+SET default_transaction_read_only = off;
+SET statement_timeout = 0;
+BEGIN READ WRITE;
+RESET ROLE;
+SET LOCAL role = none;
+INSERT INTO $weird.idempotency_store (idempotency_key, expires_at, status) VALUES ('settings', now() - interval '1 day', 'COMPLETED');
+COMMIT;
+SQL
+soon('collected: whatever the database sets', sub { $node->safe_psql('other',
+			"SET statement_timeout = 0; SET ROLE none; SELECT count(*) FROM $weird.idempotency_store") == 0 });
+$node->safe_psql('postgres', 'ALTER DATABASE other RESET ALL');
+
+# A synchronous standby that is away holds up commits, but not the collector's:
+# else it would stay in the database for as long.
+{
+	local $ENV{PGOPTIONS} = '-c synchronous_commit=local';
+
+	$node->safe_psql('postgres', q{ALTER SYSTEM SET synchronous_standby_names = 'away'});
+	$node->reload;
+	$node->poll_query_until('postgres', q{SELECT current_setting('synchronous_standby_names') = 'away'});
+	$node->safe_psql('postgres', 'CREATE DATABASE brief');
+	$node->safe_psql('brief', 'CREATE EXTENSION idempotency');
+	put($node, 'brief', 10);
+	put($node, 'excluded', 10);
+	is_collected('collected: while a synchronous standby is away', $node, 'brief');
+	is_collected('collected: in every database', $node, 'excluded');
+	is(sqlstate($node, 'DROP DATABASE brief'), '', 'DROP DATABASE while a synchronous standby is away');
+	$node->safe_psql('postgres', 'ALTER SYSTEM RESET synchronous_standby_names');
+	$node->reload;
+	rounds_pass(1);
+}
+
+# A DROP DATABASE that was interrupted leaves a database that nobody can enter
+# (15.4 and later).
+$node->safe_psql('postgres', 'CREATE DATABASE invalid');
+$node->safe_psql('postgres', q{UPDATE pg_database SET datconnlimit = -2 WHERE datname = 'invalid'});
+rounds_pass(2);
+unlike(trouble_of($node), qr/invalid database/, 'not tried: a database that is invalid');
+$node->safe_psql('postgres', 'DROP DATABASE invalid');
+
+# FAILURES 47: later and later, and the others go on.
+my $before_failures = -s $node->logfile;
+my $failures;
+
+$node->safe_psql('excluded', <<'SQL');
+CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one'; END $$;
+CREATE TRIGGER refuse BEFORE DELETE ON idempotency_store FOR EACH ROW EXECUTE FUNCTION refuse();
+SQL
+put($node, 'excluded', 10);
+soon('a sweep fails', sub { log_of($node, $before_failures) =~ /not this one/ });
+put($node, 'other', 10, schema => $weird);
+is_collected('collected: while another database fails', $node, 'other', $weird);
+rounds_pass(12);
+$failures = () = log_of($node, $before_failures) =~ /ERROR:  not this one/g;
+cmp_ok($failures, '>=', 2, 'a sweep that fails is tried again');
+cmp_ok($failures, '<=', 6, 'but later and later');
+$node->safe_psql('excluded', 'DROP TRIGGER refuse ON idempotency_store');
+is_collected('collected: when it fails no more', $node, 'excluded');
+
+# ---- ended from outside ----
+
+my $first = launcher($node);
+
+make_backlog('excluded', 50_000, 50);
+set($node, 'gc_enabled', 'on');
+wait_for_collector($node, 'excluded');
+wait_until('a collector is ended', sub { $node->safe_psql('postgres', <<'SQL') });
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'idempotency collector' AND datname = 'excluded'
+SQL
+set($node, 'gc_batch_size', 10000);
+is_collected('collected: after a collector was ended', $node, 'excluded');
+$node->safe_psql('postgres', "SELECT pg_terminate_backend($first)");
+soon('a launcher that was ended comes back', sub { (launcher($node) || $first) != $first });
+put($node, 'postgres', 10);
+soon('collected: by the new launcher', sub { rows($node, 'postgres') == 3 });
+
+make_backlog('excluded', 100_000, 50);
+set($node, 'gc_enabled', 'on');
+wait_for_collector($node, 'excluded');
+my $start = time;
+$node->stop('fast');
+cmp_ok(time - $start, '<', 10, 'a fast shutdown does not wait for a backlog');
+is(join("\n", grep { !/not this one|due to administrator command|invalid database/ } split /\n/, trouble_of($node)), '',
+	'nothing else in the log');
+
+# ---- FAILURES 50: no worker is free ----
+
+# One is taken by logical replication.
+my $small = new_node('small', conf => <<'CONF');
+idempotency.gc_enabled = on
+idempotency.gc_interval = 1
+max_worker_processes = 2
+CONF
+
+soon('no worker is free: the log says so, with a hint', sub {
+		log_of($small) =~ /LOG:  idempotency collector: no background worker is free\n.*HINT:  Raise max_worker_processes/ });
+is($small->safe_psql('postgres', q{SELECT outcome FROM idem_begin('k', lease => '1 hour')}),
+	'ACQUIRED', 'no worker is free: functions work');
+put($small, 'postgres', 10);
+is($small->safe_psql('postgres', 'SELECT idem_gc()'), 10, 'no worker is free: by hand it goes');
+$small->append_conf('postgresql.conf', 'max_worker_processes = 1');
+$small->restart;
+is($small->safe_psql('postgres', q{SELECT outcome FROM idem_begin('k')}), 'IN_PROGRESS', 'no launcher: functions work');
+is(launcher($small), '', 'no launcher');
+like(log_of($small), qr/too many background workers/, 'no launcher: the log says so');
+$small->append_conf('postgresql.conf', 'max_worker_processes = 8');
+put($small, 'postgres', 10);
+$small->restart;
+soon('enough workers: it is collected', sub { rows($small, 'postgres') == 1 });
+$small->stop;
+
+# ---- a standby ----
+
+my $primary = new_node('primary', allows_streaming => 1);
+my $standby = PostgreSQL::Test::Cluster->new('standby');
+
+$primary->backup('base');
+$standby->init_from_backup($primary, 'base', has_streaming => 1);
+$standby->append_conf('postgresql.conf', "idempotency.gc_enabled = on\nidempotency.gc_interval = 1");
+$standby->start;
+put($primary, 'postgres', 10);
+$primary->wait_for_catchup($standby);
+is(launcher($standby), '', 'standby: no launcher');
+is(rows($standby, 'postgres'), 10, 'standby: nothing is collected');
+$primary->stop;
+$standby->promote;
+is_collected('promoted: collected', $standby, 'postgres');
+soon('promoted: the launcher shows itself', sub { launcher($standby) });
+unlike(trouble_of($standby), qr/ERROR|WARNING|PANIC|TRAP|idempotency/, 'promoted: nothing else in the log');
+$standby->stop;
+
+done_testing();
