@@ -174,6 +174,7 @@ exhausted(Handle *handle, const Record *found, TimestampTz now)
 	record.expires_at = time_after(now, default_retention(), "idempotency.retention");
 	store_put(handle->catalog, &record);
 	ForceSyncCommit();
+	stats_count(COUNT_FAILED);
 	handle_note_end(handle);
 	return replay(&record, now);
 }

@@ -137,11 +137,14 @@ key_name(Relation relation)
 	return name;
 }
 
-static void
+/* false when it was dropped just now */
+static bool
 read_store(Oid store)
 {
-	Relation	relation = relation_open(store, AccessShareLock);
+	Relation	relation = try_relation_open(store, AccessShareLock);
 
+	if (relation == NULL)
+		return false;
 	if (relation->rd_rel->relkind != RELKIND_RELATION &&
 		relation->rd_rel->relkind != RELKIND_PARTITIONED_TABLE)
 		missing_object("idempotency_store");
@@ -155,7 +158,9 @@ read_store(Oid store)
 	catalog.store_owner = relation->rd_rel->relowner;
 	catalog.store_plain = store_is_plain(relation);
 	strlcpy(catalog.store_key, key_name(relation), NAMEDATALEN);
-	relation_close(relation, AccessShareLock);
+	/* the lock stays: nothing else of the extension is dropped meanwhile */
+	relation_close(relation, NoLock);
+	return true;
 }
 
 static void
@@ -169,7 +174,11 @@ read_catalog(Oid extension)
 	/* valid from the start: an invalidation on the way must not get lost */
 	catalog_valid = true;
 	strlcpy(catalog.schema, schema_name, NAMEDATALEN);
-	read_store(find_relation(schema, "idempotency_store"));
+	if (!read_store(find_relation(schema, "idempotency_store")))
+	{
+		catalog_valid = false;
+		return;
+	}
 	catalog.fences = find_relation(schema, "idempotency_fence");
 	catalog.lock_seed = read_lock_seed(schema);
 	catalog.operation_type = find_type(schema, "idem_operation");
@@ -215,6 +224,8 @@ catalog_open_if_installed(LOCKMODE mode)
 {
 	while (refresh())
 	{
+		if (!catalog_valid)
+			continue;
 		/* waiting for the lock may have brought news */
 		LockRelationOid(catalog.store, mode);
 		if (catalog_valid)
@@ -228,6 +239,22 @@ const Catalog *
 catalog_known(void)
 {
 	return catalog_valid ? &catalog : catalog_open(AccessShareLock);
+}
+
+/*
+ * The same for a worker that must not wait: NULL also while somebody else
+ * changes or drops the store.
+ */
+const Catalog *
+catalog_open_if_free(LOCKMODE mode)
+{
+	Oid			extension = get_extension_oid(EXTENSION_NAME, true);
+	Oid			store = OidIsValid(extension) ?
+		get_relname_relid("idempotency_store", get_extension_schema(extension)) : InvalidOid;
+
+	if (!OidIsValid(store) || !ConditionalLockRelationOid(store, mode))
+		return NULL;
+	return catalog_open_if_installed(mode);
 }
 
 const Catalog *

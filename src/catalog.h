@@ -29,6 +29,7 @@ typedef struct Catalog
 
 extern const Catalog *catalog_open(LOCKMODE mode);
 extern const Catalog *catalog_open_if_installed(LOCKMODE mode);
+extern const Catalog *catalog_open_if_free(LOCKMODE mode);
 extern const Catalog *catalog_known(void);
 extern void catalog_register(void);
 

@@ -119,6 +119,11 @@ DEFINE_WAIT_EVENT(wait_event_collector, "IdempotencyCollector")
 #define lock_held_by_me(tag, mode) LockHeldByMe(tag, mode)
 #endif
 
+/* the minor releases of August 2023 (c66a7d75e6) mark half-dropped databases */
+#ifndef DATCONNLIMIT_INVALID_DB
+#define DATCONNLIMIT_INVALID_DB -2
+#endif
+
 /* 17 (c1ec02be1d) lets an access method keep state over several inserts */
 #if PG_VERSION_NUM >= 170000
 #define insert_cleanup(index, info) index_insert_cleanup(index, info)

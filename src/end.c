@@ -86,7 +86,7 @@ owned_fence(const Handle *handle)
 	return handle->standing.fence;
 }
 
-/* Makes a record the ended one that was asked for. */
+/* Makes a record the ended one that was asked for, and counts that. */
 static void
 set_end(Record *record, const EndRequest *request)
 {
@@ -102,6 +102,7 @@ set_end(Record *record, const EndRequest *request)
 	if (request->retryable)
 		from = record->retry_at = time_after(now, request->retry_after, "retry_after");
 	record->expires_at = time_after(from, request->retention, "retention");
+	stats_count(record->status == STATUS_COMPLETED ? COUNT_COMPLETED : COUNT_FAILED);
 }
 
 /* The one row that a transaction-bound operation costs. */
@@ -159,7 +160,6 @@ operation_end(const EndRequest *request)
 		fence = owned_fence(&handle);
 	record = fence == NO_FENCE ?
 		end_owned(&handle, request) : end_leased(&handle, request, fence);
-	stats_count(request->status == STATUS_COMPLETED ? COUNT_COMPLETED : COUNT_FAILED);
 	answer = replay(&record, record.updated_at);
 	answer.replayed = false;
 	return answer;

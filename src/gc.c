@@ -70,24 +70,25 @@ turn_hand(const Catalog *catalog, BlockNumber *hand, BlockNumber pages,
 		BlockNumber start = *hand < pages ? *hand : 0;
 		BlockNumber end = start + Min(Min(CHUNK_PAGES, budget - seen), pages - start);
 		int64		wanted = max_rows - *removed;
+		BlockNumber last;
 		int64		got;
 
 		CHECK_FOR_INTERRUPTS();
-		got = store_sweep_pages(catalog, start, end, now, wanted);
+		got = store_sweep_pages(catalog, start, end, now, wanted, &last);
 		*removed += got;
-		/* pages that had more than was wanted are not done with */
-		*hand = got < wanted ? end : start;
-		seen += end - start;
+		/* a page that may have had more than was wanted is not done with */
+		*hand = got < wanted ? end : last;
+		seen += *hand - start;
 	}
 	return seen;
 }
 
 /*
- * Where a sweep stopped because it had removed enough, the pages that it did
- * not see are taken to be like those that it saw.
+ * Where a sweep stopped because it had removed enough, the pages ahead are
+ * taken to be like those that it saw.
  */
 static void
-count_sweep(int64 max_rows, int64 removed, BlockNumber seen, BlockNumber pages,
+count_sweep(int64 max_rows, int64 removed, BlockNumber seen, BlockNumber ahead,
 			const Deadline *start)
 {
 	stats_count(COUNT_SWEEPS);
@@ -95,8 +96,7 @@ count_sweep(int64 max_rows, int64 removed, BlockNumber seen, BlockNumber pages,
 	stats_set(COUNT_LAST_SWEEP_AT, GetCurrentTimestamp());
 	stats_set(COUNT_LAST_SWEEP_MICROSECONDS, -deadline_left(start));
 	stats_set(COUNT_BACKLOG_ROWS,
-			  removed < max_rows || seen == 0 ? 0 :
-			  (int64) ((double) removed / seen * (pages - seen)));
+			  removed < max_rows ? 0 : (int64) ((double) removed / Max(seen, 1) * ahead));
 }
 
 /*
@@ -117,7 +117,7 @@ sweep(const Catalog *catalog, int64 max_rows)
 	hand = store_sweep_position(catalog);
 	seen = turn_hand(catalog, &hand, pages, max_rows, &removed);
 	store_sweep_remember(catalog, hand);
-	count_sweep(max_rows, removed, seen, pages, &start);
+	count_sweep(max_rows, removed, seen, pages - Min(hand, pages), &start);
 	return removed;
 }
 
@@ -128,9 +128,9 @@ gc_sweep(int64 max_rows)
 }
 
 int64
-gc_sweep_if_installed(int64 max_rows)
+gc_sweep_if_free(int64 max_rows)
 {
-	const Catalog *catalog = catalog_open_if_installed(RowExclusiveLock);
+	const Catalog *catalog = catalog_open_if_free(RowExclusiveLock);
 
 	return catalog ? sweep(catalog, max_rows) : 0;
 }

@@ -8,6 +8,6 @@
 #include "postgres.h"
 
 extern int64 gc_sweep(int64 max_rows);
-extern int64 gc_sweep_if_installed(int64 max_rows);
+extern int64 gc_sweep_if_free(int64 max_rows);
 
 #endif							/* IDEM_GC_H */

@@ -90,6 +90,8 @@ idem_stats(PG_FUNCTION_ARGS)
 	ReturnSetInfo *result = (ReturnSetInfo *) fcinfo->resultinfo;
 
 	InitMaterializedSRF(fcinfo, 0);
+	/* zeros for a database that has counted nothing yet */
+	(void) count_of(COUNT_ACQUIRED);
 	for (int i = 0; shared != NULL && i < COUNTED_DATABASES; i++)
 	{
 		DatabaseCounters *slot = &shared->databases[i];

@@ -85,8 +85,9 @@ static const char *const texts[STATEMENTS] =
 	" AND (status OPERATOR(pg_catalog.<>) 'PENDING'"
 	" OR (lease_expires_at OPERATOR(pg_catalog.>) $3) IS NOT TRUE)"
 	" LIMIT $4 FOR UPDATE SKIP LOCKED)"
-	" DELETE FROM %1$s.idempotency_store"
-	" WHERE ctid OPERATOR(pg_catalog.=) ANY (ARRAY(SELECT place FROM expired))",
+	", removed AS (DELETE FROM %1$s.idempotency_store"
+	" WHERE ctid OPERATOR(pg_catalog.=) ANY (ARRAY(SELECT place FROM expired)) RETURNING ctid AS place)"
+	" SELECT pg_catalog.count(*), pg_catalog.max(place) FROM removed",
 
 	[STATEMENT_SWEEP_REMEMBER] =
 	"INSERT INTO %s.idempotency_sweep (next_page, swept_at)"
@@ -453,15 +454,20 @@ store_sweep_position(const Catalog *catalog)
 	return position;
 }
 
-/* Removes what has expired on the pages from start to before end. */
+/*
+ * Removes what has expired on the pages from start to before end, and tells
+ * the last page that it removed something from.
+ */
 int64
 store_sweep_pages(const Catalog *catalog, BlockNumber start, BlockNumber end,
-				  TimestampTz now, int64 max_rows)
+				  TimestampTz now, int64 max_rows, BlockNumber *last)
 {
 	ItemPointerData first;
 	ItemPointerData after;
 	Datum		arguments[4];
 	int64		removed;
+	Datum		place;
+	bool		is_null;
 
 	ItemPointerSet(&first, start, 0);
 	ItemPointerSet(&after, end, 0);
@@ -469,7 +475,11 @@ store_sweep_pages(const Catalog *catalog, BlockNumber start, BlockNumber end,
 	arguments[1] = PointerGetDatum(&after);
 	arguments[2] = TimestampTzGetDatum(now);
 	arguments[3] = Int64GetDatum(max_rows);
-	removed = run(catalog, STATEMENT_SWEEP_PAGES, arguments, NULL, InvalidSnapshot);
+	(void) run(catalog, STATEMENT_SWEEP_PAGES, arguments, NULL, InvalidSnapshot);
+	removed = DatumGetInt64(SPI_getbinval(SPI_tuptable->vals[0], SPI_tuptable->tupdesc,
+										  1, &is_null));
+	place = SPI_getbinval(SPI_tuptable->vals[0], SPI_tuptable->tupdesc, 2, &is_null);
+	*last = is_null ? start : ItemPointerGetBlockNumber((ItemPointer) DatumGetPointer(place));
 	SPI_finish();
 	return removed;
 }

@@ -20,7 +20,7 @@ extern void store_delete(const Catalog *catalog, const OperationName *name);
 extern bool store_advance(const Catalog *catalog, const OperationName *stream, int64 seq);
 extern BlockNumber store_sweep_position(const Catalog *catalog);
 extern int64 store_sweep_pages(const Catalog *catalog, BlockNumber start, BlockNumber end,
-							   TimestampTz now, int64 max_rows);
+							   TimestampTz now, int64 max_rows, BlockNumber *last);
 extern void store_sweep_remember(const Catalog *catalog, BlockNumber position);
 extern int64 store_next_fence(const Catalog *catalog, int64 after);
 

@@ -32,6 +32,7 @@
 #include "utils/guc.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
+#include "utils/timestamp.h"
 #include "utils/varlena.h"
 
 #include "compat.h"
@@ -46,11 +47,11 @@
 #define VISIT_MILLISECONDS 2000
 /* a postmaster that lost its launcher starts it again after that */
 #define LAUNCHER_RESTART_SECONDS 10
-/* a database whose worker failed is left alone for up to that many intervals */
-#define LONGEST_BACKOFF 64
+/* a database whose worker failed is left alone for up to 2^6 intervals */
+#define BACKOFF_DOUBLINGS 6
 
-/* vacuum's costs, at the limit and delay of autovacuum's defaults */
-#define COST_LIMIT 200
+/* vacuum's costs, at one and a half times the rate of autovacuum's defaults */
+#define COST_LIMIT 300
 #define COST_DELAY_MICROSECONDS 2000
 
 typedef enum WorkerResult
@@ -65,7 +66,7 @@ typedef struct Database
 	Oid			oid;
 	char		name[NAMEDATALEN];
 	int			failures;		/* in a row */
-	int			skip;			/* so many rounds from now */
+	TimestampTz not_before;		/* the time of the next visit */
 	bool		present;		/* in the list of this round */
 } Database;
 
@@ -165,7 +166,9 @@ read_databases(void)
 	{
 		Form_pg_database form = (Form_pg_database) GETSTRUCT(tuple);
 
-		if (form->datallowconn && !form->datistemplate && is_wanted(NameStr(form->datname)))
+		if (form->datallowconn && !form->datistemplate &&
+			form->datconnlimit != DATCONNLIMIT_INVALID_DB &&
+			is_wanted(NameStr(form->datname)))
 			note_database(form);
 	}
 	table_endscan(scan);
@@ -182,6 +185,19 @@ read_databases(void)
 			pfree(database);
 		}
 	}
+}
+
+/* Once, not in every round. */
+static void
+complain_of_slots(void)
+{
+	static bool complained = false;
+
+	if (!complained)
+		ereport(LOG,
+				(errmsg("idempotency collector: no background worker is free"),
+				 errhint("Raise max_worker_processes.")));
+	complained = true;
 }
 
 /* Starts the worker of a database and waits for its end; false: no free slot. */
@@ -204,11 +220,21 @@ run_worker(const Database *database)
 
 	pg_atomic_write_u32(&shared->worker_result, RESULT_FAILED);
 	if (!RegisterDynamicBackgroundWorker(&worker, &handle))
+	{
+		complain_of_slots();
 		return false;
+	}
 	(void) WaitForBackgroundWorkerStartup(handle, &pid);
 	(void) WaitForBackgroundWorkerShutdown(handle);
 	pfree(handle);
 	return true;
+}
+
+/* How long to leave a database alone whose worker has failed that often. */
+static int64
+backoff(int failures)
+{
+	return ((int64) setting_gc_interval << Min(failures, BACKOFF_DOUBLINGS)) * USECS_PER_SEC;
 }
 
 /* Visits a database; true when there is more to do than one visit could. */
@@ -217,22 +243,12 @@ visit(Database *database)
 {
 	WorkerResult result;
 
-	if (database->skip > 0)
-	{
-		database->skip--;
+	if (database->not_before > GetCurrentTimestamp() || !run_worker(database))
 		return false;
-	}
-	if (!run_worker(database))
-	{
-		ereport(LOG,
-				(errmsg("idempotency collector: no background worker is free"),
-				 errhint("Raise max_worker_processes.")));
-		return false;
-	}
 	result = (WorkerResult) pg_atomic_read_u32(&shared->worker_result);
 	database->failures = result == RESULT_FAILED ? database->failures + 1 : 0;
 	if (database->failures > 0)
-		database->skip = Min(1 << Min(database->failures - 1, 10), LONGEST_BACKOFF);
+		database->not_before = GetCurrentTimestamp() + backoff(database->failures);
 	return result == RESULT_MORE;
 }
 
@@ -266,8 +282,8 @@ idempotency_launcher_main(Datum arg)
 		pgstat_report_activity(STATE_IDLE, NULL);
 		if (setting_gc_enabled)
 			more = visit_all();
-		if (!more)
-			nap((int64) setting_gc_interval * USECS_PER_SEC, wait_event_launcher());
+		/* even with a backlog there is time to hear of new settings */
+		nap(more ? 1000 : (int64) setting_gc_interval * USECS_PER_SEC, wait_event_launcher());
 		/* not zero: whoever ended only the launcher gets it back */
 		if (ShutdownRequestPending)
 			proc_exit(1);
@@ -285,7 +301,7 @@ sweep_once(void)
 	StartTransactionCommand();
 	PushActiveSnapshot(GetTransactionSnapshot());
 	pgstat_report_activity(STATE_RUNNING, "collecting expired operations");
-	removed = gc_sweep_if_installed(setting_gc_batch_size);
+	removed = gc_sweep_if_free(setting_gc_batch_size);
 	PopActiveSnapshot();
 	CommitTransactionCommand();
 	pgstat_report_stat(false);
@@ -311,13 +327,29 @@ sweep_for_a_while(void)
 	Deadline	deadline = deadline_after(VISIT_MILLISECONDS * INT64CONST(1000));
 
 	VacuumCostActive = true;
-	while (sweep_once() >= setting_gc_batch_size)
+	while (setting_gc_enabled && sweep_once() >= setting_gc_batch_size)
 	{
 		pay();
 		if (deadline_left(&deadline) <= 0)
 			return RESULT_MORE;
 	}
 	return RESULT_DONE;
+}
+
+/* What a database or the superuser sets for its sessions, as autovacuum does. */
+static void
+ignore_settings_of_database(void)
+{
+	static const char *const settings[][2] = {
+		{"default_transaction_isolation", "read committed"},
+		{"default_transaction_read_only", "off"},
+		{"lock_timeout", "0"},
+		{"session_replication_role", "origin"},
+		{"synchronous_commit", "off"}
+	};
+
+	for (int i = 0; i < lengthof(settings); i++)
+		SetConfigOption(settings[i][0], settings[i][1], PGC_SUSET, PGC_S_OVERRIDE);
 }
 
 void
@@ -328,6 +360,7 @@ idempotency_worker_main(Datum arg)
 	BackgroundWorkerUnblockSignals();
 	BackgroundWorkerInitializeConnectionByOid(DatumGetObjectId(arg), InvalidOid, 0);
 	pgstat_report_appname("idempotency collector");
+	ignore_settings_of_database();
 	pg_atomic_write_u32(&shared->worker_result, sweep_for_a_while());
 	proc_exit(0);
 }

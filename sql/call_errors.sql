@@ -1,0 +1,86 @@
+-- idem_call: which errors are a failure of the operation, and what is kept of it.
+\pset format unaligned
+\pset tuples_only on
+CREATE FUNCTION errors_raise(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
+BEGIN
+	PERFORM idem_call('errors_echo(jsonb)', 'errors-inner', request);
+	RAISE EXCEPTION USING ERRCODE = request ->> 'state', MESSAGE = repeat('xy', coalesce((request ->> 'times')::int, 1));
+END
+$$;
+CREATE FUNCTION errors_echo(request jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT request';
+
+-- Transient: raised again as they were, nothing is stored, another try may succeed.
+SELECT state, raises(format('SELECT idem_call(''errors_raise(jsonb)'', ''errors-1'', jsonb_build_object(''state'', %L))', state)),
+	idem_lookup('errors-1') IS NULL
+FROM unnest(ARRAY['08000', '08006', '40001', '40P01', '53000', '53100', '53400', '55000', '55P03', '57014', '57P01', '58000', '58030', 'XX000', 'XX001']) state;
+SELECT told(idem_call('errors_echo(jsonb)', 'errors-1', '{"state": "done"}'));
+-- Permanent: every other class, also those that look alike.
+SELECT state, response_payload ->> 'sqlstate', outcome
+FROM unnest(ARRAY['P0001', '0A000', '21000', '22012', '23505', '25006', '28000', '42501', '42P01', '44000', '54000', '54001', '56000', 'X0X00', 'ID422', '09000', 'HV000']) state,
+	idem_call('errors_raise(jsonb)', 'errors-' || state, jsonb_build_object('state', state));
+-- what the handler did within, an idem_call of another key included, is undone
+SELECT idem_lookup('errors-inner') IS NULL, locks_held();
+
+-- Errors of the server's own, with and without detail and hint.
+CREATE TABLE errors_unique (n int PRIMARY KEY);
+INSERT INTO errors_unique VALUES (1);
+CREATE FUNCTION errors_unique(request jsonb) RETURNS jsonb LANGUAGE sql AS 'INSERT INTO errors_unique VALUES (1) RETURNING ''1''::jsonb';
+CREATE FUNCTION errors_missing(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS 'BEGIN RETURN errors_no_such_function(request); END';
+SELECT jsonb_pretty(response_payload) FROM idem_call('errors_unique(jsonb)', 'errors-2');
+SELECT response_payload ->> 'sqlstate', response_payload ->> 'detail' IS NULL, response_payload ->> 'hint' IS NOT NULL FROM idem_call('errors_missing(jsonb)', 'errors-3');
+SELECT response_payload, response_code, response_headers, response_body FROM idem_call('errors_raise(jsonb)', 'errors-4', '{"state": "P0001"}');
+
+-- A very long message is cut, whole characters at a time, and the operation ends all the same.
+SELECT outcome, length(response_payload ->> 'message') BETWEEN 1000 AND 10000, response_payload ->> 'message' ~ '^(xy)+x?$'
+FROM idem_call('errors_raise(jsonb)', 'errors-5', '{"state": "P0001", "times": 5000000}');
+
+-- A result over the limit is ID413: the effects go, nothing is stored.
+CREATE FUNCTION errors_large(request jsonb) RETURNS jsonb LANGUAGE sql AS
+'INSERT INTO errors_unique VALUES (2); SELECT to_jsonb(repeat(''x'', request::int))';
+SELECT raises($$SELECT idem_call('errors_large(jsonb)', 'errors-6', '1048576')$$);
+SELECT idem_lookup('errors-6') IS NULL, count(*) FROM errors_unique WHERE n = 2;
+SELECT length(response_payload ->> 0) FROM idem_call('errors_large(jsonb)', 'errors-6', '1000000');
+
+-- A handler that ends its own operation leaves idem_call nothing to end: an
+-- error, and no effects. One that fails to acquire it is told so.
+CREATE FUNCTION errors_ends(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
+BEGIN
+	INSERT INTO errors_unique VALUES (3);
+	IF request = '"complete"' THEN
+		PERFORM idem_complete('errors-7');
+	ELSIF request = '"release"' THEN
+		PERFORM idem_release('errors-7');
+	ELSIF request = '"again"' THEN
+		PERFORM idem_release('errors-7');
+		PERFORM idem_begin('errors-7');
+	END IF;
+	RETURN to_jsonb(told(idem_call('errors_ends(jsonb)', 'errors-7', request)));
+END
+$$;
+SELECT raises(format('SELECT idem_call(''errors_ends(jsonb)'', ''errors-7'', %L, record_failure => %L)', request, recorded)),
+	idem_lookup('errors-7') IS NULL, locks_held(), (SELECT count(*) FROM errors_unique WHERE n = 3)
+FROM unnest(ARRAY['"complete"']) request, unnest(ARRAY[true, false]) recorded;
+SELECT raises(format('SELECT idem_call(''errors_ends(jsonb)'', ''errors-7'', %L)', request))
+FROM unnest(ARRAY['"again"', '"nothing"']) request;
+SELECT told(idem_lookup('errors-7'));
+
+-- Handlers may begin, end and call other operations; one left open is refused.
+CREATE FUNCTION errors_nested(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
+BEGIN
+	PERFORM idem_begin(idem_step_key(request ->> 0, 'bound'));
+	PERFORM idem_complete(idem_step_key(request ->> 0, 'bound'), '"b"');
+	PERFORM idem_begin(idem_step_key(request ->> 0, 'leased'), lease => '1 hour');
+	PERFORM idem_call('errors_echo(jsonb)', idem_step_key(request ->> 0, 'call'), request);
+	PERFORM idem_call('errors_unique(jsonb)', idem_step_key(request ->> 0, 'failed'));
+	IF request = '"errors-9"' THEN
+		PERFORM idem_begin('errors-9:open');
+	END IF;
+	RETURN request;
+END
+$$;
+SELECT told(idem_call('errors_nested(jsonb)', 'errors-8', '"errors-8"'));
+SELECT step, told(idem_lookup(idem_step_key('errors-8', step))) FROM unnest(ARRAY['bound', 'leased', 'call']) step;
+SELECT outcome, response_payload ->> 'sqlstate' FROM idem_lookup('errors-8:failed');
+SELECT idem_call('errors_nested(jsonb)', 'errors-9', '"errors-9"');
+\echo :SQLSTATE
+SELECT idem_lookup('errors-9') IS NULL, idem_lookup('errors-9:leased') IS NULL;

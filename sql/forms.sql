@@ -1,0 +1,98 @@
+-- Every way to call the functions: positions, names, unknown literals, and
+-- an idem_operation in place of key, scope and fence.
+\pset format unaligned
+\pset tuples_only on
+
+-- The signatures of the contract, which clients call by name and by position.
+SELECT p.proname COLLATE "C" || '(' || pg_get_function_arguments(p.oid) || ') RETURNS ' || pg_get_function_result(p.oid)
+FROM pg_proc p JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e'
+JOIN pg_extension e ON d.refobjid = e.oid AND e.extname = 'idempotency'
+WHERE p.proname IN ('idem_begin', 'idem_complete', 'idem_fail', 'idem_release', 'idem_extend',
+	'idem_lookup', 'idem_call', 'idem_fingerprint', 'idem_step_key', 'idem_lock', 'idem_advance',
+	'idem_begin_batch', 'idem_complete_batch', 'idem_grant', 'idem_revoke')
+ORDER BY 1;
+SELECT t.typname, string_agg(l.enumlabel, ', ' ORDER BY l.enumsortorder)
+FROM pg_type t JOIN pg_enum l ON t.oid = l.enumtypid
+WHERE t.oid IN ('idempotency_status'::regtype, 'idem_outcome'::regtype) GROUP BY 1 ORDER BY 1;
+SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute
+WHERE attrelid = 'idem_operation'::regclass AND attnum > 0 ORDER BY attnum;
+SELECT string_agg(attname, ', ' ORDER BY array_position(conkey, attnum)) FROM pg_constraint
+JOIN pg_attribute ON attrelid = conrelid AND attnum = ANY (conkey)
+WHERE conrelid = 'idempotency_store'::regclass AND contype = 'p';
+
+-- Literals of unknown type mean the form with a key.
+BEGIN;
+SELECT told(idem_begin('forms-1')), told(idem_begin('forms-2')), told(idem_begin('forms-3', 'forms'));
+SELECT idem_complete('forms-1');
+SELECT idem_complete('forms-2', '{"a":1}');
+SELECT idem_fail('forms-3', '{"a":1}', 'forms');
+COMMIT;
+SELECT told(idem_lookup('forms-1')), told(idem_lookup('forms-2')), told(idem_lookup('forms-3', 'forms'));
+
+-- Every argument by position, with and without a fence.
+BEGIN;
+SELECT fence FROM idem_begin('forms-4', 'forms', NULL, sha256('r'), '1 hour', '0', 3) \gset
+SELECT idem_complete('forms-4', '{"p": 4}', 'forms', 204, '{"h": 4}', '\x04', :fence, '4 hours');
+SELECT fence FROM idem_begin('forms-5', 'forms', '{"r": 5}', NULL, '1 hour', '0', 3) \gset
+SELECT idem_fail('forms-5', '{"p": 5}', 'forms', 505, '{"h": 5}', '\x05', :fence, true, '1 hour', '4 hours');
+SELECT fence FROM idem_begin('forms-6', 'forms', NULL, NULL, '1 hour') \gset
+SELECT idem_extend('forms-6', '2 hours', 'forms', :fence) > clock_timestamp() + interval '1 hour';
+SELECT idem_release('forms-6', 'forms', :fence);
+COMMIT;
+SELECT idempotency_key, told(idem_lookup(idempotency_key, scope)), request_hash = sha256('r'),
+	request_hash = idem_fingerprint('{"r": 5}'), expires_at - coalesce(retry_at, updated_at),
+	retry_at - updated_at
+FROM idempotency_store WHERE scope = 'forms' ORDER BY 1;
+
+-- By name, in any order.
+BEGIN;
+SELECT told(idem_begin(lease => NULL, request => '7', scope => 'forms', key => 'forms-7'));
+SELECT idem_complete(retention => '1 hour', body => '\x07', headers => '7', code => 7,
+	scope => 'forms', response => '{"p": 7}', key => 'forms-7');
+SELECT told(idem_begin(key => 'forms-8')), told(idem_lookup(scope => '', key => 'forms-8'));
+SELECT idem_fail(key => 'forms-8', error => '{"p": 8}', retryable => true, retry_after => '1 hour');
+COMMIT;
+SELECT told(idem_lookup('forms-7', 'forms')), told(idem_lookup('forms-8'));
+
+-- The operation that idem_begin returned names itself, with its fence.
+DO $$
+DECLARE
+	operation idem_operation;
+BEGIN
+	operation := idem_begin('forms-op', 'o1');
+	PERFORM idem_complete(operation, '{"p": 1}', 201, '{"h": 1}', '\x01', '1 hour');
+	operation := idem_begin('forms-op', 'o2', lease => '1 hour');
+	PERFORM idem_complete(operation => operation, response => '{"p": 2}', code => 202);
+	operation := idem_begin('forms-op', 'o3');
+	PERFORM idem_fail(operation, '{"p": 3}', 503, '{"h": 3}', '\x03', true, '1 hour', '3 hours');
+	operation := idem_begin('forms-op', 'o4', lease => '1 hour');
+	PERFORM idem_fail(operation, error => '{"p": 4}');
+END
+$$;
+SELECT scope, told(idem_lookup(idempotency_key, scope)), expires_at - coalesce(retry_at, updated_at)
+FROM idempotency_store WHERE idempotency_key = 'forms-op' ORDER BY 1;
+
+-- The fence of the operation is what counts: a later transaction may end what
+-- was leased, not what was transaction-bound.
+SELECT idem_begin('forms-9', lease => '1 hour') AS operation \gset
+SELECT idem_complete(:'operation'::idem_operation, '9');
+SELECT told(idem_lookup('forms-9'));
+BEGIN;
+SELECT idem_begin('forms-10') AS operation \gset
+ROLLBACK;
+SELECT raises(format('SELECT idem_complete(%L::idem_operation)', :'operation'));
+-- an expired owner's operation carries its stale fence
+SELECT idem_begin('forms-11', lease => '1 hour') AS operation \gset
+SELECT let_lease_run_out('forms-11');
+SELECT told(idem_begin('forms-11', lease => '1 hour'));
+SELECT raises(format('SELECT idem_complete(%L::idem_operation)', :'operation'));
+SELECT raises(format('SELECT idem_fail(%L::idem_operation)', :'operation'));
+
+-- Only what was ACQUIRED is the caller's to end.
+SELECT raises(format('SELECT idem_complete(%L::idem_operation)', idem_begin('forms-1')));
+SELECT raises(format('SELECT idem_fail(%L::idem_operation)', idem_begin('forms-11')));
+SELECT raises(s) FROM (VALUES
+	('SELECT idem_complete(NULL::idem_operation)'), ('SELECT idem_fail(NULL::idem_operation)'),
+	('SELECT idem_complete(idem_lookup(''forms-none''))'),
+	('SELECT idem_complete(''(,,,,,,,,,,,,,,,)''::idem_operation)'),
+	('SELECT idem_complete(''(ACQUIRED,"","",,,,,,,,,,,,,)''::idem_operation)')) v(s);

@@ -1,0 +1,99 @@
+-- Leased operations: begin, in progress, complete, extend, release.
+\pset format unaligned
+\pset tuples_only on
+
+-- Written at once, and needs no end in its transaction.
+SELECT fence FROM idem_begin('lease-1', lease => '1 hour') \gset
+SELECT status, attempt, fence = :fence, created_at = updated_at, lease_expires_at - updated_at, expires_at > lease_expires_at
+FROM idempotency_store WHERE idempotency_key = 'lease-1';
+-- Others are told how long it runs, but not its fence.
+SELECT told(idem_begin('lease-1')), told(idem_begin('lease-1', lease => '1 hour')), told(idem_lookup('lease-1'));
+SELECT o.lease_expires_at = s.lease_expires_at, o.fence, retry_after > '59 minutes', retry_after <= '1 hour', o.attempt
+FROM idempotency_store s, idem_begin('lease-1') o WHERE s.idempotency_key = 'lease-1';
+SELECT fence IS NULL FROM idem_lookup('lease-1');
+-- a wait ends in the same answer
+SELECT told(idem_begin('lease-1', wait => '10 ms'));
+-- Without its fence it is not this transaction's.
+SELECT raises(s) FROM (VALUES ($$SELECT idem_complete('lease-1')$$), ($$SELECT idem_fail('lease-1')$$),
+	($$SELECT idem_release('lease-1')$$), ($$SELECT idem_extend('lease-1', '1 s')$$)) v(s);
+-- A fence that was never given out, or belongs to another operation, is not current.
+SELECT fence AS other FROM idem_begin('lease-2', lease => '1 hour') \gset
+SELECT raises(format(s, f)) FROM (VALUES (:other), (9223372036854775807)) f(f), (VALUES
+	('SELECT idem_complete(''lease-1'', fence => %s)'), ('SELECT idem_fail(''lease-1'', fence => %s)'),
+	('SELECT idem_extend(''lease-1'', ''1 hour'', fence => %s)'),
+	('SELECT idem_complete(''lease-none'', fence => %s)'), ('SELECT idem_extend(''lease-none'', ''1 s'', fence => %s)')) v(s)
+ORDER BY s COLLATE "C", f;
+SELECT idem_release('lease-1', fence => :other), idem_release('lease-none', fence => :other);
+SELECT raises(format($$SELECT idem_complete('lease-1', scope => 'lease', fence => %s)$$, :fence));
+SELECT told(idem_begin('lease-1'));
+-- With it, any transaction ends it; repeating that changes nothing.
+SELECT idem_complete('lease-1', '"first"', code => 200, fence => :fence);
+SELECT told(idem_begin('lease-1'));
+SELECT ctid, updated_at FROM idempotency_store WHERE idempotency_key = 'lease-1' \gset
+SELECT idem_complete('lease-1', '"again"', code => 500, fence => :fence);
+SELECT ctid = :'ctid', updated_at = :'updated_at' FROM idempotency_store WHERE idempotency_key = 'lease-1';
+SELECT told(idem_begin('lease-1'));
+-- another end than the one it had is refused
+SELECT raises(format($$SELECT idem_fail('lease-1', fence => %s)$$, :fence));
+SELECT raises(format($$SELECT idem_extend('lease-1', '1 hour', fence => %s)$$, :fence));
+SELECT idem_release('lease-1', fence => :fence);
+SELECT idem_fail('lease-2', '"first"', fence => :other), idem_fail('lease-2', '"again"', fence => :other);
+SELECT raises(format($$SELECT idem_complete('lease-2', fence => %s)$$, :other)), told(idem_begin('lease-2'));
+
+-- In the transaction that began it no fence is needed.
+BEGIN;
+SELECT told(idem_begin('lease-3', lease => '1 hour')), told(idem_begin('lease-3')), told(idem_lookup('lease-3'));
+SELECT idem_complete('lease-3', '3');
+SELECT told(idem_begin('lease-3'));
+SELECT raises($$SELECT idem_complete('lease-3')$$);
+SELECT told(idem_begin('lease-4', lease => '1 hour'));
+SELECT idem_fail('lease-4', '4');
+SELECT told(idem_begin('lease-5', lease => '1 hour'));
+SELECT idem_extend('lease-5', '2 hours') > clock_timestamp() + interval '119 minutes';
+SELECT told(idem_begin('lease-6', lease => '1 hour'));
+SELECT idem_release('lease-6');
+COMMIT;
+SELECT key, coalesce(told(idem_lookup(key)), 'nothing') FROM unnest(ARRAY['lease-3', 'lease-4', 'lease-5', 'lease-6']) key;
+-- A rollback takes a lease with it, but no fence comes twice.
+BEGIN;
+SELECT fence AS fence1 FROM idem_begin('lease-7', lease => '1 hour') \gset
+ROLLBACK;
+SELECT fence > :fence1, attempt FROM idem_begin('lease-7', lease => '1 hour');
+
+-- Extend: that long from now, longer or shorter, and also after it has run out.
+SELECT fence FROM idem_begin('lease-8', lease => '1 hour') \gset
+SELECT e - clock_timestamp() BETWEEN '119 minutes' AND '2 hours' FROM idem_extend('lease-8', '2 hours', fence => :fence) e;
+SELECT e - clock_timestamp() BETWEEN '30 s' AND '1 minute' FROM idem_extend('lease-8', '1 minute', fence => :fence) e;
+SELECT retry_after BETWEEN '30 s' AND '1 minute', attempt FROM idem_begin('lease-8');
+SELECT let_lease_run_out('lease-8');
+SELECT told(idem_lookup('lease-8'));
+SELECT idem_extend('lease-8', '1 hour', fence => :fence) > clock_timestamp();
+SELECT told(idem_begin('lease-8')), told(idem_lookup('lease-8'));
+-- the fence stays
+SELECT fence = :fence, attempt FROM idempotency_store WHERE idempotency_key = 'lease-8';
+
+-- Run out, but not taken over: it can still be completed, failed or released.
+SELECT let_lease_run_out('lease-8');
+SELECT idem_complete('lease-8', '8', fence => :fence);
+SELECT fence FROM idem_begin('lease-9', lease => '1 hour') \gset
+SELECT let_lease_run_out('lease-9');
+SELECT idem_fail('lease-9', '9', fence => :fence);
+SELECT fence FROM idem_begin('lease-10', lease => '1 hour') \gset
+SELECT let_lease_run_out('lease-10');
+SELECT idem_release('lease-10', fence => :fence), idem_release('lease-10', fence => :fence);
+SELECT told(idem_begin('lease-8')), told(idem_begin('lease-9')), idem_lookup('lease-10') IS NULL;
+-- Released: the next begin is attempt 1, with a new fence that ends the old one's say.
+SELECT fence > :fence, attempt, taken_over FROM idem_begin('lease-10', lease => '1 hour');
+SELECT raises(format($$SELECT idem_complete('lease-10', fence => %s)$$, :fence)), idem_release('lease-10', fence => :fence);
+SELECT told(idem_lookup('lease-10'));
+
+-- FAILURES 39: a lease counts from the clock, not from the transaction's start.
+BEGIN;
+SELECT pg_sleep(0.02);
+SELECT lease_expires_at >= now() + interval '1 hour 20 ms' FROM idem_begin('lease-11', lease => '1 hour');
+SELECT idem_extend('lease-11', '1 hour') >= now() + interval '1 hour 20 ms';
+SELECT idem_complete('lease-11');
+SELECT updated_at >= now() + interval '20 ms', expires_at - updated_at FROM idempotency_store WHERE idempotency_key = 'lease-11';
+COMMIT;
+-- Months are 30 days and days 24 hours.
+SELECT o.lease_expires_at - o.updated_at FROM idem_begin('lease-12', lease => '1 month 1 day') o;

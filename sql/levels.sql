@@ -1,0 +1,77 @@
+-- Isolation levels, read-only transactions, and code that runs for somebody else.
+\pset format unaligned
+\pset tuples_only on
+
+-- One session sees its own operations at every level.
+CREATE FUNCTION pg_temp.life(name text) RETURNS SETOF text LANGUAGE plpgsql AS $$
+BEGIN
+	RETURN NEXT told(idem_begin(name));
+	PERFORM idem_fail(name, '1', retryable => true);
+	RETURN NEXT told(idem_begin(name));
+	PERFORM idem_complete(name, '2');
+	RETURN NEXT told(idem_begin(name));
+	RETURN NEXT told(idem_lookup(name));
+	RETURN NEXT told(idem_begin(name, 'leased', lease => '1 hour'));
+	PERFORM idem_extend(name, '2 hours', 'leased');
+	PERFORM idem_complete(name, '3', 'leased');
+	RETURN NEXT told(idem_begin(name, 'leased'));
+	RETURN NEXT told(idem_call('levels_echo(jsonb)', name, '4', 'call'));
+	RETURN NEXT told(idem_call('levels_echo(jsonb)', name, '4', 'call'));
+END
+$$;
+CREATE FUNCTION levels_echo(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1';
+BEGIN ISOLATION LEVEL REPEATABLE READ;
+SELECT pg_temp.life('levels-1');
+COMMIT;
+BEGIN ISOLATION LEVEL SERIALIZABLE;
+SELECT pg_temp.life('levels-2') AS lived INTO TEMP levels_serializable;
+COMMIT;
+BEGIN ISOLATION LEVEL REPEATABLE READ;
+-- what was committed before is replayed, and taken over
+SELECT told(idem_begin('levels-1')), told(idem_begin('levels-2', 'leased'));
+ROLLBACK;
+BEGIN;
+SELECT pg_temp.life('levels-3') EXCEPT SELECT lived FROM levels_serializable;
+ROLLBACK;
+
+-- Read-only: nothing that could change a record, whatever it would answer.
+BEGIN READ ONLY;
+SELECT raises(s) FROM (VALUES ('SELECT idem_begin(''levels-4'')'), ('SELECT idem_begin(''levels-1'')'), ('SELECT idem_begin(''levels-4'', lease => ''1 s'')'),
+	('SELECT idem_complete(''levels-4'')'), ('SELECT idem_complete(''levels-4'', fence => 1)'), ('SELECT idem_complete(idem_lookup(''levels-1''))'),
+	('SELECT idem_fail(''levels-4'')'), ('SELECT idem_fail(idem_lookup(''levels-1''))'), ('SELECT idem_release(''levels-4'', fence => 1)'), ('SELECT idem_extend(''levels-4'', ''1 s'', fence => 1)'),
+	('SELECT idem_call(''levels_echo(jsonb)'', ''levels-1'')')) v(s);
+-- but idem_lookup reads, and what computes works
+SELECT told(idem_lookup('levels-1')), idem_lookup('levels-4') IS NULL, idem_step_key('k', 's'), length(idem_fingerprint('1'));
+COMMIT;
+SELECT told(idem_lookup('levels-1')) = (SELECT told(idem_begin('levels-1')));
+
+-- FAILURES 67: inside a security-restricted operation a privileged user runs
+-- what others wrote, unwittingly: refused.
+CREATE TABLE levels_table (n int);
+INSERT INTO levels_table VALUES (1);
+CREATE FUNCTION levels_run(n int, statement text) RETURNS int LANGUAGE plpgsql IMMUTABLE SET search_path = public AS $$
+BEGIN
+	EXECUTE statement;
+	RETURN n;
+END
+$$;
+SELECT raises(format('CREATE INDEX ON levels_table (levels_run(n, %L))', s)) FROM (VALUES
+	('SELECT idem_begin(''levels-5'')'), ('SELECT idem_begin(''levels-5'', lease => ''1 hour'')'), ('SELECT idem_complete(''levels-5'', fence => 1)'),
+	('SELECT idem_fail(''levels-5'', fence => 1)'), ('SELECT idem_release(''levels-5'', fence => 1)'), ('SELECT idem_extend(''levels-5'', ''1 s'', fence => 1)'),
+	('SELECT idem_call(''levels_echo(jsonb)'', ''levels-5'')')) v(s);
+CREATE MATERIALIZED VIEW levels_view AS SELECT public.levels_run(n, 'SELECT 1') AS n FROM levels_table WITH NO DATA;
+CREATE MATERIALIZED VIEW levels_queue AS SELECT public.levels_run(n, 'SELECT idem_begin(''levels-5'', lease => ''1 hour'')') AS n FROM levels_table WITH NO DATA;
+SELECT raises('REFRESH MATERIALIZED VIEW levels_view'), raises('REFRESH MATERIALIZED VIEW levels_queue');
+SELECT idem_lookup('levels-5') IS NULL;
+-- the same function outside of one may
+SELECT levels_run(1, 'SELECT idem_begin(''levels-6'', lease => ''1 hour'')'), told(idem_lookup('levels-6'));
+
+-- FAILURES 28: nothing that begins or ends runs in a parallel worker.
+SELECT proname COLLATE "C", provolatile, proparallel FROM pg_proc
+WHERE proname IN ('idem_begin', 'idem_complete', 'idem_fail', 'idem_release', 'idem_extend', 'idem_call', 'idem_fingerprint', 'idem_step_key')
+ORDER BY 1, oid;
+SELECT proparallel IN ('r', 'u'), provolatile <> 'i' FROM pg_proc WHERE proname = 'idem_lookup';
+-- immutable means: an index can be built on them
+CREATE TABLE levels_index (request jsonb, step text);
+CREATE INDEX ON levels_index (idem_fingerprint(request), idem_step_key('key', step));
+DROP TABLE levels_index;

@@ -1,0 +1,73 @@
+-- Settings: defaults, units, limits, and who may set what.
+\pset format unaligned
+\pset tuples_only on
+-- Without preloading they are there from the first call on.
+SELECT idem_step_key('settings', '1');
+SELECT name, setting, unit, context, min_val, boot_val FROM pg_settings
+WHERE name IN ('idempotency.retention', 'idempotency.max_attempts', 'idempotency.max_response_size', 'idempotency.max_operations_per_transaction') ORDER BY name COLLATE "C";
+SHOW idempotency.retention;
+SHOW idempotency.max_response_size;
+SELECT name FROM pg_settings WHERE name LIKE 'idempotency.%' AND coalesce(short_desc, '') = '';
+-- units
+SET idempotency.retention = '90min';
+SET idempotency.max_response_size = '2kB';
+SELECT current_setting('idempotency.retention'), current_setting('idempotency.max_response_size');
+RESET idempotency.retention;
+RESET idempotency.max_response_size;
+-- out of range, of the wrong kind, and of unknown name
+SELECT left(raises(s), 5) FROM (VALUES ('SET idempotency.retention = 0'), ('SET idempotency.retention = -1'), ('SET idempotency.max_attempts = -1'),
+	('SET idempotency.max_operations_per_transaction = 0'), ('SET idempotency.max_response_size = -1'), ('SET idempotency.retention = ''infinity''')) v(s);
+SELECT raises('SET idempotency.retension = 1');
+-- worker settings belong to the server's configuration
+SELECT name, raises(format('SET idempotency.%s = DEFAULT', name)) FROM unnest(ARRAY['gc_enabled', 'gc_interval', 'gc_batch_size', 'gc_databases']) name;
+
+-- FAILURES 72: what protects the server is the administrator's to set.
+CREATE ROLE regress_idem_settings;
+SET ROLE regress_idem_settings;
+SELECT left(raises(s), 8) FROM (VALUES ('SET idempotency.max_response_size = ''512MB'''), ('SET idempotency.max_operations_per_transaction = 1000000'),
+	('ALTER ROLE regress_idem_settings SET idempotency.max_response_size = ''512MB'''),
+	('SET idempotency.retention = ''1h'''), ('SET idempotency.max_attempts = 3'), ('ALTER ROLE regress_idem_settings SET idempotency.retention = ''1h''')) v(s);
+SELECT current_setting('idempotency.retention'), current_setting('idempotency.max_attempts'), current_setting('idempotency.max_response_size');
+RESET ROLE;
+RESET idempotency.retention;
+RESET idempotency.max_attempts;
+ALTER ROLE regress_idem_settings SET idempotency.max_response_size = '2MB';
+SELECT unnest(setconfig) FROM pg_db_role_setting WHERE setrole = 'regress_idem_settings'::regrole ORDER BY 1;
+DROP ROLE regress_idem_settings;
+
+-- SET LOCAL ends with its transaction, SET of a function with the function.
+BEGIN;
+SET LOCAL idempotency.retention = '2h';
+SELECT told(idem_begin('settings-1')), told(idem_begin('settings-2'));
+SELECT idem_complete('settings-1');
+COMMIT;
+\echo :SQLSTATE
+CREATE FUNCTION settings_end() RETURNS void LANGUAGE sql SET idempotency.retention = '3h' AS 'SELECT idem_complete(''settings-2'')';
+BEGIN;
+SET LOCAL idempotency.retention = '2h';
+SELECT told(idem_begin('settings-1')), told(idem_begin('settings-2')), told(idem_begin('settings-3', lease => '1 hour'));
+SELECT idem_complete('settings-1'), settings_end(), idem_complete('settings-3');
+COMMIT;
+BEGIN;
+SELECT told(idem_begin('settings-4'));
+SELECT idem_complete('settings-4');
+COMMIT;
+SELECT idempotency_key, expires_at - updated_at FROM idempotency_store WHERE idempotency_key ~ '^settings-' ORDER BY 1;
+
+-- Set for the database: sessions that start later have it, preloaded or not.
+DO $$ BEGIN
+	EXECUTE format('ALTER DATABASE %I SET idempotency.retention = ''4h''', current_database());
+	EXECUTE format('ALTER DATABASE %I SET idempotency.max_operations_per_transaction = 7', current_database());
+END $$;
+\c -
+\pset format unaligned
+\pset tuples_only on
+SELECT idem_step_key('settings', '2');
+SELECT current_setting('idempotency.retention'), current_setting('idempotency.max_operations_per_transaction');
+DO $$ BEGIN
+	EXECUTE format('ALTER DATABASE %I RESET idempotency.retention', current_database());
+	EXECUTE format('ALTER DATABASE %I RESET idempotency.max_operations_per_transaction', current_database());
+END $$;
+\c -
+SELECT idem_step_key('settings', '3');
+SELECT current_setting('idempotency.retention'), current_setting('idempotency.max_operations_per_transaction');

@@ -1,0 +1,66 @@
+-- Figures: what the views show, to whom, and pg_cron where it is missing.
+\pset format unaligned
+\pset tuples_only on
+
+SELECT relname COLLATE "C", string_agg(attname || ' ' || format_type(atttypid, atttypmod), ', ' ORDER BY attnum)
+FROM pg_attribute JOIN pg_class c ON c.oid = attrelid
+WHERE attrelid IN ('idempotency_stats'::regclass, 'idempotency_in_flight'::regclass) AND attnum > 0 GROUP BY 1 ORDER BY 1;
+
+-- Operations in flight.
+TRUNCATE idempotency_store;
+BEGIN;
+SELECT told(idem_begin('stats-1', request => '"secret"'));
+SELECT told(idem_begin('stats-2', scope => 'stats', request => '"secret"', lease => '1 hour'));
+SELECT kind, scope, idempotency_key, attempt, age BETWEEN '0' AND '1 minute', lease_left > '59 minutes', pid = pg_backend_pid(), gid
+FROM idempotency_in_flight ORDER BY kind COLLATE "C", scope;
+SELECT idem_complete('stats-1', '"secret"');
+COMMIT;
+SELECT let_lease_run_out('stats-2');
+-- the lease is over, and nobody has taken it over or ended it
+SELECT kind, scope, idempotency_key, attempt, age < '1 minute', lease_left < '0', pid, gid FROM idempotency_in_flight;
+-- Locks that are none of operations are not shown.
+BEGIN;
+SELECT idem_lock(ARRAY['stats']);
+SELECT pg_advisory_xact_lock(1);
+SELECT idem_gc() IS NULL;
+SELECT count(*) FROM idempotency_in_flight WHERE kind <> 'leased';
+COMMIT;
+SELECT idem_release('stats-2', 'stats', fence) FROM idempotency_store WHERE scope = 'stats';
+SELECT count(*) FROM idempotency_in_flight;
+
+-- A row for this database in any case; all figures or, without preloading, none.
+SELECT count(*) FROM idempotency_stats WHERE datname = current_database();
+SELECT (acquired IS NULL) = (current_setting('shared_preload_libraries') !~ 'idempotency'),
+	num_nulls(acquired, replayed_completed, replayed_failed, in_progress, mismatches, taken_over, completed, failed, released,
+		leases_lost, commits_refused, waits, wait_time, collected_rows, sweeps) IN (0, 15)
+FROM idempotency_stats WHERE datname = current_database();
+
+-- Who may look: pg_monitor and pg_read_all_stats at figures and names, others
+-- at nothing, and neither at what is stored.
+CREATE FUNCTION pg_temp.try_all() RETURNS SETOF text LANGUAGE sql AS $$
+	SELECT rpad(s, 40) || raises(s) FROM (VALUES ('SELECT FROM idempotency_stats'), ('SELECT FROM idempotency_in_flight'),
+		('SELECT FROM idempotency_store'), ('SELECT FROM idempotency_stream'), ('SELECT FROM idempotency_secret'),
+		('SELECT FROM idempotency_sweep'), ('SELECT idem_stats_reset()'), ('SELECT idem_gc()'), ('SELECT idem_schedule_gc()')) v(s)
+$$;
+GRANT EXECUTE ON FUNCTION pg_temp.try_all() TO PUBLIC;
+CREATE ROLE regress_idem_monitor IN ROLE pg_monitor;
+CREATE ROLE regress_idem_reader IN ROLE pg_read_all_stats;
+CREATE ROLE regress_idem_nobody;
+SELECT idem_grant('regress_idem_nobody');
+SET ROLE regress_idem_monitor;
+SELECT pg_temp.try_all();
+SET ROLE regress_idem_reader;
+SELECT pg_temp.try_all();
+SET ROLE regress_idem_nobody;
+SELECT pg_temp.try_all();
+RESET ROLE;
+SELECT idem_revoke('regress_idem_nobody');
+DROP ROLE regress_idem_monitor, regress_idem_reader, regress_idem_nobody;
+
+-- The owner may reset, preloaded or not.
+SELECT raises('SELECT idem_stats_reset()');
+
+-- pg_cron is not here.
+SELECT replace(raises_in_full('SELECT idem_schedule_gc()'), current_database(), 'this one');
+SELECT raises_in_full('SELECT idem_schedule_gc(NULL)');
+SELECT raises_in_full($$SELECT idem_schedule_gc('')$$);

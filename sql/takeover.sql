@@ -1,0 +1,97 @@
+-- A lease that ran out: the next begin takes the operation over.
+\pset format unaligned
+\pset tuples_only on
+
+SELECT fence AS fence1, created_at AS created FROM idem_begin('takeover-1', lease => '1 hour') \gset
+SELECT let_lease_run_out('takeover-1');
+-- only a begin takes over
+SELECT told(idem_lookup('takeover-1'));
+SELECT outcome, attempt, taken_over, replayed, fence > :fence1, created_at = :'created', updated_at > :'created', retry_after,
+	lease_expires_at - updated_at, response_payload
+FROM idem_begin('takeover-1', lease => '1 hour');
+SELECT told(idem_begin('takeover-1'));
+SELECT fence AS fence2, ctid FROM idempotency_store WHERE idempotency_key = 'takeover-1' \gset
+-- FAILURES 40: the old owner wakes, is refused and told, and writes nothing.
+SELECT raises(format(s, :fence1)) FROM (VALUES
+	('SELECT idem_complete(''takeover-1'', ''1'', fence => %s)'), ('SELECT idem_fail(''takeover-1'', ''1'', fence => %s)'),
+	('SELECT idem_extend(''takeover-1'', ''2 hours'', fence => %s)')) v(s);
+SELECT idem_release('takeover-1', fence => :fence1);
+SELECT status, fence = :fence2, ctid = :'ctid' FROM idempotency_store WHERE idempotency_key = 'takeover-1';
+-- the new one completes, after which the old one is refused as before
+SELECT idem_complete('takeover-1', '"second"', fence => :fence2);
+SELECT raises(format($$SELECT idem_complete('takeover-1', '1', fence => %s)$$, :fence1)), idem_release('takeover-1', fence => :fence1);
+SELECT told(idem_begin('takeover-1'));
+
+-- Time and again: attempts count, fences only grow.
+SELECT told(idem_begin('takeover-2', lease => '1 hour'));
+CREATE TEMP TABLE fences AS SELECT 1 AS attempt, fence FROM idempotency_store WHERE idempotency_key = 'takeover-2';
+DO $$
+BEGIN
+	FOR n IN 2..5 LOOP
+		PERFORM let_lease_run_out('takeover-2');
+		INSERT INTO fences SELECT o.attempt, o.fence FROM idem_begin('takeover-2', lease => '1 hour') o;
+		COMMIT;
+	END LOOP;
+END
+$$;
+SELECT count(DISTINCT fence), array_agg(attempt ORDER BY fence) FROM fences;
+-- given up by the last owner: attempt 1, and not taken over
+SELECT idem_release('takeover-2', fence => max(fence)) FROM fences;
+SELECT told(idem_begin('takeover-2', lease => '1 hour'));
+SELECT s.fence > max(f.fence) FROM idempotency_store s, fences f WHERE idempotency_key = 'takeover-2' GROUP BY s.fence;
+
+-- Taken over without a lease: bound to the transaction, with no fence.
+SELECT fence AS fence1 FROM idem_begin('takeover-3', request => '3', lease => '1 hour') \gset
+SELECT let_lease_run_out('takeover-3');
+BEGIN;
+SELECT told(idem_begin('takeover-3')), told(idem_begin('takeover-3')), told(idem_lookup('takeover-3'));
+-- nothing is written before its end
+SELECT status, attempt, fence = :fence1 FROM idempotency_store WHERE idempotency_key = 'takeover-3';
+-- the old fence is not current here either
+SELECT raises(format(s, :fence1)) FROM (VALUES
+	('SELECT idem_complete(''takeover-3'', fence => %s)'), ('SELECT idem_fail(''takeover-3'', fence => %s)'),
+	('SELECT idem_extend(''takeover-3'', ''1 hour'', fence => %s)'), ('SELECT idem_extend(''takeover-3'', ''1 hour'')')) v(s);
+SELECT idem_release('takeover-3', fence => :fence1);
+SELECT idem_complete('takeover-3', '"bound"');
+COMMIT;
+SELECT told(idem_begin('takeover-3', request => '3'));
+SELECT raises(format($$SELECT idem_complete('takeover-3', fence => %s)$$, :fence1));
+SELECT status, attempt, fence, lease_expires_at FROM idempotency_store WHERE idempotency_key = 'takeover-3';
+-- the next lease has a greater fence all the same
+SELECT let_expire('takeover-3');
+SELECT fence > :fence1, attempt FROM idem_begin('takeover-3', lease => '1 hour');
+
+-- It is unfinished like any other at COMMIT, and a rollback gives it back.
+SELECT fence FROM idem_begin('takeover-4', lease => '1 hour') \gset
+SELECT let_lease_run_out('takeover-4');
+SELECT told(idem_begin('takeover-4'));
+BEGIN;
+SELECT told(idem_begin('takeover-4'));
+ROLLBACK;
+SELECT told(idem_lookup('takeover-4'));
+SELECT idem_complete('takeover-4', '"first"', fence => :fence);
+SELECT told(idem_begin('takeover-4'));
+-- Released, nothing is left of the lease that ran out.
+SELECT fence FROM idem_begin('takeover-5', lease => '1 hour') \gset
+SELECT let_lease_run_out('takeover-5');
+BEGIN;
+SELECT told(idem_begin('takeover-5'));
+SELECT idem_release('takeover-5');
+COMMIT;
+SELECT idem_lookup('takeover-5') IS NULL;
+SELECT raises(format($$SELECT idem_complete('takeover-5', fence => %s)$$, :fence));
+
+-- The limit of attempts ends the lease that ran out, and its owner is refused.
+SELECT fence FROM idem_begin('takeover-6', lease => '1 hour') \gset
+SELECT let_lease_run_out('takeover-6');
+SELECT told(idem_begin('takeover-6', max_attempts => 1)) ~ 'FAILED .* "attempts exhausted"';
+SELECT raises(format(s, :fence)) FROM (VALUES ('SELECT idem_complete(''takeover-6'', fence => %s)'),
+	('SELECT idem_fail(''takeover-6'', fence => %s)'), ('SELECT idem_extend(''takeover-6'', ''1 s'', fence => %s)')) v(s);
+SELECT idem_release('takeover-6', fence => :fence);
+-- FAILURES 10: a sequence that fell behind the rows (a copy of them was loaded
+-- without it) still gives a greater fence.
+SELECT told(idem_begin('takeover-7', lease => '1 hour'));
+BEGIN;
+UPDATE idempotency_store SET fence = 9000000000000000000, lease_expires_at = now() - interval '1 s' WHERE idempotency_key = 'takeover-7';
+SELECT fence > 9000000000000000000 FROM idem_begin('takeover-7', lease => '1 hour');
+ROLLBACK;

@@ -1,0 +1,40 @@
+-- FAILURES 51 to 53: names in UTF-8. Skipped in databases of other encodings.
+SELECT getdatabaseencoding() <> 'UTF8' AS skip \gset
+\if :skip
+\quit
+\endif
+\pset format unaligned
+\pset tuples_only on
+
+-- Characters count, not bytes: 255 of four bytes each, in key and scope.
+CREATE TEMP TABLE long AS SELECT string_agg(chr(65536 + n), '') AS name FROM generate_series(1, 255) n;
+BEGIN;
+SELECT told(idem_begin(name, name)) FROM long;
+SELECT idem_complete(name, '1', name) FROM long;
+COMMIT;
+SELECT told(idem_begin(name, name)), octet_length(name) FROM long;
+SELECT raises(format('SELECT idem_begin(%L)', name || 'x')), raises(format('SELECT idem_begin(''k'', %L)', name || 'x')) FROM long;
+
+-- FAILURES 53: what looks the same is not the same: identity is by bytes, not
+-- by normal form, letter case or collation.
+BEGIN;
+SELECT told(idem_begin(name)) FROM unnest(ARRAY[U&'caf\00e9', U&'cafe\0301', U&'CAF\00c9', U&'caf\00e9\200b']) name;
+SELECT idem_complete(name, to_jsonb(n)) FROM unnest(ARRAY[U&'caf\00e9', U&'cafe\0301', U&'CAF\00c9', U&'caf\00e9\200b']) WITH ORDINALITY u(name, n);
+COMMIT;
+SELECT told(idem_lookup(U&'caf\00e9')), told(idem_lookup(U&'cafe\0301')), told(idem_lookup(U&'CAF\00c9')), told(idem_lookup(U&'caf\00e9\200b'));
+-- and so it is with requests
+SELECT idem_fingerprint(to_jsonb(U&'\00e9'::text)) = idem_fingerprint(to_jsonb(U&'e\0301'::text)),
+	idem_fingerprint(to_jsonb(U&'\00e9'::text)) = idem_fingerprint('"\u00e9"');
+
+-- FAILURES 52: invalid UTF-8 gets no further than the server's own check.
+SELECT left(raises($$SELECT idem_begin(convert_from('\xff', 'UTF8'))$$), 5), left(raises($$SELECT idem_begin(E'\xc3')$$), 5);
+-- a response's bytes need not be text at all
+BEGIN;
+SELECT told(idem_begin('unicode-1'));
+SELECT idem_complete('unicode-1', '"\u00e9"', body => '\xff00c3');
+COMMIT;
+SELECT response_payload = to_jsonb(U&'\00e9'::text), response_body FROM idem_begin('unicode-1');
+
+-- Step keys count characters, too, and hash the bytes of the whole.
+SELECT idem_step_key(repeat(U&'\00e9', 253), 's') = repeat(U&'\00e9', 253) || ':s',
+	idem_step_key(repeat(U&'\00e9', 254), 's') = 'sha256:' || encode(sha256(convert_to(repeat(U&'\00e9', 254) || ':s', 'UTF8')), 'hex');
