@@ -346,7 +346,7 @@ COMMENT ON FUNCTION @extschema@.idem_stats() IS
 
 CREATE FUNCTION @extschema@.idem_stats_reset()
 RETURNS pg_catalog.void
-AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE STRICT PARALLEL SAFE;
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE STRICT PARALLEL RESTRICTED;
 COMMENT ON FUNCTION @extschema@.idem_stats_reset() IS
 	'set the counters of this database to zero';
 

@@ -95,4 +95,5 @@ SELECT raises(s) FROM (VALUES
 	('SELECT idem_complete(NULL::idem_operation)'), ('SELECT idem_fail(NULL::idem_operation)'),
 	('SELECT idem_complete(idem_lookup(''forms-none''))'),
 	('SELECT idem_complete(''(,,,,,,,,,,,,,,,)''::idem_operation)'),
+	('SELECT idem_complete(''(ACQUIRED,"",k,1,f,f,-5,,,,,,,,,)''::idem_operation)'),
 	('SELECT idem_complete(''(ACQUIRED,"","",,,,,,,,,,,,,)''::idem_operation)')) v(s);

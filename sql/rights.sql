@@ -84,10 +84,29 @@ RESET ROLE;
 SELECT count(*), bool_and(who = (SELECT relowner::regrole::name FROM pg_class WHERE oid = 'idempotency_store'::regclass)) FROM rights_seen;
 ROLLBACK;
 
--- A store that belongs to somebody who is no superuser.
+-- The same holds for the expression of an index.
+CREATE FUNCTION rights_index(key text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$
+BEGIN
+	IF current_user <> session_user THEN
+		RAISE EXCEPTION 'index expression runs as the caller';
+	END IF;
+	RETURN key;
+END
+$$;
+BEGIN;
+CREATE INDEX ON idempotency_store (rights_index(idempotency_key));
+SET LOCAL ROLE regress_idem_app;
+SELECT told(idem_begin('rights-11'));
+SELECT raises('SELECT idem_complete(''rights-11'')'), current_user;
+ROLLBACK;
+
+-- A store that belongs to somebody who is no superuser, with row security that
+-- applies to its owner, too.
 BEGIN;
 CREATE ROLE regress_idem_owner;
 ALTER TABLE idempotency_store OWNER TO regress_idem_owner;
+ALTER TABLE idempotency_store ENABLE ROW LEVEL SECURITY;
+ALTER TABLE idempotency_store FORCE ROW LEVEL SECURITY;
 SET LOCAL ROLE regress_idem_app;
 SELECT told(idem_begin('rights-9')), told(idem_begin('rights-10', lease => '1 hour'));
 SELECT idem_complete('rights-9', '9'), idem_complete('rights-10', '10');

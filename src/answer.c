@@ -159,6 +159,6 @@ name_of_operation(Datum operation, int64 *fence)
 				 errmsg("operation \"%s\" of scope \"%s\" was not acquired",
 						text_to_cstring(name.key), text_to_cstring(name.scope)),
 				 errhint("Go on only if idem_begin answers ACQUIRED.")));
-	*fence = is_null[3] ? NO_FENCE : DatumGetInt64(number);
+	*fence = is_null[3] ? NO_FENCE : checked_fence(DatumGetInt64(number));
 	return name;
 }

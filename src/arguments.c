@@ -166,18 +166,19 @@ required_bigint(FunctionCallInfo fcinfo, int argument, const char *name)
 
 /* Fences are handed out from 1. */
 int64
-optional_fence(FunctionCallInfo fcinfo, int argument)
+checked_fence(int64 fence)
 {
-	int64		fence;
-
-	if (PG_ARGISNULL(argument))
-		return NO_FENCE;
-	fence = PG_GETARG_INT64(argument);
 	if (fence <= 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
 				 errmsg("fence must be positive")));
 	return fence;
+}
+
+int64
+optional_fence(FunctionCallInfo fcinfo, int argument)
+{
+	return PG_ARGISNULL(argument) ? NO_FENCE : checked_fence(PG_GETARG_INT64(argument));
 }
 
 int32

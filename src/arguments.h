@@ -25,6 +25,7 @@ extern int64 required_duration(FunctionCallInfo fcinfo, int argument,
 							   const char *name, bool may_be_zero);
 
 extern int64 required_bigint(FunctionCallInfo fcinfo, int argument, const char *name);
+extern int64 checked_fence(int64 fence);
 extern int64 optional_fence(FunctionCallInfo fcinfo, int argument);
 extern int32 optional_count(FunctionCallInfo fcinfo, int argument,
 							const char *name, int32 absent);
