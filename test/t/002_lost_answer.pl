@@ -124,6 +124,43 @@ is($node->safe_psql('postgres', q{BEGIN; SELECT outcome FROM idem_begin('silent'
 	'ACQUIRED', 'client left before COMMIT: the key is free');
 is(effects('silent'), '0', 'and there is no effect');
 
+# FAILURES 21: in the extended protocol the answer to a statement comes before its
+# transaction has ended.  Whoever does not wait for the end is told ACQUIRED for
+# an operation that is then refused.
+sub extended
+{
+	my ($socket, $sql) = @_;
+	my $parse = "\0$sql\0" . pack('n', 0);
+	my $bind = "\0\0" . pack('nnn', 0, 0, 0);
+	my $execute = "\0" . pack('N', 0);
+	my @answers;
+
+	print $socket 'P', pack('N', 4 + length $parse), $parse;
+	print $socket 'B', pack('N', 4 + length $bind), $bind;
+	print $socket 'E', pack('N', 4 + length $execute), $execute;
+	print $socket 'S', pack('N', 4);
+	$socket->flush;
+	while (1)
+	{
+		my ($type, $length) = unpack('aN', read_bytes($socket, 5));
+		my $body = read_bytes($socket, $length - 4);
+
+		push @answers, $type eq 'E' ? $body =~ /\0C(\w{5})\0/ : $type eq 'D' ? 'row' : ();
+		return "@answers" if $type eq 'Z';
+	}
+}
+
+my $extended = connect_raw();
+is(extended($extended, q{SELECT outcome FROM idem_begin('extended')}),
+	'row ID428', 'the row comes first, the refusal after it');
+is( extended(
+		$extended,
+		q{SELECT outcome FROM idem_call('jsonb_strip_nulls(jsonb)', 'extended', '{}')}
+	),
+	'row',
+	'no error before ReadyForQuery: that is done');
+close $extended;
+
 # The server dies at the very system call that would answer the COMMIT.
 SKIP:
 {
