@@ -111,17 +111,14 @@ acquire_with_timeout(const LOCKTAG *tag, int milliseconds)
 }
 
 /*
- * Takes the lock if it can be had in that time.
+ * Takes the lock, or returns false after that time if "may_fail".
  *
  * The server ends a timed wait with an error, so it happens in a
  * subtransaction: running out of time leaves the caller's transaction usable.
- * A lock_timeout of the caller's that is shorter is an error, as everywhere.
  */
-bool
-lock_acquire_within(const LOCKTAG *tag, int64 microseconds)
+static bool
+acquire_in_subtransaction(const LOCKTAG *tag, int milliseconds, bool may_fail)
 {
-	int			milliseconds = (int) Min((microseconds + 999) / 1000, INT_MAX);
-	bool		ours = LockTimeout == 0 || milliseconds < LockTimeout;
 	MemoryContext context = CurrentMemoryContext;
 	ResourceOwner owner = CurrentResourceOwner;
 	volatile bool acquired = true;
@@ -130,7 +127,7 @@ lock_acquire_within(const LOCKTAG *tag, int64 microseconds)
 	MemoryContextSwitchTo(context);
 	PG_TRY();
 	{
-		acquire_with_timeout(tag, ours ? milliseconds : LockTimeout);
+		acquire_with_timeout(tag, milliseconds);
 		ReleaseCurrentSubTransaction();
 	}
 	PG_CATCH();
@@ -141,7 +138,7 @@ lock_acquire_within(const LOCKTAG *tag, int64 microseconds)
 		error = CopyErrorData();
 		FlushErrorState();
 		RollbackAndReleaseCurrentSubTransaction();
-		if (!ours || error->sqlerrcode != ERRCODE_LOCK_NOT_AVAILABLE)
+		if (!may_fail || error->sqlerrcode != ERRCODE_LOCK_NOT_AVAILABLE)
 			ReThrowError(error);
 		FreeErrorData(error);
 		acquired = false;
@@ -150,4 +147,17 @@ lock_acquire_within(const LOCKTAG *tag, int64 microseconds)
 	MemoryContextSwitchTo(context);
 	CurrentResourceOwner = owner;
 	return acquired;
+}
+
+/*
+ * Takes the lock if it can be had in that time.  A lock_timeout of the caller's
+ * that is shorter is an error, as everywhere.
+ */
+bool
+lock_acquire_within(const LOCKTAG *tag, int64 microseconds)
+{
+	int			milliseconds = (int) Min((microseconds + 999) / 1000, INT_MAX);
+	bool		ours = LockTimeout == 0 || milliseconds < LockTimeout;
+
+	return acquire_in_subtransaction(tag, ours ? milliseconds : LockTimeout, ours);
 }

@@ -19,6 +19,7 @@ $standby->start;
 
 $primary->safe_psql('postgres', <<'SQL');
 CREATE TABLE effect (key text);
+CREATE FUNCTION handler(request jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT request';
 BEGIN;
 SELECT idem_begin('done');
 INSERT INTO effect VALUES ('done');
@@ -37,7 +38,7 @@ for my $call (
 	q{idem_complete('k')}, q{idem_complete('leased', fence => 1)},
 	q{idem_fail('k')}, q{idem_release('k')},
 	q{idem_release('leased', fence => 1)}, q{idem_extend('leased', '1 hour', fence => 1)},
-	q{idem_call('jsonb_strip_nulls(jsonb)', 'k', '{}')}, q{idem_lock(ARRAY['a'])},
+	q{idem_call('public.handler(jsonb)', 'k', '{}')}, q{idem_lock(ARRAY['a'])},
 	q{idem_advance('s', 1)}, q{idem_begin_batch(ARRAY['k'])},
 	q{idem_complete_batch(ARRAY['k'])})
 {
