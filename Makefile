@@ -19,7 +19,7 @@ help:
 	@echo '  make installcheck     test it on that server, running'
 	@echo '  make uninstall, clean'
 	@echo 'On a private server, installed when missing (Debian), gone afterwards:'
-	@echo '  make demo             see it at work'
+	@echo '  make demo             see it at work (FILE=my.jsonl: with your own payments)'
 	@echo '  make check            run every test'
 	@echo '  make bench            measure it (bench-quick: in a hurry)'
 
@@ -59,8 +59,9 @@ PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)
 ifeq (,$(PGXS))
 $(error $(PG_CONFIG) not found: install the development files of your PostgreSQL (Debian: postgresql-server-dev-15) or say PG_CONFIG=/path/to/pg_config)
 endif
-ifeq (,$(wildcard $(PGXS)))
-$(error no $(PGXS): install the development files of your PostgreSQL (Debian: postgresql-server-dev-15) or say PG_CONFIG=/path/to/pg_config)
+# Debian's client has the makefiles, but no headers of the server.
+ifeq (,$(and $(wildcard $(PGXS)),$(wildcard $(shell $(PG_CONFIG) --includedir-server)/postgres.h)))
+$(error no development files of that PostgreSQL: install them (Debian: postgresql-server-dev-15) or say PG_CONFIG=/path/to/pg_config)
 endif
 include $(PGXS)
 

@@ -1,6 +1,7 @@
 #!/usr/bin/python3
 """Measure the extension against hand-written SQL, on the server that PGHOST and
-PGPORT name. bench/run starts one; workloads.py says what is measured.
+PGPORT name. bench/run starts one; workloads.py says what is measured, and
+collection.py measures the removal of expired records.
 
 Runs of a workload's variants alternate, forwards and backwards, and only runs of
 one round are divided by each other: what the machine does meanwhile hits both.
@@ -12,6 +13,7 @@ import datetime
 import sys
 import time
 
+import collection
 import report
 import server
 from workloads import COMPARISONS, COSTS, WORKLOADS
@@ -26,10 +28,14 @@ def arguments():
     parser.add_argument('--rounds', type=int, help='rounds of each workload (default 7, quick 3)')
     parser.add_argument('--seconds', type=int, help='length of a run (default 5, quick 1 or 2)')
     parser.add_argument('--clients', type=int, help='clients, where the workload has 8')
-    parser.add_argument('--only', nargs='+', metavar='WORKLOAD', default=[w.name for w in WORKLOADS],
-                        choices=[w.name for w in WORKLOADS], help='measure only these workloads')
+    names = [w.name for w in WORKLOADS] + [collection.NAME]
+    parser.add_argument('--only', nargs='+', metavar='WORKLOAD', choices=names,
+                        help=f'measure only these: {", ".join(names)}')
     parser.add_argument('--json', metavar='FILE', help='write all raw figures to FILE')
-    return parser.parse_args()
+    collection.add_arguments(parser)
+    options = parser.parse_args()
+    options.only = options.only or (names[:-1] if options.quick else names)
+    return options
 
 
 class Bench:
@@ -139,6 +145,10 @@ def measure_all(options):
             bench.measure(workload)
     entries = [bench.compare(c) for c in bench.comparisons]
     entries += [bench.cost(c) for c in bench.costs]
+    if collection.NAME in options.only:
+        more, raw = collection.measure(options, tell)
+        entries += more
+        bench.raw += raw
     tell('')
     return bench, entries
 

@@ -25,9 +25,10 @@ def run(command, **options):
     return done.stdout
 
 
-def sql(text):
+def sql(text, database=None):
     """The lines that a piece of SQL answers."""
-    return run(['psql', '-XAtq', '-v', 'ON_ERROR_STOP=1'], input=text).splitlines()
+    where = ['-d', database] if database else []
+    return run(['psql', '-XAtq', '-v', 'ON_ERROR_STOP=1', *where], input=text).splitlines()
 
 
 def create_schema():
@@ -64,16 +65,22 @@ def check(variant, transactions, before):
 
 
 def pgbench(workload, variant, clients, *length):
-    """Run a script and read what pgbench says of it."""
+    """Run a variant, and hold the tables against what it says."""
     before = counters()
+    result = load(f'{workload.name}/{variant.name}', clients, *length)
+    check(variant, result['transactions'], before)
+    return result
+
+
+def load(script, clients, *arguments):
+    """Run a script and read what pgbench says of it."""
     output = run([
         'pgbench', '--no-vacuum', '--protocol=prepared',
         f'--client={clients}', f'--jobs={min(clients, 2)}', *variables(),
-        '-f', os.path.join(FOLDER, 'scripts', workload.name, f'{variant.name}.sql'), *length])
+        '-f', os.path.join(FOLDER, 'scripts', f'{script}.sql'), *arguments])
     transactions = figure(r'actually processed: (\d+)', output)
     if transactions == 0 or figure(r'failed transactions: (\d+)', output) != 0:
-        raise BenchError(f'{workload.name}/{variant.name}: transactions failed\n{output}')
-    check(variant, int(transactions), before)
+        raise BenchError(f'{script}: transactions failed\n{output}')
     return {'transactions': int(transactions), 'tps': figure(r'tps = ([\d.]+)', output)}
 
 

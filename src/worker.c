@@ -50,8 +50,11 @@
 /* a database whose worker failed is left alone for up to 2^6 intervals */
 #define BACKOFF_DOUBLINGS 6
 
-/* vacuum's costs, at one and a half times the rate of autovacuum's defaults */
-#define COST_LIMIT 300
+/*
+ * Vacuum's costs, at two and a half times the rate of autovacuum's defaults: a
+ * row costs about as much as a whole page does there.
+ */
+#define COST_LIMIT 500
 #define COST_DELAY_MICROSECONDS 2000
 
 typedef enum WorkerResult
@@ -282,7 +285,7 @@ idempotency_launcher_main(Datum arg)
 		pgstat_report_activity(STATE_IDLE, NULL);
 		if (setting_gc_enabled)
 			more = visit_all();
-		/* even with a backlog there is time to hear of new settings */
+		/* with a backlog just long enough to hear of new settings */
 		nap(more ? 1000 : (int64) setting_gc_interval * USECS_PER_SEC, wait_event_launcher());
 		/* not zero: whoever ended only the launcher gets it back */
 		if (ShutdownRequestPending)

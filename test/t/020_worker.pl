@@ -266,9 +266,13 @@ $node->safe_psql('postgres', "ALTER DATABASE other SET $_")
   for 'default_transaction_read_only = on', q{default_transaction_isolation = 'serializable'},
   q{search_path = ''}, q{statement_timeout = '1ms'}, q{lock_timeout = '1ms'}, q{role = 'pg_monitor'};
 put($node, 'excluded', 10);
+{
+	# what the connection asks for comes before what the database sets
+	local $ENV{PGOPTIONS} =
+	  '-c statement_timeout=0 -c lock_timeout=0 -c default_transaction_read_only=off';
+
 $node->safe_psql('other', <<"SQL");
 SET default_transaction_read_only = off;
-SET statement_timeout = 0;
 BEGIN READ WRITE;
 RESET ROLE;
 SET LOCAL role = none;
@@ -276,7 +280,8 @@ INSERT INTO $weird.idempotency_store (idempotency_key, expires_at, status) VALUE
 COMMIT;
 SQL
 soon('collected: whatever the database sets', sub { $node->safe_psql('other',
-			"SET statement_timeout = 0; SET ROLE none; SELECT count(*) FROM $weird.idempotency_store") == 0 });
+			"SET ROLE none; SELECT count(*) FROM $weird.idempotency_store") == 0 });
+}
 $node->safe_psql('postgres', 'ALTER DATABASE other RESET ALL');
 
 # A synchronous standby that is away holds up commits, but not the collector's:

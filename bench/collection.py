@@ -1,0 +1,319 @@
+"""Collection: what it costs while it keeps up, how fast it catches up, and what
+a large store costs.
+
+Each part has databases of its own, and the background worker is sent to the one
+that is measured, or to none. What was acknowledged must be in the store or
+counted as collected after each part: otherwise the run fails.
+"""
+
+import contextlib
+import glob
+import os
+import statistics
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import report
+import server
+
+NAME = 'collection'
+SCRIPT = 'collection/begin-complete'
+
+CLIENTS = 8
+FILLERS = 2
+STEADY_AT_LEAST = 0.95      # throughput with the worker over without
+STEADY_SIZE_AT_MOST = 1.5   # store at the end over after the first retention
+
+BACKLOG_SECONDS = 180
+BACKLOG_P99_AT_MOST = 2.0   # over the idle one
+BACKLOG_PATIENCE = 3        # times the target, then the backlog is stuck
+LOAD = {'clients': 4, 'rate': 200}      # leaves the processors to the worker
+
+LARGE_AT_LEAST = 0.85       # throughput on the large store over the empty one
+
+SETTINGS = {'gc_enabled': 'idempotency.gc_enabled', 'gc_databases': 'idempotency.gc_databases',
+            'autovacuum_naptime': 'autovacuum_naptime'}
+
+
+@dataclass(frozen=True)
+class Plan:
+    retention: int      # seconds
+    steady: int         # seconds, after the first retention
+    naptime: int        # seconds between autovacuum's visits meanwhile
+    pairs: int          # of steady runs, with the worker and without
+    backlog: int        # rows
+    slice: int          # seconds of rate-limited load at a time
+    live: int           # rows
+    rounds: int         # of runs on the large store and the empty one
+    seconds: int        # length of those
+
+
+FULL = {'retention': 30, 'steady': 60, 'naptime': 10, 'pairs': 1, 'backlog': 5_000_000, 'slice': 10,
+        'live': 10_000_000, 'rounds': 7, 'seconds': 5}
+QUICK = {'retention': 5, 'steady': 10, 'naptime': 2, 'pairs': 1, 'backlog': 200_000, 'slice': 3,
+         'live': 200_000, 'rounds': 3, 'seconds': 2}
+
+
+def add_arguments(parser):
+    group = parser.add_argument_group(
+        NAME, 'takes nine minutes and 7 GB of disk; --quick leaves it out, or with --only makes it small')
+    group.add_argument('--parts', nargs='+', choices=[p.__name__ for p in PARTS], default=[p.__name__ for p in PARTS],
+                       help='measure only these (default: all three)')
+    group.add_argument('--retention', type=int, help='seconds that a record is kept (default 30, quick 5)')
+    group.add_argument('--steady', type=int, help='seconds of steady load after that (default 60, quick 10)')
+    group.add_argument('--naptime', type=int, help='autovacuum_naptime meanwhile (default 10, quick 2)')
+    group.add_argument('--pairs', type=int, help='runs of it with the worker, and without (default 1)')
+    group.add_argument('--backlog', type=int, help='expired rows (default 5 million, quick 200000)')
+    group.add_argument('--live', type=int, help='rows of the large store (default 10 million, quick 200000)')
+
+
+def plan(options):
+    given = vars(options)
+    return Plan(**{name: given.get(name) or value for name, value in (QUICK if options.quick else FULL).items()})
+
+
+def measure(options, tell):
+    """The entries of the table, and every raw figure."""
+    chosen, entries, raw = plan(options), [], []
+    try:
+        for part in (part for part in PARTS if part.__name__ in options.parts):
+            part_entries, part_raw = part(chosen, tell)
+            entries += part_entries
+            raw += [{'workload': NAME, 'part': part.__name__, **r} for r in part_raw]
+    finally:
+        configure(**dict.fromkeys(SETTINGS))
+    return entries, raw
+
+
+# ---- steady load ----
+
+def steady(chosen, tell):
+    """The same load with the worker and without, each from an empty store."""
+    runs = []
+    with database('bench_steady') as name:
+        server.sql(f"ALTER DATABASE {name} SET idempotency.retention = '{chosen.retention}s'")
+        configure(autovacuum_naptime=chosen.naptime)
+        for number in range(chosen.pairs):
+            for worker in (True, False) if number % 2 == 0 else (False, True):
+                tell(f'{NAME}: steady load {"with" if worker else "without"} the worker,'
+                     f' {number + 1} of {chosen.pairs}')
+                runs.append({'round': number, 'worker': worker, **steady_run(name, chosen, worker)})
+    configure(autovacuum_naptime=None)
+    with_worker, without = ([r for r in runs if r['worker'] == worker] for worker in (True, False))
+    return [
+        report.row('steady load with the worker / without collection',
+                   [a['tps'] / b['tps'] for a, b in zip(with_worker, without)], STEADY_AT_LEAST),
+        report.row('… size of the store at the end / after the first retention',
+                   [r['size'] / r['first_size'] for r in with_worker], STEADY_SIZE_AT_MOST, at_most=True),
+        report.row('… the same without collection',
+                   [r['size'] / r['first_size'] for r in without], None)], runs
+
+
+def steady_run(name, chosen, worker):
+    server.sql('TRUNCATE idempotency_store; CHECKPOINT', name)
+    before = state(name)
+    send_worker_to(name if worker else None)
+    warm_up = load(name, CLIENTS, chosen.retention)
+    first_size = size(name)
+    result = load(name, CLIENTS, chosen.steady)
+    last_size = size(name)
+    send_worker_to(None)
+    collected = check(name, before, warm_up['transactions'] + result['transactions'])
+    if worker and not collected:
+        raise server.BenchError('the worker collected nothing under steady load')
+    return {**result, 'first_size': first_size, 'size': last_size, 'collected': collected}
+
+
+# ---- backlog ----
+
+@dataclass(frozen=True)
+class Transaction:
+    ended: float
+    ms: float
+    ms_with_lag: float      # since it should have begun
+
+    @staticmethod
+    def of(client, number, microseconds, script, seconds, fraction, lag):
+        """From the columns of pgbench's log; its time counts from the schedule."""
+        return Transaction(seconds + fraction / 1e6, (microseconds - lag) / 1000, microseconds / 1000)
+
+
+def backlog(chosen, tell):
+    """How long expired rows take to go, and what transactions notice of it."""
+    with database('bench_backlog') as name:
+        tell(f'{NAME}: making {chosen.backlog} expired rows')
+        before = fill(name, chosen.backlog, '-1 hour')
+        tell(f'{NAME}: idle latency')
+        warm_up = limited_load(name, chosen.slice)
+        idle = [limited_load(name, chosen.slice) for _ in range(3)]
+        tell(f'{NAME}: removing {chosen.backlog} expired rows')
+        seconds, until, busy = catch_up(name, chosen, before['collected'] + chosen.backlog)
+        if check(name, before, sum(map(len, [warm_up, *idle, *busy]))) != chosen.backlog:
+            raise server.BenchError('the worker removed something else than the backlog')
+    busy = [[t for t in one if t.ended <= until] for one in busy]
+    limit = f'{LOAD["rate"]} tps on {LOAD["clients"]} clients'
+    return [
+        report.row(f'seconds until {chosen.backlog} expired rows are gone', [seconds], BACKLOG_SECONDS, at_most=True),
+        report.row(f'… p99 latency meanwhile / idle, {limit}',
+                   [p99(busy, 'ms') / p99(idle, 'ms')], BACKLOG_P99_AT_MOST, at_most=True),
+        report.row('… the same, with the time that transactions began late',
+                   [p99(busy, 'ms_with_lag') / p99(idle, 'ms_with_lag')], None)
+    ], [{'rows': chosen.backlog, 'seconds': seconds, **LOAD, 'idle': summary(idle), 'busy': summary(busy),
+         'idle_slices': summaries(idle), 'busy_slices': summaries(busy)}]
+
+
+def catch_up(name, chosen, goal):
+    """Lets the worker loose: how long it took, when it was done, and the load's slices meanwhile."""
+    slices = []
+    with ThreadPoolExecutor() as pool:
+        send_worker_to(name)
+        gone = pool.submit(wait_until_collected, name, goal)
+        while not gone.done():
+            slices.append(limited_load(name, chosen.slice))
+        seconds, until = gone.result()
+    send_worker_to(None)
+    return seconds, until, slices
+
+
+def wait_until_collected(name, goal):
+    """Asks the counters in shared memory, which costs the store nothing."""
+    started = time.time()
+    while time.time() - started < BACKLOG_SECONDS * BACKLOG_PATIENCE:
+        if state(name, counters_only=True)['collected'] >= goal:
+            now = time.time()
+            return now - started, now
+        time.sleep(0.5)
+    raise server.BenchError('the worker did not remove the backlog')
+
+
+def limited_load(name, seconds):
+    """Each transaction of a load that comes at a steady rate, however slow the server is."""
+    with tempfile.TemporaryDirectory() as folder:
+        load(name, LOAD['clients'], seconds, f'--rate={LOAD["rate"]}', '--log', f'--log-prefix={folder}/log')
+        lines = [line.split() for path in glob.glob(f'{folder}/log*') for line in open(path)]
+    return [Transaction.of(*map(int, fields)) for fields in lines]
+
+
+def p99(slices, measure):
+    return summary(slices)[measure]['p99']
+
+
+def summary(slices):
+    return {measure: {f'p{p}': quantile([getattr(t, measure) for one in slices for t in one], p)
+                      for p in (50, 95, 99)} for measure in ('ms', 'ms_with_lag')}
+
+
+def quantile(values, percent):
+    return statistics.quantiles(values, n=100, method='inclusive')[percent - 1]
+
+
+def summaries(slices):
+    """A slice that had hardly begun when the backlog was gone tells nothing."""
+    return [{'transactions': len(one), **summary([one])} for one in slices if len(one) >= 100]
+
+
+# ---- a large store ----
+
+def large(chosen, tell):
+    """Begin and complete where there are many live rows, and where there are none."""
+    runs = []
+    with database('bench_large') as full, database('bench_empty') as empty:
+        tell(f'{NAME}: making {chosen.live} live rows')
+        before = fill(full, chosen.live, '1 day')
+        warm_up, _ = load(full, CLIENTS, 1), load(empty, CLIENTS, 1)
+        for number in range(chosen.rounds):
+            tell(f'{NAME}: large store, round {number + 1} of {chosen.rounds}')
+            for name in (full, empty) if number % 2 == 0 else (empty, full):
+                run = load(full, CLIENTS, chosen.seconds) if name == full else run_on_empty(empty, chosen.seconds)
+                runs.append({'round': number, 'store': name, **run})
+        check(full, before, sum(r['transactions'] for r in (warm_up, *runs) if r.get('store') != empty))
+    of, to = ([r['tps'] for r in runs if r['store'] == name] for name in (full, empty))
+    return [report.row(f'begin, complete on {chosen.live} live rows / on an empty store',
+                       [a / b for a, b in zip(of, to)], LARGE_AT_LEAST)], runs
+
+
+def run_on_empty(name, seconds):
+    server.sql('TRUNCATE idempotency_store', name)
+    before = state(name)
+    result = load(name, CLIENTS, seconds)
+    check(name, before, result['transactions'])
+    return result
+
+
+# ---- databases, the worker, the store ----
+
+@contextlib.contextmanager
+def database(name):
+    send_worker_to(None)
+    server.sql(f'CREATE DATABASE {name}')
+    server.sql('CREATE EXTENSION idempotency', name)
+    yield name
+    server.sql(f'DROP DATABASE {name}')
+
+
+def send_worker_to(name):
+    """It visits this database only, or none once this returns."""
+    configure(gc_enabled='on' if name else 'off', gc_databases=name)
+    while not name and worker_is_there():
+        time.sleep(0.1)
+
+
+def configure(**values):
+    """Settings by their short names; None is the default."""
+    for name, value in values.items():
+        server.sql(f'ALTER SYSTEM RESET {SETTINGS[name]}' if value is None else
+                   f'ALTER SYSTEM SET {SETTINGS[name]} = {value}')
+    server.sql('SELECT pg_reload_conf()')
+
+
+def worker_is_there():
+    """It hears of settings between transactions; one that just starts is seen a moment later."""
+    time.sleep(0.2)
+    return server.sql("SELECT 1 FROM pg_stat_activity WHERE backend_type = 'idempotency collector'") != []
+
+
+def fill(name, rows, expires_in):
+    """Rows like those that the load makes, from a session a processor, with settled pages."""
+    with ThreadPoolExecutor(FILLERS) as pool:
+        list(pool.map(lambda first: server.sql(f"""
+            INSERT INTO idempotency_store (idempotency_key, request_hash, status, response_payload, expires_at)
+                SELECT md5(i::text), '{server.request_hash()}', 'COMPLETED', '{server.RESPONSE}',
+                    clock_timestamp() + interval '{expires_in}'
+                FROM generate_series({first}, {rows}, {FILLERS}) AS i""", name), range(1, FILLERS + 1)))
+    server.sql('VACUUM (ANALYZE) idempotency_store; CHECKPOINT', name)
+    made = state(name)
+    if made['rows'] != rows:
+        raise server.BenchError(f'{name} has {made["rows"]} rows, not {rows}')
+    return made
+
+
+def load(name, clients, seconds, *arguments):
+    return server.load(SCRIPT, clients, f'--time={seconds}', *arguments, name)
+
+
+def size(name):
+    """Heap, index and TOAST, in bytes."""
+    return int(server.sql("SELECT pg_total_relation_size('idempotency_store')", name)[0])
+
+
+def state(name, counters_only=False):
+    rows = 'NULL' if counters_only else '(SELECT count(*) FROM idempotency_store)'
+    answer = server.sql(f"""
+        SELECT coalesce({rows}, 0), coalesce(collected_rows, 0)
+        FROM idempotency_stats WHERE datname = current_database()""", name)
+    return dict(zip(('rows', 'collected'), map(int, answer[0].split('|'))))
+
+
+def check(name, before, transactions):
+    """Each transaction left a row, in the store or collected; how many were."""
+    after = state(name)
+    collected = after['collected'] - before['collected']
+    if after['rows'] + collected != before['rows'] + transactions:
+        raise server.BenchError(f'{name}: {after["rows"]} rows and {collected} collected,'
+                                f' of {before["rows"]} rows and {transactions} transactions')
+    return collected
+
+
+PARTS = (steady, backlog, large)
