@@ -350,17 +350,20 @@ AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE STRICT PARALLEL RESTRICTED;
 COMMENT ON FUNCTION @extschema@.idem_stats_reset() IS
 	'set the counters of this database to zero';
 
+-- Operators of views are resolved now, for good: none may come from a schema
+-- that somebody else has prepared.
+
 CREATE VIEW @extschema@.idempotency_stats AS
 SELECT d.datname, s.acquired, s.replayed_completed, s.replayed_failed, s.in_progress,
 	s.mismatches, s.taken_over, s.completed, s.failed, s.released, s.leases_lost,
 	s.commits_refused, s.waits,
-	s.wait_microseconds * interval '1 microsecond' AS wait_time,
+	s.wait_microseconds OPERATOR(pg_catalog.*) interval '1 microsecond' AS wait_time,
 	s.collected_rows, s.sweeps, s.last_sweep_at,
-	s.last_sweep_microseconds * interval '1 microsecond' AS last_sweep_duration,
+	s.last_sweep_microseconds OPERATOR(pg_catalog.*) interval '1 microsecond' AS last_sweep_duration,
 	s.backlog_rows
 FROM pg_catalog.pg_database d
-LEFT JOIN @extschema@.idem_stats() s ON s.datid = d.oid
-WHERE s.datid IS NOT NULL OR d.datname = pg_catalog.current_database();
+LEFT JOIN @extschema@.idem_stats() s ON s.datid OPERATOR(pg_catalog.=) d.oid
+WHERE s.datid IS NOT NULL OR d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database();
 COMMENT ON VIEW @extschema@.idempotency_stats IS
 	'what has happened since the server started, per database; all NULL where the library is not preloaded';
 
@@ -368,22 +371,22 @@ COMMENT ON VIEW @extschema@.idempotency_stats IS
 -- ends, so its name is not known here.
 CREATE VIEW @extschema@.idempotency_in_flight AS
 SELECT 'leased'::pg_catalog.text AS kind, o.scope, o.idempotency_key, o.attempt,
-	pg_catalog.clock_timestamp() - o.updated_at AS age,
-	o.lease_expires_at - pg_catalog.clock_timestamp() AS lease_left,
+	pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) o.updated_at AS age,
+	o.lease_expires_at OPERATOR(pg_catalog.-) pg_catalog.clock_timestamp() AS lease_left,
 	NULL::pg_catalog.int4 AS pid, NULL::pg_catalog.text AS gid
 FROM @extschema@.idempotency_store o
-WHERE o.status = 'PENDING'
+WHERE o.status OPERATOR(pg_catalog.=) 'PENDING'
 UNION ALL
 SELECT CASE WHEN l.pid IS NULL THEN 'prepared' ELSE 'transaction' END, NULL, NULL, NULL,
-	pg_catalog.clock_timestamp() - COALESCE(a.xact_start, p.prepared),
+	pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) COALESCE(a.xact_start, p.prepared),
 	NULL, l.pid, p.gid
 FROM pg_catalog.pg_locks l
-LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
+LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid OPERATOR(pg_catalog.=) l.pid
 LEFT JOIN pg_catalog.pg_locks x ON l.pid IS NULL AND x.pid IS NULL
-	AND x.locktype = 'transactionid' AND x.virtualtransaction = l.virtualtransaction
-LEFT JOIN pg_catalog.pg_prepared_xacts p ON p.transaction = x.transactionid
-WHERE l.locktype = 'advisory' AND l.objsubid = 7648 AND l.granted
-AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database());
+	AND x.locktype OPERATOR(pg_catalog.=) 'transactionid' AND x.virtualtransaction OPERATOR(pg_catalog.=) l.virtualtransaction
+LEFT JOIN pg_catalog.pg_prepared_xacts p ON p.transaction OPERATOR(pg_catalog.=) x.transactionid
+WHERE l.locktype OPERATOR(pg_catalog.=) 'advisory' AND l.objsubid OPERATOR(pg_catalog.=) 7648 AND l.granted
+AND l.database OPERATOR(pg_catalog.=) (SELECT oid FROM pg_catalog.pg_database WHERE datname OPERATOR(pg_catalog.=) pg_catalog.current_database());
 COMMENT ON VIEW @extschema@.idempotency_in_flight IS
 	'operations that somebody owns now: leases, open transactions and prepared ones';
 

@@ -5,7 +5,6 @@
 #include "postgres.h"
 
 #include "fmgr.h"
-#include "miscadmin.h"
 #include "utils/jsonb.h"
 #include "utils/timestamp.h"
 
@@ -191,7 +190,7 @@ idem_lock(PG_FUNCTION_ARGS)
 	int			count;
 	int64		wait;
 
-	PreventCommandDuringRecovery("idem_lock()");
+	require_unrestricted("idem_lock()");
 	resources = text_array(fcinfo, 0, "resources", "resource", &count);
 	wait = required_duration(fcinfo, 1, "wait", true);
 	PG_RETURN_BOOL(resource_lock_all(resources, count, wait));

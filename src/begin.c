@@ -89,7 +89,7 @@ write_lease(const Handle *handle, const BeginRequest *request, const Record *fou
 {
 	record->fence = store_next_fence(handle->catalog, found ? found->fence : NO_FENCE);
 	set_lease(record, request->lease);
-	handle_write(handle, record, found != NULL);
+	handle_write(handle, record, found ? found->updated_at : NO_TIME);
 	ForceSyncCommit();
 }
 
@@ -109,15 +109,17 @@ acquired(Handle *handle, const BeginRequest *request, const Record *found, Times
 	Standing	standing = {
 		.phase = PHASE_PENDING,
 		.level = GetCurrentTransactionNestLevel(),
-		.stored = found != NULL,
-		.wrote = handle->standing.wrote
+		.locked = handle->standing.locked,
+		.wrote = handle->standing.wrote,
+		.stored_at = found ? found->updated_at : NO_TIME
 	};
 
 	handle_reserve(handle);
 	if (request->lease > 0)
 	{
 		write_lease(handle, request, found, &answer.record);
-		standing.stored = standing.wrote = true;
+		standing.wrote = true;
+		standing.stored_at = answer.record.updated_at;
 	}
 	standing.attempt = answer.record.attempt;
 	standing.fence = answer.record.fence;
@@ -172,7 +174,7 @@ exhausted(Handle *handle, const Record *found, TimestampTz now)
 	record.response = exhausted_response(found->attempt);
 	record.updated_at = now;
 	record.expires_at = time_after(now, default_retention(), "idempotency.retention");
-	store_put(handle->catalog, &record);
+	store_put(handle->catalog, &record, found->updated_at);
 	ForceSyncCommit();
 	stats_count(COUNT_FAILED);
 	handle_note_end(handle);

@@ -244,6 +244,11 @@ idem_call(PG_FUNCTION_ARGS)
 
 	answer = operation_begin(&begin);
 	if (answer.outcome == OUTCOME_ACQUIRED)
+	{
+		bool		taken_over = answer.taken_over;
+
 		answer = run_and_end(&call, &begin.name);
+		answer.taken_over = taken_over;
+	}
 	PG_RETURN_DATUM(answer_to_datum(&answer));
 }

@@ -12,6 +12,7 @@
 #include "access/relation.h"
 #include "access/table.h"
 #include "catalog/pg_class.h"
+#include "catalog/pg_collation.h"
 #include "catalog/pg_enum.h"
 #include "catalog/pg_type.h"
 #include "commands/extension.h"
@@ -28,6 +29,7 @@
 
 static Catalog catalog;
 static bool catalog_valid = false;
+static uint32 schema_hash = 0;
 
 static const char *const status_names[STATUS_LABELS] = {"PENDING", "COMPLETED", "FAILED"};
 static const char *const outcome_names[OUTCOME_LABELS] = {"ACQUIRED", "IN_PROGRESS", "COMPLETED", "FAILED"};
@@ -106,6 +108,22 @@ has_only_its_key(Relation relation)
 	return alone;
 }
 
+/* The direct path looks up by the columns of the key in their order. */
+static bool
+key_is_as_made(Oid key)
+{
+	Relation	index = index_open(key, AccessShareLock);
+	Form_pg_index form = index->rd_index;
+	bool		as_made = form->indnkeyatts == 2 && form->indnatts == 2 &&
+		form->indkey.values[0] == COLUMN_SCOPE + 1 &&
+		form->indkey.values[1] == COLUMN_IDEMPOTENCY_KEY + 1 &&
+		index->rd_indcollation[0] == C_COLLATION_OID &&
+		index->rd_indcollation[1] == C_COLLATION_OID;
+
+	index_close(index, AccessShareLock);
+	return as_made;
+}
+
 /*
  * Is the store an ordinary table as the script made it?  Then rows may be
  * read and inserted without the executor.  Whatever the owner has added
@@ -123,18 +141,20 @@ store_is_plain(Relation relation)
 		relation->rd_rules == NULL &&
 		(constraints == NULL || (constraints->num_check == 0 && !constraints->has_generated_stored)) &&
 		record_matches(RelationGetDescr(relation)) &&
-		has_only_its_key(relation);
+		has_only_its_key(relation) &&
+		key_is_as_made(primary_key_index(relation));
 }
 
-static const char *
-key_name(Relation relation)
+static void
+read_key(Relation relation)
 {
-	Oid			key = primary_key_index(relation);
-	char	   *name = OidIsValid(key) ? get_rel_name(key) : NULL;
+	char	   *name;
 
+	catalog.key = primary_key_index(relation);
+	name = OidIsValid(catalog.key) ? get_rel_name(catalog.key) : NULL;
 	if (name == NULL)
 		missing_object("primary key of idempotency_store");
-	return name;
+	strlcpy(catalog.key_name, name, NAMEDATALEN);
 }
 
 /* false when it was dropped just now */
@@ -157,7 +177,7 @@ read_store(Oid store)
 	catalog.store = store;
 	catalog.store_owner = relation->rd_rel->relowner;
 	catalog.store_plain = store_is_plain(relation);
-	strlcpy(catalog.store_key, key_name(relation), NAMEDATALEN);
+	read_key(relation);
 	/* the lock stays: nothing else of the extension is dropped meanwhile */
 	relation_close(relation, NoLock);
 	return true;
@@ -173,9 +193,11 @@ read_catalog(Oid extension)
 		missing_object("schema");
 	/* valid from the start: an invalidation on the way must not get lost */
 	catalog_valid = true;
+	schema_hash = GetSysCacheHashValue1(NAMESPACEOID, ObjectIdGetDatum(schema));
 	strlcpy(catalog.schema, schema_name, NAMEDATALEN);
 	if (!read_store(find_relation(schema, "idempotency_store")))
 	{
+		catalog.store = InvalidOid;
 		catalog_valid = false;
 		return;
 	}
@@ -224,11 +246,17 @@ catalog_open_if_installed(LOCKMODE mode)
 {
 	while (refresh())
 	{
-		if (!catalog_valid)
+		Oid			store = catalog.store;
+
+		if (!OidIsValid(store))
 			continue;
-		/* waiting for the lock may have brought news */
-		LockRelationOid(catalog.store, mode);
+		LockRelationOid(store, mode);
 		if (catalog_valid)
+			return &catalog;
+		/* waiting for the lock brought news; what is read under it holds */
+		if (!refresh())
+			return NULL;
+		if (catalog.store == store)
 			return &catalog;
 	}
 	return NULL;
@@ -273,14 +301,16 @@ catalog_open(LOCKMODE mode)
 static void
 relation_changed(Datum arg, Oid relation)
 {
-	if (relation == catalog.store || !OidIsValid(relation))
+	if (relation == catalog.store || relation == catalog.key || !OidIsValid(relation))
 		catalog_valid = false;
 }
 
 static void
 schema_changed(Datum arg, int cache, uint32 hash)
 {
-	catalog_valid = false;
+	/* others come and go with every temporary table */
+	if (hash == 0 || hash == schema_hash)
+		catalog_valid = false;
 }
 
 void

@@ -16,7 +16,8 @@ typedef struct Catalog
 	char		schema[NAMEDATALEN];
 	Oid			store;			/* idempotency_store */
 	Oid			store_owner;
-	char		store_key[NAMEDATALEN]; /* name of its primary key */
+	Oid			key;			/* its primary key */
+	char		key_name[NAMEDATALEN];
 	bool		store_plain;	/* direct access does all that SQL would */
 	Oid			fences;			/* idempotency_fence */
 	uint64		lock_seed;

@@ -118,7 +118,7 @@ end_owned(Handle *handle, const EndRequest *request)
 	};
 
 	set_end(&record, request);
-	handle_write(handle, &record, handle->standing.stored);
+	handle_write(handle, &record, handle->standing.stored_at);
 	handle_note_end(handle);
 	return record;
 }
@@ -134,8 +134,10 @@ end_leased(Handle *handle, const EndRequest *request, int64 fence)
 		lease_lost(handle->name);
 	if (record.status == STATUS_PENDING)
 	{
+		TimestampTz judged = record.updated_at;
+
 		set_end(&record, request);
-		store_put(handle->catalog, &record);
+		store_put(handle->catalog, &record, judged);
 		ForceSyncCommit();
 		transaction_wake_at_commit(handle->id);
 		handle_note_end(handle);
@@ -173,23 +175,26 @@ static void
 release_owned(Handle *handle)
 {
 	Standing	before = handle->standing;
-	Standing	released = {.phase = PHASE_NONE,.wrote = before.wrote};
+	Standing	released = {.phase = PHASE_NONE,.wrote = before.wrote,.stored_at = NO_TIME};
+	bool		at_once;
 
-	if (before.stored)
+	if (before.stored_at != NO_TIME)
 	{
-		store_delete(handle->catalog, handle->name);
+		store_delete(handle->catalog, handle->name, before.stored_at);
 		released.wrote = true;
 	}
 	released.level = GetCurrentTransactionNestLevel();
+	at_once = !released.wrote && before.level == released.level;
+	released.locked = before.locked || !at_once;
 	handle_note(handle, released);
-	if (!released.wrote && before.level == released.level)
+	if (at_once)
 		lock_release(&handle->lock);
 }
 
 static bool
 release_leased(Handle *handle, int64 fence)
 {
-	Standing	released = {.phase = PHASE_NONE,.wrote = true};
+	Standing	released = {.phase = PHASE_NONE,.wrote = true,.stored_at = NO_TIME};
 	Record		record;
 
 	if (handle->standing.phase == PHASE_PENDING && handle->standing.fence != fence)
@@ -201,7 +206,7 @@ release_leased(Handle *handle, int64 fence)
 		lock_release(&handle->lock);
 		return false;
 	}
-	store_delete(handle->catalog, handle->name);
+	store_delete(handle->catalog, handle->name, record.updated_at);
 	ForceSyncCommit();
 	transaction_wake_at_commit(handle->id);
 	released.level = GetCurrentTransactionNestLevel();
@@ -232,6 +237,7 @@ operation_extend(const OperationName *name, int64 fence, int64 lease)
 	Handle		handle = handle_open(name);
 	Standing	standing = handle.standing;
 	Record		record;
+	TimestampTz judged;
 
 	if (fence == NO_FENCE)
 		fence = owned_fence(&handle);
@@ -246,11 +252,13 @@ operation_extend(const OperationName *name, int64 fence, int64 lease)
 		record.fence != fence || record.status != STATUS_PENDING)
 		lease_lost(name);
 
+	judged = record.updated_at;
 	record.updated_at = GetCurrentTimestamp();
 	set_lease(&record, lease);
-	store_put(handle.catalog, &record);
+	store_put(handle.catalog, &record, judged);
 	ForceSyncCommit();
 	standing.wrote = true;
+	standing.stored_at = record.updated_at;
 	standing.lease_expires_at = record.lease_expires_at;
 	handle_note(&handle, standing);
 	return record.lease_expires_at;

@@ -50,36 +50,44 @@ handle_note(Handle *handle, Standing standing)
 void
 handle_note_end(Handle *handle)
 {
-	Standing	standing = {.phase = PHASE_ENDED,.stored = true,.wrote = true};
+	Standing	standing = {.phase = PHASE_ENDED,.wrote = true,.stored_at = NO_TIME};
 
 	standing.level = GetCurrentTransactionNestLevel();
 	handle_note(handle, standing);
 }
 
+/* Stores a record in place of the one that was judged, or of none (NO_TIME). */
 void
-handle_write(const Handle *handle, const Record *record, bool stored)
+handle_write(const Handle *handle, const Record *record, TimestampTz judged)
 {
-	if (stored)
-		store_put(handle->catalog, record);
+	if (judged != NO_TIME)
+		store_put(handle->catalog, record, judged);
 	else
 		store_insert(handle->catalog, record);
 }
 
 /*
- * Operations change the database: not on a standby or in a read-only
- * transaction, and not inside code that some privileged user runs unwittingly
- * (an index expression, a materialized view).
+ * Not on a standby, where our locks mean nothing to the primary, and not inside
+ * code that some privileged user runs unwittingly (an index expression, a
+ * materialized view).
  */
 void
-require_writable(const char *function)
+require_unrestricted(const char *function)
 {
 	PreventCommandDuringRecovery(function);
-	PreventCommandIfReadOnly(function);
 	PreventCommandIfParallelMode(function);
 	if (InSecurityRestrictedOperation())
 		ereport(ERROR,
 				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 				 errmsg("cannot execute %s within security-restricted operation", function)));
+}
+
+/* Operations change the database. */
+void
+require_writable(const char *function)
+{
+	require_unrestricted(function);
+	PreventCommandIfReadOnly(function);
 }
 
 /* start + duration, where that is still a time. */

@@ -25,8 +25,9 @@ extern Handle handle_open(const OperationName *name);
 extern void handle_reserve(const Handle *handle);
 extern void handle_note(Handle *handle, Standing standing);
 extern void handle_note_end(Handle *handle);
-extern void handle_write(const Handle *handle, const Record *record, bool stored);
+extern void handle_write(const Handle *handle, const Record *record, TimestampTz judged);
 
+extern void require_unrestricted(const char *function);
 extern void require_writable(const char *function);
 extern TimestampTz time_after(TimestampTz start, int64 duration, const char *name);
 extern int64 default_retention(void);

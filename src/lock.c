@@ -156,7 +156,7 @@ acquire_in_subtransaction(const LOCKTAG *tag, int milliseconds, bool may_fail)
 bool
 lock_acquire_within(const LOCKTAG *tag, int64 microseconds)
 {
-	int			milliseconds = (int) Min((microseconds + 999) / 1000, INT_MAX);
+	int			milliseconds = (int) Min(microseconds / 1000 + 1, INT_MAX);
 	bool		ours = LockTimeout == 0 || milliseconds < LockTimeout;
 
 	return acquire_in_subtransaction(tag, ours ? milliseconds : LockTimeout, ours);

@@ -61,11 +61,13 @@ static const char *const texts[STATEMENTS] =
 	"INSERT INTO %s.idempotency_store (" COLUMNS ") VALUES (" VALUES ")",
 
 	[STATEMENT_PUT] =
-	"INSERT INTO %s.idempotency_store (" COLUMNS ") VALUES (" VALUES ")"
-	" ON CONFLICT (scope, idempotency_key) DO UPDATE SET (" COLUMNS ") = (" COLUMNS_OF_EXCLUDED ")",
+	"INSERT INTO %s.idempotency_store AS judged (" COLUMNS ") VALUES (" VALUES ")"
+	" ON CONFLICT (scope, idempotency_key) DO UPDATE SET (" COLUMNS ") = (" COLUMNS_OF_EXCLUDED ")"
+	" WHERE judged.updated_at OPERATOR(pg_catalog.=) $16",
 
 	[STATEMENT_DELETE] =
-	"DELETE FROM %s.idempotency_store WHERE scope OPERATOR(pg_catalog.=) $1 AND idempotency_key OPERATOR(pg_catalog.=) $2",
+	"DELETE FROM %s.idempotency_store WHERE scope OPERATOR(pg_catalog.=) $1"
+	" AND idempotency_key OPERATOR(pg_catalog.=) $2 AND updated_at OPERATOR(pg_catalog.=) $3",
 
 	[STATEMENT_ADVANCE] =
 	"INSERT INTO %s.idempotency_stream AS mark (scope, stream, seq, updated_at)"
@@ -127,18 +129,19 @@ become_caller(User caller)
 }
 
 #define NAME_TYPES TEXTOID, TEXTOID
+#define MAX_PARAMETERS (RECORD_COLUMNS + 1)
 
 /* InvalidOid is idempotency_status */
 static const struct
 {
 	int			count;
-	Oid			types[RECORD_COLUMNS];
+	Oid			types[MAX_PARAMETERS];
 }			parameters[STATEMENTS] =
 {
 	[STATEMENT_FIND] = {2, {NAME_TYPES}},
 	[STATEMENT_INSERT] = {RECORD_COLUMNS, {RECORD_TYPES}},
-	[STATEMENT_PUT] = {RECORD_COLUMNS, {RECORD_TYPES}},
-	[STATEMENT_DELETE] = {2, {NAME_TYPES}},
+	[STATEMENT_PUT] = {RECORD_COLUMNS + 1, {RECORD_TYPES, TIMESTAMPTZOID}},
+	[STATEMENT_DELETE] = {3, {NAME_TYPES, TIMESTAMPTZOID}},
 	[STATEMENT_ADVANCE] = {3, {NAME_TYPES, INT8OID}},
 	[STATEMENT_SWEEP_POSITION] = {0, {0}},
 	[STATEMENT_SWEEP_PAGES] = {4, {TIDOID, TIDOID, TIMESTAMPTZOID, INT8OID}},
@@ -149,10 +152,10 @@ static SPIPlanPtr
 prepare(const Catalog *catalog, Statement statement)
 {
 	char	   *sql = psprintf(texts[statement], quote_identifier(catalog->schema));
-	Oid			types[RECORD_COLUMNS];
+	Oid			types[MAX_PARAMETERS];
 	SPIPlanPtr	plan;
 
-	for (int i = 0; i < RECORD_COLUMNS; i++)
+	for (int i = 0; i < MAX_PARAMETERS; i++)
 		types[i] = OidIsValid(parameters[statement].types[i]) ?
 			parameters[statement].types[i] : catalog->status_type;
 	plan = SPI_prepare(sql, parameters[statement].count, types);
@@ -182,13 +185,11 @@ forget_stale_plans(const Catalog *catalog)
 	plans_generation = catalog->generation;
 }
 
-/* Is it about a row of the store that broke a constraint? */
+/* Is it about a row, perhaps one of the store or of a part of it? */
 static bool
 is_about_row(const ErrorData *error)
 {
-	return ERRCODE_TO_CATEGORY(error->sqlerrcode) == ERRCODE_INTEGRITY_CONSTRAINT_VIOLATION &&
-		error->table_name != NULL &&
-		strcmp(error->table_name, "idempotency_store") == 0;
+	return ERRCODE_TO_CATEGORY(error->sqlerrcode) == ERRCODE_INTEGRITY_CONSTRAINT_VIOLATION;
 }
 
 /* Did a writer that takes no lock of ours come first? */
@@ -197,7 +198,16 @@ is_duplicate_name(const Catalog *catalog, const ErrorData *error)
 {
 	return error->sqlerrcode == ERRCODE_UNIQUE_VIOLATION &&
 		error->constraint_name != NULL &&
-		strcmp(error->constraint_name, catalog->store_key) == 0;
+		strcmp(error->constraint_name, catalog->key_name) == 0;
+}
+
+static void
+stored_by_another(void)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+			 errmsg("operation was stored concurrently by another writer"),
+			 errhint("Retry the transaction.")));
 }
 
 /*
@@ -219,10 +229,7 @@ rethrow(const Catalog *catalog, MemoryContext context)
 		PG_RE_THROW();
 	FlushErrorState();
 	if (is_duplicate_name(catalog, error))
-		ereport(ERROR,
-				(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
-				 errmsg("operation was stored concurrently by another writer"),
-				 errhint("Retry the transaction.")));
+		stored_by_another();
 	error->detail = NULL;
 	error->detail_log = NULL;
 	ReThrowError(error);
@@ -254,11 +261,11 @@ run(const Catalog *catalog, Statement statement, Datum *values, const bool *null
 	Snapshot snapshot)
 {
 	MemoryContext context = CurrentMemoryContext;
-	char		null_flags[RECORD_COLUMNS];
+	char		null_flags[MAX_PARAMETERS];
 	User		caller;
 	int			nest_level;
 
-	for (int i = 0; i < RECORD_COLUMNS; i++)
+	for (int i = 0; i < MAX_PARAMETERS; i++)
 		null_flags[i] = nulls != NULL && nulls[i] ? 'n' : ' ';
 
 	forget_stale_plans(catalog);
@@ -382,14 +389,15 @@ insert_directly(const Catalog *catalog, const Record *record)
 	PG_END_TRY();
 }
 
+/* A record whose name has none. */
 static void
-write_by_sql(const Catalog *catalog, Statement statement, const Record *record)
+insert_by_sql(const Catalog *catalog, const Record *record)
 {
-	Datum		values[RECORD_COLUMNS];
-	bool		nulls[RECORD_COLUMNS];
+	Datum		values[RECORD_COLUMNS + 1] = {0};
+	bool		nulls[RECORD_COLUMNS + 1] = {0};
 
 	record_to_columns(catalog, record, values, nulls);
-	if (run(catalog, statement, values, nulls, InvalidSnapshot) != 1)
+	if (run(catalog, STATEMENT_INSERT, values, nulls, InvalidSnapshot) != 1)
 		ereport(ERROR,
 				(errcode(ERRCODE_TRIGGERED_ACTION_EXCEPTION),
 				 errmsg("operation could not be stored"),
@@ -404,20 +412,33 @@ store_insert(const Catalog *catalog, const Record *record)
 	if (catalog->store_plain)
 		insert_directly(catalog, record);
 	else
-		write_by_sql(catalog, STATEMENT_INSERT, record);
+		insert_by_sql(catalog, record);
 }
 
-/* Stores a record in place of the one that its name has, if it still has. */
+/*
+ * Stores a record in place of the version that was judged, or of none if that
+ * was collected.  A version that came after it is another writer's.
+ */
 void
-store_put(const Catalog *catalog, const Record *record)
+store_put(const Catalog *catalog, const Record *record, TimestampTz judged)
 {
-	write_by_sql(catalog, STATEMENT_PUT, record);
+	Datum		values[RECORD_COLUMNS + 1];
+	bool		nulls[RECORD_COLUMNS + 1] = {0};
+
+	record_to_columns(catalog, record, values, nulls);
+	values[RECORD_COLUMNS] = TimestampTzGetDatum(judged);
+	if (run(catalog, STATEMENT_PUT, values, nulls, InvalidSnapshot) != 1)
+		stored_by_another();
+	SPI_finish();
 }
 
+/* Deletes the version that was judged; one that came after it stays. */
 void
-store_delete(const Catalog *catalog, const OperationName *name)
+store_delete(const Catalog *catalog, const OperationName *name, TimestampTz judged)
 {
-	Datum		arguments[2] = {PointerGetDatum(name->scope), PointerGetDatum(name->key)};
+	Datum		arguments[3] = {
+		PointerGetDatum(name->scope), PointerGetDatum(name->key), TimestampTzGetDatum(judged)
+	};
 
 	(void) run(catalog, STATEMENT_DELETE, arguments, NULL, InvalidSnapshot);
 	SPI_finish();

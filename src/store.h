@@ -15,8 +15,8 @@
 extern bool store_find(const Catalog *catalog, const OperationName *name, Record *found);
 extern bool store_peek(const Catalog *catalog, const OperationName *name, Record *found);
 extern void store_insert(const Catalog *catalog, const Record *record);
-extern void store_put(const Catalog *catalog, const Record *record);
-extern void store_delete(const Catalog *catalog, const OperationName *name);
+extern void store_put(const Catalog *catalog, const Record *record, TimestampTz judged);
+extern void store_delete(const Catalog *catalog, const OperationName *name, TimestampTz judged);
 extern bool store_advance(const Catalog *catalog, const OperationName *stream, int64 seq);
 extern BlockNumber store_sweep_position(const Catalog *catalog);
 extern int64 store_sweep_pages(const Catalog *catalog, BlockNumber start, BlockNumber end,

@@ -26,6 +26,7 @@
 typedef struct Entry
 {
 	struct Entry *next;			/* another name with the same lock id */
+	uint64		id;
 	OperationName name;
 	Standing	standing;
 } Entry;
@@ -53,6 +54,7 @@ typedef struct Slot
 typedef struct Change
 {
 	Entry	   *entry;			/* NULL: not of an operation's standing */
+	bool		created;		/* the entry is new */
 	Standing	before;
 	int			locks;			/* on resources */
 	bool		wakes;			/* those who wait for the lease of ... */
@@ -72,7 +74,7 @@ static struct
 	bool		committing;		/* the guard has passed it */
 }			present;
 
-static const Standing untouched = {.phase = PHASE_NONE};
+static const Standing untouched = {.phase = PHASE_NONE,.stored_at = NO_TIME};
 
 static void transaction_event(XactEvent event, void *arg);
 
@@ -89,7 +91,7 @@ is_unfinished(const Standing *standing)
 bool
 transaction_holds_lock(const Standing *standing)
 {
-	return standing->phase != PHASE_NONE || standing->wrote;
+	return standing->phase != PHASE_NONE || standing->wrote || standing->locked;
 }
 
 static void
@@ -179,6 +181,8 @@ add_entry(uint64 id, const OperationName *name)
 	bool		found;
 
 	entry = MemoryContextAllocZero(present.context, sizeof(Entry));
+	entry->id = id;
+	entry->standing = untouched;
 	entry->name.scope = (text *) keep(name->scope);
 	entry->name.key = (text *) keep(name->key);
 	slot = slots_insert(present.slots, id, &found);
@@ -209,20 +213,35 @@ transaction_standing(uint64 id, const OperationName *name)
 	return entry ? entry->standing : untouched;
 }
 
+/* Then what was journalled of it undoes the next change as well. */
+static bool
+is_last_change(const Entry *entry)
+{
+	const Change *last;
+
+	if (present.changes == 0)
+		return false;
+	last = &present.journal[present.changes - 1];
+	return last->entry == entry && last->level == GetCurrentTransactionNestLevel();
+}
+
 /* Changes where this transaction stands, until a rollback undoes it. */
 void
 transaction_note(uint64 id, const OperationName *name, Standing standing)
 {
 	Entry	   *entry;
+	bool		created;
 
 	if (present.context == NULL)
 		start();
 	entry = find_entry(id, name);
-	if (entry == NULL)
+	created = entry == NULL;
+	if (created)
 		entry = add_entry(id, name);
 	if (standing.request_hash != entry->standing.request_hash)
 		standing.request_hash = (bytea *) keep(standing.request_hash);
-	journal((Change) {.entry = entry,.before = entry->standing});
+	if (!is_last_change(entry))
+		journal((Change) {.entry = entry,.created = created,.before = entry->standing});
 	set_standing(entry, &standing);
 }
 
@@ -323,6 +342,23 @@ transaction_event(XactEvent event, void *arg)
 	}
 }
 
+/* Nothing refers to an entry any more when the change that made it is undone. */
+static void
+remove_entry(Entry *entry)
+{
+	Slot	   *slot = slots_lookup(present.slots, entry->id);
+	Entry	  **place = &slot->entries;
+
+	while (*place != entry)
+		place = &(*place)->next;
+	*place = entry->next;
+	if (slot->entries == NULL)
+		slots_delete_item(present.slots, slot);
+	pfree(entry->name.scope);
+	pfree(entry->name.key);
+	pfree(entry);
+}
+
 static void
 undo_to(int level)
 {
@@ -333,6 +369,8 @@ undo_to(int level)
 		present.held -= change->locks;
 		if (change->entry != NULL)
 			set_standing(change->entry, &change->before);
+		if (change->created)
+			remove_entry(change->entry);
 	}
 }
 

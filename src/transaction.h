@@ -21,8 +21,9 @@ typedef struct Standing
 {
 	Phase		phase;
 	int			level;			/* nesting level that begun it */
-	bool		stored;			/* a row of the store has the name */
-	bool		wrote;			/* this transaction wrote or deleted that row */
+	bool		locked;			/* given up, but not its lock */
+	bool		wrote;			/* this transaction wrote or deleted the row */
+	TimestampTz stored_at;		/* of the row that has the name; NO_TIME: none */
 	int32		attempt;
 	int64		fence;			/* NO_FENCE: transaction-bound */
 	bytea	   *request_hash;

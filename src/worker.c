@@ -264,7 +264,11 @@ visit_all(void)
 
 	read_databases();
 	foreach(cell, databases)
+	{
+		if (ShutdownRequestPending)
+			break;
 		more = visit(lfirst(cell)) || more;
+	}
 	return more;
 }
 
@@ -346,13 +350,16 @@ ignore_settings_of_database(void)
 	static const char *const settings[][2] = {
 		{"default_transaction_isolation", "read committed"},
 		{"default_transaction_read_only", "off"},
+		{"enable_tidscan", "on"},
 		{"lock_timeout", "0"},
 		{"session_replication_role", "origin"},
-		{"synchronous_commit", "off"}
+		{"synchronous_commit", "off"},
+		{"transaction_timeout", "0"}	/* since 17 */
 	};
 
 	for (int i = 0; i < lengthof(settings); i++)
-		SetConfigOption(settings[i][0], settings[i][1], PGC_SUSET, PGC_S_OVERRIDE);
+		if (GetConfigOption(settings[i][0], true, false) != NULL)
+			SetConfigOption(settings[i][0], settings[i][1], PGC_SUSET, PGC_S_OVERRIDE);
 }
 
 void

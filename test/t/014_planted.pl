@@ -1,0 +1,82 @@
+# FAILURES 68: what somebody has put into the schema before CREATE EXTENSION is
+# never run with the rights of whoever looks at the views.
+use strict;
+use warnings;
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+
+use Idempotency;
+use Test::More;
+
+my $node = new_node('planted');
+
+$node->safe_psql(
+	'postgres', q{
+	DROP EXTENSION idempotency;
+	CREATE ROLE mallory;
+	CREATE SCHEMA app AUTHORIZATION mallory;
+	SET ROLE mallory;
+	CREATE TABLE app.loot (who text);
+	GRANT ALL ON app.loot TO PUBLIC;
+});
+
+# Operators that fit better than those of pg_catalog, wherever it has none that
+# fits exactly.
+my @planted = (
+	[ '*', 'bigint', 'interval', 'interval' ],
+	[ '-', 'timestamptz', 'anyelement', 'interval' ],
+	map { [ '=', @$_, 'boolean' ] } [ 'anyenum', 'text' ],
+	[ 'anyenum', 'anyenum' ],
+	[ 'oid', 'oid' ],
+	[ 'smallint', 'integer' ],
+	[ 'name', 'name' ],
+	[ 'text', 'text' ],
+	[ 'xid', 'xid' ],
+	[ 'integer', 'integer' ]);
+my $number = 0;
+
+for my $operator (@planted)
+{
+	my ($name, $left, $right, $result) = @$operator;
+	my $value = $result eq 'boolean' ? 'true' : q{interval '0'};
+
+	$number++;
+	$node->safe_psql(
+		'postgres', qq{
+		SET ROLE mallory;
+		CREATE FUNCTION app.evil$number($left, $right) RETURNS $result LANGUAGE plpgsql AS
+			\$\$BEGIN INSERT INTO app.loot VALUES (current_user); RETURN $value; END\$\$;
+		CREATE OPERATOR app.$name (LEFTARG = $left, RIGHTARG = $right, FUNCTION = app.evil$number);
+	});
+}
+
+$node->safe_psql('postgres', 'CREATE EXTENSION idempotency SCHEMA app');
+$node->safe_psql(
+	'postgres', q{
+	SET search_path = app, pg_catalog;
+	SELECT idem_begin('leased', lease => '1 hour');
+	BEGIN;
+	SELECT idem_begin('k'), idem_complete('k', '1'), idem_advance('s', 1), idem_lock(ARRAY['r']);
+	SELECT * FROM idempotency_in_flight;
+	SELECT * FROM idempotency_stats;
+	COMMIT;
+	SELECT idem_begin('k'), idem_lookup('k'), idem_gc(), idem_grant('mallory'), idem_revoke('mallory');
+});
+is($node->safe_psql('postgres', 'SELECT count(*) FROM app.loot'),
+	'0', 'nothing that was planted has run');
+is( $node->safe_psql(
+		'postgres',
+		q{SELECT count(*) FROM pg_depend d JOIN pg_operator o
+			ON d.refclassid = 'pg_operator'::regclass AND d.refobjid = o.oid
+		  WHERE o.oprnamespace = 'app'::regnamespace}),
+	'0',
+	'and nothing depends on it');
+is( $node->safe_psql(
+		'postgres',
+		q{SET search_path = app; SELECT count(*) FROM pg_get_viewdef('app.idempotency_in_flight'::regclass) v(d) WHERE d LIKE '%OPERATOR(app.%'}
+	),
+	'0',
+	'the views use the operators of pg_catalog');
+
+done_testing();
