@@ -48,7 +48,7 @@ SELECT told(idem_begin('bounds')), told(idem_begin('bounds-1'));
 ROLLBACK;
 
 -- FAILURES 67: locks on entities are not taken for somebody who does not know.
-CREATE FUNCTION bounds_lock(key text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$
+CREATE FUNCTION bounds_lock(key text) RETURNS text IMMUTABLE LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 BEGIN
 	PERFORM idem_lock(ARRAY[key]);
 	RETURN key;
