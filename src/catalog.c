@@ -241,7 +241,7 @@ refresh(void)
  * transaction ends, so that DDL meets us here and not at COMMIT.  NULL where
  * the extension is not installed.
  */
-const Catalog *
+static const Catalog *
 catalog_open_if_installed(LOCKMODE mode)
 {
 	while (refresh())

@@ -29,7 +29,6 @@ typedef struct Catalog
 } Catalog;
 
 extern const Catalog *catalog_open(LOCKMODE mode);
-extern const Catalog *catalog_open_if_installed(LOCKMODE mode);
 extern const Catalog *catalog_open_if_free(LOCKMODE mode);
 extern const Catalog *catalog_known(void);
 extern void catalog_register(void);
