@@ -18,13 +18,15 @@ die() {
 }
 
 # True when this pg_config belongs to a server, 15 or newer, that extensions
-# can be built for: clients bring a pg_config too.
+# can be built for: clients bring a pg_config too, and Debian's server comes
+# without headers.
 is_complete() {
 	local version
 	version=$("$1" --version 2>/dev/null) || return 1
 	version=${version#PostgreSQL }
 	[[ ${version%%[!0-9]*} -ge 15 &&
-		-x $("$1" --bindir)/postgres && -e $("$1" --pgxs) ]]
+		-x $("$1" --bindir)/postgres && -e $("$1" --pgxs) &&
+		-e $("$1" --includedir-server)/postgres.h ]]
 }
 
 # Prints the pg_config to use: the caller's; else that of 15, where results
