@@ -49,6 +49,9 @@ CREATE TABLE @extschema@.idempotency_store (
 	response_headers	pg_catalog.jsonb,
 	response_payload	pg_catalog.jsonb,
 	response_body		pg_catalog.bytea,
+	hash_key			pg_catalog.text COLLATE pg_catalog."C",
+	seal_key			pg_catalog.text COLLATE pg_catalog."C",
+	sealed				pg_catalog.bytea,
 	PRIMARY KEY (scope, idempotency_key)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05);
 COMMENT ON TABLE @extschema@.idempotency_store IS 'one row per operation that has ended or is leased; written by the idem_ functions only';
@@ -63,10 +66,13 @@ COMMENT ON COLUMN @extschema@.idempotency_store.attempt IS 'number of this try, 
 COMMENT ON COLUMN @extschema@.idempotency_store.response_code IS 'status code that the owner gave with the end';
 COMMENT ON COLUMN @extschema@.idempotency_store.scope IS 'name space of the key, compared byte by byte';
 COMMENT ON COLUMN @extschema@.idempotency_store.idempotency_key IS 'names the operation within its scope, compared byte by byte';
-COMMENT ON COLUMN @extschema@.idempotency_store.request_hash IS 'SHA-256 fingerprint of the request; NULL: none was given';
+COMMENT ON COLUMN @extschema@.idempotency_store.request_hash IS 'SHA-256 fingerprint of the request, or its HMAC with hash_key; NULL: none was given';
 COMMENT ON COLUMN @extschema@.idempotency_store.response_headers IS 'headers that the owner gave with the end';
 COMMENT ON COLUMN @extschema@.idempotency_store.response_payload IS 'response (or error) that the owner gave with the end';
 COMMENT ON COLUMN @extschema@.idempotency_store.response_body IS 'response bytes that the owner gave with the end';
+COMMENT ON COLUMN @extschema@.idempotency_store.hash_key IS 'name of the seal key that request_hash was made with; NULL: with none';
+COMMENT ON COLUMN @extschema@.idempotency_store.seal_key IS 'name of the seal key that sealed was made with';
+COMMENT ON COLUMN @extschema@.idempotency_store.sealed IS 'headers, payload and body, encrypted; these three are NULL then';
 
 -- Marks are moved again and again: room in the page keeps those updates from
 -- touching the index.
@@ -82,6 +88,27 @@ COMMENT ON COLUMN @extschema@.idempotency_stream.seq IS 'greatest sequence numbe
 COMMENT ON COLUMN @extschema@.idempotency_stream.updated_at IS 'when the mark was last moved';
 COMMENT ON COLUMN @extschema@.idempotency_stream.scope IS 'name space of the stream, compared byte by byte';
 COMMENT ON COLUMN @extschema@.idempotency_stream.stream IS 'names the stream within its scope, compared byte by byte';
+
+-- A rule counts for a scope, or for all that begin with what comes before a "*".
+CREATE TABLE @extschema@.idempotency_scope (
+	pattern				pg_catalog.text COLLATE pg_catalog."C" PRIMARY KEY,
+	role				pg_catalog.name,
+	retention			pg_catalog.interval CHECK (retention OPERATOR(pg_catalog.>) interval '0'),
+	min_retention		pg_catalog.interval CHECK (min_retention OPERATOR(pg_catalog.>) interval '0'),
+	max_retention		pg_catalog.interval CHECK (max_retention OPERATOR(pg_catalog.>) interval '0'),
+	max_attempts		pg_catalog.int4 CHECK (max_attempts OPERATOR(pg_catalog.>=) 0),
+	attempts_limit		pg_catalog.int4 CHECK (attempts_limit OPERATOR(pg_catalog.>) 0),
+	max_response_size	pg_catalog.int4 CHECK (max_response_size OPERATOR(pg_catalog.>=) 0)
+);
+COMMENT ON TABLE @extschema@.idempotency_scope IS 'whom scopes belong to, and what holds in them; written by idem_claim_scope, idem_unclaim_scope and idem_set_policy';
+COMMENT ON COLUMN @extschema@.idempotency_scope.pattern IS 'a scope, or the beginning of scopes and "*"; the longest that says something decides';
+COMMENT ON COLUMN @extschema@.idempotency_scope.role IS 'whose members alone may use the scope; NULL: says nothing of it';
+COMMENT ON COLUMN @extschema@.idempotency_scope.retention IS 'how long records are kept where no argument says so';
+COMMENT ON COLUMN @extschema@.idempotency_scope.min_retention IS 'they are never kept for less';
+COMMENT ON COLUMN @extschema@.idempotency_scope.max_retention IS 'they are never kept for longer';
+COMMENT ON COLUMN @extschema@.idempotency_scope.max_attempts IS 'attempts that an operation may have where no argument says so; 0: no limit';
+COMMENT ON COLUMN @extschema@.idempotency_scope.attempts_limit IS 'attempts that no argument may exceed';
+COMMENT ON COLUMN @extschema@.idempotency_scope.max_response_size IS 'bytes that a response may have';
 
 CREATE SEQUENCE @extschema@.idempotency_fence AS pg_catalog.int8;
 COMMENT ON SEQUENCE @extschema@.idempotency_fence IS 'fencing tokens; they only grow';
@@ -110,11 +137,12 @@ COMMENT ON COLUMN @extschema@.idempotency_sweep.next_page IS 'page of the store 
 COMMENT ON COLUMN @extschema@.idempotency_sweep.swept_at IS 'when the last sweep ended';
 
 REVOKE ALL ON @extschema@.idempotency_store, @extschema@.idempotency_stream,
-	@extschema@.idempotency_secret, @extschema@.idempotency_sweep FROM PUBLIC;
+	@extschema@.idempotency_scope, @extschema@.idempotency_secret, @extschema@.idempotency_sweep FROM PUBLIC;
 REVOKE ALL ON SEQUENCE @extschema@.idempotency_fence FROM PUBLIC;
 
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.idempotency_store', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.idempotency_stream', '');
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.idempotency_scope', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.idempotency_fence', '');
 
 -- The life of an operation
@@ -317,6 +345,61 @@ $$;
 COMMENT ON FUNCTION @extschema@.idem_schedule_gc(text) IS
 	'let pg_cron run idem_gc() in this database; returns the job id, again and again the same';
 
+-- Scopes: whom they belong to, and what holds in them
+
+CREATE FUNCTION @extschema@.idem_claim_scope(pattern pg_catalog.text, role pg_catalog.regrole)
+RETURNS pg_catalog.void
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_claim_scope(text, regrole) IS
+	'let only members of a role use a scope, or all scopes that begin so (pattern*)';
+
+CREATE FUNCTION @extschema@.idem_unclaim_scope(pattern pg_catalog.text)
+RETURNS pg_catalog.bool
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_unclaim_scope(text) IS
+	'take a claim back; false when there was none for exactly that pattern';
+
+CREATE FUNCTION @extschema@.idem_set_policy(
+	pattern				pg_catalog.text,
+	retention			pg_catalog.interval DEFAULT NULL,
+	min_retention		pg_catalog.interval DEFAULT NULL,
+	max_retention		pg_catalog.interval DEFAULT NULL,
+	max_attempts		pg_catalog.int4 DEFAULT NULL,
+	attempts_limit		pg_catalog.int4 DEFAULT NULL,
+	max_response_size	pg_catalog.int4 DEFAULT NULL)
+RETURNS pg_catalog.void
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_set_policy(text, interval, interval, interval, int, int, int) IS
+	'lay down defaults and bounds for scopes; what is NULL is left to shorter patterns and to the settings';
+
+CREATE FUNCTION @extschema@.idem_may_use_scope(scope pg_catalog.text)
+RETURNS pg_catalog.bool
+AS 'MODULE_PATHNAME' LANGUAGE c STABLE STRICT PARALLEL RESTRICTED;
+COMMENT ON FUNCTION @extschema@.idem_may_use_scope(text) IS
+	'internal: may the present role use a scope, as far as claims are concerned?';
+
+-- Sessions keep the rules until they change, whoever changes them.
+CREATE FUNCTION @extschema@.idem_scope_changed()
+RETURNS trigger
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE;
+COMMENT ON FUNCTION @extschema@.idem_scope_changed() IS
+	'internal: tells all sessions to read idempotency_scope again';
+
+CREATE TRIGGER idem_scope_changed AFTER INSERT OR UPDATE OR DELETE ON @extschema@.idempotency_scope
+	FOR EACH ROW EXECUTE FUNCTION @extschema@.idem_scope_changed();
+CREATE TRIGGER idem_scope_emptied AFTER TRUNCATE ON @extschema@.idempotency_scope
+	FOR EACH STATEMENT EXECUTE FUNCTION @extschema@.idem_scope_changed();
+ALTER TABLE @extschema@.idempotency_scope ENABLE ALWAYS TRIGGER idem_scope_changed;
+ALTER TABLE @extschema@.idempotency_scope ENABLE ALWAYS TRIGGER idem_scope_emptied;
+
+-- Secrets at rest
+
+CREATE FUNCTION @extschema@.idem_reseal(max_rows pg_catalog.int4 DEFAULT 1000)
+RETURNS pg_catalog.int8
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_reseal(int) IS
+	'seal up to that many stored responses with the newest key; returns how many, 0 when none is left';
+
 -- Figures
 
 CREATE FUNCTION @extschema@.idem_stats(
@@ -370,7 +453,8 @@ COMMENT ON VIEW @extschema@.idempotency_stats IS
 -- A transaction-bound operation is nothing but a lock (class 7648) until it
 -- ends, so its name is not known here.
 CREATE VIEW @extschema@.idempotency_in_flight AS
-SELECT 'leased'::pg_catalog.text AS kind, o.scope, o.idempotency_key, o.attempt,
+SELECT 'leased'::pg_catalog.text AS kind, o.scope,
+	CASE WHEN @extschema@.idem_may_use_scope(o.scope) THEN o.idempotency_key END AS idempotency_key, o.attempt,
 	pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) o.updated_at AS age,
 	o.lease_expires_at OPERATOR(pg_catalog.-) pg_catalog.clock_timestamp() AS lease_left,
 	NULL::pg_catalog.int4 AS pid, NULL::pg_catalog.text AS gid
@@ -466,6 +550,12 @@ REVOKE ALL ON FUNCTION
 	@extschema@.idem_step_key(text, text),
 	@extschema@.idem_gc(int),
 	@extschema@.idem_schedule_gc(text),
+	@extschema@.idem_claim_scope(text, regrole),
+	@extschema@.idem_unclaim_scope(text),
+	@extschema@.idem_set_policy(text, interval, interval, interval, int, int, int),
+	@extschema@.idem_may_use_scope(text),
+	@extschema@.idem_scope_changed(),
+	@extschema@.idem_reseal(int),
 	@extschema@.idem_stats(),
 	@extschema@.idem_stats_reset(),
 	@extschema@.idem_set_rights(regrole, text),
@@ -477,4 +567,4 @@ REVOKE ALL ON @extschema@.idempotency_stats, @extschema@.idempotency_in_flight F
 
 -- Monitoring sees figures and names, no requests and no responses.
 GRANT SELECT ON @extschema@.idempotency_stats, @extschema@.idempotency_in_flight TO pg_monitor, pg_read_all_stats;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_stats() TO pg_monitor, pg_read_all_stats;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_stats(), @extschema@.idem_may_use_scope(text) TO pg_monitor, pg_read_all_stats;

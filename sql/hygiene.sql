@@ -20,7 +20,7 @@ SELECT signature FROM function WHERE prosecdef;
 SELECT signature FROM function JOIN pg_language l ON l.oid = prolang
 WHERE lanname <> 'c' AND prosqlbody IS NULL AND NOT coalesce(proconfig @> ARRAY['search_path=pg_catalog, pg_temp'], false);
 -- never in a parallel worker unless they compute only or look only,
-SELECT signature FROM function WHERE CASE WHEN provolatile = 'i' THEN 's' WHEN proname = 'idem_lookup' THEN 'r' ELSE 'u' END <> proparallel AND proname !~ '^idem_stats';
+SELECT signature FROM function WHERE CASE WHEN provolatile = 'i' THEN 's' WHEN proname IN ('idem_lookup', 'idem_may_use_scope') THEN 'r' ELSE 'u' END <> proparallel AND proname !~ '^idem_stats';
 -- leakproof to nobody, for nobody but those who were granted them.
 SELECT signature FROM function WHERE proleakproof OR prosupport <> 0;
 SELECT signature FROM function WHERE proacl IS NULL OR EXISTS (SELECT FROM aclexplode(proacl) WHERE grantee = 0);

@@ -14,10 +14,10 @@
 #include "fingerprint.h"
 #include "gc.h"
 #include "handle.h"
+#include "marks.h"
 #include "operation.h"
 #include "resource.h"
-#include "settings.h"
-#include "store.h"
+#include "scope.h"
 
 SQL_FUNCTION(idem_advance);
 SQL_FUNCTION(idem_begin);
@@ -42,10 +42,10 @@ idem_begin(PG_FUNCTION_ARGS)
 
 	require_writable("idem_begin()");
 	request.name = name_arguments(fcinfo, 0, 1);
-	request.request_hash = request_arguments(fcinfo, 2, 3);
+	request.fingerprint = request_arguments(fcinfo, 2, 3);
 	request.lease = optional_duration(fcinfo, 4, "lease", false, 0);
 	request.wait = required_duration(fcinfo, 5, "wait", true);
-	request.max_attempts = optional_count(fcinfo, 6, "max_attempts", setting_max_attempts);
+	request.max_attempts = optional_count(fcinfo, 6, "max_attempts", NOT_ASKED);
 	answer = operation_begin(&request);
 	PG_RETURN_DATUM(answer_to_datum(&answer));
 }
@@ -63,9 +63,7 @@ complete(FunctionCallInfo fcinfo, EndRequest *request, int code, int retention)
 {
 	request->status = STATUS_COMPLETED;
 	request->response = response_arguments(fcinfo, 1, code);
-	request->retention = optional_duration(fcinfo, retention, "retention", false,
-										   default_retention());
-	operation_check_response(&request->response);
+	request->retention = optional_duration(fcinfo, retention, "retention", false, 0);
 	(void) operation_end(request);
 }
 
@@ -103,14 +101,12 @@ fail(FunctionCallInfo fcinfo, EndRequest *request, int code, int retryable)
 	request->response = response_arguments(fcinfo, 1, code);
 	request->retryable = required_bool(fcinfo, retryable, "retryable");
 	request->retry_after = optional_duration(fcinfo, retry_after, "retry_after", true, 0);
-	request->retention = optional_duration(fcinfo, retryable + 2, "retention", false,
-										   default_retention());
+	request->retention = optional_duration(fcinfo, retryable + 2, "retention", false, 0);
 	if (!request->retryable && !PG_ARGISNULL(retry_after))
 		ereport(ERROR,
 				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
 				 errmsg("retry_after is for failures that are retryable"),
 				 errhint("Give retryable => true, or leave retry_after out.")));
-	operation_check_response(&request->response);
 	(void) operation_end(request);
 }
 
@@ -200,6 +196,7 @@ idem_lock(PG_FUNCTION_ARGS)
 Datum
 idem_advance(PG_FUNCTION_ARGS)
 {
+	const Catalog *catalog;
 	OperationName stream;
 	int64		seq;
 
@@ -208,23 +205,21 @@ idem_advance(PG_FUNCTION_ARGS)
 	check_name_part(stream.key, "stream", false);
 	seq = required_bigint(fcinfo, 1, "seq");
 	stream.scope = scope_argument(fcinfo, 2);
-	PG_RETURN_BOOL(store_advance(catalog_open(AccessShareLock), &stream, seq));
+	catalog = catalog_open(AccessShareLock);
+	scope_require(catalog, stream.scope);
+	PG_RETURN_BOOL(marks_advance(catalog, &stream, seq));
 }
 
 /* idem_gc(max_rows) */
 Datum
 idem_gc(PG_FUNCTION_ARGS)
 {
-	int32		max_rows;
+	Sweep		sweep = {.max_pages = GC_PAGES};
 
 	require_writable("idem_gc()");
-	require_argument(fcinfo, 0, "max_rows");
-	max_rows = PG_GETARG_INT32(0);
-	if (max_rows <= 0)
-		ereport(ERROR,
-				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
-				 errmsg("max_rows must be positive")));
-	PG_RETURN_INT64(gc_sweep(max_rows));
+	sweep.max_rows = positive_count(fcinfo, 0, "max_rows");
+	gc_sweep(&sweep);
+	PG_RETURN_INT64(sweep.removed);
 }
 
 /* idem_fingerprint(request) */

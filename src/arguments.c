@@ -8,7 +8,6 @@
 #include "postgres.h"
 
 #include "catalog/pg_type.h"
-#include "common/int.h"
 #include "mb/pg_wchar.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
@@ -17,6 +16,7 @@
 
 #include "arguments.h"
 #include "compat.h"
+#include "duration.h"
 #include "fingerprint.h"
 
 void
@@ -110,14 +110,9 @@ name_arguments(FunctionCallInfo fcinfo, int key, int scope)
 	return name;
 }
 
-/*
- * Microseconds of an interval, with days of 24 hours and months of 30 days:
- * leases and retention count elapsed time, not the calendar's.
- */
 static int64
 microseconds(const Interval *interval, const char *name, bool may_be_zero)
 {
-	int64		days;
 	int64		result;
 
 	if (INTERVAL_NOT_FINITE(interval))
@@ -125,10 +120,7 @@ microseconds(const Interval *interval, const char *name, bool may_be_zero)
 				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
 				 errmsg("%s must be finite", name)));
 
-	/* an int32 of months in days, and days in an int64, cannot overflow */
-	days = (int64) interval->month * DAYS_PER_MONTH + interval->day;
-	if (pg_mul_s64_overflow(days, USECS_PER_DAY, &result) ||
-		pg_add_s64_overflow(result, interval->time, &result))
+	if (!duration_of(interval, &result))
 		ereport(ERROR,
 				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
 				 errmsg("%s is too long", name)));
@@ -194,6 +186,17 @@ optional_count(FunctionCallInfo fcinfo, int argument, const char *name, int32 ab
 				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
 				 errmsg("%s must not be negative", name)));
 	return count;
+}
+
+int32
+positive_count(FunctionCallInfo fcinfo, int argument, const char *name)
+{
+	require_argument(fcinfo, argument, name);
+	if (PG_GETARG_INT32(argument) <= 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
+				 errmsg("%s must be positive", name)));
+	return PG_GETARG_INT32(argument);
 }
 
 bool

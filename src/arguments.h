@@ -29,6 +29,7 @@ extern int64 checked_fence(int64 fence);
 extern int64 optional_fence(FunctionCallInfo fcinfo, int argument);
 extern int32 optional_count(FunctionCallInfo fcinfo, int argument,
 							const char *name, int32 absent);
+extern int32 positive_count(FunctionCallInfo fcinfo, int argument, const char *name);
 extern bool required_bool(FunctionCallInfo fcinfo, int argument, const char *name);
 extern bytea *request_arguments(FunctionCallInfo fcinfo, int request, int request_hash);
 extern Response response_arguments(FunctionCallInfo fcinfo, int payload, int code);

@@ -19,7 +19,6 @@
 #include "fingerprint.h"
 #include "handle.h"
 #include "operation.h"
-#include "settings.h"
 #include "transaction.h"
 
 SQL_FUNCTION(idem_begin_batch);
@@ -81,12 +80,12 @@ idem_begin_batch(PG_FUNCTION_ARGS)
 	InitMaterializedSRF(fcinfo, MAT_SRF_BLESS);
 	for (int i = 0; i < batch.count; i++)
 	{
-		BeginRequest request = {.name = batch.names[i],.max_attempts = setting_max_attempts};
+		BeginRequest request = {.name = batch.names[i],.max_attempts = NOT_ASKED};
 		Answer		answer;
 
 		CHECK_FOR_INTERRUPTS();
 		if (batch.values != NULL && !batch.nulls[i])
-			request.request_hash = fingerprint_of(DatumGetJsonbP(batch.values[i]));
+			request.fingerprint = fingerprint_of(DatumGetJsonbP(batch.values[i]));
 		answer = operation_begin(&request);
 		answer_to_tuplestore(&answer, result->setResult, result->setDesc);
 	}
@@ -105,14 +104,12 @@ idem_complete_batch(PG_FUNCTION_ARGS)
 	{
 		EndRequest	request = {
 			.name = batch.names[i],
-			.status = STATUS_COMPLETED,
-			.retention = default_retention()
+			.status = STATUS_COMPLETED
 		};
 
 		CHECK_FOR_INTERRUPTS();
 		if (batch.values != NULL && !batch.nulls[i])
 			request.response.payload = PG_DETOAST_DATUM_PACKED(batch.values[i]);
-		operation_check_response(&request.response);
 		(void) operation_end(&request);
 	}
 	PG_RETURN_INT64(batch.count);

@@ -14,8 +14,10 @@
 #include "utils/timestamp.h"
 
 #include "compat.h"
+#include "digest.h"
 #include "handle.h"
 #include "operation.h"
+#include "seal.h"
 #include "stats.h"
 #include "store.h"
 #include "verdict.h"
@@ -25,11 +27,11 @@
 static bool told_an_end = false;
 
 static void
-check_fingerprint(const OperationName *name, const bytea *stored, const bytea *given)
+check_fingerprint(const BeginRequest *request, const Digest *stored)
 {
-	if (stored == NULL || given == NULL ||
-		(VARSIZE_ANY_EXHDR(stored) == VARSIZE_ANY_EXHDR(given) &&
-		 memcmp(VARDATA_ANY(stored), VARDATA_ANY(given), VARSIZE_ANY_EXHDR(given)) == 0))
+	const OperationName *name = &request->name;
+
+	if (digest_matches(name, stored, request->fingerprint))
 		return;
 	stats_count(COUNT_MISMATCHES);
 	ereport(ERROR,
@@ -67,7 +69,7 @@ next_attempt(const BeginRequest *request, const Record *before, TimestampTz now)
 		.name = request->name,
 		.status = STATUS_PENDING,
 		.attempt = 1,
-		.request_hash = request->request_hash,
+		.request = digest_of(&request->name, request->fingerprint),
 		.lease_expires_at = NO_TIME,
 		.retry_at = NO_TIME,
 		.created_at = now,
@@ -78,8 +80,8 @@ next_attempt(const BeginRequest *request, const Record *before, TimestampTz now)
 	if (before != NULL)
 	{
 		record.created_at = before->created_at;
-		if (record.request_hash == NULL)
-			record.request_hash = before->request_hash;
+		if (record.request.bytes == NULL)
+			record.request = before->request;
 		if (pg_add_s32_overflow(before->attempt, 1, &record.attempt))
 			record.attempt = before->attempt;
 	}
@@ -91,7 +93,7 @@ static void
 write_lease(const Handle *handle, const BeginRequest *request, const Record *found, Record *record)
 {
 	record->fence = store_next_fence(handle->catalog, found ? found->fence : NO_FENCE);
-	set_lease(record, request->lease);
+	set_lease(handle, record, request->lease);
 	handle_write(handle, record, found ? found->updated_at : NO_TIME);
 	ForceSyncCommit();
 }
@@ -126,7 +128,7 @@ acquired(Handle *handle, const BeginRequest *request, const Record *found, Times
 	}
 	standing.attempt = answer.record.attempt;
 	standing.fence = answer.record.fence;
-	standing.request_hash = answer.record.request_hash;
+	standing.request = answer.record.request;
 	standing.lease_expires_at = answer.record.lease_expires_at;
 	standing.created_at = answer.record.created_at;
 	handle_note(handle, standing);
@@ -176,7 +178,7 @@ exhausted(Handle *handle, const Record *found, TimestampTz now)
 	record.retry_at = NO_TIME;
 	record.response = exhausted_response(found->attempt);
 	record.updated_at = now;
-	record.expires_at = time_after(now, default_retention(), "idempotency.retention");
+	record.expires_at = time_after(now, policy_retention(&handle->policy, 0), "retention");
 	store_put(handle->catalog, &record, found->updated_at);
 	ForceSyncCommit();
 	stats_count(COUNT_FAILED);
@@ -199,13 +201,14 @@ look(Handle *handle, const BeginRequest *request, bool locked)
 
 	if (found != NULL && !is_absent(found, now))
 	{
-		check_fingerprint(&request->name, found->request_hash, request->request_hash);
-		verdict = judge(found, request->max_attempts, now);
+		check_fingerprint(request, &found->request);
+		verdict = judge(found, policy_max_attempts(&handle->policy, request->max_attempts), now);
 	}
 
 	switch (verdict)
 	{
 		case VERDICT_REPLAY:
+			unseal_record(&record);
 			return replay(found, now);
 		case VERDICT_IN_PROGRESS:
 			return in_progress(&request->name, found, now);
@@ -311,7 +314,7 @@ begin(const BeginRequest *request)
 
 	if (handle.standing.phase == PHASE_PENDING)
 	{
-		check_fingerprint(&request->name, handle.standing.request_hash, request->request_hash);
+		check_fingerprint(request, &handle.standing.request);
 		return in_progress_here(&handle, GetCurrentTimestamp());
 	}
 	if (told_at_a_glance(&handle, request, &answer))
@@ -335,10 +338,12 @@ operation_begin(const BeginRequest *request)
 
 /* What a record says to somebody who does not want to own the operation. */
 static Answer
-tell(const OperationName *name, const Record *found, TimestampTz now)
+tell(const OperationName *name, Record *found, TimestampTz now)
 {
-	return found->status == STATUS_PENDING ?
-		in_progress(name, found, now) : replay(found, now);
+	if (found->status == STATUS_PENDING)
+		return in_progress(name, found, now);
+	unseal_record(found);
+	return replay(found, now);
 }
 
 /* What is known of an operation; false where nothing is. */
@@ -351,6 +356,7 @@ operation_lookup(const OperationName *name, Answer *answer)
 	Record		record;
 	bool		exists;
 
+	scope_require(catalog, name->scope);
 	handle.standing = transaction_standing(lock_id(name, catalog->lock_seed), name);
 	exists = store_peek(catalog, name, &record);
 	now = GetCurrentTimestamp();

@@ -31,7 +31,6 @@
 #include "fingerprint.h"
 #include "handle.h"
 #include "operation.h"
-#include "settings.h"
 
 SQL_FUNCTION(idem_call);
 
@@ -215,8 +214,7 @@ run_and_end(const Call *call, const OperationName *name)
 		end.status = STATUS_FAILED;
 
 	/* what an error says is cut to size already */
-	if (end.status == STATUS_COMPLETED)
-		operation_check_response(&end.response);
+	end.cut_to_size = end.status == STATUS_FAILED;
 	return operation_end(&end);
 }
 
@@ -235,11 +233,10 @@ idem_call(PG_FUNCTION_ARGS)
 	begin.name = name_arguments(fcinfo, 1, 3);
 	call.request_is_null = PG_ARGISNULL(2);
 	call.request = call.request_is_null ? (Datum) 0 : PG_GETARG_DATUM(2);
-	begin.request_hash = call.request_is_null ? NULL : fingerprint_of(PG_GETARG_JSONB_P(2));
+	begin.fingerprint = call.request_is_null ? NULL : fingerprint_of(PG_GETARG_JSONB_P(2));
 	begin.wait = required_duration(fcinfo, 4, "wait", true);
-	begin.max_attempts = setting_max_attempts;
-	call.retention = optional_duration(fcinfo, 5, "retention", false,
-									   default_retention());
+	begin.max_attempts = NOT_ASKED;
+	call.retention = optional_duration(fcinfo, 5, "retention", false, 0);
 	call.record_failure = required_bool(fcinfo, 6, "record_failure");
 
 	answer = operation_begin(&begin);

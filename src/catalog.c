@@ -202,6 +202,7 @@ read_catalog(Oid extension)
 		return;
 	}
 	catalog.fences = find_relation(schema, "idempotency_fence");
+	catalog.scopes = find_relation(schema, "idempotency_scope");
 	catalog.lock_seed = read_lock_seed(schema);
 	catalog.operation_type = find_type(schema, "idem_operation");
 	catalog.status_type = find_type(schema, "idempotency_status");

@@ -20,6 +20,7 @@ typedef struct Catalog
 	char		key_name[NAMEDATALEN];
 	bool		store_plain;	/* direct access does all that SQL would */
 	Oid			fences;			/* idempotency_fence */
+	Oid			scopes;			/* idempotency_scope */
 	uint64		lock_seed;
 	Oid			status_type;	/* idempotency_status */
 	Oid			operation_type; /* idem_operation */

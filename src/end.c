@@ -16,7 +16,6 @@
 #include "compat.h"
 #include "handle.h"
 #include "operation.h"
-#include "settings.h"
 #include "stats.h"
 #include "store.h"
 #include "verdict.h"
@@ -50,19 +49,22 @@ part_size(struct varlena *part)
 	return part == NULL ? 0 : toast_raw_datum_size(PointerGetDatum(part)) - VARHDRSZ;
 }
 
-void
-operation_check_response(const Response *response)
+static void
+check_response(const Handle *handle, const Response *response)
 {
 	int64		size = part_size(response->payload) + part_size(response->headers) +
 		part_size(response->body);
+	int32		limit = policy_max_response_size(&handle->policy);
 
-	if (size > setting_max_response_size)
+	if (size > limit)
 		ereport(ERROR,
 				(errcode(ERRCODE_IDEM_TOO_LARGE),
+				 handle->policy.has_max_response_size ?
+				 errmsg("response of " INT64_FORMAT " bytes is larger than the policy of scope \"%s\" allows",
+						size, text_to_cstring(handle->name->scope)) :
 				 errmsg("response of " INT64_FORMAT " bytes is larger than idempotency.max_response_size",
 						size),
-				 errdetail("The limit is %d bytes for payload, headers and body together.",
-						   setting_max_response_size),
+				 errdetail("The limit is %d bytes for payload, headers and body together.", limit),
 				 errhint("Store the response elsewhere and a reference to it here, or raise the limit.")));
 }
 
@@ -88,7 +90,7 @@ owned_fence(const Handle *handle)
 
 /* Makes a record the ended one that was asked for, and counts that. */
 static void
-set_end(Record *record, const EndRequest *request)
+set_end(const Handle *handle, Record *record, const EndRequest *request)
 {
 	TimestampTz now = GetCurrentTimestamp();
 	TimestampTz from = now;
@@ -101,7 +103,7 @@ set_end(Record *record, const EndRequest *request)
 	/* a failure to be tried again is remembered for longer than its pause */
 	if (request->retryable)
 		from = record->retry_at = time_after(now, request->retry_after, "retry_after");
-	record->expires_at = time_after(from, request->retention, "retention");
+	record->expires_at = time_after(from, policy_retention(&handle->policy, request->retention), "retention");
 	stats_count(record->status == STATUS_COMPLETED ? COUNT_COMPLETED : COUNT_FAILED);
 }
 
@@ -112,12 +114,12 @@ end_owned(Handle *handle, const EndRequest *request)
 	Record		record = {
 		.name = request->name,
 		.attempt = handle->standing.attempt,
-		.request_hash = handle->standing.request_hash,
+		.request = handle->standing.request,
 		.fence = NO_FENCE,
 		.created_at = handle->standing.created_at
 	};
 
-	set_end(&record, request);
+	set_end(handle, &record, request);
 	handle_write(handle, &record, handle->standing.stored_at);
 	handle_note_end(handle);
 	return record;
@@ -136,7 +138,7 @@ end_leased(Handle *handle, const EndRequest *request, int64 fence)
 	{
 		TimestampTz judged = record.updated_at;
 
-		set_end(&record, request);
+		set_end(handle, &record, request);
 		store_put(handle->catalog, &record, judged);
 		ForceSyncCommit();
 		transaction_wake_at_commit(handle->id);
@@ -158,6 +160,8 @@ operation_end(const EndRequest *request)
 	Record		record;
 	Answer		answer;
 
+	if (!request->cut_to_size)
+		check_response(&handle, &request->response);
 	if (fence == NO_FENCE)
 		fence = owned_fence(&handle);
 	record = fence == NO_FENCE ?
@@ -254,7 +258,7 @@ operation_extend(const OperationName *name, int64 fence, int64 lease)
 
 	judged = record.updated_at;
 	record.updated_at = GetCurrentTimestamp();
-	set_lease(&record, lease);
+	set_lease(&handle, &record, lease);
 	store_put(handle.catalog, &record, judged);
 	ForceSyncCommit();
 	standing.wrote = true;

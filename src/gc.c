@@ -9,40 +9,21 @@
  */
 #include "postgres.h"
 
-#include "access/table.h"
 #include "miscadmin.h"
-#include "storage/bufmgr.h"
 #include "storage/lockdefs.h"
-#include "utils/rel.h"
 #include "utils/timestamp.h"
 
 #include "catalog.h"
 #include "compat.h"
 #include "gc.h"
 #include "lock.h"
+#include "marks.h"
 #include "stats.h"
 #include "store.h"
 #include "wait.h"
 
-/* pages of one statement, and of one sweep: 1 MB and 64 MB */
+/* pages of one statement: 1 MB */
 #define CHUNK_PAGES 128
-#define SWEEP_PAGES 8192
-
-static BlockNumber
-pages_of_store(const Catalog *catalog)
-{
-	Relation	store = table_open(catalog->store, NoLock);
-	BlockNumber pages;
-
-	if (!RELKIND_HAS_STORAGE(store->rd_rel->relkind))
-		ereport(ERROR,
-				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-				 errmsg("a partitioned store is not collected"),
-				 errhint("Detach and drop old partitions, or delete expired rows.")));
-	pages = RelationGetNumberOfBlocks(store);
-	table_close(store, NoLock);
-	return pages;
-}
 
 /* Only one sweep at a time; another caller need not wait for it. */
 static bool
@@ -54,83 +35,86 @@ is_only_sweep(void)
 }
 
 /*
- * Goes on from hand over at most SWEEP_PAGES pages, once round at most, until
- * so many rows are removed.  Moves the hand and returns how many pages it saw.
+ * Goes on from hand over at most max_pages pages, once round at most, until
+ * max_rows rows are removed.  Moves the hand and counts what it did.
  */
-static BlockNumber
-turn_hand(const Catalog *catalog, BlockNumber *hand, BlockNumber pages,
-		  int64 max_rows, int64 *removed)
+static void
+turn_hand(const Catalog *catalog, BlockNumber *hand, Sweep *sweep)
 {
 	TimestampTz now = GetCurrentTimestamp();
-	BlockNumber budget = Min(pages, SWEEP_PAGES);
+	BlockNumber pages = sweep->pages;
+	BlockNumber budget = Min(pages, sweep->max_pages);
 	BlockNumber seen = 0;
+	int64		removed = 0;
 
-	while (seen < budget && *removed < max_rows)
+	while (seen < budget && removed < sweep->max_rows)
 	{
 		BlockNumber start = *hand < pages ? *hand : 0;
 		BlockNumber end = start + Min(Min(CHUNK_PAGES, budget - seen), pages - start);
-		int64		wanted = max_rows - *removed;
+		int64		wanted = sweep->max_rows - removed;
 		BlockNumber last;
 		int64		got;
 
 		CHECK_FOR_INTERRUPTS();
 		got = store_sweep_pages(catalog, start, end, now, wanted, &last);
-		*removed += got;
+		removed += got;
 		/* a page that may have had more than was wanted is not done with */
 		*hand = got < wanted ? end : last;
 		seen += *hand - start;
 	}
-	return seen;
+	sweep->removed += removed;
+	sweep->seen += seen;
+	stats_add(COUNT_COLLECTED_ROWS, removed);
 }
 
-/*
- * Where a sweep stopped because it had removed enough, the pages ahead are
- * taken to be like those that it saw.
- */
+/* The pages that were not seen are taken to be like those that were. */
+static int64
+backlog(const Sweep *sweep)
+{
+	BlockNumber unseen = sweep->pages > sweep->seen ? sweep->pages - sweep->seen : 0;
+
+	return (int64) ((double) sweep->removed / Max(sweep->seen, 1) * unseen);
+}
+
 static void
-count_sweep(int64 max_rows, int64 removed, BlockNumber seen, BlockNumber ahead,
-			const Deadline *start)
+count_sweep(const Sweep *sweep, const Deadline *start)
 {
 	stats_count(COUNT_SWEEPS);
-	stats_add(COUNT_COLLECTED_ROWS, removed);
 	stats_set(COUNT_LAST_SWEEP_AT, GetCurrentTimestamp());
 	stats_set(COUNT_LAST_SWEEP_MICROSECONDS, -deadline_left(start));
-	stats_set(COUNT_BACKLOG_ROWS,
-			  removed < max_rows ? 0 : (int64) ((double) removed / Max(seen, 1) * ahead));
+	stats_set(COUNT_BACKLOG_ROWS, backlog(sweep));
 }
 
 /*
- * Removes up to max_rows expired records and returns how many.  Whatever
- * somebody else has locked is passed over and met again on the next turn.
+ * Removes expired records.  Whatever somebody else has locked is passed over
+ * and met again on the next turn.
  */
-static int64
-sweep(const Catalog *catalog, int64 max_rows)
+static void
+run(const Catalog *catalog, Sweep *sweep)
 {
 	Deadline	start = deadline_after(0);
-	BlockNumber pages = pages_of_store(catalog);
 	BlockNumber hand;
-	BlockNumber seen;
-	int64		removed = 0;
 
+	sweep->pages = store_pages(catalog);
 	if (!is_only_sweep())
-		return 0;
-	hand = store_sweep_position(catalog);
-	seen = turn_hand(catalog, &hand, pages, max_rows, &removed);
-	store_sweep_remember(catalog, hand);
-	count_sweep(max_rows, removed, seen, pages - Min(hand, pages), &start);
-	return removed;
+		return;
+	hand = marks_sweep_position(catalog);
+	turn_hand(catalog, &hand, sweep);
+	marks_remember_sweep(catalog, hand);
+	count_sweep(sweep, &start);
 }
 
-int64
-gc_sweep(int64 max_rows)
+void
+gc_sweep(Sweep *sweep)
 {
-	return sweep(catalog_open(RowExclusiveLock), max_rows);
+	run(catalog_open(RowExclusiveLock), sweep);
 }
 
-int64
-gc_sweep_if_free(int64 max_rows)
+void
+gc_sweep_if_free(Sweep *sweep)
 {
 	const Catalog *catalog = catalog_open_if_free(RowExclusiveLock);
 
-	return catalog ? sweep(catalog, max_rows) : 0;
+	if (catalog)
+		run(catalog, sweep);
 }

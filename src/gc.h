@@ -7,7 +7,22 @@
 
 #include "postgres.h"
 
-extern int64 gc_sweep(int64 max_rows);
-extern int64 gc_sweep_if_free(int64 max_rows);
+#include "storage/block.h"
+
+/* pages of one call of idem_gc: 64 MB */
+#define GC_PAGES 8192
+
+/* what sweeps may do and, added up, what they have done */
+typedef struct Sweep
+{
+	int64		max_rows;
+	BlockNumber max_pages;
+	int64		removed;
+	BlockNumber seen;			/* pages */
+	BlockNumber pages;			/* that the store has */
+} Sweep;
+
+extern void gc_sweep(Sweep *sweep);
+extern void gc_sweep_if_free(Sweep *sweep);
 
 #endif							/* IDEM_GC_H */

@@ -16,15 +16,17 @@
 
 #include "compat.h"
 #include "handle.h"
-#include "settings.h"
 #include "store.h"
 
+/* The operation, if the caller may use its scope. */
 Handle
 handle_open(const OperationName *name)
 {
 	Handle		handle;
 
 	handle.catalog = catalog_open(RowExclusiveLock);
+	scope_require(handle.catalog, name->scope);
+	handle.policy = scope_policy(handle.catalog, name->scope);
 	handle.name = name;
 	handle.id = lock_id(name, handle.catalog->lock_seed);
 	handle.lock = lock_tag(handle.id, LOCK_CLASS_OPERATION);
@@ -103,19 +105,14 @@ time_after(TimestampTz start, int64 duration, const char *name)
 	return result;
 }
 
-int64
-default_retention(void)
-{
-	return (int64) setting_retention * USECS_PER_SEC;
-}
-
 /*
  * Gives a record a lease from its last update on.  It is kept for the
  * retention after that, so that whoever takes the operation over is told.
  */
 void
-set_lease(Record *record, int64 lease)
+set_lease(const Handle *handle, Record *record, int64 lease)
 {
 	record->lease_expires_at = time_after(record->updated_at, lease, "lease");
-	record->expires_at = time_after(record->lease_expires_at, default_retention(), "lease");
+	record->expires_at = time_after(record->lease_expires_at,
+									policy_retention(&handle->policy, 0), "lease");
 }

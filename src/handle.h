@@ -10,6 +10,7 @@
 #include "catalog.h"
 #include "idempotency.h"
 #include "lock.h"
+#include "scope.h"
 #include "transaction.h"
 
 typedef struct Handle
@@ -19,6 +20,7 @@ typedef struct Handle
 	uint64		id;
 	LOCKTAG		lock;
 	Standing	standing;		/* this transaction's */
+	Policy		policy;			/* of its scope */
 } Handle;
 
 extern Handle handle_open(const OperationName *name);
@@ -30,7 +32,6 @@ extern void handle_write(const Handle *handle, const Record *record, TimestampTz
 extern void require_unrestricted(const char *function);
 extern void require_writable(const char *function);
 extern TimestampTz time_after(TimestampTz start, int64 duration, const char *name);
-extern int64 default_retention(void);
-extern void set_lease(Record *record, int64 lease);
+extern void set_lease(const Handle *handle, Record *record, int64 lease);
 
 #endif							/* IDEM_HANDLE_H */

@@ -19,6 +19,7 @@
 
 /* The three digits are the HTTP status that fits. */
 #define ERRCODE_IDEM_BAD_ARGUMENT MAKE_SQLSTATE('I', 'D', '4', '0', '0')
+#define ERRCODE_IDEM_FORBIDDEN MAKE_SQLSTATE('I', 'D', '4', '0', '3')
 #define ERRCODE_IDEM_NOT_OWNED MAKE_SQLSTATE('I', 'D', '4', '0', '4')
 #define ERRCODE_IDEM_LEASE_LOST MAKE_SQLSTATE('I', 'D', '4', '0', '9')
 #define ERRCODE_IDEM_TOO_LARGE MAKE_SQLSTATE('I', 'D', '4', '1', '3')
@@ -58,7 +59,16 @@ typedef struct Response
 	struct varlena *headers;	/* jsonb */
 	struct varlena *payload;	/* jsonb */
 	struct varlena *body;		/* bytea */
+	bytea	   *sealed;			/* all three, encrypted, in their place */
+	text	   *seal_key;		/* name of the key */
 } Response;
+
+/* what is stored of the fingerprint of a request */
+typedef struct Digest
+{
+	bytea	   *bytes;			/* NULL: none was given */
+	text	   *key;			/* name of the key of an HMAC; NULL: the fingerprint itself */
+} Digest;
 
 /* absent values of a record: no column of the store can mean these */
 #define NO_TIME DT_NOBEGIN
@@ -70,7 +80,7 @@ typedef struct Record
 	OperationName name;
 	Status		status;
 	int32		attempt;
-	bytea	   *request_hash;	/* NULL: none was given */
+	Digest		request;
 	int64		fence;			/* NO_FENCE: transaction-bound */
 	TimestampTz lease_expires_at;	/* NO_TIME: no lease */
 	TimestampTz retry_at;		/* NO_TIME: never again */

@@ -8,8 +8,10 @@
 
 #include "catalog.h"
 #include "compat.h"
+#include "scope.h"
 #include "settings.h"
 #include "shared.h"
+#include "statement.h"
 #include "transaction.h"
 #include "worker.h"
 
@@ -22,6 +24,8 @@ _PG_init(void)
 {
 	settings_define();
 	catalog_register();
+	scope_register();
+	statement_register();
 	transaction_register();
 	shared_register();
 	worker_register();

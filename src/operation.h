@@ -11,14 +11,16 @@
 #include "catalog.h"
 #include "idempotency.h"
 
+#define NOT_ASKED (-1)
+
 /* what idem_begin was asked */
 typedef struct BeginRequest
 {
 	OperationName name;
-	bytea	   *request_hash;	/* NULL: no fingerprint */
+	bytea	   *fingerprint;	/* NULL: none */
 	int64		lease;			/* microseconds; 0: transaction-bound */
 	int64		wait;			/* microseconds */
-	int32		max_attempts;	/* 0: no limit */
+	int32		max_attempts;	/* 0: no limit; NOT_ASKED: as is laid down */
 } BeginRequest;
 
 /* how an operation is to end */
@@ -30,7 +32,8 @@ typedef struct EndRequest
 	Response	response;
 	bool		retryable;
 	int64		retry_after;	/* microseconds */
-	int64		retention;		/* microseconds */
+	int64		retention;		/* microseconds; 0: as is laid down */
+	bool		cut_to_size;	/* an error that idem_call has caught */
 } EndRequest;
 
 /* what a caller is told of an operation */
@@ -49,6 +52,5 @@ extern Answer operation_end(const EndRequest *request);
 extern bool operation_release(const OperationName *name, int64 fence);
 extern TimestampTz operation_extend(const OperationName *name, int64 fence, int64 lease);
 extern bool operation_lookup(const OperationName *name, Answer *answer);
-extern void operation_check_response(const Response *response);
 
 #endif							/* IDEM_OPERATION_H */

@@ -28,6 +28,9 @@ static const char *const names[RECORD_COLUMNS] =
 	[COLUMN_RESPONSE_HEADERS] = "response_headers",
 	[COLUMN_RESPONSE_PAYLOAD] = "response_payload",
 	[COLUMN_RESPONSE_BODY] = "response_body",
+	[COLUMN_HASH_KEY] = "hash_key",
+	[COLUMN_SEAL_KEY] = "seal_key",
+	[COLUMN_SEALED] = "sealed",
 };
 static const Oid types[RECORD_COLUMNS] = {RECORD_TYPES};
 
@@ -81,10 +84,13 @@ record_to_columns(const Catalog *catalog, const Record *record, Datum *values, b
 	nulls[COLUMN_RESPONSE_CODE] = !record->response.has_code;
 	values[COLUMN_SCOPE] = PointerGetDatum(record->name.scope);
 	values[COLUMN_IDEMPOTENCY_KEY] = PointerGetDatum(record->name.key);
-	put_pointer(&values[COLUMN_REQUEST_HASH], &nulls[COLUMN_REQUEST_HASH], record->request_hash);
+	put_pointer(&values[COLUMN_REQUEST_HASH], &nulls[COLUMN_REQUEST_HASH], record->request.bytes);
 	put_pointer(&values[COLUMN_RESPONSE_HEADERS], &nulls[COLUMN_RESPONSE_HEADERS], record->response.headers);
 	put_pointer(&values[COLUMN_RESPONSE_PAYLOAD], &nulls[COLUMN_RESPONSE_PAYLOAD], record->response.payload);
 	put_pointer(&values[COLUMN_RESPONSE_BODY], &nulls[COLUMN_RESPONSE_BODY], record->response.body);
+	put_pointer(&values[COLUMN_HASH_KEY], &nulls[COLUMN_HASH_KEY], record->request.key);
+	put_pointer(&values[COLUMN_SEAL_KEY], &nulls[COLUMN_SEAL_KEY], record->response.seal_key);
+	put_pointer(&values[COLUMN_SEALED], &nulls[COLUMN_SEALED], record->response.sealed);
 }
 
 static TimestampTz
@@ -133,8 +139,11 @@ record_from_columns(const Catalog *catalog, const Datum *values, const bool *nul
 	record->attempt = DatumGetInt32(values[COLUMN_ATTEMPT]);
 	record->response.has_code = !nulls[COLUMN_RESPONSE_CODE];
 	record->response.code = record->response.has_code ? DatumGetInt32(values[COLUMN_RESPONSE_CODE]) : 0;
-	record->request_hash = get_pointer(values[COLUMN_REQUEST_HASH], nulls[COLUMN_REQUEST_HASH]);
+	record->request.bytes = get_pointer(values[COLUMN_REQUEST_HASH], nulls[COLUMN_REQUEST_HASH]);
 	record->response.headers = get_pointer(values[COLUMN_RESPONSE_HEADERS], nulls[COLUMN_RESPONSE_HEADERS]);
 	record->response.payload = get_pointer(values[COLUMN_RESPONSE_PAYLOAD], nulls[COLUMN_RESPONSE_PAYLOAD]);
 	record->response.body = get_pointer(values[COLUMN_RESPONSE_BODY], nulls[COLUMN_RESPONSE_BODY]);
+	record->request.key = get_pointer(values[COLUMN_HASH_KEY], nulls[COLUMN_HASH_KEY]);
+	record->response.seal_key = get_pointer(values[COLUMN_SEAL_KEY], nulls[COLUMN_SEAL_KEY]);
+	record->response.sealed = get_pointer(values[COLUMN_SEALED], nulls[COLUMN_SEALED]);
 }

@@ -23,6 +23,7 @@ int			setting_max_attempts = 0;
 int			setting_max_operations = 1000;
 int			setting_max_response_size = 1024 * 1024;
 int			setting_retention = 24 * 60 * 60;
+char	   *setting_seal_key_file = "";
 
 /* A list of names, or "*" for every database. */
 static bool
@@ -100,6 +101,13 @@ settings_define(void)
 							&setting_retention,
 							24 * 60 * 60, 1, INT_MAX,
 							PGC_USERSET, GUC_UNIT_S, NULL, NULL, NULL);
+
+	DefineCustomStringVariable("idempotency.seal_key_file",
+							   "File of the keys that responses are sealed with.",
+							   "Without it they are stored as they are.",
+							   &setting_seal_key_file,
+							   "",
+							   PGC_SIGHUP, GUC_SUPERUSER_ONLY, NULL, NULL, NULL);
 
 	MarkGUCPrefixReserved("idempotency");
 }

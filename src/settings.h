@@ -13,6 +13,7 @@ extern int	setting_max_attempts;	/* 0: no limit */
 extern int	setting_max_operations; /* per transaction */
 extern int	setting_max_response_size;	/* bytes */
 extern int	setting_retention;	/* seconds */
+extern char *setting_seal_key_file;
 
 extern void settings_define(void);
 

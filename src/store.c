@@ -1,86 +1,67 @@
 /*
  * store.c
- *		Every SQL statement on the tables.
+ *		The records of operations: every SQL statement on idempotency_store.
  *
- * All of them go through SPI, so that whatever the owner has added to the
- * store (triggers, constraints, partitions, row security) does its work.  The
- * two hot ones take the direct path where that can make no difference.
- *
- * Statements run as the owner of the store and not a moment longer:
- * applications have no rights on the tables.
+ * The two hot ones take the direct path where that can make no difference.
+ * What is secret of a record is sealed on its way in; whoever wants to read it
+ * opens it.
  */
 #include "postgres.h"
 
+#include "access/table.h"
 #include "access/xact.h"
 #include "catalog/pg_type.h"
 #include "commands/sequence.h"
-#include "executor/spi.h"
-#include "lib/stringinfo.h"
-#include "miscadmin.h"
+#include "storage/bufmgr.h"
 #include "utils/builtins.h"
-#include "utils/guc.h"
-#include "utils/memutils.h"
+#include "utils/rel.h"
 #include "utils/snapmgr.h"
 
 #include "compat.h"
 #include "direct.h"
 #include "record.h"
+#include "seal.h"
+#include "statement.h"
 #include "store.h"
 
 #define COLUMNS "created_at, updated_at, expires_at, lease_expires_at, retry_at, fence, " \
 	"status, attempt, response_code, scope, idempotency_key, request_hash, " \
-	"response_headers, response_payload, response_body"
+	"response_headers, response_payload, response_body, hash_key, seal_key, sealed"
 #define COLUMNS_OF_EXCLUDED "EXCLUDED.created_at, EXCLUDED.updated_at, EXCLUDED.expires_at, " \
 	"EXCLUDED.lease_expires_at, EXCLUDED.retry_at, EXCLUDED.fence, EXCLUDED.status, " \
 	"EXCLUDED.attempt, EXCLUDED.response_code, EXCLUDED.scope, EXCLUDED.idempotency_key, " \
 	"EXCLUDED.request_hash, EXCLUDED.response_headers, EXCLUDED.response_payload, " \
-	"EXCLUDED.response_body"
-#define VALUES "$1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15"
+	"EXCLUDED.response_body, EXCLUDED.hash_key, EXCLUDED.seal_key, EXCLUDED.sealed"
+#define VALUES "$1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18"
 
-typedef enum Statement
-{
-	STATEMENT_FIND,
-	STATEMENT_INSERT,
-	STATEMENT_PUT,
-	STATEMENT_DELETE,
-	STATEMENT_ADVANCE,
-	STATEMENT_SWEEP_POSITION,
-	STATEMENT_SWEEP_PAGES,
-	STATEMENT_SWEEP_REMEMBER
-} Statement;
-#define STATEMENTS 8
+#define NAME_TYPES TEXTOID, TEXTOID
 
-/* %s is the extension's schema */
-static const char *const texts[STATEMENTS] =
-{
-	[STATEMENT_FIND] =
-	"SELECT " COLUMNS ", ctid FROM %s.idempotency_store"
+static Statement find_record = {
+	"SELECT " COLUMNS ", ctid FROM %1$s.idempotency_store"
 	" WHERE scope OPERATOR(pg_catalog.=) $1 AND idempotency_key OPERATOR(pg_catalog.=) $2",
+	2, {NAME_TYPES},.knows_rows = true
+};
 
-	[STATEMENT_INSERT] =
-	"INSERT INTO %s.idempotency_store (" COLUMNS ") VALUES (" VALUES ")",
+static Statement insert_record = {
+	"INSERT INTO %1$s.idempotency_store (" COLUMNS ") VALUES (" VALUES ")",
+	RECORD_COLUMNS, {RECORD_TYPES}
+};
 
-	[STATEMENT_PUT] =
-	"INSERT INTO %s.idempotency_store AS judged (" COLUMNS ") VALUES (" VALUES ")"
+static Statement put_record = {
+	"INSERT INTO %1$s.idempotency_store AS judged (" COLUMNS ") VALUES (" VALUES ")"
 	" ON CONFLICT (scope, idempotency_key) DO UPDATE SET (" COLUMNS ") = (" COLUMNS_OF_EXCLUDED ")"
-	" WHERE judged.updated_at OPERATOR(pg_catalog.=) $16",
+	" WHERE judged.updated_at OPERATOR(pg_catalog.=) $19",
+	RECORD_COLUMNS + 1, {RECORD_TYPES, TIMESTAMPTZOID}
+};
 
-	[STATEMENT_DELETE] =
-	"DELETE FROM %s.idempotency_store WHERE scope OPERATOR(pg_catalog.=) $1"
+static Statement delete_record = {
+	"DELETE FROM %1$s.idempotency_store WHERE scope OPERATOR(pg_catalog.=) $1"
 	" AND idempotency_key OPERATOR(pg_catalog.=) $2 AND updated_at OPERATOR(pg_catalog.=) $3",
+	3, {NAME_TYPES, TIMESTAMPTZOID},.knows_rows = true
+};
 
-	[STATEMENT_ADVANCE] =
-	"INSERT INTO %s.idempotency_stream AS mark (scope, stream, seq, updated_at)"
-	" VALUES ($1, $2, $3, pg_catalog.clock_timestamp())"
-	" ON CONFLICT (scope, stream) DO UPDATE"
-	" SET seq = EXCLUDED.seq, updated_at = EXCLUDED.updated_at"
-	" WHERE mark.seq OPERATOR(pg_catalog.<) EXCLUDED.seq",
-
-	[STATEMENT_SWEEP_POSITION] =
-	"SELECT next_page FROM %s.idempotency_sweep",
-
-	/* expiry is checked again under the row lock, as READ COMMITTED does */
-	[STATEMENT_SWEEP_PAGES] =
+/* expiry is checked again under the row lock, as READ COMMITTED does */
+static Statement sweep_pages = {
 	"WITH expired AS MATERIALIZED (SELECT ctid AS place FROM %1$s.idempotency_store"
 	" WHERE ctid OPERATOR(pg_catalog.>=) $1 AND ctid OPERATOR(pg_catalog.<) $2"
 	" AND expires_at OPERATOR(pg_catalog.<=) $3"
@@ -90,213 +71,31 @@ static const char *const texts[STATEMENTS] =
 	", removed AS (DELETE FROM %1$s.idempotency_store"
 	" WHERE ctid OPERATOR(pg_catalog.=) ANY (ARRAY(SELECT place FROM expired)) RETURNING ctid AS place)"
 	" SELECT pg_catalog.count(*), pg_catalog.max(place) FROM removed",
-
-	[STATEMENT_SWEEP_REMEMBER] =
-	"INSERT INTO %s.idempotency_sweep (next_page, swept_at)"
-	" VALUES ($1, pg_catalog.clock_timestamp())"
-	" ON CONFLICT (only_row) DO UPDATE"
-	" SET next_page = EXCLUDED.next_page, swept_at = EXCLUDED.swept_at",
+	4, {TIDOID, TIDOID, TIMESTAMPTZOID, INT8OID},.knows_rows = true
 };
 
-static SPIPlanPtr plans[STATEMENTS];
-static uint64 plans_generation = 0;
-
-/* how deep statements are nested: a trigger on the store may begin operations */
-static int	running = 0;
-
-typedef struct User
-{
-	Oid			id;
-	int			context;
-} User;
-
-/* An error brings the user back with the (sub)transaction's end. */
-static User
-become_owner(const Catalog *catalog)
-{
-	User		caller;
-
-	GetUserIdAndSecContext(&caller.id, &caller.context);
-	SetUserIdAndSecContext(catalog->store_owner,
-						   caller.context | SECURITY_LOCAL_USERID_CHANGE | SECURITY_NOFORCE_RLS);
-	return caller;
-}
-
-static void
-become_caller(User caller)
-{
-	SetUserIdAndSecContext(caller.id, caller.context);
-}
-
-#define NAME_TYPES TEXTOID, TEXTOID
-#define MAX_PARAMETERS (RECORD_COLUMNS + 1)
-
-/* InvalidOid is idempotency_status */
-static const struct
-{
-	int			count;
-	Oid			types[MAX_PARAMETERS];
-}			parameters[STATEMENTS] =
-{
-	[STATEMENT_FIND] = {2, {NAME_TYPES}},
-	[STATEMENT_INSERT] = {RECORD_COLUMNS, {RECORD_TYPES}},
-	[STATEMENT_PUT] = {RECORD_COLUMNS + 1, {RECORD_TYPES, TIMESTAMPTZOID}},
-	[STATEMENT_DELETE] = {3, {NAME_TYPES, TIMESTAMPTZOID}},
-	[STATEMENT_ADVANCE] = {3, {NAME_TYPES, INT8OID}},
-	[STATEMENT_SWEEP_POSITION] = {0, {0}},
-	[STATEMENT_SWEEP_PAGES] = {4, {TIDOID, TIDOID, TIMESTAMPTZOID, INT8OID}},
-	[STATEMENT_SWEEP_REMEMBER] = {1, {INT8OID}},
+/* ended records with a response that is not sealed with the key $3 */
+static Statement find_unsealed = {
+	"SELECT " COLUMNS " FROM %1$s.idempotency_store"
+	" WHERE ctid OPERATOR(pg_catalog.>=) $1 AND ctid OPERATOR(pg_catalog.<) $2"
+	" AND status OPERATOR(pg_catalog.<>) 'PENDING' AND (seal_key OPERATOR(pg_catalog.=) $3) IS NOT TRUE"
+	" AND (sealed IS NOT NULL OR response_payload IS NOT NULL"
+	" OR response_headers IS NOT NULL OR response_body IS NOT NULL)"
+	" LIMIT $4 FOR UPDATE SKIP LOCKED",
+	4, {TIDOID, TIDOID, TEXTOID, INT8OID},.knows_rows = true
 };
 
-static SPIPlanPtr
-prepare(const Catalog *catalog, Statement statement)
-{
-	char	   *sql = psprintf(texts[statement], quote_identifier(catalog->schema));
-	Oid			types[MAX_PARAMETERS];
-	SPIPlanPtr	plan;
-
-	for (int i = 0; i < MAX_PARAMETERS; i++)
-		types[i] = OidIsValid(parameters[statement].types[i]) ?
-			parameters[statement].types[i] : catalog->status_type;
-	plan = SPI_prepare(sql, parameters[statement].count, types);
-
-	if (plan == NULL)
-		elog(ERROR, "could not prepare a statement on the store: %s",
-			 SPI_result_code_string(SPI_result));
-	SPI_keepplan(plan);
-	pfree(sql);
-	return plan;
-}
-
-/* Plans of other objects than the present ones are of no use any more. */
+/* A row of the statement that has just run, with its name, copied. */
 static void
-forget_stale_plans(const Catalog *catalog)
+read_whole_row(const Catalog *catalog, int row, Record *found)
 {
-	if (plans_generation == catalog->generation || running > 0)
-		return;
-	for (int i = 0; i < STATEMENTS; i++)
-	{
-		SPIPlanPtr	plan = plans[i];
+	Datum		values[RECORD_COLUMNS];
+	bool		nulls[RECORD_COLUMNS];
 
-		plans[i] = NULL;
-		if (plan != NULL)
-			SPI_freeplan(plan);
-	}
-	plans_generation = catalog->generation;
-}
-
-/* Is it about a row, perhaps one of the store or of a part of it? */
-static bool
-is_about_row(const ErrorData *error)
-{
-	return ERRCODE_TO_CATEGORY(error->sqlerrcode) == ERRCODE_INTEGRITY_CONSTRAINT_VIOLATION;
-}
-
-/* Did a writer that takes no lock of ours come first? */
-static bool
-is_duplicate_name(const Catalog *catalog, const ErrorData *error)
-{
-	return error->sqlerrcode == ERRCODE_UNIQUE_VIOLATION &&
-		error->constraint_name != NULL &&
-		strcmp(error->constraint_name, catalog->key_name) == 0;
-}
-
-static void
-stored_by_another(void)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
-			 errmsg("operation was stored concurrently by another writer"),
-			 errhint("Retry the transaction.")));
-}
-
-/*
- * Called in PG_CATCH.
- *
- * Whoever holds an operation's lock inserts without a conflict, unless the row
- * came from outside (logical replication, COPY): then the transaction started
- * from what is no longer so, and may be retried.  A constraint that the owner
- * has added must not print the row, which has the response in it.
- */
-static void
-rethrow(const Catalog *catalog, MemoryContext context)
-{
-	ErrorData  *error;
-
-	MemoryContextSwitchTo(context);
-	error = CopyErrorData();
-	if (!is_about_row(error))
-		PG_RE_THROW();
-	FlushErrorState();
-	if (is_duplicate_name(catalog, error))
-		stored_by_another();
-	error->detail = NULL;
-	error->detail_log = NULL;
-	ReThrowError(error);
-}
-
-/*
- * A plan that was made while the store was small must not read all of it when
- * it has grown: these statements know the place or the key of their rows.
- */
-static int
-without_seq_scan(Statement statement)
-{
-	int			nest_level = NewGUCNestLevel();
-
-	if (statement == STATEMENT_FIND || statement == STATEMENT_DELETE ||
-		statement == STATEMENT_SWEEP_PAGES)
-		(void) set_config_option("enable_seqscan", "off", PGC_USERSET, PGC_S_SESSION,
-								 GUC_ACTION_SAVE, true, 0, false);
-	return nest_level;
-}
-
-/*
- * Runs one statement as the owner and returns how many rows it gave.  A NULL
- * snapshot is for statements that write.  SPI remains connected: the caller
- * reads the rows and calls SPI_finish.
- */
-static uint64
-run(const Catalog *catalog, Statement statement, Datum *values, const bool *nulls,
-	Snapshot snapshot)
-{
-	MemoryContext context = CurrentMemoryContext;
-	char		null_flags[MAX_PARAMETERS];
-	User		caller;
-	int			nest_level;
-
-	for (int i = 0; i < MAX_PARAMETERS; i++)
-		null_flags[i] = nulls != NULL && nulls[i] ? 'n' : ' ';
-
-	forget_stale_plans(catalog);
-	if (SPI_connect() != SPI_OK_CONNECT)
-		elog(ERROR, "could not connect to SPI");
-	caller = become_owner(catalog);
-	nest_level = without_seq_scan(statement);
-	running++;
-	PG_TRY();
-	{
-		int			result;
-
-		if (plans[statement] == NULL)
-			plans[statement] = prepare(catalog, statement);
-		result = SPI_execute_snapshot(plans[statement], values, null_flags,
-									  snapshot, InvalidSnapshot, snapshot != NULL,
-									  true, 0);
-		if (result < 0)
-			elog(ERROR, "could not run a statement on the store: %s",
-				 SPI_result_code_string(result));
-	}
-	PG_CATCH();
-	{
-		running--;
-		rethrow(catalog, context);
-	}
-	PG_END_TRY();
-	running--;
-	AtEOXact_GUC(true, nest_level);
-	become_caller(caller);
-	return SPI_processed;
+	statement_columns(row, values, nulls);
+	record_from_columns(catalog, values, nulls, found);
+	found->name.scope = DatumGetTextPCopy(values[COLUMN_SCOPE]);
+	found->name.key = DatumGetTextPCopy(values[COLUMN_IDEMPOTENCY_KEY]);
 }
 
 static bool
@@ -309,16 +108,16 @@ find_by_sql(const Catalog *catalog, const OperationName *name, Snapshot snapshot
 	MemoryContext context = CurrentMemoryContext;
 	bool		exists;
 
-	exists = run(catalog, STATEMENT_FIND, arguments, NULL, snapshot) > 0;
+	exists = statement_run(&find_record, catalog, arguments, NULL, snapshot) > 0;
 	if (exists)
 	{
-		heap_deform_tuple(SPI_tuptable->vals[0], SPI_tuptable->tupdesc, values, nulls);
+		statement_columns(0, values, nulls);
 		MemoryContextSwitchTo(context);
 		record_from_columns(catalog, values, nulls, found);
 		found->name = *name;
 		*version = *(ItemPointer) DatumGetPointer(values[RECORD_COLUMNS]);
 	}
-	SPI_finish();
+	statement_finish();
 	return exists;
 }
 
@@ -384,7 +183,7 @@ insert_directly(const Catalog *catalog, const Record *record)
 	}
 	PG_CATCH();
 	{
-		rethrow(catalog, context);
+		statement_rethrow(catalog, context);
 	}
 	PG_END_TRY();
 }
@@ -397,22 +196,25 @@ insert_by_sql(const Catalog *catalog, const Record *record)
 	bool		nulls[RECORD_COLUMNS + 1] = {0};
 
 	record_to_columns(catalog, record, values, nulls);
-	if (run(catalog, STATEMENT_INSERT, values, nulls, InvalidSnapshot) != 1)
+	if (statement_run(&insert_record, catalog, values, nulls, InvalidSnapshot) != 1)
 		ereport(ERROR,
 				(errcode(ERRCODE_TRIGGERED_ACTION_EXCEPTION),
 				 errmsg("operation could not be stored"),
 				 errdetail("A trigger or rule on table \"idempotency_store\" suppressed the row.")));
-	SPI_finish();
+	statement_finish();
 }
 
 /* Stores a record whose name has none. */
 void
 store_insert(const Catalog *catalog, const Record *record)
 {
+	Record		stored = *record;
+
+	seal_record(&stored);
 	if (catalog->store_plain)
-		insert_directly(catalog, record);
+		insert_directly(catalog, &stored);
 	else
-		insert_by_sql(catalog, record);
+		insert_by_sql(catalog, &stored);
 }
 
 /*
@@ -422,14 +224,16 @@ store_insert(const Catalog *catalog, const Record *record)
 void
 store_put(const Catalog *catalog, const Record *record, TimestampTz judged)
 {
+	Record		stored = *record;
 	Datum		values[RECORD_COLUMNS + 1];
 	bool		nulls[RECORD_COLUMNS + 1] = {0};
 
-	record_to_columns(catalog, record, values, nulls);
+	seal_record(&stored);
+	record_to_columns(catalog, &stored, values, nulls);
 	values[RECORD_COLUMNS] = TimestampTzGetDatum(judged);
-	if (run(catalog, STATEMENT_PUT, values, nulls, InvalidSnapshot) != 1)
-		stored_by_another();
-	SPI_finish();
+	if (statement_run(&put_record, catalog, values, nulls, InvalidSnapshot) != 1)
+		statement_lost_race();
+	statement_finish();
 }
 
 /* Deletes the version that was judged; one that came after it stays. */
@@ -440,39 +244,8 @@ store_delete(const Catalog *catalog, const OperationName *name, TimestampTz judg
 		PointerGetDatum(name->scope), PointerGetDatum(name->key), TimestampTzGetDatum(judged)
 	};
 
-	(void) run(catalog, STATEMENT_DELETE, arguments, NULL, InvalidSnapshot);
-	SPI_finish();
-}
-
-/*
- * Moves a stream's high-water mark; false if it is there or further already.
- * Callers queue up on the row, so that they see each other's marks.
- */
-bool
-store_advance(const Catalog *catalog, const OperationName *stream, int64 seq)
-{
-	Datum		arguments[3] = {
-		PointerGetDatum(stream->scope), PointerGetDatum(stream->key), Int64GetDatum(seq)
-	};
-	bool		advanced = run(catalog, STATEMENT_ADVANCE, arguments, NULL, InvalidSnapshot) > 0;
-
-	SPI_finish();
-	return advanced;
-}
-
-/* Where the last sweep that committed stopped. */
-BlockNumber
-store_sweep_position(const Catalog *catalog)
-{
-	BlockNumber position = 0;
-	bool		is_null;
-
-	if (run(catalog, STATEMENT_SWEEP_POSITION, NULL, NULL, InvalidSnapshot) > 0)
-		position = (BlockNumber) DatumGetInt64(SPI_getbinval(SPI_tuptable->vals[0],
-															 SPI_tuptable->tupdesc,
-															 1, &is_null));
-	SPI_finish();
-	return position;
+	(void) statement_run(&delete_record, catalog, arguments, NULL, InvalidSnapshot);
+	statement_finish();
 }
 
 /*
@@ -496,22 +269,58 @@ store_sweep_pages(const Catalog *catalog, BlockNumber start, BlockNumber end,
 	arguments[1] = PointerGetDatum(&after);
 	arguments[2] = TimestampTzGetDatum(now);
 	arguments[3] = Int64GetDatum(max_rows);
-	(void) run(catalog, STATEMENT_SWEEP_PAGES, arguments, NULL, InvalidSnapshot);
-	removed = DatumGetInt64(SPI_getbinval(SPI_tuptable->vals[0], SPI_tuptable->tupdesc,
-										  1, &is_null));
-	place = SPI_getbinval(SPI_tuptable->vals[0], SPI_tuptable->tupdesc, 2, &is_null);
+	(void) statement_run(&sweep_pages, catalog, arguments, NULL, InvalidSnapshot);
+	removed = DatumGetInt64(statement_column(0, 1, &is_null));
+	place = statement_column(0, 2, &is_null);
 	*last = is_null ? start : ItemPointerGetBlockNumber((ItemPointer) DatumGetPointer(place));
-	SPI_finish();
+	statement_finish();
 	return removed;
 }
 
-void
-store_sweep_remember(const Catalog *catalog, BlockNumber position)
+/* How many pages a walk over the store has to visit. */
+BlockNumber
+store_pages(const Catalog *catalog)
 {
-	Datum		arguments[1] = {Int64GetDatum(position)};
+	Relation	store = table_open(catalog->store, NoLock);
+	BlockNumber pages;
 
-	(void) run(catalog, STATEMENT_SWEEP_REMEMBER, arguments, NULL, InvalidSnapshot);
-	SPI_finish();
+	if (!RELKIND_HAS_STORAGE(store->rd_rel->relkind))
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("a partitioned store is neither collected nor resealed"),
+				 errhint("Detach and drop old partitions, or delete expired rows.")));
+	pages = RelationGetNumberOfBlocks(store);
+	table_close(store, NoLock);
+	return pages;
+}
+
+/*
+ * Locks up to max_rows ended records on the pages from start to before end
+ * that have a response which is not sealed with the key.
+ */
+int64
+store_find_unsealed(const Catalog *catalog, BlockNumber start, BlockNumber end,
+					text *key, int64 max_rows, Record **records)
+{
+	MemoryContext context = CurrentMemoryContext;
+	ItemPointerData first;
+	ItemPointerData after;
+	Datum		arguments[4];
+	int64		count;
+
+	ItemPointerSet(&first, start, 0);
+	ItemPointerSet(&after, end, 0);
+	arguments[0] = PointerGetDatum(&first);
+	arguments[1] = PointerGetDatum(&after);
+	arguments[2] = PointerGetDatum(key);
+	arguments[3] = Int64GetDatum(max_rows);
+	count = statement_run(&find_unsealed, catalog, arguments, NULL, InvalidSnapshot);
+	MemoryContextSwitchTo(context);
+	*records = palloc0(Max(count, 1) * sizeof(Record));
+	for (int64 i = 0; i < count; i++)
+		read_whole_row(catalog, i, &(*records)[i]);
+	statement_finish();
+	return count;
 }
 
 /*

@@ -17,11 +17,11 @@ extern bool store_peek(const Catalog *catalog, const OperationName *name, Record
 extern void store_insert(const Catalog *catalog, const Record *record);
 extern void store_put(const Catalog *catalog, const Record *record, TimestampTz judged);
 extern void store_delete(const Catalog *catalog, const OperationName *name, TimestampTz judged);
-extern bool store_advance(const Catalog *catalog, const OperationName *stream, int64 seq);
-extern BlockNumber store_sweep_position(const Catalog *catalog);
 extern int64 store_sweep_pages(const Catalog *catalog, BlockNumber start, BlockNumber end,
 							   TimestampTz now, int64 max_rows, BlockNumber *last);
-extern void store_sweep_remember(const Catalog *catalog, BlockNumber position);
+extern int64 store_find_unsealed(const Catalog *catalog, BlockNumber start, BlockNumber end,
+								 text *key, int64 max_rows, Record **records);
+extern BlockNumber store_pages(const Catalog *catalog);
 extern int64 store_next_fence(const Catalog *catalog, int64 after);
 
 #endif							/* IDEM_STORE_H */

@@ -238,8 +238,11 @@ transaction_note(uint64 id, const OperationName *name, Standing standing)
 	created = entry == NULL;
 	if (created)
 		entry = add_entry(id, name);
-	if (standing.request_hash != entry->standing.request_hash)
-		standing.request_hash = (bytea *) keep(standing.request_hash);
+	if (standing.request.bytes != entry->standing.request.bytes)
+	{
+		standing.request.bytes = (bytea *) keep(standing.request.bytes);
+		standing.request.key = (text *) keep(standing.request.key);
+	}
 	if (!is_last_change(entry))
 		journal((Change) {.entry = entry,.created = created,.before = entry->standing});
 	set_standing(entry, &standing);

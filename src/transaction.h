@@ -26,7 +26,7 @@ typedef struct Standing
 	TimestampTz stored_at;		/* of the row that has the name; NO_TIME: none */
 	int32		attempt;
 	int64		fence;			/* NO_FENCE: transaction-bound */
-	bytea	   *request_hash;
+	Digest		request;
 	TimestampTz lease_expires_at;
 	TimestampTz created_at;
 } Standing;

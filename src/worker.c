@@ -57,6 +57,12 @@
 #define COST_LIMIT 500
 #define COST_DELAY_MICROSECONDS 2000
 
+/*
+ * Pages of one transaction: 256 kB.  A commit flushes the WAL of everybody, so
+ * whoever commits next waits for what a larger step would have written.
+ */
+#define STEP_PAGES 32
+
 typedef enum WorkerResult
 {
 	RESULT_FAILED,				/* unless it says otherwise */
@@ -299,21 +305,19 @@ idempotency_launcher_main(Datum arg)
 
 /* ---- worker ---- */
 
-static int64
-sweep_once(void)
+/* One short transaction: whoever meets a row that it removes waits for it. */
+static void
+sweep_once(Sweep *sweep)
 {
-	int64		removed;
-
 	SetCurrentStatementStartTimestamp();
 	StartTransactionCommand();
 	PushActiveSnapshot(GetTransactionSnapshot());
 	pgstat_report_activity(STATE_RUNNING, "collecting expired operations");
-	removed = gc_sweep_if_free(setting_gc_batch_size);
+	gc_sweep_if_free(sweep);
 	PopActiveSnapshot();
 	CommitTransactionCommand();
 	pgstat_report_stat(false);
 	pgstat_report_activity(STATE_IDLE, NULL);
-	return removed;
 }
 
 /* Sleeps for what the pages touched have cost. */
@@ -325,22 +329,42 @@ pay(void)
 }
 
 /*
- * Sweeps until there is no backlog or the visit is over.  Rows that come as
- * fast as a batch allows are a backlog.
+ * Sweeps as many pages as one idem_gc() would, in small steps; false when the
+ * visit is over before.  Rows that come as fast as gc_batch_size allows are a
+ * backlog.
  */
+static bool
+sweep_round(const Deadline *deadline, bool *has_backlog)
+{
+	Sweep		sweep = {.max_pages = STEP_PAGES};
+
+	do
+	{
+		BlockNumber before = sweep.seen;
+
+		sweep.max_rows = setting_gc_batch_size;
+		sweep_once(&sweep);
+		*has_backlog = sweep.removed >= setting_gc_batch_size;
+		/* there is no store, or somebody else sweeps it */
+		if (sweep.seen == before)
+			return true;
+		pay();
+		if (!setting_gc_enabled || deadline_left(deadline) <= 0)
+			return false;
+	} while (sweep.seen < Min(sweep.pages, GC_PAGES));
+	return true;
+}
+
 static WorkerResult
 sweep_for_a_while(void)
 {
 	Deadline	deadline = deadline_after(VISIT_MILLISECONDS * INT64CONST(1000));
+	bool		has_backlog = false;
 
 	VacuumCostActive = true;
-	while (setting_gc_enabled && sweep_once() >= setting_gc_batch_size)
-	{
-		pay();
-		if (deadline_left(&deadline) <= 0)
-			return RESULT_MORE;
-	}
-	return RESULT_DONE;
+	while (setting_gc_enabled && sweep_round(&deadline, &has_backlog) && has_backlog)
+		;
+	return has_backlog ? RESULT_MORE : RESULT_DONE;
 }
 
 /* What a database or the superuser sets for its sessions, as autovacuum does. */

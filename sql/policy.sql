@@ -1,0 +1,88 @@
+-- Policies: defaults that arguments override, within bounds.
+\pset format unaligned
+\pset tuples_only on
+CREATE FUNCTION pg_temp.kept(key text) RETURNS interval LANGUAGE sql AS $$
+	SELECT expires_at - updated_at FROM idempotency_store WHERE idempotency_key = key
+$$;
+CREATE FUNCTION pg_temp.keep(key text, scope text, retention interval DEFAULT NULL) RETURNS interval LANGUAGE plpgsql AS $$
+BEGIN
+	PERFORM idem_begin(key, scope);
+	PERFORM idem_complete(key, scope => scope, retention => retention);
+	RETURN pg_temp.kept(key);
+END
+$$;
+
+-- Retention: the setting, the policy of the scope, the argument, the bounds.
+SELECT pg_temp.keep('policy-1', 'short'), pg_temp.keep('policy-2', 'short', '5 min');
+SELECT idem_set_policy('short*', retention => '1 hour', min_retention => '10 min', max_retention => '2 h');
+SELECT pg_temp.keep('policy-3', 'short'), pg_temp.keep('policy-4', 'shorter', '5 min'), pg_temp.keep('policy-5', 'short', '30 min'), pg_temp.keep('policy-6', 'short', '1 day');
+SELECT pg_temp.keep('policy-7', 'other');
+SET idempotency.retention = '7d';
+SELECT pg_temp.keep('policy-8', 'short'), pg_temp.keep('policy-9', 'other');
+RESET idempotency.retention;
+-- bounds alone bind the setting, too
+SELECT idem_set_policy('bounds', max_retention => '1 min'), idem_set_policy('bounds/long', min_retention => '2 days');
+SELECT pg_temp.keep('policy-10', 'bounds'), pg_temp.keep('policy-11', 'bounds/long');
+-- a longer pattern adds to what shorter ones say
+SELECT idem_set_policy('short/er', max_retention => '20 min');
+SELECT pg_temp.keep('policy-12', 'short/er'), pg_temp.keep('policy-13', 'short/er', '1 min');
+-- idem_call, idem_fail and leases keep to it as well
+CREATE FUNCTION policy_echo(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1';
+SELECT (idem_call('policy_echo(jsonb)', 'policy-14', scope => 'short')).outcome, pg_temp.kept('policy-14');
+BEGIN;
+SELECT told(idem_begin('policy-15', 'short')), idem_fail('policy-15', scope => 'short');
+SELECT pg_temp.kept('policy-15');
+COMMIT;
+SELECT told(idem_begin('policy-16', 'short', lease => '1 min'));
+SELECT expires_at - lease_expires_at FROM idempotency_store WHERE idempotency_key = 'policy-16';
+
+-- Attempts.
+SELECT idem_set_policy('tries', max_attempts => 2, attempts_limit => 3);
+CREATE FUNCTION pg_temp.attempts(key text, most int DEFAULT NULL) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+	made int := 0;
+BEGIN
+	LOOP
+		EXIT WHEN made = 5;
+		EXIT WHEN (idem_begin(key, 'tries', max_attempts => most)).outcome <> 'ACQUIRED';
+		made := made + 1;
+		PERFORM idem_fail(key, scope => 'tries', retryable => true);
+		PERFORM let_retry(key);
+	END LOOP;
+	RETURN made;
+END
+$$;
+SELECT pg_temp.attempts('policy-20'), pg_temp.attempts('policy-21', 1), pg_temp.attempts('policy-22', 3), pg_temp.attempts('policy-23', 4), pg_temp.attempts('policy-24', 0);
+SET idempotency.max_attempts = 1;
+SELECT pg_temp.attempts('policy-25');
+SELECT idem_set_policy('tries', max_attempts => 0);
+SELECT pg_temp.attempts('policy-26');
+SELECT idem_set_policy('tries');
+SELECT pg_temp.attempts('policy-27');
+RESET idempotency.max_attempts;
+
+-- The size of responses: the policy's where there is one, else the setting.
+SELECT idem_set_policy('big', max_response_size => 100), idem_set_policy('none', max_response_size => 0);
+BEGIN;
+SELECT told(idem_begin('policy-30', 'big')), told(idem_begin('policy-31', 'none')), told(idem_begin('policy-32'));
+SET LOCAL idempotency.max_response_size = 10;
+SELECT raises_in_full('SELECT idem_complete(''policy-30'', scope => ''big'', body => repeat(''x'', 101)::bytea)');
+SELECT raises_in_full('SELECT idem_complete(''policy-32'', body => repeat(''x'', 101)::bytea)');
+SELECT idem_complete('policy-30', scope => 'big', body => repeat('x', 100)::bytea);
+SELECT raises('SELECT idem_complete(''policy-31'', ''1'', scope => ''none'')'), idem_complete('policy-31', scope => 'none'), idem_complete('policy-32');
+COMMIT;
+
+-- Repeated, a policy replaces the former one; without anything it goes.
+SELECT * FROM idempotency_scope ORDER BY pattern;
+SELECT idem_set_policy(pattern) FROM idempotency_scope;
+SELECT count(*) FROM idempotency_scope;
+SELECT pg_temp.keep('policy-40', 'short');
+
+-- What may not be laid down.
+SELECT raises(s) FROM unnest(ARRAY['SELECT idem_set_policy(NULL)', 'SELECT idem_set_policy(''a*b'')', 'SELECT idem_set_policy(''p'', retention => ''0'')',
+	'SELECT idem_set_policy(''p'', min_retention => ''-1 s'')', 'SELECT idem_set_policy(''p'', max_retention => ''100000000 years'')',
+	'SELECT idem_set_policy(''p'', retention => ''1 s'', min_retention => ''2 s'')', 'SELECT idem_set_policy(''p'', retention => ''2 s'', max_retention => ''1 s'')',
+	'SELECT idem_set_policy(''p'', min_retention => ''2 s'', max_retention => ''1 s'')', 'SELECT idem_set_policy(''p'', max_attempts => -1)',
+	'SELECT idem_set_policy(''p'', attempts_limit => 0)', 'SELECT idem_set_policy(''p'', max_attempts => 3, attempts_limit => 2)',
+	'SELECT idem_set_policy(''p'', max_response_size => -1)', 'INSERT INTO idempotency_scope (pattern, retention) VALUES (''p'', ''0'')']) s;
+SELECT count(*) FROM idempotency_scope;

@@ -1,0 +1,84 @@
+/*
+ * digest.c
+ *		What is stored of a request's fingerprint: the fingerprint itself or,
+ *		where there is a seal key, its HMAC-SHA-256.
+ *
+ * Without the key nobody can try out whether a stored digest is that of some
+ * card number.  The name of the operation goes into it, so that the same
+ * request under two keys does not show.  Each digest tells the key that it was
+ * made with, so that older ones still compare.
+ */
+#include "postgres.h"
+
+#include "common/hmac.h"
+#include "common/sha2.h"
+#include "port/pg_bswap.h"
+#include "utils/builtins.h"
+
+#include "compat.h"
+#include "digest.h"
+#include "keyring.h"
+
+#define PURPOSE "idempotency request fingerprint 1"
+
+static void
+check(int result, pg_hmac_ctx *context)
+{
+	if (result < 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INTERNAL_ERROR),
+				 errmsg("could not compute HMAC-SHA-256: %s", pg_hmac_error(context))));
+}
+
+static void
+add_text(pg_hmac_ctx *context, const text *value)
+{
+	uint32		length = pg_hton32((uint32) VARSIZE_ANY_EXHDR(value));
+
+	check(pg_hmac_update(context, (uint8 *) &length, sizeof(length)), context);
+	check(pg_hmac_update(context, (const uint8 *) VARDATA_ANY(value), VARSIZE_ANY_EXHDR(value)), context);
+}
+
+static bytea *
+keyed(const OperationName *name, const bytea *fingerprint, const SealKey *key)
+{
+	bytea	   *result = palloc(VARHDRSZ + FINGERPRINT_BYTES);
+	pg_hmac_ctx *context = pg_hmac_create(PG_SHA256);
+
+	if (context == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_OUT_OF_MEMORY),
+				 errmsg("out of memory")));
+	SET_VARSIZE(result, VARHDRSZ + FINGERPRINT_BYTES);
+	check(pg_hmac_init(context, (uint8 *) key->secret, strlen(key->secret)), context);
+	check(pg_hmac_update(context, (const uint8 *) PURPOSE, sizeof(PURPOSE)), context);
+	add_text(context, name->scope);
+	add_text(context, name->key);
+	add_text(context, fingerprint);
+	check(pg_hmac_final(context, (uint8 *) VARDATA(result), FINGERPRINT_BYTES), context);
+	pg_hmac_free(context);
+	return result;
+}
+
+/* What to store of a fingerprint; NULL: there is none. */
+Digest
+digest_of(const OperationName *name, bytea *fingerprint)
+{
+	const SealKey *key = fingerprint ? keyring_newest() : NULL;
+
+	if (key == NULL)
+		return (Digest) {.bytes = fingerprint};
+	return (Digest) {.bytes = keyed(name, fingerprint, key),.key = cstring_to_text(key->name)};
+}
+
+/* Is that what was stored of this fingerprint?  Also where one of them is lacking. */
+bool
+digest_matches(const OperationName *name, const Digest *stored, const bytea *fingerprint)
+{
+	if (stored->bytes == NULL || fingerprint == NULL)
+		return true;
+	if (stored->key != NULL)
+		fingerprint = keyed(name, fingerprint, keyring_find(stored->key));
+	return VARSIZE_ANY_EXHDR(stored->bytes) == VARSIZE_ANY_EXHDR(fingerprint) &&
+		memcmp(VARDATA_ANY(stored->bytes), VARDATA_ANY(fingerprint), VARSIZE_ANY_EXHDR(fingerprint)) == 0;
+}

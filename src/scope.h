@@ -1,0 +1,42 @@
+/*
+ * scope.h
+ *		Who may use a scope, and what the administrator has laid down for it.
+ */
+#ifndef IDEM_SCOPE_H
+#define IDEM_SCOPE_H
+
+#include "postgres.h"
+
+#include "catalog.h"
+#include "idempotency.h"
+
+/* what is laid down for one scope; zeros where nothing is */
+typedef struct Policy
+{
+	bool		claimed;
+	NameData	role;			/* to which, if it is claimed */
+	int64		retention;		/* microseconds, as all times here */
+	int64		min_retention;
+	int64		max_retention;
+	bool		has_max_attempts;
+	int32		max_attempts;
+	int32		attempts_limit;
+	bool		has_max_response_size;
+	int32		max_response_size;	/* bytes */
+} Policy;
+
+/* what scope_lay_down takes: the pattern, and the columns of a policy */
+#define POLICY_ARGUMENTS 7
+
+extern Policy scope_policy(const Catalog *catalog, const text *scope);
+extern void scope_require(const Catalog *catalog, const text *scope);
+extern int64 policy_retention(const Policy *policy, int64 asked);
+extern int32 policy_max_attempts(const Policy *policy, int32 asked);
+extern int32 policy_max_response_size(const Policy *policy);
+extern bool scope_may_use(const Catalog *catalog, const text *scope);
+extern void scope_claim(const Catalog *catalog, text *pattern, const char *role);
+extern bool scope_unclaim(const Catalog *catalog, text *pattern);
+extern void scope_lay_down(const Catalog *catalog, Datum *values, const bool *nulls);
+extern void scope_register(void);
+
+#endif							/* IDEM_SCOPE_H */

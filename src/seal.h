@@ -1,0 +1,15 @@
+/*
+ * seal.h
+ *		Responses that are encrypted in the store.
+ */
+#ifndef IDEM_SEAL_H
+#define IDEM_SEAL_H
+
+#include "postgres.h"
+
+#include "idempotency.h"
+
+extern void seal_record(Record *record);
+extern void unseal_record(Record *record);
+
+#endif							/* IDEM_SEAL_H */
