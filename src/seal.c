@@ -257,7 +257,7 @@ unseal_record(Record *record)
 
 		MemoryContextSwitchTo(context);
 		error = CopyErrorData();
-		if (ERRCODE_TO_CATEGORY(error->sqlerrcode) != ERRCODE_EXTERNAL_ROUTINE_EXCEPTION &&
+		if (ERRCODE_TO_CATEGORY(error->sqlerrcode) != ERRCODE_EXTERNAL_ROUTINE_INVOCATION_EXCEPTION &&
 			ERRCODE_TO_CATEGORY(error->sqlerrcode) != ERRCODE_DATA_EXCEPTION &&
 			error->sqlerrcode != ERRCODE_PROTOCOL_VIOLATION)
 			PG_RE_THROW();

@@ -1,0 +1,277 @@
+# Responses that are sealed with pgcrypto, and keyed fingerprints: neither the
+# tables nor the WAL nor a dump has them in clear (FAILURES 75), and without the
+# right key there is an error, never a second execution.
+use strict;
+use warnings;
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+
+use File::Find;
+use Idempotency;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_node('sealing', conf => "log_statement = none\nlog_min_messages = debug1\nlog_error_verbosity = verbose\n");
+my $key_file = $node->data_dir . '/idempotency.keys';
+my %secret = map { $_ => unpack('H*', pack('N8', map { int rand 2**32 } 1 .. 8)) } qw(k1 k2 other);
+
+# The key file, whole: names and secrets, the newest last.
+sub write_keys
+{
+	my @lines = @_;
+
+	unlink $key_file;
+	append_to_file($key_file, join('', map { "$_\n" } @lines));
+	chmod 0600, $key_file;
+	return;
+}
+
+sub use_key_file
+{
+	my ($value) = @_;
+
+	$node->safe_psql('postgres', "ALTER SYSTEM SET idempotency.seal_key_file = '$value'");
+	$node->reload;
+	wait_until('the setting is known', sub { $node->safe_psql('postgres', 'SHOW idempotency.seal_key_file') eq $value });
+	return;
+}
+
+sub one
+{
+	my ($sql, $database) = @_;
+
+	return $node->safe_psql($database // 'postgres', $sql);
+}
+
+# What a whole life of an operation stores.
+sub complete
+{
+	my ($key, $response, $database) = @_;
+
+	return one("BEGIN; SELECT outcome FROM idem_begin('$key', request => '\"card 4711\"'); "
+		  . "SELECT idem_complete('$key', $response); COMMIT", $database);
+}
+
+sub replay
+{
+	my ($key, $request) = @_;
+
+	$request = defined $request ? ", request => '$request'" : '';
+	return one("SELECT outcome, response_code, response_headers, response_payload, encode(response_body, 'hex') FROM idem_begin('$key'$request)");
+}
+
+my $all = q{'{"payload": "PlainPayload"}', code => 201, headers => '{"h": "PlainHeaders"}', body => 'PlainBody'};
+my $replayed = 'COMPLETED|201|{"h": "PlainHeaders"}|{"payload": "PlainPayload"}|' . unpack('H*', 'PlainBody');
+
+# Without a key nothing is sealed: the control of what follows.
+complete('clear', $all);
+is(one(q{SELECT seal_key IS NULL AND sealed IS NULL AND hash_key IS NULL AND response_body = 'PlainBody'
+	AND request_hash = idem_fingerprint('"card 4711"') FROM idempotency_store}), 't', 'no key: nothing is sealed');
+is(sqlstate($node, 'SELECT idem_reseal()'), '55000', 'nor is there anything to seal with');
+
+# With one
+write_keys('# keys of the test', '', "k1\t$secret{k1}");
+use_key_file('idempotency.keys');
+is(sqlstate($node, "BEGIN; SELECT idem_begin('early'); SELECT idem_complete('early', '1')"),
+	'55000', 'sealing needs pgcrypto');
+like(($node->psql('postgres', "BEGIN; SELECT idem_begin('early'); SELECT idem_complete('early', '1')"))[2],
+	qr/HINT:.*CREATE EXTENSION pgcrypto/, 'and says how to get it');
+is(one("BEGIN; SELECT outcome FROM idem_begin('nothing secret'); SELECT idem_complete('nothing secret', code => 204); COMMIT"),
+	"ACQUIRED\n", 'an end without a response does not');
+one('CREATE SCHEMA crypto; CREATE EXTENSION pgcrypto SCHEMA crypto');
+
+sub is_sealed
+{
+	my ($key, $with, $name) = @_;
+
+	is(one(qq{SELECT seal_key, response_payload IS NULL AND response_headers IS NULL AND response_body IS NULL,
+		sealed IS NOT NULL FROM idempotency_store WHERE idempotency_key = '$key'}), "$with|t|t", "$name: sealed with $with");
+	return;
+}
+
+complete('sealed', $all);
+is_sealed('sealed', 'k1', 'idem_complete');
+is(replay('sealed', '"card 4711"'), $replayed, 'and replayed as it was');
+is(one("SELECT response_payload FROM idem_lookup('sealed')"), '{"payload": "PlainPayload"}', 'idem_lookup opens it, too');
+is(replay('clear', '"card 4711"'), $replayed, 'what was stored before the key is replayed, and its fingerprint still compares');
+
+for my $case ([ 'sql null', 'NULL', '||' ], [ 'json null', q{'null'}, '|null|' ], [ 'body', q{NULL, body => '\x00ff'}, '||00ff' ],
+	[ 'empty', q{'""', body => ''}, '|""|' ], [ 'headers', q{NULL, headers => '{"a": [1.10, "\u00fc"]}'}, '{"a": [1.10, "' . "\xc3\xbc" . '"]}||' ])
+{
+	my ($key, $response, $answer) = @$case;
+
+	complete($key, $response);
+	is(replay($key), "COMPLETED||$answer", "replayed: $key");
+}
+one(q{CREATE FUNCTION pay(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1'});
+one(q{CREATE FUNCTION decline(jsonb) RETURNS jsonb LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''%'', $1->>0; END'});
+is(one(q{SELECT outcome, replayed, response_payload FROM idem_call('pay(jsonb)', 'called', '"PlainCall"')}),
+	'COMPLETED|f|"PlainCall"', 'idem_call answers its first caller');
+is_sealed('called', 'k1', 'idem_call');
+is(one(q{SELECT outcome, response_payload->>'message' FROM idem_call('decline(jsonb)', 'declined', '"PlainFailure"')}), 'FAILED|PlainFailure', 'and with a failure');
+is_sealed('declined', 'k1', 'a failure of idem_call');
+is(one(q{SELECT outcome, replayed, response_payload->>'message' FROM idem_call('decline(jsonb)', 'declined', '"PlainFailure"')}), 'FAILED|t|PlainFailure', 'which is replayed');
+one(q{SELECT idem_complete('leased', '"PlainLease"', fence => fence) FROM idem_begin('leased', lease => '1 hour')});
+is_sealed('leased', 'k1', 'a leased operation');
+one(q{BEGIN; SELECT count(*) FROM idem_begin_batch(ARRAY['b1', 'b2']); SELECT idem_complete_batch(ARRAY['b1', 'b2'], ARRAY['"PlainBatch"', NULL]::jsonb[]); COMMIT});
+is_sealed('b1', 'k1', 'a batch');
+one(q{BEGIN; SELECT idem_begin('retry'); SELECT idem_fail('retry', '"PlainRetry"', retryable => true); COMMIT});
+is_sealed('retry', 'k1', 'a failure to be tried again');
+is(one(q{SELECT outcome, response_payload->>'reason' FROM idem_begin('retry', max_attempts => 1)}), 'FAILED|attempts exhausted', 'and no more');
+is_sealed('retry', 'k1', 'exhausted attempts');
+# Nothing of it in clear: table files, WAL, dump. The response of 'clear' is the
+# control that the search finds what is there.
+sub found_in_files
+{
+	my ($text) = @_;
+	my @found;
+
+	one('CHECKPOINT');
+	find({ no_chdir => 1, wanted => sub {
+		return unless -f && m{/(?:base|global|pg_wal)/};
+		push @found, $_ if slurp_file($_) =~ /\Q$text\E/;
+	} }, $node->data_dir);
+	return scalar @found;
+}
+
+cmp_ok(found_in_files('PlainPayload'), '>', 0, 'the search finds what is not sealed');
+is(found_in_files("Plain$_"), 0, "Plain$_ is in no table file and in no WAL") for qw(Call Failure Lease Batch Retry);
+is(found_in_files($secret{k1}), 0, 'nor is the secret');
+
+my $directory = PostgreSQL::Test::Utils::tempdir();
+for my $format ('plain', 'custom')
+{
+	$node->command_ok([ 'pg_dump', "--format=$format", '--compress=0', '--file', "$directory/$format", $node->connstr('postgres') ], "pg_dump, $format");
+	my $dump = slurp_file("$directory/$format");
+
+	like($dump, qr/PlainPayload/, "$format dump: the search finds what is not sealed");
+	unlike($dump, qr/Plain(?:Call|Lease|Batch|Retry)|\Q$secret{k1}\E/, "$format dump: nothing of what is sealed");
+}
+unlike(one('SELECT string_agg(s::text, E\'\n\') FROM idempotency_store s WHERE idempotency_key <> \'clear\''), qr/Plain/,
+	'nor does SQL on the table show it, to whoever may read all data');
+
+# Fingerprints
+isnt(one(q{SELECT request_hash FROM idempotency_store WHERE idempotency_key = 'sealed'}), one(q{SELECT idem_fingerprint('"card 4711"')}),
+	'the stored fingerprint cannot be tried out without the key');
+complete('sealed too', 'NULL');
+is(one(q{SELECT count(DISTINCT request_hash), min(octet_length(request_hash)), max(octet_length(request_hash))
+	FROM idempotency_store WHERE idempotency_key IN ('sealed', 'sealed too')}), '2|32|32', 'and is another one for another key');
+is(sqlstate($node, q{SELECT idem_begin('sealed', request => '"card 4712"')}), 'ID422', 'another request is a mismatch');
+is(sqlstate($node, q{SELECT idem_begin('clear', request => '"card 4712"')}), 'ID422', 'also against an older fingerprint');
+is(sqlstate($node, q{BEGIN; SELECT idem_begin('here', request => '1'); SELECT idem_begin('here', request => '2')}), 'ID422', 'also in the transaction that began it');
+is(one(q{SELECT outcome FROM idem_begin('sealed', request_hash => idem_fingerprint('"card 4711"'))}), 'COMPLETED', 'a hash that the caller brings compares as well');
+
+# Rotation: the newest key seals, older ones still open.
+write_keys("k1 $secret{k1}", "k2  $secret{k2}");
+complete('new', $all);
+is_sealed('new', 'k2', 'after the rotation');
+is(replay('sealed', '"card 4711"'), $replayed, 'the old key still opens, and its fingerprints compare');
+is(replay('new', '"card 4711"'), $replayed, 'so does the new one');
+{
+	my $before = one(q{SELECT string_agg(concat_ws(' ', idempotency_key, status, attempt, fence, request_hash, created_at, updated_at, expires_at), ';'
+		ORDER BY idempotency_key) FROM idempotency_store});
+	my $responses = one(q{SELECT count(*) FROM idempotency_store WHERE (sealed IS NOT NULL OR response_payload IS NOT NULL) AND seal_key IS DISTINCT FROM 'k2'});
+	my $sealed = one('SELECT idem_reseal(2)');
+
+	is($sealed, '2', 'idem_reseal keeps to its limit');
+	$sealed += one('SELECT idem_reseal()');
+	is($sealed, $responses, 'and seals what was sealed before, or not at all');
+	is(one('SELECT idem_reseal()'), '0', 'until nothing is left');
+	is(one(q{SELECT string_agg(concat_ws(' ', idempotency_key, status, attempt, fence, request_hash, created_at, updated_at, expires_at), ';'
+		ORDER BY idempotency_key) FROM idempotency_store}), $before, 'nothing else of a record changes');
+}
+is_sealed('clear', 'k2', 'from before there was a key');
+is(replay($_, '"card 4711"'), $replayed, "replayed after idem_reseal: $_") for 'clear', 'sealed', 'new';
+
+# Without the right key, or with damaged data: an error and no second execution.
+sub refuses
+{
+	my ($key, $state, $name) = @_;
+	my $before = one('SELECT md5(string_agg(s::text, \';\' ORDER BY idempotency_key)) FROM idempotency_store s');
+
+	is(sqlstate($node, "SELECT idem_begin('$key')"), $state, "$name: idem_begin");
+	is(sqlstate($node, "SELECT idem_lookup('$key')"), $state, "$name: idem_lookup");
+	is(sqlstate($node, "SELECT idem_call('pay(jsonb)', '$key')"), $state, "$name: idem_call");
+	is(one('SELECT md5(string_agg(s::text, \';\' ORDER BY idempotency_key)) FROM idempotency_store s'), $before, "$name: nothing was written");
+	return;
+}
+
+write_keys("k1 $secret{k1}", "k2 $secret{other}");
+refuses('sealed', 'XX001', 'another secret under the same name');
+write_keys("k1 $secret{k1}");
+refuses('sealed', '55000', 'a key that is not there any more');
+is(sqlstate($node, q{SELECT idem_begin('sealed', request => '"card 4712"')}), '55000', 'a fingerprint of a lost key is no mismatch')
+  if one(q{SELECT hash_key FROM idempotency_store WHERE idempotency_key = 'sealed'}) eq 'k2';
+is(sqlstate($node, q{SELECT idem_begin('new', request => '"card 4711"')}), '55000', 'a fingerprint that needs the lost key');
+use_key_file('');
+refuses('sealed', '55000', 'no key file');
+use_key_file('idempotency.keys');
+
+write_keys("k1 $secret{k1}", "k2 $secret{k2}");
+one(q{CREATE TABLE kept AS SELECT * FROM idempotency_store});
+one(q{UPDATE idempotency_store SET sealed = set_byte(sealed, length(sealed) - 5, get_byte(sealed, length(sealed) - 5) # 1) WHERE idempotency_key = 'sealed'});
+refuses('sealed', 'XX001', 'damaged data');
+one(q{UPDATE idempotency_store SET sealed = (SELECT sealed FROM kept WHERE idempotency_key = 'called') WHERE idempotency_key = 'sealed'});
+refuses('sealed', 'XX001', 'the response of another operation');
+one(q{UPDATE idempotency_store s SET sealed = '\x' WHERE idempotency_key = 'sealed'});
+refuses('sealed', 'XX001', 'nothing where a response was');
+one(q{UPDATE idempotency_store s SET seal_key = NULL WHERE idempotency_key = 'new'});
+refuses('new', 'XX001', 'no name of a key');
+one(q{UPDATE idempotency_store s SET sealed = k.sealed, seal_key = k.seal_key FROM kept k WHERE k.scope = s.scope AND k.idempotency_key = s.idempotency_key});
+is(replay('sealed', '"card 4711"'), $replayed, 'put right again, it is replayed');
+
+# The file itself
+sub refused_file
+{
+	my ($state, $name) = @_;
+
+	is(sqlstate($node, q{SELECT idem_begin('sealed')}), $state, "$name: $state");
+	is(sqlstate($node, q{BEGIN; SELECT idem_begin('unsealed'); SELECT idem_complete('unsealed', '1')}), $state, "$name: nothing is stored in clear instead");
+	return;
+}
+
+chmod 0640, $key_file;
+refused_file('F0000', 'readable by the group');
+chmod 0602, $key_file;
+refused_file('F0000', 'writable by others');
+unlink $key_file;
+refused_file('58P01', 'no file');
+mkdir $key_file;
+refused_file('F0000', 'a directory');
+rmdir $key_file;
+my $secret = $secret{k1};
+for my $case ([ 'empty', '' ], [ 'comments only', '# nothing' ], [ 'a short secret', 'k1 ' . substr($secret, 0, 31) ], [ 'no secret', 'k1' ],
+	[ 'three words', "k1 $secret more" ], [ 'a name twice', "k1 $secret", "k1 $secret{k2}" ], [ 'a long name', ('k' x 64) . " $secret" ],
+	[ 'a name that is not ASCII', "k\xc3\xbc $secret" ], [ 'a byte 0', "k1 $secret\0" ], [ 'too large', "# " . ('x' x 70000), "k1 $secret" ])
+{
+	my ($name, @lines) = @$case;
+
+	write_keys(@lines);
+	refused_file('F0000', $name);
+}
+write_keys("  k1   $secret{k1}  ", "k2 $secret{k2}\r");
+is(replay('sealed', '"card 4711"'), $replayed, 'blanks and carriage returns are no part of a key');
+
+# Who may set it, and see it
+is(sqlstate($node, q{SET idempotency.seal_key_file = '/tmp/mine'}), '55P02', 'no session can set it');
+is(sqlstate($node, q{ALTER ROLE postgres SET idempotency.seal_key_file = '/tmp/mine'}), '55P02', 'nor a role have it set');
+one('CREATE ROLE app');
+is(sqlstate($node, q{SET ROLE app; SHOW idempotency.seal_key_file}), '42501', 'nor everybody see it');
+one('SELECT idem_grant(\'app\')');
+is(one(q{SET ROLE app; SELECT outcome FROM idem_begin('sealed', request => '"card 4711"')}), 'COMPLETED', 'an application needs no right on it, nor on pgcrypto');
+one('REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA crypto FROM PUBLIC');
+is(one(q{SET ROLE app; SELECT outcome FROM idem_begin('sealed', request => '"card 4711"')}), 'COMPLETED', 'even where pgcrypto is closed to it');
+
+# A function that only looks like pgcrypto's is never called.
+one(q{CREATE DATABASE fake}); one(q{CREATE EXTENSION idempotency}, 'fake');
+one(q{CREATE FUNCTION pgp_sym_encrypt_bytea(bytea, text, text) RETURNS bytea LANGUAGE sql AS 'SELECT $1'}, 'fake');
+is(sqlstate($node, q{BEGIN; SELECT idem_begin('k'); SELECT idem_complete('k', '1')}, 'fake'), '55000', 'a function of that name is not enough');
+
+# The log of all of this, at debug1, with locations.
+my $log = slurp_file($node->logfile);
+
+unlike($log, qr/\Q$_\E/, 'no secret in the log') for values %secret;
+unlike($log =~ s/^.*STATEMENT: .*$//mgr, qr/Plain(?:Payload|Headers|Body|Call|Lease)/, 'and no response');
+
+done_testing();
