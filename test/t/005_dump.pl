@@ -1,5 +1,6 @@
-# pg_dump and pg_restore (FAILURES 58, 10): records, marks and the fence sequence
-# come along, whatever the schema is called, and fences never repeat.
+# pg_dump and pg_restore (FAILURES 58, 10): records, marks, claims, policies and
+# the fence sequence come along, whatever the schema is called, and fences never
+# repeat.
 use strict;
 use warnings;
 
@@ -21,6 +22,7 @@ sub contents
 	return $node->safe_psql($database, <<"SQL");
 SELECT md5(string_agg(s::text, E'\\n' ORDER BY scope, idempotency_key)) FROM $schema.idempotency_store s;
 SELECT md5(string_agg(s::text, E'\\n' ORDER BY scope, stream)) FROM $schema.idempotency_stream s;
+SELECT string_agg(s::text, E'\\n' ORDER BY pattern) FROM $schema.idempotency_scope s;
 SELECT last_value, is_called FROM $schema.idempotency_fence;
 SQL
 }
@@ -47,6 +49,8 @@ sub dump_and_restore
 		"restore into $to");
 }
 
+$node->safe_psql('postgres', 'CREATE ROLE teller; CREATE ROLE stranger');
+
 for my $schema ('public', 'idem', '"Odd Schema"')
 {
 	my $name = $schema =~ s/\W//gr;
@@ -58,6 +62,8 @@ for my $schema ('public', 'idem', '"Odd Schema"')
 	$node->safe_psql($from, <<"SQL");
 CREATE SCHEMA IF NOT EXISTS $schema;
 CREATE EXTENSION idempotency SCHEMA $schema;
+SELECT idem_grant('teller'), idem_grant('stranger');
+SELECT idem_claim_scope('bank*', 'teller'), idem_set_policy('bank/eu', retention => '7 days', max_attempts => 3);
 BEGIN;
 SELECT idem_begin('completed', 'scope', request => '1');
 SELECT idem_complete('completed', '"done"', 'scope', 201, '{"a": "b"}', '\\x00ff0a');
@@ -86,6 +92,12 @@ SQL
 			'', "$to: a lease can be ended by its fence");
 		is($node->safe_psql($to, q{SELECT idem_advance('stream', 42), idem_advance('stream', 43)}),
 			'f|t', "$to: the marks of streams");
+		is(sqlstate($node, "SET ROLE stranger; SELECT idem_lookup('k', 'bank/eu')", $to), 'ID403', "$to: the claims");
+		is(sqlstate($node, "SET ROLE teller; SELECT idem_lookup('k', 'bank/eu')", $to), '', "$to: and the rights");
+		is( $node->safe_psql($to, q{BEGIN; SELECT outcome FROM idem_begin('policy', 'bank/eu');
+			SELECT idem_complete('policy', scope => 'bank/eu'); COMMIT;
+			SELECT expires_at - updated_at FROM idem_lookup('policy', 'bank/eu')}),
+			"ACQUIRED\n\n7 days", "$to: the policies");
 	}
 }
 

@@ -1,0 +1,70 @@
+# Logical replication (FAILURES 61): records, marks, claims and policies arrive at
+# a subscriber, count there at once, and fences never repeat after a switch.
+use strict;
+use warnings;
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+
+use Idempotency;
+use Test::More;
+
+my $publisher = new_node('publisher', allows_streaming => 'logical');
+my $subscriber = new_node('subscriber');
+my $tables = 'idempotency_store, idempotency_stream, idempotency_scope';
+my $session = session($subscriber);
+my $connection = $publisher->connstr('postgres') =~ s{'}{''}gr;
+my $fence;
+
+for my $node ($publisher, $subscriber)
+{
+	$node->safe_psql('postgres', q{CREATE ROLE teller; CREATE ROLE stranger; SELECT idem_grant('teller'), idem_grant('stranger')});
+}
+$publisher->safe_psql('postgres', <<"SQL");
+BEGIN;
+SELECT idem_begin('before', request => '1');
+SELECT idem_complete('before', '{"n": 1}', body => '\\x00ff');
+SELECT idem_advance('stream', 7);
+COMMIT;
+SELECT idem_claim_scope('early', 'teller');
+CREATE PUBLICATION all_of_it FOR TABLE $tables;
+SQL
+$subscriber->safe_psql('postgres', "CREATE SUBSCRIPTION all_of_it CONNECTION '$connection' PUBLICATION all_of_it");
+$subscriber->wait_for_subscription_sync($publisher, 'all_of_it');
+
+is($subscriber->safe_psql('postgres', q{SELECT outcome, response_payload, response_body FROM idem_begin('before', request => '1')}),
+	'COMPLETED|{"n": 1}|\x00ff', 'what was there is replayed');
+is(sqlstate($subscriber, q{SELECT idem_begin('before', request => '2')}), 'ID422', 'its fingerprint compares');
+is(sqlstate($subscriber, q{SET ROLE stranger; SELECT idem_lookup('k', 'early')}), 'ID403', 'and claims came along');
+
+# What comes now is applied row by row. This session has read the rules before.
+is(ask($session, q{SET ROLE stranger; SELECT idem_lookup('k', 'late') IS NULL}), 't', 'a scope that nobody claimed');
+$fence = $publisher->safe_psql('postgres', q{SELECT fence FROM idem_begin('leased', lease => '1 hour')});
+$publisher->safe_psql('postgres', <<'SQL');
+BEGIN;
+SELECT idem_begin('after');
+SELECT idem_complete('after', '"done"');
+SELECT idem_advance('stream', 8);
+COMMIT;
+SELECT idem_claim_scope('late', 'teller'), idem_set_policy('late', retention => '7 days');
+SQL
+$publisher->wait_for_catchup('all_of_it');
+
+is($subscriber->safe_psql('postgres', q{SELECT outcome, response_payload FROM idem_lookup('after')}), 'COMPLETED|"done"', 'a record that was replicated');
+is($subscriber->safe_psql('postgres', q{SELECT outcome FROM idem_begin('leased', lease => '1 hour')}), 'IN_PROGRESS', 'and a lease');
+is($subscriber->safe_psql('postgres', q{SELECT idem_advance('stream', 8), idem_advance('stream', 9)}), 'f|t', 'and a mark');
+{
+	my $refused = eval { ask($session, q{SELECT idem_lookup('k', 'late')}); 1 } ? '' : $@;
+
+	like($refused, qr/may not use scope "late"/, 'a claim that was replicated counts in a session that had read the rules before');
+}
+$session->quit;
+
+# The switch: the sequence was not replicated, but the fences of the rows were.
+is($subscriber->safe_psql('postgres', 'SELECT is_called FROM idempotency_fence'), 'f', 'the sequence has stayed behind');
+$subscriber->safe_psql('postgres', 'DROP SUBSCRIPTION all_of_it');
+$subscriber->safe_psql('postgres', q{UPDATE idempotency_store SET lease_expires_at = now() - interval '1 s' WHERE idempotency_key = 'leased'});
+cmp_ok($subscriber->safe_psql('postgres', q{SELECT fence FROM idem_begin('leased', lease => '1 hour')}), '>', $fence, 'a takeover there gets a greater fence');
+is(sqlstate($subscriber, "SELECT idem_complete('leased', fence => $fence)"), 'ID409', 'and the one from before the switch is refused');
+
+done_testing();
