@@ -131,6 +131,11 @@ DEFINE_WAIT_EVENT(wait_event_collector, "IdempotencyCollector")
 #define insert_cleanup(index, info) ((void) 0)
 #endif
 
+/* 18 (28e7a99ac) spells it so, before the declaration */
+#if PG_VERSION_NUM < 180000
+#define pg_noreturn __attribute__((noreturn))
+#endif
+
 /* 18 (14ffaece0f) has deferrable keys in the relation's index list */
 #if PG_VERSION_NUM >= 180000
 #define primary_key_index(relation) RelationGetPrimaryKeyIndex(relation, false)

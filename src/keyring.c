@@ -32,7 +32,7 @@ static SealKey *keys = NULL;
 static int	key_count = 0;
 static struct stat read_from;	/* the file as it was when it was read */
 
-static pg_attribute_noreturn() void
+pg_noreturn static void
 bad_file(const char *why, int line)
 {
 	ereport(ERROR,
@@ -43,7 +43,7 @@ bad_file(const char *why, int line)
 					 SHORTEST_SECRET)));
 }
 
-static pg_attribute_noreturn() void
+pg_noreturn static void
 file_failed(const char *what)
 {
 	ereport(ERROR,

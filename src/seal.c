@@ -34,7 +34,7 @@
 
 /* ---- pgcrypto ---- */
 
-static pg_attribute_noreturn() void
+pg_noreturn static void
 no_pgcrypto(void)
 {
 	ereport(ERROR,
@@ -218,7 +218,7 @@ seal_record(Record *record)
 	record->response.body = NULL;
 }
 
-static pg_attribute_noreturn() void
+pg_noreturn static void
 cannot_open(const Record *record, const SealKey *key)
 {
 	ereport(ERROR,
