@@ -67,22 +67,22 @@ turn_hand(const Catalog *catalog, BlockNumber *hand, Sweep *sweep)
 	stats_add(COUNT_COLLECTED_ROWS, removed);
 }
 
-/* The pages that were not seen are taken to be like those that were. */
+/* The pages ahead of the hand are taken to be like those that were seen. */
 static int64
-backlog(const Sweep *sweep)
+backlog(const Sweep *sweep, BlockNumber hand)
 {
-	BlockNumber unseen = sweep->pages > sweep->seen ? sweep->pages - sweep->seen : 0;
-
-	return (int64) ((double) sweep->removed / Max(sweep->seen, 1) * unseen);
+	if (sweep->seen >= sweep->pages || hand >= sweep->pages)
+		return 0;
+	return (int64) ((double) sweep->removed / Max(sweep->seen, 1) * (sweep->pages - hand));
 }
 
 static void
-count_sweep(const Sweep *sweep, const Deadline *start)
+count_sweep(const Sweep *sweep, BlockNumber hand, const Deadline *start)
 {
 	stats_count(COUNT_SWEEPS);
 	stats_set(COUNT_LAST_SWEEP_AT, GetCurrentTimestamp());
 	stats_set(COUNT_LAST_SWEEP_MICROSECONDS, -deadline_left(start));
-	stats_set(COUNT_BACKLOG_ROWS, backlog(sweep));
+	stats_set(COUNT_BACKLOG_ROWS, backlog(sweep, hand));
 }
 
 /*
@@ -101,7 +101,7 @@ run(const Catalog *catalog, Sweep *sweep)
 	hand = marks_sweep_position(catalog);
 	turn_hand(catalog, &hand, sweep);
 	marks_remember_sweep(catalog, hand);
-	count_sweep(sweep, &start);
+	count_sweep(sweep, hand, &start);
 }
 
 void

@@ -35,6 +35,7 @@
 #include "utils/timestamp.h"
 #include "utils/varlena.h"
 
+#include "catalog.h"
 #include "compat.h"
 #include "gc.h"
 #include "idempotency.h"
@@ -58,10 +59,10 @@
 #define COST_DELAY_MICROSECONDS 2000
 
 /*
- * Pages of one transaction: 256 kB.  A commit flushes the WAL of everybody, so
+ * Pages of one transaction: 128 kB.  A commit flushes the WAL of everybody, so
  * whoever commits next waits for what a larger step would have written.
  */
-#define STEP_PAGES 32
+#define STEP_PAGES 16
 
 typedef enum WorkerResult
 {
@@ -376,6 +377,7 @@ ignore_settings_of_database(void)
 		{"default_transaction_read_only", "off"},
 		{"enable_tidscan", "on"},
 		{"lock_timeout", "0"},
+		{"role", "none"},
 		{"session_replication_role", "origin"},
 		{"synchronous_commit", "off"},
 		{"transaction_timeout", "0"}	/* since 17 */
@@ -384,6 +386,24 @@ ignore_settings_of_database(void)
 	for (int i = 0; i < lengthof(settings); i++)
 		if (GetConfigOption(settings[i][0], true, false) != NULL)
 			SetConfigOption(settings[i][0], settings[i][1], PGC_SUSET, PGC_S_OVERRIDE);
+}
+
+/*
+ * A worker starts as a superuser.  What the owner has put onto the store must
+ * not run with more rights than the owner has, deferred triggers included.
+ * false where there is no store to sweep now.
+ */
+static bool
+become_owner(void)
+{
+	const Catalog *catalog;
+
+	StartTransactionCommand();
+	catalog = catalog_open_if_free(AccessShareLock);
+	if (catalog != NULL)
+		SetSessionAuthorization(catalog->store_owner, superuser_arg(catalog->store_owner));
+	CommitTransactionCommand();
+	return catalog != NULL;
 }
 
 void
@@ -395,7 +415,7 @@ idempotency_worker_main(Datum arg)
 	BackgroundWorkerInitializeConnectionByOid(DatumGetObjectId(arg), InvalidOid, 0);
 	pgstat_report_appname("idempotency collector");
 	ignore_settings_of_database();
-	pg_atomic_write_u32(&shared->worker_result, sweep_for_a_while());
+	pg_atomic_write_u32(&shared->worker_result, become_owner() ? sweep_for_a_while() : RESULT_DONE);
 	proc_exit(0);
 }
 

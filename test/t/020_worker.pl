@@ -331,6 +331,25 @@ cmp_ok($failures, '<=', 6, 'but later and later');
 $node->safe_psql('excluded', 'DROP TRIGGER refuse ON idempotency_store');
 is_collected('collected: when it fails no more', $node, 'excluded');
 
+# The collector starts as a superuser, but what the owner has put onto the store
+# runs with the owner's rights, also when it was put off until COMMIT.
+$node->safe_psql('excluded', <<'SQL');
+CREATE ROLE keeper;
+ALTER TABLE idempotency_store OWNER TO keeper;
+ALTER TABLE idempotency_sweep OWNER TO keeper;
+CREATE TABLE seen (tg text, who name, login name, super text);
+GRANT INSERT ON seen TO keeper;
+CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS
+	$$ BEGIN INSERT INTO public.seen VALUES (tg_name, current_user, session_user, current_setting('is_superuser')); RETURN old; END $$;
+CREATE TRIGGER at_once BEFORE DELETE ON idempotency_store FOR EACH ROW EXECUTE FUNCTION see();
+CREATE CONSTRAINT TRIGGER put_off AFTER DELETE ON idempotency_store DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION see();
+SQL
+put($node, 'excluded', 10);
+is_collected('collected: a store of somebody who is no superuser', $node, 'excluded');
+is($node->safe_psql('excluded', 'SELECT tg, who, login, super, count(*) FROM seen GROUP BY 1, 2, 3, 4 ORDER BY 1'),
+	"at_once|keeper|keeper|off|10\nput_off|keeper|keeper|off|10", 'its triggers run as the owner');
+$node->safe_psql('excluded', 'DROP TRIGGER at_once ON idempotency_store; DROP TRIGGER put_off ON idempotency_store');
+
 # ---- ended from outside ----
 
 my $first = launcher($node);
