@@ -182,28 +182,25 @@ refresh_rules(const Catalog *catalog)
 	if (rules_context == NULL)
 		rules_context = AllocSetContextCreate(TopMemoryContext, "idempotency scopes",
 											  ALLOCSET_SMALL_SIZES);
-	/* an invalidation on the way must not get lost, an error leaves none valid */
-	do
+	MemoryContextReset(rules_context);
+	rule_count = 0;
+	last_scope = NULL;
+	rules_table = catalog->scopes;
+	rules_generation = catalog->generation;
+	/* valid from the start: an invalidation on the way must not get lost */
+	rules_valid = true;
+	PG_TRY();
 	{
-		MemoryContextReset(rules_context);
-		rule_count = 0;
-		last_scope = NULL;
-		rules_table = catalog->scopes;
-		rules_generation = catalog->generation;
-		rules_valid = true;
-		PG_TRY();
-		{
-			MemoryContextSwitchTo(rules_context);
-			read_rules(catalog);
-		}
-		PG_CATCH();
-		{
-			rules_valid = false;
-			PG_RE_THROW();
-		}
-		PG_END_TRY();
-		MemoryContextSwitchTo(caller);
-	} while (!rules_valid);
+		MemoryContextSwitchTo(rules_context);
+		read_rules(catalog);
+	}
+	PG_CATCH();
+	{
+		rules_valid = false;
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+	MemoryContextSwitchTo(caller);
 }
 
 static bool
