@@ -121,7 +121,7 @@ DEFINE_WAIT_EVENT(wait_event_collector, "IdempotencyCollector")
 
 /* the minor releases of August 2023 (c66a7d75e6) mark half-dropped databases */
 #ifndef DATCONNLIMIT_INVALID_DB
-#define DATCONNLIMIT_INVALID_DB -2
+#define DATCONNLIMIT_INVALID_DB (-2)
 #endif
 
 /* 17 (c1ec02be1d) lets an access method keep state over several inserts */

@@ -25,7 +25,7 @@
 
 #define LONGEST_NAME 63
 #define SHORTEST_SECRET 32
-#define LARGEST_FILE (64 * 1024)
+#define LARGEST_FILE 65536
 
 static MemoryContext keys_context = NULL;
 static SealKey *keys = NULL;

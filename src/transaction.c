@@ -370,8 +370,9 @@ undo_to(int level)
 		Change	   *change = &present.journal[--present.changes];
 
 		present.held -= change->locks;
-		if (change->entry != NULL)
-			set_standing(change->entry, &change->before);
+		if (change->entry == NULL)
+			continue;
+		set_standing(change->entry, &change->before);
 		if (change->created)
 			remove_entry(change->entry);
 	}
