@@ -2,7 +2,7 @@
 
 # These goals are scripts that see to their own PostgreSQL.  PGXS stays out of
 # them: it needs a pg_config, and has a "check" of its own.
-SCRIPT_GOALS = help demo check bench bench-quick
+SCRIPT_GOALS = help demo check bench bench-quick lint
 
 ifneq (,$(filter $(SCRIPT_GOALS),$(MAKECMDGOALS)))
 
@@ -22,6 +22,8 @@ help:
 	@echo '  make demo             see it at work (FILE=my.jsonl: with your own payments)'
 	@echo '  make check            run every test'
 	@echo '  make bench            measure it (bench-quick: in a hurry)'
+	@echo 'What the tests are worth, and what they do not see:'
+	@echo '  make lint             clang-tidy, scan-build, shellcheck'
 
 demo:
 	@demo/run $${FILE:+"$$FILE"}
@@ -34,6 +36,9 @@ bench:
 
 bench-quick:
 	@bench/run --quick
+
+lint:
+	@test/lint
 
 else
 
