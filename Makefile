@@ -57,7 +57,8 @@ ISOLATION_OPTS = --inputdir=test/isolation --load-extension=idempotency
 # What -Wextra finds in PostgreSQL's own headers and conventions is silenced.
 # Symbols are hidden: the server puts those of all extensions into one bag.
 PG_CFLAGS = -fvisibility=hidden -Wall -Wextra -Wno-unused-parameter -Wno-sign-compare \
-	-Wno-missing-field-initializers $(if $(WERROR),-Werror) $(EXTRA_CFLAGS)
+	-Wno-missing-field-initializers $(if $(WERROR),-Werror) \
+	$(if $(DESTDIR),-DIDEM_STAGED) $(EXTRA_CFLAGS)
 
 PG_CONFIG ?= pg_config
 PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)

@@ -15,6 +15,7 @@
 
 #include "compat.h"
 #include "digest.h"
+#include "fault.h"
 #include "handle.h"
 #include "operation.h"
 #include "seal.h"
@@ -119,10 +120,13 @@ acquired(Handle *handle, const BeginRequest *request, const Record *found, Times
 		.stored_at = found ? found->updated_at : NO_TIME
 	};
 
+	FAULT_POINT("begin-judged");
 	handle_reserve(handle);
 	if (request->lease > 0)
 	{
 		write_lease(handle, request, found, &answer.record);
+		if (answer.taken_over)
+			FAULT_POINT("taken-over");
 		standing.wrote = true;
 		standing.stored_at = answer.record.updated_at;
 	}
@@ -241,6 +245,8 @@ attempt(Handle *handle, const BeginRequest *request, int64 lock_wait, bool *lock
 
 	*locked = lock_wait > 0 ?
 		lock_acquire_within(&handle->lock, lock_wait) : lock_acquire_now(&handle->lock);
+	if (*locked)
+		FAULT_POINT("begin-locked");
 	answer = look(handle, request, *locked);
 	/* whoever only replays never keeps others waiting */
 	if (*locked && !keeps_lock(handle, &before))

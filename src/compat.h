@@ -152,4 +152,19 @@ DEFINE_WAIT_EVENT(wait_event_collector, "IdempotencyCollector")
 	index_beginscan(heap, index, snapshot, keys, 0)
 #endif
 
+/*
+ * 17 (d86d20f0ba) has points that tests attach to, where the server was built
+ * for that; 18 (371f2db8b0) gives them an argument.
+ */
+#ifndef USE_INJECTION_POINTS
+#define injection_point(name) ((void) 0)
+#else
+#include "utils/injection_point.h"
+#if PG_VERSION_NUM >= 180000
+#define injection_point(name) INJECTION_POINT(name, NULL)
+#else
+#define injection_point(name) INJECTION_POINT(name)
+#endif
+#endif
+
 #endif							/* IDEM_COMPAT_H */

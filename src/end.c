@@ -14,6 +14,7 @@
 #include "utils/timestamp.h"
 
 #include "compat.h"
+#include "fault.h"
 #include "handle.h"
 #include "operation.h"
 #include "stats.h"
@@ -79,6 +80,12 @@ lock_by_fence(Handle *handle, int64 fence)
 	lock_acquire(&handle->lock);
 }
 
+static bool
+is_current(const Record *record, int64 fence)
+{
+	return record->fence == fence || !GUARD("fence");
+}
+
 /* The fence that an end without one means: that of this transaction's begin. */
 static int64
 owned_fence(const Handle *handle)
@@ -120,6 +127,7 @@ end_owned(Handle *handle, const EndRequest *request)
 	};
 
 	set_end(handle, &record, request);
+	FAULT_POINT("end-judged");
 	handle_write(handle, &record, handle->standing.stored_at);
 	handle_note_end(handle);
 	return record;
@@ -132,13 +140,14 @@ end_leased(Handle *handle, const EndRequest *request, int64 fence)
 	Record		record;
 
 	lock_by_fence(handle, fence);
-	if (!store_find(handle->catalog, handle->name, &record) || record.fence != fence)
+	if (!store_find(handle->catalog, handle->name, &record) || !is_current(&record, fence))
 		lease_lost(handle->name);
 	if (record.status == STATUS_PENDING)
 	{
 		TimestampTz judged = record.updated_at;
 
 		set_end(handle, &record, request);
+		FAULT_POINT("end-judged");
 		store_put(handle->catalog, &record, judged);
 		ForceSyncCommit();
 		transaction_wake_at_commit(handle->id);
@@ -205,7 +214,7 @@ release_leased(Handle *handle, int64 fence)
 		return false;
 	lock_by_fence(handle, fence);
 	if (!store_find(handle->catalog, handle->name, &record) ||
-		record.fence != fence || record.status != STATUS_PENDING)
+		!is_current(&record, fence) || record.status != STATUS_PENDING)
 	{
 		lock_release(&handle->lock);
 		return false;
@@ -253,7 +262,7 @@ operation_extend(const OperationName *name, int64 fence, int64 lease)
 				 errhint("Its owner is the transaction, for as long as that is open.")));
 	lock_by_fence(&handle, fence);
 	if (!store_find(handle.catalog, name, &record) ||
-		record.fence != fence || record.status != STATUS_PENDING)
+		!is_current(&record, fence) || record.status != STATUS_PENDING)
 		lease_lost(name);
 
 	judged = record.updated_at;

@@ -8,6 +8,7 @@
 
 #include "catalog.h"
 #include "compat.h"
+#include "fault.h"
 #include "scope.h"
 #include "settings.h"
 #include "shared.h"
@@ -22,6 +23,8 @@ PGDLLEXPORT void _PG_init(void);
 void
 _PG_init(void)
 {
+	/* first: settings_define() reserves the prefix */
+	FAULT_REGISTER();
 	settings_define();
 	catalog_register();
 	scope_register();

@@ -19,6 +19,7 @@
 
 #include "compat.h"
 #include "direct.h"
+#include "fault.h"
 #include "record.h"
 #include "seal.h"
 #include "statement.h"
@@ -69,7 +70,8 @@ static Statement sweep_pages = {
 	" OR (lease_expires_at OPERATOR(pg_catalog.>) $3) IS NOT TRUE)"
 	" LIMIT $4 FOR UPDATE SKIP LOCKED)"
 	", removed AS (DELETE FROM %1$s.idempotency_store"
-	" WHERE ctid OPERATOR(pg_catalog.=) ANY (ARRAY(SELECT place FROM expired)) RETURNING ctid AS place)"
+	" WHERE ctid OPERATOR(pg_catalog.=) ANY (ARRAY(SELECT place FROM expired"
+	FAULT_POINT_SQL("sweep-read") ")) RETURNING ctid AS place)"
 	" SELECT pg_catalog.count(*), pg_catalog.max(place) FROM removed",
 	4, {TIDOID, TIDOID, TIMESTAMPTZOID, INT8OID},.knows_rows = true
 };
@@ -269,7 +271,8 @@ store_sweep_pages(const Catalog *catalog, BlockNumber start, BlockNumber end,
 	arguments[1] = PointerGetDatum(&after);
 	arguments[2] = TimestampTzGetDatum(now);
 	arguments[3] = Int64GetDatum(max_rows);
-	(void) statement_run(&sweep_pages, catalog, arguments, NULL, InvalidSnapshot);
+	(void) statement_run(GUARDED("sweep", &sweep_pages, &fault_sweep_unchecked),
+						 catalog, arguments, NULL, InvalidSnapshot);
 	removed = DatumGetInt64(statement_column(0, 1, &is_null));
 	place = statement_column(0, 2, &is_null);
 	*last = is_null ? start : ItemPointerGetBlockNumber((ItemPointer) DatumGetPointer(place));

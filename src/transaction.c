@@ -18,6 +18,7 @@
 #include "utils/memutils.h"
 
 #include "compat.h"
+#include "fault.h"
 #include "settings.h"
 #include "stats.h"
 #include "transaction.h"
@@ -325,10 +326,13 @@ transaction_event(XactEvent event, void *arg)
 	{
 		case XACT_EVENT_PRE_COMMIT:
 		case XACT_EVENT_PRE_PREPARE:
-			refuse_unfinished();
+			if (GUARD("commit"))
+				refuse_unfinished();
 			present.committing = true;
 			break;
 		case XACT_EVENT_COMMIT:
+			if (present.context != NULL)
+				FAULT_POINT("commit-visible");
 			wake_waiters();
 			/* FALLTHROUGH */
 		case XACT_EVENT_ABORT:

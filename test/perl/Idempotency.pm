@@ -6,13 +6,14 @@ use strict;
 use warnings;
 
 use Exporter 'import';
+use FindBin;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(sleep time);
 
 our @EXPORT = qw(new_node session ask sqlstate kill_server start_again wait_until
-  locks_waiting);
+  locks_waiting built_with);
 
 # How long anything may take before the test counts as hung.
 our $patience = $PostgreSQL::Test::Utils::timeout_default;
@@ -31,6 +32,26 @@ sub new_node
 	$node->start;
 	$node->safe_psql('postgres', 'CREATE EXTENSION idempotency');
 	return $node;
+}
+
+# Builds the library anew, with more compiler flags, into a stage of its own.
+# Returns the stage, and the settings by which a server finds this build.
+sub built_with
+{
+	my ($flags) = @_;
+	my $tree = "$FindBin::RealBin/../..";
+	my $stage = PostgreSQL::Test::Utils::tempdir();
+	my $copy = PostgreSQL::Test::Utils::tempdir();
+	my $conf = slurp_file($ENV{TEMP_CONFIG});
+
+	$conf =~ s/\Q$ENV{IDEM_STAGE}\E/$stage/g
+	  or die 'the servers are not led to a stage: there is nothing to stand in for';
+	system_or_bail('cp', '-R', "$tree/src", "$tree/Makefile",
+		"$tree/idempotency.control", glob("$tree/idempotency--*.sql"), $copy);
+	unlink glob("$copy/src/*.o");
+	system_or_bail('make', '-s', '-C', $copy, 'with_llvm=no', 'WERROR=1', "PG_CONFIG=$ENV{PG_CONFIG}",
+		"EXTRA_CFLAGS=$flags", "DESTDIR=$stage", 'install');
+	return ($stage, $conf);
 }
 
 # A session that lives until its quit, or until somebody kills it.

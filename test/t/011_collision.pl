@@ -4,7 +4,6 @@
 use strict;
 use warnings;
 
-use Cwd qw(getcwd);
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
 
@@ -12,22 +11,7 @@ use Idempotency;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my $tree = "$FindBin::RealBin/../..";
-my $stage = PostgreSQL::Test::Utils::tempdir();
-my $copy = PostgreSQL::Test::Utils::tempdir();
-
-# Where this very build is found, so that the other one can stand in for it.
-my $conf = slurp_file($ENV{TEMP_CONFIG});
-$conf =~ s/\Q$ENV{IDEM_STAGE}\E/$stage/g
-  or die 'the servers are not led to a stage: there is nothing to stand in for';
-
-system_or_bail('cp', '-R', "$tree/src", "$tree/Makefile",
-	"$tree/idempotency.control", glob("$tree/idempotency--*.sql"), $copy);
-unlink glob("$copy/src/*.o");
-system_or_bail(
-	'make', '-s', '-C', $copy, 'with_llvm=no', "PG_CONFIG=$ENV{PG_CONFIG}",
-	'EXTRA_CFLAGS=-DLOCK_ID_MASK=0', "DESTDIR=$stage", 'install');
-
+my (undef, $conf) = built_with('-DLOCK_ID_MASK=0');
 my $node = new_node('collision', conf => $conf);
 my ($s1, $s2) = (session($node), session($node));
 

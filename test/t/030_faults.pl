@@ -1,0 +1,413 @@
+# Faults at points that nothing from outside can hit (FAILURES 1, 3, 41, 44):
+# each point of src/fault.c with an error, with SIGKILL, and held there while
+# others do their worst.  The library is built anew with these points; that no
+# other build has a trace of them is tested, too.
+use strict;
+use warnings;
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+
+use Idempotency;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my @points = qw(begin-locked begin-judged taken-over end-judged sweep-read commit-visible);
+my ($stage, $conf) = built_with('-DIDEM_FAULTS');
+
+# Nothing of it is in the build that all other tests use.
+sub traces
+{
+	my ($directory) = @_;
+	my ($library) = split /\n/, `find '$directory' -name idempotency.so`;
+	my $code = slurp_file($library);
+
+	return join ' ', grep { index($code, $_) >= 0 } @points,
+	  qw(idempotency.fault guards_off fault_point fault_guard_stands fault_sweep_unchecked);
+}
+
+is(scalar(split / /, traces($stage)), 11, 'a build with faults has every point');
+is(traces($ENV{IDEM_STAGE}), '', 'a build without has no trace of them');
+is(`cd $FindBin::RealBin/../../src && grep -l IDEM_FAULTS *`, "fault.c\nfault.h\n",
+	'the flag is known to these files alone');
+
+my $node = new_node('faults', conf => $conf . "restart_after_crash = on\n");
+
+$node->safe_psql('postgres', <<'SQL');
+CREATE TABLE effect (key text);
+CREATE FUNCTION work(r jsonb) RETURNS jsonb LANGUAGE sql AS
+	$$INSERT INTO effect VALUES (r ->> 0) RETURNING r -> 0$$;
+SQL
+is(sqlstate($node, q{SET idempotency.fault = 'no-such:error'}), '22023', 'no point of that name');
+is(sqlstate($node, q{SET idempotency.guards_off = 'no-such'}), '22023', 'no guard of that name');
+
+# What a client does, however often it has to.  A lease is short where it is to
+# run out.
+my %script = (
+	bound => <<'SQL',
+BEGIN;
+SELECT outcome = 'ACQUIRED' AS mine FROM idem_begin('%s', wait => '100 s') \gset
+\if :mine
+INSERT INTO effect VALUES ('%s');
+SELECT idem_complete('%s', '"%s"');
+\endif
+COMMIT;
+SQL
+	leased => <<'SQL',
+SELECT outcome = 'ACQUIRED' AS mine, fence FROM idem_begin('%s', lease => '10 ms', wait => '100 s') \gset
+\if :mine
+BEGIN;
+INSERT INTO effect VALUES ('%s');
+SELECT idem_complete('%s', '"%s"', fence => :fence);
+COMMIT;
+\endif
+SQL
+	called => <<'SQL',
+SELECT idem_call('work(jsonb)', '%s', '["%s"]', wait => '100 s');
+SQL
+	batched => <<'SQL');
+BEGIN;
+SELECT outcome = 'ACQUIRED' AS mine FROM idem_begin_batch('{%s}') \gset
+\if :mine
+INSERT INTO effect VALUES ('%s');
+SELECT idem_complete_batch('{%s}', ARRAY['"%s"'::jsonb]);
+\endif
+COMMIT;
+SQL
+
+sub script
+{
+	my ($way, $key) = @_;
+
+	return $script{$way} =~ s/%s/$key/gr;
+}
+
+# Effects, and what is stored.
+sub state_of
+{
+	my ($key) = @_;
+
+	return $node->safe_psql('postgres', <<"SQL");
+SELECT concat_ws('|', (SELECT count(*) FROM effect WHERE key = '$key'),
+	(SELECT concat_ws('|', status, response_payload) FROM idempotency_store WHERE idempotency_key = '$key'))
+SQL
+}
+
+# I5: the locks of our classes, beside those that sessions hold on purpose
+sub locks_left
+{
+	return $node->safe_psql('postgres',
+		q{SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid BETWEEN 7648 AND 7650});
+}
+
+sub count_in_log
+{
+	my ($pattern) = @_;
+
+	return scalar(() = slurp_file($node->logfile) =~ /$pattern/g);
+}
+
+# Runs a script into a fault, and waits until the server is itself again.  An
+# error where nothing may fail any more takes the server down.
+sub run_into
+{
+	my ($point, $action, $sql) = @_;
+	my %sign = (error => qr/fault at point "$point"/, kill => qr/terminated by signal 9/);
+	my $hits = count_in_log($sign{$action});
+
+	$node->psql('postgres', "SET idempotency.fault = '$point:$action';\n$sql", on_error_stop => 1,
+		stderr => \my $stderr);
+	wait_until("the fault $point:$action has hit", sub { count_in_log($sign{$action}) == $hits + 1 });
+	wait_until('the server answers', sub { $node->psql('postgres', 'SELECT 1') == 0 });
+	return;
+}
+
+# The client tries again, as it must, until it is told.
+sub is_healed
+{
+	my ($way, $key, $name) = @_;
+
+	$node->safe_psql('postgres', script($way, $key)) for 1 .. 2;
+	is(state_of($key), qq{1|COMPLETED|"$key"}, "$name: once, after two more tries");
+	is(locks_left(), '0', "$name: no lock is left");
+	return;
+}
+
+for my $way ('bound', 'leased', 'called', 'batched')
+{
+	for my $point ('begin-locked', 'begin-judged', 'end-judged', 'commit-visible')
+	{
+		for my $action ('error', 'kill')
+		{
+			my $key = "$way-$point-$action";
+			my $left = $point ne 'commit-visible' ? '0' : qq{1|COMPLETED|"$key"};
+
+			# a lease is committed, and may be visible, before its operation ends
+			$left = '0|PENDING' if $way eq 'leased' && $point =~ /end-judged|commit-visible/;
+			run_into($point, $action, script($way, $key));
+			is(state_of($key), $left, "$key: all or nothing");
+			is_healed($way, $key, $key);
+		}
+	}
+}
+
+# A lease that ran out, and a takeover that meets the fault.
+for my $action ('error', 'kill')
+{
+	my $key = "taken-over-$action";
+	my $fence = $node->safe_psql('postgres', "SELECT fence FROM idem_begin('$key', lease => '1 ms')");
+
+	run_into('taken-over', $action, script('leased', $key));
+	is(state_of($key), '0|PENDING', "$key: the takeover left nothing");
+	is(sqlstate($node, "SELECT idem_complete('$key', '\"$key\"', fence => $fence)"), '',
+		"$key: the old fence is still the current one");
+	is(state_of($key), qq{0|COMPLETED|"$key"}, "$key: and has ended it");
+	is(locks_left(), '0', "$key: no lock is left");
+}
+
+for my $action ('error', 'kill')
+{
+	my $key = "sweep-read-$action";
+
+	$node->safe_psql('postgres',
+		"BEGIN; SELECT idem_begin('$key'); SELECT idem_complete('$key', retention => '1 ms'); COMMIT");
+	run_into('sweep-read', $action, 'SELECT pg_sleep(0.01); SELECT idem_gc();');
+	is(state_of($key), '0|COMPLETED', "$key: nothing was deleted");
+	is($node->safe_psql('postgres', 'SELECT idem_gc()'), '1', "$key: the next sweep deletes it");
+	is(locks_left(), '0', "$key: no lock is left");
+}
+
+# From here on sessions are held at a point while others go on.
+my $gate = session($node);
+my ($s1, $s2) = (session($node), session($node));
+my %pid = map { $_ => ask($_, 'SELECT pg_backend_pid()') } $s1, $s2;
+
+sub waits
+{
+	my ($session, $type) = @_;
+
+	return $node->safe_psql('postgres',
+		"SELECT wait_event_type FROM pg_stat_activity WHERE pid = $pid{$session} AND state = 'active'") eq $type;
+}
+
+# A session runs a statement as far as the point.
+sub hold
+{
+	my ($session, $point, $sql) = @_;
+
+	ask($gate, 'SELECT pg_advisory_lock(428)');
+	ask($session, "SET idempotency.fault = '$point:wait'");
+	begin_to($session, 'Extension', $sql);
+	return;
+}
+
+# Starts a statement, and returns when the session waits in it.
+sub begin_to
+{
+	my ($session, $type, $sql) = @_;
+
+	$session->{stderr} = '';
+	$session->query_until(qr/asking/, "\\echo asking\n$sql;\n");
+	wait_until("a session waits ($type)", sub { waits($session, $type) });
+	return;
+}
+
+# What came of the statement that was started: its answer or its error.
+sub outcome
+{
+	my ($session) = @_;
+	my $answer = $session->query('') =~ s/^\s+|\s+$//gr;
+
+	return $session->{stderr} =~ /ERROR:\s+(.*)/ ? $1 : $answer;
+}
+
+sub outcome_of
+{
+	my ($session, $sql) = @_;
+
+	$session->{stderr} = '';
+	my $answer = $session->query($sql);
+	return $session->{stderr} =~ /ERROR:\s+(.*)/ ? $1 : $answer;
+}
+
+sub let_go
+{
+	my ($session) = @_;
+	my $answer;
+
+	ask($gate, 'SELECT pg_advisory_unlock(428)');
+	$answer = outcome($session);
+	ask($session, 'RESET idempotency.fault');
+	return $answer;
+}
+
+sub expired_lease
+{
+	my ($key) = @_;
+
+	return $node->safe_psql('postgres', "SELECT fence, pg_sleep(0.01) FROM idem_begin('$key', lease => '1 ms')") =~ s/\|.*//r;
+}
+
+sub expired_row
+{
+	my ($key) = @_;
+
+	$node->safe_psql('postgres', "BEGIN; SELECT idem_begin('$key');"
+		  . " SELECT idem_complete('$key', retention => '1 ms'); COMMIT; SELECT pg_sleep(0.01)");
+	return;
+}
+
+# Whoever has the lock keeps others out, whether it has looked or not.
+for my $point ('begin-locked', 'begin-judged')
+{
+	my $key = "held-$point";
+
+	ask($s1, 'BEGIN');
+	hold($s1, $point, "SELECT outcome FROM idem_begin('$key')");
+	is(ask($s2, "SELECT outcome FROM idem_begin('$key')"), 'IN_PROGRESS', "$key: others are kept out");
+	is(let_go($s1), 'ACQUIRED', "$key: it is the owner");
+	ask($s1, "SELECT idem_complete('$key', '1'); COMMIT");
+	is(ask($s2, "SELECT response_payload FROM idem_begin('$key')"), '1', "$key: and others see its end");
+}
+
+# A writer that takes no lock comes between the look and the insert.
+ask($s1, 'BEGIN');
+hold($s1, 'begin-judged', q{SELECT outcome FROM idem_begin('raw')});
+ask($s2, q{INSERT INTO idempotency_store (scope, idempotency_key, status, attempt, created_at, updated_at, expires_at)
+	VALUES ('', 'raw', 'COMPLETED', 1, now(), now(), 'infinity')});
+is(let_go($s1), 'ACQUIRED', 'a raw writer is not seen');
+like(outcome_of($s1, q{SELECT idem_complete('raw')}), qr{^operation was stored concurrently}, 'but its row is not written over');
+ask($s1, 'ROLLBACK');
+
+# FAILURES 41: an old owner has compared its fence, and a new one comes.
+{
+	my $fence = expired_lease('ends');
+
+	hold($s1, 'end-judged', "SELECT idem_complete('ends', '\"old\"', fence => $fence)");
+	is(ask($s2, q{SELECT outcome FROM idem_begin('ends', lease => '1 hour')}), 'IN_PROGRESS',
+		'no takeover while the old owner ends');
+	let_go($s1);
+	is(ask($s2, q{SELECT outcome, response_payload FROM idem_begin('ends', lease => '1 hour')}), 'COMPLETED|"old"',
+		'the old owner has won');
+}
+
+# The other way round: a takeover is written, not committed, and the old owner ends.
+{
+	my $fence = expired_lease('taken');
+
+	hold($s1, 'taken-over', q{SELECT attempt, taken_over FROM idem_begin('taken', lease => '1 hour')});
+	begin_to($s2, 'Lock', "SELECT idem_complete('taken', '\"old\"', fence => $fence)");
+	is(let_go($s1), '2|t', 'the new owner has won');
+	like(outcome($s2), qr/^lease of operation .* was lost/, 'and the old one is told');
+	is(state_of('taken'), '0|PENDING', 'nothing of it was written');
+}
+
+# FAILURES 44: a sweep has locked an expired row, and its key is begun again.
+{
+	$node->safe_psql('postgres', q{DELETE FROM idempotency_store});
+	expired_row('swept');
+	hold($s1, 'sweep-read', 'SELECT idem_gc()');
+	begin_to($s2, 'Lock', q{SELECT outcome, attempt FROM idem_begin('swept', lease => '1 hour')});
+	is(let_go($s1), '1', 'the sweep deletes the row');
+	is(outcome($s2), 'ACQUIRED|1', 'whose key is then acquired');
+	is(state_of('swept'), '0|PENDING', 'and stays so');
+	is(ask($s1, 'SELECT idem_gc()'), '0', 'for the next sweep, too');
+}
+
+# A commit is seen before its locks are free: no gap in which a key is neither.
+for my $way ('bound', 'called')
+{
+	my $key = "visible-$way";
+
+	ask($s1, 'BEGIN');
+	ask($s1, $way eq 'bound' ?
+		qq{SELECT idem_begin('$key'), idem_complete('$key', '"$key"'); INSERT INTO effect VALUES ('$key')} :
+		qq{SELECT idem_call('work(jsonb)', '$key', '["$key"]')});
+	hold($s1, 'commit-visible', 'COMMIT');
+	is(locks_left(), '1', "$key: the lock is held");
+	is(ask($s2, "SELECT outcome, response_payload FROM idem_begin('$key')"), qq{COMPLETED|"$key"},
+		"$key: others are told the end already");
+	is(state_of($key), qq{1|COMPLETED|"$key"}, "$key: with its effect");
+	let_go($s1);
+	is(locks_left(), '0', "$key: the lock is free");
+}
+
+# Each guard, taken out: what it prevents, happens.  With it, it does not.
+sub without
+{
+	my ($guard, $code) = @_;
+
+	ask($_, "SET idempotency.guards_off = '$guard'") for $s1, $s2;
+	$code->("$guard-off");
+	ask($_, 'RESET idempotency.guards_off') for $s1, $s2;
+	$code->("$guard-on");
+	return;
+}
+
+sub acquired_twice
+{
+	my ($key) = @_;
+	my $told;
+
+	ask($s1, "BEGIN; SELECT idem_begin('$key')");
+	$told = ask($s2, "BEGIN; SELECT outcome FROM idem_begin('$key')");
+	ask($_, 'ROLLBACK') for $s1, $s2;
+	is($told, $key eq 'lock-off' ? 'ACQUIRED' : 'IN_PROGRESS', "$key: what a second owner is told");
+	return;
+}
+
+sub stale_end
+{
+	my ($key) = @_;
+	my $fence = expired_lease($key);
+
+	ask($s1, "SELECT idem_begin('$key', lease => '1 hour')");
+	outcome_of($s2, "SELECT idem_complete('$key', '\"stale\"', fence => $fence)");
+	is(state_of($key), $key eq 'fence-off' ? '0|COMPLETED|"stale"' : '0|PENDING', "$key: after a stale owner's end");
+	return;
+}
+
+sub unfinished_commit
+{
+	my ($key) = @_;
+
+	outcome_of($s1, "BEGIN; SELECT idem_begin('$key'); INSERT INTO effect VALUES ('$key'); COMMIT");
+	is(state_of($key), $key eq 'commit-off' ? '1' : '0', "$key: effects without a record");
+	return;
+}
+
+# The row has a new owner, who has not committed when the sweep finds the old version.
+sub swept_owner
+{
+	my ($key) = @_;
+
+	expired_row($key);
+	ask($s1, "BEGIN; SELECT idem_begin('$key', lease => '1 hour')");
+	if ($key eq 'sweep-off')
+	{
+		begin_to($s2, 'Lock', 'SELECT idem_gc()');
+		ask($s1, 'COMMIT');
+		outcome($s2);
+		is(state_of($key), '0', "$key: the new owner's record is gone");
+	}
+	else
+	{
+		is(ask($s2, 'SELECT idem_gc()'), '0', "$key: the sweep passes it over");
+		ask($s1, 'COMMIT');
+		is(state_of($key), '0|PENDING', "$key: the new owner's record is there");
+	}
+	return;
+}
+
+without('lock', \&acquired_twice);
+without('fence', \&stale_end);
+without('commit', \&unfinished_commit);
+without('sweep', \&swept_owner);
+
+is(locks_left(), '0', 'no lock is left');
+# an error after the commit is the one fault that the server itself warns of
+is(count_in_log(qr/WARNING:/), count_in_log(qr/WARNING:  AbortTransaction while in COMMIT state/), 'no warning of ours');
+is(count_in_log(qr/PANIC:/), scalar(keys %script), 'no panic but where an error comes after the commit');
+$_->quit for $s1, $s2, $gate;
+
+done_testing();
