@@ -488,6 +488,10 @@ BEGIN
 	IF role IS NULL THEN
 		RAISE EXCEPTION 'role must not be null' USING ERRCODE = 'ID400';
 	END IF;
+	-- a number passes as a regrole, whether or not there is such a role
+	IF NOT EXISTS (SELECT FROM pg_roles r WHERE r.oid = role) THEN
+		RAISE EXCEPTION 'role with OID % does not exist', role::oid USING ERRCODE = 'undefined_object';
+	END IF;
 	SELECT n.nspname INTO schema_name
 		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
 		WHERE e.extname = 'idempotency';

@@ -124,6 +124,7 @@ SET ROLE regress_idem_app;
 SELECT pg_temp.states(application) FROM calls;
 RESET ROLE;
 SELECT raises('SELECT idem_grant(NULL)'), raises('SELECT idem_revoke(NULL)');
+SELECT raises('SELECT idem_grant(4294967295)'), raises('SELECT idem_revoke(0)');
 -- nothing is left of the grants
 DROP TABLE rights_seen;
 DROP ROLE regress_idem_app, regress_idem_none, "regress_idem ""other""; DROP TABLE x; --";
