@@ -52,3 +52,48 @@ SELECT refobjid::regclass FROM pg_depend WHERE classid = 'pg_extension'::regclas
 AND objid = (SELECT oid FROM pg_extension WHERE extname = 'idempotency');
 -- The script is not to be sourced, and its parts are not to be dropped alone.
 SELECT left(raises('DROP TABLE idempotency_store'), 5), left(raises('DROP FUNCTION idem_lookup(text, text)'), 5), left(raises('DROP TYPE idem_outcome'), 5);
+
+-- What pgspot would look for, in the catalog. Triggers call the extension's own
+-- functions, fire whatever session_replication_role says, and are on its own tables;
+SELECT tgrelid::regclass, tgname, tgfoid::regprocedure FROM pg_trigger t WHERE NOT tgisinternal AND tgrelid IN (SELECT oid FROM relation)
+AND (tgfoid NOT IN (SELECT oid FROM function) OR tgenabled <> 'A') AND tgname <> 'with_trigger';
+SELECT tgname FROM pg_trigger WHERE tgfoid IN (SELECT oid FROM function) AND tgrelid NOT IN (SELECT oid FROM relation);
+SELECT tgrelid::regclass, count(*) FROM pg_trigger WHERE tgfoid IN (SELECT oid FROM function) GROUP BY 1;
+-- functions in C are in this library and in no other;
+SELECT signature, probin FROM function WHERE prolang = (SELECT oid FROM pg_language WHERE lanname = 'c') AND probin !~ '(^|/)idempotency$';
+SELECT DISTINCT lanname FROM function JOIN pg_language l ON l.oid = prolang ORDER BY 1;
+-- whatever views, parsed bodies, defaults, checks and rules use (functions, operators, types, relations, collations) is the server's or the extension's;
+CREATE TEMP VIEW using_object AS
+SELECT classid, objid FROM member
+UNION ALL SELECT 'pg_rewrite'::regclass, oid FROM pg_rewrite WHERE ev_class IN (SELECT oid FROM relation)
+UNION ALL SELECT 'pg_attrdef'::regclass, oid FROM pg_attrdef WHERE adrelid IN (SELECT oid FROM relation)
+UNION ALL SELECT 'pg_constraint'::regclass, oid FROM pg_constraint WHERE conrelid IN (SELECT oid FROM relation)
+UNION ALL SELECT 'pg_trigger'::regclass, oid FROM pg_trigger WHERE tgrelid IN (SELECT oid FROM relation) AND tgname <> 'with_trigger';
+SELECT count(DISTINCT u.classid) > 5 FROM using_object u;
+CREATE TEMP VIEW foreign_object AS SELECT pg_describe_object(d.classid, d.objid, d.objsubid) AS what, pg_describe_object(d.refclassid, d.refobjid, d.refobjsubid) AS uses
+FROM pg_depend d JOIN using_object u USING (classid, objid) WHERE d.deptype = 'n' AND d.refobjid >= 16384
+AND (d.refclassid, d.refobjid) NOT IN (SELECT classid, objid FROM using_object)
+AND NOT (d.refclassid = 'pg_namespace'::regclass AND d.refobjid = (SELECT extnamespace FROM pg_extension WHERE extname = 'idempotency'));
+SELECT * FROM foreign_object;
+-- (it is not blind)
+BEGIN;
+CREATE FUNCTION hygiene_planted(timestamptz, interval) RETURNS timestamptz LANGUAGE sql AS 'SELECT $1';
+CREATE OPERATOR public.<-> (LEFTARG = timestamptz, RIGHTARG = interval, FUNCTION = hygiene_planted);
+ALTER TABLE idempotency_store ALTER created_at SET DEFAULT now() <-> interval '1 s';
+CREATE OR REPLACE VIEW idempotency_stats AS SELECT datname, acquired, replayed_completed, replayed_failed, in_progress, mismatches, taken_over, completed, failed, released, leases_lost,
+	commits_refused, waits, NULL::interval AS wait_time, collected_rows, sweeps, NULL::timestamptz <-> '1 s' AS last_sweep_at, NULL::interval AS last_sweep_duration, backlog_rows FROM idem_stats() JOIN pg_database ON datid = oid;
+SELECT * FROM foreign_object ORDER BY 1;
+ROLLBACK;
+-- names in the bodies of the others are found in pg_catalog, or are made by format() from the catalog;
+SELECT signature FROM function WHERE prosqlbody IS NULL AND prolang IN (SELECT oid FROM pg_language WHERE lanname IN ('sql', 'plpgsql'))
+AND prosrc ~* '\m(public|"\$user"|set_config|search_path|dblink)\M';
+-- rows of the tables are keyed and checked by the server's operators;
+SELECT indexrelid::regclass, o.opcname FROM pg_index i, unnest(i.indclass) c JOIN pg_opclass o ON o.oid = c WHERE indrelid IN (SELECT oid FROM relation) AND o.opcnamespace <> 'pg_catalog'::regnamespace;
+-- one owner, to whom all of it belongs.
+SELECT count(DISTINCT o) FROM (SELECT relowner FROM relation UNION SELECT proowner FROM function UNION SELECT extowner FROM pg_extension WHERE extname = 'idempotency'
+	UNION SELECT typowner FROM pg_type WHERE oid IN (SELECT objid FROM member WHERE classid = 'pg_type'::regclass)) o(o);
+-- Rights: to those whom idem_grant names, and to monitoring; nothing with a grant option, and no default privileges.
+SELECT signature, grantee::regrole FROM function, aclexplode(proacl) a WHERE a.grantee <> proowner AND (a.is_grantable OR a.grantee::regrole::text NOT IN ('pg_monitor', 'pg_read_all_stats')) ORDER BY 1, 2;
+SELECT signature FROM function, aclexplode(proacl) WHERE grantee = 'pg_monitor'::regrole ORDER BY signature::text COLLATE "C";
+SELECT name, grantee::regrole, privilege_type FROM relation, aclexplode(relacl) a WHERE a.grantee <> relowner ORDER BY name::text COLLATE "C", grantee::regrole::text COLLATE "C";
+SELECT attrelid::regclass, attname FROM pg_attribute WHERE attrelid IN (SELECT oid FROM relation) AND attacl IS NOT NULL;

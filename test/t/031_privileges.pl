@@ -1,0 +1,212 @@
+# Who may call and read what.  Every function, table, view and sequence that the
+# extension has now, taken from the catalog, against every kind of role; what
+# comes out must be what docs/security.md says, so an object that the page does
+# not have fails the test.
+use strict;
+use warnings;
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+
+use Idempotency;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_node('privileges');
+my $page = slurp_file("$FindBin::RealBin/../../docs/security.md");
+
+# In the order of the columns of the page.
+my @roles = qw(postgres idem_owner payer app monitor reader writer nobody);
+
+# The extension belongs to somebody who has ceased to be a superuser. "payer" is
+# a member of the role that has claimed scope "pay", "app" is not.
+$node->safe_psql(
+	'postgres', q{
+	DROP EXTENSION idempotency;
+	CREATE ROLE idem_owner LOGIN SUPERUSER;
+	CREATE ROLE payers; CREATE ROLE payer LOGIN IN ROLE payers;
+	CREATE ROLE app LOGIN; CREATE ROLE nobody LOGIN; CREATE ROLE other;
+	CREATE ROLE monitor LOGIN IN ROLE pg_monitor;
+	CREATE ROLE reader LOGIN IN ROLE pg_read_all_data;
+	CREATE ROLE writer LOGIN IN ROLE pg_write_all_data;
+	SET ROLE idem_owner;
+	CREATE EXTENSION idempotency;
+	SELECT idem_grant('payer'), idem_grant('app'), idem_claim_scope('pay', 'payers');
+	RESET ROLE;
+	ALTER ROLE idem_owner NOSUPERUSER;
+	CREATE FUNCTION echo(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1';
+	CREATE TABLE lease AS SELECT s AS scope, o, (o).fence FROM unnest(ARRAY['free', 'pay']) s, idem_begin('leased', s, lease => '1 hour') o;
+	BEGIN;
+	SELECT idem_begin('done', s), idem_complete('done', '1', s) FROM unnest(ARRAY['free', 'pay']) s;
+	COMMIT;
+	CREATE VIEW member AS SELECT d.classid, d.objid FROM pg_depend d JOIN pg_extension e ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
+		WHERE d.deptype = 'e' AND e.extname = 'idempotency';
+	GRANT SELECT ON lease TO PUBLIC;
+});
+
+# A statement for each function that succeeds where rights allow it, by its name
+# and the type of its first argument where there are several. %s is the scope;
+# what comes before a | the superuser does in the same transaction.
+my %call = (
+	idem_begin => q{SELECT idem_begin('new', '%s')},
+	'idem_complete(text)' => q{SELECT idem_complete('leased', scope => scope, fence => fence) FROM lease WHERE scope = '%s'},
+	'idem_complete(idem_operation)' => q{SELECT idem_complete(o) FROM lease WHERE scope = '%s'},
+	'idem_fail(text)' => q{SELECT idem_fail('leased', scope => scope, fence => fence) FROM lease WHERE scope = '%s'},
+	'idem_fail(idem_operation)' => q{SELECT idem_fail(o) FROM lease WHERE scope = '%s'},
+	idem_release => q{SELECT idem_release('leased', scope, fence) FROM lease WHERE scope = '%s'},
+	idem_extend => q{SELECT idem_extend('leased', '2 hours', scope, fence) FROM lease WHERE scope = '%s'},
+	idem_lookup => q{SELECT idem_lookup('done', '%s')},
+	idem_call => q{SELECT idem_call('echo(jsonb)', 'new', scope => '%s')},
+	idem_begin_batch => q{SELECT idem_begin_batch(ARRAY['new'], '%s')},
+	idem_complete_batch => q{SELECT idem_begin('new', '%1$s')|SELECT idem_complete_batch(ARRAY['new'], scope => '%1$s')},
+	idem_advance => q{SELECT idem_advance('stream', 1, '%s')},
+	idem_lock => q{SELECT idem_lock(ARRAY['resource'])},
+	idem_fingerprint => q{SELECT idem_fingerprint('1')},
+	idem_step_key => q{SELECT idem_step_key('key', 'step')},
+	idem_gc => 'SELECT idem_gc()',
+	# rights are given, pg_cron and a key are not
+	idem_schedule_gc => q{SELECT idem_schedule_gc()},
+	idem_reseal => 'SELECT idem_reseal()',
+	idem_claim_scope => q{SELECT idem_claim_scope('mine', 'other')},
+	idem_unclaim_scope => q{SELECT idem_unclaim_scope('pay')},
+	idem_set_policy => q{SELECT idem_set_policy('mine', max_attempts => 1)},
+	idem_may_use_scope => q{SELECT idem_may_use_scope('pay')},
+	idem_scope_changed => 'SELECT idem_scope_changed()',
+	idem_stats => 'SELECT idem_stats()',
+	idem_stats_reset => 'SELECT idem_stats_reset()',
+	idem_set_rights => q{SELECT idem_set_rights('other', 'GRANT EXECUTE ON FUNCTION %%s TO %%s')},
+	idem_grant => q{SELECT idem_grant('other')},
+	idem_revoke => q{SELECT idem_revoke('payer')});
+
+# What these raise once rights are checked is no refusal.
+my %not_refused = (idem_schedule_gc => '55000', idem_reseal => '55000', idem_scope_changed => '39P01');
+
+# What a role is answered; nothing of it stays. Each session is one of the role's
+# own but for what has to be done before, in the same transaction.
+sub answer
+{
+	my ($role, $statement) = @_;
+	my ($before, $after) = $statement =~ /^(?:(.*)\|)?(.*)$/s;
+
+	return sqlstate($node, join('; ', 'BEGIN', $before // (), "SET LOCAL SESSION AUTHORIZATION $role", $after, 'ROLLBACK')) || 'ok';
+}
+
+# A cell of the page: the answer, or that in a free scope and in the claimed one.
+sub function_cell
+{
+	my ($role, $name, $statement) = @_;
+	my @answers = map { answer($role, sprintf $statement, $_) } $statement =~ /%(?:1\$)?s/ && $statement !~ /%%s/ ? ('free', 'pay') : ('');
+
+	for (@answers)
+	{
+		$_ = 'ok' if $_ eq ($not_refused{$name} // '');
+	}
+	return $answers[0] if $answers[0] eq ($answers[1] // $answers[0]);
+	return "$answers[0], $answers[1] if claimed";
+}
+
+# By name, as the page has them: overloaded ones must not differ.
+sub functions
+{
+	my %cells;
+
+	for my $function (split /\n/, $node->safe_psql('postgres', q{
+		SELECT proname || CASE WHEN count(*) OVER (PARTITION BY proname) > 1 THEN '(' || proargtypes[0]::regtype || ')' ELSE '' END
+		FROM pg_proc p JOIN member m ON m.classid = 'pg_proc'::regclass AND m.objid = p.oid}))
+	{
+		my $name = $function =~ s/\(.*//r;
+		my $statement = delete $call{$function};
+		my $cells = defined $statement ?
+		  join(' | ', map { function_cell($_, $name, $statement) } @roles) : 'no call for it in this test';
+
+		$cells{$name} = join ' BUT ALSO ', grep { defined } $cells{$name}, ($cells{$name} // '') eq $cells ? () : $cells;
+	}
+	return %cells;
+}
+
+# What a role may do with a relation, tried on no row.
+sub relation_cell
+{
+	my ($role, $relation, $kind, $column) = @_;
+	my %statement = $kind eq 'S' ?
+	  (read => "SELECT * FROM $relation", write => "SELECT nextval('$relation'), setval('$relation', 1)") : (
+		read => "SELECT * FROM $relation LIMIT 0",
+		insert => "INSERT INTO $relation ($column) SELECT NULL WHERE false",
+		update => "UPDATE $relation SET $column = DEFAULT WHERE false",
+		delete => "DELETE FROM $relation WHERE false",
+		truncate => "TRUNCATE $relation",
+		trigger => "CREATE TRIGGER t AFTER INSERT ON $relation EXECUTE FUNCTION suppress_redundant_updates_trigger()");
+	my %answer = map { $_ => answer($role, $statement{$_}) } keys %statement;
+	my $may = join ' ', grep { $answer{$_} eq 'ok' } qw(read write insert update delete truncate trigger);
+	my %word = ('' => '42501', read => 'read', 'read write' => 'all', 'insert update delete' => 'change',
+		'read insert update delete truncate trigger' => 'all');
+
+	# a view cannot be changed by anybody
+	delete @answer{ grep { $_ ne 'read' } keys %answer } if $kind eq 'v';
+	return 'unexpected: ' . join ' ', %answer if grep { !/^(?:ok|42501)$/ } values %answer;
+	return ($answer{read} eq 'ok' ? 'read' : $answer{read}) if $kind eq 'v';
+	return $word{$may} // $may;
+}
+
+sub relations
+{
+	my %cells;
+
+	for (split /\n/, $node->safe_psql('postgres', q{
+		SELECT relname, relkind, (SELECT attname FROM pg_attribute WHERE attrelid = c.oid AND attnum = 1)
+		FROM pg_class c JOIN member m ON m.classid = 'pg_class'::regclass AND m.objid = c.oid WHERE relkind <> 'c'}))
+	{
+		my ($name, $kind, $column) = split /\|/;
+
+		$cells{$name} = join ' | ', map { relation_cell($_, $name, $kind, $column) } @roles;
+	}
+	return %cells;
+}
+
+# The tables of the page: the cells by the name in the first column, where several
+# may share a row.
+sub rows_of_page
+{
+	my ($heading) = @_;
+	my ($section) = $page =~ /^\Q$heading\E\n(.*?)^##/ms;
+	my %cells;
+
+	for my $row (grep { /^\| `/ } split /\n/, $section // '')
+	{
+		my ($names, $cells) = $row =~ /^\| (.*?) \| (.*) \|$/;
+
+		for my $name ($names =~ /`(\w+)`/g)
+		{
+			is($cells{$name}, undef, "$heading: $name is there once");
+			$cells{$name} = $cells;
+		}
+	}
+	return %cells;
+}
+
+sub compare
+{
+	my ($heading, %found) = @_;
+	my %said = rows_of_page($heading);
+
+	cmp_ok(scalar(keys %found), '>', 5, "$heading: the catalog has some");
+	is($found{$_}, $said{$_}, "$heading: $_ is as the page says") for sort keys %found;
+	is(join(' ', grep { !exists $found{$_} } sort keys %said), '', "$heading: nothing that does not exist");
+	return;
+}
+
+compare('### Functions', functions());
+is(join(' ', sort keys %call), '', 'every call is for a function that exists');
+compare('### Tables, views and the sequence', relations());
+
+# The test sees what is granted, or it would see nothing of what is not.
+$node->safe_psql('postgres', 'GRANT SELECT (response_payload) ON idempotency_store TO nobody; GRANT EXECUTE ON FUNCTION idem_gc(int) TO nobody');
+is(answer('nobody', 'SELECT response_payload FROM idempotency_store LIMIT 0'), 'ok', 'a grant of a column shows');
+is(answer('nobody', 'SELECT idem_gc()'), 'ok', 'and one of a function');
+
+# A role that logs in is answered as one that was set.
+is(($node->psql('postgres', q{SELECT idem_begin('done', 'pay')}, extra_params => [ '-U', 'app', '-v', 'VERBOSITY=sqlstate' ]))[2],
+	'psql:<stdin>:1: ERROR:  ID403', 'app, logged in');
+is($node->safe_psql('postgres', q{SELECT outcome FROM idem_begin('done', 'pay')}, extra_params => [ '-U', 'payer' ]), 'COMPLETED', 'payer, logged in');
+
+done_testing();

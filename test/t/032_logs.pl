@@ -1,0 +1,120 @@
+# What the server can be told to write down of requests and responses, and what
+# keeps it from that (FAILURES 71): docs/security.md, "Logs". The extension prints
+# neither (sql/leak.sql, test/t/009_secrets.pl); here it is the server that does,
+# so each leak is shown, and the setting that closes it.
+use strict;
+use warnings;
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+
+use Idempotency;
+use IPC::Run;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_node('logs', conf => "shared_preload_libraries = 'idempotency, pg_stat_statements'\npg_stat_statements.track = all\nlog_statement = none\n");
+my $version = $node->safe_psql('postgres', 'SHOW server_version_num');
+my $directory = PostgreSQL::Test::Utils::tempdir();
+my $marker = 'XyzzyMarker';
+my $number = 0;
+
+# One operation, its request and its response as bind parameters; it succeeds,
+# or fails in idem_complete.
+my $bound = "BEGIN;\nSELECT outcome FROM idem_begin(:key, request => :secret::jsonb);\nSELECT idem_complete(:key, :secret::jsonb, body => :bytes::bytea);\nCOMMIT;\n";
+my $bound_failing = "BEGIN;\nSELECT outcome FROM idem_begin(:key, request => :secret::jsonb);\nSELECT idem_complete(:key, :secret::jsonb, body => :bytes::bytea, retention => '-1 s');\n";
+# The same with literals.
+my $literal = sub { my ($key) = @_; return qq{BEGIN;\nSELECT idem_begin('$key', request => '"$marker"');\nSELECT idem_complete('$key', '"$marker"');\nCOMMIT;\n} };
+my $literal_failing = sub { my ($key) = @_; return qq{SELECT idem_complete('$key', '"$marker"');\n} };
+
+$node->safe_psql('postgres', 'CREATE EXTENSION pg_stat_statements');
+
+# Runs a script once, in a session with these settings, and returns what came
+# into the server's log meanwhile.
+sub log_of
+{
+	my ($settings, $script) = @_;
+	my $key = 'logs-' . ++$number;
+	my $file = "$directory/$number.sql";
+	my $from = -s $node->logfile;
+	my $output = '';
+
+	$script = $script->($key) if ref $script;
+	append_to_file($file, $script);
+	local $ENV{PGOPTIONS} = join ' ', map { "-c $_" } @$settings;
+	IPC::Run::run(
+		[ 'pgbench', '-n', '-M', 'extended', '-c', 1, '-t', 1, '-f', $file, '-D', "key=$key", '-D', qq(secret="$marker"), '-D', "bytes=$marker",
+			$node->connstr('postgres') ],
+		'>&', \$output);
+	# that the script did what it was to do
+	like($output, qr/transactions actually processed: 1\/1|(?:ID400|ID404|retention must|is not owned)/, "the script ran: $output") or diag($output);
+	return substr(slurp_file($node->logfile), $from);
+}
+
+# On a store as it is made no statement of the extension's runs on the usual way;
+# with a trigger they all do, and auto_explain sees them.
+sub with_trigger
+{
+	$node->safe_psql('postgres', <<'SQL');
+CREATE FUNCTION pass() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RETURN NEW; END$$;
+CREATE TRIGGER pass BEFORE INSERT OR UPDATE ON idempotency_store FOR EACH ROW EXECUTE FUNCTION pass();
+SQL
+	return;
+}
+
+my @explain = ('session_preload_libraries=auto_explain', 'auto_explain.log_min_duration=0', 'auto_explain.log_nested_statements=on', 'auto_explain.log_analyze=on');
+# 16 and later can log the parameters of what is explained, and do by default
+my @explain_quietly = (@explain, $version >= 160000 ? 'auto_explain.log_parameter_max_length=0' : ());
+my $explain_parameters = $version >= 160000 ? 1 : 0;
+my @cases = (
+	# settings, script, does the marker come into the log?, name
+	[ [], $bound, 0, 'as the server comes, bind parameters' ],
+	[ [], $bound_failing, 0, 'and a call that fails' ],
+	[ [], $literal, 0, 'literals that succeed' ],
+	[ [], $literal_failing, 1, 'literals that fail: log_min_error_statement' ],
+	[ ['log_min_error_statement=panic'], $literal_failing, 0, 'unless that is panic' ],
+	[ ['log_statement=all'], $literal, 1, 'log_statement, literals' ],
+	[ ['log_statement=all'], $bound, 1, 'log_statement, bind parameters: log_parameter_max_length' ],
+	[ [ 'log_statement=all', 'log_parameter_max_length=0' ], $bound, 0, 'unless that is 0' ],
+	[ ['log_min_duration_statement=0'], $bound, 1, 'log_min_duration_statement' ],
+	[ [ 'log_min_duration_statement=0', 'log_parameter_max_length=0' ], $bound, 0, 'unless log_parameter_max_length is 0' ],
+	[ ['log_parameter_max_length_on_error=-1'], $bound_failing, 1, 'log_parameter_max_length_on_error' ],
+	[ \@explain_quietly, $bound, 0, 'auto_explain without parameters' ],
+	[ [ @explain_quietly, 'auto_explain.log_verbose=on' ], $bound, 1, 'auto_explain.log_verbose: the plan of a call has what it was given' ],
+	[ \@explain, $bound, $explain_parameters, 'auto_explain with parameters, where it has them' ],
+	[ [ 'debug_print_plan=on', 'log_parameter_max_length=0' ], $bound, 0, 'debug_print_plan, which prints bytes and no text' ]);
+
+for my $store ('plain store', 'store with a trigger')
+{
+	with_trigger() if $store ne 'plain store';
+	for my $case (@cases)
+	{
+		my ($settings, $script, $leaks, $name) = @$case;
+		my $log = log_of($settings, $script);
+
+		$leaks ? like($log, qr/$marker/, "$store: $name: leaks") : unlike($log, qr/$marker/, "$store: $name: does not leak");
+	}
+}
+
+# The extension's own statements, explained by auto_explain, name no values.
+like(log_of(\@explain_quietly, $bound), qr/INSERT INTO public\.idempotency_store.*\$1/, 'auto_explain sees the statement that stores');
+
+# pg_stat_statements keeps literals of statements that it cannot take apart.
+sub counted
+{
+	my ($sql) = @_;
+
+	$node->safe_psql('postgres', 'SELECT pg_stat_statements_reset()');
+	$node->safe_psql('postgres', $sql);
+	return $node->safe_psql('postgres', q{SELECT string_agg(query, E'\n') FROM pg_stat_statements});
+}
+
+my $seen = counted($literal->('counted-1'));
+like($seen, qr/idem_complete/, 'pg_stat_statements sees the calls');
+unlike($seen, qr/$marker/, 'without literals');
+like($seen, qr/INSERT INTO public\.idempotency_store.*\$1/, 'and the statements of the extension, without values');
+my $block = qq{DO \$\$BEGIN PERFORM idem_begin('%s', request => '"$marker"'), idem_complete('%1\$s', '"$marker"'); END\$\$};
+like(counted(sprintf $block, 'counted-2'), qr/$marker/, 'but a DO block is kept as it is');
+unlike(counted('SET pg_stat_statements.track_utility = off; SET pg_stat_statements.track = top; ' . sprintf $block, 'counted-3'), qr/$marker/, 'unless track_utility is off');
+
+done_testing();
