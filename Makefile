@@ -2,7 +2,7 @@
 
 # These goals are scripts that see to their own PostgreSQL.  PGXS stays out of
 # them: it needs a pg_config, and has a "check" of its own.
-SCRIPT_GOALS = help demo check bench bench-quick lint
+SCRIPT_GOALS = help demo check bench bench-quick lint coverage
 
 ifneq (,$(filter $(SCRIPT_GOALS),$(MAKECMDGOALS)))
 
@@ -24,6 +24,7 @@ help:
 	@echo '  make bench            measure it (bench-quick: in a hurry)'
 	@echo 'What the tests are worth, and what they do not see:'
 	@echo '  make lint             clang-tidy, scan-build, shellcheck'
+	@echo '  make coverage         which lines of src/ the tests reach'
 
 demo:
 	@demo/run $${FILE:+"$$FILE"}
@@ -37,8 +38,8 @@ bench:
 bench-quick:
 	@bench/run --quick
 
-lint:
-	@test/lint
+lint coverage:
+	@test/$@
 
 else
 

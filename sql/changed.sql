@@ -1,0 +1,42 @@
+-- Objects of the extension that an administrator has changed: an error that
+-- names them, and never an operation that is acquired in spite of it.
+\pset format unaligned
+\pset tuples_only on
+
+BEGIN;
+SELECT told(idem_begin('changed')), idem_complete('changed', '1');
+COMMIT;
+
+CREATE PROCEDURE changed(change text) LANGUAGE plpgsql AS $$
+BEGIN
+	EXECUTE change;
+	RAISE NOTICE '%', change;
+	RAISE NOTICE '  begin: %', raises('SELECT idem_begin(''changed-new'')');
+	RAISE NOTICE '  replay: %', raises('SELECT idem_begin(''changed'')');
+	ROLLBACK;
+END
+$$;
+
+CALL changed('ALTER TABLE idempotency_store DROP CONSTRAINT idempotency_store_pkey');
+CALL changed('ALTER TABLE idempotency_store RENAME TO changed_store; CREATE VIEW idempotency_store AS TABLE changed_store');
+CALL changed('ALTER SEQUENCE idempotency_fence RENAME TO changed_fence; ALTER TABLE idempotency_store SET (fillfactor = 90)');
+CALL changed('ALTER TYPE idem_operation RENAME TO changed_operation; ALTER TABLE idempotency_store SET (fillfactor = 90)');
+CALL changed('ALTER TYPE idempotency_status RENAME VALUE ''COMPLETED'' TO ''DONE''; ALTER TABLE idempotency_store SET (fillfactor = 90)');
+
+-- Claims that cannot be read open no scope.
+SELECT idem_claim_scope('changed scope', CURRENT_ROLE::regrole);
+CALL changed('ALTER TABLE idempotency_scope ADD COLUMN more int');
+CALL changed('ALTER TABLE idempotency_scope RENAME TO changed_scope; ALTER TABLE idempotency_store SET (fillfactor = 90)');
+SELECT idem_unclaim_scope('changed scope');
+
+-- The number of attempts stays at its end.
+BEGIN;
+UPDATE idempotency_store SET attempt = 2147483647, status = 'FAILED', retry_at = now() WHERE idempotency_key = 'changed';
+SELECT told(idem_begin('changed'));
+SELECT idem_complete('changed', '2');
+SELECT told(idem_lookup('changed'));
+ROLLBACK;
+
+-- Put back, it goes on as before.
+SELECT told(idem_begin('changed'));
+DROP PROCEDURE changed(text);

@@ -1,0 +1,76 @@
+# Waiting for a lease where the library is not preloaded: nobody wakes the
+# waiter, it looks again by itself (FAILURES 29, 50).
+use strict;
+use warnings;
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+
+use Idempotency;
+use Test::More;
+use Time::HiRes qw(time);
+
+my $node = new_node('not_preloaded');
+
+$node->append_conf('postgresql.conf', q{shared_preload_libraries = ''});
+$node->restart;
+is($node->safe_psql('postgres', 'SHOW shared_preload_libraries'), '', 'not preloaded');
+
+# A session that waits for a lease of somebody else, and is seen to wait.
+sub waiter
+{
+	my ($sql) = @_;
+	my $session = session($node);
+	my $pid = ask($session, 'SELECT pg_backend_pid()');
+
+	$session->query_until(qr/started/, "\\echo started\n$sql\n");
+	wait_until('it waits', sub {
+		$node->safe_psql('postgres', "SELECT state = 'active' AND wait_event_type IN ('Extension', 'IPC', 'Timeout')
+			FROM pg_stat_activity WHERE pid = $pid") eq 't' });
+	return $session;
+}
+
+sub fence
+{
+	my ($key) = @_;
+
+	return $node->safe_psql('postgres', "SELECT fence FROM idem_begin('$key', lease => '1 hour')");
+}
+
+# What a waiter has said once it is done; the next query comes after it.
+sub told
+{
+	my ($session) = @_;
+	my $answer = $session->query('SELECT 1');
+
+	return $answer =~ s/\n?1$//r;
+}
+
+my $fence = fence('ends');
+my $waiter = waiter(q{SELECT outcome, response_payload FROM idem_begin('ends', wait => '100 s');});
+
+$node->safe_psql('postgres', "SELECT idem_complete('ends', '42', fence => $fence)");
+is(told($waiter), 'COMPLETED|42', 'the end of a lease is seen');
+
+$fence = fence('released');
+$waiter = waiter(q{BEGIN; SELECT outcome, attempt FROM idem_begin('released', wait => '100 s');});
+$node->safe_psql('postgres', "SELECT idem_release('released', fence => $fence)");
+is(told($waiter), 'ACQUIRED|1', 'a lease that was given up is acquired');
+
+$node->safe_psql('postgres', q{SELECT idem_begin('runs out', lease => '1 s')});
+is($node->safe_psql('postgres',
+	q{BEGIN; SELECT outcome, taken_over FROM idem_begin('runs out', wait => '100 s'); ROLLBACK}),
+	'ACQUIRED|t', 'a lease that runs out is taken over');
+
+fence('stays');
+my $start = time;
+is($node->safe_psql('postgres',
+	q{SELECT outcome, retry_after > '59 minutes' FROM idem_begin('stays', wait => '500 ms')}),
+	'IN_PROGRESS|t', 'the time runs out');
+cmp_ok(time - $start, '>=', 0.5, 'but not before');
+is(sqlstate($node, q{SET statement_timeout = '200 ms'; SELECT idem_begin('stays', wait => '100 s')}),
+	'57014', 'a wait can be cancelled');
+is($node->safe_psql('postgres', q{SELECT count(*) FROM idempotency_stats WHERE acquired IS NOT NULL}), 0,
+	'nothing is counted');
+
+done_testing();
