@@ -2,7 +2,7 @@
 
 # These goals are scripts that see to their own PostgreSQL.  PGXS stays out of
 # them: it needs a pg_config, and has a "check" of its own.
-SCRIPT_GOALS = help demo check bench bench-quick lint coverage
+SCRIPT_GOALS = help demo check bench bench-quick lint coverage soak
 
 ifneq (,$(filter $(SCRIPT_GOALS),$(MAKECMDGOALS)))
 
@@ -25,6 +25,7 @@ help:
 	@echo 'What the tests are worth, and what they do not see:'
 	@echo '  make lint             clang-tidy, scan-build, shellcheck'
 	@echo '  make coverage         which lines of src/ the tests reach'
+	@echo '  make soak             a million operations in one session'
 
 demo:
 	@demo/run $${FILE:+"$$FILE"}
@@ -38,7 +39,7 @@ bench:
 bench-quick:
 	@bench/run --quick
 
-lint coverage:
+lint coverage soak:
 	@test/$@
 
 else
