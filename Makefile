@@ -2,7 +2,7 @@
 
 # These goals are scripts that see to their own PostgreSQL.  PGXS stays out of
 # them: it needs a pg_config, and has a "check" of its own.
-SCRIPT_GOALS = help demo check bench bench-quick lint coverage soak
+SCRIPT_GOALS = help demo check bench bench-quick lint coverage soak chaos chaos-selftest
 
 ifneq (,$(filter $(SCRIPT_GOALS),$(MAKECMDGOALS)))
 
@@ -23,6 +23,7 @@ help:
 	@echo '  make check            run every test'
 	@echo '  make bench            measure it (bench-quick: in a hurry)'
 	@echo 'What the tests are worth, and what they do not see:'
+	@echo '  make chaos            clients, crashes and failovers for CHAOS_MINUTES=5'
 	@echo '  make lint             clang-tidy, scan-build, shellcheck'
 	@echo '  make coverage         which lines of src/ the tests reach'
 	@echo '  make soak             a million operations in one session'
@@ -32,6 +33,12 @@ demo:
 
 check:
 	@test/check
+
+chaos:
+	@test/chaos/run
+
+chaos-selftest:
+	@test/chaos/selftest
 
 bench:
 	@bench/run

@@ -1,0 +1,236 @@
+#!/usr/bin/python3
+"""Runs clients, a bank, a gateway and faults for some minutes, and checks what is left.
+
+Called by test/chaos/run on a throw-away installation. Prints a report and, last, one
+line: N passed, N failed. Exits with 1 on a failure.
+"""
+
+import argparse
+import multiprocessing
+import os
+import secrets
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+
+import checks
+import faults
+import gateway
+import ledger
+import plan
+import proxy
+import psycopg
+from clients import Shared, run_client
+from report import figures, print_report
+from servers import Clock, Pair
+
+here = os.path.dirname(os.path.abspath(__file__))
+processes = multiprocessing.get_context("fork")
+
+# What happens when a guard is taken out, by the name of the check that must see it.
+VIOLATIONS = {
+    "lock": ("I1 owners at once",),
+    "fence": ("I1 effects twice", "I4 fences out of order"),
+    "commit": ("I3 effect without record",),
+    "sweep": ("I1 effects twice", "I2 answers lost", "I3 effect without record"),
+}
+
+
+def arguments():
+    """What the caller wants."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--seed", default=os.environ.get("CHAOS_SEED") or str(secrets.randbelow(10**9)))
+    parser.add_argument("--minutes", type=float, default=float(os.environ.get("CHAOS_MINUTES") or 5))
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--patience", type=float, default=120,
+                        help="seconds that clients may need to come to an end")
+    parser.add_argument("--faults", default=",".join(plan.DECK),
+                        help="names, separated by commas")
+    parser.add_argument("--without-guard", choices=VIOLATIONS,
+                        help="takes a guard out (a build with -DIDEM_FAULTS): must be noticed")
+    parser.add_argument("--schedule", action="store_true",
+                        help="only print what identifies the schedule")
+    options = parser.parse_args()
+    options.wanted = [name for name in options.faults.split(",") if name]
+    unknown = set(options.wanted) - set(plan.DECK)
+    if unknown:
+        parser.error(f"no such fault: {', '.join(sorted(unknown))}")
+    return options
+
+
+@dataclass
+class ProxyState:
+    """What the controller and the proxy share."""
+
+    armed: object
+    cuts: object
+
+
+class Run:
+    """One run: everything is made under one directory, and ends with it."""
+
+    def __init__(self, options, base):
+        self.options = options
+        self.base = base
+        self.unavailable = {}
+        self.others = []
+        self.clients = []
+        self.shared = Shared(processes.RawValue("i", 0),
+                             processes.RawArray("q", options.clients),
+                             processes.RawArray("i", options.clients))
+        self.proxy = ProxyState(processes.RawValue("i", 0), processes.RawValue("i", 0))
+        self.ledger = ledger.Ledger(os.path.join(base, "ledger"))
+        disks = self.find_disks()
+        conf = ""
+        if options.without_guard:
+            conf = f"idempotency.guards_off = '{options.without_guard}'\n"
+        self.pair = Pair(base, disks, Clock(os.path.join(base, "clock")), conf)
+        options.target = self.pair.target
+        options.gateway = os.path.join(base, "gateway.sock")
+        options.proxy = os.path.join(base, "proxy")
+
+    def find_disks(self):
+        """Small disks for the WAL, which test/chaos/run has made if it could."""
+        disks = os.environ.get("CHAOS_DISKS", "").split(":")
+        if len(disks) == 2:
+            return disks
+        if "disk full" in self.options.wanted:
+            self.options.wanted.remove("disk full")
+            self.unavailable["disk full"] = os.environ.get("CHAOS_NO_DISKS", "no small disk was given")
+        return (None, None)
+
+    def start(self):
+        """Servers, gateway, proxy, and last the clients."""
+        self.pair.create(os.path.join(here, "bank.sql"))
+        with self.pair.primary.connect() as connection:
+            connection.execute("INSERT INTO account SELECT i, %s FROM generate_series(0, %s) i",
+                               (plan.BALANCE, plan.ACCOUNTS - 1))
+        os.mkdir(self.options.proxy)
+        self.launch(gateway.serve, self.options.gateway, os.path.join(self.base, "charges"))
+        self.launch(proxy.serve, self.options.proxy, self.pair.target,
+                    self.proxy.armed, self.proxy.cuts)
+        for path in (self.options.gateway, os.path.join(self.options.proxy, ".s.PGSQL.5432")):
+            while not os.path.exists(path):
+                time.sleep(0.05)
+        for index in range(self.options.clients):
+            client = processes.Process(
+                target=run_client, args=(index, self.options, self.shared, self.ledger))
+            client.start()
+            self.clients.append(client)
+
+    def launch(self, function, *given):
+        """A process that runs until the end."""
+        process = processes.Process(target=function, args=given, daemon=True)
+        process.start()
+        self.others.append(process)
+
+    def sweep(self):
+        """Collects all the time: a thread of the controller's process."""
+        while not self.shared.stopping.value:
+            try:
+                with self.pair.primary.connect() as connection:
+                    while not self.shared.stopping.value:
+                        connection.execute("SELECT idem_gc()")
+                        time.sleep(0.015)
+            except psycopg.Error:
+                time.sleep(0.2)
+
+    def strike(self):
+        """Faults until the time is up, and then the end of all operations."""
+        controller = faults.Controller(self.options, self.pair, self.clients, self.shared, self.proxy)
+        sweeper = threading.Thread(target=self.sweep, daemon=True)
+        sweeper.start()
+        end = time.monotonic() + self.options.minutes * 60
+        for pause, name in plan.faults(self.options.seed, self.options.wanted):
+            time.sleep(max(0, min(pause, end - time.monotonic())))
+            if time.monotonic() >= end:
+                break
+            controller.strike(name)
+        self.shared.stopping.value = 1
+        for client in self.clients:
+            client.join(self.options.patience + 60)
+        sweeper.join(30)
+        return controller
+
+    def judge(self, controller):
+        """Prints the report; returns how many checks passed and failed."""
+        findings = checks.Findings()
+        with self.pair.primary.connect() as connection:
+            evidence = checks.gather(connection, ledger.read(self.ledger.path),
+                                     ledger.read(os.path.join(self.base, "charges")))
+        checks.check(findings, evidence, plan.BALANCE)
+        checks.check_drained(findings, self.pair, evidence.events, self.clients)
+        errors = checks.count_errors(evidence.events)
+        lost = errors["ID409"] + len(evidence.events["stale"])
+        controller.count_hits(errors, lost)
+        findings.add("faults that never hit",
+                     [name for name in self.options.wanted if not controller.hits[name]])
+        findings.add("events that never came", missing_events(evidence))
+        schedule = plan.fingerprint(self.options.seed, self.options.clients, self.options.wanted)
+        print_report(figures(self.options, schedule, evidence, lost), controller,
+                     self.unavailable, findings)
+        return self.verdict(findings)
+
+    def verdict(self, findings):
+        """With a guard taken out, the run is as it should be if that was noticed."""
+        failed = findings.failed()
+        if self.options.without_guard:
+            seen = any(name in failed for name in VIOLATIONS[self.options.without_guard])
+            print(f"without the guard \"{self.options.without_guard}\" the violation was "
+                  + ("noticed" if seen else "NOT noticed"))
+            return (1, 0) if seen else (0, 1)
+        return len(findings.checks) - len(failed), len(failed)
+
+    def stop(self):
+        """Nothing of it goes on."""
+        for process in self.clients + self.others:
+            if process.is_alive():
+                process.kill()
+        self.pair.stop()
+
+
+def missing_events(evidence):
+    """A run in which these never came proves nothing."""
+    return [event for event in ("delivery", "told", "owned", "lease", "ended", "refused")
+            if not evidence.events[event]]
+
+
+def main():
+    """One run and its verdict."""
+    options = arguments()
+    if options.schedule:
+        print(plan.fingerprint(options.seed, options.clients, options.wanted))
+        return
+    print(f"seed {options.seed}, {options.minutes:g} minutes", flush=True)
+    passed, failed = 0, 1
+    with tempfile.TemporaryDirectory(prefix="chaos.", dir="/tmp") as base:
+        run = Run(options, base)
+        try:
+            run.start()
+            passed, failed = run.judge(run.strike())
+        except Exception:  # whatever it is, there is a verdict
+            traceback.print_exc(file=sys.stdout)
+        finally:
+            run.stop()
+            keep(options, base, failed)
+            print(f"{passed} passed, {failed} failed")
+    sys.exit(failed > 0)
+
+
+def keep(options, base, failed):
+    """After a failure the evidence stays."""
+    if not failed:
+        return
+    kept = tempfile.mkdtemp(prefix="idempotency-chaos.", dir="/tmp")
+    for name in ("ledger", "charges", "one.log", "two.log"):
+        if os.path.exists(os.path.join(base, name)):
+            os.rename(os.path.join(base, name), os.path.join(kept, name))
+    os.chmod(kept, 0o755)
+    print(f"seed {options.seed}, logs: {kept}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,323 @@
+"""The clients: processes that deliver operations until they know the end of each.
+
+They do what the documentation tells clients to do: retry the whole transaction, look at
+the command tag, begin again after a lost connection, ask the gateway before they charge
+in a taken-over attempt. What they are told goes into the ledger.
+"""
+
+import os
+import random
+import secrets
+import signal
+import time
+import uuid
+from dataclasses import dataclass
+
+import psycopg
+from gateway import Gateway
+from ledger import now
+from plan import operation
+from psycopg.rows import namedtuple_row
+from psycopg.types.json import Jsonb
+
+LEASE = "1500 milliseconds"
+LEASE_SECONDS = 1.5
+
+BEGIN = """SELECT outcome, attempt, taken_over, fence, response_code AS code,
+    response_payload::text AS payload, encode(response_body, 'hex') AS body
+    FROM idem_begin(%s, scope => 'bank', request => %s, lease => %s::interval)"""
+BEGIN_BATCH = """SELECT idempotency_key AS key, outcome, response_code AS code,
+    response_payload::text AS payload, encode(response_body, 'hex') AS body
+    FROM idem_begin_batch(%s, 'bank', %s)"""
+CALL = """SELECT outcome, response_code AS code, response_payload::text AS payload,
+    encode(response_body, 'hex') AS body
+    FROM idem_call('pay(jsonb)', %s, %s, scope => 'bank', retention => '30 days',
+        wait => '100 milliseconds')"""
+COMPLETE = """SELECT idem_complete(%s, %s, scope => 'bank', code => 201, body => %s,
+    fence => %s, retention => '30 days')"""
+FAIL = """SELECT idem_fail(%s, %s, scope => 'bank', code => 402, body => %s,
+    fence => %s, retention => '30 days')"""
+# A record that has expired when the operation itself comes, or has not quite.
+PLACEHOLDER = """SELECT idem_complete(%s, '{"placeholder": true}', scope => 'bank',
+    retention => '15 milliseconds')"""
+
+# What a fault may make of a statement. Everything else is a mistake of somebody's.
+TRANSIENT = ("40001", "40P01", "53", "57", "58", "08", "ID409", None)
+
+
+@dataclass
+class Shared:
+    """What the clients share with the controller, without locks: a stopped client
+    would never give one back."""
+
+    stopping: object
+    progress: object        # of each client: the operation it is at
+    leased: object          # of each client: it owns a lease now
+
+
+class GivenUp(Exception):
+    """The operation is not over, and has to be begun again."""
+
+
+class Client:
+    """One process."""
+
+    def __init__(self, index, options, shared, ledger):
+        self.index = index
+        self.options = options
+        self.shared = shared
+        self.ledger = ledger
+        self.connection = None
+        self.gateway = None
+        self.deadline = None
+        self.rng = random.Random(f"{options.seed}/client/{index}")
+        self.ways = {"bound": self.bound, "leased": self.leased,
+                     "called": self.called, "batched": self.batched}
+
+    def run(self):
+        """Delivers until it is told to stop, and then what it has begun."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self.gateway = Gateway(self.options.gateway)
+        number = 0
+        while not self.shared.stopping.value:
+            planned = operation(self.options.seed, number, self.options.clients)
+            self.shared.progress[self.index] = number
+            if self.index in planned.copies:
+                self.meet_others(planned)
+                self.prepare(planned)
+            for copy, client in enumerate(planned.copies):
+                if client == self.index:
+                    self.deliver(planned, copy)
+            number += 1
+        self.shared.progress[self.index] = 1 << 40
+        self.ledger.write("finished", client=self.index, operations=number)
+
+    def meet_others(self, planned):
+        """Lets the deliveries of one operation come at once, unless somebody is far."""
+        patience = now() + 0.05
+        while now() < patience and any(
+                self.shared.progress[client] < planned.number for client in planned.copies):
+            time.sleep(0.002)
+
+    def prepare(self, planned):
+        """What comes before the first delivery of some operations."""
+        if planned.copies[0] != self.index:
+            return
+        if planned.recycled:
+            self.attempt(planned, self.leave_placeholder)
+        if planned.forgotten:
+            self.attempt(planned, self.forget)
+
+    def deliver(self, planned, copy):
+        """Tries until the end of the operation is known."""
+        self.ledger.write("delivery", number=planned.number, copy=copy)
+        while not self.attempt(planned, self.ways[planned.way]):
+            self.check_patience(planned)
+            time.sleep(self.rng.uniform(0.002, 0.03))
+
+    def check_patience(self, planned):
+        """When the faults have stopped, everything has to come to an end (I6)."""
+        if self.shared.stopping.value:
+            self.deadline = self.deadline or now() + self.options.patience
+            if now() > self.deadline:
+                self.ledger.write("stuck", keys=planned.keys)
+                raise SystemExit(1)
+
+    def attempt(self, planned, way):
+        """True when the way has got to the end; errors are counted and judged."""
+        try:
+            return way(planned)
+        except psycopg.Error as error:
+            self.note_error(error, planned)
+        except GivenUp:
+            pass
+        self.clear()
+        return False
+
+    def note_error(self, error, planned):
+        """Faults show as errors; any other error is a finding."""
+        state = error.sqlstate
+        known = state is None or any(state.startswith(prefix) for prefix in TRANSIENT if prefix)
+        self.ledger.write("error" if known else "unexpected", sqlstate=state, way=planned.way,
+                          isolation=planned.isolation if planned.way == "bound" else None,
+                          message=str(error)[:300])
+
+    def clear(self):
+        """Leaves a connection that can be used, or none."""
+        if self.connection is None:
+            return
+        try:
+            if not self.connection.closed:
+                self.connection.execute("ROLLBACK", prepare=False)
+        except psycopg.Error:
+            self.connection.close()
+        if self.connection.closed:
+            self.connection = None
+
+    def execute(self, statement, arguments=None, **options):
+        """Runs a statement on a connection to whoever is the primary now."""
+        if self.connection is None:
+            self.connect()
+        return self.connection.execute(statement, arguments, **options)
+
+    def connect(self):
+        """Half of the clients are behind the proxy."""
+        directory = self.options.proxy
+        if self.index % 2:
+            with open(self.options.target, encoding="utf-8") as file:
+                directory = file.read()
+        self.connection = psycopg.connect(
+            host=directory, port=5432, user="teller", dbname="bank", autocommit=True,
+            connect_timeout=5, row_factory=namedtuple_row,
+            application_name=f"client {self.index}", options="-c client_min_messages=error")
+
+    def start(self, isolation="READ COMMITTED"):
+        """Begins a transaction."""
+        self.execute(f"BEGIN ISOLATION LEVEL {isolation}", prepare=False)
+
+    def commit(self):
+        """Only the tag says that it was one."""
+        if self.execute("COMMIT", prepare=False).statusmessage != "COMMIT":
+            raise GivenUp
+
+    def told(self, key, row):
+        """Writes an answer down if it is an end, and says whether."""
+        if row.outcome not in ("COMPLETED", "FAILED") or '"placeholder"' in (row.payload or ""):
+            return False
+        self.acknowledge(key, row.outcome, row.payload, row.body, row.code)
+        return True
+
+    def acknowledge(self, key, outcome, payload, body, code):
+        """From here on the client counts on it."""
+        self.ledger.write("told", key=key, outcome=outcome, payload=payload, body=body, code=code)
+
+    def end(self, planned, key, fence=None):
+        """The effect and the end of an operation; returns what it then answers."""
+        body = secrets.token_bytes(12)
+        if planned.declined:
+            payload = Jsonb({"declined": str(uuid.uuid4())})
+            self.execute(FAIL, (key, payload, body, fence))
+            outcome, code = "FAILED", 402
+        else:
+            payload = Jsonb({"receipt": str(uuid.uuid4())})
+            self.execute("SELECT transfer(%s, %s)",
+                         (Jsonb(planned.request(key)), payload.obj["receipt"]))
+            self.execute(COMPLETE, (key, payload, body, fence))
+            outcome, code = "COMPLETED", 201
+        ((name, value),) = payload.obj.items()
+        return outcome, f'{{"{name}": "{value}"}}', body.hex(), code
+
+    def own(self, key, since):
+        """The session was in possession from then until now, and is not dead: the
+        statement that shows it comes after."""
+        until = now()
+        self.execute("SELECT 1", prepare=False)
+        self.ledger.write("owned", key=key, since=since, until=until, client=self.index)
+
+    def bound(self, planned):
+        """Begin, effect and end in one transaction."""
+        (key,) = planned.keys
+        self.start(planned.isolation)
+        row = self.execute(BEGIN, (key, Jsonb(planned.request(key)), None)).fetchone()
+        if row.outcome != "ACQUIRED":
+            self.commit()
+            return self.told(key, row)
+        since = now()
+        time.sleep(planned.thinks[0])
+        self.own(key, since)
+        answer = self.end(planned, key)
+        time.sleep(planned.thinks[1])
+        self.commit()
+        self.acknowledge(key, *answer)
+        return True
+
+    def leased(self, planned):
+        """Begin, then the gateway outside of any transaction, then the end."""
+        (key,) = planned.keys
+        asked = now()
+        row = self.execute(BEGIN, (key, Jsonb(planned.request(key)), LEASE)).fetchone()
+        if row.outcome != "ACQUIRED":
+            return self.told(key, row)
+        self.ledger.write("lease", key=key, fence=row.fence, asked=asked, told=now(),
+                          attempt=row.attempt, taken_over=row.taken_over)
+        self.shared.leased[self.index] = 1
+        try:
+            return self.charge_and_end(planned, key, row)
+        finally:
+            self.shared.leased[self.index] = 0
+
+    def charge_and_end(self, planned, key, row):
+        """What the owner of a lease does. After an error it begins again: to repeat the
+        end would repeat the effect."""
+        if row.taken_over:
+            self.gateway.ask(do="status", key=key)
+        if not planned.declined and "refused" in self.gateway.ask(
+                do="charge", key=key, fence=row.fence, amount=planned.amount):
+            self.ledger.write("stale", key=key, fence=row.fence)
+            raise GivenUp
+        time.sleep(planned.thinks[2] * 2)
+        asked = now()
+        self.start()
+        answer = self.end(planned, key, row.fence)
+        self.commit()
+        self.ledger.write("ended", key=key, fence=row.fence, asked=asked)
+        self.acknowledge(key, *answer)
+        return True
+
+    def called(self, planned):
+        """All of it in one call, which commits by itself."""
+        (key,) = planned.keys
+        row = self.execute(CALL, (key, Jsonb(planned.request(key))), prepare=False).fetchone()
+        return self.told(key, row)
+
+    def batched(self, planned):
+        """Several operations in one transaction."""
+        keys = list(planned.keys)
+        self.start()
+        rows = self.execute(BEGIN_BATCH, (keys, [Jsonb(planned.request(key)) for key in keys])).fetchall()
+        since = now()
+        mine = [row.key for row in rows if row.outcome == "ACQUIRED"]
+        receipts = [str(uuid.uuid4()) for _ in mine]
+        time.sleep(planned.thinks[0])
+        for key, receipt in zip(mine, receipts):
+            self.own(key, since)
+            self.execute("SELECT transfer(%s, %s)", (Jsonb(planned.request(key)), receipt))
+        if mine:
+            self.execute("SELECT idem_complete_batch(%s, %s, 'bank')",
+                         (mine, [Jsonb({"receipt": receipt}) for receipt in receipts]))
+        time.sleep(planned.thinks[1])
+        self.commit()
+        for key, receipt in zip(mine, receipts):
+            self.acknowledge(key, "COMPLETED", f'{{"receipt": "{receipt}"}}', None, None)
+        return all([row.key in mine or self.told(row.key, row) for row in rows])
+
+    def leave_placeholder(self, planned):
+        """A record with an early expiry, so that the operation replaces one that the
+        collector wants, too. It has no effect."""
+        (key,) = planned.keys
+        self.start()
+        if self.execute(BEGIN, (key, None, None)).fetchone().outcome == "ACQUIRED":
+            self.execute(PLACEHOLDER, (key,))
+        self.commit()
+        return True
+
+    def forget(self, planned):
+        """A client with a mistake in it: an effect, and no end. COMMIT must fail."""
+        key = f"forgotten-{planned.number}"
+        self.start()
+        self.execute(BEGIN, (key, None, None))
+        self.execute("SELECT transfer(%s, '')", (Jsonb(planned.request(key)),))
+        try:
+            self.commit()
+        except psycopg.Error as error:
+            if error.sqlstate != "ID428":
+                raise
+            self.ledger.write("refused", key=key)
+            self.clear()
+        return True
+
+
+def run_client(index, options, shared, ledger):
+    """The body of a client process."""
+    os.setpgid(0, 0)
+    Client(index, options, shared, ledger).run()
