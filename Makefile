@@ -2,7 +2,7 @@
 
 # These goals are scripts that see to their own PostgreSQL.  PGXS stays out of
 # them: it needs a pg_config, and has a "check" of its own.
-SCRIPT_GOALS = help demo check bench bench-quick lint coverage soak chaos chaos-selftest
+SCRIPT_GOALS = help demo check bench bench-quick lint coverage soak chaos chaos-selftest fuzz
 
 ifneq (,$(filter $(SCRIPT_GOALS),$(MAKECMDGOALS)))
 
@@ -21,6 +21,7 @@ help:
 	@echo 'On a private server, installed when missing (Debian), gone afterwards:'
 	@echo '  make demo             see it at work (FILE=my.jsonl: with your own payments)'
 	@echo '  make check            run every test'
+	@echo '  make fuzz             call it with anything (FUZZ_CALLS=100000, FUZZ_SEED=...)'
 	@echo '  make bench            measure it (bench-quick: in a hurry)'
 	@echo 'What the tests are worth, and what they do not see:'
 	@echo '  make chaos            clients, crashes and failovers for CHAOS_MINUTES=5'
@@ -39,6 +40,8 @@ chaos:
 
 chaos-selftest:
 	@test/chaos/selftest
+fuzz:
+	@test/fuzz/run
 
 bench:
 	@bench/run
