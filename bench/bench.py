@@ -1,7 +1,8 @@
 #!/usr/bin/python3
 """Measure the extension against hand-written SQL, on the server that PGHOST and
-PGPORT name. bench/run starts one; workloads.py says what is measured, and
-collection.py measures the removal of expired records.
+PGPORT name. bench/run starts one; workloads.py says what is measured, peers/ puts
+what people would use instead beside it, and collection.py measures the removal
+of expired records.
 
 Runs of a workload's variants alternate, forwards and backwards, and only runs of
 one round are divided by each other: what the machine does meanwhile hits both.
@@ -14,6 +15,7 @@ import sys
 import time
 
 import collection
+import peers
 import report
 import server
 from workloads import COMPARISONS, COSTS, WORKLOADS
@@ -28,10 +30,11 @@ def arguments():
     parser.add_argument('--rounds', type=int, help='rounds of each workload (default 7, quick 3)')
     parser.add_argument('--seconds', type=int, help='length of a run (default 5, quick 1 or 2)')
     parser.add_argument('--clients', type=int, help='clients, where the workload has 8')
-    names = [w.name for w in WORKLOADS] + [collection.NAME]
+    names = [w.name for w in WORKLOADS] + [peers.NAME, collection.NAME]
     parser.add_argument('--only', nargs='+', metavar='WORKLOAD', choices=names,
                         help=f'measure only these: {", ".join(names)}')
     parser.add_argument('--json', metavar='FILE', help='write all raw figures to FILE')
+    peers.add_arguments(parser)
     collection.add_arguments(parser)
     options = parser.parse_args()
     options.only = options.only or (names[:-1] if options.quick else names)
@@ -48,6 +51,8 @@ class Bench:
         self.costs = [c for c in COSTS if c.workload in options.only
                       and not (options.quick and c.at_most is None)]
         self.raw = []
+        self.peers = None       # their figures, and the tables of them
+        self.tables = []
         self.counted = {}
 
     def present(self, variant):
@@ -145,6 +150,9 @@ def measure_all(options):
             bench.measure(workload)
     entries = [bench.compare(c) for c in bench.comparisons]
     entries += [bench.cost(c) for c in bench.costs]
+    if peers.NAME in options.only:
+        more, bench.peers, bench.tables = peers.measure(options, tell)
+        entries += more
     if collection.NAME in options.only:
         more, raw = collection.measure(options, tell)
         entries += more
@@ -162,12 +170,15 @@ def main():
         environment = server.environment()
     except server.BenchError as error:
         sys.exit(f'bench: {error}')
+    for table in bench.tables:
+        report.show_table(*table)
+        print()
     title = f'{bench.rounds} rounds, PostgreSQL {environment["server"]}'
     report.show(title, entries)
     if options.json:
         report.save(options.json, {
             'date': began_at.isoformat(timespec='seconds'), 'took_seconds': round(time.monotonic() - started),
-            'quick': options.quick, **environment, 'measures': entries, 'runs': bench.raw})
+            'quick': options.quick, **environment, 'measures': entries, 'runs': bench.raw, 'peers': bench.peers})
 
 
 if __name__ == '__main__':

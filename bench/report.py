@@ -40,29 +40,32 @@ def spread(pair):
 
 
 def show(title, entries):
-    rows = [cells(entry) for entry in entries]
+    show_table(title, HEADINGS, [cells(entry) for entry in entries])
+
+
+def show_table(title, headings, rows):
     try:
-        show_rich(title, rows) if sys.stdout.isatty() else show_plain(title, rows)
+        show_rich(title, headings, rows) if sys.stdout.isatty() else show_plain(title, headings, rows)
     except ImportError:
-        show_plain(title, rows)
+        show_plain(title, headings, rows)
 
 
-def show_rich(title, rows):
+def show_rich(title, headings, rows):
     from rich.console import Console
     from rich.table import Table
     colours = {'met': '[green]met[/]', 'missed': '[red]missed[/]'}
     table = Table(title=title)
-    for heading in HEADINGS:
-        table.add_column(heading, justify='left' if heading in ('measure', '') else 'right')
+    for heading in headings:
+        table.add_column(heading, justify='left' if heading in ('measure', 'peer', '') else 'right')
     for cell in rows:
         table.add_row(*cell[:-1], colours.get(cell[-1], cell[-1]))
     Console().print(table)
 
 
-def show_plain(title, rows):
-    widths = [max(map(len, column)) for column in zip(HEADINGS, *rows)]
+def show_plain(title, headings, rows):
+    widths = [max(map(len, column)) for column in zip(headings, *rows)]
     print(title)
-    for cell in (HEADINGS, *rows):
+    for cell in (headings, *rows):
         print('  '.join(text.ljust(width) for text, width in zip(cell, widths)).rstrip())
 
 

@@ -1,0 +1,192 @@
+"""Peers: what people would use instead of the extension, side by side with it.
+
+All of it runs through one driver, in Node. Every peer is first held to the same
+test of duplicate deliveries; what fails it is timed all the same, and told.
+"""
+
+import os
+import statistics
+
+import report
+import server
+
+from . import plan, services
+
+NAME = 'peers'
+KEYS = 20               # deliveries of each kind that the test of duplicates makes
+CASES = ('in turn', 'at once', 'declined', 'killed', 'stalled')
+
+
+def add_arguments(parser):
+    group = parser.add_argument_group(NAME, 'takes three quarters of an hour; --quick makes a small selection')
+    group.add_argument('--peer', nargs='+', metavar='PEER', choices=[p.name for p in plan.PEERS],
+                       help=f'only these: {", ".join(p.name for p in plan.PEERS)}')
+    group.add_argument('--workload', nargs='+', metavar='WORKLOAD', choices=[w.name for w in plan.WORKLOADS],
+                       help=f'only these: {", ".join(w.name for w in plan.WORKLOADS)}')
+    group.add_argument('--peer-rounds', type=int, help='rounds of each workload (default 5, quick 3)')
+    group.add_argument('--peer-seconds', type=float, help='length of a run (default 3, quick 1)')
+    group.add_argument('--no-faults', action='store_true', help='test duplicates without killing and stopping consumers')
+
+
+def measure(options, tell):
+    """The entries of the table, every raw figure, and the tables that go before."""
+    services.link_modules()
+    server.run(['psql', '-Xq', '-v', 'ON_ERROR_STOP=1', '-f', os.path.join(services.FOLDER, 'schema.sql')])
+    with services.redis():
+        peers = Peers(options, tell)
+        peers.judge()
+        for workload in peers.workloads:
+            peers.time(workload)
+            peers.count(workload)
+        return peers.entries(), peers.raw(), peers.tables()
+
+
+class Peers:
+    def __init__(self, options, tell):
+        self.options, self.tell = options, tell
+        self.rounds = options.peer_rounds or (3 if options.quick else 5)
+        self.seconds = options.peer_seconds or (1 if options.quick else 3)
+        version = int(services.node_version().split('.')[0])
+        chosen = options.peer or (plan.QUICK_PEERS if options.quick else [p.name for p in plan.PEERS])
+        self.peers = [p for p in plan.PEERS if p.name in chosen and p.node <= version]
+        self.left_out = [p for p in plan.PEERS if p.name in chosen and p.node > version]
+        workloads = plan.QUICK_WORKLOADS if options.quick and not options.workload else plan.WORKLOADS
+        self.workloads = [w for w in workloads if not options.workload or w.name in options.workload]
+        self.verdicts, self.runs, self.counted = {}, [], {}
+        self.environment = services.environment()
+
+    # ---- correctness ----
+
+    def judge(self):
+        for peer in self.peers:
+            if peer.name != 'select':
+                self.tell(f'{NAME}: duplicate deliveries to {peer.name}')
+                reset()
+                self.verdicts[peer.name] = services.driver(
+                    'judge', peer=peer.name, keys=KEYS, faults=not (self.options.quick or self.options.no_faults))
+
+    def is_right(self, name):
+        return all(self.verdicts[name][case]['right'] for case in ('in turn', 'at once') if name in self.verdicts)
+
+    # ---- figures ----
+
+    def members(self, workload):
+        return [p for p in self.peers if p.name in workload.peers]
+
+    def time(self, workload):
+        members = self.members(workload)
+        for number in range(self.rounds):
+            self.tell(f'{NAME}: {workload.name}, round {number + 1} of {self.rounds}')
+            for peer in members if number % 2 == 0 else reversed(members):
+                result = self.run(peer, workload, seconds=self.seconds, warmup=min(0.5, self.seconds / 3))
+                self.runs.append({'peer': peer.name, 'workload': workload.name, 'round': number, **result})
+
+    def count(self, workload):
+        if self.options.quick:
+            return
+        for peer in self.members(workload):
+            self.tell(f'{NAME}: {workload.name}, counting {peer.name}')
+            self.counted[peer.name, workload.name] = self.run(peer, workload, count=workload.count, one_client=True)
+
+    def run(self, peer, workload, one_client=False, **length):
+        reset()
+        result = services.driver(
+            'run', peer=peer.name, kind=workload.kind, clients=1 if one_client else workload.clients,
+            size=workload.size, gateway=workload.gateway, declined=workload.declined, **length)
+        self.check(peer, workload, result['effects'])
+        return result
+
+    def check(self, peer, workload, effects):
+        """Speed counts for nothing where the test of duplicates has been passed and payments are wrong."""
+        expected = server.ACCOUNTS * 1_000_000
+        if effects['money'] != expected:
+            raise server.BenchError(f'{peer.name}, {workload.name}: the accounts do not match the payments')
+        if self.is_right(peer.name) and not effects['payments'] == effects['keys'] == effects['accepted']:
+            raise server.BenchError(f'{peer.name}, {workload.name}: {effects}')
+
+    # ---- what came out ----
+
+    def series(self, workload, name, measure):
+        runs = [r for r in self.runs if (r['workload'], r['peer']) == (workload, name)]
+        values = {r['round']: r['cpu_postgres'] + r['cpu_redis'] if measure == 'cpu' else r[measure] for r in runs}
+        return [values[number] for number in sorted(values)]
+
+    def median(self, workload, name, measure):
+        values = self.series(workload, name, measure)
+        return statistics.median(values) if values else None
+
+    def entries(self):
+        entries = [self.compare(c) for c in plan.COMPARISONS if self.has(c.workload, c.of) and self.has(c.workload, c.to)]
+        return entries + [report.skipped(p.title, f'Node {p.node}') for p in self.left_out]
+
+    def has(self, workload, name):
+        return bool(self.series(workload, name, 'throughput'))
+
+    def compare(self, comparison):
+        of, to = (self.series(comparison.workload, name, comparison.measure) for name in (comparison.of, comparison.to))
+        if comparison.measure == 'cpu':
+            of, to = to, of         # less is better: turned round, so that more is
+        return report.row(comparison.title, [a / b for a, b in zip(of, to)], comparison.at_least)
+
+    def raw(self):
+        return {'environment': self.environment, 'verdicts': self.verdicts, 'runs': self.runs,
+                'titles': {p.name: p.title for p in plan.PEERS},
+                'counted': [{'peer': peer, 'workload': workload, **figures}
+                            for (peer, workload), figures in self.counted.items()]}
+
+    def tables(self):
+        tables = [(f'{NAME}: duplicate deliveries; cases that ended in one payment and one answer',
+                   ('peer', *CASES), [self.verdict_row(p) for p in self.peers if p.name in self.verdicts])]
+        tables += [(f'{NAME}: {w.name}, {text(w.clients, "client")}, {w.size} bytes', FIGURES,
+                    [self.figures_row(w, p) for p in self.members(w)]) for w in self.workloads]
+        return tables
+
+    def verdict_row(self, peer):
+        verdict = self.verdicts[peer.name]
+        return (peer.title, *(told(verdict[case]) if case in verdict else '–' for case in CASES))
+
+    def figures_row(self, workload, peer):
+        name, counted = peer.name, self.counted.get((peer.name, workload.name), {})
+        redis = counted.get('redis_memory', 0)
+        return (peer.title,
+                number(self.median(workload.name, name, 'throughput'), 0),
+                number(self.median(workload.name, name, 'p50'), 1), number(self.median(workload.name, name, 'p99'), 1),
+                number(counted.get('trips'), 1),
+                number(self.median(workload.name, name, 'cpu_postgres'), 2),
+                number(self.median(workload.name, name, 'cpu_redis'), 2),
+                number(self.median(workload.name, name, 'cpu_client'), 2),
+                number(counted.get('wal'), 0), number(counted.get('dead'), 1),
+                number(counted.get('stored'), 0) + (f' + {redis:.0f}' if redis else ''),
+                '' if peer.name not in self.verdicts or self.passed(peer.name) else 'fails duplicates')
+
+    def passed(self, name):
+        return all(verdict['right'] for verdict in self.verdicts[name].values())
+
+
+FIGURES = ('peer', 'a second', 'p50 ms', 'p99 ms', 'trips', 's/1000 PostgreSQL', 'Redis', 'client', 'WAL bytes', 'dead',
+           'stored bytes', '')
+
+
+def told(case):
+    if case['right']:
+        return f'{case["cases"]} of {case["cases"]}'
+    wrong = [f'{case[name]} {name}' for name in ('twice', 'lost', 'stuck') if case[name]]
+    return f'{", ".join(wrong) or "other answers"} of {case["cases"]}'
+
+
+def number(value, digits):
+    return '' if value is None else f'{value:.{digits}f}'
+
+
+def text(count, noun):
+    return f'{count} {noun}{"" if count == 1 else "s"}'
+
+
+def reset():
+    """The same tables before every run, and an empty Redis."""
+    tables = server.sql("SELECT oid::regclass FROM pg_class WHERE relkind = 'r' AND relnamespace = to_regnamespace('dbos')"
+                        " AND relname !~ 'migration'")
+    server.sql('TRUNCATE peer_payments RESTART IDENTITY;' + (f'TRUNCATE {",".join(tables)} CASCADE;' if tables else ''))
+    server.reset()
+    server.sql('VACUUM (ANALYZE) peer_payments')
+    services.redis_command('flushall')

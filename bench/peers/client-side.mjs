@@ -1,0 +1,50 @@
+// 3. The usual pattern, statement by statement from the client: SELECT FOR
+// UPDATE, INSERT PENDING, business, UPDATE COMPLETED.
+
+import { Mismatch, callGateway, pay, transaction } from './driver/business.mjs';
+
+const UNIQUE_VIOLATION = '23505';    // somebody else was first: look again
+
+const SELECT = {
+  name: 'client-select',
+  text: "SELECT * FROM hand_store WHERE scope = '' AND idempotency_key = $1 FOR UPDATE",
+};
+const INSERT = {
+  name: 'client-insert',
+  text: `INSERT INTO hand_store (idempotency_key, request_hash, status, expires_at)
+    VALUES ($1, $2, 'PENDING', now() + interval '1 day')`,
+};
+const UPDATE = {
+  name: 'client-update',
+  text: `UPDATE hand_store SET status = $2, response_payload = $3, updated_at = clock_timestamp()
+    WHERE scope = '' AND idempotency_key = $1`,
+};
+
+export const clientReadCommitted = at('client-rc', 'BEGIN ISOLATION LEVEL READ COMMITTED');
+export const clientSerializable = at('client-serializable', 'BEGIN ISOLATION LEVEL SERIALIZABLE');
+
+function at(name, begin) {
+  return { name, open: async ({ pool }) => ({ deliver: (operation) => protectedPayment(pool, operation, begin) }) };
+}
+
+export function protectedPayment(pool, operation, begin = 'BEGIN') {
+  return transaction(pool, async (client) => {
+    const { rows } = await client.query({ ...SELECT, values: [operation.key] });
+    if (rows.length) {
+      return replay(rows[0], operation);
+    }
+    await client.query({ ...INSERT, values: [operation.key, operation.hash] });
+    await callGateway(operation);
+    const response = await pay(client, operation);
+    const status = response.state === 'declined' ? 'FAILED' : 'COMPLETED';
+    await client.query({ ...UPDATE, values: [operation.key, status, JSON.stringify(response)] });
+    return { replayed: false, response };
+  }, { begin, retryAlso: [UNIQUE_VIOLATION] });
+}
+
+function replay(record, operation) {
+  if (!record.request_hash.equals(operation.hash)) {
+    throw new Mismatch();
+  }
+  return { replayed: true, response: record.response_payload };
+}

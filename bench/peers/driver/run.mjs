@@ -1,0 +1,174 @@
+// One run of one peer: node run.mjs '{"peer": …, "kind": …, "clients": …, …}'.
+// Prints one line of JSON. Clients go round in a closed loop; what is timed
+// begins when connections, statements and scripts are warm.
+
+import './wire.mjs';
+import pg from 'pg';
+import { operation } from './business.mjs';
+import { answer } from './deliver.mjs';
+import { counters, redisCounters, serverCpu } from './meters.mjs';
+import { find, open } from './peers.mjs';
+import { roundTrips } from './wire.mjs';
+
+const PREPARED = 2000;      // records for those that replay
+const BATCH = 100;
+const WARM_UP = 20;         // operations before round trips are counted
+
+const order = JSON.parse(process.argv[2]);
+const accepted = new Set();
+const stored = [];
+
+function next() {
+  const { size, gateway, declined = 0 } = order;
+  const made = operation({ size, gateway, declined: Math.random() < declined });
+  made.accept = () => accepted.add(made.key);
+  return made;
+}
+
+async function deliver(opened, made) {
+  const { response } = await answer(opened, made);
+  if (response.state === 'accepted') {
+    made.accept();
+  }
+}
+
+// A unit of work of each kind, and how many operations it ends.
+const KINDS = {
+  fresh: { operations: 1, work: (opened) => deliver(opened, next()) },
+  turn: {
+    operations: 1,
+    async work(opened) {
+      const made = next();
+      for (let i = 0; i < 3; i++) {
+        await deliver(opened, made);
+      }
+    },
+  },
+  once: {
+    operations: 1,
+    work(opened) {
+      const made = next();
+      return Promise.all([1, 2, 3].map(() => deliver(opened, made)));
+    },
+  },
+  replay: {
+    operations: 1, prepared: PREPARED,
+    work: (opened) => deliver(opened, stored[Math.floor(Math.random() * stored.length)]),
+  },
+  hot: { operations: 1, prepared: 1, work: (opened) => deliver(opened, stored[0]) },
+  batch: {
+    operations: BATCH,
+    async work(opened) {
+      const many = Array.from({ length: BATCH }, next);
+      await opened.batch(many);
+      many.forEach((made) => made.accept());
+    },
+  },
+};
+
+const kind = KINDS[order.kind];
+
+async function prepare(opened, peer) {
+  if (!kind.prepared) {
+    return;
+  }
+  const maker = peer.stores ? await open(peer.stores, order) : opened;
+  const todo = Array.from({ length: kind.prepared }, next);
+  stored.push(...todo);
+  await Promise.all(Array.from({ length: order.clients }, async () => {
+    for (let made; (made = todo.pop());) {
+      await deliver(maker, made);
+    }
+  }));
+  if (maker !== opened) {
+    await maker.close();
+  }
+}
+
+// Every client until the time is over; the latencies of its units.
+async function load(opened, clients, seconds) {
+  const latencies = [];
+  const until = performance.now() + seconds * 1000;
+  await Promise.all(Array.from({ length: clients }, async () => {
+    for (let now = performance.now(); now < until;) {
+      await kind.work(opened);
+      const ended = performance.now();
+      latencies.push(ended - now);
+      now = ended;
+    }
+  }));
+  return latencies;
+}
+
+async function timed(peer) {
+  const opened = await open(peer, order);
+  await prepare(opened, peer);
+  await load(opened, order.clients, order.warmup);
+  const cpu = serverCpu();
+  const own = process.cpuUsage();
+  const started = performance.now();
+  const latencies = await load(opened, order.clients, order.seconds);
+  const took = (performance.now() - started) / 1000;
+  const client = process.cpuUsage(own);
+  const spent = serverCpu();
+  await opened.close();
+  const units = latencies.length;
+  const operations = units * kind.operations;
+  latencies.sort((a, b) => a - b);
+  return {
+    operations, seconds: took, throughput: operations / took,
+    p50: latencies[Math.floor(units * 0.5)], p99: latencies[Math.floor(units * 0.99)],
+    cpu_postgres: (spent.postgres - cpu.postgres) / 1e6 / operations,    // ms an operation: seconds a thousand
+    cpu_redis: (spent.redis - cpu.redis) / 1e6 / operations,
+    cpu_client: (client.user + client.system) / 1e3 / operations,
+  };
+}
+
+// One client, an exact number of operations. Sessions tell their counters when
+// they end, so what is counted begins and ends with them.
+async function counted(peer) {
+  const redis = peer.redis && await redisCounters();
+  const before = await counters();
+  const opened = await open(peer, order);
+  await prepare(opened, peer);
+  await repeat(WARM_UP, () => kind.work(opened));
+  const trips = roundTrips();
+  await repeat(order.count, () => kind.work(opened));
+  const made = roundTrips() - trips;
+  await opened.close();
+  const after = await counters();
+  const operations = (order.count + WARM_UP) * kind.operations;
+  const per = (of, to) => (of - to) / operations;
+  const redisAfter = redis && await redisCounters();
+  return {
+    trips: made / order.count / kind.operations,
+    ...!kind.prepared && {
+      wal: per(after.wal, before.wal), dead: per(after.dead, before.dead), stored: per(after.stored, before.stored),
+      redis_memory: redis ? per(redisAfter.memory, redis.memory) : 0,
+      redis_log: redis ? per(redisAfter.log, redis.log) : 0,
+    },
+  };
+}
+
+async function repeat(times, work) {
+  for (let i = 0; i < times; i++) {
+    await work();
+  }
+}
+
+// Whatever the speed: how many payments there are for each that was accepted.
+async function effects() {
+  const client = new pg.Client();
+  await client.connect();
+  const { rows } = await client.query(`
+    SELECT count(*) AS payments, count(DISTINCT reference) AS keys,
+      (SELECT sum(balance) FROM accounts) + coalesce(sum(amount), 0) AS money FROM peer_payments`);
+  await client.end();
+  const [{ payments, keys, money }] = rows;
+  return { payments: Number(payments), keys: Number(keys), accepted: accepted.size, money: Number(money) };
+}
+
+const peer = find(order.peer);
+const figures = await (order.count ? counted(peer) : timed(peer));
+console.log(JSON.stringify({ ...figures, effects: await effects() }));
+process.exit(0);

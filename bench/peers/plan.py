@@ -1,0 +1,110 @@
+"""What is compared: the peers, their workloads, and the comparisons to hold.
+
+A peer's code is the .mjs file beside this one that bears its name; README of what
+each does: docs/performance.md.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Peer:
+    name: str
+    title: str
+    redis: bool = False
+    node: int = 0           # the version of Node that its libraries ask for
+
+
+@dataclass(frozen=True)
+class Workload:
+    name: str
+    kind: str               # of driver/run.mjs
+    peers: tuple
+    clients: int = 8
+    size: int = 100         # bytes of the request, and of the answer
+    gateway: int = 0        # milliseconds outside the database
+    declined: float = 0.0   # part of the payments
+    count: int = 500        # operations of a run that is counted, not timed
+
+
+@dataclass(frozen=True)
+class Comparison:
+    title: str
+    workload: str
+    of: str
+    to: str
+    at_least: float = None      # None: told, but held to nothing
+    measure: str = 'throughput'  # or 'cpu': server time of `to` over that of `of`
+
+
+PEERS = (
+    Peer('bare', '1 bare transaction'),
+    Peer('bare-call', '1 bare function, one call'),
+    Peer('insert', '1 … and a plain INSERT of the record'),
+    Peer('select-insert', '1 … and a SELECT by key before'),
+    Peer('select', '1 SELECT by key alone'),
+    Peer('plpgsql', '2 PL/pgSQL: ON CONFLICT, UPDATE'),
+    Peer('plpgsql-catch', '2 … that stores failures'),
+    Peer('client-rc', '3 SELECT FOR UPDATE, INSERT, UPDATE'),
+    Peer('client-serializable', '3 … at SERIALIZABLE'),
+    Peer('redis-lock', '4 Redis lock around 3', redis=True),
+    Peer('redis-barrier', '4 Redis Lua barrier before 1', redis=True),
+    Peer('redis-state', '4 Redis state record, two locks', redis=True),
+    Peer('powertools', '5 Powertools with Redis', redis=True, node=20),
+    Peer('dbos', '5 DBOS', node=20),
+    Peer('graphile-worker', '5 graphile-worker job key'),
+    Peer('ext-call', 'idem_call'),
+    Peer('ext-call-raise', 'idem_call, failures raised'),
+    Peer('ext-txn', 'idem_begin, idem_complete'),
+    Peer('ext-lease', 'idem_begin with a lease'),
+)
+
+EXTENSION = ('ext-call', 'ext-call-raise', 'ext-txn', 'ext-lease')
+ONE_CALL = ('bare-call', 'plpgsql', 'plpgsql-catch')
+WRITERS = tuple(p.name for p in PEERS if p.name != 'select')
+PROTECTED = tuple(name for name in WRITERS if name not in ('bare', 'bare-call', 'graphile-worker'))
+SOME = ('plpgsql', 'client-rc', 'redis-lock', 'redis-barrier', 'ext-call', 'ext-txn')
+LEASED = ('client-rc', 'redis-lock', 'redis-barrier', 'redis-state', 'powertools', 'dbos', 'ext-lease')
+
+SIZES = {10_000: '10 kB', 200_000: '200 kB'}
+CLIENTS = (1, 2, 4, 16, 32, 64)
+
+FRESH = Workload('fresh', 'fresh', WRITERS)
+WORKLOADS = (
+    FRESH,
+    Workload('3 in turn', 'turn', WRITERS, count=200),
+    Workload('3 at once', 'once', WRITERS, count=200),
+    Workload('replay', 'replay', ('select', *PROTECTED)),
+    Workload('hot key', 'hot', ('select', *PROTECTED)),
+    Workload('gateway 20 ms', 'fresh', LEASED, clients=64, gateway=20, count=50),
+    Workload('batch of 100', 'batch', ('bare', 'insert', 'plpgsql', 'ext-txn'), clients=1, count=50),
+    Workload('half declined', 'fresh', (*ONE_CALL, 'client-rc', 'redis-lock', 'redis-barrier', *EXTENSION), declined=0.5),
+    *(Workload(text, 'fresh', (*SOME, 'redis-state', 'ext-lease'), size=size, count=200) for size, text in SIZES.items()),
+    *(Workload(f'{number} clients' if number > 1 else '1 client', 'fresh', SOME, clients=number) for number in CLIENTS),
+)
+
+COMPARISONS = (
+    Comparison('idem_call / Redis lock around SELECT FOR UPDATE, INSERT, UPDATE', 'fresh', 'ext-call', 'redis-lock', 2.5),
+    Comparison('idem_call / Redis Lua barrier', 'fresh', 'ext-call', 'redis-barrier', 1.5),
+    Comparison('leased begin, complete / Redis state record', 'fresh', 'ext-lease', 'redis-state', 1.3),
+    Comparison('… with a gateway call of 20 ms, 64 clients', 'gateway 20 ms', 'ext-lease', 'redis-state', 1.3),
+    Comparison('idem_call, failures raised / PL/pgSQL', 'fresh', 'ext-call-raise', 'plpgsql'),
+    Comparison('idem_call, failures raised / bare function', 'fresh', 'ext-call-raise', 'bare-call'),
+    Comparison('idem_call / PL/pgSQL that stores failures', 'fresh', 'ext-call', 'plpgsql-catch'),
+    Comparison('begin, complete / SELECT FOR UPDATE, INSERT, UPDATE', 'fresh', 'ext-txn', 'client-rc'),
+    Comparison('begin, complete / SELECT by key, plain INSERT', 'fresh', 'ext-txn', 'select-insert'),
+    Comparison('idem_call / Powertools', 'fresh', 'ext-call', 'powertools'),
+    Comparison('idem_call / DBOS', 'fresh', 'ext-call', 'dbos'),
+    Comparison('leased begin, complete / DBOS', 'gateway 20 ms', 'ext-lease', 'dbos'),
+    Comparison('replay by idem_call / SELECT by key', 'replay', 'ext-call', 'select'),
+    Comparison('batch / batch by ON CONFLICT, UPDATE', 'batch of 100', 'ext-txn', 'plpgsql'),
+)
+# A client in Node spends more than the server: its throughput hides what the
+# server saves, the server's own time does not.
+COMPARISONS += tuple(
+    Comparison(f'{c.title}, server time', c.workload, c.of, c.to, measure='cpu')
+    for c in COMPARISONS if c.workload in ('fresh', 'replay'))
+
+# Two minutes for everything leave room for what has a target.
+QUICK_PEERS = ('redis-lock', 'redis-barrier', 'redis-state', 'ext-call', 'ext-lease')
+QUICK_WORKLOADS = (FRESH,)

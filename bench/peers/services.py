@@ -1,0 +1,72 @@
+"""What the peers need besides PostgreSQL: a Redis server, and the driver in Node."""
+
+import contextlib
+import json
+import os
+import subprocess
+import tempfile
+import time
+
+import server
+
+FOLDER = os.path.dirname(os.path.abspath(__file__))
+REDIS = '/usr/bin/redis-check-rdb'      # the server's own program, without its service
+
+
+def link_modules():
+    """bench/run installs the packages outside of the tree."""
+    modules = os.environ.get('BENCH_MODULES')
+    if not modules:
+        raise server.BenchError('no packages of Node: start it through bench/run')
+    with contextlib.suppress(FileExistsError):
+        os.symlink(modules, os.path.join(FOLDER, 'node_modules'))
+
+
+@contextlib.contextmanager
+def redis():
+    """A private server that appends every write to its log, on a socket."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, 'socket')
+        process = subprocess.Popen(
+            ['redis-server', '--port', '0', '--unixsocket', path, '--dir', folder, '--save', '',
+             '--appendonly', 'yes', '--appendfsync', 'everysec'], executable=REDIS, stdout=subprocess.DEVNULL)
+        try:
+            wait_for(path, process)
+            os.environ.update(BENCH_REDIS=path, BENCH_REDIS_PID=str(process.pid))
+            yield
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def wait_for(path, process):
+    until = time.monotonic() + 10
+    while not os.path.exists(path):
+        if process.poll() is not None or time.monotonic() > until:
+            raise server.BenchError('the Redis server did not start')
+        time.sleep(0.05)
+
+
+def redis_command(*words):
+    return server.run(['redis-cli', '-s', os.environ['BENCH_REDIS'], *words]).strip()
+
+
+def driver(script, **order):
+    """What a script of driver/ says, given an order."""
+    output = server.run(['node', os.path.join(FOLDER, 'driver', f'{script}.mjs'), json.dumps(order)])
+    return json.loads(output.splitlines()[-1])
+
+
+def node_version():
+    return server.run(['node', '--version']).strip().lstrip('v')
+
+
+def environment():
+    """Versions and settings of what takes part."""
+    with open(os.path.join(FOLDER, 'package.json')) as file:
+        packages = json.load(file)['dependencies']
+    version = dict(line.split(':', 1) for line in redis_command('info', 'server').splitlines() if ':' in line)
+    return {'node': node_version(), 'redis': version['redis_version'].strip(),
+            'redis_settings': {name: redis_command('config', 'get', name).splitlines()[-1]
+                               for name in ('appendonly', 'appendfsync')},
+            'packages': packages}
