@@ -11,11 +11,14 @@ A missed target is told and fails nothing; a wrong result fails the run.
 
 import argparse
 import datetime
+import os
+import shutil
 import sys
 import time
 
 import collection
 import peers
+import pictures
 import report
 import server
 from workloads import COMPARISONS, COSTS, WORKLOADS
@@ -176,9 +179,12 @@ def main():
     title = f'{bench.rounds} rounds, PostgreSQL {environment["server"]}'
     report.show(title, entries)
     if options.json:
-        report.save(options.json, {
+        results = {
             'date': began_at.isoformat(timespec='seconds'), 'took_seconds': round(time.monotonic() - started),
-            'quick': options.quick, **environment, 'measures': entries, 'runs': bench.raw, 'peers': bench.peers})
+            'quick': options.quick, **environment, 'measures': entries, 'runs': bench.raw, 'peers': bench.peers}
+        report.save(options.json, results)
+        if shutil.which('gnuplot'):
+            pictures.draw(os.path.dirname(options.json), results)
 
 
 if __name__ == '__main__':

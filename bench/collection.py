@@ -217,21 +217,28 @@ def summaries(slices):
 # ---- a large store ----
 
 def large(chosen, tell):
-    """Begin and complete where there are many live rows, and where there are none."""
-    runs = []
-    with database('bench_large') as full, database('bench_empty') as empty:
-        tell(f'{NAME}: making {chosen.live} live rows')
-        before = fill(full, chosen.live, '1 day')
-        warm_up, _ = load(full, CLIENTS, 1), load(empty, CLIENTS, 1)
+    """Begin and complete where there are many live rows, a tenth of them, and none."""
+    sizes = {f'bench_rows_{rows}': rows for rows in (0, chosen.live // 10, chosen.live)}
+    runs, before = [], {}
+    with contextlib.ExitStack() as stack:
+        for name, rows in sizes.items():
+            tell(f'{NAME}: making {rows} live rows')
+            stack.enter_context(database(name))
+            before[name] = fill(name, rows, '1 day') if rows else None
+        warm_up = {name: load(name, CLIENTS, 1) for name in sizes}
         for number in range(chosen.rounds):
             tell(f'{NAME}: large store, round {number + 1} of {chosen.rounds}')
-            for name in (full, empty) if number % 2 == 0 else (empty, full):
-                run = load(full, CLIENTS, chosen.seconds) if name == full else run_on_empty(empty, chosen.seconds)
-                runs.append({'round': number, 'store': name, **run})
-        check(full, before, sum(r['transactions'] for r in (warm_up, *runs) if r.get('store') != empty))
-    of, to = ([r['tps'] for r in runs if r['store'] == name] for name in (full, empty))
-    return [report.row(f'begin, complete on {chosen.live} live rows / on an empty store',
-                       [a / b for a, b in zip(of, to)], LARGE_AT_LEAST)], runs
+            for name in sizes if number % 2 == 0 else reversed(sizes):
+                run = load(name, CLIENTS, chosen.seconds) if sizes[name] else run_on_empty(name, chosen.seconds)
+                runs.append({'round': number, 'rows': sizes[name], **run})
+        for name, rows in sizes.items():
+            if rows:
+                check(name, before[name], warm_up[name]['transactions']
+                      + sum(r['transactions'] for r in runs if r['rows'] == rows))
+    empty, *others = ([r['tps'] for r in runs if r['rows'] == rows] for rows in sizes.values())
+    return [report.row(f'begin, complete on {rows} live rows / on an empty store',
+                       [a / b for a, b in zip(of, empty)], LARGE_AT_LEAST)
+            for rows, of in zip(list(sizes.values())[1:], others)], runs
 
 
 def run_on_empty(name, seconds):

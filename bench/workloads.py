@@ -88,15 +88,15 @@ WORKLOADS = (
 )
 
 COMPARISONS = (
-    Comparison('begin, business, complete / SELECT, business, INSERT', 'txn', 'extension', 'plain', 0.88),
+    Comparison('begin, business, complete / SELECT, business, INSERT', 'txn', 'extension', 'plain', 0.95),
     Comparison('… with a hash that the application brings', 'txn', 'extension-hash', 'plain'),
-    Comparison('begin, business, complete / SELECT FOR UPDATE, INSERT, UPDATE', 'txn', 'extension', 'hand', 1.05),
+    Comparison('begin, business, complete / SELECT FOR UPDATE, INSERT, UPDATE', 'txn', 'extension', 'hand', 1.12),
     Comparison('… with a hash that the application brings', 'txn', 'extension-hash', 'hand'),
-    Comparison('replay / SELECT by primary key', 'replay', 'extension', 'select', 0.80),
+    Comparison('replay / SELECT by primary key', 'replay', 'extension', 'select', 0.90),
     Comparison('… with a hash that the application brings', 'replay', 'extension-hash', 'select'),
     Comparison('idem_call / the bare function', 'call', 'extension', 'bare', 0.68),
-    Comparison('idem_call, failures raised / the bare function', 'call', 'extension-raise', 'bare', 0.76),
-    Comparison('idem_call, failures raised / INSERT ON CONFLICT, UPDATE', 'call', 'extension-raise', 'hand', 1.05),
+    Comparison('idem_call, failures raised / the bare function', 'call', 'extension-raise', 'bare', 0.80),
+    Comparison('idem_call, failures raised / INSERT ON CONFLICT, UPDATE', 'call', 'extension-raise', 'hand', 1.10),
     Comparison('… that hashes the request as well', 'call', 'extension-raise', 'hand-hashing'),
     Comparison('batch of 500 / 500 single transactions', 'batch', 'batch', 'single', 8.0),
     Comparison('batch of 500 / one INSERT ON CONFLICT', 'batch', 'batch', 'upsert', 0.50),

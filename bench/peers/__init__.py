@@ -79,7 +79,8 @@ class Peers:
             self.tell(f'{NAME}: {workload.name}, round {number + 1} of {self.rounds}')
             for peer in members if number % 2 == 0 else reversed(members):
                 result = self.run(peer, workload, seconds=self.seconds, warmup=min(0.5, self.seconds / 3))
-                self.runs.append({'peer': peer.name, 'workload': workload.name, 'round': number, **result})
+                self.runs.append({'peer': peer.name, 'workload': workload.name, 'round': number,
+                                  'clients': workload.clients, 'size': workload.size, **result})
 
     def count(self, workload):
         if self.options.quick:

@@ -5,6 +5,7 @@
 import { UPDATE, INSERT, callGateway } from './driver/business.mjs';
 
 const { PGHOST, PGPORT, PGUSER, PGDATABASE } = process.env;
+const DEFAULT_POOL = 10;
 
 export const dbos = {
   name: 'dbos',
@@ -23,7 +24,7 @@ export const dbos = {
     DBOS.setConfig({
       name: 'bench', applicationVersion: '1', executorID: executor, logLevel: 'error',
       systemDatabaseUrl: `postgresql://${PGUSER}@localhost:${PGPORT}/${PGDATABASE}?host=${encodeURIComponent(PGHOST)}`,
-      systemDatabasePoolSize: clients,
+      systemDatabasePoolSize: Math.max(clients, DEFAULT_POOL),   // with less it waits for itself
     });
     await DBOS.launch();
     return {

@@ -11,6 +11,7 @@ import server
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 REDIS = '/usr/bin/redis-check-rdb'      # the server's own program, without its service
+PATIENCE = 900      # seconds, for a script of the driver
 
 
 def link_modules():
@@ -53,7 +54,10 @@ def redis_command(*words):
 
 def driver(script, **order):
     """What a script of driver/ says, given an order."""
-    output = server.run(['node', os.path.join(FOLDER, 'driver', f'{script}.mjs'), json.dumps(order)])
+    try:
+        output = server.run(['node', os.path.join(FOLDER, 'driver', f'{script}.mjs'), json.dumps(order)], timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        raise server.BenchError(f'{order["peer"]} hangs: {script} {order}') from None
     return json.loads(output.splitlines()[-1])
 
 

@@ -14,7 +14,7 @@ import { find, open } from './peers.mjs';
 
 const LEASE = 1000;             // milliseconds, of locks and leases
 const PATIENCE = 12_000;        // a delivery that takes longer is stuck
-const AT_ONCE = 4;              // processes
+const AT_ONCE = 8;              // processes
 const CONSUMER = new URL('consumer.mjs', import.meta.url).pathname;
 
 const order = JSON.parse(process.argv[2]);
