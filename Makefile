@@ -2,7 +2,7 @@
 
 # These goals are scripts that see to their own PostgreSQL.  PGXS stays out of
 # them: it needs a pg_config, and has a "check" of its own.
-SCRIPT_GOALS = help demo check bench bench-quick lint coverage soak chaos chaos-selftest fuzz
+SCRIPT_GOALS = help demo check bench bench-quick lint coverage soak chaos chaos-selftest fuzz model
 
 ifneq (,$(filter $(SCRIPT_GOALS),$(MAKECMDGOALS)))
 
@@ -22,6 +22,7 @@ help:
 	@echo '  make demo             see it at work (FILE=my.jsonl: with your own payments)'
 	@echo '  make check            run every test'
 	@echo '  make fuzz             call it with anything (FUZZ_CALLS=100000, FUZZ_SEED=...)'
+	@echo '  make model            check the model of the protocol (needs no server)'
 	@echo '  make bench            measure it (bench-quick: in a hurry)'
 	@echo 'What the tests are worth, and what they do not see:'
 	@echo '  make chaos            clients, crashes and failovers for CHAOS_MINUTES=5'
@@ -42,6 +43,9 @@ chaos-selftest:
 	@test/chaos/selftest
 fuzz:
 	@test/fuzz/run
+
+model:
+	@test/model/run
 
 bench:
 	@bench/run
