@@ -843,7 +843,7 @@ end:
 #define WORTH_READING	true
 #endif
 
-/* gc.c, sweep, of which there is one at a time; store.c, STATEMENT_SWEEP_PAGES */
+/* gc.c, run, of which there is one at a time; store.c, store_sweep_pages */
 proctype Sweep(byte k)
 {
 end:
