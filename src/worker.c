@@ -428,6 +428,13 @@ worker_register(void)
 
 	if (!process_shared_preload_libraries_in_progress)
 		return;
+
+	/*
+	 * pg_upgrade has noted the next transaction id before it starts a server:
+	 * what takes one there would be lost, and so would the rows it wrote.
+	 */
+	if (IsBinaryUpgrade)
+		return;
 	launcher.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
 	launcher.bgw_start_time = BgWorkerStart_RecoveryFinished;
 	launcher.bgw_restart_time = LAUNCHER_RESTART_SECONDS;
