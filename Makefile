@@ -2,7 +2,7 @@
 
 # These goals are scripts that see to their own PostgreSQL.  PGXS stays out of
 # them: it needs a pg_config, and has a "check" of its own.
-SCRIPT_GOALS = help demo check bench bench-quick lint coverage soak chaos chaos-selftest fuzz model
+SCRIPT_GOALS = help demo check bench bench-quick lint coverage soak chaos chaos-selftest fuzz model check-all
 
 ifneq (,$(filter $(SCRIPT_GOALS),$(MAKECMDGOALS)))
 
@@ -21,6 +21,7 @@ help:
 	@echo 'On a private server, installed when missing (Debian), gone afterwards:'
 	@echo '  make demo             see it at work (FILE=my.jsonl: with your own payments)'
 	@echo '  make check            run every test'
+	@echo '  make check-all        on PostgreSQL 15, 17 and 18, and pg_upgrade (root, or sudo)'
 	@echo '  make fuzz             call it with anything (FUZZ_CALLS=100000, FUZZ_SEED=...)'
 	@echo '  make model            check the model of the protocol (needs no server)'
 	@echo '  make bench            measure it (bench-quick: in a hurry)'
@@ -36,11 +37,15 @@ demo:
 check:
 	@test/check
 
+check-all:
+	@test/check-all
+
 chaos:
 	@test/chaos/run
 
 chaos-selftest:
 	@test/chaos/selftest
+
 fuzz:
 	@test/fuzz/run
 
