@@ -31,7 +31,7 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--quick', action='store_true', help='short runs, two minutes in all')
     parser.add_argument('--rounds', type=int, help='rounds of each workload (default 7, quick 3)')
-    parser.add_argument('--seconds', type=int, help='length of a run (default 5, quick 1 or 2)')
+    parser.add_argument('--seconds', type=int, help='length of a run (default 5, quick 1)')
     parser.add_argument('--clients', type=int, help='clients, where the workload has 8')
     names = [w.name for w in WORKLOADS] + [peers.NAME, collection.NAME]
     parser.add_argument('--only', nargs='+', metavar='WORKLOAD', choices=names,
@@ -67,8 +67,8 @@ class Bench:
                  for name in (c.of, c.to)}
         return [v for v in workload.variants if v.name in named]
 
-    def seconds(self, workload):
-        return self.options.seconds or (workload.quick_seconds if self.options.quick else 5)
+    def seconds(self):
+        return self.options.seconds or (1 if self.options.quick else 5)
 
     def clients(self, workload):
         return self.options.clients if self.options.clients and workload.clients == 8 else workload.clients
@@ -93,9 +93,9 @@ class Bench:
     def one_run(self, workload, variant, number):
         if not workload.read_only:
             server.reset()
-        result = server.pgbench(workload, variant, self.clients(workload), f'--time={self.seconds(workload)}')
+        result = server.pgbench(workload, variant, self.clients(workload), f'--time={self.seconds()}')
         self.raw.append({'workload': workload.name, 'variant': variant.name, 'round': number,
-                         'seconds': self.seconds(workload), 'clients': self.clients(workload),
+                         'seconds': self.seconds(), 'clients': self.clients(workload),
                          'throughput': result['tps'] * variant.operations, **result})
 
     def compare(self, comparison):

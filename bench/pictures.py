@@ -17,9 +17,9 @@ def draw(folder, results):
         peers = Peers(results['peers'])
         for workload in peers.workloads():
             name = workload.replace(' ', '-')
-            peers.bars(folder, f'throughput-{name}', workload, f'{workload}: operations a second', throughput)
+            peers.bars(folder, f'throughput-{name}', workload, 'operations a second', throughput)
             peers.bars(folder, f'server-time-{name}', workload,
-                       f'{workload}: processor seconds of PostgreSQL, and of Redis (red), for 1000 operations', server_time)
+                       'seconds of PostgreSQL and of Redis (red) for 1000 operations', server_time)
         peers.by_clients(folder)
         peers.by_size(folder)
         peers.counted_bars(folder)
@@ -42,28 +42,27 @@ class Peers:
         present = {r['peer'] for r in self.runs if r['workload'] == workload}
         return [name for name in self.titles if name in present]
 
-    def bars(self, folder, picture, workload, heading, figures):
+    def bars(self, folder, picture, workload, unit, figures):
         lines = [bar(self.titles[name], name, *figures(self.of(workload, name))) for name in self.names(workload)]
-        plot(folder, 'bars', picture, lines, heading=heading, unit='', rows=len(lines))
+        plot(folder, 'bars', picture, lines, heading=workload, unit=unit, rows=len(lines))
 
     def counted_bars(self, folder):
         """What each fresh operation writes."""
         fresh = [c for c in self.counted if c['workload'] == 'fresh']
-        for measure, heading in (('wal', 'bytes of write-ahead log for an operation, and appended by Redis (red)'),
-                                 ('trips', 'round trips of an operation')):
+        for measure, unit in (('wal', 'bytes of write-ahead log, and of that of Redis (red), for an operation'),
+                              ('trips', 'round trips of an operation')):
             lines = [bar(self.titles[c['peer']], c['peer'], c[measure], c['redis_log'] if measure == 'wal' else 0)
                      for c in sorted(fresh, key=lambda c: list(self.titles).index(c['peer']))]
             if lines:
-                plot(folder, 'bars', f'fresh-{measure}', lines, heading=heading, unit='', rows=len(lines))
+                plot(folder, 'bars', f'fresh-{measure}', lines, heading='fresh', unit=unit, rows=len(lines))
 
     def by_clients(self, folder):
         points = {w: r['clients'] for r in self.runs for w in [r['workload']] if w.endswith((' client', ' clients')) or w == 'fresh'}
-        self.lines(folder, 'clients', points, 'fresh keys: operations a second, median and range', 'clients', 0)
+        self.lines(folder, 'clients', points, 'fresh, median and range', 'clients', 0)
 
     def by_size(self, folder):
         points = {w: r['size'] for r in self.runs for w in [r['workload']] if w.endswith(' kB') or w == 'fresh'}
-        self.lines(folder, 'payload', points, 'fresh keys: operations a second, median and range',
-                   'bytes of the request and of the answer', 1)
+        self.lines(folder, 'payload', points, 'fresh, median and range', 'bytes of the request and of the answer', 1)
 
     def lines(self, folder, picture, points, heading, xunit, logarithmic):
         """A line for each peer that has all points."""
@@ -84,8 +83,8 @@ def growth(folder, runs):
     lines = [bar(f'{rows:,} rows', 'ext', statistics.median(r['tps'] for r in runs if r['rows'] == rows), 0)
              for rows in sizes]
     if lines:
-        plot(folder, 'bars', 'growth', lines, heading='begin and complete a second, by the size of the store',
-             unit='', rows=len(lines))
+        plot(folder, 'bars', 'growth', lines, heading='growth of the store', unit='begin and complete a second',
+             rows=len(lines))
 
 
 def throughput(runs):

@@ -28,7 +28,6 @@ class Workload:
     name: str
     clients: int
     variants: tuple
-    quick_seconds: int = 2
     read_only: bool = False
 
 
@@ -78,13 +77,13 @@ WORKLOADS = (
     Workload('batch', 1, (
         Variant('batch', {STORE: 500}, operations=500, needs='idem_begin_batch'),
         Variant('single', {STORE: 1}),
-        Variant('upsert', {HAND_STORE: 500}, operations=500)), quick_seconds=1),
+        Variant('upsert', {HAND_STORE: 500}, operations=500))),
     Workload('hot', 64, (
         Variant('one-key'),
-        Variant('own-key')), quick_seconds=1, read_only=True),
+        Variant('own-key')), read_only=True),
     Workload('advance', 8, (
         Variant('extension', {STREAM: 1}, needs='idem_advance'),
-        Variant('hand', {HAND_STREAM: 1})), quick_seconds=1),
+        Variant('hand', {HAND_STREAM: 1}))),
 )
 
 COMPARISONS = (

@@ -24,7 +24,7 @@ def add_arguments(parser):
     group.add_argument('--workload', nargs='+', metavar='WORKLOAD', choices=[w.name for w in plan.WORKLOADS],
                        help=f'only these: {", ".join(w.name for w in plan.WORKLOADS)}')
     group.add_argument('--peer-rounds', type=int, help='rounds of each workload (default 5, quick 3)')
-    group.add_argument('--peer-seconds', type=float, help='length of a run (default 3, quick 1)')
+    group.add_argument('--peer-seconds', type=float, help='length of a run (default 2, quick 0.7)')
     group.add_argument('--no-faults', action='store_true', help='test duplicates without killing and stopping consumers')
 
 
@@ -45,7 +45,7 @@ class Peers:
     def __init__(self, options, tell):
         self.options, self.tell = options, tell
         self.rounds = options.peer_rounds or (3 if options.quick else 5)
-        self.seconds = options.peer_seconds or (1 if options.quick else 3)
+        self.seconds = options.peer_seconds or (0.7 if options.quick else 2)
         version = int(services.node_version().split('.')[0])
         chosen = options.peer or (plan.QUICK_PEERS if options.quick else [p.name for p in plan.PEERS])
         self.peers = [p for p in plan.PEERS if p.name in chosen and p.node <= version]

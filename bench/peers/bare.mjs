@@ -6,7 +6,7 @@ const UNIQUE_VIOLATION = '23505';
 
 const SELECT = {
   name: 'record-select',
-  text: "SELECT * FROM hand_store WHERE scope = '' AND idempotency_key = $1",
+  text: "SELECT status, request_hash, response_payload FROM hand_store WHERE scope = '' AND idempotency_key = $1",
 };
 const INSERT_RECORD = {
   name: 'record-insert',

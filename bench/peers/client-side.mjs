@@ -7,7 +7,7 @@ const UNIQUE_VIOLATION = '23505';    // somebody else was first: look again
 
 const SELECT = {
   name: 'client-select',
-  text: "SELECT * FROM hand_store WHERE scope = '' AND idempotency_key = $1 FOR UPDATE",
+  text: "SELECT status, request_hash, response_payload FROM hand_store WHERE scope = '' AND idempotency_key = $1 FOR UPDATE",
 };
 const INSERT = {
   name: 'client-insert',

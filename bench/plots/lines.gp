@@ -14,5 +14,5 @@ if (logarithmic) {
 	set logscale y 10
 }
 set grid
-set key outside right
+set key below
 plot for [i = 0:rows - 1] data index i using 1:2:3:4 with yerrorlines linewidth 2 pointtype 7 pointsize 0.5 title columnheader(1)
