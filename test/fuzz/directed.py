@@ -73,7 +73,8 @@ def scenes(functions, main, peer, by_hand):
 	# arguments that are seldom drawn
 	for name, given in (('idem_fingerprint', {'request': None}), ('idem_grant', {'role': None}), ('idem_revoke', {'role': None}),
 			('idem_grant', {'role': '4294967295'}), ('idem_revoke', {'role': '0'}), ('idem_schedule_gc', {'schedule': ''}),
-			('idem_reseal', {'max_rows': 0}), ('idem_gc', {'max_rows': -1}), ('idem_step_key', {'key': '', 'step': 'a'}),
+			('idem_reseal', {'max_rows': 0}), ('idem_unclaim_scope', {'pattern': '*a'}), ('idem_set_policy', {'pattern': None}),
+			('idem_claim_scope', {'pattern': None, 'role': 'fuzz_app'}), ('idem_gc', {'max_rows': -1}), ('idem_step_key', {'key': '', 'step': 'a'}),
 			('idem_claim_scope', {'pattern': 'a', 'role': '0'}), ('idem_call', {'handler': 'fuzz.nonesuch(jsonb)', 'key': 'a'}),
 			('idem_call', {'handler': 'fuzz.secret(jsonb)', 'key': 'a'}), ('idem_lookup', {'key': ''})):
 		found.append([main('call', call(name, **given))])

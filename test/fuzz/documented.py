@@ -24,6 +24,19 @@ def codes(text):
 	return found
 
 
+def general(text):
+	"""SQLSTATEs that any function may raise, and those whose line begins with the functions that may."""
+	anybody, restricted = set(), {}
+	for line in text.splitlines():
+		when = line.split('|')[2].strip() if line.startswith('|') else ''
+		functions = set(re.findall(r'`(idem_\w+)', when)) if when.startswith('`idem_') else set()
+		for code in codes(line):
+			anybody.discard(code) if functions else anybody.add(code)
+			if functions:
+				restricted[code] = functions
+	return anybody, restricted
+
+
 class Documentation:
 	"""What docs/reference says."""
 
@@ -31,7 +44,7 @@ class Documentation:
 		self.pages = {page.stem: page.read_text('utf-8') for page in Path(directory).glob('*.md')}
 		errors = sections(self.pages['errors'])
 		self.own = codes(errors['Errors of the extension'])
-		self.general = codes(errors['Errors of PostgreSQL'])
+		self.general, self.restricted = general(errors['Errors of PostgreSQL'])
 		if len(self.own) < 7 or len(self.general) < 8:
 			raise ValueError('docs/reference/errors.md does not read as expected')
 
@@ -66,4 +79,5 @@ class Documentation:
 		"""
 		page = self.page_of(function)
 		own, others = self._of_page(page) if page else (self.own, set())
-		return own | others | self.general
+		named = {code for code, functions in self.restricted.items() if function in functions}
+		return own | others | self.general | named

@@ -172,7 +172,7 @@ def models_and_smith(total, seed, found):
 	"""Both at the same time."""
 	smith.prepare()
 	with multiprocessing.get_context('spawn').Pool(2) as pool:
-		queries = pool.apply_async(smith.run, [(max(total // 50, 200), seed, {})])
+		queries = pool.apply_async(smith.run, [(max(total // 50, 1000), seed, {})])
 		played = pool.map(play_model, [(database, max(total // 400, 50), seed + i)
 			for i, (database, _, kind) in enumerate(DATABASES) if kind != 'partitioned'], chunksize=1)
 		return played, queries.get()

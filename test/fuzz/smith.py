@@ -11,7 +11,7 @@ from session import Session
 
 DATABASE = 'fuzz_smith'
 # It cannot make the arguments of all
-FEWEST_FUNCTIONS = 6
+FEWEST_FUNCTIONS = 4
 LOCATION = re.compile(r'LOCATION:  (?:\w+, )?(\w+\.c):\d+')
 ERROR = re.compile(r'(?:ERROR|FATAL|PANIC):  ([0-9A-Z]{5}): (.*)')
 
