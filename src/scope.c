@@ -343,8 +343,11 @@ policy_max_response_size(const Policy *policy)
 void
 scope_claim(const Catalog *catalog, text *pattern, const char *role)
 {
-	Datum		values[2] = {PointerGetDatum(pattern), CStringGetDatum(role)};
+	NameData	name;
+	Datum		values[2] = {PointerGetDatum(pattern), NameGetDatum(&name)};
 
+	/* all of its 64 bytes are stored */
+	namestrcpy(&name, role);
 	(void) statement_run(&claim, catalog, values, NULL, InvalidSnapshot);
 	statement_finish();
 }
