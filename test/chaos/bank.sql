@@ -34,6 +34,9 @@ BEGIN
 END
 $$;
 
+-- For a trigger on the store, which comes and goes.
+CREATE FUNCTION do_nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN new; END';
+
 CREATE ROLE teller LOGIN;
 GRANT ALL ON account, effect TO teller;
 SELECT idem_grant('teller');

@@ -215,6 +215,28 @@ class Controller:
                 for other in held:
                     other.close()
 
+    def trigger(self):
+        """A trigger comes to the store, or goes: the extension changes between its two
+        ways to read and write."""
+        with self.pair.primary.connect() as connection:
+            (exists,) = connection.execute(
+                "SELECT count(*) FROM pg_trigger WHERE tgname = 'idle'").fetchone()
+            connection.execute(
+                "DROP TRIGGER idle ON idempotency_store" if exists else
+                "CREATE TRIGGER idle BEFORE INSERT OR UPDATE ON idempotency_store"
+                " FOR EACH ROW EXECUTE FUNCTION do_nothing()")
+        self.hits["trigger"] += 1
+
+    def rewrite(self):
+        """The store gets a new file, or a new index, while operations go on."""
+        command = self.rng.choice(("VACUUM FULL idempotency_store",
+                                   "REINDEX TABLE CONCURRENTLY idempotency_store",
+                                   "VACUUM (FREEZE) idempotency_store"))
+        busy = self.when_busy()
+        with self.pair.primary.connect() as connection:
+            connection.execute(command)
+        self.hits["rewrite"] += busy
+
     def count_hits(self, errors, refused_leases):
         """What others have seen of the faults."""
         self.hits["cancel"] = errors["57014"]

@@ -31,6 +31,8 @@ DECK = {
     "disk full": 1,
     "locks": 1,
     "connections": 1,
+    "trigger": 2,
+    "rewrite": 1,
 }
 
 
