@@ -5,6 +5,7 @@
 #include "postgres.h"
 
 #include "access/htup_details.h"
+#include "catalog/pg_type.h"
 #include "executor/executor.h"
 #include "funcapi.h"
 #include "storage/lockdefs.h"
@@ -94,14 +95,40 @@ put_response(Columns *columns, const Response *response)
 	put_pointer(columns, ANSWER_RESPONSE_BODY, response->body);
 }
 
+/* The first column, an enum of ours, is not looked at. */
+static bool
+is_as_made(TupleDesc descriptor)
+{
+	static const Oid types[ANSWER_COLUMNS] = {
+		InvalidOid, TEXTOID, TEXTOID, INT4OID, BOOLOID, BOOLOID, INT8OID, TIMESTAMPTZOID,
+		INTERVALOID, INT4OID, JSONBOID, JSONBOID, BYTEAOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID
+	};
+
+	if (descriptor->natts != ANSWER_COLUMNS)
+		return false;
+	for (int i = 1; i < ANSWER_COLUMNS; i++)
+	{
+		if (TupleDescAttr(descriptor, i)->atttypid != types[i])
+			return false;
+	}
+	return true;
+}
+
+static void
+check_descriptor(TupleDesc descriptor)
+{
+	if (!is_as_made(descriptor))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("type idem_operation has been changed"),
+				 errhint("Restore what was changed, or drop the extension and create it again.")));
+}
+
 /* The columns point into the answer and into themselves. */
 static void
 fill(Columns *columns, const Answer *answer, const Catalog *catalog, TupleDesc descriptor)
 {
-	if (descriptor->natts != ANSWER_COLUMNS)
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("type idem_operation has been changed")));
+	check_descriptor(descriptor);
 	put_operation(columns, answer, catalog);
 	put_response(columns, &answer->record.response);
 }
@@ -138,13 +165,20 @@ name_of_operation(Datum operation, int64 *fence)
 {
 	const Catalog *catalog = catalog_known();
 	HeapTupleHeader tuple = DatumGetHeapTupleHeader(operation);
+	TupleDesc	descriptor = lookup_rowtype_tupdesc(catalog->operation_type, -1);
+	Datum		outcome;
+	Datum		scope;
+	Datum		key;
+	Datum		number;
 	bool		is_null[4];
-	Datum		outcome = GetAttributeByNum(tuple, ANSWER_OUTCOME + 1, &is_null[0]);
-	Datum		scope = GetAttributeByNum(tuple, ANSWER_SCOPE + 1, &is_null[1]);
-	Datum		key = GetAttributeByNum(tuple, ANSWER_IDEMPOTENCY_KEY + 1, &is_null[2]);
-	Datum		number = GetAttributeByNum(tuple, ANSWER_FENCE + 1, &is_null[3]);
 	OperationName name;
 
+	check_descriptor(descriptor);
+	ReleaseTupleDesc(descriptor);
+	outcome = GetAttributeByNum(tuple, ANSWER_OUTCOME + 1, &is_null[0]);
+	scope = GetAttributeByNum(tuple, ANSWER_SCOPE + 1, &is_null[1]);
+	key = GetAttributeByNum(tuple, ANSWER_IDEMPOTENCY_KEY + 1, &is_null[2]);
+	number = GetAttributeByNum(tuple, ANSWER_FENCE + 1, &is_null[3]);
 	if (is_null[0] || is_null[1] || is_null[2])
 		ereport(ERROR,
 				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),

@@ -218,7 +218,7 @@ idem_gc(PG_FUNCTION_ARGS)
 
 	require_writable("idem_gc()");
 	sweep.max_rows = positive_count(fcinfo, 0, "max_rows");
-	gc_sweep(&sweep);
+	gc_sweep(catalog_open(RowExclusiveLock), &sweep);
 	PG_RETURN_INT64(sweep.removed);
 }
 

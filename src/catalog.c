@@ -14,12 +14,14 @@
 #include "catalog/pg_class.h"
 #include "catalog/pg_collation.h"
 #include "catalog/pg_enum.h"
+#include "catalog/pg_inherits.h"
 #include "catalog/pg_type.h"
 #include "commands/extension.h"
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
+#include "utils/memutils.h"
 #include "utils/rel.h"
 #include "utils/syscache.h"
 
@@ -87,7 +89,8 @@ read_lock_seed(Oid schema)
 	Datum		seed = 0;
 	bool		is_null = true;
 
-	if (HeapTupleIsValid(row) && column != InvalidAttrNumber)
+	if (HeapTupleIsValid(row) && column != InvalidAttrNumber &&
+		get_atttype(RelationGetRelid(secret), column) == INT8OID)
 		seed = heap_getattr(row, column, RelationGetDescr(secret), &is_null);
 	if (is_null)
 		missing_object("idempotency_secret");
@@ -145,16 +148,33 @@ store_is_plain(Relation relation)
 		key_is_as_made(primary_key_index(relation));
 }
 
+/* By these names a violation of the key is told from that of another index. */
+static void
+read_key_names(void)
+{
+	List	   *indexes = find_all_inheritors(catalog.key, NoLock, NULL);
+	MemoryContext caller = MemoryContextSwitchTo(TopMemoryContext);
+	ListCell   *cell;
+
+	list_free_deep(catalog.key_names);
+	catalog.key_names = NIL;
+	foreach(cell, indexes)
+	{
+		char	   *name = get_rel_name(lfirst_oid(cell));
+
+		if (name != NULL)
+			catalog.key_names = lappend(catalog.key_names, name);
+	}
+	MemoryContextSwitchTo(caller);
+}
+
 static void
 read_key(Relation relation)
 {
-	char	   *name;
-
 	catalog.key = primary_key_index(relation);
-	name = OidIsValid(catalog.key) ? get_rel_name(catalog.key) : NULL;
-	if (name == NULL)
+	if (!OidIsValid(catalog.key))
 		missing_object("primary key of idempotency_store");
-	strlcpy(catalog.key_name, name, NAMEDATALEN);
+	read_key_names();
 }
 
 /* false when it was dropped just now */
@@ -174,6 +194,8 @@ read_store(Oid store)
 				 errmsg("table \"idempotency_store\" is not logged"),
 				 errdetail("A crash would empty it, and finished operations would run again."),
 				 errhint("Run ALTER TABLE ... SET LOGGED.")));
+	if (!record_fits(RelationGetDescr(relation)))
+		missing_object("a column of idempotency_store");
 	catalog.store = store;
 	catalog.store_owner = relation->rd_rel->relowner;
 	catalog.store_plain = store_is_plain(relation);

@@ -7,6 +7,7 @@
 
 #include "postgres.h"
 
+#include "nodes/pg_list.h"
 #include "storage/lockdefs.h"
 
 #include "idempotency.h"
@@ -17,7 +18,7 @@ typedef struct Catalog
 	Oid			store;			/* idempotency_store */
 	Oid			store_owner;
 	Oid			key;			/* its primary key */
-	char		key_name[NAMEDATALEN];
+	List	   *key_names;		/* of it, and of its parts on partitions: char * */
 	bool		store_plain;	/* direct access does all that SQL would */
 	Oid			fences;			/* idempotency_fence */
 	Oid			scopes;			/* idempotency_scope */

@@ -89,8 +89,8 @@ count_sweep(const Sweep *sweep, BlockNumber hand, const Deadline *start)
  * Removes expired records.  Whatever somebody else has locked is passed over
  * and met again on the next turn.
  */
-static void
-run(const Catalog *catalog, Sweep *sweep)
+void
+gc_sweep(const Catalog *catalog, Sweep *sweep)
 {
 	Deadline	start = deadline_after(0);
 	BlockNumber hand;
@@ -102,19 +102,4 @@ run(const Catalog *catalog, Sweep *sweep)
 	turn_hand(catalog, &hand, sweep);
 	marks_remember_sweep(catalog, hand);
 	count_sweep(sweep, hand, &start);
-}
-
-void
-gc_sweep(Sweep *sweep)
-{
-	run(catalog_open(RowExclusiveLock), sweep);
-}
-
-void
-gc_sweep_if_free(Sweep *sweep)
-{
-	const Catalog *catalog = catalog_open_if_free(RowExclusiveLock);
-
-	if (catalog)
-		run(catalog, sweep);
 }

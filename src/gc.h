@@ -9,6 +9,8 @@
 
 #include "storage/block.h"
 
+#include "catalog.h"
+
 /* pages of one call of idem_gc: 64 MB */
 #define GC_PAGES 8192
 
@@ -22,7 +24,6 @@ typedef struct Sweep
 	BlockNumber pages;			/* that the store has */
 } Sweep;
 
-extern void gc_sweep(Sweep *sweep);
-extern void gc_sweep_if_free(Sweep *sweep);
+extern void gc_sweep(const Catalog *catalog, Sweep *sweep);
 
 #endif							/* IDEM_GC_H */

@@ -27,6 +27,12 @@
 #define SHORTEST_SECRET 32
 #define LARGEST_FILE 65536
 
+#ifdef __APPLE__
+#define NANOSECONDS(status) ((status).st_mtimespec.tv_nsec)
+#else
+#define NANOSECONDS(status) ((status).st_mtim.tv_nsec)
+#endif
+
 static MemoryContext keys_context = NULL;
 static SealKey *keys = NULL;
 static int	key_count = 0;
@@ -164,7 +170,7 @@ is_unchanged(const struct stat *status)
 	return key_count > 0 &&
 		status->st_dev == read_from.st_dev && status->st_ino == read_from.st_ino &&
 		status->st_size == read_from.st_size &&
-		status->st_mtime == read_from.st_mtime && status->st_ctime == read_from.st_ctime &&
+		status->st_mtime == read_from.st_mtime && NANOSECONDS(*status) == NANOSECONDS(read_from) &&
 		status->st_mode == read_from.st_mode && status->st_uid == read_from.st_uid;
 }
 

@@ -21,7 +21,7 @@ static Statement advance_stream = {
 };
 
 static Statement sweep_position = {
-	"SELECT next_page FROM %1$s.idempotency_sweep"
+	"SELECT next_page::pg_catalog.int8 FROM %1$s.idempotency_sweep"
 };
 
 static Statement remember_sweep = {

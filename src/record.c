@@ -34,6 +34,30 @@ static const char *const names[RECORD_COLUMNS] =
 };
 static const Oid types[RECORD_COLUMNS] = {RECORD_TYPES};
 
+static bool
+is_column(Form_pg_attribute attribute, RecordColumn column)
+{
+	return !attribute->attisdropped &&
+		strcmp(NameStr(attribute->attname), names[column]) == 0 &&
+		(!OidIsValid(types[column]) || attribute->atttypid == types[column]);
+}
+
+/* Has the table these columns, whatever others it has? */
+bool
+record_fits(TupleDesc descriptor)
+{
+	for (int column = 0; column < RECORD_COLUMNS; column++)
+	{
+		int			i = 0;
+
+		while (i < descriptor->natts && !is_column(TupleDescAttr(descriptor, i), column))
+			i++;
+		if (i == descriptor->natts)
+			return false;
+	}
+	return true;
+}
+
 /* Has the table these columns, in this order, and no others? */
 bool
 record_matches(TupleDesc descriptor)
@@ -42,11 +66,7 @@ record_matches(TupleDesc descriptor)
 		return false;
 	for (int i = 0; i < RECORD_COLUMNS; i++)
 	{
-		Form_pg_attribute attribute = TupleDescAttr(descriptor, i);
-
-		if (attribute->attisdropped ||
-			strcmp(NameStr(attribute->attname), names[i]) != 0 ||
-			(OidIsValid(types[i]) && attribute->atttypid != types[i]))
+		if (!is_column(TupleDescAttr(descriptor, i), i))
 			return false;
 	}
 	return true;

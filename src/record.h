@@ -43,6 +43,7 @@ typedef enum RecordColumn
 	JSONBOID, JSONBOID, BYTEAOID, TEXTOID, TEXTOID, BYTEAOID
 
 extern bool record_matches(TupleDesc descriptor);
+extern bool record_fits(TupleDesc descriptor);
 extern void record_to_columns(const Catalog *catalog, const Record *record,
 							  Datum *values, bool *nulls);
 extern void record_from_columns(const Catalog *catalog, const Datum *values,

@@ -144,6 +144,23 @@ compare_rules(const void *a, const void *b)
 	return (int) left->is_prefix - (int) right->is_prefix;
 }
 
+static bool
+is_as_made(TupleDesc descriptor)
+{
+	static const Oid types[SCOPE_COLUMNS] = {
+		TEXTOID, NAMEOID, INTERVALOID, INTERVALOID, INTERVALOID, INT4OID, INT4OID, INT4OID
+	};
+
+	if (descriptor->natts != SCOPE_COLUMNS)
+		return false;
+	for (int i = 0; i < SCOPE_COLUMNS; i++)
+	{
+		if (TupleDescAttr(descriptor, i)->atttypid != types[i])
+			return false;
+	}
+	return true;
+}
+
 /* A fresh snapshot, whatever the isolation level: rights hold at once. */
 static void
 read_rules(const Catalog *catalog)
@@ -154,10 +171,11 @@ read_rules(const Catalog *catalog)
 	HeapTuple	row;
 	ListCell   *cell;
 
-	if (RelationGetDescr(table)->natts != SCOPE_COLUMNS)
+	if (!is_as_made(RelationGetDescr(table)))
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("table \"idempotency_scope\" has been changed")));
+				 errmsg("table \"idempotency_scope\" has been changed"),
+				 errhint("Restore what was changed.")));
 	while (HeapTupleIsValid(row = systable_getnext(scan)))
 	{
 		Rule	   *rule = palloc(sizeof(Rule));

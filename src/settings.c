@@ -9,6 +9,7 @@
 
 #include <limits.h>
 
+#include "miscadmin.h"
 #include "utils/guc.h"
 #include "utils/varlena.h"
 
@@ -41,6 +42,32 @@ check_databases(char **value, void **extra, GucSource source)
 		GUC_check_errdetail("List syntax is invalid.");
 	pfree(list);
 	return valid;
+}
+
+/*
+ * Where the library is loaded late, a setting that a client has given with the
+ * connection was in the place of the server's own, and is refused only now:
+ * what the server's files say counts again.
+ */
+static void
+read_files_again(void)
+{
+	ConfigVariable *head = NULL;
+	ConfigVariable *tail = NULL;
+
+	if (!ParseConfigFile(ConfigFileName, true, NULL, 0, 0, ERROR, &head, &tail) ||
+		!ParseConfigFile(PG_AUTOCONF_FILENAME, false, NULL, 0, 0, ERROR, &head, &tail))
+		ereport(ERROR,
+				(errcode(ERRCODE_CONFIG_FILE_ERROR),
+				 errmsg("could not read the settings of extension \"%s\" from the configuration files",
+						EXTENSION_NAME)));
+	for (ConfigVariable *item = head; item; item = item->next)
+	{
+		if (!item->ignore && pg_strncasecmp(item->name, EXTENSION_NAME ".", strlen(EXTENSION_NAME) + 1) == 0)
+			(void) set_config_option(item->name, item->value, PGC_SIGHUP, PGC_S_FILE,
+									 GUC_ACTION_SET, true, WARNING, false);
+	}
+	FreeConfigVariables(head);
 }
 
 void
@@ -110,4 +137,6 @@ settings_define(void)
 							   PGC_SIGHUP, GUC_SUPERUSER_ONLY, NULL, NULL, NULL);
 
 	MarkGUCPrefixReserved("idempotency");
+	if (!process_shared_preload_libraries_in_progress)
+		read_files_again();
 }

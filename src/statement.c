@@ -172,9 +172,16 @@ is_about_row(const ErrorData *error)
 static bool
 is_duplicate_name(const Catalog *catalog, const ErrorData *error)
 {
-	return error->sqlerrcode == ERRCODE_UNIQUE_VIOLATION &&
-		error->constraint_name != NULL &&
-		strcmp(error->constraint_name, catalog->key_name) == 0;
+	ListCell   *cell;
+
+	if (error->sqlerrcode != ERRCODE_UNIQUE_VIOLATION || error->constraint_name == NULL)
+		return false;
+	foreach(cell, catalog->key_names)
+	{
+		if (strcmp(error->constraint_name, (char *) lfirst(cell)) == 0)
+			return true;
+	}
+	return false;
 }
 
 void

@@ -306,17 +306,35 @@ idempotency_launcher_main(Datum arg)
 
 /* ---- worker ---- */
 
-/* One short transaction: whoever meets a row that it removes waits for it. */
+/*
+ * One short transaction: whoever meets a row that it removes waits for it.
+ *
+ * A worker starts as a superuser.  What the owner has put onto the store must
+ * not run with more rights than the owner has, and must not get at them: so
+ * the worker is the owner, as in a function with SECURITY DEFINER, until after
+ * COMMIT, which fires deferred triggers.
+ */
 static void
 sweep_once(Sweep *sweep)
 {
+	const Catalog *catalog;
+	Oid			user;
+	int			context;
+
 	SetCurrentStatementStartTimestamp();
 	StartTransactionCommand();
 	PushActiveSnapshot(GetTransactionSnapshot());
 	pgstat_report_activity(STATE_RUNNING, "collecting expired operations");
-	gc_sweep_if_free(sweep);
+	GetUserIdAndSecContext(&user, &context);
+	catalog = catalog_open_if_free(RowExclusiveLock);
+	if (catalog != NULL)
+	{
+		SetUserIdAndSecContext(catalog->store_owner, context | SECURITY_LOCAL_USERID_CHANGE);
+		gc_sweep(catalog, sweep);
+	}
 	PopActiveSnapshot();
 	CommitTransactionCommand();
+	SetUserIdAndSecContext(user, context);
 	pgstat_report_stat(false);
 	pgstat_report_activity(STATE_IDLE, NULL);
 }
@@ -388,24 +406,6 @@ ignore_settings_of_database(void)
 			SetConfigOption(settings[i][0], settings[i][1], PGC_SUSET, PGC_S_OVERRIDE);
 }
 
-/*
- * A worker starts as a superuser.  What the owner has put onto the store must
- * not run with more rights than the owner has, deferred triggers included.
- * false where there is no store to sweep now.
- */
-static bool
-become_owner(void)
-{
-	const Catalog *catalog;
-
-	StartTransactionCommand();
-	catalog = catalog_open_if_free(AccessShareLock);
-	if (catalog != NULL)
-		SetSessionAuthorization(catalog->store_owner, superuser_arg(catalog->store_owner));
-	CommitTransactionCommand();
-	return catalog != NULL;
-}
-
 void
 idempotency_worker_main(Datum arg)
 {
@@ -415,7 +415,7 @@ idempotency_worker_main(Datum arg)
 	BackgroundWorkerInitializeConnectionByOid(DatumGetObjectId(arg), InvalidOid, 0);
 	pgstat_report_appname("idempotency collector");
 	ignore_settings_of_database();
-	pg_atomic_write_u32(&shared->worker_result, become_owner() ? sweep_for_a_while() : RESULT_DONE);
+	pg_atomic_write_u32(&shared->worker_result, sweep_for_a_while());
 	proc_exit(0);
 }
 

@@ -1,0 +1,48 @@
+-- Objects of the extension that their owner has changed into something else are
+-- refused, not misread. Each change is undone.
+\pset format unaligned
+\pset tuples_only on
+CREATE FUNCTION pg_temp.altered(change text) RETURNS SETOF text LANGUAGE plpgsql AS $$
+DECLARE
+	states text[];
+BEGIN
+	BEGIN
+		EXECUTE change;
+		states := ARRAY(SELECT DISTINCT split_part(raises(s), ',', 1) FROM unnest(ARRAY['SELECT idem_begin(''altered'', lease => ''1 s'')', 'SELECT idem_lookup(''altered'')',
+			'SELECT idem_begin(''altered-done'')', 'DO $d$ BEGIN PERFORM idem_begin(''a''), idem_complete(''a'', ''1''); END $d$', 'SELECT idem_gc()',
+			'SELECT idem_begin_batch(ARRAY[''altered-done''])', 'SELECT idem_release(''altered'', fence => 1)']) s ORDER BY 1);
+		RAISE EXCEPTION 'undone' USING ERRCODE = 'ALTER';
+	EXCEPTION WHEN SQLSTATE 'ALTER' THEN
+		RETURN NEXT change || ': ' || array_to_string(states, '; ');
+	END;
+END
+$$;
+BEGIN;
+SELECT told(idem_begin('altered-done')), idem_complete('altered-done', '{"a": 1}');
+COMMIT;
+SELECT pg_temp.altered(c) FROM unnest(ARRAY[
+	'ALTER TABLE idempotency_store ALTER response_payload TYPE bigint USING 4096',
+	'ALTER TABLE idempotency_store ALTER response_body TYPE int USING 4096',
+	'ALTER TABLE idempotency_store ALTER retry_at TYPE text',
+	'ALTER TABLE idempotency_store DROP sealed',
+	'ALTER TABLE idempotency_store RENAME hash_key TO key_of_hash',
+	'ALTER TABLE idempotency_scope ALTER role TYPE bigint USING 4096',
+	'ALTER TABLE idempotency_scope ADD further text',
+	'ALTER TABLE idempotency_secret ALTER lock_seed TYPE text']) c;
+-- the type of what is answered
+BEGIN;
+ALTER TYPE idem_operation ALTER ATTRIBUTE attempt TYPE text;
+SELECT raises('SELECT idem_begin(''altered-done'')'), raises('SELECT idem_begin_batch(ARRAY[''altered-done''])'),
+	raises('SELECT idem_complete(ROW(''ACQUIRED'', '''', ''k'', ''1'', false, false, 4096, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::idem_operation)');
+ROLLBACK;
+-- undone, all is well
+SELECT told(idem_begin('altered-done'));
+-- on a store in partitions, another writer's row is told as one as well
+BEGIN;
+ALTER TABLE idempotency_store RENAME TO altered_store;
+CREATE TABLE idempotency_store (LIKE altered_store INCLUDING DEFAULTS, PRIMARY KEY (scope, idempotency_key)) PARTITION BY HASH (scope, idempotency_key);
+CREATE TABLE altered_part PARTITION OF idempotency_store FOR VALUES WITH (MODULUS 1, REMAINDER 0);
+SELECT told(idem_begin('altered-part'));
+INSERT INTO idempotency_store (expires_at, status, idempotency_key) VALUES (clock_timestamp() + '1 hour', 'COMPLETED', 'altered-part');
+SELECT raises('SELECT idem_complete(''altered-part'')');
+ROLLBACK;
