@@ -137,7 +137,7 @@ sub contents
 SELECT last_value, is_called FROM idempotency_fence;
 SELECT c.relname, a.grantee::regrole, string_agg(a.privilege_type, ' ' ORDER BY a.privilege_type)
 FROM pg_class c JOIN pg_extension e ON c.oid = ANY (e.extconfig),
-aclexplode(coalesce(c.relacl, acldefault(CASE c.relkind WHEN 'S' THEN 's' ELSE 'r' END, c.relowner))) a
+aclexplode(coalesce(c.relacl, acldefault(CASE c.relkind WHEN 'S' THEN 's' ELSE 'r' END::"char", c.relowner))) a
 WHERE e.extname = 'idempotency' AND a.privilege_type <> 'MAINTAIN' GROUP BY 1, 2 ORDER BY 1, 2;
 SELECT p.proname, p.proacl FROM pg_proc p JOIN pg_extension e ON p.pronamespace = e.extnamespace
 WHERE e.extname = 'idempotency' AND p.proname LIKE 'idem%' ORDER BY p.oid::regprocedure::text;
