@@ -2,10 +2,13 @@
 -- memory that session has.
 CREATE EXTENSION idempotency;
 
--- Memory contexts in use, and memory from the system that is not shared.
-CREATE FUNCTION memory(OUT contexts bigint, OUT resident bigint) LANGUAGE sql AS $$
-	SELECT (SELECT sum(used_bytes)::bigint FROM pg_backend_memory_contexts),
-		1024 * substring(pg_read_file('/proc/self/status') FROM 'RssAnon:\s+(\d+)')::bigint
+-- Memory contexts in use, memory from the system that is not shared, and of the
+-- contexts that in which the server keeps the session's locks.
+CREATE FUNCTION memory(OUT contexts bigint, OUT resident bigint, OUT locks bigint) LANGUAGE sql AS $$
+	SELECT sum(used_bytes)::bigint,
+		1024 * substring(pg_read_file('/proc/self/status') FROM 'RssAnon:\s+(\d+)')::bigint,
+		sum(used_bytes) FILTER (WHERE name = 'LOCALLOCK hash')::bigint
+	FROM pg_backend_memory_contexts
 $$;
 
 CREATE FUNCTION handler(request jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT request';
