@@ -9,6 +9,7 @@ import argparse
 import multiprocessing
 import os
 import secrets
+import signal
 import sys
 import tempfile
 import threading
@@ -205,6 +206,9 @@ def main():
         print(plan.fingerprint(options.seed, options.clients, options.wanted))
         return
     print(f"seed {options.seed}, {options.minutes:g} minutes", flush=True)
+    # who is told to end still stops the servers
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(1))
     passed, failed = 0, 1
     with tempfile.TemporaryDirectory(prefix="chaos.", dir="/tmp") as base:
         run = Run(options, base)
