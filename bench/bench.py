@@ -54,8 +54,7 @@ class Bench:
         self.costs = [c for c in COSTS if c.workload in options.only
                       and not (options.quick and c.at_most is None)]
         self.raw = []
-        self.peers = None       # their figures, and the tables of them
-        self.tables = []
+        self.peers = None       # their figures
         self.counted = {}
 
     def present(self, variant):
@@ -154,7 +153,7 @@ def measure_all(options):
     entries = [bench.compare(c) for c in bench.comparisons]
     entries += [bench.cost(c) for c in bench.costs]
     if peers.NAME in options.only:
-        more, bench.peers, bench.tables = peers.measure(options, tell)
+        more, bench.peers = peers.measure(options, tell)
         entries += more
     if collection.NAME in options.only:
         more, raw = collection.measure(options, tell)
@@ -173,9 +172,6 @@ def main():
         environment = server.environment()
     except server.BenchError as error:
         sys.exit(f'bench: {error}')
-    for table in bench.tables:
-        report.show_table(*table)
-        print()
     title = f'{bench.rounds} rounds, PostgreSQL {environment["server"]}'
     report.show(title, entries)
     if options.json:

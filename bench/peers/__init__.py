@@ -29,7 +29,7 @@ def add_arguments(parser):
 
 
 def measure(options, tell):
-    """The entries of the table, every raw figure, and the tables that go before."""
+    """The entries of the table, and every raw figure; tables are shown as they come."""
     services.link_modules()
     server.run(['psql', '-Xq', '-v', 'ON_ERROR_STOP=1', '-f', os.path.join(services.FOLDER, 'schema.sql')])
     with services.redis():
@@ -38,7 +38,8 @@ def measure(options, tell):
         for workload in peers.workloads:
             peers.time(workload)
             peers.count(workload)
-        return peers.entries(), peers.raw(), peers.tables()
+            peers.show(workload)
+        return peers.entries(), peers.raw()
 
 
 class Peers:
@@ -52,7 +53,7 @@ class Peers:
         self.left_out = [p for p in plan.PEERS if p.name in chosen and p.node > version]
         workloads = plan.QUICK_WORKLOADS if options.quick and not options.workload else plan.WORKLOADS
         self.workloads = [w for w in workloads if not options.workload or w.name in options.workload]
-        self.verdicts, self.runs, self.counted = {}, [], {}
+        self.verdicts, self.runs, self.counted, self.failed = {}, [], {}, {}
         self.environment = services.environment()
 
     # ---- correctness ----
@@ -64,6 +65,8 @@ class Peers:
                 reset()
                 self.verdicts[peer.name] = services.driver(
                     'judge', peer=peer.name, keys=KEYS, faults=not (self.options.quick or self.options.no_faults))
+        self.table('duplicate deliveries; cases that ended in one payment and one answer',
+                   ('peer', *CASES), [self.verdict_row(p) for p in self.peers if p.name in self.verdicts])
 
     def is_right(self, name):
         return all(self.verdicts[name][case]['right'] for case in ('in turn', 'at once') if name in self.verdicts)
@@ -79,23 +82,35 @@ class Peers:
             self.tell(f'{NAME}: {workload.name}, round {number + 1} of {self.rounds}')
             for peer in members if number % 2 == 0 else reversed(members):
                 result = self.run(peer, workload, seconds=self.seconds, warmup=min(0.5, self.seconds / 3))
-                self.runs.append({'peer': peer.name, 'workload': workload.name, 'round': number,
-                                  'clients': workload.clients, 'size': workload.size, **result})
+                if result:
+                    self.runs.append({'peer': peer.name, 'workload': workload.name, 'round': number,
+                                      'clients': workload.clients, 'size': workload.size, **result})
 
     def count(self, workload):
         if self.options.quick:
             return
         for peer in self.members(workload):
             self.tell(f'{NAME}: {workload.name}, counting {peer.name}')
-            self.counted[peer.name, workload.name] = self.run(peer, workload, count=workload.count, one_client=True)
+            result = self.run(peer, workload, count=workload.count, one_client=True)
+            if result:
+                self.counted[peer.name, workload.name] = result
 
     def run(self, peer, workload, one_client=False, **length):
+        """What the driver says; nothing of a peer that broke down here."""
+        if (peer.name, workload.name) in self.failed:
+            return None
         reset()
-        result = services.driver(
-            'run', peer=peer.name, kind=workload.kind, clients=1 if one_client else workload.clients,
-            size=workload.size, gateway=workload.gateway, declined=workload.declined, **length)
-        self.check(peer, workload, result['effects'])
-        return result
+        try:
+            result = services.driver(
+                'run', peer=peer.name, kind=workload.kind, clients=1 if one_client else workload.clients,
+                size=workload.size, gateway=workload.gateway, declined=workload.declined, **length)
+            self.check(peer, workload, result['effects'])
+            return result
+        except server.BenchError as error:
+            if peer.name in plan.EXTENSION:
+                raise
+            self.failed[peer.name, workload.name] = str(error)
+            return None
 
     def check(self, peer, workload, effects):
         """Speed counts for nothing where the test of duplicates has been passed and payments are wrong."""
@@ -131,16 +146,20 @@ class Peers:
 
     def raw(self):
         return {'environment': self.environment, 'verdicts': self.verdicts, 'runs': self.runs,
+                'failed': [{'peer': peer, 'workload': workload, 'error': error}
+                           for (peer, workload), error in self.failed.items()],
                 'titles': {p.name: p.title for p in plan.PEERS},
                 'counted': [{'peer': peer, 'workload': workload, **figures}
                             for (peer, workload), figures in self.counted.items()]}
 
-    def tables(self):
-        tables = [(f'{NAME}: duplicate deliveries; cases that ended in one payment and one answer',
-                   ('peer', *CASES), [self.verdict_row(p) for p in self.peers if p.name in self.verdicts])]
-        tables += [(f'{NAME}: {w.name}, {text(w.clients, "client")}, {w.size} bytes', FIGURES,
-                    [self.figures_row(w, p) for p in self.members(w)]) for w in self.workloads]
-        return tables
+    def show(self, workload):
+        self.table(f'{workload.name}, {text(workload.clients, "client")}, {workload.size} bytes', FIGURES,
+                   [self.figures_row(workload, p) for p in self.members(workload)])
+
+    def table(self, title, headings, rows):
+        self.tell('')
+        report.show_table(f'{NAME}: {title}', headings, rows)
+        print(flush=True)
 
     def verdict_row(self, peer):
         verdict = self.verdicts[peer.name]
@@ -158,10 +177,13 @@ class Peers:
                 number(self.median(workload.name, name, 'cpu_client'), 2),
                 number(counted.get('wal'), 0), number(counted.get('dead'), 1),
                 number(counted.get('stored'), 0) + (f' + {redis:.0f}' if redis else ''),
-                '' if peer.name not in self.verdicts or self.passed(peer.name) else 'fails duplicates')
+                self.remark(workload, peer))
 
-    def passed(self, name):
-        return all(verdict['right'] for verdict in self.verdicts[name].values())
+    def remark(self, workload, peer):
+        if (peer.name, workload.name) in self.failed:
+            return 'broke down'
+        verdict = self.verdicts.get(peer.name, {})
+        return '' if all(case['right'] for case in verdict.values()) else 'fails duplicates'
 
 
 FIGURES = ('peer', 'a second', 'p50 ms', 'p99 ms', 'trips', 's/1000 PostgreSQL', 'Redis', 'client', 'WAL bytes', 'dead',

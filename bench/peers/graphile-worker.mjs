@@ -3,6 +3,7 @@
 // is run again: at least once, by design.
 
 import { EventEmitter } from 'node:events';
+import pg from 'pg';
 import { callGateway, pay, transaction } from './driver/business.mjs';
 
 export const graphileWorker = {
@@ -18,10 +19,13 @@ export const graphileWorker = {
       await callGateway(operation);
       answers.set(operation.key, await transaction(pool, (client) => pay(client, operation)));
     };
-    const settings = { pgPool: pool, logger, events, noHandleSignals: true };
-    const utils = await makeWorkerUtils({ pgPool: pool, logger });
+    // A pool of its own: it keeps connections to itself.
+    const own = new pg.Pool({ max: clients + 4 });
+    const utils = await makeWorkerUtils({ pgPool: own, logger });
     await utils.migrate();
-    const runner = await run({ ...settings, concurrency: clients, pollInterval: 100, taskList: { payment } });
+    const runner = await run({
+      pgPool: own, logger, events, noHandleSignals: true, concurrency: clients, pollInterval: 100, taskList: { payment },
+    });
     events.on('job:complete', ({ job }) => finished.emit(job.payload.key));
     return {
       async deliver({ key, account, amount, data, gateway }) {
@@ -33,6 +37,7 @@ export const graphileWorker = {
       async close() {
         await runner.stop();
         await utils.release();
+        await own.end();
       },
     };
   },
