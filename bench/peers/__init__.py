@@ -67,6 +67,9 @@ class Peers:
                     'judge', peer=peer.name, keys=KEYS, faults=not (self.options.quick or self.options.no_faults))
         self.table('duplicate deliveries; cases that ended in one payment and one answer',
                    ('peer', *CASES), [self.verdict_row(p) for p in self.peers if p.name in self.verdicts])
+        for name in plan.EXTENSION:
+            if name in self.verdicts and self.remark(None, name):
+                raise server.BenchError(f'{name} fails the test of duplicate deliveries: {self.verdicts[name]}')
 
     def is_right(self, name):
         return all(self.verdicts[name][case]['right'] for case in ('in turn', 'at once') if name in self.verdicts)
@@ -177,12 +180,12 @@ class Peers:
                 number(self.median(workload.name, name, 'cpu_client'), 2),
                 number(counted.get('wal'), 0), number(counted.get('dead'), 1),
                 number(counted.get('stored'), 0) + (f' + {redis:.0f}' if redis else ''),
-                self.remark(workload, peer))
+                self.remark(workload.name, name))
 
-    def remark(self, workload, peer):
-        if (peer.name, workload.name) in self.failed:
+    def remark(self, workload, name):
+        if (name, workload) in self.failed:
             return 'broke down'
-        verdict = self.verdicts.get(peer.name, {})
+        verdict = self.verdicts.get(name, {})
         return '' if all(case['right'] for case in verdict.values()) else 'fails duplicates'
 
 
