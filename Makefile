@@ -2,7 +2,7 @@
 
 # These goals are scripts that see to their own PostgreSQL.  PGXS stays out of
 # them: it needs a pg_config, and has a "check" of its own.
-SCRIPT_GOALS = help demo check bench bench-quick lint coverage soak chaos chaos-selftest fuzz model check-all
+SCRIPT_GOALS = help demo check bench bench-quick lint coverage memcheck soak chaos chaos-selftest fuzz model check-all
 
 ifneq (,$(filter $(SCRIPT_GOALS),$(MAKECMDGOALS)))
 
@@ -29,6 +29,7 @@ help:
 	@echo '  make chaos            clients, crashes and failovers for CHAOS_MINUTES=5'
 	@echo '  make lint             clang-tidy, scan-build, shellcheck'
 	@echo '  make coverage         which lines of src/ the tests reach'
+	@echo '  make memcheck         regress and isolation under valgrind'
 	@echo '  make soak             a million operations in one session'
 
 demo:
@@ -58,7 +59,7 @@ bench:
 bench-quick:
 	@bench/run --quick
 
-lint coverage soak:
+lint coverage memcheck soak:
 	@test/$@
 
 else
