@@ -2,7 +2,7 @@
 
 # These goals are scripts that see to their own PostgreSQL.  PGXS stays out of
 # them: it needs a pg_config, and has a "check" of its own.
-SCRIPT_GOALS = help demo check bench bench-quick lint coverage memcheck soak chaos chaos-selftest fuzz model check-all
+SCRIPT_GOALS = help demo check bench bench-quick lint coverage memcheck soak mutation chaos chaos-selftest fuzz model check-all
 
 ifneq (,$(filter $(SCRIPT_GOALS),$(MAKECMDGOALS)))
 
@@ -31,6 +31,7 @@ help:
 	@echo '  make coverage         which lines of src/ the tests reach'
 	@echo '  make memcheck         regress and isolation under valgrind'
 	@echo '  make soak             a million operations in one session'
+	@echo '  make mutation         take out guard after guard: do tests fail? (ONLY=name: one)'
 
 demo:
 	@demo/run $${FILE:+"$$FILE"}
@@ -61,6 +62,9 @@ bench-quick:
 
 lint coverage memcheck soak:
 	@test/$@
+
+mutation:
+	@test/mutation/run $${ONLY:+"$$ONLY"}
 
 else
 

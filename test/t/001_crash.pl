@@ -214,4 +214,9 @@ $fence = $node->safe_psql('postgres', q{SELECT fence FROM idem_begin('m', lease 
 crash_after('immediate', "SELECT idem_release('m', fence => $fence)");
 is(stored('m'), '', 'a release is durable');
 
+$node->safe_psql('postgres', q{SELECT idem_begin('n', lease => '1 us')});
+is(crash_after('immediate', q{SELECT outcome FROM idem_begin('n', max_attempts => 1)}),
+	'FAILED', 'an operation whose attempts are exhausted has failed');
+is(stored('n'), 'FAILED', 'and that is durable');
+
 done_testing();
