@@ -53,6 +53,11 @@ is(ask($s2, q{SELECT idem_lock(ARRAY['z'])}),
 ask($s1, 'ROLLBACK');
 is(ask($s2, q{BEGIN; SELECT outcome FROM idem_begin('e'); ROLLBACK}),
 	'ACQUIRED', 'nothing is left behind');
+is( ask($s1,
+		q{BEGIN; SELECT string_agg(o.outcome::text, ' ')
+			FROM unnest(ARRAY['first', 'second']) s, LATERAL idem_begin('same', s) o}),
+	'ACQUIRED ACQUIRED', 'one key of two scopes, and one lock id, are two operations');
+ask($s1, 'ROLLBACK');
 $s1->quit;
 $s2->quit;
 
