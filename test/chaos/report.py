@@ -27,6 +27,9 @@ def print_report(lines, controller, unavailable, findings):
         print(f"  {name:<26} {controller.tries[name]:>6} {controller.hits[name]:>7}")
     for name, reason in unavailable.items():
         print(f"  {name:<26} not possible here: {reason}")
+    for node in controller.pair.nodes:
+        for hang in node.hangs:
+            print(f"did not come up by itself:   {node.name}: {hang}")
     for name, wrong in findings.checks.items():
         print(f"{name + ':':<28} {len(wrong)}")
         for example in wrong[:5]:

@@ -74,6 +74,7 @@ class Node:
         self.wal = os.path.join(disk, "wal") if disk else None
         self.clock = clock
         self.conf = conf
+        self.hangs = []
         os.mkdir(self.socket)
 
     def run(self, program, *arguments, check=True, faked=False):
@@ -122,6 +123,20 @@ class Node:
             if time.monotonic() > deadline:
                 raise Trouble(f"{self.name} does not start")
             time.sleep(0.2)
+
+    def revive(self):
+        """Up again after a crash that the restart of its own may not have survived. A
+        server that does neither is reported, and helped."""
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            if self.postmaster() is None:
+                self.start()
+            if self.is_primary():
+                return
+            time.sleep(0.2)
+        self.hangs.append("; ".join(describe(pid) for pid in children_of_data(self.data)))
+        self.stop("immediate")
+        self.start()
 
     def stop(self, mode):
         """As pg_ctl does."""
@@ -261,6 +276,18 @@ def children_of_data(data):
         except OSError:
             continue
     return found
+
+
+def describe(pid):
+    """What a process is, and what it waits for in the kernel."""
+    facts = []
+    for name in ("cmdline", "wchan", "syscall"):
+        try:
+            with open(f"/proc/{pid}/{name}", encoding="utf-8", errors="replace") as file:
+                facts.append(file.read().replace("\0", " ").strip())
+        except OSError:
+            facts.append("?")
+    return f"{pid} " + ", ".join(facts)
 
 
 def wait_until(condition, what, patience=60):
