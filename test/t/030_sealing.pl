@@ -268,6 +268,18 @@ one(q{CREATE DATABASE fake}); one(q{CREATE EXTENSION idempotency}, 'fake');
 one(q{CREATE FUNCTION pgp_sym_encrypt_bytea(bytea, text, text) RETURNS bytea LANGUAGE sql AS 'SELECT $1'}, 'fake');
 is(sqlstate($node, q{BEGIN; SELECT idem_begin('k'); SELECT idem_complete('k', '1')}, 'fake'), '55000', 'a function of that name is not enough');
 
+# A session that lives on when a key is added uses it from then on.
+write_keys("k1 $secret{k1}");
+my $living = session($node);
+for my $newest ('k1', 'k2')
+{
+	write_keys("k1 $secret{k1}", "k2 $secret{k2}") if $newest eq 'k2';
+	ask($living, "BEGIN; SELECT idem_begin('living $newest'), idem_complete('living $newest', '1'); COMMIT");
+	is(one("SELECT seal_key FROM idempotency_store WHERE idempotency_key = 'living $newest'"),
+		$newest, "a session that lives on seals with $newest");
+}
+$living->quit;
+
 # The log of all of this, at debug1, with locations.
 my $log = slurp_file($node->logfile);
 
