@@ -30,6 +30,9 @@ sub new_node
 	$node->append_conf('postgresql.conf',
 		"autovacuum = off\nidempotency.gc_enabled = off\n" . ($option{conf} // ''));
 	$node->start;
+	# whoever runs the tests is the superuser; tests may call one by this name
+	$node->safe_psql('postgres', 'CREATE ROLE postgres SUPERUSER LOGIN')
+	  if $node->safe_psql('postgres', q{SELECT count(*) FROM pg_roles WHERE rolname = 'postgres'}) eq '0';
 	$node->safe_psql('postgres', 'CREATE EXTENSION idempotency');
 	return $node;
 }
