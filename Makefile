@@ -2,7 +2,7 @@
 
 # These goals are scripts that see to their own PostgreSQL.  PGXS stays out of
 # them: it needs a pg_config, and has a "check" of its own.
-SCRIPT_GOALS = help demo check bench bench-quick lint coverage memcheck soak mutation chaos chaos-selftest fuzz model check-all
+SCRIPT_GOALS = help demo check bench bench-quick lint coverage memcheck soak mutation check-injection chaos chaos-selftest fuzz model check-all
 
 ifneq (,$(filter $(SCRIPT_GOALS),$(MAKECMDGOALS)))
 
@@ -26,6 +26,7 @@ help:
 	@echo '  make model            check the model of the protocol (needs no server)'
 	@echo '  make bench            measure it (bench-quick: in a hurry)'
 	@echo 'What the tests are worth, and what they do not see:'
+	@echo '  make check-injection  fault points by the means of an 18 built for that'
 	@echo '  make chaos            clients, crashes and failovers for CHAOS_MINUTES=5'
 	@echo '  make lint             clang-tidy, scan-build, shellcheck'
 	@echo '  make coverage         which lines of src/ the tests reach'
@@ -41,6 +42,9 @@ check:
 
 check-all:
 	@test/check-all
+
+check-injection:
+	@test/injection/run
 
 chaos:
 	@test/chaos/run

@@ -2,6 +2,9 @@
 # each point of src/fault.c with an error, with SIGKILL, and held there while
 # others do their worst.  The library is built anew with these points; that no
 # other build has a trace of them is tested, too.
+#
+# With IDEM_INJECTION_POINTS the faults come by the server's own injection points
+# (test/injection/run), else by the setting that such a build has.
 use strict;
 use warnings;
 
@@ -33,6 +36,10 @@ is(`cd $FindBin::RealBin/../../src && grep -l IDEM_FAULTS *`, "fault.c\nfault.h\
 
 my $node = new_node('faults', conf => $conf . "restart_after_crash = on\n");
 
+my $injected = $ENV{IDEM_INJECTION_POINTS};
+my $held = $injected ? 'InjectionPoint' : 'Extension';    # what a session at a point waits for
+
+$node->safe_psql('postgres', 'CREATE EXTENSION injection_points') if $injected;
 $node->safe_psql('postgres', <<'SQL');
 CREATE TABLE effect (key text);
 CREATE FUNCTION work(r jsonb) RETURNS jsonb LANGUAGE sql AS
@@ -107,18 +114,51 @@ sub count_in_log
 	return scalar(() = slurp_file($node->logfile) =~ /$pattern/g);
 }
 
+# Arms a point, for the session that runs this.
+sub arm
+{
+	my ($point, $action) = @_;
+
+	return "SET idempotency.fault = '$point:$action';" if !$injected;
+	return "SELECT injection_points_set_local(); SELECT injection_points_attach('$point', '$action');";
+}
+
 # Runs a script into a fault, and waits until the server is itself again.  An
 # error where nothing may fail any more takes the server down.
 sub run_into
 {
 	my ($point, $action, $sql) = @_;
-	my %sign = (error => qr/fault at point "$point"/, kill => qr/terminated by signal 9/);
+	my %sign = (
+		error => qr/fault at point "$point"|error triggered for injection point $point/,
+		kill => qr/terminated by signal 9/);
 	my $hits = count_in_log($sign{$action});
 
-	$node->psql('postgres', "SET idempotency.fault = '$point:$action';\n$sql", on_error_stop => 1,
-		stderr => \my $stderr);
+	if ($injected && $action eq 'kill')
+	{
+		kill_at($point, $sql);
+	}
+	else
+	{
+		$node->psql('postgres', arm($point, $action) . "\n$sql", on_error_stop => 1,
+			stderr => \my $stderr);
+	}
 	wait_until("the fault $point:$action has hit", sub { count_in_log($sign{$action}) == $hits + 1 });
 	wait_until('the server answers', sub { $node->psql('postgres', 'SELECT 1') == 0 });
+	return;
+}
+
+# An injection point cannot kill: the session is killed while it waits there.
+sub kill_at
+{
+	my ($point, $sql) = @_;
+	my $session = session($node);
+	my $pid = ask($session, 'SELECT pg_backend_pid()');
+
+	$session->query_until(qr/asking/, "\\echo asking\n" . arm($point, 'wait') . "\n$sql\n");
+	wait_until("a session waits at $point", sub { $node->safe_psql('postgres',
+		"SELECT wait_event FROM pg_stat_activity WHERE pid = $pid") eq $point });
+	kill 'KILL', $pid;
+	$session->{run}->kill_kill;
 	return;
 }
 
@@ -190,14 +230,17 @@ sub waits
 		"SELECT wait_event_type FROM pg_stat_activity WHERE pid = $pid{$session} AND state = 'active'") eq $type;
 }
 
+my %at;
+
 # A session runs a statement as far as the point.
 sub hold
 {
 	my ($session, $point, $sql) = @_;
 
-	ask($gate, 'SELECT pg_advisory_lock(428)');
-	ask($session, "SET idempotency.fault = '$point:wait'");
-	begin_to($session, 'Extension', $sql);
+	ask($gate, 'SELECT pg_advisory_lock(428)') if !$injected;
+	ask($session, arm($point, 'wait'));
+	$at{$session} = $point;
+	begin_to($session, $held, $sql);
 	return;
 }
 
@@ -235,7 +278,9 @@ sub let_go
 	my ($session) = @_;
 	my $answer;
 
-	ask($gate, 'SELECT pg_advisory_unlock(428)');
+	ask($gate, $injected ?
+		"SELECT injection_points_detach('$at{$session}'), injection_points_wakeup('$at{$session}')" :
+		'SELECT pg_advisory_unlock(428)');
 	$answer = outcome($session);
 	ask($session, 'RESET idempotency.fault');
 	return $answer;
