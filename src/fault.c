@@ -198,13 +198,14 @@ is_released(void)
 static void
 wait_here(void)
 {
-	pgstat_report_wait_start(wait_event_fault());
 	while (!is_released())
 	{
 		CHECK_FOR_INTERRUPTS();
+		/* each time: looking may have waited for something else meanwhile */
+		pgstat_report_wait_start(wait_event_fault());
 		pg_usleep(2000);
+		pgstat_report_wait_end();
 	}
-	pgstat_report_wait_end();
 }
 
 void
