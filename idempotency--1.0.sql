@@ -53,7 +53,9 @@ CREATE TABLE @extschema@.idempotency_store (
 	seal_key			pg_catalog.text COLLATE pg_catalog."C",
 	sealed				pg_catalog.bytea,
 	PRIMARY KEY (scope, idempotency_key)
-) WITH (autovacuum_vacuum_scale_factor = 0.05);
+) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_limit = 1000);
+-- what is encrypted cannot be compressed
+ALTER TABLE @extschema@.idempotency_store ALTER sealed SET STORAGE EXTERNAL;
 COMMENT ON TABLE @extschema@.idempotency_store IS 'one row per operation that has ended or is leased; written by the idem_ functions only';
 COMMENT ON COLUMN @extschema@.idempotency_store.created_at IS 'when the first attempt began';
 COMMENT ON COLUMN @extschema@.idempotency_store.updated_at IS 'when the row was last written';
@@ -568,6 +570,34 @@ REVOKE ALL ON FUNCTION
 FROM PUBLIC;
 
 REVOKE ALL ON @extschema@.idempotency_stats, @extschema@.idempotency_in_flight FROM PUBLIC;
+
+-- Nor do default privileges open what is not meant for applications: only the
+-- owner has rights so far.
+DO $$
+DECLARE
+	command text;
+BEGIN
+	PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+	FOR command IN
+		SELECT format('REVOKE ALL ON %s %s FROM %s', m.kind, m.name,
+			CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END)
+		FROM (
+			SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END AS kind,
+				c.oid::regclass::text AS name, c.relowner AS owner, c.relacl AS acl
+			FROM pg_class c JOIN pg_depend d ON d.classid = 'pg_class'::regclass AND d.objid = c.oid
+			JOIN pg_extension e ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
+			WHERE e.extname = 'idempotency' AND d.deptype = 'e' AND c.relkind <> 'c'
+			UNION ALL
+			SELECT 'FUNCTION', p.oid::regprocedure::text, p.proowner, p.proacl
+			FROM pg_proc p JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid
+			JOIN pg_extension e ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
+			WHERE e.extname = 'idempotency' AND d.deptype = 'e') m, aclexplode(m.acl) a
+		WHERE a.grantee <> m.owner
+	LOOP
+		EXECUTE command;
+	END LOOP;
+END
+$$;
 
 -- Monitoring sees figures and names, no requests and no responses.
 GRANT SELECT ON @extschema@.idempotency_stats, @extschema@.idempotency_in_flight TO pg_monitor, pg_read_all_stats;

@@ -4,7 +4,6 @@ import os
 import statistics
 import tempfile
 
-import collection
 import server
 
 PLOTS = os.path.join(server.FOLDER, 'plots')
@@ -23,7 +22,7 @@ def draw(folder, results):
         peers.by_clients(folder)
         peers.by_size(folder)
         peers.counted_bars(folder)
-    growth(folder, [r for r in results['runs'] if r['workload'] == collection.NAME and 'rows' in r])
+    growth(folder, [r for r in results['runs'] if r.get('part') == 'large'])
 
 
 class Peers:

@@ -28,12 +28,17 @@ SELECT pg_temp.altered(c) FROM unnest(ARRAY[
 	'ALTER TABLE idempotency_store RENAME hash_key TO key_of_hash',
 	'ALTER TABLE idempotency_scope ALTER role TYPE bigint USING 4096',
 	'ALTER TABLE idempotency_scope ADD further text',
+	'CREATE OR REPLACE VIEW idempotency_in_flight AS SELECT NULL::text AS kind, NULL::text COLLATE "C" AS scope, NULL::text COLLATE "C" AS idempotency_key, 1 AS attempt, NULL::interval AS age, NULL::interval AS lease_left, 1 AS pid, NULL::text AS gid; ALTER TABLE idempotency_store ALTER status TYPE text',
 	'ALTER TABLE idempotency_secret ALTER lock_seed TYPE text']) c;
 -- the type of what is answered
 BEGIN;
 ALTER TYPE idem_operation ALTER ATTRIBUTE attempt TYPE text;
 SELECT raises('SELECT idem_begin(''altered-done'')'), raises('SELECT idem_begin_batch(ARRAY[''altered-done''])'),
 	raises('SELECT idem_complete(ROW(''ACQUIRED'', '''', ''k'', ''1'', false, false, 4096, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::idem_operation)');
+ROLLBACK;
+BEGIN;
+ALTER TYPE idem_operation ALTER ATTRIBUTE outcome TYPE text;
+SELECT raises('SELECT idem_begin(''altered-done'')'), raises('SELECT idem_lookup(''altered-done'')'), raises('SELECT idem_begin_batch(ARRAY[''altered-done''])');
 ROLLBACK;
 -- undone, all is well
 SELECT told(idem_begin('altered-done'));

@@ -95,9 +95,9 @@ put_response(Columns *columns, const Response *response)
 	put_pointer(columns, ANSWER_RESPONSE_BODY, response->body);
 }
 
-/* The first column, an enum of ours, is not looked at. */
+/* InvalidOid is idem_outcome. */
 static bool
-is_as_made(TupleDesc descriptor)
+is_as_made(TupleDesc descriptor, const Catalog *catalog)
 {
 	static const Oid types[ANSWER_COLUMNS] = {
 		InvalidOid, TEXTOID, TEXTOID, INT4OID, BOOLOID, BOOLOID, INT8OID, TIMESTAMPTZOID,
@@ -106,18 +106,18 @@ is_as_made(TupleDesc descriptor)
 
 	if (descriptor->natts != ANSWER_COLUMNS)
 		return false;
-	for (int i = 1; i < ANSWER_COLUMNS; i++)
+	for (int i = 0; i < ANSWER_COLUMNS; i++)
 	{
-		if (TupleDescAttr(descriptor, i)->atttypid != types[i])
+		if (TupleDescAttr(descriptor, i)->atttypid != (OidIsValid(types[i]) ? types[i] : catalog->outcome_type))
 			return false;
 	}
 	return true;
 }
 
 static void
-check_descriptor(TupleDesc descriptor)
+check_descriptor(TupleDesc descriptor, const Catalog *catalog)
 {
-	if (!is_as_made(descriptor))
+	if (!is_as_made(descriptor, catalog))
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("type idem_operation has been changed"),
@@ -128,7 +128,7 @@ check_descriptor(TupleDesc descriptor)
 static void
 fill(Columns *columns, const Answer *answer, const Catalog *catalog, TupleDesc descriptor)
 {
-	check_descriptor(descriptor);
+	check_descriptor(descriptor, catalog);
 	put_operation(columns, answer, catalog);
 	put_response(columns, &answer->record.response);
 }
@@ -173,7 +173,7 @@ name_of_operation(Datum operation, int64 *fence)
 	bool		is_null[4];
 	OperationName name;
 
-	check_descriptor(descriptor);
+	check_descriptor(descriptor, catalog);
 	ReleaseTupleDesc(descriptor);
 	outcome = GetAttributeByNum(tuple, ANSWER_OUTCOME + 1, &is_null[0]);
 	scope = GetAttributeByNum(tuple, ANSWER_SCOPE + 1, &is_null[1]);

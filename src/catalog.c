@@ -143,7 +143,7 @@ store_is_plain(Relation relation)
 		!relation->rd_rel->relrowsecurity &&
 		relation->rd_rules == NULL &&
 		(constraints == NULL || (constraints->num_check == 0 && !constraints->has_generated_stored)) &&
-		record_matches(RelationGetDescr(relation)) &&
+		record_matches(RelationGetDescr(relation), catalog.status_type) &&
 		has_only_its_key(relation) &&
 		key_is_as_made(primary_key_index(relation));
 }
@@ -194,7 +194,7 @@ read_store(Oid store)
 				 errmsg("table \"idempotency_store\" is not logged"),
 				 errdetail("A crash would empty it, and finished operations would run again."),
 				 errhint("Run ALTER TABLE ... SET LOGGED.")));
-	if (!record_fits(RelationGetDescr(relation)))
+	if (!record_fits(RelationGetDescr(relation), catalog.status_type))
 		missing_object("a column of idempotency_store");
 	catalog.store = store;
 	catalog.store_owner = relation->rd_rel->relowner;
@@ -217,6 +217,7 @@ read_catalog(Oid extension)
 	catalog_valid = true;
 	schema_hash = GetSysCacheHashValue1(NAMESPACEOID, ObjectIdGetDatum(schema));
 	strlcpy(catalog.schema, schema_name, NAMEDATALEN);
+	catalog.status_type = find_type(schema, "idempotency_status");
 	if (!read_store(find_relation(schema, "idempotency_store")))
 	{
 		catalog.store = InvalidOid;
@@ -227,10 +228,10 @@ read_catalog(Oid extension)
 	catalog.scopes = find_relation(schema, "idempotency_scope");
 	catalog.lock_seed = read_lock_seed(schema);
 	catalog.operation_type = find_type(schema, "idem_operation");
-	catalog.status_type = find_type(schema, "idempotency_status");
+	catalog.outcome_type = find_type(schema, "idem_outcome");
 	find_labels(catalog.status_type, "idempotency_status",
 				STATUS_LABELS, status_names, catalog.status_labels);
-	find_labels(find_type(schema, "idem_outcome"), "idem_outcome",
+	find_labels(catalog.outcome_type, "idem_outcome",
 				OUTCOME_LABELS, outcome_names, catalog.outcome_labels);
 	catalog.generation++;
 }

@@ -24,6 +24,7 @@ typedef struct Catalog
 	Oid			scopes;			/* idempotency_scope */
 	uint64		lock_seed;
 	Oid			status_type;	/* idempotency_status */
+	Oid			outcome_type;	/* idem_outcome */
 	Oid			operation_type; /* idem_operation */
 	Oid			status_labels[STATUS_LABELS];
 	Oid			outcome_labels[OUTCOME_LABELS];

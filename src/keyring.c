@@ -101,7 +101,7 @@ is_name(const char *name)
 {
 	int			length = strlen(name);
 
-	return length <= LONGEST_NAME && pg_is_ascii(name) && name[0] != '#';
+	return length <= LONGEST_NAME && pg_is_ascii(name);
 }
 
 static bool
@@ -155,6 +155,8 @@ read_keys(char *contents)
 static void
 forget_keys(void)
 {
+	for (int i = 0; i < key_count; i++)
+		explicit_bzero(keys[i].secret, strlen(keys[i].secret));
 	key_count = 0;
 	memset(&read_from, 0, sizeof(read_from));
 	if (keys_context == NULL)
@@ -220,6 +222,9 @@ refresh(void)
 	/* a relative path is one in the data directory, as for all settings */
 	if (stat(setting_seal_key_file, &status) < 0)
 		file_failed("open");
+	/* to open something else could take forever */
+	if (!S_ISREG(status.st_mode))
+		bad_file("it is not a regular file", 0);
 	if (!is_unchanged(&status))
 		read_anew(setting_seal_key_file);
 }

@@ -35,22 +35,22 @@ static const char *const names[RECORD_COLUMNS] =
 static const Oid types[RECORD_COLUMNS] = {RECORD_TYPES};
 
 static bool
-is_column(Form_pg_attribute attribute, RecordColumn column)
+is_column(Form_pg_attribute attribute, RecordColumn column, Oid status_type)
 {
 	return !attribute->attisdropped &&
 		strcmp(NameStr(attribute->attname), names[column]) == 0 &&
-		(!OidIsValid(types[column]) || attribute->atttypid == types[column]);
+		attribute->atttypid == (OidIsValid(types[column]) ? types[column] : status_type);
 }
 
 /* Has the table these columns, whatever others it has? */
 bool
-record_fits(TupleDesc descriptor)
+record_fits(TupleDesc descriptor, Oid status_type)
 {
 	for (int column = 0; column < RECORD_COLUMNS; column++)
 	{
 		int			i = 0;
 
-		while (i < descriptor->natts && !is_column(TupleDescAttr(descriptor, i), column))
+		while (i < descriptor->natts && !is_column(TupleDescAttr(descriptor, i), column, status_type))
 			i++;
 		if (i == descriptor->natts)
 			return false;
@@ -60,13 +60,13 @@ record_fits(TupleDesc descriptor)
 
 /* Has the table these columns, in this order, and no others? */
 bool
-record_matches(TupleDesc descriptor)
+record_matches(TupleDesc descriptor, Oid status_type)
 {
 	if (descriptor->natts != RECORD_COLUMNS)
 		return false;
 	for (int i = 0; i < RECORD_COLUMNS; i++)
 	{
-		if (!is_column(TupleDescAttr(descriptor, i), i))
+		if (!is_column(TupleDescAttr(descriptor, i), i, status_type))
 			return false;
 	}
 	return true;

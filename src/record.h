@@ -42,8 +42,8 @@ typedef enum RecordColumn
 	INT8OID, InvalidOid, INT4OID, INT4OID, TEXTOID, TEXTOID, BYTEAOID, \
 	JSONBOID, JSONBOID, BYTEAOID, TEXTOID, TEXTOID, BYTEAOID
 
-extern bool record_matches(TupleDesc descriptor);
-extern bool record_fits(TupleDesc descriptor);
+extern bool record_matches(TupleDesc descriptor, Oid status_type);
+extern bool record_fits(TupleDesc descriptor, Oid status_type);
 extern void record_to_columns(const Catalog *catalog, const Record *record,
 							  Datum *values, bool *nulls);
 extern void record_from_columns(const Catalog *catalog, const Datum *values,

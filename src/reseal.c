@@ -11,6 +11,7 @@
 #include "miscadmin.h"
 #include "storage/lockdefs.h"
 #include "utils/builtins.h"
+#include "utils/memutils.h"
 
 #include "catalog.h"
 #include "compat.h"
@@ -49,14 +50,22 @@ static int64
 reseal_pages(const Catalog *catalog, BlockNumber start, BlockNumber end,
 			 text *key, int64 max_rows)
 {
+	MemoryContext row = AllocSetContextCreate(CurrentMemoryContext, "idempotency reseal",
+											  ALLOCSET_DEFAULT_SIZES);
+	MemoryContext caller = CurrentMemoryContext;
 	Record	   *records;
 	int64		count = store_find_unsealed(catalog, start, end, key, max_rows, &records);
 
 	for (int64 i = 0; i < count; i++)
 	{
 		CHECK_FOR_INTERRUPTS();
+		/* a response takes several times its size on the way */
+		MemoryContextSwitchTo(row);
 		reseal_record(catalog, &records[i]);
+		MemoryContextSwitchTo(caller);
+		MemoryContextReset(row);
 	}
+	MemoryContextDelete(row);
 	return count;
 }
 

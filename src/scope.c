@@ -165,17 +165,18 @@ is_as_made(TupleDesc descriptor)
 static void
 read_rules(const Catalog *catalog)
 {
-	Relation	table = table_open(catalog->scopes, AccessShareLock);
-	SysScanDesc scan = systable_beginscan(table, InvalidOid, false, NULL, 0, NULL);
+	Relation	table = try_table_open(catalog->scopes, AccessShareLock);
+	SysScanDesc scan;
 	List	   *found = NIL;
 	HeapTuple	row;
 	ListCell   *cell;
 
-	if (!is_as_made(RelationGetDescr(table)))
+	if (table == NULL || !is_as_made(RelationGetDescr(table)))
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("table \"idempotency_scope\" has been changed"),
 				 errhint("Restore what was changed.")));
+	scan = systable_beginscan(table, InvalidOid, false, NULL, 0, NULL);
 	while (HeapTupleIsValid(row = systable_getnext(scan)))
 	{
 		Rule	   *rule = palloc(sizeof(Rule));

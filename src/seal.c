@@ -97,14 +97,14 @@ put_varlena(StringInfo message, const struct varlena *value)
 	put_bytes(message, VARDATA_ANY(value), VARSIZE_ANY_EXHDR(value));
 }
 
-/* SQL NULL has the length -1. */
+/* SQL NULL has the length -1.  What comes from the store may be toasted. */
 static void
-put_body(StringInfo message, const struct varlena *body)
+put_body(StringInfo message, struct varlena *body)
 {
 	if (body == NULL)
 		pq_sendint32(message, -1);
 	else
-		put_varlena(message, body);
+		put_varlena(message, pg_detoast_datum_packed(body));
 }
 
 /* As UTF-8, whatever the database: a dump may go to another encoding. */

@@ -49,8 +49,8 @@ check_databases(char **value, void **extra, GucSource source)
  * connection was in the place of the server's own, and is refused only now:
  * what the server's files say counts again.
  */
-static void
-read_files_again(void)
+static ConfigVariable *
+read_files(void)
 {
 	ConfigVariable *head = NULL;
 	ConfigVariable *tail = NULL;
@@ -61,18 +61,30 @@ read_files_again(void)
 				(errcode(ERRCODE_CONFIG_FILE_ERROR),
 				 errmsg("could not read the settings of extension \"%s\" from the configuration files",
 						EXTENSION_NAME)));
-	for (ConfigVariable *item = head; item; item = item->next)
+	return head;
+}
+
+static void
+apply(ConfigVariable *items)
+{
+	for (ConfigVariable *item = items; item; item = item->next)
 	{
 		if (!item->ignore && pg_strncasecmp(item->name, EXTENSION_NAME ".", strlen(EXTENSION_NAME) + 1) == 0)
 			(void) set_config_option(item->name, item->value, PGC_SIGHUP, PGC_S_FILE,
 									 GUC_ACTION_SET, true, WARNING, false);
 	}
-	FreeConfigVariables(head);
+	FreeConfigVariables(items);
 }
 
 void
 settings_define(void)
 {
+	ConfigVariable *items = NULL;
+
+	/* before anything is defined: what fails here can be tried again */
+	if (!process_shared_preload_libraries_in_progress)
+		items = read_files();
+
 	DefineCustomIntVariable("idempotency.gc_batch_size",
 							"How many expired records the collector removes in one transaction.",
 							NULL,
@@ -137,6 +149,5 @@ settings_define(void)
 							   PGC_SIGHUP, GUC_SUPERUSER_ONLY, NULL, NULL, NULL);
 
 	MarkGUCPrefixReserved("idempotency");
-	if (!process_shared_preload_libraries_in_progress)
-		read_files_again();
+	apply(items);
 }

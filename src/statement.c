@@ -15,7 +15,6 @@
 
 #include "access/htup_details.h"
 #include "executor/spi.h"
-#include "lib/stringinfo.h"
 #include "miscadmin.h"
 #include "parser/analyze.h"
 #include "rewrite/rewriteDefine.h"
@@ -143,8 +142,9 @@ plan(Statement *statement, const Catalog *catalog)
 	int			context;
 
 	store_owner = catalog->store_owner;
+	/* not one that is in use further out */
 	if (statement->plan != NULL && statement->generation != catalog->generation &&
-		statement->running == 0)
+		statement->running == 1)
 		forget_plan(statement);
 	GetUserIdAndSecContext(&user, &context);
 	SetUserIdAndSecContext(user, context | SECURITY_NOFORCE_RLS);
@@ -245,10 +245,11 @@ statement_run(Statement *statement, const Catalog *catalog,
 
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "could not connect to SPI");
-	plan(statement, catalog);
+	/* planning may run code of the owner's as well, which may begin operations */
 	statement->running++;
 	PG_TRY();
 	{
+		plan(statement, catalog);
 		execute(statement, values, nulls, snapshot);
 	}
 	PG_CATCH();

@@ -395,6 +395,7 @@ ignore_settings_of_database(void)
 		{"default_transaction_read_only", "off"},
 		{"enable_tidscan", "on"},
 		{"lock_timeout", "0"},
+		{"plan_cache_mode", "auto"},
 		{"role", "none"},
 		{"session_replication_role", "origin"},
 		{"synchronous_commit", "off"},

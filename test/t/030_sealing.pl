@@ -70,6 +70,21 @@ is(one(q{SELECT seal_key IS NULL AND sealed IS NULL AND hash_key IS NULL AND res
 	AND request_hash = idem_fingerprint('"card 4711"') FROM idempotency_store}), 't', 'no key: nothing is sealed');
 is(sqlstate($node, 'SELECT idem_reseal()'), '55000', 'nor is there anything to seal with');
 
+# Large ones, which the store keeps compressed or out of line.
+one(q{CREATE TABLE large AS SELECT n, CASE n WHEN 1 THEN repeat('x', 5000)::bytea WHEN 2 THEN convert_to(repeat(n::text, 50), 'UTF8')
+	ELSE (SELECT string_agg(sha256((n * 1000 + i)::text::bytea), '') FROM generate_series(1, 400 * n) i) END AS body FROM generate_series(1, 6) n});
+for my $n (1 .. 6)
+{
+	one("BEGIN; SELECT idem_begin('large $n'); SELECT idem_complete('large $n', to_jsonb(encode(body, 'hex')), headers => to_jsonb(repeat('h', 3000)), body => body) FROM large WHERE n = $n; COMMIT");
+}
+
+sub large_ones
+{
+	return one(q{SELECT count(*) FROM large l, idem_lookup('large ' || l.n) o
+		WHERE o.response_body = l.body AND o.response_payload = to_jsonb(encode(l.body, 'hex')) AND o.response_headers = to_jsonb(repeat('h', 3000))});
+}
+is(large_ones(), '6', 'large responses');
+
 # With one
 write_keys('# keys of the test', '', "k1\t$secret{k1}");
 use_key_file('idempotency.keys');
@@ -182,6 +197,8 @@ is(replay('new', '"card 4711"'), $replayed, 'so does the new one');
 		ORDER BY idempotency_key) FROM idempotency_store}), $before, 'nothing else of a record changes');
 }
 is_sealed('clear', 'k2', 'from before there was a key');
+is(one(q{SELECT count(*) FROM idempotency_store WHERE idempotency_key LIKE 'large %' AND seal_key = 'k2' AND response_body IS NULL}), '6', 'and so are large responses');
+is(large_ones(), '6', 'which are what they were, to the byte');
 is(replay($_, '"card 4711"'), $replayed, "replayed after idem_reseal: $_") for 'clear', 'sealed', 'new';
 
 # Without the right key, or with damaged data: an error and no second execution.
