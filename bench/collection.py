@@ -50,7 +50,7 @@ class Plan:
     seconds: int        # length of those
 
 
-FULL = {'retention': 30, 'steady': 180, 'naptime': 5, 'pairs': 1, 'backlog': 5_000_000, 'slice': 10,
+FULL = {'retention': 30, 'steady': 180, 'naptime': 2, 'pairs': 1, 'backlog': 5_000_000, 'slice': 10,
         'live': 10_000_000, 'rounds': 7, 'seconds': 5}
 QUICK = {'retention': 5, 'steady': 10, 'naptime': 2, 'pairs': 1, 'backlog': 200_000, 'slice': 3,
          'live': 200_000, 'rounds': 3, 'seconds': 2}
@@ -63,7 +63,7 @@ def add_arguments(parser):
                        help='measure only these (default: all three)')
     group.add_argument('--retention', type=int, help='seconds that a record is kept (default 30, quick 5)')
     group.add_argument('--steady', type=int, help='seconds of steady load after that (default 180, quick 10)')
-    group.add_argument('--naptime', type=int, help='autovacuum_naptime meanwhile (default 5, quick 2)')
+    group.add_argument('--naptime', type=int, help='autovacuum_naptime meanwhile (default and quick 2)')
     group.add_argument('--pairs', type=int, help='runs of it with the worker, and without (default 1)')
     group.add_argument('--backlog', type=int, help='expired rows (default 5 million, quick 200000)')
     group.add_argument('--live', type=int, help='rows of the large store (default 10 million, quick 200000)')
