@@ -206,7 +206,7 @@ idem_advance(PG_FUNCTION_ARGS)
 	seq = required_bigint(fcinfo, 1, "seq");
 	stream.scope = scope_argument(fcinfo, 2);
 	catalog = catalog_open(AccessShareLock);
-	scope_require(catalog, stream.scope);
+	(void) scope_require(catalog, stream.scope);
 	PG_RETURN_BOOL(marks_advance(catalog, &stream, seq));
 }
 

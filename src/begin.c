@@ -362,7 +362,7 @@ operation_lookup(const OperationName *name, Answer *answer)
 	Record		record;
 	bool		exists;
 
-	scope_require(catalog, name->scope);
+	(void) scope_require(catalog, name->scope);
 	handle.standing = transaction_standing(lock_id(name, catalog->lock_seed), name);
 	exists = store_peek(catalog, name, &record);
 	now = GetCurrentTimestamp();

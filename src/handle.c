@@ -25,8 +25,7 @@ handle_open(const OperationName *name)
 	Handle		handle;
 
 	handle.catalog = catalog_open(RowExclusiveLock);
-	scope_require(handle.catalog, name->scope);
-	handle.policy = scope_policy(handle.catalog, name->scope);
+	handle.policy = scope_require(handle.catalog, name->scope);
 	handle.name = name;
 	handle.id = lock_id(name, handle.catalog->lock_seed);
 	handle.lock = lock_tag(handle.id, LOCK_CLASS_OPERATION);

@@ -267,7 +267,7 @@ remember(const char *scope, int length)
 }
 
 /* What is laid down for a scope. */
-Policy
+static Policy
 scope_policy(const Catalog *catalog, const text *scope)
 {
 	const char *bytes = VARDATA_ANY(scope);
@@ -305,24 +305,36 @@ is_member(const char *role)
 	return OidIsValid(id) ? has_privs_of_role(GetUserId(), id) : superuser();
 }
 
+static bool
+allows(const Policy *policy)
+{
+	return !policy->claimed || is_member(NameStr(policy->role));
+}
+
 bool
 scope_may_use(const Catalog *catalog, const text *scope)
 {
 	Policy		policy = scope_policy(catalog, scope);
 
-	return !policy.claimed || is_member(NameStr(policy.role));
+	return allows(&policy);
 }
 
-/* Says nothing of whether there is such an operation: it is not looked up. */
-void
+/*
+ * What is laid down for a scope, if the caller may use it.  Says nothing of
+ * whether there is such an operation: it is not looked up.
+ */
+Policy
 scope_require(const Catalog *catalog, const text *scope)
 {
-	if (!scope_may_use(catalog, scope))
+	Policy		policy = scope_policy(catalog, scope);
+
+	if (!allows(&policy))
 		ereport(ERROR,
 				(errcode(ERRCODE_IDEM_FORBIDDEN),
 				 errmsg("role \"%s\" may not use scope \"%s\"",
 						GetUserNameFromId(GetUserId(), false), text_to_cstring(scope)),
 				 errhint("The scope belongs to a role: only its members may use it.")));
+	return policy;
 }
 
 /* How long a record is kept, within the bounds; 0: nothing was asked for. */

@@ -28,8 +28,7 @@ typedef struct Policy
 /* what scope_lay_down takes: the pattern, and the columns of a policy */
 #define POLICY_ARGUMENTS 7
 
-extern Policy scope_policy(const Catalog *catalog, const text *scope);
-extern void scope_require(const Catalog *catalog, const text *scope);
+extern Policy scope_require(const Catalog *catalog, const text *scope);
 extern int64 policy_retention(const Policy *policy, int64 asked);
 extern int32 policy_max_attempts(const Policy *policy, int32 asked);
 extern int32 policy_max_response_size(const Policy *policy);

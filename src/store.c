@@ -250,6 +250,23 @@ store_delete(const Catalog *catalog, const OperationName *name, TimestampTz judg
 	statement_finish();
 }
 
+/* from the first to before the second */
+typedef struct PageRange
+{
+	ItemPointerData first;
+	ItemPointerData after;
+} PageRange;
+
+/* The first two arguments of statements that walk over pages; they point into the range. */
+static void
+range_of_pages(PageRange *range, BlockNumber start, BlockNumber end, Datum *arguments)
+{
+	ItemPointerSet(&range->first, start, 0);
+	ItemPointerSet(&range->after, end, 0);
+	arguments[0] = PointerGetDatum(&range->first);
+	arguments[1] = PointerGetDatum(&range->after);
+}
+
 /*
  * Removes what has expired on the pages from start to before end, and tells
  * the last page that it removed something from.
@@ -258,17 +275,13 @@ int64
 store_sweep_pages(const Catalog *catalog, BlockNumber start, BlockNumber end,
 				  TimestampTz now, int64 max_rows, BlockNumber *last)
 {
-	ItemPointerData first;
-	ItemPointerData after;
+	PageRange	range;
 	Datum		arguments[4];
 	int64		removed;
 	Datum		place;
 	bool		is_null;
 
-	ItemPointerSet(&first, start, 0);
-	ItemPointerSet(&after, end, 0);
-	arguments[0] = PointerGetDatum(&first);
-	arguments[1] = PointerGetDatum(&after);
+	range_of_pages(&range, start, end, arguments);
 	arguments[2] = TimestampTzGetDatum(now);
 	arguments[3] = Int64GetDatum(max_rows);
 	(void) statement_run(GUARDED("sweep", &sweep_pages, &fault_sweep_unchecked),
@@ -306,15 +319,11 @@ store_find_unsealed(const Catalog *catalog, BlockNumber start, BlockNumber end,
 					text *key, int64 max_rows, Record **records)
 {
 	MemoryContext context = CurrentMemoryContext;
-	ItemPointerData first;
-	ItemPointerData after;
+	PageRange	range;
 	Datum		arguments[4];
 	int64		count;
 
-	ItemPointerSet(&first, start, 0);
-	ItemPointerSet(&after, end, 0);
-	arguments[0] = PointerGetDatum(&first);
-	arguments[1] = PointerGetDatum(&after);
+	range_of_pages(&range, start, end, arguments);
 	arguments[2] = PointerGetDatum(key);
 	arguments[3] = Int64GetDatum(max_rows);
 	count = statement_run(&find_unsealed, catalog, arguments, NULL, InvalidSnapshot);

@@ -359,13 +359,13 @@ sweep_round(const Deadline *deadline, bool *has_backlog)
 
 	do
 	{
-		BlockNumber before = sweep.seen;
+		Sweep		before = sweep;
 
 		sweep.max_rows = setting_gc_batch_size;
 		sweep_once(&sweep);
 		*has_backlog = sweep.removed >= setting_gc_batch_size;
 		/* there is no store, or somebody else sweeps it */
-		if (sweep.seen == before)
+		if (sweep.seen == before.seen && sweep.removed == before.removed)
 			return true;
 		pay();
 		if (!setting_gc_enabled || deadline_left(deadline) <= 0)

@@ -6,6 +6,8 @@ each does: docs/performance.md.
 
 from dataclasses import dataclass
 
+from workloads import Comparison
+
 
 @dataclass(frozen=True)
 class Peer:
@@ -25,16 +27,6 @@ class Workload:
     gateway: int = 0        # milliseconds outside the database
     declined: float = 0.0   # part of the payments
     count: int = 500        # operations of a run that is counted, not timed
-
-
-@dataclass(frozen=True)
-class Comparison:
-    title: str
-    workload: str
-    of: str
-    to: str
-    at_least: float = None      # None: told, but held to nothing
-    measure: str = 'throughput'  # or 'cpu': server time of `to` over that of `of`
 
 
 PEERS = (

@@ -77,6 +77,13 @@ class Client:
 		return self.standings.get(key, Standing()).locked
 
 
+def meant(standing, fence):
+	"""The fence of an end: without one, that of what its transaction has begun."""
+	if fence is None and not standing.pending:
+		raise Expected('ID404')
+	return standing.fence if fence is None else fence
+
+
 def mismatch(stored, given):
 	return stored is not None and given is not None and stored != given
 
@@ -136,10 +143,7 @@ class Model(RuleBasedStateMachine):
 	def say_end(self, client, key, fence, status, payload, due, retryable):
 		"""The standing that a complete or a fail leaves; None: a repetition."""
 		standing = client.standings.get(key, Standing())
-		if fence is None:
-			if not standing.pending:
-				raise Expected('ID404')
-			fence = standing.fence
+		fence = meant(standing, fence)
 		if fence is None:
 			record = Record(status, standing.attempt, None, standing.request, payload, False, due, retryable)
 		else:
@@ -165,10 +169,7 @@ class Model(RuleBasedStateMachine):
 
 	def say_release(self, client, key, fence):
 		standing = client.standings.get(key, Standing())
-		if fence is None:
-			if not standing.pending:
-				raise Expected('ID404')
-			fence = standing.fence
+		fence = meant(standing, fence)
 		if fence is None:
 			wrote = standing.wrote or standing.stored
 			at_once = not wrote and standing.level == client.level()
@@ -179,12 +180,9 @@ class Model(RuleBasedStateMachine):
 
 	def say_extend(self, client, key, fence):
 		standing = client.standings.get(key, Standing())
+		fence = meant(standing, fence)
 		if fence is None:
-			if not standing.pending:
-				raise Expected('ID404')
-			fence = standing.fence
-			if fence is None:
-				raise Expected('ID400')
+			raise Expected('ID400')
 		record = self.fenced(client, key, fence, 'ID409')
 		if record.status != 'PENDING':
 			raise Expected('ID409')
