@@ -34,13 +34,14 @@ LOAD = {'clients': 4, 'rate': 200}      # leaves the processors to the worker
 LARGE_AT_LEAST = 0.85       # throughput on the large store over the empty one
 
 SETTINGS = {'gc_enabled': 'idempotency.gc_enabled', 'gc_databases': 'idempotency.gc_databases',
-            'autovacuum_naptime': 'autovacuum_naptime'}
+            'gc_interval': 'idempotency.gc_interval', 'autovacuum_naptime': 'autovacuum_naptime'}
 
 
 @dataclass(frozen=True)
 class Plan:
     retention: int      # seconds
     steady: int         # seconds, after the first retention
+    interval: int       # seconds between the collector's rounds meanwhile
     naptime: int        # seconds between autovacuum's visits meanwhile
     pairs: int          # of steady runs, with the worker and without
     backlog: int        # rows
@@ -50,9 +51,9 @@ class Plan:
     seconds: int        # length of those
 
 
-FULL = {'retention': 30, 'steady': 180, 'naptime': 2, 'pairs': 1, 'backlog': 5_000_000, 'slice': 10,
+FULL = {'retention': 30, 'steady': 180, 'interval': 5, 'naptime': 2, 'pairs': 1, 'backlog': 5_000_000, 'slice': 10,
         'live': 10_000_000, 'rounds': 7, 'seconds': 5}
-QUICK = {'retention': 5, 'steady': 10, 'naptime': 2, 'pairs': 1, 'backlog': 200_000, 'slice': 3,
+QUICK = {'retention': 5, 'steady': 10, 'interval': 2, 'naptime': 2, 'pairs': 1, 'backlog': 200_000, 'slice': 3,
          'live': 200_000, 'rounds': 3, 'seconds': 2}
 
 
@@ -63,6 +64,7 @@ def add_arguments(parser):
                        help='measure only these (default: all three)')
     group.add_argument('--retention', type=int, help='seconds that a record is kept (default 30, quick 5)')
     group.add_argument('--steady', type=int, help='seconds of steady load after that (default 180, quick 10)')
+    group.add_argument('--interval', type=int, help='idempotency.gc_interval meanwhile (default 5, quick 2)')
     group.add_argument('--naptime', type=int, help='autovacuum_naptime meanwhile (default and quick 2)')
     group.add_argument('--pairs', type=int, help='runs of it with the worker, and without (default 1)')
     group.add_argument('--backlog', type=int, help='expired rows (default 5 million, quick 200000)')
@@ -94,13 +96,13 @@ def steady(chosen, tell):
     runs = []
     with database('bench_steady') as name:
         server.sql(f"ALTER DATABASE {name} SET idempotency.retention = '{chosen.retention}s'")
-        configure(autovacuum_naptime=chosen.naptime)
+        configure(gc_interval=chosen.interval, autovacuum_naptime=chosen.naptime)
         for number in range(chosen.pairs):
             for worker in (True, False) if number % 2 == 0 else (False, True):
                 tell(f'{NAME}: steady load {"with" if worker else "without"} the worker,'
                      f' {number + 1} of {chosen.pairs}')
                 runs.append({'round': number, 'worker': worker, **steady_run(name, chosen, worker)})
-    configure(autovacuum_naptime=None)
+    configure(gc_interval=None, autovacuum_naptime=None)
     with_worker, without = ([r for r in runs if r['worker'] == worker] for worker in (True, False))
     return [
         report.row('steady load with the worker / without collection',
