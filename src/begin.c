@@ -95,7 +95,7 @@ write_lease(const Handle *handle, const BeginRequest *request, const Record *fou
 {
 	record->fence = store_next_fence(handle->catalog, found ? found->fence : NO_FENCE);
 	set_lease(handle, record, request->lease);
-	handle_write(handle, record, found ? found->updated_at : NO_TIME);
+	store_put(handle->catalog, record, found ? found->updated_at : NO_TIME);
 	ForceSyncCommit();
 }
 

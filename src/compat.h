@@ -45,6 +45,16 @@
 #define CALLBACK_MAY_UNREGISTER_ITSELF false
 #endif
 
+/* 16 (19d8e2308b) tells apart which indexes need an entry for a new version */
+#include "access/tableam.h"
+
+#if PG_VERSION_NUM >= 160000
+typedef TU_UpdateIndexes UpdateIndexes;
+#else
+typedef bool UpdateIndexes;
+#define TU_None false
+#endif
+
 /* 16 (c727f511bd) has one function for the rights on any kind of object */
 #if PG_VERSION_NUM >= 160000
 #define function_aclcheck(function, role, mode) \

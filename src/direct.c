@@ -1,10 +1,10 @@
 /*
  * direct.c
- *		The two hot statements on the store without the executor.
+ *		The hot statements on the store without the executor.
  *
  * They do what the statements of store.c do, for a store that is an ordinary
- * table (Catalog.store_plain): look a key up through the primary key, and
- * insert a row and its entry in the primary key, its only index.
+ * table (Catalog.store_plain): look a key up through the primary key, insert
+ * a row and its entry in the primary key, its only index, and update a row.
  * Rights need no check and no change here: the tables are the extension's.
  */
 #include "postgres.h"
@@ -19,6 +19,7 @@
 #include "executor/executor.h"
 #include "utils/fmgroids.h"
 #include "utils/rel.h"
+#include "utils/snapmgr.h"
 
 #include "compat.h"
 #include "direct.h"
@@ -34,6 +35,22 @@ key_of_name(const OperationName *name, ScanKey keys)
 						   C_COLLATION_OID, F_TEXTEQ, PointerGetDatum(name->key));
 }
 
+/* The version of the row that the snapshot sees; the slot keeps it pinned. */
+static bool
+find_version(Relation store, Relation index, const OperationName *name,
+			 Snapshot snapshot, TupleTableSlot *slot)
+{
+	IndexScanDesc scan = begin_index_scan(store, index, snapshot, 2);
+	ScanKeyData keys[2];
+	bool		exists;
+
+	key_of_name(name, keys);
+	index_rescan(scan, keys, 2, NULL, 0);
+	exists = index_getnext_slot(scan, ForwardScanDirection, slot);
+	index_endscan(scan);
+	return exists;
+}
+
 /* The version of the row that the snapshot sees, copied, and where it is. */
 bool
 direct_find(const Catalog *catalog, const OperationName *name, Snapshot snapshot,
@@ -42,14 +59,8 @@ direct_find(const Catalog *catalog, const OperationName *name, Snapshot snapshot
 	Relation	store = table_open(catalog->store, NoLock);
 	Relation	index = index_open(primary_key_index(store), AccessShareLock);
 	TupleTableSlot *slot = table_slot_create(store, NULL);
-	ScanKeyData keys[2];
-	IndexScanDesc scan;
-	bool		exists;
+	bool		exists = find_version(store, index, name, snapshot, slot);
 
-	key_of_name(name, keys);
-	scan = begin_index_scan(store, index, snapshot, 2);
-	index_rescan(scan, keys, 2, NULL, 0);
-	exists = index_getnext_slot(scan, ForwardScanDirection, slot);
 	if (exists)
 	{
 		slot_getallattrs(slot);
@@ -57,7 +68,6 @@ direct_find(const Catalog *catalog, const OperationName *name, Snapshot snapshot
 		found->name = *name;
 		*version = slot->tts_tid;
 	}
-	index_endscan(scan);
 	ExecDropSingleTupleTableSlot(slot);
 	index_close(index, NoLock);
 	table_close(store, NoLock);
@@ -66,7 +76,7 @@ direct_find(const Catalog *catalog, const OperationName *name, Snapshot snapshot
 
 /* The row's entry in the primary key; an existing key is a unique violation. */
 static void
-insert_key(Relation store, Relation index, TupleTableSlot *slot)
+insert_key(Relation store, Relation index, TupleTableSlot *slot, bool key_unchanged)
 {
 	IndexInfo  *info = BuildIndexInfo(index);
 	Datum		values[INDEX_MAX_KEYS];
@@ -75,7 +85,7 @@ insert_key(Relation store, Relation index, TupleTableSlot *slot)
 	/* no expressions and no predicate, so no executor state is needed */
 	FormIndexDatum(info, slot, NULL, values, nulls);
 	(void) index_insert(index, values, nulls, &slot->tts_tid, store,
-						UNIQUE_CHECK_YES, false, info);
+						UNIQUE_CHECK_YES, key_unchanged, info);
 	insert_cleanup(index, info);
 }
 
@@ -90,10 +100,66 @@ direct_insert(const Catalog *catalog, const Record *record)
 	record_to_columns(catalog, record, slot->tts_values, slot->tts_isnull);
 	ExecStoreVirtualTuple(slot);
 	simple_table_tuple_insert(store, slot);
-	insert_key(store, index, slot);
+	insert_key(store, index, slot, false);
 	ExecDropSingleTupleTableSlot(slot);
 	index_close(index, NoLock);
 	table_close(store, NoLock);
 	/* what follows in this statement must see the row */
 	CommandCounterIncrement();
+}
+
+/* The successor of a version, with an entry in the primary key where it needs one. */
+static TM_Result
+replace_version(const Catalog *catalog, Relation store, Relation index,
+				ItemPointer version, const Record *record)
+{
+	TupleTableSlot *slot = MakeSingleTupleTableSlot(RelationGetDescr(store), &TTSOpsVirtual);
+	TM_FailureData failure;
+	LockTupleMode mode;
+	UpdateIndexes indexes;
+	TM_Result	result;
+
+	record_to_columns(catalog, record, slot->tts_values, slot->tts_isnull);
+	ExecStoreVirtualTuple(slot);
+	result = table_tuple_update(store, version, slot, GetCurrentCommandId(true), InvalidSnapshot,
+								InvalidSnapshot, true, &failure, &mode, &indexes);
+	if (result == TM_Ok && indexes != TU_None)
+		insert_key(store, index, slot, true);
+	ExecDropSingleTupleTableSlot(slot);
+	return result;
+}
+
+static bool
+was_judged(TupleTableSlot *version, TimestampTz judged)
+{
+	bool		is_null;
+
+	return DatumGetTimestampTz(slot_getattr(version, COLUMN_UPDATED_AT + 1, &is_null)) == judged;
+}
+
+/*
+ * Updates the row, if it is still the version that was judged: TM_Ok.
+ * TM_Deleted: there is none, and anything else: there is another writer's.
+ */
+TM_Result
+direct_update(const Catalog *catalog, const Record *record, TimestampTz judged)
+{
+	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	Relation	store = table_open(catalog->store, NoLock);
+	Relation	index = index_open(primary_key_index(store), RowExclusiveLock);
+	TupleTableSlot *version = table_slot_create(store, NULL);
+	TM_Result	result = TM_Deleted;
+
+	/* as the executor does: subscribers must be able to find the row */
+	CheckCmdReplicaIdentity(store, CMD_UPDATE);
+	if (find_version(store, index, &record->name, snapshot, version))
+		result = was_judged(version, judged) ?
+			replace_version(catalog, store, index, &version->tts_tid, record) : TM_Updated;
+	ExecDropSingleTupleTableSlot(version);
+	index_close(index, NoLock);
+	table_close(store, NoLock);
+	UnregisterSnapshot(snapshot);
+	/* what follows in this statement must see the new version */
+	CommandCounterIncrement();
+	return result;
 }

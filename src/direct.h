@@ -1,12 +1,13 @@
 /*
  * direct.h
- *		The two hot statements on the store without the executor.
+ *		The hot statements on the store without the executor.
  */
 #ifndef IDEM_DIRECT_H
 #define IDEM_DIRECT_H
 
 #include "postgres.h"
 
+#include "access/tableam.h"
 #include "utils/snapshot.h"
 
 #include "catalog.h"
@@ -15,5 +16,6 @@
 extern bool direct_find(const Catalog *catalog, const OperationName *name, Snapshot snapshot,
 						Record *found, ItemPointer version);
 extern void direct_insert(const Catalog *catalog, const Record *record);
+extern TM_Result direct_update(const Catalog *catalog, const Record *record, TimestampTz judged);
 
 #endif							/* IDEM_DIRECT_H */

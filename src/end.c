@@ -128,7 +128,7 @@ end_owned(Handle *handle, const EndRequest *request)
 
 	set_end(handle, &record, request);
 	FAULT_POINT("end-judged");
-	handle_write(handle, &record, handle->standing.stored_at);
+	store_put(handle->catalog, &record, handle->standing.stored_at);
 	handle_note_end(handle);
 	return record;
 }

@@ -16,7 +16,6 @@
 
 #include "compat.h"
 #include "handle.h"
-#include "store.h"
 
 /* The operation, if the caller may use its scope. */
 Handle
@@ -55,16 +54,6 @@ handle_note_end(Handle *handle)
 
 	standing.level = GetCurrentTransactionNestLevel();
 	handle_note(handle, standing);
-}
-
-/* Stores a record in place of the one that was judged, or of none (NO_TIME). */
-void
-handle_write(const Handle *handle, const Record *record, TimestampTz judged)
-{
-	if (judged != NO_TIME)
-		store_put(handle->catalog, record, judged);
-	else
-		store_insert(handle->catalog, record);
 }
 
 /*

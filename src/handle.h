@@ -27,7 +27,6 @@ extern Handle handle_open(const OperationName *name);
 extern void handle_reserve(const Handle *handle);
 extern void handle_note(Handle *handle, Standing standing);
 extern void handle_note_end(Handle *handle);
-extern void handle_write(const Handle *handle, const Record *record, TimestampTz judged);
 
 extern void require_unrestricted(const char *function);
 extern void require_writable(const char *function);

@@ -2,7 +2,7 @@
  * store.c
  *		The records of operations: every SQL statement on idempotency_store.
  *
- * The two hot ones take the direct path where that can make no difference.
+ * The hot ones take the direct path where that can make no difference.
  * What is secret of a record is sealed on its way in; whoever wants to read it
  * opens it.
  */
@@ -174,22 +174,6 @@ store_peek(const Catalog *catalog, const OperationName *name, Record *found)
 	return find(catalog, name, GetTransactionSnapshot(), found, &version);
 }
 
-static void
-insert_directly(const Catalog *catalog, const Record *record)
-{
-	MemoryContext context = CurrentMemoryContext;
-
-	PG_TRY();
-	{
-		direct_insert(catalog, record);
-	}
-	PG_CATCH();
-	{
-		statement_rethrow(catalog, context);
-	}
-	PG_END_TRY();
-}
-
 /* A record whose name has none. */
 static void
 insert_by_sql(const Catalog *catalog, const Record *record)
@@ -206,36 +190,59 @@ insert_by_sql(const Catalog *catalog, const Record *record)
 	statement_finish();
 }
 
-/* Stores a record whose name has none. */
-void
-store_insert(const Catalog *catalog, const Record *record)
+/* A record in place of the version that was judged, or of none if that was collected. */
+static void
+upsert_by_sql(const Catalog *catalog, const Record *record, TimestampTz judged)
 {
-	Record		stored = *record;
+	Datum		values[RECORD_COLUMNS + 1];
+	bool		nulls[RECORD_COLUMNS + 1] = {0};
 
-	seal_record(&stored);
-	if (catalog->store_plain)
-		insert_directly(catalog, &stored);
-	else
-		insert_by_sql(catalog, &stored);
+	record_to_columns(catalog, record, values, nulls);
+	values[RECORD_COLUMNS] = TimestampTzGetDatum(judged);
+	if (statement_run(&put_record, catalog, values, nulls, InvalidSnapshot) != 1)
+		statement_lost_race();
+	statement_finish();
+}
+
+/* As the two above do. */
+static void
+put_directly(const Catalog *catalog, const Record *record, TimestampTz judged)
+{
+	MemoryContext context = CurrentMemoryContext;
+
+	PG_TRY();
+	{
+		TM_Result	result = judged != NO_TIME ? direct_update(catalog, record, judged) : TM_Deleted;
+
+		if (result == TM_Deleted)
+			direct_insert(catalog, record);
+		else if (result != TM_Ok)
+			statement_lost_race();
+	}
+	PG_CATCH();
+	{
+		statement_rethrow(catalog, context);
+	}
+	PG_END_TRY();
 }
 
 /*
- * Stores a record in place of the version that was judged, or of none if that
- * was collected.  A version that came after it is another writer's.
+ * Stores a record in place of the version that was judged, or of none: its
+ * name had none (NO_TIME), or that one was collected.  A version that came
+ * meanwhile is another writer's.
  */
 void
 store_put(const Catalog *catalog, const Record *record, TimestampTz judged)
 {
 	Record		stored = *record;
-	Datum		values[RECORD_COLUMNS + 1];
-	bool		nulls[RECORD_COLUMNS + 1] = {0};
 
 	seal_record(&stored);
-	record_to_columns(catalog, &stored, values, nulls);
-	values[RECORD_COLUMNS] = TimestampTzGetDatum(judged);
-	if (statement_run(&put_record, catalog, values, nulls, InvalidSnapshot) != 1)
-		statement_lost_race();
-	statement_finish();
+	if (catalog->store_plain)
+		put_directly(catalog, &stored, judged);
+	else if (judged != NO_TIME)
+		upsert_by_sql(catalog, &stored, judged);
+	else
+		insert_by_sql(catalog, &stored);
 }
 
 /* Deletes the version that was judged; one that came after it stays. */

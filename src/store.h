@@ -14,7 +14,6 @@
 
 extern bool store_find(const Catalog *catalog, const OperationName *name, Record *found);
 extern bool store_peek(const Catalog *catalog, const OperationName *name, Record *found);
-extern void store_insert(const Catalog *catalog, const Record *record);
 extern void store_put(const Catalog *catalog, const Record *record, TimestampTz judged);
 extern void store_delete(const Catalog *catalog, const OperationName *name, TimestampTz judged);
 extern int64 store_sweep_pages(const Catalog *catalog, BlockNumber start, BlockNumber end,
