@@ -49,6 +49,9 @@ def scenes(functions, main, peer, by_hand):
 		for change in ([peer('by hand', hand(UPDATE))], [peer('call', call('idem_advance', stream='a', seq=2))],
 				[peer('call', call('idem_gc'))]):
 			found.append([peer('call', lease), main('begin', REPEATABLE), main('call', call('idem_lookup', key='a')), *change, main('call', last)])
+	claim = call('idem_claim_scope', pattern='s', role='fuzz_target')
+	for last in (claim, call('idem_unclaim_scope', pattern='s'), call('idem_set_policy', pattern='s')):
+		found.append([peer('call', claim), main('begin', REPEATABLE), main('call', call('idem_lookup', key='a')), peer('call', claim), main('call', last)])
 	# a role without rights, or in a scope that is another's
 	for last in fenced + others + administration:
 		found.append([main('set', ('ROLE', 'fuzz_stranger')), main('call', last)])
@@ -57,8 +60,7 @@ def scenes(functions, main, peer, by_hand):
 		if any(argument.name == 'scope' for argument in last.signature.arguments):
 			scope = next(argument for argument in last.signature.arguments if argument.name == 'scope')
 			scoped = Call(last.signature, last.values + ((scope, 's'),), 'select')
-			found.append([main('call', call('idem_claim_scope', pattern='s', role='fuzz_target')),
-				main('set', ('ROLE', 'fuzz_app')), main('call', scoped)])
+			found.append([main('call', claim), main('set', ('ROLE', 'fuzz_app')), main('call', scoped)])
 	# somebody else has it; there is no room for more
 	for last in others:
 		found.append([peer('begin', 'BEGIN'), peer('call', call('idem_lock', resources=keys)),
@@ -67,9 +69,12 @@ def scenes(functions, main, peer, by_hand):
 			main('set', ('idempotency.max_operations_per_transaction', '1')), main('call', last)])
 	# a lease that has run out; responses that are not sealed
 	found.append([peer('call', lease), peer('by hand', hand("UPDATE {s}.idempotency_store SET lease")), main('begin', 'BEGIN'), main('call', acquire[2])])
-	found.append([peer('by hand', hand(INSERT)), peer('by hand', hand('UPDATE {s}.idempotency_store SET response')), main('call', call('idem_reseal'))])
+	unsealed = [peer('by hand', hand(INSERT)), peer('by hand', hand('UPDATE {s}.idempotency_store SET response'))]
+	found.append([*unsealed, main('call', call('idem_reseal'))])
+	found.append([*unsealed, main('begin', REPEATABLE), main('call', call('idem_lookup', key='a')), peer('by hand', hand(UPDATE)),
+		main('call', call('idem_reseal'))])
 	found.append([peer('by hand', hand(INSERT)), peer('by hand', hand('UPDATE {s}.idempotency_store SET expires')), main('call', call('idem_gc'))])
-	found.append([main('call', call('idem_claim_scope', pattern='s', role='fuzz_target')), main('call', call('idem_unclaim_scope', pattern='s'))])
+	found.append([main('call', claim), main('call', call('idem_unclaim_scope', pattern='s'))])
 	# arguments that are seldom drawn
 	for name, given in (('idem_fingerprint', {'request': None}), ('idem_grant', {'role': None}), ('idem_revoke', {'role': None}),
 			('idem_grant', {'role': '4294967295'}), ('idem_revoke', {'role': '0'}), ('idem_schedule_gc', {'schedule': ''}),

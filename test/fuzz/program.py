@@ -266,7 +266,7 @@ class Runner:
 			self.remember(call, result.rows)
 			return
 		if self.is_serializable_standby(result) or \
-				result.sqlstate not in self.documentation.specific(name) and self.is_input(statement, result.sqlstate):
+				result.sqlstate not in self.documentation.specific(name) and self.is_input(session, statement, result.sqlstate):
 			self.refused_input[result.sqlstate] += 1
 			return
 		self.check_error(name, call.signature.internal, result)
@@ -286,9 +286,10 @@ class Runner:
 		"""PostgreSQL refuses every statement of such a transaction."""
 		return self.standby and result.sqlstate == '0A000' and 'hot standby' in result.message
 
-	def is_input(self, statement, sqlstate):
-		"""Does PostgreSQL refuse these arguments without any function?"""
-		self.admin.connection.exec_(b'ROLLBACK') if self.admin.in_transaction else None
+	def is_input(self, session, statement, sqlstate):
+		"""Does PostgreSQL refuse these arguments without any function, read as in that session?"""
+		for setting in ('DateStyle', 'IntervalStyle', 'TimeZone'):
+			self.admin.script(f"SET {setting} = '{session.reported(setting)}'")
 		return self.admin.run(statement.input, statement.parameters).sqlstate == sqlstate
 
 	def remember(self, call, rows):

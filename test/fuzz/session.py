@@ -58,6 +58,10 @@ class Session:
 	def in_error(self):
 		return self.connection.transaction_status == pq.TransactionStatus.INERROR
 
+	def reported(self, setting):
+		"""A setting that the server tells its clients."""
+		return self.connection.parameter_status(setting.encode()).decode()
+
 	def run(self, sql, parameters=()):
 		"""One statement; parameters are (bytes or None, format) or (.., .., type)."""
 		values = [parameter[0] for parameter in parameters]

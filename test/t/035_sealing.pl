@@ -229,6 +229,9 @@ write_keys("k1 $secret{k1}", "k2 $secret{k2}");
 one(q{CREATE TABLE kept AS SELECT * FROM idempotency_store});
 one(q{UPDATE idempotency_store SET sealed = set_byte(sealed, length(sealed) - 5, get_byte(sealed, length(sealed) - 5) # 1) WHERE idempotency_key = 'sealed'});
 refuses('sealed', 'XX001', 'damaged data');
+write_keys("k1 $secret{k1}", "k2 $secret{k2}", "k3 $secret{other}");
+is(sqlstate($node, 'SELECT idem_reseal()'), 'XX001', 'nor is it sealed anew');
+write_keys("k1 $secret{k1}", "k2 $secret{k2}");
 one(q{UPDATE idempotency_store SET sealed = (SELECT sealed FROM kept WHERE idempotency_key = 'called') WHERE idempotency_key = 'sealed'});
 refuses('sealed', 'XX001', 'the response of another operation');
 one(q{UPDATE idempotency_store s SET sealed = '\x' WHERE idempotency_key = 'sealed'});
@@ -244,6 +247,7 @@ sub refused_file
 	my ($state, $name) = @_;
 
 	is(sqlstate($node, q{SELECT idem_begin('sealed')}), $state, "$name: $state");
+	is(sqlstate($node, 'SELECT idem_reseal()'), $state, "$name: idem_reseal");
 	is(sqlstate($node, q{BEGIN; SELECT idem_begin('unsealed'); SELECT idem_complete('unsealed', '1')}), $state, "$name: nothing is stored in clear instead");
 	return;
 }

@@ -60,6 +60,11 @@ is($subscriber->safe_psql('postgres', q{SELECT idem_advance('stream', 8), idem_a
 }
 $session->quit;
 
+# What subscribers could not find is not changed: by the direct path as by SQL.
+$publisher->safe_psql('postgres', 'ALTER TABLE idempotency_store REPLICA IDENTITY NOTHING');
+is(sqlstate($publisher, "SELECT idem_complete('leased', '1', fence => $fence)"), '55000', 'no end without a replica identity');
+$publisher->safe_psql('postgres', 'ALTER TABLE idempotency_store REPLICA IDENTITY DEFAULT');
+
 # The switch: the sequence was not replicated, but the fences of the rows were.
 is($subscriber->safe_psql('postgres', 'SELECT is_called FROM idempotency_fence'), 'f', 'the sequence has stayed behind');
 $subscriber->safe_psql('postgres', 'DROP SUBSCRIPTION all_of_it');
