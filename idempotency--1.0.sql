@@ -139,10 +139,6 @@ COMMENT ON COLUMN @extschema@.idempotency_sweep.only_row IS 'keeps the table at 
 COMMENT ON COLUMN @extschema@.idempotency_sweep.next_page IS 'page of the store at which the next sweep begins';
 COMMENT ON COLUMN @extschema@.idempotency_sweep.swept_at IS 'when the last sweep ended';
 
-REVOKE ALL ON @extschema@.idempotency_store, @extschema@.idempotency_stream,
-	@extschema@.idempotency_scope, @extschema@.idempotency_secret, @extschema@.idempotency_sweep FROM PUBLIC;
-REVOKE ALL ON SEQUENCE @extschema@.idempotency_fence FROM PUBLIC;
-
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.idempotency_store', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.idempotency_stream', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.idempotency_scope', '');
@@ -539,41 +535,8 @@ END;
 COMMENT ON FUNCTION @extschema@.idem_revoke(regrole) IS
 	'take back what idem_grant gave';
 
-REVOKE ALL ON FUNCTION
-	@extschema@.idem_begin(text, text, jsonb, bytea, interval, interval, int),
-	@extschema@.idem_complete(text, jsonb, text, int, jsonb, bytea, bigint, interval),
-	@extschema@.idem_complete(@extschema@.idem_operation, jsonb, int, jsonb, bytea, interval),
-	@extschema@.idem_fail(text, jsonb, text, int, jsonb, bytea, bigint, bool, interval, interval),
-	@extschema@.idem_fail(@extschema@.idem_operation, jsonb, int, jsonb, bytea, bool, interval, interval),
-	@extschema@.idem_release(text, text, bigint),
-	@extschema@.idem_extend(text, interval, text, bigint),
-	@extschema@.idem_lookup(text, text),
-	@extschema@.idem_call(regprocedure, text, jsonb, text, interval, interval, bool),
-	@extschema@.idem_begin_batch(text[], text, jsonb[]),
-	@extschema@.idem_complete_batch(text[], jsonb[], text),
-	@extschema@.idem_lock(text[], interval),
-	@extschema@.idem_advance(text, bigint, text),
-	@extschema@.idem_fingerprint(jsonb),
-	@extschema@.idem_step_key(text, text),
-	@extschema@.idem_gc(int),
-	@extschema@.idem_schedule_gc(text),
-	@extschema@.idem_claim_scope(text, regrole),
-	@extschema@.idem_unclaim_scope(text),
-	@extschema@.idem_set_policy(text, interval, interval, interval, int, int, int),
-	@extschema@.idem_may_use_scope(text),
-	@extschema@.idem_scope_changed(),
-	@extschema@.idem_reseal(int),
-	@extschema@.idem_stats(),
-	@extschema@.idem_stats_reset(),
-	@extschema@.idem_set_rights(regrole, text),
-	@extschema@.idem_grant(regrole),
-	@extschema@.idem_revoke(regrole)
-FROM PUBLIC;
-
-REVOKE ALL ON @extschema@.idempotency_stats, @extschema@.idempotency_in_flight FROM PUBLIC;
-
--- Nor do default privileges open what is not meant for applications: only the
--- owner has rights so far.
+-- Nothing is PUBLIC's, nor anybody's by default privileges: only the owner has
+-- rights so far.
 DO $$
 DECLARE
 	command text;
@@ -584,15 +547,15 @@ BEGIN
 			CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END)
 		FROM (
 			SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END AS kind,
-				c.oid::regclass::text AS name, c.relowner AS owner, c.relacl AS acl
+				c.oid::regclass::text AS name, c.relowner AS owner, c.relacl AS rights
 			FROM pg_class c JOIN pg_depend d ON d.classid = 'pg_class'::regclass AND d.objid = c.oid
 			JOIN pg_extension e ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
 			WHERE e.extname = 'idempotency' AND d.deptype = 'e' AND c.relkind <> 'c'
 			UNION ALL
-			SELECT 'FUNCTION', p.oid::regprocedure::text, p.proowner, p.proacl
+			SELECT 'FUNCTION', p.oid::regprocedure::text, p.proowner, coalesce(p.proacl, acldefault('f', p.proowner))
 			FROM pg_proc p JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid
 			JOIN pg_extension e ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
-			WHERE e.extname = 'idempotency' AND d.deptype = 'e') m, aclexplode(m.acl) a
+			WHERE e.extname = 'idempotency' AND d.deptype = 'e') m, aclexplode(m.rights) a
 		WHERE a.grantee <> m.owner
 	LOOP
 		EXECUTE command;
