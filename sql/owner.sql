@@ -139,3 +139,31 @@ SELECT told(idem_begin('owner-g', 'outer'));
 SELECT idem_complete('owner-g', '"outer"', 'outer');
 SELECT told(idem_begin('owner-g', 'outer')), told(idem_begin('owner-g', 'inner'));
 ROLLBACK;
+-- What the owner makes NOT NULL is never NULL, on a new row and on an old one.
+BEGIN;
+DELETE FROM idempotency_store;
+ALTER TABLE idempotency_store ALTER response_code SET NOT NULL, ALTER response_code SET DEFAULT 5;
+INSERT INTO idempotency_store (idempotency_key, status, expires_at, retry_at) VALUES ('owner-e', 'FAILED', now() + interval '1 hour', now());
+SELECT told(idem_begin(key)) FROM (VALUES ('owner-e'), ('owner-f')) v(key);
+SELECT raises(format('SELECT idem_complete(%L)', key)) FROM (VALUES ('owner-e'), ('owner-f')) v(key);
+ROLLBACK;
+-- A row that the very statement has deleted is gone.
+BEGIN;
+INSERT INTO idempotency_store (idempotency_key, status, expires_at, retry_at) VALUES ('owner-g', 'FAILED', now() + interval '1 hour', now());
+SELECT told(idem_begin('owner-g'));
+WITH gone AS (DELETE FROM idempotency_store WHERE idempotency_key = 'owner-g' RETURNING idempotency_key) SELECT idem_complete(idempotency_key, '1') FROM gone;
+SELECT told(idem_lookup('owner-g'));
+ROLLBACK;
+-- Rows from elsewhere may have times without an end.
+INSERT INTO idempotency_store (idempotency_key, status, created_at, updated_at, expires_at, lease_expires_at, retry_at, fence) VALUES
+	('owner-h', 'PENDING', '-infinity', '-infinity', 'infinity', 'infinity', NULL, 1), ('owner-i', 'FAILED', '-infinity', '-infinity', 'infinity', NULL, '-infinity', NULL),
+	('owner-j', 'PENDING', '-infinity', '-infinity', 'infinity', '-infinity', NULL, 2), ('owner-k', 'FAILED', '-infinity', '-infinity', 'infinity', NULL, 'infinity', NULL);
+SELECT (o).idempotency_key, (o).outcome, (o).retry_after FROM (SELECT idem_lookup('owner-' || letter) AS o FROM unnest('{i,j}'::text[]) letter) r;
+SELECT (o).outcome, (o).retry_after > interval '1 year' FROM (SELECT idem_lookup('owner-' || letter) AS o FROM unnest('{h,k}'::text[]) letter) r;
+BEGIN;
+SELECT told(idem_begin('owner-' || letter)) FROM unnest('{i,j,k}'::text[]) letter;
+SELECT idem_complete('owner-' || letter, '1') FROM unnest('{i,j}'::text[]) letter;
+COMMIT;
+SELECT idem_complete('owner-h', '1', fence => 1);
+SELECT told(idem_lookup('owner-' || letter)) FROM unnest('{h,i,j,k}'::text[]) letter;
+DELETE FROM idempotency_store WHERE idempotency_key ~ '^owner-[h-k]$';

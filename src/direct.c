@@ -17,6 +17,7 @@
 #include "catalog/index.h"
 #include "catalog/pg_collation.h"
 #include "executor/executor.h"
+#include "miscadmin.h"
 #include "utils/fmgroids.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
@@ -129,12 +130,36 @@ replace_version(const Catalog *catalog, Relation store, Relation index,
 	return result;
 }
 
+/*
+ * Is it the version that was judged?  Where the isolation level keeps one
+ * snapshot it must be seen by that, too, or two transactions could commit on
+ * contradictory reads: INSERT ... ON CONFLICT refuses the same.
+ */
 static bool
-was_judged(TupleTableSlot *version, TimestampTz judged)
+was_judged(Relation store, TupleTableSlot *version, TimestampTz judged)
 {
 	bool		is_null;
 
-	return DatumGetTimestampTz(slot_getattr(version, COLUMN_UPDATED_AT + 1, &is_null)) == judged;
+	return DatumGetTimestampTz(slot_getattr(version, COLUMN_UPDATED_AT + 1, &is_null)) == judged &&
+		(!IsolationUsesXactSnapshot() ||
+		 table_tuple_satisfies_snapshot(store, version, GetTransactionSnapshot()));
+}
+
+/* TM_Invisible: not what was judged.  TM_Updated: perhaps no longer so. */
+static TM_Result
+try_update(const Catalog *catalog, Relation store, Relation index,
+		   const Record *record, TimestampTz judged)
+{
+	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	TupleTableSlot *version = table_slot_create(store, NULL);
+	TM_Result	result = TM_Deleted;
+
+	if (find_version(store, index, &record->name, snapshot, version))
+		result = was_judged(store, version, judged) ?
+			replace_version(catalog, store, index, &version->tts_tid, record) : TM_Invisible;
+	ExecDropSingleTupleTableSlot(version);
+	UnregisterSnapshot(snapshot);
+	return result;
 }
 
 /*
@@ -144,21 +169,22 @@ was_judged(TupleTableSlot *version, TimestampTz judged)
 TM_Result
 direct_update(const Catalog *catalog, const Record *record, TimestampTz judged)
 {
-	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
 	Relation	store = table_open(catalog->store, NoLock);
 	Relation	index = index_open(primary_key_index(store), RowExclusiveLock);
-	TupleTableSlot *version = table_slot_create(store, NULL);
-	TM_Result	result = TM_Deleted;
+	TM_Result	result;
 
 	/* as the executor does: subscribers must be able to find the row */
 	CheckCmdReplicaIdentity(store, CMD_UPDATE);
-	if (find_version(store, index, &record->name, snapshot, version))
-		result = was_judged(version, judged) ?
-			replace_version(catalog, store, index, &version->tts_tid, record) : TM_Updated;
-	ExecDropSingleTupleTableSlot(version);
+	/* what this statement has done so far counts, as in SPI */
+	CommandCounterIncrement();
+	do
+	{
+		/* idem_reseal, for one, leaves updated_at as it is */
+		CHECK_FOR_INTERRUPTS();
+		result = try_update(catalog, store, index, record, judged);
+	} while (result == TM_Updated && !IsolationUsesXactSnapshot());
 	index_close(index, NoLock);
 	table_close(store, NoLock);
-	UnregisterSnapshot(snapshot);
 	/* what follows in this statement must see the new version */
 	CommandCounterIncrement();
 	return result;

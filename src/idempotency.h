@@ -70,8 +70,8 @@ typedef struct Digest
 	text	   *key;			/* name of the key of an HMAC; NULL: the fingerprint itself */
 } Digest;
 
-/* absent values of a record: no column of the store can mean these */
-#define NO_TIME DT_NOBEGIN
+/* absent values of a record: no column of the store can have these */
+#define NO_TIME (DT_NOBEGIN + 1)
 #define NO_FENCE ((int64) 0)
 
 /* a row of the store */

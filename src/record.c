@@ -58,7 +58,26 @@ record_fits(TupleDesc descriptor, Oid status_type)
 	return true;
 }
 
-/* Has the table these columns, in this order, and no others? */
+/* The script has made these, and no others, NOT NULL. */
+static bool
+is_always_set(RecordColumn column)
+{
+	switch (column)
+	{
+		case COLUMN_CREATED_AT:
+		case COLUMN_UPDATED_AT:
+		case COLUMN_EXPIRES_AT:
+		case COLUMN_STATUS:
+		case COLUMN_ATTEMPT:
+		case COLUMN_SCOPE:
+		case COLUMN_IDEMPOTENCY_KEY:
+			return true;
+		default:
+			return false;
+	}
+}
+
+/* Has the table these columns, in this order, no others, and no further NOT NULL? */
 bool
 record_matches(TupleDesc descriptor, Oid status_type)
 {
@@ -66,7 +85,9 @@ record_matches(TupleDesc descriptor, Oid status_type)
 		return false;
 	for (int i = 0; i < RECORD_COLUMNS; i++)
 	{
-		if (!is_column(TupleDescAttr(descriptor, i), i, status_type))
+		Form_pg_attribute attribute = TupleDescAttr(descriptor, i);
+
+		if (!is_column(attribute, i, status_type) || (attribute->attnotnull && !is_always_set(i)))
 			return false;
 	}
 	return true;

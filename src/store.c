@@ -137,6 +137,16 @@ find(const Catalog *catalog, const OperationName *name, Snapshot snapshot,
 	return exists;
 }
 
+/* What the executor says, too. */
+static void
+snapshot_too_old(void)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+			 errmsg("could not serialize access due to concurrent update"),
+			 errhint("Retry the transaction.")));
+}
+
 /*
  * The newest committed record of a name, or this transaction's own.
  *
@@ -157,10 +167,7 @@ store_find(const Catalog *catalog, const OperationName *name, Record *found)
 		bool		seen_exists = find(catalog, name, GetTransactionSnapshot(), &ignored, &seen);
 
 		if (seen_exists != exists || (exists && !ItemPointerEquals(&seen, &newest)))
-			ereport(ERROR,
-					(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
-					 errmsg("could not serialize access due to concurrent update of an operation"),
-					 errhint("Retry the transaction.")));
+			snapshot_too_old();
 	}
 	return exists;
 }
@@ -216,6 +223,8 @@ put_directly(const Catalog *catalog, const Record *record, TimestampTz judged)
 
 		if (result == TM_Deleted)
 			direct_insert(catalog, record);
+		else if (result != TM_Ok && IsolationUsesXactSnapshot())
+			snapshot_too_old();
 		else if (result != TM_Ok)
 			statement_lost_race();
 	}

@@ -48,7 +48,7 @@ static void
 set_retry_after(Answer *answer, TimestampTz due, TimestampTz now)
 {
 	answer->has_retry_after = due != NO_TIME;
-	answer->retry_after = answer->has_retry_after ? Max(due - now, 0) : 0;
+	answer->retry_after = due > now ? due - now : 0;
 }
 
 /* The stored end of an operation. */
