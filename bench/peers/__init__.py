@@ -91,7 +91,7 @@ class Peers:
                                       'clients': workload.clients, 'size': workload.size, **result})
 
     def count(self, workload):
-        if self.options.quick:
+        if self.options.quick or not workload.count:
             return
         for peer in self.members(workload):
             self.tell(f'{NAME}: {workload.name}, counting {peer.name}')

@@ -26,7 +26,7 @@ class Workload:
     size: int = 100         # bytes of the request, and of the answer
     gateway: int = 0        # milliseconds outside the database
     declined: float = 0.0   # part of the payments
-    count: int = 500        # operations of a run that is counted, not timed
+    count: int = 500        # operations of a run that is counted, not timed; 0: as another's
 
 
 PEERS = (
@@ -72,7 +72,7 @@ WORKLOADS = (
     Workload('batch of 100', 'batch', ('bare', 'insert', 'plpgsql', 'ext-txn'), clients=1, count=50),
     Workload('half declined', 'fresh', (*ONE_CALL, 'client-rc', 'redis-lock', 'redis-barrier', *EXTENSION), declined=0.5),
     *(Workload(text, 'fresh', (*SOME, 'redis-state', 'ext-lease'), size=size, count=200) for size, text in SIZES.items()),
-    *(Workload(f'{number} clients' if number > 1 else '1 client', 'fresh', SOME, clients=number) for number in CLIENTS),
+    *(Workload(f'{number} clients' if number > 1 else '1 client', 'fresh', SOME, clients=number, count=0) for number in CLIENTS),
 )
 
 COMPARISONS = (
