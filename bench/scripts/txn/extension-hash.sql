@@ -3,7 +3,7 @@
 \set account random(1, :accounts)
 \set amount random(1, 100)
 BEGIN;
-SELECT * FROM idem_begin(:key::text, request_hash => :hash::bytea);
+SELECT outcome, response_payload FROM idem_begin(:key::text, request_hash => :hash::bytea);
 UPDATE accounts SET balance = balance - :amount WHERE id = :account;
 INSERT INTO payments (account, amount) VALUES (:account, :amount);
 SELECT idem_complete(:key::text, :response::jsonb);

@@ -3,7 +3,7 @@
 \set account random(1, :accounts)
 \set amount random(1, 100)
 BEGIN;
-SELECT * FROM hand_store WHERE scope = '' AND idempotency_key = :key::text FOR UPDATE;
+SELECT status, request_hash, response_payload FROM hand_store WHERE scope = '' AND idempotency_key = :key::text FOR UPDATE;
 INSERT INTO hand_store (idempotency_key, request_hash, status, expires_at)
 	VALUES (:key::text, :hash::bytea, 'PENDING', now() + interval '1 day');
 UPDATE accounts SET balance = balance - :amount WHERE id = :account;
