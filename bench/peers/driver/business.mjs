@@ -120,15 +120,21 @@ export async function transaction(pool, body, { begin = 'BEGIN', retryAlso = [] 
   }
 }
 
-// One statement in autocommit mode, retried likewise.
+// One statement in autocommit mode, retried likewise. Not by pool.query, which
+// gives the connection up after every error.
 export async function statement(pool, query) {
   for (;;) {
+    const client = await pool.connect();
+    let broken;
     try {
-      return await pool.query(query);
+      return await client.query(query);
     } catch (error) {
+      broken = error.severity === 'ERROR' ? undefined : error;
       if (!RETRIED.has(error.code)) {
         throw error;
       }
+    } finally {
+      client.release(broken);
     }
   }
 }
