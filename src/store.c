@@ -139,7 +139,7 @@ find(const Catalog *catalog, const OperationName *name, Snapshot snapshot,
 
 /* What the executor says, too. */
 static void
-snapshot_too_old(void)
+could_not_serialize(void)
 {
 	ereport(ERROR,
 			(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
@@ -167,7 +167,7 @@ store_find(const Catalog *catalog, const OperationName *name, Record *found)
 		bool		seen_exists = find(catalog, name, GetTransactionSnapshot(), &ignored, &seen);
 
 		if (seen_exists != exists || (exists && !ItemPointerEquals(&seen, &newest)))
-			snapshot_too_old();
+			could_not_serialize();
 	}
 	return exists;
 }
@@ -224,7 +224,7 @@ put_directly(const Catalog *catalog, const Record *record, TimestampTz judged)
 		if (result == TM_Deleted)
 			direct_insert(catalog, record);
 		else if (result != TM_Ok && IsolationUsesXactSnapshot())
-			snapshot_too_old();
+			could_not_serialize();
 		else if (result != TM_Ok)
 			statement_lost_race();
 	}

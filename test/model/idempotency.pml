@@ -225,7 +225,7 @@ Client client[CLIENTS];
 #define ACQUIRES		(VERDICT <= NEXT)
 
 /*
- * store.c, store_insert and store_put: a row that exists though none was
+ * store.c, store_put: a row that exists though none was
  * found, or in another version than the one that was judged, is 40001.
  */
 #ifdef NO_UNIQUE
@@ -843,7 +843,7 @@ end:
 #define WORTH_READING	true
 #endif
 
-/* gc.c, run, of which there is one at a time; store.c, store_sweep_pages */
+/* gc.c, gc_sweep, of which there is one at a time; store.c, store_sweep_pages */
 proctype Sweep(byte k)
 {
 end:
