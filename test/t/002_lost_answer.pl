@@ -32,6 +32,17 @@ sub connect_raw
 	return $socket;
 }
 
+# Some bytes at most, behind those that are there.  A child that ends, strace for
+# one, interrupts a read: that says nothing of the server.
+sub read_some
+{
+	my ($socket, $bytes, $most) = @_;
+	my $read;
+
+	do { $read = sysread($socket, $$bytes, $most, length $$bytes) } while (!defined $read && $!{EINTR});
+	return $read;
+}
+
 sub read_bytes
 {
 	my ($socket, $count) = @_;
@@ -39,8 +50,7 @@ sub read_bytes
 
 	while (length $bytes < $count)
 	{
-		sysread($socket, $bytes, $count - length $bytes, length $bytes)
-		  or die 'the server has gone';
+		read_some($socket, \$bytes, $count - length $bytes) or die 'the server has gone';
 	}
 	return $bytes;
 }
@@ -186,7 +196,8 @@ SKIP:
 		{
 			send_query($socket, 'COMMIT');
 			# the end, or a reset where the server had not read all that we sent
-			my $read = sysread($socket, my $answer, 1);
+			my $answer = '';
+			my $read = read_some($socket, \$answer, 1);
 
 			ok(defined $read ? $read == 0 : $!{ECONNRESET}, 'server killed: no answer to the COMMIT')
 			  or diag('read: ' . ($read // $!));
