@@ -42,7 +42,7 @@ def reset():
     sql(f"""
         CHECKPOINT;
         CALL reset_tables({ACCOUNTS});
-        VACUUM (ANALYZE) accounts, payments, idempotency_store, hand_store,
+        VACUUM (ANALYZE) accounts, payments, idempotency_store, hand_store, hand_store_indexed,
             idempotency_stream, hand_stream;
     """)
 

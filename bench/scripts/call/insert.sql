@@ -1,0 +1,7 @@
+-- The least that a record can cost in one call: business, plain INSERT.
+\set key random(1000000000000000000, 9223372036854775807)
+\set account random(1, :accounts)
+\set amount random(1, 100)
+SELECT insert_call(:key::text,
+	jsonb_build_object('account', :account::int, 'amount', :amount::int, 'currency', 'EUR'),
+	:hash::bytea);
