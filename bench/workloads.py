@@ -99,7 +99,7 @@ COMPARISONS = (
     Comparison('idem_call, failures raised / the bare function', 'call', 'extension-raise', 'bare', 0.80),
     Comparison('idem_call, failures raised / INSERT ON CONFLICT, UPDATE', 'call', 'extension-raise', 'hand', 1.10),
     Comparison('… that hashes the request as well', 'call', 'extension-raise', 'hand-hashing'),
-    Comparison('… and has an index for its clean-up', 'call', 'extension-raise', 'hand-complete', 1.10),
+    Comparison('… that hashes the request, and has an index for its clean-up', 'call', 'extension-raise', 'hand-complete', 1.10),
     Comparison('nothing but the function and a plain INSERT / INSERT ON CONFLICT, UPDATE', 'call', 'insert', 'hand'),
     Comparison('batch of 500 / 500 single transactions', 'batch', 'batch', 'single', 8.0),
     Comparison('batch of 500 / one INSERT ON CONFLICT', 'batch', 'batch', 'upsert', 0.50),
