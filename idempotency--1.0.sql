@@ -6,8 +6,8 @@
 CREATE TYPE @extschema@.idempotency_status AS ENUM ('PENDING', 'COMPLETED', 'FAILED');
 COMMENT ON TYPE @extschema@.idempotency_status IS 'what the store holds of an operation';
 
-CREATE TYPE @extschema@.idem_outcome AS ENUM ('ACQUIRED', 'IN_PROGRESS', 'COMPLETED', 'FAILED');
-COMMENT ON TYPE @extschema@.idem_outcome IS 'what a caller is told of an operation';
+CREATE TYPE @extschema@.idem_outcome AS ENUM ('ACQUIRED', 'IN_PROGRESS', 'COMPLETED', 'FAILED', 'MISMATCH');
+COMMENT ON TYPE @extschema@.idem_outcome IS 'what a caller gets as the answer to a begin';
 
 CREATE TYPE @extschema@.idem_operation AS (
 	outcome				@extschema@.idem_outcome,
@@ -86,7 +86,7 @@ CREATE TABLE @extschema@.idempotency_stream (
 	stream		pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
 	PRIMARY KEY (scope, stream)
 ) WITH (fillfactor = 50);
-COMMENT ON TABLE @extschema@.idempotency_stream IS 'how far each stream of events has come; written by idem_advance only';
+COMMENT ON TABLE @extschema@.idempotency_stream IS 'the high-water mark of each stream of events; written by idem_advance only';
 COMMENT ON COLUMN @extschema@.idempotency_stream.seq IS 'greatest sequence number that has committed';
 COMMENT ON COLUMN @extschema@.idempotency_stream.updated_at IS 'when the mark was last moved';
 COMMENT ON COLUMN @extschema@.idempotency_stream.scope IS 'name space of the stream, compared byte by byte';
@@ -101,43 +101,48 @@ CREATE TABLE @extschema@.idempotency_scope (
 	max_retention		pg_catalog.interval CHECK (max_retention OPERATOR(pg_catalog.>) interval '0'),
 	max_attempts		pg_catalog.int4 CHECK (max_attempts OPERATOR(pg_catalog.>=) 0),
 	attempts_limit		pg_catalog.int4 CHECK (attempts_limit OPERATOR(pg_catalog.>) 0),
-	max_response_size	pg_catalog.int4 CHECK (max_response_size OPERATOR(pg_catalog.>=) 0)
+	max_response_size	pg_catalog.int4 CHECK (max_response_size OPERATOR(pg_catalog.>=) 0),
+	max_lease			pg_catalog.interval CHECK (max_lease OPERATOR(pg_catalog.>) interval '0')
 );
-COMMENT ON TABLE @extschema@.idempotency_scope IS 'whom scopes belong to, and what holds in them; written by idem_claim_scope, idem_unclaim_scope and idem_set_policy';
-COMMENT ON COLUMN @extschema@.idempotency_scope.pattern IS 'a scope, or the beginning of scopes and "*"; the longest that says something decides';
-COMMENT ON COLUMN @extschema@.idempotency_scope.role IS 'whose members alone may use the scope; NULL: says nothing of it';
-COMMENT ON COLUMN @extschema@.idempotency_scope.retention IS 'how long records are kept where no argument says so';
-COMMENT ON COLUMN @extschema@.idempotency_scope.min_retention IS 'they are never kept for less';
-COMMENT ON COLUMN @extschema@.idempotency_scope.max_retention IS 'they are never kept for longer';
-COMMENT ON COLUMN @extschema@.idempotency_scope.max_attempts IS 'attempts that an operation may have where no argument says so; 0: no limit';
-COMMENT ON COLUMN @extschema@.idempotency_scope.attempts_limit IS 'attempts that no argument may exceed';
-COMMENT ON COLUMN @extschema@.idempotency_scope.max_response_size IS 'bytes that a response may have';
+COMMENT ON TABLE @extschema@.idempotency_scope IS 'the claims and policies of scopes; written by idem_claim_scope, idem_unclaim_scope and idem_set_policy';
+COMMENT ON COLUMN @extschema@.idempotency_scope.pattern IS 'a scope, or the beginning of scopes and "*"; each property comes from the longest matching pattern that sets it';
+COMMENT ON COLUMN @extschema@.idempotency_scope.role IS 'only members of this role may use the scope; NULL: no claim';
+COMMENT ON COLUMN @extschema@.idempotency_scope.retention IS 'how long records are kept, if the call has no argument for it';
+COMMENT ON COLUMN @extschema@.idempotency_scope.min_retention IS 'no record is kept for less';
+COMMENT ON COLUMN @extschema@.idempotency_scope.max_retention IS 'no record is kept for longer';
+COMMENT ON COLUMN @extschema@.idempotency_scope.max_attempts IS 'how many attempts an operation may have, if the call has no argument for it; 0: no limit';
+COMMENT ON COLUMN @extschema@.idempotency_scope.attempts_limit IS 'how many attempts an argument may allow at most';
+COMMENT ON COLUMN @extschema@.idempotency_scope.max_response_size IS 'how many bytes a response may have';
+COMMENT ON COLUMN @extschema@.idempotency_scope.max_lease IS 'no lease and no retry_after is longer';
 
 CREATE SEQUENCE @extschema@.idempotency_fence AS pg_catalog.int8;
-COMMENT ON SEQUENCE @extschema@.idempotency_fence IS 'fencing tokens; they only grow';
+COMMENT ON SEQUENCE @extschema@.idempotency_fence IS 'fences of leased attempts; they only grow';
 
--- What belongs to this database and not to a dump of it: lock ids are hashed
--- with a secret, so that pg_locks gives no key away to other roles.
+-- What belongs to this database and not to a dump of it: lock ids are made with
+-- a secret key, so that pg_locks gives no idempotency key away to other roles.
 CREATE TABLE @extschema@.idempotency_secret (
 	only_row	pg_catalog.bool PRIMARY KEY DEFAULT true CHECK (only_row),
-	lock_seed	pg_catalog.int8 NOT NULL
+	lock_key	pg_catalog.bytea NOT NULL CHECK (pg_catalog.octet_length(lock_key) OPERATOR(pg_catalog.=) 16)
 );
-COMMENT ON TABLE @extschema@.idempotency_secret IS 'seed of the lock ids of this database; never dumped';
+COMMENT ON TABLE @extschema@.idempotency_secret IS 'secret key of the lock ids of this database; never dumped';
 COMMENT ON COLUMN @extschema@.idempotency_secret.only_row IS 'keeps the table at one row';
-COMMENT ON COLUMN @extschema@.idempotency_secret.lock_seed IS 'mixed into every lock id';
-INSERT INTO @extschema@.idempotency_secret (lock_seed)
-	SELECT ('x' OPERATOR(pg_catalog.||) pg_catalog.left(pg_catalog.encode(
-		pg_catalog.sha256(pg_catalog.uuid_send(pg_catalog.gen_random_uuid())), 'hex'), 16))::pg_catalog.bit(64)::pg_catalog.int8;
+COMMENT ON COLUMN @extschema@.idempotency_secret.lock_key IS 'key of SipHash-2-4, which makes a lock id from scope and key';
+-- 244 random bits, made into 128
+INSERT INTO @extschema@.idempotency_secret (lock_key)
+	SELECT pg_catalog.substr(pg_catalog.sha256(pg_catalog.uuid_send(pg_catalog.gen_random_uuid())
+		OPERATOR(pg_catalog.||) pg_catalog.uuid_send(pg_catalog.gen_random_uuid())), 1, 16);
 
 CREATE TABLE @extschema@.idempotency_sweep (
 	only_row	pg_catalog.bool PRIMARY KEY DEFAULT true CHECK (only_row),
 	next_page	pg_catalog.int8 NOT NULL,
+	began_at	pg_catalog.timestamptz NOT NULL,
 	swept_at	pg_catalog.timestamptz NOT NULL
 );
-COMMENT ON TABLE @extschema@.idempotency_sweep IS 'where idem_gc goes on; never dumped';
+COMMENT ON TABLE @extschema@.idempotency_sweep IS 'where collection goes on; never dumped';
 COMMENT ON COLUMN @extschema@.idempotency_sweep.only_row IS 'keeps the table at one row';
-COMMENT ON COLUMN @extschema@.idempotency_sweep.next_page IS 'page of the store at which the next sweep begins';
-COMMENT ON COLUMN @extschema@.idempotency_sweep.swept_at IS 'when the last sweep ended';
+COMMENT ON COLUMN @extschema@.idempotency_sweep.next_page IS 'page of the store from which collection goes on';
+COMMENT ON COLUMN @extschema@.idempotency_sweep.began_at IS 'when the present sweep began at the first page';
+COMMENT ON COLUMN @extschema@.idempotency_sweep.swept_at IS 'when collection last worked';
 
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.idempotency_store', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.idempotency_stream', '');
@@ -148,16 +153,16 @@ SELECT pg_catalog.pg_extension_config_dump('@extschema@.idempotency_fence', '');
 
 CREATE FUNCTION @extschema@.idem_begin(
 	key				pg_catalog.text,
-	scope			pg_catalog.text DEFAULT '',
 	request			pg_catalog.jsonb DEFAULT NULL,
+	scope			pg_catalog.text DEFAULT '',
 	request_hash	pg_catalog.bytea DEFAULT NULL,
 	lease			pg_catalog.interval DEFAULT NULL,
 	wait			pg_catalog.interval DEFAULT '0',
 	max_attempts	pg_catalog.int4 DEFAULT NULL)
 RETURNS @extschema@.idem_operation
 AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
-COMMENT ON FUNCTION @extschema@.idem_begin(text, text, jsonb, bytea, interval, interval, int) IS
-	'acquire an operation, or be told how it ended or that it is in progress';
+COMMENT ON FUNCTION @extschema@.idem_begin(text, jsonb, text, bytea, interval, interval, int) IS
+	'acquire an operation, or answer how it ended or that it is in progress';
 
 CREATE FUNCTION @extschema@.idem_complete(
 	key			pg_catalog.text,
@@ -222,7 +227,13 @@ CREATE FUNCTION @extschema@.idem_release(
 RETURNS pg_catalog.bool
 AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.idem_release(text, text, bigint) IS
-	'give an operation up as if never begun; false when the fence is no longer current';
+	'take the begin of an operation back; false when the fence is no longer current';
+
+CREATE FUNCTION @extschema@.idem_release(operation @extschema@.idem_operation)
+RETURNS pg_catalog.bool
+AS 'MODULE_PATHNAME', 'idem_release_operation' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_release(@extschema@.idem_operation) IS
+	'take back the begin of the operation that idem_begin returned; false when the fence is no longer current';
 
 CREATE FUNCTION @extschema@.idem_extend(
 	key		pg_catalog.text,
@@ -232,7 +243,15 @@ CREATE FUNCTION @extschema@.idem_extend(
 RETURNS pg_catalog.timestamptz
 AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.idem_extend(text, interval, text, bigint) IS
-	'let a lease end that long from now; returns when it ends';
+	'let a lease end that long from now; returns the time at which it ends';
+
+CREATE FUNCTION @extschema@.idem_extend(
+	operation	@extschema@.idem_operation,
+	lease		pg_catalog.interval)
+RETURNS pg_catalog.timestamptz
+AS 'MODULE_PATHNAME', 'idem_extend_operation' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_extend(@extschema@.idem_operation, interval) IS
+	'let the lease of the operation that idem_begin returned end that long from now';
 
 CREATE FUNCTION @extschema@.idem_lookup(
 	key		pg_catalog.text,
@@ -249,21 +268,33 @@ CREATE FUNCTION @extschema@.idem_call(
 	scope			pg_catalog.text DEFAULT '',
 	wait			pg_catalog.interval DEFAULT '0',
 	retention		pg_catalog.interval DEFAULT NULL,
-	record_failure	pg_catalog.bool DEFAULT true)
+	record_failure	pg_catalog.bool DEFAULT true,
+	request_hash	pg_catalog.bytea DEFAULT NULL,
+	max_attempts	pg_catalog.int4 DEFAULT NULL)
 RETURNS @extschema@.idem_operation
 AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
-COMMENT ON FUNCTION @extschema@.idem_call(regprocedure, text, jsonb, text, interval, interval, bool) IS
+COMMENT ON FUNCTION @extschema@.idem_call(regprocedure, text, jsonb, text, interval, interval, bool, bytea, int) IS
 	'run handler(request) at most once and store what it returned or raised';
+
+CREATE FUNCTION @extschema@.idem_forget(
+	key		pg_catalog.text,
+	scope	pg_catalog.text DEFAULT '')
+RETURNS pg_catalog.bool
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_forget(text, text) IS
+	'remove the record of an operation that nobody owns, so that it may run again; false where there is none';
 
 -- Many operations at once
 
 CREATE FUNCTION @extschema@.idem_begin_batch(
-	keys		pg_catalog.text[],
-	scope		pg_catalog.text DEFAULT '',
-	requests	pg_catalog.jsonb[] DEFAULT NULL)
+	keys			pg_catalog.text[],
+	requests		pg_catalog.jsonb[] DEFAULT NULL,
+	scope			pg_catalog.text DEFAULT '',
+	request_hashes	pg_catalog.bytea[] DEFAULT NULL,
+	max_attempts	pg_catalog.int4 DEFAULT NULL)
 RETURNS SETOF @extschema@.idem_operation
 AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
-COMMENT ON FUNCTION @extschema@.idem_begin_batch(text[], text, jsonb[]) IS
+COMMENT ON FUNCTION @extschema@.idem_begin_batch(text[], jsonb[], text, bytea[], int) IS
 	'idem_begin for many keys of one scope; a row per key, in their order';
 
 CREATE FUNCTION @extschema@.idem_complete_batch(
@@ -273,7 +304,7 @@ CREATE FUNCTION @extschema@.idem_complete_batch(
 RETURNS pg_catalog.int8
 AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.idem_complete_batch(text[], jsonb[], text) IS
-	'idem_complete for many keys of one scope; returns how many';
+	'idem_complete for many keys of one scope; returns how many it ended';
 
 -- Locks and order
 
@@ -314,7 +345,7 @@ CREATE FUNCTION @extschema@.idem_gc(max_rows pg_catalog.int4 DEFAULT 10000)
 RETURNS pg_catalog.int8
 AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.idem_gc(int) IS
-	'remove up to that many expired records; returns how many';
+	'remove up to that many expired records; returns how many it removed';
 
 CREATE FUNCTION @extschema@.idem_schedule_gc(schedule pg_catalog.text DEFAULT '* * * * *')
 RETURNS pg_catalog.int8
@@ -333,16 +364,18 @@ BEGIN
 			USING ERRCODE = 'object_not_in_prerequisite_state',
 			HINT = 'Run CREATE EXTENSION pg_cron in this database (cron.database_name must name it), or add idempotency to shared_preload_libraries.';
 	END IF;
-	SELECT format('SELECT %I.idem_gc()', n.nspname) INTO command
+	-- exact signatures, of the job and of pg_cron's function: where others may
+	-- create functions in a schema, theirs could fit better or as well
+	SELECT format('SELECT %I.idem_gc(10000::pg_catalog.int4)', n.nspname) INTO command
 		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
 		WHERE e.extname = 'idempotency';
-	EXECUTE 'SELECT cron.schedule_in_database($1, $2, $3, $4)' INTO job
+	EXECUTE 'SELECT cron.schedule_in_database($1, $2, $3, $4, NULL::text, true)' INTO job
 		USING 'idempotency gc of ' || current_database(), schedule, command, current_database()::text;
 	RETURN job;
 END
 $$;
 COMMENT ON FUNCTION @extschema@.idem_schedule_gc(text) IS
-	'let pg_cron run idem_gc() in this database; returns the job id, again and again the same';
+	'let pg_cron run idem_gc() in this database; returns the job id, the same at each call';
 
 -- Scopes: whom they belong to, and what holds in them
 
@@ -350,13 +383,13 @@ CREATE FUNCTION @extschema@.idem_claim_scope(pattern pg_catalog.text, role pg_ca
 RETURNS pg_catalog.void
 AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.idem_claim_scope(text, regrole) IS
-	'let only members of a role use a scope, or all scopes that begin so (pattern*)';
+	'let only members of a role use a scope, or all scopes that begin with a pattern (pattern*)';
 
 CREATE FUNCTION @extschema@.idem_unclaim_scope(pattern pg_catalog.text)
 RETURNS pg_catalog.bool
 AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.idem_unclaim_scope(text) IS
-	'take a claim back; false when there was none for exactly that pattern';
+	'remove a claim; false when there was none for exactly that pattern';
 
 CREATE FUNCTION @extschema@.idem_set_policy(
 	pattern				pg_catalog.text,
@@ -365,24 +398,25 @@ CREATE FUNCTION @extschema@.idem_set_policy(
 	max_retention		pg_catalog.interval DEFAULT NULL,
 	max_attempts		pg_catalog.int4 DEFAULT NULL,
 	attempts_limit		pg_catalog.int4 DEFAULT NULL,
-	max_response_size	pg_catalog.int4 DEFAULT NULL)
+	max_response_size	pg_catalog.int4 DEFAULT NULL,
+	max_lease			pg_catalog.interval DEFAULT NULL)
 RETURNS pg_catalog.void
 AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
-COMMENT ON FUNCTION @extschema@.idem_set_policy(text, interval, interval, interval, int, int, int) IS
-	'lay down defaults and bounds for scopes; what is NULL is left to shorter patterns and to the settings';
+COMMENT ON FUNCTION @extschema@.idem_set_policy(text, interval, interval, interval, int, int, int, interval) IS
+	'set defaults and bounds for scopes; for NULL, shorter patterns and then the settings decide';
 
 CREATE FUNCTION @extschema@.idem_may_use_scope(scope pg_catalog.text)
 RETURNS pg_catalog.bool
 AS 'MODULE_PATHNAME' LANGUAGE c STABLE STRICT PARALLEL RESTRICTED;
 COMMENT ON FUNCTION @extschema@.idem_may_use_scope(text) IS
-	'internal: may the present role use a scope, as far as claims are concerned?';
+	'internal: do the claims let the present role use a scope?';
 
--- Sessions keep the rules until they change, whoever changes them.
+-- Sessions keep the rules in memory until a statement changes the table.
 CREATE FUNCTION @extschema@.idem_scope_changed()
 RETURNS trigger
 AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE;
 COMMENT ON FUNCTION @extschema@.idem_scope_changed() IS
-	'internal: tells all sessions to read idempotency_scope again';
+	'internal: makes all sessions read idempotency_scope again';
 
 CREATE TRIGGER idem_scope_changed AFTER INSERT OR UPDATE OR DELETE ON @extschema@.idempotency_scope
 	FOR EACH ROW EXECUTE FUNCTION @extschema@.idem_scope_changed();
@@ -397,7 +431,7 @@ CREATE FUNCTION @extschema@.idem_reseal(max_rows pg_catalog.int4 DEFAULT 1000)
 RETURNS pg_catalog.int8
 AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.idem_reseal(int) IS
-	'seal up to that many stored responses with the newest key; returns how many, 0 when none is left';
+	'seal up to that many stored responses with the newest key; returns how many it sealed, 0 when none is left that opens';
 
 -- Figures
 
@@ -412,6 +446,7 @@ CREATE FUNCTION @extschema@.idem_stats(
 	OUT completed					pg_catalog.int8,
 	OUT failed						pg_catalog.int8,
 	OUT released					pg_catalog.int8,
+	OUT forgotten					pg_catalog.int8,
 	OUT leases_lost					pg_catalog.int8,
 	OUT commits_refused				pg_catalog.int8,
 	OUT waits						pg_catalog.int8,
@@ -437,11 +472,13 @@ COMMENT ON FUNCTION @extschema@.idem_stats_reset() IS
 
 CREATE VIEW @extschema@.idempotency_stats AS
 SELECT d.datname, s.acquired, s.replayed_completed, s.replayed_failed, s.in_progress,
-	s.mismatches, s.taken_over, s.completed, s.failed, s.released, s.leases_lost,
+	s.mismatches, s.taken_over, s.completed, s.failed, s.released, s.forgotten, s.leases_lost,
 	s.commits_refused, s.waits,
 	s.wait_microseconds OPERATOR(pg_catalog.*) interval '1 microsecond' AS wait_time,
+	s.wait_microseconds::pg_catalog.float8 OPERATOR(pg_catalog./) 1000000 AS wait_seconds,
 	s.collected_rows, s.sweeps, s.last_sweep_at,
 	s.last_sweep_microseconds OPERATOR(pg_catalog.*) interval '1 microsecond' AS last_sweep_duration,
+	s.last_sweep_microseconds::pg_catalog.float8 OPERATOR(pg_catalog./) 1000000 AS last_sweep_seconds,
 	s.backlog_rows
 FROM pg_catalog.pg_database d
 LEFT JOIN @extschema@.idem_stats() s ON s.datid OPERATOR(pg_catalog.=) d.oid
@@ -454,8 +491,10 @@ COMMENT ON VIEW @extschema@.idempotency_stats IS
 CREATE VIEW @extschema@.idempotency_in_flight AS
 SELECT 'leased'::pg_catalog.text AS kind, o.scope,
 	CASE WHEN @extschema@.idem_may_use_scope(o.scope) THEN o.idempotency_key END AS idempotency_key, o.attempt,
-	pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) o.updated_at AS age,
-	o.lease_expires_at OPERATOR(pg_catalog.-) pg_catalog.clock_timestamp() AS lease_left,
+	CASE WHEN pg_catalog.isfinite(o.updated_at)
+		THEN pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) o.updated_at END AS age,
+	CASE WHEN pg_catalog.isfinite(o.lease_expires_at)
+		THEN o.lease_expires_at OPERATOR(pg_catalog.-) pg_catalog.clock_timestamp() END AS lease_left,
 	NULL::pg_catalog.int4 AS pid, NULL::pg_catalog.text AS gid
 FROM @extschema@.idempotency_store o
 WHERE o.status OPERATOR(pg_catalog.=) 'PENDING'
@@ -471,7 +510,7 @@ LEFT JOIN pg_catalog.pg_prepared_xacts p ON p.transaction OPERATOR(pg_catalog.=)
 WHERE l.locktype OPERATOR(pg_catalog.=) 'advisory' AND l.objsubid OPERATOR(pg_catalog.=) 7648 AND l.granted
 AND l.database OPERATOR(pg_catalog.=) (SELECT oid FROM pg_catalog.pg_database WHERE datname OPERATOR(pg_catalog.=) pg_catalog.current_database());
 COMMENT ON VIEW @extschema@.idempotency_in_flight IS
-	'operations that somebody owns now: leases, open transactions and prepared ones';
+	'operations that have an owner now: leases, open transactions and prepared transactions';
 
 -- Rights: nobody has any until the owner grants them.
 
@@ -481,7 +520,7 @@ LANGUAGE plpgsql VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-	application_function regprocedure;
+	object record;
 	schema_name name;
 BEGIN
 	IF role IS NULL THEN
@@ -498,8 +537,8 @@ BEGIN
 	IF command LIKE 'GRANT %' AND NOT has_schema_privilege(role, schema_name, 'USAGE') THEN
 		EXECUTE format('GRANT USAGE ON SCHEMA %I TO %s', schema_name, role);
 	END IF;
-	FOR application_function IN
-		SELECT p.oid
+	FOR object IN
+		SELECT 'EXECUTE' AS right, 'FUNCTION ' || p.oid::regprocedure AS name
 		FROM pg_extension e
 		JOIN pg_depend d ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid AND d.deptype = 'e'
 		JOIN pg_proc p ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid
@@ -507,13 +546,20 @@ BEGIN
 		AND p.proname IN ('idem_begin', 'idem_complete', 'idem_fail', 'idem_release', 'idem_extend',
 			'idem_lookup', 'idem_call', 'idem_begin_batch', 'idem_complete_batch', 'idem_lock',
 			'idem_advance', 'idem_fingerprint', 'idem_step_key')
+		UNION ALL
+		SELECT 'USAGE', 'TYPE ' || t.oid::regtype
+		FROM pg_extension e
+		JOIN pg_depend d ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid AND d.deptype = 'e'
+		JOIN pg_type t ON d.classid = 'pg_type'::regclass AND d.objid = t.oid
+		WHERE e.extname = 'idempotency'
+		AND t.typname IN ('idem_operation', 'idem_outcome', 'idempotency_status')
 	LOOP
-		EXECUTE format(command, application_function, role);
+		EXECUTE format(command, object.right, object.name, role);
 	END LOOP;
 END
 $$;
 COMMENT ON FUNCTION @extschema@.idem_set_rights(regrole, text) IS
-	'internal: runs a GRANT or REVOKE for every application function';
+	'internal: runs a GRANT or REVOKE for every application function and its types';
 
 -- Bodies that are parsed here and now name their objects by OID.
 
@@ -521,16 +567,16 @@ CREATE FUNCTION @extschema@.idem_grant(role pg_catalog.regrole)
 RETURNS pg_catalog.void
 LANGUAGE sql VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE
 BEGIN ATOMIC
-	SELECT @extschema@.idem_set_rights(role, 'GRANT EXECUTE ON FUNCTION %s TO %s');
+	SELECT @extschema@.idem_set_rights(role, 'GRANT %s ON %s TO %s');
 END;
 COMMENT ON FUNCTION @extschema@.idem_grant(regrole) IS
-	'let a role call the application functions; it gets no right on any table';
+	'let a role call the application functions and use their types; it gets no right on any table';
 
 CREATE FUNCTION @extschema@.idem_revoke(role pg_catalog.regrole)
 RETURNS pg_catalog.void
 LANGUAGE sql VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE
 BEGIN ATOMIC
-	SELECT @extschema@.idem_set_rights(role, 'REVOKE EXECUTE ON FUNCTION %s FROM %s');
+	SELECT @extschema@.idem_set_rights(role, 'REVOKE %s ON %s FROM %s');
 END;
 COMMENT ON FUNCTION @extschema@.idem_revoke(regrole) IS
 	'take back what idem_grant gave';
@@ -555,7 +601,13 @@ BEGIN
 			SELECT 'FUNCTION', p.oid::regprocedure::text, p.proowner, coalesce(p.proacl, acldefault('f', p.proowner))
 			FROM pg_proc p JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid
 			JOIN pg_extension e ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
-			WHERE e.extname = 'idempotency' AND d.deptype = 'e') m, aclexplode(m.rights) a
+			WHERE e.extname = 'idempotency' AND d.deptype = 'e'
+			UNION ALL
+			SELECT 'TYPE', t.oid::regtype::text, t.typowner, coalesce(t.typacl, acldefault('T', t.typowner))
+			FROM pg_type t JOIN pg_depend d ON d.classid = 'pg_type'::regclass AND d.objid = t.oid
+			JOIN pg_extension e ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
+			WHERE e.extname = 'idempotency' AND d.deptype = 'e'
+			AND t.typname IN ('idem_operation', 'idem_outcome', 'idempotency_status')) m, aclexplode(m.rights) a
 		WHERE a.grantee <> m.owner
 	LOOP
 		EXECUTE command;
@@ -564,5 +616,5 @@ END
 $$;
 
 -- Monitoring sees figures and names, no requests and no responses.
-GRANT SELECT ON @extschema@.idempotency_stats, @extschema@.idempotency_in_flight TO pg_monitor, pg_read_all_stats;
+GRANT SELECT ON @extschema@.idempotency_stats, @extschema@.idempotency_in_flight, @extschema@.idempotency_sweep TO pg_monitor, pg_read_all_stats;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_stats(), @extschema@.idem_may_use_scope(text) TO pg_monitor, pg_read_all_stats;

@@ -29,7 +29,8 @@ SELECT pg_temp.altered(c) FROM unnest(ARRAY[
 	'ALTER TABLE idempotency_scope ALTER role TYPE bigint USING 4096',
 	'ALTER TABLE idempotency_scope ADD further text',
 	'CREATE OR REPLACE VIEW idempotency_in_flight AS SELECT NULL::text AS kind, NULL::text COLLATE "C" AS scope, NULL::text COLLATE "C" AS idempotency_key, 1 AS attempt, NULL::interval AS age, NULL::interval AS lease_left, 1 AS pid, NULL::text AS gid; ALTER TABLE idempotency_store ALTER status TYPE text',
-	'ALTER TABLE idempotency_secret ALTER lock_seed TYPE text']) c;
+	'ALTER TABLE idempotency_secret DROP CONSTRAINT idempotency_secret_lock_key_check, ALTER lock_key TYPE text',
+	'ALTER TABLE idempotency_secret DROP CONSTRAINT idempotency_secret_lock_key_check; UPDATE idempotency_secret SET lock_key = substr(lock_key, 2); ALTER TABLE idempotency_secret ADD other int']) c;
 -- the type of what is answered
 BEGIN;
 ALTER TYPE idem_operation ALTER ATTRIBUTE attempt TYPE text;

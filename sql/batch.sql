@@ -17,7 +17,7 @@ COMMIT;
 SELECT idempotency_key, told(b) FROM idem_begin_batch(ARRAY['batch-retry', 'batch-z', 'batch-a']) b;
 -- the same records as one by one
 BEGIN;
-SELECT told(b) FROM idem_begin_batch(ARRAY['batch-1', 'batch-2'], 'batch', ARRAY['{"n": 1}', NULL]::jsonb[]) b;
+SELECT told(b) FROM idem_begin_batch(ARRAY['batch-1', 'batch-2'], ARRAY['{"n": 1}', NULL]::jsonb[], 'batch') b;
 SELECT idem_complete_batch(ARRAY['batch-1', 'batch-2'], scope => 'batch');
 COMMIT;
 SELECT idempotency_key, status, attempt, fence, request_hash = idem_fingerprint('{"n": 1.0}'), response_payload, expires_at - updated_at
@@ -34,7 +34,7 @@ COMMIT;
 SELECT idem_lookup('batch-3') IS NULL;
 -- An error in the middle leaves nothing of the whole.
 BEGIN;
-SELECT raises('SELECT idem_begin_batch(ARRAY[''batch-5'', ''batch-done''], requests => ARRAY[''1'', ''2'']::jsonb[])');
+SELECT raises('SELECT count(*), 1 / 0 FROM idem_begin_batch(ARRAY[''batch-5'', ''batch-done'']) HAVING count(*) = 2');
 SELECT locks_held(), idem_lookup('batch-5') IS NULL;
 SELECT told(b) FROM idem_begin_batch(ARRAY['batch-5', 'batch-6']) b;
 SELECT raises('SELECT idem_complete_batch(ARRAY[''batch-5'', ''batch-none'', ''batch-6''])');
@@ -60,7 +60,7 @@ RESET idempotency.max_response_size;
 
 -- Arguments.
 SELECT raises(s) FROM (VALUES ('SELECT idem_begin_batch(NULL)'), ('SELECT idem_begin_batch(ARRAY[''k'', NULL])'), ('SELECT idem_begin_batch(ARRAY[''k'', ''''])'),
-	('SELECT idem_begin_batch(ARRAY[repeat(''k'', 256)])'), ('SELECT idem_begin_batch(ARRAY[''k''], NULL)'), ('SELECT idem_begin_batch(ARRAY[''k''], requests => ARRAY[]::jsonb[])'),
+	('SELECT idem_begin_batch(ARRAY[repeat(''k'', 256)])'), ('SELECT idem_begin_batch(ARRAY[''k''], scope => NULL)'), ('SELECT idem_begin_batch(ARRAY[''k''], requests => ARRAY[]::jsonb[])'),
 	('SELECT idem_begin_batch(ARRAY[''k''], requests => ARRAY[''1'', ''2'']::jsonb[])'), ('SELECT idem_complete_batch(NULL)'), ('SELECT idem_complete_batch(ARRAY[NULL]::text[])'),
 	('SELECT idem_complete_batch(ARRAY[''k''], ARRAY[''1'', ''2'']::jsonb[])'), ('SELECT idem_complete_batch(ARRAY[''k''], scope => NULL)')) v(s);
 BEGIN READ ONLY;

@@ -14,9 +14,9 @@ SELECT state, raises(format('SELECT idem_call(''errors_raise(jsonb)'', ''errors-
 	idem_lookup('errors-1') IS NULL
 FROM unnest(ARRAY['08000', '08006', '40001', '40P01', '53000', '53100', '53400', '55000', '55P03', '57014', '57P01', '58000', '58030', 'XX000', 'XX001']) state;
 SELECT told(idem_call('errors_echo(jsonb)', 'errors-1', '{"state": "done"}'));
--- Permanent: every other class, also those that look alike.
+-- Permanent: what says something of the request. call_classes.sql has every class.
 SELECT state, response_payload ->> 'sqlstate', outcome
-FROM unnest(ARRAY['P0001', '0A000', '21000', '22012', '23505', '25006', '28000', '42501', '42P01', '44000', '54000', '54001', '56000', 'X0X00', 'ID422', '09000', 'HV000']) state,
+FROM unnest(ARRAY['P0001', '22012', '23505', '56000', 'X0X00']) state,
 	idem_call('errors_raise(jsonb)', 'errors-' || state, jsonb_build_object('state', state));
 -- what the handler did within, an idem_call of another key included, is undone
 SELECT idem_lookup('errors-inner') IS NULL, locks_held();
@@ -27,7 +27,8 @@ INSERT INTO errors_unique VALUES (1);
 CREATE FUNCTION errors_unique(request jsonb) RETURNS jsonb LANGUAGE sql AS 'INSERT INTO errors_unique VALUES (1) RETURNING ''1''::jsonb';
 CREATE FUNCTION errors_missing(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS 'BEGIN RETURN errors_no_such_function(request); END';
 SELECT jsonb_pretty(response_payload) FROM idem_call('errors_unique(jsonb)', 'errors-2');
-SELECT response_payload ->> 'sqlstate', response_payload ->> 'detail' IS NULL, response_payload ->> 'hint' IS NOT NULL FROM idem_call('errors_missing(jsonb)', 'errors-3');
+SELECT raises_in_full($$SELECT idem_call('errors_missing(jsonb)', 'errors-3')$$);
+SELECT idem_lookup('errors-3') IS NULL;
 SELECT response_payload, response_code, response_headers, response_body FROM idem_call('errors_raise(jsonb)', 'errors-4', '{"state": "P0001"}');
 
 -- A very long message is cut, whole characters at a time, and the operation ends all the same.

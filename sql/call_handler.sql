@@ -56,8 +56,9 @@ SELECT raises('SELECT idem_call(''handler_who(jsonb)'', ''handler-6'')');
 RESET ROLE;
 GRANT EXECUTE ON FUNCTION handler_who(jsonb) TO regress_idem_caller;
 SET ROLE regress_idem_caller;
--- and what the handler touches it must be allowed itself: a failure of the operation,
-SELECT response_payload ->> 'sqlstate', response_payload ->> 'message' FROM idem_call('handler_who(jsonb)', 'handler-5');
+-- and what the handler touches it must be allowed itself,
+SELECT raises('SELECT idem_call(''handler_who(jsonb)'', ''handler-5'')');
+SELECT idem_lookup('handler-5') IS NULL;
 RESET ROLE;
 -- unless the handler is SECURITY DEFINER. Its own settings hold while it runs.
 ALTER FUNCTION handler_who(jsonb) SECURITY DEFINER SET search_path = pg_catalog, pg_temp;
@@ -72,6 +73,33 @@ SET ROLE regress_idem_caller;
 SELECT response_payload ->> 'message', current_user, current_setting('search_path') = 'pg_catalog, pg_temp' FROM idem_call('handler_raise(jsonb)', 'handler-8');
 RESET ROLE;
 SELECT who = current_user, path FROM handler_who;
+
+-- FAILURES 89: it needs USAGE on the handler's schema, too, by whatever name or number the handler comes.
+CREATE SCHEMA regress_idem_closed;
+CREATE FUNCTION regress_idem_closed.handle(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1';
+GRANT EXECUTE ON FUNCTION regress_idem_closed.handle(jsonb) TO regress_idem_caller;
+SELECT 'regress_idem_closed.handle(jsonb)'::regprocedure::oid AS closed \gset
+SET ROLE regress_idem_caller;
+SELECT raises(format('SELECT idem_call(%s, ''handler-9'')', :closed)), raises(format('SELECT idem_call(''%s'', ''handler-9'')', :closed)),
+	raises('SELECT idem_call(''regress_idem_closed.handle(jsonb)'', ''handler-9'')');
+SELECT idem_lookup('handler-9') IS NULL, locks_held();
+RESET ROLE;
+SELECT told(idem_call(:closed, 'handler-9', '9'));
+-- a replay is refused as well
+SET ROLE regress_idem_caller;
+SELECT raises(format('SELECT idem_call(%s, ''handler-9'')', :closed));
+RESET ROLE;
+GRANT USAGE ON SCHEMA regress_idem_closed TO regress_idem_caller;
+SET ROLE regress_idem_caller;
+SELECT told(idem_call(:closed, 'handler-9', '9')), told(idem_call(:closed, 'handler-10', '10'));
+RESET ROLE;
+DROP FUNCTION regress_idem_closed.handle(jsonb);
+DROP SCHEMA regress_idem_closed;
+
+-- A name that fits no function says so; a function that does not fit says what does.
+SELECT raises('SELECT idem_call(''handler_missing'', ''handler-11'')'), raises('SELECT idem_call(''handler_missing(jsonb)'', ''handler-11'')');
+SELECT raises_in_full('SELECT idem_call(0::regprocedure, ''handler-11'')');
+SELECT raises_in_full('SELECT idem_call(''handler_text(jsonb)'', ''handler-11'')');
 SELECT idem_revoke('regress_idem_caller');
 DROP OWNED BY regress_idem_caller;
 DROP ROLE regress_idem_caller;

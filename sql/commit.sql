@@ -4,10 +4,10 @@
 \pset tuples_only on
 CREATE TEMP TABLE effect (n int);
 
--- FAILURES 20: autocommit without a lease.
-SELECT idem_begin('commit-1', 'some scope');
+-- FAILURES 20: autocommit without a lease. The message says first what is missing.
+SELECT idem_begin('commit-1', scope => 'some scope');
 \echo :SQLSTATE
-SELECT outcome FROM idem_begin('commit-1', 'some scope', lease => '1 hour');
+SELECT outcome FROM idem_begin('commit-1', scope => 'some scope', lease => '1 hour');
 
 -- The refused transaction leaves nothing, and the key is free.
 BEGIN;

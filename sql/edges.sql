@@ -3,12 +3,13 @@
 \pset format unaligned
 \pset tuples_only on
 
--- A lease to within a day of the last moment, and beyond it where the sum is
--- still a number: never stored.
-SELECT raises(format('SELECT idem_begin(''edge'', lease => %L)', timestamptz '294276-12-31 12:00 UTC' - clock_timestamp() + '1 day'));
-SELECT raises(format('SELECT idem_begin(''edge'', lease => %L)', timestamptz '294276-12-31 12:00 UTC' - clock_timestamp()));
-SELECT raises('SELECT idem_begin(''edge'', lease => ''2147483647 days'')');
-SELECT idem_lookup('edge') IS NULL;
+-- A retention, from a rule that the owner wrote by hand, to within an hour of the
+-- last moment that a lease leaves to it, and beyond where the sum is still a
+-- number, and where it is none: never stored.
+INSERT INTO idempotency_scope (pattern, retention) VALUES ('edge/1', timestamptz '294276-12-31 23:00 UTC' - clock_timestamp()),
+	('edge/2', timestamptz '294276-12-31 12:00 UTC' - clock_timestamp() + '2 days'), ('edge/3', '106751990 days');
+SELECT raises(format('SELECT idem_begin(''edge'', scope => ''edge/%s'', lease => ''1 hour 1 min'')', n)), idem_lookup('edge', 'edge/' || n) IS NULL FROM generate_series(1, 3) n;
+DELETE FROM idempotency_scope WHERE pattern LIKE 'edge/_';
 
 -- What a savepoint locked and gave back leaves its room to others.
 SET idempotency.max_operations_per_transaction = 3;
@@ -27,11 +28,18 @@ RESET idempotency.max_operations_per_transaction;
 BEGIN;
 TRUNCATE idempotency_store, idempotency_sweep;
 INSERT INTO idempotency_store (idempotency_key, expires_at, status)
-	SELECT n, now() - interval '1 day', 'COMPLETED' FROM generate_series(1, 10) n;
+	SELECT n, now() - interval '1 day', 'COMPLETED' FROM generate_series(1, 300) n;
+SELECT idem_gc(4);
+UPDATE idempotency_sweep SET next_page = 1 RETURNING (SELECT next_page FROM idempotency_sweep);
 SELECT idem_gc(4);
 SELECT next_page FROM idempotency_sweep;
-SELECT idem_gc(100);
+-- On to the end, and from the first page to where it began.
+SELECT idem_gc(1000);
 SELECT next_page FROM idempotency_sweep;
+-- Once it has come to the end it is a sweep, and the next begins at the first page.
+UPDATE idempotency_sweep SET next_page = 0, began_at = '2000-01-01';
+SELECT idem_gc();
+SELECT next_page, began_at >= now() FROM idempotency_sweep;
 ROLLBACK;
 
 -- A rule of the owner's sees every operation that ends.
@@ -46,8 +54,8 @@ ROLLBACK;
 -- A primary key of another order finds the same operations.
 BEGIN;
 ALTER TABLE idempotency_store DROP CONSTRAINT idempotency_store_pkey, ADD PRIMARY KEY (idempotency_key, scope);
-SELECT told(idem_begin('edge key', 'edge scope')), idem_complete('edge key', '1', 'edge scope');
-SELECT told(idem_begin('edge key', 'edge scope')), told(idem_begin('edge scope', 'edge key'));
+SELECT told(idem_begin('edge key', scope => 'edge scope')), idem_complete('edge key', '1', 'edge scope');
+SELECT told(idem_begin('edge key', scope => 'edge scope')), told(idem_begin('edge scope', scope => 'edge key'));
 ROLLBACK;
 
 -- Nothing is begun in a parallel worker, whatever a wrapper claims.

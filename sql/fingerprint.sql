@@ -31,9 +31,15 @@ SELECT idem_fingerprint(v) = idem_fingerprint((SELECT jsonb_agg(md5(n::text)) FR
 SELECT idem_fingerprint(v -> 5) = idem_fingerprint(to_jsonb(md5('6'))) FROM stored;
 SELECT idem_fingerprint(NULL) IS NULL;
 -- Stored fingerprints are compared by later versions, so the spelling is fixed:
--- a letter for each token, strings and numbers with their length.
-SELECT idem_fingerprint('1.50') = sha256('rn\000\000\000\0031.5]'),
+-- a letter for each token, strings and numbers with their length, numbers as
+-- digits and exponent.
+SELECT idem_fingerprint('1.50') = sha256('rn\000\000\000\00515e-1]'),
 	idem_fingerprint('{"b": [true, null], "a": "x"}') = sha256('{s\000\000\000\001as\000\000\000\001xs\000\000\000\001b[tz]}');
+SELECT json, idem_fingerprint(json::jsonb) = sha256(('rn\000\000\000'::bytea || set_byte('\x00', 0, length(spelled)) || spelled::bytea || ']'))
+FROM (VALUES ('0', '0e0'), ('-0.00', '0e0'), ('7', '7e0'), ('-10', '-1e1'), ('10000', '1e4'), ('12300.4560', '12300456e-3'), ('0.0001', '1e-4'), ('0.00001234', '1234e-8'),
+	('1e131071', '1e131071'), ('-1e-16383', '-1e-16383'), ('100000000000000000000000000001', '100000000000000000000000000001e0')) v(json, spelled);
+-- FAILURES 94: such a number costs no more than it takes to write it
+SELECT idem_fingerprint(('[' || repeat('1e131071,', 20000) || '0]')::jsonb) IS NOT NULL;
 
 -- idem_step_key: readable as long as it fits.
 SELECT idem_step_key('order-1', 'charge'), idem_step_key('a:b', ' c ');

@@ -8,7 +8,7 @@ SELECT p.proname COLLATE "C" || '(' || pg_get_function_arguments(p.oid) || ') RE
 FROM pg_proc p JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e'
 JOIN pg_extension e ON d.refobjid = e.oid AND e.extname = 'idempotency'
 WHERE p.proname IN ('idem_begin', 'idem_complete', 'idem_fail', 'idem_release', 'idem_extend',
-	'idem_lookup', 'idem_call', 'idem_fingerprint', 'idem_step_key', 'idem_lock', 'idem_advance',
+	'idem_lookup', 'idem_forget', 'idem_call', 'idem_fingerprint', 'idem_step_key', 'idem_lock', 'idem_advance',
 	'idem_begin_batch', 'idem_complete_batch', 'idem_grant', 'idem_revoke')
 ORDER BY 1;
 SELECT t.typname, string_agg(l.enumlabel, ', ' ORDER BY l.enumsortorder)
@@ -22,7 +22,7 @@ WHERE conrelid = 'idempotency_store'::regclass AND contype = 'p';
 
 -- Literals of unknown type mean the form with a key.
 BEGIN;
-SELECT told(idem_begin('forms-1')), told(idem_begin('forms-2')), told(idem_begin('forms-3', 'forms'));
+SELECT told(idem_begin('forms-1')), told(idem_begin('forms-2')), told(idem_begin('forms-3', scope => 'forms'));
 SELECT idem_complete('forms-1');
 SELECT idem_complete('forms-2', '{"a":1}');
 SELECT idem_fail('forms-3', '{"a":1}', 'forms');
@@ -31,11 +31,11 @@ SELECT told(idem_lookup('forms-1')), told(idem_lookup('forms-2')), told(idem_loo
 
 -- Every argument by position, with and without a fence.
 BEGIN;
-SELECT fence FROM idem_begin('forms-4', 'forms', NULL, sha256('r'), '1 hour', '0', 3) \gset
+SELECT fence FROM idem_begin('forms-4', NULL, 'forms', sha256('r'), '1 hour', '0', 3) \gset
 SELECT idem_complete('forms-4', '{"p": 4}', 'forms', 204, '{"h": 4}', '\x04', :fence, '4 hours');
-SELECT fence FROM idem_begin('forms-5', 'forms', '{"r": 5}', NULL, '1 hour', '0', 3) \gset
+SELECT fence FROM idem_begin('forms-5', '{"r": 5}', 'forms', NULL, '1 hour', '0', 3) \gset
 SELECT idem_fail('forms-5', '{"p": 5}', 'forms', 505, '{"h": 5}', '\x05', :fence, true, '1 hour', '4 hours');
-SELECT fence FROM idem_begin('forms-6', 'forms', NULL, NULL, '1 hour') \gset
+SELECT fence FROM idem_begin('forms-6', NULL, 'forms', NULL, '1 hour') \gset
 SELECT idem_extend('forms-6', '2 hours', 'forms', :fence) > clock_timestamp() + interval '1 hour';
 SELECT idem_release('forms-6', 'forms', :fence);
 COMMIT;
@@ -59,13 +59,13 @@ DO $$
 DECLARE
 	operation idem_operation;
 BEGIN
-	operation := idem_begin('forms-op', 'o1');
+	operation := idem_begin('forms-op', scope => 'o1');
 	PERFORM idem_complete(operation, '{"p": 1}', 201, '{"h": 1}', '\x01', '1 hour');
-	operation := idem_begin('forms-op', 'o2', lease => '1 hour');
+	operation := idem_begin('forms-op', scope => 'o2', lease => '1 hour');
 	PERFORM idem_complete(operation => operation, response => '{"p": 2}', code => 202);
-	operation := idem_begin('forms-op', 'o3');
+	operation := idem_begin('forms-op', scope => 'o3');
 	PERFORM idem_fail(operation, '{"p": 3}', 503, '{"h": 3}', '\x03', true, '1 hour', '3 hours');
-	operation := idem_begin('forms-op', 'o4', lease => '1 hour');
+	operation := idem_begin('forms-op', scope => 'o4', lease => '1 hour');
 	PERFORM idem_fail(operation, error => '{"p": 4}');
 END
 $$;

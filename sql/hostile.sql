@@ -16,7 +16,7 @@ $$;
 -- SECURITY DEFINER: the rights of the definer count, for the functions and for scopes.
 SET ROLE regress_idem_definer;
 CREATE FUNCTION hostile.wrapped(key text) RETURNS text LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
-	SELECT told(idem_begin(key, 'hostile', lease => '1 hour'))
+	SELECT told(idem_begin(key, scope => 'hostile', lease => '1 hour'))
 $$;
 CREATE FUNCTION hostile.inner_handler(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT to_jsonb(current_user)';
 CREATE FUNCTION hostile.wrapped_call(key text) RETURNS jsonb LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -24,7 +24,7 @@ CREATE FUNCTION hostile.wrapped_call(key text) RETURNS jsonb LANGUAGE sql SECURI
 $$;
 SET ROLE regress_idem_hostile;
 SELECT hostile.wrapped('hostile-1'), hostile.wrapped_call('hostile-2');
-SELECT pg_temp.states(ARRAY['SELECT idem_begin(''hostile-1'', ''hostile'')', 'SELECT idem_lookup(''hostile-1'', ''hostile'')', 'SELECT idem_call(''hostile.inner_handler(jsonb)'', ''hostile-2'')']);
+SELECT pg_temp.states(ARRAY['SELECT idem_begin(''hostile-1'', scope => ''hostile'')', 'SELECT idem_lookup(''hostile-1'', ''hostile'')', 'SELECT idem_call(''hostile.inner_handler(jsonb)'', ''hostile-2'')']);
 -- the other way round a member loses his scope inside of somebody else's function
 RESET ROLE;
 SET ROLE regress_idem_outsider;

@@ -80,8 +80,8 @@ BEGIN;
 CREATE FUNCTION hygiene_planted(timestamptz, interval) RETURNS timestamptz LANGUAGE sql AS 'SELECT $1';
 CREATE OPERATOR public.<-> (LEFTARG = timestamptz, RIGHTARG = interval, FUNCTION = hygiene_planted);
 ALTER TABLE idempotency_store ALTER created_at SET DEFAULT now() <-> interval '1 s';
-CREATE OR REPLACE VIEW idempotency_stats AS SELECT datname, acquired, replayed_completed, replayed_failed, in_progress, mismatches, taken_over, completed, failed, released, leases_lost,
-	commits_refused, waits, NULL::interval AS wait_time, collected_rows, sweeps, NULL::timestamptz <-> '1 s' AS last_sweep_at, NULL::interval AS last_sweep_duration, backlog_rows FROM idem_stats() JOIN pg_database ON datid = oid;
+CREATE OR REPLACE VIEW idempotency_stats AS SELECT datname, acquired, replayed_completed, replayed_failed, in_progress, mismatches, taken_over, completed, failed, released, forgotten, leases_lost,
+	commits_refused, waits, NULL::interval AS wait_time, NULL::float8 AS wait_seconds, collected_rows, sweeps, NULL::timestamptz <-> '1 s' AS last_sweep_at, NULL::interval AS last_sweep_duration, NULL::float8 AS last_sweep_seconds, backlog_rows FROM idem_stats() JOIN pg_database ON datid = oid;
 SELECT * FROM foreign_object ORDER BY 1;
 ROLLBACK;
 -- names in the bodies of the others are found in pg_catalog, or are made by format() from the catalog;

@@ -48,7 +48,7 @@ BEGIN
 		+ cardinality(array_positions(answers, '42501: permission denied for table idempotency_scope')) || ' of ' || cardinality(answers);
 END
 $$;
-SELECT public.told(public.idem_begin('imitate-1', 'imitate', lease => '1 hour'));
+SELECT public.told(public.idem_begin('imitate-1', scope => 'imitate', lease => '1 hour'));
 SELECT imitate.ways();
 -- prepared, before and after the extension has made its plans anew
 PREPARE imitate_find(text, text) AS SELECT response_payload FROM public.idempotency_store WHERE scope = $1 AND idempotency_key = $2;
@@ -60,7 +60,7 @@ EXECUTE imitate_theirs;
 SET ROLE regress_idem_imitator;
 SELECT raises('EXECUTE imitate_theirs');
 DISCARD PLANS;
-SELECT public.told(public.idem_begin('imitate-1', 'imitate'));
+SELECT public.told(public.idem_begin('imitate-1', scope => 'imitate'));
 SELECT raises('EXECUTE imitate_find(''imitate'', ''imitate-1'')'), raises('EXECUTE imitate_theirs');
 DEALLOCATE ALL;
 RESET ROLE;

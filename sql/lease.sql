@@ -26,19 +26,22 @@ ORDER BY s COLLATE "C", f;
 SELECT idem_release('lease-1', fence => :other), idem_release('lease-none', fence => :other);
 SELECT raises(format($$SELECT idem_complete('lease-1', scope => 'lease', fence => %s)$$, :fence));
 SELECT told(idem_begin('lease-1'));
--- With it, any transaction ends it; repeating that changes nothing.
+-- With it, any transaction ends it, once: FAILURES 4. Who repeats it is told how it ended, and nothing is written.
 SELECT idem_complete('lease-1', '"first"', code => 200, fence => :fence);
 SELECT told(idem_begin('lease-1'));
 SELECT ctid, updated_at FROM idempotency_store WHERE idempotency_key = 'lease-1' \gset
-SELECT idem_complete('lease-1', '"again"', code => 500, fence => :fence);
+SELECT raises_why(format($$SELECT idem_complete('lease-1', '"again"', code => 500, fence => %s)$$, :fence));
 SELECT ctid = :'ctid', updated_at = :'updated_at' FROM idempotency_store WHERE idempotency_key = 'lease-1';
 SELECT told(idem_begin('lease-1'));
--- another end than the one it had is refused
-SELECT raises(format($$SELECT idem_fail('lease-1', fence => %s)$$, :fence));
-SELECT raises(format($$SELECT idem_extend('lease-1', '1 hour', fence => %s)$$, :fence));
+-- any other end, too
+SELECT raises_in_full(format($$SELECT idem_fail('lease-1', fence => %s)$$, :fence)) ~ '^ID409: lease of operation "lease-1" of scope "" was lost\n  DETAIL The operation was completed at 2.*\.\n  HINT Roll back, and call idem_begin';
+SELECT raises_why(format($$SELECT idem_extend('lease-1', '1 hour', fence => %s)$$, :fence));
 SELECT idem_release('lease-1', fence => :fence);
-SELECT idem_fail('lease-2', '"first"', fence => :other), idem_fail('lease-2', '"again"', fence => :other);
-SELECT raises(format($$SELECT idem_complete('lease-2', fence => %s)$$, :other)), told(idem_begin('lease-2'));
+SELECT idem_fail('lease-2', '"first"', fence => :other);
+SELECT raises_why(format(s, :other)) FROM (VALUES ('SELECT idem_complete(''lease-2'', fence => %s)'), ('SELECT idem_fail(''lease-2'', ''"again"'', fence => %s)'),
+	('SELECT idem_extend(''lease-2'', ''1 hour'', fence => %s)')) v(s);
+SELECT idem_release('lease-2', fence => :other), told(idem_begin('lease-2'));
+SELECT raises_why($$SELECT idem_complete('lease-none', fence => 9223372036854775807)$$);
 
 -- In the transaction that began it no fence is needed.
 BEGIN;
@@ -46,6 +49,7 @@ SELECT told(idem_begin('lease-3', lease => '1 hour')), told(idem_begin('lease-3'
 SELECT idem_complete('lease-3', '3');
 SELECT told(idem_begin('lease-3'));
 SELECT raises($$SELECT idem_complete('lease-3')$$);
+SELECT raises_why(format($$SELECT idem_complete('lease-3', fence => %s)$$, fence)) FROM idempotency_store WHERE idempotency_key = 'lease-3';
 SELECT told(idem_begin('lease-4', lease => '1 hour'));
 SELECT idem_fail('lease-4', '4');
 SELECT told(idem_begin('lease-5', lease => '1 hour'));
@@ -84,7 +88,7 @@ SELECT idem_release('lease-10', fence => :fence), idem_release('lease-10', fence
 SELECT told(idem_begin('lease-8')), told(idem_begin('lease-9')), idem_lookup('lease-10') IS NULL;
 -- Released: the next begin is attempt 1, with a new fence that ends the old one's say.
 SELECT fence > :fence, attempt, taken_over FROM idem_begin('lease-10', lease => '1 hour');
-SELECT raises(format($$SELECT idem_complete('lease-10', fence => %s)$$, :fence)), idem_release('lease-10', fence => :fence);
+SELECT raises_why(format($$SELECT idem_complete('lease-10', fence => %s)$$, :fence)), idem_release('lease-10', fence => :fence);
 SELECT told(idem_lookup('lease-10'));
 
 -- FAILURES 39: a lease counts from the clock, not from the transaction's start.

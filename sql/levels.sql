@@ -11,10 +11,10 @@ BEGIN
 	PERFORM idem_complete(name, '2');
 	RETURN NEXT told(idem_begin(name));
 	RETURN NEXT told(idem_lookup(name));
-	RETURN NEXT told(idem_begin(name, 'leased', lease => '1 hour'));
+	RETURN NEXT told(idem_begin(name, scope => 'leased', lease => '1 hour'));
 	PERFORM idem_extend(name, '2 hours', 'leased');
 	PERFORM idem_complete(name, '3', 'leased');
-	RETURN NEXT told(idem_begin(name, 'leased'));
+	RETURN NEXT told(idem_begin(name, scope => 'leased'));
 	RETURN NEXT told(idem_call('levels_echo(jsonb)', name, '4', 'call'));
 	RETURN NEXT told(idem_call('levels_echo(jsonb)', name, '4', 'call'));
 END
@@ -28,7 +28,7 @@ SELECT pg_temp.life('levels-2') AS lived INTO TEMP levels_serializable;
 COMMIT;
 BEGIN ISOLATION LEVEL REPEATABLE READ;
 -- what was committed before is replayed, and taken over
-SELECT told(idem_begin('levels-1')), told(idem_begin('levels-2', 'leased'));
+SELECT told(idem_begin('levels-1')), told(idem_begin('levels-2', scope => 'leased'));
 ROLLBACK;
 BEGIN;
 SELECT pg_temp.life('levels-3') EXCEPT SELECT lived FROM levels_serializable;

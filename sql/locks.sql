@@ -19,12 +19,12 @@ COMMIT;
 SELECT fence FROM idem_begin('locks-3', lease => '1 hour') \gset
 BEGIN;
 SELECT told(idem_begin('locks-3')), told(idem_begin('locks-3', wait => '5 ms')), told(idem_begin('locks-2')), locks_held();
--- ended by its fence: locked until COMMIT; ended again: nothing more
+-- ended by its fence: locked until COMMIT; who is refused: nothing more
 SELECT idem_complete('locks-3', fence => :fence), locks_held();
-SELECT idem_complete('locks-3', fence => :fence), told(idem_begin('locks-3')), locks_held();
+SELECT raises(format($$SELECT idem_complete('locks-3', fence => %s)$$, :fence)), idem_release('locks-3', fence => :fence), told(idem_begin('locks-3')), locks_held();
 COMMIT;
 BEGIN;
-SELECT idem_complete('locks-3', fence => :fence), locks_held();
+SELECT raises(format($$SELECT idem_complete('locks-3', fence => %s)$$, :fence)), idem_release('locks-3', fence => :fence), locks_held();
 COMMIT;
 
 -- A cursor's begin outlives the cursor, and its rollback does not.

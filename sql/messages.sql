@@ -2,9 +2,9 @@
 \pset format unaligned
 \pset tuples_only on
 
-SELECT told(idem_begin('messages-leased', 'shop', request => '1', lease => '1 hour'));
+SELECT told(idem_begin('messages-leased', scope => 'shop', request => '1', lease => '1 hour'));
 BEGIN;
-SELECT told(idem_begin('messages-bound', 'shop'));
+SELECT told(idem_begin('messages-bound', scope => 'shop'));
 SELECT raises_in_full(s) FROM (VALUES
 	-- ID400
 	($$SELECT idem_begin(NULL)$$),
@@ -14,13 +14,17 @@ SELECT raises_in_full(s) FROM (VALUES
 	($$SELECT idem_extend('messages-bound', '1 hour', 'shop')$$),
 	-- ID404
 	($$SELECT idem_complete('messages-2', scope => 'shop')$$),
-	($$SELECT idem_complete(idem_begin('messages-leased', 'shop'))$$),
+	-- ... where the key was begun in another scope
+	($$SELECT idem_complete('messages-bound')$$),
+	($$SELECT idem_release('messages-bound', scope => 'shops')$$),
+	($$SELECT idem_extend('messages-bound', '1 hour')$$),
+	($$SELECT idem_complete(idem_begin('messages-leased', scope => 'shop'))$$),
 	-- ID409
 	($$SELECT idem_complete('messages-leased', scope => 'shop', fence => 9223372036854775807)$$),
 	-- ID413
 	($$SELECT idem_complete('messages-bound', scope => 'shop', body => convert_to(repeat('b', 1048577), 'SQL_ASCII'))$$),
 	-- ID422
-	($$SELECT idem_begin('messages-leased', 'shop', request => '2')$$)) v(s);
+	($$SELECT idem_begin('messages-leased', scope => 'shop', request => '2')$$)) v(s);
 -- the limit on locks
 SET LOCAL idempotency.max_operations_per_transaction = 1;
 SELECT raises_in_full($$SELECT idem_begin('messages-3')$$);

@@ -14,12 +14,12 @@ BEGIN
 	answers := answers || told(idem_begin(name));
 	PERFORM idem_complete(name, '2', code => 200, headers => '{"h": 2}', body => '\x02');
 	answers := answers || told(idem_begin(name, request => '1')) || told(idem_lookup(name));
-	operation := idem_begin(name, 'leased', lease => '1 hour');
+	operation := idem_begin(name, scope => 'leased', lease => '1 hour');
 	PERFORM idem_extend(name, '2 hours', 'leased');
 	UPDATE idempotency_store SET lease_expires_at = now() - interval '1 s' WHERE idempotency_key = name AND scope = 'leased';
 	PERFORM idem_complete(operation, '3');
-	answers := answers || told(operation) || told(idem_begin(name, 'leased'));
-	PERFORM idem_begin(name, 'given up', lease => '1 hour'), idem_release(name, 'given up');
+	answers := answers || told(operation) || told(idem_begin(name, scope => 'leased'));
+	PERFORM idem_begin(name, scope => 'given up', lease => '1 hour'), idem_release(name, 'given up');
 	answers := answers || told(idem_call('owner_echo(jsonb)', name, '4', 'call')) || told(idem_call('owner_echo(jsonb)', name, '4', 'call'));
 	SELECT string_agg(scope || ' ' || status || ' ' || attempt, ', ' ORDER BY scope) FROM idempotency_store WHERE idempotency_key = name INTO summary;
 	RETURN md5(answers) || ' ' || summary;
@@ -127,7 +127,7 @@ ROLLBACK;
 CREATE FUNCTION owner_nested() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
 	IF new.scope = 'outer' THEN
-		PERFORM idem_begin(new.idempotency_key, 'inner');
+		PERFORM idem_begin(new.idempotency_key, scope => 'inner');
 		PERFORM idem_complete(new.idempotency_key, '"inner"', 'inner');
 	END IF;
 	RETURN NULL;
@@ -135,9 +135,9 @@ END
 $$;
 BEGIN;
 CREATE TRIGGER owner_nested AFTER INSERT ON idempotency_store FOR EACH ROW EXECUTE FUNCTION owner_nested();
-SELECT told(idem_begin('owner-g', 'outer'));
+SELECT told(idem_begin('owner-g', scope => 'outer'));
 SELECT idem_complete('owner-g', '"outer"', 'outer');
-SELECT told(idem_begin('owner-g', 'outer')), told(idem_begin('owner-g', 'inner'));
+SELECT told(idem_begin('owner-g', scope => 'outer')), told(idem_begin('owner-g', scope => 'inner'));
 ROLLBACK;
 -- What the owner makes NOT NULL is never NULL, on a new row and on an old one.
 BEGIN;

@@ -6,7 +6,7 @@ CREATE FUNCTION pg_temp.kept(key text) RETURNS interval LANGUAGE sql AS $$
 $$;
 CREATE FUNCTION pg_temp.keep(key text, scope text, retention interval DEFAULT NULL) RETURNS interval LANGUAGE plpgsql AS $$
 BEGIN
-	PERFORM idem_begin(key, scope);
+	PERFORM idem_begin(key, scope => scope);
 	PERFORM idem_complete(key, scope => scope, retention => retention);
 	RETURN pg_temp.kept(key);
 END
@@ -30,10 +30,10 @@ SELECT pg_temp.keep('policy-12', 'short/er'), pg_temp.keep('policy-13', 'short/e
 CREATE FUNCTION policy_echo(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1';
 SELECT (idem_call('policy_echo(jsonb)', 'policy-14', scope => 'short')).outcome, pg_temp.kept('policy-14');
 BEGIN;
-SELECT told(idem_begin('policy-15', 'short')), idem_fail('policy-15', scope => 'short');
+SELECT told(idem_begin('policy-15', scope => 'short')), idem_fail('policy-15', scope => 'short');
 SELECT pg_temp.kept('policy-15');
 COMMIT;
-SELECT told(idem_begin('policy-16', 'short', lease => '1 min'));
+SELECT told(idem_begin('policy-16', scope => 'short', lease => '1 min'));
 SELECT expires_at - lease_expires_at FROM idempotency_store WHERE idempotency_key = 'policy-16';
 
 -- Attempts.
@@ -44,7 +44,7 @@ DECLARE
 BEGIN
 	LOOP
 		EXIT WHEN made = 5;
-		EXIT WHEN (idem_begin(key, 'tries', max_attempts => most)).outcome <> 'ACQUIRED';
+		EXIT WHEN (idem_begin(key, scope => 'tries', max_attempts => most)).outcome <> 'ACQUIRED';
 		made := made + 1;
 		PERFORM idem_fail(key, scope => 'tries', retryable => true);
 		PERFORM let_retry(key);
@@ -64,7 +64,7 @@ RESET idempotency.max_attempts;
 -- The size of responses: the policy's where there is one, else the setting.
 SELECT idem_set_policy('big', max_response_size => 100), idem_set_policy('none', max_response_size => 0);
 BEGIN;
-SELECT told(idem_begin('policy-30', 'big')), told(idem_begin('policy-31', 'none')), told(idem_begin('policy-32'));
+SELECT told(idem_begin('policy-30', scope => 'big')), told(idem_begin('policy-31', scope => 'none')), told(idem_begin('policy-32'));
 SET LOCAL idempotency.max_response_size = 10;
 SELECT raises_in_full('SELECT idem_complete(''policy-30'', scope => ''big'', body => repeat(''x'', 101)::bytea)');
 SELECT raises_in_full('SELECT idem_complete(''policy-32'', body => repeat(''x'', 101)::bytea)');
@@ -86,3 +86,30 @@ SELECT raises(s) FROM unnest(ARRAY['SELECT idem_set_policy(NULL)', 'SELECT idem_
 	'SELECT idem_set_policy(''p'', attempts_limit => 0)', 'SELECT idem_set_policy(''p'', max_attempts => 3, attempts_limit => 2)',
 	'SELECT idem_set_policy(''p'', max_response_size => -1)', 'INSERT INTO idempotency_scope (pattern, retention) VALUES (''p'', ''0'')']) s;
 SELECT count(*) FROM idempotency_scope;
+
+-- FAILURES 100: leases and pauses, too, which records outlast by the retention.
+SELECT idem_set_policy('lease*', max_retention => '1 min', max_lease => '10 min'), idem_set_policy('lease/short', max_lease => '1 s'), idem_set_policy('lease/more', max_attempts => 9);
+CREATE FUNCTION pg_temp.lease(key text, scope text, lease interval, more interval) RETURNS TABLE (begun interval, extended interval, row_kept interval) LANGUAGE plpgsql AS $$
+DECLARE
+	op idem_operation := idem_begin(key => key, scope => scope, lease => lease);
+	until timestamptz;
+BEGIN
+	until := idem_extend(key => key, lease => more, scope => scope, fence => op.fence);
+	RETURN QUERY SELECT op.lease_expires_at - op.updated_at, lease_expires_at - updated_at, expires_at - lease_expires_at
+		FROM idempotency_store s WHERE s.idempotency_key = key AND until = lease_expires_at;
+END
+$$;
+SELECT l.* FROM (VALUES ('policy-50', 'lease', '9 min'::interval, '11 min'::interval), ('policy-51', 'lease/more', '36500 days', '9 min'),
+	('policy-52', 'lease/short', '9 min', '9 min')) v(k, s, a, b), pg_temp.lease(k, s, a, b) l ORDER BY k;
+CREATE FUNCTION pg_temp.pause(key text, scope text, pause interval) RETURNS TABLE (paused interval, row_kept interval) LANGUAGE plpgsql AS $$
+BEGIN
+	PERFORM idem_begin(key => key, scope => scope);
+	PERFORM idem_fail(key => key, scope => scope, retryable => true, retry_after => pause);
+	RETURN QUERY SELECT retry_at - updated_at, expires_at - retry_at FROM idempotency_store s WHERE s.idempotency_key = key;
+END
+$$;
+SELECT p.* FROM (VALUES ('policy-60', 'lease', '9 min'::interval), ('policy-61', 'lease', '36500 days'), ('policy-62', 'lease/short', '9 min')) v(k, s, a), pg_temp.pause(k, s, a) p ORDER BY k;
+SELECT raises(s) FROM unnest(ARRAY['SELECT idem_set_policy(''p'', max_lease => ''0'')', 'SELECT idem_set_policy(''p'', max_lease => ''36501 days'')',
+	'INSERT INTO idempotency_scope (pattern, max_lease) VALUES (''p'', ''0'')']) s;
+SELECT pattern, max_retention, max_lease FROM idempotency_scope ORDER BY pattern;
+SELECT count(idem_set_policy(pattern)) FROM idempotency_scope;

@@ -25,7 +25,7 @@ FROM idem_begin('replay-1');
 BEGIN;
 SELECT scope, idempotency_key, fence, lease_expires_at, retry_after, response_code,
 	created_at <= clock_timestamp(), expires_at
-FROM idem_begin('replay-new', 'some scope');
+FROM idem_begin('replay-new', scope => 'some scope');
 SELECT idem_release('replay-new', 'some scope');
 COMMIT;
 
@@ -71,10 +71,10 @@ FROM bytes, idem_begin('replay-many');
 
 -- The scope is part of the name, and the two do not run into each other.
 BEGIN;
-SELECT told(idem_begin('replay-1', 'replay')), told(idem_begin('1', 'replay-')), told(idem_begin('-1', 'replay'));
+SELECT told(idem_begin('replay-1', scope => 'replay')), told(idem_begin('1', scope => 'replay-')), told(idem_begin('-1', scope => 'replay'));
 SELECT idem_complete('replay-1', '1', 'replay'), idem_complete('1', '2', 'replay-'), idem_complete('-1', '3', 'replay');
 COMMIT;
-SELECT told(idem_begin('1', 'replay-')), told(idem_begin('-1', 'replay')), told(idem_begin('replay-1', 'replay'));
+SELECT told(idem_begin('1', scope => 'replay-')), told(idem_begin('-1', scope => 'replay')), told(idem_begin('replay-1', scope => 'replay'));
 SELECT idem_lookup('-1') IS NULL, idem_lookup('-1', 'REPLAY') IS NULL;
 
 -- The second begin in the transaction that holds the key: IN_PROGRESS, however

@@ -38,7 +38,7 @@ SELECT raises('SELECT idem_complete(''rights-4'', fence => 9223372036854775807)'
 -- FAILURES 62: raw access to the tables is the owner's alone.
 SELECT pg_temp.states(ARRAY['SELECT FROM idempotency_store', 'INSERT INTO idempotency_store DEFAULT VALUES', 'UPDATE idempotency_store SET attempt = 1',
 	'DELETE FROM idempotency_store', 'TRUNCATE idempotency_store', 'LOCK TABLE idempotency_store',
-	'SELECT lock_seed FROM idempotency_secret', 'DELETE FROM idempotency_secret', 'SELECT FROM idempotency_stream', 'UPDATE idempotency_stream SET seq = 1',
+	'SELECT lock_key FROM idempotency_secret', 'DELETE FROM idempotency_secret', 'SELECT FROM idempotency_stream', 'UPDATE idempotency_stream SET seq = 1',
 	'SELECT nextval(''idempotency_fence'')', 'SELECT setval(''idempotency_fence'', 1)', 'SELECT last_value FROM idempotency_fence',
 	'ALTER TABLE idempotency_store DISABLE TRIGGER ALL', 'CREATE TRIGGER t AFTER INSERT ON idempotency_store EXECUTE FUNCTION suppress_redundant_updates_trigger()']);
 RESET ROLE;

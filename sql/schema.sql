@@ -8,7 +8,7 @@ DECLARE
 	call text;
 	told text;
 BEGIN
-	FOREACH call IN ARRAY ARRAY['idem_begin(%L)', 'idem_begin(%L, ''leased'', lease => ''1 hour'')'] LOOP
+	FOREACH call IN ARRAY ARRAY['idem_begin(%L)', 'idem_begin(%L, scope => ''leased'', lease => ''1 hour'')'] LOOP
 		EXECUTE 'SELECT told(' || place || '.' || format(call, name) || ')' INTO told;
 		RETURN NEXT told;
 	END LOOP;

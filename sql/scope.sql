@@ -35,30 +35,30 @@ $$;
 -- Whoever is not a member gets the same answer, whether or not there is such a
 -- key (FAILURES 69), from each function that names a scope.
 BEGIN;
-SELECT told(idem_begin('there', 'pay', request => '1')), idem_complete('there', '"secret"', 'pay');
-SELECT told(idem_begin('leased', 'pay', lease => '1 hour'));
+SELECT told(idem_begin('there', scope => 'pay', request => '1')), idem_complete('there', '"secret"', 'pay');
+SELECT told(idem_begin('leased', scope => 'pay', lease => '1 hour'));
 COMMIT;
 SELECT idem_claim_scope('pay', 'regress_idem_pay');
 SELECT k, who, string_agg(DISTINCT regexp_replace(pg_temp.as_role(who, format(s, k)), '^(ID404|ID409|ID422)$', 'ok'), ' ')
 FROM unnest(ARRAY['there', 'leased', 'absent']) k, unnest(ARRAY['regress_idem_pay', 'regress_idem_pay_2025', 'regress_idem_shop']) who,
-	unnest(ARRAY['SELECT idem_lookup(%L, ''pay'')', 'DO $d$ BEGIN PERFORM idem_begin(%L, ''pay'', request => ''2'', lease => ''1 s''); RAISE SQLSTATE ''ID409''; END $d$',
+	unnest(ARRAY['SELECT idem_lookup(%L, ''pay'')', 'DO $d$ BEGIN PERFORM idem_begin(%L, scope => ''pay'', request => ''2'', lease => ''1 s''); RAISE SQLSTATE ''ID409''; END $d$',
 	'SELECT idem_complete(%L, scope => ''pay'')', 'SELECT idem_complete(%L, scope => ''pay'', fence => 999999)', 'SELECT idem_fail(%L, scope => ''pay'')',
 	'SELECT idem_release(%L, ''pay'')', 'SELECT idem_extend(%L, ''1 s'', ''pay'', 999999)',
 	'DO $d$ BEGIN PERFORM idem_call(''scope_echo(jsonb)'', %L, ''2'', ''pay''); RAISE SQLSTATE ''ID409''; END $d$',
-	'DO $d$ BEGIN PERFORM idem_begin_batch(ARRAY[%L], ''pay''); RAISE SQLSTATE ''ID409''; END $d$',
+	'DO $d$ BEGIN PERFORM idem_begin_batch(ARRAY[%L], scope => ''pay''); RAISE SQLSTATE ''ID409''; END $d$',
 	'SELECT idem_complete_batch(ARRAY[%L], scope => ''pay'')', 'SELECT idem_advance(%L, 1, ''pay'')']) s
 GROUP BY k, who ORDER BY k, who;
 SET ROLE regress_idem_shop;
-SELECT raises_in_full('SELECT idem_begin(''there'', ''pay'')');
-SELECT raises('SELECT idem_begin(''there'', ''pay'')') = raises('SELECT idem_begin(''absent'', ''pay'')') AS no_oracle;
+SELECT raises_in_full('SELECT idem_begin(''there'', scope => ''pay'')');
+SELECT raises('SELECT idem_begin(''there'', scope => ''pay'')') = raises('SELECT idem_begin(''absent'', scope => ''pay'')') AS no_oracle;
 RESET ROLE;
 -- Credentials that are rotated go on deduplicating.
 SET ROLE regress_idem_pay_2026;
-SELECT told(idem_begin('there', 'pay', request => '1'));
+SELECT told(idem_begin('there', scope => 'pay', request => '1'));
 RESET ROLE;
 -- It is the present role that counts, at each call (FAILURES 74).
 BEGIN;
-SELECT told(idem_begin('k', 'pay'));
+SELECT told(idem_begin('k', scope => 'pay'));
 SET LOCAL ROLE regress_idem_shop;
 SELECT raises('SELECT idem_complete(''k'', scope => ''pay'')');
 ROLLBACK;

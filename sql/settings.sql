@@ -4,7 +4,7 @@
 -- Without preloading they are there from the first call on.
 SELECT idem_step_key('settings', '1');
 SELECT name, setting, unit, context, min_val, boot_val FROM pg_settings
-WHERE name IN ('idempotency.retention', 'idempotency.max_attempts', 'idempotency.max_response_size', 'idempotency.max_operations_per_transaction') ORDER BY name COLLATE "C";
+WHERE name IN ('idempotency.retention', 'idempotency.max_attempts', 'idempotency.max_response_size', 'idempotency.max_operations_per_transaction', 'idempotency.end_wait') ORDER BY name COLLATE "C";
 SHOW idempotency.retention;
 SHOW idempotency.max_response_size;
 SELECT name FROM pg_settings WHERE name LIKE 'idempotency.%' AND coalesce(short_desc, '') = '';
@@ -16,7 +16,7 @@ RESET idempotency.retention;
 RESET idempotency.max_response_size;
 -- out of range, of the wrong kind, and of unknown name
 SELECT left(raises(s), 5) FROM (VALUES ('SET idempotency.retention = 0'), ('SET idempotency.retention = -1'), ('SET idempotency.max_attempts = -1'),
-	('SET idempotency.max_operations_per_transaction = 0'), ('SET idempotency.max_response_size = -1'), ('SET idempotency.retention = ''infinity''')) v(s);
+	('SET idempotency.max_operations_per_transaction = 0'), ('SET idempotency.max_response_size = -1'), ('SET idempotency.retention = ''infinity'''), ('SET idempotency.end_wait = -1'), ('SET idempotency.end_wait = ''25 days''')) v(s);
 SELECT raises('SET idempotency.retension = 1');
 -- worker settings belong to the server's configuration
 SELECT name, raises(format('SET idempotency.%s = DEFAULT', name)) FROM unnest(ARRAY['gc_enabled', 'gc_interval', 'gc_batch_size', 'gc_databases']) name;
@@ -26,11 +26,12 @@ CREATE ROLE regress_idem_settings;
 SET ROLE regress_idem_settings;
 SELECT left(raises(s), 8) FROM (VALUES ('SET idempotency.max_response_size = ''512MB'''), ('SET idempotency.max_operations_per_transaction = 1000000'),
 	('ALTER ROLE regress_idem_settings SET idempotency.max_response_size = ''512MB'''),
-	('SET idempotency.retention = ''1h'''), ('SET idempotency.max_attempts = 3'), ('ALTER ROLE regress_idem_settings SET idempotency.retention = ''1h''')) v(s);
+	('SET idempotency.retention = ''1h'''), ('SET idempotency.max_attempts = 3'), ('SET idempotency.end_wait = ''1s'''), ('ALTER ROLE regress_idem_settings SET idempotency.retention = ''1h''')) v(s);
 SELECT current_setting('idempotency.retention'), current_setting('idempotency.max_attempts'), current_setting('idempotency.max_response_size');
 RESET ROLE;
 RESET idempotency.retention;
 RESET idempotency.max_attempts;
+RESET idempotency.end_wait;
 ALTER ROLE regress_idem_settings SET idempotency.max_response_size = '2MB';
 SELECT unnest(setconfig) FROM pg_db_role_setting WHERE setrole = 'regress_idem_settings'::regrole ORDER BY 1;
 DROP ROLE regress_idem_settings;

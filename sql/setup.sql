@@ -21,6 +21,11 @@ $$;
 CREATE FUNCTION raises(statement text) RETURNS text LANGUAGE sql AS $$
 	SELECT split_part(raises_in_full(statement), E'\n', 1)
 $$;
+-- SQLSTATE and detail, whatever the time.
+CREATE FUNCTION raises_why(statement text) RETURNS text LANGUAGE sql AS $$
+	SELECT regexp_replace(left(r, 5) || ': ' || substring(r FROM '\n  DETAIL ([^\n]*)'), ' at \d.*', ' at ...')
+	FROM raises_in_full(statement) r
+$$;
 
 -- An idem_operation without what differs from run to run. It takes any record,
 -- so that it does not depend on the extension.

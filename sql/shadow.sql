@@ -13,14 +13,14 @@ BEGIN
 	operation := public.idem_begin(name, request => '1');
 	PERFORM public.idem_complete(operation, '1');
 	seen := public.told(public.idem_begin(name)) OPERATOR(pg_catalog.||) ', ' OPERATOR(pg_catalog.||) public.told(public.idem_lookup(name));
-	operation := public.idem_begin(name, 'leased', lease => '1 hour');
+	operation := public.idem_begin(name, scope => 'leased', lease => '1 hour');
 	PERFORM public.idem_extend(name, '2 hours', 'leased');
 	PERFORM public.idem_complete(operation, '2');
-	operation := public.idem_begin(name, 'given up', lease => '1 hour');
+	operation := public.idem_begin(name, scope => 'given up', lease => '1 hour');
 	PERFORM public.idem_release(name, 'given up');
 	seen := seen OPERATOR(pg_catalog.||) ', ' OPERATOR(pg_catalog.||) public.told(public.idem_call('public.shadow_echo(jsonb)', name, '3', 'call'));
 	PERFORM public.idem_advance(name, 1), public.idem_advance(name, 2);
-	PERFORM public.idem_begin_batch(ARRAY[name], 'batch');
+	PERFORM public.idem_begin_batch(ARRAY[name], scope => 'batch');
 	PERFORM public.idem_complete_batch(ARRAY[name], scope => 'batch');
 	RETURN seen;
 END
@@ -35,7 +35,7 @@ RESET search_path;
 -- Tables, types and a sequence of the same names, in pg_temp and before us.
 CREATE TEMP TABLE idempotency_store (LIKE idempotency_store INCLUDING ALL);
 CREATE TEMP TABLE idempotency_stream (LIKE idempotency_stream INCLUDING ALL);
-CREATE TEMP TABLE idempotency_secret (only_row bool, lock_seed bigint);
+CREATE TEMP TABLE idempotency_secret (only_row bool, lock_key bytea);
 CREATE TEMP SEQUENCE idempotency_fence;
 CREATE SCHEMA shadow_before;
 CREATE TABLE shadow_before.idempotency_store (LIKE public.idempotency_store INCLUDING ALL);

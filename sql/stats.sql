@@ -27,12 +27,24 @@ SELECT count(*) FROM idempotency_in_flight WHERE kind <> 'leased';
 COMMIT;
 SELECT idem_release('stats-2', 'stats', fence) FROM idempotency_store WHERE scope = 'stats';
 SELECT count(*) FROM idempotency_in_flight;
+-- Times that the owner has made infinite are no error: what cannot be told is
+-- NULL (FAILURES 99).
+BEGIN;
+SELECT told(idem_begin('stats-' || t, lease => '1 hour')) FROM unnest(ARRAY['infinity', '-infinity']) t;
+UPDATE idempotency_store SET created_at = t::timestamptz, updated_at = t::timestamptz, lease_expires_at = t::timestamptz, expires_at = t::timestamptz
+FROM unnest(ARRAY['infinity', '-infinity']) t WHERE idempotency_key = 'stats-' || t;
+SELECT idempotency_key, age, lease_left FROM idempotency_in_flight WHERE kind = 'leased' ORDER BY 1;
+COMMIT;
+SELECT outcome, lease_expires_at FROM idem_begin('stats-infinity', lease => '1 hour');
+SELECT outcome, lease_expires_at FROM idem_lookup('stats-infinity');
+SELECT outcome, attempt FROM idem_begin('stats--infinity', lease => '1 hour');
+DELETE FROM idempotency_store WHERE idempotency_key LIKE 'stats-%infinity';
 
 -- A row for this database in any case; all figures or, without preloading, none.
 SELECT count(*) FROM idempotency_stats WHERE datname = current_database();
 SELECT (acquired IS NULL) = (current_setting('shared_preload_libraries') !~ 'idempotency'),
-	num_nulls(acquired, replayed_completed, replayed_failed, in_progress, mismatches, taken_over, completed, failed, released,
-		leases_lost, commits_refused, waits, wait_time, collected_rows, sweeps) IN (0, 15)
+	num_nulls(acquired, replayed_completed, replayed_failed, in_progress, mismatches, taken_over, completed, failed, released, forgotten,
+		leases_lost, commits_refused, waits, wait_time, wait_seconds, collected_rows, sweeps) IN (0, 17)
 FROM idempotency_stats WHERE datname = current_database();
 
 -- Who may look: pg_monitor and pg_read_all_stats at figures and names, others

@@ -12,14 +12,14 @@ FROM idem_begin('takeover-1', lease => '1 hour');
 SELECT told(idem_begin('takeover-1'));
 SELECT fence AS fence2, ctid FROM idempotency_store WHERE idempotency_key = 'takeover-1' \gset
 -- FAILURES 40: the old owner wakes, is refused and told, and writes nothing.
-SELECT raises(format(s, :fence1)) FROM (VALUES
+SELECT raises_why(format(s, :fence1)) FROM (VALUES
 	('SELECT idem_complete(''takeover-1'', ''1'', fence => %s)'), ('SELECT idem_fail(''takeover-1'', ''1'', fence => %s)'),
 	('SELECT idem_extend(''takeover-1'', ''2 hours'', fence => %s)')) v(s);
 SELECT idem_release('takeover-1', fence => :fence1);
 SELECT status, fence = :fence2, ctid = :'ctid' FROM idempotency_store WHERE idempotency_key = 'takeover-1';
 -- the new one completes, after which the old one is refused as before
 SELECT idem_complete('takeover-1', '"second"', fence => :fence2);
-SELECT raises(format($$SELECT idem_complete('takeover-1', '1', fence => %s)$$, :fence1)), idem_release('takeover-1', fence => :fence1);
+SELECT raises_why(format($$SELECT idem_complete('takeover-1', '1', fence => %s)$$, :fence1)), idem_release('takeover-1', fence => :fence1);
 SELECT told(idem_begin('takeover-1'));
 
 -- Time and again: attempts count, fences only grow.
@@ -35,10 +35,28 @@ BEGIN
 END
 $$;
 SELECT count(DISTINCT fence), array_agg(attempt ORDER BY fence) FROM fences;
--- given up by the last owner: attempt 1, and not taken over
+-- Given up by the last owner: of the attempts before the next begin is told, as attempt 5 again.
 SELECT idem_release('takeover-2', fence => max(fence)) FROM fences;
-SELECT told(idem_begin('takeover-2', lease => '1 hour'));
+SELECT told(idem_lookup('takeover-2')), s.fence > max(f.fence), expires_at - lease_expires_at FROM idempotency_store s, fences f WHERE idempotency_key = 'takeover-2' GROUP BY s.fence, expires_at, lease_expires_at;
+-- nobody has that attempt: neither the last owner nor the one before
+SELECT fence, idem_release('takeover-2', fence => fence), raises_why(format($$SELECT idem_complete('takeover-2', fence => %s)$$, fence)),
+	raises_why(format($$SELECT idem_extend('takeover-2', '1 s', fence => %s)$$, fence)) FROM (SELECT 0) z, LATERAL (SELECT max(fence) AS fence FROM fences) f \gset last_
+SELECT :'last_idem_release', :'last_raises_why';
+SELECT raises_why(format($$SELECT idem_complete('takeover-2', fence => %s)$$, fence)) FROM fences ORDER BY fence DESC OFFSET 1 LIMIT 1;
+SELECT told(idem_begin('takeover-2', lease => '1 hour', max_attempts => 5));
 SELECT s.fence > max(f.fence) FROM idempotency_store s, fences f WHERE idempotency_key = 'takeover-2' GROUP BY s.fence;
+-- begun and released in one transaction
+SELECT let_lease_run_out('takeover-2');
+BEGIN;
+SELECT told(idem_begin('takeover-2', lease => '1 hour'));
+SELECT idem_release('takeover-2'), told(idem_begin('takeover-2'));
+SELECT idem_release('takeover-2'), told(idem_lookup('takeover-2'));
+COMMIT;
+SELECT told(idem_begin('takeover-2', lease => '1 hour'));
+-- a failure that was to be tried again
+SELECT idem_fail('takeover-8', '"busy"', fence => (idem_begin('takeover-8', lease => '1 hour')).fence, retryable => true);
+SELECT idem_release('takeover-8', fence => (idem_begin('takeover-8', lease => '1 hour')).fence);
+SELECT told(idem_begin('takeover-8', lease => '1 hour'));
 
 -- Taken over without a lease: bound to the transaction, with no fence.
 SELECT fence AS fence1 FROM idem_begin('takeover-3', request => '3', lease => '1 hour') \gset
@@ -48,14 +66,14 @@ SELECT told(idem_begin('takeover-3')), told(idem_begin('takeover-3')), told(idem
 -- nothing is written before its end
 SELECT status, attempt, fence = :fence1 FROM idempotency_store WHERE idempotency_key = 'takeover-3';
 -- the old fence is not current here either
-SELECT raises(format(s, :fence1)) FROM (VALUES
+SELECT raises_why(format(s, :fence1)), left(raises(format(s, :fence1)), 5) FROM (VALUES
 	('SELECT idem_complete(''takeover-3'', fence => %s)'), ('SELECT idem_fail(''takeover-3'', fence => %s)'),
 	('SELECT idem_extend(''takeover-3'', ''1 hour'', fence => %s)'), ('SELECT idem_extend(''takeover-3'', ''1 hour'')')) v(s);
 SELECT idem_release('takeover-3', fence => :fence1);
 SELECT idem_complete('takeover-3', '"bound"');
 COMMIT;
 SELECT told(idem_begin('takeover-3', request => '3'));
-SELECT raises(format($$SELECT idem_complete('takeover-3', fence => %s)$$, :fence1));
+SELECT raises_why(format($$SELECT idem_complete('takeover-3', fence => %s)$$, :fence1));
 SELECT status, attempt, fence, lease_expires_at FROM idempotency_store WHERE idempotency_key = 'takeover-3';
 -- the next lease has a greater fence all the same
 SELECT let_expire('takeover-3');
@@ -71,21 +89,41 @@ ROLLBACK;
 SELECT told(idem_lookup('takeover-4'));
 SELECT idem_complete('takeover-4', '"first"', fence => :fence);
 SELECT told(idem_begin('takeover-4'));
--- Released, nothing is left of the lease that ran out.
+-- Released, the lease that ran out is what it was.
 SELECT fence FROM idem_begin('takeover-5', lease => '1 hour') \gset
 SELECT let_lease_run_out('takeover-5');
+SELECT ctid FROM idempotency_store WHERE idempotency_key = 'takeover-5' \gset
 BEGIN;
 SELECT told(idem_begin('takeover-5'));
 SELECT idem_release('takeover-5');
 COMMIT;
-SELECT idem_lookup('takeover-5') IS NULL;
-SELECT raises(format($$SELECT idem_complete('takeover-5', fence => %s)$$, :fence));
+SELECT told(idem_lookup('takeover-5')), ctid = :'ctid', fence = :fence FROM idempotency_store WHERE idempotency_key = 'takeover-5';
+BEGIN;
+SELECT told(idem_begin('takeover-5'));
+ROLLBACK;
+SELECT idem_complete('takeover-5', fence => :fence);
+-- And so is a failure that was to be tried again, and what has expired.
+BEGIN;
+SELECT told(idem_begin('takeover-9')), idem_fail('takeover-9', '"busy"', retryable => true);
+COMMIT;
+SELECT ctid FROM idempotency_store WHERE idempotency_key = 'takeover-9' \gset
+BEGIN;
+SELECT told(idem_begin('takeover-9'));
+SELECT idem_release('takeover-9'), locks_held();
+SELECT told(idem_begin('takeover-9')), idem_release('takeover-9');
+COMMIT;
+SELECT told(idem_lookup('takeover-9')), ctid = :'ctid' FROM idempotency_store WHERE idempotency_key = 'takeover-9';
+SELECT let_expire('takeover-9');
+BEGIN;
+SELECT told(idem_begin('takeover-9'));
+SELECT idem_release('takeover-9'), idem_lookup('takeover-9') IS NULL, count(*) FROM idempotency_store WHERE idempotency_key = 'takeover-9';
+COMMIT;
 
 -- The limit of attempts ends the lease that ran out, and its owner is refused.
 SELECT fence FROM idem_begin('takeover-6', lease => '1 hour') \gset
 SELECT let_lease_run_out('takeover-6');
 SELECT told(idem_begin('takeover-6', max_attempts => 1)) ~ 'FAILED .* "attempts exhausted"';
-SELECT raises(format(s, :fence)) FROM (VALUES ('SELECT idem_complete(''takeover-6'', fence => %s)'),
+SELECT raises_why(format(s, :fence)) FROM (VALUES ('SELECT idem_complete(''takeover-6'', fence => %s)'),
 	('SELECT idem_fail(''takeover-6'', fence => %s)'), ('SELECT idem_extend(''takeover-6'', ''1 s'', fence => %s)')) v(s);
 SELECT idem_release('takeover-6', fence => :fence);
 -- FAILURES 10: a sequence that fell behind the rows (a copy of them was loaded

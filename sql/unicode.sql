@@ -9,11 +9,11 @@ SELECT getdatabaseencoding() <> 'UTF8' AS skip \gset
 -- Characters count, not bytes: 255 of four bytes each, in key and scope.
 CREATE TEMP TABLE long AS SELECT string_agg(chr(65536 + n), '') AS name FROM generate_series(1, 255) n;
 BEGIN;
-SELECT told(idem_begin(name, name)) FROM long;
+SELECT told(idem_begin(name, scope => name)) FROM long;
 SELECT idem_complete(name, '1', name) FROM long;
 COMMIT;
-SELECT told(idem_begin(name, name)), octet_length(name) FROM long;
-SELECT raises(format('SELECT idem_begin(%L)', name || 'x')), raises(format('SELECT idem_begin(''k'', %L)', name || 'x')) FROM long;
+SELECT told(idem_begin(name, scope => name)), octet_length(name) FROM long;
+SELECT raises(format('SELECT idem_begin(%L)', name || 'x')), raises(format('SELECT idem_begin(''k'', scope => %L)', name || 'x')) FROM long;
 
 -- FAILURES 53: what looks the same is not the same: identity is by bytes, not
 -- by normal form, letter case or collation.
@@ -34,6 +34,12 @@ SELECT told(idem_begin('unicode-1'));
 SELECT idem_complete('unicode-1', '"\u00e9"', body => '\xff00c3');
 COMMIT;
 SELECT response_payload = to_jsonb(U&'\00e9'::text), response_body FROM idem_begin('unicode-1');
+-- Of an error that is too long for its scope, whole characters are stored.
+CREATE FUNCTION unicode_raise(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION '%', repeat(U&'\00e9', 100); END $$;
+SELECT count(idem_set_policy('unicode ' || n, max_response_size => n)::text) FROM generate_series(90, 93) n;
+SELECT n, response_payload ->> 'message' = repeat(U&'\00e9', length(response_payload ->> 'message')), length(response_payload ->> 'message')
+FROM generate_series(90, 93) n, idem_call('unicode_raise(jsonb)', 'unicode-2', scope => 'unicode ' || n);
+DELETE FROM idempotency_scope;
 
 -- Step keys count characters, too, and hash the bytes of the whole.
 SELECT idem_step_key(repeat(U&'\00e9', 253), 's') = repeat(U&'\00e9', 253) || ':s',

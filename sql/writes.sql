@@ -39,7 +39,7 @@ SELECT fence FROM idempotency_store WHERE idempotency_key = 'writes-5' \gset
 SELECT pg_temp.writes(s) FROM (VALUES
 	($$SELECT idem_begin('writes-5')$$), ($$SELECT idem_begin('writes-5', lease => '1 hour', wait => '5 ms')$$),
 	('SELECT idem_extend(''writes-5'', ''1 hour'', fence => ' || :fence || ')'), ('SELECT idem_release(''writes-5'', fence => 9223372036854775807)'),
-	('SELECT idem_complete(''writes-5'', fence => ' || :fence || ')'), ('SELECT idem_complete(''writes-5'', ''2'', fence => ' || :fence || ')'),
+	('SELECT idem_complete(''writes-5'', fence => ' || :fence || ')'), ('SELECT raises(''SELECT idem_complete(''''writes-5'''', ''''2'''', fence => ' || :fence || ')'')'),
 	('SELECT idem_release(''writes-5'', fence => ' || :fence || ')'), ($$SELECT idem_begin('writes-5')$$)) v(s);
 SELECT pg_temp.writes($$SELECT idem_begin('writes-6', lease => '1 hour')$$);
 SELECT let_lease_run_out('writes-6');

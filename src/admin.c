@@ -4,15 +4,13 @@
  */
 #include "postgres.h"
 
-#include "commands/trigger.h"
 #include "fmgr.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
-#include "utils/inval.h"
-#include "utils/rel.h"
 #include "utils/timestamp.h"
 
 #include "arguments.h"
+#include "as_owner.h"
 #include "catalog.h"
 #include "compat.h"
 #include "handle.h"
@@ -22,7 +20,6 @@
 SQL_FUNCTION(idem_claim_scope);
 SQL_FUNCTION(idem_may_use_scope);
 SQL_FUNCTION(idem_reseal);
-SQL_FUNCTION(idem_scope_changed);
 SQL_FUNCTION(idem_set_policy);
 SQL_FUNCTION(idem_unclaim_scope);
 
@@ -48,13 +45,19 @@ pattern_argument(FunctionCallInfo fcinfo, int argument)
 Datum
 idem_claim_scope(PG_FUNCTION_ARGS)
 {
+	const Catalog *catalog;
 	text	   *pattern;
+	char	   *role;
+	Caller		caller;
 
 	require_writable("idem_claim_scope()");
 	pattern = pattern_argument(fcinfo, 0);
 	require_argument(fcinfo, 1, "role");
-	scope_claim(catalog_open(AccessShareLock), pattern,
-				GetUserNameFromId(PG_GETARG_OID(1), false));
+	role = GetUserNameFromId(PG_GETARG_OID(1), false);
+	catalog = catalog_open(AccessShareLock);
+	caller = as_owner_in_call(catalog);
+	scope_claim(catalog, pattern, role);
+	as_owner_end(&caller);
 	PG_RETURN_VOID();
 }
 
@@ -62,11 +65,18 @@ idem_claim_scope(PG_FUNCTION_ARGS)
 Datum
 idem_unclaim_scope(PG_FUNCTION_ARGS)
 {
+	const Catalog *catalog;
 	text	   *pattern;
+	Caller		caller;
+	bool		was_claimed;
 
 	require_writable("idem_unclaim_scope()");
 	pattern = pattern_argument(fcinfo, 0);
-	PG_RETURN_BOOL(scope_unclaim(catalog_open(AccessShareLock), pattern));
+	catalog = catalog_open(AccessShareLock);
+	caller = as_owner_in_call(catalog);
+	was_claimed = scope_unclaim(catalog, pattern);
+	as_owner_end(&caller);
+	PG_RETURN_BOOL(was_claimed);
 }
 
 static void
@@ -81,7 +91,7 @@ check_bounds(int64 least, int64 chosen, int64 most, const char *names)
 
 /*
  * idem_set_policy(pattern, retention, min_retention, max_retention,
- *				   max_attempts, attempts_limit, max_response_size)
+ *				   max_attempts, attempts_limit, max_response_size, max_lease)
  */
 Datum
 idem_set_policy(PG_FUNCTION_ARGS)
@@ -91,6 +101,8 @@ idem_set_policy(PG_FUNCTION_ARGS)
 	int64		retention;
 	int64		least;
 	int64		most;
+	const Catalog *catalog;
+	Caller		caller;
 
 	require_writable("idem_set_policy()");
 	for (int i = 0; i < POLICY_ARGUMENTS; i++)
@@ -111,7 +123,11 @@ idem_set_policy(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
 				 errmsg("attempts_limit must be positive")));
 	(void) optional_count(fcinfo, 6, "max_response_size", 0);
-	scope_lay_down(catalog_open(AccessShareLock), values, nulls);
+	(void) optional_duration(fcinfo, 7, "max_lease", false, 0);
+	catalog = catalog_open(AccessShareLock);
+	caller = as_owner_in_call(catalog);
+	scope_lay_down(catalog, values, nulls);
+	as_owner_end(&caller);
 	PG_RETURN_VOID();
 }
 
@@ -119,19 +135,10 @@ idem_set_policy(PG_FUNCTION_ARGS)
 Datum
 idem_may_use_scope(PG_FUNCTION_ARGS)
 {
+	/* the owner may have taken STRICT away */
+	if (PG_ARGISNULL(0))
+		PG_RETURN_NULL();
 	PG_RETURN_BOOL(scope_may_use(catalog_open(AccessShareLock), PG_GETARG_TEXT_PP(0)));
-}
-
-/* The trigger of idempotency_scope. */
-Datum
-idem_scope_changed(PG_FUNCTION_ARGS)
-{
-	if (!CALLED_AS_TRIGGER(fcinfo))
-		ereport(ERROR,
-				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
-				 errmsg("idem_scope_changed() can only be called as a trigger")));
-	CacheInvalidateRelcache(((TriggerData *) fcinfo->context)->tg_relation);
-	PG_RETURN_POINTER(NULL);
 }
 
 /* idem_reseal(max_rows) */

@@ -10,39 +10,43 @@
 
 #include "answer.h"
 #include "arguments.h"
+#include "as_owner.h"
 #include "compat.h"
 #include "fingerprint.h"
 #include "gc.h"
 #include "handle.h"
-#include "marks.h"
 #include "operation.h"
 #include "resource.h"
 #include "scope.h"
+#include "stream.h"
 
 SQL_FUNCTION(idem_advance);
 SQL_FUNCTION(idem_begin);
 SQL_FUNCTION(idem_complete);
 SQL_FUNCTION(idem_complete_operation);
 SQL_FUNCTION(idem_extend);
+SQL_FUNCTION(idem_extend_operation);
 SQL_FUNCTION(idem_fail);
 SQL_FUNCTION(idem_fail_operation);
 SQL_FUNCTION(idem_fingerprint);
+SQL_FUNCTION(idem_forget);
 SQL_FUNCTION(idem_gc);
 SQL_FUNCTION(idem_lock);
 SQL_FUNCTION(idem_lookup);
 SQL_FUNCTION(idem_release);
+SQL_FUNCTION(idem_release_operation);
 SQL_FUNCTION(idem_step_key);
 
-/* idem_begin(key, scope, request, request_hash, lease, wait, max_attempts) */
+/* idem_begin(key, request, scope, request_hash, lease, wait, max_attempts) */
 Datum
 idem_begin(PG_FUNCTION_ARGS)
 {
-	BeginRequest request;
+	BeginRequest request = {0};
 	Answer		answer;
 
 	require_writable("idem_begin()");
-	request.name = name_arguments(fcinfo, 0, 1);
-	request.fingerprint = request_arguments(fcinfo, 2, 3);
+	request.name = name_arguments(fcinfo, 0, 2);
+	request.fingerprint = request_arguments(fcinfo, 1, 3);
 	request.lease = optional_duration(fcinfo, 4, "lease", false, 0);
 	request.wait = required_duration(fcinfo, 5, "wait", true);
 	request.max_attempts = optional_count(fcinfo, 6, "max_attempts", NOT_ASKED);
@@ -51,11 +55,11 @@ idem_begin(PG_FUNCTION_ARGS)
 }
 
 /* The name and the fence from an idem_operation. */
-static void
-operation_argument(FunctionCallInfo fcinfo, int argument, EndRequest *request)
+static OperationName
+operation_argument(FunctionCallInfo fcinfo, int argument, int64 *fence)
 {
 	require_argument(fcinfo, argument, "operation");
-	request->name = name_of_operation(PG_GETARG_DATUM(argument), &request->fence);
+	return name_of_operation(PG_GETARG_DATUM(argument), fence);
 }
 
 static void
@@ -87,7 +91,7 @@ idem_complete_operation(PG_FUNCTION_ARGS)
 	EndRequest	request = {0};
 
 	require_writable("idem_complete()");
-	operation_argument(fcinfo, 0, &request);
+	request.name = operation_argument(fcinfo, 0, &request.fence);
 	complete(fcinfo, &request, 2, 5);
 	PG_RETURN_VOID();
 }
@@ -133,7 +137,7 @@ idem_fail_operation(PG_FUNCTION_ARGS)
 	EndRequest	request = {0};
 
 	require_writable("idem_fail()");
-	operation_argument(fcinfo, 0, &request);
+	request.name = operation_argument(fcinfo, 0, &request.fence);
 	fail(fcinfo, &request, 2, 5);
 	PG_RETURN_VOID();
 }
@@ -151,6 +155,18 @@ idem_release(PG_FUNCTION_ARGS)
 	PG_RETURN_BOOL(operation_release(&name, fence));
 }
 
+/* idem_release(operation) */
+Datum
+idem_release_operation(PG_FUNCTION_ARGS)
+{
+	OperationName name;
+	int64		fence;
+
+	require_writable("idem_release()");
+	name = operation_argument(fcinfo, 0, &fence);
+	PG_RETURN_BOOL(operation_release(&name, fence));
+}
+
 /* idem_extend(key, lease, scope, fence) */
 Datum
 idem_extend(PG_FUNCTION_ARGS)
@@ -164,6 +180,31 @@ idem_extend(PG_FUNCTION_ARGS)
 	lease = required_duration(fcinfo, 1, "lease", false);
 	fence = optional_fence(fcinfo, 3);
 	PG_RETURN_TIMESTAMPTZ(operation_extend(&name, fence, lease));
+}
+
+/* idem_extend(operation, lease) */
+Datum
+idem_extend_operation(PG_FUNCTION_ARGS)
+{
+	OperationName name;
+	int64		lease;
+	int64		fence;
+
+	require_writable("idem_extend()");
+	name = operation_argument(fcinfo, 0, &fence);
+	lease = required_duration(fcinfo, 1, "lease", false);
+	PG_RETURN_TIMESTAMPTZ(operation_extend(&name, fence, lease));
+}
+
+/* idem_forget(key, scope) */
+Datum
+idem_forget(PG_FUNCTION_ARGS)
+{
+	OperationName name;
+
+	require_writable("idem_forget()");
+	name = name_arguments(fcinfo, 0, 1);
+	PG_RETURN_BOOL(operation_forget(&name));
 }
 
 /* idem_lookup(key, scope) */
@@ -207,18 +248,23 @@ idem_advance(PG_FUNCTION_ARGS)
 	stream.scope = scope_argument(fcinfo, 2);
 	catalog = catalog_open(AccessShareLock);
 	(void) scope_require(catalog, stream.scope);
-	PG_RETURN_BOOL(marks_advance(catalog, &stream, seq));
+	PG_RETURN_BOOL(stream_advance(catalog, &stream, seq));
 }
 
 /* idem_gc(max_rows) */
 Datum
 idem_gc(PG_FUNCTION_ARGS)
 {
-	Sweep		sweep = {.max_pages = GC_PAGES};
+	Sweep		sweep = {.max_pages = GC_PAGES,.goes_round = true};
+	const Catalog *catalog;
+	Caller		caller;
 
 	require_writable("idem_gc()");
 	sweep.max_rows = positive_count(fcinfo, 0, "max_rows");
-	gc_sweep(catalog_open(RowExclusiveLock), &sweep);
+	catalog = catalog_open(RowExclusiveLock);
+	caller = as_owner_in_call(catalog);
+	gc_sweep(catalog, &sweep);
+	as_owner_end(&caller);
 	PG_RETURN_INT64(sweep.removed);
 }
 
@@ -226,6 +272,9 @@ idem_gc(PG_FUNCTION_ARGS)
 Datum
 idem_fingerprint(PG_FUNCTION_ARGS)
 {
+	/* the owner may have taken STRICT away */
+	if (PG_ARGISNULL(0))
+		PG_RETURN_NULL();
 	PG_RETURN_BYTEA_P(fingerprint_of(PG_GETARG_JSONB_P(0)));
 }
 

@@ -120,10 +120,11 @@ microseconds(const Interval *interval, const char *name, bool may_be_zero)
 				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
 				 errmsg("%s must be finite", name)));
 
-	if (!duration_of(interval, &result))
+	if (!duration_of(interval, &result) || result > LONGEST_DURATION)
 		ereport(ERROR,
 				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
-				 errmsg("%s is too long", name)));
+				 errmsg("%s must not be longer than %d days", name,
+						(int) (LONGEST_DURATION / USECS_PER_DAY))));
 
 	if (result < 0 || (result == 0 && !may_be_zero))
 		ereport(ERROR,
@@ -206,20 +207,12 @@ required_bool(FunctionCallInfo fcinfo, int argument, const char *name)
 	return PG_GETARG_BOOL(argument);
 }
 
-/* The fingerprint of a request that came whole or as its hash; NULL: neither. */
+/* A hash that the caller has computed himself. */
 bytea *
-request_arguments(FunctionCallInfo fcinfo, int request, int request_hash)
+checked_hash(Datum value)
 {
-	bytea	   *hash;
+	bytea	   *hash = DatumGetByteaPP(value);
 
-	if (PG_ARGISNULL(request_hash))
-		return PG_ARGISNULL(request) ? NULL : fingerprint_of(PG_GETARG_JSONB_P(request));
-
-	if (!PG_ARGISNULL(request))
-		ereport(ERROR,
-				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
-				 errmsg("request and request_hash must not both be given")));
-	hash = PG_GETARG_BYTEA_PP(request_hash);
 	if (VARSIZE_ANY_EXHDR(hash) != FINGERPRINT_BYTES)
 		ereport(ERROR,
 				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
@@ -227,6 +220,25 @@ request_arguments(FunctionCallInfo fcinfo, int request, int request_hash)
 						FINGERPRINT_BYTES, (int) VARSIZE_ANY_EXHDR(hash)),
 				 errhint("It is the SHA-256 of the request.")));
 	return hash;
+}
+
+void
+refuse_request_and_hash(void)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
+			 errmsg("request and request_hash must not both be given")));
+}
+
+/* The fingerprint of a request that came whole or as its hash; NULL: neither. */
+bytea *
+request_arguments(FunctionCallInfo fcinfo, int request, int request_hash)
+{
+	if (PG_ARGISNULL(request_hash))
+		return PG_ARGISNULL(request) ? NULL : fingerprint_of(PG_GETARG_JSONB_P(request));
+	if (!PG_ARGISNULL(request))
+		refuse_request_and_hash();
+	return checked_hash(PG_GETARG_DATUM(request_hash));
 }
 
 /* A part of a response, detoasted: it may come from another table. */

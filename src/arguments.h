@@ -9,6 +9,7 @@
 
 #include "fmgr.h"
 
+#include "compat.h"
 #include "idempotency.h"
 
 extern void require_argument(FunctionCallInfo fcinfo, int argument, const char *name);
@@ -31,6 +32,8 @@ extern int32 optional_count(FunctionCallInfo fcinfo, int argument,
 							const char *name, int32 absent);
 extern int32 positive_count(FunctionCallInfo fcinfo, int argument, const char *name);
 extern bool required_bool(FunctionCallInfo fcinfo, int argument, const char *name);
+extern bytea *checked_hash(Datum value);
+pg_noreturn extern void refuse_request_and_hash(void);
 extern bytea *request_arguments(FunctionCallInfo fcinfo, int request, int request_hash);
 extern Response response_arguments(FunctionCallInfo fcinfo, int payload, int code);
 

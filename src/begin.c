@@ -1,7 +1,7 @@
 /*
  * begin.c
- *		The beginning of an operation: acquire it, or be told how it ended or
- *		that it is in progress.
+ *		The begin of an operation: acquires it, or answers how it ended or that
+ *		it is in progress.
  *
  * Times are the clock's, not the transaction's: transactions can be long.
  */
@@ -16,6 +16,7 @@
 #include "compat.h"
 #include "digest.h"
 #include "fault.h"
+#include "fence.h"
 #include "handle.h"
 #include "operation.h"
 #include "seal.h"
@@ -27,13 +28,20 @@
 /* did the last begin of this session answer from the store? */
 static bool told_an_end = false;
 
-static void
-check_fingerprint(const BeginRequest *request, const Digest *stored)
+static bool
+is_same_request(const BeginRequest *request, const Digest *stored)
+{
+	return digest_matches(&request->name, stored, request->fingerprint);
+}
+
+/* The answer has nothing of the other request's operation. */
+static Answer
+mismatch(const BeginRequest *request)
 {
 	const OperationName *name = &request->name;
 
-	if (digest_matches(name, stored, request->fingerprint))
-		return;
+	if (request->tells_mismatch)
+		return bare_answer(OUTCOME_MISMATCH, name);
 	stats_count(COUNT_MISMATCHES);
 	ereport(ERROR,
 			(errcode(ERRCODE_IDEM_MISMATCH),
@@ -60,8 +68,8 @@ in_progress_here(const Handle *handle, TimestampTz now)
 }
 
 /*
- * The record that an acquired operation has from now on.  It succeeds the one
- * found, if that still counts.
+ * The record that an acquired operation has from now on.  It replaces the
+ * record that was found, if that has not expired.
  */
 static Record
 next_attempt(const BeginRequest *request, const Record *before, TimestampTz now)
@@ -93,7 +101,7 @@ next_attempt(const BeginRequest *request, const Record *before, TimestampTz now)
 static void
 write_lease(const Handle *handle, const BeginRequest *request, const Record *found, Record *record)
 {
-	record->fence = store_next_fence(handle->catalog, found ? found->fence : NO_FENCE);
+	record->fence = fence_next(found ? found->fence : NO_FENCE);
 	set_lease(handle, record, request->lease);
 	store_put(handle->catalog, record, found ? found->updated_at : NO_TIME);
 	ForceSyncCommit();
@@ -130,6 +138,8 @@ acquired(Handle *handle, const BeginRequest *request, const Record *found, Times
 		standing.wrote = true;
 		standing.stored_at = answer.record.updated_at;
 	}
+	else if (found != NULL)
+		fence_keep(found->fence);	/* its end replaces the row */
 	standing.attempt = answer.record.attempt;
 	standing.fence = answer.record.fence;
 	standing.request = answer.record.request;
@@ -176,8 +186,12 @@ exhausted(Handle *handle, const Record *found, TimestampTz now)
 
 	handle_reserve(handle);
 	record.status = STATUS_FAILED;
-	/* not the end of the attempt that has the fence: its owner is to be told */
+	/*
+	 * this failure does not end the attempt with that fence: its owner gets
+	 * ID409
+	 */
 	record.fence = NO_FENCE;
+	fence_keep(found->fence);
 	record.lease_expires_at = NO_TIME;
 	record.retry_at = NO_TIME;
 	record.response = exhausted_response(found->attempt);
@@ -191,8 +205,8 @@ exhausted(Handle *handle, const Record *found, TimestampTz now)
 }
 
 /*
- * One look at the store.  Where the lock is held, this decides; without it
- * only an end can be told, or that the operation is in progress.
+ * One look at the store.  With the lock held, the answer is final.  Without
+ * the lock, it can only be a replay or IN_PROGRESS.
  */
 static Answer
 look(Handle *handle, const BeginRequest *request, bool locked)
@@ -205,7 +219,8 @@ look(Handle *handle, const BeginRequest *request, bool locked)
 
 	if (found != NULL && !is_absent(found, now))
 	{
-		check_fingerprint(request, &found->request);
+		if (!is_same_request(request, &found->request))
+			return mismatch(request);
 		verdict = judge(found, policy_max_attempts(&handle->policy, request->max_attempts), now);
 	}
 
@@ -225,18 +240,18 @@ look(Handle *handle, const BeginRequest *request, bool locked)
 				return acquired(handle, request, found, now);
 			break;
 	}
-	/* an open transaction has it, and has written nothing yet */
+	/* an open transaction owns it, and has written nothing yet */
 	return in_progress(&request->name, NULL, now);
 }
 
-/* Has the answer left this transaction with something to hold the lock for? */
+/* Does this transaction still need the lock after this answer? */
 static bool
 keeps_lock(const Handle *handle, const Standing *before)
 {
 	return handle->standing.phase != before->phase || handle->standing.wrote != before->wrote;
 }
 
-/* One try: with the lock if it can be had in that time, else without. */
+/* One try: with the lock if it comes free in that time, else without. */
 static Answer
 attempt(Handle *handle, const BeginRequest *request, int64 lock_wait, bool *locked)
 {
@@ -248,16 +263,16 @@ attempt(Handle *handle, const BeginRequest *request, int64 lock_wait, bool *lock
 	if (*locked)
 		FAULT_POINT("begin-locked");
 	answer = look(handle, request, *locked);
-	/* whoever only replays never keeps others waiting */
+	/* a caller that only gets a replay releases the lock at once */
 	if (*locked && !keeps_lock(handle, &before))
 		lock_release(&handle->lock);
 	return answer;
 }
 
 /*
- * Waits for whoever owns the operation now, tries again, and so on until it
- * has ended, is ours, or the time is up.  An open transaction is waited for in
- * the lock manager, a lease until it ends.
+ * Waits for the present owner and tries again, until the operation has ended,
+ * is ours, or the time is up.  The wait for an open transaction is in the lock
+ * manager; the wait for a lease lasts until it ends.
  */
 static Answer
 attempt_until(Handle *handle, const BeginRequest *request, bool locked)
@@ -289,7 +304,8 @@ count_answer(const Answer *answer)
 		[OUTCOME_ACQUIRED] = COUNT_ACQUIRED,
 		[OUTCOME_IN_PROGRESS] = COUNT_IN_PROGRESS,
 		[OUTCOME_COMPLETED] = COUNT_REPLAYED_COMPLETED,
-		[OUTCOME_FAILED] = COUNT_REPLAYED_FAILED
+		[OUTCOME_FAILED] = COUNT_REPLAYED_FAILED,
+		[OUTCOME_MISMATCH] = COUNT_MISMATCHES
 	};
 
 	stats_count(counters[answer->outcome]);
@@ -298,9 +314,9 @@ count_answer(const Answer *answer)
 }
 
 /*
- * An end can be told without the lock.  A session that was told one last time
- * is likely to be told the next, too, and looks before it asks for the lock:
- * retries come in bursts.
+ * A replay needs no lock.  Retries come in bursts: if the last begin of this
+ * session was a replay, the next one probably is, too.  Such a session looks
+ * before it asks for the lock.
  */
 static bool
 told_at_a_glance(Handle *handle, const BeginRequest *request, Answer *answer)
@@ -308,7 +324,7 @@ told_at_a_glance(Handle *handle, const BeginRequest *request, Answer *answer)
 	if (!told_an_end)
 		return false;
 	*answer = look(handle, request, false);
-	return answer->replayed;
+	return answer->replayed || answer->outcome == OUTCOME_MISMATCH;
 }
 
 static Answer
@@ -320,7 +336,8 @@ begin(const BeginRequest *request)
 
 	if (handle.standing.phase == PHASE_PENDING)
 	{
-		check_fingerprint(request, &handle.standing.request);
+		if (!is_same_request(request, &handle.standing.request))
+			return mismatch(request);
 		return in_progress_here(&handle, GetCurrentTimestamp());
 	}
 	if (told_at_a_glance(&handle, request, &answer))
@@ -332,7 +349,7 @@ begin(const BeginRequest *request)
 	return answer;
 }
 
-/* Acquire an operation, or be told how it ended or that it is in progress. */
+/* Acquire an operation, or answer how it ended or that it is in progress. */
 Answer
 operation_begin(const BeginRequest *request)
 {
@@ -342,7 +359,7 @@ operation_begin(const BeginRequest *request)
 	return answer;
 }
 
-/* What a record says to somebody who does not want to own the operation. */
+/* What a record means to a caller that only looks the operation up. */
 static Answer
 tell(const OperationName *name, Record *found, TimestampTz now)
 {
@@ -363,7 +380,8 @@ operation_lookup(const OperationName *name, Answer *answer)
 	bool		exists;
 
 	(void) scope_require(catalog, name->scope);
-	handle.standing = transaction_standing(lock_id(name, catalog->lock_seed), name);
+	handle.id = lock_id_of_operation(name, &catalog->lock_key);
+	handle.standing = transaction_standing(handle.id, name);
 	exists = store_peek(catalog, name, &record);
 	now = GetCurrentTimestamp();
 	if (handle.standing.phase == PHASE_PENDING)

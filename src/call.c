@@ -2,9 +2,10 @@
  * call.c
  *		idem_call: begin, run a handler, and end, in one round trip.
  *
- * The handler is an ordinary function, run with the caller's rights.  What it
- * raises undoes its effects by a subtransaction, which is the price of storing
- * the failure in the same transaction; record_failure => false does not pay it.
+ * The handler is an ordinary function, run with the caller's rights.  It runs
+ * in a subtransaction: an error undoes the handler's effects, and the failure
+ * is stored in the same transaction.  With record_failure => false there is no
+ * subtransaction.
  */
 #include "postgres.h"
 
@@ -14,7 +15,6 @@
 #include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
 #include "fmgr.h"
-#include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
@@ -28,14 +28,14 @@
 #include "answer.h"
 #include "arguments.h"
 #include "compat.h"
+#include "failure.h"
 #include "fingerprint.h"
 #include "handle.h"
 #include "operation.h"
 
 SQL_FUNCTION(idem_call);
 
-/* longest part of an error that is stored, in bytes */
-#define ERROR_PART_BYTES 8192
+#define HANDLER_HINT "The handler is a function f(jsonb) RETURNS jsonb, named with the types of its arguments: 'f(jsonb)'."
 
 /* what idem_call was asked, beside the operation itself */
 typedef struct Call
@@ -47,6 +47,22 @@ typedef struct Call
 	bool		record_failure;
 } Call;
 
+/*
+ * A caller may name the handler by its OID. The look-up by name, which checks
+ * the schema, is then missing.
+ */
+static void
+check_rights(Oid handler, Oid schema)
+{
+	AclResult	usage = schema_aclcheck(schema, GetUserId(), ACL_USAGE);
+	AclResult	right = function_aclcheck(handler, GetUserId(), ACL_EXECUTE);
+
+	if (usage != ACLCHECK_OK)
+		aclcheck_error(usage, OBJECT_SCHEMA, get_namespace_name(schema));
+	if (right != ACLCHECK_OK)
+		aclcheck_error(right, OBJECT_FUNCTION, get_func_name(handler));
+}
+
 /* A handler is a function f(jsonb) RETURNS jsonb that the caller may run. */
 static void
 check_handler(Oid handler)
@@ -54,13 +70,15 @@ check_handler(Oid handler)
 	HeapTuple	tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(handler));
 	Form_pg_proc form;
 	bool		fits;
-	AclResult	right;
+	Oid			schema;
 
 	if (!HeapTupleIsValid(tuple))
 		ereport(ERROR,
 				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
-				 errmsg("handler with OID %u does not exist", handler)));
+				 errmsg("handler with OID %u does not exist", handler),
+				 errhint(HANDLER_HINT)));
 	form = (Form_pg_proc) GETSTRUCT(tuple);
+	schema = form->pronamespace;
 	fits = form->prokind == PROKIND_FUNCTION && !form->proretset &&
 		form->pronargs == 1 && form->proargtypes.values[0] == JSONBOID &&
 		form->prorettype == JSONBOID;
@@ -69,11 +87,9 @@ check_handler(Oid handler)
 		ereport(ERROR,
 				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
 				 errmsg("handler must be a function that takes one jsonb and returns jsonb"),
-				 errdetail("%s is not.", format_procedure(handler))));
-
-	right = function_aclcheck(handler, GetUserId(), ACL_EXECUTE);
-	if (right != ACLCHECK_OK)
-		aclcheck_error(right, OBJECT_FUNCTION, get_func_name(handler));
+				 errdetail("%s is not.", format_procedure(handler)),
+				 errhint(HANDLER_HINT)));
+	check_rights(handler, schema);
 	InvokeFunctionExecuteHook(handler);
 }
 
@@ -99,70 +115,22 @@ run_handler(const Call *call, FmgrInfo *function, MemoryContext result_context)
 	return detoasted;
 }
 
-/*
- * Errors that say nothing of the request: another try may succeed.
- * Connections, rollbacks, resources, object states, operators, the system, and
- * what must not happen.
- */
-static bool
-is_transient(int sqlstate)
+/* What may be stored of a failure of this operation. */
+static int32
+failure_limit(const OperationName *name)
 {
-	switch (ERRCODE_TO_CATEGORY(sqlstate))
-	{
-		case MAKE_SQLSTATE('0', '8', '0', '0', '0'):
-		case MAKE_SQLSTATE('4', '0', '0', '0', '0'):
-		case MAKE_SQLSTATE('5', '3', '0', '0', '0'):
-		case MAKE_SQLSTATE('5', '5', '0', '0', '0'):
-		case MAKE_SQLSTATE('5', '7', '0', '0', '0'):
-		case MAKE_SQLSTATE('5', '8', '0', '0', '0'):
-		case MAKE_SQLSTATE('X', 'X', '0', '0', '0'):
-			return true;
-		default:
-			return false;
-	}
-}
+	Policy		policy = scope_require(catalog_open(RowExclusiveLock), name->scope);
 
-static void
-push_part(JsonbParseState **state, const char *name, const char *value)
-{
-	JsonbValue	part = {.type = jbvString};
-
-	part.val.string.val = unconstify(char *, name);
-	part.val.string.len = strlen(name);
-	(void) pushJsonbValue(state, WJB_KEY, &part);
-	if (value == NULL)
-		part.type = jbvNull;
-	else
-	{
-		part.val.string.val = unconstify(char *, value);
-		part.val.string.len = pg_mbcliplen(value, strlen(value), ERROR_PART_BYTES);
-	}
-	(void) pushJsonbValue(state, WJB_VALUE, &part);
-}
-
-/* {"sqlstate": …, "message": …, "detail": …, "hint": …} */
-static Response
-failure_response(const ErrorData *error)
-{
-	JsonbParseState *state = NULL;
-	Response	response = {0};
-
-	(void) pushJsonbValue(&state, WJB_BEGIN_OBJECT, NULL);
-	push_part(&state, "sqlstate", unpack_sql_state(error->sqlerrcode));
-	push_part(&state, "message", error->message);
-	push_part(&state, "detail", error->detail);
-	push_part(&state, "hint", error->hint);
-	response.payload = (struct varlena *)
-		JsonbValueToJsonb(pushJsonbValue(&state, WJB_END_OBJECT, NULL));
-	return response;
+	return policy_max_response_size(&policy);
 }
 
 /*
- * Runs the handler in a subtransaction.  A permanent error leaves nothing of
- * it and becomes the failure that is returned; a transient one goes on up.
+ * Runs the handler in a subtransaction.  If an error says something of the
+ * request, the handler's effects are undone and the failure is returned.  Any
+ * other error is raised again.
  */
 static bool
-run_caught(const Call *call, FmgrInfo *function, Response *response)
+run_caught(const Call *call, FmgrInfo *function, const OperationName *name, Response *response)
 {
 	MemoryContext context = CurrentMemoryContext;
 	ResourceOwner owner = CurrentResourceOwner;
@@ -180,14 +148,15 @@ run_caught(const Call *call, FmgrInfo *function, Response *response)
 	{
 		ErrorData  *error;
 
-		MemoryContextSwitchTo(context);
-		error = CopyErrorData();
-		FlushErrorState();
+		/* first: if anything else failed here, its catcher would be in our subtransaction */
 		RollbackAndReleaseCurrentSubTransaction();
 		MemoryContextSwitchTo(context);
-		if (is_transient(error->sqlerrcode))
-			ReThrowError(error);
-		*response = failure_response(error);
+		CurrentResourceOwner = owner;
+		if (!failure_is_stored(geterrcode()))
+			PG_RE_THROW();
+		error = CopyErrorData();
+		FlushErrorState();
+		*response = failure_response(error, failure_limit(name));
 		FreeErrorData(error);
 	}
 	PG_END_TRY();
@@ -210,15 +179,27 @@ run_and_end(const Call *call, const OperationName *name)
 		end.response.payload = run_handler(call, &function, context);
 		MemoryContextSwitchTo(context);
 	}
-	else if (!run_caught(call, &function, &end.response))
+	else if (!run_caught(call, &function, name, &end.response))
 		end.status = STATUS_FAILED;
 
-	/* what an error says is cut to size already */
+	/* the texts of an error have been cut to size already */
 	end.cut_to_size = end.status == STATUS_FAILED;
 	return operation_end(&end);
 }
 
-/* idem_call(handler, key, request, scope, wait, retention, record_failure) */
+/*
+ * The fingerprint to compare.  The request is the handler's argument, so the
+ * caller may give it together with its hash, which then is not computed again.
+ */
+static bytea *
+fingerprint_arguments(FunctionCallInfo fcinfo, int request, int request_hash)
+{
+	if (!PG_ARGISNULL(request_hash))
+		return checked_hash(PG_GETARG_DATUM(request_hash));
+	return PG_ARGISNULL(request) ? NULL : fingerprint_of(PG_GETARG_JSONB_P(request));
+}
+
+/* idem_call(handler, key, request, scope, wait, retention, record_failure, request_hash, max_attempts) */
 Datum
 idem_call(PG_FUNCTION_ARGS)
 {
@@ -233,9 +214,9 @@ idem_call(PG_FUNCTION_ARGS)
 	begin.name = name_arguments(fcinfo, 1, 3);
 	call.request_is_null = PG_ARGISNULL(2);
 	call.request = call.request_is_null ? (Datum) 0 : PG_GETARG_DATUM(2);
-	begin.fingerprint = call.request_is_null ? NULL : fingerprint_of(PG_GETARG_JSONB_P(2));
+	begin.fingerprint = fingerprint_arguments(fcinfo, 2, 7);
 	begin.wait = required_duration(fcinfo, 4, "wait", true);
-	begin.max_attempts = NOT_ASKED;
+	begin.max_attempts = optional_count(fcinfo, 8, "max_attempts", NOT_ASKED);
 	call.retention = optional_duration(fcinfo, 5, "retention", false, 0);
 	call.record_failure = required_bool(fcinfo, 6, "record_failure");
 

@@ -4,7 +4,10 @@
  *
  * They are found through the extension's own schema, never through
  * search_path, and remembered until an invalidation says that something may
- * have changed: DROP and CREATE EXTENSION, DDL on the store, a renamed schema.
+ * have changed: DROP and CREATE EXTENSION, DDL on a table, a renamed schema.
+ *
+ * A name is resolved again after the lock was granted: during the wait,
+ * another table may have taken the name.
  */
 #include "postgres.h"
 
@@ -12,9 +15,7 @@
 #include "access/relation.h"
 #include "access/table.h"
 #include "catalog/pg_class.h"
-#include "catalog/pg_collation.h"
 #include "catalog/pg_enum.h"
-#include "catalog/pg_inherits.h"
 #include "catalog/pg_type.h"
 #include "commands/extension.h"
 #include "storage/lmgr.h"
@@ -27,42 +28,73 @@
 
 #include "catalog.h"
 #include "compat.h"
-#include "record.h"
+#include "parts.h"
+#include "shape.h"
+
+/* without these nothing works; the others may be missing */
+#define NEEDED_TABLES (TABLE_SECRET + 1)
+
+static const char *const table_names[CATALOG_TABLES] = {
+	[TABLE_STORE] = "idempotency_store",
+	[TABLE_FENCE] = "idempotency_fence",
+	[TABLE_SCOPE] = "idempotency_scope",
+	[TABLE_SECRET] = "idempotency_secret",
+	[TABLE_STREAM] = "idempotency_stream",
+	[TABLE_SWEEP] = "idempotency_sweep"
+};
 
 static Catalog catalog;
-static bool catalog_valid = false;
+static bool names_valid = false;	/* which objects; until an invalidation comes */
+static bool catalog_valid = false;	/* and what they are like */
+
+/* in the caches of schemas and types */
 static uint32 schema_hash = 0;
+static uint32 status_hash = 0;
+static uint32 outcome_hash = 0;
+static uint32 operation_hash = 0;
 
 static const char *const status_names[STATUS_LABELS] = {"PENDING", "COMPLETED", "FAILED"};
-static const char *const outcome_names[OUTCOME_LABELS] = {"ACQUIRED", "IN_PROGRESS", "COMPLETED", "FAILED"};
+static const char *const outcome_names[OUTCOME_LABELS] = {"ACQUIRED", "IN_PROGRESS", "COMPLETED", "FAILED", "MISMATCH"};
 
 static void
-missing_object(const char *what)
+forget(void)
 {
-	ereport(ERROR,
-			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("%s of extension \"%s\" is missing or has been changed", what, EXTENSION_NAME),
-			 errhint("Restore what was changed, or drop the extension and create it again.")));
+	names_valid = false;
+	catalog_valid = false;
+}
+
+/* ---- names ---- */
+
+static void
+require_logged(CatalogTable table, const char *loss)
+{
+	shape_require_logged(table_names[table], get_rel_persistence(catalog.tables[table]), loss);
+}
+
+static void
+find_tables(Oid schema)
+{
+	for (int table = 0; table < CATALOG_TABLES; table++)
+	{
+		catalog.tables[table] = get_relname_relid(table_names[table], schema);
+		if (!OidIsValid(catalog.tables[table]) && table < NEEDED_TABLES)
+			shape_refuse(table_names[table]);
+	}
+	if (get_rel_relkind(catalog.tables[TABLE_FENCE]) != RELKIND_SEQUENCE)
+		shape_refuse(table_names[TABLE_FENCE]);
+	require_logged(TABLE_SCOPE, "claimed scopes would be open to all");
+	require_logged(TABLE_SECRET, "operations could not be locked");
 }
 
 static Oid
-find_relation(Oid schema, const char *name)
-{
-	Oid			relation = get_relname_relid(name, schema);
-
-	if (!OidIsValid(relation))
-		missing_object(name);
-	return relation;
-}
-
-static Oid
-find_type(Oid schema, const char *name)
+find_type(Oid schema, const char *name, uint32 *hash)
 {
 	Oid			type = GetSysCacheOid2(TYPENAMENSP, Anum_pg_type_oid,
 									   CStringGetDatum(name), ObjectIdGetDatum(schema));
 
 	if (!OidIsValid(type))
-		missing_object(name);
+		shape_refuse(name);
+	*hash = GetSysCacheHashValue1(TYPEOID, ObjectIdGetDatum(type));
 	return type;
 }
 
@@ -74,161 +106,26 @@ find_labels(Oid type, const char *name, int count, const char *const *labels, Oi
 		found[i] = GetSysCacheOid2(ENUMTYPOIDNAME, Anum_pg_enum_oid,
 								   ObjectIdGetDatum(type), CStringGetDatum(labels[i]));
 		if (!OidIsValid(found[i]))
-			missing_object(name);
+			shape_refuse(name);
 	}
 }
 
-/* A fresh snapshot, whatever the isolation level: the seed is not data. */
-static uint64
-read_lock_seed(Oid schema)
-{
-	Relation	secret = table_open(find_relation(schema, "idempotency_secret"), AccessShareLock);
-	AttrNumber	column = get_attnum(RelationGetRelid(secret), "lock_seed");
-	SysScanDesc scan = systable_beginscan(secret, InvalidOid, false, NULL, 0, NULL);
-	HeapTuple	row = systable_getnext(scan);
-	Datum		seed = 0;
-	bool		is_null = true;
-
-	if (HeapTupleIsValid(row) && column != InvalidAttrNumber &&
-		get_atttype(RelationGetRelid(secret), column) == INT8OID)
-		seed = heap_getattr(row, column, RelationGetDescr(secret), &is_null);
-	if (is_null)
-		missing_object("idempotency_secret");
-	systable_endscan(scan);
-	table_close(secret, AccessShareLock);
-	return (uint64) DatumGetInt64(seed);
-}
-
-/* Further indexes could have expressions or predicates: the owner's code. */
-static bool
-has_only_its_key(Relation relation)
-{
-	List	   *indexes = RelationGetIndexList(relation);
-	bool		alone = list_length(indexes) == 1 &&
-		linitial_oid(indexes) == primary_key_index(relation);
-
-	list_free(indexes);
-	return alone;
-}
-
-/* The direct path looks up by the columns of the key in their order. */
-static bool
-key_is_as_made(Oid key)
-{
-	Relation	index = index_open(key, AccessShareLock);
-	Form_pg_index form = index->rd_index;
-	bool		as_made = form->indnkeyatts == 2 && form->indnatts == 2 &&
-		form->indkey.values[0] == COLUMN_SCOPE + 1 &&
-		form->indkey.values[1] == COLUMN_IDEMPOTENCY_KEY + 1 &&
-		index->rd_indcollation[0] == C_COLLATION_OID &&
-		index->rd_indcollation[1] == C_COLLATION_OID;
-
-	index_close(index, AccessShareLock);
-	return as_made;
-}
-
-/*
- * Is the store an ordinary table as the script made it?  Then rows may be
- * read and inserted without the executor.  Whatever the owner has added
- * (triggers, row security, constraints, columns, indexes) needs SQL.
- */
-static bool
-store_is_plain(Relation relation)
-{
-	TupleConstr *constraints = RelationGetDescr(relation)->constr;
-
-	return relation->rd_rel->relkind == RELKIND_RELATION &&
-		!relation->rd_rel->relispartition &&
-		relation->trigdesc == NULL &&
-		!relation->rd_rel->relrowsecurity &&
-		relation->rd_rules == NULL &&
-		(constraints == NULL || (constraints->num_check == 0 && !constraints->has_generated_stored)) &&
-		record_matches(RelationGetDescr(relation), catalog.status_type) &&
-		has_only_its_key(relation) &&
-		key_is_as_made(primary_key_index(relation));
-}
-
-/* By these names a violation of the key is told from that of another index. */
+/* Each is watched from the moment on that it is found. */
 static void
-read_key_names(void)
-{
-	List	   *indexes = find_all_inheritors(catalog.key, NoLock, NULL);
-	MemoryContext caller = MemoryContextSwitchTo(TopMemoryContext);
-	ListCell   *cell;
-
-	list_free_deep(catalog.key_names);
-	catalog.key_names = NIL;
-	foreach(cell, indexes)
-	{
-		char	   *name = get_rel_name(lfirst_oid(cell));
-
-		if (name != NULL)
-			catalog.key_names = lappend(catalog.key_names, name);
-	}
-	MemoryContextSwitchTo(caller);
-}
-
-static void
-read_key(Relation relation)
-{
-	catalog.key = primary_key_index(relation);
-	if (!OidIsValid(catalog.key))
-		missing_object("primary key of idempotency_store");
-	read_key_names();
-}
-
-/* false when it was dropped just now */
-static bool
-read_store(Oid store)
-{
-	Relation	relation = try_relation_open(store, AccessShareLock);
-
-	if (relation == NULL)
-		return false;
-	if (relation->rd_rel->relkind != RELKIND_RELATION &&
-		relation->rd_rel->relkind != RELKIND_PARTITIONED_TABLE)
-		missing_object("idempotency_store");
-	if (relation->rd_rel->relpersistence != RELPERSISTENCE_PERMANENT)
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("table \"idempotency_store\" is not logged"),
-				 errdetail("A crash would empty it, and finished operations would run again."),
-				 errhint("Run ALTER TABLE ... SET LOGGED.")));
-	if (!record_fits(RelationGetDescr(relation), catalog.status_type))
-		missing_object("a column of idempotency_store");
-	catalog.store = store;
-	catalog.store_owner = relation->rd_rel->relowner;
-	catalog.store_plain = store_is_plain(relation);
-	read_key(relation);
-	/* the lock stays: nothing else of the extension is dropped meanwhile */
-	relation_close(relation, NoLock);
-	return true;
-}
-
-static void
-read_catalog(Oid extension)
+find_names(Oid extension)
 {
 	Oid			schema = get_extension_schema(extension);
-	char	   *schema_name = get_namespace_name(schema);
+	char	   *schema_name;
 
-	if (schema_name == NULL)
-		missing_object("schema");
-	/* valid from the start: an invalidation on the way must not get lost */
-	catalog_valid = true;
 	schema_hash = GetSysCacheHashValue1(NAMESPACEOID, ObjectIdGetDatum(schema));
+	schema_name = get_namespace_name(schema);
+	if (schema_name == NULL)
+		shape_refuse("schema");
 	strlcpy(catalog.schema, schema_name, NAMEDATALEN);
-	catalog.status_type = find_type(schema, "idempotency_status");
-	if (!read_store(find_relation(schema, "idempotency_store")))
-	{
-		catalog.store = InvalidOid;
-		catalog_valid = false;
-		return;
-	}
-	catalog.fences = find_relation(schema, "idempotency_fence");
-	catalog.scopes = find_relation(schema, "idempotency_scope");
-	catalog.lock_seed = read_lock_seed(schema);
-	catalog.operation_type = find_type(schema, "idem_operation");
-	catalog.outcome_type = find_type(schema, "idem_outcome");
+	find_tables(schema);
+	catalog.status_type = find_type(schema, "idempotency_status", &status_hash);
+	catalog.operation_type = find_type(schema, "idem_operation", &operation_hash);
+	catalog.outcome_type = find_type(schema, "idem_outcome", &outcome_hash);
 	find_labels(catalog.status_type, "idempotency_status",
 				STATUS_LABELS, status_names, catalog.status_labels);
 	find_labels(catalog.outcome_type, "idem_outcome",
@@ -236,24 +133,29 @@ read_catalog(Oid extension)
 	catalog.generation++;
 }
 
-/* false where the extension is not installed */
+/*
+ * Resolves the names, as of the invalidations that have arrived; false: not
+ * installed.
+ */
 static bool
-refresh(void)
+resolve(void)
 {
 	Oid			extension;
 
-	if (catalog_valid)
+	if (names_valid)
 		return true;
 	extension = get_extension_oid(EXTENSION_NAME, true);
 	if (!OidIsValid(extension))
 		return false;
+	/* set first: an invalidation on the way must not get lost */
+	names_valid = true;
 	PG_TRY();
 	{
-		read_catalog(extension);
+		find_names(extension);
 	}
 	PG_CATCH();
 	{
-		catalog_valid = false;
+		forget();
 		PG_RE_THROW();
 	}
 	PG_END_TRY();
@@ -261,80 +163,231 @@ refresh(void)
 }
 
 /*
- * The extension's objects, with the store locked in that mode until the
- * transaction ends, so that DDL meets us here and not at COMMIT.  NULL where
- * the extension is not installed.
+ * Locks the table that has the name, as RangeVarGetRelidExtended does: the
+ * table that was waited for may have lost its name meanwhile.  A locked table
+ * keeps its name.  false: the extension is not installed or, if we do not
+ * wait, the lock is not free.
  */
-static const Catalog *
-catalog_open_if_installed(LOCKMODE mode)
+static bool
+lock_table(CatalogTable table, LOCKMODE mode, bool wait)
 {
-	while (refresh())
-	{
-		Oid			store = catalog.store;
+	Oid			locked = InvalidOid;
 
-		if (!OidIsValid(store))
-			continue;
-		LockRelationOid(store, mode);
-		if (catalog_valid)
-			return &catalog;
-		/* waiting for the lock brought news; what is read under it holds */
-		if (!refresh())
-			return NULL;
-		if (catalog.store == store)
+	while (resolve())
+	{
+		Oid			found = catalog.tables[table];
+
+		if (!OidIsValid(found))
+			shape_refuse(table_names[table]);
+		if (found == locked)
+			return true;
+		if (OidIsValid(locked))
+			UnlockRelationOid(locked, mode);
+		if (wait)
+			LockRelationOid(found, mode);
+		else if (!ConditionalLockRelationOid(found, mode))
+			return false;
+		if (names_valid)
+			return true;
+		/* an invalidation came with the lock: look again */
+		locked = found;
+	}
+	if (OidIsValid(locked))
+		UnlockRelationOid(locked, mode);
+	return false;
+}
+
+/* ---- what they are like ---- */
+
+static SipHashKey
+key_of(HeapTuple row, TupleDesc descriptor)
+{
+	bool		is_null = true;
+	Datum		value = HeapTupleIsValid(row) ? heap_getattr(row, 2, descriptor, &is_null) : 0;
+	bytea	   *bytes;
+
+	if (is_null)
+		shape_refuse("idempotency_secret");
+	bytes = DatumGetByteaPP(value);
+	if (VARSIZE_ANY_EXHDR(bytes) != SIPHASH_KEY_BYTES)
+		shape_refuse("idempotency_secret");
+	return siphash_key(VARDATA_ANY(bytes));
+}
+
+/*
+ * A fresh snapshot, whatever the isolation level: the key is not data.  There
+ * is one row, or sessions could take different ones.
+ */
+static SipHashKey
+read_lock_key(Relation secret)
+{
+	static const RawColumn columns[] = {{"only_row", BOOLOID}, {"lock_key", BYTEAOID}};
+	SysScanDesc scan;
+	SipHashKey	key;
+
+	shape_require_raw(secret, "idempotency_secret", columns, lengthof(columns));
+	scan = systable_beginscan(secret, InvalidOid, false, NULL, 0, NULL);
+	key = key_of(systable_getnext(scan), RelationGetDescr(secret));
+	if (HeapTupleIsValid(systable_getnext(scan)))
+		shape_refuse("idempotency_secret");
+	systable_endscan(scan);
+	return key;
+}
+
+/* The store is locked already. */
+static void
+read_store(void)
+{
+	Relation	store = relation_open(catalog.tables[TABLE_STORE], NoLock);
+
+	shape_require_store(store, catalog.status_type);
+	catalog.store_owner = store->rd_rel->relowner;
+	catalog.store_plain = shape_is_plain(store, catalog.status_type);
+	parts_read(primary_key_index(store));
+	relation_close(store, NoLock);
+}
+
+static void
+read_secret(void)
+{
+	Relation	secret;
+
+	/* false: dropped meanwhile, and the invalidation has arrived */
+	if (!lock_table(TABLE_SECRET, AccessShareLock, true))
+		return;
+	secret = relation_open(catalog.tables[TABLE_SECRET], NoLock);
+	catalog.lock_key = read_lock_key(secret);
+	relation_close(secret, AccessShareLock);
+}
+
+static void
+read_catalog(void)
+{
+	/* valid from the start, here too */
+	catalog_valid = true;
+	PG_TRY();
+	{
+		read_store();
+		read_secret();
+	}
+	PG_CATCH();
+	{
+		forget();
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+	catalog.generation++;
+}
+
+static const Catalog *
+open_if_installed(LOCKMODE mode, bool wait)
+{
+	while (lock_table(TABLE_STORE, mode, wait))
+	{
+		Oid			locked = catalog.tables[TABLE_STORE];
+
+		if (!catalog_valid)
+			read_catalog();
+		if (catalog.tables[TABLE_STORE] == locked)
 			return &catalog;
 	}
 	return NULL;
 }
 
-/* For whoever comes after catalog_open in the same call. */
+static void
+not_installed(void)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("extension \"%s\" is not installed in this database", EXTENSION_NAME),
+			 errhint("Run CREATE EXTENSION idempotency.")));
+}
+
+/* ---- */
+
+/*
+ * The extension's objects, with the store locked in that mode until the
+ * transaction ends, so that DDL meets us here and not at COMMIT.
+ */
+const Catalog *
+catalog_open(LOCKMODE mode)
+{
+	const Catalog *installed = open_if_installed(mode, true);
+
+	if (installed == NULL)
+		not_installed();
+	return installed;
+}
+
+/*
+ * The same for a worker that must not wait: NULL if the extension is not
+ * installed, and while another session changes or drops the store.
+ */
+const Catalog *
+catalog_open_if_free(LOCKMODE mode)
+{
+	return open_if_installed(mode, false);
+}
+
+/* For callers after catalog_open in the same call. */
 const Catalog *
 catalog_known(void)
 {
 	return catalog_valid ? &catalog : catalog_open(AccessShareLock);
 }
 
-/*
- * The same for a worker that must not wait: NULL also while somebody else
- * changes or drops the store.
- */
-const Catalog *
-catalog_open_if_free(LOCKMODE mode)
+/* Has an object changed since its name was looked up? */
+bool
+catalog_has_news(void)
 {
-	Oid			extension = get_extension_oid(EXTENSION_NAME, true);
-	Oid			store = OidIsValid(extension) ?
-		get_relname_relid("idempotency_store", get_extension_schema(extension)) : InvalidOid;
-
-	if (!OidIsValid(store) || !ConditionalLockRelationOid(store, mode))
-		return NULL;
-	return catalog_open_if_installed(mode);
+	return !names_valid;
 }
 
-const Catalog *
-catalog_open(LOCKMODE mode)
+/*
+ * Locks a table of the extension, until the transaction ends, and returns
+ * which it is then.  The names in the catalog are those of that moment, too.
+ */
+Oid
+catalog_lock(CatalogTable table, LOCKMODE mode)
 {
-	const Catalog *installed = catalog_open_if_installed(mode);
-
-	if (installed == NULL)
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("extension \"%s\" is not installed in this database", EXTENSION_NAME),
-				 errhint("Run CREATE EXTENSION idempotency.")));
-	return installed;
+	if (!lock_table(table, mode, true))
+		not_installed();
+	if (table == TABLE_STREAM)
+		require_logged(table, "events that are out of date would be taken");
+	return catalog.tables[table];
 }
 
 static void
 relation_changed(Datum arg, Oid relation)
 {
-	if (relation == catalog.store || relation == catalog.key || !OidIsValid(relation))
-		catalog_valid = false;
+	if (!OidIsValid(relation) || parts_include(relation))
+		forget();
+	for (int table = 0; table < CATALOG_TABLES; table++)
+	{
+		if (relation == catalog.tables[table])
+			forget();
+	}
 }
 
+/* Others come and go with every temporary table. */
 static void
 schema_changed(Datum arg, int cache, uint32 hash)
 {
-	/* others come and go with every temporary table */
-	if (hash == 0 || hash == schema_hash)
-		catalog_valid = false;
+	if (hash == 0 || hash == schema_hash || parts_include_schema(hash))
+		forget();
+}
+
+static void
+type_changed(Datum arg, int cache, uint32 hash)
+{
+	if (hash == 0 || hash == status_hash || hash == outcome_hash || hash == operation_hash)
+		forget();
+}
+
+static void
+label_changed(Datum arg, int cache, uint32 hash)
+{
+	forget();
 }
 
 void
@@ -342,4 +395,6 @@ catalog_register(void)
 {
 	CacheRegisterRelcacheCallback(relation_changed, (Datum) 0);
 	CacheRegisterSyscacheCallback(NAMESPACEOID, schema_changed, (Datum) 0);
+	CacheRegisterSyscacheCallback(TYPEOID, type_changed, (Datum) 0);
+	CacheRegisterSyscacheCallback(ENUMOID, label_changed, (Datum) 0);
 }

@@ -7,22 +7,29 @@
 
 #include "postgres.h"
 
-#include "nodes/pg_list.h"
 #include "storage/lockdefs.h"
 
 #include "idempotency.h"
+#include "siphash.h"
+
+typedef enum CatalogTable
+{
+	TABLE_STORE,
+	TABLE_FENCE,
+	TABLE_SCOPE,
+	TABLE_SECRET,
+	TABLE_STREAM,
+	TABLE_SWEEP
+} CatalogTable;
+#define CATALOG_TABLES 6
 
 typedef struct Catalog
 {
 	char		schema[NAMEDATALEN];
-	Oid			store;			/* idempotency_store */
+	Oid			tables[CATALOG_TABLES];	/* what their names stand for */
 	Oid			store_owner;
-	Oid			key;			/* its primary key */
-	List	   *key_names;		/* of it, and of its parts on partitions: char * */
 	bool		store_plain;	/* direct access does all that SQL would */
-	Oid			fences;			/* idempotency_fence */
-	Oid			scopes;			/* idempotency_scope */
-	uint64		lock_seed;
+	SipHashKey	lock_key;		/* of the lock ids */
 	Oid			status_type;	/* idempotency_status */
 	Oid			outcome_type;	/* idem_outcome */
 	Oid			operation_type; /* idem_operation */
@@ -34,6 +41,8 @@ typedef struct Catalog
 extern const Catalog *catalog_open(LOCKMODE mode);
 extern const Catalog *catalog_open_if_free(LOCKMODE mode);
 extern const Catalog *catalog_known(void);
+extern bool catalog_has_news(void);
+extern Oid	catalog_lock(CatalogTable table, LOCKMODE mode);
 extern void catalog_register(void);
 
 #endif							/* IDEM_CATALOG_H */

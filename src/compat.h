@@ -45,7 +45,9 @@
 #define CALLBACK_MAY_UNREGISTER_ITSELF false
 #endif
 
-/* 16 (19d8e2308b) tells apart which indexes need an entry for a new version */
+/*
+ * 16 (19d8e2308b) distinguishes which indexes need an entry for a new version
+ */
 #include "access/tableam.h"
 
 #if PG_VERSION_NUM >= 160000
@@ -57,9 +59,16 @@ typedef bool UpdateIndexes;
 
 /* 16 (c727f511bd) has one function for the rights on any kind of object */
 #if PG_VERSION_NUM >= 160000
+#include "catalog/pg_namespace.h"
+#include "catalog/pg_proc.h"
+
 #define function_aclcheck(function, role, mode) \
 	object_aclcheck(ProcedureRelationId, function, role, mode)
+#define schema_aclcheck(schema, role, mode) \
+	object_aclcheck(NamespaceRelationId, schema, role, mode)
 #else
+#define schema_aclcheck(schema, role, mode) \
+	pg_namespace_aclcheck(schema, role, mode)
 #define function_aclcheck(function, role, mode) \
 	pg_proc_aclcheck(function, role, mode)
 #endif
@@ -90,6 +99,18 @@ get_extension_schema(Oid extension)
 	table_close(catalog, AccessShareLock);
 	return schema;
 }
+#endif
+
+/*
+ * 16 (1c27d16e6e) casts walkers to what they are called with.  Before, the
+ * headers declare them without parameters, which means none since C23.
+ */
+#include "nodes/nodeFuncs.h"
+
+#if PG_VERSION_NUM < 160000
+#define as_walker(function) ((bool (*) ()) (void (*) (void)) (function))
+#else
+#define as_walker(function) (function)
 #endif
 
 /* 17 (c9af054653) lets extensions name what they wait for */
@@ -132,6 +153,13 @@ DEFINE_WAIT_EVENT(wait_event_collector, "IdempotencyCollector")
 /* the minor releases of August 2023 (c66a7d75e6) mark half-dropped databases */
 #ifndef DATCONNLIMIT_INVALID_DB
 #define DATCONNLIMIT_INVALID_DB (-2)
+#endif
+
+/* 16 (3057465acf) counts the settings in the same call */
+#if PG_VERSION_NUM >= 160000
+#define all_settings(count) get_guc_variables(count)
+#else
+#define all_settings(count) (*(count) = GetNumConfigOptions(), get_guc_variables())
 #endif
 
 /* 17 (c1ec02be1d) lets an access method keep state over several inserts */

@@ -3,10 +3,11 @@
  *		What is stored of a request's fingerprint: the fingerprint itself or,
  *		where there is a seal key, its HMAC-SHA-256.
  *
- * Without the key nobody can try out whether a stored digest is that of some
- * card number.  The name of the operation goes into it, so that the same
- * request under two keys does not show.  Each digest tells the key that it was
- * made with, so that older ones still compare.
+ * Without the seal key nobody can try out whether a stored digest is that of
+ * some card number.  The name of the operation goes into the digest, in UTF-8
+ * as all that is hashed, so that nobody sees that two operations had the same
+ * request.  The record has the name of the seal key, so that older digests
+ * still compare.
  */
 #include "postgres.h"
 
@@ -18,6 +19,7 @@
 #include "compat.h"
 #include "digest.h"
 #include "keyring.h"
+#include "utf8.h"
 
 #define PURPOSE "idempotency request fingerprint 1"
 
@@ -31,18 +33,20 @@ check(int result, pg_hmac_ctx *context)
 }
 
 static void
-add_text(pg_hmac_ctx *context, const text *value)
+add_bytes(pg_hmac_ctx *context, Bytes bytes)
 {
-	uint32		length = pg_hton32((uint32) VARSIZE_ANY_EXHDR(value));
+	uint32		length = pg_hton32((uint32) bytes.length);
 
 	check(pg_hmac_update(context, (uint8 *) &length, sizeof(length)), context);
-	check(pg_hmac_update(context, (const uint8 *) VARDATA_ANY(value), VARSIZE_ANY_EXHDR(value)), context);
+	check(pg_hmac_update(context, (const uint8 *) bytes.start, bytes.length), context);
 }
 
 static bytea *
 keyed(const OperationName *name, const bytea *fingerprint, const SealKey *key)
 {
 	bytea	   *result = palloc(VARHDRSZ + FINGERPRINT_BYTES);
+	Bytes		scope = utf8_of_text(name->scope);
+	Bytes		operation_key = utf8_of_text(name->key);
 	pg_hmac_ctx *context = pg_hmac_create(PG_SHA256);
 
 	if (context == NULL)
@@ -52,9 +56,9 @@ keyed(const OperationName *name, const bytea *fingerprint, const SealKey *key)
 	SET_VARSIZE(result, VARHDRSZ + FINGERPRINT_BYTES);
 	check(pg_hmac_init(context, (uint8 *) key->secret, strlen(key->secret)), context);
 	check(pg_hmac_update(context, (const uint8 *) PURPOSE, sizeof(PURPOSE)), context);
-	add_text(context, name->scope);
-	add_text(context, name->key);
-	add_text(context, fingerprint);
+	add_bytes(context, scope);
+	add_bytes(context, operation_key);
+	add_bytes(context, (Bytes) {.start = VARDATA_ANY(fingerprint),.length = VARSIZE_ANY_EXHDR(fingerprint)});
 	check(pg_hmac_final(context, (uint8 *) VARDATA(result), FINGERPRINT_BYTES), context);
 	pg_hmac_free(context);
 	return result;
@@ -71,7 +75,10 @@ digest_of(const OperationName *name, bytea *fingerprint)
 	return (Digest) {.bytes = keyed(name, fingerprint, key),.key = cstring_to_text(key->name)};
 }
 
-/* Is that what was stored of this fingerprint?  Also where one of them is lacking. */
+/*
+ * Do the stored digest and this fingerprint match?  If one of them is missing,
+ * they do.
+ */
 bool
 digest_matches(const OperationName *name, const Digest *stored, const bytea *fingerprint)
 {

@@ -3,9 +3,9 @@
  *		The hot statements on the store without the executor.
  *
  * They do what the statements of store.c do, for a store that is an ordinary
- * table (Catalog.store_plain): look a key up through the primary key, insert
- * a row and its entry in the primary key, its only index, and update a row.
- * Rights need no check and no change here: the tables are the extension's.
+ * table (Catalog.store_plain): look a key up through the primary key, insert a
+ * row and its entry in the primary key, its only index, and update a row.  No
+ * rights are checked here, as the tables are the extension's own.
  */
 #include "postgres.h"
 
@@ -57,7 +57,7 @@ bool
 direct_find(const Catalog *catalog, const OperationName *name, Snapshot snapshot,
 			Record *found, ItemPointer version)
 {
-	Relation	store = table_open(catalog->store, NoLock);
+	Relation	store = table_open(catalog->tables[TABLE_STORE], NoLock);
 	Relation	index = index_open(primary_key_index(store), AccessShareLock);
 	TupleTableSlot *slot = table_slot_create(store, NULL);
 	bool		exists = find_version(store, index, name, snapshot, slot);
@@ -94,7 +94,7 @@ insert_key(Relation store, Relation index, TupleTableSlot *slot, bool key_unchan
 void
 direct_insert(const Catalog *catalog, const Record *record)
 {
-	Relation	store = table_open(catalog->store, NoLock);
+	Relation	store = table_open(catalog->tables[TABLE_STORE], NoLock);
 	Relation	index = index_open(primary_key_index(store), RowExclusiveLock);
 	TupleTableSlot *slot = MakeSingleTupleTableSlot(RelationGetDescr(store), &TTSOpsVirtual);
 
@@ -131,9 +131,10 @@ replace_version(const Catalog *catalog, Relation store, Relation index,
 }
 
 /*
- * Is it the version that was judged?  Where the isolation level keeps one
- * snapshot it must be seen by that, too, or two transactions could commit on
- * contradictory reads: INSERT ... ON CONFLICT refuses the same.
+ * Is it the version that was judged?  At REPEATABLE READ and SERIALIZABLE the
+ * transaction's snapshot must see that version, too.  Otherwise two
+ * transactions could commit on contradictory reads.  INSERT ... ON CONFLICT
+ * refuses the same.
  */
 static bool
 was_judged(Relation store, TupleTableSlot *version, TimestampTz judged)
@@ -145,7 +146,10 @@ was_judged(Relation store, TupleTableSlot *version, TimestampTz judged)
 		 table_tuple_satisfies_snapshot(store, version, GetTransactionSnapshot()));
 }
 
-/* TM_Invisible: not what was judged.  TM_Updated: perhaps no longer so. */
+/*
+ * TM_Invisible: not the version that was judged.  TM_Updated: changed since
+ * then.
+ */
 static TM_Result
 try_update(const Catalog *catalog, Relation store, Relation index,
 		   const Record *record, TimestampTz judged)
@@ -164,12 +168,12 @@ try_update(const Catalog *catalog, Relation store, Relation index,
 
 /*
  * Updates the row, if it is still the version that was judged: TM_Ok.
- * TM_Deleted: there is none, and anything else: there is another writer's.
+ * TM_Deleted: there is no row.  Anything else: another writer has changed it.
  */
 TM_Result
 direct_update(const Catalog *catalog, const Record *record, TimestampTz judged)
 {
-	Relation	store = table_open(catalog->store, NoLock);
+	Relation	store = table_open(catalog->tables[TABLE_STORE], NoLock);
 	Relation	index = index_open(primary_key_index(store), RowExclusiveLock);
 	TM_Result	result;
 

@@ -10,7 +10,7 @@
 #include "compat.h"
 #include "duration.h"
 
-/* false: it is infinite, or longer than microseconds can tell */
+/* false: it is infinite, or too long for microseconds in an int64 */
 bool
 duration_of(const Interval *interval, int64 *microseconds)
 {

@@ -1,11 +1,10 @@
 /*
  * fault.h
- *		Where a test lets a session fail, die or wait, and which guards it may
- *		take out.
+ *		Where a test lets a session fail, die or wait.
  *
- * Only -DIDEM_FAULTS brings them to life.  Everywhere else a point is nothing
- * and a guard stands: neither leaves a trace in the object code.  The flag is
- * known to these two files alone.
+ * Only -DIDEM_FAULTS brings the points to life.  Everywhere else a point is
+ * nothing, and leaves no trace in the object code.  The flag is known to these
+ * two files alone.
  */
 #ifndef IDEM_FAULT_H
 #define IDEM_FAULT_H
@@ -16,28 +15,20 @@
 #error "a build with faults is for tests, and goes to a stage: make with DESTDIR=/path"
 #endif
 
-#include "statement.h"
-
 extern void fault_register(void);
 extern void fault_point(const char *name);
-extern bool fault_guard_stands(const char *name);
-extern Statement fault_sweep_unchecked;
 
 #define FAULT_REGISTER() fault_register()
 #define FAULT_POINT(name) fault_point(name)
 /* in a statement: after a row was read, before what comes of it is used */
 #define FAULT_POINT_SQL(name) \
-	" WHERE pg_catalog.set_config('idempotency.fault_point', '" name "', true) IS NOT NULL"
-#define GUARD(name) fault_guard_stands(name)
-#define GUARDED(name, guarded, unguarded) (GUARD(name) ? (guarded) : (unguarded))
+	" AND pg_catalog.set_config('idempotency.fault_point', '" name "', true) IS NOT NULL"
 
 #else
 
 #define FAULT_REGISTER() ((void) 0)
 #define FAULT_POINT(name) ((void) 0)
 #define FAULT_POINT_SQL(name) ""
-#define GUARD(name) true
-#define GUARDED(name, guarded, unguarded) (guarded)
 
 #endif							/* IDEM_FAULTS */
 

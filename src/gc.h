@@ -14,13 +14,15 @@
 /* pages of one call of idem_gc: 64 MB */
 #define GC_PAGES 8192
 
-/* what sweeps may do and, added up, what they have done */
+/* what is to be done of a sweep and, added up, what is done */
 typedef struct Sweep
 {
 	int64		max_rows;
 	BlockNumber max_pages;
+	bool		goes_round;		/* on to the first page after the last one */
 	int64		removed;
 	BlockNumber seen;			/* pages */
+	int			finished;		/* how often the hand came to the end of the store */
 	BlockNumber pages;			/* that the store has */
 } Sweep;
 

@@ -3,9 +3,9 @@
  *		An operation at hand: its name, its lock, its place in the store, and
  *		where this transaction stands with it.
  *
- * Every change of a record is made by whoever holds the operation's lock, so
+ * Only a session that holds the operation's lock changes the record, so
  * judging a record and writing its successor are one step.  Collection alone
- * takes no lock, and deletes only what counts as absent.
+ * takes no lock.  It deletes only what counts as absent.
  */
 #include "postgres.h"
 
@@ -26,7 +26,7 @@ handle_open(const OperationName *name)
 	handle.catalog = catalog_open(RowExclusiveLock);
 	handle.policy = scope_require(handle.catalog, name->scope);
 	handle.name = name;
-	handle.id = lock_id(name, handle.catalog->lock_seed);
+	handle.id = lock_id_of_operation(name, &handle.catalog->lock_key);
 	handle.lock = lock_tag(handle.id, LOCK_CLASS_OPERATION);
 	handle.standing = transaction_standing(handle.id, name);
 	return handle;
@@ -36,7 +36,7 @@ handle_open(const OperationName *name)
 void
 handle_reserve(const Handle *handle)
 {
-	transaction_reserve(transaction_holds_lock(&handle->standing) ? 0 : 1);
+	transaction_reserve(standing_holds_lock(&handle->standing) ? 0 : 1);
 }
 
 void
@@ -53,13 +53,14 @@ handle_note_end(Handle *handle)
 	Standing	standing = {.phase = PHASE_ENDED,.wrote = true,.stored_at = NO_TIME};
 
 	standing.level = GetCurrentTransactionNestLevel();
+	standing.wakes = handle->standing.wakes;
 	handle_note(handle, standing);
 }
 
 /*
- * Not on a standby, where our locks mean nothing to the primary, and not inside
- * code that some privileged user runs unwittingly (an index expression, a
- * materialized view).
+ * Refuses a standby, where our locks mean nothing to the primary, and a
+ * security-restricted operation: code that a privileged user runs without
+ * knowing it (an index expression, a materialized view).
  */
 void
 require_unrestricted(const char *function)
@@ -94,13 +95,14 @@ time_after(TimestampTz start, int64 duration, const char *name)
 }
 
 /*
- * Gives a record a lease from its last update on.  It is kept for the
- * retention after that, so that whoever takes the operation over is told.
+ * Gives a record a lease from its last update on, no longer than the policy of
+ * its scope allows.  The record is kept for the retention after the lease, so
+ * that the next owner gets taken_over = true.
  */
 void
 set_lease(const Handle *handle, Record *record, int64 lease)
 {
-	record->lease_expires_at = time_after(record->updated_at, lease, "lease");
+	record->lease_expires_at = time_after(record->updated_at, policy_lease(&handle->policy, lease), "lease");
 	record->expires_at = time_after(record->lease_expires_at,
 									policy_retention(&handle->policy, 0), "lease");
 }

@@ -1,7 +1,7 @@
 /*
  * idempotency.h
- *		The words that every file shares: what an operation is called, what is
- *		stored of it, what a caller is told, and the error codes.
+ *		The words that every file shares: the name of an operation, its record,
+ *		its outcome, and the error codes.
  */
 #ifndef IDEMPOTENCY_H
 #define IDEMPOTENCY_H
@@ -40,9 +40,10 @@ typedef enum Outcome
 	OUTCOME_ACQUIRED,
 	OUTCOME_IN_PROGRESS,
 	OUTCOME_COMPLETED,
-	OUTCOME_FAILED
+	OUTCOME_FAILED,
+	OUTCOME_MISMATCH
 } Outcome;
-#define OUTCOME_LABELS 4
+#define OUTCOME_LABELS 5
 
 /* names an operation */
 typedef struct OperationName

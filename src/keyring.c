@@ -13,9 +13,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "catalog/pg_authid.h"
 #include "common/string.h"
 #include "miscadmin.h"
 #include "storage/fd.h"
+#include "utils/acl.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
 
@@ -38,13 +40,28 @@ static SealKey *keys = NULL;
 static int	key_count = 0;
 static struct stat read_from;	/* the file as it was when it was read */
 
+/* Where the file is: to those who may see the setting, and to the server's log. */
+static int
+where(int line)
+{
+	bool		may_see = has_privs_of_role(GetUserId(), ROLE_PG_READ_ALL_SETTINGS);
+
+	if (may_see && line > 0)
+		return errdetail("It is about line %d of file \"%s\".", line, setting_seal_key_file);
+	if (may_see)
+		return errdetail("The file is \"%s\".", setting_seal_key_file);
+	if (line > 0)
+		(void) errdetail("It is about line %d.", line);
+	return errdetail_log("The file is \"%s\", line %d.", setting_seal_key_file, line);
+}
+
 pg_noreturn static void
 bad_file(const char *why, int line)
 {
 	ereport(ERROR,
 			(errcode(ERRCODE_CONFIG_FILE_ERROR),
 			 errmsg("idempotency.seal_key_file cannot be used: %s", why),
-			 line > 0 ? errdetail("It is about line %d.", line) : 0,
+			 where(line),
 			 errhint("The file has a line for each key, \"name secret\", the newest last; the secret has at least %d characters, as from \"openssl rand -hex 32\".",
 					 SHORTEST_SECRET)));
 }
@@ -54,7 +71,9 @@ file_failed(const char *what)
 {
 	ereport(ERROR,
 			(errcode_for_file_access(),
-			 errmsg("could not %s the file of idempotency.seal_key_file: %m", what)));
+			 errmsg("could not %s the file of idempotency.seal_key_file: %m", what),
+			 where(0),
+			 errhint("Put the file there, with every key that stored operations need, readable for the server; or correct the setting. Nothing is stored in clear instead.")));
 }
 
 /* Nobody but the server, or root for it, may have written or may read it. */
@@ -70,6 +89,7 @@ check_access(const struct stat *status)
 		ereport(ERROR,
 				(errcode(ERRCODE_CONFIG_FILE_ERROR),
 				 errmsg("idempotency.seal_key_file cannot be used: others may read or write it"),
+				 where(0),
 				 errhint("Its permissions must be u=rw (0600) or less if it belongs to the server's user, or u=rw,g=r (0640) or less if it belongs to root.")));
 }
 
@@ -176,7 +196,7 @@ is_unchanged(const struct stat *status)
 		status->st_mode == read_from.st_mode && status->st_uid == read_from.st_uid;
 }
 
-/* Reads the file, of which the status is told, into a list of keys. */
+/* Reads the file, whose status is given, into a list of keys. */
 static void
 read_anew(const char *path)
 {
@@ -198,7 +218,7 @@ read_anew(const char *path)
 	}
 	PG_CATCH();
 	{
-		/* half a list is none */
+		/* an incomplete list is not used */
 		key_count = 0;
 		PG_RE_THROW();
 	}
@@ -222,7 +242,7 @@ refresh(void)
 	/* a relative path is one in the data directory, as for all settings */
 	if (stat(setting_seal_key_file, &status) < 0)
 		file_failed("open");
-	/* to open something else could take forever */
+	/* opening anything but a regular file could block */
 	if (!S_ISREG(status.st_mode))
 		bad_file("it is not a regular file", 0);
 	if (!is_unchanged(&status))
@@ -239,7 +259,10 @@ keyring_newest(void)
 	return &keys[key_count - 1];
 }
 
-/* The key of that name, without which what was made with it cannot be read. */
+/*
+ * The key of that name; an error if the file has none, as what it sealed
+ * cannot be opened.
+ */
 const SealKey *
 keyring_find(const text *name)
 {

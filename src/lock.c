@@ -2,16 +2,15 @@
  * lock.c
  *		Advisory locks of our own class: tags, and how to take them.
  *
- * An operation's lock is what makes begin exclusive: whoever holds it and
- * then looks the key up with a fresh snapshot sees every record that was
- * committed, because a commit becomes visible before its locks are released.
- * Two names with the same lock id wait for each other without need, and never
- * more than that: the store's primary key decides.
+ * An operation's lock makes begin exclusive.  A session that holds the lock
+ * and then looks the key up with a fresh snapshot sees every committed record,
+ * because a commit becomes visible before its locks are released.  Two names
+ * with the same lock id wait for each other without need; nothing worse can
+ * happen, as the store's primary key decides.
  */
 #include "postgres.h"
 
 #include "access/xact.h"
-#include "common/hashfn.h"
 #include "miscadmin.h"
 #include "storage/proc.h"
 #include "utils/builtins.h"
@@ -22,7 +21,6 @@
 #include "utils/resowner.h"
 
 #include "compat.h"
-#include "fault.h"
 #include "lock.h"
 
 /* A test builds with fewer bits, so that different names have one lock id. */
@@ -30,21 +28,43 @@
 #define LOCK_ID_MASK PG_UINT64_MAX
 #endif
 
+/* kind, length, and two names of characters of at most 4 bytes */
+#define ENOUGH_FOR_NAMES (1 + sizeof(uint32) + (size_t) 2 * 4 * MAX_NAME_CHARACTERS)
+
 /*
- * The seed is a secret of the database: pg_locks shows lock ids to every role,
- * and without it they would give guessable keys away.
+ * pg_locks shows lock ids to every role.  So they are made with a secret key
+ * of the database: a role that sees ids, even of names that it has chosen,
+ * learns nothing of other names and cannot choose names that share an id.
+ * What kind of name it is and the length of its scope come first, so that no
+ * two names are the same bytes.
  */
-uint64
-lock_id_of_text(const text *value, uint64 seed)
+static uint64
+lock_id(char kind, const char *scope, uint32 scope_length, const text *name, const SipHashKey *key)
 {
-	return hash_bytes_extended((const unsigned char *) VARDATA_ANY(value),
-							   VARSIZE_ANY_EXHDR(value), seed) & LOCK_ID_MASK;
+	char		short_message[ENOUGH_FOR_NAMES];
+	Size		length = 1 + sizeof(scope_length) + scope_length + VARSIZE_ANY_EXHDR(name);
+	char	   *message = length <= sizeof(short_message) ? short_message : palloc(length);
+	char	   *next = message;
+
+	*next++ = kind;
+	memcpy(next, &scope_length, sizeof(scope_length));
+	next += sizeof(scope_length);
+	memcpy(next, scope, scope_length);
+	next += scope_length;
+	memcpy(next, VARDATA_ANY(name), VARSIZE_ANY_EXHDR(name));
+	return siphash(key, message, length) & LOCK_ID_MASK;
 }
 
 uint64
-lock_id(const OperationName *name, uint64 seed)
+lock_id_of_operation(const OperationName *name, const SipHashKey *key)
 {
-	return lock_id_of_text(name->key, lock_id_of_text(name->scope, seed));
+	return lock_id('o', VARDATA_ANY(name->scope), VARSIZE_ANY_EXHDR(name->scope), name->key, key);
+}
+
+uint64
+lock_id_of_resource(const text *resource, const SipHashKey *key)
+{
+	return lock_id('r', "", 0, resource, key);
 }
 
 LOCKTAG
@@ -54,13 +74,6 @@ lock_tag(uint64 id, uint16 lock_class)
 
 	SET_LOCKTAG_ADVISORY(tag, MyDatabaseId, (uint32) (id >> 32), (uint32) id, lock_class);
 	return tag;
-}
-
-/* A test may take the operations' locks out. */
-static bool
-is_needed(const LOCKTAG *tag)
-{
-	return GUARD("lock") || tag->locktag_field4 != LOCK_CLASS_OPERATION;
 }
 
 /*
@@ -73,8 +86,6 @@ acquire(const LOCKTAG *tag, bool dont_wait)
 	ResourceOwner statement = CurrentResourceOwner;
 	LockAcquireResult result;
 
-	if (!is_needed(tag))
-		return true;
 	CurrentResourceOwner = CurTransactionResourceOwner;
 	result = LockAcquire(tag, ExclusiveLock, false, dont_wait);
 	CurrentResourceOwner = statement;
@@ -95,20 +106,18 @@ lock_acquire(const LOCKTAG *tag)
 	(void) acquire(tag, false);
 }
 
-/* Gives one hold of the lock back, early. */
+/* Releases the lock once, before the transaction ends. */
 void
 lock_release(const LOCKTAG *tag)
 {
 	ResourceOwner statement = CurrentResourceOwner;
 
-	if (!is_needed(tag))
-		return;
 	CurrentResourceOwner = CurTransactionResourceOwner;
 	(void) LockRelease(tag, ExclusiveLock, false);
 	CurrentResourceOwner = statement;
 }
 
-/* Waits with lock_timeout set; the caller's own comes back afterwards. */
+/* Waits with lock_timeout set, and restores the caller's own afterwards. */
 static void
 acquire_with_timeout(const LOCKTAG *tag, int milliseconds)
 {
@@ -144,15 +153,13 @@ acquire_in_subtransaction(const LOCKTAG *tag, int milliseconds, bool may_fail)
 	}
 	PG_CATCH();
 	{
-		ErrorData  *error;
-
-		MemoryContextSwitchTo(context);
-		error = CopyErrorData();
-		FlushErrorState();
+		/* first: if anything else failed here, its catcher would be in our subtransaction */
 		RollbackAndReleaseCurrentSubTransaction();
-		if (!may_fail || error->sqlerrcode != ERRCODE_LOCK_NOT_AVAILABLE)
-			ReThrowError(error);
-		FreeErrorData(error);
+		MemoryContextSwitchTo(context);
+		CurrentResourceOwner = owner;
+		if (!may_fail || geterrcode() != ERRCODE_LOCK_NOT_AVAILABLE)
+			PG_RE_THROW();
+		FlushErrorState();
 		acquired = false;
 	}
 	PG_END_TRY();
@@ -162,8 +169,8 @@ acquire_in_subtransaction(const LOCKTAG *tag, int milliseconds, bool may_fail)
 }
 
 /*
- * Takes the lock if it can be had in that time.  A lock_timeout of the caller's
- * that is shorter is an error, as everywhere.
+ * Takes the lock if it comes free in that time.  If the caller's lock_timeout
+ * is shorter and runs out, that is an error, as everywhere.
  */
 bool
 lock_acquire_within(const LOCKTAG *tag, int64 microseconds)

@@ -10,6 +10,7 @@
 #include "storage/lock.h"
 
 #include "idempotency.h"
+#include "siphash.h"
 
 /*
  * Every class of advisory lock that we use, as the last field of the tag.
@@ -19,8 +20,8 @@
 #define LOCK_CLASS_RESOURCE 0x1DE1
 #define LOCK_CLASS_SWEEP 0x1DE2
 
-extern uint64 lock_id_of_text(const text *value, uint64 seed);
-extern uint64 lock_id(const OperationName *name, uint64 seed);
+extern uint64 lock_id_of_operation(const OperationName *name, const SipHashKey *key);
+extern uint64 lock_id_of_resource(const text *resource, const SipHashKey *key);
 extern LOCKTAG lock_tag(uint64 id, uint16 lock_class);
 
 extern bool lock_acquire_now(const LOCKTAG *tag);

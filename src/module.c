@@ -9,27 +9,44 @@
 #include "catalog.h"
 #include "compat.h"
 #include "fault.h"
+#include "launcher.h"
 #include "scope.h"
 #include "settings.h"
 #include "shared.h"
 #include "statement.h"
 #include "transaction.h"
-#include "worker.h"
 
 PG_MODULE_MAGIC;
 
 PGDLLEXPORT void _PG_init(void);
 
+static void
+register_faults(void)
+{
+	FAULT_REGISTER();
+}
+
+/*
+ * Where memory runs out, the server loads the library again at the next call:
+ * what has been done is not done twice.  A step that fails is done again as a
+ * whole.
+ */
 void
 _PG_init(void)
 {
-	/* first: settings_define() reserves the prefix */
-	FAULT_REGISTER();
-	settings_define();
-	catalog_register();
-	scope_register();
-	statement_register();
-	transaction_register();
-	shared_register();
-	worker_register();
+	static void (*const steps[]) (void) = {
+		/* first: settings_define() reserves the prefix */
+		register_faults,
+		settings_define,
+		catalog_register,
+		scope_register,
+		statement_register,
+		transaction_register,
+		shared_register,
+		launcher_register
+	};
+	static int	done = 0;
+
+	for (; done < (int) lengthof(steps); done++)
+		steps[done] ();
 }

@@ -1,7 +1,7 @@
 /*
  * operation.h
  *		The life of an operation: what may be asked, and the answer.
- *		begin.c and end.c do it.
+ *		begin.c, end.c and release.c do it.
  */
 #ifndef IDEM_OPERATION_H
 #define IDEM_OPERATION_H
@@ -21,6 +21,7 @@ typedef struct BeginRequest
 	int64		lease;			/* microseconds; 0: transaction-bound */
 	int64		wait;			/* microseconds */
 	int32		max_attempts;	/* 0: no limit; NOT_ASKED: as is laid down */
+	bool		tells_mismatch; /* answers MISMATCH, where others get ID422 */
 } BeginRequest;
 
 /* how an operation is to end */
@@ -36,7 +37,7 @@ typedef struct EndRequest
 	bool		cut_to_size;	/* an error that idem_call has caught */
 } EndRequest;
 
-/* what a caller is told of an operation */
+/* the answer to a caller */
 typedef struct Answer
 {
 	Outcome		outcome;
@@ -50,6 +51,7 @@ typedef struct Answer
 extern Answer operation_begin(const BeginRequest *request);
 extern Answer operation_end(const EndRequest *request);
 extern bool operation_release(const OperationName *name, int64 fence);
+extern bool operation_forget(const OperationName *name);
 extern TimestampTz operation_extend(const OperationName *name, int64 fence, int64 lease);
 extern bool operation_lookup(const OperationName *name, Answer *answer);
 

@@ -34,11 +34,17 @@ static const char *const names[RECORD_COLUMNS] =
 };
 static const Oid types[RECORD_COLUMNS] = {RECORD_TYPES};
 
+/* Does the column have this name? */
+bool
+record_is_column(Form_pg_attribute attribute, RecordColumn column)
+{
+	return !attribute->attisdropped && strcmp(NameStr(attribute->attname), names[column]) == 0;
+}
+
 static bool
 is_column(Form_pg_attribute attribute, RecordColumn column, Oid status_type)
 {
-	return !attribute->attisdropped &&
-		strcmp(NameStr(attribute->attname), names[column]) == 0 &&
+	return record_is_column(attribute, column) && attribute->attgenerated == '\0' &&
 		attribute->atttypid == (OidIsValid(types[column]) ? types[column] : status_type);
 }
 

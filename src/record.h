@@ -42,6 +42,7 @@ typedef enum RecordColumn
 	INT8OID, InvalidOid, INT4OID, INT4OID, TEXTOID, TEXTOID, BYTEAOID, \
 	JSONBOID, JSONBOID, BYTEAOID, TEXTOID, TEXTOID, BYTEAOID
 
+extern bool record_is_column(Form_pg_attribute attribute, RecordColumn column);
 extern bool record_matches(TupleDesc descriptor, Oid status_type);
 extern bool record_fits(TupleDesc descriptor, Oid status_type);
 extern void record_to_columns(const Catalog *catalog, const Record *record,

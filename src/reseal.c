@@ -3,19 +3,23 @@
  *		Seals stored responses with the newest key: those that were sealed with
  *		an older one, and those from before there was a key.
  *
- * Like collection it goes round the pages of the store, but the hand is this
- * session's only: rotation is a task that somebody sees through to its end.
+ * Like collection it goes round the pages of the store, but each session has a
+ * position of its own: one administrator rotates the keys from start to end.
  */
 #include "postgres.h"
 
+#include "access/xact.h"
 #include "miscadmin.h"
 #include "storage/lockdefs.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
+#include "utils/resowner.h"
 
+#include "as_owner.h"
 #include "catalog.h"
 #include "compat.h"
 #include "keyring.h"
+#include "pgp.h"
 #include "reseal.h"
 #include "seal.h"
 #include "store.h"
@@ -23,7 +27,19 @@
 /* pages of one statement: 1 MB */
 #define CHUNK_PAGES 128
 
-static BlockNumber hand = 0;
+/* how many responses that cannot be sealed anew are named in warnings */
+#define NAMED 10
+
+/* where this session goes on */
+static ItemPointerData hand;
+
+/* what one call has done */
+typedef struct Round
+{
+	int64		sealed;
+	int64		were_clear;
+	int64		passed_over;
+} Round;
 
 static const SealKey *
 required_key(void)
@@ -35,66 +51,177 @@ required_key(void)
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("there is no key to seal with"),
 				 errhint("Set idempotency.seal_key_file.")));
+	/* from here on such an error is about the key of this record */
+	pgp_require();
 	return key;
 }
 
-/* Nothing else of a record changes, so whoever has judged it need not know. */
-static void
-reseal_record(const Catalog *catalog, Record *record)
+/* Is the error about this response, and not about all of them? */
+static bool
+is_about_record(int sqlerrcode)
 {
-	unseal_record(record);
-	store_put(catalog, record, record->updated_at);
+	switch (sqlerrcode)
+	{
+		case ERRCODE_DATA_CORRUPTED:
+		case ERRCODE_IDEM_TOO_LARGE:
+		case ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE:
+		case ERRCODE_STATEMENT_TOO_COMPLEX:
+		case ERRCODE_UNTRANSLATABLE_CHARACTER:
+			return true;
+		default:
+			return false;
+	}
 }
 
-static int64
-reseal_pages(const Catalog *catalog, BlockNumber start, BlockNumber end,
-			 text *key, int64 max_rows)
+/* The error message has only names in it. */
+static void
+pass_over(const Record *record, const ErrorData *error, Round *round)
+{
+	if (++round->passed_over > NAMED)
+		return;
+	ereport(WARNING,
+			(errcode(error->sqlerrcode),
+			 errmsg("response of operation \"%s\" of scope \"%s\" was not sealed anew: %s",
+					text_to_cstring(record->name.key), text_to_cstring(record->name.scope), error->message),
+			 error->detail ? errdetail_internal("%s", error->detail) : 0));
+}
+
+/*
+ * Seals the response in memory.  false: it cannot be sealed, and a warning was
+ * given.  A subtransaction frees what pgcrypto held when it failed.
+ */
+static bool
+seal_or_pass_over(Record *record, Round *round)
+{
+	MemoryContext context = CurrentMemoryContext;
+	ResourceOwner owner = CurrentResourceOwner;
+	volatile bool sealed = true;
+
+	BeginInternalSubTransaction(NULL);
+	MemoryContextSwitchTo(context);
+	PG_TRY();
+	{
+		seal_anew(record);
+		ReleaseCurrentSubTransaction();
+	}
+	PG_CATCH();
+	{
+		ErrorData  *error;
+
+		/* first: if anything else failed here, its catcher would be in our subtransaction */
+		RollbackAndReleaseCurrentSubTransaction();
+		MemoryContextSwitchTo(context);
+		CurrentResourceOwner = owner;
+		if (!is_about_record(geterrcode()))
+			PG_RE_THROW();
+		error = CopyErrorData();
+		FlushErrorState();
+		pass_over(record, error, round);
+		sealed = false;
+	}
+	PG_END_TRY();
+	MemoryContextSwitchTo(context);
+	CurrentResourceOwner = owner;
+	return sealed;
+}
+
+/*
+ * Nothing else of a record changes, so a session that has judged the record
+ * may go on.
+ */
+static void
+reseal_record(const Catalog *catalog, Record *record, Round *round)
+{
+	bool		was_clear = record->response.sealed == NULL;
+
+	if (!seal_or_pass_over(record, round))
+		return;
+	store_put(catalog, record, record->updated_at);
+	round->sealed++;
+	if (was_clear)
+		round->were_clear++;
+}
+
+static void
+reseal_records(const Catalog *catalog, Record *records, int64 count, Round *round)
 {
 	MemoryContext row = AllocSetContextCreate(CurrentMemoryContext, "idempotency reseal",
 											  ALLOCSET_DEFAULT_SIZES);
 	MemoryContext caller = CurrentMemoryContext;
-	Record	   *records;
-	int64		count = store_find_unsealed(catalog, start, end, key, max_rows, &records);
 
 	for (int64 i = 0; i < count; i++)
 	{
 		CHECK_FOR_INTERRUPTS();
 		/* a response takes several times its size on the way */
 		MemoryContextSwitchTo(row);
-		reseal_record(catalog, &records[i]);
+		reseal_record(catalog, &records[i], round);
 		MemoryContextSwitchTo(caller);
 		MemoryContextReset(row);
 	}
 	MemoryContextDelete(row);
-	return count;
+}
+
+static void
+tell_round(const Round *round)
+{
+	if (round->were_clear > 0)
+		ereport(NOTICE,
+				(errmsg_plural("%lld response that was in clear is sealed now",
+							   "%lld responses that were in clear are sealed now",
+							   round->were_clear, (long long) round->were_clear),
+				 errdetail("Responses are in clear if they were stored before there was a key, or if somebody has changed the table.")));
+	if (round->passed_over > 0)
+		ereport(WARNING,
+				(errcode(ERRCODE_DATA_CORRUPTED),
+				 errmsg_plural("%lld response was passed over, because it could not be sealed anew",
+							   "%lld responses were passed over, because they could not be sealed anew",
+							   round->passed_over, (long long) round->passed_over),
+				 errhint("Put missing keys back into the file of idempotency.seal_key_file. The operations have ended and do not run again.")));
 }
 
 /*
- * Seals up to max_rows responses and returns how many: fewer only when it has
- * been all round the store.
+ * Seals from the position up to a place, and moves the position there, or to
+ * where it stopped.
+ */
+static void
+turn_hand(const Catalog *catalog, text *key, ItemPointerData to, int64 max_rows, Round *round)
+{
+	while (ItemPointerCompare(&hand, &to) < 0 && round->sealed < max_rows)
+	{
+		ItemPointerData end;
+		Record	   *records;
+		int64		found;
+
+		ItemPointerSet(&end, ItemPointerGetBlockNumberNoCheck(&hand) + CHUNK_PAGES, 0);
+		if (ItemPointerCompare(&end, &to) > 0)
+			end = to;
+		found = store_find_unsealed(catalog, &hand, &end, key, max_rows - round->sealed, &records);
+		reseal_records(catalog, records, found, round);
+	}
+}
+
+/*
+ * Seals up to max_rows responses and returns how many: fewer only after a
+ * whole round.  Responses that do not open are passed over.
  */
 int64
 reseal(int64 max_rows)
 {
 	text	   *key = cstring_to_text(required_key()->name);
 	const Catalog *catalog = catalog_open(RowExclusiveLock);
-	BlockNumber pages = store_pages(catalog);
-	BlockNumber seen = 0;
-	int64		done = 0;
+	ItemPointerData start = hand;
+	ItemPointerData last;
+	Round		round = {0};
+	Caller		caller = as_owner_in_call(catalog);
 
-	while (seen < pages && done < max_rows)
+	ItemPointerSet(&last, store_pages(catalog), 0);
+	turn_hand(catalog, key, last, max_rows, &round);
+	if (round.sealed < max_rows)
 	{
-		BlockNumber start = hand < pages ? hand : 0;
-		BlockNumber end = start + Min(CHUNK_PAGES, pages - start);
-		int64		got = reseal_pages(catalog, start, end, key, max_rows - done);
-
-		done += got;
-		/* pages that may have more are not done with */
-		if (done < max_rows)
-		{
-			seen += end - start;
-			hand = end;
-		}
+		ItemPointerSet(&hand, 0, 0);
+		turn_hand(catalog, key, start, max_rows, &round);
 	}
-	return done;
+	as_owner_end(&caller);
+	tell_round(&round);
+	return round.sealed;
 }

@@ -30,15 +30,15 @@ compare_ids(const void *a, const void *b)
 static int
 lock_ids(text **names, int count, uint64 *ids)
 {
-	uint64		seed = catalog_open(AccessShareLock)->lock_seed;
+	const SipHashKey *key = &catalog_open(AccessShareLock)->lock_key;
 
 	for (int i = 0; i < count; i++)
-		ids[i] = lock_id_of_text(names[i], seed);
+		ids[i] = lock_id_of_resource(names[i], key);
 	qsort(ids, count, sizeof(uint64), compare_ids);
 	return qunique(ids, count, sizeof(uint64), compare_ids);
 }
 
-/* What the transaction holds already it goes on holding, and need not again. */
+/* Leaves out locks that the transaction holds already. */
 static int
 not_yet_held(uint64 *ids, int count)
 {

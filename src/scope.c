@@ -1,18 +1,16 @@
 /*
  * scope.c
- *		Who may use a scope, and what the administrator has laid down for it.
+ *		Who may use a scope, and the policy that the administrator has set for
+ *		it.
  *
  * The rules are few and change rarely: each session keeps all of them, until
  * an invalidation says that the table has changed.  A pattern is a scope or,
- * with a "*" at its end, all scopes that begin so.  Of each thing that a rule
- * can say the longest pattern that says it decides, so that a rule for a part
- * of somebody's scopes does not take them away from him.
+ * with a "*" at its end, all scopes that begin with it.  Each property comes
+ * from the longest matching pattern that sets it.  So a policy for a part of a
+ * role's scopes leaves the claim of that role as it is.
  */
 #include "postgres.h"
 
-#include "access/genam.h"
-#include "access/htup_details.h"
-#include "access/table.h"
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
 #include "utils/acl.h"
@@ -20,63 +18,40 @@
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
-#include "utils/rel.h"
-#include "utils/timestamp.h"
 
 #include "compat.h"
-#include "duration.h"
+#include "rules.h"
 #include "scope.h"
 #include "settings.h"
 #include "statement.h"
 
-/* in the order of CREATE TABLE idempotency_scope */
-typedef enum ScopeColumn
-{
-	SCOPE_PATTERN,
-	SCOPE_ROLE,
-	SCOPE_RETENTION,
-	SCOPE_MIN_RETENTION,
-	SCOPE_MAX_RETENTION,
-	SCOPE_MAX_ATTEMPTS,
-	SCOPE_ATTEMPTS_LIMIT,
-	SCOPE_MAX_RESPONSE_SIZE
-} ScopeColumn;
-#define SCOPE_COLUMNS 8
-
-typedef struct Rule
-{
-	char	   *pattern;		/* without its "*" */
-	int			length;
-	bool		is_prefix;
-	Policy		policy;
-} Rule;
-
 #define PATTERN_IS "pattern OPERATOR(pg_catalog.=) $1"
-#define POLICY_COLUMNS "retention, min_retention, max_retention, max_attempts, attempts_limit, max_response_size"
+#define POLICY_COLUMNS "retention, min_retention, max_retention, max_attempts, attempts_limit, max_response_size, max_lease"
 
 static Statement claim = {
 	"INSERT INTO %1$s.idempotency_scope (pattern, role) VALUES ($1, $2)"
 	" ON CONFLICT (pattern) DO UPDATE SET role = EXCLUDED.role",
-	2, {TEXTOID, NAMEOID}
+	2, {TEXTOID, NAMEOID},.table = TABLE_SCOPE
 };
 
 static Statement unclaim = {
 	"UPDATE %1$s.idempotency_scope SET role = NULL WHERE " PATTERN_IS " AND role IS NOT NULL",
-	1, {TEXTOID}
+	1, {TEXTOID},.table = TABLE_SCOPE
 };
 
 static Statement lay_down = {
 	"INSERT INTO %1$s.idempotency_scope (pattern, " POLICY_COLUMNS ")"
-	" VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT (pattern) DO UPDATE"
-	" SET (" POLICY_COLUMNS ") = ($2, $3, $4, $5, $6, $7)",
-	POLICY_ARGUMENTS, {TEXTOID, INTERVALOID, INTERVALOID, INTERVALOID, INT4OID, INT4OID, INT4OID}
+	" VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (pattern) DO UPDATE"
+	" SET (" POLICY_COLUMNS ") = ($2, $3, $4, $5, $6, $7, $8)",
+	POLICY_ARGUMENTS, {TEXTOID, INTERVALOID, INTERVALOID, INTERVALOID, INT4OID, INT4OID, INT4OID, INTERVALOID},
+	.table = TABLE_SCOPE
 };
 
-/* a rule that says nothing */
+/* a rule that sets nothing */
 static Statement forget_empty = {
 	"DELETE FROM %1$s.idempotency_scope WHERE " PATTERN_IS
 	" AND (role, " POLICY_COLUMNS ") IS NULL",
-	1, {TEXTOID}
+	1, {TEXTOID},.table = TABLE_SCOPE
 };
 
 static MemoryContext rules_context = NULL;
@@ -86,132 +61,34 @@ static bool rules_valid = false;
 static uint64 rules_generation = 0;
 static Oid	rules_table = InvalidOid;
 
-/* most sessions use one scope: what was found for the last one */
+/* most sessions use one scope: the result for the last one */
 static char *last_scope = NULL;
 static int	last_length = 0;
 static Policy last_policy;
-
-static int64
-duration(Datum value, bool is_null)
-{
-	int64		microseconds;
-
-	return !is_null && duration_of(DatumGetIntervalP(value), &microseconds) ? microseconds : 0;
-}
-
-static int32
-number(Datum value, bool is_null)
-{
-	return is_null ? 0 : DatumGetInt32(value);
-}
-
-static Rule
-read_rule(HeapTuple row, TupleDesc descriptor)
-{
-	Datum		values[SCOPE_COLUMNS];
-	bool		nulls[SCOPE_COLUMNS];
-	Rule		rule = {0};
-
-	heap_deform_tuple(row, descriptor, values, nulls);
-	rule.pattern = TextDatumGetCString(values[SCOPE_PATTERN]);
-	rule.length = strlen(rule.pattern);
-	rule.is_prefix = rule.length > 0 && rule.pattern[rule.length - 1] == '*';
-	if (rule.is_prefix)
-		rule.length--;
-	rule.policy.claimed = !nulls[SCOPE_ROLE];
-	if (rule.policy.claimed)
-		rule.policy.role = *DatumGetName(values[SCOPE_ROLE]);
-	rule.policy.retention = duration(values[SCOPE_RETENTION], nulls[SCOPE_RETENTION]);
-	rule.policy.min_retention = duration(values[SCOPE_MIN_RETENTION], nulls[SCOPE_MIN_RETENTION]);
-	rule.policy.max_retention = duration(values[SCOPE_MAX_RETENTION], nulls[SCOPE_MAX_RETENTION]);
-	rule.policy.has_max_attempts = !nulls[SCOPE_MAX_ATTEMPTS];
-	rule.policy.max_attempts = number(values[SCOPE_MAX_ATTEMPTS], nulls[SCOPE_MAX_ATTEMPTS]);
-	rule.policy.attempts_limit = number(values[SCOPE_ATTEMPTS_LIMIT], nulls[SCOPE_ATTEMPTS_LIMIT]);
-	rule.policy.has_max_response_size = !nulls[SCOPE_MAX_RESPONSE_SIZE];
-	rule.policy.max_response_size = number(values[SCOPE_MAX_RESPONSE_SIZE], nulls[SCOPE_MAX_RESPONSE_SIZE]);
-	return rule;
-}
-
-/* The longest first; of a scope and a prefix as long as it, the scope. */
-static int
-compare_rules(const void *a, const void *b)
-{
-	const Rule *left = a;
-	const Rule *right = b;
-
-	if (left->length != right->length)
-		return left->length > right->length ? -1 : 1;
-	return (int) left->is_prefix - (int) right->is_prefix;
-}
-
-static bool
-is_as_made(TupleDesc descriptor)
-{
-	static const Oid types[SCOPE_COLUMNS] = {
-		TEXTOID, NAMEOID, INTERVALOID, INTERVALOID, INTERVALOID, INT4OID, INT4OID, INT4OID
-	};
-
-	if (descriptor->natts != SCOPE_COLUMNS)
-		return false;
-	for (int i = 0; i < SCOPE_COLUMNS; i++)
-	{
-		if (TupleDescAttr(descriptor, i)->atttypid != types[i])
-			return false;
-	}
-	return true;
-}
-
-/* A fresh snapshot, whatever the isolation level: rights hold at once. */
-static void
-read_rules(const Catalog *catalog)
-{
-	Relation	table = try_table_open(catalog->scopes, AccessShareLock);
-	SysScanDesc scan;
-	List	   *found = NIL;
-	HeapTuple	row;
-	ListCell   *cell;
-
-	if (table == NULL || !is_as_made(RelationGetDescr(table)))
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("table \"idempotency_scope\" has been changed"),
-				 errhint("Restore what was changed.")));
-	scan = systable_beginscan(table, InvalidOid, false, NULL, 0, NULL);
-	while (HeapTupleIsValid(row = systable_getnext(scan)))
-	{
-		Rule	   *rule = palloc(sizeof(Rule));
-
-		*rule = read_rule(row, RelationGetDescr(table));
-		found = lappend(found, rule);
-	}
-	systable_endscan(scan);
-	table_close(table, AccessShareLock);
-
-	rules = palloc(Max(list_length(found), 1) * sizeof(Rule));
-	foreach(cell, found)
-		rules[rule_count++] = *(Rule *) lfirst(cell);
-	qsort(rules, rule_count, sizeof(Rule), compare_rules);
-}
 
 static void
 refresh_rules(const Catalog *catalog)
 {
 	MemoryContext caller = CurrentMemoryContext;
 
+	rules_table = catalog_lock(TABLE_SCOPE, AccessShareLock);
 	if (rules_context == NULL)
 		rules_context = AllocSetContextCreate(TopMemoryContext, "idempotency scopes",
 											  ALLOCSET_SMALL_SIZES);
 	MemoryContextReset(rules_context);
 	rule_count = 0;
 	last_scope = NULL;
-	rules_table = catalog->scopes;
 	rules_generation = catalog->generation;
-	/* valid from the start: an invalidation on the way must not get lost */
+	/* set first: an invalidation on the way must not get lost */
 	rules_valid = true;
 	PG_TRY();
 	{
+		bool		announced;
+
 		MemoryContextSwitchTo(rules_context);
-		read_rules(catalog);
+		rules = rules_read(rules_table, &rule_count, &announced);
+		/* otherwise the rules are used only once */
+		rules_valid = rules_valid && announced;
 	}
 	PG_CATCH();
 	{
@@ -229,7 +106,7 @@ matches(const Rule *rule, const char *scope, int length)
 		memcmp(rule->pattern, scope, rule->length) == 0;
 }
 
-/* Adds what has not been said by a longer pattern. */
+/* Adds the properties that no longer pattern has set. */
 static void
 add_policy(Policy *policy, const Policy *other)
 {
@@ -244,6 +121,8 @@ add_policy(Policy *policy, const Policy *other)
 		policy->min_retention = other->min_retention;
 	if (policy->max_retention == 0)
 		policy->max_retention = other->max_retention;
+	if (policy->max_lease == 0)
+		policy->max_lease = other->max_lease;
 	if (policy->attempts_limit == 0)
 		policy->attempts_limit = other->attempts_limit;
 	if (!policy->has_max_attempts && other->has_max_attempts)
@@ -266,7 +145,7 @@ remember(const char *scope, int length)
 	last_length = length;
 }
 
-/* What is laid down for a scope. */
+/* The policy and the claim of a scope. */
 static Policy
 scope_policy(const Catalog *catalog, const text *scope)
 {
@@ -295,7 +174,7 @@ scope_policy(const Catalog *catalog, const text *scope)
 
 /*
  * A role that was dropped or renamed has no members: the scope stays closed
- * until somebody claims it again.
+ * until it is claimed again.
  */
 static bool
 is_member(const char *role)
@@ -320,8 +199,8 @@ scope_may_use(const Catalog *catalog, const text *scope)
 }
 
 /*
- * What is laid down for a scope, if the caller may use it.  Says nothing of
- * whether there is such an operation: it is not looked up.
+ * The policy of a scope, if the caller may use it.  The error is the same
+ * whether or not there is such an operation: it is not looked up.
  */
 Policy
 scope_require(const Catalog *catalog, const text *scope)
@@ -337,7 +216,10 @@ scope_require(const Catalog *catalog, const text *scope)
 	return policy;
 }
 
-/* How long a record is kept, within the bounds; 0: nothing was asked for. */
+/*
+ * How long a record is kept, within the bounds; 0: the call gives no
+ * retention.
+ */
 int64
 policy_retention(const Policy *policy, int64 asked)
 {
@@ -351,7 +233,20 @@ policy_retention(const Policy *policy, int64 asked)
 	return Max(retention, policy->min_retention);
 }
 
-/* How many attempts there may be, 0 for no limit; -1: nothing was asked for. */
+/*
+ * How long a lease, or the pause before the next attempt, may be.  Records are
+ * kept for the retention after that, so max_retention alone bounds nothing.
+ */
+int64
+policy_lease(const Policy *policy, int64 asked)
+{
+	return policy->max_lease > 0 ? Min(asked, policy->max_lease) : asked;
+}
+
+/*
+ * How many attempts there may be, 0 for no limit; -1: the call gives no
+ * number.
+ */
 int32
 policy_max_attempts(const Policy *policy, int32 asked)
 {
@@ -370,7 +265,7 @@ policy_max_response_size(const Policy *policy)
 	return policy->has_max_response_size ? policy->max_response_size : setting_max_response_size;
 }
 
-/* Gives the scopes of a pattern to a role, whomever they belong to now. */
+/* Claims the scopes of a pattern for a role, also from another role. */
 void
 scope_claim(const Catalog *catalog, text *pattern, const char *role)
 {

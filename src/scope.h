@@ -1,6 +1,7 @@
 /*
  * scope.h
- *		Who may use a scope, and what the administrator has laid down for it.
+ *		Who may use a scope, and the policy that the administrator has set for
+ *		it.
  */
 #ifndef IDEM_SCOPE_H
 #define IDEM_SCOPE_H
@@ -10,7 +11,7 @@
 #include "catalog.h"
 #include "idempotency.h"
 
-/* what is laid down for one scope; zeros where nothing is */
+/* the claim and the policy of one scope; zeros where nothing is set */
 typedef struct Policy
 {
 	bool		claimed;
@@ -23,13 +24,15 @@ typedef struct Policy
 	int32		attempts_limit;
 	bool		has_max_response_size;
 	int32		max_response_size;	/* bytes */
+	int64		max_lease;
 } Policy;
 
 /* what scope_lay_down takes: the pattern, and the columns of a policy */
-#define POLICY_ARGUMENTS 7
+#define POLICY_ARGUMENTS 8
 
 extern Policy scope_require(const Catalog *catalog, const text *scope);
 extern int64 policy_retention(const Policy *policy, int64 asked);
+extern int64 policy_lease(const Policy *policy, int64 asked);
 extern int32 policy_max_attempts(const Policy *policy, int32 asked);
 extern int32 policy_max_response_size(const Policy *policy);
 extern bool scope_may_use(const Catalog *catalog, const text *scope);

@@ -1,127 +1,83 @@
 /*
  * seal.c
- *		Responses that are encrypted in the store, with pgcrypto.
+ *		Responses that are encrypted in the store.
  *
  * Where a key is configured, payload, headers and body become one OpenPGP
- * message (RFC 4880, symmetric, AES-256, with its modification detection
- * code), so that neither the table nor the WAL nor a dump has them in clear.
- * Inside, the message names the operation: put into another row it does not
- * open.
- *
- * The secrets are long and random, so deriving the session key from one costs
- * a single salted hash (s2k-mode 1) and not the many rounds for passwords.
+ * message (symmetric, AES-256, with its modification detection code), so that
+ * neither the table nor the WAL nor a dump has them in clear.  Inside, the
+ * message names the operation, its attempt and how that ended: put into another
+ * row, or with another status, it does not open.
  */
 #include "postgres.h"
 
-#include "catalog/dependency.h"
-#include "catalog/pg_proc.h"
-#include "catalog/pg_type.h"
-#include "commands/extension.h"
 #include "fmgr.h"
 #include "lib/stringinfo.h"
 #include "libpq/pqformat.h"
-#include "mb/pg_wchar.h"
 #include "utils/builtins.h"
-#include "utils/jsonb.h"
-#include "utils/syscache.h"
 
 #include "compat.h"
 #include "keyring.h"
+#include "pgp.h"
 #include "seal.h"
+#include "settings.h"
+#include "tokens.h"
 
 #define FORMAT_VERSION 1
-#define OPTIONS "cipher-algo=aes256, compress-algo=0, s2k-mode=1, s2k-digest-algo=sha256"
 
-/* ---- pgcrypto ---- */
-
-pg_noreturn static void
-no_pgcrypto(void)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("sealed responses need extension \"pgcrypto\" in this database"),
-			 errhint("Run CREATE EXTENSION pgcrypto.")));
-}
-
-/* A function of the extension itself, not one that looks like it. */
-static Oid
-pgcrypto_function(const char *name, const Oid *types, int count)
-{
-	Oid			extension = get_extension_oid("pgcrypto", true);
-	Oid			function;
-
-	if (!OidIsValid(extension))
-		no_pgcrypto();
-	function = GetSysCacheOid3(PROCNAMEARGSNSP, Anum_pg_proc_oid, CStringGetDatum(name),
-							   PointerGetDatum(buildoidvector(types, count)),
-							   ObjectIdGetDatum(get_extension_schema(extension)));
-	if (!OidIsValid(function) ||
-		getExtensionOfObject(ProcedureRelationId, function) != extension)
-		no_pgcrypto();
-	return function;
-}
-
-static bytea *
-encrypt(bytea *plain, const SealKey *key)
-{
-	static const Oid types[] = {BYTEAOID, TEXTOID, TEXTOID};
-
-	return DatumGetByteaP(OidFunctionCall3(pgcrypto_function("pgp_sym_encrypt_bytea", types, 3),
-										   PointerGetDatum(plain),
-										   CStringGetTextDatum(key->secret),
-										   CStringGetTextDatum(OPTIONS)));
-}
-
-static bytea *
-decrypt(bytea *sealed, const SealKey *key)
-{
-	static const Oid types[] = {BYTEAOID, TEXTOID};
-
-	return DatumGetByteaPP(OidFunctionCall2(pgcrypto_function("pgp_sym_decrypt_bytea", types, 2),
-											PointerGetDatum(sealed),
-											CStringGetTextDatum(key->secret)));
-}
+/* levels of payload and headers: they must open with a small max_stack_depth, too */
+#define DEEPEST 1000
 
 /* ---- what is inside ---- */
 
-static void
-put_bytes(StringInfo message, const char *bytes, int length)
+pg_noreturn static void
+too_deep(const Record *record)
 {
-	pq_sendint32(message, length);
-	pq_sendbytes(message, bytes, length);
+	ereport(ERROR,
+			(errcode(ERRCODE_IDEM_TOO_LARGE),
+			 errmsg("response of operation \"%s\" of scope \"%s\" is nested too deeply to be sealed",
+					text_to_cstring(record->name.key), text_to_cstring(record->name.scope)),
+			 errdetail("Payload and headers may have %d levels.", DEEPEST),
+			 errhint("Store the response in another form, or as response_body.")));
 }
 
-static void
-put_varlena(StringInfo message, const struct varlena *value)
+/* SQL NULL is a byte 0. */
+static bool
+put_presence(StringInfo message, const struct varlena *part)
 {
-	put_bytes(message, VARDATA_ANY(value), VARSIZE_ANY_EXHDR(value));
+	pq_sendbyte(message, part != NULL);
+	return part != NULL;
 }
 
-/* SQL NULL has the length -1.  What comes from the store may be toasted. */
+/* What comes from the store may be toasted. */
+static void
+put_jsonb(StringInfo message, const Record *record, struct varlena *value)
+{
+	if (put_presence(message, value) &&
+		!tokens_put_jsonb(message, (Jsonb *) pg_detoast_datum(value), DEEPEST))
+		too_deep(record);
+}
+
 static void
 put_body(StringInfo message, struct varlena *body)
 {
-	if (body == NULL)
-		pq_sendint32(message, -1);
-	else
-		put_varlena(message, pg_detoast_datum_packed(body));
+	if (!put_presence(message, body))
+		return;
+	body = pg_detoast_datum_packed(body);
+	pq_sendint32(message, VARSIZE_ANY_EXHDR(body));
+	pq_sendbytes(message, VARDATA_ANY(body), VARSIZE_ANY_EXHDR(body));
 }
 
-/* As UTF-8, whatever the database: a dump may go to another encoding. */
+/* What the response belongs to: changed in the row, the message does not open. */
 static void
-put_jsonb(StringInfo message, struct varlena *value)
+put_owner(StringInfo message, const Record *record)
 {
-	char	   *json;
-	char	   *converted;
-
-	if (value == NULL)
-	{
-		pq_sendint32(message, -1);
-		return;
-	}
-	json = JsonbToCString(NULL, &((Jsonb *) pg_detoast_datum(value))->root, VARSIZE_ANY(value));
-	converted = pg_server_to_any(json, strlen(json), PG_UTF8);
-	put_bytes(message, converted, strlen(converted));
+	pq_sendbyte(message, FORMAT_VERSION);
+	tokens_put_text(message, VARDATA_ANY(record->name.scope), VARSIZE_ANY_EXHDR(record->name.scope));
+	tokens_put_text(message, VARDATA_ANY(record->name.key), VARSIZE_ANY_EXHDR(record->name.key));
+	pq_sendbyte(message, record->status);
+	pq_sendint32(message, record->attempt);
+	pq_sendbyte(message, record->response.has_code);
+	pq_sendint32(message, record->response.has_code ? record->response.code : 0);
 }
 
 static bytea *
@@ -130,45 +86,39 @@ compose(const Record *record)
 	StringInfoData message;
 
 	pq_begintypsend(&message);
-	pq_sendbyte(&message, FORMAT_VERSION);
-	put_varlena(&message, record->name.scope);
-	put_varlena(&message, record->name.key);
-	put_jsonb(&message, record->response.payload);
-	put_jsonb(&message, record->response.headers);
+	put_owner(&message, record);
+	put_jsonb(&message, record, record->response.payload);
+	put_jsonb(&message, record, record->response.headers);
 	put_body(&message, record->response.body);
 	return pq_endtypsend(&message);
 }
 
 static bool
-is_name_part(StringInfo message, const text *part)
+belongs_to(StringInfo message, const Record *record)
 {
-	int			length = pq_getmsgint(message, 4);
+	StringInfoData expected;
 
-	return length == (int) VARSIZE_ANY_EXHDR(part) &&
-		memcmp(pq_getmsgbytes(message, length), VARDATA_ANY(part), length) == 0;
+	initStringInfo(&expected);
+	put_owner(&expected, record);
+	return expected.len <= message->len &&
+		memcmp(pq_getmsgbytes(message, expected.len), expected.data, expected.len) == 0;
 }
 
 static struct varlena *
 get_body(StringInfo message)
 {
-	int			length = (int) pq_getmsgint(message, 4);
+	int			length;
 
-	if (length == -1)
+	if (!pq_getmsgbyte(message))
 		return NULL;
+	length = pq_getmsgint(message, 4);
 	return (struct varlena *) cstring_to_text_with_len(pq_getmsgbytes(message, length), length);
 }
 
 static struct varlena *
 get_jsonb(StringInfo message)
 {
-	struct varlena *bytes = get_body(message);
-	char	   *json;
-
-	if (bytes == NULL)
-		return NULL;
-	json = text_to_cstring((text *) bytes);
-	json = pg_any_to_server(json, strlen(json), PG_UTF8);
-	return (struct varlena *) DatumGetPointer(DirectFunctionCall1(jsonb_in, CStringGetDatum(json)));
+	return pq_getmsgbyte(message) ? (struct varlena *) tokens_get_jsonb(message) : NULL;
 }
 
 /* false: it is not that of this record */
@@ -179,13 +129,12 @@ decompose(bytea *plain, Record *record)
 		.data = VARDATA_ANY(plain),.len = VARSIZE_ANY_EXHDR(plain),.maxlen = VARSIZE_ANY_EXHDR(plain)
 	};
 
-	if (pq_getmsgbyte(&message) != FORMAT_VERSION ||
-		!is_name_part(&message, record->name.scope) ||
-		!is_name_part(&message, record->name.key))
+	if (!belongs_to(&message, record))
 		return false;
 	record->response.payload = get_jsonb(&message);
 	record->response.headers = get_jsonb(&message);
 	record->response.body = get_body(&message);
+	pq_getmsgend(&message);
 	return true;
 }
 
@@ -203,7 +152,7 @@ seal_record(Record *record)
 {
 	const SealKey *key;
 
-	/* what is stored sealed already stays as it is */
+	/* a response that is sealed already stays as it is */
 	if (!has_secrets(&record->response))
 		return;
 	record->response.sealed = NULL;
@@ -211,7 +160,7 @@ seal_record(Record *record)
 	key = keyring_newest();
 	if (key == NULL)
 		return;
-	record->response.sealed = encrypt(compose(record), key);
+	record->response.sealed = pgp_seal(compose(record), key->secret);
 	record->response.seal_key = cstring_to_text(key->name);
 	record->response.payload = NULL;
 	record->response.headers = NULL;
@@ -219,54 +168,107 @@ seal_record(Record *record)
 }
 
 pg_noreturn static void
-cannot_open(const Record *record, const SealKey *key)
+cannot_open(const Record *record, const SealKey *key, int sqlerrcode)
 {
+	bool		too_complex = sqlerrcode == ERRCODE_STATEMENT_TOO_COMPLEX;
+	bool		other_encoding = sqlerrcode == ERRCODE_UNTRANSLATABLE_CHARACTER;
+
 	ereport(ERROR,
-			(errcode(ERRCODE_DATA_CORRUPTED),
+			(errcode(too_complex || other_encoding ? sqlerrcode : ERRCODE_DATA_CORRUPTED),
 			 errmsg("response of operation \"%s\" of scope \"%s\" could not be opened",
 					text_to_cstring(record->name.key), text_to_cstring(record->name.scope)),
-			 errdetail("Key \"%s\" is not the one that it was sealed with, or the stored response is damaged.",
+			 too_complex ? errdetail("It is nested too deeply for max_stack_depth.") :
+			 other_encoding ? errdetail("It has a character that the encoding of this database lacks.") :
+			 errdetail("Key \"%s\" is not the one that it was sealed with, or what is stored was damaged or changed.",
 					   key->name),
-			 errhint("The operation has ended and does not run again. Put the right key into idempotency.seal_key_file.")));
+			 errhint("The operation has ended and does not run again. %s",
+					 too_complex ? "Raise max_stack_depth." :
+					 other_encoding ? "Use a database in UTF8." :
+					 "Put the right key into idempotency.seal_key_file.")));
+}
+
+/* Errors of pgcrypto, of the parser and of conversions: they could repeat a part of the response. */
+static bool
+is_about_message(int sqlerrcode)
+{
+	return ERRCODE_TO_CATEGORY(sqlerrcode) == ERRCODE_EXTERNAL_ROUTINE_INVOCATION_EXCEPTION ||
+		ERRCODE_TO_CATEGORY(sqlerrcode) == ERRCODE_DATA_EXCEPTION ||
+		sqlerrcode == ERRCODE_PROTOCOL_VIOLATION || sqlerrcode == ERRCODE_DATA_CORRUPTED ||
+		sqlerrcode == ERRCODE_STATEMENT_TOO_COMPLEX;
+}
+
+static void
+open_with(Record *record, const SealKey *key)
+{
+	MemoryContext context = CurrentMemoryContext;
+	bool		opened = false;
+
+	PG_TRY();
+	{
+		bytea	   *plain = pgp_open(record->response.sealed, key->secret);
+
+		opened = plain != NULL && decompose(plain, record);
+	}
+	PG_CATCH();
+	{
+		int			code = geterrcode();
+
+		if (!is_about_message(code))
+			PG_RE_THROW();
+		MemoryContextSwitchTo(context);
+		FlushErrorState();
+		cannot_open(record, key, code);
+	}
+	PG_END_TRY();
+	if (!opened)
+		cannot_open(record, key, ERRCODE_DATA_CORRUPTED);
+}
+
+/*
+ * With a key, a response in clear is not replayed: a role that can write to
+ * the table could have put it there.
+ */
+static void
+check_clear(const Record *record)
+{
+	if (!has_secrets(&record->response) || !keyring_is_used() || setting_accept_clear_responses)
+		return;
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("response of operation \"%s\" of scope \"%s\" is stored in clear, though there is a seal key",
+					text_to_cstring(record->name.key), text_to_cstring(record->name.scope)),
+			 errdetail("It was stored before there was a key, or somebody has changed the row."),
+			 errhint("The operation has ended and does not run again. If it is from before the key: run idem_reseal, and until that is done, set idempotency.accept_clear_responses = on.")));
+}
+
+static void
+open_sealed(Record *record)
+{
+	if (record->response.seal_key == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_DATA_CORRUPTED),
+				 errmsg("response of operation \"%s\" of scope \"%s\" is sealed with an unknown key",
+						text_to_cstring(record->name.key), text_to_cstring(record->name.scope))));
+	open_with(record, keyring_find(record->response.seal_key));
+	record->response.sealed = NULL;
+	record->response.seal_key = NULL;
 }
 
 /* Decrypts the response of a record that was stored sealed. */
 void
 unseal_record(Record *record)
 {
-	MemoryContext context = CurrentMemoryContext;
-	const SealKey *key;
-	bool		opened = false;
+	if (record->response.sealed != NULL)
+		open_sealed(record);
+	else
+		check_clear(record);
+}
 
-	if (record->response.sealed == NULL)
-		return;
-	if (record->response.seal_key == NULL)
-		ereport(ERROR,
-				(errcode(ERRCODE_DATA_CORRUPTED),
-				 errmsg("response of operation \"%s\" of scope \"%s\" is sealed with an unknown key",
-						text_to_cstring(record->name.key), text_to_cstring(record->name.scope))));
-	key = keyring_find(record->response.seal_key);
-	PG_TRY();
-	{
-		opened = decompose(decrypt(record->response.sealed, key), record);
-	}
-	PG_CATCH();
-	{
-		/* what pgcrypto and the parser say could repeat a part of the response */
-		ErrorData  *error;
-
-		MemoryContextSwitchTo(context);
-		error = CopyErrorData();
-		if (ERRCODE_TO_CATEGORY(error->sqlerrcode) != ERRCODE_EXTERNAL_ROUTINE_INVOCATION_EXCEPTION &&
-			ERRCODE_TO_CATEGORY(error->sqlerrcode) != ERRCODE_DATA_EXCEPTION &&
-			error->sqlerrcode != ERRCODE_PROTOCOL_VIOLATION)
-			PG_RE_THROW();
-		FlushErrorState();
-		cannot_open(record, key);
-	}
-	PG_END_TRY();
-	if (!opened)
-		cannot_open(record, key);
-	record->response.sealed = NULL;
-	record->response.seal_key = NULL;
+/* Seals a stored response with the newest key, also one that is in clear. */
+void
+seal_anew(Record *record)
+{
+	if (record->response.sealed != NULL)
+		open_sealed(record);
+	seal_record(record);
 }

@@ -11,5 +11,6 @@
 
 extern void seal_record(Record *record);
 extern void unseal_record(Record *record);
+extern void seal_anew(Record *record);
 
 #endif							/* IDEM_SEAL_H */

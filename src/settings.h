@@ -5,6 +5,8 @@
 #ifndef IDEM_SETTINGS_H
 #define IDEM_SETTINGS_H
 
+extern bool setting_accept_clear_responses;
+extern int	setting_end_wait;	/* milliseconds */
 extern int	setting_gc_batch_size;	/* rows */
 extern char *setting_gc_databases;
 extern bool setting_gc_enabled;

@@ -2,8 +2,9 @@
  * shared.c
  *		What all sessions share in memory, where the library is preloaded.
  *
- * Without preloading there is none of it, and everything else works: waiters
- * look again after a pause, nothing is counted, and nobody collects.
+ * Without preloading there is no such memory, and everything else works:
+ * waiters look again after a pause, nothing is counted, and there is no
+ * collector.
  */
 #include "postgres.h"
 
@@ -13,9 +14,11 @@
 #include "storage/shmem.h"
 
 #include "compat.h"
+#include "idempotency.h"
 #include "shared.h"
 
 Shared	   *shared = NULL;
+LWLock	   *shared_lock = NULL;
 
 static shmem_request_hook_type previous_request_hook = NULL;
 static shmem_startup_hook_type previous_startup_hook = NULL;
@@ -26,6 +29,7 @@ request(void)
 	if (previous_request_hook)
 		previous_request_hook();
 	RequestAddinShmemSpace(sizeof(Shared));
+	RequestNamedLWLockTranche(EXTENSION_NAME, 1);
 }
 
 static void
@@ -35,11 +39,14 @@ initialize(Shared *fresh)
 		ConditionVariableInit(&fresh->wake_ups[i]);
 	for (int i = 0; i < COUNTED_DATABASES; i++)
 	{
-		pg_atomic_init_u32(&fresh->databases[i].database, InvalidOid);
+		pg_atomic_init_u64(&fresh->databases[i].word, 0);
 		for (int counter = 0; counter < COUNTERS; counter++)
 			pg_atomic_init_u64(&fresh->databases[i].counts[counter], 0);
 	}
-	pg_atomic_init_u32(&fresh->worker_result, 0);
+	pg_atomic_init_u32(&fresh->given_back, 0);
+	for (int i = 0; i < VISITORS; i++)
+		pg_atomic_init_u64(&fresh->visitors[i], 0);
+	pg_atomic_init_u64(&fresh->visit_result, 0);
 }
 
 static void
@@ -50,9 +57,10 @@ start(void)
 	if (previous_startup_hook)
 		previous_startup_hook();
 	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
-	shared = ShmemInitStruct("idempotency", sizeof(Shared), &found);
+	shared = ShmemInitStruct(EXTENSION_NAME, sizeof(Shared), &found);
 	if (!found)
 		initialize(shared);
+	shared_lock = &GetNamedLWLockTranche(EXTENSION_NAME)->lock;
 	LWLockRelease(AddinShmemInitLock);
 }
 

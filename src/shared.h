@@ -11,7 +11,11 @@
 #include "storage/condition_variable.h"
 
 #define WAKE_UPS 128
+#ifndef COUNTED_DATABASES
 #define COUNTED_DATABASES 256
+#endif
+/* collectors at a time: one that works, and those that do not react */
+#define VISITORS 16
 
 /* what is counted; in the order of the columns of idempotency_stats */
 typedef enum Counter
@@ -25,6 +29,7 @@ typedef enum Counter
 	COUNT_COMPLETED,
 	COUNT_FAILED,
 	COUNT_RELEASED,
+	COUNT_FORGOTTEN,
 	COUNT_LEASES_LOST,
 	COUNT_COMMITS_REFUSED,
 	COUNT_WAITS,
@@ -36,11 +41,11 @@ typedef enum Counter
 	COUNT_LAST_SWEEP_MICROSECONDS,
 	COUNT_BACKLOG_ROWS
 } Counter;
-#define COUNTERS 18
+#define COUNTERS (COUNT_BACKLOG_ROWS + 1)
 
 typedef struct DatabaseCounters
 {
-	pg_atomic_uint32 database;	/* InvalidOid: free */
+	pg_atomic_uint64 word;		/* whose it is: see stats.c */
 	pg_atomic_uint64 counts[COUNTERS];
 } DatabaseCounters;
 
@@ -48,12 +53,15 @@ typedef struct Shared
 {
 	ConditionVariable wake_ups[WAKE_UPS];
 	DatabaseCounters databases[COUNTED_DATABASES];
+	pg_atomic_uint32 given_back;	/* slots of databases, so far */
 
-	/* what the collector's present worker has to say to its launcher */
-	pg_atomic_uint32 worker_result;
+	/* see visit.c */
+	pg_atomic_uint64 visitors[VISITORS];
+	pg_atomic_uint64 visit_result;
 } Shared;
 
 extern Shared *shared;			/* NULL: not preloaded */
+extern struct LWLock *shared_lock;	/* of the slots of databases */
 
 extern void shared_register(void);
 

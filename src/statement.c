@@ -14,16 +14,19 @@
 #include "postgres.h"
 
 #include "access/htup_details.h"
+#include "executor/executor.h"
 #include "executor/spi.h"
 #include "miscadmin.h"
+#include "nodes/nodeFuncs.h"
 #include "parser/analyze.h"
 #include "rewrite/rewriteDefine.h"
 #include "utils/builtins.h"
 #include "utils/guc.h"
 #include "utils/plancache.h"
-#include "utils/resowner.h"
 
 #include "compat.h"
+#include "fault.h"
+#include "parts.h"
 #include "statement.h"
 
 /* those that have a plan */
@@ -33,7 +36,20 @@ static Statement *planned = NULL;
 static const char *preparing = NULL;
 static Oid	store_owner = InvalidOid;
 
-static post_parse_analyze_hook_type previous_hook = NULL;
+/* A statement that is being planned, and the state to restore afterwards. */
+typedef struct Planning
+{
+	Statement  *statement;
+	int			nest_level;		/* of settings */
+	Oid			user;
+	int			context;
+	struct Planning *outer;		/* planning may run code of the owner's */
+} Planning;
+
+static Planning *planning = NULL;
+
+static post_parse_analyze_hook_type previous_analyze_hook = NULL;
+static ExecutorStart_hook_type previous_start_hook = NULL;
 
 /* the text of a plan that is analyzed again, after an invalidation */
 static const char *
@@ -43,38 +59,115 @@ text_of_plan(SPIPlanPtr plan)
 }
 
 /*
- * Is it one of ours?  Told by where the text is: its wording others can
- * imitate, and their statements may well be analyzed while one of ours runs.
+ * Which of our statements is it, if any?  The place of the text in memory
+ * decides: others can imitate its wording, and their statements may be
+ * analyzed while one of ours runs.
  */
-static bool
-is_ours(const char *text)
+static const Statement *
+statement_of(const char *text)
 {
 	if (text == NULL)
-		return false;
+		return NULL;
 	if (text == preparing)
-		return true;
+		return planning->statement;
 	for (Statement *statement = planned; statement; statement = statement->next)
 	{
 		if (text == text_of_plan(statement->plan))
-			return true;
+			return statement;
 	}
-	return false;
+	return NULL;
+}
+
+/*
+ * The names in our text were resolved again: are they still the table that we
+ * locked?
+ */
+static bool
+names_another(Node *node, Oid *relation)
+{
+	if (node == NULL)
+		return false;
+	if (IsA(node, RangeTblEntry))
+		return ((RangeTblEntry *) node)->rtekind == RTE_RELATION &&
+			((RangeTblEntry *) node)->relid != *relation;
+	if (IsA(node, Query))
+		return query_tree_walker((Query *) node, as_walker(names_another), relation, QTW_EXAMINE_RTES_BEFORE);
+	return expression_tree_walker(node, as_walker(names_another), relation);
+}
+
+static void
+name_changed(void)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+			 errmsg("schema of extension \"%s\" was renamed concurrently", EXTENSION_NAME),
+			 errhint("Retry the transaction.")));
 }
 
 static void
 check_as_owner(ParseState *state, Query *query, JumbleState *jumble)
 {
-	if (previous_hook)
-		previous_hook(state, query, jumble);
-	if (is_ours(state->p_sourcetext))
-		setRuleCheckAsUser((Node *) query, store_owner);
+	const Statement *statement;
+
+	if (previous_analyze_hook)
+		previous_analyze_hook(state, query, jumble);
+	statement = statement_of(state->p_sourcetext);
+	if (statement == NULL)
+		return;
+	if (names_another((Node *) query, unconstify(Oid *, &statement->relation)))
+		name_changed();
+	setRuleCheckAsUser((Node *) query, store_owner);
+}
+
+/*
+ * Row security is off, even if the owner has forced it: it must not hide
+ * records.  A plan that was made while the store was small must not read all
+ * of it when it has grown.
+ */
+static void
+start_planning(Planning *run)
+{
+	run->nest_level = NewGUCNestLevel();
+	GetUserIdAndSecContext(&run->user, &run->context);
+	SetUserIdAndSecContext(run->user, run->context | SECURITY_NOFORCE_RLS);
+	if (run->statement->knows_rows)
+		(void) set_config_option("enable_seqscan", "off", PGC_USERSET, PGC_S_SESSION,
+								 GUC_ACTION_SAVE, true, 0, false);
+	run->outer = planning;
+	planning = run;
+}
+
+static void
+end_planning(Planning *run)
+{
+	planning = run->outer;
+	AtEOXact_GUC(true, run->nest_level);
+	SetUserIdAndSecContext(run->user, run->context);
+}
+
+/*
+ * The plan is made, and no invalidation can have it made again.  From here on
+ * the statement, and all that it calls, runs with the caller's own state.
+ */
+static void
+start_executor(QueryDesc *query, int flags)
+{
+	if (planning != NULL && planning->statement->plan != NULL &&
+		query->sourceText == text_of_plan(planning->statement->plan))
+		end_planning(planning);
+	if (previous_start_hook)
+		previous_start_hook(query, flags);
+	else
+		standard_ExecutorStart(query, flags);
 }
 
 void
 statement_register(void)
 {
-	previous_hook = post_parse_analyze_hook;
+	previous_analyze_hook = post_parse_analyze_hook;
 	post_parse_analyze_hook = check_as_owner;
+	previous_start_hook = ExecutorStart_hook;
+	ExecutorStart_hook = start_executor;
 }
 
 static void
@@ -102,6 +195,7 @@ prepare(Statement *statement, const Catalog *catalog)
 	Oid			types[STATEMENT_PARAMETERS];
 	SPIPlanPtr	plan;
 
+	statement->generation = catalog->generation;
 	for (int i = 0; i < statement->count; i++)
 		types[i] = OidIsValid(statement->types[i]) ? statement->types[i] : catalog->status_type;
 
@@ -120,68 +214,37 @@ prepare(Statement *statement, const Catalog *catalog)
 			 SPI_result_code_string(SPI_result));
 	SPI_keepplan(plan);
 	statement->plan = plan;
-	statement->generation = catalog->generation;
 	statement->next = planned;
 	planned = statement;
 	pfree(sql);
 }
 
-/*
- * Makes the plan that will run, if there is none or what it is for has changed.
- *
- * Row security is off even where the owner has forced it on himself: the
- * records of an operation must not be out of sight.  A plan that was made
- * while the store was small must not read all of it when it has grown.
- */
+/* A plan for the objects of this moment. */
 static void
-plan(Statement *statement, const Catalog *catalog)
+have_plan(Statement *statement, const Catalog *catalog)
 {
-	int			nest_level = NewGUCNestLevel();
-	CachedPlan *cached;
-	Oid			user;
-	int			context;
-
 	store_owner = catalog->store_owner;
-	/* not one that is in use further out */
+	/* not a plan that an outer call is using */
 	if (statement->plan != NULL && statement->generation != catalog->generation &&
 		statement->running == 1)
 		forget_plan(statement);
-	GetUserIdAndSecContext(&user, &context);
-	SetUserIdAndSecContext(user, context | SECURITY_NOFORCE_RLS);
-	if (statement->knows_rows)
-		(void) set_config_option("enable_seqscan", "off", PGC_USERSET, PGC_S_SESSION,
-								 GUC_ACTION_SAVE, true, 0, false);
 	if (statement->plan == NULL)
 		prepare(statement, catalog);
-	cached = SPI_plan_get_cached_plan(statement->plan);
-	if (cached == NULL)
-		elog(ERROR, "a statement on the store has more than one plan");
-	ReleaseCachedPlan(cached, CurrentResourceOwner);
-	AtEOXact_GUC(true, nest_level);
-	SetUserIdAndSecContext(user, context);
 }
 
-/* Is it about a row, perhaps one of the store or of a part of it? */
+/* Is the error about a row, perhaps one of the store or of a partition? */
 static bool
 is_about_row(const ErrorData *error)
 {
 	return ERRCODE_TO_CATEGORY(error->sqlerrcode) == ERRCODE_INTEGRITY_CONSTRAINT_VIOLATION;
 }
 
-/* Did a writer that takes no lock of ours come first? */
+/* Has a writer that takes no lock of ours stored the row first? */
 static bool
-is_duplicate_name(const Catalog *catalog, const ErrorData *error)
+is_duplicate_name(const ErrorData *error)
 {
-	ListCell   *cell;
-
-	if (error->sqlerrcode != ERRCODE_UNIQUE_VIOLATION || error->constraint_name == NULL)
-		return false;
-	foreach(cell, catalog->key_names)
-	{
-		if (strcmp(error->constraint_name, (char *) lfirst(cell)) == 0)
-			return true;
-	}
-	return false;
+	return error->sqlerrcode == ERRCODE_UNIQUE_VIOLATION &&
+		parts_have_key(error->schema_name, error->table_name, error->constraint_name);
 }
 
 void
@@ -196,13 +259,13 @@ statement_lost_race(void)
 /*
  * Called in PG_CATCH.
  *
- * Whoever holds an operation's lock inserts without a conflict, unless the row
- * came from outside (logical replication, COPY): then the transaction started
- * from what is no longer so, and may be retried.  A constraint that the owner
+ * A session that holds an operation's lock inserts without a conflict, unless
+ * the row came from outside (logical replication, COPY). Then the transaction
+ * has judged an older state, and may be retried.  A constraint that the owner
  * has added must not print the row, which has the response in it.
  */
 void
-statement_rethrow(const Catalog *catalog, MemoryContext context)
+statement_rethrow(MemoryContext context)
 {
 	ErrorData  *error;
 
@@ -211,7 +274,7 @@ statement_rethrow(const Catalog *catalog, MemoryContext context)
 	if (!is_about_row(error))
 		PG_RE_THROW();
 	FlushErrorState();
-	if (is_duplicate_name(catalog, error))
+	if (is_duplicate_name(error))
 		statement_lost_race();
 	error->detail = NULL;
 	error->detail_log = NULL;
@@ -234,6 +297,40 @@ execute(Statement *statement, Datum *values, const bool *nulls, Snapshot snapsho
 }
 
 /*
+ * Our text was not understood because the schema was renamed just now: its old
+ * name is nobody's, or that of a schema with other tables.  The table itself
+ * was there when it was locked.
+ */
+static bool
+is_renamed_schema(const Statement *statement, const Catalog *catalog)
+{
+	int			code = geterrcode();
+
+	return (code == ERRCODE_UNDEFINED_SCHEMA ||
+			ERRCODE_TO_CATEGORY(code) == ERRCODE_SYNTAX_ERROR_OR_ACCESS_RULE_VIOLATION) &&
+		(catalog_has_news() || statement->generation != catalog->generation);
+}
+
+/* In PG_CATCH. */
+static void
+fail(Planning *run, const Catalog *catalog, MemoryContext context)
+{
+	bool		was_planning = planning == run;
+
+	/* the end of the transaction restores the rest */
+	if (was_planning)
+		planning = run->outer;
+	run->statement->running--;
+	if (was_planning && is_renamed_schema(run->statement, catalog))
+	{
+		MemoryContextSwitchTo(context);
+		FlushErrorState();
+		name_changed();
+	}
+	statement_rethrow(context);
+}
+
+/*
  * Runs a statement and returns how many rows it gave.  A NULL snapshot is for
  * statements that write.  The rows are there until statement_finish.
  */
@@ -242,22 +339,29 @@ statement_run(Statement *statement, const Catalog *catalog,
 			  Datum *values, const bool *nulls, Snapshot snapshot)
 {
 	MemoryContext context = CurrentMemoryContext;
+	Planning	run = {.statement = statement};
 
+	statement->relation = catalog_lock(statement->table,
+									   snapshot != NULL ? AccessShareLock : RowExclusiveLock);
+	FAULT_POINT("statement-locked");
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "could not connect to SPI");
-	/* planning may run code of the owner's as well, which may begin operations */
+	/* planning may run the owner's code, too, which may begin operations */
 	statement->running++;
 	PG_TRY();
 	{
-		plan(statement, catalog);
+		start_planning(&run);
+		have_plan(statement, catalog);
 		execute(statement, values, nulls, snapshot);
 	}
 	PG_CATCH();
 	{
-		statement->running--;
-		statement_rethrow(catalog, context);
+		fail(&run, catalog, context);
 	}
 	PG_END_TRY();
+	/* rules of the owner may have left nothing to execute */
+	if (planning == &run)
+		end_planning(&run);
 	statement->running--;
 	return SPI_processed;
 }

@@ -21,9 +21,11 @@ typedef struct Statement
 	int			count;			/* of parameters */
 	Oid			types[STATEMENT_PARAMETERS];	/* InvalidOid: idempotency_status */
 	bool		knows_rows;		/* their places or keys: no need to read the table */
+	CatalogTable table;			/* the only one that it names */
 
 	/* the runner's own */
 	SPIPlanPtr	plan;
+	Oid			relation;		/* which has the table's name, and is locked */
 	uint64		generation;		/* of the catalog that the plan is for */
 	int			running;		/* how deep: a trigger may begin operations */
 	struct Statement *next;		/* that has a plan */
@@ -35,7 +37,7 @@ extern uint64 statement_run(Statement *statement, const Catalog *catalog,
 extern Datum statement_column(int row, int column, bool *is_null);
 extern void statement_columns(int row, Datum *values, bool *nulls);
 extern void statement_finish(void);
-extern void statement_rethrow(const Catalog *catalog, MemoryContext context);
+extern void statement_rethrow(MemoryContext context);
 extern void statement_lost_race(void);
 
 #endif							/* IDEM_STATEMENT_H */

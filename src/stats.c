@@ -2,116 +2,188 @@
  * stats.c
  *		Counts what happens, where the library is preloaded.
  *
- * A database claims a slot of shared memory at its first count and keeps it;
- * counting is one atomic addition.  What is counted are calls, like
- * pg_stat_user_tables counts rows: whether or not their transaction committed.
+ * A database claims a slot of shared memory at its first count.  It loses the
+ * slot when it is dropped, and when it has dropped the extension.  Then another
+ * database may claim the slot.  Calls are counted, like pg_stat_user_tables
+ * counts rows: whether or not their transaction committed.
+ *
+ * A session remembers the slot of its database, and counts without a lock.  A
+ * count must not get into the slot of another database.  So:
+ *
+ *	- Each slot has one word.  The upper half is the database that owns the slot.
+ *	  The lower half is the number of sessions that are inside: they are adding
+ *	  to its counts at this moment.
+ *	- A session that counts enters the slot: it adds one to the word, and learns
+ *	  by that who owned the slot.  If its own database did, it adds to the count.
+ *	  In any case it leaves the slot: it subtracts one from the word.
+ *	- The owner of a slot changes under the lock only.  So no database has two
+ *	  slots.
+ *	- A slot loses its owner by compare and exchange of the whole word.  That
+ *	  succeeds only while no session is inside.  A session that enters later
+ *	  learns that the slot has no owner.  All counts are zero before the lock is
+ *	  released, so the next owner begins with zeros.
  */
 #include "postgres.h"
 
-#include "fmgr.h"
-#include "funcapi.h"
 #include "miscadmin.h"
-#include "utils/builtins.h"
-#include "utils/timestamp.h"
-#include "utils/tuplestore.h"
+#include "storage/lwlock.h"
 
 #include "compat.h"
+#include "fault.h"
 #include "stats.h"
 
-SQL_FUNCTION(idem_stats);
-SQL_FUNCTION(idem_stats_reset);
-
-#define STATS_COLUMNS (1 + COUNTERS)
+/* the word of a slot */
+#define OWNER(word) ((Oid) ((word) >> 32))
+#define OWNED_BY(database) ((uint64) (database) << 32)
 
 static DatabaseCounters *mine = NULL;
 
-/* Where every slot is taken, further databases are not counted. */
+/* how many slots had been given back when this session found none free */
+static uint32 found_none_at;
+static bool found_none = false;
+
+static bool
+enter(DatabaseCounters *slot)
+{
+	return OWNER(pg_atomic_fetch_add_u64(&slot->word, 1)) == MyDatabaseId;
+}
+
+static void
+leave(DatabaseCounters *slot)
+{
+	pg_atomic_fetch_sub_u64(&slot->word, 1);
+}
+
+/* The caller holds the lock. */
 static DatabaseCounters *
-claim_slot(void)
+slot_of(Oid database)
 {
 	for (int i = 0; i < COUNTED_DATABASES; i++)
 	{
 		DatabaseCounters *slot = &shared->databases[i];
-		uint32		database = InvalidOid;
 
-		if (pg_atomic_compare_exchange_u32(&slot->database, &database, MyDatabaseId) ||
-			database == MyDatabaseId)
+		if (OWNER(pg_atomic_read_u64(&slot->word)) == database)
 			return slot;
 	}
 	return NULL;
 }
 
-static pg_atomic_uint64 *
-count_of(Counter counter)
+/* If every slot is taken, further databases are not counted. */
+static DatabaseCounters *
+claim_slot(void)
 {
-	if (shared == NULL)
+	uint32		given_back = pg_atomic_read_u32(&shared->given_back);
+	DatabaseCounters *slot;
+
+	if (found_none && found_none_at == given_back)
 		return NULL;
-	if (mine == NULL)
-		mine = claim_slot();
-	return mine ? &mine->counts[counter] : NULL;
+	LWLockAcquire(shared_lock, LW_EXCLUSIVE);
+	slot = slot_of(MyDatabaseId);
+	if (slot == NULL)
+	{
+		slot = slot_of(InvalidOid);
+		if (slot != NULL)
+			pg_atomic_fetch_add_u64(&slot->word, OWNED_BY(MyDatabaseId));
+	}
+	LWLockRelease(shared_lock);
+	found_none = slot == NULL;
+	found_none_at = given_back;
+	return slot;
 }
 
+/* Enters the slot of this database; NULL: the database is not counted. */
+static DatabaseCounters *
+enter_mine(void)
+{
+	while (shared != NULL)
+	{
+		if (mine == NULL)
+			mine = claim_slot();
+		if (mine == NULL || enter(mine))
+			return mine;
+		leave(mine);
+		mine = NULL;
+	}
+	return NULL;
+}
+
+/* Nothing between entering and leaving can fail. */
 void
 stats_add(Counter counter, int64 amount)
 {
-	pg_atomic_uint64 *count = count_of(counter);
+	DatabaseCounters *slot = enter_mine();
 
-	if (count != NULL)
-		pg_atomic_fetch_add_u64(count, amount);
+	if (slot == NULL)
+		return;
+	pg_atomic_fetch_add_u64(&slot->counts[counter], amount);
+	leave(slot);
 }
 
 void
 stats_set(Counter counter, int64 value)
 {
-	pg_atomic_uint64 *count = count_of(counter);
+	DatabaseCounters *slot = enter_mine();
 
-	if (count != NULL)
-		pg_atomic_write_u64(count, value);
+	if (slot == NULL)
+		return;
+	FAULT_POINT("count-entered");
+	pg_atomic_write_u64(&slot->counts[counter], value);
+	leave(slot);
 }
 
 static void
-fill_row(DatabaseCounters *slot, Oid database, Datum *values, bool *nulls)
+clear(DatabaseCounters *slot)
 {
-	memset(nulls, false, STATS_COLUMNS * sizeof(bool));
-	values[0] = ObjectIdGetDatum(database);
 	for (int counter = 0; counter < COUNTERS; counter++)
-		values[1 + counter] = Int64GetDatum(pg_atomic_read_u64(&slot->counts[counter]));
-
-	/* times are stored as such, durations in microseconds */
-	nulls[1 + COUNT_LAST_SWEEP_AT] = DatumGetInt64(values[1 + COUNT_LAST_SWEEP_AT]) == 0;
-	nulls[1 + COUNT_LAST_SWEEP_MICROSECONDS] = nulls[1 + COUNT_LAST_SWEEP_AT];
-	nulls[1 + COUNT_BACKLOG_ROWS] = nulls[1 + COUNT_LAST_SWEEP_AT];
+		pg_atomic_write_u64(&slot->counts[counter], 0);
 }
 
-/* idem_stats(): a row per database that has counted; none without preloading */
-Datum
-idem_stats(PG_FUNCTION_ARGS)
-{
-	ReturnSetInfo *result = (ReturnSetInfo *) fcinfo->resultinfo;
-
-	InitMaterializedSRF(fcinfo, 0);
-	/* zeros for a database that has counted nothing yet */
-	(void) count_of(COUNT_ACQUIRED);
-	for (int i = 0; shared != NULL && i < COUNTED_DATABASES; i++)
-	{
-		DatabaseCounters *slot = &shared->databases[i];
-		Oid			database = pg_atomic_read_u32(&slot->database);
-		Datum		values[STATS_COLUMNS];
-		bool		nulls[STATS_COLUMNS];
-
-		if (!OidIsValid(database))
-			continue;
-		fill_row(slot, database, values, nulls);
-		tuplestore_putvalues(result->setResult, result->setDesc, values, nulls);
-	}
-	return (Datum) 0;
-}
-
-/* idem_stats_reset(): of this database */
-Datum
-idem_stats_reset(PG_FUNCTION_ARGS)
+/* Of this database. */
+void
+stats_reset(void)
 {
 	for (int counter = 0; counter < COUNTERS; counter++)
 		stats_set((Counter) counter, 0);
-	PG_RETURN_VOID();
+}
+
+/* A database that has counted nothing yet has zeros from now on. */
+void
+stats_show_this_database(void)
+{
+	stats_add(COUNT_ACQUIRED, 0);
+}
+
+/* The figures in a slot; false when it is no database's. */
+bool
+stats_read(int slot, Figures *figures)
+{
+	DatabaseCounters *read = &shared->databases[slot];
+
+	LWLockAcquire(shared_lock, LW_SHARED);
+	figures->database = OWNER(pg_atomic_read_u64(&read->word));
+	for (int counter = 0; counter < COUNTERS; counter++)
+		figures->counts[counter] = (int64) pg_atomic_read_u64(&read->counts[counter]);
+	LWLockRelease(shared_lock);
+	return OidIsValid(figures->database);
+}
+
+/*
+ * Frees the slot of a database that is dropped, or that has dropped the
+ * extension.  While a session is inside, that fails, and the caller tries
+ * again later.
+ */
+void
+stats_give_back(Oid database)
+{
+	uint64		alone = OWNED_BY(database);
+	DatabaseCounters *slot;
+
+	LWLockAcquire(shared_lock, LW_EXCLUSIVE);
+	slot = slot_of(database);
+	if (slot != NULL && pg_atomic_compare_exchange_u64(&slot->word, &alone, OWNED_BY(InvalidOid)))
+	{
+		clear(slot);
+		pg_atomic_fetch_add_u32(&shared->given_back, 1);
+	}
+	LWLockRelease(shared_lock);
 }

@@ -9,8 +9,20 @@
 
 #include "shared.h"
 
+/* the figures of a database */
+typedef struct Figures
+{
+	Oid			database;
+	int64		counts[COUNTERS];
+} Figures;
+
 extern void stats_add(Counter counter, int64 amount);
 extern void stats_set(Counter counter, int64 value);
+extern void stats_reset(void);
+
+extern void stats_show_this_database(void);
+extern bool stats_read(int slot, Figures *figures);
+extern void stats_give_back(Oid database);
 
 static inline void
 stats_count(Counter counter)

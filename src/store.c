@@ -2,16 +2,14 @@
  * store.c
  *		The records of operations: every SQL statement on idempotency_store.
  *
- * The hot ones take the direct path where that can make no difference.
- * What is secret of a record is sealed on its way in; whoever wants to read it
- * opens it.
+ * The hot ones take the direct path where that can make no difference.  The
+ * response of a record is sealed on its way in.  A reader opens it itself.
  */
 #include "postgres.h"
 
 #include "access/table.h"
 #include "access/xact.h"
 #include "catalog/pg_type.h"
-#include "commands/sequence.h"
 #include "storage/bufmgr.h"
 #include "utils/builtins.h"
 #include "utils/rel.h"
@@ -20,6 +18,7 @@
 #include "compat.h"
 #include "direct.h"
 #include "fault.h"
+#include "fence.h"
 #include "record.h"
 #include "seal.h"
 #include "statement.h"
@@ -61,9 +60,12 @@ static Statement delete_record = {
 	3, {NAME_TYPES, TIMESTAMPTZOID},.knows_rows = true
 };
 
-/* expiry is checked again under the row lock, as READ COMMITTED does */
+/*
+ * Expiry is checked again under the row lock, as READ COMMITTED does.  A row
+ * whose fence is greater than $5 stays: no other place knows that fence.
+ */
 static Statement sweep_pages = {
-	"WITH expired AS MATERIALIZED (SELECT ctid AS place FROM %1$s.idempotency_store"
+	"WITH expired AS MATERIALIZED (SELECT ctid AS place, fence FROM %1$s.idempotency_store"
 	" WHERE ctid OPERATOR(pg_catalog.>=) $1 AND ctid OPERATOR(pg_catalog.<) $2"
 	" AND expires_at OPERATOR(pg_catalog.<=) $3"
 	" AND (status OPERATOR(pg_catalog.<>) 'PENDING'"
@@ -71,14 +73,16 @@ static Statement sweep_pages = {
 	" LIMIT $4 FOR UPDATE SKIP LOCKED)"
 	", removed AS (DELETE FROM %1$s.idempotency_store"
 	" WHERE ctid OPERATOR(pg_catalog.=) ANY (ARRAY(SELECT place FROM expired"
+	" WHERE (fence OPERATOR(pg_catalog.>) $5) IS NOT TRUE"
 	FAULT_POINT_SQL("sweep-read") ")) RETURNING ctid AS place)"
-	" SELECT pg_catalog.count(*), pg_catalog.max(place) FROM removed",
-	4, {TIDOID, TIDOID, TIMESTAMPTZOID, INT8OID},.knows_rows = true
+	" SELECT pg_catalog.count(*), pg_catalog.max(place), (SELECT pg_catalog.max(fence) FROM expired"
+	" WHERE fence OPERATOR(pg_catalog.>) $5) FROM removed",
+	5, {TIDOID, TIDOID, TIMESTAMPTZOID, INT8OID, INT8OID},.knows_rows = true
 };
 
 /* ended records with a response that is not sealed with the key $3 */
 static Statement find_unsealed = {
-	"SELECT " COLUMNS " FROM %1$s.idempotency_store"
+	"SELECT " COLUMNS ", ctid FROM %1$s.idempotency_store"
 	" WHERE ctid OPERATOR(pg_catalog.>=) $1 AND ctid OPERATOR(pg_catalog.<) $2"
 	" AND status OPERATOR(pg_catalog.<>) 'PENDING' AND (seal_key OPERATOR(pg_catalog.=) $3) IS NOT TRUE"
 	" AND (sealed IS NOT NULL OR response_payload IS NOT NULL"
@@ -87,17 +91,18 @@ static Statement find_unsealed = {
 	4, {TIDOID, TIDOID, TEXTOID, INT8OID},.knows_rows = true
 };
 
-/* A row of the statement that has just run, with its name, copied. */
-static void
+/* A row of the statement that has just run, with its name, copied; and its ctid. */
+static ItemPointerData
 read_whole_row(const Catalog *catalog, int row, Record *found)
 {
-	Datum		values[RECORD_COLUMNS];
-	bool		nulls[RECORD_COLUMNS];
+	Datum		values[RECORD_COLUMNS + 1];
+	bool		nulls[RECORD_COLUMNS + 1];
 
 	statement_columns(row, values, nulls);
 	record_from_columns(catalog, values, nulls, found);
 	found->name.scope = DatumGetTextPCopy(values[COLUMN_SCOPE]);
 	found->name.key = DatumGetTextPCopy(values[COLUMN_IDEMPOTENCY_KEY]);
+	return *(ItemPointer) DatumGetPointer(values[RECORD_COLUMNS]);
 }
 
 static bool
@@ -148,11 +153,12 @@ could_not_serialize(void)
 }
 
 /*
- * The newest committed record of a name, or this transaction's own.
+ * The newest committed record of a name, or the one of this transaction.
  *
- * Where the isolation level keeps one snapshot, what that snapshot sees must
- * be the newest version: an answer from outside it would let two transactions
- * commit on contradictory reads, as INSERT ... ON CONFLICT refuses to.
+ * At REPEATABLE READ and SERIALIZABLE the transaction's snapshot must see the
+ * newest version.  An answer from outside of the snapshot would let two
+ * transactions commit on contradictory reads; INSERT ... ON CONFLICT refuses
+ * the same.
  */
 bool
 store_find(const Catalog *catalog, const OperationName *name, Record *found)
@@ -197,7 +203,10 @@ insert_by_sql(const Catalog *catalog, const Record *record)
 	statement_finish();
 }
 
-/* A record in place of the version that was judged, or of none if that was collected. */
+/*
+ * A record that replaces the version that was judged, or that is inserted if
+ * that version was collected.
+ */
 static void
 upsert_by_sql(const Catalog *catalog, const Record *record, TimestampTz judged)
 {
@@ -230,15 +239,15 @@ put_directly(const Catalog *catalog, const Record *record, TimestampTz judged)
 	}
 	PG_CATCH();
 	{
-		statement_rethrow(catalog, context);
+		statement_rethrow(context);
 	}
 	PG_END_TRY();
 }
 
 /*
- * Stores a record in place of the version that was judged, or of none: its
- * name had none (NO_TIME), or that one was collected.  A version that came
- * meanwhile is another writer's.
+ * Stores a record: it replaces the version that was judged, or is inserted if
+ * there was none (NO_TIME) or if that version was collected.  A version that
+ * came meanwhile is another writer's.
  */
 void
 store_put(const Catalog *catalog, const Record *record, TimestampTz judged)
@@ -254,7 +263,7 @@ store_put(const Catalog *catalog, const Record *record, TimestampTz judged)
 		insert_by_sql(catalog, &stored);
 }
 
-/* Deletes the version that was judged; one that came after it stays. */
+/* Deletes the version that was judged; a newer one is another writer's: 40001. */
 void
 store_delete(const Catalog *catalog, const OperationName *name, TimestampTz judged)
 {
@@ -262,7 +271,8 @@ store_delete(const Catalog *catalog, const OperationName *name, TimestampTz judg
 		PointerGetDatum(name->scope), PointerGetDatum(name->key), TimestampTzGetDatum(judged)
 	};
 
-	(void) statement_run(&delete_record, catalog, arguments, NULL, InvalidSnapshot);
+	if (statement_run(&delete_record, catalog, arguments, NULL, InvalidSnapshot) != 1)
+		statement_lost_race();
 	statement_finish();
 }
 
@@ -284,28 +294,33 @@ range_of_pages(PageRange *range, BlockNumber start, BlockNumber end, Datum *argu
 }
 
 /*
- * Removes what has expired on the pages from start to before end, and tells
- * the last page that it removed something from.
+ * Removes expired records on the pages from start to before end, and returns
+ * the last page from which it removed one.  A row whose fence the sequence has
+ * not reached stays until the next sweep; the sequence catches up first.
  */
 int64
 store_sweep_pages(const Catalog *catalog, BlockNumber start, BlockNumber end,
 				  TimestampTz now, int64 max_rows, BlockNumber *last)
 {
 	PageRange	range;
-	Datum		arguments[4];
+	Datum		arguments[5];
 	int64		removed;
+	int64		fence;
 	Datum		place;
 	bool		is_null;
 
 	range_of_pages(&range, start, end, arguments);
 	arguments[2] = TimestampTzGetDatum(now);
 	arguments[3] = Int64GetDatum(max_rows);
-	(void) statement_run(GUARDED("sweep", &sweep_pages, &fault_sweep_unchecked),
-						 catalog, arguments, NULL, InvalidSnapshot);
+	arguments[4] = Int64GetDatum(fence_last());
+	(void) statement_run(&sweep_pages, catalog, arguments, NULL, InvalidSnapshot);
 	removed = DatumGetInt64(statement_column(0, 1, &is_null));
 	place = statement_column(0, 2, &is_null);
 	*last = is_null ? start : ItemPointerGetBlockNumber((ItemPointer) DatumGetPointer(place));
+	fence = DatumGetInt64(statement_column(0, 3, &is_null));
 	statement_finish();
+	if (!is_null)
+		fence_keep_if_free(fence);
 	return removed;
 }
 
@@ -313,7 +328,7 @@ store_sweep_pages(const Catalog *catalog, BlockNumber start, BlockNumber end,
 BlockNumber
 store_pages(const Catalog *catalog)
 {
-	Relation	store = table_open(catalog->store, NoLock);
+	Relation	store = table_open(catalog->tables[TABLE_STORE], NoLock);
 	BlockNumber pages;
 
 	if (!RELKIND_HAS_STORAGE(store->rd_rel->relkind))
@@ -327,38 +342,45 @@ store_pages(const Catalog *catalog)
 }
 
 /*
- * Locks up to max_rows ended records on the pages from start to before end
- * that have a response which is not sealed with the key.
+ * The place after the rows that were found: a walk that goes on from there
+ * finds each row once, also one that could not be changed.  A row that was
+ * updated just now may be reported with its new place, which is elsewhere.
+ */
+static void
+step_over(ItemPointer from, ItemPointer end, ItemPointer place)
+{
+	if (ItemPointerCompare(place, from) >= 0 && ItemPointerCompare(place, end) < 0)
+		ItemPointerSet(from, ItemPointerGetBlockNumber(place),
+					   OffsetNumberNext(ItemPointerGetOffsetNumber(place)));
+}
+
+/*
+ * Locks up to max_rows ended records that have a response which is not sealed
+ * with the key, from a place to before another.  Moves the first one on, to the
+ * other when there are no more.
  */
 int64
-store_find_unsealed(const Catalog *catalog, BlockNumber start, BlockNumber end,
+store_find_unsealed(const Catalog *catalog, ItemPointer from, ItemPointer end,
 					text *key, int64 max_rows, Record **records)
 {
 	MemoryContext context = CurrentMemoryContext;
-	PageRange	range;
-	Datum		arguments[4];
+	ItemPointerData first = *from;
+	Datum		arguments[4] = {
+		PointerGetDatum(&first), PointerGetDatum(end), PointerGetDatum(key), Int64GetDatum(max_rows)
+	};
 	int64		count;
 
-	range_of_pages(&range, start, end, arguments);
-	arguments[2] = PointerGetDatum(key);
-	arguments[3] = Int64GetDatum(max_rows);
 	count = statement_run(&find_unsealed, catalog, arguments, NULL, InvalidSnapshot);
 	MemoryContextSwitchTo(context);
 	*records = palloc0(Max(count, 1) * sizeof(Record));
 	for (int64 i = 0; i < count; i++)
-		read_whole_row(catalog, i, &(*records)[i]);
+	{
+		ItemPointerData place = read_whole_row(catalog, i, &(*records)[i]);
+
+		step_over(from, end, &place);
+	}
+	if (count < max_rows)
+		*from = *end;
 	statement_finish();
 	return count;
-}
-
-/*
- * A new fence, greater than the one given: the sequence alone could have
- * fallen behind where rows were replicated without it.
- */
-int64
-store_next_fence(const Catalog *catalog, int64 after)
-{
-	int64		fence = nextval_internal(catalog->fences, false);
-
-	return Max(fence, after + 1);
 }

@@ -18,9 +18,8 @@ extern void store_put(const Catalog *catalog, const Record *record, TimestampTz 
 extern void store_delete(const Catalog *catalog, const OperationName *name, TimestampTz judged);
 extern int64 store_sweep_pages(const Catalog *catalog, BlockNumber start, BlockNumber end,
 							   TimestampTz now, int64 max_rows, BlockNumber *last);
-extern int64 store_find_unsealed(const Catalog *catalog, BlockNumber start, BlockNumber end,
+extern int64 store_find_unsealed(const Catalog *catalog, ItemPointer from, ItemPointer end,
 								 text *key, int64 max_rows, Record **records);
 extern BlockNumber store_pages(const Catalog *catalog);
-extern int64 store_next_fence(const Catalog *catalog, int64 after);
 
 #endif							/* IDEM_STORE_H */

@@ -62,24 +62,32 @@ replay(const Record *found, TimestampTz now)
 	return answer;
 }
 
+/* An answer with nothing of what is stored. */
+Answer
+bare_answer(Outcome outcome, const OperationName *name)
+{
+	return (Answer)
+	{
+		.outcome = outcome,
+			.record = {
+			.name = *name,.lease_expires_at = NO_TIME,.created_at = NO_TIME,
+				.updated_at = NO_TIME,.expires_at = NO_TIME
+		}
+	};
+}
+
 /*
- * Somebody else owns the operation.  Of a lease the caller is told how long
- * it runs, but not its fence: the fence is what makes an owner.
+ * Another session owns the operation.  The answer has the time that is left of
+ * its lease, but not its fence: with the fence the caller could end the
+ * operation.
  */
 Answer
 in_progress(const OperationName *name, const Record *found, TimestampTz now)
 {
-	Answer		answer = {.outcome = OUTCOME_IN_PROGRESS};
+	Answer		answer = bare_answer(OUTCOME_IN_PROGRESS, name);
 
 	if (found == NULL)
-	{
-		answer.record = (Record)
-		{
-			.name = *name,.lease_expires_at = NO_TIME,.created_at = NO_TIME,
-				.updated_at = NO_TIME,.expires_at = NO_TIME
-		};
 		return answer;
-	}
 	answer.record = *found;
 	answer.record.fence = NO_FENCE;
 	memset(&answer.record.response, 0, sizeof(Response));

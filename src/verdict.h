@@ -21,6 +21,7 @@ typedef enum Verdict
 
 extern bool is_absent(const Record *found, TimestampTz now);
 extern Verdict judge(const Record *found, int32 max_attempts, TimestampTz now);
+extern Answer bare_answer(Outcome outcome, const OperationName *name);
 extern Answer replay(const Record *found, TimestampTz now);
 extern Answer in_progress(const OperationName *name, const Record *found, TimestampTz now);
 

@@ -2,11 +2,11 @@
  * wait.c
  *		How long a caller still waits, and waiting for a lease to end.
  *
- * A lease is ended by a commit in some other session, or by time.  Where the
- * library is preloaded, that commit wakes the waiters through condition
- * variables in shared memory, a few for all operations: a waiter that is woken
- * for nothing just looks again.  Elsewhere it looks again after a pause that
- * grows, and is bounded so that no answer is late by more than that.
+ * A lease ends by a commit in another session, or by time.  If the library is
+ * preloaded, that commit wakes the waiters through condition variables in
+ * shared memory.  All operations share a few of these, so a waiter may be
+ * woken for another operation; it looks again.  Without preloading, a waiter
+ * looks again after a pause that grows up to a bound.
  */
 #include "postgres.h"
 
@@ -20,7 +20,7 @@
 
 #define FIRST_PAUSE INT64CONST(2000)
 #define LONGEST_PAUSE INT64CONST(50000)
-/* nobody is woken by COMMIT PREPARED, or where a clock was set */
+/* COMMIT PREPARED wakes no waiter, and neither does a clock that is set */
 #define LONGEST_SLEEP INT64CONST(1000000)
 
 Deadline
@@ -70,7 +70,7 @@ pause_for(LeaseWait *wait, int64 microseconds)
 	CHECK_FOR_INTERRUPTS();
 }
 
-/* Sleeps until it is worth looking again, but no longer than that. */
+/* Sleeps until a waiter should look again, but no longer than that. */
 void
 lease_wait_sleep(LeaseWait *wait, int64 microseconds)
 {

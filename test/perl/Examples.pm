@@ -1,4 +1,4 @@
-# Runs the examples of a Markdown file: all its blocks marked "sql", in order, in
+# Runs the examples of Markdown pages: all their blocks marked "sql", in order, in
 # one psql session.
 #
 #	-- => value			what "psql -At" prints for the statement before; more
@@ -16,7 +16,7 @@ use Exporter 'import';
 use IPC::Run;
 use PostgreSQL::Test::Utils;
 
-our @EXPORT = qw(problems_of);
+our @EXPORT = qw(problems_of problems_of_pages pages_in_order);
 
 # The statements of a file, each with its line and what is announced of it.
 sub parse
@@ -129,14 +129,40 @@ sub announce
 	}
 }
 
-# What is wrong with the examples of a file, each with its line.
+# The pages that a page links to, in the order in which they are first named.
+sub pages_in_order
+{
+	my ($markdown) = @_;
+	my %seen;
+
+	return grep { !$seen{$_}++ } $markdown =~ /\]\(([^)#:]+\.md)(?:#[^)]*)?\)/g;
+}
+
+# What is wrong with the examples of a page, each with its line.
 sub problems_of
 {
 	my ($node, $database, $markdown) = @_;
-	my ($statements, $problems) = parse($markdown);
-	my ($script, $output, $messages) = ("\\set VERBOSITY verbose\n", '', '');
-	my @parts;
 
+	return problems_of_pages($node, $database, [ '', $markdown ]);
+}
+
+# The same of several pages, [name, text] each, read one after the other in one
+# database and one session.
+sub problems_of_pages
+{
+	my ($node, $database, @pages) = @_;
+	my ($script, $output, $messages) = ("\\set VERBOSITY verbose\n", '', '');
+	my ($statements, $problems) = ([], []);
+
+	for my $page (@pages)
+	{
+		my ($name, $text) = @$page;
+		my ($found, $stray) = parse($text);
+		my $before = $name eq '' ? '' : "$name:";
+
+		push @$problems, map { "$before$_" } @$stray;
+		push @$statements, map { { %$_, line => "$before$_->{line}" } } @$found;
+	}
 	for my $number (0 .. $#$statements)
 	{
 		$script .= "\\set SQLSTATE 00000\n$statements->[$number]{text}\n"

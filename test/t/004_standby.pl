@@ -43,7 +43,7 @@ for my $call (
 	q{idem_release('leased', fence => 1)}, q{idem_extend('leased', '1 hour', fence => 1)},
 	q{idem_call('public.handler(jsonb)', 'k', '{}')}, q{idem_lock(ARRAY['a'])},
 	q{idem_advance('s', 1)}, q{idem_begin_batch(ARRAY['k'])},
-	q{idem_complete_batch(ARRAY['k'])}, q{idem_gc()}, q{idem_reseal()},
+	q{idem_complete_batch(ARRAY['k'])}, q{idem_forget('done')}, q{idem_gc()}, q{idem_reseal()},
 	q{idem_claim_scope('s', 'reader')}, q{idem_unclaim_scope('s')}, q{idem_set_policy('s')})
 {
 	is(sqlstate($standby, "SELECT $call"), '25006', "standby: $call");
@@ -73,7 +73,7 @@ is($standby->safe_psql('postgres', q{SELECT idem_lookup('unknown') IS NULL}),
 
 	append_to_file($keys, $secret);
 	chmod 0600, $keys;
-	$primary->append_conf('postgresql.conf', "idempotency.seal_key_file = 'idempotency.keys'");
+	$primary->append_conf('postgresql.conf', "idempotency.seal_key_file = 'idempotency.keys'\nidempotency.accept_clear_responses = on\n");
 	$primary->reload;
 	$primary->safe_psql('postgres', q{CREATE EXTENSION pgcrypto; SELECT idem_complete('sealed', '"sealed"', fence => fence) FROM idem_begin('sealed', lease => '1 hour')});
 	is($primary->safe_psql('postgres', q{SELECT seal_key FROM idempotency_store WHERE idempotency_key = 'sealed'}), 'k1', 'a sealed response');
@@ -81,7 +81,7 @@ is($standby->safe_psql('postgres', q{SELECT idem_lookup('unknown') IS NULL}),
 	is(sqlstate($standby, q{SELECT idem_lookup('sealed')}), '55000', 'standby: without the key an error');
 	append_to_file($standby->data_dir . '/idempotency.keys', $secret);
 	chmod 0600, $standby->data_dir . '/idempotency.keys';
-	$standby->append_conf('postgresql.conf', "idempotency.seal_key_file = 'idempotency.keys'");
+	$standby->append_conf('postgresql.conf', "idempotency.seal_key_file = 'idempotency.keys'\nidempotency.accept_clear_responses = on\n");
 	$standby->reload;
 	wait_until('the standby has the key', sub { sqlstate($standby, q{SELECT idem_lookup('sealed')}) eq '' });
 	is($standby->safe_psql('postgres', q{SELECT response_payload FROM idem_lookup('sealed')}), '"sealed"', 'standby: with it the response');

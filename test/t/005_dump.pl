@@ -65,7 +65,7 @@ CREATE EXTENSION idempotency SCHEMA $schema;
 SELECT idem_grant('teller'), idem_grant('stranger');
 SELECT idem_claim_scope('bank*', 'teller'), idem_set_policy('bank/eu', retention => '7 days', max_attempts => 3);
 BEGIN;
-SELECT idem_begin('completed', 'scope', request => '1');
+SELECT idem_begin('completed', scope => 'scope', request => '1');
 SELECT idem_complete('completed', '"done"', 'scope', 201, '{"a": "b"}', '\\x00ff0a');
 SELECT idem_begin('failed');
 SELECT idem_fail('failed', 'null', retryable => true, retry_after => '1 hour');
@@ -83,9 +83,9 @@ SQL
 		dump_and_restore($from, $to, $format);
 		$node->safe_psql('postgres', "ALTER DATABASE $to SET search_path = $schema, public");
 		is(contents($to, $schema), $contents, "$to: all data");
-		is($node->safe_psql($to, q{SELECT outcome, response_payload, response_body FROM idem_begin('completed', 'scope')}),
+		is($node->safe_psql($to, q{SELECT outcome, response_payload, response_body FROM idem_begin('completed', scope => 'scope')}),
 			'COMPLETED|"done"|\x00ff0a', "$to: a replay");
-		is(sqlstate($node, q{SELECT idem_begin('completed', 'scope', request => '2')}, $to),
+		is(sqlstate($node, q{SELECT idem_begin('completed', scope => 'scope', request => '2')}, $to),
 			'ID422', "$to: the fingerprint");
 		cmp_ok(begin_leased($to, 'new'), '>', $fence, "$to: fences go on growing");
 		is(sqlstate($node, "SELECT idem_complete('leased', fence => $fence)", $to),
@@ -94,17 +94,17 @@ SQL
 			'f|t', "$to: the marks of streams");
 		is(sqlstate($node, "SET ROLE stranger; SELECT idem_lookup('k', 'bank/eu')", $to), 'ID403', "$to: the claims");
 		is(sqlstate($node, "SET ROLE teller; SELECT idem_lookup('k', 'bank/eu')", $to), '', "$to: and the rights");
-		is( $node->safe_psql($to, q{BEGIN; SELECT outcome FROM idem_begin('policy', 'bank/eu');
+		is( $node->safe_psql($to, q{BEGIN; SELECT outcome FROM idem_begin('policy', scope => 'bank/eu');
 			SELECT idem_complete('policy', scope => 'bank/eu'); COMMIT;
 			SELECT expires_at - updated_at FROM idem_lookup('policy', 'bank/eu')}),
 			"ACQUIRED\n\n7 days", "$to: the policies");
 	}
 }
 
-# The seed of lock ids is a database's own: a copy that is restored elsewhere
+# The key of the lock ids is a database's own: a copy that is restored elsewhere
 # must not show the same ids.
-is($node->safe_psql('from_idem', 'SELECT lock_seed FROM idem.idempotency_secret')
-	  eq $node->safe_psql('to_idem_plain', 'SELECT lock_seed FROM idem.idempotency_secret'),
-	'', 'the seed of lock ids is not dumped');
+is($node->safe_psql('from_idem', 'SELECT lock_key FROM idem.idempotency_secret')
+	  eq $node->safe_psql('to_idem_plain', 'SELECT lock_key FROM idem.idempotency_secret'),
+	'', 'the key of the lock ids is not dumped');
 
 done_testing();

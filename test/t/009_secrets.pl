@@ -32,7 +32,7 @@ $node->safe_psql('other', 'CREATE EXTENSION idempotency');
 	for my $owner (@owners)
 	{
 		ask($owner, 'BEGIN');
-		ask($owner, q{SELECT idem_begin('PayPeter', 'salaries')});
+		ask($owner, q{SELECT idem_begin('PayPeter', scope => 'salaries')});
 	}
 	$ids = $node->safe_psql('postgres', <<'SQL', extra_params => [ '-U', 'spy' ]);
 SELECT count(*), count(DISTINCT database), count(DISTINCT classid), count(DISTINCT objid)
@@ -44,7 +44,7 @@ SQL
 	unlike($locks, qr/PayPeter|salaries/i, 'no key to be seen');
 	$_->quit for @owners;
 }
-is(sqlstate($node, 'SET ROLE spy; SELECT lock_seed FROM idempotency_secret'), '42501', 'nor the seed');
+is(sqlstate($node, 'SET ROLE spy; SELECT lock_key FROM idempotency_secret'), '42501', 'nor the key of the lock ids');
 
 # The log
 #

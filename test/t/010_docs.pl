@@ -7,6 +7,7 @@ use FindBin;
 use lib "$FindBin::RealBin/../perl";
 
 use Examples;
+use Failures;
 use Idempotency;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -20,10 +21,18 @@ my @files;
 sub try_examples
 {
 	my ($markdown) = @_;
+
+	return try_pages([ '', $markdown ]);
+}
+
+# Pages, [name, text] each, one after the other in one database.
+sub try_pages
+{
+	my @pages = @_;
 	my @problems;
 
 	$node->safe_psql('postgres', 'CREATE DATABASE example TEMPLATE template0');
-	@problems = problems_of($node, 'example', $markdown);
+	@problems = problems_of_pages($node, 'example', @pages);
 	$node->safe_psql('postgres', 'DROP DATABASE example WITH (FORCE)');
 	for my $role (split /\n/, $node->safe_psql('postgres',
 			q{SELECT quote_ident(rolname) FROM pg_roles WHERE oid >= 16384}))
@@ -90,5 +99,99 @@ for my $file (grep { -e $_ } "$root/README.md", "$root/CONTRIBUTING.md", sort @f
 
 	is(join("\n", map { "$name:$_" } try_examples(slurp_file($file))), '', $name);
 }
+
+# A reader has one database, and goes from page to page.  First the runner: what
+# collides with an earlier page is found, and is told with its page.
+my @pages = ([ 'a', "```sql\nCREATE TABLE t ();\n```" ], [ 'b', "\n```sql\nSELECT 1;\nCREATE TABLE t ();\n```" ]);
+is_deeply([ map { /^(\w:\d+):/ } try_pages(@pages) ], ['b:4'], 'all pages: a collision is found');
+
+my $contents = slurp_file("$root/docs/README.md");
+my @order = map { s{^\.\./}{} ? $_ : "docs/$_" } pages_in_order($contents);
+is_deeply([ sort @order, 'docs/README.md' ],
+	[ sort 'README.md', map { s/^\Q$root\E\///r } @files ], 'docs/README.md names every page');
+cmp_ok(scalar(() = slurp_file("$root/README.md") =~ /\n/g), '<=', 300, 'README has 300 lines at most');
+is(join("\n", grep { slurp_file("$root/$_") =~ /^SELECT.*\bfence => \d/m } @order), '', 'no fence is written as a number');
+is(join("\n", try_pages(map { [ $_, slurp_file("$root/$_") ] } @order)), '', 'all pages in one database');
+
+# Every link leads to a file, and to a heading of it.
+sub anchors
+{
+	my ($markdown) = @_;
+	my %anchors;
+
+	for my $heading ($markdown =~ /^#+\s+(.*?)\s*$/mg)
+	{
+		my $anchor = lc($heading =~ s/\[([^\]]*)\]\([^)]*\)/$1/gr);
+
+		$anchor =~ s/[^\w\s-]//g;
+		$anchors{ $anchor =~ s/ /-/gr } = 1;
+	}
+	return \%anchors;
+}
+
+sub broken_links
+{
+	my ($name) = @_;
+	my $text = slurp_file("$root/$name") =~ s/^```.*?^```//msgr;
+	my $directory = $name =~ s/[^\/]*$//r;
+	my @broken;
+
+	for my $link ($text =~ /\]\(([^)\s]+)\)/g)
+	{
+		my ($path, $anchor) = $link =~ /^([^#]*)#?(.*)$/;
+		my $target = $path eq '' ? "$root/$name" : "$root/$directory$path";
+
+		next if $link =~ /^https?:/;
+		push @broken, "$name: $link"
+		  if !-e $target || ($anchor ne '' && !anchors(slurp_file($target))->{$anchor});
+	}
+	return @broken;
+}
+
+is_deeply([ sort keys %{ anchors("# A b, `c_d`\n## [E](f) g?\n") } ], [ 'a-b-c_d', 'e-g' ], 'links: anchors as code hosts make them');
+is(join("\n", map { broken_links($_) } @order, 'docs/README.md', 'CONTRIBUTING.md'), '', 'every link leads somewhere');
+
+# Each promise of the security page names tests that exist.  First the check itself.
+sub promise_problems
+{
+	my ($page) = @_;
+	my ($table) = $page =~ /^## Each promise and its test\n(.*?)(?=^## |\z)/ms or return 'no such section';
+	my @problems;
+
+	for my $row (grep { /^\| (?!promise |-)/ } split /\n/, $table =~ s/^\|---.*\n//mr)
+	{
+		my @tests = ($row =~ /\|([^|]*)\|$/)[0] =~ /`([^`]+)`/g;
+
+		push @problems, "no test: $row" unless @tests;
+		push @problems, map { "no such file: $_" } grep { !-f "$root/$_" } @tests;
+	}
+	return @problems;
+}
+
+my $promises = "## Each promise and its test\n\n| promise | test |\n|---|---|\n| a | `test/t/010_docs.pl` |\n";
+
+is_deeply([ promise_problems($promises) ], [], 'promises: a sample');
+is(scalar(my @none = promise_problems("$promises| b | none |\n| c | `test/t/none.pl` |\n")), 2, 'promises: no test, and none that exists');
+is(join("\n", promise_problems(slurp_file("$root/docs/security.md"))), '', 'docs/security.md: each promise has a test');
+
+# The list of failures and the tests that cite it.  First the check itself.
+my $cited = { 'test/a' => { 1 => 1, 2 => 1 } };
+my $rows = "| 1 | a | b | `test/a` |\n| 2 | a | b | no test: why |\n";
+
+is_deeply([ failure_problems($rows, $cited) ], [], 'failures: a sample');
+for my $case (
+	[ 'a test that does not cite', $rows =~ s/no test: why/`test\/b`/r ],
+	[ 'neither test nor reason', $rows =~ s/no test: why/no test/r ],
+	[ 'a cited number without a row', $rows =~ s/^\| 2.*\n//mr ],
+	[ 'a number left out', "$rows| 4 | a | b | no test: why |\n" ])
+{
+	is(scalar(my @problems = failure_problems($case->[1], $cited)), 1, "failures: $case->[0]");
+}
+
+$cited = cited_failures($root, qw(sql src test dev demo bench docs README.md CONTRIBUTING.md));
+# where the numbers are, or are only explained
+delete @{$cited}{qw(docs/failures.md test/perl/Failures.pm)};
+cmp_ok(scalar(grep { %$_ } values %$cited), '>', 50, 'failures: tests cite them');
+is(join("\n", failure_problems(slurp_file("$root/docs/failures.md"), $cited)), '', 'docs/failures.md');
 
 done_testing();

@@ -55,7 +55,7 @@ is(ask($s2, q{BEGIN; SELECT outcome FROM idem_begin('e'); ROLLBACK}),
 	'ACQUIRED', 'nothing is left behind');
 is( ask($s1,
 		q{BEGIN; SELECT string_agg(o.outcome::text, ' ')
-			FROM unnest(ARRAY['first', 'second']) s, LATERAL idem_begin('same', s) o}),
+			FROM unnest(ARRAY['first', 'second']) s, LATERAL idem_begin('same', scope => s) o}),
 	'ACQUIRED ACQUIRED', 'one key of two scopes, and one lock id, are two operations');
 ask($s1, 'ROLLBACK');
 $s1->quit;

@@ -11,7 +11,7 @@ use Test::More;
 
 my $node = new_node('stats', conf => 'max_prepared_transactions = 10');
 my @counters = qw(acquired replayed_completed replayed_failed in_progress mismatches taken_over completed failed
-  released leases_lost commits_refused waits collected_rows sweeps);
+  released forgotten leases_lost commits_refused waits collected_rows sweeps);
 
 $node->safe_psql('postgres', 'CREATE DATABASE other');
 $node->safe_psql('other', <<'SQL');
@@ -73,6 +73,7 @@ for my $case (
 		'completed 1' ],
 	[ 'release', q{SELECT idem_release('w', fence => fence) FROM idempotency_store WHERE idempotency_key = 'w'},
 		'released 1' ],
+	[ 'forget', q{SELECT idem_forget('f'), idem_forget('f')}, 'forgotten 1' ],
 	[ 'release here', q{BEGIN; SELECT idem_begin('r'); SELECT idem_release('r'); COMMIT}, 'acquired 1 released 1' ],
 	[ 'refused commit', q{SELECT idem_begin('u')}, 'acquired 1 commits_refused 1' ],
 	[ 'not owned', q{SELECT idem_complete('u')}, '' ],
@@ -94,13 +95,29 @@ for my $case (
 my $rows = $node->safe_psql('other', 'SELECT count(*) FROM idempotency_store');
 
 let_expire();
-is(moved('SELECT idem_gc(2)'), 'collected_rows 2 sweeps 1', 'sweep that stops early');
+is(moved('SELECT idem_gc(2)'), 'collected_rows 2', 'a sweep that is not at its end yet');
 is($node->safe_psql('other', q{SELECT last_sweep_at > now() - interval '1 minute', last_sweep_duration BETWEEN '0' AND '1 minute'
 	FROM idempotency_stats WHERE datname = 'other'}), 't|t', 'sweep: when, how long');
-is(moved('SELECT idem_gc()'), 'collected_rows ' . ($rows - 2) . ' sweeps 1', 'sweep');
+is(moved('SELECT idem_gc()'), 'collected_rows ' . ($rows - 2) . ' sweeps 1', 'and then is');
 is($node->safe_psql('other', q{SELECT backlog_rows FROM idempotency_stats WHERE datname = 'other'}), 0, 'sweep: nothing is left');
+
+# A sweep is once round the store, in as many calls as that takes: the figures
+# are of all of it.
+$node->safe_psql('other', q{INSERT INTO idempotency_store (idempotency_key, expires_at, status)
+	SELECT 'page-' || n, now() - interval '1 day', 'COMPLETED' FROM generate_series(1, 1000) n});
+my $before_sweep = q{SELECT last_sweep_at FROM idempotency_stats WHERE datname = 'other'};
+my $last_sweep = $node->safe_psql('other', $before_sweep);
+
+is(moved('SELECT idem_gc(100)'), 'collected_rows 100', "part $_ of a sweep") for 1 .. 3;
+is($node->safe_psql('other', $before_sweep), $last_sweep, 'the last sweep is still the one before');
+$node->safe_psql('other', q{UPDATE idempotency_sweep SET began_at = began_at - interval '1 hour'});
+is(moved('SELECT idem_gc(10000)'), 'collected_rows 700 sweeps 1', 'the end of a sweep');
+is($node->safe_psql('other', q{SELECT date_trunc('hour', last_sweep_duration), trunc(last_sweep_seconds / 3600) FROM idempotency_stats WHERE datname = 'other'}),
+	'01:00:00|1', 'it took from its beginning to its end');
 is($node->safe_psql('other', q{SELECT wait_time BETWEEN '50 ms' AND '1 minute' FROM idempotency_stats WHERE datname = 'other'}),
 	't', 'how long was waited');
+is($node->safe_psql('other', q{SELECT wait_seconds = extract(epoch FROM wait_time), last_sweep_seconds = extract(epoch FROM last_sweep_duration)
+	FROM idempotency_stats WHERE datname = 'other'}), 't|t', 'the same as numbers');
 
 # The estimate of what is left is no less than half of it, nor twice as much.
 $node->safe_psql('other', q{INSERT INTO idempotency_store (idempotency_key, expires_at, status)
@@ -185,7 +202,7 @@ is($node->safe_psql('postgres', q{SELECT count(*) FROM idempotency_in_flight WHE
 $node->append_conf('postgresql.conf', q{shared_preload_libraries = ''});
 $node->restart;
 $node->safe_psql('postgres', q{BEGIN; SELECT idem_begin('n'); SELECT idem_complete('n'); COMMIT; SELECT idem_gc(), idem_stats_reset()});
-is($node->safe_psql('postgres', 'SELECT * FROM idempotency_stats'), 'postgres' . '|' x 18, 'not preloaded: all NULL');
+is($node->safe_psql('postgres', 'SELECT * FROM idempotency_stats'), 'postgres' . '|' x 21, 'not preloaded: all NULL');
 is($node->safe_psql('postgres', 'SELECT kind, idempotency_key FROM idempotency_in_flight'), 'leased|leased',
 	'not preloaded: what is in flight can be seen');
 

@@ -1,4 +1,4 @@
-# Faults at points that nothing from outside can hit (FAILURES 1, 3, 41, 44):
+# Faults at points that nothing from outside can hit (FAILURES 1, 3, 41, 44, 99):
 # each point of src/fault.c with an error, with SIGKILL, and held there while
 # others do their worst.  The library is built anew with these points; that no
 # other build has a trace of them is tested, too.
@@ -15,7 +15,7 @@ use Idempotency;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my @points = qw(begin-locked begin-judged taken-over end-judged sweep-read commit-visible);
+my @points = qw(begin-locked begin-judged taken-over end-judged statement-locked count-entered sweep-read commit-visible);
 my ($stage, $conf) = built_with('-DIDEM_FAULTS');
 
 # Nothing of it is in the build that all other tests use.
@@ -26,10 +26,10 @@ sub traces
 	my $code = slurp_file($library);
 
 	return join ' ', grep { index($code, $_) >= 0 } @points,
-	  qw(idempotency.fault guards_off fault_point fault_guard_stands fault_sweep_unchecked);
+	  qw(idempotency.fault fault_point);
 }
 
-is(scalar(split / /, traces($stage)), 11, 'a build with faults has every point');
+is(scalar(split / /, traces($stage)), @points + 2, 'a build with faults has every point');
 is(traces($ENV{IDEM_STAGE}), '', 'a build without has no trace of them');
 is(`cd $FindBin::RealBin/../../src && grep -l IDEM_FAULTS *`, "fault.c\nfault.h\n",
 	'the flag is known to these files alone');
@@ -46,7 +46,6 @@ CREATE FUNCTION work(r jsonb) RETURNS jsonb LANGUAGE sql AS
 	$$INSERT INTO effect VALUES (r ->> 0) RETURNING r -> 0$$;
 SQL
 is(sqlstate($node, q{SET idempotency.fault = 'no-such:error'}), '22023', 'no point of that name');
-is(sqlstate($node, q{SET idempotency.guards_off = 'no-such'}), '22023', 'no guard of that name');
 
 # What a client does, however often it has to.  A lease is short where it is to
 # run out.
@@ -132,6 +131,9 @@ sub run_into
 		error => qr/fault at point "$point"|error triggered for injection point $point/,
 		kill => qr/terminated by signal 9/);
 	my $hits = count_in_log($sign{$action});
+	my $ready = qr/ready to accept connections/;
+	my $starts = count_in_log($ready);
+	my $crashes = $action eq 'kill' || $point eq 'commit-visible';
 
 	if ($injected && $action eq 'kill')
 	{
@@ -143,6 +145,8 @@ sub run_into
 			stderr => \my $stderr);
 	}
 	wait_until("the fault $point:$action has hit", sub { count_in_log($sign{$action}) == $hits + 1 });
+	# before it goes down it may answer once more
+	wait_until('the server has started again', sub { count_in_log($ready) > $starts }) if $crashes;
 	wait_until('the server answers', sub { $node->psql('postgres', 'SELECT 1') == 0 });
 	return;
 }
@@ -377,77 +381,19 @@ for my $way ('bound', 'called')
 	is(locks_left(), '0', "$key: the lock is free");
 }
 
-# Each guard, taken out: what it prevents, happens.  With it, it does not.
-sub without
+# The schema is renamed after a table was locked and before a statement is read
+# that names it: to be tried again, whether the old name is nobody's or another's.
+for my $instead ('', 'CREATE SCHEMA public; CREATE TABLE public.idempotency_sweep (LIKE renamed.idempotency_sweep INCLUDING ALL);',
+	'CREATE SCHEMA public; CREATE TABLE public.idempotency_sweep ();')
 {
-	my ($guard, $code) = @_;
+	my $stray = $instead =~ /LIKE/ ? 'a copy has its name' : $instead ? 'another table has its name' : 'its name is gone';
 
-	ask($_, "SET idempotency.guards_off = '$guard'") for $s1, $s2;
-	$code->("$guard-off");
-	ask($_, 'RESET idempotency.guards_off') for $s1, $s2;
-	$code->("$guard-on");
-	return;
+	hold($s1, 'statement-locked', 'SELECT idem_gc()');
+	ask($s2, "ALTER SCHEMA public RENAME TO renamed; $instead");
+	is(let_go($s1), 'schema of extension "idempotency" was renamed concurrently', "schema renamed, $stray: the statement is to be tried again");
+	ask($s2, ($instead ? 'DROP SCHEMA public CASCADE; ' : '') . 'ALTER SCHEMA renamed RENAME TO public');
+	is(ask($s1, 'SELECT idem_gc()'), '0', 'and then runs');
 }
-
-sub acquired_twice
-{
-	my ($key) = @_;
-	my $told;
-
-	ask($s1, "BEGIN; SELECT idem_begin('$key')");
-	$told = ask($s2, "BEGIN; SELECT outcome FROM idem_begin('$key')");
-	ask($_, 'ROLLBACK') for $s1, $s2;
-	is($told, $key eq 'lock-off' ? 'ACQUIRED' : 'IN_PROGRESS', "$key: what a second owner is told");
-	return;
-}
-
-sub stale_end
-{
-	my ($key) = @_;
-	my $fence = expired_lease($key);
-
-	ask($s1, "SELECT idem_begin('$key', lease => '1 hour')");
-	outcome_of($s2, "SELECT idem_complete('$key', '\"stale\"', fence => $fence)");
-	is(state_of($key), $key eq 'fence-off' ? '0|COMPLETED|"stale"' : '0|PENDING', "$key: after a stale owner's end");
-	return;
-}
-
-sub unfinished_commit
-{
-	my ($key) = @_;
-
-	outcome_of($s1, "BEGIN; SELECT idem_begin('$key'); INSERT INTO effect VALUES ('$key'); COMMIT");
-	is(state_of($key), $key eq 'commit-off' ? '1' : '0', "$key: effects without a record");
-	return;
-}
-
-# The row has a new owner, who has not committed when the sweep finds the old version.
-sub swept_owner
-{
-	my ($key) = @_;
-
-	expired_row($key);
-	ask($s1, "BEGIN; SELECT idem_begin('$key', lease => '1 hour')");
-	if ($key eq 'sweep-off')
-	{
-		begin_to($s2, 'Lock', 'SELECT idem_gc()');
-		ask($s1, 'COMMIT');
-		outcome($s2);
-		is(state_of($key), '0', "$key: the new owner's record is gone");
-	}
-	else
-	{
-		is(ask($s2, 'SELECT idem_gc()'), '0', "$key: the sweep passes it over");
-		ask($s1, 'COMMIT');
-		is(state_of($key), '0|PENDING', "$key: the new owner's record is there");
-	}
-	return;
-}
-
-without('lock', \&acquired_twice);
-without('fence', \&stale_end);
-without('commit', \&unfinished_commit);
-without('sweep', \&swept_owner);
 
 is(locks_left(), '0', 'no lock is left');
 # an error after the commit is the one fault that the server itself warns of

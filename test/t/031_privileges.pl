@@ -35,9 +35,9 @@ $node->safe_psql(
 	RESET ROLE;
 	ALTER ROLE idem_owner NOSUPERUSER;
 	CREATE FUNCTION echo(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1';
-	CREATE TABLE lease AS SELECT s AS scope, o, (o).fence FROM unnest(ARRAY['free', 'pay']) s, idem_begin('leased', s, lease => '1 hour') o;
+	CREATE TABLE lease AS SELECT s AS scope, o, (o).fence FROM unnest(ARRAY['free', 'pay']) s, idem_begin('leased', scope => s, lease => '1 hour') o;
 	BEGIN;
-	SELECT idem_begin('done', s), idem_complete('done', '1', s) FROM unnest(ARRAY['free', 'pay']) s;
+	SELECT idem_begin('done', scope => s), idem_complete('done', '1', s) FROM unnest(ARRAY['free', 'pay']) s;
 	COMMIT;
 	CREATE VIEW member AS SELECT d.classid, d.objid FROM pg_depend d JOIN pg_extension e ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
 		WHERE d.deptype = 'e' AND e.extname = 'idempotency';
@@ -48,17 +48,20 @@ $node->safe_psql(
 # and the type of its first argument where there are several. %s is the scope;
 # what comes before a | the superuser does in the same transaction.
 my %call = (
-	idem_begin => q{SELECT idem_begin('new', '%s')},
+	idem_begin => q{SELECT idem_begin('new', scope => '%s')},
 	'idem_complete(text)' => q{SELECT idem_complete('leased', scope => scope, fence => fence) FROM lease WHERE scope = '%s'},
 	'idem_complete(idem_operation)' => q{SELECT idem_complete(o) FROM lease WHERE scope = '%s'},
 	'idem_fail(text)' => q{SELECT idem_fail('leased', scope => scope, fence => fence) FROM lease WHERE scope = '%s'},
 	'idem_fail(idem_operation)' => q{SELECT idem_fail(o) FROM lease WHERE scope = '%s'},
-	idem_release => q{SELECT idem_release('leased', scope, fence) FROM lease WHERE scope = '%s'},
-	idem_extend => q{SELECT idem_extend('leased', '2 hours', scope, fence) FROM lease WHERE scope = '%s'},
+	'idem_release(text)' => q{SELECT idem_release('leased', scope, fence) FROM lease WHERE scope = '%s'},
+	'idem_release(idem_operation)' => q{SELECT idem_release(o) FROM lease WHERE scope = '%s'},
+	'idem_extend(text)' => q{SELECT idem_extend('leased', '2 hours', scope, fence) FROM lease WHERE scope = '%s'},
+	'idem_extend(idem_operation)' => q{SELECT idem_extend(o, '2 hours') FROM lease WHERE scope = '%s'},
 	idem_lookup => q{SELECT idem_lookup('done', '%s')},
+	idem_forget => q{SELECT idem_forget('done', '%s')},
 	idem_call => q{SELECT idem_call('echo(jsonb)', 'new', scope => '%s')},
-	idem_begin_batch => q{SELECT idem_begin_batch(ARRAY['new'], '%s')},
-	idem_complete_batch => q{SELECT idem_begin('new', '%1$s')|SELECT idem_complete_batch(ARRAY['new'], scope => '%1$s')},
+	idem_begin_batch => q{SELECT idem_begin_batch(ARRAY['new'], scope => '%s')},
+	idem_complete_batch => q{SELECT idem_begin('new', scope => '%1$s')|SELECT idem_complete_batch(ARRAY['new'], scope => '%1$s')},
 	idem_advance => q{SELECT idem_advance('stream', 1, '%s')},
 	idem_lock => q{SELECT idem_lock(ARRAY['resource'])},
 	idem_fingerprint => q{SELECT idem_fingerprint('1')},
@@ -74,7 +77,7 @@ my %call = (
 	idem_scope_changed => 'SELECT idem_scope_changed()',
 	idem_stats => 'SELECT idem_stats()',
 	idem_stats_reset => 'SELECT idem_stats_reset()',
-	idem_set_rights => q{SELECT idem_set_rights('other', 'GRANT EXECUTE ON FUNCTION %%s TO %%s')},
+	idem_set_rights => q{SELECT idem_set_rights('other', 'GRANT %%s ON %%s TO %%s')},
 	idem_grant => q{SELECT idem_grant('other')},
 	idem_revoke => q{SELECT idem_revoke('payer')});
 
@@ -205,8 +208,8 @@ is(answer('nobody', 'SELECT response_payload FROM idempotency_store LIMIT 0'), '
 is(answer('nobody', 'SELECT idem_gc()'), 'ok', 'and one of a function');
 
 # A role that logs in is answered as one that was set.
-is(($node->psql('postgres', q{SELECT idem_begin('done', 'pay')}, extra_params => [ '-U', 'app', '-v', 'VERBOSITY=sqlstate' ]))[2],
+is(($node->psql('postgres', q{SELECT idem_begin('done', scope => 'pay')}, extra_params => [ '-U', 'app', '-v', 'VERBOSITY=sqlstate' ]))[2],
 	'psql:<stdin>:1: ERROR:  ID403', 'app, logged in');
-is($node->safe_psql('postgres', q{SELECT outcome FROM idem_begin('done', 'pay')}, extra_params => [ '-U', 'payer' ]), 'COMPLETED', 'payer, logged in');
+is($node->safe_psql('postgres', q{SELECT outcome FROM idem_begin('done', scope => 'pay')}, extra_params => [ '-U', 'payer' ]), 'COMPLETED', 'payer, logged in');
 
 done_testing();

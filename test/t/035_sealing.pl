@@ -109,7 +109,13 @@ complete('sealed', $all);
 is_sealed('sealed', 'k1', 'idem_complete');
 is(replay('sealed', '"card 4711"'), $replayed, 'and replayed as it was');
 is(one("SELECT response_payload FROM idem_lookup('sealed')"), '{"payload": "PlainPayload"}', 'idem_lookup opens it, too');
-is(replay('clear', '"card 4711"'), $replayed, 'what was stored before the key is replayed, and its fingerprint still compares');
+# What was stored before the key is refused, unless the administrator says otherwise.
+is(sqlstate($node, q{SELECT idem_begin('clear')}), '55000', 'what was stored before the key is not replayed');
+one('ALTER SYSTEM SET idempotency.accept_clear_responses = on');
+$node->reload;
+wait_until('clear responses are accepted', sub { one('SHOW idempotency.accept_clear_responses') eq 'on' });
+is(replay('clear', '"card 4711"'), $replayed, 'but where they are accepted it is, and its fingerprint still compares');
+is(large_ones(), '6', 'large responses, too');
 
 for my $case ([ 'sql null', 'NULL', '||' ], [ 'json null', q{'null'}, '|null|' ], [ 'body', q{NULL, body => '\x00ff'}, '||00ff' ],
 	[ 'empty', q{'""', body => ''}, '|""|' ], [ 'headers', q{NULL, headers => '{"a": [1.10, "\u00fc"]}'}, '{"a": [1.10, "' . "\xc3\xbc" . '"]}||' ])
@@ -197,6 +203,9 @@ is(replay('new', '"card 4711"'), $replayed, 'so does the new one');
 		ORDER BY idempotency_key) FROM idempotency_store}), $before, 'nothing else of a record changes');
 }
 is_sealed('clear', 'k2', 'from before there was a key');
+one('ALTER SYSTEM RESET idempotency.accept_clear_responses');
+$node->reload;
+wait_until('clear responses are refused again', sub { one('SHOW idempotency.accept_clear_responses') eq 'off' });
 is(one(q{SELECT count(*) FROM idempotency_store WHERE idempotency_key LIKE 'large %' AND seal_key = 'k2' AND response_body IS NULL}), '6', 'and so are large responses');
 is(large_ones(), '6', 'which are what they were, to the byte');
 is(replay($_, '"card 4711"'), $replayed, "replayed after idem_reseal: $_") for 'clear', 'sealed', 'new';
@@ -230,7 +239,16 @@ one(q{CREATE TABLE kept AS SELECT * FROM idempotency_store});
 one(q{UPDATE idempotency_store SET sealed = set_byte(sealed, length(sealed) - 5, get_byte(sealed, length(sealed) - 5) # 1) WHERE idempotency_key = 'sealed'});
 refuses('sealed', 'XX001', 'damaged data');
 write_keys("k1 $secret{k1}", "k2 $secret{k2}", "k3 $secret{other}");
-is(sqlstate($node, 'SELECT idem_reseal()'), 'XX001', 'nor is it sealed anew');
+{
+	my $others = one(q{SELECT count(*) - 1 FROM idempotency_store WHERE sealed IS NOT NULL});
+	my ($status, $sealed, $warnings) = $node->psql('postgres', 'SELECT idem_reseal()');
+
+	is($sealed, $others, 'idem_reseal goes past it, and seals the others');
+	like($warnings, qr/WARNING:  response of operation "sealed" of scope "" was not sealed anew/, 'and says which it was');
+	like($warnings, qr/WARNING:  1 response was passed over/, 'and how many there were');
+	is(one(q{SELECT string_agg(idempotency_key, ' ') FROM idempotency_store WHERE sealed IS NOT NULL AND seal_key <> 'k3'}), 'sealed', 'which stays as it is');
+	one(q{UPDATE idempotency_store s SET sealed = k.sealed, seal_key = k.seal_key FROM kept k WHERE k.scope = s.scope AND k.idempotency_key = s.idempotency_key AND s.idempotency_key <> 'sealed'});
+}
 write_keys("k1 $secret{k1}", "k2 $secret{k2}");
 one(q{UPDATE idempotency_store SET sealed = (SELECT sealed FROM kept WHERE idempotency_key = 'called') WHERE idempotency_key = 'sealed'});
 refuses('sealed', 'XX001', 'the response of another operation');

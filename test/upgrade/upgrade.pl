@@ -74,7 +74,7 @@ SELECT idem_grant('application'), idem_grant('payments'), idem_grant('stranger')
 SELECT idem_claim_scope('pay/*', 'payments');
 SELECT idem_set_policy('pay/*', retention => '7 days', max_attempts => 3, max_response_size => 5000);
 BEGIN;
-SELECT idem_begin('completed', 'scope', request => '{"amount": 1.0}');
+SELECT idem_begin('completed', scope => 'scope', request => '{"amount": 1.0}');
 SELECT idem_complete('completed', '{"b": 1.50, "a": "é", "n": null}', 'scope', 201, '{"x-h": "v"}', '\x00ff0a80');
 SELECT idem_begin('json null');
 SELECT idem_complete('json null', 'null');
@@ -90,7 +90,7 @@ SELECT idem_advance('stream', 42);
 COMMIT;
 SET ROLE payments;
 BEGIN;
-SELECT idem_begin('paid', 'pay/card');
+SELECT idem_begin('paid', scope => 'pay/card');
 SELECT idem_complete('paid', '{"paid": true}', 'pay/card');
 COMMIT;
 RESET ROLE;
@@ -121,7 +121,7 @@ sub use_key
 {
 	my ($node) = @_;
 
-	$node->append_conf('postgresql.conf', "idempotency.seal_key_file = '$key_file'");
+	$node->append_conf('postgresql.conf', "idempotency.seal_key_file = '$key_file'\nidempotency.accept_clear_responses = on\n");
 	return;
 }
 
@@ -151,8 +151,8 @@ sub replays
 	my ($node, $database) = @_;
 
 	return query($node, $database, <<'SQL');
-SELECT idem_begin('completed', 'scope', request => '{"amount": 1.00}');
-SELECT encode((idem_begin('completed', 'scope')).response_body, 'hex');
+SELECT idem_begin('completed', scope => 'scope', request => '{"amount": 1.00}');
+SELECT encode((idem_begin('completed', scope => 'scope')).response_body, 'hex');
 SELECT idem_begin('json null');
 SELECT (idem_begin('json null')).response_payload IS NULL;
 SELECT idem_begin('nothing');
@@ -162,7 +162,7 @@ SELECT idem_begin('failed');
 SELECT (r).outcome, (r).response_payload, (r).retry_after > '20 hours' FROM idem_begin('retryable') r;
 SELECT idem_begin('sealed', request => '"card 4711"');
 SET ROLE payments;
-SELECT idem_begin('paid', 'pay/card');
+SELECT idem_begin('paid', scope => 'pay/card');
 SQL
 }
 
@@ -174,7 +174,7 @@ sub check
 	my $title = $node->name . ", $database";
 	my ($fence, $fresh, $again);
 
-	is(error_of($node, $database, q{SELECT idem_begin('completed', 'scope', request => '{"amount": 2}')}),
+	is(error_of($node, $database, q{SELECT idem_begin('completed', scope => 'scope', request => '{"amount": 2}')}),
 		'ID422', "$title: fingerprints");
 	is(error_of($node, $database, q{SELECT idem_begin('sealed', request => '"card 4712"')}),
 		'ID422', "$title: keyed fingerprints");
@@ -216,11 +216,11 @@ sub check
 		'42501', "$title: and none on the tables");
 	like(error_of($node, $database, q{SET ROLE outsider; SELECT idem_lookup('completed', 'scope')}),
 		qr/^(?:42501|42883)$/, "$title: nobody else has any");
-	is(error_of($node, $database, q{SET ROLE payments; BEGIN; SELECT idem_begin('long', 'pay/card'); SELECT idem_complete('long', to_jsonb(repeat('x', 6000)), 'pay/card')}),
+	is(error_of($node, $database, q{SET ROLE payments; BEGIN; SELECT idem_begin('long', scope => 'pay/card'); SELECT idem_complete('long', to_jsonb(repeat('x', 6000)), 'pay/card')}),
 		'ID413', "$title: a policy limits responses");
 	is(query($node, $database, <<"SQL"), '7 days', "$title: and says how long they are kept");
 SET ROLE payments; BEGIN;
-DO \$\$ BEGIN PERFORM idem_begin('kept $round', 'pay/card'); PERFORM idem_complete('kept $round', '1', 'pay/card'); END \$\$;
+DO \$\$ BEGIN PERFORM idem_begin('kept $round', scope => 'pay/card'); PERFORM idem_complete('kept $round', '1', 'pay/card'); END \$\$;
 COMMIT; RESET ROLE;
 SELECT date_trunc('day', expires_at - updated_at + '1 minute') FROM idempotency_store WHERE idempotency_key = 'kept $round';
 SQL

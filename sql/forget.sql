@@ -1,0 +1,121 @@
+-- idem_forget: the record of an operation goes, so that it may run again.
+\pset format unaligned
+\pset tuples_only on
+
+-- What has ended, for good or for now, and what was given up.
+BEGIN;
+SELECT told(idem_begin(key => 'forget-1', request => '1')), told(idem_begin(key => 'forget-2')), told(idem_begin(key => 'forget-3', scope => 'forget'));
+SELECT idem_complete(key => 'forget-1', response => '"done"'), idem_fail(key => 'forget-2'), idem_fail(key => 'forget-3', scope => 'forget', retryable => true);
+COMMIT;
+SELECT idem_forget(key => 'forget-1'), idem_forget(key => 'forget-1'), idem_lookup(key => 'forget-1') IS NULL;
+SELECT idem_forget('forget-3'), idem_forget('forget-3', 'forget'), idem_forget(key => 'forget-2');
+-- it may run again, with another request, and as if never begun
+BEGIN;
+SELECT told(idem_begin(key => 'forget-1', request => '2')), told(idem_begin(key => 'forget-3', scope => 'forget'));
+SELECT idem_complete(key => 'forget-1', response => '"again"'), idem_release(key => 'forget-3', scope => 'forget');
+COMMIT;
+SELECT told(idem_begin(key => 'forget-1'));
+SELECT idem_forget(key => 'forget-none');
+
+-- A lease that runs is its owner's; one that is over is nobody's.
+SELECT fence FROM idem_begin(key => 'forget-4', lease => '1 hour') \gset
+SELECT regexp_replace(raises_in_full($$SELECT idem_forget(key => 'forget-4')$$), 'until .*\.', 'until ... .');
+SELECT told(idem_lookup(key => 'forget-4'));
+SELECT let_lease_run_out('forget-4');
+SELECT idem_forget(key => 'forget-4');
+SELECT raises_why(format($$SELECT idem_complete(key => 'forget-4', fence => %s)$$, :fence)), idem_release(key => 'forget-4', fence => :fence);
+SELECT attempt, taken_over, fence > :fence FROM idem_begin(key => 'forget-4', lease => '1 hour');
+-- FAILURES 81: what was forgotten keeps its fence, where the sequence is behind
+SELECT last_value AS before FROM idempotency_fence \gset
+UPDATE idempotency_store SET fence = 1000000, lease_expires_at = now() - interval '1 s' WHERE idempotency_key = 'forget-4';
+SELECT idem_forget(key => 'forget-4');
+SELECT fence > 1000000 FROM idem_begin(key => 'forget-4', lease => '1 hour');
+SELECT let_lease_run_out('forget-4');
+SELECT idem_forget(key => 'forget-4'), setval('idempotency_fence', :before) = :before;
+
+-- What has expired counts as none, and is removed all the same.
+SELECT let_expire('forget-1');
+SELECT idem_forget(key => 'forget-1'), count(*) FROM idempotency_store WHERE idempotency_key = 'forget-1';
+SELECT count(*) FROM idempotency_store WHERE idempotency_key = 'forget-1';
+
+-- This transaction's own: not while it has begun it, and not what it has ended.
+BEGIN;
+SELECT told(idem_begin(key => 'forget-5')), told(idem_begin(key => 'forget-6', lease => '1 hour'));
+SELECT raises_in_full($$SELECT idem_forget(key => 'forget-5')$$), raises_why($$SELECT idem_forget(key => 'forget-6')$$);
+SELECT idem_complete(key => 'forget-5'), idem_release(key => 'forget-6');
+SELECT raises_why($$SELECT idem_forget(key => 'forget-5')$$), idem_forget(key => 'forget-6');
+COMMIT;
+-- forgotten and begun again in one transaction
+BEGIN;
+SELECT idem_forget(key => 'forget-5'), locks_held();
+SELECT told(idem_begin(key => 'forget-5')), idem_complete(key => 'forget-5', response => '"again"');
+COMMIT;
+SELECT told(idem_begin(key => 'forget-5'));
+-- taken back by a rollback, and by that of a savepoint
+BEGIN;
+SELECT idem_forget(key => 'forget-5');
+ROLLBACK;
+BEGIN;
+SAVEPOINT a;
+SELECT idem_forget(key => 'forget-5'), told(idem_begin(key => 'forget-5'));
+ROLLBACK TO a;
+SELECT locks_held(), told(idem_begin(key => 'forget-5'));
+COMMIT;
+-- nothing is locked where there was nothing
+BEGIN;
+SELECT idem_forget(key => 'forget-none'), locks_held();
+COMMIT;
+-- a limit on locks counts it
+BEGIN;
+SET LOCAL idempotency.max_operations_per_transaction = 1;
+SELECT idem_forget(key => 'forget-5');
+SELECT left(raises($$SELECT idem_forget(key => 'forget-none')$$), 5);
+ROLLBACK;
+
+-- The owner's trigger runs as the owner, whoever calls; suppressed, nothing is forgotten.
+CREATE FUNCTION forget_guard() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+	RAISE NOTICE 'deleted by %', CASE WHEN current_user = (SELECT relowner::regrole::text FROM pg_class WHERE oid = TG_RELID) THEN 'the owner' ELSE current_user END;
+	RETURN CASE WHEN TG_ARGV[0] = 'keep' THEN NULL ELSE OLD END;
+END
+$$;
+CREATE ROLE regress_idem_forget;
+GRANT EXECUTE ON FUNCTION idem_forget TO regress_idem_forget;
+CREATE TRIGGER forget_guard BEFORE DELETE ON idempotency_store FOR EACH ROW EXECUTE FUNCTION forget_guard('go');
+BEGIN;
+SET LOCAL ROLE regress_idem_forget;
+SELECT idem_forget(key => 'forget-5'), current_user;
+ROLLBACK;
+DROP TRIGGER forget_guard ON idempotency_store;
+CREATE TRIGGER forget_guard BEFORE DELETE ON idempotency_store FOR EACH ROW EXECUTE FUNCTION forget_guard('keep');
+SELECT left(raises($$SELECT idem_forget(key => 'forget-5')$$), 5);
+DROP TRIGGER forget_guard ON idempotency_store;
+DROP FUNCTION forget_guard;
+
+-- Rights: not given by idem_grant, and claims hold.
+SELECT idem_grant('regress_idem_forget'), idem_revoke('regress_idem_forget');
+SET ROLE regress_idem_forget;
+SELECT idem_forget(key => 'forget-5');
+RESET ROLE;
+REVOKE EXECUTE ON FUNCTION idem_forget FROM regress_idem_forget;
+SELECT idem_grant('regress_idem_forget');
+SET ROLE regress_idem_forget;
+SELECT raises($$SELECT idem_forget(key => 'forget-5')$$);
+RESET ROLE;
+GRANT EXECUTE ON FUNCTION idem_forget TO regress_idem_forget;
+CREATE ROLE regress_idem_forget_owner;
+SELECT idem_claim_scope('forget', 'regress_idem_forget_owner');
+SET ROLE regress_idem_forget;
+SELECT left(raises($$SELECT idem_forget(key => 'forget-3', scope => 'forget')$$), 5);
+RESET ROLE;
+SELECT idem_unclaim_scope('forget');
+DROP OWNED BY regress_idem_forget;
+DROP ROLE regress_idem_forget, regress_idem_forget_owner;
+
+-- Bad input.
+SELECT raises(s) FROM unnest(ARRAY['SELECT idem_forget(NULL)', 'SELECT idem_forget('''')', 'SELECT idem_forget(''k'', NULL)', 'SELECT idem_forget(repeat(''k'', 256))',
+	'SELECT idem_forget(''k'', repeat(''k'', 256))']) s;
+BEGIN READ ONLY;
+SELECT idem_forget('k');
+\echo :SQLSTATE
+ROLLBACK;

@@ -1,0 +1,62 @@
+/*
+ * as_owner.c
+ *		Work that is done as the owner of the store.
+ *
+ * The owner's code on the tables (triggers, constraints, what those call) runs
+ * as the caller of the statement.  Superusers and the collector do
+ * administration, and the owner's code must not have their rights.  So they
+ * become the owner for that time, as in a function with SECURITY DEFINER.
+ * Errors need no clean-up: the end of the (sub)transaction restores the caller
+ * and the caller's settings.
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+#include "utils/guc.h"
+
+#include "compat.h"
+#include "as_owner.h"
+
+/*
+ * For the time of a call.  None of the owner's code may run later, when the
+ * session is the caller's again: the server refuses deferred triggers, and
+ * settings are restored.  The caller's search_path does not count: by it the
+ * owner's code could find functions of the caller.
+ */
+Caller
+as_owner_in_call(const Catalog *catalog)
+{
+	Caller		caller = {0};
+
+	GetUserIdAndSecContext(&caller.user, &caller.context);
+	if (caller.user == catalog->store_owner)
+		return caller;
+	caller.nest_level = NewGUCNestLevel();
+	(void) set_config_option("search_path", "\"$user\", public, pg_temp", PGC_USERSET, PGC_S_SESSION,
+							 GUC_ACTION_SAVE, true, 0, false);
+	SetUserIdAndSecContext(catalog->store_owner, caller.context |
+						   SECURITY_LOCAL_USERID_CHANGE | SECURITY_RESTRICTED_OPERATION);
+	return caller;
+}
+
+/*
+ * For a transaction of its own, COMMIT included, which fires deferred triggers.
+ * Only where nothing else is done in the session.
+ */
+Caller
+as_owner_until_commit(const Catalog *catalog)
+{
+	Caller		caller = {0};
+
+	GetUserIdAndSecContext(&caller.user, &caller.context);
+	SetUserIdAndSecContext(catalog->store_owner, caller.context | SECURITY_LOCAL_USERID_CHANGE);
+	return caller;
+}
+
+void
+as_owner_end(const Caller *caller)
+{
+	SetUserIdAndSecContext(caller->user, caller->context);
+	if (caller->nest_level > 0)
+		AtEOXact_GUC(false, caller->nest_level);
+}

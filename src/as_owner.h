@@ -1,0 +1,24 @@
+/*
+ * as_owner.h
+ *		Work that is done as the owner of the store.
+ */
+#ifndef IDEM_AS_OWNER_H
+#define IDEM_AS_OWNER_H
+
+#include "postgres.h"
+
+#include "catalog.h"
+
+/* who it was before */
+typedef struct Caller
+{
+	Oid			user;
+	int			context;
+	int			nest_level;		/* of settings; 0: nothing was changed */
+} Caller;
+
+extern Caller as_owner_in_call(const Catalog *catalog);
+extern Caller as_owner_until_commit(const Catalog *catalog);
+extern void as_owner_end(const Caller *caller);
+
+#endif							/* IDEM_AS_OWNER_H */

@@ -1,0 +1,18 @@
+/*
+ * guard.h
+ *		Keeps the commit guard in front of the commit callbacks of others.
+ */
+#ifndef IDEM_GUARD_H
+#define IDEM_GUARD_H
+
+#include "postgres.h"
+
+#include "access/xact.h"
+
+extern void guard_register(XactCallback callback);
+extern void guard_use(void);
+extern void guard_count_unfinished(int change);
+extern int	guard_unfinished(void);
+extern void guard_forget(void *registration);
+
+#endif							/* IDEM_GUARD_H */

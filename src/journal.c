@@ -1,0 +1,451 @@
+/*
+ * journal.c
+ *		What this transaction has begun and ended, and how to undo it.
+ *
+ * There is an entry for each operation that the transaction has touched, and a
+ * change for each nesting level that has touched it: the state before the
+ * first of that level's changes undoes all of them.  An entry of which nothing
+ * is left is removed together with its change.  So a transaction may begin and
+ * release any number of operations in the same memory.
+ *
+ * Each function takes the memory that it needs before it changes anything: an
+ * error that a savepoint catches leaves the journal as it was.  Undoing and
+ * handing over need none.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "utils/memutils.h"
+
+#include "compat.h"
+#include "guard.h"
+#include "journal.h"
+
+#define FIRST_BUCKETS 16
+
+/* how to undo what one nesting level did */
+typedef struct Change
+{
+	struct Change *older;		/* of the transaction; levels never decrease */
+	struct Change *newer;
+	struct Change *earlier;		/* of the same operation; NULL: it made the entry */
+	Entry	   *entry;			/* NULL: it is about locks on resources */
+	Standing	before;
+	int			locks;
+	int			level;
+} Change;
+
+struct Entry
+{
+	struct Entry *next;			/* in its bucket */
+	uint64		id;				/* of its lock; several names may have one */
+	OperationName name;			/* is behind the entry itself */
+	Standing	standing;
+	Change	   *latest;
+	Change		made;			/* the change that made the entry */
+};
+
+/* The context is NULL while the transaction has touched nothing. */
+static struct
+{
+	MemoryContext context;
+	Entry	  **buckets;
+	int			bucket_count;	/* a power of two */
+	int			entry_count;
+	Change	   *oldest;
+	Change	   *newest;
+	int			held;			/* locks */
+	Entry	   *first_buckets[FIRST_BUCKETS];
+}			journal;
+
+static const Standing untouched = {.phase = PHASE_NONE,.stored_at = NO_TIME};
+
+/* ---- what a standing says ---- */
+
+/* Does the operation's lock stay with this transaction? */
+bool
+standing_holds_lock(const Standing *standing)
+{
+	return standing->phase != PHASE_NONE || standing->wrote || standing->locked;
+}
+
+/* Does it keep the transaction from committing? */
+bool
+standing_is_unfinished(const Standing *standing)
+{
+	return standing->phase == PHASE_PENDING && standing->fence == NO_FENCE;
+}
+
+/* ---- entries ---- */
+
+static void
+start(void)
+{
+	if (journal.context != NULL)
+		return;
+	journal.context = AllocSetContextCreate(TopTransactionContext,
+											"idempotency operations",
+											ALLOCSET_SMALL_SIZES);
+	journal.buckets = journal.first_buckets;
+	journal.bucket_count = FIRST_BUCKETS;
+}
+
+static Entry **
+bucket_of(Entry **buckets, int count, uint64 id)
+{
+	return &buckets[id & (count - 1)];
+}
+
+static void
+link_entry(Entry *entry, Entry **bucket)
+{
+	entry->next = *bucket;
+	*bucket = entry;
+}
+
+/* Makes room for one more. */
+static void
+grow(void)
+{
+	int			count = journal.bucket_count * 2;
+	Entry	  **buckets;
+
+	if (journal.entry_count < journal.bucket_count)
+		return;
+	buckets = MemoryContextAllocZero(journal.context, count * sizeof(Entry *));
+	for (int i = 0; i < journal.bucket_count; i++)
+	{
+		Entry	   *next;
+
+		for (Entry *entry = journal.buckets[i]; entry; entry = next)
+		{
+			next = entry->next;
+			link_entry(entry, bucket_of(buckets, count, entry->id));
+		}
+	}
+	if (journal.buckets != journal.first_buckets)
+		pfree(journal.buckets);
+	journal.buckets = buckets;
+	journal.bucket_count = count;
+}
+
+static bool
+same_text(const text *a, const text *b)
+{
+	int			length = VARSIZE_ANY_EXHDR(a);
+
+	return length == (int) VARSIZE_ANY_EXHDR(b) &&
+		memcmp(VARDATA_ANY(a), VARDATA_ANY(b), length) == 0;
+}
+
+/* NULL where the transaction has not touched it. */
+Entry *
+journal_find(uint64 id, const OperationName *name)
+{
+	if (journal.context == NULL)
+		return NULL;
+	for (Entry *entry = *bucket_of(journal.buckets, journal.bucket_count, id); entry; entry = entry->next)
+	{
+		if (entry->id == id && same_text(entry->name.key, name->key) &&
+			same_text(entry->name.scope, name->scope))
+			return entry;
+	}
+	return NULL;
+}
+
+/* The entries in the order in which they were made; NULL comes before the first. */
+Entry *
+journal_next(const Entry *entry)
+{
+	Change	   *change = entry ? entry->made.newer : journal.oldest;
+
+	while (change != NULL && (change->entry == NULL || change->earlier != NULL))
+		change = change->newer;
+	return change ? change->entry : NULL;
+}
+
+const Standing *
+entry_standing(const Entry *entry)
+{
+	return &entry->standing;
+}
+
+const OperationName *
+entry_name(const Entry *entry)
+{
+	return &entry->name;
+}
+
+uint64
+entry_id(const Entry *entry)
+{
+	return entry->id;
+}
+
+static text *
+put_text(char *place, const text *value)
+{
+	return memcpy(place, value, VARSIZE_ANY(value));
+}
+
+/* An entry that is not linked to anything yet. */
+static Entry *
+make_entry(uint64 id, const OperationName *name)
+{
+	Size		scope_size = INTALIGN(VARSIZE_ANY(name->scope));
+	char	   *memory = MemoryContextAlloc(journal.context,
+											sizeof(Entry) + scope_size + VARSIZE_ANY(name->key));
+	Entry	   *entry = (Entry *) memory;
+
+	memset(entry, 0, sizeof(Entry));
+	entry->id = id;
+	entry->standing = untouched;
+	entry->name.scope = put_text(memory + sizeof(Entry), name->scope);
+	entry->name.key = put_text(memory + sizeof(Entry) + scope_size, name->key);
+	return entry;
+}
+
+/* ---- requests ---- */
+
+static struct varlena *
+keep(const void *value)
+{
+	Size		size;
+
+	if (value == NULL)
+		return NULL;
+	size = VARSIZE_ANY(value);
+	return memcpy(MemoryContextAlloc(journal.context, size), value, size);
+}
+
+static Digest
+keep_request(const Digest *request)
+{
+	Digest		kept = {.bytes = (bytea *) keep(request->bytes)};
+
+	kept.key = (text *) keep(request->key);
+	return kept;
+}
+
+/* One standing after the other may share a request. */
+static void
+free_request(Digest request, const Standing *may_share, const Standing *may_share_too)
+{
+	if (request.bytes == NULL || request.bytes == may_share->request.bytes ||
+		request.bytes == may_share_too->request.bytes)
+		return;
+	pfree(request.bytes);
+	if (request.key != NULL)
+		pfree(request.key);
+}
+
+/* ---- changes ---- */
+
+static void
+link_change(Change *change)
+{
+	change->level = GetCurrentTransactionNestLevel();
+	change->older = journal.newest;
+	change->newer = NULL;
+	if (journal.newest != NULL)
+		journal.newest->newer = change;
+	else
+		journal.oldest = change;
+	journal.newest = change;
+}
+
+static void
+unlink_change(Change *change)
+{
+	if (change->older != NULL)
+		change->older->newer = change->newer;
+	else
+		journal.oldest = change->newer;
+	if (change->newer != NULL)
+		change->newer->older = change->older;
+	else
+		journal.newest = change->older;
+}
+
+static void
+replace_standing(Entry *entry, const Standing *standing)
+{
+	Digest		request = entry->standing.request;
+
+	guard_count_unfinished((int) standing_is_unfinished(standing) - (int) standing_is_unfinished(&entry->standing));
+	journal.held += (int) standing_holds_lock(standing) - (int) standing_holds_lock(&entry->standing);
+	entry->standing = *standing;
+	free_request(request, standing, &entry->latest->before);
+}
+
+static void
+remove_entry(Entry *entry)
+{
+	Entry	  **place = bucket_of(journal.buckets, journal.bucket_count, entry->id);
+
+	unlink_change(&entry->made);
+	while (*place != entry)
+		place = &(*place)->next;
+	*place = entry->next;
+	journal.entry_count--;
+	pfree(entry);
+}
+
+/* The level that made the entry has taken back everything in it. */
+static bool
+is_nothing(const Entry *entry)
+{
+	return !standing_holds_lock(&entry->standing) && !entry->standing.wakes &&
+		entry->latest == &entry->made && entry->made.level == GetCurrentTransactionNestLevel();
+}
+
+static Entry *
+add_entry(uint64 id, const OperationName *name)
+{
+	Entry	   *entry;
+
+	grow();
+	entry = make_entry(id, name);
+	entry->made.entry = entry;
+	entry->made.before = untouched;
+	entry->latest = &entry->made;
+	link_entry(entry, bucket_of(journal.buckets, journal.bucket_count, id));
+	journal.entry_count++;
+	link_change(&entry->made);
+	return entry;
+}
+
+static void
+add_change(Entry *entry)
+{
+	Change	   *change = MemoryContextAllocZero(journal.context, sizeof(Change));
+
+	change->entry = entry;
+	change->earlier = entry->latest;
+	change->before = entry->standing;
+	entry->latest = change;
+	link_change(change);
+}
+
+/* Changes where this transaction stands, until a rollback undoes it. */
+void
+journal_set(uint64 id, const OperationName *name, Standing standing)
+{
+	Entry	   *entry;
+
+	start();
+	entry = journal_find(id, name);
+	if (entry == NULL || standing.request.bytes != entry->standing.request.bytes)
+		standing.request = keep_request(&standing.request);
+	if (entry == NULL)
+		entry = add_entry(id, name);
+	else if (entry->latest->level != GetCurrentTransactionNestLevel())
+		add_change(entry);
+	/* from here on nothing can fail */
+	standing.wakes |= entry->standing.wakes;
+	replace_standing(entry, &standing);
+	if (is_nothing(entry))
+	{
+		replace_standing(entry, &untouched);
+		remove_entry(entry);
+	}
+}
+
+/* Counts so many more locks on resources, until a rollback. */
+void
+journal_add_locks(int count)
+{
+	Change	   *change;
+
+	start();
+	change = MemoryContextAllocZero(journal.context, sizeof(Change));
+	change->before = untouched;
+	change->locks = count;
+	link_change(change);
+	journal.held += count;
+}
+
+/* Locks of operations and on resources. */
+int
+journal_held(void)
+{
+	return journal.held;
+}
+
+/* Has the transaction touched anything? */
+bool
+journal_is_empty(void)
+{
+	return journal.context == NULL;
+}
+
+/* ---- savepoints ---- */
+
+static void
+undo(Change *change)
+{
+	Entry	   *entry = change->entry;
+
+	if (entry != NULL && change->earlier == NULL)
+	{
+		replace_standing(entry, &untouched);
+		remove_entry(entry);
+		return;
+	}
+	unlink_change(change);
+	journal.held -= change->locks;
+	if (entry != NULL)
+	{
+		entry->latest = change->earlier;
+		replace_standing(entry, &change->before);
+	}
+	pfree(change);
+}
+
+/* Undoes what was done at that level or deeper. */
+void
+journal_undo(int level)
+{
+	while (journal.newest != NULL && journal.newest->level >= level)
+		undo(journal.newest);
+}
+
+/* The parent level has touched the operation, too: its change undoes both. */
+static void
+merge_into_earlier(Change *change)
+{
+	Entry	   *entry = change->entry;
+
+	entry->latest = change->earlier;
+	free_request(change->before.request, &entry->standing, &entry->latest->before);
+	unlink_change(change);
+	pfree(change);
+}
+
+/* What that level did is now its parent's, and so are its locks. */
+void
+journal_hand_over(int level)
+{
+	Change	   *older;
+
+	for (Change *change = journal.newest; change && change->level == level; change = older)
+	{
+		Entry	   *entry = change->entry;
+
+		older = change->older;
+		if (entry != NULL && entry->standing.level == level)
+			entry->standing.level = level - 1;
+		if (entry != NULL && change->earlier != NULL && change->earlier->level == level - 1)
+			merge_into_earlier(change);
+		else
+			change->level = level - 1;
+	}
+}
+
+/* The transaction has ended; the memory goes with its own. */
+void
+journal_forget(void)
+{
+	if (journal.context != NULL)
+		memset(&journal, 0, sizeof(journal));
+}

@@ -1,0 +1,53 @@
+/*
+ * journal.h
+ *		What this transaction has begun and ended, and how to undo it.
+ */
+#ifndef IDEM_JOURNAL_H
+#define IDEM_JOURNAL_H
+
+#include "postgres.h"
+
+#include "idempotency.h"
+
+typedef enum Phase
+{
+	PHASE_NONE,					/* never begun, or given up again */
+	PHASE_PENDING,				/* begun by this transaction */
+	PHASE_ENDED					/* ended by this transaction */
+} Phase;
+
+/* where this transaction stands with one operation */
+typedef struct Standing
+{
+	Phase		phase;
+	int			level;			/* nesting level that begun it */
+	bool		locked;			/* given up, but not its lock */
+	bool		wrote;			/* this transaction wrote or deleted the row */
+	bool		wakes;			/* COMMIT wakes those who wait for its lease */
+	TimestampTz stored_at;		/* of the row that has the name; NO_TIME: none */
+	int32		attempt;
+	int64		fence;			/* NO_FENCE: transaction-bound */
+	Digest		request;
+	TimestampTz lease_expires_at;
+	TimestampTz created_at;
+} Standing;
+
+typedef struct Entry Entry;
+
+extern bool standing_holds_lock(const Standing *standing);
+extern bool standing_is_unfinished(const Standing *standing);
+
+extern Entry *journal_find(uint64 id, const OperationName *name);
+extern Entry *journal_next(const Entry *entry);
+extern const Standing *entry_standing(const Entry *entry);
+extern const OperationName *entry_name(const Entry *entry);
+extern uint64 entry_id(const Entry *entry);
+extern void journal_set(uint64 id, const OperationName *name, Standing standing);
+extern void journal_add_locks(int count);
+extern int	journal_held(void);
+extern bool journal_is_empty(void);
+extern void journal_undo(int level);
+extern void journal_hand_over(int level);
+extern void journal_forget(void);
+
+#endif							/* IDEM_JOURNAL_H */

@@ -1,0 +1,299 @@
+/*
+ * launcher.c
+ *		The collector's launcher: which database is visited when.
+ *
+ * The launcher is connected to no database.  Every idempotency.gc_interval it
+ * starts one short-lived worker for each database, one after the other, as
+ * autoprewarm does.
+ *
+ * What a database's owner does must not stop collection in the others.  So the
+ * launcher waits for no worker for longer than a visit may last: then it ends
+ * the worker, and visits that database again later and later.  A worker that
+ * does not react is abandoned.  While the launcher waits it hears of new
+ * settings, of a shutdown, and of the postmaster's death.
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "postmaster/bgworker.h"
+#include "postmaster/interrupt.h"
+#include "storage/ipc.h"
+#include "utils/memutils.h"
+#include "utils/timestamp.h"
+
+#include "compat.h"
+#include "databases.h"
+#include "idempotency.h"
+#include "launcher.h"
+#include "settings.h"
+#include "stats.h"
+#include "visit.h"
+#include "wait.h"
+
+/* a postmaster that lost its launcher starts it again after that */
+#define LAUNCHER_RESTART_SECONDS 10
+/* a database whose worker failed is left alone for up to 2^6 intervals */
+#define BACKOFF_DOUBLINGS 6
+
+/*
+ * How much longer than a visit a worker may live: it needs time to start and
+ * to finish its last step.  DROP DATABASE waits 5 seconds for it, so both
+ * together are less than that.
+ */
+#define GRACE_MICROSECONDS INT64CONST(2000000)
+/* a worker that was ended has that long to react */
+#define REACTION_MICROSECONDS INT64CONST(1000000)
+
+static MemoryContext launcher_context;
+static MemoryContext round_context; /* emptied after each round */
+static bool settings_are_new = true;
+
+PGDLLEXPORT void idempotency_launcher_main(Datum arg);
+
+static void
+nap(int64 microseconds)
+{
+	if (visit_nap(microseconds, wait_event_launcher()))
+		settings_are_new = true;
+}
+
+/* Once, not in every round. */
+static void
+complain_of_slots(void)
+{
+	static bool complained = false;
+
+	if (!complained)
+		ereport(LOG,
+				(errmsg("idempotency collector: no background worker is free"),
+				 errhint("Raise max_worker_processes.")));
+	complained = true;
+}
+
+static BackgroundWorkerHandle *
+start_worker(const Visit *visit)
+{
+	BackgroundWorker worker = {0};
+	BackgroundWorkerHandle *handle;
+
+	worker.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
+	worker.bgw_start_time = BgWorkerStart_RecoveryFinished;
+	worker.bgw_restart_time = BGW_NEVER_RESTART;
+	worker.bgw_notify_pid = MyProcPid;
+	strlcpy(worker.bgw_library_name, EXTENSION_NAME, BGW_MAXLEN);
+	strlcpy(worker.bgw_function_name, "idempotency_worker_main", BGW_MAXLEN);
+	strlcpy(worker.bgw_name, "idempotency collector", BGW_MAXLEN);
+	strlcpy(worker.bgw_type, "idempotency collector", BGW_MAXLEN);
+	StaticAssertStmt(sizeof(Visit) <= BGW_EXTRALEN, "a visit must fit into bgw_extra");
+	memcpy(worker.bgw_extra, visit, sizeof(Visit));
+	return RegisterDynamicBackgroundWorker(&worker, &handle) ? handle : NULL;
+}
+
+/* Waits for the worker's end; false when it takes longer, or at a shutdown. */
+static bool
+ends_within(BackgroundWorkerHandle *handle, int64 microseconds)
+{
+	Deadline	deadline = deadline_after(microseconds);
+	pid_t		pid;
+
+	while (GetBackgroundWorkerPid(handle, &pid) != BGWH_STOPPED)
+	{
+		int64		left = deadline_left(&deadline);
+
+		if (left <= 0 || ShutdownRequestPending)
+			return false;
+		nap(left);
+	}
+	return true;
+}
+
+static void
+end_worker(const Database *database, BackgroundWorkerHandle *handle)
+{
+	visit_call_off(database->oid);
+	TerminateBackgroundWorker(handle);
+	if (ShutdownRequestPending)
+		return;
+	if (ends_within(handle, REACTION_MICROSECONDS))
+		ereport(LOG,
+				(errmsg("idempotency collector: the worker in database \"%s\" took too long and was ended",
+						database->name),
+				 errhint("Look for triggers on the store that wait, and for transactions that hold locks.")));
+	else if (!ShutdownRequestPending)
+		ereport(LOG,
+				(errmsg("idempotency collector: the worker in database \"%s\" does not react and is left behind",
+						database->name)));
+}
+
+/* Starts the worker of a database and waits for its end; false: it could not start. */
+static bool
+run_worker(const Database *database, const Visit *visit)
+{
+	BackgroundWorkerHandle *handle = start_worker(visit);
+
+	if (handle == NULL)
+	{
+		complain_of_slots();
+		return false;
+	}
+	if (!ends_within(handle, VISIT_MICROSECONDS + GRACE_MICROSECONDS))
+		end_worker(database, handle);
+	pfree(handle);
+	return true;
+}
+
+/* How long to leave a database alone whose worker has failed that often. */
+static int64
+backoff(int failures)
+{
+	return ((int64) setting_gc_interval << Min(failures, BACKOFF_DOUBLINGS)) * USECS_PER_SEC;
+}
+
+/* Visits a database; true when there is more to do than one visit could. */
+static bool
+visit_one(Database *database)
+{
+	VisitResult result = VISIT_FAILED;
+	Visit		visit;
+
+	if (database->not_before > GetCurrentTimestamp())
+		return false;
+	if (visit_is_possible(database->oid))
+	{
+		visit = visit_announce(database->oid);
+		if (!run_worker(database, &visit))
+			return false;
+		result = visit_result(&visit);
+	}
+	database->failures = result == VISIT_FAILED ? database->failures + 1 : 0;
+	if (database->failures > 0)
+		database->not_before = GetCurrentTimestamp() + backoff(database->failures);
+	return result == VISIT_MORE;
+}
+
+/* One worker for each database in turn; true when some have a backlog. */
+static bool
+visit_all(List *databases)
+{
+	ListCell   *cell;
+	bool		more = false;
+
+	foreach(cell, databases)
+	{
+		Database   *database = lfirst(cell);
+
+		if (ShutdownRequestPending || !setting_gc_enabled)
+			break;
+		if (database->may_visit && database_is_wanted(database))
+			more = visit_one(database) || more;
+	}
+	return more;
+}
+
+/* Which databases have a slot for their counts. */
+static List *
+counted_databases(void)
+{
+	List	   *counted = NIL;
+	Figures		figures;
+
+	for (int i = 0; i < COUNTED_DATABASES; i++)
+	{
+		if (stats_read(i, &figures))
+			counted = lappend_oid(counted, figures.database);
+	}
+	return counted;
+}
+
+/*
+ * Some databases that had counts before the launcher read the list are gone by
+ * now.  A database that was created since then cannot be among them.
+ */
+static void
+give_back_slots(List *counted)
+{
+	ListCell   *cell;
+
+	foreach(cell, counted)
+	{
+		if (!database_exists(lfirst_oid(cell)))
+			stats_give_back(lfirst_oid(cell));
+	}
+}
+
+/* One round; true when some databases have a backlog. */
+static bool
+go_round(void)
+{
+	List	   *counted;
+	List	   *databases;
+	bool		more;
+
+	MemoryContextSwitchTo(round_context);
+	counted = counted_databases();
+	databases = databases_read(launcher_context);
+	MemoryContextSwitchTo(round_context);
+	give_back_slots(counted);
+	if (settings_are_new)
+		databases_warn_of_unknown_names();
+	settings_are_new = false;
+	more = visit_all(databases);
+	MemoryContextSwitchTo(launcher_context);
+	MemoryContextReset(round_context);
+	return more;
+}
+
+void
+idempotency_launcher_main(Datum arg)
+{
+	pqsignal(SIGHUP, SignalHandlerForConfigReload);
+	pqsignal(SIGTERM, SignalHandlerForShutdownRequest);
+	BackgroundWorkerUnblockSignals();
+	BackgroundWorkerInitializeConnection(NULL, NULL, 0);
+	pgstat_report_appname("idempotency launcher");
+	launcher_context = AllocSetContextCreate(TopMemoryContext, "idempotency launcher",
+											 ALLOCSET_DEFAULT_SIZES);
+	round_context = AllocSetContextCreate(launcher_context, "idempotency launcher round",
+										  ALLOCSET_DEFAULT_SIZES);
+	for (;;)
+	{
+		bool		more;
+
+		pgstat_report_activity(STATE_IDLE, NULL);
+		more = go_round();
+		/*
+		 * With a backlog only long enough to read new settings.  A shutdown that
+		 * was asked for during the round has set the latch no longer.
+		 */
+		if (!ShutdownRequestPending)
+			nap(more ? USECS_PER_SEC : (int64) setting_gc_interval * USECS_PER_SEC);
+		/* not zero: the postmaster then starts the launcher again */
+		if (ShutdownRequestPending)
+			proc_exit(1);
+	}
+}
+
+void
+launcher_register(void)
+{
+	BackgroundWorker launcher = {0};
+
+	if (!process_shared_preload_libraries_in_progress)
+		return;
+
+	/*
+	 * pg_upgrade has noted the next transaction id before it starts a server:
+	 * what takes one there would be lost, and so would the rows it wrote.
+	 */
+	if (IsBinaryUpgrade)
+		return;
+	launcher.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
+	launcher.bgw_start_time = BgWorkerStart_RecoveryFinished;
+	launcher.bgw_restart_time = LAUNCHER_RESTART_SECONDS;
+	strlcpy(launcher.bgw_library_name, EXTENSION_NAME, BGW_MAXLEN);
+	strlcpy(launcher.bgw_function_name, "idempotency_launcher_main", BGW_MAXLEN);
+	strlcpy(launcher.bgw_name, "idempotency launcher", BGW_MAXLEN);
+	strlcpy(launcher.bgw_type, "idempotency launcher", BGW_MAXLEN);
+	RegisterBackgroundWorker(&launcher);
+}

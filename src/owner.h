@@ -1,0 +1,16 @@
+/*
+ * owner.h
+ *		Who may end an operation, and which error everybody else gets.
+ */
+#ifndef IDEM_OWNER_H
+#define IDEM_OWNER_H
+
+#include "postgres.h"
+
+#include "handle.h"
+
+extern int64 owned_fence(const Handle *handle);
+extern bool owner_finds(Handle *handle, int64 fence, Record *found);
+extern void owner_requires(Handle *handle, int64 fence, Record *found);
+
+#endif							/* IDEM_OWNER_H */

@@ -1,0 +1,15 @@
+/*
+ * stream.h
+ *		How far streams have come.
+ */
+#ifndef IDEM_STREAM_H
+#define IDEM_STREAM_H
+
+#include "postgres.h"
+
+#include "catalog.h"
+#include "idempotency.h"
+
+extern bool stream_advance(const Catalog *catalog, const OperationName *stream, int64 seq);
+
+#endif							/* IDEM_STREAM_H */

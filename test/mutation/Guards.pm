@@ -1,0 +1,73 @@
+# The list of guards (test/mutation/guards), and how one is taken out of a tree.
+package Guards;
+
+use strict;
+use warnings;
+
+use Exporter 'import';
+
+our @EXPORT = qw(read_file write_file read_guards without take_out);
+
+sub read_file
+{
+	my ($path) = @_;
+
+	open my $file, '<', $path or die "$path: $!\n";
+	local $/;
+	return scalar <$file>;
+}
+
+sub write_file
+{
+	my ($path, $text) = @_;
+
+	open my $file, '>', $path or die "$path: $!\n";
+	print $file $text;
+	close $file or die "$path: $!\n";
+	return;
+}
+
+# Of each guard: its name, file, tests, and the text before and after.
+sub read_guards
+{
+	my ($repo) = @_;
+	my @guards;
+
+	for (split /\n/, read_file("$repo/test/mutation/guards"))
+	{
+		next if /^#/ || /^$/;
+		if (/^= (.+)/) { push @guards, { name => $1, old => '', new => '' } }
+		elsif (/^file: (\S+)$/) { $guards[-1]{file} = $1 }
+		elsif (/^tests: (.+)/) { $guards[-1]{tests} = [ map { [split] } split /;/, $1 ] }
+		elsif (/^-(.*)/) { $guards[-1]{old} .= "$1\n" }
+		elsif (/^\+(.*)/) { $guards[-1]{new} .= "$1\n" }
+		else { die "test/mutation/guards: what is \"$_\"?\n" }
+	}
+	return @guards;
+}
+
+# The file without the guard; dies unless the old lines occur exactly once.
+sub without
+{
+	my ($tree, $guard) = @_;
+	my $text = "\n" . read_file("$tree/$guard->{file}");
+	my $old = "\n$guard->{old}";
+	my $at = index $text, $old;
+
+	die "guard \"$guard->{name}\" is not in $guard->{file} any more\n" if $at < 0;
+	die "guard \"$guard->{name}\" is in $guard->{file} more than once\n"
+	  if index($text, $old, $at + 1) >= 0;
+	substr($text, $at, length $old) = "\n$guard->{new}";
+	return substr $text, 1;
+}
+
+# Leaves the tree without the guard; it is the caller's copy.
+sub take_out
+{
+	my ($tree, $guard) = @_;
+
+	write_file("$tree/$guard->{file}", without($tree, $guard));
+	return;
+}
+
+1;

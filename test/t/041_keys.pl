@@ -1,0 +1,58 @@
+# Keys that the store must not have and that not every server has (FAILURES 80, 103).
+use strict;
+use warnings;
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+
+use Idempotency;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_node('keys');
+
+$node->safe_psql('postgres', q{BEGIN; SELECT idem_begin('done'), idem_complete('done', '1'); COMMIT});
+
+# What calls raise after a change, which is undone.
+sub refused
+{
+	my ($change) = @_;
+	my %states;
+
+	$states{ sqlstate($node, "BEGIN; $change; $_") } = 1
+	  for q{SELECT idem_begin('new', lease => '1 hour')}, q{SELECT idem_begin('done')},
+	  q{SELECT idem_lookup('done')}, 'SELECT idem_gc()';
+	return join ' ', sort keys %states;
+}
+
+sub has
+{
+	my ($query) = @_;
+
+	return $node->safe_psql('postgres', "SELECT EXISTS ($query)") eq 't';
+}
+
+my $new_key = 'ALTER TABLE idempotency_store DROP CONSTRAINT idempotency_store_pkey, ADD PRIMARY KEY';
+
+is(refused("$new_key (scope, idempotency_key, attempt)"), '55000', 'a key with a further column is refused');
+
+SKIP:
+{
+	skip 'no keys over time before 18', 1 if $node->pg_version < 18;
+	skip 'no btree_gist', 1 if !has(q{SELECT FROM pg_available_extensions WHERE name = 'btree_gist'});
+	is(refused("CREATE EXTENSION btree_gist; ALTER TABLE idempotency_store ADD during tstzrange DEFAULT '[,)';"
+			  . "$new_key (scope, idempotency_key, during WITHOUT OVERLAPS)"),
+		'55000', 'a key over time is refused');
+}
+
+SKIP:
+{
+	skip 'no ICU', 1 if !has(q{SELECT FROM pg_collation WHERE collprovider = 'i'});
+	is( refused(q{ALTER EXTENSION idempotency DROP VIEW idempotency_in_flight; DROP VIEW idempotency_in_flight;
+			CREATE COLLATION lax (provider = icu, locale = 'und-u-ks-level2', deterministic = false);
+			ALTER TABLE idempotency_store ALTER idempotency_key TYPE text COLLATE lax}),
+		'55000', 'a key that takes "K" and "k" for one is refused');
+}
+is($node->safe_psql('postgres', q{SELECT outcome FROM idem_begin('done')}), 'COMPLETED', 'all of it is undone');
+
+done_testing();

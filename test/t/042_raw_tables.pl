@@ -1,0 +1,79 @@
+# Tables that the library reads without the executor: what a restore of data only
+# does to the one, and the collector in front of another that has been replaced
+# (FAILURES 82, 87).
+use strict;
+use warnings;
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+
+use Idempotency;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_node('raw_tables', conf => "restart_after_crash = on\nidempotency.gc_interval = 1\n");
+
+sub count_in_log
+{
+	my ($pattern) = @_;
+
+	return scalar(() = slurp_file($node->logfile) =~ /$pattern/g);
+}
+
+# ---- pg_dump -a --disable-triggers ----
+
+my $dump = PostgreSQL::Test::Utils::tempdir() . '/data.sql';
+
+$node->safe_psql(
+	'postgres', q{
+	CREATE ROLE app; CREATE ROLE keeper;
+	SELECT idem_claim_scope('restored', 'keeper')});
+$node->command_ok([ 'pg_dump', '-a', '--disable-triggers', '-f', $dump, $node->connstr('postgres') ], 'pg_dump of data only');
+$node->safe_psql('postgres', 'CREATE DATABASE target TEMPLATE template0');
+$node->safe_psql('target', q{CREATE EXTENSION idempotency; SELECT idem_grant('app')});
+
+my $connected = session($node, 'target');
+my $may_use = sub {
+	$connected->{stderr} = '';
+	$connected->query("SELECT idem_lookup('k', scope => '$_[0]')");
+	return $connected->{stderr} =~ /may not use scope/ ? 'no' : $connected->{stderr} =~ /ERROR/ ? $connected->{stderr} : 'yes';
+};
+
+ask($connected, 'SET ROLE app');
+is($may_use->('restored'), 'yes', 'nothing is claimed yet');
+$node->command_ok([ 'psql', '-Xq', '-v', 'ON_ERROR_STOP=1', '-d', $node->connstr('target'), '-f', $dump ], 'restored into a database in use');
+is($may_use->('restored'), 'no', 'a connected session sees the restored claim');
+is($node->safe_psql('target', q{SELECT DISTINCT tgenabled FROM pg_trigger WHERE tgrelid = 'idempotency_scope'::regclass}),
+	'O', 'the restore has left triggers that leave out replicas');
+is($may_use->('later'), 'yes', 'another scope is open');
+$node->safe_psql('target', q{SET session_replication_role = replica; INSERT INTO idempotency_scope (pattern, role) VALUES ('later', 'keeper')});
+is($may_use->('later'), 'no', 'and closed when a replica claims it');
+is(count_in_log(qr/changes of table "idempotency_scope" are not announced/), 1, 'the log says so, once a session');
+$node->safe_psql('target', 'ALTER TABLE idempotency_scope ENABLE ALWAYS TRIGGER idem_scope_changed, ENABLE ALWAYS TRIGGER idem_scope_emptied');
+$node->safe_psql('target', q{SET session_replication_role = replica; INSERT INTO idempotency_scope (pattern, role) VALUES ('last', 'keeper')});
+is($may_use->('last'), 'no', 'repaired, every change is announced');
+$connected->quit;
+
+# ---- the collector ----
+
+# in a session that knows nothing yet
+for my $change (
+	'CREATE VIEW idempotency_secret AS TABLE secret',
+	'CREATE TABLE idempotency_secret (LIKE secret) PARTITION BY LIST (only_row)',
+	'CREATE TABLE idempotency_secret (LIKE secret); ALTER TABLE idempotency_secret ALTER lock_key DROP NOT NULL; INSERT INTO idempotency_secret VALUES (true, NULL)')
+{
+	my $hits = count_in_log(qr/ERROR:  idempotency_secret of extension/);
+
+	$node->safe_psql('target', "ALTER TABLE idempotency_secret RENAME TO secret; $change");
+	$node->safe_psql('postgres', 'ALTER SYSTEM SET idempotency.gc_enabled = on');
+	$node->reload;
+	wait_until('the collector has met it', sub { count_in_log(qr/ERROR:  idempotency_secret of extension/) > $hits });
+	$node->safe_psql('postgres', 'ALTER SYSTEM RESET idempotency.gc_enabled');
+	$node->reload;
+	is(sqlstate($node, q{SELECT idem_begin('k', lease => '1 hour')}, 'target'), '55000', 'a new session is refused: ' . substr($change, 0, 40));
+	$node->safe_psql('target', 'DROP ' . ($change =~ /VIEW/ ? 'VIEW' : 'TABLE') . ' idempotency_secret; ALTER TABLE secret RENAME TO idempotency_secret');
+}
+is(count_in_log(qr/terminated by signal/), 0, 'no process has crashed');
+is($node->safe_psql('target', q{SELECT outcome FROM idem_begin('k', lease => '1 hour')}), 'ACQUIRED', 'put back, all is well');
+
+done_testing();

@@ -1,0 +1,141 @@
+# FAILURES 90: what the owner has put onto his tables runs with his rights and no
+# others when somebody else administers the extension: idem_gc, idem_reseal, idem_forget, claims
+# and policies, called by a superuser or by a role that the function was granted to.
+use strict;
+use warnings;
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+
+use Idempotency;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_node('owners_code', conf => "idempotency.seal_key_file = 'idempotency.keys'\n");
+my $key_file = $node->data_dir . '/idempotency.keys';
+
+append_to_file($key_file, 'k1 ' . ('0123456789abcdef' x 4) . "\n");
+chmod 0600, $key_file;
+
+sub one
+{
+	my ($sql, @options) = @_;
+
+	return $node->safe_psql('postgres', $sql, @options);
+}
+
+one(q{
+	CREATE EXTENSION pgcrypto;
+	CREATE ROLE keeper LOGIN;
+	CREATE ROLE janitor LOGIN;
+	GRANT ALL ON SCHEMA public TO keeper;
+	CREATE SCHEMA janitor AUTHORIZATION janitor;
+	GRANT EXECUTE ON FUNCTION idem_gc(int), idem_reseal(int), idem_claim_scope(text, regrole), idem_unclaim_scope(text) TO janitor;
+	GRANT EXECUTE ON FUNCTION idem_set_policy(text, interval, interval, interval, int, int, int, interval) TO janitor;
+	GRANT EXECUTE ON FUNCTION idem_forget(text, text) TO janitor;
+	GRANT EXECUTE ON FUNCTION idem_gc(int) TO keeper;
+	CREATE TABLE seen (number serial, what text, told text);
+	ALTER TABLE seen OWNER TO keeper;
+	ALTER SEQUENCE seen_number_seq OWNER TO keeper});
+one("ALTER TABLE $_ OWNER TO keeper") for qw(idempotency_store idempotency_sweep idempotency_scope);
+# all that is not pinned in the owner's code is found as he would find it
+one(q{
+	CREATE FUNCTION attempt(statement text) RETURNS text LANGUAGE plpgsql AS $$
+	BEGIN
+		EXECUTE statement;
+		RETURN 'done';
+	EXCEPTION WHEN OTHERS THEN
+		RETURN SQLSTATE;
+	END $$;
+	CREATE FUNCTION climb() RETURNS trigger LANGUAGE plpgsql AS $$
+	BEGIN
+		INSERT INTO seen (what, told) VALUES (tg_table_name || ' ' || tg_op, current_user);
+		INSERT INTO seen (what, told) SELECT s, attempt(s) FROM unnest(ARRAY['SET SESSION AUTHORIZATION postgres', 'RESET SESSION AUTHORIZATION', 'SET ROLE postgres',
+			'RESET ROLE', 'ALTER ROLE keeper SUPERUSER', 'CREATE ROLE made', 'SELECT pg_read_file(''PG_VERSION'')',
+			'CREATE TEMP TABLE planted (a int)']) s;
+		SET search_path = public, keepers_own, pg_temp;
+		SET work_mem = '64kB';
+		IF tg_op = 'DELETE' THEN RETURN old; END IF;
+		RETURN new;
+	END $$},
+	extra_params => [ '-U', 'keeper' ]);
+for my $table (qw(idempotency_store idempotency_sweep idempotency_scope))
+{
+	one("CREATE TRIGGER climb BEFORE INSERT OR UPDATE OR DELETE ON $table FOR EACH ROW EXECUTE FUNCTION climb()",
+		extra_params => [ '-U', 'keeper' ]);
+}
+
+# What each function writes. A row for idem_gc and one for idem_reseal are put in
+# without the triggers.
+my %writes = (
+	'SELECT idem_gc()' => { 'idempotency_store DELETE' => 1, 'idempotency_sweep INSERT' => 1 },
+	'SELECT idem_reseal()' => { 'idempotency_store INSERT' => 1, 'idempotency_store UPDATE' => 1 },
+	q{SELECT idem_forget('old')} => { 'idempotency_store DELETE' => 1 },
+	q{SELECT idem_claim_scope('s', 'keeper')} => { 'idempotency_scope INSERT' => 1 },
+	q{SELECT idem_set_policy('t', max_attempts => 3)} => { 'idempotency_scope INSERT' => 1 },
+	q{SELECT idem_unclaim_scope('u')} => { 'idempotency_scope UPDATE' => 1, 'idempotency_scope DELETE' => 1 });
+
+sub prepare
+{
+	one(q{SET session_replication_role = replica; TRUNCATE seen; TRUNCATE idempotency_store, idempotency_sweep, idempotency_scope;
+		INSERT INTO idempotency_store (expires_at, status, idempotency_key) VALUES (now() - interval '1 hour', 'COMPLETED', 'old');
+		INSERT INTO idempotency_store (expires_at, status, idempotency_key, response_payload) VALUES (now() + interval '1 hour', 'COMPLETED', 'clear', '1');
+		INSERT INTO idempotency_scope (pattern, role) VALUES ('u', 'keeper')});
+	return;
+}
+
+for my $user ('postgres', 'janitor')
+{
+	for my $call (sort keys %writes)
+	{
+		my $name = "$call by $user";
+		my $after;
+
+		prepare();
+		# the caller's search_path must not reach into the owner's code
+		if ($user eq 'janitor')
+		{
+			one(q{DROP SCHEMA janitor CASCADE; CREATE SCHEMA janitor;
+				CREATE TABLE janitor.seen (number serial, what text, told text); GRANT ALL ON SCHEMA janitor TO PUBLIC; GRANT ALL ON ALL TABLES IN SCHEMA janitor TO PUBLIC;
+				GRANT ALL ON ALL SEQUENCES IN SCHEMA janitor TO PUBLIC;
+				CREATE FUNCTION janitor.attempt(text) RETURNS text LANGUAGE sql AS 'SELECT ''planted by the janitor'''});
+		}
+		my $path = $user eq 'janitor' ? 'SET search_path = janitor, public; CREATE TEMP TABLE seen (number serial, what text, told text);' : '';
+		$after = one("$path BEGIN; $call; SELECT current_user, session_user, current_setting('search_path'), current_setting('work_mem'); COMMIT",
+			extra_params => [ '-U', $user ]);
+		like($after, qr/^\Q$user|$user|\E(?:janitor, public|"\$user", public)\|4MB$/m, "$name: user and settings are the caller's again");
+		is(one(q{SELECT string_agg(DISTINCT what, ',' ORDER BY what) FROM seen WHERE told = 'keeper'}),
+			join(',', sort keys %{ $writes{$call} }), "$name: the triggers ran as the owner");
+		is(one(q{SELECT count(*) FROM seen WHERE what LIKE 'idempotency%' AND told <> 'keeper'}), '0', "$name: and as nobody else");
+		is(one(q{SELECT count(*) FROM seen WHERE what !~ '^idempotency' AND told !~ '^[0-9A-Z]{5}$'}), '0', "$name: every way up is refused")
+		  or diag(one('SELECT * FROM seen'));
+		cmp_ok(one(q{SELECT count(*) FROM seen WHERE told ~ '^42501$'}), '>=', 6, "$name: they were tried");
+	}
+}
+is(one(q{SELECT rolsuper FROM pg_roles WHERE rolname = 'keeper'}), 'f', 'the owner is no superuser');
+
+# What is for later would run as the caller, so it is refused; the owner himself
+# and the collector may have it.
+prepare();
+one(q{CREATE CONSTRAINT TRIGGER later AFTER DELETE ON idempotency_store DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION climb()},
+	extra_params => [ '-U', 'keeper' ]);
+is(sqlstate($node, 'SELECT idem_gc()'), '42501', 'a deferred trigger is refused where a superuser calls');
+is(one('SELECT count(*) FROM idempotency_store'), '2', 'and nothing is removed');
+is(one('SELECT idem_gc()', extra_params => [ '-U', 'keeper' ]), '1', 'the owner calls it');
+is(one(q{SELECT count(*) FROM seen WHERE what LIKE 'idempotency_store DELETE' AND told = 'keeper'}), '2', 'then both run');
+one('DROP TRIGGER later ON idempotency_store', extra_params => [ '-U', 'keeper' ]);
+
+# The right to call is the caller's own.
+one('CREATE ROLE nobody_special LOGIN; GRANT keeper TO janitor');
+is(sqlstate($node, "SET ROLE nobody_special; $_"), '42501', "no right: $_") for sort keys %writes;
+
+# After an error the caller is himself again, in a savepoint and in a block.
+prepare();
+one(q{CREATE OR REPLACE FUNCTION climb() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN SET work_mem = '64kB'; RAISE 'no'; END $$}, extra_params => [ '-U', 'keeper' ]);
+for my $call (sort keys %writes)
+{
+	is(one(qq{BEGIN; DO \$\$ BEGIN EXECUTE '} . $call =~ s/'/''/gr . qq{'; EXCEPTION WHEN raise_exception THEN NULL; END \$\$;
+		SELECT current_user, current_setting('search_path'), current_setting('work_mem'); COMMIT}), 'postgres|"$user", public|4MB', "after an error: $call");
+}
+
+done_testing();

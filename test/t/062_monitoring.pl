@@ -1,0 +1,152 @@
+# The alerts of docs/operating.md, as a role that has pg_monitor and nothing else:
+# each is silent while all is well, tells the trouble, and is silent again.
+use strict;
+use warnings;
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+
+use Idempotency;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_node('monitoring', conf => 'max_prepared_transactions = 10');
+my $page = slurp_file("$FindBin::RealBin/../../docs/operating.md");
+my ($section) = $page =~ /^## Monitoring\n(.*?)^## /ms or die 'docs/operating.md has no section on monitoring';
+my ($alerts) = $section =~ /^### Alerts\n(.*)/ms or die 'docs/operating.md has no alerts';
+
+# Its title, and the last statement before the next title that asks for something.
+my %alert;
+
+for my $part (split /^(?=\*\*)/m, $alerts)
+{
+	my ($title) = $part =~ /^\*\*([^*.]+)/ or next;
+	my ($query) = grep { /^SELECT/ } $part =~ /^```sql\n(.*?)^```/msg;
+
+	$alert{$title} = $query =~ s/;\s*\z//r;
+}
+
+$node->safe_psql('postgres', q{
+	CREATE ROLE monitor LOGIN IN ROLE pg_monitor;
+	CREATE FUNCTION handler(request jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT request'});
+
+my $monitor = $node->background_psql('postgres', on_error_stop => 0, extra_params => [ '-U', 'monitor' ]);
+my $worker = session($node);
+
+ask($monitor, '\pset null NULL');
+
+# What an alert tells, after some of its words were replaced.
+sub told
+{
+	my ($title, %replace) = @_;
+	my $query = $alert{$title};
+
+	for my $words (keys %replace)
+	{
+		$query =~ s/\Q$words\E/$replace{$words}/ or die "the alert \"$title\" does not say \"$words\"";
+	}
+	return ask($monitor, "$query;") // '';
+}
+
+sub one_row { return scalar(split /\n/, $_[0]) == 1 }
+
+my @case = (
+	{
+		title => 'Stuck leases',
+		trouble => sub {
+			$node->safe_psql('postgres', q{SELECT idem_begin('stuck', lease => '1 hour');
+				UPDATE idempotency_store SET lease_expires_at = now() - interval '1 hour'});
+		},
+		over => sub { $node->safe_psql('postgres', q{SELECT idem_release('stuck', fence => fence) FROM idempotency_store}) },
+		tells => qr/^\|stuck\|1\|/
+	},
+	{
+		title => 'Operations of transactions that stay open',
+		at_once => { "'1 minute'" => "'0'" },
+		trouble => sub { ask($worker, q{BEGIN; SELECT outcome FROM idem_begin('open')}) },
+		over => sub { ask($worker, 'ROLLBACK') },
+		tells => qr/^\d+\|.*\|idle in transaction\|ClientRead$/
+	},
+	{
+		title => 'Orphaned prepared transactions',
+		at_once => { "'5 minutes'" => "'0'" },
+		trouble => sub {
+			$node->safe_psql('postgres', q{BEGIN; SELECT idem_begin('prepared'); SELECT idem_complete('prepared'); PREPARE TRANSACTION 'orphan'});
+		},
+		over => sub { $node->safe_psql('postgres', q{ROLLBACK PREPARED 'orphan'}) },
+		tells => qr/^orphan\|/
+	},
+	{
+		title => 'A growing backlog',
+		at_once => { '1000000' => '100' },
+		trouble => sub {
+			$node->safe_psql('postgres', q{INSERT INTO idempotency_store (idempotency_key, expires_at, status)
+				SELECT n, now() - interval '1 day', 'COMPLETED' FROM generate_series(1, 1000) n});
+			$node->safe_psql('postgres', 'SELECT idem_gc(300)');
+		},
+		over => sub { $node->safe_psql('postgres', 'SELECT idem_gc()') },
+		tells => qr/^postgres\|\d+\|/
+	},
+	{
+		title => 'No collection in this database',
+		trouble => sub { $node->safe_psql('postgres', q{UPDATE idempotency_sweep SET swept_at = now() - interval '1 hour'}) },
+		over => sub { $node->safe_psql('postgres', 'SELECT idem_gc()') },
+		tells => qr/^\d{4}-/
+	},
+	{
+		title => 'No collection in some database of the server',
+		at_once => { "interval '15 minutes'" => "interval '0'", '3 *' => '0 *' },
+		trouble => sub { $node->safe_psql('postgres', 'SELECT idem_gc()') },
+		over => sub { },
+		tells => qr/^postgres\|/
+	},
+	{
+		title => 'Refused commits, mismatches, lost leases',
+		trouble => sub {
+			$node->psql('postgres', q{SELECT idem_begin('unfinished')});
+			$node->safe_psql('postgres', q{BEGIN; SELECT idem_begin('two', request => '1'); SELECT idem_complete('two'); COMMIT});
+			$node->psql('postgres', q{SELECT idem_begin('two', request => '2')});
+			$node->safe_psql('postgres', q{SELECT idem_begin('lost', lease => '1 hour')});
+			$node->psql('postgres', q{SELECT idem_extend('lost', '1 hour', fence => 1)});
+		},
+		over => sub {
+			my ($figures) = $alerts =~ /^(CREATE TEMP TABLE last_figures AS.*?;)$/ms or die 'how the last figures are kept';
+
+			ask($monitor, "DROP TABLE last_figures; $figures");
+		},
+		tells => qr/^postgres\|1\|1\|1$/
+	});
+
+is_deeply([ sort keys %alert ], [ sort map { $_->{title} } @case ], 'every alert of the page is tried here');
+
+# Never swept: that is told, too, until it is.
+is(told('No collection in this database'), 'NULL', 'a database that was never swept is told');
+$node->safe_psql('postgres', 'SELECT idem_gc()');
+ask($monitor, 'CREATE TEMP TABLE last_figures AS SELECT datname, commits_refused, mismatches, leases_lost FROM idempotency_stats');
+is(told($_), '', "all is well: $_") for sort keys %alert;
+for my $case (@case)
+{
+	my ($title, $row) = ($case->{title});
+	my %at_once = %{ $case->{at_once} // {} };
+
+	$case->{trouble}->();
+	$row = told($title, %at_once);
+	ok(one_row($row), "$title: told") or diag($row);
+	like($row, $case->{tells}, "$title: what is told");
+	unlike($row, qr/secret/, "$title: no payload");
+	$case->{over}->();
+	is(told($title), '', "$title: over");
+}
+
+# The query for an exporter: numbers only, but for the name of the database.
+my ($exported) = $section =~ /^(SELECT datname, acquired,.*?);$/ms or die 'the query for an exporter';
+
+is(ask($monitor, "SELECT string_agg(DISTINCT jsonb_typeof(v), ' ' ORDER BY jsonb_typeof(v)) FROM ($exported) q, jsonb_each(to_jsonb(q) - 'datname') e(k, v)
+	WHERE q.datname = 'postgres'"), 'number', 'an exporter gets numbers');
+is(ask($monitor, "SELECT count(*) FROM (SELECT * FROM idempotency_stats LIMIT 0) s RIGHT JOIN pg_attribute a ON false
+	WHERE attrelid = 'idempotency_stats'::regclass AND attnum > 0 AND attname NOT IN ('wait_time', 'last_sweep_at', 'last_sweep_duration')
+	AND attname NOT IN (SELECT jsonb_object_keys(to_jsonb(q)) FROM ($exported) q)"), 0, 'an exporter gets every figure');
+
+$monitor->quit;
+$worker->quit;
+done_testing();

@@ -1,0 +1,323 @@
+# What the owner of one database does stops collection in no other one, and
+# databases that come and go leave no trace in the log (FAILURES 88, 104).
+use strict;
+use warnings;
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+
+use Idempotency;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_node('hostile', conf => "idempotency.gc_enabled = on\nidempotency.gc_interval = 1\n");
+my @stopped;
+
+$Idempotency::patience = 60;
+
+END { kill 'CONT', @stopped if @stopped }
+
+sub create_database
+{
+	my ($name, $with_extension) = @_;
+
+	$node->safe_psql('postgres', "CREATE DATABASE $name");
+	$node->safe_psql($name, 'CREATE EXTENSION idempotency') if $with_extension;
+	return;
+}
+
+sub put
+{
+	my ($database, $count) = @_;
+
+	$node->safe_psql($database, <<"SQL");
+INSERT INTO idempotency_store (idempotency_key, expires_at, status)
+SELECT gen_random_uuid(), now() - interval '1 day', 'COMPLETED' FROM generate_series(1, $count)
+SQL
+	return;
+}
+
+# Reports a failure, where wait_until would end the test.
+sub soon
+{
+	my ($what, $code) = @_;
+	my $done = eval { wait_until($what, $code); 1 };
+
+	return ok($done, $what);
+}
+
+sub is_collected
+{
+	my ($database, $when) = @_;
+
+	return soon("collected: $database, $when",
+		sub { $node->safe_psql($database, 'SELECT count(*) FROM idempotency_store') eq '0' });
+}
+
+sub figure
+{
+	my ($column, $database) = @_;
+
+	return $node->safe_psql('postgres',
+		"SELECT coalesce(sum($column), 0) FROM idempotency_stats WHERE datname = '$database'");
+}
+
+# So many rounds of the launcher go by.
+sub rounds_pass
+{
+	my ($count) = @_;
+	my $before = figure('sweeps', 'other');
+
+	return soon("$count rounds", sub { figure('sweeps', 'other') >= $before + $count });
+}
+
+sub collectors
+{
+	my ($database, $what) = @_;
+
+	return $node->safe_psql('postgres', <<"SQL");
+SELECT $what FROM pg_stat_activity WHERE backend_type = 'idempotency collector' AND datname = '$database'
+SQL
+}
+
+# The log from a place on; of it, what nobody asked for.
+sub log_from
+{
+	my ($place) = @_;
+
+	return substr(slurp_file($node->logfile), $place);
+}
+
+sub trouble_from
+{
+	my ($place) = @_;
+
+	return join "\n", grep { /(?:ERROR|FATAL|WARNING|PANIC|TRAP):|terminated by signal/ } split /\n/, log_from($place);
+}
+
+sub times_ended
+{
+	my ($database, $place) = @_;
+
+	return scalar(() = log_from($place) =~ /the worker in database "$database" took too long and was ended/g);
+}
+
+# A collector waits for an advisory lock, or for the lock of a database; then it
+# is not to be seen as a session yet.
+sub waiting_collector
+{
+	my ($locktype) = @_;
+
+	return $node->safe_psql('postgres', <<"SQL");
+SELECT l.pid FROM pg_locks l LEFT JOIN pg_stat_activity a USING (pid)
+WHERE NOT l.granted AND l.locktype = '$locktype' AND coalesce(a.backend_type, 'idempotency collector') = 'idempotency collector'
+SQL
+}
+
+# The collector stops in a trigger until the session lets it go on.
+my $gate = <<'SQL';
+CREATE FUNCTION wait_at_gate() RETURNS trigger LANGUAGE plpgsql AS
+	$$ BEGIN PERFORM pg_advisory_xact_lock(1); RETURN old; END $$;
+CREATE TRIGGER gate BEFORE DELETE ON idempotency_store FOR EACH ROW EXECUTE FUNCTION wait_at_gate();
+SQL
+
+# A session that holds the gate, and a collector that waits at it.
+sub collector_at_gate
+{
+	my ($database) = @_;
+	my $session = session($node, $database);
+
+	ask($session, 'SELECT pg_advisory_lock(1)');
+	put($database, 1);
+	wait_until("a collector waits in $database", sub { waiting_collector('advisory') ne '' });
+	return $session;
+}
+
+sub open_gate
+{
+	my ($session) = @_;
+
+	ask($session, 'SELECT pg_advisory_unlock(1)');
+	$session->quit;
+	return;
+}
+
+# The launcher visits them in this order.
+create_database('closed');
+create_database('napping', 1);
+create_database('gated', 1);
+create_database('costly', 1);
+create_database('other', 1);
+$node->safe_psql('gated', $gate);
+rounds_pass(1);
+
+# ---- one database against the others ----
+
+# Its collector cannot connect, as it waits for the lock of the database.
+my $start = -s $node->logfile;
+my $began = time;
+my $renaming = session($node);
+
+ask($renaming, 'BEGIN');
+ask($renaming, 'ALTER DATABASE closed RENAME TO opened');
+soon('a collector waits for a database that is being renamed', sub { waiting_collector('object') ne '' });
+put('other', 10);
+is_collected('other', 'while a database is being renamed');
+
+# Its collector waits for another table of the extension.
+my $locking = session($node, 'gated');
+
+ask($locking, 'BEGIN');
+ask($locking, 'LOCK TABLE idempotency_sweep IN ACCESS EXCLUSIVE MODE');
+soon('a collector waits for a locked table', sub { waiting_collector('relation') ne '' });
+put('other', 10);
+is_collected('other', 'while a table of the extension is locked');
+soon('the collector at the lock was ended', sub { times_ended('gated', $start) > 0 });
+ask($locking, 'ROLLBACK');
+$locking->quit;
+
+# What sleeps in a trigger.
+$node->safe_psql('napping', <<'SQL');
+CREATE FUNCTION nap() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(3600); RETURN old; END $$;
+CREATE TRIGGER nap BEFORE DELETE ON idempotency_store FOR EACH ROW EXECUTE FUNCTION nap();
+SQL
+put('napping', 1);
+soon('a collector sleeps in a trigger', sub { collectors('napping', 'pid') ne '' });
+put('other', 10);
+is_collected('other', 'while a trigger sleeps');
+soon('the collector at the rename was ended', sub { times_ended('closed', $start) > 0 });
+soon('the collector in the trigger was ended', sub { times_ended('napping', $start) > 0 });
+rounds_pass(12);
+cmp_ok(times_ended($_, $start), '<=', 2 + log(time - $began) / log(2), "$_ is visited later and later")
+  for qw(closed napping);
+
+# No figure that vacuum counts with, and nothing that steers the planner.
+$node->safe_psql('postgres', "ALTER DATABASE costly SET $_")
+  for 'vacuum_cost_page_hit = 10000', 'vacuum_cost_page_miss = 10000', 'vacuum_cost_page_dirty = 10000',
+  'random_page_cost = 1e10', 'seq_page_cost = 0', 'enable_tidscan = off', 'jit_above_cost = 0', q{work_mem = '64kB'};
+my $scans = q{SELECT seq_scan FROM pg_stat_all_tables WHERE relname = 'idempotency_store'};
+my $scans_before = $node->safe_psql('costly', $scans);
+
+put('costly', 50_000);
+put('other', 10);
+is_collected('other', 'while the settings of another database make pages dear');
+soon('collected: costly, whatever its settings', sub { figure('collected_rows', 'costly') == 50_000 });
+is($node->safe_psql('costly', $scans), $scans_before,
+	'costly: the plan is not what its settings want');
+is(times_ended('costly', $start), 0, 'costly: no visit was too long');
+
+is(sqlstate($node, 'DROP DATABASE napping'), '', 'DROP DATABASE, whatever the collector waits for');
+ask($renaming, 'ROLLBACK');
+$renaming->quit;
+
+# ---- a worker that does not react ----
+
+my $gatekeeper = collector_at_gate('gated');
+my ($deaf) = collectors('gated', 'pid');
+
+push @stopped, $deaf;
+kill 'STOP', $deaf or die "cannot stop $deaf";
+soon('a collector that does not react is left behind',
+	sub { log_from($start) =~ /the worker in database "gated" does not react and is left behind/ });
+put('other', 10);
+is_collected('other', 'while a collector does not react');
+ask($gatekeeper, 'SELECT pg_stat_force_next_flush()');
+
+# Each visit is some transactions.
+my $transactions = q{SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = 'gated'};
+my $before_rounds = $node->safe_psql('postgres', $transactions);
+
+rounds_pass(8);
+is($node->safe_psql('postgres', $transactions), $before_rounds, 'it is not started twice side by side');
+is(collectors('gated', 'count(*)'), 1, 'it is still there');
+
+# The next launcher knows of it, too.
+my $launcher = q{SELECT pid FROM pg_stat_activity WHERE backend_type = 'idempotency launcher'};
+my $first = $node->safe_psql('postgres', $launcher);
+
+$node->safe_psql('postgres', "SELECT pg_terminate_backend($first)");
+soon('the launcher is restarted', sub { ($node->safe_psql('postgres', $launcher) || $first) ne $first });
+put('other', 10);
+is_collected('other', 'by the next launcher');
+rounds_pass(4);
+is($node->safe_psql('postgres', $transactions), $before_rounds, 'it is not started by the next launcher');
+
+open_gate($gatekeeper);
+kill 'CONT', $deaf;
+soon('it ends once it can', sub { collectors('gated', "count(*) FILTER (WHERE pid = $deaf)") eq '0' });
+is_collected('gated', 'once the collector has gone');
+is(trouble_from($start), '', 'no trouble in the log');
+
+# ---- databases that come and go ----
+
+# A database is gone before its turn in the round comes.
+create_database('doomed');
+rounds_pass(1);
+$start = -s $node->logfile;
+$gatekeeper = collector_at_gate('gated');
+$node->safe_psql('postgres', 'DROP DATABASE doomed');
+open_gate($gatekeeper);
+rounds_pass(2);
+like(log_from($start), qr/background worker "idempotency collector" \(PID \d+\) exited with exit code 1/,
+	'a collector was started for a database that is gone');
+
+# A database gets another name while its collector connects.
+create_database('before');
+$renaming = session($node);
+ask($renaming, 'BEGIN');
+ask($renaming, 'ALTER DATABASE before RENAME TO after');
+wait_until('a collector connects', sub { waiting_collector('object') ne '' });
+ask($renaming, 'COMMIT');
+$renaming->quit;
+rounds_pass(2);
+
+# A collector is ended with its database.
+$gatekeeper = collector_at_gate('gated');
+is(sqlstate($node, 'DROP DATABASE gated WITH (FORCE)'), '', 'DROP DATABASE ... WITH (FORCE) while a collector works');
+eval { $gatekeeper->quit };
+rounds_pass(2);
+
+for my $n (1 .. 15)
+{
+	create_database("brief$n", 1);
+	$node->safe_psql('postgres', "DROP DATABASE brief$n" . ($n % 2 ? '' : ' WITH (FORCE)'));
+}
+rounds_pass(1);
+is(join("\n", grep { !/terminating connection due to administrator command/ } split /\n/, trouble_from($start)), '',
+	'databases that come and go leave no trouble in the log');
+
+# Whom an administrator ends is in the log as ever.
+create_database('watched', 1);
+$node->safe_psql('watched', $gate);
+$gatekeeper = collector_at_gate('watched');
+$start = -s $node->logfile;
+$node->safe_psql('postgres', 'SELECT pg_terminate_backend(' . collectors('watched', 'pid') . ')');
+soon('a collector that an administrator ended is in the log', sub {
+		log_from($start) =~ /FATAL:  terminating background worker "idempotency collector" due to administrator command/ });
+open_gate($gatekeeper);
+is_collected('watched', 'after an administrator ended a collector');
+
+# A launcher that waits for a collector hears of a shutdown, also where it is
+# only its own, and of the postmaster's death.
+$gatekeeper = collector_at_gate('watched');
+push @stopped, collectors('watched', 'pid');
+kill 'STOP', $stopped[-1] or die "cannot stop $stopped[-1]";
+$first = $node->safe_psql('postgres', $launcher);
+is($node->safe_psql('postgres', "SELECT pg_terminate_backend($first, 20000)"), 't', 'it does not wait for one that does not react');
+kill 'CONT', $stopped[-1];
+open_gate($gatekeeper);
+soon('the launcher is there again', sub { ($node->safe_psql('postgres', $launcher) || $first) ne $first });
+
+$gatekeeper = collector_at_gate('watched');
+$first = $node->safe_psql('postgres', $launcher);
+kill_server($node);
+soon('it ends with the postmaster', sub { !kill 0, $first });
+eval { $gatekeeper->quit };
+start_again($node);
+
+$gatekeeper = collector_at_gate('watched');
+$node->stop('fast');
+pass('a fast shutdown does not wait for a collector');
+eval { $gatekeeper->quit };
+
+done_testing();
