@@ -111,7 +111,8 @@ byte sweep;
 #define W_RETRYABLE	8
 #define W_FENCED_RETRYABLE 9
 #define W_FAILED	10
-#define W_DELETED	11
+#define W_RELEASED	11			/* of a later attempt: PENDING, with its lease over */
+#define W_DELETED	12
 
 /* todo: what an owner of a lease has to do outside */
 #define ACT			0
@@ -126,8 +127,7 @@ byte sweep;
 #define ENDED		4
 #define RUNNING		5			/* a lease */
 #define CURRENT		6			/* end by fence: PENDING, and the fence is its */
-#define REPEATED	7			/* end by fence: was ended by this fence */
-#define LOST		8			/* end by fence: any other */
+#define LOST		7			/* end by fence: any other, and one that has ended */
 #define OVERTAKEN	16			/* flag: another version came since the look */
 
 typedef Client {
@@ -136,7 +136,7 @@ typedef Client {
 	byte fence;
 	byte todo;
 	byte seen;					/* verdict; only with SNAPSHOT_FIRST */
-	bit repeats;				/* ends for a second time, without its writes */
+	bit later;					/* its fence is not that of the first attempt */
 	bit superseded;				/* for the checks: its fence is not current */
 	byte own[KEYS];
 	bit lock[KEYS];
@@ -201,14 +201,18 @@ Client client[CLIENTS];
 	(ROW.status == ABSENT -> ACQUIRE_NEW : (ROW.expired -> ACQUIRE_OLD : \
 	(IS_ENDED -> ENDED : (IS_RUNNING -> RUNNING : NEXT))))
 
-/* end.c, end_leased and release_leased: what a fence is worth */
+/* owner.c, owner_finds and owner_requires: what a fence is worth */
 #ifdef NO_FENCE
 #define FENCE_FITS	(ROW.status != ABSENT)
 #else
 #define FENCE_FITS	(ROW.status != ABSENT && ROW.fence == CLIENT.fence)
 #endif
-#define JUDGE_FENCE \
-	(!FENCE_FITS -> LOST : (ROW.status == PENDING -> CURRENT : REPEATED))
+#ifdef ENDS_TWICE
+#define IS_OPEN		(ROW.status != ABSENT)
+#else
+#define IS_OPEN		(ROW.status == PENDING)
+#endif
+#define JUDGE_FENCE	(FENCE_FITS && IS_OPEN -> CURRENT : LOST)
 
 /* The snapshot is taken after the lock; SNAPSHOT_FIRST takes it before. */
 #ifdef SNAPSHOT_FIRST
@@ -280,13 +284,13 @@ Client client[CLIENTS];
 /* -- order among clients, and the end of every step ----------------------- */
 
 #if KEYS == 1
-#define RANK_KEY(d)	(client[d].own[0] + 12 * client[d].lock[0] + 24 * client[d].told[0])
+#define RANK_KEY(d)	(client[d].own[0] + 13 * client[d].lock[0] + 26 * client[d].told[0])
 #else
-#define RANK_KEY(d)	(client[d].own[0] + 12 * client[d].lock[0] + 24 * client[d].told[0] + \
-	48 * (client[d].own[1] + 12 * client[d].lock[1] + 24 * client[d].told[1]))
+#define RANK_KEY(d)	(client[d].own[0] + 13 * client[d].lock[0] + 26 * client[d].told[0] + \
+	52 * (client[d].own[1] + 13 * client[d].lock[1] + 26 * client[d].told[1]))
 #endif
 #define RANK(d)	(client[d].at + 10 * (client[d].key + 2 * (client[d].fence + 8 * \
-	(client[d].todo + 4 * (client[d].superseded + 2 * (client[d].repeats + 2 * \
+	(client[d].todo + 4 * (client[d].superseded + 2 * (client[d].later + 2 * \
 	(client[d].seen + 32 * RANK_KEY(d))))))))
 
 hidden byte swapped;
@@ -306,7 +310,7 @@ inline put_in_order(a, b)
 		SWAP(a, b, todo);
 		SWAP(a, b, seen);
 		SWAP(a, b, superseded);
-		SWAP(a, b, repeats);
+		SWAP(a, b, later);
 		SWAP_KEY(a, b, 0);
 #if KEYS == 2
 		SWAP_KEY(a, b, 1);
@@ -365,7 +369,7 @@ inline forget_fence()
 	CLIENT.fence = 0;
 	CLIENT.todo = ACT;
 	CLIENT.superseded = 0;
-	CLIENT.repeats = 0;
+	CLIENT.later = 0;
 }
 
 /* Where a client is that has no transaction. */
@@ -488,6 +492,8 @@ inline publish_key(k)
 	:: CLIENT.own[k] == W_RETRYABLE -> set_row(k, RETRYABLE, 0)
 	:: CLIENT.own[k] == W_FENCED_RETRYABLE -> set_row(k, RETRYABLE, CLIENT.fence)
 	:: CLIENT.own[k] == W_FAILED -> set_row(k, FAILED, 0)
+	/* its fence is drawn like every other; as nobody has it, 0 stands for it */
+	:: CLIENT.own[k] == W_RELEASED -> set_row(k, PENDING, 0); row[k].due = 1
 	:: CLIENT.own[k] == W_DELETED -> set_row(k, ABSENT, 0)
 	:: CLIENT.own[k] >= FRESH && CLIENT.own[k] <= STALE -> row[k].effects++	/* NO_GUARD */
 	:: else
@@ -544,11 +550,22 @@ inline acknowledge_key(k)
 #ifdef OUTSIDE
 #define BOUND_TOO		false
 #define MAY_COMPLETE	(CLIENT.todo == DONE)
-#define MAY_RELEASE		(CLIENT.todo == ACT)
+#ifdef RELEASE_AFTER_ACT
+#define MAY_RELEASE		true
+#else
+#define MAY_RELEASE		(CLIENT.later || CLIENT.todo == ACT)
+#endif
 #else
 #define BOUND_TOO		true
 #define MAY_COMPLETE	true
 #define MAY_RELEASE		true
+#endif
+
+/* release.c, leave_earlier_attempt: is there one of which the next begin is told? */
+#ifdef RELEASE_FORGETS
+#define IS_KNOWN		false
+#else
+#define IS_KNOWN		CLIENT.later
 #endif
 
 /* the outside system compares fences */
@@ -610,6 +627,7 @@ end:
 	:: d_step { ASKED_HERE && ACQUIRES && NOTHING_BEGUN && ROW.sequence < (k == 0 -> LEASES : LEASES_1) ->
 		CHECK_ACQUIRES;
 		CLIENT.todo = FIRST_TODO;
+		CLIENT.later = (VERDICT == NEXT);
 		CLIENT.fence = NEXT_FENCE;
 		CHECK_I4_GROWS;
 		ROW.sequence++;
@@ -646,14 +664,9 @@ end:
 		:: else -> MINE = W_RETRYABLE
 		fi; end_step() }
 
-	/* end.c, release_owned: without a row the lock goes at once; store_delete */
-	:: d_step { OWNS_HERE && MAY_FAIL ->
-		FAIL;
-		if
-		:: MINE == FRESH -> MINE = NOTHING; go_on(k)
-		:: MINE == STALE -> MINE = NOTHING
-		:: else -> MINE = W_DELETED
-		fi; end_step() }
+	/* release.c, release_owned: the row that was found stays, the lock goes at once */
+	:: d_step { CLIENT.at == OPEN && MINE >= FRESH && MINE <= STALE && MAY_FAIL ->
+		FAIL; MINE = NOTHING; go_on(k); end_step() }
 
 #ifdef OUTSIDE
 	/* the application asks the outside system, which takes note of the fence */
@@ -675,7 +688,7 @@ end:
 		fi; end_step() }
 #endif
 
-	/* end.c, lock_by_fence */
+	/* owner.c, lock_by_fence.  Where end_wait runs out nothing has happened. */
 	:: d_step { CLIENT.at == FENCED && HERE && MAY_END && AVAILABLE ->
 		CLIENT.lock[k] = 1; CLIENT.at = END_LOCKED; LOOK(JUDGE_FENCE); end_step() }
 	:: d_step { CLIENT.at == FENCED && HERE && MAY_END && IN_USE ->
@@ -683,28 +696,16 @@ end:
 	:: d_step { CLIENT.at == END_QUEUED && HERE && GRANTABLE ->
 		CLIENT.lock[k] = 1; CLIENT.at = END_LOCKED; end_step() }
 
-	/* end.c, end_leased, release_leased: the fence is current */
+	/* owner.c, owner_finds, owner_requires: the fence is current */
 	:: d_step { CLIENT.at == END_LOCKED && HERE && FENCE_VERDICT == CURRENT ->
 		CHECK_I4_CURRENT;
 		MINE = FOUND; CLIENT.at = END_JUDGED; CLIENT.seen = NOT_LOOKED; end_step() }
 
-	/*
-	 * end.c, end_leased: to repeat an end is no error, and writes nothing.
-	 * What else its transaction wrote is committed.
-	 */
-	:: d_step { CLIENT.at == END_LOCKED && HERE && FENCE_VERDICT == REPEATED ->
-		CHECK_I4_CURRENT;
-		if
-		:: ROW.status == COMPLETED && !CLIENT.repeats -> ROW.effects++
-		:: else
-		fi;
-		tell_end(k); forget_fence(); roll_back(); end_step() }
-
-	/* end.c, lease_lost: ID409, the transaction rolls back, the attempt is over */
+	/* owner.c, lease_lost: ID409, the transaction rolls back, the attempt is over */
 	:: d_step { CLIENT.at == END_LOCKED && HERE && FENCE_VERDICT == LOST ->
 		forget_fence(); roll_back(); end_step() }
 
-	/* end.c, end_leased, operation_extend (store_put), release_leased (store_delete) */
+	/* end.c, end_leased, operation_extend; release.c, release_leased */
 	:: d_step { JUDGED_HERE && CONFLICTS ->
 		roll_back(); end_step() }
 	:: d_step { JUDGED_HERE && !CONFLICTS && MAY_COMPLETE ->
@@ -714,7 +715,7 @@ end:
 	:: d_step { JUDGED_HERE && !CONFLICTS && MAY_FAIL ->
 		FAIL; MINE = W_EXTENDED; CLIENT.at = OPEN; end_step() }
 	:: d_step { JUDGED_HERE && !CONFLICTS && MAY_RELEASE && MAY_FAIL ->
-		FAIL; MINE = W_DELETED; CLIENT.at = OPEN; end_step() }
+		FAIL; MINE = (IS_KNOWN -> W_RELEASED : W_DELETED); CLIENT.at = OPEN; end_step() }
 
 	/* the application dies and forgets the fence; the lease stays */
 	:: d_step { CLIENT.at == FENCED && HERE && MAY_FAIL ->
@@ -769,16 +770,12 @@ end:
 
 #ifndef OUTSIDE
 	/*
-	 * The answer is lost, and the application repeats what it did by its
-	 * fence.  It must leave its own writes out: where they were committed,
-	 * the repeated end says nothing and does not keep them from being made.
+	 * The answer is lost, and the application repeats the transaction of its
+	 * fence, with all of its writes: where they were committed, the end fails
+	 * and takes the repeated ones with it.
 	 */
 	:: d_step { CLIENT.at == HALF && MAY_FAIL && CLIENT.fence > 0 && !BEGAN_LEASE ->
-		FAIL; COMMIT_ENDS;
-#ifndef REPEATED_WRITES
-		CLIENT.repeats = 1;
-#endif
-		forget_transaction(); leave(); end_step() }
+		FAIL; COMMIT_ENDS; forget_transaction(); leave(); end_step() }
 #endif
 
 	/* ROLLBACK, an error, a commit that is refused, or the backend dies */
