@@ -1,0 +1,307 @@
+"""Holds transactions over lists against what their isolation levels promise.
+
+In the manner of Elle (Kingsbury and Alvaro, "Elle: Inferring Isolation Anomalies from
+Experimental Observations", VLDB 2020): every element is appended once, so the final lists
+say in which order their versions came, and a read says which version it saw. From that
+follow the dependencies: ww (wrote the next version), wr (read that version) and rw (read
+the version before). Which cycles of them may not be:
+
+* ww alone (G0), ww and wr (G1c): at no level.
+* with one rw (G-single): where the transaction that read had a snapshot, so not at READ
+  COMMITTED. With two of them (write skew) REPEATABLE READ, which is snapshot isolation,
+  lets it be.
+* any at all (G2), among transactions that are all SERIALIZABLE.
+
+PostgreSQL makes all that true of every single level, whatever the others do at theirs:
+ww and wr go in the order of commits, and from a snapshot rw goes to what came after it.
+"""
+
+from bisect import bisect_right
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from plan import READ_COMMITTED, SERIALIZABLE
+
+
+@dataclass
+class Transaction:
+    """A committed one. Steps are ("append", list, element) or ("read", list, elements).
+    It was asked for then, and its end was told then, as far as anybody knows."""
+
+    name: str
+    level: str
+    steps: list
+    asked: float = None
+    told: float = None
+
+
+@dataclass
+class Graph:
+    """Transactions by number, and their dependencies."""
+
+    transactions: list
+    ww: dict = field(default_factory=lambda: defaultdict(set))
+    wr: dict = field(default_factory=lambda: defaultdict(set))
+    rw: dict = field(default_factory=lambda: defaultdict(set))
+
+    def add(self, kind, before, after):
+        """A dependency; on itself nothing depends."""
+        if before is not None and after is not None and before != after:
+            getattr(self, kind)[before].add(after)
+
+    def follow(self, node, kinds):
+        """What depends on that."""
+        for kind in kinds:
+            yield from getattr(self, kind).get(node, ())
+
+    def name_edge(self, before, after):
+        """For people."""
+        for kind in ("ww", "wr", "rw"):
+            if after in getattr(self, kind).get(before, ()):
+                return f"-{kind}-> {self.transactions[after].name}"
+        return "?"
+
+
+def find(transactions, final, follows=()):
+    """All that is wrong, by the name of the anomaly. "follows" has pairs of transactions
+    (numbers) of which the second was told of the first."""
+    wrong = {name: [] for name in (
+        "appended twice", "G1a aborted read", "G1b intermediate read", "incompatible order",
+        "internal inconsistency", "stale read", "G0 write cycle", "G1c cyclic information flow",
+        "G-single read skew", "G2 anti-dependency cycle")}
+    writers = {value: number for number, transaction in enumerate(transactions)
+               for kind, _, value in transaction.steps if kind == "append"}
+    check_lists(wrong, final)
+    graph = Graph(transactions)
+    link_writers(graph, writers, final)
+    for before, after in follows:
+        graph.add("wr", before, after)
+    for number in range(len(transactions)):
+        read_of(wrong, graph, number, writers, final)
+    check_order_of_time(wrong, transactions, writers, final)
+    check_cycles(wrong, graph)
+    return wrong
+
+
+def check_lists(wrong, final):
+    """An element is in its list once."""
+    seen = set()
+    for name, elements in final.items():
+        for value in elements:
+            if value in seen:
+                wrong["appended twice"].append(f"{value} in list {name}")
+            seen.add(value)
+
+
+def link_writers(graph, writers, final):
+    """Each version of a list comes from the one before."""
+    for elements in final.values():
+        for before, after in zip(elements, elements[1:]):
+            graph.add("ww", writers.get(before), writers.get(after))
+
+
+def read_of(wrong, graph, number, writers, final):
+    """The reads of a transaction: possible at all, and what they depend on."""
+    transaction = graph.transactions[number]
+    own = defaultdict(list)
+    for kind, name, what in transaction.steps:
+        if kind == "append":
+            own[name].append(what)
+            continue
+        elements = final.get(name, [])
+        if list(what) != elements[:len(what)]:
+            missing = [value for value in what if value not in elements]
+            wrong["G1a aborted read" if missing else "incompatible order"].append(
+                f"{transaction.name} read {missing or what} of list {name}")
+            continue
+        if own[name] != [value for value in what if writers.get(value) == number]:
+            wrong["internal inconsistency"].append(
+                f"{transaction.name} read of list {name} what it has not written before")
+            continue
+        note_dependencies(wrong, graph, number, writers, elements, len(what), name)
+
+
+def note_dependencies(wrong, graph, number, writers, elements, length, name):
+    """One read, of the first elements of a list."""
+    last = next((writers.get(value) for value in reversed(elements[:length])
+                 if writers.get(value) != number), None)
+    following = writers.get(elements[length]) if length < len(elements) else None
+    graph.add("wr", last, number)
+    graph.add("rw", number, following)
+    if length and following is not None and following != number and \
+            following == writers.get(elements[length - 1]):
+        wrong["G1b intermediate read"].append(
+            f"{graph.transactions[number].name} read list {name} amid "
+            f"{graph.transactions[following].name}")
+
+
+def check_order_of_time(wrong, transactions, writers, final):
+    """Who asks after an append was acknowledged has to see it."""
+    acknowledged = {}
+    for name, elements in final.items():
+        known, longest = [], 0
+        for position, value in enumerate(elements):
+            told = transactions[writers[value]].told if value in writers else None
+            if told is not None:
+                known.append((told, position + 1))
+        known.sort()
+        times, lengths = [], []
+        for told, length in known:
+            longest = max(longest, length)
+            times.append(told)
+            lengths.append(longest)
+        acknowledged[name] = (times, lengths)
+    for transaction in transactions:
+        if transaction.asked is None:
+            continue
+        for kind, name, what in transaction.steps:
+            times, lengths = acknowledged.get(name, ((), ()))
+            at = bisect_right(times, transaction.asked)
+            if kind == "read" and at and len(what) < lengths[at - 1]:
+                wrong["stale read"].append(
+                    f"{transaction.name} read {len(what)} of list {name}, {lengths[at - 1]} were acknowledged")
+
+
+# ---- cycles ----
+
+def check_cycles(wrong, graph):
+    """From the worst to those that only some levels forbid."""
+    nodes = range(len(graph.transactions))
+    for group in strongly_connected(nodes, lambda node: graph.follow(node, ("ww",))):
+        wrong["G0 write cycle"].append(describe(graph, group, ("ww",)))
+    cyclic = strongly_connected(nodes, lambda node: graph.follow(node, ("ww", "wr")))
+    for group in cyclic:
+        text = describe(graph, group, ("ww", "wr"))
+        if "-wr->" in text:
+            wrong["G1c cyclic information flow"].append(text)
+    if not cyclic:
+        check_single(wrong, graph)
+    levels = [transaction.level for transaction in graph.transactions]
+    strict = [node for node in nodes if levels[node] == SERIALIZABLE]
+    for group in strongly_connected(strict, lambda node: (
+            other for other in graph.follow(node, ("ww", "wr", "rw")) if levels[other] == SERIALIZABLE)):
+        wrong["G2 anti-dependency cycle"].append(describe(graph, group, ("ww", "wr", "rw")))
+
+
+def check_single(wrong, graph):
+    """What has no cycle of ww and wr has an order: from its end on, what each reaches."""
+    bits = number_by_component(graph)
+    reach = {}
+    for node in topological(graph):
+        reached = 0
+        for other in graph.follow(node, ("ww", "wr")):
+            reached |= reach[other] | (1 << bits[other])
+        reach[node] = reached
+    for reader, others in graph.rw.items():
+        if graph.transactions[reader].level == READ_COMMITTED:
+            continue
+        for other in others:
+            if reach[other] >> bits[reader] & 1:
+                path = shortest(graph, other, reader, ("ww", "wr"))
+                wrong["G-single read skew"].append(tell(graph, [reader, *path]))
+
+
+def number_by_component(graph):
+    """Small numbers: each node's, among those that it has to do with at all."""
+    neighbours = defaultdict(set)
+    for edges in (graph.ww, graph.wr, graph.rw):
+        for before, others in edges.items():
+            neighbours[before] |= others
+            for after in others:
+                neighbours[after].add(before)
+    numbers = {}
+    for start in range(len(graph.transactions)):
+        if start in numbers:
+            continue
+        numbers[start] = 0
+        queue = [start]
+        for node in queue:
+            for other in neighbours[node]:
+                if other not in numbers:
+                    numbers[other] = len(queue)
+                    queue.append(other)
+    return numbers
+
+
+def topological(graph):
+    """Each after all that depends on it."""
+    done = set()
+    for start in range(len(graph.transactions)):
+        stack = [(start, graph.follow(start, ("ww", "wr")))] if start not in done else []
+        done.add(start)
+        while stack:
+            node, rest = stack[-1]
+            for other in rest:
+                if other not in done:
+                    done.add(other)
+                    stack.append((other, graph.follow(other, ("ww", "wr"))))
+                    break
+            else:
+                stack.pop()
+                yield node
+
+
+def strongly_connected(nodes, follow):
+    """Tarjan's components of more than one node, without recursion."""
+    index, low, on_stack, stack, found = {}, {}, set(), [], []
+    for start in nodes:
+        if start in index:
+            continue
+        index[start] = low[start] = len(index)
+        stack.append(start)
+        on_stack.add(start)
+        work = [(start, iter(follow(start)))]
+        while work:
+            node, rest = work[-1]
+            for other in rest:
+                if other not in index:
+                    index[other] = low[other] = len(index)
+                    stack.append(other)
+                    on_stack.add(other)
+                    work.append((other, iter(follow(other))))
+                    break
+                if other in on_stack:
+                    low[node] = min(low[node], index[other])
+            else:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[node])
+                if low[node] == index[node]:
+                    group = set()
+                    while node not in group:
+                        group.add(stack.pop())
+                    on_stack -= group
+                    if len(group) > 1:
+                        found.append(group)
+    return found
+
+
+def describe(graph, group, kinds):
+    """A short cycle in a component."""
+    start = min(group)
+    return tell(graph, [start, *min(
+        (shortest(graph, other, start, kinds, group) for other in graph.follow(start, kinds) if other in group),
+        key=len)])
+
+
+def shortest(graph, start, end, kinds, group=None):
+    """The nodes of a way from one to the other, both included."""
+    before = {start: None}
+    queue = [start]
+    for node in queue:
+        if node == end:
+            break
+        for other in graph.follow(node, kinds):
+            if other not in before and (group is None or other in group):
+                before[other] = node
+                queue.append(other)
+    path = [end]
+    while path[-1] != start:
+        path.append(before[path[-1]])
+    return path[::-1]
+
+
+def tell(graph, nodes):
+    """A cycle in words."""
+    edges = [graph.name_edge(before, after) for before, after in zip(nodes, nodes[1:])]
+    return " ".join([graph.transactions[nodes[0]].name, *edges])

@@ -1,0 +1,408 @@
+"""The clients: processes that deliver operations until they know the end of each.
+
+They do what the documentation tells clients to do: retry the whole transaction, look at
+the command tag, begin again after a lost connection. What they did and were told goes
+into the ledger. An answer that they have never had is nowhere: what became of such an
+operation is for the lists and the store to say.
+"""
+
+import hashlib
+import json
+import os
+import random
+import secrets
+import signal
+import time
+from dataclasses import dataclass
+
+import psycopg
+from ledger import now
+from plan import READ_COMMITTED, element, operation
+from psycopg.rows import namedtuple_row
+from psycopg.types.json import Jsonb
+
+LEASE = "400 milliseconds"
+LEASE_SECONDS = 0.4
+WAITS = ("0", "0", "30 milliseconds", "300 milliseconds")
+
+ANSWER = """outcome, replayed, attempt, taken_over, fence, response_code AS code,
+    response_payload::text AS payload, encode(response_body, 'hex') AS body"""
+BEGIN = f"""SELECT {ANSWER} FROM idem_begin(key => %s, request => %s, scope => 'history',
+    lease => %s::interval, wait => %s::interval)"""
+CALL = f"""SELECT {ANSWER} FROM idem_call('execute(jsonb)', key => %s, request => %s,
+    scope => 'history', wait => %s::interval)"""
+COMPLETE = """SELECT idem_complete(key => %s, response => %s, scope => 'history', code => 201,
+    body => %s, fence => %s::bigint)"""
+FAIL = """SELECT idem_fail(key => %s, error => %s, scope => 'history', code => 402,
+    body => %s, fence => %s::bigint)"""
+EXTEND = "SELECT idem_extend(key => %s, lease => %s::interval, scope => 'history', fence => %s::bigint)"
+RELEASE = "SELECT idem_release(key => %s, scope => 'history', fence => %s::bigint)"
+# A record that has expired when the operation itself comes, or has not quite.
+PLACEHOLDER = """SELECT idem_complete(key => %s, response => '{"placeholder": true}',
+    scope => 'history', retention => '15 milliseconds')"""
+READ = "SELECT elements FROM list WHERE id = %s"
+APPEND = "SELECT append(%s, %s)"
+
+# What a storm may make of a statement. Everything else is a mistake of somebody's.
+TRANSIENT = ("40001", "40P01", "53", "55P03", "57", "08", "ID409", None)
+
+
+@dataclass
+class Shared:
+    """What the clients share with the controller."""
+
+    stopping: object
+    progress: object        # of each client: the operation it is at
+
+
+class GivenUp(Exception):
+    """The operation is not over, and has to be begun again."""
+
+
+def digest(outcome, payload, body, code):
+    """Stands for the bytes of an answer."""
+    return hashlib.sha256(repr((outcome, payload, body, code)).encode()).hexdigest()[:20]
+
+
+class Client:
+    """One process."""
+
+    def __init__(self, index, options, shared, ledger):
+        self.index = index
+        self.options = options
+        self.shared = shared
+        self.ledger = ledger
+        self.connection = None
+        self.deadline = None
+        self.runs = index << 20
+        self.rng = random.Random(f"{options.seed}/client/{index}")
+        self.ways = {"bound": self.bound, "prepared": self.bound, "leased": self.leased,
+                     "called": self.called, "forgotten": self.forgotten}
+
+    def run(self):
+        """Delivers until it is told to stop, and then what it has begun."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        number = 0
+        while not self.shared.stopping.value:
+            planned = operation(self.options.seed, number, self.options.clients)
+            self.shared.progress[self.index] = number
+            if self.index in planned.copies:
+                self.meet_others(planned)
+                if planned.recycled and planned.copies[0] == self.index:
+                    self.attempt(planned, self.leave_placeholder)
+            for client in planned.copies:
+                if client == self.index:
+                    self.deliver(planned)
+            number += 1
+        self.shared.progress[self.index] = 1 << 40
+        self.ledger.write("finished", client=self.index, operations=number)
+
+    def meet_others(self, planned):
+        """Lets the deliveries of one operation come at once, unless somebody is far."""
+        patience = now() + 0.05
+        while now() < patience and any(
+                self.shared.progress[client] < planned.number for client in planned.copies):
+            time.sleep(0.001)
+
+    def deliver(self, planned):
+        """Tries until the end of the operation is known; sometimes somebody else uses its
+        key for another request."""
+        self.ledger.write("delivery", number=planned.number)
+        while not self.attempt(planned, self.ways[planned.way]):
+            self.check_patience(planned)
+            time.sleep(self.rng.uniform(0.001, 0.02))
+        if planned.way != "forgotten" and self.rng.random() < 0.03:
+            self.attempt(planned, self.mistake)
+
+    def check_patience(self, planned):
+        """When the storms are over, everything has to come to an end."""
+        if self.shared.stopping.value:
+            self.deadline = self.deadline or now() + self.options.patience
+            if now() > self.deadline:
+                self.ledger.write("stuck", key=planned.key)
+                raise SystemExit(1)
+
+    def attempt(self, planned, way):
+        """True when the way has got to the end; errors are counted and judged."""
+        try:
+            return way(planned)
+        except psycopg.Error as error:
+            self.note_error(error, planned)
+        except GivenUp:
+            pass
+        self.clear()
+        return False
+
+    def note_error(self, error, planned):
+        """Storms show as errors; any other error is a finding."""
+        state = error.sqlstate
+        known = state is None or any(state.startswith(prefix) for prefix in TRANSIENT if prefix)
+        if state == "40001" and planned.level == READ_COMMITTED:
+            known = False
+        if state == "ID409" and planned.way != "leased":
+            known = False
+        self.ledger.write("error" if known else "unexpected", sqlstate=state,
+                          key=planned.key, level=planned.level, message=str(error)[:300])
+
+    def clear(self):
+        """Leaves a connection that can be used, or none."""
+        if self.connection is None:
+            return
+        try:
+            if not self.connection.closed:
+                self.connection.execute("ROLLBACK", prepare=False)
+        except psycopg.Error:
+            self.connection.close()
+        if self.connection.closed:
+            self.connection = None
+
+    def execute(self, statement, arguments=None, **options):
+        """Runs a statement, on a new connection if need be."""
+        if self.connection is None:
+            self.connection = psycopg.connect(
+                user="client", dbname=self.options.database, autocommit=True,
+                row_factory=namedtuple_row, application_name=f"client {self.index}",
+                options="-c client_min_messages=error")
+        return self.connection.execute(statement, arguments, **options)
+
+    def start(self, level):
+        """Begins a transaction."""
+        self.execute(f"BEGIN ISOLATION LEVEL {level}", prepare=False)
+
+    def commit(self, command="COMMIT"):
+        """Only the tag says that it was one."""
+        if self.execute(command, prepare=False).statusmessage == "ROLLBACK":
+            raise GivenUp
+
+    def begin(self, planned, lease=None):
+        """Asks for the operation."""
+        return self.execute(BEGIN, (planned.key, Jsonb(planned.request()), lease,
+                                    self.rng.choice(WAITS))).fetchone()
+
+    def told(self, planned, row):
+        """Writes an answer down if it is an end, and says whether."""
+        if row.outcome not in ("COMPLETED", "FAILED") or "placeholder" in (row.payload or ""):
+            return False
+        self.ledger.write("told", key=planned.key, outcome=row.outcome,
+                          answer=digest(row.outcome, row.payload, row.body, row.code))
+        return True
+
+    def done(self, planned, answer, asked):
+        """This client has executed it. From here on it counts on that."""
+        self.ledger.write("done", key=planned.key, answer=digest(*answer), asked=asked, told=now())
+        self.ledger.write("told", key=planned.key, outcome=answer[0], answer=digest(*answer))
+
+    def answered(self, planned, row, asked):
+        """The end of a transaction that was not let in. What it was told has to be what
+        it can see."""
+        reads = {}
+        if row.outcome == "COMPLETED" and "placeholder" not in row.payload and self.rng.random() < 0.4:
+            for name in sorted({name for _, name in planned.steps}):
+                reads[name] = self.read(name)
+        self.commit()
+        if reads:
+            self.ledger.write("reader", key=planned.key, client=self.index, level=planned.level,
+                              asked=asked, reads=list(reads.items()))
+        return self.told(planned, row)
+
+    def read(self, name):
+        """The elements of a list."""
+        row = self.execute(READ, (name,)).fetchone()
+        return row.elements if row else []
+
+    def carry_out(self, planned):
+        """The steps, statement by statement; returns the execution's number and its reads."""
+        self.runs += 1
+        reads = []
+        for index, (kind, name) in enumerate(planned.steps):
+            if kind == "append":
+                self.execute(APPEND, (name, element(planned.number, self.runs, index)))
+            else:
+                reads.append(self.read(name))
+            time.sleep(planned.thinks[1])
+        return self.runs, reads
+
+    def end(self, planned, fence=None):
+        """The effect and the end of an operation; returns what it then answers."""
+        body = secrets.token_bytes(6)
+        if planned.declined:
+            self.execute("SAVEPOINT effect", prepare=False)
+            run, _ = self.carry_out(planned)
+            self.execute("ROLLBACK TO effect", prepare=False)
+            payload = {"declined": run}
+            self.execute(FAIL, (planned.key, Jsonb(payload), body, fence))
+            return "FAILED", json.dumps(payload), body.hex(), 402
+        run, reads = self.carry_out(planned)
+        payload = {"run": run, "reads": reads}
+        self.oversleep(fence)
+        self.execute(COMPLETE, (planned.key, Jsonb(payload), body, fence))
+        return "COMPLETED", json.dumps(payload), body.hex(), 201
+
+    def oversleep(self, fence):
+        """An owner that does not notice that its lease is over."""
+        if fence is not None and self.rng.random() < 0.02:
+            time.sleep(LEASE_SECONDS + 0.1)
+
+    def own(self, planned, since):
+        """The session was in possession from then until now, and is not dead: the
+        statement that shows it comes after."""
+        until = now()
+        self.execute("SELECT 1", prepare=False)
+        self.ledger.write("owned", key=planned.key, since=since, until=until)
+
+    def bound(self, planned):
+        """Begin, effect and end in one transaction."""
+        asked = now()
+        self.start(planned.level)
+        if planned.shadowed:
+            self.roll_back_once(planned)
+        row = self.begin(planned)
+        if row.outcome != "ACQUIRED":
+            return self.answered(planned, row, asked)
+        since = now()
+        time.sleep(planned.thinks[0])
+        self.own(planned, since)
+        answer = self.end(planned)
+        time.sleep(planned.thinks[2])
+        if planned.way == "prepared":
+            self.commit_in_two_phases(planned)
+        else:
+            self.commit()
+        self.done(planned, answer, asked)
+        return True
+
+    def roll_back_once(self, planned):
+        """A first try in the same transaction, of which nothing may be left."""
+        self.execute("SAVEPOINT try", prepare=False)
+        if self.begin(planned).outcome == "ACQUIRED":
+            self.carry_out(planned)
+        self.execute("ROLLBACK TO try", prepare=False)
+
+    def commit_in_two_phases(self, planned):
+        """Prepares, and commits or not, sometimes from another session. What goes wrong in
+        between the controller resolves."""
+        name = f"{planned.key}/{self.index}/{self.runs}"
+        self.commit(f"PREPARE TRANSACTION '{name}'")
+        self.ledger.write("prepared", key=planned.key)
+        time.sleep(planned.thinks[2])
+        if self.rng.random() < 0.3:
+            self.connection.close()
+            self.connection = None
+            self.ledger.write("reconnected", key=planned.key)
+        try:
+            if self.rng.random() < 0.25:
+                self.execute(f"ROLLBACK PREPARED '{name}'", prepare=False)
+                self.ledger.write("rolled back", key=planned.key)
+                raise GivenUp
+            self.execute(f"COMMIT PREPARED '{name}'", prepare=False)
+        except (psycopg.errors.UndefinedObject, psycopg.errors.ObjectNotInPrerequisiteState) as error:
+            raise GivenUp from error    # the controller was faster
+
+    def leased(self, planned):
+        """Begin, some time outside of any transaction, then effect and end in one."""
+        asked = now()
+        row = self.begin(planned, LEASE)
+        if row.outcome != "ACQUIRED":
+            return self.told(planned, row)
+        self.ledger.write("lease", key=planned.key, fence=row.fence, asked=asked, told=now(),
+                          attempt=row.attempt, taken_over=row.taken_over)
+        if self.rng.random() < 0.05:
+            return False                    # an owner that has died
+        if self.rng.random() < 0.05:
+            self.execute(RELEASE, (planned.key, row.fence))
+            return False
+        if self.rng.random() < 0.1:
+            self.execute(EXTEND, (planned.key, LEASE, row.fence))
+        time.sleep(planned.thinks[0])
+        self.oversleep(row.fence)
+        return self.end_lease(planned, row.fence)
+
+    def end_lease(self, planned, fence):
+        """What the owner of a lease does in the end."""
+        asked = now()
+        self.start(planned.level)
+        answer = self.end(planned, fence)
+        self.commit()
+        self.ledger.write("ended", key=planned.key, fence=fence, asked=asked)
+        self.done(planned, answer, asked)
+        if self.rng.random() < 0.1:
+            self.repeat(planned, fence)
+        return True
+
+    def repeat(self, planned, fence):
+        """Effect and end once more, as who has lost the answer might: it must not be let
+        through. If it is, the lists show that."""
+        self.start(planned.level)
+        try:
+            self.end(planned, fence)
+            self.commit()
+            self.ledger.write("repeated", key=planned.key)
+        except psycopg.Error as error:
+            self.ledger.write("repetition", key=planned.key, sqlstate=error.sqlstate)
+            if error.sqlstate != "ID409":
+                self.note_error(error, planned)
+            self.clear()
+
+    def called(self, planned):
+        """All of it in one call, which commits by itself where it can."""
+        asked = now()
+        alone = planned.level == READ_COMMITTED and self.rng.random() < 0.5
+        if not alone:
+            self.start(planned.level)
+        row = self.execute(CALL, (planned.key, Jsonb(planned.request()),
+                                  self.rng.choice(WAITS))).fetchone()
+        if row.replayed and not alone:
+            return self.answered(planned, row, asked)
+        if not alone:
+            self.commit()
+        if row.outcome == "IN_PROGRESS" or row.replayed:
+            return self.told(planned, row)
+        self.done(planned, (row.outcome, row.payload, row.body, row.code), asked)
+        return True
+
+    def leave_placeholder(self, planned):
+        """A record with an early expiry, so that the operation replaces one that the
+        collector wants, too. It has no effect."""
+        self.start(READ_COMMITTED)
+        if self.execute(BEGIN, (planned.key, None, None, "0")).fetchone().outcome == "ACQUIRED":
+            self.execute(PLACEHOLDER, (planned.key,))
+        self.commit()
+        return True
+
+    def forgotten(self, planned):
+        """A client with a mistake in it: an effect, and no end. COMMIT must fail."""
+        self.start(planned.level)
+        if self.begin(planned).outcome != "ACQUIRED":
+            self.ledger.write("committed", key=planned.key)
+        self.carry_out(planned)
+        command = "COMMIT"
+        if self.rng.random() < 0.2:
+            command = f"PREPARE TRANSACTION '{planned.key}/{self.index}/{self.runs}'"
+        try:
+            self.commit(command)
+            self.ledger.write("committed", key=planned.key)
+        except psycopg.Error as error:
+            if error.sqlstate != "ID428":
+                raise
+            self.ledger.write("refused", key=planned.key)
+            self.clear()
+        return True
+
+    def mistake(self, planned):
+        """The key of an operation that has ended, with another request: refused."""
+        self.start(planned.level)
+        try:
+            outcome = self.execute(BEGIN, (planned.key, Jsonb({"other": True}), None, "0")).fetchone().outcome
+        except psycopg.Error as error:
+            if error.sqlstate != "ID422":
+                raise
+            outcome = "ID422"
+        self.clear()
+        self.ledger.write("mistake", key=planned.key, outcome=outcome)
+        return True
+
+
+def run_client(index, options, shared, ledger):
+    """The body of a client process."""
+    os.setpgid(0, 0)
+    Client(index, options, shared, ledger).run()
