@@ -31,12 +31,13 @@ from servers import Clock, Pair
 here = os.path.dirname(os.path.abspath(__file__))
 processes = multiprocessing.get_context("fork")
 
-# What happens when a guard is taken out, by the name of the check that must see it.
+# Guards of test/mutation/guards, and the checks of which one must see that it is gone.
 VIOLATIONS = {
-    "lock": ("I1 owners at once",),
-    "fence": ("I1 effects twice", "I4 fences out of order"),
-    "commit": ("I3 effect without record",),
-    "sweep": ("I1 effects twice", "I2 answers lost", "I3 effect without record"),
+    "lock not taken": ("I1 owners at once",),
+    "no fence is compared": ("I1 effects twice", "I4 fences out of order"),
+    "the same fence ends an operation twice": ("I1 effects twice",),
+    "commit is not refused": ("I3 effect without record",),
+    "the sweep does not look at what it deletes": ("I1 effects twice", "I2 answers lost", "I3 effect without record"),
 }
 
 
@@ -51,7 +52,7 @@ def arguments():
     parser.add_argument("--faults", default=",".join(plan.DECK),
                         help="names, separated by commas")
     parser.add_argument("--without-guard", choices=VIOLATIONS,
-                        help="takes a guard out (a build with -DIDEM_FAULTS): must be noticed")
+                        help="the server is built without this guard: must be noticed")
     parser.add_argument("--schedule", action="store_true",
                         help="only print what identifies the schedule")
     options = parser.parse_args()
@@ -85,10 +86,7 @@ class Run:
         self.proxy = ProxyState(processes.RawValue("i", 0), processes.RawValue("i", 0))
         self.ledger = ledger.Ledger(os.path.join(base, "ledger"))
         disks = self.find_disks()
-        conf = ""
-        if options.without_guard:
-            conf = f"idempotency.guards_off = '{options.without_guard}'\n"
-        self.pair = Pair(base, disks, Clock(os.path.join(base, "clock")), conf)
+        self.pair = Pair(base, disks, Clock(os.path.join(base, "clock")))
         options.target = self.pair.target
         options.gateway = os.path.join(base, "gateway.sock")
         options.proxy = os.path.join(base, "proxy")

@@ -28,7 +28,7 @@ BEGIN = """SELECT outcome, attempt, taken_over, fence, response_code AS code,
     FROM idem_begin(%s, scope => 'bank', request => %s, lease => %s::interval)"""
 BEGIN_BATCH = """SELECT idempotency_key AS key, outcome, response_code AS code,
     response_payload::text AS payload, encode(response_body, 'hex') AS body
-    FROM idem_begin_batch(%s, 'bank', %s)"""
+    FROM idem_begin_batch(%s, %s, scope => 'bank')"""
 CALL = """SELECT outcome, response_code AS code, response_payload::text AS payload,
     encode(response_body, 'hex') AS body
     FROM idem_call('pay(jsonb)', %s, %s, scope => 'bank', retention => '30 days',
@@ -247,8 +247,8 @@ class Client:
             self.shared.leased[self.index] = 0
 
     def charge_and_end(self, planned, key, row):
-        """What the owner of a lease does. After an error it begins again: to repeat the
-        end would repeat the effect."""
+        """What the owner of a lease does. After an error, and at times without one, it
+        sends its transaction again: the effect must not be there twice."""
         if row.taken_over:
             self.gateway.ask(do="status", key=key)
         if not planned.declined and "refused" in self.gateway.ask(
@@ -257,12 +257,35 @@ class Client:
             raise GivenUp
         time.sleep(planned.thinks[2] * 2)
         asked = now()
-        self.start()
-        answer = self.end(planned, key, row.fence)
-        self.commit()
+        try:
+            answer = self.end_leased(planned, key, row.fence)
+        except psycopg.Error as error:
+            self.note_error(error, planned)
+            self.clear()
+            answer = self.end_leased(planned, key, row.fence)
         self.ledger.write("ended", key=key, fence=row.fence, asked=asked)
         self.acknowledge(key, *answer)
+        if self.rng.random() < 0.2:
+            self.end_again(planned, key, row.fence)
         return True
+
+    def end_leased(self, planned, key, fence):
+        """Effect and end, in one transaction."""
+        self.start()
+        answer = self.end(planned, key, fence)
+        self.commit()
+        return answer
+
+    def end_again(self, planned, key, fence):
+        """What a program does that has lost the answer: that it succeeds is a finding."""
+        try:
+            self.end_leased(planned, key, fence)
+        except psycopg.Error as error:
+            self.note_error(error, planned)
+            self.clear()
+        else:
+            self.ledger.write("unexpected", sqlstate=None, way=planned.way, isolation=None,
+                              message="an attempt ended twice")
 
     def called(self, planned):
         """All of it in one call, which commits by itself."""

@@ -20,6 +20,18 @@ VICTIMS = """SELECT pid FROM pg_stat_activity
     WHERE usename = 'teller' AND state = ANY (%s) ORDER BY application_name"""
 
 
+# Sessions that have begun after we did, and wait for that table.
+WAITING = """SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid)
+    WHERE NOT granted AND locktype = 'relation' AND relation = %s::oid AND backend_start > now()"""
+SWAP = """LOCK TABLE idempotency_store IN ACCESS EXCLUSIVE MODE;
+    CREATE TABLE idempotency_store_new (LIKE idempotency_store INCLUDING ALL);
+    INSERT INTO idempotency_store_new SELECT * FROM idempotency_store;
+    ALTER TABLE idempotency_store RENAME TO idempotency_store_old;
+    ALTER TABLE idempotency_store_new RENAME TO idempotency_store;
+    ALTER EXTENSION idempotency DROP TABLE idempotency_store_old;
+    ALTER EXTENSION idempotency ADD TABLE idempotency_store"""
+
+
 class Controller:
     """Strikes; tries and hits are counted by the name of the fault."""
 
@@ -56,11 +68,7 @@ class Controller:
     def when_busy(self):
         """Waits until operations are under way; says whether."""
         with self.pair.primary.connect() as connection:
-            for _ in range(500):
-                if connection.execute(BUSY).fetchone()[0] >= 2:
-                    return True
-                time.sleep(0.002)
-        return False
+            return wait_for(lambda: connection.execute(BUSY).fetchone()[0] >= 2)
 
     def cancel(self):
         """Statements are cancelled. Most are over before the signal comes, so there are
@@ -166,7 +174,7 @@ class Controller:
         return float(told) - time.time()
 
     def disk_full(self):
-        """Nothing can be written to the WAL's disk for a moment."""
+        """Nothing can be written to the WAL's disk for a moment (FAILURES 11)."""
         primary = self.pair.primary
         ballast = os.path.join(primary.disk, "ballast")
         full = r"No space left on device"
@@ -222,7 +230,8 @@ class Controller:
         ways to read and write."""
         with self.pair.primary.connect() as connection:
             (exists,) = connection.execute(
-                "SELECT count(*) FROM pg_trigger WHERE tgname = 'idle'").fetchone()
+                "SELECT count(*) FROM pg_trigger WHERE tgname = 'idle'"
+                " AND tgrelid = 'idempotency_store'::regclass").fetchone()
             connection.execute(
                 "DROP TRIGGER idle ON idempotency_store" if exists else
                 "CREATE TRIGGER idle BEFORE INSERT OR UPDATE ON idempotency_store"
@@ -230,14 +239,44 @@ class Controller:
         self.hits["trigger"] += 1
 
     def rewrite(self):
-        """The store gets a new file, or a new index, while operations go on."""
-        command = self.rng.choice(("VACUUM FULL idempotency_store",
-                                   "REINDEX TABLE CONCURRENTLY idempotency_store",
-                                   "VACUUM (FREEZE) idempotency_store"))
+        """The store gets a new index, or old rows, while operations go on (FAILURES 65)."""
+        self.run_when_busy("rewrite", self.rng.choice((
+            "REINDEX TABLE CONCURRENTLY idempotency_store", "VACUUM (FREEZE) idempotency_store")))
+
+    def vacuum_full(self):
+        """The store gets a new file (FAILURES 65)."""
+        self.run_when_busy("vacuum full", "VACUUM FULL idempotency_store")
+
+    def run_when_busy(self, name, command):
+        """A hit where operations were under way when it began."""
         busy = self.when_busy()
         with self.pair.primary.connect() as connection:
             connection.execute(command)
-        self.hits["rewrite"] += busy
+        self.hits[name] += busy
+
+    def swap(self):
+        """Another table takes the store's place while sessions wait for its lock, some of
+        them with their first call (FAILURES 77). The one before goes when the next one
+        comes."""
+        busy = self.when_busy()
+        with self.pair.primary.connect() as connection:
+            connection.execute("SET lock_timeout = '5s'")
+            connection.execute("DROP TABLE IF EXISTS idempotency_store_old")
+            with connection.transaction():
+                store, view = connection.execute(
+                    "SELECT 'idempotency_store'::regclass::oid, pg_get_viewdef('idempotency_in_flight')").fetchone()
+                connection.execute(SWAP)
+                # a view goes on with the table that it was made for
+                connection.execute(f"CREATE OR REPLACE VIEW idempotency_in_flight AS {view}")
+                connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                                   " WHERE usename = 'teller' ORDER BY random() LIMIT 3")
+                waited = wait_for(lambda: self.is_waited_for(connection, store))
+        self.hits["swap"] += busy and waited
+
+    def is_waited_for(self, connection, table):
+        """By a session that has come since we have locked it."""
+        connection.execute("SELECT pg_stat_clear_snapshot()")
+        return connection.execute(WAITING, (table,)).fetchone()[0] > 0
 
     def count_hits(self, errors, refused_leases):
         """What others have seen of the faults."""
@@ -247,6 +286,15 @@ class Controller:
         self.hits["locks"] = errors["53200"]
         self.hits["connections"] = errors["no connections"]
         self.hits["kill backend"] = self.pair.count_in_logs(r"was terminated by signal 9")
+
+
+def wait_for(condition):
+    """Asks for a second; says whether it came true."""
+    for _ in range(500):
+        if condition():
+            return True
+        time.sleep(0.002)
+    return False
 
 
 def fill(path):

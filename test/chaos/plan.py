@@ -33,6 +33,8 @@ DECK = {
     "connections": 1,
     "trigger": 2,
     "rewrite": 1,
+    "vacuum full": 1,
+    "swap": 3,
 }
 
 

@@ -65,7 +65,7 @@ class Clock:
 class Node:
     """One server."""
 
-    def __init__(self, name, base, disk, clock, conf):
+    def __init__(self, name, base, disk, clock):
         self.name = name
         self.data = os.path.join(base, name)
         self.socket = os.path.join(base, name + "-socket")
@@ -73,7 +73,6 @@ class Node:
         self.disk = disk
         self.wal = os.path.join(disk, "wal") if disk else None
         self.clock = clock
-        self.conf = conf
         self.hangs = []
         os.mkdir(self.socket)
 
@@ -111,7 +110,7 @@ class Node:
         """Its settings, without those that came with a copy."""
         with open(os.path.join(self.data, "postgresql.conf"), "w", encoding="utf-8") as file:
             file.write(f"include '{os.environ['IDEM_TEMP_CONFIG']}'\n")
-            file.write(CONF.format(socket=self.socket) + self.conf)
+            file.write(CONF.format(socket=self.socket))
 
     def start(self, patience=60):
         """Returns when it answers; children of a killed postmaster may be in the way."""
@@ -199,10 +198,10 @@ class Node:
 class Pair:
     """Which of the two is the primary; clients read it from the target file."""
 
-    def __init__(self, base, disks, clock, conf):
+    def __init__(self, base, disks, clock):
         self.clock = clock
         self.target = os.path.join(base, "target")
-        self.nodes = [Node(name, base, disk, clock, conf)
+        self.nodes = [Node(name, base, disk, clock)
                       for name, disk in zip(("one", "two"), disks)]
         self.primary, self.standby = self.nodes
         self.promotions = 0

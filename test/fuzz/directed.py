@@ -11,77 +11,77 @@ PAYLOAD = f'"{MARKER}"'
 
 
 def scenes(functions, main, peer, by_hand):
-	"""Lists of steps; main and peer make one, by_hand finds the owner's statements."""
-	def call(name, **given):
-		signature = next(f for f in functions.found if f.name == name and given.keys() <= {a.name for a in f.arguments})
-		arguments = {argument.name: argument for argument in signature.arguments}
-		return Call(signature, tuple((arguments[argument], value) for argument, value in given.items()), 'select')
+    """Lists of steps; main and peer make one, by_hand finds the owner's statements."""
+    def call(name, **given):
+        signature = next(f for f in functions.found if f.name == name and given.keys() <= {a.name for a in f.arguments})
+        arguments = {argument.name: argument for argument in signature.arguments}
+        return Call(signature, tuple((arguments[argument], value) for argument, value in given.items()), 'select')
 
-	def hand(beginning):
-		return next(sql for sql in by_hand if sql.startswith(beginning))
+    def hand(beginning):
+        return next(sql for sql in by_hand if sql.startswith(beginning))
 
-	keys = ['a']
-	acquire = [call('idem_begin', key='a'), call('idem_begin', key='a', lease='1 hour'), call('idem_begin_batch', keys=keys)]
-	ends = [call('idem_complete', key='a', response=PAYLOAD), call('idem_fail', key='a', error=PAYLOAD),
-		call('idem_complete_batch', keys=keys, responses=[PAYLOAD]), call('idem_release', key='a')]
-	extend = call('idem_extend', key='a', lease='1 hour')
-	fenced = [call('idem_complete', key='a', fence=Fence()), call('idem_fail', key='a', fence=Fence()),
-		call('idem_release', key='a', fence=Fence()), call('idem_extend', key='a', lease='1 hour', fence=Fence())]
-	others = [call('idem_begin', key='a', lease='1 hour'), call('idem_begin_batch', keys=keys), call('idem_lock', resources=keys),
-		call('idem_call', handler='fuzz.returns(jsonb)', key='a'), call('idem_advance', stream='a', seq=3), call('idem_gc'),
-		call('idem_lookup', key='a')]
-	administration = [call(name, **given) for name, given in (
-		('idem_gc', {}), ('idem_grant', {'role': 'fuzz_target'}), ('idem_revoke', {'role': 'fuzz_target'}),
-		('idem_schedule_gc', {}), ('idem_reseal', {}), ('idem_claim_scope', {'pattern': 's', 'role': 'fuzz_app'}),
-		('idem_unclaim_scope', {'pattern': 's'}), ('idem_set_policy', {'pattern': 's'}), ('idem_stats_reset', {}))]
-	lease = call('idem_begin', key='a', lease='1 hour')
-	found = []
+    keys = ['a']
+    acquire = [call('idem_begin', key='a'), call('idem_begin', key='a', lease='1 hour'), call('idem_begin_batch', keys=keys)]
+    ends = [call('idem_complete', key='a', response=PAYLOAD), call('idem_fail', key='a', error=PAYLOAD),
+        call('idem_complete_batch', keys=keys, responses=[PAYLOAD]), call('idem_release', key='a')]
+    extend = call('idem_extend', key='a', lease='1 hour')
+    fenced = [call('idem_complete', key='a', fence=Fence()), call('idem_fail', key='a', fence=Fence()),
+        call('idem_release', key='a', fence=Fence()), call('idem_extend', key='a', lease='1 hour', fence=Fence())]
+    others = [call('idem_begin', key='a', lease='1 hour'), call('idem_begin_batch', keys=keys), call('idem_lock', resources=keys),
+        call('idem_call', handler='fuzz.returns(jsonb)', key='a'), call('idem_advance', stream='a', seq=3), call('idem_gc'),
+        call('idem_lookup', key='a'), call('idem_forget', key='a')]
+    administration = [call(name, **given) for name, given in (
+        ('idem_gc', {}), ('idem_grant', {'role': 'fuzz_target'}), ('idem_revoke', {'role': 'fuzz_target'}),
+        ('idem_schedule_gc', {}), ('idem_reseal', {}), ('idem_claim_scope', {'pattern': 's', 'role': 'fuzz_app'}),
+        ('idem_unclaim_scope', {'pattern': 's'}), ('idem_set_policy', {'pattern': 's'}), ('idem_stats_reset', {}))]
+    lease = call('idem_begin', key='a', lease='1 hour')
+    found = []
 
-	# another writer stores the key; somebody deletes the record
-	for begin in acquire:
-		for end in ends:
-			found.append([main('begin', 'BEGIN'), main('call', begin), peer('by hand', hand(INSERT)), main('call', end)])
-			found.append([main('begin', 'BEGIN'), main('call', begin), main('by hand', hand(DELETE)), main('call', end)])
-			found.append([main('begin', 'BEGIN'), main('call', begin),
-				main('set', ('idempotency.max_response_size', '0')), main('call', end)])
-	# what the snapshot saw is changed
-	for last in fenced + others:
-		for change in ([peer('by hand', hand(UPDATE))], [peer('call', call('idem_advance', stream='a', seq=2))],
-				[peer('call', call('idem_gc'))]):
-			found.append([peer('call', lease), main('begin', REPEATABLE), main('call', call('idem_lookup', key='a')), *change, main('call', last)])
-	claim = call('idem_claim_scope', pattern='s', role='fuzz_target')
-	for last in (claim, call('idem_unclaim_scope', pattern='s'), call('idem_set_policy', pattern='s')):
-		found.append([peer('call', claim), main('begin', REPEATABLE), main('call', call('idem_lookup', key='a')), peer('call', claim), main('call', last)])
-	# a role without rights, or in a scope that is another's
-	for last in fenced + others + administration:
-		found.append([main('set', ('ROLE', 'fuzz_stranger')), main('call', last)])
-		found.append([main('set', ('ROLE', 'fuzz_app')), main('call', last)])
-	for last in ends + fenced + others + [extend, call('idem_may_use_scope')]:
-		if any(argument.name == 'scope' for argument in last.signature.arguments):
-			scope = next(argument for argument in last.signature.arguments if argument.name == 'scope')
-			scoped = Call(last.signature, last.values + ((scope, 's'),), 'select')
-			found.append([main('call', claim), main('set', ('ROLE', 'fuzz_app')), main('call', scoped)])
-	# somebody else has it; there is no room for more
-	for last in others:
-		found.append([peer('begin', 'BEGIN'), peer('call', call('idem_lock', resources=keys)),
-			peer('call', call('idem_begin', key='a')), main('call', last)])
-		found.append([main('begin', 'BEGIN'), main('call', call('idem_lock', resources=['b', 'c'])),
-			main('set', ('idempotency.max_operations_per_transaction', '1')), main('call', last)])
-	# a lease that has run out; responses that are not sealed
-	found.append([peer('call', lease), peer('by hand', hand("UPDATE {s}.idempotency_store SET lease")), main('begin', 'BEGIN'), main('call', acquire[2])])
-	unsealed = [peer('by hand', hand(INSERT)), peer('by hand', hand('UPDATE {s}.idempotency_store SET response'))]
-	found.append([*unsealed, main('call', call('idem_reseal'))])
-	found.append([*unsealed, main('begin', REPEATABLE), main('call', call('idem_lookup', key='a')), peer('by hand', hand(UPDATE)),
-		main('call', call('idem_reseal'))])
-	found.append([peer('by hand', hand(INSERT)), peer('by hand', hand('UPDATE {s}.idempotency_store SET expires')), main('call', call('idem_gc'))])
-	found.append([main('call', claim), main('call', call('idem_unclaim_scope', pattern='s'))])
-	# arguments that are seldom drawn
-	for name, given in (('idem_fingerprint', {'request': None}), ('idem_grant', {'role': None}), ('idem_revoke', {'role': None}),
-			('idem_grant', {'role': '4294967295'}), ('idem_revoke', {'role': '0'}), ('idem_schedule_gc', {'schedule': ''}),
-			('idem_reseal', {'max_rows': 0}), ('idem_unclaim_scope', {'pattern': '*a'}), ('idem_set_policy', {'pattern': None}),
-			('idem_claim_scope', {'pattern': None, 'role': 'fuzz_app'}), ('idem_gc', {'max_rows': -1}), ('idem_step_key', {'key': '', 'step': 'a'}),
-			('idem_claim_scope', {'pattern': 'a', 'role': '0'}), ('idem_call', {'handler': 'fuzz.nonesuch(jsonb)', 'key': 'a'}),
-			('idem_call', {'handler': 'fuzz.secret(jsonb)', 'key': 'a'}), ('idem_lookup', {'key': ''})):
-		found.append([main('call', call(name, **given))])
-	found.append([main('set', ('ROLE', 'fuzz_app')), main('call', call('idem_call', handler='fuzz.secret(jsonb)', key='a'))])
-	return found
+    # another writer stores the key; somebody deletes the record
+    for begin in acquire:
+        for end in ends:
+            found.append([main('begin', 'BEGIN'), main('call', begin), peer('by hand', hand(INSERT)), main('call', end)])
+            found.append([main('begin', 'BEGIN'), main('call', begin), main('by hand', hand(DELETE)), main('call', end)])
+            found.append([main('begin', 'BEGIN'), main('call', begin),
+                main('set', ('idempotency.max_response_size', '0')), main('call', end)])
+    # what the snapshot saw is changed
+    for last in fenced + others:
+        for change in ([peer('by hand', hand(UPDATE))], [peer('call', call('idem_advance', stream='a', seq=2))],
+                [peer('call', call('idem_gc'))]):
+            found.append([peer('call', lease), main('begin', REPEATABLE), main('call', call('idem_lookup', key='a')), *change, main('call', last)])
+    claim = call('idem_claim_scope', pattern='s', role='fuzz_target')
+    for last in (claim, call('idem_unclaim_scope', pattern='s'), call('idem_set_policy', pattern='s')):
+        found.append([peer('call', claim), main('begin', REPEATABLE), main('call', call('idem_lookup', key='a')), peer('call', claim), main('call', last)])
+    # a role without rights, or in a scope that is another's
+    for last in fenced + others + administration:
+        found.append([main('set', ('ROLE', 'fuzz_stranger')), main('call', last)])
+        found.append([main('set', ('ROLE', 'fuzz_app')), main('call', last)])
+    for last in ends + fenced + others + [extend, call('idem_may_use_scope')]:
+        if any(argument.name == 'scope' for argument in last.signature.arguments):
+            scope = next(argument for argument in last.signature.arguments if argument.name == 'scope')
+            scoped = Call(last.signature, last.values + ((scope, 's'),), 'select')
+            found.append([main('call', claim), main('set', ('ROLE', 'fuzz_app')), main('call', scoped)])
+    # somebody else has it; there is no room for more
+    for last in others:
+        found.append([peer('begin', 'BEGIN'), peer('call', call('idem_lock', resources=keys)),
+            peer('call', call('idem_begin', key='a')), main('call', last)])
+        found.append([main('begin', 'BEGIN'), main('call', call('idem_lock', resources=['b', 'c'])),
+            main('set', ('idempotency.max_operations_per_transaction', '1')), main('call', last)])
+    # a lease that has run out; responses that are not sealed
+    found.append([peer('call', lease), peer('by hand', hand("UPDATE {s}.idempotency_store SET lease")), main('begin', 'BEGIN'), main('call', acquire[2])])
+    unsealed = [peer('by hand', hand(INSERT)), peer('by hand', hand('UPDATE {s}.idempotency_store SET response'))]
+    found.append([*unsealed, main('call', call('idem_reseal'))])
+    found.append([*unsealed, main('begin', REPEATABLE), main('call', call('idem_lookup', key='a')), peer('by hand', hand(UPDATE)),
+        main('call', call('idem_reseal'))])
+    found.append([peer('by hand', hand(INSERT)), peer('by hand', hand('UPDATE {s}.idempotency_store SET expires')), main('call', call('idem_gc'))])
+    found.append([main('call', claim), main('call', call('idem_unclaim_scope', pattern='s'))])
+    # arguments that are seldom drawn
+    for name, given in (('idem_fingerprint', {'request': None}), ('idem_grant', {'role': None}), ('idem_revoke', {'role': None}),
+            ('idem_grant', {'role': '4294967295'}), ('idem_revoke', {'role': '0'}), ('idem_schedule_gc', {'schedule': ''}),
+            ('idem_reseal', {'max_rows': 0}), ('idem_unclaim_scope', {'pattern': '*a'}), ('idem_set_policy', {'pattern': None}),
+            ('idem_claim_scope', {'pattern': None, 'role': 'fuzz_app'}), ('idem_gc', {'max_rows': -1}), ('idem_step_key', {'key': '', 'step': 'a'}),
+            ('idem_claim_scope', {'pattern': 'a', 'role': '0'}), ('idem_call', {'handler': 'fuzz.nonesuch(jsonb)', 'key': 'a'}),
+            ('idem_call', {'handler': 'fuzz.secret(jsonb)', 'key': 'a'}), ('idem_lookup', {'key': ''})):
+        found.append([main('call', call(name, **given))])
+    found.append([main('set', ('ROLE', 'fuzz_app')), main('call', call('idem_call', handler='fuzz.secret(jsonb)', key='a'))])
+    return found

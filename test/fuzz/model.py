@@ -18,468 +18,502 @@ SESSIONS = st.integers(0, 1)
 KEY = st.sampled_from(KEYS)
 REQUEST = st.sampled_from([None, None, 1, 2])
 FENCE = st.sampled_from([None, None, None, 'current', 'current', 'current', 'stale', 'future'])
-MUST_SEE = ('ACQUIRED', 'ACQUIRED taken over', 'IN_PROGRESS', 'COMPLETED', 'FAILED', 'ID400', 'ID404', 'ID409', 'ID422', 'ID428',
-	'55P03', 'true', 'false', 'null', 'void', 'ROLLBACK TO', 'RELEASE')
+FRESH = -1  # a fence that nobody was told
+MUST_SEE = ('ACQUIRED', 'ACQUIRED taken over', 'IN_PROGRESS', 'COMPLETED', 'FAILED', 'MISMATCH', 'ID400', 'ID404', 'ID409', 'ID422', 'ID428',
+    '55P03', 'true', 'false', 'null', 'void', 'ROLLBACK TO', 'RELEASE')
 
 
 @dataclass(frozen=True)
 class Record:
-	"""A row of the store."""
-	status: str
-	attempt: int
-	fence: int = None
-	request: int = None
-	payload: str = None
-	leased: bool = False		# the lease runs
-	due: bool = False			# FAILED: may be tried again
-	retryable: bool = False
+    """A row of the store."""
+    status: str
+    attempt: int
+    fence: int = None
+    request: int = None
+    payload: str = None
+    leased: bool = False  # the lease runs
+    due: bool = False  # FAILED: may be tried again
+    retryable: bool = False
 
 
 @dataclass(frozen=True)
 class Standing:
-	"""Where a transaction stands with a key."""
-	pending: bool = False
-	level: int = 0
-	attempt: int = 0
-	fence: int = None
-	request: int = None
-	stored: bool = False		# there was a record when it was begun
-	wrote: bool = False
-	record: Record = None		# what it wrote
-	locked: bool = False
+    """Where a transaction stands with a key."""
+    pending: bool = False
+    level: int = 0
+    attempt: int = 0
+    fence: int = None
+    request: int = None
+    wrote: bool = False
+    record: Record = None  # what it wrote
+    kept: bool = False  # the lock, by what was given up before
+    locked: bool = False
 
 
 class Expected(Exception):
-	"""The statement must fail with this SQLSTATE."""
+    """The statement must fail with this SQLSTATE."""
 
 
 class Client:
-	"""A session, and what the model knows of its transaction."""
+    """A session, and what the model knows of its transaction."""
 
-	def __init__(self, database):
-		import os
-		os.environ['PGOPTIONS'] = '-c lock_timeout=15ms -c statement_timeout=20s'
-		try:
-			self.session = Session(database)
-		finally:
-			del os.environ['PGOPTIONS']
-		self.forget()
+    def __init__(self, database):
+        import os
+        os.environ['PGOPTIONS'] = '-c lock_timeout=15ms -c statement_timeout=20s'
+        try:
+            self.session = Session(database)
+        finally:
+            del os.environ['PGOPTIONS']
+        self.forget()
 
-	def forget(self):
-		self.open = False
-		self.standings = {}
-		self.savepoints = []
+    def forget(self):
+        self.open = False
+        self.standings = {}
+        self.savepoints = []
 
-	def level(self):
-		return 1 + len(self.savepoints)
+    def level(self):
+        return 1 + len(self.savepoints)
 
-	def holds(self, key):
-		return self.standings.get(key, Standing()).locked
+    def holds(self, key):
+        return self.standings.get(key, Standing()).locked
 
 
 def meant(standing, fence):
-	"""The fence of an end: without one, that of what its transaction has begun."""
-	if fence is None and not standing.pending:
-		raise Expected('ID404')
-	return standing.fence if fence is None else fence
+    """The fence of an end: without one, that of what its transaction has begun."""
+    if fence is None and not standing.pending:
+        raise Expected('ID404')
+    return standing.fence if fence is None else fence
 
 
 def mismatch(stored, given):
-	return stored is not None and given is not None and stored != given
+    return stored is not None and given is not None and stored != given
 
 
 class Model(RuleBasedStateMachine):
-	"""Set up by make(): database, schema, counts."""
-	database = schema = counts = clients = admin = None
+    """Set up by make(): database, schema, counts."""
+    database = schema = counts = clients = admin = None
 
-	def __init__(self):
-		super().__init__()
-		if Model.clients is None or any(s.connection.status for s in [Model.admin] + [c.session for c in Model.clients]):
-			Model.clients = [Client(self.database), Client(self.database)]
-			Model.admin = Session(self.database)
-		for client in self.clients:
-			if client.session.in_transaction:
-				client.session.script('ROLLBACK')
-			client.forget()
-		self.admin.script(f'DELETE FROM {self.schema}.idempotency_scope; DELETE FROM {self.schema}.idempotency_store')
-		self.committed = {}
-		self.fences = {key: 0 for key in KEYS}		# the newest of each key
-		self.newest = 0
+    def __init__(self):
+        super().__init__()
+        if Model.clients is None or any(s.connection.status for s in [Model.admin] + [c.session for c in Model.clients]):
+            Model.clients = [Client(self.database), Client(self.database)]
+            Model.admin = Session(self.database)
+        for client in self.clients:
+            if client.session.in_transaction:
+                client.session.script('ROLLBACK')
+            client.forget()
+        self.admin.script(f'DELETE FROM {self.schema}.idempotency_scope; DELETE FROM {self.schema}.idempotency_store')
+        self.committed = {}
+        self.fences = {key: 0 for key in KEYS}  # the newest of each key
+        self.newest = 0
 
-	# what the model says
+    # what the model says
 
-	def other_holds(self, client, key):
-		return any(other is not client and other.holds(key) for other in self.clients)
+    def other_holds(self, client, key):
+        return any(other is not client and other.holds(key) for other in self.clients)
 
-	def visible(self, client, key):
-		standing = client.standings.get(key)
-		return standing.record if standing is not None and standing.wrote else self.committed.get(key)
+    def visible(self, client, key):
+        standing = client.standings.get(key)
+        return standing.record if standing is not None and standing.wrote else self.committed.get(key)
 
-	def say_begin(self, client, key, request, leased):
-		"""The answer (outcome, attempt, payload), and the standing that it leaves."""
-		standing = client.standings.get(key, Standing())
-		if standing.pending:
-			if mismatch(standing.request, request):
-				raise Expected('ID422')
-			return ('IN_PROGRESS', standing.attempt, None), None
-		record = self.visible(client, key)
-		if record is not None:
-			if mismatch(record.request, request):
-				raise Expected('ID422')
-			if record.status == 'COMPLETED' or record.status == 'FAILED' and not record.due:
-				return (record.status, record.attempt, record.payload), None
-			if record.leased:
-				return ('IN_PROGRESS', record.attempt, None), None
-		if self.other_holds(client, key):
-			return ('IN_PROGRESS', None, None), None
-		taken_over = record is not None and record.status == 'PENDING'
-		attempt = record.attempt + 1 if record else 1
-		request = request if request is not None or record is None else record.request
-		return ('ACQUIRED taken over' if taken_over else 'ACQUIRED', attempt, None), replace(standing, pending=True,
-			level=client.level(), attempt=attempt, fence=None, request=request, stored=record is not None,
-			wrote=standing.wrote or leased, locked=True,
-			record=Record('PENDING', attempt, None, request, leased=True) if leased else standing.record)
+    def say_begin(self, client, key, request, leased):
+        """The answer (outcome, attempt, payload), and the standing that it leaves."""
+        standing = client.standings.get(key, Standing())
+        if standing.pending:
+            if mismatch(standing.request, request):
+                raise Expected('ID422')
+            return ('IN_PROGRESS', standing.attempt, None), None
+        record = self.visible(client, key)
+        if record is not None:
+            if mismatch(record.request, request):
+                raise Expected('ID422')
+            if record.status == 'COMPLETED' or record.status == 'FAILED' and not record.due:
+                return (record.status, record.attempt, record.payload), None
+            if record.leased:
+                return ('IN_PROGRESS', record.attempt, None), None
+        if self.other_holds(client, key):
+            return ('IN_PROGRESS', None, None), None
+        taken_over = record is not None and record.status == 'PENDING'
+        attempt = record.attempt + 1 if record else 1
+        request = request if request is not None or record is None else record.request
+        return ('ACQUIRED taken over' if taken_over else 'ACQUIRED', attempt, None), replace(standing, pending=True,
+            level=client.level(), attempt=attempt, fence=None, request=request,
+            wrote=standing.wrote or leased, locked=True,
+            record=Record('PENDING', attempt, None, request, leased=True) if leased else standing.record)
 
-	def say_end(self, client, key, fence, status, payload, due, retryable):
-		"""The standing that a complete or a fail leaves; None: a repetition."""
-		standing = client.standings.get(key, Standing())
-		fence = meant(standing, fence)
-		if fence is None:
-			record = Record(status, standing.attempt, None, standing.request, payload, False, due, retryable)
-		else:
-			before = self.fenced(client, key, fence, 'ID409')
-			if before.status != 'PENDING':
-				if before.status != status:
-					raise Expected('ID409')
-				return None
-			record = replace(before, status=status, payload=payload, leased=False, due=due, retryable=retryable)
-		return Standing(level=client.level(), wrote=True, record=record, locked=True)
+    def say_begin_in_batch(self, client, key, request):
+        try:
+            return self.say_begin(client, key, request, False)
+        except Expected as error:
+            if str(error) != 'ID422':
+                raise
+            return ('MISMATCH', None, None), None
 
-	def fenced(self, client, key, fence, otherwise):
-		"""The record that has this fence."""
-		standing = client.standings.get(key, Standing())
-		if standing.pending and standing.fence != fence:
-			raise Expected(otherwise)
-		if self.other_holds(client, key):
-			raise Expected('55P03')
-		record = self.visible(client, key)
-		if record is None or record.fence != fence:
-			raise Expected(otherwise)
-		return record
+    def say_end(self, client, key, fence, status, payload, due, retryable):
+        """The standing that a complete or a fail leaves."""
+        standing = client.standings.get(key, Standing())
+        fence = meant(standing, fence)
+        if fence is None:
+            record = Record(status, standing.attempt, None, standing.request, payload, False, due, retryable)
+        else:
+            before = self.fenced(client, key, fence, 'ID409')
+            if before.status != 'PENDING':
+                raise Expected('ID409')
+            record = replace(before, status=status, payload=payload, leased=False, due=due, retryable=retryable)
+        return Standing(level=client.level(), wrote=True, record=record, locked=True)
 
-	def say_release(self, client, key, fence):
-		standing = client.standings.get(key, Standing())
-		fence = meant(standing, fence)
-		if fence is None:
-			wrote = standing.wrote or standing.stored
-			at_once = not wrote and standing.level == client.level()
-			return Standing(level=client.level(), wrote=wrote, locked=not at_once)
-		if self.fenced(client, key, fence, 'false').status != 'PENDING':
-			raise Expected('false')
-		return Standing(level=client.level(), wrote=True, locked=True)
+    def fenced(self, client, key, fence, otherwise):
+        """The record that has this fence."""
+        standing = client.standings.get(key, Standing())
+        if standing.pending and standing.fence != fence:
+            raise Expected(otherwise)
+        if self.other_holds(client, key):
+            raise Expected('55P03')
+        record = self.visible(client, key)
+        if record is None or record.fence != fence:
+            raise Expected(otherwise)
+        return record
 
-	def say_extend(self, client, key, fence):
-		standing = client.standings.get(key, Standing())
-		fence = meant(standing, fence)
-		if fence is None:
-			raise Expected('ID400')
-		record = self.fenced(client, key, fence, 'ID409')
-		if record.status != 'PENDING':
-			raise Expected('ID409')
-		return replace(standing, wrote=True, record=replace(record, leased=True), locked=True)
+    def say_release(self, client, key, fence):
+        standing = client.standings.get(key, Standing())
+        fence = meant(standing, fence)
+        if fence is None:
+            kept = standing.kept or standing.level != client.level()
+            return Standing(level=client.level(), wrote=standing.wrote, record=standing.record, kept=kept, locked=kept or standing.wrote)
+        record = self.fenced(client, key, fence, 'false')
+        if record.status != 'PENDING':
+            raise Expected('false')
+        # of an attempt before, the next begin is told
+        left = replace(record, attempt=record.attempt - 1, fence=FRESH, leased=False) if record.attempt > 1 else None
+        return Standing(level=client.level(), wrote=True, record=left, locked=True)
 
-	# what the server says
+    def say_forget(self, client, key):
+        standing = client.standings.get(key, Standing())
+        record = self.visible(client, key)
+        ended = standing.wrote and record is not None and record.status != 'PENDING'
+        if standing.pending or ended or self.other_holds(client, key):
+            raise Expected('ID409')
+        if record is None:
+            raise Expected('false')
+        if record.leased:
+            raise Expected('ID409')
+        return Standing(level=client.level(), wrote=True, kept=standing.kept, locked=True)
 
-	def run(self, client, sql):
-		result = client.session.run(sql.format(s=self.schema))
-		notices = client.session.take_notices()
-		assert not notices, f'{sql}: {notices}'
-		return result
+    def say_extend(self, client, key, fence):
+        standing = client.standings.get(key, Standing())
+        fence = meant(standing, fence)
+        if fence is None:
+            raise Expected('ID400')
+        record = self.fenced(client, key, fence, 'ID409')
+        if record.status != 'PENDING':
+            raise Expected('ID409')
+        return replace(standing, wrote=True, record=replace(record, leased=True), locked=True)
 
-	def check(self, client, sql, expected, say=None):
-		"""Run it; it must fail as expected, or not at all."""
-		result = self.run(client, sql)
-		assert result.sqlstate == expected, f'{sql}: {result.sqlstate} {result.texts}, the model says {expected}'
-		self.counts[expected or say or 'void'] += 1
-		if expected is not None and client.open:
-			self.after_error(client)
-		return result.rows
+    # what the server says
 
-	def after_error(self, client):
-		if client.savepoints:
-			client.session.script('ROLLBACK TO s')
-			client.standings = copy.copy(client.savepoints[-1])
-			self.counts['ROLLBACK TO'] += 1
-		else:
-			client.session.script('ROLLBACK')
-			client.forget()
+    def run(self, client, sql):
+        result = client.session.run(sql.format(s=self.schema))
+        notices = client.session.take_notices()
+        assert not notices, f'{sql}: {notices}'
+        return result
 
-	def done(self, client, changes):
-		"""The statement has changed where the transaction stands."""
-		client.standings.update(changes)
-		if not client.open:
-			self.publish(client)
+    def check(self, client, sql, expected, say=None):
+        """Run it; it must fail as expected, or not at all."""
+        result = self.run(client, sql)
+        assert result.sqlstate == expected, f'{sql}: {result.sqlstate} {result.texts}, the model says {expected}'
+        self.counts[expected or say or 'void'] += 1
+        if expected is not None and client.open:
+            self.after_error(client)
+        return result.rows
 
-	def publish(self, client):
-		for key, standing in client.standings.items():
-			if standing.wrote:
-				self.committed[key] = standing.record
-		client.forget()
+    def after_error(self, client):
+        if client.savepoints:
+            client.session.script('ROLLBACK TO s')
+            client.standings = copy.copy(client.savepoints[-1])
+            self.counts['ROLLBACK TO'] += 1
+        else:
+            client.session.script('ROLLBACK')
+            client.forget()
 
-	def fence(self, key, kind):
-		return {None: None, 'current': self.fences[key] or 1, 'stale': max(self.fences[key] - 1, 1),
-			'future': self.newest + 1000000}[kind]
+    def done(self, client, changes):
+        """The statement has changed where the transaction stands."""
+        client.standings.update(changes)
+        if not client.open:
+            self.publish(client)
 
-	def attempt(self, client, sql, say, *arguments):
-		"""Ask the model, then the server."""
-		try:
-			standing = say(client, *arguments)
-		except Expected as error:
-			if str(error) == 'false':
-				rows = self.check(client, sql, None, 'false')
-				assert rows[0][0] == b'f', sql
-			else:
-				self.check(client, sql, str(error))
-			return
-		rows = self.check(client, sql, None, 'true' if 'release' in sql else None)
-		assert 'release' not in sql or rows[0][0] == b't', sql
-		if standing is not None:
-			self.done(client, {arguments[0]: standing})
+    def publish(self, client):
+        for key, standing in client.standings.items():
+            if standing.wrote:
+                self.committed[key] = standing.record
+        client.forget()
 
-	def check_answer(self, sql, fields, answer, leased):
-		outcome = fields[0].decode() + (' taken over' if fields[0] == b'ACQUIRED' and fields[4] == b't' else '')
-		given = (outcome, int(fields[3]) if fields[3] else None, fields[11].decode() if fields[11] else None)
-		assert given == answer, f'{sql}: {given}, the model says {answer}'
-		self.counts[outcome] += 1
-		assert (fields[6] is not None) == (leased and outcome.startswith('ACQUIRED')) or outcome in ('COMPLETED', 'FAILED'), \
-			f'{sql}: fence {fields[6]}'
-		return int(fields[6]) if outcome.startswith('ACQUIRED') and fields[6] else None
+    def fence(self, key, kind):
+        return {None: None, 'current': self.fences[key] or 1, 'stale': max(self.fences[key] - 1, 1),
+            'future': self.newest + 1000000}[kind]
 
-	# rules
+    def attempt(self, client, sql, say, *arguments):
+        """Ask the model, then the server."""
+        try:
+            standing = say(client, *arguments)
+        except Expected as error:
+            if str(error) == 'false':
+                rows = self.check(client, sql, None, 'false')
+                assert rows[0][0] == b'f', sql
+            else:
+                self.check(client, sql, str(error))
+            return
+        says_true = 'release' in sql or 'forget' in sql
+        rows = self.check(client, sql, None, 'true' if says_true else None)
+        assert not says_true or rows[0][0] == b't', sql
+        if standing.record is not None and standing.record.fence == FRESH:
+            standing = replace(standing, record=replace(standing.record, fence=self.drawn(client)))
+        self.done(client, {arguments[0]: standing})
 
-	@rule(who=SESSIONS)
-	def begin_transaction(self, who):
-		client = self.clients[who]
-		if not client.open:
-			client.session.script('BEGIN')
-			client.open = True
+    def drawn(self, client):
+        """The fence that this session has drawn last."""
+        fence = int(client.session.script(f"SELECT currval('{self.schema}.idempotency_fence')")[0][0])
+        assert fence > self.newest, f'fence {fence} after {self.newest}'
+        self.newest = fence
+        return fence
 
-	@rule(who=SESSIONS)
-	def begin_transaction_oftener(self, who):
-		self.begin_transaction(who)
+    def check_answer(self, sql, fields, answer, leased):
+        outcome = fields[0].decode() + (' taken over' if fields[0] == b'ACQUIRED' and fields[4] == b't' else '')
+        given = (outcome, int(fields[3]) if fields[3] else None, fields[11].decode() if fields[11] else None)
+        assert given == answer, f'{sql}: {given}, the model says {answer}'
+        self.counts[outcome] += 1
+        assert (fields[6] is not None) == (leased and outcome.startswith('ACQUIRED')) or outcome in ('COMPLETED', 'FAILED'), \
+            f'{sql}: fence {fields[6]}'
+        return int(fields[6]) if outcome.startswith('ACQUIRED') and fields[6] else None
 
-	@rule(who=SESSIONS, commit=st.booleans())
-	def end_transaction(self, who, commit):
-		client = self.clients[who]
-		if not client.open:
-			return
-		if not commit:
-			client.session.script('ROLLBACK')
-			client.forget()
-			return
-		unfinished = any(s.pending and s.fence is None for s in client.standings.values())
-		result = self.run(client, 'COMMIT')
-		assert result.sqlstate == ('ID428' if unfinished else None), f'COMMIT: {result}'
-		self.counts[result.sqlstate or 'COMMIT'] += 1
-		client.forget() if unfinished else self.publish(client)
+    # rules
 
-	@rule(who=SESSIONS, what=st.sampled_from(['SAVEPOINT', 'SAVEPOINT', 'ROLLBACK TO', 'RELEASE']))
-	def savepoint(self, who, what):
-		client = self.clients[who]
-		if not client.open or what != 'SAVEPOINT' and not client.savepoints or what == 'SAVEPOINT' and len(client.savepoints) > 2:
-			return
-		client.session.script(f'{what} s')
-		self.counts[what] += 1
-		if what == 'SAVEPOINT':
-			client.savepoints.append(copy.copy(client.standings))
-		elif what == 'ROLLBACK TO':
-			client.standings = copy.copy(client.savepoints[-1])
-		else:
-			client.savepoints.pop()
-			client.standings = {key: replace(standing, level=min(standing.level, client.level()))
-				for key, standing in client.standings.items()}
+    @rule(who=SESSIONS)
+    def begin_transaction(self, who):
+        client = self.clients[who]
+        if not client.open:
+            client.session.script('BEGIN')
+            client.open = True
 
-	@rule(who=SESSIONS, key=KEY, request=REQUEST, leased=st.booleans())
-	def begin(self, who, key, request, leased):
-		client = self.clients[who]
-		sql = f"SELECT {{s}}.idem_begin('{key}'" + (f", request => '{request}'" if request else '') \
-			+ (", lease => '1 hour'" if leased else '') + ')'
-		try:
-			answer, standing = self.say_begin(client, key, request, leased)
-		except Expected as error:
-			self.check(client, sql, str(error))
-			return
-		if standing is not None and not leased and not client.open:
-			self.check(client, sql, 'ID428')
-			return
-		fields = split_composite(self.check(client, sql, None, 'begin')[0][0])
-		fence = self.check_answer(sql, fields, answer, leased)
-		if fence is not None:
-			assert fence > self.newest, f'{sql}: fence {fence} after {self.newest}'
-			self.newest = self.fences[key] = fence
-			standing = replace(standing, fence=fence, record=replace(standing.record, fence=fence))
-		if standing is not None:
-			self.done(client, {key: standing})
+    @rule(who=SESSIONS)
+    def begin_transaction_oftener(self, who):
+        self.begin_transaction(who)
 
-	@rule(who=SESSIONS, key=KEY, leased=st.booleans(), retry=st.sampled_from([None, 'now', 'later', 'complete', 'complete']))
-	def whole_transaction(self, who, key, leased, retry):
-		"""What callers do most: begin, end, commit."""
-		self.begin_transaction(who)
-		self.begin(who, key, None, leased)
-		if retry == 'complete':
-			self.complete(who, key, None, 7)
-		else:
-			self.fail(who, key, None, 8, retry)
-		self.end_transaction(who, True)
+    @rule(who=SESSIONS, commit=st.booleans())
+    def end_transaction(self, who, commit):
+        client = self.clients[who]
+        if not client.open:
+            return
+        if not commit:
+            client.session.script('ROLLBACK')
+            client.forget()
+            return
+        unfinished = any(s.pending and s.fence is None for s in client.standings.values())
+        result = self.run(client, 'COMMIT')
+        assert result.sqlstate == ('ID428' if unfinished else None), f'COMMIT: {result}'
+        self.counts[result.sqlstate or 'COMMIT'] += 1
+        client.forget() if unfinished else self.publish(client)
 
-	@rule(who=SESSIONS, key=KEY)
-	def lease_that_runs_out(self, who, key):
-		"""A worker that is never heard of again."""
-		self.begin(who, key, None, True)
-		self.end_transaction(who, True)
-		self.time_passes(key)
-		self.begin(1 - who, key, None, True)
+    @rule(who=SESSIONS, what=st.sampled_from(['SAVEPOINT', 'SAVEPOINT', 'ROLLBACK TO', 'RELEASE']))
+    def savepoint(self, who, what):
+        client = self.clients[who]
+        if not client.open or what != 'SAVEPOINT' and not client.savepoints or what == 'SAVEPOINT' and len(client.savepoints) > 2:
+            return
+        client.session.script(f'{what} s')
+        self.counts[what] += 1
+        if what == 'SAVEPOINT':
+            client.savepoints.append(copy.copy(client.standings))
+        elif what == 'ROLLBACK TO':
+            client.standings = copy.copy(client.savepoints[-1])
+        else:
+            client.savepoints.pop()
+            client.standings = {key: replace(standing, level=min(standing.level, client.level()))
+                for key, standing in client.standings.items()}
 
-	@rule(who=SESSIONS, key=KEY, leased=st.booleans(), end=st.sampled_from([None, 'complete', 'release', 'extend']),
-		what=st.sampled_from(['ROLLBACK TO', 'RELEASE']), before=st.booleans())
-	def in_a_savepoint(self, who, key, leased, end, what, before):
-		"""Begin in it or before it, end in it, and take that back or not."""
-		self.begin_transaction(who)
-		if before:
-			self.begin(who, key, None, leased)
-		self.savepoint(who, 'SAVEPOINT')
-		if not before:
-			self.begin(who, key, None, leased)
-		if end == 'complete':
-			self.complete(who, key, None, 6)
-		elif end == 'release':
-			self.release(who, key, None)
-		elif end == 'extend':
-			self.extend(who, key, None)
-		self.savepoint(who, what)
+    @rule(who=SESSIONS, key=KEY, request=REQUEST, leased=st.booleans())
+    def begin(self, who, key, request, leased):
+        client = self.clients[who]
+        sql = f"SELECT {{s}}.idem_begin('{key}'" + (f", request => '{request}'" if request else '') \
+            + (", lease => '1 hour'" if leased else '') + ')'
+        try:
+            answer, standing = self.say_begin(client, key, request, leased)
+        except Expected as error:
+            self.check(client, sql, str(error))
+            return
+        if standing is not None and not leased and not client.open:
+            self.check(client, sql, 'ID428')
+            return
+        fields = split_composite(self.check(client, sql, None, 'begin')[0][0])
+        fence = self.check_answer(sql, fields, answer, leased)
+        if fence is not None:
+            assert fence > self.newest, f'{sql}: fence {fence} after {self.newest}'
+            self.newest = self.fences[key] = fence
+            standing = replace(standing, fence=fence, record=replace(standing.record, fence=fence))
+        if standing is not None:
+            self.done(client, {key: standing})
 
-	@rule(who=SESSIONS, keys=st.lists(KEY, max_size=3), request=REQUEST)
-	def begin_batch(self, who, keys, request):
-		client = self.clients[who]
-		array = '{{' + ','.join(keys) + '}}'
-		values = '{{' + ','.join([str(request)] * len(keys)) + '}}'
-		sql = f"SELECT b FROM {{s}}.idem_begin_batch('{array}'" + (f", requests => '{values}'" if request else '') + ') b'
-		before, answers = copy.copy(client.standings), []
-		try:
-			for key in keys:
-				answer, standing = self.say_begin(client, key, request, False)
-				answers.append(answer)
-				if standing is not None:
-					client.standings[key] = standing
-		except Expected as error:
-			client.standings = before
-			self.check(client, sql, str(error))
-			return
-		if not client.open and client.standings != before:
-			client.forget()
-			self.check(client, sql, 'ID428')
-			return
-		rows = self.check(client, sql, None, 'batch')
-		assert len(rows) == len(keys), sql
-		for row, answer in zip(rows, answers):
-			self.check_answer(sql, split_composite(row[0]), answer, False)
+    @rule(who=SESSIONS, key=KEY, leased=st.booleans(), retry=st.sampled_from([None, 'now', 'later', 'complete', 'complete']))
+    def whole_transaction(self, who, key, leased, retry):
+        """What callers do most: begin, end, commit."""
+        self.begin_transaction(who)
+        self.begin(who, key, None, leased)
+        if retry == 'complete':
+            self.complete(who, key, None, 7)
+        else:
+            self.fail(who, key, None, 8, retry)
+        self.end_transaction(who, True)
 
-	@rule(who=SESSIONS, key=KEY, fence=FENCE, number=st.integers(0, 9))
-	def complete(self, who, key, fence, number):
-		fence = self.fence(key, fence)
-		sql = f"SELECT {{s}}.idem_complete('{key}', '{number}'" + (f', fence => {fence}' if fence else '') + ')'
-		self.attempt(self.clients[who], sql, self.say_end, key, fence, 'COMPLETED', str(number), False, False)
+    @rule(who=SESSIONS, key=KEY)
+    def lease_that_runs_out(self, who, key):
+        """A worker that is never heard of again."""
+        self.begin(who, key, None, True)
+        self.end_transaction(who, True)
+        self.time_passes(key)
+        self.begin(1 - who, key, None, True)
 
-	@rule(who=SESSIONS, key=KEY, fence=FENCE, number=st.integers(0, 9), retry=st.sampled_from([None, 'now', 'later']))
-	def fail(self, who, key, fence, number, retry):
-		fence = self.fence(key, fence)
-		sql = f"SELECT {{s}}.idem_fail('{key}', '{number}'" + (f', fence => {fence}' if fence else '') \
-			+ (', retryable => true' if retry else '') + (", retry_after => '1 hour'" if retry == 'later' else '') + ')'
-		self.attempt(self.clients[who], sql, self.say_end, key, fence, 'FAILED', str(number), retry == 'now', retry is not None)
+    @rule(who=SESSIONS, key=KEY, leased=st.booleans(), end=st.sampled_from([None, 'complete', 'release', 'extend']),
+        what=st.sampled_from(['ROLLBACK TO', 'RELEASE']), before=st.booleans())
+    def in_a_savepoint(self, who, key, leased, end, what, before):
+        """Begin in it or before it, end in it, and take that back or not."""
+        self.begin_transaction(who)
+        if before:
+            self.begin(who, key, None, leased)
+        self.savepoint(who, 'SAVEPOINT')
+        if not before:
+            self.begin(who, key, None, leased)
+        if end == 'complete':
+            self.complete(who, key, None, 6)
+        elif end == 'release':
+            self.release(who, key, None)
+        elif end == 'extend':
+            self.extend(who, key, None)
+        self.savepoint(who, what)
 
-	@rule(who=SESSIONS, keys=st.lists(KEY, min_size=1, max_size=2))
-	def complete_batch(self, who, keys):
-		client = self.clients[who]
-		sql = f"SELECT {{s}}.idem_complete_batch('{{{{{','.join(keys)}}}}}')"
-		before = copy.copy(client.standings)
-		try:
-			for key in keys:
-				client.standings[key] = self.say_end(client, key, None, 'COMPLETED', None, False, False)
-		except Expected as error:
-			client.standings = before
-			self.check(client, sql, str(error))
-			return
-		rows = self.check(client, sql, None, 'batch completed')
-		assert int(rows[0][0]) == len(keys), sql
+    @rule(who=SESSIONS, keys=st.lists(KEY, max_size=3), request=REQUEST)
+    def begin_batch(self, who, keys, request):
+        client = self.clients[who]
+        array = '{{' + ','.join(keys) + '}}'
+        values = '{{' + ','.join([str(request)] * len(keys)) + '}}'
+        sql = f"SELECT b FROM {{s}}.idem_begin_batch('{array}'" + (f", requests => '{values}'" if request else '') + ') b'
+        before, answers = copy.copy(client.standings), []
+        try:
+            for key in keys:
+                answer, standing = self.say_begin_in_batch(client, key, request)
+                answers.append(answer)
+                if standing is not None:
+                    client.standings[key] = standing
+        except Expected as error:
+            client.standings = before
+            self.check(client, sql, str(error))
+            return
+        if not client.open and client.standings != before:
+            client.forget()
+            self.check(client, sql, 'ID428')
+            return
+        rows = self.check(client, sql, None, 'batch')
+        assert len(rows) == len(keys), sql
+        for row, answer in zip(rows, answers):
+            self.check_answer(sql, split_composite(row[0]), answer, False)
 
-	@rule(who=SESSIONS, key=KEY, fence=FENCE)
-	def release(self, who, key, fence):
-		fence = self.fence(key, fence)
-		sql = f"SELECT {{s}}.idem_release('{key}'" + (f', fence => {fence}' if fence else '') + ')'
-		self.attempt(self.clients[who], sql, self.say_release, key, fence)
+    @rule(who=SESSIONS, key=KEY, fence=FENCE, number=st.integers(0, 9))
+    def complete(self, who, key, fence, number):
+        fence = self.fence(key, fence)
+        sql = f"SELECT {{s}}.idem_complete('{key}', '{number}'" + (f', fence => {fence}' if fence else '') + ')'
+        self.attempt(self.clients[who], sql, self.say_end, key, fence, 'COMPLETED', str(number), False, False)
 
-	@rule(who=SESSIONS, key=KEY, fence=FENCE)
-	def extend(self, who, key, fence):
-		fence = self.fence(key, fence)
-		sql = f"SELECT {{s}}.idem_extend('{key}', '1 hour'" + (f', fence => {fence}' if fence else '') + ')'
-		self.attempt(self.clients[who], sql, self.say_extend, key, fence)
+    @rule(who=SESSIONS, key=KEY, fence=FENCE, number=st.integers(0, 9), retry=st.sampled_from([None, 'now', 'later']))
+    def fail(self, who, key, fence, number, retry):
+        fence = self.fence(key, fence)
+        sql = f"SELECT {{s}}.idem_fail('{key}', '{number}'" + (f', fence => {fence}' if fence else '') \
+            + (', retryable => true' if retry else '') + (", retry_after => '1 hour'" if retry == 'later' else '') + ')'
+        self.attempt(self.clients[who], sql, self.say_end, key, fence, 'FAILED', str(number), retry == 'now', retry is not None)
 
-	@rule(who=SESSIONS, key=KEY)
-	def lookup(self, who, key):
-		client = self.clients[who]
-		rows = self.check(client, f"SELECT {{s}}.idem_lookup('{key}')", None, 'lookup')
-		fields = split_composite(rows[0][0]) if rows[0][0] else None
-		given = fields and (fields[0].decode(), int(fields[3]), fields[11].decode() if fields[11] else None)
-		standing, record = client.standings.get(key, Standing()), self.visible(client, key)
-		if standing.pending:
-			expected = ('IN_PROGRESS', standing.attempt, None)
-		elif record is None:
-			expected = None
-		else:
-			expected = ('IN_PROGRESS' if record.status == 'PENDING' else record.status, record.attempt, record.payload)
-		assert given == expected, f'lookup of {key}: {given}, the model says {expected}'
-		self.counts['null' if given is None else 'known'] += 1
+    @rule(who=SESSIONS, keys=st.lists(KEY, min_size=1, max_size=2))
+    def complete_batch(self, who, keys):
+        client = self.clients[who]
+        sql = f"SELECT {{s}}.idem_complete_batch('{{{{{','.join(keys)}}}}}')"
+        before = copy.copy(client.standings)
+        try:
+            for key in keys:
+                client.standings[key] = self.say_end(client, key, None, 'COMPLETED', None, False, False)
+        except Expected as error:
+            client.standings = before
+            self.check(client, sql, str(error))
+            return
+        rows = self.check(client, sql, None, 'batch completed')
+        assert int(rows[0][0]) == len(keys), sql
 
-	@rule(key=KEY)
-	def time_passes(self, key):
-		"""The lease of a key runs out, or its failure may be tried again."""
-		record = self.committed.get(key)
-		if record is None or any(client.holds(key) for client in self.clients):
-			return
-		past = "clock_timestamp() - interval '1 minute'"
-		self.admin.script(f"UPDATE {self.schema}.idempotency_store SET lease_expires_at = CASE WHEN status = 'PENDING' THEN {past} END,"
-			f" retry_at = CASE WHEN retry_at IS NOT NULL THEN {past} END WHERE idempotency_key = '{key}'")
-		self.committed[key] = replace(record, leased=False, due=record.retryable)
-		self.counts['time passes'] += 1
+    @rule(who=SESSIONS, key=KEY, fence=FENCE)
+    def release(self, who, key, fence):
+        fence = self.fence(key, fence)
+        sql = f"SELECT {{s}}.idem_release('{key}'" + (f', fence => {fence}' if fence else '') + ')'
+        self.attempt(self.clients[who], sql, self.say_release, key, fence)
 
-	@rule(who=SESSIONS)
-	def collect(self, who):
-		"""Nothing has expired, so nothing goes."""
-		client = self.clients[who]
-		if not client.open:
-			assert self.check(client, 'SELECT {s}.idem_gc()', None, 'collect')[0][0] == b'0'
+    @rule(who=SESSIONS, key=KEY)
+    def forget(self, who, key):
+        self.attempt(self.clients[who], f"SELECT {{s}}.idem_forget('{key}')", self.say_forget, key)
 
-	# what must hold after each step
+    @rule(who=SESSIONS, key=KEY, fence=FENCE)
+    def extend(self, who, key, fence):
+        fence = self.fence(key, fence)
+        sql = f"SELECT {{s}}.idem_extend('{key}', '1 hour'" + (f', fence => {fence}' if fence else '') + ')'
+        self.attempt(self.clients[who], sql, self.say_extend, key, fence)
 
-	@invariant()
-	def store_is_as_the_model_says(self):
-		rows = self.admin.script(f'SELECT idempotency_key, status, attempt, fence, request_hash IS NULL,'
-			f' lease_expires_at > clock_timestamp() FROM {self.schema}.idempotency_store')
-		stored = {row[0].decode(): (row[1].decode(), int(row[2]), int(row[3]) if row[3] else None, row[4] == b't', row[5] == b't')
-			for row in rows}
-		said = {key: (r.status, r.attempt, r.fence, r.request is None, r.leased) for key, r in self.committed.items() if r}
-		assert stored == said, f'the store holds {stored}, the model says {said}'
+    @rule(who=SESSIONS, key=KEY)
+    def lookup(self, who, key):
+        client = self.clients[who]
+        rows = self.check(client, f"SELECT {{s}}.idem_lookup('{key}')", None, 'lookup')
+        fields = split_composite(rows[0][0]) if rows[0][0] else None
+        given = fields and (fields[0].decode(), int(fields[3]), fields[11].decode() if fields[11] else None)
+        standing, record = client.standings.get(key, Standing()), self.visible(client, key)
+        if standing.pending:
+            expected = ('IN_PROGRESS', standing.attempt, None)
+        elif record is None:
+            expected = None
+        else:
+            expected = ('IN_PROGRESS' if record.status == 'PENDING' else record.status, record.attempt, record.payload)
+        assert given == expected, f'lookup of {key}: {given}, the model says {expected}'
+        self.counts['null' if given is None else 'known'] += 1
 
-	@invariant()
-	def locks_are_as_the_model_says(self):
-		rows = self.admin.script("SELECT pid, count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 7648"
-			' AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) GROUP BY pid')
-		held = {int(row[0]): int(row[1]) for row in rows}
-		said = {client.session.pid: count for client in self.clients if (count := sum(map(client.holds, KEYS)))}
-		assert held == said, f'locks held by pid: {held}, the model says {said}: {[c.standings for c in self.clients]}'
+    @rule(key=KEY)
+    def time_passes(self, key):
+        """The lease of a key runs out, or its failure may be tried again."""
+        record = self.committed.get(key)
+        if record is None or any(client.holds(key) for client in self.clients):
+            return
+        past = "clock_timestamp() - interval '1 minute'"
+        self.admin.script(f"UPDATE {self.schema}.idempotency_store SET lease_expires_at = CASE WHEN status = 'PENDING' THEN {past} END,"
+            f" retry_at = CASE WHEN retry_at IS NOT NULL THEN {past} END WHERE idempotency_key = '{key}'")
+        self.committed[key] = replace(record, leased=False, due=record.retryable)
+        self.counts['time passes'] += 1
+
+    @rule(who=SESSIONS)
+    def collect(self, who):
+        """Nothing has expired, so nothing goes."""
+        client = self.clients[who]
+        if not client.open:
+            assert self.check(client, 'SELECT {s}.idem_gc()', None, 'collect')[0][0] == b'0'
+
+    # what must hold after each step
+
+    @invariant()
+    def store_is_as_the_model_says(self):
+        rows = self.admin.script(f'SELECT idempotency_key, status, attempt, fence, request_hash IS NULL,'
+            f' lease_expires_at > clock_timestamp() FROM {self.schema}.idempotency_store')
+        stored = {row[0].decode(): (row[1].decode(), int(row[2]), int(row[3]) if row[3] else None, row[4] == b't', row[5] == b't')
+            for row in rows}
+        said = {key: (r.status, r.attempt, r.fence, r.request is None, r.leased) for key, r in self.committed.items() if r}
+        assert stored == said, f'the store holds {stored}, the model says {said}'
+
+    @invariant()
+    def locks_are_as_the_model_says(self):
+        rows = self.admin.script("SELECT pid, count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 7648"
+            ' AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) GROUP BY pid')
+        held = {int(row[0]): int(row[1]) for row in rows}
+        said = {client.session.pid: count for client in self.clients if (count := sum(map(client.holds, KEYS)))}
+        assert held == said, f'locks held by pid: {held}, the model says {said}: {[c.standings for c in self.clients]}'
 
 
 def make(database, schema):
-	"""The model against that database; returns what it will have counted."""
-	Model.database, Model.schema, Model.counts, Model.clients = database, schema, Counter(), None
-	return Model.counts
+    """The model against that database; returns what it will have counted."""
+    Model.database, Model.schema, Model.counts, Model.clients = database, schema, Counter(), None
+    return Model.counts

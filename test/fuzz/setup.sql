@@ -16,6 +16,8 @@ CREATE FUNCTION fuzz.transient(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS
 	$$BEGIN RAISE EXCEPTION 'handler gives up' USING ERRCODE = '53HX1'; END$$;
 CREATE FUNCTION fuzz.internal(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS
 	$$BEGIN RAISE EXCEPTION 'handler breaks' USING ERRCODE = 'XXHX1'; END$$;
+CREATE FUNCTION fuzz.mistaken(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS
+	$$BEGIN RAISE EXCEPTION 'handler is wrong' USING ERRCODE = '42HX1'; END$$;
 CREATE FUNCTION fuzz.begins(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS
 	$$BEGIN RETURN to_jsonb((@schema@.idem_begin('inner')).outcome); END$$;
 CREATE FUNCTION fuzz.ends(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS
