@@ -16,6 +16,7 @@ SELECT m.id, m.method, m.accepted, CASE WHEN m.accepted THEN m.amount ELSE 0 END
        coalesce(c.amount, 0) AS charged_amount,
        CASE m.method WHEN 'card' THEN coalesce(c.amount, 0) ELSE coalesce(p.amount, 0) END AS paid,
        greatest(p.times, c.times, 0) > 1 AS twice,
+       coalesce(c.times, 0) > 1 AS charged_twice,
        m.accepted AND (p.times IS NULL OR m.method = 'card' AND c.times IS NULL) AS never
 FROM message m
 LEFT JOIN (SELECT message_id, count(*) AS times, sum(amount) AS amount
@@ -29,6 +30,7 @@ SELECT count(*) AS messages,
        count(*) FILTER (WHERE accepted) AS accepted,
        sum(booked) AS effects,
        count(*) FILTER (WHERE twice) AS twice,
+       count(*) FILTER (WHERE charged_twice) AS charged_twice,
        count(*) FILTER (WHERE never) AS never,
        count(*) FILTER (WHERE NOT twice AND NOT never AND (booked_amount <> due
            OR charged_amount <> CASE method WHEN 'card' THEN due ELSE 0 END)) AS wrong,

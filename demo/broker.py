@@ -58,6 +58,7 @@ class Broker:
         self.databases = databases
         self.consumers = consumers
         self.watch = watch
+        self.target = run_consumer
         self.rng = random.Random(plan.seed)
         self.ready = deque(plan.deliveries)
         self.later = []
@@ -94,7 +95,7 @@ class Broker:
     def start_worker(self):
         ours, theirs = processes.Pipe()
         close_first = [worker.pipe for worker in self.workers] + [ours]
-        process = processes.Process(target=run_consumer, daemon=True,
+        process = processes.Process(target=self.target, daemon=True,
                                     args=(self.kind, self.databases, theirs, close_first))
         process.start()
         theirs.close()
@@ -124,15 +125,19 @@ class Broker:
 
     def hand_out(self):
         """Gives every free consumer the next delivery that may go out."""
-        now = time.monotonic()
-        while self.later and self.later[0][0] <= now:
-            self.ready.append(heapq.heappop(self.later)[2])
+        self.take_back_in()
         for worker in self.workers:
             if worker.delivery is None:
                 delivery = self.next_delivery()
                 if delivery is None:
                     return
                 self.give(worker, delivery)
+
+    def take_back_in(self):
+        """Those that were put back until now are ready again."""
+        now = time.monotonic()
+        while self.later and self.later[0][0] <= now:
+            self.ready.append(heapq.heappop(self.later)[2])
 
     def give(self, worker, delivery):
         worker.delivery = delivery
@@ -212,9 +217,12 @@ class Broker:
         self.workers.remove(worker)
         worker.pipe.close()
         if worker.delivery:
-            self.tally.redelivered += 1
-            self.ready.appendleft(worker.delivery)
+            self.requeue(worker.delivery)
         self.start_worker()
+
+    def requeue(self, delivery):
+        self.tally.redelivered += 1
+        self.ready.appendleft(delivery)
 
     def struck(self, worker):
         """A planned fault has struck: it does so once, and others may now have
@@ -235,9 +243,9 @@ class Broker:
         if message_id not in self.to_strike:
             delivery.fault = None
         if answer.again is not None:
-            self.put_back(delivery, answer.again)
+            self.come_again(delivery, answer.again)
             return
-        self.tally.acknowledged += 1
+        self.acknowledge(delivery)
         if answer.payment is not None:
             self.tally.receipts.setdefault(message_id, set()).add(answer.payment)
         if not delivery.tampered:
@@ -245,6 +253,12 @@ class Broker:
             self.settled.add(message_id)
             self.release(message_id)
             self.wake(message_id)
+
+    def come_again(self, delivery, seconds):
+        self.put_back(delivery, seconds)
+
+    def acknowledge(self, delivery):
+        self.tally.acknowledged += 1
 
     def wake(self, message_id):
         """Somebody else has had the message: a consumer asleep over it goes on."""

@@ -1,7 +1,7 @@
 """The consumers: processes that take deliveries and make payments.
 
-Naive makes the payment each time a message comes. Protected does the same work
-between idem_begin and idem_complete. Nothing else is different between them.
+Protected does its work between idem_begin and idem_complete. Those that do
+without are in without.py; nothing else is different between them.
 """
 
 import os
@@ -47,8 +47,12 @@ def run_consumer(kind, databases, pipe, close_first):
 
 
 class Consumer:
-    """What both kinds of consumer share: how a payment is booked, and how a
-    planned fault strikes."""
+    """What all kinds of consumer share: how a payment is booked, and how a
+    planned fault strikes. A kind has a name for its databases, a title and a
+    column heading, and a script for what it needs in the shop's database."""
+
+    name = title = heading = None
+    script = None
 
     def __init__(self, shop, gateway, pipe):
         self.shop = shop
@@ -91,35 +95,12 @@ class Consumer:
                 self.pipe.recv()
 
 
-class Naive(Consumer):
-    """A consumer as it is often written: correct if every message came once."""
-
-    def pay_by_wallet(self):
-        with self.shop.transaction():
-            if self.is_declined():
-                return Answer("declined")
-            payment = self.book()
-            self.pass_point("before commit")
-        self.pass_point("after commit")
-        return Answer("paid", payment)
-
-    def pay_by_card(self):
-        if self.is_declined():
-            return Answer("declined")
-        self.pass_point("before charge")
-        try:
-            charge = self.gateway.charge(self.delivery.message.id, self.delivery.message.amount)
-        except GatewayError:
-            return Answer("gateway error", again=SOON)
-        self.pass_point("after charge")
-        with self.shop.transaction():
-            payment = self.book(charge)
-        self.pass_point("after commit")
-        return Answer("paid", payment)
-
-
 class Protected(Consumer):
     """The same consumer with idempotency: message id = key, message = request."""
+
+    name = "protected"
+    title = "with idempotency"
+    heading = "with\nidempotency"
 
     def handle(self, delivery):
         try:

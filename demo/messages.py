@@ -1,5 +1,5 @@
-"""The message file: reading it, judging it, and writing the one included
-(messages.py N > payments.jsonl)."""
+"""The message file: reading it, judging it, and writing the payments that the
+demo takes where it is given none (messages.py 1000)."""
 
 import json
 import os
@@ -138,7 +138,7 @@ def printable(text):
 
 
 def write_sample(count, out):
-    """The included file: the same bytes every time."""
+    """So many payments, the same bytes every time. payments.jsonl has the first ten."""
     rng = random.Random("payments.jsonl")
     for number in range(1, count + 1):
         body = {

@@ -36,6 +36,7 @@ class Delivery:
     message: Message
     tampered: bool = False
     fault: str | None = None
+    number: int | None = None
 
     @property
     def text(self):
@@ -112,6 +113,8 @@ def plan_deliveries(plan, file, rng):
     tampered = [tamper(m) for m in rng.sample(accepted, min(TAMPERED, math.ceil(len(accepted) / 10)))]
     plan.deliveries += [Delivery(m, tampered=True) for m in tampered + file.conflicts]
     rng.shuffle(plan.deliveries)
+    for number, delivery in enumerate(plan.deliveries):
+        delivery.number = number
     place_faults(plan)
 
 

@@ -85,37 +85,56 @@ def progress(console, title, total):
 
 
 def rows(run):
-    """The table's rows for one run: what, figure, and whether it is bad."""
+    """The table's rows for one run: what, and a figure. None: a new section,
+    where any figure but zero is a loss."""
     tally, found = run.tally, run.findings.figures
     return (
-        ("messages", count(found.messages), False),
-        ("deliveries", count(tally.deliveries), False),
-        ("  again: consumer was killed", count(tally.redelivered), False),
-        ("  again: in progress elsewhere", count(tally.answers["in progress"]), False),
-        ("  again: gateway did not answer", count(tally.answers["gateway error"]), False),
-        ("  again: late owner was fenced off", count(tally.answers["fenced off"]), False),
-        ("effects (payments made)", count(found.effects), found.effects != found.accepted),
-        ("replays", count(tally.answers["replay"]), False),
-        ("declined (permanent failures)", count(tally.answers["declined"]), False),
-        ("failures replayed", count(tally.answers["failure replayed"]), False),
-        ("takeovers", count(tally.takeovers), False),
-        ("refused (same id, other amount)", count(tally.answers["refused"]), False),
-        ("payments charged twice or more", count(found.twice), found.twice),
-        ("payments never made", count(found.never), found.never),
-        ("money taken too much", money(found.overpaid), found.overpaid),
+        ("messages", count(found.messages)),
+        ("deliveries", count(tally.deliveries)),
+        ("  again: consumer killed", count(tally.redelivered)),
+        ("  again: in progress", count(tally.answers["in progress"])),
+        ("  again: gateway error", count(tally.answers["gateway error"])),
+        ("  again: old owner refused", count(tally.answers["fenced off"])),
+        ("payments made", count(found.effects)),
+        ("answers replayed", count(tally.answers["replay"])),
+        ("failures replayed", count(tally.answers["failure replayed"])),
+        ("takeovers", count(tally.takeovers)),
+        ("other amount refused", count(tally.answers["refused"])),
+        None,
+        ("made twice or more", count(found.twice)),
+        ("  card charged twice", count(found.charged_twice)),
+        ("never made", count(found.never)),
+        ("money taken too much", money(found.overpaid)),
+        ("duplicates not answered", count(tally.answers["duplicate"])),
+        ("declined, judged again", count(judged_again(run))),
+        ("other amount accepted", count(let_through(run))),
     )
 
 
-def print_table(console, protected, naive):
-    """Both runs side by side."""
+def judged_again(run):
+    """How often a payment that was declined before was judged anew."""
+    found = run.findings.figures
+    return max(0, run.tally.answers["declined"] - (found.messages - found.accepted))
+
+
+def let_through(run):
+    """Deliveries of a false amount that were taken for the payment itself."""
+    return run.plan.tampered_deliveries() - run.tally.answers["refused"]
+
+
+def print_table(console, runs):
+    """All runs side by side; losses are red."""
     table = Table(title="The same deliveries", title_justify="left")
     table.add_column("")
-    table.add_column("with idempotency", justify="right")
-    table.add_column("without", justify="right")
-    for (what, with_it, bad_with), (_, without, bad_without) in zip(rows(protected), rows(naive)):
-        if what.startswith("payments charged"):
+    for run in runs:
+        table.add_column(run.kind.heading, justify="right")
+    losses = False
+    for row in zip(*(rows(run) for run in runs)):
+        if row[0] is None:
             table.add_section()
-        table.add_row(what, marked(with_it, bad_with), marked(without, bad_without))
+            losses = True
+        else:
+            table.add_row(row[0][0], *(marked(figure, losses and figure not in ("0", "0.00")) for _, figure in row))
     console.print(table)
 
 
@@ -123,31 +142,33 @@ def marked(figure, is_bad):
     return f"[bold red]{figure}[/]" if is_bad else figure
 
 
-def print_money(console, protected, naive):
+def print_money(console, runs):
     """The sum of the accounts against the sum of the messages, and the cards."""
     table = Table(title="The sums", title_justify="left")
-    for heading in ("", "should be", "with idempotency", "without"):
+    for heading in ("", "should be", *(run.kind.heading for run in runs)):
         table.add_column(heading, justify="right" if heading else "left")
-    good, bad = protected.findings.figures, naive.findings.figures
-    for what, due, figures in (
-            ("accounts, against messages", good.due, (good.spent, bad.spent)),
-            ("gateway, against card messages", good.due_by_card,
-             (good.taken_by_gateway, bad.taken_by_gateway))):
-        table.add_row(what, money(due), *(marked(money(f), f != due) for f in figures))
+    due = runs[0].findings.figures
+    for what, right, sums in (
+            ("accounts", due.due, [run.findings.figures.spent for run in runs]),
+            ("card gateway", due.due_by_card, [run.findings.figures.taken_by_gateway for run in runs])):
+        table.add_row(what, money(right), *(marked(money(found), found != right) for found in sums))
     console.print(table)
 
 
-def print_verdict(console, problems, protected, naive):
+def print_verdict(console, problems, protected, *others):
     """The last lines: what was shown, or everything that went wrong."""
     if problems:
         console.print("FAILED", style="bold red")
         for problem in problems:
             console.print(f"  {problem}", markup=False)
         return
-    good, bad = protected.findings.figures, naive.findings.figures
-    console.print(f"[bold green]OK[/]  with idempotency: {payments(good.accepted)} made exactly once,"
+    good = protected.findings.figures
+    console.print(f"[bold green]OK[/]  {protected.kind.title}: {payments(good.accepted)} made exactly once,"
                   f" {good.messages - good.accepted} declined and never made")
-    console.print(f"    without: {payments(bad.twice)} made twice or more, {money(bad.overpaid)} taken too much")
+    for run in others:
+        bad = run.findings.figures
+        console.print(f"    {run.kind.title}: {payments(bad.twice)} made twice or more,"
+                      f" {money(bad.overpaid)} taken too much")
 
 
 def payments(number):

@@ -3,7 +3,8 @@
 
     shop.py [FILE]        start it with demo/run, which brings a server
 
-Each of the two runs has a database for the shop and one for the card gateway.
+The same deliveries go to four kinds of consumer, one after the other. Each run
+has a database for the shop and one for the card gateway.
 The exit code is 0 when every payment took effect exactly once with idempotency
 and some did not without; 1 when not, or when a run did not get to its end; 2
 for a file or an option that cannot be used.
@@ -19,12 +20,15 @@ import psycopg
 import report
 from audit import Findings, audit, breaches, missed
 from broker import Broker, RunFailed, Tally
-from consumer import Naive, Protected
+from consumer import Protected
 from gateway import connect
 from messages import InputError, open_and_read, printable
-from plan import make_plan
+from plan import Plan, make_plan
+from without import ByHand, Naive, Unique
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+KINDS = (Protected, Naive, Unique, ByHand)
+BROKERS = ("embedded", "rabbitmq")
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,8 @@ class Databases:
 class Run:
     """What a run did, by its consumers' answers and by the audit."""
 
+    kind: type
+    plan: Plan
     tally: Tally
     findings: Findings
 
@@ -46,11 +52,13 @@ class Run:
 def read_arguments():
     parser = argparse.ArgumentParser(prog="demo", description="A shop's payments, with and without idempotency.")
     parser.add_argument("file", nargs="?", default=os.path.join(HERE, "payments.jsonl"),
-                        help="JSON lines, '-' for standard input (default: the included 1,000 payments)")
+                        help="JSON lines, '-' for standard input (default: ten payments)")
     parser.add_argument("--name", help="what to call the file in messages")
     parser.add_argument("--check", action="store_true", help="only say whether file and options can be used")
     parser.add_argument("--seed", type=int, default=1, help="of the shuffle and of the faults (default: 1)")
     parser.add_argument("--consumers", type=number(2, 40), default=8, help="how many at once (default: 8)")
+    parser.add_argument("--broker", choices=BROKERS, default=BROKERS[0],
+                        help="what delivers the messages (default: one of the demo's own)")
     parser.add_argument("--limit", type=number(1, None),
                         help="cents; larger payments are declined (default: the largest 5 percent are)")
     return parser.parse_args()
@@ -67,15 +75,17 @@ def number(least, most):
     return parse
 
 
-def prepare(plan, databases, protected):
+def prepare(plan, databases, kind):
     """Makes and fills the databases of a run; fails if they are there."""
     with connect(os.environ.get("PGDATABASE", "postgres")) as server:
         for name in (databases.shop, databases.gateway):
             server.execute(f"CREATE DATABASE {name}")
     with connect(databases.shop) as shop, connect(databases.gateway) as gateway:
-        if protected:
+        if kind is Protected:
             shop.execute("CREATE EXTENSION idempotency")
         run_script(shop, "shop.sql")
+        if kind.script:
+            run_script(shop, kind.script)
         run_script(gateway, "gateway.sql")
         fill_shop(shop, plan)
         fill_gateway(gateway, plan)
@@ -104,25 +114,33 @@ def fill_gateway(gateway, plan):
             copy.write_row((message_id, outage.removeprefix("gateway ")))
 
 
-def perform(console, plan, kind, title, consumers):
+def perform(console, arguments, plan, kind):
     """One run from empty databases to the audit."""
-    protected = kind is Protected
-    databases = Databases(*(f"{part}_{'protected' if protected else 'naive'}" for part in ("shop", "gateway")))
-    prepare(plan, databases, protected)
-    with report.progress(console, title, len(plan.deliveries)) as watch:
-        tally = Broker(plan, kind, databases, consumers, watch).run()
-    return Run(tally, audit(databases, protected))
+    databases = Databases(f"shop_{kind.name}", f"gateway_{kind.name}")
+    prepare(plan, databases, kind)
+    with report.progress(console, kind.title, len(plan.deliveries)) as watch:
+        tally = broker_class(arguments.broker)(plan, kind, databases, arguments.consumers, watch).run()
+    return Run(kind, plan, tally, audit(databases, kind is Protected))
 
 
-def judge(plan, protected, naive):
+def broker_class(name):
+    """The broker of that name. RabbitMQ's client is only needed where it is asked for."""
+    if name == "rabbitmq":
+        from rabbitmq import RabbitBroker
+        return RabbitBroker
+    return Broker
+
+
+def judge(protected, *others):
     """Everything that went wrong, in words."""
-    problems = breaches(plan, protected.findings, protected.tally)
-    problems += missed(plan, protected.findings, protected.tally)
-    if protected.tally.takeovers < plan.least_takeovers():
-        problems.append(f"takeovers: {protected.tally.takeovers}, expected {plan.least_takeovers()} or more")
-    problems += [f"without idempotency: {what}" for what in missed(plan, naive.findings, naive.tally)]
-    if not naive.findings.figures.twice:
-        problems.append("without idempotency nobody was charged twice, so this run shows nothing")
+    problems = breaches(protected.plan, protected.findings, protected.tally)
+    problems += missed(protected.plan, protected.findings, protected.tally)
+    if protected.tally.takeovers < protected.plan.least_takeovers():
+        problems.append(f"takeovers: {protected.tally.takeovers}, expected {protected.plan.least_takeovers()} or more")
+    for run in others:
+        problems += [f"{run.kind.title}: {what}" for what in missed(run.plan, run.findings, run.tally)]
+        if run.kind is Naive and not run.findings.figures.twice:
+            problems.append("without idempotency nobody was charged twice, so this run shows nothing")
     return problems
 
 
@@ -132,17 +150,15 @@ def main():
     if arguments.check:
         return 0
     console = report.make_console()
-    plans = [make_plan(file, arguments.seed, arguments.limit) for _ in range(2)]
     console.print(
         f"{report.count(len(file.messages))} payments from {printable(arguments.name or arguments.file)}, each"
         f" delivered 3 to 5 times in random order to {arguments.consumers} consumers."
         " Some of these are killed at work, and the card gateway is flaky.", markup=False)
-    protected = perform(console, plans[0], Protected, "with idempotency", arguments.consumers)
-    naive = perform(console, plans[1], Naive, "without", arguments.consumers)
-    problems = judge(plans[0], protected, naive)
-    report.print_table(console, protected, naive)
-    report.print_money(console, protected, naive)
-    report.print_verdict(console, problems, protected, naive)
+    runs = [perform(console, arguments, make_plan(file, arguments.seed, arguments.limit), kind) for kind in KINDS]
+    problems = judge(*runs)
+    report.print_table(console, runs)
+    report.print_money(console, runs)
+    report.print_verdict(console, problems, *runs)
     return 1 if problems else 0
 
 

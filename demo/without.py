@@ -1,0 +1,156 @@
+"""Consumers without idempotency, from what is written first to what is written
+after the first double payment.
+
+Each does the same work as Protected and sees the same deliveries. What each of
+them loses, and why, stands in its comment.
+"""
+
+from consumer import Answer, Consumer, SOON
+from gateway import GatewayError
+
+
+class Naive(Consumer):
+    """Correct if every message came once."""
+
+    name = "naive"
+    title = "without"
+    heading = "without"
+
+    def pay_by_wallet(self):
+        with self.shop.transaction():
+            if self.is_declined():
+                return Answer("declined")
+            payment = self.book()
+            self.pass_point("before commit")
+        self.pass_point("after commit")
+        return Answer("paid", payment)
+
+    def pay_by_card(self):
+        if self.is_declined():
+            return Answer("declined")
+        self.pass_point("before charge")
+        try:
+            charge = self.gateway.charge(self.delivery.message.id, self.delivery.message.amount)
+        except GatewayError:
+            return Answer("gateway error", again=SOON)
+        self.pass_point("after charge")
+        with self.shop.transaction():
+            payment = self.book(charge)
+        self.pass_point("after commit")
+        return Answer("paid", payment)
+
+
+class Unique(Consumer):
+    """A unique constraint on payment.message_id, and a look before the card is
+    charged. No payment is booked twice. But the constraint speaks up after the
+    gateway has charged; a duplicate learns that there is a payment, not what was
+    answered; a declined payment leaves no row; and another amount under the same
+    id looks like a duplicate."""
+
+    name = "unique"
+    title = "UNIQUE constraint"
+    heading = "UNIQUE\nconstraint"
+    script = "unique.sql"
+
+    def pay_by_wallet(self):
+        with self.shop.transaction():
+            if self.is_declined():
+                return Answer("declined")
+            payment = self.book_once()
+            self.pass_point("before commit")
+        self.pass_point("after commit")
+        return Answer("paid", payment) if payment else Answer("duplicate")
+
+    def pay_by_card(self):
+        if self.is_declined():
+            return Answer("declined")
+        if self.is_paid():
+            return Answer("duplicate")
+        self.pass_point("before charge")
+        try:
+            charge = self.gateway.charge(self.delivery.message.id, self.delivery.message.amount)
+        except GatewayError:
+            return Answer("gateway error", again=SOON)
+        self.pass_point("after charge")
+        with self.shop.transaction():
+            payment = self.book_once(charge)
+        self.pass_point("after commit")
+        return Answer("paid", payment) if payment else Answer("duplicate")
+
+    def is_paid(self):
+        return self.shop.execute("SELECT FROM payment WHERE message_id = %s",
+                                 (self.delivery.message.id,)).fetchone() is not None
+
+    def book_once(self, charge=None):
+        """The payment's number, or None if it was there already."""
+        message = self.delivery.message
+        row = self.shop.execute(
+            "INSERT INTO payment (message_id, account, amount, gateway_charge) VALUES (%s, %s, %s, %s)"
+            " ON CONFLICT (message_id) DO NOTHING RETURNING id",
+            (message.id, message.account, message.amount, charge)).fetchone()
+        if row is None:
+            return None
+        self.shop.execute("UPDATE account SET spent = spent + %s WHERE id = %s",
+                          (message.amount, message.account))
+        return row[0]
+
+
+class ByHand(Consumer):
+    """A table of keys and two PL/pgSQL functions, by_hand.sql. Answers are kept
+    and replayed. But nobody compares requests; a failure takes its key away with
+    it; and an owner that is slower than the time limit goes on beside the next
+    one, as nothing tells the two apart."""
+
+    name = "by_hand"
+    title = "table by hand"
+    heading = "table\nby hand"
+    script = "by_hand.sql"
+
+    def pay_by_wallet(self):
+        with self.shop.transaction():
+            if answer := self.started_before():
+                return answer
+            if self.is_declined():
+                return self.decline()
+            payment = self.book()
+            self.finish(payment)
+            self.pass_point("before commit")
+        self.pass_point("after commit")
+        return Answer("paid", payment)
+
+    def pay_by_card(self):
+        if answer := self.started_before():
+            return answer
+        if self.is_declined():
+            return self.decline()
+        self.pass_point("before charge")
+        try:
+            charge = self.gateway.charge(self.delivery.message.id, self.delivery.message.amount)
+        except GatewayError:
+            self.forget()
+            return Answer("gateway error", again=SOON)
+        self.pass_point("after charge")
+        with self.shop.transaction():
+            payment = self.book(charge)
+            self.finish(payment)
+        self.pass_point("after commit")
+        return Answer("paid", payment)
+
+    def started_before(self):
+        """The Answer where this message is done or under way, else None."""
+        state, answer = self.shop.execute("SELECT * FROM start_once(%s)",
+                                          (self.delivery.message.id,)).fetchone()
+        if state == "done":
+            return Answer("replay", answer["payment"])
+        return Answer("in progress", again=SOON * 5) if state == "started" else None
+
+    def finish(self, payment):
+        self.shop.execute("SELECT finish(%s, jsonb_build_object('payment', %s::bigint))",
+                          (self.delivery.message.id, payment))
+
+    def forget(self):
+        self.shop.execute("DELETE FROM handled WHERE key = %s", (self.delivery.message.id,))
+
+    def decline(self):
+        self.forget()
+        return Answer("declined")
