@@ -8,7 +8,6 @@ counted as collected after each part: otherwise the run fails.
 
 import contextlib
 import glob
-import os
 import statistics
 import tempfile
 import time

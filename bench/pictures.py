@@ -56,7 +56,8 @@ class Peers:
                 plot(folder, 'bars', f'fresh-{measure}', lines, heading='fresh', unit=unit, rows=len(lines))
 
     def by_clients(self, folder):
-        points = {w: r['clients'] for r in self.runs for w in [r['workload']] if w.endswith((' client', ' clients')) or w == 'fresh'}
+        points = {w: r['clients'] for r in self.runs for w in [r['workload']]
+                  if w.endswith((' client', ' clients')) or w == 'fresh'}
         self.lines(folder, 'clients', points, 'fresh, median and range', 'clients', 0)
 
     def by_size(self, folder):
