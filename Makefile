@@ -2,7 +2,7 @@
 
 # These goals are scripts that see to their own PostgreSQL.  PGXS stays out of
 # them: it needs a pg_config, and has a "check" of its own.
-SCRIPT_GOALS = help demo check bench bench-quick lint coverage memcheck soak mutation check-injection chaos chaos-selftest fuzz model check-all
+SCRIPT_GOALS = help demo check bench bench-quick lint coverage memcheck soak oom mutation check-injection chaos chaos-selftest history history-selftest fuzz model check-all
 
 ifneq (,$(filter $(SCRIPT_GOALS),$(MAKECMDGOALS)))
 
@@ -19,7 +19,7 @@ help:
 	@echo '  make installcheck     test it on that server, running'
 	@echo '  make uninstall, clean'
 	@echo 'On a private server, installed when missing (Debian), gone afterwards:'
-	@echo '  make demo             see it at work (FILE=my.jsonl: with your own payments)'
+	@echo '  make demo             see it at work (FILE=my.jsonl: with your own payments; BROKER=rabbitmq)'
 	@echo '  make check            run every test'
 	@echo '  make check-all        on PostgreSQL 15, 17 and 18, and pg_upgrade (root, or sudo)'
 	@echo '  make fuzz             call it with anything (FUZZ_CALLS=100000, FUZZ_SEED=...)'
@@ -28,14 +28,16 @@ help:
 	@echo 'What the tests are worth, and what they do not see:'
 	@echo '  make check-injection  fault points by the means of an 18 built for that'
 	@echo '  make chaos            clients, crashes and failovers for CHAOS_MINUTES=5'
-	@echo '  make lint             clang-tidy, scan-build, shellcheck'
+	@echo '  make history          random operations on lists, held against their isolation levels'
+	@echo '  make lint             clang-tidy, scan-build, shellcheck, flake8, eslint'
 	@echo '  make coverage         which lines of src/ the tests reach'
 	@echo '  make memcheck         regress and isolation under valgrind'
+	@echo '  make oom              let every single allocation of every call fail'
 	@echo '  make soak             a million operations in one session'
 	@echo '  make mutation         take out guard after guard: do tests fail? (ONLY=name: one)'
 
 demo:
-	@demo/run $${FILE:+"$$FILE"}
+	@demo/run $${FILE:+"$$FILE"} $${BROKER:+--broker "$$BROKER"}
 
 check:
 	@test/check
@@ -52,6 +54,12 @@ chaos:
 chaos-selftest:
 	@test/chaos/selftest
 
+history:
+	@test/history/run
+
+history-selftest:
+	@test/history/selftest
+
 fuzz:
 	@test/fuzz/run
 
@@ -66,6 +74,9 @@ bench-quick:
 
 lint coverage memcheck soak:
 	@test/$@
+
+oom:
+	@OOM_FULL=1 PROVE_TESTS=test/t/059_out_of_memory.pl test/check tap
 
 mutation:
 	@test/mutation/run $${ONLY:+"$$ONLY"}
