@@ -133,6 +133,16 @@ sub collector_at_gate
 	return $session;
 }
 
+# Seconds between two rounds.
+sub set_interval
+{
+	my ($seconds) = @_;
+
+	$node->safe_psql('postgres', "ALTER SYSTEM SET idempotency.gc_interval = $seconds");
+	$node->reload;
+	return;
+}
+
 sub open_gate
 {
 	my ($session) = @_;
@@ -298,14 +308,17 @@ open_gate($gatekeeper);
 is_collected('watched', 'after an administrator ended a collector');
 
 # A launcher that waits for a collector hears of a shutdown, also where it is
-# only its own, and of the postmaster's death.
+# only its own, and of the postmaster's death.  It does not sleep until the next
+# round first.
 $gatekeeper = collector_at_gate('watched');
 push @stopped, collectors('watched', 'pid');
 kill 'STOP', $stopped[-1] or die "cannot stop $stopped[-1]";
 $first = $node->safe_psql('postgres', $launcher);
+set_interval(3600);
 is($node->safe_psql('postgres', "SELECT pg_terminate_backend($first, 20000)"), 't', 'it does not wait for one that does not react');
 kill 'CONT', $stopped[-1];
 open_gate($gatekeeper);
+set_interval(1);
 soon('the launcher is there again', sub { ($node->safe_psql('postgres', $launcher) || $first) ne $first });
 
 $gatekeeper = collector_at_gate('watched');
