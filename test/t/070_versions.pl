@@ -1,0 +1,169 @@
+# Versions of the SQL objects: a released script never changes, this library works
+# with the objects of every earlier version, and an update leads to the objects
+# that a new installation has, while rows live and sessions are open
+# (FAILURES 60, 105).
+#
+# Where no version but the first is released, an update is tried all the same: to
+# a next version that the test makes itself.  It also has to find what an update
+# script forgets.
+use strict;
+use warnings;
+
+use FindBin;
+use lib "$FindBin::RealBin/../perl";
+
+use Idempotency;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Versions;
+
+my $tree = "$FindBin::RealBin/../..";
+my $default = default_version($tree);
+my %frozen = frozen($tree);
+
+# ---- released scripts ----
+
+cmp_ok(scalar keys %frozen, '>', 0, 'there is a frozen script');
+for my $script (sort keys %frozen)
+{
+	is(checksum("$tree/$script"), $frozen{$script}, "$script is as it was released");
+}
+for my $version (grep { $_ ne $default } scripts($tree))
+{
+	ok($frozen{"idempotency--$version.sql"}, "$version is not the default any more: its script is frozen");
+}
+
+# ---- next versions of the test's own ----
+
+# One function more, and a grant on it. The careless update script forgets the grant.
+my $change = <<'SQL';
+CREATE FUNCTION @extschema@.idem_next() RETURNS int LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN 1;
+COMMENT ON FUNCTION @extschema@.idem_next() IS 'what the next version adds';
+SQL
+my $grant = "REVOKE ALL ON FUNCTION \@extschema\@.idem_next() FROM PUBLIC;\n";
+my ($stage, $conf) = built_with('-O2');
+my ($scripts) = map { m{^(.*)/idempotency\.control$} } split /\n/, `find '$stage' -name idempotency.control`;
+my $newest = slurp_file("$tree/idempotency--$default.sql");
+
+append_to_file("$scripts/idempotency--next.sql", $newest . $change . $grant);
+append_to_file("$scripts/idempotency--careless.sql", $newest . $change . $grant);
+append_to_file("$scripts/idempotency--$default--next.sql", $change . $grant);
+append_to_file("$scripts/idempotency--$default--careless.sql", $change);
+
+my $secret = PostgreSQL::Test::Utils::tempdir() . '/keys';
+
+append_to_file($secret, 'k1 ' . 'ab' x 32 . "\n");
+chmod 0600, $secret;
+
+my $node = new_node('versions', conf => "$conf\nidempotency.seal_key_file = '$secret'\n");
+
+# What a database has that is in use: rows of every kind, a lease, a claim, a
+# policy, a stream, and a grant.
+my $life = <<'SQL';
+CREATE EXTENSION pgcrypto;
+CREATE ROLE app_@name@ LOGIN;
+SELECT idem_grant('app_@name@');
+SELECT idem_claim_scope('claimed', 'app_@name@');
+SELECT idem_set_policy('policed', max_attempts => 3);
+BEGIN;
+SELECT idem_begin('done', '{"a": 1}'), idem_complete('done', '{"n": 1}', code => 201, body => 'bytes');
+SELECT idem_begin('failed'), idem_fail('failed', '"no"', code => 402);
+SELECT idem_begin('sealed', scope => 'sealed'), idem_complete('sealed', '"secret"', 'sealed');
+COMMIT;
+SELECT idem_begin('leased', lease => '1 hour');
+SELECT idem_advance('stream', 7);
+SQL
+
+# What the functions answer about it.
+my $answers = <<'SQL';
+SELECT outcome, response_code, response_payload, response_body FROM idem_begin('done', '{"a": 1.0}');
+SELECT outcome, response_code, response_payload FROM idem_begin('failed');
+SELECT outcome, response_payload FROM idem_begin('sealed', scope => 'sealed');
+SELECT outcome, attempt FROM idem_begin('leased');
+SELECT idem_advance('stream', 7), idem_advance('stream', 8);
+SELECT idem_may_use_scope('claimed');
+SELECT has_function_privilege('app_@name@', 'idem_begin(text, jsonb, text, bytea, interval, interval, int)', 'EXECUTE');
+SELECT (SELECT count(*) FROM idempotency_store), (SELECT count(*) FROM idempotency_in_flight);
+SQL
+
+sub create
+{
+	my ($name, $version) = @_;
+
+	$node->safe_psql('postgres', "CREATE DATABASE $name");
+	$node->safe_psql($name, "CREATE EXTENSION idempotency VERSION '$version'");
+	return;
+}
+
+sub for_database
+{
+	my ($sql, $name) = @_;
+
+	return $sql =~ s/\@name\@/$name/gr;
+}
+
+# Updates a database in use, with a session that has an operation open, and one
+# that has plans. Returns the objects afterwards.
+sub update
+{
+	my ($from, $to) = @_;
+	my $name = lc "u_${from}_to_$to" =~ s/\W/_/gr;
+	my ($open, $known, $before, $told);
+
+	create($name, $from);
+	$node->safe_psql($name, for_database($life, $name));
+	$known = session($node, $name);
+	$told = for_database($answers, $name);
+	$before = $node->safe_psql($name, "BEGIN;\n$told ROLLBACK;");
+	like($before, qr/^COMPLETED\|201\|.*^COMPLETED\|"secret"/ms, "$from: what a database has that is in use");
+	is(ask($known, q{SELECT outcome FROM idem_begin('done')}), 'COMPLETED', "$from: a session has plans");
+	$open = session($node, $name);
+	ask($open, 'BEGIN');
+	ask($open, q{SELECT idem_begin('open')});
+	is(sqlstate($node, "SET lock_timeout = '100ms'; ALTER EXTENSION idempotency UPDATE TO '$to'", $name), '',
+		"$from to $to: the update waits for no open operation");
+	ask($open, q{SELECT idem_complete('open', '"late"')});
+	ask($open, 'COMMIT');
+	is(ask($known, q{SELECT outcome, response_payload FROM idem_begin('open')}), 'COMPLETED|"late"',
+		"$from to $to: what was open ends, and a session with plans sees it");
+	$known->quit;
+	$open->quit;
+	$node->safe_psql($name, q{DELETE FROM idempotency_store WHERE idempotency_key = 'open'});
+	is($node->safe_psql($name, "BEGIN;\n$told ROLLBACK;"), $before, "$from to $to: every answer is as before");
+	return for_roles(objects($node, $name), $name);
+}
+
+# Without the rights of the application, which a new installation has not.
+sub for_roles
+{
+	my ($objects, $name) = @_;
+
+	return $objects =~ s/,?"?app_$name=\w+\/\w+"?//gr;
+}
+
+sub fresh
+{
+	my ($version) = @_;
+	my $name = 'fresh_' . lc $version =~ s/\W/_/gr;
+
+	create($name, $version);
+	# as an update does not take back what an owner granted
+	$node->safe_psql($name, for_database("CREATE ROLE app_$name; SELECT idem_grant('app_$name')", $name));
+	return for_roles(objects($node, $name), $name);
+}
+
+my $next = fresh('next');
+
+cmp_ok(scalar(split /\n/, $next), '>', 100, 'objects are found');
+like($next, qr/idem_next/, 'the next version has its function');
+is(update($default, 'next'), $next, "an update from $default leads to the objects of a new installation");
+isnt(update($default, 'careless'), fresh('careless'), 'a grant that an update script forgets is found');
+
+for my $version (grep { $_ ne $default } scripts($tree))
+{
+	is(update($version, $default), fresh($default), "an update from $version leads to the objects of $default");
+}
+
+$node->stop;
+done_testing();
