@@ -1,7 +1,9 @@
 """What is measured: workloads, their variants, and the comparisons to hold.
 
-A variant is a pgbench script, scripts/<workload>/<variant>.sql. `writes` says by
-how much one run of the script moves each counter; all others must stand still.
+A variant is a pgbench script, scripts/<workload>/<variant>.sql, or that of another
+variant (`script`). `writes` says by how much one run of the script moves each
+counter; all others must stand still. While a variant `with_trigger` runs, the store
+has a trigger that never fires, so that all statements on it go through SQL.
 """
 
 from dataclasses import dataclass, field
@@ -21,6 +23,8 @@ class Variant:
     writes: dict = field(default_factory=dict)
     operations: int = 1     # in one run of the script
     needs: str = ''         # an SQL function, without which the variant is left out
+    script: str = ''        # the variant whose script it runs; '': its own
+    with_trigger: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,7 @@ WORKLOADS = (
         Variant('plain', PAID_BY_HAND),
         Variant('hand', PAID_BY_HAND),
         Variant('extension-hash', PAID_AND_STORED),
+        Variant('extension-trigger', PAID_AND_STORED, script='extension', with_trigger=True),
         Variant('bare', PAID))),
     Workload('replay', 8, (
         Variant('extension'),
@@ -72,6 +77,7 @@ WORKLOADS = (
         Variant('extension', PAID_AND_STORED, needs='idem_call'),
         Variant('bare', PAID),
         Variant('extension-raise', PAID_AND_STORED, needs='idem_call'),
+        Variant('extension-trigger', PAID_AND_STORED, needs='idem_call', script='extension', with_trigger=True),
         Variant('hand', PAID_BY_HAND),
         Variant('hand-hashing', PAID_BY_HAND),
         Variant('hand-complete', PAID_BY_HAND),
@@ -93,9 +99,11 @@ COMPARISONS = (
     Comparison('… with a hash that the application brings', 'txn', 'extension-hash', 'plain'),
     Comparison('begin, business, complete / SELECT FOR UPDATE, INSERT, UPDATE', 'txn', 'extension', 'hand', 1.12),
     Comparison('… with a hash that the application brings', 'txn', 'extension-hash', 'hand'),
+    Comparison('begin, business, complete / the same with a trigger on the store', 'txn', 'extension', 'extension-trigger'),
     Comparison('replay / SELECT by primary key', 'replay', 'extension', 'select', 0.90),
     Comparison('… with a hash that the application brings', 'replay', 'extension-hash', 'select'),
     Comparison('idem_call / the bare function', 'call', 'extension', 'bare', 0.68),
+    Comparison('idem_call / the same with a trigger on the store', 'call', 'extension', 'extension-trigger'),
     Comparison('idem_call, failures raised / the bare function', 'call', 'extension-raise', 'bare', 0.80),
     Comparison('idem_call, failures raised / INSERT ON CONFLICT, UPDATE', 'call', 'extension-raise', 'hand', 1.10),
     Comparison('… that hashes the request as well', 'call', 'extension-raise', 'hand-hashing'),
