@@ -1,7 +1,7 @@
-# Faults at points that a test cannot reach from outside (FAILURES 1, 3, 41, 44,
-# 99): at each point of src/fault.c an error, SIGKILL, and a wait while other
-# sessions do everything that could harm.  The library is built again with these
-# points; no other build contains them, which is tested, too.
+# Faults at points that a test cannot reach from outside
+# (FAILURES 1, 3, 41, 44, 99): at each point of src/fault.c an error, SIGKILL, and
+# a wait while other sessions do everything that could harm.  The library is built
+# again with these points; no other build contains them, which is tested, too.
 #
 # With IDEM_INJECTION_POINTS the faults come by the server's own injection points
 # (test/injection/run), otherwise by a setting of this build.
