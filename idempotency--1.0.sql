@@ -4,10 +4,10 @@
 -- Types
 
 CREATE TYPE @extschema@.idempotency_status AS ENUM ('PENDING', 'COMPLETED', 'FAILED');
-COMMENT ON TYPE @extschema@.idempotency_status IS 'what the store holds of an operation';
+COMMENT ON TYPE @extschema@.idempotency_status IS 'state of an operation in the store';
 
 CREATE TYPE @extschema@.idem_outcome AS ENUM ('ACQUIRED', 'IN_PROGRESS', 'COMPLETED', 'FAILED', 'MISMATCH');
-COMMENT ON TYPE @extschema@.idem_outcome IS 'what a caller gets as the answer to a begin';
+COMMENT ON TYPE @extschema@.idem_outcome IS 'answer to a begin';
 
 CREATE TYPE @extschema@.idem_operation AS (
 	outcome				@extschema@.idem_outcome,
@@ -27,12 +27,12 @@ CREATE TYPE @extschema@.idem_operation AS (
 	updated_at			pg_catalog.timestamptz,
 	expires_at			pg_catalog.timestamptz
 );
-COMMENT ON TYPE @extschema@.idem_operation IS 'an operation as idem_begin, idem_call and idem_lookup answer it';
+COMMENT ON TYPE @extschema@.idem_operation IS 'result of idem_begin, idem_begin_batch, idem_call and idem_lookup';
 
--- Tables. Columns of fixed width come first: a row then has no padding. What is
--- collected is to be used again soon: vacuum at 5 % keeps the store a sixth smaller
--- under a steady load than the default of 20 %, and a vacuum that may spend five
--- times as much keeps it a tenth smaller.
+-- Tables. Columns of fixed width come first, so that rows have no padding.
+-- Vacuum makes the space of removed rows usable again. Under a steady load, vacuum
+-- at 5 % of dead rows keeps the store a sixth smaller than the default of 20 %. A
+-- cost limit of five times the default keeps it a tenth smaller.
 
 CREATE TABLE @extschema@.idempotency_store (
 	created_at			pg_catalog.timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
@@ -55,30 +55,30 @@ CREATE TABLE @extschema@.idempotency_store (
 	sealed				pg_catalog.bytea,
 	PRIMARY KEY (scope, idempotency_key)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_limit = 1000);
--- what is encrypted cannot be compressed
+-- encrypted bytes cannot be compressed
 ALTER TABLE @extschema@.idempotency_store ALTER sealed SET STORAGE EXTERNAL;
 COMMENT ON TABLE @extschema@.idempotency_store IS 'one row per operation that has ended or is leased; written by the idem_ functions only';
 COMMENT ON COLUMN @extschema@.idempotency_store.created_at IS 'when the first attempt began';
 COMMENT ON COLUMN @extschema@.idempotency_store.updated_at IS 'when the row was last written';
-COMMENT ON COLUMN @extschema@.idempotency_store.expires_at IS 'from then on the row counts as absent';
-COMMENT ON COLUMN @extschema@.idempotency_store.lease_expires_at IS 'PENDING: from then on the next begin takes the operation over';
-COMMENT ON COLUMN @extschema@.idempotency_store.retry_at IS 'FAILED: from then on the operation may be tried again; NULL: never';
-COMMENT ON COLUMN @extschema@.idempotency_store.fence IS 'fencing token of the leased attempt; NULL: transaction-bound';
+COMMENT ON COLUMN @extschema@.idempotency_store.expires_at IS 'from this time on the record counts as absent';
+COMMENT ON COLUMN @extschema@.idempotency_store.lease_expires_at IS 'PENDING: from this time on the next begin takes the operation over';
+COMMENT ON COLUMN @extschema@.idempotency_store.retry_at IS 'FAILED: from this time on the next begin is a new attempt; NULL: the failure is permanent';
+COMMENT ON COLUMN @extschema@.idempotency_store.fence IS 'fencing token of the leased attempt; NULL: the attempt was transaction-bound';
 COMMENT ON COLUMN @extschema@.idempotency_store.status IS 'PENDING (leased), COMPLETED or FAILED';
-COMMENT ON COLUMN @extschema@.idempotency_store.attempt IS 'number of this try, from 1';
-COMMENT ON COLUMN @extschema@.idempotency_store.response_code IS 'status code that the owner gave with the end';
+COMMENT ON COLUMN @extschema@.idempotency_store.attempt IS 'number of the last attempt; the first is 1';
+COMMENT ON COLUMN @extschema@.idempotency_store.response_code IS 'status code of the response';
 COMMENT ON COLUMN @extschema@.idempotency_store.scope IS 'name space of the key, compared byte by byte';
 COMMENT ON COLUMN @extschema@.idempotency_store.idempotency_key IS 'names the operation within its scope, compared byte by byte';
-COMMENT ON COLUMN @extschema@.idempotency_store.request_hash IS 'SHA-256 fingerprint of the request, or its HMAC with hash_key; NULL: none was given';
-COMMENT ON COLUMN @extschema@.idempotency_store.response_headers IS 'headers that the owner gave with the end';
-COMMENT ON COLUMN @extschema@.idempotency_store.response_payload IS 'response (or error) that the owner gave with the end';
-COMMENT ON COLUMN @extschema@.idempotency_store.response_body IS 'response bytes that the owner gave with the end';
-COMMENT ON COLUMN @extschema@.idempotency_store.hash_key IS 'name of the seal key that request_hash was made with; NULL: with none';
-COMMENT ON COLUMN @extschema@.idempotency_store.seal_key IS 'name of the seal key that sealed was made with';
-COMMENT ON COLUMN @extschema@.idempotency_store.sealed IS 'headers, payload and body, encrypted; these three are NULL then';
+COMMENT ON COLUMN @extschema@.idempotency_store.request_hash IS 'SHA-256 fingerprint of the request, or the HMAC of the fingerprint; NULL: the caller gave no request';
+COMMENT ON COLUMN @extschema@.idempotency_store.response_headers IS 'headers of the response';
+COMMENT ON COLUMN @extschema@.idempotency_store.response_payload IS 'response or error, as jsonb';
+COMMENT ON COLUMN @extschema@.idempotency_store.response_body IS 'response as bytes';
+COMMENT ON COLUMN @extschema@.idempotency_store.hash_key IS 'name of the seal key of the HMAC in request_hash; NULL: request_hash is no HMAC';
+COMMENT ON COLUMN @extschema@.idempotency_store.seal_key IS 'name of the seal key that encrypted the column "sealed"';
+COMMENT ON COLUMN @extschema@.idempotency_store.sealed IS 'headers, payload and body, encrypted; their own columns are then NULL';
 
--- Marks are moved again and again: room in the page keeps those updates from
--- touching the index.
+-- Marks are updated again and again. Free space in each page lets an update stay
+-- in its page, so that it does not touch the index.
 CREATE TABLE @extschema@.idempotency_stream (
 	seq			pg_catalog.int8 NOT NULL,
 	updated_at	pg_catalog.timestamptz NOT NULL,
@@ -92,7 +92,8 @@ COMMENT ON COLUMN @extschema@.idempotency_stream.updated_at IS 'when the mark wa
 COMMENT ON COLUMN @extschema@.idempotency_stream.scope IS 'name space of the stream, compared byte by byte';
 COMMENT ON COLUMN @extschema@.idempotency_stream.stream IS 'names the stream within its scope, compared byte by byte';
 
--- A rule counts for a scope, or for all that begin with what comes before a "*".
+-- The pattern of a rule is one scope. With "*" at its end, it stands for all scopes
+-- that begin with the rest.
 CREATE TABLE @extschema@.idempotency_scope (
 	pattern				pg_catalog.text COLLATE pg_catalog."C" PRIMARY KEY,
 	role				pg_catalog.name,
@@ -105,29 +106,29 @@ CREATE TABLE @extschema@.idempotency_scope (
 	max_lease			pg_catalog.interval CHECK (max_lease OPERATOR(pg_catalog.>) interval '0')
 );
 COMMENT ON TABLE @extschema@.idempotency_scope IS 'the claims and policies of scopes; written by idem_claim_scope, idem_unclaim_scope and idem_set_policy';
-COMMENT ON COLUMN @extschema@.idempotency_scope.pattern IS 'a scope, or the beginning of scopes and "*"; each property comes from the longest matching pattern that sets it';
+COMMENT ON COLUMN @extschema@.idempotency_scope.pattern IS 'a scope, or the beginning of scopes followed by "*"; each property comes from the longest matching pattern that sets it';
 COMMENT ON COLUMN @extschema@.idempotency_scope.role IS 'only members of this role may use the scope; NULL: no claim';
-COMMENT ON COLUMN @extschema@.idempotency_scope.retention IS 'how long records are kept, if the call has no argument for it';
-COMMENT ON COLUMN @extschema@.idempotency_scope.min_retention IS 'no record is kept for less';
-COMMENT ON COLUMN @extschema@.idempotency_scope.max_retention IS 'no record is kept for longer';
-COMMENT ON COLUMN @extschema@.idempotency_scope.max_attempts IS 'how many attempts an operation may have, if the call has no argument for it; 0: no limit';
-COMMENT ON COLUMN @extschema@.idempotency_scope.attempts_limit IS 'how many attempts an argument may allow at most';
-COMMENT ON COLUMN @extschema@.idempotency_scope.max_response_size IS 'how many bytes a response may have';
-COMMENT ON COLUMN @extschema@.idempotency_scope.max_lease IS 'no lease and no retry_after is longer';
+COMMENT ON COLUMN @extschema@.idempotency_scope.retention IS 'how long records are kept if the call gives no retention';
+COMMENT ON COLUMN @extschema@.idempotency_scope.min_retention IS 'shortest retention of a record; a shorter one is raised to it';
+COMMENT ON COLUMN @extschema@.idempotency_scope.max_retention IS 'longest retention of a record; a longer one is reduced to it';
+COMMENT ON COLUMN @extschema@.idempotency_scope.max_attempts IS 'how many attempts an operation may have if the call gives no max_attempts; 0: no limit';
+COMMENT ON COLUMN @extschema@.idempotency_scope.attempts_limit IS 'upper bound of max_attempts; a larger number, or no limit, is reduced to it';
+COMMENT ON COLUMN @extschema@.idempotency_scope.max_response_size IS 'largest response, in bytes';
+COMMENT ON COLUMN @extschema@.idempotency_scope.max_lease IS 'longest lease and longest retry_after; longer ones are reduced to it';
 
 CREATE SEQUENCE @extschema@.idempotency_fence AS pg_catalog.int8;
-COMMENT ON SEQUENCE @extschema@.idempotency_fence IS 'fences of leased attempts; they only grow';
+COMMENT ON SEQUENCE @extschema@.idempotency_fence IS 'source of the fences of leased attempts; each is greater than all before it';
 
--- What belongs to this database and not to a dump of it: lock ids are made with
--- a secret key, so that pg_locks gives no idempotency key away to other roles.
+-- This table belongs to one database, so dumps leave it out. Lock ids are made with
+-- a secret key. So pg_locks does not show idempotency keys to other roles.
 CREATE TABLE @extschema@.idempotency_secret (
 	only_row	pg_catalog.bool PRIMARY KEY DEFAULT true CHECK (only_row),
 	lock_key	pg_catalog.bytea NOT NULL CHECK (pg_catalog.octet_length(lock_key) OPERATOR(pg_catalog.=) 16)
 );
 COMMENT ON TABLE @extschema@.idempotency_secret IS 'secret key of the lock ids of this database; never dumped';
 COMMENT ON COLUMN @extschema@.idempotency_secret.only_row IS 'keeps the table at one row';
-COMMENT ON COLUMN @extschema@.idempotency_secret.lock_key IS 'key of SipHash-2-4, which makes a lock id from scope and key';
--- 244 random bits, made into 128
+COMMENT ON COLUMN @extschema@.idempotency_secret.lock_key IS 'secret of SipHash-2-4, which makes a lock id from scope and key';
+-- two UUIDs have 244 random bits; 128 bits of their hash are the secret
 INSERT INTO @extschema@.idempotency_secret (lock_key)
 	SELECT pg_catalog.substr(pg_catalog.sha256(pg_catalog.uuid_send(pg_catalog.gen_random_uuid())
 		OPERATOR(pg_catalog.||) pg_catalog.uuid_send(pg_catalog.gen_random_uuid())), 1, 16);
@@ -138,11 +139,11 @@ CREATE TABLE @extschema@.idempotency_sweep (
 	began_at	pg_catalog.timestamptz NOT NULL,
 	swept_at	pg_catalog.timestamptz NOT NULL
 );
-COMMENT ON TABLE @extschema@.idempotency_sweep IS 'where collection goes on; never dumped';
+COMMENT ON TABLE @extschema@.idempotency_sweep IS 'position of the present sweep; never dumped';
 COMMENT ON COLUMN @extschema@.idempotency_sweep.only_row IS 'keeps the table at one row';
-COMMENT ON COLUMN @extschema@.idempotency_sweep.next_page IS 'page of the store from which collection goes on';
+COMMENT ON COLUMN @extschema@.idempotency_sweep.next_page IS 'page of the store at which collection goes on';
 COMMENT ON COLUMN @extschema@.idempotency_sweep.began_at IS 'when the present sweep began at the first page';
-COMMENT ON COLUMN @extschema@.idempotency_sweep.swept_at IS 'when collection last worked';
+COMMENT ON COLUMN @extschema@.idempotency_sweep.swept_at IS 'when collection last ran';
 
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.idempotency_store', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.idempotency_stream', '');
@@ -188,7 +189,7 @@ CREATE FUNCTION @extschema@.idem_complete(
 RETURNS pg_catalog.void
 AS 'MODULE_PATHNAME', 'idem_complete_operation' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.idem_complete(@extschema@.idem_operation, jsonb, int, jsonb, bytea, interval) IS
-	'end the operation that idem_begin returned with success and store its response';
+	'end with success the operation that idem_begin returned, and store its response';
 
 CREATE FUNCTION @extschema@.idem_fail(
 	key			pg_catalog.text,
@@ -204,7 +205,7 @@ CREATE FUNCTION @extschema@.idem_fail(
 RETURNS pg_catalog.void
 AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.idem_fail(text, jsonb, text, int, jsonb, bytea, bigint, bool, interval, interval) IS
-	'end an operation with a failure, permanent or to be tried again, and store its error';
+	'end an operation with a failure, permanent or retryable, and store its error';
 
 CREATE FUNCTION @extschema@.idem_fail(
 	operation	@extschema@.idem_operation,
@@ -218,7 +219,7 @@ CREATE FUNCTION @extschema@.idem_fail(
 RETURNS pg_catalog.void
 AS 'MODULE_PATHNAME', 'idem_fail_operation' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.idem_fail(@extschema@.idem_operation, jsonb, int, jsonb, bytea, bool, interval, interval) IS
-	'end the operation that idem_begin returned with a failure and store its error';
+	'end with a failure the operation that idem_begin returned, and store its error';
 
 CREATE FUNCTION @extschema@.idem_release(
 	key		pg_catalog.text,
@@ -227,13 +228,13 @@ CREATE FUNCTION @extschema@.idem_release(
 RETURNS pg_catalog.bool
 AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.idem_release(text, text, bigint) IS
-	'take the begin of an operation back; false when the fence is no longer current';
+	'undo the begin of an operation; false when the fence is no longer current';
 
 CREATE FUNCTION @extschema@.idem_release(operation @extschema@.idem_operation)
 RETURNS pg_catalog.bool
 AS 'MODULE_PATHNAME', 'idem_release_operation' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.idem_release(@extschema@.idem_operation) IS
-	'take back the begin of the operation that idem_begin returned; false when the fence is no longer current';
+	'undo the begin of the operation that idem_begin returned; false when the fence is no longer current';
 
 CREATE FUNCTION @extschema@.idem_extend(
 	key		pg_catalog.text,
@@ -243,7 +244,7 @@ CREATE FUNCTION @extschema@.idem_extend(
 RETURNS pg_catalog.timestamptz
 AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.idem_extend(text, interval, text, bigint) IS
-	'let a lease end that long from now; returns the time at which it ends';
+	'change the end of a lease to now plus the interval; returns the new end';
 
 CREATE FUNCTION @extschema@.idem_extend(
 	operation	@extschema@.idem_operation,
@@ -251,7 +252,7 @@ CREATE FUNCTION @extschema@.idem_extend(
 RETURNS pg_catalog.timestamptz
 AS 'MODULE_PATHNAME', 'idem_extend_operation' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.idem_extend(@extschema@.idem_operation, interval) IS
-	'let the lease of the operation that idem_begin returned end that long from now';
+	'change the end of the lease of the operation that idem_begin returned to now plus the interval; returns the new end';
 
 CREATE FUNCTION @extschema@.idem_lookup(
 	key		pg_catalog.text,
@@ -259,7 +260,7 @@ CREATE FUNCTION @extschema@.idem_lookup(
 RETURNS @extschema@.idem_operation
 AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL RESTRICTED;
 COMMENT ON FUNCTION @extschema@.idem_lookup(text, text) IS
-	'what is stored of an operation, NULL where nothing is; reads only';
+	'read the record of an operation; NULL when there is none; writes nothing';
 
 CREATE FUNCTION @extschema@.idem_call(
 	handler			pg_catalog.regprocedure,
@@ -282,7 +283,7 @@ CREATE FUNCTION @extschema@.idem_forget(
 RETURNS pg_catalog.bool
 AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.idem_forget(text, text) IS
-	'remove the record of an operation that nobody owns, so that it may run again; false where there is none';
+	'remove the record of an operation that has no owner, so that the operation may run again; false when there is no record';
 
 -- Many operations at once
 
@@ -295,7 +296,7 @@ CREATE FUNCTION @extschema@.idem_begin_batch(
 RETURNS SETOF @extschema@.idem_operation
 AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.idem_begin_batch(text[], jsonb[], text, bytea[], int) IS
-	'idem_begin for many keys of one scope; a row per key, in their order';
+	'idem_begin for many keys of one scope; returns a row per key, in the order of the keys';
 
 CREATE FUNCTION @extschema@.idem_complete_batch(
 	keys		pg_catalog.text[],
@@ -304,7 +305,7 @@ CREATE FUNCTION @extschema@.idem_complete_batch(
 RETURNS pg_catalog.int8
 AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.idem_complete_batch(text[], jsonb[], text) IS
-	'idem_complete for many keys of one scope; returns how many it ended';
+	'idem_complete for many keys of one scope; returns the number of operations that it ended';
 
 -- Locks and order
 
@@ -323,7 +324,7 @@ CREATE FUNCTION @extschema@.idem_advance(
 RETURNS pg_catalog.bool
 AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.idem_advance(text, bigint, text) IS
-	'move a stream forward; false when the event is out of date';
+	'move the high-water mark of a stream to this number; false when the event is out of date';
 
 -- Fingerprints and keys
 
@@ -331,7 +332,7 @@ CREATE FUNCTION @extschema@.idem_fingerprint(request pg_catalog.jsonb)
 RETURNS pg_catalog.bytea
 AS 'MODULE_PATHNAME' LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE;
 COMMENT ON FUNCTION @extschema@.idem_fingerprint(jsonb) IS
-	'SHA-256 of a request, the same for all spellings that jsonb holds equal';
+	'SHA-256 fingerprint of a request; equal jsonb values have equal fingerprints';
 
 CREATE FUNCTION @extschema@.idem_step_key(key pg_catalog.text, step pg_catalog.text)
 RETURNS pg_catalog.text
@@ -345,7 +346,7 @@ CREATE FUNCTION @extschema@.idem_gc(max_rows pg_catalog.int4 DEFAULT 10000)
 RETURNS pg_catalog.int8
 AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.idem_gc(int) IS
-	'remove up to that many expired records; returns how many it removed';
+	'remove up to max_rows expired records; returns how many it removed';
 
 CREATE FUNCTION @extschema@.idem_schedule_gc(schedule pg_catalog.text DEFAULT '* * * * *')
 RETURNS pg_catalog.int8
@@ -364,8 +365,8 @@ BEGIN
 			USING ERRCODE = 'object_not_in_prerequisite_state',
 			HINT = 'Run CREATE EXTENSION pg_cron in this database (cron.database_name must name it), or add idempotency to shared_preload_libraries.';
 	END IF;
-	-- exact signatures, of the job and of pg_cron's function: where others may
-	-- create functions in a schema, theirs could fit better or as well
+	-- The job and the call of pg_cron give exact argument types. Otherwise a
+	-- function that another role has created in the schema could match better.
 	SELECT format('SELECT %I.idem_gc(10000::pg_catalog.int4)', n.nspname) INTO command
 		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
 		WHERE e.extname = 'idempotency';
@@ -375,21 +376,21 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION @extschema@.idem_schedule_gc(text) IS
-	'let pg_cron run idem_gc() in this database; returns the job id, the same at each call';
+	'let pg_cron run idem_gc() in this database; returns the id of the job, which a repeated call keeps';
 
--- Scopes: whom they belong to, and what holds in them
+-- Scopes: claims and policies
 
 CREATE FUNCTION @extschema@.idem_claim_scope(pattern pg_catalog.text, role pg_catalog.regrole)
 RETURNS pg_catalog.void
 AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.idem_claim_scope(text, regrole) IS
-	'let only members of a role use a scope, or all scopes that begin with a pattern (pattern*)';
+	'let only members of a role use a scope; a pattern "abc*" claims all scopes that begin with abc';
 
 CREATE FUNCTION @extschema@.idem_unclaim_scope(pattern pg_catalog.text)
 RETURNS pg_catalog.bool
 AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.idem_unclaim_scope(text) IS
-	'remove a claim; false when there was none for exactly that pattern';
+	'remove the claim of exactly this pattern; false when there was none';
 
 CREATE FUNCTION @extschema@.idem_set_policy(
 	pattern				pg_catalog.text,
@@ -403,13 +404,13 @@ CREATE FUNCTION @extschema@.idem_set_policy(
 RETURNS pg_catalog.void
 AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.idem_set_policy(text, interval, interval, interval, int, int, int, interval) IS
-	'set defaults and bounds for scopes; for NULL, shorter patterns and then the settings decide';
+	'set defaults and bounds for scopes; where an argument is NULL, shorter patterns and then the settings decide';
 
 CREATE FUNCTION @extschema@.idem_may_use_scope(scope pg_catalog.text)
 RETURNS pg_catalog.bool
 AS 'MODULE_PATHNAME' LANGUAGE c STABLE STRICT PARALLEL RESTRICTED;
 COMMENT ON FUNCTION @extschema@.idem_may_use_scope(text) IS
-	'internal: do the claims let the present role use a scope?';
+	'internal: true when the claims let the current role use a scope';
 
 -- Sessions keep the rules in memory until a statement changes the table.
 CREATE FUNCTION @extschema@.idem_scope_changed()
@@ -431,7 +432,7 @@ CREATE FUNCTION @extschema@.idem_reseal(max_rows pg_catalog.int4 DEFAULT 1000)
 RETURNS pg_catalog.int8
 AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.idem_reseal(int) IS
-	'seal up to that many stored responses with the newest key; returns how many it sealed, 0 when none is left that opens';
+	'seal up to max_rows stored responses with the newest key; returns how many it sealed; 0 when no response is left that it can lock and open';
 
 -- Figures
 
@@ -459,7 +460,7 @@ CREATE FUNCTION @extschema@.idem_stats(
 RETURNS SETOF pg_catalog.record
 AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE STRICT PARALLEL SAFE;
 COMMENT ON FUNCTION @extschema@.idem_stats() IS
-	'internal: the counters behind idempotency_stats; no row without preloading';
+	'internal: the counters behind idempotency_stats; no rows when the library is not preloaded';
 
 CREATE FUNCTION @extschema@.idem_stats_reset()
 RETURNS pg_catalog.void
@@ -467,8 +468,8 @@ AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE STRICT PARALLEL RESTRICTED;
 COMMENT ON FUNCTION @extschema@.idem_stats_reset() IS
 	'set the counters of this database to zero';
 
--- Operators of views are resolved now, for good: none may come from a schema
--- that somebody else has prepared.
+-- A view resolves its operators once, when it is created. They are qualified, so
+-- that none can come from a schema that another role has prepared.
 
 CREATE VIEW @extschema@.idempotency_stats AS
 SELECT d.datname, s.acquired, s.replayed_completed, s.replayed_failed, s.in_progress,
@@ -484,10 +485,10 @@ FROM pg_catalog.pg_database d
 LEFT JOIN @extschema@.idem_stats() s ON s.datid OPERATOR(pg_catalog.=) d.oid
 WHERE s.datid IS NOT NULL OR d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database();
 COMMENT ON VIEW @extschema@.idempotency_stats IS
-	'what has happened since the server started, per database; all NULL where the library is not preloaded';
+	'counters per database since the server started; all NULL when the library is not preloaded';
 
--- A transaction-bound operation is nothing but a lock (class 7648) until it
--- ends, so its name is not known here.
+-- Until a transaction-bound operation ends, other sessions see only its lock (class
+-- 7648). So the view cannot show its scope and key.
 CREATE VIEW @extschema@.idempotency_in_flight AS
 SELECT 'leased'::pg_catalog.text AS kind, o.scope,
 	CASE WHEN @extschema@.idem_may_use_scope(o.scope) THEN o.idempotency_key END AS idempotency_key, o.attempt,
@@ -526,14 +527,14 @@ BEGIN
 	IF role IS NULL THEN
 		RAISE EXCEPTION 'role must not be null' USING ERRCODE = 'ID400';
 	END IF;
-	-- a number passes as a regrole, whether or not there is such a role
+	-- regrole accepts any number, even if no role has this OID
 	IF NOT EXISTS (SELECT FROM pg_roles r WHERE r.oid = role) THEN
 		RAISE EXCEPTION 'role with OID % does not exist', role::oid USING ERRCODE = 'undefined_object';
 	END IF;
 	SELECT n.nspname INTO schema_name
 		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
 		WHERE e.extname = 'idempotency';
-	-- what idem_revoke leaves alone: the schema may hold other things
+	-- idem_revoke leaves this right: the schema may hold other objects
 	IF command LIKE 'GRANT %' AND NOT has_schema_privilege(role, schema_name, 'USAGE') THEN
 		EXECUTE format('GRANT USAGE ON SCHEMA %I TO %s', schema_name, role);
 	END IF;
@@ -561,7 +562,7 @@ $$;
 COMMENT ON FUNCTION @extschema@.idem_set_rights(regrole, text) IS
 	'internal: runs a GRANT or REVOKE for every application function and its types';
 
--- Bodies that are parsed here and now name their objects by OID.
+-- These bodies are parsed when they are created, so they name their objects by OID.
 
 CREATE FUNCTION @extschema@.idem_grant(role pg_catalog.regrole)
 RETURNS pg_catalog.void
@@ -579,10 +580,10 @@ BEGIN ATOMIC
 	SELECT @extschema@.idem_set_rights(role, 'REVOKE %s ON %s FROM %s');
 END;
 COMMENT ON FUNCTION @extschema@.idem_revoke(regrole) IS
-	'take back what idem_grant gave';
+	'take back the rights on functions and types that idem_grant gave';
 
--- Nothing is PUBLIC's, nor anybody's by default privileges: only the owner has
--- rights so far.
+-- PUBLIC and default privileges have given rights by now. All of them are revoked,
+-- so that only the owner has rights.
 DO $$
 DECLARE
 	command text;
@@ -615,6 +616,6 @@ BEGIN
 END
 $$;
 
--- Monitoring sees figures and names, no requests and no responses.
+-- Monitoring roles see counters, scopes and keys, but no requests and no responses.
 GRANT SELECT ON @extschema@.idempotency_stats, @extschema@.idempotency_in_flight, @extschema@.idempotency_sweep TO pg_monitor, pg_read_all_stats;
 GRANT EXECUTE ON FUNCTION @extschema@.idem_stats(), @extschema@.idem_may_use_scope(text) TO pg_monitor, pg_read_all_stats;

@@ -61,7 +61,7 @@ class Bench:
         return not variant.needs or variant.needs in self.functions
 
     def timed(self, workload):
-        """The variants that a comparison speaks of, and that can run."""
+        """The variants of the comparisons that can run."""
         named = {name for c in self.comparisons if c.workload == workload.name and not self.absent(c)
                  for name in (c.of, c.to)}
         return [v for v in workload.variants if v.name in named]
@@ -121,7 +121,7 @@ class Bench:
                           cost.at_most, at_most=True)
 
     def spent(self, name, variant_name):
-        """The least of some counts; the same random numbers for every variant."""
+        """The minimum of some counts; the same random numbers for every variant."""
         if (name, variant_name) not in self.counted:
             tell(f'{name}: counting {variant_name}')
             workload = next(w for w in WORKLOADS if w.name == name)

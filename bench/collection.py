@@ -1,5 +1,5 @@
-"""Collection: what it costs while it keeps up, how fast it catches up, and what
-a large store costs.
+"""Collection: its cost under a steady load, its speed with a backlog, and the
+cost of a large store.
 
 Each part has databases of its own, and the background worker is sent to the one
 that is measured, or to none. What was acknowledged must be in the store or
@@ -142,7 +142,7 @@ class Transaction:
 
 
 def backlog(chosen, tell):
-    """How long expired rows take to go, and what transactions notice of it."""
+    """How long the removal of expired rows takes, and the latency of transactions meanwhile."""
     with database('bench_backlog') as name:
         tell(f'{NAME}: making {chosen.backlog} expired rows')
         before = fill(name, chosen.backlog, '-1 hour')
@@ -166,7 +166,7 @@ def backlog(chosen, tell):
 
 
 def catch_up(name, chosen, goal):
-    """Lets the worker loose: how long it took, when it was done, and the load's slices meanwhile."""
+    """Starts the worker: how long it took, when it was done, and the load's slices meanwhile."""
     slices = []
     with ThreadPoolExecutor() as pool:
         send_worker_to(name)
@@ -179,7 +179,7 @@ def catch_up(name, chosen, goal):
 
 
 def wait_until_collected(name, goal):
-    """Asks the counters in shared memory, which costs the store nothing."""
+    """Reads the counters in shared memory, which does not touch the store."""
     started = time.time()
     while time.time() - started < BACKLOG_SECONDS * BACKLOG_PATIENCE:
         if state(name, counters_only=True)['collected'] >= goal:
@@ -211,14 +211,14 @@ def quantile(values, percent):
 
 
 def summaries(slices):
-    """A slice that had hardly begun when the backlog was gone tells nothing."""
+    """A slice with few transactions, as the last one, has no reliable figures."""
     return [{'transactions': len(one), **summary([one])} for one in slices if len(one) >= 100]
 
 
 # ---- a large store ----
 
 def large(chosen, tell):
-    """Begin and complete where there are many live rows, a tenth of them, and none."""
+    """Begin and complete with many live rows, with a tenth of them, and with none."""
     sizes = {f'bench_rows_{rows}': rows for rows in (0, chosen.live // 10, chosen.live)}
     runs, before = [], {}
     with contextlib.ExitStack() as stack:
@@ -262,7 +262,7 @@ def database(name):
 
 
 def send_worker_to(name):
-    """It visits this database only, or none once this returns."""
+    """Afterwards the worker visits only this database, or none."""
     configure(gc_enabled='on' if name else 'off', gc_databases=name)
     while not name and worker_is_there():
         time.sleep(0.1)
@@ -277,7 +277,7 @@ def configure(**values):
 
 
 def worker_is_there():
-    """It hears of settings between transactions; one that just starts is seen a moment later."""
+    """The worker reads settings between transactions; pg_stat_activity shows a new one a moment later."""
     time.sleep(0.2)
     return server.sql("SELECT 1 FROM pg_stat_activity WHERE backend_type = 'idempotency collector'") != []
 

@@ -11,7 +11,7 @@ OURS, THEIRS = '0x1f6f8b', '0xb0b7bd'
 
 
 def draw(folder, results):
-    """Whatever has been measured."""
+    """The pictures of all measured parts."""
     if results['peers']:
         peers = Peers(results['peers'])
         for workload in peers.workloads():
@@ -30,7 +30,7 @@ class Peers:
         self.runs, self.counted, self.titles = figures['runs'], figures['counted'], figures['titles']
 
     def workloads(self):
-        """Those that are no point of a line."""
+        """The workloads that are no point of a line."""
         return [w for w in unique(r['workload'] for r in self.runs) if not w.endswith((' client', ' clients', ' kB'))]
 
     def of(self, workload, peer):
@@ -46,7 +46,7 @@ class Peers:
         plot(folder, 'bars', picture, lines, heading=workload, unit=unit, rows=len(lines))
 
     def counted_bars(self, folder):
-        """What each fresh operation writes."""
+        """The writes of each fresh operation."""
         fresh = [c for c in self.counted if c['workload'] == 'fresh']
         for measure, unit in (('wal', 'bytes of write-ahead log, and of that of Redis (red), for an operation'),
                               ('trips', 'round trips of an operation')):

@@ -1,5 +1,5 @@
--- What the benchmark works on: a small business, and hand-written tables with the
--- very columns, defaults, primary keys and storage of the extension's.
+-- The tables of the benchmark: a small business, and hand-written tables with the
+-- columns, defaults, primary keys and storage of the extension's tables.
 -- Variables: accounts, records, request (of the stored records).
 
 SET client_min_messages = warning;
@@ -18,8 +18,8 @@ CREATE TABLE payments (
 
 CREATE TABLE hand_store (LIKE idempotency_store INCLUDING ALL);
 
--- With the index by which a clean-up job finds what has expired. The extension's
--- collector reads the pages of its table instead, and needs none.
+-- With the index by which a clean-up job finds expired rows. The extension's
+-- collector reads the pages of its table instead, and needs no index.
 CREATE TABLE hand_store_indexed (LIKE idempotency_store INCLUDING ALL);
 CREATE INDEX ON hand_store_indexed (expires_at);
 
@@ -33,7 +33,7 @@ CREATE TABLE stored_records AS
 		   jsonb_build_object('payment', i, 'state', 'accepted') AS response_payload
 	FROM generate_series(1, :records) AS i;
 
--- Puts every table back to where each run starts from.
+-- Resets every table to the state at the start of a run.
 CREATE PROCEDURE reset_tables(accounts int) LANGUAGE plpgsql AS $$
 BEGIN
 	TRUNCATE accounts, payments, idempotency_store, hand_store, hand_store_indexed,
@@ -61,8 +61,8 @@ BEGIN
 END
 $$;
 
--- The wrapper that people write by hand. It is not charged for the hash where
--- the caller brings it.
+-- The wrapper that people write by hand. If the caller has the hash, the wrapper
+-- does not compute it.
 CREATE FUNCTION hand_call(key text, request jsonb, given bytea) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
 	hash bytea := coalesce(given, sha256(convert_to(request::text, 'UTF8')));

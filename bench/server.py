@@ -16,7 +16,7 @@ RESPONSE = '{"payment": 123456, "state": "accepted"}'
 
 
 class BenchError(Exception):
-    """Something broke: no figure can be trusted."""
+    """Something failed: no figure is reliable."""
 
 
 def run(command, **options):
@@ -27,7 +27,7 @@ def run(command, **options):
 
 
 def sql(text, database=None):
-    """The lines that a piece of SQL answers."""
+    """The output lines of some SQL."""
     where = ['-d', database] if database else []
     return run(['psql', '-XAtq', '-v', 'ON_ERROR_STOP=1', *where], input=text).splitlines()
 
@@ -57,7 +57,7 @@ def counters():
 
 
 def check(variant, transactions, before):
-    """Speed counts for nothing unless the tables grew by what was acknowledged."""
+    """Checks that the tables have a row for each acknowledged transaction."""
     for counter, value in counters().items():
         expected = before[counter] + transactions * variant.writes.get(counter, 0)
         if value != expected:
@@ -66,7 +66,7 @@ def check(variant, transactions, before):
 
 
 def pgbench(workload, variant, clients, *length):
-    """Run a variant, and hold the tables against what it says."""
+    """Run a variant, and compare the tables with its counts."""
     before = counters()
     with store_as_asked(variant):
         result = load(f'{workload.name}/{variant.script or variant.name}', clients, *length)
@@ -91,7 +91,7 @@ def store_as_asked(variant):
 
 
 def load(script, clients, *arguments):
-    """Run a script and read what pgbench says of it."""
+    """Run a script and read the report of pgbench."""
     output = run([
         'pgbench', '--no-vacuum', '--protocol=prepared',
         f'--client={clients}', f'--jobs={min(clients, 2)}', *variables(),
@@ -103,7 +103,7 @@ def load(script, clients, *arguments):
 
 
 def variables():
-    """What the scripts pass as parameters, each a single value of its type."""
+    """The parameters of the scripts, each a single value of its type."""
     values = {
         'accounts': ACCOUNTS, 'records': RECORDS, 'seq': 0,
         'request': REQUEST, 'response': RESPONSE, 'hash': request_hash(),
@@ -113,7 +113,7 @@ def variables():
 
 
 def request_hash(known=[]):
-    """The fingerprint of the request, as an application would bring it."""
+    """The fingerprint of the request, as an application would compute it."""
     if not known:
         known.extend(sql(f"SELECT idem_fingerprint('{REQUEST}')"))
     return known[0]
@@ -127,8 +127,8 @@ def figure(pattern, output):
 
 
 def costs():
-    """What has been spent so far: bytes of WAL, and row versions of the
-    stores made dead, whether or not they have been pruned since."""
+    """Counts so far: bytes of WAL, and dead row versions of the stores, whether
+    or not they have been pruned since."""
     wal, dead = sql("""
         SELECT pg_current_wal_insert_lsn() - '0/0';
         SELECT sum(n_tup_upd + n_tup_del) FROM pg_stat_user_tables WHERE relname IN ('idempotency_store', 'hand_store');

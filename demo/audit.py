@@ -1,4 +1,4 @@
-"""The truth after a run, by SQL over what the shop and the gateway hold."""
+"""The truth after a run, by SQL over the tables of the shop and the gateway."""
 
 from dataclasses import dataclass
 
@@ -6,9 +6,9 @@ import psycopg
 
 from gateway import connect
 
-# For every message: how often it took effect and for how much. A card payment
-# has two effects, the booking and the charge; what the customer paid is what
-# the gateway took. due is what should have been paid.
+# For every message: how often it took effect, and the amounts. A card payment
+# has two effects, the booking and the charge; the customer has paid the amount
+# that the gateway took. due is the right amount.
 EFFECTS = """
 CREATE TEMP VIEW effect AS
 SELECT m.id, m.method, m.accepted, CASE WHEN m.accepted THEN m.amount ELSE 0 END AS due,
@@ -82,7 +82,7 @@ def audit(databases, protected):
 
 
 def copy_ledger(gateway, shop):
-    """Lays the gateway's ledger beside the shop's books, for one query over both."""
+    """Copies the gateway's ledger into the shop's database, for one query over both."""
     shop.execute("CREATE TEMP TABLE charge (reference text, amount bigint)")
     with shop.cursor().copy("COPY charge FROM STDIN") as copy:
         for row in gateway.execute("SELECT reference, amount FROM ledger"):
@@ -90,7 +90,7 @@ def copy_ledger(gateway, shop):
 
 
 def breaches(plan, findings, tally):
-    """What of the guarantee does not hold, in words; nothing when all of it does."""
+    """Each violation of the guarantee, in words; an empty list if there is none."""
     f = findings.figures
     checks = (
         (f.twice, "payments that took effect twice"),
@@ -108,7 +108,7 @@ def breaches(plan, findings, tally):
 
 
 def ends_missing(findings):
-    """By how many the store's records differ from one end for each message."""
+    """By how many records the store differs from one end for each message."""
     f = findings.figures
     completed, failed, records = findings.store
     return max(abs(completed - f.accepted), abs(failed - (f.messages - f.accepted)), abs(records - f.messages))
@@ -121,10 +121,10 @@ def wrong_receipts(findings, tally):
 
 
 def missed(plan, findings, tally):
-    """Planned faults that did not strike: a run without them proves less."""
+    """Planned faults that did not happen: a run without them proves less."""
     checks = (
         (len(plan.faults) - sum(tally.faults.values()), "planned faults"),
         (len(plan.kills) - tally.kills, "planned kills"),
         (findings.outages_left, "planned gateway errors"),
     )
-    return [f"{what} that never struck: {count}" for count, what in checks if count]
+    return [f"{what} that never happened: {count}" for count, what in checks if count]

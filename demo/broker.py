@@ -1,9 +1,9 @@
 """An at-least-once queue and the consumer processes that it feeds.
 
-The broker keeps one promise, the one real brokers keep: a delivery that no
-consumer acknowledged is delivered again. It also sees to it that the plan's
-faults strike, and kills consumers at the plan's moments: only those that it
-started itself, and never one on its way to a planned fault.
+The broker keeps the promise of real brokers: it delivers again what no consumer
+has acknowledged. It also makes the plan's faults happen, and kills consumers at
+the plan's moments: only consumers that it started itself, and never one that
+works towards a planned fault.
 """
 
 import heapq
@@ -21,7 +21,7 @@ processes = multiprocessing.get_context("fork")
 
 
 class RunFailed(Exception):
-    """The run did not get to its end; the text says why."""
+    """The run ended early; the text says why."""
 
 
 @dataclass
@@ -36,8 +36,8 @@ class Worker:
 
 @dataclass
 class Tally:
-    """What happened: answers, faults and kills by name; and for each message
-    the payments that its deliveries were told of."""
+    """Counts of a run: answers, faults and kills by name; and for each message
+    the payments in the answers to its deliveries."""
 
     acknowledged: int = 0
     deliveries: int = 0
@@ -112,7 +112,7 @@ class Broker:
                 worker.process.join()
 
     def kill_if_due(self):
-        """SIGKILL, at the planned moments, for a consumer that is at work."""
+        """SIGKILL for a working consumer, at the planned moments."""
         if not self.kills or self.tally.acknowledged < self.kills[0]:
             return
         victims = [w for w in self.workers if w.delivery and not w.delivery.fault]
@@ -124,7 +124,7 @@ class Broker:
     # Handing out
 
     def hand_out(self):
-        """Gives every free consumer the next delivery that may go out."""
+        """Gives every free consumer the next delivery that need not wait."""
         self.take_back_in()
         for worker in self.workers:
             if worker.delivery is None:
@@ -134,7 +134,7 @@ class Broker:
                 self.give(worker, delivery)
 
     def take_back_in(self):
-        """Those that were put back until now are ready again."""
+        """Deliveries whose pause is over are ready again."""
         now = time.monotonic()
         while self.later and self.later[0][0] <= now:
             self.ready.append(heapq.heappop(self.later)[2])
@@ -148,7 +148,7 @@ class Broker:
             pass  # it is dead; listen() will see the end of its pipe
 
     def next_delivery(self):
-        """The next in line; those that have to wait are put aside on the way."""
+        """The next delivery; deliveries that have to wait are put aside."""
         while self.ready:
             delivery = self.ready.popleft()
             if self.must_wait(delivery):
@@ -161,13 +161,13 @@ class Broker:
 
     def must_wait(self, delivery):
         """A message with a planned fault goes to no second consumer before the
-        fault has struck. A tampered one goes out once the original has ended."""
+        fault has happened. A tampered one goes out after the original has ended."""
         if delivery.tampered:
             return delivery.message.id not in self.settled
         return delivery.message.id in self.to_strike and not delivery.fault
 
     def too_many_sleepers(self, delivery):
-        """Somebody has to stay awake to wake the sleepers."""
+        """Some consumers must stay awake to wake the sleepers."""
         if not is_sleep(delivery):
             return False
         sleepers = sum(1 for w in self.workers if w.delivery and is_sleep(w.delivery))
@@ -177,13 +177,13 @@ class Broker:
         heapq.heappush(self.later, (time.monotonic() + seconds, next(self.order), delivery))
 
     def release(self, message_id):
-        """Lets the deliveries of this message that were put aside go out."""
+        """Makes the deliveries of this message ready that were put aside."""
         self.ready.extendleft(self.held.pop(message_id, []))
 
     # Listening
 
     def listen(self):
-        """Deals with what consumers say, for as long as nothing else is due."""
+        """Handles reports of consumers, as long as nothing else is due."""
         timeout = 0.2
         if self.later:
             timeout = min(timeout, max(0, self.later[0][0] - time.monotonic()))
@@ -225,8 +225,8 @@ class Broker:
         self.ready.appendleft(delivery)
 
     def struck(self, worker):
-        """A planned fault has struck: it does so once, and others may now have
-        the message."""
+        """A planned fault has happened: it happens once, and now other consumers
+        may get the message."""
         delivery = worker.delivery
         self.tally.faults[delivery.fault] += 1
         self.to_strike.discard(delivery.message.id)
@@ -261,7 +261,7 @@ class Broker:
         self.tally.acknowledged += 1
 
     def wake(self, message_id):
-        """Somebody else has had the message: a consumer asleep over it goes on."""
+        """Another consumer has handled the message: a consumer that sleeps goes on."""
         for worker in self.workers:
             if worker.asleep and worker.delivery.message.id == message_id:
                 worker.asleep = False

@@ -1,5 +1,5 @@
--- What the shop has for the consumer "ByHand": a table of keys and its two
--- functions, as they are often written.
+-- The objects of the consumer "ByHand": a table of keys and its two functions,
+-- as they are often written.
 
 CREATE TABLE handled (
 	key			text PRIMARY KEY,
@@ -8,8 +8,8 @@ CREATE TABLE handled (
 	started_at	timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
--- Says "go ahead", or "started" when somebody else has the key, or "done" with
--- the answer. Who has not finished after a second is taken for dead.
+-- Returns "go ahead", or "started" if another consumer has the key, or "done"
+-- with the answer. A consumer that has not finished after a second counts as dead.
 CREATE FUNCTION start_once(p_key text, OUT state text, OUT answer jsonb)
 LANGUAGE plpgsql AS $$
 BEGIN

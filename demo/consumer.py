@@ -1,7 +1,7 @@
 """The consumers: processes that take deliveries and make payments.
 
-Protected does its work between idem_begin and idem_complete. Those that do
-without are in without.py; nothing else is different between them.
+Protected does its work between idem_begin and idem_complete. The consumers
+without the extension are in without.py; they have no other difference.
 """
 
 import os
@@ -21,8 +21,8 @@ WAKE_UP = "wake up"
 
 @dataclass
 class Answer:
-    """How a delivery ended. Without again it is acknowledged; else the broker
-    delivers it once more, that many seconds later."""
+    """How a delivery ended. If again is None, the broker acknowledges it;
+    otherwise the broker delivers it once more, again seconds later."""
 
     what: str
     payment: int | None = None
@@ -47,9 +47,9 @@ def run_consumer(kind, databases, pipe, close_first):
 
 
 class Consumer:
-    """What all kinds of consumer share: how a payment is booked, and how a
-    planned fault strikes. A kind has a name for its databases, a title and a
-    column heading, and a script for what it needs in the shop's database."""
+    """The code that all kinds of consumer share: booking a payment, and planned
+    faults. A kind has a name for its databases, a title and a column heading,
+    and a script that makes its objects in the shop's database."""
 
     name = title = heading = None
     script = None
@@ -84,8 +84,8 @@ class Consumer:
         return payment
 
     def pass_point(self, point):
-        """Dies or sleeps here if that is this delivery's fault. The broker is
-        told first, so it knows that the fault has struck."""
+        """Dies or sleeps here if that is this delivery's fault. The consumer
+        reports the fault to the broker first."""
         if self.delivery.fault == f"die {point}":
             self.pipe.send(("fault", self.delivery.fault))
             os.kill(os.getpid(), signal.SIGKILL)
@@ -127,8 +127,8 @@ class Protected(Consumer):
         return Answer("paid", payment)
 
     def pay_by_card(self):
-        """A lease around the gateway call, which no transaction can hold; its
-        fence goes to the gateway and comes back with the end."""
+        """A lease for the gateway call, which cannot be part of a transaction.
+        The gateway and the end get its fence."""
         operation = self.begin(lease=LEASE)
         if operation.outcome != "ACQUIRED":
             return self.answer(operation)
@@ -152,7 +152,7 @@ class Protected(Consumer):
 
     def charge_once(self, operation):
         """The number of this payment's charge. An earlier attempt may have
-        charged the card and not lived to say so, so that is asked first."""
+        charged the card and died, so a later one asks the gateway first."""
         message = self.delivery.message
         charge = None
         if operation.attempt > 1:
@@ -175,7 +175,7 @@ class Protected(Consumer):
             (operation.idempotency_key, payment, operation.fence))
 
     def fail(self, operation, reason, retry_after=None):
-        """Permanent, unless it may be tried again after that long."""
+        """A permanent failure, or a retryable one if retry_after is given."""
         self.shop.execute(
             "SELECT idem_fail(key => %s, error => jsonb_build_object('reason', %s::text),"
             " scope => 'payments', fence => %s, retryable => %s, retry_after => %s)",
@@ -186,7 +186,7 @@ class Protected(Consumer):
         return Answer("declined")
 
     def answer(self, operation):
-        """What to tell the broker of an operation that is not ours to run."""
+        """The answer to the broker if the operation was not acquired."""
         if operation.outcome == "COMPLETED":
             return Answer("replay", operation.response_payload["payment"])
         if operation.outcome == "FAILED" and operation.retry_after is None:

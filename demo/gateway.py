@@ -8,23 +8,23 @@ LATENCY = 0.003
 
 
 class GatewayError(Exception):
-    """No answer: the card may have been charged, or not."""
+    """There was no answer: the card may have been charged, or not."""
 
 
 class StaleFence(Exception):
-    """The gateway has heard from a newer owner of this payment."""
+    """A newer owner of this payment has called the gateway."""
 
 
 class Gateway:
-    """A connection of its own, in autocommit: what the gateway has done stays
-    done, whatever becomes of the caller's transaction."""
+    """A connection of its own, in autocommit: a charge stays, even if the caller's
+    transaction is rolled back."""
 
     def __init__(self, database):
         self.connection = connect(database)
 
     def find_charge(self, reference, fence):
         """The number of the charge made under this reference, or None. From
-        here on callers with an older fence are turned away."""
+        now on the gateway refuses callers with an older fence."""
         return self.ask("SELECT * FROM find_charge(%s, %s)", (reference, fence))
 
     def charge(self, reference, amount, fence=None):
@@ -43,6 +43,6 @@ class Gateway:
 
 
 def connect(database):
-    """A connection that waits for nothing longer than some seconds."""
+    """A connection on which every wait ends after some seconds."""
     return psycopg.connect(dbname=database, autocommit=True, connect_timeout=10,
                            options="-c statement_timeout=20s -c client_min_messages=warning")

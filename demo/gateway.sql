@@ -1,7 +1,7 @@
 -- The card gateway: the world outside the shop, in a database of its own,
--- without the extension. It never refuses to charge a card a second time; it
--- only answers what it has charged, and turns away a caller whose fence is
--- older than one it has already seen for the same reference.
+-- without the extension. It never refuses to charge a card a second time. It
+-- can look up a charge, and it refuses a caller whose fence is smaller than one
+-- that it has already seen for the same reference.
 
 CREATE TABLE ledger (
 	charge		bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -22,13 +22,13 @@ CREATE TABLE outage (
 	kind		text NOT NULL CHECK (kind IN ('unavailable', 'answer lost')),
 	calls_left	int NOT NULL DEFAULT 1
 );
-COMMENT ON TABLE outage IS 'which charges go wrong, and how often; filled before the run';
+COMMENT ON TABLE outage IS 'which charges fail, and how often; filled before the run';
 
 CREATE TYPE answer AS (result text, charge bigint);
 
--- False when a newer owner has called before. Callers with the same reference
--- queue up on the row until they commit, so that a late charge is either seen
--- by the newer owner's find_charge or refused.
+-- False if a newer owner has called before. Callers with the same reference
+-- wait for the row lock of each other. So the newer owner's find_charge sees a
+-- late charge, or the late charge is refused.
 CREATE FUNCTION fence_is_current(p_reference text, p_fence bigint) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -47,7 +47,7 @@ BEGIN
 	RETURN ROW('found', (SELECT min(charge) FROM ledger WHERE reference = p_reference))::answer;
 END $$;
 
--- Charges the card, also when the outage loses the answer.
+-- Charges the card, also if the outage loses the answer.
 CREATE FUNCTION charge_card(p_reference text, p_amount bigint, p_fence bigint) RETURNS answer
 LANGUAGE plpgsql AS $$
 DECLARE

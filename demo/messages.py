@@ -1,5 +1,5 @@
-"""The message file: reading it, judging it, and writing the payments that the
-demo takes where it is given none (messages.py 1000)."""
+"""The message file: reading and checking it; and writing the payments that the
+demo uses without a file (messages.py 1000)."""
 
 import json
 import os
@@ -42,9 +42,9 @@ class Message:
 
 @dataclass
 class MessageFile:
-    """What a file holds: its messages, in order and each id once; how many
-    more identical lines an id has; and the lines that use an id again for
-    something else."""
+    """The content of a file: its messages, in order and each id once; how many
+    more identical lines an id has; and the lines that use an id again with
+    another body."""
 
     messages: list
     more_copies: dict
@@ -52,7 +52,7 @@ class MessageFile:
 
 
 def read_messages(lines, name):
-    """A MessageFile, or InputError at the first line that is not right."""
+    """A MessageFile, or InputError at the first wrong line."""
     seen, more_copies, conflicts = {}, {}, []
     try:
         for number, line in enumerate(lines, 1):
@@ -98,7 +98,7 @@ def reject_constant(name):
 
 
 def problems(body):
-    """What is wrong with the fields of a message, in words."""
+    """Each mistake in the fields of a message, as a sentence."""
     for field in ("id", "type", "order", "account", "amount", "method"):
         if field not in body:
             yield f'"{field}" is missing'
@@ -133,12 +133,12 @@ def open_and_read(path, name=None):
 
 
 def printable(text):
-    """The text without anything a terminal would act on."""
+    """The text without control characters for a terminal."""
     return "".join(c if c.isascii() and c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def write_sample(count, out):
-    """So many payments, the same bytes every time. payments.jsonl has the first ten."""
+    """Writes count payments, the same bytes every time. payments.jsonl has the first ten."""
     rng = random.Random("payments.jsonl")
     for number in range(1, count + 1):
         body = {

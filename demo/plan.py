@@ -1,4 +1,4 @@
-"""What will happen to which message, decided before anything runs.
+"""The plan of a run: deliveries and faults, decided before anything runs.
 
 The same file, seed and limit always give the same plan. Only the interleaving
 of the consumers is left to the operating system.
@@ -16,7 +16,7 @@ KILLS = 12
 
 # Where a consumer dies or falls asleep, once for each chosen message, and how
 # many messages are chosen for it. "die" is SIGKILL; "sleep" lasts until another
-# consumer had the same message, and then goes on as if nothing had happened.
+# consumer has handled the same message, and then the sleeper goes on.
 WALLET_FAULTS = {"die before commit": 8, "die after commit": 8}
 CARD_FAULTS = {
     "die after charge": 8,
@@ -31,7 +31,7 @@ OUTAGES = ("gateway unavailable", "gateway answer lost")
 
 @dataclass
 class Delivery:
-    """One handing over of a message; fault is where its consumer shall fail."""
+    """One delivery of a message; fault is the point at which its consumer fails."""
 
     message: Message
     tampered: bool = False
@@ -40,14 +40,14 @@ class Delivery:
 
     @property
     def text(self):
-        """The message as JSON: what idem_begin takes as the request."""
+        """The message as JSON: the request of idem_begin."""
         return json.dumps(self.message.body)
 
 
 @dataclass
 class Plan:
-    """All deliveries in order; faults and outages by message id; and after how
-    many deliveries the broker kills a consumer that is at work."""
+    """All deliveries in order; faults and outages by message id; and the numbers
+    of deliveries after which the broker kills a working consumer."""
 
     seed: int
     limit: int
@@ -66,7 +66,7 @@ class Plan:
         return sum(1 for delivery in self.deliveries if delivery.tampered)
 
     def least_takeovers(self):
-        """How many leases are sure to run out: one at each fault under a lease."""
+        """How many leases must run out: one at each fault under a lease."""
         return sum(1 for fault in self.faults.values() if fault.endswith("charge"))
 
 
@@ -99,7 +99,7 @@ def plan_faults(plan, rng):
 
 def in_turn(wanted):
     """Each fault once, then each again, until its number is reached: a small
-    file sees every kind before it sees one twice."""
+    file gets every kind of fault before it gets one twice."""
     for turn in range(max(wanted.values())):
         yield from (fault for fault, count in wanted.items() if turn < count)
 
@@ -133,7 +133,7 @@ def place_faults(plan):
 
 
 def plan_kills(plan, rng):
-    """Kills spread over the run; none in a run too short to aim at."""
+    """Kills at random moments of the run; none in a very short run."""
     total = len(plan.deliveries)
     moments = range(total // 20, total * 9 // 10)
     plan.kills = sorted(rng.sample(moments, min(KILLS, total // 50)))

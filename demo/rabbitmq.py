@@ -1,9 +1,9 @@
 """The same consumers, fed by RabbitMQ.
 
-The parent publishes, and still says which planned fault strikes where; what is
-delivered to whom, and what comes again because its consumer was killed, is
-RabbitMQ's affair. A consumer acknowledges after it has answered. So a consumer
-that is killed in between leaves a message that was handled and comes again.
+The parent publishes, and still decides about planned faults. RabbitMQ decides
+which consumer gets a message, and delivers it again if that consumer was killed.
+A consumer acknowledges after it has answered. So if a consumer is killed in
+between, its message was handled and comes again.
 """
 
 import json
@@ -18,10 +18,10 @@ from gateway import Gateway, connect
 from messages import Message
 from plan import Delivery
 
-# What is to come again waits this long in a queue of its own.
+# A message to deliver again waits this long in a queue for retries.
 RETRY_MILLISECONDS = 250
 # How many messages are in the queues at a time: a message that waits for another
-# one's fault is published when that has struck, and shall not be the last.
+# one's fault is published after that fault, and must not be the last.
 WINDOW = 4
 
 
@@ -39,7 +39,7 @@ def open_channel(queue):
 
 
 class RabbitBroker(Broker):
-    """Broker's plan and books, with RabbitMQ between it and the consumers."""
+    """Broker's plan and counts, with RabbitMQ between it and the consumers."""
 
     def __init__(self, plan, kind, databases, consumers, watch):
         super().__init__(plan, kind, databases, consumers, watch)
@@ -124,13 +124,13 @@ def consume(consumer, queue, pipe):
 
 
 def drop_wake_ups(pipe):
-    """Nobody sleeps here any more. Raises EOFError when the parent is done."""
+    """No consumer sleeps at this point. Raises EOFError when the parent is done."""
     while pipe.poll():
         pipe.recv()
 
 
 def next_fault(pipe):
-    """Which fault the parent wants with the delivery that was just taken."""
+    """The parent's fault for the delivery that was just taken."""
     while (fault := pipe.recv()) == WAKE_UP:
         pass
     return fault

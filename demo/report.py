@@ -85,8 +85,8 @@ def progress(console, title, total):
 
 
 def rows(run):
-    """The table's rows for one run: what, and a figure. None: a new section,
-    where any figure but zero is a loss."""
+    """The table's rows for one run: a title and a figure. None begins a new
+    section, in which any figure but zero is a loss."""
     tally, found = run.tally, run.findings.figures
     return (
         ("messages", count(found.messages)),
@@ -104,21 +104,21 @@ def rows(run):
         ("made twice or more", count(found.twice)),
         ("  card charged twice", count(found.charged_twice)),
         ("never made", count(found.never)),
-        ("money taken too much", money(found.overpaid)),
+        ("money taken by mistake", money(found.overpaid)),
         ("duplicates not answered", count(tally.answers["duplicate"])),
-        ("declined, judged again", count(judged_again(run))),
+        ("declined, tried again", count(tried_again(run))),
         ("other amount accepted", count(let_through(run))),
     )
 
 
-def judged_again(run):
-    """How often a payment that was declined before was judged anew."""
+def tried_again(run):
+    """How often a consumer checked a payment again that was declined before."""
     found = run.findings.figures
     return max(0, run.tally.answers["declined"] - (found.messages - found.accepted))
 
 
 def let_through(run):
-    """Deliveries of a false amount that were taken for the payment itself."""
+    """Deliveries with a false amount that no consumer refused."""
     return run.plan.tampered_deliveries() - run.tally.answers["refused"]
 
 
@@ -143,7 +143,7 @@ def marked(figure, is_bad):
 
 
 def print_money(console, runs):
-    """The sum of the accounts against the sum of the messages, and the cards."""
+    """The sums of the accounts and of the card gateway, and the right sums."""
     table = Table(title="The sums", title_justify="left")
     for heading in ("", "should be", *(run.kind.heading for run in runs)):
         table.add_column(heading, justify="right" if heading else "left")
@@ -156,7 +156,7 @@ def print_money(console, runs):
 
 
 def print_verdict(console, problems, protected, *others):
-    """The last lines: what was shown, or everything that went wrong."""
+    """The last lines: the result, or everything that went wrong."""
     if problems:
         console.print("FAILED", style="bold red")
         for problem in problems:
@@ -168,7 +168,7 @@ def print_verdict(console, problems, protected, *others):
     for run in others:
         bad = run.findings.figures
         console.print(f"    {run.kind.title}: {payments(bad.twice)} made twice or more,"
-                      f" {money(bad.overpaid)} taken too much")
+                      f" {money(bad.overpaid)} taken by mistake")
 
 
 def payments(number):

@@ -41,7 +41,7 @@ class Databases:
 
 @dataclass
 class Run:
-    """What a run did, by its consumers' answers and by the audit."""
+    """The result of a run: the answers of its consumers, and the audit."""
 
     kind: type
     plan: Plan
@@ -76,7 +76,7 @@ def number(least, most):
 
 
 def prepare(plan, databases, kind):
-    """Makes and fills the databases of a run; fails if they are there."""
+    """Makes and fills the databases of a run; fails if they exist."""
     with connect(os.environ.get("PGDATABASE", "postgres")) as server:
         for name in (databases.shop, databases.gateway):
             server.execute(f"CREATE DATABASE {name}")
@@ -97,7 +97,7 @@ def run_script(connection, name):
 
 
 def fill_shop(shop, plan):
-    """The accounts that the messages name, and what the audit compares with."""
+    """The accounts of the messages, and the right result of each for the audit."""
     cursor = shop.cursor()
     with cursor.copy("COPY account (id, payment_limit) FROM STDIN") as copy:
         for account in sorted({delivery.message.account for delivery in plan.deliveries}):
@@ -108,7 +108,7 @@ def fill_shop(shop, plan):
 
 
 def fill_gateway(gateway, plan):
-    """Which charges will go wrong."""
+    """The charges that will fail."""
     with gateway.cursor().copy("COPY outage (reference, kind) FROM STDIN") as copy:
         for message_id, outage in plan.outages.items():
             copy.write_row((message_id, outage.removeprefix("gateway ")))
@@ -124,7 +124,7 @@ def perform(console, arguments, plan, kind):
 
 
 def broker_class(name):
-    """The broker of that name. RabbitMQ's client is only needed where it is asked for."""
+    """The broker of that name. RabbitMQ's client is imported only for RabbitMQ."""
     if name == "rabbitmq":
         from rabbitmq import RabbitBroker
         return RabbitBroker
@@ -132,7 +132,7 @@ def broker_class(name):
 
 
 def judge(protected, *others):
-    """Everything that went wrong, in words."""
+    """Everything that went wrong, as sentences."""
     problems = breaches(protected.plan, protected.findings, protected.tally)
     problems += missed(protected.plan, protected.findings, protected.tally)
     if protected.tally.takeovers < protected.plan.least_takeovers():

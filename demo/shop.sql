@@ -1,7 +1,6 @@
 -- The shop's own tables. They are the same with and without idempotency, and
 -- nothing in them stops a second payment of the same message: no unique key
--- on payment.message_id. What keeps an effect from happening twice must be
--- the consumer.
+-- on payment.message_id. The consumer must prevent it.
 
 CREATE TABLE account (
 	id				text PRIMARY KEY,
@@ -20,7 +19,7 @@ CREATE TABLE payment (
 );
 COMMENT ON COLUMN payment.gateway_charge IS 'the gateway''s number of the charge; NULL: paid from the wallet';
 
--- What was sent. Only the audit reads it, no consumer does.
+-- The messages that were sent. Only the audit reads this table, no consumer does.
 CREATE TABLE message (
 	id			text PRIMARY KEY,
 	account		text NOT NULL,

@@ -1,3 +1,3 @@
--- What the shop has for the consumer "Unique".
+-- The constraint of the consumer "Unique".
 
 ALTER TABLE payment ADD UNIQUE (message_id);

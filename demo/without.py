@@ -1,8 +1,8 @@
-"""Consumers without idempotency, from what is written first to what is written
-after the first double payment.
+"""Consumers without the extension: the first version of a program, and two
+versions that follow after the first double payment.
 
-Each does the same work as Protected and sees the same deliveries. What each of
-them loses, and why, stands in its comment.
+Each does the same work as Protected and gets the same deliveries. The comment
+of each says what it loses, and why.
 """
 
 from consumer import Answer, Consumer, SOON
@@ -41,11 +41,11 @@ class Naive(Consumer):
 
 
 class Unique(Consumer):
-    """A unique constraint on payment.message_id, and a look before the card is
-    charged. No payment is booked twice. But the constraint speaks up after the
-    gateway has charged; a duplicate learns that there is a payment, not what was
-    answered; a declined payment leaves no row; and another amount under the same
-    id looks like a duplicate."""
+    """A unique constraint on payment.message_id, and a look-up before the card is
+    charged. No payment is booked twice. But the constraint is checked after the
+    gateway has charged; a duplicate finds the payment, but not the first answer;
+    a declined payment leaves no row; and another amount under the same id looks
+    like a duplicate."""
 
     name = "unique"
     title = "UNIQUE constraint"
@@ -96,10 +96,10 @@ class Unique(Consumer):
 
 
 class ByHand(Consumer):
-    """A table of keys and two PL/pgSQL functions, by_hand.sql. Answers are kept
-    and replayed. But nobody compares requests; a failure takes its key away with
-    it; and an owner that is slower than the time limit goes on beside the next
-    one, as nothing tells the two apart."""
+    """A table of keys and two PL/pgSQL functions, by_hand.sql. Answers are stored
+    and replayed. But requests are not compared; a failure rolls its key back; and
+    if an owner is slower than the time limit, it goes on at the same time as the
+    next one, as it has no fence."""
 
     name = "by_hand"
     title = "table by hand"

@@ -1,8 +1,8 @@
 # shellcheck shell=bash
-# What the scripts in dev/ and test/ share: messages, the place of the tree,
-# and which PostgreSQL to use.  Sourced, never run.
+# Functions and variables that the scripts in dev/ and test/ share: messages, the
+# path of the tree, and the PostgreSQL to use.  Sourced, never run.
 
-# An outer make would hand its flags and its job server down to ours.
+# Without this, our make would get the flags and the job server of an outer make.
 unset MAKEFLAGS MFLAGS MAKELEVEL
 
 # shellcheck disable=SC2034  # used by the scripts that source this file

@@ -1,5 +1,5 @@
--- Objects of the extension that their owner has changed into something else are
--- refused, not misread. Each change is undone.
+-- If the owner has replaced objects of the extension by others, they are refused,
+-- not misread. Each change is undone.
 \pset format unaligned
 \pset tuples_only on
 CREATE FUNCTION pg_temp.altered(change text) RETURNS SETOF text LANGUAGE plpgsql AS $$
@@ -31,7 +31,7 @@ SELECT pg_temp.altered(c) FROM unnest(ARRAY[
 	'CREATE OR REPLACE VIEW idempotency_in_flight AS SELECT NULL::text AS kind, NULL::text COLLATE "C" AS scope, NULL::text COLLATE "C" AS idempotency_key, 1 AS attempt, NULL::interval AS age, NULL::interval AS lease_left, 1 AS pid, NULL::text AS gid; ALTER TABLE idempotency_store ALTER status TYPE text',
 	'ALTER TABLE idempotency_secret DROP CONSTRAINT idempotency_secret_lock_key_check, ALTER lock_key TYPE text',
 	'ALTER TABLE idempotency_secret DROP CONSTRAINT idempotency_secret_lock_key_check; UPDATE idempotency_secret SET lock_key = substr(lock_key, 2); ALTER TABLE idempotency_secret ADD other int']) c;
--- the type of what is answered
+-- the type of answers
 BEGIN;
 ALTER TYPE idem_operation ALTER ATTRIBUTE attempt TYPE text;
 SELECT raises('SELECT idem_begin(''altered-done'')'), raises('SELECT idem_begin_batch(ARRAY[''altered-done''])'),
@@ -43,7 +43,7 @@ SELECT raises('SELECT idem_begin(''altered-done'')'), raises('SELECT idem_lookup
 ROLLBACK;
 -- undone, all is well
 SELECT told(idem_begin('altered-done'));
--- on a store in partitions, another writer's row is told as one as well
+-- on a partitioned store, another writer's row is 40001 as well
 BEGIN;
 ALTER TABLE idempotency_store RENAME TO altered_store;
 CREATE TABLE idempotency_store (LIKE altered_store INCLUDING DEFAULTS, PRIMARY KEY (scope, idempotency_key)) PARTITION BY HASH (scope, idempotency_key);

@@ -15,7 +15,7 @@ SELECT idem_complete_batch(ARRAY['batch-a', 'batch-retry', 'batch-z'], ARRAY['"a
 SELECT raises('SELECT idem_complete_batch(ARRAY[''batch-a''])');
 COMMIT;
 SELECT idempotency_key, told(b) FROM idem_begin_batch(ARRAY['batch-retry', 'batch-z', 'batch-a']) b;
--- the same records as one by one
+-- the same records as with single calls
 BEGIN;
 SELECT told(b) FROM idem_begin_batch(ARRAY['batch-1', 'batch-2'], ARRAY['{"n": 1}', NULL]::jsonb[], 'batch') b;
 SELECT idem_complete_batch(ARRAY['batch-1', 'batch-2'], scope => 'batch');
@@ -25,14 +25,14 @@ FROM idempotency_store WHERE scope = 'batch' ORDER BY 1;
 SELECT count(*) FROM idem_begin_batch(ARRAY[]::text[]);
 SELECT idem_complete_batch(ARRAY[]::text[]);
 
--- One left open is refused at COMMIT, and takes the others with it.
+-- If one operation has no end, COMMIT is refused, and all are rolled back.
 BEGIN;
 SELECT told(b) FROM idem_begin_batch(ARRAY['batch-3', 'batch-4']) b;
 SELECT idem_complete_batch(ARRAY['batch-3']);
 COMMIT;
 \echo :SQLSTATE
 SELECT idem_lookup('batch-3') IS NULL;
--- An error in the middle leaves nothing of the whole.
+-- An error in the middle undoes the whole batch.
 BEGIN;
 SELECT raises('SELECT count(*), 1 / 0 FROM idem_begin_batch(ARRAY[''batch-5'', ''batch-done'']) HAVING count(*) = 2');
 SELECT locks_held(), idem_lookup('batch-5') IS NULL;
@@ -45,7 +45,7 @@ ROLLBACK TO a;
 SELECT raises('SELECT idem_complete_batch(ARRAY[''batch-5'', ''batch-5''])');
 SELECT idem_complete_batch(ARRAY['batch-6', 'batch-5']);
 COMMIT;
--- What a batch holds counts against the limit before it takes a lock.
+-- The limit is checked for the whole batch before it takes a lock.
 SET idempotency.max_operations_per_transaction = 2;
 BEGIN;
 SELECT raises('SELECT idem_begin_batch(ARRAY[''batch-7'', ''batch-8'', ''batch-9''])'), locks_held();

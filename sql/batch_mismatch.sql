@@ -1,4 +1,4 @@
--- A key of a batch that was used with another request is told so, and does not fail the others.
+-- A key of a batch that was used with another request gets MISMATCH, and does not affect the others.
 \pset format unaligned
 \pset tuples_only on
 BEGIN;
@@ -10,7 +10,7 @@ SELECT told(idem_begin('mismatch-leased', '1', lease => '1 hour'));
 SELECT told(idem_begin('mismatch-late', '1', lease => '1 hour'));
 SELECT let_lease_run_out('mismatch-late');
 
--- Whatever the status there, and before IN_PROGRESS, as ID422 comes. The rest is begun.
+-- Whatever the status of the record, and before IN_PROGRESS, as ID422. The other keys are begun.
 CREATE VIEW mismatch_count AS SELECT mismatches, acquired, in_progress, replayed_completed + replayed_failed AS replayed
 	FROM idempotency_stats WHERE datname = current_database();
 CREATE TEMP TABLE before AS SELECT * FROM mismatch_count;
@@ -20,9 +20,9 @@ SELECT idempotency_key, told(b) FROM idem_begin_batch(ARRAY['mismatch-new', 'mis
 SELECT locks_held();
 SELECT idem_complete_batch(ARRAY['mismatch-new', 'mismatch-last']);
 COMMIT;
--- counted as such, one by one, where the library is preloaded
+-- each MISMATCH is counted, if the library is preloaded
 SELECT s.mismatches IS NULL OR (s.mismatches - b.mismatches, s.acquired - b.acquired, s.in_progress - b.in_progress, s.replayed - b.replayed) = (5, 2, 0, 1) FROM mismatch_count s, before b;
--- Outcome, scope and key, and nothing else.
+-- The row has outcome, scope and key, and nothing else.
 SELECT b FROM idem_begin_batch(ARRAY['mismatch-done'], ARRAY['2']::jsonb[]) b;
 SELECT jsonb_strip_nulls(to_jsonb(b)) FROM idem_begin_batch(ARRAY['mismatch-leased'], ARRAY['2']::jsonb[]) b;
 -- nothing was written
@@ -36,22 +36,22 @@ SELECT told(b) FROM idem_begin_batch(ARRAY['mismatch-1', 'mismatch-2'], ARRAY['3
 SELECT raises($$SELECT idem_begin('mismatch-1', '2')$$);
 SELECT idem_complete_batch(ARRAY['mismatch-1', 'mismatch-2']);
 COMMIT;
--- by hashes, and with a hash where the other had the request
+-- by hashes, and a hash compared with a request
 SELECT told(b) FROM idem_begin_batch(ARRAY['mismatch-1', 'mismatch-1', 'mismatch-2'], request_hashes => ARRAY[idem_fingerprint('1'), sha256('1'), NULL]) b;
 -- before the limit of attempts
 SELECT told(b) FROM idem_begin_batch(ARRAY['mismatch-retry'], ARRAY['2']::jsonb[], max_attempts => 1) b;
 SELECT told(b) FROM idem_begin_batch(ARRAY['mismatch-retry'], ARRAY['1']::jsonb[], max_attempts => 1) b;
--- a session that was told an end before looks before it locks
+-- after a replay, a session looks before it locks
 SELECT told(b) FROM idem_begin_batch(ARRAY['mismatch-done', 'mismatch-done', 'mismatch-failed', 'mismatch-done'], ARRAY[NULL, '2', '2', NULL]::jsonb[]) b;
 SELECT locks_held();
 
--- It is nothing to end. Leaving it alone is no error at COMMIT.
+-- A MISMATCH cannot be ended, and needs no end at COMMIT.
 BEGIN;
 SELECT b AS operation FROM idem_begin_batch(ARRAY['mismatch-done'], ARRAY['2']::jsonb[]) b \gset
 SELECT raises(format('SELECT idem_complete(%L::idem_operation)', :'operation')), raises($$SELECT idem_complete_batch(ARRAY['mismatch-done'])$$);
 COMMIT;
 \echo :SQLSTATE
--- nobody else answers so
+-- no other function answers so
 CREATE FUNCTION mismatch_echo(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1';
 SELECT raises($$SELECT idem_begin('mismatch-done', '2')$$), raises($$SELECT idem_call('mismatch_echo(jsonb)', 'mismatch-done', '2')$$);
 DROP VIEW mismatch_count;

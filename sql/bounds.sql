@@ -1,8 +1,8 @@
--- What one transaction may cost the server: locks and memory.
+-- Limits of one transaction: locks and memory.
 \pset format unaligned
 \pset tuples_only on
 
--- FAILURES 34: a release that cannot give its lock back still counts.
+-- FAILURES 34: a release that has to keep its lock still counts.
 SET idempotency.max_operations_per_transaction = 3;
 SELECT raises($q$DO $do$ BEGIN
 	FOR i IN 1..10 LOOP
@@ -14,7 +14,7 @@ SELECT raises($q$DO $do$ BEGIN
 		END;
 	END LOOP;
 END $do$$q$);
--- So does what is ended by its fence, begun elsewhere.
+-- So does an operation of another transaction that is ended by its fence.
 CREATE TEMP TABLE bounds AS
 SELECT n, (idem_begin('bounds-leased-' || n, lease => '1 hour')).fence FROM generate_series(1, 3) n;
 SET idempotency.max_operations_per_transaction = 2;
@@ -22,7 +22,7 @@ SELECT raises($$SELECT idem_complete('bounds-leased-' || n, fence => fence) FROM
 SELECT count(*) FROM idempotency_store WHERE idempotency_key LIKE 'bounds-leased-%' AND status = 'PENDING';
 RESET idempotency.max_operations_per_transaction;
 
--- FAILURES 15: what is given up or rolled back costs no memory.
+-- FAILURES 15: released and rolled back operations cost no memory.
 CREATE FUNCTION bounds_memory() RETURNS text LANGUAGE sql AS $$
 	SELECT CASE WHEN coalesce(sum(total_bytes), 0) < 65536 THEN 'little' ELSE 'much' END
 	FROM pg_backend_memory_contexts WHERE name = 'idempotency operations'
@@ -47,7 +47,7 @@ SELECT bounds_memory(), locks_held();
 SELECT told(idem_begin('bounds')), told(idem_begin('bounds-1'));
 ROLLBACK;
 
--- FAILURES 67: locks on entities are not taken for somebody who does not know.
+-- FAILURES 67: locks on entities are refused inside a security-restricted operation.
 CREATE FUNCTION bounds_lock(key text) RETURNS text IMMUTABLE LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 BEGIN
 	PERFORM idem_lock(ARRAY[key]);

@@ -16,13 +16,13 @@ CREATE FUNCTION call_count() RETURNS bigint LANGUAGE sql AS 'SELECT count(*) FRO
 -- Returned: COMPLETED with its result. Replayed: the handler does not run.
 SELECT told(idem_call('call_pay(jsonb)', 'call-1', '{"n": 1}'));
 SELECT told(idem_call('call_pay(jsonb)', 'call-1', '{"n": 1}')), told(idem_begin('call-1')), call_count();
--- in a transaction of its caller's, whose rollback takes it away
+-- in a transaction of its caller, whose rollback undoes it
 BEGIN;
 SELECT told(idem_call('call_pay(jsonb)', 'call-2', scope => 'calls'));
 SELECT told(idem_call('call_pay(jsonb)', 'call-2', scope => 'calls')), call_count();
 ROLLBACK;
 SELECT idem_lookup('call-2', 'calls') IS NULL, call_count();
--- nothing is left to end, the lock is held until COMMIT
+-- nothing is unfinished, the lock is held until COMMIT
 BEGIN;
 SELECT told(idem_call('call_pay(jsonb)', 'call-3'));
 SELECT raises($$SELECT idem_complete('call-3')$$), locks_held();
@@ -38,7 +38,7 @@ SELECT idempotency_key, request_hash = idem_fingerprint('null') FROM idempotency
 CREATE FUNCTION call_strict(request jsonb) RETURNS jsonb STRICT LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'called'; END $$;
 SELECT told(idem_call('call_strict(jsonb)', 'call-6')), told(idem_call('call_strict(jsonb)', 'call-7', 'null'));
 
--- Raised: effects undone, the failure stored, replayed and not run again.
+-- Raised: the effects are undone, the failure is stored and replayed, and the handler does not run again.
 SELECT count(*) FROM call_effect;
 SELECT told(idem_call('call_pay(jsonb)', 'call-8', '{"fail": "P0001"}'));
 SELECT told(idem_call('call_pay(jsonb)', 'call-8', '{"fail": "P0001"}')), call_count();
@@ -57,7 +57,7 @@ SELECT raises_in_full($$SELECT idem_call('call_pay(jsonb)', 'call-10', '{"fail":
 SELECT idem_lookup('call-10') IS NULL, call_count();
 SELECT told(idem_call('call_pay(jsonb)', 'call-10', '{"n": 10}', record_failure => false));
 SELECT told(idem_call('call_pay(jsonb)', 'call-10', '{"n": 10}', record_failure => false));
--- and no subtransaction is paid for
+-- and there is no subtransaction
 BEGIN;
 SELECT outcome FROM idem_call('call_pay(jsonb)', 'call-11', '"direct"', record_failure => false);
 SELECT outcome FROM idem_call('call_pay(jsonb)', 'call-12', '"caught"');

@@ -1,4 +1,4 @@
--- FAILURES 95: what idem_call stores of an error keeps to the size of responses, and never fails for it.
+-- FAILURES 95: a stored error is cut to the size limit of responses, and never fails because of it.
 \pset format unaligned
 \pset tuples_only on
 CREATE FUNCTION bounds_raise(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
@@ -12,17 +12,17 @@ CREATE FUNCTION bounds_told(key text, request text, scope text, most int) RETURN
 	FROM (SELECT outcome, response_payload FROM idem_call('bounds_raise(jsonb)', key, request::jsonb, scope)) o(outcome, p)
 $$;
 
--- Each text has 8192 bytes at most, as ever.
+-- Each text has 8192 bytes at most.
 SET idempotency.max_response_size = 1000000;
 SELECT bounds_told('bounds-1', '[10, 20, 30]', '', 1000000), bounds_told('bounds-2', '[9000, 10000, 8192]', '', 1000000);
--- The policy's bound: the hint is cut first, the detail then, the message last.
+-- The bound of the policy: the hint is cut first, then the detail, then the message.
 SELECT count(idem_set_policy(n::text, max_response_size => n)::text) FROM unnest(ARRAY[10000, 200, 100, 67, 66, 65, 25, 24, 3, 0]) n;
 SELECT bounds_told('bounds-3', '[8000, 1000, 900]', '10000', 10000), bounds_told('bounds-4', '[8000, 1000, 1000]', '10000', 10000), bounds_told('bounds-5', '[8192, 8192, 8192]', '10000', 10000);
 SELECT bounds_told('bounds-6', request, '200', 200) FROM unnest(ARRAY['[50, 50, 50]']) request;
 SELECT bounds_told('bounds-' || n, '[50, 50, 50]', n::text, n) FROM unnest(ARRAY[100, 67, 66]) n;
--- where not even the names fit there is the SQLSTATE, or nothing
+-- if not even the names fit, the SQLSTATE is stored, or nothing
 SELECT n, told(idem_call('bounds_raise(jsonb)', 'bounds-7', '[5, 5, 5]', n::text)) FROM unnest(ARRAY[100, 67, 66, 65, 25, 24, 3, 0]) n;
--- and the setting's, where there is no policy
+-- and the bound of the setting, without a policy
 SET idempotency.max_response_size = 90;
 SELECT told(idem_call('bounds_raise(jsonb)', 'bounds-8', '[9, 9, 9]'));
 SELECT told(idem_call('bounds_raise(jsonb)', 'bounds-8', '[9, 9, 9]'));

@@ -1,4 +1,4 @@
--- idem_call: what is stored of an error depends on its class, and a retry follows from that.
+-- idem_call: the class of an error decides whether it is stored, and whether a retry runs the handler.
 \pset format unaligned
 \pset tuples_only on
 CREATE TABLE classes_run (state text);
@@ -10,7 +10,7 @@ BEGIN
 	RAISE EXCEPTION 'raised' USING ERRCODE = request ->> 'state';
 END
 $$;
--- What a call and its retry are answered, and how often the handler ran.
+-- The answers of a call and of its retry, and how often the handler ran.
 CREATE FUNCTION classes_try(state text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	answers text[];
@@ -29,23 +29,23 @@ BEGIN
 END
 $$;
 
--- Of the request: stored, and replayed without another run.
+-- Errors about the request: stored, and replayed without another run.
 SELECT state, classes_try(state) FROM unnest(ARRAY['21000', '22000', '22012', '22P02', '23000', '23505', '23514', '44000', 'P0000', 'P0001', 'P0002', 'P0003']) state;
--- of the application's own classes, whatever they begin with
+-- the application's own classes, whatever their first character
 SELECT state, classes_try(state) FROM unnest(ARRAY['56000', '59000', '45000', '1A000', 'X0X00', 'ZZ999', 'PX001', 'I1400', 'IE000', 'H1000']) state;
--- What may go away: raised again, nothing stored, the retry runs.
+-- Transient errors: raised again, nothing stored, the retry runs.
 SELECT state, classes_try(state) FROM unnest(ARRAY['08000', '08006', '40000', '40001', '40P01', '53000', '53100', '53200', '53400', '55000', '55006', '55P03', '57000', '57014', '57P01', '57P05',
 	'58000', '58030', '58P01', '72000', 'XX000', 'XX001', 'XX002']) state;
--- What the program or its set-up did.
+-- Mistakes in the program or its set-up.
 SELECT state, classes_try(state) FROM unnest(ARRAY['00001', '01000', '02000', '03000', '09000', '0A000', '0B000', '0F000', '0L000', '0LP01', '0P000', '0Z000', '0Z002', '10608', '20000', '24000', '25000',
 	'25006', '25P02', '26000', '27000', '28000', '28P01', '2B000', '2BP01', '2D000', '2F000', '2F005', '34000', '38000', '38004', '39000', '39P01', '3B000', '3B001', '3D000', '3F000', '42000', '42501',
 	'42601', '42703', '42883', '42P01', '54000', '54001', 'F0000', 'F0001', 'HV000', 'HV00C', 'P0004']) state;
--- Ours: a handler that was told so by one of these functions.
+-- Our own: the handler got the error from one of these functions.
 SELECT state, classes_try(state) FROM unnest(ARRAY['ID400', 'ID403', 'ID404', 'ID409', 'ID413', 'ID421', 'ID422', 'ID428', 'ID999']) state;
--- effects of none stay
+-- no effects stay
 SELECT count(*) FROM classes_run;
 
--- The same from the server's own hand.
+-- The same for errors that the server raises itself.
 CREATE TABLE classes_rule (n int PRIMARY KEY CHECK (n > 0));
 CREATE VIEW classes_view AS SELECT n FROM classes_rule WHERE n < 10 WITH CHECK OPTION;
 CREATE FUNCTION classes_run(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS 'BEGIN EXECUTE request ->> 0; RETURN ''"ran"''; END';
@@ -70,5 +70,5 @@ SELECT statement, classes_told(statement) FROM (VALUES ('SELECT (SELECT n FROM g
 SELECT state, left(raises(format('SELECT idem_call(''classes_raise(jsonb)'', ''classes-10'', jsonb_build_object(''state'', %L), record_failure => false)', state)), 5), idem_lookup('classes-10') IS NULL
 FROM unnest(ARRAY['22012', 'P0001', '45000', '42P01', '40001']) state;
 CREATE FUNCTION classes_echo(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1';
--- after what was raised another try may succeed, and is counted as the first
+-- after a raised error another try may succeed, and it is attempt 1
 SELECT told(idem_call('classes_echo(jsonb)', 'classes-42P01', '{"state": "42P01"}'));

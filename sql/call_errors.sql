@@ -1,4 +1,4 @@
--- idem_call: which errors are a failure of the operation, and what is kept of it.
+-- idem_call: which errors are a failure of the operation, and which parts of them are stored.
 \pset format unaligned
 \pset tuples_only on
 CREATE FUNCTION errors_raise(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
@@ -9,19 +9,19 @@ END
 $$;
 CREATE FUNCTION errors_echo(request jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT request';
 
--- Transient: raised again as they were, nothing is stored, another try may succeed.
+-- Transient errors: raised again unchanged, nothing is stored, another try may succeed.
 SELECT state, raises(format('SELECT idem_call(''errors_raise(jsonb)'', ''errors-1'', jsonb_build_object(''state'', %L))', state)),
 	idem_lookup('errors-1') IS NULL
 FROM unnest(ARRAY['08000', '08006', '40001', '40P01', '53000', '53100', '53400', '55000', '55P03', '57014', '57P01', '58000', '58030', 'XX000', 'XX001']) state;
 SELECT told(idem_call('errors_echo(jsonb)', 'errors-1', '{"state": "done"}'));
--- Permanent: what says something of the request. call_classes.sql has every class.
+-- Permanent: errors about the request. call_classes.sql has every class.
 SELECT state, response_payload ->> 'sqlstate', outcome
 FROM unnest(ARRAY['P0001', '22012', '23505', '56000', 'X0X00']) state,
 	idem_call('errors_raise(jsonb)', 'errors-' || state, jsonb_build_object('state', state));
--- what the handler did within, an idem_call of another key included, is undone
+-- the effects of the handler are undone, also those of an idem_call of another key
 SELECT idem_lookup('errors-inner') IS NULL, locks_held();
 
--- Errors of the server's own, with and without detail and hint.
+-- Errors of the server, with and without detail and hint.
 CREATE TABLE errors_unique (n int PRIMARY KEY);
 INSERT INTO errors_unique VALUES (1);
 CREATE FUNCTION errors_unique(request jsonb) RETURNS jsonb LANGUAGE sql AS 'INSERT INTO errors_unique VALUES (1) RETURNING ''1''::jsonb';
@@ -31,19 +31,19 @@ SELECT raises_in_full($$SELECT idem_call('errors_missing(jsonb)', 'errors-3')$$)
 SELECT idem_lookup('errors-3') IS NULL;
 SELECT response_payload, response_code, response_headers, response_body FROM idem_call('errors_raise(jsonb)', 'errors-4', '{"state": "P0001"}');
 
--- A very long message is cut, whole characters at a time, and the operation ends all the same.
+-- A very long message is cut between two characters, and the operation ends all the same.
 SELECT outcome, length(response_payload ->> 'message') BETWEEN 1000 AND 10000, response_payload ->> 'message' ~ '^(xy)+x?$'
 FROM idem_call('errors_raise(jsonb)', 'errors-5', '{"state": "P0001", "times": 5000000}');
 
--- A result over the limit is ID413: the effects go, nothing is stored.
+-- A result over the limit is ID413: the effects are undone, nothing is stored.
 CREATE FUNCTION errors_large(request jsonb) RETURNS jsonb LANGUAGE sql AS
 'INSERT INTO errors_unique VALUES (2); SELECT to_jsonb(repeat(''x'', request::int))';
 SELECT raises($$SELECT idem_call('errors_large(jsonb)', 'errors-6', '1048576')$$);
 SELECT idem_lookup('errors-6') IS NULL, count(*) FROM errors_unique WHERE n = 2;
 SELECT length(response_payload ->> 0) FROM idem_call('errors_large(jsonb)', 'errors-6', '1000000');
 
--- A handler that ends its own operation leaves idem_call nothing to end: an
--- error, and no effects. One that fails to acquire it is told so.
+-- If a handler ends its own operation, idem_call has nothing to end: an error,
+-- and no effects. If a handler begins its own operation, it gets IN_PROGRESS.
 CREATE FUNCTION errors_ends(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
 BEGIN
 	INSERT INTO errors_unique VALUES (3);
@@ -65,7 +65,7 @@ SELECT raises(format('SELECT idem_call(''errors_ends(jsonb)'', ''errors-7'', %L)
 FROM unnest(ARRAY['"again"', '"nothing"']) request;
 SELECT told(idem_lookup('errors-7'));
 
--- Handlers may begin, end and call other operations; one left open is refused.
+-- Handlers may begin, end and call other operations; an unfinished one is refused.
 CREATE FUNCTION errors_nested(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
 BEGIN
 	PERFORM idem_begin(idem_step_key(request ->> 0, 'bound'));

@@ -1,4 +1,4 @@
--- idem_call: what may be a handler, and with whose rights it runs.
+-- idem_call: which functions can be handlers, and with whose rights they run.
 \pset format unaligned
 \pset tuples_only on
 CREATE FUNCTION handler_two(jsonb, int DEFAULT 1) RETURNS jsonb LANGUAGE sql AS 'SELECT $1';
@@ -18,13 +18,13 @@ CREATE FUNCTION handler_window(jsonb) RETURNS jsonb WINDOW LANGUAGE internal AS 
 SELECT handler, raises(format('SELECT idem_call(%L, ''handler-1'', ''1'')', handler))
 FROM unnest(ARRAY['handler_two(jsonb,int)', 'handler_none()', 'handler_json(json)', 'handler_text(jsonb)', 'handler_void(jsonb)', 'handler_set(jsonb)',
 	'handler_table(jsonb)', 'handler_any(anyelement)', 'handler_variadic(jsonb[])', 'handler_domain(handler_domain)', 'handler_procedure(jsonb)', 'handler_aggregate(jsonb)', 'handler_window(jsonb)']) handler;
--- none at all, or none any more
+-- a function that never existed, or was dropped
 SELECT raises('SELECT idem_call(0::regprocedure, ''handler-1'')'), raises('SELECT idem_call(NULL, ''handler-1'')'),
 	left(raises('SELECT idem_call(''handler_missing(jsonb)'', ''handler-1'')'), 5);
--- a handler is checked before anything is begun, also where it would not run
+-- a handler is checked before the begin, also if it would not run
 SELECT idem_lookup('handler-1') IS NULL, locks_held();
 
--- Every language, volatility and kind of argument will do.
+-- Every language, volatility and kind of argument is allowed.
 CREATE FUNCTION handler_sql(jsonb) RETURNS jsonb IMMUTABLE LANGUAGE sql RETURN $1;
 CREATE FUNCTION handler_atomic(request jsonb) RETURNS jsonb LANGUAGE sql BEGIN ATOMIC SELECT request; SELECT jsonb_build_array(request); END;
 CREATE FUNCTION handler_out(INOUT request jsonb) STABLE LANGUAGE plpgsql AS 'BEGIN request := jsonb_build_array(request); END';
@@ -35,7 +35,7 @@ CREATE TEMP TABLE large AS SELECT jsonb_agg(md5(n::text)) AS request FROM genera
 SELECT response_payload = jsonb_build_array(request) FROM large, idem_call('handler_out(jsonb)', 'handler-4', request);
 SELECT o.response_payload = jsonb_build_array(request), o.replayed FROM large, idem_begin('handler-4', request => request) o;
 
--- With the caller's rights: it needs EXECUTE on the handler,
+-- The caller needs EXECUTE on the handler,
 CREATE ROLE regress_idem_caller;
 SELECT idem_grant('regress_idem_caller');
 CREATE TABLE handler_who (who name, path text);
@@ -48,7 +48,7 @@ $$;
 REVOKE EXECUTE ON FUNCTION handler_who(jsonb) FROM PUBLIC;
 SET ROLE regress_idem_caller;
 SELECT raises('SELECT idem_call(''handler_who(jsonb)'', ''handler-5'')');
--- also where it would not run
+-- also if the handler would not run
 RESET ROLE;
 SELECT told(idem_call('handler_sql(jsonb)', 'handler-6'));
 SET ROLE regress_idem_caller;
@@ -56,11 +56,11 @@ SELECT raises('SELECT idem_call(''handler_who(jsonb)'', ''handler-6'')');
 RESET ROLE;
 GRANT EXECUTE ON FUNCTION handler_who(jsonb) TO regress_idem_caller;
 SET ROLE regress_idem_caller;
--- and what the handler touches it must be allowed itself,
+-- and rights on the objects that the handler uses,
 SELECT raises('SELECT idem_call(''handler_who(jsonb)'', ''handler-5'')');
 SELECT idem_lookup('handler-5') IS NULL;
 RESET ROLE;
--- unless the handler is SECURITY DEFINER. Its own settings hold while it runs.
+-- unless the handler is SECURITY DEFINER. The handler's settings hold while it runs.
 ALTER FUNCTION handler_who(jsonb) SECURITY DEFINER SET search_path = pg_catalog, pg_temp;
 SET ROLE regress_idem_caller;
 SELECT response_payload <> to_jsonb(current_user || ' ' || current_setting('search_path')), response_payload ->> 0 ~ ' pg_catalog, pg_temp$'
@@ -74,7 +74,7 @@ SELECT response_payload ->> 'message', current_user, current_setting('search_pat
 RESET ROLE;
 SELECT who = current_user, path FROM handler_who;
 
--- FAILURES 89: it needs USAGE on the handler's schema, too, by whatever name or number the handler comes.
+-- FAILURES 89: the caller needs USAGE on the handler's schema, too, if the handler comes by name or by OID.
 CREATE SCHEMA regress_idem_closed;
 CREATE FUNCTION regress_idem_closed.handle(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1';
 GRANT EXECUTE ON FUNCTION regress_idem_closed.handle(jsonb) TO regress_idem_caller;
@@ -96,7 +96,7 @@ RESET ROLE;
 DROP FUNCTION regress_idem_closed.handle(jsonb);
 DROP SCHEMA regress_idem_closed;
 
--- A name that fits no function says so; a function that does not fit says what does.
+-- If no function has the name, the error says so; if a function does not fit, the error says what fits.
 SELECT raises('SELECT idem_call(''handler_missing'', ''handler-11'')'), raises('SELECT idem_call(''handler_missing(jsonb)'', ''handler-11'')');
 SELECT raises_in_full('SELECT idem_call(0::regprocedure, ''handler-11'')');
 SELECT raises_in_full('SELECT idem_call(''handler_text(jsonb)'', ''handler-11'')');

@@ -1,5 +1,5 @@
--- Objects of the extension that an administrator has changed: an error that
--- names them, and never an operation that is acquired in spite of it.
+-- If an administrator has changed objects of the extension, there is an error that
+-- names them, and no operation is acquired.
 \pset format unaligned
 \pset tuples_only on
 
@@ -25,13 +25,13 @@ CALL changed('ALTER SEQUENCE idempotency_fence RENAME TO changed_fence');
 CALL changed('ALTER TYPE idem_operation RENAME TO changed_operation');
 CALL changed('ALTER TYPE idempotency_status RENAME VALUE ''COMPLETED'' TO ''DONE''');
 
--- Claims that cannot be read open no scope.
+-- If claims cannot be read, no scope is open.
 SELECT idem_claim_scope('changed scope', CURRENT_ROLE::regrole);
 CALL changed('ALTER TABLE idempotency_scope ADD COLUMN more int');
 CALL changed('ALTER TABLE idempotency_scope RENAME TO changed_scope');
 SELECT idem_unclaim_scope('changed scope');
 
--- The number of attempts stays at its end.
+-- The number of attempts stays at its maximum.
 BEGIN;
 UPDATE idempotency_store SET attempt = 2147483647, status = 'FAILED', retry_at = now() WHERE idempotency_key = 'changed';
 SELECT told(idem_begin('changed'));
@@ -39,6 +39,6 @@ SELECT idem_complete('changed', '2');
 SELECT told(idem_lookup('changed'));
 ROLLBACK;
 
--- Put back, it goes on as before.
+-- With the old objects, calls go on as before.
 SELECT told(idem_begin('changed'));
 DROP PROCEDURE changed(text);

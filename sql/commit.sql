@@ -1,15 +1,15 @@
 -- FAILURES 13, 19, 20, 22, 23, 26: COMMIT is refused while an operation is
--- unfinished, whatever way a transaction comes to its end.
+-- unfinished, whatever the way in which the transaction ends.
 \pset format unaligned
 \pset tuples_only on
 CREATE TEMP TABLE effect (n int);
 
--- FAILURES 20: autocommit without a lease. The message says first what is missing.
+-- FAILURES 20: autocommit without a lease. The message begins with the missing command.
 SELECT idem_begin('commit-1', scope => 'some scope');
 \echo :SQLSTATE
 SELECT outcome FROM idem_begin('commit-1', scope => 'some scope', lease => '1 hour');
 
--- The refused transaction leaves nothing, and the key is free.
+-- The refused transaction has no effect, and the key is free.
 BEGIN;
 INSERT INTO effect VALUES (1);
 SELECT told(idem_begin('commit-2')), told(idem_begin('commit-3'));
@@ -23,7 +23,7 @@ SELECT told(idem_begin('commit-3'));
 SELECT idem_complete('commit-3');
 COMMIT;
 \echo :SQLSTATE
--- A retry of what failed, left open, is unfinished too; a leased one is not.
+-- A retry of a failed operation is unfinished, too; a leased one is not.
 BEGIN;
 SELECT told(idem_begin('commit-4'));
 SELECT idem_fail('commit-4', retryable => true);
@@ -31,7 +31,7 @@ SELECT told(idem_begin('commit-4')), told(idem_begin('commit-5', lease => '1 hou
 COMMIT;
 \echo :SQLSTATE
 
--- COMMIT AND CHAIN: the next transaction starts with nothing begun.
+-- COMMIT AND CHAIN: the next transaction has begun no operation.
 BEGIN;
 SELECT told(idem_begin('commit-6'));
 COMMIT AND CHAIN;
@@ -52,7 +52,7 @@ BEGIN;
 SELECT told(idem_begin('commit-8'));
 PREPARE TRANSACTION 'idempotency commit-8';
 \echo :SQLSTATE
--- (were it prepared all the same, it would block every test that follows)
+-- (if it were prepared, it would block all later tests)
 SELECT format('ROLLBACK PREPARED %L', gid) FROM pg_prepared_xacts WHERE gid = 'idempotency commit-8' \gexec
 SELECT idem_lookup('commit-8') IS NULL;
 
@@ -72,7 +72,7 @@ DO $$ BEGIN PERFORM idem_begin('commit-12'); COMMIT; END $$;
 \echo :SQLSTATE
 DO $$ BEGIN PERFORM idem_begin('commit-12'); ROLLBACK; PERFORM idem_begin('commit-12'); PERFORM idem_complete('commit-12'); END $$;
 \echo :SQLSTATE
--- a procedure: what it committed stays, what it left open goes
+-- a procedure: its committed operations stay, the unfinished one is rolled back
 CREATE PROCEDURE commit_procedure(INOUT seen text DEFAULT NULL) LANGUAGE plpgsql AS $$
 BEGIN
 	PERFORM idem_begin('commit-13');

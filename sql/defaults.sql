@@ -1,5 +1,5 @@
--- Default privileges of whoever creates the extension open none of it: neither
--- tables nor the functions of the administrator.
+-- Default privileges of the role that creates the extension give no right on it:
+-- neither on tables nor on the functions of the administrator.
 \pset format unaligned
 \pset tuples_only on
 CREATE ROLE regress_idem_default;
@@ -12,7 +12,7 @@ SET LOCAL search_path = public, pg_catalog;
 CREATE EXTENSION idempotency;
 SHOW search_path;
 CREATE TABLE defaults_table (a int);
--- the defaults do count for other tables
+-- the default privileges do hold for other tables
 SELECT has_table_privilege('regress_idem_default', 'defaults_table', 'SELECT');
 SELECT c.relname, a.grantee::regrole FROM pg_class c, aclexplode(c.relacl) a
 WHERE c.relname LIKE 'idem%' AND a.grantee NOT IN (c.relowner, 'pg_monitor'::regrole, 'pg_read_all_stats'::regrole);

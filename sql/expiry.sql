@@ -1,5 +1,5 @@
--- Retention: how long an end is remembered, and what has expired. A collector
--- may take what has expired at any time, and makes no difference.
+-- Retention: how long a record is kept, and when it has expired. A collector may
+-- remove expired records at any time, which makes no difference.
 \pset format unaligned
 \pset tuples_only on
 
@@ -7,7 +7,7 @@ CREATE FUNCTION pg_temp.kept(name text) RETURNS interval LANGUAGE sql AS $$
 	SELECT expires_at - coalesce(retry_at, updated_at) FROM idempotency_store WHERE idempotency_key = name
 $$;
 
--- The setting, the argument, and for a retryable failure on top of its pause.
+-- The setting, the argument, and for a retryable failure in addition to its pause.
 BEGIN;
 SELECT told(idem_begin('expiry-' || n)) FROM generate_series(1, 5) n;
 SELECT idem_complete('expiry-1'), idem_complete('expiry-2', retention => '1 hour'), idem_fail('expiry-3'),
@@ -28,11 +28,11 @@ SELECT told(idem_call('pg_temp.handle(jsonb)', 'expiry-8', '1')),
 	told(idem_call('pg_temp.handle(jsonb)', 'expiry-10', '0', retention => '2 minutes'));
 SELECT n, pg_temp.kept('expiry-' || n) FROM generate_series(8, 10) n;
 RESET idempotency.retention;
--- the answer says until when, and a replay does not prolong it
+-- the answer has the expiry, and a replay does not change it
 SELECT o.expires_at = s.expires_at FROM idempotency_store s, idem_begin('expiry-1') o WHERE s.idempotency_key = 'expiry-1';
 SELECT pg_temp.kept('expiry-1');
 
--- Past its expiry a record counts as absent, collected or not.
+-- After its expiry a record counts as absent, collected or not.
 SELECT let_expire('expiry-1'), let_expire('expiry-3'), let_expire('expiry-5');
 SELECT idem_lookup('expiry-1') IS NULL, idem_lookup('expiry-3') IS NULL, idem_lookup('expiry-5') IS NULL;
 BEGIN;
@@ -49,7 +49,7 @@ SELECT let_expire('expiry-11');
 SELECT told(idem_begin('expiry-11', max_attempts => 1));
 SELECT idem_release('expiry-11');
 COMMIT;
--- The new record takes the old one's place, and keeps nothing of it
+-- The new record replaces the old one, and keeps nothing of it
 BEGIN;
 SELECT told(idem_begin('expiry-15', request => '2'));
 SELECT idem_complete('expiry-15', '"first"', code => 1, headers => '1', body => '\x01');
@@ -63,7 +63,7 @@ SELECT idem_complete('expiry-15', '"second"');
 COMMIT;
 SELECT told(idem_begin('expiry-15', request => '3'));
 SELECT created_at >= now() - interval '1 hour', request_hash FROM idempotency_store WHERE idempotency_key = 'expiry-15';
--- released after it had expired: gone
+-- released after it had expired: no record is left
 SELECT let_expire('expiry-15');
 BEGIN;
 SELECT told(idem_begin('expiry-15'));
@@ -81,15 +81,15 @@ SELECT idem_extend('expiry-13', '1 hour', fence => :fence) AS extended \gset
 SELECT expires_at >= lease_expires_at, lease_expires_at = :'extended', lease_expires_at - updated_at
 FROM idempotency_store WHERE idempotency_key = 'expiry-13';
 RESET idempotency.retention;
--- nor when somebody else made it look so.
+-- nor when somebody has changed its expiry by hand.
 SELECT let_expire('expiry-12');
 SELECT told(idem_begin('expiry-12')), told(idem_lookup('expiry-12'));
--- Once both are past it is absent: no takeover, attempt 1.
+-- When both times have passed, it is absent: no takeover, attempt 1.
 SELECT let_lease_run_out('expiry-12');
 SELECT idem_lookup('expiry-12') IS NULL;
 SELECT told(idem_begin('expiry-12', lease => '1 hour'));
 SELECT fence > :fence1 FROM idempotency_store WHERE idempotency_key = 'expiry-12';
--- Expired, but neither collected nor begun anew: its owner may still end it.
+-- Expired, but neither collected nor begun again: its owner may still end it.
 SELECT fence FROM idem_begin('expiry-14', lease => '1 hour') \gset
 BEGIN;
 SELECT let_lease_run_out('expiry-14'), let_expire('expiry-14');

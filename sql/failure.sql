@@ -23,7 +23,7 @@ SELECT idem_fail('failure-4');
 ROLLBACK;
 SELECT idem_lookup('failure-4') IS NULL;
 
--- Retryable at once: told as FAILED by idem_lookup, acquired by idem_begin.
+-- Retryable at once: FAILED for idem_lookup, ACQUIRED for idem_begin.
 BEGIN;
 SELECT told(idem_begin('failure-5', request => '5'));
 SELECT idem_fail('failure-5', '{"try": 1}', code => 503, headers => '1', body => '\x01', retryable => true);
@@ -41,11 +41,11 @@ SELECT idem_fail('failure-5', '{"try": 2}', retryable => true);
 SELECT told(idem_begin('failure-5'));
 SELECT idem_complete('failure-5', '"done"');
 COMMIT;
--- nothing of the failures is left in the end, but the first begin's time
+-- nothing of the failures is left in the end, except the time of the first begin
 SELECT told(idem_begin('failure-5'));
 SELECT created_at = :'created', updated_at > :'created', retry_at FROM idempotency_store WHERE idempotency_key = 'failure-5';
 
--- retry_after: FAILED with what remains of the pause, then the next attempt.
+-- retry_after: FAILED with the rest of the pause, then the next attempt.
 BEGIN;
 SELECT told(idem_begin('failure-6'));
 SELECT idem_fail('failure-6', '{"try": 1}', retryable => true, retry_after => '1 hour');
@@ -53,7 +53,7 @@ SELECT told(idem_begin('failure-6'));
 COMMIT;
 SELECT told(idem_begin('failure-6')), told(idem_lookup('failure-6'));
 SELECT retry_after > '59 minutes', retry_after <= '1 hour' FROM idem_begin('failure-6');
--- a failure is an end: nobody waits for its pause to pass
+-- a failure is an end: a begin does not wait for the end of its pause
 SELECT told(idem_begin('failure-6', wait => '1 s'));
 -- the limit does not count before the next attempt is due
 SELECT told(idem_begin('failure-6', max_attempts => 1));
@@ -71,7 +71,7 @@ SELECT told(idem_begin('failure-7', lease => '1 hour'));
 SELECT fence > :fence1 FROM idempotency_store WHERE idempotency_key = 'failure-7';
 SELECT raises(format('SELECT idem_complete(''failure-7'', fence => %s)', :fence1));
 
--- max_attempts: one too many makes it FAILED for good, whatever comes later.
+-- max_attempts: one attempt too many makes the operation FAILED for good.
 BEGIN;
 SELECT told(idem_begin('failure-8', max_attempts => 2));
 SELECT idem_fail('failure-8', '{"try": 1}', code => 503, headers => '1', body => '\x01', retryable => true);
@@ -81,7 +81,7 @@ COMMIT;
 SELECT told(idem_begin('failure-8', max_attempts => 2));
 SELECT told(idem_begin('failure-8', max_attempts => 0)), told(idem_begin('failure-8')), told(idem_lookup('failure-8'));
 SELECT status, attempt, retry_at, updated_at < expires_at FROM idempotency_store WHERE idempotency_key = 'failure-8';
--- that answer needs no end: it is one
+-- that answer needs no end: the operation has ended
 BEGIN;
 SELECT told(idem_begin('failure-9'));
 SELECT idem_fail('failure-9', retryable => true);

@@ -1,5 +1,5 @@
 -- FAILURES 81: a fence is greater than that of every earlier attempt of its
--- operation, whatever has become of the sequence, or there is an error.
+-- operation, whatever happened to the sequence, or there is an error.
 \pset format unaligned
 \pset tuples_only on
 
@@ -23,7 +23,7 @@ BEGIN
 END
 $$;
 
--- Whatever makes the sequence give smaller numbers is refused, before one is drawn.
+-- A sequence that can give smaller numbers is refused, before it gives one.
 SELECT pg_temp.lease('fence-1') AS fence1 \gset
 ALTER SEQUENCE idempotency_fence CACHE 100;
 SELECT raises_in_full($$SELECT pg_temp.lease('fence-2')$$);
@@ -49,21 +49,21 @@ $$;
 SELECT pg_temp.altered(how) FROM unnest(ARRAY['INCREMENT -1', 'CYCLE', 'MINVALUE -5', 'SET UNLOGGED']) how;
 SELECT pg_temp.lease('fence-3') > :fence1;
 
--- Set back, or behind rows that came by replication: the next attempt is above the last.
+-- Set back, or behind replicated rows: the next attempt has a greater fence than the last.
 SELECT pg_temp.old_lease('fence-4') AS old \gset
 SET ROLE regress_idem_fence;
 SELECT pg_temp.lease('fence-4') > :old, current_user;
 RESET ROLE;
--- and so is every fence from then on
+-- and so has every later fence
 SELECT pg_temp.lease('fence-5') > :old;
--- nothing of that is undone by a rollback
+-- a rollback undoes nothing of that
 SELECT pg_temp.old_lease('fence-6') AS old \gset
 BEGIN;
 SELECT pg_temp.lease('fence-6') > :old;
 ROLLBACK;
 SELECT last_value > :old FROM idempotency_fence;
 
--- Where the row loses its fence, the sequence keeps it: a transaction takes the operation over ...
+-- When the row loses its fence, the sequence catches up with it: a transaction takes the operation over ...
 SELECT pg_temp.old_lease('fence-7') AS old \gset
 SET ROLE regress_idem_fence;
 BEGIN;
@@ -90,7 +90,7 @@ SELECT pg_temp.old_lease('fence-10') AS old \gset
 UPDATE idempotency_store SET attempt = 2 WHERE idempotency_key = 'fence-10';
 SELECT idem_release(key => 'fence-10', fence => :old);
 SELECT fence > :old, attempt FROM idempotency_store WHERE idempotency_key = 'fence-10';
--- ... and before its record is collected: the sweep that finds it lets the sequence catch up, the next one removes it (FAILURES 81).
+-- ... and before its record is collected: the first sweep lets the sequence catch up, the next one removes the record (FAILURES 81).
 SELECT pg_temp.old_lease('fence-17') AS old \gset
 SELECT let_expire('fence-17');
 SELECT idem_gc() >= 0, count(*) FROM idempotency_store WHERE idempotency_key = 'fence-17';
@@ -98,7 +98,7 @@ SELECT count(*) FROM idempotency_store WHERE idempotency_key = 'fence-17';
 SELECT idem_gc() > 0;
 SELECT count(*) FROM idempotency_store WHERE idempotency_key = 'fence-17';
 SELECT pg_temp.lease('fence-17') > :old;
--- The sequence is not touched where it is ahead.
+-- If the sequence is ahead, it does not change.
 SELECT last_value FROM idempotency_fence \gset
 SELECT pg_temp.lease('fence-11') = :last_value + 1;
 SELECT let_lease_run_out('fence-11');
@@ -115,7 +115,7 @@ SELECT raises($$SELECT idem_release(key => 'fence-13', fence => 9223372036854775
 -- its owner can end it, and the end keeps the fence
 SELECT idem_complete(key => 'fence-14', fence => 9223372036854775807);
 SELECT fence, told(idem_lookup(key => 'fence-14')) FROM idempotency_store WHERE idempotency_key = 'fence-14';
--- the end of a sequence that is shorter
+-- the end of a sequence with a smaller MAXVALUE
 SELECT pg_temp.old_lease('fence-15') AS old \gset
 CREATE FUNCTION pg_temp.ends_at(most bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN

@@ -1,6 +1,6 @@
--- FAILURES 78: FORCE ROW LEVEL SECURITY and an owner who is no superuser. News of the
--- store come after a statement was analyzed and before it runs: an expression
--- of an index, which is evaluated for the plan, grants something.
+-- FAILURES 78: FORCE ROW LEVEL SECURITY and an owner who is no superuser. An
+-- invalidation of the store comes after a statement was analyzed and before it runs:
+-- an index expression, which is evaluated for the plan, grants a right.
 \pset format unaligned
 \pset tuples_only on
 BEGIN;
@@ -47,9 +47,9 @@ SELECT idem_extend('forced-leased', '2 hours', fence => :fence) > now();
 SELECT idem_complete('forced-leased', '2', fence => :fence);
 SELECT told(idem_lookup('forced-leased'));
 RESET ROLE;
--- there was news each time
+-- there was an invalidation each time
 SELECT last_value - :before FROM forced_news;
--- Another role and another setting have the statement analyzed anew as well.
+-- Another role and another setting make the server analyze the statement again, too.
 \c -
 SET ROLE regress_idem_forced_app;
 SELECT told(idem_lookup('forced-done'));
@@ -61,7 +61,7 @@ SET ROLE regress_idem_forced_app;
 SELECT told(idem_lookup('forced-done'));
 RESET ROLE;
 RESET row_security;
--- A trigger runs as the caller left things: with row security, and with the caller's settings.
+-- A trigger runs with the caller's state: with row security, and with the caller's settings.
 DROP INDEX forced;
 CREATE FUNCTION forced_trigger() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN

@@ -1,15 +1,15 @@
--- idem_forget: the record of an operation goes, so that it may run again.
+-- idem_forget: removes the record of an operation, so that it may run again.
 \pset format unaligned
 \pset tuples_only on
 
--- What has ended, for good or for now, and what was given up.
+-- Operations that have ended, permanently or retryably, and released ones.
 BEGIN;
 SELECT told(idem_begin(key => 'forget-1', request => '1')), told(idem_begin(key => 'forget-2')), told(idem_begin(key => 'forget-3', scope => 'forget'));
 SELECT idem_complete(key => 'forget-1', response => '"done"'), idem_fail(key => 'forget-2'), idem_fail(key => 'forget-3', scope => 'forget', retryable => true);
 COMMIT;
 SELECT idem_forget(key => 'forget-1'), idem_forget(key => 'forget-1'), idem_lookup(key => 'forget-1') IS NULL;
 SELECT idem_forget('forget-3'), idem_forget('forget-3', 'forget'), idem_forget(key => 'forget-2');
--- it may run again, with another request, and as if never begun
+-- the operation may run again, with another request, and as if never begun
 BEGIN;
 SELECT told(idem_begin(key => 'forget-1', request => '2')), told(idem_begin(key => 'forget-3', scope => 'forget'));
 SELECT idem_complete(key => 'forget-1', response => '"again"'), idem_release(key => 'forget-3', scope => 'forget');
@@ -17,7 +17,7 @@ COMMIT;
 SELECT told(idem_begin(key => 'forget-1'));
 SELECT idem_forget(key => 'forget-none');
 
--- A lease that runs is its owner's; one that is over is nobody's.
+-- An operation with a running lease has an owner; after the lease it has none.
 SELECT fence FROM idem_begin(key => 'forget-4', lease => '1 hour') \gset
 SELECT regexp_replace(raises_in_full($$SELECT idem_forget(key => 'forget-4')$$), 'until .*\.', 'until ... .');
 SELECT told(idem_lookup(key => 'forget-4'));
@@ -25,7 +25,7 @@ SELECT let_lease_run_out('forget-4');
 SELECT idem_forget(key => 'forget-4');
 SELECT raises_why(format($$SELECT idem_complete(key => 'forget-4', fence => %s)$$, :fence)), idem_release(key => 'forget-4', fence => :fence);
 SELECT attempt, taken_over, fence > :fence FROM idem_begin(key => 'forget-4', lease => '1 hour');
--- FAILURES 81: what was forgotten keeps its fence, where the sequence is behind
+-- FAILURES 81: if the sequence is behind, it catches up with the fence of a forgotten record
 SELECT last_value AS before FROM idempotency_fence \gset
 UPDATE idempotency_store SET fence = 1000000, lease_expires_at = now() - interval '1 s' WHERE idempotency_key = 'forget-4';
 SELECT idem_forget(key => 'forget-4');
@@ -33,12 +33,12 @@ SELECT fence > 1000000 FROM idem_begin(key => 'forget-4', lease => '1 hour');
 SELECT let_lease_run_out('forget-4');
 SELECT idem_forget(key => 'forget-4'), setval('idempotency_fence', :before) = :before;
 
--- What has expired counts as none, and is removed all the same.
+-- An expired record counts as none, and is removed all the same.
 SELECT let_expire('forget-1');
 SELECT idem_forget(key => 'forget-1'), count(*) FROM idempotency_store WHERE idempotency_key = 'forget-1';
 SELECT count(*) FROM idempotency_store WHERE idempotency_key = 'forget-1';
 
--- This transaction's own: not while it has begun it, and not what it has ended.
+-- Operations that this transaction has begun or ended are refused.
 BEGIN;
 SELECT told(idem_begin(key => 'forget-5')), told(idem_begin(key => 'forget-6', lease => '1 hour'));
 SELECT raises_in_full($$SELECT idem_forget(key => 'forget-5')$$), raises_why($$SELECT idem_forget(key => 'forget-6')$$);
@@ -51,7 +51,7 @@ SELECT idem_forget(key => 'forget-5'), locks_held();
 SELECT told(idem_begin(key => 'forget-5')), idem_complete(key => 'forget-5', response => '"again"');
 COMMIT;
 SELECT told(idem_begin(key => 'forget-5'));
--- taken back by a rollback, and by that of a savepoint
+-- undone by a rollback, and by a rollback to a savepoint
 BEGIN;
 SELECT idem_forget(key => 'forget-5');
 ROLLBACK;
@@ -61,7 +61,7 @@ SELECT idem_forget(key => 'forget-5'), told(idem_begin(key => 'forget-5'));
 ROLLBACK TO a;
 SELECT locks_held(), told(idem_begin(key => 'forget-5'));
 COMMIT;
--- nothing is locked where there was nothing
+-- without a record no lock is kept
 BEGIN;
 SELECT idem_forget(key => 'forget-none'), locks_held();
 COMMIT;

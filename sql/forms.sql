@@ -72,8 +72,8 @@ $$;
 SELECT scope, told(idem_lookup(idempotency_key, scope)), expires_at - coalesce(retry_at, updated_at)
 FROM idempotency_store WHERE idempotency_key = 'forms-op' ORDER BY 1;
 
--- The fence of the operation is what counts: a later transaction may end what
--- was leased, not what was transaction-bound.
+-- The fence of the operation decides: a later transaction may end a leased
+-- operation, but not a transaction-bound one.
 SELECT idem_begin('forms-9', lease => '1 hour') AS operation \gset
 SELECT idem_complete(:'operation'::idem_operation, '9');
 SELECT told(idem_lookup('forms-9'));
@@ -88,7 +88,7 @@ SELECT told(idem_begin('forms-11', lease => '1 hour'));
 SELECT raises(format('SELECT idem_complete(%L::idem_operation)', :'operation'));
 SELECT raises(format('SELECT idem_fail(%L::idem_operation)', :'operation'));
 
--- Only what was ACQUIRED is the caller's to end.
+-- The caller may end only an operation that was ACQUIRED.
 SELECT raises(format('SELECT idem_complete(%L::idem_operation)', idem_begin('forms-1')));
 SELECT raises(format('SELECT idem_fail(%L::idem_operation)', idem_begin('forms-11')));
 SELECT raises(s) FROM (VALUES

@@ -1,8 +1,8 @@
--- idem_gc: what it removes, what it leaves alone, and where it goes on.
+-- idem_gc: which rows it removes, which rows it keeps, and where it goes on.
 \pset format unaligned
 \pset tuples_only on
--- A background collector may be at work. What it must not meet is made and
--- removed in one transaction.
+-- A background collector may be at work. Rows that it must not remove are inserted
+-- and removed in one transaction.
 
 CREATE FUNCTION pg_temp.put(name text, status idempotency_status, expired boolean, lease interval DEFAULT NULL, retry interval DEFAULT NULL)
 RETURNS void LANGUAGE sql AS $$
@@ -10,7 +10,7 @@ RETURNS void LANGUAGE sql AS $$
 	SELECT name, status, now() + CASE WHEN expired THEN '-1 day' ELSE '1 day' END::interval, now() + lease,
 		CASE WHEN lease IS NOT NULL THEN nextval('idempotency_fence') END, now() + retry, 3
 $$;
--- Expired long ago: that many, about 7 to a page.
+-- So many records that expired long ago, about 7 to a page.
 CREATE FUNCTION pg_temp.put_expired(count int) RETURNS void LANGUAGE sql AS $$
 	INSERT INTO idempotency_store (idempotency_key, expires_at, status, response_body)
 	SELECT 'gc-' || gen_random_uuid(), now() - interval '1 day', 'COMPLETED', decode(repeat('00', 1000), 'hex') FROM generate_series(1, count)
@@ -27,10 +27,10 @@ DELETE FROM idempotency_sweep;
 SELECT idem_gc();
 SELECT next_page, swept_at >= now() FROM idempotency_sweep;
 
--- Only what has expired.
+-- Only expired records.
 SELECT pg_temp.put('completed', 'COMPLETED', false), pg_temp.put('completed-expired', 'COMPLETED', true),
 	pg_temp.put('failed', 'FAILED', false), pg_temp.put('failed-expired', 'FAILED', true);
--- A failure to be tried again is kept until it expires, due or not.
+-- A retryable failure is kept until it expires, due or not.
 SELECT pg_temp.put('retry', 'FAILED', false, retry => '1 hour'), pg_temp.put('retry-due', 'FAILED', false, retry => '-1 hour'),
 	pg_temp.put('retry-expired', 'FAILED', true, retry => '1 hour'), pg_temp.put('retry-due-expired', 'FAILED', true, retry => '-2 days');
 -- A lease that still runs is never removed, though its record is past
@@ -41,7 +41,7 @@ SELECT idem_gc();
 SELECT pg_temp.kept();
 SELECT idem_gc();
 COMMIT;
--- What was collected can be begun again, from the start; what was kept goes on.
+-- After collection an operation can be begun again, as attempt 1; a kept one goes on.
 BEGIN;
 SELECT n, told(idem_begin(n)) FROM unnest(ARRAY['completed', 'completed-expired', 'failed-expired', 'lease-expired', 'lease-over', 'lease-over-expired', 'retry-due']) n;
 ROLLBACK;
@@ -80,12 +80,12 @@ SELECT pg_temp.put_expired(100);
 SELECT idem_gc(1), idem_gc(30), idem_gc(30);
 SELECT count(*) FROM idempotency_store;
 SELECT idem_gc(39), idem_gc(39);
--- One call on a small store goes round it once, from wherever it begins.
+-- One call on a small store reads it once, whatever its start.
 SELECT pg_temp.put_expired(100);
 UPDATE idempotency_sweep SET next_page = 5;
 SELECT idem_gc();
 SELECT count(*) FROM idempotency_store;
--- Several turns.
+-- Several sweeps.
 SELECT round, pg_temp.put_expired(50), idem_gc(40), idem_gc(40) FROM generate_series(1, 3) round;
 SELECT count(*) FROM idempotency_store;
 -- More pages than one statement looks at.
@@ -105,7 +105,7 @@ ROLLBACK TO sweep;
 SELECT next_page, (SELECT count(*) FROM idempotency_store) FROM idempotency_sweep;
 SELECT idem_gc(1200), idem_gc(200), idem_gc(200);
 SELECT count(*) FROM idempotency_store;
--- The store has become smaller than where the last sweep stopped, or empty.
+-- The store has fewer pages than the position of the last sweep, or is empty.
 TRUNCATE idempotency_store;
 SELECT pg_temp.put_expired(10);
 SELECT idem_gc();
@@ -115,7 +115,7 @@ SELECT idem_gc();
 TRUNCATE idempotency_store;
 SELECT idem_gc();
 
--- What was planned for a small store is not run on a large one: that would
+-- A plan that was made for a small store is not used for a large one: that would
 -- take a minute instead of a moment.
 SELECT sum(idem_gc(1)) FROM generate_series(1, 10), pg_temp.put_expired(10);
 INSERT INTO idempotency_store (idempotency_key, expires_at, status)

@@ -1,4 +1,4 @@
--- Surroundings that somebody else has prepared: wrappers, restricted operations,
+-- Callers and objects that an attacker has prepared: wrappers, restricted operations,
 -- calls with wrong types, casts, event triggers (FAILURES 66, 67, 74, 76).
 \pset format unaligned
 \pset tuples_only on
@@ -25,7 +25,7 @@ $$;
 SET ROLE regress_idem_hostile;
 SELECT hostile.wrapped('hostile-1'), hostile.wrapped_call('hostile-2');
 SELECT pg_temp.states(ARRAY['SELECT idem_begin(''hostile-1'', scope => ''hostile'')', 'SELECT idem_lookup(''hostile-1'', ''hostile'')', 'SELECT idem_call(''hostile.inner_handler(jsonb)'', ''hostile-2'')']);
--- the other way round a member loses his scope inside of somebody else's function
+-- the other way round a member loses his scope inside another role's function
 RESET ROLE;
 SET ROLE regress_idem_outsider;
 CREATE FUNCTION hostile.outside(key text) RETURNS text LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -49,7 +49,7 @@ SET LOCAL ROLE regress_idem_definer;
 SELECT told(idem_lookup('hostile-1', 'hostile'));
 ROLLBACK;
 
--- FAILURES 67: nothing of it inside a security-restricted operation.
+-- FAILURES 67: all of this is refused inside a security-restricted operation.
 CREATE TABLE hostile.one AS SELECT 1 AS n;
 CREATE FUNCTION hostile.run(n int, statement text) RETURNS int LANGUAGE plpgsql IMMUTABLE SET search_path = public AS $$
 BEGIN
@@ -75,12 +75,12 @@ $$;
 SELECT count(*), left(raises(format('REFRESH MATERIALIZED VIEW hostile.%I', relname)), 49) FROM pg_class WHERE relnamespace = 'hostile'::regnamespace AND relkind = 'm' GROUP BY 2;
 SELECT pattern, role, max_attempts FROM idempotency_scope WHERE pattern = 'hostile';
 
--- Called with what does not fit: by OID, with other types, with none.
+-- Called with arguments that do not fit: by OID, with other types, with none.
 SELECT raises(s) FROM unnest(ARRAY['SELECT idem_begin(1)', 'SELECT idem_claim_scope(''s'', ''nobody''::text)', 'SELECT idem_claim_scope(''s'', ''nobody'')', 'SELECT idem_may_use_scope(NULL) IS NULL', 'SELECT idem_scope_changed()',
 	'SELECT idem_complete(ROW(1, 2))', 'SELECT idem_complete(ROW(NULL)::idem_operation)', 'CREATE TRIGGER t BEFORE INSERT ON hostile.one EXECUTE FUNCTION idem_scope_changed(); INSERT INTO hostile.one VALUES (2); DROP TRIGGER t ON hostile.one']) s;
 SELECT left(raises(format('SELECT idem_call(%s, ''hostile-3'')', f)), 120) FROM unnest(ARRAY['0', '1', '4294967295', '''idem_fingerprint(jsonb)''', '''idem_lookup(text, text)''', '''idem_scope_changed()''', '''jsonb_in(cstring)''',
 	'''jsonb_agg(anyelement)''', '''array_to_json(anyarray)''', '''idem_set_rights(regrole, text)''']) f;
--- none of them as a transition, support, input or estimating function of somebody's own
+-- none of them works as a transition, support, input or estimating function
 SET ROLE regress_idem_outsider;
 SELECT pg_temp.states(ARRAY['CREATE AGGREGATE hostile.a(text) (SFUNC = idem_step_key, STYPE = text)', 'SELECT hostile.a(''x'')', 'CREATE OPERATOR hostile.~~> (LEFTARG = text, RIGHTARG = text, FUNCTION = idem_step_key)',
 	'SELECT ''a''::text OPERATOR(hostile.~~>) ''b''', 'CREATE FUNCTION hostile.c(text) RETURNS text LANGUAGE c AS ''idempotency'', ''idem_gc''', 'CREATE FUNCTION hostile.i(text) RETURNS text LANGUAGE internal AS ''textin''']);
@@ -88,7 +88,7 @@ DROP OPERATOR hostile.~~> (text, text);
 DROP AGGREGATE hostile.a(text);
 RESET ROLE;
 
--- Casts of somebody's own: they run as whoever asks for them, before the call.
+-- Casts of another role: they run with the rights of the caller, before the call.
 SET ROLE regress_idem_hostile;
 CREATE TYPE hostile.fake AS (n int);
 CREATE TABLE hostile.cast_by (who name);
@@ -101,7 +101,7 @@ SELECT told(idem_begin(ROW(1)::hostile.fake, lease => '1 hour'));
 RESET ROLE;
 SELECT who, count(*) FROM hostile.cast_by GROUP BY who;
 
--- Event triggers meet the extension half there, or half gone: an error or an answer.
+-- Event triggers call the extension while it is half created or half dropped: an error or an answer.
 CREATE FUNCTION hostile.event() RETURNS event_trigger LANGUAGE plpgsql SET search_path = public AS $$
 BEGIN
 	IF current_setting('hostile.event', true) = 'on' THEN

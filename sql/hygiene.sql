@@ -1,4 +1,4 @@
--- What the script made of the catalogs: each query lists what is not as it should be.
+-- The catalog entries that the script made: each query lists those that are wrong.
 \pset format unaligned
 \pset tuples_only on
 CREATE TEMP VIEW member AS
@@ -8,20 +8,20 @@ CREATE TEMP VIEW function AS
 SELECT p.*, oid::regprocedure AS signature FROM pg_proc p WHERE oid IN (SELECT objid FROM member WHERE classid = 'pg_proc'::regclass);
 CREATE TEMP VIEW relation AS
 SELECT c.*, oid::regclass AS name FROM pg_class c WHERE oid IN (SELECT objid FROM member WHERE classid = 'pg_class'::regclass);
--- the views above are not empty, and know what is in them
+-- the views above are not empty, and have the expected rows
 SELECT count(*) >= 17 FROM function;
 SELECT name FROM relation WHERE relname IN ('idempotency_store', 'idempotency_fence', 'idempotency_stream', 'idempotency_secret') ORDER BY relname COLLATE "C";
 
 -- Functions: commented,
 SELECT signature FROM function WHERE coalesce(obj_description(oid, 'pg_proc'), '') = '';
--- without rights of their definer's,
+-- not SECURITY DEFINER,
 SELECT signature FROM function WHERE prosecdef;
 -- in C, with a pinned search_path, or parsed when they were created,
 SELECT signature FROM function JOIN pg_language l ON l.oid = prolang
 WHERE lanname <> 'c' AND prosqlbody IS NULL AND NOT coalesce(proconfig @> ARRAY['search_path=pg_catalog, pg_temp'], false);
--- never in a parallel worker unless they compute only or look only,
+-- never in a parallel worker, unless they only compute or only read,
 SELECT signature FROM function WHERE CASE WHEN provolatile = 'i' THEN 's' WHEN proname IN ('idem_lookup', 'idem_may_use_scope') THEN 'r' ELSE 'u' END <> proparallel AND proname !~ '^idem_stats';
--- leakproof to nobody, for nobody but those who were granted them.
+-- not leakproof, and only for roles with a grant.
 SELECT signature FROM function WHERE proleakproof OR prosupport <> 0;
 SELECT signature FROM function WHERE proacl IS NULL OR EXISTS (SELECT FROM aclexplode(proacl) WHERE grantee = 0);
 
@@ -29,7 +29,7 @@ SELECT signature FROM function WHERE proacl IS NULL OR EXISTS (SELECT FROM aclex
 SELECT name FROM relation WHERE relkind <> 'c' AND coalesce(obj_description(oid, 'pg_class'), '') = '';
 SELECT name, attname FROM relation JOIN pg_attribute ON attrelid = relation.oid AND attnum > 0 AND NOT attisdropped
 WHERE relkind = 'r' AND coalesce(col_description(attrelid, attnum), '') = '';
--- logged, not open to everybody,
+-- logged, without rights for PUBLIC,
 SELECT name FROM relation WHERE relpersistence <> 'p';
 SELECT name, privilege_type FROM relation, aclexplode(relacl) WHERE grantee = 0;
 -- with keys compared by bytes.
@@ -37,7 +37,7 @@ SELECT name, attname FROM relation JOIN pg_attribute ON attrelid = relation.oid 
 WHERE relkind = 'r' AND attcollation <> '"C"'::regcollation;
 -- the store has no index but its key's
 SELECT count(*) FROM pg_index WHERE indrelid = 'idempotency_store'::regclass;
--- Types are commented, and columns are of the server's types or ours.
+-- Types are commented, and columns have types of the server or of the extension.
 SELECT oid::regtype FROM pg_type WHERE oid IN (SELECT objid FROM member WHERE classid = 'pg_type'::regclass)
 AND coalesce(obj_description(oid, 'pg_type'), '') = '' AND typtype <> 'b' AND (typrelid = 0 OR (SELECT relkind FROM pg_class c WHERE c.oid = typrelid) = 'c');
 
@@ -46,15 +46,15 @@ SELECT c::regclass FROM pg_extension, unnest(extconfig) c WHERE extname = 'idemp
 AND c::regclass IN ('idempotency_store'::regclass, 'idempotency_fence'::regclass, 'idempotency_stream'::regclass, 'idempotency_secret'::regclass) ORDER BY c::regclass::text COLLATE "C";
 SELECT DISTINCT unnest(extcondition) FROM pg_extension WHERE extname = 'idempotency';
 
--- The extension stays where it was created, and asks for nothing else.
+-- The extension is not relocatable, and requires no other one.
 SELECT extrelocatable, extversion FROM pg_extension WHERE extname = 'idempotency';
 SELECT refobjid::regclass FROM pg_depend WHERE classid = 'pg_extension'::regclass AND deptype = 'n' AND refclassid = 'pg_extension'::regclass
 AND objid = (SELECT oid FROM pg_extension WHERE extname = 'idempotency');
--- The script is not to be sourced, and its parts are not to be dropped alone.
+-- The script cannot be sourced, and its objects cannot be dropped alone.
 SELECT left(raises('DROP TABLE idempotency_store'), 5), left(raises('DROP FUNCTION idem_lookup(text, text)'), 5), left(raises('DROP TYPE idem_outcome'), 5);
 
--- What pgspot would look for, in the catalog. Triggers call the extension's own
--- functions, fire whatever session_replication_role says, and are on its own tables;
+-- The checks of pgspot, in the catalog. Triggers call the extension's own functions,
+-- fire with every session_replication_role, and are on its own tables;
 SELECT tgrelid::regclass, tgname, tgfoid::regprocedure FROM pg_trigger t WHERE NOT tgisinternal AND tgrelid IN (SELECT oid FROM relation)
 AND (tgfoid NOT IN (SELECT oid FROM function) OR tgenabled <> 'A') AND tgname <> 'with_trigger';
 SELECT tgname FROM pg_trigger WHERE tgfoid IN (SELECT oid FROM function) AND tgrelid NOT IN (SELECT oid FROM relation);
@@ -75,7 +75,7 @@ FROM pg_depend d JOIN using_object u USING (classid, objid) WHERE d.deptype = 'n
 AND (d.refclassid, d.refobjid) NOT IN (SELECT classid, objid FROM using_object)
 AND NOT (d.refclassid = 'pg_namespace'::regclass AND d.refobjid = (SELECT extnamespace FROM pg_extension WHERE extname = 'idempotency'));
 SELECT * FROM foreign_object;
--- (it is not blind)
+-- (the query finds such objects)
 BEGIN;
 CREATE FUNCTION hygiene_planted(timestamptz, interval) RETURNS timestamptz LANGUAGE sql AS 'SELECT $1';
 CREATE OPERATOR public.<-> (LEFTARG = timestamptz, RIGHTARG = interval, FUNCTION = hygiene_planted);
@@ -92,7 +92,7 @@ SELECT indexrelid::regclass, o.opcname FROM pg_index i, unnest(i.indclass) c JOI
 -- one owner, to whom all of it belongs.
 SELECT count(DISTINCT o) FROM (SELECT relowner FROM relation UNION SELECT proowner FROM function UNION SELECT extowner FROM pg_extension WHERE extname = 'idempotency'
 	UNION SELECT typowner FROM pg_type WHERE oid IN (SELECT objid FROM member WHERE classid = 'pg_type'::regclass)) o(o);
--- Rights: to those whom idem_grant names, and to monitoring; nothing with a grant option, and no default privileges.
+-- Rights: for roles of idem_grant and for monitoring; none with a grant option, and no default privileges.
 SELECT signature, grantee::regrole FROM function, aclexplode(proacl) a WHERE a.grantee <> proowner AND (a.is_grantable OR a.grantee::regrole::text NOT IN ('pg_monitor', 'pg_read_all_stats')) ORDER BY 1, 2;
 SELECT signature FROM function, aclexplode(proacl) WHERE grantee = 'pg_monitor'::regrole ORDER BY signature::text COLLATE "C";
 SELECT name, grantee::regrole, privilege_type FROM relation, aclexplode(relacl) a WHERE a.grantee <> relowner ORDER BY name::text COLLATE "C", grantee::regrole::text COLLATE "C";

@@ -1,5 +1,5 @@
--- The extension's statements are checked against the owner's rights. Nobody
--- else's are, whatever they look like and whenever they run (FAILURES 66, 74, 76).
+-- The extension's statements are checked against the owner's rights. No other
+-- statements are, whatever their text and whenever they run (FAILURES 66, 74, 76).
 \pset format unaligned
 \pset tuples_only on
 CREATE ROLE regress_idem_imitator;
@@ -16,7 +16,7 @@ INSERT INTO imitate.wording VALUES
 	'''imitate'', ''imitate-1'', clock_timestamp()'),
 	('unclaim', 'UPDATE public.idempotency_scope SET role = NULL WHERE pattern OPERATOR(pg_catalog.=) $1 AND role IS NOT NULL', '''imitate''');
 
--- Every way to run a statement of one's own; how many are refused of how many.
+-- Every way for a role to run its own statement: the number of refused ones, of all.
 SET ROLE regress_idem_imitator;
 SET check_function_bodies = off;
 DO $$
@@ -50,11 +50,11 @@ END
 $$;
 SELECT public.told(public.idem_begin('imitate-1', scope => 'imitate', lease => '1 hour'));
 SELECT imitate.ways();
--- prepared, before and after the extension has made its plans anew
+-- prepared, before and after the extension has made its plans again
 PREPARE imitate_find(text, text) AS SELECT response_payload FROM public.idempotency_store WHERE scope = $1 AND idempotency_key = $2;
 SELECT raises('EXECUTE imitate_find(''imitate'', ''imitate-1'')');
 RESET ROLE;
--- also what somebody with more rights has prepared
+-- also statements that a role with more rights has prepared
 PREPARE imitate_theirs AS SELECT status FROM public.idempotency_store WHERE idempotency_key = 'imitate-1';
 EXECUTE imitate_theirs;
 SET ROLE regress_idem_imitator;
@@ -65,8 +65,8 @@ SELECT raises('EXECUTE imitate_find(''imitate'', ''imitate-1'')'), raises('EXECU
 DEALLOCATE ALL;
 RESET ROLE;
 
--- From inside: a function that runs while a statement of the extension does,
--- as a trigger of the owner's, a handler or a function in an index.
+-- From inside: a function that runs during a statement of the extension, as a
+-- trigger of the owner, a handler or a function in an index.
 CREATE FUNCTION imitate_trigger() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
 	mode text := current_setting('imitate.mode', true);
@@ -95,7 +95,7 @@ BEGIN;
 CREATE TRIGGER imitate_trigger BEFORE INSERT OR UPDATE ON idempotency_store FOR EACH ROW EXECUTE FUNCTION imitate_trigger();
 SET LOCAL ROLE regress_idem_imitator;
 SELECT imitate.life(1, 'INSERT INTO imitate.seen SELECT 1, imitate.ways()');
--- with the extension's plans thrown away, analyzed again, or used again in the middle
+-- while the extension's plans are discarded, analyzed again, or used again in the middle
 SELECT imitate.life(2, 'DISCARD PLANS');
 SELECT imitate.life(3, 'DO $d$ BEGIN EXECUTE ''DISCARD PLANS''; INSERT INTO imitate.seen SELECT 3, imitate.ways(); PERFORM public.idem_begin(''imitate-nested'', lease => ''1 hour''); INSERT INTO imitate.seen SELECT 4, imitate.ways(); END $d$');
 SELECT imitate.life(5, 'CREATE TEMP TABLE idempotency_store (n int); CREATE TEMP TABLE idempotency_scope (n int)');
@@ -111,10 +111,10 @@ SELECT raises('SELECT imitate.life(9, ''ROLLBACK'')');
 SELECT imitate.life(10, 'SET LOCAL ROLE regress_idem_imitator');
 RESET ROLE;
 SELECT DISTINCT what, count(*) FROM imitate.seen GROUP BY what;
--- DDL in the middle is the owner's, and refused by the server while the store is in use
+-- DDL by the owner in the middle is refused by the server, as the store is in use
 SET LOCAL client_min_messages = warning;
 SELECT left(raises('SELECT imitate.life(11, ''ALTER TABLE public.idempotency_store ADD extra int'')'), 5), left(raises('SELECT imitate.life(12, ''DROP EXTENSION idempotency CASCADE'')'), 5);
--- DDL between two statements: plans are made anew
+-- DDL between two statements: plans are made again
 ALTER TABLE idempotency_store ADD extra int;
 ANALYZE idempotency_store;
 SET LOCAL ROLE regress_idem_imitator;
@@ -127,7 +127,7 @@ SET ROLE regress_idem_imitator;
 CREATE FUNCTION imitate.handler(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT to_jsonb(current_user || '' '' || imitate.ways())';
 SELECT (idem_call('imitate.handler(jsonb)', 'imitate-2')).response_payload;
 RESET ROLE;
--- what was stored is there
+-- the records are there
 SELECT told(idem_lookup('imitate-1', 'imitate'));
 SELECT idem_revoke('regress_idem_imitator');
 DELETE FROM idempotency_store WHERE idempotency_key LIKE 'imitate-%';

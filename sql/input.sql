@@ -1,4 +1,4 @@
--- FAILURES 51, 52, 54: what functions are given. Everything wrong is ID400.
+-- FAILURES 51, 52, 54: arguments of functions. Every wrong one is ID400.
 \pset format unaligned
 \pset tuples_only on
 
@@ -18,8 +18,8 @@ FROM (VALUES ('idem_begin(''k'', scope => ?)'), ('idem_complete(''k'', scope => 
 SELECT raises('SELECT idem_begin(NULL)'), raises('SELECT idem_begin('''')'), raises('SELECT idem_begin(repeat(''k'', 256))'),
 	raises('SELECT idem_begin(''k'', scope => NULL)'), raises('SELECT idem_begin(''k'', scope => repeat(''s'', 256))');
 
--- 255 characters, a blank, quotes, backslashes, letter case: names like others,
--- told apart byte by byte.
+-- 255 characters, a blank, quotes, backslashes, letter case: ordinary names,
+-- compared byte by byte.
 CREATE TEMP TABLE names AS
 SELECT n, name FROM unnest(ARRAY[repeat('k', 255), repeat('k', 254) || 'l', ' ', '  ', E'\t', E'\n', '''', '"', '\', '\\', '$1', '%s',
 	'A', 'a', 'a ', 'NULL', '{a}', 'x''; DROP TABLE idempotency_store; --']) WITH ORDINALITY u(name, n);
@@ -48,7 +48,7 @@ SELECT raises(s) FROM (VALUES ('SELECT idem_begin(''input-2'', lease => ''0'')')
 	('SELECT idem_complete(''input-1'', retention => ''0'')'), ('SELECT idem_extend(''input-leased'', ''0'', fence => 9223372036854775807)'),
 	('SELECT idem_extend(''input-leased'', NULL, fence => 9223372036854775807)'),
 	('SELECT idem_call(''pg_temp.handle(jsonb)'', ''input-2'', wait => NULL)')) v(s);
--- FAILURES 43, 100: long enough to leave the calendar, and too long to be meant
+-- FAILURES 43, 100: beyond the calendar, and too long to be intended
 SELECT raises(format(s, d)) FROM (VALUES (1, '106751990 days'), (2, '36500 days 1 microsecond')) w(m, d), (VALUES ('SELECT idem_begin(''input-2'', lease => %L)'),
 	('SELECT idem_begin(''input-2'', wait => %L)'),
 	('SELECT idem_complete(''input-1'', retention => %L)'),
@@ -72,7 +72,7 @@ SELECT raises(s) FROM (VALUES ('SELECT idem_complete(''k'', fence => 0)'), ('SEL
 	('SELECT idem_begin(''k'', max_attempts => -1)'), ('SELECT idem_fail(''k'', retryable => NULL)'),
 	('SELECT idem_fail(''k'', retry_after => ''1 s'')'),
 	('SELECT idem_call(''pg_temp.handle(jsonb)'', ''k'', record_failure => NULL)'), ('SELECT idem_call(NULL, ''k'')')) v(s);
--- FAILURES 52: jsonb itself refuses \u0000 and what is no JSON.
+-- FAILURES 52: jsonb itself refuses \u0000 and text that is not JSON.
 SELECT left(raises(s), 5) FROM (VALUES ('SELECT idem_begin(''k'', request => ''"\u0000"'')'), ('SELECT idem_complete(''k'', ''{'')')) v(s);
 
 -- FAILURES 56: responses at the limit and over: payload, headers and body count together.

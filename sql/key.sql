@@ -1,5 +1,5 @@
--- What kind of table the store may be. One row per operation has to be certain:
--- everything else is refused at the first use, and not half-way (FAILURES 79, 80, 83).
+-- Which kinds of table the store may be. It must ensure one row per operation:
+-- any other table is refused at the first use, and not later (FAILURES 79, 80, 83).
 \pset format unaligned
 \pset tuples_only on
 BEGIN;
@@ -21,7 +21,7 @@ BEGIN
 	ROLLBACK;
 END
 $$;
--- another one in its place
+-- another table in its place
 CREATE FUNCTION key_store(definition text) RETURNS text LANGUAGE sql AS $$
 	SELECT format('ALTER TABLE idempotency_store RENAME TO key_old; ALTER INDEX idempotency_store_pkey RENAME TO key_old_pkey; '
 		'CREATE TABLE idempotency_store (LIKE key_old INCLUDING DEFAULTS, %s; INSERT INTO idempotency_store TABLE key_old', definition)
@@ -40,12 +40,12 @@ CALL key_refused(key_store('PRIMARY KEY (scope, idempotency_key)); ALTER TABLE i
 CALL key_refused(key_store('PRIMARY KEY (scope, idempotency_key)); ALTER TABLE idempotency_store ALTER scope TYPE text COLLATE "POSIX"'));
 CALL key_refused(key_store('PRIMARY KEY (scope, idempotency_key, expires_at)) PARTITION BY RANGE (expires_at); CREATE TABLE key_part PARTITION OF idempotency_store DEFAULT'));
 CALL key_refused(key_store('PRIMARY KEY (scope, idempotency_key)) PARTITION BY HASH (scope); CREATE UNLOGGED TABLE key_part PARTITION OF idempotency_store FOR VALUES WITH (MODULUS 1, REMAINDER 0)'));
--- children, with rows that only SQL sees
+-- child tables, with rows that only SQL sees
 CALL key_refused('CREATE TABLE key_child () INHERITS (idempotency_store); INSERT INTO key_child SELECT * FROM ONLY idempotency_store WHERE idempotency_key = ''key-done''');
 CALL key_refused('CREATE TABLE key_child (LIKE idempotency_store INCLUDING ALL); ALTER TABLE key_child INHERIT idempotency_store');
 CALL key_refused('CREATE TABLE key_child () INHERITS (idempotency_store); CREATE INDEX ON idempotency_store (expires_at)');
 
--- What still names operations by exactly these columns is taken.
+-- A key of exactly these columns is accepted, in every form.
 CREATE PROCEDURE key_taken(change text) LANGUAGE plpgsql AS $$
 BEGIN
 	EXECUTE change;
@@ -62,7 +62,7 @@ CALL key_taken(key_store('PRIMARY KEY (scope, idempotency_key)) PARTITION BY LIS
 CALL key_taken('CREATE TABLE key_child () INHERITS (idempotency_store); ALTER TABLE key_child NO INHERIT idempotency_store');
 CALL key_taken('CREATE TABLE key_child () INHERITS (idempotency_store); DROP TABLE key_child');
 
--- A partition that loses its log after sessions have seen it.
+-- A partition that becomes UNLOGGED after sessions have used it.
 BEGIN;
 DO $$BEGIN EXECUTE key_store('PRIMARY KEY (scope, idempotency_key)) PARTITION BY LIST (scope); CREATE TABLE key_part PARTITION OF idempotency_store DEFAULT'); END$$;
 SELECT told(idem_begin('key-done'));
@@ -70,7 +70,7 @@ ALTER TABLE key_part SET UNLOGGED;
 SELECT raises_in_full('SELECT idem_begin(''key-done'')');
 ROLLBACK;
 
--- A key of that name on another table is none of the store's: its violation is told as it is.
+-- A key of that name on another table does not belong to the store: its violation is reported unchanged.
 CREATE SCHEMA key_elsewhere;
 CREATE TABLE key_elsewhere.idempotency_store (n int CONSTRAINT idempotency_store_pkey PRIMARY KEY);
 CREATE SCHEMA key_further;

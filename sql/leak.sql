@@ -1,7 +1,7 @@
 -- FAILURES 55, 71: no message, detail, hint or context repeats a request or a response.
 \pset format unaligned
 \pset tuples_only on
--- Everything that an error says, where the statement itself does not hold the secret.
+-- All texts of an error, while the statement itself does not contain the secret.
 CREATE TEMP TABLE secret AS SELECT '{"card": "s3cret"}'::jsonb AS j, 's3cret'::bytea AS b;
 CREATE FUNCTION pg_temp.leaks(statement text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
@@ -19,10 +19,10 @@ EXCEPTION WHEN OTHERS THEN
 	RETURN sqlstate || CASE WHEN concat(message, detail, hint, context, relation) ~ 's3cret|733363726574' THEN ' leaks' ELSE ' tells nothing' END;
 END
 $$;
--- the function is not blind
+-- the control: the function finds a secret
 SELECT pg_temp.leaks('DO $do$ BEGIN RAISE ''%'', (SELECT j FROM secret); END $do$');
 
--- Mismatch: neither the stored request and response nor the given one.
+-- Mismatch: the message has neither the stored request and response nor the new request.
 BEGIN;
 SELECT told(idem_begin('leak-1', request => j)) FROM secret;
 SELECT idem_complete('leak-1', j, headers => j, body => b) FROM secret;
@@ -31,7 +31,7 @@ SELECT told(idem_begin('leak-3'));
 SELECT pg_temp.leaks(s) FROM (VALUES ('SELECT idem_begin(''leak-1'', request => ''1'')'), ('SELECT idem_begin(''leak-1'', request_hash => sha256(b)) FROM secret'),
 	('SELECT idem_begin(''leak-2'', request => j) FROM secret'), ('SELECT idem_begin(''leak-4'', request => j, request_hash => b) FROM secret'),
 	('SELECT idem_begin(''leak-4'', request_hash => b) FROM secret')) v(s);
--- the stored fingerprint is not told either
+-- it does not have the stored fingerprint either
 SELECT raises_in_full('SELECT idem_begin(''leak-1'', request => ''1'')') ~ encode(idem_fingerprint(j), 'hex') FROM secret;
 -- not owned, lost, and arguments that are wrong
 SELECT pg_temp.leaks(s) FROM (VALUES ('SELECT idem_complete(''leak-4'', j, headers => j, body => b) FROM secret'), ('SELECT idem_fail(''leak-4'', j, headers => j, body => b) FROM secret'),
@@ -42,13 +42,13 @@ SET LOCAL idempotency.max_response_size = 1;
 SELECT pg_temp.leaks(s) FROM (VALUES ('SELECT idem_complete(''leak-3'', j) FROM secret'), ('SELECT idem_complete(''leak-3'', headers => j) FROM secret'),
 	('SELECT idem_fail(''leak-3'', body => b) FROM secret')) v(s);
 SET LOCAL idempotency.max_response_size TO DEFAULT;
--- a handler's error is the handler's; that idem_call ran it adds nothing
+-- a handler's error stays as it is; idem_call adds nothing to it
 CREATE FUNCTION leak_handler(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'declined' USING ERRCODE = '40001'; END $$;
 SELECT pg_temp.leaks('SELECT idem_call(''leak_handler(jsonb)'', ''leak-5'', j) FROM secret'),
 	pg_temp.leaks('SELECT idem_call(''leak_handler(jsonb)'', ''leak-5'', j, record_failure => false) FROM secret'),
 	pg_temp.leaks('SELECT idem_call(''upper(text)'', ''leak-5'', j) FROM secret');
 
--- The store's own constraints, which an owner may add, print the failing row: not ours.
+-- Constraints that the owner adds to the store print the failing row; not in our calls.
 SAVEPOINT a;
 ALTER TABLE idempotency_store ADD CHECK (response_code < 600) NOT VALID;
 SELECT pg_temp.leaks(s) FROM (VALUES ('SELECT idem_complete(''leak-3'', j, code => 600) FROM secret'),
@@ -64,9 +64,9 @@ ROLLBACK TO a;
 ALTER TABLE idempotency_store ADD EXCLUDE USING btree (response_body WITH =) WHERE (idempotency_key LIKE 'leak-%');
 SELECT pg_temp.leaks('SELECT idem_complete(''leak-3'', body => b) FROM secret');
 ROLLBACK;
--- COMMIT's refusal names the operation only.
+-- The refusal of COMMIT has only the name of the operation.
 BEGIN;
 SELECT told(idem_begin('leak-6', request => j)) FROM secret;
 COMMIT;
--- Names are no secrets: they are told, however they are spelt.
+-- Names are no secrets: messages have them, whatever their characters.
 SELECT raises($$SELECT idem_complete('100%s "quoted" \', scope => '%n')$$);

@@ -2,18 +2,18 @@
 \pset format unaligned
 \pset tuples_only on
 
--- Written at once, and needs no end in its transaction.
+-- The lease is written at once, and needs no end in its transaction.
 SELECT fence FROM idem_begin('lease-1', lease => '1 hour') \gset
 SELECT status, attempt, fence = :fence, created_at = updated_at, lease_expires_at - updated_at, expires_at > lease_expires_at
 FROM idempotency_store WHERE idempotency_key = 'lease-1';
--- Others are told how long it runs, but not its fence.
+-- Others see how long it runs, but not its fence.
 SELECT told(idem_begin('lease-1')), told(idem_begin('lease-1', lease => '1 hour')), told(idem_lookup('lease-1'));
 SELECT o.lease_expires_at = s.lease_expires_at, o.fence, retry_after > '59 minutes', retry_after <= '1 hour', o.attempt
 FROM idempotency_store s, idem_begin('lease-1') o WHERE s.idempotency_key = 'lease-1';
 SELECT fence IS NULL FROM idem_lookup('lease-1');
 -- a wait ends in the same answer
 SELECT told(idem_begin('lease-1', wait => '10 ms'));
--- Without its fence it is not this transaction's.
+-- Without its fence it does not belong to this transaction.
 SELECT raises(s) FROM (VALUES ($$SELECT idem_complete('lease-1')$$), ($$SELECT idem_fail('lease-1')$$),
 	($$SELECT idem_release('lease-1')$$), ($$SELECT idem_extend('lease-1', '1 s')$$)) v(s);
 -- A fence that was never given out, or belongs to another operation, is not current.
@@ -26,7 +26,7 @@ ORDER BY s COLLATE "C", f;
 SELECT idem_release('lease-1', fence => :other), idem_release('lease-none', fence => :other);
 SELECT raises(format($$SELECT idem_complete('lease-1', scope => 'lease', fence => %s)$$, :fence));
 SELECT told(idem_begin('lease-1'));
--- With it, any transaction ends it, once: FAILURES 4. Who repeats it is told how it ended, and nothing is written.
+-- With it, any transaction can end it, once: FAILURES 4. A second end is ID409 with a detail of the first, and nothing is written.
 SELECT idem_complete('lease-1', '"first"', code => 200, fence => :fence);
 SELECT told(idem_begin('lease-1'));
 SELECT ctid, updated_at FROM idempotency_store WHERE idempotency_key = 'lease-1' \gset
@@ -58,13 +58,13 @@ SELECT told(idem_begin('lease-6', lease => '1 hour'));
 SELECT idem_release('lease-6');
 COMMIT;
 SELECT key, coalesce(told(idem_lookup(key)), 'nothing') FROM unnest(ARRAY['lease-3', 'lease-4', 'lease-5', 'lease-6']) key;
--- A rollback takes a lease with it, but no fence comes twice.
+-- A rollback undoes a lease, but no fence is given out twice.
 BEGIN;
 SELECT fence AS fence1 FROM idem_begin('lease-7', lease => '1 hour') \gset
 ROLLBACK;
 SELECT fence > :fence1, attempt FROM idem_begin('lease-7', lease => '1 hour');
 
--- Extend: that long from now, longer or shorter, and also after it has run out.
+-- Extend: the interval counts from now, longer or shorter, and also after the lease has run out.
 SELECT fence FROM idem_begin('lease-8', lease => '1 hour') \gset
 SELECT e - clock_timestamp() BETWEEN '119 minutes' AND '2 hours' FROM idem_extend('lease-8', '2 hours', fence => :fence) e;
 SELECT e - clock_timestamp() BETWEEN '30 s' AND '1 minute' FROM idem_extend('lease-8', '1 minute', fence => :fence) e;
@@ -86,7 +86,7 @@ SELECT fence FROM idem_begin('lease-10', lease => '1 hour') \gset
 SELECT let_lease_run_out('lease-10');
 SELECT idem_release('lease-10', fence => :fence), idem_release('lease-10', fence => :fence);
 SELECT told(idem_begin('lease-8')), told(idem_begin('lease-9')), idem_lookup('lease-10') IS NULL;
--- Released: the next begin is attempt 1, with a new fence that ends the old one's say.
+-- Released: the next begin is attempt 1, with a new fence; the old fence is stale.
 SELECT fence > :fence, attempt, taken_over FROM idem_begin('lease-10', lease => '1 hour');
 SELECT raises_why(format($$SELECT idem_complete('lease-10', fence => %s)$$, :fence)), idem_release('lease-10', fence => :fence);
 SELECT told(idem_lookup('lease-10'));

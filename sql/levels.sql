@@ -1,4 +1,4 @@
--- Isolation levels, read-only transactions, and code that runs for somebody else.
+-- Isolation levels, read-only transactions, and code that runs as another user.
 \pset format unaligned
 \pset tuples_only on
 
@@ -34,19 +34,19 @@ BEGIN;
 SELECT pg_temp.life('levels-3') EXCEPT SELECT lived FROM levels_serializable;
 ROLLBACK;
 
--- Read-only: nothing that could change a record, whatever it would answer.
+-- Read-only: every function that could change a record is refused, whatever its answer would be.
 BEGIN READ ONLY;
 SELECT raises(s) FROM (VALUES ('SELECT idem_begin(''levels-4'')'), ('SELECT idem_begin(''levels-1'')'), ('SELECT idem_begin(''levels-4'', lease => ''1 s'')'),
 	('SELECT idem_complete(''levels-4'')'), ('SELECT idem_complete(''levels-4'', fence => 1)'), ('SELECT idem_complete(idem_lookup(''levels-1''))'),
 	('SELECT idem_fail(''levels-4'')'), ('SELECT idem_fail(idem_lookup(''levels-1''))'), ('SELECT idem_release(''levels-4'', fence => 1)'), ('SELECT idem_extend(''levels-4'', ''1 s'', fence => 1)'),
 	('SELECT idem_call(''levels_echo(jsonb)'', ''levels-1'')')) v(s);
--- but idem_lookup reads, and what computes works
+-- but idem_lookup works, and functions that only compute work
 SELECT told(idem_lookup('levels-1')), idem_lookup('levels-4') IS NULL, idem_step_key('k', 's'), length(idem_fingerprint('1'));
 COMMIT;
 SELECT told(idem_lookup('levels-1')) = (SELECT told(idem_begin('levels-1')));
 
--- FAILURES 67: inside a security-restricted operation a privileged user runs
--- what others wrote, unwittingly: refused.
+-- FAILURES 67: inside a security-restricted operation a privileged user runs code
+-- of others without knowing it: refused.
 CREATE TABLE levels_table (n int);
 INSERT INTO levels_table VALUES (1);
 CREATE FUNCTION levels_run(n int, statement text) RETURNS int LANGUAGE plpgsql IMMUTABLE SET search_path = public AS $$
@@ -63,7 +63,7 @@ CREATE MATERIALIZED VIEW levels_view AS SELECT public.levels_run(n, 'SELECT 1') 
 CREATE MATERIALIZED VIEW levels_queue AS SELECT public.levels_run(n, 'SELECT idem_begin(''levels-5'', lease => ''1 hour'')') AS n FROM levels_table WITH NO DATA;
 SELECT raises('REFRESH MATERIALIZED VIEW levels_view'), raises('REFRESH MATERIALIZED VIEW levels_queue');
 SELECT idem_lookup('levels-5') IS NULL;
--- the same function outside of one may
+-- the same function works outside of one
 SELECT levels_run(1, 'SELECT idem_begin(''levels-6'', lease => ''1 hour'')'), told(idem_lookup('levels-6'));
 
 -- FAILURES 28: nothing that begins or ends runs in a parallel worker.
@@ -71,7 +71,7 @@ SELECT proname COLLATE "C", provolatile, proparallel FROM pg_proc
 WHERE proname IN ('idem_begin', 'idem_complete', 'idem_fail', 'idem_release', 'idem_extend', 'idem_call', 'idem_fingerprint', 'idem_step_key')
 ORDER BY 1, oid;
 SELECT proparallel IN ('r', 'u'), provolatile <> 'i' FROM pg_proc WHERE proname = 'idem_lookup';
--- immutable means: an index can be built on them
+-- they are immutable: an index can be built on them
 CREATE TABLE levels_index (request jsonb, step text);
 CREATE INDEX ON levels_index (idem_fingerprint(request), idem_step_key('key', step));
 DROP TABLE levels_index;

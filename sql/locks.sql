@@ -1,8 +1,8 @@
--- What a session holds: operations' locks, the lock on the table, the limit.
+-- The locks of a session: on operations, on the table, and their limit.
 \pset format unaligned
 \pset tuples_only on
 
--- Taken by one statement, given back by another; kept until COMMIT by an end.
+-- Taken by one statement, released by another; after an end kept until COMMIT.
 BEGIN;
 SELECT told(idem_begin('locks-1')), locks_held();
 SELECT idem_release('locks-1'), locks_held();
@@ -11,7 +11,7 @@ SELECT idem_complete('locks-1'), idem_fail('locks-2');
 SELECT locks_held();
 COMMIT;
 SELECT locks_held();
--- A replay, and a key that is leased to others, hold nothing.
+-- A replay keeps no lock, and neither does a begin of a key that others have leased.
 BEGIN;
 SELECT told(idem_begin('locks-1')), told(idem_begin('locks-2')), locks_held();
 SELECT raises($$SELECT idem_complete('locks-1', fence => 9223372036854775807)$$), idem_release('locks-1', fence => 9223372036854775807), locks_held();
@@ -19,7 +19,7 @@ COMMIT;
 SELECT fence FROM idem_begin('locks-3', lease => '1 hour') \gset
 BEGIN;
 SELECT told(idem_begin('locks-3')), told(idem_begin('locks-3', wait => '5 ms')), told(idem_begin('locks-2')), locks_held();
--- ended by its fence: locked until COMMIT; who is refused: nothing more
+-- ended by its fence: locked until COMMIT; after a refused end: not locked
 SELECT idem_complete('locks-3', fence => :fence), locks_held();
 SELECT raises(format($$SELECT idem_complete('locks-3', fence => %s)$$, :fence)), idem_release('locks-3', fence => :fence), told(idem_begin('locks-3')), locks_held();
 COMMIT;
@@ -41,42 +41,42 @@ ROLLBACK TO a;
 SELECT locks_held();
 COMMIT;
 
--- FAILURES 35: what SQL users unlock is not ours.
+-- FAILURES 35: SQL users cannot release our locks.
 BEGIN;
 SELECT told(idem_begin('locks-5'));
 SELECT pg_advisory_unlock_all(), locks_held();
 SELECT idem_complete('locks-5');
 COMMIT;
--- nor is it what they lock: SQL has the classes 1 and 2, Citus 4 to 16
+-- nor take them: SQL has the classes 1 and 2, Citus 4 to 16
 BEGIN;
 SELECT told(idem_begin('locks-6'));
 SELECT objsubid NOT IN (1, 2) AND objsubid NOT BETWEEN 4 AND 16, mode FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid();
 ROLLBACK;
 
--- FAILURES 37: DDL on the store meets us at begin, not at COMMIT.
+-- FAILURES 37: DDL on the store blocks the begin, not COMMIT.
 BEGIN;
 SELECT told(idem_begin('locks-7'));
 SELECT mode FROM pg_locks WHERE relation = 'idempotency_store'::regclass AND pid = pg_backend_pid() AND mode = 'RowExclusiveLock';
 ROLLBACK;
--- a mere look does not get in the way of anything that reads
+-- idem_lookup does not block readers
 BEGIN;
 SELECT idem_lookup('locks-7') IS NULL;
 SELECT DISTINCT mode FROM pg_locks WHERE relation = 'idempotency_store'::regclass AND pid = pg_backend_pid();
 ROLLBACK;
--- FAILURES 70: lock ids are seeded: they do not give a key away by its plain hash.
+-- FAILURES 70: lock ids have a secret: they are not the plain hash of a key.
 BEGIN;
 SELECT told(idem_begin('locks-8'));
 SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()
 AND ((classid::bigint << 32) | objid::bigint) IN (hashtextextended('locks-8', 0), hashtextextended('locks-8', hashtextextended('', 0)));
 ROLLBACK;
 
--- FAILURES 34: so many operations in one transaction and no more.
+-- FAILURES 34: the limit of operations in one transaction.
 SET idempotency.max_operations_per_transaction = 2;
 BEGIN;
 SELECT told(idem_begin('locks-9')), told(idem_begin('locks-10', lease => '1 hour'));
 SELECT raises($$SELECT idem_begin('locks-11')$$);
 SELECT raises($$SELECT idem_begin('locks-11', lease => '1 hour')$$);
--- ended ones count, for they are locked; ending what was begun needs no more
+-- ended ones count, as they are locked; the end of a begun operation needs no further lock
 SELECT idem_complete('locks-9'), idem_complete('locks-10');
 SELECT raises($$SELECT idem_begin('locks-11')$$), locks_held();
 COMMIT;
@@ -85,7 +85,7 @@ SELECT told(idem_begin('locks-11'));
 SAVEPOINT a;
 SELECT told(idem_begin('locks-12'));
 ROLLBACK TO a;
--- neither what was rolled back counts, nor what was released, nor replays
+-- operations that were rolled back or released do not count, and neither do replays
 SELECT told(idem_begin('locks-12'));
 SELECT idem_release('locks-12');
 SELECT told(idem_begin('locks-9')), told(idem_begin('locks-10')), told(idem_begin('locks-2'));

@@ -1,9 +1,9 @@
--- FAILURES 98: a transaction that begins and releases without end needs no more
--- memory, in whatever order, and inside of savepoints.
+-- FAILURES 98: if a transaction begins and releases again and again, its memory does
+-- not grow, whatever the order, and also inside savepoints.
 \pset format unaligned
 \pset tuples_only on
 
--- What the transaction keeps: bytes of the contexts that live as long as it does, or longer.
+-- Memory of the transaction: bytes of the contexts that live as long as it does, or longer.
 CREATE FUNCTION pg_temp.kept() RETURNS bigint LANGUAGE sql AS $$
 	SELECT sum(used_bytes)::bigint FROM pg_backend_memory_contexts
 	WHERE name IN ('TopMemoryContext', 'TopTransactionContext', 'CurTransactionContext', 'idempotency operations')
@@ -46,13 +46,13 @@ CALL pg_temp.rounds($$SELECT pg_temp.in_savepoint('idem_begin(''memory-s'')', '1
 CALL pg_temp.rounds($$SELECT pg_temp.in_savepoint('idem_begin(''memory-s'', ''1'')'), idem_release('memory-s'), $1$$);
 CALL pg_temp.rounds($$SELECT idem_begin('memory-t', '1'), pg_temp.in_savepoint('idem_release(''memory-t'')'), $1$$);
 CALL pg_temp.rounds($$SELECT idem_begin('memory-u', '1'), pg_temp.in_savepoint('idem_release(''memory-u'')', '1 / 0'), idem_release('memory-u'), $1$$);
--- what was open is open, what was ended is ended
+-- pending operations are pending, ended ones are ended
 SELECT told(idem_begin('memory-open', '1')), told(idem_begin('memory-ended')), told(idem_begin('memory-t'));
 SELECT idem_complete('memory-open'), idem_release('memory-t');
 COMMIT;
 SELECT idempotency_key, status FROM idempotency_store WHERE idempotency_key LIKE 'memory-%' ORDER BY 1;
 
--- an end is taken back to what it was before, whatever was released in between
+-- a rollback restores the state before the end, whatever was released in between
 BEGIN;
 SELECT told(idem_begin('memory-v', '1'));
 SAVEPOINT s;

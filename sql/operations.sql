@@ -1,4 +1,4 @@
--- The four ends take what idem_begin returned: its name and its fence.
+-- idem_complete, idem_fail, idem_release and idem_extend take the result of idem_begin: its name and its fence.
 \pset format unaligned
 \pset tuples_only on
 
@@ -38,7 +38,7 @@ SELECT idem_release(operation => :'operation'::idem_operation);
 SELECT idem_release(:'operation'::idem_operation);
 SELECT left(raises(format('SELECT %s(%L::idem_operation%s)', f, :'operation', more)), 5)
 FROM (VALUES ('idem_extend', ', ''1 hour'''), ('idem_complete', ''), ('idem_fail', '')) v(f, more);
--- taken over: the newer attempt is none of the older one's business
+-- taken over: the old owner cannot end the newer attempt
 SELECT idem_begin('operations-5', lease => '1 hour') AS first \gset
 SELECT let_lease_run_out('operations-5');
 SELECT idem_begin('operations-5', lease => '1 hour') AS second \gset
@@ -46,7 +46,7 @@ SELECT idem_release(:'first'::idem_operation), left(raises(format('SELECT idem_e
 SELECT idem_extend(:'second'::idem_operation, '1 hour') > clock_timestamp();
 SELECT idem_complete(:'second'::idem_operation, '"second"');
 SELECT told(idem_lookup('operations-5'));
--- in the transaction of the begin, and after a savepoint that took the end back
+-- in the transaction of the begin, and after a rollback to a savepoint that undid the end
 BEGIN;
 SELECT idem_begin('operations-6', scope => 'o') AS operation \gset
 SAVEPOINT a;
@@ -56,7 +56,7 @@ SELECT idem_complete(:'operation'::idem_operation, '6');
 COMMIT;
 SELECT told(idem_lookup('operations-6', 'o'));
 
--- Only what was ACQUIRED, by this transaction where it has no fence.
+-- Only an operation that was ACQUIRED, and without a fence only by this transaction.
 SELECT idem_begin('operations-6', scope => 'o') AS operation \gset
 SELECT raises(format('SELECT %s(%L::idem_operation%s)', f, :'operation', more))
 FROM (VALUES ('idem_release', ''), ('idem_extend', ', ''1 hour'''), ('idem_complete', ''), ('idem_fail', '')) v(f, more);

@@ -1,4 +1,4 @@
--- FAILURES 63: what the owner may add to the store: operations do not notice.
+-- FAILURES 63: triggers, constraints and more that the owner adds to the store: operations answer as before.
 \pset format unaligned
 \pset tuples_only on
 CREATE FUNCTION owner_echo(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1';
@@ -45,7 +45,7 @@ BEGIN
 	ALTER TABLE owner_partitioned RENAME TO idempotency_store;
 END
 $$;
--- Each change on its own, undone after the life: what differs from the plain store?
+-- Each change alone, undone afterwards: the differences from the plain store.
 DO $$
 DECLARE
 	change text;
@@ -109,7 +109,7 @@ $$;
 SELECT pg_temp.logged(s) FROM (VALUES ('SELECT idem_begin(''owner-a'')'), ('SELECT idem_complete(''owner-a'')'), ('SELECT idem_begin(''owner-a'')'),
 	('SELECT idem_begin(''owner-b'', lease => ''1 hour'')'), ('SELECT idem_complete(''owner-b'')')) v(s);
 ROLLBACK;
--- One that suppresses or forbids the row is not taken for success.
+-- If a trigger suppresses or forbids the row, the call fails.
 CREATE FUNCTION owner_suppress() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
 BEGIN;
 SELECT told(idem_begin('owner-c'));
@@ -117,7 +117,7 @@ CREATE TRIGGER owner_suppress BEFORE INSERT OR UPDATE ON idempotency_store FOR E
 SELECT raises('SELECT idem_complete(''owner-c'')'), raises('SELECT idem_begin(''owner-d'', lease => ''1 hour'')');
 SELECT told(idem_lookup('owner-c')), idem_lookup('owner-d') IS NULL;
 ROLLBACK;
--- An owner's unique index is violated as every other, not as a concurrent begin would be.
+-- A violation of the owner's unique index is reported unchanged, not as 40001.
 BEGIN;
 CREATE UNIQUE INDEX owner_unique ON idempotency_store (response_code) WHERE response_code = 777;
 SELECT told(idem_begin('owner-e')), told(idem_begin('owner-f'));
@@ -139,7 +139,7 @@ SELECT told(idem_begin('owner-g', scope => 'outer'));
 SELECT idem_complete('owner-g', '"outer"', 'outer');
 SELECT told(idem_begin('owner-g', scope => 'outer')), told(idem_begin('owner-g', scope => 'inner'));
 ROLLBACK;
--- What the owner makes NOT NULL is never NULL, on a new row and on an old one.
+-- Columns that the owner makes NOT NULL are never NULL, on a new row and on an old one.
 BEGIN;
 DELETE FROM idempotency_store;
 ALTER TABLE idempotency_store ALTER response_code SET NOT NULL, ALTER response_code SET DEFAULT 5;
@@ -147,14 +147,14 @@ INSERT INTO idempotency_store (idempotency_key, status, expires_at, retry_at) VA
 SELECT told(idem_begin(key)) FROM (VALUES ('owner-e'), ('owner-f')) v(key);
 SELECT raises(format('SELECT idem_complete(%L)', key)) FROM (VALUES ('owner-e'), ('owner-f')) v(key);
 ROLLBACK;
--- A row that the very statement has deleted is gone.
+-- A row that the same statement has deleted is gone.
 BEGIN;
 INSERT INTO idempotency_store (idempotency_key, status, expires_at, retry_at) VALUES ('owner-g', 'FAILED', now() + interval '1 hour', now());
 SELECT told(idem_begin('owner-g'));
 WITH gone AS (DELETE FROM idempotency_store WHERE idempotency_key = 'owner-g' RETURNING idempotency_key) SELECT idem_complete(idempotency_key, '1') FROM gone;
 SELECT told(idem_lookup('owner-g'));
 ROLLBACK;
--- Rows from elsewhere may have times without an end.
+-- Rows of other writers may have infinite times.
 INSERT INTO idempotency_store (idempotency_key, status, created_at, updated_at, expires_at, lease_expires_at, retry_at, fence) VALUES
 	('owner-h', 'PENDING', '-infinity', '-infinity', 'infinity', 'infinity', NULL, 1), ('owner-i', 'FAILED', '-infinity', '-infinity', 'infinity', NULL, '-infinity', NULL),
 	('owner-j', 'PENDING', '-infinity', '-infinity', 'infinity', '-infinity', NULL, 2), ('owner-k', 'FAILED', '-infinity', '-infinity', 'infinity', NULL, 'infinity', NULL);

@@ -20,13 +20,13 @@ SELECT pg_temp.keep('policy-7', 'other');
 SET idempotency.retention = '7d';
 SELECT pg_temp.keep('policy-8', 'short'), pg_temp.keep('policy-9', 'other');
 RESET idempotency.retention;
--- bounds alone bind the setting, too
+-- bounds hold for the setting, too
 SELECT idem_set_policy('bounds', max_retention => '1 min'), idem_set_policy('bounds/long', min_retention => '2 days');
 SELECT pg_temp.keep('policy-10', 'bounds'), pg_temp.keep('policy-11', 'bounds/long');
--- a longer pattern adds to what shorter ones say
+-- a longer pattern keeps the properties of shorter ones that it does not set
 SELECT idem_set_policy('short/er', max_retention => '20 min');
 SELECT pg_temp.keep('policy-12', 'short/er'), pg_temp.keep('policy-13', 'short/er', '1 min');
--- idem_call, idem_fail and leases keep to it as well
+-- the same for idem_call, idem_fail and leases
 CREATE FUNCTION policy_echo(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1';
 SELECT (idem_call('policy_echo(jsonb)', 'policy-14', scope => 'short')).outcome, pg_temp.kept('policy-14');
 BEGIN;
@@ -61,7 +61,7 @@ SELECT idem_set_policy('tries');
 SELECT pg_temp.attempts('policy-27');
 RESET idempotency.max_attempts;
 
--- The size of responses: the policy's where there is one, else the setting.
+-- The size of responses: that of the policy if there is one, otherwise the setting.
 SELECT idem_set_policy('big', max_response_size => 100), idem_set_policy('none', max_response_size => 0);
 BEGIN;
 SELECT told(idem_begin('policy-30', scope => 'big')), told(idem_begin('policy-31', scope => 'none')), told(idem_begin('policy-32'));
@@ -72,13 +72,13 @@ SELECT idem_complete('policy-30', scope => 'big', body => repeat('x', 100)::byte
 SELECT raises('SELECT idem_complete(''policy-31'', ''1'', scope => ''none'')'), idem_complete('policy-31', scope => 'none'), idem_complete('policy-32');
 COMMIT;
 
--- Repeated, a policy replaces the former one; without anything it goes.
+-- A second call replaces the policy; a call without properties removes it.
 SELECT * FROM idempotency_scope ORDER BY pattern;
 SELECT idem_set_policy(pattern) FROM idempotency_scope;
 SELECT count(*) FROM idempotency_scope;
 SELECT pg_temp.keep('policy-40', 'short');
 
--- What may not be laid down.
+-- Policies that are refused.
 SELECT raises(s) FROM unnest(ARRAY['SELECT idem_set_policy(NULL)', 'SELECT idem_set_policy(''a*b'')', 'SELECT idem_set_policy(''p'', retention => ''0'')',
 	'SELECT idem_set_policy(''p'', min_retention => ''-1 s'')', 'SELECT idem_set_policy(''p'', max_retention => ''100000000 years'')',
 	'SELECT idem_set_policy(''p'', retention => ''1 s'', min_retention => ''2 s'')', 'SELECT idem_set_policy(''p'', retention => ''2 s'', max_retention => ''1 s'')',
@@ -87,7 +87,7 @@ SELECT raises(s) FROM unnest(ARRAY['SELECT idem_set_policy(NULL)', 'SELECT idem_
 	'SELECT idem_set_policy(''p'', max_response_size => -1)', 'INSERT INTO idempotency_scope (pattern, retention) VALUES (''p'', ''0'')']) s;
 SELECT count(*) FROM idempotency_scope;
 
--- FAILURES 100: leases and pauses, too, which records outlast by the retention.
+-- FAILURES 100: bounds of leases and pauses, after which records are kept for the retention.
 SELECT idem_set_policy('lease*', max_retention => '1 min', max_lease => '10 min'), idem_set_policy('lease/short', max_lease => '1 s'), idem_set_policy('lease/more', max_attempts => 9);
 CREATE FUNCTION pg_temp.lease(key text, scope text, lease interval, more interval) RETURNS TABLE (begun interval, extended interval, row_kept interval) LANGUAGE plpgsql AS $$
 DECLARE

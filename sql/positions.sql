@@ -26,7 +26,7 @@ SELECT idem_complete('positions-1', '"there"', 'positions');
 COMMIT;
 SELECT told(idem_begin('positions-1', NULL, 'positions')), told(idem_lookup('positions-1', 'positions'));
 SELECT raises($$SELECT idem_begin('positions-1', '2', 'positions')$$);
--- the same in batches, and where the handler gets it
+-- the same in batches, and in idem_call, whose handler gets the request
 BEGIN;
 SELECT told(b) FROM idem_begin_batch(ARRAY['positions-2', 'positions-3'], ARRAY['2', '3']::jsonb[], 'positions') b;
 SELECT idem_complete_batch(ARRAY['positions-2', 'positions-3'], ARRAY['"two"', '"three"']::jsonb[], 'positions');
@@ -45,13 +45,13 @@ SELECT raises($$SELECT idem_begin('positions-5', 'orders')$$), raises($$SELECT i
 	raises($$SELECT idem_complete('positions-5', 'orders')$$), raises($$SELECT idem_fail('positions-5', 'orders')$$),
 	raises($$SELECT idem_complete_batch(ARRAY['positions-5'], 'orders')$$),
 	raises($$SELECT idem_call('positions_echo(jsonb)', 'positions-5', 'orders')$$);
--- of type text it fits no function
+-- a scope of type text there matches no function
 SELECT raises($$SELECT idem_begin('positions-5', 'orders'::text)$$);
 SELECT raises($$SELECT idem_begin('positions-5', 'orders', '{"amount": 1}')$$);
 SELECT locks_held(), idem_lookup('positions-5') IS NULL, idem_lookup('positions-5', 'orders') IS NULL;
 COMMIT;
 
--- A request that was hashed before: of a handler's request, it is compared in its place.
+-- The hash of a request: idem_call compares it in place of the request.
 SELECT told(idem_call('positions_echo(jsonb)', 'positions-6', '{"a": 1}', request_hash => sha256('as it was sent')));
 SELECT request_hash = sha256('as it was sent') FROM idempotency_store WHERE idempotency_key = 'positions-6';
 SELECT told(idem_call('positions_echo(jsonb)', 'positions-6', '{"a": 2}', request_hash => sha256('as it was sent')));

@@ -1,5 +1,5 @@
--- What is read without the executor, replaced by something else or bent: an
--- error, never a crash, and never a scope that is open (FAILURES 87).
+-- Tables that are read without the executor, replaced by other objects or changed:
+-- an error, never a crash, and never an open scope (FAILURES 87).
 \pset format unaligned
 \pset tuples_only on
 SET client_min_messages = warning;
@@ -11,8 +11,8 @@ SELECT idem_claim_scope('raw', 'regress_idem_raw');
 BEGIN;
 SELECT told(idem_begin('raw-done')), idem_complete('raw-done', '1');
 COMMIT;
--- Each change on its own, undone afterwards: all that calls raise.  From 18 on a
--- generated column need not be stored, and the rows have no value of it.
+-- Each change alone, undone afterwards: the errors of all calls. From 18 on a
+-- generated column need not be stored, and the rows then have no value of it.
 CREATE FUNCTION raw_states(name text, change text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	told text;
@@ -48,7 +48,7 @@ INSERT INTO raw_change (change) VALUES
 	('ALTER TABLE X SET UNLOGGED'),
 	('ALTER TABLE X RENAME TO raw_old');
 SELECT number, raw_states('idempotency_secret', change), raw_states('idempotency_scope', change) FROM raw_change ORDER BY number;
--- where the executor reads: whatever it says, and no crash
+-- tables that the executor reads: its errors, and no crash
 SELECT number, raw_states('idempotency_fence', change), raw_states('idempotency_stream', change), raw_states('idempotency_sweep', change) FROM raw_change ORDER BY number;
 -- Columns and rows.
 SELECT n, raw_states('idempotency_secret', change) FROM unnest(ARRAY[
@@ -63,7 +63,7 @@ SELECT n, raw_states('idempotency_scope', change) FROM unnest(ARRAY[
 	'ALTER TABLE X DROP role', 'ALTER TABLE X DROP role, ADD role name', 'ALTER TABLE X RENAME role TO other', 'ALTER TABLE X RENAME min_retention TO a; ALTER TABLE X RENAME max_retention TO min_retention; ALTER TABLE X RENAME a TO max_retention',
 	'ALTER TABLE X ALTER role TYPE text', 'ALTER TABLE X DROP max_lease, ADD max_lease interval GENERATED ALWAYS AS (retention) KIND']) WITH ORDINALITY c (change, n) ORDER BY n;
 SELECT raw_states('idempotency_store', 'ALTER TABLE X DROP response_code, ADD response_code int GENERATED ALWAYS AS (attempt) KIND');
--- a pattern so long that it is not in the row itself is none of any scope
+-- a pattern that is stored out of line matches no scope
 SELECT raw_states('idempotency_scope', 'ALTER TABLE X DROP CONSTRAINT idempotency_scope_pkey; INSERT INTO X (pattern) SELECT string_agg(md5(n::text), '''') FROM generate_series(1, 2500) n');
 ALTER SEQUENCE idempotency_fence RENAME TO raw_fence;
 CREATE TABLE idempotency_fence (last_value bigint, log_cnt bigint, is_called boolean);
@@ -71,7 +71,7 @@ SELECT raises_in_full('SELECT idem_begin(''raw-leased'', lease => ''1 hour'')');
 DROP TABLE idempotency_fence;
 ALTER SEQUENCE raw_fence RENAME TO idempotency_fence;
 
--- Functions of the script that are STRICT there bear NULL without it.
+-- Functions that are STRICT in the script accept NULL also without STRICT.
 BEGIN;
 DO $$
 DECLARE
@@ -84,7 +84,7 @@ BEGIN
 END
 $$;
 SELECT idem_fingerprint(NULL) IS NULL, idem_may_use_scope(NULL) IS NULL;
--- and every one of them NULLs only
+-- and with NULL in every argument
 CREATE FUNCTION pg_temp.with_nulls(f regprocedure) RETURNS text LANGUAGE sql AS $$
 	SELECT p.proname || '/' || p.pronargs || ': ' || left(raises(format('SELECT %s(%s)', p.oid::regproc,
 		(SELECT string_agg('NULL::' || format_type(t, NULL), ', ') FROM unnest(p.proargtypes) t))), 5) FROM pg_proc p WHERE p.oid = f

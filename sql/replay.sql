@@ -29,7 +29,7 @@ FROM idem_begin('replay-new', scope => 'some scope');
 SELECT idem_release('replay-new', 'some scope');
 COMMIT;
 
--- A rollback leaves nothing: neither the effect nor the key.
+-- After a rollback there is neither the effect nor the key.
 BEGIN;
 SELECT told(idem_begin('replay-2'));
 INSERT INTO effect VALUES (2);
@@ -69,7 +69,7 @@ SELECT response_body = many, length(response_body), response_payload = to_jsonb(
 	response_headers = to_jsonb(repeat('h', 9999))
 FROM bytes, idem_begin('replay-many');
 
--- The scope is part of the name, and the two do not run into each other.
+-- The scope is part of the name; scope and key are not just concatenated.
 BEGIN;
 SELECT told(idem_begin('replay-1', scope => 'replay')), told(idem_begin('1', scope => 'replay-')), told(idem_begin('-1', scope => 'replay'));
 SELECT idem_complete('replay-1', '1', 'replay'), idem_complete('1', '2', 'replay-'), idem_complete('-1', '3', 'replay');
@@ -77,14 +77,14 @@ COMMIT;
 SELECT told(idem_begin('1', scope => 'replay-')), told(idem_begin('-1', scope => 'replay')), told(idem_begin('replay-1', scope => 'replay'));
 SELECT idem_lookup('-1') IS NULL, idem_lookup('-1', 'REPLAY') IS NULL;
 
--- The second begin in the transaction that holds the key: IN_PROGRESS, however
--- long it would wait, and also seen by idem_lookup.
+-- The second begin in the transaction that holds the key: IN_PROGRESS, whatever
+-- its wait. idem_lookup answers the same.
 BEGIN;
 SELECT told(idem_begin('replay-3'));
 SELECT told(idem_begin('replay-3')), told(idem_begin('replay-3', wait => '1 s'));
 SELECT told(idem_begin('replay-3', lease => '1 hour')), told(idem_lookup('replay-3'));
 SELECT idem_complete('replay-3');
--- what has ended is not owned any more
+-- an operation that has ended has no owner any more
 SELECT raises(s) FROM (VALUES
 	($$SELECT idem_complete('replay-3')$$), ($$SELECT idem_fail('replay-3')$$),
 	($$SELECT idem_release('replay-3')$$), ($$SELECT idem_extend('replay-3', '1 hour')$$)) v(s);
@@ -105,7 +105,7 @@ SELECT idem_lookup('replay-4') IS NULL;
 SELECT raises(s) FROM (VALUES
 	($$SELECT idem_complete('replay-5', scope => 'sc')$$), ($$SELECT idem_fail('replay-5')$$),
 	($$SELECT idem_release('replay-5')$$), ($$SELECT idem_extend('replay-5', '1 hour')$$)) v(s);
--- nor does an earlier transaction's begin count
+-- the begin of an earlier transaction does not count either
 BEGIN;
 SELECT told(idem_begin('replay-5'));
 ROLLBACK;

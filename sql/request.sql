@@ -11,14 +11,14 @@ SELECT idem_complete('request-1', '"paid"');
 SELECT raises($$SELECT idem_begin('request-1', request => '{"amount": 2}')$$);
 COMMIT;
 
--- FAILURES 54: every spelling that jsonb holds equal is the same request.
+-- FAILURES 54: equal jsonb values are the same request.
 SELECT told(idem_begin('request-1', request => ' {"to":"\u0061",  "amount": 1.00, "to":"a"}'));
 SELECT raises($$SELECT idem_begin('request-1', request => '{"amount": "1", "to": "a"}')$$);
--- the hash may be given in its place, and is what is stored
+-- the hash may be given in its place, and is stored
 SELECT told(idem_begin('request-1', request_hash => idem_fingerprint('{"amount": 1, "to": "a"}')));
 SELECT raises($$SELECT idem_begin('request-1', request_hash => sha256('other'))$$);
 SELECT request_hash = idem_fingerprint('{"amount": 1, "to": "a"}') FROM idempotency_store WHERE idempotency_key = 'request-1';
--- JSON null is a request, SQL NULL is none: no check where a side has none
+-- JSON null is a request, SQL NULL is none: no check if a side has none
 SELECT raises($$SELECT idem_begin('request-1', request => 'null')$$);
 SELECT told(idem_begin('request-1')), told(idem_begin('request-1', request => NULL, request_hash => NULL));
 BEGIN;
@@ -39,7 +39,7 @@ SELECT raises(format('SELECT idem_begin(''request-4'', request_hash => %L)', dec
 FROM unnest(ARRAY[0, 31, 33]) n;
 SELECT idem_lookup('request-4') IS NULL;
 
--- Leased: before IN_PROGRESS, before a takeover, whether or not a lease is asked.
+-- Leased: before IN_PROGRESS, before a takeover, with and without a lease of the new begin.
 SELECT told(idem_begin('request-5', request => '5', lease => '1 hour'));
 SELECT raises($$SELECT idem_begin('request-5', request => '6')$$);
 SELECT raises($$SELECT idem_begin('request-5', request => '6', lease => '1 hour', wait => '1 s')$$);
@@ -48,10 +48,10 @@ SELECT let_lease_run_out('request-5');
 SELECT raises($$SELECT idem_begin('request-5', request => '6', lease => '1 hour')$$);
 -- before the limit of attempts, too
 SELECT raises($$SELECT idem_begin('request-5', request => '6', max_attempts => 1)$$);
--- an attempt that brings no request keeps the fingerprint of the one before
+-- an attempt without a request keeps the fingerprint of the one before
 SELECT told(idem_begin('request-5', lease => '1 hour'));
 SELECT raises($$SELECT idem_begin('request-5', request => '6')$$);
--- and one that brings the first sets it
+-- and the first attempt with a request sets it
 SELECT told(idem_begin('request-6', lease => '1 hour'));
 SELECT let_lease_run_out('request-6');
 SELECT told(idem_begin('request-6', request => '6', lease => '1 hour'));
@@ -73,14 +73,14 @@ SELECT idem_complete('request-8');
 COMMIT;
 SELECT raises($$SELECT idem_begin('request-8', request => '0')$$);
 
--- A mismatch changes nothing and holds nothing.
+-- A mismatch changes nothing and keeps no lock.
 BEGIN;
 SELECT raises($$SELECT idem_begin('request-1', request => '0')$$);
 SELECT locks_held();
 COMMIT;
 SELECT told(idem_begin('request-1', request => '{"amount": 1, "to": "a"}'));
 
--- What has expired counts as absent, whatever its request was.
+-- An expired record counts as absent, whatever its request was.
 SELECT let_expire('request-1');
 BEGIN;
 SELECT told(idem_begin('request-1', request => '{"amount": 2}'));

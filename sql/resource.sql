@@ -2,26 +2,26 @@
 \pset format unaligned
 \pset tuples_only on
 
--- All of them until the transaction ends, each once; again is no more.
+-- All of them until the transaction ends, each once; a second call adds none.
 BEGIN;
 SELECT idem_lock(ARRAY['account 2', 'account 1', 'account 2']), locks_held();
 SELECT idem_lock(ARRAY['account 1', 'account 3'], '1 hour'), locks_held();
 SELECT idem_lock(ARRAY[]::text[]), locks_held();
--- a savepoint that is rolled back gives back what it locked, and no more
+-- a rollback to a savepoint releases the locks taken after it, and no others
 SAVEPOINT a;
 SELECT idem_lock(ARRAY['account 1', 'account 4']), locks_held();
 ROLLBACK TO a;
 SELECT locks_held();
--- operations' locks are others: the same name does not meet them
+-- operations have other locks, even with the same name
 SELECT told(idem_begin('account 1')), locks_held();
 SELECT idem_release('account 1'), locks_held();
 -- FAILURES 35
 SELECT pg_advisory_unlock_all(), locks_held();
 COMMIT;
 SELECT locks_held();
--- a lock is nothing that COMMIT would refuse
+-- COMMIT does not refuse a transaction because of a lock
 SELECT idem_lock(ARRAY['account 1']);
--- FAILURES 34: they count against the limit, those held already do not
+-- FAILURES 34: new locks count against the limit, those held already do not
 SET idempotency.max_operations_per_transaction = 3;
 BEGIN;
 SELECT idem_lock(ARRAY['a', 'b']), raises('SELECT idem_lock(ARRAY[''c'', ''d''])'), locks_held();
@@ -40,7 +40,7 @@ SELECT idem_advance('stream 2', 1), idem_advance('stream 1', 1, 'other'), idem_a
 SELECT idem_advance('stream 3', -9223372036854775808), idem_advance('stream 3', -9223372036854775808), idem_advance('stream 3', -1),
 	idem_advance('stream 3', 0), idem_advance('stream 3', 9223372036854775807), idem_advance('stream 3', 9223372036854775807);
 SELECT left(raises('SELECT idem_advance(''stream 3'', 9223372036854775808)'), 5);
--- a rollback takes it back: the event may come again
+-- a rollback undoes the move: the event may come again
 BEGIN;
 SELECT idem_advance('stream 1', 200), idem_advance('stream 1', 200);
 SAVEPOINT a;

@@ -1,4 +1,4 @@
--- Who may do what: nobody anything until idem_grant; tables never.
+-- Rights: no role has any until idem_grant; tables never.
 \pset format unaligned
 \pset tuples_only on
 CREATE ROLE regress_idem_app;
@@ -20,7 +20,7 @@ GRANT SELECT ON calls TO PUBLIC;
 SET ROLE regress_idem_app;
 SELECT pg_temp.states(application), pg_temp.states(administration) FROM calls;
 RESET ROLE;
--- After it, and twice is the same as once.
+-- After idem_grant; a second call changes nothing.
 SELECT idem_grant('regress_idem_app'), idem_grant('regress_idem_app'), idem_grant('"regress_idem ""other""; DROP TABLE x; --"');
 SET ROLE regress_idem_app;
 SELECT pg_temp.states(application), pg_temp.states(administration) FROM calls;
@@ -35,7 +35,7 @@ SELECT told(idem_begin('rights-3')), current_user;
 SELECT told(idem_begin('rights-4', lease => '1 hour'));
 SELECT raises('SELECT idem_complete(''rights-4'', fence => 9223372036854775807)'), current_user;
 
--- FAILURES 62: raw access to the tables is the owner's alone.
+-- FAILURES 62: only the owner has raw access to the tables.
 SELECT pg_temp.states(ARRAY['SELECT FROM idempotency_store', 'INSERT INTO idempotency_store DEFAULT VALUES', 'UPDATE idempotency_store SET attempt = 1',
 	'DELETE FROM idempotency_store', 'TRUNCATE idempotency_store', 'LOCK TABLE idempotency_store',
 	'SELECT lock_key FROM idempotency_secret', 'DELETE FROM idempotency_secret', 'SELECT FROM idempotency_stream', 'UPDATE idempotency_stream SET seq = 1',
@@ -43,8 +43,8 @@ SELECT pg_temp.states(ARRAY['SELECT FROM idempotency_store', 'INSERT INTO idempo
 	'ALTER TABLE idempotency_store DISABLE TRIGGER ALL', 'CREATE TRIGGER t AFTER INSERT ON idempotency_store EXECUTE FUNCTION suppress_redundant_updates_trigger()']);
 RESET ROLE;
 
--- FAILURES 74: SET ROLE between begin and end: the operation is the
--- transaction's, the right to call is the present role's.
+-- FAILURES 74: SET ROLE between begin and end: the operation belongs to the
+-- transaction, the current role needs the right to call.
 BEGIN;
 SELECT told(idem_begin('rights-5'));
 SET LOCAL ROLE regress_idem_app;
@@ -59,8 +59,8 @@ SET LOCAL ROLE regress_idem_app;
 SELECT told(idem_begin('rights-6')), idem_release('rights-6');
 COMMIT;
 
--- What the owner has put onto the store runs as the caller and never with the
--- owner's rights, though the statement is checked against those.
+-- The owner's triggers on the store run as the caller and never with the owner's
+-- rights, although the statement is checked against those.
 CREATE TABLE rights_seen (who name);
 GRANT INSERT ON rights_seen TO regress_idem_app;
 CREATE FUNCTION rights_see() RETURNS trigger LANGUAGE plpgsql AS $$

@@ -1,5 +1,5 @@
--- FAILURES 15 to 18: a savepoint that is rolled back takes its begins and ends
--- with it.
+-- FAILURES 15 to 18: a rollback to a savepoint undoes the begins and
+-- ends after it.
 \pset format unaligned
 \pset tuples_only on
 
@@ -44,7 +44,7 @@ SELECT idem_complete('savepoint-4');
 ROLLBACK TO a;
 COMMIT;
 \echo :SQLSTATE
--- FAILURES 17: begun in the parent and again in a savepoint: the parent's stays.
+-- FAILURES 17: begun in the parent and again in a savepoint: the parent keeps it.
 BEGIN;
 SELECT told(idem_begin('savepoint-5'));
 SAVEPOINT a;
@@ -52,14 +52,14 @@ SELECT told(idem_begin('savepoint-5'));
 ROLLBACK TO a;
 SELECT told(idem_begin('savepoint-5')), locks_held();
 SAVEPOINT b;
--- given up and begun anew inside
+-- released and begun again inside
 SELECT idem_release('savepoint-5');
 SELECT told(idem_begin('savepoint-5', request => '5'));
 ROLLBACK TO b;
 SELECT raises($$SELECT idem_begin('savepoint-5', request => '6')$$), locks_held();
 SELECT idem_complete('savepoint-5');
 COMMIT;
--- Released, a savepoint hands what it did to its parent: to end it there,
+-- A released savepoint passes its begins and ends to its parent: to end them there,
 BEGIN;
 SAVEPOINT a;
 SELECT told(idem_begin('savepoint-6'));
@@ -78,7 +78,7 @@ SELECT told(idem_begin('savepoint-7'));
 RELEASE a;
 COMMIT;
 \echo :SQLSTATE
--- and to be rolled back with it, three levels deep.
+-- and to roll them back with it, three levels deep.
 BEGIN;
 SELECT told(idem_begin('savepoint-8-1'));
 SAVEPOINT a;
@@ -131,7 +131,7 @@ SELECT told(idem_begin('savepoint-10'));
 SELECT idem_complete('savepoint-10', '"try 2"');
 COMMIT;
 SELECT told(idem_begin('savepoint-10'));
--- Leased: the record goes with the savepoint, and so do its end and extension.
+-- Leased: the rollback undoes the record, and so it does its end and extension.
 BEGIN;
 SAVEPOINT a;
 SELECT told(idem_begin('savepoint-11', lease => '1 hour'));

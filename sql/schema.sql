@@ -2,7 +2,7 @@
 \pset format unaligned
 \pset tuples_only on
 SET client_min_messages = warning;
--- A life of operations, by the functions of one schema.
+-- The life of operations, by the functions of one schema.
 CREATE FUNCTION schema_life(place text, name text) RETURNS SETOF text LANGUAGE plpgsql AS $$
 DECLARE
 	call text;
@@ -48,7 +48,7 @@ SELECT schema_life('"schema; evener"', 'schema-3');
 ROLLBACK;
 SELECT told(idem_begin('schema-1')), idem_lookup('schema-2') IS NULL;
 SELECT schema_life('public', 'schema-2');
--- dropped while an operation is pending: the guard still stands
+-- dropped while an operation is pending: the guard still refuses
 BEGIN;
 SELECT told(idem_begin('schema-4'));
 DROP EXTENSION idempotency CASCADE;
@@ -63,7 +63,7 @@ ALTER SCHEMA schema_moved RENAME TO public;
 COMMIT;
 SELECT told(idem_begin('schema-4'));
 
--- It does not move to another schema, and does not take over what was there.
+-- It does not move to another schema, and does not take existing objects over.
 SELECT left(raises('ALTER EXTENSION idempotency SET SCHEMA pg_catalog'), 5);
 BEGIN;
 DROP EXTENSION idempotency CASCADE;
@@ -79,7 +79,7 @@ CREATE TYPE idempotency_status AS ENUM ('PENDING', 'COMPLETED', 'FAILED');
 SELECT left(raises('CREATE EXTENSION idempotency'), 5);
 ROLLBACK;
 
--- What the functions need and somebody has taken away: a clear error.
+-- If somebody has removed objects that the functions need, there is a clear error.
 BEGIN;
 DELETE FROM idempotency_secret;
 ALTER TABLE idempotency_store SET (fillfactor = 90);
@@ -98,7 +98,7 @@ BEGIN;
 ALTER TYPE idem_operation ADD ATTRIBUTE more int;
 SELECT raises('SELECT idem_lookup(''schema-1'')');
 ROLLBACK;
--- a store that a crash would empty
+-- an UNLOGGED store, which a crash would empty
 BEGIN;
 ALTER TABLE idempotency_store SET UNLOGGED;
 SELECT raises_in_full('SELECT idem_begin(''schema-5'')');

@@ -32,8 +32,8 @@ BEGIN
 END
 $$;
 
--- Whoever is not a member gets the same answer, whether or not there is such a
--- key (FAILURES 69), from each function that names a scope.
+-- A role that is no member gets the same error, whether or not the key exists
+-- (FAILURES 69), from each function with a scope.
 BEGIN;
 SELECT told(idem_begin('there', scope => 'pay', request => '1')), idem_complete('there', '"secret"', 'pay');
 SELECT told(idem_begin('leased', scope => 'pay', lease => '1 hour'));
@@ -52,22 +52,22 @@ SET ROLE regress_idem_shop;
 SELECT raises_in_full('SELECT idem_begin(''there'', scope => ''pay'')');
 SELECT raises('SELECT idem_begin(''there'', scope => ''pay'')') = raises('SELECT idem_begin(''absent'', scope => ''pay'')') AS no_oracle;
 RESET ROLE;
--- Credentials that are rotated go on deduplicating.
+-- New credentials of the same role get replays.
 SET ROLE regress_idem_pay_2026;
 SELECT told(idem_begin('there', scope => 'pay', request => '1'));
 RESET ROLE;
--- It is the present role that counts, at each call (FAILURES 74).
+-- The current role counts, at each call (FAILURES 74).
 BEGIN;
 SELECT told(idem_begin('k', scope => 'pay'));
 SET LOCAL ROLE regress_idem_shop;
 SELECT raises('SELECT idem_complete(''k'', scope => ''pay'')');
 ROLLBACK;
 
--- The longest pattern that says whose a scope is decides.
+-- The longest pattern with a claim decides.
 SELECT idem_claim_scope('*', 'regress_idem_shop'), idem_claim_scope('pay*', 'regress_idem_pay'), idem_claim_scope('pay/shop', 'regress_idem_shop'),
 	idem_claim_scope('pay', 'regress_idem_shop');
 SELECT scope_matrix(ARRAY['', 'pay', 'payx', 'pay/shop', 'pay/shop2', 'pa']);
--- a policy of a longer pattern does not take a claim away
+-- a policy of a longer pattern does not remove a claim
 SELECT idem_set_policy('payx*', max_attempts => 3);
 SELECT scope_matrix(ARRAY['payx', 'payxy']);
 SELECT idem_unclaim_scope('pay*'), idem_unclaim_scope('pay*'), idem_unclaim_scope('payx*'), idem_unclaim_scope('nobody claimed it');
@@ -76,7 +76,7 @@ SELECT idem_unclaim_scope('*'), idem_unclaim_scope('pay'), idem_unclaim_scope('p
 SELECT scope_matrix(ARRAY['', 'pay', 'payx']);
 SELECT pattern, role FROM idempotency_scope ORDER BY 1;
 
--- A claim that is rolled back never was; one in this transaction counts at once.
+-- A claim can be rolled back; in its own transaction it counts at once.
 BEGIN;
 SELECT idem_claim_scope('pay', 'regress_idem_pay');
 SELECT scope_matrix(ARRAY['pay']);
@@ -91,7 +91,7 @@ DROP ROLE regress_idem_pay;
 SELECT pg_temp.as_role(r, 'SELECT idem_lookup(''there'', ''pay'')') FROM unnest(ARRAY['regress_idem_paid', 'regress_idem_shop']) r;
 SELECT told(idem_lookup('there', 'pay')), idem_claim_scope('pay', 'regress_idem_paid');
 SELECT pg_temp.as_role('regress_idem_paid', 'SELECT idem_lookup(''there'', ''pay'')');
--- The monitor learns of the lease, but not the key.
+-- The monitoring role sees the lease, but not the key.
 CREATE ROLE regress_idem_monitor IN ROLE pg_monitor;
 SET ROLE regress_idem_monitor;
 SELECT kind, scope, idempotency_key, attempt FROM idempotency_in_flight WHERE scope = 'pay';
@@ -99,7 +99,7 @@ RESET ROLE;
 SELECT kind, scope, idempotency_key, attempt FROM idempotency_in_flight WHERE scope = 'pay';
 SELECT idem_unclaim_scope('pay');
 
--- What may not be claimed.
+-- Patterns and roles that are refused.
 SELECT raises(s) FROM unnest(ARRAY['SELECT idem_claim_scope(NULL, ''regress_idem_shop'')', 'SELECT idem_claim_scope(''pay'', NULL)', 'SELECT idem_claim_scope(''p*y'', ''regress_idem_shop'')',
 	'SELECT idem_claim_scope(''pay**'', ''regress_idem_shop'')', 'SELECT idem_claim_scope(repeat(''p'', 256), ''regress_idem_shop'')',
 	'SELECT idem_claim_scope(''pay'', 0::oid::regrole)', 'SELECT idem_claim_scope(''pay'', 4294967290)', 'SELECT idem_unclaim_scope(NULL)']) s;

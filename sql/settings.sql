@@ -1,7 +1,7 @@
 -- Settings: defaults, units, limits, and who may set what.
 \pset format unaligned
 \pset tuples_only on
--- Without preloading they are there from the first call on.
+-- Without preloading they exist from the first call on.
 SELECT idem_step_key('settings', '1');
 SELECT name, setting, unit, context, min_val, boot_val FROM pg_settings
 WHERE name IN ('idempotency.retention', 'idempotency.max_attempts', 'idempotency.max_response_size', 'idempotency.max_operations_per_transaction', 'idempotency.end_wait') ORDER BY name COLLATE "C";
@@ -21,7 +21,7 @@ SELECT raises('SET idempotency.retension = 1');
 -- worker settings belong to the server's configuration
 SELECT name, raises(format('SET idempotency.%s = DEFAULT', name)) FROM unnest(ARRAY['gc_enabled', 'gc_interval', 'gc_batch_size', 'gc_databases']) name;
 
--- FAILURES 72: what protects the server is the administrator's to set.
+-- FAILURES 72: only the administrator may change settings that protect the server.
 CREATE ROLE regress_idem_settings;
 SET ROLE regress_idem_settings;
 SELECT left(raises(s), 8) FROM (VALUES ('SET idempotency.max_response_size = ''512MB'''), ('SET idempotency.max_operations_per_transaction = 1000000'),

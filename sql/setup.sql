@@ -1,7 +1,7 @@
 -- Creates the extension, and the helpers that the other files share.
 CREATE EXTENSION idempotency;
 
--- What a statement raises: SQLSTATE and message; in full: detail and hint, too.
+-- The error of a statement: SQLSTATE and message; in full: detail and hint, too.
 CREATE FUNCTION raises_in_full(statement text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	state text;
@@ -21,13 +21,13 @@ $$;
 CREATE FUNCTION raises(statement text) RETURNS text LANGUAGE sql AS $$
 	SELECT split_part(raises_in_full(statement), E'\n', 1)
 $$;
--- SQLSTATE and detail, whatever the time.
+-- SQLSTATE and detail, with times replaced by dots.
 CREATE FUNCTION raises_why(statement text) RETURNS text LANGUAGE sql AS $$
 	SELECT regexp_replace(left(r, 5) || ': ' || substring(r FROM '\n  DETAIL ([^\n]*)'), ' at \d.*', ' at ...')
 	FROM raises_in_full(statement) r
 $$;
 
--- An idem_operation without what differs from run to run. It takes any record,
+-- An idem_operation without the values that differ from run to run. It takes any record,
 -- so that it does not depend on the extension.
 CREATE FUNCTION told(operation record) RETURNS text LANGUAGE plpgsql STRICT
 SET search_path = pg_catalog, pg_temp AS $$
@@ -48,7 +48,7 @@ BEGIN
 END
 $$;
 
--- Time passes: for a lease, for the pause before a retry, for the retention.
+-- Lets time pass: for a lease, for the pause before a retry, for the retention.
 CREATE FUNCTION let_lease_run_out(name text) RETURNS void LANGUAGE sql AS $$
 	UPDATE idempotency_store SET lease_expires_at = clock_timestamp() - interval '1 second'
 	WHERE idempotency_key = name AND lease_expires_at IS NOT NULL

@@ -1,8 +1,8 @@
--- FAILURES 66: whatever search_path says and whoever has planted what.
+-- FAILURES 66: with any search_path and with planted objects.
 \pset format unaligned
 \pset tuples_only on
 CREATE FUNCTION shadow_echo(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1';
--- A life that meets every statement on the tables.
+-- Operations that run every statement on the tables.
 CREATE FUNCTION shadow_life(name text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	operation public.idem_operation;
@@ -32,7 +32,7 @@ SET search_path = '';
 SELECT public.shadow_life('shadow-2');
 RESET search_path;
 
--- Tables, types and a sequence of the same names, in pg_temp and before us.
+-- Tables, types and a sequence of the same names, in pg_temp and in a schema before ours.
 CREATE TEMP TABLE idempotency_store (LIKE idempotency_store INCLUDING ALL);
 CREATE TEMP TABLE idempotency_stream (LIKE idempotency_stream INCLUDING ALL);
 CREATE TEMP TABLE idempotency_secret (only_row bool, lock_key bytea);
@@ -55,7 +55,7 @@ SET client_min_messages = warning;
 DROP SCHEMA shadow_before CASCADE;
 RESET client_min_messages;
 
--- Operators of a caller's own must not run with the owner's rights.
+-- A caller's own operators must not run with the owner's rights.
 CREATE ROLE regress_idem_shadow;
 SELECT idem_grant('regress_idem_shadow');
 CREATE SCHEMA shadow_hostile AUTHORIZATION regress_idem_shadow;
@@ -79,7 +79,7 @@ CREATE OPERATOR shadow_hostile.< (LEFTARG = tid, RIGHTARG = tid, FUNCTION = shad
 CREATE FUNCTION shadow_hostile.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS 'SELECT CASE WHEN shadow_hostile.hostile() THEN pg_catalog.now() END';
 SET search_path = shadow_hostile, pg_catalog, public;
 SELECT public.shadow_life('shadow-5');
--- also where the store is not read and written directly, and by the collector
+-- also with a store that needs SPI, and in the collector
 RESET ROLE;
 BEGIN;
 ALTER TABLE public.idempotency_store ADD CHECK (attempt > 0);
@@ -91,7 +91,7 @@ SELECT public.idem_grant('regress_idem_shadow'), public.idem_revoke('regress_ide
 COMMIT;
 RESET search_path;
 SELECT who, what FROM shadow_hostile.seen;
--- they do run where a caller's own statement finds them
+-- the control: a caller's own statement does run them
 SET ROLE regress_idem_shadow;
 SET search_path = shadow_hostile, pg_catalog, public;
 SELECT 'a'::text = 'a'::text;

@@ -1,4 +1,4 @@
--- Figures: what the views show, to whom, and pg_cron where it is missing.
+-- Figures: the rows of the views, the right to read them, and a missing pg_cron.
 \pset format unaligned
 \pset tuples_only on
 
@@ -18,7 +18,7 @@ COMMIT;
 SELECT let_lease_run_out('stats-2');
 -- the lease is over, and nobody has taken it over or ended it
 SELECT kind, scope, idempotency_key, attempt, age < '1 minute', lease_left < '0', pid, gid FROM idempotency_in_flight;
--- Locks that are none of operations are not shown.
+-- Locks that do not belong to operations are not shown.
 BEGIN;
 SELECT idem_lock(ARRAY['stats']);
 SELECT pg_advisory_xact_lock(1);
@@ -40,15 +40,15 @@ SELECT outcome, lease_expires_at FROM idem_lookup('stats-infinity');
 SELECT outcome, attempt FROM idem_begin('stats--infinity', lease => '1 hour');
 DELETE FROM idempotency_store WHERE idempotency_key LIKE 'stats-%infinity';
 
--- A row for this database in any case; all figures or, without preloading, none.
+-- Always a row for this database, with all figures or, without preloading, none.
 SELECT count(*) FROM idempotency_stats WHERE datname = current_database();
 SELECT (acquired IS NULL) = (current_setting('shared_preload_libraries') !~ 'idempotency'),
 	num_nulls(acquired, replayed_completed, replayed_failed, in_progress, mismatches, taken_over, completed, failed, released, forgotten,
 		leases_lost, commits_refused, waits, wait_time, wait_seconds, collected_rows, sweeps) IN (0, 17)
 FROM idempotency_stats WHERE datname = current_database();
 
--- Who may look: pg_monitor and pg_read_all_stats at figures and names, others
--- at nothing, and neither at what is stored.
+-- Rights: pg_monitor and pg_read_all_stats read figures and names, others read
+-- nothing, and none of them reads the tables.
 CREATE FUNCTION pg_temp.try_all() RETURNS SETOF text LANGUAGE sql AS $$
 	SELECT rpad(s, 40) || raises(s) FROM (VALUES ('SELECT FROM idempotency_stats'), ('SELECT FROM idempotency_in_flight'),
 		('SELECT FROM idempotency_store'), ('SELECT FROM idempotency_stream'), ('SELECT FROM idempotency_secret'),

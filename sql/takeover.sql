@@ -11,7 +11,7 @@ SELECT outcome, attempt, taken_over, replayed, fence > :fence1, created_at = :'c
 FROM idem_begin('takeover-1', lease => '1 hour');
 SELECT told(idem_begin('takeover-1'));
 SELECT fence AS fence2, ctid FROM idempotency_store WHERE idempotency_key = 'takeover-1' \gset
--- FAILURES 40: the old owner wakes, is refused and told, and writes nothing.
+-- FAILURES 40: the old owner wakes up, gets ID409, and writes nothing.
 SELECT raises_why(format(s, :fence1)) FROM (VALUES
 	('SELECT idem_complete(''takeover-1'', ''1'', fence => %s)'), ('SELECT idem_fail(''takeover-1'', ''1'', fence => %s)'),
 	('SELECT idem_extend(''takeover-1'', ''2 hours'', fence => %s)')) v(s);
@@ -22,7 +22,7 @@ SELECT idem_complete('takeover-1', '"second"', fence => :fence2);
 SELECT raises_why(format($$SELECT idem_complete('takeover-1', '1', fence => %s)$$, :fence1)), idem_release('takeover-1', fence => :fence1);
 SELECT told(idem_begin('takeover-1'));
 
--- Time and again: attempts count, fences only grow.
+-- Again and again: attempts count, fences only grow.
 SELECT told(idem_begin('takeover-2', lease => '1 hour'));
 CREATE TEMP TABLE fences AS SELECT 1 AS attempt, fence FROM idempotency_store WHERE idempotency_key = 'takeover-2';
 DO $$
@@ -35,10 +35,10 @@ BEGIN
 END
 $$;
 SELECT count(DISTINCT fence), array_agg(attempt ORDER BY fence) FROM fences;
--- Given up by the last owner: of the attempts before the next begin is told, as attempt 5 again.
+-- Released by the last owner: the earlier attempts stay known, the next begin is attempt 5 again.
 SELECT idem_release('takeover-2', fence => max(fence)) FROM fences;
 SELECT told(idem_lookup('takeover-2')), s.fence > max(f.fence), expires_at - lease_expires_at FROM idempotency_store s, fences f WHERE idempotency_key = 'takeover-2' GROUP BY s.fence, expires_at, lease_expires_at;
--- nobody has that attempt: neither the last owner nor the one before
+-- that attempt has no owner: neither the last one nor the one before
 SELECT fence, idem_release('takeover-2', fence => fence), raises_why(format($$SELECT idem_complete('takeover-2', fence => %s)$$, fence)),
 	raises_why(format($$SELECT idem_extend('takeover-2', '1 s', fence => %s)$$, fence)) FROM (SELECT 0) z, LATERAL (SELECT max(fence) AS fence FROM fences) f \gset last_
 SELECT :'last_idem_release', :'last_raises_why';
@@ -53,12 +53,12 @@ SELECT idem_release('takeover-2'), told(idem_begin('takeover-2'));
 SELECT idem_release('takeover-2'), told(idem_lookup('takeover-2'));
 COMMIT;
 SELECT told(idem_begin('takeover-2', lease => '1 hour'));
--- a failure that was to be tried again
+-- a retryable failure
 SELECT idem_fail('takeover-8', '"busy"', fence => (idem_begin('takeover-8', lease => '1 hour')).fence, retryable => true);
 SELECT idem_release('takeover-8', fence => (idem_begin('takeover-8', lease => '1 hour')).fence);
 SELECT told(idem_begin('takeover-8', lease => '1 hour'));
 
--- Taken over without a lease: bound to the transaction, with no fence.
+-- Taken over without a lease: transaction-bound, without a fence.
 SELECT fence AS fence1 FROM idem_begin('takeover-3', request => '3', lease => '1 hour') \gset
 SELECT let_lease_run_out('takeover-3');
 BEGIN;
@@ -79,7 +79,7 @@ SELECT status, attempt, fence, lease_expires_at FROM idempotency_store WHERE ide
 SELECT let_expire('takeover-3');
 SELECT fence > :fence1, attempt FROM idem_begin('takeover-3', lease => '1 hour');
 
--- It is unfinished like any other at COMMIT, and a rollback gives it back.
+-- It is unfinished at COMMIT as any other, and a rollback undoes the takeover.
 SELECT fence FROM idem_begin('takeover-4', lease => '1 hour') \gset
 SELECT let_lease_run_out('takeover-4');
 SELECT told(idem_begin('takeover-4'));
@@ -89,7 +89,7 @@ ROLLBACK;
 SELECT told(idem_lookup('takeover-4'));
 SELECT idem_complete('takeover-4', '"first"', fence => :fence);
 SELECT told(idem_begin('takeover-4'));
--- Released, the lease that ran out is what it was.
+-- After the release, the record of the lease that ran out is unchanged.
 SELECT fence FROM idem_begin('takeover-5', lease => '1 hour') \gset
 SELECT let_lease_run_out('takeover-5');
 SELECT ctid FROM idempotency_store WHERE idempotency_key = 'takeover-5' \gset
@@ -102,7 +102,7 @@ BEGIN;
 SELECT told(idem_begin('takeover-5'));
 ROLLBACK;
 SELECT idem_complete('takeover-5', fence => :fence);
--- And so is a failure that was to be tried again, and what has expired.
+-- The same for a retryable failure, and for an expired record.
 BEGIN;
 SELECT told(idem_begin('takeover-9')), idem_fail('takeover-9', '"busy"', retryable => true);
 COMMIT;
@@ -119,7 +119,7 @@ SELECT told(idem_begin('takeover-9'));
 SELECT idem_release('takeover-9'), idem_lookup('takeover-9') IS NULL, count(*) FROM idempotency_store WHERE idempotency_key = 'takeover-9';
 COMMIT;
 
--- The limit of attempts ends the lease that ran out, and its owner is refused.
+-- At the limit of attempts the operation fails, and the owner of the lease that ran out is refused.
 SELECT fence FROM idem_begin('takeover-6', lease => '1 hour') \gset
 SELECT let_lease_run_out('takeover-6');
 SELECT told(idem_begin('takeover-6', max_attempts => 1)) ~ 'FAILED .* "attempts exhausted"';

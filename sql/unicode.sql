@@ -15,26 +15,26 @@ COMMIT;
 SELECT told(idem_begin(name, scope => name)), octet_length(name) FROM long;
 SELECT raises(format('SELECT idem_begin(%L)', name || 'x')), raises(format('SELECT idem_begin(''k'', scope => %L)', name || 'x')) FROM long;
 
--- FAILURES 53: what looks the same is not the same: identity is by bytes, not
+-- FAILURES 53: names that look the same can differ: they are compared by bytes, not
 -- by normal form, letter case or collation.
 BEGIN;
 SELECT told(idem_begin(name)) FROM unnest(ARRAY[U&'caf\00e9', U&'cafe\0301', U&'CAF\00c9', U&'caf\00e9\200b']) name;
 SELECT idem_complete(name, to_jsonb(n)) FROM unnest(ARRAY[U&'caf\00e9', U&'cafe\0301', U&'CAF\00c9', U&'caf\00e9\200b']) WITH ORDINALITY u(name, n);
 COMMIT;
 SELECT told(idem_lookup(U&'caf\00e9')), told(idem_lookup(U&'cafe\0301')), told(idem_lookup(U&'CAF\00c9')), told(idem_lookup(U&'caf\00e9\200b'));
--- and so it is with requests
+-- the same for requests
 SELECT idem_fingerprint(to_jsonb(U&'\00e9'::text)) = idem_fingerprint(to_jsonb(U&'e\0301'::text)),
 	idem_fingerprint(to_jsonb(U&'\00e9'::text)) = idem_fingerprint('"\u00e9"');
 
--- FAILURES 52: invalid UTF-8 gets no further than the server's own check.
+-- FAILURES 52: the server itself refuses invalid UTF-8.
 SELECT left(raises($$SELECT idem_begin(convert_from('\xff', 'UTF8'))$$), 5), left(raises($$SELECT idem_begin(E'\xc3')$$), 5);
--- a response's bytes need not be text at all
+-- the bytes of a response need not be text
 BEGIN;
 SELECT told(idem_begin('unicode-1'));
 SELECT idem_complete('unicode-1', '"\u00e9"', body => '\xff00c3');
 COMMIT;
 SELECT response_payload = to_jsonb(U&'\00e9'::text), response_body FROM idem_begin('unicode-1');
--- Of an error that is too long for its scope, whole characters are stored.
+-- If an error is too long for its scope, it is cut between two characters.
 CREATE FUNCTION unicode_raise(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION '%', repeat(U&'\00e9', 100); END $$;
 SELECT count(idem_set_policy('unicode ' || n, max_response_size => n)::text) FROM generate_series(90, 93) n;
 SELECT n, response_payload ->> 'message' = repeat(U&'\00e9', length(response_payload ->> 'message')), length(response_payload ->> 'message')

@@ -1,4 +1,4 @@
--- What an operation writes: one row, once.
+-- The writes of an operation: one row, once.
 \pset format unaligned
 \pset tuples_only on
 
@@ -26,7 +26,7 @@ SELECT pg_temp.writes(s) FROM (VALUES
 	($$SELECT idem_begin('writes-1', request => '1')$$), ($$SELECT idem_lookup('writes-1')$$),
 	($$SELECT idem_begin('writes-2')$$), ($$SELECT idem_fail('writes-2')$$), ($$SELECT idem_begin('writes-2', lease => '1 hour')$$),
 	($$SELECT idem_begin('writes-3')$$), ($$SELECT idem_release('writes-3')$$)) v(s);
--- the next attempt takes the row of the one before
+-- the next attempt updates the row of the one before
 SELECT pg_temp.writes(s) FROM (VALUES
 	($$SELECT idem_begin('writes-4')$$), ($$SELECT idem_fail('writes-4', retryable => true)$$),
 	($$SELECT idem_begin('writes-4')$$), ($$SELECT idem_complete('writes-4')$$)) v(s);
@@ -51,7 +51,7 @@ SELECT let_lease_run_out('writes-6');
 SELECT pg_temp.writes(s) FROM (VALUES ($$SELECT idem_begin('writes-6', max_attempts => 2)$$), ($$SELECT idem_begin('writes-6', max_attempts => 2)$$)) v(s);
 BEGIN;
 SELECT pg_temp.writes(s) FROM (VALUES ($$SELECT idem_begin('writes-7', lease => '1 hour')$$), ($$SELECT idem_release('writes-7')$$)) v(s);
--- what has expired, and was not collected yet, is replaced in its place
+-- an expired record that was not collected yet is updated
 SELECT pg_temp.writes(s) FROM (VALUES ($$SELECT idem_begin('writes-8')$$), ($$SELECT idem_complete('writes-8')$$),
 	($$SELECT let_expire('writes-8')$$), ($$SELECT idem_begin('writes-8')$$), ($$SELECT idem_complete('writes-8')$$)) v(s);
 COMMIT;
@@ -62,5 +62,5 @@ SELECT pg_temp.writes(s) FROM (VALUES
 	($$SELECT idem_call('pg_temp.handle(jsonb)', 'writes-9', '1')$$), ($$SELECT idem_call('pg_temp.handle(jsonb)', 'writes-9', '1')$$),
 	($$SELECT idem_call('pg_temp.handle(jsonb)', 'writes-10', '0')$$), ($$SELECT idem_call('pg_temp.handle(jsonb)', 'writes-10', '0')$$),
 	($$SELECT idem_call('pg_temp.handle(jsonb)', 'writes-11', '1', record_failure => false)$$)) v(s);
--- A handful of other statements prove that the count is not blind.
+-- The control: other statements are counted.
 SELECT pg_temp.writes($$CREATE TEMP TABLE counted AS SELECT 1 AS n$$), pg_temp.writes($$UPDATE counted SET n = 2$$), pg_temp.writes($$DELETE FROM counted$$);

@@ -1,9 +1,9 @@
--- What test/soak runs in one session: operations of every kind, and how much
--- memory that session has.
+-- The work of test/soak in one session: operations of every kind, and the memory
+-- of that session.
 CREATE EXTENSION idempotency;
 
--- Memory contexts in use, memory from the system that is not shared, and of the
--- contexts that in which the server keeps the session's locks.
+-- Memory contexts in use, memory from the system that is not shared, and the
+-- memory of the context in which the server keeps the session's locks.
 CREATE FUNCTION memory(OUT contexts bigint, OUT resident bigint, OUT locks bigint) LANGUAGE sql AS $$
 	SELECT sum(used_bytes)::bigint,
 		1024 * substring(pg_read_file('/proc/self/status') FROM 'RssAnon:\s+(\d+)')::bigint,
@@ -15,7 +15,7 @@ CREATE FUNCTION handler(request jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT req
 CREATE FUNCTION failing_handler(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS
 	$$ BEGIN RAISE 'no' USING ERRCODE = 'P0007'; END $$;
 
--- An answer that is not the one expected would be work that was not done.
+-- Checks each answer: with a wrong one the work would not be done.
 CREATE FUNCTION expect(answer idem_operation, outcome idem_outcome) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
 	IF answer.outcome IS DISTINCT FROM expect.outcome THEN
@@ -51,7 +51,7 @@ EXCEPTION WHEN SQLSTATE 'P0008' THEN
 	NULL;
 END $$;
 
--- One operation of each kind in turn, in transactions of its own.
+-- One operation of each kind in turn, each in its own transaction.
 CREATE PROCEDURE operate(first bigint, count int) LANGUAGE plpgsql AS $$
 DECLARE
 	key text;
@@ -118,7 +118,7 @@ BEGIN
 	END LOOP;
 END $$;
 
--- What a leak looks like, for the test of the test: some 100 bytes each.
+-- A leak on purpose, for the test of the test: some 100 bytes each.
 CREATE PROCEDURE leak(first bigint, count int) LANGUAGE plpgsql AS $$
 BEGIN
 	FOR i IN first .. first + count - 1 LOOP

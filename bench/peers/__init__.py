@@ -1,4 +1,4 @@
-"""Peers: what people would use instead of the extension, side by side with it.
+"""Peers: the alternatives to the extension, compared with it.
 
 All of it runs through one driver, in Node. Every peer is first held to the same
 test of duplicate deliveries; what fails it is timed all the same, and told.
@@ -101,7 +101,7 @@ class Peers:
                                                           for key in results[0] if key != 'effects'}
 
     def run(self, peer, workload, one_client=False, **length):
-        """What the driver says; nothing of a peer that broke down here."""
+        """The result of the driver; None for a peer that failed in this workload."""
         if (peer.name, workload.name) in self.failed:
             return None
         reset()
@@ -118,14 +118,14 @@ class Peers:
             return None
 
     def check(self, peer, workload, effects):
-        """Speed counts for nothing where the test of duplicates has been passed and payments are wrong."""
+        """An error if accounts are wrong, or payments of a peer that passed the test of duplicates."""
         expected = server.ACCOUNTS * 1_000_000
         if effects['money'] != expected:
             raise server.BenchError(f'{peer.name}, {workload.name}: the accounts do not match the payments')
         if self.is_right(peer.name) and not effects['payments'] == effects['keys'] == effects['accepted']:
             raise server.BenchError(f'{peer.name}, {workload.name}: {effects}')
 
-    # ---- what came out ----
+    # ---- results ----
 
     def series(self, workload, name, measure):
         runs = [r for r in self.runs if (r['workload'], r['peer']) == (workload, name)]
@@ -196,7 +196,7 @@ FIGURES = ('peer', 'a second', 'p50 ms', 'p99 ms', 'trips', 's/1000 PostgreSQL',
 
 
 def least_or_median(measure, values):
-    """Whatever else the server writes only adds; sizes are whole pages, one more or less."""
+    """The minimum, as other writes of the server only add; for sizes, which are whole pages, the median."""
     return max(statistics.median(values), 0) if measure in ('stored', 'redis_memory') else min(values)
 
 

@@ -52,7 +52,7 @@ export async function declinedAsAnswer(call) {
   }
 }
 
-// Work first and let the primary key object: duplicates do the work in vain.
+// The work comes first, and the primary key refuses a duplicate, whose work is undone.
 export const insert = {
   name: 'insert',
   open: async ({ pool }) => ({
@@ -90,7 +90,7 @@ export const selectInsert = {
   }),
 };
 
-// Reads only: what a replay is held against.
+// Reads only: the comparison for a replay.
 export const select = {
   name: 'select', readsOnly: true, stores: insert,
   open: async ({ pool }) => ({

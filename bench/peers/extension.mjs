@@ -119,7 +119,7 @@ async function completeLeased(pool, operation, fence) {
   }
 }
 
-// What is known already, or nothing: then it is ours to run.
+// The stored answer, or nothing: then the operation is acquired.
 function answer({ outcome, replayed, response_payload: stored }) {
   switch (outcome) {
     case 'IN_PROGRESS': throw new Busy();

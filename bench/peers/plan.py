@@ -97,6 +97,6 @@ COMPARISONS += tuple(
     Comparison(f'{c.title}, server time', c.workload, c.of, c.to, measure='cpu')
     for c in COMPARISONS if c.workload in ('fresh', 'replay'))
 
-# Two minutes for everything leave room for what has a target.
+# In two minutes there is only time for comparisons with a target.
 QUICK_PEERS = ('redis-lock', 'redis-barrier', 'redis-state', 'ext-call', 'ext-lease')
 QUICK_WORKLOADS = (FRESH,)

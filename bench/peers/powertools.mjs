@@ -1,7 +1,7 @@
 // 5. @aws-lambda-powertools/idempotency with its cache persistence layer, around
-// the plain transaction. Outside Lambda it is told how much time remains by a
-// context of our own; without one, an attempt that died would block its key for
-// as long as the record is kept.
+// the plain transaction. Outside Lambda a context of our own gives it the remaining
+// time; without a context, an attempt that died would block its key for as long as
+// the record is kept.
 
 import { Busy, callGateway, pay, transaction } from './driver/business.mjs';
 

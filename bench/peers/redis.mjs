@@ -7,7 +7,7 @@ import { protectedPayment } from './client-side.mjs';
 
 const DAY = 86_400_000;
 
-// Only the owner may release: the lock may have run out and be another's.
+// Only the owner may release: the lock may have run out and belong to another owner.
 const RELEASE = `
 if redis.call('GET', KEYS[1]) == ARGV[1] then
   return redis.call('DEL', KEYS[1])

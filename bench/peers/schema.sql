@@ -1,9 +1,9 @@
--- What the peers work on besides bench/schema.sql: payments that tell which
--- operation made them, and the functions of those that run in one call.
+-- The tables of the peers besides bench/schema.sql: payments with the operation
+-- that made them, and the functions of peers that run in one call.
 
 SET client_min_messages = warning;
 
--- No index on the reference: it would protect what is to be measured.
+-- No unique index on the reference: it would itself prevent duplicates.
 CREATE TABLE peer_payments (
 	id			bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
 	account		int NOT NULL,
@@ -53,7 +53,7 @@ BEGIN
 END
 $$;
 
--- The same for those who want to remember failures: caught, undone, stored.
+-- The same with stored failures: an error is caught, its effects are undone, and it is stored.
 CREATE FUNCTION peer_call_catch(key text, request jsonb, hash bytea, OUT outcome text, OUT replayed bool, OUT response jsonb)
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -1,4 +1,4 @@
-"""What the peers need besides PostgreSQL: a Redis server, and the driver in Node."""
+"""The services of the peers besides PostgreSQL: a Redis server, and the driver in Node."""
 
 import contextlib
 import json
@@ -53,7 +53,7 @@ def redis_command(*words):
 
 
 def driver(script, **order):
-    """What a script of driver/ says, given an order."""
+    """The output of a script of driver/ for an order."""
     try:
         output = server.run(['node', os.path.join(FOLDER, 'driver', f'{script}.mjs'), json.dumps(order)], timeout=PATIENCE)
     except subprocess.TimeoutExpired:
@@ -66,7 +66,7 @@ def node_version():
 
 
 def environment():
-    """Versions and settings of what takes part."""
+    """Versions and settings of all peers."""
     with open(os.path.join(FOLDER, 'package.json')) as file:
         packages = json.load(file)['dependencies']
     version = dict(line.split(':', 1) for line in redis_command('info', 'server').splitlines() if ':' in line)

@@ -1,5 +1,5 @@
 -- The bank: accounts, and a row for every transfer that took effect. No constraint
--- keeps a transfer from taking effect twice: that is what is tested.
+-- keeps a transfer from taking effect twice: that is the extension's task here.
 CREATE EXTENSION idempotency;
 CREATE EXTENSION amcheck;
 

@@ -1,4 +1,4 @@
--- What the fuzzer needs in a database: handlers of all kinds.  @schema@ is the
+-- The objects that the fuzzer needs in a database: handlers of all kinds.  @schema@ is the
 -- extension's, quoted.
 CREATE SCHEMA fuzz;
 GRANT USAGE ON SCHEMA fuzz, @schema@ TO PUBLIC;

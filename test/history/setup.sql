@@ -1,5 +1,5 @@
 -- Lists that operations append to and read, and the handler of idem_call. No constraint
--- keeps an operation from appending twice: that is what is tested.
+-- keeps an operation from appending twice: that is the extension's task here.
 CREATE EXTENSION idempotency;
 CREATE EXTENSION amcheck;
 

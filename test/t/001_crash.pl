@@ -33,7 +33,7 @@ sub statement
 	return $step->[1] =~ s/%s/$key/r;
 }
 
-# Effects, records, and what the next begin is told.
+# Effects, records, and the answer of the next begin.
 sub state_of
 {
 	my ($key) = @_;
@@ -89,8 +89,8 @@ for my $case (
 	is(state_of("killed-$step"), $expected, "backend killed after $step");
 }
 
-# A lease is no session's: its owner may die, and whoever knows the fence can
-# end it.
+# A lease belongs to no session: its owner may die, and any session with the
+# fence can end it.
 {
 	my $session = session($node);
 	my $fence = ask($session, q{SELECT fence FROM idem_begin('leased', lease => '1 hour')});
@@ -123,8 +123,8 @@ for my $how ('SIGKILL', 'immediate')
 	is(state_of("$how-open"), '0|0|ACQUIRED', "$how: not committed");
 }
 
-# In the middle of a stream of commits.  A session says a key when its COMMIT
-# has returned; the server goes down when a good number have been said.
+# In the middle of a stream of commits.  A session prints a key when its COMMIT
+# has returned; the server goes down when enough keys are printed.
 for my $how ('SIGKILL', 'immediate')
 {
 	my $count = 20000;

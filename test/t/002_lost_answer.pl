@@ -1,5 +1,5 @@
-# The commit is done and its answer lost (FAILURES 4): the client asks again and
-# is told the same, byte for byte.
+# The commit is done and its answer is lost (FAILURES 4): the client asks again
+# and gets the same answer, byte for byte.
 use strict;
 use warnings;
 
@@ -32,8 +32,8 @@ sub connect_raw
 	return $socket;
 }
 
-# Some bytes at most, behind those that are there.  A child that ends, strace for
-# one, interrupts a read: that says nothing of the server.
+# Appends some bytes at most.  If a child ends, such as strace, it interrupts a
+# read: that is no fault of the server.
 sub read_some
 {
 	my ($socket, $bytes, $most) = @_;
@@ -85,7 +85,7 @@ sub query_raw
 	read_until_ready($socket);
 }
 
-# Every byte is in the body, and the payload has what jsonb could trip over.
+# Every byte is in the body, and the payload has values that are hard for jsonb.
 my $response = q{'{"a": 1.00, "b": [null, "\u00e9"], "c": "\\\\"}', code => 201, }
   . q{headers => '{"Location": "/orders/1"}', }
   . q{body => (SELECT string_agg(set_byte('\x00', 0, i), '' ORDER BY i) FROM generate_series(0, 255) i)};
@@ -119,7 +119,7 @@ sub effects
 	return $node->safe_psql('postgres', "SELECT count(*) FROM effect WHERE key = '$key'");
 }
 
-# The client sends COMMIT and leaves.  What was sent is still read by the server.
+# The client sends COMMIT and disconnects.  The server still reads the COMMIT.
 operate_and_leave('left', sub
 {
 	my ($socket) = @_;
@@ -138,8 +138,8 @@ is($node->safe_psql('postgres', q{BEGIN; SELECT outcome FROM idem_begin('silent'
 is(effects('silent'), '0', 'and there is no effect');
 
 # FAILURES 21: in the extended protocol the answer to a statement comes before its
-# transaction has ended.  Whoever does not wait for the end is told ACQUIRED for
-# an operation that is then refused.
+# transaction has ended.  A client that does not wait for the end gets ACQUIRED
+# for an operation that is then refused.
 sub extended
 {
 	my ($socket, $sql) = @_;

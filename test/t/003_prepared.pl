@@ -93,7 +93,7 @@ $node->safe_psql('postgres', q{ROLLBACK PREPARED 'rolled back'});
 is(asked('rolled back'), 'ACQUIRED', 'rolled back: free');
 is(effects('rolled back'), '0', 'without effect');
 
-# A lease that is begun in a prepared transaction is nobody's until that commits.
+# A lease from a prepared transaction has no owner until that transaction commits.
 $node->safe_psql('postgres', <<'SQL');
 BEGIN;
 CREATE TABLE lease AS SELECT fence FROM idem_begin('leased', lease => '1 hour');

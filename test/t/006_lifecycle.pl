@@ -17,7 +17,7 @@ CREATE FUNCTION handler(request jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT req
 SQL
 
 # Uses everything that a session keeps between calls: the places of the objects,
-# the plans of all statements, and the types.  Returns what it was told.
+# the plans of all statements, and the types.  Returns the answers.
 sub exercise
 {
 	my ($session, $key) = @_;

@@ -32,7 +32,7 @@ sub start_pgbench
 	return $bench;
 }
 
-# What pgbench says of itself, and whether it was content.
+# The report of pgbench, and whether it succeeded.
 sub finish_pgbench
 {
 	my ($bench) = @_;
@@ -64,8 +64,8 @@ SQL
 
 # One session owns all keys when the clients arrive, and commits only when every
 # client waits.  So each of them has met a duplicate, and at the higher levels
-# each has a snapshot that is older than the record: it must be told 40001, try
-# again, and get through.
+# each has a snapshot that is older than the record: it must get 40001, retry,
+# and succeed.
 for my $way ('READ COMMITTED', 'REPEATABLE READ', 'SERIALIZABLE', 'idem_call')
 {
 	my $run = lc $way =~ s/ /_/r;
@@ -89,7 +89,7 @@ for my $way ('READ COMMITTED', 'REPEATABLE READ', 'SERIALIZABLE', 'idem_call')
 		like($output, qr/transactions retried: $clients \(/, "$way: and every one had to try again");
 	}
 
-	# Then as they come, with keys that nobody has had yet.
+	# Then in any order, with keys that are new.
 	$output = finish_pgbench(start_pgbench("$run-more", script_of($run, $way),
 			'-c', $clients, '-t', 100, '--max-tries', 1000));
 	like($output, qr/actually processed: 800\/800/, "$way: duplicates among many clients");
@@ -103,9 +103,9 @@ SQL
 		'0', "$way: no lock is left");
 }
 
-# 200 sessions wait for one key.  The owner commits, or gives up and one of them
-# runs the handler: all have their answer soon, from one effect.  The bound is
-# there to notice a hang, not to measure.
+# 200 sessions wait for one key.  The owner commits, or rolls back and one of
+# them runs the handler: all get their answer soon, from one effect.  The time
+# limit notices a hang, it does not measure.
 for my $end ('COMMIT', 'ROLLBACK')
 {
 	my $clients = 200;

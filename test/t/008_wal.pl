@@ -48,8 +48,8 @@ sub records_since
 	return \%count;
 }
 
-# Warm: the places and the plans are known, the index has a root, and no page of
-# a catalog is left to be cleaned by whoever reads it.
+# Warm: the objects and the plans are cached, the index has a root, and no page
+# of a catalog has dead rows that the next reader would remove.
 for my $key ('warm', 'warmer')
 {
 	ask($session, "BEGIN; SELECT idem_begin('$key'); SELECT idem_complete('$key'); COMMIT");
@@ -80,7 +80,7 @@ is_deeply(records_since($start),
 	},
 	'an operation costs one row and its index entry');
 
-# In one call; the failure's subtransaction leaves no trace when there is none.
+# In one call; the subtransaction for failures leaves no WAL if there is no failure.
 $start = position();
 ask($session, q{SELECT idem_call('public.handler(jsonb)', 'call', '{"a": 1}')});
 is_deeply(records_since($start),

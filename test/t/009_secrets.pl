@@ -1,5 +1,5 @@
-# What other roles and readers of the log get to see: no key in pg_locks
-# (FAILURES 70), no request and no response in any message (71).
+# Other roles and readers of the log see no key in pg_locks (FAILURES 70), and no
+# request and no response in any message (71).
 use strict;
 use warnings;
 
@@ -48,10 +48,10 @@ is(sqlstate($node, 'SET ROLE spy; SELECT lock_key FROM idempotency_secret'), '42
 
 # The log
 #
-# A statement that fails is logged as the client sent it.  Whoever puts payloads
-# into the text of a statement finds them there, and no extension can help it.
-# So here they are bind parameters, as they should be: pgbench -M extended sends
-# its variables so.
+# A failed statement is logged as the client sent it.  If a client puts payloads
+# into the text of a statement, they are in the log, and no extension can prevent
+# that.  So here they are bind parameters, as they should be: pgbench -M extended
+# sends its variables so.
 
 my $marker = 'XyzzyMarker';
 
@@ -117,7 +117,7 @@ my @cases = (
 	[ 'ID413', qq{BEGIN;\nSET LOCAL idempotency.max_response_size = 8;\nSELECT idem_call('constant(jsonb)', 'large', :secret::jsonb);} ],
 	[ 'ID422', q{SELECT idem_call('constant(jsonb)', 'done', (:secret || ' ')::jsonb || '1');} ]);
 
-# What the owner may add to the store must not make the server print rows.
+# Constraints that the owner adds to the store must not make the server print rows.
 my @guarded = (
 	[ 'CHECK constraint', 'ALTER TABLE idempotency_store ADD CONSTRAINT guard CHECK (response_code < 500)',
 		'23514', 'ALTER TABLE idempotency_store DROP CONSTRAINT guard' ],
@@ -171,10 +171,10 @@ SQL
 }
 $holder->quit;
 
-# Neither in views that count statements or show sessions.
+# The markers are not in views that count statements or show sessions.
 unlike($node->safe_psql('postgres', 'SELECT * FROM pg_stat_activity'), qr/$marker/, 'nor in pg_stat_activity');
 
-# The search itself works: what is in a statement's text is in the log.
+# The search itself works: the text of a statement is in the log.
 $node->psql('postgres', qq{SELECT idem_complete('k', '"$marker"')});
 like(slurp_file($node->logfile), qr/$marker/, 'a literal in a statement that fails is logged by the server');
 

@@ -1,4 +1,4 @@
-# Every example of the documentation does what the documentation says.
+# Every example of the documentation gives the result that the documentation shows.
 use strict;
 use warnings;
 
@@ -16,8 +16,8 @@ my $root = "$FindBin::RealBin/../..";
 my $node = new_node('docs', conf => 'max_prepared_transactions = 10');
 my @files;
 
-# Each in a database where nothing has been created, and without what the one
-# before has left in the cluster.
+# Tries each page in a new database, and drops the roles that the page before
+# has left in the cluster.
 sub try_examples
 {
 	my ($markdown) = @_;
@@ -42,7 +42,7 @@ sub try_pages
 	return @problems;
 }
 
-# The runner itself: it must not be content with what is wrong.
+# The runner itself: it must find each kind of mistake.
 my $sample = <<'MARKDOWN';
 ```sh
 this is not run
@@ -101,7 +101,7 @@ for my $file (grep { -e $_ } "$root/README.md", "$root/CONTRIBUTING.md", sort @f
 }
 
 # A reader has one database, and goes from page to page.  First the runner: what
-# collides with an earlier page is found, and is told with its page.
+# collides with an earlier page is found, and reported with its page.
 my @pages = ([ 'a', "```sql\nCREATE TABLE t ();\n```" ], [ 'b', "\n```sql\nSELECT 1;\nCREATE TABLE t ();\n```" ]);
 is_deeply([ map { /^(\w:\d+):/ } try_pages(@pages) ], ['b:4'], 'all pages: a collision is found');
 

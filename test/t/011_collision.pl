@@ -1,5 +1,5 @@
 # FAILURES 32: names that share a lock id wait for each other without need, and
-# never more than that.  Here all of them do: the library is built anew without a
+# nothing worse happens.  Here all of them do: the library is built anew without a
 # bit in its lock ids.
 use strict;
 use warnings;

@@ -1,5 +1,5 @@
 # FAILURES 27: the commit callbacks of other extensions.  The guard refuses before
-# they act, and what they begin themselves does not slip past it.
+# they act, and it also refuses operations that they begin.
 use strict;
 use warnings;
 

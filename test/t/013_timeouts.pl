@@ -1,5 +1,5 @@
-# What ends a lease or a transaction from outside: the server's timeouts
-# (FAILURES 30) and a clock that is set (FAILURES 38).
+# Events from outside that end a lease or a transaction: the server's timeouts
+# (FAILURES 30) and a clock that somebody sets (FAILURES 38).
 use strict;
 use warnings;
 
@@ -57,7 +57,7 @@ is( $node->safe_psql(
 	'0',
 	'and no lock is left');
 
-# The clock goes forward: a lease ends early.  Its owner is told.
+# The clock goes forward: a lease ends early.  Its owner gets ID409.
 my ($owner, $other) = (session($node), session($node));
 my $old =
   ask($owner, q{SELECT fence FROM idem_begin('clock', lease => '1 hour')});

@@ -1,5 +1,5 @@
-# FAILURES 68: what somebody has put into the schema before CREATE EXTENSION is
-# never run with the rights of whoever looks at the views.
+# FAILURES 68: objects that somebody has put into the schema before CREATE
+# EXTENSION never run with the rights of a role that reads the views.
 use strict;
 use warnings;
 
@@ -21,8 +21,8 @@ $node->safe_psql(
 	GRANT ALL ON app.loot TO PUBLIC;
 });
 
-# Operators that fit better than those of pg_catalog, wherever it has none that
-# fits exactly.
+# Operators that match better than those of pg_catalog, for every expression for
+# which pg_catalog has no exact match.
 my @planted = (
 	[ '*', 'bigint', 'interval', 'interval' ],
 	[ '-', 'timestamptz', 'anyelement', 'interval' ],

@@ -1,5 +1,5 @@
-# Waiting for a lease where the library is not preloaded: nobody wakes the
-# waiter, it looks again by itself (FAILURES 29, 50).
+# Waiting for a lease without preloading: no session wakes the waiter, it looks
+# again by itself (FAILURES 29, 50).
 use strict;
 use warnings;
 
@@ -16,7 +16,7 @@ $node->append_conf('postgresql.conf', q{shared_preload_libraries = ''});
 $node->restart;
 is($node->safe_psql('postgres', 'SHOW shared_preload_libraries'), '', 'not preloaded');
 
-# A session that waits for a lease of somebody else, and is seen to wait.
+# A session that waits for the lease of another session; pg_stat_activity shows it.
 sub waiter
 {
 	my ($sql) = @_;
@@ -37,7 +37,7 @@ sub fence
 	return $node->safe_psql('postgres', "SELECT fence FROM idem_begin('$key', lease => '1 hour')");
 }
 
-# What a waiter has said once it is done; the next query comes after it.
+# The output of a waiter when it is done; the next query comes after it.
 sub told
 {
 	my ($session) = @_;

@@ -1,5 +1,5 @@
-# The background collector: where it works, how much at a time, and that it is in
-# nobody's way (FAILURES 45, 47 to 50).
+# The background collector: which databases it visits, how much it does at a
+# time, and that it blocks no other session (FAILURES 45, 47 to 50).
 use strict;
 use warnings;
 
@@ -66,7 +66,7 @@ sub figure
 		"SELECT coalesce(sum($column), 0) FROM idempotency_stats WHERE datname = '$database'");
 }
 
-# So many rounds go by, as seen in a database that every round visits.
+# Waits for so many rounds, counted in a database that every round visits.
 sub rounds_pass
 {
 	my ($count) = @_;
@@ -158,7 +158,7 @@ is_collected('collected after a reload: every database', $node, 'excluded');
 unlike(trouble_of($node), qr/(?:ERROR|FATAL|PANIC|TRAP|signal)/,
 	'databases without the extension, and those that do not exist, are no errors');
 
-# A name in the setting that no database has is told once per reload.
+# A name in the setting that no database has is reported once per reload.
 my $before_reload = -s $node->logfile;
 my $unknown = qr/WARNING:  "idempotency.gc_databases" names databases that do not exist: /;
 
@@ -178,7 +178,7 @@ my $before_all = -s $node->logfile;
 rounds_pass(2);
 is(trouble_of($node, $before_all), '', 'nor of "*"');
 
-# Nothing happens is all there is to see, so this takes some intervals.
+# The test can only see that nothing happens, so it takes some intervals.
 set($node, 'gc_enabled', 'off');
 rounds_pass(0);
 wait_until('no collector works', sub { !$node->safe_psql('postgres',
@@ -225,7 +225,7 @@ cmp_ok(figure('sweeps', 'backlog'), '<', 100, 'which are no sweeps: these go rou
 $node->safe_psql('backlog', 'DROP TRIGGER note_step ON idempotency_store');
 soon('no backlog is left to be seen', sub { figure('backlog_rows', 'backlog') == 0 });
 
-# A reload is heard of in the middle of a backlog, too.
+# The collector notices a reload in the middle of a backlog, too.
 make_backlog('backlog', 100_000, 50);
 set($node, 'gc_enabled', 'on');
 wait_for_collector($node, 'backlog');
@@ -238,7 +238,7 @@ wait_until('nothing moves', sub {
 	});
 cmp_ok(rows($node, 'backlog'), '>', 0, 'switched off in the middle of a backlog');
 
-# ---- in nobody's way ----
+# ---- it blocks no other session ----
 
 # FAILURES 48.  The backlog is still there.
 set($node, 'gc_enabled', 'on');
@@ -275,7 +275,7 @@ rounds_pass(1);
 is(trouble_of($node, $before_drop), '', 'a collector leaves quietly when the extension is dropped');
 $node->safe_psql('excluded', 'CREATE EXTENSION idempotency');
 
-# DDL on one store does not hold up the others, nor itself.
+# DDL on one store delays neither the other databases nor itself.
 my $locking = session($node, 'excluded');
 
 ask($locking, 'BEGIN');
@@ -288,13 +288,13 @@ $locking->quit;
 put($node, 'excluded', 10);
 is_collected('collected: once the lock is gone', $node, 'excluded');
 
-# What a database sets for its sessions is not meant for the collector.
+# Settings of a database do not apply to the collector.
 $node->safe_psql('postgres', "ALTER DATABASE other SET $_")
   for 'default_transaction_read_only = on', q{default_transaction_isolation = 'serializable'},
   q{search_path = ''}, q{statement_timeout = '1ms'}, q{lock_timeout = '1ms'}, q{role = 'pg_monitor'};
 put($node, 'excluded', 10);
 {
-	# what the connection asks for comes before what the database sets
+	# settings of the connection have priority over those of the database
 	local $ENV{PGOPTIONS} =
 	  '-c statement_timeout=0 -c lock_timeout=0 -c default_transaction_read_only=off';
 
@@ -311,8 +311,8 @@ soon('collected: whatever the database sets', sub { $node->safe_psql('other',
 }
 $node->safe_psql('postgres', 'ALTER DATABASE other RESET ALL');
 
-# A synchronous standby that is away holds up commits, but not the collector's:
-# else it would stay in the database for as long.
+# A missing synchronous standby delays commits, but not those of the collector:
+# otherwise it would stay in the database as long.
 {
 	local $ENV{PGOPTIONS} = '-c synchronous_commit=local';
 
@@ -339,7 +339,7 @@ rounds_pass(2);
 unlike(trouble_of($node), qr/invalid database/, 'not tried: a database that is invalid');
 $node->safe_psql('postgres', 'DROP DATABASE invalid');
 
-# FAILURES 47: later and later, and the others go on.
+# FAILURES 47: the pause grows, and other databases are visited.
 my $before_failures = -s $node->logfile;
 my $failures;
 
@@ -358,8 +358,8 @@ cmp_ok($failures, '<=', 6, 'but later and later');
 $node->safe_psql('excluded', 'DROP TRIGGER refuse ON idempotency_store');
 is_collected('collected: when it fails no more', $node, 'excluded');
 
-# The collector starts as a superuser, but what the owner has put onto the store
-# runs with the owner's rights, also when it was put off until COMMIT.
+# The collector starts as a superuser, but the owner's triggers run with the
+# owner's rights, also deferred ones at COMMIT.
 $node->safe_psql('excluded', <<'SQL');
 CREATE ROLE keeper;
 ALTER TABLE idempotency_store OWNER TO keeper;

@@ -33,7 +33,7 @@ $node->safe_psql('other', 'CREATE EXTENSION idempotency');
 is(sqlstate($node, "SELECT $weird.idem_schedule_gc()"), '55000', 'pg_cron is not installed in this database');
 $node->safe_psql('postgres', 'CREATE EXTENSION pg_cron');
 
-# Again and again the same job, whose schedule may change.
+# Each call gives the same job, and may change its schedule.
 my $id = $node->safe_psql('postgres', "SELECT $weird.idem_schedule_gc('*/5 * * * *')");
 
 like($id, qr/^\d+$/, 'a job id');
@@ -46,7 +46,7 @@ is(sqlstate($node, "SELECT $weird.idem_schedule_gc('$_')"), '22023', "no schedul
 is(sqlstate($node, "SELECT $weird.idem_schedule_gc(NULL)"), 'ID400', 'no schedule: NULL');
 is($node->safe_psql('postgres', 'SELECT jobid, schedule FROM cron.job'), "$id|* * * * *", 'nothing has changed');
 
-# Another database than cron.database_name cannot do it itself.
+# It fails in any other database than cron.database_name.
 is(sqlstate($node, 'SELECT idem_schedule_gc()', 'other'), '55000', 'another database: refused');
 $node->safe_psql('postgres', <<'SQL');
 SELECT cron.schedule_in_database('idempotency gc of other', '* * * * *', 'SELECT public.idem_gc()', 'other')

@@ -1,5 +1,5 @@
-# Figures: each counter counts exactly what happened, per database, and what is
-# in flight can be seen (FAILURES 14).
+# Figures: each counter counts every event once, per database, and the view of
+# operations in flight shows them (FAILURES 14).
 use strict;
 use warnings;
 
@@ -31,7 +31,7 @@ sub figures
 	return \%figure;
 }
 
-# What a script has moved, by how much, sorted by name.
+# The counters that a script has changed, by how much, sorted by name.
 sub moved
 {
 	my ($script, $database) = @_;
@@ -101,8 +101,8 @@ is($node->safe_psql('other', q{SELECT last_sweep_at > now() - interval '1 minute
 is(moved('SELECT idem_gc()'), 'collected_rows ' . ($rows - 2) . ' sweeps 1', 'and then is');
 is($node->safe_psql('other', q{SELECT backlog_rows FROM idempotency_stats WHERE datname = 'other'}), 0, 'sweep: nothing is left');
 
-# A sweep is once round the store, in as many calls as that takes: the figures
-# are of all of it.
+# A sweep reads the whole store once, in as many calls as necessary: the figures
+# are those of the whole sweep.
 $node->safe_psql('other', q{INSERT INTO idempotency_store (idempotency_key, expires_at, status)
 	SELECT 'page-' || n, now() - interval '1 day', 'COMPLETED' FROM generate_series(1, 1000) n});
 my $before_sweep = q{SELECT last_sweep_at FROM idempotency_stats WHERE datname = 'other'};
@@ -119,7 +119,7 @@ is($node->safe_psql('other', q{SELECT wait_time BETWEEN '50 ms' AND '1 minute' F
 is($node->safe_psql('other', q{SELECT wait_seconds = extract(epoch FROM wait_time), last_sweep_seconds = extract(epoch FROM last_sweep_duration)
 	FROM idempotency_stats WHERE datname = 'other'}), 't|t', 'the same as numbers');
 
-# The estimate of what is left is no less than half of it, nor twice as much.
+# The estimate of the backlog is between half of it and twice as much.
 $node->safe_psql('other', q{INSERT INTO idempotency_store (idempotency_key, expires_at, status)
 	SELECT n, now() - interval '1 day', 'COMPLETED' FROM generate_series(1, 100000) n});
 for my $removed (1000, 50000, 90000)
@@ -132,7 +132,7 @@ for my $removed (1000, 50000, 90000)
 	ok($estimate >= $left / 2 && $estimate <= $left * 2, "backlog of $left rows: estimated $estimate");
 }
 
-# Two databases are counted apart, and so are they reset.
+# Two databases have separate counters, and a reset of one leaves the other.
 my $other = join ' ', map { figures('other')->{$_} } @counters;
 
 is(moved(q{BEGIN; SELECT idem_begin('k'); SELECT idem_complete('k'); COMMIT}, 'postgres'), 'acquired 1 completed 1',

@@ -1,10 +1,10 @@
-# Faults at points that nothing from outside can hit (FAILURES 1, 3, 41, 44, 99):
-# each point of src/fault.c with an error, with SIGKILL, and held there while
-# others do their worst.  The library is built anew with these points; that no
-# other build has a trace of them is tested, too.
+# Faults at points that a test cannot reach from outside
+# (FAILURES 1, 3, 41, 44, 99): at each point of src/fault.c an error, SIGKILL, and
+# a wait while other sessions do everything that could harm.  The library is built
+# again with these points; no other build contains them, which is tested, too.
 #
 # With IDEM_INJECTION_POINTS the faults come by the server's own injection points
-# (test/injection/run), else by the setting that such a build has.
+# (test/injection/run), otherwise by a setting of this build.
 use strict;
 use warnings;
 
@@ -18,7 +18,7 @@ use Test::More;
 my @points = qw(begin-locked begin-judged taken-over end-judged statement-locked count-entered sweep-read commit-visible);
 my ($stage, $conf) = built_with('-DIDEM_FAULTS');
 
-# Nothing of it is in the build that all other tests use.
+# The build of all other tests contains nothing of it.
 sub traces
 {
 	my ($directory) = @_;
@@ -47,8 +47,7 @@ CREATE FUNCTION work(r jsonb) RETURNS jsonb LANGUAGE sql AS
 SQL
 is(sqlstate($node, q{SET idempotency.fault = 'no-such:error'}), '22023', 'no point of that name');
 
-# What a client does, however often it has to.  A lease is short where it is to
-# run out.
+# The client's script, which it may repeat.  A lease that shall run out is short.
 my %script = (
 	bound => <<'SQL',
 BEGIN;
@@ -88,7 +87,7 @@ sub script
 	return $script{$way} =~ s/%s/$key/gr;
 }
 
-# Effects, and what is stored.
+# Effects and records.
 sub state_of
 {
 	my ($key) = @_;
@@ -122,8 +121,8 @@ sub arm
 	return "SELECT injection_points_set_local(); SELECT injection_points_attach('$point', '$action');";
 }
 
-# Runs a script into a fault, and waits until the server is itself again.  An
-# error where nothing may fail any more takes the server down.
+# Runs a script into a fault, and waits until the server works again.  At a point
+# where nothing may fail any more, an error crashes the server.
 sub run_into
 {
 	my ($point, $action, $sql) = @_;
@@ -145,7 +144,7 @@ sub run_into
 			stderr => \my $stderr);
 	}
 	wait_until("the fault $point:$action has hit", sub { count_in_log($sign{$action}) == $hits + 1 });
-	# before it goes down it may answer once more
+	# before the crash it may answer once more
 	wait_until('the server has started again', sub { count_in_log($ready) > $starts }) if $crashes;
 	wait_until('the server answers', sub { $node->psql('postgres', 'SELECT 1') == 0 });
 	return;
@@ -166,7 +165,7 @@ sub kill_at
 	return;
 }
 
-# The client tries again, as it must, until it is told.
+# The client retries, as it must, until it gets an answer.
 sub is_healed
 {
 	my ($way, $key, $name) = @_;
@@ -221,7 +220,7 @@ for my $action ('error', 'kill')
 	is(locks_left(), '0', "$key: no lock is left");
 }
 
-# From here on sessions are held at a point while others go on.
+# From here on sessions wait at a point while others go on.
 my $gate = session($node);
 my ($s1, $s2) = (session($node), session($node));
 my %pid = map { $_ => ask($_, 'SELECT pg_backend_pid()') } $s1, $s2;
@@ -259,7 +258,7 @@ sub begin_to
 	return;
 }
 
-# What came of the statement that was started: its answer or its error.
+# The result of the statement that was started: its answer or its error.
 sub outcome
 {
 	my ($session) = @_;
@@ -306,7 +305,7 @@ sub expired_row
 	return;
 }
 
-# Whoever has the lock keeps others out, whether it has looked or not.
+# A session with the lock excludes others, before and after its look-up.
 for my $point ('begin-locked', 'begin-judged')
 {
 	my $key = "held-$point";
@@ -363,7 +362,7 @@ ask($s1, 'ROLLBACK');
 	is(ask($s1, 'SELECT idem_gc()'), '0', 'for the next sweep, too');
 }
 
-# A commit is seen before its locks are free: no gap in which a key is neither.
+# A commit is visible before its locks are free: at no moment a key is neither.
 for my $way ('bound', 'called')
 {
 	my $key = "visible-$way";
@@ -381,8 +380,8 @@ for my $way ('bound', 'called')
 	is(locks_left(), '0', "$key: the lock is free");
 }
 
-# The schema is renamed after a table was locked and before a statement is read
-# that names it: to be tried again, whether the old name is nobody's or another's.
+# The schema is renamed after a table was locked and before a statement that names
+# it is parsed: 40001, whether the old name is free or belongs to another schema.
 for my $instead ('', 'CREATE SCHEMA public; CREATE TABLE public.idempotency_sweep (LIKE renamed.idempotency_sweep INCLUDING ALL);',
 	'CREATE SCHEMA public; CREATE TABLE public.idempotency_sweep ();')
 {
@@ -396,7 +395,7 @@ for my $instead ('', 'CREATE SCHEMA public; CREATE TABLE public.idempotency_swee
 }
 
 is(locks_left(), '0', 'no lock is left');
-# an error after the commit is the one fault that the server itself warns of
+# only for an error after the commit the server itself logs a warning
 is(count_in_log(qr/WARNING:/), count_in_log(qr/WARNING:  AbortTransaction while in COMMIT state/), 'no warning of ours');
 is(count_in_log(qr/PANIC:/), scalar(keys %script), 'no panic but where an error comes after the commit');
 $_->quit for $s1, $s2, $gate;

@@ -1,7 +1,7 @@
 # Who may call and read what.  Every function, table, view and sequence that the
 # extension has now, taken from the catalog, against every kind of role; what
-# comes out must be what docs/security.md says, so an object that the page does
-# not have fails the test.
+# result must be that of docs/security.md, so an object that the page does not
+# have fails the test.
 use strict;
 use warnings;
 
@@ -18,7 +18,7 @@ my $page = slurp_file("$FindBin::RealBin/../../docs/security.md");
 # In the order of the columns of the page.
 my @roles = qw(postgres idem_owner payer app monitor reader writer nobody);
 
-# The extension belongs to somebody who has ceased to be a superuser. "payer" is
+# The owner of the extension is no superuser any more. "payer" is
 # a member of the role that has claimed scope "pay", "app" is not.
 $node->safe_psql(
 	'postgres', q{
@@ -81,11 +81,11 @@ my %call = (
 	idem_grant => q{SELECT idem_grant('other')},
 	idem_revoke => q{SELECT idem_revoke('payer')});
 
-# What these raise once rights are checked is no refusal.
+# Errors that these raise after the check of rights are no refusal.
 my %not_refused = (idem_schedule_gc => '55000', idem_reseal => '55000', idem_scope_changed => '39P01');
 
-# What a role is answered; nothing of it stays. Each session is one of the role's
-# own but for what has to be done before, in the same transaction.
+# The answer that a role gets; everything is rolled back. The session belongs to
+# the role, except for the preparation in the same transaction.
 sub answer
 {
 	my ($role, $statement) = @_;
@@ -202,12 +202,12 @@ compare('### Functions', functions());
 is(join(' ', sort keys %call), '', 'every call is for a function that exists');
 compare('### Tables, views and the sequence', relations());
 
-# The test sees what is granted, or it would see nothing of what is not.
+# The control: the test notices a right that is granted.
 $node->safe_psql('postgres', 'GRANT SELECT (response_payload) ON idempotency_store TO nobody; GRANT EXECUTE ON FUNCTION idem_gc(int) TO nobody');
 is(answer('nobody', 'SELECT response_payload FROM idempotency_store LIMIT 0'), 'ok', 'a grant of a column shows');
 is(answer('nobody', 'SELECT idem_gc()'), 'ok', 'and one of a function');
 
-# A role that logs in is answered as one that was set.
+# A role that logs in gets the same answers as after SET ROLE.
 is(($node->psql('postgres', q{SELECT idem_begin('done', scope => 'pay')}, extra_params => [ '-U', 'app', '-v', 'VERBOSITY=sqlstate' ]))[2],
 	'psql:<stdin>:1: ERROR:  ID403', 'app, logged in');
 is($node->safe_psql('postgres', q{SELECT outcome FROM idem_begin('done', scope => 'pay')}, extra_params => [ '-U', 'payer' ]), 'COMPLETED', 'payer, logged in');

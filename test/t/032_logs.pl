@@ -1,7 +1,7 @@
-# What the server can be told to write down of requests and responses, and what
-# keeps it from that (FAILURES 71): docs/security.md, "Logs". The extension prints
-# neither (sql/leak.sql, test/t/009_secrets.pl); here it is the server that does,
-# so each leak is shown, and the setting that closes it.
+# Settings with which the server logs requests and responses, and settings that
+# prevent it (FAILURES 71): docs/security.md, "Logs". The extension logs neither
+# (sql/leak.sql, test/t/009_secrets.pl). Here the server does: the test shows each
+# leak, and the setting that closes it.
 use strict;
 use warnings;
 
@@ -51,8 +51,8 @@ sub log_of
 	return substr(slurp_file($node->logfile), $from);
 }
 
-# On a store as it is made no statement of the extension's runs on the usual way;
-# with a trigger they all do, and auto_explain sees them.
+# Without changes to the store, statements take the direct path. With a trigger
+# they all go through the executor, and auto_explain sees them.
 sub with_trigger
 {
 	$node->safe_psql('postgres', <<'SQL');
@@ -99,7 +99,7 @@ for my $store ('plain store', 'store with a trigger')
 # The extension's own statements, explained by auto_explain, name no values.
 like(log_of(\@explain_quietly, $bound), qr/INSERT INTO public\.idempotency_store.*\$1/, 'auto_explain sees the statement that stores');
 
-# pg_stat_statements keeps literals of statements that it cannot take apart.
+# pg_stat_statements keeps literals of statements that it does not normalize.
 sub counted
 {
 	my ($sql) = @_;

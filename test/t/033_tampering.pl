@@ -1,6 +1,6 @@
-# Settings that somebody tampers with (FAILURES 72), most of all where the library
-# is loaded late and the server does not know them yet; and pgcrypto in the hands
-# of whoever owns the database.
+# Settings that a session changes without a right to (FAILURES 72), most of all if
+# the library is loaded late and the server does not know them yet; and a pgcrypto
+# that belongs to the owner of the database.
 use strict;
 use warnings;
 
@@ -26,8 +26,8 @@ $node->safe_psql('postgres', q{
 	CREATE ROLE app LOGIN; SELECT idem_grant('app');
 	CREATE ROLE landlord LOGIN; CREATE DATABASE rented OWNER landlord});
 
-# A new session of the application's: it tampers, then works. What it was told,
-# and with which key the response is sealed.
+# A new session of the application changes settings, then works. Returns its
+# answers, and the name of the key that sealed the response.
 sub work
 {
 	my ($tamper, %option) = @_;
@@ -58,7 +58,7 @@ is(work("SELECT idem_step_key('a', 'b'); SET idempotency.seal_key_file = ''"), '
 for my $alter ("ALTER ROLE app SET idempotency.seal_key_file = ''", "ALTER DATABASE postgres SET idempotency.seal_key_file = '$mine'",
 	"ALTER ROLE app IN DATABASE postgres SET idempotency.seal_key_file = '$mine'")
 {
-	# a session that has not loaded the library yet does not know better
+	# a session that has not loaded the library yet shows the value of the client
 	$node->safe_psql('postgres', $alter);
 	is(work('SELECT 1'), 'k1', "$alter, by a superuser");
 	$node->safe_psql('postgres', $alter =~ s/SET (\S+) .*/RESET $1/r);
@@ -67,21 +67,21 @@ $node->psql('postgres', "ALTER ROLE app SET idempotency.seal_key_file = '$mine'"
 is(work('SELECT 1'), 'k1', 'ALTER ROLE by the role itself');
 $node->safe_psql('postgres', 'ALTER ROLE app RESET ALL');
 
-# What protects the server
+# Settings that protect the server
 is(work('SELECT 1', response => '"' . ('x' x 30) . '"'), 'ID413', 'the limit of the response');
 is(work('SET idempotency.max_response_size = 1000', response => '"' . ('x' x 30) . '"'), 'ID413', 'SET before the library is loaded');
 is(work('SELECT 1', response => '"' . ('x' x 30) . '"', options => '-c idempotency.max_response_size=1000'), 'ID413', 'with the connection');
 is(work("SET idempotency.max_operations_per_transaction = 1000; BEGIN; SELECT idem_lock(ARRAY['a', 'b', 'c']); ROLLBACK"), 'k1 53400', 'the limit of locks');
 is(work('SET idempotency.retention = 1'), 'k1', 'what everybody may set does no harm');
 
-# The name of the file is no secret, its contents are.
+# The name of the file is no secret, but its contents are.
 is($node->safe_psql('postgres', 'SHOW idempotency.seal_key_file', extra_params => [ '-U', 'app' ]), 'idempotency.keys', 'before the library is loaded everybody sees where the file is');
 is(($node->psql('postgres', "SELECT idem_step_key('a', 'b'); SHOW idempotency.seal_key_file", extra_params => [ '-U', 'app', '-v', 'VERBOSITY=sqlstate' ]))[2],
 	'psql:<stdin>:1: ERROR:  42501', 'afterwards not');
 is(sqlstate($node, "SET ROLE app; SELECT pg_read_file('idempotency.keys')"), '42501', 'and nobody reads it by SQL who may not read the files of the server');
 
-# Whoever owns the database, and so may create pgcrypto in it, gets no key: the
-# functions that are given it are not his to change.
+# The owner of the database may create pgcrypto in it, but gets no key: he cannot
+# change the functions that get the key.
 $node->safe_psql('rented', 'CREATE EXTENSION idempotency');
 my $landlord = sub { my ($sql) = @_; return ($node->psql('rented', $sql, extra_params => [ '-U', 'landlord', '-v', 'VERBOSITY=sqlstate' ]))[2] =~ /ERROR:\s+(\w{5})/ ? $1 : 'ok' };
 is($landlord->('CREATE SCHEMA mine'), 'ok', 'a schema of the owner of the database');
@@ -98,7 +98,7 @@ $node->safe_psql('rented', q{SELECT idem_grant('landlord')});
 is($landlord->(q{BEGIN; SELECT idem_begin('k'); SELECT idem_complete('k', '1'); COMMIT}), 'ok', 'is not called');
 is($node->safe_psql('rented', 'SELECT seal_key FROM idempotency_store'), 'k1', 'the response is sealed');
 
-# A claim holds for sessions that have looked before: from their next transaction on.
+# A claim holds for sessions that have read the rules before: from their next transaction on.
 $node->safe_psql('postgres', 'CREATE ROLE payers');
 {
 	my $session = session($node);

@@ -1,6 +1,6 @@
-# The collector starts as a superuser. What somebody has put onto the store runs
-# with the rights of the store's owner there, and does not get back to those of
-# the superuser (FAILURES 67, 74).
+# The collector starts as a superuser. Triggers of the store run with the rights
+# of the store's owner there, and cannot get back to those of the superuser
+# (FAILURES 67, 74).
 use strict;
 use warnings;
 

@@ -16,7 +16,7 @@ my $node = new_node('sealing', conf => "log_statement = none\nlog_min_messages =
 my $key_file = $node->data_dir . '/idempotency.keys';
 my %secret = map { $_ => unpack('H*', pack('N8', map { int rand 2**32 } 1 .. 8)) } qw(k1 k2 other);
 
-# The key file, whole: names and secrets, the newest last.
+# Writes the whole key file: names and secrets, the newest last.
 sub write_keys
 {
 	my @lines = @_;
@@ -44,7 +44,7 @@ sub one
 	return $node->safe_psql($database // 'postgres', $sql);
 }
 
-# What a whole life of an operation stores.
+# Everything that the life of an operation stores.
 sub complete
 {
 	my ($key, $response, $database) = @_;
@@ -64,7 +64,7 @@ sub replay
 my $all = q{'{"payload": "PlainPayload"}', code => 201, headers => '{"h": "PlainHeaders"}', body => 'PlainBody'};
 my $replayed = 'COMPLETED|201|{"h": "PlainHeaders"}|{"payload": "PlainPayload"}|' . unpack('H*', 'PlainBody');
 
-# Without a key nothing is sealed: the control of what follows.
+# The control: without a key nothing is sealed.
 complete('clear', $all);
 is(one(q{SELECT seal_key IS NULL AND sealed IS NULL AND hash_key IS NULL AND response_body = 'PlainBody'
 	AND request_hash = idem_fingerprint('"card 4711"') FROM idempotency_store}), 't', 'no key: nothing is sealed');
@@ -109,7 +109,7 @@ complete('sealed', $all);
 is_sealed('sealed', 'k1', 'idem_complete');
 is(replay('sealed', '"card 4711"'), $replayed, 'and replayed as it was');
 is(one("SELECT response_payload FROM idem_lookup('sealed')"), '{"payload": "PlainPayload"}', 'idem_lookup opens it, too');
-# What was stored before the key is refused, unless the administrator says otherwise.
+# Responses from before the key are refused, unless the setting accepts them.
 is(sqlstate($node, q{SELECT idem_begin('clear')}), '55000', 'what was stored before the key is not replayed');
 one('ALTER SYSTEM SET idempotency.accept_clear_responses = on');
 $node->reload;
@@ -141,8 +141,8 @@ one(q{BEGIN; SELECT idem_begin('retry'); SELECT idem_fail('retry', '"PlainRetry"
 is_sealed('retry', 'k1', 'a failure to be tried again');
 is(one(q{SELECT outcome, response_payload->>'reason' FROM idem_begin('retry', max_attempts => 1)}), 'FAILED|attempts exhausted', 'and no more');
 is_sealed('retry', 'k1', 'exhausted attempts');
-# Nothing of it in clear: table files, WAL, dump. The response of 'clear' is the
-# control that the search finds what is there.
+# Table files, WAL and dump have no response in clear. The response of 'clear' is
+# the control: the search finds it.
 sub found_in_files
 {
 	my ($text) = @_;
@@ -292,7 +292,7 @@ for my $case ([ 'empty', '' ], [ 'comments only', '# nothing' ], [ 'a short secr
 write_keys("  k1   $secret{k1}  ", "k2 $secret{k2}\r");
 is(replay('sealed', '"card 4711"'), $replayed, 'blanks and carriage returns are no part of a key');
 
-# Who may set it, and see it
+# Which roles may set it, and see it
 is(sqlstate($node, q{SET idempotency.seal_key_file = '/tmp/mine'}), '55P02', 'no session can set it');
 is(sqlstate($node, q{ALTER ROLE postgres SET idempotency.seal_key_file = '/tmp/mine'}), '55P02', 'nor a role have it set');
 one('CREATE ROLE app');
@@ -307,7 +307,7 @@ one(q{CREATE DATABASE fake}); one(q{CREATE EXTENSION idempotency}, 'fake');
 one(q{CREATE FUNCTION pgp_sym_encrypt_bytea(bytea, text, text) RETURNS bytea LANGUAGE sql AS 'SELECT $1'}, 'fake');
 is(sqlstate($node, q{BEGIN; SELECT idem_begin('k'); SELECT idem_complete('k', '1')}, 'fake'), '55000', 'a function of that name is not enough');
 
-# A session that lives on when a key is added uses it from then on.
+# A session that is connected when a key is added uses the new key from then on.
 write_keys("k1 $secret{k1}");
 my $living = session($node);
 for my $newest ('k1', 'k2')

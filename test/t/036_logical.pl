@@ -37,7 +37,7 @@ is($subscriber->safe_psql('postgres', q{SELECT outcome, response_payload, respon
 is(sqlstate($subscriber, q{SELECT idem_begin('before', request => '2')}), 'ID422', 'its fingerprint compares');
 is(sqlstate($subscriber, q{SET ROLE stranger; SELECT idem_lookup('k', 'early')}), 'ID403', 'and claims came along');
 
-# What comes now is applied row by row. This session has read the rules before.
+# Changes from now on are applied row by row. This session has read the rules before.
 is(ask($session, q{SET ROLE stranger; SELECT idem_lookup('k', 'late') IS NULL}), 't', 'a scope that nobody claimed');
 $fence = $publisher->safe_psql('postgres', q{SELECT fence FROM idem_begin('leased', lease => '1 hour')});
 $publisher->safe_psql('postgres', <<'SQL');
@@ -60,7 +60,7 @@ is($subscriber->safe_psql('postgres', q{SELECT idem_advance('stream', 8), idem_a
 }
 $session->quit;
 
-# What subscribers could not find is not changed: by the direct path as by SQL.
+# A row that subscribers could not identify is not changed, neither by the direct path nor by SQL.
 $publisher->safe_psql('postgres', 'ALTER TABLE idempotency_store REPLICA IDENTITY NOTHING');
 is(sqlstate($publisher, "SELECT idem_complete('leased', '1', fence => $fence)"), '55000', 'no end without a replica identity');
 $publisher->safe_psql('postgres', 'ALTER TABLE idempotency_store REPLICA IDENTITY DEFAULT');

@@ -1,6 +1,6 @@
-# FORCE ROW LEVEL SECURITY and an owner who is no superuser, in a storm of news
-# about the store, and where the server throws its caches away all the time
-# (FAILURES 78).
+# FORCE ROW LEVEL SECURITY and an owner who is no superuser, with invalidations
+# of the store all the time, and on a server that discards its caches all the
+# time (FAILURES 78).
 use strict;
 use warnings;
 

@@ -1,4 +1,4 @@
-# Keys that the store must not have and that not every server has (FAILURES 80, 103).
+# Primary keys that the store must not have, of kinds that only some servers have (FAILURES 80, 103).
 use strict;
 use warnings;
 
@@ -13,7 +13,7 @@ my $node = new_node('keys');
 
 $node->safe_psql('postgres', q{BEGIN; SELECT idem_begin('done'), idem_complete('done', '1'); COMMIT});
 
-# What calls raise after a change, which is undone.
+# The errors of calls after a change, which is then undone.
 sub refused
 {
 	my ($change) = @_;

@@ -1,5 +1,5 @@
-# Tables that the library reads without the executor: what a restore of data only
-# does to the one, and the collector in front of another that has been replaced
+# Tables that the library reads without the executor: one after a data-only
+# restore, and another one that was replaced before the collector reads it
 # (FAILURES 82, 87).
 use strict;
 use warnings;
@@ -56,7 +56,7 @@ $connected->quit;
 
 # ---- the collector ----
 
-# in a session that knows nothing yet
+# in a session that has nothing in its caches yet
 for my $change (
 	'CREATE VIEW idempotency_secret AS TABLE secret',
 	'CREATE TABLE idempotency_secret (LIKE secret) PARTITION BY LIST (only_row)',

@@ -1,6 +1,6 @@
-# Which errors of a handler idem_call stores, by their class: what the page says,
-# for every SQLSTATE that this server has.  And that the text of an error is
-# stored whatever bytes it has (FAILURES 99), also sealed, in a database of any
+# Which errors of a handler idem_call stores, by their class: the table of the
+# page, for every SQLSTATE of this server.  And the text of an error is stored
+# whatever bytes it has (FAILURES 99), also sealed, in a database of any
 # encoding.
 use strict;
 use warnings;
@@ -15,7 +15,7 @@ use Test::More;
 my $node = new_node('failures');
 my $page = slurp_file("$FindBin::RealBin/../../docs/reference/idem_call.md");
 
-# The classes as the page has them, and what happens to each.
+# The classes in the table of the page, each with "stored" or "raised".
 my %page;
 for my $row ($page =~ /^(\|.*\| (?:stored|raised) \|.*)$/mg)
 {
@@ -55,7 +55,7 @@ $node->safe_psql(
 	END
 	$$});
 
-# The page's word for a SQLSTATE.
+# "stored" or "raised", by the page, for a SQLSTATE.
 sub expected
 {
 	my ($state) = @_;
@@ -87,7 +87,7 @@ my $raise = q{
 	END
 	$$};
 
-# The texts of a stored failure, in hexadecimal; twice: as told and as replayed.
+# The texts of a stored failure, in hexadecimal, twice: of the first answer and of the replay.
 sub texts
 {
 	my ($database, $key) = @_;

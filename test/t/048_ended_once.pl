@@ -1,6 +1,6 @@
-# The answer to COMMIT is lost, and whoever sent the transaction sends all of it
-# again (FAILURES 4), in whatever way programs and drivers do that: its business
-# write is committed once, and the record stays what it was.
+# The answer to COMMIT is lost, and the client sends the whole transaction again
+# (FAILURES 4), in every way in which programs and drivers do that: its business
+# write is committed once, and the record does not change.
 use strict;
 use warnings;
 
@@ -60,7 +60,7 @@ my $complete = q{SELECT idem_complete(key => ':k:', response => '"done"', fence 
 my $begin_bound = q{SELECT idem_begin(key => ':k:')};
 my $complete_bound = q{SELECT idem_complete(key => ':k:', response => '"done"')};
 
-# What is sent, by whom, and what the repetition is told: a SQLSTATE, or an answer.
+# The transaction, its sender, and the answer to the repetition or its SQLSTATE.
 my %leased = (
 	'one statement after the other' => [ psql => "BEGIN;\n$write;\n$complete;\nCOMMIT;", 'ID409' ],
 	'the end before the write' => [ psql => "BEGIN;\n$complete;\n$write;\nCOMMIT;", 'ID409' ],
@@ -103,7 +103,7 @@ my %bound = (
 
 my $scripts = PostgreSQL::Test::Utils::tempdir();
 
-# Sends it as psql or pgbench do, and returns the status and all that was said.
+# Sends it as psql or pgbench do, and returns the status and the whole output.
 sub deliver
 {
 	my ($how, $sql) = @_;
@@ -159,7 +159,7 @@ for my $name (sort keys %leased)
 }
 once("transaction-bound, $_", 0, 'k' . ++$number, @{ $bound{$_} }) for sort keys %bound;
 
-# An old owner that comes back with the end that it does not know to have been made.
+# An old owner comes back and ends the operation again, as it does not know that the end was made.
 my $fence = $node->safe_psql('postgres', q{SELECT fence FROM idem_begin(key => 'old', lease => '1 us')});
 $node->safe_psql('postgres', q{SELECT finish('old', fence) FROM idem_begin(key => 'old', lease => '1 hour')});
 my ($status, $said) = deliver('string', "SELECT finish('old', $fence)");

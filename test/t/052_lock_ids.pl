@@ -1,6 +1,6 @@
-# FAILURES 85: a role that saw the ids of locks on names of its own in pg_locks
-# computed the seed of the ids from them, and then recognised other names.  Now an
-# id is SipHash-2-4 of scope and key with 128 secret bits.
+# FAILURES 85: with a weak hash, a role could compute the seed of the lock ids from
+# ids of its own names in pg_locks, and then recognise other names.  So an id is
+# SipHash-2-4 of scope and key with 128 secret bits.
 use strict;
 use warnings;
 
@@ -85,7 +85,7 @@ sub ids
 		FROM pg_locks WHERE locktype = 'advisory' AND objsubid = $class AND pid = pg_backend_pid()});
 }
 
-# What the documentation says: kind, length of the scope, scope, name.
+# As documented: kind, length of the scope, scope, name.
 sub id_of
 {
 	my ($kind, $scope, $name) = @_;

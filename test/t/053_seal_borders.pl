@@ -1,4 +1,4 @@
-# What somebody can do to sealed responses who owns the database, a function of
+# Attacks on sealed responses by a role that owns the database, a function of
 # pgcrypto in it, or the table, but has no seal key (FAILURES 86 and 93).
 use strict;
 use warnings;
@@ -31,7 +31,7 @@ sub complete
 	return one("BEGIN; SELECT outcome FROM idem_begin('$key'); SELECT idem_complete('$key', '$response', code => 201); COMMIT", $database);
 }
 
-# ---- whoever owns a member function of pgcrypto gets no key ----
+# ---- the owner of a member function of pgcrypto gets no key ----
 
 one('CREATE ROLE landlord LOGIN');
 one('CREATE DATABASE rented');
@@ -39,7 +39,7 @@ one(q{CREATE EXTENSION pgcrypto; CREATE EXTENSION idempotency;
 	CREATE TABLE caught (argument text); GRANT ALL ON caught TO PUBLIC;
 	GRANT ALL ON SCHEMA public TO landlord}, 'rented');
 
-# What the owner of a function can do to it, all of it seen to work.
+# Changes that the owner of a function can make; the test checks that each works.
 my %body = (
 	'pgp_sym_encrypt_bytea(bytea, text, text)' => 'INSERT INTO public.caught VALUES ($2); RETURN $1;',
 	'pgp_sym_decrypt_bytea(bytea, text)' => 'INSERT INTO public.caught VALUES ($2); RETURN $1;');
@@ -77,7 +77,7 @@ one('DROP EXTENSION pgcrypto', 'rented');
 is(sqlstate($node, q{SELECT idem_begin('by ALTER FUNCTION')}, 'rented'), '55000', 'without the extension nothing is opened');
 is(sqlstate($node, q{BEGIN; SELECT idem_begin('k'); SELECT idem_complete('k', '1')}, 'rented'), '55000', 'nor sealed');
 
-# ---- whoever can write to the table changes no answer ----
+# ---- a role with write access to the table changes no answer ----
 
 one('CREATE EXTENSION pgcrypto');
 complete($_, '{"paid": 100}') for qw(genuine other);
@@ -132,14 +132,14 @@ refused('XX001', 'cut off', "$set sealed = substr(sealed, 1, 14) $of_genuine");
 refused('XX001', 'one byte', "$set sealed = substr(sealed, 1, 1) $of_genuine");
 refused('XX001', 'more after the end', "$set sealed = pgp_sym_encrypt_bytea($plain || '\\x00', '$secret', '$options') $of_genuine");
 
-# What the message says of its row
+# The values of the row that the message contains
 refused('XX001', 'another status', "$set status = 'FAILED' $of_genuine");
 refused('XX001', 'another code', "$set response_code = 500 $of_genuine");
 refused('XX001', 'no code', "$set response_code = NULL $of_genuine");
 refused('XX001', 'another attempt', "$set attempt = 2 $of_genuine");
 refused('XX001', 'the message of another operation', "$set sealed = (SELECT sealed FROM kept WHERE idempotency_key = 'other') $of_genuine");
 
-# Text in clear over it
+# A response in clear over a sealed one
 refused('55000', 'in clear', qq{$set sealed = NULL, seal_key = NULL, response_payload = '{"paid": 1}' $of_genuine});
 refused('55000', 'headers in clear', qq{$set sealed = NULL, seal_key = NULL, response_headers = '{"paid": 1}' $of_genuine});
 refused('55000', 'a body in clear', qq{$set sealed = NULL, seal_key = NULL, response_body = 'paid' $of_genuine});
@@ -149,7 +149,7 @@ put_back();
 unlike(($node->psql('postgres', qq{BEGIN; $set sealed = NULL, seal_key = NULL, response_payload = '{"paid": 1}' $of_genuine; SELECT idem_begin('genuine')}))[2],
 	qr/paid/, 'the message shows nothing of it');
 
-# until idem_reseal has sealed what is from before the key
+# until idem_reseal has sealed the responses from before the key
 one('CREATE ROLE app; SELECT idem_grant(\'app\')');
 one(qq{$set sealed = NULL, seal_key = NULL, response_payload = '{"paid": 1}' $of_genuine});
 is(sqlstate($node, q{SET ROLE app; SET idempotency.accept_clear_responses = on}), '42501', 'an application cannot have it accepted');
@@ -163,8 +163,8 @@ is(one(q{SET idempotency.accept_clear_responses = on; SELECT response_payload FR
 is($answer->(), 'COMPLETED|201|{"paid": 1}', 'then it is as good as any');
 put_back();
 
-# What is not protected, and so is documented: a response that is taken away, and
-# a whole row that is put back.
+# Not protected, and documented: somebody removes a response, or puts a whole
+# older row back.
 one(qq{$set sealed = NULL, seal_key = NULL $of_genuine});
 is($answer->(), 'COMPLETED|201|', 'a response that was taken away');
 put_back();

@@ -1,6 +1,6 @@
 # Responses that are small in the database and large as text (FAILURES 95), that are
-# nested too deeply to be opened again (FAILURES 96), and that go to a database of
-# another encoding (FAILURES 84).
+# nested too deeply to be opened again (FAILURES 96), and that are restored into a
+# database of another encoding (FAILURES 84).
 use strict;
 use warnings;
 
@@ -58,7 +58,7 @@ is(one(q{SELECT response_payload = value FROM large, idem_lookup('large')}), 't'
 complete('large headers', "NULL, headers => (SELECT value FROM large)");
 is(one(q{SELECT octet_length(sealed) < 100000 FROM idempotency_store WHERE idempotency_key = 'large headers'}), 't', 'in headers, too');
 
-# What was given comes back to the letter: scale, order, kinds.
+# The replay equals the response exactly: scale, order, kinds.
 for my $json ('[1.00, 1, 1.0, -0.10, 0, 0.000, -0, 12345678901234567890.123456789, 1e-16383, 1e131071, 1.5e10, -2e-3]',
 	'{}', '[]', '""', 'null', 'true', 'false', '1.50', '[null, true, false, "", {}, []]', '{"": {"": [[{}]]}}',
 	'{"b": 1, "a": {"d": [1, {"c": null}], "aa": "x"}, "ab": []}', '"\\u20ac \\ud83d\\ude00 \\" \\\\ \\n\\t"')
@@ -93,7 +93,7 @@ is(one(q{SELECT count(*) FROM idempotency_store WHERE idempotency_key IN ('deep'
 	like($stderr, qr/HINT:.*max_stack_depth/, 'with what to do');
 }
 
-# ---- idem_reseal goes past what does not open ----
+# ---- idem_reseal passes over responses that it cannot open ----
 
 # 30 rows of a key that is lost, before and between those that open
 write_keys('k1', 'lost');
@@ -133,7 +133,7 @@ is(sqlstate($node, q{SELECT idem_lookup('clear deep')}), '55000', 'and what coul
 write_keys('k1', 'k2', 'lost');
 is(one(q{SELECT response_payload FROM idem_lookup('lost 7')}), '"7"', 'with the lost key they open again');
 
-# What concerns all of them is an error, as before.
+# An error that concerns all responses ends the call, as before.
 one('DROP EXTENSION pgcrypto');
 is(sqlstate($node, 'SELECT idem_reseal()'), '55000', 'no pgcrypto');
 unlink $key_file;
@@ -182,7 +182,7 @@ for my $way ([ 'UTF8', 'LATIN1' ], [ 'LATIN1', 'UTF8' ])
 		'a character that LATIN1 lacks: the operation is named');
 }
 
-# SQL_ASCII does not know what its bytes mean, and keeps them.
+# SQL_ASCII does not know the encoding of its bytes, and keeps them.
 one(q{CREATE DATABASE ascii_only ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0});
 one('CREATE EXTENSION pgcrypto; CREATE EXTENSION idempotency', 'ascii_only');
 one($complete =~ s/\Q$u\E/(E'\\xfc'::text)/gr, 'ascii_only');

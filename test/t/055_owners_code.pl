@@ -1,6 +1,6 @@
-# FAILURES 90: what the owner has put onto his tables runs with his rights and no
-# others when somebody else administers the extension: idem_gc, idem_reseal, idem_forget, claims
-# and policies, called by a superuser or by a role that the function was granted to.
+# FAILURES 90: triggers and other code of the owner run with the owner's rights and
+# no others when another role administers the extension: idem_gc, idem_reseal,
+# idem_forget, claims and policies, called by a superuser or by a role with EXECUTE.
 use strict;
 use warnings;
 
@@ -38,7 +38,7 @@ one(q{
 	ALTER TABLE seen OWNER TO keeper;
 	ALTER SEQUENCE seen_number_seq OWNER TO keeper});
 one("ALTER TABLE $_ OWNER TO keeper") for qw(idempotency_store idempotency_sweep idempotency_scope);
-# all that is not pinned in the owner's code is found as he would find it
+# unqualified names in the owner's code are found as for the owner
 one(q{
 	CREATE FUNCTION attempt(statement text) RETURNS text LANGUAGE plpgsql AS $$
 	BEGIN
@@ -65,7 +65,7 @@ for my $table (qw(idempotency_store idempotency_sweep idempotency_scope))
 		extra_params => [ '-U', 'keeper' ]);
 }
 
-# What each function writes. A row for idem_gc and one for idem_reseal are put in
+# The writes of each function. A row for idem_gc and one for idem_reseal are inserted
 # without the triggers.
 my %writes = (
 	'SELECT idem_gc()' => { 'idempotency_store DELETE' => 1, 'idempotency_sweep INSERT' => 1 },
@@ -114,8 +114,8 @@ for my $user ('postgres', 'janitor')
 }
 is(one(q{SELECT rolsuper FROM pg_roles WHERE rolname = 'keeper'}), 'f', 'the owner is no superuser');
 
-# What is for later would run as the caller, so it is refused; the owner himself
-# and the collector may have it.
+# Deferred triggers would run as the caller, so they are refused; the owner himself
+# and the collector may have them.
 prepare();
 one(q{CREATE CONSTRAINT TRIGGER later AFTER DELETE ON idempotency_store DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION climb()},
 	extra_params => [ '-U', 'keeper' ]);
@@ -129,7 +129,7 @@ one('DROP TRIGGER later ON idempotency_store', extra_params => [ '-U', 'keeper' 
 one('CREATE ROLE nobody_special LOGIN; GRANT keeper TO janitor');
 is(sqlstate($node, "SET ROLE nobody_special; $_"), '42501', "no right: $_") for sort keys %writes;
 
-# After an error the caller is himself again, in a savepoint and in a block.
+# After an error the caller has his own rights again, in a savepoint and in a block.
 prepare();
 one(q{CREATE OR REPLACE FUNCTION climb() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN SET work_mem = '64kB'; RAISE 'no'; END $$}, extra_params => [ '-U', 'keeper' ]);
 for my $call (sort keys %writes)

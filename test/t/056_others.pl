@@ -1,6 +1,6 @@
-# What others can see and put in the way: overloads that they plant (FAILURES 91),
-# types, what is wrong with the server's files (FAILURES 92), and where the key file
-# is.
+# What other roles can see and do: overloads that they plant (FAILURES 91), types,
+# errors in the server's configuration files (FAILURES 92), and the path of the key
+# file.
 use strict;
 use warnings;
 
@@ -44,14 +44,14 @@ use Test::More;
 	is($planted->(), '0', 'idem_grant and idem_revoke neither');
 	is($node->safe_psql('postgres', q{SELECT has_function_privilege('app', 'idem_lookup(text, text)', 'EXECUTE')}), 't', 'they do their work');
 
-	# The server holds a function with one more argument that has a default to be as
-	# good: it takes neither of them. That stops the job, and nothing of it runs.
+	# For the server, a function with one more argument that has a default matches as
+	# well: it takes neither. That stops the job, but the planted function does not run.
 	$node->safe_psql('postgres', q{SET ROLE hostile; CREATE FUNCTION idem_gc(a int, b int DEFAULT 0) RETURNS bigint LANGUAGE sql AS 'INSERT INTO public.planted VALUES (''gc''); SELECT 0::bigint'});
 	is(sqlstate($node, $command), '42725', 'an overload with a default makes the job ambiguous');
 	is($planted->(), '0', 'and does not run');
 	$node->safe_psql('postgres', 'DROP FUNCTION idem_gc(int, int)');
 
-	# types: PUBLIC has none, an application has what it needs for a wrapper
+	# types: PUBLIC has no right on them, an application has the rights that a wrapper needs
 	my @types = qw(idem_operation idem_outcome idempotency_status);
 	my $may = sub { my ($role) = @_; return $node->safe_psql('postgres', join ' UNION ALL ', map { "SELECT has_type_privilege('$role', '$_', 'USAGE')" } @types) };
 
@@ -63,7 +63,7 @@ use Test::More;
 	is($node->safe_psql('postgres', q{SELECT count(*) FROM pg_type WHERE typname LIKE 'idem%' AND typname !~ '^_' AND EXISTS (SELECT FROM aclexplode(typacl) WHERE grantee = 'app'::regrole)}), '0', 'all of them');
 }
 
-# ---- what is wrong with the server's files ----
+# ---- errors in the server's configuration files ----
 
 {
 	my $node = new_node('files', conf => "shared_preload_libraries = ''\n");
@@ -90,7 +90,7 @@ use Test::More;
 		unlink $conf;
 		append_to_file($conf, $good);
 	}
-	# what is no error, but is told at level LOG
+	# no errors, but messages at level LOG
 	append_to_file($conf, "include_if_exists '$directory/$token'\nidempotency.gc_interval = '$token'\n");
 	my ($status, $stdout, $stderr);
 	$node->psql('postgres', "SET client_min_messages = debug5; SELECT idem_step_key('a', 'b')", stdout => \$stdout, stderr => \$stderr, extra_params => [ '-U', 'app' ]);

@@ -1,6 +1,6 @@
 # FAILURES 94 and 84: a fingerprint costs in proportion to the text of the request,
-# can be cancelled, is what a client computes from the JSON text, and is the same
-# in databases of every encoding.
+# can be cancelled, equals the one that a client computes from the JSON text, and
+# is the same in databases of every encoding.
 use strict;
 use warnings;
 
@@ -130,7 +130,7 @@ sub step_key
 is(step_key('latin1'), step_key('utf8'), 'so are the keys of steps');
 like(step_key('latin1'), qr/^sha256:/, 'which are hashes');
 
-# ---- what one encoding has and UTF-8 has not ----
+# ---- characters of an encoding that UTF-8 does not have ----
 
 # WIN1252 has bytes that are no characters; from MULE_INTERNAL there is no way at all.
 for my $encoding ('WIN1252', 'MULE_INTERNAL')
@@ -236,7 +236,7 @@ sub kept
 		WHERE name = 'TopMemoryContext' OR name LIKE 'idem%'});
 }
 
-# nextval is not undone, so it tells whether the hash was computed to its end.
+# nextval is not undone, so it shows whether the hash was computed to its end.
 {
 	my $session = session($node, 'utf8');
 	my $cancelled = 0;

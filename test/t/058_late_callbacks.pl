@@ -77,10 +77,10 @@ sub sent
 
 my $begin = q{SELECT idem_begin('late')};
 my $end = q{SELECT idem_complete('late')};
-# what loads the library, and makes it register
+# loads the library, which registers its callback
 my $load = q{SELECT idem_lookup('none')};
 
-# How the first remote use comes: the statements, and what they leave there.
+# Kinds of the first remote use: the statements, and their effect on the remote side.
 my %use = (
 	'an INSERT' => [q{INSERT INTO far VALUES ('inserted')}, 'inserted'],
 	'a COPY' => [q{COPY far FROM PROGRAM 'echo copied'}, 'copied'],

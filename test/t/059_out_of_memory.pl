@@ -1,10 +1,10 @@
-# FAILURES 102: memory runs out at any allocation of any call, and something
-# catches that.  What the call did is undone as a whole, no lock is left, the
+# FAILURES 102: memory runs out at any allocation of any call, and a savepoint or
+# a block catches the error.  The call is undone as a whole, no lock is left, the
 # guard is right, and the session goes on.
 #
 # For every call the first allocation fails, then the second, and so on until the
-# call comes through.  Where there are very many, as where caches are cold, only
-# some of them do: the first, and each n-th from there on, for a random n.
+# call succeeds.  If there are very many, as with cold caches, only some of them
+# fail: the first, and each n-th after it, for a random n.
 # OOM_FULL=1 ("make oom") takes all.
 use strict;
 use warnings;
@@ -107,7 +107,7 @@ my $functions = qq{
 	COMMIT;
 };
 
-# What is prepared, what is called, and what holds of "was it undone?".
+# The preparation, the call, and a query that checks that the call was undone.
 my %calls = (
 	begin => [ '', q{idem_begin('k', '{"a": [1.5, "x"]}')}, q{is_pending('k') = NOT $1} ],
 	'begin with a hash' => [ '', q{idem_begin('k', request_hash => sha256('x'), scope => 'limited')}, q{true} ],
@@ -172,7 +172,7 @@ my %prepare = (
 	cold => [ 'PERFORM forget_caches();', 61 ],
 	# the file has changed, and is read again
 	'new keys' => [ "COPY (SELECT 1) TO PROGRAM 'cat >/dev/null; touch $key_file';", 7 ]);
-# these read and write much that is not the extension's
+# these also read and write many objects of the server
 my %long = map { $_ => 1 } 'claim', 'collect', 'policy';
 my $holder;
 
@@ -313,7 +313,7 @@ for (my $n = 1, my $failed = 1; $failed; $n++)
 		BEGIN; SAVEPOINT s; SELECT outcome FROM idem_begin('load'); ROLLBACK TO s; COMMIT;
 		SELECT set_config('idempotency.max_attempts', '8', false)" =~ s/;\s*/;\n/gr,
 		stdout => \$out, stderr => \$error, on_error_stop => 0, extra_params => [ '-v', 'VERBOSITY=sqlstate' ]);
-	# the last ones fail when we ask
+	# the last ones fail in the query of the test
 	$failed = $out !~ /^f$/m;
 	$loads++ if $failed;
 	my $seen = join ' ', (grep { /^(7|8|ACQUIRED)$/ } split /\n/, $out), $error =~ /(?:ERROR|FATAL|PANIC):  (\w+)/g;

@@ -1,5 +1,5 @@
 # The alerts of docs/operating.md, as a role that has pg_monitor and nothing else:
-# each is silent while all is well, tells the trouble, and is silent again.
+# each is silent while all is well, reports the trouble, and is silent again.
 use strict;
 use warnings;
 
@@ -15,7 +15,7 @@ my $page = slurp_file("$FindBin::RealBin/../../docs/operating.md");
 my ($section) = $page =~ /^## Monitoring\n(.*?)^## /ms or die 'docs/operating.md has no section on monitoring';
 my ($alerts) = $section =~ /^### Alerts\n(.*)/ms or die 'docs/operating.md has no alerts';
 
-# Its title, and the last statement before the next title that asks for something.
+# Its title, and the last query before the next title.
 my %alert;
 
 for my $part (split /^(?=\*\*)/m, $alerts)
@@ -35,7 +35,7 @@ my $worker = session($node);
 
 ask($monitor, '\pset null NULL');
 
-# What an alert tells, after some of its words were replaced.
+# The rows of an alert, after some of its words were replaced.
 sub told
 {
 	my ($title, %replace) = @_;
@@ -119,7 +119,7 @@ my @case = (
 
 is_deeply([ sort keys %alert ], [ sort map { $_->{title} } @case ], 'every alert of the page is tried here');
 
-# Never swept: that is told, too, until it is.
+# A store that was never swept is reported, too, until the first sweep.
 is(told('No collection in this database'), 'NULL', 'a database that was never swept is told');
 $node->safe_psql('postgres', 'SELECT idem_gc()');
 ask($monitor, 'CREATE TEMP TABLE last_figures AS SELECT datname, commits_refused, mismatches, leases_lost FROM idempotency_stats');

@@ -1,5 +1,5 @@
-# What the owner of one database does stops collection in no other one, and
-# databases that come and go leave no trace in the log (FAILURES 88, 104).
+# The owner of one database cannot stop collection in another one, and databases
+# that come and go leave no trace in the log (FAILURES 88, 104).
 use strict;
 use warnings;
 
@@ -62,7 +62,7 @@ sub figure
 		"SELECT coalesce(sum($column), 0) FROM idempotency_stats WHERE datname = '$database'");
 }
 
-# So many rounds of the launcher go by.
+# Waits for so many rounds of the launcher.
 sub rounds_pass
 {
 	my ($count) = @_;
@@ -80,7 +80,7 @@ SELECT $what FROM pg_stat_activity WHERE backend_type = 'idempotency collector' 
 SQL
 }
 
-# The log from a place on; of it, what nobody asked for.
+# The log from a position on; and the messages in it that no administrator needs.
 sub log_from
 {
 	my ($place) = @_;
@@ -102,8 +102,8 @@ sub times_ended
 	return scalar(() = log_from($place) =~ /the worker in database "$database" took too long and was ended/g);
 }
 
-# A collector waits for an advisory lock, or for the lock of a database; then it
-# is not to be seen as a session yet.
+# A collector waits for an advisory lock, or for the lock of a database; in the
+# latter case pg_stat_activity does not show it as a session yet.
 sub waiting_collector
 {
 	my ($locktype) = @_;
@@ -186,7 +186,7 @@ soon('the collector at the lock was ended', sub { times_ended('gated', $start) >
 ask($locking, 'ROLLBACK');
 $locking->quit;
 
-# What sleeps in a trigger.
+# A worker that sleeps in a trigger.
 $node->safe_psql('napping', <<'SQL');
 CREATE FUNCTION nap() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(3600); RETURN old; END $$;
 CREATE TRIGGER nap BEFORE DELETE ON idempotency_store FOR EACH ROW EXECUTE FUNCTION nap();
@@ -201,7 +201,7 @@ rounds_pass(12);
 cmp_ok(times_ended($_, $start), '<=', 2 + log(time - $began) / log(2), "$_ is visited later and later")
   for qw(closed napping);
 
-# No figure that vacuum counts with, and nothing that steers the planner.
+# Neither the cost settings of vacuum nor planner settings of the database count.
 $node->safe_psql('postgres', "ALTER DATABASE costly SET $_")
   for 'vacuum_cost_page_hit = 10000', 'vacuum_cost_page_miss = 10000', 'vacuum_cost_page_dirty = 10000',
   'random_page_cost = 1e10', 'seq_page_cost = 0', 'enable_tidscan = off', 'jit_above_cost = 0', q{work_mem = '64kB'};
@@ -296,7 +296,7 @@ rounds_pass(1);
 is(join("\n", grep { !/terminating connection due to administrator command/ } split /\n/, trouble_from($start)), '',
 	'databases that come and go leave no trouble in the log');
 
-# Whom an administrator ends is in the log as ever.
+# If an administrator ends a worker, the log has the usual message.
 create_database('watched', 1);
 $node->safe_psql('watched', $gate);
 $gatekeeper = collector_at_gate('watched');
@@ -307,9 +307,8 @@ soon('a collector that an administrator ended is in the log', sub {
 open_gate($gatekeeper);
 is_collected('watched', 'after an administrator ended a collector');
 
-# A launcher that waits for a collector hears of a shutdown, also where it is
-# only its own, and of the postmaster's death.  It does not sleep until the next
-# round first.
+# A launcher that waits for a collector notices a shutdown, also of itself
+# alone, and the postmaster's death.  It does not sleep until the next round first.
 $gatekeeper = collector_at_gate('watched');
 push @stopped, collectors('watched', 'pid');
 kill 'STOP', $stopped[-1] or die "cannot stop $stopped[-1]";

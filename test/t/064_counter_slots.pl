@@ -1,5 +1,5 @@
-# The slots that databases are counted in are given back when a database is
-# dropped or has dropped the extension, and nobody else counts into them
+# The counter slot of a database becomes free when the database is dropped or has
+# dropped the extension, and no other database counts into it before
 # (FAILURES 97).  The library is built anew for few databases, for points at which
 # a test holds a session, and for a collector whose work costs much.
 use strict;
@@ -77,7 +77,7 @@ create_database($_) for qw(a b c);
 count_in($_) for qw(a b b c c c);
 is(counted(), 'a b c postgres', 'as many databases as there are slots');
 
-# One too many is not counted, until a slot is free; the same session notices.
+# If no slot is free, a database is not counted until one is; the same session notices.
 create_database('d');
 count_in('d');
 is(counted(), 'a b c postgres', 'one more database is not counted');

@@ -1,4 +1,4 @@
-# "make installcheck", as somebody runs it on a server of his own: the library is
+# "make installcheck", as a user runs it on a server of his own: the library is
 # not preloaded, another database has the extension, settings are the defaults,
 # the superuser has a name of his own, and the tree is one that only he can read.
 use strict;
@@ -23,7 +23,7 @@ chmod 0700, $tree;
 is($node->safe_psql('postgres', "SELECT current_setting('shared_preload_libraries')"), '', 'the library is not preloaded');
 $node->safe_psql('postgres', 'CREATE ROLE somebody SUPERUSER LOGIN');
 
-# The isolation tests come in test/check; here they would only take long.
+# The isolation tests run in test/check; here they would only take time.
 {
 	local %ENV = (%ENV, PGHOST => $node->host, PGPORT => $node->port, PGUSER => 'somebody');
 

@@ -1,4 +1,4 @@
-// The operation that everybody protects: one payment, two statements.
+// The operation that every peer protects: one payment, two statements.
 
 import { createHash, randomBytes, randomInt } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -6,7 +6,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 export const ACCOUNTS = 50_000;
 const TOO_MUCH = 2_000_000;     // more than anybody has
 
-// Somebody else is at this operation: deliver it again later.
+// Another owner is at work on this operation: deliver it again later.
 export class Busy extends Error {}
 
 // The same key came with another request.
@@ -48,8 +48,8 @@ export const INSERT = {
   text: 'INSERT INTO peer_payments (account, amount, reference) VALUES ($1, $2, $3) RETURNING id',
 };
 
-// What the business answers, run by somebody who has begun a transaction. A
-// payment that is declined has changed nothing.
+// The answer of the business; the caller has begun a transaction. A declined
+// payment has changed nothing.
 export async function pay(client, operation) {
   const { account, amount, key, data } = operation;
   const updated = await client.query({ ...UPDATE, values: [account, amount] });

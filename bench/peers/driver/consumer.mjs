@@ -11,7 +11,7 @@ const order = JSON.parse(process.argv[2]);
 const made = { ...order.operation, hash: Buffer.from(order.operation.hash, 'hex') };
 const opened = await open(find(order.peer), { clients: 2, lease: order.lease, executor: order.executor });
 
-// Everything is warm before the wire is set: each answer is one of the operation's.
+// Everything is warm before the wire is set: so each answer belongs to the operation.
 await answer(opened, operation({ size: 0 }));
 if (order.at) {
   setTripwire(order.at, order.action, order.milliseconds);

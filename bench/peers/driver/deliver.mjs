@@ -25,7 +25,7 @@ export async function answer(opened, operation, patience = 30_000) {
   }
 }
 
-// A delivery that waits for somebody who is dead never comes back.
+// A delivery that waits for a dead owner never comes back.
 async function within(promise, until) {
   let timer;
   const late = new Promise((_, reject) => {

@@ -2,7 +2,7 @@
 // node judge.mjs '{"peer": …, "keys": …}' prints one line of JSON.
 //
 // Each case delivers the same operation several times, and demands exactly one
-// payment with the answer that everybody got; for one that is declined, none.
+// payment, and the same answer for all deliveries; if it is declined, no payment.
 
 import './wire.mjs';
 import { spawn } from 'node:child_process';

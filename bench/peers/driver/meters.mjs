@@ -1,4 +1,4 @@
-// What the servers have spent: processor time from /proc, counters from SQL.
+// The costs on the servers: processor time from /proc, counters from SQL.
 
 import fs from 'node:fs';
 import pg from 'pg';
@@ -40,7 +40,7 @@ function onCpu(pid) {
   }
 }
 
-// What an operation costs besides time. Sessions tell their counters when they
+// The cost of an operation besides time. Sessions report their counters when they
 // end, so all of them must have ended before this is called.
 export async function counters() {
   const client = new pg.Client();
@@ -62,7 +62,7 @@ export async function counters() {
   }
 }
 
-// What Redis holds in memory and has appended to its log.
+// The memory of Redis, and the bytes that it has appended to its log.
 export async function redisCounters() {
   const { Redis } = await import('ioredis');
   const redis = new Redis({ path: process.env.BENCH_REDIS });

@@ -1,4 +1,4 @@
-// Every peer by its name, and what each of them is given to work with.
+// Every peer by its name, and the connections that each of them gets.
 
 import './wire.mjs';
 import pg from 'pg';

@@ -1,6 +1,6 @@
 // One run of one peer: node run.mjs '{"peer": …, "kind": …, "clients": …, …}'.
-// Prints one line of JSON. Clients go round in a closed loop; what is timed
-// begins when connections, statements and scripts are warm.
+// Prints one line of JSON. Clients run in a closed loop; the measurement begins
+// when connections, statements and scripts are warm.
 
 import './wire.mjs';
 import pg from 'pg';
@@ -124,8 +124,8 @@ async function timed(peer) {
   };
 }
 
-// One client, an exact number of operations. Sessions tell their counters when
-// they end, so what is counted begins and ends with them.
+// One client, an exact number of operations. Sessions report their counters when
+// they end, so a count is always for whole sessions.
 async function counted(peer) {
   const redis = peer.redis && await redisCounters();
   const before = await counters();
@@ -156,7 +156,7 @@ async function repeat(times, work) {
   }
 }
 
-// Whatever the speed: how many payments there are for each that was accepted.
+// How many payments there are for each accepted operation.
 async function effects() {
   const client = new pg.Client();
   await client.connect();

@@ -1,4 +1,4 @@
--- Nothing but begin and complete: no business hides what they cost. Keys are
+-- Only begin and complete: no business statements hide their cost. Keys are
 -- hashes, as those of the stored records are.
 \set key random(1000000000000000000, 9223372036854775807)
 BEGIN;
