@@ -24,15 +24,16 @@
 #include "statement.h"
 #include "store.h"
 
-#define COLUMNS "created_at, updated_at, expires_at, lease_expires_at, retry_at, fence, " \
-	"status, attempt, response_code, scope, idempotency_key, request_hash, " \
-	"response_headers, response_payload, response_body, hash_key, seal_key, sealed"
-#define COLUMNS_OF_EXCLUDED "EXCLUDED.created_at, EXCLUDED.updated_at, EXCLUDED.expires_at, " \
-	"EXCLUDED.lease_expires_at, EXCLUDED.retry_at, EXCLUDED.fence, EXCLUDED.status, " \
-	"EXCLUDED.attempt, EXCLUDED.response_code, EXCLUDED.scope, EXCLUDED.idempotency_key, " \
-	"EXCLUDED.request_hash, EXCLUDED.response_headers, EXCLUDED.response_payload, " \
-	"EXCLUDED.response_body, EXCLUDED.hash_key, EXCLUDED.seal_key, EXCLUDED.sealed"
-#define VALUES "$1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18"
+/* "created_at, updated_at, …", the same of EXCLUDED, and "$1, $2, …" */
+#define NAME_FIRST(number, id, name, type, is_set) #name
+#define NAME_NEXT(number, id, name, type, is_set) ", " #name
+#define EXCLUDED_FIRST(number, id, name, type, is_set) "EXCLUDED." #name
+#define EXCLUDED_NEXT(number, id, name, type, is_set) ", EXCLUDED." #name
+#define PARAMETER_FIRST(number, id, name, type, is_set) "$" #number
+#define PARAMETER_NEXT(number, id, name, type, is_set) ", $" #number
+#define COLUMNS RECORD_COLUMN_LIST(NAME_FIRST, NAME_NEXT)
+#define COLUMNS_OF_EXCLUDED RECORD_COLUMN_LIST(EXCLUDED_FIRST, EXCLUDED_NEXT)
+#define VALUES RECORD_COLUMN_LIST(PARAMETER_FIRST, PARAMETER_NEXT)
 
 #define NAME_TYPES TEXTOID, TEXTOID
 
@@ -47,11 +48,13 @@ static Statement insert_record = {
 	RECORD_COLUMNS, {RECORD_TYPES}
 };
 
+StaticAssertDecl(RECORD_COLUMNS == 18, "$19 of put_record comes after the columns");
+
 static Statement put_record = {
 	"INSERT INTO %1$s.idempotency_store AS judged (" COLUMNS ") VALUES (" VALUES ")"
 	" ON CONFLICT (scope, idempotency_key) DO UPDATE SET (" COLUMNS ") = (" COLUMNS_OF_EXCLUDED ")"
 	" WHERE judged.updated_at OPERATOR(pg_catalog.=) $19",
-	RECORD_COLUMNS + 1, {RECORD_TYPES, TIMESTAMPTZOID}
+	RECORD_COLUMNS + 1, {RECORD_TYPES TIMESTAMPTZOID}
 };
 
 static Statement delete_record = {
@@ -99,7 +102,7 @@ read_whole_row(const Catalog *catalog, int row, Record *found)
 	bool		nulls[RECORD_COLUMNS + 1];
 
 	statement_columns(row, values, nulls);
-	record_from_columns(catalog, values, nulls, found);
+	record_from_columns(catalog->status_labels, values, nulls, found);
 	found->name.scope = DatumGetTextPCopy(values[COLUMN_SCOPE]);
 	found->name.key = DatumGetTextPCopy(values[COLUMN_IDEMPOTENCY_KEY]);
 	return *(ItemPointer) DatumGetPointer(values[RECORD_COLUMNS]);
@@ -120,7 +123,7 @@ find_by_sql(const Catalog *catalog, const OperationName *name, Snapshot snapshot
 	{
 		statement_columns(0, values, nulls);
 		MemoryContextSwitchTo(context);
-		record_from_columns(catalog, values, nulls, found);
+		record_from_columns(catalog->status_labels, values, nulls, found);
 		found->name = *name;
 		*version = *(ItemPointer) DatumGetPointer(values[RECORD_COLUMNS]);
 	}
@@ -194,7 +197,7 @@ insert_by_sql(const Catalog *catalog, const Record *record)
 	Datum		values[RECORD_COLUMNS + 1] = {0};
 	bool		nulls[RECORD_COLUMNS + 1] = {0};
 
-	record_to_columns(catalog, record, values, nulls);
+	record_to_columns(catalog->status_labels, record, values, nulls);
 	if (statement_run(&insert_record, catalog, values, nulls, InvalidSnapshot) != 1)
 		ereport(ERROR,
 				(errcode(ERRCODE_TRIGGERED_ACTION_EXCEPTION),
@@ -213,7 +216,7 @@ upsert_by_sql(const Catalog *catalog, const Record *record, TimestampTz judged)
 	Datum		values[RECORD_COLUMNS + 1];
 	bool		nulls[RECORD_COLUMNS + 1] = {0};
 
-	record_to_columns(catalog, record, values, nulls);
+	record_to_columns(catalog->status_labels, record, values, nulls);
 	values[RECORD_COLUMNS] = TimestampTzGetDatum(judged);
 	if (statement_run(&put_record, catalog, values, nulls, InvalidSnapshot) != 1)
 		statement_lost_race();
