@@ -14,7 +14,6 @@
 #include "compat.h"
 #include "fingerprint.h"
 #include "gc.h"
-#include "handle.h"
 #include "operation.h"
 #include "resource.h"
 #include "scope.h"

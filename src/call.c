@@ -30,8 +30,8 @@
 #include "compat.h"
 #include "failure.h"
 #include "fingerprint.h"
-#include "handle.h"
 #include "operation.h"
+#include "scope.h"
 
 SQL_FUNCTION(idem_call);
 
@@ -119,9 +119,7 @@ run_handler(const Call *call, FmgrInfo *function, MemoryContext result_context)
 static int32
 failure_limit(const OperationName *name)
 {
-	Policy		policy = scope_require(catalog_open(RowExclusiveLock), name->scope);
-
-	return policy_max_response_size(&policy);
+	return scope_require(catalog_open(RowExclusiveLock), name->scope).max_response_size;
 }
 
 /*

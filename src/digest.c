@@ -17,7 +17,7 @@
 #include "utils/builtins.h"
 
 #include "compat.h"
-#include "digest.h"
+#include "fingerprint.h"
 #include "keyring.h"
 #include "utf8.h"
 

@@ -15,12 +15,10 @@
 
 #include "compat.h"
 #include "fault.h"
-#include "handle.h"
-#include "operation.h"
+#include "operation_internal.h"
 #include "owner.h"
 #include "stats.h"
 #include "store.h"
-#include "verdict.h"
 
 /* Bytes of one part of a response, uncompressed. */
 static int64
@@ -34,7 +32,7 @@ check_response(const Handle *handle, const Response *response)
 {
 	int64		size = part_size(response->payload) + part_size(response->headers) +
 		part_size(response->body);
-	int32		limit = policy_max_response_size(&handle->policy);
+	int32		limit = handle->policy.max_response_size;
 
 	if (size > limit)
 		ereport(ERROR,
@@ -111,7 +109,7 @@ end_leased(Handle *handle, const EndRequest *request, int64 fence)
 Answer
 operation_end(const EndRequest *request)
 {
-	Handle		handle = handle_open(&request->name);
+	Handle		handle = handle_open(&request->name, RowExclusiveLock);
 	int64		fence = request->fence;
 	Record		record;
 	Answer		answer;
@@ -131,7 +129,7 @@ operation_end(const EndRequest *request)
 TimestampTz
 operation_extend(const OperationName *name, int64 fence, int64 lease)
 {
-	Handle		handle = handle_open(name);
+	Handle		handle = handle_open(name, RowExclusiveLock);
 	Standing	standing = handle.standing;
 	Record		record;
 	TimestampTz judged;

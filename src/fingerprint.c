@@ -29,7 +29,6 @@
 
 #include "compat.h"
 #include "fingerprint.h"
-#include "idempotency.h"
 #include "utf8.h"
 
 StaticAssertDecl(FINGERPRINT_BYTES == PG_SHA256_DIGEST_LENGTH, "a fingerprint is a SHA-256 digest");

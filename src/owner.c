@@ -13,6 +13,7 @@
 #include "utils/timestamp.h"
 
 #include "compat.h"
+#include "lock.h"
 #include "owner.h"
 #include "settings.h"
 #include "stats.h"

@@ -7,7 +7,7 @@
 
 #include "postgres.h"
 
-#include "handle.h"
+#include "operation_internal.h"
 
 extern int64 owned_fence(const Handle *handle);
 extern bool owner_finds(Handle *handle, int64 fence, Record *found);

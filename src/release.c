@@ -14,12 +14,11 @@
 #include "as_owner.h"
 #include "compat.h"
 #include "fence.h"
-#include "handle.h"
-#include "operation.h"
+#include "lock.h"
+#include "operation_internal.h"
 #include "owner.h"
 #include "stats.h"
 #include "store.h"
-#include "verdict.h"
 
 /*
  * The row that the begin found, if any, stays as it is.  The lock of the begin
@@ -81,7 +80,7 @@ release_leased(Handle *handle, int64 fence)
 bool
 operation_release(const OperationName *name, int64 fence)
 {
-	Handle		handle = handle_open(name);
+	Handle		handle = handle_open(name, RowExclusiveLock);
 
 	if (fence == NO_FENCE)
 		fence = owned_fence(&handle);
@@ -132,7 +131,7 @@ bool
 operation_forget(const OperationName *name)
 {
 	Standing	forgotten = {.phase = PHASE_NONE,.wrote = true,.stored_at = NO_TIME};
-	Handle		handle = handle_open(name);
+	Handle		handle = handle_open(name, RowExclusiveLock);
 	Record		record;
 	Caller		caller;
 

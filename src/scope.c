@@ -198,9 +198,21 @@ scope_may_use(const Catalog *catalog, const text *scope)
 	return allows(&policy);
 }
 
+static void
+fill_in_settings(Policy *policy)
+{
+	if (policy->retention == 0)
+		policy->retention = (int64) setting_retention * USECS_PER_SEC;
+	if (!policy->has_max_attempts)
+		policy->max_attempts = setting_max_attempts;
+	if (!policy->has_max_response_size)
+		policy->max_response_size = setting_max_response_size;
+}
+
 /*
- * The policy of a scope, if the caller may use it.  The error is the same
- * whether or not there is such an operation: it is not looked up.
+ * The policy of a scope, if the caller may use it: numbers only, in which the
+ * settings stand where no rule says anything.  The error is the same whether or
+ * not there is such an operation: it is not looked up.
  */
 Policy
 scope_require(const Catalog *catalog, const text *scope)
@@ -213,56 +225,8 @@ scope_require(const Catalog *catalog, const text *scope)
 				 errmsg("role \"%s\" may not use scope \"%s\"",
 						GetUserNameFromId(GetUserId(), false), text_to_cstring(scope)),
 				 errhint("The scope belongs to a role: only its members may use it.")));
+	fill_in_settings(&policy);
 	return policy;
-}
-
-/*
- * How long a record is kept, within the bounds; 0: the call gives no
- * retention.
- */
-int64
-policy_retention(const Policy *policy, int64 asked)
-{
-	int64		retention = asked;
-
-	if (retention == 0)
-		retention = policy->retention > 0 ? policy->retention :
-			(int64) setting_retention * USECS_PER_SEC;
-	if (policy->max_retention > 0)
-		retention = Min(retention, policy->max_retention);
-	return Max(retention, policy->min_retention);
-}
-
-/*
- * How long a lease, or the pause before the next attempt, may be.  Records are
- * kept for the retention after that, so max_retention alone bounds nothing.
- */
-int64
-policy_lease(const Policy *policy, int64 asked)
-{
-	return policy->max_lease > 0 ? Min(asked, policy->max_lease) : asked;
-}
-
-/*
- * How many attempts there may be, 0 for no limit; -1: the call gives no
- * number.
- */
-int32
-policy_max_attempts(const Policy *policy, int32 asked)
-{
-	int32		attempts = asked;
-
-	if (attempts < 0)
-		attempts = policy->has_max_attempts ? policy->max_attempts : setting_max_attempts;
-	if (policy->attempts_limit > 0 && (attempts == 0 || attempts > policy->attempts_limit))
-		attempts = policy->attempts_limit;
-	return attempts;
-}
-
-int32
-policy_max_response_size(const Policy *policy)
-{
-	return policy->has_max_response_size ? policy->max_response_size : setting_max_response_size;
 }
 
 /* Claims the scopes of a pattern for a role, also from another role. */
