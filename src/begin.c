@@ -13,13 +13,13 @@
 #include "access/xact.h"
 #include "common/int.h"
 #include "utils/builtins.h"
-#include "utils/jsonb.h"
 #include "utils/timestamp.h"
 
 #include "compat.h"
 #include "fault.h"
 #include "fence.h"
 #include "fingerprint.h"
+#include "json.h"
 #include "lock.h"
 #include "operation_internal.h"
 #include "seal.h"
@@ -141,33 +141,16 @@ acquired(Handle *handle, const BeginRequest *request, const Facts *facts, const 
 	return answer;
 }
 
-static void
-push_string(JsonbParseState **state, JsonbIteratorToken token, const char *string)
-{
-	JsonbValue	value = {.type = jbvString};
-
-	value.val.string.val = unconstify(char *, string);
-	value.val.string.len = strlen(string);
-	(void) pushJsonbValue(state, token, &value);
-}
-
 /* {"reason": "attempts exhausted", "attempts": N} */
 static Response
 exhausted_response(int32 attempts)
 {
-	JsonbParseState *state = NULL;
-	Response	response = {0};
-	JsonbValue	count = {.type = jbvNumeric};
+	JsonMember	members[] = {
+		{"reason",.text = "attempts exhausted"},
+		{"attempts",.number = int64_to_numeric(attempts)}
+	};
 
-	(void) pushJsonbValue(&state, WJB_BEGIN_OBJECT, NULL);
-	push_string(&state, WJB_KEY, "reason");
-	push_string(&state, WJB_VALUE, "attempts exhausted");
-	push_string(&state, WJB_KEY, "attempts");
-	count.val.numeric = int64_to_numeric(attempts);
-	(void) pushJsonbValue(&state, WJB_VALUE, &count);
-	response.payload = (struct varlena *)
-		JsonbValueToJsonb(pushJsonbValue(&state, WJB_END_OBJECT, NULL));
-	return response;
+	return (Response) {.payload = (struct varlena *) json_object_of(members, lengthof(members))};
 }
 
 /* The attempt would be one too many: the operation has failed for good. */

@@ -10,18 +10,18 @@
  */
 #include "postgres.h"
 
+#include <limits.h>
+
 #include "access/xact.h"
 #include "miscadmin.h"
 #include "storage/proc.h"
 #include "utils/builtins.h"
-#include <limits.h>
-
 #include "utils/guc.h"
-#include "utils/memutils.h"
 #include "utils/resowner.h"
 
 #include "compat.h"
 #include "lock.h"
+#include "subtransaction.h"
 
 /* A test builds with fewer bits, so that different names have one lock id. */
 #ifndef LOCK_ID_MASK
@@ -117,66 +117,53 @@ lock_release(const LOCKTAG *tag)
 	CurrentResourceOwner = statement;
 }
 
+typedef struct TimedLock
+{
+	const LOCKTAG *tag;
+	int			milliseconds;
+} TimedLock;
+
 /* Waits with lock_timeout set, and restores the caller's own afterwards. */
 static void
-acquire_with_timeout(const LOCKTAG *tag, int milliseconds)
+acquire_with_timeout(void *argument)
 {
+	const TimedLock *timed = argument;
 	char		value[12];
 	int			nest_level = NewGUCNestLevel();
 
-	pg_ltoa(milliseconds, value);
+	pg_ltoa(timed->milliseconds, value);
 	(void) set_config_option("lock_timeout", value, PGC_USERSET, PGC_S_SESSION,
 							 GUC_ACTION_SAVE, true, 0, false);
-	lock_acquire(tag);
+	lock_acquire(timed->tag);
 	AtEOXact_GUC(true, nest_level);
 }
 
-/*
- * Takes the lock, or returns false after that time if "may_fail".
- *
- * The server ends a timed wait with an error, so it happens in a
- * subtransaction: running out of time leaves the caller's transaction usable.
- */
 static bool
-acquire_in_subtransaction(const LOCKTAG *tag, int milliseconds, bool may_fail)
+is_timeout(int sqlstate)
 {
-	MemoryContext context = CurrentMemoryContext;
-	ResourceOwner owner = CurrentResourceOwner;
-	volatile bool acquired = true;
+	return sqlstate == ERRCODE_LOCK_NOT_AVAILABLE;
+}
 
-	BeginInternalSubTransaction(NULL);
-	MemoryContextSwitchTo(context);
-	PG_TRY();
-	{
-		acquire_with_timeout(tag, milliseconds);
-		ReleaseCurrentSubTransaction();
-	}
-	PG_CATCH();
-	{
-		/* first: if anything else failed here, its catcher would be in our subtransaction */
-		RollbackAndReleaseCurrentSubTransaction();
-		MemoryContextSwitchTo(context);
-		CurrentResourceOwner = owner;
-		if (!may_fail || geterrcode() != ERRCODE_LOCK_NOT_AVAILABLE)
-			PG_RE_THROW();
-		FlushErrorState();
-		acquired = false;
-	}
-	PG_END_TRY();
-	MemoryContextSwitchTo(context);
-	CurrentResourceOwner = owner;
-	return acquired;
+static bool
+is_no_error(int sqlstate)
+{
+	return false;
 }
 
 /*
  * Takes the lock if it comes free in that time.  If the caller's lock_timeout
  * is shorter and runs out, that is an error, as everywhere.
+ *
+ * The server ends a timed wait with an error, so it happens in a
+ * subtransaction: running out of time leaves the caller's transaction usable.
  */
 bool
 lock_acquire_within(const LOCKTAG *tag, int64 microseconds)
 {
 	int			milliseconds = (int) Min(microseconds / 1000 + 1, INT_MAX);
 	bool		ours = LockTimeout == 0 || milliseconds < LockTimeout;
+	TimedLock	timed = {.tag = tag,.milliseconds = ours ? milliseconds : LockTimeout};
+	Subtransaction work = {acquire_with_timeout, ours ? is_timeout : is_no_error, &timed};
 
-	return acquire_in_subtransaction(tag, ours ? milliseconds : LockTimeout, ours);
+	return subtransaction_run(&work, NULL);
 }

@@ -279,47 +279,32 @@ store_delete(const Catalog *catalog, const OperationName *name, TimestampTz judg
 	statement_finish();
 }
 
-/* from the first to before the second */
-typedef struct PageRange
-{
-	ItemPointerData first;
-	ItemPointerData after;
-} PageRange;
-
-/* The first two arguments of statements that walk over pages; they point into the range. */
-static void
-range_of_pages(PageRange *range, BlockNumber start, BlockNumber end, Datum *arguments)
-{
-	ItemPointerSet(&range->first, start, 0);
-	ItemPointerSet(&range->after, end, 0);
-	arguments[0] = PointerGetDatum(&range->first);
-	arguments[1] = PointerGetDatum(&range->after);
-}
-
 /*
- * Removes expired records on the pages from start to before end, and returns
- * the last page from which it removed one.  A row whose fence the sequence has
- * not reached stays until the next sweep; the sequence catches up first.
+ * Removes up to max_rows expired records from a place to before another.  Moves
+ * the first one on: to the other, or to the page that may have more of them.  A
+ * row whose fence the sequence has not reached stays until the next sweep; the
+ * sequence catches up first.
  */
 int64
-store_sweep_pages(const Catalog *catalog, BlockNumber start, BlockNumber end,
-				  TimestampTz now, int64 max_rows, BlockNumber *last)
+store_sweep(const Catalog *catalog, ItemPointer from, ItemPointer end,
+			TimestampTz now, int64 max_rows)
 {
-	PageRange	range;
-	Datum		arguments[5];
+	Datum		arguments[5] = {
+		PointerGetDatum(from), PointerGetDatum(end), TimestampTzGetDatum(now),
+		Int64GetDatum(max_rows), Int64GetDatum(fence_last())
+	};
 	int64		removed;
 	int64		fence;
 	Datum		place;
 	bool		is_null;
 
-	range_of_pages(&range, start, end, arguments);
-	arguments[2] = TimestampTzGetDatum(now);
-	arguments[3] = Int64GetDatum(max_rows);
-	arguments[4] = Int64GetDatum(fence_last());
 	(void) statement_run(&sweep_pages, catalog, arguments, NULL, InvalidSnapshot);
 	removed = DatumGetInt64(statement_column(0, 1, &is_null));
 	place = statement_column(0, 2, &is_null);
-	*last = is_null ? start : ItemPointerGetBlockNumber((ItemPointer) DatumGetPointer(place));
+	if (removed < max_rows)
+		*from = *end;
+	else
+		ItemPointerSet(from, ItemPointerGetBlockNumber((ItemPointer) DatumGetPointer(place)), 0);
 	fence = DatumGetInt64(statement_column(0, 3, &is_null));
 	statement_finish();
 	if (!is_null)
