@@ -62,7 +62,7 @@ operation_argument(FunctionCallInfo fcinfo, int argument, int64 *fence)
 }
 
 static void
-complete(FunctionCallInfo fcinfo, EndRequest *request, int code, int retention)
+end_completed(FunctionCallInfo fcinfo, EndRequest *request, int code, int retention)
 {
 	request->status = STATUS_COMPLETED;
 	request->response = response_arguments(fcinfo, 1, code);
@@ -79,7 +79,7 @@ idem_complete(PG_FUNCTION_ARGS)
 	require_writable("idem_complete()");
 	request.name = name_arguments(fcinfo, 0, 2);
 	request.fence = optional_fence(fcinfo, 6);
-	complete(fcinfo, &request, 3, 7);
+	end_completed(fcinfo, &request, 3, 7);
 	PG_RETURN_VOID();
 }
 
@@ -91,12 +91,12 @@ idem_complete_operation(PG_FUNCTION_ARGS)
 
 	require_writable("idem_complete()");
 	request.name = operation_argument(fcinfo, 0, &request.fence);
-	complete(fcinfo, &request, 2, 5);
+	end_completed(fcinfo, &request, 2, 5);
 	PG_RETURN_VOID();
 }
 
 static void
-fail(FunctionCallInfo fcinfo, EndRequest *request, int code, int retryable)
+end_failed(FunctionCallInfo fcinfo, EndRequest *request, int code, int retryable)
 {
 	int			retry_after = retryable + 1;
 
@@ -125,7 +125,7 @@ idem_fail(PG_FUNCTION_ARGS)
 	require_writable("idem_fail()");
 	request.name = name_arguments(fcinfo, 0, 2);
 	request.fence = optional_fence(fcinfo, 6);
-	fail(fcinfo, &request, 3, 7);
+	end_failed(fcinfo, &request, 3, 7);
 	PG_RETURN_VOID();
 }
 
@@ -137,7 +137,7 @@ idem_fail_operation(PG_FUNCTION_ARGS)
 
 	require_writable("idem_fail()");
 	request.name = operation_argument(fcinfo, 0, &request.fence);
-	fail(fcinfo, &request, 2, 5);
+	end_failed(fcinfo, &request, 2, 5);
 	PG_RETURN_VOID();
 }
 

@@ -136,7 +136,7 @@ name_arguments(FunctionCallInfo fcinfo, int key, int scope)
 }
 
 static int64
-microseconds(const Interval *interval, const char *name, bool may_be_zero)
+duration_argument(const Interval *interval, const char *name, bool may_be_zero)
 {
 	int64		result;
 
@@ -163,7 +163,7 @@ int64
 required_duration(FunctionCallInfo fcinfo, int argument, const char *name, bool may_be_zero)
 {
 	require_argument(fcinfo, argument, name);
-	return microseconds(PG_GETARG_INTERVAL_P(argument), name, may_be_zero);
+	return duration_argument(PG_GETARG_INTERVAL_P(argument), name, may_be_zero);
 }
 
 int64
@@ -172,7 +172,7 @@ optional_duration(FunctionCallInfo fcinfo, int argument, const char *name,
 {
 	if (PG_ARGISNULL(argument))
 		return absent;
-	return microseconds(PG_GETARG_INTERVAL_P(argument), name, may_be_zero);
+	return duration_argument(PG_GETARG_INTERVAL_P(argument), name, may_be_zero);
 }
 
 int64

@@ -45,7 +45,7 @@ is_same_request(const BeginRequest *request, const Digest *stored)
 
 /* The answer has nothing of the other request's operation. */
 static Answer
-mismatch(const BeginRequest *request)
+answer_mismatch(const BeginRequest *request)
 {
 	const OperationName *name = &request->name;
 
@@ -104,7 +104,7 @@ write_lease(const Handle *handle, const BeginRequest *request, const Record *fou
  * transaction-bound one.  A row that counts as absent is replaced, too.
  */
 static Answer
-acquired(Handle *handle, const BeginRequest *request, const Facts *facts, const Record *found)
+acquire_operation(Handle *handle, const BeginRequest *request, const Facts *facts, const Record *found)
 {
 	const Record *before = facts->found;
 	Answer		answer = {
@@ -155,7 +155,7 @@ exhausted_response(int32 attempts)
 
 /* The attempt would be one too many: the operation has failed for good. */
 static Answer
-exhausted(Handle *handle, const Record *found, TimestampTz now)
+exhaust_operation(Handle *handle, const Record *found, TimestampTz now)
 {
 	Record		record = *found;
 
@@ -207,16 +207,16 @@ carry_out(Verdict verdict, Handle *handle, const BeginRequest *request,
 	switch (verdict)
 	{
 		case VERDICT_ACQUIRE:
-			return acquired(handle, request, facts, lookup->exists ? &lookup->record : NULL);
+			return acquire_operation(handle, request, facts, lookup->exists ? &lookup->record : NULL);
 		case VERDICT_EXHAUSTED:
-			return exhausted(handle, facts->found, facts->now);
+			return exhaust_operation(handle, facts->found, facts->now);
 		case VERDICT_REPLAY:
 			unseal_record(&lookup->record);
 			return replay(facts->found, facts->now);
 		case VERDICT_IN_PROGRESS:
 			return in_progress(&request->name, facts->found, facts->now);
 		case VERDICT_MISMATCH:
-			return mismatch(request);
+			return answer_mismatch(request);
 		case VERDICT_IN_TRANSACTION:
 			break;
 	}
@@ -314,7 +314,7 @@ told_at_a_glance(Handle *handle, const BeginRequest *request, Answer *answer)
 }
 
 static Answer
-begin(const BeginRequest *request)
+begin_operation(const BeginRequest *request)
 {
 	Handle		handle = handle_open(&request->name, RowExclusiveLock);
 	Answer		answer;
@@ -323,7 +323,7 @@ begin(const BeginRequest *request)
 	if (handle.standing.phase == PHASE_PENDING)
 	{
 		if (!is_same_request(request, &handle.standing.request))
-			return mismatch(request);
+			return answer_mismatch(request);
 		return in_progress_here(&handle, GetCurrentTimestamp());
 	}
 	if (told_at_a_glance(&handle, request, &answer))
@@ -339,7 +339,7 @@ begin(const BeginRequest *request)
 Answer
 operation_begin(const BeginRequest *request)
 {
-	Answer		answer = begin(request);
+	Answer		answer = begin_operation(request);
 
 	count_answer(&answer);
 	return answer;

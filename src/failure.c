@@ -127,7 +127,7 @@ clean_text(const char *text)
 
 /* Cuts texts so that together they are that many bytes shorter, the last ones first. */
 static void
-shorten(JsonMember *parts, int count, int excess)
+shorten_texts(JsonMember *parts, int count, int excess)
 {
 	for (int i = count - 1; i >= 0 && excess > 0; i--)
 	{
@@ -142,7 +142,7 @@ shorten(JsonMember *parts, int count, int excess)
 }
 
 static bool
-fits(const Jsonb *json, int32 limit)
+fits_limit(const Jsonb *json, int32 limit)
 {
 	return VARSIZE(json) - VARHDRSZ <= limit;
 }
@@ -164,14 +164,14 @@ failure_response(const ErrorData *error, int32 limit)
 	Jsonb	   *json = json_object_of(parts, count);
 	Response	response = {0};
 
-	if (!fits(json, limit))
+	if (!fits_limit(json, limit))
 	{
-		shorten(parts + 1, count - 1, VARSIZE(json) - VARHDRSZ - limit);
+		shorten_texts(parts + 1, count - 1, VARSIZE(json) - VARHDRSZ - limit);
 		json = json_object_of(parts, count);
 	}
-	if (!fits(json, limit))
+	if (!fits_limit(json, limit))
 		json = json_object_of(parts, 1);
-	if (fits(json, limit))
+	if (fits_limit(json, limit))
 		response.payload = (struct varlena *) json;
 	return response;
 }

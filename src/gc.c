@@ -80,7 +80,7 @@ sweep_stretch(const Walk *walk, SweepPosition *hand, Sweep *progress,
  * most, until max_rows rows are removed.
  */
 static void
-turn_hand(const Catalog *catalog, SweepPosition *hand, Sweep *progress)
+turn_sweep_hand(const Catalog *catalog, SweepPosition *hand, Sweep *progress)
 {
 	SweepStep	step = {.catalog = catalog,.now = GetCurrentTimestamp()};
 	Walk		walk = {sweep_step, &step};
@@ -108,7 +108,7 @@ turn_hand(const Catalog *catalog, SweepPosition *hand, Sweep *progress)
  * were seen.
  */
 static int64
-backlog(const SweepPosition *hand, const Sweep *progress)
+estimate_backlog(const SweepPosition *hand, const Sweep *progress)
 {
 	BlockNumber ahead = progress->pages - Max(hand->next_page, progress->seen);
 
@@ -136,8 +136,8 @@ gc_sweep(const Catalog *catalog, Sweep *progress)
 		hand.began_at = GetCurrentTimestamp();
 		finish_sweep(&hand, progress);
 	}
-	turn_hand(catalog, &hand, progress);
+	turn_sweep_hand(catalog, &hand, progress);
 	sweep_remember_position(catalog, &hand);
 	stats_add(COUNT_COLLECTED_ROWS, progress->removed - removed);
-	stats_set(COUNT_BACKLOG_ROWS, backlog(&hand, progress));
+	stats_set(COUNT_BACKLOG_ROWS, estimate_backlog(&hand, progress));
 }

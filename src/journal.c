@@ -79,7 +79,7 @@ standing_is_unfinished(const Standing *standing)
 /* ---- entries ---- */
 
 static void
-start(void)
+start_journal(void)
 {
 	if (journal.context != NULL)
 		return;
@@ -105,7 +105,7 @@ link_entry(Entry *entry, Entry **bucket)
 
 /* Makes room for one more. */
 static void
-grow(void)
+grow_buckets(void)
 {
 	int			count = journal.bucket_count * 2;
 	Entry	  **buckets;
@@ -208,7 +208,7 @@ make_entry(uint64 id, const OperationName *name)
 /* ---- requests ---- */
 
 static struct varlena *
-keep(const void *value)
+keep_value(const void *value)
 {
 	Size		size;
 
@@ -221,9 +221,9 @@ keep(const void *value)
 static Digest
 keep_request(const Digest *request)
 {
-	Digest		kept = {.bytes = (bytea *) keep(request->bytes)};
+	Digest		kept = {.bytes = (bytea *) keep_value(request->bytes)};
 
-	kept.key = (text *) keep(request->key);
+	kept.key = (text *) keep_value(request->key);
 	return kept;
 }
 
@@ -304,7 +304,7 @@ add_entry(uint64 id, const OperationName *name)
 {
 	Entry	   *entry;
 
-	grow();
+	grow_buckets();
 	entry = make_entry(id, name);
 	entry->made.entry = entry;
 	entry->made.before = untouched;
@@ -333,7 +333,7 @@ journal_set(uint64 id, const OperationName *name, Standing standing)
 {
 	Entry	   *entry;
 
-	start();
+	start_journal();
 	entry = journal_find(id, name);
 	if (entry == NULL || standing.request.bytes != entry->standing.request.bytes)
 		standing.request = keep_request(&standing.request);
@@ -357,7 +357,7 @@ journal_add_locks(int count)
 {
 	Change	   *change;
 
-	start();
+	start_journal();
 	change = MemoryContextAllocZero(journal.context, sizeof(Change));
 	change->before = untouched;
 	change->locks = count;
@@ -382,7 +382,7 @@ journal_is_empty(void)
 /* ---- savepoints ---- */
 
 static void
-undo(Change *change)
+undo_change(Change *change)
 {
 	Entry	   *entry = change->entry;
 
@@ -407,7 +407,7 @@ void
 journal_undo(int level)
 {
 	while (journal.newest != NULL && journal.newest->level >= level)
-		undo(journal.newest);
+		undo_change(journal.newest);
 }
 
 /* The parent level has touched the operation, too: its change undoes both. */

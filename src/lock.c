@@ -81,7 +81,7 @@ lock_tag(uint64 id, uint16 lock_class)
  * that took them: a later statement must be able to give them back.
  */
 static bool
-acquire(const LOCKTAG *tag, bool dont_wait)
+acquire_for_transaction(const LOCKTAG *tag, bool dont_wait)
 {
 	ResourceOwner statement = CurrentResourceOwner;
 	LockAcquireResult result;
@@ -96,14 +96,14 @@ acquire(const LOCKTAG *tag, bool dont_wait)
 bool
 lock_acquire_now(const LOCKTAG *tag)
 {
-	return acquire(tag, true);
+	return acquire_for_transaction(tag, true);
 }
 
 /* Takes the lock, however long that takes. */
 void
 lock_acquire(const LOCKTAG *tag)
 {
-	(void) acquire(tag, false);
+	(void) acquire_for_transaction(tag, false);
 }
 
 /* Releases the lock once, before the transaction ends. */

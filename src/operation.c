@@ -220,7 +220,7 @@ in_progress_here(const Handle *handle, TimestampTz now)
 
 /* What a record means to a caller that only looks the operation up. */
 static Answer
-tell(const OperationName *name, Record *found, TimestampTz now)
+answer_lookup(const OperationName *name, Record *found, TimestampTz now)
 {
 	if (found->status == STATUS_PENDING)
 		return in_progress(name, found, now);
@@ -240,7 +240,7 @@ operation_lookup(const OperationName *name, Answer *answer)
 	if (handle.standing.phase == PHASE_PENDING)
 		*answer = in_progress_here(&handle, now);
 	else if (exists && !is_absent(&record, now))
-		*answer = tell(name, &record, now);
+		*answer = answer_lookup(name, &record, now);
 	else
 		return false;
 	return true;

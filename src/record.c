@@ -65,14 +65,14 @@ record_matches(TupleDesc descriptor, Oid status_type)
 }
 
 static void
-put_pointer(Datum *value, bool *is_null, const void *pointer)
+pointer_to_column(Datum *value, bool *is_null, const void *pointer)
 {
 	*value = PointerGetDatum(pointer);
 	*is_null = pointer == NULL;
 }
 
 static void
-put_time(Datum *value, bool *is_null, TimestampTz time)
+time_to_column(Datum *value, bool *is_null, TimestampTz time)
 {
 	*value = TimestampTzGetDatum(time);
 	*is_null = time == NO_TIME;
@@ -86,8 +86,8 @@ record_to_columns(const Oid *status_labels, const Record *record, Datum *values,
 	values[COLUMN_CREATED_AT] = TimestampTzGetDatum(record->created_at);
 	values[COLUMN_UPDATED_AT] = TimestampTzGetDatum(record->updated_at);
 	values[COLUMN_EXPIRES_AT] = TimestampTzGetDatum(record->expires_at);
-	put_time(&values[COLUMN_LEASE_EXPIRES_AT], &nulls[COLUMN_LEASE_EXPIRES_AT], record->lease_expires_at);
-	put_time(&values[COLUMN_RETRY_AT], &nulls[COLUMN_RETRY_AT], record->retry_at);
+	time_to_column(&values[COLUMN_LEASE_EXPIRES_AT], &nulls[COLUMN_LEASE_EXPIRES_AT], record->lease_expires_at);
+	time_to_column(&values[COLUMN_RETRY_AT], &nulls[COLUMN_RETRY_AT], record->retry_at);
 	values[COLUMN_FENCE] = Int64GetDatum(record->fence);
 	nulls[COLUMN_FENCE] = record->fence == NO_FENCE;
 	values[COLUMN_STATUS] = ObjectIdGetDatum(status_labels[record->status]);
@@ -96,24 +96,24 @@ record_to_columns(const Oid *status_labels, const Record *record, Datum *values,
 	nulls[COLUMN_RESPONSE_CODE] = !record->response.has_code;
 	values[COLUMN_SCOPE] = PointerGetDatum(record->name.scope);
 	values[COLUMN_IDEMPOTENCY_KEY] = PointerGetDatum(record->name.key);
-	put_pointer(&values[COLUMN_REQUEST_HASH], &nulls[COLUMN_REQUEST_HASH], record->request.bytes);
-	put_pointer(&values[COLUMN_RESPONSE_HEADERS], &nulls[COLUMN_RESPONSE_HEADERS], record->response.headers);
-	put_pointer(&values[COLUMN_RESPONSE_PAYLOAD], &nulls[COLUMN_RESPONSE_PAYLOAD], record->response.payload);
-	put_pointer(&values[COLUMN_RESPONSE_BODY], &nulls[COLUMN_RESPONSE_BODY], record->response.body);
-	put_pointer(&values[COLUMN_HASH_KEY], &nulls[COLUMN_HASH_KEY], record->request.key);
-	put_pointer(&values[COLUMN_SEAL_KEY], &nulls[COLUMN_SEAL_KEY], record->response.seal_key);
-	put_pointer(&values[COLUMN_SEALED], &nulls[COLUMN_SEALED], record->response.sealed);
+	pointer_to_column(&values[COLUMN_REQUEST_HASH], &nulls[COLUMN_REQUEST_HASH], record->request.bytes);
+	pointer_to_column(&values[COLUMN_RESPONSE_HEADERS], &nulls[COLUMN_RESPONSE_HEADERS], record->response.headers);
+	pointer_to_column(&values[COLUMN_RESPONSE_PAYLOAD], &nulls[COLUMN_RESPONSE_PAYLOAD], record->response.payload);
+	pointer_to_column(&values[COLUMN_RESPONSE_BODY], &nulls[COLUMN_RESPONSE_BODY], record->response.body);
+	pointer_to_column(&values[COLUMN_HASH_KEY], &nulls[COLUMN_HASH_KEY], record->request.key);
+	pointer_to_column(&values[COLUMN_SEAL_KEY], &nulls[COLUMN_SEAL_KEY], record->response.seal_key);
+	pointer_to_column(&values[COLUMN_SEALED], &nulls[COLUMN_SEALED], record->response.sealed);
 }
 
 static TimestampTz
-get_time(Datum value, bool is_null)
+time_from_column(Datum value, bool is_null)
 {
 	return is_null ? NO_TIME : DatumGetTimestampTz(value);
 }
 
 /* A copy in the current memory context, toasted as it was. */
 static void *
-get_pointer(Datum value, bool is_null)
+copy_from_column(Datum value, bool is_null)
 {
 	Size		size;
 	void	   *copy;
@@ -127,7 +127,7 @@ get_pointer(Datum value, bool is_null)
 }
 
 static Status
-get_status(const Oid *status_labels, Datum value)
+status_from_column(const Oid *status_labels, Datum value)
 {
 	for (int status = 0; status < STATUS_LABELS; status++)
 	{
@@ -144,18 +144,18 @@ record_from_columns(const Oid *status_labels, const Datum *values, const bool *n
 	record->created_at = DatumGetTimestampTz(values[COLUMN_CREATED_AT]);
 	record->updated_at = DatumGetTimestampTz(values[COLUMN_UPDATED_AT]);
 	record->expires_at = DatumGetTimestampTz(values[COLUMN_EXPIRES_AT]);
-	record->lease_expires_at = get_time(values[COLUMN_LEASE_EXPIRES_AT], nulls[COLUMN_LEASE_EXPIRES_AT]);
-	record->retry_at = get_time(values[COLUMN_RETRY_AT], nulls[COLUMN_RETRY_AT]);
+	record->lease_expires_at = time_from_column(values[COLUMN_LEASE_EXPIRES_AT], nulls[COLUMN_LEASE_EXPIRES_AT]);
+	record->retry_at = time_from_column(values[COLUMN_RETRY_AT], nulls[COLUMN_RETRY_AT]);
 	record->fence = nulls[COLUMN_FENCE] ? NO_FENCE : DatumGetInt64(values[COLUMN_FENCE]);
-	record->status = get_status(status_labels, values[COLUMN_STATUS]);
+	record->status = status_from_column(status_labels, values[COLUMN_STATUS]);
 	record->attempt = DatumGetInt32(values[COLUMN_ATTEMPT]);
 	record->response.has_code = !nulls[COLUMN_RESPONSE_CODE];
 	record->response.code = record->response.has_code ? DatumGetInt32(values[COLUMN_RESPONSE_CODE]) : 0;
-	record->request.bytes = get_pointer(values[COLUMN_REQUEST_HASH], nulls[COLUMN_REQUEST_HASH]);
-	record->response.headers = get_pointer(values[COLUMN_RESPONSE_HEADERS], nulls[COLUMN_RESPONSE_HEADERS]);
-	record->response.payload = get_pointer(values[COLUMN_RESPONSE_PAYLOAD], nulls[COLUMN_RESPONSE_PAYLOAD]);
-	record->response.body = get_pointer(values[COLUMN_RESPONSE_BODY], nulls[COLUMN_RESPONSE_BODY]);
-	record->request.key = get_pointer(values[COLUMN_HASH_KEY], nulls[COLUMN_HASH_KEY]);
-	record->response.seal_key = get_pointer(values[COLUMN_SEAL_KEY], nulls[COLUMN_SEAL_KEY]);
-	record->response.sealed = get_pointer(values[COLUMN_SEALED], nulls[COLUMN_SEALED]);
+	record->request.bytes = copy_from_column(values[COLUMN_REQUEST_HASH], nulls[COLUMN_REQUEST_HASH]);
+	record->response.headers = copy_from_column(values[COLUMN_RESPONSE_HEADERS], nulls[COLUMN_RESPONSE_HEADERS]);
+	record->response.payload = copy_from_column(values[COLUMN_RESPONSE_PAYLOAD], nulls[COLUMN_RESPONSE_PAYLOAD]);
+	record->response.body = copy_from_column(values[COLUMN_RESPONSE_BODY], nulls[COLUMN_RESPONSE_BODY]);
+	record->request.key = copy_from_column(values[COLUMN_HASH_KEY], nulls[COLUMN_HASH_KEY]);
+	record->response.seal_key = copy_from_column(values[COLUMN_SEAL_KEY], nulls[COLUMN_SEAL_KEY]);
+	record->response.sealed = copy_from_column(values[COLUMN_SEALED], nulls[COLUMN_SEALED]);
 }

@@ -28,7 +28,7 @@
 #define NAMED 10
 
 /* where this session goes on */
-static ItemPointerData hand;
+static ItemPointerData reseal_hand;
 
 /* one call, and what it has done */
 typedef struct Round
@@ -182,17 +182,17 @@ reseal(int64 max_rows)
 {
 	Round		round = {.key = cstring_to_text(required_key()->name)};
 	Walk		walk = {reseal_step, &round};
-	ItemPointerData start = hand;
+	ItemPointerData start = reseal_hand;
 	ItemPointerData last;
 	Caller		caller;
 
 	round.catalog = catalog_open(RowExclusiveLock);
 	caller = as_owner_in_call(round.catalog);
 	ItemPointerSet(&last, store_pages(round.catalog), 0);
-	if (walk_rows(&walk, &hand, last, max_rows) < max_rows)
+	if (walk_rows(&walk, &reseal_hand, last, max_rows) < max_rows)
 	{
-		ItemPointerSet(&hand, 0, 0);
-		(void) walk_rows(&walk, &hand, start, max_rows - round.sealed);
+		ItemPointerSet(&reseal_hand, 0, 0);
+		(void) walk_rows(&walk, &reseal_hand, start, max_rows - round.sealed);
 	}
 	as_owner_end(&caller);
 	tell_round(&round);

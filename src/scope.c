@@ -100,7 +100,7 @@ refresh_rules(const Catalog *catalog)
 }
 
 static bool
-matches(const Rule *rule, const char *scope, int length)
+rule_matches(const Rule *rule, const char *scope, int length)
 {
 	return (rule->is_prefix ? length >= rule->length : length == rule->length) &&
 		memcmp(rule->pattern, scope, rule->length) == 0;
@@ -138,7 +138,7 @@ add_policy(Policy *policy, const Policy *other)
 }
 
 static void
-remember(const char *scope, int length)
+remember_scope(const char *scope, int length)
 {
 	last_scope = MemoryContextAlloc(rules_context, length + 1);
 	memcpy(last_scope, scope, length);
@@ -165,10 +165,10 @@ scope_policy(const Catalog *catalog, const text *scope)
 	memset(&last_policy, 0, sizeof(last_policy));
 	for (int i = 0; i < rule_count; i++)
 	{
-		if (matches(&rules[i], bytes, length))
+		if (rule_matches(&rules[i], bytes, length))
 			add_policy(&last_policy, &rules[i].policy);
 	}
-	remember(bytes, length);
+	remember_scope(bytes, length);
 	return last_policy;
 }
 
@@ -185,7 +185,7 @@ is_member(const char *role)
 }
 
 static bool
-allows(const Policy *policy)
+policy_allows(const Policy *policy)
 {
 	return !policy->claimed || is_member(NameStr(policy->role));
 }
@@ -195,7 +195,7 @@ scope_may_use(const Catalog *catalog, const text *scope)
 {
 	Policy		policy = scope_policy(catalog, scope);
 
-	return allows(&policy);
+	return policy_allows(&policy);
 }
 
 static void
@@ -219,7 +219,7 @@ scope_require(const Catalog *catalog, const text *scope)
 {
 	Policy		policy = scope_policy(catalog, scope);
 
-	if (!allows(&policy))
+	if (!policy_allows(&policy))
 		ereport(ERROR,
 				(errcode(ERRCODE_IDEM_FORBIDDEN),
 				 errmsg("role \"%s\" may not use scope \"%s\"",
@@ -271,7 +271,7 @@ scope_lay_down(const Catalog *catalog, Datum *values, const bool *nulls)
 }
 
 static void
-relation_changed(Datum arg, Oid relation)
+rules_table_changed(Datum arg, Oid relation)
 {
 	if (relation == rules_table || !OidIsValid(relation))
 		rules_valid = false;
@@ -280,5 +280,5 @@ relation_changed(Datum arg, Oid relation)
 void
 scope_register(void)
 {
-	CacheRegisterRelcacheCallback(relation_changed, (Datum) 0);
+	CacheRegisterRelcacheCallback(rules_table_changed, (Datum) 0);
 }

@@ -132,8 +132,8 @@ find_by_sql(const Catalog *catalog, const OperationName *name, Snapshot snapshot
 }
 
 static bool
-find(const Catalog *catalog, const OperationName *name, Snapshot snapshot,
-	 Record *found, ItemPointer version)
+find_record_version(const Catalog *catalog, const OperationName *name, Snapshot snapshot,
+					Record *found, ItemPointer version)
 {
 	bool		exists;
 
@@ -168,12 +168,12 @@ store_find(const Catalog *catalog, const OperationName *name, Record *found)
 {
 	ItemPointerData newest;
 	ItemPointerData seen;
-	bool		exists = find(catalog, name, GetLatestSnapshot(), found, &newest);
+	bool		exists = find_record_version(catalog, name, GetLatestSnapshot(), found, &newest);
 
 	if (IsolationUsesXactSnapshot())
 	{
 		Record		ignored;
-		bool		seen_exists = find(catalog, name, GetTransactionSnapshot(), &ignored, &seen);
+		bool		seen_exists = find_record_version(catalog, name, GetTransactionSnapshot(), &ignored, &seen);
 
 		if (seen_exists != exists || (exists && !ItemPointerEquals(&seen, &newest)))
 			could_not_serialize();
@@ -187,7 +187,7 @@ store_peek(const Catalog *catalog, const OperationName *name, Record *found)
 {
 	ItemPointerData version;
 
-	return find(catalog, name, GetTransactionSnapshot(), found, &version);
+	return find_record_version(catalog, name, GetTransactionSnapshot(), found, &version);
 }
 
 /* A record whose name has none. */

@@ -31,7 +31,7 @@ static bool committing = false;
 static const Standing untouched = {.phase = PHASE_NONE,.stored_at = NO_TIME};
 
 static void *
-copy(const void *value)
+copy_value(const void *value)
 {
 	return value == NULL ? NULL : memcpy(palloc(VARSIZE_ANY(value)), value, VARSIZE_ANY(value));
 }
@@ -47,8 +47,8 @@ transaction_standing(uint64 id, const OperationName *name)
 	const Entry *entry = journal_find(id, name);
 	Standing	standing = entry ? *entry_standing(entry) : untouched;
 
-	standing.request.bytes = copy(standing.request.bytes);
-	standing.request.key = copy(standing.request.key);
+	standing.request.bytes = copy_value(standing.request.bytes);
+	standing.request.key = copy_value(standing.request.key);
 	return standing;
 }
 

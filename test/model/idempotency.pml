@@ -618,12 +618,12 @@ end:
 	:: d_step { ASKED_HERE && VERDICT == RUNNING ->
 		go_on(k); end_step() }
 
-	/* begin.c, acquired: transaction-bound */
+	/* begin.c, acquire_operation: transaction-bound */
 	:: d_step { ASKED_HERE && ACQUIRES && BOUND_TOO ->
 		CHECK_ACQUIRES;
 		MINE = FOUND; CLIENT.at = OPEN; CLIENT.seen = NOT_LOOKED; CLIENT.key = 0; end_step() }
 
-	/* begin.c, acquired and write_lease: a fence is taken, then the row is written */
+	/* begin.c, acquire_operation and write_lease: a fence is taken, then the row is written */
 	:: d_step { ASKED_HERE && ACQUIRES && NOTHING_BEGUN && ROW.sequence < (k == 0 -> LEASES : LEASES_1) ->
 		CHECK_ACQUIRES;
 		CLIENT.todo = FIRST_TODO;
@@ -639,7 +639,7 @@ end:
 		:: else -> MINE = W_LEASE; CLIENT.at = OPEN
 		fi; end_step() }
 
-	/* begin.c, exhausted */
+	/* begin.c, exhaust_operation */
 	:: d_step { ASKED_HERE && VERDICT == NEXT && ROW_FREE && MAY_FAIL ->
 		CHECK_ACQUIRES;
 		FAIL;
@@ -840,7 +840,7 @@ end:
 #define WORTH_READING	true
 #endif
 
-/* gc.c, gc_sweep, of which there is one at a time; store.c, store_sweep_pages */
+/* gc.c, gc_sweep, of which there is one at a time; store.c, store_sweep */
 proctype Sweep(byte k)
 {
 end:
