@@ -239,6 +239,7 @@ idem_advance(PG_FUNCTION_ARGS)
 	const Catalog *catalog;
 	OperationName stream;
 	int64		seq;
+	Policy		policy;
 
 	require_writable("idem_advance()");
 	stream.key = required_text(fcinfo, 0, "stream");
@@ -246,7 +247,7 @@ idem_advance(PG_FUNCTION_ARGS)
 	seq = required_bigint(fcinfo, 1, "seq");
 	stream.scope = scope_argument(fcinfo, 2);
 	catalog = catalog_open(AccessShareLock);
-	(void) scope_require(catalog, stream.scope);
+	scope_require(catalog, stream.scope, &policy);
 	PG_RETURN_BOOL(stream_advance(catalog, &stream, seq));
 }
 

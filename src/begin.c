@@ -104,7 +104,7 @@ write_lease(const Handle *handle, const BeginRequest *request, const Record *fou
  * transaction-bound one.  A row that counts as absent is replaced, too.
  */
 static Answer
-acquire_operation(Handle *handle, const BeginRequest *request, const Facts *facts, const Record *found)
+acquire_operation(const Handle *handle, const BeginRequest *request, const Facts *facts, const Record *found)
 {
 	const Record *before = facts->found;
 	Answer		answer = {
@@ -137,7 +137,7 @@ acquire_operation(Handle *handle, const BeginRequest *request, const Facts *fact
 	standing.request = answer.record.request;
 	standing.lease_expires_at = answer.record.lease_expires_at;
 	standing.created_at = answer.record.created_at;
-	handle_note(handle, standing);
+	transaction_note(handle->id, handle->name, &standing);
 	return answer;
 }
 
@@ -155,7 +155,7 @@ exhausted_response(int32 attempts)
 
 /* The attempt would be one too many: the operation has failed for good. */
 static Answer
-exhaust_operation(Handle *handle, const Record *found, TimestampTz now)
+exhaust_operation(const Handle *handle, const Record *found, TimestampTz now)
 {
 	Record		record = *found;
 
@@ -175,7 +175,7 @@ exhaust_operation(Handle *handle, const Record *found, TimestampTz now)
 	store_put(handle->catalog, &record, found->updated_at);
 	ForceSyncCommit();
 	stats_count(COUNT_FAILED);
-	handle_note_end(handle);
+	handle_note_end(handle, false);
 	return replay(&record, now);
 }
 
@@ -201,7 +201,7 @@ gather_facts(const Handle *handle, const BeginRequest *request, bool locked, Loo
 
 /* Does what was decided: at most one row is written, and one standing noted. */
 static Answer
-carry_out(Verdict verdict, Handle *handle, const BeginRequest *request,
+carry_out(Verdict verdict, const Handle *handle, const BeginRequest *request,
 		  const Facts *facts, Lookup *lookup)
 {
 	switch (verdict)
@@ -225,7 +225,7 @@ carry_out(Verdict verdict, Handle *handle, const BeginRequest *request,
 
 /* Gathers, decides and carries out; does the transaction keep the lock for that? */
 static Answer
-answer_begin(Handle *handle, const BeginRequest *request, bool locked, bool *keeps_lock)
+answer_begin(const Handle *handle, const BeginRequest *request, bool locked, bool *keeps_lock)
 {
 	Lookup		lookup;
 	Facts		facts = gather_facts(handle, request, locked, &lookup);
@@ -237,7 +237,7 @@ answer_begin(Handle *handle, const BeginRequest *request, bool locked, bool *kee
 
 /* One try: with the lock if it comes free in that time, else without. */
 static Answer
-try_begin(Handle *handle, const BeginRequest *request, int64 lock_wait, bool *locked)
+try_begin(const Handle *handle, const BeginRequest *request, int64 lock_wait, bool *locked)
 {
 	bool		keeps_lock;
 	Answer		answer;
@@ -259,7 +259,7 @@ try_begin(Handle *handle, const BeginRequest *request, int64 lock_wait, bool *lo
  * manager; the wait for a lease lasts until it ends.
  */
 static Answer
-begin_until(Handle *handle, const BeginRequest *request, bool locked)
+begin_until(const Handle *handle, const BeginRequest *request, bool locked)
 {
 	Deadline	deadline = deadline_after(request->wait);
 	LeaseWait	lease_wait = lease_wait_prepare(handle->id);
@@ -303,7 +303,7 @@ count_answer(const Answer *answer)
  * before it asks for the lock.
  */
 static bool
-told_at_a_glance(Handle *handle, const BeginRequest *request, Answer *answer)
+told_at_a_glance(const Handle *handle, const BeginRequest *request, Answer *answer)
 {
 	bool		keeps_lock;
 

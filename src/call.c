@@ -118,7 +118,10 @@ run_handler(const Call *call, FmgrInfo *function, MemoryContext result_context)
 static int32
 failure_limit(const OperationName *name)
 {
-	return scope_require(catalog_open(RowExclusiveLock), name->scope).max_response_size;
+	Policy		policy;
+
+	scope_require(catalog_open(RowExclusiveLock), name->scope, &policy);
+	return policy.max_response_size;
 }
 
 typedef struct HandlerRun

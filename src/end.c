@@ -70,7 +70,7 @@ set_end(const Handle *handle, Record *record, const EndRequest *request)
 
 /* The one row that a transaction-bound operation costs. */
 static Record
-end_owned(Handle *handle, const EndRequest *request)
+end_owned(const Handle *handle, const EndRequest *request)
 {
 	Record		record = {
 		.name = request->name,
@@ -83,13 +83,13 @@ end_owned(Handle *handle, const EndRequest *request)
 	set_end(handle, &record, request);
 	FAULT_POINT("end-judged");
 	store_put(handle->catalog, &record, handle->standing.stored_at);
-	handle_note_end(handle);
+	handle_note_end(handle, false);
 	return record;
 }
 
 /* The attempt of the fence ends, if it is current and has not ended already. */
 static Record
-end_leased(Handle *handle, const EndRequest *request, int64 fence)
+end_leased(const Handle *handle, const EndRequest *request, int64 fence)
 {
 	Record		record;
 	TimestampTz judged;
@@ -100,8 +100,7 @@ end_leased(Handle *handle, const EndRequest *request, int64 fence)
 	FAULT_POINT("end-judged");
 	store_put(handle->catalog, &record, judged);
 	ForceSyncCommit();
-	handle->standing.wakes = true;
-	handle_note_end(handle);
+	handle_note_end(handle, true);
 	return record;
 }
 
@@ -151,6 +150,6 @@ operation_extend(const OperationName *name, int64 fence, int64 lease)
 	standing.wrote = true;
 	standing.stored_at = record.updated_at;
 	standing.lease_expires_at = record.lease_expires_at;
-	handle_note(&handle, standing);
+	transaction_note(handle.id, name, &standing);
 	return record.lease_expires_at;
 }

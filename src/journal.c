@@ -60,22 +60,6 @@ static struct
 
 static const Standing untouched = {.phase = PHASE_NONE,.stored_at = NO_TIME};
 
-/* ---- what a standing says ---- */
-
-/* Does the operation's lock stay with this transaction? */
-bool
-standing_holds_lock(const Standing *standing)
-{
-	return standing->phase != PHASE_NONE || standing->wrote || standing->locked;
-}
-
-/* Does it keep the transaction from committing? */
-bool
-standing_is_unfinished(const Standing *standing)
-{
-	return standing->phase == PHASE_PENDING && standing->fence == NO_FENCE;
-}
-
 /* ---- entries ---- */
 
 static void

@@ -56,12 +56,6 @@ lock_id(char kind, const char *scope, uint32 scope_length, const text *name, con
 }
 
 uint64
-lock_id_of_operation(const OperationName *name, const SipHashKey *key)
-{
-	return lock_id('o', VARDATA_ANY(name->scope), VARSIZE_ANY_EXHDR(name->scope), name->key, key);
-}
-
-uint64
 lock_id_of_resource(const text *resource, const SipHashKey *key)
 {
 	return lock_id('r', "", 0, resource, key);
@@ -74,6 +68,14 @@ lock_tag(uint64 id, uint16 lock_class)
 
 	SET_LOCKTAG_ADVISORY(tag, MyDatabaseId, (uint32) (id >> 32), (uint32) id, lock_class);
 	return tag;
+}
+
+/* The lock of an operation, and its id, by which the journal knows the operation. */
+LOCKTAG
+lock_of_operation(const OperationName *name, const SipHashKey *key, uint64 *id)
+{
+	*id = lock_id('o', VARDATA_ANY(name->scope), VARSIZE_ANY_EXHDR(name->scope), name->key, key);
+	return lock_tag(*id, LOCK_CLASS_OPERATION);
 }
 
 /*
@@ -92,7 +94,10 @@ acquire_for_transaction(const LOCKTAG *tag, bool dont_wait)
 	return result != LOCKACQUIRE_NOT_AVAIL;
 }
 
-/* Takes the lock if nobody else has it. */
+/*
+ * Takes the lock if nobody else has it.  While the caller has the lock of an
+ * operation, no other session begins, ends or extends that operation.
+ */
 bool
 lock_acquire_now(const LOCKTAG *tag)
 {

@@ -38,37 +38,24 @@ handle_open(const OperationName *name, LOCKMODE mode)
 	Handle		handle;
 
 	handle.catalog = catalog_open(mode);
-	handle.policy = scope_require(handle.catalog, name->scope);
+	scope_require(handle.catalog, name->scope, &handle.policy);
 	handle.name = name;
-	handle.id = lock_id_of_operation(name, &handle.catalog->lock_key);
-	handle.lock = lock_tag(handle.id, LOCK_CLASS_OPERATION);
+	handle.lock = lock_of_operation(name, &handle.catalog->lock_key, &handle.id);
 	handle.standing = transaction_standing(handle.id, name);
 	return handle;
 }
 
-/* Makes sure that this transaction may hold the operation's lock until its end. */
+/*
+ * The operation is ended, and its row is this transaction's.  Does its COMMIT
+ * wake those who wait for the lease?
+ */
 void
-handle_reserve(const Handle *handle)
+handle_note_end(const Handle *handle, bool wakes)
 {
-	transaction_reserve(standing_holds_lock(&handle->standing) ? 0 : 1);
-}
-
-void
-handle_note(Handle *handle, Standing standing)
-{
-	transaction_note(handle->id, handle->name, standing);
-	handle->standing = standing;
-}
-
-/* The operation is ended, and its row is this transaction's. */
-void
-handle_note_end(Handle *handle)
-{
-	Standing	standing = {.phase = PHASE_ENDED,.wrote = true,.stored_at = NO_TIME};
+	Standing	standing = {.phase = PHASE_ENDED,.wrote = true,.wakes = wakes,.stored_at = NO_TIME};
 
 	standing.level = GetCurrentTransactionNestLevel();
-	standing.wakes = handle->standing.wakes;
-	handle_note(handle, standing);
+	transaction_note(handle->id, handle->name, &standing);
 }
 
 /* start + duration, where that is still a time. */

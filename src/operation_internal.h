@@ -13,7 +13,10 @@
 #include "scope.h"
 #include "transaction.h"
 
-/* an operation, and what is known of it before anything is looked up */
+/*
+ * An operation, and what is known of it before anything is looked up.  It is
+ * gathered once, by handle_open, and does not change.
+ */
 typedef struct Handle
 {
 	const Catalog *catalog;
@@ -45,9 +48,7 @@ typedef enum Verdict
 } Verdict;
 
 extern Handle handle_open(const OperationName *name, LOCKMODE mode);
-extern void handle_reserve(const Handle *handle);
-extern void handle_note(Handle *handle, Standing standing);
-extern void handle_note_end(Handle *handle);
+extern void handle_note_end(const Handle *handle, bool wakes);
 extern TimestampTz time_after(TimestampTz start, int64 duration, const char *name);
 extern void set_lease(const Handle *handle, Record *record, int64 lease);
 
@@ -58,5 +59,12 @@ extern Answer bare_answer(Outcome outcome, const OperationName *name);
 extern Answer replay(const Record *found, TimestampTz now);
 extern Answer in_progress(const OperationName *name, const Record *found, TimestampTz now);
 extern Answer in_progress_here(const Handle *handle, TimestampTz now);
+
+/* Makes sure that this transaction may hold the operation's lock until its end. */
+static inline void
+handle_reserve(const Handle *handle)
+{
+	transaction_reserve(standing_holds_lock(&handle->standing) ? 0 : 1);
+}
 
 #endif							/* IDEM_OPERATION_INTERNAL_H */

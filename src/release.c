@@ -25,7 +25,7 @@
  * is released at once, unless a rollback could bring the operation back.
  */
 static void
-release_owned(Handle *handle)
+release_owned(const Handle *handle)
 {
 	Standing	before = handle->standing;
 	Standing	released = {.phase = PHASE_NONE,.wrote = before.wrote,.stored_at = NO_TIME};
@@ -34,7 +34,7 @@ release_owned(Handle *handle)
 	released.level = GetCurrentTransactionNestLevel();
 	at_once = before.level == released.level;
 	released.locked = before.locked || !at_once;
-	handle_note(handle, released);
+	transaction_note(handle->id, handle->name, &released);
 	if (at_once)
 		lock_release(&handle->lock);
 }
@@ -44,7 +44,7 @@ release_owned(Handle *handle)
  * PENDING, with its lease over, and with a fence that nobody has.
  */
 static void
-leave_earlier_attempt(Handle *handle, Record *record)
+leave_earlier_attempt(const Handle *handle, Record *record)
 {
 	TimestampTz judged = record->updated_at;
 
@@ -56,7 +56,7 @@ leave_earlier_attempt(Handle *handle, Record *record)
 }
 
 static bool
-release_leased(Handle *handle, int64 fence)
+release_leased(const Handle *handle, int64 fence)
 {
 	Standing	released = {.phase = PHASE_NONE,.wrote = true,.wakes = true,.stored_at = NO_TIME};
 	Record		record;
@@ -72,7 +72,7 @@ release_leased(Handle *handle, int64 fence)
 	}
 	ForceSyncCommit();
 	released.level = GetCurrentTransactionNestLevel();
-	handle_note(handle, released);
+	transaction_note(handle->id, handle->name, &released);
 	return true;
 }
 
@@ -105,7 +105,7 @@ in_use(const Handle *handle, const char *by_whom)
 
 /* Takes the lock of an operation that nobody owns; false where it has no record. */
 static bool
-find_unowned(Handle *handle, Record *found)
+find_unowned(const Handle *handle, Record *found)
 {
 	if (handle->standing.phase != PHASE_NONE)
 		in_use(handle, "This transaction has begun or ended it.");
@@ -144,7 +144,7 @@ operation_forget(const OperationName *name)
 	as_owner_end(&caller);
 	ForceSyncCommit();
 	forgotten.level = GetCurrentTransactionNestLevel();
-	handle_note(&handle, forgotten);
+	transaction_note(handle.id, name, &forgotten);
 	stats_count(COUNT_FORGOTTEN);
 	return !is_absent(&record, GetCurrentTimestamp());
 }

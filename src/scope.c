@@ -66,6 +66,8 @@ static char *last_scope = NULL;
 static int	last_length = 0;
 static Policy last_policy;
 
+static const Policy no_policy = {0};
+
 static void
 refresh_rules(const Catalog *catalog)
 {
@@ -146,7 +148,7 @@ remember_scope(const char *scope, int length)
 }
 
 /* The policy and the claim of a scope. */
-static Policy
+static const Policy *
 scope_policy(const Catalog *catalog, const text *scope)
 {
 	const char *bytes = VARDATA_ANY(scope);
@@ -155,9 +157,9 @@ scope_policy(const Catalog *catalog, const text *scope)
 	if (!rules_valid || rules_generation != catalog->generation)
 		refresh_rules(catalog);
 	if (rule_count == 0)
-		return (Policy) {0};
+		return &no_policy;
 	if (last_scope != NULL && last_length == length && memcmp(last_scope, bytes, length) == 0)
-		return last_policy;
+		return &last_policy;
 
 	if (last_scope != NULL)
 		pfree(last_scope);
@@ -169,7 +171,7 @@ scope_policy(const Catalog *catalog, const text *scope)
 			add_policy(&last_policy, &rules[i].policy);
 	}
 	remember_scope(bytes, length);
-	return last_policy;
+	return &last_policy;
 }
 
 /*
@@ -193,9 +195,7 @@ policy_allows(const Policy *policy)
 bool
 scope_may_use(const Catalog *catalog, const text *scope)
 {
-	Policy		policy = scope_policy(catalog, scope);
-
-	return policy_allows(&policy);
+	return policy_allows(scope_policy(catalog, scope));
 }
 
 static void
@@ -214,19 +214,17 @@ fill_in_settings(Policy *policy)
  * settings stand where no rule says anything.  The error is the same whether or
  * not there is such an operation: it is not looked up.
  */
-Policy
-scope_require(const Catalog *catalog, const text *scope)
+void
+scope_require(const Catalog *catalog, const text *scope, Policy *policy)
 {
-	Policy		policy = scope_policy(catalog, scope);
-
-	if (!policy_allows(&policy))
+	*policy = *scope_policy(catalog, scope);
+	if (!policy_allows(policy))
 		ereport(ERROR,
 				(errcode(ERRCODE_IDEM_FORBIDDEN),
 				 errmsg("role \"%s\" may not use scope \"%s\"",
 						GetUserNameFromId(GetUserId(), false), text_to_cstring(scope)),
 				 errhint("The scope belongs to a role: only its members may use it.")));
-	fill_in_settings(&policy);
-	return policy;
+	fill_in_settings(policy);
 }
 
 /* Claims the scopes of a pattern for a role, also from another role. */

@@ -30,7 +30,7 @@ typedef struct Policy
 /* what scope_lay_down takes: the pattern, and the columns of a policy */
 #define POLICY_ARGUMENTS 8
 
-extern Policy scope_require(const Catalog *catalog, const text *scope);
+extern void scope_require(const Catalog *catalog, const text *scope, Policy *policy);
 extern bool scope_may_use(const Catalog *catalog, const text *scope);
 extern void scope_claim(const Catalog *catalog, text *pattern, const char *role);
 extern bool scope_unclaim(const Catalog *catalog, text *pattern);

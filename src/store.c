@@ -156,7 +156,8 @@ could_not_serialize(void)
 }
 
 /*
- * The newest committed record of a name, or the one of this transaction.
+ * The newest committed record of a name, or the one of this transaction.  A
+ * caller that holds the operation's lock may rely on it until it writes.
  *
  * At REPEATABLE READ and SERIALIZABLE the transaction's snapshot must see the
  * newest version.  An answer from outside of the snapshot would let two
@@ -250,7 +251,8 @@ put_directly(const Catalog *catalog, const Record *record, TimestampTz judged)
 /*
  * Stores a record: it replaces the version that was judged, or is inserted if
  * there was none (NO_TIME) or if that version was collected.  A version that
- * came meanwhile is another writer's.
+ * came meanwhile is another writer's.  When this returns, the row is written,
+ * and the statements that follow in this transaction see it.
  */
 void
 store_put(const Catalog *catalog, const Record *record, TimestampTz judged)

@@ -78,12 +78,15 @@ transaction_begun_elsewhere(const OperationName *name)
 	return begun;
 }
 
-/* Changes where this transaction stands, until a rollback undoes it. */
+/*
+ * Changes where this transaction stands, until a rollback undoes it.  From here
+ * on COMMIT fails as long as the operation is unfinished.
+ */
 void
-transaction_note(uint64 id, const OperationName *name, Standing standing)
+transaction_note(uint64 id, const OperationName *name, const Standing *standing)
 {
 	guard_use();
-	journal_set(id, name, standing);
+	journal_set(id, name, *standing);
 }
 
 /* Remembers that so many locks on resources are held, until a rollback. */

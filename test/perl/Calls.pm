@@ -53,7 +53,7 @@ sub calls_of
 
 	for my $name (keys %$sources)
 	{
-		my $file = $name =~ s/\.[ch]$//r;
+		my $file = $name =~ s/(?:_internal)?\.[ch]$//r;
 
 		$owner{$_} = $file for names_of($name, $sources->{$name});
 	}
