@@ -45,6 +45,14 @@ sub names_of
 	return @names;
 }
 
+# What a file has under a name for itself.
+sub own_names_of
+{
+	my ($text) = @_;
+
+	return map { $_ => 1 } $text =~ /^static[^\n;={]*?\n?(\w+)(?=\(|;| =|\[)/mg;
+}
+
 # { begin => { store => 1, … }, … }: whose names stand in a file.
 sub calls_of
 {
@@ -60,13 +68,14 @@ sub calls_of
 	for my $name (grep { /\.c$/ } keys %$sources)
 	{
 		my $file = $name =~ s/\.c$//r;
+		my %own = own_names_of($sources->{$name});
 
 		$calls{$file} = {};
 		for my $word ($sources->{$name} =~ /(?<![.>\w])(\w+)/g)
 		{
 			my $called = $owner{$word};
 
-			next if !defined $called || $called eq $file || $everywhere{$called};
+			next if !defined $called || $own{$word} || $called eq $file || $everywhere{$called};
 			$calls{$file}{$called} = 1;
 		}
 	}
