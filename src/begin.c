@@ -209,10 +209,10 @@ carry_out(Verdict verdict, const Handle *handle, const BeginRequest *request,
 		case VERDICT_ACQUIRE:
 			return acquire_operation(handle, request, facts, lookup->exists ? &lookup->record : NULL);
 		case VERDICT_EXHAUSTED:
-			return exhaust_operation(handle, facts->found, facts->now);
+			return exhaust_operation(handle, &lookup->record, facts->now);
 		case VERDICT_REPLAY:
 			unseal_record(&lookup->record);
-			return replay(facts->found, facts->now);
+			return replay(&lookup->record, facts->now);
 		case VERDICT_IN_PROGRESS:
 			return in_progress(&request->name, facts->found, facts->now);
 		case VERDICT_MISMATCH:

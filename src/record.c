@@ -12,7 +12,7 @@
 #include "record.h"
 
 #define COLUMN_NAME(number, id, name, type, is_set) [COLUMN_##id] = #name,
-#define COLUMN_IS_SET(number, id, name, type, is_set) [COLUMN_##id] = is_set,
+#define COLUMN_IS_SET(number, id, name, type, is_set) [COLUMN_##id] = (is_set),
 
 static const char *const names[] = {RECORD_COLUMN_LIST(COLUMN_NAME, COLUMN_NAME)};
 static const Oid types[] = {RECORD_TYPES};
