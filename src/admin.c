@@ -13,7 +13,6 @@
 #include "as_owner.h"
 #include "catalog.h"
 #include "compat.h"
-#include "handle.h"
 #include "reseal.h"
 #include "scope.h"
 

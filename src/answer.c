@@ -48,51 +48,51 @@ typedef struct Columns
 } Columns;
 
 static void
-put(Columns *columns, AnswerColumn column, Datum value, bool is_null)
+set_column(Columns *columns, AnswerColumn column, Datum value, bool is_null)
 {
 	columns->values[column] = value;
 	columns->nulls[column] = is_null;
 }
 
 static void
-put_time(Columns *columns, AnswerColumn column, TimestampTz time)
+set_time_column(Columns *columns, AnswerColumn column, TimestampTz time)
 {
-	put(columns, column, TimestampTzGetDatum(time), time == NO_TIME);
+	set_column(columns, column, TimestampTzGetDatum(time), time == NO_TIME);
 }
 
 static void
-put_pointer(Columns *columns, AnswerColumn column, const void *pointer)
+set_pointer_column(Columns *columns, AnswerColumn column, const void *pointer)
 {
-	put(columns, column, PointerGetDatum(pointer), pointer == NULL);
+	set_column(columns, column, PointerGetDatum(pointer), pointer == NULL);
 }
 
 static void
-put_operation(Columns *columns, const Answer *answer, const Catalog *catalog)
+set_operation_columns(Columns *columns, const Answer *answer, const Catalog *catalog)
 {
 	const Record *record = &answer->record;
 
 	columns->retry_after = (Interval) {.time = answer->retry_after};
-	put(columns, ANSWER_OUTCOME, ObjectIdGetDatum(catalog->outcome_labels[answer->outcome]), false);
-	put_pointer(columns, ANSWER_SCOPE, record->name.scope);
-	put_pointer(columns, ANSWER_IDEMPOTENCY_KEY, record->name.key);
-	put(columns, ANSWER_ATTEMPT, Int32GetDatum(record->attempt), record->attempt == 0);
-	put(columns, ANSWER_TAKEN_OVER, BoolGetDatum(answer->taken_over), false);
-	put(columns, ANSWER_REPLAYED, BoolGetDatum(answer->replayed), false);
-	put(columns, ANSWER_FENCE, Int64GetDatum(record->fence), record->fence == NO_FENCE);
-	put_time(columns, ANSWER_LEASE_EXPIRES_AT, record->lease_expires_at);
-	put(columns, ANSWER_RETRY_AFTER, IntervalPGetDatum(&columns->retry_after), !answer->has_retry_after);
-	put_time(columns, ANSWER_CREATED_AT, record->created_at);
-	put_time(columns, ANSWER_UPDATED_AT, record->updated_at);
-	put_time(columns, ANSWER_EXPIRES_AT, record->expires_at);
+	set_column(columns, ANSWER_OUTCOME, ObjectIdGetDatum(catalog->outcome_labels[answer->outcome]), false);
+	set_pointer_column(columns, ANSWER_SCOPE, record->name.scope);
+	set_pointer_column(columns, ANSWER_IDEMPOTENCY_KEY, record->name.key);
+	set_column(columns, ANSWER_ATTEMPT, Int32GetDatum(record->attempt), record->attempt == 0);
+	set_column(columns, ANSWER_TAKEN_OVER, BoolGetDatum(answer->taken_over), false);
+	set_column(columns, ANSWER_REPLAYED, BoolGetDatum(answer->replayed), false);
+	set_column(columns, ANSWER_FENCE, Int64GetDatum(record->fence), record->fence == NO_FENCE);
+	set_time_column(columns, ANSWER_LEASE_EXPIRES_AT, record->lease_expires_at);
+	set_column(columns, ANSWER_RETRY_AFTER, IntervalPGetDatum(&columns->retry_after), !answer->has_retry_after);
+	set_time_column(columns, ANSWER_CREATED_AT, record->created_at);
+	set_time_column(columns, ANSWER_UPDATED_AT, record->updated_at);
+	set_time_column(columns, ANSWER_EXPIRES_AT, record->expires_at);
 }
 
 static void
-put_response(Columns *columns, const Response *response)
+set_response_columns(Columns *columns, const Response *response)
 {
-	put(columns, ANSWER_RESPONSE_CODE, Int32GetDatum(response->code), !response->has_code);
-	put_pointer(columns, ANSWER_RESPONSE_HEADERS, response->headers);
-	put_pointer(columns, ANSWER_RESPONSE_PAYLOAD, response->payload);
-	put_pointer(columns, ANSWER_RESPONSE_BODY, response->body);
+	set_column(columns, ANSWER_RESPONSE_CODE, Int32GetDatum(response->code), !response->has_code);
+	set_pointer_column(columns, ANSWER_RESPONSE_HEADERS, response->headers);
+	set_pointer_column(columns, ANSWER_RESPONSE_PAYLOAD, response->payload);
+	set_pointer_column(columns, ANSWER_RESPONSE_BODY, response->body);
 }
 
 /* InvalidOid is idem_outcome. */
@@ -126,11 +126,11 @@ check_descriptor(TupleDesc descriptor, const Catalog *catalog)
 
 /* The columns point into the answer and into themselves. */
 static void
-fill(Columns *columns, const Answer *answer, const Catalog *catalog, TupleDesc descriptor)
+fill_columns(Columns *columns, const Answer *answer, const Catalog *catalog, TupleDesc descriptor)
 {
 	check_descriptor(descriptor, catalog);
-	put_operation(columns, answer, catalog);
-	put_response(columns, &answer->record.response);
+	set_operation_columns(columns, answer, catalog);
+	set_response_columns(columns, &answer->record.response);
 }
 
 Datum
@@ -141,7 +141,7 @@ answer_to_datum(const Answer *answer)
 	Columns		columns;
 	Datum		result;
 
-	fill(&columns, answer, catalog, descriptor);
+	fill_columns(&columns, answer, catalog, descriptor);
 	result = HeapTupleGetDatum(heap_form_tuple(descriptor, columns.values, columns.nulls));
 	ReleaseTupleDesc(descriptor);
 	return result;
@@ -152,7 +152,7 @@ answer_to_tuplestore(const Answer *answer, Tuplestorestate *store, TupleDesc des
 {
 	Columns		columns;
 
-	fill(&columns, answer, catalog_known(), descriptor);
+	fill_columns(&columns, answer, catalog_known(), descriptor);
 	tuplestore_putvalues(store, descriptor, columns.values, columns.nulls);
 }
 

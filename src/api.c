@@ -14,7 +14,6 @@
 #include "compat.h"
 #include "fingerprint.h"
 #include "gc.h"
-#include "handle.h"
 #include "operation.h"
 #include "resource.h"
 #include "scope.h"
@@ -63,7 +62,7 @@ operation_argument(FunctionCallInfo fcinfo, int argument, int64 *fence)
 }
 
 static void
-complete(FunctionCallInfo fcinfo, EndRequest *request, int code, int retention)
+end_completed(FunctionCallInfo fcinfo, EndRequest *request, int code, int retention)
 {
 	request->status = STATUS_COMPLETED;
 	request->response = response_arguments(fcinfo, 1, code);
@@ -80,7 +79,7 @@ idem_complete(PG_FUNCTION_ARGS)
 	require_writable("idem_complete()");
 	request.name = name_arguments(fcinfo, 0, 2);
 	request.fence = optional_fence(fcinfo, 6);
-	complete(fcinfo, &request, 3, 7);
+	end_completed(fcinfo, &request, 3, 7);
 	PG_RETURN_VOID();
 }
 
@@ -92,12 +91,12 @@ idem_complete_operation(PG_FUNCTION_ARGS)
 
 	require_writable("idem_complete()");
 	request.name = operation_argument(fcinfo, 0, &request.fence);
-	complete(fcinfo, &request, 2, 5);
+	end_completed(fcinfo, &request, 2, 5);
 	PG_RETURN_VOID();
 }
 
 static void
-fail(FunctionCallInfo fcinfo, EndRequest *request, int code, int retryable)
+end_failed(FunctionCallInfo fcinfo, EndRequest *request, int code, int retryable)
 {
 	int			retry_after = retryable + 1;
 
@@ -126,7 +125,7 @@ idem_fail(PG_FUNCTION_ARGS)
 	require_writable("idem_fail()");
 	request.name = name_arguments(fcinfo, 0, 2);
 	request.fence = optional_fence(fcinfo, 6);
-	fail(fcinfo, &request, 3, 7);
+	end_failed(fcinfo, &request, 3, 7);
 	PG_RETURN_VOID();
 }
 
@@ -138,7 +137,7 @@ idem_fail_operation(PG_FUNCTION_ARGS)
 
 	require_writable("idem_fail()");
 	request.name = operation_argument(fcinfo, 0, &request.fence);
-	fail(fcinfo, &request, 2, 5);
+	end_failed(fcinfo, &request, 2, 5);
 	PG_RETURN_VOID();
 }
 
@@ -240,6 +239,7 @@ idem_advance(PG_FUNCTION_ARGS)
 	const Catalog *catalog;
 	OperationName stream;
 	int64		seq;
+	Policy		policy;
 
 	require_writable("idem_advance()");
 	stream.key = required_text(fcinfo, 0, "stream");
@@ -247,7 +247,7 @@ idem_advance(PG_FUNCTION_ARGS)
 	seq = required_bigint(fcinfo, 1, "seq");
 	stream.scope = scope_argument(fcinfo, 2);
 	catalog = catalog_open(AccessShareLock);
-	(void) scope_require(catalog, stream.scope);
+	scope_require(catalog, stream.scope, &policy);
 	PG_RETURN_BOOL(stream_advance(catalog, &stream, seq));
 }
 

@@ -3,12 +3,13 @@
  *		Reads and checks what SQL functions are given.
  *
  * Everything wrong with an argument is ID400, before anything is looked up or
- * written.  No message repeats a request or a response.
+ * written: behind this file nobody checks an argument again.  No message repeats a request or a response.
  */
 #include "postgres.h"
 
 #include "catalog/pg_type.h"
 #include "mb/pg_wchar.h"
+#include "miscadmin.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/jsonb.h"
@@ -18,6 +19,30 @@
 #include "compat.h"
 #include "duration.h"
 #include "fingerprint.h"
+
+/*
+ * Refuses a standby, where our locks mean nothing to the primary, and a
+ * security-restricted operation: code that a privileged user runs without
+ * knowing it (an index expression, a materialized view).
+ */
+void
+require_unrestricted(const char *function)
+{
+	PreventCommandDuringRecovery(function);
+	PreventCommandIfParallelMode(function);
+	if (InSecurityRestrictedOperation())
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("cannot execute %s within security-restricted operation", function)));
+}
+
+/* Operations change the database. */
+void
+require_writable(const char *function)
+{
+	require_unrestricted(function);
+	PreventCommandIfReadOnly(function);
+}
 
 void
 require_argument(FunctionCallInfo fcinfo, int argument, const char *name)
@@ -111,7 +136,7 @@ name_arguments(FunctionCallInfo fcinfo, int key, int scope)
 }
 
 static int64
-microseconds(const Interval *interval, const char *name, bool may_be_zero)
+duration_argument(const Interval *interval, const char *name, bool may_be_zero)
 {
 	int64		result;
 
@@ -138,7 +163,7 @@ int64
 required_duration(FunctionCallInfo fcinfo, int argument, const char *name, bool may_be_zero)
 {
 	require_argument(fcinfo, argument, name);
-	return microseconds(PG_GETARG_INTERVAL_P(argument), name, may_be_zero);
+	return duration_argument(PG_GETARG_INTERVAL_P(argument), name, may_be_zero);
 }
 
 int64
@@ -147,7 +172,7 @@ optional_duration(FunctionCallInfo fcinfo, int argument, const char *name,
 {
 	if (PG_ARGISNULL(argument))
 		return absent;
-	return microseconds(PG_GETARG_INTERVAL_P(argument), name, may_be_zero);
+	return duration_argument(PG_GETARG_INTERVAL_P(argument), name, may_be_zero);
 }
 
 int64

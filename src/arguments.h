@@ -12,6 +12,8 @@
 #include "compat.h"
 #include "idempotency.h"
 
+extern void require_unrestricted(const char *function);
+extern void require_writable(const char *function);
 extern void require_argument(FunctionCallInfo fcinfo, int argument, const char *name);
 extern text *required_text(FunctionCallInfo fcinfo, int argument, const char *name);
 extern text *scope_argument(FunctionCallInfo fcinfo, int argument);

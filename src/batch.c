@@ -17,7 +17,6 @@
 #include "arguments.h"
 #include "compat.h"
 #include "fingerprint.h"
-#include "handle.h"
 #include "operation.h"
 #include "transaction.h"
 

@@ -3,6 +3,9 @@
  *		The begin of an operation: acquires it, or answers how it ended or that
  *		it is in progress.
  *
+ * A begin gathers once (the handle, the lock, the record), decides once
+ * (decide() of operation.c, which asks nobody), and writes once.
+ *
  * Times are the clock's, not the transaction's: transactions can be long.
  */
 #include "postgres.h"
@@ -10,23 +13,29 @@
 #include "access/xact.h"
 #include "common/int.h"
 #include "utils/builtins.h"
-#include "utils/jsonb.h"
 #include "utils/timestamp.h"
 
 #include "compat.h"
-#include "digest.h"
 #include "fault.h"
 #include "fence.h"
-#include "handle.h"
-#include "operation.h"
+#include "fingerprint.h"
+#include "json.h"
+#include "lock.h"
+#include "operation_internal.h"
 #include "seal.h"
 #include "stats.h"
 #include "store.h"
-#include "verdict.h"
 #include "wait.h"
 
 /* did the last begin of this session answer from the store? */
 static bool told_an_end = false;
+
+/* the row of the name, if there is one */
+typedef struct Lookup
+{
+	bool		exists;
+	Record		record;
+} Lookup;
 
 static bool
 is_same_request(const BeginRequest *request, const Digest *stored)
@@ -36,7 +45,7 @@ is_same_request(const BeginRequest *request, const Digest *stored)
 
 /* The answer has nothing of the other request's operation. */
 static Answer
-mismatch(const BeginRequest *request)
+answer_mismatch(const BeginRequest *request)
 {
 	const OperationName *name = &request->name;
 
@@ -48,23 +57,6 @@ mismatch(const BeginRequest *request)
 			 errmsg("operation \"%s\" of scope \"%s\" was begun before with a different request",
 					text_to_cstring(name->key), text_to_cstring(name->scope)),
 			 errhint("Use a new key for a new request, and send the same request with the same key.")));
-}
-
-/* What this transaction itself has begun. */
-static Answer
-in_progress_here(const Handle *handle, TimestampTz now)
-{
-	Record		own = {
-		.name = *handle->name,
-		.status = STATUS_PENDING,
-		.attempt = handle->standing.attempt,
-		.lease_expires_at = handle->standing.lease_expires_at,
-		.created_at = handle->standing.created_at,
-		.updated_at = handle->standing.created_at,
-		.expires_at = NO_TIME
-	};
-
-	return in_progress(handle->name, &own, now);
 }
 
 /*
@@ -109,16 +101,16 @@ write_lease(const Handle *handle, const BeginRequest *request, const Record *fou
 
 /*
  * The caller owns the operation, whose lock is held.  Nothing is written for a
- * transaction-bound one.
+ * transaction-bound one.  A row that counts as absent is replaced, too.
  */
 static Answer
-acquired(Handle *handle, const BeginRequest *request, const Record *found, TimestampTz now)
+acquire_operation(const Handle *handle, const BeginRequest *request, const Facts *facts, const Record *found)
 {
-	const Record *before = found && !is_absent(found, now) ? found : NULL;
+	const Record *before = facts->found;
 	Answer		answer = {
 		.outcome = OUTCOME_ACQUIRED,
 		.taken_over = before != NULL && before->status == STATUS_PENDING,
-		.record = next_attempt(request, before, now)
+		.record = next_attempt(request, before, facts->now)
 	};
 	Standing	standing = {
 		.phase = PHASE_PENDING,
@@ -145,42 +137,25 @@ acquired(Handle *handle, const BeginRequest *request, const Record *found, Times
 	standing.request = answer.record.request;
 	standing.lease_expires_at = answer.record.lease_expires_at;
 	standing.created_at = answer.record.created_at;
-	handle_note(handle, standing);
+	transaction_note(handle->id, handle->name, &standing);
 	return answer;
-}
-
-static void
-push_string(JsonbParseState **state, JsonbIteratorToken token, const char *string)
-{
-	JsonbValue	value = {.type = jbvString};
-
-	value.val.string.val = unconstify(char *, string);
-	value.val.string.len = strlen(string);
-	(void) pushJsonbValue(state, token, &value);
 }
 
 /* {"reason": "attempts exhausted", "attempts": N} */
 static Response
 exhausted_response(int32 attempts)
 {
-	JsonbParseState *state = NULL;
-	Response	response = {0};
-	JsonbValue	count = {.type = jbvNumeric};
+	JsonMember	members[] = {
+		{"reason",.text = "attempts exhausted"},
+		{"attempts",.number = int64_to_numeric(attempts)}
+	};
 
-	(void) pushJsonbValue(&state, WJB_BEGIN_OBJECT, NULL);
-	push_string(&state, WJB_KEY, "reason");
-	push_string(&state, WJB_VALUE, "attempts exhausted");
-	push_string(&state, WJB_KEY, "attempts");
-	count.val.numeric = int64_to_numeric(attempts);
-	(void) pushJsonbValue(&state, WJB_VALUE, &count);
-	response.payload = (struct varlena *)
-		JsonbValueToJsonb(pushJsonbValue(&state, WJB_END_OBJECT, NULL));
-	return response;
+	return (Response) {.payload = (struct varlena *) json_object_of(members, lengthof(members))};
 }
 
 /* The attempt would be one too many: the operation has failed for good. */
 static Answer
-exhausted(Handle *handle, const Record *found, TimestampTz now)
+exhaust_operation(const Handle *handle, const Record *found, TimestampTz now)
 {
 	Record		record = *found;
 
@@ -200,71 +175,80 @@ exhausted(Handle *handle, const Record *found, TimestampTz now)
 	store_put(handle->catalog, &record, found->updated_at);
 	ForceSyncCommit();
 	stats_count(COUNT_FAILED);
-	handle_note_end(handle);
+	handle_note_end(handle, false);
 	return replay(&record, now);
 }
 
 /*
- * One look at the store.  With the lock held, the answer is final.  Without
- * the lock, it can only be a replay or IN_PROGRESS.
+ * Looks the operation up, and gathers what decides.  With the lock held, the
+ * answer is final.
  */
-static Answer
-look(Handle *handle, const BeginRequest *request, bool locked)
+static Facts
+gather_facts(const Handle *handle, const BeginRequest *request, bool locked, Lookup *lookup)
 {
-	Record		record;
-	bool		exists = store_find(handle->catalog, &request->name, &record);
-	const Record *found = exists ? &record : NULL;
-	TimestampTz now = GetCurrentTimestamp();
-	Verdict		verdict = VERDICT_ACQUIRE;
+	Facts		facts = {.locked = locked};
 
-	if (found != NULL && !is_absent(found, now))
+	lookup->exists = store_find(handle->catalog, &request->name, &lookup->record);
+	facts.now = GetCurrentTimestamp();
+	facts.max_attempts = policy_max_attempts(&handle->policy, request->max_attempts);
+	if (lookup->exists && !is_absent(&lookup->record, facts.now))
 	{
-		if (!is_same_request(request, &found->request))
-			return mismatch(request);
-		verdict = judge(found, policy_max_attempts(&handle->policy, request->max_attempts), now);
+		facts.found = &lookup->record;
+		facts.same_request = is_same_request(request, &lookup->record.request);
 	}
-
-	switch (verdict)
-	{
-		case VERDICT_REPLAY:
-			unseal_record(&record);
-			return replay(found, now);
-		case VERDICT_IN_PROGRESS:
-			return in_progress(&request->name, found, now);
-		case VERDICT_EXHAUSTED:
-			if (locked)
-				return exhausted(handle, found, now);
-			break;
-		case VERDICT_ACQUIRE:
-			if (locked)
-				return acquired(handle, request, found, now);
-			break;
-	}
-	/* an open transaction owns it, and has written nothing yet */
-	return in_progress(&request->name, NULL, now);
+	return facts;
 }
 
-/* Does this transaction still need the lock after this answer? */
-static bool
-keeps_lock(const Handle *handle, const Standing *before)
+/* Does what was decided: at most one row is written, and one standing noted. */
+static Answer
+carry_out(Verdict verdict, const Handle *handle, const BeginRequest *request,
+		  const Facts *facts, Lookup *lookup)
 {
-	return handle->standing.phase != before->phase || handle->standing.wrote != before->wrote;
+	switch (verdict)
+	{
+		case VERDICT_ACQUIRE:
+			return acquire_operation(handle, request, facts, lookup->exists ? &lookup->record : NULL);
+		case VERDICT_EXHAUSTED:
+			return exhaust_operation(handle, &lookup->record, facts->now);
+		case VERDICT_REPLAY:
+			unseal_record(&lookup->record);
+			return replay(&lookup->record, facts->now);
+		case VERDICT_IN_PROGRESS:
+			return in_progress(&request->name, facts->found, facts->now);
+		case VERDICT_MISMATCH:
+			return answer_mismatch(request);
+		case VERDICT_IN_TRANSACTION:
+			break;
+	}
+	return in_progress(&request->name, NULL, facts->now);
+}
+
+/* Gathers, decides and carries out; does the transaction keep the lock for that? */
+static Answer
+answer_begin(const Handle *handle, const BeginRequest *request, bool locked, bool *keeps_lock)
+{
+	Lookup		lookup;
+	Facts		facts = gather_facts(handle, request, locked, &lookup);
+	Verdict		verdict = decide(&facts);
+
+	*keeps_lock = verdict == VERDICT_ACQUIRE || verdict == VERDICT_EXHAUSTED;
+	return carry_out(verdict, handle, request, &facts, &lookup);
 }
 
 /* One try: with the lock if it comes free in that time, else without. */
 static Answer
-attempt(Handle *handle, const BeginRequest *request, int64 lock_wait, bool *locked)
+try_begin(const Handle *handle, const BeginRequest *request, int64 lock_wait, bool *locked)
 {
-	Standing	before = handle->standing;
+	bool		keeps_lock;
 	Answer		answer;
 
 	*locked = lock_wait > 0 ?
 		lock_acquire_within(&handle->lock, lock_wait) : lock_acquire_now(&handle->lock);
 	if (*locked)
 		FAULT_POINT("begin-locked");
-	answer = look(handle, request, *locked);
+	answer = answer_begin(handle, request, *locked, &keeps_lock);
 	/* a caller that only gets a replay releases the lock at once */
-	if (*locked && !keeps_lock(handle, &before))
+	if (*locked && !keeps_lock)
 		lock_release(&handle->lock);
 	return answer;
 }
@@ -275,7 +259,7 @@ attempt(Handle *handle, const BeginRequest *request, int64 lock_wait, bool *lock
  * manager; the wait for a lease lasts until it ends.
  */
 static Answer
-attempt_until(Handle *handle, const BeginRequest *request, bool locked)
+begin_until(const Handle *handle, const BeginRequest *request, bool locked)
 {
 	Deadline	deadline = deadline_after(request->wait);
 	LeaseWait	lease_wait = lease_wait_prepare(handle->id);
@@ -284,7 +268,7 @@ attempt_until(Handle *handle, const BeginRequest *request, bool locked)
 
 	for (;;)
 	{
-		answer = attempt(handle, request, locked ? 0 : left, &locked);
+		answer = try_begin(handle, request, locked ? 0 : left, &locked);
 		left = deadline_left(&deadline);
 		if (answer.outcome != OUTCOME_IN_PROGRESS || left <= 0)
 			break;
@@ -319,32 +303,34 @@ count_answer(const Answer *answer)
  * before it asks for the lock.
  */
 static bool
-told_at_a_glance(Handle *handle, const BeginRequest *request, Answer *answer)
+told_at_a_glance(const Handle *handle, const BeginRequest *request, Answer *answer)
 {
+	bool		keeps_lock;
+
 	if (!told_an_end)
 		return false;
-	*answer = look(handle, request, false);
+	*answer = answer_begin(handle, request, false, &keeps_lock);
 	return answer->replayed || answer->outcome == OUTCOME_MISMATCH;
 }
 
 static Answer
-begin(const BeginRequest *request)
+begin_operation(const BeginRequest *request)
 {
-	Handle		handle = handle_open(&request->name);
+	Handle		handle = handle_open(&request->name, RowExclusiveLock);
 	Answer		answer;
 	bool		locked;
 
 	if (handle.standing.phase == PHASE_PENDING)
 	{
 		if (!is_same_request(request, &handle.standing.request))
-			return mismatch(request);
+			return answer_mismatch(request);
 		return in_progress_here(&handle, GetCurrentTimestamp());
 	}
 	if (told_at_a_glance(&handle, request, &answer))
 		return answer;
-	answer = attempt(&handle, request, 0, &locked);
+	answer = try_begin(&handle, request, 0, &locked);
 	if (answer.outcome == OUTCOME_IN_PROGRESS && request->wait > 0)
-		answer = attempt_until(&handle, request, locked);
+		answer = begin_until(&handle, request, locked);
 	told_an_end = answer.replayed;
 	return answer;
 }
@@ -353,42 +339,8 @@ begin(const BeginRequest *request)
 Answer
 operation_begin(const BeginRequest *request)
 {
-	Answer		answer = begin(request);
+	Answer		answer = begin_operation(request);
 
 	count_answer(&answer);
 	return answer;
-}
-
-/* What a record means to a caller that only looks the operation up. */
-static Answer
-tell(const OperationName *name, Record *found, TimestampTz now)
-{
-	if (found->status == STATUS_PENDING)
-		return in_progress(name, found, now);
-	unseal_record(found);
-	return replay(found, now);
-}
-
-/* What is known of an operation; false where nothing is. */
-bool
-operation_lookup(const OperationName *name, Answer *answer)
-{
-	const Catalog *catalog = catalog_open(AccessShareLock);
-	Handle		handle = {.catalog = catalog,.name = name};
-	TimestampTz now;
-	Record		record;
-	bool		exists;
-
-	(void) scope_require(catalog, name->scope);
-	handle.id = lock_id_of_operation(name, &catalog->lock_key);
-	handle.standing = transaction_standing(handle.id, name);
-	exists = store_peek(catalog, name, &record);
-	now = GetCurrentTimestamp();
-	if (handle.standing.phase == PHASE_PENDING)
-		*answer = in_progress_here(&handle, now);
-	else if (exists && !is_absent(&record, now))
-		*answer = tell(name, &record, now);
-	else
-		return false;
-	return true;
 }

@@ -10,7 +10,6 @@
 #include "postgres.h"
 
 #include "access/htup_details.h"
-#include "access/xact.h"
 #include "catalog/objectaccess.h"
 #include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
@@ -22,7 +21,6 @@
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/regproc.h"
-#include "utils/resowner.h"
 #include "utils/syscache.h"
 
 #include "answer.h"
@@ -30,8 +28,9 @@
 #include "compat.h"
 #include "failure.h"
 #include "fingerprint.h"
-#include "handle.h"
 #include "operation.h"
+#include "scope.h"
+#include "subtransaction.h"
 
 SQL_FUNCTION(idem_call);
 
@@ -119,9 +118,26 @@ run_handler(const Call *call, FmgrInfo *function, MemoryContext result_context)
 static int32
 failure_limit(const OperationName *name)
 {
-	Policy		policy = scope_require(catalog_open(RowExclusiveLock), name->scope);
+	Policy		policy;
 
-	return policy_max_response_size(&policy);
+	scope_require(catalog_open(RowExclusiveLock), name->scope, &policy);
+	return policy.max_response_size;
+}
+
+typedef struct HandlerRun
+{
+	const Call *call;
+	FmgrInfo   *function;
+	MemoryContext context;
+	Response   *response;
+} HandlerRun;
+
+static void
+run_for_response(void *argument)
+{
+	HandlerRun *run = argument;
+
+	run->response->payload = run_handler(run->call, run->function, run->context);
 }
 
 /*
@@ -132,37 +148,15 @@ failure_limit(const OperationName *name)
 static bool
 run_caught(const Call *call, FmgrInfo *function, const OperationName *name, Response *response)
 {
-	MemoryContext context = CurrentMemoryContext;
-	ResourceOwner owner = CurrentResourceOwner;
-	volatile bool returned = false;
+	HandlerRun	run = {call, function, CurrentMemoryContext, response};
+	Subtransaction work = {run_for_response, failure_is_stored, &run};
+	ErrorData  *error;
 
-	BeginInternalSubTransaction(NULL);
-	MemoryContextSwitchTo(context);
-	PG_TRY();
-	{
-		response->payload = run_handler(call, function, context);
-		ReleaseCurrentSubTransaction();
-		returned = true;
-	}
-	PG_CATCH();
-	{
-		ErrorData  *error;
-
-		/* first: if anything else failed here, its catcher would be in our subtransaction */
-		RollbackAndReleaseCurrentSubTransaction();
-		MemoryContextSwitchTo(context);
-		CurrentResourceOwner = owner;
-		if (!failure_is_stored(geterrcode()))
-			PG_RE_THROW();
-		error = CopyErrorData();
-		FlushErrorState();
-		*response = failure_response(error, failure_limit(name));
-		FreeErrorData(error);
-	}
-	PG_END_TRY();
-	MemoryContextSwitchTo(context);
-	CurrentResourceOwner = owner;
-	return returned;
+	if (subtransaction_run(&work, &error))
+		return true;
+	*response = failure_response(error, failure_limit(name));
+	FreeErrorData(error);
+	return false;
 }
 
 /* Runs the handler of an acquired operation and ends the operation. */

@@ -57,7 +57,7 @@ static const char *const status_names[STATUS_LABELS] = {"PENDING", "COMPLETED", 
 static const char *const outcome_names[OUTCOME_LABELS] = {"ACQUIRED", "IN_PROGRESS", "COMPLETED", "FAILED", "MISMATCH"};
 
 static void
-forget(void)
+forget_catalog(void)
 {
 	names_valid = false;
 	catalog_valid = false;
@@ -138,7 +138,7 @@ find_names(Oid extension)
  * installed.
  */
 static bool
-resolve(void)
+resolve_names(void)
 {
 	Oid			extension;
 
@@ -155,7 +155,7 @@ resolve(void)
 	}
 	PG_CATCH();
 	{
-		forget();
+		forget_catalog();
 		PG_RE_THROW();
 	}
 	PG_END_TRY();
@@ -173,7 +173,7 @@ lock_table(CatalogTable table, LOCKMODE mode, bool wait)
 {
 	Oid			locked = InvalidOid;
 
-	while (resolve())
+	while (resolve_names())
 	{
 		Oid			found = catalog.tables[table];
 
@@ -272,7 +272,7 @@ read_catalog(void)
 	}
 	PG_CATCH();
 	{
-		forget();
+		forget_catalog();
 		PG_RE_THROW();
 	}
 	PG_END_TRY();
@@ -358,43 +358,43 @@ catalog_lock(CatalogTable table, LOCKMODE mode)
 }
 
 static void
-relation_changed(Datum arg, Oid relation)
+catalog_table_changed(Datum arg, Oid relation)
 {
 	if (!OidIsValid(relation) || parts_include(relation))
-		forget();
+		forget_catalog();
 	for (int table = 0; table < CATALOG_TABLES; table++)
 	{
 		if (relation == catalog.tables[table])
-			forget();
+			forget_catalog();
 	}
 }
 
 /* Others come and go with every temporary table. */
 static void
-schema_changed(Datum arg, int cache, uint32 hash)
+catalog_schema_changed(Datum arg, int cache, uint32 hash)
 {
 	if (hash == 0 || hash == schema_hash || parts_include_schema(hash))
-		forget();
+		forget_catalog();
 }
 
 static void
-type_changed(Datum arg, int cache, uint32 hash)
+catalog_type_changed(Datum arg, int cache, uint32 hash)
 {
 	if (hash == 0 || hash == status_hash || hash == outcome_hash || hash == operation_hash)
-		forget();
+		forget_catalog();
 }
 
 static void
-label_changed(Datum arg, int cache, uint32 hash)
+catalog_label_changed(Datum arg, int cache, uint32 hash)
 {
-	forget();
+	forget_catalog();
 }
 
 void
 catalog_register(void)
 {
-	CacheRegisterRelcacheCallback(relation_changed, (Datum) 0);
-	CacheRegisterSyscacheCallback(NAMESPACEOID, schema_changed, (Datum) 0);
-	CacheRegisterSyscacheCallback(TYPEOID, type_changed, (Datum) 0);
-	CacheRegisterSyscacheCallback(ENUMOID, label_changed, (Datum) 0);
+	CacheRegisterRelcacheCallback(catalog_table_changed, (Datum) 0);
+	CacheRegisterSyscacheCallback(NAMESPACEOID, catalog_schema_changed, (Datum) 0);
+	CacheRegisterSyscacheCallback(TYPEOID, catalog_type_changed, (Datum) 0);
+	CacheRegisterSyscacheCallback(ENUMOID, catalog_label_changed, (Datum) 0);
 }

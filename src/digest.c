@@ -17,14 +17,14 @@
 #include "utils/builtins.h"
 
 #include "compat.h"
-#include "digest.h"
+#include "fingerprint.h"
 #include "keyring.h"
 #include "utf8.h"
 
 #define PURPOSE "idempotency request fingerprint 1"
 
 static void
-check(int result, pg_hmac_ctx *context)
+check_hmac(int result, pg_hmac_ctx *context)
 {
 	if (result < 0)
 		ereport(ERROR,
@@ -37,12 +37,12 @@ add_bytes(pg_hmac_ctx *context, Bytes bytes)
 {
 	uint32		length = pg_hton32((uint32) bytes.length);
 
-	check(pg_hmac_update(context, (uint8 *) &length, sizeof(length)), context);
-	check(pg_hmac_update(context, (const uint8 *) bytes.start, bytes.length), context);
+	check_hmac(pg_hmac_update(context, (uint8 *) &length, sizeof(length)), context);
+	check_hmac(pg_hmac_update(context, (const uint8 *) bytes.start, bytes.length), context);
 }
 
 static bytea *
-keyed(const OperationName *name, const bytea *fingerprint, const SealKey *key)
+keyed_digest(const OperationName *name, const bytea *fingerprint, const SealKey *key)
 {
 	bytea	   *result = palloc(VARHDRSZ + FINGERPRINT_BYTES);
 	Bytes		scope = utf8_of_text(name->scope);
@@ -54,12 +54,12 @@ keyed(const OperationName *name, const bytea *fingerprint, const SealKey *key)
 				(errcode(ERRCODE_OUT_OF_MEMORY),
 				 errmsg("out of memory")));
 	SET_VARSIZE(result, VARHDRSZ + FINGERPRINT_BYTES);
-	check(pg_hmac_init(context, (uint8 *) key->secret, strlen(key->secret)), context);
-	check(pg_hmac_update(context, (const uint8 *) PURPOSE, sizeof(PURPOSE)), context);
+	check_hmac(pg_hmac_init(context, (uint8 *) key->secret, strlen(key->secret)), context);
+	check_hmac(pg_hmac_update(context, (const uint8 *) PURPOSE, sizeof(PURPOSE)), context);
 	add_bytes(context, scope);
 	add_bytes(context, operation_key);
 	add_bytes(context, (Bytes) {.start = VARDATA_ANY(fingerprint),.length = VARSIZE_ANY_EXHDR(fingerprint)});
-	check(pg_hmac_final(context, (uint8 *) VARDATA(result), FINGERPRINT_BYTES), context);
+	check_hmac(pg_hmac_final(context, (uint8 *) VARDATA(result), FINGERPRINT_BYTES), context);
 	pg_hmac_free(context);
 	return result;
 }
@@ -72,7 +72,7 @@ digest_of(const OperationName *name, bytea *fingerprint)
 
 	if (key == NULL)
 		return (Digest) {.bytes = fingerprint};
-	return (Digest) {.bytes = keyed(name, fingerprint, key),.key = cstring_to_text(key->name)};
+	return (Digest) {.bytes = keyed_digest(name, fingerprint, key),.key = cstring_to_text(key->name)};
 }
 
 /*
@@ -85,7 +85,7 @@ digest_matches(const OperationName *name, const Digest *stored, const bytea *fin
 	if (stored->bytes == NULL || fingerprint == NULL)
 		return true;
 	if (stored->key != NULL)
-		fingerprint = keyed(name, fingerprint, keyring_find(stored->key));
+		fingerprint = keyed_digest(name, fingerprint, keyring_find(stored->key));
 	return VARSIZE_ANY_EXHDR(stored->bytes) == VARSIZE_ANY_EXHDR(fingerprint) &&
 		memcmp(VARDATA_ANY(stored->bytes), VARDATA_ANY(fingerprint), VARSIZE_ANY_EXHDR(fingerprint)) == 0;
 }

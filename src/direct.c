@@ -65,7 +65,7 @@ direct_find(const Catalog *catalog, const OperationName *name, Snapshot snapshot
 	if (exists)
 	{
 		slot_getallattrs(slot);
-		record_from_columns(catalog, slot->tts_values, slot->tts_isnull, found);
+		record_from_columns(catalog->status_labels, slot->tts_values, slot->tts_isnull, found);
 		found->name = *name;
 		*version = slot->tts_tid;
 	}
@@ -98,7 +98,7 @@ direct_insert(const Catalog *catalog, const Record *record)
 	Relation	index = index_open(primary_key_index(store), RowExclusiveLock);
 	TupleTableSlot *slot = MakeSingleTupleTableSlot(RelationGetDescr(store), &TTSOpsVirtual);
 
-	record_to_columns(catalog, record, slot->tts_values, slot->tts_isnull);
+	record_to_columns(catalog->status_labels, record, slot->tts_values, slot->tts_isnull);
 	ExecStoreVirtualTuple(slot);
 	simple_table_tuple_insert(store, slot);
 	insert_key(store, index, slot, false);
@@ -120,7 +120,7 @@ replace_version(const Catalog *catalog, Relation store, Relation index,
 	UpdateIndexes indexes;
 	TM_Result	result;
 
-	record_to_columns(catalog, record, slot->tts_values, slot->tts_isnull);
+	record_to_columns(catalog->status_labels, record, slot->tts_values, slot->tts_isnull);
 	ExecStoreVirtualTuple(slot);
 	result = table_tuple_update(store, version, slot, GetCurrentCommandId(true), InvalidSnapshot,
 								InvalidSnapshot, true, &failure, &mode, &indexes);

@@ -15,12 +15,10 @@
 
 #include "compat.h"
 #include "fault.h"
-#include "handle.h"
-#include "operation.h"
+#include "operation_internal.h"
 #include "owner.h"
 #include "stats.h"
 #include "store.h"
-#include "verdict.h"
 
 /* Bytes of one part of a response, uncompressed. */
 static int64
@@ -34,7 +32,7 @@ check_response(const Handle *handle, const Response *response)
 {
 	int64		size = part_size(response->payload) + part_size(response->headers) +
 		part_size(response->body);
-	int32		limit = policy_max_response_size(&handle->policy);
+	int32		limit = handle->policy.max_response_size;
 
 	if (size > limit)
 		ereport(ERROR,
@@ -72,7 +70,7 @@ set_end(const Handle *handle, Record *record, const EndRequest *request)
 
 /* The one row that a transaction-bound operation costs. */
 static Record
-end_owned(Handle *handle, const EndRequest *request)
+end_owned(const Handle *handle, const EndRequest *request)
 {
 	Record		record = {
 		.name = request->name,
@@ -85,13 +83,13 @@ end_owned(Handle *handle, const EndRequest *request)
 	set_end(handle, &record, request);
 	FAULT_POINT("end-judged");
 	store_put(handle->catalog, &record, handle->standing.stored_at);
-	handle_note_end(handle);
+	handle_note_end(handle, false);
 	return record;
 }
 
 /* The attempt of the fence ends, if it is current and has not ended already. */
 static Record
-end_leased(Handle *handle, const EndRequest *request, int64 fence)
+end_leased(const Handle *handle, const EndRequest *request, int64 fence)
 {
 	Record		record;
 	TimestampTz judged;
@@ -102,8 +100,7 @@ end_leased(Handle *handle, const EndRequest *request, int64 fence)
 	FAULT_POINT("end-judged");
 	store_put(handle->catalog, &record, judged);
 	ForceSyncCommit();
-	handle->standing.wakes = true;
-	handle_note_end(handle);
+	handle_note_end(handle, true);
 	return record;
 }
 
@@ -111,7 +108,7 @@ end_leased(Handle *handle, const EndRequest *request, int64 fence)
 Answer
 operation_end(const EndRequest *request)
 {
-	Handle		handle = handle_open(&request->name);
+	Handle		handle = handle_open(&request->name, RowExclusiveLock);
 	int64		fence = request->fence;
 	Record		record;
 	Answer		answer;
@@ -131,7 +128,7 @@ operation_end(const EndRequest *request)
 TimestampTz
 operation_extend(const OperationName *name, int64 fence, int64 lease)
 {
-	Handle		handle = handle_open(name);
+	Handle		handle = handle_open(name, RowExclusiveLock);
 	Standing	standing = handle.standing;
 	Record		record;
 	TimestampTz judged;
@@ -153,6 +150,6 @@ operation_extend(const OperationName *name, int64 fence, int64 lease)
 	standing.wrote = true;
 	standing.stored_at = record.updated_at;
 	standing.lease_expires_at = record.lease_expires_at;
-	handle_note(&handle, standing);
+	transaction_note(handle.id, name, &standing);
 	return record.lease_expires_at;
 }

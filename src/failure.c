@@ -16,6 +16,7 @@
 #include "utils/jsonb.h"
 
 #include "failure.h"
+#include "json.h"
 
 /* longest text of an error that is stored, in bytes */
 #define ERROR_TEXT_BYTES 8192
@@ -124,44 +125,9 @@ clean_text(const char *text)
 
 /* ---- what is stored ---- */
 
-typedef struct Part
-{
-	const char *name;
-	char	   *text;			/* NULL: null */
-} Part;
-
-static void
-push_part(JsonbParseState **state, const Part *part)
-{
-	JsonbValue	value = {.type = jbvString};
-
-	value.val.string.val = unconstify(char *, part->name);
-	value.val.string.len = strlen(part->name);
-	(void) pushJsonbValue(state, WJB_KEY, &value);
-	if (part->text == NULL)
-		value.type = jbvNull;
-	else
-	{
-		value.val.string.val = part->text;
-		value.val.string.len = strlen(part->text);
-	}
-	(void) pushJsonbValue(state, WJB_VALUE, &value);
-}
-
-static Jsonb *
-compose(const Part *parts, int count)
-{
-	JsonbParseState *state = NULL;
-
-	(void) pushJsonbValue(&state, WJB_BEGIN_OBJECT, NULL);
-	for (int i = 0; i < count; i++)
-		push_part(&state, &parts[i]);
-	return JsonbValueToJsonb(pushJsonbValue(&state, WJB_END_OBJECT, NULL));
-}
-
 /* Cuts texts so that together they are that many bytes shorter, the last ones first. */
 static void
-shorten(Part *parts, int count, int excess)
+shorten_texts(JsonMember *parts, int count, int excess)
 {
 	for (int i = count - 1; i >= 0 && excess > 0; i--)
 	{
@@ -176,7 +142,7 @@ shorten(Part *parts, int count, int excess)
 }
 
 static bool
-fits(const Jsonb *json, int32 limit)
+fits_limit(const Jsonb *json, int32 limit)
 {
 	return VARSIZE(json) - VARHDRSZ <= limit;
 }
@@ -188,24 +154,24 @@ fits(const Jsonb *json, int32 limit)
 Response
 failure_response(const ErrorData *error, int32 limit)
 {
-	Part		parts[] = {
+	JsonMember	parts[] = {
 		{"sqlstate", pstrdup(unpack_sql_state(error->sqlerrcode))},
 		{"message", error->message ? clean_text(error->message) : NULL},
 		{"detail", error->detail ? clean_text(error->detail) : NULL},
 		{"hint", error->hint ? clean_text(error->hint) : NULL}
 	};
 	int			count = lengthof(parts);
-	Jsonb	   *json = compose(parts, count);
+	Jsonb	   *json = json_object_of(parts, count);
 	Response	response = {0};
 
-	if (!fits(json, limit))
+	if (!fits_limit(json, limit))
 	{
-		shorten(parts + 1, count - 1, VARSIZE(json) - VARHDRSZ - limit);
-		json = compose(parts, count);
+		shorten_texts(parts + 1, count - 1, VARSIZE(json) - VARHDRSZ - limit);
+		json = json_object_of(parts, count);
 	}
-	if (!fits(json, limit))
-		json = compose(parts, 1);
-	if (fits(json, limit))
+	if (!fits_limit(json, limit))
+		json = json_object_of(parts, 1);
+	if (fits_limit(json, limit))
 		response.payload = (struct varlena *) json;
 	return response;
 }

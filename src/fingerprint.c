@@ -29,7 +29,6 @@
 
 #include "compat.h"
 #include "fingerprint.h"
-#include "idempotency.h"
 #include "utf8.h"
 
 StaticAssertDecl(FINGERPRINT_BYTES == PG_SHA256_DIGEST_LENGTH, "a fingerprint is a SHA-256 digest");
@@ -48,7 +47,7 @@ typedef struct Hash
 } Hash;
 
 static void
-check(const Hash *hash, int result)
+check_hash(const Hash *hash, int result)
 {
 	if (result < 0)
 		ereport(ERROR,
@@ -65,13 +64,13 @@ hash_start(Hash *hash)
 		ereport(ERROR,
 				(errcode(ERRCODE_OUT_OF_MEMORY),
 				 errmsg("out of memory")));
-	check(hash, pg_cryptohash_init(hash->context));
+	check_hash(hash, pg_cryptohash_init(hash->context));
 }
 
 static void
 hash_flush(Hash *hash)
 {
-	check(hash, pg_cryptohash_update(hash->context, hash->buffer, hash->used));
+	check_hash(hash, pg_cryptohash_update(hash->context, hash->buffer, hash->used));
 	hash->used = 0;
 }
 
@@ -85,7 +84,7 @@ hash_long(Hash *hash, const char *bytes, int length)
 		int			piece = Min(length, LONGEST_PIECE);
 
 		CHECK_FOR_INTERRUPTS();
-		check(hash, pg_cryptohash_update(hash->context, (const uint8 *) bytes, piece));
+		check_hash(hash, pg_cryptohash_update(hash->context, (const uint8 *) bytes, piece));
 		bytes += piece;
 		length -= piece;
 	}
@@ -133,7 +132,7 @@ static void
 hash_finish(Hash *hash, uint8 *digest)
 {
 	hash_flush(hash);
-	check(hash, pg_cryptohash_final(hash->context, digest, PG_SHA256_DIGEST_LENGTH));
+	check_hash(hash, pg_cryptohash_final(hash->context, digest, PG_SHA256_DIGEST_LENGTH));
 	pg_cryptohash_free(hash->context);
 }
 

@@ -9,7 +9,6 @@
  */
 #include "postgres.h"
 
-#include "miscadmin.h"
 #include "storage/lockdefs.h"
 #include "utils/timestamp.h"
 
@@ -20,9 +19,7 @@
 #include "stats.h"
 #include "store.h"
 #include "sweep.h"
-
-/* pages of one statement: 1 MB */
-#define CHUNK_PAGES 128
+#include "walk.h"
 
 /* Only one sweep runs at a time; other callers do not wait for it. */
 static bool
@@ -47,21 +44,35 @@ finish_sweep(SweepPosition *hand, Sweep *progress)
 	stats_set(COUNT_LAST_SWEEP_MICROSECONDS, Max(now - hand->began_at, 0));
 }
 
-/* Collects from the pages of one statement; returns how many pages are done. */
-static BlockNumber
-sweep_chunk(const Catalog *catalog, SweepPosition *hand, Sweep *progress,
-			BlockNumber max_pages, int64 max_rows, TimestampTz now)
+/* what each step of a walk needs */
+typedef struct SweepStep
+{
+	const Catalog *catalog;
+	TimestampTz now;
+} SweepStep;
+
+static int64
+sweep_step(void *state, ItemPointer from, ItemPointer end, int64 max_rows)
+{
+	const SweepStep *step = state;
+
+	return store_sweep(step->catalog, from, end, step->now, max_rows);
+}
+
+/* Collects from so many pages, until so many rows are removed. */
+static void
+sweep_stretch(const Walk *walk, SweepPosition *hand, Sweep *progress,
+			  BlockNumber pages, int64 max_rows)
 {
 	BlockNumber start = hand->next_page;
-	BlockNumber end = start + Min(Min(CHUNK_PAGES, max_pages), progress->pages - start);
-	BlockNumber last;
-	int64		removed = store_sweep_pages(catalog, start, end, now, max_rows, &last);
+	ItemPointerData from;
+	ItemPointerData to;
 
-	progress->removed += removed;
-	/* a page that may have more expired rows is visited again */
-	hand->next_page = removed < max_rows ? end : last;
+	ItemPointerSet(&from, start, 0);
+	ItemPointerSet(&to, start + pages, 0);
+	progress->removed += walk_rows(walk, &from, to, max_rows);
+	hand->next_page = ItemPointerGetBlockNumberNoCheck(&from);
 	progress->seen += hand->next_page - start;
-	return hand->next_page - start;
 }
 
 /*
@@ -69,22 +80,24 @@ sweep_chunk(const Catalog *catalog, SweepPosition *hand, Sweep *progress,
  * most, until max_rows rows are removed.
  */
 static void
-turn_hand(const Catalog *catalog, SweepPosition *hand, Sweep *progress)
+turn_sweep_hand(const Catalog *catalog, SweepPosition *hand, Sweep *progress)
 {
-	TimestampTz now = GetCurrentTimestamp();
-	BlockNumber pages = Min(progress->pages, progress->max_pages);
+	SweepStep	step = {.catalog = catalog,.now = GetCurrentTimestamp()};
+	Walk		walk = {sweep_step, &step};
+	BlockNumber last_seen = progress->seen + Min(progress->pages, progress->max_pages);
 	int64		wanted = progress->removed + progress->max_rows;
 
-	while (pages > 0 && progress->removed < wanted &&
+	while (progress->seen < last_seen && progress->removed < wanted &&
 		   (progress->goes_round || progress->finished == 0))
 	{
-		CHECK_FOR_INTERRUPTS();
 		/* the store may have become smaller */
 		if (hand->next_page >= progress->pages)
 			finish_sweep(hand, progress);
 		if (hand->next_page == 0)
 			hand->began_at = GetCurrentTimestamp();
-		pages -= sweep_chunk(catalog, hand, progress, pages, wanted - progress->removed, now);
+		sweep_stretch(&walk, hand, progress,
+					  Min(last_seen - progress->seen, progress->pages - hand->next_page),
+					  wanted - progress->removed);
 		if (hand->next_page >= progress->pages)
 			finish_sweep(hand, progress);
 	}
@@ -95,7 +108,7 @@ turn_hand(const Catalog *catalog, SweepPosition *hand, Sweep *progress)
  * were seen.
  */
 static int64
-backlog(const SweepPosition *hand, const Sweep *progress)
+estimate_backlog(const SweepPosition *hand, const Sweep *progress)
 {
 	BlockNumber ahead = progress->pages - Max(hand->next_page, progress->seen);
 
@@ -123,8 +136,8 @@ gc_sweep(const Catalog *catalog, Sweep *progress)
 		hand.began_at = GetCurrentTimestamp();
 		finish_sweep(&hand, progress);
 	}
-	turn_hand(catalog, &hand, progress);
+	turn_sweep_hand(catalog, &hand, progress);
 	sweep_remember_position(catalog, &hand);
 	stats_add(COUNT_COLLECTED_ROWS, progress->removed - removed);
-	stats_set(COUNT_BACKLOG_ROWS, backlog(&hand, progress));
+	stats_set(COUNT_BACKLOG_ROWS, estimate_backlog(&hand, progress));
 }

@@ -47,7 +47,7 @@ static ExecutorEnd_hook_type previous_end = NULL;
 static ProcessUtility_hook_type previous_utility = NULL;
 
 static void *
-registration(uintptr_t number)
+registration_of(uintptr_t number)
 {
 	return (void *) number;
 }
@@ -72,10 +72,10 @@ may_unregister(void)
 static void
 register_last(void)
 {
-	RegisterXactCallback(guard, registration(newest + 1));
+	RegisterXactCallback(guard, registration_of(newest + 1));
 	newest++;
 	if (newest_stands && may_unregister())
-		UnregisterXactCallback(guard, registration(newest - 1));
+		UnregisterXactCallback(guard, registration_of(newest - 1));
 	newest_stands = true;
 }
 
@@ -177,7 +177,7 @@ guard_forget(void *registered)
 	used = false;
 	unfinished = 0;
 	ending = ENDING_UNKNOWN;
-	if (!CALLBACK_MAY_UNREGISTER_ITSELF || registered == registration(0))
+	if (!CALLBACK_MAY_UNREGISTER_ITSELF || registered == registration_of(0))
 		return;
 	UnregisterXactCallback(guard, registered);
 	newest_stands = false;
@@ -192,8 +192,8 @@ guard_register(XactCallback callback)
 {
 	guard = callback;
 	/* what fails is tried again, as a whole */
-	UnregisterXactCallback(callback, registration(0));
-	RegisterXactCallback(callback, registration(0));
+	UnregisterXactCallback(callback, registration_of(0));
+	RegisterXactCallback(callback, registration_of(0));
 	previous_end = ExecutorEnd_hook;
 	ExecutorEnd_hook = after_query;
 	previous_utility = ProcessUtility_hook;

@@ -60,26 +60,10 @@ static struct
 
 static const Standing untouched = {.phase = PHASE_NONE,.stored_at = NO_TIME};
 
-/* ---- what a standing says ---- */
-
-/* Does the operation's lock stay with this transaction? */
-bool
-standing_holds_lock(const Standing *standing)
-{
-	return standing->phase != PHASE_NONE || standing->wrote || standing->locked;
-}
-
-/* Does it keep the transaction from committing? */
-bool
-standing_is_unfinished(const Standing *standing)
-{
-	return standing->phase == PHASE_PENDING && standing->fence == NO_FENCE;
-}
-
 /* ---- entries ---- */
 
 static void
-start(void)
+start_journal(void)
 {
 	if (journal.context != NULL)
 		return;
@@ -105,7 +89,7 @@ link_entry(Entry *entry, Entry **bucket)
 
 /* Makes room for one more. */
 static void
-grow(void)
+grow_buckets(void)
 {
 	int			count = journal.bucket_count * 2;
 	Entry	  **buckets;
@@ -208,7 +192,7 @@ make_entry(uint64 id, const OperationName *name)
 /* ---- requests ---- */
 
 static struct varlena *
-keep(const void *value)
+keep_value(const void *value)
 {
 	Size		size;
 
@@ -221,9 +205,9 @@ keep(const void *value)
 static Digest
 keep_request(const Digest *request)
 {
-	Digest		kept = {.bytes = (bytea *) keep(request->bytes)};
+	Digest		kept = {.bytes = (bytea *) keep_value(request->bytes)};
 
-	kept.key = (text *) keep(request->key);
+	kept.key = (text *) keep_value(request->key);
 	return kept;
 }
 
@@ -304,7 +288,7 @@ add_entry(uint64 id, const OperationName *name)
 {
 	Entry	   *entry;
 
-	grow();
+	grow_buckets();
 	entry = make_entry(id, name);
 	entry->made.entry = entry;
 	entry->made.before = untouched;
@@ -333,7 +317,7 @@ journal_set(uint64 id, const OperationName *name, Standing standing)
 {
 	Entry	   *entry;
 
-	start();
+	start_journal();
 	entry = journal_find(id, name);
 	if (entry == NULL || standing.request.bytes != entry->standing.request.bytes)
 		standing.request = keep_request(&standing.request);
@@ -357,7 +341,7 @@ journal_add_locks(int count)
 {
 	Change	   *change;
 
-	start();
+	start_journal();
 	change = MemoryContextAllocZero(journal.context, sizeof(Change));
 	change->before = untouched;
 	change->locks = count;
@@ -382,7 +366,7 @@ journal_is_empty(void)
 /* ---- savepoints ---- */
 
 static void
-undo(Change *change)
+undo_change(Change *change)
 {
 	Entry	   *entry = change->entry;
 
@@ -407,7 +391,7 @@ void
 journal_undo(int level)
 {
 	while (journal.newest != NULL && journal.newest->level >= level)
-		undo(journal.newest);
+		undo_change(journal.newest);
 }
 
 /* The parent level has touched the operation, too: its change undoes both. */

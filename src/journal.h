@@ -34,9 +34,6 @@ typedef struct Standing
 
 typedef struct Entry Entry;
 
-extern bool standing_holds_lock(const Standing *standing);
-extern bool standing_is_unfinished(const Standing *standing);
-
 extern Entry *journal_find(uint64 id, const OperationName *name);
 extern Entry *journal_next(const Entry *entry);
 extern const Standing *entry_standing(const Entry *entry);
@@ -49,5 +46,19 @@ extern bool journal_is_empty(void);
 extern void journal_undo(int level);
 extern void journal_hand_over(int level);
 extern void journal_forget(void);
+
+/* Does the operation's lock stay with this transaction? */
+static inline bool
+standing_holds_lock(const Standing *standing)
+{
+	return standing->phase != PHASE_NONE || standing->wrote || standing->locked;
+}
+
+/* Does it keep the transaction from committing? */
+static inline bool
+standing_is_unfinished(const Standing *standing)
+{
+	return standing->phase == PHASE_PENDING && standing->fence == NO_FENCE;
+}
 
 #endif							/* IDEM_JOURNAL_H */

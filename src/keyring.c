@@ -42,7 +42,7 @@ static struct stat read_from;	/* the file as it was when it was read */
 
 /* Where the file is: to those who may see the setting, and to the server's log. */
 static int
-where(int line)
+detail_of_place(int line)
 {
 	bool		may_see = has_privs_of_role(GetUserId(), ROLE_PG_READ_ALL_SETTINGS);
 
@@ -61,7 +61,7 @@ bad_file(const char *why, int line)
 	ereport(ERROR,
 			(errcode(ERRCODE_CONFIG_FILE_ERROR),
 			 errmsg("idempotency.seal_key_file cannot be used: %s", why),
-			 where(line),
+			 detail_of_place(line),
 			 errhint("The file has a line for each key, \"name secret\", the newest last; the secret has at least %d characters, as from \"openssl rand -hex 32\".",
 					 SHORTEST_SECRET)));
 }
@@ -72,7 +72,7 @@ file_failed(const char *what)
 	ereport(ERROR,
 			(errcode_for_file_access(),
 			 errmsg("could not %s the file of idempotency.seal_key_file: %m", what),
-			 where(0),
+			 detail_of_place(0),
 			 errhint("Put the file there, with every key that stored operations need, readable for the server; or correct the setting. Nothing is stored in clear instead.")));
 }
 
@@ -89,7 +89,7 @@ check_access(const struct stat *status)
 		ereport(ERROR,
 				(errcode(ERRCODE_CONFIG_FILE_ERROR),
 				 errmsg("idempotency.seal_key_file cannot be used: others may read or write it"),
-				 where(0),
+				 detail_of_place(0),
 				 errhint("Its permissions must be u=rw (0600) or less if it belongs to the server's user, or u=rw,g=r (0640) or less if it belongs to root.")));
 }
 
@@ -235,7 +235,7 @@ keyring_is_used(void)
 }
 
 static void
-refresh(void)
+refresh_keyring(void)
 {
 	struct stat status;
 
@@ -255,7 +255,7 @@ keyring_newest(void)
 {
 	if (!keyring_is_used())
 		return NULL;
-	refresh();
+	refresh_keyring();
 	return &keys[key_count - 1];
 }
 
@@ -270,7 +270,7 @@ keyring_find(const text *name)
 
 	if (keyring_is_used())
 	{
-		refresh();
+		refresh_keyring();
 		for (int i = 0; i < key_count; i++)
 		{
 			if (strcmp(keys[i].name, wanted) == 0)

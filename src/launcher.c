@@ -52,7 +52,7 @@ static bool settings_are_new = true;
 PGDLLEXPORT void idempotency_launcher_main(Datum arg);
 
 static void
-nap(int64 microseconds)
+launcher_nap(int64 microseconds)
 {
 	if (visit_nap(microseconds, wait_event_launcher()))
 		settings_are_new = true;
@@ -103,7 +103,7 @@ ends_within(BackgroundWorkerHandle *handle, int64 microseconds)
 
 		if (left <= 0 || ShutdownRequestPending)
 			return false;
-		nap(left);
+		launcher_nap(left);
 	}
 	return true;
 }
@@ -145,7 +145,7 @@ run_worker(const Database *database, const Visit *visit)
 
 /* How long to leave a database alone whose worker has failed that often. */
 static int64
-backoff(int failures)
+pause_after_failures(int failures)
 {
 	return ((int64) setting_gc_interval << Min(failures, BACKOFF_DOUBLINGS)) * USECS_PER_SEC;
 }
@@ -168,7 +168,7 @@ visit_one(Database *database)
 	}
 	database->failures = result == VISIT_FAILED ? database->failures + 1 : 0;
 	if (database->failures > 0)
-		database->not_before = GetCurrentTimestamp() + backoff(database->failures);
+		database->not_before = GetCurrentTimestamp() + pause_after_failures(database->failures);
 	return result == VISIT_MORE;
 }
 
@@ -267,7 +267,7 @@ idempotency_launcher_main(Datum arg)
 		 * was asked for during the round has set the latch no longer.
 		 */
 		if (!ShutdownRequestPending)
-			nap(more ? USECS_PER_SEC : (int64) setting_gc_interval * USECS_PER_SEC);
+			launcher_nap(more ? USECS_PER_SEC : (int64) setting_gc_interval * USECS_PER_SEC);
 		/* not zero: the postmaster then starts the launcher again */
 		if (ShutdownRequestPending)
 			proc_exit(1);

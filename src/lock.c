@@ -10,18 +10,18 @@
  */
 #include "postgres.h"
 
+#include <limits.h>
+
 #include "access/xact.h"
 #include "miscadmin.h"
 #include "storage/proc.h"
 #include "utils/builtins.h"
-#include <limits.h>
-
 #include "utils/guc.h"
-#include "utils/memutils.h"
 #include "utils/resowner.h"
 
 #include "compat.h"
 #include "lock.h"
+#include "subtransaction.h"
 
 /* A test builds with fewer bits, so that different names have one lock id. */
 #ifndef LOCK_ID_MASK
@@ -56,12 +56,6 @@ lock_id(char kind, const char *scope, uint32 scope_length, const text *name, con
 }
 
 uint64
-lock_id_of_operation(const OperationName *name, const SipHashKey *key)
-{
-	return lock_id('o', VARDATA_ANY(name->scope), VARSIZE_ANY_EXHDR(name->scope), name->key, key);
-}
-
-uint64
 lock_id_of_resource(const text *resource, const SipHashKey *key)
 {
 	return lock_id('r', "", 0, resource, key);
@@ -76,12 +70,20 @@ lock_tag(uint64 id, uint16 lock_class)
 	return tag;
 }
 
+/* The lock of an operation, and its id, by which the journal knows the operation. */
+LOCKTAG
+lock_of_operation(const OperationName *name, const SipHashKey *key, uint64 *id)
+{
+	*id = lock_id('o', VARDATA_ANY(name->scope), VARSIZE_ANY_EXHDR(name->scope), name->key, key);
+	return lock_tag(*id, LOCK_CLASS_OPERATION);
+}
+
 /*
  * Locks belong to the (sub)transaction, not to the portal of the statement
  * that took them: a later statement must be able to give them back.
  */
 static bool
-acquire(const LOCKTAG *tag, bool dont_wait)
+acquire_for_transaction(const LOCKTAG *tag, bool dont_wait)
 {
 	ResourceOwner statement = CurrentResourceOwner;
 	LockAcquireResult result;
@@ -92,18 +94,21 @@ acquire(const LOCKTAG *tag, bool dont_wait)
 	return result != LOCKACQUIRE_NOT_AVAIL;
 }
 
-/* Takes the lock if nobody else has it. */
+/*
+ * Takes the lock if nobody else has it.  While the caller has the lock of an
+ * operation, no other session begins, ends or extends that operation.
+ */
 bool
 lock_acquire_now(const LOCKTAG *tag)
 {
-	return acquire(tag, true);
+	return acquire_for_transaction(tag, true);
 }
 
 /* Takes the lock, however long that takes. */
 void
 lock_acquire(const LOCKTAG *tag)
 {
-	(void) acquire(tag, false);
+	(void) acquire_for_transaction(tag, false);
 }
 
 /* Releases the lock once, before the transaction ends. */
@@ -117,66 +122,53 @@ lock_release(const LOCKTAG *tag)
 	CurrentResourceOwner = statement;
 }
 
+typedef struct TimedLock
+{
+	const LOCKTAG *tag;
+	int			milliseconds;
+} TimedLock;
+
 /* Waits with lock_timeout set, and restores the caller's own afterwards. */
 static void
-acquire_with_timeout(const LOCKTAG *tag, int milliseconds)
+acquire_with_timeout(void *argument)
 {
+	const TimedLock *timed = argument;
 	char		value[12];
 	int			nest_level = NewGUCNestLevel();
 
-	pg_ltoa(milliseconds, value);
+	pg_ltoa(timed->milliseconds, value);
 	(void) set_config_option("lock_timeout", value, PGC_USERSET, PGC_S_SESSION,
 							 GUC_ACTION_SAVE, true, 0, false);
-	lock_acquire(tag);
+	lock_acquire(timed->tag);
 	AtEOXact_GUC(true, nest_level);
 }
 
-/*
- * Takes the lock, or returns false after that time if "may_fail".
- *
- * The server ends a timed wait with an error, so it happens in a
- * subtransaction: running out of time leaves the caller's transaction usable.
- */
 static bool
-acquire_in_subtransaction(const LOCKTAG *tag, int milliseconds, bool may_fail)
+is_timeout(int sqlstate)
 {
-	MemoryContext context = CurrentMemoryContext;
-	ResourceOwner owner = CurrentResourceOwner;
-	volatile bool acquired = true;
+	return sqlstate == ERRCODE_LOCK_NOT_AVAILABLE;
+}
 
-	BeginInternalSubTransaction(NULL);
-	MemoryContextSwitchTo(context);
-	PG_TRY();
-	{
-		acquire_with_timeout(tag, milliseconds);
-		ReleaseCurrentSubTransaction();
-	}
-	PG_CATCH();
-	{
-		/* first: if anything else failed here, its catcher would be in our subtransaction */
-		RollbackAndReleaseCurrentSubTransaction();
-		MemoryContextSwitchTo(context);
-		CurrentResourceOwner = owner;
-		if (!may_fail || geterrcode() != ERRCODE_LOCK_NOT_AVAILABLE)
-			PG_RE_THROW();
-		FlushErrorState();
-		acquired = false;
-	}
-	PG_END_TRY();
-	MemoryContextSwitchTo(context);
-	CurrentResourceOwner = owner;
-	return acquired;
+static bool
+is_no_error(int sqlstate)
+{
+	return false;
 }
 
 /*
  * Takes the lock if it comes free in that time.  If the caller's lock_timeout
  * is shorter and runs out, that is an error, as everywhere.
+ *
+ * The server ends a timed wait with an error, so it happens in a
+ * subtransaction: running out of time leaves the caller's transaction usable.
  */
 bool
 lock_acquire_within(const LOCKTAG *tag, int64 microseconds)
 {
 	int			milliseconds = (int) Min(microseconds / 1000 + 1, INT_MAX);
 	bool		ours = LockTimeout == 0 || milliseconds < LockTimeout;
+	TimedLock	timed = {.tag = tag,.milliseconds = ours ? milliseconds : LockTimeout};
+	Subtransaction work = {acquire_with_timeout, ours ? is_timeout : is_no_error, &timed};
 
-	return acquire_in_subtransaction(tag, ours ? milliseconds : LockTimeout, ours);
+	return subtransaction_run(&work, NULL);
 }

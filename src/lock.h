@@ -20,7 +20,7 @@
 #define LOCK_CLASS_RESOURCE 0x1DE1
 #define LOCK_CLASS_SWEEP 0x1DE2
 
-extern uint64 lock_id_of_operation(const OperationName *name, const SipHashKey *key);
+extern LOCKTAG lock_of_operation(const OperationName *name, const SipHashKey *key, uint64 *id);
 extern uint64 lock_id_of_resource(const text *resource, const SipHashKey *key);
 extern LOCKTAG lock_tag(uint64 id, uint16 lock_class);
 

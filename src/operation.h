@@ -1,7 +1,10 @@
 /*
  * operation.h
  *		The life of an operation: what may be asked, and the answer.
- *		begin.c, end.c and release.c do it.
+ *		begin.c, end.c, release.c and operation.c do it.
+ *
+ * They rely on arguments.c: names, durations and fences have been checked, and
+ * the function may run here.  Their callers need not clean up after an error.
  */
 #ifndef IDEM_OPERATION_H
 #define IDEM_OPERATION_H

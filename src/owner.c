@@ -13,6 +13,7 @@
 #include "utils/timestamp.h"
 
 #include "compat.h"
+#include "lock.h"
 #include "owner.h"
 #include "settings.h"
 #include "stats.h"
@@ -95,7 +96,7 @@ not_free(const Handle *handle)
 
 /* Takes the lock of an operation that is ended by its fence, in bounded time. */
 static void
-lock_by_fence(Handle *handle)
+lock_by_fence(const Handle *handle)
 {
 	handle_reserve(handle);
 	if (!lock_acquire_now(&handle->lock) &&
@@ -125,7 +126,7 @@ is_current(const Record *record, int64 fence)
  * held from now on, and this is its record.
  */
 bool
-owner_finds(Handle *handle, int64 fence, Record *found)
+owner_finds(const Handle *handle, int64 fence, Record *found)
 {
 	if (is_taken_over_here(handle, fence))
 		return false;
@@ -138,7 +139,7 @@ owner_finds(Handle *handle, int64 fence, Record *found)
 
 /* The same; otherwise ID409, with a detail of how the attempt ended. */
 void
-owner_requires(Handle *handle, int64 fence, Record *found)
+owner_requires(const Handle *handle, int64 fence, Record *found)
 {
 	bool		exists;
 

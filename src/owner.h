@@ -7,10 +7,10 @@
 
 #include "postgres.h"
 
-#include "handle.h"
+#include "operation_internal.h"
 
 extern int64 owned_fence(const Handle *handle);
-extern bool owner_finds(Handle *handle, int64 fence, Record *found);
-extern void owner_requires(Handle *handle, int64 fence, Record *found);
+extern bool owner_finds(const Handle *handle, int64 fence, Record *found);
+extern void owner_requires(const Handle *handle, int64 fence, Record *found);
 
 #endif							/* IDEM_OWNER_H */

@@ -9,45 +9,51 @@
 
 #include "access/tupdesc.h"
 
-#include "catalog.h"
 #include "idempotency.h"
 
-/* in the order of CREATE TABLE idempotency_store */
+/*
+ * Every column of CREATE TABLE idempotency_store, in its order: its number, its
+ * name here and there, its type (InvalidOid is idempotency_status), and whether
+ * the script made it NOT NULL.  Enum, types, SQL text and checks come from this
+ * list, and from no other.  The first column is apart, for texts with commas.
+ */
+#define RECORD_COLUMN_LIST(FIRST, NEXT) \
+	FIRST(1, CREATED_AT, created_at, TIMESTAMPTZOID, true) \
+	NEXT(2, UPDATED_AT, updated_at, TIMESTAMPTZOID, true) \
+	NEXT(3, EXPIRES_AT, expires_at, TIMESTAMPTZOID, true) \
+	NEXT(4, LEASE_EXPIRES_AT, lease_expires_at, TIMESTAMPTZOID, false) \
+	NEXT(5, RETRY_AT, retry_at, TIMESTAMPTZOID, false) \
+	NEXT(6, FENCE, fence, INT8OID, false) \
+	NEXT(7, STATUS, status, InvalidOid, true) \
+	NEXT(8, ATTEMPT, attempt, INT4OID, true) \
+	NEXT(9, RESPONSE_CODE, response_code, INT4OID, false) \
+	NEXT(10, SCOPE, scope, TEXTOID, true) \
+	NEXT(11, IDEMPOTENCY_KEY, idempotency_key, TEXTOID, true) \
+	NEXT(12, REQUEST_HASH, request_hash, BYTEAOID, false) \
+	NEXT(13, RESPONSE_HEADERS, response_headers, JSONBOID, false) \
+	NEXT(14, RESPONSE_PAYLOAD, response_payload, JSONBOID, false) \
+	NEXT(15, RESPONSE_BODY, response_body, BYTEAOID, false) \
+	NEXT(16, HASH_KEY, hash_key, TEXTOID, false) \
+	NEXT(17, SEAL_KEY, seal_key, TEXTOID, false) \
+	NEXT(18, SEALED, sealed, BYTEAOID, false)
+
+#define RECORD_COLUMN_ID(number, id, name, type, is_set) COLUMN_##id = (number) - 1,
 typedef enum RecordColumn
 {
-	COLUMN_CREATED_AT,
-	COLUMN_UPDATED_AT,
-	COLUMN_EXPIRES_AT,
-	COLUMN_LEASE_EXPIRES_AT,
-	COLUMN_RETRY_AT,
-	COLUMN_FENCE,
-	COLUMN_STATUS,
-	COLUMN_ATTEMPT,
-	COLUMN_RESPONSE_CODE,
-	COLUMN_SCOPE,
-	COLUMN_IDEMPOTENCY_KEY,
-	COLUMN_REQUEST_HASH,
-	COLUMN_RESPONSE_HEADERS,
-	COLUMN_RESPONSE_PAYLOAD,
-	COLUMN_RESPONSE_BODY,
-	COLUMN_HASH_KEY,
-	COLUMN_SEAL_KEY,
-	COLUMN_SEALED
+	RECORD_COLUMN_LIST(RECORD_COLUMN_ID, RECORD_COLUMN_ID)
+	RECORD_COLUMNS				/* how many there are */
 } RecordColumn;
-#define RECORD_COLUMNS 18
 
-/* their types; InvalidOid is idempotency_status */
-#define RECORD_TYPES \
-	TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID, \
-	INT8OID, InvalidOid, INT4OID, INT4OID, TEXTOID, TEXTOID, BYTEAOID, \
-	JSONBOID, JSONBOID, BYTEAOID, TEXTOID, TEXTOID, BYTEAOID
+/* an initializer for types of parameters */
+#define RECORD_COLUMN_TYPE(number, id, name, type, is_set) type,
+#define RECORD_TYPES RECORD_COLUMN_LIST(RECORD_COLUMN_TYPE, RECORD_COLUMN_TYPE)
 
 extern bool record_is_column(Form_pg_attribute attribute, RecordColumn column);
 extern bool record_matches(TupleDesc descriptor, Oid status_type);
 extern bool record_fits(TupleDesc descriptor, Oid status_type);
-extern void record_to_columns(const Catalog *catalog, const Record *record,
+extern void record_to_columns(const Oid *status_labels, const Record *record,
 							  Datum *values, bool *nulls);
-extern void record_from_columns(const Catalog *catalog, const Datum *values,
+extern void record_from_columns(const Oid *status_labels, const Datum *values,
 								const bool *nulls, Record *record);
 
 #endif							/* IDEM_RECORD_H */

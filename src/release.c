@@ -14,19 +14,18 @@
 #include "as_owner.h"
 #include "compat.h"
 #include "fence.h"
-#include "handle.h"
-#include "operation.h"
+#include "lock.h"
+#include "operation_internal.h"
 #include "owner.h"
 #include "stats.h"
 #include "store.h"
-#include "verdict.h"
 
 /*
  * The row that the begin found, if any, stays as it is.  The lock of the begin
  * is released at once, unless a rollback could bring the operation back.
  */
 static void
-release_owned(Handle *handle)
+release_owned(const Handle *handle)
 {
 	Standing	before = handle->standing;
 	Standing	released = {.phase = PHASE_NONE,.wrote = before.wrote,.stored_at = NO_TIME};
@@ -35,7 +34,7 @@ release_owned(Handle *handle)
 	released.level = GetCurrentTransactionNestLevel();
 	at_once = before.level == released.level;
 	released.locked = before.locked || !at_once;
-	handle_note(handle, released);
+	transaction_note(handle->id, handle->name, &released);
 	if (at_once)
 		lock_release(&handle->lock);
 }
@@ -45,7 +44,7 @@ release_owned(Handle *handle)
  * PENDING, with its lease over, and with a fence that nobody has.
  */
 static void
-leave_earlier_attempt(Handle *handle, Record *record)
+leave_earlier_attempt(const Handle *handle, Record *record)
 {
 	TimestampTz judged = record->updated_at;
 
@@ -57,7 +56,7 @@ leave_earlier_attempt(Handle *handle, Record *record)
 }
 
 static bool
-release_leased(Handle *handle, int64 fence)
+release_leased(const Handle *handle, int64 fence)
 {
 	Standing	released = {.phase = PHASE_NONE,.wrote = true,.wakes = true,.stored_at = NO_TIME};
 	Record		record;
@@ -73,7 +72,7 @@ release_leased(Handle *handle, int64 fence)
 	}
 	ForceSyncCommit();
 	released.level = GetCurrentTransactionNestLevel();
-	handle_note(handle, released);
+	transaction_note(handle->id, handle->name, &released);
 	return true;
 }
 
@@ -81,7 +80,7 @@ release_leased(Handle *handle, int64 fence)
 bool
 operation_release(const OperationName *name, int64 fence)
 {
-	Handle		handle = handle_open(name);
+	Handle		handle = handle_open(name, RowExclusiveLock);
 
 	if (fence == NO_FENCE)
 		fence = owned_fence(&handle);
@@ -106,7 +105,7 @@ in_use(const Handle *handle, const char *by_whom)
 
 /* Takes the lock of an operation that nobody owns; false where it has no record. */
 static bool
-find_unowned(Handle *handle, Record *found)
+find_unowned(const Handle *handle, Record *found)
 {
 	if (handle->standing.phase != PHASE_NONE)
 		in_use(handle, "This transaction has begun or ended it.");
@@ -132,7 +131,7 @@ bool
 operation_forget(const OperationName *name)
 {
 	Standing	forgotten = {.phase = PHASE_NONE,.wrote = true,.stored_at = NO_TIME};
-	Handle		handle = handle_open(name);
+	Handle		handle = handle_open(name, RowExclusiveLock);
 	Record		record;
 	Caller		caller;
 
@@ -145,7 +144,7 @@ operation_forget(const OperationName *name)
 	as_owner_end(&caller);
 	ForceSyncCommit();
 	forgotten.level = GetCurrentTransactionNestLevel();
-	handle_note(&handle, forgotten);
+	transaction_note(handle.id, name, &forgotten);
 	stats_count(COUNT_FORGOTTEN);
 	return !is_absent(&record, GetCurrentTimestamp());
 }

@@ -8,12 +8,10 @@
  */
 #include "postgres.h"
 
-#include "access/xact.h"
 #include "miscadmin.h"
 #include "storage/lockdefs.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
-#include "utils/resowner.h"
 
 #include "as_owner.h"
 #include "catalog.h"
@@ -23,19 +21,20 @@
 #include "reseal.h"
 #include "seal.h"
 #include "store.h"
-
-/* pages of one statement: 1 MB */
-#define CHUNK_PAGES 128
+#include "subtransaction.h"
+#include "walk.h"
 
 /* how many responses that cannot be sealed anew are named in warnings */
 #define NAMED 10
 
 /* where this session goes on */
-static ItemPointerData hand;
+static ItemPointerData reseal_hand;
 
-/* what one call has done */
+/* one call, and what it has done */
 typedef struct Round
 {
+	const Catalog *catalog;
+	text	   *key;			/* name of the newest one */
 	int64		sealed;
 	int64		were_clear;
 	int64		passed_over;
@@ -86,6 +85,12 @@ pass_over(const Record *record, const ErrorData *error, Round *round)
 			 error->detail ? errdetail_internal("%s", error->detail) : 0));
 }
 
+static void
+seal_record_anew(void *record)
+{
+	seal_anew(record);
+}
+
 /*
  * Seals the response in memory.  false: it cannot be sealed, and a warning was
  * given.  A subtransaction frees what pgcrypto held when it failed.
@@ -93,36 +98,13 @@ pass_over(const Record *record, const ErrorData *error, Round *round)
 static bool
 seal_or_pass_over(Record *record, Round *round)
 {
-	MemoryContext context = CurrentMemoryContext;
-	ResourceOwner owner = CurrentResourceOwner;
-	volatile bool sealed = true;
+	Subtransaction work = {seal_record_anew, is_about_record, record};
+	ErrorData  *error;
 
-	BeginInternalSubTransaction(NULL);
-	MemoryContextSwitchTo(context);
-	PG_TRY();
-	{
-		seal_anew(record);
-		ReleaseCurrentSubTransaction();
-	}
-	PG_CATCH();
-	{
-		ErrorData  *error;
-
-		/* first: if anything else failed here, its catcher would be in our subtransaction */
-		RollbackAndReleaseCurrentSubTransaction();
-		MemoryContextSwitchTo(context);
-		CurrentResourceOwner = owner;
-		if (!is_about_record(geterrcode()))
-			PG_RE_THROW();
-		error = CopyErrorData();
-		FlushErrorState();
-		pass_over(record, error, round);
-		sealed = false;
-	}
-	PG_END_TRY();
-	MemoryContextSwitchTo(context);
-	CurrentResourceOwner = owner;
-	return sealed;
+	if (subtransaction_run(&work, &error))
+		return true;
+	pass_over(record, error, round);
+	return false;
 }
 
 /*
@@ -130,20 +112,20 @@ seal_or_pass_over(Record *record, Round *round)
  * may go on.
  */
 static void
-reseal_record(const Catalog *catalog, Record *record, Round *round)
+reseal_record(Record *record, Round *round)
 {
 	bool		was_clear = record->response.sealed == NULL;
 
 	if (!seal_or_pass_over(record, round))
 		return;
-	store_put(catalog, record, record->updated_at);
+	store_put(round->catalog, record, record->updated_at);
 	round->sealed++;
 	if (was_clear)
 		round->were_clear++;
 }
 
 static void
-reseal_records(const Catalog *catalog, Record *records, int64 count, Round *round)
+reseal_records(Record *records, int64 count, Round *round)
 {
 	MemoryContext row = AllocSetContextCreate(CurrentMemoryContext, "idempotency reseal",
 											  ALLOCSET_DEFAULT_SIZES);
@@ -154,7 +136,7 @@ reseal_records(const Catalog *catalog, Record *records, int64 count, Round *roun
 		CHECK_FOR_INTERRUPTS();
 		/* a response takes several times its size on the way */
 		MemoryContextSwitchTo(row);
-		reseal_record(catalog, &records[i], round);
+		reseal_record(&records[i], round);
 		MemoryContextSwitchTo(caller);
 		MemoryContextReset(row);
 	}
@@ -179,25 +161,16 @@ tell_round(const Round *round)
 				 errhint("Put missing keys back into the file of idempotency.seal_key_file. The operations have ended and do not run again.")));
 }
 
-/*
- * Seals from the position up to a place, and moves the position there, or to
- * where it stopped.
- */
-static void
-turn_hand(const Catalog *catalog, text *key, ItemPointerData to, int64 max_rows, Round *round)
+static int64
+reseal_step(void *state, ItemPointer from, ItemPointer end, int64 max_rows)
 {
-	while (ItemPointerCompare(&hand, &to) < 0 && round->sealed < max_rows)
-	{
-		ItemPointerData end;
-		Record	   *records;
-		int64		found;
+	Round	   *round = state;
+	int64		before = round->sealed;
+	Record	   *records;
+	int64		found = store_find_unsealed(round->catalog, from, end, round->key, max_rows, &records);
 
-		ItemPointerSet(&end, ItemPointerGetBlockNumberNoCheck(&hand) + CHUNK_PAGES, 0);
-		if (ItemPointerCompare(&end, &to) > 0)
-			end = to;
-		found = store_find_unsealed(catalog, &hand, &end, key, max_rows - round->sealed, &records);
-		reseal_records(catalog, records, found, round);
-	}
+	reseal_records(records, found, round);
+	return round->sealed - before;
 }
 
 /*
@@ -207,19 +180,19 @@ turn_hand(const Catalog *catalog, text *key, ItemPointerData to, int64 max_rows,
 int64
 reseal(int64 max_rows)
 {
-	text	   *key = cstring_to_text(required_key()->name);
-	const Catalog *catalog = catalog_open(RowExclusiveLock);
-	ItemPointerData start = hand;
+	Round		round = {.key = cstring_to_text(required_key()->name)};
+	Walk		walk = {reseal_step, &round};
+	ItemPointerData start = reseal_hand;
 	ItemPointerData last;
-	Round		round = {0};
-	Caller		caller = as_owner_in_call(catalog);
+	Caller		caller;
 
-	ItemPointerSet(&last, store_pages(catalog), 0);
-	turn_hand(catalog, key, last, max_rows, &round);
-	if (round.sealed < max_rows)
+	round.catalog = catalog_open(RowExclusiveLock);
+	caller = as_owner_in_call(round.catalog);
+	ItemPointerSet(&last, store_pages(round.catalog), 0);
+	if (walk_rows(&walk, &reseal_hand, last, max_rows) < max_rows)
 	{
-		ItemPointerSet(&hand, 0, 0);
-		turn_hand(catalog, key, start, max_rows, &round);
+		ItemPointerSet(&reseal_hand, 0, 0);
+		(void) walk_rows(&walk, &reseal_hand, start, max_rows - round.sealed);
 	}
 	as_owner_end(&caller);
 	tell_round(&round);

@@ -66,7 +66,7 @@ lock_one(const LOCKTAG *tag, const Deadline *deadline)
 }
 
 static void
-unlock(const uint64 *ids, int count)
+unlock_resources(const uint64 *ids, int count)
 {
 	while (count-- > 0)
 	{
@@ -91,7 +91,7 @@ resource_lock_all(text **names, int count, int64 wait)
 
 		if (!lock_one(&tag, &deadline))
 		{
-			unlock(ids, i);
+			unlock_resources(ids, i);
 			pfree(ids);
 			return false;
 		}

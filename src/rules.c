@@ -54,7 +54,7 @@ static const RawColumn columns[SCOPE_COLUMNS] = {
 };
 
 static int64
-duration(Datum value, bool is_null)
+duration_of_column(Datum value, bool is_null)
 {
 	int64		microseconds;
 
@@ -62,7 +62,7 @@ duration(Datum value, bool is_null)
 }
 
 static int32
-number(Datum value, bool is_null)
+number_of_column(Datum value, bool is_null)
 {
 	return is_null ? 0 : DatumGetInt32(value);
 }
@@ -85,15 +85,15 @@ read_rule(HeapTuple row, TupleDesc descriptor)
 	rule.policy.claimed = !nulls[SCOPE_ROLE];
 	if (rule.policy.claimed)
 		rule.policy.role = *DatumGetName(values[SCOPE_ROLE]);
-	rule.policy.retention = duration(values[SCOPE_RETENTION], nulls[SCOPE_RETENTION]);
-	rule.policy.min_retention = duration(values[SCOPE_MIN_RETENTION], nulls[SCOPE_MIN_RETENTION]);
-	rule.policy.max_retention = duration(values[SCOPE_MAX_RETENTION], nulls[SCOPE_MAX_RETENTION]);
+	rule.policy.retention = duration_of_column(values[SCOPE_RETENTION], nulls[SCOPE_RETENTION]);
+	rule.policy.min_retention = duration_of_column(values[SCOPE_MIN_RETENTION], nulls[SCOPE_MIN_RETENTION]);
+	rule.policy.max_retention = duration_of_column(values[SCOPE_MAX_RETENTION], nulls[SCOPE_MAX_RETENTION]);
 	rule.policy.has_max_attempts = !nulls[SCOPE_MAX_ATTEMPTS];
-	rule.policy.max_attempts = number(values[SCOPE_MAX_ATTEMPTS], nulls[SCOPE_MAX_ATTEMPTS]);
-	rule.policy.attempts_limit = number(values[SCOPE_ATTEMPTS_LIMIT], nulls[SCOPE_ATTEMPTS_LIMIT]);
+	rule.policy.max_attempts = number_of_column(values[SCOPE_MAX_ATTEMPTS], nulls[SCOPE_MAX_ATTEMPTS]);
+	rule.policy.attempts_limit = number_of_column(values[SCOPE_ATTEMPTS_LIMIT], nulls[SCOPE_ATTEMPTS_LIMIT]);
 	rule.policy.has_max_response_size = !nulls[SCOPE_MAX_RESPONSE_SIZE];
-	rule.policy.max_response_size = number(values[SCOPE_MAX_RESPONSE_SIZE], nulls[SCOPE_MAX_RESPONSE_SIZE]);
-	rule.policy.max_lease = duration(values[SCOPE_MAX_LEASE], nulls[SCOPE_MAX_LEASE]);
+	rule.policy.max_response_size = number_of_column(values[SCOPE_MAX_RESPONSE_SIZE], nulls[SCOPE_MAX_RESPONSE_SIZE]);
+	rule.policy.max_lease = duration_of_column(values[SCOPE_MAX_LEASE], nulls[SCOPE_MAX_LEASE]);
 	return rule;
 }
 
@@ -143,7 +143,7 @@ is_announced(Relation table)
 
 /* Once a session. */
 static void
-complain(void)
+warn_of_missing_trigger(void)
 {
 	static bool complained = false;
 
@@ -155,7 +155,7 @@ complain(void)
 }
 
 static Rule *
-sorted(List *found)
+sorted_rules(List *found)
 {
 	Rule	   *rules = palloc(Max(list_length(found), 1) * sizeof(Rule));
 	int			count = 0;
@@ -192,10 +192,10 @@ rules_read(Oid table, int *count, bool *announced)
 	systable_endscan(scan);
 	*announced = is_announced(relation);
 	if (!*announced)
-		complain();
+		warn_of_missing_trigger();
 	relation_close(relation, AccessShareLock);
 	*count = list_length(found);
-	return sorted(found);
+	return sorted_rules(found);
 }
 
 /* The trigger of idempotency_scope. */

@@ -66,6 +66,8 @@ static char *last_scope = NULL;
 static int	last_length = 0;
 static Policy last_policy;
 
+static const Policy no_policy = {0};
+
 static void
 refresh_rules(const Catalog *catalog)
 {
@@ -100,7 +102,7 @@ refresh_rules(const Catalog *catalog)
 }
 
 static bool
-matches(const Rule *rule, const char *scope, int length)
+rule_matches(const Rule *rule, const char *scope, int length)
 {
 	return (rule->is_prefix ? length >= rule->length : length == rule->length) &&
 		memcmp(rule->pattern, scope, rule->length) == 0;
@@ -138,7 +140,7 @@ add_policy(Policy *policy, const Policy *other)
 }
 
 static void
-remember(const char *scope, int length)
+remember_scope(const char *scope, int length)
 {
 	last_scope = MemoryContextAlloc(rules_context, length + 1);
 	memcpy(last_scope, scope, length);
@@ -146,7 +148,7 @@ remember(const char *scope, int length)
 }
 
 /* The policy and the claim of a scope. */
-static Policy
+static const Policy *
 scope_policy(const Catalog *catalog, const text *scope)
 {
 	const char *bytes = VARDATA_ANY(scope);
@@ -155,9 +157,9 @@ scope_policy(const Catalog *catalog, const text *scope)
 	if (!rules_valid || rules_generation != catalog->generation)
 		refresh_rules(catalog);
 	if (rule_count == 0)
-		return (Policy) {0};
+		return &no_policy;
 	if (last_scope != NULL && last_length == length && memcmp(last_scope, bytes, length) == 0)
-		return last_policy;
+		return &last_policy;
 
 	if (last_scope != NULL)
 		pfree(last_scope);
@@ -165,11 +167,11 @@ scope_policy(const Catalog *catalog, const text *scope)
 	memset(&last_policy, 0, sizeof(last_policy));
 	for (int i = 0; i < rule_count; i++)
 	{
-		if (matches(&rules[i], bytes, length))
+		if (rule_matches(&rules[i], bytes, length))
 			add_policy(&last_policy, &rules[i].policy);
 	}
-	remember(bytes, length);
-	return last_policy;
+	remember_scope(bytes, length);
+	return &last_policy;
 }
 
 /*
@@ -185,7 +187,7 @@ is_member(const char *role)
 }
 
 static bool
-allows(const Policy *policy)
+policy_allows(const Policy *policy)
 {
 	return !policy->claimed || is_member(NameStr(policy->role));
 }
@@ -193,76 +195,36 @@ allows(const Policy *policy)
 bool
 scope_may_use(const Catalog *catalog, const text *scope)
 {
-	Policy		policy = scope_policy(catalog, scope);
+	return policy_allows(scope_policy(catalog, scope));
+}
 
-	return allows(&policy);
+static void
+fill_in_settings(Policy *policy)
+{
+	if (policy->retention == 0)
+		policy->retention = (int64) setting_retention * USECS_PER_SEC;
+	if (!policy->has_max_attempts)
+		policy->max_attempts = setting_max_attempts;
+	if (!policy->has_max_response_size)
+		policy->max_response_size = setting_max_response_size;
 }
 
 /*
- * The policy of a scope, if the caller may use it.  The error is the same
- * whether or not there is such an operation: it is not looked up.
+ * The policy of a scope, if the caller may use it: numbers only, in which the
+ * settings stand where no rule says anything.  The error is the same whether or
+ * not there is such an operation: it is not looked up.
  */
-Policy
-scope_require(const Catalog *catalog, const text *scope)
+void
+scope_require(const Catalog *catalog, const text *scope, Policy *policy)
 {
-	Policy		policy = scope_policy(catalog, scope);
-
-	if (!allows(&policy))
+	*policy = *scope_policy(catalog, scope);
+	if (!policy_allows(policy))
 		ereport(ERROR,
 				(errcode(ERRCODE_IDEM_FORBIDDEN),
 				 errmsg("role \"%s\" may not use scope \"%s\"",
 						GetUserNameFromId(GetUserId(), false), text_to_cstring(scope)),
 				 errhint("The scope belongs to a role: only its members may use it.")));
-	return policy;
-}
-
-/*
- * How long a record is kept, within the bounds; 0: the call gives no
- * retention.
- */
-int64
-policy_retention(const Policy *policy, int64 asked)
-{
-	int64		retention = asked;
-
-	if (retention == 0)
-		retention = policy->retention > 0 ? policy->retention :
-			(int64) setting_retention * USECS_PER_SEC;
-	if (policy->max_retention > 0)
-		retention = Min(retention, policy->max_retention);
-	return Max(retention, policy->min_retention);
-}
-
-/*
- * How long a lease, or the pause before the next attempt, may be.  Records are
- * kept for the retention after that, so max_retention alone bounds nothing.
- */
-int64
-policy_lease(const Policy *policy, int64 asked)
-{
-	return policy->max_lease > 0 ? Min(asked, policy->max_lease) : asked;
-}
-
-/*
- * How many attempts there may be, 0 for no limit; -1: the call gives no
- * number.
- */
-int32
-policy_max_attempts(const Policy *policy, int32 asked)
-{
-	int32		attempts = asked;
-
-	if (attempts < 0)
-		attempts = policy->has_max_attempts ? policy->max_attempts : setting_max_attempts;
-	if (policy->attempts_limit > 0 && (attempts == 0 || attempts > policy->attempts_limit))
-		attempts = policy->attempts_limit;
-	return attempts;
-}
-
-int32
-policy_max_response_size(const Policy *policy)
-{
-	return policy->has_max_response_size ? policy->max_response_size : setting_max_response_size;
+	fill_in_settings(policy);
 }
 
 /* Claims the scopes of a pattern for a role, also from another role. */
@@ -307,7 +269,7 @@ scope_lay_down(const Catalog *catalog, Datum *values, const bool *nulls)
 }
 
 static void
-relation_changed(Datum arg, Oid relation)
+rules_table_changed(Datum arg, Oid relation)
 {
 	if (relation == rules_table || !OidIsValid(relation))
 		rules_valid = false;
@@ -316,5 +278,5 @@ relation_changed(Datum arg, Oid relation)
 void
 scope_register(void)
 {
-	CacheRegisterRelcacheCallback(relation_changed, (Datum) 0);
+	CacheRegisterRelcacheCallback(rules_table_changed, (Datum) 0);
 }

@@ -11,7 +11,7 @@
 #include "catalog.h"
 #include "idempotency.h"
 
-/* the claim and the policy of one scope; zeros where nothing is set */
+/* the claim and the policy of one scope; zeros where nothing is set, and see scope_require */
 typedef struct Policy
 {
 	bool		claimed;
@@ -30,15 +30,51 @@ typedef struct Policy
 /* what scope_lay_down takes: the pattern, and the columns of a policy */
 #define POLICY_ARGUMENTS 8
 
-extern Policy scope_require(const Catalog *catalog, const text *scope);
-extern int64 policy_retention(const Policy *policy, int64 asked);
-extern int64 policy_lease(const Policy *policy, int64 asked);
-extern int32 policy_max_attempts(const Policy *policy, int32 asked);
-extern int32 policy_max_response_size(const Policy *policy);
+extern void scope_require(const Catalog *catalog, const text *scope, Policy *policy);
 extern bool scope_may_use(const Catalog *catalog, const text *scope);
 extern void scope_claim(const Catalog *catalog, text *pattern, const char *role);
 extern bool scope_unclaim(const Catalog *catalog, text *pattern);
 extern void scope_lay_down(const Catalog *catalog, Datum *values, const bool *nulls);
 extern void scope_register(void);
+
+/* ---- what a policy makes of the numbers of a call ---- */
+
+/*
+ * How long a record is kept, within the bounds; 0: the call gives no
+ * retention.
+ */
+static inline int64
+policy_retention(const Policy *policy, int64 asked)
+{
+	int64		retention = asked == 0 ? policy->retention : asked;
+
+	if (policy->max_retention > 0)
+		retention = Min(retention, policy->max_retention);
+	return Max(retention, policy->min_retention);
+}
+
+/*
+ * How long a lease, or the pause before the next attempt, may be.  Records are
+ * kept for the retention after that, so max_retention alone bounds nothing.
+ */
+static inline int64
+policy_lease(const Policy *policy, int64 asked)
+{
+	return policy->max_lease > 0 ? Min(asked, policy->max_lease) : asked;
+}
+
+/*
+ * How many attempts there may be, 0 for no limit; -1: the call gives no
+ * number.
+ */
+static inline int32
+policy_max_attempts(const Policy *policy, int32 asked)
+{
+	int32		attempts = asked < 0 ? policy->max_attempts : asked;
+
+	if (policy->attempts_limit > 0 && (attempts == 0 || attempts > policy->attempts_limit))
+		attempts = policy->attempts_limit;
+	return attempts;
+}
 
 #endif							/* IDEM_SCOPE_H */

@@ -81,7 +81,7 @@ put_owner(StringInfo message, const Record *record)
 }
 
 static bytea *
-compose(const Record *record)
+compose_message(const Record *record)
 {
 	StringInfoData message;
 
@@ -123,7 +123,7 @@ get_jsonb(StringInfo message)
 
 /* false: it is not that of this record */
 static bool
-decompose(bytea *plain, Record *record)
+decompose_message(bytea *plain, Record *record)
 {
 	StringInfoData message = {
 		.data = VARDATA_ANY(plain),.len = VARSIZE_ANY_EXHDR(plain),.maxlen = VARSIZE_ANY_EXHDR(plain)
@@ -160,7 +160,7 @@ seal_record(Record *record)
 	key = keyring_newest();
 	if (key == NULL)
 		return;
-	record->response.sealed = pgp_seal(compose(record), key->secret);
+	record->response.sealed = pgp_seal(compose_message(record), key->secret);
 	record->response.seal_key = cstring_to_text(key->name);
 	record->response.payload = NULL;
 	record->response.headers = NULL;
@@ -207,7 +207,7 @@ open_with(Record *record, const SealKey *key)
 	{
 		bytea	   *plain = pgp_open(record->response.sealed, key->secret);
 
-		opened = plain != NULL && decompose(plain, record);
+		opened = plain != NULL && decompose_message(plain, record);
 	}
 	PG_CATCH();
 	{

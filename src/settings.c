@@ -91,7 +91,7 @@ read_files_quietly(void)
 }
 
 static void
-apply(ConfigVariable *items)
+apply_file_settings(ConfigVariable *items)
 {
 	for (ConfigVariable *item = items; item; item = item->next)
 	{
@@ -203,5 +203,5 @@ settings_define(void)
 		   PGC_SIGHUP, GUC_SUPERUSER_ONLY, NULL, NULL, NULL);
 
 	MarkGUCPrefixReserved("idempotency");
-	apply(items);
+	apply_file_settings(items);
 }

@@ -24,7 +24,7 @@ static shmem_request_hook_type previous_request_hook = NULL;
 static shmem_startup_hook_type previous_startup_hook = NULL;
 
 static void
-request(void)
+request_shared(void)
 {
 	if (previous_request_hook)
 		previous_request_hook();
@@ -33,7 +33,7 @@ request(void)
 }
 
 static void
-initialize(Shared *fresh)
+initialize_shared(Shared *fresh)
 {
 	for (int i = 0; i < WAKE_UPS; i++)
 		ConditionVariableInit(&fresh->wake_ups[i]);
@@ -50,7 +50,7 @@ initialize(Shared *fresh)
 }
 
 static void
-start(void)
+attach_shared(void)
 {
 	bool		found;
 
@@ -59,7 +59,7 @@ start(void)
 	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
 	shared = ShmemInitStruct(EXTENSION_NAME, sizeof(Shared), &found);
 	if (!found)
-		initialize(shared);
+		initialize_shared(shared);
 	shared_lock = &GetNamedLWLockTranche(EXTENSION_NAME)->lock;
 	LWLockRelease(AddinShmemInitLock);
 }
@@ -70,7 +70,7 @@ shared_register(void)
 	if (!process_shared_preload_libraries_in_progress)
 		return;
 	previous_request_hook = shmem_request_hook;
-	shmem_request_hook = request;
+	shmem_request_hook = request_shared;
 	previous_startup_hook = shmem_startup_hook;
-	shmem_startup_hook = start;
+	shmem_startup_hook = attach_shared;
 }

@@ -45,7 +45,7 @@ typedef struct State
 } State;
 
 static inline void
-mix(State *state)
+sip_round(State *state)
 {
 	state->v0 += state->v1;
 	state->v2 += state->v3;
@@ -63,8 +63,8 @@ static inline void
 add_word(State *state, uint64 word)
 {
 	state->v3 ^= word;
-	mix(state);
-	mix(state);
+	sip_round(state);
+	sip_round(state);
 	state->v0 ^= word;
 }
 
@@ -97,6 +97,6 @@ siphash(const SipHashKey *key, const void *bytes, Size length)
 	add_word(&state, last);
 	state.v2 ^= 0xff;
 	for (int i = 0; i < 4; i++)
-		mix(&state);
+		sip_round(&state);
 	return state.v0 ^ state.v1 ^ state.v2 ^ state.v3;
 }

@@ -189,7 +189,7 @@ forget_plan(Statement *statement)
 }
 
 static void
-prepare(Statement *statement, const Catalog *catalog)
+prepare_plan(Statement *statement, const Catalog *catalog)
 {
 	char	   *sql = psprintf(statement->text, quote_identifier(catalog->schema));
 	Oid			types[STATEMENT_PARAMETERS];
@@ -229,7 +229,7 @@ have_plan(Statement *statement, const Catalog *catalog)
 		statement->running == 1)
 		forget_plan(statement);
 	if (statement->plan == NULL)
-		prepare(statement, catalog);
+		prepare_plan(statement, catalog);
 }
 
 /* Is the error about a row, perhaps one of the store or of a partition? */
@@ -282,7 +282,7 @@ statement_rethrow(MemoryContext context)
 }
 
 static void
-execute(Statement *statement, Datum *values, const bool *nulls, Snapshot snapshot)
+execute_plan(Statement *statement, Datum *values, const bool *nulls, Snapshot snapshot)
 {
 	char		null_flags[STATEMENT_PARAMETERS];
 	int			result;
@@ -313,7 +313,7 @@ is_renamed_schema(const Statement *statement, const Catalog *catalog)
 
 /* In PG_CATCH. */
 static void
-fail(Planning *run, const Catalog *catalog, MemoryContext context)
+statement_failed(Planning *run, const Catalog *catalog, MemoryContext context)
 {
 	bool		was_planning = planning == run;
 
@@ -352,11 +352,11 @@ statement_run(Statement *statement, const Catalog *catalog,
 	{
 		start_planning(&run);
 		have_plan(statement, catalog);
-		execute(statement, values, nulls, snapshot);
+		execute_plan(statement, values, nulls, snapshot);
 	}
 	PG_CATCH();
 	{
-		fail(&run, catalog, context);
+		statement_failed(&run, catalog, context);
 	}
 	PG_END_TRY();
 	/* rules of the owner may have left nothing to execute */

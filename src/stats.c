@@ -43,13 +43,13 @@ static uint32 found_none_at;
 static bool found_none = false;
 
 static bool
-enter(DatabaseCounters *slot)
+enter_slot(DatabaseCounters *slot)
 {
 	return OWNER(pg_atomic_fetch_add_u64(&slot->word, 1)) == MyDatabaseId;
 }
 
 static void
-leave(DatabaseCounters *slot)
+leave_slot(DatabaseCounters *slot)
 {
 	pg_atomic_fetch_sub_u64(&slot->word, 1);
 }
@@ -99,9 +99,9 @@ enter_mine(void)
 	{
 		if (mine == NULL)
 			mine = claim_slot();
-		if (mine == NULL || enter(mine))
+		if (mine == NULL || enter_slot(mine))
 			return mine;
-		leave(mine);
+		leave_slot(mine);
 		mine = NULL;
 	}
 	return NULL;
@@ -116,7 +116,7 @@ stats_add(Counter counter, int64 amount)
 	if (slot == NULL)
 		return;
 	pg_atomic_fetch_add_u64(&slot->counts[counter], amount);
-	leave(slot);
+	leave_slot(slot);
 }
 
 void
@@ -128,11 +128,11 @@ stats_set(Counter counter, int64 value)
 		return;
 	FAULT_POINT("count-entered");
 	pg_atomic_write_u64(&slot->counts[counter], value);
-	leave(slot);
+	leave_slot(slot);
 }
 
 static void
-clear(DatabaseCounters *slot)
+clear_slot(DatabaseCounters *slot)
 {
 	for (int counter = 0; counter < COUNTERS; counter++)
 		pg_atomic_write_u64(&slot->counts[counter], 0);
@@ -182,7 +182,7 @@ stats_give_back(Oid database)
 	slot = slot_of(database);
 	if (slot != NULL && pg_atomic_compare_exchange_u64(&slot->word, &alone, OWNED_BY(InvalidOid)))
 	{
-		clear(slot);
+		clear_slot(slot);
 		pg_atomic_fetch_add_u32(&shared->given_back, 1);
 	}
 	LWLockRelease(shared_lock);

@@ -24,15 +24,16 @@
 #include "statement.h"
 #include "store.h"
 
-#define COLUMNS "created_at, updated_at, expires_at, lease_expires_at, retry_at, fence, " \
-	"status, attempt, response_code, scope, idempotency_key, request_hash, " \
-	"response_headers, response_payload, response_body, hash_key, seal_key, sealed"
-#define COLUMNS_OF_EXCLUDED "EXCLUDED.created_at, EXCLUDED.updated_at, EXCLUDED.expires_at, " \
-	"EXCLUDED.lease_expires_at, EXCLUDED.retry_at, EXCLUDED.fence, EXCLUDED.status, " \
-	"EXCLUDED.attempt, EXCLUDED.response_code, EXCLUDED.scope, EXCLUDED.idempotency_key, " \
-	"EXCLUDED.request_hash, EXCLUDED.response_headers, EXCLUDED.response_payload, " \
-	"EXCLUDED.response_body, EXCLUDED.hash_key, EXCLUDED.seal_key, EXCLUDED.sealed"
-#define VALUES "$1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18"
+/* "created_at, updated_at, …", the same of EXCLUDED, and "$1, $2, …" */
+#define NAME_FIRST(number, id, name, type, is_set) #name
+#define NAME_NEXT(number, id, name, type, is_set) ", " #name
+#define EXCLUDED_FIRST(number, id, name, type, is_set) "EXCLUDED." #name
+#define EXCLUDED_NEXT(number, id, name, type, is_set) ", EXCLUDED." #name
+#define PARAMETER_FIRST(number, id, name, type, is_set) "$" #number
+#define PARAMETER_NEXT(number, id, name, type, is_set) ", $" #number
+#define COLUMNS RECORD_COLUMN_LIST(NAME_FIRST, NAME_NEXT)
+#define COLUMNS_OF_EXCLUDED RECORD_COLUMN_LIST(EXCLUDED_FIRST, EXCLUDED_NEXT)
+#define VALUES RECORD_COLUMN_LIST(PARAMETER_FIRST, PARAMETER_NEXT)
 
 #define NAME_TYPES TEXTOID, TEXTOID
 
@@ -47,11 +48,13 @@ static Statement insert_record = {
 	RECORD_COLUMNS, {RECORD_TYPES}
 };
 
+StaticAssertDecl(RECORD_COLUMNS == 18, "$19 of put_record comes after the columns");
+
 static Statement put_record = {
 	"INSERT INTO %1$s.idempotency_store AS judged (" COLUMNS ") VALUES (" VALUES ")"
 	" ON CONFLICT (scope, idempotency_key) DO UPDATE SET (" COLUMNS ") = (" COLUMNS_OF_EXCLUDED ")"
 	" WHERE judged.updated_at OPERATOR(pg_catalog.=) $19",
-	RECORD_COLUMNS + 1, {RECORD_TYPES, TIMESTAMPTZOID}
+	RECORD_COLUMNS + 1, {RECORD_TYPES TIMESTAMPTZOID}
 };
 
 static Statement delete_record = {
@@ -99,7 +102,7 @@ read_whole_row(const Catalog *catalog, int row, Record *found)
 	bool		nulls[RECORD_COLUMNS + 1];
 
 	statement_columns(row, values, nulls);
-	record_from_columns(catalog, values, nulls, found);
+	record_from_columns(catalog->status_labels, values, nulls, found);
 	found->name.scope = DatumGetTextPCopy(values[COLUMN_SCOPE]);
 	found->name.key = DatumGetTextPCopy(values[COLUMN_IDEMPOTENCY_KEY]);
 	return *(ItemPointer) DatumGetPointer(values[RECORD_COLUMNS]);
@@ -120,7 +123,7 @@ find_by_sql(const Catalog *catalog, const OperationName *name, Snapshot snapshot
 	{
 		statement_columns(0, values, nulls);
 		MemoryContextSwitchTo(context);
-		record_from_columns(catalog, values, nulls, found);
+		record_from_columns(catalog->status_labels, values, nulls, found);
 		found->name = *name;
 		*version = *(ItemPointer) DatumGetPointer(values[RECORD_COLUMNS]);
 	}
@@ -129,8 +132,8 @@ find_by_sql(const Catalog *catalog, const OperationName *name, Snapshot snapshot
 }
 
 static bool
-find(const Catalog *catalog, const OperationName *name, Snapshot snapshot,
-	 Record *found, ItemPointer version)
+find_record_version(const Catalog *catalog, const OperationName *name, Snapshot snapshot,
+					Record *found, ItemPointer version)
 {
 	bool		exists;
 
@@ -153,7 +156,8 @@ could_not_serialize(void)
 }
 
 /*
- * The newest committed record of a name, or the one of this transaction.
+ * The newest committed record of a name, or the one of this transaction.  A
+ * caller that holds the operation's lock may rely on it until it writes.
  *
  * At REPEATABLE READ and SERIALIZABLE the transaction's snapshot must see the
  * newest version.  An answer from outside of the snapshot would let two
@@ -165,12 +169,12 @@ store_find(const Catalog *catalog, const OperationName *name, Record *found)
 {
 	ItemPointerData newest;
 	ItemPointerData seen;
-	bool		exists = find(catalog, name, GetLatestSnapshot(), found, &newest);
+	bool		exists = find_record_version(catalog, name, GetLatestSnapshot(), found, &newest);
 
 	if (IsolationUsesXactSnapshot())
 	{
 		Record		ignored;
-		bool		seen_exists = find(catalog, name, GetTransactionSnapshot(), &ignored, &seen);
+		bool		seen_exists = find_record_version(catalog, name, GetTransactionSnapshot(), &ignored, &seen);
 
 		if (seen_exists != exists || (exists && !ItemPointerEquals(&seen, &newest)))
 			could_not_serialize();
@@ -184,7 +188,7 @@ store_peek(const Catalog *catalog, const OperationName *name, Record *found)
 {
 	ItemPointerData version;
 
-	return find(catalog, name, GetTransactionSnapshot(), found, &version);
+	return find_record_version(catalog, name, GetTransactionSnapshot(), found, &version);
 }
 
 /* A record whose name has none. */
@@ -194,7 +198,7 @@ insert_by_sql(const Catalog *catalog, const Record *record)
 	Datum		values[RECORD_COLUMNS + 1] = {0};
 	bool		nulls[RECORD_COLUMNS + 1] = {0};
 
-	record_to_columns(catalog, record, values, nulls);
+	record_to_columns(catalog->status_labels, record, values, nulls);
 	if (statement_run(&insert_record, catalog, values, nulls, InvalidSnapshot) != 1)
 		ereport(ERROR,
 				(errcode(ERRCODE_TRIGGERED_ACTION_EXCEPTION),
@@ -213,7 +217,7 @@ upsert_by_sql(const Catalog *catalog, const Record *record, TimestampTz judged)
 	Datum		values[RECORD_COLUMNS + 1];
 	bool		nulls[RECORD_COLUMNS + 1] = {0};
 
-	record_to_columns(catalog, record, values, nulls);
+	record_to_columns(catalog->status_labels, record, values, nulls);
 	values[RECORD_COLUMNS] = TimestampTzGetDatum(judged);
 	if (statement_run(&put_record, catalog, values, nulls, InvalidSnapshot) != 1)
 		statement_lost_race();
@@ -247,7 +251,8 @@ put_directly(const Catalog *catalog, const Record *record, TimestampTz judged)
 /*
  * Stores a record: it replaces the version that was judged, or is inserted if
  * there was none (NO_TIME) or if that version was collected.  A version that
- * came meanwhile is another writer's.
+ * came meanwhile is another writer's.  When this returns, the row is written,
+ * and the statements that follow in this transaction see it.
  */
 void
 store_put(const Catalog *catalog, const Record *record, TimestampTz judged)
@@ -276,47 +281,32 @@ store_delete(const Catalog *catalog, const OperationName *name, TimestampTz judg
 	statement_finish();
 }
 
-/* from the first to before the second */
-typedef struct PageRange
-{
-	ItemPointerData first;
-	ItemPointerData after;
-} PageRange;
-
-/* The first two arguments of statements that walk over pages; they point into the range. */
-static void
-range_of_pages(PageRange *range, BlockNumber start, BlockNumber end, Datum *arguments)
-{
-	ItemPointerSet(&range->first, start, 0);
-	ItemPointerSet(&range->after, end, 0);
-	arguments[0] = PointerGetDatum(&range->first);
-	arguments[1] = PointerGetDatum(&range->after);
-}
-
 /*
- * Removes expired records on the pages from start to before end, and returns
- * the last page from which it removed one.  A row whose fence the sequence has
- * not reached stays until the next sweep; the sequence catches up first.
+ * Removes up to max_rows expired records from a place to before another.  Moves
+ * the first one on: to the other, or to the page that may have more of them.  A
+ * row whose fence the sequence has not reached stays until the next sweep; the
+ * sequence catches up first.
  */
 int64
-store_sweep_pages(const Catalog *catalog, BlockNumber start, BlockNumber end,
-				  TimestampTz now, int64 max_rows, BlockNumber *last)
+store_sweep(const Catalog *catalog, ItemPointer from, ItemPointer end,
+			TimestampTz now, int64 max_rows)
 {
-	PageRange	range;
-	Datum		arguments[5];
+	Datum		arguments[5] = {
+		PointerGetDatum(from), PointerGetDatum(end), TimestampTzGetDatum(now),
+		Int64GetDatum(max_rows), Int64GetDatum(fence_last())
+	};
 	int64		removed;
 	int64		fence;
 	Datum		place;
 	bool		is_null;
 
-	range_of_pages(&range, start, end, arguments);
-	arguments[2] = TimestampTzGetDatum(now);
-	arguments[3] = Int64GetDatum(max_rows);
-	arguments[4] = Int64GetDatum(fence_last());
 	(void) statement_run(&sweep_pages, catalog, arguments, NULL, InvalidSnapshot);
 	removed = DatumGetInt64(statement_column(0, 1, &is_null));
 	place = statement_column(0, 2, &is_null);
-	*last = is_null ? start : ItemPointerGetBlockNumber((ItemPointer) DatumGetPointer(place));
+	if (removed < max_rows)
+		*from = *end;
+	else
+		ItemPointerSet(from, ItemPointerGetBlockNumber((ItemPointer) DatumGetPointer(place)), 0);
 	fence = DatumGetInt64(statement_column(0, 3, &is_null));
 	statement_finish();
 	if (!is_null)

@@ -135,7 +135,7 @@ tokens_put_jsonb(StringInfo message, Jsonb *value, int max_depth)
 }
 
 static void
-damaged(void)
+raise_damaged(void)
 {
 	ereport(ERROR,
 			(errcode(ERRCODE_DATA_CORRUPTED),
@@ -173,7 +173,7 @@ get_scalar(StringInfo message, int kind)
 			value.type = jbvNull;
 			break;
 		default:
-			damaged();
+			raise_damaged();
 	}
 	return value;
 }
@@ -207,7 +207,7 @@ push_token(JsonbParseState **state, StringInfo message, JsonbValue **result)
 	JsonbValue	value = {.type = jbvArray};
 
 	if (!has_place(*state, kind))
-		damaged();
+		raise_damaged();
 	switch (kind)
 	{
 		case '{':

@@ -31,7 +31,7 @@ static bool committing = false;
 static const Standing untouched = {.phase = PHASE_NONE,.stored_at = NO_TIME};
 
 static void *
-copy(const void *value)
+copy_value(const void *value)
 {
 	return value == NULL ? NULL : memcpy(palloc(VARSIZE_ANY(value)), value, VARSIZE_ANY(value));
 }
@@ -47,8 +47,8 @@ transaction_standing(uint64 id, const OperationName *name)
 	const Entry *entry = journal_find(id, name);
 	Standing	standing = entry ? *entry_standing(entry) : untouched;
 
-	standing.request.bytes = copy(standing.request.bytes);
-	standing.request.key = copy(standing.request.key);
+	standing.request.bytes = copy_value(standing.request.bytes);
+	standing.request.key = copy_value(standing.request.key);
 	return standing;
 }
 
@@ -78,12 +78,15 @@ transaction_begun_elsewhere(const OperationName *name)
 	return begun;
 }
 
-/* Changes where this transaction stands, until a rollback undoes it. */
+/*
+ * Changes where this transaction stands, until a rollback undoes it.  From here
+ * on COMMIT fails as long as the operation is unfinished.
+ */
 void
-transaction_note(uint64 id, const OperationName *name, Standing standing)
+transaction_note(uint64 id, const OperationName *name, const Standing *standing)
 {
 	guard_use();
-	journal_set(id, name, standing);
+	journal_set(id, name, *standing);
 }
 
 /* Remembers that so many locks on resources are held, until a rollback. */

@@ -49,7 +49,7 @@ not_in_utf8(void)
 }
 
 static Bytes
-convert(const char *start, int length)
+convert_to_utf8(const char *start, int length)
 {
 	int			encoding = GetDatabaseEncoding();
 	Oid			conversion = FindDefaultConversion(PG_CATALOG_NAMESPACE, encoding, PG_UTF8);
@@ -75,7 +75,7 @@ utf8_of(const char *start, int length)
 {
 	if (utf8_is_stored() || is_ascii(start, length))
 		return (Bytes) {.start = start,.length = length};
-	return convert(start, length);
+	return convert_to_utf8(start, length);
 }
 
 Bytes

@@ -107,13 +107,13 @@ visit_is_called_off(void)
 }
 
 static void
-leave(int code, Datum arg)
+leave_visit(int code, Datum arg)
 {
 	pg_atomic_write_u64(me, NOBODY);
 }
 
 static pg_atomic_uint64 *
-enter(Oid database)
+enter_visit(Oid database)
 {
 	for (int i = 0; i < VISITORS; i++)
 	{
@@ -132,10 +132,10 @@ enter(Oid database)
 bool
 visit_begin(const Visit *visit)
 {
-	me = enter(visit->database);
+	me = enter_visit(visit->database);
 	if (me == NULL)
 		return false;
-	on_shmem_exit(leave, (Datum) 0);
+	on_shmem_exit(leave_visit, (Datum) 0);
 	return !is_visited(visit->database);
 }
 

@@ -97,7 +97,7 @@ sweep_once(Sweep *sweep)
 
 /* Sleeps for what the pages touched have cost, but not beyond the visit. */
 static void
-pay(const Deadline *deadline)
+nap_for_cost(const Deadline *deadline)
 {
 	int64		cost = (int64) VacuumCostBalance * COST_DELAY_MICROSECONDS / COST_LIMIT;
 
@@ -125,7 +125,7 @@ sweep_on(const Deadline *deadline, bool *has_backlog)
 		/* there is no store, or another session sweeps it */
 		if (sweep.seen == before.seen && sweep.removed == before.removed)
 			return true;
-		pay(deadline);
+		nap_for_cost(deadline);
 		if (!setting_gc_enabled || deadline_left(deadline) <= 0)
 			return false;
 	} while (sweep.finished == 0 && sweep.seen < GC_PAGES);

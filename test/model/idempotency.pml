@@ -119,7 +119,7 @@ byte sweep;
 #define RECONCILE	1			/* not the first attempt: ask first */
 #define DONE		2
 
-/* verdict of a look (verdict.c) */
+/* what a begin decides (operation.c, decide) */
 #define NOT_LOOKED	0
 #define ACQUIRE_NEW	1			/* no row */
 #define ACQUIRE_OLD	2			/* an expired one */
@@ -188,7 +188,7 @@ Client client[CLIENTS];
 #endif
 #define ROW_FREE	(!SOME(WRITES) && sweep != SWEEP_DELETED(k))
 
-/* -- verdict.c ------------------------------------------------------------ */
+/* -- operation.c: what a record means ------------------------------------- */
 
 /* is_absent */
 #define IS_ABSENT	(ROW.status == ABSENT || ROW.expired)
@@ -416,7 +416,7 @@ inline roll_back()
 	leave()
 }
 
-/* begin.c, attempt: whoever is only told gives the lock back at once */
+/* begin.c, try_begin: whoever is only told gives the lock back at once */
 inline go_on(k)
 {
 	CLIENT.lock[k] = 0;
@@ -581,7 +581,7 @@ inline acknowledge_key(k)
 #define FIRST_TODO		ACT
 #endif
 
-/* store.c, store_next_fence */
+/* fence.c, fence_next */
 #ifdef NO_SEQUENCE
 #define NEXT_FENCE		((ROW.status == ABSENT -> 0 : ROW.fence) + 1)
 #else
@@ -592,7 +592,7 @@ proctype Operation(byte me; byte k)
 {
 end:
 	do
-	/* begin.c, told_at_a_glance, or attempt without the lock; operation_lookup */
+	/* begin.c, told_at_a_glance, or try_begin without the lock; operation_lookup */
 	:: d_step { CAN_BEGIN && IS_ENDED && WORTH_ASKING ->
 		tell_end(k); end_step() }
 
@@ -600,7 +600,7 @@ end:
 	:: d_step { CAN_BEGIN && AVAILABLE && WORTH_ASKING ->
 		CLIENT.lock[k] = 1; CLIENT.at = ASKED; CLIENT.key = k; LOOK(JUDGE); end_step() }
 
-	/* begin.c, attempt_until; lock.c, lock_acquire_within */
+	/* begin.c, begin_until; lock.c, lock_acquire_within */
 	:: d_step { CAN_BEGIN && IN_USE && WORTH_ASKING ->
 		CLIENT.at = QUEUED; CLIENT.key = k; LOOK(JUDGE); end_step() }
 	:: d_step { CLIENT.at == QUEUED && HERE && GRANTABLE ->
@@ -610,20 +610,20 @@ end:
 	:: d_step { CLIENT.at == QUEUED && HERE && MAY_FAIL ->
 		FAIL; go_on(k); end_step() }
 
-	/* begin.c, look: the end is told */
+	/* begin.c, carry_out: the end is told */
 	:: d_step { ASKED_HERE && VERDICT == ENDED ->
 		tell_end(k); go_on(k); end_step() }
 
-	/* begin.c, look: in progress */
+	/* begin.c, carry_out: in progress */
 	:: d_step { ASKED_HERE && VERDICT == RUNNING ->
 		go_on(k); end_step() }
 
-	/* begin.c, acquired: transaction-bound */
+	/* begin.c, acquire_operation: transaction-bound */
 	:: d_step { ASKED_HERE && ACQUIRES && BOUND_TOO ->
 		CHECK_ACQUIRES;
 		MINE = FOUND; CLIENT.at = OPEN; CLIENT.seen = NOT_LOOKED; CLIENT.key = 0; end_step() }
 
-	/* begin.c, acquired and write_lease: a fence is taken, then the row is written */
+	/* begin.c, acquire_operation and write_lease: a fence is taken, then the row is written */
 	:: d_step { ASKED_HERE && ACQUIRES && NOTHING_BEGUN && ROW.sequence < (k == 0 -> LEASES : LEASES_1) ->
 		CHECK_ACQUIRES;
 		CLIENT.todo = FIRST_TODO;
@@ -639,7 +639,7 @@ end:
 		:: else -> MINE = W_LEASE; CLIENT.at = OPEN
 		fi; end_step() }
 
-	/* begin.c, exhausted */
+	/* begin.c, exhaust_operation */
 	:: d_step { ASKED_HERE && VERDICT == NEXT && ROW_FREE && MAY_FAIL ->
 		CHECK_ACQUIRES;
 		FAIL;
@@ -840,7 +840,7 @@ end:
 #define WORTH_READING	true
 #endif
 
-/* gc.c, gc_sweep, of which there is one at a time; store.c, store_sweep_pages */
+/* gc.c, gc_sweep, of which there is one at a time; store.c, store_sweep */
 proctype Sweep(byte k)
 {
 end:

@@ -6,6 +6,7 @@ use File::Find;
 use FindBin;
 use lib "$FindBin::RealBin/../perl";
 
+use Calls;
 use Examples;
 use Failures;
 use Idempotency;
@@ -193,5 +194,33 @@ $cited = cited_failures($root, qw(sql src test dev demo bench docs README.md CON
 delete @{$cited}{qw(docs/failures.md test/perl/Failures.pm)};
 cmp_ok(scalar(grep { %$_ } values %$cited), '>', 50, 'failures: tests cite them');
 is(join("\n", failure_problems(slurp_file("$root/docs/failures.md"), $cited)), '', 'docs/failures.md');
+
+# The house: who calls whom, as the page says and as the sources are.  First the
+# check itself.
+my $calling = calls_of({
+	'a.c' => "void\na_do(void)\n{\n\tb_do();\n\tc_do();\n\tx->a_size = b_size;\n}\n",
+	'b.c' => "int\t\t\tb_size = 1;\n\nvoid\nb_do(void)\n{\n}\n\nstatic void\na_do(void)\n{\n}\n",
+	'c.c' => "static int a_size = 2;\n\nvoid\nc_big(void)\n{\n}\n",
+	'c.h' => "extern void c_big(void);\nstatic inline void\nc_do(void)\n{\n}\n" });
+my $house = "## The house\na.c\n+---\nb.c c.c\nA file calls\n| `a.c` | x | b, c |\n| `b.c` | x | nobody |\n| `c.c` | x | nobody |\n";
+
+is_deeply($calling, { a => { b => 1, c => 1 }, b => {}, c => {} }, 'calls: a sample');
+is_deeply([ call_problems($house, $calling) ], [], 'calls: a page of that sample');
+for my $case (
+	[ 'a call that the page does not have', $house =~ s/b, c/b/r ],
+	[ 'a call that the sources do not have', $house =~ s/nobody/c/r ],
+	[ 'no row', $house =~ s/^\| `b.*\n//mr ],
+	[ 'a row of no file', "$house| `d.c` | x | nobody |\n" ],
+	[ 'a file that is not drawn', $house =~ s/b\.c c\.c/b.c/r ],
+	[ 'a call upward', $house =~ s/a\.c\n\+---\nb\.c c\.c/c.c\n+---\na.c b.c/r ])
+{
+	is(scalar(my @problems = call_problems($case->[1], $calling)), 1, "calls: $case->[0]");
+}
+is_deeply([ cycle_of({ a => { b => 1 }, b => { c => 1 }, c => { b => 1 }, d => {} }) ], [ 'a', 'b', 'c' ], 'calls: a circle, and who calls into it');
+
+my $calls = calls_of(read_sources("$root/src"));
+cmp_ok(scalar(map { keys %$_ } values %$calls), '>', 50, 'calls: the sources have some');
+is(join("\n", call_problems(slurp_file("$root/docs/architecture.md"), $calls)), '', 'docs/architecture.md: the calls table');
+is(join(' ', cycle_of($calls)), '', 'no files of src/ call each other in a circle');
 
 done_testing();

@@ -1,0 +1,234 @@
+/*
+ * operation.c
+ *		An operation: what is known of it, what its record means to a caller,
+ *		and the answers.  begin.c, end.c and release.c change it.
+ *
+ *		(absent) --begin--> owned by the transaction --end--> COMPLETED, FAILED
+ *		(absent) --begin with a lease--> PENDING --end--> COMPLETED, FAILED
+ *		PENDING, lease run out --begin--> taken over: the next attempt
+ *		FAILED, retryable and due --begin--> the next attempt
+ *		any record past its expiry counts as absent
+ *
+ * Only a session that holds the operation's lock changes the record, so
+ * judging a record and writing its successor are one step.  Collection alone
+ * takes no lock.  It deletes only what counts as absent.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "common/int.h"
+#include "utils/timestamp.h"
+
+#include "compat.h"
+#include "lock.h"
+#include "operation_internal.h"
+#include "seal.h"
+#include "store.h"
+
+/* ---- an operation at hand ---- */
+
+/*
+ * The operation, if the caller may use its scope.  From here on begin and end
+ * may rely on the policy, the lock's tag and the standing in the handle, and
+ * ask for none of them again.  The store stays locked in that mode.
+ */
+Handle
+handle_open(const OperationName *name, LOCKMODE mode)
+{
+	Handle		handle;
+
+	handle.catalog = catalog_open(mode);
+	scope_require(handle.catalog, name->scope, &handle.policy);
+	handle.name = name;
+	handle.lock = lock_of_operation(name, &handle.catalog->lock_key, &handle.id);
+	handle.standing = transaction_standing(handle.id, name);
+	return handle;
+}
+
+/*
+ * The operation is ended, and its row is this transaction's.  Does its COMMIT
+ * wake those who wait for the lease?
+ */
+void
+handle_note_end(const Handle *handle, bool wakes)
+{
+	Standing	standing = {.phase = PHASE_ENDED,.wrote = true,.wakes = wakes,.stored_at = NO_TIME};
+
+	standing.level = GetCurrentTransactionNestLevel();
+	transaction_note(handle->id, handle->name, &standing);
+}
+
+/* start + duration, where that is still a time. */
+TimestampTz
+time_after(TimestampTz start, int64 duration, const char *name)
+{
+	TimestampTz result;
+
+	if (pg_add_s64_overflow(start, duration, &result) || !IS_VALID_TIMESTAMP(result))
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
+				 errmsg("%s is too long", name)));
+	return result;
+}
+
+/*
+ * Gives a record a lease from its last update on, no longer than the policy of
+ * its scope allows.  The record is kept for the retention after the lease, so
+ * that the next owner gets taken_over = true.
+ */
+void
+set_lease(const Handle *handle, Record *record, int64 lease)
+{
+	record->lease_expires_at = time_after(record->updated_at, policy_lease(&handle->policy, lease), "lease");
+	record->expires_at = time_after(record->lease_expires_at,
+									policy_retention(&handle->policy, 0), "lease");
+}
+
+/* ---- what a record means ---- */
+
+/* A lease outlives the expiry of its record. */
+bool
+is_absent(const Record *found, TimestampTz now)
+{
+	return found->expires_at <= now &&
+		!(found->status == STATUS_PENDING && found->lease_expires_at > now);
+}
+
+static bool
+is_exhausted(const Facts *facts)
+{
+	return facts->max_attempts > 0 && facts->found != NULL &&
+		facts->found->attempt >= facts->max_attempts;
+}
+
+/*
+ * What a begin does.  Without the lock, the answer can only be that of another
+ * owner: a replay, a mismatch or IN_PROGRESS.
+ */
+Verdict
+decide(const Facts *facts)
+{
+	const Record *found = facts->found;
+
+	if (found != NULL && !facts->same_request)
+		return VERDICT_MISMATCH;
+	if (found != NULL)
+	{
+		switch (found->status)
+		{
+			case STATUS_COMPLETED:
+				return VERDICT_REPLAY;
+			case STATUS_FAILED:
+				if (found->retry_at == NO_TIME || found->retry_at > facts->now)
+					return VERDICT_REPLAY;
+				break;
+			case STATUS_PENDING:
+				if (found->lease_expires_at > facts->now)
+					return VERDICT_IN_PROGRESS;
+				break;
+		}
+	}
+	if (!facts->locked)
+		return VERDICT_IN_TRANSACTION;
+	return is_exhausted(facts) ? VERDICT_EXHAUSTED : VERDICT_ACQUIRE;
+}
+
+/* ---- answers ---- */
+
+static void
+set_retry_after(Answer *answer, TimestampTz due, TimestampTz now)
+{
+	answer->has_retry_after = due != NO_TIME;
+	answer->retry_after = due > now ? due - now : 0;
+}
+
+/* The stored end of an operation. */
+Answer
+replay(const Record *found, TimestampTz now)
+{
+	Answer		answer = {.record = *found,.replayed = true};
+
+	answer.outcome = found->status == STATUS_COMPLETED ? OUTCOME_COMPLETED : OUTCOME_FAILED;
+	set_retry_after(&answer, found->retry_at, now);
+	return answer;
+}
+
+/* An answer with nothing of what is stored. */
+Answer
+bare_answer(Outcome outcome, const OperationName *name)
+{
+	return (Answer)
+	{
+		.outcome = outcome,
+			.record = {
+			.name = *name,.lease_expires_at = NO_TIME,.created_at = NO_TIME,
+				.updated_at = NO_TIME,.expires_at = NO_TIME
+		}
+	};
+}
+
+/*
+ * Another session owns the operation.  The answer has the time that is left of
+ * its lease, but not its fence: with the fence the caller could end the
+ * operation.
+ */
+Answer
+in_progress(const OperationName *name, const Record *found, TimestampTz now)
+{
+	Answer		answer = bare_answer(OUTCOME_IN_PROGRESS, name);
+
+	if (found == NULL)
+		return answer;
+	answer.record = *found;
+	answer.record.fence = NO_FENCE;
+	memset(&answer.record.response, 0, sizeof(Response));
+	set_retry_after(&answer, found->lease_expires_at, now);
+	return answer;
+}
+
+/* What this transaction itself has begun. */
+Answer
+in_progress_here(const Handle *handle, TimestampTz now)
+{
+	Record		own = {
+		.name = *handle->name,
+		.status = STATUS_PENDING,
+		.attempt = handle->standing.attempt,
+		.lease_expires_at = handle->standing.lease_expires_at,
+		.created_at = handle->standing.created_at,
+		.updated_at = handle->standing.created_at,
+		.expires_at = NO_TIME
+	};
+
+	return in_progress(handle->name, &own, now);
+}
+
+/* ---- looking up ---- */
+
+/* What a record means to a caller that only looks the operation up. */
+static Answer
+answer_lookup(const OperationName *name, Record *found, TimestampTz now)
+{
+	if (found->status == STATUS_PENDING)
+		return in_progress(name, found, now);
+	unseal_record(found);
+	return replay(found, now);
+}
+
+/* What is known of an operation; false where nothing is. */
+bool
+operation_lookup(const OperationName *name, Answer *answer)
+{
+	Handle		handle = handle_open(name, AccessShareLock);
+	Record		record;
+	bool		exists = store_peek(handle.catalog, name, &record);
+	TimestampTz now = GetCurrentTimestamp();
+
+	if (handle.standing.phase == PHASE_PENDING)
+		*answer = in_progress_here(&handle, now);
+	else if (exists && !is_absent(&record, now))
+		*answer = answer_lookup(name, &record, now);
+	else
+		return false;
+	return true;
+}
