@@ -157,8 +157,8 @@ answer_to_tuplestore(const Answer *answer, Tuplestorestate *store, TupleDesc des
 }
 
 /*
- * The name and the fence of an operation that idem_begin answered.  Only what
- * was ACQUIRED is the caller's to end.
+ * The name and the fence of an operation that idem_begin answered.  The
+ * caller may end it only if the outcome was ACQUIRED.
  */
 OperationName
 name_of_operation(Datum operation, int64 *fence)
@@ -192,7 +192,7 @@ name_of_operation(Datum operation, int64 *fence)
 				(errcode(ERRCODE_IDEM_NOT_OWNED),
 				 errmsg("operation \"%s\" of scope \"%s\" was not acquired",
 						text_to_cstring(name.key), text_to_cstring(name.scope)),
-				 errhint("Go on only if idem_begin answers ACQUIRED.")));
+				 errhint("Go on only if the outcome of idem_begin is ACQUIRED.")));
 	*fence = is_null[3] ? NO_FENCE : checked_fence(DatumGetInt64(number));
 	return name;
 }

@@ -108,7 +108,7 @@ end_failed(FunctionCallInfo fcinfo, EndRequest *request, int code, int retryable
 	if (!request->retryable && !PG_ARGISNULL(retry_after))
 		ereport(ERROR,
 				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
-				 errmsg("retry_after is for failures that are retryable"),
+				 errmsg("retry_after needs retryable => true"),
 				 errhint("Give retryable => true, or leave retry_after out.")));
 	(void) operation_end(request);
 }
@@ -218,7 +218,7 @@ idem_lookup(PG_FUNCTION_ARGS)
 	PG_RETURN_DATUM(answer_to_datum(&answer));
 }
 
-/* idem_lock(resources, wait): its locks mean nothing to another server */
+/* idem_lock(resources, wait): another server does not see its locks */
 Datum
 idem_lock(PG_FUNCTION_ARGS)
 {

@@ -1,6 +1,6 @@
 /*
  * arguments.c
- *		Reads and checks what SQL functions are given.
+ *		Reads and checks the arguments of SQL functions.
  *
  * Everything wrong with an argument is ID400, before anything is looked up or
  * written: behind this file nobody checks an argument again.  No message repeats a request or a response.
@@ -232,7 +232,7 @@ required_bool(FunctionCallInfo fcinfo, int argument, const char *name)
 	return PG_GETARG_BOOL(argument);
 }
 
-/* A hash that the caller has computed himself. */
+/* A hash that the caller has computed. */
 bytea *
 checked_hash(Datum value)
 {
@@ -255,7 +255,7 @@ refuse_request_and_hash(void)
 			 errmsg("request and request_hash must not both be given")));
 }
 
-/* The fingerprint of a request that came whole or as its hash; NULL: neither. */
+/* The fingerprint of a request, or the hash that the caller gave; NULL: neither. */
 bytea *
 request_arguments(FunctionCallInfo fcinfo, int request, int request_hash)
 {

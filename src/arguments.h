@@ -1,6 +1,6 @@
 /*
  * arguments.h
- *		Reads and checks what SQL functions are given.
+ *		Reads and checks the arguments of SQL functions.
  */
 #ifndef IDEM_ARGUMENTS_H
 #define IDEM_ARGUMENTS_H

@@ -1,8 +1,8 @@
 /*
  * as_owner.c
- *		Work that is done as the owner of the store.
+ *		Runs work as the owner of the store.
  *
- * The owner's code on the tables (triggers, constraints, what those call) runs
+ * The owner's code on the tables (triggers, constraints, functions that these call) runs
  * as the caller of the statement.  Superusers and the collector do
  * administration, and the owner's code must not have their rights.  So they
  * become the owner for that time, as in a function with SECURITY DEFINER.

@@ -1,6 +1,6 @@
 /*
  * as_owner.h
- *		Work that is done as the owner of the store.
+ *		Runs work as the owner of the store.
  */
 #ifndef IDEM_AS_OWNER_H
 #define IDEM_AS_OWNER_H

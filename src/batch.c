@@ -77,7 +77,7 @@ batch_arguments(FunctionCallInfo fcinfo, int keys, int scope)
 	return batch;
 }
 
-/* The fingerprints of requests that came whole or as their hashes; NULL: neither. */
+/* The fingerprints of requests, or the hashes that the caller gave; NULL: neither. */
 static bytea **
 fingerprints_arguments(FunctionCallInfo fcinfo, int requests, int request_hashes, const Batch *batch)
 {

@@ -36,7 +36,7 @@ SQL_FUNCTION(idem_call);
 
 #define HANDLER_HINT "The handler is a function f(jsonb) RETURNS jsonb, named with the types of its arguments: 'f(jsonb)'."
 
-/* what idem_call was asked, beside the operation itself */
+/* the arguments of idem_call, beside the operation */
 typedef struct Call
 {
 	Oid			handler;
@@ -114,7 +114,7 @@ run_handler(const Call *call, FmgrInfo *function, MemoryContext result_context)
 	return detoasted;
 }
 
-/* What may be stored of a failure of this operation. */
+/* The size limit of a stored failure of this operation, in bytes. */
 static int32
 failure_limit(const OperationName *name)
 {
@@ -141,7 +141,7 @@ run_for_response(void *argument)
 }
 
 /*
- * Runs the handler in a subtransaction.  If an error says something of the
+ * Runs the handler in a subtransaction.  If an error is about the
  * request, the handler's effects are undone and the failure is returned.  Any
  * other error is raised again.
  */

@@ -1,9 +1,9 @@
 /*
  * catalog.c
- *		Which objects of this database are the extension's.
+ *		Finds the objects of the extension in this database.
  *
  * They are found through the extension's own schema, never through
- * search_path, and remembered until an invalidation says that something may
+ * search_path, and remembered until an invalidation comes: something may
  * have changed: DROP and CREATE EXTENSION, DDL on a table, a renamed schema.
  *
  * A name is resolved again after the lock was granted: during the wait,
@@ -45,7 +45,7 @@ static const char *const table_names[CATALOG_TABLES] = {
 
 static Catalog catalog;
 static bool names_valid = false;	/* which objects; until an invalidation comes */
-static bool catalog_valid = false;	/* and what they are like */
+static bool catalog_valid = false;	/* and their properties */
 
 /* in the caches of schemas and types */
 static uint32 schema_hash = 0;
@@ -110,7 +110,7 @@ find_labels(Oid type, const char *name, int count, const char *const *labels, Oi
 	}
 }
 
-/* Each is watched from the moment on that it is found. */
+/* From the moment when an object is found, invalidations of it count. */
 static void
 find_names(Oid extension)
 {
@@ -197,7 +197,7 @@ lock_table(CatalogTable table, LOCKMODE mode, bool wait)
 	return false;
 }
 
-/* ---- what they are like ---- */
+/* ---- the properties of the objects ---- */
 
 static SipHashKey
 key_of(HeapTuple row, TupleDesc descriptor)

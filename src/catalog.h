@@ -1,6 +1,6 @@
 /*
  * catalog.h
- *		Which objects of this database are the extension's.
+ *		Finds the objects of the extension in this database.
  */
 #ifndef IDEM_CATALOG_H
 #define IDEM_CATALOG_H
@@ -26,7 +26,7 @@ typedef enum CatalogTable
 typedef struct Catalog
 {
 	char		schema[NAMEDATALEN];
-	Oid			tables[CATALOG_TABLES];	/* what their names stand for */
+	Oid			tables[CATALOG_TABLES];	/* the objects of these names */
 	Oid			store_owner;
 	bool		store_plain;	/* direct access does all that SQL would */
 	SipHashKey	lock_key;		/* of the lock ids */

@@ -1,9 +1,9 @@
 /*
  * digest.c
- *		What is stored of a request's fingerprint: the fingerprint itself or,
+ *		The stored form of a request's fingerprint: the fingerprint itself or,
  *		where there is a seal key, its HMAC-SHA-256.
  *
- * Without the seal key nobody can try out whether a stored digest is that of
+ * Without the seal key nobody can test whether a stored digest belongs to
  * some card number.  The name of the operation goes into the digest, in UTF-8
  * as all that is hashed, so that nobody sees that two operations had the same
  * request.  The record has the name of the seal key, so that older digests
@@ -64,7 +64,7 @@ keyed_digest(const OperationName *name, const bytea *fingerprint, const SealKey 
 	return result;
 }
 
-/* What to store of a fingerprint; NULL: there is none. */
+/* The stored form of a fingerprint; NULL: there is none. */
 Digest
 digest_of(const OperationName *name, bytea *fingerprint)
 {

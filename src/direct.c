@@ -131,7 +131,7 @@ replace_version(const Catalog *catalog, Relation store, Relation index,
 }
 
 /*
- * Is it the version that was judged?  At REPEATABLE READ and SERIALIZABLE the
+ * Is it the version that the caller has read?  At REPEATABLE READ and SERIALIZABLE the
  * transaction's snapshot must see that version, too.  Otherwise two
  * transactions could commit on contradictory reads.  INSERT ... ON CONFLICT
  * refuses the same.

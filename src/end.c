@@ -46,7 +46,7 @@ check_response(const Handle *handle, const Response *response)
 				 errhint("Store the response elsewhere and a reference to it here, or raise the limit.")));
 }
 
-/* Makes a record the ended one that was asked for, and counts that. */
+/* Sets the end of a record as requested, and counts it. */
 static void
 set_end(const Handle *handle, Record *record, const EndRequest *request)
 {
@@ -68,7 +68,7 @@ set_end(const Handle *handle, Record *record, const EndRequest *request)
 	stats_count(record->status == STATUS_COMPLETED ? COUNT_COMPLETED : COUNT_FAILED);
 }
 
-/* The one row that a transaction-bound operation costs. */
+/* Writes the only row of a transaction-bound operation. */
 static Record
 end_owned(const Handle *handle, const EndRequest *request)
 {
@@ -124,7 +124,7 @@ operation_end(const EndRequest *request)
 	return answer;
 }
 
-/* Let a lease end that long from now, even if it has run out meanwhile. */
+/* Change the end of a lease to now plus the interval, even if it has run out. */
 TimestampTz
 operation_extend(const OperationName *name, int64 fence, int64 lease)
 {
@@ -140,7 +140,7 @@ operation_extend(const OperationName *name, int64 fence, int64 lease)
 				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
 				 errmsg("operation \"%s\" of scope \"%s\" has no lease",
 						text_to_cstring(name->key), text_to_cstring(name->scope)),
-				 errhint("Its owner is the transaction, for as long as that is open.")));
+				 errhint("This transaction owns it until its end.")));
 	owner_requires(&handle, fence, &record);
 	judged = record.updated_at;
 	record.updated_at = GetCurrentTimestamp();

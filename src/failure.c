@@ -1,12 +1,11 @@
 /*
  * failure.c
  *		Which errors of a handler are a failure of the operation, and what is
- *		stored of them.
+ *		stored of these errors.
  *
- * A stored failure is replayed until it expires, so only errors that say
- * something of the request are stored.  An error that may go away, and one by
- * a mistake of the program or its set-up, is raised again: the next try runs
- * the handler.
+ * A stored failure is replayed until it expires, so only errors about the
+ * request are stored.  A transient error, and a mistake in the program or its
+ * set-up, is raised again: the next try runs the handler.
  */
 #include "postgres.h"
 
@@ -29,14 +28,14 @@ typedef struct ErrorClass
 } ErrorClass;
 
 static const ErrorClass classes[] = {
-	/* what the request gave, or what the handler made of it */
+	/* the request is wrong, or the handler refuses it */
 	{"21", true}, {"22", true}, {"23", true}, {"44", true}, {"P0", true},
 
-	/* what may go away */
+	/* transient errors */
 	{"08", false}, {"40", false}, {"53", false}, {"55", false}, {"57", false}, {"58", false},
 	{"72", false}, {"XX", false},
 
-	/* what the program or its set-up did */
+	/* mistakes in the program or its set-up */
 	{"00", false}, {"01", false}, {"02", false}, {"03", false}, {"09", false}, {"0A", false},
 	{"0B", false}, {"0F", false}, {"0L", false}, {"0P", false}, {"0Z", false}, {"10", false},
 	{"20", false}, {"24", false}, {"25", false}, {"26", false}, {"27", false}, {"28", false},
@@ -48,7 +47,7 @@ static const ErrorClass classes[] = {
 	{"ID", false}
 };
 
-/* Does the error say something of the request? */
+/* Is the error about the request? */
 bool
 failure_is_stored(int sqlstate)
 {
@@ -74,7 +73,7 @@ text_encoding(void)
 	return GetDatabaseEncoding() == PG_SQL_ASCII ? PG_UTF8 : GetDatabaseEncoding();
 }
 
-/* How many of these bytes are text that UTF-8 can express. */
+/* How many of these bytes are valid text that UTF-8 can represent. */
 static int
 good_bytes(char *text, int length)
 {
@@ -97,8 +96,8 @@ good_bytes(char *text, int length)
 }
 
 /*
- * A copy of an error's text, cut to size, in which a question mark stands for
- * what is no text.  Messages come from everywhere: from libraries, and from
+ * A copy of an error's text, cut to size, in which a question mark replaces
+ * each byte that is no valid text.  Messages come from everywhere: from libraries, and from
  * functions of a SQL_ASCII database, where any byte passes.
  */
 static char *

@@ -1,7 +1,7 @@
 /*
  * failure.h
  *		Which errors of a handler are a failure of the operation, and what is
- *		stored of them.
+ *		stored of these errors.
  */
 #ifndef IDEM_FAILURE_H
 #define IDEM_FAILURE_H

@@ -110,7 +110,7 @@ fault_register(void)
 							   PGC_USERSET, GUC_NOT_IN_SAMPLE, check_fault_point, NULL, NULL);
 }
 
-/* Is the word in a list that was checked, alone or between commas? */
+/* Is this entry in the list, which was checked before? */
 static bool
 is_listed(const char *list, const char *word)
 {

@@ -61,7 +61,7 @@ require_growing(Oid sequence)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("sequence \"idempotency_fence\" is not logged"),
-				 errdetail("A crash would set it back."),
+				 errdetail("A crash would set the sequence back."),
 				 errhint("Run ALTER SEQUENCE ... SET LOGGED.")));
 }
 
@@ -104,7 +104,7 @@ require_room(Oid sequence, int64 fence)
 	ereport(ERROR,
 			(errcode(ERRCODE_SEQUENCE_GENERATOR_LIMIT_EXCEEDED),
 			 errmsg("there is no fence greater than that of the last attempt"),
-			 errhint("Sequence \"idempotency_fence\" is at its end, or the row has a fence that did not come from it. The owner of the extension can correct either.")));
+			 errhint("Sequence \"idempotency_fence\" is at its end, or the row has a fence that did not come from it. The owner of the extension can correct the sequence or the row.")));
 }
 
 /*

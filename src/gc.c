@@ -30,7 +30,7 @@ is_only_sweep(void)
 	return lock_acquire_now(&tag);
 }
 
-/* The hand has come to the end of the store: one round is complete. */
+/* The sweep has reached the end of the store: one round is complete. */
 static void
 finish_sweep(SweepPosition *hand, Sweep *progress)
 {
@@ -105,7 +105,7 @@ turn_sweep_hand(const Catalog *catalog, SweepPosition *hand, Sweep *progress)
 
 /*
  * Estimates how many expired rows are left in this round, from the pages that
- * were seen.
+ * it has read.
  */
 static int64
 estimate_backlog(const SweepPosition *hand, const Sweep *progress)
@@ -119,7 +119,7 @@ estimate_backlog(const SweepPosition *hand, const Sweep *progress)
 
 /*
  * Removes expired records.  A row that another session has locked is passed
- * over; the next sweep meets it again.
+ * over; the next sweep tries again.
  */
 void
 gc_sweep(const Catalog *catalog, Sweep *progress)

@@ -14,7 +14,7 @@
 /* pages of one call of idem_gc: 64 MB */
 #define GC_PAGES 8192
 
-/* what is to be done of a sweep and, added up, what is done */
+/* the limits of a call, and the sums of its work */
 typedef struct Sweep
 {
 	int64		max_rows;
@@ -22,7 +22,7 @@ typedef struct Sweep
 	bool		goes_round;		/* on to the first page after the last one */
 	int64		removed;
 	BlockNumber seen;			/* pages */
-	int			finished;		/* how often the hand came to the end of the store */
+	int			finished;		/* how often the sweep reached the end of the store */
 	BlockNumber pages;			/* that the store has */
 } Sweep;
 

@@ -26,12 +26,12 @@
 #include "compat.h"
 #include "guard.h"
 
-/* what is known of how the transaction will end */
+/* how the transaction will end, as far as it is known */
 typedef enum Ending
 {
 	ENDING_UNKNOWN,				/* with a statement that does not say so */
 	ENDING_BY_COMMIT,			/* it has begun with BEGIN */
-	ENDING_NOW					/* COMMIT was given; what is deferred runs */
+	ENDING_NOW					/* after the COMMIT command, while deferred triggers run */
 } Ending;
 
 static XactCallback guard;
@@ -191,7 +191,7 @@ void
 guard_register(XactCallback callback)
 {
 	guard = callback;
-	/* what fails is tried again, as a whole */
+	/* if a step fails, all steps are tried again */
 	UnregisterXactCallback(callback, registration_of(0));
 	RegisterXactCallback(callback, registration_of(0));
 	previous_end = ExecutorEnd_hook;

@@ -52,7 +52,7 @@ typedef struct OperationName
 	text	   *key;
 } OperationName;
 
-/* what the owner of an operation gave with its end; NULL is SQL NULL */
+/* the response that idem_complete or idem_fail stores; NULL is SQL NULL */
 typedef struct Response
 {
 	bool		has_code;
@@ -64,7 +64,7 @@ typedef struct Response
 	text	   *seal_key;		/* name of the key */
 } Response;
 
-/* what is stored of the fingerprint of a request */
+/* the stored form of the fingerprint of a request */
 typedef struct Digest
 {
 	bytea	   *bytes;			/* NULL: none was given */

@@ -1,6 +1,6 @@
 /*
  * journal.c
- *		What this transaction has begun and ended, and how to undo it.
+ *		The begins and ends of this transaction, and how to undo them.
  *
  * There is an entry for each operation that the transaction has touched, and a
  * change for each nesting level that has touched it: the state before the
@@ -9,8 +9,8 @@
  * release any number of operations in the same memory.
  *
  * Each function takes the memory that it needs before it changes anything: an
- * error that a savepoint catches leaves the journal as it was.  Undoing and
- * handing over need none.
+ * error that a savepoint catches leaves the journal as it was.  Undoing changes, and
+ * moving them to the parent level, needs no memory.
  */
 #include "postgres.h"
 
@@ -211,7 +211,7 @@ keep_request(const Digest *request)
 	return kept;
 }
 
-/* One standing after the other may share a request. */
+/* Several standings may share a request. */
 static void
 free_request(Digest request, const Standing *may_share, const Standing *may_share_too)
 {
@@ -275,7 +275,7 @@ remove_entry(Entry *entry)
 	pfree(entry);
 }
 
-/* The level that made the entry has taken back everything in it. */
+/* The level that made the entry has undone everything in it. */
 static bool
 is_nothing(const Entry *entry)
 {
@@ -311,7 +311,7 @@ add_change(Entry *entry)
 	link_change(change);
 }
 
-/* Changes where this transaction stands, until a rollback undoes it. */
+/* Changes the state of an operation in this transaction, until a rollback undoes it. */
 void
 journal_set(uint64 id, const OperationName *name, Standing standing)
 {

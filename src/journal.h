@@ -1,6 +1,6 @@
 /*
  * journal.h
- *		What this transaction has begun and ended, and how to undo it.
+ *		The begins and ends of this transaction, and how to undo them.
  */
 #ifndef IDEM_JOURNAL_H
 #define IDEM_JOURNAL_H
@@ -16,7 +16,7 @@ typedef enum Phase
 	PHASE_ENDED					/* ended by this transaction */
 } Phase;
 
-/* where this transaction stands with one operation */
+/* the state of one operation in this transaction */
 typedef struct Standing
 {
 	Phase		phase;

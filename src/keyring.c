@@ -5,7 +5,7 @@
  *
  * The file is read by the server, never through SQL, and read again when it
  * has changed.  It must be the server's own and closed to others, as the key
- * of a certificate must.  No message repeats a line of it.
+ * file of a certificate must be.  No message repeats a line of it.
  */
 #include "postgres.h"
 
@@ -40,18 +40,18 @@ static SealKey *keys = NULL;
 static int	key_count = 0;
 static struct stat read_from;	/* the file as it was when it was read */
 
-/* Where the file is: to those who may see the setting, and to the server's log. */
+/* Adds the path of the file: for roles that may see the setting, and for the server's log. */
 static int
 detail_of_place(int line)
 {
 	bool		may_see = has_privs_of_role(GetUserId(), ROLE_PG_READ_ALL_SETTINGS);
 
 	if (may_see && line > 0)
-		return errdetail("It is about line %d of file \"%s\".", line, setting_seal_key_file);
+		return errdetail("The problem is in or near line %d of file \"%s\".", line, setting_seal_key_file);
 	if (may_see)
 		return errdetail("The file is \"%s\".", setting_seal_key_file);
 	if (line > 0)
-		(void) errdetail("It is about line %d.", line);
+		(void) errdetail("The problem is in or near line %d.", line);
 	return errdetail_log("The file is \"%s\", line %d.", setting_seal_key_file, line);
 }
 
@@ -62,7 +62,7 @@ bad_file(const char *why, int line)
 			(errcode(ERRCODE_CONFIG_FILE_ERROR),
 			 errmsg("idempotency.seal_key_file cannot be used: %s", why),
 			 detail_of_place(line),
-			 errhint("The file has a line for each key, \"name secret\", the newest last; the secret has at least %d characters, as from \"openssl rand -hex 32\".",
+			 errhint("The file has one line \"name secret\" for each key, the newest key last. A secret has at least %d characters. Make it with \"openssl rand -hex 32\".",
 					 SHORTEST_SECRET)));
 }
 
@@ -73,10 +73,10 @@ file_failed(const char *what)
 			(errcode_for_file_access(),
 			 errmsg("could not %s the file of idempotency.seal_key_file: %m", what),
 			 detail_of_place(0),
-			 errhint("Put the file there, with every key that stored operations need, readable for the server; or correct the setting. Nothing is stored in clear instead.")));
+			 errhint("Put the file there with every key that stored operations need, and make it readable for the server. Or correct the setting. Until then, no response is stored, neither sealed nor in clear.")));
 }
 
-/* Nobody but the server, or root for it, may have written or may read it. */
+/* Only the server's user or root may write the file, and only the server may read it. */
 static void
 check_access(const struct stat *status)
 {
@@ -281,5 +281,5 @@ keyring_find(const text *name)
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			 errmsg("key \"%s\" is not in idempotency.seal_key_file", wanted),
 			 errdetail("Stored operations were sealed or fingerprinted with it."),
-			 errhint("Put the key back into the file, before the newest one.")));
+			 errhint("Put the line of this key back into the file, before that of the newest key.")));
 }

@@ -9,7 +9,7 @@
 
 typedef struct SealKey
 {
-	char	   *name;			/* stored with what was made with the key */
+	char	   *name;			/* stored in each record that the key has sealed or fingerprinted */
 	char	   *secret;
 } SealKey;
 

@@ -1,6 +1,6 @@
 /*
  * launcher.c
- *		The collector's launcher: which database is visited when.
+ *		The collector's launcher: visits one database after the other.
  *
  * The launcher is connected to no database.  Every idempotency.gc_interval it
  * starts one short-lived worker for each database, one after the other, as
@@ -31,7 +31,7 @@
 #include "visit.h"
 #include "wait.h"
 
-/* a postmaster that lost its launcher starts it again after that */
+/* if the launcher dies, the postmaster starts it again after that */
 #define LAUNCHER_RESTART_SECONDS 10
 /* a database whose worker failed is left alone for up to 2^6 intervals */
 #define BACKOFF_DOUBLINGS 6
@@ -42,7 +42,7 @@
  * together are less than that.
  */
 #define GRACE_MICROSECONDS INT64CONST(2000000)
-/* a worker that was ended has that long to react */
+/* how long a terminated worker has to react */
 #define REACTION_MICROSECONDS INT64CONST(1000000)
 
 static MemoryContext launcher_context;
@@ -122,7 +122,7 @@ end_worker(const Database *database, BackgroundWorkerHandle *handle)
 				 errhint("Look for triggers on the store that wait, and for transactions that hold locks.")));
 	else if (!ShutdownRequestPending)
 		ereport(LOG,
-				(errmsg("idempotency collector: the worker in database \"%s\" does not react and is left behind",
+				(errmsg("idempotency collector: the worker in database \"%s\" does not react; collection goes on without it",
 						database->name)));
 }
 
@@ -143,7 +143,7 @@ run_worker(const Database *database, const Visit *visit)
 	return true;
 }
 
-/* How long to leave a database alone whose worker has failed that often. */
+/* The pause before the next visit of a database whose worker has failed so often. */
 static int64
 pause_after_failures(int failures)
 {

@@ -1,6 +1,6 @@
 /*
  * lock.c
- *		Advisory locks of our own class: tags, and how to take them.
+ *		Advisory locks of a class of our own: their tags, taking and releasing.
  *
  * An operation's lock makes begin exclusive.  A session that holds the lock
  * and then looks the key up with a fresh snapshot sees every committed record,
@@ -95,7 +95,7 @@ acquire_for_transaction(const LOCKTAG *tag, bool dont_wait)
 }
 
 /*
- * Takes the lock if nobody else has it.  While the caller has the lock of an
+ * Takes the lock if no other session has it.  While the caller has the lock of an
  * operation, no other session begins, ends or extends that operation.
  */
 bool
@@ -104,7 +104,7 @@ lock_acquire_now(const LOCKTAG *tag)
 	return acquire_for_transaction(tag, true);
 }
 
-/* Takes the lock, however long that takes. */
+/* Takes the lock, and waits as long as necessary. */
 void
 lock_acquire(const LOCKTAG *tag)
 {

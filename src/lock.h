@@ -1,6 +1,6 @@
 /*
  * lock.h
- *		Advisory locks of our own class: tags, and how to take them.
+ *		Advisory locks of a class of our own: their tags, taking and releasing.
  */
 #ifndef IDEM_LOCK_H
 #define IDEM_LOCK_H

@@ -1,6 +1,6 @@
 /*
  * module.c
- *		Loads the extension: wires the others up.
+ *		Loads the library: calls the registration of all other files.
  */
 #include "postgres.h"
 

@@ -10,7 +10,7 @@
  *		any record past its expiry counts as absent
  *
  * Only a session that holds the operation's lock changes the record, so
- * judging a record and writing its successor are one step.  Collection alone
+ * reading a record and writing its successor are one step.  Collection alone
  * takes no lock.  It deletes only what counts as absent.
  */
 #include "postgres.h"
@@ -58,7 +58,7 @@ handle_note_end(const Handle *handle, bool wakes)
 	transaction_note(handle->id, handle->name, &standing);
 }
 
-/* start + duration, where that is still a time. */
+/* start + duration; an error if that is no valid time. */
 TimestampTz
 time_after(TimestampTz start, int64 duration, const char *name)
 {
@@ -186,7 +186,7 @@ in_progress(const OperationName *name, const Record *found, TimestampTz now)
 	return answer;
 }
 
-/* What this transaction itself has begun. */
+/* The answer for an operation that this transaction has begun. */
 Answer
 in_progress_here(const Handle *handle, TimestampTz now)
 {
@@ -205,7 +205,7 @@ in_progress_here(const Handle *handle, TimestampTz now)
 
 /* ---- looking up ---- */
 
-/* What a record means to a caller that only looks the operation up. */
+/* The meaning of a record for a caller of idem_lookup. */
 static Answer
 answer_lookup(const OperationName *name, Record *found, TimestampTz now)
 {
@@ -215,7 +215,7 @@ answer_lookup(const OperationName *name, Record *found, TimestampTz now)
 	return replay(found, now);
 }
 
-/* What is known of an operation; false where nothing is. */
+/* Reads the record of an operation; false if there is none. */
 bool
 operation_lookup(const OperationName *name, Answer *answer)
 {

@@ -1,6 +1,6 @@
 /*
  * operation.h
- *		The life of an operation: what may be asked, and the answer.
+ *		The life of an operation: requests and answers.
  *		begin.c, end.c, release.c and operation.c do it.
  *
  * They rely on arguments.c: names, durations and fences have been checked, and
@@ -16,14 +16,14 @@
 
 #define NOT_ASKED (-1)
 
-/* what idem_begin was asked */
+/* the arguments of idem_begin */
 typedef struct BeginRequest
 {
 	OperationName name;
 	bytea	   *fingerprint;	/* NULL: none */
 	int64		lease;			/* microseconds; 0: transaction-bound */
 	int64		wait;			/* microseconds */
-	int32		max_attempts;	/* 0: no limit; NOT_ASKED: as is laid down */
+	int32		max_attempts;	/* 0: no limit; NOT_ASKED: the policy or the setting decides */
 	bool		tells_mismatch; /* answers MISMATCH, where others get ID422 */
 } BeginRequest;
 
@@ -36,7 +36,7 @@ typedef struct EndRequest
 	Response	response;
 	bool		retryable;
 	int64		retry_after;	/* microseconds */
-	int64		retention;		/* microseconds; 0: as is laid down */
+	int64		retention;		/* microseconds; 0: the policy or the setting decides */
 	bool		cut_to_size;	/* an error that idem_call has caught */
 } EndRequest;
 

@@ -41,7 +41,7 @@ typedef enum Verdict
 {
 	VERDICT_ACQUIRE,
 	VERDICT_EXHAUSTED,			/* acquire, but for max_attempts */
-	VERDICT_IN_PROGRESS,		/* somebody's lease runs */
+	VERDICT_IN_PROGRESS,		/* another session's lease runs */
 	VERDICT_IN_TRANSACTION,		/* an open transaction owns it, and has written nothing yet */
 	VERDICT_MISMATCH,
 	VERDICT_REPLAY

@@ -1,6 +1,6 @@
 /*
  * owner.c
- *		Who may end an operation, and which error everybody else gets.
+ *		Which sessions may end an operation, and which error all others get.
  *
  * An owner is the transaction that began the operation, or a session with the
  * fence of an attempt that is current and has not ended.  No attempt ends
@@ -33,11 +33,11 @@ not_owned(const OperationName *name)
 			 errdetail("This transaction has begun an operation of this key in scope \"%s\".",
 					   text_to_cstring(begun->scope)),
 			 begun == NULL ?
-			 errhint("Call idem_begin in this transaction and go on only if it answers ACQUIRED, or give the fence of a leased operation.") :
-			 errhint("Give the scope that idem_begin was given.")));
+			 errhint("Call idem_begin in this transaction and go on only if its outcome is ACQUIRED. For a leased operation, give the fence.") :
+			 errhint("Use the same scope as in idem_begin.")));
 }
 
-/* The fence that an end without one means: that of this transaction's begin. */
+/* The fence of an end without a fence: that of this transaction's begin. */
 int64
 owned_fence(const Handle *handle)
 {
@@ -46,7 +46,7 @@ owned_fence(const Handle *handle)
 	return handle->standing.fence;
 }
 
-/* What has become of the attempt of a fence; nothing of a response. */
+/* A sentence about the end of an attempt; it shows nothing of a response. */
 static char *
 how_it_ended(int64 fence, const Record *found)
 {
@@ -54,21 +54,21 @@ how_it_ended(int64 fence, const Record *found)
 	const char *at = found ? timestamptz_to_str(found->updated_at) : NULL;
 
 	if (found == NULL)
-		return pstrdup("There is no record of it: it was released, forgotten or collected.");
+		return pstrdup("The attempt has no record: it was released, forgotten or collected.");
 	switch (found->status)
 	{
 		case STATUS_COMPLETED:
 			return psprintf(same ? "The operation was completed at %s." :
-							"A later attempt took it over, and completed it at %s.", at);
+							"A later attempt took the operation over, and completed it at %s.", at);
 		case STATUS_FAILED:
 			return psprintf(same ? "The operation failed at %s." :
-							"A later attempt took it over, or no attempt was left, and it failed at %s.", at);
+							"A later attempt took the operation over, or no attempt was left, and the operation failed at %s.", at);
 		case STATUS_PENDING:
 			break;
 	}
-	/* a release leaves a lease that was over from the start */
+	/* a release writes a lease that is over already */
 	return pstrdup(found->lease_expires_at <= found->updated_at ?
-				   "It was released." : "A later attempt took it over.");
+				   "The attempt was released." : "A later attempt took the operation over.");
 }
 
 static void
@@ -80,7 +80,7 @@ lease_lost(const Handle *handle, const char *detail)
 			 errmsg("lease of operation \"%s\" of scope \"%s\" was lost",
 					text_to_cstring(handle->name->key), text_to_cstring(handle->name->scope)),
 			 errdetail_internal("%s", detail),
-			 errhint("Roll back, and call idem_begin: it answers how the operation ended.")));
+			 errhint("Roll back, and call idem_begin again: its outcome says how the operation ended.")));
 }
 
 static void
@@ -91,7 +91,7 @@ not_free(const Handle *handle)
 			 errmsg("operation \"%s\" of scope \"%s\" is in use by another transaction",
 					text_to_cstring(handle->name->key), text_to_cstring(handle->name->scope)),
 			 errdetail("Its lock was not free within %d ms, and nothing was written.", setting_end_wait),
-			 errhint("Retry the transaction. View idempotency_in_flight shows who holds operations; idempotency.end_wait is how long to wait.")));
+			 errhint("Retry the transaction. View idempotency_in_flight shows the owners of operations. Setting idempotency.end_wait is how long an end by fence waits.")));
 }
 
 /* Takes the lock of an operation that is ended by its fence, in bounded time. */
@@ -144,7 +144,7 @@ owner_requires(const Handle *handle, int64 fence, Record *found)
 	bool		exists;
 
 	if (is_taken_over_here(handle, fence))
-		lease_lost(handle, "A later attempt took it over, in this transaction.");
+		lease_lost(handle, "A later attempt took the operation over, in this transaction.");
 	lock_by_fence(handle);
 	exists = store_find(handle->catalog, handle->name, found);
 	if (!exists || !is_current(found, fence))

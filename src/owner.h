@@ -1,6 +1,6 @@
 /*
  * owner.h
- *		Who may end an operation, and which error everybody else gets.
+ *		Which sessions may end an operation, and which error all others get.
  */
 #ifndef IDEM_OWNER_H
 #define IDEM_OWNER_H

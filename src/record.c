@@ -32,7 +32,7 @@ is_column(Form_pg_attribute attribute, RecordColumn column, Oid status_type)
 		attribute->atttypid == (OidIsValid(types[column]) ? types[column] : status_type);
 }
 
-/* Has the table these columns, whatever others it has? */
+/* Does the table have these columns, perhaps among others? */
 bool
 record_fits(TupleDesc descriptor, Oid status_type)
 {
@@ -48,7 +48,7 @@ record_fits(TupleDesc descriptor, Oid status_type)
 	return true;
 }
 
-/* Has the table these columns, in this order, no others, and no further NOT NULL? */
+/* Does the table have exactly these columns, in this order, and no further NOT NULL? */
 bool
 record_matches(TupleDesc descriptor, Oid status_type)
 {

@@ -2,8 +2,8 @@
  * release.c
  *		The release of an operation, and idem_forget.
  *
- * A release takes the begin back, and no more than that: if an earlier attempt
- * may have acted outside, the next begin must still answer so.
+ * A release undoes the begin and nothing else: if an earlier attempt may have
+ * had effects in other systems, the next begin must still have taken_over = true.
  */
 #include "postgres.h"
 
@@ -41,7 +41,7 @@ release_owned(const Handle *handle)
 
 /*
  * The release of a later attempt leaves the record of its predecessor:
- * PENDING, with its lease over, and with a fence that nobody has.
+ * PENDING, with its lease over, and with a new fence that no caller knows.
  */
 static void
 leave_earlier_attempt(const Handle *handle, Record *record)
@@ -76,7 +76,7 @@ release_leased(const Handle *handle, int64 fence)
 	return true;
 }
 
-/* Take a begin back; false where the attempt is not current. */
+/* Undo a begin; false if the attempt is not current. */
 bool
 operation_release(const OperationName *name, int64 fence)
 {
@@ -100,7 +100,7 @@ in_use(const Handle *handle, const char *by_whom)
 			 errmsg("operation \"%s\" of scope \"%s\" is in use",
 					text_to_cstring(handle->name->key), text_to_cstring(handle->name->scope)),
 			 errdetail_internal("%s", by_whom),
-			 errhint("Call idem_forget again when nobody owns it.")));
+			 errhint("Call idem_forget again when the operation has no owner.")));
 }
 
 /* Takes the lock of an operation that nobody owns; false where it has no record. */
@@ -108,10 +108,10 @@ static bool
 find_unowned(const Handle *handle, Record *found)
 {
 	if (handle->standing.phase != PHASE_NONE)
-		in_use(handle, "This transaction has begun or ended it.");
+		in_use(handle, "This transaction has begun or ended the operation.");
 	handle_reserve(handle);
 	if (!lock_acquire_now(&handle->lock))
-		in_use(handle, "Another transaction holds it.");
+		in_use(handle, "Another transaction owns the operation.");
 	if (!store_find(handle->catalog, handle->name, found))
 	{
 		lock_release(&handle->lock);
@@ -138,7 +138,7 @@ operation_forget(const OperationName *name)
 	if (!find_unowned(&handle, &record))
 		return false;
 	fence_keep(record.fence);
-	/* an operator's call: the owner's triggers must not have his rights */
+	/* an operator calls this: the owner's triggers must not run with the operator's rights */
 	caller = as_owner_in_call(handle.catalog);
 	store_delete(handle.catalog, name, record.updated_at);
 	as_owner_end(&caller);

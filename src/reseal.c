@@ -50,7 +50,7 @@ required_key(void)
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("there is no key to seal with"),
 				 errhint("Set idempotency.seal_key_file.")));
-	/* from here on such an error is about the key of this record */
+	/* after this, an error about a key is about the key of one record */
 	pgp_require();
 	return key;
 }
@@ -134,7 +134,7 @@ reseal_records(Record *records, int64 count, Round *round)
 	for (int64 i = 0; i < count; i++)
 	{
 		CHECK_FOR_INTERRUPTS();
-		/* a response takes several times its size on the way */
+		/* sealing needs several times the memory of the response */
 		MemoryContextSwitchTo(row);
 		reseal_record(&records[i], round);
 		MemoryContextSwitchTo(caller);
@@ -151,7 +151,7 @@ tell_round(const Round *round)
 				(errmsg_plural("%lld response that was in clear is sealed now",
 							   "%lld responses that were in clear are sealed now",
 							   round->were_clear, (long long) round->were_clear),
-				 errdetail("Responses are in clear if they were stored before there was a key, or if somebody has changed the table.")));
+				 errdetail("A response is in clear if it was stored before there was a key, or if somebody has changed the row.")));
 	if (round->passed_over > 0)
 		ereport(WARNING,
 				(errcode(ERRCODE_DATA_CORRUPTED),

@@ -1,9 +1,9 @@
 /*
  * resource.c
- *		Exclusive locks on entities: all of a list or none.
+ *		Exclusive locks on entities: all entities of a list, or none.
  *
  * They are taken in the order of their lock ids, and not of their names: two
- * names can share an id.  So two callers never wait for each other in a ring.
+ * names can share an id.  So two callers never deadlock on each other.
  */
 #include "postgres.h"
 

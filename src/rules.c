@@ -1,6 +1,6 @@
 /*
  * rules.c
- *		What idempotency_scope says: whom scopes belong to, and what holds in them.
+ *		The rows of idempotency_scope: the claims and policies of scopes.
  *
  * The table is read without the executor, as the caller has no rights on it.
  * Its trigger announces changes to all sessions.
@@ -109,7 +109,7 @@ compare_rules(const void *a, const void *b)
 	return (int) left->is_prefix - (int) right->is_prefix;
 }
 
-/* Does this trigger call us for every writer and every kind of write? */
+/* Does this trigger fire for every writer and every kind of write? */
 static bool
 always_announces(const Trigger *trigger)
 {
@@ -149,7 +149,7 @@ warn_of_missing_trigger(void)
 
 	if (!complained)
 		ereport(LOG,
-				(errmsg("changes of table \"idempotency_scope\" are not announced, so every call reads it"),
+				(errmsg("changes of table \"idempotency_scope\" are not announced, so every call reads the table"),
 				 errhint("Run ALTER TABLE idempotency_scope ENABLE ALWAYS TRIGGER idem_scope_changed, ENABLE ALWAYS TRIGGER idem_scope_emptied.")));
 	complained = true;
 }

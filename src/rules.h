@@ -1,6 +1,6 @@
 /*
  * rules.h
- *		What idempotency_scope says: whom scopes belong to, and what holds in them.
+ *		The rows of idempotency_scope: the claims and policies of scopes.
  */
 #ifndef IDEM_RULES_H
 #define IDEM_RULES_H

@@ -1,6 +1,6 @@
 /*
  * scope.c
- *		Who may use a scope, and the policy that the administrator has set for
+ *		Which roles may use a scope, and the policy that the administrator has set for
  *		it.
  *
  * The rules are few and change rarely: each session keeps all of them, until

@@ -1,6 +1,6 @@
 /*
  * scope.h
- *		Who may use a scope, and the policy that the administrator has set for
+ *		Which roles may use a scope, and the policy that the administrator has set for
  *		it.
  */
 #ifndef IDEM_SCOPE_H
@@ -27,7 +27,7 @@ typedef struct Policy
 	int64		max_lease;
 } Policy;
 
-/* what scope_lay_down takes: the pattern, and the columns of a policy */
+/* the argument of scope_lay_down: the pattern, and the columns of a policy */
 #define POLICY_ARGUMENTS 8
 
 extern void scope_require(const Catalog *catalog, const text *scope, Policy *policy);
@@ -55,7 +55,7 @@ policy_retention(const Policy *policy, int64 asked)
 
 /*
  * How long a lease, or the pause before the next attempt, may be.  Records are
- * kept for the retention after that, so max_retention alone bounds nothing.
+ * kept for the retention after that, so max_retention limits nothing without max_lease.
  */
 static inline int64
 policy_lease(const Policy *policy, int64 asked)

@@ -5,8 +5,8 @@
  * Where a key is configured, payload, headers and body become one OpenPGP
  * message (symmetric, AES-256, with its modification detection code), so that
  * neither the table nor the WAL nor a dump has them in clear.  Inside, the
- * message names the operation, its attempt and how that ended: put into another
- * row, or with another status, it does not open.
+ * message names the operation, its attempt and how that ended: if it is moved to another
+ * row, or if the status changes, it cannot be opened.
  */
 #include "postgres.h"
 
@@ -67,7 +67,7 @@ put_body(StringInfo message, struct varlena *body)
 	pq_sendbytes(message, VARDATA_ANY(body), VARSIZE_ANY_EXHDR(body));
 }
 
-/* What the response belongs to: changed in the row, the message does not open. */
+/* The row of the response: if one of these values changes, the message does not open. */
 static void
 put_owner(StringInfo message, const Record *record)
 {
@@ -177,9 +177,9 @@ cannot_open(const Record *record, const SealKey *key, int sqlerrcode)
 			(errcode(too_complex || other_encoding ? sqlerrcode : ERRCODE_DATA_CORRUPTED),
 			 errmsg("response of operation \"%s\" of scope \"%s\" could not be opened",
 					text_to_cstring(record->name.key), text_to_cstring(record->name.scope)),
-			 too_complex ? errdetail("It is nested too deeply for max_stack_depth.") :
-			 other_encoding ? errdetail("It has a character that the encoding of this database lacks.") :
-			 errdetail("Key \"%s\" is not the one that it was sealed with, or what is stored was damaged or changed.",
+			 too_complex ? errdetail("The response is nested too deeply for max_stack_depth.") :
+			 other_encoding ? errdetail("The response has a character that the encoding of this database lacks.") :
+			 errdetail("Key \"%s\" has another secret than at the time of sealing, or the stored message was damaged or changed.",
 					   key->name),
 			 errhint("The operation has ended and does not run again. %s",
 					 too_complex ? "Raise max_stack_depth." :
@@ -237,8 +237,8 @@ check_clear(const Record *record)
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			 errmsg("response of operation \"%s\" of scope \"%s\" is stored in clear, though there is a seal key",
 					text_to_cstring(record->name.key), text_to_cstring(record->name.scope)),
-			 errdetail("It was stored before there was a key, or somebody has changed the row."),
-			 errhint("The operation has ended and does not run again. If it is from before the key: run idem_reseal, and until that is done, set idempotency.accept_clear_responses = on.")));
+			 errdetail("The response was stored before there was a key, or somebody has changed the row."),
+			 errhint("The operation has ended and does not run again. If the response was stored before there was a key, set idempotency.accept_clear_responses = on, run idem_reseal, and set it to off again.")));
 }
 
 static void

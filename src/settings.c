@@ -2,8 +2,9 @@
  * settings.c
  *		Every setting of the extension, sorted by name.
  *
- * Any role may set what concerns only the session's own operations.  Only the
- * administrator may set what protects the server or its storage.
+ * Any role may change settings that concern only the session's own operations.
+ * Only the administrator may change settings that protect the server or its
+ * storage.
  */
 #include "postgres.h"
 
@@ -66,7 +67,7 @@ read_files(void)
 				(errcode(ERRCODE_CONFIG_FILE_ERROR),
 				 errmsg("could not read the settings of extension \"%s\" from the configuration files",
 						EXTENSION_NAME),
-				 errhint("The server's log says what is wrong with them.")));
+				 errhint("The server's log has the details.")));
 	return head;
 }
 
@@ -102,7 +103,7 @@ apply_file_settings(ConfigVariable *items)
 	FreeConfigVariables(items);
 }
 
-/* Where the library could not be loaded, what it had defined is there at the next try. */
+/* If an earlier attempt to load the library failed, its settings are defined already. */
 static bool
 is_defined(const char *name)
 {

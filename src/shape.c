@@ -40,7 +40,7 @@ shape_require_logged(const char *table, char persistence, const char *loss)
 
 /*
  * Statements by SQL see rows of children, the direct path does not.  The flag
- * alone is not enough: it stays for a while after the last child was dropped.
+ * alone is not enough: it stays set for a while after the last child was dropped.
  */
 static bool
 has_children(Relation table)
@@ -82,7 +82,7 @@ require_childless(Relation store)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("table \"idempotency_store\" has tables that inherit from it"),
-				 errdetail("Its primary key does not hold for their rows, so operations could run twice."),
+				 errdetail("The primary key of the store does not hold for rows of these tables, so operations could run twice."),
 				 errhint("Run ALTER TABLE ... NO INHERIT for each of them.")));
 }
 
@@ -104,31 +104,31 @@ names_operations(Relation store, Form_pg_index form)
 		 (is_key_column(store, first, COLUMN_IDEMPOTENCY_KEY) && is_key_column(store, second, COLUMN_SCOPE)));
 }
 
-/* What is wrong with an index as the key of operations; NULL: nothing. */
+/* Why an index cannot be the key of operations; NULL: it can. */
 static const char *
 fault_of_key(Relation store, Relation index)
 {
 	Form_pg_index form = index->rd_index;
 
 	if (!names_operations(store, form))
-		return "It has other columns.";
+		return "The primary key has other columns.";
 	if (index->rd_rel->relam != BTREE_AM_OID || form->indisexclusion ||
 		!form->indisunique || !form->indimmediate)
-		return "It does not see to it at once that rows are unique.";
+		return "The primary key does not check at once that rows are unique.";
 	if (index->rd_indcollation[0] != C_COLLATION_OID || index->rd_indcollation[1] != C_COLLATION_OID)
-		return "Its columns are not of COLLATE \"C\".";
+		return "The columns of the primary key are not of COLLATE \"C\".";
 	return NULL;
 }
 
 /*
- * Everything rests on one row per operation.  Only this function judges
- * whether the key of a store keeps that.
+ * The guarantees need one row per operation.  Only this function checks
+ * whether the key of a store ensures that.
  */
 static void
 require_key(Relation store)
 {
 	Oid			key = primary_key_index(store);
-	const char *fault = "There is none that is valid and not deferrable.";
+	const char *fault = "The table has no valid primary key that is not deferrable.";
 
 	if (OidIsValid(key))
 	{

@@ -18,7 +18,7 @@ typedef struct RawColumn
 	Oid			type;
 } RawColumn;
 
-/* what a crash does that empties a part of the store */
+/* what happens if a crash empties a part of the store */
 #define LOSS_OF_STORE "finished operations would run again"
 
 pg_noreturn extern void shape_refuse(const char *what);

@@ -45,7 +45,7 @@ typedef enum Counter
 
 typedef struct DatabaseCounters
 {
-	pg_atomic_uint64 word;		/* whose it is: see stats.c */
+	pg_atomic_uint64 word;		/* the database that owns the slot: see stats.c */
 	pg_atomic_uint64 counts[COUNTERS];
 } DatabaseCounters;
 

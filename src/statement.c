@@ -8,8 +8,8 @@
  *
  * Applications have no rights on the tables.  The statements are checked
  * against the rights of the store's owner, as the tables of a view are checked
- * against those of the view's owner, but they run as the caller: what a
- * trigger or an index expression does, it never does with the owner's rights.
+ * against those of the view's owner, but they run as the caller: a
+ * trigger or an index expression never runs with the owner's rights.
  */
 #include "postgres.h"
 
@@ -32,7 +32,7 @@
 /* those that have a plan */
 static Statement *planned = NULL;
 
-/* text that is being analyzed for the first time, and whose rights count then */
+/* text that is being analyzed for the first time, and the owner whose rights count */
 static const char *preparing = NULL;
 static Oid	store_owner = InvalidOid;
 
@@ -59,9 +59,9 @@ text_of_plan(SPIPlanPtr plan)
 }
 
 /*
- * Which of our statements is it, if any?  The place of the text in memory
- * decides: others can imitate its wording, and their statements may be
- * analyzed while one of ours runs.
+ * Which of our statements is it, if any?  The address of the text decides, not
+ * the text: others can imitate the text, and their statements may be analyzed
+ * while one of ours runs.
  */
 static const Statement *
 statement_of(const char *text)
@@ -261,7 +261,7 @@ statement_lost_race(void)
  *
  * A session that holds an operation's lock inserts without a conflict, unless
  * the row came from outside (logical replication, COPY). Then the transaction
- * has judged an older state, and may be retried.  A constraint that the owner
+ * has read an older state, and may be retried.  A constraint that the owner
  * has added must not print the row, which has the response in it.
  */
 void
@@ -298,7 +298,7 @@ execute_plan(Statement *statement, Datum *values, const bool *nulls, Snapshot sn
 
 /*
  * Our text was not understood because the schema was renamed just now: its old
- * name is nobody's, or that of a schema with other tables.  The table itself
+ * name does not exist, or belongs to a schema with other tables.  The table itself
  * was there when it was locked.
  */
 static bool

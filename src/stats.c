@@ -1,6 +1,6 @@
 /*
  * stats.c
- *		Counts what happens, where the library is preloaded.
+ *		Counts events, if the library is preloaded.
  *
  * A database claims a slot of shared memory at its first count.  It loses the
  * slot when it is dropped, and when it has dropped the extension.  Then another
@@ -153,7 +153,7 @@ stats_show_this_database(void)
 	stats_add(COUNT_ACQUIRED, 0);
 }
 
-/* The figures in a slot; false when it is no database's. */
+/* The figures in a slot; false if no database owns it. */
 bool
 stats_read(int slot, Figures *figures)
 {

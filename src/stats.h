@@ -1,6 +1,6 @@
 /*
  * stats.h
- *		Counts what happens, where the library is preloaded.
+ *		Counts events, if the library is preloaded.
  */
 #ifndef IDEM_STATS_H
 #define IDEM_STATS_H

@@ -2,7 +2,7 @@
  * store.c
  *		The records of operations: every SQL statement on idempotency_store.
  *
- * The hot ones take the direct path where that can make no difference.  The
+ * The most frequent ones take the direct path if it gives the same result.  The
  * response of a record is sealed on its way in.  A reader opens it itself.
  */
 #include "postgres.h"
@@ -145,7 +145,7 @@ find_record_version(const Catalog *catalog, const OperationName *name, Snapshot 
 	return exists;
 }
 
-/* What the executor says, too. */
+/* The executor has the same message. */
 static void
 could_not_serialize(void)
 {
@@ -208,7 +208,7 @@ insert_by_sql(const Catalog *catalog, const Record *record)
 }
 
 /*
- * A record that replaces the version that was judged, or that is inserted if
+ * A record that replaces the version that the caller has read, or that is inserted if
  * that version was collected.
  */
 static void
@@ -249,7 +249,7 @@ put_directly(const Catalog *catalog, const Record *record, TimestampTz judged)
 }
 
 /*
- * Stores a record: it replaces the version that was judged, or is inserted if
+ * Stores a record: it replaces the version that the caller has read, or is inserted if
  * there was none (NO_TIME) or if that version was collected.  A version that
  * came meanwhile is another writer's.  When this returns, the row is written,
  * and the statements that follow in this transaction see it.
@@ -268,7 +268,7 @@ store_put(const Catalog *catalog, const Record *record, TimestampTz judged)
 		insert_by_sql(catalog, &stored);
 }
 
-/* Deletes the version that was judged; a newer one is another writer's: 40001. */
+/* Deletes the version that the caller has read; if another writer has changed it, 40001. */
 void
 store_delete(const Catalog *catalog, const OperationName *name, TimestampTz judged)
 {
@@ -324,7 +324,7 @@ store_pages(const Catalog *catalog)
 	if (!RELKIND_HAS_STORAGE(store->rd_rel->relkind))
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-				 errmsg("a partitioned store is neither collected nor resealed"),
+				 errmsg("a partitioned store can be neither collected nor resealed"),
 				 errhint("Detach and drop old partitions, or delete expired rows.")));
 	pages = RelationGetNumberOfBlocks(store);
 	table_close(store, NoLock);

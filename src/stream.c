@@ -1,6 +1,6 @@
 /*
  * stream.c
- *		How far streams have come: every SQL statement on idempotency_stream.
+ *		The high-water marks of streams: every SQL statement on idempotency_stream.
  */
 #include "postgres.h"
 
@@ -21,7 +21,7 @@ static Statement advance_stream = {
 
 /*
  * Moves a stream's high-water mark; false if the mark is there or higher
- * already.  Callers queue up on the row, so that they see each other's marks.
+ * already.  Callers queue up on the row, so that each sees the mark of the one before.
  */
 bool
 stream_advance(const Catalog *catalog, const OperationName *stream, int64 seq)

@@ -1,6 +1,6 @@
 /*
  * stream.h
- *		How far streams have come.
+ *		The high-water marks of streams.
  */
 #ifndef IDEM_STREAM_H
 #define IDEM_STREAM_H

@@ -33,7 +33,7 @@ subtransaction_run(const Subtransaction *work, ErrorData **error)
 	}
 	PG_CATCH();
 	{
-		/* first: if anything else failed here, its catcher would be in our subtransaction */
+		/* first: an error of any later step would be caught inside our subtransaction */
 		RollbackAndReleaseCurrentSubTransaction();
 		MemoryContextSwitchTo(context);
 		CurrentResourceOwner = owner;

@@ -1,6 +1,6 @@
 /*
  * sweep.c
- *		How far the sweep over the store has come: every SQL statement on
+ *		The position of the sweep over the store: every SQL statement on
  *		idempotency_sweep.
  */
 #include "postgres.h"

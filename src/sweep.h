@@ -1,6 +1,6 @@
 /*
  * sweep.h
- *		How far the sweep over the store has come.
+ *		The position of the sweep over the store.
  */
 #ifndef IDEM_SWEEP_H
 #define IDEM_SWEEP_H

@@ -1,6 +1,6 @@
 /*
  * tokens.c
- *		Text and jsonb as bytes that mean the same in every database.
+ *		Text and jsonb as bytes with the same meaning in every database.
  *
  * Text is in UTF-8, since a dump may go into a database of another encoding.
  * A jsonb value is written token by token, with numbers in the form of their
@@ -178,7 +178,7 @@ get_scalar(StringInfo message, int kind)
 	return value;
 }
 
-/* May such a token come where the value is now? */
+/* Is such a token allowed at this place of the value? */
 static bool
 has_place(const JsonbParseState *state, int kind)
 {

@@ -1,6 +1,6 @@
 /*
  * tokens.h
- *		Text and jsonb as bytes that mean the same in every database.
+ *		Text and jsonb as bytes with the same meaning in every database.
  */
 #ifndef IDEM_TOKENS_H
 #define IDEM_TOKENS_H

@@ -1,6 +1,6 @@
 /*
  * transaction.c
- *		What this transaction has begun and ended, and the guard that refuses
+ *		The begins and ends of this transaction, and the guard that refuses
  *		its COMMIT while anything is unfinished.
  *
  * Until it ends, a transaction-bound operation is only an entry of the journal
@@ -25,7 +25,7 @@
 #include "transaction.h"
 #include "wait.h"
 
-/* the guard has passed it: nothing can be begun or ended any more */
+/* the guard has accepted it: nothing can be begun or ended any more */
 static bool committing = false;
 
 static const Standing untouched = {.phase = PHASE_NONE,.stored_at = NO_TIME};
@@ -37,7 +37,7 @@ copy_value(const void *value)
 }
 
 /*
- * Where this transaction stands with an operation.  The request is a copy: a
+ * The state of an operation in this transaction.  The request is a copy: a
  * trigger of the owner's may release the operation while the caller still uses
  * the request, and then the journal frees its own.
  */
@@ -79,8 +79,8 @@ transaction_begun_elsewhere(const OperationName *name)
 }
 
 /*
- * Changes where this transaction stands, until a rollback undoes it.  From here
- * on COMMIT fails as long as the operation is unfinished.
+ * Changes the state of an operation in this transaction, until a rollback
+ * undoes it.  From here on COMMIT fails as long as the operation is unfinished.
  */
 void
 transaction_note(uint64 id, const OperationName *name, const Standing *standing)
@@ -89,7 +89,7 @@ transaction_note(uint64 id, const OperationName *name, const Standing *standing)
 	journal_set(id, name, *standing);
 }
 
-/* Remembers that so many locks on resources are held, until a rollback. */
+/* Counts so many more locks on resources, until a rollback. */
 void
 transaction_note_locks(int count)
 {
@@ -151,7 +151,7 @@ refuse_unfinished(void)
 	}
 }
 
-/* What was committed is visible by now. */
+/* The commit is visible by now. */
 static void
 wake_waiters(void)
 {
@@ -204,7 +204,7 @@ subtransaction_event(SubXactEvent event, SubTransactionId self,
 void
 transaction_register(void)
 {
-	/* what fails is tried again, as a whole */
+	/* if a step fails, all steps are tried again */
 	UnregisterSubXactCallback(subtransaction_event, NULL);
 	RegisterSubXactCallback(subtransaction_event, NULL);
 	guard_register(transaction_event);

@@ -1,6 +1,6 @@
 /*
  * transaction.h
- *		What this transaction has begun and ended.
+ *		The begins and ends of this transaction.
  */
 #ifndef IDEM_TRANSACTION_H
 #define IDEM_TRANSACTION_H

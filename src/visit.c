@@ -1,6 +1,6 @@
 /*
  * visit.c
- *		What the launcher and its workers exchange in shared memory.
+ *		The data that the launcher and its workers exchange in shared memory.
  *
  * The launcher ends a worker that stays too long.  A worker that does not
  * react even then is abandoned, and may live longer than its launcher.  So a
@@ -9,8 +9,8 @@
  * visits at a time, and there is nothing to clean up.
  *
  * The result of a visit is one word with the visit's number in it.  A worker
- * writes it by comparing and exchanging, so one that was left behind cannot
- * answer for a later visit.
+ * writes it by comparing and exchanging, so an abandoned worker cannot
+ * write the result of a later visit.
  */
 #include "postgres.h"
 

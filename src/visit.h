@@ -1,6 +1,6 @@
 /*
  * visit.h
- *		What the launcher and its workers exchange: see visit.c.
+ *		The data that the launcher and its workers exchange: see visit.c.
  */
 #ifndef IDEM_VISIT_H
 #define IDEM_VISIT_H

@@ -1,6 +1,6 @@
 /*
  * wait.c
- *		How long a caller still waits, and waiting for a lease to end.
+ *		Deadlines of callers, and waiting for the end of a lease.
  *
  * A lease ends by a commit in another session, or by time.  If the library is
  * preloaded, that commit wakes the waiters through condition variables in

@@ -1,6 +1,6 @@
 /*
  * wait.h
- *		How long a caller still waits, and waiting for a lease to end.
+ *		Deadlines of callers, and waiting for the end of a lease.
  */
 #ifndef IDEM_WAIT_H
 #define IDEM_WAIT_H
@@ -9,7 +9,7 @@
 
 #include "portability/instr_time.h"
 
-/* when a wait is over, by a clock that nobody sets */
+/* the end of a wait, by a clock that nobody sets */
 typedef struct Deadline
 {
 	instr_time	start;

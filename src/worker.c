@@ -95,7 +95,7 @@ sweep_once(Sweep *sweep)
 	pgstat_report_activity(STATE_IDLE, NULL);
 }
 
-/* Sleeps for what the pages touched have cost, but not beyond the visit. */
+/* Sleeps as long as the cost of the pages asks for, but not beyond the visit. */
 static void
 nap_for_cost(const Deadline *deadline)
 {
@@ -107,8 +107,8 @@ nap_for_cost(const Deadline *deadline)
 
 /*
  * Sweeps on to the end of the store, but no more pages than one idem_gc()
- * would, in small steps; false when the visit is over before.  Rows that come
- * as fast as gc_batch_size allows are a backlog.
+ * would, in small steps; false if the visit is over before.  If gc_batch_size
+ * rows or more were removed, there is a backlog.
  */
 static bool
 sweep_on(const Deadline *deadline, bool *has_backlog)
@@ -167,7 +167,7 @@ keep_planner_settings(void)
 	}
 }
 
-/* What a database or the superuser sets for its sessions, as autovacuum does. */
+/* Overrides settings of the database and of the superuser, as autovacuum does. */
 static void
 ignore_settings_of_database(void)
 {
@@ -212,7 +212,7 @@ database_is_being_dropped(void)
 	return holders > 0;
 }
 
-/* The words are the server's: a database whose files are missing is an error. */
+/* Compares with the server's own text: missing files of a database are an error to log. */
 static bool
 database_is_gone(const ErrorData *error)
 {
