@@ -46,7 +46,7 @@ check-all:
 	@test/check-all
 
 check-injection:
-	@test/injection/run
+	@test/injection
 
 chaos:
 	@test/chaos/run
