@@ -46,7 +46,7 @@ check-all:
 	@test/check-all
 
 check-injection:
-	@test/injection/run
+	@test/injection
 
 chaos:
 	@test/chaos/run
@@ -76,7 +76,7 @@ lint coverage memcheck soak:
 	@test/$@
 
 oom:
-	@OOM_FULL=1 PROVE_TESTS=test/t/059_out_of_memory.pl test/check tap
+	@OOM_FULL=1 PROVE_TESTS=test/t/060_out_of_memory.pl test/check tap
 
 mutation:
 	@test/mutation/run $${ONLY:+"$$ONLY"}

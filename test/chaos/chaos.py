@@ -9,12 +9,9 @@ import argparse
 import multiprocessing
 import os
 import secrets
-import signal
-import sys
 import tempfile
 import threading
 import time
-import traceback
 from dataclasses import dataclass
 
 import checks
@@ -25,8 +22,10 @@ import plan
 import proxy
 import psycopg
 from clients import Shared, run_client
+from findings import Findings, is_noticed, keep_evidence
 from report import figures, print_report
 from servers import Clock, Pair
+from verdict import Verdict
 
 here = os.path.dirname(os.path.abspath(__file__))
 processes = multiprocessing.get_context("fork")
@@ -55,6 +54,8 @@ def arguments():
                         help="the server is built without this guard: must be noticed")
     parser.add_argument("--schedule", action="store_true",
                         help="only print what identifies the schedule")
+    parser.add_argument("--list-guards", action="store_true",
+                        help="only print the guards that --without-guard knows")
     options = parser.parse_args()
     options.wanted = [name for name in options.faults.split(",") if name]
     unknown = set(options.wanted) - set(plan.DECK)
@@ -156,7 +157,7 @@ class Run:
 
     def judge(self, controller):
         """Prints the report; returns how many checks passed and failed."""
-        findings = checks.Findings()
+        findings = Findings()
         with self.pair.primary.connect() as connection:
             evidence = checks.gather(connection, ledger.read(self.ledger.path),
                                      ledger.read(os.path.join(self.base, "charges")))
@@ -177,10 +178,8 @@ class Run:
         """With a guard taken out, the run is as it should be if that was noticed."""
         failed = findings.failed()
         if self.options.without_guard:
-            seen = any(name in failed for name in VIOLATIONS[self.options.without_guard])
-            print(f"without the guard \"{self.options.without_guard}\" the violation was "
-                  + ("noticed" if seen else "NOT noticed"))
-            return (1, 0) if seen else (0, 1)
+            guard = self.options.without_guard
+            return (1, 0) if is_noticed(guard, VIOLATIONS[guard], failed) else (0, 1)
         return len(findings.checks) - len(failed), len(failed)
 
     def stop(self):
@@ -203,35 +202,20 @@ def main():
     if options.schedule:
         print(plan.fingerprint(options.seed, options.clients, options.wanted))
         return
+    if options.list_guards:
+        print("\n".join(VIOLATIONS))
+        return
     print(f"seed {options.seed}, {options.minutes:g} minutes", flush=True)
-    # who is told to end still stops the servers
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit(1))
-    passed, failed = 0, 1
-    with tempfile.TemporaryDirectory(prefix="chaos.", dir="/tmp") as base:
+    with Verdict() as verdict, tempfile.TemporaryDirectory(prefix="chaos.", dir="/tmp") as base:
         run = Run(options, base)
         try:
             run.start()
-            passed, failed = run.judge(run.strike())
-        except Exception:  # whatever it is, there is a verdict
-            traceback.print_exc(file=sys.stdout)
+            verdict.count(*run.judge(run.strike()))
         finally:
             run.stop()
-            keep(options, base, failed)
-            print(f"{passed} passed, {failed} failed")
-    sys.exit(failed > 0)
-
-
-def keep(options, base, failed):
-    """After a failure the evidence stays."""
-    if not failed:
-        return
-    kept = tempfile.mkdtemp(prefix="idempotency-chaos.", dir="/tmp")
-    for name in ("ledger", "charges", "one.log", "two.log"):
-        if os.path.exists(os.path.join(base, name)):
-            os.rename(os.path.join(base, name), os.path.join(kept, name))
-    os.chmod(kept, 0o755)
-    print(f"seed {options.seed}, logs: {kept}")
+            if verdict.failed or not verdict.passed:
+                keep_evidence("chaos", options.seed, (
+                    os.path.join(base, name) for name in ("ledger", "charges", "one.log", "two.log")))
 
 
 if __name__ == "__main__":

@@ -1,16 +1,14 @@
 """Holds the invariants I1 to I6 against what the ledger, the gateway and the database say.
 
-Nothing here trusts the order of lines of different clients: a client may have been
-stopped between an answer and its line. Two things count as out of order only where one
-was asked for after the other had been told.
+test/kit/findings.py says what it takes from the order of lines.
 """
 
 import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-LOCKS_LEFT = """SELECT count(*) FROM pg_locks
-    WHERE locktype = 'advisory' AND objsubid BETWEEN 7648 AND 7650"""
+from findings import LOCKS_LEFT, by_event, ended_badly, fences_given_twice, fences_out_of_order, overlaps
+
 RECORDS = """SELECT idempotency_key, status::text, response_payload::text,
     encode(response_body, 'hex'), response_code, fence
     FROM idempotency_store WHERE scope = 'bank'
@@ -28,28 +26,10 @@ class Evidence:
     balances: dict
 
 
-@dataclass
-class Findings:
-    """Examples of what is wrong, by check; a check without any has passed."""
-
-    checks: dict = field(default_factory=dict)
-
-    def add(self, name, wrong):
-        """One check: its name, and what contradicts it."""
-        self.checks[name] = list(wrong)
-
-    def failed(self):
-        """Names of the checks that found something."""
-        return [name for name, wrong in self.checks.items() if wrong]
-
-
 def gather(connection, ledger, charges):
     """All that is known at the end."""
-    events = defaultdict(list)
-    for line in ledger:
-        events[line["event"]].append(line)
     return Evidence(
-        events=events,
+        events=by_event(ledger),
         charges=charges,
         effects=connection.execute(
             "SELECT key, source, target, amount, receipt FROM effect").fetchall(),
@@ -73,8 +53,8 @@ def check(findings, evidence, opening_balance):
                  (key for key in effects
                   if evidence.records.get(key, ("none",))[0] != "COMPLETED"))
     findings.add("I3 balances", wrong_balances(evidence, opening_balance))
-    findings.add("I4 fences out of order", out_of_order(evidence.events))
-    findings.add("I4 fences given twice", given_twice(evidence.events["lease"]))
+    findings.add("I4 fences out of order", fences_out_of_order(evidence.events))
+    findings.add("I4 fences given twice", fences_given_twice(evidence.events))
     findings.add("I4 takeovers not told", (
         line["key"] for line in evidence.events["lease"]
         if line["taken_over"] != (line["attempt"] > 1)))
@@ -103,17 +83,6 @@ def check_answers(findings, evidence, effects):
         and record[1] != f'{{"receipt": "{receipts[key]}"}}'))
 
 
-def overlaps(owned):
-    """Keys that two sessions were in possession of at one time."""
-    stretches = defaultdict(list)
-    for line in owned:
-        stretches[line["key"]].append((line["since"], line["until"]))
-    for key, times in stretches.items():
-        times.sort()
-        if any(later[0] < earlier[1] for earlier, later in zip(times, times[1:])):
-            yield key
-
-
 def wrong_balances(evidence, opening_balance):
     """Accounts that do not hold what their effects add up to."""
     expected = Counter({account: opening_balance for account in evidence.balances})
@@ -122,24 +91,6 @@ def wrong_balances(evidence, opening_balance):
         expected[target] += amount
     return (account for account, balance in evidence.balances.items()
             if balance != expected[account])
-
-
-def out_of_order(events):
-    """Fences that were given, or accepted, after a greater one of that key was told."""
-    leases = defaultdict(list)
-    for line in events["lease"]:
-        leases[line["key"]].append((line["told"], line["fence"]))
-    for event in ("lease", "ended"):
-        for line in events[event]:
-            if any(told < line["asked"] and fence > line["fence"]
-                   for told, fence in leases[line["key"]]):
-                yield f"{line['key']}: {event} {line['fence']}"
-
-
-def given_twice(leases):
-    """Fences that two attempts got."""
-    return (fence for fence, times in Counter(line["fence"] for line in leases).items()
-            if times > 1)
 
 
 def unexpected(events):
@@ -169,9 +120,7 @@ def check_drained(findings, pair, events, processes):
             "SELECT idempotency_key FROM idempotency_store"
             " WHERE status = 'PENDING' AND scope = 'bank'").fetchall()
         findings.add("I5 locks left", [left] if left else [])
-        findings.add("I6 clients stuck", [line["keys"] for line in events["stuck"]] +
-                     [f"client {index} ended with {process.exitcode}"
-                      for index, process in enumerate(processes) if process.exitcode != 0])
+        findings.add("I6 clients stuck", [line["keys"] for line in events["stuck"]] + ended_badly(processes))
         findings.add("I6 leases left", (key for (key,) in pending))
         findings.add("I6 rows left", rows_left(pair, connection))
     findings.add("amcheck", amcheck(pair))

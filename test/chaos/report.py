@@ -30,7 +30,4 @@ def print_report(lines, controller, unavailable, findings):
     for node in controller.pair.nodes:
         for hang in node.hangs:
             print(f"did not come up by itself:   {node.name}: {hang}")
-    for name, wrong in findings.checks.items():
-        print(f"{name + ':':<28} {len(wrong)}")
-        for example in wrong[:5]:
-            print(f"    {example}")
+    findings.report()

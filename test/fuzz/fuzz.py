@@ -9,7 +9,6 @@ import os
 import random
 import re
 import subprocess
-import sys
 import traceback
 from collections import Counter
 from pathlib import Path
@@ -21,6 +20,7 @@ from documented import Documentation
 from program import Runner, programs
 from session import Session
 from values import FUNCTIONS, MARKER, OUT_OF_REACH
+from verdict import Verdict
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, given, settings
@@ -36,9 +36,7 @@ MOST_FAILURES = 4  # of a worker, before it gives up
 SEALED = 0.3  # share of the calls with a seal key
 MAX_GROWTH, MAX_GROWTH_KB = 1 << 20, 16 << 10
 
-TRIGGER = """
-CREATE FUNCTION fuzz.fire() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN coalesce(new, old); END';
-CREATE TRIGGER fire BEFORE INSERT OR UPDATE OR DELETE ON {s}.idempotency_store FOR EACH ROW EXECUTE FUNCTION fuzz.fire()"""
+TRIGGER = (HERE.parent / 'kit/with-trigger.sql').read_text('utf-8') + "SELECT with_trigger.attach_to('{s}.idempotency_store')"
 PARTITIONED = """
 ALTER TABLE {s}.idempotency_store RENAME TO unpartitioned;
 CREATE TABLE {s}.idempotency_store (LIKE {s}.unpartitioned INCLUDING DEFAULTS, PRIMARY KEY (scope, idempotency_key))
@@ -46,22 +44,6 @@ CREATE TABLE {s}.idempotency_store (LIKE {s}.unpartitioned INCLUDING DEFAULTS, P
 CREATE TABLE {s}.part_0 PARTITION OF {s}.idempotency_store FOR VALUES WITH (MODULUS 2, REMAINDER 0);
 CREATE TABLE {s}.part_1 PARTITION OF {s}.idempotency_store FOR VALUES WITH (MODULUS 2, REMAINDER 1)"""
 KINDS = {'plain': '', 'trigger': TRIGGER, 'partitioned': PARTITIONED}
-
-
-class Verdict:
-    """Counts checks, and says which failed."""
-
-    def __init__(self):
-        self.passed = self.failed = 0
-
-    def check(self, good, what, details=''):
-        self.passed += bool(good)
-        self.failed += not good
-        print(f'{"ok" if good else "FAILED"}: {what}' + (f'\n{details}' if details and not good else ''), flush=True)
-
-    def end(self):
-        print(f'{self.passed} passed, {self.failed} failed')
-        return 1 if self.failed or not self.passed else 0
 
 
 def prepare():
@@ -342,11 +324,10 @@ def add_up(outcomes):
     return totals
 
 
-def main():
+def fuzz(verdict):
     total = int(os.environ.get('FUZZ_CALLS') or 100000)
     seed = int(os.environ.get('FUZZ_SEED') or random.SystemRandom().randrange(2**31))
     print(f'FUZZ_SEED={seed} FUZZ_CALLS={total}', flush=True)
-    verdict = Verdict()
     found = prepare()
     documentation = Documentation(HERE.parent.parent / 'docs/reference')
     complaints = [f'{name} has no page in docs/reference' for name in sorted({f.name for f in found if not f.internal})
@@ -355,7 +336,7 @@ def main():
     complaints = calls.without_generator(found)
     verdict.check(not complaints, 'every function of the extension has a generator', '\n'.join(complaints))
     if complaints:
-        return verdict.end()
+        return
     log = Log()
     verdict.check(log_shows_what_is_there(log), 'the search of the log finds what is there')
     postmaster = Session('postgres').value('SELECT pg_postmaster_start_time()')
@@ -386,13 +367,8 @@ def main():
     verdict.check(Session('postgres').value('SELECT pg_postmaster_start_time()') == postmaster, 'the server was never restarted')
     verdict.check(not log.trouble(), 'no crash and no warning in the log', '\n'.join(log.trouble()[:20]))
     verdict.check(not log.leaks(), 'no payload in the log', '\n'.join(log.leaks()[:20]))
-    return verdict.end()
 
 
 if __name__ == '__main__':
-    try:
-        status = main()
-    except Exception:
-        traceback.print_exc()
-        status = 2  # test/fuzz/run has the verdict
-    sys.exit(status)
+    with Verdict() as whole:
+        fuzz(whole)

@@ -7,12 +7,13 @@ operations. Prints a line for each and ends with "N passed, N failed".
 """
 
 import copy
-import sys
 from collections import defaultdict
 
 import anomalies
 import checks
+from findings import Findings
 from plan import READ_COMMITTED, REPEATABLE_READ, SERIALIZABLE, Operation, element
+from verdict import Verdict
 
 # ---- transactions over lists: steps are "a1" (append 1 to list x) or "r12" (read 1 and 2)
 
@@ -172,7 +173,7 @@ WRONG = {
 
 def found_in(evidence):
     """Names of the checks that find something, and of all."""
-    findings = checks.Findings()
+    findings = Findings()
     checks.check(findings, evidence)
     return findings.failed(), list(findings.checks)
 
@@ -197,12 +198,9 @@ def check_operations():
 
 def main():
     """All of them."""
-    counts = [0, 0]
-    for name, good in (*check_histories(), *check_operations()):
-        print("ok" if good else "not ok", name)
-        counts[not good] += 1
-    print(f"{counts[0]} passed, {counts[1]} failed")
-    sys.exit(counts[1] > 0)
+    with Verdict() as verdict:
+        for name, good in (*check_histories(), *check_operations()):
+            verdict.check(good, name)
 
 
 if __name__ == "__main__":

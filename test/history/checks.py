@@ -1,24 +1,22 @@
 """Holds what the clients tell, the lists and the store against the promises.
 
-Nothing here trusts the order of lines of different clients. Two things count as out of
-order only where one was asked for after the other had been told.
+test/kit/findings.py says what it takes from the order of lines.
 """
 
 import json
 import time
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import anomalies
 from clients import digest
+from findings import LOCKS_LEFT, by_event, ended_badly, fences_given_twice, fences_out_of_order, overlaps
 from plan import number_of, origin
 
 RECORDS = """SELECT idempotency_key, status::text, response_payload::text,
     encode(response_body, 'hex'), response_code
     FROM idempotency_store WHERE scope = 'history'
     AND NOT coalesce(response_payload ? 'placeholder', false)"""
-LOCKS_LEFT = """SELECT count(*) FROM pg_locks
-    WHERE locktype = 'advisory' AND objsubid BETWEEN 7648 AND 7650"""
 
 # A run in which these never came proves nothing.
 EVENTS = ("told", "done", "reader", "owned", "lease", "ended", "prepared", "reconnected",
@@ -35,28 +33,10 @@ class Evidence:
     plan: object        # of a number: the operation
 
 
-@dataclass
-class Findings:
-    """Examples of what is wrong, by check; a check without any has passed."""
-
-    checks: dict = field(default_factory=dict)
-
-    def add(self, name, wrong):
-        """One check: its name, and what contradicts it."""
-        self.checks[name] = list(wrong)
-
-    def failed(self):
-        """Names of the checks that found something."""
-        return [name for name, wrong in self.checks.items() if wrong]
-
-
 def gather(connection, ledger, plan):
     """All that is known at the end."""
-    events = defaultdict(list)
-    for line in ledger:
-        events[line["event"]].append(line)
     return Evidence(
-        events=events,
+        events=by_event(ledger),
         lists=dict(connection.execute("SELECT id, elements FROM list").fetchall()),
         records={row[0]: row[1:] for row in connection.execute(RECORDS).fetchall()},
         plan=plan)
@@ -138,28 +118,10 @@ def check_answers(findings, evidence, runs):
 
 def check_fences(findings, events):
     """They only grow, none is given twice, and a stale one is refused."""
-    leases = defaultdict(list)
-    for line in events["lease"]:
-        leases[line["key"]].append((line["told"], line["fence"]))
-    findings.add("fences out of order", (
-        f"{line['key']}: {event} {line['fence']}"
-        for event in ("lease", "ended") for line in events[event]
-        if any(told < line["asked"] and fence > line["fence"] for told, fence in leases[line["key"]])))
-    findings.add("fences given twice", (
-        fence for fence, times in Counter(line["fence"] for line in events["lease"]).items() if times > 1))
+    findings.add("fences out of order", fences_out_of_order(events))
+    findings.add("fences given twice", fences_given_twice(events))
     findings.add("takeovers not told", (
         line["key"] for line in events["lease"] if line["attempt"] == 1 and line["taken_over"]))
-
-
-def overlaps(owned):
-    """Keys that two sessions were in possession of at one time."""
-    stretches = defaultdict(list)
-    for line in owned:
-        stretches[line["key"]].append((line["since"], line["until"]))
-    for key, times in stretches.items():
-        times.sort()
-        if any(later[0] < earlier[1] for earlier, later in zip(times, times[1:])):
-            yield key
 
 
 def blind_replays(evidence, runs):
@@ -216,9 +178,7 @@ def check_drained(findings, connection, events, processes):
             break
         time.sleep(0.1)
     findings.add("locks left", [left] if left else [])
-    findings.add("clients stuck", [line["key"] for line in events["stuck"]] + [
-        f"client {index} ended with {process.exitcode}"
-        for index, process in enumerate(processes) if process.exitcode != 0])
+    findings.add("clients stuck", [line["key"] for line in events["stuck"]] + ended_badly(processes))
     findings.add("leases left", (key for (key,) in connection.execute(
         "SELECT idempotency_key FROM idempotency_store WHERE status = 'PENDING'").fetchall()))
     findings.add("prepared transactions left", (

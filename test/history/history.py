@@ -12,12 +12,10 @@ import multiprocessing
 import os
 import re
 import secrets
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections import Counter
 from functools import partial
 
@@ -26,7 +24,9 @@ import ledger
 import plan
 import psycopg
 from clients import Shared, run_client
+from findings import Findings, is_noticed, keep_evidence
 from storms import DECK, Storms
+from verdict import Verdict
 
 here = os.path.dirname(os.path.abspath(__file__))
 processes = multiprocessing.get_context("fork")
@@ -102,7 +102,7 @@ class Run:
             connection.execute(f"CREATE DATABASE {self.options.database} TEMPLATE template0")
         with self.connect() as connection:
             if self.path == "trigger":
-                connection.execute(read_text(os.path.join(here, "..", "with-trigger.sql")))
+                connection.execute(read_text(os.path.join(here, "..", "kit", "with-trigger.sql")))
             connection.execute(read_text(os.path.join(here, "setup.sql")))
 
     def go(self):
@@ -128,7 +128,7 @@ class Run:
 
     def judge(self):
         """The findings, and the evidence."""
-        findings = checks.Findings()
+        findings = Findings()
         planned = partial(plan.operation, self.options.seed, clients=self.options.clients)
         with self.connect() as connection:
             evidence = checks.gather(connection, ledger.read(self.ledger.path), planned)
@@ -196,19 +196,14 @@ def print_report(run, findings, evidence):
     print("storms:                      struck     hit")
     for name in run.options.wanted:
         print(f"  {name:<26} {run.storms.tries[name]:>6} {run.storms.hits[name]:>7}")
-    for name, wrong in findings.checks.items():
-        print(f"{name + ':':<36} {len(wrong)}")
-        for example in wrong[:5]:
-            print(f"    {example}")
+    findings.report()
 
 
-def verdict(options, failed, passed):
+def weigh(options, failed, passed):
     """With a guard taken out, the run is as it should be if that was noticed."""
     if not options.without_guard:
         return passed, len(failed)
-    seen = any(name in failed for name in VIOLATIONS[options.without_guard])
-    print(f"without the guard \"{options.without_guard}\" an anomaly was " + ("found" if seen else "NOT found"))
-    return (1, 0) if seen else (0, 1)
+    return (1, 0) if is_noticed(options.without_guard, VIOLATIONS[options.without_guard], failed) else (0, 1)
 
 
 def go_all_paths(options, base):
@@ -243,34 +238,17 @@ def main():
         print("\n".join(VIOLATIONS))
         return
     print(f"seed {options.seed}, {options.seconds:g} seconds", flush=True)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit(1))
-    passed, failed = 0, 1
-    with tempfile.TemporaryDirectory(prefix="history.", dir="/tmp") as base:
+    with Verdict() as verdict, tempfile.TemporaryDirectory(prefix="history.", dir="/tmp") as base:
         start = time.monotonic()
         try:
             wrong, good = go_all_paths(options, base)
             print(f"checks that found something:  {', '.join(wrong) or 'none'}")
             print(f"{time.monotonic() - start:.0f} seconds")
-            passed, failed = verdict(options, wrong, good)
-        except Exception:  # whatever it is, there is a verdict
-            traceback.print_exc(file=sys.stdout)
+            verdict.count(*weigh(options, wrong, good))
         finally:
-            if failed:
-                keep(options, base)
-            print(f"{passed} passed, {failed} failed")
-    sys.exit(failed > 0)
-
-
-def keep(options, base):
-    """After a failure the evidence stays."""
-    kept = tempfile.mkdtemp(prefix="idempotency-history.", dir="/tmp")
-    for name in os.listdir(base):
-        os.rename(os.path.join(base, name), os.path.join(kept, name))
-    with open(os.environ["IDEM_LOG"], "rb") as log, open(os.path.join(kept, "server.log"), "wb") as copy:
-        copy.write(log.read())
-    os.chmod(kept, 0o755)
-    print(f"seed {options.seed}, logs: {kept}")
+            if verdict.failed or not verdict.passed:
+                keep_evidence("history", options.seed, [
+                    *(os.path.join(base, name) for name in os.listdir(base)), os.environ["IDEM_LOG"]])
 
 
 if __name__ == "__main__":

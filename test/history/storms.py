@@ -34,8 +34,7 @@ MEMBER = """SELECT EXISTS (SELECT FROM pg_depend WHERE classid = 'pg_class'::reg
     AND objid = %s::regclass AND deptype = 'e')"""
 RENAME = """ALTER TABLE idempotency_store RENAME TO idempotency_store_{number};
     ALTER TABLE idempotency_store_new RENAME TO idempotency_store"""
-TRIGGER = """CREATE TRIGGER with_trigger BEFORE INSERT OR UPDATE OR DELETE ON idempotency_store
-    FOR EACH ROW EXECUTE FUNCTION with_trigger.fire()"""
+TRIGGER = "SELECT with_trigger.attach_to('idempotency_store')"
 NEWS = (
     "GRANT SELECT ON idempotency_store TO auditor",
     "REVOKE SELECT ON idempotency_store FROM auditor",

@@ -38,12 +38,22 @@ sub read_guards
 		next if /^#/ || /^$/;
 		if (/^= (.+)/) { push @guards, { name => $1, old => '', new => '' } }
 		elsif (/^file: (\S+)$/) { $guards[-1]{file} = $1 }
-		elsif (/^tests: (.+)/) { $guards[-1]{tests} = [ map { [split] } split /;/, $1 ] }
+		elsif (/^tests: (.+)/) { $guards[-1]{tests} = [ map { runs_of(split) } split /;/, $1 ] }
 		elsif (/^-(.*)/) { $guards[-1]{old} .= "$1\n" }
 		elsif (/^\+(.*)/) { $guards[-1]{new} .= "$1\n" }
 		else { die "test/mutation/guards: what is \"$_\"?\n" }
 	}
 	return @guards;
+}
+
+# One run for each TAP test, so that it is known which one fails; one for the tests of
+# regress or isolation, on the direct path unless another suite is named.
+sub runs_of
+{
+	my ($suite, @names) = @_;
+
+	return map { [ $suite, $_ ] } @names if $suite eq 'tap';
+	return [ $suite =~ /-/ ? $suite : "$suite-directly", @names ];
 }
 
 # The file without the guard; dies unless the old lines occur exactly once.

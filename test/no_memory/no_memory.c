@@ -1,7 +1,7 @@
 /*
  * no_memory.c
  *		Lets one allocation of this session fail, the server's own as well as
- *		ours.  Only for test/t/059_out_of_memory.pl.
+ *		ours.  Only for test/t/060_out_of_memory.pl.
  *
  * All memory contexts share tables of functions, one for each kind.  In that of
  * the common kind, the functions that allocate are replaced by ones that count.

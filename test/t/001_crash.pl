@@ -4,9 +4,6 @@
 use strict;
 use warnings;
 
-use FindBin;
-use lib "$FindBin::RealBin/../perl";
-
 use Idempotency;
 use IPC::Run;
 use PostgreSQL::Test::Utils;

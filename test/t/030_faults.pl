@@ -9,8 +9,6 @@ use strict;
 use warnings;
 
 use FindBin;
-use lib "$FindBin::RealBin/../perl";
-
 use Idempotency;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -39,7 +37,8 @@ my $node = new_node('faults', conf => $conf . "restart_after_crash = on\n");
 my $injected = $ENV{IDEM_INJECTION_POINTS};
 my $held = $injected ? 'InjectionPoint' : 'Extension';    # what a session at a point waits for
 
-$node->safe_psql('postgres', 'CREATE EXTENSION injection_points') if $injected;
+# where its functions are found when the schema public is renamed
+$node->safe_psql('postgres', 'CREATE EXTENSION injection_points SCHEMA pg_catalog') if $injected;
 $node->safe_psql('postgres', <<'SQL');
 CREATE TABLE effect (key text);
 CREATE FUNCTION work(r jsonb) RETURNS jsonb LANGUAGE sql AS

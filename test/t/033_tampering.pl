@@ -4,9 +4,6 @@
 use strict;
 use warnings;
 
-use FindBin;
-use lib "$FindBin::RealBin/../perl";
-
 use Idempotency;
 use PostgreSQL::Test::Utils;
 use Test::More;

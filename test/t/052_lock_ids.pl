@@ -5,8 +5,6 @@ use strict;
 use warnings;
 
 use FindBin;
-use lib "$FindBin::RealBin/../perl";
-
 use Idempotency;
 use PostgreSQL::Test::Utils;
 use Test::More;

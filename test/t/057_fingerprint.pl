@@ -4,9 +4,6 @@
 use strict;
 use warnings;
 
-use FindBin;
-use lib "$FindBin::RealBin/../perl";
-
 use Canonical;
 use Encode qw(decode encode);
 use Idempotency;

@@ -5,15 +5,16 @@ package Idempotency;
 use strict;
 use warnings;
 
+use Cwd qw(abs_path);
 use Exporter 'import';
-use FindBin;
+use File::Basename qw(dirname);
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(sleep time);
 
 our @EXPORT = qw(new_node session ask sqlstate kill_server start_again wait_until
-  locks_waiting built_with);
+  locks_waiting built_with store_trigger);
 
 # How long anything may take before the test counts as hung.
 our $patience = $PostgreSQL::Test::Utils::timeout_default;
@@ -37,12 +38,19 @@ sub new_node
 	return $node;
 }
 
+# What gives a store that is created after it a trigger, so that the extension
+# leaves its direct path: test/kit/with-trigger.sql.
+sub store_trigger
+{
+	return slurp_file(dirname(__FILE__) . '/../with-trigger.sql');
+}
+
 # Builds the library anew, with more compiler flags, into a stage of its own.
 # Returns the stage, and the settings by which a server finds this build.
 sub built_with
 {
 	my ($flags) = @_;
-	my $tree = "$FindBin::RealBin/../..";
+	my $tree = abs_path(dirname(__FILE__) . '/../../..');
 	my $stage = PostgreSQL::Test::Utils::tempdir();
 	my $copy = PostgreSQL::Test::Utils::tempdir();
 	my $conf = slurp_file($ENV{TEMP_CONFIG});

@@ -1,6 +1,7 @@
 -- Gives the store a user's trigger as soon as the extension is created in this
--- database, so that the extension has to take its SPI path.  The trigger
--- changes nothing but counts, in a sequence that no rollback can reset.
+-- database, so that the extension has to take its SPI path; a store that is there
+-- already gets it by with_trigger.attach_to.  The trigger changes nothing but
+-- counts, in a sequence that no rollback can reset.
 CREATE SCHEMA with_trigger;
 CREATE SEQUENCE with_trigger.fired;
 
@@ -9,6 +10,15 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog AS $$
 BEGIN
 	PERFORM nextval('with_trigger.fired');
 	RETURN coalesce(new, old);
+END
+$$;
+
+CREATE FUNCTION with_trigger.attach_to(store regclass) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+BEGIN
+	EXECUTE format('CREATE TRIGGER with_trigger
+		BEFORE INSERT OR UPDATE OR DELETE ON %s
+		FOR EACH ROW EXECUTE FUNCTION with_trigger.fire()', store);
 END
 $$;
 
@@ -23,9 +33,7 @@ BEGIN
 	IF store IS NOT NULL AND NOT EXISTS (SELECT FROM pg_trigger
 		WHERE tgrelid = store AND tgname = 'with_trigger')
 	THEN
-		EXECUTE format('CREATE TRIGGER with_trigger
-			BEFORE INSERT OR UPDATE OR DELETE ON %s
-			FOR EACH ROW EXECUTE FUNCTION with_trigger.fire()', store);
+		PERFORM with_trigger.attach_to(store);
 	END IF;
 END
 $$;

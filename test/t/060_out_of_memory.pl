@@ -10,8 +10,6 @@ use strict;
 use warnings;
 
 use FindBin;
-use lib "$FindBin::RealBin/../perl";
-
 use Idempotency;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -196,7 +194,7 @@ sub database
 	my ($name, $path) = @_;
 
 	$node->safe_psql('postgres', "CREATE DATABASE $name");
-	$node->safe_psql($name, slurp_file("$FindBin::RealBin/../with-trigger.sql")) if $path eq 'SPI';
+	$node->safe_psql($name, store_trigger()) if $path eq 'SPI';
 	$node->safe_psql($name, "CREATE EXTENSION idempotency; $functions");
 	$holder = session($node, $name);
 	ask($holder, q{BEGIN; SELECT idem_begin('held'), idem_lock(ARRAY['held'])});

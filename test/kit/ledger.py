@@ -1,7 +1,8 @@
 """An append-only file outside the database: what clients did, were told, and when.
 
 Every line is one write to a file opened for appending, so lines of several processes do
-not mix. Times are of the machine's monotonic clock, which all processes share.
+not mix, and no crash of the server takes one back. Times are of the machine's monotonic
+clock, which no fault shifts and all processes share.
 """
 
 import json
