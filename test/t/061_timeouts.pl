@@ -39,7 +39,8 @@ for my $timeout (@timeouts)
 {
 	my $idle = session($node);
 
-	ask($idle, "BEGIN; SELECT idem_begin('idle'); SET $timeout = '10ms'");
+	# long enough for psql to hear the answer first, on a busy machine as well
+	ask($idle, "BEGIN; SELECT idem_begin('idle'); SET $timeout = '2s'");
 	is( $node->safe_psql(
 			'postgres',
 			q{BEGIN; SELECT outcome FROM idem_begin('idle', wait => '100s'); ROLLBACK}
