@@ -7,7 +7,8 @@ export const USAGE = `usage: run [OPTION...] COMMAND [ARG...]       starts COMMA
   --database URL      the server's PostgreSQL database; by default DATABASE_URL
   --effects COMMAND   prints the effects of the account that it is given, "amount kind" a line,
                       for a server that keeps them elsewhere
-  --restart COMMAND   restarts PostgreSQL and returns when it answers again
+  --restart COMMAND   restarts PostgreSQL and returns when it answers again;
+                      by default RESTART_POSTGRES
   --core              only what every server should do, not what this project promises beyond it
   --only PATTERN      only the cases whose name fits; * stands for anything; may be given again
   --route ROUTE       only this route, such as /payments
@@ -33,6 +34,7 @@ export function readOptions(args) {
     ...values,
     command: positionals,
     database: values.database ?? (process.env.DATABASE_URL || undefined),
+    restart: values.restart ?? (process.env.RESTART_POSTGRES || undefined),
     jobs: number(values.jobs, 4),
     timeout: number(values.timeout, 20),
     retryFor: number(values['retry-for'], 90),

@@ -24,8 +24,7 @@ function report(good, name, detail = '') {
 // What the runner says of the reference server: {ok: [...], failed: [...]}.
 async function runAgainst(wrong, options) {
   const environment = ['env', ...(wrong ? [`WRONG=${wrong}`] : ['-u', 'WRONG'])]
-  const { output } = await collect(environment[0], [...environment.slice(1), here('../run'), '--all',
-    '--restart', process.env.RESTART_POSTGRES, ...options, here('../reference/server')])
+  const { output } = await collect(environment[0], [...environment.slice(1), here('../run'), '--all', ...options, here('../reference/server')])
   const lines = (start) => output.split('\n').filter((line) => line.startsWith(`${start} `))
     .map((line) => line.slice(start.length + 1).split(':')[0])
   return { ok: lines('ok'), failed: lines('not ok'), output }
