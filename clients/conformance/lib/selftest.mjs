@@ -46,8 +46,22 @@ async function wrong(name) {
   report(missed.length === 0 && started, `${name} is noticed by ${cases.length} cases`, `not by ${missed.join(', ')}\n${output}`)
 }
 
+// The page that explains the cases names each of them, and no others.
+function page() {
+  const text = readFileSync(here('../../../docs/guide/http-conformance.md'), 'utf8')
+  const names = new Set(pairs.map((pair) => pair.split(' ')[0]))
+  const named = new Set([...text.matchAll(/`([a-z0-9]+(?:-[a-z0-9]+)+)`/g)].map(([, name]) => name))
+  const unnamed = [...names].filter((name) => !named.has(name))
+  const unknown = [...named].filter((name) => !names.has(name))
+  report(unnamed.length + unknown.length === 0, 'docs/guide/http-conformance.md names every case and no other',
+    `missing: ${unnamed.join(', ')}; unknown: ${unknown.join(', ')}`)
+}
+
 const chosen = process.argv.slice(2)
-if (chosen.length === 0) await right()
+if (chosen.length === 0) {
+  page()
+  await right()
+}
 for (const name of chosen.length > 0 ? chosen : Object.keys(wrongs)) await wrong(name)
 if (chosen.length === 0) {
   for (const pair of pairs) report(shown.has(pair), `${pair} fails against a wrong server`)
