@@ -38,6 +38,8 @@ class DjangoSession:
             return self.commit()
         if text == ROLLBACK_TO:
             transaction.set_rollback(False, using=self.using)
+        if self.block is None and self.handle.in_atomic_block:
+            raise RuntimeError("a lease must begin and end outside of other transactions")
         return fetch(self.handle, statement)
 
     def begin(self, text: str) -> Answer:

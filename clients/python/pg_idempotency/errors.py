@@ -143,6 +143,20 @@ def is_unreachable(error: BaseException) -> bool:
                for cause in causes(error) for kind in type(cause).__mro__)
 
 
+# What jsonb or text does not take: an escaped NUL, half a surrogate, a number too large, nesting too deep.
+UNREADABLE_STATES = frozenset({"22P02", "22P05", "22021", "22003", "54001"})
+
+
+def translate_begin(error: BaseException) -> BaseException:
+    """The same for a begin, where data that the database cannot read are the caller's argument."""
+    state = sqlstate_of(error)
+    if state not in UNREADABLE_STATES:
+        return translate(error)
+    own = BadArgument("the database cannot read the key or the request")
+    own.sqlstate = state
+    return own
+
+
 def translate(error: BaseException) -> BaseException:
     """The package's own error where the SQLSTATE has one, else the error itself."""
     state = sqlstate_of(error)

@@ -13,7 +13,7 @@ from . import hooks as hook
 from . import sql, steps
 from .clock import Clock
 from .errors import (IN_FAILED_TRANSACTION, RETRY_STATES, CommitRolledBack, Declined, IdempotencyError, is_unreachable,
-                     means_lost, sqlstate_of, translate)
+                     means_lost, sqlstate_of, translate, translate_begin)
 from .model import (ACQUIRED, FAILED, IN_PROGRESS, Call, Operation, Response, Result, as_response, operation_from_row,
                     own_result, stored_result)
 from .retry import Retry
@@ -90,12 +90,13 @@ def is_pool_timeout(error: BaseException) -> bool:
     return any(kind.__name__ in ("PoolTimeout", "TooManyRequests", "TimeoutError") for kind in type(error).__mro__)
 
 
-def own_trip(session: Any, statements: Sequence[sql.Statement]) -> Flow:
+def own_trip(session: Any, statements: Sequence[sql.Statement],
+             meaning: Callable[[BaseException], BaseException] = translate) -> Flow:
     """A trip of the package's own statements: their errors become the package's. Result: the answers."""
     try:
         return (yield steps.trip(session, statements))
     except Exception as error:
-        translated = translate(error)
+        translated = meaning(error)
         if translated is error:
             raise
         raise translated from error
@@ -114,11 +115,11 @@ def committing(session: Any, statements: List[sql.Statement]) -> Flow:
     return answers
 
 
-def one_statement(statement: sql.Statement) -> Flow:
-    """A statement in a transaction of its own, in one trip. Result: its answer."""
+def one_statement(statement: sql.Statement, meaning: Callable[[BaseException], BaseException] = translate) -> Flow:
+    """A statement by itself, which commits with it. Result: its answer."""
     def body(session: Any) -> Flow:
-        answers = yield from committing(session, [sql.plain(sql.BEGIN), statement])
-        return answers[1]
+        answers = yield from own_trip(session, [statement], meaning)
+        return answers[0]
 
     return (yield from in_session(body))
 
@@ -153,7 +154,8 @@ def transaction(settings: Settings, call: Call, work: Callable[..., Any]) -> Flo
     def body(session: Any) -> Flow:
         try:
             answers = yield from own_trip(session, [
-                sql.begin_block(call.isolation), settings.functions.begin(call), sql.plain(sql.SAVEPOINT)])
+                sql.begin_block(call.isolation), settings.functions.begin(call), sql.plain(sql.SAVEPOINT)],
+                translate_begin)
         except Exception as error:
             announce_refusal(settings, call, error)
             raise

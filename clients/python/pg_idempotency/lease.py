@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Callable, List
 
 from . import sql, steps
-from .errors import Declined, LeaseLost, NotDone, Unknown
+from .errors import Declined, LeaseLost, NotDone, Unknown, translate_begin
 from .flow import (Settings, announce_begin, announce_refusal, committing, declined_result, in_session,
                    one_statement, own_trip, retrying)
 from .model import (ACQUIRED, COMPLETED, FAILED, NOT_DONE, Call, Completion, Done, Operation, Result, as_response,
@@ -39,7 +39,7 @@ def begin(settings: Settings, call: Call) -> Flow:
     """The begin in a transaction of its own. Result: an Operation."""
     try:
         answer = yield from retrying(
-            settings, call, lambda: one_statement(settings.functions.begin(call)))
+            settings, call, lambda: one_statement(settings.functions.begin(call), translate_begin))
     except Exception as error:
         announce_refusal(settings, call, error)
         raise
@@ -115,7 +115,7 @@ def end(settings: Settings, call: Call, writes: List[Callable[[Any], Any]], endi
     """The writes and the end in one transaction, repeated where that may help. A repeat never ends it twice."""
     def body(session: Any) -> Flow:
         if not writes:
-            yield from committing(session, [sql.plain(sql.BEGIN), ending])
+            yield from own_trip(session, [ending])
             return
         yield from own_trip(session, [sql.plain(sql.BEGIN)])
         for write in writes:

@@ -40,6 +40,8 @@ class SQLAlchemySession:
             self.session.expunge_all()
         elif self.session is not None:
             self.session.flush()
+        if self.block is None:
+            self.connection = self.connection.execution_options(isolation_level="AUTOCOMMIT")
         return fetch(self.connection, statement)
 
     def begin(self, text: str) -> Answer:

@@ -21,13 +21,15 @@ class Proxy:
         self.flushes = 0
         self.cuts = 0
         self.armed = None
+        self.word = b""
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(os.path.join(self.directory, ".s.PGSQL.5432"))
         self.listener.listen(64)
         threading.Thread(target=self.accept, daemon=True).start()
 
-    def arm(self, cut):
-        """The next COMMIT is cut."""
+    def arm(self, cut, word=b"COMMIT\0"):
+        """The next COMMIT is cut, or the next statement that has another word."""
+        self.word = word
         self.armed = cut
 
     def reset(self):
@@ -66,7 +68,7 @@ class Pair:
             for kind, whole in messages(self.down):
                 if kind == b"H":
                     self.proxy.flushes += 1
-                if kind in b"QP" and b"COMMIT\0" in whole and self.proxy.armed:
+                if kind in b"QP" and self.proxy.armed and self.proxy.word in whole:
                     cut, self.proxy.armed = self.proxy.armed, None
                     if cut == "before commit":
                         self.proxy.cuts += 1

@@ -281,7 +281,7 @@ def test_a_lost_answer_at_the_end(proxy, run, key, effects, cut, replayed, kind)
 
 def test_a_lost_answer_at_begin_waits_for_the_lease(proxy, key):
     idem = Idempotency(lambda: psycopg.connect(f"host={proxy.directory} port=5432"), retry=QUICK)
-    proxy.arm("commit")
+    proxy.arm("commit", b"idem_begin")
     result = idem.lease(key, None, lambda operation, signal: 1 / 0)
     assert (result.outcome, proxy.cuts) == ("IN_PROGRESS", 1)
     assert 25 < result.retry_after <= 30
