@@ -14,7 +14,9 @@ from .errors import CommitRolledBack, means_lost, sqlstate_of
 from .sql import BEGIN, COMMIT, ROLLBACK_TO, Statement
 from .steps import Answer
 
-IN_ERROR = 3    # PQTRANS_INERROR, in psycopg2's and psycopg's numbers
+# In psycopg2's and psycopg's numbers, which are libpq's
+IN_ERROR = 3            # PQTRANS_INERROR
+CONNECTION_OK = 0       # any other status of a connection in use is CONNECTION_BAD
 
 
 class DjangoSession:
@@ -65,8 +67,7 @@ class DjangoSession:
 
     def abandon(self, error: BaseException) -> bool:
         """Rolls back. Gives whether the connection was lost; a lost one is closed, so that Django opens another."""
-        driver = self.handle.connection
-        lost = means_lost(sqlstate_of(error)) or bool(driver is not None and driver.closed)
+        lost = means_lost(sqlstate_of(error)) or is_dead(self.handle.connection)
         if self.block is not None:
             block, self.block = self.block, None
             try:
@@ -76,6 +77,11 @@ class DjangoSession:
         if lost:
             self.handle.close()
         return lost
+
+
+def is_dead(driver: Any) -> bool:
+    """Whether the driver's connection is gone, or closed. psycopg2 counts one as open that a COMMIT has lost."""
+    return driver is None or bool(driver.closed) or driver.info.status != CONNECTION_OK
 
 
 class DjangoSource:

@@ -56,7 +56,7 @@ class SQLAlchemySession:
         """Commits, unless the transaction has failed."""
         if self.session is not None:
             self.session.flush()
-        driver = self.connection.connection
+        driver = self.connection.connection.dbapi_connection
         info = getattr(driver, "info", None)
         if getattr(info, "transaction_status", None) == IN_ERROR:
             raise CommitRolledBack("the work caught an error of the database and went on")
