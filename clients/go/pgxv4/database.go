@@ -13,10 +13,19 @@ import (
 	"github.com/jackc/pgx/v4/pgxpool"
 )
 
-// Connect opens a pool that works behind pgbouncer in transaction mode: it
-// describes each statement once and sends it unnamed. url is as for
-// pgxpool.Connect.
+// Connect opens a pool that works behind pgbouncer in transaction mode. url is as
+// for pgxpool.Connect.
 func Connect(ctx context.Context, url string) (*pgxpool.Pool, error) {
+	config, err := Config(url)
+	if err != nil {
+		return nil, err
+	}
+	return pgxpool.ConnectConfig(ctx, config)
+}
+
+// Config is what Connect opens, for pools with settings of your own: each
+// statement is described once and sent unnamed.
+func Config(url string) (*pgxpool.Config, error) {
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
 		return nil, err
@@ -24,7 +33,7 @@ func Connect(ctx context.Context, url string) (*pgxpool.Pool, error) {
 	config.ConnConfig.BuildStatementCache = func(conn *pgconn.PgConn) stmtcache.Cache {
 		return stmtcache.New(conn, stmtcache.ModeDescribe, 512)
 	}
-	return pgxpool.ConnectConfig(ctx, config)
+	return config, nil
 }
 
 // Pool makes a pool known to idempotency.New. The work gets a pgx.Tx.
