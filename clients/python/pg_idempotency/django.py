@@ -14,9 +14,7 @@ from .errors import CommitRolledBack, means_lost, sqlstate_of
 from .sql import BEGIN, COMMIT, ROLLBACK_TO, Statement
 from .steps import Answer
 
-# In psycopg2's and psycopg's numbers, which are libpq's
-IN_ERROR = 3            # PQTRANS_INERROR
-CONNECTION_OK = 0       # any other status of a connection in use is CONNECTION_BAD
+IN_ERROR = 3    # PQTRANS_INERROR, in psycopg2's and psycopg's numbers
 
 
 class DjangoSession:
@@ -25,6 +23,8 @@ class DjangoSession:
     def __init__(self, using: str) -> None:
         self.using = using
         self.handle = connections[using]
+        self.handle.ensure_connection()
+        self.driver = self.handle.connection
         self.block: Any = None
 
     def trip(self, statements: Sequence[Statement]) -> List[Answer]:
@@ -67,7 +67,10 @@ class DjangoSession:
 
     def abandon(self, error: BaseException) -> bool:
         """Rolls back. Gives whether the connection was lost; a lost one is closed, so that Django opens another."""
-        lost = means_lost(sqlstate_of(error)) or is_dead(self.handle.connection)
+        driver = self.handle.connection
+        # After a COMMIT that got no answer Django has another connection already.
+        lost = (driver is None or bool(driver.closed) or driver is not self.driver
+                or means_lost(sqlstate_of(error)))
         if self.block is not None:
             block, self.block = self.block, None
             try:
@@ -77,11 +80,6 @@ class DjangoSession:
         if lost:
             self.handle.close()
         return lost
-
-
-def is_dead(driver: Any) -> bool:
-    """Whether the driver's connection is gone, or closed. psycopg2 counts one as open that a COMMIT has lost."""
-    return driver is None or bool(driver.closed) or driver.info.status != CONNECTION_OK
 
 
 class DjangoSource:
