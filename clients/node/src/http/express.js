@@ -125,8 +125,12 @@ class Capture {
     if (typeof encoding === 'function') [encoding, callback] = [undefined, encoding]
     const bytes = typeof chunk === 'string' ? Buffer.from(chunk, encoding) : Buffer.from(chunk)
     attempt.size += bytes.length
-    if (attempt.size > this.#limit) attempt.reject(responseTooLarge())
-    else if (!attempt.ended) attempt.chunks.push(bytes)
+    if (attempt.size > this.#limit) {
+      attempt.reject(responseTooLarge())
+      // A stream without an end pauses here.
+      return false
+    }
+    if (!attempt.ended) attempt.chunks.push(bytes)
     if (callback) process.nextTick(callback)
     return true
   }
