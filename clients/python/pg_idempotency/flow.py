@@ -78,8 +78,10 @@ def in_session(body: Callable[[Any], Flow]) -> Flow:
         state = sqlstate_of(error)
         if not isinstance(error, Exception):
             raise
-        if lost or state in RETRY_STATES or means_lost(state):
-            raise Again(error, lost) from error
+        # An error of the work's own is the caller's, also where the connection went away with it.
+        gone = means_lost(state) or (lost and is_unreachable(error))
+        if gone or state in RETRY_STATES:
+            raise Again(error, gone) from error
         raise
     yield steps.close(session)
     return result

@@ -367,6 +367,18 @@ def test_a_backend_that_is_ended(idem, key, admin, effects):
     assert (len(killed), effects()) == (1, 1)
 
 
+def test_an_error_of_the_work_is_not_repeated_when_the_connection_is_gone_too(idem, key, admin):
+    tries = []
+
+    def work(tx, operation):
+        tries.append(1)
+        admin.execute("SELECT pg_terminate_backend(%s, 10000)", (tx.info.backend_pid,))
+        raise KeyError("own")
+    with pytest.raises(KeyError):
+        idem.transaction(key, None, work)
+    assert len(tries) == 1
+
+
 def test_a_pool_whose_connections_are_all_dead(key, admin, effects):
     """As after a restart of the server: more dead connections than tries."""
     with psycopg_pool.ConnectionPool("application_name=doomed", min_size=10, max_size=10) as pool:
