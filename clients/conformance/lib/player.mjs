@@ -126,7 +126,7 @@ class Player {
         throw error
       })
       if (answer && !RETRIED.includes(answer.status)) return answer
-      const pause = Number(header(answer ?? { headers: [] }, 'Retry-After') ?? 0.2)
+      const pause = Number(header(answer ?? { headers: [] }, 'Retry-After') ?? 0.2) || 1
       if (Date.now() + pause * 1000 > deadline) {
         throw new Error(`no end within ${this.tools.retryFor} s; the last answer: ${answer ? describe(answer) : 'none'}`)
       }

@@ -20,6 +20,7 @@ const LOST = /^(08|57P|40001|40P01|ECONN|EPIPE)|Connection terminated|terminatin
 
 const pool = new pg.Pool({ connectionString: process.env.DATABASE_URL, max: 12 })
 if (!wrong('dies-with-an-idle-connection')) pool.on('error', () => {})
+pool.on('connect', (db) => db.on('error', () => {}))
 let running = 0
 
 // ---- HTTP ----
@@ -167,7 +168,6 @@ async function leased(call) {
 
 async function inTransaction(work) {
   const db = await pool.connect()
-  db.on('error', () => {})
   try {
     await db.query('BEGIN')
     const result = await work(db)
