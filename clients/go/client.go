@@ -90,6 +90,7 @@ func InScope(scope string) Option { return func(c *call) { c.scope = scope } }
 func WithRequestHash(hash []byte) Option { return func(c *call) { c.requestHash = hash } }
 
 // WithWait waits that long for another owner before the answer is InProgress.
+// Client.Transaction holds a connection meanwhile, Client.Lease does not.
 func WithWait(wait time.Duration) Option { return func(c *call) { c.wait = wait } }
 
 // WithMaxAttempts says which attempt is the last; 0: the server's setting,

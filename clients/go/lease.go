@@ -79,17 +79,43 @@ func (c *Client[Tx]) Lease(ctx context.Context, key string, request any, work Le
 	return held.end(ctx, completion, err)
 }
 
-// beginLease begins in a transaction of its own. If the answer is lost, the
-// repetition finds the lease that it cannot know to be its own: InProgress.
+// beginLease begins, and waits here for another owner: a begin that waits in the
+// server would hold a connection, which the owner may need for its end.
 func (c *Client[Tx]) beginLease(ctx context.Context, call *call) (*Operation, error) {
+	clock := c.options.Clock
+	until := clock.Now().Add(call.wait)
+	for delay := c.options.Retry.Base; ; delay *= 2 {
+		o, err := c.beginLeaseNow(ctx, call)
+		left := until.Sub(clock.Now())
+		if err == nil && (o.Outcome != InProgress || left <= 0) {
+			c.options.Hooks.begun(o)
+		}
+		if err != nil || o.Outcome != InProgress || left <= 0 {
+			return o, err
+		}
+		if delay > time.Second {
+			delay = time.Second
+		}
+		if delay > left {
+			delay = left
+		}
+		if err := clock.Sleep(ctx, delay); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// beginLeaseNow begins in a transaction of its own. If the answer is lost, the
+// repetition finds the lease that it cannot know to be its own: InProgress.
+func (c *Client[Tx]) beginLeaseNow(ctx context.Context, call *call) (*Operation, error) {
 	var o *Operation
 	_, err := c.repeat(ctx, call, func(bool) (*Result, error) {
-		rows, err := c.query(ctx, c.sql.beginOf(call, call.lease, call.wait))
+		rows, err := c.query(ctx, c.sql.beginOf(call, call.lease, 0))
 		if errors.Is(err, ErrKeyReused) {
 			fire(c.options.Hooks.Mismatch, Event{Scope: call.scope, Key: call.key, Err: err})
 		}
 		if err == nil {
-			o, err = c.begun(rows)
+			o, err = readBegun(rows)
 		}
 		return nil, err
 	})

@@ -84,14 +84,18 @@ func (c *Client[Tx]) transact(ctx context.Context, call *call, work Work[Tx], af
 
 // begun reads the answer to a begin and tells the hooks.
 func (c *Client[Tx]) begun(rows []Row) (*Operation, error) {
-	if len(rows) != 1 {
-		return nil, errors.New("idempotency: idem_begin returned no row")
-	}
-	o, err := readOperation(rows[0])
+	o, err := readBegun(rows)
 	if err == nil {
 		c.options.Hooks.begun(o)
 	}
 	return o, err
+}
+
+func readBegun(rows []Row) (*Operation, error) {
+	if len(rows) != 1 {
+		return nil, errors.New("idempotency: idem_begin returned no row")
+	}
+	return readOperation(rows[0])
 }
 
 func (c *Client[Tx]) completed(call *call, o *Operation, response Response) (*Result, []Statement, error) {
