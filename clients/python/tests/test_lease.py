@@ -73,6 +73,30 @@ def test_no_connection_is_held_by_the_work(key):
     assert sorted(result.payload for result in results) == sorted(f"{key}-{n}" for n in range(20))
 
 
+def test_heartbeats_of_twenty_leases_share_a_pool_of_two(key, admin):
+    """Each work goes on until its own lease was extended."""
+    results = []
+
+    def lease_end(name):
+        return admin.execute("SELECT lease_expires_at FROM idempotency_store WHERE idempotency_key = %s",
+                             (name,)).fetchone()[0]
+
+    def work(operation, signal):
+        first = lease_end(operation.key)
+        while lease_end(operation.key) == first:
+            signal.wait(0.02)
+        return 1
+    with psycopg_pool.ConnectionPool("", min_size=2, max_size=2, timeout=20) as pool:
+        idem = Idempotency(pool)
+        threads = [threading.Thread(target=lambda n=n: results.append(idem.lease(f"{key}-{n}", None, work, lease=3)))
+                   for n in range(20)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert [(result.outcome, result.replayed) for result in results] == [("COMPLETED", False)] * 20
+
+
 def test_no_connection_is_held_by_the_work_async(run, key):
     async def body(idem):
         together = asyncio.Event()

@@ -419,6 +419,33 @@ def test_row_factories_of_the_user_do_no_harm(key):
     assert result.payload == {"n": 7}
 
 
+def test_the_isolation_level_of_the_connection_counts(key, idem):
+    def connect():
+        connection = psycopg.connect("")
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        return connection
+
+    def level(tx, operation):
+        return tx.execute("SHOW transaction_isolation").fetchone()[0]
+    mine = Idempotency(connect)
+    assert mine.transaction(key, None, level).payload == "repeatable read"
+    assert mine.transaction(key + "2", None, level, isolation="SERIALIZABLE").payload == "serializable"
+    with pytest.raises(ValueError, match="no such isolation level"):
+        idem.transaction(key + "3", None, level, isolation="CHAOS; DROP TABLE effect")
+
+
+@pytest.mark.parametrize("prepare, prepared", [(False, 0), (True, 1)])
+def test_statements_are_prepared_only_when_asked_for(key, prepare, prepared):
+    with psycopg_pool.ConnectionPool("", min_size=1, max_size=1) as pool:
+        idem = Idempotency(pool, prepare=prepare)
+
+        def work(tx, operation):
+            for _ in range(8):
+                tx.execute("SELECT %s::int", (1,))
+            return tx.execute("SELECT count(*) FROM pg_prepared_statements").fetchone()[0]
+        assert idem.transaction(key, None, work).payload == prepared
+
+
 def test_many(idem, key, effects):
     keys = [f"{key}-{n}" for n in range(3)] + [f"{key}-0"]
     requests = [{"n": 0}, {"n": 'quote " and \\'}, None, {"n": 0}]
