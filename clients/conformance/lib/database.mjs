@@ -81,12 +81,13 @@ class Gate {
     await closed
   }
 
-  // Returns when a handler waits at the gate.
-  async reached(seconds) {
+  // Returns when so many handlers wait at the gate.
+  async reached(waiting, seconds) {
     const sql = `SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND classid = ${SPACE}
       AND objid::bigint = (hashtext(${quote(this.account)})::bigint & 4294967295)
       AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`
-    await until(seconds, 'no handler came to its INSERT', async () => (await this.database.run(sql)).length > 0)
+    await until(seconds, `no ${waiting} handlers came to their INSERT`,
+      async () => (await this.database.run(sql)).length >= waiting)
   }
 
   async open() {

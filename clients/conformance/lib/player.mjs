@@ -150,10 +150,10 @@ class Player {
 
   // ---- faults ----
 
-  async gate({ gate, account = this.variables.account }) {
+  async gate({ gate, account = this.variables.account, waiting = 1 }) {
     if (gate === 'close') this.gates.push(await this.tools.database.closeGate(account))
     else if (gate === 'open') await this.gates.shift().open()
-    else await this.gates[0].reached(this.timeout)
+    else await this.gates[0].reached(waiting, this.timeout)
   }
 
   async server({ server, name = 'first' }) {
