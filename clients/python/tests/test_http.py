@@ -9,7 +9,7 @@ import warnings
 import pytest
 
 from conftest import QUICK
-from pg_idempotency import AsyncIdempotency, Idempotency, NotDone, Unknown
+from pg_idempotency import AsyncIdempotency, FakeClock, Idempotency, NotDone, Unknown
 from pg_idempotency.http import Core, Options, Reply, Request, Store, current
 from pg_idempotency.http.asgi import IdempotencyMiddleware as AsgiMiddleware
 from pg_idempotency.http.key import BadKey, read_key
@@ -275,10 +275,11 @@ def test_asgi_timeout_rolls_back(run, key, effects):
             except asyncio.CancelledError:
                 cancelled.append(True)
                 raise
-        return await asgi_call(asgi(idem, handler, timeout=0.05), key)
-    status, headers, text = run(body)
+        # as it is now: the end of the loop would cancel every task
+        return await asgi_call(asgi(idem, handler, timeout=0.05), key), list(cancelled)
+    (status, headers, text), seen = run(body)
     assert (status, headers[b"retry-after"], json.loads(text)["status"]) == (503, b"1", 503)
-    assert (cancelled, effects()) == ([True], 0)
+    assert (seen, effects()) == ([True], 0)
 
 
 def test_asgi_stream_past_the_limit(run, key, effects):
@@ -290,6 +291,25 @@ def test_asgi_stream_past_the_limit(run, key, effects):
                 await send({"type": "http.response.body", "body": b"x" * 1000, "more_body": True})
         return await asgi_call(asgi(idem, handler, max_response=5000), key)
     assert (run(body)[0], effects()) == (500, 0)
+
+
+def test_asgi_handler_is_cancelled_when_its_lease_is_lost(run, key, admin):
+    clock = FakeClock()
+    cancelled = []
+
+    async def body(idem):
+        async def handler(body, receive, send):
+            admin.execute("UPDATE idempotency_store SET fence = fence + 1000000 WHERE idempotency_key = %s", (key,))
+            asyncio.ensure_future(clock.advance_async(10))
+            try:
+                await receive()
+            except asyncio.CancelledError:
+                cancelled.append(current().signal.is_set())
+                raise
+        # as it is now: the end of the loop would cancel every task
+        return await asgi_call(asgi(idem, handler, lease=30), key), list(cancelled)
+    (status, headers, _), seen = run(body, clock=clock)
+    assert (status, headers[b"retry-after"], seen) == (409, b"1", [True])
 
 
 def test_asgi_goes_on_when_its_server_gives_up(run, key, effects):

@@ -50,14 +50,21 @@ def serve(idem: Idempotency, core: Core, admitted: Admitted, handler: Handler) -
 
 
 async def within(limit: Optional[Duration], reply: Awaitable[Reply]) -> Reply:
-    """The reply, if it comes in so many seconds. Raises HandlerTimeout; the handler is cancelled then."""
+    """The reply, if it comes in so many seconds. Raises HandlerTimeout; the handler is cancelled then, and its
+    clean-up waited for, as when we are cancelled ourselves: it must not go on with a connection that is not its own.
+    """
     task = asyncio.ensure_future(reply)
-    done, _ = await asyncio.wait([task], timeout=None if limit is None else seconds(limit))
-    if done:
-        return task.result()
-    task.cancel()
-    await asyncio.wait([task])
-    raise HandlerTimeout()
+    done = False
+    try:
+        await asyncio.wait([task], timeout=None if limit is None else seconds(limit))
+        done = task.done()
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+    if not done:
+        raise HandlerTimeout()
+    return task.result()
 
 
 async def serve_async(idem: AsyncIdempotency, core: Core, admitted: Admitted, handler: AsyncHandler) -> Reply:
