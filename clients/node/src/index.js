@@ -17,6 +17,11 @@ export {
 export { Completion, Reconciled } from './lease.js'
 export { settle } from './settle.js'
 
+/** @typedef {import('./result.js').Result} Result */
+/** @typedef {import('./response.js').Response} Response */
+/** @typedef {import('./sql.js').Operation} Operation */
+/** @typedef {import('./clock.js').Clock} Clock */
+/** @typedef {import('./settle.js').Settlement} Settlement */
 /**
  * A duration is a number of milliseconds, or a string that PostgreSQL reads as an interval.
  * @typedef {number | string} Duration
