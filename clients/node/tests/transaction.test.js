@@ -230,7 +230,7 @@ test('a server that cannot be reached: bounded repeats, then the error', async (
 })
 
 test('a full pool is an error at once, and no connection is lost by it', async (t) => {
-  const { pool, idempotency } = idempotencyFor(t, {}, { max: 1, connectionTimeoutMillis: 50 })
+  const { pool, idempotency } = idempotencyFor(t, {}, { max: 1, connectionTimeoutMillis: 3000 })
   const client = await pool.connect()
   await assert.rejects(idempotency.transaction(newKey(), null, () => 1), { code: '53300' })
   client.release()
