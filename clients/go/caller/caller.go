@@ -1,0 +1,178 @@
+// Package caller sends requests that must take effect once: the other half of an
+// idempotent service. It keeps one key for each intent, before the first request
+// goes out, and repeats the request with that key until there is an answer.
+package caller
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand"
+	"net/http"
+	"strconv"
+	"time"
+
+	"example.org/idempotency"
+)
+
+// ErrGivenUp: no attempt had a final answer. Nobody knows whether the request took
+// effect: Do with the same intent goes on where this left off.
+var ErrGivenUp = errors.New("caller: no final answer")
+
+// Caller sends requests. Store is needed, the rest has defaults.
+type Caller struct {
+	// Store keeps the keys.
+	Store Store
+	// Client sends the requests; nil: http.DefaultClient. Give it a time-out.
+	Client *http.Client
+	// Clock is where time comes from; nil: the machine's.
+	Clock idempotency.Clock
+	// Attempts is how often a request is sent by one Do at most; 0: 10.
+	Attempts int
+	// Base is the longest wait before the first repetition where the server does
+	// not say how long; it doubles. 0: 500 ms.
+	Base time.Duration
+	// Cap is the longest wait, whatever the server says; 0: 1 minute.
+	Cap time.Duration
+	// Header has the key; "": Idempotency-Key.
+	Header string
+}
+
+// Do sends a request under the key of its intent, and returns the final answer.
+// intent names what is to happen once, such as "pay order 17"; a program that was
+// started again calls Do with the same intent and the same request.
+//
+// A lost answer and 409, 429, 502, 503 and 504 are repeated, after the server's
+// Retry-After. A replay is final, whatever its status, and so is 422. The request
+// must have no body or a GetBody, as http.NewRequest makes it; it is cloned.
+//
+// The key stays in the store: call Forget when the answer is in your books.
+func (c *Caller) Do(ctx context.Context, intent string, request *http.Request) (*http.Response, error) {
+	if request.Body != nil && request.Body != http.NoBody && request.GetBody == nil {
+		return nil, errors.New("caller: the request has no GetBody, so it cannot be sent again")
+	}
+	key, err := c.Store.Key(ctx, intent)
+	if err != nil {
+		return nil, fmt.Errorf("caller: cannot keep a key: %w", err)
+	}
+	for attempt := 1; ; attempt++ {
+		response, err := c.send(ctx, key, request)
+		if err == nil && isFinal(response) {
+			return response, nil
+		}
+		delay := c.backoff(attempt)
+		if err == nil {
+			delay = c.delay(response, delay)
+			err = fmt.Errorf("status %d", response.StatusCode)
+			discard(response)
+		}
+		if attempt >= c.attempts() || c.clock().Sleep(ctx, delay) != nil {
+			return nil, fmt.Errorf("%w: %v", ErrGivenUp, err)
+		}
+	}
+}
+
+// Forget drops the key of an intent that is over.
+func (c *Caller) Forget(ctx context.Context, intent string) error { return c.Store.Forget(ctx, intent) }
+
+func (c *Caller) send(ctx context.Context, key string, request *http.Request) (*http.Response, error) {
+	clone := request.Clone(ctx)
+	if request.GetBody != nil {
+		body, err := request.GetBody()
+		if err != nil {
+			return nil, err
+		}
+		clone.Body = body
+	}
+	header := c.Header
+	if header == "" {
+		header = "Idempotency-Key"
+	}
+	clone.Header.Set(header, strconv.Quote(key))
+	client := c.Client
+	if client == nil {
+		client = http.DefaultClient
+	}
+	response, err := client.Do(clone)
+	if err != nil {
+		return nil, err
+	}
+	return whole(response)
+}
+
+// whole reads the answer: one that breaks off is a lost one.
+func whole(response *http.Response) (*http.Response, error) {
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		return nil, err
+	}
+	response.Body = io.NopCloser(bytes.NewReader(body))
+	return response, nil
+}
+
+func discard(response *http.Response) { _ = response.Body.Close() }
+
+func isFinal(response *http.Response) bool {
+	if response.Header.Get("Idempotency-Replayed") == "true" && response.Header.Get("Retry-After") == "" {
+		return true
+	}
+	switch response.StatusCode {
+	case http.StatusConflict, http.StatusTooManyRequests, http.StatusBadGateway,
+		http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		return false
+	}
+	return true
+}
+
+// delay obeys Retry-After, as seconds or as a date.
+func (c *Caller) delay(response *http.Response, otherwise time.Duration) time.Duration {
+	after := response.Header.Get("Retry-After")
+	delay := otherwise
+	if n, err := strconv.Atoi(after); err == nil && n >= 0 {
+		delay = time.Duration(n) * time.Second
+	} else if date, err := http.ParseTime(after); err == nil {
+		delay = date.Sub(c.clock().Now())
+	}
+	switch longest := c.longest(); {
+	case delay < 0:
+		return 0
+	case delay > longest:
+		return longest
+	}
+	return delay
+}
+
+func (c *Caller) backoff(attempt int) time.Duration {
+	base, longest := c.Base, c.longest()
+	if base <= 0 {
+		base = 500 * time.Millisecond
+	}
+	if attempt < 30 && base<<(attempt-1) < longest {
+		longest = base << (attempt - 1)
+	}
+	return time.Duration(rand.Int63n(int64(longest) + 1))
+}
+
+func (c *Caller) longest() time.Duration {
+	if c.Cap <= 0 {
+		return time.Minute
+	}
+	return c.Cap
+}
+
+func (c *Caller) attempts() int {
+	if c.Attempts <= 0 {
+		return 10
+	}
+	return c.Attempts
+}
+
+func (c *Caller) clock() idempotency.Clock {
+	if c.Clock == nil {
+		return idempotency.SystemClock{}
+	}
+	return c.Clock
+}

@@ -1,0 +1,167 @@
+package caller_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"example.org/idempotency"
+	"example.org/idempotency/caller"
+)
+
+// service answers with the statuses in turn; 0 hangs up.
+type service struct {
+	answers []func(http.ResponseWriter)
+	keys    []string
+	bodies  []string
+}
+
+func (s *service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	s.keys, s.bodies = append(s.keys, r.Header.Get("Idempotency-Key")), append(s.bodies, string(body))
+	s.answers[len(s.keys)-1](w)
+}
+
+func status(code int, headers ...string) func(http.ResponseWriter) {
+	return func(w http.ResponseWriter) {
+		for i := 0; i < len(headers); i += 2 {
+			w.Header().Set(headers[i], headers[i+1])
+		}
+		w.WriteHeader(code)
+	}
+}
+
+func hangUp(http.ResponseWriter) { panic(http.ErrAbortHandler) }
+
+func breakOff(w http.ResponseWriter) {
+	w.Header().Set("Content-Length", "100")
+	_, _ = w.Write([]byte("half"))
+	panic(http.ErrAbortHandler)
+}
+
+// instant is a clock whose sleeps are written down and cost nothing.
+type instant struct{ slept []time.Duration }
+
+func (c *instant) Now() time.Time { return time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC) }
+func (c *instant) Sleep(ctx context.Context, d time.Duration) error {
+	c.slept = append(c.slept, d)
+	return ctx.Err()
+}
+
+var _ idempotency.Clock = &instant{}
+
+func do(t *testing.T, s *service, c *caller.Caller) (*http.Response, error) {
+	t.Helper()
+	server := httptest.NewServer(s)
+	defer server.Close()
+	request, err := http.NewRequest(http.MethodPost, server.URL, strings.NewReader("body"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c.Do(context.Background(), "pay order 17", request)
+}
+
+func TestRepeats(t *testing.T) {
+	clock := &instant{}
+	s := &service{answers: []func(http.ResponseWriter){hangUp, status(409, "Retry-After", "3"), breakOff,
+		status(503, "Retry-After", "Thu, 01 Jan 2026 00:00:07 GMT"), status(502), status(504, "Retry-After", "100000"), status(201)}}
+	// on a connection that it uses again, net/http repeats by itself
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	response, err := do(t, s, &caller.Caller{Store: &caller.MemoryStore{}, Clock: clock, Client: client})
+	if err != nil || response.StatusCode != 201 {
+		t.Fatal(response, err)
+	}
+	if len(s.keys) != 7 || len(clock.slept) != 6 {
+		t.Fatalf("%d requests, %d sleeps", len(s.keys), len(clock.slept))
+	}
+	for i := range s.keys {
+		if s.keys[i] != s.keys[0] || len(s.keys[i]) != 34 || s.bodies[i] != "body" {
+			t.Fatalf("request %d: key %s, body %q", i, s.keys[i], s.bodies[i])
+		}
+	}
+	if clock.slept[1] != 3*time.Second || clock.slept[3] != 7*time.Second || clock.slept[5] != time.Minute {
+		t.Fatalf("slept %v", clock.slept)
+	}
+}
+
+func TestFinalAnswers(t *testing.T) {
+	for _, final := range []func(http.ResponseWriter){status(200), status(422), status(400), status(402), status(500),
+		status(409, "Idempotency-Replayed", "true")} {
+		s := &service{answers: []func(http.ResponseWriter){final}}
+		if _, err := do(t, s, &caller.Caller{Store: &caller.MemoryStore{}}); err != nil || len(s.keys) != 1 {
+			t.Fatal(err, s.keys)
+		}
+	}
+}
+
+func TestGivesUp(t *testing.T) {
+	s := &service{answers: []func(http.ResponseWriter){status(503), status(503), status(503), status(200)}}
+	c := &caller.Caller{Store: &caller.MemoryStore{}, Clock: &instant{}, Attempts: 3}
+	if _, err := do(t, s, c); !errors.Is(err, caller.ErrGivenUp) || len(s.keys) != 3 {
+		t.Fatal(err, s.keys)
+	}
+	if _, err := do(t, s, c); err != nil || s.keys[3] != s.keys[0] {
+		t.Fatal(err, s.keys)
+	}
+}
+
+func TestStores(t *testing.T) {
+	for name, store := range map[string]caller.Store{"memory": &caller.MemoryStore{}, "file": caller.FileStore{Dir: t.TempDir()}} {
+		t.Run(name, func(t *testing.T) {
+			var all sync.WaitGroup
+			keys := make([]string, 20)
+			for i := range keys {
+				all.Add(1)
+				go func(i int) {
+					defer all.Done()
+					key, err := store.Key(context.Background(), "one/intent")
+					if err != nil {
+						t.Error(err)
+					}
+					keys[i] = key
+				}(i)
+			}
+			all.Wait()
+			for _, key := range keys {
+				if key != keys[0] || key == "" {
+					t.Fatal(keys)
+				}
+			}
+			if other, err := store.Key(context.Background(), "another"); err != nil || other == keys[0] {
+				t.Fatal(other, err)
+			}
+			for i := 0; i < 2; i++ {
+				if err := store.Forget(context.Background(), "one/intent"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if again, err := store.Key(context.Background(), "one/intent"); err != nil || again == keys[0] {
+				t.Fatal(again, err)
+			}
+		})
+	}
+}
+
+func TestFileStoreLeavesNothingHalf(t *testing.T) {
+	dir := t.TempDir()
+	key, err := caller.FileStore{Dir: dir}.Key(context.Background(), "intent")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, err := (caller.FileStore{Dir: dir}).Key(context.Background(), "intent"); err != nil || again != key {
+		t.Fatal(again, err)
+	}
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 {
+		t.Fatal(entries, err)
+	}
+	if _, err := (caller.FileStore{Dir: dir + "/missing"}).Key(context.Background(), "intent"); err == nil {
+		t.Fatal("a key that is not kept")
+	}
+}

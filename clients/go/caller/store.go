@@ -1,0 +1,134 @@
+package caller
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+)
+
+// Store keeps a key for each intent.
+type Store interface {
+	// Key returns the key of an intent, and makes and keeps one where there is none.
+	// All callers of one intent get one key.
+	Key(ctx context.Context, intent string) (string, error)
+	// Forget drops the key of an intent, if there is one.
+	Forget(ctx context.Context, intent string) error
+}
+
+// MemoryStore keeps keys as long as the process runs. The zero value is empty.
+type MemoryStore struct {
+	mutex sync.Mutex
+	keys  map[string]string
+}
+
+// Key returns the key of an intent.
+func (s *MemoryStore) Key(_ context.Context, intent string) (string, error) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if key, known := s.keys[intent]; known {
+		return key, nil
+	}
+	key, err := newKey()
+	if err != nil {
+		return "", err
+	}
+	if s.keys == nil {
+		s.keys = map[string]string{}
+	}
+	s.keys[intent] = key
+	return key, nil
+}
+
+// Forget drops the key of an intent.
+func (s *MemoryStore) Forget(_ context.Context, intent string) error {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	delete(s.keys, intent)
+	return nil
+}
+
+// FileStore keeps each key in a file of the directory Dir, which must exist. A key
+// is on the disk before a request is sent with it. Several processes may share the
+// directory.
+type FileStore struct{ Dir string }
+
+// Key returns the key of an intent.
+func (s FileStore) Key(_ context.Context, intent string) (string, error) {
+	path := s.path(intent)
+	if key, err := os.ReadFile(path); err == nil || !errors.Is(err, fs.ErrNotExist) {
+		return string(key), err
+	}
+	key, err := newKey()
+	if err != nil {
+		return "", err
+	}
+	temporary, err := s.write(key)
+	if err != nil {
+		return "", err
+	}
+	defer os.Remove(temporary)
+	// The first of several that link the file wins: the others read its key.
+	if err := os.Link(temporary, path); errors.Is(err, fs.ErrExist) {
+		kept, err := os.ReadFile(path)
+		return string(kept), err
+	} else if err != nil {
+		return "", err
+	}
+	return key, s.sync()
+}
+
+// write makes a file that is whole before it has its name.
+func (s FileStore) write(key string) (name string, err error) {
+	file, err := os.CreateTemp(s.Dir, ".new-*")
+	if err != nil {
+		return "", err
+	}
+	_, err = file.WriteString(key)
+	if err == nil {
+		err = file.Sync()
+	}
+	if closing := file.Close(); err == nil {
+		err = closing
+	}
+	if err != nil {
+		_ = os.Remove(file.Name())
+	}
+	return file.Name(), err
+}
+
+// sync makes the name durable.
+func (s FileStore) sync() error {
+	directory, err := os.Open(s.Dir)
+	if err != nil {
+		return err
+	}
+	defer directory.Close()
+	return directory.Sync()
+}
+
+// Forget drops the key of an intent.
+func (s FileStore) Forget(_ context.Context, intent string) error {
+	if err := os.Remove(s.path(intent)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return s.sync()
+}
+
+func (s FileStore) path(intent string) string {
+	return filepath.Join(s.Dir, fmt.Sprintf("%x", sha256.Sum256([]byte(intent))))
+}
+
+// newKey is 128 random bits.
+func newKey() (string, error) {
+	var random [16]byte
+	if _, err := rand.Read(random[:]); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%x", random), nil
+}

@@ -1,0 +1,166 @@
+package idempotency
+
+import (
+	"context"
+	"database/sql"
+	"math/rand"
+	"time"
+)
+
+// Options are the defaults of a Client. The zero value is right for most.
+type Options struct {
+	// Scope is the name space of the keys, where a call does not name another.
+	Scope string
+	// Schema is where the extension is installed; "": search_path finds it.
+	Schema string
+	// Retention is how long records are kept; 0: the server's setting.
+	Retention time.Duration
+	// Lease is how long a lease runs without a heartbeat; 0: 30 seconds.
+	Lease time.Duration
+	// Retry says how often and how fast calls are repeated.
+	Retry Retry
+	// Hooks are called for metrics and logs.
+	Hooks Hooks
+	// Clock is where time comes from; nil: the machine's.
+	Clock Clock
+}
+
+// Retry bounds the repetitions after 40001, 40P01 and a lost connection.
+type Retry struct {
+	// Attempts is how often a call is made at most; 0: 5.
+	Attempts int
+	// Base is the longest wait before the first repetition; it doubles for each
+	// further one. 0: 50 ms. The wait is a random part of that ("full jitter").
+	Base time.Duration
+	// Cap is the longest wait; 0: 2 s.
+	Cap time.Duration
+}
+
+// Client runs operations in one database. It is safe for concurrent use.
+type Client[Tx any] struct {
+	database Database[Tx]
+	options  Options
+	sql      statements
+}
+
+// New makes a client on a database of package pgxv4 or stdsql.
+func New[Tx any](database Database[Tx], options Options) *Client[Tx] {
+	if options.Lease <= 0 {
+		options.Lease = 30 * time.Second
+	}
+	if options.Retry.Attempts <= 0 {
+		options.Retry.Attempts = 5
+	}
+	if options.Retry.Base <= 0 {
+		options.Retry.Base = 50 * time.Millisecond
+	}
+	if options.Retry.Cap <= 0 {
+		options.Retry.Cap = 2 * time.Second
+	}
+	if options.Clock == nil {
+		options.Clock = SystemClock{}
+	}
+	return &Client[Tx]{database: database, options: options, sql: newStatements(options.Schema)}
+}
+
+// Clock is the clock of the client's options.
+func (c *Client[Tx]) Clock() Clock { return c.options.Clock }
+
+// Option changes one call.
+type Option func(*call)
+
+// call is what one call of a Client asks for.
+type call struct {
+	key, scope  string
+	request     *string
+	requestHash []byte
+	wait        time.Duration
+	lease       time.Duration
+	maxAttempts int
+	retention   time.Duration
+	level       sql.IsolationLevel
+	reconcile   func(context.Context, Operation) (Reconciled, error)
+}
+
+// InScope names the scope of the key.
+func InScope(scope string) Option { return func(c *call) { c.scope = scope } }
+
+// WithRequestHash gives a SHA-256 of the request, 32 bytes, in place of the
+// request, which must be nil then.
+func WithRequestHash(hash []byte) Option { return func(c *call) { c.requestHash = hash } }
+
+// WithWait waits that long for another owner before the answer is InProgress.
+// Client.Transaction holds a connection meanwhile, Client.Lease does not.
+func WithWait(wait time.Duration) Option { return func(c *call) { c.wait = wait } }
+
+// WithMaxAttempts says which attempt is the last; 0: the server's setting,
+// below 0: no limit.
+func WithMaxAttempts(attempts int) Option { return func(c *call) { c.maxAttempts = attempts } }
+
+// WithRetention says how long the record is kept.
+func WithRetention(retention time.Duration) Option { return func(c *call) { c.retention = retention } }
+
+// WithIsolation sets the isolation level of the transaction.
+func WithIsolation(level sql.IsolationLevel) Option { return func(c *call) { c.level = level } }
+
+// WithLease says how long the lease of Client.Lease runs without a heartbeat.
+func WithLease(lease time.Duration) Option { return func(c *call) { c.lease = lease } }
+
+// WithReconcile gives Client.Lease the function that finds out what an attempt
+// did whose lease ran out. Without one, the work has to do it.
+func WithReconcile(reconcile func(context.Context, Operation) (Reconciled, error)) Option {
+	return func(c *call) { c.reconcile = reconcile }
+}
+
+func (c *Client[Tx]) newCall(key string, request any, options []Option) (*call, error) {
+	call := &call{key: key, scope: c.options.Scope, lease: c.options.Lease, retention: c.options.Retention}
+	for _, option := range options {
+		option(call)
+	}
+	text, err := asJSON(request)
+	if text != nil {
+		call.request = textOf(string(text))
+	}
+	return call, err
+}
+
+// try makes one attempt at a call. afterLoss: the one before lost its connection.
+type try func(afterLoss bool) (*Result, error)
+
+// repeat makes attempts until one does not fail with 40001, 40P01 or a lost
+// connection. Of a connection that was dead when it came from the pool nothing
+// was asked, so it is no attempt.
+func (c *Client[Tx]) repeat(ctx context.Context, call *call, try try) (*Result, error) {
+	afterLoss := false
+	for attempt, dead := 1, 0; ; attempt++ {
+		result, err := try(afterLoss)
+		if err == nil || ctx.Err() != nil || !Transient(err) {
+			return result, err
+		}
+		afterLoss = afterLoss || SQLState(err) != "40001" && SQLState(err) != "40P01"
+		if isDeadOnArrival(err) && dead < maxDead {
+			dead, attempt = dead+1, attempt-1
+			continue
+		}
+		if attempt >= c.options.Retry.Attempts {
+			return nil, err
+		}
+		delay := c.backoff(attempt)
+		fire(c.options.Hooks.Retried, Event{Scope: call.scope, Key: call.key, Err: err, Delay: delay})
+		if c.options.Clock.Sleep(ctx, delay) != nil {
+			return nil, err
+		}
+	}
+}
+
+// maxDead is more connections than a pool has, so that a server that was started
+// again does not use the attempts up.
+const maxDead = 100
+
+func (c *Client[Tx]) backoff(attempt int) time.Duration {
+	longest := c.options.Retry.Cap
+	if attempt < 30 && c.options.Retry.Base<<(attempt-1) < longest {
+		longest = c.options.Retry.Base << (attempt - 1)
+	}
+	return time.Duration(rand.Int63n(int64(longest) + 1))
+}

@@ -1,0 +1,125 @@
+package idempotency
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// Clock is where the package's time comes from: every sleep, the heartbeat and
+// the end of a lease. Only the bounds of a network's delay, as for ROLLBACK, are
+// the machine's: a test that moves its clock must not break a connection.
+type Clock interface {
+	// Now is the present time.
+	Now() time.Time
+	// Sleep returns nil after d, or the context's error if that ends first.
+	Sleep(ctx context.Context, d time.Duration) error
+}
+
+// SystemClock is the machine's clock.
+type SystemClock struct{}
+
+// Now is time.Now.
+func (SystemClock) Now() time.Time { return time.Now() }
+
+// Sleep waits on a timer.
+func (SystemClock) Sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// FakeClock is a clock for tests: its time moves by Advance only. It does not
+// move the server's clock.
+type FakeClock struct {
+	mutex    sync.Mutex
+	changed  *sync.Cond
+	now      time.Time
+	sleepers map[chan struct{}]time.Time
+}
+
+// NewFakeClock makes a clock that shows the given time.
+func NewFakeClock(now time.Time) *FakeClock {
+	c := &FakeClock{now: now, sleepers: map[chan struct{}]time.Time{}}
+	c.changed = sync.NewCond(&c.mutex)
+	return c
+}
+
+// Now is the time that the clock shows.
+func (c *FakeClock) Now() time.Time {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	return c.now
+}
+
+// Sleep returns when Advance has moved the clock by d, or the context ends.
+func (c *FakeClock) Sleep(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return ctx.Err()
+	}
+	woken := make(chan struct{})
+	c.mutex.Lock()
+	c.sleepers[woken] = c.now.Add(d)
+	c.changed.Broadcast()
+	c.mutex.Unlock()
+	select {
+	case <-woken:
+		return nil
+	case <-ctx.Done():
+		c.mutex.Lock()
+		defer c.mutex.Unlock()
+		delete(c.sleepers, woken)
+		c.changed.Broadcast()
+		return ctx.Err()
+	}
+}
+
+// Advance moves the clock and wakes each sleeper whose time has come.
+func (c *FakeClock) Advance(d time.Duration) {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	c.now = c.now.Add(d)
+	for woken, at := range c.sleepers {
+		if !at.After(c.now) {
+			close(woken)
+			delete(c.sleepers, woken)
+		}
+	}
+	c.changed.Broadcast()
+}
+
+// AwaitSleepers returns when n callers, or more, are in Sleep.
+func (c *FakeClock) AwaitSleepers(n int) {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	for len(c.sleepers) < n {
+		c.changed.Wait()
+	}
+}
+
+// WithTimeout gives a context that ends after d by the clock. The returned
+// function ends it at once, and must be called.
+func WithTimeout(ctx context.Context, clock Clock, d time.Duration) (context.Context, context.CancelFunc) {
+	limited, cancel := context.WithCancel(ctx)
+	go func() {
+		if clock.Sleep(limited, d) == nil {
+			cancel()
+		}
+	}()
+	return limited, cancel
+}
+
+// Detach gives a context with the values of ctx that does not end with it.
+func Detach(ctx context.Context) context.Context { return detached{ctx} }
+
+type detached struct{ values context.Context }
+
+func (detached) Deadline() (time.Time, bool) { return time.Time{}, false }
+func (detached) Done() <-chan struct{}       { return nil }
+func (detached) Err() error                  { return nil }
+func (d detached) Value(key interface{}) any { return d.values.Value(key) }

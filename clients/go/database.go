@@ -1,0 +1,47 @@
+package idempotency
+
+import (
+	"context"
+	"database/sql"
+)
+
+// Statement is one SQL statement. Each argument is text, and nil is NULL: the
+// statement casts it.
+type Statement struct {
+	SQL  string
+	Args []*string
+}
+
+// Row is one row of a result. Each column is text, and nil is NULL.
+type Row []*string
+
+// Database is what a Client needs of a driver. Tx is the transaction that the
+// caller's work gets. Packages pgxv4 and stdsql implement it.
+type Database[Tx any] interface {
+	// Acquire takes a connection.
+	Acquire(ctx context.Context) (Conn[Tx], error)
+	// In runs one statement in a transaction of the caller's.
+	In(ctx context.Context, tx Tx, statement Statement) ([]Row, error)
+}
+
+// Conn is one connection that belongs to one caller until Release. Where a
+// method takes several statements, it sends them in one round trip if the
+// driver is able to. An error that means that the connection is gone is made
+// with ConnectionLost, or is one of package net's or driver.ErrBadConn.
+type Conn[Tx any] interface {
+	// Query runs one statement outside of a transaction.
+	Query(ctx context.Context, statement Statement) ([]Row, error)
+	// Begin sends BEGIN and the statements, and returns the rows of the first
+	// one. When ctx ends, the transaction is rolled back, whatever the work does.
+	Begin(ctx context.Context, level sql.IsolationLevel, statements ...Statement) ([]Row, error)
+	// Tx is the open transaction, as the caller's work gets it.
+	Tx() Tx
+	// Commit sends the statements and COMMIT. It fails with ErrCommitRolledBack
+	// if COMMIT answered ROLLBACK.
+	Commit(ctx context.Context, statements ...Statement) error
+	// Rollback ends the transaction if there still is one. It fails only if the
+	// connection is gone.
+	Rollback(ctx context.Context) error
+	// Release gives the connection back, or closes one that is not idle.
+	Release()
+}

@@ -1,0 +1,14 @@
+// Package idempotency runs an operation at most once, however often its request
+// arrives. It is the Go client of the PostgreSQL extension "idempotency".
+//
+// Client.Transaction runs work inside one database transaction, together with
+// the record of its answer. Client.Lease runs work that cannot sit in one
+// transaction, such as a call of a payment gateway. Client.BeginMany takes a
+// batch of messages. Idempotent makes a plain function idempotent.
+//
+// The package knows no driver. Package pgxv4 connects it to pgx version 4, where
+// BEGIN travels with idem_begin and idem_complete with COMMIT. Package stdsql
+// connects it to any driver of database/sql. Package idemhttp has the middleware
+// for net/http, package idemgin the one for gin, package caller the other half:
+// what sends requests.
+package idempotency

@@ -1,0 +1,164 @@
+package idempotency
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// What may go wrong. Compare with errors.Is. Each is found by its SQLSTATE, never
+// by a message. The driver's error is in the chain, for errors.As.
+var (
+	// ErrBadArgument: an argument is missing, too long or out of range (ID400).
+	ErrBadArgument = errors.New("idempotency: bad argument")
+	// ErrForbidden: the role may not use the scope (ID403).
+	ErrForbidden = errors.New("idempotency: the role may not use this scope")
+	// ErrNotOwned: this transaction does not own the operation (ID404). The work
+	// ended the transaction, or the operation, itself.
+	ErrNotOwned = errors.New("idempotency: the transaction does not own the operation")
+	// ErrLeaseLost: the fence is no longer current (ID409).
+	ErrLeaseLost = errors.New("idempotency: the lease was lost")
+	// ErrTooLarge: the response is larger than the server stores (ID413).
+	ErrTooLarge = errors.New("idempotency: the response is too large")
+	// ErrKeyReused: the key was used before with a different request (ID422).
+	ErrKeyReused = errors.New("idempotency: the key was used before with a different request")
+	// ErrNotEnded: COMMIT was refused, as an operation was not ended (ID428).
+	ErrNotEnded = errors.New("idempotency: an operation was begun and not ended")
+	// ErrCommitRolledBack: COMMIT rolled the transaction back, because a statement
+	// in it had failed and the work did not return that error. Nothing is stored.
+	ErrCommitRolledBack = errors.New("idempotency: the transaction was rolled back at COMMIT")
+	// ErrConnectionLost: the connection broke, and so did the repetitions.
+	ErrConnectionLost = errors.New("idempotency: the connection was lost")
+	// ErrUnknown: nobody knows whether the operation took effect. See UnknownError.
+	ErrUnknown = errors.New("idempotency: the outcome of the operation is unknown")
+	// ErrInProgress: somebody else owns the operation. See InProgressError.
+	ErrInProgress = errors.New("idempotency: the operation is in progress")
+	// ErrNotDone is returned by the work of a lease, alone or wrapped, to say that
+	// nothing has happened outside of the database. The operation is then released
+	// at once.
+	ErrNotDone = errors.New("idempotency: nothing was done")
+)
+
+var byState = map[string]error{
+	"ID400": ErrBadArgument,
+	"ID403": ErrForbidden,
+	"ID404": ErrNotOwned,
+	"ID409": ErrLeaseLost,
+	"ID413": ErrTooLarge,
+	"ID422": ErrKeyReused,
+	"ID428": ErrNotEnded,
+}
+
+// Error is one of the package's errors with its cause, the error of the driver.
+type Error struct {
+	kind  error
+	cause error
+}
+
+// Error gives the kind of the error and the text of its cause.
+func (e *Error) Error() string { return fmt.Sprintf("%v: %v", e.kind, e.cause) }
+
+// Is compares the error with one of the package's.
+func (e *Error) Is(target error) bool { return target == e.kind }
+
+// Unwrap gives the cause.
+func (e *Error) Unwrap() error { return e.cause }
+
+// ConnectionLost makes an ErrConnectionLost of a driver's error. It is for
+// implementations of Database.
+func ConnectionLost(cause error) error { return &Error{ErrConnectionLost, cause} }
+
+// UnknownError says that an earlier attempt ran out of its lease, and that
+// nobody knows what it did. The operation is owned by nobody, and the next begin
+// reconciles again. errors.Is(err, ErrUnknown) finds it.
+type UnknownError struct {
+	// RetryAfter is how long to wait before the next try.
+	RetryAfter time.Duration
+	// Cause is the error of the reconcile function, or nil.
+	Cause error
+}
+
+// Error does not show the cause's text, which may be another service's.
+func (e *UnknownError) Error() string { return ErrUnknown.Error() }
+
+// Is compares the error with ErrUnknown.
+func (e *UnknownError) Is(target error) bool { return target == ErrUnknown }
+
+// Unwrap gives the cause.
+func (e *UnknownError) Unwrap() error { return e.Cause }
+
+// InProgressError is what a function made by Idempotent returns while somebody
+// else owns the operation. errors.Is(err, ErrInProgress) finds it.
+type InProgressError struct {
+	// RetryAfter is what is left of the owner's lease; nil: the owner is an open
+	// transaction.
+	RetryAfter *time.Duration
+}
+
+// Error gives the text of ErrInProgress.
+func (e *InProgressError) Error() string { return ErrInProgress.Error() }
+
+// Is compares the error with ErrInProgress.
+func (e *InProgressError) Is(target error) bool { return target == ErrInProgress }
+
+// SQLState gives the SQLSTATE of an error of pgx, lib/pq or any driver whose
+// errors have a method SQLState, or "".
+func SQLState(err error) string {
+	var stated interface{ SQLState() string }
+	if errors.As(err, &stated) {
+		return stated.SQLState()
+	}
+	return ""
+}
+
+// Transient says whether the same call may succeed a moment later: 40001, 40P01
+// and a lost connection. The client has repeated the call before it returns such
+// an error.
+func Transient(err error) bool {
+	state := SQLState(err)
+	return state == "40001" || state == "40P01" || errors.Is(err, ErrConnectionLost) || endsConnection(state)
+}
+
+// endsConnection: after these the server closes the connection, or opens none.
+func endsConnection(state string) bool {
+	return strings.HasPrefix(state, "08") || state == "57P01" || state == "57P02" || state == "57P03"
+}
+
+// ofStatement gives the package's error for an error of one of its own
+// statements.
+func ofStatement(err error) error {
+	state := SQLState(err)
+	if kind, known := byState[state]; known {
+		return &Error{kind, err}
+	}
+	if err != nil && !errors.Is(err, ErrConnectionLost) && (endsConnection(state) || isSocketError(err)) {
+		return ConnectionLost(err)
+	}
+	return err
+}
+
+// isSocketError says whether a driver's error without a SQLSTATE means that the
+// connection is gone.
+func isSocketError(err error) bool {
+	if isContextError(err) || SQLState(err) != "" {
+		return false
+	}
+	for _, gone := range []error{driver.ErrBadConn, io.EOF, io.ErrUnexpectedEOF, net.ErrClosed,
+		syscall.ECONNRESET, syscall.EPIPE, syscall.ECONNREFUSED} {
+		if errors.Is(err, gone) {
+			return true
+		}
+	}
+	var operation *net.OpError
+	return errors.As(err, &operation)
+}
+
+func isContextError(err error) bool {
+	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+}

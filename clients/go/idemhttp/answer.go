@@ -1,0 +1,96 @@
+package idemhttp
+
+import (
+	"encoding/json"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"example.org/idempotency"
+)
+
+// answer is what a client gets.
+type answer struct {
+	status int
+	header http.Header
+	body   []byte
+}
+
+func (a *answer) send(w http.ResponseWriter) {
+	for name, values := range a.header {
+		w.Header()[name] = values
+	}
+	w.Header().Set("Content-Length", strconv.Itoa(len(a.body)))
+	w.WriteHeader(a.status)
+	_, _ = w.Write(a.body) // a client that has gone will ask again
+}
+
+// stored is the part of the answer that is stored. Body is never nil, so that a
+// replay has the same bytes.
+func (a *answer) stored(options *Options, retention time.Duration) idempotency.Response {
+	headers := map[string]string{}
+	for name, values := range a.header {
+		if options.isStored(name) {
+			headers[name] = strings.Join(values, ", ")
+		}
+	}
+	body := a.body
+	if body == nil {
+		body = []byte{}
+	}
+	return idempotency.Response{Code: a.status, Headers: headers, Body: body, Retention: retention}
+}
+
+// retryAfter is the answer's own Retry-After in seconds, or nil.
+func (a *answer) retryAfter() *time.Duration {
+	n, err := strconv.Atoi(a.header.Get("Retry-After"))
+	if err != nil || n < 0 {
+		return nil
+	}
+	after := time.Duration(n) * time.Second
+	return &after
+}
+
+// written makes an answer of a Response: a payload is JSON.
+func written(response idempotency.Response, otherwise int) (*answer, error) {
+	a := &answer{status: response.Code, header: http.Header{}, body: response.Body}
+	if a.status == 0 {
+		a.status = otherwise
+	}
+	if response.Body == nil && response.Payload != nil {
+		body, err := json.Marshal(response.Payload)
+		if err != nil {
+			return nil, err
+		}
+		a.body = body
+		a.header.Set("Content-Type", "application/json")
+	}
+	for name, value := range response.Headers {
+		a.header.Set(name, value)
+	}
+	return a, nil
+}
+
+// replayed makes an answer of a stored one.
+func replayed(result *idempotency.Result) (*answer, error) {
+	otherwise := http.StatusOK
+	if result.Outcome == idempotency.Failed {
+		otherwise = http.StatusUnprocessableEntity
+	}
+	response := idempotency.Response{Code: result.Code, Headers: result.Headers, Body: result.Body}
+	if result.Payload != nil {
+		response.Payload = result.Payload
+	}
+	a, err := written(response, otherwise)
+	if err != nil {
+		return nil, err
+	}
+	if result.RetryAfter != nil {
+		a.header.Set("Retry-After", seconds(*result.RetryAfter))
+	}
+	if result.Replayed {
+		a.header.Set("Idempotency-Replayed", "true")
+	}
+	return a, nil
+}

@@ -1,0 +1,57 @@
+package idemhttp
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+)
+
+func TestKeys(t *testing.T) {
+	for value, want := range map[string]string{
+		`"a"`: "a", "a": "a", ` "a" `: "a", `"a b"`: "a b", `"a\"b\\c"`: `a"b\c`, `"a";p=1;q`: "a", `"a"; p`: "a",
+		"8e03978e-40d5-43dd-bc93-6894a57f9324": "8e03978e-40d5-43dd-bc93-6894a57f9324",
+		strings.Repeat("k", 255):               strings.Repeat("k", 255),
+		"":                                     "", `""`: "", `"a`: "", `a"`: "", `"a"b`: "", `"a\n"`: "", `"a\`: "", "a b": "", `"ä"`: "", "ä": "", "\"\x01\"": "",
+		"\"\x7f\"": "", "\"a\tb\"": "", `"a", "b"`: "", "a,b": "", `("a" "b")`: "", `"a";`: "", `"a";=`: "", `"a";A`: "",
+		strings.Repeat("k", 256): "",
+	} {
+		key, err := keyOf(&http.Request{Header: http.Header{"Idempotency-Key": {value}}}, "Idempotency-Key", false)
+		if key != want || (err == nil) != (want != "") {
+			t.Errorf("%q: got %q, %v; want %q", value, key, err, want)
+		}
+	}
+	for _, c := range []struct {
+		values []string
+		want   error
+	}{{nil, errNoKey}, {[]string{"a", "a"}, errTwoKeys}, {[]string{"bare"}, errMalformedKey}, {[]string{`"quoted"`}, nil}} {
+		if _, err := keyOf(&http.Request{Header: http.Header{"Idempotency-Key": c.values}}, "idempotency-key", true); err != c.want {
+			t.Errorf("%q: got %v, want %v", c.values, err, c.want)
+		}
+	}
+}
+
+func TestWhatJSONBCanHold(t *testing.T) {
+	for text, want := range map[string]bool{
+		`{"a": [1, 2.5e3, "é", null]}`: true, `"plain"`: true, `{}`: true,
+		`{`: false, `"\u0000"`: false, `"\ud800"`: false, `"\uD83D\uDE00"`: false, "\"\xff\"": false, `1e99999`: false, `1E-100000`: false,
+		strings.Repeat("[", 100) + strings.Repeat("]", 100): true,
+		strings.Repeat("[", 300) + strings.Repeat("]", 300): false,
+		strings.Repeat("9", 2000):                           false,
+	} {
+		if isStorable([]byte(text)) != want {
+			t.Errorf("%.40q: want %v", text, want)
+		}
+	}
+}
+
+func TestScopes(t *testing.T) {
+	long := strings.Repeat("x", 300)
+	scopes := map[string]bool{}
+	for _, c := range [][2]string{{"/a", ""}, {"/a", "b"}, {"/b", "b"}, {"/a", long}, {"/a", long + "x"}, {"/a", "\xff"}, {"/a", "\x00"}} {
+		scope := scopeOf(c[0], c[1])
+		if scopes[scope] || len(scope) > 255 {
+			t.Errorf("%.20q: scope %q", c, scope)
+		}
+		scopes[scope] = true
+	}
+}

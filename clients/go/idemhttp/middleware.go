@@ -1,0 +1,230 @@
+package idemhttp
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"example.org/idempotency"
+)
+
+// Handler handles a request inside a transaction. What it writes to w is held
+// back until the transaction has committed. It may run more than once: see
+// idempotency.Client.Transaction. An error, or a panic, is a 500; a
+// *idempotency.Declined is answered and stored.
+type Handler[Tx any] func(w http.ResponseWriter, r *http.Request, tx Tx) error
+
+// LeaseHandler handles a request under a lease, without a connection. The
+// context of r ends when the lease is lost. Errors: see idempotency.Client.Lease.
+type LeaseHandler[Tx any] func(r *http.Request, operation idempotency.Operation) (idempotency.Completion[Tx], error)
+
+// Middleware makes handlers idempotent.
+type Middleware[Tx any] struct {
+	client  *idempotency.Client[Tx]
+	options Options
+	warning sync.Once
+}
+
+// New makes a middleware on a client.
+func New[Tx any](client *idempotency.Client[Tx], options Options) *Middleware[Tx] {
+	options.setDefaults()
+	return &Middleware[Tx]{client: client, options: options}
+}
+
+// Transaction makes a handler idempotent. route is the template of the route,
+// such as "/accounts/{id}/payments": keys of different routes are different keys.
+func (m *Middleware[Tx]) Transaction(route string, handler Handler[Tx]) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		m.ServeTransaction(w, r, route, handler)
+	})
+}
+
+// Lease makes a handler under a lease idempotent. The options may have
+// idempotency.WithLease and idempotency.WithReconcile.
+func (m *Middleware[Tx]) Lease(route string, handler LeaseHandler[Tx], options ...idempotency.Option) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		m.ServeLease(w, r, route, handler, options...)
+	})
+}
+
+// ServeTransaction serves one request. It is for adapters of other frameworks.
+func (m *Middleware[Tx]) ServeTransaction(w http.ResponseWriter, r *http.Request, route string, handler Handler[Tx]) {
+	m.serve(w, r, route, func(ctx context.Context, e *exchange) (*answer, error) {
+		if e.key == "" {
+			return m.transactWithoutKey(ctx, e, handler)
+		}
+		return m.transact(ctx, e, handler)
+	})
+}
+
+// ServeLease serves one request. It is for adapters of other frameworks.
+func (m *Middleware[Tx]) ServeLease(w http.ResponseWriter, r *http.Request, route string, handler LeaseHandler[Tx], options ...idempotency.Option) {
+	m.serve(w, r, route, func(ctx context.Context, e *exchange) (*answer, error) {
+		if e.key == "" {
+			return m.runWithoutKey(ctx, e, handler)
+		}
+		return m.lease(ctx, e, handler, options)
+	})
+}
+
+// exchange is one request on its way.
+type exchange struct {
+	request *http.Request
+	body    []byte
+	key     string // "": runs without
+	scope   string
+	print   any
+	wait    time.Duration
+}
+
+// with gives a request that a handler can read from the start.
+func (e *exchange) with(ctx context.Context) *http.Request {
+	r := e.request.WithContext(ctx)
+	r.Body = io.NopCloser(bytes.NewReader(e.body))
+	return r
+}
+
+func (m *Middleware[Tx]) serve(w http.ResponseWriter, r *http.Request, route string, run func(context.Context, *exchange) (*answer, error)) {
+	e, err := m.receive(w, r, route)
+	if err != nil {
+		m.refuse(r, err, nil).send(w)
+		return
+	}
+	a, err := m.within(r, func(ctx context.Context) (*answer, error) { return run(ctx, e) })
+	var after *time.Duration
+	var running *idempotency.InProgressError
+	if errors.As(err, &running) {
+		err, after = errInProgress, running.RetryAfter
+	}
+	if err != nil {
+		a = m.refuse(r, err, after)
+	}
+	a.send(w)
+}
+
+// receive reads the request and what it asks for.
+func (m *Middleware[Tx]) receive(w http.ResponseWriter, r *http.Request, route string) (*exchange, error) {
+	e := &exchange{request: r}
+	var err error
+	if e.key, err = m.keyOf(r); err != nil {
+		return nil, err
+	}
+	e.body, err = io.ReadAll(http.MaxBytesReader(w, r.Body, m.options.MaxRequest))
+	var tooLarge *http.MaxBytesError
+	if errors.As(err, &tooLarge) {
+		return nil, errRequestTooLarge
+	}
+	if err != nil {
+		return nil, errRequestBroken
+	}
+	e.scope = m.scopeOf(r, route)
+	e.wait = m.waitOf(r)
+	e.print, err = m.options.Fingerprint(r, e.body)
+	return e, err
+}
+
+// keyOf is "" for a request that runs without a key.
+func (m *Middleware[Tx]) keyOf(r *http.Request) (string, error) {
+	if m.options.Skip != nil && m.options.Skip(r) || !contains(m.options.Methods, r.Method) {
+		return "", nil
+	}
+	key, err := keyOf(r, m.options.Header, m.options.Strict)
+	if !errors.Is(err, errNoKey) {
+		return key, err
+	}
+	if m.options.MakeKey != nil {
+		key = m.options.MakeKey(r)
+	}
+	if key == "" && !m.options.Optional {
+		return "", err
+	}
+	return key, nil
+}
+
+func contains(list []string, wanted string) bool {
+	for _, entry := range list {
+		if entry == wanted {
+			return true
+		}
+	}
+	return false
+}
+
+func (m *Middleware[Tx]) scopeOf(r *http.Request, route string) string {
+	if m.options.Scope != nil {
+		return m.options.Scope(r, route)
+	}
+	if m.options.Principal == nil {
+		m.warning.Do(func() {
+			log.Print("idemhttp: no Principal: all clients of a route share its idempotency keys")
+		})
+		return scopeOf(route, "")
+	}
+	return scopeOf(route, m.options.Principal(r))
+}
+
+// waitOf obeys "Prefer: wait=n" (RFC 7240), up to the limit.
+func (m *Middleware[Tx]) waitOf(r *http.Request) time.Duration {
+	for _, preference := range strings.Split(strings.Join(r.Header.Values("Prefer"), ","), ",") {
+		name, value, _ := strings.Cut(strings.TrimSpace(preference), "=")
+		n, err := strconv.ParseUint(strings.TrimSpace(value), 10, 31)
+		if !strings.EqualFold(strings.TrimSpace(name), "wait") || err != nil || m.options.MaxWait < 0 {
+			continue
+		}
+		if wait := time.Duration(n) * time.Second; wait < m.options.MaxWait {
+			return wait
+		}
+		return m.options.MaxWait
+	}
+	return m.options.Wait
+}
+
+// within runs the work apart from the client's connection: it goes on when the
+// client goes away. When the time is over, the context ends, and with it the
+// transaction, even if the handler never returns.
+func (m *Middleware[Tx]) within(r *http.Request, work func(context.Context) (*answer, error)) (*answer, error) {
+	ctx := idempotency.Detach(r.Context())
+	if m.options.Timeout < 0 {
+		return work(ctx)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var a *answer
+	var err error
+	done, late := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		a, err = work(ctx)
+	}()
+	go func() {
+		if m.client.Clock().Sleep(ctx, m.options.Timeout) == nil {
+			close(late)
+		}
+	}()
+	select {
+	case <-done:
+		return a, err
+	case <-late:
+		return nil, errTimeout
+	}
+}
+
+// safely calls a handler and makes an error of a panic, which would else end the
+// process outside of the server's goroutine.
+func safely(handler func() error) (err error) {
+	defer func() {
+		if reason := recover(); reason != nil {
+			err = fmt.Errorf("idemhttp: the handler panicked: %v\n%s", reason, debug.Stack())
+		}
+	}()
+	return handler()
+}

@@ -1,0 +1,143 @@
+package idemhttp
+
+import (
+	"log"
+	"net/http"
+	"strings"
+	"time"
+
+	"example.org/idempotency"
+)
+
+// Options of a Middleware. The zero value is safe, but for Principal, which most
+// services need.
+type Options struct {
+	// Header has the key; "": Idempotency-Key.
+	Header string
+	// Strict refuses a key without quotes.
+	Strict bool
+	// Optional lets a request without a key run, each time anew.
+	Optional bool
+	// MakeKey makes the key of a request that has none; "" is none.
+	MakeKey func(r *http.Request) string
+	// Methods that need a key; nil: POST and PATCH. Requests of other methods run
+	// without one.
+	Methods []string
+	// Principal names who sends the request, such as the tenant or the user. Keys
+	// of different principals are different keys. Without it, all clients of a
+	// route share its keys; a warning says so, once.
+	Principal func(r *http.Request) string
+	// Scope makes the scope, in place of route and principal.
+	Scope func(r *http.Request, route string) string
+	// Fingerprint makes what two equal requests have in common, marshalled as JSON,
+	// in place of method, target, media type and body.
+	Fingerprint func(r *http.Request, body []byte) (any, error)
+	// Statuses says what becomes of an answer; nil: DefaultStatuses.
+	Statuses func(status int) Keep
+	// Headers of an answer that are stored beside Content-Type, Location, ETag and
+	// Content-Language. A name may end with "*". Set-Cookie is never stored.
+	Headers []string
+	// MaxRequest is the largest request body in bytes; 0: 1 MB.
+	MaxRequest int64
+	// MaxResponse is the largest answer in bytes; 0: 1 MB.
+	MaxResponse int
+	// Skip lets a request run without a key.
+	Skip func(r *http.Request) bool
+	// Wait is how long a retry waits for the first request before its 409.
+	Wait time.Duration
+	// MaxWait bounds what a client may ask for by "Prefer: wait=n"; 0: 10 s, below
+	// 0: the preference is ignored.
+	MaxWait time.Duration
+	// Timeout is how long a handler may take; 0: 30 s, below 0: no limit. After it
+	// the client gets 503 and the transaction is rolled back, or the lease runs out.
+	Timeout time.Duration
+	// DescribedBy is the address of the documentation of your keys. Each problem
+	// has it as a Link.
+	DescribedBy string
+	// Problem may change a problem before it is sent.
+	Problem func(r *http.Request, err error, problem *Problem)
+	// OnError is told each error that becomes a 500; nil: it is logged.
+	OnError func(r *http.Request, err error)
+	// Call has options for each call, such as idempotency.WithRetention.
+	Call []idempotency.Option
+}
+
+// Keep says what becomes of an answer.
+type Keep struct {
+	// As is Stored, Failure or Discarded.
+	As Kind
+	// For is how long the record is kept; 0: as the client's options say.
+	For time.Duration
+}
+
+// Kind is what is done with an answer.
+type Kind int
+
+const (
+	// Discarded: the transaction is rolled back, and nothing is stored.
+	Discarded Kind = iota
+	// Stored: the transaction commits with the answer.
+	Stored
+	// Failure: what the handler wrote is rolled back, and the answer is stored. It
+	// is tried again after its Retry-After, if it has one.
+	Failure
+)
+
+// DefaultStatuses stores 2xx and 3xx, stores 4xx as failures, and discards the
+// rest.
+func DefaultStatuses(status int) Keep {
+	switch {
+	case status >= 200 && status < 400:
+		return Keep{As: Stored}
+	case status >= 400 && status < 500:
+		return Keep{As: Failure}
+	}
+	return Keep{As: Discarded}
+}
+
+func (o *Options) setDefaults() {
+	if o.Header == "" {
+		o.Header = "Idempotency-Key"
+	}
+	if o.Methods == nil {
+		o.Methods = []string{http.MethodPost, http.MethodPatch}
+	}
+	if o.Fingerprint == nil {
+		o.Fingerprint = fingerprint
+	}
+	if o.Statuses == nil {
+		o.Statuses = DefaultStatuses
+	}
+	if o.MaxRequest == 0 {
+		o.MaxRequest = 1 << 20
+	}
+	if o.MaxResponse == 0 {
+		o.MaxResponse = 1 << 20
+	}
+	if o.MaxWait == 0 {
+		o.MaxWait = 10 * time.Second
+	}
+	if o.Timeout == 0 {
+		o.Timeout = 30 * time.Second
+	}
+	if o.OnError == nil {
+		o.OnError = func(r *http.Request, err error) { log.Printf("idemhttp: %s %s: %v", r.Method, r.URL.Path, err) }
+	}
+}
+
+// isStored says whether a header belongs to the stored answer.
+func (o *Options) isStored(name string) bool {
+	switch name = http.CanonicalHeaderKey(name); name {
+	case "Content-Type", "Location", "Etag", "Content-Language":
+		return true
+	case "Set-Cookie":
+		return false
+	}
+	for _, pattern := range o.Headers {
+		prefix, isPrefix := strings.TrimSuffix(pattern, "*"), strings.HasSuffix(pattern, "*")
+		if isPrefix && len(name) >= len(prefix) && strings.EqualFold(name[:len(prefix)], prefix) || strings.EqualFold(name, pattern) {
+			return true
+		}
+	}
+	return false
+}

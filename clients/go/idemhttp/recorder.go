@@ -1,0 +1,56 @@
+package idemhttp
+
+import (
+	"bufio"
+	"net"
+	"net/http"
+)
+
+// recorder holds a handler's answer back until it is committed.
+type recorder struct {
+	answer
+	max     int
+	failure error
+}
+
+func newRecorder(max int) *recorder {
+	return &recorder{answer: answer{header: http.Header{}}, max: max}
+}
+
+// Header is the answer's.
+func (r *recorder) Header() http.Header { return r.header }
+
+// WriteHeader sets the status, once. An informational one is not sent.
+func (r *recorder) WriteHeader(status int) {
+	if r.status == 0 && status >= 200 {
+		r.status = status
+	}
+}
+
+// Write fails where the answer becomes larger than the limit.
+func (r *recorder) Write(part []byte) (int, error) {
+	r.WriteHeader(http.StatusOK)
+	if len(r.body)+len(part) > r.max {
+		r.failure = errResponseTooLarge
+	}
+	if r.failure != nil {
+		return 0, r.failure
+	}
+	r.body = append(r.body, part...)
+	return len(part), nil
+}
+
+// Hijack is refused: an answer that is not seen cannot be stored.
+func (r *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	r.failure = errUpgraded
+	return nil, nil, r.failure
+}
+
+// finish gives the answer, or why there is none.
+func (r *recorder) finish() (*answer, error) {
+	r.WriteHeader(http.StatusOK)
+	if r.header.Get("Content-Type") == "" && len(r.body) > 0 {
+		r.header.Set("Content-Type", http.DetectContentType(r.body))
+	}
+	return &r.answer, r.failure
+}

@@ -1,0 +1,177 @@
+package idemhttp
+
+import (
+	"context"
+	"errors"
+	"net/http"
+
+	"example.org/idempotency"
+)
+
+// discarded carries an answer that is sent and not stored.
+type discarded struct{ answer *answer }
+
+func (*discarded) Error() string { return "idemhttp: the answer is not stored" }
+
+// keep decides what becomes of an answer: nil error: it is stored.
+func (m *Middleware[Tx]) keep(a *answer) (idempotency.Response, error) {
+	keep := m.options.Statuses(a.status)
+	stored := a.stored(&m.options, keep.For)
+	switch {
+	case len(a.body) > m.options.MaxResponse:
+		return stored, errResponseTooLarge
+	case keep.As == Discarded:
+		return stored, &discarded{a}
+	case keep.As == Failure:
+		return stored, &idempotency.Declined{Response: stored, RetryAfter: a.retryAfter()}
+	}
+	return stored, nil
+}
+
+// declined makes the answer of a handler that has returned a Declined.
+func declined(refusal *idempotency.Declined) (*answer, error) {
+	a, err := written(refusal.Response, http.StatusUnprocessableEntity)
+	if err == nil && refusal.RetryAfter != nil {
+		a.header.Set("Retry-After", seconds(*refusal.RetryAfter))
+	}
+	return a, err
+}
+
+// record calls a handler once. It returns its answer, whether or not it is an
+// error of the transaction.
+func (m *Middleware[Tx]) record(e *exchange, ctx context.Context, tx Tx, handler Handler[Tx]) (*answer, idempotency.Response, error) {
+	recorder := newRecorder(m.options.MaxResponse)
+	err := safely(func() error { return handler(recorder, e.with(ctx), tx) })
+	var refusal *idempotency.Declined
+	if errors.As(err, &refusal) {
+		return m.decline(refusal)
+	}
+	if err != nil {
+		return nil, idempotency.Response{}, err
+	}
+	a, err := recorder.finish()
+	if err != nil {
+		return nil, idempotency.Response{}, err
+	}
+	stored, err := m.keep(a)
+	return a, stored, err
+}
+
+// decline stores the bytes that are sent.
+func (m *Middleware[Tx]) decline(refusal *idempotency.Declined) (*answer, idempotency.Response, error) {
+	a, err := declined(refusal)
+	if err != nil {
+		return nil, idempotency.Response{}, err
+	}
+	stored := a.stored(&m.options, refusal.Retention)
+	return a, stored, &idempotency.Declined{Response: stored, RetryAfter: refusal.RetryAfter}
+}
+
+func (m *Middleware[Tx]) transact(ctx context.Context, e *exchange, handler Handler[Tx]) (*answer, error) {
+	var fresh *answer
+	result, err := m.client.Transaction(ctx, e.key, e.print, func(ctx context.Context, tx Tx, _ idempotency.Operation) (idempotency.Response, error) {
+		a, stored, err := m.record(e, ctx, tx, handler)
+		fresh = a
+		return stored, err
+	}, m.callOptions(e)...)
+	return conclude(result, err, fresh)
+}
+
+func (m *Middleware[Tx]) callOptions(e *exchange, more ...idempotency.Option) []idempotency.Option {
+	options := append([]idempotency.Option{idempotency.InScope(e.scope), idempotency.WithWait(e.wait)}, m.options.Call...)
+	return append(options, more...)
+}
+
+// conclude chooses between the answer of this run and the stored one.
+func conclude(result *idempotency.Result, err error, fresh *answer) (*answer, error) {
+	var unstored *discarded
+	switch {
+	case errors.As(err, &unstored):
+		return unstored.answer, nil
+	case err != nil:
+		return nil, err
+	case result.Outcome == idempotency.InProgress:
+		return nil, &idempotency.InProgressError{RetryAfter: result.RetryAfter}
+	case fresh != nil && !result.Replayed:
+		return fresh, nil
+	}
+	return replayed(result)
+}
+
+func (m *Middleware[Tx]) lease(ctx context.Context, e *exchange, handler LeaseHandler[Tx], options []idempotency.Option) (*answer, error) {
+	var fresh *answer
+	result, err := m.client.Lease(ctx, e.key, e.print, func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
+		completion, a, err := m.complete(ctx, e, o, handler)
+		fresh = a
+		if completion.Writes != nil {
+			completion.Writes = m.writes(completion.Writes, &fresh)
+		}
+		return completion, err
+	}, m.callOptions(e, options...)...)
+	return conclude(result, err, fresh)
+}
+
+// complete calls a handler once, and makes the bytes that are sent what is stored.
+func (m *Middleware[Tx]) complete(ctx context.Context, e *exchange, o idempotency.Operation, handler LeaseHandler[Tx]) (
+	completion idempotency.Completion[Tx], a *answer, err error) {
+	err = safely(func() (err error) {
+		completion, err = handler(e.with(ctx), o)
+		return err
+	})
+	var refusal *idempotency.Declined
+	if errors.As(err, &refusal) {
+		a, _, err = m.decline(refusal)
+		return completion, a, err
+	}
+	if err != nil {
+		return completion, nil, err
+	}
+	retention := completion.Retention
+	if a, err = written(completion.Response, http.StatusOK); err != nil {
+		return completion, nil, err
+	}
+	completion.Response, err = m.keep(a)
+	if retention != 0 {
+		completion.Retention = retention
+	}
+	return completion, a, err
+}
+
+// writes gives a refusal by the writes the bytes that are sent, too.
+func (m *Middleware[Tx]) writes(writes func(context.Context, Tx) error, fresh **answer) func(context.Context, Tx) error {
+	return func(ctx context.Context, tx Tx) error {
+		err := safely(func() error { return writes(ctx, tx) })
+		var refusal *idempotency.Declined
+		if errors.As(err, &refusal) {
+			*fresh, _, err = m.decline(refusal)
+		}
+		return err
+	}
+}
+
+func (m *Middleware[Tx]) transactWithoutKey(ctx context.Context, e *exchange, handler Handler[Tx]) (*answer, error) {
+	var fresh *answer
+	err := m.client.Run(ctx, func(ctx context.Context, tx Tx) (err error) {
+		fresh, _, err = m.record(e, ctx, tx, handler)
+		return err
+	}, m.options.Call...)
+	return refusedOrNot(fresh, err)
+}
+
+func (m *Middleware[Tx]) runWithoutKey(ctx context.Context, e *exchange, handler LeaseHandler[Tx]) (*answer, error) {
+	completion, fresh, err := m.complete(ctx, e, idempotency.Operation{Outcome: idempotency.Acquired, Scope: e.scope, Attempt: 1}, handler)
+	if err == nil && completion.Writes != nil {
+		err = m.client.Run(ctx, m.writes(completion.Writes, &fresh), m.options.Call...)
+	}
+	return refusedOrNot(fresh, err)
+}
+
+// refusedOrNot: what was declined or discarded has an answer all the same.
+func refusedOrNot(fresh *answer, err error) (*answer, error) {
+	var refusal *idempotency.Declined
+	var unstored *discarded
+	if errors.As(err, &refusal) || errors.As(err, &unstored) {
+		return fresh, nil
+	}
+	return fresh, err
+}

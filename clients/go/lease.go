@@ -1,0 +1,279 @@
+package idempotency
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// Completion is how the work of a lease ends: with an answer, and with the
+// writes that belong to it.
+type Completion[Tx any] struct {
+	// Response is stored.
+	Response
+	// Writes are made in one transaction with the record of the answer; nil: none.
+	// They are repeated after 40001, 40P01 and a lost connection.
+	Writes func(ctx context.Context, tx Tx) error
+}
+
+// LeasedWork is what Client.Lease runs. ctx ends when the lease is lost. No
+// connection is held meanwhile. If operation.TakenOver, an earlier attempt may
+// have done the work, in part or whole.
+type LeasedWork[Tx any] func(ctx context.Context, operation Operation) (Completion[Tx], error)
+
+// Reconciled is what a reconcile function has found out. Make it with Done,
+// NotDone or Unknown.
+type Reconciled struct {
+	state      reconciledState
+	response   Response
+	retryAfter time.Duration
+}
+
+type reconciledState int
+
+const (
+	isUnknown reconciledState = iota
+	isDone
+	isNotDone
+)
+
+// Done: the earlier attempt took effect, and this is its answer.
+func Done(response Response) Reconciled { return Reconciled{state: isDone, response: response} }
+
+// NotDone: the earlier attempt had no effect, so the work may run.
+func NotDone() Reconciled { return Reconciled{state: isNotDone} }
+
+// Unknown: nobody knows yet. The caller gets an UnknownError with that time.
+func Unknown(retryAfter time.Duration) Reconciled { return Reconciled{retryAfter: retryAfter} }
+
+// Lease runs work that cannot sit in one transaction. The begin commits at once
+// and the connection goes back to the pool. While the work runs, a heartbeat
+// extends the lease at each third of it. When the lease is lost, the work's
+// context ends. key and request are as for Transaction.
+//
+// The work's answer and its writes commit together, under the fence of the
+// attempt. If they are refused because the attempt has ended already, as after an
+// answer that was lost, the stored answer is returned.
+//
+// If the work returns a *Declined, that is stored as a failure. If it returns
+// ErrNotDone, alone or wrapped, the operation is released at once. After any
+// other error nobody knows what has happened outside, so the lease runs out, and
+// the next begin gets TakenOver. The error is returned as it is.
+//
+// If TakenOver, and there is a reconcile function (WithReconcile), it decides: see
+// Reconciled. Errors: as of Transaction, and ErrLeaseLost, ErrUnknown.
+func (c *Client[Tx]) Lease(ctx context.Context, key string, request any, work LeasedWork[Tx], options ...Option) (*Result, error) {
+	call, err := c.newCall(key, request, options)
+	if err != nil {
+		return nil, err
+	}
+	o, err := c.beginLease(ctx, call)
+	if err != nil {
+		return nil, err
+	}
+	if o.Outcome != Acquired {
+		return resultOf(o), nil
+	}
+	held := &holding[Tx]{client: c, call: call, operation: o}
+	completion, err := held.run(ctx, work)
+	return held.end(ctx, completion, err)
+}
+
+// beginLease begins, and waits here for another owner: a begin that waits in the
+// server would hold a connection, which the owner may need for its end.
+func (c *Client[Tx]) beginLease(ctx context.Context, call *call) (*Operation, error) {
+	clock := c.options.Clock
+	until := clock.Now().Add(call.wait)
+	for delay := c.options.Retry.Base; ; delay *= 2 {
+		o, err := c.beginLeaseNow(ctx, call)
+		left := until.Sub(clock.Now())
+		if err == nil && (o.Outcome != InProgress || left <= 0) {
+			c.options.Hooks.begun(o)
+		}
+		if err != nil || o.Outcome != InProgress || left <= 0 {
+			return o, err
+		}
+		if delay > time.Second {
+			delay = time.Second
+		}
+		if delay > left {
+			delay = left
+		}
+		if err := clock.Sleep(ctx, delay); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// beginLeaseNow begins in a transaction of its own. If the answer is lost, the
+// repetition finds the lease that it cannot know to be its own: InProgress.
+func (c *Client[Tx]) beginLeaseNow(ctx context.Context, call *call) (*Operation, error) {
+	var o *Operation
+	_, err := c.repeat(ctx, call, func(bool) (*Result, error) {
+		rows, err := c.query(ctx, c.sql.beginOf(call, call.lease, 0))
+		if errors.Is(err, ErrKeyReused) {
+			fire(c.options.Hooks.Mismatch, Event{Scope: call.scope, Key: call.key, Err: err})
+		}
+		if err == nil {
+			o, err = readBegun(rows)
+		}
+		return nil, err
+	})
+	return o, err
+}
+
+// query runs one statement in a transaction of its own.
+func (c *Client[Tx]) query(ctx context.Context, statement Statement) ([]Row, error) {
+	conn, err := c.database.Acquire(ctx)
+	if err != nil {
+		return nil, ofStatement(err)
+	}
+	defer conn.Release()
+	rows, err := conn.Query(ctx, statement)
+	return rows, ofStatement(err)
+}
+
+// holding is one leased attempt of this process.
+type holding[Tx any] struct {
+	client    *Client[Tx]
+	call      *call
+	operation *Operation
+	lost      bool // the hook has been told
+}
+
+// run reconciles and works under the heartbeat.
+func (h *holding[Tx]) run(ctx context.Context, work LeasedWork[Tx]) (Completion[Tx], error) {
+	beat := h.client.startHeartbeat(ctx, h.call, h.operation)
+	defer beat.stop()
+	completion, err := h.reconcileAndWork(beat.ctx, work)
+	beat.stop()
+	h.lost = beat.lost != nil
+	var refusal *Declined
+	if err != nil && h.lost && !errors.As(err, &refusal) {
+		return completion, &Error{ErrLeaseLost, err}
+	}
+	return completion, err
+}
+
+func (h *holding[Tx]) reconcileAndWork(ctx context.Context, work LeasedWork[Tx]) (Completion[Tx], error) {
+	if !h.operation.TakenOver || h.call.reconcile == nil {
+		return work(ctx, *h.operation)
+	}
+	found, err := h.call.reconcile(ctx, *h.operation)
+	switch {
+	case err != nil:
+		return Completion[Tx]{}, &UnknownError{RetryAfter: time.Second, Cause: err}
+	case found.state == isNotDone:
+		return work(ctx, *h.operation)
+	case found.state == isDone:
+		return Completion[Tx]{Response: found.response}, nil
+	}
+	return Completion[Tx]{}, &UnknownError{RetryAfter: found.retryAfter}
+}
+
+// end stores how the attempt ended. It goes on when the caller's context ends:
+// what has happened outside must not go unrecorded.
+func (h *holding[Tx]) end(ctx context.Context, completion Completion[Tx], err error) (*Result, error) {
+	ctx, cancel := context.WithTimeout(Detach(ctx), h.call.lease+rollbackTimeout)
+	defer cancel()
+	if err == nil {
+		var result *Result
+		result, err = h.complete(ctx, completion)
+		if err == nil || errors.Is(err, ErrLeaseLost) {
+			return result, err
+		}
+	}
+	var refusal *Declined
+	switch {
+	case errors.As(err, &refusal):
+		return h.decline(ctx, refusal)
+	case errors.Is(err, ErrUnknown), errors.Is(err, ErrNotDone):
+		return nil, h.release(ctx, err)
+	}
+	return nil, err
+}
+
+func (h *holding[Tx]) complete(ctx context.Context, completion Completion[Tx]) (*Result, error) {
+	c := h.client
+	result, closing, err := c.completed(h.call, h.operation, completion.Response)
+	if err != nil {
+		return nil, err
+	}
+	return h.store(ctx, result, func() error {
+		if completion.Writes == nil {
+			_, err := c.query(ctx, closing[0])
+			return err
+		}
+		return c.inTransaction(ctx, h.call.level, nil, func(tx Tx, _ []Row) ([]Statement, error) {
+			return closing, completion.Writes(ctx, tx)
+		})
+	})
+}
+
+func (h *holding[Tx]) decline(ctx context.Context, refusal *Declined) (*Result, error) {
+	c := h.client
+	result, closing, err := c.declined(h.call, h.operation, refusal)
+	if err != nil {
+		return nil, err
+	}
+	result, err = h.store(ctx, result, func() error {
+		_, err := c.query(ctx, closing[0])
+		return err
+	})
+	if err == nil && !result.Replayed {
+		fire(c.options.Hooks.Declined, h.event(nil))
+	}
+	return result, err
+}
+
+// store repeats an end by fence. If the attempt has ended already, what is stored
+// is the answer.
+func (h *holding[Tx]) store(ctx context.Context, result *Result, end func() error) (*Result, error) {
+	_, err := h.client.repeat(ctx, h.call, func(bool) (*Result, error) { return nil, end() })
+	if errors.Is(err, ErrLeaseLost) {
+		return h.replay(ctx, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return result, nil
+}
+
+func (h *holding[Tx]) replay(ctx context.Context, lost error) (*Result, error) {
+	c := h.client
+	var stored *Operation
+	_, err := c.repeat(ctx, h.call, func(bool) (*Result, error) {
+		rows, err := c.query(ctx, c.sql.lookupOf(h.call))
+		if err == nil && len(rows) == 1 {
+			stored, err = readOperation(rows[0])
+		}
+		return nil, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if !h.lost && (stored == nil || stored.Attempt != h.operation.Attempt || stored.Outcome == InProgress) {
+		fire(c.options.Hooks.LeaseLost, h.event(lost))
+	}
+	if stored == nil || (stored.Outcome != Completed && stored.Outcome != Failed) {
+		return nil, lost
+	}
+	c.options.Hooks.begun(stored)
+	result := resultOf(stored)
+	result.Replayed = true
+	return result, nil
+}
+
+// release takes the begin back. If that fails, the lease runs out: the same, only
+// later. So the reason of the release is returned, whatever becomes of it.
+func (h *holding[Tx]) release(ctx context.Context, reason error) error {
+	_, _ = h.client.repeat(ctx, h.call, func(bool) (*Result, error) {
+		_, err := h.client.query(ctx, h.client.sql.releaseOf(h.operation))
+		return nil, err
+	})
+	return reason
+}
+
+func (h *holding[Tx]) event(err error) Event {
+	return Event{Scope: h.call.scope, Key: h.call.key, Attempt: h.operation.Attempt, Err: err}
+}

@@ -1,0 +1,202 @@
+package idempotency
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"time"
+)
+
+// Work is what Client.Transaction runs. tx is the open transaction: the work
+// neither commits nor ends it. The Response is stored with what tx wrote.
+type Work[Tx any] func(ctx context.Context, tx Tx, operation Operation) (Response, error)
+
+// rollbackTimeout is how long a connection may take to roll back.
+const rollbackTimeout = 5 * time.Second
+
+// Transaction runs the work at most once for the key, in one transaction with
+// the record of its answer. key has 1 to 255 characters. request is what came
+// with it, marshalled as JSON: another request with the same key is
+// ErrKeyReused. nil: no check.
+//
+// The Result is the work's answer or the stored one. Its Outcome is InProgress
+// while another transaction or lease owns the operation.
+//
+// Where the work returns a *Declined, what it wrote is rolled back, and the
+// refusal is stored: the Result's Outcome is Failed. Any other error rolls
+// everything back, stores nothing, and is returned as it is. 40001, 40P01 and a
+// lost connection repeat the whole, work included, at most Retry.Attempts times;
+// then the last error is returned. Other errors: ErrBadArgument, ErrForbidden,
+// ErrTooLarge, ErrCommitRolledBack, ErrNotOwned, and those of the driver.
+func (c *Client[Tx]) Transaction(ctx context.Context, key string, request any, work Work[Tx], options ...Option) (*Result, error) {
+	call, err := c.newCall(key, request, options)
+	if err != nil {
+		return nil, err
+	}
+	return c.repeat(ctx, call, func(afterLoss bool) (*Result, error) {
+		return c.transact(ctx, call, work, afterLoss)
+	})
+}
+
+// transact is one attempt. After a lost connection the session that it belonged
+// to may still be ending, so the begin waits for it a little.
+func (c *Client[Tx]) transact(ctx context.Context, call *call, work Work[Tx], afterLoss bool) (result *Result, err error) {
+	wait := call.wait
+	if afterLoss && wait < c.options.Retry.Cap {
+		wait = c.options.Retry.Cap
+	}
+	opening := []Statement{c.sql.beginOf(call, 0, wait), {SQL: setSavepoint}}
+	declined := false
+	err = c.inTransaction(ctx, call.level, opening, func(tx Tx, rows []Row) ([]Statement, error) {
+		o, err := c.begun(rows)
+		if err != nil {
+			return nil, err
+		}
+		if o.Outcome != Acquired {
+			result = resultOf(o)
+			return nil, nil
+		}
+		response, err := work(ctx, tx, *o)
+		if err == nil {
+			var closing []Statement
+			result, closing, err = c.completed(call, o, response)
+			return closing, err
+		}
+		var refusal *Declined
+		if declined = errors.As(err, &refusal); !declined {
+			return nil, err
+		}
+		var closing []Statement
+		result, closing, err = c.declined(call, o, refusal)
+		return append([]Statement{{SQL: toSavepoint}}, closing...), err
+	})
+	if errors.Is(err, ErrKeyReused) {
+		fire(c.options.Hooks.Mismatch, Event{Scope: call.scope, Key: call.key, Err: err})
+	}
+	if err != nil {
+		return nil, err
+	}
+	if declined {
+		fire(c.options.Hooks.Declined, Event{Scope: call.scope, Key: call.key, Attempt: result.Attempt})
+	}
+	return result, nil
+}
+
+// begun reads the answer to a begin and tells the hooks.
+func (c *Client[Tx]) begun(rows []Row) (*Operation, error) {
+	o, err := readBegun(rows)
+	if err == nil {
+		c.options.Hooks.begun(o)
+	}
+	return o, err
+}
+
+func readBegun(rows []Row) (*Operation, error) {
+	if len(rows) != 1 {
+		return nil, errors.New("idempotency: idem_begin returned no row")
+	}
+	return readOperation(rows[0])
+}
+
+func (c *Client[Tx]) completed(call *call, o *Operation, response Response) (*Result, []Statement, error) {
+	payload, err := asJSON(response.Payload)
+	if err != nil {
+		return nil, nil, err
+	}
+	statement, err := c.sql.completeOf(call, o.Fence, response, payload)
+	return o.ran(Completed, response, payload), []Statement{statement}, err
+}
+
+func (c *Client[Tx]) declined(call *call, o *Operation, refusal *Declined) (*Result, []Statement, error) {
+	payload, err := asJSON(refusal.Payload)
+	if err != nil {
+		return nil, nil, err
+	}
+	statement, err := c.sql.failOf(call, o.Fence, refusal, payload)
+	result := o.ran(Failed, refusal.Response, payload)
+	result.RetryAfter = refusal.RetryAfter
+	return result, []Statement{statement}, err
+}
+
+// Run runs the work in a transaction without any operation, for a request that
+// has no key. Nothing is repeated.
+func (c *Client[Tx]) Run(ctx context.Context, work func(ctx context.Context, tx Tx) error, options ...Option) error {
+	call, err := c.newCall("", nil, options)
+	if err != nil {
+		return err
+	}
+	return c.inTransaction(ctx, call.level, nil, func(tx Tx, _ []Row) ([]Statement, error) {
+		return []Statement{{SQL: stillAlive}}, work(ctx, tx)
+	})
+}
+
+// inTransaction opens a transaction with the opening statements, runs the body
+// with the rows of the first, and commits with the statements that the body
+// returns. Whatever goes wrong, panics included, rolls back.
+func (c *Client[Tx]) inTransaction(ctx context.Context, level sql.IsolationLevel, opening []Statement,
+	body func(tx Tx, rows []Row) ([]Statement, error)) (err error) {
+	conn, err := c.database.Acquire(ctx)
+	if err != nil {
+		return ofStatement(err)
+	}
+	defer conn.Release()
+	committed := false
+	defer func() {
+		if !committed {
+			err = c.undo(ctx, conn, err)
+		}
+	}()
+	rows, err := conn.Begin(ctx, level, opening...)
+	if err != nil {
+		return deadOnArrival(ofStatement(err))
+	}
+	closing, err := body(conn.Tx(), rows)
+	if err != nil {
+		return err
+	}
+	if err = c.commit(ctx, conn, closing); err != nil {
+		return err
+	}
+	committed = true
+	return nil
+}
+
+// commit knows a transaction that has failed by the closing statements: any one
+// answers 25P02 there, whereas COMMIT rolls back, and not every driver tells.
+func (c *Client[Tx]) commit(ctx context.Context, conn Conn[Tx], closing []Statement) error {
+	err := conn.Commit(ctx, closing...)
+	if SQLState(err) == "25P02" {
+		return &Error{ErrCommitRolledBack, err}
+	}
+	return ofStatement(err)
+}
+
+// undo rolls back. A connection that cannot do that is gone, and so that was the
+// reason of the error.
+func (c *Client[Tx]) undo(ctx context.Context, conn Conn[Tx], err error) error {
+	limited, cancel := context.WithTimeout(Detach(ctx), rollbackTimeout)
+	defer cancel()
+	gone := conn.Rollback(limited)
+	if err == nil || gone == nil || ctx.Err() != nil || isContextError(err) || errors.Is(err, ErrConnectionLost) {
+		return err
+	}
+	return ConnectionLost(err)
+}
+
+// stale marks the loss of a connection that was dead when it came from the pool.
+type stale struct{ error }
+
+func (s *stale) Unwrap() error { return s.error }
+
+func deadOnArrival(err error) error {
+	state := SQLState(err)
+	if errors.Is(err, ErrConnectionLost) && (state == "" || state == "57P01" || state == "57P02") {
+		return &stale{err}
+	}
+	return err
+}
+
+func isDeadOnArrival(err error) bool {
+	var s *stale
+	return errors.As(err, &s)
+}

@@ -1,0 +1,80 @@
+// Many operations in one transaction, such as the messages of one delivery.
+import { translated } from './errors.js'
+import { retrying } from './retry.js'
+import { BEGIN, toOperation } from './sql.js'
+import { commit, inTransaction } from './transaction.js'
+
+/**
+ * A transaction in which operations are begun and completed.
+ */
+export class Batch {
+  #settings
+  #connection
+  #scope
+
+  constructor(settings, connection, scope) {
+    this.#settings = settings
+    this.#connection = connection
+    this.#scope = scope
+    /** The connection, in the open transaction. */
+    this.tx = connection.tx
+  }
+
+  /**
+   * Begins an operation for each key, without waiting.
+   * @param {string[]} keys
+   * @param {unknown[]} [requests] JSON values in the order of the keys; undefined or null: no check
+   * @param {{scope?: string, requestHashes?: (Uint8Array | null)[], maxAttempts?: number}} [options]
+   * @returns {Promise<import('./sql.js').Operation[]>} in the order of the keys. Run those that are ACQUIRED; a key that was used with
+   *   another request is MISMATCH and fails no other
+   * @throws BadArgument, Forbidden
+   */
+  async beginMany(keys, requests, { scope = this.#scope, requestHashes, maxAttempts } = {}) {
+    const [{ rows }] = await this.#send(this.#settings.sql.beginMany({ keys, requests, scope, requestHashes, maxAttempts }))
+    const operations = rows.map(toOperation)
+    for (const operation of operations) this.#settings.emit(EVENTS[operation.outcome], operation)
+    return operations
+  }
+
+  /**
+   * Completes operations that this transaction began.
+   * @param {string[]} keys
+   * @param {unknown[]} [payloads] JSON values in the order of the keys
+   * @param {{scope?: string}} [options]
+   * @returns {Promise<number>} how many
+   * @throws NotOwned, TooLarge, BadArgument
+   */
+  async completeMany(keys, payloads, { scope = this.#scope } = {}) {
+    const [{ rows: [[count]] }] = await this.#send(this.#settings.sql.completeMany({ keys, payloads, scope }))
+    return Number(count)
+  }
+
+  async #send(statement) {
+    try {
+      return await this.#connection.send([statement])
+    } catch (error) {
+      throw translated(error)
+    }
+  }
+}
+
+const EVENTS = {
+  ACQUIRED: 'acquired', IN_PROGRESS: 'inProgress', COMPLETED: 'replayed', FAILED: 'replayed', MISMATCH: 'mismatch',
+}
+
+/**
+ * @template T
+ * @param {import('./index.js').Settings} settings
+ * @param {string} scope
+ * @param {(batch: Batch) => Promise<T>} work
+ * @returns {Promise<T>}
+ */
+export function batch(settings, scope, work) {
+  return retrying(settings, { scope }, () => inTransaction(settings, async (connection) => {
+    await connection.send([BEGIN])
+    const result = await work(new Batch(settings, connection, scope))
+    connection.endWork()
+    await commit(connection, [])
+    return result
+  }))
+}

@@ -1,0 +1,253 @@
+// The client's half: one key for each intent, kept before the first request is sent, so that a retry after a
+// crash of the client has the same key.
+import { createHash, randomUUID } from 'node:crypto'
+import { link, mkdir, open, readFile, rm } from 'node:fs/promises'
+import path from 'node:path'
+import { systemClock } from './clock.js'
+import { parseRetryAfter } from './http/answer.js'
+
+/**
+ * @typedef {object} KeyStore
+ * @property {(intent: string, make: () => string) => Promise<string>} keyFor the key of an intent; made, and stored for good, the first time
+ * @property {(intent: string) => Promise<void>} forget
+ */
+
+/**
+ * Keys in memory: for tests, and for intents that end with the process.
+ * @implements {KeyStore}
+ */
+export class MemoryStore {
+  #keys = new Map()
+
+  /**
+   * @param {string} intent
+   * @param {() => string} make
+   */
+  async keyFor(intent, make) {
+    if (!this.#keys.has(intent)) this.#keys.set(intent, make())
+    return this.#keys.get(intent)
+  }
+
+  /** @param {string} intent */
+  async forget(intent) {
+    this.#keys.delete(intent)
+  }
+}
+
+/**
+ * Keys in a directory, a file for each intent. Several processes may share it.
+ * @implements {KeyStore}
+ */
+export class FileStore {
+  #directory
+
+  /** @param {string} directory made when it is missing */
+  constructor(directory) {
+    this.#directory = directory
+  }
+
+  /**
+   * @param {string} intent
+   * @param {() => string} make
+   */
+  async keyFor(intent, make) {
+    const file = this.#fileOf(intent)
+    return (await read(file)) ?? this.#create(file, make())
+  }
+
+  /** @param {string} intent */
+  async forget(intent) {
+    await rm(this.#fileOf(intent), { force: true })
+  }
+
+  // The name appears with the whole content, and never replaces another's.
+  async #create(file, key) {
+    await mkdir(this.#directory, { recursive: true })
+    const draft = `${file}.${randomUUID()}`
+    try {
+      await writeThrough(draft, key)
+      await link(draft, file)
+      await syncDirectory(this.#directory)
+      return key
+    } catch (error) {
+      if (error.code !== 'EEXIST') throw error
+      return /** @type {string} */ (await read(file))
+    } finally {
+      await rm(draft, { force: true })
+    }
+  }
+
+  #fileOf(intent) {
+    return path.join(this.#directory, createHash('sha256').update(intent).digest('hex'))
+  }
+}
+
+async function read(file) {
+  try {
+    return await readFile(file, 'utf8')
+  } catch (error) {
+    if (error.code !== 'ENOENT') throw error
+    return undefined
+  }
+}
+
+async function writeThrough(file, text) {
+  const handle = await open(file, 'wx')
+  try {
+    await handle.writeFile(text)
+    await handle.sync()
+  } finally {
+    await handle.close()
+  }
+}
+
+async function syncDirectory(directory) {
+  const handle = await open(directory)
+  try {
+    await handle.sync()
+  } finally {
+    await handle.close()
+  }
+}
+
+/**
+ * Keys in `localStorage` of a browser, or anything with its methods.
+ * @implements {KeyStore}
+ */
+export class WebStore {
+  #storage
+  #prefix
+
+  /**
+   * @param {{getItem: (name: string) => string | null, setItem: (name: string, value: string) => void, removeItem: (name: string) => void}} storage
+   * @param {string} [prefix] of the names; 'idempotency-key:'
+   */
+  constructor(storage, prefix = 'idempotency-key:') {
+    this.#storage = storage
+    this.#prefix = prefix
+  }
+
+  /**
+   * @param {string} intent
+   * @param {() => string} make
+   */
+  async keyFor(intent, make) {
+    const found = this.#storage.getItem(this.#prefix + intent)
+    if (found !== null) return found
+    const key = make()
+    this.#storage.setItem(this.#prefix + intent, key)
+    return key
+  }
+
+  /** @param {string} intent */
+  async forget(intent) {
+    this.#storage.removeItem(this.#prefix + intent)
+  }
+}
+
+/**
+ * No answer came, or only such as ask for another try. It is unknown whether the request took effect: send the same intent again
+ * later.
+ */
+export class NoAnswer extends Error {
+  /**
+   * @param {Response | undefined} response the last answer, if there was one
+   * @param {unknown} cause the last error
+   */
+  constructor(response, cause) {
+    super(response ? `the last answer was ${response.status}` : 'there was no answer', { cause })
+    this.name = 'NoAnswer'
+    this.response = response
+  }
+}
+
+// In progress, too early, too many, and the answers of a service or of a proxy that did not get to the end.
+const RETRIED = new Set([409, 425, 429, 502, 503, 504])
+
+/** Sends each intent with its own key, and again with the same key until there is an answer. */
+export class Caller {
+  #store
+  #fetch
+  #clock
+  #options
+
+  /**
+   * @param {{store: KeyStore, fetch?: typeof globalThis.fetch, clock?: import('./clock.js').Clock, attempts?: number, base?: number, cap?: number,
+   *   timeout?: number, header?: string}} options attempts in all (8); pauses are drawn between 0 and `base` (200) milliseconds, twice as
+   *   much each time, up to `cap` (10 000), or as Retry-After says. timeout: milliseconds for one try (30 000). header: 'Idempotency-Key'
+   */
+  constructor({ store, fetch = globalThis.fetch, clock = systemClock, attempts = 8, base = 200, cap = 10_000, timeout = 30_000,
+    header = 'Idempotency-Key' }) {
+    this.#store = store
+    this.#fetch = fetch
+    this.#clock = clock
+    this.#options = { attempts, base, cap, timeout, header }
+  }
+
+  /**
+   * Sends a request until there is an answer. 409, 425, 429, 502, 503, 504 and lost answers are tried again with the same key; any other answer
+   * is returned, a 422 and a 500 too.
+   * @param {string} intent what is wanted, such as "order 17: pay": the same for all tries, and another one for another request
+   * @param {string | URL} url
+   * @param {RequestInit} init as for fetch; the body is a string or bytes, as it is sent again
+   * @returns {Promise<Response>}
+   * @throws {NoAnswer} after the last try; send the intent again later
+   */
+  async send(intent, url, init = {}) {
+    const { attempts } = this.#options
+    const request = await this.#prepare(intent, init)
+    let response, error
+    for (let attempt = 1; ; attempt++) {
+      [response, error] = await this.#try(url, request)
+      if (response && !RETRIED.has(response.status)) return response
+      if (init.signal?.aborted || attempt === attempts) throw new NoAnswer(response, error)
+      await response?.body?.cancel()
+      await this.#clock.sleep(this.#pause(response, attempt), init.signal ?? undefined)
+    }
+  }
+
+  /**
+   * Drops the key of an intent that has come to its end: the same words mean a new request afterwards.
+   * @param {string} intent
+   */
+  async forget(intent) {
+    await this.#store.forget(intent)
+  }
+
+  async #prepare(intent, init) {
+    if (init.body !== undefined && init.body !== null && typeof init.body !== 'string' && !(init.body instanceof Uint8Array)) {
+      throw new TypeError('the body is sent again: give a string or bytes')
+    }
+    const key = await this.#store.keyFor(intent, randomUUID)
+    const headers = new Headers(init.headers)
+    headers.set(this.#options.header, `"${key}"`)
+    return { method: 'POST', ...init, headers }
+  }
+
+  async #try(url, request) {
+    const late = new AbortController()
+    const done = new AbortController()
+    this.#clock.sleep(this.#options.timeout, done.signal).then(() => late.abort())
+    const signal = request.signal ? AbortSignal.any([request.signal, late.signal]) : late.signal
+    try {
+      const response = await this.#fetch(url, { ...request, signal })
+      // The answer is there when its body is.
+      const body = await response.arrayBuffer()
+      return [copyOf(response, body), undefined]
+    } catch (error) {
+      return [undefined, error]
+    } finally {
+      done.abort()
+    }
+  }
+
+  #pause(response, attempt) {
+    const { base, cap } = this.#options
+    const asked = parseRetryAfter(response?.headers.get('Retry-After') ?? undefined, this.#clock.now())
+    return asked ?? Math.random() * Math.min(cap, base * 2 ** (attempt - 1))
+  }
+}
+
+function copyOf({ status, statusText, headers }, body) {
+  return new Response(body.byteLength > 0 ? body : null, { status, statusText, headers })
+}

@@ -1,0 +1,132 @@
+// Errors of the package. Each class stands for one SQLSTATE, and only the SQLSTATE decides which class an
+// error of the server becomes: messages are translated and change.
+
+/** Base class. `code` is the SQLSTATE, `cause` the driver's error where there is one. */
+export class IdempotencyError extends Error {
+  /**
+   * @param {string} message what happened, without request or response
+   * @param {{code?: string, cause?: unknown}} [options] SQLSTATE and the error behind it
+   */
+  constructor(message, { code = 'XX000', cause } = {}) {
+    super(message, cause === undefined ? undefined : { cause })
+    this.name = new.target.name
+    /** @type {string} SQLSTATE */
+    this.code = code
+  }
+}
+
+/** ID400: an argument is missing, too long or out of range. */
+export class BadArgument extends IdempotencyError {
+  constructor(message, options = {}) {
+    super(message, { ...options, code: 'ID400' })
+  }
+}
+/** ID403: the role may not use this scope. */
+export class Forbidden extends IdempotencyError {}
+/** ID404: this transaction does not own the operation. A mistake of the program. */
+export class NotOwned extends IdempotencyError {}
+/** ID409: the lease was lost; another attempt owns the operation, or it has ended. */
+export class LeaseLost extends IdempotencyError {}
+/** ID413: the response is larger than the server stores. */
+export class TooLarge extends IdempotencyError {}
+/** ID422: the key was used before with another request. */
+export class KeyReused extends IdempotencyError {}
+/** ID428: the transaction began an operation and did not end it. A mistake of the program. */
+export class NotEnded extends IdempotencyError {}
+
+const BY_SQLSTATE = {
+  ID400: BadArgument, ID403: Forbidden, ID404: NotOwned, ID409: LeaseLost, ID413: TooLarge, ID422: KeyReused,
+  ID428: NotEnded,
+}
+
+/** 08006: the connection ended, so it is unknown whether the last statement took effect. */
+export class ConnectionLost extends IdempotencyError {
+  constructor(message, options = {}) {
+    super(message, { ...options, code: '08006' })
+  }
+}
+
+/** 40000: COMMIT answered ROLLBACK, or could only have done so. Nothing was stored. */
+export class CommitRolledBack extends IdempotencyError {
+  constructor(message, options = {}) {
+    super(message, { ...options, code: '40000' })
+  }
+}
+
+/** What an attempt that was taken over did outside is not known. Try again after `retryAfter` milliseconds. */
+export class Unknown extends IdempotencyError {
+  /**
+   * @param {string} message what is unknown
+   * @param {{retryAfter?: number | null, cause?: unknown}} [options] milliseconds until somebody may know
+   */
+  constructor(message, { retryAfter = null, cause } = {}) {
+    super(message, { cause, code: 'ID503' })
+    this.retryAfter = retryAfter
+  }
+}
+
+/** A plain function was called while another call of the same operation runs. */
+export class InProgress extends IdempotencyError {
+  /** @param {number | null} retryAfter milliseconds until the owner's lease ends, null where that is not known */
+  constructor(retryAfter) {
+    super('the operation is in progress', { code: 'ID409' })
+    this.retryAfter = retryAfter
+  }
+}
+
+/**
+ * Thrown by work: the operation has failed for a reason that is an answer. Its writes are rolled back, the
+ * failure is stored, and repeats get it as their answer.
+ */
+export class Declined extends Error {
+  /**
+   * @param {number | null} code status of the answer, such as 402
+   * @param {unknown} [payload] JSON value of the answer
+   * @param {{headers?: Record<string, string>, retryAfter?: number | string | null, body?: Uint8Array | string,
+   *   retention?: number | string}} [options] retryAfter: milliseconds or a PostgreSQL interval; then the operation
+   *   may be tried again after it. Without it the failure is permanent.
+   */
+  constructor(code, payload, { headers, retryAfter = null, body, retention } = {}) {
+    super(`the operation was declined${code === null ? '' : ` with ${code}`}`)
+    this.name = 'Declined'
+    this.response = { code, payload, headers, body, retention }
+    this.retryAfter = retryAfter
+  }
+}
+
+/** Thrown by leased work: nothing has happened outside, so the key may be free at once. */
+export class NotDone extends Error {
+  /** @param {{cause?: unknown}} [options] why not */
+  constructor(options) {
+    super('the work was not done', options)
+    this.name = 'NotDone'
+  }
+}
+
+/**
+ * The package's error for an error of the driver; any other error as it is.
+ * @param {any} error
+ * @returns {any}
+ */
+export function translated(error) {
+  const state = sqlstate(error)
+  const Class = state && BY_SQLSTATE[state]
+  if (!Class || error instanceof IdempotencyError) return error
+  return new Class(error.message, { code: state, cause: error })
+}
+
+/**
+ * SQLSTATE of an error. ORMs wrap the driver's error, so its causes are looked at as well.
+ * @param {any} error
+ * @returns {string | undefined}
+ */
+export function sqlstate(error) {
+  for (let depth = 0; error && depth < 5; depth++) {
+    if (typeof error.code === 'string' && /^[0-9A-Z]{5}$/.test(error.code) && !SYSTEM.has(error.code)) return error.code
+    error = error.cause ?? error.original
+  }
+  return undefined
+}
+
+// Errors of the operating system that look like a SQLSTATE.
+const SYSTEM = new Set(['EPIPE', 'EBUSY', 'EPERM', 'EROFS', 'EXDEV', 'EBADF', 'EFBIG', 'EAGAIN'])

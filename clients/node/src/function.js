@@ -1,0 +1,37 @@
+// Plain functions that run once for each key.
+import { Declined, InProgress } from './errors.js'
+
+/**
+ * What the function gets before its own arguments: `tx` in style "transaction", `signal` in style "lease".
+ * @typedef {{tx?: any, signal?: AbortSignal, operation: import('./sql.js').Operation}} Context
+ */
+/**
+ * @template {unknown[]} Args
+ * @typedef {import('./index.js').LeaseOptions & {key: (...args: Args) => string, request?: (...args: Args) => unknown,
+ *   style?: 'transaction' | 'lease'}} FunctionOptions key: makes the key from the arguments. request: what must be the same in a repeat;
+ *   by default the arguments. style: 'transaction'
+ */
+
+/**
+ * @template {unknown[]} Args
+ * @template R
+ * @param {import('./index.js').Idempotency} idempotency
+ * @param {(context: Context, ...args: Args) => R | Promise<R>} run
+ * @param {FunctionOptions<Args>} options
+ * @returns {(...args: Args) => Promise<R>}
+ */
+export function idempotent(idempotency, run, { key, request = (...args) => args, style = 'transaction', ...options }) {
+  const call = {
+    transaction: (args) => idempotency.transaction(key(...args), request(...args),
+      async (tx, operation) => ({ payload: await run({ tx, operation }, ...args) }), options),
+    lease: (args) => idempotency.lease(key(...args), request(...args),
+      async (operation, signal) => ({ payload: await run({ signal, operation }, ...args) }), options),
+  }[style]
+  return async (...args) => valueOf(await call(args))
+}
+
+function valueOf({ outcome, code, headers, payload, body, retryAfter }) {
+  if (outcome === 'COMPLETED') return payload
+  if (outcome === 'IN_PROGRESS') throw new InProgress(retryAfter)
+  throw new Declined(code, payload, { headers: headers ?? undefined, body: body ?? undefined, retryAfter })
+}

@@ -1,0 +1,59 @@
+// Answers of handlers: which headers are stored, how an answer is stored, and how a stored one is sent again.
+import { retryAfter } from './problem.js'
+
+const STORED = ['content-type', 'content-language', 'content-encoding', 'location', 'etag']
+
+/**
+ * A test for the names of headers that are stored. Set-Cookie never is: it is for one client.
+ * @param {string[]} more names, or beginnings with a star, such as X-*
+ * @returns {(name: string) => boolean}
+ */
+export function storedHeaders(more) {
+  const names = new Set([...STORED, ...more.filter((name) => !name.endsWith('*')).map((name) => name.toLowerCase())])
+  const beginnings = more.filter((name) => name.endsWith('*')).map((name) => name.slice(0, -1).toLowerCase())
+  return (name) => !name.startsWith('set-cookie') &&
+    (names.has(name) || beginnings.some((beginning) => name.startsWith(beginning)))
+}
+
+/**
+ * @param {import('./problem.js').Answer} answer
+ * @param {(name: string) => boolean} isStored
+ */
+export function toStored({ status, headers, body }, isStored) {
+  const kept = Object.entries(headers)
+    .map(([name, value]) => [name.toLowerCase(), Array.isArray(value) ? value.join(', ') : String(value)])
+    .filter(([name]) => isStored(name))
+  return { code: status, headers: Object.fromEntries(kept), body }
+}
+
+/**
+ * @param {import('../result.js').Result} result
+ * @returns {import('./problem.js').Answer}
+ */
+export function fromStored({ outcome, code, headers, payload, body, replayed, retryAfter: ms }) {
+  const json = body === null && payload !== undefined
+  return {
+    status: code ?? (outcome === 'COMPLETED' ? 200 : 422),
+    headers: {
+      ...(json && { 'content-type': 'application/json' }),
+      ...headers,
+      ...(ms !== null && retryAfter(ms)),
+      ...(replayed && { 'idempotency-replayed': 'true' }),
+    },
+    body: body ?? (json ? Buffer.from(JSON.stringify(payload)) : Buffer.alloc(0)),
+  }
+}
+
+/**
+ * Milliseconds of a Retry-After header.
+ * @param {string | string[] | number | undefined} value seconds, or a date
+ * @param {number} now milliseconds since 1970
+ * @returns {number | null}
+ */
+export function parseRetryAfter(value, now) {
+  if (value === undefined || Array.isArray(value)) return null
+  const text = String(value).trim()
+  if (/^\d{1,9}$/.test(text)) return Number(text) * 1000
+  const date = Date.parse(text)
+  return Number.isNaN(date) ? null : Math.max(0, date - now)
+}

@@ -1,0 +1,266 @@
+// HTTP without a framework: from a request to an answer that is given once. An adapter describes the request,
+// calls the handler, and sends the answer; it sends nothing before the answer is stored.
+import { createHash } from 'node:crypto'
+import { Declined, NotDone } from '../errors.js'
+import { Completion } from '../lease.js'
+import { abandoning } from '../transaction.js'
+import { fromStored, parseRetryAfter, storedHeaders, toStored } from './answer.js'
+import { comparable, mediaType, requestTooLarge } from './body.js'
+import { parseKey, preferredWait } from './key.js'
+import { Problem, inProgress, problemFor, rendered } from './problem.js'
+
+/**
+ * A request as an adapter describes it.
+ * @typedef {object} Exchange
+ * @property {any} request the framework's own
+ * @property {string} method
+ * @property {string} target path and query
+ * @property {string} route template of the path, such as /payments/:id
+ * @property {(name: string) => string[]} header values, one for each time that it was sent; the name in lower case
+ * @property {() => Promise<unknown>} body parsed, or bytes
+ */
+/** @typedef {import('./problem.js').Answer & {writes?: (tx: any) => unknown}} HandlerAnswer */
+/**
+ * What a handler gets.
+ * @typedef {object} Context
+ * @property {any} [tx] style "transaction": the connection in the open transaction
+ * @property {import('../sql.js').Operation | null} operation null where the request is not run once: skipped, or without a key
+ * @property {AbortSignal} signal aborted when the lease is lost, or time is up
+ */
+/** @typedef {'complete' | 'fail' | 'release' | 'leave'} End */
+/**
+ * @typedef {object} HttpOptions
+ * @property {(request: any) => string | undefined | Promise<string | undefined>} [principal] who asks: a tenant or a user. Part of the scope
+ * @property {(request: any, about: {method: string, route: string, principal: string}) => string | Promise<string>} [scope] in place of
+ *   method, route and principal
+ * @property {string} [header] 'Idempotency-Key'
+ * @property {boolean} [required] a request without a key is refused (true), or run as if there were no package (false)
+ * @property {(request: any) => string | undefined} [makeKey] the key of a request without one
+ * @property {boolean} [strict] keys in quotes only; false
+ * @property {string[]} [methods] ['POST', 'PATCH']; others are run as without a key
+ * @property {(request: any) => boolean} [skip] true: run as without a key
+ * @property {(request: any) => unknown} [fingerprint] JSON value that must be the same in a repeat; by default method, target, media type
+ *   and body
+ * @property {(status: number) => End | {end: End, retention?: import('../index.js').Duration} | undefined} [statuses] what becomes of an answer:
+ *   "complete", "fail" (the transaction's writes are undone), "release" (nothing is stored), "leave" (a lease is left to run out). By default
+ *   complete below 400, fail below 500, else release, or leave for a lease
+ * @property {string[]} [headers] stored beside Content-Type, Content-Language, Content-Encoding, Location and ETag: names, or X-*
+ * @property {number} [maxRequest] bytes; 1 MB
+ * @property {number} [maxResponse] bytes; 1 MB
+ * @property {number} [wait] milliseconds to wait for a request in progress; 0
+ * @property {number} [maxWait] milliseconds that `Prefer: wait=n` can ask for; 10 000
+ * @property {number} [timeout] milliseconds until a handler must have answered; 60 000
+ * @property {string} [describedBy] address of a page about all this, for a Link header of problems
+ * @property {(error: any, request: any) => {status: number, title: string, detail?: string, type?: string, headers?: Record<string, string>} | undefined} [mapError]
+ *   a problem of your own
+ * @property {(error: any, request: any) => void} [onError] told of errors that become a 500; by default they go to the console
+ * @property {import('../index.js').Duration} [retention]
+ * @property {import('../index.js').Duration} [lease]
+ * @property {number} [maxAttempts]
+ * @property {import('../lease.js').Reconcile} [reconcile] of leased routes; its response has code, headers, and payload or body
+ */
+
+const MEGABYTE = 1024 * 1024
+const DEFAULTS = {
+  header: 'Idempotency-Key', required: true, strict: false, methods: ['POST', 'PATCH'], headers: [], wait: 0,
+  maxRequest: MEGABYTE, maxResponse: MEGABYTE, maxWait: 10_000, timeout: 60_000, onError: (error) => console.error(error),
+}
+
+// An answer that is sent and not stored.
+class Unstored extends Error {
+  constructor(answer) {
+    super(`answered ${answer.status}`)
+    this.answer = answer
+  }
+}
+
+/** One configuration for the routes of an application. */
+export class HttpIdempotency {
+  #idempotency
+  #options
+  #isStored
+  #warned = false
+
+  /**
+   * @param {import('../index.js').Idempotency} idempotency
+   * @param {HttpOptions} [options]
+   */
+  constructor(idempotency, options = {}) {
+    this.#idempotency = idempotency
+    /** @type {HttpOptions & typeof DEFAULTS} */
+    this.#options = { ...DEFAULTS, ...options }
+    this.#isStored = storedHeaders(this.#options.headers)
+  }
+
+  /** @returns {number} bytes */
+  get maxRequest() {
+    return this.#options.maxRequest
+  }
+
+  /** @returns {number} bytes */
+  get maxResponse() {
+    return this.#options.maxResponse
+  }
+
+  /**
+   * The answer to a request. Never throws: an error is an answer, too.
+   * @param {Exchange} exchange
+   * @param {'transaction' | 'lease'} style
+   * @param {(context: Context) => Promise<HandlerAnswer>} invoke calls the handler; called again when the transaction is repeated
+   * @returns {Promise<import('./problem.js').Answer>}
+   */
+  async run(exchange, style, invoke) {
+    try {
+      const key = this.#isCovered(exchange) ? this.#key(exchange) : undefined
+      return key === undefined
+        ? await this.#runPlain(style, invoke)
+        : await this.#runOnce(exchange, key, style, invoke)
+    } catch (error) {
+      return this.#answerTo(error, exchange)
+    }
+  }
+
+  #isCovered({ method, request }) {
+    return this.#options.methods.includes(method) && !this.#options.skip?.(request)
+  }
+
+  #key({ header, request }) {
+    const { header: name, strict, required, makeKey } = this.#options
+    const key = parseKey(header(name.toLowerCase()), { name, strict }) ?? makeKey?.(request)
+    if (key === undefined && required) {
+      throw new Problem(400, `${name} is missing`, { detail: 'This request needs a key, a string that is new for each new request.' })
+    }
+    return key
+  }
+
+  async #runOnce(exchange, key, style, invoke) {
+    let live
+    const perform = async (context) => {
+      live = undefined
+      const answer = await this.#limited(invoke, context)
+      live = { ...answer, live: true }
+      return this.#ended(live, style)
+    }
+    const request = await this.#fingerprint(exchange)
+    const options = await this.#callOptions(exchange)
+    const result = style === 'transaction'
+      ? await this.#idempotency.transaction(key, request, (tx, operation) => perform({ tx, operation }), options)
+      : await this.#idempotency.lease(key, request, (operation, signal) => perform({ operation, signal }), options)
+    if (result.outcome === 'IN_PROGRESS') throw inProgress(result.retryAfter)
+    return live && !result.replayed ? live : fromStored(result)
+  }
+
+  // What work does with an answer: returns what is stored, or throws what ends it otherwise.
+  #ended(answer, style) {
+    const { end, retention } = this.#endOf(answer.status, style)
+    const stored = { ...toStored(answer, this.#isStored), ...(retention !== undefined && { retention }) }
+    if (end === 'complete') return answer.writes ? new Completion(stored, answer.writes) : stored
+    if (end === 'fail') {
+      const retryAfter = parseRetryAfter(answer.headers['retry-after'], this.#idempotency.clock.now())
+      throw new Declined(stored.code, undefined, { ...stored, retryAfter })
+    }
+    if (end === 'release' && style === 'lease') throw new NotDone({ cause: new Unstored(answer) })
+    throw new Unstored(answer)
+  }
+
+  #endOf(status, style) {
+    const own = this.#options.statuses?.(status)
+    if (typeof own === 'object') return own
+    if (own) return { end: own }
+    if (status < 400) return { end: 'complete' }
+    if (status < 500) return { end: 'fail' }
+    return { end: style === 'lease' ? 'leave' : 'release' }
+  }
+
+  // Without a key: one transaction that commits what is below 400, and nothing is stored.
+  async #runPlain(style, invoke) {
+    if (style === 'lease') {
+      const answer = await this.#limited(invoke, { operation: null })
+      const { writes } = answer
+      if (writes && answer.status < 400) await this.#idempotency.batch(({ tx }) => Promise.resolve(writes(tx)))
+      return { ...answer, live: true }
+    }
+    return this.#idempotency.batch(async ({ tx }) => {
+      const answer = await this.#limited(invoke, { tx, operation: null })
+      if (answer.status >= 400) throw new Unstored({ ...answer, live: true })
+      return { ...answer, live: true }
+    })
+  }
+
+  // The handler's answer, if it comes in time and is one that can be stored.
+  async #limited(invoke, context) {
+    const { timeout, maxResponse } = this.#options
+    const late = new AbortController()
+    const done = new AbortController()
+    const signal = context.signal ? AbortSignal.any([context.signal, late.signal]) : late.signal
+    const timeUp = this.#idempotency.clock.sleep(timeout, done.signal).then(() => {
+      if (done.signal.aborted) return undefined
+      const error = abandoning(new Problem(503, 'The request took too long', { headers: { 'Retry-After': '1' } }))
+      late.abort(error)
+      throw error
+    })
+    try {
+      const answer = /** @type {HandlerAnswer} */ (await Promise.race([invoke({ ...context, signal }), timeUp]))
+      if (answer.status < 200) throw new Error(`a route that runs once cannot answer ${answer.status}`)
+      if (answer.body.length > maxResponse) throw responseTooLarge()
+      return answer
+    } finally {
+      done.abort()
+    }
+  }
+
+  async #fingerprint(exchange) {
+    const { fingerprint, maxRequest } = this.#options
+    if (Number(exchange.header('content-length')[0] ?? 0) > maxRequest) throw requestTooLarge()
+    if (fingerprint) return fingerprint(exchange.request)
+    const type = mediaType(exchange.header('content-type')[0])
+    return { method: exchange.method, target: exchange.target, type, body: comparable(await exchange.body(), type) }
+  }
+
+  async #callOptions(exchange) {
+    const { wait, maxWait, retention, lease, maxAttempts, reconcile } = this.#options
+    const preferred = preferredWait(exchange.header('prefer').join(', '))
+    return {
+      scope: await this.#scope(exchange),
+      wait: preferred === undefined ? wait : Math.min(preferred * 1000, maxWait),
+      maxAttempts,
+      ...(retention !== undefined && { retention }),
+      ...(lease !== undefined && { lease }),
+      ...(reconcile && { reconcile }),
+    }
+  }
+
+  // A key is the client's own choice, so two clients may choose the same.
+  async #scope({ request, method, route }) {
+    const { principal, scope } = this.#options
+    if (!principal && !scope && !this.#warned) {
+      this.#warned = true
+      process.emitWarning('there is no option "principal": all clients of a route share their keys', 'IdempotencyWarning')
+    }
+    const who = (await principal?.(request)) ?? ''
+    const text = scope ? await scope(request, { method, route, principal: who }) : `${method} ${route} ${who}`
+    return text.length <= 255 ? text : `sha256:${createHash('sha256').update(text).digest('hex')}`
+  }
+
+  #answerTo(error, { request }) {
+    const unstored = error instanceof NotDone ? error.cause : error
+    if (unstored instanceof Unstored) return unstored.answer
+    const { mapError, onError, describedBy } = this.#options
+    const problem = this.#mapped(mapError, error, request) ?? problemFor(error)
+    if (problem.status === 500) onError(error instanceof NotDone ? error.cause : error, request)
+    return rendered(problem, describedBy)
+  }
+
+  #mapped(mapError, error, request) {
+    try {
+      return mapError?.(error, request)
+    } catch (failure) {
+      this.#options.onError(failure, request)
+      return undefined
+    }
+  }
+}
+
+export function responseTooLarge() {
+  return new Problem(500, 'The answer is too large to be stored')
+}

@@ -1,0 +1,161 @@
+// Express. What a handler writes to `res` is kept until it is stored, and only then sent.
+import { HttpIdempotency, responseTooLarge } from './core.js'
+import { isJson, mediaType, parseJson, readAll, requestTooLarge } from './body.js'
+
+/**
+ * @typedef {(req: any, res: any, context: import('./core.js').Context) => unknown} Handler answers by `res` as always. In style "lease" it
+ *   may return a function (tx) => writes, which commit together with the answer
+ * @typedef {(req: any, res: any, next: (error?: any) => void) => Promise<void>} Route
+ */
+
+/**
+ * Routes of Express that run once for each key.
+ * @param {import('../index.js').Idempotency} idempotency
+ * @param {import('./core.js').HttpOptions} [options]
+ * @returns {{transaction: (handler: Handler) => Route, lease: (handler: Handler) => Route}} transaction: the handler gets `tx`, in
+ *   whose transaction its answer is stored. lease: it gets an operation, with fence, and a signal
+ */
+export function expressIdempotency(idempotency, options) {
+  const core = new HttpIdempotency(idempotency, options)
+  const route = (style) => (handler) => async (req, res, next) => {
+    const capture = new Capture(res, core.maxResponse)
+    const answer = await core.run(toExchange(req, core.maxRequest), style, async (context) => {
+      const answered = capture.start()
+      const returned = Promise.resolve().then(() => handler(req, res, context))
+      const [given, writes] = await Promise.all([answered, returned])
+      return typeof writes === 'function' ? { ...given, writes } : given
+    })
+    try {
+      capture.send(answer)
+    } catch (error) {
+      next(error)
+    }
+  }
+  return { transaction: route('transaction'), lease: route('lease') }
+}
+
+function toExchange(req, maxRequest) {
+  return {
+    request: req,
+    method: req.method,
+    target: req.originalUrl ?? req.url,
+    route: `${req.baseUrl ?? ''}${req.route?.path ?? req.path}`,
+    header: (name) => valuesOf(req.rawHeaders, name),
+    body: () => bodyOf(req, maxRequest),
+  }
+}
+
+/**
+ * The values of a header as they came: Node joins them.
+ * @param {string[]} raw names and values by turns
+ * @param {string} name in lower case
+ */
+export function valuesOf(raw, name) {
+  return raw.filter((value, index) => index % 2 === 1 && raw[index - 1].toLowerCase() === name)
+}
+
+// A body that no parser has read is read here, so that the handler finds it in req.body.
+async function bodyOf(req, maxRequest) {
+  if (req.body !== undefined || req.readableDidRead || req.readableEnded) return req.body
+  const bytes = await readAll(req, maxRequest, requestTooLarge)
+  if (bytes.length > 0) req.body = isJson(mediaType(req.headers['content-type'])) ? parseJson(bytes) : bytes
+  return req.body
+}
+
+const PATCHED = ['write', 'end', 'writeHead', 'flushHeaders']
+
+// Stands between a handler and its ServerResponse.
+class Capture {
+  /** @type {any} */
+  #res
+  #limit
+  #status
+  #headers
+  #own
+  /** @type {any} */
+  #attempt
+
+  constructor(res, limit) {
+    this.#res = res
+    this.#limit = limit
+    this.#status = res.statusCode
+    this.#headers = res.getHeaders()
+    this.#own = PATCHED.map((name) => [name, Object.hasOwn(res, name) ? res[name] : undefined])
+    res.write = (chunk, encoding, callback) => this.#write(chunk, encoding, callback)
+    res.end = (chunk, encoding, callback) => this.#end(chunk, encoding, callback)
+    res.writeHead = (status, ...rest) => this.#writeHead(status, rest.at(-1))
+    res.flushHeaders = () => {}
+  }
+
+  /** Begins a call of the handler: the answer is a promise, and what an earlier call has written is gone. */
+  start() {
+    this.#reset()
+    return new Promise((resolve, reject) => {
+      this.#attempt = { chunks: [], size: 0, resolve, reject, ended: false }
+    })
+  }
+
+  /**
+   * Sends an answer. What a handler writes from now on goes nowhere.
+   * @param {import('./problem.js').Answer} answer
+   */
+  send({ status, headers, body, live }) {
+    const res = this.#res
+    if (live) for (const name of res.getHeaderNames()) res.removeHeader(name)
+    else this.#reset()
+    for (const [name, value] of Object.entries(headers)) res.setHeader(name, value)
+    res.statusCode = status
+    for (const [name, own] of this.#own) {
+      if (own === undefined) delete res[name]
+      else res[name] = own
+    }
+    res.end(body)
+    res.write = () => false
+    res.end = () => res
+  }
+
+  #reset() {
+    for (const name of this.#res.getHeaderNames()) this.#res.removeHeader(name)
+    for (const [name, value] of Object.entries(this.#headers)) this.#res.setHeader(name, value)
+    this.#res.statusCode = this.#status
+  }
+
+  #write(chunk, encoding, callback) {
+    const attempt = this.#attempt
+    if (typeof encoding === 'function') [encoding, callback] = [undefined, encoding]
+    const bytes = typeof chunk === 'string' ? Buffer.from(chunk, encoding) : Buffer.from(chunk)
+    attempt.size += bytes.length
+    if (attempt.size > this.#limit) {
+      attempt.reject(responseTooLarge())
+      // A stream without an end pauses here.
+      return false
+    }
+    if (!attempt.ended) attempt.chunks.push(bytes)
+    if (callback) process.nextTick(callback)
+    return true
+  }
+
+  #end(chunk, encoding, callback) {
+    const attempt = this.#attempt
+    const res = this.#res
+    if (typeof chunk === 'function') [chunk, callback] = [undefined, chunk]
+    if (typeof encoding === 'function') [encoding, callback] = [undefined, encoding]
+    if (chunk !== undefined && chunk !== null) this.#write(chunk, encoding)
+    if (callback) res.once('finish', callback)
+    if (!attempt.ended) {
+      attempt.ended = true
+      attempt.resolve({ status: res.statusCode, headers: { ...res.getHeaders() }, body: Buffer.concat(attempt.chunks) })
+    }
+    return res
+  }
+
+  #writeHead(status, headers) {
+    const res = this.#res
+    res.statusCode = status
+    const pairs = Array.isArray(headers)
+      ? Array.isArray(headers[0]) ? headers : headers.flatMap((name, i) => i % 2 ? [] : [[name, headers[i + 1]]])
+      : typeof headers === 'object' && headers !== null ? Object.entries(headers) : []
+    for (const [name, value] of pairs) res.setHeader(name, value)
+    return res
+  }
+}

@@ -1,0 +1,73 @@
+// Hono: a handler gives back a Response, which is read, stored, and sent.
+import { routePath } from 'hono/route'
+import { readAll, requestTooLarge } from './body.js'
+import { HttpIdempotency, responseTooLarge } from './core.js'
+import { valuesOf } from './express.js'
+
+/**
+ * @typedef {(c: any, context: import('./core.js').Context) => Response | {response: Response, writes: (tx: any) => unknown} |
+ *   Promise<Response | {response: Response, writes: (tx: any) => unknown}>} Handler gives back a Response; in style "lease" it may give
+ *   writes as well, which commit together with the answer
+ */
+
+/**
+ * Routes of Hono that run once for each key.
+ * @param {import('../index.js').Idempotency} idempotency
+ * @param {import('./core.js').HttpOptions} [options]
+ * @returns {{transaction: (handler: Handler) => (c: any) => Promise<Response>, lease: (handler: Handler) => (c: any) => Promise<Response>}}
+ */
+export function honoIdempotency(idempotency, options) {
+  const core = new HttpIdempotency(idempotency, options)
+  const route = (style) => (handler) => async (c) => {
+    const answer = await core.run(toExchange(c, core.maxRequest), style, async (context) => {
+      const given = await handler(c, context)
+      return given instanceof Response || !given?.response
+        ? toAnswer(given, core.maxResponse)
+        : { ...await toAnswer(given.response, core.maxResponse), writes: given.writes }
+    })
+    return toResponse(answer)
+  }
+  return { transaction: route('transaction'), lease: route('lease') }
+}
+
+function toExchange(c, maxRequest) {
+  const url = new URL(c.req.url)
+  const raw = c.env?.incoming?.rawHeaders
+  return {
+    request: c.req,
+    method: c.req.method,
+    target: url.pathname + url.search,
+    route: routePath(c),
+    header: (name) => raw ? valuesOf(raw, name) : [c.req.header(name)].filter((value) => value !== undefined),
+    body: () => bodyOf(c, maxRequest),
+  }
+}
+
+// Read under the limit, and put back for the handler.
+async function bodyOf(c, maxRequest) {
+  const { raw } = c.req
+  if (!raw.body) return undefined
+  const bytes = await readAll(raw.body, maxRequest, requestTooLarge)
+  c.req.raw = new Request(raw.url, { method: raw.method, headers: raw.headers, body: new Uint8Array(bytes) })
+  return bytes
+}
+
+async function toAnswer(response, maxResponse) {
+  const headers = {}
+  for (const [name, value] of response.headers) {
+    if (name === 'set-cookie') headers[name] = response.headers.getSetCookie()
+    else headers[name] = value
+  }
+  const body = response.body ? await readAll(response.body, maxResponse, responseTooLarge) : Buffer.alloc(0)
+  return { status: response.status, headers, body }
+}
+
+const WITHOUT_BODY = new Set([204, 205, 304])
+
+function toResponse({ status, headers, body }) {
+  const all = new Headers()
+  for (const [name, value] of Object.entries(headers)) {
+    for (const one of [value].flat()) all.append(name, one)
+  }
+  return new Response(WITHOUT_BODY.has(status) ? null : new Uint8Array(body), { status, headers: all })
+}

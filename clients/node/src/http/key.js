@@ -1,0 +1,51 @@
+// The key in a header: a string of structured fields (RFC 8941, `"abc"`), or, unless the option says
+// otherwise, the same without its quotes. Both spellings are one key.
+import { parseItem } from 'structured-headers'
+import { Problem } from './problem.js'
+
+// What a key may look like without quotes: visible, and nothing with a meaning in structured fields.
+const BARE = /^[A-Za-z0-9!#$%&'*+./=@^_`|~-][A-Za-z0-9!#$%&'*+./:=@^_`|~-]*$/
+const LONGEST = 255
+
+/**
+ * @param {string[]} values of the header, one for each time that it was sent
+ * @param {{name: string, strict: boolean}} options strict: with quotes only
+ * @returns {string | undefined} undefined: there is none
+ * @throws {Problem} 400
+ */
+export function parseKey(values, { name, strict }) {
+  if (values.length === 0) return undefined
+  if (values.length > 1) throw malformed(name, 'It was sent more than once.')
+  const text = values[0].trim()
+  const key = !strict && BARE.test(text) ? text : parseString(name, text, strict)
+  if (key.length === 0) throw malformed(name, 'It is empty.')
+  if (key.length > LONGEST) throw malformed(name, `It is longer than ${LONGEST} characters.`)
+  return key
+}
+
+function parseString(name, text, strict) {
+  let value
+  try {
+    [value] = parseItem(text)
+  } catch {
+    value = undefined
+  }
+  if (typeof value !== 'string') {
+    throw malformed(name, `It has to be a string in quotes${strict ? '' : ', or letters, digits and - . _ without'}.`)
+  }
+  return value
+}
+
+function malformed(name, detail) {
+  return new Problem(400, `${name} is malformed`, { detail })
+}
+
+/**
+ * The seconds of `Prefer: wait=n` (RFC 7240).
+ * @param {string | undefined} prefer
+ * @returns {number | undefined}
+ */
+export function preferredWait(prefer) {
+  const found = prefer?.match(/(?:^|[,;])\s*wait\s*=\s*"?(\d{1,9})"?\s*(?:$|[,;])/i)
+  return found ? Number(found[1]) : undefined
+}

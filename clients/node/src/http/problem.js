@@ -1,0 +1,92 @@
+// Answers to errors, as problem+json (RFC 9457). They say nothing of the scope, the key, SQL, or the error of a
+// handler: a client gets what it can act upon, the service's own log gets the error.
+import { STATUS_CODES } from 'node:http'
+import {
+  BadArgument, Forbidden, InProgress, KeyReused, LeaseLost, NotDone, TooLarge, Unknown, sqlstate,
+} from '../errors.js'
+import { isTransient } from '../retry.js'
+
+/** @typedef {{status: number, headers: Record<string, string | string[]>, body: Buffer, live?: boolean}} Answer */
+
+/** An error that is an answer to the client. */
+export class Problem extends Error {
+  /**
+   * @param {number} status
+   * @param {string} title
+   * @param {{detail?: string, type?: string, headers?: Record<string, string>, cause?: unknown}} [options]
+   */
+  constructor(status, title, { detail, type, headers = {}, cause } = {}) {
+    super(title, { cause })
+    this.name = 'Problem'
+    this.status = status
+    this.title = title
+    this.detail = detail
+    this.type = type
+    this.headers = headers
+  }
+}
+
+/**
+ * Seconds for Retry-After, at least 1.
+ * @param {number | null} ms null: not known
+ */
+export function retryAfter(ms) {
+  return { 'Retry-After': String(Math.max(1, Math.ceil((ms ?? 0) / 1000))) }
+}
+
+/** @param {number | null} ms */
+export function inProgress(ms) {
+  return new Problem(409, 'A request with this Idempotency-Key is in progress',
+    { detail: 'Send it again, with the same key, after the time in Retry-After.', headers: retryAfter(ms) })
+}
+
+/** @type {[any, (error: any) => Problem][]} */
+const BY_CLASS = [
+  [BadArgument, () => new Problem(400, 'The request cannot be processed once', { detail: 'The Idempotency-Key is not acceptable.' })],
+  [Forbidden, () => new Problem(403, 'Forbidden')],
+  [KeyReused, () => new Problem(422, 'This Idempotency-Key was used with another request',
+    { detail: 'Use a new key for a new request.' })],
+  [TooLarge, () => new Problem(413, 'The answer is too large to be stored')],
+  [InProgress, (error) => inProgress(error.retryAfter)],
+  [LeaseLost, () => inProgress(null)],
+  [Unknown, (error) => busy('It is not known yet whether an earlier attempt took effect', error.retryAfter)],
+]
+
+const UNAVAILABLE = new Set(['25006', '53300', '55P03', '57014'])
+
+/**
+ * The problem for any error.
+ * @param {any} error
+ * @returns {Problem}
+ */
+export function problemFor(error) {
+  if (error instanceof Problem) return error
+  if (error instanceof NotDone) return error.cause === undefined ? busy('The request was not processed', null) : problemFor(error.cause)
+  const known = BY_CLASS.find(([Class]) => error instanceof Class)
+  if (known) return known[1](error)
+  if (isTransient(error) || UNAVAILABLE.has(sqlstate(error) ?? '')) return busy('The service is busy', null)
+  const status = error?.statusCode ?? error?.status
+  if (Number.isInteger(status) && status >= 400 && status < 500) return new Problem(status, STATUS_CODES[status] ?? 'Error')
+  return new Problem(500, 'Internal Server Error')
+}
+
+function busy(title, ms) {
+  return new Problem(503, title, { detail: 'Send it again, with the same key, after the time in Retry-After.', headers: retryAfter(ms) })
+}
+
+/**
+ * @param {{status: number, title: string, detail?: string, type?: string, headers?: Record<string, string>}} problem
+ * @param {string | undefined} describedBy address of a page for the clients
+ * @returns {Answer}
+ */
+export function rendered({ status, title, detail, type = 'about:blank', headers = {} }, describedBy) {
+  return {
+    status,
+    headers: {
+      'content-type': 'application/problem+json',
+      ...(describedBy && { link: `<${describedBy}>; rel="describedby"` }),
+      ...headers,
+    },
+    body: Buffer.from(JSON.stringify({ type, title, status, detail })),
+  }
+}

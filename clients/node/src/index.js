@@ -1,0 +1,183 @@
+// The package's entry: settings and the operations on them.
+import { batch } from './batch.js'
+import { systemClock } from './clock.js'
+import { BadArgument } from './errors.js'
+import { idempotent } from './function.js'
+import { lease } from './lease.js'
+import { pgSource } from './pg.js'
+import { Sql } from './sql.js'
+import { transaction } from './transaction.js'
+
+export { Batch } from './batch.js'
+export { FakeClock, systemClock } from './clock.js'
+export {
+  BadArgument, CommitRolledBack, ConnectionLost, Declined, Forbidden, IdempotencyError, InProgress, KeyReused,
+  LeaseLost, NotDone, NotEnded, NotOwned, TooLarge, Unknown, sqlstate,
+} from './errors.js'
+export { Completion, Reconciled } from './lease.js'
+export { settle } from './settle.js'
+
+/** @typedef {import('./result.js').Result} Result */
+/** @typedef {import('./response.js').Response} Response */
+/** @typedef {import('./sql.js').Operation} Operation */
+/** @typedef {import('./clock.js').Clock} Clock */
+/** @typedef {import('./settle.js').Settlement} Settlement */
+/**
+ * A duration is a number of milliseconds, or a string that PostgreSQL reads as an interval.
+ * @typedef {number | string} Duration
+ */
+/**
+ * What a hook is told. Never a request or a response.
+ * @typedef {{event: string, scope: string, key?: string, attempt?: number | null, repeat?: number, code?: string}} HookEvent
+ */
+/** @typedef {'acquired' | 'replayed' | 'inProgress' | 'mismatch' | 'takenOver' | 'leaseLost' | 'declined' | 'retried'} EventName */
+/** @typedef {{[name in EventName]?: (event: HookEvent) => void}} Hooks */
+/**
+ * @typedef {object} Options
+ * @property {string} [scope] name space of the keys of calls that give none; ''
+ * @property {string} [schema] where the extension is; by default the search path finds it
+ * @property {Duration} [retention] how long answers are kept; by default as the server says
+ * @property {Duration} [lease] of leased operations; '30 s'
+ * @property {{attempts?: number, base?: number, cap?: number}} [retry] attempts in all (5); pauses are drawn between 0 and
+ *   `base` (50) milliseconds, twice as much each time, up to `cap` (2000)
+ * @property {Hooks} [hooks] for metrics and logs
+ * @property {import('./clock.js').Clock} [clock]
+ */
+/**
+ * @typedef {object} CallOptions
+ * @property {string} [scope]
+ * @property {Uint8Array} [requestHash] SHA-256 of the request, 32 bytes, in place of the request
+ * @property {Duration} [wait] how long to wait for the present owner, on a connection; 0
+ * @property {number} [maxAttempts] which attempt is the last; 0: no limit
+ * @property {Duration} [retention]
+ */
+/** @typedef {CallOptions & {lease?: Duration, reconcile?: import('./lease.js').Reconcile}} LeaseOptions */
+/** @typedef {{scope: string, key?: string, attempt?: number | null, repeat?: number, code?: any}} About */
+/**
+ * @typedef {object} Settings inside of the package
+ * @property {import('./pg.js').Source} source
+ * @property {Sql} sql
+ * @property {string} scope
+ * @property {Duration | undefined} retention
+ * @property {Duration} lease
+ * @property {{attempts: number, base: number, cap: number}} retry
+ * @property {import('./clock.js').Clock} clock
+ * @property {(event: EventName, about: About) => void} emit
+ */
+
+/** Runs operations once, by the extension `idempotency` of a PostgreSQL database. */
+export class Idempotency {
+  #settings
+
+  /**
+   * @param {any} pool a Pool of node-postgres, or `postgresSource(sql)` of "pg-idempotency/postgres"
+   * @param {Options} [options]
+   */
+  constructor(pool, options = {}) {
+    const { scope = '', schema, retention, lease: leaseTime = '30 s', retry = {}, hooks = {}, clock = systemClock } = options
+    const source = typeof pool.acquire === 'function' ? pool : pgSource(pool)
+    /** @type {Settings} */
+    this.#settings = {
+      source,
+      sql: new Sql(schema),
+      scope,
+      retention,
+      lease: leaseTime,
+      retry: { attempts: 5, base: 50, cap: 2000, ...retry },
+      clock,
+      emit: (event, about) => emit(hooks, event, about),
+    }
+  }
+
+  /** The clock of this instance. */
+  get clock() {
+    return this.#settings.clock
+  }
+
+  /**
+   * Runs `work` in one transaction, once: its writes and its answer commit together, and a repeat gets the stored answer.
+   * Repeated as a whole after 40001, 40P01 and a lost connection, so `work` may be called more than once.
+   *
+   * @param {string} key names the operation within its scope; 1 to 255 characters
+   * @param {unknown} request JSON value; a repeat with another one is KeyReused. undefined or null: no check
+   * @param {(tx: any, operation: import('./sql.js').Operation) => unknown} work runs statements by `tx.query`. Returns a response
+   *   (`{code, headers, payload}` or `{code, headers, body}`) or a JSON value, which is the payload. Throws Declined to store a failure;
+   *   any other error rolls back and stores nothing
+   * @param {CallOptions} [options]
+   * @returns {Promise<import('./result.js').Result>}
+   * @throws BadArgument, Forbidden, KeyReused, TooLarge, CommitRolledBack, what work threw, or after the last repeat the last
+   *   error
+   */
+  async transaction(key, request, work, options = {}) {
+    return transaction(this.#settings, this.#call(key, request, options), work)
+  }
+
+  /**
+   * Runs `work` outside of a transaction, under a lease that is extended while it runs. No connection is held meanwhile.
+   *
+   * @param {string} key
+   * @param {unknown} request
+   * @param {import('./lease.js').LeasedWork} work gets the operation, with fence, attempt and takenOver, and a signal that is aborted
+   *   when the lease is lost. Returns a response, a payload, or a Completion. Throws Declined to store a failure, NotDone where nothing
+   *   has happened outside; any other error leaves the lease to run out
+   * @param {LeaseOptions} [options] reconcile: called in place of work on a takeover, and answers by `Reconciled`
+   * @returns {Promise<import('./result.js').Result>}
+   * @throws as `transaction`, and LeaseLost, Unknown, NotDone
+   */
+  async lease(key, request, work, options = {}) {
+    const { lease: time = this.#settings.lease, reconcile } = options
+    return lease(this.#settings, { ...this.#call(key, request, options), lease: time, reconcile }, work)
+  }
+
+  /**
+   * Runs `work` in one transaction in which it begins and completes many operations. Repeated as `transaction` is.
+   * @template T
+   * @param {(batch: import('./batch.js').Batch) => Promise<T>} work
+   * @param {{scope?: string}} [options]
+   * @returns {Promise<T>} what work returned
+   * @throws what work threw, NotEnded where an operation was begun and not completed, CommitRolledBack
+   */
+  async batch(work, { scope = this.#settings.scope } = {}) {
+    return batch(this.#settings, scope, work)
+  }
+
+  /**
+   * A function that runs once for each key. Its result is stored as JSON.
+   * @template {unknown[]} Args
+   * @template R
+   * @param {(context: import('./function.js').Context, ...args: Args) => R | Promise<R>} run
+   * @param {import('./function.js').FunctionOptions<Args>} options
+   * @returns {(...args: Args) => Promise<R>} throws Declined where the stored end is a failure, InProgress, and what `transaction` or
+   *   `lease` throw
+   */
+  idempotent(run, options) {
+    return idempotent(this, run, options)
+  }
+
+  /**
+   * @param {string} key
+   * @param {unknown} request
+   * @param {CallOptions} options
+   */
+  #call(key, request, { scope = this.#settings.scope, requestHash, wait = 0, maxAttempts, retention = this.#settings.retention }) {
+    if (typeof key !== 'string') throw new BadArgument('a key is a string')
+    if (typeof scope !== 'string') throw new BadArgument('a scope is a string')
+    return {
+      key, request, scope, wait, maxAttempts, retention, requestHash: requestHash ? Buffer.from(requestHash) : null,
+    }
+  }
+}
+
+// A hook must not change what becomes of an operation, and sees neither request nor response.
+/**
+ * @param {Hooks} hooks
+ * @param {EventName} event
+ * @param {About} about
+ */
+function emit(hooks, event, { scope, key, attempt, repeat, code }) {
+  try {
+    hooks[event]?.({ event, scope, key, attempt, ...(event === 'retried' && { repeat, code }) })
+  } catch (error) {
+    process.emitWarning(`the hook ${event} failed: ${error.message}`, 'IdempotencyWarning')
+  }
+}

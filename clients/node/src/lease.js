@@ -1,0 +1,181 @@
+// An operation whose work is outside of the database, such as a call of a payment gateway. No connection is
+// held while it runs. What such work has done when it fails is not known, so by default the lease is left to run
+// out: the next begin is told `takenOver`, and reconciles.
+import { Declined, LeaseLost, NotDone, Unknown, translated } from './errors.js'
+import { Heartbeat } from './heartbeat.js'
+import { toResponse } from './response.js'
+import { answered, completed, failed } from './result.js'
+import { isLost, retrying } from './retry.js'
+import { BEGIN, toOperation } from './sql.js'
+import { begin, commit, inTransaction, onConnection } from './transaction.js'
+
+/** Returned by leased work: a response, and writes that commit together with it. */
+export class Completion {
+  /**
+   * @param {unknown} response as leased work may return it
+   * @param {(tx: any) => unknown} writes runs statements on `tx`; repeated when the transaction is
+   */
+  constructor(response, writes) {
+    this.response = response
+    this.writes = writes
+  }
+}
+
+/** What `reconcile` may answer about the attempt that was taken over. */
+export const Reconciled = Object.freeze({
+  /**
+   * It has taken effect: this response is stored and returned.
+   * @param {unknown} response a response, a payload, or a Completion
+   */
+  done: (response) => ({ state: /** @type {const} */ ('done'), response }),
+  /** It has not taken effect: the work runs. */
+  notDone: Object.freeze({ state: /** @type {const} */ ('notDone') }),
+  /**
+   * Nobody knows: the caller gets the error Unknown, and the next begin reconciles again.
+   * @param {{retryAfter?: number}} [options] milliseconds until somebody may know
+   */
+  unknown: (options = {}) => ({ state: /** @type {const} */ ('unknown'), retryAfter: options.retryAfter ?? null }),
+})
+
+/**
+ * @typedef {(operation: import('./sql.js').Operation, signal: AbortSignal) => unknown} LeasedWork
+ * @typedef {{state: 'done' | 'notDone' | 'unknown', response?: unknown, retryAfter?: number | null}} Answered
+ * @typedef {(operation: import('./sql.js').Operation, signal: AbortSignal) => Answered | Promise<Answered>} Reconcile
+ */
+
+/**
+ * @param {import('./index.js').Settings} settings
+ * @param {import('./sql.js').Call & {lease: number | string, reconcile?: Reconcile}} call
+ * @param {LeasedWork} work
+ * @returns {Promise<import('./result.js').Result>}
+ */
+export async function lease(settings, call, work) {
+  const { operation, begun } = await acquire(settings, call)
+  if (operation.outcome !== 'ACQUIRED') return answered(settings, operation)
+  settings.emit('acquired', operation)
+  if (operation.takenOver) settings.emit('takenOver', operation)
+  const heartbeat = new Heartbeat(settings, operation, call.lease, begun)
+  let outcome
+  try {
+    outcome = await unlessLost(heartbeat.signal, () => perform(call, operation, heartbeat.signal, work))
+  } catch (error) {
+    await heartbeat.stop()
+    return giveUp(settings, call, operation, error)
+  }
+  await heartbeat.stop()
+  if (heartbeat.signal.aborted) throw heartbeat.signal.reason
+  return complete(settings, call, operation, outcome)
+}
+
+function acquire(settings, call) {
+  const { scope, key } = call
+  return retrying(settings, { scope, key }, () => onConnection(settings, async (connection) => {
+    const begun = settings.clock.now()
+    const [{ rows: [row] }] = await begin(settings, call, connection, [settings.sql.begin(call, { lease: call.lease })])
+    return { operation: toOperation(row), begun }
+  }))
+}
+
+async function perform(call, operation, signal, work) {
+  if (!operation.takenOver || !call.reconcile) return work(operation, signal)
+  const known = await reconciled(call.reconcile, operation, signal)
+  switch (known?.state) {
+    case 'done': return known.response
+    case 'notDone': return work(operation, signal)
+    default:
+      throw new Unknown('nobody knows whether an earlier attempt took effect', { retryAfter: known?.retryAfter ?? null })
+  }
+}
+
+async function reconciled(reconcile, operation, signal) {
+  try {
+    return await reconcile(operation, signal)
+  } catch (error) {
+    throw new Unknown('the earlier attempt could not be reconciled', { cause: error })
+  }
+}
+
+// Work that does not heed the signal is not waited for: its lease is somebody else's.
+function unlessLost(signal, run) {
+  return new Promise((resolve, reject) => {
+    signal.addEventListener('abort', () => reject(signal.reason), { once: true })
+    Promise.resolve().then(run).then(resolve, reject)
+  })
+}
+
+async function giveUp(settings, call, operation, error) {
+  if (error instanceof Declined) return decline(settings, call, operation, error)
+  if (error instanceof NotDone || error instanceof Unknown) await release(settings, operation)
+  throw error
+}
+
+// A lease that cannot be released runs out: the error of the work matters more.
+async function release(settings, operation) {
+  try {
+    await onConnection(settings, (connection) => connection.send([settings.sql.release(operation)]))
+  } catch {
+    settings.emit('leaseLost', operation)
+  }
+}
+
+async function decline(settings, call, operation, declined) {
+  return end(settings, operation, async (connection) => {
+    await connection.send([settings.sql.fail(operation, declined, call.retention)])
+    return failed(settings, operation, declined)
+  }, onConnection)
+}
+
+async function complete(settings, call, operation, outcome) {
+  const { response: value, writes } = outcome instanceof Completion ? outcome : { response: outcome, writes: null }
+  const response = toResponse(value)
+  const statement = settings.sql.complete(operation, response, call.retention)
+  if (!writes) {
+    return end(settings, operation, async (connection) => {
+      await connection.send([statement])
+      return completed(operation, response)
+    }, onConnection)
+  }
+  try {
+    // The end comes first: a stale fence is refused before anything is written.
+    return await end(settings, operation, async (connection) => {
+      await connection.send([BEGIN, statement])
+      await writes(connection.tx)
+      connection.endWork()
+      await commit(connection, [])
+      return completed(operation, response)
+    }, inTransaction)
+  } catch (error) {
+    if (error instanceof NotDone || error instanceof Declined) return giveUp(settings, call, operation, error)
+    throw error
+  }
+}
+
+// After a lost answer the end may have been stored: then its repeat is ID409, and the answer is the replay.
+async function end(settings, operation, use, within) {
+  const { scope, key } = operation
+  let lost = false
+  try {
+    return await retrying(settings, { scope, key }, async (errors) => {
+      lost = errors.some(isLost)
+      return within(settings, use)
+    })
+  } catch (error) {
+    const named = translated(error)
+    if (!(named instanceof LeaseLost)) throw named
+    const replay = lost ? await lookUp(settings, operation) : null
+    if (replay) return answered(settings, replay)
+    settings.emit('leaseLost', operation)
+    throw named
+  }
+}
+
+// The stored end, if it is that of our own attempt.
+async function lookUp(settings, operation) {
+  const { scope, key } = operation
+  const [{ rows: [row] }] = await retrying(settings, { scope, key }, () =>
+    onConnection(settings, (connection) => connection.send([settings.sql.lookup(operation)])))
+  if (!row || row[0] === null) return null
+  const found = toOperation(row)
+  const ended = found.outcome === 'COMPLETED' || found.outcome === 'FAILED'
+  return ended && found.attempt === operation.attempt ? found : null
+}

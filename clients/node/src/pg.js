@@ -1,0 +1,132 @@
+// node-postgres: how the package gets a connection, sends statements, and gives the connection back. A
+// source of connections is anything with `acquire()`; postgres.js has one of its own.
+import { ConnectionLost, IdempotencyError, sqlstate } from './errors.js'
+import { Pipeline } from './pipeline.js'
+
+/**
+ * @typedef {object} Connection
+ * @property {any} tx what work gets: it runs statements until `endWork` is called
+ * @property {(statements: import('./pipeline.js').Statement[]) => Promise<import('./pipeline.js').Answer[]>} send
+ * @property {(error: any) => any} named the same error, or ConnectionLost where that is what it comes from
+ * @property {() => void} endWork refuses statements of work from now on
+ * @property {(broken: boolean) => void} close gives the connection back, or ends it
+ */
+/** @typedef {{acquire: () => Promise<Connection>}} Source */
+
+/**
+ * @param {any} pool a Pool of node-postgres
+ * @returns {Source}
+ */
+export function pgSource(pool) {
+  // An idle connection that ends is an event "error"; without a listener it ends the process.
+  if (pool.listenerCount('error') === 0) pool.on('error', () => {})
+  return {
+    async acquire() {
+      try {
+        return new PgConnection(await pool.connect())
+      } catch (error) {
+        throw unavailable(pool, error)
+      }
+    },
+  }
+}
+
+// No connection and no SQLSTATE: the server was not reached. With a full pool it is the pool's time-out, and
+// to wait for it five times over helps nobody.
+function unavailable(pool, error) {
+  if (sqlstate(error)) return error
+  if (pool.ending || pool.totalCount >= pool.options.max) {
+    return new IdempotencyError('no connection is free', { code: '53300', cause: error })
+  }
+  return new ConnectionLost('no connection to the server', { cause: error })
+}
+
+/** @implements {Connection} */
+class PgConnection {
+  #client
+  #lost = false
+  #ended = false
+  #onError = () => { this.#lost = true }
+
+  constructor(client) {
+    if (!client.connection?.parse) throw new TypeError('pg-native cannot be used: take the Pool of pg itself')
+    this.#client = client
+    client.on('error', this.#onError)
+    client.on('end', this.#onError)
+    this.tx = this.#guarded()
+  }
+
+  async send(statements) {
+    try {
+      return await (this.#client.pipeline ? this.#sendQueued(statements) : this.#sendPipeline(statements))
+    } catch (error) {
+      throw this.named(error)
+    }
+  }
+
+  endWork() {
+    this.#ended = true
+  }
+
+  close(broken) {
+    this.#ended = true
+    this.#client.release(broken || this.#lost)
+    // A connection that is ended still tells of its end.
+    if (broken || this.#lost) return
+    this.#client.off('error', this.#onError)
+    this.#client.off('end', this.#onError)
+  }
+
+  #sendPipeline(statements) {
+    return new Promise((resolve, reject) => {
+      this.#client.query(new Pipeline(statements, (error, answers) => error ? reject(error) : resolve(answers)))
+    })
+  }
+
+  // A client with the option `pipeline` takes only its own queries, and sends them without waiting.
+  async #sendQueued(statements) {
+    const answers = await Promise.allSettled(statements.map(({ text, values = [] }) =>
+      this.#client.query({ text, values, rowMode: 'array', types: AS_TEXT, queryMode: 'extended' })))
+    return answers.map((answer) => {
+      if (answer.status === 'rejected') throw answer.reason
+      return { rows: answer.value.rows, tag: answer.value.command ?? '' }
+    })
+  }
+
+  named(error) {
+    if (sqlstate(error) || !this.#lost) return error
+    return new ConnectionLost('the connection was lost', { cause: error })
+  }
+
+  // The client, for as long as the transaction is open. A statement that came later would run outside of
+  // it, on a connection that somebody else has taken from the pool.
+  #guarded() {
+    const query = (...args) => {
+      if (this.#ended) return refuse(args)
+      const result = this.#client.query(...args)
+      return result?.catch ? result.catch((error) => { throw this.named(error) }) : result
+    }
+    const own = { query, release: notYours, end: notYours }
+    return new Proxy(this.#client, {
+      get(client, property) {
+        if (Object.hasOwn(own, property)) return own[property]
+        const value = client[property]
+        return typeof value === 'function' ? value.bind(client) : value
+      },
+    })
+  }
+}
+
+const AS_TEXT = { getTypeParser: () => (value) => value }
+
+function refuse(args) {
+  const error = new IdempotencyError('the transaction has ended: await every statement of the work', { code: '25P01' })
+  const callback = args.find((arg) => typeof arg === 'function')
+  if (!callback) return Promise.reject(error)
+  process.nextTick(callback, error)
+  return undefined
+}
+
+function notYours() {
+  throw new IdempotencyError('the connection belongs to the transaction', { code: '2D000' })
+}

@@ -1,0 +1,69 @@
+// Several statements in one round trip. node-postgres sends a query only after the answer to the one
+// before it, so BEGIN and COMMIT would cost a trip each. A Pipeline is one "query" for its queue, and writes
+// Parse, Bind, Describe and Execute of each statement, and then a single Sync: after an error the server skips the
+// rest. Only unnamed statements are used, which poolers in transaction mode require.
+
+/** @typedef {{text: string, values?: (string | Buffer | null)[]}} Statement */
+/** @typedef {{rows: (string | null)[][], tag: string}} Answer rows as text, and the command tag */
+
+/** A Submittable of node-postgres. */
+export class Pipeline {
+  #statements
+  #answers = []
+  #rows = []
+
+  /**
+   * @param {Statement[]} statements
+   * @param {(error: Error | null, answers?: Answer[]) => void} callback
+   */
+  constructor(statements, callback) {
+    this.#statements = statements
+    // node-postgres replaces it when query_timeout is set
+    this.callback = callback
+  }
+
+  submit(connection) {
+    connection.stream.cork?.()
+    try {
+      for (const { text, values = [] } of this.#statements) {
+        connection.parse({ text, name: '', types: [] })
+        connection.bind({ portal: '', statement: '', values, binary: false })
+        connection.describe({ type: 'P', name: '' })
+        connection.execute({ portal: '', rows: 0 })
+      }
+      connection.sync()
+    } finally {
+      connection.stream.uncork?.()
+    }
+    return null
+  }
+
+  handleRowDescription() {}
+  handlePortalSuspended() {}
+  handleCopyData() {}
+
+  handleDataRow(message) {
+    this.#rows.push(message.fields)
+  }
+
+  handleCommandComplete(message) {
+    this.#answers.push({ rows: this.#rows, tag: message.text })
+    this.#rows = []
+  }
+
+  handleEmptyQuery() {
+    this.handleCommandComplete({ text: '' })
+  }
+
+  handleCopyInResponse(connection) {
+    connection.sendCopyFail('no data')
+  }
+
+  handleError(error) {
+    this.callback(error)
+  }
+
+  handleReadyForQuery() {
+    this.callback(null, this.#answers)
+  }
+}

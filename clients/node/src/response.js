@@ -1,0 +1,84 @@
+// What work answers with, and how it is stored.
+import { BadArgument } from './errors.js'
+
+/**
+ * @typedef {object} Response
+ * @property {number | null} [code] status, such as 201
+ * @property {Record<string, string>} [headers]
+ * @property {unknown} [payload] JSON value; undefined: SQL NULL
+ * @property {Uint8Array | string} [body] replayed byte for byte; a string is stored as UTF-8
+ * @property {number | string} [retention] milliseconds or a PostgreSQL interval
+ */
+
+const FIELDS = new Set(['code', 'headers', 'payload', 'body', 'retention'])
+
+/**
+ * The response in what work returned. An object with `payload` or `body`, and nothing but the fields of a response, is one;
+ * anything else is the payload.
+ * @param {any} value
+ * @returns {Response}
+ */
+export function toResponse(value) {
+  return isResponse(value) ? value : { payload: value }
+}
+
+function isResponse(value) {
+  if (value === null || typeof value !== 'object' || Array.isArray(value)) return false
+  return (Object.hasOwn(value, 'payload') || Object.hasOwn(value, 'body')) &&
+    Object.keys(value).every((name) => FIELDS.has(name))
+}
+
+/**
+ * As the parameters of idem_complete and idem_fail: payload, code, headers, body, retention.
+ * @param {Response} response
+ * @param {number | string | undefined} retention where the response has none of its own
+ */
+export function asParameters(response, retention) {
+  const code = response.code ?? null
+  if (code !== null && !Number.isInteger(code)) throw new BadArgument('the code of a response is an integer')
+  return {
+    payload: toJson(response.payload),
+    code: code === null ? null : String(code),
+    headers: toJson(response.headers),
+    body: toBytes(response.body),
+    retention: toInterval(response.retention ?? retention),
+  }
+}
+
+/**
+ * @param {unknown} value
+ * @returns {string | null} null: SQL NULL
+ */
+export function toJson(value) {
+  if (value === undefined) return null
+  let text
+  try {
+    text = JSON.stringify(value)
+  } catch (error) {
+    throw new BadArgument('the value is not JSON', { cause: error })
+  }
+  if (text === undefined) throw new BadArgument('the value is not JSON')
+  return text
+}
+
+/**
+ * @param {Uint8Array | string | null | undefined} body
+ * @returns {Buffer | null}
+ */
+export function toBytes(body) {
+  if (body === undefined || body === null) return null
+  if (typeof body === 'string') return Buffer.from(body)
+  if (body instanceof Uint8Array) return Buffer.from(body.buffer, body.byteOffset, body.byteLength)
+  throw new BadArgument('a body is a string or bytes')
+}
+
+/**
+ * @param {number | string | null | undefined} duration milliseconds, or what PostgreSQL reads as an interval
+ * @returns {string | null}
+ */
+export function toInterval(duration) {
+  if (duration === undefined || duration === null) return null
+  if (typeof duration === 'string') return duration
+  if (!Number.isFinite(duration)) throw new BadArgument('a duration is a number of milliseconds, or an interval')
+  return `${duration} milliseconds`
+}

@@ -1,0 +1,75 @@
+// What a caller gets: the answer of this run, or the stored one.
+import { toBytes, toJson } from './response.js'
+
+/**
+ * @typedef {object} Result
+ * @property {'COMPLETED' | 'FAILED' | 'IN_PROGRESS'} outcome
+ * @property {number | null} code
+ * @property {Record<string, string> | null} headers
+ * @property {any} payload a JSON value; undefined: none was given
+ * @property {Buffer | null} body
+ * @property {boolean} replayed the answer comes from the store; the work did not run
+ * @property {number | null} attempt
+ * @property {number | null} retryAfter milliseconds. IN_PROGRESS: until the owner's lease ends; FAILED: until it may be tried again
+ * @property {boolean} takenOver an earlier attempt ran out before this one
+ */
+
+/**
+ * The stored answer.
+ * @param {import('./index.js').Settings} settings
+ * @param {import('./sql.js').Operation} operation
+ * @returns {Result}
+ */
+export function answered(settings, operation) {
+  settings.emit(operation.outcome === 'IN_PROGRESS' ? 'inProgress' : 'replayed', operation)
+  const { outcome, code, headers, payload, body, replayed, attempt, retryAfter, takenOver } = operation
+  return {
+    outcome: /** @type {Result['outcome']} */ (outcome), code, headers, payload, body, replayed, attempt, retryAfter,
+    takenOver,
+  }
+}
+
+/**
+ * The answer of work that has just been completed.
+ * @param {import('./sql.js').Operation} operation
+ * @param {import('./response.js').Response} response
+ * @returns {Result}
+ */
+export function completed(operation, response) {
+  return ofThisRun('COMPLETED', operation, response, null)
+}
+
+/**
+ * The answer of work that has just been declined.
+ * @param {import('./index.js').Settings} settings
+ * @param {import('./sql.js').Operation} operation
+ * @param {import('./errors.js').Declined} declined
+ * @returns {Result}
+ */
+export function failed(settings, operation, { response, retryAfter }) {
+  settings.emit('declined', operation)
+  return ofThisRun('FAILED', operation, response, typeof retryAfter === 'number' ? retryAfter : null)
+}
+
+/**
+ * The payload as JSON has it, so that the first answer and its replays are equal.
+ * @param {Result['outcome']} outcome
+ * @param {import('./sql.js').Operation} operation
+ * @param {import('./response.js').Response} response
+ * @param {number | null} retryAfter
+ * @returns {Result}
+ */
+function ofThisRun(outcome, { attempt, takenOver }, { code, headers, payload, body }, retryAfter) {
+  const json = toJson(payload)
+  return {
+    outcome,
+    code: code ?? null,
+    headers: headers ?? null,
+    payload: json === null ? undefined : JSON.parse(json),
+    body: toBytes(body),
+    replayed: false,
+    attempt,
+    retryAfter,
+    takenOver,
+  }
+}

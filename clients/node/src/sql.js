@@ -1,0 +1,183 @@
+// The SQL text of the package, and how the rows of its answers are read. All parameters but bytes, and all
+// results, travel as text, so that a driver's types cannot change them.
+import { BadArgument } from './errors.js'
+import { asParameters, toInterval, toJson } from './response.js'
+
+export const BEGIN = { text: 'BEGIN' }
+export const COMMIT = { text: 'COMMIT' }
+export const ROLLBACK = { text: 'ROLLBACK' }
+export const SAVEPOINT = { text: 'SAVEPOINT pg_idempotency' }
+export const ROLLBACK_TO = { text: 'ROLLBACK TO SAVEPOINT pg_idempotency' }
+
+const COLUMNS = `outcome::text, idempotency_key, scope, attempt::text, taken_over::text, replayed::text, fence::text,
+  (extract(epoch FROM lease_expires_at - clock_timestamp()) * 1000)::text,
+  (extract(epoch FROM retry_after) * 1000)::text, response_code::text, response_headers::text,
+  response_payload::text, encode(response_body, 'hex')`
+
+/**
+ * @typedef {object} Operation
+ * @property {'ACQUIRED' | 'IN_PROGRESS' | 'COMPLETED' | 'FAILED' | 'MISMATCH'} outcome
+ * @property {string} key
+ * @property {string} scope
+ * @property {number | null} attempt from 1
+ * @property {boolean} takenOver an earlier lease ran out without an end: what it did outside is unknown
+ * @property {boolean} replayed the answer comes from the store
+ * @property {bigint | null} fence of a leased attempt: give it to the outside system
+ * @property {number | null} leaseLeft milliseconds
+ * @property {number | null} retryAfter milliseconds
+ * @property {number | null} code
+ * @property {Record<string, string> | null} headers
+ * @property {any} payload undefined: none was stored
+ * @property {Buffer | null} body
+ */
+
+/**
+ * @param {(string | null)[]} row
+ * @returns {Operation}
+ */
+export function toOperation([outcome, key, scope, attempt, takenOver, replayed, fence, leaseLeft, retryAfter, code,
+  headers, payload, body]) {
+  return {
+    outcome: /** @type {Operation['outcome']} */ (outcome),
+    key: key ?? '',
+    scope: scope ?? '',
+    attempt: toNumber(attempt),
+    takenOver: takenOver === 'true',
+    replayed: replayed === 'true',
+    fence: fence === null ? null : BigInt(fence),
+    leaseLeft: toNumber(leaseLeft),
+    retryAfter: toNumber(retryAfter),
+    code: toNumber(code),
+    headers: headers === null ? null : JSON.parse(headers),
+    payload: payload === null ? undefined : JSON.parse(payload),
+    body: body === null ? null : Buffer.from(body, 'hex'),
+  }
+}
+
+function toNumber(text) {
+  return text === null ? null : Number(text)
+}
+
+/** The statements for a schema; without one, the search path finds the functions. */
+export class Sql {
+  #prefix
+
+  /** @param {string | undefined} schema */
+  constructor(schema) {
+    this.#prefix = schema === undefined ? '' : `"${schema.replaceAll('"', '""')}".`
+  }
+
+  /**
+   * @param {Call} call
+   * @param {{lease?: number | string, longer?: number}} [options] longer: milliseconds to wait for the present owner,
+   *   beside what the call itself would wait
+   */
+  begin(call, { lease, longer = 0 } = {}) {
+    return {
+      text: `SELECT ${COLUMNS} FROM ${this.#prefix}idem_begin($1, $2::text::jsonb, scope => $3, request_hash => $4::bytea,
+  lease => $5::interval, wait => $6::interval + $7::interval, max_attempts => $8::int)`,
+      values: [call.key, toJson(call.request ?? undefined), call.scope, call.requestHash, toInterval(lease),
+        toInterval(call.wait), toInterval(longer), toText(call.maxAttempts)],
+    }
+  }
+
+  /** @param {{key: string, scope: string}} call */
+  lookup({ key, scope }) {
+    return { text: `SELECT ${COLUMNS} FROM ${this.#prefix}idem_lookup($1, $2)`, values: [key, scope] }
+  }
+
+  /**
+   * @param {{key: string, scope: string, fence: bigint | null}} operation
+   * @param {import('./response.js').Response} response
+   * @param {number | string | undefined} retention
+   */
+  complete(operation, response, retention) {
+    const { payload, code, headers, body, retention: kept } = asParameters(response, retention)
+    return {
+      text: `SELECT ${this.#prefix}idem_complete($1, $2::text::jsonb, scope => $3, code => $4::int, headers => $5::text::jsonb,
+  body => $6::bytea, fence => $7::bigint, retention => $8::interval)::text`,
+      values: [operation.key, payload, operation.scope, code, headers, body, toText(operation.fence), kept],
+    }
+  }
+
+  /**
+   * @param {{key: string, scope: string, fence: bigint | null}} operation
+   * @param {import('./errors.js').Declined} declined
+   * @param {number | string | undefined} retention
+   */
+  fail(operation, { response, retryAfter }, retention) {
+    const { payload, code, headers, body, retention: kept } = asParameters(response, retention)
+    return {
+      text: `SELECT ${this.#prefix}idem_fail($1, $2::text::jsonb, scope => $3, code => $4::int, headers => $5::text::jsonb,
+  body => $6::bytea, fence => $7::bigint, retryable => $8::text::boolean, retry_after => $9::interval,
+  retention => $10::interval)::text`,
+      values: [operation.key, payload, operation.scope, code, headers, body, toText(operation.fence),
+        String(retryAfter !== null), toInterval(retryAfter), kept],
+    }
+  }
+
+  /** @param {{key: string, scope: string, fence: bigint | null}} operation */
+  release({ key, scope, fence }) {
+    return {
+      text: `SELECT ${this.#prefix}idem_release($1, scope => $2, fence => $3::bigint)::text`,
+      values: [key, scope, toText(fence)],
+    }
+  }
+
+  /**
+   * @param {{key: string, scope: string, fence: bigint | null}} operation
+   * @param {number | string} lease
+   */
+  extend({ key, scope, fence }, lease) {
+    return {
+      text: `SELECT (extract(epoch FROM ${this.#prefix}idem_extend($1, $2::interval, scope => $3, fence => $4::bigint)
+  - clock_timestamp()) * 1000)::text`,
+      values: [key, toInterval(lease), scope, toText(fence)],
+    }
+  }
+
+  /**
+   * @param {{keys: string[], requests?: unknown[], scope: string, requestHashes?: (Uint8Array | null)[],
+   *   maxAttempts?: number}} call
+   */
+  beginMany({ keys, requests, scope, requestHashes, maxAttempts }) {
+    return {
+      text: `SELECT ${COLUMNS} FROM ${this.#prefix}idem_begin_batch($1::text[], $2::text[]::jsonb[], scope => $3,
+  request_hashes => $4::text[]::bytea[], max_attempts => $5::int)`,
+      values: [toArray(keys), toArray(requests?.map((value) => toJson(value ?? undefined))), scope,
+        toArray(requestHashes?.map((hash) => hash && `\\x${Buffer.from(hash).toString('hex')}`)), toText(maxAttempts)],
+    }
+  }
+
+  /** @param {{keys: string[], payloads?: unknown[], scope: string}} call */
+  completeMany({ keys, payloads, scope }) {
+    return {
+      text: `SELECT ${this.#prefix}idem_complete_batch($1::text[], $2::text[]::jsonb[], scope => $3)::text`,
+      values: [toArray(keys), toArray(payloads?.map(toJson)), scope],
+    }
+  }
+}
+
+/**
+ * @typedef {object} Call what was asked for
+ * @property {string} key
+ * @property {unknown} request
+ * @property {string} scope
+ * @property {Buffer | null} requestHash
+ * @property {number | string} wait
+ * @property {number | undefined} maxAttempts
+ * @property {number | string | undefined} retention
+ */
+
+function toText(value) {
+  return value === undefined || value === null ? null : String(value)
+}
+
+// An array in PostgreSQL's text form.
+function toArray(values) {
+  if (values === undefined || values === null) return null
+  if (!Array.isArray(values)) throw new BadArgument('keys, requests and payloads are arrays')
+  const elements = values.map((value) => value === null || value === undefined
+    ? 'NULL' : `"${String(value).replaceAll('\\', '\\\\').replaceAll('"', '\\"')}"`)
+  return `{${elements.join(',')}}`
+}

@@ -1,0 +1,81 @@
+// Batches of messages, plain functions, and what a broker is told.
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { BadArgument, Declined, InProgress, NotEnded, settle } from 'pg-idempotency'
+import { effect, effects, idempotencyFor, newKey } from './support.js'
+
+test('a batch begins and completes many, in the order of the keys', async (t) => {
+  const { pool, idempotency } = idempotencyFor(t)
+  const prefix = newKey()
+  const keys = ['a', 'b"\\', 'a', '{,}'].map((name) => `${prefix}${name}`)
+  const run = (requests) => idempotency.batch(async (batch) => {
+    const operations = await batch.beginMany(keys, requests)
+    const mine = operations.filter(({ outcome }) => outcome === 'ACQUIRED')
+    for (const { key } of mine) await effect(batch.tx, key)
+    const count = await batch.completeMany(mine.map(({ key }) => key), mine.map(({ key }) => ({ key })))
+    return { outcomes: operations.map(({ outcome }) => outcome), count, operations }
+  })
+  const first = await run([1, { t: '"quoted\\"' }, 1, null])
+  assert.deepEqual(first.outcomes, ['ACQUIRED', 'ACQUIRED', 'IN_PROGRESS', 'ACQUIRED'])
+  assert.equal(first.count, 3)
+  const second = await run([2, { t: '"quoted\\"' }, 1, 'unchecked'])
+  assert.deepEqual(second.outcomes, ['MISMATCH', 'COMPLETED', 'COMPLETED', 'COMPLETED'])
+  assert.deepEqual(second.operations[1].payload, { key: keys[1] })
+  for (const key of keys) assert.equal(await effects(pool, key), 1)
+})
+
+test('a batch that forgets one is refused at COMMIT, and is repeated after 40001', async (t) => {
+  const { pool, idempotency } = idempotencyFor(t)
+  const keys = [newKey(), newKey()]
+  await assert.rejects(idempotency.batch(async (batch) => {
+    await batch.beginMany(keys)
+    await effect(batch.tx, keys[0])
+    await batch.completeMany([keys[0]])
+  }), NotEnded)
+  assert.equal(await effects(pool, keys[0]), 0)
+  let calls = 0
+  await idempotency.batch(async (batch) => {
+    await batch.beginMany(keys)
+    if (++calls === 1) await batch.tx.query("DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40001'; END $$")
+    await batch.completeMany(keys)
+  })
+  assert.equal(calls, 2)
+  await assert.rejects(idempotency.batch((batch) => batch.beginMany(keys, [1])), BadArgument)
+})
+
+test('a plain function runs once for its key', async (t) => {
+  const { pool, idempotency } = idempotencyFor(t)
+  const pay = idempotency.idempotent(async ({ tx, operation }, order, amount) => {
+    await effect(tx, order)
+    if (amount > 1000) throw new Declined(402, { reason: 'declined' })
+    return { order, amount, attempt: operation.attempt }
+  }, { key: (order) => order, scope: 'functions' })
+  const order = newKey()
+  assert.deepEqual(await pay(order, 5), { order, amount: 5, attempt: 1 })
+  assert.deepEqual(await pay(order, 5), { order, amount: 5, attempt: 1 })
+  await assert.rejects(pay(order, 6), { code: 'ID422' })
+  assert.equal(await effects(pool, order), 1)
+  const large = newKey()
+  for (let i = 0; i < 2; i++) {
+    await assert.rejects(pay(large, 2000), (error) => error instanceof Declined && error.response.code === 402)
+  }
+})
+
+test('a leased function, and the call of one that is in progress', async (t) => {
+  const { idempotency } = idempotencyFor(t)
+  const send = idempotency.idempotent(async ({ signal, operation }, mail) => {
+    assert.equal(signal.aborted, false)
+    await assert.rejects(send(mail), (error) => error instanceof InProgress && error.retryAfter > 0)
+    return String(operation.fence)
+  }, { key: (mail) => mail, style: 'lease', request: () => null })
+  const mail = newKey()
+  assert.equal(await send(mail), await send(mail))
+})
+
+test('settle says what becomes of a message', () => {
+  assert.deepEqual(settle({ outcome: 'COMPLETED', retryAfter: null }), { action: 'ack' })
+  assert.deepEqual(settle({ outcome: 'IN_PROGRESS', retryAfter: 1500.5 }), { action: 'again', after: 1501 })
+  assert.deepEqual(settle({ outcome: 'IN_PROGRESS', retryAfter: null }, { pause: 5 }), { action: 'again', after: 5 })
+  assert.deepEqual(settle({ outcome: 'FAILED', retryAfter: 0 }), { action: 'again', after: 1 })
+  assert.deepEqual(settle({ outcome: 'FAILED', retryAfter: null }), { action: 'deadLetter', reason: 'failed' })
+})

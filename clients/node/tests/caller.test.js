@@ -1,0 +1,112 @@
+// The client's half, against a server that answers as it is told.
+import assert from 'node:assert/strict'
+import { mkdtemp, readdir } from 'node:fs/promises'
+import http from 'node:http'
+import path from 'node:path'
+import { once } from 'node:events'
+import { test } from 'node:test'
+import { FakeClock } from 'pg-idempotency'
+import { Caller, FileStore, MemoryStore, NoAnswer, WebStore } from 'pg-idempotency/caller'
+
+// Each request takes the next of the answers; the last one stays.
+async function service(t, answers) {
+  const seen = []
+  const server = http.createServer((request, response) => {
+    const chunks = []
+    request.on('data', (chunk) => chunks.push(chunk))
+    request.on('end', () => {
+      seen.push({ key: request.headers['idempotency-key'], body: Buffer.concat(chunks).toString() })
+      const answer = answers.length > 1 ? answers.shift() : answers[0]
+      if (answer === 'cut') request.socket.destroy()
+      else if (answer === 'half') response.writeHead(201, { 'Content-Length': '10' }).write('abc', () => request.socket.destroy())
+      else if (answer !== 'silence') response.writeHead(answer.status, answer.headers ?? {}).end(answer.body ?? '')
+    })
+  }).listen(0, '127.0.0.1')
+  await once(server, 'listening')
+  t.after(() => { server.closeAllConnections(); server.close() })
+  return { seen, server, url: `http://127.0.0.1:${server.address().port}/payments` }
+}
+
+// A clock that sleeps through each pause at once, and never through the time-out of a try.
+class Pauses {
+  slept = []
+  now = () => 0
+  sleep = (ms, signal) => {
+    if (ms === 30_000) return new Promise((resolve) => signal.addEventListener('abort', resolve))
+    this.slept.push(ms)
+    return Promise.resolve()
+  }
+  every = () => () => {}
+}
+
+test('retries 409, 503 and lost answers with the same key, and obeys Retry-After', async (t) => {
+  const { seen, url } = await service(t, [
+    'cut', { status: 409, headers: { 'Retry-After': '7' } }, 'half', { status: 503, headers: { 'Retry-After': 'Thu, 01 Jan 1970 00:00:09 GMT' } },
+    { status: 201, body: 'done' }])
+  const clock = new Pauses()
+  const caller = new Caller({ store: new MemoryStore(), clock })
+  const response = await caller.send('order 1', url, { body: '{"a":1}' })
+  assert.deepEqual([response.status, await response.text()], [201, 'done'])
+  assert.equal(seen.length, 5)
+  assert.equal(new Set(seen.map(({ key }) => key)).size, 1)
+  assert.match(seen[0].key, /^"[0-9a-f-]{36}"$/)
+  assert.ok(seen.every(({ body }) => body === '{"a":1}'))
+  assert.deepEqual([clock.slept[1], clock.slept[3]], [7000, 9000])
+})
+
+test('never retries a 422, nor a 500', async (t) => {
+  for (const status of [422, 500, 402, 200]) {
+    const { seen, url } = await service(t, [{ status }])
+    assert.equal((await new Caller({ store: new MemoryStore() }).send('x', url)).status, status)
+    assert.equal(seen.length, 1)
+  }
+})
+
+test('gives up after the last try, and says what it knows', async (t) => {
+  const { seen, url } = await service(t, [{ status: 503 }])
+  const caller = new Caller({ store: new MemoryStore(), clock: new Pauses(), attempts: 3 })
+  await assert.rejects(caller.send('x', url), (error) => error instanceof NoAnswer && error.response.status === 503)
+  assert.equal(seen.length, 3)
+  const cut = await service(t, ['cut'])
+  await assert.rejects(caller.send('y', cut.url), (error) => error instanceof NoAnswer && error.response === undefined)
+})
+
+test('a service that never answers: the time-out of a try is a lost answer', async (t) => {
+  const { seen, server, url } = await service(t, ['silence', { status: 201 }])
+  const clock = new FakeClock()
+  const arrived = once(server, 'request')
+  const sent = new Caller({ store: new MemoryStore(), clock, timeout: 5000, base: 0 }).send('x', url)
+  await arrived
+  await clock.advance(5000)
+  await clock.whenPending(1)
+  await clock.advance(1)
+  assert.equal((await sent).status, 201)
+  assert.equal(new Set(seen.map(({ key }) => key)).size, 1)
+})
+
+test('a body that cannot be sent twice is refused', async () => {
+  await assert.rejects(new Caller({ store: new MemoryStore() }).send('x', 'http://127.0.0.1:1', { body: new ReadableStream() }), TypeError)
+})
+
+test('keys outlive the process, and two processes agree on one', async () => {
+  const directory = path.join(await mkdtemp(path.join(process.env.IDEM_WORK, 'keys')), 'new')
+  const stores = Array.from({ length: 20 }, () => new FileStore(directory))
+  const keys = await Promise.all(stores.map((store, i) => store.keyFor('order/17 "pay"', () => `key-${i}`)))
+  assert.equal(new Set(keys).size, 1)
+  assert.equal(await new FileStore(directory).keyFor('order/17 "pay"', () => 'new'), keys[0])
+  assert.equal((await readdir(directory)).length, 1)
+  await stores[0].forget('order/17 "pay"')
+  assert.equal(await stores[1].keyFor('order/17 "pay"', () => 'new'), 'new')
+})
+
+test('keys in localStorage', async () => {
+  const items = new Map()
+  const storage = {
+    getItem: (name) => items.get(name) ?? null, setItem: (name, value) => items.set(name, value), removeItem: (name) => items.delete(name),
+  }
+  const store = new WebStore(storage)
+  assert.equal(await store.keyFor('a', () => 'one'), 'one')
+  assert.equal(await store.keyFor('a', () => 'two'), 'one')
+  await store.forget('a')
+  assert.equal(await store.keyFor('a', () => 'three'), 'three')
+})

@@ -1,0 +1,332 @@
+// What the HTTP core promises beside the conformance cases, on each framework.
+import assert from 'node:assert/strict'
+import { once } from 'node:events'
+import http from 'node:http'
+import { Readable } from 'node:stream'
+import { describe, test } from 'node:test'
+import { serve } from '@hono/node-server'
+import express from 'express'
+import Fastify from 'fastify'
+import { Hono } from 'hono'
+import { Declined, Idempotency, Reconciled, Unknown } from 'pg-idempotency'
+import { expressIdempotency } from 'pg-idempotency/express'
+import { fastifyIdempotency } from 'pg-idempotency/fastify'
+import { honoIdempotency } from 'pg-idempotency/hono'
+import { effect, effects, newKey, poolFor } from './support.js'
+import { Proxy, isTag } from './proxy.js'
+
+// Each framework's way to start a server whose handler is `answer(context, body)`: gives {status, headers, body, writes}.
+const FRAMEWORKS = {
+  express: async (idempotency, style, options, answer) => {
+    const app = express()
+    app.use(express.json())
+    const once = expressIdempotency(idempotency, options)
+    app.all('/do/:id', once[style](async (req, res, context) => {
+      const { status = 200, headers = {}, body = '', writes } = await answer(context, req.body)
+      res.status(status).set(headers)
+      if (body instanceof Readable) body.pipe(res)
+      else res.end(body)
+      return writes
+    }))
+    return app.listen(0, '127.0.0.1')
+  },
+  fastify: async (idempotency, style, options, answer) => {
+    const app = Fastify()
+    app.addContentTypeParser('*', { parseAs: 'buffer' }, (request, body, done) => done(null, body))
+    await app.register(fastifyIdempotency, { idempotency, ...options })
+    app.all('/do/:id', app.idempotent[style](async (request, reply, context) => {
+      const { status = 200, headers = {}, body = '', writes } = await answer(context, request.body)
+      reply.code(status).headers(headers).send(body)
+      return writes ?? reply
+    }))
+    await app.listen({ port: 0, host: '127.0.0.1' })
+    return app.server
+  },
+  hono: async (idempotency, style, options, answer) => {
+    const app = new Hono()
+    const once = honoIdempotency(idempotency, options)
+    app.all('/do/:id', once[style](async (c, context) => {
+      const { status = 200, headers = {}, body = '', writes } = await answer(context, await c.req.text())
+      const all = new Headers()
+      for (const [name, value] of Object.entries(headers)) for (const one of [value].flat()) all.append(name, one)
+      const response = new Response(body instanceof Readable ? Readable.toWeb(body) : body, { status, headers: all })
+      return writes ? { response, writes } : response
+    }))
+    return new Promise((resolve) => { const server = serve({ fetch: app.fetch, port: 0, hostname: '127.0.0.1' }, () => resolve(server)) })
+  },
+}
+
+for (const [framework, start] of Object.entries(FRAMEWORKS)) {
+  describe(framework, () => {
+    async function server(t, answer, { style = 'transaction', poolOptions, ...options } = {}) {
+      const pool = poolFor(t, poolOptions)
+      const idempotency = new Idempotency(pool, { retry: { base: 1, cap: 20 } })
+      const errors = []
+      const running = await start(idempotency, style, {
+        principal: () => 'me', scope: (request, { method, route, principal }) => `${framework} ${method} ${route} ${principal}`,
+        onError: (error) => errors.push(error), ...options,
+      }, answer)
+      if (!running.listening) await once(running, 'listening')
+      t.after(() => { running.closeAllConnections(); running.close() })
+      const post = (key, body = '{}', { headers = {}, path = '/do/1', method = 'POST' } = {}) => send(running.address().port, {
+        method, path, body, headers: { 'content-type': 'application/json', ...(key && { 'idempotency-key': key }), ...headers },
+      })
+      return { pool: poolFor(t), post, errors }
+    }
+
+    test('a body replays byte for byte, with the listed headers and without cookies', async (t) => {
+      const bytes = Buffer.from([0, 255, 13, 10, 128])
+      const { post } = await server(t, () => ({
+        status: 203, body: bytes, headers: {
+          'Content-Type': 'application/x-bytes', Location: '/1', 'Set-Cookie': ['a=1', 'b=2'], 'X-Mine': 'kept', 'X-Other': 'kept too', Server: 'no',
+        },
+      }), { headers: ['X-*', 'Set-Cookie'] })
+      const key = newKey()
+      const [first, second] = [await post(key), await post(key)]
+      for (const answer of [first, second]) {
+        assert.deepEqual([answer.status, answer.bytes], [203, bytes])
+        const { headers } = answer
+        assert.deepEqual([headers['content-type'], headers.location, headers['x-mine'], headers['x-other']],
+          ['application/x-bytes', '/1', 'kept', 'kept too'])
+      }
+      assert.deepEqual(first.headers['set-cookie'], ['a=1', 'b=2'])
+      assert.equal(first.headers['idempotency-replayed'], undefined)
+      assert.deepEqual([second.headers['set-cookie'], second.headers.server, second.headers['idempotency-replayed']],
+        [undefined, undefined, 'true'])
+    })
+
+    test('5xx: rolled back, and the next request runs', async (t) => {
+      let calls = 0
+      const key = newKey()
+      const { pool, post } = await server(t, async ({ tx }) => {
+        await effect(tx, key)
+        return ++calls === 1 ? { status: 502, body: 'not now' } : { status: 201 }
+      })
+      assert.deepEqual([(await post(key)).status, await effects(pool, key)], [502, 0])
+      assert.deepEqual([(await post(key)).status, await effects(pool, key)], [201, 1])
+    })
+
+    test('4xx: the writes are undone, the answer is stored; with Retry-After it may be tried again', async (t) => {
+      const key = newKey()
+      let headers = {}
+      const { pool, post } = await server(t, async ({ tx }) => {
+        await effect(tx, key)
+        return { status: 429, body: 'slow down', headers }
+      })
+      assert.equal((await post(key)).status, 429)
+      assert.equal((await post(key)).headers['idempotency-replayed'], 'true')
+      assert.equal(await effects(pool, key), 0)
+      headers = { 'Retry-After': '50' }
+      const other = newKey()
+      await post(other)
+      const replay = await post(other)
+      assert.equal(replay.headers['idempotency-replayed'], 'true')
+      assert.ok(Number(replay.headers['retry-after']) >= 49 && Number(replay.headers['retry-after']) <= 50)
+    })
+
+    test('statuses of one\'s own, with a retention', async (t) => {
+      let calls = 0
+      const { pool, post } = await server(t, () => ({ status: ++calls === 1 ? 404 : 202 }), {
+        statuses: (status) => status === 404 ? 'release' : { end: 'complete', retention: '3 days' },
+      })
+      const key = newKey()
+      assert.deepEqual([(await post(key)).status, (await post(key)).status, (await post(key)).status], [404, 202, 202])
+      const { rows } = await pool.query(
+        'SELECT round(extract(epoch FROM expires_at - now()) / 86400)::int AS days FROM idempotency_store WHERE idempotency_key = $1', [key])
+      assert.deepEqual([calls, rows], [2, [{ days: 3 }]])
+    })
+
+    test('the fingerprint has method, target and body; JSON by its value, anything else by its bytes', async (t) => {
+      const { post } = await server(t, () => ({ status: 201 }), {
+        methods: ['POST', 'PUT'], scope: () => `${framework} fingerprint`,
+      })
+      const key = newKey()
+      const status = async (...args) => (await post(key, ...args)).status
+      assert.equal(await status('{"a":1,"b":[2]}'), 201)
+      assert.equal(await status('{ "b": [2], "a": 1.0 }'), 201)
+      assert.equal(await status('{"a":1,"b":[2]}', { headers: { 'content-type': 'application/json; charset=utf-8' } }), 201)
+      assert.equal(await status('{"a":1,"b":[3]}'), 422)
+      assert.equal(await status('{"a":1,"b":[2]}', { path: '/do/2' }), 422)
+      assert.equal(await status('{"a":1,"b":[2]}', { path: '/do/1?x=1' }), 422)
+      assert.equal(await status('{"a":1,"b":[2]}', { method: 'PUT' }), 422)
+      const text = newKey()
+      const plain = async (body) => (await post(text, body, { headers: { 'content-type': 'text/x-any' } })).status
+      assert.deepEqual([await plain('{"a":1}'), await plain('{"a":1}'), await plain('{"a": 1}')], [201, 201, 422])
+    })
+
+    test('JSON that jsonb does not hold is compared all the same', async (t) => {
+      const { post } = await server(t, () => ({ status: 201 }))
+      for (const [one, two] of [['"\\u0000a"', '"\\u0000b"'], ['"\\ud800"', '"\\ud801"'],
+        [`${'['.repeat(3000)}1${']'.repeat(3000)}`, `${'['.repeat(3000)}2${']'.repeat(3000)}`]]) {
+        const key = newKey()
+        const body = (value) => `{"v":${value}}`
+        assert.deepEqual([(await post(key, body(one))).status, (await post(key, body(one))).status, (await post(key, body(two))).status],
+          [201, 201, 422])
+      }
+    })
+
+    test('a request or a response that is too large: nothing commits', async (t) => {
+      const key = newKey()
+      let size = 1001
+      const { pool, post, errors } = await server(t, async ({ tx }) => {
+        await effect(tx, key)
+        return { status: 201, body: 'x'.repeat(size) }
+      }, { maxRequest: 2000, maxResponse: 1000 })
+      assert.equal((await post(key, JSON.stringify(['x'.repeat(2000)]))).status, 413)
+      const { status, body } = await post(key)
+      assert.deepEqual([status, JSON.parse(body).title], [500, 'The answer is too large to be stored'])
+      assert.deepEqual([await effects(pool, key), errors.length], [0, 1])
+      size = 1000
+      assert.equal((await post(key)).status, 201)
+    })
+
+    test('a stream is stored; one without an end is refused at the limit', async (t) => {
+      let body = () => Readable.from([Buffer.from('a'), Buffer.from('b'), Buffer.from('c')])
+      const { post } = await server(t, () => ({ status: 200, body: body() }), { maxResponse: 1000 })
+      const key = newKey()
+      await post(key)
+      assert.equal((await post(key)).body, 'abc')
+      body = () => Readable.from((function* () { for (;;) yield Buffer.alloc(100) })())
+      assert.equal((await post(newKey())).status, 500)
+    })
+
+    test('a handler that never answers is rolled back, and late statements do nothing', async (t) => {
+      const key = newKey()
+      let late
+      const { pool, post } = await server(t, async ({ tx, signal }) => {
+        await effect(tx, key)
+        late = new Promise((resolve) => signal.addEventListener('abort', () => setImmediate(() => resolve(effect(tx, key)))))
+        await late.catch(() => {})
+        return new Promise(() => {})
+      }, { timeout: 100 })
+      const { status, headers } = await post(key)
+      assert.deepEqual([status, headers['retry-after']], [503, '1'])
+      await assert.rejects(late, { code: '25P01' })
+      assert.equal(await effects(pool, key), 0)
+    })
+
+    test('repeated after 40001: the last call\'s answer, and only its headers', async (t) => {
+      let calls = 0
+      const { post } = await server(t, async ({ tx }) => {
+        if (++calls < 3) {
+          // Fails at COMMIT, when the handler has answered.
+          await tx.query(`CREATE OR REPLACE FUNCTION pg_temp.busy() RETURNS trigger LANGUAGE plpgsql
+            AS $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40001'; END $$`)
+          await tx.query('CREATE TEMP TABLE IF NOT EXISTS late (a int) ON COMMIT DROP')
+          await tx.query('CREATE CONSTRAINT TRIGGER busy AFTER INSERT ON late DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION pg_temp.busy()')
+          await tx.query('INSERT INTO late VALUES (1)')
+        }
+        return { status: 200 + calls, headers: { [`X-${calls}`]: 'x' }, body: `call ${calls}` }
+      })
+      const { status, headers, body } = await post(newKey())
+      assert.deepEqual([status, body, headers['x-1'], headers['x-2'], headers['x-3']], [203, 'call 3', undefined, undefined, 'x'])
+    })
+
+    test('an answer to COMMIT that is lost ends with the replay', async (t) => {
+      const proxy = await Proxy.start(t)
+      const key = newKey()
+      let cuts = 0
+      proxy.onAnswer = (type, bytes) => isTag(type, bytes, 'COMMIT') && cuts++ === 0 ? null : bytes
+      const { pool, post } = await server(t, async ({ tx }) => {
+        await effect(tx, key)
+        return { status: 201, body: 'once' }
+      }, { poolOptions: proxy.poolOptions })
+      const { status, body } = await post(key)
+      assert.deepEqual([status, body, await effects(pool, key)], [201, 'once', 1])
+    })
+
+    test('no database: 503 with Retry-After', async (t) => {
+      const { post } = await server(t, () => ({ status: 201 }), { poolOptions: { host: '127.0.0.1', port: 1 } })
+      const { status, headers } = await post(newKey())
+      assert.deepEqual([status, headers['retry-after'], headers['content-type']], [503, '1', 'application/problem+json'])
+    })
+
+    test('without a key: optional, made, skipped, or another method', async (t) => {
+      const key = newKey()
+      const answer = async ({ tx, operation }) => {
+        await effect(tx, key)
+        return { status: 200, body: String(operation?.key ?? null) }
+      }
+      const optional = await server(t, answer, { required: false })
+      assert.equal((await optional.post()).body, 'null')
+      assert.equal((await optional.post(undefined, '{}', { method: 'PUT' })).body, 'null')
+      assert.equal(await effects(optional.pool, key), 2)
+      const made = await server(t, answer, { makeKey: () => 'made-' + key })
+      assert.equal((await made.post()).body, 'made-' + key)
+      assert.equal((await made.post()).headers['idempotency-replayed'], 'true')
+      const skipped = await server(t, answer, { skip: () => true })
+      assert.deepEqual([(await skipped.post(key)).body, (await skipped.post(key)).body], ['null', 'null'])
+      const failing = await server(t, async (context) => ({ ...await answer(context), status: 400 }), { required: false })
+      const before = await effects(failing.pool, key)
+      assert.equal((await failing.post()).status, 400)
+      assert.equal(await effects(failing.pool, key), before)
+    })
+
+    test('problems of one\'s own, and a page that describes them', async (t) => {
+      const { post } = await server(t, () => { throw new Declined(402, { reason: 'thrown' }) }, {
+        header: 'X-Once', strict: true, describedBy: '/docs/keys',
+        mapError: (error) => error.status === 400 ? { status: 418, title: 'mine', headers: { 'X-A': 'b' } } : undefined,
+      })
+      const mine = await post(undefined, '{}', { headers: { 'x-once': 'bare' } })
+      assert.deepEqual([mine.status, JSON.parse(mine.body).title, mine.headers['x-a'], mine.headers.link],
+        [418, 'mine', 'b', '</docs/keys>; rel="describedby"'])
+      const declined = await post(undefined, '{}', { headers: { 'x-once': `"${newKey()}"` } })
+      assert.deepEqual([declined.status, declined.body, declined.headers['content-type'].split(';')[0]], [402, '{"reason":"thrown"}', 'application/json'])
+    })
+
+    test('a lease: reconciled on a takeover, Unknown is 503, a crash leaves the lease', async (t) => {
+      let known = () => Reconciled.unknown({ retryAfter: 4100 })
+      let crash = true
+      const key = newKey()
+      const { pool, post } = await server(t, ({ tx, operation, signal }) => {
+        assert.deepEqual([tx, typeof operation.fence, signal.aborted], [undefined, 'bigint', false])
+        if (crash) throw new Error('the gateway hung up')
+        return { status: 201, body: 'charged', writes: (connection) => effect(connection, key) }
+      }, { style: 'lease', reconcile: () => known() })
+      const expire = () => pool.query(
+        "UPDATE idempotency_store SET lease_expires_at = clock_timestamp() - interval '1 s' WHERE idempotency_key = $1", [key])
+      assert.equal((await post(key)).status, 500)
+      const refused = await post(key)
+      assert.equal(refused.status, 409)
+      assert.ok(Number(refused.headers['retry-after']) > 20)
+      await expire()
+      const unknown = await post(key)
+      assert.deepEqual([unknown.status, unknown.headers['retry-after']], [503, '5'])
+      crash = false
+      known = () => Reconciled.notDone
+      assert.deepEqual([(await post(key)).body, (await post(key)).body, await effects(pool, key)], ['charged', 'charged', 1])
+      assert.ok(new Unknown('x') instanceof Error)
+    })
+  })
+}
+
+test('without a principal there is one warning', async (t) => {
+  const warnings = []
+  const note = (warning) => warnings.push(warning.message)
+  process.on('warning', note)
+  t.after(() => process.off('warning', note))
+  const running = await FRAMEWORKS.express(new Idempotency(poolFor(t)), 'transaction', {}, () => ({ status: 201 }))
+  await once(running, 'listening')
+  t.after(() => { running.closeAllConnections(); running.close() })
+  for (let i = 0; i < 2; i++) {
+    await send(running.address().port, { method: 'POST', path: '/do/1', body: '{}', headers: { 'content-type': 'application/json', 'idempotency-key': newKey() } })
+  }
+  assert.equal(warnings.filter((message) => message.includes('principal')).length, 1)
+})
+
+function send(port, { method, path, headers, body }) {
+  return new Promise((resolve, reject) => {
+    const request = http.request({ port, host: '127.0.0.1', method, path, agent: false,
+      headers: { ...headers, 'content-length': Buffer.byteLength(body) } }, (answer) => {
+      const chunks = []
+      answer.on('data', (chunk) => chunks.push(chunk))
+      answer.on('error', reject)
+      answer.on('end', () => {
+        const bytes = Buffer.concat(chunks)
+        resolve({ status: answer.statusCode, headers: answer.headers, bytes, body: bytes.toString() })
+      })
+    })
+    request.on('error', reject)
+    request.end(body)
+  })
+}

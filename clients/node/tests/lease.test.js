@@ -1,0 +1,260 @@
+// lease(): work outside of the database, its heartbeat, and what is known when it fails.
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { Completion, Declined, FakeClock, KeyReused, LeaseLost, NotDone, Reconciled, Unknown } from 'pg-idempotency'
+import { deferred, effect, effects, idempotencyFor, newKey, poolFor, stored } from './support.js'
+import { Proxy, isTag } from './proxy.js'
+
+test('work runs once, and response and writes commit together', async (t) => {
+  const { pool, idempotency } = idempotencyFor(t)
+  const key = newKey()
+  const run = () => idempotency.lease(key, { a: 1 }, async (operation, signal) => {
+    assert.equal(typeof operation.fence, 'bigint')
+    assert.deepEqual([operation.attempt, operation.takenOver, signal.aborted], [1, false, false])
+    return new Completion({ code: 201, payload: 'charged' }, (tx) => effect(tx, key))
+  })
+  const [first, second] = [await run(), await run()]
+  assert.deepEqual([first.outcome, first.replayed, first.code, first.payload], ['COMPLETED', false, 201, 'charged'])
+  assert.deepEqual({ ...second, replayed: false }, first)
+  assert.equal(await effects(pool, key), 1)
+  await assert.rejects(idempotency.lease(key, { a: 2 }, () => 1), KeyReused)
+})
+
+test('no connection is held while the work runs: twenty leases on a pool of two', async (t) => {
+  const { pool, idempotency } = idempotencyFor(t, {}, { max: 2, connectionTimeoutMillis: 10_000 })
+  const go = deferred()
+  let running = 0
+  const all = deferred()
+  const leases = Array.from({ length: 20 }, () => idempotency.lease(newKey(), null, async () => {
+    if (++running === 20) all.resolve()
+    await go.promise
+    return 1
+  }))
+  await all.promise
+  assert.deepEqual([pool.totalCount - pool.idleCount, pool.waitingCount], [0, 0])
+  go.resolve()
+  const results = await Promise.all(leases)
+  assert.ok(results.every(({ outcome }) => outcome === 'COMPLETED'))
+})
+
+test('in progress: the others are told how long the lease still runs', async (t) => {
+  const { idempotency } = idempotencyFor(t)
+  const key = newKey()
+  await idempotency.lease(key, null, async () => {
+    const other = await idempotency.lease(key, null, () => assert.fail('ran twice'))
+    assert.equal(other.outcome, 'IN_PROGRESS')
+    assert.ok(other.retryAfter > 25_000 && other.retryAfter <= 30_000)
+  })
+})
+
+test('the heartbeat extends the lease at each third of it', async (t) => {
+  const clock = new FakeClock()
+  const { pool, idempotency } = idempotencyFor(t, { clock, lease: '90 s' })
+  const key = newKey()
+  const left = async () => (await pool.query(
+    'SELECT lease_expires_at FROM idempotency_store WHERE idempotency_key = $1', [key])).rows[0].lease_expires_at
+  const result = await idempotency.lease(key, null, async (operation) => {
+    const before = await left()
+    await clock.advance(operation.leaseLeft / 3 - 1000)
+    assert.deepEqual(await left(), before)
+    await clock.advance(1001)
+    assert.ok(await left() > before)
+    const after = await left()
+    await clock.advance(10 * operation.leaseLeft)
+    assert.ok(await left() > after)
+    return 'long'
+  })
+  assert.equal(result.payload, 'long')
+  assert.equal(clock.pending, 0)
+})
+
+test('a lost lease aborts the work, and its result is not stored', async (t) => {
+  const clock = new FakeClock()
+  const lost = []
+  const { pool, idempotency } = idempotencyFor(t, { clock, hooks: { leaseLost: (event) => lost.push(event) } })
+  const key = newKey()
+  let reason
+  const leased = idempotency.lease(key, null, async (operation, signal) => {
+    await pool.query('SELECT idem_release($1, scope => $2, fence => $3)', [key, 'tests', String(operation.fence)])
+    await clock.advance(11_000)
+    assert.equal(signal.aborted, true)
+    reason = signal.reason
+    return 'too late'
+  })
+  await assert.rejects(leased, LeaseLost)
+  assert.ok(reason instanceof LeaseLost)
+  assert.equal(await stored(pool, key), undefined)
+  assert.deepEqual(lost.map(({ event }) => event), ['leaseLost'])
+})
+
+test('work that does not heed the signal is not waited for', async (t) => {
+  const clock = new FakeClock()
+  const { pool, idempotency } = idempotencyFor(t, { clock })
+  const key = newKey()
+  const begun = deferred()
+  const leased = idempotency.lease(key, null, (operation) => { begun.resolve(operation); return new Promise(() => {}) })
+  const { fence } = await begun.promise
+  await pool.query('SELECT idem_release($1, scope => $2, fence => $3)', [key, 'tests', String(fence)])
+  const refused = assert.rejects(leased, LeaseLost)
+  await clock.advance(11_000)
+  await refused
+})
+
+test('a server that does not answer for as long as the lease: lost, by our own clock', async (t) => {
+  const clock = new FakeClock()
+  const proxy = await Proxy.start(t)
+  const { idempotency } = idempotencyFor(t, { clock }, proxy.poolOptions)
+  const begun = deferred()
+  const leased = idempotency.lease(newKey(), null, () => { begun.resolve(); return new Promise(() => {}) })
+  await begun.promise
+  proxy.onAnswer = () => null
+  const refused = assert.rejects(leased, LeaseLost)
+  await clock.advance(25_000)
+  assert.equal(clock.pending, 1)
+  await clock.advance(6_000)
+  await refused
+  assert.equal(clock.pending, 0)
+})
+
+test('a heartbeat that fails once is tried again', async (t) => {
+  const clock = new FakeClock()
+  const proxy = await Proxy.start(t)
+  const { idempotency } = idempotencyFor(t, { clock }, proxy.poolOptions)
+  const result = await idempotency.lease(newKey(), null, async (operation, signal) => {
+    proxy.cut()
+    proxy.onAnswer = () => null
+    await clock.advance(11_000)
+    proxy.onAnswer = (type, bytes) => bytes
+    await clock.advance(60_000)
+    return signal.aborted
+  })
+  assert.equal(result.payload, false)
+})
+
+test('an error leaves the lease to run out, and the next attempt is told', async (t) => {
+  const { pool, idempotency } = idempotencyFor(t)
+  const key = newKey()
+  await assert.rejects(idempotency.lease(key, null, () => { throw new TypeError('socket hang up') }), TypeError)
+  assert.equal((await idempotency.lease(key, null, () => assert.fail('ran'))).outcome, 'IN_PROGRESS')
+  await expire(pool, key)
+  const result = await idempotency.lease(key, null, ({ takenOver, attempt }) => ({ payload: [takenOver, attempt] }))
+  assert.deepEqual([result.payload, result.takenOver], [[true, 2], true])
+})
+
+test('NotDone frees the key at once', async (t) => {
+  const { pool, idempotency } = idempotencyFor(t)
+  const key = newKey()
+  await assert.rejects(idempotency.lease(key, null, () => { throw new NotDone() }), NotDone)
+  assert.equal(await stored(pool, key), undefined)
+  assert.equal((await idempotency.lease(key, null, ({ attempt }) => attempt)).payload, 1)
+})
+
+test('Declined is stored and replayed', async (t) => {
+  const { idempotency } = idempotencyFor(t)
+  const key = newKey()
+  const run = () => idempotency.lease(key, null, () => { throw new Declined(402, 'no') })
+  const [first, second] = [await run(), await run()]
+  assert.deepEqual([first.outcome, first.code, first.payload, second.replayed], ['FAILED', 402, 'no', true])
+})
+
+test('writes that fail: nothing is written, and the lease stays', async (t) => {
+  const { pool, idempotency } = idempotencyFor(t)
+  const key = newKey()
+  const run = (error) => idempotency.lease(key, null, () => new Completion(1, async (tx) => {
+    await effect(tx, key)
+    throw error
+  }))
+  await assert.rejects(run(new TypeError('crash')), TypeError)
+  assert.deepEqual(await stored(pool, key), { status: 'PENDING', code: null, attempt: 1 })
+  await expire(pool, key)
+  await assert.rejects(run(new NotDone()), NotDone)
+  assert.equal(await effects(pool, key), 0)
+  const result = await idempotency.lease(key, null, ({ takenOver }) => takenOver)
+  assert.equal(result.payload, true, 'the first attempt has to be reconciled all the same')
+})
+
+for (const [what, answer, expected] of [
+  ['done: its response is stored, and the work does not run', () => Reconciled.done({ code: 201, payload: 'known' }), 'known'],
+  ['not done: the work runs', () => Reconciled.notDone, 'worked'],
+]) {
+  test(`reconcile says ${what}`, async (t) => {
+    const { pool, idempotency } = idempotencyFor(t)
+    const key = newKey()
+    await abandoned(pool, idempotency, key)
+    const run = () => idempotency.lease(key, null, () => 'worked', { reconcile: answer })
+    assert.equal((await run()).payload, expected)
+    assert.equal((await run()).replayed, true)
+  })
+}
+
+for (const [what, reconcile] of [
+  ['unknown', () => Reconciled.unknown({ retryAfter: 7000 })],
+  ['nothing that is known', () => undefined],
+  ['an error', () => { throw new TypeError('gateway is down') }],
+]) {
+  test(`reconcile says ${what}: Unknown, and nobody owns the operation`, async (t) => {
+    const { pool, idempotency } = idempotencyFor(t)
+    const key = newKey()
+    await abandoned(pool, idempotency, key)
+    await assert.rejects(idempotency.lease(key, null, () => assert.fail('ran'), { reconcile }), (error) =>
+      error instanceof Unknown && error.retryAfter === (what === 'unknown' ? 7000 : null))
+    const { rows: [{ over }] } = await pool.query(
+      "SELECT status = 'PENDING' AND lease_expires_at <= clock_timestamp() AS over FROM idempotency_store WHERE idempotency_key = $1", [key])
+    assert.equal(over, true)
+    let asked = 0
+    await idempotency.lease(key, null, () => 1, { reconcile: () => { asked++; return Reconciled.notDone } })
+    assert.equal(asked, 1, 'the next begin reconciles')
+  })
+}
+
+test('an answer lost at the end is looked up, and the writes are there once', async (t) => {
+  const proxy = await Proxy.start(t)
+  const { idempotency } = idempotencyFor(t, {}, proxy.poolOptions)
+  const direct = poolFor(t)
+  const key = newKey()
+  let cuts = 0
+  let calls = 0
+  const result = await idempotency.lease(key, null, async () => {
+    calls++
+    proxy.onAnswer = (type, bytes) => isTag(type, bytes, 'COMMIT') && cuts++ === 0 ? null : bytes
+    return new Completion({ code: 201, payload: 'once' }, (tx) => effect(tx, key))
+  })
+  assert.deepEqual([result.code, result.payload, result.replayed, calls, cuts], [201, 'once', true, 1, 1])
+  assert.equal(await effects(direct, key), 1)
+})
+
+test('a lease that another attempt has ended is LeaseLost, not its answer', async (t) => {
+  const { pool, idempotency } = idempotencyFor(t)
+  const key = newKey()
+  await assert.rejects(idempotency.lease(key, null, async () => {
+    await expire(pool, key)
+    await idempotency.lease(key, null, () => 'theirs')
+    return new Completion('ours', (tx) => effect(tx, key))
+  }), LeaseLost)
+  assert.equal(await effects(pool, key), 0)
+  assert.equal((await idempotency.lease(key, null, () => 1)).payload, 'theirs')
+})
+
+test('writes are repeated after 40001', async (t) => {
+  const { pool, idempotency } = idempotencyFor(t)
+  const key = newKey()
+  let calls = 0
+  await idempotency.lease(key, null, () => new Completion(1, async (tx) => {
+    await effect(tx, key)
+    if (++calls < 3) await tx.query("DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40001'; END $$")
+  }))
+  assert.equal(calls, 3)
+  assert.equal(await effects(pool, key), 1)
+})
+
+// The lease is over as if its time had passed.
+async function expire(pool, key) {
+  const { rowCount } = await pool.query(
+    "UPDATE idempotency_store SET lease_expires_at = clock_timestamp() - interval '1 s' WHERE idempotency_key = $1", [key])
+  assert.equal(rowCount, 1)
+}
+
+async function abandoned(pool, idempotency, key) {
+  await assert.rejects(idempotency.lease(key, null, () => { throw new TypeError('lost') }), TypeError)
+  await expire(pool, key)
+}

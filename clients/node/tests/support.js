@@ -1,0 +1,42 @@
+// What the tests share: pools on the private server, and the effects that operations leave.
+import pg from 'pg'
+import { randomUUID } from 'node:crypto'
+import { Idempotency } from 'pg-idempotency'
+
+/** Pool on the server of the environment, ended with the test `t`. */
+export function poolFor(t, options = {}) {
+  const pool = new pg.Pool({ max: 5, ...options })
+  t.after(() => pool.end())
+  return pool
+}
+
+export function idempotencyFor(t, options = {}, poolOptions = {}) {
+  const pool = poolFor(t, poolOptions)
+  return { pool, idempotency: new Idempotency(pool, { scope: 'tests', retry: { base: 1, cap: 20 }, ...options }) }
+}
+
+export const newKey = () => randomUUID()
+
+/** Statement of work: leaves one effect. */
+export const effect = (tx, name, value = 1) => tx.query('INSERT INTO effect VALUES ($1, $2)', [name, value])
+
+/** How often the effect was left. */
+export async function effects(pool, name) {
+  const { rows } = await pool.query('SELECT count(*)::int AS count FROM effect WHERE name = $1', [name])
+  return rows[0].count
+}
+
+/** The stored status of a key, or undefined. */
+export async function stored(pool, key, scope = 'tests') {
+  const { rows } = await pool.query(
+    'SELECT status::text, response_code AS code, attempt FROM idempotency_store WHERE scope = $1 AND idempotency_key = $2',
+    [scope, key])
+  return rows[0]
+}
+
+/** A promise and its two ends. */
+export function deferred() {
+  let resolve, reject
+  const promise = new Promise((a, b) => { resolve = a; reject = b })
+  return { promise, resolve, reject }
+}

@@ -1,0 +1,295 @@
+// transaction(): what commits together, what is replayed, and what is repeated.
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { BadArgument, CommitRolledBack, Declined, FakeClock, Idempotency, KeyReused, TooLarge } from 'pg-idempotency'
+import { deferred, effect, effects, idempotencyFor, newKey, poolFor, stored } from './support.js'
+import { Proxy, isTag, tagMessage } from './proxy.js'
+
+test('work runs once, and a repeat gets the same answer', async (t) => {
+  const { pool, idempotency } = idempotencyFor(t)
+  const key = newKey()
+  const run = () => idempotency.transaction(key, { amount: 7 }, async (tx, operation) => {
+    assert.equal(operation.attempt, 1)
+    await effect(tx, key)
+    return { code: 201, headers: { Location: '/7' }, payload: { id: 7, at: new Date(0) }, body: Buffer.from([0, 255, 92]) }
+  })
+  const first = await run()
+  const second = await run()
+  assert.equal(first.outcome, 'COMPLETED')
+  assert.equal(first.replayed, false)
+  assert.equal(second.replayed, true)
+  assert.deepEqual({ ...second, replayed: false }, first)
+  assert.deepEqual(first.payload, { id: 7, at: '1970-01-01T00:00:00.000Z' })
+  assert.deepEqual([...second.body], [0, 255, 92])
+  assert.equal(await effects(pool, key), 1)
+})
+
+test('a plain value is the payload, and nothing is no payload', async (t) => {
+  const { idempotency } = idempotencyFor(t)
+  for (const [value, payload] of [[undefined, undefined], [null, null], [5, 5], [{ code: 5 }, { code: 5 }], [[1], [1]],
+    [{ payload: 1, more: 2 }, { payload: 1, more: 2 }], [{ payload: { payload: 1 } }, { payload: 1 }]]) {
+    const key = newKey()
+    const first = await idempotency.transaction(key, null, () => value)
+    const second = await idempotency.transaction(key, null, () => assert.fail('ran again'))
+    assert.deepEqual([first.payload, second.payload], [payload, payload])
+  }
+})
+
+test('a value that is not JSON is refused, and nothing is stored', async (t) => {
+  const { pool, idempotency } = idempotencyFor(t)
+  for (const value of [1n, () => 1, { payload: 1n }, { code: 1.5, payload: 1 }, { body: 5 }]) {
+    const key = newKey()
+    await assert.rejects(idempotency.transaction(key, null, async (tx) => { await effect(tx, key); return value }), BadArgument)
+    assert.equal(await effects(pool, key), 0)
+    assert.equal(await stored(pool, key), undefined)
+  }
+})
+
+test('another request under the key is KeyReused, the members\' order does not matter', async (t) => {
+  const { idempotency } = idempotencyFor(t)
+  const key = newKey()
+  await idempotency.transaction(key, { a: 1, b: 2 }, () => 1)
+  assert.equal((await idempotency.transaction(key, { b: 2, a: 1 }, () => 2)).payload, 1)
+  await assert.rejects(idempotency.transaction(key, { a: 2 }, () => 2), (error) =>
+    error instanceof KeyReused && error.code === 'ID422')
+})
+
+test('a request by its hash', async (t) => {
+  const { idempotency } = idempotencyFor(t)
+  const key = newKey()
+  const call = (byte) => idempotency.transaction(key, undefined, () => 1, { requestHash: Buffer.alloc(32, byte) })
+  await call(1)
+  assert.equal((await call(1)).replayed, true)
+  await assert.rejects(call(2), KeyReused)
+})
+
+test('scopes are apart, and a schema can be named', async (t) => {
+  const { pool, idempotency } = idempotencyFor(t)
+  const key = newKey()
+  await idempotency.transaction(key, 1, () => 'a', { scope: 'one' })
+  assert.equal((await idempotency.transaction(key, 2, () => 'b', { scope: 'two' })).payload, 'b')
+  const named = new Idempotency(pool, { schema: 'public' })
+  assert.equal((await named.transaction(key, 1, () => 'c', { scope: 'one' })).payload, 'a')
+  const elsewhere = new Idempotency(pool, { schema: 'no"where' })
+  await assert.rejects(elsewhere.transaction(key, 1, () => 1), { code: '3F000' })
+})
+
+test('Declined undoes the writes and stores the failure', async (t) => {
+  const { pool, idempotency } = idempotencyFor(t)
+  const key = newKey()
+  const run = () => idempotency.transaction(key, null, async (tx) => {
+    await effect(tx, key)
+    await tx.query('SELECT 1/0').catch(() => {})
+    throw new Declined(402, { reason: 'no funds' }, { headers: { 'X-A': 'b' }, body: 'no' })
+  })
+  const [first, second] = [await run(), await run()]
+  assert.equal(first.outcome, 'FAILED')
+  assert.deepEqual({ ...second, replayed: false }, first)
+  assert.deepEqual([second.code, second.payload, second.body.toString()], [402, { reason: 'no funds' }, 'no'])
+  assert.equal(await effects(pool, key), 0)
+})
+
+test('Declined with retryAfter may be tried again after it', async (t) => {
+  const { idempotency } = idempotencyFor(t)
+  const key = newKey()
+  const decline = (retryAfter) => idempotency.transaction(key, null, () => { throw new Declined(429, null, { retryAfter }) })
+  assert.equal((await decline(60_000)).retryAfter, 60_000)
+  const replay = await decline(60_000)
+  assert.equal(replay.replayed, true)
+  assert.ok(replay.retryAfter > 50_000 && replay.retryAfter <= 60_000)
+  const other = newKey()
+  const now = (work) => idempotency.transaction(other, null, work)
+  await now(() => { throw new Declined(429, null, { retryAfter: 0 }) })
+  assert.deepEqual(await now((tx, { attempt }) => attempt).then(({ payload }) => payload), 2)
+})
+
+test('another error rolls back and stores nothing', async (t) => {
+  const { pool, idempotency } = idempotencyFor(t)
+  const key = newKey()
+  await assert.rejects(idempotency.transaction(key, null, async (tx) => {
+    await effect(tx, key)
+    throw new TypeError('crash')
+  }), TypeError)
+  assert.equal(await effects(pool, key), 0)
+  assert.equal(await stored(pool, key), undefined)
+  assert.equal((await idempotency.transaction(key, null, () => 1)).attempt, 1)
+})
+
+test('while one runs, the others are in progress, or wait', async (t) => {
+  const { idempotency } = idempotencyFor(t)
+  const key = newKey()
+  const [begun, go] = [deferred(), deferred()]
+  const owner = idempotency.transaction(key, null, async () => { begun.resolve(); await go.promise; return 'done' })
+  await begun.promise
+  const other = await idempotency.transaction(key, null, () => assert.fail('ran twice'))
+  assert.deepEqual([other.outcome, other.retryAfter, other.attempt], ['IN_PROGRESS', null, null])
+  const waiter = idempotency.transaction(key, null, () => assert.fail('ran twice'), { wait: '1 minute' })
+  go.resolve()
+  assert.equal((await owner).replayed, false)
+  assert.deepEqual((await waiter).payload, 'done')
+})
+
+test('a caught error of a statement is CommitRolledBack, not success', async (t) => {
+  const { pool, idempotency } = idempotencyFor(t)
+  const key = newKey()
+  await assert.rejects(idempotency.transaction(key, null, async (tx) => {
+    await effect(tx, key)
+    await tx.query('SELECT 1/0').catch(() => {})
+    return 'believed'
+  }), CommitRolledBack)
+  assert.equal(await effects(pool, key), 0)
+  assert.equal(await stored(pool, key), undefined)
+})
+
+test('a COMMIT that answers ROLLBACK is CommitRolledBack', async (t) => {
+  const proxy = await Proxy.start(t)
+  const { idempotency } = idempotencyFor(t, {}, proxy.poolOptions)
+  proxy.onAnswer = (type, bytes) => isTag(type, bytes, 'COMMIT') ? tagMessage('ROLLBACK') : bytes
+  await assert.rejects(idempotency.transaction(newKey(), null, () => 1), CommitRolledBack)
+})
+
+test('40001 and 40P01 repeat the whole, up to the limit', async (t) => {
+  const clock = new FakeClock({ auto: true })
+  const retried = []
+  const { pool, idempotency } = idempotencyFor(t, {
+    clock, retry: { attempts: 4, base: 50, cap: 2000 }, hooks: { retried: (event) => retried.push(event) },
+  })
+  for (const state of ['40001', '40P01']) {
+    const key = newKey()
+    let calls = 0
+    const result = await idempotency.transaction(key, null, async (tx) => {
+      await effect(tx, key)
+      if (++calls < 4) await tx.query(`DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '${state}'; END $$`)
+      return calls
+    })
+    assert.equal(result.payload, 4)
+    assert.equal(await effects(pool, key), 1)
+    calls = -9
+    await assert.rejects(idempotency.transaction(newKey(), null, async (tx) => {
+      calls++
+      await tx.query(`DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '${state}'; END $$`)
+    }), { code: state })
+    assert.equal(calls, -5)
+  }
+  assert.equal(retried.length, 12)
+  assert.deepEqual([retried[0].code, retried[0].repeat, retried[0].scope], ['40001', 1, 'tests'])
+})
+
+test('a connection lost at COMMIT, which the server got, ends with the replay', async (t) => {
+  const proxy = await Proxy.start(t)
+  const { pool, idempotency } = idempotencyFor(t, {}, proxy.poolOptions)
+  const direct = poolFor(t)
+  const key = newKey()
+  let cuts = 0
+  proxy.onAnswer = (type, bytes) => isTag(type, bytes, 'COMMIT') && ++cuts === 1 ? null : bytes
+  let calls = 0
+  const result = await idempotency.transaction(key, { a: 1 }, async (tx) => {
+    calls++
+    await effect(tx, key)
+    return { code: 201, payload: 'stored' }
+  })
+  assert.equal(cuts, 2)
+  assert.deepEqual([result.outcome, result.replayed, result.code, result.payload], ['COMPLETED', true, 201, 'stored'])
+  assert.equal(calls, 1)
+  assert.equal(await effects(direct, key), 1)
+  assert.equal(pool.totalCount, 1)
+})
+
+test('a connection lost before COMMIT is repeated from the start', async (t) => {
+  const proxy = await Proxy.start(t)
+  const { idempotency } = idempotencyFor(t, {}, proxy.poolOptions)
+  const direct = poolFor(t)
+  const key = newKey()
+  let calls = 0
+  const result = await idempotency.transaction(key, null, async (tx) => {
+    await effect(tx, key)
+    if (++calls === 1) proxy.cut()
+    return calls
+  })
+  assert.deepEqual([result.payload, result.replayed], [2, false])
+  assert.equal(await effects(direct, key), 1)
+})
+
+test('a session that an operator ends is repeated', async (t) => {
+  const { pool, idempotency } = idempotencyFor(t)
+  const key = newKey()
+  let calls = 0
+  const result = await idempotency.transaction(key, null, async (tx) => {
+    await effect(tx, key)
+    if (++calls === 1) await tx.query('SELECT pg_terminate_backend(pg_backend_pid())')
+    return calls
+  })
+  assert.equal(result.payload, 2)
+  assert.equal(await effects(pool, key), 1)
+})
+
+test('a server that cannot be reached: bounded repeats, then the error', async (t) => {
+  const clock = new FakeClock({ auto: true })
+  const { idempotency } = idempotencyFor(t, { clock, retry: { attempts: 3 } }, { host: '127.0.0.1', port: 1 })
+  await assert.rejects(idempotency.transaction(newKey(), null, () => 1), { name: 'ConnectionLost', code: '08006' })
+})
+
+test('a full pool is an error at once, and no connection is lost by it', async (t) => {
+  const { pool, idempotency } = idempotencyFor(t, {}, { max: 1, connectionTimeoutMillis: 3000 })
+  const client = await pool.connect()
+  await assert.rejects(idempotency.transaction(newKey(), null, () => 1), { code: '53300' })
+  client.release()
+  assert.equal((await idempotency.transaction(newKey(), null, () => 1)).payload, 1)
+})
+
+test('a response that is too large is TooLarge, and nothing is stored', async (t) => {
+  const { pool, idempotency } = idempotencyFor(t)
+  const key = newKey()
+  await assert.rejects(idempotency.transaction(key, null, async (tx) => {
+    await effect(tx, key)
+    return 'x'.repeat(1_100_000)
+  }), TooLarge)
+  assert.equal(await effects(pool, key), 0)
+})
+
+test('a statement that work did not wait for cannot run outside of the transaction', async (t) => {
+  const { pool, idempotency } = idempotencyFor(t, {}, { max: 1 })
+  const key = newKey()
+  let late
+  await idempotency.transaction(key, null, (tx) => { late = tx; return 1 })
+  await assert.rejects(effect(late, key), { code: '25P01' })
+  assert.throws(() => late.release(), { code: '2D000' })
+  assert.equal(await effects(pool, key), 0)
+})
+
+test('retention, max_attempts and bad arguments', async (t) => {
+  const { pool, idempotency } = idempotencyFor(t)
+  const key = newKey()
+  await idempotency.transaction(key, null, () => 1, { retention: '2 days' })
+  const { rows: [{ days }] } = await pool.query(
+    'SELECT round(extract(epoch FROM expires_at - now()) / 86400)::int AS days FROM idempotency_store WHERE idempotency_key = $1', [key])
+  assert.equal(days, 2)
+  const once = newKey()
+  const decline = () => idempotency.transaction(once, null, () => { throw new Declined(503, null, { retryAfter: 0 }) }, { maxAttempts: 1 })
+  await decline()
+  assert.deepEqual((await decline()).payload, { reason: 'attempts exhausted', attempts: 1 })
+  await assert.rejects(idempotency.transaction('', null, () => 1), BadArgument)
+  await assert.rejects(idempotency.transaction(undefined, null, () => 1), BadArgument)
+  await assert.rejects(idempotency.transaction(key, null, () => 1, { wait: '-1 s' }), BadArgument)
+  await assert.rejects(idempotency.transaction(key, null, () => 1, { wait: NaN }), BadArgument)
+})
+
+test('hooks see what happens, never a payload, and cannot disturb', async (t) => {
+  const events = []
+  const note = (event) => { events.push(event); throw new Error('a hook that fails') }
+  const names = ['acquired', 'replayed', 'inProgress', 'mismatch', 'declined']
+  const { idempotency } = idempotencyFor(t, { hooks: Object.fromEntries(names.map((name) => [name, note])) })
+  const warned = new Promise((resolve) => process.once('warning', resolve))
+  const key = newKey()
+  await idempotency.transaction(key, 'secret', async () => {
+    await idempotency.transaction(key, 'secret', () => 1)
+    return 'secret'
+  })
+  await idempotency.transaction(key, 'secret', () => 1)
+  await idempotency.transaction(key, 'other secret', () => 1).catch(() => {})
+  await idempotency.transaction(newKey(), 'secret', () => { throw new Declined(402, 'secret') })
+  assert.deepEqual(events.map(({ event }) => event), ['acquired', 'inProgress', 'replayed', 'mismatch', 'acquired', 'declined'])
+  assert.deepEqual(events[0], { event: 'acquired', scope: 'tests', key, attempt: 1 })
+  assert.ok(!JSON.stringify(events).includes('secret'))
+  assert.match((await warned).message, /the hook acquired failed/)
+})

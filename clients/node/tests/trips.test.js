@@ -1,0 +1,65 @@
+// Round trips, counted by a proxy: n statements of work cost n + 2.
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { Completion, Declined, Idempotency } from 'pg-idempotency'
+import { effect, idempotencyFor, newKey, poolFor } from './support.js'
+import { Proxy } from './proxy.js'
+
+async function counted(t, poolOptions = {}) {
+  const proxy = await Proxy.start(t)
+  const { idempotency } = idempotencyFor(t, {}, { ...proxy.poolOptions, max: 1, ...poolOptions })
+  await idempotency.transaction(newKey(), null, () => 1)
+  return {
+    idempotency,
+    trips: async (call) => {
+      proxy.trips = 0
+      proxy.statements = []
+      await call()
+      return proxy.trips
+    },
+    statements: () => proxy.statements,
+  }
+}
+
+for (const pipeline of [false, true]) {
+  test(`n + 2 round trips for n statements${pipeline ? ', on a client with the option pipeline' : ''}`, async (t) => {
+    const { idempotency, trips } = await counted(t, { pipeline })
+    for (const n of [0, 1, 3]) {
+      const key = newKey()
+      const run = () => idempotency.transaction(key, { n }, async (tx) => {
+        for (let i = 0; i < n; i++) await effect(tx, key)
+      })
+      assert.equal(await trips(run), n + 2)
+      assert.equal(await trips(run), 2, 'a replay')
+    }
+  })
+}
+
+test('declined: n + 2 as well', async (t) => {
+  const { idempotency, trips, statements } = await counted(t)
+  const key = newKey()
+  assert.equal(await trips(() => idempotency.transaction(key, null, async (tx) => {
+    await effect(tx, key)
+    throw new Declined(402)
+  })), 3)
+  assert.deepEqual(statements().map((text) => text.match(/^\w+/)[0]),
+    ['BEGIN', 'SELECT', 'SAVEPOINT', 'INSERT', 'ROLLBACK', 'SELECT', 'COMMIT'])
+})
+
+test('a lease: one to begin, one to end, and n + 2 with writes', async (t) => {
+  const { idempotency, trips } = await counted(t)
+  assert.equal(await trips(() => idempotency.lease(newKey(), null, () => 1)), 2)
+  assert.equal(await trips(() => idempotency.lease(newKey(), null, () =>
+    new Completion(1, (tx) => effect(tx, 'trips')))), 1 + 3)
+})
+
+test('pg without our pipeline would need two more', async (t) => {
+  const proxy = await Proxy.start(t)
+  const pool = poolFor(t, { ...proxy.poolOptions, max: 1 })
+  const client = await pool.connect()
+  proxy.trips = 0
+  for (const text of ['BEGIN', 'SELECT 1', 'SAVEPOINT a', 'SELECT 2', 'COMMIT']) await client.query(text)
+  assert.equal(proxy.trips, 5)
+  client.release()
+  assert.ok(new Idempotency(pool).clock.now() > 0)
+})

@@ -1,0 +1,227 @@
+"""The client's half: keeps one key per intent, and repeats a request until it has an answer.
+
+The key is stored before the request is sent. So a program that dies and starts
+again sends the same key, and what it asked for takes effect once.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import hashlib
+import os
+import pathlib
+import time
+import urllib.error
+import urllib.request
+import uuid
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Mapping, Optional, Protocol
+
+from . import steps
+from .clock import Clock
+from .drive import AsyncDriver, Driver
+from .retry import Retry
+from .steps import Flow
+
+AGAIN = frozenset({409, 425, 429, 502, 503, 504})
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a server answered. Names of headers are in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class GaveUp(Exception):
+    """No end within the tries that are allowed. The key stays: call again for the same intent.
+
+    ``answer``: the last answer, or None where it was lost.
+    """
+
+    def __init__(self, answer: Optional[Answer]) -> None:
+        super().__init__("no answer" if answer is None else f"the last answer was {answer.status}")
+        self.answer = answer
+
+
+class KeyStore(Protocol):
+    """Where keys are kept. ``add`` must be durable when it returns."""
+
+    def get(self, intent: str) -> Optional[str]: ...
+    def add(self, intent: str, key: str) -> None: ...
+    def remove(self, intent: str) -> None: ...
+
+
+class DictStore:
+    """Keys in memory: for tests, and for intents that die with the process."""
+
+    def __init__(self) -> None:
+        self.keys: Dict[str, str] = {}
+
+    def get(self, intent: str) -> Optional[str]:
+        return self.keys.get(intent)
+
+    def add(self, intent: str, key: str) -> None:
+        self.keys.setdefault(intent, key)
+
+    def remove(self, intent: str) -> None:
+        self.keys.pop(intent, None)
+
+
+class FileStore:
+    """Keys in files of a directory, one for each intent. Several processes may use it."""
+
+    def __init__(self, directory: Any) -> None:
+        self.directory = pathlib.Path(directory)
+        self.directory.mkdir(parents=True, exist_ok=True)
+
+    def path(self, intent: str) -> pathlib.Path:
+        """The file of an intent, whatever characters that has."""
+        return self.directory / hashlib.sha256(intent.encode()).hexdigest()
+
+    def get(self, intent: str) -> Optional[str]:
+        try:
+            return self.path(intent).read_text(encoding="ascii")
+        except FileNotFoundError:
+            return None
+
+    def add(self, intent: str, key: str) -> None:
+        """The first one to add a key wins. The file has its whole content when it gets its name."""
+        path = self.path(intent)
+        draft = path.with_suffix(f".{uuid.uuid4().hex}")
+        with open(draft, "w", encoding="ascii") as file:
+            file.write(key)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            pass
+        finally:
+            draft.unlink()
+        sync_directory(self.directory)
+
+    def remove(self, intent: str) -> None:
+        self.path(intent).unlink(missing_ok=True)
+        sync_directory(self.directory)
+
+
+def sync_directory(directory: pathlib.Path) -> None:
+    """Makes the names in a directory durable."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def fetch_by_urllib(method: str, url: str, headers: Mapping[str, str], body: Optional[bytes],
+                    timeout: float = 30) -> Answer:
+    """Sends one request with the standard library. Raises OSError when no answer came in ``timeout`` seconds."""
+    request = urllib.request.Request(url, data=body, headers=dict(headers), method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=timeout) as response:
+            return Answer(response.status, lower(response.headers), response.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return Answer(error.code, lower(error.headers), error.read())
+
+
+def lower(headers: Any) -> Dict[str, str]:
+    """Headers with names in lower case."""
+    return {name.lower(): value for name, value in headers.items()}
+
+
+class BaseCaller:
+    """What both callers share; does no I/O but that of the store."""
+
+    def __init__(self, store: KeyStore, fetch: Callable[..., Any] = fetch_by_urllib, *,
+                 clock: Optional[Clock] = None, retry: Optional[Retry] = None, header: str = "Idempotency-Key",
+                 longest_wait: float = 60, lost: Any = OSError) -> None:
+        self.store = store
+        self.fetch = fetch
+        self.clock = clock or Clock()
+        self.retry = retry or Retry(attempts=8, base=0.5, cap=30)
+        self.header = header
+        self.longest_wait = longest_wait
+        self.lost = lost
+
+    def key_of(self, intent: str) -> str:
+        """The key of an intent, which is stored when this returns."""
+        key = self.store.get(intent)
+        if key is None:
+            self.store.add(intent, str(uuid.uuid4()))
+            key = self.store.get(intent)
+        assert key is not None
+        return key
+
+    def forget(self, intent: str) -> None:
+        """The intent is over. The same intent later is a new one, with a new key."""
+        self.store.remove(intent)
+
+    def flow(self, intent: str, method: str, url: str, headers: Mapping[str, str], body: Optional[bytes]) -> Flow:
+        """Sends until there is an end. Result: an Answer."""
+        sent = {**headers, self.header: f'"{self.key_of(intent)}"'}
+        answer: Optional[Answer] = None
+        for tries in range(1, self.retry.attempts + 1):
+            try:
+                answer = yield steps.call(self.fetch, method, url, sent, body)
+            except self.lost:
+                answer = None
+            if answer is not None and answer.status not in AGAIN:
+                return answer
+            if tries < self.retry.attempts:
+                yield steps.sleep(self.wait(tries, answer))
+        raise GaveUp(answer)
+
+    def wait(self, tries: int, answer: Optional[Answer]) -> float:
+        """Seconds until the next try: what Retry-After asks for, or the backoff where that is longer."""
+        asked = retry_after(answer.headers.get("retry-after")) if answer else 0.0
+        return max(min(asked, self.longest_wait), self.retry.delay(tries))
+
+
+class Caller(BaseCaller):
+    """Sends requests that take effect once.
+
+    ``store``: a KeyStore. ``fetch(method, url, headers, body)``: gives an Answer, and raises ``lost`` (OSError, or
+    a tuple of classes) where no answer came. ``retry``: how often; the wait is at least what Retry-After says, but
+    at most ``longest_wait`` seconds. ``clock``: a Clock. ``header``: the name of the key's header.
+    """
+
+    def call(self, intent: str, method: str, url: str, body: Optional[bytes] = None,
+             headers: Optional[Mapping[str, str]] = None) -> Answer:
+        """Sends the request under the key of ``intent``, a name of yours for what is to happen once.
+
+        Repeats after 409, 425, 429, 502, 503, 504 and lost answers, always with the same key. Any other answer is final, 422
+        among them: it is given back. Raises GaveUp. Call ``forget`` when the intent is over.
+        """
+        answer: Answer = Driver(NO_SOURCE, self.clock).run(self.flow(intent, method, url, headers or {}, body))
+        return answer
+
+
+class AsyncCaller(BaseCaller):
+    """The same for asyncio; ``fetch`` is a coroutine function."""
+
+    async def call(self, intent: str, method: str, url: str, body: Optional[bytes] = None,
+                   headers: Optional[Mapping[str, str]] = None) -> Answer:
+        """As Caller.call."""
+        answer: Answer = await AsyncDriver(NO_SOURCE, self.clock).run(
+            self.flow(intent, method, url, headers or {}, body))
+        return answer
+
+
+NO_SOURCE: Any = None   # a caller has no database
+
+
+def retry_after(value: Optional[str]) -> float:
+    """Seconds of a Retry-After header, which is a number or a date. 0 where it is neither."""
+    if value is None:
+        return 0.0
+    if value.strip().isdigit():
+        return float(value)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+    except (TypeError, ValueError):
+        return 0.0

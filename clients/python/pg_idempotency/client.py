@@ -1,0 +1,191 @@
+"""The two clients, for blocking code and for asyncio. Both only fill in defaults and start a flow."""
+
+from __future__ import annotations
+
+from typing import Any, Awaitable, Callable, List, Mapping, Optional, Sequence, Union
+
+from . import flow, hooks as hook, lease as leases
+from .clock import Clock
+from .drive import AsyncDriver, AsyncSource, Driver, Source
+from .model import (Call, Duration, Operation, Result, maybe_seconds, operation_from_row, seconds, to_json)
+from .retry import Retry
+from .sql import Functions, Statement
+
+
+class Base:
+    """What both clients share: settings, and the arguments of a call. Does no I/O."""
+
+    def __init__(self, *, scope: str = "", schema: Optional[str] = None, retention: Optional[Duration] = None,
+                 lease: Duration = 30, retry: Optional[Retry] = None,
+                 hooks: Optional[hook.Hooks] = None, clock: Optional[Clock] = None) -> None:
+        self.settings = flow.Settings(
+            scope=scope, functions=Functions(schema), retention=maybe_seconds(retention), lease=seconds(lease),
+            retry=retry or Retry(), hooks=hook.check(hooks or {}), clock=clock or Clock())
+
+    def arguments(self, key: str, request: Any, options: Mapping[str, Any]) -> Call:
+        """One call with the defaults filled in."""
+        options = dict(options)
+        scope = options.pop("scope", None)
+        wait = options.pop("wait", 0)
+        retention = options.pop("retention", None)
+        lease = options.pop("lease", None)
+        return Call(
+            key=key, request=to_json(request), scope=self.settings.scope if scope is None else scope,
+            wait=seconds(wait), retention=self.settings.retention if retention is None else seconds(retention),
+            lease=maybe_seconds(lease), **options)
+
+    def many(self, keys: Sequence[str], requests: Optional[Sequence[Any]], scope: Optional[str],
+             request_hashes: Optional[Sequence[Optional[bytes]]], max_attempts: Optional[int]) -> Statement:
+        """The statement that begins many."""
+        return self.settings.functions.begin_many(
+            keys, requests, self.settings.scope if scope is None else scope, request_hashes, max_attempts)
+
+    def ends(self, keys: Sequence[str], responses: Optional[Sequence[Any]], scope: Optional[str]) -> Statement:
+        """The statement that completes many."""
+        return self.settings.functions.complete_many(
+            keys, responses, self.settings.scope if scope is None else scope)
+
+
+class Idempotency(Base):
+    """Operations that take effect once, for blocking code.
+
+    ``source``: a psycopg_pool.ConnectionPool or any object whose ``connection()`` is a context manager; a function
+    that gives a new psycopg connection; or a source of ``pg_idempotency.sqlalchemy`` or ``pg_idempotency.django``.
+    ``scope``: name space of the keys. ``schema``: where the extension is installed; None: by the search_path.
+    ``retention``: seconds (or a timedelta) to keep an answer; None: the database's setting.
+    ``lease``: seconds that a lease lasts unless it is extended. ``retry``: how often and after how long a
+    transaction is repeated. ``hooks``: functions of an ``Event`` by name (``hooks.NAMES``). ``clock``: a Clock.
+    ``prepare``: let psycopg prepare statements by name, which pgbouncer before 1.21 does not support.
+    """
+
+    def __init__(self, source: Any, *, prepare: bool = False, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.driver = Driver(sync_source(source, prepare), self.settings.clock)
+
+    def transaction(self, key: str, request: Any, work: Callable[[Any, Operation], Any], *,
+                    scope: Optional[str] = None, request_hash: Optional[bytes] = None, wait: Duration = 0,
+                    max_attempts: Optional[int] = None, retention: Optional[Duration] = None,
+                    isolation: Optional[str] = None) -> Result:
+        """Runs ``work(tx, operation)`` in the transaction that also stores its response, or gives the stored answer.
+
+        ``request``: a JSON value; None: no check. ``request_hash``: 32 bytes in its place. ``wait``: seconds to wait
+        for the present owner. ``max_attempts``: which attempt is the last. ``retention``: seconds to keep the answer.
+        ``isolation``: "REPEATABLE READ" or "SERIALIZABLE". ``work`` gives back a JSON value or a Response, and may
+        run more than once: the whole is repeated on 40001, 40P01 and a lost connection.
+        Raises KeyReused, BadArgument, Forbidden, TooLarge, CommitRolledBack, the work's error, the driver's error.
+        """
+        call = self.arguments(key, request, dict(
+            scope=scope, request_hash=request_hash, wait=wait, max_attempts=max_attempts, retention=retention,
+            isolation=isolation))
+        result: Result = self.driver.run(flow.transaction(self.settings, call, work))
+        return result
+
+    def lease(self, key: str, request: Any, work: Callable[[Operation, Any], Any], *,
+              lease: Optional[Duration] = None, reconcile: Optional[Callable[[Operation], Any]] = None,
+              scope: Optional[str] = None, request_hash: Optional[bytes] = None, wait: Duration = 0,
+              max_attempts: Optional[int] = None, retention: Optional[Duration] = None) -> Result:
+        """Runs ``work(operation, signal)`` under a lease and without a connection, or gives the stored answer.
+
+        ``lease``: seconds; a heartbeat extends it at a third of it. ``signal``: a threading.Event that is set when
+        the lease is lost; stop then. ``work`` gives back a response, or a Completion, whose writes commit with it.
+        It raises NotDone if nothing happened, and Declined for a failure that is to be stored. After any other error
+        the lease runs out, and the next begin has ``taken_over``. ``reconcile(operation)`` is asked first then, and
+        answers Done(response), NOT_DONE or UNKNOWN. The other arguments are those of ``transaction``.
+        Raises LeaseLost, Unknown, and what ``transaction`` raises.
+        """
+        call = self.arguments(key, request, dict(
+            scope=scope, request_hash=request_hash, wait=wait, max_attempts=max_attempts, retention=retention,
+            lease=self.settings.lease if lease is None else lease, reconcile=reconcile))
+        result: Result = self.driver.run(leases.lease(self.settings, call, work))
+        return result
+
+    def run(self, work: Callable[[Any], Any], *, isolation: Optional[str] = None) -> Any:
+        """Runs ``work(tx)`` in a transaction, repeated as in ``transaction``. Gives what work gives back.
+
+        Raises CommitRolledBack, the work's error, the driver's error.
+        """
+        call = self.arguments("", None, dict(isolation=isolation))
+        return self.driver.run(flow.plain_transaction(self.settings, call, work))
+
+    def begin_many(self, tx: Any, keys: Sequence[str], requests: Optional[Sequence[Any]] = None, *,
+                   scope: Optional[str] = None, request_hashes: Optional[Sequence[Optional[bytes]]] = None,
+                   max_attempts: Optional[int] = None) -> List[Operation]:
+        """Begins an operation for each key, in the transaction of the connection ``tx``. Does not wait.
+
+        Gives an Operation for each key, in order. Its outcome may be MISMATCH: the key had another request.
+        End each that is ACQUIRED, by ``complete_many``. ``requests`` has a JSON value or None for each key.
+        """
+        statement = self.many(keys, requests, scope, request_hashes, max_attempts)
+        return [operation_from_row(row) for row in self.driver.source.fetch(tx, statement).rows]
+
+    def complete_many(self, tx: Any, keys: Sequence[str], responses: Optional[Sequence[Any]] = None, *,
+                      scope: Optional[str] = None) -> int:
+        """Completes operations that ``begin_many`` acquired, each with its JSON value. Gives how many."""
+        return int(self.driver.source.fetch(tx, self.ends(keys, responses, scope)).rows[0][0])
+
+
+class AsyncIdempotency(Base):
+    """The same for asyncio: ``source`` is a psycopg_pool.AsyncConnectionPool, an object whose ``connection()``
+    is an async context manager, or a function that gives an AsyncConnection. Other arguments: see Idempotency.
+    """
+
+    def __init__(self, source: Any, *, prepare: bool = False, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.driver = AsyncDriver(async_source(source, prepare), self.settings.clock)
+
+    async def transaction(self, key: str, request: Any, work: Callable[[Any, Operation], Union[Awaitable[Any], Any]],
+                          *, scope: Optional[str] = None, request_hash: Optional[bytes] = None, wait: Duration = 0,
+                          max_attempts: Optional[int] = None, retention: Optional[Duration] = None,
+                          isolation: Optional[str] = None) -> Result:
+        """As Idempotency.transaction; ``work`` may be a coroutine function."""
+        call = self.arguments(key, request, dict(
+            scope=scope, request_hash=request_hash, wait=wait, max_attempts=max_attempts, retention=retention,
+            isolation=isolation))
+        result: Result = await self.driver.run(flow.transaction(self.settings, call, work))
+        return result
+
+    async def lease(self, key: str, request: Any, work: Callable[[Operation, Any], Union[Awaitable[Any], Any]], *,
+                    lease: Optional[Duration] = None, reconcile: Optional[Callable[[Operation], Any]] = None,
+                    scope: Optional[str] = None, request_hash: Optional[bytes] = None, wait: Duration = 0,
+                    max_attempts: Optional[int] = None, retention: Optional[Duration] = None) -> Result:
+        """As Idempotency.lease; ``signal`` is an asyncio.Event, and the work is cancelled when the lease is lost."""
+        call = self.arguments(key, request, dict(
+            scope=scope, request_hash=request_hash, wait=wait, max_attempts=max_attempts, retention=retention,
+            lease=self.settings.lease if lease is None else lease, reconcile=reconcile))
+        result: Result = await self.driver.run(leases.lease(self.settings, call, work))
+        return result
+
+    async def run(self, work: Callable[[Any], Union[Awaitable[Any], Any]], *, isolation: Optional[str] = None) -> Any:
+        """As Idempotency.run."""
+        call = self.arguments("", None, dict(isolation=isolation))
+        return await self.driver.run(flow.plain_transaction(self.settings, call, work))
+
+    async def begin_many(self, tx: Any, keys: Sequence[str], requests: Optional[Sequence[Any]] = None, *,
+                         scope: Optional[str] = None, request_hashes: Optional[Sequence[Optional[bytes]]] = None,
+                         max_attempts: Optional[int] = None) -> List[Operation]:
+        """As Idempotency.begin_many."""
+        statement = self.many(keys, requests, scope, request_hashes, max_attempts)
+        return [operation_from_row(row) for row in (await self.driver.source.fetch(tx, statement)).rows]
+
+    async def complete_many(self, tx: Any, keys: Sequence[str], responses: Optional[Sequence[Any]] = None, *,
+                            scope: Optional[str] = None) -> int:
+        """As Idempotency.complete_many."""
+        return int((await self.driver.source.fetch(tx, self.ends(keys, responses, scope))).rows[0][0])
+
+
+def sync_source(source: Any, prepare: bool) -> Source:
+    """Whatever a user gave, as a Source."""
+    if hasattr(source, "open") and hasattr(source, "recover"):
+        own: Source = source
+        return own
+    from .psycopg import Connecting, PsycopgSource
+    return PsycopgSource(source if hasattr(source, "connection") else Connecting(source), prepare)
+
+
+def async_source(source: Any, prepare: bool) -> AsyncSource:
+    """Whatever a user gave, as an AsyncSource."""
+    if hasattr(source, "open") and hasattr(source, "recover"):
+        own: AsyncSource = source
+        return own
+    from .psycopg import AsyncPsycopgSource, Connecting
+    return AsyncPsycopgSource(source if hasattr(source, "connection") else Connecting(source), prepare)

@@ -1,0 +1,126 @@
+"""Time, in one place: what the package sleeps and repeats goes through a Clock.
+
+FakeClock is for tests: its time moves when the test says so, and nothing waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any, Awaitable, Callable, List, Optional
+
+Stop = Callable[[], None]
+
+
+class Clock:
+    """The machine's clock. Times and durations are seconds."""
+
+    def now(self) -> float:
+        """A time that only grows."""
+        return time.monotonic()
+
+    def sleep(self, duration: float) -> None:
+        """Returns after that many seconds."""
+        time.sleep(duration)
+
+    async def sleep_async(self, duration: float) -> None:
+        """Returns after that many seconds, for asyncio."""
+        await asyncio.sleep(duration)
+
+    def every(self, period: float, call: Callable[[], Any]) -> Stop:
+        """Calls ``call`` each ``period`` seconds in a thread, until the function that is returned is called."""
+        ended = threading.Event()
+
+        def repeat() -> None:
+            while not ended.wait(period):
+                call()
+
+        threading.Thread(target=repeat, name="idempotency-heartbeat", daemon=True).start()
+        return ended.set
+
+    def every_async(self, period: float, call: Callable[[], Awaitable[Any]]) -> Stop:
+        """The same in a task of the running loop; stopping it cancels a call that is under way."""
+        async def repeat() -> None:
+            while True:
+                await self.sleep_async(period)
+                await call()
+
+        task = asyncio.ensure_future(repeat())
+
+        def stop() -> None:
+            task.cancel()
+
+        return stop
+
+
+class Timer:
+    """One repeated call of a FakeClock."""
+
+    def __init__(self, period: float, due: float, call: Callable[[], Any]) -> None:
+        self.period = period
+        self.due = due
+        self.call = call
+
+
+class FakeClock(Clock):
+    """A clock for tests. ``advance`` moves it; ``sleep`` moves it, too, and returns at once.
+
+    ``slept``: the duration of each sleep so far, in seconds.
+    """
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.time = now
+        self.slept: List[float] = []
+        self.timers: List[Timer] = []
+
+    def now(self) -> float:
+        return self.time
+
+    def sleep(self, duration: float) -> None:
+        self.slept.append(duration)
+        self.time += duration
+
+    async def sleep_async(self, duration: float) -> None:
+        self.sleep(duration)
+
+    def every(self, period: float, call: Callable[[], Any]) -> Stop:
+        timer = Timer(period, self.time + period, call)
+        self.timers.append(timer)
+
+        def stop() -> None:
+            if timer in self.timers:
+                self.timers.remove(timer)
+
+        return stop
+
+    def every_async(self, period: float, call: Callable[[], Awaitable[Any]]) -> Stop:
+        return self.every(period, call)
+
+    def advance(self, duration: float) -> None:
+        """Moves the time on by that many seconds, and makes each call that falls due, in order."""
+        end = self.time + duration
+        timer = self.next_due(end)
+        while timer is not None:
+            timer.call()
+            timer = self.next_due(end)
+        self.time = end
+
+    async def advance_async(self, duration: float) -> None:
+        """The same for calls that are awaited."""
+        end = self.time + duration
+        timer = self.next_due(end)
+        while timer is not None:
+            await timer.call()
+            timer = self.next_due(end)
+        self.time = end
+
+    def next_due(self, end: float) -> Optional[Timer]:
+        """The next timer that is due until ``end``; the time is moved there."""
+        due = [timer for timer in self.timers if timer.due <= end]
+        if not due:
+            return None
+        timer = min(due, key=lambda one: one.due)
+        self.time = timer.due
+        timer.due += timer.period
+        return timer

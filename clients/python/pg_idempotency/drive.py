@@ -1,0 +1,206 @@
+"""The two drivers: each does the steps of a flow, one by blocking, one by asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from typing import Any, Callable, Generator, Optional, Protocol, Sequence, Tuple
+
+from .clock import Clock, Stop
+from .errors import LeaseLost
+from .sql import Statement
+from .steps import Answer, Flow, Step
+
+
+class Session(Protocol):
+    """A connection that a call has for itself. ``handle`` is what the work is given."""
+
+    handle: Any
+
+    def trip(self, statements: Sequence[Statement]) -> Sequence[Answer]: ...
+    def close(self) -> None: ...
+    def abandon(self, error: BaseException) -> bool: ...
+
+
+class Source(Protocol):
+    """Where connections come from."""
+
+    def open(self) -> Session: ...
+    def recover(self) -> None: ...
+    def fetch(self, tx: Any, statement: Statement) -> Answer: ...
+
+
+class AsyncSession(Protocol):
+    """The same for asyncio."""
+
+    handle: Any
+
+    async def trip(self, statements: Sequence[Statement]) -> Sequence[Answer]: ...
+    async def close(self) -> None: ...
+    async def abandon(self, error: BaseException) -> bool: ...
+
+
+class AsyncSource(Protocol):
+    """The same for asyncio."""
+
+    async def open(self) -> AsyncSession: ...
+    async def recover(self) -> None: ...
+    async def fetch(self, tx: Any, statement: Statement) -> Answer: ...
+
+
+def advance(flow: Flow, value: Any, error: Optional[BaseException]) -> Step:
+    """Hands the result of the last step to the flow. Gives the next step; StopIteration has the flow's result."""
+    return flow.send(value) if error is None else flow.throw(error)
+
+
+class Heartbeat:
+    """The heartbeat of one lease. ``signal`` is set when the lease is lost; ``stop`` ends the beats."""
+
+    def __init__(self, signal: Any) -> None:
+        self.signal = signal
+        self.stop: Optional[Stop] = None
+        self.task: Optional[asyncio.Future[Any]] = None
+
+    def lose(self) -> None:
+        """The lease is lost: tell the work, and cancel it where it is a task."""
+        self.signal.set()
+        if self.stop is not None:
+            self.stop()
+        if self.task is not None:
+            self.task.cancel()
+
+
+class Driver:
+    """Does each step by blocking."""
+
+    def __init__(self, source: Source, clock: Clock) -> None:
+        self.source = source
+        self.clock = clock
+
+    def run(self, flow: Flow) -> Any:
+        """Runs a flow to its end. Gives its result, or raises its error."""
+        value, error = None, None
+        while True:
+            try:
+                step = advance(flow, value, error)
+            except StopIteration as end:
+                return end.value
+            try:
+                value, error = getattr(self, step.name)(*step.arguments), None
+            except BaseException as raised:
+                value, error = None, raised
+
+    def open(self) -> Session:
+        return self.source.open()
+
+    def trip(self, session: Session, statements: Sequence[Statement]) -> Sequence[Answer]:
+        return session.trip(statements)
+
+    def close(self, session: Session) -> None:
+        session.close()
+
+    def abandon(self, session: Session, error: BaseException) -> bool:
+        return session.abandon(error)
+
+    def recover(self) -> None:
+        self.source.recover()
+
+    def sleep(self, duration: float) -> None:
+        self.clock.sleep(duration)
+
+    def call(self, function: Callable[..., Any], arguments: Tuple[Any, ...]) -> Any:
+        return function(*arguments)
+
+    def call_guarded(self, heartbeat: Heartbeat, function: Callable[..., Any], arguments: Tuple[Any, ...]) -> Any:
+        return function(*arguments)
+
+    def start_heartbeat(self, period: float, beat: Callable[[], Flow]) -> Heartbeat:
+        heartbeat = Heartbeat(threading.Event())
+
+        def once() -> None:
+            if not self.run(beat()):
+                heartbeat.lose()
+
+        heartbeat.stop = self.clock.every(period, once)
+        return heartbeat
+
+    def stop_heartbeat(self, heartbeat: Heartbeat) -> None:
+        assert heartbeat.stop is not None
+        heartbeat.stop()
+
+
+class AsyncDriver:
+    """Does each step by asyncio."""
+
+    def __init__(self, source: AsyncSource, clock: Clock) -> None:
+        self.source = source
+        self.clock = clock
+
+    async def run(self, flow: Generator[Step, Any, Any]) -> Any:
+        """Runs a flow to its end. Gives its result, or raises its error."""
+        value, error = None, None
+        while True:
+            try:
+                step = advance(flow, value, error)
+            except StopIteration as end:
+                return end.value
+            try:
+                value, error = await getattr(self, step.name)(*step.arguments), None
+            except BaseException as raised:
+                value, error = None, raised
+
+    async def open(self) -> AsyncSession:
+        return await self.source.open()
+
+    async def trip(self, session: AsyncSession, statements: Sequence[Statement]) -> Sequence[Answer]:
+        return await session.trip(statements)
+
+    async def close(self, session: AsyncSession) -> None:
+        await session.close()
+
+    async def abandon(self, session: AsyncSession, error: BaseException) -> bool:
+        return await session.abandon(error)
+
+    async def recover(self) -> None:
+        await self.source.recover()
+
+    async def sleep(self, duration: float) -> None:
+        await self.clock.sleep_async(duration)
+
+    async def call(self, function: Callable[..., Any], arguments: Tuple[Any, ...]) -> Any:
+        result = function(*arguments)
+        return await result if inspect.isawaitable(result) else result
+
+    async def call_guarded(self, heartbeat: Heartbeat, function: Callable[..., Any],
+                           arguments: Tuple[Any, ...]) -> Any:
+        if heartbeat.signal.is_set():
+            raise LeaseLost("the lease was lost")
+        task = asyncio.ensure_future(self.call(function, arguments))
+        heartbeat.task = task
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            # The caller is cancelled: so is the work, and its clean-up is waited for.
+            task.cancel()
+            await asyncio.wait([task])
+            raise
+        finally:
+            heartbeat.task = None
+        if task.cancelled() and heartbeat.signal.is_set():
+            raise LeaseLost("the lease was lost")
+        return task.result()
+
+    async def start_heartbeat(self, period: float, beat: Callable[[], Flow]) -> Heartbeat:
+        heartbeat = Heartbeat(asyncio.Event())
+
+        async def once() -> None:
+            if not await self.run(beat()):
+                heartbeat.lose()
+
+        heartbeat.stop = self.clock.every_async(period, once)
+        return heartbeat
+
+    async def stop_heartbeat(self, heartbeat: Heartbeat) -> None:
+        assert heartbeat.stop is not None
+        heartbeat.stop()

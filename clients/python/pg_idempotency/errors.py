@@ -1,0 +1,168 @@
+"""The errors of the package, and what a driver's error means.
+
+An error of the extension is known by its SQLSTATE alone, never by its message or
+by the driver's class: some drivers put a SQLSTATE that they do not know into a
+general class.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterator, Mapping, Optional, Type
+
+RETRY_STATES = frozenset({"40001", "40P01"})
+LOST_STATES = frozenset({"57P01", "57P02", "57P03"})
+IN_FAILED_TRANSACTION = "25P02"
+
+
+class IdempotencyError(Exception):
+    """Base of what this package raises. ``sqlstate`` is None where the server sent none."""
+
+    sqlstate: Optional[str] = None
+
+
+class KeyReused(IdempotencyError):
+    """ID422: the key was used before with a different request. Do not repeat it."""
+
+    sqlstate = "ID422"
+
+
+class Forbidden(IdempotencyError):
+    """ID403: the role may not use this scope."""
+
+    sqlstate = "ID403"
+
+
+class BadArgument(IdempotencyError):
+    """ID400: a key, scope, hash or duration is not valid. Do not repeat it."""
+
+    sqlstate = "ID400"
+
+
+class LeaseLost(IdempotencyError):
+    """ID409: the fence is no longer current. Stop: another attempt owns the operation."""
+
+    sqlstate = "ID409"
+
+
+class TooLarge(IdempotencyError):
+    """ID413: the response is larger than the database allows. Nothing was committed."""
+
+    sqlstate = "ID413"
+
+
+class CommitRolledBack(IdempotencyError):
+    """COMMIT answered ROLLBACK, or would have: the work caught an error of the database and went on.
+    Nothing was committed."""
+
+
+class Unknown(IdempotencyError):
+    """Reconciliation could not tell whether an earlier attempt took effect. Nobody owns the operation now.
+
+    ``retry_after``: seconds after which another try makes sense, or None.
+    """
+
+    def __init__(self, message: str = "the outcome of an earlier attempt is unknown",
+                 retry_after: Optional[float] = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class NotDone(Exception):
+    """Raise it from leased work: nothing has happened outside. The operation is released at once.
+
+    ``retry_after``: seconds after which another try makes sense, or None.
+    """
+
+    def __init__(self, message: str = "nothing was done", retry_after: Optional[float] = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class Declined(Exception):
+    """Raise it from work: roll the work back, and store this failure as the answer.
+
+    ``code``: status code, an int. ``payload``: a JSON value, or None. ``headers``: a mapping, or None.
+    ``retry_after``: seconds after which the operation may be tried again; None: never, the failure is final.
+    ``body``: bytes to store beside or in place of the payload. ``retention``: seconds to keep the record.
+    """
+
+    def __init__(self, code: Optional[int] = None, payload: Any = None, *,
+                 headers: Optional[Mapping[str, Any]] = None, retry_after: Optional[float] = None,
+                 body: Optional[bytes] = None, retention: Optional[float] = None) -> None:
+        super().__init__(f"declined with {code}")
+        self.code = code
+        self.payload = payload
+        self.headers = headers
+        self.retry_after = retry_after
+        self.body = body
+        self.retention = retention
+
+
+BY_STATE: Dict[str, Type[IdempotencyError]] = {
+    str(kind.sqlstate): kind for kind in (KeyReused, Forbidden, BadArgument, LeaseLost, TooLarge)}
+# None of these names a key or a scope: they may end in an answer to a client.
+MESSAGES = {
+    "ID400": "a key, scope, hash or duration is not valid",
+    "ID403": "the role may not use this scope",
+    "ID409": "the lease was lost",
+    "ID413": "the response is too large",
+    "ID422": "the key was used before with a different request",
+}
+
+
+def causes(error: Optional[BaseException]) -> Iterator[BaseException]:
+    """The error, and what it wraps: SQLAlchemy's ``orig``, everybody else's ``__cause__``."""
+    seen = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        wrapped = getattr(error, "orig", None)
+        error = wrapped if isinstance(wrapped, BaseException) else error.__cause__
+
+
+def sqlstate_of(error: BaseException) -> Optional[str]:
+    """The SQLSTATE of an error of any driver, or None."""
+    for cause in causes(error):
+        state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
+        if isinstance(state, str):
+            return state
+    return None
+
+
+def means_lost(state: Optional[str]) -> bool:
+    """Whether this SQLSTATE says that the connection is gone."""
+    return state is not None and (state.startswith("08") or state in LOST_STATES)
+
+
+def is_unreachable(error: BaseException) -> bool:
+    """Whether an error says that the database could not be reached. Drivers have no SQLSTATE for it."""
+    state = sqlstate_of(error)
+    if state is not None:
+        return means_lost(state)
+    # psycopg's pipeline has the general class for a connection that ends
+    return any(kind.__name__ in ("OperationalError", "InterfaceError") or type(cause).__name__ == "DatabaseError"
+               for cause in causes(error) for kind in type(cause).__mro__)
+
+
+# What jsonb or text does not take: an escaped NUL, half a surrogate, a number too large, nesting too deep.
+UNREADABLE_STATES = frozenset({"22P02", "22P05", "22021", "22003", "54001"})
+
+
+def translate_begin(error: BaseException) -> BaseException:
+    """The same for a begin, where data that the database cannot read are the caller's argument."""
+    state = sqlstate_of(error)
+    if state not in UNREADABLE_STATES:
+        return translate(error)
+    own = BadArgument("the database cannot read the key or the request")
+    own.sqlstate = state
+    return own
+
+
+def translate(error: BaseException) -> BaseException:
+    """The package's own error where the SQLSTATE has one, else the error itself."""
+    state = sqlstate_of(error)
+    if state in BY_STATE and not isinstance(error, IdempotencyError):
+        own = BY_STATE[state](MESSAGES[state])
+        own.__cause__ = error
+        return own
+    return error

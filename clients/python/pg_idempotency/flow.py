@@ -1,0 +1,197 @@
+"""The transaction as a flow: BEGIN and begin in one trip, the work, end and COMMIT in one trip.
+
+So n statements of work take n + 2 round trips. Who repeats what is decided here,
+and nowhere else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Callable, List, Optional, Sequence
+
+from . import hooks as hook
+from . import sql, steps
+from .clock import Clock
+from .errors import (IN_FAILED_TRANSACTION, RETRY_STATES, CommitRolledBack, Declined, IdempotencyError, is_unreachable,
+                     means_lost, sqlstate_of, translate, translate_begin)
+from .model import (ACQUIRED, FAILED, IN_PROGRESS, Call, Operation, Response, Result, as_response, operation_from_row,
+                    own_result, stored_result)
+from .retry import Retry
+from .steps import Answer, Flow
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all calls of one client share. Durations are seconds."""
+
+    scope: str = ""
+    functions: sql.Functions = field(default_factory=sql.Functions)
+    retention: Optional[float] = None
+    lease: float = 30.0
+    retry: Retry = field(default_factory=Retry)
+    hooks: hook.Hooks = field(default_factory=dict)
+    clock: Clock = field(default_factory=Clock)
+
+    def emit(self, name: str, call: Call, **more: Any) -> None:
+        """Calls a hook."""
+        hook.emit(self.hooks, hook.Event(name, call.scope, call.key, **more))
+
+
+class Again(Exception):
+    """Inside of the package: the whole may be repeated. ``error`` is what happened."""
+
+    def __init__(self, error: BaseException, lost: bool) -> None:
+        super().__init__()
+        self.error = error
+        self.lost = lost
+
+
+def retrying(settings: Settings, call: Call, once: Callable[[], Flow]) -> Flow:
+    """Runs ``once`` until it ends without Again, as often as the settings allow; then raises the last error."""
+    tries = 1
+    while True:
+        try:
+            return (yield from once())
+        except Again as again:
+            if tries >= settings.retry.attempts:
+                raise again.error from again.error.__cause__
+            settings.emit("retried", call, tries=tries, sqlstate=sqlstate_of(again.error))
+            lost = again.lost
+        if lost:
+            yield steps.recover()
+        yield steps.sleep(settings.retry.delay(tries))
+        tries += 1
+
+
+def in_session(body: Callable[[Any], Flow]) -> Flow:
+    """Runs ``body(session)`` with a connection of its own. After an error everything is rolled back."""
+    try:
+        session = yield steps.open_session()
+    except Exception as error:
+        if is_unreachable(error) and not is_pool_timeout(error):
+            raise Again(error, True) from error
+        raise
+    try:
+        result = yield from body(session)
+    except BaseException as error:
+        lost = yield steps.abandon(session, error)
+        state = sqlstate_of(error)
+        if not isinstance(error, Exception):
+            raise
+        # An error of the work's own is the caller's, also where the connection went away with it.
+        gone = means_lost(state) or (lost and is_unreachable(error))
+        if gone or state in RETRY_STATES:
+            raise Again(error, gone) from error
+        raise
+    yield steps.close(session)
+    return result
+
+
+def is_pool_timeout(error: BaseException) -> bool:
+    """The pool has waited long enough already: repeating would only make the queue longer."""
+    return any(kind.__name__ in ("PoolTimeout", "TooManyRequests", "TimeoutError") for kind in type(error).__mro__)
+
+
+def own_trip(session: Any, statements: Sequence[sql.Statement],
+             meaning: Callable[[BaseException], BaseException] = translate) -> Flow:
+    """A trip of the package's own statements: their errors become the package's. Result: the answers."""
+    try:
+        return (yield steps.trip(session, statements))
+    except Exception as error:
+        translated = meaning(error)
+        if translated is error:
+            raise
+        raise translated from error
+
+
+def committing(session: Any, statements: List[sql.Statement]) -> Flow:
+    """The statements and COMMIT in one trip. Raises CommitRolledBack when the server did not commit."""
+    try:
+        answers: List[Answer] = yield from own_trip(session, [*statements, sql.plain(sql.COMMIT)])
+    except Exception as error:
+        if sqlstate_of(error) == IN_FAILED_TRANSACTION:
+            raise CommitRolledBack("the work caught an error of the database and went on") from error
+        raise
+    if answers[-1].tag != sql.COMMIT:
+        raise CommitRolledBack(f"COMMIT answered {answers[-1].tag}")
+    return answers
+
+
+def one_statement(statement: sql.Statement, meaning: Callable[[BaseException], BaseException] = translate) -> Flow:
+    """A statement by itself, which commits with it. Result: its answer."""
+    def body(session: Any) -> Flow:
+        answers = yield from own_trip(session, [statement], meaning)
+        return answers[0]
+
+    return (yield from in_session(body))
+
+
+def announce_begin(settings: Settings, call: Call, operation: Operation) -> None:
+    """Calls the hook that fits what a begin was answered."""
+    if operation.outcome == ACQUIRED:
+        settings.emit("acquired", call, attempt=operation.attempt)
+        if operation.taken_over:
+            settings.emit("taken_over", call, attempt=operation.attempt)
+    elif operation.outcome == IN_PROGRESS:
+        settings.emit("in_progress", call, attempt=operation.attempt)
+    else:
+        settings.emit("replayed", call, attempt=operation.attempt)
+
+
+def announce_refusal(settings: Settings, call: Call, error: BaseException) -> None:
+    """Calls the hook of a key that was used with another request."""
+    if isinstance(error, IdempotencyError) and error.sqlstate == "ID422":
+        settings.emit("mismatch", call, sqlstate=error.sqlstate)
+
+
+def declined_result(operation: Operation, declined: Declined) -> Result:
+    """The result of a call whose work was declined just now."""
+    return Result(
+        outcome=FAILED, code=declined.code, headers=declined.headers, payload=declined.payload, body=declined.body,
+        attempt=operation.attempt, retry_after=declined.retry_after, taken_over=operation.taken_over)
+
+
+def transaction(settings: Settings, call: Call, work: Callable[..., Any]) -> Flow:
+    """One operation in one transaction, repeated as a whole where that may help. Result: a Result."""
+    def body(session: Any) -> Flow:
+        try:
+            answers = yield from own_trip(session, [
+                sql.begin_block(call.isolation), settings.functions.begin(call), sql.plain(sql.SAVEPOINT)],
+                translate_begin)
+        except Exception as error:
+            announce_refusal(settings, call, error)
+            raise
+        operation = operation_from_row(answers[1].rows[0])
+        if operation.outcome != ACQUIRED:
+            # COMMIT, as idem_begin itself writes when the attempts are exhausted
+            yield from committing(session, [])
+            announce_begin(settings, call, operation)
+            return stored_result(operation)
+        announce_begin(settings, call, operation)
+        return (yield from run_work(settings, call, work, session, operation))
+
+    return (yield from retrying(settings, call, lambda: in_session(body)))
+
+
+def run_work(settings: Settings, call: Call, work: Callable[..., Any], session: Any, operation: Operation) -> Flow:
+    """The work of an acquired operation, and its end."""
+    try:
+        response: Response = as_response((yield steps.call(work, session.handle, operation)))
+    except Declined as declined:
+        yield from committing(session, [
+            sql.plain(sql.ROLLBACK_TO), settings.functions.fail(call, operation, declined)])
+        settings.emit("declined", call, attempt=operation.attempt)
+        return declined_result(operation, declined)
+    yield from committing(session, [settings.functions.complete(call, operation, response)])
+    return own_result(operation, response)
+
+
+def plain_transaction(settings: Settings, call: Call, work: Callable[..., Any]) -> Flow:
+    """BEGIN, work, COMMIT without an operation of its own, repeated in the same way. Result: what work gave back."""
+    def body(session: Any) -> Flow:
+        yield steps.trip(session, [sql.begin_block(call.isolation)])
+        result = yield steps.call(work, session.handle)
+        yield from committing(session, [])
+        return result
+
+    return (yield from retrying(settings, call, lambda: in_session(body)))

@@ -1,0 +1,167 @@
+"""ASGI middleware, for FastAPI, Starlette and others.
+
+The request is read whole before the handler runs, as the handler may run more than
+once. The answer is sent after COMMIT: nothing is said before it is true.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Awaitable, Callable, Dict, List, MutableMapping, Optional, Set
+
+from ..client import AsyncIdempotency
+from .core import Admitted, Core, Exchange, Headers, Options, Reply, Request
+from .problem import ResponseTooLarge
+from .serve import serve_async
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class IdempotencyMiddleware:
+    """``app.add_middleware(IdempotencyMiddleware, idempotency=…, principal=…)``
+
+    ``idempotency``: an AsyncIdempotency, or a function that gives one. ``route(scope)``: the template of a request's
+    route, or None for one that is not covered; by default it is looked up in Starlette's routes.
+    The other arguments are those of ``Options``. A handler finds its connection in ``current().tx``.
+    """
+
+    def __init__(self, app: App, idempotency: Any, route: Optional[Callable[[Scope], Optional[str]]] = None,
+                 **options: Any) -> None:
+        self.app = app
+        self.idempotency = idempotency
+        self.route = route or route_template
+        self.core = Core(Options(**options))
+        self.running: Set["asyncio.Future[Reply]"] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = self.route(scope) if scope["type"] == "http" else None
+        if route is None or not self.core.covers(scope["method"], route):
+            await self.app(scope, receive, send)
+            return
+        options = self.core.options_of(route)
+        body = await read_body(receive, options.max_request)
+        if body is None:
+            return    # the client went away before it had sent everything
+        admitted = self.core.admit(request_of(scope, route, body))
+        if admitted is None:
+            await self.app(scope, replaying(body, receive), send)
+        elif isinstance(admitted, Reply):
+            await send_reply(send, admitted)
+        else:
+            await send_reply(send, await self.run(scope, admitted, body))
+
+    async def run(self, scope: Scope, admitted: Admitted, body: bytes) -> Reply:
+        """Runs to its end, even if the server cancels this call because its client went away."""
+        idem = self.idempotency
+        if not isinstance(idem, AsyncIdempotency):
+            idem = idem()
+
+        async def handler(exchange: Exchange) -> Reply:
+            return await capture(self.app, dict(scope, idempotency=exchange), body, admitted.options.max_response)
+
+        task = asyncio.ensure_future(serve_async(idem, self.core, admitted, handler))
+        self.running.add(task)
+        task.add_done_callback(self.running.discard)
+        return await asyncio.shield(task)
+
+
+def request_of(scope: Scope, route: str, body: bytes) -> Request:
+    """The request as the core sees it."""
+    query = scope.get("query_string", b"").decode("latin-1")
+    path = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1").split("?", 1)[0]
+    headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
+    return Request(scope["method"], path + ("?" + query if query else ""), route, headers, body, scope)
+
+
+async def read_body(receive: Receive, limit: int) -> Optional[bytes]:
+    """The whole body, or a little more than the limit, or None where the client went away."""
+    parts: List[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if not message.get("more_body") or size > limit:
+            return b"".join(parts)
+
+
+def replaying(body: bytes, receive: Optional[Receive]) -> Receive:
+    """A receive that gives the body once. Without one to go on with it never tells of a disconnect."""
+    given = False
+
+    async def replay() -> Message:
+        nonlocal given
+        if not given:
+            given = True
+            return {"type": "http.request", "body": body, "more_body": False}
+        if receive is not None:
+            return await receive()
+        await asyncio.Event().wait()
+        raise AssertionError("not reached")
+
+    return replay
+
+
+async def capture(app: App, scope: Scope, body: bytes, limit: int) -> Reply:
+    """What the application answers, as a whole. Raises ResponseTooLarge as soon as it is over the limit."""
+    start: Dict[str, Any] = {}
+    parts: List[bytes] = []
+    size = 0
+
+    async def send(message: Message) -> None:
+        nonlocal size
+        if message["type"] == "http.response.start":
+            start.update(message)
+        elif message["type"] == "http.response.body":
+            parts.append(bytes(message.get("body", b"")))
+            size += len(parts[-1])
+            if size > limit:
+                raise ResponseTooLarge()
+
+    await app(scope, replaying(body, None), send)
+    if size > limit:
+        raise ResponseTooLarge()
+    if not start:
+        raise RuntimeError("the application gave no answer")
+    headers: Headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in start.get("headers", [])]
+    return Reply(start["status"], headers, b"".join(parts))
+
+
+async def send_reply(send: Send, reply: Reply) -> None:
+    """Sends an answer."""
+    headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers]
+    if not any(name in (b"content-length", b"transfer-encoding") for name, _ in headers) and reply.status != 204:
+        headers.append((b"content-length", str(len(reply.body)).encode()))
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "http.response.body", "body": reply.body})
+
+
+def route_template(scope: Scope) -> Optional[str]:
+    """The template of Starlette's route, with its mounts; the path where the application is another one."""
+    routes = getattr(scope.get("app"), "routes", None)
+    if routes is None:
+        path: str = scope["path"]
+        return path
+    return template_among(routes, scope)
+
+
+def template_among(routes: Any, scope: Scope) -> Optional[str]:
+    """The template of the route that takes this request, or None."""
+    for route in routes:
+        match, child = route.matches(scope)
+        if match.value != 2:    # starlette.routing.Match.FULL
+            continue
+        path: str = getattr(route, "path", "")
+        inner = getattr(route, "routes", None)
+        if not inner:
+            return path
+        found = template_among(inner, {**scope, **child})
+        if found is not None:
+            return path + found
+    return None

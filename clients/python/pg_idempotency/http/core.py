@@ -1,0 +1,323 @@
+"""The core of all HTTP adapters. It knows no framework, and does no I/O.
+
+An adapter reads a request, asks ``admit``, runs the handler inside of a transaction
+or a lease, and answers with what ``answer`` or ``refusal`` gives.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import hashlib
+import json
+import re
+import warnings
+from dataclasses import dataclass, field, replace
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
+
+from ..errors import Declined
+from ..hooks import logger
+from ..model import COMPLETED, IN_PROGRESS, Completion, Duration, Json, Operation, Response, Result, seconds
+from .fingerprint import fingerprint
+from .key import BadKey, read_key
+from .problem import Problem, ResponseTooLarge, document, problem_of, whole_seconds
+
+Headers = List[Tuple[str, str]]
+MEGABYTE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request as the core sees it. ``route`` is the route's template. ``native``: the framework's own request."""
+
+    method: str
+    target: str
+    route: str
+    headers: Headers
+    body: bytes = b""
+    native: Any = None
+
+    def values(self, name: str) -> List[str]:
+        """All values of a header."""
+        return [value for key, value in self.headers if key.lower() == name.lower()]
+
+    def value(self, name: str) -> Optional[str]:
+        """The first value of a header, or None."""
+        values = self.values(name)
+        return values[0] if values else None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer: status, headers, and the whole body."""
+
+    status: int
+    headers: Headers = field(default_factory=list)
+    body: bytes = b""
+
+
+@dataclass(frozen=True)
+class Store:
+    """What becomes of a status. ``end`` is "complete", "fail" (the work is rolled back, the answer is stored), or
+    "release" (all is rolled back, nothing is stored). ``retention``: seconds to keep it; None: the default.
+    """
+
+    end: str
+    retention: Optional[Duration] = None
+
+
+STATUSES: Mapping[str, Store] = {
+    "2xx": Store("complete"), "3xx": Store("complete"), "4xx": Store("fail"), "5xx": Store("release")}
+
+
+@dataclass(frozen=True)
+class Options:
+    """How routes treat keys. Each may be given for a route alone, by ``routes``.
+
+    ``header``: name of the header. ``required``: without a key the answer is 400; otherwise the handler runs
+    unprotected. ``make_key(request)``: the key of a request that has none, or None. ``strict``: only quoted keys.
+    ``methods``: of which methods. ``principal(request)``: who asks; part of the scope.
+    ``scope(request)``: the whole scope in place of route and principal. ``fingerprint(request)``: a JSON value that
+    is compared in place of method, target and body. ``statuses``: a Store by status ("404") or class ("4xx").
+    ``stored_headers``: which response headers are stored; one that ends with "*" counts for all that begin so.
+    ``max_request``, ``max_response``: bytes. ``skip(request)``: true where keys do not matter.
+    ``wait``: seconds to wait for a request in progress; ``max_wait``: how many a client may ask for by Prefer: wait.
+    ``describedby``: address of your documentation. ``problem(problem)``: a Reply of your own for errors.
+    ``timeout``: seconds for a handler, under asyncio only. ``lease``: seconds; None: one transaction.
+    ``reconcile(operation)``: see ``Idempotency.lease``. ``routes``: options of single routes, by template.
+    """
+
+    header: str = "Idempotency-Key"
+    required: bool = True
+    make_key: Optional[Callable[[Request], Optional[str]]] = None
+    strict: bool = False
+    methods: Tuple[str, ...] = ("POST", "PATCH")
+    principal: Optional[Callable[[Request], Optional[str]]] = None
+    scope: Optional[Callable[[Request], str]] = None
+    fingerprint: Optional[Callable[[Request], Any]] = None
+    statuses: Mapping[str, Store] = field(default_factory=dict)
+    stored_headers: Tuple[str, ...] = ("content-type", "location", "etag", "content-language")
+    max_request: int = MEGABYTE
+    max_response: int = MEGABYTE
+    skip: Optional[Callable[[Request], bool]] = None
+    wait: Duration = 0
+    max_wait: Duration = 10
+    describedby: Optional[str] = None
+    problem: Optional[Callable[[Problem], Reply]] = None
+    timeout: Optional[Duration] = None
+    lease: Optional[Duration] = None
+    reconcile: Optional[Callable[[Operation], Any]] = None
+    max_attempts: Optional[int] = None
+    routes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+class Exchange:
+    """What a handler may use of its operation.
+
+    ``tx``: the connection in the open transaction, None under a lease. ``operation``: attempt, fence, taken_over.
+    ``signal``: under a lease, an event that is set when the lease is lost.
+    """
+
+    def __init__(self, tx: Any, operation: Operation, signal: Any = None) -> None:
+        self.tx = tx
+        self.operation = operation
+        self.signal = signal
+        self.writes: Optional[Callable[[Any], Any]] = None
+
+    def complete_with(self, writes: Callable[[Any], Any]) -> None:
+        """Under a lease: ``writes(tx)`` runs in the transaction that stores the response."""
+        self.writes = writes
+
+
+active: contextvars.ContextVar[Optional[Exchange]] = contextvars.ContextVar("pg_idempotency_exchange", default=None)
+
+
+def current() -> Exchange:
+    """The Exchange of the request that is being handled. Raises LookupError where there is none."""
+    exchange = active.get()
+    if exchange is None:
+        raise LookupError("this request has no idempotency key, or its route is not covered")
+    return exchange
+
+
+class NotStored(Exception):
+    """Inside of the package: the handler answered with a status that rolls everything back."""
+
+    def __init__(self, reply: Reply) -> None:
+        super().__init__(f"status {reply.status}")
+        self.reply = reply
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """A request with a key, and all that a transaction or a lease needs."""
+
+    key: str
+    scope: str
+    request: Any
+    wait: float
+    options: Options
+
+
+class Served:
+    """One request's way: the replies of its handler, of which the last one counts."""
+
+    def __init__(self, core: "Core", admitted: Admitted) -> None:
+        self.core = core
+        self.options = admitted.options
+        self.reply: Optional[Reply] = None
+
+    def outcome(self, exchange: Exchange, reply: Reply) -> Any:
+        """The reply as work gives it back. Raises Declined, NotStored or ResponseTooLarge."""
+        self.reply = reply
+        if len(reply.body) > self.options.max_response:
+            raise ResponseTooLarge()
+        store = store_of(self.options, reply.status)
+        if store.end == "release":
+            raise NotStored(reply)
+        headers = kept_headers(self.options, reply.headers)
+        if store.end == "fail":
+            raise Declined(reply.status, headers=headers, body=reply.body,
+                           retention=None if store.retention is None else seconds(store.retention))
+        response = Response(reply.status, headers, body=reply.body, retention=store.retention)
+        return response if exchange.writes is None else Completion(response, exchange.writes)
+
+    def answer(self, result: Result) -> Reply:
+        """The answer to the client: the handler's own where it ran to its end, else what is stored."""
+        if result.outcome == IN_PROGRESS:
+            return self.core.problem_reply(
+                Problem(409, "A request with this idempotency key is in progress.", result.retry_after or 1),
+                self.options)
+        if not result.replayed and self.reply is not None:
+            return self.reply
+        return stored_reply(result)
+
+    def refusal(self, error: Exception) -> Reply:
+        """The answer to the client after an error. What the client is not told goes to the log."""
+        if isinstance(error, NotStored):
+            return error.reply
+        problem = problem_of(error)
+        if problem.status >= 500:
+            logger.error("a request failed with %d", problem.status, exc_info=error)
+        return self.core.problem_reply(problem, self.options)
+
+
+class Core:
+    """Decides for one application, by its Options."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.by_route: Dict[str, Options] = {
+            route: replace(options, **changes) for route, changes in options.routes.items()}
+        self.warned = False
+
+    def options_of(self, route: str) -> Options:
+        """The options of a route."""
+        return self.by_route.get(route, self.options)
+
+    def covers(self, method: str, route: Optional[str]) -> bool:
+        """Whether keys matter to this method and route. An unknown route is left to the framework's 404."""
+        return route is not None and method in self.options_of(route).methods
+
+    def admit(self, request: Request) -> Union[Admitted, Reply, None]:
+        """What to do with a request that is covered: None: run the handler unprotected; a Reply: answer with it."""
+        options = self.options_of(request.route)
+        if options.skip is not None and options.skip(request):
+            return None
+        if len(request.body) > options.max_request:
+            return self.too_large(options)
+        try:
+            key = read_key(request.values(options.header), options.strict)
+        except BadKey as bad:
+            return self.problem_reply(Problem(400, str(bad)), options)
+        if key is None and options.make_key is not None:
+            key = options.make_key(request)
+        if key is None:
+            missing = Problem(400, f"The header {options.header} is missing.")
+            return self.problem_reply(missing, options) if options.required else None
+        return Admitted(key, self.scope_of(request, options), request_of(request, options),
+                        wait_of(request, options), options)
+
+    def too_large(self, options: Options) -> Reply:
+        """The answer to a request over the limit."""
+        return self.problem_reply(Problem(413, f"The request has more than {options.max_request} bytes."), options)
+
+    def scope_of(self, request: Request, options: Options) -> str:
+        """One scope for each route and principal: keys of one client never meet those of another."""
+        if options.scope is not None:
+            return options.scope(request)
+        principal = ""
+        if options.principal is not None:
+            principal = options.principal(request) or ""
+        elif not self.warned:
+            self.warned = True
+            warnings.warn("no principal is given: all clients of a route share their keys", stacklevel=2)
+        route = request.route.replace("%", "%25").replace(" ", "%20")
+        scope = f"{route} {principal}"
+        return scope if len(scope) <= 255 else "sha256:" + hashlib.sha256(scope.encode()).hexdigest()
+
+    def problem_reply(self, problem: Problem, options: Options) -> Reply:
+        """A problem as an answer."""
+        if options.problem is not None:
+            return options.problem(problem)
+        headers, body = document(problem, options.describedby)
+        return Reply(problem.status, headers, body)
+
+
+def request_of(request: Request, options: Options) -> Any:
+    """What is compared when the key comes again."""
+    if options.fingerprint is not None:
+        return options.fingerprint(request)
+    made: Json = fingerprint(request.method, request.target, request.value("content-type"), request.body)
+    return made
+
+
+def wait_of(request: Request, options: Options) -> float:
+    """Seconds to wait for a request in progress: the route's, or the client's by Prefer (RFC 7240)."""
+    for value in request.values("prefer"):
+        for preference in re.split(r"[,;]", value):
+            match = re.fullmatch(r'\s*wait\s*=\s*"?(\d{1,9})"?\s*', preference, re.IGNORECASE)
+            if match:
+                return min(float(match[1]), seconds(options.max_wait))
+    return seconds(options.wait)
+
+
+def store_of(options: Options, status: int) -> Store:
+    """What becomes of a status."""
+    names = (str(status), f"{status // 100}xx")
+    for statuses in (options.statuses, STATUSES):
+        for name in names:
+            if name in statuses:
+                return statuses[name]
+    return Store("release")
+
+
+def kept_headers(options: Options, headers: Headers) -> Dict[str, Any]:
+    """The headers that are stored: a text, or a list where one came more than once. Never Set-Cookie."""
+    kept: Dict[str, Any] = {}
+    for name, value in headers:
+        low = name.lower()
+        if low == "set-cookie" or not any(
+                low == one.lower() or (one.endswith("*") and low.startswith(one[:-1].lower()))
+                for one in options.stored_headers):
+            continue
+        before = kept.get(name)
+        kept[name] = value if before is None else [*(before if isinstance(before, list) else [before]), value]
+    return kept
+
+
+def stored_reply(result: Result) -> Reply:
+    """A stored end as an answer."""
+    headers: Headers = []
+    for name, value in (result.headers or {}).items():
+        headers.extend((name, str(one)) for one in (value if isinstance(value, list) else [value]))
+    body = result.body
+    if body is None:
+        body = b"" if result.payload is None else json.dumps(result.payload).encode()
+        if body and not any(name.lower() == "content-type" for name, _ in headers):
+            headers.append(("Content-Type", "application/json"))
+    if result.retry_after is not None:
+        headers.append(("Retry-After", whole_seconds(result.retry_after)))
+    if result.replayed:
+        headers.append(("Idempotency-Replayed", "true"))
+    default = 200 if result.outcome == COMPLETED else 422
+    return Reply(result.code or default, headers, body)

@@ -1,0 +1,114 @@
+"""Django middleware: the view and the ORM work in the transaction that stores the answer.
+
+Settings: ``IDEMPOTENCY = {"principal": …}`` takes the names of ``Options``, ``using`` (the alias of a database), and
+``client`` (arguments of Idempotency). Put the middleware behind the one that knows the user.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional
+
+from django.conf import settings
+from django.http import HttpResponse
+from django.urls import Resolver404, resolve
+
+from ..client import Idempotency
+from ..django import DjangoSource
+from .core import Admitted, Core, Exchange, Headers, Options, Reply, Request
+from .problem import ResponseTooLarge
+from .serve import serve
+
+
+class IdempotencyMiddleware:
+    """``MIDDLEWARE = [..., "pg_idempotency.http.django.IdempotencyMiddleware"]``
+
+    A view finds its operation in ``request.idempotency`` and in ``current()``.
+    """
+
+    def __init__(self, get_response: Callable[[Any], Any]) -> None:
+        given = dict(getattr(settings, "IDEMPOTENCY", {}))
+        source = DjangoSource(given.pop("using", "default"))
+        self.idempotency = Idempotency(source, **given.pop("client", {}))
+        if given.get("timeout") is not None:
+            raise ValueError("a blocking view cannot be given a timeout; use that of the server's workers")
+        self.core = Core(Options(**given))
+        self.get_response = get_response
+
+    def __call__(self, request: Any) -> Any:
+        route = route_template(request)
+        if route is None or not self.core.covers(request.method, route):
+            return self.get_response(request)
+        options = self.core.options_of(route)
+        body = read_body(request, options.max_request)
+        admitted = self.core.too_large(options) if body is None else self.core.admit(request_of(request, route, body))
+        if admitted is None:
+            return self.get_response(request)
+        reply = admitted if isinstance(admitted, Reply) else self.run(request, admitted)
+        return http_response(reply)
+
+    def run(self, request: Any, admitted: Admitted) -> Reply:
+        """Runs the view inside of a transaction or a lease."""
+        def handler(exchange: Exchange) -> Reply:
+            request.idempotency = exchange
+            request.idempotency_error = None
+            reply = capture(self.get_response(request), admitted.options.max_response)
+            # Django turns errors into an answer 500; what happened decides whether to repeat.
+            if reply.status >= 500 and request.idempotency_error is not None:
+                raise request.idempotency_error
+            return reply
+
+        return serve(self.idempotency, self.core, admitted, handler)
+
+    def process_exception(self, request: Any, error: Exception) -> None:
+        """Remembers the error of a view; Django goes on as always."""
+        request.idempotency_error = error
+
+
+def route_template(request: Any) -> Optional[str]:
+    """The route of Django's resolver, or None."""
+    try:
+        return "/" + str(resolve(request.path_info).route)
+    except Resolver404:
+        return None
+
+
+def read_body(request: Any, limit: int) -> Optional[bytes]:
+    """The whole body, which Django keeps for the view; None where it is over a limit."""
+    from django.core.exceptions import RequestDataTooBig
+    try:
+        if int(request.META.get("CONTENT_LENGTH") or 0) > limit:
+            return None
+        return bytes(request.body)
+    except (RequestDataTooBig, ValueError):
+        return None
+
+
+def request_of(request: Any, route: str, body: bytes) -> Request:
+    """The request as the core sees it."""
+    return Request(request.method, request.get_full_path(), route, list(request.headers.items()), body, request)
+
+
+def capture(response: Any, limit: int) -> Reply:
+    """A response as a whole. Raises ResponseTooLarge as soon as it is over the limit."""
+    parts = []
+    size = 0
+    for part in response.streaming_content if response.streaming else [response.content]:
+        parts.append(bytes(part))
+        size += len(parts[-1])
+        if size > limit:
+            raise ResponseTooLarge()
+    headers: Headers = [(name, str(value)) for name, value in response.items()]
+    headers.extend(("Set-Cookie", morsel.OutputString()) for morsel in response.cookies.values())
+    return Reply(response.status_code, headers, b"".join(parts))
+
+
+def http_response(reply: Reply) -> Any:
+    """An answer as Django's response."""
+    response = HttpResponse(reply.body, status=reply.status)
+    del response["Content-Type"]
+    for name, value in reply.headers:
+        if name.lower() == "set-cookie":
+            response.cookies.load(value)
+        else:
+            response[name] = value
+    return response

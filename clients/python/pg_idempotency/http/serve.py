@@ -1,0 +1,96 @@
+"""Runs a handler inside of a transaction or a lease, and always gives an answer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Awaitable, Callable, Dict, Optional
+
+from ..client import AsyncIdempotency, Idempotency
+from ..model import Duration, Operation, seconds
+from .core import Admitted, Core, Exchange, Reply, Served, active
+from .problem import HandlerTimeout
+
+Handler = Callable[[Exchange], Reply]
+AsyncHandler = Callable[[Exchange], Awaitable[Reply]]
+
+
+def arguments(admitted: Admitted) -> Dict[str, Any]:
+    """The arguments that both styles of a route have."""
+    options = admitted.options
+    named: Dict[str, Any] = dict(scope=admitted.scope, wait=admitted.wait, max_attempts=options.max_attempts)
+    if options.lease is not None:
+        named.update(lease=options.lease, reconcile=options.reconcile)
+    return named
+
+
+def serve(idem: Idempotency, core: Core, admitted: Admitted, handler: Handler) -> Reply:
+    """Runs a blocking handler. Raises nothing that is an Exception."""
+    served = Served(core, admitted)
+
+    def handle(exchange: Exchange) -> Any:
+        token = active.set(exchange)
+        try:
+            return served.outcome(exchange, handler(exchange))
+        finally:
+            active.reset(token)
+
+    def in_transaction(tx: Any, operation: Operation) -> Any:
+        return handle(Exchange(tx, operation))
+
+    def in_lease(operation: Operation, signal: Any) -> Any:
+        return handle(Exchange(None, operation, signal))
+
+    try:
+        if admitted.options.lease is not None:
+            return served.answer(idem.lease(admitted.key, admitted.request, in_lease, **arguments(admitted)))
+        return served.answer(idem.transaction(
+            admitted.key, admitted.request, in_transaction, **arguments(admitted)))
+    except Exception as error:
+        return served.refusal(error)
+
+
+async def within(limit: Optional[Duration], reply: Awaitable[Reply]) -> Reply:
+    """The reply, if it comes in so many seconds. Raises HandlerTimeout; the handler is cancelled then, and its
+    clean-up waited for, as when we are cancelled ourselves: it must not go on with a connection that is not its own.
+    """
+    task = asyncio.ensure_future(reply)
+    done = False
+    try:
+        await asyncio.wait([task], timeout=None if limit is None else seconds(limit))
+        done = task.done()
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+    if not done:
+        raise HandlerTimeout()
+    return task.result()
+
+
+async def serve_async(idem: AsyncIdempotency, core: Core, admitted: Admitted, handler: AsyncHandler) -> Reply:
+    """The same for asyncio."""
+    served = Served(core, admitted)
+    limit = admitted.options.timeout
+
+    async def handle(exchange: Exchange) -> Any:
+        token = active.set(exchange)
+        try:
+            reply = await within(limit, handler(exchange))
+        finally:
+            active.reset(token)
+        return served.outcome(exchange, reply)
+
+    async def in_transaction(tx: Any, operation: Operation) -> Any:
+        return await handle(Exchange(tx, operation))
+
+    async def in_lease(operation: Operation, signal: Any) -> Any:
+        return await handle(Exchange(None, operation, signal))
+
+    try:
+        if admitted.options.lease is not None:
+            return served.answer(await idem.lease(
+                admitted.key, admitted.request, in_lease, **arguments(admitted)))
+        return served.answer(await idem.transaction(
+            admitted.key, admitted.request, in_transaction, **arguments(admitted)))
+    except Exception as error:
+        return served.refusal(error)

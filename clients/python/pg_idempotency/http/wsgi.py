@@ -1,0 +1,158 @@
+"""WSGI middleware, and its use by Flask.
+
+The answer is sent after COMMIT: nothing is said before it is true.
+"""
+
+from __future__ import annotations
+
+import io
+from http import HTTPStatus
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
+
+from ..client import Idempotency
+from .core import Admitted, Core, Exchange, Headers, Options, Reply, Request
+from .problem import ResponseTooLarge
+from .serve import serve
+
+Environ = Dict[str, Any]
+ERROR = "pg_idempotency.error"
+
+
+class IdempotencyMiddleware:
+    """``application = IdempotencyMiddleware(application, idempotency, route=…, principal=…)``
+
+    ``idempotency``: an Idempotency. ``route(environ)``: the template of a request's route, or None for one that
+    is not covered; by default the path. The other arguments are those of ``Options``.
+    A handler finds its connection in ``current().tx``.
+    """
+
+    def __init__(self, app: Callable[..., Iterable[bytes]], idempotency: Idempotency,
+                 route: Optional[Callable[[Environ], Optional[str]]] = None, **options: Any) -> None:
+        if options.get("timeout") is not None:
+            raise ValueError("a blocking handler cannot be given a timeout; use that of the server's workers")
+        self.app = app
+        self.idempotency = idempotency
+        self.route = route or (lambda environ: str(environ.get("PATH_INFO", "/")))
+        self.core = Core(Options(**options))
+
+    def __call__(self, environ: Environ, start_response: Callable[..., Any]) -> Iterable[bytes]:
+        route = self.route(environ)
+        if route is None or not self.core.covers(environ["REQUEST_METHOD"], route):
+            return self.app(environ, start_response)
+        body = read_body(environ, self.core.options_of(route).max_request)
+        admitted = self.core.admit(request_of(environ, route, body))
+        if admitted is None:
+            return self.app(with_body(environ, body), start_response)
+        if isinstance(admitted, Reply):
+            return send_reply(start_response, admitted)
+        return send_reply(start_response, self.run(environ, admitted, body))
+
+    def run(self, environ: Environ, admitted: Admitted, body: bytes) -> Reply:
+        """Runs the application inside of a transaction or a lease."""
+        def handler(exchange: Exchange) -> Reply:
+            own = with_body(environ, body)
+            own["idempotency"] = exchange
+            reply = capture(self.app, own, admitted.options.max_response)
+            # Frameworks turn errors into an answer 500; what happened decides whether to repeat.
+            if reply.status >= 500 and isinstance(own.get(ERROR), Exception):
+                raise own[ERROR]
+            return reply
+
+        return serve(self.idempotency, self.core, admitted, handler)
+
+
+class FlaskIdempotency(IdempotencyMiddleware):
+    """``FlaskIdempotency(app, idempotency, principal=…)`` covers the routes of a Flask application.
+
+    The route's template comes from ``app.url_map``, and errors of a view are known before Flask makes them a 500.
+    """
+
+    def __init__(self, app: Any, idempotency: Idempotency, **options: Any) -> None:
+        super().__init__(app.wsgi_app, idempotency, self.rule, **options)
+        self.flask = app
+        self.handle = app.handle_user_exception
+        app.handle_user_exception = self.remember
+        app.wsgi_app = self
+
+    def rule(self, environ: Environ) -> Optional[str]:
+        """The rule that takes this request, or None."""
+        from werkzeug.exceptions import HTTPException
+        try:
+            rule, _ = self.flask.url_map.bind_to_environ(environ).match(return_rule=True)
+        except HTTPException:
+            return None
+        return str(rule.rule)
+
+    def remember(self, error: Exception) -> Any:
+        """Flask's handling of an error, which is remembered."""
+        from flask import request
+        request.environ[ERROR] = error
+        return self.handle(error)
+
+
+def request_of(environ: Environ, route: str, body: bytes) -> Request:
+    """The request as the core sees it."""
+    headers: Headers = [(name[5:].replace("_", "-"), value)
+                        for name, value in environ.items() if name.startswith("HTTP_")]
+    if environ.get("CONTENT_TYPE"):
+        headers.append(("Content-Type", environ["CONTENT_TYPE"]))
+    query = environ.get("QUERY_STRING", "")
+    target = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "") + ("?" + query if query else "")
+    return Request(environ["REQUEST_METHOD"], target, route, headers, body, environ)
+
+
+def read_body(environ: Environ, limit: int) -> bytes:
+    """The whole body, or a byte more than the limit."""
+    stream = environ["wsgi.input"]
+    length = environ.get("CONTENT_LENGTH")
+    if length:
+        return bytes(stream.read(min(int(length), limit + 1)))
+    # Without a length only a server that says so ends the stream by itself.
+    return bytes(stream.read(limit + 1)) if environ.get("wsgi.input_terminated") else b""
+
+
+def with_body(environ: Environ, body: bytes) -> Environ:
+    """A copy of the environ whose body can be read again."""
+    own = dict(environ)
+    own["wsgi.input"] = io.BytesIO(body)
+    own["CONTENT_LENGTH"] = str(len(body))
+    return own
+
+
+def capture(app: Callable[..., Iterable[bytes]], environ: Environ, limit: int) -> Reply:
+    """What the application answers, as a whole. Raises ResponseTooLarge as soon as it is over the limit."""
+    started: List[Tuple[str, Headers]] = []
+    parts: List[bytes] = []
+
+    def start_response(status: str, headers: Headers, error: Any = None) -> Callable[[bytes], None]:
+        started.append((status, headers))
+        return parts.append
+
+    answer = app(environ, start_response)
+    size = 0
+    try:
+        for part in answer:
+            parts.append(part)
+            size += len(part)
+            if size > limit:
+                raise ResponseTooLarge()
+    finally:
+        close = getattr(answer, "close", None)
+        if close is not None:
+            close()
+    status, headers = started[-1]
+    return Reply(int(status.split(" ", 1)[0]), list(headers), b"".join(parts))
+
+
+def phrase(status: int) -> str:
+    """The reason of a status, also of one that nobody has registered."""
+    return HTTPStatus(status).phrase if status in set(HTTPStatus) else "Unknown"
+
+
+def send_reply(start_response: Callable[..., Any], reply: Reply) -> Iterable[bytes]:
+    """Sends an answer."""
+    headers = list(reply.headers)
+    if not any(name.lower() == "content-length" for name, _ in headers) and reply.status != 204:
+        headers.append(("Content-Length", str(len(reply.body))))
+    start_response(f"{reply.status} {phrase(reply.status)}", headers)
+    return [reply.body]

@@ -1,0 +1,169 @@
+"""What goes in and what comes out: operations, responses, results. No I/O."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Callable, Mapping, Optional, Sequence, Union
+
+Duration = Union[float, int, timedelta]
+
+ACQUIRED = "ACQUIRED"
+COMPLETED = "COMPLETED"
+FAILED = "FAILED"
+IN_PROGRESS = "IN_PROGRESS"
+MISMATCH = "MISMATCH"
+
+
+@dataclass(frozen=True)
+class Json:
+    """A request that is JSON text already. It reaches the database as it is, numbers in full precision."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation as the database answered a begin. Durations are seconds.
+
+    ``taken_over``: an earlier leased attempt ran out without an end, so its outside effects are unknown.
+    ``fence``: the fencing token of a leased attempt, None without a lease.
+    """
+
+    outcome: str
+    scope: str
+    key: str
+    attempt: Optional[int]
+    taken_over: bool = False
+    replayed: bool = False
+    fence: Optional[int] = None
+    retry_after: Optional[float] = None
+    code: Optional[int] = None
+    headers: Optional[Mapping[str, Any]] = None
+    payload: Any = None
+    body: Optional[bytes] = None
+
+
+@dataclass(frozen=True)
+class Response:
+    """What work gives back, where a plain JSON value does not do.
+
+    ``code``: status code. ``headers``: a mapping of JSON values. ``payload``: a JSON value; None is SQL NULL.
+    ``body``: bytes that are replayed as they are. ``retention``: seconds to keep the record, None: the default.
+    """
+
+    code: Optional[int] = None
+    headers: Optional[Mapping[str, Any]] = None
+    payload: Any = None
+    body: Optional[bytes] = None
+    retention: Optional[Duration] = None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What leased work gives back when it has writes to commit together with the end.
+
+    ``response``: a Response or a JSON value. ``writes``: called with the transaction's connection.
+    """
+
+    response: Any
+    writes: Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Done:
+    """Answer of ``reconcile``: the earlier attempt took effect, and this is its response."""
+
+    response: Any = None
+
+
+NOT_DONE = "not done"   # answer of reconcile: the earlier attempt had no effect, run the work
+UNKNOWN = "unknown"     # answer of reconcile: nobody can tell
+
+
+@dataclass(frozen=True)
+class Result:
+    """The end of a call. ``outcome`` is COMPLETED, FAILED or IN_PROGRESS; ``retry_after`` is in seconds.
+
+    ``replayed``: the answer came from the store, and this call did not run the work to its end.
+    ``taken_over``: this call ran after an earlier leased attempt that has no end.
+    """
+
+    outcome: str
+    code: Optional[int] = None
+    headers: Optional[Mapping[str, Any]] = None
+    payload: Any = None
+    body: Optional[bytes] = None
+    replayed: bool = False
+    attempt: Optional[int] = None
+    retry_after: Optional[float] = None
+    taken_over: bool = False
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call's key, request and options, with the package's defaults filled in. Durations are seconds."""
+
+    key: str
+    request: Optional[str]
+    scope: str
+    request_hash: Optional[bytes] = None
+    wait: float = 0.0
+    max_attempts: Optional[int] = None
+    retention: Optional[float] = None
+    isolation: Optional[str] = None
+    lease: Optional[float] = None
+    reconcile: Optional[Callable[[Operation], Any]] = field(default=None, compare=False)
+
+
+def seconds(duration: Duration) -> float:
+    """A duration as seconds."""
+    return duration.total_seconds() if isinstance(duration, timedelta) else float(duration)
+
+
+def maybe_seconds(duration: Optional[Duration]) -> Optional[float]:
+    """A duration as seconds; None stays None."""
+    return None if duration is None else seconds(duration)
+
+
+def to_json(value: Any) -> Optional[str]:
+    """JSON text of a value; None is SQL NULL. Raises TypeError or ValueError for what JSON does not have."""
+    if value is None:
+        return None
+    if isinstance(value, Json):
+        return value.text
+    return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+
+
+def as_response(value: Any) -> Response:
+    """What work gave back, as a Response."""
+    return value if isinstance(value, Response) else Response(payload=value)
+
+
+def operation_from_row(row: Sequence[Any]) -> Operation:
+    """A row of ``sql.COLUMNS`` as an Operation."""
+    (outcome, scope, key, attempt, taken_over, replayed, fence, retry_after,
+     code, headers, payload, body) = row
+    return Operation(
+        outcome=outcome, scope=scope, key=key, attempt=attempt, taken_over=bool(taken_over),
+        replayed=bool(replayed), fence=fence, retry_after=retry_after, code=code,
+        headers=None if headers is None else json.loads(headers),
+        payload=None if payload is None else json.loads(payload),
+        body=None if body is None else bytes.fromhex(body))
+
+
+def stored_result(operation: Operation) -> Result:
+    """The result of a call that did not acquire the operation."""
+    return Result(
+        outcome=operation.outcome, code=operation.code, headers=operation.headers,
+        payload=operation.payload, body=operation.body,
+        replayed=operation.outcome in (COMPLETED, FAILED),
+        attempt=operation.attempt, retry_after=operation.retry_after)
+
+
+def own_result(operation: Operation, response: Response) -> Result:
+    """The result of a call that completed the operation itself."""
+    return Result(
+        outcome=COMPLETED, code=response.code, headers=response.headers, payload=response.payload,
+        body=response.body, attempt=operation.attempt, taken_over=operation.taken_over)

@@ -1,0 +1,268 @@
+"""Connections of psycopg 3, from a pool or made anew, sync and async.
+
+The package sends BEGIN itself, so the connection is in autocommit mode meanwhile:
+otherwise psycopg would add a BEGIN with a round trip of its own. Both settings
+that are changed are kept by psycopg, not by the server, and are put back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import Any, AsyncContextManager, Callable, ContextManager, List, Optional, Sequence
+
+import psycopg
+from psycopg import Pipeline
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
+
+from .sql import BEGIN, Statement
+from .steps import Answer
+
+
+def execute(connection: Any, statement: Statement) -> Any:
+    """One statement by a cursor that neither the pool's nor the user's settings change."""
+    return psycopg.Cursor(connection, row_factory=tuple_row).execute(statement[0], statement[1], prepare=False)
+
+
+async def execute_async(connection: Any, statement: Statement) -> Any:
+    """The same for asyncio."""
+    cursor = psycopg.AsyncCursor(connection, row_factory=tuple_row)
+    return await cursor.execute(statement[0], statement[1], prepare=False)
+
+
+def answer(cursor: Any) -> Answer:
+    """Tag and rows of a cursor whose statement has ended."""
+    return Answer(cursor.statusmessage or "", cursor.fetchall() if cursor.description else [])
+
+
+async def answer_async(cursor: Any) -> Answer:
+    """The same for asyncio."""
+    return Answer(cursor.statusmessage or "", await cursor.fetchall() if cursor.description else [])
+
+
+def unmask(error: psycopg.Error) -> BaseException:
+    """The error that aborted a pipeline, where psycopg shows the abort in its place."""
+    found: Optional[BaseException] = error
+    while isinstance(found, psycopg.errors.PipelineAborted):
+        found = found.__context__
+    return error if found is None else found
+
+
+def with_isolation(connection: Any, statement: Statement) -> Statement:
+    """A plain BEGIN gets the isolation level that the connection has in psycopg."""
+    level = connection.isolation_level
+    if statement[0] != BEGIN or level is None:
+        return statement
+    return f"{BEGIN} ISOLATION LEVEL {level.name.replace('_', ' ')}", ()
+
+
+def is_lost(connection: Any) -> bool:
+    """Whether the connection ended without having been closed by its user."""
+    return bool(connection.broken)
+
+
+class PsycopgSession:
+    """A connection that one call has for itself."""
+
+    def __init__(self, manager: ContextManager[Any], prepare: bool) -> None:
+        self.manager = manager
+        self.handle = manager.__enter__()
+        try:
+            self.autocommit, self.threshold = self.handle.autocommit, self.handle.prepare_threshold
+            self.handle.autocommit = True
+            if not prepare:
+                self.handle.prepare_threshold = None
+        except BaseException as error:
+            manager.__exit__(type(error), error, error.__traceback__)
+            raise
+
+    def trip(self, statements: Sequence[Statement]) -> List[Answer]:
+        """Runs the statements in one round trip."""
+        statements = [with_isolation(self.handle, one) for one in statements]
+        if len(statements) == 1 or not Pipeline.is_supported():
+            return [answer(self.execute(one)) for one in statements]
+        try:
+            with self.handle.pipeline():
+                cursors = [self.execute(one) for one in statements]
+        except psycopg.Error as error:
+            raise unmask(error)
+        return [answer(cursor) for cursor in cursors]
+
+    def execute(self, statement: Statement) -> Any:
+        """Starts one statement."""
+        return execute(self.handle, statement)
+
+    def close(self) -> None:
+        """Gives the connection back as it came."""
+        if not self.handle.closed:
+            self.handle.autocommit = self.autocommit
+            self.handle.prepare_threshold = self.threshold
+        self.manager.__exit__(None, None, None)
+
+    def abandon(self, error: BaseException) -> bool:
+        """Rolls back and gives the connection back. Gives whether it was lost; raises nothing."""
+        lost = is_lost(self.handle)
+        try:
+            status = self.handle.info.transaction_status
+            if status == TransactionStatus.ACTIVE:
+                self.handle.cancel()
+                self.handle.close()
+            elif status != TransactionStatus.IDLE and not lost:
+                self.execute(("ROLLBACK", ()))
+        except psycopg.Error:
+            self.handle.close()
+            lost = True
+        try:
+            self.close()
+        except psycopg.Error:
+            lost = True
+        return lost
+
+
+class PsycopgSource:
+    """Connections of a pool: an object whose ``connection()`` is a context manager."""
+
+    def __init__(self, pool: Any, prepare: bool = False) -> None:
+        self.pool = pool
+        self.prepare = prepare
+
+    def open(self) -> PsycopgSession:
+        return PsycopgSession(self.pool.connection(), self.prepare)
+
+    def recover(self) -> None:
+        """After a restart of the server all idle connections are dead: let the pool look at them."""
+        check = getattr(self.pool, "check", None)
+        if check is not None:
+            check()
+
+    def fetch(self, tx: Any, statement: Statement) -> Answer:
+        """One statement in a transaction of the user."""
+        return answer(execute(tx, statement))
+
+
+class Connecting:
+    """A pool that is none: a connection for each call, by a function that makes one."""
+
+    def __init__(self, connect: Callable[[], Any]) -> None:
+        self.connect = connect
+
+    def connection(self) -> Any:
+        connection = self.connect()
+        return AwaitedConnection(connection) if inspect.isawaitable(connection) else ClosingConnection(connection)
+
+
+class ClosingConnection:
+    """Closes the connection at the end."""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+
+    def __enter__(self) -> Any:
+        return self.connection
+
+    def __exit__(self, *error: Any) -> None:
+        self.connection.close()
+
+
+class AwaitedConnection:
+    """The same for asyncio."""
+
+    def __init__(self, pending: Any) -> None:
+        self.pending = pending
+        self.connection: Any = None
+
+    async def __aenter__(self) -> Any:
+        self.connection = await self.pending
+        return self.connection
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self.connection.close()
+
+
+class AsyncPsycopgSession:
+    """A connection that one call has for itself."""
+
+    def __init__(self, manager: AsyncContextManager[Any], prepare: bool) -> None:
+        self.manager = manager
+        self.prepare = prepare
+        self.handle: Any = None
+        self.autocommit = False
+        self.threshold: Optional[int] = None
+
+    async def open(self) -> "AsyncPsycopgSession":
+        """Takes the connection."""
+        self.handle = await self.manager.__aenter__()
+        try:
+            self.autocommit, self.threshold = self.handle.autocommit, self.handle.prepare_threshold
+            await self.handle.set_autocommit(True)
+            if not self.prepare:
+                self.handle.prepare_threshold = None
+        except BaseException as error:
+            await self.manager.__aexit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    async def trip(self, statements: Sequence[Statement]) -> List[Answer]:
+        """Runs the statements in one round trip."""
+        statements = [with_isolation(self.handle, one) for one in statements]
+        if len(statements) == 1 or not Pipeline.is_supported():
+            return [await answer_async(await self.execute(one)) for one in statements]
+        try:
+            async with self.handle.pipeline():
+                cursors = [await self.execute(one) for one in statements]
+        except psycopg.Error as error:
+            raise unmask(error)
+        return [await answer_async(cursor) for cursor in cursors]
+
+    async def execute(self, statement: Statement) -> Any:
+        """Starts one statement."""
+        return await execute_async(self.handle, statement)
+
+    async def close(self) -> None:
+        """Gives the connection back as it came."""
+        if not self.handle.closed:
+            await self.handle.set_autocommit(self.autocommit)
+            self.handle.prepare_threshold = self.threshold
+        await self.manager.__aexit__(None, None, None)
+
+    async def abandon(self, error: BaseException) -> bool:
+        """Rolls back and gives the connection back. Gives whether it was lost; raises nothing of the driver."""
+        lost = is_lost(self.handle)
+        try:
+            status = self.handle.info.transaction_status
+            if status == TransactionStatus.ACTIVE:
+                # cancel() opens a connection and blocks, so it is not for the loop's thread
+                await asyncio.get_running_loop().run_in_executor(None, self.handle.cancel)
+                await self.handle.close()
+            elif status != TransactionStatus.IDLE and not lost:
+                await self.execute(("ROLLBACK", ()))
+        except psycopg.Error:
+            await self.handle.close()
+            lost = True
+        try:
+            await self.close()
+        except psycopg.Error:
+            lost = True
+        return lost
+
+
+class AsyncPsycopgSource:
+    """Connections of an async pool: an object whose ``connection()`` is an async context manager."""
+
+    def __init__(self, pool: Any, prepare: bool = False) -> None:
+        self.pool = pool
+        self.prepare = prepare
+
+    async def open(self) -> AsyncPsycopgSession:
+        return await AsyncPsycopgSession(self.pool.connection(), self.prepare).open()
+
+    async def recover(self) -> None:
+        """After a restart of the server all idle connections are dead: let the pool look at them."""
+        check = getattr(self.pool, "check", None)
+        if check is not None:
+            await check()
+
+    async def fetch(self, tx: Any, statement: Statement) -> Answer:
+        """One statement in a transaction of the user."""
+        return await answer_async(await execute_async(tx, statement))

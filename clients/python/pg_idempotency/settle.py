@@ -1,0 +1,51 @@
+"""What a consumer tells its broker about a message: done, again later, or put aside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Union
+
+from .errors import BadArgument, Forbidden, KeyReused, NotDone, TooLarge, Unknown
+from .model import COMPLETED, IN_PROGRESS, Result
+
+ACK = "ack"
+AGAIN = "again"
+DEAD_LETTER = "dead letter"
+FINAL = (KeyReused, BadArgument, Forbidden, TooLarge)
+
+
+@dataclass(frozen=True)
+class Settlement:
+    """``action`` is ACK, AGAIN or DEAD_LETTER; ``after``: seconds, for AGAIN. ``reason`` has no payload."""
+
+    action: str
+    after: float = 0.0
+    reason: str = ""
+
+
+def settle(outcome: Union[Result, BaseException], redelivered: bool = True) -> Settlement:
+    """What to do with the message of an operation that gave a Result, or raised an error.
+
+    ``redelivered``: whether the broker may have delivered this very message before. A failure that is replayed to
+    a message that was never delivered is a duplicate's: the first one is the dead letter, and this one is done.
+    """
+    if isinstance(outcome, Result):
+        return settle_result(outcome, redelivered)
+    if isinstance(outcome, FINAL):
+        return Settlement(DEAD_LETTER, reason=str(outcome))
+    if isinstance(outcome, (NotDone, Unknown)) and outcome.retry_after is not None:
+        return Settlement(AGAIN, outcome.retry_after, type(outcome).__name__)
+    return Settlement(AGAIN, 1.0, type(outcome).__name__)
+
+
+def settle_result(result: Result, redelivered: bool) -> Settlement:
+    """What to do after a Result."""
+    if result.outcome == COMPLETED:
+        return Settlement(ACK)
+    if result.outcome == IN_PROGRESS:
+        return Settlement(AGAIN, 1.0 if result.retry_after is None else result.retry_after, "in progress")
+    if result.retry_after is not None:
+        return Settlement(AGAIN, result.retry_after, "failed for now")
+    if result.replayed and not redelivered:
+        return Settlement(ACK, reason="a duplicate of a dead letter")
+    return Settlement(DEAD_LETTER, reason=f"failed with {result.code}")

@@ -1,0 +1,130 @@
+"""The text of every SQL statement, for any driver.
+
+Arguments are text, numbers and NULL, with a cast in the SQL, and columns are cast
+to text where drivers differ. So neither the driver's adapters nor a user's
+settings of them matter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, List, Optional, Sequence, Tuple
+
+from .errors import Declined
+from .model import Call, Operation, Response, maybe_seconds, to_json
+
+Statement = Tuple[str, Tuple[Any, ...]]
+
+BEGIN = "BEGIN"
+COMMIT = "COMMIT"
+SAVEPOINT = "SAVEPOINT idem_work"
+ROLLBACK_TO = "ROLLBACK TO SAVEPOINT idem_work"
+
+COLUMNS = ("outcome::text, scope, idempotency_key, attempt, taken_over, replayed, fence,"
+           " extract(epoch FROM retry_after)::float8, response_code, response_headers::text,"
+           " response_payload::text, encode(response_body, 'hex')")
+
+
+def plain(text: str) -> Statement:
+    """A statement without arguments."""
+    return text, ()
+
+
+def begin_block(isolation: Optional[str]) -> Statement:
+    """BEGIN, with an isolation level where one is asked for."""
+    if isolation is None:
+        return plain(BEGIN)
+    level = isolation.upper().replace("_", " ")
+    if level not in ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"):
+        raise ValueError(f"no such isolation level: {isolation}")
+    return plain(f"{BEGIN} ISOLATION LEVEL {level}")
+
+
+def interval(duration: Optional[float]) -> Optional[str]:
+    """Seconds as PostgreSQL reads an interval."""
+    return None if duration is None else f"{duration:.6f} seconds"
+
+
+def hexadecimal(data: Optional[bytes]) -> Optional[str]:
+    """Bytes as PostgreSQL reads a bytea."""
+    return None if data is None else "\\x" + bytes(data).hex()
+
+
+def array(values: Optional[Sequence[Optional[str]]]) -> Optional[str]:
+    """Texts as PostgreSQL reads a text[]."""
+    if values is None:
+        return None
+    return "{" + ",".join("NULL" if value is None else
+                          '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"' for value in values) + "}"
+
+
+@dataclass(frozen=True)
+class Functions:
+    """The extension's functions, found in ``schema``, or by the search_path where it is None."""
+
+    schema: Optional[str] = None
+
+    def name(self, function: str) -> str:
+        """The function's name with its schema. A quote is doubled, and so is % for the driver."""
+        if self.schema is None:
+            return function
+        quoted = self.schema.replace('"', '""').replace("%", "%%")
+        return f'"{quoted}".{function}'
+
+    def begin(self, call: Call) -> Statement:
+        """idem_begin: one row of COLUMNS."""
+        return (f"SELECT {COLUMNS} FROM {self.name('idem_begin')}(%s::text, %s::jsonb, %s::text, %s::bytea,"
+                " %s::interval, %s::interval, %s::int)",
+                (call.key, call.request, call.scope, hexadecimal(call.request_hash),
+                 interval(call.lease), interval(call.wait), call.max_attempts))
+
+    def lookup(self, call: Call) -> Statement:
+        """idem_lookup: one row of COLUMNS, all NULL where there is no record."""
+        return f"SELECT {COLUMNS} FROM {self.name('idem_lookup')}(%s::text, %s::text)", (call.key, call.scope)
+
+    def complete(self, call: Call, operation: Operation, response: Response) -> Statement:
+        """idem_complete."""
+        retention = maybe_seconds(response.retention)
+        return (f"SELECT {self.name('idem_complete')}(%s::text, %s::jsonb, %s::text, %s::int, %s::jsonb, %s::bytea,"
+                " %s::bigint, %s::interval)",
+                (call.key, to_json(response.payload), call.scope, response.code,
+                 to_json(None if response.headers is None else dict(response.headers)), hexadecimal(response.body),
+                 operation.fence, interval(call.retention if retention is None else retention)))
+
+    def fail(self, call: Call, operation: Operation, declined: Declined) -> Statement:
+        """idem_fail; retryable where the failure says when."""
+        retention = maybe_seconds(declined.retention)
+        return (f"SELECT {self.name('idem_fail')}(%s::text, %s::jsonb, %s::text, %s::int, %s::jsonb, %s::bytea,"
+                " %s::bigint, %s::boolean, %s::interval, %s::interval)",
+                (call.key, to_json(declined.payload), call.scope, declined.code,
+                 to_json(None if declined.headers is None else dict(declined.headers)), hexadecimal(declined.body),
+                 operation.fence, declined.retry_after is not None, interval(declined.retry_after),
+                 interval(call.retention if retention is None else retention)))
+
+    def extend(self, call: Call, operation: Operation) -> Statement:
+        """idem_extend by the lease of the call."""
+        return (f"SELECT {self.name('idem_extend')}(%s::text, %s::interval, %s::text, %s::bigint)",
+                (call.key, interval(call.lease), call.scope, operation.fence))
+
+    def release(self, call: Call, operation: Operation) -> Statement:
+        """idem_release by fence."""
+        return (f"SELECT {self.name('idem_release')}(%s::text, %s::text, %s::bigint)",
+                (call.key, call.scope, operation.fence))
+
+    def begin_many(self, keys: Sequence[str], requests: Optional[Sequence[Any]], scope: str,
+                   hashes: Optional[Sequence[Optional[bytes]]], max_attempts: Optional[int]) -> Statement:
+        """idem_begin_batch: a row of COLUMNS for each key, in order."""
+        return (f"SELECT {COLUMNS} FROM {self.name('idem_begin_batch')}(%s::text[], %s::jsonb[], %s::text,"
+                " %s::bytea[], %s::int)",
+                (array(list(keys)), array(json_texts(requests)), scope,
+                 array(None if hashes is None else [hexadecimal(one) for one in hashes]), max_attempts))
+
+    def complete_many(self, keys: Sequence[str], responses: Optional[Sequence[Any]], scope: str) -> Statement:
+        """idem_complete_batch: how many it ended."""
+        return (f"SELECT {self.name('idem_complete_batch')}(%s::text[], %s::jsonb[], %s::text)",
+                (array(list(keys)), array(json_texts(responses)), scope))
+
+
+def json_texts(values: Optional[Sequence[Any]]) -> Optional[List[Optional[str]]]:
+    """Each value as JSON text."""
+    return None if values is None else [to_json(value) for value in values]

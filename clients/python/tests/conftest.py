@@ -1,0 +1,125 @@
+"""A database for each run, pools, a proxy, and pgbouncer."""
+
+import asyncio
+import itertools
+import os
+import pwd
+import socket
+import subprocess
+import time
+
+import psycopg
+import psycopg_pool
+import pytest
+
+from pg_idempotency import AsyncIdempotency, Idempotency, Retry
+from proxy import Proxy
+
+numbers = itertools.count()
+QUICK = Retry(base=0.001, cap=0.01)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def database():
+    """The extension and a table, in the throw-away server's database."""
+    with psycopg.connect("", autocommit=True) as connection:
+        connection.execute("CREATE EXTENSION IF NOT EXISTS idempotency")
+        connection.execute("CREATE TABLE IF NOT EXISTS effect (name text, value int)")
+        connection.execute("CREATE TABLE IF NOT EXISTS counter (id int PRIMARY KEY, value int NOT NULL)")
+        connection.execute("INSERT INTO counter VALUES (1, 0), (2, 0) ON CONFLICT DO NOTHING")
+
+
+@pytest.fixture
+def key():
+    """A key that nobody has used."""
+    return f"key-{os.getpid()}-{next(numbers)}"
+
+
+@pytest.fixture
+def admin():
+    """A connection to look with."""
+    with psycopg.connect("", autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def effects(admin, key):
+    """How many effects the test's key has had."""
+    def count():
+        return admin.execute("SELECT count(*) FROM effect WHERE name = %s", (key,)).fetchone()[0]
+    return count
+
+
+@pytest.fixture
+def pool():
+    with psycopg_pool.ConnectionPool("", min_size=2, max_size=4, timeout=20) as pool:
+        pool.wait()
+        yield pool
+
+
+@pytest.fixture
+def idem(pool):
+    return Idempotency(pool, retry=QUICK)
+
+
+@pytest.fixture
+def proxy(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("p")
+    proxy = Proxy(directory, os.path.join(os.environ["PGHOST"], ".s.PGSQL.5432"))
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture
+def run():
+    """Runs a coroutine function that is given an AsyncIdempotency, with a pool of its own."""
+    def start(test, conninfo="", size=4, **settings):
+        async def body():
+            async with psycopg_pool.AsyncConnectionPool(conninfo, min_size=1, max_size=size, timeout=20) as pool:
+                return await test(AsyncIdempotency(pool, **{"retry": QUICK, **settings}))
+        return asyncio.run(body())
+    return start
+
+
+@pytest.fixture(scope="session")
+def pgbouncer(tmp_path_factory):
+    """pgbouncer in transaction mode, with two server connections. Gives its conninfo."""
+    directory = tmp_path_factory.mktemp("b")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    user = pwd.getpwuid(os.getuid()).pw_name
+    (directory / "ini").write_text(
+        f"[databases]\n* = host={os.environ['PGHOST']} port={os.environ['PGPORT']} user=postgres\n[pgbouncer]\n"
+        f"listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\npool_mode = transaction\n"
+        f"auth_type = any\ndefault_pool_size = 2\nmax_client_conn = 100\n"
+        f"logfile = {directory}/log\npidfile = {directory}/pid\nadmin_users = {user}\n")
+    with open(directory / "out", "w", encoding="utf-8") as out:
+        process = subprocess.Popen(["/usr/sbin/pgbouncer", str(directory / "ini")], stdout=out, stderr=out)
+    conninfo = f"host=127.0.0.1 port={port} user=postgres dbname=postgres"
+    for _ in range(100):
+        try:
+            psycopg.connect(conninfo).close()
+            break
+        except psycopg.OperationalError:
+            time.sleep(0.1)
+    else:
+        raise RuntimeError((directory / "out").read_text(encoding="utf-8"))
+    yield conninfo
+    process.terminate()
+    process.wait()
+
+
+def insert(name):
+    """Work with one statement."""
+    def work(tx, operation):
+        tx.execute("INSERT INTO effect VALUES (%s, %s)", (name, operation.attempt))
+        return {"name": name}
+    return work
+
+
+def insert_async(name):
+    """The same for asyncio."""
+    async def work(tx, operation):
+        await tx.execute("INSERT INTO effect VALUES (%s, %s)", (name, operation.attempt))
+        return {"name": name}
+    return work

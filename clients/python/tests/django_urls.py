@@ -1,0 +1,30 @@
+"""Views for the tests of Django."""
+
+import json
+
+from django.db import connection
+from django.http import JsonResponse, StreamingHttpResponse
+from django.urls import path
+
+tries = []
+
+
+def flaky(request, number):
+    tries.append(number)
+    with connection.cursor() as cursor:
+        if len(tries) < 3:
+            cursor.execute("DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '40001'; END $$")
+        cursor.execute("INSERT INTO effect VALUES (%s, 1)", [json.loads(request.body)["name"]])
+    response = JsonResponse({"number": number, "attempt": request.idempotency.operation.attempt}, status=201)
+    response.set_cookie("c", "1")
+    return response
+
+
+def stream(request):
+    def endless():
+        while True:
+            yield b"x" * 1000
+    return StreamingHttpResponse(endless())
+
+
+urlpatterns = [path("flaky/<int:number>", flaky), path("stream", stream)]

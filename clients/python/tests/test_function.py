@@ -1,0 +1,172 @@
+"""The decorator, and the caller."""
+
+import asyncio
+import http.server
+import threading
+
+import pytest
+
+from pg_idempotency import (AsyncCaller, Caller, Declined, DictStore, FakeClock, FileStore, GaveUp, KeyReused, Retry,
+                            idempotent)
+from pg_idempotency.caller import Answer, retry_after
+
+
+def test_a_function(idem, key, effects):
+    @idempotent(idem, key=lambda order, amount=1: order)
+    def pay(tx, order, amount=1):
+        """Pays."""
+        if amount > 1000:
+            raise Declined(402)
+        tx.execute("INSERT INTO effect VALUES (%s, %s)", (order, amount))
+        return {"paid": amount}
+    assert [pay(key, 30).replayed, pay(key, amount=30).replayed, effects()] == [False, True, 1]
+    assert pay.__doc__ == "Pays."
+    with pytest.raises(KeyReused):
+        pay(key)
+    assert pay(key + "d", 1001).code == 402
+
+
+def test_functions_have_scopes_of_their_own(idem, key):
+    @idempotent(idem, key=lambda name: name)
+    def one(tx, name):
+        return 1
+
+    @idempotent(idem, key=lambda name: name)
+    def two(tx, name):
+        return 2
+    assert (one(key).payload, two(key).payload) == (1, 2)
+
+
+def test_a_leased_function(idem, key):
+    @idempotent(idem, key=lambda name: name, lease=30, request=lambda name: {"name": name})
+    def charge(operation, signal, name):
+        return {"fence": operation.fence is not None, "signal": signal.is_set()}
+    assert [charge(key).payload, charge(key).replayed] == [{"fence": True, "signal": False}, True]
+
+
+def test_an_async_function(run, key, effects):
+    async def body(idem):
+        @idempotent(idem, key=lambda order: order)
+        async def pay(tx, order):
+            await tx.execute("INSERT INTO effect VALUES (%s, 1)", (order,))
+        return (await pay(key)).replayed, (await pay(key)).replayed
+    assert (run(body), effects()) == ((False, True), 1)
+
+
+class Script:
+    """A fetch that answers from a list; an exception is raised."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+        self.keys = []
+
+    def __call__(self, method, url, headers, body):
+        self.keys.append(headers["Idempotency-Key"])
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return Answer(answer[0], answer[1] if len(answer) > 1 else {}, b"body")
+
+
+def caller(script, **more):
+    clock = FakeClock()
+    return Caller(DictStore(), script, clock=clock, retry=Retry(attempts=5, base=1, cap=8, draw=lambda: 1.0), **more), clock
+
+
+def test_repeats_with_the_same_key():
+    script = Script(OSError("lost"), (409, {"retry-after": "7"}), (503,), (201,))
+    one, clock = caller(script)
+    assert one.call("order-1", "POST", "http://x/").status == 201
+    assert (len(set(script.keys)), clock.slept) == (1, [1, 7, 4])
+
+
+def test_never_repeats_a_422():
+    script = Script((422,), (201,))
+    one, clock = caller(script)
+    assert one.call("order-1", "POST", "http://x/").status == 422
+    assert (len(script.keys), clock.slept) == (1, [])
+
+
+def test_gives_up_and_goes_on_with_the_same_key():
+    script = Script(*[OSError("lost")] * 4, (503, {"retry-after": "100000"}), (200,), (200,))
+    one, clock = caller(script)
+    with pytest.raises(GaveUp) as caught:
+        one.call("order-1", "POST", "http://x/")
+    assert caught.value.answer.status == 503
+    one.call("order-1", "POST", "http://x/")
+    assert len(set(script.keys)) == 1
+    one.forget("order-1")
+    one.call("order-1", "POST", "http://x/")
+    assert len(set(script.keys)) == 2
+
+
+def test_other_errors_are_not_repeated():
+    one, _ = caller(Script(ValueError("a mistake")))
+    with pytest.raises(ValueError):
+        one.call("order-1", "POST", "http://x/")
+
+
+def test_retry_after_has_bounds():
+    one, clock = caller(Script((503, {"retry-after": "100000"}), (200,)), longest_wait=50)
+    one.call("i", "POST", "http://x/")
+    assert clock.slept == [50]
+    assert (retry_after("soon"), retry_after(None), retry_after("Wed, 21 Oct 2015 07:28:00 GMT")) == (0, 0, 0)
+    assert retry_after("Wed, 21 Oct 2065 07:28:00 GMT") > 1e9
+
+
+def test_keys_outlive_the_process(tmp_path):
+    script = Script((200,), (200,))
+    intent = "../an intent / with \n odd characters"
+    for _ in range(2):
+        Caller(FileStore(tmp_path / "keys"), script).call(intent, "POST", "http://x/")
+    assert len(set(script.keys)) == 1
+    assert len(list((tmp_path / "keys").iterdir())) == 1
+
+
+def test_one_intent_has_one_key_whoever_adds_it(tmp_path):
+    keys = []
+
+    def add():
+        keys.append(Caller(FileStore(tmp_path), None).key_of("same"))
+    threads = [threading.Thread(target=add) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(keys) == 8 and len(set(keys)) == 1
+
+
+def test_async_caller():
+    script = Script(OSError("lost"), (409,), (201,))
+
+    async def fetch(method, url, headers, body):
+        return script(method, url, headers, body)
+    one = AsyncCaller(DictStore(), fetch, clock=FakeClock())
+    assert asyncio.run(one.call("i", "POST", "http://x/")).status == 201
+    assert len(set(script.keys)) == 1
+
+
+def test_with_the_standard_library():
+    """A server that gives no answer, then 409, then 201."""
+    seen = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            seen.append((self.headers["Idempotency-Key"], self.rfile.read(int(self.headers["Content-Length"]))))
+            if len(seen) == 1:
+                self.close_connection = True
+                return
+            self.send_response(409 if len(seen) == 2 else 201)
+            self.send_header("Retry-After", "3")
+            self.end_headers()
+            self.wfile.write(b"made")
+
+        def log_message(self, *args):
+            pass
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    clock = FakeClock()
+    answer = Caller(DictStore(), clock=clock).call("i", "POST", f"http://127.0.0.1:{server.server_port}/", b"{}")
+    server.shutdown()
+    assert (answer.status, answer.body, len(seen), len(set(seen))) == (201, b"made", 3, 1)
+    assert clock.slept[1] == 3

@@ -1,0 +1,369 @@
+"""HTTP: what the black-box suite cannot see. Keys, limits, streams, time-outs, what is stored."""
+
+import asyncio
+import io
+import json
+import threading
+import warnings
+
+import pytest
+
+from conftest import QUICK
+from pg_idempotency import AsyncIdempotency, FakeClock, Idempotency, NotDone, Unknown
+from pg_idempotency.http import Core, Options, Reply, Request, Store, current
+from pg_idempotency.http.asgi import IdempotencyMiddleware as AsgiMiddleware
+from pg_idempotency.http.key import BadKey, read_key
+from pg_idempotency.http.problem import problem_of
+from pg_idempotency.http.wsgi import FlaskIdempotency, IdempotencyMiddleware as WsgiMiddleware
+
+
+@pytest.mark.parametrize("value, key", [
+    ('"abc"', "abc"), ("abc", "abc"), (' "a b" ', "a b"), (r'"a\"b\\c"', 'a"b\\c'), ("3f-1", "3f-1"),
+    ("YWJj+/==", "YWJj+/==")])
+def test_keys(value, key):
+    assert read_key([value], False) == key
+
+
+@pytest.mark.parametrize("value", [
+    "", '""', '"a', 'a"', '"a"b', 'a b', '"a", "b"', "a,b", '"\u00e9"', '"\x01"', '"a\tb"', r'"\n"', '("a")',
+    "a;b", ":YQ==:"[0:0], "k" * 256])
+def test_what_is_no_key(value):
+    with pytest.raises(BadKey) as caught:
+        read_key([value], False)
+    assert not value or len(value) < 3 or value not in str(caught.value)
+
+
+def test_two_headers_and_none():
+    with pytest.raises(BadKey):
+        read_key(["a", "a"], False)
+    assert read_key([], False) is None
+    with pytest.raises(BadKey):
+        read_key(["abc"], True)
+    assert read_key(['"abc"'], True) == "abc"
+
+
+def request(body=b"{}", route="/r", **headers):
+    named = [(name.replace("_", "-"), value) for name, value in headers.items()]
+    return Request("POST", route, route, [("content-type", "application/json"), *named], body)
+
+
+def test_one_scope_never_has_two_principals():
+    core = Core(Options(principal=lambda asked: asked.value("x-tenant")))
+    scopes = {core.admit(request(route=route, idempotency_key="k", x_tenant=tenant)).scope
+              for route in ("/a", "/a b", "/a%20b") for tenant in ("", "b", "b c")}
+    assert len(scopes) == 9
+    assert len(core.admit(request(idempotency_key="k", x_tenant="t" * 300)).scope) <= 255
+
+
+def test_a_missing_principal_is_warned_of_once():
+    core = Core(Options())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            core.admit(request(idempotency_key="k"))
+    assert ["no principal is given" in str(one.message) for one in caught] == [True]
+
+
+def test_options_of_a_route_and_of_keys():
+    core = Core(Options(principal=lambda asked: "p", routes={
+        "/optional": {"required": False}, "/made": {"make_key": lambda asked: "made"}, "/put": {"methods": ("PUT",)},
+        "/skipped": {"skip": lambda asked: True}, "/scoped": {"scope": lambda asked: "own"},
+        "/print": {"fingerprint": lambda asked: [1]}}))
+    assert core.admit(request(route="/optional")) is None
+    assert core.admit(request(route="/made")).key == "made"
+    assert core.admit(request(route="/skipped", idempotency_key="k")) is None
+    assert core.admit(request(route="/scoped", idempotency_key="k")).scope == "own"
+    assert core.admit(request(route="/print", idempotency_key="k")).request == [1]
+    assert core.admit(request()).status == 400
+    assert [core.covers("PUT", "/put"), core.covers("PUT", "/r"), core.covers("POST", None)] == [True, False, False]
+
+
+@pytest.mark.parametrize("prefer, wait", [("wait=3", 3), ("respond-async, wait=100", 10), ("wait=x", 2), ("awaits=5", 2)])
+def test_prefer(prefer, wait):
+    core = Core(Options(principal=lambda asked: "p", wait=2))
+    assert core.admit(request(idempotency_key="k", prefer=prefer)).wait == wait
+
+
+def test_bodies_that_are_no_json_count_by_their_hash():
+    core = Core(Options(principal=lambda asked: "p"))
+    for body in (b'{"a": NaN}', b'{"a": 1', b"\xff", b"[" * 100000):
+        text = core.admit(request(body, idempotency_key="k")).request.text
+        assert json.loads(text)["body"].startswith("sha256:")
+    assert '{"a": 1.10}' in core.admit(request(b'{"a": 1.10}', idempotency_key="k")).request.text
+
+
+def test_no_error_shows_anything():
+    for error in (Unknown("secret"), NotDone("secret"), NotDone("secret", 3), KeyError("secret"), OSError("secret")):
+        assert "secret" not in problem_of(error).detail
+    assert (problem_of(Unknown()).status, problem_of(NotDone("", 3)).retry_after) == (503, 3)
+
+
+def call_wsgi(app, key, body=b"{}", path="/r", method="POST", **extra):
+    """Status, headers and body of one request."""
+    started = []
+    environ = {"REQUEST_METHOD": method, "PATH_INFO": path, "CONTENT_TYPE": "application/json", "SERVER_NAME": "s",
+               "SERVER_PORT": "80", "wsgi.url_scheme": "http", "wsgi.errors": io.StringIO(),
+               "CONTENT_LENGTH": str(len(body)), "wsgi.input": io.BytesIO(body), "HTTP_X_TENANT": "t", **extra}
+    if key is not None:
+        environ["HTTP_IDEMPOTENCY_KEY"] = key
+    parts = app(environ, lambda status, headers: started.append((status, headers)))
+    return int(started[0][0][:3]), dict(started[0][1]), b"".join(parts)
+
+
+def wsgi(pool, handler, **options):
+    """A middleware around a handler that gives status, headers and parts of a body."""
+    def app(environ, start_response):
+        status, headers, parts = handler(environ)
+        start_response(f"{status} -", headers)
+        return parts
+    options = {"principal": lambda asked: asked.value("x-tenant"), **options}
+    return WsgiMiddleware(app, Idempotency(pool, retry=QUICK), **options)
+
+
+def test_what_is_stored_and_what_is_not(pool, key):
+    def handler(environ):
+        return 201, [("Content-Type", "text/plain"), ("Set-Cookie", "a=b"), ("X-Own", "1"), ("ETag", '"e"')], [b"\x00", b"b"]
+    app = wsgi(pool, handler, stored_headers=("content-type", "etag", "set-cookie", "x-*"))
+    first, again = call_wsgi(app, key), call_wsgi(app, f'"{key}"')
+    assert first[1]["Set-Cookie"] == "a=b" and "Idempotency-Replayed" not in first[1]
+    assert again == (201, {"Content-Type": "text/plain", "X-Own": "1", "ETag": '"e"', "Content-Length": "2",
+                           "Idempotency-Replayed": "true"}, b"\x00b")
+
+
+def test_statuses_can_be_mapped(pool, key):
+    answers = iter([(429, [], [b"busy"]), (500, [], [b"no"]), (404, [], [b"none"])])
+    app = wsgi(pool, lambda environ: next(answers), statuses={"429": Store("release"), "500": Store("fail", 60)})
+    assert [call_wsgi(app, key)[0] for _ in range(3)] == [429, 500, 500]
+
+
+@pytest.mark.parametrize("size, status", [(1000, 200), (1001, 500)])
+def test_a_handler_that_streams_past_the_limit(pool, key, effects, size, status):
+    closed = []
+
+    def handler(environ):
+        current().tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
+
+        def stream():
+            try:
+                for _ in range(size):
+                    yield b"x"
+                if size > 1000:
+                    while True:
+                        yield b"x"
+            finally:
+                closed.append(True)
+        return 200, [], stream()
+    app = wsgi(pool, handler, max_response=1000)
+    assert call_wsgi(app, key)[0] == status
+    assert (effects(), closed) == (1 if status == 200 else 0, [True])
+
+
+def test_a_problem_of_your_own(pool, key):
+    app = wsgi(pool, lambda environ: 1 / 0, problem=lambda problem: Reply(problem.status, [("X", "y")], b"own"))
+    assert call_wsgi(app, key) == (500, {"X": "y", "Content-Length": "3"}, b"own")
+    assert call_wsgi(app, None)[0] == 400
+
+
+def test_a_timeout_is_refused_where_it_cannot_work(pool):
+    with pytest.raises(ValueError):
+        wsgi(pool, lambda environ: None, timeout=1)
+
+
+def test_flask_repeats_what_it_has_made_a_500_of(pool, key, effects):
+    from flask import Flask
+    flask = Flask("t")
+    FlaskIdempotency(flask, Idempotency(pool, retry=QUICK), principal=lambda asked: "p",
+                     routes={"/l/<n>": {"lease": 30}})
+    tries = []
+
+    @flask.post("/r/<n>")
+    def view(n):
+        tries.append(n)
+        if len(tries) < 3:
+            current().tx.execute("DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '40001'; END $$")
+        current().tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
+        return {"n": n}
+
+    @flask.post("/l/<n>")
+    def leased(n):
+        tries.append(current().tx)
+        current().complete_with(lambda tx: tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,)))
+        return {"n": n}, 201
+    assert call_wsgi(flask, key, path="/r/1")[0] == 200
+    assert tries == ["1"] * 3
+    assert call_wsgi(flask, key, path="/r/2")[0] == 422
+    assert call_wsgi(flask, key, path="/nowhere")[0] == 404
+    assert call_wsgi(flask, key, path="/l/1")[0] == 201
+    assert call_wsgi(flask, key, path="/l/1")[1]["Idempotency-Replayed"] == "true"
+    assert (tries[3:], effects()) == ([None], 2)
+
+
+def test_django_repeats_what_it_has_made_a_500_of(key, effects):
+    import test_sources     # its settings
+    from django.test import Client
+    assert test_sources.settings.configured
+    import django_urls
+    django_urls.tries.clear()
+    client = Client(raise_request_exception=False)
+
+    def post(path):
+        return client.post(path, data=json.dumps({"name": key}), content_type="application/json",
+                           HTTP_IDEMPOTENCY_KEY=key, HTTP_X_TENANT="t")
+    first, again = post("/flaky/1"), post("/flaky/1")
+    assert (first.status_code, again.status_code, again["Idempotency-Replayed"]) == (201, 201, "true")
+    assert (first.cookies["c"].value, "c" in again.cookies) == ("1", False)
+    assert (len(django_urls.tries), effects()) == (3, 1)
+    assert post("/flaky/2").status_code == 422
+    assert post("/stream").status_code == 500
+    assert post("/nowhere").status_code == 404
+
+
+def asgi_call(app, key, body=b"{}", path="/r"):
+    """Status, headers and body of one request, as a coroutine."""
+    async def call():
+        sent = []
+        scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"",
+                 "headers": [(b"idempotency-key", key.encode()), (b"content-type", b"application/json")]}
+        given = [{"type": "http.request", "body": body[:1], "more_body": True}, {"type": "http.request", "body": body[1:]}]
+
+        async def receive():
+            return given.pop(0) if given else {"type": "http.disconnect"}
+
+        async def send(message):
+            sent.append(message)
+        await app(scope, receive, send)
+        return sent[0]["status"], dict(sent[0]["headers"]), sent[1]["body"]
+    return call()
+
+
+async def respond(send, status=200, body=b"ok"):
+    await send({"type": "http.response.start", "status": status, "headers": []})
+    await send({"type": "http.response.body", "body": body})
+
+
+def asgi(idem, handler, **options):
+    async def app(scope, receive, send):
+        message = await receive()
+        await handler(message["body"], receive, send)
+    return AsgiMiddleware(app, idem, principal=lambda asked: "p", **options)
+
+
+def test_asgi_reads_the_body_whole_and_again(run, key):
+    seen = []
+
+    async def body(idem):
+        async def handler(body, receive, send):
+            seen.append(body)
+            if len(seen) < 3:
+                await current().tx.execute("DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '40001'; END $$")
+            await respond(send)
+        app = asgi(idem, handler)
+        return await asgi_call(app, key, b'{"a": 1}'), await asgi_call(app, key, b'{"a":1}')
+    first, again = run(body)
+    assert (first[0], first[2], seen) == (200, b"ok", [b'{"a": 1}'] * 3)
+    assert again[1][b"idempotency-replayed"] == b"true"
+
+
+def test_asgi_timeout_rolls_back(run, key, effects):
+    cancelled = []
+
+    async def body(idem):
+        async def handler(body, receive, send):
+            await current().tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
+            try:
+                await receive()     # never tells of a disconnect: it waits for ever
+            except asyncio.CancelledError:
+                cancelled.append(True)
+                raise
+        # as it is now: the end of the loop would cancel every task
+        return await asgi_call(asgi(idem, handler, timeout=0.05), key), list(cancelled)
+    (status, headers, text), seen = run(body)
+    assert (status, headers[b"retry-after"], json.loads(text)["status"]) == (503, b"1", 503)
+    assert (seen, effects()) == ([True], 0)
+
+
+def test_asgi_stream_past_the_limit(run, key, effects):
+    async def body(idem):
+        async def handler(body, receive, send):
+            await current().tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            while True:
+                await send({"type": "http.response.body", "body": b"x" * 1000, "more_body": True})
+        return await asgi_call(asgi(idem, handler, max_response=5000), key)
+    assert (run(body)[0], effects()) == (500, 0)
+
+
+def test_asgi_handler_is_cancelled_when_its_lease_is_lost(run, key, admin):
+    clock = FakeClock()
+    cancelled = []
+
+    async def body(idem):
+        async def handler(body, receive, send):
+            admin.execute("UPDATE idempotency_store SET fence = fence + 1000000 WHERE idempotency_key = %s", (key,))
+            asyncio.ensure_future(clock.advance_async(10))
+            try:
+                await receive()
+            except asyncio.CancelledError:
+                cancelled.append(current().signal.is_set())
+                raise
+        # as it is now: the end of the loop would cancel every task
+        return await asgi_call(asgi(idem, handler, lease=30), key), list(cancelled)
+    (status, headers, _), seen = run(body, clock=clock)
+    assert (status, headers[b"retry-after"], seen) == (409, b"1", [True])
+
+
+def test_asgi_goes_on_when_its_server_gives_up(run, key, effects):
+    async def body(idem):
+        begun, end = asyncio.Event(), asyncio.Event()
+
+        async def handler(body, receive, send):
+            begun.set()
+            await end.wait()
+            await current().tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
+            await respond(send)
+        app = asgi(idem, handler)
+        task = asyncio.ensure_future(asgi_call(app, key))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        end.set()
+        await asyncio.wait(list(app.running))
+        return await asgi_call(app, key)
+    assert run(body)[1][b"idempotency-replayed"] == b"true"
+    assert effects() == 1
+
+
+def test_asgi_leaves_other_traffic_alone():
+    seen = []
+
+    async def app(scope, receive, send):
+        seen.append(scope["type"])
+    middleware = AsgiMiddleware(app, AsyncIdempotency(lambda: None), principal=lambda asked: "p")
+    asyncio.run(middleware({"type": "websocket", "path": "/r"}, None, None))
+    asyncio.run(middleware({"type": "http", "method": "GET", "path": "/r"}, None, None))
+    assert seen == ["websocket", "http"]
+
+
+def test_templates_of_starlette_with_mounts():
+    from pg_idempotency.http.asgi import route_template
+    from starlette.applications import Starlette
+    from starlette.routing import Mount, Route
+
+    async def end(request):
+        return None
+    app = Starlette(routes=[Mount("/v{n:int}", routes=[Route("/a/{id}", end, methods=["POST"])]), Route("/b", end)])
+
+    def template(path):
+        return route_template({"type": "http", "method": "POST", "path": path, "headers": [], "app": app, "root_path": ""})
+    assert [template("/v1/a/7"), template("/b"), template("/c")] == ["/v{n:int}/a/{id}", None, None]
+
+
+def test_current_is_an_error_elsewhere():
+    with pytest.raises(LookupError):
+        current()
+    failed = []
+    thread = threading.Thread(target=lambda: failed.append(pytest.raises(LookupError, current)))
+    thread.start()
+    thread.join()
+    assert len(failed) == 1

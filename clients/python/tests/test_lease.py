@@ -1,0 +1,374 @@
+"""Leases: heartbeat, fences, reconciliation, and what is left behind by each kind of error."""
+
+import asyncio
+import threading
+
+import psycopg
+import psycopg_pool
+import pytest
+
+from conftest import QUICK, insert, insert_async
+from pg_idempotency import (NOT_DONE, UNKNOWN, Completion, Declined, Done, FakeClock, Idempotency, LeaseLost, NotDone,
+                            Response, Unknown)
+
+
+def writes(key):
+    return lambda tx: tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
+
+
+def run_out(admin, key):
+    """Lets the lease of a key end now."""
+    assert admin.execute("UPDATE idempotency_store SET lease_expires_at = clock_timestamp() - interval '1 second'"
+                         " WHERE idempotency_key = %s AND status = 'PENDING'", (key,)).rowcount == 1
+
+
+def leave_unended(idem, key):
+    """An attempt whose work raises: its lease stays."""
+    with pytest.raises(ZeroDivisionError):
+        idem.lease(key, None, lambda operation, signal: 1 / 0)
+
+
+def test_end_and_writes_commit_together(idem, key, effects):
+    seen = []
+
+    def work(operation, signal):
+        seen.append((operation.attempt, operation.taken_over, operation.fence is not None, signal.is_set()))
+        return Completion(Response(201, payload={"charge": 1}), writes(key))
+    first = idem.lease(key, {"a": 1}, work)
+    again = idem.lease(key, {"a": 1}, work)
+    assert seen == [(1, False, True, False)]
+    assert [(r.outcome, r.code, r.payload, r.replayed) for r in (first, again)] == [
+        ("COMPLETED", 201, {"charge": 1}, False), ("COMPLETED", 201, {"charge": 1}, True)]
+    assert effects() == 1
+
+
+def test_the_same_for_asyncio(run, key, effects):
+    async def body(idem):
+        async def work(operation, signal):
+            async def write(tx):
+                await tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
+            return Completion({"charge": 1}, write)
+        return await idem.lease(key, None, work), await idem.lease(key, None, work)
+    first, again = run(body)
+    assert (first.replayed, again.replayed, again.payload, effects()) == (False, True, {"charge": 1}, 1)
+
+
+def test_no_connection_is_held_by_the_work(key):
+    """Twenty leases at once over a pool of two: each is at work at the same time."""
+    barrier = threading.Barrier(20)
+    results = []
+    with psycopg_pool.ConnectionPool("", min_size=2, max_size=2, timeout=20) as pool:
+        idem = Idempotency(pool)
+
+        def work(operation, signal):
+            barrier.wait(20)
+            return operation.key
+
+        threads = [threading.Thread(target=lambda n=n: results.append(idem.lease(f"{key}-{n}", None, work)))
+                   for n in range(20)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(result.payload for result in results) == sorted(f"{key}-{n}" for n in range(20))
+
+
+def test_heartbeats_of_twenty_leases_share_a_pool_of_two(key, admin):
+    """Each work goes on until its own lease was extended."""
+    results = []
+
+    def lease_end(name):
+        return admin.execute("SELECT lease_expires_at FROM idempotency_store WHERE idempotency_key = %s",
+                             (name,)).fetchone()[0]
+
+    def work(operation, signal):
+        first = lease_end(operation.key)
+        while lease_end(operation.key) == first:
+            signal.wait(0.02)
+        return 1
+    with psycopg_pool.ConnectionPool("", min_size=2, max_size=2, timeout=20) as pool:
+        idem = Idempotency(pool)
+        threads = [threading.Thread(target=lambda n=n: results.append(idem.lease(f"{key}-{n}", None, work, lease=3)))
+                   for n in range(20)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert [(result.outcome, result.replayed) for result in results] == [("COMPLETED", False)] * 20
+
+
+def test_no_connection_is_held_by_the_work_async(run, key):
+    async def body(idem):
+        together = asyncio.Event()
+        inside = []
+
+        async def work(operation, signal):
+            inside.append(1)
+            if len(inside) == 20:
+                together.set()
+            await asyncio.wait_for(together.wait(), 20)
+            return 1
+        return await asyncio.gather(*(idem.lease(f"{key}-{n}", None, work) for n in range(20)))
+    assert [result.outcome for result in run(body, size=2)] == ["COMPLETED"] * 20
+
+
+def test_in_progress_says_how_long(idem, key):
+    def work(operation, signal):
+        return idem.lease(key, None, work).retry_after
+    assert 25 < idem.lease(key, None, work, lease=30).payload <= 30
+
+
+def test_the_heartbeat_extends_the_lease(pool, key, admin):
+    clock = FakeClock()
+    idem = Idempotency(pool, clock=clock)
+
+    def lease_end():
+        return admin.execute("SELECT lease_expires_at FROM idempotency_store WHERE idempotency_key = %s",
+                             (key,)).fetchone()[0]
+
+    def work(operation, signal):
+        ends = [lease_end()]
+        for _ in range(3):
+            clock.advance(10)
+            ends.append(lease_end())
+        assert len(clock.timers) == 1
+        return ends == sorted(set(ends))
+    assert idem.lease(key, None, work, lease=30).payload is True
+    assert clock.timers == []
+
+
+def test_the_heartbeat_loses_the_lease(pool, key, admin, effects):
+    """Another one takes the operation over and completes it while the work still runs."""
+    clock = FakeClock()
+    events = []
+    idem = Idempotency(pool, clock=clock, hooks={"lease_lost": events.append, "taken_over": events.append})
+    other = Idempotency(pool, hooks={"taken_over": events.append})
+
+    def work(operation, signal):
+        run_out(admin, key)
+        other.lease(key, None, lambda operation, signal: Completion("theirs", writes(key)))
+        assert not signal.is_set()
+        clock.advance(10)
+        assert signal.is_set()
+        return Completion("ours", writes(key))
+    result = idem.lease(key, None, work, lease=30)
+    assert (result.payload, result.replayed, effects()) == ("theirs", True, 1)
+    assert [event.name for event in events] == ["taken_over", "lease_lost"]
+
+
+def test_a_lost_lease_without_an_end_is_an_error(pool, key, admin, effects):
+    clock = FakeClock()
+    idem = Idempotency(pool, clock=clock)
+
+    def work(operation, signal):
+        run_out(admin, key)
+        leave_unended(Idempotency(pool), key)
+        return Completion("ours", writes(key))
+    with pytest.raises(LeaseLost):
+        idem.lease(key, None, work, lease=30)
+    assert effects() == 0
+
+
+def test_a_lost_lease_cancels_a_task(run, key, admin, effects):
+    clock = FakeClock()
+
+    async def body(idem):
+        cancelled = []
+
+        async def work(operation, signal):
+            run_out(admin, key)
+            await idem.lease(key, None, lambda operation, signal: "theirs")
+            try:
+                asyncio.ensure_future(clock.advance_async(10))
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                cancelled.append(signal.is_set())
+                raise
+        return await idem.lease(key, None, work, lease=30), cancelled
+    result, cancelled = run(body, clock=clock)
+    assert (result.payload, result.replayed, cancelled) == ("theirs", True, [True])
+
+
+def test_a_heartbeat_without_a_database_gives_the_lease_up_in_time(key):
+    """After three beats each one fails; by our own clock the lease must be over 30 seconds after the last."""
+    clock = FakeClock()
+    broken = []
+
+    def connect():
+        if broken:
+            raise psycopg.OperationalError("no route")
+        return psycopg.connect("")
+    idem = Idempotency(connect, clock=clock)
+
+    def work(operation, signal):
+        clock.advance(30)
+        broken.append(1)
+        clock.advance(20)
+        early = signal.is_set()
+        clock.advance(10)
+        broken.clear()
+        return [early, signal.is_set()]
+    assert idem.lease(key, None, work, lease=30).payload == [False, True]
+
+
+def test_real_time_heartbeat(idem, key, admin):
+    """With the machine's clock: a lease of 0.6 s outlives work that takes until it was extended twice."""
+    def work(operation, signal):
+        seen = set()
+        while len(seen) < 3:
+            seen.add(admin.execute("SELECT lease_expires_at FROM idempotency_store WHERE idempotency_key = %s",
+                                   (key,)).fetchone()[0])
+        return signal.is_set()
+    assert idem.lease(key, None, work, lease=0.6).payload is False
+
+
+def test_an_error_leaves_the_lease(idem, key, admin):
+    leave_unended(idem, key)
+    assert idem.lease(key, None, insert(key)).outcome == "IN_PROGRESS"
+    run_out(admin, key)
+    result = idem.lease(key, None, lambda operation, signal: [operation.attempt, operation.taken_over])
+    assert (result.payload, result.taken_over) == ([2, True], True)
+
+
+def test_not_done_releases_at_once(idem, key):
+    def work(operation, signal):
+        raise NotDone("the gateway refused the connection")
+    with pytest.raises(NotDone):
+        idem.lease(key, None, work)
+    result = idem.lease(key, None, lambda operation, signal: [operation.attempt, operation.taken_over])
+    assert result.payload == [1, False]
+
+
+def test_declined_is_stored(idem, key):
+    def work(operation, signal):
+        raise Declined(402, {"reason": "declined"})
+    assert idem.lease(key, None, work).code == 402
+    again = idem.lease(key, None, work)
+    assert (again.outcome, again.code, again.replayed) == ("FAILED", 402, True)
+
+
+def test_reconcile_knows_that_it_was_done(idem, key, admin, effects):
+    leave_unended(idem, key)
+    run_out(admin, key)
+    asked = []
+
+    def reconcile(operation):
+        asked.append(operation.attempt)
+        return Done(Completion(Response(201, payload="found"), writes(key)))
+    result = idem.lease(key, None, lambda operation, signal: 1 / 0, reconcile=reconcile)
+    assert (result.code, result.payload, asked, effects()) == (201, "found", [2], 1)
+
+
+def test_reconcile_knows_that_it_was_not_done(idem, key, admin):
+    leave_unended(idem, key)
+    run_out(admin, key)
+    result = idem.lease(key, None, lambda operation, signal: "done now", reconcile=lambda operation: NOT_DONE)
+    assert (result.payload, result.attempt) == ("done now", 2)
+
+
+def test_reconcile_does_not_know(idem, key, admin):
+    leave_unended(idem, key)
+    run_out(admin, key)
+    for _ in range(2):
+        with pytest.raises(Unknown):
+            idem.lease(key, None, lambda operation, signal: 1 / 0, reconcile=lambda operation: UNKNOWN)
+    result = idem.lease(key, None, lambda operation, signal: 1 / 0, reconcile=lambda operation: Done("at last"))
+    assert (result.payload, result.attempt) == ("at last", 2)
+
+
+def test_reconcile_is_not_asked_at_first(idem, key):
+    assert idem.lease(key, None, lambda operation, signal: 1, reconcile=lambda operation: 1 / 0).payload == 1
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("cut, replayed", [("commit", True), ("before commit", False)])
+def test_a_lost_answer_at_the_end(proxy, run, key, effects, cut, replayed, kind):
+    """The end was committed and nobody was told: the repeat gets ID409, and then the replay."""
+    conninfo = f"host={proxy.directory} port=5432"
+
+    async def asynchronous(idem):
+        async def work(operation, signal):
+            async def write(tx):
+                await tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
+            proxy.arm(cut)
+            return Completion({"charge": 1}, write)
+        return await idem.lease(key, None, work)
+
+    def synchronous():
+        def work(operation, signal):
+            proxy.arm(cut)
+            return Completion({"charge": 1}, writes(key))
+        return Idempotency(lambda: psycopg.connect(conninfo), retry=QUICK).lease(key, None, work)
+    result = run(asynchronous, conninfo) if kind == "async" else synchronous()
+    assert (result.outcome, result.payload, result.replayed) == ("COMPLETED", {"charge": 1}, replayed)
+    assert (proxy.cuts, effects()) == (1, 1)
+
+
+def test_a_lost_answer_at_begin_waits_for_the_lease(proxy, key):
+    idem = Idempotency(lambda: psycopg.connect(f"host={proxy.directory} port=5432"), retry=QUICK)
+    proxy.arm("commit", b"idem_begin")
+    result = idem.lease(key, None, lambda operation, signal: 1 / 0)
+    assert (result.outcome, proxy.cuts) == ("IN_PROGRESS", 1)
+    assert 25 < result.retry_after <= 30
+
+
+def test_an_error_in_the_writes_leaves_nothing(idem, key, effects, admin):
+    def work(operation, signal):
+        def write(tx):
+            writes(key)(tx)
+            raise KeyError("in the writes")
+        return Completion(1, write)
+    with pytest.raises(KeyError):
+        idem.lease(key, None, work)
+    assert effects() == 0
+    assert admin.execute("SELECT status::text FROM idempotency_store WHERE idempotency_key = %s",
+                         (key,)).fetchone() == ("PENDING",)
+
+
+def test_not_done_in_the_writes_releases(idem, key, effects):
+    def work(operation, signal):
+        def write(tx):
+            writes(key)(tx)
+            raise NotDone()
+        return Completion(1, write)
+    with pytest.raises(NotDone):
+        idem.lease(key, None, work)
+    assert (effects(), idem.lease(key, None, lambda operation, signal: 2).payload) == (0, 2)
+
+
+def test_a_cancelled_caller_cancels_the_work(run, key):
+    async def body(idem):
+        begun, seen = asyncio.Event(), []
+
+        async def work(operation, signal):
+            begun.set()
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                seen.append("cancelled")
+                raise
+        task = asyncio.ensure_future(idem.lease(key, None, work))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return seen, (await idem.lease(key, None, insert_async(key))).outcome
+    assert run(body) == (["cancelled"], "IN_PROGRESS")
+
+
+def test_leases_behind_pgbouncer(pgbouncer, key):
+    with psycopg_pool.ConnectionPool(pgbouncer, min_size=4, max_size=4) as pool:
+        idem = Idempotency(pool)
+        barrier = threading.Barrier(8)
+        results = []
+
+        def work(operation, signal):
+            barrier.wait(20)
+            return Completion(1, writes(key))
+        threads = [threading.Thread(target=lambda n=n: results.append(idem.lease(f"{key}-{n}", {"n": n}, work)))
+                   for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert [result.outcome for result in results] == ["COMPLETED"] * 8

@@ -1,0 +1,562 @@
+"""The transaction: answers, round trips, errors, repeats."""
+
+import threading
+
+import psycopg
+import psycopg_pool
+import pytest
+
+import pg_idempotency
+from conftest import QUICK, insert, insert_async
+from pg_idempotency import (BadArgument, CommitRolledBack, Declined, Forbidden, Idempotency, Json, KeyReused, Response,
+                            Retry, TooLarge)
+from pg_idempotency.psycopg import unmask
+
+
+def test_runs_once_and_replays(idem, key, effects):
+    first = idem.transaction(key, {"a": 1}, insert(key))
+    again = idem.transaction(key, {"a": 1}, insert(key))
+    assert (first.outcome, first.payload, first.replayed, first.attempt) == ("COMPLETED", {"name": key}, False, 1)
+    assert (again.outcome, again.payload, again.replayed, again.attempt) == ("COMPLETED", {"name": key}, True, 1)
+    assert effects() == 1
+
+
+def test_runs_once_and_replays_async(run, key, effects):
+    async def body(idem):
+        first = await idem.transaction(key, {"a": 1}, insert_async(key))
+        again = await idem.transaction(key, {"a": 1}, insert_async(key))
+        return first, again
+    first, again = run(body)
+    assert (first.replayed, again.replayed, again.payload) == (False, True, {"name": key})
+    assert effects() == 1
+
+
+def test_a_whole_response_is_replayed(idem, key):
+    answer = Response(201, {"X-A": "b", "n": 1}, {"p": None}, b"\x00\xffbytes")
+    first = idem.transaction(key, None, lambda tx, operation: answer)
+    again = idem.transaction(key, None, insert(key))
+    for result in (first, again):
+        assert (result.code, result.headers, result.payload, result.body) == (
+            201, {"X-A": "b", "n": 1}, {"p": None}, b"\x00\xffbytes")
+
+
+def test_nothing_is_null(idem, key, admin):
+    idem.transaction(key, None, lambda tx, operation: None)
+    assert admin.execute("SELECT response_payload IS NULL, status::text FROM idempotency_store WHERE idempotency_key = %s",
+                         (key,)).fetchone() == (True, "COMPLETED")
+
+
+def test_an_empty_body_is_no_missing_body(idem, key):
+    idem.transaction(key, None, lambda tx, operation: Response(204, body=b""))
+    assert idem.transaction(key, None, insert(key)).body == b""
+
+
+def test_the_request_is_compared(idem, key):
+    idem.transaction(key, {"a": 1}, insert(key))
+    with pytest.raises(KeyReused) as caught:
+        idem.transaction(key, {"a": 2}, insert(key))
+    assert caught.value.sqlstate == "ID422"
+    assert key not in str(caught.value)
+    assert idem.transaction(key, Json('{"a": 1.0}'), insert(key)).replayed
+
+
+def test_the_hash_is_compared(idem, key):
+    idem.transaction(key, None, insert(key), request_hash=b"1" * 32)
+    with pytest.raises(KeyReused):
+        idem.transaction(key, None, insert(key), request_hash=b"2" * 32)
+
+
+@pytest.mark.parametrize("options", [dict(key=""), dict(key="x" * 256), dict(request_hash=b"short"),
+                                     dict(wait=-1), dict(max_attempts=-1)])
+def test_bad_arguments(idem, key, options):
+    with pytest.raises(BadArgument):
+        idem.transaction(options.pop("key", key), None, insert(key), **options)
+
+
+def test_a_claimed_scope_is_forbidden(admin, key):
+    admin.execute("CREATE ROLE stranger LOGIN")
+    admin.execute("CREATE ROLE claimer")
+    admin.execute("SELECT idem_grant('stranger'), idem_claim_scope('claimed', 'claimer')")
+    try:
+        stranger = Idempotency(lambda: psycopg.connect("user=stranger"))
+        with pytest.raises(Forbidden):
+            stranger.transaction(key, None, insert(key), scope="claimed")
+    finally:
+        admin.execute("SELECT idem_unclaim_scope('claimed')")
+        admin.execute("DROP OWNED BY stranger; DROP ROLE stranger, claimer")
+
+
+def test_a_response_that_is_too_large(idem, key, effects):
+    def work(tx, operation):
+        tx.execute("SET LOCAL idempotency.max_response_size = '10B'")
+        return insert(key)(tx, operation)
+    with pytest.raises(TooLarge):
+        idem.transaction(key, None, work)
+    assert effects() == 0
+
+
+def test_scopes_are_apart(idem, key, effects):
+    idem.transaction(key, None, insert(key), scope="a")
+    idem.transaction(key, None, insert(key), scope="b")
+    assert effects() == 2
+
+
+def test_a_schema_of_its_own(pool, admin, key):
+    admin.execute('CREATE DATABASE other')
+    with psycopg.connect("dbname=other", autocommit=True) as connection:
+        connection.execute('CREATE SCHEMA "Odd %"; CREATE EXTENSION idempotency SCHEMA "Odd %"')
+    idem = Idempotency(lambda: psycopg.connect("dbname=other"), schema="Odd %")
+    assert not idem.transaction(key, {"a": 1}, lambda tx, operation: 1).replayed
+    assert idem.transaction(key, {"a": 1}, lambda tx, operation: 1).replayed
+    assert not idem.lease(key + "l", {"a": 1}, lambda operation, signal: 1).replayed
+    admin.execute("DROP DATABASE other WITH (FORCE)")
+
+
+def test_in_progress(idem, key, effects):
+    begun, end = threading.Event(), threading.Event()
+
+    def work(tx, operation):
+        begun.set()
+        end.wait(20)
+        return insert(key)(tx, operation)
+    thread = threading.Thread(target=idem.transaction, args=(key, None, work))
+    thread.start()
+    begun.wait(20)
+    result = idem.transaction(key, None, insert(key))
+    assert (result.outcome, result.retry_after, result.replayed) == ("IN_PROGRESS", None, False)
+    end.set()
+    assert idem.transaction(key, None, insert(key), wait=20).replayed
+    thread.join()
+    assert effects() == 1
+
+
+def test_an_error_stores_nothing(idem, key, effects):
+    def work(tx, operation):
+        insert(key)(tx, operation)
+        raise KeyError("the work's own")
+    with pytest.raises(KeyError, match="the work's own"):
+        idem.transaction(key, None, work)
+    assert effects() == 0
+    assert idem.transaction(key, None, insert(key)).attempt == 1
+    assert effects() == 1
+
+
+def test_declined_is_stored_without_its_effects(idem, key, effects):
+    def work(tx, operation):
+        insert(key)(tx, operation)
+        raise Declined(402, {"reason": "declined"}, headers={"X": "y"})
+    first = idem.transaction(key, None, work)
+    again = idem.transaction(key, None, insert(key))
+    for result in (first, again):
+        assert (result.outcome, result.code, result.payload, result.headers, result.retry_after) == (
+            "FAILED", 402, {"reason": "declined"}, {"X": "y"}, None)
+    assert (first.replayed, again.replayed, effects()) == (False, True, 0)
+
+
+def test_declined_after_a_failed_statement(idem, key):
+    def work(tx, operation):
+        try:
+            tx.execute("SELECT 1/0")
+        except psycopg.Error:
+            raise Declined(409, {"reason": "no"})
+    assert idem.transaction(key, None, work).code == 409
+    assert idem.transaction(key, None, insert(key)).code == 409
+
+
+def test_declined_for_a_while(idem, key, effects):
+    def work(tx, operation):
+        raise Declined(503, retry_after=0.05)
+    assert idem.transaction(key, None, work).retry_after == 0.05
+    result = idem.transaction(key, None, insert(key))
+    while result.outcome == "FAILED":
+        assert 0 <= result.retry_after <= 0.05
+        result = idem.transaction(key, None, insert(key))
+    assert (result.outcome, result.attempt, effects()) == ("COMPLETED", 2, 1)
+
+
+def test_attempts_are_exhausted(idem, key, admin):
+    def work(tx, operation):
+        raise Declined(503, retry_after=0.000001)
+    idem.transaction(key, None, work, max_attempts=1)
+    admin.execute("SELECT pg_sleep(0.001)")
+    result = idem.transaction(key, None, insert(key), max_attempts=1)
+    assert (result.outcome, result.payload) == ("FAILED", {"reason": "attempts exhausted", "attempts": 1})
+    stored = idem.transaction(key, None, insert(key))
+    assert (stored.outcome, stored.payload) == (result.outcome, result.payload)
+
+
+def test_a_caught_error_does_not_pass_as_success(idem, key, effects):
+    def work(tx, operation):
+        insert(key)(tx, operation)
+        try:
+            tx.execute("SELECT 1/0")
+        except psycopg.Error:
+            pass
+        return "all well"
+    with pytest.raises(CommitRolledBack):
+        idem.transaction(key, None, work)
+    assert effects() == 0
+    with pytest.raises(CommitRolledBack):
+        idem.run(lambda tx: work(tx, pg_idempotency.Operation("ACQUIRED", "", key, 1)))
+    assert effects() == 0
+
+
+def test_a_commit_that_answers_rollback_is_seen_by_its_tag(idem, admin, key):
+    """The tag is what counts for `run`: nothing fails there before COMMIT."""
+    with pytest.raises(CommitRolledBack, match="COMMIT answered ROLLBACK"):
+        idem.run(lambda tx: pytest.raises(psycopg.Error, tx.execute, "SELECT 1/0") and None)
+
+
+def test_the_work_ends_the_transaction_itself(idem, key, effects):
+    def work(tx, operation):
+        insert(key)(tx, operation)
+        tx.rollback()
+        return "all well"
+    with pytest.raises(psycopg.Error) as caught:
+        idem.transaction(key, None, work)
+    assert caught.value.sqlstate == "ID404"
+    assert effects() == 0
+
+
+@pytest.mark.parametrize("statements", [0, 1, 5])
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_two_round_trips_more_than_the_work(proxy, run, key, statements, kind):
+    conninfo = f"host={proxy.directory} port=5432"
+    counts = []
+
+    async def asynchronous(idem):
+        for name in (key + "warm", key, key):
+            proxy.reset()
+
+            async def work(tx, operation):
+                for _ in range(statements):
+                    await tx.execute("INSERT INTO effect VALUES (%s, 1)", (name,))
+            await idem.transaction(name, {"a": 1}, work)
+            counts.append((proxy.trips, proxy.flushes))
+
+    def synchronous():
+        with psycopg_pool.ConnectionPool(conninfo, min_size=1, max_size=1) as pool:
+            idem = Idempotency(pool)
+            for name in (key + "warm", key, key):
+                proxy.reset()
+
+                def work(tx, operation):
+                    for _ in range(statements):
+                        tx.execute("INSERT INTO effect VALUES (%s, 1)", (name,))
+                idem.transaction(name, {"a": 1}, work)
+                counts.append((proxy.trips, proxy.flushes))
+    if kind == "sync":
+        synchronous()
+    else:
+        run(asynchronous, conninfo, size=1)
+    assert counts[1:] == [(statements + 2, 0), (2, 0)]
+
+
+def test_declined_takes_two_round_trips_more_as_well(proxy, key):
+    with psycopg_pool.ConnectionPool(f"host={proxy.directory} port=5432", min_size=1, max_size=1) as pool:
+        idem = Idempotency(pool)
+        idem.transaction(key + "warm", None, insert(key))
+        proxy.reset()
+
+        def work(tx, operation):
+            insert(key)(tx, operation)
+            raise Declined(402)
+        idem.transaction(key, None, work)
+    assert (proxy.trips, proxy.flushes) == (3, 0)
+
+
+@pytest.mark.parametrize("cut, replayed", [("commit", True), ("before commit", False)])
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_lost_answer_to_commit(proxy, run, key, effects, cut, replayed, kind):
+    conninfo = f"host={proxy.directory} port=5432"
+
+    async def asynchronous(idem):
+        proxy.arm(cut)
+        return await idem.transaction(key, {"a": 1}, insert_async(key))
+    if kind == "async":
+        result = run(asynchronous, conninfo)
+    else:
+        proxy.arm(cut)
+        result = Idempotency(lambda: psycopg.connect(conninfo), retry=QUICK).transaction(key, {"a": 1}, insert(key))
+    assert (result.outcome, result.replayed, result.payload) == ("COMPLETED", replayed, {"name": key})
+    assert (proxy.cuts, effects()) == (1, 1)
+
+
+def test_serialization_failures_are_repeated(idem, key, effects):
+    """Another transaction changes what this one has read, twice."""
+    tries = []
+
+    def work(tx, operation):
+        tx.execute("SELECT value FROM counter WHERE id = 1").fetchone()
+        tries.append(operation.attempt)
+        if len(tries) < 3:
+            with psycopg.connect("", autocommit=True) as other:
+                other.execute("UPDATE counter SET value = value + 1 WHERE id = 1")
+        tx.execute("UPDATE counter SET value = value + 1 WHERE id = 1")
+        return insert(key)(tx, operation)
+    result = idem.transaction(key, None, work, isolation="REPEATABLE READ")
+    assert (result.outcome, tries, effects()) == ("COMPLETED", [1, 1, 1], 1)
+
+
+@pytest.mark.parametrize("state", ["40001", "40P01"])
+def test_repeats_are_bounded(pool, key, effects, state):
+    clock = pg_idempotency.FakeClock()
+    events = []
+    idem = Idempotency(pool, clock=clock, retry=Retry(attempts=4, base=1, cap=3, draw=lambda: 1.0),
+                       hooks={"retried": events.append})
+
+    def work(tx, operation):
+        insert(key)(tx, operation)
+        tx.execute(f"DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{state}'; END $$")
+    with pytest.raises(psycopg.Error) as caught:
+        idem.transaction(key, None, work)
+    assert caught.value.sqlstate == state
+    assert clock.slept == [1, 2, 3]
+    assert [(event.tries, event.sqlstate) for event in events] == [(1, state), (2, state), (3, state)]
+    assert effects() == 0
+
+
+def test_other_errors_of_the_database_are_not_repeated(idem, key):
+    tries = []
+
+    def work(tx, operation):
+        tries.append(1)
+        tx.execute("SELECT 1/0")
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        idem.transaction(key, None, work)
+    assert len(tries) == 1
+
+
+def test_the_same_for_asyncio(run, key):
+    tries = []
+
+    async def body(idem):
+        async def work(tx, operation):
+            tries.append(1)
+            await tx.execute("DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '40001'; END $$")
+        with pytest.raises(psycopg.errors.SerializationFailure):
+            await idem.transaction(key, None, work)
+        with pytest.raises(BadArgument):
+            await idem.transaction("", None, work)
+
+        async def caught(tx, operation):
+            try:
+                await tx.execute("SELECT 1/0")
+            except psycopg.Error:
+                pass
+        with pytest.raises(CommitRolledBack):
+            await idem.transaction(key, None, caught)
+
+        async def declined(tx, operation):
+            raise Declined(402, {"no": 1})
+        assert (await idem.transaction(key, None, declined)).code == 402
+        return (await idem.transaction(key, None, declined)).replayed
+    assert run(body) is True
+    assert len(tries) == 5
+
+
+def test_a_backend_that_is_ended(idem, key, admin, effects):
+    killed = []
+
+    def work(tx, operation):
+        insert(key)(tx, operation)
+        if not killed:
+            killed.append(tx.info.backend_pid)
+            admin.execute("SELECT pg_terminate_backend(%s, 10000)", (tx.info.backend_pid,))
+        return 1
+    assert idem.transaction(key, None, work).outcome == "COMPLETED"
+    assert (len(killed), effects()) == (1, 1)
+
+
+def test_an_error_of_the_work_is_not_repeated_when_the_connection_is_gone_too(idem, key, admin):
+    tries = []
+
+    def work(tx, operation):
+        tries.append(1)
+        admin.execute("SELECT pg_terminate_backend(%s, 10000)", (tx.info.backend_pid,))
+        raise KeyError("own")
+    with pytest.raises(KeyError):
+        idem.transaction(key, None, work)
+    assert len(tries) == 1
+
+
+def test_a_pool_whose_connections_are_all_dead(key, admin, effects):
+    """As after a restart of the server: more dead connections than tries."""
+    with psycopg_pool.ConnectionPool("application_name=doomed", min_size=10, max_size=10) as pool:
+        pool.wait()
+        assert admin.execute("SELECT count(pg_terminate_backend(pid, 10000)) FROM pg_stat_activity"
+                             " WHERE application_name = 'doomed'").fetchone() == (10,)
+        idem = Idempotency(pool, retry=Retry(attempts=3, base=0.001))
+        assert idem.transaction(key, None, insert(key)).outcome == "COMPLETED"
+    assert effects() == 1
+
+
+def test_no_server_is_an_error_after_the_last_try(tmp_path, key):
+    tries = []
+
+    def connect():
+        tries.append(1)
+        return psycopg.connect(f"host={tmp_path}")
+    with pytest.raises(psycopg.OperationalError):
+        Idempotency(connect, retry=QUICK).transaction(key, None, insert(key))
+    assert len(tries) == 5
+
+
+def test_the_first_error_of_a_pipeline_counts():
+    """Whichever psycopg shows: the error, or the abort of the next statement, which came while it was handled."""
+    with pytest.raises(psycopg.Error) as caught:
+        try:
+            raise psycopg.errors.lookup("40001")()
+        finally:
+            raise psycopg.errors.PipelineAborted("pipeline aborted")
+    assert unmask(caught.value).sqlstate == "40001"
+    assert unmask(caught.value.__context__) is caught.value.__context__
+    alone = psycopg.errors.PipelineAborted()
+    assert unmask(alone) is alone
+
+
+def test_connections_come_back_as_they_were(pool, idem, key):
+    with pool.connection() as connection:
+        before = connection.autocommit, connection.prepare_threshold
+    idem.transaction(key, None, insert(key))
+    with pytest.raises(ZeroDivisionError):
+        idem.transaction(key + "x", None, lambda tx, operation: 1 / 0)
+    with pool.connection() as connection:
+        assert (connection.autocommit, connection.prepare_threshold) == before
+        assert connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+    assert pool.get_stats().get("connections_lost", 0) == 0
+
+
+def test_row_factories_of_the_user_do_no_harm(key):
+    idem = Idempotency(lambda: psycopg.connect("", row_factory=psycopg.rows.dict_row))
+    result = idem.transaction(key, None, lambda tx, operation: tx.execute("SELECT 7 AS n").fetchone())
+    assert result.payload == {"n": 7}
+
+
+def test_the_isolation_level_of_the_connection_counts(key, idem):
+    def connect():
+        connection = psycopg.connect("")
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        return connection
+
+    def level(tx, operation):
+        return tx.execute("SHOW transaction_isolation").fetchone()[0]
+    mine = Idempotency(connect)
+    assert mine.transaction(key, None, level).payload == "repeatable read"
+    assert mine.transaction(key + "2", None, level, isolation="SERIALIZABLE").payload == "serializable"
+    with pytest.raises(ValueError, match="no such isolation level"):
+        idem.transaction(key + "3", None, level, isolation="CHAOS; DROP TABLE effect")
+
+
+@pytest.mark.parametrize("prepare, prepared", [(False, 0), (True, 1)])
+def test_statements_are_prepared_only_when_asked_for(key, prepare, prepared):
+    with psycopg_pool.ConnectionPool("", min_size=1, max_size=1) as pool:
+        idem = Idempotency(pool, prepare=prepare)
+
+        def work(tx, operation):
+            for _ in range(8):
+                tx.execute("SELECT %s::int", (1,))
+            return tx.execute("SELECT count(*) FROM pg_prepared_statements").fetchone()[0]
+        assert idem.transaction(key, None, work).payload == prepared
+
+
+def test_many(idem, key, effects):
+    keys = [f"{key}-{n}" for n in range(3)] + [f"{key}-0"]
+    requests = [{"n": 0}, {"n": 'quote " and \\'}, None, {"n": 0}]
+
+    def work(tx):
+        operations = idem.begin_many(tx, keys, requests)
+        ours = [operation.key for operation in operations if operation.outcome == "ACQUIRED"]
+        for _ in ours:
+            tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
+        assert idem.complete_many(tx, ours, [{"done": one} for one in ours]) == len(ours)
+        return [operation.outcome for operation in operations]
+    assert idem.run(work) == ["ACQUIRED", "ACQUIRED", "ACQUIRED", "IN_PROGRESS"]
+    assert idem.run(work) == ["COMPLETED"] * 4
+    requests[1] = {"n": "another"}
+    assert idem.run(work) == ["COMPLETED", "MISMATCH", "COMPLETED", "COMPLETED"]
+    assert effects() == 3
+    assert idem.transaction(keys[1], None, insert(key)).payload == {"done": keys[1]}
+
+
+def test_many_async(run, key):
+    async def body(idem):
+        async def work(tx):
+            operations = await idem.begin_many(tx, [key], request_hashes=[b"1" * 32])
+            if operations[0].outcome == "ACQUIRED":
+                assert await idem.complete_many(tx, [key]) == 1
+            return operations[0].outcome
+        return await idem.run(work), await idem.run(work)
+    assert run(body) == ("ACQUIRED", "COMPLETED")
+
+
+def test_hooks_get_names_and_numbers(pool, key, caplog):
+    events = []
+    idem = Idempotency(pool, scope="hooked", hooks={
+        name: events.append for name in ("acquired", "replayed", "mismatch", "declined")})
+    idem.transaction(key, {"secret": "s3cret"}, insert(key))
+    idem.transaction(key, {"secret": "s3cret"}, insert(key))
+    with pytest.raises(KeyReused):
+        idem.transaction(key, {"secret": "other"}, insert(key))
+
+    def work(tx, operation):
+        raise Declined(402, {"secret": "s3cret"})
+    idem.transaction(key + "d", None, work)
+    assert [event.name for event in events] == ["acquired", "replayed", "mismatch", "acquired", "declined"]
+    assert {event.scope for event in events} == {"hooked"}
+    assert "s3cret" not in repr(events)
+    broken = Idempotency(pool, hooks={"acquired": lambda event: 1 / 0})
+    assert broken.transaction(key + "e", None, insert(key)).outcome == "COMPLETED"
+    assert "the hook acquired raised an error" in caplog.text
+    with pytest.raises(ValueError, match="no such hook"):
+        Idempotency(pool, hooks={"acquire": events.append})
+
+
+def test_what_is_no_json_stores_nothing(idem, key, effects):
+    def work(tx, operation):
+        insert(key)(tx, operation)
+        return {"nan": float("nan")}
+    with pytest.raises(ValueError):
+        idem.transaction(key, None, work)
+    assert effects() == 0
+
+
+def test_a_cancelled_task_rolls_back(run, key, effects, admin):
+    import asyncio
+
+    async def body(idem):
+        begun = asyncio.Event()
+
+        async def work(tx, operation):
+            await insert_async(key)(tx, operation)
+            begun.set()
+            await tx.execute("SELECT pg_sleep(60)")
+        task = asyncio.ensure_future(idem.transaction(key, None, work))
+        await begun.wait()
+        while admin.execute("SELECT count(*) FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(60)'"
+                            " AND state = 'active'").fetchone()[0] == 0:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return await idem.transaction(key, None, insert_async(key), wait=20)
+    assert run(body).outcome == "COMPLETED"
+    assert effects() == 1
+
+
+def test_behind_pgbouncer(pgbouncer, key, admin):
+    """More clients than server connections, the same statement often: a prepared one would fail with 42P05."""
+    with psycopg_pool.ConnectionPool(pgbouncer, min_size=8, max_size=8) as pool:
+        idem = Idempotency(pool, retry=Retry(attempts=1))
+        results = []
+
+        def client(number):
+            for turn in range(25):
+                results.append(idem.transaction(f"{key}-{number % 4}-{turn}", {"turn": turn}, insert(key), wait=20))
+        threads = [threading.Thread(target=client, args=(n,)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert [result.outcome for result in results] == ["COMPLETED"] * 200
+    assert admin.execute("SELECT count(*) FROM effect WHERE name = %s", (key,)).fetchone() == (100,)
