@@ -196,7 +196,7 @@ Client client[CLIENTS];
 									(ROW.status == RETRYABLE && !ROW.due)))
 #define IS_RUNNING	(!IS_ABSENT && ROW.status == PENDING && !ROW.due)
 
-/* judge */
+/* decide */
 #define JUDGE \
 	(ROW.status == ABSENT -> ACQUIRE_NEW : (ROW.expired -> ACQUIRE_OLD : \
 	(IS_ENDED -> ENDED : (IS_RUNNING -> RUNNING : NEXT))))

@@ -222,4 +222,18 @@ cmp_ok(scalar(map { keys %$_ } values %$calls), '>', 50, 'calls: the sources hav
 is(join("\n", call_problems(slurp_file("$root/docs/architecture.md"), $calls)), '', 'docs/architecture.md: the calls table');
 is(join(' ', cycle_of($calls)), '', 'no files of src/ call each other in a circle');
 
+# The model names the functions that its steps stand for.  First the check itself.
+sub missing_functions
+{
+	my ($model, $sources) = @_;
+	my @named = ($model =~ /\w\.c, ([a-z_]+)/g, $model =~ m{^/\* ([a-z_]+) \*/$}mg);
+
+	return ('none is named') if !@named;
+	return grep { my $name = $_; !grep { /^$name\(/m } values %$sources } @named;
+}
+
+my $model = slurp_file("$root/test/model/idempotency.pml");
+is_deeply([ missing_functions("/* a.c, a_do: x */\n/* b */\n", { 'a.c' => "void\na_do(void)\n" }) ], ['b'], 'model: a function that is gone');
+is(join(' ', missing_functions($model, read_sources("$root/src"))), '', 'the model names functions that exist');
+
 done_testing();
