@@ -132,7 +132,8 @@ one(q{CREATE OR REPLACE FUNCTION climb() RETURNS trigger LANGUAGE plpgsql AS $$ 
 for my $call (sort keys %writes)
 {
 	is(one(qq{BEGIN; DO \$\$ BEGIN EXECUTE '} . $call =~ s/'/''/gr . qq{'; EXCEPTION WHEN raise_exception THEN NULL; END \$\$;
-		SELECT current_user, current_setting('search_path'), current_setting('work_mem'); COMMIT}), 'postgres|"$user", public|4MB', "after an error: $call");
+		SELECT current_user, current_setting('search_path'), current_setting('work_mem'); COMMIT},
+		extra_params => [ '-U', 'postgres' ]), 'postgres|"$user", public|4MB', "after an error: $call");
 }
 
 done_testing();
