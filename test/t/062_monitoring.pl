@@ -61,7 +61,13 @@ my @case = (
 	{
 		title => 'Operations of transactions that stay open',
 		at_once => { "'1 minute'" => "'0'" },
-		trouble => sub { ask($worker, q{BEGIN; SELECT outcome FROM idem_begin('open')}) },
+		trouble => sub {
+			ask($worker, q{BEGIN; SELECT outcome FROM idem_begin('open')});
+			# its answer comes a moment before it waits for its client
+			wait_until('the session waits', sub {
+				$node->safe_psql('postgres', q{SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction' AND wait_event = 'ClientRead'})
+			});
+		},
 		over => sub { ask($worker, 'ROLLBACK') },
 		tells => qr/^\d+\|.*\|idle in transaction\|ClientRead$/
 	},
