@@ -15,7 +15,7 @@ pool.on('error', () => {})
 export const idempotency = new Idempotency(pool, { lease: '5 s' })
 
 /** Options of all the frameworks; `tenant` reads the header X-Tenant of a request. */
-export const optionsWith = (tenant) => ({ principal: tenant, headers: ['X-Payment'] })
+export const optionsWith = (tenant) => ({ principal: tenant, headers: ['X-Payment'], describedBy: 'https://example.com/docs/idempotency' })
 
 /** The table may belong to somebody else, who has made it. */
 export async function prepare() {
@@ -60,7 +60,8 @@ async function pause({ slow } = {}) {
 
 function refused(request) {
   if (request?.crash) return undefined
-  if (typeof request?.account !== 'string' || !Number.isInteger(request.amount)) {
+  // PostgreSQL has no text with a NUL.
+  if (typeof request?.account !== 'string' || request.account.includes('\0') || !Number.isInteger(request.amount)) {
     return { status: 400, headers: {}, body: { reason: 'account and amount are needed' } }
   }
   return request.amount > 1000 ? { status: 402, headers: {}, body: { reason: 'declined' } } : undefined

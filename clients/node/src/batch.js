@@ -1,5 +1,5 @@
 // Many operations in one transaction, such as the messages of one delivery.
-import { translated } from './errors.js'
+import { translated, translatedBegin } from './errors.js'
 import { retrying } from './retry.js'
 import { BEGIN, toOperation } from './sql.js'
 import { commit, inTransaction } from './transaction.js'
@@ -30,7 +30,7 @@ export class Batch {
    * @throws BadArgument, Forbidden
    */
   async beginMany(keys, requests, { scope = this.#scope, requestHashes, maxAttempts } = {}) {
-    const [{ rows }] = await this.#send(this.#settings.sql.beginMany({ keys, requests, scope, requestHashes, maxAttempts }))
+    const [{ rows }] = await this.#send(this.#settings.sql.beginMany({ keys, requests, scope, requestHashes, maxAttempts }), translatedBegin)
     const operations = rows.map(toOperation)
     for (const operation of operations) this.#settings.emit(EVENTS[operation.outcome], operation)
     return operations
@@ -49,11 +49,11 @@ export class Batch {
     return Number(count)
   }
 
-  async #send(statement) {
+  async #send(statement, named = translated) {
     try {
       return await this.#connection.send([statement])
     } catch (error) {
-      throw translated(error)
+      throw named(error)
     }
   }
 }

@@ -15,7 +15,7 @@ export class IdempotencyError extends Error {
   }
 }
 
-/** ID400: an argument is missing, too long or out of range. */
+/** ID400: an argument is missing, too long, out of range, or nothing that the server can read. */
 export class BadArgument extends IdempotencyError {
   constructor(message, options = {}) {
     super(message, { ...options, code: 'ID400' })
@@ -113,6 +113,21 @@ export function translated(error) {
   const Class = state && BY_SQLSTATE[state]
   if (!Class || error instanceof IdempotencyError) return error
   return new Class(error.message, { code: state, cause: error })
+}
+
+// What text or jsonb does not take: bad JSON or half a surrogate pair, the character NUL, bytes that are no UTF-8, a
+// number too large, nesting too deep.
+const UNREADABLE = new Set(['22P02', '22P05', '22021', '22003', '54001'])
+
+/**
+ * The same for an error of a begin: data that the server cannot read are the caller's argument.
+ * @param {any} error
+ * @returns {any}
+ */
+export function translatedBegin(error) {
+  return UNREADABLE.has(sqlstate(error) ?? '')
+    ? new BadArgument('the server cannot read the key or the request', { cause: error })
+    : translated(error)
 }
 
 /**

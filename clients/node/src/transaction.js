@@ -1,6 +1,6 @@
 // An operation whose whole work is in one transaction: key, effect and response commit together or not at
 // all. n statements of work cost n + 2 round trips, as BEGIN travels with the begin and the end with COMMIT.
-import { CommitRolledBack, Declined, KeyReused, sqlstate, translated } from './errors.js'
+import { CommitRolledBack, Declined, KeyReused, sqlstate, translated, translatedBegin } from './errors.js'
 import { toResponse } from './response.js'
 import { answered, completed, failed } from './result.js'
 import { isLost, retrying } from './retry.js'
@@ -53,7 +53,7 @@ export async function begin(settings, call, connection, statements) {
   try {
     return await connection.send(statements)
   } catch (error) {
-    const named = translated(error)
+    const named = translatedBegin(error)
     if (named instanceof KeyReused) settings.emit('mismatch', call)
     throw named
   }

@@ -41,6 +41,7 @@ test('a batch that forgets one is refused at COMMIT, and is repeated after 40001
   })
   assert.equal(calls, 2)
   await assert.rejects(idempotency.batch((batch) => batch.beginMany(keys, [1])), BadArgument)
+  await assert.rejects(idempotency.batch((batch) => batch.beginMany(['a'], ['a\0'])), BadArgument)
 })
 
 test('a plain function runs once for its key', async (t) => {

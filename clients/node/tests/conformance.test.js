@@ -77,7 +77,7 @@ for (const framework of ['express', 'fastify', 'hono']) {
           const { status, headers, body: text } = await post(path, key, body)
           assert.equal(status, 500)
           assert.equal(headers['content-type'], 'application/problem+json')
-          assert.deepEqual(JSON.parse(text), { type: 'about:blank', title: 'Internal Server Error', status: 500 })
+          assert.deepEqual(JSON.parse(text), { type: 'https://example.com/docs/idempotency', title: 'Internal Server Error', status: 500 })
         }
         assert.match(program.errors, /crashed after the INSERT/)
         assert.deepEqual(await rows(t, body), [])

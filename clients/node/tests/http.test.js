@@ -15,11 +15,14 @@ import { honoIdempotency } from 'pg-idempotency/hono'
 import { effect, effects, newKey, poolFor } from './support.js'
 import { Proxy, isTag } from './proxy.js'
 
+// Bytes that the frameworks' body parsers take.
+const LARGEST = 20_000
+
 // Each framework's way to start a server whose handler is `answer(context, body)`: gives {status, headers, body, writes}.
 const FRAMEWORKS = {
   express: async (idempotency, style, options, answer) => {
     const app = express()
-    app.use(express.json())
+    app.use(express.json({ limit: LARGEST }))
     const once = expressIdempotency(idempotency, options)
     app.all('/do/:id', once[style](async (req, res, context) => {
       const { status = 200, headers = {}, body = '', writes } = await answer(context, req.body)
@@ -28,10 +31,11 @@ const FRAMEWORKS = {
       else res.end(body)
       return writes
     }))
+    app.use(once.problemErrors())
     return app.listen(0, '127.0.0.1')
   },
   fastify: async (idempotency, style, options, answer) => {
-    const app = Fastify()
+    const app = Fastify({ bodyLimit: LARGEST })
     app.addContentTypeParser('*', { parseAs: 'buffer' }, (request, body, done) => done(null, body))
     await app.register(fastifyIdempotency, { idempotency, ...options })
     app.all('/do/:id', app.idempotent[style](async (request, reply, context) => {
@@ -180,6 +184,39 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
       assert.equal((await post(key)).status, 201)
     })
 
+    test('a body that is refused before the route: a problem that tells nothing of the error', async (t) => {
+      const key = newKey()
+      const { pool, post, errors } = await server(t, async ({ tx }) => {
+        await effect(tx, key)
+        return { status: 201 }
+      }, { maxRequest: LARGEST, describedBy: 'https://example.com/keys' })
+      for (const [status, title, sent] of [
+        [413, 'The request is too large', JSON.stringify('x'.repeat(LARGEST))], [400, 'The body cannot be read', '{"secret":']]) {
+        const answer = await post(key, sent)
+        const { detail, ...problem } = JSON.parse(answer.body)
+        assert.deepEqual([answer.status, answer.headers['content-type'], answer.headers.link],
+          [status, 'application/problem+json', '<https://example.com/keys>; rel="describedby"'])
+        assert.deepEqual(problem, { type: 'https://example.com/keys', title, status })
+        assert.equal(typeof detail, 'string')
+        assert.doesNotMatch(answer.body, /secret|node_modules|\.js/)
+      }
+      assert.deepEqual([await effects(pool, key), errors], [0, []])
+    })
+
+    test('a fingerprint that jsonb does not hold: 400', async (t) => {
+      const { post, errors } = await server(t, () => ({ status: 201 }), { fingerprint: () => ({ v: 'a\0' }) })
+      const { status, headers, body } = await post(newKey())
+      assert.deepEqual([status, headers['content-type'], JSON.parse(body).type], [400, 'application/problem+json', 'about:blank'])
+      assert.deepEqual(errors, [])
+    })
+
+    test('a stream that stalls is answered when time is up', async (t) => {
+      const stalled = new Readable({ read() {} })
+      stalled.push('a')
+      const { post } = await server(t, () => ({ status: 200, body: stalled }), { timeout: 100 })
+      assert.equal((await post(newKey())).status, 503)
+    })
+
     test('a stream is stored; one without an end is refused at the limit', async (t) => {
       let body = () => Readable.from([Buffer.from('a'), Buffer.from('b'), Buffer.from('c')])
       const { post } = await server(t, () => ({ status: 200, body: body() }), { maxResponse: 1000 })
@@ -299,6 +336,75 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
     })
   })
 }
+
+describe('fastify alone', () => {
+  async function app(t, setUp) {
+    const pool = poolFor(t)
+    const fastify = Fastify()
+    const errors = []
+    await setUp(fastify, () => fastify.register(fastifyIdempotency, {
+      idempotency: new Idempotency(pool), principal: () => newKey(), onError: (error) => errors.push(error.message),
+    }))
+    await fastify.listen({ port: 0, host: '127.0.0.1' })
+    t.after(() => fastify.close())
+    const post = (path, body = '{}', type = 'application/json') => send(fastify.server.address().port, {
+      method: 'POST', path, body, headers: { 'content-type': type, 'idempotency-key': newKey() } })
+    return { pool, post, errors }
+  }
+
+  test('a handler that takes over its reply is rolled back at once, and answered', async (t) => {
+    const name = newKey()
+    const { pool, post, errors } = await app(t, async (fastify, register) => {
+      await register()
+      const take = (path, more) => fastify.post(path, fastify.idempotent.transaction(async (request, reply, { tx }) => {
+        await effect(tx, name)
+        more(reply)
+      }))
+      take('/hijack', (reply) => reply.hijack())
+      take('/raw', (reply) => reply.raw.end('mine'))
+    })
+    const hijacked = await post('/hijack')
+    assert.deepEqual([hijacked.status, hijacked.headers['content-type']], [500, 'application/problem+json'])
+    assert.equal((await post('/raw')).body, 'mine')
+    assert.deepEqual([await effects(pool, name), errors.length], [0, 2])
+  })
+
+  test('an async handler that ends without an answer has an empty one', async (t) => {
+    const { post } = await app(t, async (fastify, register) => {
+      await register()
+      fastify.post('/nothing', fastify.idempotent.transaction(async () => {}))
+      fastify.post('/later', fastify.idempotent.transaction((request, reply) => { setImmediate(() => reply.send('later')) }))
+    })
+    const { status, body } = await post('/nothing')
+    assert.deepEqual([status, body, (await post('/later')).body], [200, '', 'later'])
+  })
+
+  test('hooks of others that take their time: one answer, also of a handler that throws after it', async (t) => {
+    const { post, errors } = await app(t, async (fastify, register) => {
+      fastify.addHook('onSend', (request, reply, payload) => new Promise((resolve) => setImmediate(resolve, payload)))
+      await register()
+      fastify.post('/sent', fastify.idempotent.transaction(async (request, reply) => { reply.send('sent') }))
+      fastify.post('/thrown', fastify.idempotent.transaction(async (request, reply) => { reply.send('sent'); throw new Error('after') }))
+    })
+    assert.equal((await post('/sent')).body, 'sent')
+    const { status, body } = await post('/thrown')
+    assert.deepEqual([status, JSON.parse(body).title, errors], [500, 'Internal Server Error', ['after']])
+  })
+
+  test('other errors, and other routes, are left to the application', async (t) => {
+    const { post } = await app(t, async (fastify, register) => {
+      await register()
+      fastify.setErrorHandler((error, request, reply) => reply.code(418).send('mine'))
+      fastify.post('/plain', async () => 'plain')
+      fastify.post('/refused', { preHandler: async () => { throw new Error('no') } }, fastify.idempotent.transaction(async () => 'x'))
+      fastify.post('/own', { errorHandler: (error, request, reply) => reply.code(417).send('own') }, fastify.idempotent.transaction(async () => 'x'))
+    })
+    const broken = (path) => post(path, '{"a":').then(({ status }) => status)
+    assert.deepEqual([await broken('/plain'), (await post('/refused')).status, await broken('/refused'), await broken('/own')], [418, 418, 400, 417])
+    const unsupported = await post('/refused', 'a', 'text/x-any')
+    assert.deepEqual([unsupported.status, unsupported.headers['content-type']], [415, 'application/problem+json'])
+  })
+})
 
 test('without a principal there is one warning', async (t) => {
   const warnings = []

@@ -269,6 +269,10 @@ test('retention, max_attempts and bad arguments', async (t) => {
   await decline()
   assert.deepEqual((await decline()).payload, { reason: 'attempts exhausted', attempts: 1 })
   await assert.rejects(idempotency.transaction('', null, () => 1), BadArgument)
+  for (const unreadable of ['a\0', '\ud800']) {
+    await assert.rejects(idempotency.transaction(key, unreadable, () => 1), BadArgument)
+    await assert.rejects(idempotency.lease(key, unreadable, () => 1), BadArgument)
+  }
   await assert.rejects(idempotency.transaction(undefined, null, () => 1), BadArgument)
   await assert.rejects(idempotency.transaction(key, null, () => 1, { wait: '-1 s' }), BadArgument)
   await assert.rejects(idempotency.transaction(key, null, () => 1, { wait: NaN }), BadArgument)

@@ -13,7 +13,7 @@ export function isJson(type) {
 }
 
 export function requestTooLarge() {
-  return new Problem(413, 'The request is too large')
+  return new Problem(413, 'The request is too large', { detail: 'Its body is larger than this service takes.' })
 }
 
 /**
@@ -34,6 +34,11 @@ export async function readAll(stream, limit, tooLarge) {
   return Buffer.concat(chunks)
 }
 
+/** @param {unknown} cause error of a parser, which may quote the body */
+export function unreadable(cause) {
+  return new Problem(400, 'The body cannot be read', { detail: 'It is not what its Content-Type says.', cause })
+}
+
 /**
  * The value of a JSON body.
  * @param {Buffer} bytes
@@ -43,7 +48,7 @@ export function parseJson(bytes) {
   try {
     return JSON.parse(bytes.toString())
   } catch (error) {
-    throw new Problem(400, 'The body is not JSON', { cause: error })
+    throw unreadable(error)
   }
 }
 

@@ -5,7 +5,7 @@ import { Declined, NotDone } from '../errors.js'
 import { Completion } from '../lease.js'
 import { abandoning } from '../transaction.js'
 import { fromStored, parseRetryAfter, storedHeaders, toStored } from './answer.js'
-import { comparable, mediaType, requestTooLarge } from './body.js'
+import { comparable, mediaType, requestTooLarge, unreadable } from './body.js'
 import { parseKey, preferredWait } from './key.js'
 import { Problem, inProgress, problemFor, rendered } from './problem.js'
 
@@ -50,7 +50,7 @@ import { Problem, inProgress, problemFor, rendered } from './problem.js'
  * @property {number} [wait] milliseconds to wait for a request in progress; 0
  * @property {number} [maxWait] milliseconds that `Prefer: wait=n` can ask for; 10 000
  * @property {number} [timeout] milliseconds until a handler must have answered; 60 000
- * @property {string} [describedBy] address of a page about all this, for a Link header of problems
+ * @property {string} [describedBy] address of your page about keys: the `type` of problems, and a Link header
  * @property {(error: any, request: any) => {status: number, title: string, detail?: string, type?: string, headers?: Record<string, string>} | undefined} [mapError]
  *   a problem of your own
  * @property {(error: any, request: any) => void} [onError] told of errors that become a 500; by default they go to the console
@@ -116,7 +116,7 @@ export class HttpIdempotency {
         ? await this.#runPlain(style, invoke)
         : await this.#runOnce(exchange, key, style, invoke)
     } catch (error) {
-      return this.#answerTo(error, exchange)
+      return this.problem(error, exchange.request)
     }
   }
 
@@ -242,7 +242,25 @@ export class HttpIdempotency {
     return text.length <= 255 ? text : `sha256:${createHash('sha256').update(text).digest('hex')}`
   }
 
-  #answerTo(error, { request }) {
+  /**
+   * The answer to an error of a body parser, which comes before a route.
+   * @param {any} error
+   * @param {any} request the framework's own
+   * @returns {import('./problem.js').Answer}
+   */
+  bodyProblem(error, request) {
+    const status = error?.statusCode ?? error?.status
+    if (status === 413) return this.problem(requestTooLarge(), request)
+    return this.problem(status === 400 ? unreadable(error) : error, request)
+  }
+
+  /**
+   * The answer to an error.
+   * @param {any} error
+   * @param {any} request the framework's own
+   * @returns {import('./problem.js').Answer}
+   */
+  problem(error, request) {
     const unstored = error instanceof NotDone ? error.cause : error
     if (unstored instanceof Unstored) return unstored.answer
     const { mapError, onError, describedBy } = this.#options

@@ -6,14 +6,16 @@ import { isJson, mediaType, parseJson, readAll, requestTooLarge } from './body.j
  * @typedef {(req: any, res: any, context: import('./core.js').Context) => unknown} Handler answers by `res` as always. In style "lease" it
  *   may return a function (tx) => writes, which commit together with the answer
  * @typedef {(req: any, res: any, next: (error?: any) => void) => Promise<void>} Route
+ * @typedef {(error: any, req: any, res: any, next: (error?: any) => void) => void} ErrorHandler
  */
 
 /**
  * Routes of Express that run once for each key.
  * @param {import('../index.js').Idempotency} idempotency
  * @param {import('./core.js').HttpOptions} [options]
- * @returns {{transaction: (handler: Handler) => Route, lease: (handler: Handler) => Route}} transaction: the handler gets `tx`, in
- *   whose transaction its answer is stored. lease: it gets an operation, with fence, and a signal
+ * @returns {{transaction: (handler: Handler) => Route, lease: (handler: Handler) => Route, problemErrors: () => ErrorHandler}} transaction:
+ *   the handler gets `tx`, in whose transaction its answer is stored. lease: it gets an operation, with fence, and a signal.
+ *   problemErrors: `app.use` it last; errors before a route, such as those of express.json(), become problems that tell nothing of the error
  */
 export function expressIdempotency(idempotency, options) {
   const core = new HttpIdempotency(idempotency, options)
@@ -31,7 +33,18 @@ export function expressIdempotency(idempotency, options) {
       next(error)
     }
   }
-  return { transaction: route('transaction'), lease: route('lease') }
+  return { transaction: route('transaction'), lease: route('lease'), problemErrors: () => problemErrors(core) }
+}
+
+// Express's own handler sends the stack. It still ends an answer of which a part has been sent.
+function problemErrors(core) {
+  return (error, req, res, next) => {
+    if (res.headersSent) return next(error)
+    const { status, headers, body } = core.bodyProblem(error, req)
+    res.statusCode = status
+    for (const [name, value] of Object.entries(headers)) res.setHeader(name, value)
+    res.end(body)
+  }
 }
 
 function toExchange(req, maxRequest) {

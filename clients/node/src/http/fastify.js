@@ -20,16 +20,34 @@ const ATTEMPT = Symbol('attempt')
  */
 export async function fastifyIdempotency(fastify, { idempotency, ...options }) {
   const core = new HttpIdempotency(idempotency, options)
-  const route = (style) => (handler) => (request, reply) =>
-    runRoute(core, style, (context) => handler.call(request.server, request, reply, context), request, reply)
+  const routes = new WeakSet()
+  const route = (style) => (handler) => {
+    const run = (request, reply) =>
+      runRoute(core, style, (context) => handler.call(request.server, request, reply, context), request, reply)
+    routes.add(run)
+    return run
+  }
   fastify.decorate('idempotent', { transaction: route('transaction'), lease: route('lease') })
   fastify.decorateRequest(ATTEMPT, null)
+  fastify.addHook('onRoute', (options) => {
+    if (routes.has(options.handler)) options.errorHandler ??= bodyErrors(core)
+  })
   fastify.addHook('onSend', (request, reply, payload) => hold(core, request, reply, payload))
 }
 
 // Its decorator and its hook are for the application, not for the plugin.
 fastifyIdempotency[Symbol.for('skip-override')] = true
 fastifyIdempotency[Symbol.for('fastify.display-name')] = 'pg-idempotency'
+
+// A body that Fastify refuses never comes to the route. Other errors go on to the application's own handler.
+function bodyErrors(core) {
+  return (error, request, reply) => {
+    if (!error.code?.startsWith('FST_ERR_CTP_')) throw error
+    const { status, headers, body } = core.bodyProblem(error, request)
+    setAnswer(reply, { status, headers: { ...reply.getHeaders(), ...headers } })
+    reply.send(body)
+  }
+}
 
 async function runRoute(core, style, handle, request, reply) {
   const initial = { ...reply.getHeaders() }
@@ -39,30 +57,60 @@ async function runRoute(core, style, handle, request, reply) {
     setAnswer(reply, { status: 200, headers: initial })
     const attempt = new Attempt()
     request[ATTEMPT] = attempt
-    const returned = Promise.resolve().then(() => handle(context)).then((value) => {
-      if (typeof value === 'function') return value
-      if (value !== undefined && value !== reply && !attempt.isSent) reply.send(value)
-      return undefined
-    })
-    const [given, writes] = await Promise.all([attempt.answered, returned])
+    // An answer that did not come by the hook cannot be stored.
+    reply.raw.once('finish', () => attempt.refuse(tookOver()))
+    const [given, writes] = await Promise.all([attempt.answered, called(() => handle(context), reply, attempt)])
     return writes ? { ...given, writes } : given
   })
   delete reply.then
+  delete reply.send
   const attempt = request[ATTEMPT]
-  request[ATTEMPT] = null
   const complete = answer.live ? answer : { ...answer, headers: { ...initial, ...answer.headers } }
-  if (attempt?.isSent) {
+  if (reply.sent) {
+    sendRaw(reply.raw, complete)
+  } else if (attempt?.isCalled) {
     attempt.release(complete)
   } else {
+    request[ATTEMPT] = null
     setAnswer(reply, complete)
     reply.send(complete.body)
   }
   return reply
 }
 
+// Calls a handler, and sends what it returns. As everywhere in Fastify, an async handler has answered when it ends; a
+// plain one may send later.
+async function called(handle, reply, attempt) {
+  // Not known from the hook: those of other plugins come first, and may take their time.
+  reply.send = (payload) => {
+    delete reply.send
+    reply.send(payload)
+    attempt.isCalled = true
+    return reply
+  }
+  const returned = handle()
+  const value = await returned
+  if (reply.sent) throw tookOver()
+  if (typeof value === 'function') return value
+  const isAnswer = value === undefined ? typeof returned?.then === 'function' : value !== reply
+  if (isAnswer && !attempt.isCalled) reply.send(value)
+  return undefined
+}
+
+function tookOver() {
+  return new Error('a route that runs once cannot take over its reply')
+}
+
+// Fastify leaves a reply alone that a handler has taken over.
+function sendRaw(raw, { status, headers, body }) {
+  if (raw.writableEnded) return
+  if (raw.headersSent) raw.destroy()
+  else raw.writeHead(status, headers).end(body)
+}
+
 // One call of a handler: the answer it gave, and the answer that is sent.
 class Attempt {
-  isSent = false
+  isCalled = false
 
   constructor() {
     this.answered = new Promise((resolve, reject) => { this.give = resolve; this.refuse = reject })
@@ -76,14 +124,11 @@ class Attempt {
 async function hold(core, request, reply, payload) {
   const attempt = request[ATTEMPT]
   if (!attempt) return payload
-  attempt.isSent = true
-  try {
-    const body = await toBytes(payload, core.maxResponse)
-    attempt.give({ status: reply.statusCode, headers: { ...reply.getHeaders() }, body })
-  } catch (error) {
-    attempt.refuse(error)
-  }
+  const [status, headers] = [reply.statusCode, { ...reply.getHeaders() }]
+  // A stream may never end: the answer is sent all the same when time is up.
+  toBytes(payload, core.maxResponse).then((body) => attempt.give({ status, headers, body }), attempt.refuse)
   const answer = await attempt.released
+  payload?.destroy?.()
   setAnswer(reply, answer)
   return answer.body
 }

@@ -42,7 +42,7 @@ export function inProgress(ms) {
 
 /** @type {[any, (error: any) => Problem][]} */
 const BY_CLASS = [
-  [BadArgument, () => new Problem(400, 'The request cannot be processed once', { detail: 'The Idempotency-Key is not acceptable.' })],
+  [BadArgument, () => new Problem(400, 'The request cannot be processed once', { detail: 'The Idempotency-Key or the request is not acceptable.' })],
   [Forbidden, () => new Problem(403, 'Forbidden')],
   [KeyReused, () => new Problem(422, 'This Idempotency-Key was used with another request',
     { detail: 'Use a new key for a new request.' })],
@@ -76,10 +76,10 @@ function busy(title, ms) {
 
 /**
  * @param {{status: number, title: string, detail?: string, type?: string, headers?: Record<string, string>}} problem
- * @param {string | undefined} describedBy address of a page for the clients
+ * @param {string | undefined} describedBy address of a page for the clients: the type of problems without one of their own
  * @returns {Answer}
  */
-export function rendered({ status, title, detail, type = 'about:blank', headers = {} }, describedBy) {
+export function rendered({ status, title, detail, type, headers = {} }, describedBy) {
   return {
     status,
     headers: {
@@ -87,6 +87,6 @@ export function rendered({ status, title, detail, type = 'about:blank', headers 
       ...(describedBy && { link: `<${describedBy}>; rel="describedby"` }),
       ...headers,
     },
-    body: Buffer.from(JSON.stringify({ type, title, status, detail })),
+    body: Buffer.from(JSON.stringify({ type: type ?? describedBy ?? 'about:blank', title, status, detail })),
   }
 }
