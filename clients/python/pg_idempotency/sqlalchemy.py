@@ -74,7 +74,8 @@ class SQLAlchemySession:
         """Rolls back and gives the connection back. Gives whether it was lost."""
         lost = bool(self.connection.invalidated) or bool(getattr(error, "connection_invalidated", False))
         try:
-            if self.block is not None:
+            # a Session that failed has taken its transaction back already
+            if self.block is not None and self.block.is_active:
                 self.block.rollback()
             self.close()
         except Exception:
