@@ -16,8 +16,10 @@ import (
 	"example.org/idempotency/caller"
 )
 
-// service answers with the statuses in turn; 0 hangs up.
+// service answers in turn. A request may come while the handler of a broken one
+// still ends, so a mutex guards what is written down.
 type service struct {
+	mutex   sync.Mutex
 	answers []func(http.ResponseWriter)
 	keys    []string
 	bodies  []string
@@ -25,8 +27,11 @@ type service struct {
 
 func (s *service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
+	s.mutex.Lock()
 	s.keys, s.bodies = append(s.keys, r.Header.Get("Idempotency-Key")), append(s.bodies, string(body))
-	s.answers[len(s.keys)-1](w)
+	answer := s.answers[len(s.keys)-1]
+	s.mutex.Unlock()
+	answer(w)
 }
 
 func status(code int, headers ...string) func(http.ResponseWriter) {
