@@ -243,7 +243,8 @@ read_store(void)
 	shape_require_store(store, catalog.status_type);
 	catalog.store_owner = store->rd_rel->relowner;
 	catalog.store_plain = shape_is_plain(store, catalog.status_type);
-	parts_read(primary_key_index(store));
+	catalog.store_by_expiry = shape_is_by_expiry(store);
+	parts_read(store);
 	relation_close(store, NoLock);
 }
 

@@ -29,6 +29,7 @@ typedef struct Catalog
 	Oid			tables[CATALOG_TABLES];	/* the objects of these names */
 	Oid			store_owner;
 	bool		store_plain;	/* direct access does all that SQL would */
+	bool		store_by_expiry;	/* one partition for each stretch of expiry */
 	SipHashKey	lock_key;		/* of the lock ids */
 	Oid			status_type;	/* idempotency_status */
 	Oid			outcome_type;	/* idem_outcome */

@@ -2,10 +2,11 @@
  * direct.c
  *		The hot statements on the store without the executor.
  *
- * They do what the statements of store.c do, for a store that is an ordinary
- * table (Catalog.store_plain): look a key up through the primary key, insert a
- * row and its entry in the primary key, its only index, and update a row.  No
- * rights are checked here, as the tables are the extension's own.
+ * They do what the statements of store.c do, on one part of a store whose parts
+ * are ordinary tables (Catalog.store_plain): look a key up through the primary
+ * key, insert a row and its entry in the primary key, its only index, update a
+ * row, and delete it.  No rights are checked here, as the tables are the
+ * extension's own.
  */
 #include "postgres.h"
 
@@ -25,6 +26,23 @@
 #include "compat.h"
 #include "direct.h"
 #include "record.h"
+
+/*
+ * The store itself is locked already.  A partition is locked here: while nobody
+ * reads or writes it, it may be emptied.
+ */
+static Relation
+open_part(const Catalog *catalog, Oid part, LOCKMODE mode)
+{
+	return table_open(part, part == catalog->tables[TABLE_STORE] ? NoLock : mode);
+}
+
+/* What is written, or was found, stays locked until the transaction ends. */
+static void
+close_part(const Catalog *catalog, Relation part, bool releases)
+{
+	table_close(part, releases && RelationGetRelid(part) != catalog->tables[TABLE_STORE] ? AccessShareLock : NoLock);
+}
 
 /* The key's columns lead the scan key in the order of the primary key. */
 static void
@@ -54,10 +72,10 @@ find_version(Relation store, Relation index, const OperationName *name,
 
 /* The version of the row that the snapshot sees, copied, and where it is. */
 bool
-direct_find(const Catalog *catalog, const OperationName *name, Snapshot snapshot,
+direct_find(const Catalog *catalog, Oid part, const OperationName *name, Snapshot snapshot,
 			Record *found, ItemPointer version)
 {
-	Relation	store = table_open(catalog->tables[TABLE_STORE], NoLock);
+	Relation	store = open_part(catalog, part, AccessShareLock);
 	Relation	index = index_open(primary_key_index(store), AccessShareLock);
 	TupleTableSlot *slot = table_slot_create(store, NULL);
 	bool		exists = find_version(store, index, name, snapshot, slot);
@@ -71,7 +89,7 @@ direct_find(const Catalog *catalog, const OperationName *name, Snapshot snapshot
 	}
 	ExecDropSingleTupleTableSlot(slot);
 	index_close(index, NoLock);
-	table_close(store, NoLock);
+	close_part(catalog, store, !exists);
 	return exists;
 }
 
@@ -92,9 +110,9 @@ insert_key(Relation store, Relation index, TupleTableSlot *slot, bool key_unchan
 
 /* Inserts the row, which has all columns that must not be NULL. */
 void
-direct_insert(const Catalog *catalog, const Record *record)
+direct_insert(const Catalog *catalog, Oid part, const Record *record)
 {
-	Relation	store = table_open(catalog->tables[TABLE_STORE], NoLock);
+	Relation	store = open_part(catalog, part, RowExclusiveLock);
 	Relation	index = index_open(primary_key_index(store), RowExclusiveLock);
 	TupleTableSlot *slot = MakeSingleTupleTableSlot(RelationGetDescr(store), &TTSOpsVirtual);
 
@@ -146,46 +164,61 @@ was_judged(Relation store, TupleTableSlot *version, TimestampTz judged)
 		 table_tuple_satisfies_snapshot(store, version, GetTransactionSnapshot()));
 }
 
+/* Replaces a version, or deletes it without a successor (NULL). */
+static TM_Result
+change_version(const Catalog *catalog, Relation store, Relation index,
+			   ItemPointer version, const Record *record)
+{
+	TM_FailureData failure;
+
+	if (record != NULL)
+		return replace_version(catalog, store, index, version, record);
+	return table_tuple_delete(store, version, GetCurrentCommandId(true), InvalidSnapshot,
+							  InvalidSnapshot, true, &failure, false);
+}
+
 /*
  * TM_Invisible: not the version that was judged.  TM_Updated: changed since
  * then.
  */
 static TM_Result
-try_update(const Catalog *catalog, Relation store, Relation index,
+try_change(const Catalog *catalog, Relation store, Relation index, const OperationName *name,
 		   const Record *record, TimestampTz judged)
 {
 	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
 	TupleTableSlot *version = table_slot_create(store, NULL);
 	TM_Result	result = TM_Deleted;
 
-	if (find_version(store, index, &record->name, snapshot, version))
+	if (find_version(store, index, name, snapshot, version))
 		result = was_judged(store, version, judged) ?
-			replace_version(catalog, store, index, &version->tts_tid, record) : TM_Invisible;
+			change_version(catalog, store, index, &version->tts_tid, record) : TM_Invisible;
 	ExecDropSingleTupleTableSlot(version);
 	UnregisterSnapshot(snapshot);
 	return result;
 }
 
 /*
- * Updates the row, if it is still the version that was judged: TM_Ok.
- * TM_Deleted: there is no row.  Anything else: another writer has changed it.
+ * Updates the row of a part, or deletes it if there is no record, if it is still
+ * the version that was judged: TM_Ok.  TM_Deleted: the part has no such row.
+ * Anything else: another writer has changed it.
  */
 TM_Result
-direct_update(const Catalog *catalog, const Record *record, TimestampTz judged)
+direct_change(const Catalog *catalog, Oid part, const OperationName *name,
+			  const Record *record, TimestampTz judged)
 {
-	Relation	store = table_open(catalog->tables[TABLE_STORE], NoLock);
+	Relation	store = open_part(catalog, part, RowExclusiveLock);
 	Relation	index = index_open(primary_key_index(store), RowExclusiveLock);
 	TM_Result	result;
 
 	/* as the executor does: subscribers must be able to find the row */
-	CheckCmdReplicaIdentity(store, CMD_UPDATE);
+	CheckCmdReplicaIdentity(store, record != NULL ? CMD_UPDATE : CMD_DELETE);
 	/* what this statement has done so far counts, as in SPI */
 	CommandCounterIncrement();
 	do
 	{
 		/* idem_reseal, for one, leaves updated_at as it is */
 		CHECK_FOR_INTERRUPTS();
-		result = try_update(catalog, store, index, record, judged);
+		result = try_change(catalog, store, index, name, record, judged);
 	} while (result == TM_Updated && !IsolationUsesXactSnapshot());
 	index_close(index, NoLock);
 	table_close(store, NoLock);

@@ -13,9 +13,10 @@
 #include "catalog.h"
 #include "idempotency.h"
 
-extern bool direct_find(const Catalog *catalog, const OperationName *name, Snapshot snapshot,
-						Record *found, ItemPointer version);
-extern void direct_insert(const Catalog *catalog, const Record *record);
-extern TM_Result direct_update(const Catalog *catalog, const Record *record, TimestampTz judged);
+extern bool direct_find(const Catalog *catalog, Oid part, const OperationName *name,
+						Snapshot snapshot, Record *found, ItemPointer version);
+extern void direct_insert(const Catalog *catalog, Oid part, const Record *record);
+extern TM_Result direct_change(const Catalog *catalog, Oid part, const OperationName *name,
+							   const Record *record, TimestampTz judged);
 
 #endif							/* IDEM_DIRECT_H */

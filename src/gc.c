@@ -14,8 +14,10 @@
 
 #include "catalog.h"
 #include "compat.h"
+#include "expiry.h"
 #include "gc.h"
 #include "lock.h"
+#include "parts.h"
 #include "stats.h"
 #include "store.h"
 #include "sweep.h"
@@ -48,6 +50,7 @@ finish_sweep(SweepPosition *hand, Sweep *progress)
 typedef struct SweepStep
 {
 	const Catalog *catalog;
+	Oid			part;			/* of the store, that is swept */
 	TimestampTz now;
 } SweepStep;
 
@@ -56,7 +59,7 @@ sweep_step(void *state, ItemPointer from, ItemPointer end, int64 max_rows)
 {
 	const SweepStep *step = state;
 
-	return store_sweep(step->catalog, from, end, step->now, max_rows);
+	return store_sweep(step->catalog, step->part, from, end, step->now, max_rows);
 }
 
 /* Collects from so many pages, until so many rows are removed. */
@@ -80,9 +83,9 @@ sweep_stretch(const Walk *walk, SweepPosition *hand, Sweep *progress,
  * most, until max_rows rows are removed.
  */
 static void
-turn_sweep_hand(const Catalog *catalog, SweepPosition *hand, Sweep *progress)
+turn_sweep_hand(const Catalog *catalog, Oid part, SweepPosition *hand, Sweep *progress)
 {
-	SweepStep	step = {.catalog = catalog,.now = GetCurrentTimestamp()};
+	SweepStep	step = {.catalog = catalog,.part = part,.now = GetCurrentTimestamp()};
 	Walk		walk = {sweep_step, &step};
 	BlockNumber last_seen = progress->seen + Min(progress->pages, progress->max_pages);
 	int64		wanted = progress->removed + progress->max_rows;
@@ -119,15 +122,17 @@ estimate_backlog(const SweepPosition *hand, const Sweep *progress)
 
 /*
  * Removes expired records.  A row that another session has locked is passed
- * over; the next sweep tries again.
+ * over; the next sweep tries again.  Of a store that is partitioned by expiry,
+ * the rows are swept that belong to no partition of their own.
  */
 void
 gc_sweep(const Catalog *catalog, Sweep *progress)
 {
+	Oid			part = parts_rest()->table;
 	SweepPosition hand;
 	int64		removed = progress->removed;
 
-	progress->pages = store_pages(catalog);
+	progress->pages = store_pages(part);
 	if (!is_only_sweep())
 		return;
 	hand = sweep_position(catalog);
@@ -136,8 +141,10 @@ gc_sweep(const Catalog *catalog, Sweep *progress)
 		hand.began_at = GetCurrentTimestamp();
 		finish_sweep(&hand, progress);
 	}
-	turn_sweep_hand(catalog, &hand, progress);
+	turn_sweep_hand(catalog, part, &hand, progress);
 	sweep_remember_position(catalog, &hand);
-	stats_add(COUNT_COLLECTED_ROWS, progress->removed - removed);
 	stats_set(COUNT_BACKLOG_ROWS, estimate_backlog(&hand, progress));
+	if (catalog->store_by_expiry)
+		progress->removed += expiry_tend(catalog);
+	stats_add(COUNT_COLLECTED_ROWS, progress->removed - removed);
 }

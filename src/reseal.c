@@ -17,6 +17,7 @@
 #include "catalog.h"
 #include "compat.h"
 #include "keyring.h"
+#include "parts.h"
 #include "pgp.h"
 #include "reseal.h"
 #include "seal.h"
@@ -28,12 +29,14 @@
 #define NAMED 10
 
 /* where this session goes on */
+static Oid	reseal_part = InvalidOid;
 static ItemPointerData reseal_hand;
 
 /* one call, and what it has done */
 typedef struct Round
 {
 	const Catalog *catalog;
+	Oid			part;			/* of the store, whose turn it is */
 	text	   *key;			/* name of the newest one */
 	int64		sealed;
 	int64		were_clear;
@@ -167,10 +170,56 @@ reseal_step(void *state, ItemPointer from, ItemPointer end, int64 max_rows)
 	Round	   *round = state;
 	int64		before = round->sealed;
 	Record	   *records;
-	int64		found = store_find_unsealed(round->catalog, from, end, round->key, max_rows, &records);
+	int64		found = store_find_unsealed(round->catalog, round->part, from, end, round->key, max_rows, &records);
 
 	reseal_records(records, found, round);
 	return round->sealed - before;
+}
+
+/* The number of the part at which the session goes on. */
+static int
+part_of_hand(void)
+{
+	int			number = 0;
+
+	while (number < parts_count() && parts_get(number)->table != reseal_part)
+		number++;
+	if (number < parts_count())
+		return number;
+	ItemPointerSet(&reseal_hand, 0, 0);
+	return 0;
+}
+
+/* Moves the hand over a part, up to a place, until so many are sealed. */
+static void
+reseal_stretch(Round *round, int number, ItemPointerData to, int64 max_rows)
+{
+	Walk		walk = {reseal_step, round};
+
+	round->part = reseal_part = parts_get(number)->table;
+	(void) walk_rows(&walk, &reseal_hand, to, max_rows - round->sealed);
+}
+
+/* Once round the parts of the store, and back to where the hand was. */
+static void
+reseal_round(Round *round, int64 max_rows)
+{
+	int			first = part_of_hand();
+	ItemPointerData start = reseal_hand;
+
+	for (int i = 0; i <= parts_count(); i++)
+	{
+		int			number = (first + i) % parts_count();
+		ItemPointerData to = start;
+
+		if (i > 0)
+			ItemPointerSet(&reseal_hand, 0, 0);
+		if (i < parts_count())
+			ItemPointerSet(&to, store_pages(parts_get(number)->table), 0);
+		reseal_stretch(round, number, to, max_rows);
+		if (round->sealed >= max_rows)
+			return;
+	}
 }
 
 /*
@@ -181,19 +230,11 @@ int64
 reseal(int64 max_rows)
 {
 	Round		round = {.key = cstring_to_text(required_key()->name)};
-	Walk		walk = {reseal_step, &round};
-	ItemPointerData start = reseal_hand;
-	ItemPointerData last;
 	Caller		caller;
 
 	round.catalog = catalog_open(RowExclusiveLock);
 	caller = as_owner_in_call(round.catalog);
-	ItemPointerSet(&last, store_pages(round.catalog), 0);
-	if (walk_rows(&walk, &reseal_hand, last, max_rows) < max_rows)
-	{
-		ItemPointerSet(&reseal_hand, 0, 0);
-		(void) walk_rows(&walk, &reseal_hand, start, max_rows - round.sealed);
-	}
+	reseal_round(&round, max_rows);
 	as_owner_end(&caller);
 	tell_round(&round);
 	return round.sealed;

@@ -7,10 +7,17 @@
 #include "postgres.h"
 
 #include "access/genam.h"
+#include "access/relation.h"
 #include "catalog/pg_am.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_collation.h"
 #include "catalog/pg_inherits.h"
+#include "catalog/pg_type.h"
+#include "commands/defrem.h"
+#include "partitioning/partbounds.h"
+#include "partitioning/partdesc.h"
+#include "utils/lsyscache.h"
+#include "utils/partcache.h"
 
 #include "compat.h"
 #include "idempotency.h"
@@ -140,23 +147,91 @@ require_key(Relation store)
 	if (fault != NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("primary key of table \"idempotency_store\" must be exactly (scope, idempotency_key)"),
+				 errmsg("primary key of table \"%s\" must be exactly (scope, idempotency_key)",
+						RelationGetRelationName(store)),
 				 errdetail_internal("%s", fault),
 				 errhint("Make it PRIMARY KEY (scope, idempotency_key), not deferrable, on columns of COLLATE \"C\". Partition by HASH of these columns only.")));
+}
+
+/* Can the table keep rows of operations, if it is no part of another? */
+static void
+require_table(Relation table, Oid status_type)
+{
+	shape_require_logged(RelationGetRelationName(table), table->rd_rel->relpersistence, LOSS_OF_STORE);
+	if (!record_fits(RelationGetDescr(table), status_type))
+		shape_refuse("a column of idempotency_store");
+	require_childless(table);
+	require_key(table);
+}
+
+/* Is each row in the partition of its expiry?  Then its key is unique only there. */
+bool
+shape_is_by_expiry(Relation store)
+{
+	PartitionKey key;
+
+	if (store->rd_rel->relkind != RELKIND_PARTITIONED_TABLE)
+		return false;
+	key = RelationGetPartitionKey(store);
+	return key->strategy == PARTITION_STRATEGY_RANGE && key->partnatts == 1 &&
+		key->partattrs[0] > 0 &&
+		key->partopfamily[0] == get_opclass_family(GetDefaultOpClass(TIMESTAMPTZOID, BTREE_AM_OID)) &&
+		record_is_column(TupleDescAttr(RelationGetDescr(store), key->partattrs[0] - 1), COLUMN_EXPIRES_AT);
+}
+
+/* Calls the function for each partition, with a lock until it returns. */
+static bool
+all_partitions(Relation store, bool (*is_so) (Relation partition, Oid status_type), Oid status_type)
+{
+	PartitionDesc described = RelationGetPartitionDesc(store, false);
+	bool		all = true;
+
+	for (int i = 0; i < described->nparts && all; i++)
+	{
+		Relation	partition = relation_open(described->oids[i], AccessShareLock);
+
+		all = is_so(partition, status_type);
+		relation_close(partition, AccessShareLock);
+	}
+	return all;
+}
+
+static bool
+partition_keeps_operations(Relation partition, Oid status_type)
+{
+	if (partition->rd_rel->relkind != RELKIND_RELATION)
+		shape_refuse(RelationGetRelationName(partition));
+	require_table(partition, status_type);
+	return true;
+}
+
+/* No session may meet a row that has no partition. */
+static void
+require_rest(Relation store)
+{
+	PartitionDesc described = RelationGetPartitionDesc(store, false);
+
+	if (described->nparts == 0 || !partition_bound_has_default(described->boundinfo))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("table \"idempotency_store\" has no default partition"),
+				 errhint("Use idem_partition_store() to partition the store by expiry.")));
 }
 
 /* Can the table keep operations at all? */
 void
 shape_require_store(Relation store, Oid status_type)
 {
+	if (shape_is_by_expiry(store))
+	{
+		(void) all_partitions(store, partition_keeps_operations, status_type);
+		require_rest(store);
+		return;
+	}
 	if (store->rd_rel->relkind != RELKIND_RELATION &&
 		store->rd_rel->relkind != RELKIND_PARTITIONED_TABLE)
 		shape_refuse("idempotency_store");
-	shape_require_logged("idempotency_store", store->rd_rel->relpersistence, LOSS_OF_STORE);
-	if (!record_fits(RelationGetDescr(store), status_type))
-		shape_refuse("a column of idempotency_store");
-	require_childless(store);
-	require_key(store);
+	require_table(store, status_type);
 }
 
 /* Further indexes could have expressions or predicates: the owner's code. */
@@ -187,23 +262,37 @@ key_is_as_made(Oid key)
 	return as_made;
 }
 
+/* Does the table have nothing that only the executor would do? */
+static bool
+has_no_code(Relation table)
+{
+	TupleConstr *constraints = RelationGetDescr(table)->constr;
+
+	return table->trigdesc == NULL && !table->rd_rel->relrowsecurity && table->rd_rules == NULL &&
+		(constraints == NULL || (constraints->num_check == 0 && !constraints->has_generated_stored));
+}
+
+/* Is it an ordinary table as the script made it? */
+static bool
+is_plain_table(Relation table, Oid status_type)
+{
+	return table->rd_rel->relkind == RELKIND_RELATION &&
+		has_no_code(table) &&
+		record_matches(RelationGetDescr(table), status_type) &&
+		has_only_its_key(table) &&
+		key_is_as_made(primary_key_index(table));
+}
+
 /*
- * Is the store an ordinary table as the script made it?  Then rows may be
- * read and inserted without the executor.  Whatever the owner has added
- * (triggers, row security, constraints, columns, indexes) needs SQL.
+ * Is the store an ordinary table as the script made it, or partitioned by
+ * expiry into such tables?  Then rows may be read and inserted without the
+ * executor.  Whatever the owner has added (triggers, row security, constraints,
+ * columns, indexes) needs SQL.
  */
 bool
 shape_is_plain(Relation store, Oid status_type)
 {
-	TupleConstr *constraints = RelationGetDescr(store)->constr;
-
-	return store->rd_rel->relkind == RELKIND_RELATION &&
-		!store->rd_rel->relispartition &&
-		store->trigdesc == NULL &&
-		!store->rd_rel->relrowsecurity &&
-		store->rd_rules == NULL &&
-		(constraints == NULL || (constraints->num_check == 0 && !constraints->has_generated_stored)) &&
-		record_matches(RelationGetDescr(store), status_type) &&
-		has_only_its_key(store) &&
-		key_is_as_made(primary_key_index(store));
+	if (shape_is_by_expiry(store))
+		return has_no_code(store) && all_partitions(store, is_plain_table, status_type);
+	return !store->rd_rel->relispartition && is_plain_table(store, status_type);
 }

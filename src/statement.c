@@ -20,8 +20,10 @@
 #include "nodes/nodeFuncs.h"
 #include "parser/analyze.h"
 #include "rewrite/rewriteDefine.h"
+#include "storage/lmgr.h"
 #include "utils/builtins.h"
 #include "utils/guc.h"
+#include "utils/lsyscache.h"
 #include "utils/plancache.h"
 
 #include "compat.h"
@@ -191,11 +193,14 @@ forget_plan(Statement *statement)
 static void
 prepare_plan(Statement *statement, const Catalog *catalog)
 {
-	char	   *sql = psprintf(statement->text, quote_identifier(catalog->schema));
+	char	   *part = OidIsValid(statement->part) ? get_rel_name(statement->part) : NULL;
+	char	   *sql = psprintf(statement->text, quote_identifier(catalog->schema),
+							   part != NULL ? quote_identifier(part) : "");
 	Oid			types[STATEMENT_PARAMETERS];
 	SPIPlanPtr	plan;
 
 	statement->generation = catalog->generation;
+	statement->planned_part = statement->part;
 	for (int i = 0; i < statement->count; i++)
 		types[i] = OidIsValid(statement->types[i]) ? statement->types[i] : catalog->status_type;
 
@@ -225,8 +230,8 @@ have_plan(Statement *statement, const Catalog *catalog)
 {
 	store_owner = catalog->store_owner;
 	/* not a plan that an outer call is using */
-	if (statement->plan != NULL && statement->generation != catalog->generation &&
-		statement->running == 1)
+	if (statement->plan != NULL && statement->running == 1 &&
+		(statement->generation != catalog->generation || statement->part != statement->planned_part))
 		forget_plan(statement);
 	if (statement->plan == NULL)
 		prepare_plan(statement, catalog);
@@ -330,6 +335,16 @@ statement_failed(Planning *run, const Catalog *catalog, MemoryContext context)
 	statement_rethrow(context);
 }
 
+/* A part of the store is found by its OID: the store is locked, so it stays a part. */
+static Oid
+lock_table_of(const Statement *statement, LOCKMODE mode)
+{
+	if (!OidIsValid(statement->part))
+		return catalog_lock(statement->table, mode);
+	LockRelationOid(statement->part, mode);
+	return statement->part;
+}
+
 /*
  * Runs a statement and returns how many rows it gave.  A NULL snapshot is for
  * statements that write.  The rows are there until statement_finish.
@@ -341,8 +356,7 @@ statement_run(Statement *statement, const Catalog *catalog,
 	MemoryContext context = CurrentMemoryContext;
 	Planning	run = {.statement = statement};
 
-	statement->relation = catalog_lock(statement->table,
-									   snapshot != NULL ? AccessShareLock : RowExclusiveLock);
+	statement->relation = lock_table_of(statement, snapshot != NULL ? AccessShareLock : RowExclusiveLock);
 	FAULT_POINT("statement-locked");
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "could not connect to SPI");

@@ -4,21 +4,29 @@
  *
  * The most frequent ones take the direct path if it gives the same result.  The
  * response of a record is sealed on its way in.  A reader opens it itself.
+ *
+ * In a store that is partitioned by expiry, a name may have a row in each part:
+ * rows that have expired and are not removed yet, besides the one that counts.
+ * That is the row that expires last.
  */
 #include "postgres.h"
 
 #include "access/table.h"
 #include "access/xact.h"
 #include "catalog/pg_type.h"
+#include "miscadmin.h"
 #include "storage/bufmgr.h"
+#include "storage/lmgr.h"
 #include "utils/builtins.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
+#include "utils/timestamp.h"
 
 #include "compat.h"
 #include "direct.h"
 #include "fault.h"
 #include "fence.h"
+#include "parts.h"
 #include "record.h"
 #include "seal.h"
 #include "statement.h"
@@ -38,8 +46,16 @@
 #define NAME_TYPES TEXTOID, TEXTOID
 
 static Statement find_record = {
-	"SELECT " COLUMNS ", ctid FROM %1$s.idempotency_store"
+	"SELECT " COLUMNS ", ctid, tableoid FROM %1$s.idempotency_store"
 	" WHERE scope OPERATOR(pg_catalog.=) $1 AND idempotency_key OPERATOR(pg_catalog.=) $2",
+	2, {NAME_TYPES},.knows_rows = true
+};
+
+/* in a store that is partitioned by expiry */
+static Statement find_last = {
+	"SELECT " COLUMNS ", ctid, tableoid FROM %1$s.idempotency_store"
+	" WHERE scope OPERATOR(pg_catalog.=) $1 AND idempotency_key OPERATOR(pg_catalog.=) $2"
+	" ORDER BY expires_at DESC LIMIT 1",
 	2, {NAME_TYPES},.knows_rows = true
 };
 
@@ -57,6 +73,16 @@ static Statement put_record = {
 	RECORD_COLUMNS + 1, {RECORD_TYPES TIMESTAMPTZOID}
 };
 
+/* no key of the whole store could arbitrate; the row may move to another partition */
+static Statement update_record = {
+	"UPDATE %1$s.idempotency_store AS judged SET (" COLUMNS ") = (" VALUES ")"
+	" WHERE scope OPERATOR(pg_catalog.=) $10 AND idempotency_key OPERATOR(pg_catalog.=) $11"
+	" AND judged.updated_at OPERATOR(pg_catalog.=) $19",
+	RECORD_COLUMNS + 1, {RECORD_TYPES TIMESTAMPTZOID},.knows_rows = true
+};
+
+StaticAssertDecl(COLUMN_SCOPE == 9 && COLUMN_IDEMPOTENCY_KEY == 10, "$10 and $11 of update_record");
+
 static Statement delete_record = {
 	"DELETE FROM %1$s.idempotency_store WHERE scope OPERATOR(pg_catalog.=) $1"
 	" AND idempotency_key OPERATOR(pg_catalog.=) $2 AND updated_at OPERATOR(pg_catalog.=) $3",
@@ -68,13 +94,13 @@ static Statement delete_record = {
  * whose fence is greater than $5 stays: no other place knows that fence.
  */
 static Statement sweep_pages = {
-	"WITH expired AS MATERIALIZED (SELECT ctid AS place, fence FROM %1$s.idempotency_store"
+	"WITH expired AS MATERIALIZED (SELECT ctid AS place, fence FROM ONLY %1$s.%2$s"
 	" WHERE ctid OPERATOR(pg_catalog.>=) $1 AND ctid OPERATOR(pg_catalog.<) $2"
 	" AND expires_at OPERATOR(pg_catalog.<=) $3"
 	" AND (status OPERATOR(pg_catalog.<>) 'PENDING'"
 	" OR (lease_expires_at OPERATOR(pg_catalog.>) $3) IS NOT TRUE)"
 	" LIMIT $4 FOR UPDATE SKIP LOCKED)"
-	", removed AS (DELETE FROM %1$s.idempotency_store"
+	", removed AS (DELETE FROM ONLY %1$s.%2$s"
 	" WHERE ctid OPERATOR(pg_catalog.=) ANY (ARRAY(SELECT place FROM expired"
 	" WHERE (fence OPERATOR(pg_catalog.>) $5) IS NOT TRUE"
 	FAULT_POINT_SQL("sweep-read") ")) RETURNING ctid AS place)"
@@ -85,7 +111,7 @@ static Statement sweep_pages = {
 
 /* ended records with a response that is not sealed with the key $3 */
 static Statement find_unsealed = {
-	"SELECT " COLUMNS ", ctid FROM %1$s.idempotency_store"
+	"SELECT " COLUMNS ", ctid FROM ONLY %1$s.%2$s"
 	" WHERE ctid OPERATOR(pg_catalog.>=) $1 AND ctid OPERATOR(pg_catalog.<) $2"
 	" AND status OPERATOR(pg_catalog.<>) 'PENDING' AND (seal_key OPERATOR(pg_catalog.=) $3) IS NOT TRUE"
 	" AND (sealed IS NOT NULL OR response_payload IS NOT NULL"
@@ -93,6 +119,13 @@ static Statement find_unsealed = {
 	" LIMIT $4 FOR UPDATE SKIP LOCKED",
 	4, {TIDOID, TIDOID, TEXTOID, INT8OID},.knows_rows = true
 };
+
+/* where the version of a row is */
+typedef struct Place
+{
+	Oid			part;
+	ItemPointerData version;
+} Place;
 
 /* A row of the statement that has just run, with its name, copied; and its ctid. */
 static ItemPointerData
@@ -110,39 +143,91 @@ read_whole_row(const Catalog *catalog, int row, Record *found)
 
 static bool
 find_by_sql(const Catalog *catalog, const OperationName *name, Snapshot snapshot,
-			Record *found, ItemPointer version)
+			Record *found, Place *place)
 {
 	Datum		arguments[2] = {PointerGetDatum(name->scope), PointerGetDatum(name->key)};
-	Datum		values[RECORD_COLUMNS + 1];
-	bool		nulls[RECORD_COLUMNS + 1];
+	Datum		values[RECORD_COLUMNS + 2];
+	bool		nulls[RECORD_COLUMNS + 2];
 	MemoryContext context = CurrentMemoryContext;
 	bool		exists;
 
-	exists = statement_run(&find_record, catalog, arguments, NULL, snapshot) > 0;
+	exists = statement_run(catalog->store_by_expiry ? &find_last : &find_record,
+						   catalog, arguments, NULL, snapshot) > 0;
 	if (exists)
 	{
 		statement_columns(0, values, nulls);
 		MemoryContextSwitchTo(context);
 		record_from_columns(catalog->status_labels, values, nulls, found);
 		found->name = *name;
-		*version = *(ItemPointer) DatumGetPointer(values[RECORD_COLUMNS]);
+		place->version = *(ItemPointer) DatumGetPointer(values[RECORD_COLUMNS]);
+		place->part = DatumGetObjectId(values[RECORD_COLUMNS + 1]);
 	}
 	statement_finish();
 	return exists;
 }
 
+/*
+ * The row of a name that expires last.  A row that has not expired is that row:
+ * the parts come in such an order, and only one row of a name counts.
+ */
 static bool
-find_record_version(const Catalog *catalog, const OperationName *name, Snapshot snapshot,
-					Record *found, ItemPointer version)
+find_in_parts(const Catalog *catalog, const OperationName *name, Snapshot snapshot,
+			  Record *found, Place *place)
+{
+	TimestampTz now = catalog->store_by_expiry ? GetCurrentTimestamp() : DT_NOBEGIN;
+	bool		exists = false;
+
+	for (int i = 0; i < parts_count() && !(exists && found->expires_at > now); i++)
+	{
+		const Part *part = parts_get(i);
+		Record		record;
+		ItemPointerData version;
+
+		if (part_is_over(part, now) ||
+			!direct_find(catalog, part->table, name, snapshot, &record, &version) ||
+			(exists && record.expires_at <= found->expires_at))
+			continue;
+		*found = record;
+		place->part = part->table;
+		place->version = version;
+		exists = true;
+	}
+	return exists;
+}
+
+static bool
+find_with_snapshot(const Catalog *catalog, const OperationName *name, Snapshot snapshot,
+				   Record *found, Place *place)
 {
 	bool		exists;
 
 	snapshot = RegisterSnapshot(snapshot);
 	exists = catalog->store_plain ?
-		direct_find(catalog, name, snapshot, found, version) :
-		find_by_sql(catalog, name, snapshot, found, version);
+		find_in_parts(catalog, name, snapshot, found, place) :
+		find_by_sql(catalog, name, snapshot, found, place);
 	UnregisterSnapshot(snapshot);
 	return exists;
+}
+
+/*
+ * While we looked, another session may have attached a partition and moved rows
+ * to it.  Locking a part lets us know: then we look again, at the parts of now.
+ */
+static bool
+find_version(const Catalog *catalog, const OperationName *name, bool newest,
+			 Record *found, Place *place)
+{
+	for (;;)
+	{
+		bool		exists = find_with_snapshot(catalog, name,
+												newest ? GetLatestSnapshot() : GetTransactionSnapshot(),
+												found, place);
+
+		if (!catalog->store_by_expiry || !catalog_has_news())
+			return exists;
+		CHECK_FOR_INTERRUPTS();
+		catalog = catalog_open(AccessShareLock);
+	}
 }
 
 /* The executor has the same message. */
@@ -167,16 +252,17 @@ could_not_serialize(void)
 bool
 store_find(const Catalog *catalog, const OperationName *name, Record *found)
 {
-	ItemPointerData newest;
-	ItemPointerData seen;
-	bool		exists = find_record_version(catalog, name, GetLatestSnapshot(), found, &newest);
+	Place		newest;
+	Place		seen;
+	bool		exists = find_version(catalog, name, true, found, &newest);
 
 	if (IsolationUsesXactSnapshot())
 	{
 		Record		ignored;
-		bool		seen_exists = find_record_version(catalog, name, GetTransactionSnapshot(), &ignored, &seen);
+		bool		seen_exists = find_version(catalog, name, false, &ignored, &seen);
 
-		if (seen_exists != exists || (exists && !ItemPointerEquals(&seen, &newest)))
+		if (seen_exists != exists ||
+			(exists && (seen.part != newest.part || !ItemPointerEquals(&seen.version, &newest.version))))
 			could_not_serialize();
 	}
 	return exists;
@@ -186,9 +272,9 @@ store_find(const Catalog *catalog, const OperationName *name, Record *found)
 bool
 store_peek(const Catalog *catalog, const OperationName *name, Record *found)
 {
-	ItemPointerData version;
+	Place		place;
 
-	return find_record_version(catalog, name, GetTransactionSnapshot(), found, &version);
+	return find_version(catalog, name, false, found, &place);
 }
 
 /* A record whose name has none. */
@@ -224,7 +310,81 @@ upsert_by_sql(const Catalog *catalog, const Record *record, TimestampTz judged)
 	statement_finish();
 }
 
-/* As the two above do. */
+/*
+ * The same in a store that is partitioned by expiry.  A row that came meanwhile
+ * belongs to another writer.
+ */
+static void
+update_by_sql(const Catalog *catalog, const Record *record, TimestampTz judged)
+{
+	Datum		values[RECORD_COLUMNS + 1];
+	bool		nulls[RECORD_COLUMNS + 1] = {0};
+	bool		updated;
+	Record		other;
+	Place		place;
+
+	record_to_columns(catalog->status_labels, record, values, nulls);
+	values[RECORD_COLUMNS] = TimestampTzGetDatum(judged);
+	updated = statement_run(&update_record, catalog, values, nulls, InvalidSnapshot) > 0;
+	statement_finish();
+	if (updated)
+		return;
+	if (find_version(catalog, &record->name, true, &other, &place) &&
+		other.expires_at > GetCurrentTimestamp())
+		statement_lost_race();
+	insert_by_sql(catalog, record);
+}
+
+/*
+ * The part that a record belongs to, locked.  A partition that is attached
+ * while we wait for the lock takes rows away from the part for the rest.
+ */
+static Oid
+lock_part(const Catalog *catalog, const Record *record)
+{
+	Oid			part = parts_for(record->expires_at)->table;
+
+	while (catalog->store_by_expiry)
+	{
+		Oid			locked = part;
+
+		LockRelationOid(locked, RowExclusiveLock);
+		if (!catalog_has_news())
+			break;
+		catalog = catalog_open(RowExclusiveLock);
+		part = parts_for(record->expires_at)->table;
+		if (part == locked)
+			break;
+	}
+	return part;
+}
+
+/* The part with the row of a name; one that does not count may be anywhere. */
+static Oid
+part_of_row(const Catalog *catalog, const OperationName *name, Oid preferred)
+{
+	Record		found;
+	Place		place;
+
+	if (!catalog->store_by_expiry)
+		return preferred;
+	return find_version(catalog, name, true, &found, &place) ? place.part : preferred;
+}
+
+/* Replaces the version that was judged.  A row whose expiry is in another part moves. */
+static TM_Result
+replace_directly(const Catalog *catalog, const Record *record, TimestampTz judged, Oid target)
+{
+	Oid			part = part_of_row(catalog, &record->name, target);
+	bool		moves = part != target;
+	TM_Result	result = direct_change(catalog, part, &record->name, moves ? NULL : record, judged);
+
+	if (result == TM_Ok && moves)
+		direct_insert(catalog, target, record);
+	return result;
+}
+
+/* As the statements above do. */
 static void
 put_directly(const Catalog *catalog, const Record *record, TimestampTz judged)
 {
@@ -232,10 +392,12 @@ put_directly(const Catalog *catalog, const Record *record, TimestampTz judged)
 
 	PG_TRY();
 	{
-		TM_Result	result = judged != NO_TIME ? direct_update(catalog, record, judged) : TM_Deleted;
+		Oid			target = lock_part(catalog, record);
+		TM_Result	result = judged != NO_TIME ?
+			replace_directly(catalog, record, judged, target) : TM_Deleted;
 
 		if (result == TM_Deleted)
-			direct_insert(catalog, record);
+			direct_insert(catalog, target, record);
 		else if (result != TM_Ok && IsolationUsesXactSnapshot())
 			could_not_serialize();
 		else if (result != TM_Ok)
@@ -262,10 +424,12 @@ store_put(const Catalog *catalog, const Record *record, TimestampTz judged)
 	seal_record(&stored);
 	if (catalog->store_plain)
 		put_directly(catalog, &stored, judged);
-	else if (judged != NO_TIME)
-		upsert_by_sql(catalog, &stored, judged);
-	else
+	else if (judged == NO_TIME)
 		insert_by_sql(catalog, &stored);
+	else if (catalog->store_by_expiry)
+		update_by_sql(catalog, &stored, judged);
+	else
+		upsert_by_sql(catalog, &stored, judged);
 }
 
 /* Deletes the version that the caller has read; if another writer has changed it, 40001. */
@@ -282,13 +446,13 @@ store_delete(const Catalog *catalog, const OperationName *name, TimestampTz judg
 }
 
 /*
- * Removes up to max_rows expired records from a place to before another.  Moves
+ * Removes up to max_rows expired records of a part from a place to before another.  Moves
  * the first one on: to the other, or to the page that may have more of them.  A
  * row whose fence the sequence has not reached stays until the next sweep; the
  * sequence catches up first.
  */
 int64
-store_sweep(const Catalog *catalog, ItemPointer from, ItemPointer end,
+store_sweep(const Catalog *catalog, Oid part, ItemPointer from, ItemPointer end,
 			TimestampTz now, int64 max_rows)
 {
 	Datum		arguments[5] = {
@@ -300,6 +464,7 @@ store_sweep(const Catalog *catalog, ItemPointer from, ItemPointer end,
 	Datum		place;
 	bool		is_null;
 
+	sweep_pages.part = part;
 	(void) statement_run(&sweep_pages, catalog, arguments, NULL, InvalidSnapshot);
 	removed = DatumGetInt64(statement_column(0, 1, &is_null));
 	place = statement_column(0, 2, &is_null);
@@ -314,20 +479,20 @@ store_sweep(const Catalog *catalog, ItemPointer from, ItemPointer end,
 	return removed;
 }
 
-/* How many pages a walk over the store has to visit. */
+/* How many pages a walk over a part has to visit. */
 BlockNumber
-store_pages(const Catalog *catalog)
+store_pages(Oid part)
 {
-	Relation	store = table_open(catalog->tables[TABLE_STORE], NoLock);
+	Relation	table = table_open(part, AccessShareLock);
 	BlockNumber pages;
 
-	if (!RELKIND_HAS_STORAGE(store->rd_rel->relkind))
+	if (!RELKIND_HAS_STORAGE(table->rd_rel->relkind))
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-				 errmsg("a partitioned store can be neither collected nor resealed"),
-				 errhint("Detach and drop old partitions, or delete expired rows.")));
-	pages = RelationGetNumberOfBlocks(store);
-	table_close(store, NoLock);
+				 errmsg("a store that its owner has partitioned can be neither collected nor resealed"),
+				 errhint("Use idem_partition_store(), or detach and drop old partitions, or delete expired rows.")));
+	pages = RelationGetNumberOfBlocks(table);
+	table_close(table, NoLock);
 	return pages;
 }
 
@@ -345,12 +510,12 @@ step_over(ItemPointer from, ItemPointer end, ItemPointer place)
 }
 
 /*
- * Locks up to max_rows ended records that have a response which is not sealed
- * with the key, from a place to before another.  Moves the first one on, to the
+ * Locks up to max_rows ended records of a part that have a response which is not
+ * sealed with the key, from a place to before another.  Moves the first one on, to the
  * other when there are no more.
  */
 int64
-store_find_unsealed(const Catalog *catalog, ItemPointer from, ItemPointer end,
+store_find_unsealed(const Catalog *catalog, Oid part, ItemPointer from, ItemPointer end,
 					text *key, int64 max_rows, Record **records)
 {
 	MemoryContext context = CurrentMemoryContext;
@@ -360,6 +525,7 @@ store_find_unsealed(const Catalog *catalog, ItemPointer from, ItemPointer end,
 	};
 	int64		count;
 
+	find_unsealed.part = part;
 	count = statement_run(&find_unsealed, catalog, arguments, NULL, InvalidSnapshot);
 	MemoryContextSwitchTo(context);
 	*records = palloc0(Max(count, 1) * sizeof(Record));

@@ -1,0 +1,1016 @@
+-- complain if the script is sourced in psql, rather than by CREATE EXTENSION
+\echo Use "CREATE EXTENSION idempotency" to load this file. \quit
+
+-- Types
+
+CREATE TYPE @extschema@.idempotency_status AS ENUM ('PENDING', 'COMPLETED', 'FAILED');
+COMMENT ON TYPE @extschema@.idempotency_status IS 'state of an operation in the store';
+
+CREATE TYPE @extschema@.idem_outcome AS ENUM ('ACQUIRED', 'IN_PROGRESS', 'COMPLETED', 'FAILED', 'MISMATCH');
+COMMENT ON TYPE @extschema@.idem_outcome IS 'answer to a begin';
+
+CREATE TYPE @extschema@.idem_operation AS (
+	outcome				@extschema@.idem_outcome,
+	scope				pg_catalog.text,
+	idempotency_key		pg_catalog.text,
+	attempt				pg_catalog.int4,
+	taken_over			pg_catalog.bool,
+	replayed			pg_catalog.bool,
+	fence				pg_catalog.int8,
+	lease_expires_at	pg_catalog.timestamptz,
+	retry_after			pg_catalog.interval,
+	response_code		pg_catalog.int4,
+	response_headers	pg_catalog.jsonb,
+	response_payload	pg_catalog.jsonb,
+	response_body		pg_catalog.bytea,
+	created_at			pg_catalog.timestamptz,
+	updated_at			pg_catalog.timestamptz,
+	expires_at			pg_catalog.timestamptz
+);
+COMMENT ON TYPE @extschema@.idem_operation IS 'result of idem_begin, idem_begin_batch, idem_call and idem_lookup';
+
+-- Tables. Columns of fixed width come first, so that rows have no padding.
+-- Vacuum makes the space of removed rows usable again. Under a steady load, vacuum
+-- at 5 % of dead rows keeps the store a sixth smaller than the default of 20 %. A
+-- cost limit of five times the default keeps it a tenth smaller.
+
+CREATE TABLE @extschema@.idempotency_store (
+	created_at			pg_catalog.timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+	updated_at			pg_catalog.timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+	expires_at			pg_catalog.timestamptz NOT NULL,
+	lease_expires_at	pg_catalog.timestamptz,
+	retry_at			pg_catalog.timestamptz,
+	fence				pg_catalog.int8,
+	status				@extschema@.idempotency_status NOT NULL,
+	attempt				pg_catalog.int4 NOT NULL DEFAULT 1,
+	response_code		pg_catalog.int4,
+	scope				pg_catalog.text COLLATE pg_catalog."C" NOT NULL DEFAULT '',
+	idempotency_key		pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+	request_hash		pg_catalog.bytea,
+	response_headers	pg_catalog.jsonb,
+	response_payload	pg_catalog.jsonb,
+	response_body		pg_catalog.bytea,
+	hash_key			pg_catalog.text COLLATE pg_catalog."C",
+	seal_key			pg_catalog.text COLLATE pg_catalog."C",
+	sealed				pg_catalog.bytea,
+	PRIMARY KEY (scope, idempotency_key)
+) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_limit = 1000);
+-- encrypted bytes cannot be compressed
+ALTER TABLE @extschema@.idempotency_store ALTER sealed SET STORAGE EXTERNAL;
+COMMENT ON TABLE @extschema@.idempotency_store IS 'one row per operation that has ended or is leased; written by the idem_ functions only';
+COMMENT ON COLUMN @extschema@.idempotency_store.created_at IS 'when the first attempt began';
+COMMENT ON COLUMN @extschema@.idempotency_store.updated_at IS 'when the row was last written';
+COMMENT ON COLUMN @extschema@.idempotency_store.expires_at IS 'from this time on the record counts as absent';
+COMMENT ON COLUMN @extschema@.idempotency_store.lease_expires_at IS 'PENDING: from this time on the next begin takes the operation over';
+COMMENT ON COLUMN @extschema@.idempotency_store.retry_at IS 'FAILED: from this time on the next begin is a new attempt; NULL: the failure is permanent';
+COMMENT ON COLUMN @extschema@.idempotency_store.fence IS 'fencing token of the leased attempt; NULL: the attempt was transaction-bound';
+COMMENT ON COLUMN @extschema@.idempotency_store.status IS 'PENDING (leased), COMPLETED or FAILED';
+COMMENT ON COLUMN @extschema@.idempotency_store.attempt IS 'number of the last attempt; the first is 1';
+COMMENT ON COLUMN @extschema@.idempotency_store.response_code IS 'status code of the response';
+COMMENT ON COLUMN @extschema@.idempotency_store.scope IS 'name space of the key, compared byte by byte';
+COMMENT ON COLUMN @extschema@.idempotency_store.idempotency_key IS 'names the operation within its scope, compared byte by byte';
+COMMENT ON COLUMN @extschema@.idempotency_store.request_hash IS 'SHA-256 fingerprint of the request, or the HMAC of the fingerprint; NULL: the caller gave no request';
+COMMENT ON COLUMN @extschema@.idempotency_store.response_headers IS 'headers of the response';
+COMMENT ON COLUMN @extschema@.idempotency_store.response_payload IS 'response or error, as jsonb';
+COMMENT ON COLUMN @extschema@.idempotency_store.response_body IS 'response as bytes';
+COMMENT ON COLUMN @extschema@.idempotency_store.hash_key IS 'name of the seal key of the HMAC in request_hash; NULL: request_hash is no HMAC';
+COMMENT ON COLUMN @extschema@.idempotency_store.seal_key IS 'name of the seal key that encrypted the column "sealed"';
+COMMENT ON COLUMN @extschema@.idempotency_store.sealed IS 'headers, payload and body, encrypted; their own columns are then NULL';
+
+-- Marks are updated again and again. Free space in each page lets an update stay
+-- in its page, so that it does not touch the index.
+CREATE TABLE @extschema@.idempotency_stream (
+	seq			pg_catalog.int8 NOT NULL,
+	updated_at	pg_catalog.timestamptz NOT NULL,
+	scope		pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+	stream		pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+	PRIMARY KEY (scope, stream)
+) WITH (fillfactor = 50);
+COMMENT ON TABLE @extschema@.idempotency_stream IS 'the high-water mark of each stream of events; written by idem_advance only';
+COMMENT ON COLUMN @extschema@.idempotency_stream.seq IS 'greatest sequence number that has committed';
+COMMENT ON COLUMN @extschema@.idempotency_stream.updated_at IS 'when the mark was last moved';
+COMMENT ON COLUMN @extschema@.idempotency_stream.scope IS 'name space of the stream, compared byte by byte';
+COMMENT ON COLUMN @extschema@.idempotency_stream.stream IS 'names the stream within its scope, compared byte by byte';
+
+-- The pattern of a rule is one scope. With "*" at its end, it stands for all scopes
+-- that begin with the rest.
+CREATE TABLE @extschema@.idempotency_scope (
+	pattern				pg_catalog.text COLLATE pg_catalog."C" PRIMARY KEY,
+	role				pg_catalog.name,
+	retention			pg_catalog.interval CHECK (retention OPERATOR(pg_catalog.>) interval '0'),
+	min_retention		pg_catalog.interval CHECK (min_retention OPERATOR(pg_catalog.>) interval '0'),
+	max_retention		pg_catalog.interval CHECK (max_retention OPERATOR(pg_catalog.>) interval '0'),
+	max_attempts		pg_catalog.int4 CHECK (max_attempts OPERATOR(pg_catalog.>=) 0),
+	attempts_limit		pg_catalog.int4 CHECK (attempts_limit OPERATOR(pg_catalog.>) 0),
+	max_response_size	pg_catalog.int4 CHECK (max_response_size OPERATOR(pg_catalog.>=) 0),
+	max_lease			pg_catalog.interval CHECK (max_lease OPERATOR(pg_catalog.>) interval '0')
+);
+COMMENT ON TABLE @extschema@.idempotency_scope IS 'the claims and policies of scopes; written by idem_claim_scope, idem_unclaim_scope and idem_set_policy';
+COMMENT ON COLUMN @extschema@.idempotency_scope.pattern IS 'a scope, or the beginning of scopes followed by "*"; each property comes from the longest matching pattern that sets it';
+COMMENT ON COLUMN @extschema@.idempotency_scope.role IS 'only members of this role may use the scope; NULL: no claim';
+COMMENT ON COLUMN @extschema@.idempotency_scope.retention IS 'how long records are kept if the call gives no retention';
+COMMENT ON COLUMN @extschema@.idempotency_scope.min_retention IS 'shortest retention of a record; a shorter one is raised to it';
+COMMENT ON COLUMN @extschema@.idempotency_scope.max_retention IS 'longest retention of a record; a longer one is reduced to it';
+COMMENT ON COLUMN @extschema@.idempotency_scope.max_attempts IS 'how many attempts an operation may have if the call gives no max_attempts; 0: no limit';
+COMMENT ON COLUMN @extschema@.idempotency_scope.attempts_limit IS 'upper bound of max_attempts; a larger number, or no limit, is reduced to it';
+COMMENT ON COLUMN @extschema@.idempotency_scope.max_response_size IS 'largest response, in bytes';
+COMMENT ON COLUMN @extschema@.idempotency_scope.max_lease IS 'longest lease and longest retry_after; longer ones are reduced to it';
+
+CREATE SEQUENCE @extschema@.idempotency_fence AS pg_catalog.int8;
+COMMENT ON SEQUENCE @extschema@.idempotency_fence IS 'source of the fences of leased attempts; each is greater than all before it';
+
+-- This table belongs to one database, so dumps leave it out. Lock ids are made with
+-- a secret key. So pg_locks does not show idempotency keys to other roles.
+CREATE TABLE @extschema@.idempotency_secret (
+	only_row	pg_catalog.bool PRIMARY KEY DEFAULT true CHECK (only_row),
+	lock_key	pg_catalog.bytea NOT NULL CHECK (pg_catalog.octet_length(lock_key) OPERATOR(pg_catalog.=) 16)
+);
+COMMENT ON TABLE @extschema@.idempotency_secret IS 'secret key of the lock ids of this database; never dumped';
+COMMENT ON COLUMN @extschema@.idempotency_secret.only_row IS 'keeps the table at one row';
+COMMENT ON COLUMN @extschema@.idempotency_secret.lock_key IS 'secret of SipHash-2-4, which makes a lock id from scope and key';
+-- two UUIDs have 244 random bits; 128 bits of their hash are the secret
+INSERT INTO @extschema@.idempotency_secret (lock_key)
+	SELECT pg_catalog.substr(pg_catalog.sha256(pg_catalog.uuid_send(pg_catalog.gen_random_uuid())
+		OPERATOR(pg_catalog.||) pg_catalog.uuid_send(pg_catalog.gen_random_uuid())), 1, 16);
+
+CREATE TABLE @extschema@.idempotency_sweep (
+	only_row	pg_catalog.bool PRIMARY KEY DEFAULT true CHECK (only_row),
+	next_page	pg_catalog.int8 NOT NULL,
+	began_at	pg_catalog.timestamptz NOT NULL,
+	swept_at	pg_catalog.timestamptz NOT NULL
+);
+COMMENT ON TABLE @extschema@.idempotency_sweep IS 'position of the present sweep; never dumped';
+COMMENT ON COLUMN @extschema@.idempotency_sweep.only_row IS 'keeps the table at one row';
+COMMENT ON COLUMN @extschema@.idempotency_sweep.next_page IS 'page of the store at which collection goes on';
+COMMENT ON COLUMN @extschema@.idempotency_sweep.began_at IS 'when the present sweep began at the first page';
+COMMENT ON COLUMN @extschema@.idempotency_sweep.swept_at IS 'when collection last ran';
+
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.idempotency_store', '');
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.idempotency_stream', '');
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.idempotency_scope', '');
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.idempotency_fence', '');
+
+-- The life of an operation
+
+CREATE FUNCTION @extschema@.idem_begin(
+	key				pg_catalog.text,
+	request			pg_catalog.jsonb DEFAULT NULL,
+	scope			pg_catalog.text DEFAULT '',
+	request_hash	pg_catalog.bytea DEFAULT NULL,
+	lease			pg_catalog.interval DEFAULT NULL,
+	wait			pg_catalog.interval DEFAULT '0',
+	max_attempts	pg_catalog.int4 DEFAULT NULL)
+RETURNS @extschema@.idem_operation
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_begin(text, jsonb, text, bytea, interval, interval, int) IS
+	'acquire an operation, or answer how it ended or that it is in progress';
+
+CREATE FUNCTION @extschema@.idem_complete(
+	key			pg_catalog.text,
+	response	pg_catalog.jsonb DEFAULT NULL,
+	scope		pg_catalog.text DEFAULT '',
+	code		pg_catalog.int4 DEFAULT NULL,
+	headers		pg_catalog.jsonb DEFAULT NULL,
+	body		pg_catalog.bytea DEFAULT NULL,
+	fence		pg_catalog.int8 DEFAULT NULL,
+	retention	pg_catalog.interval DEFAULT NULL)
+RETURNS pg_catalog.void
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_complete(text, jsonb, text, int, jsonb, bytea, bigint, interval) IS
+	'end an operation with success and store its response';
+
+CREATE FUNCTION @extschema@.idem_complete(
+	operation	@extschema@.idem_operation,
+	response	pg_catalog.jsonb DEFAULT NULL,
+	code		pg_catalog.int4 DEFAULT NULL,
+	headers		pg_catalog.jsonb DEFAULT NULL,
+	body		pg_catalog.bytea DEFAULT NULL,
+	retention	pg_catalog.interval DEFAULT NULL)
+RETURNS pg_catalog.void
+AS 'MODULE_PATHNAME', 'idem_complete_operation' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_complete(@extschema@.idem_operation, jsonb, int, jsonb, bytea, interval) IS
+	'end with success the operation that idem_begin returned, and store its response';
+
+CREATE FUNCTION @extschema@.idem_fail(
+	key			pg_catalog.text,
+	error		pg_catalog.jsonb DEFAULT NULL,
+	scope		pg_catalog.text DEFAULT '',
+	code		pg_catalog.int4 DEFAULT NULL,
+	headers		pg_catalog.jsonb DEFAULT NULL,
+	body		pg_catalog.bytea DEFAULT NULL,
+	fence		pg_catalog.int8 DEFAULT NULL,
+	retryable	pg_catalog.bool DEFAULT false,
+	retry_after	pg_catalog.interval DEFAULT NULL,
+	retention	pg_catalog.interval DEFAULT NULL)
+RETURNS pg_catalog.void
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_fail(text, jsonb, text, int, jsonb, bytea, bigint, bool, interval, interval) IS
+	'end an operation with a failure, permanent or retryable, and store its error';
+
+CREATE FUNCTION @extschema@.idem_fail(
+	operation	@extschema@.idem_operation,
+	error		pg_catalog.jsonb DEFAULT NULL,
+	code		pg_catalog.int4 DEFAULT NULL,
+	headers		pg_catalog.jsonb DEFAULT NULL,
+	body		pg_catalog.bytea DEFAULT NULL,
+	retryable	pg_catalog.bool DEFAULT false,
+	retry_after	pg_catalog.interval DEFAULT NULL,
+	retention	pg_catalog.interval DEFAULT NULL)
+RETURNS pg_catalog.void
+AS 'MODULE_PATHNAME', 'idem_fail_operation' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_fail(@extschema@.idem_operation, jsonb, int, jsonb, bytea, bool, interval, interval) IS
+	'end with a failure the operation that idem_begin returned, and store its error';
+
+CREATE FUNCTION @extschema@.idem_release(
+	key		pg_catalog.text,
+	scope	pg_catalog.text DEFAULT '',
+	fence	pg_catalog.int8 DEFAULT NULL)
+RETURNS pg_catalog.bool
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_release(text, text, bigint) IS
+	'undo the begin of an operation; false when the fence is no longer current';
+
+CREATE FUNCTION @extschema@.idem_release(operation @extschema@.idem_operation)
+RETURNS pg_catalog.bool
+AS 'MODULE_PATHNAME', 'idem_release_operation' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_release(@extschema@.idem_operation) IS
+	'undo the begin of the operation that idem_begin returned; false when the fence is no longer current';
+
+CREATE FUNCTION @extschema@.idem_extend(
+	key		pg_catalog.text,
+	lease	pg_catalog.interval,
+	scope	pg_catalog.text DEFAULT '',
+	fence	pg_catalog.int8 DEFAULT NULL)
+RETURNS pg_catalog.timestamptz
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_extend(text, interval, text, bigint) IS
+	'change the end of a lease to now plus the interval; returns the new end';
+
+CREATE FUNCTION @extschema@.idem_extend(
+	operation	@extschema@.idem_operation,
+	lease		pg_catalog.interval)
+RETURNS pg_catalog.timestamptz
+AS 'MODULE_PATHNAME', 'idem_extend_operation' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_extend(@extschema@.idem_operation, interval) IS
+	'change the end of the lease of the operation that idem_begin returned to now plus the interval; returns the new end';
+
+CREATE FUNCTION @extschema@.idem_lookup(
+	key		pg_catalog.text,
+	scope	pg_catalog.text DEFAULT '')
+RETURNS @extschema@.idem_operation
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL RESTRICTED;
+COMMENT ON FUNCTION @extschema@.idem_lookup(text, text) IS
+	'read the record of an operation; NULL when there is none; writes nothing';
+
+CREATE FUNCTION @extschema@.idem_call(
+	handler			pg_catalog.regprocedure,
+	key				pg_catalog.text,
+	request			pg_catalog.jsonb DEFAULT NULL,
+	scope			pg_catalog.text DEFAULT '',
+	wait			pg_catalog.interval DEFAULT '0',
+	retention		pg_catalog.interval DEFAULT NULL,
+	record_failure	pg_catalog.bool DEFAULT true,
+	request_hash	pg_catalog.bytea DEFAULT NULL,
+	max_attempts	pg_catalog.int4 DEFAULT NULL)
+RETURNS @extschema@.idem_operation
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_call(regprocedure, text, jsonb, text, interval, interval, bool, bytea, int) IS
+	'run handler(request) at most once and store what it returned or raised';
+
+CREATE FUNCTION @extschema@.idem_forget(
+	key		pg_catalog.text,
+	scope	pg_catalog.text DEFAULT '')
+RETURNS pg_catalog.bool
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_forget(text, text) IS
+	'remove the record of an operation that has no owner, so that the operation may run again; false when there is no record';
+
+-- Many operations at once
+
+CREATE FUNCTION @extschema@.idem_begin_batch(
+	keys			pg_catalog.text[],
+	requests		pg_catalog.jsonb[] DEFAULT NULL,
+	scope			pg_catalog.text DEFAULT '',
+	request_hashes	pg_catalog.bytea[] DEFAULT NULL,
+	max_attempts	pg_catalog.int4 DEFAULT NULL)
+RETURNS SETOF @extschema@.idem_operation
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_begin_batch(text[], jsonb[], text, bytea[], int) IS
+	'idem_begin for many keys of one scope; returns a row per key, in the order of the keys';
+
+CREATE FUNCTION @extschema@.idem_complete_batch(
+	keys		pg_catalog.text[],
+	responses	pg_catalog.jsonb[] DEFAULT NULL,
+	scope		pg_catalog.text DEFAULT '')
+RETURNS pg_catalog.int8
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_complete_batch(text[], jsonb[], text) IS
+	'idem_complete for many keys of one scope; returns the number of operations that it ended';
+
+-- Locks and order
+
+CREATE FUNCTION @extschema@.idem_lock(
+	resources	pg_catalog.text[],
+	wait		pg_catalog.interval DEFAULT '0')
+RETURNS pg_catalog.bool
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_lock(text[], interval) IS
+	'lock all of these resources until the transaction ends, or none of them';
+
+CREATE FUNCTION @extschema@.idem_advance(
+	stream	pg_catalog.text,
+	seq		pg_catalog.int8,
+	scope	pg_catalog.text DEFAULT '')
+RETURNS pg_catalog.bool
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_advance(text, bigint, text) IS
+	'move the high-water mark of a stream to this number; false when the event is out of date';
+
+-- Fingerprints and keys
+
+CREATE FUNCTION @extschema@.idem_fingerprint(request pg_catalog.jsonb)
+RETURNS pg_catalog.bytea
+AS 'MODULE_PATHNAME' LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE;
+COMMENT ON FUNCTION @extschema@.idem_fingerprint(jsonb) IS
+	'SHA-256 fingerprint of a request; equal jsonb values have equal fingerprints';
+
+CREATE FUNCTION @extschema@.idem_step_key(key pg_catalog.text, step pg_catalog.text)
+RETURNS pg_catalog.text
+AS 'MODULE_PATHNAME' LANGUAGE c IMMUTABLE CALLED ON NULL INPUT PARALLEL SAFE;
+COMMENT ON FUNCTION @extschema@.idem_step_key(text, text) IS
+	'key of one step of a larger operation';
+
+-- Collection
+
+CREATE FUNCTION @extschema@.idem_gc(max_rows pg_catalog.int4 DEFAULT 10000)
+RETURNS pg_catalog.int8
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_gc(int) IS
+	'remove up to max_rows expired records; returns how many it removed';
+
+CREATE FUNCTION @extschema@.idem_schedule_gc(schedule pg_catalog.text DEFAULT '* * * * *')
+RETURNS pg_catalog.int8
+LANGUAGE plpgsql VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	command text;
+	job bigint;
+BEGIN
+	IF schedule IS NULL OR schedule = '' THEN
+		RAISE EXCEPTION 'schedule must not be null or empty' USING ERRCODE = 'ID400';
+	END IF;
+	IF NOT EXISTS (SELECT FROM pg_extension WHERE extname = 'pg_cron') THEN
+		RAISE EXCEPTION 'extension "pg_cron" is not installed in database "%"', current_database()
+			USING ERRCODE = 'object_not_in_prerequisite_state',
+			HINT = 'Run CREATE EXTENSION pg_cron in this database (cron.database_name must name it), or add idempotency to shared_preload_libraries.';
+	END IF;
+	-- The job and the call of pg_cron give exact argument types. Otherwise a
+	-- function that another role has created in the schema could match better.
+	SELECT format('SELECT %I.idem_gc(10000::pg_catalog.int4)', n.nspname) INTO command
+		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
+		WHERE e.extname = 'idempotency';
+	EXECUTE 'SELECT cron.schedule_in_database($1, $2, $3, $4, NULL::text, true)' INTO job
+		USING 'idempotency gc of ' || current_database(), schedule, command, current_database()::text;
+	RETURN job;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.idem_schedule_gc(text) IS
+	'let pg_cron run idem_gc() in this database; returns the id of the job, which a repeated call keeps';
+
+-- Scopes: claims and policies
+
+CREATE FUNCTION @extschema@.idem_claim_scope(pattern pg_catalog.text, role pg_catalog.regrole)
+RETURNS pg_catalog.void
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_claim_scope(text, regrole) IS
+	'let only members of a role use a scope; a pattern "abc*" claims all scopes that begin with abc';
+
+CREATE FUNCTION @extschema@.idem_unclaim_scope(pattern pg_catalog.text)
+RETURNS pg_catalog.bool
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_unclaim_scope(text) IS
+	'remove the claim of exactly this pattern; false when there was none';
+
+CREATE FUNCTION @extschema@.idem_set_policy(
+	pattern				pg_catalog.text,
+	retention			pg_catalog.interval DEFAULT NULL,
+	min_retention		pg_catalog.interval DEFAULT NULL,
+	max_retention		pg_catalog.interval DEFAULT NULL,
+	max_attempts		pg_catalog.int4 DEFAULT NULL,
+	attempts_limit		pg_catalog.int4 DEFAULT NULL,
+	max_response_size	pg_catalog.int4 DEFAULT NULL,
+	max_lease			pg_catalog.interval DEFAULT NULL)
+RETURNS pg_catalog.void
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_set_policy(text, interval, interval, interval, int, int, int, interval) IS
+	'set defaults and bounds for scopes; where an argument is NULL, shorter patterns and then the settings decide';
+
+CREATE FUNCTION @extschema@.idem_may_use_scope(scope pg_catalog.text)
+RETURNS pg_catalog.bool
+AS 'MODULE_PATHNAME' LANGUAGE c STABLE STRICT PARALLEL RESTRICTED;
+COMMENT ON FUNCTION @extschema@.idem_may_use_scope(text) IS
+	'internal: true when the claims let the current role use a scope';
+
+-- Sessions keep the rules in memory until a statement changes the table.
+CREATE FUNCTION @extschema@.idem_scope_changed()
+RETURNS trigger
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE;
+COMMENT ON FUNCTION @extschema@.idem_scope_changed() IS
+	'internal: makes all sessions read idempotency_scope again';
+
+CREATE TRIGGER idem_scope_changed AFTER INSERT OR UPDATE OR DELETE ON @extschema@.idempotency_scope
+	FOR EACH ROW EXECUTE FUNCTION @extschema@.idem_scope_changed();
+CREATE TRIGGER idem_scope_emptied AFTER TRUNCATE ON @extschema@.idempotency_scope
+	FOR EACH STATEMENT EXECUTE FUNCTION @extschema@.idem_scope_changed();
+ALTER TABLE @extschema@.idempotency_scope ENABLE ALWAYS TRIGGER idem_scope_changed;
+ALTER TABLE @extschema@.idempotency_scope ENABLE ALWAYS TRIGGER idem_scope_emptied;
+
+-- Secrets at rest
+
+CREATE FUNCTION @extschema@.idem_reseal(max_rows pg_catalog.int4 DEFAULT 1000)
+RETURNS pg_catalog.int8
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_reseal(int) IS
+	'seal up to max_rows stored responses with the newest key; returns how many it sealed; 0 when no response is left that it can lock and open';
+
+-- Figures
+
+CREATE FUNCTION @extschema@.idem_stats(
+	OUT datid						pg_catalog.oid,
+	OUT acquired					pg_catalog.int8,
+	OUT replayed_completed			pg_catalog.int8,
+	OUT replayed_failed				pg_catalog.int8,
+	OUT in_progress					pg_catalog.int8,
+	OUT mismatches					pg_catalog.int8,
+	OUT taken_over					pg_catalog.int8,
+	OUT completed					pg_catalog.int8,
+	OUT failed						pg_catalog.int8,
+	OUT released					pg_catalog.int8,
+	OUT forgotten					pg_catalog.int8,
+	OUT leases_lost					pg_catalog.int8,
+	OUT commits_refused				pg_catalog.int8,
+	OUT waits						pg_catalog.int8,
+	OUT wait_microseconds			pg_catalog.int8,
+	OUT collected_rows				pg_catalog.int8,
+	OUT sweeps						pg_catalog.int8,
+	OUT last_sweep_at				pg_catalog.timestamptz,
+	OUT last_sweep_microseconds		pg_catalog.int8,
+	OUT backlog_rows				pg_catalog.int8)
+RETURNS SETOF pg_catalog.record
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE STRICT PARALLEL SAFE;
+COMMENT ON FUNCTION @extschema@.idem_stats() IS
+	'internal: the counters behind idempotency_stats; no rows when the library is not preloaded';
+
+CREATE FUNCTION @extschema@.idem_stats_reset()
+RETURNS pg_catalog.void
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE STRICT PARALLEL RESTRICTED;
+COMMENT ON FUNCTION @extschema@.idem_stats_reset() IS
+	'set the counters of this database to zero';
+
+-- A view resolves its operators once, when it is created. They are qualified, so
+-- that none can come from a schema that another role has prepared.
+
+CREATE VIEW @extschema@.idempotency_stats AS
+SELECT d.datname, s.acquired, s.replayed_completed, s.replayed_failed, s.in_progress,
+	s.mismatches, s.taken_over, s.completed, s.failed, s.released, s.forgotten, s.leases_lost,
+	s.commits_refused, s.waits,
+	s.wait_microseconds OPERATOR(pg_catalog.*) interval '1 microsecond' AS wait_time,
+	s.wait_microseconds::pg_catalog.float8 OPERATOR(pg_catalog./) 1000000 AS wait_seconds,
+	s.collected_rows, s.sweeps, s.last_sweep_at,
+	s.last_sweep_microseconds OPERATOR(pg_catalog.*) interval '1 microsecond' AS last_sweep_duration,
+	s.last_sweep_microseconds::pg_catalog.float8 OPERATOR(pg_catalog./) 1000000 AS last_sweep_seconds,
+	s.backlog_rows
+FROM pg_catalog.pg_database d
+LEFT JOIN @extschema@.idem_stats() s ON s.datid OPERATOR(pg_catalog.=) d.oid
+WHERE s.datid IS NOT NULL OR d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database();
+COMMENT ON VIEW @extschema@.idempotency_stats IS
+	'counters per database since the server started; all NULL when the library is not preloaded';
+
+-- Until a transaction-bound operation ends, other sessions see only its lock (class
+-- 7648). So the view cannot show its scope and key.
+CREATE VIEW @extschema@.idempotency_in_flight AS
+SELECT 'leased'::pg_catalog.text AS kind, o.scope,
+	CASE WHEN @extschema@.idem_may_use_scope(o.scope) THEN o.idempotency_key END AS idempotency_key, o.attempt,
+	CASE WHEN pg_catalog.isfinite(o.updated_at)
+		THEN pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) o.updated_at END AS age,
+	CASE WHEN pg_catalog.isfinite(o.lease_expires_at)
+		THEN o.lease_expires_at OPERATOR(pg_catalog.-) pg_catalog.clock_timestamp() END AS lease_left,
+	NULL::pg_catalog.int4 AS pid, NULL::pg_catalog.text AS gid
+FROM @extschema@.idempotency_store o
+WHERE o.status OPERATOR(pg_catalog.=) 'PENDING'
+UNION ALL
+SELECT CASE WHEN l.pid IS NULL THEN 'prepared' ELSE 'transaction' END, NULL, NULL, NULL,
+	pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) COALESCE(a.xact_start, p.prepared),
+	NULL, l.pid, p.gid
+FROM pg_catalog.pg_locks l
+LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid OPERATOR(pg_catalog.=) l.pid
+LEFT JOIN pg_catalog.pg_locks x ON l.pid IS NULL AND x.pid IS NULL
+	AND x.locktype OPERATOR(pg_catalog.=) 'transactionid' AND x.virtualtransaction OPERATOR(pg_catalog.=) l.virtualtransaction
+LEFT JOIN pg_catalog.pg_prepared_xacts p ON p.transaction OPERATOR(pg_catalog.=) x.transactionid
+WHERE l.locktype OPERATOR(pg_catalog.=) 'advisory' AND l.objsubid OPERATOR(pg_catalog.=) 7648 AND l.granted
+AND l.database OPERATOR(pg_catalog.=) (SELECT oid FROM pg_catalog.pg_database WHERE datname OPERATOR(pg_catalog.=) pg_catalog.current_database());
+COMMENT ON VIEW @extschema@.idempotency_in_flight IS
+	'operations that have an owner now: leases, open transactions and prepared transactions';
+
+-- Rights: nobody has any until the owner grants them.
+
+CREATE FUNCTION @extschema@.idem_set_rights(role pg_catalog.regrole, command pg_catalog.text)
+RETURNS pg_catalog.void
+LANGUAGE plpgsql VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	object record;
+	schema_name name;
+BEGIN
+	IF role IS NULL THEN
+		RAISE EXCEPTION 'role must not be null' USING ERRCODE = 'ID400';
+	END IF;
+	-- regrole accepts any number, even if no role has this OID
+	IF NOT EXISTS (SELECT FROM pg_roles r WHERE r.oid = role) THEN
+		RAISE EXCEPTION 'role with OID % does not exist', role::oid USING ERRCODE = 'undefined_object';
+	END IF;
+	SELECT n.nspname INTO schema_name
+		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
+		WHERE e.extname = 'idempotency';
+	-- idem_revoke leaves this right: the schema may hold other objects
+	IF command LIKE 'GRANT %' AND NOT has_schema_privilege(role, schema_name, 'USAGE') THEN
+		EXECUTE format('GRANT USAGE ON SCHEMA %I TO %s', schema_name, role);
+	END IF;
+	FOR object IN
+		SELECT 'EXECUTE' AS right, 'FUNCTION ' || p.oid::regprocedure AS name
+		FROM pg_extension e
+		JOIN pg_depend d ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid AND d.deptype = 'e'
+		JOIN pg_proc p ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid
+		WHERE e.extname = 'idempotency'
+		AND p.proname IN ('idem_begin', 'idem_complete', 'idem_fail', 'idem_release', 'idem_extend',
+			'idem_lookup', 'idem_call', 'idem_begin_batch', 'idem_complete_batch', 'idem_lock',
+			'idem_advance', 'idem_fingerprint', 'idem_step_key')
+		UNION ALL
+		SELECT 'USAGE', 'TYPE ' || t.oid::regtype
+		FROM pg_extension e
+		JOIN pg_depend d ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid AND d.deptype = 'e'
+		JOIN pg_type t ON d.classid = 'pg_type'::regclass AND d.objid = t.oid
+		WHERE e.extname = 'idempotency'
+		AND t.typname IN ('idem_operation', 'idem_outcome', 'idempotency_status')
+	LOOP
+		EXECUTE format(command, object.right, object.name, role);
+	END LOOP;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.idem_set_rights(regrole, text) IS
+	'internal: runs a GRANT or REVOKE for every application function and its types';
+
+-- These bodies are parsed when they are created, so they name their objects by OID.
+
+CREATE FUNCTION @extschema@.idem_grant(role pg_catalog.regrole)
+RETURNS pg_catalog.void
+LANGUAGE sql VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE
+BEGIN ATOMIC
+	SELECT @extschema@.idem_set_rights(role, 'GRANT %s ON %s TO %s');
+END;
+COMMENT ON FUNCTION @extschema@.idem_grant(regrole) IS
+	'let a role call the application functions and use their types; it gets no right on any table';
+
+CREATE FUNCTION @extschema@.idem_revoke(role pg_catalog.regrole)
+RETURNS pg_catalog.void
+LANGUAGE sql VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE
+BEGIN ATOMIC
+	SELECT @extschema@.idem_set_rights(role, 'REVOKE %s ON %s FROM %s');
+END;
+COMMENT ON FUNCTION @extschema@.idem_revoke(regrole) IS
+	'take back the rights on functions and types that idem_grant gave';
+
+-- PUBLIC and default privileges have given rights by now. All of them are revoked,
+-- so that only the owner has rights.
+DO $$
+DECLARE
+	command text;
+BEGIN
+	PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+	FOR command IN
+		SELECT format('REVOKE ALL ON %s %s FROM %s', m.kind, m.name,
+			CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END)
+		FROM (
+			SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END AS kind,
+				c.oid::regclass::text AS name, c.relowner AS owner, c.relacl AS rights
+			FROM pg_class c JOIN pg_depend d ON d.classid = 'pg_class'::regclass AND d.objid = c.oid
+			JOIN pg_extension e ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
+			WHERE e.extname = 'idempotency' AND d.deptype = 'e' AND c.relkind <> 'c'
+			UNION ALL
+			SELECT 'FUNCTION', p.oid::regprocedure::text, p.proowner, coalesce(p.proacl, acldefault('f', p.proowner))
+			FROM pg_proc p JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid
+			JOIN pg_extension e ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
+			WHERE e.extname = 'idempotency' AND d.deptype = 'e'
+			UNION ALL
+			SELECT 'TYPE', t.oid::regtype::text, t.typowner, coalesce(t.typacl, acldefault('T', t.typowner))
+			FROM pg_type t JOIN pg_depend d ON d.classid = 'pg_type'::regclass AND d.objid = t.oid
+			JOIN pg_extension e ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
+			WHERE e.extname = 'idempotency' AND d.deptype = 'e'
+			AND t.typname IN ('idem_operation', 'idem_outcome', 'idempotency_status')) m, aclexplode(m.rights) a
+		WHERE a.grantee <> m.owner
+	LOOP
+		EXECUTE command;
+	END LOOP;
+END
+$$;
+
+-- Monitoring roles see counters, scopes and keys, but no requests and no responses.
+GRANT SELECT ON @extschema@.idempotency_stats, @extschema@.idempotency_in_flight, @extschema@.idempotency_sweep TO pg_monitor, pg_read_all_stats;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_stats(), @extschema@.idem_may_use_scope(text) TO pg_monitor, pg_read_all_stats;
+
+-- A store that is partitioned by expiry
+
+CREATE TABLE @extschema@.idempotency_partitioning (
+	only_row	pg_catalog.bool PRIMARY KEY DEFAULT true CHECK (only_row),
+	period		pg_catalog.interval NOT NULL CHECK (period OPERATOR(pg_catalog.>=) interval '1 second')
+);
+COMMENT ON TABLE @extschema@.idempotency_partitioning IS 'how the store is partitioned; written by idem_partition_store and idem_unpartition_store only; never dumped';
+COMMENT ON COLUMN @extschema@.idempotency_partitioning.only_row IS 'keeps the table at one row';
+COMMENT ON COLUMN @extschema@.idempotency_partitioning.period IS 'stretch of time of the partitions that are made from now on';
+
+CREATE FUNCTION @extschema@.idem_adopt_partition(name pg_catalog.regclass)
+RETURNS pg_catalog.void
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_adopt_partition(regclass) IS
+	'internal: makes a table of the store belong to the extension';
+
+CREATE FUNCTION @extschema@.idem_disown_partition(name pg_catalog.regclass)
+RETURNS pg_catalog.void
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_disown_partition(regclass) IS
+	'internal: makes a table of the store independent of the extension, so that it can be dropped';
+
+-- Nobody waits long for a lock that idem_partition_store waits for: it gives up
+-- after 50 milliseconds, lets those behind it go on, and tries again.
+CREATE FUNCTION @extschema@.idem_lock_store(store pg_catalog.regclass)
+RETURNS pg_catalog.void
+LANGUAGE plpgsql VOLATILE STRICT PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+SET lock_timeout = '50ms'
+AS $$
+DECLARE
+	tries int := 0;
+BEGIN
+	LOOP
+		BEGIN
+			EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', store);
+			RETURN;
+		EXCEPTION WHEN lock_not_available THEN
+			tries := tries + 1;
+			IF tries = 200 THEN
+				RAISE lock_not_available USING
+					MESSAGE = 'could not lock the store',
+					DETAIL = 'A transaction that uses the store has been open for too long.',
+					HINT = 'Try again when it has ended: pg_locks shows which it is.';
+			END IF;
+			PERFORM pg_sleep(0.05 + random() * 0.1);
+		END;
+	END LOOP;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.idem_lock_store(regclass) IS
+	'internal: locks the store for a change of its tables, without a long queue behind the lock';
+
+CREATE FUNCTION @extschema@.idem_check_owner()
+RETURNS pg_catalog.regclass
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	store record;
+BEGIN
+	SELECT c.oid, c.relowner INTO store
+		FROM pg_extension e JOIN pg_class c ON c.relnamespace = e.extnamespace
+		WHERE e.extname = 'idempotency' AND c.relname = 'idempotency_store';
+	IF NOT pg_has_role(store.relowner, 'USAGE') THEN
+		RAISE insufficient_privilege USING MESSAGE = 'must be owner of table idempotency_store';
+	END IF;
+	RETURN store.oid;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.idem_check_owner() IS
+	'internal: the store, if the caller owns it';
+
+-- A table that takes the place of the store has to have what is around the store:
+-- rights, triggers, publications, and views that read it.
+CREATE FUNCTION @extschema@.idem_store_surroundings(store pg_catalog.regclass)
+RETURNS pg_catalog.text[]
+LANGUAGE sql STABLE STRICT PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+	SELECT coalesce(array_agg(command ORDER BY place), '{}') FROM (
+		SELECT 1 AS place, format('GRANT %s ON %s TO %s%s', a.privilege_type, store,
+			CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END,
+			CASE WHEN a.is_grantable THEN ' WITH GRANT OPTION' ELSE '' END) AS command
+		FROM pg_class c, aclexplode(c.relacl) a
+		WHERE c.oid = store AND a.grantee <> c.relowner
+		UNION ALL
+		SELECT 1, format('GRANT %s (%I) ON %s TO %s%s', a.privilege_type, t.attname, store,
+			CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END,
+			CASE WHEN a.is_grantable THEN ' WITH GRANT OPTION' ELSE '' END)
+		FROM pg_attribute t, aclexplode(t.attacl) a
+		WHERE t.attrelid = store AND NOT t.attisdropped
+		UNION ALL
+		SELECT 2, pg_get_triggerdef(t.oid) FROM pg_trigger t WHERE t.tgrelid = store AND NOT t.tgisinternal
+		UNION ALL
+		SELECT 3, format('ALTER TABLE %s %s TRIGGER %I', store,
+			CASE t.tgenabled WHEN 'D' THEN 'DISABLE' WHEN 'R' THEN 'ENABLE REPLICA' ELSE 'ENABLE ALWAYS' END, t.tgname)
+		FROM pg_trigger t WHERE t.tgrelid = store AND NOT t.tgisinternal AND t.tgenabled <> 'O'
+		UNION ALL
+		SELECT 4, format('ALTER PUBLICATION %I ADD TABLE %s', p.pubname, store)
+		FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid WHERE r.prrelid = store
+		UNION ALL
+		SELECT DISTINCT 5, format('CREATE OR REPLACE VIEW %s %s AS %s', v.oid::regclass,
+			CASE WHEN v.reloptions IS NULL THEN '' ELSE 'WITH (' || array_to_string(v.reloptions, ', ') || ')' END,
+			pg_get_viewdef(v.oid))
+		FROM pg_depend d JOIN pg_rewrite r ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid
+		JOIN pg_class v ON v.oid = r.ev_class
+		WHERE d.refclassid = 'pg_class'::regclass AND d.refobjid = store AND v.relkind = 'v') AS found
+$$;
+COMMENT ON FUNCTION @extschema@.idem_store_surroundings(regclass) IS
+	'internal: the commands that give rights, triggers, publications and views of the store to a table that takes its place';
+
+-- What idem_partition_store could not take along, it does not lose silently.
+CREATE FUNCTION @extschema@.idem_check_store(store pg_catalog.regclass)
+RETURNS pg_catalog.void
+LANGUAGE plpgsql VOLATILE STRICT PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	obstacle text;
+BEGIN
+	SELECT CASE
+			WHEN c.relkind <> 'r' THEN 'It is not an ordinary table.'
+			WHEN c.relispartition OR EXISTS (SELECT FROM pg_inherits WHERE store IN (inhparent, inhrelid)) THEN 'It inherits, or another table inherits from it.'
+			WHEN c.relrowsecurity OR EXISTS (SELECT FROM pg_policy WHERE polrelid = store) THEN 'It has row security.'
+			WHEN EXISTS (SELECT FROM pg_rewrite WHERE ev_class = store) THEN 'It has rules.'
+			WHEN EXISTS (SELECT FROM pg_constraint WHERE conrelid = store AND contype NOT IN ('p', 'c', 'n')) THEN 'It has a further key, or a foreign key.'
+			WHEN EXISTS (SELECT FROM pg_constraint WHERE confrelid = store) THEN 'A foreign key refers to it.'
+			WHEN EXISTS (SELECT FROM pg_trigger WHERE tgrelid = store AND NOT tgisinternal AND (tgoldtable IS NOT NULL OR tgnewtable IS NOT NULL)) THEN 'It has a trigger with a transition table.'
+		END INTO obstacle
+		FROM pg_class c WHERE c.oid = store;
+	IF obstacle IS NULL THEN
+		SELECT format('%s depends on it.', pg_describe_object(d.classid, d.objid, d.objsubid)) INTO obstacle
+			FROM pg_depend d
+			LEFT JOIN pg_rewrite r ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid
+			LEFT JOIN pg_class v ON v.oid = r.ev_class
+			WHERE d.refclassid = 'pg_class'::regclass AND d.refobjid = store AND d.deptype = 'n'
+			AND d.classid <> 'pg_constraint'::regclass AND d.classid <> 'pg_trigger'::regclass
+			AND v.relkind IS DISTINCT FROM 'v' LIMIT 1;
+	END IF;
+	IF obstacle IS NOT NULL THEN
+		RAISE object_not_in_prerequisite_state USING
+			MESSAGE = 'table "idempotency_store" cannot be partitioned as it is', DETAIL = obstacle;
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.idem_check_store(regclass) IS
+	'internal: raises 55000 if the store has something that a partitioned store could not have';
+
+CREATE VIEW @extschema@.idempotency_partitions AS
+SELECT c.relname AS name, b.range_start, b.range_end,
+	GREATEST(c.reltuples, 0)::pg_catalog.int8 AS rows_estimate,
+	pg_catalog.pg_total_relation_size(c.oid) AS bytes,
+	CASE
+		WHEN b.range_end IS NULL THEN 'default'
+		WHEN b.range_end OPERATOR(pg_catalog.<=) pg_catalog.clock_timestamp() THEN 'over'
+		WHEN b.range_start OPERATOR(pg_catalog.>) (pg_catalog.clock_timestamp()
+			OPERATOR(pg_catalog.+) pg_catalog.current_setting('idempotency.retention')::pg_catalog.interval) THEN 'ahead'
+		ELSE 'live'
+	END AS state
+FROM pg_catalog.pg_extension e
+JOIN pg_catalog.pg_class s ON s.relnamespace OPERATOR(pg_catalog.=) e.extnamespace
+	AND s.relname OPERATOR(pg_catalog.=) 'idempotency_store'
+JOIN pg_catalog.pg_inherits i ON i.inhparent OPERATOR(pg_catalog.=) s.oid
+JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) i.inhrelid
+CROSS JOIN LATERAL (SELECT
+	pg_catalog.substring(pg_catalog.pg_get_expr(c.relpartbound, c.oid), 'FROM \(''([^'']*)''\)')::pg_catalog.timestamptz AS range_start,
+	pg_catalog.substring(pg_catalog.pg_get_expr(c.relpartbound, c.oid), 'TO \(''([^'']*)''\)')::pg_catalog.timestamptz AS range_end) b
+WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency';
+COMMENT ON VIEW @extschema@.idempotency_partitions IS
+	'the partitions of a store that is partitioned by expiry; no rows for another store';
+COMMENT ON COLUMN @extschema@.idempotency_partitions.name IS 'name of the table, which is in the schema of the extension';
+COMMENT ON COLUMN @extschema@.idempotency_partitions.range_start IS 'its records expire at this time or later; NULL: the default partition';
+COMMENT ON COLUMN @extschema@.idempotency_partitions.range_end IS 'its records expire before this time; NULL: the default partition';
+COMMENT ON COLUMN @extschema@.idempotency_partitions.rows_estimate IS 'number of rows, as of the last vacuum';
+COMMENT ON COLUMN @extschema@.idempotency_partitions.bytes IS 'size on disk, with its index';
+COMMENT ON COLUMN @extschema@.idempotency_partitions.state IS 'live; ahead: made for the time to come; over: its records have expired; default: takes what has no other partition';
+
+-- One partition. While the default partition is locked, its rows are searched for
+-- those that belong to the new one, so it must be small.
+CREATE FUNCTION @extschema@.idem_make_partition(store pg_catalog.regclass, rest pg_catalog.regclass,
+	range_start pg_catalog.timestamptz, range_end pg_catalog.timestamptz)
+RETURNS pg_catalog.bool
+LANGUAGE plpgsql VOLATILE STRICT PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+SET lock_timeout = '20ms'
+AS $$
+DECLARE
+	part text;
+BEGIN
+	SELECT format('%I.%I', n.nspname, 'idempotency_store_' || to_char(range_start AT TIME ZONE 'UTC', 'YYYYMMDD_HH24MISS'))
+		INTO part FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = store;
+	EXECUTE format('LOCK TABLE ONLY %s IN ACCESS EXCLUSIVE MODE', rest);
+	EXECUTE format('CREATE TABLE %s (LIKE %s INCLUDING ALL)'
+		' WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_limit = 1000)', part, rest);
+	EXECUTE format('ALTER TABLE %s OWNER TO %I', part,
+		pg_get_userbyid((SELECT relowner FROM pg_class WHERE oid = store)));
+	PERFORM @extschema@.idem_adopt_partition(part::regclass);
+	EXECUTE format('WITH moved AS (DELETE FROM ONLY %s WHERE expires_at >= %L AND expires_at < %L RETURNING *)'
+		' INSERT INTO %s SELECT * FROM moved', rest, range_start, range_end, part);
+	EXECUTE format('ALTER TABLE %s ATTACH PARTITION %s FOR VALUES FROM (%L) TO (%L)', store, part, range_start, range_end);
+	RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+	RETURN false;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.idem_make_partition(regclass, regclass, timestamptz, timestamptz) IS
+	'internal: adds a partition to the store; false if a lock was not free';
+
+-- Collection calls it, as the owner of the store.
+CREATE FUNCTION @extschema@.idem_tend_partitions()
+RETURNS pg_catalog.void
+LANGUAGE plpgsql VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	store regclass := @extschema@.idem_check_owner();
+	rest regclass;
+	step numeric;
+	retention numeric;
+	first numeric;
+	part record;
+	missing record;
+BEGIN
+	SELECT i.inhrelid INTO rest FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+		WHERE i.inhparent = store AND pg_get_expr(c.relpartbound, c.oid) = 'DEFAULT';
+	SELECT extract(epoch FROM period) INTO step FROM @extschema@.idempotency_partitioning;
+	IF rest IS NULL OR step IS NULL THEN
+		RETURN;
+	END IF;
+	-- what is over and empty is dropped when nobody uses the store
+	FOR part IN
+		SELECT c.oid::regclass AS name
+		FROM @extschema@.idempotency_partitions p JOIN pg_inherits i ON i.inhparent = store
+		JOIN pg_class c ON c.oid = i.inhrelid AND c.relname = p.name
+		WHERE p.range_end < clock_timestamp() - step * interval '1 second' AND pg_relation_size(c.oid) = 0
+	LOOP
+		BEGIN
+			EXECUTE format('LOCK TABLE ONLY %s, ONLY %s IN ACCESS EXCLUSIVE MODE NOWAIT', store, part.name);
+			PERFORM @extschema@.idem_disown_partition(part.name);
+			EXECUTE format('DROP TABLE %s', part.name);
+		EXCEPTION WHEN lock_not_available THEN
+			EXIT;
+		END;
+	END LOOP;
+	-- a partition for each stretch of the retention and two more, but no more than 32
+	SELECT extract(epoch FROM GREATEST(current_setting('idempotency.retention')::interval,
+			max(s.retention), max(s.min_retention)))
+		INTO retention FROM @extschema@.idempotency_scope s;
+	first := floor(extract(epoch FROM clock_timestamp()) / step);
+	FOR missing IN
+		SELECT * FROM (
+			-- after a change of the period, the first one begins where the last one ends
+			SELECT GREATEST(to_timestamp(n * step), (SELECT max(p.range_end)
+					FROM @extschema@.idempotency_partitions p WHERE p.range_start < to_timestamp((n + 1) * step))) AS range_start,
+				to_timestamp((n + 1) * step) AS range_end
+			FROM generate_series(first, first + least(ceil(retention / step) + 2, 31)) n) stretch
+		WHERE stretch.range_start < stretch.range_end
+	LOOP
+		EXIT WHEN NOT @extschema@.idem_make_partition(store, rest, missing.range_start, missing.range_end);
+	END LOOP;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.idem_tend_partitions() IS
+	'internal: makes partitions ahead of time, and drops those that nobody needs';
+
+CREATE FUNCTION @extschema@.idem_partition_store(period pg_catalog.interval)
+RETURNS pg_catalog.void
+LANGUAGE plpgsql VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	store regclass := @extschema@.idem_check_owner();
+	schema_name text;
+	owner name;
+	surroundings text[];
+	command text;
+	rest text;
+	share int;
+BEGIN
+	IF period IS NULL OR NOT isfinite(period) OR extract(epoch FROM period) < 1 OR extract(epoch FROM period) > 31622400 THEN
+		RAISE EXCEPTION 'period must be from one second to one year' USING ERRCODE = 'ID400';
+	END IF;
+	share := ceil(extract(epoch FROM current_setting('idempotency.retention')::interval) / extract(epoch FROM period));
+	IF share > 29 THEN
+		RAISE WARNING 'a period of % is short for a retention of %', period, current_setting('idempotency.retention')
+			USING DETAIL = format('Records would be in %s partitions, and each begin looks into all of them. There are no more than 32; the other records are in the default partition.', share),
+			HINT = 'Choose a sixth of the retention, or so.';
+	END IF;
+	-- one change of the store at a time
+	LOCK TABLE @extschema@.idempotency_partitioning IN SHARE ROW EXCLUSIVE MODE;
+	IF NOT EXISTS (SELECT FROM @extschema@.idempotency_partitions WHERE state = 'default') THEN
+		SELECT quote_ident(n.nspname), pg_get_userbyid(c.relowner) INTO schema_name, owner
+			FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = store;
+		rest := schema_name || '.idempotency_store_default';
+		PERFORM @extschema@.idem_lock_store(store);
+		PERFORM @extschema@.idem_check_store(store);
+		surroundings := @extschema@.idem_store_surroundings(schema_name || '.idempotency_store');
+		PERFORM @extschema@.idem_clear_store(store);
+		EXECUTE format('ALTER TABLE %s.idempotency_store RENAME TO idempotency_store_default', schema_name);
+		EXECUTE format('CREATE TABLE %s.idempotency_store (LIKE %s INCLUDING ALL EXCLUDING INDEXES EXCLUDING STATISTICS)'
+			' PARTITION BY RANGE (expires_at)', schema_name, rest);
+		EXECUTE format('ALTER TABLE %s.idempotency_store OWNER TO %I', schema_name, owner);
+		EXECUTE format('COMMENT ON TABLE %s.idempotency_store IS %L', schema_name, obj_description(store, 'pg_class'));
+		EXECUTE format('ALTER TABLE %s.idempotency_store ATTACH PARTITION %s DEFAULT', schema_name, rest);
+		PERFORM @extschema@.idem_adopt_partition((schema_name || '.idempotency_store')::regclass);
+		FOREACH command IN ARRAY surroundings LOOP
+			EXECUTE command;
+		END LOOP;
+	END IF;
+	INSERT INTO @extschema@.idempotency_partitioning (period) VALUES (idem_partition_store.period)
+		ON CONFLICT (only_row) DO UPDATE SET period = EXCLUDED.period;
+	PERFORM @extschema@.idem_tend_partitions();
+END
+$$;
+COMMENT ON FUNCTION @extschema@.idem_partition_store(interval) IS
+	'partition the store by expiry, without copying it; each partition is for so much time';
+
+CREATE FUNCTION @extschema@.idem_clear_store(store pg_catalog.regclass)
+RETURNS pg_catalog.void
+LANGUAGE plpgsql VOLATILE STRICT PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	command text;
+BEGIN
+	FOR command IN
+		SELECT format('DROP TRIGGER %I ON %s', tgname, store) FROM pg_trigger WHERE tgrelid = store AND NOT tgisinternal
+		UNION ALL
+		SELECT format('ALTER PUBLICATION %I DROP TABLE %s', p.pubname, store)
+		FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid WHERE r.prrelid = store
+	LOOP
+		EXECUTE command;
+	END LOOP;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.idem_clear_store(regclass) IS
+	'internal: takes away from the store what another table gets in its place';
+
+CREATE FUNCTION @extschema@.idem_unpartition_store()
+RETURNS pg_catalog.void
+LANGUAGE plpgsql VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	store regclass := @extschema@.idem_check_owner();
+	schema_name text;
+	surroundings text[];
+	command text;
+	rest regclass;
+	part regclass;
+	names text;
+BEGIN
+	LOCK TABLE @extschema@.idempotency_partitioning IN SHARE ROW EXCLUSIVE MODE;
+	IF NOT EXISTS (SELECT FROM @extschema@.idempotency_partitions WHERE state = 'default') THEN
+		RETURN;
+	END IF;
+	PERFORM @extschema@.idem_lock_store(store);
+	SELECT quote_ident(n.nspname) INTO schema_name
+		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = store;
+	SELECT i.inhrelid INTO rest FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+		WHERE i.inhparent = store AND pg_get_expr(c.relpartbound, c.oid) = 'DEFAULT';
+	SELECT string_agg(quote_ident(attname), ', ' ORDER BY attnum) INTO names
+		FROM pg_attribute WHERE attrelid = store AND attnum > 0 AND NOT attisdropped AND attgenerated = '';
+	surroundings := @extschema@.idem_store_surroundings(store);
+	PERFORM @extschema@.idem_clear_store(store);
+	EXECUTE format('ALTER TABLE %s DETACH PARTITION %s', store, rest);
+	EXECUTE format('ALTER TABLE %s RENAME TO idempotency_store_partitioned', store);
+	EXECUTE format('ALTER TABLE %s RENAME TO idempotency_store', rest);
+	-- rows that have expired may be there besides the row that counts
+	EXECUTE format('INSERT INTO %s AS old (%s) SELECT %s FROM %s WHERE expires_at > clock_timestamp()'
+		' ON CONFLICT (scope, idempotency_key) DO UPDATE SET (%s) = (%s) WHERE old.expires_at < EXCLUDED.expires_at',
+		rest, names, names, store, names,
+		(SELECT string_agg('EXCLUDED.' || name, ', ') FROM string_to_table(names, ', ') name));
+	FOREACH command IN ARRAY surroundings LOOP
+		EXECUTE command;
+	END LOOP;
+	FOR part IN SELECT inhrelid FROM pg_inherits WHERE inhparent = store UNION ALL SELECT store::oid LOOP
+		PERFORM @extschema@.idem_disown_partition(part);
+	END LOOP;
+	EXECUTE format('DROP TABLE %s', store);
+	DELETE FROM @extschema@.idempotency_partitioning;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.idem_unpartition_store() IS
+	'make the store one table again; the store is locked while the live records of its partitions are copied';
+
+REVOKE ALL ON FUNCTION @extschema@.idem_adopt_partition(regclass), @extschema@.idem_disown_partition(regclass),
+	@extschema@.idem_lock_store(regclass), @extschema@.idem_check_owner(), @extschema@.idem_store_surroundings(regclass),
+	@extschema@.idem_check_store(regclass), @extschema@.idem_make_partition(regclass, regclass, timestamptz, timestamptz),
+	@extschema@.idem_tend_partitions(), @extschema@.idem_partition_store(interval), @extschema@.idem_clear_store(regclass),
+	@extschema@.idem_unpartition_store() FROM PUBLIC;
+REVOKE ALL ON @extschema@.idempotency_partitioning, @extschema@.idempotency_partitions FROM PUBLIC;
+GRANT SELECT ON @extschema@.idempotency_partitions TO pg_monitor, pg_read_all_stats;

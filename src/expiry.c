@@ -1,0 +1,222 @@
+/*
+ * expiry.c
+ *		The care for a store that is partitioned by expiry: collection empties
+ *		the partitions that are over, and has new ones made ahead of time.
+ *
+ * The rows of a partition that is over count as absent, so no session reads or
+ * locks it any more.  TRUNCATE takes no longer for a million rows than for one.
+ * Whatever needs a lock that is not free is left for the next time: nobody may
+ * wait because of collection, and so collection does not wait either.
+ */
+#include "postgres.h"
+
+#include "access/table.h"
+#include "catalog/dependency.h"
+#include "catalog/pg_class.h"
+#include "catalog/pg_extension.h"
+#include "catalog/pg_type.h"
+#include "commands/extension.h"
+#include "executor/spi.h"
+#include "fmgr.h"
+#include "miscadmin.h"
+#include "nodes/value.h"
+#include "parser/parse_func.h"
+#include "storage/bufmgr.h"
+#include "storage/lmgr.h"
+#include "utils/builtins.h"
+#include "utils/lsyscache.h"
+#include "utils/timestamp.h"
+
+#include "compat.h"
+#include "expiry.h"
+#include "fence.h"
+#include "parts.h"
+#include "statement.h"
+
+SQL_FUNCTION(idem_adopt_partition);
+SQL_FUNCTION(idem_disown_partition);
+
+#define TEND_FUNCTION "idem_tend_partitions"
+
+/*
+ * A lease that outlives its row, and a fence that the sequence has not reached,
+ * come from writers other than the extension.
+ */
+static Statement measure_part = {
+	"SELECT pg_catalog.count(*), pg_catalog.max(fence),"
+	" pg_catalog.bool_or(status OPERATOR(pg_catalog.=) 'PENDING' AND lease_expires_at OPERATOR(pg_catalog.>) $1)"
+	" FROM ONLY %1$s.%2$s",
+	1, {TIMESTAMPTZOID}
+};
+
+/* what is in a partition */
+typedef struct Content
+{
+	int64		rows;
+	int64		fence;			/* the greatest */
+	bool		is_leased;		/* a lease runs still */
+} Content;
+
+static Content
+content_of(const Catalog *catalog, Oid part, TimestampTz now)
+{
+	Datum		arguments[1] = {TimestampTzGetDatum(now)};
+	Content		content = {0};
+	Datum		value;
+	bool		is_null;
+
+	measure_part.part = part;
+	(void) statement_run(&measure_part, catalog, arguments, NULL, InvalidSnapshot);
+	content.rows = DatumGetInt64(statement_column(0, 1, &is_null));
+	value = statement_column(0, 2, &is_null);
+	content.fence = is_null ? NO_FENCE : DatumGetInt64(value);
+	value = statement_column(0, 3, &is_null);
+	content.is_leased = !is_null && DatumGetBool(value);
+	statement_finish();
+	return content;
+}
+
+/* Has the sequence reached the fence?  If it is free, it catches up. */
+static bool
+is_kept(int64 fence)
+{
+	if (fence > fence_last())
+		fence_keep_if_free(fence);
+	return fence <= fence_last();
+}
+
+static void
+run_command(char *command)
+{
+	if (SPI_connect() != SPI_OK_CONNECT)
+		elog(ERROR, "could not connect to SPI");
+	(void) SPI_execute(command, false, 0);
+	SPI_finish();
+}
+
+static bool
+is_empty(Oid part)
+{
+	Relation	table = table_open(part, AccessShareLock);
+	bool		empty = RelationGetNumberOfBlocks(table) == 0;
+
+	table_close(table, AccessShareLock);
+	return empty;
+}
+
+/* Empties a partition that is over; returns how many rows it had. */
+static int64
+empty_part(const Catalog *catalog, Oid part, TimestampTz now)
+{
+	Content		content;
+
+	if (is_empty(part))
+		return 0;
+	content = content_of(catalog, part, now);
+	if (content.is_leased || !is_kept(content.fence) ||
+		!ConditionalLockRelationOid(part, AccessExclusiveLock))
+		return 0;
+	run_command(psprintf("TRUNCATE ONLY %s",
+						 quote_qualified_identifier(get_namespace_name(get_rel_namespace(part)),
+													get_rel_name(part))));
+	return content.rows;
+}
+
+/* The partitions that are over, as the list of parts may change meanwhile. */
+static List *
+parts_over(TimestampTz now)
+{
+	List	   *over = NIL;
+
+	for (int i = 0; i < parts_count(); i++)
+	{
+		const Part *part = parts_get(i);
+
+		if (!part->takes_rest && part_is_over(part, now))
+			over = lappend_oid(over, part->table);
+	}
+	return over;
+}
+
+/* Makes the partitions of the time to come, and drops what nobody needs. */
+static void
+make_ahead(const Catalog *catalog)
+{
+	List	   *name = list_make2(makeString(pstrdup(catalog->schema)), makeString(TEND_FUNCTION));
+
+	/* version 1.0 of the extension has no such function */
+	if (OidIsValid(LookupFuncName(name, 0, NULL, true)))
+		run_command(psprintf("SELECT %s()", quote_qualified_identifier(catalog->schema, TEND_FUNCTION)));
+}
+
+/* Called as the owner of the store; returns how many rows are gone. */
+int64
+expiry_tend(const Catalog *catalog)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	int64		removed = 0;
+	ListCell   *cell;
+
+	foreach(cell, parts_over(now))
+		removed += empty_part(catalog, lfirst_oid(cell), now);
+	make_ahead(catalog);
+	return removed;
+}
+
+/* ---- what only the server's C functions can do ---- */
+
+static void
+require_owner(Oid table)
+{
+	const Catalog *catalog = catalog_open(AccessShareLock);
+
+	if (!has_privs_of_role(GetUserId(), catalog->store_owner))
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("must be owner of table idempotency_store")));
+	if (get_rel_namespace(table) != get_rel_namespace(catalog->tables[TABLE_STORE]))
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
+				 errmsg("partitions of the store are in its schema")));
+}
+
+/*
+ * idem_adopt_partition(table): it belongs to the extension from now on, as if
+ * its script had made it, and pg_dump saves its rows.
+ */
+Datum
+idem_adopt_partition(PG_FUNCTION_ARGS)
+{
+	Oid			table = PG_GETARG_OID(0);
+	ObjectAddress object = {RelationRelationId, table, 0};
+
+	require_owner(table);
+	creating_extension = true;
+	CurrentExtensionObject = get_extension_oid(EXTENSION_NAME, false);
+	PG_TRY();
+	{
+		recordDependencyOnCurrentExtension(&object, false);
+		CommandCounterIncrement();
+		(void) DirectFunctionCall2(pg_extension_config_dump, ObjectIdGetDatum(table),
+								   PointerGetDatum(cstring_to_text("")));
+	}
+	PG_FINALLY();
+	{
+		creating_extension = false;
+		CurrentExtensionObject = InvalidOid;
+	}
+	PG_END_TRY();
+	PG_RETURN_VOID();
+}
+
+/* idem_disown_partition(table): so that it can be dropped alone. */
+Datum
+idem_disown_partition(PG_FUNCTION_ARGS)
+{
+	Oid			table = PG_GETARG_OID(0);
+
+	require_owner(table);
+	(void) deleteDependencyRecordsForClass(RelationRelationId, table, ExtensionRelationId,
+										   DEPENDENCY_EXTENSION);
+	PG_RETURN_VOID();
+}
