@@ -54,25 +54,43 @@ $$;
 COMMENT ON FUNCTION @extschema@.idem_lock_store(regclass) IS
 	'internal: locks the store for a change of its tables, without a long queue behind the lock';
 
-CREATE FUNCTION @extschema@.idem_check_owner()
-RETURNS pg_catalog.regclass
-LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+CREATE FUNCTION @extschema@.idem_check_owner(store pg_catalog.regclass)
+RETURNS pg_catalog.void
+LANGUAGE plpgsql STABLE STRICT PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	IF NOT pg_has_role((SELECT relowner FROM pg_class WHERE oid = store), 'USAGE') THEN
+		RAISE insufficient_privilege USING MESSAGE = 'must be owner of table idempotency_store';
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.idem_check_owner(regclass) IS
+	'internal: raises 42501 if the caller does not own the store';
+
+-- Default privileges of the owner would show records to other roles.
+CREATE FUNCTION @extschema@.idem_take_partition(part pg_catalog.regclass, owner pg_catalog.name)
+RETURNS pg_catalog.void
+LANGUAGE plpgsql VOLATILE STRICT PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-	store record;
+	command text;
 BEGIN
-	SELECT c.oid, c.relowner INTO store
-		FROM pg_extension e JOIN pg_class c ON c.relnamespace = e.extnamespace
-		WHERE e.extname = 'idempotency' AND c.relname = 'idempotency_store';
-	IF NOT pg_has_role(store.relowner, 'USAGE') THEN
-		RAISE insufficient_privilege USING MESSAGE = 'must be owner of table idempotency_store';
-	END IF;
-	RETURN store.oid;
+	FOR command IN
+		SELECT DISTINCT format('REVOKE ALL ON %s FROM %s', part,
+			CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END)
+		FROM pg_class c, aclexplode(c.relacl) a WHERE c.oid = part AND a.grantee <> c.relowner
+	LOOP
+		EXECUTE command;
+	END LOOP;
+	EXECUTE format('ALTER TABLE %s OWNER TO %I', part, owner);
+	EXECUTE format('SELECT %I.idem_adopt_partition(%L)', (SELECT n.nspname
+		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'idempotency'), part::oid);
 END
 $$;
-COMMENT ON FUNCTION @extschema@.idem_check_owner() IS
-	'internal: the store, if the caller owns it';
+COMMENT ON FUNCTION @extschema@.idem_take_partition(regclass, name) IS
+	'internal: makes a new table part of the extension; nobody but its owner has rights on it';
 
 -- A table that takes the place of the store has to have what is around the store:
 -- rights, triggers, publications, and views that read it.
@@ -189,16 +207,17 @@ SET search_path = pg_catalog, pg_temp
 SET lock_timeout = '20ms'
 AS $$
 DECLARE
+	schema_name text;
+	owner name;
 	part text;
 BEGIN
-	SELECT format('%I.%I', n.nspname, 'idempotency_store_' || to_char(range_start AT TIME ZONE 'UTC', 'YYYYMMDD_HH24MISS'))
-		INTO part FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = store;
+	SELECT quote_ident(n.nspname), pg_get_userbyid(c.relowner) INTO schema_name, owner
+		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = store;
+	part := schema_name || '.idempotency_store_' || to_char(range_start AT TIME ZONE 'UTC', 'YYYYMMDD_HH24MISS');
 	EXECUTE format('LOCK TABLE ONLY %s IN ACCESS EXCLUSIVE MODE', rest);
 	EXECUTE format('CREATE TABLE %s (LIKE %s INCLUDING ALL)'
 		' WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_limit = 1000)', part, rest);
-	EXECUTE format('ALTER TABLE %s OWNER TO %I', part,
-		pg_get_userbyid((SELECT relowner FROM pg_class WHERE oid = store)));
-	PERFORM @extschema@.idem_adopt_partition(part::regclass);
+	EXECUTE format('SELECT %s.idem_take_partition(%L, %L)', schema_name, part, owner);
 	EXECUTE format('WITH moved AS (DELETE FROM ONLY %s WHERE expires_at >= %L AND expires_at < %L RETURNING *)'
 		' INSERT INTO %s SELECT * FROM moved', rest, range_start, range_end, part);
 	EXECUTE format('ALTER TABLE %s ATTACH PARTITION %s FOR VALUES FROM (%L) TO (%L)', store, part, range_start, range_end);
@@ -217,50 +236,53 @@ LANGUAGE plpgsql VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-	store regclass := @extschema@.idem_check_owner();
+	schema_name text;
+	store regclass;
 	rest regclass;
 	step numeric;
 	retention numeric;
-	first numeric;
-	part record;
-	missing record;
+	part regclass;
+	stretch record;
+	made bool;
 BEGIN
+	SELECT quote_ident(n.nspname), c.oid INTO schema_name, store
+		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
+		JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'idempotency_store'
+		WHERE e.extname = 'idempotency';
+	EXECUTE format('SELECT %s.idem_check_owner(%L)', schema_name, store::oid);
 	SELECT i.inhrelid INTO rest FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
 		WHERE i.inhparent = store AND pg_get_expr(c.relpartbound, c.oid) = 'DEFAULT';
-	SELECT extract(epoch FROM period) INTO step FROM @extschema@.idempotency_partitioning;
+	EXECUTE format('SELECT extract(epoch FROM period) FROM %s.idempotency_partitioning', schema_name) INTO step;
 	IF rest IS NULL OR step IS NULL THEN
 		RETURN;
 	END IF;
 	-- what is over and empty is dropped when nobody uses the store
-	FOR part IN
-		SELECT c.oid::regclass AS name
-		FROM @extschema@.idempotency_partitions p JOIN pg_inherits i ON i.inhparent = store
-		JOIN pg_class c ON c.oid = i.inhrelid AND c.relname = p.name
-		WHERE p.range_end < clock_timestamp() - step * interval '1 second' AND pg_relation_size(c.oid) = 0
+	FOR part IN EXECUTE format('SELECT c.oid FROM %s.idempotency_partitions p'
+		' JOIN pg_class c ON c.relname = p.name AND c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = $1)'
+		' WHERE p.range_end < clock_timestamp() - $2 * interval ''1 second'' AND pg_relation_size(c.oid) = 0', schema_name)
+		USING store, step
 	LOOP
 		BEGIN
-			EXECUTE format('LOCK TABLE ONLY %s, ONLY %s IN ACCESS EXCLUSIVE MODE NOWAIT', store, part.name);
-			PERFORM @extschema@.idem_disown_partition(part.name);
-			EXECUTE format('DROP TABLE %s', part.name);
+			EXECUTE format('LOCK TABLE ONLY %s, ONLY %s IN ACCESS EXCLUSIVE MODE NOWAIT', store, part);
+			EXECUTE format('SELECT %s.idem_disown_partition(%L)', schema_name, part::oid);
+			EXECUTE format('DROP TABLE %s', part);
 		EXCEPTION WHEN lock_not_available THEN
 			EXIT;
 		END;
 	END LOOP;
-	-- a partition for each stretch of the retention and two more, but no more than 32
-	SELECT extract(epoch FROM GREATEST(current_setting('idempotency.retention')::interval,
-			max(s.retention), max(s.min_retention)))
-		INTO retention FROM @extschema@.idempotency_scope s;
-	first := floor(extract(epoch FROM clock_timestamp()) / step);
-	FOR missing IN
-		SELECT * FROM (
-			-- after a change of the period, the first one begins where the last one ends
-			SELECT GREATEST(to_timestamp(n * step), (SELECT max(p.range_end)
-					FROM @extschema@.idempotency_partitions p WHERE p.range_start < to_timestamp((n + 1) * step))) AS range_start,
-				to_timestamp((n + 1) * step) AS range_end
-			FROM generate_series(first, first + least(ceil(retention / step) + 2, 31)) n) stretch
-		WHERE stretch.range_start < stretch.range_end
+	EXECUTE format('SELECT extract(epoch FROM GREATEST(current_setting(''idempotency.retention'')::interval,'
+		' max(retention), max(min_retention))) FROM %s.idempotency_scope', schema_name) INTO retention;
+	-- A partition for each stretch of the retention and two more, but no more than 32.
+	-- After a change of the period, the first one begins where the last one ends.
+	FOR stretch IN EXECUTE format('SELECT * FROM (SELECT GREATEST(to_timestamp(n * $1), (SELECT max(p.range_end)'
+		' FROM %s.idempotency_partitions p WHERE p.range_start < to_timestamp((n + 1) * $1))) AS range_start,'
+		' to_timestamp((n + 1) * $1) AS range_end FROM generate_series($2, $2 + $3) n) s'
+		' WHERE s.range_start < s.range_end ORDER BY 1', schema_name)
+		USING step, floor(extract(epoch FROM clock_timestamp()) / step), least(ceil(retention / step) + 2, 31)
 	LOOP
-		EXIT WHEN NOT @extschema@.idem_make_partition(store, rest, missing.range_start, missing.range_end);
+		EXECUTE format('SELECT %s.idem_make_partition($1, $2, $3, $4)', schema_name)
+			INTO made USING store, rest, stretch.range_start, stretch.range_end;
+		EXIT WHEN NOT made;
 	END LOOP;
 END
 $$;
@@ -273,47 +295,53 @@ LANGUAGE plpgsql VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-	store regclass := @extschema@.idem_check_owner();
 	schema_name text;
+	store regclass;
 	owner name;
 	surroundings text[];
 	command text;
-	rest text;
-	share int;
+	share numeric;
 BEGIN
 	IF period IS NULL OR NOT isfinite(period) OR extract(epoch FROM period) < 1 OR extract(epoch FROM period) > 31622400 THEN
 		RAISE EXCEPTION 'period must be from one second to one year' USING ERRCODE = 'ID400';
 	END IF;
+	SELECT quote_ident(n.nspname), c.oid INTO schema_name, store
+		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
+		JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'idempotency_store'
+		WHERE e.extname = 'idempotency';
+	EXECUTE format('SELECT %s.idem_check_owner(%L)', schema_name, store::oid);
 	share := ceil(extract(epoch FROM current_setting('idempotency.retention')::interval) / extract(epoch FROM period));
 	IF share > 29 THEN
 		RAISE WARNING 'a period of % is short for a retention of %', period, current_setting('idempotency.retention')
-			USING DETAIL = format('Records would be in %s partitions, and each begin looks into all of them. There are no more than 32; the other records are in the default partition.', share),
+			USING DETAIL = format('Live records would be in %s partitions, and each begin looks into all of them. There are no more than 32; the other records are in the default partition.', share),
 			HINT = 'Choose a sixth of the retention, or so.';
 	END IF;
 	-- one change of the store at a time
-	LOCK TABLE @extschema@.idempotency_partitioning IN SHARE ROW EXCLUSIVE MODE;
-	IF NOT EXISTS (SELECT FROM @extschema@.idempotency_partitions WHERE state = 'default') THEN
-		SELECT quote_ident(n.nspname), pg_get_userbyid(c.relowner) INTO schema_name, owner
-			FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = store;
-		rest := schema_name || '.idempotency_store_default';
-		PERFORM @extschema@.idem_lock_store(store);
-		PERFORM @extschema@.idem_check_store(store);
-		surroundings := @extschema@.idem_store_surroundings(schema_name || '.idempotency_store');
-		PERFORM @extschema@.idem_clear_store(store);
+	EXECUTE format('LOCK TABLE %s.idempotency_partitioning IN SHARE ROW EXCLUSIVE MODE', schema_name);
+	SELECT quote_ident(n.nspname), c.oid INTO schema_name, store
+		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
+		JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'idempotency_store'
+		WHERE e.extname = 'idempotency';
+	IF NOT EXISTS (SELECT FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+		WHERE i.inhparent = store AND pg_get_expr(c.relpartbound, c.oid) = 'DEFAULT')
+	THEN
+		owner := pg_get_userbyid((SELECT relowner FROM pg_class WHERE oid = store));
+		EXECUTE format('SELECT %1$s.idem_lock_store(%2$L), %1$s.idem_check_store(%2$L)', schema_name, store::oid);
+		EXECUTE format('SELECT %s.idem_store_surroundings(%L)', schema_name, store::oid) INTO surroundings;
+		EXECUTE format('SELECT %s.idem_clear_store(%L)', schema_name, store::oid);
 		EXECUTE format('ALTER TABLE %s.idempotency_store RENAME TO idempotency_store_default', schema_name);
-		EXECUTE format('CREATE TABLE %s.idempotency_store (LIKE %s INCLUDING ALL EXCLUDING INDEXES EXCLUDING STATISTICS)'
-			' PARTITION BY RANGE (expires_at)', schema_name, rest);
-		EXECUTE format('ALTER TABLE %s.idempotency_store OWNER TO %I', schema_name, owner);
+		EXECUTE format('CREATE TABLE %1$s.idempotency_store (LIKE %1$s.idempotency_store_default'
+			' INCLUDING ALL EXCLUDING INDEXES EXCLUDING STATISTICS) PARTITION BY RANGE (expires_at)', schema_name);
 		EXECUTE format('COMMENT ON TABLE %s.idempotency_store IS %L', schema_name, obj_description(store, 'pg_class'));
-		EXECUTE format('ALTER TABLE %s.idempotency_store ATTACH PARTITION %s DEFAULT', schema_name, rest);
-		PERFORM @extschema@.idem_adopt_partition((schema_name || '.idempotency_store')::regclass);
+		EXECUTE format('ALTER TABLE %1$s.idempotency_store ATTACH PARTITION %1$s.idempotency_store_default DEFAULT', schema_name);
+		EXECUTE format('SELECT %1$s.idem_take_partition(%2$L, %3$L)', schema_name, schema_name || '.idempotency_store', owner);
 		FOREACH command IN ARRAY surroundings LOOP
 			EXECUTE command;
 		END LOOP;
 	END IF;
-	INSERT INTO @extschema@.idempotency_partitioning (period) VALUES (idem_partition_store.period)
-		ON CONFLICT (only_row) DO UPDATE SET period = EXCLUDED.period;
-	PERFORM @extschema@.idem_tend_partitions();
+	EXECUTE format('INSERT INTO %s.idempotency_partitioning (period) VALUES ($1)'
+		' ON CONFLICT (only_row) DO UPDATE SET period = EXCLUDED.period', schema_name) USING period;
+	EXECUTE format('SELECT %s.idem_tend_partitions()', schema_name);
 END
 $$;
 COMMENT ON FUNCTION @extschema@.idem_partition_store(interval) IS
@@ -346,27 +374,33 @@ LANGUAGE plpgsql VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-	store regclass := @extschema@.idem_check_owner();
 	schema_name text;
+	store regclass;
+	rest regclass;
 	surroundings text[];
 	command text;
-	rest regclass;
-	part regclass;
 	names text;
 BEGIN
-	LOCK TABLE @extschema@.idempotency_partitioning IN SHARE ROW EXCLUSIVE MODE;
-	IF NOT EXISTS (SELECT FROM @extschema@.idempotency_partitions WHERE state = 'default') THEN
-		RETURN;
-	END IF;
-	PERFORM @extschema@.idem_lock_store(store);
-	SELECT quote_ident(n.nspname) INTO schema_name
-		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = store;
+	SELECT quote_ident(n.nspname), c.oid INTO schema_name, store
+		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
+		JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'idempotency_store'
+		WHERE e.extname = 'idempotency';
+	EXECUTE format('SELECT %s.idem_check_owner(%L)', schema_name, store::oid);
+	EXECUTE format('LOCK TABLE %s.idempotency_partitioning IN SHARE ROW EXCLUSIVE MODE', schema_name);
+	SELECT quote_ident(n.nspname), c.oid INTO schema_name, store
+		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
+		JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'idempotency_store'
+		WHERE e.extname = 'idempotency';
 	SELECT i.inhrelid INTO rest FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
 		WHERE i.inhparent = store AND pg_get_expr(c.relpartbound, c.oid) = 'DEFAULT';
+	IF rest IS NULL THEN
+		RETURN;
+	END IF;
+	EXECUTE format('SELECT %s.idem_lock_store(%L)', schema_name, store::oid);
 	SELECT string_agg(quote_ident(attname), ', ' ORDER BY attnum) INTO names
 		FROM pg_attribute WHERE attrelid = store AND attnum > 0 AND NOT attisdropped AND attgenerated = '';
-	surroundings := @extschema@.idem_store_surroundings(store);
-	PERFORM @extschema@.idem_clear_store(store);
+	EXECUTE format('SELECT %s.idem_store_surroundings(%L)', schema_name, store::oid) INTO surroundings;
+	EXECUTE format('SELECT %s.idem_clear_store(%L)', schema_name, store::oid);
 	EXECUTE format('ALTER TABLE %s DETACH PARTITION %s', store, rest);
 	EXECUTE format('ALTER TABLE %s RENAME TO idempotency_store_partitioned', store);
 	EXECUTE format('ALTER TABLE %s RENAME TO idempotency_store', rest);
@@ -378,20 +412,39 @@ BEGIN
 	FOREACH command IN ARRAY surroundings LOOP
 		EXECUTE command;
 	END LOOP;
-	FOR part IN SELECT inhrelid FROM pg_inherits WHERE inhparent = store UNION ALL SELECT store::oid LOOP
-		PERFORM @extschema@.idem_disown_partition(part);
-	END LOOP;
+	EXECUTE format('SELECT %s.idem_disown_partition(part) FROM (SELECT inhrelid FROM pg_inherits WHERE inhparent = $1'
+		' UNION ALL SELECT $1) all_parts (part)', schema_name) USING store::oid;
 	EXECUTE format('DROP TABLE %s', store);
-	DELETE FROM @extschema@.idempotency_partitioning;
+	EXECUTE format('DELETE FROM %s.idempotency_partitioning', schema_name);
 END
 $$;
 COMMENT ON FUNCTION @extschema@.idem_unpartition_store() IS
 	'make the store one table again; the store is locked while the live records of its partitions are copied';
 
-REVOKE ALL ON FUNCTION @extschema@.idem_adopt_partition(regclass), @extschema@.idem_disown_partition(regclass),
-	@extschema@.idem_lock_store(regclass), @extschema@.idem_check_owner(), @extschema@.idem_store_surroundings(regclass),
-	@extschema@.idem_check_store(regclass), @extschema@.idem_make_partition(regclass, regclass, timestamptz, timestamptz),
-	@extschema@.idem_tend_partitions(), @extschema@.idem_partition_store(interval), @extschema@.idem_clear_store(regclass),
-	@extschema@.idem_unpartition_store() FROM PUBLIC;
-REVOKE ALL ON @extschema@.idempotency_partitioning, @extschema@.idempotency_partitions FROM PUBLIC;
+-- PUBLIC and default privileges have given rights on what is new.
+DO $$
+DECLARE
+	command text;
+BEGIN
+	PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+	FOR command IN
+		SELECT format('REVOKE ALL ON %s %s FROM %s', m.kind, m.name,
+			CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END)
+		FROM (
+			SELECT 'TABLE' AS kind, c.oid::regclass::text AS name, c.relowner AS owner, c.relacl AS rights
+			FROM pg_class c JOIN pg_extension e ON c.relnamespace = e.extnamespace
+			WHERE e.extname = 'idempotency' AND c.relname IN ('idempotency_partitioning', 'idempotency_partitions')
+			UNION ALL
+			SELECT 'FUNCTION', p.oid::regprocedure::text, p.proowner, coalesce(p.proacl, acldefault('f', p.proowner))
+			FROM pg_proc p JOIN pg_extension e ON p.pronamespace = e.extnamespace
+			WHERE e.extname = 'idempotency' AND p.proname IN ('idem_adopt_partition', 'idem_check_owner', 'idem_check_store',
+				'idem_clear_store', 'idem_disown_partition', 'idem_lock_store', 'idem_make_partition', 'idem_partition_store',
+				'idem_store_surroundings', 'idem_take_partition', 'idem_tend_partitions', 'idem_unpartition_store')
+		) m, aclexplode(m.rights) a
+		WHERE a.grantee <> m.owner
+	LOOP
+		EXECUTE command;
+	END LOOP;
+END
+$$;
 GRANT SELECT ON @extschema@.idempotency_partitions TO pg_monitor, pg_read_all_stats;

@@ -86,7 +86,7 @@ SELECT * FROM foreign_object ORDER BY 1;
 ROLLBACK;
 -- names in the bodies of the others are found in pg_catalog, or are made by format() from the catalog;
 SELECT signature FROM function WHERE prosqlbody IS NULL AND prolang IN (SELECT oid FROM pg_language WHERE lanname IN ('sql', 'plpgsql'))
-AND prosrc ~* '\m(public|"\$user"|set_config|search_path|dblink)\M';
+AND prosrc ~* '\m(public\.|"\$user"|set_config|search_path|dblink)';
 -- rows of the tables are keyed and checked by the server's operators;
 SELECT indexrelid::regclass, o.opcname FROM pg_index i, unnest(i.indclass) c JOIN pg_opclass o ON o.oid = c WHERE indrelid IN (SELECT oid FROM relation) AND o.opcnamespace <> 'pg_catalog'::regnamespace;
 -- one owner, to whom all of it belongs.
