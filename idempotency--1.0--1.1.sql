@@ -332,6 +332,8 @@ BEGIN
 		EXECUTE format('ALTER TABLE %s.idempotency_store RENAME TO idempotency_store_default', schema_name);
 		EXECUTE format('CREATE TABLE %1$s.idempotency_store (LIKE %1$s.idempotency_store_default'
 			' INCLUDING ALL EXCLUDING INDEXES EXCLUDING STATISTICS) PARTITION BY RANGE (expires_at)', schema_name);
+		-- a publication via the root names the columns of this identity; the rows have their partition's
+		EXECUTE format('ALTER TABLE %s.idempotency_store REPLICA IDENTITY FULL', schema_name);
 		EXECUTE format('COMMENT ON TABLE %s.idempotency_store IS %L', schema_name, obj_description(store, 'pg_class'));
 		EXECUTE format('ALTER TABLE %1$s.idempotency_store ATTACH PARTITION %1$s.idempotency_store_default DEFAULT', schema_name);
 		EXECUTE format('SELECT %1$s.idem_take_partition(%2$L, %3$L)', schema_name, schema_name || '.idempotency_store', owner);

@@ -16,7 +16,6 @@
 #include "catalog/pg_extension.h"
 #include "catalog/pg_type.h"
 #include "commands/extension.h"
-#include "executor/spi.h"
 #include "fmgr.h"
 #include "miscadmin.h"
 #include "nodes/value.h"
@@ -85,15 +84,6 @@ is_kept(int64 fence)
 	return fence <= fence_last();
 }
 
-static void
-run_command(char *command)
-{
-	if (SPI_connect() != SPI_OK_CONNECT)
-		elog(ERROR, "could not connect to SPI");
-	(void) SPI_execute(command, false, 0);
-	SPI_finish();
-}
-
 static bool
 is_empty(Oid part)
 {
@@ -116,7 +106,7 @@ empty_part(const Catalog *catalog, Oid part, TimestampTz now)
 	if (content.is_leased || !is_kept(content.fence) ||
 		!ConditionalLockRelationOid(part, AccessExclusiveLock))
 		return 0;
-	run_command(psprintf("TRUNCATE ONLY %s",
+	statement_command(psprintf("TRUNCATE ONLY %s",
 						 quote_qualified_identifier(get_namespace_name(get_rel_namespace(part)),
 													get_rel_name(part))));
 	return content.rows;
@@ -146,7 +136,7 @@ make_ahead(const Catalog *catalog)
 
 	/* version 1.0 of the extension has no such function */
 	if (OidIsValid(LookupFuncName(name, 0, NULL, true)))
-		run_command(psprintf("SELECT %s()", quote_qualified_identifier(catalog->schema, TEND_FUNCTION)));
+		statement_command(psprintf("SELECT %s()", quote_qualified_identifier(catalog->schema, TEND_FUNCTION)));
 }
 
 /* Called as the owner of the store; returns how many rows are gone. */

@@ -399,3 +399,13 @@ statement_finish(void)
 {
 	SPI_finish();
 }
+
+/* A command on tables that a caller with their owner's rights has locked. */
+void
+statement_command(const char *command)
+{
+	if (SPI_connect() != SPI_OK_CONNECT)
+		elog(ERROR, "could not connect to SPI");
+	(void) SPI_execute(command, false, 0);
+	SPI_finish();
+}

@@ -39,6 +39,7 @@ extern uint64 statement_run(Statement *statement, const Catalog *catalog,
 extern Datum statement_column(int row, int column, bool *is_null);
 extern void statement_columns(int row, Datum *values, bool *nulls);
 extern void statement_finish(void);
+extern void statement_command(const char *command);
 extern void statement_rethrow(MemoryContext context);
 extern void statement_lost_race(void);
 

@@ -32,6 +32,7 @@ $node->safe_psql(
 	SELECT idem_grant('payer'), idem_grant('app'), idem_claim_scope('pay', 'payers');
 	RESET ROLE;
 	ALTER ROLE idem_owner NOSUPERUSER;
+	GRANT CREATE ON SCHEMA public TO idem_owner;
 	CREATE FUNCTION echo(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1';
 	CREATE TABLE lease AS SELECT s AS scope, o, (o).fence FROM unnest(ARRAY['free', 'pay']) s, idem_begin('leased', scope => s, lease => '1 hour') o;
 	BEGIN;
@@ -76,6 +77,19 @@ my %call = (
 	idem_stats => 'SELECT idem_stats()',
 	idem_stats_reset => 'SELECT idem_stats_reset()',
 	idem_set_rights => q{SELECT idem_set_rights('other', 'GRANT %%s ON %%s TO %%s')},
+	# the internal ones take tables of the store
+	idem_adopt_partition => q{CREATE TABLE part ()|SELECT idem_adopt_partition('part')},
+	idem_check_owner => q{SELECT idem_check_owner('idempotency_store')},
+	idem_check_store => q{SELECT idem_check_store('idempotency_store')},
+	idem_clear_store => q{SELECT idem_clear_store('idempotency_store')},
+	idem_disown_partition => q{SELECT idem_disown_partition('idempotency_store')},
+	idem_lock_store => q{SELECT idem_lock_store('idempotency_store')},
+	idem_make_partition => q{SELECT idem_partition_store('1 hour')|SELECT idem_make_partition('idempotency_store', 'idempotency_store_default', '2001-01-01', '2001-01-02')},
+	idem_partition_store => q{SELECT idem_partition_store('1 hour')},
+	idem_store_surroundings => q{SELECT idem_store_surroundings('idempotency_store')},
+	idem_take_partition => q{CREATE TABLE part (); ALTER TABLE part OWNER TO idem_owner|SELECT idem_take_partition('part', 'idem_owner')},
+	idem_tend_partitions => q{SELECT idem_tend_partitions()},
+	idem_unpartition_store => q{SELECT idem_partition_store('1 hour')|SELECT idem_unpartition_store()},
 	idem_grant => q{SELECT idem_grant('other')},
 	idem_revoke => q{SELECT idem_revoke('payer')});
 
