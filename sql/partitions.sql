@@ -179,6 +179,17 @@ SELECT pg_temp.refused('ALTER TABLE idempotency_store ADD UNIQUE (scope, idempot
 SELECT pg_temp.refused('CREATE MATERIALIZED VIEW partitions_view AS SELECT scope FROM idempotency_store');
 SELECT count(*) FROM idempotency_partitions;
 
+-- A store without its default partition is not used, nor are partitions of another shape.
+BEGIN;
+SELECT idem_partition_store('4 hours');
+SAVEPOINT before_detach;
+ALTER TABLE idempotency_store DETACH PARTITION idempotency_store_default;
+SELECT raises('SELECT idem_begin(''k'')');
+ROLLBACK TO before_detach;
+ALTER TABLE idempotency_store_default DROP CONSTRAINT idempotency_store_pkey;
+SELECT raises('SELECT idem_begin(''k'')');
+ROLLBACK;
+
 -- The warning about too many, which is not for the server's log.
 BEGIN;
 SET LOCAL log_min_messages = error;

@@ -37,11 +37,14 @@ open_part(const Catalog *catalog, Oid part, LOCKMODE mode)
 	return table_open(part, part == catalog->tables[TABLE_STORE] ? NoLock : mode);
 }
 
-/* What is written, or was found, stays locked until the transaction ends. */
+/* What was found stays locked until the transaction ends; a partition without the row does not. */
 static void
-close_part(const Catalog *catalog, Relation part, bool releases)
+close_part(const Catalog *catalog, Relation part, Relation index, bool exists)
 {
-	table_close(part, releases && RelationGetRelid(part) != catalog->tables[TABLE_STORE] ? AccessShareLock : NoLock);
+	LOCKMODE	released = exists || RelationGetRelid(part) == catalog->tables[TABLE_STORE] ? NoLock : AccessShareLock;
+
+	index_close(index, released);
+	table_close(part, released);
 }
 
 /* The key's columns lead the scan key in the order of the primary key. */
@@ -88,8 +91,7 @@ direct_find(const Catalog *catalog, Oid part, const OperationName *name, Snapsho
 		*version = slot->tts_tid;
 	}
 	ExecDropSingleTupleTableSlot(slot);
-	index_close(index, NoLock);
-	close_part(catalog, store, !exists);
+	close_part(catalog, store, index, exists);
 	return exists;
 }
 

@@ -155,15 +155,26 @@ expiry_tend(const Catalog *catalog)
 
 /* ---- what only the server's C functions can do ---- */
 
+static Oid
+owner_of(Oid table)
+{
+	Relation	opened = table_open(table, AccessShareLock);
+	Oid			owner = opened->rd_rel->relowner;
+
+	table_close(opened, NoLock);
+	return owner;
+}
+
 static void
 require_owner(Oid table)
 {
 	const Catalog *catalog = catalog_open(AccessShareLock);
 
-	if (!has_privs_of_role(GetUserId(), catalog->store_owner))
+	if (!has_privs_of_role(GetUserId(), catalog->store_owner) ||
+		!has_privs_of_role(GetUserId(), owner_of(table)))
 		ereport(ERROR,
 				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-				 errmsg("must be owner of table idempotency_store")));
+				 errmsg("must be owner of table idempotency_store and of its partitions")));
 	if (get_rel_namespace(table) != get_rel_namespace(catalog->tables[TABLE_STORE]))
 		ereport(ERROR,
 				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),

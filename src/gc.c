@@ -131,6 +131,7 @@ gc_sweep(const Catalog *catalog, Sweep *progress)
 	Oid			part = parts_rest()->table;
 	SweepPosition hand;
 	int64		removed = progress->removed;
+	bool		is_first = progress->seen == 0 && removed == 0;
 
 	progress->pages = store_pages(part);
 	if (!is_only_sweep())
@@ -144,7 +145,8 @@ gc_sweep(const Catalog *catalog, Sweep *progress)
 	turn_sweep_hand(catalog, part, &hand, progress);
 	sweep_remember_position(catalog, &hand);
 	stats_set(COUNT_BACKLOG_ROWS, estimate_backlog(&hand, progress));
-	if (catalog->store_by_expiry)
+	/* a worker sweeps in many small steps */
+	if (catalog->store_by_expiry && is_first)
 		progress->removed += expiry_tend(catalog);
 	stats_add(COUNT_COLLECTED_ROWS, progress->removed - removed);
 }

@@ -268,7 +268,9 @@ has_no_code(Relation table)
 {
 	TupleConstr *constraints = RelationGetDescr(table)->constr;
 
-	return table->trigdesc == NULL && !table->rd_rel->relrowsecurity && table->rd_rules == NULL &&
+	return !table->rd_rel->relrowsecurity &&
+		table->trigdesc == NULL &&
+		table->rd_rules == NULL &&
 		(constraints == NULL || (constraints->num_check == 0 && !constraints->has_generated_stored));
 }
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from session import BINARY, TEXT
-from values import FUNCTIONS, Begun, Fence, Operation, Raw
+from values import FUNCTIONS, LEFT_OUT, Begun, Fence, Operation, Raw
 
 TEXT_OID, BYTEA_OID = 25, 17
 
@@ -84,7 +84,8 @@ def signatures(session):
         found.append(Signature(name.decode(), tuple(
             Argument(names[i], types[i], i >= first_optional) for i in range(int(count))),
             result.decode(), is_set == b't', internal == b't'))
-    return [signature for signature in found if signature.result not in ('trigger', 'event_trigger')]
+    return [signature for signature in found
+            if signature.result not in ('trigger', 'event_trigger') and signature.name not in LEFT_OUT]
 
 
 def without_generator(found):

@@ -219,6 +219,12 @@ FUNCTIONS = {
     'idem_step_key': Function({'key': TEXT_KEY, 'step': TEXT_KEY}, ('value',)),
 }
 
+# These change the tables of the store themselves, for their owner only:
+# sql/partitions.sql and test/isolation/specs/partitions.spec.
+LEFT_OUT = {'idem_adopt_partition', 'idem_check_owner', 'idem_check_store', 'idem_clear_store', 'idem_disown_partition',
+    'idem_lock_store', 'idem_make_partition', 'idem_partition_store', 'idem_store_surroundings', 'idem_take_partition',
+    'idem_tend_partitions', 'idem_unpartition_store'}
+
 # (function, SQLSTATE) that its page documents and that cannot be had here, and why.
 OUT_OF_REACH = {
     ('idem_begin', '2200H'): 'no row has the last fence that there is: sql/fence.sql',

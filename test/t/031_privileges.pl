@@ -78,7 +78,7 @@ my %call = (
 	idem_stats_reset => 'SELECT idem_stats_reset()',
 	idem_set_rights => q{SELECT idem_set_rights('other', 'GRANT %%s ON %%s TO %%s')},
 	# the internal ones take tables of the store
-	idem_adopt_partition => q{CREATE TABLE part ()|SELECT idem_adopt_partition('part')},
+	idem_adopt_partition => q{CREATE TABLE part (); ALTER TABLE part OWNER TO idem_owner|SELECT idem_adopt_partition('part')},
 	idem_check_owner => q{SELECT idem_check_owner('idempotency_store')},
 	idem_check_store => q{SELECT idem_check_store('idempotency_store')},
 	idem_clear_store => q{SELECT idem_clear_store('idempotency_store')},
