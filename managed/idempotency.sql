@@ -1494,7 +1494,7 @@ BEGIN
 	END IF;
 	FOR object IN
 		SELECT 'EXECUTE' AS right, 'FUNCTION ' || p.oid::regprocedure AS name FROM pg_proc p
-		WHERE p.pronamespace = current_schema()::regnamespace
+		WHERE p.pronamespace = quote_ident(current_schema())::regnamespace
 		AND p.proname IN ('idem_begin', 'idem_complete', 'idem_fail', 'idem_release', 'idem_extend',
 			'idem_lookup', 'idem_fingerprint', 'idem_step_key')
 		UNION ALL
@@ -1540,14 +1540,14 @@ BEGIN
 		FROM (
 			SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END AS kind,
 				c.oid::regclass::text AS name, c.relowner AS owner, c.relacl AS rights
-			FROM pg_class c WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind IN ('r', 'S')
+			FROM pg_class c WHERE c.relnamespace = quote_ident(current_schema())::regnamespace AND c.relkind IN ('r', 'S')
 			AND c.relname IN ('idempotency_store', 'idempotency_pending', 'idempotency_secret', 'idempotency_sweep', 'idempotency_fence')
 			UNION ALL
 			SELECT 'FUNCTION', p.oid::regprocedure::text, p.proowner, coalesce(p.proacl, acldefault('f', p.proowner))
 			FROM pg_proc p WHERE p.xmin = pg_current_xact_id()::xid
 			UNION ALL
 			SELECT 'TYPE', t.oid::regtype::text, t.typowner, coalesce(t.typacl, acldefault('T', t.typowner))
-			FROM pg_type t WHERE t.typnamespace = current_schema()::regnamespace
+			FROM pg_type t WHERE t.typnamespace = quote_ident(current_schema())::regnamespace
 			AND t.typname IN ('idem_operation', 'idem_outcome', 'idempotency_status')) m, aclexplode(m.rights) a
 		WHERE a.grantee <> m.owner
 	LOOP
