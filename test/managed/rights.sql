@@ -25,7 +25,6 @@ SELECT pg_temp.expect(count(*) = 4 AND NOT bool_or(has_table_privilege('public',
 FROM pg_class WHERE relkind = 'r' AND relname LIKE 'idempotency\_%';
 
 CREATE ROLE managed_app;
-GRANT USAGE, CREATE ON SCHEMA public TO managed_app;
 CREATE ROLE managed_stranger;
 GRANT CREATE ON DATABASE managed_checks TO managed_app;
 SELECT idem_grant('managed_app');
