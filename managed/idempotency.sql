@@ -394,7 +394,8 @@ BEGIN
 	IF fence >= (SELECT seqmax FROM pg_sequence WHERE seqrelid = 'idempotency_fence'::regclass) THEN
 		RAISE EXCEPTION 'there is no fence greater than that of the last attempt'
 			USING ERRCODE = 'sequence_generator_limit_exceeded',
-			HINT = 'Sequence "idempotency_fence" is at its end, or the row has a fence that did not come from it. The owner of the extension can correct the sequence or the row.';
+			HINT = 'Sequence "idempotency_fence" is at its end, or the row has a fence that did not come from it. '
+				'The owner of the extension can correct the sequence or the row.';
 	END IF;
 	ALTER SEQUENCE idempotency_fence OWNED BY NONE;
 	IF idem_last_fence() < fence THEN
@@ -756,6 +757,10 @@ DECLARE
 	answer idem_operation;
 BEGIN
 	IF look.verdict = 'in transaction' THEN
+		-- a lease of this transaction that ran out meanwhile
+		IF idem_own_fence(key, name_scope) IS NOT NULL THEN
+			RETURN idem_in_progress(look.stored, look.now);
+		END IF;
 		answer := idem_begun_here(key, name_scope, hash);
 		IF answer.outcome IS NOT NULL THEN
 			RETURN answer;

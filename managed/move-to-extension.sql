@@ -69,7 +69,8 @@ BEGIN
 		EXECUTE format('SELECT %I.idem_grant(%L)', home, object.role);
 	END LOOP;
 
-	DROP TABLE idempotency_managed.idempotency_store, idempotency_managed.idempotency_pending, idempotency_managed.idempotency_secret, idempotency_managed.idempotency_sweep;
+	DROP TABLE idempotency_managed.idempotency_store, idempotency_managed.idempotency_pending,
+		idempotency_managed.idempotency_secret, idempotency_managed.idempotency_sweep;
 	DROP SEQUENCE idempotency_managed.idempotency_fence;
 	DROP TYPE idempotency_managed.idem_operation, idempotency_managed.idem_outcome, idempotency_managed.idempotency_status;
 	DROP SCHEMA idempotency_managed;

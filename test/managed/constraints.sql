@@ -37,6 +37,15 @@ SELECT outcome AS leased FROM idem_begin('constraints-3', lease => '1 hour') \gs
 COMMIT;
 SELECT pg_temp.expect(:'leased' = 'ACQUIRED' AND :'SQLSTATE' = '00000', 'a lease is not concerned');
 
+-- a lease that runs out in the transaction that began it still belongs to that transaction
+BEGIN;
+SELECT outcome, fence FROM idem_begin('constraints-7', lease => '1 us') \gset
+SELECT outcome AS again FROM idem_begin('constraints-7', lease => '1 hour', wait => '1 hour') \gset
+SELECT idem_complete('constraints-7', '"own"') IS NULL AS ended \gset
+COMMIT;
+SELECT pg_temp.expect(:'outcome' = 'ACQUIRED' AND :'again' = 'IN_PROGRESS' AND response_payload = '"own"',
+	'a transaction does not take its own lease over') FROM idem_lookup('constraints-7');
+
 -- a session that fires no ordinary triggers
 BEGIN;
 SET LOCAL session_replication_role = replica;
