@@ -5,6 +5,14 @@
 SET client_min_messages = warning;
 CREATE EXTENSION idempotency;
 
+-- The functions without C, in a schema of their own.
+CREATE SCHEMA managed;
+SET search_path = managed;
+\o /dev/null
+\ir ../managed/idempotency.sql
+\o
+RESET search_path;
+
 CREATE TABLE accounts (
 	id		int PRIMARY KEY,
 	balance	numeric NOT NULL
@@ -37,12 +45,15 @@ CREATE TABLE stored_records AS
 CREATE PROCEDURE reset_tables(accounts int) LANGUAGE plpgsql AS $$
 BEGIN
 	TRUNCATE accounts, payments, idempotency_store, hand_store, hand_store_indexed,
-		idempotency_stream, hand_stream RESTART IDENTITY;
+		managed.idempotency_store, idempotency_stream, hand_stream RESTART IDENTITY;
 	INSERT INTO accounts SELECT i, 1000000 FROM generate_series(1, reset_tables.accounts) AS i;
 	INSERT INTO idempotency_store (idempotency_key, request_hash, status, response_payload, expires_at)
 		SELECT idempotency_key, request_hash, 'COMPLETED', response_payload, now() + interval '1 day'
 		FROM stored_records;
 	INSERT INTO hand_store SELECT * FROM idempotency_store;
+	INSERT INTO managed.idempotency_store (idempotency_key, request_hash, status, response_payload, expires_at)
+		SELECT idempotency_key, request_hash, 'COMPLETED', response_payload, now() + interval '1 day'
+		FROM stored_records;
 	INSERT INTO hand_store_indexed SELECT * FROM idempotency_store;
 END
 $$;

@@ -44,7 +44,7 @@ def reset():
         CHECKPOINT;
         CALL reset_tables({ACCOUNTS});
         VACUUM (ANALYZE) accounts, payments, idempotency_store, hand_store, hand_store_indexed,
-            idempotency_stream, hand_stream;
+            managed.idempotency_store, managed.idempotency_pending, idempotency_stream, hand_stream;
     """)
 
 
@@ -131,7 +131,8 @@ def costs():
     or not they have been pruned since."""
     wal, dead = sql("""
         SELECT pg_current_wal_insert_lsn() - '0/0';
-        SELECT sum(n_tup_upd + n_tup_del) FROM pg_stat_user_tables WHERE relname IN ('idempotency_store', 'hand_store');
+        SELECT sum(n_tup_upd + n_tup_del) FROM pg_stat_user_tables
+            WHERE relname IN ('idempotency_store', 'idempotency_pending', 'hand_store');
     """)
     return {'wal': int(wal), 'dead': int(dead)}
 

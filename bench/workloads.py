@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 
 STORE = 'SELECT count(*) FROM idempotency_store'
 HAND_STORE = 'SELECT (SELECT count(*) FROM hand_store) + (SELECT count(*) FROM hand_store_indexed)'
+MANAGED_STORE = 'SELECT count(*) FROM managed.idempotency_store'
 PAYMENTS = 'SELECT count(*) FROM payments'
 MONEY = 'SELECT sum(balance) + (SELECT coalesce(sum(amount), 0) FROM payments) FROM accounts'
 STREAM = 'SELECT coalesce(sum(seq), 0) FROM idempotency_stream'
 HAND_STREAM = 'SELECT coalesce(sum(seq), 0) FROM hand_stream'
-COUNTERS = (STORE, HAND_STORE, PAYMENTS, MONEY, STREAM, HAND_STREAM)
+COUNTERS = (STORE, HAND_STORE, MANAGED_STORE, PAYMENTS, MONEY, STREAM, HAND_STREAM)
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class Cost:
 
 PAID = {PAYMENTS: 1}
 PAID_AND_STORED = {PAYMENTS: 1, STORE: 1}
+PAID_WITHOUT_C = {PAYMENTS: 1, MANAGED_STORE: 1}
 PAID_BY_HAND = {PAYMENTS: 1, HAND_STORE: 1}
 
 WORKLOADS = (
@@ -68,11 +70,15 @@ WORKLOADS = (
         Variant('hand', PAID_BY_HAND),
         Variant('extension-hash', PAID_AND_STORED),
         Variant('extension-trigger', PAID_AND_STORED, script='extension', with_trigger=True),
+        Variant('managed', PAID_WITHOUT_C),
+        Variant('managed-hash', PAID_WITHOUT_C),
         Variant('bare', PAID))),
     Workload('replay', 8, (
         Variant('extension'),
         Variant('select'),
-        Variant('extension-hash')), read_only=True),
+        Variant('extension-hash'),
+        Variant('managed'),
+        Variant('managed-hash')), read_only=True),
     Workload('call', 8, (
         Variant('extension', PAID_AND_STORED, needs='idem_call'),
         Variant('bare', PAID),
@@ -100,8 +106,13 @@ COMPARISONS = (
     Comparison('begin, business, complete / SELECT FOR UPDATE, INSERT, UPDATE', 'txn', 'extension', 'hand', 1.12),
     Comparison('… with a hash that the application brings', 'txn', 'extension-hash', 'hand'),
     Comparison('begin, business, complete / the same with a trigger on the store', 'txn', 'extension', 'extension-trigger'),
+    Comparison('begin, business, complete without C / with the extension', 'txn', 'managed', 'extension'),
+    Comparison('… with a hash that the application brings', 'txn', 'managed-hash', 'extension-hash'),
+    Comparison('begin, business, complete without C / SELECT, business, INSERT', 'txn', 'managed', 'plain'),
     Comparison('replay / SELECT by primary key', 'replay', 'extension', 'select', 0.90),
     Comparison('… with a hash that the application brings', 'replay', 'extension-hash', 'select'),
+    Comparison('replay without C / with the extension', 'replay', 'managed', 'extension'),
+    Comparison('… with a hash that the application brings', 'replay', 'managed-hash', 'extension-hash'),
     Comparison('idem_call / the bare function', 'call', 'extension', 'bare', 0.68),
     Comparison('idem_call / the same with a trigger on the store', 'call', 'extension', 'extension-trigger'),
     Comparison('idem_call, failures raised / the bare function', 'call', 'extension-raise', 'bare', 0.80),
@@ -118,6 +129,8 @@ COMPARISONS = (
 COSTS = (
     Cost('WAL bytes: begin, complete / SELECT, INSERT', 'txn', 'extension', 'plain', 'bare', 1.05, 'wal'),
     Cost('WAL bytes: begin, complete / SELECT FOR UPDATE, INSERT, UPDATE', 'txn', 'extension', 'hand', 'bare', None, 'wal'),
+    Cost('WAL bytes: begin, complete without C / with the extension', 'txn', 'managed', 'extension', 'bare', None, 'wal'),
+    Cost('dead tuples: begin, complete without C', 'txn', 'managed', '', 'bare', None, 'dead'),
     Cost('dead tuples: begin, complete', 'txn', 'extension', '', 'bare', 0, 'dead'),
     Cost('dead tuples: SELECT FOR UPDATE, INSERT, UPDATE', 'txn', 'hand', '', 'bare', None, 'dead'),
 )

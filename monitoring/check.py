@@ -1,0 +1,287 @@
+"""Checks the files beside this one on the private server that the environment names.
+
+The rules are those of rules/ with short times. Every alert is silent while all is
+well; then everything that they are for is done at once, and every one fires, for both
+exporters; then all of it is put right, and every one is silent again. There is no
+waiting for a fixed time: each step lasts until Prometheus says so.
+"""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+
+import yaml
+
+from verdict import Verdict
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+WORK = os.path.join(os.environ['IDEM_WORK'], 'monitoring')
+PATIENCE = 60       # seconds for a step; it ends as soon as it is done
+
+# How rules are shortened, and what each of it must be found in.
+SHORTER = (('[15m]', '[4s]'), ('[5m]', '[4s]'), ('for: 1m', 'for: 1s'), ('for: 5m', 'for: 1s'), ('> 600', '> 1'),
+           ('> 60', '> 1'), ('> 300', '> 1'), ('> 1000000', '> 100'), ('> 900', '> 8'), ('3 *', '0 *'),
+           ('mean5m > 5', 'mean5m > 0.05'))
+
+
+def path(name):
+    return os.path.join(HERE, name)
+
+
+def text(name):
+    with open(path(name), encoding='utf-8') as file:
+        return file.read()
+
+
+def write(name, content):
+    with open(os.path.join(WORK, name), 'w', encoding='utf-8') as file:
+        file.write(content)
+    return os.path.join(WORK, name)
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(('127.0.0.1', 0))
+        return one.getsockname()[1]
+
+
+def wait_for(what):
+    """Until that is true; false if it never is."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        try:
+            if what():
+                return True
+        except OSError:
+            pass
+        time.sleep(0.1)
+    return False
+
+
+# ---- the server ----
+
+def sql(statement, fails=False):
+    done = subprocess.run(['psql', '-XAtq', '-v', 'ON_ERROR_STOP=1'], input=statement, capture_output=True, text=True)
+    if not fails and done.returncode:
+        raise RuntimeError(done.stderr)
+    return done.stdout.strip()
+
+
+class Session:
+    """A transaction that stays open until it is told to end."""
+
+    def __init__(self, statements):
+        self.process = subprocess.Popen(['psql', '-XAtq'], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.say(f'BEGIN; {statements} SELECT 1;')
+
+    def say(self, statements):
+        self.process.stdin.write(statements + '\n')
+        self.process.stdin.flush()
+
+    def end(self):
+        self.say('ROLLBACK;')
+        self.process.communicate()
+
+
+# ---- exporters and Prometheus ----
+
+class Programs:
+    def __init__(self):
+        self.running = {}
+        self.ports = {name: free_port() for name in ('postgres_exporter', 'sql_exporter', 'prometheus')}
+
+    def start(self, name, command, **environment):
+        log = open(os.path.join(WORK, f'{name}.log'), 'a', encoding='utf-8')
+        self.running[name] = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **environment})
+
+    def stop(self, name):
+        program = self.running.pop(name)
+        program.terminate()
+        program.wait()
+
+    def stop_all(self):
+        for name in list(self.running):
+            self.stop(name)
+
+    def start_exporters(self):
+        source = f'postgres://metrics@:5432/postgres?host={os.environ["PGHOST"]}&sslmode=disable'
+        self.start('postgres_exporter', [
+            'prometheus-postgres-exporter', f'--web.listen-address=127.0.0.1:{self.ports["postgres_exporter"]}',
+            f'--extend.query-path={path("postgres_exporter.yml")}', '--disable-default-metrics',
+            '--disable-settings-metrics'], DATA_SOURCE_NAME=source)
+        config = yaml.safe_load(text('sql_exporter.yml'))
+        config['jobs'][0].update(interval='500ms', connections=[source])
+        self.start('sql_exporter', [
+            'prometheus-sql-exporter', f'-web.listen-address=127.0.0.1:{self.ports["sql_exporter"]}',
+            '-config.file', write('sql_exporter.yml', yaml.safe_dump(config))])
+
+    def start_prometheus(self):
+        config = yaml.safe_load(text('prometheus.yml'))
+        config['global'] = {'scrape_interval': '500ms', 'scrape_timeout': '500ms', 'evaluation_interval': '500ms'}
+        config['rule_files'] = [write(f'{name}.yml', shortened(text(f'rules/{name}.yml')))
+                                for name in ('recording', 'alerts')]
+        for job in config['scrape_configs']:
+            job['static_configs'] = [{'targets': [f'127.0.0.1:{self.ports[job["job_name"]]}']}]
+        self.start('prometheus', [
+            'prometheus', f'--config.file={write("prometheus.yml", yaml.safe_dump(config))}',
+            f'--storage.tsdb.path={WORK}/data', f'--web.console.templates={path("console")}',
+            f'--web.listen-address=127.0.0.1:{self.ports["prometheus"]}'])
+
+    def get(self, where):
+        with urllib.request.urlopen(f'http://127.0.0.1:{self.ports["prometheus"]}{where}', timeout=10) as answer:
+            return answer.read().decode()
+
+    def query(self, expression):
+        return json.loads(self.get('/api/v1/query?' + urllib.parse.urlencode({'query': expression})))['data']['result']
+
+    def firing(self):
+        """The alerts that fire, with the exporter that they come from."""
+        return {(alert['metric']['alertname'], alert['metric'].get('job', ''))
+                for alert in self.query('ALERTS{alertstate="firing"}')}
+
+
+def shortened(rules):
+    for long, short in SHORTER:
+        rules = rules.replace(long, short)
+    return rules
+
+
+# ---- what the alerts are for ----
+
+def all_troubles():
+    """Does everything that they are for. Returns what puts it right."""
+    sql("SELECT idem_begin('unfinished')", fails=True)
+    sql("BEGIN; SELECT idem_begin('two', '1'); SELECT idem_complete('two'); COMMIT")
+    sql("SELECT idem_begin('two', '2')", fails=True)
+    sql("SELECT idem_begin('lost', lease => '1 hour')")
+    sql("SELECT idem_extend('lost', '1 hour', fence => 1000000)", fails=True)
+    sql("SELECT idem_begin('over', lease => '1 us'); SELECT idem_begin('over', lease => '1 hour')")
+    sql("SELECT idem_begin('waited', lease => '1 hour'); SELECT idem_begin('waited', wait => '200 ms')")
+    sql("""SELECT idem_begin('stuck', lease => '1 us');
+        INSERT INTO idempotency_store (idempotency_key, expires_at, status, response_body)
+        SELECT 'old' || n, now() - interval '1 day', 'COMPLETED', decode(repeat('00', 1000), 'hex')
+            FROM generate_series(1, 2000) n;
+        SELECT idem_gc(200)""")
+    sql("BEGIN; SELECT idem_begin('prepared'); SELECT idem_complete('prepared'); PREPARE TRANSACTION 'orphan'")
+    owner = Session("SELECT idem_begin('open');")
+
+    def put_right():
+        owner.end()
+        sql("ROLLBACK PREPARED 'orphan'; SELECT idem_release('stuck', fence => fence) FROM idempotency_store"
+            " WHERE idempotency_key = 'stuck'")
+    return put_right
+
+
+def alert_names():
+    return set(re.findall(r'- alert: (\w+)', text('rules/alerts.yml')))
+
+
+def all_is_well(programs):
+    """No alert fires while somebody collects."""
+    sql('SELECT idem_gc(100000)')
+    return programs.query('up') and not programs.firing()
+
+
+def check_alerts(verdict, programs):
+    jobs = ('postgres_exporter', 'sql_exporter')
+    expected = {(name, job) for name in alert_names() - {'IdempotencyNotCounted'} for job in jobs}
+    verdict.check(wait_for(lambda: len(programs.query('idempotency_begins_total{outcome="acquired"}')) == 2),
+                  'Prometheus has figures of both exporters')
+    verdict.check(wait_for(lambda: all_is_well(programs)), 'all is well: no alert fires')
+    put_right = all_troubles()
+    seen = set()
+
+    def all_seen():
+        seen.update(programs.firing())
+        return expected <= seen
+    wait_for(all_seen)
+    for name, job in sorted(expected):
+        verdict.check((name, job) in seen, f'{name} fires, by {job}')
+    put_right()
+    verdict.check(wait_for(lambda: all_is_well(programs)), 'all is put right: each alert is cleared',
+                  str(programs.firing()))
+
+
+def check_absence(verdict, programs):
+    programs.stop('postgres_exporter')
+    programs.stop('sql_exporter')
+    verdict.check(wait_for(lambda: ('IdempotencyNotCounted', '') in programs.firing()),
+                  'IdempotencyNotCounted fires without exporters')
+    programs.start_exporters()
+    verdict.check(wait_for(lambda: all_is_well(programs)), 'and is cleared when they are back')
+
+
+# ---- names, pictures ----
+
+def check_names(verdict, programs):
+    """Both exporters give the same figures under the same names."""
+    names = {job: {one['metric']['__name__'] for one in programs.query(f'{{__name__=~"idempotency_.*", job="{job}"}}')}
+             for job in ('postgres_exporter', 'sql_exporter')}
+    verdict.check(names['postgres_exporter'] == names['sql_exporter'] and len(names['sql_exporter']) > 15,
+                  'both exporters give the same names', str(names))
+    page = text('../docs/guide/monitoring.md')
+    unknown = {name for name in names['sql_exporter'] if f'`{name}`' not in page}
+    verdict.check(not unknown, 'the guide has each of them', str(unknown))
+    first = {name: one['query'] for name, one in yaml.safe_load(text('postgres_exporter.yml')).items()}
+    second = {one['name']: one['query'] for one in yaml.safe_load(text('sql_exporter.yml'))['jobs'][0]['queries']}
+    verdict.check(first == second, 'their queries are the same')
+
+
+def check_pictures(verdict, programs):
+    panels = json.loads(text('grafana.json'))['panels']
+    drawn = {panel['title']: panel['targets'][0]['expr'].replace('$datname', '.*') for panel in panels}
+    console = {caption: expr for expr, caption in
+               re.findall(r"data-expr='([^']*)'>\s*<figcaption>(.*?)</figcaption>", text('console/idempotency.html'))}
+    verdict.check(drawn == console, 'the console shows what the dashboard shows')
+
+    def with_figures():
+        sql("SELECT idem_begin('two', '1'); SELECT idem_begin('waited', wait => '10 ms')")
+        return {title for title, expr in drawn.items() if programs.query(expr)}
+    verdict.check(wait_for(lambda: all_is_well(programs) and with_figures() == set(drawn)),
+                  f'each of {len(drawn)} panels has figures', str(set(drawn) - with_figures()))
+    wait_for(lambda: all_is_well(programs))
+    page = programs.get('/consoles/idempotency.html')
+    verdict.check('<td>postgres</td>' in page and '<p>None.</p>' in page, 'Prometheus fills in the console', page[:2000])
+    if os.environ.get('PICTURE'):
+        done = subprocess.run(['chromium', '--headless', '--no-sandbox', '--disable-gpu', '--window-size=1500,1500',
+                               '--virtual-time-budget=8000', f'--user-data-dir={WORK}/chromium',
+                               f'--screenshot={os.environ["PICTURE"]}',
+                               f'http://127.0.0.1:{programs.ports["prometheus"]}/consoles/idempotency.html?minutes=1'],
+                              capture_output=True, text=True)
+        verdict.check(os.path.exists(os.environ['PICTURE']), 'Chromium draws the console', done.stderr)
+
+
+def check_rules(verdict):
+    for command in (['check', 'rules', path('rules/recording.yml'), path('rules/alerts.yml')],
+                    ['check', 'config', path('prometheus.yml')], ['test', 'rules', path('rules/tests.yml')]):
+        done = subprocess.run(['promtool', *command], capture_output=True, text=True)
+        verdict.check(done.returncode == 0, f'promtool {" ".join(command[:2])}', done.stdout + done.stderr)
+    rules = text('rules/alerts.yml') + text('rules/recording.yml')
+    for long, short in SHORTER:
+        verdict.check(long in rules, f'the rules have {long}, of which this test makes {short}')
+
+
+def main():
+    os.makedirs(WORK)
+    programs = Programs()
+    with Verdict() as verdict:
+        check_rules(verdict)
+        sql('CREATE EXTENSION idempotency; CREATE ROLE metrics LOGIN IN ROLE pg_monitor')
+        try:
+            programs.start_exporters()
+            programs.start_prometheus()
+            verdict.check(wait_for(lambda: programs.query('up')), 'Prometheus runs')
+            check_alerts(verdict, programs)
+            check_names(verdict, programs)
+            check_pictures(verdict, programs)
+            check_absence(verdict, programs)
+        finally:
+            programs.stop_all()
+
+
+main()
