@@ -18,14 +18,17 @@ main()
 
 			std::cout << answer.code << (answer.replayed ? " replay " : " new ") << answer.payload << std::endl;
 		}
+		catch (const pqxx::serialization_failure &)
+		{
+			std::cout << "error 40001" << std::endl;
+		}
 		catch (const pqxx::sql_error &error)
 		{
 			std::cout << "error " << error.sqlstate() << std::endl;
 		}
-		catch (const std::exception &error)
+		catch (const RolledBack &)
 		{
 			std::cout << "error rolled-back" << std::endl;
-			std::cerr << error.what() << std::endl;
 		}
 	}
 }
