@@ -2,6 +2,7 @@
 
 import os
 import sys
+import types
 
 import pika
 import psycopg
@@ -9,9 +10,10 @@ import psycopg_pool
 from pg_idempotency import Idempotency
 from verdict import Verdict
 
-sys.path[:0] = ["gateway", "queue"]
+sys.path[:0] = ["apiclient", "gateway", "queue"]
 import card  # noqa: E402
 import consumer  # noqa: E402
+import send  # noqa: E402
 
 
 class Gateway:
@@ -106,10 +108,32 @@ def play_queue(verdict, admin, pool):
     connection.close()
 
 
+def play_api_client(verdict):
+    """A lost answer, a request in progress, an overloaded service: always the same key, and no hurry."""
+    answers = [ConnectionError(), (409, {"Retry-After": "7"}), (503, {}), (422, {})]
+    keys, pauses = [], []
+
+    def post(request, headers):
+        keys.append(headers["Idempotency-Key"])
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return types.SimpleNamespace(status=answer[0], headers=answer[1])
+
+    send.time = types.SimpleNamespace(sleep=pauses.append)
+    answer = send.send(post, {"amount": 30})
+    verdict.check(answer.status == 422 and not answers, "API client: tries until there is an answer, and repeats no 422")
+    verdict.check(len(keys) == 4 and len(set(keys)) == 1, "API client: one key", f"    {keys}")
+    verdict.check(len(pauses) == 3 and pauses[0] >= 1 and pauses[1] >= 7 and pauses[2] >= 4, "API client: waits as told",
+                  f"    {pauses}")
+
+
 def main():
-    """Both, with a pool of one connection."""
+    """All, with a pool of one connection."""
     with Verdict() as verdict:
-        with psycopg.connect("", autocommit=True) as admin, psycopg_pool.ConnectionPool("", min_size=1, max_size=1, timeout=10) as pool:
+        play_api_client(verdict)
+        pool = psycopg_pool.ConnectionPool("", min_size=1, max_size=1, timeout=10)
+        with psycopg.connect("", autocommit=True) as admin, pool:
             play_gateway(verdict, admin, pool)
             play_queue(verdict, admin, pool)
 

@@ -27,6 +27,8 @@ public final class Main {
                     System.out.printf("%d %s %s%n", answer.code(), answer.replayed() ? "replay" : "new", answer.payload());
                 } catch (NestedRuntimeException error) {
                     System.out.println("error " + Once.sqlState(error));
+                } catch (Once.RolledBack error) {
+                    System.out.println("error rolled-back");
                 }
             }
         }
