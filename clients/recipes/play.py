@@ -15,6 +15,7 @@ import sys
 import threading
 
 import psycopg
+from pooler import pooler
 from proxy import Proxy
 from verdict import Verdict
 
@@ -54,10 +55,11 @@ class Program:
 
 
 class Stage:
-    """One recipe's database, and what is checked of it."""
+    """One recipe's database, and what is checked of it. ``path``: what the program connects to."""
 
-    def __init__(self, name, directory, proxy, verdict):
-        self.name, self.proxy, self.verdict = name, proxy, verdict
+    def __init__(self, directory, path, proxy, verdict):
+        self.name = f"{os.path.basename(directory)} {path}"
+        self.proxy, self.verdict = proxy, verdict
         self.database = psycopg.connect("", autocommit=True)
         self.database.execute("TRUNCATE account, payment, trouble, idempotency_store")
         self.program = Program(directory, proxy)
@@ -177,19 +179,26 @@ def play_end(stage):
 SCENES = (play_answers, play_in_progress, play_retries, play_lost_connections, play_rollback, play_end)
 
 
+def play(directory, path, proxy, verdict):
+    """The whole scenario with one program."""
+    stage = Stage(directory, path, proxy, verdict)
+    try:
+        for scene in SCENES:
+            scene(stage)
+    except (RuntimeError, ValueError, psycopg.Error) as error:
+        verdict.check(False, f"{stage.name}: plays to its end", f"    {error}")
+    finally:
+        stage.program.process.kill()
+
+
 def main():
-    directories = sys.argv[1:]
-    with Verdict() as verdict:
-        proxy = Proxy(os.path.join(os.environ["PGHOST"], f".s.PGSQL.{os.environ['PGPORT']}"))
-        for directory in directories:
-            stage = Stage(os.path.basename(directory), directory, proxy, verdict)
-            try:
-                for scene in SCENES:
-                    scene(stage)
-            except (RuntimeError, ValueError, psycopg.Error) as error:
-                verdict.check(False, f"{stage.name}: plays to its end", f"    {error}")
-            finally:
-                stage.program.process.kill()
+    """Each recipe twice: with the server, and with a pgbouncer before it."""
+    host, port, user = (os.environ[name] for name in ("PGHOST", "PGPORT", "PGUSER"))
+    with Verdict() as verdict, pooler(host, port, user) as bouncer:
+        proxies = {"directly": Proxy(f"{host}/.s.PGSQL.{port}"), "behind pgbouncer": Proxy(bouncer)}
+        for directory in sys.argv[1:]:
+            for path, proxy in proxies.items():
+                play(directory, path, proxy, verdict)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,11 @@ class Proxy:
         while True:
             down, _ = self.listener.accept()
             up = socket.socket(socket.AF_UNIX)
-            up.connect(self.upstream)
+            try:
+                up.connect(self.upstream)
+            except OSError:
+                down.close()
+                continue
             Session(self, down, up).start()
 
 

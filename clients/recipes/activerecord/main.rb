@@ -3,7 +3,7 @@ require_relative 'pay'
 
 $stdout.sync = true
 ActiveRecord::Base.establish_connection(
-  adapter: 'postgresql', host: ENV['PGHOST'], port: ENV['PGPORT'], username: ENV['PGUSER'], database: ENV['PGDATABASE'])
+  adapter: 'postgresql', host: ENV['PGHOST'], port: ENV['PGPORT'], username: ENV['PGUSER'], database: ENV['PGDATABASE'], prepared_statements: false)
 while (line = $stdin.gets)
   key, account, amount = line.split
   begin

@@ -11,7 +11,7 @@ my $once = Once->new(
 	scope => 'payments/tenant-1',
 	connect => sub {
 		$db = DBI->connect("dbi:Pg:dbname=$ENV{PGDATABASE}", $ENV{PGUSER}, undef,
-			{ AutoCommit => 1, RaiseError => 1, PrintError => 0, PrintWarn => 0 });
+			{ AutoCommit => 1, RaiseError => 1, PrintError => 0, PrintWarn => 0, pg_server_prepare => 0 });
 	});
 
 $| = 1;

@@ -11,7 +11,7 @@ import org.springframework.transaction.support.TransactionTemplate;
 public final class Main {
     public static void main(String[] arguments) throws Exception {
         var config = new HikariConfig();
-        config.setJdbcUrl("jdbc:postgresql://%s:%s/%s".formatted(
+        config.setJdbcUrl("jdbc:postgresql://%s:%s/%s?prepareThreshold=0".formatted(
                 System.getenv("PGHOST"), System.getenv("PGPORT"), System.getenv("PGDATABASE")));
         config.setUsername(System.getenv("PGUSER"));
         config.setMaximumPoolSize(1);
