@@ -11,6 +11,7 @@ import struct
 import threading
 
 FAILING = b"SELECT 1/0\0"
+ENCRYPTION = (struct.pack("!I", 80877103), struct.pack("!I", 80877104))      # requests for TLS and GSSAPI
 
 
 class Proxy:
@@ -53,7 +54,7 @@ class Session:
     def __init__(self, proxy, down, up):
         self.proxy, self.down, self.up = proxy, down, up
         self.statements = {}      # name of a prepared statement: its text
-        self.losing = False
+        self.losing = False         # answers no longer reach the program
         self.failing = False        # the answer to our failing statement is awaited
         self.failed = threading.Event()
 
@@ -76,7 +77,7 @@ class Session:
     def requests(self):
         """From the program to the server. Encryption is refused, as we read what is said."""
         startup = receive_startup(self.down)
-        while startup[4:8] in (struct.pack("!I", 80877103), struct.pack("!I", 80877104)):
+        while startup[4:8] in ENCRYPTION:
             self.down.sendall(b"N")
             startup = receive_startup(self.down)
         self.up.sendall(startup)
