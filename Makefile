@@ -2,7 +2,7 @@
 
 # These goals are scripts that see to their own PostgreSQL.  PGXS stays out of
 # them: it needs a pg_config, and has a "check" of its own.
-SCRIPT_GOALS = help demo check check-clients check-managed check-monitoring bench bench-quick lint coverage memcheck soak oom mutation check-injection chaos chaos-selftest history history-selftest fuzz model check-all
+SCRIPT_GOALS = help demo check check-clients check-managed check-monitoring check-recipes bench bench-quick lint coverage memcheck soak oom mutation check-injection chaos chaos-selftest history history-selftest fuzz model check-all
 
 ifneq (,$(filter $(SCRIPT_GOALS),$(MAKECMDGOALS)))
 
@@ -25,6 +25,7 @@ help:
 	@echo '  make check-clients    test the packages for Node.js, Python and Go (ONLY=pattern: some parts)'
 	@echo '  make check-managed    test the functions without C, for managed databases'
 	@echo '  make check-monitoring test the files for Prometheus and Grafana'
+	@echo '  make check-recipes    run the client code of docs/ in ten more languages (ONLY=pattern)'
 	@echo '  make fuzz             call it with anything (FUZZ_CALLS=100000, FUZZ_SEED=...)'
 	@echo '  make model            check the model of the protocol (needs no server)'
 	@echo '  make bench            measure it (bench-quick: in a hurry)'
@@ -56,6 +57,8 @@ check-managed:
 
 check-monitoring:
 	@monitoring/test
+check-recipes:
+	@clients/recipes/check $${ONLY:+"$$ONLY"}
 
 check-injection:
 	@test/injection

@@ -1,0 +1,142 @@
+"""The Python of the guides, called with gateways and messages of all kinds."""
+
+import os
+import sys
+import types
+
+import pika
+import psycopg
+import psycopg_pool
+from pg_idempotency import Idempotency
+from verdict import Verdict
+
+sys.path[:0] = ["apiclient", "gateway", "queue"]
+import card  # noqa: E402
+import consumer  # noqa: E402
+import send  # noqa: E402
+
+
+class Gateway:
+    """Charges once for each key, and fails as it is told."""
+
+    class Declined(Exception):
+        """No money."""
+
+    class Refused(Exception):
+        """Nothing has happened."""
+
+    def __init__(self, pool, failure=None):
+        self.pool, self.failure = pool, failure
+        self.charges, self.calls = {}, 0
+
+    def charge(self, key, amount, fence, timeout):
+        """The number of the charge."""
+        self.calls += 1
+        with self.pool.connection() as connection:    # the only one is free meanwhile
+            connection.execute("SELECT 1")
+        if isinstance(self.failure, (Gateway.Declined, Gateway.Refused)):
+            raise self.failure
+        number = self.charges.setdefault(key, f"ch_{key}")
+        if self.failure:
+            raise self.failure
+        return number
+
+    def find(self, key):
+        """The charge of a key, or None."""
+        return self.charges.get(key)
+
+
+def play_gateway(verdict, admin, pool):
+    """Charged, declined, refused, and not known."""
+    idempotency = Idempotency(pool, scope="card-payments/tenant-2")
+
+    def pay(gateway, order):
+        try:
+            result = card.pay_by_card(idempotency, gateway, order, 30)
+            return result.code, result.payload, result.replayed
+        except Exception as error:
+            return type(error).__name__
+
+    def paid(order):
+        return admin.execute("SELECT count(*) FROM card_payment WHERE id = %s", (order,)).fetchone()[0]
+
+    def check(what, got, expected):
+        verdict.check(got == expected, f"gateway: {what}", f"    expected {expected}, got {got}")
+
+    gateway = Gateway(pool)
+    answer = {"charge": "ch_py-charged"}
+    check("charged", pay(gateway, "py-charged"), (201, answer, False))
+    check("replayed", pay(gateway, "py-charged"), (201, answer, True))
+    check("charged once", (gateway.calls, paid("py-charged")), (1, 1))
+    gateway = Gateway(pool, Gateway.Declined())
+    check("declined", pay(gateway, "py-declined"), (402, {"reason": "declined"}, False))
+    check("declined, replayed", pay(gateway, "py-declined"), (402, {"reason": "declined"}, True))
+    check("declined once", (gateway.calls, paid("py-declined")), (1, 0))
+    gateway = Gateway(pool, Gateway.Refused())
+    check("refused", pay(gateway, "py-refused"), "NotDone")
+    gateway.failure = None
+    check("after it was refused", pay(gateway, "py-refused"), (201, {"charge": "ch_py-refused"}, False))
+    gateway = Gateway(pool, TimeoutError())
+    check("a timeout", pay(gateway, "py-timeout"), "TimeoutError")
+    admin.execute("UPDATE idempotency_store SET lease_expires_at = now() - interval '1 second'"
+                  " WHERE idempotency_key = 'py-timeout'")
+    check("reconciled", pay(gateway, "py-timeout")[:2], (201, {"charge": "ch_py-timeout"}))
+    check("charged once after a timeout", (gateway.calls, paid("py-timeout")), (1, 1))
+
+
+def play_queue(verdict, admin, pool):
+    """A message that comes twice, one that fails, and one whose id was used before."""
+    connection = pika.BlockingConnection(pika.URLParameters(os.environ["DEMO_AMQP"]))
+    channel = connection.channel()
+    found = consumer.consumer(pool, channel)
+    for key, body in (("m-1", '{"account": "alice", "amount": 10}'), ("m-1", '{"account": "alice", "amount": 10}'),
+                      ("m-2", '{"account": "nobody", "amount": 10}'), ("m-1", '{"account": "alice", "amount": 99}')):
+        channel.basic_publish("", "deposits", body, pika.BasicProperties(message_id=key), mandatory=True)
+    dead = []
+
+    def on_dead(_channel, _method, properties, body):
+        dead.append((properties.message_id, body.decode()))
+        if len(dead) == 2:
+            channel.stop_consuming()
+
+    channel.basic_consume("deposits.dead", on_dead, auto_ack=True)
+    found.consume()
+    verdict.check(sorted(dead) == [("m-1", '{"account": "alice", "amount": 99}'), ("m-2", '{"account": "nobody", "amount": 10}')],
+                  "queue: dead letters", f"    {dead}")
+    balance = admin.execute("SELECT balance FROM wallet WHERE id = 'alice'").fetchone()[0]
+    verdict.check(balance == 110, "queue: each message took effect once", f"    {balance}")
+    connection.close()
+
+
+def play_api_client(verdict):
+    """A lost answer, a request in progress, an overloaded service: always the same key, and no hurry."""
+    answers = [ConnectionError(), (409, {"Retry-After": "7"}), (503, {}), (422, {})]
+    keys, pauses = [], []
+
+    def post(request, headers):
+        keys.append(headers["Idempotency-Key"])
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return types.SimpleNamespace(status=answer[0], headers=answer[1])
+
+    send.time = types.SimpleNamespace(sleep=pauses.append)
+    answer = send.send(post, {"amount": 30})
+    verdict.check(answer.status == 422 and not answers, "API client: tries until there is an answer, and repeats no 422")
+    verdict.check(len(keys) == 4 and len(set(keys)) == 1, "API client: one key", f"    {keys}")
+    verdict.check(len(pauses) == 3 and pauses[0] >= 1 and pauses[1] >= 7 and pauses[2] >= 4, "API client: waits as told",
+                  f"    {pauses}")
+
+
+def main():
+    """All, with a pool of one connection."""
+    with Verdict() as verdict:
+        play_api_client(verdict)
+        pool = psycopg_pool.ConnectionPool("", min_size=1, max_size=1, timeout=10)
+        with psycopg.connect("", autocommit=True) as admin, pool:
+            play_gateway(verdict, admin, pool)
+            play_queue(verdict, admin, pool)
+
+
+if __name__ == "__main__":
+    main()
