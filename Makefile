@@ -57,6 +57,7 @@ check-managed:
 
 check-monitoring:
 	@monitoring/test
+
 check-recipes:
 	@clients/recipes/check $${ONLY:+"$$ONLY"}
 

@@ -9,7 +9,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 my $node = new_node('partitions', allows_streaming => 'logical',
-	conf => "idempotency.gc_interval = '100ms'\nmax_connections = 100\n");
+	conf => "idempotency.gc_enabled = on\nidempotency.gc_interval = 1\n");
 my $directory = PostgreSQL::Test::Utils::tempdir();
 
 sub query
