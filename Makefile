@@ -2,7 +2,7 @@
 
 # These goals are scripts that see to their own PostgreSQL.  PGXS stays out of
 # them: it needs a pg_config, and has a "check" of its own.
-SCRIPT_GOALS = help demo check check-clients bench bench-quick lint coverage memcheck soak oom mutation check-injection chaos chaos-selftest history history-selftest fuzz model check-all
+SCRIPT_GOALS = help demo saga check check-clients check-saga bench bench-quick lint coverage memcheck soak oom mutation check-injection chaos chaos-selftest history history-selftest fuzz model check-all
 
 ifneq (,$(filter $(SCRIPT_GOALS),$(MAKECMDGOALS)))
 
@@ -20,9 +20,11 @@ help:
 	@echo '  make uninstall, clean'
 	@echo 'On a private server, installed when missing (Debian), gone afterwards:'
 	@echo '  make demo             see it at work (FILE=my.jsonl: with your own payments; BROKER=rabbitmq)'
+	@echo '  make saga             four services, a broker and a shop, killed at random (MODE=choreographed, MINUTES, ORDERS, SEED, STAY=1)'
 	@echo '  make check            run every test'
 	@echo '  make check-all        on PostgreSQL 15, 17 and 18, and pg_upgrade (root, or sudo)'
 	@echo '  make check-clients    test the packages for Node.js, Python and Go (ONLY=pattern: some parts)'
+	@echo '  make check-saga       test the example of make saga, each program killed at each message (ALL=1: not a sample)'
 	@echo '  make fuzz             call it with anything (FUZZ_CALLS=100000, FUZZ_SEED=...)'
 	@echo '  make model            check the model of the protocol (needs no server)'
 	@echo '  make bench            measure it (bench-quick: in a hurry)'
@@ -40,6 +42,9 @@ help:
 demo:
 	@demo/run $${FILE:+"$$FILE"} $${BROKER:+--broker "$$BROKER"}
 
+saga:
+	@examples/order-saga/run
+
 check:
 	@test/check
 
@@ -48,6 +53,9 @@ check-all:
 
 check-clients:
 	@clients/check $${ONLY:+"$$ONLY"}
+
+check-saga:
+	@examples/order-saga/check $${ALL:+--all}
 
 check-injection:
 	@test/injection
