@@ -1,9 +1,7 @@
-"""Kills one program after the other, drawn from a seed."""
+"""Kills one program after the other: each once, in an order of the seed, then each again."""
 
 import random
 import threading
-
-RARE = 0.06    # of the kills each of database and broker gets
 
 
 class Chaos:
@@ -15,6 +13,7 @@ class Chaos:
         self.pause = pause
         self.tell = tell
         self.kills = 0
+        self.deck = []
         self.over = threading.Event()
         self.thread = threading.Thread(target=self.run)
 
@@ -26,13 +25,11 @@ class Chaos:
             self.kills += victim.kill()
 
     def draw(self):
-        """Any of them; what takes all others with it, less often."""
-        number = self.chance.random()
-        if number < RARE:
-            return self.world.database
-        if number < 2 * RARE:
-            return self.world.broker
-        return self.world.programs[self.chance.choice(sorted(self.world.programs))]
+        """The next one."""
+        if not self.deck:
+            self.deck = [self.world.database, self.world.broker, *self.world.programs.values()]
+            self.chance.shuffle(self.deck)
+        return self.deck.pop()
 
     def __enter__(self):
         self.thread.start()

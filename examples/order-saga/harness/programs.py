@@ -6,7 +6,8 @@ import subprocess
 import threading
 import time
 
-PAUSE = 0.3    # seconds before a program that has ended is started again
+PAUSE = 0.3      # seconds before a program that was killed is started again
+LONGER = 2.0     # the same, if it ended by itself: what it needs is away, and needs the processor to come back
 
 
 class Program:
@@ -43,9 +44,9 @@ class Program:
                 if line.strip() == "ready":
                     self.ready.set()
                 self.heard(self.name, line.strip())
-            self.process.wait()
+            status = self.process.wait()
             self.ready.clear()
-            time.sleep(PAUSE)
+            time.sleep(PAUSE if status == -signal.SIGKILL else LONGER)
 
     def kill(self):
         """As a power cut would. Whether it was running."""
