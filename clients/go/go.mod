@@ -8,6 +8,7 @@ require (
 	github.com/jackc/pgproto3/v2 v2.2.0
 	github.com/jackc/pgx/v4 v4.15.0
 	github.com/lib/pq v1.10.7
+	github.com/rabbitmq/amqp091-go v1.5.0
 )
 
 require (
