@@ -50,7 +50,8 @@ def shelves(world):
         SELECT item->>'sku', sum((item->>'quantity')::int)::int FROM parcel, jsonb_array_elements(items) AS item
         WHERE state = 'shipped' GROUP BY 1"""))
     wrong = [sku for sku, count in world.stock.items() if available[sku] + shipped.get(sku, 0) != count]
-    yield not wrong, f"stock: {sum(available.values())} there + {sum(shipped.values())} shipped = {sum(world.stock.values())} at the start", wrong
+    there, gone = sum(available.values()), sum(shipped.values())
+    yield not wrong, f"stock: {there} there + {gone} shipped = {sum(world.stock.values())} at the start", wrong
 
 
 def fits_together(orders, states):
@@ -60,7 +61,8 @@ def fits_together(orders, states):
     confirmed = {order for order, (state, _) in orders.items() if state == "CONFIRMED"}
     for name, end in (("payments", "charged"), ("inventory", "reserved"), ("shipping", "shipped")):
         there = {order for order, state in states[name].items() if state == end}
-        yield there == confirmed, f"{name}: the {len(there)} orders that are {end} are the {len(confirmed)} confirmed ones", there ^ confirmed
+        what = f"{name}: the {len(there)} orders that are {end} are the {len(confirmed)} confirmed ones"
+        yield there == confirmed, what, there ^ confirmed
     open_charges = [order for order, state in states["payments"].items() if state == "charging"]
     yield not open_charges, "no charge is open", open_charges
 

@@ -15,6 +15,7 @@ import time
 from books import audit
 from crash import Crash
 from proxy import Proxy, Wiretap, protocol_of
+from scenes import play_scenes
 from verdict import Verdict
 from world import HERE, World
 
@@ -38,6 +39,7 @@ def main():
             world.start()
             if not options.no_page:
                 look_at_page(verdict, world)
+            play_scenes(verdict, world)
             die_everywhere(verdict, world, taps, options)
         finally:
             world.stop()

@@ -29,7 +29,10 @@ class Crash:
             tap.kill = world.programs[name].kill
 
     def run(self, seconds):
-        """As many rounds as begin within the time; None: all. Gives (hit, missed, all), which are pairs of a program and a point."""
+        """As many rounds as begin within the time; None: all.
+
+        Gives what was hit, what was missed, and all there are: pairs of a program and a point.
+        """
         until = time.monotonic() + seconds if seconds else None
         first = {name: set(tap.seen) for name, tap in self.taps.items()}
         self.play()

@@ -90,7 +90,7 @@ class Customers:
             each.join()
         if intent.cancels_after is not None and intent.answers:
             time.sleep(intent.cancels_after)
-            self.send(intent, f"cancel {intent.number}", f"/orders/{intent.answers[0]}/cancel", b"{}", fetch_by_urllib)
+            self.cancel(intent)
 
     def click(self, intent, body, click):
         """One click, with all the tries that it takes."""
@@ -98,12 +98,17 @@ class Customers:
         answer = self.send(intent, f"order {intent.number}", "/orders", body, fetch)
         intent.answers.append(json.loads(answer.body)["id"])
 
+    def cancel(self, intent):
+        """The order, if that comes in time."""
+        self.send(intent, f"cancel {intent.number}", f"/orders/{intent.answers[0]}/cancel", b"{}", fetch_by_urllib)
+
     def send(self, intent, name, path, body, fetch):
         """Until there is a 2xx: a customer who gets a 500 tries again, too."""
         headers = {"Content-Type": "application/json", "X-Tenant": intent.tenant}
         while True:
             try:
-                answer = Caller(self.store, self.counted(fetch), retry=RETRY).call(name, "POST", self.address + path, body, headers)
+                caller = Caller(self.store, self.counted(fetch), retry=RETRY)
+                answer = caller.call(name, "POST", self.address + path, body, headers)
                 if answer.status < 300:
                     return answer
                 if answer.status < 500:

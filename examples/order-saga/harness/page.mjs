@@ -1,6 +1,7 @@
 // The page in headless Chromium: whatever a customer does to it, there is one order.
 //
 //   node page.mjs ADDRESS        the server of the databases is the one that libpq's variables name
+/* global document, localStorage */
 import { mkdtemp, rm } from 'node:fs/promises'
 import os from 'node:os'
 import path from 'node:path'

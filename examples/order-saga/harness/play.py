@@ -13,8 +13,8 @@ from customers import GOODS, SCARCE, Customers, draw_all
 from world import World, SERVICES, wait_for
 
 STUCK_AFTER = 180    # seconds after the last order
-COMPENSATIONS = ("payment.refunded", "stock.released", "parcel.refused")
-HEADER = f'{"time":>6} {"asked":>7} {"orders":>7} {"confirmed":>10} {"cancelled":>10} {"open":>6} {"compensations":>14} {"duplicates":>11} {"kills":>6}'
+COMPENSATIONS = ("payment.refunded", "stock.released")
+HEADER = "  time requests  orders  confirmed  cancelled   open  compensations  duplicates  kills"
 
 
 def main():
@@ -79,7 +79,8 @@ def wait_until_quiet(world):
 
 def report(world, customers):
     """Prints the books."""
-    sent, messages = map(sum, zip(*(world.query(name, "SELECT coalesce(sum(sent), 0), count(*) FROM outbox")[0] for name in SERVICES)))
+    counts = [world.query(name, "SELECT coalesce(sum(sent), 0), count(*) FROM outbox")[0] for name in SERVICES]
+    sent, messages = map(sum, zip(*counts))
     print(f"\n{messages} messages, sent {sent} times; {world.duplicates} duplicates were turned away. "
           f"{customers.asked} requests for {len(customers.intents)} orders.\n\nThe books:")
     right = True
@@ -113,7 +114,7 @@ class Lines:
         compensations, = self.world.query("orders", "SELECT count(*) FROM history WHERE cause = ANY(%s)", list(COMPENSATIONS))[0]
         ends = [orders.pop(state, 0) for state in ("CONFIRMED", "CANCELLED")]
         left = sum(orders.values())
-        print(f"{self.clock()} {self.customers.asked:7} {sum(ends) + left:7} {ends[0]:10} {ends[1]:10} {left:6} "
+        print(f"{self.clock()} {self.customers.asked:8} {sum(ends) + left:7} {ends[0]:10} {ends[1]:10} {left:6} "
               f"{compensations:14} {self.world.duplicates:11} {self.chaos.kills:6}", flush=True)
 
     @contextlib.contextmanager

@@ -22,6 +22,8 @@ class Program:
         self.process = None
         self.ready = threading.Event()
         self.stopping = False
+        self.allowed = threading.Event()
+        self.allowed.set()
         self.starts = 0
         self.lock = threading.Lock()
 
@@ -33,6 +35,7 @@ class Program:
     def supervise(self):
         """Runs the program again and again."""
         while not self.stopping:
+            self.allowed.wait()
             with self.lock:
                 if self.stopping:
                     return
@@ -48,6 +51,15 @@ class Program:
             self.ready.clear()
             time.sleep(PAUSE if status == -signal.SIGKILL else LONGER)
 
+    def hold(self):
+        """Ends it, until it is let go."""
+        self.allowed.clear()
+        self.kill()
+
+    def let_go(self):
+        """Starts it again."""
+        self.allowed.set()
+
     def kill(self):
         """As a power cut would. Whether it was running."""
         with self.lock:
@@ -58,6 +70,7 @@ class Program:
 
     def stop(self):
         """For good."""
+        self.allowed.set()
         with self.lock:
             self.stopping = True
             if self.process is not None and self.process.poll() is None:
@@ -82,7 +95,8 @@ class Database:
 
     def pg_ctl(self, *arguments):
         """Waits until it is done."""
-        subprocess.run([os.path.join(os.environ["PG_BINDIR"], "pg_ctl"), "-s", "-w", "-t", "60", "-D", os.environ["PGDATA"], *arguments],
+        program = os.path.join(os.environ["PG_BINDIR"], "pg_ctl")
+        subprocess.run([program, "-s", "-w", "-t", "60", "-D", os.environ["PGDATA"], *arguments],
                        check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 
 
@@ -104,8 +118,8 @@ class Broker:
         else:
             wait_for_end(pid)
         with open(os.path.join(os.environ["RABBITMQ_LOG_BASE"], "server"), "ab") as log:
-            self.own = subprocess.Popen(["/usr/lib/rabbitmq/bin/rabbitmq-server"], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                        start_new_session=True)
+            self.own = subprocess.Popen(["/usr/lib/rabbitmq/bin/rabbitmq-server"], stdin=subprocess.DEVNULL,
+                                        stdout=log, stderr=log, start_new_session=True)
         return True
 
     def stop(self):

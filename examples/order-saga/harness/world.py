@@ -75,7 +75,8 @@ class World:
         """Each with its own addresses."""
         self.shop_port, self.gateway_port = free_ports(2)
         self.gateway_books = self.work / "gateway.books"
-        self.add("gateway", [PYTHON, HERE / "harness/gateway.py", self.gateway_port, self.gateway_books, self.seed, self.gateway_faults], {})
+        self.add("gateway", [PYTHON, HERE / "harness/gateway.py", self.gateway_port, self.gateway_books, self.seed,
+                             self.gateway_faults], {})
         self.add_service("orders", ["node", HERE / "orders/main.js"])
         self.add_service("payments", [HERE / ".build/payments"])
         for name in ("inventory", "shipping"):
@@ -91,10 +92,10 @@ class World:
 
     def addresses(self, program, database):
         """What a program needs to know of its surroundings."""
-        socket_directory = os.environ["PGHOST"]
+        url = f'postgres://{database}@localhost/{database}?host={os.environ["PGHOST"]}'
         return {
             "MODE": self.mode, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": f"{ROOT}/clients/python:{HERE}",
-            "DATABASE_URL": self.proxied(program, "database", f"postgres://{database}@localhost/{database}?host={socket_directory}"),
+            "DATABASE_URL": self.proxied(program, "database", url),
             "AMQP_URL": self.proxied(program, "broker", os.environ["DEMO_AMQP"])}
 
     def add(self, name, command, environment):

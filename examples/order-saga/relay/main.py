@@ -25,12 +25,15 @@ def main():
     channel.confirm_delivery()
     bind_routes(channel)
     with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as database:
+        news = []    # a notification may come with any answer
+        database.add_notify_handler(news.append)
         database.execute("LISTEN outbox")
         print("ready", flush=True)
         while True:
-            if not send_batch(database, channel):
+            news.clear()
+            if not send_batch(database, channel) and not news:
                 select.select([database.fileno()], [], [], PAUSE)
-                database.execute("SELECT")    # takes the notifications
+                database.execute("SELECT")
             connection.process_data_events(0)
 
 

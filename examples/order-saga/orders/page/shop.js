@@ -158,7 +158,7 @@ function renderOrder({ id, amount, state, history }) {
   $('state').textContent = `${WORDS[state]} (${euros(amount)})`
   $('history').replaceChildren(...(history ?? []).map((step) => {
     const line = element('li', WORDS[step.state], { title: step.cause })
-    line.append(element('time', new Date(step.at).toLocaleTimeString()))
+    line.append(element('time', new Date(step.at).toLocaleTimeString('en-GB')))
     return line
   }))
   $('cancel').hidden = over
