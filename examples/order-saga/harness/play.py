@@ -10,9 +10,9 @@ import time
 from books import audit
 from chaos import Chaos
 from customers import GOODS, SCARCE, Customers, draw_all
-from world import World, SERVICES, wait_for
+from world import SERVICES, World
 
-STUCK_AFTER = 180    # seconds after the last order
+STUCK_AFTER = 60    # seconds without any progress
 COMPENSATIONS = ("payment.refunded", "stock.released")
 HEADER = "  time requests  orders  confirmed  cancelled   open  compensations  duplicates  kills"
 
@@ -40,7 +40,7 @@ def read_options():
     given = os.environ.get
     parser.add_argument("--mode", default=given("MODE") or "orchestrated", choices=("orchestrated", "choreographed"))
     parser.add_argument("--seed", type=int, default=int(given("SEED") or time.time()) % 1_000_000)
-    parser.add_argument("--minutes", type=float, default=float(given("MINUTES") or 3))
+    parser.add_argument("--minutes", type=float, default=float(given("MINUTES") or 5))
     parser.add_argument("--orders", type=int, default=int(given("ORDERS") or 2000))
     parser.add_argument("--pause", type=float, default=3, help="seconds between two kills, on average; 0: none")
     parser.add_argument("--stay", action="store_true", default=bool(given("STAY")), help="keep the shop open at the end")
@@ -63,18 +63,18 @@ def play(world, customers, options):
         with chaos if options.pause else contextlib.nullcontext():
             customers.play(options.minutes * 60)
         customers.wait()
-        with contextlib.suppress(RuntimeError):    # the books show what is stuck
-            wait_for(lambda: world.unfinished() == (0, 0), STUCK_AFTER, "stuck")
-        wait_until_quiet(world)
+        wait_for_end(world)
     line.row()
     return report(world, customers)
 
 
-def wait_until_quiet(world):
-    """A duplicate may still be on its way."""
-    last = None
-    while last != (last := [world.query(name, "SELECT sum(sent) FROM outbox") for name in SERVICES]):
-        time.sleep(2)
+def wait_for_end(world):
+    """Of all orders, and of the duplicates that are on their way; or until nothing moves any more, which the books show."""
+    sent, still = None, 0
+    while still < (2 if world.unfinished() == (0, 0) else STUCK_AFTER):
+        time.sleep(1)
+        before, sent = sent, [world.query(name, "SELECT count(*), sum(sent) FROM outbox") for name in SERVICES]
+        still = still + 1 if sent == before else 0
 
 
 def report(world, customers):

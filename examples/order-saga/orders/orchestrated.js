@@ -19,8 +19,8 @@ const GIVING_UP = Object.keys(STATES).filter((state) => STATES[state].timeout)
 
 // A command without an answer is issued again after this time, twice as much each time; a state with a time-out is left after
 // the other.
-const AGAIN = process.env.AGAIN_AFTER ?? '3 s'
-const GIVES_UP = process.env.GIVES_UP_AFTER ?? '60 s'
+const AGAIN = process.env.AGAIN_AFTER ?? '10 s'
+const GIVES_UP = process.env.GIVES_UP_AFTER ?? '2 min'
 
 /** Begins the saga of a new order. */
 export async function place(tx, { order }) {

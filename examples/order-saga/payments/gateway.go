@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"strconv"
 	"time"
+
+	"example.org/idempotency"
 )
 
 var errDeclined = errors.New("the card was declined")
@@ -52,6 +54,8 @@ func (g gateway) post(ctx context.Context, path, key string, fence int64, body a
 		return answer.ID, err
 	case http.StatusPaymentRequired:
 		return "", errDeclined
+	case http.StatusServiceUnavailable:
+		return "", fmt.Errorf("%w: the gateway is busy", idempotency.ErrNotDone)
 	}
 	return "", fmt.Errorf("the gateway answered %s", response.Status)
 }
