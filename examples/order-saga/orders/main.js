@@ -20,7 +20,7 @@ async function consume() {
   const closed = once(connection, 'close')
   connection.on('error', () => {})
   await RabbitConsumer.start(connection, {
-    queue: 'orders', tries: 10_000, delays: [1000], onError: (error) => console.error(error.message),
+    idempotency, queue: 'orders', tries: 10_000, delays: [1000], onError: (error) => console.error(error.message),
     handle: ({ properties: { messageId, type }, content }) => {
       const document = JSON.parse(content)
       return idempotency.transaction(messageId, document, (tx) => saga.hear(tx, document, type))
