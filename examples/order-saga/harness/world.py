@@ -54,7 +54,7 @@ class World:
             server.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
             server.execute(f"CREATE DATABASE {name}")
             server.execute(f"REVOKE CONNECT ON DATABASE {name} FROM PUBLIC")
-            if not server.execute("SELECT FROM pg_roles WHERE rolname = %s", (name,)).fetchone():
+            if not server.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (name,)).fetchone():
                 server.execute(f"CREATE ROLE {name} LOGIN")
             server.execute(f"GRANT CONNECT, CREATE ON DATABASE {name} TO {name}")
         with psycopg.connect(dbname=name) as database:
