@@ -23,7 +23,7 @@ class World:
     """``stock``: what there is of each thing at the start. ``proxied(name, kind, address)``: where a program finds
     its database and broker; by default, where they are."""
 
-    def __init__(self, mode, seed, stock, gateway_faults=3, settings=None, proxied=None):
+    def __init__(self, mode, seed, stock, gateway_faults=10, settings=None, proxied=None):
         self.mode = mode
         self.seed = seed
         self.stock = stock
