@@ -27,7 +27,8 @@ class Service:
     def run(self):
         """Consumes until the broker is gone, which ends the process: whoever supervises it starts it again."""
         connection = pika.BlockingConnection(pika.URLParameters(os.environ["AMQP_URL"]))
-        consumer = Consumer(connection.channel(), self.name, self.handle, tries=10_000)
+        consumer = Consumer(connection.channel(), self.name, self.handle, idempotency=self.idempotency,
+                            tries=10_000, delays=[1])
         consumer.declare()
         print("ready", flush=True)
         consumer.consume()
