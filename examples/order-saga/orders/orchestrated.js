@@ -1,6 +1,5 @@
 // The saga, orchestrated: one table of states, which this service walks through. Each state sends one command, and
 // says which answer leads where. What is not in the table is late, and changes nothing.
-
 const STATES = {
   RESERVING: { send: 'stock.reserve', timeout: 'RELEASING',
     on: { 'stock.reserved': 'CHARGING', 'stock.refused': 'CANCELLED', cancel: 'RELEASING' } },
@@ -53,7 +52,8 @@ async function advance(tx, order, event) {
 async function enter(tx, order, from, next, cause) {
   const { send, timeout } = STATES[next]
   const { rowCount } = await tx.query(`
-    UPDATE saga SET state = $4, version = version + 1, step_key = CASE WHEN $5::text IS NOT NULL THEN idem_step_key($1::text, $5) END, issued = 1,
+    UPDATE saga SET state = $4, version = version + 1, issued = 1,
+      step_key = CASE WHEN $5::text IS NOT NULL THEN idem_step_key($1::text, $5) END,
       again_at = CASE WHEN $5::text IS NOT NULL THEN clock_timestamp() + $6::interval END,
       gives_up_at = CASE WHEN $7 THEN clock_timestamp() + $8::interval END
     WHERE order_id = $1::uuid AND state = $2 AND version = $3`,
