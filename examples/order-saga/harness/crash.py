@@ -11,7 +11,7 @@ import time
 from customers import Customers, Intent
 from world import wait_for
 
-PATIENCE = 60    # seconds for the orders of a round to end
+PATIENCE = 180    # seconds for the orders of a round to end
 TRIES = 3        # rounds in which a point may be missed
 BORDER = re.compile("publish|deliver|ack|COMMIT")
 

@@ -48,6 +48,7 @@ async function customer(what, act) {
 
 async function open(context) {
   const page = await context.newPage()
+  page.setDefaultTimeout(120_000)    # a busy machine is no mistake
   await page.setViewport({ width: 1200, height: 820 })
   await page.goto(address)
   await page.waitForSelector('button[data-sku]')
@@ -56,7 +57,7 @@ async function open(context) {
 
 // The order comes to its end on the page, and is the only one, in the shop and at the payments.
 async function look(page, what, end = 'CONFIRMED') {
-  await page.waitForSelector(`#state.${end}`, { timeout: 20_000 })
+  await page.waitForSelector(`#state.${end}`)
   const tenant = await page.evaluate(() => localStorage.getItem('tenant'))
   const orders = await query('orders', 'SELECT id, state, amount FROM orders WHERE tenant = $1', [tenant])
   const payments = await query('payments', 'SELECT state, amount FROM payment WHERE order_id = ANY($1)', [orders.map(({ id }) => id)])

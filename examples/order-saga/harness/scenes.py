@@ -6,7 +6,7 @@ import json
 from customers import Customers, Intent
 from world import wait_for
 
-PATIENCE = 30
+PATIENCE = 120    # seconds
 MUG = [{"sku": "mug", "quantity": 1}]
 
 

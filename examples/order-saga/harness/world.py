@@ -108,7 +108,7 @@ class World:
             with self.counting:
                 self.duplicates += 1
 
-    def wait_until_ready(self, seconds=60):
+    def wait_until_ready(self, seconds=180):
         """Until every program is at work."""
         for program in self.programs.values():
             if not program.ready.wait(seconds):
