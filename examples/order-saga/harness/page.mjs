@@ -48,7 +48,7 @@ async function customer(what, act) {
 
 async function open(context) {
   const page = await context.newPage()
-  page.setDefaultTimeout(120_000)    # a busy machine is no mistake
+  page.setDefaultTimeout(120_000)    // a busy machine is no mistake
   await page.setViewport({ width: 1200, height: 820 })
   await page.goto(address)
   await page.waitForSelector('button[data-sku]')
