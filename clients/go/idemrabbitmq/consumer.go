@@ -71,18 +71,15 @@ type channel interface {
 	Nack(tag uint64, multiple, requeue bool) error
 }
 
-// owns is Client.OwnsDeadLetter.
-type owns func(ctx context.Context, queue string, failure *idempotency.Result, message string) (bool, error)
-
 type consumer struct {
 	options   Options
 	policy    broker.Policy
 	channel   channel
 	publisher *publisher
-	owns      owns
+	owns      broker.Owns
 }
 
-func consume(ctx context.Context, ch channel, owns owns, options Options) error {
+func consume(ctx context.Context, ch channel, owns broker.Owns, options Options) error {
 	if options.Queue == "" || options.Handle == nil {
 		return errors.New("idemrabbitmq: Queue and Handle are required")
 	}

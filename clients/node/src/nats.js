@@ -91,7 +91,13 @@ export class NatsConsumer {
 
   async #settle(message) {
     const { idempotency, ackWait, onError } = this.#options
-    const stopTelling = idempotency.clock.every(ackWait / 3, () => message.working())
+    const stopTelling = idempotency.clock.every(ackWait / 3, () => {
+      try {
+        message.working()
+      } catch (error) {
+        onError(error, message)
+      }
+    })
     try {
       const { action, after } = await this.#decide(message)
       if (action === 'again') message.nak(Math.ceil(after))

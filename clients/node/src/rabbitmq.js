@@ -134,9 +134,10 @@ export class RabbitConsumer {
 
   // The copy is safe before the original goes. After a crash in between there are two, of one operation.
   async #replace(message, queue, further) {
-    const { headers, expiration, userId, ...properties } = message.properties
+    const { properties, content } = message
+    const headers = { ...properties.headers, ...further }
     try {
-      await this.#publish(queue, message.content, { ...properties, headers: { ...headers, ...further }, persistent: true })
+      await this.#publish(queue, content, { ...properties, headers, persistent: true, expiration: undefined, userId: undefined })
     } catch (error) {
       this.#options.onError(error, message)
       return this.#channel.nack(message, false, true)

@@ -1,3 +1,4 @@
+#!/usr/bin/env node
 // A consumer that dies: BROKER says of what, QUEUE of which queue, DIE at which point it kills itself. SIGTERM stops
 // it. The kills of all languages are in clients/brokers; each language has such a program.
 import pg from 'pg'

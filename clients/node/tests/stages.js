@@ -214,7 +214,7 @@ class KafkaStage {
   }
 
   get deadTopic() {
-    return `${this.queue}.test.dead`
+    return `${this.queue}.${this.queue}.dead`
   }
 
   async send(keys) {
@@ -224,7 +224,7 @@ class KafkaStage {
   async start(options) {
     const { KafkaConsumer } = await import('pg-idempotency/kafka')
     return KafkaConsumer.start(this.kafka, {
-      ...QUICK, topic: this.queue, groupId: 'test', partitions: 4, ...options,
+      ...QUICK, topic: this.queue, groupId: this.queue, partitions: 4, ...options,
       // The mock waits three seconds for further members of a new group.
       consumer: { sessionTimeout: 4000, heartbeatInterval: 200, rebalanceTimeout: 4000, maxWaitTimeInMs: 50 },
     })
@@ -234,7 +234,7 @@ class KafkaStage {
 
   async settled() {
     const ends = await this.admin.fetchTopicOffsets(this.queue)
-    const [{ partitions }] = await this.admin.fetchOffsets({ groupId: 'test', topics: [this.queue] })
+    const [{ partitions }] = await this.admin.fetchOffsets({ groupId: this.queue, topics: [this.queue] })
     return ends.every(({ partition, high }) =>
       Number(high) === Math.max(0, Number(partitions.find((each) => each.partition === partition)?.offset ?? 0)))
   }

@@ -2,6 +2,7 @@
 package broker
 
 import (
+	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
@@ -80,4 +81,42 @@ func NewName() string {
 		panic(err) // the system has no random numbers
 	}
 	return hex.EncodeToString(random[:])
+}
+
+// Owns is Client.OwnsDeadLetter.
+type Owns func(ctx context.Context, queue string, failure *idempotency.Result, message string) (bool, error)
+
+// Position names a message of a broker that numbers its messages. A redelivery has
+// the same Name.
+type Position struct {
+	Queue, Name string
+	Tries       int
+}
+
+// DecideByPosition runs the operation of a message and says what becomes of the
+// message: the one that owns the dead letter of a failure becomes it, the others are
+// acknowledged. tell is told of errors.
+func (p Policy) DecideByPosition(ctx context.Context, at Position, owns Owns, tell func(error),
+	handle func() (*idempotency.Result, error)) (idempotency.Settlement, int) {
+	result, err := handle()
+	if err == nil && result != nil && idempotency.Settle(result, nil).Do == idempotency.DeadLetter && result.Record == "" {
+		// A failure that this call has stored: the replay names its record.
+		result, err = handle()
+	}
+	if err != nil {
+		tell(err)
+	}
+	settlement, tries := p.Decide(result, err, at.Tries)
+	if err != nil || settlement.Do != idempotency.DeadLetter {
+		return settlement, tries
+	}
+	owned, err := owns(ctx, at.Queue, result, at.Name)
+	if err != nil {
+		tell(err)
+		return p.AfterError(err, tries)
+	}
+	if !owned {
+		return idempotency.Settlement{Do: idempotency.Ack}, tries
+	}
+	return settlement, tries
 }
