@@ -2,7 +2,7 @@
 
 # These goals are scripts that see to their own PostgreSQL.  PGXS stays out of
 # them: it needs a pg_config, and has a "check" of its own.
-SCRIPT_GOALS = help demo check check-clients check-managed check-monitoring check-recipes bench bench-quick lint coverage memcheck soak oom mutation check-injection chaos chaos-selftest history history-selftest fuzz model check-all
+SCRIPT_GOALS = help demo saga check check-clients check-saga check-managed check-monitoring check-recipes bench bench-quick lint coverage memcheck soak oom mutation check-injection chaos chaos-selftest history history-selftest fuzz model check-all
 
 ifneq (,$(filter $(SCRIPT_GOALS),$(MAKECMDGOALS)))
 
@@ -20,12 +20,14 @@ help:
 	@echo '  make uninstall, clean'
 	@echo 'On a private server, installed when missing (Debian), gone afterwards:'
 	@echo '  make demo             see it at work (FILE=my.jsonl: with your own payments; BROKER=rabbitmq)'
+	@echo '  make saga             four services, a broker and a shop, killed at random (MODE=choreographed, MINUTES, ORDERS, SEED, STAY=1)'
 	@echo '  make check            run every test'
 	@echo '  make check-all        on PostgreSQL 15, 17 and 18, and pg_upgrade (root, or sudo)'
 	@echo '  make check-clients    test the packages for Node.js, Python and Go (ONLY=pattern: some parts)'
 	@echo '  make check-managed    test the functions without C, for managed databases'
 	@echo '  make check-monitoring test the files for Prometheus and Grafana'
 	@echo '  make check-recipes    run the client code of docs/ in ten more languages (ONLY=pattern)'
+	@echo '  make check-saga       test the example of make saga, each program killed at each message (ALL=1: not a sample)'
 	@echo '  make fuzz             call it with anything (FUZZ_CALLS=100000, FUZZ_SEED=...)'
 	@echo '  make model            check the model of the protocol (needs no server)'
 	@echo '  make bench            measure it (bench-quick: in a hurry)'
@@ -42,6 +44,9 @@ help:
 
 demo:
 	@demo/run $${FILE:+"$$FILE"} $${BROKER:+--broker "$$BROKER"}
+
+saga:
+	@examples/order-saga/run
 
 check:
 	@test/check
@@ -60,6 +65,9 @@ check-monitoring:
 
 check-recipes:
 	@clients/recipes/check $${ONLY:+"$$ONLY"}
+
+check-saga:
+	@examples/order-saga/check $${ALL:+--all}
 
 check-injection:
 	@test/injection

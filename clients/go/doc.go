@@ -10,5 +10,6 @@
 // BEGIN travels with idem_begin and idem_complete with COMMIT. Package stdsql
 // connects it to any driver of database/sql. Package idemhttp has the middleware
 // for net/http, package idemgin the one for gin, package caller the other half:
-// what sends requests.
+// what sends requests. Packages idemrabbitmq, idemnats, idemredis and idemkafka have
+// the consumers of brokers.
 package idempotency

@@ -1,6 +1,8 @@
 package idempotency
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"time"
@@ -42,6 +44,10 @@ type Result struct {
 	RetryAfter *time.Duration
 	// TakenOver: the lease of an earlier attempt had run out.
 	TakenOver bool
+	// Record names the stored record of a replay: all replays of one record have the
+	// same, and if the operation runs anew, as after idem_forget, it has another.
+	// "": this call ran the operation.
+	Record string
 }
 
 // Decode unmarshals the Payload into the value that target points to.
@@ -78,7 +84,17 @@ func (d *Declined) Error() string { return fmt.Sprintf("idempotency: declined wi
 // resultOf is the answer of an operation that was not acquired.
 func resultOf(o *Operation) *Result {
 	return &Result{Outcome: o.Outcome, Code: o.Code, Headers: o.Headers, Payload: o.Payload, Body: o.Body,
-		Replayed: o.Replayed, Attempt: o.Attempt, RetryAfter: o.RetryAfter, TakenOver: o.TakenOver}
+		Replayed: o.Replayed, Attempt: o.Attempt, RetryAfter: o.RetryAfter, TakenOver: o.TakenOver, Record: o.record()}
+}
+
+// record is computed in the same way by the packages for other languages, so
+// their consumers may share a queue.
+func (o *Operation) record() string {
+	if !o.Replayed {
+		return ""
+	}
+	sum := sha256.Sum256([]byte(fmt.Sprintf("%s\x00%s\x00%d", o.Scope, o.Key, o.CreatedAt.UnixMicro())))
+	return hex.EncodeToString(sum[:])
 }
 
 // ran is the answer of an operation that this call has run.

@@ -32,15 +32,16 @@ const againAfter = time.Second
 // Client.Lease. It settles after the commit: a message that is lost in between
 // comes again and gets the replay, and so the same settlement.
 //
-// A stored failure that is final is a dead letter, and so is a message that can
-// never be begun: ErrKeyReused, ErrBadArgument, ErrTooLarge. Any other error comes
-// again; the broker's limit of deliveries bounds that.
+// A stored failure that is final is a dead letter: see Client.OwnsDeadLetter where
+// the message may have copies. So is a message that can never be begun:
+// ErrKeyReused, ErrBadArgument, ErrForbidden, ErrTooLarge. Any other error comes
+// again; the broker's limit of deliveries, or the consumer, bounds that.
 func Settle(result *Result, err error) Settlement {
 	var unknown *UnknownError
 	switch {
 	case errors.As(err, &unknown):
 		return again(&unknown.RetryAfter)
-	case errors.Is(err, ErrKeyReused), errors.Is(err, ErrBadArgument), errors.Is(err, ErrTooLarge):
+	case errors.Is(err, ErrKeyReused), errors.Is(err, ErrBadArgument), errors.Is(err, ErrForbidden), errors.Is(err, ErrTooLarge):
 		return Settlement{Do: DeadLetter}
 	case err != nil:
 		return again(nil)

@@ -67,13 +67,34 @@ export async function lease(settings, call, work) {
   return complete(settings, call, operation, outcome)
 }
 
-function acquire(settings, call) {
+// Waits here for another owner: a begin that waits on the server holds a connection, which the owner may need
+// for its end.
+async function acquire(settings, call) {
+  const { clock, retry } = settings
+  const until = clock.now() + await milliseconds(settings, call)
+  for (let pause = Math.max(retry.base, 10); ; pause = Math.min(2 * pause, 1000)) {
+    const acquired = await acquireNow(settings, { ...call, wait: 0 })
+    const left = until - clock.now()
+    if (acquired.operation.outcome !== 'IN_PROGRESS' || left <= 0) return acquired
+    await clock.sleep(Math.min(pause, left))
+  }
+}
+
+function acquireNow(settings, call) {
   const { scope, key } = call
   return retrying(settings, { scope, key }, () => onConnection(settings, async (connection) => {
     const begun = settings.clock.now()
     const [{ rows: [row] }] = await begin(settings, call, connection, [settings.sql.begin(call, { lease: call.lease })])
     return { operation: toOperation(row), begun }
   }))
+}
+
+// Only the server can read an interval.
+async function milliseconds(settings, call) {
+  if (typeof call.wait === 'number') return call.wait
+  const [{ rows: [[wait]] }] = await onConnection(settings, (connection) =>
+    begin(settings, call, connection, [settings.sql.milliseconds(call.wait)]))
+  return Number(wait)
 }
 
 async function perform(call, operation, signal, work) {

@@ -1,26 +1,19 @@
 // RabbitMQ, by amqplib: tells the broker what `settle` says. RabbitMQ has no "again after n seconds", so there
-// is a queue for each delay, whose messages return when their time is over. Whatever the broker delivers twice, the
-// operation's key makes one.
-import { BadArgument, Forbidden, KeyReused } from './errors.js'
-import { settle } from './settle.js'
+// is a queue for each delay, whose messages return when their time is over. Nor does it number messages, so a message
+// whose operation failed is first put back under a random name: then a redelivery of it differs from a copy, and the
+// operation leaves one dead letter.
+import { randomUUID } from 'node:crypto'
+import { TRIES, decide, ownsDeadLetter, withDefaults } from './consumer.js'
 
 /**
- * @typedef {object} ConsumerOptions
+ * @typedef {object} RabbitOptions
  * @property {string} queue made as a quorum queue, with `queue.dead` for dead letters and `queue.again.<delay>` for each delay
- * @property {(message: any) => Promise<import('./result.js').Result | import('./settle.js').Settlement>} handle runs the operation of a message: the
- *   result of `transaction` or `lease`, or what `settle` gives
  * @property {number} [prefetch] messages at a time; 10
- * @property {number[]} [delays] milliseconds, growing; "again" takes the first that is long enough. [1000, 10 000, 60 000]
- * @property {number} [tries] after so many errors of `handle` a message is a dead letter; 20
- * @property {number} [deliveryLimit] after so many consumers that died with a message it is a dead letter; 20
- * @property {(error: any, message: any) => void} [onError] told of errors of `handle`; by default they go to the console
+ * @property {number} [deliveryLimit] after so many consumers that died with a message the broker makes it a dead letter; 20
  */
+/** @typedef {import('./consumer.js').CommonOptions & RabbitOptions} ConsumerOptions */
 
-const TRIES = 'x-idempotency-tries'
-const DEFAULTS = {
-  prefetch: 10, delays: [1000, 10_000, 60_000], tries: 20, deliveryLimit: 20,
-  onError: (/** @type {any} */ error) => console.error(error),
-}
+const NAME = 'x-idempotency-name'
 
 /** Consumes a queue. Each message is acknowledged when its operation has ended. */
 export class RabbitConsumer {
@@ -30,15 +23,18 @@ export class RabbitConsumer {
   /** @type {string | undefined} */
   #tag
   #running = new Set()
+  /** @type {Promise<unknown>} */
+  #publishing = Promise.resolve()
 
   /**
-   * Makes the queues, and begins to consume.
+   * Makes the queues, and begins to consume, on a channel of its own.
    * @param {any} connection of amqplib
-   * @param {ConsumerOptions} options
+   * @param {ConsumerOptions} options `delays` name the queues; "again" takes the first that is long enough, or the last
    * @returns {Promise<RabbitConsumer>}
    */
   static async start(connection, options) {
-    const consumer = new RabbitConsumer(await connection.createConfirmChannel(), { ...DEFAULTS, ...options })
+    const complete = { prefetch: 10, deliveryLimit: 20, ...withDefaults(options, ['queue']) }
+    const consumer = new RabbitConsumer(await connection.createConfirmChannel(), complete)
     await consumer.#declare()
     await consumer.#consume()
     return consumer
@@ -66,15 +62,11 @@ export class RabbitConsumer {
     const { queue, delays, deliveryLimit, prefetch } = this.#options
     await this.#channel.assertQueue(`${queue}.dead`, { durable: true, arguments: { 'x-queue-type': 'quorum' } })
     await this.#channel.assertQueue(queue, { durable: true, arguments: {
-      'x-queue-type': 'quorum', 'x-delivery-limit': deliveryLimit,
-      'x-dead-letter-exchange': '', 'x-dead-letter-routing-key': `${queue}.dead`,
-      // Otherwise a dead letter can be lost between two queues.
-      'x-dead-letter-strategy': 'at-least-once', 'x-overflow': 'reject-publish',
+      'x-delivery-limit': deliveryLimit, ...movesTo(`${queue}.dead`),
     } })
     for (const delay of delays) {
       await this.#channel.assertQueue(`${queue}.again.${delay}`, { durable: true, arguments: {
-        'x-queue-type': 'quorum', 'x-message-ttl': delay, 'x-dead-letter-exchange': '', 'x-dead-letter-routing-key': queue,
-        'x-dead-letter-strategy': 'at-least-once', 'x-overflow': 'reject-publish',
+        'x-message-ttl': delay, ...movesTo(queue),
       } })
     }
     await this.#channel.prefetch(prefetch)
@@ -82,7 +74,7 @@ export class RabbitConsumer {
 
   async #consume() {
     const { consumerTag } = await this.#channel.consume(this.#options.queue, (message) => {
-      if (!message) return
+      if (!message) return this.#options.onError(new Error('the broker has ended the consumer'), undefined)
       const done = this.#settle(message).finally(() => this.#running.delete(done))
       this.#running.add(done)
     })
@@ -91,40 +83,95 @@ export class RabbitConsumer {
 
   async #settle(message) {
     try {
-      const { action, after, tries } = await this.#decide(message)
-      if (action === 'ack') this.#channel.ack(message)
-      else if (action === 'deadLetter') this.#channel.nack(message, false, false)
-      else await this.#again(message, after, tries)
+      const decision = await decide(this.#options, message, Number(message.properties.headers?.[TRIES] ?? 0))
+      switch (decision.action) {
+        case 'ack': return this.#channel.ack(message)
+        case 'again': return await this.#again(message, decision.after, decision.tries)
+        case 'fail': return await this.#fail(message, decision.failure, decision.tries)
+        default: return this.#bury(message)
+      }
     } catch (error) {
       // The broker is gone, or refuses: it will deliver the message again.
       this.#options.onError(error, message)
     }
   }
 
-  async #decide(message) {
-    const tries = Number(message.properties.headers?.[TRIES] ?? 0)
-    try {
-      const result = await this.#options.handle(message)
-      return { tries, ...('outcome' in result ? settle(result) : result) }
-    } catch (error) {
-      this.#options.onError(error, message)
-      const hopeless = error instanceof KeyReused || error instanceof BadArgument || error instanceof Forbidden
-      if (hopeless || tries + 1 >= this.#options.tries) return { action: 'deadLetter' }
-      const { delays } = this.#options
-      return { action: 'again', after: delays[Math.min(tries, delays.length - 1)], tries: tries + 1 }
+  // Into the queue from which the message comes back.
+  #again(message, after, tries) {
+    const { queue, delays } = this.#options
+    const delay = delays.find((each) => each >= after) ?? delays.at(-1)
+    return this.#replace(message, `${queue}.again.${delay}`, { [TRIES]: tries })
+  }
+
+  // The operation has failed for good.
+  async #fail(message, failure, tries) {
+    const { idempotency, queue, delays, tries: limit, onError } = this.#options
+    const name = message.properties.headers?.[NAME]
+    if (!name) return this.#rename(message, tries)
+    if (failure.record === null) {
+      // The record went away meanwhile, and the operation failed anew.
+      return tries + 1 >= limit ? this.#bury(message) : this.#rename(message, tries + 1)
     }
+    let owns
+    try {
+      owns = await ownsDeadLetter(idempotency, queue, failure, name)
+    } catch (error) {
+      onError(error, message)
+      return this.#again(message, delays[0], tries)
+    }
+    return owns ? this.#bury(message) : this.#channel.ack(message)
+  }
+
+  // Back under a random name.
+  #rename(message, tries) {
+    return this.#replace(message, this.#options.queue, { [TRIES]: tries, [NAME]: randomUUID() })
+  }
+
+  // The broker moves it: a consumer that dies leaves neither two dead letters nor none.
+  #bury(message) {
+    this.#channel.nack(message, false, false)
   }
 
   // The copy is safe before the original goes. After a crash in between there are two, of one operation.
-  async #again(message, after, tries) {
-    const { queue, delays } = this.#options
-    const delay = delays.find((each) => each >= after) ?? delays.at(-1)
-    const { headers, ...properties } = message.properties
-    await new Promise((resolve, reject) => {
-      this.#channel.sendToQueue(`${queue}.again.${delay}`, message.content,
-        { ...properties, headers: { ...headers, [TRIES]: tries }, persistent: true },
-        (error) => error ? reject(error) : resolve(undefined))
-    })
+  async #replace(message, queue, further) {
+    const { properties, content } = message
+    const headers = { ...properties.headers, ...further }
+    try {
+      await this.#publish(queue, content, { ...properties, headers, persistent: true, expiration: undefined, userId: undefined })
+    } catch (error) {
+      this.#options.onError(error, message)
+      return this.#channel.nack(message, false, true)
+    }
     this.#channel.ack(message)
+  }
+
+  // One at a time, so that a message that comes back is known to be this one.
+  #publish(queue, content, options) {
+    const published = this.#publishing.then(() => this.#publishNow(queue, content, options))
+    this.#publishing = published.catch(() => {})
+    return published
+  }
+
+  async #publishNow(queue, content, options) {
+    let returned = false
+    const note = () => { returned = true }
+    this.#channel.once('return', note)
+    try {
+      await new Promise((resolve, reject) => {
+        this.#channel.sendToQueue(queue, content, { ...options, mandatory: true },
+          (/** @type {any} */ error) => error ? reject(error) : resolve(undefined))
+      })
+    } finally {
+      this.#channel.off('return', note)
+    }
+    if (returned) throw new Error(`there is no queue ${queue}`)
+  }
+}
+
+// Without at-least-once a message can be lost between two queues; that needs reject-publish.
+function movesTo(queue) {
+  return {
+    'x-queue-type': 'quorum', 'x-dead-letter-exchange': '', 'x-dead-letter-routing-key': queue,
+    'x-dead-letter-strategy': 'at-least-once', 'x-overflow': 'reject-publish',
   }
 }

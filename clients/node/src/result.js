@@ -12,6 +12,8 @@ import { toBytes, toJson } from './response.js'
  * @property {number | null} attempt
  * @property {number | null} retryAfter milliseconds. IN_PROGRESS: until the owner's lease ends; FAILED: until it may be tried again
  * @property {boolean} takenOver an earlier attempt ran out before this one
+ * @property {string | null} record of a replay: names the stored record. All replays of it have the same; where the operation ran
+ *   anew, as after idem_forget, it is another
  */
 
 /**
@@ -22,10 +24,10 @@ import { toBytes, toJson } from './response.js'
  */
 export function answered(settings, operation) {
   settings.emit(operation.outcome === 'IN_PROGRESS' ? 'inProgress' : 'replayed', operation)
-  const { outcome, code, headers, payload, body, replayed, attempt, retryAfter, takenOver } = operation
+  const { outcome, code, headers, payload, body, replayed, attempt, retryAfter, takenOver, record } = operation
   return {
     outcome: /** @type {Result['outcome']} */ (outcome), code, headers, payload, body, replayed, attempt, retryAfter,
-    takenOver,
+    takenOver, record,
   }
 }
 
@@ -71,5 +73,6 @@ function ofThisRun(outcome, { attempt, takenOver }, { code, headers, payload, bo
     attempt,
     retryAfter,
     takenOver,
+    record: null,
   }
 }

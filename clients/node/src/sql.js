@@ -1,5 +1,6 @@
 // The SQL text of the package, and how the rows of its answers are read. All parameters but bytes, and all
 // results, travel as text, so that a driver's types cannot change them.
+import { createHash } from 'node:crypto'
 import { BadArgument } from './errors.js'
 import { asParameters, toInterval, toJson } from './response.js'
 
@@ -12,7 +13,7 @@ export const ROLLBACK_TO = { text: 'ROLLBACK TO SAVEPOINT pg_idempotency' }
 const COLUMNS = `outcome::text, idempotency_key, scope, attempt::text, taken_over::text, replayed::text, fence::text,
   (extract(epoch FROM lease_expires_at - clock_timestamp()) * 1000)::text,
   (extract(epoch FROM retry_after) * 1000)::text, response_code::text, response_headers::text,
-  response_payload::text, encode(response_body, 'hex')`
+  response_payload::text, encode(response_body, 'hex'), (extract(epoch FROM created_at) * 1000000)::bigint::text`
 
 /**
  * @typedef {object} Operation
@@ -29,6 +30,7 @@ const COLUMNS = `outcome::text, idempotency_key, scope, attempt::text, taken_ove
  * @property {Record<string, string> | null} headers
  * @property {any} payload undefined: none was stored
  * @property {Buffer | null} body
+ * @property {string | null} record of a replay: names the stored record. Another one where the operation ran anew
  */
 
 /**
@@ -36,7 +38,7 @@ const COLUMNS = `outcome::text, idempotency_key, scope, attempt::text, taken_ove
  * @returns {Operation}
  */
 export function toOperation([outcome, key, scope, attempt, takenOver, replayed, fence, leaseLeft, retryAfter, code,
-  headers, payload, body]) {
+  headers, payload, body, created]) {
   return {
     outcome: /** @type {Operation['outcome']} */ (outcome),
     key: key ?? '',
@@ -51,7 +53,13 @@ export function toOperation([outcome, key, scope, attempt, takenOver, replayed, 
     headers: headers === null ? null : JSON.parse(headers),
     payload: payload === null ? undefined : JSON.parse(payload),
     body: body === null ? null : Buffer.from(body, 'hex'),
+    record: replayed === 'true' ? toRecord(scope, key, created) : null,
   }
+}
+
+// The packages for other languages compute it in the same way, so that their consumers can share a queue.
+function toRecord(scope, key, created) {
+  return createHash('sha256').update(`${scope}\0${key}\0${created}`).digest('hex')
 }
 
 function toNumber(text) {
@@ -79,6 +87,11 @@ export class Sql {
       values: [call.key, toJson(call.request ?? undefined), call.scope, call.requestHash, toInterval(lease),
         toInterval(call.wait), toInterval(longer), toText(call.maxAttempts)],
     }
+  }
+
+  /** @param {string} interval */
+  milliseconds(interval) {
+    return { text: 'SELECT (extract(epoch FROM $1::interval) * 1000)::text', values: [interval] }
   }
 
   /** @param {{key: string, scope: string}} call */

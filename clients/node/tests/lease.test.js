@@ -15,7 +15,7 @@ test('work runs once, and response and writes commit together', async (t) => {
   })
   const [first, second] = [await run(), await run()]
   assert.deepEqual([first.outcome, first.replayed, first.code, first.payload], ['COMPLETED', false, 201, 'charged'])
-  assert.deepEqual({ ...second, replayed: false }, first)
+  assert.deepEqual({ ...second, replayed: false, record: null }, first)
   assert.equal(await effects(pool, key), 1)
   await assert.rejects(idempotency.lease(key, { a: 2 }, () => 1), KeyReused)
 })
@@ -66,6 +66,37 @@ test('the heartbeat extends the lease at each third of it', async (t) => {
   })
   assert.equal(result.payload, 'long')
   assert.equal(clock.pending, 0)
+})
+
+test('a lease waits without a connection: the owner ends over a pool of one', async (t) => {
+  const clock = new FakeClock()
+  const { idempotency } = idempotencyFor(t, { clock }, { max: 1 })
+  for (const wait of [20_000, '20 s']) {
+    const key = newKey()
+    const begun = deferred()
+    const finish = deferred()
+    const owner = idempotency.lease(key, null, () => { begun.resolve(); return finish.promise })
+    await begun.promise
+    const waiter = idempotency.lease(key, null, () => assert.fail('ran'), { wait })
+    // The heartbeat of the owner, and the pause of the one that waits.
+    await clock.whenPending(2)
+    finish.resolve('first')
+    assert.equal((await owner).replayed, false)
+    await clock.advance(1000)
+    const { payload, replayed } = await waiter
+    assert.deepEqual([payload, replayed], ['first', true])
+  }
+})
+
+test('a lease waits no longer than it was told', async (t) => {
+  const { idempotency } = idempotencyFor(t)
+  const key = newKey()
+  await assert.rejects(idempotency.lease(key, null, () => { throw new TypeError('socket hang up') }), TypeError)
+  const clock = new FakeClock({ auto: true })
+  const { idempotency: waiting } = idempotencyFor(t, { clock })
+  assert.equal((await waiting.lease(key, null, () => assert.fail('ran'), { wait: 3000 })).outcome, 'IN_PROGRESS')
+  assert.equal(clock.now(), 3000)
+  await assert.rejects(waiting.lease(key, null, () => assert.fail('ran'), { wait: 'soon' }), { code: '22007' })
 })
 
 test('a lost lease aborts the work, and its result is not stored', async (t) => {

@@ -3,6 +3,7 @@
 from .caller import AsyncCaller, Caller, DictStore, FileStore, GaveUp
 from .client import AsyncIdempotency, Idempotency
 from .clock import Clock, FakeClock
+from .consumer import owns_dead_letter
 from .errors import (BadArgument, CommitRolledBack, Declined, Forbidden, IdempotencyError, KeyReused, LeaseLost,
                      NotDone, TooLarge, Unknown, sqlstate_of)
 from .function import idempotent
@@ -19,5 +20,5 @@ __all__ = [
     "CommitRolledBack", "Completion", "Declined", "DictStore", "Done", "Event", "FAILED", "FakeClock",
     "FileStore", "Forbidden", "GaveUp", "IN_PROGRESS", "Idempotency", "IdempotencyError", "Json", "KeyReused",
     "LeaseLost", "MISMATCH", "NOT_DONE", "NotDone", "Operation", "Response", "Result", "Retry", "Settlement",
-    "TooLarge", "UNKNOWN", "Unknown", "idempotent", "settle", "sqlstate_of",
+    "TooLarge", "UNKNOWN", "Unknown", "idempotent", "owns_dead_letter", "settle", "sqlstate_of",
 ]

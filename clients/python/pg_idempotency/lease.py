@@ -5,14 +5,15 @@ No connection is held while the work calls somebody outside.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Callable, List
 
 from . import sql, steps
 from .errors import Declined, LeaseLost, NotDone, Unknown, translate_begin
 from .flow import (Settings, announce_begin, announce_refusal, committing, declined_result, in_session,
                    one_statement, own_trip, retrying)
-from .model import (ACQUIRED, COMPLETED, FAILED, NOT_DONE, Call, Completion, Done, Operation, Result, as_response,
-                    operation_from_row, own_result, stored_result)
+from .model import (ACQUIRED, COMPLETED, FAILED, IN_PROGRESS, NOT_DONE, Call, Completion, Done, Operation, Result,
+                    as_response, operation_from_row, own_result, stored_result)
 from .steps import Flow
 
 
@@ -36,16 +37,32 @@ def lease(settings: Settings, call: Call, work: Callable[..., Any]) -> Flow:
 
 
 def begin(settings: Settings, call: Call) -> Flow:
-    """The begin in a transaction of its own. Result: an Operation."""
+    """The begin in a transaction of its own. Result: an Operation.
+
+    Waits here for another owner: a begin that waits on the server holds a connection, which the owner may need
+    for its end.
+    """
+    until = settings.clock.now() + call.wait
+    pause = max(settings.retry.base, 0.01)
+    while True:
+        operation: Operation = yield from begin_now(settings, replace(call, wait=0.0))
+        left = until - settings.clock.now()
+        if operation.outcome != IN_PROGRESS or left <= 0:
+            announce_begin(settings, call, operation)
+            return operation
+        yield steps.sleep(min(pause, left))
+        pause = min(2 * pause, 1.0)
+
+
+def begin_now(settings: Settings, call: Call) -> Flow:
+    """One begin, repeated where that may help. Result: an Operation."""
     try:
         answer = yield from retrying(
             settings, call, lambda: one_statement(settings.functions.begin(call), translate_begin))
     except Exception as error:
         announce_refusal(settings, call, error)
         raise
-    operation = operation_from_row(answer.rows[0])
-    announce_begin(settings, call, operation)
-    return operation
+    return operation_from_row(answer.rows[0])
 
 
 class Beat:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -43,6 +44,7 @@ class Operation:
     headers: Optional[Mapping[str, Any]] = None
     payload: Any = None
     body: Optional[bytes] = None
+    record: Optional[str] = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ class Result:
 
     ``replayed``: the answer came from the store, and this call did not run the work to its end.
     ``taken_over``: this call ran after an earlier leased attempt that has no end.
+    ``record``: of a replay, names the stored record; another one where the operation ran anew. None: not a replay.
     """
 
     outcome: str
@@ -99,6 +102,7 @@ class Result:
     attempt: Optional[int] = None
     retry_after: Optional[float] = None
     taken_over: bool = False
+    record: Optional[str] = None
 
 
 @dataclass(frozen=True)
@@ -144,13 +148,19 @@ def as_response(value: Any) -> Response:
 def operation_from_row(row: Sequence[Any]) -> Operation:
     """A row of ``sql.COLUMNS`` as an Operation."""
     (outcome, scope, key, attempt, taken_over, replayed, fence, retry_after,
-     code, headers, payload, body) = row
+     code, headers, payload, body, created) = row
     return Operation(
         outcome=outcome, scope=scope, key=key, attempt=attempt, taken_over=bool(taken_over),
         replayed=bool(replayed), fence=fence, retry_after=retry_after, code=code,
         headers=None if headers is None else json.loads(headers),
         payload=None if payload is None else json.loads(payload),
-        body=None if body is None else bytes.fromhex(body))
+        body=None if body is None else bytes.fromhex(body),
+        record=record_of(scope, key, created) if replayed else None)
+
+
+def record_of(scope: str, key: str, created: int) -> str:
+    """Names a stored record. The packages for other languages do the same, so their consumers can share a queue."""
+    return hashlib.sha256(f"{scope}\0{key}\0{created}".encode()).hexdigest()
 
 
 def stored_result(operation: Operation) -> Result:
@@ -159,7 +169,7 @@ def stored_result(operation: Operation) -> Result:
         outcome=operation.outcome, code=operation.code, headers=operation.headers,
         payload=operation.payload, body=operation.body,
         replayed=operation.outcome in (COMPLETED, FAILED),
-        attempt=operation.attempt, retry_after=operation.retry_after)
+        attempt=operation.attempt, retry_after=operation.retry_after, record=operation.record)
 
 
 def own_result(operation: Operation, response: Response) -> Result:

@@ -3,52 +3,58 @@
 "Again after n seconds" is a queue whose messages expire into the first one: RabbitMQ
 has no such thing by itself. A dead letter is a reject, which moves the message by
 the broker: a consumer that dies before it leaves the message where it was.
+
+An operation that fails for good leaves one dead letter, however many copies its
+message has. RabbitMQ does not number messages, so a message whose operation failed is
+first put back under a random name: then a redelivery of it differs from a copy.
 """
 
 from __future__ import annotations
 
-import math
-from typing import Any, Callable, Dict, Optional
+import uuid
+from typing import Any, Callable, Dict, Optional, Sequence, Union
 
+from .client import Idempotency
+from .consumer import DELAYS, TRIES, Decision, Policy
 from .hooks import logger
 from .model import Result
-from .settle import AGAIN, DEAD_LETTER, Settlement, settle
+from .settle import ACK, AGAIN, DEAD_LETTER, Settlement
 
-TRIES = "x-idempotency-tries"
-DELAYS = (1, 2, 5, 10, 30, 60, 300, 900, 3600)     # seconds; a queue for each that was needed
+NAME = "x-idempotency-name"
 
 
 class Consumer:
     """Consumes ``queue`` of a channel of pika, which must be the consumer's own.
 
-    ``handle(key, body, properties)``: runs the operation and gives its Result. ``key_of(properties, body)``: the
-    operation's key, by default the message id; a message without one is a dead letter.
-    ``tries``: how often a message is tried before it becomes a dead letter.
-    Call ``declare`` before ``consume``.
+    ``handle(key, body, properties)``: runs the operation and gives its Result, or a Settlement; None: acknowledge.
+    ``idempotency``: remembers which message of an operation became its dead letter. ``key_of(properties, body)``: the
+    operation's key, by default the message id; a message without one is a dead letter. ``tries``: after so many errors of
+    ``handle`` a message is a dead letter. ``delays``: seconds, growing; there is a queue for each. ``delivery_limit``:
+    after so many consumers that died with a message, the broker makes it a dead letter. ``prefetch``: messages that
+    the broker sends ahead. Call ``declare`` before ``consume``.
     """
 
-    def __init__(self, channel: Any, queue: str, handle: Callable[[str, bytes, Any], Result], *,
+    def __init__(self, channel: Any, queue: str,
+                 handle: Callable[[str, bytes, Any], Optional[Union[Result, Settlement]]], *, idempotency: Idempotency,
                  key_of: Optional[Callable[[Any, bytes], Optional[str]]] = None, tries: int = 20,
-                 prefetch: int = 10) -> None:
+                 delays: Sequence[float] = DELAYS, delivery_limit: int = 20, prefetch: int = 10) -> None:
         self.channel = channel
         self.queue = queue
         self.handle = handle
         self.key_of = key_of or message_id
-        self.tries = tries
+        self.policy = Policy(idempotency, queue, tries, delays)
+        self.delivery_limit = delivery_limit
         self.prefetch = prefetch
         channel.confirm_delivery()
 
     def declare(self) -> None:
-        """The queue and the queue of its dead letters, both of type quorum."""
+        """The queue, the queue of its dead letters, and a queue for each delay, all of type quorum."""
         self.channel.queue_declare(f"{self.queue}.dead", durable=True, arguments={"x-queue-type": "quorum"})
         self.channel.queue_declare(self.queue, durable=True, arguments={
-            "x-queue-type": "quorum", "x-dead-letter-exchange": "", "x-dead-letter-routing-key": f"{self.queue}.dead",
-            "x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"})
-        for delay in DELAYS:
-            self.channel.queue_declare(self.retry_queue(delay), durable=True, arguments={
-                "x-queue-type": "quorum", "x-message-ttl": delay * 1000, "x-dead-letter-exchange": "",
-                "x-dead-letter-routing-key": self.queue, "x-dead-letter-strategy": "at-least-once",
-                "x-overflow": "reject-publish"})
+            "x-delivery-limit": self.delivery_limit, **moves_to(f"{self.queue}.dead")})
+        for delay in self.policy.delays:
+            self.channel.queue_declare(self.again_queue(delay), durable=True, arguments={
+                "x-message-ttl": milliseconds(delay), **moves_to(self.queue)})
 
     def consume(self) -> None:
         """Consumes until the channel is told to stop. Raises pika's errors when the connection is lost."""
@@ -58,53 +64,100 @@ class Consumer:
 
     def on_message(self, channel: Any, method: Any, properties: Any, body: bytes) -> None:
         """Runs one message's operation, and settles the message."""
-        settlement = self.run(method, properties, body)
-        tries = int((properties.headers or {}).get(TRIES, 0)) + 1
-        if settlement.action == AGAIN and tries >= self.tries:
-            settlement = Settlement(DEAD_LETTER, reason="tries exhausted")
-        if settlement.action == AGAIN:
-            self.put_back(properties, body, settlement.after, tries)
-        if settlement.action == DEAD_LETTER:
-            logger.warning("a message of %s becomes a dead letter: %s", self.queue, settlement.reason)
-            channel.basic_reject(method.delivery_tag, requeue=False)
-        else:
+        headers = properties.headers or {}
+        decision = self.decide(properties, body, int(headers.get(TRIES, 0)))
+        settlement = decision.settlement
+        if settlement.action == ACK:
             channel.basic_ack(method.delivery_tag)
+        elif settlement.action == AGAIN:
+            self.again(method, properties, body, settlement.after, decision.tries)
+        elif decision.failure is not None:
+            self.fail(method, properties, body, decision, decision.failure)
+        else:
+            self.bury(method, settlement.reason)
 
-    def run(self, method: Any, properties: Any, body: bytes) -> Settlement:
+    def decide(self, properties: Any, body: bytes, tries: int) -> Decision:
         """What is to become of a message."""
         key = self.key_of(properties, body)
         if not key:
-            return Settlement(DEAD_LETTER, reason="no key")
-        again = TRIES in (properties.headers or {})
+            return Decision(Settlement(DEAD_LETTER, reason="no key"), tries)
+        known = key
+        return self.policy.decide(lambda: self.handle(known, body, properties), tries)
+
+    def again(self, method: Any, properties: Any, body: bytes, after: float, tries: int) -> None:
+        """Puts a message into the queue from which it comes back."""
+        self.replace(method, properties, body, self.again_queue(self.policy.delay(after)), {TRIES: tries})
+
+    def fail(self, method: Any, properties: Any, body: bytes, decision: Decision, failure: Result) -> None:
+        """Settles a message whose operation has failed for good."""
+        name = (properties.headers or {}).get(NAME)
+        if name is None:
+            self.rename(method, properties, body, decision.tries)
+            return
+        if failure.record is None:
+            # The record went away meanwhile, and the operation failed anew.
+            if decision.tries + 1 >= self.policy.tries:
+                self.bury(method, decision.settlement.reason)
+            else:
+                self.rename(method, properties, body, decision.tries + 1)
+            return
         try:
-            return settle(self.handle(key, body, properties), bool(method.redelivered) or again)
+            owns = self.policy.owns(failure, name)
         except Exception as error:
-            logger.error("a message of %s was not handled", self.queue, exc_info=error)
-            return settle(error)
+            logger.error("a dead letter of %s was not settled", self.queue, exc_info=error)
+            self.again(method, properties, body, self.policy.delays[0], decision.tries)
+            return
+        if owns:
+            self.bury(method, decision.settlement.reason)
+        else:
+            self.channel.basic_ack(method.delivery_tag)
 
-    def put_back(self, properties: Any, body: bytes, after: float, tries: int) -> None:
-        """Publishes the message to the queue from which it comes back; returns when the broker has it.
+    def rename(self, method: Any, properties: Any, body: bytes, tries: int) -> None:
+        """Puts a message back under a random name."""
+        self.replace(method, properties, body, self.queue, {TRIES: tries, NAME: str(uuid.uuid4())})
 
-        A consumer that dies between this and its ack leaves the message twice, which the key makes harmless.
+    def bury(self, method: Any, reason: str) -> None:
+        """Lets the broker move a message to the dead letters: a consumer that dies leaves neither two nor none."""
+        logger.warning("a message of %s becomes a dead letter: %s", self.queue, reason)
+        self.channel.basic_reject(method.delivery_tag, requeue=False)
+
+    def replace(self, method: Any, properties: Any, body: bytes, queue: str, further: Dict[str, Any]) -> None:
+        """Puts a copy of a message, with further headers, into a queue.
+
+        The copy is safe before the message goes: a consumer that dies in between leaves it twice, which the key makes
+        harmless. If the broker does not take the copy, the message goes back to where it was.
         """
-        headers: Dict[str, Any] = dict(properties.headers or {})
-        headers[TRIES] = tries
-        properties.headers = headers
+        properties.headers = {**(properties.headers or {}), **further}
         properties.delivery_mode = 2
         properties.expiration = None
-        self.channel.basic_publish("", self.retry_queue(delay_of(after)), body, properties, mandatory=True)
+        properties.user_id = None
+        try:
+            self.channel.basic_publish("", queue, body, properties, mandatory=True)
+        except Exception as error:
+            logger.error("%s did not take a message", queue, exc_info=error)
+            if not self.channel.is_open:
+                raise
+            self.channel.basic_nack(method.delivery_tag, requeue=True)
+        else:
+            self.channel.basic_ack(method.delivery_tag)
 
-    def retry_queue(self, delay: int) -> str:
+    def again_queue(self, delay: float) -> str:
         """The name of the queue that holds messages for so many seconds."""
-        return f"{self.queue}.retry.{delay}"
+        return f"{self.queue}.again.{milliseconds(delay)}"
+
+
+def moves_to(queue: str) -> Dict[str, Any]:
+    """Arguments of a queue whose rejected and expired messages go there. Otherwise a message can be lost in between."""
+    return {"x-queue-type": "quorum", "x-dead-letter-exchange": "", "x-dead-letter-routing-key": queue,
+            "x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
+
+
+def milliseconds(seconds: float) -> int:
+    """As RabbitMQ counts."""
+    return round(seconds * 1000)
 
 
 def message_id(properties: Any, body: bytes) -> Optional[str]:
     """The id that the sender gave the message."""
     given: Optional[str] = properties.message_id
     return given
-
-
-def delay_of(after: float) -> int:
-    """The shortest delay that is not shorter."""
-    return next((delay for delay in DELAYS if delay >= math.ceil(after)), DELAYS[-1])

@@ -23,14 +23,13 @@ class Settlement:
     reason: str = ""
 
 
-def settle(outcome: Union[Result, BaseException], redelivered: bool = True) -> Settlement:
+def settle(outcome: Union[Result, BaseException]) -> Settlement:
     """What to do with the message of an operation that gave a Result, or raised an error.
 
-    ``redelivered``: whether the broker may have delivered this very message before. A failure that is replayed to
-    a message that was never delivered is a duplicate's: the first one is the dead letter, and this one is done.
+    A stored failure that is final is a dead letter: see ``owns_dead_letter`` where the message may have copies.
     """
     if isinstance(outcome, Result):
-        return settle_result(outcome, redelivered)
+        return settle_result(outcome)
     if isinstance(outcome, FINAL):
         return Settlement(DEAD_LETTER, reason=str(outcome))
     if isinstance(outcome, (NotDone, Unknown)) and outcome.retry_after is not None:
@@ -38,7 +37,7 @@ def settle(outcome: Union[Result, BaseException], redelivered: bool = True) -> S
     return Settlement(AGAIN, 1.0, type(outcome).__name__)
 
 
-def settle_result(result: Result, redelivered: bool) -> Settlement:
+def settle_result(result: Result) -> Settlement:
     """What to do after a Result."""
     if result.outcome == COMPLETED:
         return Settlement(ACK)
@@ -46,6 +45,4 @@ def settle_result(result: Result, redelivered: bool) -> Settlement:
         return Settlement(AGAIN, 1.0 if result.retry_after is None else result.retry_after, "in progress")
     if result.retry_after is not None:
         return Settlement(AGAIN, result.retry_after, "failed for now")
-    if result.replayed and not redelivered:
-        return Settlement(ACK, reason="a duplicate of a dead letter")
     return Settlement(DEAD_LETTER, reason=f"failed with {result.code}")

@@ -22,7 +22,7 @@ ROLLBACK_TO = "ROLLBACK TO SAVEPOINT idem_work"
 
 COLUMNS = ("outcome::text, scope, idempotency_key, attempt, taken_over, replayed, fence,"
            " extract(epoch FROM retry_after)::float8, response_code, response_headers::text,"
-           " response_payload::text, encode(response_body, 'hex')")
+           " response_payload::text, encode(response_body, 'hex'), (extract(epoch FROM created_at) * 1000000)::bigint")
 
 
 def plain(text: str) -> Statement:

@@ -8,7 +8,7 @@ import psycopg_pool
 import pytest
 
 from conftest import QUICK, insert, insert_async
-from pg_idempotency import (NOT_DONE, UNKNOWN, Completion, Declined, Done, FakeClock, Idempotency, LeaseLost, NotDone,
+from pg_idempotency import (NOT_DONE, UNKNOWN, Clock, Completion, Declined, Done, FakeClock, Idempotency, LeaseLost, NotDone,
                             Response, Unknown)
 
 
@@ -71,6 +71,49 @@ def test_no_connection_is_held_by_the_work(key):
         for thread in threads:
             thread.join()
     assert sorted(result.payload for result in results) == sorted(f"{key}-{n}" for n in range(20))
+
+
+class Held(Clock):
+    """A clock whose sleepers wait until the test lets them go."""
+
+    def __init__(self):
+        self.asleep = threading.Event()
+        self.go = threading.Event()
+
+    def sleep(self, duration):
+        self.asleep.set()
+        assert self.go.wait(20)
+
+
+def test_a_lease_waits_without_a_connection(key):
+    """Over a pool of one: the owner ends while another call waits for it."""
+    clock = Held()
+    begun, ended = threading.Event(), []
+    with psycopg_pool.ConnectionPool("", min_size=1, max_size=1, timeout=20) as pool:
+        def work(operation, signal):
+            begun.set()
+            assert clock.asleep.wait(20)
+            return "first"
+
+        owner = threading.Thread(target=lambda: ended.append(Idempotency(pool).lease(key, None, work)))
+        owner.start()
+        assert begun.wait(20)
+        waiter = threading.Thread(target=lambda: ended.append(
+            Idempotency(pool, clock=clock).lease(key, None, lambda *_: "second", wait=20)))
+        waiter.start()
+        owner.join(20)
+        assert [(result.payload, result.replayed) for result in ended] == [("first", False)]
+        clock.go.set()
+        waiter.join(20)
+    assert [(result.payload, result.replayed) for result in ended] == [("first", False), ("first", True)]
+
+
+def test_a_lease_waits_no_longer_than_it_was_told(idem, key):
+    leave_unended(idem, key)
+    waiting = Idempotency(lambda: psycopg.connect(""), clock=FakeClock())
+    before = waiting.settings.clock.now()
+    assert waiting.lease(key, None, lambda *_: "second", wait=3).outcome == "IN_PROGRESS"
+    assert waiting.settings.clock.now() - before == pytest.approx(3)
 
 
 def test_heartbeats_of_twenty_leases_share_a_pool_of_two(key, admin):

@@ -1,147 +1,87 @@
-"""Consumers of a real RabbitMQ: killed before COMMIT, after it, and before the ack."""
+"""What consumers decide, and a consumer of a real RabbitMQ. What happens when consumers die is in clients/brokers."""
 
-import json
 import os
-import random
-import signal
-import time
 
 import pika
-import psycopg
 import pytest
 
-from pg_idempotency import Declined, Idempotency, KeyReused, NotDone, Response, Result, Settlement, settle
-from pg_idempotency.rabbitmq import Consumer, delay_of
+from pg_idempotency import Declined, KeyReused, NotDone, Result, Settlement, Unknown, owns_dead_letter, settle
+from pg_idempotency.consumer import Policy
+from pg_idempotency.rabbitmq import Consumer
 from pg_idempotency.settle import ACK, AGAIN, DEAD_LETTER
-
-MESSAGES = 200
-KILL = 9
 
 
 def result(outcome, replayed=False, retry_after=None):
     return Result(outcome, code=402, replayed=replayed, retry_after=retry_after)
 
 
-@pytest.mark.parametrize("outcome, redelivered, action, after", [
-    (result("COMPLETED"), False, ACK, 0), (result("COMPLETED", True), True, ACK, 0),
-    (result("IN_PROGRESS"), False, AGAIN, 1), (result("IN_PROGRESS", retry_after=7), False, AGAIN, 7),
-    (result("FAILED"), False, DEAD_LETTER, 0), (result("FAILED", retry_after=3), False, AGAIN, 3),
-    (result("FAILED", True), True, DEAD_LETTER, 0), (result("FAILED", True), False, ACK, 0),
-    (KeyReused("x"), False, DEAD_LETTER, 0), (NotDone("x", 9), False, AGAIN, 9), (OSError(), True, AGAIN, 1)])
-def test_settle(outcome, redelivered, action, after):
-    settlement = settle(outcome, redelivered)
+@pytest.mark.parametrize("outcome, action, after", [
+    (result("COMPLETED"), ACK, 0), (result("COMPLETED", True), ACK, 0),
+    (result("IN_PROGRESS"), AGAIN, 1), (result("IN_PROGRESS", retry_after=7), AGAIN, 7),
+    (result("FAILED"), DEAD_LETTER, 0), (result("FAILED", retry_after=3), AGAIN, 3),
+    (result("FAILED", True), DEAD_LETTER, 0),
+    (KeyReused("x"), DEAD_LETTER, 0), (NotDone("x", 9), AGAIN, 9), (OSError(), AGAIN, 1)])
+def test_settle(outcome, action, after):
+    settlement = settle(outcome)
     assert isinstance(settlement, Settlement)
     assert (settlement.action, settlement.after) == (action, after)
 
 
-def test_delays_are_never_shorter():
-    assert [delay_of(after) for after in (0, 0.2, 1, 1.1, 7, 61, 1e9)] == [1, 1, 1, 2, 10, 300, 3600]
+def test_the_delay_is_the_first_that_is_long_enough(idem):
+    policy = Policy(idem, "q", 20, (1, 2, 10))
+    assert [policy.delay(after) for after in (0, 0.2, 1, 1.1, 7, 61)] == [1, 1, 1, 2, 10, 10]
 
 
-def connect():
-    return pika.BlockingConnection(pika.URLParameters(os.environ["DEMO_AMQP"] + "?heartbeat=0"))
+def test_errors_wait_longer_each_time_and_are_bounded(idem):
+    policy = Policy(idem, "q", 4, (1, 2))
+    decisions = [policy.after_error(error, tries) for error, tries in [
+        (OSError(), 0), (OSError(), 1), (Unknown("?", 7), 2), (OSError(), 3), (KeyReused("x"), 0)]]
+    assert [(d.settlement.action, d.settlement.after, d.tries) for d in decisions] == [
+        (AGAIN, 1, 1), (AGAIN, 2, 2), (AGAIN, 7, 3), (DEAD_LETTER, 0, 4), (DEAD_LETTER, 0, 0)]
 
 
-def kind_of(number):
-    """Most messages succeed, some are declined for good, some only at first."""
-    return {3: "declined", 7: "later"}.get(number % 10, "ok")
+def test_one_message_owns_the_dead_letter(idem, key):
+    failure = idem.transaction(key, None, decline)
+    with pytest.raises(ValueError):
+        owns_dead_letter(idem, "q", failure, "m1")
+    failure = idem.transaction(key, None, decline)
+    assert [owns_dead_letter(idem, "q", failure, name) for name in ("m1", "m2", "m1")] == [True, False, True]
+    assert owns_dead_letter(idem, "another queue", failure, "m2")
 
 
-def handler(idem, dice):
-    """Runs one message, and kills the process at one of three points."""
-    def handle(key, body, properties):
-        message = json.loads(body)
-
-        def work(tx, operation):
-            tx.execute("INSERT INTO effect VALUES (%s, %s)", (message["run"], message["number"]))
-            if dice.random() < 0.08:
-                os._exit(KILL)
-            if message["kind"] == "declined":
-                raise Declined(402, {"reason": "declined"})
-            if message["kind"] == "later" and operation.attempt == 1:
-                raise Declined(503, retry_after=0.2)
-            return Response(200)
-        outcome = idem.transaction(key, message, work)
-        if dice.random() < 0.08:
-            os._exit(KILL)
-        return outcome
-    return handle
+def decline(tx, operation):
+    """Work that is refused."""
+    raise Declined(402)
 
 
-def consume(queue, seed):
-    """A consumer in a process of its own. Does not return."""
-    try:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        idem = Idempotency(lambda: psycopg.connect(""), scope=queue)
-        Consumer(connect().channel(), queue, handler(idem, random.Random(seed)), prefetch=5).consume()
-    finally:
-        os._exit(1)
-
-
-class Workers:
-    """Four consumers; one that was killed is started again."""
-
-    def __init__(self, queue):
-        self.queue = queue
-        self.kills = 0
-        self.seed = 0
-        self.running = [self.start() for _ in range(4)]
-
-    def start(self):
-        self.seed += 1
-        process = os.fork()
-        if process == 0:
-            consume(self.queue, self.seed)
-        return process
-
-    def look(self):
-        """Starts those again that were killed."""
-        for process in list(self.running):
-            ended, status = os.waitpid(process, os.WNOHANG)
-            if ended:
-                assert os.WEXITSTATUS(status) == KILL
-                self.kills += 1
-                self.running.remove(process)
-                self.running.append(self.start())
-
-    def stop(self):
-        for process in self.running:
-            os.kill(process, signal.SIGTERM)
-            os.waitpid(process, 0)
-
-
-def test_effects_and_dead_letters_exactly_once(key, admin):
+def test_copies_leave_one_dead_letter(idem, key, admin):
     queue = f"test-{key}"
     connection = connect()
     channel = connection.channel()
-    Consumer(channel, queue, None).declare()
-    numbers = [number for number in range(MESSAGES) for _ in range(1 + (number % 20 == 0))]
-    for number in numbers:
-        channel.basic_publish("", queue, json.dumps({"run": key, "number": number, "kind": kind_of(number)}),
-                              pika.BasicProperties(message_id=f"m-{number}", delivery_mode=2), mandatory=True)
-    channel.basic_publish("", queue, b"{}", pika.BasicProperties(delivery_mode=2), mandatory=True)
-    declined = sum(kind_of(number) == "declined" for number in range(MESSAGES))
-    workers = Workers(queue)
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        workers.look()
-        ended = admin.execute("SELECT count(*) FROM idempotency_store WHERE scope = %s AND (status = 'COMPLETED'"
-                              " OR (status = 'FAILED' AND retry_at IS NULL))", (queue,)).fetchone()[0]
-        if ended == MESSAGES and dead_letters(channel, queue) == declined + 1:
-            break
-        connection.process_data_events(0.05)
-    workers.stop()
-    effects = admin.execute("SELECT value FROM effect WHERE name = %s ORDER BY value", (key,)).fetchall()
-    assert [row[0] for row in effects] == [n for n in range(MESSAGES) if kind_of(n) != "declined"]
-    assert workers.kills >= 10
-    ids = [taken[1].message_id for taken in iter(lambda: take(channel, f"{queue}.dead"), None)]
-    assert sorted(map(str, ids)) == sorted(
-        ["None"] + [f"m-{n}" for n in range(MESSAGES) if kind_of(n) == "declined"])
+
+    def handle(name, body, properties):
+        if name == "last":
+            connection.add_callback_threadsafe(channel.stop_consuming)
+            return None
+        return idem.transaction(f"{key} {name}", None, decline)
+    consumer = Consumer(channel, queue, handle, idempotency=idem)
+    consumer.declare()
+    for name in ("bad", "bad", None):
+        channel.basic_publish("", queue, b"body", pika.BasicProperties(message_id=name))
+    while dead_letters(channel, queue) < 2:
+        channel.basic_publish("", queue, b"", pika.BasicProperties(message_id="last"))
+        consumer.consume()
+    names = [taken[1].message_id for taken in iter(lambda: take(channel, f"{queue}.dead"), None)]
+    assert sorted(names, key=str) == [None, "bad"]
     connection.close()
 
 
 def dead_letters(channel, queue):
     return channel.queue_declare(f"{queue}.dead", passive=True).method.message_count
+
+
+def connect():
+    return pika.BlockingConnection(pika.URLParameters(os.environ["DEMO_AMQP"] + "?heartbeat=0"))
 
 
 def take(channel, queue):
@@ -150,7 +90,7 @@ def take(channel, queue):
     return None if method is None else (method, properties, body)
 
 
-def test_tries_are_bounded(key):
+def test_tries_are_bounded(idem, key):
     """A handler that always fails: the message comes back, and is a dead letter in the end."""
     queue = f"test-{key}"
     connection = connect()
@@ -160,9 +100,9 @@ def test_tries_are_bounded(key):
     def handle(name, body, properties):
         calls.append(name)
         if len(calls) == 2:
-            connection.call_later(3, channel.stop_consuming)
+            connection.call_later(0.2, channel.stop_consuming)
         raise RuntimeError("a mistake in the handler")
-    consumer = Consumer(channel, queue, handle, tries=2)
+    consumer = Consumer(channel, queue, handle, idempotency=idem, tries=2, delays=[0.05, 0.2])
     consumer.declare()
     channel.basic_publish("", queue, b"body", pika.BasicProperties(message_id="m", headers={"own": "1"}))
     consumer.consume()

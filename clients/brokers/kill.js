@@ -1,0 +1,134 @@
+// Kills consumers, and counts what they have done. For each broker and each language a program consumes a queue and
+// kills itself (kill -9) at a point: inside of the work, after COMMIT, before the acknowledgement, before or after the
+// dead letter. It is started again and again, each time with new messages, some of them twice. In the end each good
+// message has one effect, and each bad one has one dead letter.
+//
+//   node clients/brokers/kill.js ROUNDS LANGUAGE/BROKER[/POINT+POINT...]=COMMAND...
+//
+// A round kills at each point once, or at each of those that are named. Prints "ok" or "not ok" for each lane, and exits with 1 if one is not.
+import { spawn } from 'node:child_process'
+import { once } from 'node:events'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { createRequire } from 'node:module'
+import { openStage, stages } from '../node/tests/stages.js'
+
+const pg = createRequire(new URL('../node/package.json', import.meta.url))('pg')
+const PATIENCE = 120_000
+
+const pool = new pg.Pool({ max: 10 })
+const [rounds, ...lanes] = process.argv.slice(2)
+
+let lanesSoFar = 0
+
+class Lane {
+  constructor(name, command) {
+    const [language, broker, points] = name.split('/')
+    this.broker = broker
+    this.command = command
+    this.queue = `${language}-${broker}-${Date.now()}-${++lanesSoFar}`
+    this.keys = []
+    this.kills = 0
+    this.points = points?.split('+') ?? stages[broker].points
+  }
+
+  async run() {
+    const stage = await openStage(this.broker, this.queue)
+    try {
+      await this.prepare(stage)
+      for (let round = 0; round < Number(rounds); round++) {
+        for (const point of this.points) await this.kill(stage, round, point)
+      }
+      await this.finish(stage)
+      return await this.judge(stage)
+    } finally {
+      await stage.close()
+    }
+  }
+
+  // The program makes what it consumes; the mock of Kafka makes topics when somebody asks.
+  async prepare(stage) {
+    const { Idempotency } = await import('../node/src/index.js')
+    await stage.prepare({ idempotency: new Idempotency(pool, { scope: this.queue }), onError: () => {} })
+  }
+
+  async kill(stage, round, point) {
+    const keys = ['good', 'bad', 'late'].map((kind) => `${this.queue} ${round} ${point} ${kind}`)
+    this.keys.push(...keys)
+    await stage.send([...keys, ...keys.slice(0, 2), keys[1]])
+    const [status, signal] = await this.within(once(this.start(point), 'exit'), `a kill at ${point}`)
+    if (signal !== 'SIGKILL') throw new Error(`the consumer ended with ${status ?? signal} before ${point}\n${this.said}`)
+    this.kills++
+  }
+
+  async finish(stage) {
+    const consumer = this.start('')
+    const ended = once(consumer, 'exit')
+    const all = this.keys.filter((key) => !key.includes('bad'))
+    await this.within((async () => {
+      while (await this.effects() < all.length || !(await stage.settled())) await sleep(50)
+    })(), 'all is settled').finally(() => consumer.kill('SIGTERM'))
+    const [status] = await this.within(ended, 'the last consumer stops')
+    if (status !== 0) throw new Error(`the last consumer ended with ${status}`)
+  }
+
+  async judge(stage) {
+    const { rows } = await pool.query('SELECT name, count(*)::int AS count FROM effect WHERE starts_with(name, $1) GROUP BY name', [this.queue])
+    const wrong = []
+    const good = this.keys.filter((key) => !key.includes('bad'))
+    compare(wrong, 'effects', good, rows.flatMap(({ name, count }) => Array(count).fill(name)))
+    compare(wrong, 'dead letters', this.keys.filter((key) => key.includes('bad')), await stage.deadLetters())
+    return wrong
+  }
+
+  async effects() {
+    const { rows: [{ count }] } = await pool.query('SELECT count(*)::int AS count FROM effect WHERE starts_with(name, $1)', [this.queue])
+    return count
+  }
+
+  start(point) {
+    const child = spawn(this.command, [], {
+      env: { ...process.env, BROKER: this.broker, QUEUE: this.queue, DIE: point }, stdio: ['ignore', 'ignore', 'pipe'],
+    })
+    this.said = ''
+    child.stderr.on('data', (chunk) => { this.said = (this.said + chunk).slice(-4000) })
+    this.child = child
+    return child
+  }
+
+  async within(promise, what) {
+    const late = new AbortController()
+    const timer = sleep(PATIENCE, undefined, { signal: late.signal }).then(() => {
+      this.child.kill('SIGKILL')
+      throw new Error(`not in time: ${what}\n${this.said}`)
+    })
+    try {
+      return await Promise.race([promise, timer])
+    } finally {
+      late.abort()
+      timer.catch(() => {})
+    }
+  }
+}
+
+function compare(wrong, what, expected, found) {
+  const counts = new Map()
+  for (const key of found) counts.set(key, (counts.get(key) ?? 0) + 1)
+  for (const key of expected) {
+    if (counts.get(key) !== 1) wrong.push(`${counts.get(key) ?? 0} ${what} of ${key}`)
+    counts.delete(key)
+  }
+  for (const key of counts.keys()) wrong.push(`${what} of ${key}`)
+}
+
+let failed = false
+await Promise.all(lanes.map(async (text) => {
+  const [name, command] = text.split('=')
+  const lane = new Lane(name, command)
+  const began = performance.now()
+  const wrong = await lane.run().catch((error) => [String(error.stack)])
+  failed ||= wrong.length > 0
+  console.log(`${wrong.length > 0 ? 'not ok' : 'ok'}: ${name}, ${lane.kills} kills, ${Math.round((performance.now() - began) / 1000)} s`)
+  for (const line of wrong.slice(0, 20)) console.log(`  ${line}`)
+}))
+await pool.end()
+process.exitCode = failed ? 1 : 0

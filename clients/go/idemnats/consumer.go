@@ -1,0 +1,211 @@
+// Package idemnats consumes a stream of NATS JetStream with nats.go, and tells the
+// server what idempotency.Settle says. A message has a number in its stream, which
+// stays the same when it is delivered again, and "again after n" is the server's
+// own. A dead letter is published, and the stream of the dead letters drops a second
+// one of the same number.
+package idemnats
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"example.org/idempotency"
+	"example.org/idempotency/internal/broker"
+	"github.com/nats-io/nats.go"
+)
+
+// Options say what to consume and how.
+type Options struct {
+	// Stream must exist.
+	Stream string
+	// Durable is the name of the consumer, which is made. Consumers of one name share
+	// the messages.
+	Durable string
+	// Filter is the subject of the messages; "": all of the stream.
+	Filter string
+	// Handle runs the operation of a message and returns what Client.Transaction or
+	// Client.Lease returned. No result and no error: acknowledge. It is called by
+	// Prefetch goroutines at most. Its context does not end with that of Consume.
+	Handle func(ctx context.Context, message *nats.Msg) (*idempotency.Result, error)
+	// Prefetch is how many messages are handled at a time; 0: 10.
+	Prefetch int
+	// AckWait: after that time the messages of a consumer that died come again; 0: 30
+	// seconds. While Handle runs, the server is told so at each third of it.
+	AckWait time.Duration
+	// Delays are the waits after the first error of Handle, the second, and so on,
+	// growing; empty: 1 s, 10 s, 60 s.
+	Delays []time.Duration
+	// Tries: a message whose handling ends with an error is a dead letter if it was
+	// delivered so often; 0: 20.
+	Tries int
+	// DeliveryLimit: a message that was delivered more often, for whatever reason, is a
+	// dead letter; 0: 100.
+	DeliveryLimit int
+	// DeadWindow is how long the server recognizes a dead letter that is published
+	// twice; 0: a day.
+	DeadWindow time.Duration
+	// OnError is told of errors, of Handle and of the settlement; nil: they are logged.
+	OnError func(err error, message *nats.Msg)
+}
+
+// pause is how long a fetch waits for messages, and after an error.
+const pause = 500 * time.Millisecond
+
+type consumer struct {
+	Options
+	jetstream nats.JetStreamContext
+	policy    broker.Policy
+	owns      broker.Owns
+	clock     idempotency.Clock
+	slots     chan struct{}
+	running   sync.WaitGroup
+}
+
+// Consume makes the durable consumer and the stream of its dead letters,
+// <Stream>-<Durable>-dead, and consumes until ctx ends. Then it takes no more
+// messages, waits for those under way, and returns nil. While the server is away it
+// waits for nats.go to connect again; it returns an error if the connection is closed.
+func Consume[Tx any](ctx context.Context, js nats.JetStreamContext, client *idempotency.Client[Tx], options Options) error {
+	if options.Stream == "" || options.Durable == "" || options.Handle == nil {
+		return errors.New("idemnats: Stream, Durable and Handle are required")
+	}
+	policy := broker.Policy{Tries: options.Tries, Delays: options.Delays}.WithDefaults()
+	c := &consumer{Options: withDefaults(options), jetstream: js, policy: policy, owns: client.OwnsDeadLetter, clock: client.Clock()}
+	c.slots = make(chan struct{}, c.Prefetch)
+	if err := c.make(); err != nil {
+		return fmt.Errorf("idemnats: %w", err)
+	}
+	subscription, err := js.PullSubscribe(c.Filter, c.Durable, nats.Bind(c.Stream, c.Durable))
+	if err != nil {
+		return fmt.Errorf("idemnats: %w", err)
+	}
+	defer c.running.Wait()
+	return c.run(ctx, subscription)
+}
+
+func withDefaults(o Options) Options {
+	if o.Prefetch <= 0 {
+		o.Prefetch = 10
+	}
+	if o.AckWait <= 0 {
+		o.AckWait = 30 * time.Second
+	}
+	if o.DeliveryLimit <= 0 {
+		o.DeliveryLimit = 100
+	}
+	if o.DeadWindow <= 0 {
+		o.DeadWindow = 24 * time.Hour
+	}
+	if o.OnError == nil {
+		o.OnError = func(err error, _ *nats.Msg) { log.Printf("idemnats: a message of %s: %v", o.Stream, err) }
+	}
+	return o
+}
+
+func (c *consumer) dead() string { return c.Stream + "-" + c.Durable + "-dead" }
+
+func (c *consumer) make() error {
+	_, err := c.jetstream.AddStream(&nats.StreamConfig{Name: c.dead(), Subjects: []string{c.dead() + ".>"}, Duplicates: c.DeadWindow})
+	if err != nil {
+		return err
+	}
+	_, err = c.jetstream.AddConsumer(c.Stream, &nats.ConsumerConfig{Durable: c.Durable, AckPolicy: nats.AckExplicitPolicy,
+		AckWait: c.AckWait, MaxDeliver: -1, MaxAckPending: -1, FilterSubject: c.Filter})
+	return err
+}
+
+// run fetches as many messages as may be handled.
+func (c *consumer) run(ctx context.Context, subscription *nats.Subscription) error {
+	for ctx.Err() == nil {
+		select {
+		case c.slots <- struct{}{}:
+			<-c.slots
+		case <-ctx.Done():
+			return nil
+		}
+		messages, err := subscription.Fetch(cap(c.slots)-len(c.slots), nats.MaxWait(pause))
+		switch {
+		case errors.Is(err, nats.ErrConnectionClosed), errors.Is(err, nats.ErrBadSubscription):
+			return fmt.Errorf("idemnats: %w", err)
+		case err != nil && !errors.Is(err, nats.ErrTimeout):
+			c.OnError(err, nil)
+			_ = c.clock.Sleep(ctx, pause) // the loop looks at the context
+		}
+		for _, message := range messages {
+			c.slots <- struct{}{}
+			c.running.Add(1)
+			go func(message *nats.Msg) {
+				defer func() { <-c.slots; c.running.Done() }()
+				if err := c.settle(idempotency.Detach(ctx), message); err != nil {
+					c.OnError(err, message) // the message comes again
+				}
+			}(message)
+		}
+	}
+	return nil
+}
+
+// settle runs the operation of a message, and settles the message.
+func (c *consumer) settle(ctx context.Context, message *nats.Msg) error {
+	about, err := message.Metadata()
+	if err != nil {
+		return err
+	}
+	settlement := c.decide(ctx, message, about)
+	switch settlement.Do {
+	case idempotency.Again:
+		return message.NakWithDelay(settlement.After)
+	case idempotency.DeadLetter:
+		if err := c.bury(message, about); err != nil {
+			return err
+		}
+	}
+	return message.Ack()
+}
+
+func (c *consumer) decide(ctx context.Context, message *nats.Msg, about *nats.MsgMetadata) idempotency.Settlement {
+	if about.NumDelivered > uint64(c.DeliveryLimit) {
+		return idempotency.Settlement{Do: idempotency.DeadLetter}
+	}
+	beating, stop := context.WithCancel(ctx)
+	defer stop()
+	go c.beat(beating, message)
+	at := broker.Position{Queue: c.Stream + "-" + c.Durable, Name: strconv.FormatUint(about.Sequence.Stream, 10),
+		Tries: int(about.NumDelivered) - 1}
+	settlement, _ := c.policy.DecideByPosition(ctx, at, c.owns, func(err error) { c.OnError(err, message) },
+		func() (*idempotency.Result, error) { return c.Handle(ctx, message) })
+	return settlement
+}
+
+// beat tells the server that the message is being handled.
+func (c *consumer) beat(ctx context.Context, message *nats.Msg) {
+	for c.clock.Sleep(ctx, c.AckWait/3) == nil {
+		if err := message.InProgress(); err != nil {
+			c.OnError(err, message)
+		}
+	}
+}
+
+// bury publishes the message under its own subject, behind the name of the stream.
+// What the sender expected of the other stream does not hold for this one.
+func (c *consumer) bury(message *nats.Msg, about *nats.MsgMetadata) error {
+	dead := nats.NewMsg(c.dead() + "." + message.Subject)
+	dead.Data = message.Data
+	for name, values := range message.Header {
+		switch {
+		case strings.HasPrefix(strings.ToLower(name), "nats-expected-"):
+		case strings.EqualFold(name, nats.MsgIdHdr):
+			dead.Header["x-idempotency-msg-id"] = values
+		default:
+			dead.Header[name] = values
+		}
+	}
+	_, err := c.jetstream.PublishMsg(dead, nats.MsgId(strconv.FormatUint(about.Sequence.Stream, 10)))
+	return err
+}

@@ -1,0 +1,236 @@
+// Package idemrabbitmq consumes a queue of RabbitMQ with amqp091-go, and tells the
+// broker what idempotency.Settle says. RabbitMQ has no "again after n seconds", so
+// there is a queue for each delay, whose messages return when their time is over.
+// Whatever the broker delivers twice, the operation's key makes one.
+//
+// An operation that fails for good leaves one dead letter, however many copies its
+// message has. RabbitMQ does not number messages, so a message whose operation
+// failed is first put back under a random name: then a redelivery of it differs
+// from a copy. The name that the database remembers goes to the dead letters, the
+// others are acknowledged.
+package idemrabbitmq
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"sync"
+	"time"
+
+	"example.org/idempotency"
+	"example.org/idempotency/internal/broker"
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+// Options say what to consume and how.
+type Options struct {
+	// Queue is made as a quorum queue, with Queue.dead for dead letters and
+	// Queue.again.<milliseconds> for each delay.
+	Queue string
+	// Handle runs the operation of a message and returns what Client.Transaction or
+	// Client.Lease returned. No result and no error: acknowledge. It is called by
+	// Prefetch goroutines at most. Its context does not end with that of Consume.
+	Handle func(ctx context.Context, message amqp.Delivery) (*idempotency.Result, error)
+	// Prefetch is how many messages are handled at a time; 0: 10.
+	Prefetch int
+	// Delays are the waits that "again" chooses from, growing; empty: 1 s, 10 s, 60 s.
+	Delays []time.Duration
+	// Tries: after so many errors of Handle a message is a dead letter; 0: 20.
+	Tries int
+	// DeliveryLimit: after so many consumers that died with a message the broker makes
+	// it a dead letter; 0: 20.
+	DeliveryLimit int
+	// OnError is told of errors, of Handle and of the settlement; nil: they are logged.
+	OnError func(err error, message amqp.Delivery)
+}
+
+// Consume makes the queues and consumes until ctx ends. Then it takes no more
+// messages, waits for those under way, and returns nil. It returns an error if the
+// connection or the channel is lost, or if the broker ends the consumer: what was
+// not acknowledged then comes again. It opens a channel of its own.
+func Consume[Tx any](ctx context.Context, conn *amqp.Connection, client *idempotency.Client[Tx], options Options) error {
+	ch, err := conn.Channel()
+	if err != nil {
+		return fmt.Errorf("idemrabbitmq: %w", err)
+	}
+	defer ch.Close()
+	return consume(ctx, ch, client.OwnsDeadLetter, options)
+}
+
+// channel is what a consumer needs of an *amqp.Channel.
+type channel interface {
+	publishing
+	declaring
+	Qos(prefetchCount, prefetchSize int, global bool) error
+	Consume(queue, consumer string, autoAck, exclusive, noLocal, noWait bool, args amqp.Table) (<-chan amqp.Delivery, error)
+	Cancel(consumer string, noWait bool) error
+	IsClosed() bool
+	NotifyClose(chan *amqp.Error) chan *amqp.Error
+	Ack(tag uint64, multiple bool) error
+	Nack(tag uint64, multiple, requeue bool) error
+}
+
+type consumer struct {
+	options   Options
+	policy    broker.Policy
+	channel   channel
+	publisher *publisher
+	owns      broker.Owns
+}
+
+func consume(ctx context.Context, ch channel, owns broker.Owns, options Options) error {
+	if options.Queue == "" || options.Handle == nil {
+		return errors.New("idemrabbitmq: Queue and Handle are required")
+	}
+	options = withDefaults(options)
+	closed := ch.NotifyClose(make(chan *amqp.Error, 1))
+	if err := declare(ch, options); err != nil {
+		return fmt.Errorf("idemrabbitmq: %w", err)
+	}
+	publisher, err := newPublisher(ch)
+	if err != nil {
+		return fmt.Errorf("idemrabbitmq: %w", err)
+	}
+	policy := broker.Policy{Tries: options.Tries, Delays: options.Delays}
+	c := &consumer{options: options, policy: policy, channel: ch, publisher: publisher, owns: owns}
+	return c.run(ctx, closed)
+}
+
+func withDefaults(options Options) Options {
+	if options.Prefetch <= 0 {
+		options.Prefetch = 10
+	}
+	policy := broker.Policy{Tries: options.Tries, Delays: options.Delays}.WithDefaults()
+	options.Tries, options.Delays = policy.Tries, policy.Delays
+	if options.DeliveryLimit <= 0 {
+		options.DeliveryLimit = 20
+	}
+	if options.OnError == nil {
+		options.OnError = func(err error, _ amqp.Delivery) {
+			log.Printf("idemrabbitmq: a message of %s: %v", options.Queue, err)
+		}
+	}
+	return options
+}
+
+// run takes messages until there are no more.
+func (c *consumer) run(ctx context.Context, closed <-chan *amqp.Error) error {
+	tag := broker.NewName()
+	if err := c.channel.Qos(c.options.Prefetch, 0, false); err != nil {
+		return fmt.Errorf("idemrabbitmq: %w", err)
+	}
+	deliveries, err := c.channel.Consume(c.options.Queue, tag, false, false, false, false, nil)
+	if err != nil {
+		return fmt.Errorf("idemrabbitmq: %w", err)
+	}
+	var running sync.WaitGroup
+	defer running.Wait()
+	for {
+		select {
+		case message, open := <-deliveries:
+			if !open {
+				return c.ended(closed)
+			}
+			running.Add(1)
+			go func() {
+				defer running.Done()
+				c.handle(idempotency.Detach(ctx), message)
+			}()
+		case <-ctx.Done():
+			if err := c.channel.Cancel(tag, false); err != nil {
+				return fmt.Errorf("idemrabbitmq: %w", err)
+			}
+			return nil
+		}
+	}
+}
+
+// ended says why there are no more deliveries.
+func (c *consumer) ended(closed <-chan *amqp.Error) error {
+	if !c.channel.IsClosed() {
+		return errors.New("idemrabbitmq: the broker has ended the consumer")
+	}
+	if err := <-closed; err != nil {
+		return fmt.Errorf("idemrabbitmq: %w", err)
+	}
+	return fmt.Errorf("idemrabbitmq: %w", amqp.ErrClosed)
+}
+
+// handle runs the operation of a message, and settles the message. If the broker
+// refuses the settlement, or is gone, the message comes again.
+func (c *consumer) handle(ctx context.Context, message amqp.Delivery) {
+	result, err := c.options.Handle(ctx, message)
+	if err != nil {
+		c.options.OnError(err, message)
+	}
+	settlement, tries := c.policy.Decide(result, err, triesOf(message))
+	switch {
+	case settlement.Do == idempotency.Ack:
+		err = c.channel.Ack(message.DeliveryTag, false)
+	case settlement.Do == idempotency.Again:
+		err = c.again(ctx, message, settlement.After, tries)
+	case err == nil:
+		err = c.fail(ctx, message, result, tries)
+	default:
+		err = c.bury(message)
+	}
+	if err != nil {
+		c.options.OnError(err, message)
+	}
+}
+
+// again puts the message into the queue from which it comes back. If the broker
+// does not take it, this delivery goes back to where it was.
+func (c *consumer) again(ctx context.Context, message amqp.Delivery, after time.Duration, tries int) error {
+	delay := c.policy.Delay(after)
+	headers := amqp.Table{broker.TriesHeader: int32(tries)}
+	return c.replace(ctx, message, againQueue(c.options.Queue, delay), headers)
+}
+
+// fail settles a message whose operation has failed for good.
+func (c *consumer) fail(ctx context.Context, message amqp.Delivery, failure *idempotency.Result, tries int) error {
+	name, named := message.Headers[nameHeader].(string)
+	if !named {
+		return c.rename(ctx, message, tries)
+	}
+	if failure.Record == "" {
+		// The record went away meanwhile, and the operation failed anew.
+		if tries+1 >= c.policy.Tries {
+			return c.bury(message)
+		}
+		return c.rename(ctx, message, tries+1)
+	}
+	owns, err := c.owns(ctx, c.options.Queue, failure, name)
+	if err != nil {
+		c.options.OnError(err, message)
+		return c.again(ctx, message, c.policy.Delays[0], tries)
+	}
+	if !owns {
+		return c.channel.Ack(message.DeliveryTag, false)
+	}
+	return c.bury(message)
+}
+
+// rename puts the message back under a random name.
+func (c *consumer) rename(ctx context.Context, message amqp.Delivery, tries int) error {
+	headers := amqp.Table{broker.TriesHeader: int32(tries), nameHeader: broker.NewName()}
+	return c.replace(ctx, message, c.options.Queue, headers)
+}
+
+// bury lets the broker move the message to the dead letters: a consumer that dies
+// leaves neither two nor none.
+func (c *consumer) bury(message amqp.Delivery) error {
+	return c.channel.Nack(message.DeliveryTag, false, false)
+}
+
+// replace puts a copy of the message, with further headers, into a queue. The copy
+// is safe before the message goes. After a crash in between there are two, of one
+// operation.
+func (c *consumer) replace(ctx context.Context, message amqp.Delivery, queue string, headers amqp.Table) error {
+	if err := c.publisher.publish(ctx, queue, copyOf(message, headers)); err != nil {
+		c.options.OnError(err, message)
+		return c.channel.Nack(message.DeliveryTag, false, true)
+	}
+	return c.channel.Ack(message.DeliveryTag, false)
+}

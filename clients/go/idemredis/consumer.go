@@ -1,0 +1,242 @@
+// Package idemredis consumes a stream of Redis with redigo. An entry has an
+// identifier that stays the same when it is delivered again. What changes more than
+// one thing is a script, which Redis runs as a whole: so a dead letter is added when,
+// and only when, its entry is acknowledged.
+package idemredis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"strings"
+	"sync"
+	"time"
+
+	"example.org/idempotency"
+	"example.org/idempotency/internal/broker"
+	"github.com/gomodule/redigo/redis"
+)
+
+// Pool is what a consumer needs of a *redis.Pool. Its connections must wait longer
+// for an answer than Poll.
+type Pool interface {
+	Get() redis.Conn
+}
+
+// Entry is an entry of the stream.
+type Entry struct {
+	ID     string
+	Fields map[string]string
+	// Deliveries is how often it was delivered, Tries how many errors it has had.
+	Deliveries, Tries int
+}
+
+// Options say what to consume and how.
+type Options struct {
+	Stream string
+	// Group is made, and the stream where there is none. Consumers of one group share
+	// the entries.
+	Group string
+	// Handle runs the operation of an entry and returns what Client.Transaction or
+	// Client.Lease returned. No result and no error: acknowledge. It is called by
+	// Prefetch goroutines at most. Its context does not end with that of Consume.
+	Handle func(ctx context.Context, entry Entry) (*idempotency.Result, error)
+	// Prefetch is how many entries are handled at a time; 0: 10.
+	Prefetch int
+	// Idle: after that time the entries of a consumer that died come again; 0: 30
+	// seconds. While Handle runs, the entry is claimed anew at each third of it.
+	Idle time.Duration
+	// Poll is the time between two looks for entries whose time has come; 0: 500 ms.
+	Poll time.Duration
+	// Delays are the waits after the first error of Handle, the second, and so on,
+	// growing; empty: 1 s, 10 s, 60 s.
+	Delays []time.Duration
+	// Tries: after so many errors of Handle an entry is a dead letter; 0: 20.
+	Tries int
+	// DeliveryLimit: an entry that was delivered more often, for whatever reason, is a
+	// dead letter; 0: 100.
+	DeliveryLimit int
+	// OnError is told of errors, of Handle and of Redis; nil: they are logged.
+	OnError func(err error, entry Entry)
+}
+
+type consumer struct {
+	Options
+	pool    Pool
+	policy  broker.Policy
+	owns    broker.Owns
+	clock   idempotency.Clock
+	name    string
+	keys    []any
+	slots   chan struct{}
+	running sync.WaitGroup
+}
+
+// Consume makes the group, and consumes until ctx ends. Then it takes no more
+// entries, waits for those under way, and returns nil. Dead letters go to the stream
+// {<Stream>}.<Group>.dead. While Redis is away it tries again each second.
+func Consume[Tx any](ctx context.Context, pool Pool, client *idempotency.Client[Tx], options Options) error {
+	if options.Stream == "" || options.Group == "" || options.Handle == nil {
+		return errors.New("idemredis: Stream, Group and Handle are required")
+	}
+	c := &consumer{Options: withDefaults(options), pool: pool, owns: client.OwnsDeadLetter, clock: client.Clock(), name: broker.NewName(),
+		policy: broker.Policy{Tries: options.Tries, Delays: options.Delays}.WithDefaults(), keys: keysOf(options.Stream, options.Group)}
+	c.slots = make(chan struct{}, c.Prefetch)
+	_, err := c.do("XGROUP", "CREATE", c.Stream, c.Group, "0", "MKSTREAM")
+	if err != nil && !strings.HasPrefix(err.Error(), "BUSYGROUP") {
+		return fmt.Errorf("idemredis: %w", err)
+	}
+	defer c.running.Wait()
+	c.run(ctx)
+	return nil
+}
+
+func withDefaults(o Options) Options {
+	if o.Prefetch <= 0 {
+		o.Prefetch = 10
+	}
+	if o.Idle <= 0 {
+		o.Idle = 30 * time.Second
+	}
+	if o.Poll <= 0 {
+		o.Poll = 500 * time.Millisecond
+	}
+	if o.DeliveryLimit <= 0 {
+		o.DeliveryLimit = 100
+	}
+	if o.OnError == nil {
+		o.OnError = func(err error, entry Entry) { log.Printf("idemredis: entry %s of %s: %v", entry.ID, o.Stream, err) }
+	}
+	return o
+}
+
+// keysOf are the keys of the scripts. What is in braces decides in which node of a
+// cluster a key is, and a script needs all its keys in one.
+func keysOf(stream, group string) []any {
+	prefix := stream
+	if !strings.Contains(stream, "{") {
+		prefix = "{" + stream + "}"
+	}
+	return []any{stream, prefix + "." + group + ".again", prefix + "." + group + ".tries", prefix + "." + group + ".dead"}
+}
+
+// run takes as many entries as may be handled.
+func (c *consumer) run(ctx context.Context) {
+	for ctx.Err() == nil {
+		select {
+		case c.slots <- struct{}{}:
+			<-c.slots
+		case <-ctx.Done():
+			return
+		}
+		entries, err := c.next(cap(c.slots) - len(c.slots))
+		if err != nil {
+			c.OnError(err, Entry{})
+			_ = c.clock.Sleep(ctx, time.Second) // the loop looks at the context
+		}
+		for _, entry := range entries {
+			c.slots <- struct{}{}
+			c.running.Add(1)
+			go func(entry Entry) {
+				defer func() { <-c.slots; c.running.Done() }()
+				if err := c.settle(idempotency.Detach(ctx), entry); err != nil {
+					c.OnError(err, entry) // the entry comes again
+				}
+			}(entry)
+		}
+	}
+}
+
+// next gives entries of consumers that died, entries whose pause is over, or new
+// ones, for which it waits.
+func (c *consumer) next(count int) ([]Entry, error) {
+	taken, err := redis.Values(c.script(take, c.Group, c.name, c.Idle.Milliseconds(), count))
+	if err != nil || len(taken) > 0 {
+		return readEntries(taken, err)
+	}
+	streams, err := redis.Values(c.do("XREADGROUP", "GROUP", c.Group, c.name, "COUNT", count, "BLOCK", c.Poll.Milliseconds(),
+		"STREAMS", c.Stream, ">"))
+	if errors.Is(err, redis.ErrNil) || err == nil && len(streams) == 0 {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	stream, err := redis.Values(streams[0], nil)
+	if err != nil || len(stream) != 2 {
+		return nil, fmt.Errorf("idemredis: an answer that is no stream: %w", err)
+	}
+	return readEntries(redis.Values(stream[1], nil))
+}
+
+func readEntries(values []any, err error) ([]Entry, error) {
+	var entries []Entry
+	for _, value := range values {
+		var entry Entry
+		var fields []any
+		parts, wrong := redis.Values(value, err)
+		if wrong == nil {
+			entry.Deliveries = 1
+			_, wrong = redis.Scan(parts, &entry.ID, &fields)
+		}
+		if wrong == nil && len(parts) == 4 {
+			_, wrong = redis.Scan(parts[2:], &entry.Deliveries, &entry.Tries)
+		}
+		if wrong == nil {
+			entry.Fields, wrong = redis.StringMap(fields, nil)
+		}
+		if wrong != nil {
+			return nil, wrong
+		}
+		entries = append(entries, entry)
+	}
+	return entries, err
+}
+
+// settle runs the operation of an entry, and settles the entry.
+func (c *consumer) settle(ctx context.Context, entry Entry) error {
+	settlement, tries := c.decide(ctx, entry)
+	var err error
+	switch settlement.Do {
+	case idempotency.Again:
+		_, err = c.script(pauseEntry, c.Group, entry.ID, settlement.After.Milliseconds()+1, tries)
+	case idempotency.DeadLetter:
+		_, err = c.script(endEntry, c.Group, entry.ID, "bury")
+	default:
+		_, err = c.script(endEntry, c.Group, entry.ID, "ack")
+	}
+	return err
+}
+
+func (c *consumer) decide(ctx context.Context, entry Entry) (idempotency.Settlement, int) {
+	if entry.Deliveries > c.DeliveryLimit {
+		return idempotency.Settlement{Do: idempotency.DeadLetter}, entry.Tries
+	}
+	beating, stop := context.WithCancel(ctx)
+	defer stop()
+	go c.beat(beating, entry)
+	at := broker.Position{Queue: c.Stream + "." + c.Group, Name: entry.ID, Tries: entry.Tries}
+	return c.policy.DecideByPosition(ctx, at, c.owns, func(err error) { c.OnError(err, entry) },
+		func() (*idempotency.Result, error) { return c.Handle(ctx, entry) })
+}
+
+// beat tells Redis that the entry is being handled.
+func (c *consumer) beat(ctx context.Context, entry Entry) {
+	for c.clock.Sleep(ctx, c.Idle/3) == nil {
+		if _, err := c.do("XCLAIM", c.Stream, c.Group, c.name, 0, entry.ID, "JUSTID"); err != nil {
+			c.OnError(err, entry)
+		}
+	}
+}
+
+func (c *consumer) script(text string, arguments ...any) (any, error) {
+	all := append([]any{text, len(c.keys)}, c.keys...)
+	return c.do("EVAL", append(all, arguments...)...)
+}
+
+func (c *consumer) do(command string, arguments ...any) (any, error) {
+	conn := c.pool.Get()
+	defer conn.Close()
+	return conn.Do(command, arguments...)
+}

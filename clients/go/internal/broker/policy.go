@@ -1,0 +1,122 @@
+// Package broker has what the consumers of all brokers decide in the same way.
+package broker
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"time"
+
+	"example.org/idempotency"
+)
+
+// TriesHeader counts how often the handling of a message ended with an error.
+const TriesHeader = "x-idempotency-tries"
+
+// Policy bounds the errors of one message.
+type Policy struct {
+	// Tries: after so many errors the message is a dead letter; 0: 20.
+	Tries int
+	// Delays are the waits after the first error, the second, and so on; the last is
+	// used for all that follow. Empty: 1 s, 10 s, 60 s. They grow.
+	Delays []time.Duration
+}
+
+// WithDefaults fills in what was not given.
+func (p Policy) WithDefaults() Policy {
+	if p.Tries <= 0 {
+		p.Tries = 20
+	}
+	if len(p.Delays) == 0 {
+		p.Delays = []time.Duration{time.Second, 10 * time.Second, time.Minute}
+	}
+	return p
+}
+
+// Decide says what becomes of a message whose handling has ended, and how many
+// errors it has had then. tries is how many it had before. Neither a result nor an
+// error: there was nothing to do.
+func (p Policy) Decide(result *idempotency.Result, err error, tries int) (idempotency.Settlement, int) {
+	if result == nil && err == nil {
+		return idempotency.Settlement{Do: idempotency.Ack}, tries
+	}
+	settlement := idempotency.Settle(result, err)
+	if err == nil || settlement.Do != idempotency.Again {
+		return settlement, tries
+	}
+	return p.AfterError(err, tries)
+}
+
+// AfterError is Decide for an error that may go away.
+func (p Policy) AfterError(err error, tries int) (idempotency.Settlement, int) {
+	if tries+1 >= p.Tries {
+		return idempotency.Settlement{Do: idempotency.DeadLetter}, tries + 1
+	}
+	pause := p.Delays[len(p.Delays)-1]
+	if tries < len(p.Delays) {
+		pause = p.Delays[tries]
+	}
+	var unknown *idempotency.UnknownError
+	if errors.As(err, &unknown) && unknown.RetryAfter > pause {
+		pause = unknown.RetryAfter
+	}
+	return idempotency.Settlement{Do: idempotency.Again, After: pause}, tries + 1
+}
+
+// Delay is the shortest of the delays that is not shorter than after, or the last.
+func (p Policy) Delay(after time.Duration) time.Duration {
+	for _, delay := range p.Delays {
+		if delay >= after {
+			return delay
+		}
+	}
+	return p.Delays[len(p.Delays)-1]
+}
+
+// NewName is a random name for a message.
+func NewName() string {
+	var random [16]byte
+	if _, err := rand.Read(random[:]); err != nil {
+		panic(err) // the system has no random numbers
+	}
+	return hex.EncodeToString(random[:])
+}
+
+// Owns is Client.OwnsDeadLetter.
+type Owns func(ctx context.Context, queue string, failure *idempotency.Result, message string) (bool, error)
+
+// Position names a message of a broker that numbers its messages. A redelivery has
+// the same Name.
+type Position struct {
+	Queue, Name string
+	Tries       int
+}
+
+// DecideByPosition runs the operation of a message and says what becomes of the
+// message: the one that owns the dead letter of a failure becomes it, the others are
+// acknowledged. tell is told of errors.
+func (p Policy) DecideByPosition(ctx context.Context, at Position, owns Owns, tell func(error),
+	handle func() (*idempotency.Result, error)) (idempotency.Settlement, int) {
+	result, err := handle()
+	if err == nil && result != nil && idempotency.Settle(result, nil).Do == idempotency.DeadLetter && result.Record == "" {
+		// A failure that this call has stored: the replay names its record.
+		result, err = handle()
+	}
+	if err != nil {
+		tell(err)
+	}
+	settlement, tries := p.Decide(result, err, at.Tries)
+	if err != nil || settlement.Do != idempotency.DeadLetter {
+		return settlement, tries
+	}
+	owned, err := owns(ctx, at.Queue, result, at.Name)
+	if err != nil {
+		tell(err)
+		return p.AfterError(err, tries)
+	}
+	if !owned {
+		return idempotency.Settlement{Do: idempotency.Ack}, tries
+	}
+	return settlement, tries
+}

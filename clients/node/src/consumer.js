@@ -1,0 +1,123 @@
+// What the consumers of all brokers decide in the same way, and which message of an operation becomes its
+// dead letter.
+import { BadArgument, Forbidden, InProgress, KeyReused, TooLarge, Unknown } from './errors.js'
+import { settle } from './settle.js'
+
+/**
+ * @typedef {object} CommonOptions
+ * @property {import('./index.js').Idempotency} idempotency remembers which message of an operation became its dead letter
+ * @property {(message: any) => Promise<import('./result.js').Result | import('./settle.js').Settlement | void>} handle runs the operation of a
+ *   message: the result of `transaction` or `lease`, or what `settle` gives; nothing: acknowledge
+ * @property {number} [tries] after so many errors of `handle` a message is a dead letter; 20
+ * @property {number[]} [delays] milliseconds, growing: the pauses after the first error, the second, and so on. [1000, 10 000, 60 000]
+ * @property {(error: any, message: any) => void} [onError] told of errors of `handle` and of the broker; by default they go to the console
+ */
+/**
+ * @typedef {object} Decision
+ * @property {'ack' | 'again' | 'bury' | 'fail'} action bury: this very message is a dead letter; fail: the operation has one
+ * @property {number} after milliseconds, of 'again'
+ * @property {number} tries errors so far
+ * @property {import('./result.js').Result} [failure] of 'fail'
+ */
+
+export const TRIES = 'x-idempotency-tries'
+
+const DEFAULTS = {
+  tries: 20, delays: [1000, 10_000, 60_000], onError: (/** @type {any} */ error) => console.error(error),
+}
+
+/**
+ * @template {CommonOptions} O
+ * @param {O} options
+ * @param {string[]} required
+ */
+export function withDefaults(options, required) {
+  for (const name of ['idempotency', 'handle', ...required]) {
+    if (!options[name]) throw new BadArgument(`a consumer needs the option ${name}`)
+  }
+  return { ...DEFAULTS, ...options }
+}
+
+/**
+ * Runs the operation of a message and says what becomes of the message.
+ * @param {Required<CommonOptions>} options
+ * @param {any} message
+ * @param {number} tries errors that the message has had before
+ * @returns {Promise<Decision>}
+ */
+export async function decide(options, message, tries) {
+  let given
+  try {
+    given = await options.handle(message)
+  } catch (error) {
+    options.onError(error, message)
+    return afterError(options, error, tries)
+  }
+  if (!given) return { action: 'ack', after: 0, tries }
+  const settlement = 'outcome' in given ? settle(given) : given
+  switch (settlement.action) {
+    case 'ack': return { action: 'ack', after: 0, tries }
+    case 'again': return { action: 'again', after: settlement.after, tries }
+    default: return 'outcome' in given
+      ? { action: 'fail', after: 0, tries, failure: given }
+      : { action: 'bury', after: 0, tries }
+  }
+}
+
+/**
+ * @param {Required<CommonOptions>} options
+ * @param {any} error
+ * @param {number} tries
+ * @returns {Decision}
+ */
+function afterError({ delays, tries: limit }, error, tries) {
+  const hopeless = [KeyReused, BadArgument, Forbidden, TooLarge].some((kind) => error instanceof kind)
+  if (hopeless || tries + 1 >= limit) return { action: 'bury', after: 0, tries: tries + 1 }
+  const pause = delays[Math.min(tries, delays.length - 1)]
+  const asked = error instanceof Unknown ? error.retryAfter ?? 0 : 0
+  return { action: 'again', after: Math.max(pause, asked), tries: tries + 1 }
+}
+
+/**
+ * Runs the operation of a message of a broker that numbers its messages, and says what becomes of the message: the one that owns the
+ * dead letter of a failure is buried, the others are acknowledged.
+ * @param {Required<CommonOptions>} options
+ * @param {any} message
+ * @param {{queue: string, name: string, tries: number}} position of the message, which stays the same in a redelivery
+ * @returns {Promise<Decision>} never 'fail'
+ */
+export async function decideByPosition(options, message, { queue, name, tries }) {
+  let decision = await decide(options, message, tries)
+  // A failure that this call has stored: the replay names its record.
+  if (decision.failure?.record === null) decision = await decide(options, message, tries)
+  if (!decision.failure) return decision
+  try {
+    const owns = await ownsDeadLetter(options.idempotency, queue, decision.failure, name)
+    return { action: owns ? 'bury' : 'ack', after: 0, tries }
+  } catch (error) {
+    options.onError(error, message)
+    return afterError(options, null, tries)
+  }
+}
+
+/**
+ * Whether a message is the one that becomes the dead letter of an operation that failed.
+ *
+ * Copies of a message, and redeliveries, all get the same stored failure, but one message of the queue owns its dead letter: the
+ * first that asks. It gets true each time; the others get false, and are acknowledged. So a crash before the dead letter was sent
+ * loses nothing.
+ * @param {import('./index.js').Idempotency} idempotency keeps the answer in the scope `queue.dead`, as long as its records
+ * @param {string} queue
+ * @param {import('./result.js').Result} failure a replay: where this call ran the operation, call again first
+ * @param {string} message names the message: redeliveries have the same name, other messages another. A position in a log, or a
+ *   random identifier that the consumer added
+ * @returns {Promise<boolean>}
+ * @throws as `transaction`, and InProgress while another consumer asks
+ */
+export async function ownsDeadLetter(idempotency, queue, failure, message) {
+  if (failure.record === null) throw new BadArgument('the failure is no replay')
+  const { outcome, payload, retryAfter } = await idempotency.transaction(
+    failure.record, null, () => ({ payload: message }), { scope: `${queue}.dead`, wait: 5000 })
+  if (outcome === 'IN_PROGRESS') throw new InProgress(retryAfter)
+  return payload === message
+}

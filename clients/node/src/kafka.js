@@ -1,0 +1,133 @@
+// Kafka, by kafkajs: the offset of a message is committed after the COMMIT of its operation. Kafka has no "again after
+// n": the partition pauses for so long, and then goes on with the same message, so the order within the partition
+// stays as it was, and what comes after the message waits with it.
+import { decideByPosition, withDefaults } from './consumer.js'
+
+/**
+ * @typedef {object} KafkaOptions
+ * @property {string} topic
+ * @property {string} groupId
+ * @property {string} [deadTopic] where dead letters go; `<topic>.<groupId>.dead`. Make it, or let the brokers make it
+ * @property {number} [partitions] how many partitions are handled at a time; 1. Messages of one partition never are
+ * @property {boolean} [fromBeginning] where a new group begins; true
+ * @property {Record<string, any>} [consumer] further options of kafkajs' consumer, such as sessionTimeout
+ */
+/** @typedef {import('./consumer.js').CommonOptions & KafkaOptions} KafkaConsumerOptions */
+
+const DEFAULTS = { partitions: 1, fromBeginning: true, consumer: {} }
+
+/** Consumes a topic. The offset of a message is committed when its operation has ended. */
+export class KafkaConsumer {
+  #consumer
+  #producer
+  /** @type {any} */
+  #options
+  #tries = new Map()
+  #pauses = new AbortController()
+
+  /**
+   * Joins the group, and begins to consume.
+   * @param {any} kafka of kafkajs
+   * @param {KafkaConsumerOptions} options `handle` gets kafkajs' message with `topic` and `partition`. `tries` are counted by
+   *   the consumer that has the partition: they begin anew when it dies, or when the partition moves
+   * @returns {Promise<KafkaConsumer>}
+   */
+  static async start(kafka, options) {
+    const complete = { deadTopic: `${options.topic}.${options.groupId}.dead`, ...DEFAULTS, ...withDefaults(options, ['topic', 'groupId']) }
+    const consumer = new KafkaConsumer(kafka, complete)
+    await consumer.#start()
+    return consumer
+  }
+
+  /**
+   * @param {any} kafka
+   * @param {KafkaConsumerOptions} options
+   */
+  constructor(kafka, options) {
+    this.#options = options
+    this.#consumer = kafka.consumer({ ...options.consumer, groupId: options.groupId })
+    this.#producer = kafka.producer()
+    this.#consumer.on('consumer.crash', ({ payload }) => options.onError?.(payload.error, undefined))
+  }
+
+  /** Takes no more messages, waits for those under way, and leaves the group. */
+  async stop() {
+    this.#pauses.abort()
+    await this.#consumer.disconnect()
+    await this.#producer.disconnect()
+  }
+
+  async #start() {
+    const { topic, fromBeginning, partitions } = this.#options
+    await this.#producer.connect()
+    await this.#consumer.connect()
+    await this.#consumer.subscribe({ topics: [topic], fromBeginning })
+    await this.#consumer.run({
+      autoCommit: false, eachBatchAutoResolve: false, partitionsConsumedConcurrently: partitions,
+      eachBatch: (batch) => this.#handleBatch(batch),
+    })
+  }
+
+  // One message after the other, until the partition is somebody else's, or one has to wait.
+  async #handleBatch({ batch, heartbeat, isRunning, isStale, resolveOffset, pause, commitOffsetsIfNecessary }) {
+    const { topic } = this.#options
+    const { partition } = batch
+    // kafkajs' own commitOffsets does nothing while the consumer stops.
+    const commit = (offset) => commitOffsetsIfNecessary({
+      topics: [{ topic, partitions: [{ partition, offset: String(BigInt(offset) + 1n) }] }],
+    })
+    let done
+    for (const message of batch.messages) {
+      if (!isRunning() || isStale()) break
+      const { action, after } = await this.#settle({ ...message, topic, partition }, heartbeat, commit)
+      if (action === 'again') {
+        this.#pauseAt(partition, message.offset, after, pause)
+        break
+      }
+      resolveOffset(message.offset)
+      done = message.offset
+    }
+    if (done !== undefined) await commit(done)
+  }
+
+  // A dead letter is committed at once, as a second one cannot be prevented; the others at the end of the batch.
+  async #settle(message, heartbeat, commit) {
+    const { topic, groupId, consumer, idempotency, delays, onError } = this.#options
+    const name = `${message.partition}/${message.offset}`
+    // A rebalance shows at the commit.
+    const stopBeating = idempotency.clock.every((consumer.sessionTimeout ?? 30_000) / 10, () => heartbeat().catch(() => {}))
+    try {
+      const decision = await decideByPosition(this.#options, message,
+        { queue: `${topic}.${groupId}`, name, tries: this.#tries.get(name) ?? 0 })
+      if (decision.action === 'bury') {
+        await this.#bury(message, name)
+        await commit(message.offset)
+      }
+      if (decision.action === 'again') this.#tries.set(name, decision.tries)
+      else this.#tries.delete(name)
+      return decision
+    } catch (error) {
+      onError(error, message)
+      return { action: 'again', after: delays[0] }
+    } finally {
+      stopBeating()
+    }
+  }
+
+  // All replicas have it before the offset is committed.
+  #bury({ key, value, headers, timestamp }, name) {
+    const { topic, deadTopic } = this.#options
+    return this.#producer.send({ topic: deadTopic, acks: -1, messages: [
+      { key, value, timestamp, headers: { ...headers, 'x-idempotency-message': `${topic}/${name}` } },
+    ] })
+  }
+
+  #pauseAt(partition, offset, after, pause) {
+    const { topic, idempotency } = this.#options
+    const resume = pause()
+    this.#consumer.seek({ topic, partition, offset })
+    idempotency.clock.sleep(after, this.#pauses.signal).then(() => {
+      if (!this.#pauses.signal.aborted) resume()
+    })
+  }
+}

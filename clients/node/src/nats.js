@@ -1,0 +1,135 @@
+// NATS JetStream, by nats: tells the server what `settle` says. A message has a number in its stream, which stays
+// the same when it is delivered again, and "again after n" is the server's own. A dead letter is published, and the
+// stream of the dead letters drops a second one of the same number.
+import { decideByPosition, withDefaults } from './consumer.js'
+
+/**
+ * @typedef {object} NatsOptions
+ * @property {string} stream must exist
+ * @property {string} durable name of the consumer, which is made; consumers of one name share the messages
+ * @property {string} [filter] subject of the messages; by default all of the stream
+ * @property {number} [prefetch] messages at a time; 10
+ * @property {number} [ackWait] milliseconds after which the messages of a consumer that died come again; 30 000. While `handle` runs, the
+ *   server is told so at each third of it
+ * @property {number} [deliveryLimit] a message that was delivered so often, for whatever reason, is a dead letter; 100
+ * @property {number} [deadWindow] milliseconds for which the server recognizes a dead letter that is published twice; a day
+ */
+/** @typedef {import('./consumer.js').CommonOptions & NatsOptions} NatsConsumerOptions */
+
+const NANOSECONDS = 1_000_000
+const DEFAULTS = { prefetch: 10, ackWait: 30_000, deliveryLimit: 100, deadWindow: 86_400_000 }
+
+/** Consumes a stream. Each message is acknowledged when its operation has ended. */
+export class NatsConsumer {
+  #jetstream
+  /** @type {any} */
+  #options
+  /** @type {any} */
+  #messages
+  #running = new Set()
+  /** @type {Promise<void>} */
+  #loop = Promise.resolve()
+
+  /**
+   * Makes the durable consumer and the stream of its dead letters, `<stream>-<durable>-dead`, and begins to consume.
+   * @param {any} connection of nats
+   * @param {NatsConsumerOptions} options `tries` counts deliveries, as the server does
+   * @returns {Promise<NatsConsumer>}
+   */
+  static async start(connection, options) {
+    const consumer = new NatsConsumer(connection, { ...DEFAULTS, ...withDefaults(options, ['stream', 'durable']) })
+    await consumer.#make(await connection.jetstreamManager())
+    await consumer.#consume()
+    return consumer
+  }
+
+  /**
+   * @param {any} connection
+   * @param {NatsConsumerOptions} options
+   */
+  constructor(connection, options) {
+    this.#jetstream = connection.jetstream()
+    this.#options = options
+  }
+
+  /** Takes no more messages, and waits for those under way. */
+  async stop() {
+    await this.#messages.close()
+    await this.#loop
+    await Promise.all(this.#running)
+  }
+
+  get #dead() {
+    return `${this.#options.stream}-${this.#options.durable}-dead`
+  }
+
+  async #make(manager) {
+    const { stream, durable, filter, ackWait, deadWindow } = this.#options
+    await manager.streams.add({
+      name: this.#dead, subjects: [`${this.#dead}.>`], duplicate_window: deadWindow * NANOSECONDS,
+    })
+    await manager.consumers.add(stream, {
+      durable_name: durable, ack_policy: 'explicit', ack_wait: ackWait * NANOSECONDS, max_deliver: -1, max_ack_pending: -1,
+      ...(filter && { filter_subject: filter }),
+    })
+  }
+
+  async #consume() {
+    const { stream, durable, prefetch } = this.#options
+    const consumer = await this.#jetstream.consumers.get(stream, durable)
+    this.#messages = await consumer.consume({ max_messages: prefetch })
+    this.#loop = this.#take().catch((error) => this.#options.onError(error, undefined))
+  }
+
+  async #take() {
+    for await (const message of this.#messages) {
+      const done = this.#settle(message).finally(() => this.#running.delete(done))
+      this.#running.add(done)
+      if (this.#running.size >= this.#options.prefetch) await Promise.race(this.#running)
+    }
+  }
+
+  async #settle(message) {
+    const { idempotency, ackWait, onError } = this.#options
+    const stopTelling = idempotency.clock.every(ackWait / 3, () => {
+      try {
+        message.working()
+      } catch (error) {
+        onError(error, message)
+      }
+    })
+    try {
+      const { action, after } = await this.#decide(message)
+      if (action === 'again') message.nak(Math.ceil(after))
+      else {
+        if (action === 'bury') await this.#bury(message)
+        message.ack()
+      }
+    } catch (error) {
+      // The server is gone, or refuses: it will deliver the message again.
+      onError(error, message)
+    } finally {
+      stopTelling()
+    }
+  }
+
+  async #decide(message) {
+    const { stream, durable, deliveryLimit } = this.#options
+    const { deliveryCount } = message.info
+    if (deliveryCount > deliveryLimit) return { action: 'bury', after: 0 }
+    return decideByPosition(this.#options, message,
+      { queue: `${stream}-${durable}`, name: String(message.seq), tries: deliveryCount - 1 })
+  }
+
+  // Under the message's own subject, behind the name of the stream.
+  async #bury(message) {
+    const { headers } = message
+    for (const name of headers?.keys() ?? []) {
+      // What the sender expected of the other stream.
+      if (/^nats-expected-/i.test(name)) headers.delete(name)
+    }
+    const id = headers?.get('Nats-Msg-Id')
+    if (id) headers.set('x-idempotency-msg-id', id)
+    await this.#jetstream.publish(`${this.#dead}.${message.subject}`, message.data, { headers, msgID: String(message.seq) })
+  }
+}

@@ -1,0 +1,185 @@
+// Redis Streams, by redis (node-redis): an entry has an identifier that stays the same when it is delivered again. What
+// changes more than one thing is a script, which Redis runs as a whole: so a dead letter is added when, and only
+// when, its entry is acknowledged.
+import { randomUUID } from 'node:crypto'
+import { decideByPosition, withDefaults } from './consumer.js'
+
+/**
+ * @typedef {object} RedisOptions
+ * @property {string} stream
+ * @property {string} group is made, together with the stream; consumers of one group share the entries
+ * @property {number} [prefetch] entries at a time; 10
+ * @property {number} [idle] milliseconds after which the entries of a consumer that died come again; 30 000. While `handle` runs, the entry is
+ *   claimed anew at each third of it
+ * @property {number} [poll] milliseconds between two looks for entries whose time has come; 500
+ * @property {number} [deliveryLimit] an entry that was delivered so often, for whatever reason, is a dead letter; 100
+ */
+/** @typedef {import('./consumer.js').CommonOptions & RedisOptions} RedisConsumerOptions */
+/** @typedef {{id: string, fields: Record<string, string>, deliveries: number, tries: number}} Entry */
+
+const DEFAULTS = { prefetch: 10, idle: 30_000, poll: 500, deliveryLimit: 100 }
+
+// Entries of consumers that died, and entries whose pause is over. XAUTOCLAIM would take those that still pause.
+const TAKE = `
+local stream, again, tries = KEYS[1], KEYS[2], KEYS[3]
+local group, consumer, idle, count = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local ids, from = {}, '-'
+repeat
+  local page = redis.call('XPENDING', stream, group, 'IDLE', idle, from, '+', 100)
+  for _, pending in ipairs(page) do
+    if #ids < count and not redis.call('ZSCORE', again, pending[1]) then ids[#ids + 1] = pending[1] end
+  end
+  if #page > 0 then from = '(' .. page[#page][1] end
+until #page < 100 or #ids >= count
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', again, '-inf', now, 'LIMIT', 0, count - #ids)) do
+  redis.call('ZREM', again, id)
+  ids[#ids + 1] = id
+end
+local taken = {}
+for _, id in ipairs(ids) do
+  local entry = redis.call('XCLAIM', stream, group, consumer, 0, id)[1]
+  if entry then
+    local pending = redis.call('XPENDING', stream, group, id, id, 1)[1]
+    taken[#taken + 1] = {entry[1], entry[2], pending[4], tonumber(redis.call('HGET', tries, id) or 0)}
+  end
+end
+return taken`
+
+const AGAIN = `
+if #redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[2], ARGV[2], 1) == 0 then return 0 end
+local time = redis.call('TIME')
+redis.call('ZADD', KEYS[2], time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[3], ARGV[2])
+redis.call('HSET', KEYS[3], ARGV[2], ARGV[4])
+return 1`
+
+// Of two consumers that have the same entry, one acknowledges it.
+const END = `
+if redis.call('XACK', KEYS[1], ARGV[1], ARGV[2]) == 0 then return 0 end
+redis.call('ZREM', KEYS[2], ARGV[2])
+redis.call('HDEL', KEYS[3], ARGV[2])
+if ARGV[3] == 'bury' then
+  local entry = redis.call('XRANGE', KEYS[1], ARGV[2], ARGV[2])[1]
+  redis.call('XADD', KEYS[4], '*', 'x-idempotency-id', ARGV[2], unpack(entry and entry[2] or {'trimmed', '1'}))
+end
+return 1`
+
+/** Consumes a stream. Each entry is acknowledged when its operation has ended. */
+export class RedisConsumer {
+  #client
+  #reader
+  /** @type {any} */
+  #options
+  #name = randomUUID()
+  #keys
+  #running = new Set()
+  #stopping = false
+  /** @type {Promise<void>} */
+  #loop = Promise.resolve()
+
+  /**
+   * Makes the group, and begins to consume.
+   * @param {any} client of redis, connected. A duplicate of it waits for entries
+   * @param {RedisConsumerOptions} options `handle` gets an Entry
+   * @returns {Promise<RedisConsumer>}
+   */
+  static async start(client, options) {
+    const consumer = new RedisConsumer(client, { ...DEFAULTS, ...withDefaults(options, ['stream', 'group']) })
+    await consumer.#make()
+    consumer.#loop = consumer.#take()
+    return consumer
+  }
+
+  /**
+   * @param {any} client
+   * @param {RedisConsumerOptions} options
+   */
+  constructor(client, options) {
+    const { stream, group, onError } = options
+    // What is in braces decides in which node of a cluster a key is, and a script needs all its keys in one.
+    const prefix = /\{.+\}/.test(stream) ? stream : `{${stream}}`
+    this.#client = client
+    this.#reader = client.duplicate()
+    this.#reader.on('error', (error) => onError?.(error, undefined))
+    this.#options = options
+    this.#keys = [stream, ...['again', 'tries', 'dead'].map((name) => `${prefix}.${group}.${name}`)]
+  }
+
+  /** Takes no more entries, and waits for those under way. */
+  async stop() {
+    this.#stopping = true
+    await this.#loop
+    await Promise.all(this.#running)
+    this.#reader.destroy()
+  }
+
+  async #make() {
+    const { stream, group } = this.#options
+    await this.#reader.connect()
+    try {
+      await this.#client.sendCommand(['XGROUP', 'CREATE', stream, group, '0', 'MKSTREAM'])
+    } catch (error) {
+      if (!error.message.startsWith('BUSYGROUP')) throw error
+    }
+  }
+
+  async #take() {
+    const { prefetch, onError, idempotency } = this.#options
+    while (!this.#stopping) {
+      try {
+        for (const entry of await this.#next(prefetch - this.#running.size)) {
+          const done = this.#settle(entry).finally(() => this.#running.delete(done))
+          this.#running.add(done)
+        }
+        if (this.#running.size >= prefetch) await Promise.race(this.#running)
+      } catch (error) {
+        onError(error, undefined)
+        await idempotency.clock.sleep(1000)
+      }
+    }
+  }
+
+  /** @returns {Promise<Entry[]>} */
+  async #next(count) {
+    const { stream, group, idle, poll } = this.#options
+    const taken = await this.#run(TAKE, [group, this.#name, idle, count])
+    if (taken.length > 0) return taken.map(toEntry)
+    const read = await this.#reader.sendCommand(['XREADGROUP', 'GROUP', group, this.#name, 'COUNT', String(count),
+      'BLOCK', String(poll), 'STREAMS', stream, '>'])
+    return (read?.[0][1] ?? []).map(([id, fields]) => toEntry([id, fields, 1, 0]))
+  }
+
+  async #settle(entry) {
+    const { stream, group, idle, idempotency, onError } = this.#options
+    const stopClaiming = idempotency.clock.every(idle / 3, () =>
+      this.#client.sendCommand(['XCLAIM', stream, group, this.#name, '0', entry.id, 'JUSTID']).catch((error) => onError(error, entry)))
+    try {
+      const { action, after, tries } = await this.#decide(entry)
+      if (action === 'again') await this.#run(AGAIN, [group, entry.id, Math.ceil(after), tries])
+      else await this.#run(END, [group, entry.id, action])
+    } catch (error) {
+      // Redis is gone: the entry comes again.
+      onError(error, entry)
+    } finally {
+      stopClaiming()
+    }
+  }
+
+  async #decide(entry) {
+    const { stream, group, deliveryLimit } = this.#options
+    if (entry.deliveries > deliveryLimit) return { action: 'bury', after: 0, tries: entry.tries }
+    return decideByPosition(this.#options, entry, { queue: `${stream}.${group}`, name: entry.id, tries: entry.tries })
+  }
+
+  #run(script, given) {
+    return this.#client.sendCommand(['EVAL', script, String(this.#keys.length), ...this.#keys, ...given.map(String)])
+  }
+}
+
+function toEntry([id, list, deliveries, tries]) {
+  /** @type {Record<string, string>} */
+  const fields = {}
+  for (let i = 0; i < list.length; i += 2) fields[list[i]] = list[i + 1]
+  return { id, fields, deliveries, tries }
+}

@@ -1,0 +1,127 @@
+// The consumers of all brokers, on real ones: copies, retries, dead letters. Kafka is a mock. What happens
+// when consumers die is in clients/brokers.
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { BadArgument, Declined, ownsDeadLetter } from 'pg-idempotency'
+import { openStage, stages } from './stages.js'
+import { effects, idempotencyFor, newKey } from './support.js'
+
+/** A stage with its consumers, closed with the test. */
+async function stageFor(t, broker) {
+  const queue = `${broker}-${newKey()}`
+  const { pool, idempotency } = idempotencyFor(t, { scope: queue })
+  const stage = await openStage(broker, queue)
+  t.after(() => stage.close())
+  await stage.prepare({ idempotency })
+  return { stage, pool, idempotency, start: (options) => stage.start({ idempotency, onError: () => {}, ...options }) }
+}
+
+async function until(holds, what) {
+  for (let tries = 0; tries < 400; tries++) {
+    if (await holds()) return
+    await sleep(25)
+  }
+  assert.fail(`not in time: ${what}`)
+}
+
+for (const broker of Object.keys(stages)) {
+  test(`${broker}: copies, a failure for now, failures for good`, { timeout: 30_000 }, async (t) => {
+    const { stage, pool, idempotency, start } = await stageFor(t, broker)
+    const seen = []
+    const handle = async (message) => {
+      const key = stage.key(message)
+      seen.push(key)
+      return idempotency.transaction(key, null, async (tx, { attempt }) => {
+        await tx.query('INSERT INTO effect VALUES ($1, 1)', [stage.queue + key])
+        if (key.startsWith('bad')) throw new Declined(402)
+        if (key === 'late' && attempt === 1) throw new Declined(503, null, { retryAfter: 50 })
+      })
+    }
+    const sent = ['good', 'bad', 'late', 'good', 'bad', 'bad2', 'bad']
+    await stage.send(sent)
+    const consumers = [await start({ handle }), await start({ handle })]
+    await until(async () => new Set(seen).size >= 4 && await stage.settled(), 'all is settled')
+    for (const consumer of consumers) await consumer.stop()
+    assert.deepEqual((await stage.deadLetters()).sort(), ['bad', 'bad2'])
+    for (const [key, count] of Object.entries({ good: 1, late: 1, bad: 0, bad2: 0 })) {
+      assert.equal(await effects(pool, stage.queue + key), count, key)
+    }
+  })
+
+  test(`${broker}: errors come again, each time later, and not for ever`, { timeout: 30_000 }, async (t) => {
+    const { stage, start } = await stageFor(t, broker)
+    const [times, errors] = [[], []]
+    const handle = async (message) => {
+      const key = stage.key(message)
+      if (key === 'broken') {
+        times.push(performance.now())
+        throw new Error('planned')
+      }
+      if (key === 'bad argument') throw new BadArgument('planned')
+    }
+    await stage.send(['broken', 'bad argument', 'nothing'])
+    const consumer = await start({ handle, tries: 3, onError: (error) => errors.push(error.message) })
+    await until(async () => times.length === 3 && await stage.settled(), 'all is settled')
+    await consumer.stop()
+    assert.deepEqual((await stage.deadLetters()).sort(), ['bad argument', 'broken'])
+    assert.deepEqual(errors, ['planned', 'planned', 'planned', 'planned'])
+    assert.ok(times[1] - times[0] >= 20 && times[2] - times[1] >= 100, times.join())
+  })
+
+  test(`${broker}: what is under way when the consumer stops is settled`, { timeout: 30_000 }, async (t) => {
+    const { stage, start } = await stageFor(t, broker)
+    let finish
+    const begun = new Promise((resolve) => {
+      finish = new Promise((go) => { stage.handle = async (message) => { if (stage.key(message) === 'one') { resolve(go); await finish } } })
+    })
+    await stage.send(['one'])
+    const consumer = await start({ handle: stage.handle })
+    const go = await begun
+    const stopped = consumer.stop()
+    go()
+    await stopped
+    const again = []
+    const next = await start({ handle: async (message) => { again.push(stage.key(message)) } })
+    await until(() => stage.settled(), 'all is settled')
+    await next.stop()
+    assert.ok(!again.includes('one'))
+  })
+}
+
+test('rabbitmq: without its retry queue a message stays where it is', { timeout: 30_000 }, async (t) => {
+  const { stage, start } = await stageFor(t, 'rabbitmq')
+  const [errors, seen] = [[], []]
+  await stage.send(['good'])
+  const consumer = await start({
+    onError: (error) => errors.push(error.message),
+    handle: async (message) => {
+      if (seen.push(stage.key(message)) > 1) return
+      await stage.channel.deleteQueue(`${stage.queue}.again.20`)
+      return { action: 'again', after: 1 }
+    },
+  })
+  await until(() => seen.length === 2, 'a redelivery')
+  await consumer.stop()
+  assert.deepEqual(errors, [`there is no queue ${stage.queue}.again.20`])
+})
+
+test('one message owns the dead letter of a failure', async (t) => {
+  const { idempotency } = idempotencyFor(t)
+  const key = newKey()
+  const decline = () => { throw new Declined(402) }
+  const fresh = await idempotency.transaction(key, null, decline)
+  await assert.rejects(ownsDeadLetter(idempotency, 'q', fresh, 'm1'), BadArgument)
+  const failure = await idempotency.transaction(key, null, decline)
+  const owners = []
+  for (const name of ['m1', 'm2', 'm1']) owners.push(await ownsDeadLetter(idempotency, 'q', failure, name))
+  assert.deepEqual(owners, [true, false, true])
+  assert.ok(await ownsDeadLetter(idempotency, 'another queue', failure, 'm2'))
+})
+
+test('a consumer says which option it misses', async (t) => {
+  const { idempotency } = idempotencyFor(t)
+  const { RabbitConsumer } = await import('pg-idempotency/rabbitmq')
+  await assert.rejects(RabbitConsumer.start({}, { queue: 'q', handle: async () => {} }), BadArgument)
+  await assert.rejects(RabbitConsumer.start({}, { queue: 'q', idempotency }), BadArgument)
+})

@@ -1,0 +1,168 @@
+"""Consumers of Redis Streams and of Kafka's protocol: copies, retries, dead letters.
+
+What happens when consumers die is in clients/brokers.
+"""
+
+import os
+import threading
+import time
+
+import psycopg
+import pytest
+import redis
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+
+from pg_idempotency import BadArgument, Declined, Idempotency
+from pg_idempotency import kafka as on_kafka
+from pg_idempotency import redis as on_redis
+
+BROKER = {"bootstrap_servers": os.environ["DEMO_KAFKA"], "api_version": (1, 0, 0)}
+
+
+class RedisStage:
+    """A stream of its own."""
+
+    def __init__(self, queue):
+        self.queue = queue
+        self.client = redis.Redis.from_url(os.environ["DEMO_REDIS"])
+
+    def send(self, keys):
+        for key in keys:
+            self.client.xadd(self.queue, {"key": key})
+
+    def consumer(self, idem, handle, **options):
+        made = on_redis.Consumer(self.client, self.queue, "test", lambda entry: handle(entry.fields[b"key"].decode()),
+                                 idempotency=idem, delays=[0.02, 0.1], idle=0.3, poll=0.02, **options)
+        made.declare()
+        return made
+
+    def settled(self):
+        group = self.client.xinfo_groups(self.queue)[0]
+        return group["pending"] == 0 and group["lag"] == 0
+
+    def dead_letters(self):
+        return [fields[b"key"].decode() for _, fields in self.client.xrange(f"{{{self.queue}}}.test.dead")]
+
+    def close(self, consumer):
+        pass
+
+
+class KafkaStage:
+    """A topic of its own: the mock makes it when somebody asks for it."""
+
+    def __init__(self, queue):
+        self.queue = queue
+        self.dead = f"{queue}.{queue}.dead"
+        self.producer = KafkaProducer(acks="all", **BROKER)
+        for topic in (self.queue, self.dead):
+            self.producer.send(topic, key=b"first", value=b"").get(timeout=10)
+
+    def send(self, keys):
+        for key in keys:
+            self.producer.send(self.queue, key=key.encode(), value=b"").get(timeout=10)
+
+    def consumer(self, idem, handle, **options):
+        source = KafkaConsumer(group_id=self.queue, enable_auto_commit=False, auto_offset_reset="earliest",
+                               session_timeout_ms=4000, heartbeat_interval_ms=200, **BROKER)
+        return on_kafka.Consumer(
+            source, self.producer, self.queue,
+            lambda message: None if message.key == b"first" else handle(message.key.decode()),
+            idempotency=idem, delays=[0.02, 0.1], poll=0.05, **options)
+
+    def settled(self):
+        source = KafkaConsumer(group_id=self.queue, enable_auto_commit=False, **BROKER)
+        ends = source.end_offsets([TopicPartition(self.queue, n) for n in source.partitions_for_topic(self.queue)])
+        done = {partition: source.committed(partition) or 0 for partition in ends}
+        source.close(autocommit=False)
+        return done == ends
+
+    def dead_letters(self):
+        source = KafkaConsumer(self.dead, auto_offset_reset="earliest", consumer_timeout_ms=1000, **BROKER)
+        found = {dict(message.headers)[on_kafka.ORIGIN]: message.key.decode()
+                 for message in source if message.key != b"first"}
+        source.close()
+        return list(found.values())
+
+    def close(self, consumer):
+        consumer.consumer.close(autocommit=False)
+
+
+@pytest.fixture(params=[RedisStage, KafkaStage], ids=["redis", "kafka"])
+def stage(request, key):
+    return request.param(f"{key}-{time.time_ns()}")
+
+
+@pytest.fixture
+def idem(stage):
+    return Idempotency(lambda: psycopg.connect(""), scope=stage.queue)
+
+
+def consume_until(stage, consumer, holds):
+    """Consumes in a thread until the condition holds and all is settled."""
+    thread = threading.Thread(target=consumer.consume)
+    thread.start()
+    deadline = time.monotonic() + 30
+    try:
+        while not (holds() and stage.settled()):
+            assert thread.is_alive() and time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        consumer.stop()
+        thread.join(20)
+        stage.close(consumer)
+
+
+def test_copies_and_failures(stage, idem, admin):
+    seen = []
+
+    def handle(name):
+        def work(tx, operation):
+            tx.execute("INSERT INTO effect VALUES (%s, 1)", (stage.queue + name,))
+            if name.startswith("bad"):
+                raise Declined(402)
+            if name == "late" and operation.attempt == 1:
+                raise Declined(503, retry_after=0.05)
+        seen.append(name)
+        return idem.transaction(name, None, work)
+
+    stage.send(["good", "bad", "late", "good", "bad", "bad2", "bad"])
+    consume_until(stage, stage.consumer(idem, handle), lambda: len(set(seen)) == 4)
+    assert sorted(stage.dead_letters()) == ["bad", "bad2"]
+    effects = admin.execute("SELECT name, count(*) FROM effect WHERE starts_with(name, %s) GROUP BY name", (stage.queue,))
+    assert dict(effects.fetchall()) == {stage.queue + "good": 1, stage.queue + "late": 1}
+
+
+def test_errors_come_again_later_and_are_bounded(stage, idem):
+    times = []
+
+    def handle(name):
+        if name == "broken":
+            times.append(time.monotonic())
+            raise RuntimeError("planned")
+        if name == "argument":
+            raise BadArgument("planned")
+
+    stage.send(["broken", "argument", "nothing"])
+    consume_until(stage, stage.consumer(idem, handle, tries=3), lambda: len(times) == 3)
+    assert sorted(stage.dead_letters()) == ["argument", "broken"]
+    assert times[1] - times[0] >= 0.02 and times[2] - times[1] >= 0.1
+
+
+def test_an_entry_that_kills_its_consumers(key):
+    """Redis counts deliveries: an entry that is never settled becomes a dead letter in the end."""
+    stage = RedisStage(f"{key}-{time.time_ns()}")
+    idem = Idempotency(lambda: psycopg.connect(""), scope=stage.queue)
+    consumer = stage.consumer(idem, lambda name: pytest.fail("handled"), delivery_limit=1)
+    stage.send(["deadly"])
+    assert [entry.fields for entry in consumer.next()] == [{b"key": b"deadly"}]
+    consume_until(stage, consumer, lambda: True)
+    assert stage.dead_letters() == ["deadly"]
+
+
+def test_kafka_needs_commits_of_its_own(key):
+    idem = Idempotency(lambda: psycopg.connect(""))
+    for options in ({"group_id": "g"}, {"enable_auto_commit": False, "group_id": None}):
+        source = KafkaConsumer(**options, **BROKER)
+        with pytest.raises(ValueError):
+            on_kafka.Consumer(source, None, "t", lambda message: None, idempotency=idem)
+        source.close(autocommit=False)

@@ -1,0 +1,83 @@
+"""Kills each program before and after each statement and each message in turn, and looks at the books.
+
+A round plays one order of each kind while every program waits for its own point
+to die at. The points come from rounds without a kill.
+"""
+
+import random
+import re
+import time
+
+from customers import Customers, Intent
+from world import wait_for
+
+PATIENCE = 180    # seconds for the orders of a round to end
+TRIES = 3        # rounds in which a point may be missed
+BORDER = re.compile("publish|deliver|ack|COMMIT")
+
+
+class Crash:
+    """``taps``: the wiretap of each program."""
+
+    def __init__(self, world, taps, seed):
+        self.world = world
+        self.taps = taps
+        self.random = random.Random(seed)
+        self.intents = []
+        self.rounds = 0
+        for name, tap in taps.items():
+            tap.kill = world.programs[name].kill
+
+    def run(self, seconds):
+        """As many rounds as begin within the time; None: all.
+
+        Gives what was hit, what was missed, and all there are: pairs of a program and a point.
+        """
+        until = time.monotonic() + seconds if seconds else None
+        first = {name: set(tap.seen) for name, tap in self.taps.items()}
+        self.play()
+        self.play()
+        queues = {name: self.shuffled(tap.seen) for name, tap in self.taps.items()}
+        every = [(name, point) for name, queue in queues.items() for point in queue]
+        hit, missed, tries = [], [], {}
+        while any(queues.values()) and (until is None or time.monotonic() < until):
+            armed = {name: queue.pop() for name, queue in queues.items() if queue}
+            self.arm(armed, first)
+            self.play()
+            for name, point in armed.items():
+                tries[name, point] = tries.get((name, point), 0) + 1
+                if self.taps[name].disarm():
+                    hit.append((name, point))
+                elif tries[name, point] < TRIES:
+                    queues[name].insert(0, point)
+                else:
+                    missed.append((name, point))
+        return hit, missed, every
+
+    def shuffled(self, points):
+        """The last one comes first: messages and COMMIT, then the rest, in an order of the seed. A short run is a sample."""
+        points = sorted(points)
+        self.random.shuffle(points)
+        return sorted(points, key=lambda point: bool(BORDER.match(point[1])))
+
+    def arm(self, armed, first):
+        """What a program does at its start, it does again only when it starts again."""
+        for name, point in armed.items():
+            self.taps[name].arm(point)
+            if point in first[name]:
+                self.world.programs[name].kill()
+
+    def play(self):
+        """One round. Raises if an order does not come to its end."""
+        number = len(self.intents)
+        mug = [{"sku": "mug", "quantity": 1}]
+        new = [Intent(number, mug), Intent(number + 1, mug, card="tok_declined"),
+               Intent(number + 2, mug, city="Atlantis"), Intent(number + 3, mug, cancels_after=0, clicks=2),
+               Intent(number + 4, [{"sku": "grinder", "quantity": 1}])]
+        self.intents += new
+        self.rounds += 1
+        customers = Customers(self.world.address, new)
+        customers.play(0)
+        customers.wait()
+        wait_for(lambda: self.world.unfinished() == (0, 0), PATIENCE, f"stuck in round {self.rounds}")
+        self.world.wait_until_ready()

@@ -1,0 +1,53 @@
+// The live state of orders, as server-sent events. PostgreSQL says which order has changed.
+import { setTimeout as sleep } from 'node:timers/promises'
+import pg from 'pg'
+
+/** `find(id)` gives what a page is to be told of an order. */
+export function liveOrders(connectionString, find) {
+  const followers = new Map()    // id => the pages that show it
+
+  async function listen() {
+    const client = new pg.Client({ connectionString })
+    const ended = new Promise((resolve) => client.on('end', resolve).on('error', resolve))
+    client.on('notification', ({ payload }) => tell(payload))
+    await client.connect()
+    await client.query('LISTEN order_changed')
+    // what has changed while nobody listened
+    for (const id of followers.keys()) await tell(id)
+    await ended
+  }
+
+  async function tell(id) {
+    if (!followers.has(id)) return
+    try {
+      const order = await find(id)
+      for (const res of followers.get(id) ?? []) send(res, order)
+    } catch (error) {
+      console.error('live:', error.message)
+    }
+  }
+
+  async function forever() {
+    for (;;) {
+      await listen().catch((error) => console.error('live:', error.message))
+      await sleep(500)
+    }
+  }
+
+  forever()
+  return {
+    follow(order, res) {
+      res.set({ 'Content-Type': 'text/event-stream', 'Cache-Control': 'no-store' }).flushHeaders()
+      const pages = followers.get(order.id) ?? followers.set(order.id, new Set()).get(order.id)
+      pages.add(res)
+      res.on('close', () => pages.delete(res) && pages.size === 0 && followers.delete(order.id))
+      send(res, order)
+      // what has changed since the order was read
+      tell(order.id)
+    },
+  }
+}
+
+function send(res, order) {
+  res.write(`retry: 500\ndata: ${JSON.stringify(order)}\n\n`)
+}
