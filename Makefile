@@ -2,7 +2,8 @@
 
 # These goals are scripts that see to their own PostgreSQL.  PGXS stays out of
 # them: it needs a pg_config, and has a "check" of its own.
-SCRIPT_GOALS = help demo check check-clients bench bench-quick lint coverage memcheck soak oom mutation check-injection chaos chaos-selftest history history-selftest fuzz model check-all
+SCRIPT_GOALS = help demo check check-clients bench bench-quick lint coverage memcheck soak oom mutation check-injection chaos chaos-selftest history history-selftest fuzz model check-all \
+	dist deb rpm image check-packages release-check
 
 ifneq (,$(filter $(SCRIPT_GOALS),$(MAKECMDGOALS)))
 
@@ -26,6 +27,13 @@ help:
 	@echo '  make fuzz             call it with anything (FUZZ_CALLS=100000, FUZZ_SEED=...)'
 	@echo '  make model            check the model of the protocol (needs no server)'
 	@echo '  make bench            measure it (bench-quick: in a hurry)'
+	@echo 'Packages, in dist/:'
+	@echo '  make dist             the archives of a release, from the last commit: PGXN takes the zip'
+	@echo '  make deb              for Debian: PostgreSQL 15, 17 and 18 (root, or sudo)'
+	@echo '  make rpm              for the PostgreSQL of this machine (NODEPS=1: not installed by rpm)'
+	@echo '  make image            a container image with PostgreSQL 17 (root, or sudo)'
+	@echo '  make check-packages   build, install and use all of them (ONLY=debian: some)'
+	@echo '  make release-check    what has to be true before a release (PUBLISH=1: and to publish it)'
 	@echo 'What the tests are worth, and what they do not see:'
 	@echo '  make check-injection  fault points by the means of an 18 built for that'
 	@echo '  make chaos            clients, crashes and failovers for CHAOS_MINUTES=5'
