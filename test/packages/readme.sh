@@ -30,6 +30,8 @@ first_transaction() {
 
 statements() {
 	echo '\set VERBOSITY sqlstate'
+	# no notice that the extension is there already
+	echo 'SET client_min_messages = warning;'
 	awk '/^## / { inside = $0 == "## First transaction" }
 		/^```/ { block = inside && $0 == "```sql"; next }
 		block' "$readme"
