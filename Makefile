@@ -2,7 +2,8 @@
 
 # These goals are scripts that see to their own PostgreSQL.  PGXS stays out of
 # them: it needs a pg_config, and has a "check" of its own.
-SCRIPT_GOALS = help demo saga check check-clients check-saga check-managed check-monitoring check-recipes bench bench-quick lint coverage memcheck soak oom mutation check-injection chaos chaos-selftest history history-selftest fuzz model check-all
+SCRIPT_GOALS = help demo saga check check-clients check-saga check-managed check-monitoring check-recipes bench bench-quick lint coverage memcheck soak oom mutation check-injection chaos chaos-selftest history history-selftest fuzz model check-all \
+	dist deb rpm image check-packages release-check
 
 ifneq (,$(filter $(SCRIPT_GOALS),$(MAKECMDGOALS)))
 
@@ -31,6 +32,13 @@ help:
 	@echo '  make fuzz             call it with anything (FUZZ_CALLS=100000, FUZZ_SEED=...)'
 	@echo '  make model            check the model of the protocol (needs no server)'
 	@echo '  make bench            measure it (bench-quick: in a hurry)'
+	@echo 'Packages, in dist/:'
+	@echo '  make dist             the archives of a release, from the last commit: PGXN takes the zip'
+	@echo '  make deb              for Debian: PostgreSQL 15, 17 and 18 (root, or sudo)'
+	@echo '  make rpm              for the PostgreSQL of this machine (NODEPS=1: not installed by rpm)'
+	@echo '  make image            a container image with PostgreSQL 17 (root, or sudo)'
+	@echo '  make check-packages   build, install and use all of them (ONLY=debian: some)'
+	@echo '  make release-check    what has to be true before a release (PUBLISH=1: and to publish it)'
 	@echo 'What the tests are worth, and what they do not see:'
 	@echo '  make check-injection  fault points by the means of an 18 built for that'
 	@echo '  make chaos            clients, crashes and failovers for CHAOS_MINUTES=5'
@@ -107,17 +115,33 @@ mutation:
 
 else
 
+# Where this file is.  It is not the current directory in a build out of tree:
+# make -f tree/Makefile, with or without VPATH=tree.
+tree := $(or $(VPATH),$(patsubst %/,%,$(dir $(firstword $(MAKEFILE_LIST)))))
+# $(call files,DIRECTORY/,.ENDING): the names of these files, without both.
+files = $(patsubst $(tree)/$(1)%$(2),%,$(sort $(wildcard $(tree)/$(1)*$(2))))
+
 EXTENSION = idempotency
 MODULE_big = idempotency
 PGFILEDESC = "idempotency - exactly-once business transactions"
-OBJS = $(patsubst %.c,%.o,$(sort $(wildcard src/*.c)))
-DATA = $(sort $(wildcard idempotency--*.sql))
+OBJS := $(patsubst %,src/%.o,$(call files,src/,.c))
+DATA := $(patsubst %,idempotency--%.sql,$(call files,idempotency--,.sql))
+ifeq (,$(and $(OBJS),$(DATA)))
+$(error no source found in $(tree)/src, or no script beside it)
+endif
+
+# make would link objects that it finds there, whatever server they are for.
+ifneq ($(CURDIR),$(realpath $(tree)))
+ifneq (,$(wildcard $(tree)/src/*.o $(tree)/*.so))
+$(error $(tree) has a build of its own: please "make clean" there first)
+endif
+endif
 
 # One after the other in this order; "setup" creates the extension.
-TESTS = $(patsubst sql/%.sql,%,$(sort $(wildcard sql/*.sql)))
+TESTS := $(call files,sql/,.sql)
 REGRESS = $(filter setup,$(TESTS)) $(filter-out setup,$(TESTS))
-ISOLATION = $(patsubst test/isolation/specs/%.spec,%,$(sort $(wildcard test/isolation/specs/*.spec)))
-ISOLATION_OPTS = --inputdir=test/isolation --load-extension=idempotency
+ISOLATION := $(call files,test/isolation/specs/,.spec)
+ISOLATION_OPTS = --inputdir=$(tree)/test/isolation --load-extension=idempotency
 
 # What -Wextra finds in PostgreSQL's own headers and conventions is silenced.
 # Symbols are hidden: the server puts those of all extensions into one bag.
@@ -130,14 +154,21 @@ PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)
 ifeq (,$(PGXS))
 $(error $(PG_CONFIG) not found: install the development files of your PostgreSQL (Debian: postgresql-server-dev-15) or say PG_CONFIG=/path/to/pg_config)
 endif
-# Debian's client has the makefiles, but no headers of the server.
-ifeq (,$(and $(wildcard $(PGXS)),$(wildcard $(shell $(PG_CONFIG) --includedir-server)/postgres.h)))
+# Debian's client has the makefiles and pg_regress, but no headers of the server,
+# which only a build needs.
+NO_BUILD = installcheck uninstall clean distclean list-regress list-isolation
+BUILDS := $(filter-out $(NO_BUILD),$(or $(MAKECMDGOALS),all))
+SERVER_HEADERS := $(wildcard $(shell $(PG_CONFIG) --includedir-server)/postgres.h)
+ifeq (,$(and $(wildcard $(PGXS)),$(if $(BUILDS),$(SERVER_HEADERS),none)))
 $(error no development files of that PostgreSQL: install them (Debian: postgresql-server-dev-15) or say PG_CONFIG=/path/to/pg_config)
 endif
 include $(PGXS)
 
-# PGXS tracks no headers unless the server was built to.
-$(OBJS) $(OBJS:.o=.bc): $(wildcard src/*.h)
+# PGXS tracks no headers unless the server was built to, and makes no directory.
+# Its full name keeps make from finding the one of the tree.
+$(OBJS) $(OBJS:.o=.bc): $(wildcard $(tree)/src/*.h) | $(CURDIR)/src
+$(CURDIR)/src:
+	mkdir -p $@
 
 # What test/check has to run, so that the lists above are the only ones.
 .PHONY: list-regress list-isolation

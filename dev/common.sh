@@ -63,6 +63,27 @@ list_pg_configs() {
 	command -v pg_config || true
 }
 
+# Prints the pg_config of a server whose headers are not installed, but whose package
+# of headers dev/provision keeps.
+find_bare_server() {
+	local candidate
+	[[ -z ${PG_CONFIG:-} ]] || return 1
+	while read -r candidate; do
+		if [[ -x ${candidate%/*}/postgres ]] && headers_package "$candidate" >/dev/null; then
+			printf '%s\n' "$candidate"
+			return
+		fi
+	done < <(list_pg_configs)
+	return 1
+}
+
+# headers_package PG_CONFIG
+headers_package() {
+	local version
+	version=$(major_version "$1" 2>/dev/null) && [[ $version -ge 15 ]] &&
+		compgen -G "$cache/postgresql-server-dev-${version}_*.deb" | head -n 1 | grep .
+}
+
 # ---- Debian ----
 
 # suite_of VERSION: the Debian release that has this PostgreSQL.
@@ -97,10 +118,10 @@ list_mirrors() {
 # ---- copies of the tree ----
 
 # copy_tree DIRECTORY: products of a build stay behind, they may be another
-# server's.
+# server's, and so do packages.
 copy_tree() {
 	local status=0
-	tar -C "$repo" -cf "$1.tar" --exclude=./.git --exclude='*.o' \
+	tar -C "$repo" -cf "$1.tar" --exclude=./.git --exclude=./dist --exclude='*.o' \
 		--exclude='*.bc' --exclude='*.so' . 2>/dev/null || status=$?
 	# 1: a file changed while it was read, which editors may do.
 	[[ $status -le 1 ]] || die "cannot copy the tree"
@@ -134,6 +155,11 @@ build_quietly() {
 		cat "$log" >&2
 		die "the build failed, or warned"
 	fi
+}
+
+# Chroots have the network of the machine.
+free_port() {
+	perl -MIO::Socket::INET -e 'print IO::Socket::INET->new(Listen => 1, LocalAddr => "127.0.0.1")->sockport'
 }
 
 # ---- a command that gets our signals ----

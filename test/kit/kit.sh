@@ -75,6 +75,13 @@ silently() {
 	return "$status"
 }
 
+# equals VALUE COMMAND...: it prints the value, whatever its status.
+equals() {
+	local said
+	said=$("${@:2}") || true
+	[[ $said == "$1" ]] || { printf '%s\n' "expected: $1" "got: $said"; return 1; }
+}
+
 # ---- the verdicts of others ----
 
 # absorb COMMAND [ARG...]: runs it, shows what it says except for its verdict, and
