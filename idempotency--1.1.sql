@@ -630,13 +630,13 @@ COMMENT ON TABLE @extschema@.idempotency_partitioning IS 'how the store is parti
 COMMENT ON COLUMN @extschema@.idempotency_partitioning.only_row IS 'keeps the table at one row';
 COMMENT ON COLUMN @extschema@.idempotency_partitioning.period IS 'stretch of time of the partitions that are made from now on';
 
-CREATE FUNCTION @extschema@.idem_adopt_partition(name pg_catalog.regclass)
+CREATE FUNCTION @extschema@.idem_adopt_partition(part pg_catalog.regclass)
 RETURNS pg_catalog.void
 AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.idem_adopt_partition(regclass) IS
 	'internal: makes a table of the store belong to the extension';
 
-CREATE FUNCTION @extschema@.idem_disown_partition(name pg_catalog.regclass)
+CREATE FUNCTION @extschema@.idem_disown_partition(part pg_catalog.regclass)
 RETURNS pg_catalog.void
 AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.idem_disown_partition(regclass) IS

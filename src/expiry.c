@@ -11,13 +11,7 @@
 #include "postgres.h"
 
 #include "access/table.h"
-#include "catalog/dependency.h"
-#include "catalog/pg_class.h"
-#include "catalog/pg_extension.h"
 #include "catalog/pg_type.h"
-#include "commands/extension.h"
-#include "fmgr.h"
-#include "miscadmin.h"
 #include "nodes/value.h"
 #include "parser/parse_func.h"
 #include "storage/bufmgr.h"
@@ -31,9 +25,6 @@
 #include "fence.h"
 #include "parts.h"
 #include "statement.h"
-
-SQL_FUNCTION(idem_adopt_partition);
-SQL_FUNCTION(idem_disown_partition);
 
 #define TEND_FUNCTION "idem_tend_partitions"
 
@@ -151,73 +142,4 @@ expiry_tend(const Catalog *catalog)
 		removed += empty_part(catalog, lfirst_oid(cell), now);
 	make_ahead(catalog);
 	return removed;
-}
-
-/* ---- what only the server's C functions can do ---- */
-
-static Oid
-owner_of(Oid table)
-{
-	Relation	opened = table_open(table, AccessShareLock);
-	Oid			owner = opened->rd_rel->relowner;
-
-	table_close(opened, NoLock);
-	return owner;
-}
-
-static void
-require_owner(Oid table)
-{
-	const Catalog *catalog = catalog_open(AccessShareLock);
-
-	if (!has_privs_of_role(GetUserId(), catalog->store_owner) ||
-		!has_privs_of_role(GetUserId(), owner_of(table)))
-		ereport(ERROR,
-				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-				 errmsg("must be owner of table idempotency_store and of its partitions")));
-	if (get_rel_namespace(table) != get_rel_namespace(catalog->tables[TABLE_STORE]))
-		ereport(ERROR,
-				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
-				 errmsg("partitions of the store are in its schema")));
-}
-
-/*
- * idem_adopt_partition(table): it belongs to the extension from now on, as if
- * its script had made it, and pg_dump saves its rows.
- */
-Datum
-idem_adopt_partition(PG_FUNCTION_ARGS)
-{
-	Oid			table = PG_GETARG_OID(0);
-	ObjectAddress object = {RelationRelationId, table, 0};
-
-	require_owner(table);
-	creating_extension = true;
-	CurrentExtensionObject = get_extension_oid(EXTENSION_NAME, false);
-	PG_TRY();
-	{
-		recordDependencyOnCurrentExtension(&object, false);
-		CommandCounterIncrement();
-		(void) DirectFunctionCall2(pg_extension_config_dump, ObjectIdGetDatum(table),
-								   PointerGetDatum(cstring_to_text("")));
-	}
-	PG_FINALLY();
-	{
-		creating_extension = false;
-		CurrentExtensionObject = InvalidOid;
-	}
-	PG_END_TRY();
-	PG_RETURN_VOID();
-}
-
-/* idem_disown_partition(table): so that it can be dropped alone. */
-Datum
-idem_disown_partition(PG_FUNCTION_ARGS)
-{
-	Oid			table = PG_GETARG_OID(0);
-
-	require_owner(table);
-	(void) deleteDependencyRecordsForClass(RelationRelationId, table, ExtensionRelationId,
-										   DEPENDENCY_EXTENSION);
-	PG_RETURN_VOID();
 }

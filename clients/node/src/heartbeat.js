@@ -25,7 +25,8 @@ export class Heartbeat {
     this.#operation = operation
     this.#lease = lease
     this.#deadline = begun + left
-    this.#stopTicks = settings.clock.every(left / 3, () => this.#tick())
+    // rounded up: the third tick must not come just before the deadline
+    this.#stopTicks = settings.clock.every(Math.ceil(left / 3), () => this.#tick())
   }
 
   /** Aborted, with LeaseLost as its reason, when the lease is lost. */

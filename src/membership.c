@@ -1,0 +1,97 @@
+/*
+ * membership.c
+ *		Internal SQL functions: which tables belong to the extension.
+ *
+ * ALTER EXTENSION ... ADD would need the owner of the extension, and nothing but
+ * a script of the extension can have pg_dump save the rows of a table.
+ */
+#include "postgres.h"
+
+#include "access/table.h"
+#include "access/xact.h"
+#include "catalog/dependency.h"
+#include "catalog/pg_class.h"
+#include "catalog/pg_extension.h"
+#include "commands/extension.h"
+#include "fmgr.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/fmgrprotos.h"
+#include "utils/lsyscache.h"
+
+#include "arguments.h"
+#include "catalog.h"
+#include "compat.h"
+
+SQL_FUNCTION(idem_adopt_partition);
+SQL_FUNCTION(idem_disown_partition);
+
+static Oid
+owner_of(Oid table)
+{
+	Relation	opened = table_open(table, AccessShareLock);
+	Oid			owner = opened->rd_rel->relowner;
+
+	table_close(opened, NoLock);
+	return owner;
+}
+
+/* The table that is given, of the owner of the store. */
+static Oid
+table_argument(FunctionCallInfo fcinfo)
+{
+	const Catalog *catalog = catalog_open(AccessShareLock);
+	Oid			table;
+
+	require_argument(fcinfo, 0, "part");
+	table = PG_GETARG_OID(0);
+	if (!has_privs_of_role(GetUserId(), catalog->store_owner) ||
+		!has_privs_of_role(GetUserId(), owner_of(table)))
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("must be owner of table idempotency_store and of its partitions")));
+	if (get_rel_namespace(table) != get_rel_namespace(catalog->tables[TABLE_STORE]))
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
+				 errmsg("partitions of the store are in its schema")));
+	return table;
+}
+
+/*
+ * idem_adopt_partition(part): it belongs to the extension from now on, as if
+ * its script had made it, and pg_dump saves its rows.
+ */
+Datum
+idem_adopt_partition(PG_FUNCTION_ARGS)
+{
+	Oid			table = table_argument(fcinfo);
+	ObjectAddress object = {RelationRelationId, table, 0};
+
+	creating_extension = true;
+	CurrentExtensionObject = get_extension_oid(EXTENSION_NAME, false);
+	PG_TRY();
+	{
+		recordDependencyOnCurrentExtension(&object, false);
+		CommandCounterIncrement();
+		(void) DirectFunctionCall2(pg_extension_config_dump, ObjectIdGetDatum(table),
+								   PointerGetDatum(cstring_to_text("")));
+	}
+	PG_FINALLY();
+	{
+		creating_extension = false;
+		CurrentExtensionObject = InvalidOid;
+	}
+	PG_END_TRY();
+	PG_RETURN_VOID();
+}
+
+/* idem_disown_partition(part): so that it can be dropped alone. */
+Datum
+idem_disown_partition(PG_FUNCTION_ARGS)
+{
+	Oid			table = table_argument(fcinfo);
+
+	(void) deleteDependencyRecordsForClass(RelationRelationId, table, ExtensionRelationId,
+										   DEPENDENCY_EXTENSION);
+	PG_RETURN_VOID();
+}
