@@ -13,7 +13,7 @@ from .model import (ACQUIRED, COMPLETED, FAILED, IN_PROGRESS, MISMATCH, NOT_DONE
 from .retry import Retry
 from .settle import Settlement, settle
 
-__version__ = "1.0.0"
+__version__ = "1.1.0"
 
 __all__ = [
     "ACQUIRED", "AsyncCaller", "AsyncIdempotency", "BadArgument", "COMPLETED", "Caller", "Clock",
