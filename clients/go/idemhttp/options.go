@@ -52,7 +52,7 @@ type Options struct {
 	// the client gets 503 and the transaction is rolled back, or the lease runs out.
 	Timeout time.Duration
 	// DescribedBy is the address of the documentation of your keys. Each problem
-	// has it as a Link.
+	// has it as a Link and as its type.
 	DescribedBy string
 	// Problem may change a problem before it is sent.
 	Problem func(r *http.Request, err error, problem *Problem)

@@ -92,6 +92,9 @@ func (m *Middleware[Tx]) refuse(r *http.Request, err error, after *time.Duration
 	if problem.Status == 500 {
 		m.options.OnError(r, err)
 	}
+	if m.options.DescribedBy != "" {
+		problem.Type = m.options.DescribedBy
+	}
 	if m.options.Problem != nil {
 		m.options.Problem(r, err, problem)
 	}

@@ -136,6 +136,15 @@ def test_statuses_can_be_mapped(pool, key):
     assert [call_wsgi(app, key)[0] for _ in range(3)] == [429, 500, 500]
 
 
+def test_a_refusal_for_now_is_tried_again(pool, key):
+    answers = iter([(429, [("Retry-After", "0")], [b"busy"]), (429, [("Retry-After", "3600")], [b"later"])])
+    app = wsgi(pool, lambda environ: next(answers))
+    assert [call_wsgi(app, key)[2] for _ in range(2)] == [b"busy", b"later"]
+    status, headers, body = call_wsgi(app, key)
+    assert (status, body, headers["Idempotency-Replayed"]) == (429, b"later", "true")
+    assert 3500 < int(headers["Retry-After"]) <= 3600
+
+
 @pytest.mark.parametrize("size, status", [(1000, 200), (1001, 500)])
 def test_a_handler_that_streams_past_the_limit(pool, key, effects, size, status):
     closed = []

@@ -10,8 +10,10 @@ import contextvars
 import hashlib
 import json
 import re
+import time
 import warnings
 from dataclasses import dataclass, field, replace
+from email.utils import parsedate_to_datetime
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 
 from ..errors import Declined
@@ -176,7 +178,7 @@ class Served:
             raise NotStored(reply)
         headers = kept_headers(self.options, reply.headers)
         if store.end == "fail":
-            raise Declined(reply.status, headers=headers, body=reply.body,
+            raise Declined(reply.status, headers=headers, body=reply.body, retry_after=retry_after_of(reply.headers),
                            retention=None if store.retention is None else seconds(store.retention))
         response = Response(reply.status, headers, body=reply.body, retention=store.retention)
         return response if exchange.writes is None else Completion(response, exchange.writes)
@@ -289,6 +291,20 @@ def store_of(options: Options, status: int) -> Store:
             if name in statuses:
                 return statuses[name]
     return Store("release")
+
+
+def retry_after_of(headers: Headers) -> Optional[float]:
+    """Seconds of the handler's own Retry-After, as a number or a date; None: it has none, the answer is final."""
+    for name, value in headers:
+        if name.lower() != "retry-after":
+            continue
+        if re.fullmatch(r"\d{1,9}", value.strip()):
+            return float(value)
+        try:
+            return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
+        except ValueError:
+            return None
+    return None
 
 
 def kept_headers(options: Options, headers: Headers) -> Dict[str, Any]:
