@@ -117,15 +117,9 @@ is_defined(const char *name)
 			DefineCustom##kind##Variable(name, __VA_ARGS__); \
 	} while (0)
 
-void
-settings_define(void)
+static void
+define_sealing(void)
 {
-	ConfigVariable *items = NULL;
-
-	/* before anything is defined: a call that fails here can be tried again */
-	if (!process_shared_preload_libraries_in_progress)
-		items = read_files_quietly();
-
 	DEFINE(Bool, "idempotency.accept_clear_responses",
 		   "Replays responses that are stored in clear though there is a seal key.",
 		   "For the time between the first key and the end of idem_reseal.",
@@ -133,13 +127,17 @@ settings_define(void)
 		   false,
 		   PGC_SUSET, 0, NULL, NULL, NULL);
 
-	DEFINE(Int, "idempotency.end_wait",
-		   "How long an end by fence waits for the lock of its operation.",
-		   "Zero means not at all.",
-		   &setting_end_wait,
-		   10000, 0, INT_MAX,
-		   PGC_USERSET, GUC_UNIT_MS, NULL, NULL, NULL);
+	DEFINE(String, "idempotency.seal_key_file",
+		   "File of the keys that responses are sealed with.",
+		   "Without it they are stored as they are.",
+		   &setting_seal_key_file,
+		   "",
+		   PGC_SIGHUP, GUC_SUPERUSER_ONLY, NULL, NULL, NULL);
+}
 
+static void
+define_collection(void)
+{
 	DEFINE(Int, "idempotency.gc_batch_size",
 		   "How many expired records the collector removes in one transaction.",
 		   NULL,
@@ -167,6 +165,17 @@ settings_define(void)
 		   &setting_gc_interval,
 		   10, 1, 86400,
 		   PGC_SIGHUP, GUC_UNIT_S, NULL, NULL, NULL);
+}
+
+static void
+define_operations(void)
+{
+	DEFINE(Int, "idempotency.end_wait",
+		   "How long an end by fence waits for the lock of its operation.",
+		   "Zero means not at all.",
+		   &setting_end_wait,
+		   10000, 0, INT_MAX,
+		   PGC_USERSET, GUC_UNIT_MS, NULL, NULL, NULL);
 
 	DEFINE(Int, "idempotency.max_attempts",
 		   "How many attempts an operation may have.",
@@ -195,14 +204,19 @@ settings_define(void)
 		   &setting_retention,
 		   24 * 60 * 60, 1, INT_MAX,
 		   PGC_USERSET, GUC_UNIT_S, NULL, NULL, NULL);
+}
 
-	DEFINE(String, "idempotency.seal_key_file",
-		   "File of the keys that responses are sealed with.",
-		   "Without it they are stored as they are.",
-		   &setting_seal_key_file,
-		   "",
-		   PGC_SIGHUP, GUC_SUPERUSER_ONLY, NULL, NULL, NULL);
+void
+settings_define(void)
+{
+	ConfigVariable *items = NULL;
 
+	/* before anything is defined: a call that fails here can be tried again */
+	if (!process_shared_preload_libraries_in_progress)
+		items = read_files_quietly();
+	define_sealing();
+	define_collection();
+	define_operations();
 	MarkGUCPrefixReserved("idempotency");
 	apply_file_settings(items);
 }

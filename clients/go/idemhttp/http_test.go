@@ -271,8 +271,8 @@ func TestRefusedRequests(t *testing.T) {
 			if header.Get("Link") != `<https://example.org/keys>; rel="describedby"` {
 				t.Fatal(header)
 			}
-			if !strings.Contains(string(body), `"type":"https://example.org/keys"`) {
-				t.Fatal(string(body))
+			if !strings.Contains(body, `"type":"https://example.org/keys"`) {
+				t.Fatal(body)
 			}
 		}
 	})
