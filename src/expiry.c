@@ -11,7 +11,6 @@
 #include "postgres.h"
 
 #include "access/table.h"
-#include "catalog/pg_type.h"
 #include "nodes/value.h"
 #include "parser/parse_func.h"
 #include "storage/bufmgr.h"
@@ -20,6 +19,7 @@
 #include "utils/lsyscache.h"
 #include "utils/timestamp.h"
 
+#include "bulk.h"
 #include "compat.h"
 #include "expiry.h"
 #include "fence.h"
@@ -27,44 +27,6 @@
 #include "statement.h"
 
 #define TEND_FUNCTION "idem_tend_partitions"
-
-/*
- * A lease that outlives its row, and a fence that the sequence has not reached,
- * come from writers other than the extension.
- */
-static Statement measure_part = {
-	"SELECT pg_catalog.count(*), pg_catalog.max(fence),"
-	" pg_catalog.bool_or(status OPERATOR(pg_catalog.=) 'PENDING' AND lease_expires_at OPERATOR(pg_catalog.>) $1)"
-	" FROM ONLY %1$s.%2$s",
-	1, {TIMESTAMPTZOID}
-};
-
-/* what is in a partition */
-typedef struct Content
-{
-	int64		rows;
-	int64		fence;			/* the greatest */
-	bool		is_leased;		/* a lease runs still */
-} Content;
-
-static Content
-content_of(const Catalog *catalog, Oid part, TimestampTz now)
-{
-	Datum		arguments[1] = {TimestampTzGetDatum(now)};
-	Content		content = {0};
-	Datum		value;
-	bool		is_null;
-
-	measure_part.part = part;
-	(void) statement_run(&measure_part, catalog, arguments, NULL, InvalidSnapshot);
-	content.rows = DatumGetInt64(statement_column(0, 1, &is_null));
-	value = statement_column(0, 2, &is_null);
-	content.fence = is_null ? NO_FENCE : DatumGetInt64(value);
-	value = statement_column(0, 3, &is_null);
-	content.is_leased = !is_null && DatumGetBool(value);
-	statement_finish();
-	return content;
-}
 
 /* Has the sequence reached the fence?  If it is free, it catches up. */
 static bool
@@ -93,7 +55,7 @@ empty_part(const Catalog *catalog, Oid part, TimestampTz now)
 
 	if (is_empty(part))
 		return 0;
-	content = content_of(catalog, part, now);
+	content = bulk_content(catalog, part, now);
 	if (content.is_leased || !is_kept(content.fence) ||
 		!ConditionalLockRelationOid(part, AccessExclusiveLock))
 		return 0;

@@ -12,6 +12,7 @@
 #include "storage/lockdefs.h"
 #include "utils/timestamp.h"
 
+#include "bulk.h"
 #include "catalog.h"
 #include "compat.h"
 #include "expiry.h"
@@ -19,7 +20,6 @@
 #include "lock.h"
 #include "parts.h"
 #include "stats.h"
-#include "store.h"
 #include "sweep.h"
 #include "walk.h"
 
@@ -59,7 +59,7 @@ sweep_step(void *state, ItemPointer from, ItemPointer end, int64 max_rows)
 {
 	const SweepStep *step = state;
 
-	return store_sweep(step->catalog, step->part, from, end, step->now, max_rows);
+	return bulk_sweep(step->catalog, step->part, from, end, step->now, max_rows);
 }
 
 /* Collects from so many pages, until so many rows are removed. */
@@ -133,7 +133,7 @@ gc_sweep(const Catalog *catalog, Sweep *progress)
 	int64		removed = progress->removed;
 	bool		is_first = progress->seen == 0 && removed == 0;
 
-	progress->pages = store_pages(part);
+	progress->pages = bulk_pages(part);
 	if (!is_only_sweep())
 		return;
 	hand = sweep_position(catalog);

@@ -37,6 +37,11 @@
 	NEXT(17, SEAL_KEY, seal_key, TEXTOID, false) \
 	NEXT(18, SEALED, sealed, BYTEAOID, false)
 
+/* their names as SQL text: "created_at, updated_at, …" */
+#define RECORD_NAME_FIRST(number, id, name, type, is_set) #name
+#define RECORD_NAME_NEXT(number, id, name, type, is_set) ", " #name
+#define RECORD_NAMES RECORD_COLUMN_LIST(RECORD_NAME_FIRST, RECORD_NAME_NEXT)
+
 #define RECORD_COLUMN_ID(number, id, name, type, is_set) COLUMN_##id = (number) - 1,
 typedef enum RecordColumn
 {

@@ -14,6 +14,7 @@
 #include "utils/memutils.h"
 
 #include "as_owner.h"
+#include "bulk.h"
 #include "catalog.h"
 #include "compat.h"
 #include "keyring.h"
@@ -170,7 +171,7 @@ reseal_step(void *state, ItemPointer from, ItemPointer end, int64 max_rows)
 	Round	   *round = state;
 	int64		before = round->sealed;
 	Record	   *records;
-	int64		found = store_find_unsealed(round->catalog, round->part, from, end, round->key, max_rows, &records);
+	int64		found = bulk_find_unsealed(round->catalog, round->part, from, end, round->key, max_rows, &records);
 
 	reseal_records(records, found, round);
 	return round->sealed - before;
@@ -215,7 +216,7 @@ reseal_round(Round *round, int64 max_rows)
 		if (i > 0)
 			ItemPointerSet(&reseal_hand, 0, 0);
 		if (i < parts_count())
-			ItemPointerSet(&to, store_pages(parts_get(number)->table), 0);
+			ItemPointerSet(&to, bulk_pages(parts_get(number)->table), 0);
 		reseal_stretch(round, number, to, max_rows);
 		if (round->sealed >= max_rows)
 			return;

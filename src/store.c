@@ -1,6 +1,7 @@
 /*
  * store.c
- *		The records of operations: every SQL statement on idempotency_store.
+ *		The record of an operation: looked up, stored, deleted.  What is done to
+ *		many records at once is in bulk.c.
  *
  * The most frequent ones take the direct path if it gives the same result.  The
  * response of a record is sealed on its way in.  A reader opens it itself.
@@ -11,11 +12,9 @@
  */
 #include "postgres.h"
 
-#include "access/table.h"
 #include "access/xact.h"
 #include "catalog/pg_type.h"
 #include "miscadmin.h"
-#include "storage/bufmgr.h"
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
 #include "utils/rel.h"
@@ -24,58 +23,53 @@
 
 #include "compat.h"
 #include "direct.h"
-#include "fault.h"
-#include "fence.h"
 #include "parts.h"
 #include "record.h"
 #include "seal.h"
 #include "statement.h"
 #include "store.h"
 
-/* "created_at, updated_at, …", the same of EXCLUDED, and "$1, $2, …" */
-#define NAME_FIRST(number, id, name, type, is_set) #name
-#define NAME_NEXT(number, id, name, type, is_set) ", " #name
+/* "EXCLUDED.created_at, …", and "$1, $2, …" */
 #define EXCLUDED_FIRST(number, id, name, type, is_set) "EXCLUDED." #name
 #define EXCLUDED_NEXT(number, id, name, type, is_set) ", EXCLUDED." #name
 #define PARAMETER_FIRST(number, id, name, type, is_set) "$" #number
 #define PARAMETER_NEXT(number, id, name, type, is_set) ", $" #number
-#define COLUMNS RECORD_COLUMN_LIST(NAME_FIRST, NAME_NEXT)
 #define COLUMNS_OF_EXCLUDED RECORD_COLUMN_LIST(EXCLUDED_FIRST, EXCLUDED_NEXT)
 #define VALUES RECORD_COLUMN_LIST(PARAMETER_FIRST, PARAMETER_NEXT)
 
 #define NAME_TYPES TEXTOID, TEXTOID
 
 static Statement find_record = {
-	"SELECT " COLUMNS ", ctid, tableoid FROM %1$s.idempotency_store"
+	"SELECT " RECORD_NAMES ", ctid, tableoid FROM %1$s.idempotency_store"
 	" WHERE scope OPERATOR(pg_catalog.=) $1 AND idempotency_key OPERATOR(pg_catalog.=) $2",
 	2, {NAME_TYPES},.knows_rows = true
 };
 
 /* in a store that is partitioned by expiry */
 static Statement find_last = {
-	"SELECT " COLUMNS ", ctid, tableoid FROM %1$s.idempotency_store"
+	"SELECT " RECORD_NAMES ", ctid, tableoid FROM %1$s.idempotency_store"
 	" WHERE scope OPERATOR(pg_catalog.=) $1 AND idempotency_key OPERATOR(pg_catalog.=) $2"
 	" ORDER BY expires_at DESC LIMIT 1",
 	2, {NAME_TYPES},.knows_rows = true
 };
 
 static Statement insert_record = {
-	"INSERT INTO %1$s.idempotency_store (" COLUMNS ") VALUES (" VALUES ")",
+	"INSERT INTO %1$s.idempotency_store (" RECORD_NAMES ") VALUES (" VALUES ")",
 	RECORD_COLUMNS, {RECORD_TYPES}
 };
 
 StaticAssertDecl(RECORD_COLUMNS == 18, "$19 of put_record comes after the columns");
 
 static Statement put_record = {
-	"INSERT INTO %1$s.idempotency_store AS judged (" COLUMNS ") VALUES (" VALUES ")"
-	" ON CONFLICT (scope, idempotency_key) DO UPDATE SET (" COLUMNS ") = (" COLUMNS_OF_EXCLUDED ")"
+	"INSERT INTO %1$s.idempotency_store AS judged (" RECORD_NAMES ") VALUES (" VALUES ")"
+	" ON CONFLICT (scope, idempotency_key) DO UPDATE SET (" RECORD_NAMES ") = (" COLUMNS_OF_EXCLUDED ")"
 	" WHERE judged.updated_at OPERATOR(pg_catalog.=) $19",
 	RECORD_COLUMNS + 1, {RECORD_TYPES TIMESTAMPTZOID}
 };
 
 /* no key of the whole store could arbitrate; the row may move to another partition */
 static Statement update_record = {
-	"UPDATE %1$s.idempotency_store AS judged SET (" COLUMNS ") = (" VALUES ")"
+	"UPDATE %1$s.idempotency_store AS judged SET (" RECORD_NAMES ") = (" VALUES ")"
 	" WHERE scope OPERATOR(pg_catalog.=) $10 AND idempotency_key OPERATOR(pg_catalog.=) $11"
 	" AND judged.updated_at OPERATOR(pg_catalog.=) $19",
 	RECORD_COLUMNS + 1, {RECORD_TYPES TIMESTAMPTZOID},.knows_rows = true
@@ -89,57 +83,12 @@ static Statement delete_record = {
 	3, {NAME_TYPES, TIMESTAMPTZOID},.knows_rows = true
 };
 
-/*
- * Expiry is checked again under the row lock, as READ COMMITTED does.  A row
- * whose fence is greater than $5 stays: no other place knows that fence.
- */
-static Statement sweep_pages = {
-	"WITH expired AS MATERIALIZED (SELECT ctid AS place, fence FROM ONLY %1$s.%2$s"
-	" WHERE ctid OPERATOR(pg_catalog.>=) $1 AND ctid OPERATOR(pg_catalog.<) $2"
-	" AND expires_at OPERATOR(pg_catalog.<=) $3"
-	" AND (status OPERATOR(pg_catalog.<>) 'PENDING'"
-	" OR (lease_expires_at OPERATOR(pg_catalog.>) $3) IS NOT TRUE)"
-	" LIMIT $4 FOR UPDATE SKIP LOCKED)"
-	", removed AS (DELETE FROM ONLY %1$s.%2$s"
-	" WHERE ctid OPERATOR(pg_catalog.=) ANY (ARRAY(SELECT place FROM expired"
-	" WHERE (fence OPERATOR(pg_catalog.>) $5) IS NOT TRUE"
-	FAULT_POINT_SQL("sweep-read") ")) RETURNING ctid AS place)"
-	" SELECT pg_catalog.count(*), pg_catalog.max(place), (SELECT pg_catalog.max(fence) FROM expired"
-	" WHERE fence OPERATOR(pg_catalog.>) $5) FROM removed",
-	5, {TIDOID, TIDOID, TIMESTAMPTZOID, INT8OID, INT8OID},.knows_rows = true
-};
-
-/* ended records with a response that is not sealed with the key $3 */
-static Statement find_unsealed = {
-	"SELECT " COLUMNS ", ctid FROM ONLY %1$s.%2$s"
-	" WHERE ctid OPERATOR(pg_catalog.>=) $1 AND ctid OPERATOR(pg_catalog.<) $2"
-	" AND status OPERATOR(pg_catalog.<>) 'PENDING' AND (seal_key OPERATOR(pg_catalog.=) $3) IS NOT TRUE"
-	" AND (sealed IS NOT NULL OR response_payload IS NOT NULL"
-	" OR response_headers IS NOT NULL OR response_body IS NOT NULL)"
-	" LIMIT $4 FOR UPDATE SKIP LOCKED",
-	4, {TIDOID, TIDOID, TEXTOID, INT8OID},.knows_rows = true
-};
-
 /* where the version of a row is */
 typedef struct Place
 {
 	Oid			part;
 	ItemPointerData version;
 } Place;
-
-/* A row of the statement that has just run, with its name, copied; and its ctid. */
-static ItemPointerData
-read_whole_row(const Catalog *catalog, int row, Record *found)
-{
-	Datum		values[RECORD_COLUMNS + 1];
-	bool		nulls[RECORD_COLUMNS + 1];
-
-	statement_columns(row, values, nulls);
-	record_from_columns(catalog->status_labels, values, nulls, found);
-	found->name.scope = DatumGetTextPCopy(values[COLUMN_SCOPE]);
-	found->name.key = DatumGetTextPCopy(values[COLUMN_IDEMPOTENCY_KEY]);
-	return *(ItemPointer) DatumGetPointer(values[RECORD_COLUMNS]);
-}
 
 static bool
 find_by_sql(const Catalog *catalog, const OperationName *name, Snapshot snapshot,
@@ -443,100 +392,4 @@ store_delete(const Catalog *catalog, const OperationName *name, TimestampTz judg
 	if (statement_run(&delete_record, catalog, arguments, NULL, InvalidSnapshot) != 1)
 		statement_lost_race();
 	statement_finish();
-}
-
-/*
- * Removes up to max_rows expired records of a part from a place to before another.  Moves
- * the first one on: to the other, or to the page that may have more of them.  A
- * row whose fence the sequence has not reached stays until the next sweep; the
- * sequence catches up first.
- */
-int64
-store_sweep(const Catalog *catalog, Oid part, ItemPointer from, ItemPointer end,
-			TimestampTz now, int64 max_rows)
-{
-	Datum		arguments[5] = {
-		PointerGetDatum(from), PointerGetDatum(end), TimestampTzGetDatum(now),
-		Int64GetDatum(max_rows), Int64GetDatum(fence_last())
-	};
-	int64		removed;
-	int64		fence;
-	Datum		place;
-	bool		is_null;
-
-	sweep_pages.part = part;
-	(void) statement_run(&sweep_pages, catalog, arguments, NULL, InvalidSnapshot);
-	removed = DatumGetInt64(statement_column(0, 1, &is_null));
-	place = statement_column(0, 2, &is_null);
-	if (removed < max_rows)
-		*from = *end;
-	else
-		ItemPointerSet(from, ItemPointerGetBlockNumber((ItemPointer) DatumGetPointer(place)), 0);
-	fence = DatumGetInt64(statement_column(0, 3, &is_null));
-	statement_finish();
-	if (!is_null)
-		fence_keep_if_free(fence);
-	return removed;
-}
-
-/* How many pages a walk over a part has to visit. */
-BlockNumber
-store_pages(Oid part)
-{
-	Relation	table = table_open(part, AccessShareLock);
-	BlockNumber pages;
-
-	if (!RELKIND_HAS_STORAGE(table->rd_rel->relkind))
-		ereport(ERROR,
-				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-				 errmsg("a store that its owner has partitioned can be neither collected nor resealed"),
-				 errhint("Use idem_partition_store(), or detach and drop old partitions, or delete expired rows.")));
-	pages = RelationGetNumberOfBlocks(table);
-	table_close(table, NoLock);
-	return pages;
-}
-
-/*
- * The place after the rows that were found: a walk that goes on from there
- * finds each row once, also one that could not be changed.  A row that was
- * updated just now may be reported with its new place, which is elsewhere.
- */
-static void
-step_over(ItemPointer from, ItemPointer end, ItemPointer place)
-{
-	if (ItemPointerCompare(place, from) >= 0 && ItemPointerCompare(place, end) < 0)
-		ItemPointerSet(from, ItemPointerGetBlockNumber(place),
-					   OffsetNumberNext(ItemPointerGetOffsetNumber(place)));
-}
-
-/*
- * Locks up to max_rows ended records of a part that have a response which is not
- * sealed with the key, from a place to before another.  Moves the first one on, to the
- * other when there are no more.
- */
-int64
-store_find_unsealed(const Catalog *catalog, Oid part, ItemPointer from, ItemPointer end,
-					text *key, int64 max_rows, Record **records)
-{
-	MemoryContext context = CurrentMemoryContext;
-	ItemPointerData first = *from;
-	Datum		arguments[4] = {
-		PointerGetDatum(&first), PointerGetDatum(end), PointerGetDatum(key), Int64GetDatum(max_rows)
-	};
-	int64		count;
-
-	find_unsealed.part = part;
-	count = statement_run(&find_unsealed, catalog, arguments, NULL, InvalidSnapshot);
-	MemoryContextSwitchTo(context);
-	*records = palloc0(Max(count, 1) * sizeof(Record));
-	for (int64 i = 0; i < count; i++)
-	{
-		ItemPointerData place = read_whole_row(catalog, i, &(*records)[i]);
-
-		step_over(from, end, &place);
-	}
-	if (count < max_rows)
-		*from = *end;
-	statement_finish();
-	return count;
 }

@@ -840,7 +840,7 @@ end:
 #define WORTH_READING	true
 #endif
 
-/* gc.c, gc_sweep, of which there is one at a time; store.c, store_sweep */
+/* gc.c, gc_sweep, of which there is one at a time; bulk.c, bulk_sweep */
 proctype Sweep(byte k)
 {
 end:
