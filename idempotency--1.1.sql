@@ -1042,6 +1042,292 @@ $$;
 COMMENT ON FUNCTION @extschema@.idem_unpartition_store() IS
 	'make the store one table again; the store is locked while the live records of its partitions are copied';
 
+-- A store that is distributed over the nodes of a Citus cluster
+
+-- Citus runs the command on each worker, in a transaction of its own.
+CREATE FUNCTION @extschema@.idem_on_workers(command pg_catalog.text)
+RETURNS pg_catalog.void
+LANGUAGE plpgsql VOLATILE STRICT PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	node record;
+BEGIN
+	FOR node IN EXECUTE 'SELECT * FROM run_command_on_workers($1)' USING command LOOP
+		IF NOT node.success THEN
+			RAISE object_not_in_prerequisite_state USING
+				MESSAGE = format('node %s:%s could not follow', node.nodename, node.nodeport),
+				DETAIL = node.result,
+				HINT = 'Mend what the node reports, and call the function again.';
+		END IF;
+	END LOOP;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.idem_on_workers(text) IS
+	'internal: runs a command on each worker of the Citus cluster; 55000 if it fails on one';
+
+-- Citus distributes by a column, and sends a call to the node of an argument. Both
+-- have the type of the tenants.
+CREATE FUNCTION @extschema@.idem_prepare_node(tenant_type pg_catalog.text, roles pg_catalog.text[] DEFAULT '{}',
+	fence pg_catalog.int8 DEFAULT 0)
+RETURNS pg_catalog.void
+LANGUAGE plpgsql VOLATILE STRICT PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+SET citus.enable_ddl_propagation = off
+AS $$
+DECLARE
+	schema_name text;
+	store regclass;
+	plain_type text := regexp_replace(tenant_type, ' COLLATE .*', '');
+	original record;
+	variant regprocedure;
+	role text;
+BEGIN
+	SELECT quote_ident(n.nspname), c.oid INTO schema_name, store
+		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
+		JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'idempotency_store'
+		WHERE e.extname = 'idempotency';
+	IF plain_type NOT IN ('bigint', 'integer', 'uuid', 'text', 'character varying') THEN
+		RAISE feature_not_supported USING
+			MESSAGE = format('tenants of type %s are not supported', plain_type),
+			HINT = 'Distribute the business tables by a column of type bigint, integer, uuid, text or varchar.';
+	END IF;
+	IF current_setting('shared_preload_libraries') !~ 'citus.*idempotency' THEN
+		RAISE object_not_in_prerequisite_state USING
+			MESSAGE = 'the library is not preloaded',
+			HINT = 'Set shared_preload_libraries = ''citus, idempotency'' on each node and start it again.';
+	END IF;
+	IF NOT EXISTS (SELECT FROM pg_attribute a LEFT JOIN pg_collation l ON l.oid = a.attcollation
+		WHERE a.attrelid = store AND a.attname = 'tenant' AND NOT a.attisdropped
+		AND tenant_type = format_type(a.atttypid, NULL) || coalesce(' COLLATE ' || l.oid::regcollation, ''))
+	THEN
+		EXECUTE format('ALTER TABLE %1$s DROP COLUMN IF EXISTS tenant, DROP CONSTRAINT IF EXISTS idempotency_store_pkey,'
+			' ADD COLUMN tenant %2$s', store, tenant_type);
+		EXECUTE format('UPDATE %s SET tenant = scope::%s', store, plain_type);
+		EXECUTE format('ALTER TABLE %s ALTER COLUMN tenant SET NOT NULL,'
+			' ADD CONSTRAINT idempotency_store_pkey PRIMARY KEY (scope, idempotency_key, tenant)', store);
+		EXECUTE format('COMMENT ON COLUMN %s.tenant IS %L', store, 'the scope as the type of the tenants; Citus distributes the store by it');
+	END IF;
+	FOR original IN
+		SELECT p.proname, p.prosrc, p.probin, pg_get_function_result(p.oid) AS result,
+			(SELECT string_agg(quote_ident(name) || ' ' || format_type(type, NULL), ', ' ORDER BY place)
+				FROM unnest(p.proargnames, p.proargtypes::oid[]) WITH ORDINALITY u (name, type, place)) AS arguments,
+			(SELECT string_agg(format_type(type, NULL), ', ' ORDER BY place)
+				FROM unnest(p.proargtypes::oid[]) WITH ORDINALITY u (type, place)) AS types
+		FROM pg_proc p JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e'
+		JOIN pg_extension e ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
+		WHERE e.extname = 'idempotency' AND p.proargnames && '{key,keys}' AND 'scope' = ANY (p.proargnames) AND 'tenant' <> ALL (p.proargnames)
+	LOOP
+		CONTINUE WHEN to_regprocedure(format('%s.%I(%s, %s)', schema_name, original.proname, original.types, plain_type)) IS NOT NULL;
+		EXECUTE format('CREATE FUNCTION %s.%I(%s, tenant %s) RETURNS %s AS %L, %L LANGUAGE c VOLATILE PARALLEL UNSAFE',
+			schema_name, original.proname, original.arguments, plain_type, original.result, original.probin, original.prosrc);
+		variant := to_regprocedure(format('%s.%I(%s, %s)', schema_name, original.proname, original.types, plain_type));
+		EXECUTE format('COMMENT ON FUNCTION %s IS %L', variant, 'internal: the function that Citus sends to the node of the tenant');
+		EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', variant);
+		EXECUTE format('ALTER EXTENSION idempotency ADD FUNCTION %s', variant);
+	END LOOP;
+	FOREACH role IN ARRAY roles LOOP
+		EXECUTE format('SELECT %s.idem_grant($1::regrole)', schema_name) USING role;
+	END LOOP;
+	-- no fence of this node may be one that the coordinator has given out
+	EXECUTE format('SELECT setval(%L, $1) FROM %2$s.idempotency_fence WHERE last_value < $1', schema_name || '.idempotency_fence', schema_name)
+		USING fence;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.idem_prepare_node(text, text[], bigint) IS
+	'prepare a node for a store that is distributed by tenants of this type; a new node needs it before citus_add_node';
+
+CREATE FUNCTION @extschema@.idem_distribute_store(colocate_with pg_catalog.regclass)
+RETURNS pg_catalog.void
+LANGUAGE plpgsql VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+SET citus.enable_unsafe_triggers = on
+AS $$
+DECLARE
+	schema_name text;
+	store regclass;
+	scopes regclass;
+	tenant_type text;
+	roles text[];
+	fence bigint;
+	variant regprocedure;
+	is_new bool;
+BEGIN
+	IF colocate_with IS NULL THEN
+		RAISE EXCEPTION 'colocate_with must not be null' USING ERRCODE = 'ID400';
+	END IF;
+	SELECT quote_ident(n.nspname), s.oid, r.oid INTO schema_name, store, scopes
+		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
+		JOIN pg_class s ON s.relnamespace = n.oid AND s.relname = 'idempotency_store'
+		JOIN pg_class r ON r.relnamespace = n.oid AND r.relname = 'idempotency_scope'
+		WHERE e.extname = 'idempotency';
+	EXECUTE format('SELECT %s.idem_require_coordinator()', schema_name);
+	EXECUTE 'SELECT format_type(a.atttypid, NULL) || coalesce('' COLLATE '' || l.oid::regcollation, '''')'
+		' FROM pg_dist_partition p JOIN pg_attribute a ON a.attrelid = p.logicalrelid'
+		' AND a.attname = column_to_column_name(p.logicalrelid, p.partkey)'
+		' LEFT JOIN pg_collation l ON l.oid = a.attcollation'
+		' WHERE p.logicalrelid = $1 AND p.partmethod = ''h'' AND p.repmodel = ''s'''
+		INTO tenant_type USING colocate_with;
+	IF tenant_type IS NULL THEN
+		RAISE object_not_in_prerequisite_state USING
+			MESSAGE = format('table "%s" is not distributed by a column', colocate_with),
+			HINT = 'Name a business table that create_distributed_table() has distributed by the tenant.';
+	END IF;
+	EXECUTE 'SELECT NOT EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid = $1)' INTO is_new USING store;
+	IF is_new THEN
+		EXECUTE format('SELECT %1$s.idem_lock_store(%2$L), %1$s.idem_check_store(%2$L)', schema_name, store::oid);
+		IF EXISTS (SELECT FROM pg_trigger WHERE tgrelid = store AND NOT tgisinternal)
+			OR EXISTS (SELECT FROM pg_constraint WHERE conrelid = store AND contype = 'c')
+			OR (SELECT count(*) FROM pg_index WHERE indrelid = store) <> 1 THEN
+			RAISE object_not_in_prerequisite_state USING
+				MESSAGE = 'table "idempotency_store" cannot be distributed as it is',
+				DETAIL = 'It has a trigger, a check constraint or a further index.';
+		END IF;
+	END IF;
+	-- the functions have the same rights on all nodes
+	SELECT coalesce(array_agg(DISTINCT a.grantee::regrole::text), '{}') INTO roles FROM pg_proc p, aclexplode(p.proacl) a
+		WHERE p.pronamespace = (SELECT relnamespace FROM pg_class WHERE oid = store)
+		AND p.proname = 'idem_begin' AND a.grantee NOT IN (0, p.proowner);
+	EXECUTE format('SELECT last_value FROM %s.idempotency_fence', schema_name) INTO fence;
+	EXECUTE format('SELECT %1$s.idem_on_workers($1)', schema_name)
+		USING format('SELECT %s.idem_prepare_node(%L, %L, %s)', schema_name, tenant_type, roles, fence);
+	EXECUTE format('SELECT %s.idem_prepare_node($1, $2)', schema_name) USING tenant_type, roles;
+	IF is_new THEN
+		EXECUTE 'SELECT create_distributed_table($1, ''tenant'', colocate_with := $2)' USING store, colocate_with::text;
+		EXECUTE 'SELECT create_reference_table($1)' USING scopes;
+		EXECUTE 'SELECT truncate_local_data_after_distributing_table(one) FROM unnest(ARRAY[$1, $2]) one' USING store, scopes;
+	END IF;
+	FOR variant IN SELECT p.oid FROM pg_proc p JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e'
+		JOIN pg_extension e ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
+		WHERE e.extname = 'idempotency' AND 'tenant' = ANY (p.proargnames) AND 'scope' = ANY (p.proargnames)
+	LOOP
+		EXECUTE 'SELECT create_distributed_function($1, ''tenant'', colocate_with := $2, force_delegation := true)'
+			USING variant, store::text;
+	END LOOP;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.idem_distribute_store(regclass) IS
+	'distribute the store over the nodes of a Citus cluster, each scope beside the rows of this table with the same tenant';
+
+-- Only the coordinator changes what all nodes share.
+CREATE FUNCTION @extschema@.idem_require_coordinator()
+RETURNS pg_catalog.void
+LANGUAGE plpgsql VOLATILE STRICT PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	is_coordinator bool;
+	is_member bool;
+BEGIN
+	IF NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) THEN
+		RAISE insufficient_privilege USING MESSAGE = 'must be superuser: functions in C are created on each node';
+	END IF;
+	IF NOT EXISTS (SELECT FROM pg_extension WHERE extname = 'citus') THEN
+		RAISE object_not_in_prerequisite_state USING
+			MESSAGE = format('extension "citus" is not installed in database "%s"', current_database()),
+			HINT = 'On one server the store needs no distribution; idem_partition_store() is for large stores.';
+	END IF;
+	EXECUTE 'SELECT groupid = 0, EXISTS (SELECT FROM pg_dist_node WHERE groupid = 0) FROM pg_dist_local_group'
+		INTO is_coordinator, is_member;
+	IF NOT is_coordinator THEN
+		RAISE object_not_in_prerequisite_state USING
+			MESSAGE = 'this node is not the coordinator of the cluster',
+			HINT = 'Connect to the coordinator.';
+	ELSIF NOT is_member THEN
+		RAISE object_not_in_prerequisite_state USING
+			MESSAGE = 'the coordinator does not belong to the cluster',
+			HINT = 'Run SELECT citus_set_coordinator_host(...), so that it has the claims and policies, too.';
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.idem_require_coordinator() IS
+	'internal: raises 55000 unless this is the coordinator of a Citus cluster';
+
+-- The coordinator needs it to have its store for itself. Workers stay prepared.
+CREATE FUNCTION @extschema@.idem_restore_node()
+RETURNS pg_catalog.void
+LANGUAGE plpgsql VOLATILE STRICT PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+SET citus.enable_ddl_propagation = off
+AS $$
+DECLARE
+	store regclass;
+	variant regprocedure;
+BEGIN
+	SELECT c.oid INTO store FROM pg_extension e
+		JOIN pg_class c ON c.relnamespace = e.extnamespace AND c.relname = 'idempotency_store'
+		WHERE e.extname = 'idempotency';
+	FOR variant IN SELECT p.oid FROM pg_proc p JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e'
+		JOIN pg_extension e ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
+		WHERE e.extname = 'idempotency' AND 'tenant' = ANY (p.proargnames) AND 'scope' = ANY (p.proargnames)
+	LOOP
+		EXECUTE format('ALTER EXTENSION idempotency DROP FUNCTION %s', variant);
+		EXECUTE format('DROP FUNCTION %s', variant);
+	END LOOP;
+	IF EXISTS (SELECT FROM pg_attribute WHERE attrelid = store AND attname = 'tenant' AND NOT attisdropped) THEN
+		EXECUTE format('ALTER TABLE %s DROP COLUMN tenant', store);
+		EXECUTE format('ALTER TABLE %s ADD CONSTRAINT idempotency_store_pkey PRIMARY KEY (scope, idempotency_key)', store);
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.idem_restore_node() IS
+	'undo idem_prepare_node on a node that has left the cluster';
+
+CREATE FUNCTION @extschema@.idem_undistribute_store()
+RETURNS pg_catalog.void
+LANGUAGE plpgsql VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	schema_name text;
+	store regclass;
+	scopes regclass;
+	one regclass;
+	command text;
+	distributed bool;
+	columns text;
+BEGIN
+	SELECT quote_ident(n.nspname), s.oid, r.oid INTO schema_name, store, scopes
+		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
+		JOIN pg_class s ON s.relnamespace = n.oid AND s.relname = 'idempotency_store'
+		JOIN pg_class r ON r.relnamespace = n.oid AND r.relname = 'idempotency_scope'
+		WHERE e.extname = 'idempotency';
+	EXECUTE format('SELECT %s.idem_require_coordinator()', schema_name);
+	EXECUTE 'SELECT EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid = $1)' INTO distributed USING store;
+	IF distributed THEN
+		EXECUTE format('LOCK TABLE %s, %s IN ACCESS EXCLUSIVE MODE', store, scopes);
+		FOREACH one IN ARRAY ARRAY[store, scopes] LOOP
+			EXECUTE format('CREATE TEMP TABLE idem_kept_%s ON COMMIT DROP AS SELECT * FROM %s', one::oid, one);
+			EXECUTE 'SELECT master_remove_distributed_table_metadata_from_workers($1, $2, $3)'
+				USING one, schema_name, (SELECT relname::text FROM pg_class WHERE oid = one);
+			EXECUTE 'SELECT citus_drop_all_shards($1, $2, $3)'
+				USING one, schema_name, (SELECT relname::text FROM pg_class WHERE oid = one);
+			EXECUTE 'SELECT master_remove_partition_metadata($1, $2, $3)'
+				USING one, schema_name, (SELECT relname::text FROM pg_class WHERE oid = one);
+			FOR command IN SELECT format('DROP TRIGGER %I ON %s', t.tgname, one) FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
+				WHERE t.tgrelid = one AND p.proname = 'citus_truncate_trigger'
+			LOOP
+				EXECUTE command;
+			END LOOP;
+		END LOOP;
+	END IF;
+	EXECUTE format('SELECT %s.idem_restore_node()', schema_name);
+	IF distributed THEN
+		SELECT string_agg(quote_ident(attname), ', ') INTO columns FROM pg_attribute
+			WHERE attrelid = store AND attnum > 0 AND NOT attisdropped;
+		-- the marks have served: the sequence is above all of them now
+		EXECUTE format('SELECT setval(%L, greatest((SELECT last_value FROM %s.idempotency_fence), max(fence))) FROM pg_temp.idem_kept_%s',
+			schema_name || '.idempotency_fence', schema_name, store::oid);
+		EXECUTE format('INSERT INTO %s (%s) SELECT %s FROM pg_temp.idem_kept_%s WHERE idempotency_key <> ''''',
+			store, columns, columns, store::oid);
+		EXECUTE format('DELETE FROM %s', scopes);
+		EXECUTE format('INSERT INTO %s SELECT * FROM pg_temp.idem_kept_%s', scopes, scopes::oid);
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.idem_undistribute_store() IS
+	'bring all records back to the coordinator; the store is locked meanwhile';
+
 -- PUBLIC and default privileges have given rights on what is new.
 DO $$
 DECLARE
@@ -1060,7 +1346,8 @@ BEGIN
 			FROM pg_proc p JOIN pg_extension e ON p.pronamespace = e.extnamespace
 			WHERE e.extname = 'idempotency' AND p.proname IN ('idem_adopt_partition', 'idem_check_owner', 'idem_check_store',
 				'idem_clear_store', 'idem_disown_partition', 'idem_lock_store', 'idem_make_partition', 'idem_partition_store',
-				'idem_store_surroundings', 'idem_take_partition', 'idem_tend_partitions', 'idem_unpartition_store')
+				'idem_store_surroundings', 'idem_take_partition', 'idem_tend_partitions', 'idem_unpartition_store',
+				'idem_distribute_store', 'idem_on_workers', 'idem_prepare_node', 'idem_require_coordinator', 'idem_restore_node', 'idem_undistribute_store')
 		) m, aclexplode(m.rights) a
 		WHERE a.grantee <> m.owner
 	LOOP

@@ -11,6 +11,7 @@
 #include "answer.h"
 #include "arguments.h"
 #include "as_owner.h"
+#include "citus.h"
 #include "compat.h"
 #include "fingerprint.h"
 #include "gc.h"
@@ -247,6 +248,8 @@ idem_advance(PG_FUNCTION_ARGS)
 	seq = required_bigint(fcinfo, 1, "seq");
 	stream.scope = scope_argument(fcinfo, 2);
 	catalog = catalog_open(AccessShareLock);
+	if (catalog->store_distributed)
+		citus_refuse("idem_advance()", "Keep the number of the last event in a row of the tenant's own tables.");
 	scope_require(catalog, stream.scope, &policy);
 	PG_RETURN_BOOL(stream_advance(catalog, &stream, seq));
 }

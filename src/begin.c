@@ -21,6 +21,7 @@
 #include "fingerprint.h"
 #include "json.h"
 #include "lock.h"
+#include "mark.h"
 #include "operation_internal.h"
 #include "seal.h"
 #include "stats.h"
@@ -93,7 +94,7 @@ next_attempt(const BeginRequest *request, const Record *before, TimestampTz now)
 static void
 write_lease(const Handle *handle, const BeginRequest *request, const Record *found, Record *record)
 {
-	record->fence = fence_next(found ? found->fence : NO_FENCE);
+	record->fence = mark_next_fence(handle->catalog, request->name.scope, found ? found->fence : NO_FENCE);
 	set_lease(handle, record, request->lease);
 	store_put(handle->catalog, record, found ? found->updated_at : NO_TIME);
 	ForceSyncCommit();

@@ -27,6 +27,7 @@
 #include "utils/syscache.h"
 
 #include "catalog.h"
+#include "citus.h"
 #include "compat.h"
 #include "parts.h"
 #include "shape.h"
@@ -234,17 +235,36 @@ read_lock_key(Relation secret)
 	return key;
 }
 
+/* Only the direct path works on shards: statements by SQL would go to Citus. */
+static void
+read_shards(Relation store)
+{
+	List	   *shards = citus_local_shards();
+	ListCell   *cell;
+
+	foreach(cell, shards)
+		shape_require_shard(lfirst_oid(cell), catalog.status_type);
+	catalog.store_plain = true;
+	parts_read_shards(shards);
+}
+
 /* The store is locked already. */
 static void
 read_store(void)
 {
 	Relation	store = relation_open(catalog.tables[TABLE_STORE], NoLock);
 
-	shape_require_store(store, catalog.status_type);
+	catalog.store_distributed = citus_read_store(store);
 	catalog.store_owner = store->rd_rel->relowner;
-	catalog.store_plain = shape_is_plain(store, catalog.status_type);
 	catalog.store_by_expiry = shape_is_by_expiry(store);
-	parts_read(store);
+	if (catalog.store_distributed)
+		read_shards(store);
+	else
+	{
+		shape_require_store(store, catalog.status_type);
+		catalog.store_plain = shape_is_plain(store, catalog.status_type);
+		parts_read(store);
+	}
 	relation_close(store, NoLock);
 }
 

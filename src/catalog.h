@@ -30,6 +30,7 @@ typedef struct Catalog
 	Oid			store_owner;
 	bool		store_plain;	/* direct access does all that SQL would */
 	bool		store_by_expiry;	/* one partition for each stretch of expiry */
+	bool		store_distributed;	/* over the nodes of a Citus cluster */
 	SipHashKey	lock_key;		/* of the lock ids */
 	Oid			status_type;	/* idempotency_status */
 	Oid			outcome_type;	/* idem_outcome */

@@ -23,6 +23,7 @@
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
 
+#include "citus.h"
 #include "compat.h"
 #include "direct.h"
 #include "record.h"
@@ -110,16 +111,31 @@ insert_key(Relation store, Relation index, TupleTableSlot *slot, bool key_unchan
 	insert_cleanup(index, info);
 }
 
+/* A row for the part.  Behind the columns of the script may be that of the tenants, or dropped ones. */
+static TupleTableSlot *
+make_row(const Catalog *catalog, Relation store, const Record *record)
+{
+	TupleTableSlot *slot = MakeSingleTupleTableSlot(RelationGetDescr(store), &TTSOpsVirtual);
+
+	record_to_columns(catalog->status_labels, record, slot->tts_values, slot->tts_isnull);
+	for (int i = RECORD_COLUMNS; i < RelationGetNumberOfAttributes(store); i++)
+		slot->tts_isnull[i] = true;
+	if (catalog->store_distributed)
+	{
+		slot->tts_values[RECORD_COLUMNS] = citus_tenant(record->name.scope);
+		slot->tts_isnull[RECORD_COLUMNS] = false;
+	}
+	return ExecStoreVirtualTuple(slot);
+}
+
 /* Inserts the row, which has all columns that must not be NULL. */
 void
 direct_insert(const Catalog *catalog, Oid part, const Record *record)
 {
 	Relation	store = open_part(catalog, part, RowExclusiveLock);
 	Relation	index = index_open(primary_key_index(store), RowExclusiveLock);
-	TupleTableSlot *slot = MakeSingleTupleTableSlot(RelationGetDescr(store), &TTSOpsVirtual);
+	TupleTableSlot *slot = make_row(catalog, store, record);
 
-	record_to_columns(catalog->status_labels, record, slot->tts_values, slot->tts_isnull);
-	ExecStoreVirtualTuple(slot);
 	simple_table_tuple_insert(store, slot);
 	insert_key(store, index, slot, false);
 	ExecDropSingleTupleTableSlot(slot);
@@ -134,14 +150,12 @@ static TM_Result
 replace_version(const Catalog *catalog, Relation store, Relation index,
 				ItemPointer version, const Record *record)
 {
-	TupleTableSlot *slot = MakeSingleTupleTableSlot(RelationGetDescr(store), &TTSOpsVirtual);
+	TupleTableSlot *slot = make_row(catalog, store, record);
 	TM_FailureData failure;
 	LockTupleMode mode;
 	UpdateIndexes indexes;
 	TM_Result	result;
 
-	record_to_columns(catalog->status_labels, record, slot->tts_values, slot->tts_isnull);
-	ExecStoreVirtualTuple(slot);
 	result = table_tuple_update(store, version, slot, GetCurrentCommandId(true), InvalidSnapshot,
 								InvalidSnapshot, true, &failure, &mode, &indexes);
 	if (result == TM_Ok && indexes != TU_None)

@@ -14,6 +14,7 @@
 
 #include "bulk.h"
 #include "catalog.h"
+#include "citus.h"
 #include "compat.h"
 #include "expiry.h"
 #include "gc.h"
@@ -62,19 +63,69 @@ sweep_step(void *state, ItemPointer from, ItemPointer end, int64 max_rows)
 	return bulk_sweep(step->catalog, step->part, from, end, step->now, max_rows);
 }
 
-/* Collects from so many pages, until so many rows are removed. */
+/*
+ * The parts that are swept: that with the rows of no other, or the shards of this
+ * node.  The hand goes over their pages as if they were those of one table.
+ */
+static int
+swept_parts(const Catalog *catalog)
+{
+	return catalog->store_distributed ? parts_count() : 1;
+}
+
+static BlockNumber
+swept_pages(const Catalog *catalog)
+{
+	BlockNumber pages = 0;
+
+	for (int i = 0; i < swept_parts(catalog); i++)
+		pages += bulk_pages(parts_get(i)->table);
+	return pages;
+}
+
+/* The part with that page, and the page where it begins. */
+static Oid
+part_at(const Catalog *catalog, BlockNumber page, BlockNumber *first)
+{
+	int			number = 0;
+	BlockNumber pages = bulk_pages(parts_get(0)->table);
+
+	for (*first = 0; page >= *first + pages && number + 1 < swept_parts(catalog); number++)
+	{
+		*first += pages;
+		pages = bulk_pages(parts_get(number + 1)->table);
+	}
+	return parts_get(number)->table;
+}
+
+/* May the part be swept?  A shard that is being moved is left for another time. */
+static bool
+is_free(const Catalog *catalog, Oid part)
+{
+	return !catalog->store_distributed || (citus_hold_shard(part) && !catalog_has_news());
+}
+
+/* Collects from so many pages, of one part at most, until so many rows are removed. */
 static void
-sweep_stretch(const Walk *walk, SweepPosition *hand, Sweep *progress,
+sweep_stretch(SweepStep *step, SweepPosition *hand, Sweep *progress,
 			  BlockNumber pages, int64 max_rows)
 {
+	Walk		walk = {sweep_step, step};
 	BlockNumber start = hand->next_page;
+	BlockNumber first;
 	ItemPointerData from;
 	ItemPointerData to;
 
-	ItemPointerSet(&from, start, 0);
-	ItemPointerSet(&to, start + pages, 0);
-	progress->removed += walk_rows(walk, &from, to, max_rows);
-	hand->next_page = ItemPointerGetBlockNumberNoCheck(&from);
+	step->part = part_at(step->catalog, start, &first);
+	if (step->catalog->store_distributed)
+		pages = Min(pages, Max(first + bulk_pages(step->part), start + 1) - start);
+	ItemPointerSet(&from, start - first, 0);
+	ItemPointerSet(&to, start - first + pages, 0);
+	if (is_free(step->catalog, step->part))
+		progress->removed += walk_rows(&walk, &from, to, max_rows);
+	else
+		from = to;
+	hand->next_page = first + ItemPointerGetBlockNumberNoCheck(&from);
 	progress->seen += hand->next_page - start;
 }
 
@@ -83,10 +134,9 @@ sweep_stretch(const Walk *walk, SweepPosition *hand, Sweep *progress,
  * most, until max_rows rows are removed.
  */
 static void
-turn_sweep_hand(const Catalog *catalog, Oid part, SweepPosition *hand, Sweep *progress)
+turn_sweep_hand(const Catalog *catalog, SweepPosition *hand, Sweep *progress)
 {
-	SweepStep	step = {.catalog = catalog,.part = part,.now = GetCurrentTimestamp()};
-	Walk		walk = {sweep_step, &step};
+	SweepStep	step = {.catalog = catalog,.now = GetCurrentTimestamp()};
 	BlockNumber last_seen = progress->seen + Min(progress->pages, progress->max_pages);
 	int64		wanted = progress->removed + progress->max_rows;
 
@@ -98,7 +148,7 @@ turn_sweep_hand(const Catalog *catalog, Oid part, SweepPosition *hand, Sweep *pr
 			finish_sweep(hand, progress);
 		if (hand->next_page == 0)
 			hand->began_at = GetCurrentTimestamp();
-		sweep_stretch(&walk, hand, progress,
+		sweep_stretch(&step, hand, progress,
 					  Min(last_seen - progress->seen, progress->pages - hand->next_page),
 					  wanted - progress->removed);
 		if (hand->next_page >= progress->pages)
@@ -128,12 +178,11 @@ estimate_backlog(const SweepPosition *hand, const Sweep *progress)
 void
 gc_sweep(const Catalog *catalog, Sweep *progress)
 {
-	Oid			part = parts_rest()->table;
 	SweepPosition hand;
 	int64		removed = progress->removed;
 	bool		is_first = progress->seen == 0 && removed == 0;
 
-	progress->pages = bulk_pages(part);
+	progress->pages = swept_pages(catalog);
 	if (!is_only_sweep())
 		return;
 	hand = sweep_position(catalog);
@@ -142,7 +191,7 @@ gc_sweep(const Catalog *catalog, Sweep *progress)
 		hand.began_at = GetCurrentTimestamp();
 		finish_sweep(&hand, progress);
 	}
-	turn_sweep_hand(catalog, part, &hand, progress);
+	turn_sweep_hand(catalog, &hand, progress);
 	sweep_remember_position(catalog, &hand);
 	stats_set(COUNT_BACKLOG_ROWS, estimate_backlog(&hand, progress));
 	/* a worker sweeps in many small steps */

@@ -8,6 +8,7 @@
 
 #include "catalog.h"
 #include "compat.h"
+#include "delegate.h"
 #include "fault.h"
 #include "launcher.h"
 #include "scope.h"
@@ -42,6 +43,7 @@ _PG_init(void)
 		scope_register,
 		statement_register,
 		transaction_register,
+		delegate_register,
 		shared_register,
 		launcher_register
 	};

@@ -19,6 +19,7 @@
 #include "common/int.h"
 #include "utils/timestamp.h"
 
+#include "citus.h"
 #include "compat.h"
 #include "lock.h"
 #include "operation_internal.h"
@@ -26,6 +27,26 @@
 #include "store.h"
 
 /* ---- an operation at hand ---- */
+
+/*
+ * Makes sure that this node has the operation, and goes on to have it until the
+ * transaction ends.  Nodes may have exchanged shards while we waited for that.
+ */
+static const Catalog *
+enter_node(const Catalog *catalog, const OperationName *name, LOCKMODE mode)
+{
+	while (catalog->store_distributed)
+	{
+		citus_enter(name->scope);
+		if (!catalog_has_news())
+		{
+			(void) citus_shard(name->scope);
+			break;
+		}
+		catalog = catalog_open(mode);
+	}
+	return catalog;
+}
 
 /*
  * The operation, if the caller may use its scope.  From here on begin and end
@@ -37,7 +58,7 @@ handle_open(const OperationName *name, LOCKMODE mode)
 {
 	Handle		handle;
 
-	handle.catalog = catalog_open(mode);
+	handle.catalog = enter_node(catalog_open(mode), name, mode);
 	scope_require(handle.catalog, name->scope, &handle.policy);
 	handle.name = name;
 	handle.lock = lock_of_operation(name, &handle.catalog->lock_key, &handle.id);

@@ -132,23 +132,42 @@ read_by_expiry(Relation store)
 	}
 }
 
-/* Reads the parts of a store that is as it has to be. */
-void
-parts_read(Relation store)
+/* Forgets all parts, and makes room for others. */
+static MemoryContext
+start_reading(void)
 {
-	MemoryContext caller;
-
 	if (context == NULL)
 		context = AllocSetContextCreate(TopMemoryContext, "idempotency parts",
 										ALLOCSET_SMALL_SIZES);
 	keys = NIL;
 	count = 0;
 	MemoryContextReset(context);
-	caller = MemoryContextSwitchTo(context);
+	return MemoryContextSwitchTo(context);
+}
+
+/* Reads the parts of a store that is as it has to be. */
+void
+parts_read(Relation store)
+{
+	MemoryContext caller = start_reading();
+
 	if (shape_is_by_expiry(store))
 		read_by_expiry(store);
 	else
 		read_whole(store);
+	MemoryContextSwitchTo(caller);
+}
+
+/* The parts are the shards of a distributed store that are on this node. */
+void
+parts_read_shards(List *shards)
+{
+	MemoryContext caller = start_reading();
+	ListCell   *cell;
+
+	parts = palloc(Max(list_length(shards), 1) * sizeof(Part));
+	foreach(cell, shards)
+		add_part(lfirst_oid(cell), DT_NOBEGIN, DT_NOEND, true);
 	MemoryContextSwitchTo(caller);
 }
 
@@ -165,7 +184,7 @@ parts_get(int number)
 }
 
 /* The part for whatever belongs to no other; NULL: there is none. */
-const Part *
+static const Part *
 parts_rest(void)
 {
 	return count > 0 && parts[0].takes_rest ? &parts[0] : NULL;

@@ -8,6 +8,7 @@
 #include "postgres.h"
 
 #include "datatype/timestamp.h"
+#include "nodes/pg_list.h"
 #include "utils/rel.h"
 
 /* A table with rows of the store, in the order in which a key is looked up. */
@@ -20,10 +21,10 @@ typedef struct Part
 } Part;
 
 extern void parts_read(Relation store);
+extern void parts_read_shards(List *shards);
 extern int	parts_count(void);
 extern const Part *parts_get(int number);
 extern const Part *parts_for(TimestampTz expires_at);
-extern const Part *parts_rest(void);
 extern bool parts_include(Oid relation);
 extern bool parts_include_schema(uint32 hash);
 extern bool parts_have_key(const char *schema, const char *table, const char *name);

@@ -48,11 +48,22 @@ record_fits(TupleDesc descriptor, Oid status_type)
 	return true;
 }
 
-/* Does the table have exactly these columns, in this order, and no further NOT NULL? */
+/* How many columns does the table have behind these? */
+int
+record_further(TupleDesc descriptor)
+{
+	int			further = 0;
+
+	for (int i = RECORD_COLUMNS; i < descriptor->natts; i++)
+		further += TupleDescAttr(descriptor, i)->attisdropped ? 0 : 1;
+	return further;
+}
+
+/* Does the table begin with exactly these columns, in this order, and no further NOT NULL? */
 bool
 record_matches(TupleDesc descriptor, Oid status_type)
 {
-	if (descriptor->natts != RECORD_COLUMNS)
+	if (descriptor->natts < RECORD_COLUMNS)
 		return false;
 	for (int i = 0; i < RECORD_COLUMNS; i++)
 	{

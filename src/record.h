@@ -54,6 +54,7 @@ typedef enum RecordColumn
 #define RECORD_TYPES RECORD_COLUMN_LIST(RECORD_COLUMN_TYPE, RECORD_COLUMN_TYPE)
 
 extern bool record_is_column(Form_pg_attribute attribute, RecordColumn column);
+extern int	record_further(TupleDesc descriptor);
 extern bool record_matches(TupleDesc descriptor, Oid status_type);
 extern bool record_fits(TupleDesc descriptor, Oid status_type);
 extern void record_to_columns(const Oid *status_labels, const Record *record,

@@ -15,6 +15,7 @@
 #include "compat.h"
 #include "fence.h"
 #include "lock.h"
+#include "mark.h"
 #include "operation_internal.h"
 #include "owner.h"
 #include "stats.h"
@@ -49,7 +50,7 @@ leave_earlier_attempt(const Handle *handle, Record *record)
 	TimestampTz judged = record->updated_at;
 
 	record->attempt--;
-	record->fence = fence_next(record->fence);
+	record->fence = mark_next_fence(handle->catalog, handle->name->scope, record->fence);
 	record->updated_at = GetCurrentTimestamp();
 	set_lease(handle, record, 0);
 	store_put(handle->catalog, record, judged);

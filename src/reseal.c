@@ -16,6 +16,7 @@
 #include "as_owner.h"
 #include "bulk.h"
 #include "catalog.h"
+#include "citus.h"
 #include "compat.h"
 #include "keyring.h"
 #include "parts.h"
@@ -198,7 +199,11 @@ reseal_stretch(Round *round, int number, ItemPointerData to, int64 max_rows)
 	Walk		walk = {reseal_step, round};
 
 	round->part = reseal_part = parts_get(number)->table;
-	(void) walk_rows(&walk, &reseal_hand, to, max_rows - round->sealed);
+	/* a shard that is being moved is sealed on its new node, or another time */
+	if (round->catalog->store_distributed && !(citus_hold_shard(round->part) && !catalog_has_news()))
+		reseal_hand = to;
+	else
+		(void) walk_rows(&walk, &reseal_hand, to, max_rows - round->sealed);
 }
 
 /* Once round the parts of the store, and back to where the hand was. */
@@ -208,6 +213,8 @@ reseal_round(Round *round, int64 max_rows)
 	int			first = part_of_hand();
 	ItemPointerData start = reseal_hand;
 
+	if (parts_count() == 0)
+		return;
 	for (int i = 0; i <= parts_count(); i++)
 	{
 		int			number = (first + i) % parts_count();

@@ -11,6 +11,7 @@
 #include "storage/lock.h"
 
 #include "catalog.h"
+#include "citus.h"
 #include "compat.h"
 #include "lock.h"
 #include "resource.h"
@@ -76,6 +77,14 @@ unlock_resources(const uint64 *ids, int count)
 	}
 }
 
+/* A lock of this name would be another one on each node. */
+static void
+require_one_node(void)
+{
+	if (catalog_open(AccessShareLock)->store_distributed)
+		citus_refuse("idem_lock()", "Lock a row of the tenant instead: SELECT ... FOR UPDATE.");
+}
+
 /* Locks all of them until the transaction ends, or none. */
 bool
 resource_lock_all(text **names, int count, int64 wait)
@@ -83,6 +92,7 @@ resource_lock_all(text **names, int count, int64 wait)
 	uint64	   *ids = palloc(count * sizeof(uint64));
 	Deadline	deadline = deadline_after(wait);
 
+	require_one_node();
 	count = not_yet_held(ids, lock_ids(names, count, ids));
 	transaction_reserve(count);
 	for (int i = 0; i < count; i++)

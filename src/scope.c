@@ -19,10 +19,12 @@
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 
+#include "citus.h"
 #include "compat.h"
 #include "rules.h"
 #include "scope.h"
 #include "settings.h"
+#include "shape.h"
 #include "statement.h"
 
 #define PATTERN_IS "pattern OPERATOR(pg_catalog.=) $1"
@@ -68,12 +70,24 @@ static Policy last_policy;
 
 static const Policy no_policy = {0};
 
+/* The table with the rules.  In a cluster each node has a copy, and reads that. */
+static Oid
+lock_rules(const Catalog *catalog)
+{
+	Oid			table = catalog_lock(TABLE_SCOPE, AccessShareLock);
+	Oid			copy = catalog->store_distributed ? citus_replica(table) : table;
+
+	if (!OidIsValid(copy))
+		shape_refuse("the copy of idempotency_scope on this node");
+	return copy;
+}
+
 static void
 refresh_rules(const Catalog *catalog)
 {
 	MemoryContext caller = CurrentMemoryContext;
 
-	rules_table = catalog_lock(TABLE_SCOPE, AccessShareLock);
+	rules_table = lock_rules(catalog);
 	if (rules_context == NULL)
 		rules_context = AllocSetContextCreate(TopMemoryContext, "idempotency scopes",
 											  ALLOCSET_SMALL_SIZES);

@@ -8,6 +8,7 @@
 
 #include "access/genam.h"
 #include "access/relation.h"
+#include "access/table.h"
 #include "catalog/pg_am.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_collation.h"
@@ -246,13 +247,16 @@ has_only_its_key(Relation store)
 	return alone;
 }
 
-/* The direct path looks up by the columns of the key in their order. */
+/*
+ * The direct path looks up by the columns of the key in their order.  The key of a
+ * shard has one more, which follows from the scope.
+ */
 static bool
-key_is_as_made(Oid key)
+key_is_as_made(Oid key, int columns)
 {
 	Relation	index = index_open(key, AccessShareLock);
 	Form_pg_index form = index->rd_index;
-	bool		as_made = form->indnkeyatts == 2 && form->indnatts == 2 &&
+	bool		as_made = form->indnkeyatts == columns && form->indnatts == columns &&
 		form->indkey.values[0] == COLUMN_SCOPE + 1 &&
 		form->indkey.values[1] == COLUMN_IDEMPOTENCY_KEY + 1 &&
 		index->rd_indcollation[0] == C_COLLATION_OID &&
@@ -274,15 +278,22 @@ has_no_code(Relation table)
 		(constraints == NULL || (constraints->num_check == 0 && !constraints->has_generated_stored));
 }
 
-/* Is it an ordinary table as the script made it? */
+/* Is it an ordinary table with such rows and such a key, and nothing else? */
 static bool
-is_plain_table(Relation table, Oid status_type)
+is_ordinary(Relation table, Oid status_type, int key_columns)
 {
 	return table->rd_rel->relkind == RELKIND_RELATION &&
 		has_no_code(table) &&
 		record_matches(RelationGetDescr(table), status_type) &&
 		has_only_its_key(table) &&
-		key_is_as_made(primary_key_index(table));
+		key_is_as_made(primary_key_index(table), key_columns);
+}
+
+/* Is it an ordinary table as the script made it? */
+static bool
+is_plain_table(Relation table, Oid status_type)
+{
+	return is_ordinary(table, status_type, 2) && record_further(RelationGetDescr(table)) == 0;
 }
 
 /*
@@ -297,4 +308,19 @@ shape_is_plain(Relation store, Oid status_type)
 	if (shape_is_by_expiry(store))
 		return has_no_code(store) && all_partitions(store, is_plain_table, status_type);
 	return !store->rd_rel->relispartition && is_plain_table(store, status_type);
+}
+
+/*
+ * A shard of a distributed store is as the script made the store, but for the
+ * column of the tenants, which is the last one of the table and of the key.
+ */
+void
+shape_require_shard(Oid shard, Oid status_type)
+{
+	Relation	table = table_open(shard, AccessShareLock);
+
+	shape_require_logged(RelationGetRelationName(table), table->rd_rel->relpersistence, LOSS_OF_STORE);
+	if (!is_ordinary(table, status_type, 3) || record_further(RelationGetDescr(table)) != 1)
+		shape_refuse(RelationGetRelationName(table));
+	table_close(table, AccessShareLock);
 }

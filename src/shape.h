@@ -25,6 +25,7 @@ pg_noreturn extern void shape_refuse(const char *what);
 extern void shape_require_logged(const char *table, char persistence, const char *loss);
 extern void shape_require_raw(Relation table, const char *name, const RawColumn *columns, int count);
 extern void shape_require_store(Relation store, Oid status_type);
+extern void shape_require_shard(Oid shard, Oid status_type);
 extern bool shape_is_by_expiry(Relation store);
 extern bool shape_is_plain(Relation store, Oid status_type);
 

@@ -21,6 +21,7 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
+#include "citus.h"
 #include "compat.h"
 #include "direct.h"
 #include "parts.h"
@@ -144,6 +145,15 @@ find_in_parts(const Catalog *catalog, const OperationName *name, Snapshot snapsh
 	return exists;
 }
 
+/* In a distributed store, the operation is in one shard, which stays where it is. */
+static bool
+find_in_shard(const Catalog *catalog, const OperationName *name, Snapshot snapshot,
+			  Record *found, Place *place)
+{
+	place->part = citus_shard(name->scope);
+	return direct_find(catalog, place->part, name, snapshot, found, &place->version);
+}
+
 static bool
 find_with_snapshot(const Catalog *catalog, const OperationName *name, Snapshot snapshot,
 				   Record *found, Place *place)
@@ -151,7 +161,8 @@ find_with_snapshot(const Catalog *catalog, const OperationName *name, Snapshot s
 	bool		exists;
 
 	snapshot = RegisterSnapshot(snapshot);
-	exists = catalog->store_plain ?
+	exists = catalog->store_distributed ?
+		find_in_shard(catalog, name, snapshot, found, place) : catalog->store_plain ?
 		find_in_parts(catalog, name, snapshot, found, place) :
 		find_by_sql(catalog, name, snapshot, found, place);
 	UnregisterSnapshot(snapshot);
@@ -291,7 +302,8 @@ update_by_sql(const Catalog *catalog, const Record *record, TimestampTz judged)
 static Oid
 lock_part(const Catalog *catalog, const Record *record)
 {
-	Oid			part = parts_for(record->expires_at)->table;
+	Oid			part = catalog->store_distributed ?
+		citus_shard(record->name.scope) : parts_for(record->expires_at)->table;
 
 	while (catalog->store_by_expiry)
 	{
@@ -381,9 +393,8 @@ store_put(const Catalog *catalog, const Record *record, TimestampTz judged)
 		upsert_by_sql(catalog, &stored, judged);
 }
 
-/* Deletes the version that the caller has read; if another writer has changed it, 40001. */
-void
-store_delete(const Catalog *catalog, const OperationName *name, TimestampTz judged)
+static void
+delete_by_sql(const Catalog *catalog, const OperationName *name, TimestampTz judged)
 {
 	Datum		arguments[3] = {
 		PointerGetDatum(name->scope), PointerGetDatum(name->key), TimestampTzGetDatum(judged)
@@ -392,4 +403,14 @@ store_delete(const Catalog *catalog, const OperationName *name, TimestampTz judg
 	if (statement_run(&delete_record, catalog, arguments, NULL, InvalidSnapshot) != 1)
 		statement_lost_race();
 	statement_finish();
+}
+
+/* Deletes the version that the caller has read; if another writer has changed it, 40001. */
+void
+store_delete(const Catalog *catalog, const OperationName *name, TimestampTz judged)
+{
+	if (!catalog->store_distributed)
+		delete_by_sql(catalog, name, judged);
+	else if (direct_change(catalog, citus_shard(name->scope), name, NULL, judged) != TM_Ok)
+		statement_lost_race();
 }

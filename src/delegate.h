@@ -1,0 +1,10 @@
+/*
+ * delegate.h
+ *		Calls that Citus is to send to the node that has the operation.
+ */
+#ifndef IDEM_DELEGATE_H
+#define IDEM_DELEGATE_H
+
+extern void delegate_register(void);
+
+#endif							/* IDEM_DELEGATE_H */
