@@ -663,9 +663,10 @@ DECLARE
 	schema_name text;
 	store regclass;
 	scopes regclass;
+	distributed regclass[];
 	one regclass;
+	table_name text;
 	command text;
-	distributed bool;
 	columns text;
 BEGIN
 	SELECT quote_ident(n.nspname), s.oid, r.oid INTO schema_name, store, scopes
@@ -674,36 +675,33 @@ BEGIN
 		JOIN pg_class r ON r.relnamespace = n.oid AND r.relname = 'idempotency_scope'
 		WHERE e.extname = 'idempotency';
 	EXECUTE format('SELECT %s.idem_require_coordinator()', schema_name);
-	EXECUTE 'SELECT EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid = $1)' INTO distributed USING store;
-	IF distributed THEN
-		EXECUTE format('LOCK TABLE %s, %s IN ACCESS EXCLUSIVE MODE', store, scopes);
-		FOREACH one IN ARRAY ARRAY[store, scopes] LOOP
-			EXECUTE format('CREATE TEMP TABLE idem_kept_%s ON COMMIT DROP AS SELECT * FROM %s', one::oid, one);
-			EXECUTE 'SELECT master_remove_distributed_table_metadata_from_workers($1, $2, $3)'
-				USING one, schema_name, (SELECT relname::text FROM pg_class WHERE oid = one);
-			EXECUTE 'SELECT citus_drop_all_shards($1, $2, $3)'
-				USING one, schema_name, (SELECT relname::text FROM pg_class WHERE oid = one);
-			EXECUTE 'SELECT master_remove_partition_metadata($1, $2, $3)'
-				USING one, schema_name, (SELECT relname::text FROM pg_class WHERE oid = one);
-			FOR command IN SELECT format('DROP TRIGGER %I ON %s', t.tgname, one) FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
-				WHERE t.tgrelid = one AND p.proname = 'citus_truncate_trigger'
-			LOOP
-				EXECUTE command;
-			END LOOP;
+	EXECUTE 'SELECT coalesce(array_agg(logicalrelid::regclass), ''{}'') FROM pg_dist_partition WHERE logicalrelid IN ($1, $2)'
+		INTO distributed USING store, scopes;
+	FOREACH one IN ARRAY distributed LOOP
+		EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', one);
+		EXECUTE format('CREATE TEMP TABLE idem_kept_%s ON COMMIT DROP AS SELECT * FROM %s', one::oid, one);
+		SELECT relname INTO table_name FROM pg_class WHERE oid = one;
+		EXECUTE 'SELECT master_remove_distributed_table_metadata_from_workers($1, $2, $3)' USING one, schema_name, table_name;
+		EXECUTE 'SELECT citus_drop_all_shards($1, $2, $3)' USING one, schema_name, table_name;
+		EXECUTE 'SELECT master_remove_partition_metadata($1, $2, $3)' USING one, schema_name, table_name;
+		FOR command IN SELECT format('DROP TRIGGER %I ON %s', t.tgname, one) FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
+			WHERE t.tgrelid = one AND p.proname = 'citus_truncate_trigger'
+		LOOP
+			EXECUTE command;
 		END LOOP;
-	END IF;
+		-- what was there before the table was distributed
+		EXECUTE format('TRUNCATE %s', one);
+	END LOOP;
 	EXECUTE format('SELECT %s.idem_restore_node()', schema_name);
-	IF distributed THEN
+	FOREACH one IN ARRAY distributed LOOP
 		SELECT string_agg(quote_ident(attname), ', ') INTO columns FROM pg_attribute
-			WHERE attrelid = store AND attnum > 0 AND NOT attisdropped;
-		-- the marks have served: the sequence is above all of them now
-		EXECUTE format('SELECT setval(%L, greatest((SELECT last_value FROM %s.idempotency_fence), max(fence))) FROM pg_temp.idem_kept_%s',
-			schema_name || '.idempotency_fence', schema_name, store::oid);
-		EXECUTE format('INSERT INTO %s (%s) SELECT %s FROM pg_temp.idem_kept_%s WHERE idempotency_key <> ''''',
-			store, columns, columns, store::oid);
-		EXECUTE format('DELETE FROM %s', scopes);
-		EXECUTE format('INSERT INTO %s SELECT * FROM pg_temp.idem_kept_%s', scopes, scopes::oid);
-	END IF;
+			WHERE attrelid = one AND attnum > 0 AND NOT attisdropped;
+		EXECUTE format('INSERT INTO %s (%s) SELECT %s FROM pg_temp.idem_kept_%s', one, columns, columns, one::oid);
+	END LOOP;
+	-- the marks have served when the sequence is above all of them
+	EXECUTE format('SELECT setval(%L, greatest((SELECT last_value FROM %s.idempotency_fence), max(fence))) FROM %s',
+		schema_name || '.idempotency_fence', schema_name, store);
+	EXECUTE format('DELETE FROM %s WHERE length(idempotency_key) = 0', store);
 END
 $$;
 COMMENT ON FUNCTION @extschema@.idem_undistribute_store() IS

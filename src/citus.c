@@ -274,7 +274,7 @@ require_distribution(Relation store, const Distribution *distribution)
 	if (distribution->method != 'h' || distribution->replication != 's' ||
 		tenant == InvalidAttrNumber || distribution->column != tenant)
 		refuse_store("Citus keeps the rows of the store in a way in which operations could run twice.",
-					 "Run undistribute_table('idempotency_store') and then idem_distribute_store() on the coordinator.");
+					 "Run idem_undistribute_store() and then idem_distribute_store() on the coordinator.");
 }
 
 /*
