@@ -1,0 +1,182 @@
+"""Clients send every message more than once, through random nodes, while shards move and
+split and nodes are killed; then the books have to balance.
+
+CITUS_MOVES says how many moves there are, CITUS_SEED which.
+"""
+
+import multiprocessing
+import os
+import random
+import time
+
+import psycopg
+
+from cluster import Cluster
+from verdict import Verdict
+
+TENANTS = range(1, 25)
+CLIENTS = 6
+COPIES = 2
+OPENING = 1_000_000
+
+MOVES = int(os.environ.get("CITUS_MOVES", "30"))
+SEED = int(os.environ.get("CITUS_SEED", "1"))
+
+# The client may go on with the same message: the transaction did not commit, or the
+# key tells whether it did. XX000: Citus lost a node in the middle of a commit.
+AGAIN = ("40", "08", "57", "ID421", "XX000", "25006", "53", "55")
+
+
+class Client:
+    """One of several that are given the same messages."""
+
+    def __init__(self, cluster, seed):
+        self.cluster = cluster
+        self.random = random.Random(seed)
+        self.sessions = {}
+        self.states = {}
+
+    def session(self):
+        """One with a random node."""
+        node = self.random.randrange(len(self.cluster.ports))
+        if node not in self.sessions or self.sessions[node].closed:
+            self.sessions[node] = self.cluster.connect(node, autocommit=False, connect_timeout=5)
+        return self.sessions[node]
+
+    def pay(self, tenant, key):
+        """The whole business transaction once; the outcome, committed."""
+        session = self.session()
+        with session.transaction():
+            outcome = session.execute("SELECT outcome::text FROM idem_begin(%s, scope => %s, wait => '1 s')",
+                                      (key, str(tenant))).fetchone()[0]
+            if outcome == "ACQUIRED":
+                session.execute("UPDATE account SET balance = balance - 1 WHERE tenant = %s", (tenant,))
+                session.execute("INSERT INTO payment VALUES (%s, %s)", (tenant, key))
+                session.execute("SELECT idem_complete(%s, '{\"paid\": 1}', %s)", (key, str(tenant)))
+        return outcome
+
+    def deliver(self, tenant, key):
+        """Until it has an end that will not change."""
+        while True:
+            try:
+                if self.pay(tenant, key) in ("ACQUIRED", "COMPLETED"):
+                    return
+            except psycopg.Error as error:
+                state = error.sqlstate or "08000"
+                self.states[state] = self.states.get(state, 0) + 1
+                if not state.startswith(AGAIN):
+                    raise
+                for session in self.sessions.values():
+                    if session.info.status != psycopg.pq.ConnStatus.OK:
+                        session.close()
+
+
+def work(cluster, number, stop, results):
+    """A process: messages of its own numbering, which its twin has, too."""
+    client = Client(cluster, (SEED, number).__hash__())
+    pair, done = number // COPIES, []
+    try:
+        while not stop.is_set():
+            tenant = TENANTS[len(done) % len(TENANTS)]
+            key = f"{pair}-{len(done)}"
+            client.deliver(tenant, key)
+            done.append((tenant, key))
+        results.put((number, done, client.states, None))
+    except BaseException as error:  # noqa: B902: whatever ended the client is what the test is about
+        results.put((number, done, client.states, repr(error)))
+
+
+def disturb(cluster, chance):
+    """Moves, splits and kills, one after the other; how many of each."""
+    counts = {"move": 0, "split": 0, "kill": 0, "failed": 0}
+    split = []
+    for step in range(MOVES):
+        tenant = chance.choice(TENANTS)
+        try:
+            if step % 10 == 4 and tenant not in split:
+                cluster.do(0, f"SELECT isolate_tenant_to_new_shard('account', {tenant}, 'CASCADE', shard_transfer_mode := 'block_writes')")
+                split.append(tenant)
+                counts["split"] += 1
+            elif step % 10 == 8:
+                cluster.kill(chance.randrange(1, len(cluster.ports)))
+                counts["kill"] += 1
+            else:
+                node = chance.choice([n for n in range(1, len(cluster.ports)) if n != cluster.node_of(tenant)])
+                cluster.move(tenant, node, chance.choice(("force_logical", "block_writes")))
+                counts["move"] += 1
+        except psycopg.Error as error:
+            counts["failed"] += 1
+            print(f"step {step}: {str(error).splitlines()[0]}", flush=True)
+    return counts
+
+
+def rests(cluster):
+    """What is left of transactions, once Citus has had time to recover them."""
+    left = None
+    for _ in range(60):
+        left = sum(cluster.value(node, "SELECT (SELECT count(*) FROM pg_prepared_xacts)"
+                                 " + (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 7648)")
+                   for node in range(len(cluster.ports)))
+        if left == 0:
+            break
+        cluster.do(0, "SELECT recover_prepared_transactions()")
+        time.sleep(1)
+    return left
+
+
+def balances(verdict, cluster, delivered):
+    """Every message that a client saw the end of took effect once, and no other did."""
+    payments = cluster.do(0, "SELECT tenant, key, count(*) FROM payment GROUP BY 1, 2")
+    found = {(tenant, key): times for tenant, key, times in payments}
+    twice = [message for message, times in found.items() if times > 1]
+    verdict.check(not twice, "no message took effect twice", twice[:5])
+    lost = [message for message in delivered if message not in found]
+    verdict.check(not lost, "none was lost", lost[:5])
+    spent = len(TENANTS) * OPENING - cluster.value(0, "SELECT sum(balance)::bigint FROM account")
+    verdict.check(spent == len(found), "the accounts agree with the payments", f"{spent}, {len(found)}")
+    records = cluster.value(0, "SELECT count(*) FROM idempotency_store WHERE status = 'COMPLETED' AND idempotency_key <> ''")
+    verdict.check(records == len(found), "and the records do", f"{records}, {len(found)}")
+    double = cluster.value(0, "SELECT count(*) FROM (SELECT tenant, scope, idempotency_key FROM idempotency_store GROUP BY 1, 2, 3 HAVING count(*) > 1) d")
+    verdict.check(double == 0, "one row for each key", double)
+
+
+def main():
+    """All of it."""
+    with Verdict() as verdict, Cluster("moves") as cluster:
+        cluster.do(0, "CREATE TABLE account (tenant bigint PRIMARY KEY, balance bigint NOT NULL)")
+        cluster.do(0, "CREATE TABLE payment (tenant bigint NOT NULL, key text NOT NULL)")
+        cluster.do(0, "ALTER TABLE payment REPLICA IDENTITY FULL")
+        cluster.do(0, "SELECT create_distributed_table('account', 'tenant', shard_count := 8)")
+        cluster.do(0, "SELECT create_distributed_table('payment', 'tenant', colocate_with := 'account')")
+        cluster.do(0, "INSERT INTO account SELECT n, %s FROM unnest(%s::bigint[]) n", OPENING, list(TENANTS))
+        cluster.do(0, "SELECT idem_distribute_store('account')")
+        stop, results = multiprocessing.Event(), multiprocessing.Queue()
+        clients = [multiprocessing.Process(target=work, args=(cluster, n, stop, results)) for n in range(CLIENTS)]
+        for client in clients:
+            client.start()
+        began = time.monotonic()
+        counts = disturb(cluster, random.Random(SEED))
+        stop.set()
+        ends = [results.get(timeout=120) for _ in clients]
+        for client in clients:
+            client.join(60)
+        delivered = {message for _, done, _, _ in ends for message in done}
+        states = {}
+        for _, _, seen, _ in ends:
+            for state, times in seen.items():
+                states[state] = states.get(state, 0) + times
+        print(f"{time.monotonic() - began:.0f} seconds, seed {SEED}, {counts}, {len(delivered)} messages, errors that were repeated: {states}")
+        for number, _, _, error in ends:
+            verdict.check(error is None, f"client {number} came to its end", error)
+        verdict.check(counts["move"] > MOVES // 2, "most moves were made", counts)
+        left = rests(cluster)
+        verdict.check(left == 0, "no lock and no prepared transaction is left", left)
+        balances(verdict, cluster, delivered)
+        cluster.do(0, "CREATE EXTENSION amcheck")
+        for node in range(1, len(cluster.ports)):
+            broken = cluster.do(node, """SELECT bt_index_check(i.indexrelid, true) FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+                WHERE c.relname LIKE 'idempotency_store_pkey%%'""")
+            verdict.check(len(broken) > 0, f"amcheck finds nothing on node {node}")
+
+
+main()
