@@ -2,7 +2,7 @@
 
 # These goals are scripts that see to their own PostgreSQL.  PGXS stays out of
 # them: it needs a pg_config, and has a "check" of its own.
-SCRIPT_GOALS = help demo saga check check-clients check-saga check-managed check-monitoring check-recipes bench bench-quick lint coverage memcheck soak oom mutation check-injection chaos chaos-selftest history history-selftest fuzz model check-all \
+SCRIPT_GOALS = help demo saga check check-clients check-saga check-citus check-citus-selftest check-managed check-monitoring check-recipes bench bench-quick lint coverage memcheck soak oom mutation check-injection chaos chaos-selftest history history-selftest fuzz model check-all \
 	dist deb rpm image check-packages release-check
 
 ifneq (,$(filter $(SCRIPT_GOALS),$(MAKECMDGOALS)))
@@ -25,6 +25,7 @@ help:
 	@echo '  make check            run every test'
 	@echo '  make check-all        on PostgreSQL 15, 17 and 18, and pg_upgrade (root, or sudo)'
 	@echo '  make check-clients    test the packages for Node.js, Python and Go (ONLY=pattern: some parts)'
+	@echo '  make check-citus      a distributed store, on a coordinator and three workers'
 	@echo '  make check-managed    test the functions without C, for managed databases'
 	@echo '  make check-monitoring test the files for Prometheus and Grafana'
 	@echo '  make check-recipes    run the client code of docs/ in ten more languages (ONLY=pattern)'
@@ -64,6 +65,12 @@ check-all:
 
 check-clients:
 	@clients/check $${ONLY:+"$$ONLY"}
+
+check-citus:
+	@test/citus/run
+
+check-citus-selftest:
+	@test/citus/selftest
 
 check-managed:
 	@test/managed/run

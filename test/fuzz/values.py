@@ -223,7 +223,8 @@ FUNCTIONS = {
 # sql/partitions.sql and test/isolation/specs/partitions.spec.
 LEFT_OUT = {'idem_adopt_partition', 'idem_check_owner', 'idem_check_store', 'idem_clear_store', 'idem_disown_partition',
     'idem_lock_store', 'idem_make_partition', 'idem_partition_store', 'idem_store_surroundings', 'idem_take_partition',
-    'idem_tend_partitions', 'idem_unpartition_store'}
+    'idem_tend_partitions', 'idem_unpartition_store', 'idem_distribute_store', 'idem_on_workers', 'idem_prepare_node',
+    'idem_require_coordinator', 'idem_restore_node', 'idem_undistribute_store'}
 
 # (function, SQLSTATE) that its page documents and that cannot be had here, and why.
 OUT_OF_REACH = {
