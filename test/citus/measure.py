@@ -74,6 +74,9 @@ def medians(rows):
 def report(cluster, workers, node):
     """One line for each of the two."""
     rows = {bare: [], kept: []}
+    # the first rows of each shard cost more WAL
+    for kind in rows:
+        measure(cluster, kind, node, f"{workers}-{node}-{kind.__name__}-before")
     for turn in range(ROUNDS):
         for kind, found in rows.items():
             found.append(measure(cluster, kind, node, f"{workers}-{node}-{kind.__name__}-{turn}"))

@@ -1,5 +1,5 @@
 """Clients send every message more than once, through random nodes, while shards move and
-split and nodes are killed; then the books have to balance.
+split, and nodes are killed. Then the books have to balance.
 
 CITUS_MOVES says how many moves there are, CITUS_SEED which.
 """
@@ -94,7 +94,8 @@ def disturb(cluster, chance):
         tenant = chance.choice(TENANTS)
         try:
             if step % 10 == 4 and tenant not in split:
-                cluster.do(0, f"SELECT isolate_tenant_to_new_shard('account', {tenant}, 'CASCADE', shard_transfer_mode := 'block_writes')")
+                cluster.do(0, "SELECT isolate_tenant_to_new_shard('account', %s::bigint, 'CASCADE',"
+                           " shard_transfer_mode := 'block_writes')", tenant)
                 split.append(tenant)
                 counts["split"] += 1
             elif step % 10 == 8:
@@ -136,7 +137,8 @@ def balances(verdict, cluster, delivered):
     verdict.check(spent == len(found), "the accounts agree with the payments", f"{spent}, {len(found)}")
     records = cluster.value(0, "SELECT count(*) FROM idempotency_store WHERE status = 'COMPLETED' AND idempotency_key <> ''")
     verdict.check(records == len(found), "and the records do", f"{records}, {len(found)}")
-    double = cluster.value(0, "SELECT count(*) FROM (SELECT tenant, scope, idempotency_key FROM idempotency_store GROUP BY 1, 2, 3 HAVING count(*) > 1) d")
+    double = cluster.value(0, "SELECT count(*) FROM (SELECT FROM idempotency_store"
+                           " GROUP BY tenant, scope, idempotency_key HAVING count(*) > 1) d")
     verdict.check(double == 0, "one row for each key", double)
 
 
@@ -165,7 +167,8 @@ def main():
         for _, _, seen, _ in ends:
             for state, times in seen.items():
                 states[state] = states.get(state, 0) + times
-        print(f"{time.monotonic() - began:.0f} seconds, seed {SEED}, {counts}, {len(delivered)} messages, errors that were repeated: {states}")
+        print(f"{time.monotonic() - began:.0f} seconds, seed {SEED}, {counts}, {len(delivered)} messages, "
+              f"errors that were repeated: {states}")
         for number, _, _, error in ends:
             verdict.check(error is None, f"client {number} came to its end", error)
         verdict.check(counts["move"] > MOVES // 2, "most moves were made", counts)
@@ -174,9 +177,9 @@ def main():
         balances(verdict, cluster, delivered)
         cluster.do(0, "CREATE EXTENSION amcheck")
         for node in range(1, len(cluster.ports)):
-            broken = cluster.do(node, """SELECT bt_index_check(i.indexrelid, true) FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
-                WHERE c.relname LIKE 'idempotency_store_pkey%%'""")
-            verdict.check(len(broken) > 0, f"amcheck finds nothing on node {node}")
+            checked = cluster.do(node, "SELECT bt_index_check(c.oid, true) FROM pg_class c"
+                                " WHERE c.relkind = 'i' AND c.relname LIKE 'idempotency_store_pkey%%'")
+            verdict.check(len(checked) > 0, f"amcheck finds nothing on node {node}")
 
 
 main()
