@@ -96,7 +96,8 @@ resource_lock_all(text **names, int count, int64 wait)
 			return false;
 		}
 	}
-	transaction_note_locks(count);
+	if (count > 0)
+		journal_add_locks(count);
 	pfree(ids);
 	return true;
 }

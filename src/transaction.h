@@ -11,10 +11,7 @@
 #include "journal.h"
 
 extern void transaction_register(void);
-extern Standing transaction_standing(uint64 id, const OperationName *name);
 extern const OperationName *transaction_begun_elsewhere(const OperationName *name);
-extern void transaction_note(uint64 id, const OperationName *name, const Standing *standing);
-extern void transaction_note_locks(int count);
 extern void transaction_reserve(int count);
 
 #endif							/* IDEM_TRANSACTION_H */

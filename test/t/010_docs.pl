@@ -235,5 +235,6 @@ sub missing_functions
 my $model = slurp_file("$root/test/model/idempotency.pml");
 is_deeply([ missing_functions("/* a.c, a_do: x */\n/* b */\n", { 'a.c' => "void\na_do(void)\n" }) ], ['b'], 'model: a function that is gone');
 is(join(' ', missing_functions($model, read_sources("$root/src"))), '', 'the model names functions that exist');
+is(join(' ', missing_functions(slurp_file("$root/docs/architecture.md"), read_sources("$root/src"))), '', 'docs/architecture.md names functions that exist');
 
 done_testing();
