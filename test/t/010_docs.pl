@@ -222,6 +222,11 @@ cmp_ok(scalar(map { keys %$_ } values %$calls), '>', 50, 'calls: the sources hav
 is(join("\n", call_problems(slurp_file("$root/docs/architecture.md"), $calls)), '', 'docs/architecture.md: the calls table');
 is(join(' ', cycle_of($calls)), '', 'no files of src/ call each other in a circle');
 
+# In a profile and in a stack, one name is one function.  First the check itself.
+is_deeply([ ambiguous_names({ 'a.c' => "static bool\nlook(void)\n", 'b.c' => "static int\nlook(int a)\n\nvoid\nput(void)\n" }) ],
+	['look: a.c b.c'], 'names: two functions with one');
+is(join("\n", ambiguous_names(read_sources("$root/src"))), '', 'no two functions of src/ have one name');
+
 # The model names the functions that its steps stand for.  First the check itself.
 sub missing_functions
 {
