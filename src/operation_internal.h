@@ -9,6 +9,7 @@
 
 #include "storage/lock.h"
 
+#include "journal.h"
 #include "operation.h"
 #include "scope.h"
 #include "transaction.h"

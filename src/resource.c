@@ -12,6 +12,7 @@
 
 #include "catalog.h"
 #include "compat.h"
+#include "journal.h"
 #include "lock.h"
 #include "resource.h"
 #include "transaction.h"

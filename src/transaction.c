@@ -1,7 +1,7 @@
 /*
  * transaction.c
- *		The begins and ends of this transaction, and the guard that refuses
- *		its COMMIT while anything is unfinished.
+ *		Refuses COMMIT while an operation of this transaction is unfinished, and
+ *		limits the locks that a transaction may hold.
  *
  * Until it ends, a transaction-bound operation is only an entry of the journal
  * and a lock.  A rollback to a savepoint takes back the begins and ends after
@@ -20,6 +20,7 @@
 #include "compat.h"
 #include "fault.h"
 #include "guard.h"
+#include "journal.h"
 #include "settings.h"
 #include "stats.h"
 #include "transaction.h"

@@ -1,6 +1,7 @@
 /*
  * transaction.h
- *		The begins and ends of this transaction.
+ *		Refuses COMMIT while an operation of this transaction is unfinished, and
+ *		limits the locks that a transaction may hold.
  */
 #ifndef IDEM_TRANSACTION_H
 #define IDEM_TRANSACTION_H
@@ -8,7 +9,6 @@
 #include "postgres.h"
 
 #include "idempotency.h"
-#include "journal.h"
 
 extern void transaction_register(void);
 extern const OperationName *transaction_begun_elsewhere(const OperationName *name);
