@@ -41,16 +41,13 @@ SQL_FUNCTION(idem_step_key);
 Datum
 idem_begin(PG_FUNCTION_ARGS)
 {
-	BeginRequest request = {0};
-	Answer		answer;
+	static const BeginArguments places = {
+		"idem_begin()",.key = 0,.request = 1,.scope = 2,.request_hash = 3,
+		.lease = 4,.wait = 5,.max_attempts = 6
+	};
+	BeginRequest request = begin_arguments(fcinfo, &places);
+	Answer		answer = operation_begin(&request);
 
-	require_writable("idem_begin()");
-	request.name = name_arguments(fcinfo, 0, 2);
-	request.fingerprint = request_arguments(fcinfo, 1, 3);
-	request.lease = optional_duration(fcinfo, 4, "lease", false, 0);
-	request.wait = required_duration(fcinfo, 5, "wait", true);
-	request.max_attempts = optional_count(fcinfo, 6, "max_attempts", NOT_ASKED);
-	answer = operation_begin(&request);
 	PG_RETURN_DATUM(answer_to_datum(&answer));
 }
 

@@ -256,14 +256,32 @@ refuse_request_and_hash(void)
 }
 
 /* The fingerprint of a request, or the hash that the caller gave; NULL: neither. */
-bytea *
-request_arguments(FunctionCallInfo fcinfo, int request, int request_hash)
+static bytea *
+fingerprint_arguments(FunctionCallInfo fcinfo, const BeginArguments *places)
 {
-	if (PG_ARGISNULL(request_hash))
-		return PG_ARGISNULL(request) ? NULL : fingerprint_of(PG_GETARG_JSONB_P(request));
-	if (!PG_ARGISNULL(request))
+	bool		has_request = !PG_ARGISNULL(places->request);
+
+	if (PG_ARGISNULL(places->request_hash))
+		return has_request ? fingerprint_of(PG_GETARG_JSONB_P(places->request)) : NULL;
+	if (has_request && !places->request_is_used)
 		refuse_request_and_hash();
-	return checked_hash(PG_GETARG_DATUM(request_hash));
+	return checked_hash(PG_GETARG_DATUM(places->request_hash));
+}
+
+/* All that a caller may say of a begin, if the function may run here. */
+BeginRequest
+begin_arguments(FunctionCallInfo fcinfo, const BeginArguments *places)
+{
+	BeginRequest request = {0};
+
+	require_writable(places->function);
+	request.name = name_arguments(fcinfo, places->key, places->scope);
+	request.fingerprint = fingerprint_arguments(fcinfo, places);
+	if (places->lease != NO_ARGUMENT)
+		request.lease = optional_duration(fcinfo, places->lease, "lease", false, 0);
+	request.wait = required_duration(fcinfo, places->wait, "wait", true);
+	request.max_attempts = optional_count(fcinfo, places->max_attempts, "max_attempts", NOT_ASKED);
+	return request;
 }
 
 /* A part of a response, detoasted: it may come from another table. */

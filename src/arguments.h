@@ -11,6 +11,24 @@
 
 #include "compat.h"
 #include "idempotency.h"
+#include "operation.h"
+
+/* of no argument of the function */
+#define NO_ARGUMENT (-1)
+
+/* a function that begins an operation, and the places of its arguments */
+typedef struct BeginArguments
+{
+	const char *function;
+	int			key;
+	int			request;
+	int			scope;
+	int			request_hash;
+	int			lease;			/* NO_ARGUMENT: never leased */
+	int			wait;
+	int			max_attempts;
+	bool		request_is_used;	/* not only hashed: the hash may be given beside it */
+} BeginArguments;
 
 extern void require_unrestricted(const char *function);
 extern void require_writable(const char *function);
@@ -36,7 +54,7 @@ extern int32 positive_count(FunctionCallInfo fcinfo, int argument, const char *n
 extern bool required_bool(FunctionCallInfo fcinfo, int argument, const char *name);
 extern bytea *checked_hash(Datum value);
 pg_noreturn extern void refuse_request_and_hash(void);
-extern bytea *request_arguments(FunctionCallInfo fcinfo, int request, int request_hash);
+extern BeginRequest begin_arguments(FunctionCallInfo fcinfo, const BeginArguments *places);
 extern Response response_arguments(FunctionCallInfo fcinfo, int payload, int code);
 
 #endif							/* IDEM_ARGUMENTS_H */

@@ -3,8 +3,9 @@
  *		The begin of an operation: acquires it, or answers how it ended or that
  *		it is in progress.
  *
- * A begin gathers once (the handle, the lock, the record), decides once
- * (decide() of operation.c, which asks nobody), and writes once.
+ * A begin gathers in one struct all that it has to know, decides once, and
+ * writes once.  decide() reads that struct and asks nobody: the state machine
+ * of operation.c can be read there as a whole.
  *
  * Times are the clock's, not the transaction's: transactions can be long.
  */
@@ -28,29 +29,125 @@
 #include "store.h"
 #include "wait.h"
 
+/* a try that takes no lock */
+#define WITHOUT_LOCK ((int64) -1)
+
 /* did the last begin of this session answer from the store? */
 static bool told_an_end = false;
 
-/* the row of the name, if there is one */
-typedef struct Lookup
+/*
+ * All that decides what a begin does.  The first part is gathered once.  The
+ * second part is gathered anew by each try, and final if the lock is held.
+ */
+typedef struct Begin
 {
-	bool		exists;
-	Record		record;
-} Lookup;
+	const BeginRequest *request;
+	Handle		handle;
+	int32		max_attempts;	/* 0: no limit */
+
+	bool		locked;			/* this try has the operation's lock */
+	TimestampTz now;
+	bool		exists;			/* the name has this row */
+	Record		row;
+	const Record *found;		/* the row; NULL: there is none, or it counts as absent */
+	bool		same_request;	/* as that of the begin before */
+} Begin;
+
+typedef enum Verdict
+{
+	VERDICT_ACQUIRE,
+	VERDICT_BEGUN_HERE,			/* by this transaction */
+	VERDICT_EXHAUSTED,			/* acquire, but for max_attempts */
+	VERDICT_IN_PROGRESS,		/* another session's lease runs */
+	VERDICT_IN_TRANSACTION,		/* an open transaction owns it, and has written nothing yet */
+	VERDICT_MISMATCH,
+	VERDICT_REPLAY
+} Verdict;
+
+/* ---- gathering ---- */
 
 static bool
-is_same_request(const BeginRequest *request, const Digest *stored)
+is_same_request(const Begin *begin, const Digest *stored)
 {
-	return digest_matches(&request->name, stored, request->fingerprint);
+	return digest_matches(begin->handle.name, stored, begin->request->fingerprint);
 }
+
+/* What is known before the operation is looked up: no try asks for it again. */
+static void
+gather_operation(Begin *begin, const BeginRequest *request)
+{
+	begin->request = request;
+	handle_open(&begin->handle, &request->name, RowExclusiveLock);
+	begin->max_attempts = policy_max_attempts(&begin->handle.policy, request->max_attempts);
+}
+
+/* Looks the operation up. */
+static void
+gather_record(Begin *begin)
+{
+	begin->exists = store_find(begin->handle.catalog, begin->handle.name, &begin->row);
+	begin->now = GetCurrentTimestamp();
+	begin->found = NULL;
+	begin->same_request = true;
+	if (begin->exists && !is_absent(&begin->row, begin->now))
+	{
+		begin->found = &begin->row;
+		begin->same_request = is_same_request(begin, &begin->row.request);
+	}
+}
+
+/* ---- deciding ---- */
+
+static bool
+is_exhausted(const Begin *begin)
+{
+	return begin->max_attempts > 0 && begin->found != NULL &&
+		begin->found->attempt >= begin->max_attempts;
+}
+
+/*
+ * What the begin does.  Without the lock, the answer can only be that of another
+ * owner: a replay, a mismatch or IN_PROGRESS.
+ */
+static Verdict
+decide(const Begin *begin)
+{
+	const Record *found = begin->found;
+
+	if (!begin->same_request)
+		return VERDICT_MISMATCH;
+	if (begin->handle.standing.phase == PHASE_PENDING)
+		return VERDICT_BEGUN_HERE;
+	if (found != NULL)
+	{
+		switch (found->status)
+		{
+			case STATUS_COMPLETED:
+				return VERDICT_REPLAY;
+			case STATUS_FAILED:
+				if (found->retry_at == NO_TIME || found->retry_at > begin->now)
+					return VERDICT_REPLAY;
+				break;
+			case STATUS_PENDING:
+				if (found->lease_expires_at > begin->now)
+					return VERDICT_IN_PROGRESS;
+				break;
+		}
+	}
+	if (!begin->locked)
+		return VERDICT_IN_TRANSACTION;
+	return is_exhausted(begin) ? VERDICT_EXHAUSTED : VERDICT_ACQUIRE;
+}
+
+/* ---- carrying out ---- */
 
 /* The answer has nothing of the other request's operation. */
 static Answer
-answer_mismatch(const BeginRequest *request)
+answer_mismatch(const Begin *begin)
 {
-	const OperationName *name = &request->name;
+	const OperationName *name = begin->handle.name;
 
-	if (request->tells_mismatch)
+	if (begin->request->tells_mismatch)
 		return bare_answer(OUTCOME_MISMATCH, name);
 	stats_count(COUNT_MISMATCHES);
 	ereport(ERROR,
@@ -65,17 +162,18 @@ answer_mismatch(const BeginRequest *request)
  * record that was found, if that has not expired.
  */
 static Record
-next_attempt(const BeginRequest *request, const Record *before, TimestampTz now)
+next_attempt(const Begin *begin)
 {
+	const Record *before = begin->found;
 	Record		record = {
-		.name = request->name,
+		.name = begin->request->name,
 		.status = STATUS_PENDING,
 		.attempt = 1,
-		.request = digest_of(&request->name, request->fingerprint),
+		.request = digest_of(begin->handle.name, begin->request->fingerprint),
 		.lease_expires_at = NO_TIME,
 		.retry_at = NO_TIME,
-		.created_at = now,
-		.updated_at = now,
+		.created_at = begin->now,
+		.updated_at = begin->now,
 		.expires_at = NO_TIME
 	};
 
@@ -92,11 +190,14 @@ next_attempt(const BeginRequest *request, const Record *before, TimestampTz now)
 
 /* A lease is written at once, and durable when COMMIT returns. */
 static void
-write_lease(const Handle *handle, const BeginRequest *request, const Record *found, Record *record)
+write_lease(const Begin *begin, Record *record)
 {
-	record->fence = mark_next_fence(handle->catalog, request->name.scope, found ? found->fence : NO_FENCE);
-	set_lease(handle, record, request->lease);
-	store_put(handle->catalog, record, found ? found->updated_at : NO_TIME);
+	const Record *row = begin->exists ? &begin->row : NULL;
+
+	record->fence = mark_next_fence(begin->handle.catalog, begin->handle.name->scope,
+									row ? row->fence : NO_FENCE);
+	set_lease(&begin->handle, record, begin->request->lease);
+	store_put(begin->handle.catalog, record, row ? row->updated_at : NO_TIME);
 	ForceSyncCommit();
 }
 
@@ -105,40 +206,41 @@ write_lease(const Handle *handle, const BeginRequest *request, const Record *fou
  * transaction-bound one.  A row that counts as absent is replaced, too.
  */
 static Answer
-acquire_operation(const Handle *handle, const BeginRequest *request, const Facts *facts, const Record *found)
+acquire_operation(const Begin *begin)
 {
-	const Record *before = facts->found;
+	const Handle *handle = &begin->handle;
+	const Record *before = begin->found;
 	Answer		answer = {
 		.outcome = OUTCOME_ACQUIRED,
 		.taken_over = before != NULL && before->status == STATUS_PENDING,
-		.record = next_attempt(request, before, facts->now)
+		.record = next_attempt(begin)
 	};
 	Standing	standing = {
 		.phase = PHASE_PENDING,
 		.level = GetCurrentTransactionNestLevel(),
 		.locked = handle->standing.locked,
 		.wrote = handle->standing.wrote,
-		.stored_at = found ? found->updated_at : NO_TIME
+		.stored_at = begin->exists ? begin->row.updated_at : NO_TIME
 	};
 
 	FAULT_POINT("begin-judged");
 	handle_reserve(handle);
-	if (request->lease > 0)
+	if (begin->request->lease > 0)
 	{
-		write_lease(handle, request, found, &answer.record);
+		write_lease(begin, &answer.record);
 		if (answer.taken_over)
 			FAULT_POINT("taken-over");
 		standing.wrote = true;
 		standing.stored_at = answer.record.updated_at;
 	}
-	else if (found != NULL)
-		fence_keep(found->fence);	/* its end replaces the row */
+	else if (begin->exists)
+		fence_keep(begin->row.fence);	/* its end replaces the row */
 	standing.attempt = answer.record.attempt;
 	standing.fence = answer.record.fence;
 	standing.request = answer.record.request;
 	standing.lease_expires_at = answer.record.lease_expires_at;
 	standing.created_at = answer.record.created_at;
-	transaction_note(handle->id, handle->name, &standing);
+	journal_set(handle->id, handle->name, standing);
 	return answer;
 }
 
@@ -156,9 +258,10 @@ exhausted_response(int32 attempts)
 
 /* The attempt would be one too many: the operation has failed for good. */
 static Answer
-exhaust_operation(const Handle *handle, const Record *found, TimestampTz now)
+exhaust_operation(const Begin *begin)
 {
-	Record		record = *found;
+	const Handle *handle = &begin->handle;
+	Record		record = begin->row;
 
 	handle_reserve(handle);
 	record.status = STATUS_FAILED;
@@ -167,90 +270,72 @@ exhaust_operation(const Handle *handle, const Record *found, TimestampTz now)
 	 * ID409
 	 */
 	record.fence = NO_FENCE;
-	fence_keep(found->fence);
+	fence_keep(begin->row.fence);
 	record.lease_expires_at = NO_TIME;
 	record.retry_at = NO_TIME;
-	record.response = exhausted_response(found->attempt);
-	record.updated_at = now;
-	record.expires_at = time_after(now, policy_retention(&handle->policy, 0), "retention");
-	store_put(handle->catalog, &record, found->updated_at);
+	record.response = exhausted_response(record.attempt);
+	record.updated_at = begin->now;
+	record.expires_at = time_after(begin->now, policy_retention(&handle->policy, 0), "retention");
+	store_put(handle->catalog, &record, begin->row.updated_at);
 	ForceSyncCommit();
 	stats_count(COUNT_FAILED);
 	handle_note_end(handle, false);
-	return replay(&record, now);
-}
-
-/*
- * Looks the operation up, and gathers what decides.  With the lock held, the
- * answer is final.
- */
-static Facts
-gather_facts(const Handle *handle, const BeginRequest *request, bool locked, Lookup *lookup)
-{
-	Facts		facts = {.locked = locked};
-
-	lookup->exists = store_find(handle->catalog, &request->name, &lookup->record);
-	facts.now = GetCurrentTimestamp();
-	facts.max_attempts = policy_max_attempts(&handle->policy, request->max_attempts);
-	if (lookup->exists && !is_absent(&lookup->record, facts.now))
-	{
-		facts.found = &lookup->record;
-		facts.same_request = is_same_request(request, &lookup->record.request);
-	}
-	return facts;
+	return replay(&record, begin->now);
 }
 
 /* Does what was decided: at most one row is written, and one standing noted. */
 static Answer
-carry_out(Verdict verdict, const Handle *handle, const BeginRequest *request,
-		  const Facts *facts, Lookup *lookup)
+carry_out(Begin *begin, Verdict verdict)
 {
 	switch (verdict)
 	{
 		case VERDICT_ACQUIRE:
-			return acquire_operation(handle, request, facts, lookup->exists ? &lookup->record : NULL);
+			return acquire_operation(begin);
 		case VERDICT_EXHAUSTED:
-			return exhaust_operation(handle, &lookup->record, facts->now);
+			return exhaust_operation(begin);
 		case VERDICT_REPLAY:
-			unseal_record(&lookup->record);
-			return replay(&lookup->record, facts->now);
+			unseal_record(&begin->row);
+			return replay(&begin->row, begin->now);
 		case VERDICT_IN_PROGRESS:
-			return in_progress(&request->name, facts->found, facts->now);
+			return in_progress(begin->handle.name, begin->found, begin->now);
 		case VERDICT_MISMATCH:
-			return answer_mismatch(request);
+			return answer_mismatch(begin);
+		case VERDICT_BEGUN_HERE:
+			return in_progress_here(&begin->handle, begin->now);
 		case VERDICT_IN_TRANSACTION:
 			break;
 	}
-	return in_progress(&request->name, NULL, facts->now);
+	return in_progress(begin->handle.name, NULL, begin->now);
 }
 
-/* Gathers, decides and carries out; does the transaction keep the lock for that? */
-static Answer
-answer_begin(const Handle *handle, const BeginRequest *request, bool locked, bool *keeps_lock)
-{
-	Lookup		lookup;
-	Facts		facts = gather_facts(handle, request, locked, &lookup);
-	Verdict		verdict = decide(&facts);
+/* ---- trying, and waiting ---- */
 
-	*keeps_lock = verdict == VERDICT_ACQUIRE || verdict == VERDICT_EXHAUSTED;
-	return carry_out(verdict, handle, request, &facts, &lookup);
+/* Takes the lock if it comes free in that time. */
+static bool
+take_lock(const Begin *begin, int64 lock_wait)
+{
+	bool		taken = lock_wait > 0 ?
+		lock_acquire_within(&begin->handle.lock, lock_wait) : lock_acquire_now(&begin->handle.lock);
+
+	if (taken)
+		FAULT_POINT("begin-locked");
+	return taken;
 }
 
 /* One try: with the lock if it comes free in that time, else without. */
 static Answer
-try_begin(const Handle *handle, const BeginRequest *request, int64 lock_wait, bool *locked)
+try_begin(Begin *begin, int64 lock_wait)
 {
-	bool		keeps_lock;
+	Verdict		verdict;
 	Answer		answer;
 
-	*locked = lock_wait > 0 ?
-		lock_acquire_within(&handle->lock, lock_wait) : lock_acquire_now(&handle->lock);
-	if (*locked)
-		FAULT_POINT("begin-locked");
-	answer = answer_begin(handle, request, *locked, &keeps_lock);
+	begin->locked = lock_wait != WITHOUT_LOCK && take_lock(begin, lock_wait);
+	gather_record(begin);
+	verdict = decide(begin);
+	answer = carry_out(begin, verdict);
 	/* a caller that only gets a replay releases the lock at once */
-	if (*locked && !keeps_lock)
-		lock_release(&handle->lock);
+	if (begin->locked && verdict != VERDICT_ACQUIRE && verdict != VERDICT_EXHAUSTED)
+		lock_release(&begin->handle.lock);
 	return answer;
 }
 
@@ -260,25 +345,27 @@ try_begin(const Handle *handle, const BeginRequest *request, int64 lock_wait, bo
  * manager; the wait for a lease lasts until it ends.
  */
 static Answer
-begin_until(const Handle *handle, const BeginRequest *request, bool locked)
+begin_until(Begin *begin)
 {
-	Deadline	deadline = deadline_after(request->wait);
-	LeaseWait	lease_wait = lease_wait_prepare(handle->id);
-	int64		left = request->wait;
+	int64		wait = begin->request->wait;
+	Deadline	deadline = deadline_after(wait);
+	LeaseWait	lease_wait = lease_wait_prepare(begin->handle.id);
+	int64		left = wait;
 	Answer		answer;
 
 	for (;;)
 	{
-		answer = try_begin(handle, request, locked ? 0 : left, &locked);
+		/* the lock was free: a lease runs, and no transaction is to be waited for */
+		answer = try_begin(begin, begin->locked ? 0 : left);
 		left = deadline_left(&deadline);
 		if (answer.outcome != OUTCOME_IN_PROGRESS || left <= 0)
 			break;
-		if (locked)
+		if (begin->locked)
 			lease_wait_sleep(&lease_wait, Min(answer.retry_after, left));
 	}
 	lease_wait_end();
 	stats_count(COUNT_WAITS);
-	stats_add(COUNT_WAIT_MICROSECONDS, request->wait - left);
+	stats_add(COUNT_WAIT_MICROSECONDS, wait - left);
 	return answer;
 }
 
@@ -303,45 +390,44 @@ count_answer(const Answer *answer)
  * session was a replay, the next one probably is, too.  Such a session looks
  * before it asks for the lock.
  */
-static bool
-told_at_a_glance(const Handle *handle, const BeginRequest *request, Answer *answer)
-{
-	bool		keeps_lock;
-
-	if (!told_an_end)
-		return false;
-	*answer = answer_begin(handle, request, false, &keeps_lock);
-	return answer->replayed || answer->outcome == OUTCOME_MISMATCH;
-}
-
 static Answer
-begin_operation(const BeginRequest *request)
+begin_operation(Begin *begin)
 {
-	Handle		handle = handle_open(&request->name, RowExclusiveLock);
 	Answer		answer;
-	bool		locked;
 
-	if (handle.standing.phase == PHASE_PENDING)
+	if (told_an_end)
 	{
-		if (!is_same_request(request, &handle.standing.request))
-			return answer_mismatch(request);
-		return in_progress_here(&handle, GetCurrentTimestamp());
+		answer = try_begin(begin, WITHOUT_LOCK);
+		if (answer.replayed || answer.outcome == OUTCOME_MISMATCH)
+			return answer;
 	}
-	if (told_at_a_glance(&handle, request, &answer))
-		return answer;
-	answer = try_begin(&handle, request, 0, &locked);
-	if (answer.outcome == OUTCOME_IN_PROGRESS && request->wait > 0)
-		answer = begin_until(&handle, request, locked);
+	answer = try_begin(begin, 0);
+	if (answer.outcome == OUTCOME_IN_PROGRESS && begin->request->wait > 0)
+		answer = begin_until(begin);
 	told_an_end = answer.replayed;
 	return answer;
+}
+
+/* This transaction has begun the operation: nobody else changes it. */
+static Answer
+begin_again(Begin *begin)
+{
+	begin->now = GetCurrentTimestamp();
+	begin->found = NULL;
+	begin->same_request = is_same_request(begin, &begin->handle.standing.request);
+	return carry_out(begin, decide(begin));
 }
 
 /* Acquire an operation, or answer how it ended or that it is in progress. */
 Answer
 operation_begin(const BeginRequest *request)
 {
-	Answer		answer = begin_operation(request);
+	Begin		begin;
+	Answer		answer;
 
+	gather_operation(&begin, request);
+	answer = begin.handle.standing.phase == PHASE_PENDING ?
+		begin_again(&begin) : begin_operation(&begin);
 	count_answer(&answer);
 	return answer;
 }

@@ -27,7 +27,6 @@
 #include "arguments.h"
 #include "compat.h"
 #include "failure.h"
-#include "fingerprint.h"
 #include "operation.h"
 #include "scope.h"
 #include "subtransaction.h"
@@ -182,35 +181,27 @@ run_and_end(const Call *call, const OperationName *name)
 }
 
 /*
- * The fingerprint to compare.  The request is the handler's argument, so the
- * caller may give it together with its hash, which then is not computed again.
+ * idem_call(handler, key, request, scope, wait, retention, record_failure, request_hash, max_attempts)
+ *
+ * The request is the handler's argument, so the caller may give it together with
+ * its hash, which then is not computed again.
  */
-static bytea *
-fingerprint_arguments(FunctionCallInfo fcinfo, int request, int request_hash)
-{
-	if (!PG_ARGISNULL(request_hash))
-		return checked_hash(PG_GETARG_DATUM(request_hash));
-	return PG_ARGISNULL(request) ? NULL : fingerprint_of(PG_GETARG_JSONB_P(request));
-}
-
-/* idem_call(handler, key, request, scope, wait, retention, record_failure, request_hash, max_attempts) */
 Datum
 idem_call(PG_FUNCTION_ARGS)
 {
-	BeginRequest begin = {0};
+	static const BeginArguments places = {
+		"idem_call()",.key = 1,.request = 2,.scope = 3,.request_hash = 7,
+		.lease = NO_ARGUMENT,.wait = 4,.max_attempts = 8,.request_is_used = true
+	};
+	BeginRequest begin = begin_arguments(fcinfo, &places);
 	Call		call;
 	Answer		answer;
 
-	require_writable("idem_call()");
 	require_argument(fcinfo, 0, "handler");
 	call.handler = PG_GETARG_OID(0);
 	check_handler(call.handler);
-	begin.name = name_arguments(fcinfo, 1, 3);
 	call.request_is_null = PG_ARGISNULL(2);
 	call.request = call.request_is_null ? (Datum) 0 : PG_GETARG_DATUM(2);
-	begin.fingerprint = fingerprint_arguments(fcinfo, 2, 7);
-	begin.wait = required_duration(fcinfo, 4, "wait", true);
-	begin.max_attempts = optional_count(fcinfo, 8, "max_attempts", NOT_ASKED);
 	call.retention = optional_duration(fcinfo, 5, "retention", false, 0);
 	call.record_failure = required_bool(fcinfo, 6, "record_failure");
 

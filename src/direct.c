@@ -60,8 +60,8 @@ key_of_name(const OperationName *name, ScanKey keys)
 
 /* The version of the row that the snapshot sees; the slot keeps it pinned. */
 static bool
-find_version(Relation store, Relation index, const OperationName *name,
-			 Snapshot snapshot, TupleTableSlot *slot)
+fetch_version(Relation store, Relation index, const OperationName *name,
+			  Snapshot snapshot, TupleTableSlot *slot)
 {
 	IndexScanDesc scan = begin_index_scan(store, index, snapshot, 2);
 	ScanKeyData keys[2];
@@ -82,7 +82,7 @@ direct_find(const Catalog *catalog, Oid part, const OperationName *name, Snapsho
 	Relation	store = open_part(catalog, part, AccessShareLock);
 	Relation	index = index_open(primary_key_index(store), AccessShareLock);
 	TupleTableSlot *slot = table_slot_create(store, NULL);
-	bool		exists = find_version(store, index, name, snapshot, slot);
+	bool		exists = fetch_version(store, index, name, snapshot, slot);
 
 	if (exists)
 	{
@@ -205,7 +205,7 @@ try_change(const Catalog *catalog, Relation store, Relation index, const Operati
 	TupleTableSlot *version = table_slot_create(store, NULL);
 	TM_Result	result = TM_Deleted;
 
-	if (find_version(store, index, name, snapshot, version))
+	if (fetch_version(store, index, name, snapshot, version))
 		result = was_judged(store, version, judged) ?
 			change_version(catalog, store, index, &version->tts_tid, record) : TM_Invisible;
 	ExecDropSingleTupleTableSlot(version);

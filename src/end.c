@@ -108,11 +108,12 @@ end_leased(const Handle *handle, const EndRequest *request, int64 fence)
 Answer
 operation_end(const EndRequest *request)
 {
-	Handle		handle = handle_open(&request->name, RowExclusiveLock);
 	int64		fence = request->fence;
+	Handle		handle;
 	Record		record;
 	Answer		answer;
 
+	handle_open(&handle, &request->name, RowExclusiveLock);
 	if (!request->cut_to_size)
 		check_response(&handle, &request->response);
 	if (fence == NO_FENCE)
@@ -128,11 +129,12 @@ operation_end(const EndRequest *request)
 TimestampTz
 operation_extend(const OperationName *name, int64 fence, int64 lease)
 {
-	Handle		handle = handle_open(name, RowExclusiveLock);
-	Standing	standing = handle.standing;
+	Handle		handle;
+	Standing	standing;
 	Record		record;
 	TimestampTz judged;
 
+	handle_open(&handle, name, RowExclusiveLock);
 	if (fence == NO_FENCE)
 		fence = owned_fence(&handle);
 	if (fence == NO_FENCE)
@@ -147,9 +149,10 @@ operation_extend(const OperationName *name, int64 fence, int64 lease)
 	set_lease(&handle, &record, lease);
 	store_put(handle.catalog, &record, judged);
 	ForceSyncCommit();
+	standing = handle.standing;
 	standing.wrote = true;
 	standing.stored_at = record.updated_at;
 	standing.lease_expires_at = record.lease_expires_at;
-	transaction_note(handle.id, name, &standing);
+	journal_set(handle.id, name, standing);
 	return record.lease_expires_at;
 }

@@ -35,8 +35,8 @@ typedef enum Ending
 } Ending;
 
 static XactCallback guard;
+static bool (*would_refuse) (void);	/* as the transaction is now */
 static bool used = false;		/* by this transaction */
-static int	unfinished = 0;		/* operations that the guard would refuse */
 static Ending ending = ENDING_UNKNOWN;
 
 /* registrations are numbered; the lasting one has the number 0 */
@@ -87,7 +87,7 @@ is_needed(void)
 		case ENDING_BY_COMMIT:
 			return false;
 		case ENDING_NOW:
-			return unfinished > 0;
+			return would_refuse();
 		case ENDING_UNKNOWN:
 			break;
 	}
@@ -157,25 +157,11 @@ guard_use(void)
 		register_last();
 }
 
-/* So many more operations are unfinished. */
-void
-guard_count_unfinished(int change)
-{
-	unfinished += change;
-}
-
-int
-guard_unfinished(void)
-{
-	return unfinished;
-}
-
 /* The transaction has ended. */
 void
 guard_forget(void *registered)
 {
 	used = false;
-	unfinished = 0;
 	ending = ENDING_UNKNOWN;
 	if (!CALLBACK_MAY_UNREGISTER_ITSELF || registered == registration_of(0))
 		return;
@@ -188,9 +174,10 @@ guard_forget(void *registered)
  * callback of another extension, which the renewed registration would miss.
  */
 void
-guard_register(XactCallback callback)
+guard_register(XactCallback callback, bool (*refuses) (void))
 {
 	guard = callback;
+	would_refuse = refuses;
 	/* if a step fails, all steps are tried again */
 	UnregisterXactCallback(callback, registration_of(0));
 	RegisterXactCallback(callback, registration_of(0));

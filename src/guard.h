@@ -9,10 +9,8 @@
 
 #include "access/xact.h"
 
-extern void guard_register(XactCallback callback);
+extern void guard_register(XactCallback callback, bool (*refuses) (void));
 extern void guard_use(void);
-extern void guard_count_unfinished(int change);
-extern int	guard_unfinished(void);
 extern void guard_forget(void *registration);
 
 #endif							/* IDEM_GUARD_H */

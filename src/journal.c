@@ -55,6 +55,7 @@ static struct
 	Change	   *oldest;
 	Change	   *newest;
 	int			held;			/* locks */
+	int			unfinished;		/* operations that keep the transaction from committing */
 	Entry	   *first_buckets[FIRST_BUCKETS];
 }			journal;
 
@@ -123,8 +124,8 @@ same_text(const text *a, const text *b)
 }
 
 /* NULL where the transaction has not touched it. */
-Entry *
-journal_find(uint64 id, const OperationName *name)
+static Entry *
+find_entry(uint64 id, const OperationName *name)
 {
 	if (journal.context == NULL)
 		return NULL;
@@ -192,23 +193,38 @@ make_entry(uint64 id, const OperationName *name)
 /* ---- requests ---- */
 
 static struct varlena *
-keep_value(const void *value)
+copy_value(MemoryContext context, const void *value)
 {
 	Size		size;
 
 	if (value == NULL)
 		return NULL;
 	size = VARSIZE_ANY(value);
-	return memcpy(MemoryContextAlloc(journal.context, size), value, size);
+	return memcpy(MemoryContextAlloc(context, size), value, size);
 }
 
 static Digest
-keep_request(const Digest *request)
+copy_request(MemoryContext context, const Digest *request)
 {
-	Digest		kept = {.bytes = (bytea *) keep_value(request->bytes)};
+	Digest		copy = {.bytes = (bytea *) copy_value(context, request->bytes)};
 
-	kept.key = (text *) keep_value(request->key);
-	return kept;
+	copy.key = (text *) copy_value(context, request->key);
+	return copy;
+}
+
+/*
+ * The state of an operation in this transaction.  The request is a copy: a
+ * trigger of the owner's may release the operation while the caller still uses
+ * the request, and then the journal frees its own.
+ */
+Standing
+journal_standing(uint64 id, const OperationName *name)
+{
+	const Entry *entry = find_entry(id, name);
+	Standing	standing = entry ? entry->standing : untouched;
+
+	standing.request = copy_request(CurrentMemoryContext, &standing.request);
+	return standing;
 }
 
 /* Several standings may share a request. */
@@ -256,7 +272,7 @@ replace_standing(Entry *entry, const Standing *standing)
 {
 	Digest		request = entry->standing.request;
 
-	guard_count_unfinished((int) standing_is_unfinished(standing) - (int) standing_is_unfinished(&entry->standing));
+	journal.unfinished += (int) standing_is_unfinished(standing) - (int) standing_is_unfinished(&entry->standing);
 	journal.held += (int) standing_holds_lock(standing) - (int) standing_holds_lock(&entry->standing);
 	entry->standing = *standing;
 	free_request(request, standing, &entry->latest->before);
@@ -311,16 +327,20 @@ add_change(Entry *entry)
 	link_change(change);
 }
 
-/* Changes the state of an operation in this transaction, until a rollback undoes it. */
+/*
+ * Changes the state of an operation in this transaction, until a rollback
+ * undoes it.  From here on COMMIT fails as long as the operation is unfinished.
+ */
 void
 journal_set(uint64 id, const OperationName *name, Standing standing)
 {
 	Entry	   *entry;
 
+	guard_use();
 	start_journal();
-	entry = journal_find(id, name);
+	entry = find_entry(id, name);
 	if (entry == NULL || standing.request.bytes != entry->standing.request.bytes)
-		standing.request = keep_request(&standing.request);
+		standing.request = copy_request(journal.context, &standing.request);
 	if (entry == NULL)
 		entry = add_entry(id, name);
 	else if (entry->latest->level != GetCurrentTransactionNestLevel())
@@ -354,6 +374,12 @@ int
 journal_held(void)
 {
 	return journal.held;
+}
+
+bool
+journal_has_unfinished(void)
+{
+	return journal.unfinished > 0;
 }
 
 /* Has the transaction touched anything? */

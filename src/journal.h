@@ -34,7 +34,7 @@ typedef struct Standing
 
 typedef struct Entry Entry;
 
-extern Entry *journal_find(uint64 id, const OperationName *name);
+extern Standing journal_standing(uint64 id, const OperationName *name);
 extern Entry *journal_next(const Entry *entry);
 extern const Standing *entry_standing(const Entry *entry);
 extern const OperationName *entry_name(const Entry *entry);
@@ -42,6 +42,7 @@ extern uint64 entry_id(const Entry *entry);
 extern void journal_set(uint64 id, const OperationName *name, Standing standing);
 extern void journal_add_locks(int count);
 extern int	journal_held(void);
+extern bool journal_has_unfinished(void);
 extern bool journal_is_empty(void);
 extern void journal_undo(int level);
 extern void journal_hand_over(int level);

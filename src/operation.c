@@ -1,7 +1,7 @@
 /*
  * operation.c
- *		An operation: what is known of it, what its record means to a caller,
- *		and the answers.  begin.c, end.c and release.c change it.
+ *		An operation at hand: what is known of it, and the answers to its
+ *		caller.  begin.c, end.c and release.c change it.
  *
  *		(absent) --begin--> owned by the transaction --end--> COMPLETED, FAILED
  *		(absent) --begin with a lease--> PENDING --end--> COMPLETED, FAILED
@@ -53,17 +53,14 @@ enter_node(const Catalog *catalog, const OperationName *name, LOCKMODE mode)
  * may rely on the policy, the lock's tag and the standing in the handle, and
  * ask for none of them again.  The store stays locked in that mode.
  */
-Handle
-handle_open(const OperationName *name, LOCKMODE mode)
+void
+handle_open(Handle *handle, const OperationName *name, LOCKMODE mode)
 {
-	Handle		handle;
-
-	handle.catalog = enter_node(catalog_open(mode), name, mode);
-	scope_require(handle.catalog, name->scope, &handle.policy);
-	handle.name = name;
-	handle.lock = lock_of_operation(name, &handle.catalog->lock_key, &handle.id);
-	handle.standing = transaction_standing(handle.id, name);
-	return handle;
+	handle->catalog = enter_node(catalog_open(mode), name, mode);
+	scope_require(handle->catalog, name->scope, &handle->policy);
+	handle->name = name;
+	handle->lock = lock_of_operation(name, &handle->catalog->lock_key, &handle->id);
+	handle->standing = journal_standing(handle->id, name);
 }
 
 /*
@@ -76,7 +73,7 @@ handle_note_end(const Handle *handle, bool wakes)
 	Standing	standing = {.phase = PHASE_ENDED,.wrote = true,.wakes = wakes,.stored_at = NO_TIME};
 
 	standing.level = GetCurrentTransactionNestLevel();
-	transaction_note(handle->id, handle->name, &standing);
+	journal_set(handle->id, handle->name, standing);
 }
 
 /* start + duration; an error if that is no valid time. */
@@ -103,55 +100,6 @@ set_lease(const Handle *handle, Record *record, int64 lease)
 	record->lease_expires_at = time_after(record->updated_at, policy_lease(&handle->policy, lease), "lease");
 	record->expires_at = time_after(record->lease_expires_at,
 									policy_retention(&handle->policy, 0), "lease");
-}
-
-/* ---- what a record means ---- */
-
-/* A lease outlives the expiry of its record. */
-bool
-is_absent(const Record *found, TimestampTz now)
-{
-	return found->expires_at <= now &&
-		!(found->status == STATUS_PENDING && found->lease_expires_at > now);
-}
-
-static bool
-is_exhausted(const Facts *facts)
-{
-	return facts->max_attempts > 0 && facts->found != NULL &&
-		facts->found->attempt >= facts->max_attempts;
-}
-
-/*
- * What a begin does.  Without the lock, the answer can only be that of another
- * owner: a replay, a mismatch or IN_PROGRESS.
- */
-Verdict
-decide(const Facts *facts)
-{
-	const Record *found = facts->found;
-
-	if (found != NULL && !facts->same_request)
-		return VERDICT_MISMATCH;
-	if (found != NULL)
-	{
-		switch (found->status)
-		{
-			case STATUS_COMPLETED:
-				return VERDICT_REPLAY;
-			case STATUS_FAILED:
-				if (found->retry_at == NO_TIME || found->retry_at > facts->now)
-					return VERDICT_REPLAY;
-				break;
-			case STATUS_PENDING:
-				if (found->lease_expires_at > facts->now)
-					return VERDICT_IN_PROGRESS;
-				break;
-		}
-	}
-	if (!facts->locked)
-		return VERDICT_IN_TRANSACTION;
-	return is_exhausted(facts) ? VERDICT_EXHAUSTED : VERDICT_ACQUIRE;
 }
 
 /* ---- answers ---- */
@@ -240,11 +188,14 @@ answer_lookup(const OperationName *name, Record *found, TimestampTz now)
 bool
 operation_lookup(const OperationName *name, Answer *answer)
 {
-	Handle		handle = handle_open(name, AccessShareLock);
+	Handle		handle;
 	Record		record;
-	bool		exists = store_peek(handle.catalog, name, &record);
-	TimestampTz now = GetCurrentTimestamp();
+	bool		exists;
+	TimestampTz now;
 
+	handle_open(&handle, name, AccessShareLock);
+	exists = store_peek(handle.catalog, name, &record);
+	now = GetCurrentTimestamp();
 	if (handle.standing.phase == PHASE_PENDING)
 		*answer = in_progress_here(&handle, now);
 	else if (exists && !is_absent(&record, now))

@@ -35,7 +35,7 @@ release_owned(const Handle *handle)
 	released.level = GetCurrentTransactionNestLevel();
 	at_once = before.level == released.level;
 	released.locked = before.locked || !at_once;
-	transaction_note(handle->id, handle->name, &released);
+	journal_set(handle->id, handle->name, released);
 	if (at_once)
 		lock_release(&handle->lock);
 }
@@ -73,7 +73,7 @@ release_leased(const Handle *handle, int64 fence)
 	}
 	ForceSyncCommit();
 	released.level = GetCurrentTransactionNestLevel();
-	transaction_note(handle->id, handle->name, &released);
+	journal_set(handle->id, handle->name, released);
 	return true;
 }
 
@@ -81,8 +81,9 @@ release_leased(const Handle *handle, int64 fence)
 bool
 operation_release(const OperationName *name, int64 fence)
 {
-	Handle		handle = handle_open(name, RowExclusiveLock);
+	Handle		handle;
 
+	handle_open(&handle, name, RowExclusiveLock);
 	if (fence == NO_FENCE)
 		fence = owned_fence(&handle);
 	if (fence == NO_FENCE)
@@ -132,10 +133,11 @@ bool
 operation_forget(const OperationName *name)
 {
 	Standing	forgotten = {.phase = PHASE_NONE,.wrote = true,.stored_at = NO_TIME};
-	Handle		handle = handle_open(name, RowExclusiveLock);
+	Handle		handle;
 	Record		record;
 	Caller		caller;
 
+	handle_open(&handle, name, RowExclusiveLock);
 	if (!find_unowned(&handle, &record))
 		return false;
 	fence_keep(record.fence);
@@ -145,7 +147,7 @@ operation_forget(const OperationName *name)
 	as_owner_end(&caller);
 	ForceSyncCommit();
 	forgotten.level = GetCurrentTransactionNestLevel();
-	transaction_note(handle.id, name, &forgotten);
+	journal_set(handle.id, name, forgotten);
 	stats_count(COUNT_FORGOTTEN);
 	return !is_absent(&record, GetCurrentTimestamp());
 }

@@ -13,6 +13,7 @@
 #include "catalog.h"
 #include "citus.h"
 #include "compat.h"
+#include "journal.h"
 #include "lock.h"
 #include "resource.h"
 #include "transaction.h"
@@ -106,7 +107,8 @@ resource_lock_all(text **names, int count, int64 wait)
 			return false;
 		}
 	}
-	transaction_note_locks(count);
+	if (count > 0)
+		journal_add_locks(count);
 	pfree(ids);
 	return true;
 }

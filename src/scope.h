@@ -10,22 +10,7 @@
 
 #include "catalog.h"
 #include "idempotency.h"
-
-/* the claim and the policy of one scope; zeros where nothing is set, and see scope_require */
-typedef struct Policy
-{
-	bool		claimed;
-	NameData	role;			/* to which, if it is claimed */
-	int64		retention;		/* microseconds, as all times here */
-	int64		min_retention;
-	int64		max_retention;
-	bool		has_max_attempts;
-	int32		max_attempts;
-	int32		attempts_limit;
-	bool		has_max_response_size;
-	int32		max_response_size;	/* bytes */
-	int64		max_lease;
-} Policy;
+#include "rules.h"
 
 /* the argument of scope_lay_down: the pattern, and the columns of a policy */
 #define POLICY_ARGUMENTS 8

@@ -125,9 +125,10 @@ find_in_parts(const Catalog *catalog, const OperationName *name, Snapshot snapsh
 			  Record *found, Place *place)
 {
 	TimestampTz now = catalog->store_by_expiry ? GetCurrentTimestamp() : DT_NOBEGIN;
+	int			count = parts_count();
 	bool		exists = false;
 
-	for (int i = 0; i < parts_count() && !(exists && found->expires_at > now); i++)
+	for (int i = 0; i < count && !(exists && found->expires_at > now); i++)
 	{
 		const Part *part = parts_get(i);
 		Record		record;

@@ -1,7 +1,7 @@
 /*
  * transaction.c
- *		The begins and ends of this transaction, and the guard that refuses
- *		its COMMIT while anything is unfinished.
+ *		Refuses COMMIT while an operation of this transaction is unfinished, and
+ *		limits the locks that a transaction may hold.
  *
  * Until it ends, a transaction-bound operation is only an entry of the journal
  * and a lock.  A rollback to a savepoint takes back the begins and ends after
@@ -20,6 +20,7 @@
 #include "compat.h"
 #include "fault.h"
 #include "guard.h"
+#include "journal.h"
 #include "settings.h"
 #include "stats.h"
 #include "transaction.h"
@@ -27,30 +28,6 @@
 
 /* the guard has accepted it: nothing can be begun or ended any more */
 static bool committing = false;
-
-static const Standing untouched = {.phase = PHASE_NONE,.stored_at = NO_TIME};
-
-static void *
-copy_value(const void *value)
-{
-	return value == NULL ? NULL : memcpy(palloc(VARSIZE_ANY(value)), value, VARSIZE_ANY(value));
-}
-
-/*
- * The state of an operation in this transaction.  The request is a copy: a
- * trigger of the owner's may release the operation while the caller still uses
- * the request, and then the journal frees its own.
- */
-Standing
-transaction_standing(uint64 id, const OperationName *name)
-{
-	const Entry *entry = journal_find(id, name);
-	Standing	standing = entry ? *entry_standing(entry) : untouched;
-
-	standing.request.bytes = copy_value(standing.request.bytes);
-	standing.request.key = copy_value(standing.request.key);
-	return standing;
-}
 
 static bool
 same_key(const OperationName *a, const OperationName *b)
@@ -76,25 +53,6 @@ transaction_begun_elsewhere(const OperationName *name)
 			begun = entry_name(entry);
 	}
 	return begun;
-}
-
-/*
- * Changes the state of an operation in this transaction, until a rollback
- * undoes it.  From here on COMMIT fails as long as the operation is unfinished.
- */
-void
-transaction_note(uint64 id, const OperationName *name, const Standing *standing)
-{
-	guard_use();
-	journal_set(id, name, *standing);
-}
-
-/* Counts so many more locks on resources, until a rollback. */
-void
-transaction_note_locks(int count)
-{
-	if (count > 0)
-		journal_add_locks(count);
 }
 
 /*
@@ -131,7 +89,7 @@ refuse_unfinished(void)
 {
 	const char *needs;
 
-	if (guard_unfinished() == 0)
+	if (!journal_has_unfinished())
 		return;
 	needs = is_autocommit() ? "begin needs BEGIN ... COMMIT, or a lease: " : "";
 
@@ -207,5 +165,5 @@ transaction_register(void)
 	/* if a step fails, all steps are tried again */
 	UnregisterSubXactCallback(subtransaction_event, NULL);
 	RegisterSubXactCallback(subtransaction_event, NULL);
-	guard_register(transaction_event);
+	guard_register(transaction_event, journal_has_unfinished);
 }

@@ -1,6 +1,7 @@
 /*
  * transaction.h
- *		The begins and ends of this transaction.
+ *		Refuses COMMIT while an operation of this transaction is unfinished, and
+ *		limits the locks that a transaction may hold.
  */
 #ifndef IDEM_TRANSACTION_H
 #define IDEM_TRANSACTION_H
@@ -8,13 +9,9 @@
 #include "postgres.h"
 
 #include "idempotency.h"
-#include "journal.h"
 
 extern void transaction_register(void);
-extern Standing transaction_standing(uint64 id, const OperationName *name);
 extern const OperationName *transaction_begun_elsewhere(const OperationName *name);
-extern void transaction_note(uint64 id, const OperationName *name, const Standing *standing);
-extern void transaction_note_locks(int count);
 extern void transaction_reserve(int count);
 
 #endif							/* IDEM_TRANSACTION_H */

@@ -119,7 +119,7 @@ byte sweep;
 #define RECONCILE	1			/* not the first attempt: ask first */
 #define DONE		2
 
-/* what a begin decides (operation.c, decide) */
+/* what a begin decides (begin.c, decide) */
 #define NOT_LOOKED	0
 #define ACQUIRE_NEW	1			/* no row */
 #define ACQUIRE_OLD	2			/* an expired one */
@@ -188,7 +188,7 @@ Client client[CLIENTS];
 #endif
 #define ROW_FREE	(!SOME(WRITES) && sweep != SWEEP_DELETED(k))
 
-/* -- operation.c: what a record means ------------------------------------- */
+/* -- begin.c: what a record means ----------------------------------------- */
 
 /* is_absent */
 #define IS_ABSENT	(ROW.status == ABSENT || ROW.expired)
@@ -592,7 +592,7 @@ proctype Operation(byte me; byte k)
 {
 end:
 	do
-	/* begin.c, told_at_a_glance, or try_begin without the lock; operation_lookup */
+	/* begin.c, begin_operation: the first try_begin, or one without the lock; operation_lookup */
 	:: d_step { CAN_BEGIN && IS_ENDED && WORTH_ASKING ->
 		tell_end(k); end_step() }
 

@@ -222,6 +222,11 @@ cmp_ok(scalar(map { keys %$_ } values %$calls), '>', 50, 'calls: the sources hav
 is(join("\n", call_problems(slurp_file("$root/docs/architecture.md"), $calls)), '', 'docs/architecture.md: the calls table');
 is(join(' ', cycle_of($calls)), '', 'no files of src/ call each other in a circle');
 
+# In a profile and in a stack, one name is one function.  First the check itself.
+is_deeply([ ambiguous_names({ 'a.c' => "static bool\nlook(void)\n", 'b.c' => "static int\nlook(int a)\n\nvoid\nput(void)\n" }) ],
+	['look: a.c b.c'], 'names: two functions with one');
+is(join("\n", ambiguous_names(read_sources("$root/src"))), '', 'no two functions of src/ have one name');
+
 # The model names the functions that its steps stand for.  First the check itself.
 sub missing_functions
 {
@@ -235,5 +240,6 @@ sub missing_functions
 my $model = slurp_file("$root/test/model/idempotency.pml");
 is_deeply([ missing_functions("/* a.c, a_do: x */\n/* b */\n", { 'a.c' => "void\na_do(void)\n" }) ], ['b'], 'model: a function that is gone');
 is(join(' ', missing_functions($model, read_sources("$root/src"))), '', 'the model names functions that exist');
+is(join(' ', missing_functions(slurp_file("$root/docs/architecture.md"), read_sources("$root/src"))), '', 'docs/architecture.md names functions that exist');
 
 done_testing();

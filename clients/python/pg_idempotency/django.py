@@ -6,70 +6,58 @@ COMMIT, and only then: Django itself runs them after one that answered ROLLBACK.
 
 from __future__ import annotations
 
-from typing import Any, List, Sequence
+from typing import Any
 
 from django.db import connections, transaction
 
-from .errors import CommitRolledBack, means_lost, sqlstate_of
-from .sql import BEGIN, COMMIT, ROLLBACK_TO, Statement
+from .errors import means_lost, sqlstate_of
+from .framework import FrameworkSession
+from .sql import ROLLBACK_TO, Statement
 from .steps import Answer
 
-IN_ERROR = 3    # PQTRANS_INERROR, in psycopg2's and psycopg's numbers
 
-
-class DjangoSession:
+class DjangoSession(FrameworkSession):
     """The thread's connection to one database, for the time of a call."""
 
     def __init__(self, using: str) -> None:
         self.using = using
         self.handle = connections[using]
         self.handle.ensure_connection()
-        self.driver = self.handle.connection
-        self.block: Any = None
+        self.opened = self.handle.connection
 
-    def trip(self, statements: Sequence[Statement]) -> List[Answer]:
-        """Runs the statements one after the other."""
-        return [self.run(one) for one in statements]
+    def driver(self) -> Any:
+        return self.handle.connection
 
-    def run(self, statement: Statement) -> Answer:
-        """One statement, or the step of Django that sends it."""
-        text = statement[0]
-        if text.startswith(BEGIN):
-            return self.begin(text)
-        if text == COMMIT:
-            return self.commit()
-        if text == ROLLBACK_TO:
-            transaction.set_rollback(False, using=self.using)
-        if self.block is None and self.handle.in_atomic_block:
-            raise RuntimeError("a lease must begin and end outside of other transactions")
-        return fetch(self.handle, statement)
-
-    def begin(self, text: str) -> Answer:
+    def begin(self) -> None:
         """Begins the outermost block; raises RuntimeError inside of another one, as nothing could be repeated."""
         block = transaction.atomic(using=self.using, durable=True)
         block.__enter__()
         self.block = block
-        if text != BEGIN:
-            fetch(self.handle, (f"SET TRANSACTION {text[len(BEGIN) + 1:]}", ()))
-        return Answer(BEGIN, [])
 
-    def commit(self) -> Answer:
-        """Commits, unless the transaction has failed."""
-        info = getattr(self.handle.connection, "info", None)
-        if self.handle.needs_rollback or getattr(info, "transaction_status", None) == IN_ERROR:
-            raise CommitRolledBack("the work caught an error of the database and went on")
+    def before(self, text: str) -> None:
+        if text == ROLLBACK_TO:
+            transaction.set_rollback(False, using=self.using)
+        if self.block is None and self.handle.in_atomic_block:
+            raise RuntimeError("a lease must begin and end outside of other transactions")
+
+    def has_failed(self) -> bool:
+        return bool(self.handle.needs_rollback)
+
+    def commit(self) -> None:
         block, self.block = self.block, None
         block.__exit__(None, None, None)
-        return Answer(COMMIT, [])
+
+    def fetch(self, statement: Statement) -> Answer:
+        return fetch(self.handle, statement)
 
     def close(self) -> None:
         """The thread keeps its connection."""
 
     def abandon(self, error: BaseException) -> bool:
         """Rolls back. Gives whether the connection was lost; a lost one is closed, so that Django opens another."""
-        driver = self.handle.connection
+        driver = self.driver()
         # After a COMMIT that got no answer Django has another connection already.
-        lost = (driver is None or bool(driver.closed) or driver is not self.driver
+        lost = (driver is None or bool(driver.closed) or driver is not self.opened
                 or means_lost(sqlstate_of(error)))
         if self.block is not None:
             block, self.block = self.block, None

@@ -1,68 +1,42 @@
-"""Connections of SQLAlchemy, 1.4 or newer, with any DBAPI driver of PostgreSQL that is synchronous.
-
-BEGIN and COMMIT go through SQLAlchemy, so that its events and its pool work as
-always. Such a driver does not show the tag of COMMIT, so the state of the
-transaction is looked at before: only a failed one answers ROLLBACK.
-"""
+"""Connections of SQLAlchemy, 1.4 or newer, with any DBAPI driver of PostgreSQL that is synchronous."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, Optional
 
-from .errors import CommitRolledBack
-from .sql import BEGIN, COMMIT, ROLLBACK_TO, Statement
+from .framework import FrameworkSession
+from .sql import ROLLBACK_TO, Statement
 from .steps import Answer
 
-IN_ERROR = 3    # PQTRANS_INERROR, in psycopg2's and psycopg's numbers
 
-
-class SQLAlchemySession:
+class SQLAlchemySession(FrameworkSession):
     """A connection that one call has for itself, and a Session on it where the user has a factory."""
 
     def __init__(self, connection: Any, factory: Optional[Callable[..., Any]]) -> None:
         self.connection = connection
         self.session = factory(bind=connection) if factory else None
         self.handle = self.session if self.session is not None else connection
-        self.block: Any = None
 
-    def trip(self, statements: Sequence[Statement]) -> List[Answer]:
-        """Runs the statements one after the other."""
-        return [self.run(one) for one in statements]
+    def driver(self) -> Any:
+        return self.connection.connection.dbapi_connection
 
-    def run(self, statement: Statement) -> Answer:
-        """One statement, or the step of SQLAlchemy that sends it."""
-        text = statement[0]
-        if text.startswith(BEGIN):
-            return self.begin(text)
-        if text == COMMIT:
-            return self.commit()
+    def begin(self) -> None:
+        self.block = self.connection.begin()
+
+    def before(self, text: str) -> None:
         if text == ROLLBACK_TO and self.session is not None:
             self.session.expunge_all()
         elif self.session is not None:
             self.session.flush()
         if self.block is None:
             self.connection = self.connection.execution_options(isolation_level="AUTOCOMMIT")
-        return fetch(self.connection, statement)
 
-    def begin(self, text: str) -> Answer:
-        """Begins; an isolation level counts for this transaction alone."""
-        level = text[len(BEGIN) + len(" ISOLATION LEVEL "):]
-        self.block = self.connection.begin()
-        if level:
-            self.connection.exec_driver_sql(f"SET TRANSACTION ISOLATION LEVEL {level}")
-        return Answer(BEGIN, [])
-
-    def commit(self) -> Answer:
-        """Commits, unless the transaction has failed."""
-        if self.session is not None:
-            self.session.flush()
-        driver = self.connection.connection.dbapi_connection
-        info = getattr(driver, "info", None)
-        if getattr(info, "transaction_status", None) == IN_ERROR:
-            raise CommitRolledBack("the work caught an error of the database and went on")
+    def commit(self) -> None:
         self.block.commit()
         self.block = None
-        return Answer(COMMIT, [])
+
+    def fetch(self, statement: Statement) -> Answer:
+        return fetch(self.connection, statement)
 
     def close(self) -> None:
         """Gives the connection back."""

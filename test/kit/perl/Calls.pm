@@ -8,7 +8,7 @@ use warnings;
 use Exporter 'import';
 use PostgreSQL::Test::Utils;
 
-our @EXPORT = qw(read_sources calls_of call_problems cycle_of);
+our @EXPORT = qw(read_sources calls_of call_problems cycle_of ambiguous_names);
 
 # Every file calls these two, or their macros: the table leaves them out.
 my %everywhere = map { $_ => 1 } qw(compat fault);
@@ -80,6 +80,19 @@ sub calls_of
 		}
 	}
 	return \%calls;
+}
+
+# Names that several files give to functions of their own, with these files.
+sub ambiguous_names
+{
+	my ($sources) = @_;
+	my %files;
+
+	for my $name (grep { /\.c$/ } sort keys %$sources)
+	{
+		push @{ $files{$1} }, $name while $sources->{$name} =~ /^\w[\w ]*\**\n(\w+)\(/mg;
+	}
+	return map { "$_: @{ $files{$_} }" } grep { @{ $files{$_} } > 1 } sort keys %files;
 }
 
 # { begin => { store => 1, … }, … } by the table "| file | what it does | calls |".

@@ -1,0 +1,75 @@
+"""What SQLAlchemy and Django have in common: the framework begins and commits, and sends one statement at a time.
+
+So its events, hooks and pools work as always. The drivers below them do not show
+the tag of COMMIT. So the state of the transaction is looked at before: only a
+failed one answers ROLLBACK.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, List, Sequence
+
+from .errors import CommitRolledBack
+from .sql import BEGIN, COMMIT, Statement
+from .steps import Answer
+
+IN_ERROR = 3    # PQTRANS_INERROR, in psycopg2's and psycopg's numbers
+
+
+class FrameworkSession(ABC):
+    """A connection for the time of a call. ``block`` is the framework's transaction, if one is open."""
+
+    handle: Any
+    block: Any = None
+
+    def trip(self, statements: Sequence[Statement]) -> List[Answer]:
+        """Runs the statements one after the other."""
+        return [self.run(one) for one in statements]
+
+    def run(self, statement: Statement) -> Answer:
+        """One statement, or the step of the framework that sends it."""
+        text = statement[0]
+        if text.startswith(BEGIN):
+            return self.run_begin(text[len(BEGIN):])
+        self.before(text)
+        return self.run_commit() if text == COMMIT else self.fetch(statement)
+
+    def run_begin(self, mode: str) -> Answer:
+        """Begins; an isolation level counts for this transaction alone."""
+        self.begin()
+        if mode:
+            self.fetch((f"SET TRANSACTION{mode}", ()))
+        return Answer(BEGIN, [])
+
+    def run_commit(self) -> Answer:
+        """Commits, unless the transaction has failed."""
+        info = getattr(self.driver(), "info", None)
+        if self.has_failed() or getattr(info, "transaction_status", None) == IN_ERROR:
+            raise CommitRolledBack("the work caught an error of the database and went on")
+        self.commit()
+        return Answer(COMMIT, [])
+
+    def has_failed(self) -> bool:
+        """Whether the framework knows of an error in the transaction."""
+        return False
+
+    @abstractmethod
+    def driver(self) -> Any:
+        """The driver's connection."""
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Opens the block."""
+
+    @abstractmethod
+    def before(self, text: str) -> None:
+        """Prepares the framework for a statement that does not begin a transaction."""
+
+    @abstractmethod
+    def commit(self) -> None:
+        """Commits the block."""
+
+    @abstractmethod
+    def fetch(self, statement: Statement) -> Answer:
+        """Sends one statement."""
