@@ -27,7 +27,7 @@ $$;
 CREATE FUNCTION pg_temp.make_over() RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
 	-- false while the collector looks into the default partition
-	WHILE NOT idem_make_partition('idempotency_store', 'idempotency_store_default', now() - interval '3 days', now() - interval '2 days') LOOP
+	WHILE NOT idem_make_partitions('idempotency_store', 'idempotency_store_default', ARRAY[now() - interval '3 days'], ARRAY[now() - interval '2 days']) LOOP
 	END LOOP;
 END
 $$;
