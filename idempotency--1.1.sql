@@ -807,6 +807,7 @@ SELECT c.relname AS name, b.range_start, b.range_end,
 FROM pg_catalog.pg_extension e
 JOIN pg_catalog.pg_class s ON s.relnamespace OPERATOR(pg_catalog.=) e.extnamespace
 	AND s.relname OPERATOR(pg_catalog.=) 'idempotency_store'
+	AND pg_catalog.pg_get_partkeydef(s.oid) OPERATOR(pg_catalog.=) 'RANGE (expires_at)'
 JOIN pg_catalog.pg_inherits i ON i.inhparent OPERATOR(pg_catalog.=) s.oid
 JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) i.inhrelid
 CROSS JOIN LATERAL (SELECT
@@ -830,6 +831,7 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 	SELECT i.inhrelid::regclass FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
 	WHERE i.inhparent = store AND pg_get_expr(c.relpartbound, c.oid) = 'DEFAULT'
+	AND pg_get_partkeydef(store) = 'RANGE (expires_at)'
 $$;
 COMMENT ON FUNCTION @extschema@.idem_rest_of_store(regclass) IS
 	'internal: the default partition of a store that is partitioned by expiry';
@@ -1272,9 +1274,9 @@ BEGIN
 	EXECUTE format('ALTER TABLE %s DETACH PARTITION %s', store, rest);
 	EXECUTE format('ALTER TABLE %s RENAME TO idempotency_store_partitioned', store);
 	EXECUTE format('ALTER TABLE %s RENAME TO idempotency_store', rest);
-	-- rows that have expired may be there besides the row that counts
-	EXECUTE format('INSERT INTO %s AS old (%s) SELECT %s FROM %s WHERE expires_at > clock_timestamp()'
-		' ON CONFLICT (scope, idempotency_key) DO UPDATE SET (%s) = (%s) WHERE old.expires_at < EXCLUDED.expires_at',
+	-- another row of the same name may be there besides the one that counts
+	EXECUTE format('INSERT INTO %s AS old (%s) SELECT DISTINCT ON (scope, idempotency_key) %s FROM %s WHERE expires_at > clock_timestamp()'
+		' ORDER BY scope, idempotency_key, expires_at DESC ON CONFLICT (scope, idempotency_key) DO UPDATE SET (%s) = (%s) WHERE old.expires_at < EXCLUDED.expires_at',
 		rest, names, names, store, names,
 		(SELECT string_agg('EXCLUDED.' || name, ', ') FROM string_to_table(names, ', ') name));
 	FOREACH command IN ARRAY surroundings LOOP
