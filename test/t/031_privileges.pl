@@ -225,6 +225,10 @@ compare('### Functions', functions());
 is(join(' ', sort keys %call), '', 'every call is for a function that exists');
 compare('### Tables, views and the sequence', relations());
 
+# A table of another owner does not become one of the extension (FAILURES 112).
+is(answer('idem_owner', q{CREATE TABLE of_another ()|SELECT idem_adopt_partition('of_another')}), '42501', 'a table of another owner is not adopted');
+is(answer('idem_owner', q{CREATE TABLE of_another ()|SELECT idem_disown_partition('of_another')}), '42501', 'nor disowned');
+
 # The control: the test notices a right that is granted.
 $node->safe_psql('postgres', 'GRANT SELECT (response_payload) ON idempotency_store TO nobody; GRANT EXECUTE ON FUNCTION idem_gc(int) TO nobody');
 is(answer('nobody', 'SELECT response_payload FROM idempotency_store LIMIT 0'), 'ok', 'a grant of a column shows');

@@ -147,6 +147,15 @@ ok($node->poll_query_until('postgres', 'SELECT count(*) = 0 FROM idempotency_sto
 ok($node->poll_query_until('postgres', "SELECT max(range_end) > '$last'::timestamptz + interval '2 s' FROM idempotency_partitions"), 'makes partitions ahead of time');
 ok($node->poll_query_until('postgres', "SELECT min(range_end) > '$last' FROM idempotency_partitions"), 'and drops those that are over and empty');
 is(query(q{SELECT sum(n_dead_tup) FROM pg_stat_user_tables WHERE relname LIKE 'idempotency_store_2%'}), '0', 'without a dead row');
+# A visit of the worker sweeps in many steps, and cares for the partitions in one of them.
+query(q{ALTER SYSTEM SET idempotency.gc_batch_size = 10; ALTER SYSTEM SET track_functions = 'pl'});
+$node->reload;
+my $tended = q{SELECT coalesce(sum(calls), 0) FROM pg_stat_user_functions WHERE funcname = 'idem_tend_partitions'};
+ok($node->poll_query_until('postgres', "SELECT ($tended) > 0"), 'the worker cares for the partitions');
+my ($calls, $began) = (query($tended), time);
+query(q{INSERT INTO idempotency_store (idempotency_key, expires_at, status) SELECT 'rest ' || n, now() - interval '10 years', 'COMPLETED' FROM generate_series(1, 2000) n});
+ok($node->poll_query_until('postgres', q{SELECT count(*) = 0 FROM idempotency_store WHERE idempotency_key LIKE 'rest %'}), 'two hundred steps');
+cmp_ok(query($tended) - $calls, '<', time - $began + 10, 'need no more care than there are visits');
 query('DROP EXTENSION idempotency CASCADE');
 is(query(q{SELECT count(*) FROM pg_class WHERE relname LIKE 'idempotency%'}), '0', 'DROP EXTENSION takes all partitions with it');
 $node->stop;

@@ -51,14 +51,14 @@ INSERT INTO idempotency_store (idempotency_key, expires_at, status) SELECT 'old 
 INSERT INTO idempotency_store (idempotency_key, expires_at, status) SELECT 'long ' || n, clock_timestamp() + interval '31 hours', 'COMPLETED' FROM generate_series(1, 1500) n;
 SELECT idem_claim_scope('claimed', 'postgres');
 SQL
-my $fence = query(q{SELECT fence FROM idem_begin('leased', lease => '1 hour')});
+my $fence = query(q{SELECT fence FROM idem_begin('leased', lease => '12 hours')});
 my $session = session($node);
 $session->query("BEGIN; SELECT idem_partition_store('4 hours'); ROLLBACK");
 is(partitions(), '0', 'an interrupted call leaves nothing');
 query(q{SELECT idem_partition_store('4 hours')});
 is(partitions(), '1', 'the table is the default partition, and nothing was copied or searched');
 is(window(), '1', 'a window of time is open');
-is(query("SELECT count(*) FROM $in_window"), '1500', 'records expire in it');
+is(query("SELECT count(*) FROM $in_window"), '1501', 'records expire in it');
 is(run_operation('in the window', q{'31 hours'}), 'ACQUIRED', 'an operation goes on meanwhile');
 is(query(q{SELECT s.expires_at = p.window_end FROM idempotency_store s, idempotency_partitioning p WHERE idempotency_key = 'in the window'}),
 	't', 'its record is kept until the window ends');
@@ -71,7 +71,7 @@ is(query(q{SELECT expires_at - clock_timestamp() BETWEEN '4 hours' AND '5 hours'
 # ---- the records that are there ----
 
 query($tend);
-is(query("SELECT count(*) FROM $in_window"), '500', 'a thousand records at a time are kept longer');
+is(query("SELECT count(*) FROM $in_window"), '501', 'a thousand records at a time are kept longer');
 $session->query(q{BEGIN; SELECT FROM idempotency_store WHERE idempotency_key = 'long 1500' FOR UPDATE});
 query($tend);
 is(query("SELECT count(*) FROM $in_window"), '1', 'a locked one is passed over');
