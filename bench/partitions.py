@@ -139,7 +139,7 @@ def expire(name, rows, tell):
     make_over(name, rows, 7)
     server.sql('CHECKPOINT', name)
     busy = load_while_emptying(name, tell)
-    left = int(server.sql('SELECT count(*) FROM idempotency_store WHERE idempotency_key LIKE \'%over\'', name)[0])
+    left = int(server.sql("SELECT count(*) FROM idempotency_store WHERE idempotency_key LIKE '%over'", name)[0])
     if left > 0:
         raise server.BenchError(f'{left} expired rows are left')
     figures = {'expired': 2 * rows, 'seconds': seconds, 'wal_mb': wal / 2**20, 'dead': dead,
@@ -179,4 +179,5 @@ def dead_rows(name):
     """Row versions that vacuum has to remove, of all parts of the store."""
     return int(server.sql("""
         SELECT pg_stat_force_next_flush();
-        SELECT coalesce(sum(n_tup_del + n_tup_upd), 0) FROM pg_stat_user_tables WHERE relname LIKE 'idempotency_store%'""", name)[-1])
+        SELECT coalesce(sum(n_tup_del + n_tup_upd), 0) FROM pg_stat_user_tables
+            WHERE relname LIKE 'idempotency_store%'""", name)[-1])
