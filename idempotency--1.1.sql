@@ -1064,8 +1064,8 @@ $$;
 COMMENT ON FUNCTION @extschema@.idem_make_window(regclass, regclass, numeric, numeric) IS
 	'internal: the next step on the way to more partitions beside a large default partition';
 
--- Those that are empty, and over for as long. Nobody waits for long: what cannot be locked is left
--- for the next time.
+-- Drops the partitions that are empty, if their records expire before that time.
+-- What cannot be locked soon is left for the next time.
 CREATE FUNCTION @extschema@.idem_drop_partitions(store pg_catalog.regclass, before pg_catalog.timestamptz)
 RETURNS pg_catalog.void
 LANGUAGE plpgsql VOLATILE STRICT PARALLEL UNSAFE

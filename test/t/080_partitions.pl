@@ -47,7 +47,7 @@ append_to_file("$directory/load.sql", "\\set key random(1, 5000)\n\\set way rand
 
 my $output = '';
 my $load = IPC::Run::start(
-	[ 'pgbench', '-n', '-c', '8', '-T', '15', '--max-tries=10', '-f', "$directory/load.sql", $node->connstr('postgres') ],
+	[ 'pgbench', '-n', '-c', '8', '-T', '15', '--max-tries=10', '--log', "--log-prefix=$directory/latency", '-f', "$directory/load.sql", $node->connstr('postgres') ],
 	'>&', \$output, IPC::Run::timeout($Idempotency::patience));
 
 $node->poll_query_until('postgres', 'SELECT count(*) > 100 FROM effect') or die 'the load does not start';
@@ -60,6 +60,9 @@ for my $change (q{partition_store('4 hours')}, q{unpartition_store()}, q{partiti
 	note "idem_$change: " . query('SELECT count(*) FROM effect') . ' effects';
 }
 ok($load->finish, 'a load of duplicates goes on') or diag $output;
+my @latencies = sort { $a <=> $b } map { (split)[2] / 1000 } map { split /\n/, slurp_file($_) } glob "$directory/latency*";
+cmp_ok(scalar @latencies, '>', 100, 'the latencies of the load are known');
+diag sprintf 'milliseconds of a call, waits for locks included: median %.1f, p99 %.1f, longest %.1f', map { $latencies[$_ * $#latencies] } 0.5, 0.99, 1;
 is($changes, 4, 'while the store is partitioned, made one table, and partitioned again');
 is(query('SELECT count(*) FROM (SELECT FROM effect GROUP BY key HAVING count(*) > 1) twice'), '0', 'nothing took effect twice');
 is(query('SELECT count(*) FROM effect e WHERE NOT EXISTS (SELECT FROM idempotency_store s WHERE s.idempotency_key = e.key::text AND s.status = $$COMPLETED$$)'),
