@@ -2,7 +2,7 @@
 
 # These goals are scripts that see to their own PostgreSQL.  PGXS stays out of
 # them: it needs a pg_config, and has a "check" of its own.
-SCRIPT_GOALS = help demo saga check check-clients check-saga check-citus check-citus-selftest check-managed check-monitoring check-recipes bench bench-quick lint coverage memcheck soak oom mutation check-injection chaos chaos-selftest history history-selftest fuzz model check-all \
+SCRIPT_GOALS = help demo saga check check-clients check-saga check-citus check-citus-selftest check-managed check-monitoring check-recipes bench bench-quick bench-huge lint coverage memcheck soak oom mutation check-injection chaos chaos-selftest history history-selftest fuzz model check-all \
 	dist deb rpm image check-packages release-check
 
 ifneq (,$(filter $(SCRIPT_GOALS),$(MAKECMDGOALS)))
@@ -33,6 +33,7 @@ help:
 	@echo '  make fuzz             call it with anything (FUZZ_CALLS=100000, FUZZ_SEED=...)'
 	@echo '  make model            check the model of the protocol (needs no server)'
 	@echo '  make bench            measure it (bench-quick: in a hurry)'
+	@echo '  make bench-huge       a store of 50 million records (ROWS=...), of both kinds'
 	@echo 'Packages, in dist/:'
 	@echo '  make dist             the archives of a release, from the last commit: PGXN takes the zip'
 	@echo '  make deb              for Debian: PostgreSQL 15, 17 and 18 (root, or sudo)'
@@ -110,6 +111,9 @@ bench:
 
 bench-quick:
 	@bench/run --quick
+
+bench-huge:
+	@bench/run --only huge $${ROWS:+--rows "$$ROWS"}
 
 lint coverage memcheck soak:
 	@test/$@

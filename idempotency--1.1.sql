@@ -624,11 +624,17 @@ GRANT EXECUTE ON FUNCTION @extschema@.idem_stats(), @extschema@.idem_may_use_sco
 
 CREATE TABLE @extschema@.idempotency_partitioning (
 	only_row	pg_catalog.bool PRIMARY KEY DEFAULT true CHECK (only_row),
-	period		pg_catalog.interval NOT NULL CHECK (period OPERATOR(pg_catalog.>=) interval '1 second')
+	period		pg_catalog.interval NOT NULL CHECK (period OPERATOR(pg_catalog.>=) interval '1 second'),
+	leaving		pg_catalog.bool NOT NULL DEFAULT false,
+	window_start	pg_catalog.timestamptz,
+	window_end	pg_catalog.timestamptz
 );
 COMMENT ON TABLE @extschema@.idempotency_partitioning IS 'how the store is partitioned; written by idem_partition_store and idem_unpartition_store only; never dumped';
 COMMENT ON COLUMN @extschema@.idempotency_partitioning.only_row IS 'keeps the table at one row';
 COMMENT ON COLUMN @extschema@.idempotency_partitioning.period IS 'stretch of time of the partitions that are made from now on';
+COMMENT ON COLUMN @extschema@.idempotency_partitioning.leaving IS 'the store becomes one table when the records of its partitions have expired';
+COMMENT ON COLUMN @extschema@.idempotency_partitioning.window_start IS 'a large default partition has no records from this expiry on, so that partitions can be made';
+COMMENT ON COLUMN @extschema@.idempotency_partitioning.window_end IS 'up to this expiry';
 
 CREATE FUNCTION @extschema@.idem_adopt_partition(part pg_catalog.regclass)
 RETURNS pg_catalog.void
@@ -644,7 +650,7 @@ COMMENT ON FUNCTION @extschema@.idem_disown_partition(regclass) IS
 
 -- Nobody waits long for a lock that idem_partition_store waits for: it gives up
 -- after 50 milliseconds, lets those behind it go on, and tries again.
-CREATE FUNCTION @extschema@.idem_lock_store(store pg_catalog.regclass)
+CREATE FUNCTION @extschema@.idem_lock_store(store pg_catalog.regclass, max_tries pg_catalog.int4)
 RETURNS pg_catalog.void
 LANGUAGE plpgsql VOLATILE STRICT PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
@@ -659,7 +665,7 @@ BEGIN
 			RETURN;
 		EXCEPTION WHEN lock_not_available THEN
 			tries := tries + 1;
-			IF tries = 200 THEN
+			IF tries >= max_tries THEN
 				RAISE lock_not_available USING
 					MESSAGE = 'could not lock the store',
 					DETAIL = 'A transaction that uses the store has been open for too long.',
@@ -670,7 +676,7 @@ BEGIN
 	END LOOP;
 END
 $$;
-COMMENT ON FUNCTION @extschema@.idem_lock_store(regclass) IS
+COMMENT ON FUNCTION @extschema@.idem_lock_store(regclass, int) IS
 	'internal: locks the store for a change of its tables, without a long queue behind the lock';
 
 CREATE FUNCTION @extschema@.idem_check_owner(store pg_catalog.regclass)
@@ -801,6 +807,7 @@ SELECT c.relname AS name, b.range_start, b.range_end,
 FROM pg_catalog.pg_extension e
 JOIN pg_catalog.pg_class s ON s.relnamespace OPERATOR(pg_catalog.=) e.extnamespace
 	AND s.relname OPERATOR(pg_catalog.=) 'idempotency_store'
+	AND pg_catalog.pg_get_partkeydef(s.oid) OPERATOR(pg_catalog.=) 'RANGE (expires_at)'
 JOIN pg_catalog.pg_inherits i ON i.inhparent OPERATOR(pg_catalog.=) s.oid
 JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) i.inhrelid
 CROSS JOIN LATERAL (SELECT
@@ -816,37 +823,276 @@ COMMENT ON COLUMN @extschema@.idempotency_partitions.rows_estimate IS 'number of
 COMMENT ON COLUMN @extschema@.idempotency_partitions.bytes IS 'size on disk, with its index';
 COMMENT ON COLUMN @extschema@.idempotency_partitions.state IS 'live; ahead: made for the time to come; over: its records have expired; default: takes what has no other partition';
 
--- One partition. While the default partition is locked, its rows are searched for
--- those that belong to the new one, so it must be small.
-CREATE FUNCTION @extschema@.idem_make_partition(store pg_catalog.regclass, rest pg_catalog.regclass,
-	range_start pg_catalog.timestamptz, range_end pg_catalog.timestamptz)
+-- The default partition, NULL in a store that is not partitioned by expiry.
+CREATE FUNCTION @extschema@.idem_rest_of_store(store pg_catalog.regclass)
+RETURNS pg_catalog.regclass
+LANGUAGE sql STABLE STRICT PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+	SELECT i.inhrelid::regclass FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+	WHERE i.inhparent = store AND pg_get_expr(c.relpartbound, c.oid) = 'DEFAULT'
+	AND pg_get_partkeydef(store) = 'RANGE (expires_at)'
+$$;
+COMMENT ON FUNCTION @extschema@.idem_rest_of_store(regclass) IS
+	'internal: the default partition of a store that is partitioned by expiry';
+
+-- Tables like the model, for the partitions that begin at these times. They are
+-- made before the store is locked, as that takes longer than to attach them.
+CREATE FUNCTION @extschema@.idem_new_partitions(model pg_catalog.regclass, starts pg_catalog.timestamptz[])
+RETURNS pg_catalog.regclass[]
+LANGUAGE plpgsql VOLATILE STRICT PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	schema_name text;
+	owner name;
+	range_start timestamptz;
+	part text;
+	parts regclass[] := '{}';
+BEGIN
+	SELECT quote_ident(n.nspname), pg_get_userbyid(c.relowner) INTO schema_name, owner
+		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = model;
+	FOREACH range_start IN ARRAY starts LOOP
+		part := schema_name || '.idempotency_store_' || to_char(range_start AT TIME ZONE 'UTC',
+			CASE WHEN date_trunc('second', range_start) = range_start THEN 'YYYYMMDD_HH24MISS' ELSE 'YYYYMMDD_HH24MISSUS' END);
+		EXECUTE format('CREATE TABLE %s (LIKE %s INCLUDING ALL)'
+			' WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_limit = 1000)', part, model);
+		-- a default partition may have it for its own rows
+		IF EXISTS (SELECT FROM pg_constraint WHERE conrelid = part::regclass AND conname = 'idempotency_store_window') THEN
+			EXECUTE format('ALTER TABLE %s DROP CONSTRAINT idempotency_store_window', part);
+		END IF;
+		EXECUTE format('SELECT %s.idem_take_partition(%L, %L)', schema_name, part, owner);
+		parts := parts || part::regclass;
+	END LOOP;
+	RETURN parts;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.idem_new_partitions(regclass, timestamptz[]) IS
+	'internal: makes tables that are to be partitions of the store';
+
+-- While the default partition is locked, its rows are searched for those that
+-- belong to the new partitions, so it must be small, or a validated check must
+-- say that it has none.
+CREATE FUNCTION @extschema@.idem_attach_partitions(store pg_catalog.regclass, rest pg_catalog.regclass,
+	parts pg_catalog.regclass[], starts pg_catalog.timestamptz[], ends pg_catalog.timestamptz[])
+RETURNS pg_catalog.void
+LANGUAGE plpgsql VOLATILE STRICT PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	is_checked bool := EXISTS (SELECT FROM pg_constraint
+		WHERE conrelid = rest AND conname = 'idempotency_store_window' AND convalidated);
+BEGIN
+	EXECUTE format('LOCK TABLE ONLY %s IN ACCESS EXCLUSIVE MODE', rest);
+	FOR i IN 1 .. cardinality(parts) LOOP
+		IF NOT is_checked THEN
+			EXECUTE format('WITH moved AS (DELETE FROM ONLY %s WHERE expires_at >= %L AND expires_at < %L RETURNING *)'
+				' INSERT INTO %s SELECT * FROM moved', rest, starts[i], ends[i], parts[i]);
+		END IF;
+		EXECUTE format('ALTER TABLE %s ATTACH PARTITION %s FOR VALUES FROM (%L) TO (%L)', store, parts[i], starts[i], ends[i]);
+	END LOOP;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.idem_attach_partitions(regclass, regclass, regclass[], timestamptz[], timestamptz[]) IS
+	'internal: adds tables to the store as its partitions, and moves their rows there';
+
+CREATE FUNCTION @extschema@.idem_make_partitions(store pg_catalog.regclass, rest pg_catalog.regclass,
+	starts pg_catalog.timestamptz[], ends pg_catalog.timestamptz[])
 RETURNS pg_catalog.bool
 LANGUAGE plpgsql VOLATILE STRICT PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 SET lock_timeout = '20ms'
 AS $$
 DECLARE
-	schema_name text;
-	owner name;
-	part text;
+	schema_name text := (SELECT quote_ident(n.nspname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = store);
 BEGIN
-	SELECT quote_ident(n.nspname), pg_get_userbyid(c.relowner) INTO schema_name, owner
-		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = store;
-	part := schema_name || '.idempotency_store_' || to_char(range_start AT TIME ZONE 'UTC', 'YYYYMMDD_HH24MISS');
-	EXECUTE format('LOCK TABLE ONLY %s IN ACCESS EXCLUSIVE MODE', rest);
-	EXECUTE format('CREATE TABLE %s (LIKE %s INCLUDING ALL)'
-		' WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_limit = 1000)', part, rest);
-	EXECUTE format('SELECT %s.idem_take_partition(%L, %L)', schema_name, part, owner);
-	EXECUTE format('WITH moved AS (DELETE FROM ONLY %s WHERE expires_at >= %L AND expires_at < %L RETURNING *)'
-		' INSERT INTO %s SELECT * FROM moved', rest, range_start, range_end, part);
-	EXECUTE format('ALTER TABLE %s ATTACH PARTITION %s FOR VALUES FROM (%L) TO (%L)', store, part, range_start, range_end);
+	EXECUTE format('SELECT %1$s.idem_attach_partitions($1, $2, %1$s.idem_new_partitions($2, $3), $3, $4)', schema_name)
+		USING store, rest, starts, ends;
 	RETURN true;
 EXCEPTION WHEN lock_not_available THEN
 	RETURN false;
 END
 $$;
-COMMENT ON FUNCTION @extschema@.idem_make_partition(regclass, regclass, timestamptz, timestamptz) IS
-	'internal: adds a partition to the store; false if a lock was not free';
+COMMENT ON FUNCTION @extschema@.idem_make_partitions(regclass, regclass, timestamptz[], timestamptz[]) IS
+	'internal: adds partitions to the store; false if a lock was not free';
+
+-- From one time to another in steps. A stretch that has a partition is left out,
+-- and after a change of the period the first one begins where the last one ends.
+CREATE FUNCTION @extschema@.idem_stretches(range_start pg_catalog.timestamptz, range_end pg_catalog.timestamptz, step pg_catalog.numeric,
+	OUT starts pg_catalog.timestamptz[], OUT ends pg_catalog.timestamptz[])
+LANGUAGE plpgsql STABLE STRICT PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	EXECUTE format('SELECT coalesce(array_agg(first ORDER BY first), ''{}''), coalesce(array_agg(last ORDER BY first), ''{}'') FROM ('
+		' SELECT GREATEST(to_timestamp(n * $3), $1, (SELECT max(p.range_end) FROM %I.idempotency_partitions p'
+		' WHERE p.range_start < to_timestamp((n + 1) * $3))) AS first, to_timestamp((n + 1) * $3) AS last'
+		' FROM generate_series(floor(extract(epoch FROM $1) / $3), ceil(extract(epoch FROM $2) / $3) - 1) n) s WHERE first < last',
+		(SELECT n.nspname FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'idempotency'))
+		INTO starts, ends USING range_start, range_end, step;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.idem_stretches(timestamptz, timestamptz, numeric) IS
+	'internal: the partitions that are missing between two times';
+
+-- Partitions beside a large default partition, in three transactions, none of which
+-- holds a lock for long that sessions wait for. The first opens a window of time
+-- that is yet to come: from then on no record with an expiry in it is stored in
+-- the default partition. The second sees to the records that are there already, and
+-- has this checked, while sessions go on. The third attaches the partitions of the
+-- window. So that a record need not move, it is kept until the window ends, which
+-- is longer and never shorter than was wanted.
+CREATE FUNCTION @extschema@.idem_leave_window()
+RETURNS pg_catalog.trigger
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	IF new.expires_at >= tg_argv[0]::timestamptz AND new.expires_at < tg_argv[1]::timestamptz THEN
+		new.expires_at := tg_argv[1];
+	END IF;
+	RETURN new;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.idem_leave_window() IS
+	'internal: keeps a record longer, so that no record expires in the stretch of time of partitions that are being made';
+
+CREATE FUNCTION @extschema@.idem_open_window(rest pg_catalog.regclass, range_start pg_catalog.timestamptz, range_end pg_catalog.timestamptz)
+RETURNS pg_catalog.bool
+LANGUAGE plpgsql VOLATILE STRICT PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+SET lock_timeout = '20ms'
+SET timezone = 'UTC'
+SET datestyle = 'ISO'
+AS $$
+DECLARE
+	schema_name text := (SELECT quote_ident(n.nspname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = rest);
+BEGIN
+	EXECUTE format('ALTER TABLE %s ADD CONSTRAINT idempotency_store_window CHECK (expires_at < %L OR expires_at >= %L) NOT VALID',
+		rest, range_start, range_end);
+	EXECUTE format('CREATE TRIGGER idempotency_store_window BEFORE INSERT OR UPDATE ON %s FOR EACH ROW EXECUTE FUNCTION %s.idem_leave_window(%L, %L)',
+		rest, schema_name, range_start, range_end);
+	EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER idempotency_store_window', rest);
+	EXECUTE format('UPDATE %s.idempotency_partitioning SET window_start = $1, window_end = $2', schema_name) USING range_start, range_end;
+	RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+	RETURN false;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.idem_open_window(regclass, timestamptz, timestamptz) IS
+	'internal: from now on no record that expires in this stretch of time goes to the default partition; false if a lock was not free';
+
+-- Only a transaction that nobody waits for has the check validated.
+CREATE FUNCTION @extschema@.idem_settle_window(rest pg_catalog.regclass, range_start pg_catalog.timestamptz, range_end pg_catalog.timestamptz)
+RETURNS pg_catalog.void
+LANGUAGE plpgsql VOLATILE STRICT PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+SET lock_timeout = '20ms'
+AS $$
+DECLARE
+	kept bigint;
+BEGIN
+	IF EXISTS (SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND mode = 'AccessExclusiveLock' AND locktype = 'relation') THEN
+		RETURN;
+	END IF;
+	EXECUTE format('WITH few AS MATERIALIZED (SELECT ctid FROM ONLY %1$s WHERE expires_at >= $1 AND expires_at < $2 LIMIT 1000 FOR UPDATE SKIP LOCKED)'
+		' UPDATE ONLY %1$s kept SET expires_at = $2 FROM few WHERE kept.ctid = few.ctid', rest) USING range_start, range_end;
+	GET DIAGNOSTICS kept = ROW_COUNT;
+	IF kept = 0 THEN
+		EXECUTE format('ALTER TABLE %s VALIDATE CONSTRAINT idempotency_store_window', rest);
+	END IF;
+EXCEPTION WHEN lock_not_available OR check_violation THEN
+	RETURN;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.idem_settle_window(regclass, timestamptz, timestamptz) IS
+	'internal: keeps the records of the default partition that expire in this stretch of time longer, or has it checked that there are none';
+
+CREATE FUNCTION @extschema@.idem_close_window(rest pg_catalog.regclass)
+RETURNS pg_catalog.void
+LANGUAGE plpgsql VOLATILE STRICT PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	IF EXISTS (SELECT FROM pg_constraint WHERE conrelid = rest AND conname = 'idempotency_store_window') THEN
+		EXECUTE format('DROP TRIGGER idempotency_store_window ON %s', rest);
+		EXECUTE format('ALTER TABLE %s DROP CONSTRAINT idempotency_store_window', rest);
+	END IF;
+	EXECUTE format('UPDATE %I.idempotency_partitioning SET window_start = NULL, window_end = NULL',
+		(SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = rest));
+END
+$$;
+COMMENT ON FUNCTION @extschema@.idem_close_window(regclass) IS
+	'internal: the default partition takes all records again that have no other partition';
+
+-- The next of the three steps. There are up to four partitions in a window. Between
+-- two windows a second is left, in which the records expire that were kept longer.
+CREATE FUNCTION @extschema@.idem_make_window(store pg_catalog.regclass, rest pg_catalog.regclass, step pg_catalog.numeric, retention pg_catalog.numeric)
+RETURNS pg_catalog.void
+LANGUAGE plpgsql VOLATILE STRICT PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+SET lock_timeout = '20ms'
+AS $$
+DECLARE
+	schema_name text := (SELECT quote_ident(n.nspname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = store);
+	horizon timestamptz := to_timestamp(ceil((extract(epoch FROM clock_timestamp()) + retention) / step) * step);
+	last_end timestamptz;
+	partitions bigint;
+	range_start timestamptz;
+	range_end timestamptz;
+BEGIN
+	EXECUTE format('SELECT window_start, window_end FROM %s.idempotency_partitioning', schema_name) INTO range_start, range_end;
+	IF range_start IS NULL THEN
+		EXECUTE format('SELECT max(range_end), count(*) FROM %s.idempotency_partitions WHERE range_end > clock_timestamp()', schema_name)
+			INTO last_end, partitions;
+		IF partitions <= 28 AND (last_end IS NULL OR last_end <= horizon) THEN
+			range_start := GREATEST(horizon, last_end + interval '1 second');
+			EXECUTE format('SELECT %s.idem_open_window($1, $2, $3)', schema_name)
+				USING rest, range_start, to_timestamp((floor(extract(epoch FROM range_start) / step) + 4) * step);
+		END IF;
+	ELSIF NOT (SELECT convalidated FROM pg_constraint WHERE conrelid = rest AND conname = 'idempotency_store_window') THEN
+		EXECUTE format('SELECT %s.idem_settle_window($1, $2, $3)', schema_name) USING rest, range_start, range_end;
+	ELSE
+		EXECUTE format('SELECT %1$s.idem_attach_partitions($1, $2, %1$s.idem_new_partitions($2, s.starts), s.starts, s.ends)'
+			' FROM %1$s.idem_stretches($3, $4, $5) s', schema_name) USING store, rest, range_start, range_end, step;
+		EXECUTE format('SELECT %s.idem_close_window($1)', schema_name) USING rest;
+	END IF;
+EXCEPTION WHEN lock_not_available THEN
+	RETURN;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.idem_make_window(regclass, regclass, numeric, numeric) IS
+	'internal: the next step on the way to more partitions beside a large default partition';
+
+-- Drops the partitions that are empty, if their records expire before that time.
+-- What cannot be locked soon is left for the next time.
+CREATE FUNCTION @extschema@.idem_drop_partitions(store pg_catalog.regclass, before pg_catalog.timestamptz)
+RETURNS pg_catalog.void
+LANGUAGE plpgsql VOLATILE STRICT PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+SET lock_timeout = '20ms'
+AS $$
+DECLARE
+	schema_name text := (SELECT quote_ident(n.nspname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = store);
+	part regclass;
+BEGIN
+	FOR part IN EXECUTE format('SELECT c.oid FROM %s.idempotency_partitions p'
+		' JOIN pg_class c ON c.relname = p.name AND c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = $1)'
+		' WHERE p.range_end < $2 AND pg_relation_size(c.oid) = 0', schema_name) USING store, before
+	LOOP
+		EXECUTE format('LOCK TABLE ONLY %s, ONLY %s IN ACCESS EXCLUSIVE MODE', store, part);
+		-- a row may have come before the lock
+		IF pg_relation_size(part) = 0 THEN
+			EXECUTE format('SELECT %s.idem_disown_partition(%L)', schema_name, part::oid);
+			EXECUTE format('DROP TABLE %s', part);
+		END IF;
+	END LOOP;
+EXCEPTION WHEN lock_not_available THEN
+	RETURN;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.idem_drop_partitions(regclass, timestamptz) IS
+	'internal: drops the partitions that are empty, and whose records expire before that time';
 
 -- Collection calls it, as the owner of the store.
 CREATE FUNCTION @extschema@.idem_tend_partitions()
@@ -860,53 +1106,41 @@ DECLARE
 	rest regclass;
 	step numeric;
 	retention numeric;
-	part regclass;
-	stretch record;
-	made bool;
+	is_leaving bool;
+	in_window bool;
+	at timestamptz := clock_timestamp();
 BEGIN
 	SELECT quote_ident(n.nspname), c.oid INTO schema_name, store
 		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
 		JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'idempotency_store'
 		WHERE e.extname = 'idempotency';
 	EXECUTE format('SELECT %s.idem_check_owner(%L)', schema_name, store::oid);
-	SELECT i.inhrelid INTO rest FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
-		WHERE i.inhparent = store AND pg_get_expr(c.relpartbound, c.oid) = 'DEFAULT';
-	EXECUTE format('SELECT extract(epoch FROM period) FROM %s.idempotency_partitioning', schema_name) INTO step;
+	EXECUTE format('SELECT %s.idem_rest_of_store(%L)', schema_name, store::oid) INTO rest;
+	EXECUTE format('SELECT extract(epoch FROM period), leaving, window_start IS NOT NULL FROM %s.idempotency_partitioning', schema_name)
+		INTO step, is_leaving, in_window;
 	IF rest IS NULL OR step IS NULL THEN
 		RETURN;
 	END IF;
-	-- what is over and empty is dropped when nobody uses the store
-	FOR part IN EXECUTE format('SELECT c.oid FROM %s.idempotency_partitions p'
-		' JOIN pg_class c ON c.relname = p.name AND c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = $1)'
-		' WHERE p.range_end < clock_timestamp() - $2 * interval ''1 second'' AND pg_relation_size(c.oid) = 0', schema_name)
-		USING store, step
-	LOOP
-		BEGIN
-			EXECUTE format('LOCK TABLE ONLY %s, ONLY %s IN ACCESS EXCLUSIVE MODE NOWAIT', store, part);
-			EXECUTE format('SELECT %s.idem_disown_partition(%L)', schema_name, part::oid);
-			EXECUTE format('DROP TABLE %s', part);
-		EXCEPTION WHEN lock_not_available THEN
-			EXIT;
-		END;
-	END LOOP;
+	EXECUTE format('SELECT %s.idem_drop_partitions($1, $2)', schema_name)
+		USING store, CASE WHEN is_leaving THEN 'infinity' ELSE at - step * interval '1 second' END;
+	IF is_leaving THEN
+		EXECUTE format('SELECT %s.idem_merge_partitions($1, $2, 1)', schema_name) USING store, rest;
+		RETURN;
+	END IF;
 	EXECUTE format('SELECT extract(epoch FROM GREATEST(current_setting(''idempotency.retention'')::interval,'
 		' max(retention), max(min_retention))) FROM %s.idempotency_scope', schema_name) INTO retention;
-	-- A partition for each stretch of the retention and two more, but no more than 32.
-	-- After a change of the period, the first one begins where the last one ends.
-	FOR stretch IN EXECUTE format('SELECT * FROM (SELECT GREATEST(to_timestamp(n * $1), (SELECT max(p.range_end)'
-		' FROM %s.idempotency_partitions p WHERE p.range_start < to_timestamp((n + 1) * $1))) AS range_start,'
-		' to_timestamp((n + 1) * $1) AS range_end FROM generate_series($2, $2 + $3) n) s'
-		' WHERE s.range_start < s.range_end ORDER BY 1', schema_name)
-		USING step, floor(extract(epoch FROM clock_timestamp()) / step), least(ceil(retention / step) + 2, 31)
-	LOOP
-		EXECUTE format('SELECT %s.idem_make_partition($1, $2, $3, $4)', schema_name)
-			INTO made USING store, rest, stretch.range_start, stretch.range_end;
-		EXIT WHEN NOT made;
-	END LOOP;
+	IF in_window OR pg_relation_size(rest) > 262144 THEN
+		EXECUTE format('SELECT %s.idem_make_window($1, $2, $3, $4)', schema_name) USING store, rest, step, retention;
+	ELSE
+		-- a partition for each stretch of the retention and two more, but no more than 32
+		EXECUTE format('SELECT %1$s.idem_make_partitions($1, $2, s.starts, s.ends)'
+			' FROM %1$s.idem_stretches(to_timestamp(floor(extract(epoch FROM $3) / $4) * $4), $3 + least($5 + 2 * $4, 31 * $4) * interval ''1 second'', $4) s'
+			' WHERE cardinality(s.starts) > 0', schema_name) USING store, rest, at, step, retention;
+	END IF;
 END
 $$;
 COMMENT ON FUNCTION @extschema@.idem_tend_partitions() IS
-	'internal: makes partitions ahead of time, and drops those that nobody needs';
+	'internal: makes partitions ahead of time, drops those that nobody needs, and ends what idem_unpartition_store began';
 
 CREATE FUNCTION @extschema@.idem_partition_store(period pg_catalog.interval)
 RETURNS pg_catalog.void
@@ -916,12 +1150,18 @@ AS $$
 DECLARE
 	schema_name text;
 	store regclass;
+	rest regclass;
 	owner name;
 	surroundings text[];
 	command text;
-	share numeric;
+	step numeric := extract(epoch FROM period);
+	retention numeric := extract(epoch FROM current_setting('idempotency.retention')::interval);
+	starts timestamptz[] := '{}';
+	ends timestamptz[] := '{}';
+	parts regclass[];
+	part regclass;
 BEGIN
-	IF period IS NULL OR NOT isfinite(period) OR extract(epoch FROM period) < 1 OR extract(epoch FROM period) > 31622400 THEN
+	IF period IS NULL OR NOT isfinite(period) OR step < 1 OR step > 31622400 THEN
 		RAISE EXCEPTION 'period must be from one second to one year' USING ERRCODE = 'ID400';
 	END IF;
 	SELECT quote_ident(n.nspname), c.oid INTO schema_name, store
@@ -929,10 +1169,9 @@ BEGIN
 		JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'idempotency_store'
 		WHERE e.extname = 'idempotency';
 	EXECUTE format('SELECT %s.idem_check_owner(%L)', schema_name, store::oid);
-	share := ceil(extract(epoch FROM current_setting('idempotency.retention')::interval) / extract(epoch FROM period));
-	IF share > 29 THEN
+	IF ceil(retention / step) > 29 THEN
 		RAISE WARNING 'a period of % is short for a retention of %', period, current_setting('idempotency.retention')
-			USING DETAIL = format('Live records would be in %s partitions, and each begin looks into all of them. There are no more than 32; the other records are in the default partition.', share),
+			USING DETAIL = format('Live records would be in %s partitions, and each begin looks into all of them. There are no more than 32; the other records are in the default partition.', ceil(retention / step)),
 			HINT = 'Choose a sixth of the retention, or so.';
 	END IF;
 	-- one change of the store at a time
@@ -941,27 +1180,45 @@ BEGIN
 		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
 		JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'idempotency_store'
 		WHERE e.extname = 'idempotency';
-	IF NOT EXISTS (SELECT FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
-		WHERE i.inhparent = store AND pg_get_expr(c.relpartbound, c.oid) = 'DEFAULT')
-	THEN
+	EXECUTE format('SELECT %s.idem_rest_of_store(%L)', schema_name, store::oid) INTO rest;
+	IF rest IS NULL THEN
 		owner := pg_get_userbyid((SELECT relowner FROM pg_class WHERE oid = store));
-		EXECUTE format('SELECT %1$s.idem_lock_store(%2$L), %1$s.idem_check_store(%2$L)', schema_name, store::oid);
+		EXECUTE format('SELECT %1$s.idem_check_store(%2$L)', schema_name, store::oid);
+		-- of a large one, idem_tend_partitions makes the partitions
+		IF pg_relation_size(store) <= 262144 THEN
+			EXECUTE format('SELECT s.starts, s.ends FROM %s.idem_stretches(to_timestamp(floor($1 / $2) * $2),'
+				' to_timestamp($1 + least($3 + 2 * $2, 31 * $2)), $2) s', schema_name)
+				INTO starts, ends USING extract(epoch FROM clock_timestamp()), step, retention;
+		END IF;
+		EXECUTE format('SELECT %s.idem_new_partitions($1, $2)', schema_name) INTO parts USING store, starts;
+		EXECUTE format('SELECT %1$s.idem_lock_store(%2$L, 200), %1$s.idem_check_store(%2$L)', schema_name, store::oid);
+		IF pg_relation_size(store) > 1048576 THEN
+			-- it has become large meanwhile
+			FOREACH part IN ARRAY parts LOOP
+				EXECUTE format('SELECT %s.idem_disown_partition($1)', schema_name) USING part;
+				EXECUTE format('DROP TABLE %s', part);
+			END LOOP;
+			parts := '{}';
+		END IF;
 		EXECUTE format('SELECT %s.idem_store_surroundings(%L)', schema_name, store::oid) INTO surroundings;
 		EXECUTE format('SELECT %s.idem_clear_store(%L)', schema_name, store::oid);
+		rest := store;
 		EXECUTE format('ALTER TABLE %s.idempotency_store RENAME TO idempotency_store_default', schema_name);
 		EXECUTE format('CREATE TABLE %1$s.idempotency_store (LIKE %1$s.idempotency_store_default'
 			' INCLUDING ALL EXCLUDING INDEXES EXCLUDING STATISTICS) PARTITION BY RANGE (expires_at)', schema_name);
+		store := (schema_name || '.idempotency_store')::regclass;
 		-- a publication via the root names the columns of this identity; the rows have their partition's
-		EXECUTE format('ALTER TABLE %s.idempotency_store REPLICA IDENTITY FULL', schema_name);
-		EXECUTE format('COMMENT ON TABLE %s.idempotency_store IS %L', schema_name, obj_description(store, 'pg_class'));
-		EXECUTE format('ALTER TABLE %1$s.idempotency_store ATTACH PARTITION %1$s.idempotency_store_default DEFAULT', schema_name);
-		EXECUTE format('SELECT %1$s.idem_take_partition(%2$L, %3$L)', schema_name, schema_name || '.idempotency_store', owner);
+		EXECUTE format('ALTER TABLE %s REPLICA IDENTITY FULL', store);
+		EXECUTE format('COMMENT ON TABLE %s IS %L', store, obj_description(rest, 'pg_class'));
+		EXECUTE format('ALTER TABLE %s ATTACH PARTITION %s DEFAULT', store, rest);
+		EXECUTE format('SELECT %s.idem_take_partition(%L, %L)', schema_name, store, owner);
+		EXECUTE format('SELECT %s.idem_attach_partitions($1, $2, $3, $4, $5)', schema_name) USING store, rest, parts, starts, ends;
 		FOREACH command IN ARRAY surroundings LOOP
 			EXECUTE command;
 		END LOOP;
 	END IF;
 	EXECUTE format('INSERT INTO %s.idempotency_partitioning (period) VALUES ($1)'
-		' ON CONFLICT (only_row) DO UPDATE SET period = EXCLUDED.period', schema_name) USING period;
+		' ON CONFLICT (only_row) DO UPDATE SET period = EXCLUDED.period, leaving = false', schema_name) USING period;
 	EXECUTE format('SELECT %s.idem_tend_partitions()', schema_name);
 END
 $$;
@@ -989,6 +1246,55 @@ $$;
 COMMENT ON FUNCTION @extschema@.idem_clear_store(regclass) IS
 	'internal: takes away from the store what another table gets in its place';
 
+-- The store is locked while records are copied, so there must be few that live.
+CREATE FUNCTION @extschema@.idem_merge_partitions(store pg_catalog.regclass, rest pg_catalog.regclass, max_tries pg_catalog.int4)
+RETURNS pg_catalog.void
+LANGUAGE plpgsql VOLATILE STRICT PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	schema_name text := (SELECT quote_ident(n.nspname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = store);
+	surroundings text[];
+	command text;
+	names text;
+	bytes bigint;
+BEGIN
+	EXECUTE format('SELECT sum(pg_relation_size(c.oid)) FROM %s.idempotency_partitions p JOIN pg_class c ON c.relname = p.name'
+		' AND c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = $1) WHERE p.range_end > clock_timestamp()', schema_name)
+		INTO bytes USING store;
+	IF bytes > 262144 THEN
+		RETURN;
+	END IF;
+	EXECUTE format('SELECT %s.idem_lock_store(%L, $1)', schema_name, store::oid) USING max_tries;
+	EXECUTE format('SELECT %s.idem_close_window(%L)', schema_name, rest::oid);
+	SELECT string_agg(quote_ident(attname), ', ' ORDER BY attnum) INTO names
+		FROM pg_attribute WHERE attrelid = store AND attnum > 0 AND NOT attisdropped AND attgenerated = '';
+	EXECUTE format('SELECT %s.idem_store_surroundings(%L)', schema_name, store::oid) INTO surroundings;
+	EXECUTE format('SELECT %s.idem_clear_store(%L)', schema_name, store::oid);
+	EXECUTE format('ALTER TABLE %s DETACH PARTITION %s', store, rest);
+	EXECUTE format('ALTER TABLE %s RENAME TO idempotency_store_partitioned', store);
+	EXECUTE format('ALTER TABLE %s RENAME TO idempotency_store', rest);
+	-- another row of the same name may be there besides the one that counts
+	EXECUTE format('INSERT INTO %s AS old (%s) SELECT DISTINCT ON (scope, idempotency_key) %s FROM %s WHERE expires_at > clock_timestamp()'
+		' ORDER BY scope, idempotency_key, expires_at DESC ON CONFLICT (scope, idempotency_key) DO UPDATE SET (%s) = (%s) WHERE old.expires_at < EXCLUDED.expires_at',
+		rest, names, names, store, names,
+		(SELECT string_agg('EXCLUDED.' || name, ', ') FROM string_to_table(names, ', ') name));
+	FOREACH command IN ARRAY surroundings LOOP
+		EXECUTE command;
+	END LOOP;
+	EXECUTE format('SELECT %s.idem_disown_partition(part) FROM (SELECT inhrelid FROM pg_inherits WHERE inhparent = $1'
+		' UNION ALL SELECT $1) all_parts (part)', schema_name) USING store::oid;
+	EXECUTE format('DROP TABLE %s', store);
+	EXECUTE format('DELETE FROM %s.idempotency_partitioning', schema_name);
+EXCEPTION WHEN lock_not_available THEN
+	IF max_tries > 1 THEN
+		RAISE;
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.idem_merge_partitions(regclass, regclass, int) IS
+	'internal: makes the store one table, if its partitions have few records that live';
+
 CREATE FUNCTION @extschema@.idem_unpartition_store()
 RETURNS pg_catalog.void
 LANGUAGE plpgsql VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE
@@ -998,9 +1304,6 @@ DECLARE
 	schema_name text;
 	store regclass;
 	rest regclass;
-	surroundings text[];
-	command text;
-	names text;
 BEGIN
 	SELECT quote_ident(n.nspname), c.oid INTO schema_name, store
 		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
@@ -1012,35 +1315,18 @@ BEGIN
 		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
 		JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'idempotency_store'
 		WHERE e.extname = 'idempotency';
-	SELECT i.inhrelid INTO rest FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
-		WHERE i.inhparent = store AND pg_get_expr(c.relpartbound, c.oid) = 'DEFAULT';
+	EXECUTE format('SELECT %s.idem_rest_of_store(%L)', schema_name, store::oid) INTO rest;
 	IF rest IS NULL THEN
 		RETURN;
 	END IF;
-	EXECUTE format('SELECT %s.idem_lock_store(%L)', schema_name, store::oid);
-	SELECT string_agg(quote_ident(attname), ', ' ORDER BY attnum) INTO names
-		FROM pg_attribute WHERE attrelid = store AND attnum > 0 AND NOT attisdropped AND attgenerated = '';
-	EXECUTE format('SELECT %s.idem_store_surroundings(%L)', schema_name, store::oid) INTO surroundings;
-	EXECUTE format('SELECT %s.idem_clear_store(%L)', schema_name, store::oid);
-	EXECUTE format('ALTER TABLE %s DETACH PARTITION %s', store, rest);
-	EXECUTE format('ALTER TABLE %s RENAME TO idempotency_store_partitioned', store);
-	EXECUTE format('ALTER TABLE %s RENAME TO idempotency_store', rest);
-	-- rows that have expired may be there besides the row that counts
-	EXECUTE format('INSERT INTO %s AS old (%s) SELECT %s FROM %s WHERE expires_at > clock_timestamp()'
-		' ON CONFLICT (scope, idempotency_key) DO UPDATE SET (%s) = (%s) WHERE old.expires_at < EXCLUDED.expires_at',
-		rest, names, names, store, names,
-		(SELECT string_agg('EXCLUDED.' || name, ', ') FROM string_to_table(names, ', ') name));
-	FOREACH command IN ARRAY surroundings LOOP
-		EXECUTE command;
-	END LOOP;
-	EXECUTE format('SELECT %s.idem_disown_partition(part) FROM (SELECT inhrelid FROM pg_inherits WHERE inhparent = $1'
-		' UNION ALL SELECT $1) all_parts (part)', schema_name) USING store::oid;
-	EXECUTE format('DROP TABLE %s', store);
-	EXECUTE format('DELETE FROM %s.idempotency_partitioning', schema_name);
+	-- where there are more records, idem_tend_partitions does it when they have expired
+	EXECUTE format('UPDATE %s.idempotency_partitioning SET leaving = true', schema_name);
+	EXECUTE format('SELECT %s.idem_merge_partitions($1, $2, 200)', schema_name) USING store, rest;
+	EXECUTE format('SELECT %s.idem_tend_partitions()', schema_name);
 END
 $$;
 COMMENT ON FUNCTION @extschema@.idem_unpartition_store() IS
-	'make the store one table again; the store is locked while the live records of its partitions are copied';
+	'make the store one table again, as soon as its partitions have few records that live';
 
 -- A store that is distributed over the nodes of a Citus cluster
 
@@ -1175,7 +1461,7 @@ BEGIN
 	END IF;
 	EXECUTE 'SELECT NOT EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid = $1)' INTO is_new USING store;
 	IF is_new THEN
-		EXECUTE format('SELECT %1$s.idem_lock_store(%2$L), %1$s.idem_check_store(%2$L)', schema_name, store::oid);
+		EXECUTE format('SELECT %1$s.idem_lock_store(%2$L, 200), %1$s.idem_check_store(%2$L)', schema_name, store::oid);
 		IF EXISTS (SELECT FROM pg_trigger WHERE tgrelid = store AND NOT tgisinternal)
 			OR EXISTS (SELECT FROM pg_constraint WHERE conrelid = store AND contype = 'c')
 			OR (SELECT count(*) FROM pg_index WHERE indrelid = store) <> 1 THEN
@@ -1342,10 +1628,14 @@ BEGIN
 			UNION ALL
 			SELECT 'FUNCTION', p.oid::regprocedure::text, p.proowner, coalesce(p.proacl, acldefault('f', p.proowner))
 			FROM pg_proc p JOIN pg_extension e ON p.pronamespace = e.extnamespace
-			WHERE e.extname = 'idempotency' AND p.proname IN ('idem_adopt_partition', 'idem_check_owner', 'idem_check_store',
-				'idem_clear_store', 'idem_disown_partition', 'idem_lock_store', 'idem_make_partition', 'idem_partition_store',
-				'idem_store_surroundings', 'idem_take_partition', 'idem_tend_partitions', 'idem_unpartition_store',
-				'idem_distribute_store', 'idem_on_workers', 'idem_prepare_node', 'idem_require_coordinator', 'idem_restore_node', 'idem_undistribute_store')
+			WHERE e.extname = 'idempotency' AND p.proname IN ('idem_adopt_partition', 'idem_attach_partitions', 'idem_check_owner', 'idem_check_store', 'idem_clear_store',
+				'idem_close_window', 'idem_disown_partition', 'idem_drop_partitions', 'idem_leave_window', 'idem_lock_store',
+				'idem_make_partitions', 'idem_make_window', 'idem_merge_partitions', 'idem_new_partitions',
+				'idem_open_window', 'idem_partition_store', 'idem_rest_of_store', 'idem_settle_window',
+				'idem_store_surroundings', 'idem_stretches', 'idem_take_partition', 'idem_tend_partitions',
+				'idem_unpartition_store',
+				'idem_distribute_store', 'idem_on_workers', 'idem_prepare_node', 'idem_require_coordinator',
+				'idem_restore_node', 'idem_undistribute_store')
 		) m, aclexplode(m.rights) a
 		WHERE a.grantee <> m.owner
 	LOOP

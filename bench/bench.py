@@ -2,7 +2,7 @@
 """Measure the extension against hand-written SQL, on the server that PGHOST and
 PGPORT name. bench/run starts one; workloads.py says what is measured, peers/ puts
 what people would use instead beside it, and collection.py measures the removal
-of expired records.
+of expired records, partitions.py a store that is partitioned by expiry.
 
 Runs of a workload's variants alternate, forwards and backwards, and only runs of
 one round are divided by each other: what the machine does meanwhile hits both.
@@ -17,6 +17,7 @@ import sys
 import time
 
 import collection
+import partitions
 import peers
 import pictures
 import report
@@ -33,12 +34,13 @@ def arguments():
     parser.add_argument('--rounds', type=int, help='rounds of each workload (default 7, quick 3)')
     parser.add_argument('--seconds', type=int, help='length of a run (default 5, quick 1)')
     parser.add_argument('--clients', type=int, help='clients, where the workload has 8')
-    names = [w.name for w in WORKLOADS] + [peers.NAME, collection.NAME]
-    parser.add_argument('--only', nargs='+', metavar='WORKLOAD', choices=names,
+    names = [w.name for w in WORKLOADS] + [partitions.NAME, peers.NAME, collection.NAME]
+    parser.add_argument('--only', nargs='+', metavar='WORKLOAD', choices=[*names, partitions.HUGE],
                         help=f'measure only these: {", ".join(names)}')
     parser.add_argument('--json', metavar='FILE', help='write all raw figures to FILE')
     peers.add_arguments(parser)
     collection.add_arguments(parser)
+    partitions.add_arguments(parser)
     options = parser.parse_args()
     options.only = options.only or (names[:-1] if options.quick else names)
     return options
@@ -155,10 +157,12 @@ def measure_all(options):
     if peers.NAME in options.only:
         more, bench.peers = peers.measure(options, tell)
         entries += more
-    if collection.NAME in options.only:
-        more, raw = collection.measure(options, tell)
-        entries += more
-        bench.raw += raw
+    for name, part in ((collection.NAME, collection.measure), (partitions.NAME, partitions.measure),
+                       (partitions.HUGE, partitions.measure_huge)):
+        if name in options.only:
+            more, raw = part(options, tell)
+            entries += more
+            bench.raw += raw
     tell('')
     return bench, entries
 

@@ -145,7 +145,7 @@ def backlog(chosen, tell):
     """How long the removal of expired rows takes, and the latency of transactions meanwhile."""
     with database('bench_backlog') as name:
         tell(f'{NAME}: making {chosen.backlog} expired rows')
-        before = fill(name, chosen.backlog, '-1 hour')
+        before = fill(name, chosen.backlog, "interval '-1 hour'")
         tell(f'{NAME}: idle latency')
         warm_up = limited_load(name, chosen.slice)
         idle = [limited_load(name, chosen.slice) for _ in range(3)]
@@ -225,7 +225,7 @@ def large(chosen, tell):
         for name, rows in sizes.items():
             tell(f'{NAME}: making {rows} live rows')
             stack.enter_context(database(name))
-            before[name] = fill(name, rows, '1 day') if rows else None
+            before[name] = fill(name, rows, "interval '1 day'") if rows else None
         warm_up = {name: load(name, CLIENTS, 1) for name in sizes}
         for number in range(chosen.rounds):
             tell(f'{NAME}: large store, round {number + 1} of {chosen.rounds}')
@@ -288,7 +288,7 @@ def fill(name, rows, expires_in):
         list(pool.map(lambda first: server.sql(f"""
             INSERT INTO idempotency_store (idempotency_key, request_hash, status, response_payload, expires_at)
                 SELECT md5(i::text), '{server.request_hash()}', 'COMPLETED', '{server.RESPONSE}',
-                    clock_timestamp() + interval '{expires_in}'
+                    clock_timestamp() + {expires_in}
                 FROM generate_series({first}, {rows}, {FILLERS}) AS i""", name), range(1, FILLERS + 1)))
     server.sql('VACUUM (ANALYZE) idempotency_store; CHECKPOINT', name)
     made = state(name)

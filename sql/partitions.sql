@@ -27,7 +27,7 @@ $$;
 CREATE FUNCTION pg_temp.make_over() RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
 	-- false while the collector looks into the default partition
-	WHILE NOT idem_make_partition('idempotency_store', 'idempotency_store_default', now() - interval '3 days', now() - interval '2 days') LOOP
+	WHILE NOT idem_make_partitions('idempotency_store', 'idempotency_store_default', ARRAY[now() - interval '3 days'], ARRAY[now() - interval '2 days']) LOOP
 	END LOOP;
 END
 $$;
@@ -119,13 +119,15 @@ SELECT idem_partition_store('1 day');
 SELECT count(*) BETWEEN 25 AND 40 FROM idempotency_partitions;
 RESET idempotency.retention;
 
--- One table again.
+-- One table again. Of two rows of one name, that one counts and stays that expires last.
 SELECT pg_temp.run('last', '4 hours');
-SELECT count(*) AS live FROM idempotency_store WHERE expires_at > clock_timestamp() \gset
+INSERT INTO idempotency_store (idempotency_key, expires_at, status, response_payload)
+	VALUES ('two', now() + interval '10 hours', 'COMPLETED', '"ten"'), ('two', now() + interval '2 hours', 'COMPLETED', '"two"');
+SELECT count(DISTINCT idempotency_key) AS live FROM idempotency_store WHERE expires_at > clock_timestamp() \gset
 SELECT idem_unpartition_store();
 SELECT relkind, relispartition FROM pg_class WHERE oid = 'idempotency_store'::regclass;
 SELECT count(*) = :live FROM idempotency_store WHERE expires_at > clock_timestamp();
-SELECT pg_temp.run('last'), pg_temp.run('before'), pg_temp.run('year');
+SELECT pg_temp.run('last'), pg_temp.run('before'), pg_temp.run('year'), told(idem_begin('two'));
 SELECT count(*) FROM pg_class WHERE relname LIKE 'idempotency_store_%' AND relkind = 'r';
 SELECT count(*) FROM idempotency_partitions;
 ROLLBACK;
@@ -179,6 +181,16 @@ SELECT pg_temp.refused('ALTER TABLE idempotency_store ADD UNIQUE (scope, idempot
 SELECT pg_temp.refused('CREATE MATERIALIZED VIEW partitions_view AS SELECT scope FROM idempotency_store');
 SELECT count(*) FROM idempotency_partitions;
 
+-- A store that its owner has partitioned in another way is another store.
+BEGIN;
+ALTER TABLE idempotency_store RENAME TO old_store;
+CREATE TABLE idempotency_store (LIKE old_store INCLUDING DEFAULTS) PARTITION BY LIST (scope);
+CREATE TABLE partitions_rest PARTITION OF idempotency_store DEFAULT;
+SELECT count(*) FROM idempotency_partitions;
+SELECT raises('SELECT idem_partition_store(''4 hours'')');
+SELECT raises('SELECT idem_unpartition_store()');
+ROLLBACK;
+
 -- A store without its default partition is not used, nor are partitions of another shape.
 BEGIN;
 SELECT idem_partition_store('4 hours');
@@ -193,6 +205,7 @@ ROLLBACK;
 -- The warning about too many, which is not for the server's log.
 BEGIN;
 SET LOCAL log_min_messages = error;
+TRUNCATE idempotency_store;
 SELECT idem_partition_store('10 minutes');
 SELECT count(*) FROM idempotency_partitions;
 ROLLBACK;

@@ -19,6 +19,7 @@
 #include "catalog/pg_collation.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
+#include "storage/bufmgr.h"
 #include "utils/fmgroids.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
@@ -74,16 +75,35 @@ fetch_version(Relation store, Relation index, const OperationName *name,
 	return exists;
 }
 
+/*
+ * Most partitions that were made ahead of time have no page yet.  At SERIALIZABLE a
+ * look into the index of an empty table has to be known to later writers.
+ */
+static bool
+is_empty_partition(const Catalog *catalog, Relation part)
+{
+	return RelationGetRelid(part) != catalog->tables[TABLE_STORE] &&
+		!IsolationIsSerializable() && RelationGetNumberOfBlocks(part) == 0;
+}
+
 /* The version of the row that the snapshot sees, copied, and where it is. */
 bool
 direct_find(const Catalog *catalog, Oid part, const OperationName *name, Snapshot snapshot,
 			Record *found, ItemPointer version)
 {
 	Relation	store = open_part(catalog, part, AccessShareLock);
-	Relation	index = index_open(primary_key_index(store), AccessShareLock);
-	TupleTableSlot *slot = table_slot_create(store, NULL);
-	bool		exists = fetch_version(store, index, name, snapshot, slot);
+	Relation	index;
+	TupleTableSlot *slot;
+	bool		exists;
 
+	if (is_empty_partition(catalog, store))
+	{
+		table_close(store, AccessShareLock);
+		return false;
+	}
+	index = index_open(primary_key_index(store), AccessShareLock);
+	slot = table_slot_create(store, NULL);
+	exists = fetch_version(store, index, name, snapshot, slot);
 	if (exists)
 	{
 		slot_getallattrs(slot);

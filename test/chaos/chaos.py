@@ -50,6 +50,8 @@ def arguments():
                         help="seconds that clients may need to come to an end")
     parser.add_argument("--faults", default=",".join(plan.DECK),
                         help="names, separated by commas")
+    parser.add_argument("--store", default=os.environ.get("STORE") or "one table",
+                        choices=("one table", "partitioned"), help="at the beginning")
     parser.add_argument("--without-guard", choices=VIOLATIONS,
                         help="the server is built without this guard: must be noticed")
     parser.add_argument("--schedule", action="store_true",
@@ -108,6 +110,8 @@ class Run:
         with self.pair.primary.connect() as connection:
             connection.execute("INSERT INTO account SELECT i, %s FROM generate_series(0, %s) i",
                                (plan.BALANCE, plan.ACCOUNTS - 1))
+            if self.options.store == "partitioned":
+                connection.execute("SELECT idem_partition_store('4 hours')")
         os.mkdir(self.options.proxy)
         self.launch(gateway.serve, self.options.gateway, os.path.join(self.base, "charges"))
         self.launch(proxy.serve, self.options.proxy, self.pair.target,

@@ -35,6 +35,7 @@ DECK = {
     "rewrite": 1,
     "vacuum full": 1,
     "swap": 3,
+    "partition": 4,
 }
 
 

@@ -3,8 +3,8 @@
 
 Called by test/history/run on a throw-away server. One database has a store as the
 extension made it, the other one a trigger on the store, so that both ways to the store
-are tested. Prints a report and, last, one line: N passed, N failed. Exits with 1 on a
-failure.
+are tested, and a third one a store that is partitioned by expiry. Prints a report and,
+last, one line: N passed, N failed. Exits with 1 on a failure.
 """
 
 import argparse
@@ -25,12 +25,12 @@ import plan
 import psycopg
 from clients import Shared, run_client
 from findings import Findings, is_noticed, keep_evidence
-from storms import DECK, Storms
+from storms import DECK, DECK_BY_EXPIRY, Storms
 from verdict import Verdict
 
 here = os.path.dirname(os.path.abspath(__file__))
 processes = multiprocessing.get_context("fork")
-PATHS = ("direct", "trigger")
+PATHS = ("direct", "trigger", "partitioned")
 
 # Guards of test/mutation/guards, and the checks of which one must see that it is gone.
 # Only what comes of a wait for the store needs a storm.
@@ -55,7 +55,7 @@ def arguments():
     parser.add_argument("--clients", type=int, default=8, choices=range(2, 9))
     parser.add_argument("--patience", type=float, default=60,
                         help="seconds that clients may need to come to an end")
-    parser.add_argument("--paths", default=",".join(PATHS), help="ways to the store: direct, trigger")
+    parser.add_argument("--paths", default=",".join(PATHS), help="ways to the store: direct, trigger, partitioned")
     parser.add_argument("--storms", help="names, separated by commas")
     parser.add_argument("--without-guard", choices=VIOLATIONS,
                         help="the server is built without this guard: must be noticed")
@@ -65,11 +65,11 @@ def arguments():
     options = parser.parse_args()
     options.paths = [name for name in options.paths.split(",") if name]
     if options.storms is None:
-        options.storms = ",".join(DECK)
+        options.storms = ",".join(DECK | DECK_BY_EXPIRY)
         if options.without_guard:
             options.storms = "swap" if "lock of the store" in options.without_guard else ""
     options.wanted = [name for name in options.storms.split(",") if name]
-    unknown = set(options.wanted) - set(DECK) | set(options.paths) - set(PATHS)
+    unknown = set(options.wanted) - set(DECK) - set(DECK_BY_EXPIRY) | set(options.paths) - set(PATHS)
     if unknown or not options.paths:
         parser.error(f"no such storm, or path: {', '.join(sorted(unknown))}")
     return options
@@ -85,7 +85,7 @@ class Run:
         self.ledger = ledger.Ledger(os.path.join(base, path))
         self.shared = Shared(processes.RawValue("i", 0), processes.RawArray("q", options.clients))
         self.clients = []
-        self.storms = Storms(options, self.connect, with_trigger=path == "trigger")
+        self.storms = Storms(options, self.connect, path)
 
     def connect(self, **options):
         """A superuser's connection."""
@@ -104,6 +104,21 @@ class Run:
             if self.path == "trigger":
                 connection.execute(read_text(os.path.join(here, "..", "kit", "with-trigger.sql")))
             connection.execute(read_text(os.path.join(here, "setup.sql")))
+        if self.path == "partitioned":
+            self.partition()
+
+    def partition(self):
+        """No record expires before the end, but those that are to be replaced."""
+        retention = round(10 * self.seconds()) + 120
+        with self.connect() as connection:
+            connection.execute(
+                f"ALTER DATABASE {self.options.database} SET idempotency.retention = '{retention}s'")
+        with self.connect() as connection:
+            connection.execute("SELECT idem_partition_store(%s::interval)", (f"{retention // 24} s",))
+
+    def seconds(self):
+        """How long this path shall last."""
+        return self.options.seconds / len(self.options.paths)
 
     def go(self):
         """Clients and storms, until all operations have come to an end."""
@@ -113,7 +128,7 @@ class Run:
                                        args=(index, self.options, self.shared, self.ledger))
             client.start()
             self.clients.append(client)
-        seconds = self.options.seconds / len(self.options.paths)
+        seconds = self.seconds()
         start = time.monotonic()
         self.storms.rage(lambda: self.is_enough(time.monotonic() - start, seconds))
         self.shared.stopping.value = 1
@@ -138,7 +153,7 @@ class Run:
                 findings.add("trigger that never fired", [] if fired else [self.path])
         self.storms.count_hits(checks.count_errors(evidence.events))
         findings.add("storms that never struck", (
-            name for name in self.options.wanted if not self.storms.hits[name]))
+            name for name in self.storms.wanted if not self.storms.hits[name]))
         findings.add("storms that failed", self.storms.failures)
         checks.check(findings, evidence)
         findings.add("amcheck", amcheck(self.options.database))
@@ -194,7 +209,7 @@ def print_report(run, findings, evidence):
                                  checks.count_errors(events).most_common()))):
         print(f"{name + ':':<28} {value}")
     print("storms:                      struck     hit")
-    for name in run.options.wanted:
+    for name in run.storms.wanted:
         print(f"  {name:<26} {run.storms.tries[name]:>6} {run.storms.hits[name]:>7}")
     findings.report()
 

@@ -12,7 +12,8 @@ from collections import Counter
 
 import psycopg
 
-# The storms, and how often each is in one deck.
+# The storms of one table and of a store that is partitioned by expiry, and how often
+# each is in one deck.
 DECK = {
     "cancel": 3,
     "terminate": 2,
@@ -24,6 +25,18 @@ DECK = {
     "reindex": 1,
     "column": 2,
 }
+DECK_BY_EXPIRY = {
+    "cancel": 3,
+    "terminate": 2,
+    "invalidate": 4,
+    "unmake": 5,
+    "trigger": 2,
+    "vacuum full": 1,
+    "reindex": 1,
+}
+# Between the partitions that come and go while a run lasts, and those that hold all
+# records of a run.
+PERIODS = ("1 second", "3 seconds", "15 seconds", "1 minute")
 
 BUSY = "SELECT count(*) FROM pg_stat_activity WHERE usename = 'client' AND state <> 'idle'"
 WAITING = """SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'relation'
@@ -35,12 +48,18 @@ MEMBER = """SELECT EXISTS (SELECT FROM pg_depend WHERE classid = 'pg_class'::reg
 RENAME = """ALTER TABLE idempotency_store RENAME TO idempotency_store_{number};
     ALTER TABLE idempotency_store_new RENAME TO idempotency_store"""
 TRIGGER = "SELECT with_trigger.attach_to('idempotency_store')"
+PASS = """CREATE TRIGGER pass BEFORE INSERT OR UPDATE ON idempotency_store
+    FOR EACH ROW EXECUTE FUNCTION pass()"""
+HAS_PASS = """SELECT EXISTS (SELECT FROM pg_trigger WHERE tgname = 'pass'
+    AND tgrelid = 'idempotency_store'::regclass)"""
+NEWS_OF_ONE_TABLE = (
+    "ALTER TABLE idempotency_store SET (fillfactor = 90)",
+    "ALTER TABLE idempotency_store RESET (fillfactor)",
+)
 NEWS = (
     "GRANT SELECT ON idempotency_store TO auditor",
     "REVOKE SELECT ON idempotency_store FROM auditor",
     "ANALYZE idempotency_store",
-    "ALTER TABLE idempotency_store SET (fillfactor = 90)",
-    "ALTER TABLE idempotency_store RESET (fillfactor)",
     "CREATE INDEX news ON idempotency_store (updated_at)",
     "DROP INDEX IF EXISTS news",
     "COMMENT ON TABLE idempotency_store IS 'news'",
@@ -51,10 +70,13 @@ NEWS = (
 class Storms:
     """Strikes; tries and hits are counted by the name of the storm."""
 
-    def __init__(self, options, connect, with_trigger):
+    def __init__(self, options, connect, path):
         self.options = options
         self.connect = connect
-        self.with_trigger = with_trigger
+        self.with_trigger = path == "trigger"
+        self.by_expiry = path == "partitioned"
+        self.deck = DECK_BY_EXPIRY if self.by_expiry else DECK
+        self.wanted = [name for name in options.wanted if name in self.deck]
         self.rng = random.Random(f"{options.seed}/storms")
         self.tries = Counter()
         self.hits = Counter()
@@ -76,11 +98,11 @@ class Storms:
 
     def order(self):
         """Each of them once, and then deck after deck, without end."""
-        deck = list(self.options.wanted) or ["calm"]
+        deck = list(self.wanted) or ["calm"]
         while True:
             self.rng.shuffle(deck)
             yield from deck
-            deck = [name for name in self.options.wanted for _ in range(DECK[name])] or ["calm"]
+            deck = [name for name in self.wanted for _ in range(self.deck[name])] or ["calm"]
 
     def calm(self, connection):
         """Nothing strikes; the clients work all the same."""
@@ -166,9 +188,10 @@ class Storms:
         """News of the store, one after the other."""
         busy = self.when_busy(connection)
         connection.execute("SET lock_timeout = '200ms'")
+        news = NEWS if self.by_expiry else NEWS + NEWS_OF_ONE_TABLE
         for _ in range(self.rng.randint(5, 40)):
             try:
-                connection.execute(self.rng.choice(NEWS))
+                connection.execute(self.rng.choice(news))
             except (psycopg.errors.LockNotAvailable, psycopg.errors.DuplicateTable):
                 continue
         connection.execute("SET lock_timeout = '3s'; DROP INDEX IF EXISTS news")
@@ -243,6 +266,23 @@ class Storms:
             except psycopg.errors.LockNotAvailable:
                 continue
         self.hits["partition"] += waited
+
+    def unmake(self, connection):
+        """The store becomes one table, and some time later one with other partitions."""
+        busy = self.when_busy(connection)
+        connection.execute("SELECT idem_unpartition_store()")
+        time.sleep(0.2)
+        connection.execute("SET client_min_messages = error")
+        connection.execute("SELECT idem_partition_store(%s::interval)", (self.rng.choice(PERIODS),))
+        self.hits["unmake"] += busy
+
+    def trigger(self, connection):
+        """A trigger comes to the store, or goes: the extension changes between its two
+        ways to read and write."""
+        busy = self.when_busy(connection)
+        (exists,) = connection.execute(HAS_PASS).fetchone()
+        connection.execute("DROP TRIGGER pass ON idempotency_store" if exists else PASS)
+        self.hits["trigger"] += busy
 
     def rewrite(self, connection, name, command):
         """The store gets a new file, or a new index."""

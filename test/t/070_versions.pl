@@ -165,4 +165,19 @@ for my $version (grep { $_ ne $default } scripts($tree))
 }
 
 $node->stop;
+
+# ---- the objects of this version, and a library of the one before ----
+
+# A library without a function that 1.1 has added: a server that has it loaded still.
+($stage, $conf) = built_with('-Didem_adopt_partition=idem_not_there_yet');
+my ($control) = split /\n/, `find '$stage' -name idempotency.control`;
+system_or_bail('sed', '-i', q{s/^default_version.*/default_version = '1.0'/}, $control);
+my $behind = new_node('behind', conf => $conf);
+
+$behind->safe_psql('postgres', q{BEGIN; SELECT idem_begin('before'); SELECT idem_complete('before', '1'); COMMIT});
+is(sqlstate($behind, q{ALTER EXTENSION idempotency UPDATE TO '1.1'}), '42883', 'an update is refused while the old library is loaded');
+is($behind->safe_psql('postgres', q{SELECT extversion FROM pg_extension WHERE extname = 'idempotency'}), '1.0', 'nothing of it is left');
+is($behind->safe_psql('postgres', q{SELECT outcome FROM idem_begin('before')}), 'COMPLETED', 'operations go on');
+is($behind->safe_psql('postgres', q{SELECT idem_gc()}), '0', 'and so does collection');
+$behind->stop;
 done_testing();

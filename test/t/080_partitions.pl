@@ -47,7 +47,7 @@ append_to_file("$directory/load.sql", "\\set key random(1, 5000)\n\\set way rand
 
 my $output = '';
 my $load = IPC::Run::start(
-	[ 'pgbench', '-n', '-c', '8', '-T', '15', '--max-tries=10', '-f', "$directory/load.sql", $node->connstr('postgres') ],
+	[ 'pgbench', '-n', '-c', '8', '-T', '15', '--max-tries=10', '--log', "--log-prefix=$directory/latency", '-f', "$directory/load.sql", $node->connstr('postgres') ],
 	'>&', \$output, IPC::Run::timeout($Idempotency::patience));
 
 $node->poll_query_until('postgres', 'SELECT count(*) > 100 FROM effect') or die 'the load does not start';
@@ -60,6 +60,9 @@ for my $change (q{partition_store('4 hours')}, q{unpartition_store()}, q{partiti
 	note "idem_$change: " . query('SELECT count(*) FROM effect') . ' effects';
 }
 ok($load->finish, 'a load of duplicates goes on') or diag $output;
+my @latencies = sort { $a <=> $b } map { (split)[2] / 1000 } map { split /\n/, slurp_file($_) } glob "$directory/latency*";
+cmp_ok(scalar @latencies, '>', 100, 'the latencies of the load are known');
+diag sprintf 'milliseconds of a call, waits for locks included: median %.1f, p99 %.1f, longest %.1f', map { $latencies[$_ * $#latencies] } 0.5, 0.99, 1;
 is($changes, 4, 'while the store is partitioned, made one table, and partitioned again');
 is(query('SELECT count(*) FROM (SELECT FROM effect GROUP BY key HAVING count(*) > 1) twice'), '0', 'nothing took effect twice');
 is(query('SELECT count(*) FROM effect e WHERE NOT EXISTS (SELECT FROM idempotency_store s WHERE s.idempotency_key = e.key::text AND s.status = $$COMPLETED$$)'),
@@ -147,6 +150,15 @@ ok($node->poll_query_until('postgres', 'SELECT count(*) = 0 FROM idempotency_sto
 ok($node->poll_query_until('postgres', "SELECT max(range_end) > '$last'::timestamptz + interval '2 s' FROM idempotency_partitions"), 'makes partitions ahead of time');
 ok($node->poll_query_until('postgres', "SELECT min(range_end) > '$last' FROM idempotency_partitions"), 'and drops those that are over and empty');
 is(query(q{SELECT sum(n_dead_tup) FROM pg_stat_user_tables WHERE relname LIKE 'idempotency_store_2%'}), '0', 'without a dead row');
+# A visit of the worker sweeps in many steps, and cares for the partitions in one of them.
+query(q{ALTER SYSTEM SET idempotency.gc_batch_size = 10; ALTER SYSTEM SET track_functions = 'pl'});
+$node->reload;
+my $tended = q{SELECT coalesce(sum(calls), 0) FROM pg_stat_user_functions WHERE funcname = 'idem_tend_partitions'};
+ok($node->poll_query_until('postgres', "SELECT ($tended) > 0"), 'the worker cares for the partitions');
+my ($calls, $began) = (query($tended), time);
+query(q{INSERT INTO idempotency_store (idempotency_key, expires_at, status) SELECT 'rest ' || n, now() - interval '10 years', 'COMPLETED' FROM generate_series(1, 2000) n});
+ok($node->poll_query_until('postgres', q{SELECT count(*) = 0 FROM idempotency_store WHERE idempotency_key LIKE 'rest %'}), 'two hundred steps');
+cmp_ok(query($tended) - $calls, '<', time - $began + 10, 'need no more care than there are visits');
 query('DROP EXTENSION idempotency CASCADE');
 is(query(q{SELECT count(*) FROM pg_class WHERE relname LIKE 'idempotency%'}), '0', 'DROP EXTENSION takes all partitions with it');
 $node->stop;

@@ -1,7 +1,7 @@
 # Data that goes through pg_upgrade, from each server named to the next, oldest
 # first (FAILURES 59, 10): answers are replayed byte for byte, fences go on
 # growing, leases run on, streams keep their marks, scopes their owners and
-# policies, and what is sealed opens.
+# policies, what is sealed opens, and what is partitioned stays so.
 use strict;
 use warnings;
 
@@ -14,10 +14,11 @@ use Test::More;
 my @directories = @ARGV;
 my $logs = getcwd();
 my %directory_of;
-my %greatest_fence = map { $_ => 0 } qw(upgrade_public upgrade_odd);
+my %greatest_fence = map { $_ => 0 } qw(upgrade_public upgrade_odd upgrade_parts);
 my $key_file = "$logs/idempotency.keys";
-# two databases, as many schemas
-my %schema_of = (upgrade_public => 'public', upgrade_odd => '"Odd Schema"');
+# three databases, as many schemas; in the last one the store is partitioned by expiry
+my %schema_of = (upgrade_public => 'public', upgrade_odd => '"Odd Schema"', upgrade_parts => 'parts');
+my $partitioned = 'upgrade_parts';
 my @tables = qw(idempotency_store idempotency_stream idempotency_scope idempotency_secret);
 
 # A cluster of its own for every server.  The collector is on, so that it would
@@ -69,6 +70,7 @@ CREATE EXTENSION pgcrypto;
 CREATE SCHEMA IF NOT EXISTS $schema;
 CREATE EXTENSION idempotency SCHEMA $schema;
 SQL
+		query($node, $database, q{SELECT idem_partition_store('8 days')}) if $database eq $partitioned;
 		query($node, $database, <<'SQL');
 SELECT idem_grant('application'), idem_grant('payments'), idem_grant('stranger');
 SELECT idem_claim_scope('pay/*', 'payments');
@@ -174,6 +176,8 @@ sub check
 	my $title = $node->name . ", $database";
 	my ($fence, $fresh, $again);
 
+	is(query($node, $database, q{SELECT count(*) > 5 FROM idempotency_partitions}), $database eq $partitioned ? 't' : 'f', "$title: partitions");
+
 	is(error_of($node, $database, q{SELECT idem_begin('completed', scope => 'scope', request => '{"amount": 2}')}),
 		'ID422', "$title: fingerprints");
 	is(error_of($node, $database, q{SELECT idem_begin('sealed', request => '"card 4712"')}),
@@ -239,7 +243,7 @@ sub check_dump
 	my $sql = join ' ', map { "SELECT md5(string_agg(t::text, E'\\n' ORDER BY t::text COLLATE \"C\")) FROM $_ t;" } @kept;
 
 	$schema_of{$copy} = $schema_of{$database};
-	$node->command_ok([ 'pg_dump', '-Fc', '-f', $file, '-d', $node->connstr($database) ], $node->name . ", $database: pg_dump");
+	$node->command_ok([ 'pg_dump', '-Fc', $database eq $partitioned ? '--load-via-partition-root' : (), '-f', $file, '-d', $node->connstr($database) ], $node->name . ", $database: pg_dump");
 	$node->safe_psql('postgres', "CREATE DATABASE $copy TEMPLATE template0");
 	$node->command_ok([ 'pg_restore', '--exit-on-error', '-d', $node->connstr($copy), $file ], $node->name . ", $database: pg_restore");
 	is(query($node, $copy, $sql), query($node, $database, $sql), $node->name . ", $database: a dump has all rows");
