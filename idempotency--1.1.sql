@@ -795,7 +795,7 @@ SELECT c.relname AS name, b.range_start, b.range_end,
 		WHEN b.range_end IS NULL THEN 'default'
 		WHEN b.range_end OPERATOR(pg_catalog.<=) pg_catalog.clock_timestamp() THEN 'over'
 		WHEN b.range_start OPERATOR(pg_catalog.>) (pg_catalog.clock_timestamp()
-			OPERATOR(pg_catalog.+) pg_catalog.current_setting('idempotency.retention')::pg_catalog.interval) THEN 'ahead'
+			OPERATOR(pg_catalog.+) COALESCE(pg_catalog.current_setting('idempotency.retention', true), '24 h')::pg_catalog.interval) THEN 'ahead'
 		ELSE 'live'
 	END AS state
 FROM pg_catalog.pg_extension e
@@ -889,7 +889,7 @@ BEGIN
 			EXIT;
 		END;
 	END LOOP;
-	EXECUTE format('SELECT extract(epoch FROM GREATEST(current_setting(''idempotency.retention'')::interval,'
+	EXECUTE format('SELECT extract(epoch FROM GREATEST(coalesce(current_setting(''idempotency.retention'', true), ''24 h'')::interval,'
 		' max(retention), max(min_retention))) FROM %s.idempotency_scope', schema_name) INTO retention;
 	-- A partition for each stretch of the retention and two more, but no more than 32.
 	-- After a change of the period, the first one begins where the last one ends.
@@ -920,6 +920,8 @@ DECLARE
 	surroundings text[];
 	command text;
 	share numeric;
+	-- it has no value before the library is loaded
+	retention text := coalesce(current_setting('idempotency.retention', true), '24 h');
 BEGIN
 	IF period IS NULL OR NOT isfinite(period) OR extract(epoch FROM period) < 1 OR extract(epoch FROM period) > 31622400 THEN
 		RAISE EXCEPTION 'period must be from one second to one year' USING ERRCODE = 'ID400';
@@ -929,9 +931,9 @@ BEGIN
 		JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'idempotency_store'
 		WHERE e.extname = 'idempotency';
 	EXECUTE format('SELECT %s.idem_check_owner(%L)', schema_name, store::oid);
-	share := ceil(extract(epoch FROM current_setting('idempotency.retention')::interval) / extract(epoch FROM period));
+	share := ceil(extract(epoch FROM retention::interval) / extract(epoch FROM period));
 	IF share > 29 THEN
-		RAISE WARNING 'a period of % is short for a retention of %', period, current_setting('idempotency.retention')
+		RAISE WARNING 'a period of % is short for a retention of %', period, retention
 			USING DETAIL = format('Live records would be in %s partitions, and each begin looks into all of them. There are no more than 32; the other records are in the default partition.', share),
 			HINT = 'Choose a sixth of the retention, or so.';
 	END IF;
