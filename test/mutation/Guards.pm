@@ -27,13 +27,13 @@ sub write_file
 	return;
 }
 
-# Of each guard: its name, file, tests, and the text before and after.
+# Of each guard of a list: its name, file, tests, and the text before and after.
 sub read_guards
 {
-	my ($repo) = @_;
+	my ($list) = @_;
 	my @guards;
 
-	for (split /\n/, read_file("$repo/test/mutation/guards"))
+	for (split /\n/, read_file($list))
 	{
 		next if /^#/ || /^$/;
 		if (/^= (.+)/) { push @guards, { name => $1, old => '', new => '' } }
@@ -41,7 +41,7 @@ sub read_guards
 		elsif (/^tests: (.+)/) { $guards[-1]{tests} = [ map { runs_of(split) } split /;/, $1 ] }
 		elsif (/^-(.*)/) { $guards[-1]{old} .= "$1\n" }
 		elsif (/^\+(.*)/) { $guards[-1]{new} .= "$1\n" }
-		else { die "test/mutation/guards: what is \"$_\"?\n" }
+		else { die "$list: what is \"$_\"?\n" }
 	}
 	return @guards;
 }

@@ -1,8 +1,9 @@
 """Tests one mode of the saga: the page in a browser, then a death at each statement and message.
 
-    check.py MODE [--seconds N] [--seed N] [--no-page]
+    check.py MODE [--seconds N] [--seed N] [--no-page] [--only-scenes]
 
---seconds: begin no more rounds of deaths after that time. Ends with "N passed, N failed".
+--seconds: begin no more rounds of deaths after that time. --only-scenes: until the first thing that is wrong.
+Ends with "N passed, N failed".
 """
 
 import argparse
@@ -30,6 +31,7 @@ def main():
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--seed", type=int, default=int(time.time()) % 1_000_000)
     parser.add_argument("--no-page", action="store_true")
+    parser.add_argument("--only-scenes", action="store_true")
     options = parser.parse_args()
     with Verdict() as verdict:
         taps = {}
@@ -37,10 +39,14 @@ def main():
                       proxied=lambda *where: through_proxy(taps, *where))
         try:
             world.start()
-            if not options.no_page:
+            for name, tap in taps.items():
+                tap.kill = world.programs[name].kill
+            started = {name: set(tap.seen) for name, tap in taps.items()}
+            if not (options.no_page or options.only_scenes):
                 look_at_page(verdict, world)
-            play_scenes(verdict, world)
-            die_everywhere(verdict, world, taps, options)
+            play_scenes(verdict, world, taps, hasty=options.only_scenes)
+            if not options.only_scenes:
+                die_everywhere(verdict, world, Crash(world, taps, options.seed, started), options)
         finally:
             world.stop()
             if verdict.failed:
@@ -77,9 +83,8 @@ def look_at_page(verdict, world):
         verdict.check(good, f"after the page: {what}", details)
 
 
-def die_everywhere(verdict, world, taps, options):
+def die_everywhere(verdict, world, crash, options):
     """The rounds, and the books after them."""
-    crash = Crash(world, taps, options.seed)
     try:
         hit, missed, every = crash.run(options.seconds)
     except RuntimeError as error:
@@ -87,7 +92,7 @@ def die_everywhere(verdict, world, taps, options):
             "orders", "SELECT id, state, placed_at FROM orders WHERE state NOT IN ('CONFIRMED', 'CANCELLED')"))
         return
     print(f"{options.mode}, seed {options.seed}: {crash.rounds} rounds, killed at {len(hit)} of {len(every)} points", flush=True)
-    for name in taps:
+    for name in crash.taps:
         deaths = sum(1 for program, _ in hit if program == name)
         verdict.check(deaths > 0, f"{name} was killed at {deaths} of {sum(1 for program, _ in every if program == name)} points")
     verdict.check(not missed, "each death that was asked for has happened", missed)
