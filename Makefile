@@ -118,6 +118,22 @@ oom:
 mutation:
 	@test/mutation/run $${ONLY:+"$$ONLY"}
 
+dist deb:
+	@packaging/$@
+
+rpm: dist
+	@packaging/rpm/build $${NODEPS:+--nodeps}
+
+image:
+	@packaging/image/build
+
+# ONLY is a list of words
+check-packages:
+	@test/packages/run $$ONLY
+
+release-check:
+	@test/release $${PUBLISH:+--publish}
+
 else
 
 # Where this file is.  It is not the current directory in a build out of tree:
