@@ -2,7 +2,7 @@
 
 # These goals are scripts that see to their own PostgreSQL.  PGXS stays out of
 # them: it needs a pg_config, and has a "check" of its own.
-SCRIPT_GOALS = help demo saga check check-clients check-saga check-citus check-citus-selftest check-managed check-monitoring check-recipes bench bench-quick bench-huge lint coverage memcheck soak oom mutation check-injection chaos chaos-selftest history history-selftest fuzz model check-all \
+SCRIPT_GOALS = help demo saga check check-clients check-saga saga-selftest check-citus check-citus-selftest check-managed check-monitoring check-recipes bench bench-quick bench-huge lint coverage memcheck soak oom mutation check-injection chaos chaos-selftest history history-selftest fuzz model check-all \
 	dist deb rpm image check-packages release-check
 
 ifneq (,$(filter $(SCRIPT_GOALS),$(MAKECMDGOALS)))
@@ -22,6 +22,7 @@ help:
 	@echo 'On a private server, installed when missing (Debian), gone afterwards:'
 	@echo '  make demo             see it at work (FILE=my.jsonl: with your own payments; BROKER=rabbitmq)'
 	@echo '  make saga             four services, a broker and a shop, killed at random (MODE=choreographed, MINUTES, ORDERS, SEED, STAY=1)'
+	@echo '  make saga COMPARE=1   the same, and once more with tables and locks by hand: one table of both'
 	@echo '  make check            run every test'
 	@echo '  make check-all        on PostgreSQL 15, 17 and 18, and pg_upgrade (root, or sudo)'
 	@echo '  make check-clients    test the packages for Node.js, Python and Go (ONLY=pattern: some parts)'
@@ -45,6 +46,7 @@ help:
 	@echo '  make check-injection  fault points by the means of an 18 built for that'
 	@echo '  make chaos            clients, crashes and failovers for CHAOS_MINUTES=5'
 	@echo '  make history          random operations on lists, held against their isolation levels'
+	@echo '  make saga-selftest    would the tests of the saga notice that a guard is missing?'
 	@echo '  make lint             clang-tidy, scan-build, shellcheck, flake8, eslint'
 	@echo '  make coverage         which lines of src/ the tests reach'
 	@echo '  make memcheck         regress and isolation under valgrind'
@@ -85,6 +87,9 @@ check-recipes:
 check-saga:
 	@examples/order-saga/check $${ALL:+--all}
 
+saga-selftest:
+	@examples/order-saga/selftest
+
 check-injection:
 	@test/injection
 
@@ -123,6 +128,22 @@ oom:
 
 mutation:
 	@test/mutation/run $${ONLY:+"$$ONLY"}
+
+dist deb:
+	@packaging/$@
+
+rpm: dist
+	@packaging/rpm/build $${NODEPS:+--nodeps}
+
+image:
+	@packaging/image/build
+
+# ONLY is a list of words
+check-packages:
+	@test/packages/run $$ONLY
+
+release-check:
+	@test/release $${PUBLISH:+--publish}
 
 else
 

@@ -182,7 +182,7 @@ SELECT c.relname AS name, b.range_start, b.range_end,
 		WHEN b.range_end IS NULL THEN 'default'
 		WHEN b.range_end OPERATOR(pg_catalog.<=) pg_catalog.clock_timestamp() THEN 'over'
 		WHEN b.range_start OPERATOR(pg_catalog.>) (pg_catalog.clock_timestamp()
-			OPERATOR(pg_catalog.+) pg_catalog.current_setting('idempotency.retention')::pg_catalog.interval) THEN 'ahead'
+			OPERATOR(pg_catalog.+) COALESCE(pg_catalog.current_setting('idempotency.retention', true), '24 h')::pg_catalog.interval) THEN 'ahead'
 		ELSE 'live'
 	END AS state
 FROM pg_catalog.pg_extension e
@@ -508,7 +508,7 @@ BEGIN
 		EXECUTE format('SELECT %s.idem_merge_partitions($1, $2, 1)', schema_name) USING store, rest;
 		RETURN;
 	END IF;
-	EXECUTE format('SELECT extract(epoch FROM GREATEST(current_setting(''idempotency.retention'')::interval,'
+	EXECUTE format('SELECT extract(epoch FROM GREATEST(coalesce(current_setting(''idempotency.retention'', true), ''24 h'')::interval,'
 		' max(retention), max(min_retention))) FROM %s.idempotency_scope', schema_name) INTO retention;
 	IF in_window OR pg_relation_size(rest) > 262144 THEN
 		EXECUTE format('SELECT %s.idem_make_window($1, $2, $3, $4)', schema_name) USING store, rest, step, retention;
@@ -536,7 +536,7 @@ DECLARE
 	surroundings text[];
 	command text;
 	step numeric := extract(epoch FROM period);
-	retention numeric := extract(epoch FROM current_setting('idempotency.retention')::interval);
+	retention numeric := extract(epoch FROM coalesce(current_setting('idempotency.retention', true), '24 h')::interval);
 	starts timestamptz[] := '{}';
 	ends timestamptz[] := '{}';
 	parts regclass[];
@@ -551,7 +551,7 @@ BEGIN
 		WHERE e.extname = 'idempotency';
 	EXECUTE format('SELECT %s.idem_check_owner(%L)', schema_name, store::oid);
 	IF ceil(retention / step) > 29 THEN
-		RAISE WARNING 'a period of % is short for a retention of %', period, current_setting('idempotency.retention')
+		RAISE WARNING 'a period of % is short for a retention of %', period, coalesce(current_setting('idempotency.retention', true), '24 h')
 			USING DETAIL = format('Live records would be in %s partitions, and each begin looks into all of them. There are no more than 32; the other records are in the default partition.', ceil(retention / step)),
 			HINT = 'Choose a sixth of the retention, or so.';
 	END IF;

@@ -27,14 +27,13 @@ sub write_file
 	return;
 }
 
-# Of each guard: its name, file, tests, and the text before and after.
+# Of each guard of a list: its name, file, tests, and the text before and after.
 sub read_guards
 {
-	my ($repo, $list) = @_;
+	my ($list) = @_;
 	my @guards;
 
-	$list //= 'test/mutation/guards';
-	for (split /\n/, read_file("$repo/$list"))
+	for (split /\n/, read_file($list))
 	{
 		next if /^#/ || /^$/;
 		if (/^= (.+)/) { push @guards, { name => $1, old => '', new => '' } }

@@ -1,5 +1,6 @@
 # Waiting for a lease without preloading: no session wakes the waiter, it looks
-# again by itself (FAILURES 29, 50).
+# again by itself (FAILURES 29, 50). And what SQL functions do in a session that has
+# not loaded the library yet.
 use strict;
 use warnings;
 
@@ -69,5 +70,15 @@ is(sqlstate($node, q{SET statement_timeout = '200 ms'; SELECT idem_begin('stays'
 	'57014', 'a wait can be cancelled');
 is($node->safe_psql('postgres', q{SELECT count(*) FROM idempotency_stats WHERE acquired IS NOT NULL}), 0,
 	'nothing is counted');
+
+$waiter->query('ROLLBACK');
+# A session of its own for each: none has called a function of the library before.
+is(sqlstate($node, q{SELECT idem_partition_store('4 hours')}), '', 'the store is partitioned by the first call of a session');
+is($node->safe_psql('postgres', q{SELECT string_agg(DISTINCT state, ' ' ORDER BY state) FROM idempotency_partitions}),
+	'ahead default live', 'the partitions can be looked at');
+is($node->safe_psql('postgres', q{SELECT count(*) FROM idempotency_partitions WHERE state = 'live'}),
+	$node->safe_psql('postgres', q{SELECT idem_fingerprint('1') IS NOT NULL AS loaded \gset
+		SELECT count(*) FROM idempotency_partitions WHERE state = 'live'}), 'it is the same with the library');
+is(sqlstate($node, q{SELECT idem_tend_partitions()}), '', 'they are tended');
 
 done_testing();

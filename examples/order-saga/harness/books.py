@@ -71,10 +71,17 @@ def nothing_left(world):
     """No message, no lease, no dead letter."""
     for name in SERVICES:
         unsent, = world.query(name, "SELECT count(*) FROM outbox WHERE sent_at IS NULL")[0]
-        pending, = world.query(name, "SELECT count(*) FROM idempotency_store WHERE status <> 'COMPLETED'")[0]
+        pending = open_operations(world, name)
         yield unsent == pending == 0, f"{name}: no message is unsent, no operation is open", (unsent, pending)
     dead = dead_letters()
     yield not any(dead.values()), "there are no dead letters", dead
+
+
+def open_operations(world, name):
+    """By hand there is no table of them."""
+    if world.by_hand:
+        return 0
+    return world.query(name, "SELECT count(*) FROM idempotency_store WHERE status <> 'COMPLETED'")[0][0]
 
 
 def dead_letters():

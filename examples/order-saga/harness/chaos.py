@@ -27,7 +27,7 @@ class Chaos:
     def draw(self):
         """The next one."""
         if not self.deck:
-            self.deck = [self.world.database, self.world.broker, *self.world.programs.values()]
+            self.deck = self.world.victims()
             self.chance.shuffle(self.deck)
         return self.deck.pop()
 

@@ -11,7 +11,7 @@ class Wiretap:
     """One program's points: what it has come by, and where it is to die."""
 
     def __init__(self):
-        self.seen = {}    # in their order
+        self.seen = {}    # point => how often, in the order of the first time
         self.armed = None
         self.kill = None
         self.lock = threading.Lock()
@@ -30,7 +30,7 @@ class Wiretap:
     def pass_by(self, point):
         """Whether the program has died here."""
         with self.lock:
-            self.seen[point] = True
+            self.seen[point] = self.seen.get(point, 0) + 1
             if self.armed != point:
                 return False
             self.armed = None

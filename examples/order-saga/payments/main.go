@@ -27,7 +27,7 @@ type order struct {
 
 type service struct {
 	pool    *pgxpool.Pool
-	client  *idempotency.Client[pgx.Tx]
+	lease   lease
 	gateway gateway
 }
 
@@ -38,19 +38,19 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	s := &service{pool: pool, gateway: gateway{url: os.Getenv("GATEWAY_URL")}}
-	lease, err := time.ParseDuration(os.Getenv("LEASE"))
+	duration, err := time.ParseDuration(os.Getenv("LEASE"))
 	if err != nil {
-		lease = 5 * time.Second
+		duration = 5 * time.Second
 	}
-	s.client = idempotency.New(pgxv4.Pool(pool), idempotency.Options{Scope: "payments", Lease: lease})
+	client := idempotency.New(pgxv4.Pool(pool), idempotency.Options{Scope: "payments", Lease: duration})
+	s := &service{pool: pool, lease: newLease(client, pool), gateway: gateway{url: os.Getenv("GATEWAY_URL")}}
 	conn, err := amqp.Dial(os.Getenv("AMQP_URL"))
 	if err != nil {
 		log.Fatal(err)
 	}
 	fmt.Println("ready")
 	// When the broker is gone the process ends: whoever supervises it starts it again.
-	log.Fatal(idemrabbitmq.Consume(ctx, conn, s.client, idemrabbitmq.Options{
+	log.Fatal(idemrabbitmq.Consume(ctx, conn, client, idemrabbitmq.Options{
 		Queue: "payments", Handle: s.handle, Tries: 10_000, Delays: []time.Duration{time.Second},
 		OnError: func(err error, _ amqp.Delivery) { log.Print(err) },
 	}))
@@ -69,7 +69,7 @@ func (s *service) handle(ctx context.Context, message amqp.Delivery) (*idempoten
 	if !known {
 		return nil, fmt.Errorf("%w: %s", idempotency.ErrBadArgument, message.Type)
 	}
-	result, err := s.client.Lease(ctx, message.MessageId, o.Document,
+	result, err := s.lease(ctx, message.MessageId, o.Document,
 		func(ctx context.Context, operation idempotency.Operation) (idempotency.Completion[pgx.Tx], error) {
 			return work(ctx, o, operation.Fence)
 		})
