@@ -1115,6 +1115,13 @@ BEGIN
 		JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'idempotency_store'
 		WHERE e.extname = 'idempotency';
 	EXECUTE format('SELECT %s.idem_check_owner(%L)', schema_name, store::oid);
+	-- first of all locks, as idem_partition_store takes it; who has it changes the store now
+	BEGIN
+		EXECUTE format('LOCK TABLE %s.idempotency_partitioning IN ROW EXCLUSIVE MODE NOWAIT', schema_name);
+	EXCEPTION WHEN lock_not_available THEN
+		RETURN;
+	END;
+	store := to_regclass(schema_name || '.idempotency_store');
 	EXECUTE format('SELECT %s.idem_rest_of_store(%L)', schema_name, store::oid) INTO rest;
 	EXECUTE format('SELECT extract(epoch FROM period), leaving, window_start IS NOT NULL FROM %s.idempotency_partitioning', schema_name)
 		INTO step, is_leaving, in_window;
