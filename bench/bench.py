@@ -1,8 +1,8 @@
 #!/usr/bin/python3
 """Measure the extension against hand-written SQL, on the server that PGHOST and
 PGPORT name. bench/run starts one; workloads.py says what is measured, peers/ puts
-what people would use instead beside it, and collection.py measures the removal
-of expired records.
+what people would use instead beside it, packages/ compares the packages of
+clients/, and collection.py measures the removal of expired records.
 
 Runs of a workload's variants alternate, forwards and backwards, and only runs of
 one round are divided by each other: what the machine does meanwhile hits both.
@@ -17,6 +17,7 @@ import sys
 import time
 
 import collection
+import packages
 import peers
 import pictures
 import report
@@ -33,14 +34,15 @@ def arguments():
     parser.add_argument('--rounds', type=int, help='rounds of each workload (default 7, quick 3)')
     parser.add_argument('--seconds', type=int, help='length of a run (default 5, quick 1)')
     parser.add_argument('--clients', type=int, help='clients, where the workload has 8')
-    names = [w.name for w in WORKLOADS] + [peers.NAME, collection.NAME]
+    names = [w.name for w in WORKLOADS] + [peers.NAME, packages.NAME, collection.NAME]
     parser.add_argument('--only', nargs='+', metavar='WORKLOAD', choices=names,
                         help=f'measure only these: {", ".join(names)}')
     parser.add_argument('--json', metavar='FILE', help='write all raw figures to FILE')
     peers.add_arguments(parser)
+    packages.add_arguments(parser)
     collection.add_arguments(parser)
     options = parser.parse_args()
-    options.only = options.only or (names[:-1] if options.quick else names)
+    options.only = options.only or (names[:-2] if options.quick else names)
     return options
 
 
@@ -155,10 +157,11 @@ def measure_all(options):
     if peers.NAME in options.only:
         more, bench.peers = peers.measure(options, tell)
         entries += more
-    if collection.NAME in options.only:
-        more, raw = collection.measure(options, tell)
-        entries += more
-        bench.raw += raw
+    for part in (packages, collection):
+        if part.NAME in options.only:
+            more, raw = part.measure(options, tell)
+            entries += more
+            bench.raw += raw
     tell('')
     return bench, entries
 
