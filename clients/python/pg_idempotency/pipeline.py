@@ -45,10 +45,13 @@ def numbered(text: str) -> Tuple[str, bytes]:
 
 
 def as_text(value: Any, encoding: str) -> Optional[bytes]:
-    """An argument as the server reads it; the statements have the casts."""
+    """An argument as the server reads it; the statements have the casts. Raises DataError for NUL, where libpq would stop."""
     if value is None:
         return None
-    return (str(value).lower() if isinstance(value, bool) else str(value)).encode(encoding)
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    if "\0" in text:
+        raise psycopg.DataError("PostgreSQL's texts cannot contain NUL")
+    return text.encode(encoding)
 
 
 class Prepared:
@@ -109,19 +112,18 @@ def commands_of(pgconn: Any, prepared: Prepared, statement: Statement, encoding:
 
 
 def communicate(pgconn: Any, commands: Sequence[Callable[[], Any]]) -> Waiting:
-    """Sends the commands and reads their results."""
+    """Sends the commands and reads their results. Whoever gives up meanwhile has to close the connection."""
     pgconn.enter_pipeline_mode()
-    try:
-        for send in commands:
-            send()
-        pgconn.pipeline_sync()
-        while pgconn.flush():
-            if (yield Wait.RW) & Ready.R:
-                pgconn.consume_input()
-        return (yield from receive(pgconn))
-    finally:
-        if pgconn.status == ConnStatus.OK:
-            pgconn.exit_pipeline_mode()
+    for send in commands:
+        send()
+    pgconn.pipeline_sync()
+    while pgconn.flush():
+        if (yield Wait.RW) & Ready.R:
+            pgconn.consume_input()
+    results = yield from receive(pgconn)
+    if pgconn.status == ConnStatus.OK:
+        pgconn.exit_pipeline_mode()
+    return results
 
 
 def receive(pgconn: Any) -> Waiting:

@@ -1,5 +1,7 @@
 """What is prepared on a connection of the server's own, and that nothing is behind a pooler."""
 
+import asyncio
+
 import psycopg
 import psycopg_pool
 import pytest
@@ -96,3 +98,29 @@ def test_a_text_of_any_encoding(key):
     idem = Idempotency(connect, retry=QUICK)
     for _ in range(2):
         assert idem.transaction(key + "é", {"name": "é"}, lambda tx, operation: "ä").payload == "ä"
+
+
+def test_nul_in_a_key_is_refused(idem, key):
+    """It does not become the key that ends before it."""
+    with pytest.raises(psycopg.DataError):
+        idem.transaction(key + "\0x", None, insert(key))
+    assert not idem.transaction(key, None, insert(key)).replayed
+
+
+def test_a_begin_that_is_cancelled(run, key, admin):
+    """The connection is not used again: its answers are still to come."""
+    async def work(tx, operation):
+        return 1
+
+    async def body(idem):
+        with psycopg.connect("") as owner:
+            owner.execute("SELECT idem_begin(%s)", (key,))
+            task = asyncio.ensure_future(idem.transaction(key, None, work, wait=60))
+            while admin.execute("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'").fetchone()[0] == 0:
+                await asyncio.sleep(0.01)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            owner.rollback()
+        return await idem.transaction(key, None, work)
+    assert run(body, size=1).outcome == "COMPLETED"
