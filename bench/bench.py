@@ -1,8 +1,9 @@
 #!/usr/bin/python3
 """Measure the extension against hand-written SQL, on the server that PGHOST and
 PGPORT name. bench/run starts one; workloads.py says what is measured, peers/ puts
-what people would use instead beside it, and collection.py measures the removal
-of expired records, partitions.py a store that is partitioned by expiry.
+what people would use instead beside it, packages/ compares the packages of
+clients/, collection.py measures the removal of expired records, and partitions.py a
+store that is partitioned by expiry.
 
 Runs of a workload's variants alternate, forwards and backwards, and only runs of
 one round are divided by each other: what the machine does meanwhile hits both.
@@ -17,6 +18,7 @@ import sys
 import time
 
 import collection
+import packages
 import partitions
 import peers
 import pictures
@@ -34,15 +36,16 @@ def arguments():
     parser.add_argument('--rounds', type=int, help='rounds of each workload (default 7, quick 3)')
     parser.add_argument('--seconds', type=int, help='length of a run (default 5, quick 1)')
     parser.add_argument('--clients', type=int, help='clients, where the workload has 8')
-    names = [w.name for w in WORKLOADS] + [partitions.NAME, peers.NAME, collection.NAME]
+    names = [w.name for w in WORKLOADS] + [partitions.NAME, peers.NAME, packages.NAME, collection.NAME]
     parser.add_argument('--only', nargs='+', metavar='WORKLOAD', choices=[*names, partitions.HUGE],
                         help=f'measure only these: {", ".join(names)}')
     parser.add_argument('--json', metavar='FILE', help='write all raw figures to FILE')
     peers.add_arguments(parser)
+    packages.add_arguments(parser)
     collection.add_arguments(parser)
     partitions.add_arguments(parser)
     options = parser.parse_args()
-    options.only = options.only or (names[:-1] if options.quick else names)
+    options.only = options.only or (names[:-2] if options.quick else names)
     return options
 
 
@@ -157,8 +160,8 @@ def measure_all(options):
     if peers.NAME in options.only:
         more, bench.peers = peers.measure(options, tell)
         entries += more
-    for name, part in ((collection.NAME, collection.measure), (partitions.NAME, partitions.measure),
-                       (partitions.HUGE, partitions.measure_huge)):
+    for name, part in ((packages.NAME, packages.measure), (collection.NAME, collection.measure),
+                       (partitions.NAME, partitions.measure), (partitions.HUGE, partitions.measure_huge)):
         if name in options.only:
             more, raw = part(options, tell)
             entries += more

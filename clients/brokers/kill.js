@@ -3,9 +3,10 @@
 // dead letter. It is started again and again, each time with new messages, some of them twice. In the end each good
 // message has one effect, and each bad one has one dead letter.
 //
-//   node clients/brokers/kill.js ROUNDS LANGUAGE/BROKER[/POINT+POINT...]=COMMAND...
+//   node clients/brokers/kill.js KILLS LANGUAGE/BROKER[/POINT+POINT...]=COMMAND...
 //
-// A round kills at each point once, or at each of those that are named. Prints "ok" or "not ok" for each lane, and exits with 1 if one is not.
+// A round kills at each point once, or at each of those that are named. The lanes of a broker do as many rounds as together
+// have KILLS. Prints "ok" or "not ok" for each lane, and exits with 1 if one is not.
 import { spawn } from 'node:child_process'
 import { once } from 'node:events'
 import { setTimeout as sleep } from 'node:timers/promises'
@@ -16,13 +17,14 @@ const pg = createRequire(new URL('../node/package.json', import.meta.url))('pg')
 const PATIENCE = 120_000
 
 const pool = new pg.Pool({ max: 10 })
-const [rounds, ...lanes] = process.argv.slice(2)
+const [kills, ...lanes] = process.argv.slice(2)
 
 let lanesSoFar = 0
 
 class Lane {
   constructor(name, command) {
     const [language, broker, points] = name.split('/')
+    this.name = name
     this.broker = broker
     this.command = command
     this.queue = `${language}-${broker}-${Date.now()}-${++lanesSoFar}`
@@ -31,11 +33,11 @@ class Lane {
     this.points = points?.split('+') ?? stages[broker].points
   }
 
-  async run() {
+  async run(rounds) {
     const stage = await openStage(this.broker, this.queue)
     try {
       await this.prepare(stage)
-      for (let round = 0; round < Number(rounds); round++) {
+      for (let round = 0; round < rounds; round++) {
         for (const point of this.points) await this.kill(stage, round, point)
       }
       await this.finish(stage)
@@ -120,14 +122,19 @@ function compare(wrong, what, expected, found) {
   for (const key of counts.keys()) wrong.push(`${what} of ${key}`)
 }
 
+// How often each lane of a broker kills at each of its points.
+function roundsOf(broker, all) {
+  const points = all.filter((lane) => lane.broker === broker).reduce((sum, lane) => sum + lane.points.length, 0)
+  return Math.ceil(Number(kills) / points)
+}
+
 let failed = false
-await Promise.all(lanes.map(async (text) => {
-  const [name, command] = text.split('=')
-  const lane = new Lane(name, command)
+const started = lanes.map((text) => new Lane(...text.split('=')))
+await Promise.all(started.map(async (lane) => {
   const began = performance.now()
-  const wrong = await lane.run().catch((error) => [String(error.stack)])
+  const wrong = await lane.run(roundsOf(lane.broker, started)).catch((error) => [String(error.stack)])
   failed ||= wrong.length > 0
-  console.log(`${wrong.length > 0 ? 'not ok' : 'ok'}: ${name}, ${lane.kills} kills, ${Math.round((performance.now() - began) / 1000)} s`)
+  console.log(`${wrong.length > 0 ? 'not ok' : 'ok'}: ${lane.name}, ${lane.kills} kills, ${Math.round((performance.now() - began) / 1000)} s`)
   for (const line of wrong.slice(0, 20)) console.log(`  ${line}`)
 }))
 await pool.end()

@@ -143,6 +143,16 @@ func ofStatement(err error) error {
 	return err
 }
 
+// ofBegin gives ErrBadArgument for an error of a begin that was given data that the
+// server cannot read.
+func ofBegin(err error) error {
+	switch SQLState(err) {
+	case "22P02", "22P05", "22021", "22003", "54001":
+		return &Error{ErrBadArgument, err}
+	}
+	return err
+}
+
 // isSocketError says whether a driver's error without a SQLSTATE means that the
 // connection is gone.
 func isSocketError(err error) bool {

@@ -111,6 +111,7 @@ func (c *Client[Tx]) beginLeaseNow(ctx context.Context, call *call) (*Operation,
 	var o *Operation
 	_, err := c.repeat(ctx, call, func(bool) (*Result, error) {
 		rows, err := c.query(ctx, c.sql.beginOf(call, call.lease, 0))
+		err = ofBegin(err)
 		if errors.Is(err, ErrKeyReused) {
 			fire(c.options.Hooks.Mismatch, Event{Scope: call.scope, Key: call.key, Err: err})
 		}

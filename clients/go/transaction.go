@@ -148,7 +148,7 @@ func (c *Client[Tx]) inTransaction(ctx context.Context, level sql.IsolationLevel
 	}()
 	rows, err := conn.Begin(ctx, level, opening...)
 	if err != nil {
-		return deadOnArrival(ofStatement(err))
+		return deadOnArrival(ofBegin(ofStatement(err)))
 	}
 	closing, err := body(conn.Tx(), rows)
 	if err != nil {

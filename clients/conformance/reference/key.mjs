@@ -16,12 +16,12 @@ export class Refused extends Error {
 export function readKey(request, wrong) {
   const values = valuesOf(request, wrong)
   if (values.length === 0 && (wrong('takes-a-missing-key') || request.method === 'GET')) return randomUUID()
-  if (values.length === 0) throw new Refused(400, 'the key is missing')
+  if (values.length === 0) throw new Refused(400, 'Idempotency-Key is missing')
   if (wrong('takes-any-key')) return createHash('sha256').update(values[0]).digest('hex')
-  if (values.length > 1) throw new Refused(400, 'more than one key')
+  if (values.length > 1) throw new Refused(400, 'Idempotency-Key is malformed')
   const key = keyOf(values[0], wrong)
   if (key === '' || key.length > (wrong('short-keys') ? 100 : 255)) {
-    throw new Refused(400, wrong('shows-the-key') ? `malformed key ${values[0]}` : 'malformed key')
+    throw new Refused(400, `Idempotency-Key is malformed${wrong('shows-the-key') ? ` ${values[0]}` : ''}`)
   }
   return wrong('lower-cases-keys') ? key.toLowerCase() : key
 }

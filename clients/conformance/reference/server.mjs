@@ -4,7 +4,7 @@
 //
 // No example to copy: use a package.  It is written by hand because it must be
 // able to do each thing wrong, which a package must not.
-import http from 'node:http'
+import http, { STATUS_CODES } from 'node:http'
 import { createHash, randomUUID } from 'node:crypto'
 import { createRequire } from 'node:module'
 import { setTimeout as sleep } from 'node:timers/promises'
@@ -66,19 +66,19 @@ async function read(request) {
     size += part.length
     if (size <= LIMIT) parts.push(part)
   }
-  if (size > LIMIT) throw new Refused(413, 'request too large')
+  if (size > LIMIT) throw new Refused(413, 'The request is too large')
   return Buffer.concat(parts).toString('utf8')
 }
 
 function parse(text) {
   try {
     const value = JSON.parse(text)
-    if (!/\\u0000/.test(text)) return value
+    if (!/\\u(?:0000|d[89a-f])/.test(JSON.stringify(value))) return value
   } catch {
     // refused below, like what PostgreSQL cannot store
   }
   if (wrong('broken-body-500')) throw new Error('broken body')
-  throw new Refused(400, 'malformed body')
+  throw new Refused(400, 'The request is not acceptable')
 }
 
 function fingerprint(request, text) {
@@ -104,19 +104,19 @@ function write(response, { status, headers = {}, body }) {
 
 function problem(status, title, headers = {}) {
   if (wrong('plain-errors')) return { status, headers: { 'Content-Type': 'text/plain', ...headers }, body: title }
-  const type = wrong('points-nowhere') ? 'about:blank' : 'https://example.org/idempotency'
-  const body = JSON.stringify({ type, title, status, detail: `The request was refused: ${title}.` })
+  const type = wrong('points-nowhere') ? 'about:blank' : 'https://example.com/docs/idempotency'
+  const body = JSON.stringify({ type, title: wrong('other-titles') ? STATUS_CODES[status] : title, status, detail: `The request was refused: ${title}.` })
   return { status, headers: { 'Content-Type': 'application/problem+json', ...headers }, body }
 }
 
 function failure(error) {
   if (error instanceof Refused) return problem(error.status, error.message)
-  if (error.code === 'ID422') return problem(422, 'the key was used with another request')
-  if (error.code === 'ID400') return problem(400, 'malformed key')
+  if (error.code === 'ID422') return problem(422, 'Idempotency-Key is already used')
+  if (error.code === 'ID400') return problem(400, 'Idempotency-Key is malformed')
   if (LOST.test(error.code) || LOST.test(error.message)) {
-    return wrong('no-retry') ? problem(500, 'internal error') : problem(503, 'try again', { 'Retry-After': '1' })
+    return wrong('no-retry') ? problem(500, 'Internal Server Error') : problem(503, 'The service is busy', { 'Retry-After': '1' })
   }
-  return problem(500, 'internal error')
+  return problem(500, 'Internal Server Error')
 }
 
 // ---- operations ----
@@ -196,7 +196,7 @@ async function insert(db, { input, kind }) {
 async function finish(db, call, found) {
   const { input } = call
   if (input.crash && wrong('crash-commits')) await db.query('COMMIT')
-  if (input.crash && wrong('stores-500')) return end(db, call, found, problem(500, 'internal error'))
+  if (input.crash && wrong('stores-500')) return end(db, call, found, problem(500, 'Internal Server Error'))
   if (input.crash) throw Object.assign(new Error('crash'), { crash: true })
   if (input.slow) await sleep(input.slow)
   const id = randomUUID()
@@ -223,7 +223,7 @@ async function end(db, call, found, answer) {
 
 function replay(found) {
   if (found.outcome === 'IN_PROGRESS') {
-    return problem(409, 'in progress', wrong('no-retry-after') ? {} : { 'Retry-After': String(Math.max(found.seconds ?? 1, 1)) })
+    return problem(409, 'A request is outstanding for this Idempotency-Key', wrong('no-retry-after') ? {} : { 'Retry-After': String(Math.max(found.seconds ?? 1, 1)) })
   }
   const headers = { ...found.response_headers }
   if (!wrong('unmarked-replay')) headers['Idempotency-Replayed'] = 'true'

@@ -31,36 +31,45 @@ var (
 	errTimeout          = errors.New("idemhttp: the handler took too long")
 )
 
+const again = "Send it again, with the same key, after the time in Retry-After."
+
 // problemOf says nothing that comes from the error itself: that may have a key, a
 // scope or SQL in it.
-func problemOf(err error) *Problem {
+// header is the name of the key's header.
+func problemOf(err error, header string) *Problem {
 	problem := func(status int, title, detail string, after time.Duration) *Problem {
 		return &Problem{"about:blank", title, status, detail, after}
 	}
 	var unknown *idempotency.UnknownError
 	switch {
-	case errors.Is(err, errNoKey), errors.Is(err, errTwoKeys), errors.Is(err, errMalformedKey):
-		return problem(400, "Bad idempotency key", "The request needs one idempotency key: 1 to 255 characters of ASCII, in double quotes.", 0)
+	case errors.Is(err, errNoKey):
+		return problem(400, header+" is missing", "This request needs a key that is new for each new request.", 0)
+	case errors.Is(err, errTwoKeys), errors.Is(err, errMalformedKey):
+		return problem(400, header+" is malformed", "The request needs one idempotency key: 1 to 255 characters of ASCII, in double quotes.", 0)
 	case errors.Is(err, errRequestBroken):
-		return problem(400, "Bad request", "The body of the request could not be read.", 0)
+		return problem(400, "The body cannot be read", "It did not arrive as a whole.", 0)
 	case errors.Is(err, idempotency.ErrBadArgument):
-		return problem(400, "Bad request", "The idempotency key or the request cannot be used.", 0)
+		return problem(400, "The request is not acceptable", "The idempotency key or the request cannot be used.", 0)
 	case errors.Is(err, idempotency.ErrForbidden):
-		return problem(403, "Forbidden", "The service may not use this idempotency key.", 0)
+		return problem(403, "This Idempotency-Key may not be used here", "The service has no right to it.", 0)
 	case errors.Is(err, errInProgress), errors.Is(err, idempotency.ErrLeaseLost):
-		return problem(409, "Request in progress", "A request with this idempotency key is still running. Send it again later.", time.Second)
+		return problem(409, "A request is outstanding for this Idempotency-Key", again, time.Second)
 	case errors.Is(err, errRequestTooLarge):
-		return problem(413, "Request too large", "The body of the request is larger than this service takes.", 0)
+		return problem(413, "The request is too large", "The body of the request is larger than this service takes.", 0)
 	case errors.Is(err, idempotency.ErrTooLarge):
-		return problem(413, "Response too large", "The answer to the request is too large to be stored.", 0)
+		return problem(413, "The answer is too large to be stored", "Nothing was done.", 0)
 	case errors.Is(err, idempotency.ErrKeyReused):
-		return problem(422, "Idempotency key reused", "This idempotency key was used before with a different request.", 0)
+		return problem(422, "Idempotency-Key is already used", "It was used with another request. Use a new key for a new request.", 0)
 	case errors.As(err, &unknown):
-		return problem(503, "Outcome unknown", "It is not known yet whether the request took effect. Send it again later.", atLeastSecond(unknown.RetryAfter))
-	case errors.Is(err, errTimeout), isBusy(err):
-		return problem(503, "Service unavailable", "Send the request again later, with the same idempotency key.", time.Second)
+		return problem(503, "It is not known yet whether an earlier attempt took effect", again, atLeastSecond(unknown.RetryAfter))
+	case errors.Is(err, errTimeout):
+		return problem(503, "The request took too long", again, time.Second)
+	case isBusy(err):
+		return problem(503, "The service is busy", again, time.Second)
+	case errors.Is(err, errResponseTooLarge):
+		return problem(500, "The answer is too large to be stored", "Nothing was done.", 0)
 	}
-	return problem(500, "Internal server error", "The service could not handle the request.", 0)
+	return problem(500, "Internal Server Error", "The service could not handle the request.", 0)
 }
 
 // isBusy: the same request may succeed later.
@@ -85,7 +94,7 @@ func seconds(d time.Duration) string {
 
 // refuse answers with the problem that fits the error.
 func (m *Middleware[Tx]) refuse(r *http.Request, err error, after *time.Duration) *answer {
-	problem := problemOf(err)
+	problem := problemOf(err, m.options.Header)
 	if after != nil {
 		problem.RetryAfter = atLeastSecond(*after)
 	}

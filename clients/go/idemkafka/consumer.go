@@ -101,6 +101,9 @@ func (c *consumer) settle(ctx context.Context, message *sarama.ConsumerMessage) 
 		var settlement idempotency.Settlement
 		settlement, tries = c.decide(idempotency.Detach(ctx), message, tries)
 		if settlement.Do == idempotency.DeadLetter {
+			if ctx.Err() != nil {
+				return false // the partition is somebody else's, who sends it
+			}
 			err := c.bury(message)
 			if err == nil {
 				return true

@@ -5,6 +5,8 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"strconv"
+	"time"
 
 	"example.org/idempotency"
 	"github.com/jackc/pgconn"
@@ -23,18 +25,34 @@ func Connect(ctx context.Context, url string) (*pgxpool.Pool, error) {
 	return pgxpool.ConnectConfig(ctx, config)
 }
 
-// Config is what Connect opens, for pools with settings of your own: each
-// statement is described once and sent unnamed.
+// Config is what Connect opens, for pools with settings of your own: statements
+// are prepared where no pooler is in between. Elsewhere each is described once, and
+// sent unnamed.
 func Config(url string) (*pgxpool.Config, error) {
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
 		return nil, err
 	}
 	config.ConnConfig.BuildStatementCache = func(conn *pgconn.PgConn) stmtcache.Cache {
+		if isDirect(conn) {
+			return stmtcache.New(conn, stmtcache.ModePrepare, 512)
+		}
 		return stmtcache.New(conn, stmtcache.ModeDescribe, 512)
 	}
 	return config, nil
 }
+
+// isDirect: the process that the connection was told of at its start is the one
+// that answers. A pooler makes up a number of its own.
+func isDirect(conn *pgconn.PgConn) bool {
+	ctx, cancel := context.WithTimeout(context.Background(), askTimeout)
+	defer cancel()
+	result := conn.ExecParams(ctx, "SELECT pg_backend_pid()::text", nil, nil, nil, nil).Read()
+	return result.Err == nil && len(result.Rows) == 1 && string(result.Rows[0][0]) == strconv.FormatUint(uint64(conn.PID()), 10)
+}
+
+// askTimeout is longer than a connection takes to answer that is good for anything.
+const askTimeout = 10 * time.Second
 
 // Pool makes a pool known to idempotency.New. The work gets a pgx.Tx.
 func Pool(pool *pgxpool.Pool) idempotency.Database[pgx.Tx] { return database{pool} }
@@ -58,7 +76,7 @@ func (d database) Acquire(ctx context.Context) (idempotency.Conn[pgx.Tx], error)
 }
 
 func (d database) In(ctx context.Context, tx pgx.Tx, statement idempotency.Statement) ([]idempotency.Row, error) {
-	rows, _, err := send(ctx, tx.Conn().PgConn(), statement)
+	rows, _, err := send(ctx, tx.Conn(), statement)
 	return rows, err
 }
 
@@ -70,7 +88,7 @@ type conn struct {
 }
 
 func (c *conn) Query(ctx context.Context, statement idempotency.Statement) ([]idempotency.Row, error) {
-	rows, _, err := send(ctx, c.pooled.Conn().PgConn(), statement)
+	rows, _, err := send(ctx, c.pooled.Conn(), statement)
 	return rows, err
 }
 
@@ -81,7 +99,7 @@ func (c *conn) Begin(ctx context.Context, level sql.IsolationLevel, statements .
 	}
 	connection := c.pooled.Conn()
 	c.tx = &transaction{conn: connection}
-	rows, _, err := send(ctx, connection.PgConn(), append([]idempotency.Statement{{SQL: begin}}, statements...)...)
+	rows, _, err := send(ctx, connection, append([]idempotency.Statement{{SQL: begin}}, statements...)...)
 	if err == nil {
 		c.stop = closeWhenOver(ctx, connection)
 	}
@@ -128,7 +146,7 @@ func (c *conn) Tx() pgx.Tx { return c.tx }
 
 func (c *conn) Commit(ctx context.Context, statements ...idempotency.Statement) error {
 	c.tx.ended = true
-	_, tag, err := send(ctx, c.pooled.Conn().PgConn(), append(statements, idempotency.Statement{SQL: "COMMIT"})...)
+	_, tag, err := send(ctx, c.pooled.Conn(), append(statements, idempotency.Statement{SQL: "COMMIT"})...)
 	c.unwatch()
 	if err == nil && tag != "COMMIT" {
 		return idempotency.ErrCommitRolledBack
@@ -147,7 +165,7 @@ func (c *conn) Rollback(ctx context.Context) error {
 	if c.pooled.Conn().PgConn().TxStatus() == 'I' {
 		return nil
 	}
-	_, _, err := send(ctx, c.pooled.Conn().PgConn(), idempotency.Statement{SQL: "ROLLBACK"})
+	_, _, err := send(ctx, c.pooled.Conn(), idempotency.Statement{SQL: "ROLLBACK"})
 	return err
 }
 
@@ -156,14 +174,10 @@ func (c *conn) Release() {
 	c.pooled.Release()
 }
 
-// send sends all statements in one round trip, unnamed, in the extended protocol.
-// It returns the rows of the first statement that has any, and the last tag.
-func send(ctx context.Context, connection *pgconn.PgConn, statements ...idempotency.Statement) ([]idempotency.Row, string, error) {
-	batch := &pgconn.Batch{}
-	for _, statement := range statements {
-		batch.ExecParams(statement.SQL, valuesOf(statement.Args), nil, nil, nil)
-	}
-	results, err := connection.ExecBatch(ctx, batch).ReadAll()
+// send sends all statements in one round trip, in the extended protocol. It
+// returns the rows of the first statement that has any, and the last tag.
+func send(ctx context.Context, connection *pgx.Conn, statements ...idempotency.Statement) ([]idempotency.Row, string, error) {
+	results, err := run(ctx, connection, statements)
 	if err != nil {
 		if idempotency.SQLState(err) == "" && connection.IsClosed() && ctx.Err() == nil {
 			err = idempotency.ConnectionLost(err)
@@ -179,6 +193,26 @@ func send(ctx context.Context, connection *pgconn.PgConn, statements ...idempote
 		tag = string(result.CommandTag)
 	}
 	return rows, tag, nil
+}
+
+// run has what repeats prepared where pgx itself prepares. That is a trip of its
+// own, once for each connection.
+func run(ctx context.Context, connection *pgx.Conn, statements []idempotency.Statement) ([]*pgconn.Result, error) {
+	cache := connection.StatementCache()
+	prepares := cache != nil && cache.Mode() == stmtcache.ModePrepare
+	batch := &pgconn.Batch{}
+	for _, statement := range statements {
+		if !prepares || len(statement.Args) == 0 {
+			batch.ExecParams(statement.SQL, valuesOf(statement.Args), nil, nil, nil)
+			continue
+		}
+		prepared, err := cache.Get(ctx, statement.SQL)
+		if err != nil {
+			return nil, err
+		}
+		batch.ExecPrepared(prepared.Name, valuesOf(statement.Args), nil, nil)
+	}
+	return connection.PgConn().ExecBatch(ctx, batch).ReadAll()
 }
 
 func valuesOf(args []*string) [][]byte {

@@ -23,6 +23,8 @@ export class KafkaConsumer {
   /** @type {any} */
   #options
   #tries = new Map()
+  // Dead letters that were sent, and whose offset is not committed yet.
+  #buried = new Set()
   #pauses = new AbortController()
 
   /**
@@ -79,7 +81,8 @@ export class KafkaConsumer {
     let done
     for (const message of batch.messages) {
       if (!isRunning() || isStale()) break
-      const { action, after } = await this.#settle({ ...message, topic, partition }, heartbeat, commit)
+      const { action, after } = await this.#settle({ ...message, topic, partition }, { heartbeat, commit, isStale })
+      if (action === 'leave') break
       if (action === 'again') {
         this.#pauseAt(partition, message.offset, after, pause)
         break
@@ -90,8 +93,9 @@ export class KafkaConsumer {
     if (done !== undefined) await commit(done)
   }
 
-  // A dead letter is committed at once, as a second one cannot be prevented; the others at the end of the batch.
-  async #settle(message, heartbeat, commit) {
+  // A dead letter is committed at once, as another consumer that gets the message would send a second one; the others at
+  // the end of the batch.
+  async #settle(message, { heartbeat, commit, isStale }) {
     const { topic, groupId, consumer, idempotency, delays, onError } = this.#options
     const name = `${message.partition}/${message.offset}`
     // A rebalance shows at the commit.
@@ -100,8 +104,12 @@ export class KafkaConsumer {
       const decision = await decideByPosition(this.#options, message,
         { queue: `${topic}.${groupId}`, name, tries: this.#tries.get(name) ?? 0 })
       if (decision.action === 'bury') {
-        await this.#bury(message, name)
+        // While this was decided, the partition may have become somebody else's, who sends it.
+        if (isStale()) return { action: 'leave', after: 0 }
+        if (!this.#buried.has(name)) await this.#bury(message, name)
+        this.#buried.add(name)
         await commit(message.offset)
+        this.#buried.delete(name)
       }
       if (decision.action === 'again') this.#tries.set(name, decision.tries)
       else this.#tries.delete(name)

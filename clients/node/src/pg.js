@@ -2,6 +2,7 @@
 // source of connections is anything with `acquire()`; postgres.js has one of its own.
 import { ConnectionLost, IdempotencyError, sqlstate } from './errors.js'
 import { Pipeline } from './pipeline.js'
+import { Prepared } from './prepared.js'
 
 /**
  * @typedef {object} Connection
@@ -78,9 +79,9 @@ class PgConnection {
   }
 
   #sendPipeline(statements) {
-    return new Promise((resolve, reject) => {
-      this.#client.query(new Pipeline(statements, (error, answers) => error ? reject(error) : resolve(answers)))
-    })
+    return Prepared.of(this.#client).trip(statements, (all) => new Promise((resolve, reject) => {
+      this.#client.query(new Pipeline(all, (error, answers) => error ? reject(error) : resolve(answers ?? [])))
+    }))
   }
 
   // A client with the option `pipeline` takes only its own queries, and sends them without waiting.

@@ -1,9 +1,16 @@
 // Several statements in one round trip. node-postgres sends a query only after the answer to the one
 // before it, so BEGIN and COMMIT would cost a trip each. A Pipeline is one "query" for its queue, and writes
 // Parse, Bind, Describe and Execute of each statement, and then a single Sync: after an error the server skips the
-// rest. Only unnamed statements are used, which poolers in transaction mode require.
+// rest. A statement without a name is parsed each time, which poolers in transaction mode require.
 
-/** @typedef {{text: string, values?: (string | Buffer | null)[]}} Statement */
+/**
+ * @typedef {object} Statement
+ * @property {string} text
+ * @property {(string | Buffer | null)[]} [values]
+ * @property {boolean} [repeated] worth to be prepared, where that is possible
+ * @property {string} [name] under which it is prepared
+ * @property {boolean} [known] it already is
+ */
 /** @typedef {{rows: (string | null)[][], tag: string}} Answer rows as text, and the command tag */
 
 /** A Submittable of node-postgres. */
@@ -25,9 +32,11 @@ export class Pipeline {
   submit(connection) {
     connection.stream.cork?.()
     try {
-      for (const { text, values = [] } of this.#statements) {
-        connection.parse({ text, name: '', types: [] })
-        connection.bind({ portal: '', statement: '', values, binary: false })
+      for (const { text, values = [], name = '', known } of this.#statements) {
+        // What failed in an earlier trip may have been prepared all the same.
+        if (name && !known) connection.close({ type: 'S', name })
+        if (!known) connection.parse({ text, name, types: [] })
+        connection.bind({ portal: '', statement: name, values, binary: false })
         connection.describe({ type: 'P', name: '' })
         connection.execute({ portal: '', rows: 0 })
       }

@@ -82,6 +82,7 @@ export class Sql {
    */
   begin(call, { lease, longer = 0 } = {}) {
     return {
+      repeated: true,
       text: `SELECT ${COLUMNS} FROM ${this.#prefix}idem_begin($1, $2::text::jsonb, scope => $3, request_hash => $4::bytea,
   lease => $5::interval, wait => $6::interval + $7::interval, max_attempts => $8::int)`,
       values: [call.key, toJson(call.request ?? undefined), call.scope, call.requestHash, toInterval(lease),
@@ -107,6 +108,7 @@ export class Sql {
   complete(operation, response, retention) {
     const { payload, code, headers, body, retention: kept } = asParameters(response, retention)
     return {
+      repeated: true,
       text: `SELECT ${this.#prefix}idem_complete($1, $2::text::jsonb, scope => $3, code => $4::int, headers => $5::text::jsonb,
   body => $6::bytea, fence => $7::bigint, retention => $8::interval)::text`,
       values: [operation.key, payload, operation.scope, code, headers, body, toText(operation.fence), kept],

@@ -47,6 +47,22 @@ test('in progress: the others are told how long the lease still runs', async (t)
   })
 })
 
+test('the third beat finds out that the lease is over', async (t) => {
+  const clock = new FakeClock()
+  const { idempotency, pool } = idempotencyFor(t, { clock })
+  const connect = pool.connect.bind(pool)
+  const lost = []
+  await assert.rejects(idempotency.lease(newKey(), null, async (operation, signal) => {
+    pool.connect = () => Promise.reject(new Error('down'))
+    for (let beats = 0; beats < 3; beats++) {
+      await clock.advance(3334)
+      lost.push(signal.aborted)
+    }
+    pool.connect = connect
+  }, { lease: 10_000 }), LeaseLost)
+  assert.deepEqual(lost, [false, false, true])
+})
+
 test('the heartbeat extends the lease at each third of it', async (t) => {
   const clock = new FakeClock()
   const { pool, idempotency } = idempotencyFor(t, { clock, lease: '90 s' })

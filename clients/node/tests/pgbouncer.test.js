@@ -77,4 +77,21 @@ test('the core behind pgbouncer in transaction mode', { timeout: 300_000 }, asyn
   const { status, output } = await runTests(port)
   assert.match(output, /(?:^|\n)[1-9]\d* passed, 0 failed\n$/, output)
   assert.equal(status, 0)
+  assert.deepEqual(await preparedBehind(port), ['0', '0', '0', '0'])
 })
+
+// On both connections of the server: while one is in a transaction, the other answers.
+async function preparedBehind(port) {
+  const pool = new pg.Pool({ host: '127.0.0.1', port, max: 2 })
+  const clients = [await pool.connect(), await pool.connect()]
+  const counts = []
+  for (const client of [...clients, ...clients]) {
+    await client.query('BEGIN')
+    const { rows: [row] } = await client.query("SELECT count(*)::text FROM pg_prepared_statements WHERE name LIKE 'pg_idempotency%'")
+    counts.push(row.count)
+    if (counts.length % 2 === 0) for (const each of clients) await each.query('COMMIT')
+  }
+  for (const client of clients) client.release()
+  await pool.end()
+  return counts
+}

@@ -55,10 +55,11 @@ class Idempotency(Base):
     ``retention``: seconds (or a timedelta) to keep an answer; None: the database's setting.
     ``lease``: seconds that a lease lasts unless it is extended. ``retry``: how often and after how long a
     transaction is repeated. ``hooks``: functions of an ``Event`` by name (``hooks.NAMES``). ``clock``: a Clock.
-    ``prepare``: let psycopg prepare statements by name, which pgbouncer before 1.21 does not support.
+    ``prepare``: let psycopg prepare statements of the work by name, which pgbouncer before 1.21 does not support. None:
+    where no pooler is in between.
     """
 
-    def __init__(self, source: Any, *, prepare: bool = False, **settings: Any) -> None:
+    def __init__(self, source: Any, *, prepare: Optional[bool] = None, **settings: Any) -> None:
         super().__init__(**settings)
         self.driver = Driver(sync_source(source, prepare), self.settings.clock)
 
@@ -131,7 +132,7 @@ class AsyncIdempotency(Base):
     is an async context manager, or a function that gives an AsyncConnection. Other arguments: see Idempotency.
     """
 
-    def __init__(self, source: Any, *, prepare: bool = False, **settings: Any) -> None:
+    def __init__(self, source: Any, *, prepare: Optional[bool] = None, **settings: Any) -> None:
         super().__init__(**settings)
         self.driver = AsyncDriver(async_source(source, prepare), self.settings.clock)
 
@@ -175,7 +176,7 @@ class AsyncIdempotency(Base):
         return int((await self.driver.source.fetch(tx, self.ends(keys, responses, scope))).rows[0][0])
 
 
-def sync_source(source: Any, prepare: bool) -> Source:
+def sync_source(source: Any, prepare: Optional[bool]) -> Source:
     """Whatever a user gave, as a Source."""
     if hasattr(source, "open") and hasattr(source, "recover"):
         own: Source = source
@@ -184,7 +185,7 @@ def sync_source(source: Any, prepare: bool) -> Source:
     return PsycopgSource(source if hasattr(source, "connection") else Connecting(source), prepare)
 
 
-def async_source(source: Any, prepare: bool) -> AsyncSource:
+def async_source(source: Any, prepare: Optional[bool]) -> AsyncSource:
     """Whatever a user gave, as an AsyncSource."""
     if hasattr(source, "open") and hasattr(source, "recover"):
         own: AsyncSource = source

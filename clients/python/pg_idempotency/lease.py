@@ -5,6 +5,7 @@ No connection is held while the work calls somebody outside.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any, Callable, List
 
@@ -23,7 +24,7 @@ def lease(settings: Settings, call: Call, work: Callable[..., Any]) -> Flow:
     if operation.outcome != ACQUIRED:
         return stored_result(operation)
     assert call.lease is not None
-    heartbeat = yield steps.start_heartbeat(call.lease / 3, Beat(settings, call, operation).flow)
+    heartbeat = yield steps.start_heartbeat(third(call.lease), Beat(settings, call, operation).flow)
     try:
         return (yield from owned(settings, call, operation, heartbeat, work))
     except LeaseLost as lost:
@@ -34,6 +35,11 @@ def lease(settings: Settings, call: Call, work: Callable[..., Any]) -> Flow:
         return ended
     finally:
         yield steps.stop_heartbeat(heartbeat)
+
+
+def third(lease: float) -> float:
+    """A third of a lease in seconds, rounded up to whole milliseconds: the third beat must not come just before the end."""
+    return math.ceil(lease * 1000 / 3) / 1000
 
 
 def begin(settings: Settings, call: Call) -> Flow:

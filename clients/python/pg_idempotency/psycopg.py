@@ -16,6 +16,7 @@ from psycopg import Pipeline
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
+from .pipeline import Prepared, trip
 from .sql import BEGIN, Statement
 from .steps import Answer
 
@@ -41,14 +42,6 @@ async def answer_async(cursor: Any) -> Answer:
     return Answer(cursor.statusmessage or "", await cursor.fetchall() if cursor.description else [])
 
 
-def unmask(error: psycopg.Error) -> BaseException:
-    """The error that aborted a pipeline, where psycopg shows the abort in its place."""
-    found: Optional[BaseException] = error
-    while isinstance(found, psycopg.errors.PipelineAborted):
-        found = found.__context__
-    return error if found is None else found
-
-
 def with_isolation(connection: Any, statement: Statement) -> Statement:
     """A plain BEGIN gets the isolation level that the connection has in psycopg."""
     level = connection.isolation_level
@@ -62,16 +55,22 @@ def is_lost(connection: Any) -> bool:
     return bool(connection.broken)
 
 
+def may_prepare(asked: Optional[bool], prepared: Prepared) -> bool:
+    """Whether psycopg may prepare statements of the work: as the user says, or where no pooler is in between."""
+    return bool(prepared.direct) if asked is None else asked
+
+
 class PsycopgSession:
     """A connection that one call has for itself."""
 
-    def __init__(self, manager: ContextManager[Any], prepare: bool) -> None:
+    def __init__(self, manager: ContextManager[Any], prepare: Optional[bool]) -> None:
         self.manager = manager
         self.handle = manager.__enter__()
         try:
             self.autocommit, self.threshold = self.handle.autocommit, self.handle.prepare_threshold
             self.handle.autocommit = True
-            if not prepare:
+            self.prepared = Prepared.on(self.handle)
+            if not may_prepare(prepare, self.prepared):
                 self.handle.prepare_threshold = None
         except BaseException as error:
             manager.__exit__(type(error), error, error.__traceback__)
@@ -82,12 +81,9 @@ class PsycopgSession:
         statements = [with_isolation(self.handle, one) for one in statements]
         if len(statements) == 1 or not Pipeline.is_supported():
             return [answer(self.execute(one)) for one in statements]
-        try:
-            with self.handle.pipeline():
-                cursors = [self.execute(one) for one in statements]
-        except psycopg.Error as error:
-            raise unmask(error)
-        return [answer(cursor) for cursor in cursors]
+        with self.handle.lock:
+            answers: List[Answer] = self.handle.wait(trip(self.handle, self.prepared, statements))
+        return answers
 
     def execute(self, statement: Statement) -> Any:
         """Starts one statement."""
@@ -123,7 +119,7 @@ class PsycopgSession:
 class PsycopgSource:
     """Connections of a pool: an object whose ``connection()`` is a context manager."""
 
-    def __init__(self, pool: Any, prepare: bool = False) -> None:
+    def __init__(self, pool: Any, prepare: Optional[bool] = None) -> None:
         self.pool = pool
         self.prepare = prepare
 
@@ -183,7 +179,7 @@ class AwaitedConnection:
 class AsyncPsycopgSession:
     """A connection that one call has for itself."""
 
-    def __init__(self, manager: AsyncContextManager[Any], prepare: bool) -> None:
+    def __init__(self, manager: AsyncContextManager[Any], prepare: Optional[bool]) -> None:
         self.manager = manager
         self.prepare = prepare
         self.handle: Any = None
@@ -196,7 +192,8 @@ class AsyncPsycopgSession:
         try:
             self.autocommit, self.threshold = self.handle.autocommit, self.handle.prepare_threshold
             await self.handle.set_autocommit(True)
-            if not self.prepare:
+            self.prepared = Prepared.on(self.handle)
+            if not may_prepare(self.prepare, self.prepared):
                 self.handle.prepare_threshold = None
         except BaseException as error:
             await self.manager.__aexit__(type(error), error, error.__traceback__)
@@ -208,12 +205,9 @@ class AsyncPsycopgSession:
         statements = [with_isolation(self.handle, one) for one in statements]
         if len(statements) == 1 or not Pipeline.is_supported():
             return [await answer_async(await self.execute(one)) for one in statements]
-        try:
-            async with self.handle.pipeline():
-                cursors = [await self.execute(one) for one in statements]
-        except psycopg.Error as error:
-            raise unmask(error)
-        return [await answer_async(cursor) for cursor in cursors]
+        async with self.handle.lock:
+            answers: List[Answer] = await self.handle.wait(trip(self.handle, self.prepared, statements))
+        return answers
 
     async def execute(self, statement: Statement) -> Any:
         """Starts one statement."""
@@ -250,7 +244,7 @@ class AsyncPsycopgSession:
 class AsyncPsycopgSource:
     """Connections of an async pool: an object whose ``connection()`` is an async context manager."""
 
-    def __init__(self, pool: Any, prepare: bool = False) -> None:
+    def __init__(self, pool: Any, prepare: Optional[bool] = None) -> None:
         self.pool = pool
         self.prepare = prepare
 

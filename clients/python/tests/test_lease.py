@@ -199,6 +199,27 @@ def test_the_heartbeat_loses_the_lease(pool, key, admin, effects):
     assert [event.name for event in events] == ["taken_over", "lease_lost"]
 
 
+def test_the_third_beat_finds_out_that_the_lease_is_over(key):
+    """By our own clock, while the server does not answer."""
+    clock = FakeClock()
+    down = []
+
+    def connect():
+        return psycopg.connect("host=/nowhere" if down else "")
+
+    def work(operation, signal):
+        down.append(True)
+        lost = []
+        for _ in range(3):
+            clock.advance(3.334)
+            lost.append(signal.is_set())
+        down.clear()
+        assert lost == [False, False, True]
+        raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError):
+        Idempotency(connect, clock=clock, retry=QUICK).lease(key, None, work, lease=10)
+
+
 def test_a_lost_lease_without_an_end_is_an_error(pool, key, admin, effects):
     clock = FakeClock()
     idem = Idempotency(pool, clock=clock)

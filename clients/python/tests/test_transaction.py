@@ -10,7 +10,6 @@ import pg_idempotency
 from conftest import QUICK, insert, insert_async
 from pg_idempotency import (BadArgument, CommitRolledBack, Declined, Forbidden, Idempotency, Json, KeyReused, Response,
                             Retry, TooLarge)
-from pg_idempotency.psycopg import unmask
 
 
 def test_runs_once_and_replays(idem, key, effects):
@@ -400,19 +399,6 @@ def test_no_server_is_an_error_after_the_last_try(tmp_path, key):
     with pytest.raises(psycopg.OperationalError):
         Idempotency(connect, retry=QUICK).transaction(key, None, insert(key))
     assert len(tries) == 5
-
-
-def test_the_first_error_of_a_pipeline_counts():
-    """Whichever psycopg shows: the error, or the abort of the next statement, which came while it was handled."""
-    with pytest.raises(psycopg.Error) as caught:
-        try:
-            raise psycopg.errors.lookup("40001")()
-        finally:
-            raise psycopg.errors.PipelineAborted("pipeline aborted")
-    assert unmask(caught.value).sqlstate == "40001"
-    assert unmask(caught.value.__context__) is caught.value.__context__
-    alone = psycopg.errors.PipelineAborted()
-    assert unmask(alone) is alone
 
 
 def test_connections_come_back_as_they_were(pool, idem, key):

@@ -126,7 +126,7 @@ func Middleware() (*idemhttp.Middleware[pgx.Tx], error) {
 	return idemhttp.New(idempotency.New(pgxv4.Pool(pool), idempotency.Options{}), idemhttp.Options{
 		Principal:   func(r *http.Request) string { return r.Header.Get("X-Tenant") },
 		Headers:     []string{"X-Payment"},
-		DescribedBy: "https://example.org/idempotency",
+		DescribedBy: "https://example.com/docs/idempotency",
 	}), nil
 }
 

@@ -36,17 +36,17 @@ export function retryAfter(ms) {
 
 /** @param {number | null} ms */
 export function inProgress(ms) {
-  return new Problem(409, 'A request with this Idempotency-Key is in progress',
+  return new Problem(409, 'A request is outstanding for this Idempotency-Key',
     { detail: 'Send it again, with the same key, after the time in Retry-After.', headers: retryAfter(ms) })
 }
 
 /** @type {[any, (error: any) => Problem][]} */
 const BY_CLASS = [
-  [BadArgument, () => new Problem(400, 'The request cannot be processed once', { detail: 'The Idempotency-Key or the request is not acceptable.' })],
-  [Forbidden, () => new Problem(403, 'Forbidden')],
-  [KeyReused, () => new Problem(422, 'This Idempotency-Key was used with another request',
-    { detail: 'Use a new key for a new request.' })],
-  [TooLarge, () => new Problem(413, 'The answer is too large to be stored')],
+  [BadArgument, () => new Problem(400, 'The request is not acceptable', { detail: 'The Idempotency-Key or the request is not acceptable.' })],
+  [Forbidden, () => new Problem(403, 'This Idempotency-Key may not be used here', { detail: 'The service has no right to it.' })],
+  [KeyReused, () => new Problem(422, 'Idempotency-Key is already used',
+    { detail: 'It was used with another request. Use a new key for a new request.' })],
+  [TooLarge, () => new Problem(413, 'The answer is too large to be stored', { detail: 'Nothing was done.' })],
   [InProgress, (error) => inProgress(error.retryAfter)],
   [LeaseLost, () => inProgress(null)],
   [Unknown, (error) => busy('It is not known yet whether an earlier attempt took effect', error.retryAfter)],

@@ -21,7 +21,7 @@ from ..hooks import logger
 from ..model import COMPLETED, IN_PROGRESS, Completion, Duration, Json, Operation, Response, Result, seconds
 from .fingerprint import fingerprint
 from .key import BadKey, read_key
-from .problem import Problem, ResponseTooLarge, document, problem_of, whole_seconds
+from .problem import Problem, ResponseTooLarge, document, in_progress, problem_of, whole_seconds
 
 Headers = List[Tuple[str, str]]
 MEGABYTE = 1 << 20
@@ -186,9 +186,7 @@ class Served:
     def answer(self, result: Result) -> Reply:
         """The answer to the client: the handler's own where it ran to its end, else what is stored."""
         if result.outcome == IN_PROGRESS:
-            return self.core.problem_reply(
-                Problem(409, "A request with this idempotency key is in progress.", result.retry_after or 1),
-                self.options)
+            return self.core.problem_reply(in_progress(result.retry_after), self.options)
         if not result.replayed and self.reply is not None:
             return self.reply
         return stored_reply(result)
@@ -230,18 +228,19 @@ class Core:
         try:
             key = read_key(request.values(options.header), options.strict)
         except BadKey as bad:
-            return self.problem_reply(Problem(400, str(bad)), options)
+            return self.problem_reply(Problem(400, f"{options.header} is malformed", str(bad)), options)
         if key is None and options.make_key is not None:
             key = options.make_key(request)
         if key is None:
-            missing = Problem(400, f"The header {options.header} is missing.")
+            missing = Problem(400, f"{options.header} is missing", "This request needs a key that is new for each new request.")
             return self.problem_reply(missing, options) if options.required else None
         return Admitted(key, self.scope_of(request, options), request_of(request, options),
                         wait_of(request, options), options)
 
     def too_large(self, options: Options) -> Reply:
         """The answer to a request over the limit."""
-        return self.problem_reply(Problem(413, f"The request has more than {options.max_request} bytes."), options)
+        return self.problem_reply(Problem(
+            413, "The request is too large", f"It has more than {options.max_request} bytes."), options)
 
     def scope_of(self, request: Request, options: Options) -> str:
         """One scope for each route and principal: keys of one client never meet those of another."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import List, Optional, Tuple
 
 from ..errors import (RETRY_STATES, BadArgument, Forbidden, KeyReused, LeaseLost, NotDone, TooLarge, Unknown,
@@ -16,9 +15,10 @@ BUSY_STATES = frozenset({"25006", "53300", "55P03", "57014"})
 
 @dataclass(frozen=True)
 class Problem:
-    """An error for a client. ``retry_after``: seconds, or None."""
+    """An error for a client. ``title`` is the same each time, and in all languages. ``retry_after``: seconds, or None."""
 
     status: int
+    title: str
     detail: str
     retry_after: Optional[float] = None
 
@@ -31,27 +31,38 @@ class HandlerTimeout(Exception):
     """The handler gave no answer in time. Nothing was committed."""
 
 
+AGAIN = "Send it again, with the same key, after the time in Retry-After."
+
+
+def in_progress(retry_after: Optional[float]) -> Problem:
+    """Somebody else has the operation. ``retry_after``: seconds, None: not known."""
+    return Problem(409, "A request is outstanding for this Idempotency-Key", AGAIN, retry_after or 1)
+
+
 def problem_of(error: BaseException) -> Problem:
     """What a client is told of an error."""
     if isinstance(error, BadArgument):
-        return Problem(400, "The idempotency key or the request is not valid.")
+        return Problem(400, "The request is not acceptable", "The idempotency key or the request is not valid.")
     if isinstance(error, Forbidden):
-        return Problem(403, "This idempotency key may not be used here.")
+        return Problem(403, "This Idempotency-Key may not be used here", "The service has no right to it.")
     if isinstance(error, KeyReused):
-        return Problem(422, "The idempotency key was used before with a different request.")
+        return Problem(422, "Idempotency-Key is already used",
+                       "It was used with another request. Use a new key for a new request.")
     if isinstance(error, LeaseLost):
-        return Problem(409, "The request is in progress.", 1)
+        return in_progress(None)
     if isinstance(error, TooLarge):
-        return Problem(413, "The response is too large to be stored.")
+        return Problem(413, "The answer is too large to be stored", "Nothing was done.")
     if isinstance(error, Unknown):
-        return Problem(503, "The outcome of an earlier attempt is not known yet.", error.retry_after or 1)
+        return Problem(503, "It is not known yet whether an earlier attempt took effect", AGAIN, error.retry_after or 1)
     if isinstance(error, NotDone) and error.retry_after is not None:
-        return Problem(503, "The request was not done. Send it again later.", error.retry_after)
+        return Problem(503, "The request was not processed", AGAIN, error.retry_after)
+    if isinstance(error, ResponseTooLarge):
+        return Problem(500, "The answer is too large to be stored", "Nothing was done.")
     if isinstance(error, HandlerTimeout):
-        return Problem(503, "The request took too long, and was undone.", 1)
+        return Problem(503, "The request took too long", AGAIN, 1)
     if is_transient(error):
-        return Problem(503, "The service is busy. Send the request again later.", 1)
-    return Problem(500, "The request could not be processed, and nothing was stored.")
+        return Problem(503, "The service is busy", AGAIN, 1)
+    return Problem(500, "Internal Server Error", "The request could not be processed, and nothing was stored.")
 
 
 def is_transient(error: BaseException) -> bool:
@@ -68,7 +79,7 @@ def whole_seconds(duration: Optional[float]) -> str:
 def document(problem: Problem, describedby: Optional[str]) -> Tuple[List[Tuple[str, str]], bytes]:
     """Headers and body of a problem."""
     body = json.dumps({
-        "type": describedby or "about:blank", "title": HTTPStatus(problem.status).phrase,
+        "type": describedby or "about:blank", "title": problem.title,
         "status": problem.status, "detail": problem.detail}).encode()
     headers = [("Content-Type", "application/problem+json")]
     if problem.retry_after is not None:

@@ -1,0 +1,132 @@
+"""The packages of clients/, compared with what people write by hand in the same language.
+
+node.mjs, python.py and go/main.go do the same payments. Each variant is a process of its own, which says how many
+operations have ended, and how many a second:
+
+    package   a transaction by the package
+    glue      the same by hand: idem_begin, the payment, idem_complete, a statement at a time
+    hand      SELECT FOR UPDATE, INSERT, the payment, UPDATE, in a table of one's own
+    bare      BEGIN, the payment, COMMIT. No protection
+
+Sides by hand have their driver's defaults: psycopg and pgx prepare what is repeated, node-postgres does not.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import tempfile
+from dataclasses import dataclass
+
+import report
+import server
+import workloads
+
+NAME = 'packages'
+FOLDER = os.path.dirname(os.path.abspath(__file__))
+PATIENCE = 120      # seconds, for one run
+LANGUAGES = {
+    'node': ('Node.js', ['node', os.path.join(FOLDER, 'node.mjs')]),
+    'python': ('Python', ['/usr/bin/python3', os.path.join(FOLDER, 'python.py')]),
+    'go': ('Go', [os.environ.get('BENCH_GO', '')]),
+}
+VARIANTS = {
+    'package': workloads.Variant('package', workloads.PAID_AND_STORED),
+    'glue': workloads.Variant('glue', workloads.PAID_AND_STORED),
+    'hand': workloads.Variant('hand', workloads.PAID_BY_HAND),
+    'bare': workloads.Variant('bare', workloads.PAID),
+}
+
+
+@dataclass(frozen=True)
+class Network:
+    name: str
+    trip: float         # milliseconds of a round trip that are added
+    clients: int
+    comparisons: tuple  # title, what the package is compared with, at least
+
+
+# With eight clients the processors are busy, with one the network is waited for.
+NETWORKS = (
+    Network('here', 0, 8, (('{}: the package / the same by hand', 'glue', 0.95),)),
+    Network('1 ms', 1, 1, (('{}, network of 1 ms: the package / SELECT FOR UPDATE, INSERT, UPDATE', 'hand', 1.3),
+                           ('{}, network of 1 ms: the package / the bare transaction', 'bare', 0.95))),
+)
+
+
+def add_arguments(parser):
+    group = parser.add_argument_group(NAME, 'takes ten minutes; --quick leaves it out, or with --only makes it short')
+    group.add_argument('--language', nargs='+', choices=list(LANGUAGES), default=list(LANGUAGES),
+                       help=f'only these: {", ".join(LANGUAGES)}')
+    group.add_argument('--network', nargs='+', choices=[n.name for n in NETWORKS], default=[n.name for n in NETWORKS],
+                       help='only these: here (no delay), 1 ms')
+    group.add_argument('--package-rounds', type=int, help='rounds (default 7, quick 3)')
+    group.add_argument('--package-seconds', type=float, help='length of a run (default 3, quick 1)')
+
+
+def measure(options, tell):
+    """The entries of the table, and every raw figure."""
+    rounds = options.package_rounds or (3 if options.quick else 7)
+    seconds = options.package_seconds or (1 if options.quick else 3)
+    entries, raw = [], []
+    for network in NETWORKS:
+        for language in options.language if network.name in options.network else ():
+            with connection(network) as environment:
+                runs = alternate(language, network, environment, rounds, seconds, tell)
+            raw += runs
+            entries += [compare(comparison, language, runs) for comparison in network.comparisons]
+    return entries, raw
+
+
+def alternate(language, network, environment, rounds, seconds, tell):
+    """All rounds of a language, forwards and backwards."""
+    names = ['package', *(to for _, to, _ in network.comparisons)]
+    runs = []
+    for number in range(rounds):
+        tell(f'{NAME}: {language}, {network.name}, round {number + 1} of {rounds}')
+        for name in names if number % 2 == 0 else reversed(names):
+            result = run(language, VARIANTS[name], network.clients, environment, seconds)
+            runs.append({'workload': NAME, 'language': language, 'network': network.name, 'variant': name,
+                         'round': number, 'clients': network.clients, 'seconds': seconds, **result})
+    return runs
+
+
+def run(language, variant, clients, environment, seconds):
+    """One process; the tables must have what it says it has done."""
+    server.reset()
+    before = server.counters()
+    order = {'variant': variant.name, 'clients': clients, 'seconds': seconds, 'warmup': min(0.5, seconds / 3),
+             'accounts': server.ACCOUNTS, 'request': json.loads(server.REQUEST), 'response': json.loads(server.RESPONSE)}
+    try:
+        output = server.run([*LANGUAGES[language][1], json.dumps(order)], timeout=PATIENCE, env=environment)
+    except subprocess.TimeoutExpired:
+        raise server.BenchError(f'{language} hangs: {variant.name}') from None
+    result = json.loads(output.splitlines()[-1])
+    server.check(variant, result['transactions'], before)
+    return result
+
+
+@contextlib.contextmanager
+def connection(network):
+    """The environment by which a program reaches the server: by a proxy, where there is a delay."""
+    if not network.trip:
+        yield os.environ
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        proxy = subprocess.Popen(
+            ['/usr/bin/python3', os.path.join(FOLDER, 'delay.py'), folder, os.environ['PGPORT'], str(network.trip)],
+            stdout=subprocess.PIPE, text=True)
+        try:
+            if proxy.stdout.readline() != 'ready\n':
+                raise server.BenchError('the proxy did not start')
+            yield {**os.environ, 'PGHOST': folder}
+        finally:
+            proxy.terminate()
+            proxy.wait()
+
+
+def compare(comparison, language, runs):
+    title, to, at_least = comparison
+    of, to = ([r['throughput'] for r in sorted(runs, key=lambda r: r['round']) if r['variant'] == name]
+              for name in ('package', to))
+    return report.row(title.format(LANGUAGES[language][0]), [a / b for a, b in zip(of, to)], at_least)
