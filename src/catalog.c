@@ -237,7 +237,7 @@ read_lock_key(Relation secret)
 
 /* Only the direct path works on shards: statements by SQL would go to Citus. */
 static void
-read_shards(Relation store)
+read_local_shards(Relation store)
 {
 	List	   *shards = citus_local_shards();
 	ListCell   *cell;
@@ -258,7 +258,7 @@ read_store(void)
 	catalog.store_owner = store->rd_rel->relowner;
 	catalog.store_by_expiry = shape_is_by_expiry(store);
 	if (catalog.store_distributed)
-		read_shards(store);
+		read_local_shards(store);
 	else
 	{
 		shape_require_store(store, catalog.status_type);

@@ -223,7 +223,7 @@ table_of_shard(Oid store, int64 shard)
 
 /* A shard that has moved away leaves its table behind for a while. */
 static void
-find_tables(Relation store)
+find_local_tables(Relation store)
 {
 	Relation	placements = open_metadata("pg_dist_placement");
 
@@ -303,7 +303,7 @@ citus_read_store(Relation store)
 	colocation = distribution.colocation;
 	read_tenant_type(TupleDescAttr(RelationGetDescr(store), distribution.column - 1));
 	read_shards(RelationGetRelid(store));
-	find_tables(store);
+	find_local_tables(store);
 	MemoryContextSwitchTo(caller);
 	return true;
 }

@@ -183,7 +183,7 @@ opens(const SoleCall *sole)
 }
 
 static PlannedStmt *
-plan(Query *query, const char *text, int options, ParamListInfo parameters)
+plan_call(Query *query, const char *text, int options, ParamListInfo parameters)
 {
 	SoleCall	sole;
 	bool		is_ours = IsTransactionState() && find_sole_call(query, &sole);
@@ -225,6 +225,6 @@ delegate_register(void)
 	if (!citus_is_preloaded())
 		return;
 	previous_planner = planner_hook;
-	planner_hook = plan;
+	planner_hook = plan_call;
 	RegisterXactCallback(transaction_ends, NULL);
 }
