@@ -414,5 +414,5 @@ class Runner:
         for session in (self.main, self.peer):
             for severity, texts in session.take_notices():
                 self.check_texts(texts)
-                if severity not in ('NOTICE', 'INFO', 'DEBUG', 'LOG') and OWN_WARNING not in texts[0]:
+                if severity not in ('NOTICE', 'INFO', 'DEBUG', 'LOG') and not any(OWN_WARNING in text for text in texts):
                     raise Violation(f'{severity}: {texts}')
