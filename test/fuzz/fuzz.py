@@ -122,6 +122,7 @@ def work(task):
             if sum(runner.calls.values()) >= count or len(outcome['failures']) >= MOST_FAILURES:
                 break
             if memories is None and sum(runner.calls.values()) >= count / 4:
+                runner.compile_rare()
                 memories = Memories(runner)
             try:
                 fuzz_programs(runner, functions, seed + batch)
