@@ -307,6 +307,8 @@ open_if_installed(LOCKMODE mode, bool wait)
 	{
 		Oid			locked = catalog.tables[TABLE_STORE];
 
+		if (!catalog_valid && !wait && citus_leaves_unused(locked))
+			return NULL;
 		if (!catalog_valid)
 			read_catalog();
 		if (catalog.tables[TABLE_STORE] == locked)
@@ -341,8 +343,9 @@ catalog_open(LOCKMODE mode)
 }
 
 /*
- * The same for a worker that must not wait: NULL if the extension is not
- * installed, and while another session changes or drops the store.
+ * The same for callers that must not wait: NULL if the extension is not
+ * installed, while another session changes or drops the store, and where this
+ * node has a store that nobody may use.
  */
 const Catalog *
 catalog_open_if_free(LOCKMODE mode)

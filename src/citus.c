@@ -277,6 +277,14 @@ require_distribution(Relation store, const Distribution *distribution)
 					 "Run idem_undistribute_store() and then idem_distribute_store() on the coordinator.");
 }
 
+/* Is it the own store of a worker?  Nobody may use it, and nobody has to collect it. */
+bool
+citus_leaves_unused(Oid store)
+{
+	return OidIsValid(get_extension_oid("citus", true)) && read_node() != COORDINATOR &&
+		!read_distribution(store).exists;
+}
+
 /*
  * Is the store distributed?  Reads where its shards are.  A store of a cluster in
  * which operations could run twice is refused.  The metadata announce a change by

@@ -16,6 +16,7 @@
 /* the column that Citus distributes the store by: the scope, as the type of the tenants */
 #define TENANT_COLUMN "tenant"
 
+extern bool citus_leaves_unused(Oid store);
 extern bool citus_read_store(Relation store);
 extern List *citus_local_shards(void);
 extern void citus_enter(const text *scope);

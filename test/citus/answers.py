@@ -1,5 +1,7 @@
 """What a distributed store answers, from every node and for every type of tenants."""
 
+import time
+
 import psycopg
 
 from cluster import HOST, Cluster, free_ports
@@ -226,7 +228,24 @@ def does_the_rest(verdict, cluster):
     verdict.check(removed >= 20, "idem_gc on each node collects what is there", removed)
     left = cluster.value(0, "SELECT count(*) FROM idempotency_store WHERE idempotency_key LIKE 'gone-%%'")
     verdict.check(left == 0, "and nothing of it is left", left)
+    is_collected(verdict, cluster)
     cluster.do(0, "SELECT idem_set_policy('5')")
+
+
+def is_collected(verdict, cluster):
+    """The collector of the node that has the shard removes what has expired there."""
+    pay(cluster, 0, 5, "collected", user="postgres")
+    node = cluster.node_of(5)
+    cluster.do(node, "ALTER SYSTEM SET idempotency.gc_enabled = on")
+    cluster.do(node, "SELECT pg_reload_conf()")
+    deadline = time.monotonic() + 60
+    left = 1
+    while left and time.monotonic() < deadline:
+        time.sleep(0.2)
+        left = cluster.value(0, "SELECT count(*) FROM idempotency_store WHERE idempotency_key = 'collected'")
+    verdict.check(left == 0, "the collector of a worker does so by itself", left)
+    cluster.do(node, "ALTER SYSTEM RESET idempotency.gc_enabled")
+    cluster.do(node, "SELECT pg_reload_conf()")
 
 
 def grows_and_shrinks(verdict, cluster):

@@ -17,6 +17,7 @@ fsync = off
 shared_buffers = 32MB
 deadlock_timeout = 200ms
 idempotency.gc_enabled = off
+idempotency.gc_interval = 1
 citus.enable_statistics_collection = off
 citus.node_connection_timeout = 10s
 citus.recover_2pc_interval = 1s
