@@ -2,7 +2,7 @@
 
 # These goals are scripts that see to their own PostgreSQL.  PGXS stays out of
 # them: it needs a pg_config, and has a "check" of its own.
-SCRIPT_GOALS = help demo saga check check-clients check-saga saga-selftest check-citus check-citus-selftest check-managed check-monitoring check-recipes bench bench-quick bench-huge lint coverage memcheck soak oom mutation check-injection chaos chaos-selftest history history-selftest fuzz model check-all \
+SCRIPT_GOALS = help demo saga check check-clients check-saga saga-selftest check-citus check-citus-selftest check-plproxy check-managed check-monitoring check-recipes bench bench-quick bench-huge lint coverage memcheck soak oom mutation check-injection chaos chaos-selftest history history-selftest fuzz model check-all \
 	dist deb rpm image check-packages release-check
 
 ifneq (,$(filter $(SCRIPT_GOALS),$(MAKECMDGOALS)))
@@ -71,6 +71,9 @@ check-clients:
 
 check-citus:
 	@test/citus/run
+
+check-plproxy:
+	@test/plproxy/run
 
 check-citus-selftest:
 	@test/citus/selftest
