@@ -45,7 +45,7 @@ def answers(verdict, cluster, node, expected, sql, *arguments):
 
 
 def has_no_store(verdict, cluster):
-    """What could not be right was refused before anybody distributed anything."""
+    """FAILURES 122: what could not be right was refused before anybody distributed anything."""
     refuses(verdict, cluster, 1, "55000", "SELECT idem_begin('k', lease => '1 h')")
     cluster.do(0, "SELECT create_distributed_table('idempotency_store', 'scope')")
     for node in (0, 1):
@@ -123,7 +123,7 @@ def refuses_other_scopes(verdict, cluster, kind):
 
 
 def guards_commit(verdict, cluster):
-    """An unfinished operation is ID428 for the client, however many nodes have written."""
+    """FAILURES 123: an unfinished operation is ID428 for the client, however many nodes have written."""
     begin = "SELECT idem_begin('open', scope => '{}')"
     write = "UPDATE account SET balance = balance - 1 WHERE tenant = {}"
     for node in (0, 1):
@@ -136,7 +136,7 @@ def guards_commit(verdict, cluster):
 
 
 def runs_elsewhere_never(verdict, cluster):
-    """Where Citus does not send a call, the answer is right or an error, and never another node's."""
+    """FAILURES 119: where Citus does not send a call, the answer is right or an error, and never another node's."""
     away = 1 if cluster.node_of(5) != 1 else 2
     home = cluster.node_of(5)
     undelegated = (
@@ -166,7 +166,7 @@ def runs_elsewhere_never(verdict, cluster):
 
 
 def keeps_fences(verdict, cluster):
-    """A fence is greater than all before, whatever has become of their rows, and wherever the shard is."""
+    """FAILURES 121: a fence is greater than all before, whatever has become of their rows, and wherever the shard is."""
     fences = []
     lease = "SELECT fence FROM idem_begin('lease', scope => '5', lease => '1 h')"
 

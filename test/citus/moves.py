@@ -1,5 +1,5 @@
 """Clients send every message more than once, through random nodes, while shards move and
-split, and nodes are killed. Then the books have to balance.
+split, and nodes are killed. Then the books have to balance (FAILURES 120).
 
 CITUS_MOVES says how many moves there are, CITUS_SEED which.
 """
