@@ -786,7 +786,7 @@ BEGIN
 	END IF;
 	IF obstacle IS NOT NULL THEN
 		RAISE object_not_in_prerequisite_state USING
-			MESSAGE = 'table "idempotency_store" cannot be partitioned as it is', DETAIL = obstacle;
+			MESSAGE = 'table "idempotency_store" cannot be divided as it is', DETAIL = obstacle;
 	END IF;
 END
 $$;
@@ -1473,7 +1473,7 @@ BEGIN
 			OR EXISTS (SELECT FROM pg_constraint WHERE conrelid = store AND contype = 'c')
 			OR (SELECT count(*) FROM pg_index WHERE indrelid = store) <> 1 THEN
 			RAISE object_not_in_prerequisite_state USING
-				MESSAGE = 'table "idempotency_store" cannot be distributed as it is',
+				MESSAGE = 'table "idempotency_store" cannot be divided as it is',
 				DETAIL = 'It has a trigger, a check constraint or a further index.';
 		END IF;
 	END IF;
