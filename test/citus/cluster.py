@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import socket
 import subprocess
 
@@ -27,9 +28,12 @@ HOST = "127.0.0.1"
 
 
 def free_ports(count):
-    """Ports that nobody listens on."""
+    """Ports that nobody listens on, below those that the system gives to clients."""
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server((HOST, 0))) for _ in range(count)]
+        sockets = []
+        while len(sockets) < count:
+            with contextlib.suppress(OSError):
+                sockets.append(stack.enter_context(socket.create_server((HOST, random.randrange(20000, 32768)))))
         return [each.getsockname()[1] for each in sockets]
 
 

@@ -196,10 +196,10 @@ func send(ctx context.Context, connection *pgx.Conn, statements ...idempotency.S
 }
 
 // run has what repeats prepared where pgx itself prepares. That is a trip of its
-// own, once for each connection.
+// own, once for each connection. A transaction that has failed prepares nothing.
 func run(ctx context.Context, connection *pgx.Conn, statements []idempotency.Statement) ([]*pgconn.Result, error) {
 	cache := connection.StatementCache()
-	prepares := cache != nil && cache.Mode() == stmtcache.ModePrepare
+	prepares := cache != nil && cache.Mode() == stmtcache.ModePrepare && connection.PgConn().TxStatus() != 'E'
 	batch := &pgconn.Batch{}
 	for _, statement := range statements {
 		if !prepares || len(statement.Args) == 0 {
