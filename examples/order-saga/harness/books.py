@@ -1,8 +1,8 @@
 """The books at the end: what the gateway, the shelves, the parcels, and the orders say must fit together."""
 
-import time
 import os
 import sqlite3
+import time
 from collections import Counter
 
 import pika
