@@ -84,16 +84,4 @@ def scenes(functions, main, peer, by_hand):
             ('idem_call', {'handler': 'fuzz.secret(jsonb)', 'key': 'a'}), ('idem_lookup', {'key': ''})):
         found.append([main('call', call(name, **given))])
     found.append([main('set', ('ROLE', 'fuzz_app')), main('call', call('idem_call', handler='fuzz.secret(jsonb)', key='a'))])
-    # the store changes its kind, also in between; runs in the kind that the database has
-    kinds = [call('idem_partition_store', period='4 hours'), call('idem_partition_store', period='1 day'), call('idem_unpartition_store'),
-        call('idem_tend_partitions')]
-    for kind in kinds:
-        found.append([main('call', kind), main('call', lease), peer('call', kinds[2]), main('call', fenced[0]), peer('call', kinds[0])])
-        found.append([main('begin', 'BEGIN'), main('call', acquire[0]), peer('call', kind), main('call', ends[0]), main('verb', 'COMMIT')])
-        found.append([main('begin', REPEATABLE), main('call', call('idem_lookup', key='a')), peer('call', kind), main('call', lease)])
-        found.append([peer('by hand', hand(INSERT)), main('begin', 'BEGIN'), main('call', kind), main('verb', 'ROLLBACK')])
-        found.append([main('set', ('ROLE', 'fuzz_app')), main('call', kind)])
-        found.append([main('begin', 'BEGIN'), main('call', kinds[0]), peer('call', kind)])
-    for period in (None, '0', '-1 day', '2 years', 'infinity'):
-        found.append([main('call', call('idem_partition_store', period=period))])
     return found

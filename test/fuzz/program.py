@@ -13,7 +13,7 @@ import calls as c
 from calls import Memory, Statement
 from directed import scenes
 from session import Session
-from values import MARKER, RARE
+from values import MARKER
 
 BEGINS = ['BEGIN', 'BEGIN', 'BEGIN', 'BEGIN ISOLATION LEVEL REPEATABLE READ', 'BEGIN ISOLATION LEVEL SERIALIZABLE',
     'BEGIN READ ONLY', 'BEGIN ISOLATION LEVEL SERIALIZABLE READ ONLY DEFERRABLE']
@@ -54,13 +54,11 @@ BLOCKING = {
     'idem_lock': "SELECT {s}.idem_lock(ARRAY['{key}'], '10 seconds')",
     'idem_advance': "SELECT {s}.idem_advance('{key}', 1000000)",
 }
-OWN_WARNING = 'is short for a retention of'  # idem_partition_store
 HANDLER_CODES = {'HX001', '53HX1', 'XXHX1', '42HX1', '2D000'}
 AT_COMMIT = {'ID428', '40001'}
 # What our own steps around the calls may meet.
 AROUND = {'25001', '25006', '25P01', '25P02', '3B001', '40001', '40P01', '42501', '42704', '55P03', '57014', '0A000', '55006', '25000',
     '22023', '42P07', '55000'}
-BY_HAND_TOO = {'23505'}  # two rows of one name, in a store that is partitioned by expiry
 BASE_OPTIONS = '-c statement_timeout=250ms -c lock_timeout=8ms -c deadlock_timeout=5ms'
 
 
@@ -177,8 +175,6 @@ class Runner:
         self.programs = 0
         self.main = self.peer = self.admin = None
         self.connect()
-        self.kind = self.kind_of_store()
-        self.kind_changed = False
 
     def connect(self):
         import os
@@ -204,29 +200,6 @@ class Runner:
             if not self.standby and self.programs % 200 == 0 and not self.broken():
                 self.admin.script(f'VACUUM {self.schema}.idempotency_store, {self.schema}.idempotency_stream')
 
-    def kind_of_store(self):
-        """Is it partitioned by expiry?"""
-        return self.admin.value(f'SELECT count(*) > 0 FROM {self.schema}.idempotency_partitions')
-
-    def restore_kind(self):
-        """Every program finds the kind of store that its database has."""
-        change = "idem_partition_store('4 hours')" if self.kind == 't' else 'idem_unpartition_store()'
-        self.admin.script(f'SELECT {self.schema}.{change}')
-        self.kind_changed = False
-
-    def compile_rare(self):
-        """What is called seldom takes 2 MB of a session when it is called first: functions and their plans."""
-        if self.standby or self.database == 'fuzz_partitioned':
-            return
-        for session in (self.main, self.peer):
-            self.clear()
-            for _ in range(2):
-                session.script(f"SET statement_timeout = 0; SELECT {self.schema}.idem_partition_store('4 hours')")
-                session.script(f'SELECT {self.schema}.idem_unpartition_store()')
-            session.script('RESET statement_timeout')
-        self.kind_changed = True
-        self.clear()
-
     def broken(self):
         return any(session.connection.status != 0 for session in (self.main, self.peer, self.admin))
 
@@ -238,8 +211,6 @@ class Runner:
             session.script('RESET ROLE; RESET ALL')
             session.to_undo = False
             session.take_notices()
-        if self.kind_changed and not self.standby:
-            self.restore_kind()
         if not self.standby:
             self.admin.script(f'DELETE FROM {self.schema}.idempotency_scope; DELETE FROM {self.schema}.idempotency_store; DELETE FROM {self.schema}.idempotency_stream')
 
@@ -289,7 +260,6 @@ class Runner:
     def judge(self, session, call, statement, result):
         name = call.signature.name
         self.calls[name] += 1
-        self.kind_changed = self.kind_changed or name in RARE
         if result.sqlstate is None:
             for word in c.classify(call, result.rows):
                 self.counts[name, word] += 1
@@ -368,7 +338,7 @@ class Runner:
     def by_hand(self, session, sql):
         if sql.startswith(ONLY_IN_TRANSACTION) and not session.in_transaction:
             return
-        self.around(session, sql.format(s=self.schema), AROUND | BY_HAND_TOO)
+        self.around(session, sql.format(s=self.schema))
         session.to_undo = session.to_undo or sql.startswith(ONLY_IN_TRANSACTION)
 
     def prepare_blocking(self, *timeouts):
@@ -427,5 +397,5 @@ class Runner:
         for session in (self.main, self.peer):
             for severity, texts in session.take_notices():
                 self.check_texts(texts)
-                if severity not in ('NOTICE', 'INFO', 'DEBUG', 'LOG') and not any(OWN_WARNING in text for text in texts):
+                if severity not in ('NOTICE', 'INFO', 'DEBUG', 'LOG'):
                     raise Violation(f'{severity}: {texts}')
