@@ -74,6 +74,26 @@ $$;
 COMMENT ON FUNCTION @extschema@.idem_check_owner(regclass) IS
 	'internal: raises 42501 if the caller does not own the store';
 
+-- A snapshot that is older than the lock on the store does not show all records, and
+-- what it does not show would be lost with the tables that are dropped.
+CREATE FUNCTION @extschema@.idem_require_read_committed()
+RETURNS pg_catalog.void
+LANGUAGE plpgsql STABLE STRICT PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+	IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+		RAISE invalid_transaction_state USING
+			MESSAGE = format('the tables of the store cannot be changed in a transaction of isolation level %s',
+				upper(current_setting('transaction_isolation'))),
+			DETAIL = 'Its snapshot may not show all records.',
+			HINT = 'Use a transaction of isolation level READ COMMITTED.';
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.idem_require_read_committed() IS
+	'internal: raises 25000 in a transaction that keeps one snapshot';
+
 -- Default privileges of the owner would show records to other roles.
 CREATE FUNCTION @extschema@.idem_take_partition(part pg_catalog.regclass, owner pg_catalog.name)
 RETURNS pg_catalog.void
@@ -496,6 +516,10 @@ BEGIN
 		JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'idempotency_store'
 		WHERE e.extname = 'idempotency';
 	EXECUTE format('SELECT %s.idem_check_owner(%L)', schema_name, store::oid);
+	-- idem_gc() may be called in such a transaction; another visit does what is left here
+	IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+		RETURN;
+	END IF;
 	-- first of all locks, as idem_partition_store takes it; who has it changes the store now
 	BEGIN
 		EXECUTE format('LOCK TABLE %s.idempotency_partitioning IN ROW EXCLUSIVE MODE NOWAIT', schema_name);
@@ -556,7 +580,7 @@ BEGIN
 		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
 		JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'idempotency_store'
 		WHERE e.extname = 'idempotency';
-	EXECUTE format('SELECT %s.idem_check_owner(%L)', schema_name, store::oid);
+	EXECUTE format('SELECT %1$s.idem_check_owner(%2$L), %1$s.idem_require_read_committed()', schema_name, store::oid);
 	IF ceil(retention / step) > 29 THEN
 		RAISE WARNING 'a period of % is short for a retention of %', period, coalesce(current_setting('idempotency.retention', true), '24 h')
 			USING DETAIL = format('Live records would be in %s partitions, and each begin looks into all of them. There are no more than 32; the other records are in the default partition.', ceil(retention / step)),
@@ -697,7 +721,7 @@ BEGIN
 		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
 		JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'idempotency_store'
 		WHERE e.extname = 'idempotency';
-	EXECUTE format('SELECT %s.idem_check_owner(%L)', schema_name, store::oid);
+	EXECUTE format('SELECT %1$s.idem_check_owner(%2$L), %1$s.idem_require_read_committed()', schema_name, store::oid);
 	EXECUTE format('LOCK TABLE %s.idempotency_partitioning IN SHARE ROW EXCLUSIVE MODE', schema_name);
 	SELECT quote_ident(n.nspname), c.oid INTO schema_name, store
 		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
@@ -740,6 +764,58 @@ $$;
 COMMENT ON FUNCTION @extschema@.idem_on_workers(text) IS
 	'internal: runs a command on each worker of the Citus cluster; 55000 if it fails on one';
 
+-- The extension calls it at COMMIT, as the role that has begun an operation on another
+-- node: so it is one of the functions that idem_grant is for.
+CREATE FUNCTION @extschema@.idem_require_ended(scope pg_catalog.text)
+RETURNS pg_catalog.void
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_require_ended(text) IS
+	'internal: raises ID428 if this transaction has begun an operation on this node and not ended it';
+
+CREATE OR REPLACE FUNCTION @extschema@.idem_set_rights(role pg_catalog.regrole, command pg_catalog.text)
+RETURNS pg_catalog.void
+LANGUAGE plpgsql VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+	object record;
+	schema_name name;
+BEGIN
+	IF role IS NULL THEN
+		RAISE EXCEPTION 'role must not be null' USING ERRCODE = 'ID400';
+	END IF;
+	-- regrole accepts any number, even if no role has this OID
+	IF NOT EXISTS (SELECT FROM pg_roles r WHERE r.oid = role) THEN
+		RAISE EXCEPTION 'role with OID % does not exist', role::oid USING ERRCODE = 'undefined_object';
+	END IF;
+	SELECT n.nspname INTO schema_name
+		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
+		WHERE e.extname = 'idempotency';
+	-- idem_revoke leaves this right: the schema may hold other objects
+	IF command LIKE 'GRANT %' AND NOT has_schema_privilege(role, schema_name, 'USAGE') THEN
+		EXECUTE format('GRANT USAGE ON SCHEMA %I TO %s', schema_name, role);
+	END IF;
+	FOR object IN
+		SELECT 'EXECUTE' AS right, 'FUNCTION ' || p.oid::regprocedure AS name
+		FROM pg_extension e
+		JOIN pg_depend d ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid AND d.deptype = 'e'
+		JOIN pg_proc p ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid
+		WHERE e.extname = 'idempotency'
+		AND p.proname IN ('idem_begin', 'idem_complete', 'idem_fail', 'idem_release', 'idem_extend',
+			'idem_lookup', 'idem_call', 'idem_begin_batch', 'idem_complete_batch', 'idem_lock',
+			'idem_advance', 'idem_fingerprint', 'idem_step_key', 'idem_require_ended')
+		UNION ALL
+		SELECT 'USAGE', 'TYPE ' || t.oid::regtype
+		FROM pg_extension e
+		JOIN pg_depend d ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid AND d.deptype = 'e'
+		JOIN pg_type t ON d.classid = 'pg_type'::regclass AND d.objid = t.oid
+		WHERE e.extname = 'idempotency'
+		AND t.typname IN ('idem_operation', 'idem_outcome', 'idempotency_status')
+	LOOP
+		EXECUTE format(command, object.right, object.name, role);
+	END LOOP;
+END
+$$;
 -- Citus distributes by a column, and sends a call to the node of an argument. Both
 -- have the type of the tenants.
 CREATE FUNCTION @extschema@.idem_prepare_node(tenant_type pg_catalog.text, roles pg_catalog.text[] DEFAULT '{}',
@@ -790,7 +866,8 @@ BEGIN
 				FROM unnest(p.proargtypes::oid[]) WITH ORDINALITY u (type, place)) AS types
 		FROM pg_proc p JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e'
 		JOIN pg_extension e ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
-		WHERE e.extname = 'idempotency' AND p.proargnames && '{key,keys}' AND 'scope' = ANY (p.proargnames) AND 'tenant' <> ALL (p.proargnames)
+		WHERE e.extname = 'idempotency' AND (p.proargnames && '{key,keys}' OR p.proname = 'idem_require_ended')
+			AND 'scope' = ANY (p.proargnames) AND 'tenant' <> ALL (p.proargnames)
 	LOOP
 		CONTINUE WHEN to_regprocedure(format('%s.%I(%s, %s)', schema_name, original.proname, original.types, plain_type)) IS NOT NULL;
 		EXECUTE format('CREATE FUNCTION %s.%I(%s, tenant %s) RETURNS %s AS %L, %L LANGUAGE c VOLATILE PARALLEL UNSAFE',
@@ -835,7 +912,7 @@ BEGIN
 		JOIN pg_class s ON s.relnamespace = n.oid AND s.relname = 'idempotency_store'
 		JOIN pg_class r ON r.relnamespace = n.oid AND r.relname = 'idempotency_scope'
 		WHERE e.extname = 'idempotency';
-	EXECUTE format('SELECT %s.idem_require_coordinator()', schema_name);
+	EXECUTE format('SELECT %1$s.idem_require_coordinator(), %1$s.idem_require_read_committed()', schema_name);
 	EXECUTE 'SELECT format_type(a.atttypid, NULL) || coalesce('' COLLATE '' || l.oid::regcollation, '''')'
 		' FROM pg_dist_partition p JOIN pg_attribute a ON a.attrelid = p.logicalrelid'
 		' AND a.attname = column_to_column_name(p.logicalrelid, p.partkey)'
@@ -967,7 +1044,7 @@ BEGIN
 		JOIN pg_class s ON s.relnamespace = n.oid AND s.relname = 'idempotency_store'
 		JOIN pg_class r ON r.relnamespace = n.oid AND r.relname = 'idempotency_scope'
 		WHERE e.extname = 'idempotency';
-	EXECUTE format('SELECT %s.idem_require_coordinator()', schema_name);
+	EXECUTE format('SELECT %1$s.idem_require_coordinator(), %1$s.idem_require_read_committed()', schema_name);
 	EXECUTE 'SELECT coalesce(array_agg(logicalrelid::regclass), ''{}'') FROM pg_dist_partition WHERE logicalrelid IN ($1, $2)'
 		INTO distributed USING store, scopes;
 	FOREACH one IN ARRAY distributed LOOP
@@ -1023,7 +1100,7 @@ BEGIN
 				'idem_store_surroundings', 'idem_stretches', 'idem_take_partition', 'idem_tend_partitions',
 				'idem_unpartition_store',
 				'idem_distribute_store', 'idem_on_workers', 'idem_prepare_node', 'idem_require_coordinator',
-				'idem_restore_node', 'idem_undistribute_store')
+				'idem_require_ended', 'idem_require_read_committed', 'idem_restore_node', 'idem_undistribute_store')
 		) m, aclexplode(m.rights) a
 		WHERE a.grantee <> m.owner
 	LOOP

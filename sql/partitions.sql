@@ -48,6 +48,16 @@ ROLLBACK;
 SELECT * FROM idempotency_partitions;
 SELECT idem_unpartition_store();
 
+-- A snapshot may be older than the records (FAILURES 124).
+BEGIN ISOLATION LEVEL REPEATABLE READ;
+SELECT raises('SELECT idem_partition_store(''4 hours'')');
+ROLLBACK;
+BEGIN ISOLATION LEVEL SERIALIZABLE;
+SELECT raises('SELECT idem_unpartition_store()');
+-- collection does the rest another time
+SELECT idem_tend_partitions();
+ROLLBACK;
+
 -- From here on, all of it is undone at the end.
 BEGIN;
 TRUNCATE idempotency_store;

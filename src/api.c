@@ -19,6 +19,7 @@
 #include "resource.h"
 #include "scope.h"
 #include "stream.h"
+#include "transaction.h"
 
 SQL_FUNCTION(idem_advance);
 SQL_FUNCTION(idem_begin);
@@ -33,6 +34,7 @@ SQL_FUNCTION(idem_forget);
 SQL_FUNCTION(idem_gc);
 SQL_FUNCTION(idem_lock);
 SQL_FUNCTION(idem_lookup);
+SQL_FUNCTION(idem_require_ended);
 SQL_FUNCTION(idem_release);
 SQL_FUNCTION(idem_release_operation);
 SQL_FUNCTION(idem_step_key);
@@ -214,6 +216,14 @@ idem_lookup(PG_FUNCTION_ARGS)
 	if (!operation_lookup(&name, &answer))
 		PG_RETURN_NULL();
 	PG_RETURN_DATUM(answer_to_datum(&answer));
+}
+
+/* idem_require_ended(scope): Citus sends it to the node that has the scope */
+Datum
+idem_require_ended(PG_FUNCTION_ARGS)
+{
+	transaction_require_ended();
+	PG_RETURN_VOID();
 }
 
 /* idem_lock(resources, wait): another server does not see its locks */

@@ -516,17 +516,3 @@ citus_is_preloaded(void)
 	return shared_preload_libraries_string != NULL &&
 		strstr(shared_preload_libraries_string, "citus") != NULL;
 }
-
-/*
- * Citus has no SQL function for this.  A library for PostgreSQL 16 or newer may
- * hide the symbol: then the refusal has the SQLSTATE that Citus gives it, XX000.
- */
-void
-citus_commit_in_two_phases(void)
-{
-	void		(*use_two_phases) (void) =
-		load_external_function("citus", "Use2PCForCoordinatedTransaction", false, NULL);
-
-	if (use_two_phases != NULL)
-		use_two_phases();
-}

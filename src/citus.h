@@ -28,7 +28,6 @@ extern Oid	citus_tenant_type(void);
 extern Oid	citus_replica(Oid table);
 extern int32 citus_node(void);
 extern bool citus_is_preloaded(void);
-extern void citus_commit_in_two_phases(void);
 pg_noreturn extern void citus_refuse(const char *function, const char *hint);
 
 #endif							/* IDEM_CITUS_H */

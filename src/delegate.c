@@ -14,7 +14,6 @@
 #include "postgres.h"
 
 #include "access/htup_details.h"
-#include "access/xact.h"
 #include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
 #include "funcapi.h"
@@ -35,6 +34,7 @@
 #include "citus.h"
 #include "compat.h"
 #include "delegate.h"
+#include "elsewhere.h"
 
 #define FUNCTIONS "idem_"
 
@@ -48,13 +48,10 @@ typedef struct SoleCall
 	char	   *name;
 	List	   *arguments;		/* all of them, in their order */
 	char	  **argument_names;
-	bool		needs_parameters;	/* the scope is a parameter, whose value is not known yet */
+	Const	   *scope;			/* NULL: a parameter, whose value is not known yet */
 } SoleCall;
 
 static planner_hook_type previous_planner = NULL;
-
-/* operations that this transaction has begun on other nodes, less those that it has ended */
-static int	open_elsewhere = 0;
 
 /* The only forms that Citus sends: SELECT f(...), and SELECT ... FROM f(...). */
 static FuncExpr *
@@ -102,6 +99,18 @@ argument_named(const SoleCall *sole, const char *name)
 	return NULL;
 }
 
+static char *
+schema_of(const SoleCall *sole)
+{
+	return get_namespace_name(get_func_namespace(sole->call->funcid));
+}
+
+static const text *
+scope_of(const SoleCall *sole)
+{
+	return DatumGetTextPP(sole->scope->constvalue);
+}
+
 /* Is it a call of a function of the extension for one scope, and the store distributed? */
 static bool
 find_sole_call(Query *query, SoleCall *sole)
@@ -120,7 +129,7 @@ find_sole_call(Query *query, SoleCall *sole)
 		return false;
 	catalog = catalog_open_if_free(AccessShareLock);
 	return catalog != NULL && catalog->store_distributed &&
-		strcmp(get_namespace_name(get_func_namespace(sole->call->funcid)), catalog->schema) == 0;
+		strcmp(schema_of(sole), catalog->schema) == 0;
 }
 
 /* The value of an expression that needs no row; NULL: it has none yet. */
@@ -138,7 +147,7 @@ value_of(Node *expression, ParamListInfo parameters)
 static Oid
 find_variant(const SoleCall *sole)
 {
-	List	   *name = list_make2(makeString(get_namespace_name(get_func_namespace(sole->call->funcid))),
+	List	   *name = list_make2(makeString(schema_of(sole)),
 								  makeString(sole->name));
 	int			count = list_length(sole->arguments);
 	Oid		   *types = palloc((count + 1) * sizeof(Oid));
@@ -154,32 +163,29 @@ static void
 give_tenant(SoleCall *sole, ParamListInfo parameters)
 {
 	Oid			variant = find_variant(sole);
-	Node	   *scope = argument_named(sole, "scope");
-	Const	   *value;
 
-	if (!OidIsValid(variant))
+	sole->scope = value_of(argument_named(sole, "scope"), parameters);
+	if (!OidIsValid(variant) || sole->scope == NULL)
 		return;
-	value = value_of(scope, parameters);
-	sole->needs_parameters = value == NULL;
-	if (value == NULL)
-		return;
-	sole->call->args = lappend(list_copy(sole->arguments), citus_tenant_const(DatumGetTextPP(value->constvalue)));
+	sole->call->args = lappend(list_copy(sole->arguments), citus_tenant_const(scope_of(sole)));
 	sole->call->funcid = variant;
 	sole->call->funcformat = COERCE_EXPLICIT_CALL;
 }
 
-/* What the call adds to the operations that are open elsewhere, if Citus sends it. */
-static int
-opens(const SoleCall *sole)
+/* Citus sends the call: does that begin or end an operation elsewhere? */
+static void
+note_sent(const SoleCall *sole)
 {
 	Node	   *lease = argument_named(sole, "lease");
+	bool		is_leased = lease != NULL && !(IsA(lease, Const) && ((Const *) lease)->constisnull);
 
-	if (strncmp(sole->name, "idem_begin", 10) == 0)
-		return lease == NULL || (IsA(lease, Const) && ((Const *) lease)->constisnull) ? 1 : 0;
-	if (strncmp(sole->name, "idem_complete", 13) == 0 ||
-		strcmp(sole->name, "idem_fail") == 0 || strcmp(sole->name, "idem_release") == 0)
-		return -1;
-	return 0;
+	if (strcmp(sole->name, "idem_begin_batch") == 0)
+		elsewhere_begun(schema_of(sole), scope_of(sole), true);
+	else if (strcmp(sole->name, "idem_begin") == 0 && !is_leased)
+		elsewhere_begun(schema_of(sole), scope_of(sole), false);
+	else if (strncmp(sole->name, "idem_complete", 13) == 0 ||
+			 strcmp(sole->name, "idem_fail") == 0 || strcmp(sole->name, "idem_release") == 0)
+		elsewhere_ended();
 }
 
 static PlannedStmt *
@@ -193,29 +199,11 @@ plan_call(Query *query, const char *text, int options, ParamListInfo parameters)
 		give_tenant(&sole, parameters);
 	planned = previous_planner ? previous_planner(query, text, options, parameters) :
 		standard_planner(query, text, options, parameters);
-	if (is_ours && sole.needs_parameters)
+	if (is_ours && sole.scope == NULL)
 		planned->planTree->total_cost = PROHIBITIVE_COST;
-	if (is_ours && IsA(planned->planTree, CustomScan))
-		open_elsewhere += opens(&sole);
+	else if (is_ours && IsA(planned->planTree, CustomScan))
+		note_sent(&sole);
 	return planned;
-}
-
-/*
- * Citus commits what one node has written in one phase, and reports a refusal of
- * that node as an error of its own.  With two phases the client gets the error of
- * the guard, with its SQLSTATE.  Called before Citus' own callback, as that one was
- * registered first.
- */
-static void
-transaction_ends(XactEvent event, void *argument)
-{
-	if (event == XACT_EVENT_PRE_COMMIT)
-	{
-		if (open_elsewhere > 0)
-			citus_commit_in_two_phases();
-	}
-	else if (event == XACT_EVENT_COMMIT || event == XACT_EVENT_ABORT || event == XACT_EVENT_PREPARE)
-		open_elsewhere = 0;
 }
 
 /* Only a server with Citus needs this. */
@@ -226,5 +214,5 @@ delegate_register(void)
 		return;
 	previous_planner = planner_hook;
 	planner_hook = plan_call;
-	RegisterXactCallback(transaction_ends, NULL);
+	elsewhere_register();
 }

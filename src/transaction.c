@@ -84,8 +84,9 @@ is_autocommit(void)
 	return !IsTransactionBlock() && ActivePortal == NULL;
 }
 
-static void
-refuse_unfinished(void)
+/* Raises ID428 if the transaction has begun an operation and not ended it. */
+void
+transaction_require_ended(void)
 {
 	const char *needs;
 
@@ -127,7 +128,7 @@ transaction_event(XactEvent event, void *arg)
 	{
 		case XACT_EVENT_PRE_COMMIT:
 		case XACT_EVENT_PRE_PREPARE:
-			refuse_unfinished();
+			transaction_require_ended();
 			committing = true;
 			break;
 		case XACT_EVENT_COMMIT:

@@ -13,5 +13,6 @@
 extern void transaction_register(void);
 extern const OperationName *transaction_begun_elsewhere(const OperationName *name);
 extern void transaction_reserve(int count);
+extern void transaction_require_ended(void);
 
 #endif							/* IDEM_TRANSACTION_H */

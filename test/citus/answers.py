@@ -32,6 +32,15 @@ def error_of(cluster, node, statements, user="postgres"):
         session.close()
 
 
+def error_at_commit(session):
+    """The SQLSTATE of COMMIT."""
+    try:
+        session.execute("COMMIT")
+        return None
+    except psycopg.Error as error:
+        return error.sqlstate
+
+
 def refuses(verdict, cluster, node, state, *statements, user="postgres"):
     """The transaction ends with that SQLSTATE."""
     got = error_of(cluster, node, statements, user=user)
@@ -124,16 +133,24 @@ def refuses_other_scopes(verdict, cluster, kind):
 
 def guards_commit(verdict, cluster):
     """FAILURES 123: an unfinished operation is ID428 for the client, however many nodes have written."""
-    # from 16 on the linker hides what lets a commit of one node have two phases
-    one_node = "ID428" if cluster.value(0, "SELECT current_setting('server_version_num')::int") < 160000 else "XX000"
     begin = "SELECT idem_begin('open', scope => '{}')"
     write = "UPDATE account SET balance = balance - 1 WHERE tenant = {}"
     for node in (0, 1):
-        at_home = cluster.node_of(5) == node
-        refuses(verdict, cluster, node, "ID428" if at_home else one_node, begin.format(5))
-        refuses(verdict, cluster, node, "ID428" if at_home else one_node, begin.format(5), write.format(5))
+        refuses(verdict, cluster, node, "ID428", begin.format(5))
+        refuses(verdict, cluster, node, "ID428", begin.format(5), write.format(5))
         refuses(verdict, cluster, node, "ID428", write.format(6), begin.format(5), write.format(5))
         refuses(verdict, cluster, node, "ID428", write.format(6), begin.format(5), begin.format(6))
+        # where the node of the client could lose count
+        end = "SELECT idem_complete('open', '1', scope => '5')"
+        refuses(verdict, cluster, node, "ID428", begin.format(5), "SAVEPOINT s", end, "ROLLBACK TO s")
+        refuses(verdict, cluster, node, "ID428", "SELECT idem_begin_batch('{open,more}', scope => '5')", end)
+        refuses(verdict, cluster, node, "ID428", begin.format(5), user="app")
+        session = cluster.connect(node, autocommit=False)
+        session.execute(begin.format(5))
+        verdict.check(error_at_commit(session) == "ID428", f"COMMIT from node {node} is refused")
+        status = session.info.transaction_status
+        verdict.check(status == psycopg.pq.TransactionStatus.IDLE, "and has ended the transaction", status)
+        session.close()
     left = cluster.value(0, "SELECT sum(balance) FROM account")
     verdict.check(left == 180, "and nothing of it was committed", left)
 

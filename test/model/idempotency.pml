@@ -753,7 +753,7 @@ proctype Transaction(byte me)
 {
 end:
 	do
-	/* transaction.c, refuse_unfinished; then CommitTransaction of xact.c */
+	/* transaction.c, transaction_require_ended; then CommitTransaction of xact.c */
 	:: d_step { CLIENT.at == OPEN && !REFUSED_COMMIT ->
 		COMMIT_STARTS; CLIENT.at = HALF; end_step() }
 	:: d_step { CLIENT.at == HALF ->

@@ -161,10 +161,15 @@ $session->query(q{BEGIN; SELECT idem_begin('open 2'); SELECT idem_complete('open
 query($tend);
 cmp_ok(partitions(), '>', 0, 'a transaction that is open is not waited for');
 $session->query('COMMIT');
+$session->query('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1');
+run_operation('late', q{'5 hours'});
+$session->query($tend);
+$session->query('COMMIT');
+cmp_ok(partitions(), '>', 0, 'a transaction whose snapshot does not show all records leaves the tables as they are');
 query($tend);
 is(partitions(), '0', 'in the end it is one table');
 is(query(q{SELECT relkind FROM pg_class WHERE oid = 'idempotency_store'::regclass}), 'r', 'by its name');
-is(query(q{SELECT count(*) FROM idempotency_store WHERE idempotency_key IN ('open', 'open 2', 'year', 'home', 'leased', 'meanwhile')}), '6', 'with all records');
+is(query(q{SELECT count(*) FROM idempotency_store WHERE idempotency_key IN ('open', 'open 2', 'year', 'home', 'leased', 'meanwhile', 'late')}), '7', 'with all records');
 is(query(q{SELECT count(*) FROM idempotency_partitioning}), '0', 'and nothing left to do');
 
 $session->quit;
