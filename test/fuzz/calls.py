@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from session import BINARY, TEXT
-from values import FUNCTIONS, LEFT_OUT, Begun, Fence, Operation, Raw
+from values import FUNCTIONS, LEFT_OUT, RARE, Begun, Fence, Operation, Raw
 
 TEXT_OID, BYTEA_OID = 25, 17
 
@@ -109,7 +109,7 @@ class Functions:
 
     def __init__(self, found):
         self.found = found
-        self.all = st.sampled_from([f for f in found for _ in range(WEIGHT.get(f.name, 1))])
+        self.all = st.sampled_from([f for f in found if f.name not in RARE for _ in range(WEIGHT.get(f.name, 1))])
         self.cache = {}
 
     def named(self, *names):

@@ -10,7 +10,7 @@ REPEATABLE = 'BEGIN ISOLATION LEVEL REPEATABLE READ'
 PAYLOAD = f'"{MARKER}"'
 
 
-def scenes(functions, main, peer, by_hand):
+def scenes(functions, main, peer, by_hand, with_kinds):
     """Lists of steps; main and peer make one, by_hand finds the owner's statements."""
     def call(name, **given):
         signature = next(f for f in functions.found if f.name == name and given.keys() <= {a.name for a in f.arguments})
@@ -84,4 +84,27 @@ def scenes(functions, main, peer, by_hand):
             ('idem_call', {'handler': 'fuzz.secret(jsonb)', 'key': 'a'}), ('idem_lookup', {'key': ''})):
         found.append([main('call', call(name, **given))])
     found.append([main('set', ('ROLE', 'fuzz_app')), main('call', call('idem_call', handler='fuzz.secret(jsonb)', key='a'))])
+    if with_kinds:
+        found += kinds_of_store(call, hand, main, peer)
+    return found
+
+
+def kinds_of_store(call, hand, main, peer):
+    """The store changes its kind, also in between; runs in the kind that the database has."""
+    found = []
+    lease = call('idem_begin', key='a', lease='1 hour')
+    kinds = [call('idem_partition_store', period='4 hours'), call('idem_partition_store', period='1 day'), call('idem_unpartition_store'),
+        call('idem_tend_partitions')]
+    for kind in kinds:
+        found.append([main('call', kind), main('call', lease), peer('call', kinds[2]),
+            main('call', call('idem_complete', key='a', fence=Fence())), peer('call', kinds[0])])
+        found.append([main('begin', 'BEGIN'), main('call', call('idem_begin', key='a')), peer('call', kind),
+            main('call', call('idem_complete', key='a', response=PAYLOAD)), main('verb', 'COMMIT')])
+        found.append([main('begin', REPEATABLE), main('call', call('idem_lookup', key='a')), peer('call', kind), main('call', lease)])
+        found.append([main('begin', REPEATABLE), main('call', call('idem_lookup', key='a')), peer('call', lease), main('call', kind)])
+        found.append([peer('by hand', hand(INSERT)), main('begin', 'BEGIN'), main('call', kind), main('verb', 'ROLLBACK')])
+        found.append([main('set', ('ROLE', 'fuzz_app')), main('call', kind)])
+        found.append([main('begin', 'BEGIN'), main('call', kinds[0]), peer('call', kind)])
+    for period in (None, '0', '-1 day', '2 years', 'infinity'):
+        found.append([main('call', call('idem_partition_store', period=period))])
     return found

@@ -204,6 +204,7 @@ FUNCTIONS = {
     'idem_lookup': Function({'key': TEXT_KEY, 'scope': TEXT_SCOPE}, ('IN_PROGRESS', 'COMPLETED', 'FAILED', 'null')),
     'idem_may_use_scope': Function({'scope': TEXT_SCOPE}, ('true', 'false')),
     'idem_release': Function({'key': TEXT_KEY, 'scope': TEXT_SCOPE, 'fence': FENCE, 'operation': END['operation']}, ('true', 'false')),
+    'idem_partition_store': Function({'period': (likely('4 hours', '1 day', '1 minute'), INTERVALS)}, ('void',)),
     'idem_reseal': Function({'max_rows': (likely(1, 1000), INTS)}, ('zero', 'more')),
     'idem_revoke': Function({'role': ROLE}, ('void',)),
     'idem_schedule_gc': Function({'schedule': (likely('* * * * *', ''), TEXTS)}, ()),
@@ -216,24 +217,31 @@ FUNCTIONS = {
     'idem_stats': Function({}, ('value',)),
     'idem_stats_reset': Function({}, ('void',)),
     'idem_unclaim_scope': Function({'pattern': PATTERN}, ('true', 'false')),
+    'idem_unpartition_store': Function({}, ('void',)),
+    'idem_tend_partitions': Function({}, ('void',)),
     'idem_step_key': Function({'key': TEXT_KEY, 'step': TEXT_KEY}, ('value',)),
 }
 
-# These change the tables of the store themselves, for their owner only:
-# sql/partitions.sql and test/isolation/specs/partitions.spec.
-LEFT_OUT = {'idem_adopt_partition', 'idem_attach_partitions', 'idem_check_owner', 'idem_check_store',
-    'idem_clear_store', 'idem_close_window', 'idem_disown_partition', 'idem_distribute_store',
-    'idem_drop_partitions', 'idem_leave_window', 'idem_lock_store', 'idem_make_partitions', 'idem_make_window',
-    'idem_merge_partitions', 'idem_new_partitions', 'idem_on_workers', 'idem_open_window', 'idem_partition_store',
-    'idem_prepare_node', 'idem_require_coordinator', 'idem_rest_of_store', 'idem_restore_node', 'idem_settle_window',
-    'idem_store_surroundings', 'idem_stretches', 'idem_take_partition', 'idem_tend_partitions',
-    'idem_undistribute_store', 'idem_unpartition_store'}
+# They make and drop tables, so scenes of directed.py alone call them.
+RARE = {'idem_partition_store', 'idem_unpartition_store', 'idem_tend_partitions'}
+
+# Internal, or for a cluster only: sql/partitions.sql, test/isolation/specs/partitions.spec,
+# test/t/081_partition_steps.pl and test/citus/.
+LEFT_OUT = {'idem_adopt_partition', 'idem_attach_partitions', 'idem_check_owner', 'idem_check_store', 'idem_clear_store',
+    'idem_close_window', 'idem_disown_partition', 'idem_distribute_store', 'idem_drop_partitions',
+    'idem_leave_window', 'idem_lock_store', 'idem_make_partitions', 'idem_make_window', 'idem_merge_partitions',
+    'idem_new_partitions', 'idem_on_workers', 'idem_open_window', 'idem_prepare_node', 'idem_require_coordinator',
+    'idem_require_ended', 'idem_require_read_committed', 'idem_rest_of_store', 'idem_restore_node',
+    'idem_settle_window', 'idem_store_surroundings', 'idem_stretches', 'idem_take_partition',
+    'idem_undistribute_store'}
 
 # (function, SQLSTATE) that its page documents and that cannot be had here, and why.
 OUT_OF_REACH = {
     ('idem_begin', '2200H'): 'no row has the last fence that there is: sql/fence.sql',
     ('idem_release', '2200H'): 'no row has the last fence that there is: sql/fence.sql',
     ('idem_forget', '2200H'): 'no row has the last fence that there is: sql/fence.sql',
+    ('idem_unpartition_store', 'ID400'): 'shares its page with idem_partition_store, and takes no period',
+    ('idem_unpartition_store', '55000'): 'shares its page with idem_partition_store, which found nothing to refuse',
     ('idem_unclaim_scope', '42704'): 'shares its page with idem_claim_scope, and takes no role',
     ('idem_reseal', '58P01'): 'the key file stays as it is: test/t/035_sealing.pl',
     ('idem_reseal', 'F0000'): 'the key file stays as it is: test/t/035_sealing.pl',
