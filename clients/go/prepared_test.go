@@ -30,3 +30,23 @@ func testPrepared(t *testing.T, url, expected string) {
 	}
 	same(t, "prepared", fmt.Sprint(counts), expected)
 }
+
+// Statements that somebody threw away are not missed: the whole is repeated on
+// another connection.
+func TestPreparedThrownAway(t *testing.T) {
+	pool := onPgx.open(t, serverURL(), 1)
+	client := idempotency.New(pool, idempotency.Options{})
+	runs := 0
+	for i := 0; i < 3; i++ {
+		_, err := client.Transaction(background, newKey(), nil, func(ctx context.Context, tx pgx.Tx, _ idempotency.Operation) (idempotency.Response, error) {
+			runs++
+			if runs == 2 {
+				_, err := tx.Exec(ctx, "DEALLOCATE ALL")
+				return idempotency.Response{}, err
+			}
+			return idempotency.Response{Payload: 1}, nil
+		})
+		must(t, err)
+	}
+	same(t, "runs", fmt.Sprint(runs), "4")
+}

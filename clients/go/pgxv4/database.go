@@ -174,10 +174,19 @@ func (c *conn) Release() {
 	c.pooled.Release()
 }
 
+// unknownStatement is the SQLSTATE of a prepared statement that somebody has thrown
+// away, as DISCARD ALL does.
+const unknownStatement = "26000"
+
 // send sends all statements in one round trip, in the extended protocol. It
 // returns the rows of the first statement that has any, and the last tag.
 func send(ctx context.Context, connection *pgx.Conn, statements ...idempotency.Statement) ([]idempotency.Row, string, error) {
 	results, err := run(ctx, connection, statements)
+	if idempotency.SQLState(err) == unknownStatement {
+		// the connection is given up, and the whole is repeated
+		_ = connection.Close(ctx)
+		return nil, "", idempotency.ConnectionLost(err)
+	}
 	if err != nil {
 		if idempotency.SQLState(err) == "" && connection.IsClosed() && ctx.Err() == nil {
 			err = idempotency.ConnectionLost(err)
