@@ -127,6 +127,17 @@ def seals_clear_ones(verdict, cluster):
     replays(verdict, cluster, "all are replayed afterwards", "clear", "first-0", f"first-{LATE}")
 
 
+def refuses_clear_ones(verdict, cluster):
+    """A node without the setting stores in clear what no other node believes."""
+    tenant = next(tenant for tenant in TENANTS if cluster.node_of(tenant) == LATE)
+    cluster.configure(LATE, "idempotency.seal_key_file", "")
+    verdict.check(store(cluster, 0, tenant, "unseen") is None, "a node without the setting stores in clear")
+    cluster.move(tenant, 1)
+    got = replay(cluster, 0, tenant, "unseen")
+    verdict.check(got == "55000", "which another node refuses", got)
+    cluster.configure(LATE, "idempotency.seal_key_file", f"{cluster.work}/keys-{LATE}")
+
+
 def rotates(verdict, cluster):
     """A second key, and the first one goes."""
     total = sum(stored_with(cluster).values())
@@ -179,6 +190,7 @@ def main():
         cluster.do(0, "SELECT idem_distribute_store('account')")
         needs_key_everywhere(verdict, cluster)
         seals_clear_ones(verdict, cluster)
+        refuses_clear_ones(verdict, cluster)
         rotates(verdict, cluster)
         passes_over_moving(verdict, cluster)
 
