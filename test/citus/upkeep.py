@@ -81,18 +81,20 @@ def shows_owners(verdict, cluster):
 
 
 def lets_monitor(verdict, cluster):
-    """The function of the guide, for those who may not read the store."""
+    """The view of the guide, for those who may not read the store."""
     state = error_of(cluster, 0, "SELECT * FROM idempotency_in_flight", user="monitor")
     verdict.check(state == "42501", "pg_monitor alone may not read the view", state)
     with cluster.connect(0) as session:
         session.execute(block_of_guide("-- for monitoring"))
+    cluster.do(0, "ALTER ROLE monitor SET search_path = monitoring, public")
     for node in range(len(cluster.ports)):
-        rows = cluster.do(node, "SELECT kind, scope, age IS NOT NULL, lease_left > '0' FROM operations_in_flight()",
-                          user="monitor")
-        verdict.check(sorted(rows) == sorted(("leased", str(tenant), True, True) for tenant in TENANTS),
-                      f"the function of the guide shows the leases on node {node}", rows)
-    state = error_of(cluster, 0, "SELECT * FROM operations_in_flight()", user="app")
-    verdict.check(state == "42501", "and nobody else may call it", state)
+        rows = cluster.do(node, "SELECT kind, scope, idempotency_key, age IS NOT NULL, lease_left > '0', pid, gid"
+                          " FROM idempotency_in_flight", user="monitor")
+        verdict.check(sorted(rows) == sorted(("leased", str(tenant), None, True, True, None, None) for tenant in TENANTS),
+                      f"that of the guide shows the leases on node {node}", rows)
+    for object_name in ("idempotency_in_flight", "operations_in_flight()"):
+        state = error_of(cluster, 0, f"SELECT * FROM monitoring.{object_name}", user="app")
+        verdict.check(state == "42501", f"nobody else may read {object_name}", state)
 
 
 def collects_later(verdict, cluster):
@@ -141,9 +143,10 @@ def join(cluster):
 def fences(cluster, key):
     """A fence of a new lease of each tenant; the leases are released, so no row keeps it."""
     given = {}
-    for tenant in TENANTS:
-        given[tenant] = cluster.value(0, LEASE % (key, tenant))
-        cluster.do(0, "SELECT idem_release(%s, %s, %s)", key, str(tenant), given[tenant])
+    with cluster.connect(0) as session:
+        for tenant in TENANTS:
+            given[tenant] = session.execute(LEASE % (key, tenant)).fetchone()[0]
+            session.execute("SELECT idem_release(%s, %s, %s)", (key, str(tenant), given[tenant]))
     return given
 
 
@@ -192,7 +195,8 @@ def is_dropped(verdict, cluster):
     cluster.do(0, "CALL citus_cleanup_orphaned_resources()")
     cluster.do(0, "SELECT idem_undistribute_store()")
     cluster.do(0, "DROP EXTENSION idempotency")
-    left = cluster.everywhere("SELECT count(*) FROM pg_class WHERE relname LIKE 'idempotency%'")
+    left = cluster.everywhere("SELECT count(*) FROM pg_class WHERE relname LIKE 'idempotency%'"
+                              " AND relnamespace = 'public'::regnamespace")
     verdict.check(set(left.values()) == {"0"}, "nothing is left on any node", left)
     cluster.do(0, "CREATE EXTENSION idempotency")
     cluster.do(0, "SELECT idem_distribute_store('account')")
