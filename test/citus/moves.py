@@ -125,12 +125,13 @@ def kill(cluster, chance):
 
 
 def rebalance(cluster, chance):
-    """The background rebalancer, until it has ended: the moves that it made."""
+    """The background rebalancer, as soon as there is work for it, until it has ended: the moves that it made."""
+    job = None
     with cluster.connect(0) as session:
-        job = session.execute("SELECT citus_rebalance_start(shard_transfer_mode := %s::citus.shard_transfer_mode)",
-                              (chance.choice(("force_logical", "block_writes")),)).fetchone()[0]
-        if job is None:
-            return 0
+        while job is None:
+            move(cluster, chance)
+            job = session.execute("SELECT citus_rebalance_start(shard_transfer_mode := %s::citus.shard_transfer_mode)",
+                                  (chance.choice(("force_logical", "block_writes")),)).fetchone()[0]
         session.execute("SET statement_timeout = '180s'")
         session.execute("SELECT citus_job_wait(%s)", (job,))
         return session.execute("SELECT count(*) FROM pg_dist_background_task"
