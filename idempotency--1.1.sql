@@ -1559,9 +1559,13 @@ BEGIN
 		WHERE p.pronamespace = (SELECT relnamespace FROM pg_class WHERE oid = store)
 		AND p.proname = 'idem_begin' AND a.grantee NOT IN (0, p.proowner);
 	EXECUTE format('SELECT last_value FROM %s.idempotency_fence', schema_name) INTO fence;
+	IF is_new THEN
+		-- a restored store has fences and marks that no sequence knows
+		EXECUTE format('SELECT greatest($1, max(fence)) FROM %s', store) INTO fence USING fence;
+	END IF;
 	EXECUTE format('SELECT %1$s.idem_on_workers($1)', schema_name)
 		USING format('SELECT %s.idem_prepare_node(%L, %L, %s)', schema_name, tenant_type, roles, fence);
-	EXECUTE format('SELECT %s.idem_prepare_node($1, $2)', schema_name) USING tenant_type, roles;
+	EXECUTE format('SELECT %s.idem_prepare_node($1, $2, $3)', schema_name) USING tenant_type, roles, fence;
 	IF is_new THEN
 		EXECUTE 'SELECT create_distributed_table($1, ''tenant'', colocate_with := $2)' USING store, colocate_with::text;
 		EXECUTE 'SELECT create_reference_table($1)' USING scopes;

@@ -5,6 +5,7 @@ import os
 import random
 import socket
 import subprocess
+import time
 
 import psycopg
 
@@ -41,6 +42,7 @@ class Cluster:
     """Node 0 is the coordinator."""
 
     tenants = "bigint"
+    database = "postgres"
 
     def __init__(self, name, workers=3):
         self.work = os.path.join(os.environ["CLUSTER_WORK"], name)
@@ -86,7 +88,7 @@ class Cluster:
 
     def connect(self, node=0, user="postgres", **options):
         """A session, which commits each statement by itself if nothing else is asked."""
-        return psycopg.connect(host=self.work, port=self.ports[node], user=user, dbname="postgres",
+        return psycopg.connect(host=self.work, port=self.ports[node], user=user, dbname=self.database,
                                autocommit=options.pop("autocommit", True), **options)
 
     def do(self, node, sql, *arguments, user="postgres"):
@@ -98,6 +100,32 @@ class Cluster:
     def value(self, node, sql, *arguments):
         """The only value of one statement."""
         return self.do(node, sql, *arguments)[0][0]
+
+    def everywhere(self, sql, user="postgres"):
+        """The only value of one statement, from each node."""
+        rows = self.do(0, f"SELECT n.nodeport, r.success, r.result FROM run_command_on_all_nodes($sql${sql}$sql$) r"
+                       " JOIN pg_dist_node n USING (nodeid)", user=user)
+        for port, success, result in rows:
+            if not success:
+                raise RuntimeError(f"port {port}: {result}")
+        return {self.ports.index(port): result for port, _, result in rows}
+
+    def configure(self, node, name, value):
+        """A setting of the server, until new sessions have it."""
+        self.do(node, f"ALTER SYSTEM SET {name} = '{value}'")
+        self.do(node, "SELECT pg_reload_conf()")
+        deadline = time.monotonic() + 30
+        while self.value(node, f"SHOW {name}") != value:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"node {node} does not read {name}")
+
+    @contextlib.contextmanager
+    def moving(self, tenant):
+        """As a move does at its end, holds the lock of the metadata of a tenant's shard."""
+        with self.connect(self.node_of(tenant), autocommit=False) as session:
+            session.execute("SELECT lock_shard_metadata(7, ARRAY[%s]::bigint[])", (self.shard_of(tenant),))
+            yield
+            session.rollback()
 
     def shard_of(self, tenant, table="idempotency_store"):
         """The shard of a tenant."""

@@ -1,17 +1,20 @@
 """Clients send every message more than once, through random nodes, while shards move and
-split, and nodes are killed. Then the books have to balance (FAILURES 120).
+split, the background rebalancer works, and nodes are killed. Every second client reaches
+the coordinator through pgbouncer. Then the books have to balance (FAILURES 120).
 
-CITUS_MOVES says how many moves there are, CITUS_SEED which.
+CITUS_MOVES says how many disturbances there are, CITUS_SEED which.
 """
 
 import multiprocessing
 import os
 import random
 import time
+from collections import Counter
 
 import psycopg
 
 from cluster import Cluster
+from pooler import pooler
 from verdict import Verdict
 
 TENANTS = range(1, 25)
@@ -28,10 +31,12 @@ AGAIN = ("40", "08", "57", "ID421", "XX000", "25006", "53", "55")
 
 
 class Client:
-    """One of several that are given the same messages."""
+    """One of several that are given the same messages. With a pool, it reaches the coordinator through pgbouncer."""
 
-    def __init__(self, cluster, seed):
+    def __init__(self, cluster, seed, pool):
         self.cluster = cluster
+        self.pool = pool
+        self.pooled = 0
         self.random = random.Random(seed)
         self.sessions = {}
         self.states = {}
@@ -40,8 +45,14 @@ class Client:
         """One with a random node."""
         node = self.random.randrange(len(self.cluster.ports))
         if node not in self.sessions or self.sessions[node].closed:
-            self.sessions[node] = self.cluster.connect(node, autocommit=False, connect_timeout=5)
+            self.sessions[node] = self.connect(node)
         return self.sessions[node]
+
+    def connect(self, node):
+        """To one of the nodes."""
+        if node == 0 and self.pool:
+            return self.pool.connect(autocommit=False, connect_timeout=5)
+        return self.cluster.connect(node, autocommit=False, connect_timeout=5)
 
     def pay(self, tenant, key):
         """The whole business transaction once; the outcome, committed."""
@@ -53,6 +64,7 @@ class Client:
                 session.execute("UPDATE account SET balance = balance - 1 WHERE tenant = %s", (tenant,))
                 session.execute("INSERT INTO payment VALUES (%s, %s)", (tenant, key))
                 session.execute("SELECT idem_complete(%s, '{\"paid\": 1}', %s)", (key, str(tenant)))
+        self.pooled += self.pool is not None and session is self.sessions.get(0)
         return outcome
 
     def deliver(self, tenant, key):
@@ -71,9 +83,9 @@ class Client:
                         session.close()
 
 
-def work(cluster, number, stop, results):
-    """A process: messages of its own numbering, which its twin has, too."""
-    client = Client(cluster, (SEED, number).__hash__())
+def work(cluster, number, pool, stop, results):
+    """A process: messages of its own numbering, which its twin has, too. One of the two is behind the pool."""
+    client = Client(cluster, (SEED, number).__hash__(), pool if number % COPIES else None)
     pair, done = number // COPIES, []
     try:
         while not stop.is_set():
@@ -81,33 +93,66 @@ def work(cluster, number, stop, results):
             key = f"{pair}-{len(done)}"
             client.deliver(tenant, key)
             done.append((tenant, key))
-        results.put((number, done, client.states, None))
+        results.put((number, done, client.pooled, client.states, None))
     except BaseException as error:  # noqa: B902: whatever ended the client is what the test is about
-        results.put((number, done, client.states, repr(error)))
+        results.put((number, done, client.pooled, client.states, repr(error)))
+
+
+def move(cluster, chance):
+    """One shard, with all that is beside it."""
+    tenant = chance.choice(TENANTS)
+    node = chance.choice([n for n in range(1, len(cluster.ports)) if n != cluster.node_of(tenant)])
+    cluster.move(tenant, node, chance.choice(("force_logical", "block_writes")))
+    return 1
+
+
+def split(cluster, chance):
+    """A shard of its own for a tenant; 0: it has one."""
+    tenant = chance.choice(TENANTS)
+    shared = cluster.value(0, "SELECT count(*) FROM unnest(%s::bigint[]) n"
+                           " WHERE get_shard_id_for_distribution_column('account', n) = %s",
+                           list(TENANTS), cluster.shard_of(tenant, "account"))
+    if shared > 1:
+        cluster.do(0, "SELECT isolate_tenant_to_new_shard('account', %s::bigint, 'CASCADE',"
+                   " shard_transfer_mode := 'block_writes')", tenant)
+    return int(shared > 1)
+
+
+def kill(cluster, chance):
+    """A worker."""
+    cluster.kill(chance.randrange(1, len(cluster.ports)))
+    return 1
+
+
+def rebalance(cluster, chance):
+    """The background rebalancer, as soon as there is work for it, until it has ended: the moves that it made."""
+    job = None
+    with cluster.connect(0) as session:
+        while job is None:
+            move(cluster, chance)
+            job = session.execute("SELECT citus_rebalance_start(shard_transfer_mode := %s::citus.shard_transfer_mode)",
+                                  (chance.choice(("force_logical", "block_writes")),)).fetchone()[0]
+        session.execute("SET statement_timeout = '180s'")
+        session.execute("SELECT citus_job_wait(%s)", (job,))
+        return session.execute("SELECT count(*) FROM pg_dist_background_task"
+                               " WHERE job_id = %s AND status = 'done'", (job,)).fetchone()[0]
+
+
+def disturbance(step):
+    """Which one comes now: most are moves."""
+    return {4: split, 8: kill}.get(step % 10, rebalance if step % 15 == 12 else move)
 
 
 def disturb(cluster, chance):
-    """Moves, splits and kills, one after the other; how many of each."""
-    counts = {"move": 0, "split": 0, "kill": 0, "failed": 0}
-    split = []
+    """One after the other; how many of each hit."""
+    counts = {"move": 0, "split": 0, "kill": 0, "rebalance": 0, "failed": 0}
     for step in range(MOVES):
-        tenant = chance.choice(TENANTS)
+        kind = disturbance(step)
         try:
-            if step % 10 == 4 and tenant not in split:
-                cluster.do(0, "SELECT isolate_tenant_to_new_shard('account', %s::bigint, 'CASCADE',"
-                           " shard_transfer_mode := 'block_writes')", tenant)
-                split.append(tenant)
-                counts["split"] += 1
-            elif step % 10 == 8:
-                cluster.kill(chance.randrange(1, len(cluster.ports)))
-                counts["kill"] += 1
-            else:
-                node = chance.choice([n for n in range(1, len(cluster.ports)) if n != cluster.node_of(tenant)])
-                cluster.move(tenant, node, chance.choice(("force_logical", "block_writes")))
-                counts["move"] += 1
+            counts[kind.__name__] += kind(cluster, chance)
         except psycopg.Error as error:
             counts["failed"] += 1
-            print(f"step {step}: {str(error).splitlines()[0]}", flush=True)
+            print(f"step {step}: {kind.__name__}: {str(error).splitlines()[0]}", flush=True)
     return counts
 
 
@@ -142,44 +187,66 @@ def balances(verdict, cluster, delivered):
     verdict.check(double == 0, "one row for each key", double)
 
 
+def prepare(cluster):
+    """The tables of the bank."""
+    cluster.do(0, "CREATE TABLE account (tenant bigint PRIMARY KEY, balance bigint NOT NULL)")
+    cluster.do(0, "CREATE TABLE payment (tenant bigint NOT NULL, key text NOT NULL)")
+    cluster.do(0, "ALTER TABLE payment REPLICA IDENTITY FULL")
+    cluster.do(0, "SELECT create_distributed_table('account', 'tenant', shard_count := 8)")
+    cluster.do(0, "SELECT create_distributed_table('payment', 'tenant', colocate_with := 'account')")
+    cluster.do(0, "INSERT INTO account SELECT n, %s FROM unnest(%s::bigint[]) n", OPENING, list(TENANTS))
+    cluster.do(0, "SELECT idem_distribute_store('account')")
+
+
+def run_clients(cluster, pool):
+    """Until all disturbances have come: what the clients say, and how often each hit."""
+    stop, results = multiprocessing.Event(), multiprocessing.Queue()
+    clients = [multiprocessing.Process(target=work, args=(cluster, n, pool, stop, results)) for n in range(CLIENTS)]
+    for client in clients:
+        client.start()
+    counts = disturb(cluster, random.Random(SEED))
+    stop.set()
+    ends = [results.get(timeout=120) for _ in clients]
+    for client in clients:
+        client.join(60)
+    return ends, counts
+
+
+def hits(verdict, counts):
+    """Every kind of disturbance happened."""
+    verdict.check(counts["move"] > MOVES // 2, "most moves were made", counts)
+    for kind in ("split", "kill", "rebalance"):
+        verdict.check(counts[kind] > 0, f"so was at least one {kind}", counts)
+
+
+def is_intact(verdict, cluster):
+    """The indexes of all shards."""
+    cluster.do(0, "CREATE EXTENSION amcheck")
+    for node in range(1, len(cluster.ports)):
+        checked = cluster.do(node, "SELECT bt_index_check(c.oid, true) FROM pg_class c"
+                             " WHERE c.relkind = 'i' AND c.relname LIKE 'idempotency_store_pkey%%'")
+        verdict.check(len(checked) > 0, f"amcheck finds nothing on node {node}")
+
+
 def main():
     """All of it."""
-    with Verdict() as verdict, Cluster("moves") as cluster:
-        cluster.do(0, "CREATE TABLE account (tenant bigint PRIMARY KEY, balance bigint NOT NULL)")
-        cluster.do(0, "CREATE TABLE payment (tenant bigint NOT NULL, key text NOT NULL)")
-        cluster.do(0, "ALTER TABLE payment REPLICA IDENTITY FULL")
-        cluster.do(0, "SELECT create_distributed_table('account', 'tenant', shard_count := 8)")
-        cluster.do(0, "SELECT create_distributed_table('payment', 'tenant', colocate_with := 'account')")
-        cluster.do(0, "INSERT INTO account SELECT n, %s FROM unnest(%s::bigint[]) n", OPENING, list(TENANTS))
-        cluster.do(0, "SELECT idem_distribute_store('account')")
-        stop, results = multiprocessing.Event(), multiprocessing.Queue()
-        clients = [multiprocessing.Process(target=work, args=(cluster, n, stop, results)) for n in range(CLIENTS)]
-        for client in clients:
-            client.start()
+    with Verdict() as verdict, Cluster("moves") as cluster, pooler(cluster, 2) as pool:
+        prepare(cluster)
         began = time.monotonic()
-        counts = disturb(cluster, random.Random(SEED))
-        stop.set()
-        ends = [results.get(timeout=120) for _ in clients]
-        for client in clients:
-            client.join(60)
-        delivered = {message for _, done, _, _ in ends for message in done}
-        states = {}
-        for _, _, seen, _ in ends:
-            for state, times in seen.items():
-                states[state] = states.get(state, 0) + times
+        ends, counts = run_clients(cluster, pool)
+        delivered = {message for _, done, _, _, _ in ends for message in done}
+        pooled = sum(behind for _, _, behind, _, _ in ends)
+        states = sum((Counter(seen) for _, _, _, seen, _ in ends), Counter())
         print(f"{time.monotonic() - began:.0f} seconds, seed {SEED}, {counts}, {len(delivered)} messages, "
-              f"errors that were repeated: {states}")
-        for number, _, _, error in ends:
+              f"{pooled} deliveries through pgbouncer, errors that were repeated: {dict(states)}")
+        for number, _, _, _, error in ends:
             verdict.check(error is None, f"client {number} came to its end", error)
-        verdict.check(counts["move"] > MOVES // 2, "most moves were made", counts)
+        verdict.check(pooled > 0, "some of them behind pgbouncer", pooled)
+        hits(verdict, counts)
         left = rests(cluster)
         verdict.check(left == 0, "no lock and no prepared transaction is left", left)
         balances(verdict, cluster, delivered)
-        cluster.do(0, "CREATE EXTENSION amcheck")
-        for node in range(1, len(cluster.ports)):
-            checked = cluster.do(node, "SELECT bt_index_check(c.oid, true) FROM pg_class c"
-                                " WHERE c.relkind = 'i' AND c.relname LIKE 'idempotency_store_pkey%%'")
-            verdict.check(len(checked) > 0, f"amcheck finds nothing on node {node}")
+        is_intact(verdict, cluster)
 
 
 main()
