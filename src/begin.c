@@ -64,12 +64,6 @@ typedef enum Verdict
 
 /* ---- gathering ---- */
 
-static bool
-is_same_request(const Begin *begin, const Digest *stored)
-{
-	return digest_matches(begin->handle.name, stored, begin->request->fingerprint);
-}
-
 /* What is known before the operation is looked up: no try asks for it again. */
 static void
 gather_operation(Begin *begin, const BeginRequest *request)
@@ -90,7 +84,8 @@ gather_record(Begin *begin)
 	if (begin->exists && !is_absent(&begin->row, begin->now))
 	{
 		begin->found = &begin->row;
-		begin->same_request = is_same_request(begin, &begin->row.request);
+		begin->same_request = digest_matches(begin->handle.name, &begin->row.request,
+											 begin->request->fingerprint);
 	}
 }
 
@@ -379,7 +374,8 @@ begin_again(Begin *begin)
 {
 	begin->now = GetCurrentTimestamp();
 	begin->found = NULL;
-	begin->same_request = is_same_request(begin, &begin->handle.standing.request);
+	begin->same_request = digest_matches(begin->handle.name, &begin->handle.standing.request,
+										 begin->request->fingerprint);
 	return carry_out(begin, decide(begin));
 }
 

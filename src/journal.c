@@ -1,6 +1,6 @@
 /*
  * journal.c
- *		The begins and ends of this transaction, and how to undo them.
+ *		The begins and ends of this transaction, and a limit on its locks.
  *
  * There is an entry for each operation that the transaction has touched, and a
  * change for each nesting level that has touched it: the state before the
@@ -9,8 +9,8 @@
  * release any number of operations in the same memory.
  *
  * Each function takes the memory that it needs before it changes anything: an
- * error that a savepoint catches leaves the journal as it was.  Undoing changes, and
- * moving them to the parent level, needs no memory.
+ * error that a savepoint catches leaves the journal as it was.  savepoint.c undoes
+ * changes, and moves them to the parent level.
  */
 #include "postgres.h"
 

@@ -1,6 +1,6 @@
 /*
  * journal.h
- *		The begins and ends of this transaction, and how to undo them.
+ *		The begins and ends of this transaction, and a limit on its locks.
  */
 #ifndef IDEM_JOURNAL_H
 #define IDEM_JOURNAL_H
