@@ -8,7 +8,6 @@
 #include "catalog/pg_type.h"
 #include "executor/executor.h"
 #include "funcapi.h"
-#include "storage/lockdefs.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 #include "utils/typcache.h"
@@ -67,12 +66,12 @@ set_pointer_column(Columns *columns, AnswerColumn column, const void *pointer)
 }
 
 static void
-set_operation_columns(Columns *columns, const Answer *answer, const Catalog *catalog)
+set_operation_columns(Columns *columns, const Answer *answer)
 {
 	const Record *record = &answer->record;
 
 	columns->retry_after = (Interval) {.time = answer->retry_after};
-	set_column(columns, ANSWER_OUTCOME, ObjectIdGetDatum(catalog->outcome_labels[answer->outcome]), false);
+	set_column(columns, ANSWER_OUTCOME, ObjectIdGetDatum(answer->catalog->outcome_labels[answer->outcome]), false);
 	set_pointer_column(columns, ANSWER_SCOPE, record->name.scope);
 	set_pointer_column(columns, ANSWER_IDEMPOTENCY_KEY, record->name.key);
 	set_column(columns, ANSWER_ATTEMPT, Int32GetDatum(record->attempt), record->attempt == 0);
@@ -126,22 +125,21 @@ check_descriptor(TupleDesc descriptor, const Catalog *catalog)
 
 /* The columns point into the answer and into themselves. */
 static void
-fill_columns(Columns *columns, const Answer *answer, const Catalog *catalog, TupleDesc descriptor)
+fill_columns(Columns *columns, const Answer *answer, TupleDesc descriptor)
 {
-	check_descriptor(descriptor, catalog);
-	set_operation_columns(columns, answer, catalog);
+	check_descriptor(descriptor, answer->catalog);
+	set_operation_columns(columns, answer);
 	set_response_columns(columns, &answer->record.response);
 }
 
 Datum
 answer_to_datum(const Answer *answer)
 {
-	const Catalog *catalog = catalog_known();
-	TupleDesc	descriptor = lookup_rowtype_tupdesc(catalog->operation_type, -1);
+	TupleDesc	descriptor = lookup_rowtype_tupdesc(answer->catalog->operation_type, -1);
 	Columns		columns;
 	Datum		result;
 
-	fill_columns(&columns, answer, catalog, descriptor);
+	fill_columns(&columns, answer, descriptor);
 	result = HeapTupleGetDatum(heap_form_tuple(descriptor, columns.values, columns.nulls));
 	ReleaseTupleDesc(descriptor);
 	return result;
@@ -152,7 +150,7 @@ answer_to_tuplestore(const Answer *answer, Tuplestorestate *store, TupleDesc des
 {
 	Columns		columns;
 
-	fill_columns(&columns, answer, catalog_known(), descriptor);
+	fill_columns(&columns, answer, descriptor);
 	tuplestore_putvalues(store, descriptor, columns.values, columns.nulls);
 }
 

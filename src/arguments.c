@@ -276,11 +276,12 @@ begin_arguments(FunctionCallInfo fcinfo, const BeginArguments *places)
 
 	require_writable(places->function);
 	request.name = name_arguments(fcinfo, places->key, places->scope);
-	request.fingerprint = fingerprint_arguments(fcinfo, places);
+	request.max_attempts = optional_count(fcinfo, places->max_attempts, "max_attempts", NOT_ASKED);
 	if (places->lease != NO_ARGUMENT)
 		request.lease = optional_duration(fcinfo, places->lease, "lease", false, 0);
 	request.wait = required_duration(fcinfo, places->wait, "wait", true);
-	request.max_attempts = optional_count(fcinfo, places->max_attempts, "max_attempts", NOT_ASKED);
+	/* last: a call that is refused has hashed nothing */
+	request.fingerprint = fingerprint_arguments(fcinfo, places);
 	return request;
 }
 

@@ -17,8 +17,8 @@
 #include "arguments.h"
 #include "compat.h"
 #include "fingerprint.h"
+#include "journal.h"
 #include "operation.h"
-#include "transaction.h"
 
 SQL_FUNCTION(idem_begin_batch);
 SQL_FUNCTION(idem_complete_batch);
@@ -112,7 +112,7 @@ idem_begin_batch(PG_FUNCTION_ARGS)
 	fingerprints = fingerprints_arguments(fcinfo, 1, 3, &batch);
 	max_attempts = optional_count(fcinfo, 4, "max_attempts", NOT_ASKED);
 	/* refuse the whole of a batch that is too large before it takes a lock */
-	transaction_reserve(batch.count);
+	journal_reserve(batch.count);
 	InitMaterializedSRF(fcinfo, MAT_SRF_BLESS);
 	for (int i = 0; i < batch.count; i++)
 	{

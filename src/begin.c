@@ -13,7 +13,6 @@
 
 #include "access/xact.h"
 #include "common/int.h"
-#include "utils/builtins.h"
 #include "utils/timestamp.h"
 
 #include "compat.h"
@@ -24,7 +23,6 @@
 #include "lock.h"
 #include "mark.h"
 #include "operation_internal.h"
-#include "seal.h"
 #include "stats.h"
 #include "store.h"
 #include "wait.h"
@@ -66,12 +64,6 @@ typedef enum Verdict
 
 /* ---- gathering ---- */
 
-static bool
-is_same_request(const Begin *begin, const Digest *stored)
-{
-	return digest_matches(begin->handle.name, stored, begin->request->fingerprint);
-}
-
 /* What is known before the operation is looked up: no try asks for it again. */
 static void
 gather_operation(Begin *begin, const BeginRequest *request)
@@ -92,7 +84,8 @@ gather_record(Begin *begin)
 	if (begin->exists && !is_absent(&begin->row, begin->now))
 	{
 		begin->found = &begin->row;
-		begin->same_request = is_same_request(begin, &begin->row.request);
+		begin->same_request = digest_matches(begin->handle.name, &begin->row.request,
+											 begin->request->fingerprint);
 	}
 }
 
@@ -140,22 +133,6 @@ decide(const Begin *begin)
 }
 
 /* ---- carrying out ---- */
-
-/* The answer has nothing of the other request's operation. */
-static Answer
-answer_mismatch(const Begin *begin)
-{
-	const OperationName *name = begin->handle.name;
-
-	if (begin->request->tells_mismatch)
-		return bare_answer(OUTCOME_MISMATCH, name);
-	stats_count(COUNT_MISMATCHES);
-	ereport(ERROR,
-			(errcode(ERRCODE_IDEM_MISMATCH),
-			 errmsg("operation \"%s\" of scope \"%s\" was begun before with a different request",
-					text_to_cstring(name->key), text_to_cstring(name->scope)),
-			 errhint("Use a new key for a new request, and send the same request with the same key.")));
-}
 
 /*
  * The record that an acquired operation has from now on.  It replaces the
@@ -285,7 +262,7 @@ exhaust_operation(const Begin *begin)
 
 /* Does what was decided: at most one row is written, and one standing noted. */
 static Answer
-carry_out(Begin *begin, Verdict verdict)
+carry_out(const Begin *begin, Verdict verdict)
 {
 	switch (verdict)
 	{
@@ -294,12 +271,11 @@ carry_out(Begin *begin, Verdict verdict)
 		case VERDICT_EXHAUSTED:
 			return exhaust_operation(begin);
 		case VERDICT_REPLAY:
-			unseal_record(&begin->row);
-			return replay(&begin->row, begin->now);
+			return replay_stored(begin->found, begin->now);
 		case VERDICT_IN_PROGRESS:
 			return in_progress(begin->handle.name, begin->found, begin->now);
 		case VERDICT_MISMATCH:
-			return answer_mismatch(begin);
+			return mismatch(begin->handle.name, begin->request->tells_mismatch);
 		case VERDICT_BEGUN_HERE:
 			return in_progress_here(&begin->handle, begin->now);
 		case VERDICT_IN_TRANSACTION:
@@ -369,22 +345,6 @@ begin_until(Begin *begin)
 	return answer;
 }
 
-static void
-count_answer(const Answer *answer)
-{
-	static const Counter counters[OUTCOME_LABELS] = {
-		[OUTCOME_ACQUIRED] = COUNT_ACQUIRED,
-		[OUTCOME_IN_PROGRESS] = COUNT_IN_PROGRESS,
-		[OUTCOME_COMPLETED] = COUNT_REPLAYED_COMPLETED,
-		[OUTCOME_FAILED] = COUNT_REPLAYED_FAILED,
-		[OUTCOME_MISMATCH] = COUNT_MISMATCHES
-	};
-
-	stats_count(counters[answer->outcome]);
-	if (answer->taken_over)
-		stats_count(COUNT_TAKEN_OVER);
-}
-
 /*
  * A replay needs no lock.  Retries come in bursts: if the last begin of this
  * session was a replay, the next one probably is, too.  Such a session looks
@@ -414,7 +374,8 @@ begin_again(Begin *begin)
 {
 	begin->now = GetCurrentTimestamp();
 	begin->found = NULL;
-	begin->same_request = is_same_request(begin, &begin->handle.standing.request);
+	begin->same_request = digest_matches(begin->handle.name, &begin->handle.standing.request,
+										 begin->request->fingerprint);
 	return carry_out(begin, decide(begin));
 }
 
@@ -428,6 +389,7 @@ operation_begin(const BeginRequest *request)
 	gather_operation(&begin, request);
 	answer = begin.handle.standing.phase == PHASE_PENDING ?
 		begin_again(&begin) : begin_operation(&begin);
-	count_answer(&answer);
+	answer.catalog = begin.handle.catalog;
+	stats_count_begin(answer.outcome, answer.taken_over);
 	return answer;
 }

@@ -11,9 +11,7 @@
  */
 #include "postgres.h"
 
-#include "access/htup_details.h"
 #include "access/relation.h"
-#include "access/table.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_enum.h"
 #include "catalog/pg_type.h"
@@ -30,6 +28,7 @@
 #include "citus.h"
 #include "compat.h"
 #include "parts.h"
+#include "secret.h"
 #include "shape.h"
 
 /* without these nothing works; the others may be missing */
@@ -200,41 +199,6 @@ lock_table(CatalogTable table, LOCKMODE mode, bool wait)
 
 /* ---- the properties of the objects ---- */
 
-static SipHashKey
-key_of(HeapTuple row, TupleDesc descriptor)
-{
-	bool		is_null = true;
-	Datum		value = HeapTupleIsValid(row) ? heap_getattr(row, 2, descriptor, &is_null) : 0;
-	bytea	   *bytes;
-
-	if (is_null)
-		shape_refuse("idempotency_secret");
-	bytes = DatumGetByteaPP(value);
-	if (VARSIZE_ANY_EXHDR(bytes) != SIPHASH_KEY_BYTES)
-		shape_refuse("idempotency_secret");
-	return siphash_key(VARDATA_ANY(bytes));
-}
-
-/*
- * A fresh snapshot, whatever the isolation level: the key is not data.  There
- * is one row, or sessions could take different ones.
- */
-static SipHashKey
-read_lock_key(Relation secret)
-{
-	static const RawColumn columns[] = {{"only_row", BOOLOID}, {"lock_key", BYTEAOID}};
-	SysScanDesc scan;
-	SipHashKey	key;
-
-	shape_require_raw(secret, "idempotency_secret", columns, lengthof(columns));
-	scan = systable_beginscan(secret, InvalidOid, false, NULL, 0, NULL);
-	key = key_of(systable_getnext(scan), RelationGetDescr(secret));
-	if (HeapTupleIsValid(systable_getnext(scan)))
-		shape_refuse("idempotency_secret");
-	systable_endscan(scan);
-	return key;
-}
-
 /* Only the direct path works on shards: statements by SQL would go to Citus. */
 static void
 read_local_shards(Relation store)
@@ -256,7 +220,7 @@ read_store(void)
 
 	catalog.store_distributed = citus_read_store(store);
 	catalog.store_owner = store->rd_rel->relowner;
-	catalog.store_by_expiry = shape_is_by_expiry(store);
+	catalog.store_by_expiry = !catalog.store_distributed && shape_is_by_expiry(store);
 	if (catalog.store_distributed)
 		read_local_shards(store);
 	else
@@ -271,14 +235,9 @@ read_store(void)
 static void
 read_secret(void)
 {
-	Relation	secret;
-
 	/* false: dropped meanwhile, and the invalidation has arrived */
-	if (!lock_table(TABLE_SECRET, AccessShareLock, true))
-		return;
-	secret = relation_open(catalog.tables[TABLE_SECRET], NoLock);
-	catalog.lock_key = read_lock_key(secret);
-	relation_close(secret, AccessShareLock);
+	if (lock_table(TABLE_SECRET, AccessShareLock, true))
+		catalog.lock_key = secret_read(catalog.tables[TABLE_SECRET]);
 }
 
 static void

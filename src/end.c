@@ -121,6 +121,7 @@ operation_end(const EndRequest *request)
 	record = fence == NO_FENCE ?
 		end_owned(&handle, request) : end_leased(&handle, request, fence);
 	answer = replay(&record, record.updated_at);
+	answer.catalog = handle.catalog;
 	answer.replayed = false;
 	return answer;
 }

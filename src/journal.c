@@ -1,6 +1,6 @@
 /*
  * journal.c
- *		The begins and ends of this transaction, and how to undo them.
+ *		The begins and ends of this transaction, and a limit on its locks.
  *
  * There is an entry for each operation that the transaction has touched, and a
  * change for each nesting level that has touched it: the state before the
@@ -9,8 +9,8 @@
  * release any number of operations in the same memory.
  *
  * Each function takes the memory that it needs before it changes anything: an
- * error that a savepoint catches leaves the journal as it was.  Undoing changes, and
- * moving them to the parent level, needs no memory.
+ * error that a savepoint catches leaves the journal as it was.  savepoint.c undoes
+ * changes, and moves them to the parent level.
  */
 #include "postgres.h"
 
@@ -19,47 +19,13 @@
 
 #include "compat.h"
 #include "guard.h"
-#include "journal.h"
+#include "journal_internal.h"
+#include "settings.h"
 
-#define FIRST_BUCKETS 16
+Journal		journal = {0};
+static bool closed = false;		/* until the transaction ends */
 
-/* how to undo what one nesting level did */
-typedef struct Change
-{
-	struct Change *older;		/* of the transaction; levels never decrease */
-	struct Change *newer;
-	struct Change *earlier;		/* of the same operation; NULL: it made the entry */
-	Entry	   *entry;			/* NULL: it is about locks on resources */
-	Standing	before;
-	int			locks;
-	int			level;
-} Change;
-
-struct Entry
-{
-	struct Entry *next;			/* in its bucket */
-	uint64		id;				/* of its lock; several names may have one */
-	OperationName name;			/* is behind the entry itself */
-	Standing	standing;
-	Change	   *latest;
-	Change		made;			/* the change that made the entry */
-};
-
-/* The context is NULL while the transaction has touched nothing. */
-static struct
-{
-	MemoryContext context;
-	Entry	  **buckets;
-	int			bucket_count;	/* a power of two */
-	int			entry_count;
-	Change	   *oldest;
-	Change	   *newest;
-	int			held;			/* locks */
-	int			unfinished;		/* operations that keep the transaction from committing */
-	Entry	   *first_buckets[FIRST_BUCKETS];
-}			journal;
-
-static const Standing untouched = {.phase = PHASE_NONE,.stored_at = NO_TIME};
+const Standing untouched = {.phase = PHASE_NONE,.stored_at = NO_TIME};
 
 /* ---- entries ---- */
 
@@ -228,7 +194,7 @@ journal_standing(uint64 id, const OperationName *name)
 }
 
 /* Several standings may share a request. */
-static void
+void
 free_request(Digest request, const Standing *may_share, const Standing *may_share_too)
 {
 	if (request.bytes == NULL || request.bytes == may_share->request.bytes ||
@@ -254,7 +220,7 @@ link_change(Change *change)
 	journal.newest = change;
 }
 
-static void
+void
 unlink_change(Change *change)
 {
 	if (change->older != NULL)
@@ -267,7 +233,7 @@ unlink_change(Change *change)
 		journal.newest = change->older;
 }
 
-static void
+void
 replace_standing(Entry *entry, const Standing *standing)
 {
 	Digest		request = entry->standing.request;
@@ -278,7 +244,7 @@ replace_standing(Entry *entry, const Standing *standing)
 	free_request(request, standing, &entry->latest->before);
 }
 
-static void
+void
 remove_entry(Entry *entry)
 {
 	Entry	  **place = bucket_of(journal.buckets, journal.bucket_count, entry->id);
@@ -369,11 +335,30 @@ journal_add_locks(int count)
 	journal.held += count;
 }
 
-/* Locks of operations and on resources. */
-int
-journal_held(void)
+/*
+ * Makes sure that the transaction may take so many more locks, on operations or
+ * resources.  The lock table is shared by all sessions, so there is a limit.
+ */
+void
+journal_reserve(int locks)
 {
-	return journal.held;
+	if (closed)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_TRANSACTION_STATE),
+				 errmsg("operations cannot be begun or ended while the transaction commits")));
+	if (journal.held > setting_max_operations - locks)
+		ereport(ERROR,
+				(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+				 errmsg("a transaction cannot hold more than %d operations and resource locks",
+						setting_max_operations),
+				 errhint("Commit more often, or raise idempotency.max_operations_per_transaction together with max_locks_per_transaction.")));
+}
+
+/* The guard has accepted the transaction: it can begin or end nothing any more. */
+void
+journal_close(void)
+{
+	closed = true;
 }
 
 bool
@@ -389,73 +374,11 @@ journal_is_empty(void)
 	return journal.context == NULL;
 }
 
-/* ---- savepoints ---- */
-
-static void
-undo_change(Change *change)
-{
-	Entry	   *entry = change->entry;
-
-	if (entry != NULL && change->earlier == NULL)
-	{
-		replace_standing(entry, &untouched);
-		remove_entry(entry);
-		return;
-	}
-	unlink_change(change);
-	journal.held -= change->locks;
-	if (entry != NULL)
-	{
-		entry->latest = change->earlier;
-		replace_standing(entry, &change->before);
-	}
-	pfree(change);
-}
-
-/* Undoes what was done at that level or deeper. */
-void
-journal_undo(int level)
-{
-	while (journal.newest != NULL && journal.newest->level >= level)
-		undo_change(journal.newest);
-}
-
-/* The parent level has touched the operation, too: its change undoes both. */
-static void
-merge_into_earlier(Change *change)
-{
-	Entry	   *entry = change->entry;
-
-	entry->latest = change->earlier;
-	free_request(change->before.request, &entry->standing, &entry->latest->before);
-	unlink_change(change);
-	pfree(change);
-}
-
-/* What that level did is now its parent's, and so are its locks. */
-void
-journal_hand_over(int level)
-{
-	Change	   *older;
-
-	for (Change *change = journal.newest; change && change->level == level; change = older)
-	{
-		Entry	   *entry = change->entry;
-
-		older = change->older;
-		if (entry != NULL && entry->standing.level == level)
-			entry->standing.level = level - 1;
-		if (entry != NULL && change->earlier != NULL && change->earlier->level == level - 1)
-			merge_into_earlier(change);
-		else
-			change->level = level - 1;
-	}
-}
-
 /* The transaction has ended; the memory goes with its own. */
 void
 journal_forget(void)
 {
+	closed = false;
 	if (journal.context != NULL)
 		memset(&journal, 0, sizeof(journal));
 }

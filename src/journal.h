@@ -1,6 +1,6 @@
 /*
  * journal.h
- *		The begins and ends of this transaction, and how to undo them.
+ *		The begins and ends of this transaction, and a limit on its locks.
  */
 #ifndef IDEM_JOURNAL_H
 #define IDEM_JOURNAL_H
@@ -41,11 +41,10 @@ extern const OperationName *entry_name(const Entry *entry);
 extern uint64 entry_id(const Entry *entry);
 extern void journal_set(uint64 id, const OperationName *name, Standing standing);
 extern void journal_add_locks(int count);
-extern int	journal_held(void);
+extern void journal_reserve(int locks);
+extern void journal_close(void);
 extern bool journal_has_unfinished(void);
 extern bool journal_is_empty(void);
-extern void journal_undo(int level);
-extern void journal_hand_over(int level);
 extern void journal_forget(void);
 
 /* Does the operation's lock stay with this transaction? */

@@ -228,12 +228,6 @@ read_anew(const char *path)
 	read_from = status;
 }
 
-bool
-keyring_is_used(void)
-{
-	return setting_seal_key_file != NULL && setting_seal_key_file[0] != '\0';
-}
-
 static void
 refresh_keyring(void)
 {
@@ -249,12 +243,10 @@ refresh_keyring(void)
 		read_anew(setting_seal_key_file);
 }
 
-/* The key to use now, or NULL where none is to be used. */
+/* The newest key of a keyring that is used. */
 const SealKey *
-keyring_newest(void)
+keyring_read_newest(void)
 {
-	if (!keyring_is_used())
-		return NULL;
 	refresh_keyring();
 	return &keys[key_count - 1];
 }

@@ -13,7 +13,6 @@
 #include <limits.h>
 
 #include "access/xact.h"
-#include "miscadmin.h"
 #include "storage/proc.h"
 #include "utils/builtins.h"
 #include "utils/guc.h"
@@ -59,15 +58,6 @@ uint64
 lock_id_of_resource(const text *resource, const SipHashKey *key)
 {
 	return lock_id('r', "", 0, resource, key);
-}
-
-LOCKTAG
-lock_tag(uint64 id, uint16 lock_class)
-{
-	LOCKTAG		tag;
-
-	SET_LOCKTAG_ADVISORY(tag, MyDatabaseId, (uint32) (id >> 32), (uint32) id, lock_class);
-	return tag;
 }
 
 /* The lock of an operation, and its id, by which the journal knows the operation. */

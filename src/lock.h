@@ -7,6 +7,7 @@
 
 #include "postgres.h"
 
+#include "miscadmin.h"
 #include "storage/lock.h"
 
 #include "idempotency.h"
@@ -22,11 +23,18 @@
 
 extern LOCKTAG lock_of_operation(const OperationName *name, const SipHashKey *key, uint64 *id);
 extern uint64 lock_id_of_resource(const text *resource, const SipHashKey *key);
-extern LOCKTAG lock_tag(uint64 id, uint16 lock_class);
-
 extern bool lock_acquire_now(const LOCKTAG *tag);
 extern void lock_acquire(const LOCKTAG *tag);
 extern bool lock_acquire_within(const LOCKTAG *tag, int64 microseconds);
 extern void lock_release(const LOCKTAG *tag);
+
+static inline LOCKTAG
+lock_tag(uint64 id, uint16 lock_class)
+{
+	LOCKTAG		tag;
+
+	SET_LOCKTAG_ADVISORY(tag, MyDatabaseId, (uint32) (id >> 32), (uint32) id, lock_class);
+	return tag;
+}
 
 #endif							/* IDEM_LOCK_H */

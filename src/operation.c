@@ -17,6 +17,7 @@
 
 #include "access/xact.h"
 #include "common/int.h"
+#include "utils/builtins.h"
 #include "utils/timestamp.h"
 
 #include "citus.h"
@@ -24,6 +25,7 @@
 #include "lock.h"
 #include "operation_internal.h"
 #include "seal.h"
+#include "stats.h"
 #include "store.h"
 
 /* ---- an operation at hand ---- */
@@ -56,7 +58,9 @@ enter_node(const Catalog *catalog, const OperationName *name, LOCKMODE mode)
 void
 handle_open(Handle *handle, const OperationName *name, LOCKMODE mode)
 {
-	handle->catalog = enter_node(catalog_open(mode), name, mode);
+	handle->catalog = catalog_open(mode);
+	if (handle->catalog->store_distributed)
+		handle->catalog = enter_node(handle->catalog, name, mode);
 	scope_require(handle->catalog, name->scope, &handle->policy);
 	handle->name = name;
 	handle->lock = lock_of_operation(name, &handle->catalog->lock_key, &handle->id);
@@ -111,7 +115,7 @@ set_retry_after(Answer *answer, TimestampTz due, TimestampTz now)
 	answer->retry_after = due > now ? due - now : 0;
 }
 
-/* The stored end of an operation. */
+/* The end of an operation. */
 Answer
 replay(const Record *found, TimestampTz now)
 {
@@ -122,8 +126,18 @@ replay(const Record *found, TimestampTz now)
 	return answer;
 }
 
-/* An answer with nothing of what is stored. */
+/* The same of a stored record, whose response is opened if it is sealed. */
 Answer
+replay_stored(const Record *found, TimestampTz now)
+{
+	Answer		answer = replay(found, now);
+
+	unseal_record(&answer.record);
+	return answer;
+}
+
+/* An answer with nothing of what is stored. */
+static Answer
 bare_answer(Outcome outcome, const OperationName *name)
 {
 	return (Answer)
@@ -172,17 +186,24 @@ in_progress_here(const Handle *handle, TimestampTz now)
 	return in_progress(handle->name, &own, now);
 }
 
-/* ---- looking up ---- */
-
-/* The meaning of a record for a caller of idem_lookup. */
-static Answer
-answer_lookup(const OperationName *name, Record *found, TimestampTz now)
+/*
+ * The key was used with another request.  The answer has nothing of that request's
+ * operation; without an answer it is an error.
+ */
+Answer
+mismatch(const OperationName *name, bool is_answered)
 {
-	if (found->status == STATUS_PENDING)
-		return in_progress(name, found, now);
-	unseal_record(found);
-	return replay(found, now);
+	if (is_answered)
+		return bare_answer(OUTCOME_MISMATCH, name);
+	stats_count(COUNT_MISMATCHES);
+	ereport(ERROR,
+			(errcode(ERRCODE_IDEM_MISMATCH),
+			 errmsg("operation \"%s\" of scope \"%s\" was begun before with a different request",
+					text_to_cstring(name->key), text_to_cstring(name->scope)),
+			 errhint("Use a new key for a new request, and send the same request with the same key.")));
 }
+
+/* ---- looking up ---- */
 
 /* Reads the record of an operation; false if there is none. */
 bool
@@ -198,9 +219,12 @@ operation_lookup(const OperationName *name, Answer *answer)
 	now = GetCurrentTimestamp();
 	if (handle.standing.phase == PHASE_PENDING)
 		*answer = in_progress_here(&handle, now);
-	else if (exists && !is_absent(&record, now))
-		*answer = answer_lookup(name, &record, now);
-	else
+	else if (!exists || is_absent(&record, now))
 		return false;
+	else if (record.status == STATUS_PENDING)
+		*answer = in_progress(name, &record, now);
+	else
+		*answer = replay_stored(&record, now);
+	answer->catalog = handle.catalog;
 	return true;
 }

@@ -43,6 +43,7 @@ typedef struct EndRequest
 /* the answer to a caller */
 typedef struct Answer
 {
+	const Catalog *catalog;		/* the objects that the operation was found in */
 	Outcome		outcome;
 	bool		taken_over;
 	bool		replayed;

@@ -12,7 +12,6 @@
 #include "journal.h"
 #include "operation.h"
 #include "scope.h"
-#include "transaction.h"
 
 /*
  * An operation, and what is known of it before anything is looked up.  It is
@@ -33,9 +32,10 @@ extern void handle_note_end(const Handle *handle, bool wakes);
 extern TimestampTz time_after(TimestampTz start, int64 duration, const char *name);
 extern void set_lease(const Handle *handle, Record *record, int64 lease);
 
-extern Answer bare_answer(Outcome outcome, const OperationName *name);
 extern Answer replay(const Record *found, TimestampTz now);
+extern Answer replay_stored(const Record *found, TimestampTz now);
 extern Answer in_progress(const OperationName *name, const Record *found, TimestampTz now);
+extern Answer mismatch(const OperationName *name, bool is_answered);
 extern Answer in_progress_here(const Handle *handle, TimestampTz now);
 
 /* What has expired counts as absent.  A lease outlives the expiry of its record. */
@@ -50,7 +50,7 @@ is_absent(const Record *found, TimestampTz now)
 static inline void
 handle_reserve(const Handle *handle)
 {
-	transaction_reserve(standing_holds_lock(&handle->standing) ? 0 : 1);
+	journal_reserve(standing_holds_lock(&handle->standing) ? 0 : 1);
 }
 
 #endif							/* IDEM_OPERATION_INTERNAL_H */

@@ -18,6 +18,7 @@
 #include "settings.h"
 #include "stats.h"
 #include "store.h"
+#include "transaction.h"
 
 /* A hint, if this transaction has begun the key under another scope. */
 static void

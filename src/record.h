@@ -53,6 +53,13 @@ typedef enum RecordColumn
 #define RECORD_COLUMN_TYPE(number, id, name, type, is_set) type,
 #define RECORD_TYPES RECORD_COLUMN_LIST(RECORD_COLUMN_TYPE, RECORD_COLUMN_TYPE)
 
+/* where a version of a row is */
+typedef struct Place
+{
+	Oid			part;
+	ItemPointerData version;
+} Place;
+
 extern bool record_is_column(Form_pg_attribute attribute, RecordColumn column);
 extern int	record_further(TupleDesc descriptor);
 extern bool record_matches(TupleDesc descriptor, Oid status_type);

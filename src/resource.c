@@ -16,7 +16,6 @@
 #include "journal.h"
 #include "lock.h"
 #include "resource.h"
-#include "transaction.h"
 #include "wait.h"
 
 static int
@@ -95,7 +94,7 @@ resource_lock_all(text **names, int count, int64 wait)
 
 	require_one_node();
 	count = not_yet_held(ids, lock_ids(names, count, ids));
-	transaction_reserve(count);
+	journal_reserve(count);
 	for (int i = 0; i < count; i++)
 	{
 		LOCKTAG		tag = lock_tag(ids[i], LOCK_CLASS_RESOURCE);

@@ -1,7 +1,7 @@
 /*
  * statement.c
- *		Runs one SQL statement on the extension's tables: its plan, the rights
- *		that it is checked against, and its errors.
+ *		Runs one SQL statement on the extension's tables: its plan, and the
+ *		rights that it is checked against.
  *
  * Statements go through SPI, so that whatever the owner has added to a table
  * (triggers, constraints, partitions, row security) does its work.
@@ -28,7 +28,7 @@
 
 #include "compat.h"
 #include "fault.h"
-#include "parts.h"
+#include "row_error.h"
 #include "statement.h"
 
 /* those that have a plan */
@@ -237,55 +237,6 @@ have_plan(Statement *statement, const Catalog *catalog)
 		prepare_plan(statement, catalog);
 }
 
-/* Is the error about a row, perhaps one of the store or of a partition? */
-static bool
-is_about_row(const ErrorData *error)
-{
-	return ERRCODE_TO_CATEGORY(error->sqlerrcode) == ERRCODE_INTEGRITY_CONSTRAINT_VIOLATION;
-}
-
-/* Has a writer that takes no lock of ours stored the row first? */
-static bool
-is_duplicate_name(const ErrorData *error)
-{
-	return error->sqlerrcode == ERRCODE_UNIQUE_VIOLATION &&
-		parts_have_key(error->schema_name, error->table_name, error->constraint_name);
-}
-
-void
-statement_lost_race(void)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
-			 errmsg("operation was stored concurrently by another writer"),
-			 errhint("Retry the transaction.")));
-}
-
-/*
- * Called in PG_CATCH.
- *
- * A session that holds an operation's lock inserts without a conflict, unless
- * the row came from outside (logical replication, COPY). Then the transaction
- * has read an older state, and may be retried.  A constraint that the owner
- * has added must not print the row, which has the response in it.
- */
-void
-statement_rethrow(MemoryContext context)
-{
-	ErrorData  *error;
-
-	MemoryContextSwitchTo(context);
-	error = CopyErrorData();
-	if (!is_about_row(error))
-		PG_RE_THROW();
-	FlushErrorState();
-	if (is_duplicate_name(error))
-		statement_lost_race();
-	error->detail = NULL;
-	error->detail_log = NULL;
-	ReThrowError(error);
-}
-
 static void
 execute_plan(Statement *statement, Datum *values, const bool *nulls, Snapshot snapshot)
 {
@@ -332,7 +283,7 @@ statement_failed(Planning *run, const Catalog *catalog, MemoryContext context)
 		FlushErrorState();
 		name_changed();
 	}
-	statement_rethrow(context);
+	row_error_rethrow(context);
 }
 
 /* A part of the store is found by its OID: the store is locked, so it stays a part. */

@@ -40,7 +40,5 @@ extern Datum statement_column(int row, int column, bool *is_null);
 extern void statement_columns(int row, Datum *values, bool *nulls);
 extern void statement_finish(void);
 extern void statement_command(const char *command);
-extern void statement_rethrow(MemoryContext context);
-extern void statement_lost_race(void);
 
 #endif							/* IDEM_STATEMENT_H */

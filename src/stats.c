@@ -119,6 +119,23 @@ stats_add(Counter counter, int64 amount)
 	leave_slot(slot);
 }
 
+/* Counts a begin by its outcome. */
+void
+stats_count_begin(Outcome outcome, bool taken_over)
+{
+	static const Counter counters[OUTCOME_LABELS] = {
+		[OUTCOME_ACQUIRED] = COUNT_ACQUIRED,
+		[OUTCOME_IN_PROGRESS] = COUNT_IN_PROGRESS,
+		[OUTCOME_COMPLETED] = COUNT_REPLAYED_COMPLETED,
+		[OUTCOME_FAILED] = COUNT_REPLAYED_FAILED,
+		[OUTCOME_MISMATCH] = COUNT_MISMATCHES
+	};
+
+	stats_count(counters[outcome]);
+	if (taken_over)
+		stats_count(COUNT_TAKEN_OVER);
+}
+
 void
 stats_set(Counter counter, int64 value)
 {

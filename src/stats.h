@@ -7,6 +7,7 @@
 
 #include "postgres.h"
 
+#include "idempotency.h"
 #include "shared.h"
 
 /* the figures of a database */
@@ -18,6 +19,7 @@ typedef struct Figures
 
 extern void stats_add(Counter counter, int64 amount);
 extern void stats_set(Counter counter, int64 value);
+extern void stats_count_begin(Outcome outcome, bool taken_over);
 extern void stats_reset(void);
 
 extern void stats_show_this_database(void);

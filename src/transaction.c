@@ -1,7 +1,6 @@
 /*
  * transaction.c
- *		Refuses COMMIT while an operation of this transaction is unfinished, and
- *		limits the locks that a transaction may hold.
+ *		Refuses COMMIT while an operation of this transaction is unfinished.
  *
  * Until it ends, a transaction-bound operation is only an entry of the journal
  * and a lock.  A rollback to a savepoint takes back the begins and ends after
@@ -21,13 +20,10 @@
 #include "fault.h"
 #include "guard.h"
 #include "journal.h"
-#include "settings.h"
+#include "savepoint.h"
 #include "stats.h"
 #include "transaction.h"
 #include "wait.h"
-
-/* the guard has accepted it: nothing can be begun or ended any more */
-static bool committing = false;
 
 static bool
 same_key(const OperationName *a, const OperationName *b)
@@ -53,25 +49,6 @@ transaction_begun_elsewhere(const OperationName *name)
 			begun = entry_name(entry);
 	}
 	return begun;
-}
-
-/*
- * Makes sure that the transaction may take so many more locks.  The lock table
- * is shared by all sessions, so there is a limit.
- */
-void
-transaction_reserve(int count)
-{
-	if (committing)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_TRANSACTION_STATE),
-				 errmsg("operations cannot be begun or ended while the transaction commits")));
-	if (journal_held() > setting_max_operations - count)
-		ereport(ERROR,
-				(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
-				 errmsg("a transaction cannot hold more than %d operations and resource locks",
-						setting_max_operations),
-				 errhint("Commit more often, or raise idempotency.max_operations_per_transaction together with max_locks_per_transaction.")));
 }
 
 /*
@@ -129,7 +106,7 @@ transaction_event(XactEvent event, void *arg)
 		case XACT_EVENT_PRE_COMMIT:
 		case XACT_EVENT_PRE_PREPARE:
 			transaction_require_ended();
-			committing = true;
+			journal_close();
 			break;
 		case XACT_EVENT_COMMIT:
 			if (!journal_is_empty())
@@ -138,7 +115,6 @@ transaction_event(XactEvent event, void *arg)
 			/* FALLTHROUGH */
 		case XACT_EVENT_ABORT:
 		case XACT_EVENT_PREPARE:
-			committing = false;
 			journal_forget();
 			guard_forget(arg);
 			break;
@@ -155,9 +131,9 @@ subtransaction_event(SubXactEvent event, SubTransactionId self,
 					 SubTransactionId parent, void *arg)
 {
 	if (event == SUBXACT_EVENT_ABORT_SUB)
-		journal_undo(GetCurrentTransactionNestLevel());
+		savepoint_undo(GetCurrentTransactionNestLevel());
 	else if (event == SUBXACT_EVENT_COMMIT_SUB)
-		journal_hand_over(GetCurrentTransactionNestLevel());
+		savepoint_hand_over(GetCurrentTransactionNestLevel());
 }
 
 void

@@ -1,7 +1,6 @@
 /*
  * transaction.h
- *		Refuses COMMIT while an operation of this transaction is unfinished, and
- *		limits the locks that a transaction may hold.
+ *		Refuses COMMIT while an operation of this transaction is unfinished.
  */
 #ifndef IDEM_TRANSACTION_H
 #define IDEM_TRANSACTION_H
@@ -12,7 +11,6 @@
 
 extern void transaction_register(void);
 extern const OperationName *transaction_begun_elsewhere(const OperationName *name);
-extern void transaction_reserve(int count);
 extern void transaction_require_ended(void);
 
 #endif							/* IDEM_TRANSACTION_H */

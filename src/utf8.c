@@ -20,13 +20,6 @@
 #include "compat.h"
 #include "utf8.h"
 
-/* Are the bytes of this database's text hashed as they are? */
-bool
-utf8_is_stored(void)
-{
-	return GetDatabaseEncoding() == PG_UTF8 || GetDatabaseEncoding() == PG_SQL_ASCII;
-}
-
 static bool
 is_ascii(const char *start, int length)
 {

@@ -7,6 +7,8 @@
 
 #include "postgres.h"
 
+#include "mb/pg_wchar.h"
+
 /* bytes that need not end with a NUL; not a copy where nothing had to change */
 typedef struct Bytes
 {
@@ -14,8 +16,14 @@ typedef struct Bytes
 	int			length;
 } Bytes;
 
-extern bool utf8_is_stored(void);
 extern Bytes utf8_of(const char *start, int length);
 extern Bytes utf8_of_text(const text *value);
+
+/* Are the bytes of this database's text hashed as they are? */
+static inline bool
+utf8_is_stored(void)
+{
+	return GetDatabaseEncoding() == PG_UTF8 || GetDatabaseEncoding() == PG_SQL_ASCII;
+}
 
 #endif							/* IDEM_UTF8_H */
