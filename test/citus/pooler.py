@@ -66,5 +66,6 @@ def pooler(cluster, connections):
         wait_for(os.path.join(directory, ".s.PGSQL.6432"))
         yield Pooler(directory)
     finally:
-        process.terminate()
+        # from 1.23 on SIGTERM waits for the clients
+        process.kill()
         process.wait()
