@@ -1,4 +1,4 @@
-# A large store is partitioned, and made one table again, in steps (FAILURES 113 to 115):
+# A large store is partitioned, and made one table again, in steps (FAILURES 113 to 115, 124):
 # which locks each step holds, what happens to the records that it meets, and what
 # if a step is interrupted or has to wait.
 use strict;
