@@ -71,34 +71,39 @@ require_logged(CatalogTable table, const char *loss)
 	shape_require_logged(table_names[table], get_rel_persistence(catalog.tables[table]), loss);
 }
 
-static void
+/* The functions that look for objects return the name of one that is missing, or NULL. */
+static const char *
 find_tables(Oid schema)
 {
 	for (int table = 0; table < CATALOG_TABLES; table++)
 	{
 		catalog.tables[table] = get_relname_relid(table_names[table], schema);
 		if (!OidIsValid(catalog.tables[table]) && table < NEEDED_TABLES)
-			shape_refuse(table_names[table]);
+			return table_names[table];
 	}
-	if (get_rel_relkind(catalog.tables[TABLE_FENCE]) != RELKIND_SEQUENCE)
-		shape_refuse(table_names[TABLE_FENCE]);
-	require_logged(TABLE_SCOPE, "claimed scopes would be open to all");
-	require_logged(TABLE_SECRET, "operations could not be locked");
+	return get_rel_relkind(catalog.tables[TABLE_FENCE]) == RELKIND_SEQUENCE ? NULL : table_names[TABLE_FENCE];
 }
 
-static Oid
-find_type(Oid schema, const char *name, uint32 *hash)
+/* The first look keeps the row of pg_class in the cache for the second one. */
+static const char *
+find_logged(CatalogTable table, const char *loss)
 {
-	Oid			type = GetSysCacheOid2(TYPENAMENSP, Anum_pg_type_oid,
-									   CStringGetDatum(name), ObjectIdGetDatum(schema));
-
-	if (!OidIsValid(type))
-		shape_refuse(name);
-	*hash = GetSysCacheHashValue1(TYPEOID, ObjectIdGetDatum(type));
-	return type;
+	if (get_rel_relkind(catalog.tables[table]) == '\0')
+		return table_names[table];
+	require_logged(table, loss);
+	return NULL;
 }
 
-static void
+static const char *
+find_type(Oid schema, const char *name, Oid *type, uint32 *hash)
+{
+	*type = GetSysCacheOid2(TYPENAMENSP, Anum_pg_type_oid,
+							CStringGetDatum(name), ObjectIdGetDatum(schema));
+	*hash = GetSysCacheHashValue1(TYPEOID, ObjectIdGetDatum(*type));
+	return OidIsValid(*type) ? NULL : name;
+}
+
+static const char *
 find_labels(Oid type, const char *name, int count, const char *const *labels, Oid *found)
 {
 	for (int i = 0; i < count; i++)
@@ -106,31 +111,43 @@ find_labels(Oid type, const char *name, int count, const char *const *labels, Oi
 		found[i] = GetSysCacheOid2(ENUMTYPOIDNAME, Anum_pg_enum_oid,
 								   ObjectIdGetDatum(type), CStringGetDatum(labels[i]));
 		if (!OidIsValid(found[i]))
-			shape_refuse(name);
+			return name;
 	}
+	return NULL;
 }
 
 /* From the moment when an object is found, invalidations of it count. */
-static void
+static const char *
 find_names(Oid extension)
 {
 	Oid			schema = get_extension_schema(extension);
 	char	   *schema_name;
+	const char *missing;
 
 	schema_hash = GetSysCacheHashValue1(NAMESPACEOID, ObjectIdGetDatum(schema));
 	schema_name = get_namespace_name(schema);
 	if (schema_name == NULL)
-		shape_refuse("schema");
+		return "schema";
 	strlcpy(catalog.schema, schema_name, NAMEDATALEN);
-	find_tables(schema);
-	catalog.status_type = find_type(schema, "idempotency_status", &status_hash);
-	catalog.operation_type = find_type(schema, "idem_operation", &operation_hash);
-	catalog.outcome_type = find_type(schema, "idem_outcome", &outcome_hash);
-	find_labels(catalog.status_type, "idempotency_status",
-				STATUS_LABELS, status_names, catalog.status_labels);
-	find_labels(catalog.outcome_type, "idem_outcome",
-				OUTCOME_LABELS, outcome_names, catalog.outcome_labels);
+	missing = find_tables(schema);
+	if (missing == NULL)
+		missing = find_type(schema, "idempotency_status", &catalog.status_type, &status_hash);
+	if (missing == NULL)
+		missing = find_type(schema, "idem_operation", &catalog.operation_type, &operation_hash);
+	if (missing == NULL)
+		missing = find_type(schema, "idem_outcome", &catalog.outcome_type, &outcome_hash);
+	if (missing == NULL)
+		missing = find_labels(catalog.status_type, "idempotency_status",
+							  STATUS_LABELS, status_names, catalog.status_labels);
+	if (missing == NULL)
+		missing = find_labels(catalog.outcome_type, "idem_outcome",
+							  OUTCOME_LABELS, outcome_names, catalog.outcome_labels);
+	if (missing == NULL)
+		missing = find_logged(TABLE_SCOPE, "claimed scopes would be open to all");
+	if (missing == NULL)
+		missing = find_logged(TABLE_SECRET, "operations could not be locked");
 	catalog.generation++;
+	return missing;
 }
 
 /*
@@ -141,6 +158,7 @@ static bool
 resolve_names(void)
 {
 	Oid			extension;
+	const char *missing = NULL;
 
 	if (names_valid)
 		return true;
@@ -151,7 +169,7 @@ resolve_names(void)
 	names_valid = true;
 	PG_TRY();
 	{
-		find_names(extension);
+		missing = find_names(extension);
 	}
 	PG_CATCH();
 	{
@@ -159,7 +177,13 @@ resolve_names(void)
 		PG_RE_THROW();
 	}
 	PG_END_TRY();
-	return true;
+	if (missing == NULL)
+		return true;
+	forget_catalog();
+	/* it may have been dropped since it was found */
+	if (OidIsValid(get_extension_oid(EXTENSION_NAME, true)))
+		shape_refuse(missing);
+	return false;
 }
 
 /*

@@ -270,6 +270,21 @@ ask($dropping, 'COMMIT');
 $dropping->quit;
 rounds_pass(1);
 is(trouble_of($node, $before_drop), '', 'a collector leaves quietly when the extension is dropped');
+
+# It has found the extension, and looks for its objects, when the DROP commits.
+$node->safe_psql('excluded', 'CREATE EXTENSION idempotency');
+$dropping = session($node, 'excluded');
+ask($dropping, 'BEGIN');
+ask($dropping, 'LOCK TABLE pg_enum IN ACCESS EXCLUSIVE MODE');
+wait_until('a collector looks for its objects', sub { $node->safe_psql('postgres', <<'SQL') eq 't' });
+SELECT count(*) > 0 FROM pg_locks JOIN pg_stat_activity USING (pid)
+WHERE NOT granted AND backend_type = 'idempotency collector' AND relation = 'pg_enum'::regclass
+SQL
+ask($dropping, 'DROP EXTENSION idempotency');
+ask($dropping, 'COMMIT');
+$dropping->quit;
+rounds_pass(1);
+is(trouble_of($node, $before_drop), '', 'and when it looks for objects that go with the extension');
 $node->safe_psql('excluded', 'CREATE EXTENSION idempotency');
 
 # DDL on one store delays neither the other databases nor itself.
