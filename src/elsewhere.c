@@ -14,7 +14,6 @@
 
 #include "access/xact.h"
 #include "executor/spi.h"
-#include "lib/stringinfo.h"
 #include "nodes/pg_list.h"
 #include "tcop/utility.h"
 #include "utils/builtins.h"

@@ -153,6 +153,15 @@ def guards_commit(verdict, cluster):
         session.close()
     left = cluster.value(0, "SELECT sum(balance) FROM account")
     verdict.check(left == 180, "and nothing of it was committed", left)
+    # a deferred trigger belongs to the transaction, and may end the operation
+    cluster.do(0, """CREATE TABLE job (); CREATE FUNCTION end_late() RETURNS trigger LANGUAGE plpgsql AS $$
+        DECLARE ended record;
+        BEGIN SELECT * INTO ended FROM idem_complete('late', '1', scope => '5'); RETURN NULL; END $$""")
+    cluster.do(0, "CREATE CONSTRAINT TRIGGER late AFTER INSERT ON job DEFERRABLE INITIALLY DEFERRED"
+                  " FOR EACH ROW EXECUTE FUNCTION end_late()")
+    late = error_of(cluster, 0, ("SELECT idem_begin('late', scope => '5')", "INSERT INTO job DEFAULT VALUES"))
+    verdict.check(late is None, "an operation that a deferred trigger ends is finished", late)
+    cluster.do(0, "DROP TABLE job; DROP FUNCTION end_late()")
 
 
 def runs_elsewhere_never(verdict, cluster):
