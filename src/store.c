@@ -196,15 +196,23 @@ part_of_row(const Catalog *catalog, const OperationName *name, Oid preferred)
 	return find_version(catalog, name, true, &found, &place) ? place.part : preferred;
 }
 
-/* Replaces the version that was judged.  A row whose expiry is in another part moves. */
+/*
+ * Replaces the version that was judged.  Most often its successor belongs to the
+ * same part; otherwise the row moves.
+ */
 static TM_Result
 replace_directly(const Catalog *catalog, const Record *record, TimestampTz judged, Oid target)
 {
-	Oid			part = part_of_row(catalog, &record->name, target);
-	bool		moves = part != target;
-	TM_Result	result = direct_change(catalog, part, &record->name, moves ? NULL : record, judged);
+	TM_Result	result = direct_change(catalog, target, &record->name, record, judged);
+	Oid			part;
 
-	if (result == TM_Ok && moves)
+	if (result != TM_Deleted && result != TM_Invisible)
+		return result;
+	part = part_of_row(catalog, &record->name, target);
+	if (part == target)
+		return result;
+	result = direct_change(catalog, part, &record->name, NULL, judged);
+	if (result == TM_Ok)
 		direct_insert(catalog, target, record);
 	return result;
 }
