@@ -112,7 +112,7 @@ sub wait_until
 	until ($code->())
 	{
 		die "timed out waiting until $what" if time > $deadline;
-		sleep 0.02;
+		sleep 0.1;
 	}
 	return;
 }
