@@ -34,6 +34,8 @@ DISK_PATIENCE = 20          # seconds of load after a checkpoint
 def add_arguments(parser):
     group = parser.add_argument_group(HUGE, 'a store of many millions of records, of both kinds: make bench-huge')
     group.add_argument('--rows', type=int, default=50_000_000, help='live records of each store (default 50 million)')
+    group.add_argument('--period', default=PERIOD,
+                       help=f'what a partition covers, also in {NAME}: the records expire within a day (default {PERIOD})')
 
 
 # ---- both kinds, in make bench ----
@@ -44,7 +46,7 @@ def measure(options, tell):
     entries, raw = [], []
     for rows in SIZES['quick' if options.quick else 'full']:
         with contextlib.ExitStack() as stack:
-            names = [stack.enter_context(store(kind, rows, tell)) for kind in ('one', 'parts')]
+            names = [stack.enter_context(store(kind, rows, options.period, tell)) for kind in ('one', 'parts')]
             runs = alternate(names, rounds, seconds, tell)
         one, parts = ([r['tps'] for r in runs if r['store'] == name] for name in names)
         entries.append(report.row(f'begin, complete on a partitioned store of {rows} live rows / on one table',
@@ -54,12 +56,12 @@ def measure(options, tell):
 
 
 @contextlib.contextmanager
-def store(kind, rows, tell):
+def store(kind, rows, period, tell):
     """A database with so many records that live."""
     tell(f'{NAME}: making {rows} live rows, {kind}')
     with collection.database(f'bench_{kind}_{rows}') as name:
         if kind == 'parts':
-            server.sql(f"SELECT idem_partition_store('{PERIOD}')", name)
+            server.sql(f"SELECT idem_partition_store('{period}')", name)
         collection.fill(name, rows, "random() * interval '1 day'")
         yield name
 
@@ -87,7 +89,7 @@ def measure_huge(options, tell):
     rows = options.rows
     tell_needs(rows)
     with contextlib.ExitStack() as stack:
-        small, one, parts = (stack.enter_context(store(kind, count, tell)) for kind, count in (
+        small, one, parts = (stack.enter_context(store(kind, count, options.period, tell)) for kind, count in (
             ('parts', max(rows // 50, 1000)), ('one', rows), ('parts', rows)))
         runs = alternate([small, one, parts], options.rounds or 7, options.seconds or 5, tell)
         wal = {name: wal_of_load(name, tell) for name in (one, parts)}
