@@ -142,6 +142,7 @@ query('SELECT idem_unpartition_store()');
 query('TRUNCATE idempotency_store');
 query(q{ALTER SYSTEM SET idempotency.retention = '2s'});
 $node->reload;
+ok($node->poll_query_until('postgres', q{SELECT current_setting('idempotency.retention') = '2s'}), 'new sessions have the setting');
 query(q{SELECT idem_partition_store('1 second')});
 my $last = query('SELECT max(range_end) FROM idempotency_partitions');
 query(q{BEGIN; SELECT idem_begin('brief ' || n) FROM generate_series(1, 500) n; SELECT idem_complete('brief ' || n) FROM generate_series(1, 500) n; COMMIT});
