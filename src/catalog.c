@@ -61,6 +61,7 @@ forget_catalog(void)
 {
 	names_valid = false;
 	catalog_valid = false;
+	catalog.generation++;
 }
 
 /* ---- names ---- */
@@ -146,7 +147,6 @@ find_names(Oid extension)
 		missing = find_logged(TABLE_SCOPE, "claimed scopes would be open to all");
 	if (missing == NULL)
 		missing = find_logged(TABLE_SECRET, "operations could not be locked");
-	catalog.generation++;
 	return missing;
 }
 
@@ -280,7 +280,6 @@ read_catalog(void)
 		PG_RE_THROW();
 	}
 	PG_END_TRY();
-	catalog.generation++;
 }
 
 static const Catalog *
@@ -343,11 +342,14 @@ catalog_known(void)
 	return catalog_valid ? &catalog : catalog_open(AccessShareLock);
 }
 
-/* Has an object changed since its name was looked up? */
+/*
+ * Has anything changed since the catalog was read?  catalog_lock looks up the names
+ * anew, but not what the rest of the catalog says.
+ */
 bool
 catalog_has_news(void)
 {
-	return !names_valid;
+	return !catalog_valid;
 }
 
 /*

@@ -37,7 +37,7 @@ typedef struct Catalog
 	Oid			operation_type; /* idem_operation */
 	Oid			status_labels[STATUS_LABELS];
 	Oid			outcome_labels[OUTCOME_LABELS];
-	uint64		generation;		/* changes with anything above */
+	uint64		generation;		/* another one when anything above may have changed */
 } Catalog;
 
 extern const Catalog *catalog_open(LOCKMODE mode);

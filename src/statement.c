@@ -264,7 +264,7 @@ is_renamed_schema(const Statement *statement, const Catalog *catalog)
 
 	return (code == ERRCODE_UNDEFINED_SCHEMA ||
 			ERRCODE_TO_CATEGORY(code) == ERRCODE_SYNTAX_ERROR_OR_ACCESS_RULE_VIOLATION) &&
-		(catalog_has_news() || statement->generation != catalog->generation);
+		statement->generation != catalog->generation;
 }
 
 /* In PG_CATCH. */

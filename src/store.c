@@ -92,8 +92,9 @@ find_with_snapshot(const Catalog *catalog, const OperationName *name, Snapshot s
 }
 
 /*
- * While we looked, another session may have attached a partition and moved rows
- * to it.  Locking a part lets us know: then we look again, at the parts of now.
+ * While we looked, or before, another session may have attached a partition and
+ * moved rows to it.  Locking a part lets us know: then we look again, at the parts
+ * of now.
  */
 static bool
 find_version(const Catalog *catalog, const OperationName *name, bool newest,
@@ -159,29 +160,34 @@ store_peek(const Catalog *catalog, const OperationName *name, Record *found)
 	return find_version(catalog, name, false, found, &place);
 }
 
+/* The part that a record belongs to. */
+static Oid
+part_for(const Catalog *catalog, const Record *record)
+{
+	return catalog->store_by_expiry ? parts_for(record->expires_at)->table :
+		only_part(catalog, &record->name);
+}
+
 /*
- * The part that a record belongs to, locked.  A partition that is attached
- * while we wait for the lock takes rows away from the part for the rest.
+ * The same, locked.  What has changed until then counts: a partition that was
+ * attached takes rows away from the part for the rest, and a part with a second
+ * index, as REINDEX CONCURRENTLY makes, is not for the direct path (store_plain).
  */
 static Oid
 lock_part(const Catalog *catalog, const Record *record)
 {
-	Oid			part;
-	Oid			locked;
-
-	if (!catalog->store_by_expiry)
-		return only_part(catalog, &record->name);
-	part = parts_for(record->expires_at)->table;
-	do
+	for (;;)
 	{
-		locked = part;
-		LockRelationOid(locked, RowExclusiveLock);
+		Oid			part = part_for(catalog, record);
+
+		/* the store itself has been locked all the time */
+		if (part == catalog->tables[TABLE_STORE])
+			return part;
+		LockRelationOid(part, RowExclusiveLock);
 		if (!catalog_has_news())
-			break;
+			return part;
 		catalog = catalog_open(RowExclusiveLock);
-		part = parts_for(record->expires_at)->table;
-	} while (catalog->store_by_expiry && part != locked);
-	return part;
+	}
 }
 
 /* The part with the row of a name; one that does not count may be anywhere. */
@@ -219,13 +225,12 @@ replace_directly(const Catalog *catalog, const Record *record, TimestampTz judge
 
 /* As the statements above do. */
 static void
-put_directly(const Catalog *catalog, const Record *record, TimestampTz judged)
+put_directly(const Catalog *catalog, const Record *record, TimestampTz judged, Oid target)
 {
 	MemoryContext context = CurrentMemoryContext;
 
 	PG_TRY();
 	{
-		Oid			target = lock_part(catalog, record);
 		TM_Result	result = judged != NO_TIME ?
 			replace_directly(catalog, record, judged, target) : TM_Deleted;
 
@@ -271,10 +276,14 @@ void
 store_put(const Catalog *catalog, const Record *record, TimestampTz judged)
 {
 	Record		stored = *record;
+	Oid			target = InvalidOid;
 
 	seal_record(&stored);
 	if (catalog->store_plain)
-		put_directly(catalog, &stored, judged);
+		target = lock_part(catalog, &stored);
+	/* asked again: the lock may have let us know */
+	if (catalog->store_plain)
+		put_directly(catalog, &stored, judged, target);
 	else if (judged == NO_TIME)
 		by_sql_insert(catalog, &stored);
 	else if (catalog->store_by_expiry)
