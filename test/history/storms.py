@@ -32,7 +32,7 @@ DECK_BY_EXPIRY = {
     "unmake": 5,
     "trigger": 2,
     "vacuum full": 1,
-    "reindex": 1,
+    "reindex": 3,
 }
 # Between the partitions that come and go while a run lasts, and those that hold all
 # records of a run.
