@@ -43,6 +43,10 @@ PLACEHOLDER = """SELECT idem_complete(%s, '{"placeholder": true}', scope => 'ban
 
 # What a fault may make of a statement. Everything else is a mistake of somebody's.
 TRANSIENT = ("40001", "40P01", "53", "57", "58", "08", "ID409", None)
+# What an end by fence says when somebody has the operation's lock for longer than
+# idempotency.end_wait. DDL on partitions and an operation can meet in a deadlock, and a
+# server whose clock was set on finds it only after as much time: its timers are faked, too.
+LOCK_NOT_FREE = "55P03"
 
 
 @dataclass
@@ -137,7 +141,8 @@ class Client:
     def note_error(self, error, planned):
         """Faults show as errors; any other error is a finding."""
         state = error.sqlstate
-        known = state is None or any(state.startswith(prefix) for prefix in TRANSIENT if prefix)
+        known = (state is None or any(state.startswith(prefix) for prefix in TRANSIENT if prefix)
+                 or (state == LOCK_NOT_FREE and planned.way == "leased"))
         self.ledger.write("error" if known else "unexpected", sqlstate=state, way=planned.way,
                           isolation=planned.isolation if planned.way == "bound" else None,
                           message=str(error)[:300])
