@@ -42,7 +42,8 @@ class Crash:
         hit, missed, tries = [], [], {}
         while any(queues.values()) and (until is None or time.monotonic() < until):
             armed = {name: queue.pop() for name, queue in queues.items() if queue}
-            self.arm(armed)
+            self.arm(armed, {(name, point) for name, point in armed.items()
+                             if point in self.started[name] or point not in plain[name] or (name, point) in tries})
             self.play([name for name, point in armed.items() if point not in plain[name] | self.started[name]])
             for name, point in armed.items():
                 tries[name, point] = tries.get((name, point), 0) + 1
@@ -68,11 +69,11 @@ class Crash:
         return {name: {point for point, count in tap.seen.items() if count > before[name].get(point, 0)}
                 for name, tap in self.taps.items()}
 
-    def arm(self, armed):
-        """What a program does at its start, it does again only when it starts again."""
+    def arm(self, armed, fresh):
+        """``fresh``: what a program does at its start, or with a new connection, it does again only when it starts again."""
         for name, point in armed.items():
             self.taps[name].arm(point)
-            if point in self.started[name]:
+            if (name, point) in fresh:
                 self.world.programs[name].kill()
 
     def play(self, rare=()):
