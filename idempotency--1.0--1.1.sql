@@ -256,6 +256,10 @@ BEGIN
 	FOREACH range_start IN ARRAY starts LOOP
 		part := schema_name || '.idempotency_store_' || to_char(range_start AT TIME ZONE 'UTC',
 			CASE WHEN date_trunc('second', range_start) = range_start THEN 'YYYYMMDD_HH24MISS' ELSE 'YYYYMMDD_HH24MISSUS' END);
+		-- somebody may have detached a partition of that name, and kept it
+		WHILE to_regclass(part) IS NOT NULL LOOP
+			part := part || '_';
+		END LOOP;
 		EXECUTE format('CREATE TABLE %s (LIKE %s INCLUDING ALL)'
 			' WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_limit = 1000)', part, model);
 		-- a default partition may have it for its own rows
@@ -500,6 +504,7 @@ CREATE FUNCTION @extschema@.idem_tend_partitions()
 RETURNS pg_catalog.void
 LANGUAGE plpgsql VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
+SET lock_timeout = '50ms'
 AS $$
 DECLARE
 	schema_name text;
@@ -671,9 +676,8 @@ DECLARE
 	names text;
 	bytes bigint;
 BEGIN
-	EXECUTE format('SELECT sum(pg_relation_size(c.oid)) FROM %s.idempotency_partitions p JOIN pg_class c ON c.relname = p.name'
-		' AND c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = $1) WHERE p.range_end > clock_timestamp()', schema_name)
-		INTO bytes USING store;
+	-- those that are over count, too: collection looks after their fences
+	SELECT sum(pg_relation_size(inhrelid)) INTO bytes FROM pg_inherits WHERE inhparent = store AND inhrelid <> rest;
 	IF bytes > 262144 THEN
 		RETURN;
 	END IF;
@@ -688,9 +692,12 @@ BEGIN
 	EXECUTE format('ALTER TABLE %s RENAME TO idempotency_store', rest);
 	-- another row of the same name may be there besides the one that counts
 	EXECUTE format('INSERT INTO %s AS old (%s) SELECT DISTINCT ON (scope, idempotency_key) %s FROM %s WHERE expires_at > clock_timestamp()'
-		' ORDER BY scope, idempotency_key, expires_at DESC ON CONFLICT (scope, idempotency_key) DO UPDATE SET (%s) = (%s) WHERE old.expires_at < EXCLUDED.expires_at',
+		' OR (status = ''PENDING'' AND lease_expires_at > clock_timestamp()) ORDER BY scope, idempotency_key, expires_at DESC ON CONFLICT (scope, idempotency_key) DO UPDATE SET (%s) = (%s) WHERE old.expires_at < EXCLUDED.expires_at',
 		rest, names, names, store, names,
 		(SELECT string_agg('EXCLUDED.' || name, ', ') FROM string_to_table(names, ', ') name));
+	-- whoever wrote rows past the extension may have used fences that the sequence has not reached
+	EXECUTE format('SELECT setval(%L, max(fence)) FROM %s HAVING max(fence) > (SELECT last_value FROM %s.idempotency_fence)',
+		schema_name || '.idempotency_fence', store, schema_name);
 	FOREACH command IN ARRAY surroundings LOOP
 		EXECUTE command;
 	END LOOP;

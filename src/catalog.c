@@ -230,13 +230,16 @@ read_local_shards(Relation store)
 	List	   *shards = citus_local_shards();
 	ListCell   *cell;
 
+	parts_read_shards(shards);
 	foreach(cell, shards)
 		shape_require_shard(lfirst_oid(cell), catalog.status_type);
 	catalog.store_plain = true;
-	parts_read_shards(shards);
 }
 
-/* The store is locked already. */
+/*
+ * The store is locked already.  The parts are read before anybody looks at their
+ * shape: news about a part counts from when the part is known.
+ */
 static void
 read_store(void)
 {
@@ -249,9 +252,9 @@ read_store(void)
 		read_local_shards(store);
 	else
 	{
+		parts_read(store);
 		shape_require_store(store, catalog.status_type);
 		catalog.store_plain = shape_is_plain(store, catalog.status_type);
-		parts_read(store);
 	}
 	relation_close(store, NoLock);
 }

@@ -39,14 +39,20 @@ open_part(const Catalog *catalog, Oid part, LOCKMODE mode)
 	return table_open(part, part == catalog->tables[TABLE_STORE] ? NoLock : mode);
 }
 
-/* What was found stays locked until the transaction ends; a partition without the row does not. */
+/*
+ * A partition with the row stays locked until the transaction ends.  So does every
+ * partition at SERIALIZABLE: a row that moves to a new one would be out of sight of
+ * the reader's predicate locks.  The index of a partition is never kept: REINDEX
+ * waits for it, while we may wait for REINDEX to write.
+ */
 static void
 close_part(const Catalog *catalog, Relation part, Relation index, bool exists)
 {
-	LOCKMODE	released = exists || RelationGetRelid(part) == catalog->tables[TABLE_STORE] ? NoLock : AccessShareLock;
+	bool		is_store = RelationGetRelid(part) == catalog->tables[TABLE_STORE];
+	bool		is_kept = is_store || exists || IsolationIsSerializable();
 
-	index_close(index, released);
-	table_close(part, released);
+	index_close(index, is_store ? NoLock : AccessShareLock);
+	table_close(part, is_kept ? NoLock : AccessShareLock);
 }
 
 /* The key's columns lead the scan key in the order of the primary key. */

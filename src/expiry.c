@@ -25,6 +25,7 @@
 #include "fence.h"
 #include "parts.h"
 #include "statement.h"
+#include "subtransaction.h"
 
 #define TEND_FUNCTION "idem_tend_partitions"
 
@@ -36,6 +37,13 @@ is_kept(int64 fence)
 		fence_keep_if_free(fence);
 	return fence <= fence_last();
 }
+
+/* what the care for the partitions needs, and what it has done */
+typedef struct Care
+{
+	const Catalog *catalog;
+	int64		removed;
+} Care;
 
 static bool
 is_empty(Oid part)
@@ -53,7 +61,8 @@ empty_part(const Catalog *catalog, Oid part, TimestampTz now)
 {
 	Content		content;
 
-	if (is_empty(part))
+	/* whoever waits for us may not wait for VACUUM FULL as well */
+	if (!ConditionalLockRelationOid(part, RowExclusiveLock) || is_empty(part))
 		return 0;
 	content = bulk_content(catalog, part, now);
 	if (content.is_leased || !is_kept(content.fence) ||
@@ -83,25 +92,63 @@ parts_over(TimestampTz now)
 
 /* Makes the partitions of the time to come, and drops what nobody needs. */
 static void
-make_ahead(const Catalog *catalog)
+make_ahead(void *argument)
 {
-	List	   *name = list_make2(makeString(pstrdup(catalog->schema)), makeString(TEND_FUNCTION));
+	const char *schema = ((Care *) argument)->catalog->schema;
+	List	   *name = list_make2(makeString(pstrdup(schema)), makeString(TEND_FUNCTION));
 
 	/* version 1.0 of the extension has no such function */
 	if (OidIsValid(LookupFuncName(name, 0, NULL, true)))
-		statement_command(psprintf("SELECT %s()", quote_qualified_identifier(catalog->schema, TEND_FUNCTION)));
+		statement_command(psprintf("SELECT %s()", quote_qualified_identifier(schema, TEND_FUNCTION)));
+}
+
+static void
+empty_parts(void *argument)
+{
+	Care	   *care = argument;
+	TimestampTz now = GetCurrentTimestamp();
+	ListCell   *cell;
+
+	foreach(cell, parts_over(now))
+		care->removed += empty_part(care->catalog, lfirst_oid(cell), now);
+}
+
+/* Is it an error of the partitions, as their owner may have changed them? */
+static bool
+is_about_parts(int sqlstate)
+{
+	return ERRCODE_TO_CATEGORY(sqlstate) != ERRCODE_OPERATOR_INTERVENTION &&
+		ERRCODE_TO_CATEGORY(sqlstate) != ERRCODE_INSUFFICIENT_RESOURCES;
+}
+
+/*
+ * Returns how many rows are gone.  If it fails, none, and the rest of collection
+ * goes on; that a lock is not free is no trouble.  The error's detail may have
+ * values of rows in it, so it is not shown.
+ */
+static int64
+try_to(void (*run) (void *), const Catalog *catalog)
+{
+	Care		care = {catalog, 0};
+	Subtransaction work = {run, is_about_parts, &care};
+	ErrorData  *error;
+
+	if (subtransaction_run(&work, &error))
+		return care.removed;
+	if (error->sqlerrcode != ERRCODE_LOCK_NOT_AVAILABLE)
+		ereport(WARNING,
+				(errcode(error->sqlerrcode),
+				 errmsg("could not care for the partitions of the store: %s", error->message),
+				 errhint("Collection goes on without it, and tries again the next time.")));
+	return 0;
 }
 
 /* Called as the owner of the store; returns how many rows are gone. */
 int64
 expiry_tend(const Catalog *catalog)
 {
-	TimestampTz now = GetCurrentTimestamp();
-	int64		removed = 0;
-	ListCell   *cell;
+	int64		removed = try_to(empty_parts, catalog);
 
-	foreach(cell, parts_over(now))
-		removed += empty_part(catalog, lfirst_oid(cell), now);
-	make_ahead(catalog);
+	(void) try_to(make_ahead, catalog);
 	return removed;
 }

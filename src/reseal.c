@@ -178,27 +178,40 @@ reseal_step(void *state, ItemPointer from, ItemPointer end, int64 max_rows)
 	return round->sealed - before;
 }
 
+/* The parts that are not among those. */
+static List *
+parts_besides(const List *tables)
+{
+	List	   *others = NIL;
+
+	for (int i = 0; i < parts_count(); i++)
+	{
+		if (!list_member_oid(tables, parts_get(i)->table))
+			others = lappend_oid(others, parts_get(i)->table);
+	}
+	return others;
+}
+
 /* The number of the part at which the session goes on. */
 static int
-part_of_hand(void)
+part_of_hand(const List *tables)
 {
-	int			number = 0;
-
-	while (number < parts_count() && parts_get(number)->table != reseal_part)
-		number++;
-	if (number < parts_count())
-		return number;
+	for (int number = 0; number < list_length(tables); number++)
+	{
+		if (list_nth_oid(tables, number) == reseal_part)
+			return number;
+	}
 	ItemPointerSet(&reseal_hand, 0, 0);
 	return 0;
 }
 
 /* Moves the hand over a part, up to a place, until so many are sealed. */
 static void
-reseal_stretch(Round *round, int number, ItemPointerData to, int64 max_rows)
+reseal_stretch(Round *round, Oid part, ItemPointerData to, int64 max_rows)
 {
 	Walk		walk = {reseal_step, round};
 
-	round->part = reseal_part = parts_get(number)->table;
+	round->part = reseal_part = part;
 	/* a shard that is being moved is sealed on its new node, or another time */
 	if (round->catalog->store_distributed && !(citus_hold_shard(round->part) && !catalog_has_news()))
 		reseal_hand = to;
@@ -206,27 +219,42 @@ reseal_stretch(Round *round, int number, ItemPointerData to, int64 max_rows)
 		(void) walk_rows(&walk, &reseal_hand, to, max_rows - round->sealed);
 }
 
-/* Once round the parts of the store, and back to where the hand was. */
+/* Once round these parts of the store, and back to where the hand was. */
 static void
-reseal_round(Round *round, int64 max_rows)
+reseal_round(Round *round, const List *tables, int64 max_rows)
 {
-	int			first = part_of_hand();
+	int			count = list_length(tables);
+	int			first = part_of_hand(tables);
 	ItemPointerData start = reseal_hand;
 
-	if (parts_count() == 0)
-		return;
-	for (int i = 0; i <= parts_count(); i++)
+	for (int i = 0; i <= count && round->sealed < max_rows; i++)
 	{
-		int			number = (first + i) % parts_count();
+		Oid			part = list_nth_oid(tables, (first + i) % count);
 		ItemPointerData to = start;
 
 		if (i > 0)
 			ItemPointerSet(&reseal_hand, 0, 0);
-		if (i < parts_count())
-			ItemPointerSet(&to, bulk_pages(parts_get(number)->table), 0);
-		reseal_stretch(round, number, to, max_rows);
-		if (round->sealed >= max_rows)
-			return;
+		if (i < count)
+			ItemPointerSet(&to, bulk_pages(part), 0);
+		reseal_stretch(round, part, to, max_rows);
+	}
+}
+
+/*
+ * A partition that was attached during the round has rows of a part that we had
+ * not read yet.
+ */
+static void
+reseal_store(Round *round, int64 max_rows)
+{
+	List	   *seen = NIL;
+	List	   *tables;
+
+	while (round->sealed < max_rows && (tables = parts_besides(seen)) != NIL)
+	{
+		reseal_round(round, tables, max_rows);
+		seen = list_concat(seen, tables);
+		round->catalog = catalog_open(RowExclusiveLock);
 	}
 }
 
@@ -242,7 +270,7 @@ reseal(int64 max_rows)
 
 	round.catalog = catalog_open(RowExclusiveLock);
 	caller = as_owner_in_call(round.catalog);
-	reseal_round(&round, max_rows);
+	reseal_store(&round, max_rows);
 	as_owner_end(&caller);
 	tell_round(&round);
 	return round.sealed;

@@ -194,7 +194,9 @@ static void
 prepare_plan(Statement *statement, const Catalog *catalog)
 {
 	char	   *part = OidIsValid(statement->part) ? get_rel_name(statement->part) : NULL;
-	char	   *sql = psprintf(statement->text, quote_identifier(catalog->schema),
+	/* the owner may have moved a partition to another schema */
+	char	   *schema = part != NULL ? get_namespace_name(get_rel_namespace(statement->part)) : NULL;
+	char	   *sql = psprintf(statement->text, quote_identifier(schema != NULL ? schema : catalog->schema),
 							   part != NULL ? quote_identifier(part) : "");
 	Oid			types[STATEMENT_PARAMETERS];
 	SPIPlanPtr	plan;

@@ -186,6 +186,7 @@ lock_part(const Catalog *catalog, const Record *record)
 		LockRelationOid(part, RowExclusiveLock);
 		if (!catalog_has_news())
 			return part;
+		CHECK_FOR_INTERRUPTS();
 		catalog = catalog_open(RowExclusiveLock);
 	}
 }
