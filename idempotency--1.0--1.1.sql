@@ -275,9 +275,17 @@ $$;
 COMMENT ON FUNCTION @extschema@.idem_new_partitions(regclass, timestamptz[]) IS
 	'internal: makes tables that are to be partitions of the store';
 
+-- The rows of a table that are moved must not be in it when a partition is attached, and
+-- logical subscribers hear of them only if they come to a table that is a partition.
+CREATE FUNCTION @extschema@.idem_move_rows(take pg_catalog.text, meanwhile pg_catalog.text, give pg_catalog.text)
+RETURNS pg_catalog.void
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_move_rows(text, text, text) IS
+	'internal: runs three commands; the rows that the first one returns are the table "moved" of the third, which runs if there are any';
+
 -- While the default partition is locked, its rows are searched for those that
 -- belong to the new partitions, so it must be small, or a validated check must
--- say that it has none.
+-- say that it has none. A row that moves is not new: no trigger on INSERT fires.
 CREATE FUNCTION @extschema@.idem_attach_partitions(store pg_catalog.regclass, rest pg_catalog.regclass,
 	parts pg_catalog.regclass[], starts pg_catalog.timestamptz[], ends pg_catalog.timestamptz[])
 RETURNS pg_catalog.void
@@ -287,14 +295,31 @@ AS $$
 DECLARE
 	is_checked bool := EXISTS (SELECT FROM pg_constraint
 		WHERE conrelid = rest AND conname = 'idempotency_store_window' AND convalidated);
+	schema_name text := (SELECT quote_ident(n.nspname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = store);
+	names text := (SELECT string_agg(quote_ident(attname), ', ') FROM pg_attribute
+		WHERE attrelid = rest AND attnum > 0 AND NOT attisdropped AND attgenerated = '');
+	attach text;
+	command text;
 BEGIN
 	EXECUTE format('LOCK TABLE ONLY %s IN ACCESS EXCLUSIVE MODE', rest);
 	FOR i IN 1 .. cardinality(parts) LOOP
+		attach := format('ALTER TABLE %s ATTACH PARTITION %s FOR VALUES FROM (%L) TO (%L)', store, parts[i], starts[i], ends[i]);
 		IF NOT is_checked THEN
-			EXECUTE format('WITH moved AS (DELETE FROM ONLY %s WHERE expires_at >= %L AND expires_at < %L RETURNING *)'
-				' INSERT INTO %s SELECT * FROM moved', rest, starts[i], ends[i], parts[i]);
+			EXECUTE format('SELECT %s.idem_move_rows($1, $2, $3)', schema_name) USING
+				format('DELETE FROM ONLY %s WHERE expires_at >= %L AND expires_at < %L RETURNING %s', rest, starts[i], ends[i], names),
+				attach,
+				format('ALTER TABLE %1$s DISABLE TRIGGER USER; INSERT INTO %1$s (%2$s) SELECT %2$s FROM moved', parts[i], names);
+			FOR command IN
+				SELECT format('ALTER TABLE %s ENABLE %s TRIGGER %I', parts[i],
+					CASE above.tgenabled WHEN 'R' THEN 'REPLICA' WHEN 'A' THEN 'ALWAYS' ELSE '' END, t.tgname)
+				FROM pg_trigger t JOIN pg_trigger above ON above.oid = t.tgparentid
+				WHERE t.tgrelid = parts[i] AND t.tgenabled <> above.tgenabled
+			LOOP
+				EXECUTE command;
+			END LOOP;
+		ELSE
+			EXECUTE attach;
 		END IF;
-		EXECUTE format('ALTER TABLE %s ATTACH PARTITION %s FOR VALUES FROM (%L) TO (%L)', store, parts[i], starts[i], ends[i]);
 	END LOOP;
 END
 $$;
@@ -1106,7 +1131,7 @@ BEGIN
 			FROM pg_proc p JOIN pg_extension e ON p.pronamespace = e.extnamespace
 			WHERE e.extname = 'idempotency' AND p.proname IN ('idem_adopt_partition', 'idem_attach_partitions', 'idem_check_owner', 'idem_check_store', 'idem_clear_store',
 				'idem_close_window', 'idem_disown_partition', 'idem_drop_partitions', 'idem_leave_window', 'idem_lock_store',
-				'idem_make_partitions', 'idem_make_window', 'idem_merge_partitions', 'idem_new_partitions',
+				'idem_make_partitions', 'idem_make_window', 'idem_merge_partitions', 'idem_move_rows', 'idem_new_partitions',
 				'idem_open_window', 'idem_partition_store', 'idem_rest_of_store', 'idem_settle_window',
 				'idem_store_surroundings', 'idem_stretches', 'idem_take_partition', 'idem_tend_partitions',
 				'idem_unpartition_store',

@@ -1,4 +1,4 @@
--- A store that is partitioned by expiry: FAILURES 106 to 112.
+-- A store that is partitioned by expiry: FAILURES 106 to 112, 136.
 \pset format unaligned
 \pset tuples_only on
 \set VERBOSITY terse
@@ -151,6 +151,10 @@ CREATE FUNCTION partitions_fire() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN R
 CREATE TRIGGER partitions_trigger BEFORE INSERT ON idempotency_store FOR EACH ROW EXECUTE FUNCTION partitions_fire();
 CREATE TRIGGER partitions_off BEFORE INSERT ON idempotency_store FOR EACH ROW EXECUTE FUNCTION partitions_fire();
 ALTER TABLE idempotency_store DISABLE TRIGGER partitions_off;
+CREATE TRIGGER partitions_replica BEFORE INSERT ON idempotency_store FOR EACH ROW EXECUTE FUNCTION partitions_fire();
+ALTER TABLE idempotency_store ENABLE REPLICA TRIGGER partitions_replica;
+CREATE TRIGGER partitions_always AFTER INSERT ON idempotency_store FOR EACH ROW EXECUTE FUNCTION partitions_fire();
+ALTER TABLE idempotency_store ENABLE ALWAYS TRIGGER partitions_always;
 CREATE VIEW partitions_view WITH (security_barrier) AS SELECT scope, idempotency_key FROM idempotency_store WHERE status = 'COMPLETED';
 CREATE FUNCTION pg_temp.around() RETURNS SETOF text LANGUAGE sql AS $$
 	SELECT unnest(idem_store_surroundings('idempotency_store'))
@@ -162,6 +166,12 @@ SELECT idem_partition_store('4 hours');
 SELECT * FROM before EXCEPT SELECT * FROM pg_temp.around();
 SELECT pg_temp.run('seen');
 SELECT idempotency_key FROM partitions_view WHERE idempotency_key = 'seen';
+-- A record that moves to a new partition is not new to a trigger; other records are.
+SELECT pg_temp.run('moves', '1 year');
+SELECT idem_make_partitions('idempotency_store', 'idempotency_store_default', ARRAY[now() + interval '300 days'], ARRAY[now() + interval '400 days']);
+SELECT s ~ 'COMPLETED [0-9]' AS moved FROM pg_temp.stored() s WHERE s LIKE 'moves%';
+SELECT pg_temp.run('stays', '1 year');
+SELECT tgrelid::regclass::text ~ '_2' AS is_partition, tgname, tgenabled FROM pg_trigger WHERE tgname LIKE 'partitions%' GROUP BY 1, 2, 3 ORDER BY 1, 2;
 SELECT told(idem_begin('flight', lease => '1 hour'));
 SELECT kind FROM idempotency_in_flight WHERE idempotency_key = 'flight';
 SELECT count(*) FROM pg_class c, aclexplode(c.relacl) a WHERE c.relname ~ '^idempotency_store_2' AND a.grantee <> c.relowner;

@@ -91,6 +91,7 @@ my %call = (
 	idem_make_partitions => q{SELECT idem_partition_store('1 hour')|SELECT idem_make_partitions('idempotency_store', 'idempotency_store_default', '{2001-01-01}', '{2001-01-02}')},
 	idem_make_window => q{SELECT idem_partition_store('1 hour')|SELECT idem_make_window('idempotency_store', 'idempotency_store_default', 3600, 86400)},
 	idem_merge_partitions => q{SELECT idem_partition_store('1 hour')|SELECT idem_merge_partitions('idempotency_store', 'idempotency_store_default', 1)},
+	idem_move_rows => q{SELECT idem_move_rows('SELECT 1', 'SELECT 2', 'SELECT 3')},
 	idem_new_partitions => q{SELECT idem_new_partitions('idempotency_store', '{2001-01-01}')},
 	idem_open_window => q{SELECT idem_partition_store('1 hour')|SELECT idem_open_window('idempotency_store_default', '2001-01-01', '2001-01-02')},
 	idem_distribute_store => q{SELECT idem_distribute_store('idempotency_store')},

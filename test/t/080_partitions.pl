@@ -1,4 +1,4 @@
-# A store that is partitioned by expiry, in a server's life (FAILURES 106 to 112):
+# A store that is partitioned by expiry, in a server's life (FAILURES 106 to 112, 136):
 # the collector, load while it is made and unmade, dumps, replication, a standby.
 use strict;
 use warnings;
@@ -118,6 +118,16 @@ $subscriber->wait_for_subscription_sync($node, 'records');
 query(q{SELECT idem_complete('leased', '"done"', fence => (SELECT fence FROM idempotency_store WHERE idempotency_key = 'leased'), retention => '2 hours')});
 $node->wait_for_catchup('records');
 is($subscriber->safe_psql('postgres', $contents), query($contents), 'a subscriber has the same records in one table');
+# a partition comes for records of the default one; a long response is stored out of line
+query(q{BEGIN; SELECT idem_begin('moves ' || n) FROM generate_series(1, 100) n;
+	SELECT idem_complete('moves ' || n, to_jsonb((SELECT string_agg(md5(n || ' ' || m), '') FROM generate_series(1, CASE n WHEN 1 THEN 1000 ELSE 1 END) m)),
+		retention => '1 year') FROM generate_series(1, 100) n; COMMIT});
+ok($node->poll_query_until('postgres', q{SELECT idem_make_partitions('idempotency_store', 'idempotency_store_default', ARRAY[now() + interval '300 days'], ARRAY[now() + interval '400 days'])}),
+	'a partition is made');
+is(query(q{SELECT p.state, count(*) FROM idempotency_store s JOIN pg_class c ON c.oid = s.tableoid JOIN idempotency_partitions p ON p.name = c.relname
+	WHERE idempotency_key LIKE 'moves %' GROUP BY 1}), 'ahead|100', 'for records of the default one');
+$node->wait_for_catchup('records');
+is($subscriber->safe_psql('postgres', $contents), query($contents), 'the subscriber has them still');
 query(q{SELECT idem_unpartition_store()});
 is(query(q{SELECT count(*) FROM pg_publication_rel WHERE prrelid = 'idempotency_store'::regclass}), '1', 'the publication stays with the name');
 $subscriber->safe_psql('postgres', 'DROP SUBSCRIPTION records');

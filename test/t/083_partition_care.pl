@@ -96,6 +96,14 @@ query("ALTER TABLE idempotency_store DETACH PARTITION $detached");
 query(q{SET idempotency.retention = '3 d'; SELECT idem_gc()});
 is(query("SELECT relname FROM pg_inherits JOIN pg_class ON oid = inhrelid WHERE relname ~ '^$detached'"), $detached . '_', 'its name is taken, so another is found');
 
+# a generated column: it cannot be written, but records move with it
+query(<<'SQL');
+ALTER TABLE idempotency_store ADD COLUMN twice int GENERATED ALWAYS AS (attempt * 2) STORED;
+INSERT INTO idempotency_store (idempotency_key, expires_at, status) VALUES ('generated', now() + interval '450 days', 'COMPLETED');
+SELECT make_partition(now() + interval '400 days', now() + interval '500 days');
+SQL
+is(query(q{SELECT twice, tableoid::regclass <> 'idempotency_store_default'::regclass FROM idempotency_store WHERE idempotency_key = 'generated'}), '2|t', 'a record moves with a generated column');
+
 query(<<'SQL');
 CREATE SCHEMA elsewhere;
 SELECT make_partition(now() - interval '5 days', now() - interval '4 days');

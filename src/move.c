@@ -1,0 +1,74 @@
+/*
+ * move.c
+ *		Internal SQL function: moves rows to a table that becomes a partition of
+ *		the store meanwhile.
+ *
+ * The rows must have left the default partition when the table is attached, and
+ * logical subscribers hear of them only if they come afterwards.  In between
+ * they are in a tuplestore: a table for them would need rights, and a
+ * permanent one would be published itself.  Responses that are stored out of line
+ * stay where they are until the rows have arrived.
+ */
+#include "postgres.h"
+
+#include "executor/spi.h"
+#include "fmgr.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/fmgrprotos.h"
+#include "utils/queryenvironment.h"
+#include "utils/tuplestore.h"
+
+#include "arguments.h"
+#include "compat.h"
+
+/* what the last command calls the rows */
+#define MOVED "moved"
+
+SQL_FUNCTION(idem_move_rows);
+
+/* What a command has just returned, as a table for the next ones. */
+static void
+name_rows(const SPITupleTable *rows)
+{
+	EphemeralNamedRelation moved = palloc0(sizeof(EphemeralNamedRelationData));
+	Tuplestorestate *store = tuplestore_begin_heap(false, false, work_mem);
+	int			result;
+
+	for (uint64 i = 0; i < rows->numvals; i++)
+		tuplestore_puttuple(store, rows->vals[i]);
+	moved->md.name = pstrdup(MOVED);
+	moved->md.tupdesc = rows->tupdesc;
+	moved->md.enrtype = ENR_NAMED_TUPLESTORE;
+	moved->md.enrtuples = rows->numvals;
+	moved->reldata = store;
+	result = SPI_register_relation(moved);
+	if (result != SPI_OK_REL_REGISTER)
+		elog(ERROR, "could not keep rows that move: %s", SPI_result_code_string(result));
+}
+
+/*
+ * idem_move_rows(take, meanwhile, give): three commands; the rows that the first
+ * one returns are the table "moved" of the last one, which runs if there are any.
+ */
+Datum
+idem_move_rows(PG_FUNCTION_ARGS)
+{
+	char	   *take = text_to_cstring(required_text(fcinfo, 0, "take"));
+	char	   *meanwhile = text_to_cstring(required_text(fcinfo, 1, "meanwhile"));
+	char	   *give = text_to_cstring(required_text(fcinfo, 2, "give"));
+	SPITupleTable *rows;
+
+	if (SPI_connect() != SPI_OK_CONNECT)
+		elog(ERROR, "could not connect to SPI");
+	(void) SPI_execute(take, false, 0);
+	rows = SPI_tuptable;
+	(void) SPI_execute(meanwhile, false, 0);
+	if (rows != NULL && rows->numvals > 0)
+	{
+		name_rows(rows);
+		(void) SPI_execute(give, false, 0);
+	}
+	SPI_finish();
+	PG_RETURN_VOID();
+}
