@@ -148,8 +148,8 @@ $standby->stop;
 
 # ---- the collector ----
 
-query('SELECT idem_unpartition_store()');
 query('TRUNCATE idempotency_store');
+query('SELECT idem_unpartition_store()');
 query(q{ALTER SYSTEM SET idempotency.retention = '2s'});
 $node->reload;
 ok($node->poll_query_until('postgres', q{SELECT current_setting('idempotency.retention') = '2s'}), 'new sessions have the setting');
