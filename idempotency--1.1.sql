@@ -1340,8 +1340,10 @@ BEGIN
 		rest, names, names, store, names,
 		(SELECT string_agg('EXCLUDED.' || name, ', ') FROM string_to_table(names, ', ') name));
 	-- whoever wrote rows past the extension may have used fences that the sequence has not reached
-	EXECUTE format('SELECT setval(%L, max(fence)) FROM %s HAVING max(fence) > (SELECT last_value FROM %s.idempotency_fence)',
-		schema_name || '.idempotency_fence', store, schema_name);
+	IF has_sequence_privilege(schema_name || '.idempotency_fence', 'UPDATE') THEN
+		EXECUTE format('SELECT setval(%L, max(fence)) FROM %s HAVING max(fence) > (SELECT last_value FROM %s.idempotency_fence)',
+			schema_name || '.idempotency_fence', store, schema_name);
+	END IF;
 	FOREACH command IN ARRAY surroundings LOOP
 		EXECUTE command;
 	END LOOP;
