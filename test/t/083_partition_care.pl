@@ -122,7 +122,7 @@ is(query(q{SELECT count(*) FROM idempotency_partitions WHERE range_end < now() -
 query(<<'SQL');
 SELECT make_partition(now() - interval '3 days', now() - interval '2 days');
 INSERT INTO idempotency_store (idempotency_key, expires_at, status, fence, lease_expires_at) VALUES
-	('fence', now() - interval '60 hours', 'COMPLETED', 1000000, NULL), ('lease', now() - interval '60 hours', 'PENDING', 1000001, now() + interval '1 hour');
+	('greatest', now() - interval '60 hours', 'COMPLETED', 9223372036854775807, NULL), ('fence', now() - interval '60 hours', 'COMPLETED', 1000000, NULL), ('lease', now() - interval '60 hours', 'PENDING', 1000001, now() + interval '1 hour');
 SELECT idem_unpartition_store();
 SQL
 is(query(q{SELECT relkind FROM pg_class WHERE oid = 'idempotency_store'::regclass}), 'r', 'one table');
