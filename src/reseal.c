@@ -229,7 +229,7 @@ reseal_round(Round *round, const List *tables, int64 max_rows)
 
 	for (int i = 0; i <= count && round->sealed < max_rows; i++)
 	{
-		Oid			part = list_nth_oid(tables, (first + i) % count);
+		Oid			part = list_nth_oid(tables, first + i < count ? first + i : first + i - count);
 		ItemPointerData to = start;
 
 		if (i > 0)
