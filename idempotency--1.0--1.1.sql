@@ -720,12 +720,10 @@ BEGIN
 		' OR (status = ''PENDING'' AND lease_expires_at > clock_timestamp()) ORDER BY scope, idempotency_key, expires_at DESC ON CONFLICT (scope, idempotency_key) DO UPDATE SET (%s) = (%s) WHERE old.expires_at < EXCLUDED.expires_at',
 		rest, names, names, store, names,
 		(SELECT string_agg('EXCLUDED.' || name, ', ') FROM string_to_table(names, ', ') name));
-	-- whoever wrote rows past the extension may have used fences that the sequence has not reached; above the greatest there is none
-	IF has_sequence_privilege(schema_name || '.idempotency_fence', 'UPDATE') THEN
-		EXECUTE format('SELECT setval(%L, max(fence)) FROM %s WHERE fence < 9223372036854775807'
-			' HAVING max(fence) > (SELECT last_value FROM %s.idempotency_fence)',
-			schema_name || '.idempotency_fence', store, schema_name);
-	END IF;
+	-- rows that were written past the extension may have fences that the sequence has not reached;
+	-- the greatest of all numbers is left out, as no fence could follow it
+	EXECUTE format('SELECT setval(%L, max(fence)) FROM %s WHERE fence < 9223372036854775807'
+		' HAVING max(fence) > (SELECT last_value FROM %s.idempotency_fence)', schema_name || '.idempotency_fence', store, schema_name);
 	FOREACH command IN ARRAY surroundings LOOP
 		EXECUTE command;
 	END LOOP;

@@ -61,7 +61,7 @@ empty_part(const Catalog *catalog, Oid part, TimestampTz now)
 {
 	Content		content;
 
-	/* whoever waits for us may not wait for VACUUM FULL as well */
+	/* if we waited here, for VACUUM FULL say, others would wait for us */
 	if (!ConditionalLockRelationOid(part, RowExclusiveLock) || is_empty(part))
 		return 0;
 	content = bulk_content(catalog, part, now);

@@ -51,16 +51,19 @@ INSERT INTO idempotency_store (idempotency_key, expires_at, status)
 	VALUES ('in a partition', now() - interval '60 hours', 'COMPLETED'), ('by default', now() - interval '10 days', 'COMPLETED');
 CREATE FUNCTION forbid() RETURNS event_trigger LANGUAGE plpgsql AS $$
 BEGIN
-	RAISE 'no tables today' USING DETAIL = 'secret';
+	RAISE 'no tables today' USING DETAIL = 'secret', ERRCODE = current_setting('care.code');
 END
 $$;
 CREATE EVENT TRIGGER forbid ON ddl_command_start WHEN TAG IN ('CREATE TABLE') EXECUTE FUNCTION forbid();
 SQL
 my ($collected, $messages) = ('', '');
-$node->psql('postgres', q{SET idempotency.retention = '3 d'; SELECT idem_gc()}, stdout => \$collected, stderr => \$messages);
+$node->psql('postgres', q{SET idempotency.retention = '3 d'; SET care.code = 'P0001'; SELECT idem_gc()}, stdout => \$collected, stderr => \$messages);
 is($collected, '2', 'what has expired is collected, in the partitions and in the default one');
 like($messages, qr/WARNING:  could not care for the partitions of the store: no tables today\nHINT:  Collection goes on/, 'there is a warning');
 unlike($messages, qr/secret/, 'without the detail of the error');
+$node->psql('postgres', q{SET idempotency.retention = '3 d'; SET care.code = '55P03'; SELECT idem_gc()}, stderr => \$messages);
+is($messages, '', 'a lock that is not free is no trouble');
+is(sqlstate($node, "SET idempotency.retention = '3 d'; SET care.code = '$_'; SELECT idem_gc()"), $_, "but $_ ends it") for qw(57014 53100);
 my $before = query('SELECT count(*) FROM idempotency_partitions');
 query(q{DROP EVENT TRIGGER forbid; SET idempotency.retention = '3 d'; SELECT idem_gc()});
 cmp_ok(query('SELECT count(*) FROM idempotency_partitions'), '>', $before, 'the next time makes them');
