@@ -730,7 +730,7 @@ BEGIN
 		EXECUTE command;
 	END LOOP;
 	EXECUTE format('ALTER TABLE %s OWNER TO %I', part, owner);
-	EXECUTE format('SELECT %I.idem_adopt_partition(%L)', (SELECT n.nspname
+	EXECUTE format('SELECT %I.idem_adopt_partition(%L::pg_catalog.regclass)', (SELECT n.nspname
 		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'idempotency'), part::oid);
 END
 $$;
@@ -867,17 +867,22 @@ DECLARE
 	schema_name text;
 	owner name;
 	range_start timestamptz;
+	base text;
 	part text;
+	number int;
 	parts regclass[] := '{}';
 BEGIN
 	SELECT quote_ident(n.nspname), pg_get_userbyid(c.relowner) INTO schema_name, owner
 		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = model;
 	FOREACH range_start IN ARRAY starts LOOP
-		part := schema_name || '.idempotency_store_' || to_char(range_start AT TIME ZONE 'UTC',
+		base := schema_name || '.idempotency_store_' || to_char(range_start AT TIME ZONE 'UTC',
 			CASE WHEN date_trunc('second', range_start) = range_start THEN 'YYYYMMDD_HH24MISS' ELSE 'YYYYMMDD_HH24MISSUS' END);
 		-- somebody may have detached a partition of that name, and kept it
+		part := base;
+		number := 0;
 		WHILE to_regclass(part) IS NOT NULL LOOP
-			part := part || '_';
+			number := number + 1;
+			part := base || '_' || number;
 		END LOOP;
 		EXECUTE format('CREATE TABLE %s (LIKE %s INCLUDING ALL)'
 			' WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_limit = 1000)', part, model);
@@ -885,7 +890,7 @@ BEGIN
 		IF EXISTS (SELECT FROM pg_constraint WHERE conrelid = part::regclass AND conname = 'idempotency_store_window') THEN
 			EXECUTE format('ALTER TABLE %s DROP CONSTRAINT idempotency_store_window', part);
 		END IF;
-		EXECUTE format('SELECT %s.idem_take_partition(%L, %L)', schema_name, part, owner);
+		EXECUTE format('SELECT %s.idem_take_partition($1, $2)', schema_name) USING part::regclass, owner;
 		parts := parts || part::regclass;
 	END LOOP;
 	RETURN parts;
@@ -900,16 +905,18 @@ CREATE FUNCTION @extschema@.idem_move_rows(take pg_catalog.text, meanwhile pg_ca
 RETURNS pg_catalog.void
 AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.idem_move_rows(text, text, text) IS
-	'internal: runs three commands; the rows that the first one returns are the table "moved" of the third, which runs if there are any';
+	'internal: runs three commands as the owner of the store; the rows that the first one returns are the table "moved" of the third, which runs if there are any';
 
 -- While the default partition is locked, its rows are searched for those that
 -- belong to the new partitions, so it must be small, or a validated check must
--- say that it has none. A row that moves is not new: no trigger on INSERT fires.
+-- say that it has none. A row that moves is neither new nor gone: no trigger fires.
 CREATE FUNCTION @extschema@.idem_attach_partitions(store pg_catalog.regclass, rest pg_catalog.regclass,
 	parts pg_catalog.regclass[], starts pg_catalog.timestamptz[], ends pg_catalog.timestamptz[])
 RETURNS pg_catalog.void
 LANGUAGE plpgsql VOLATILE STRICT PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
+SET timezone = 'UTC'
+SET datestyle = 'ISO'
 AS $$
 DECLARE
 	is_checked bool := EXISTS (SELECT FROM pg_constraint
@@ -917,15 +924,20 @@ DECLARE
 	schema_name text := (SELECT quote_ident(n.nspname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = store);
 	names text := (SELECT string_agg(quote_ident(attname), ', ') FROM pg_attribute
 		WHERE attrelid = rest AND attnum > 0 AND NOT attisdropped AND attgenerated = '');
+	enable text[];
 	attach text;
 	command text;
 BEGIN
 	EXECUTE format('LOCK TABLE ONLY %s IN ACCESS EXCLUSIVE MODE', rest);
+	SELECT array_agg(format('ALTER TABLE ONLY %s ENABLE %s TRIGGER %I', rest,
+			CASE tgenabled WHEN 'R' THEN 'REPLICA' WHEN 'A' THEN 'ALWAYS' ELSE '' END, tgname))
+		INTO enable FROM pg_trigger WHERE tgrelid = rest AND NOT tgisinternal AND tgenabled <> 'D';
 	FOR i IN 1 .. cardinality(parts) LOOP
 		attach := format('ALTER TABLE %s ATTACH PARTITION %s FOR VALUES FROM (%L) TO (%L)', store, parts[i], starts[i], ends[i]);
 		IF NOT is_checked THEN
 			EXECUTE format('SELECT %s.idem_move_rows($1, $2, $3)', schema_name) USING
-				format('DELETE FROM ONLY %s WHERE expires_at >= %L AND expires_at < %L RETURNING %s', rest, starts[i], ends[i], names),
+				format('ALTER TABLE ONLY %1$s DISABLE TRIGGER USER; DELETE FROM ONLY %1$s WHERE expires_at >= %2$L AND expires_at < %3$L RETURNING %4$s',
+					rest, starts[i], ends[i], names),
 				attach,
 				format('ALTER TABLE %1$s DISABLE TRIGGER USER; INSERT INTO %1$s (%2$s) SELECT %2$s FROM moved', parts[i], names);
 			FOR command IN
@@ -933,6 +945,7 @@ BEGIN
 					CASE above.tgenabled WHEN 'R' THEN 'REPLICA' WHEN 'A' THEN 'ALWAYS' ELSE '' END, t.tgname)
 				FROM pg_trigger t JOIN pg_trigger above ON above.oid = t.tgparentid
 				WHERE t.tgrelid = parts[i] AND t.tgenabled <> above.tgenabled
+				UNION ALL SELECT unnest(enable)
 			LOOP
 				EXECUTE command;
 			END LOOP;
@@ -971,6 +984,8 @@ CREATE FUNCTION @extschema@.idem_stretches(range_start pg_catalog.timestamptz, r
 	OUT starts pg_catalog.timestamptz[], OUT ends pg_catalog.timestamptz[])
 LANGUAGE plpgsql STABLE STRICT PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
+SET timezone = 'UTC'
+SET datestyle = 'ISO'
 AS $$
 BEGIN
 	EXECUTE format('SELECT coalesce(array_agg(first ORDER BY first), ''{}''), coalesce(array_agg(last ORDER BY first), ''{}'') FROM ('
@@ -1081,6 +1096,8 @@ RETURNS pg_catalog.void
 LANGUAGE plpgsql VOLATILE STRICT PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 SET lock_timeout = '20ms'
+SET timezone = 'UTC'
+SET datestyle = 'ISO'
 AS $$
 DECLARE
 	schema_name text := (SELECT quote_ident(n.nspname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = store);
@@ -1120,6 +1137,8 @@ RETURNS pg_catalog.void
 LANGUAGE plpgsql VOLATILE STRICT PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 SET lock_timeout = '20ms'
+SET timezone = 'UTC'
+SET datestyle = 'ISO'
 AS $$
 DECLARE
 	schema_name text := (SELECT quote_ident(n.nspname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = store);
@@ -1129,15 +1148,23 @@ BEGIN
 		' JOIN pg_class c ON c.relname = p.name AND c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = $1)'
 		' WHERE p.range_end < $2 AND pg_relation_size(c.oid) = 0', schema_name) USING store, before
 	LOOP
-		EXECUTE format('LOCK TABLE ONLY %s, ONLY %s IN ACCESS EXCLUSIVE MODE', store, part);
-		-- a row may have come before the lock
-		IF pg_relation_size(part) = 0 THEN
-			EXECUTE format('SELECT %s.idem_disown_partition(%L)', schema_name, part::oid);
-			EXECUTE format('DROP TABLE %s', part);
-		END IF;
+		BEGIN
+			EXECUTE format('LOCK TABLE ONLY %s, ONLY %s IN ACCESS EXCLUSIVE MODE', store, part);
+			-- a row may have come before the lock
+			IF pg_relation_size(part) = 0 THEN
+				EXECUTE format('SELECT %s.idem_disown_partition($1)', schema_name) USING part;
+				EXECUTE format('DROP TABLE %s', part);
+			END IF;
+		EXCEPTION
+			WHEN lock_not_available THEN
+				RETURN;
+			-- anybody can make a view of it
+			WHEN dependent_objects_still_exist THEN
+				RAISE WARNING 'cannot drop partition %, as other objects depend on it', part
+					USING ERRCODE = 'dependent_objects_still_exist',
+					HINT = 'Drop these objects: pg_depend shows which they are.';
+		END;
 	END LOOP;
-EXCEPTION WHEN lock_not_available THEN
-	RETURN;
 END
 $$;
 COMMENT ON FUNCTION @extschema@.idem_drop_partitions(regclass, timestamptz) IS
@@ -1164,7 +1191,7 @@ BEGIN
 		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
 		JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'idempotency_store'
 		WHERE e.extname = 'idempotency';
-	EXECUTE format('SELECT %s.idem_check_owner(%L)', schema_name, store::oid);
+	EXECUTE format('SELECT %s.idem_check_owner($1)', schema_name) USING store;
 	-- idem_gc() may be called in such a transaction; another visit does what is left here
 	IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
 		RETURN;
@@ -1176,7 +1203,7 @@ BEGIN
 		RETURN;
 	END;
 	store := to_regclass(schema_name || '.idempotency_store');
-	EXECUTE format('SELECT %s.idem_rest_of_store(%L)', schema_name, store::oid) INTO rest;
+	EXECUTE format('SELECT %s.idem_rest_of_store($1)', schema_name) INTO rest USING store;
 	EXECUTE format('SELECT extract(epoch FROM period), leaving, window_start IS NOT NULL FROM %s.idempotency_partitioning', schema_name)
 		INTO step, is_leaving, in_window;
 	IF rest IS NULL OR step IS NULL THEN
@@ -1217,6 +1244,7 @@ DECLARE
 	command text;
 	step numeric := extract(epoch FROM period);
 	retention numeric := extract(epoch FROM coalesce(current_setting('idempotency.retention', true), '24 h')::interval);
+	patience text := current_setting('lock_timeout');
 	starts timestamptz[] := '{}';
 	ends timestamptz[] := '{}';
 	parts regclass[];
@@ -1229,7 +1257,7 @@ BEGIN
 		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
 		JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'idempotency_store'
 		WHERE e.extname = 'idempotency';
-	EXECUTE format('SELECT %1$s.idem_check_owner(%2$L), %1$s.idem_require_read_committed()', schema_name, store::oid);
+	EXECUTE format('SELECT %1$s.idem_check_owner($1), %1$s.idem_require_read_committed()', schema_name) USING store;
 	IF ceil(retention / step) > 29 THEN
 		RAISE WARNING 'a period of % is short for a retention of %', period, coalesce(current_setting('idempotency.retention', true), '24 h')
 			USING DETAIL = format('Live records would be in %s partitions, and each begin looks into all of them. There are no more than 32; the other records are in the default partition.', ceil(retention / step)),
@@ -1241,10 +1269,10 @@ BEGIN
 		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
 		JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'idempotency_store'
 		WHERE e.extname = 'idempotency';
-	EXECUTE format('SELECT %s.idem_rest_of_store(%L)', schema_name, store::oid) INTO rest;
+	EXECUTE format('SELECT %s.idem_rest_of_store($1)', schema_name) INTO rest USING store;
 	IF rest IS NULL THEN
 		owner := pg_get_userbyid((SELECT relowner FROM pg_class WHERE oid = store));
-		EXECUTE format('SELECT %1$s.idem_check_store(%2$L)', schema_name, store::oid);
+		EXECUTE format('SELECT %s.idem_check_store($1)', schema_name) USING store;
 		-- of a large one, idem_tend_partitions makes the partitions
 		IF pg_relation_size(store) <= 262144 THEN
 			EXECUTE format('SELECT s.starts, s.ends FROM %s.idem_stretches(to_timestamp(floor($1 / $2) * $2),'
@@ -1252,7 +1280,9 @@ BEGIN
 				INTO starts, ends USING extract(epoch FROM clock_timestamp()), step, retention;
 		END IF;
 		EXECUTE format('SELECT %s.idem_new_partitions($1, $2)', schema_name) INTO parts USING store, starts;
-		EXECUTE format('SELECT %1$s.idem_lock_store(%2$L, 200), %1$s.idem_check_store(%2$L)', schema_name, store::oid);
+		EXECUTE format('SELECT %1$s.idem_lock_store($1, 200), %1$s.idem_check_store($1)', schema_name) USING store;
+		-- sessions wait behind it from now on
+		SET LOCAL lock_timeout = '50ms';
 		IF pg_relation_size(store) > 1048576 THEN
 			-- it has become large meanwhile
 			FOREACH part IN ARRAY parts LOOP
@@ -1261,8 +1291,8 @@ BEGIN
 			END LOOP;
 			parts := '{}';
 		END IF;
-		EXECUTE format('SELECT %s.idem_store_surroundings(%L)', schema_name, store::oid) INTO surroundings;
-		EXECUTE format('SELECT %s.idem_clear_store(%L)', schema_name, store::oid);
+		EXECUTE format('SELECT %s.idem_store_surroundings($1)', schema_name) INTO surroundings USING store;
+		EXECUTE format('SELECT %s.idem_clear_store($1)', schema_name) USING store;
 		rest := store;
 		EXECUTE format('ALTER TABLE %s.idempotency_store RENAME TO idempotency_store_default', schema_name);
 		EXECUTE format('CREATE TABLE %1$s.idempotency_store (LIKE %1$s.idempotency_store_default'
@@ -1272,11 +1302,12 @@ BEGIN
 		EXECUTE format('ALTER TABLE %s REPLICA IDENTITY FULL', store);
 		EXECUTE format('COMMENT ON TABLE %s IS %L', store, obj_description(rest, 'pg_class'));
 		EXECUTE format('ALTER TABLE %s ATTACH PARTITION %s DEFAULT', store, rest);
-		EXECUTE format('SELECT %s.idem_take_partition(%L, %L)', schema_name, store, owner);
+		EXECUTE format('SELECT %s.idem_take_partition($1, $2)', schema_name) USING store, owner;
 		EXECUTE format('SELECT %s.idem_attach_partitions($1, $2, $3, $4, $5)', schema_name) USING store, rest, parts, starts, ends;
 		FOREACH command IN ARRAY surroundings LOOP
 			EXECUTE command;
 		END LOOP;
+		EXECUTE format('SET LOCAL lock_timeout = %L', patience);
 	END IF;
 	EXECUTE format('INSERT INTO %s.idempotency_partitioning (period) VALUES ($1)'
 		' ON CONFLICT (only_row) DO UPDATE SET period = EXCLUDED.period, leaving = false', schema_name) USING period;
@@ -1312,6 +1343,7 @@ CREATE FUNCTION @extschema@.idem_merge_partitions(store pg_catalog.regclass, res
 RETURNS pg_catalog.void
 LANGUAGE plpgsql VOLATILE STRICT PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
+SET lock_timeout = '50ms'
 AS $$
 DECLARE
 	schema_name text := (SELECT quote_ident(n.nspname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = store);
@@ -1319,34 +1351,51 @@ DECLARE
 	command text;
 	names text;
 	bytes bigint;
+	publication name;
 BEGIN
+	SELECT p.pubname INTO publication FROM pg_publication p WHERE p.puballtables OR EXISTS (
+		SELECT FROM pg_publication_namespace n JOIN pg_class c ON c.relnamespace = n.pnnspid WHERE n.pnpubid = p.oid AND c.oid = store);
+	IF publication IS NOT NULL THEN
+		IF max_tries > 1 THEN
+			RAISE object_not_in_prerequisite_state USING
+				MESSAGE = format('the store cannot become one table, as publication "%s" publishes all tables of its schema', publication),
+				DETAIL = 'Subscribers would get records again that they have.',
+				HINT = 'Publish the tables by their names instead.';
+		END IF;
+		RAISE WARNING 'the store does not become one table, as publication "%" publishes all tables of its schema', publication;
+		RETURN;
+	END IF;
 	-- those that are over count, too: collection looks after their fences
 	SELECT sum(pg_relation_size(inhrelid)) INTO bytes FROM pg_inherits WHERE inhparent = store AND inhrelid <> rest;
 	IF bytes > 262144 THEN
 		RETURN;
 	END IF;
-	EXECUTE format('SELECT %s.idem_lock_store(%L, $1)', schema_name, store::oid) USING max_tries;
-	EXECUTE format('SELECT %s.idem_close_window(%L)', schema_name, rest::oid);
+	EXECUTE format('SELECT %s.idem_lock_store($1, $2)', schema_name) USING store, max_tries;
+	EXECUTE format('SELECT %s.idem_close_window($1)', schema_name) USING rest;
 	SELECT string_agg(quote_ident(attname), ', ' ORDER BY attnum) INTO names
 		FROM pg_attribute WHERE attrelid = store AND attnum > 0 AND NOT attisdropped AND attgenerated = '';
-	EXECUTE format('SELECT %s.idem_store_surroundings(%L)', schema_name, store::oid) INTO surroundings;
-	EXECUTE format('SELECT %s.idem_clear_store(%L)', schema_name, store::oid);
+	EXECUTE format('SELECT %s.idem_store_surroundings($1)', schema_name) INTO surroundings USING store;
+	EXECUTE format('SELECT %s.idem_clear_store($1)', schema_name) USING store;
 	EXECUTE format('ALTER TABLE %s DETACH PARTITION %s', store, rest);
 	EXECUTE format('ALTER TABLE %s RENAME TO idempotency_store_partitioned', store);
 	EXECUTE format('ALTER TABLE %s RENAME TO idempotency_store', rest);
-	-- another row of the same name may be there besides the one that counts
-	EXECUTE format('INSERT INTO %s AS old (%s) SELECT DISTINCT ON (scope, idempotency_key) %s FROM %s WHERE expires_at > clock_timestamp()'
-		' OR (status = ''PENDING'' AND lease_expires_at > clock_timestamp()) ORDER BY scope, idempotency_key, expires_at DESC ON CONFLICT (scope, idempotency_key) DO UPDATE SET (%s) = (%s) WHERE old.expires_at < EXCLUDED.expires_at',
-		rest, names, names, store, names,
-		(SELECT string_agg('EXCLUDED.' || name, ', ') FROM string_to_table(names, ', ') name));
 	-- rows that were written past the extension may have fences that the sequence has not reached;
 	-- the greatest of all numbers is left out, as no fence could follow it
-	EXECUTE format('SELECT setval(%L, max(fence)) FROM %s WHERE fence < 9223372036854775807'
-		' HAVING max(fence) > (SELECT last_value FROM %s.idempotency_fence)', schema_name || '.idempotency_fence', store, schema_name);
+	EXECUTE format('SELECT setval(%1$L, max(fence)) FROM (SELECT fence FROM %2$s UNION ALL'
+		' SELECT old.fence FROM %2$s new CROSS JOIN LATERAL (SELECT fence FROM %3$s old'
+		' WHERE (old.scope, old.idempotency_key) = (new.scope, new.idempotency_key) LIMIT 1) old) fences'
+		' WHERE fence < (SELECT seqmax FROM pg_sequence WHERE seqrelid = %1$L::regclass)'
+		' HAVING max(fence) > (SELECT last_value - (NOT is_called)::int FROM %1$s)', schema_name || '.idempotency_fence', store, rest);
+	-- another row of the same name may be there besides the one that counts
+	EXECUTE format('SELECT %s.idem_move_rows($1, ''SELECT'', ''SELECT'')', schema_name) USING
+		format('INSERT INTO %1$s AS old (%2$s) SELECT DISTINCT ON (scope, idempotency_key) %2$s FROM %3$s WHERE expires_at > clock_timestamp()'
+			' OR (status OPERATOR(pg_catalog.=) ''PENDING'' AND lease_expires_at > clock_timestamp()) ORDER BY scope, idempotency_key, expires_at DESC'
+			' ON CONFLICT (scope, idempotency_key) DO UPDATE SET (%2$s) = (%4$s) WHERE old.expires_at < EXCLUDED.expires_at',
+			rest, names, store, (SELECT string_agg('EXCLUDED.' || name, ', ') FROM string_to_table(names, ', ') name));
 	FOREACH command IN ARRAY surroundings LOOP
 		EXECUTE command;
 	END LOOP;
-	EXECUTE format('SELECT %s.idem_disown_partition(part) FROM (SELECT inhrelid FROM pg_inherits WHERE inhparent = $1'
+	EXECUTE format('SELECT %s.idem_disown_partition(part::regclass) FROM (SELECT inhrelid FROM pg_inherits WHERE inhparent = $1'
 		' UNION ALL SELECT $1) all_parts (part)', schema_name) USING store::oid;
 	EXECUTE format('DROP TABLE %s', store);
 	EXECUTE format('DELETE FROM %s.idempotency_partitioning', schema_name);
@@ -1373,13 +1422,13 @@ BEGIN
 		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
 		JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'idempotency_store'
 		WHERE e.extname = 'idempotency';
-	EXECUTE format('SELECT %1$s.idem_check_owner(%2$L), %1$s.idem_require_read_committed()', schema_name, store::oid);
+	EXECUTE format('SELECT %1$s.idem_check_owner($1), %1$s.idem_require_read_committed()', schema_name) USING store;
 	EXECUTE format('LOCK TABLE %s.idempotency_partitioning IN SHARE ROW EXCLUSIVE MODE', schema_name);
 	SELECT quote_ident(n.nspname), c.oid INTO schema_name, store
 		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
 		JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'idempotency_store'
 		WHERE e.extname = 'idempotency';
-	EXECUTE format('SELECT %s.idem_rest_of_store(%L)', schema_name, store::oid) INTO rest;
+	EXECUTE format('SELECT %s.idem_rest_of_store($1)', schema_name) INTO rest USING store;
 	IF rest IS NULL THEN
 		RETURN;
 	END IF;
@@ -1578,7 +1627,7 @@ BEGIN
 	END IF;
 	EXECUTE 'SELECT NOT EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid = $1)' INTO is_new USING store;
 	IF is_new THEN
-		EXECUTE format('SELECT %1$s.idem_lock_store(%2$L, 200), %1$s.idem_check_store(%2$L)', schema_name, store::oid);
+		EXECUTE format('SELECT %1$s.idem_lock_store($1, 200), %1$s.idem_check_store($1)', schema_name) USING store;
 		IF EXISTS (SELECT FROM pg_trigger WHERE tgrelid = store AND NOT tgisinternal)
 			OR EXISTS (SELECT FROM pg_constraint WHERE conrelid = store AND contype = 'c')
 			OR (SELECT count(*) FROM pg_index WHERE indrelid = store) <> 1 THEN
@@ -1597,7 +1646,7 @@ BEGIN
 		EXECUTE format('SELECT greatest($1, max(fence)) FROM %s', store) INTO fence USING fence;
 	END IF;
 	EXECUTE format('SELECT %1$s.idem_on_workers($1)', schema_name)
-		USING format('SELECT %s.idem_prepare_node(%L, %L, %s)', schema_name, tenant_type, roles, fence);
+		USING format('SELECT %s.idem_prepare_node(%L::pg_catalog.text, %L::pg_catalog.text[], %s::pg_catalog.int8)', schema_name, tenant_type, roles, fence);
 	EXECUTE format('SELECT %s.idem_prepare_node($1, $2, $3)', schema_name) USING tenant_type, roles, fence;
 	IF is_new THEN
 		EXECUTE 'SELECT create_distributed_table($1, ''tenant'', colocate_with := $2)' USING store, colocate_with::text;

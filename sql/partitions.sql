@@ -166,11 +166,16 @@ SELECT idem_partition_store('4 hours');
 SELECT * FROM before EXCEPT SELECT * FROM pg_temp.around();
 SELECT pg_temp.run('seen');
 SELECT idempotency_key FROM partitions_view WHERE idempotency_key = 'seen';
--- A record that moves to a new partition is not new to a trigger; other records are.
+-- A record that moves to a new partition is neither new nor gone to a trigger; other records are.
+CREATE FUNCTION partitions_gone() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE NOTICE '% %', tg_op, old.idempotency_key; RETURN NULL; END $$;
+CREATE TRIGGER partitions_gone AFTER DELETE ON idempotency_store FOR EACH ROW EXECUTE FUNCTION partitions_gone();
+ALTER TABLE idempotency_store ENABLE ALWAYS TRIGGER partitions_gone;
 SELECT pg_temp.run('moves', '1 year');
 SELECT idem_make_partitions('idempotency_store', 'idempotency_store_default', ARRAY[now() + interval '300 days'], ARRAY[now() + interval '400 days']);
 SELECT s ~ 'COMPLETED [0-9]' AS moved FROM pg_temp.stored() s WHERE s LIKE 'moves%';
 SELECT pg_temp.run('stays', '1 year');
+DELETE FROM idempotency_store WHERE idempotency_key = 'stays';
+DROP TRIGGER partitions_gone ON idempotency_store;
 SELECT tgrelid::regclass::text ~ '_2' AS is_partition, tgname, tgenabled FROM pg_trigger WHERE tgname LIKE 'partitions%' GROUP BY 1, 2, 3 ORDER BY 1, 2;
 SELECT told(idem_begin('flight', lease => '1 hour'));
 SELECT kind FROM idempotency_in_flight WHERE idempotency_key = 'flight';

@@ -272,7 +272,7 @@ idem_gc(PG_FUNCTION_ARGS)
 	require_writable("idem_gc()");
 	sweep.max_rows = positive_count(fcinfo, 0, "max_rows");
 	catalog = catalog_open(RowExclusiveLock);
-	caller = as_owner_in_call(catalog);
+	caller = as_owner_in_call(catalog->store_owner);
 	gc_sweep(catalog, &sweep);
 	as_owner_end(&caller);
 	PG_RETURN_INT64(sweep.removed);

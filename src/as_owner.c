@@ -24,17 +24,17 @@
  * owner's code could find functions of the caller.
  */
 Caller
-as_owner_in_call(const Catalog *catalog)
+as_owner_in_call(Oid owner)
 {
 	Caller		caller = {0};
 
 	GetUserIdAndSecContext(&caller.user, &caller.context);
-	if (caller.user == catalog->store_owner)
+	if (caller.user == owner)
 		return caller;
 	caller.nest_level = NewGUCNestLevel();
 	(void) set_config_option("search_path", "\"$user\", public, pg_temp", PGC_USERSET, PGC_S_SESSION,
 							 GUC_ACTION_SAVE, true, 0, false);
-	SetUserIdAndSecContext(catalog->store_owner, caller.context |
+	SetUserIdAndSecContext(owner, caller.context |
 						   SECURITY_LOCAL_USERID_CHANGE | SECURITY_RESTRICTED_OPERATION);
 	return caller;
 }
@@ -44,12 +44,12 @@ as_owner_in_call(const Catalog *catalog)
  * Only where nothing else is done in the session.
  */
 Caller
-as_owner_until_commit(const Catalog *catalog)
+as_owner_until_commit(Oid owner)
 {
 	Caller		caller = {0};
 
 	GetUserIdAndSecContext(&caller.user, &caller.context);
-	SetUserIdAndSecContext(catalog->store_owner, caller.context | SECURITY_LOCAL_USERID_CHANGE);
+	SetUserIdAndSecContext(owner, caller.context | SECURITY_LOCAL_USERID_CHANGE);
 	return caller;
 }
 

@@ -7,8 +7,6 @@
 
 #include "postgres.h"
 
-#include "catalog.h"
-
 /* who it was before */
 typedef struct Caller
 {
@@ -17,8 +15,8 @@ typedef struct Caller
 	int			nest_level;		/* of settings; 0: nothing was changed */
 } Caller;
 
-extern Caller as_owner_in_call(const Catalog *catalog);
-extern Caller as_owner_until_commit(const Catalog *catalog);
+extern Caller as_owner_in_call(Oid owner);
+extern Caller as_owner_until_commit(Oid owner);
 extern void as_owner_end(const Caller *caller);
 
 #endif							/* IDEM_AS_OWNER_H */

@@ -11,6 +11,7 @@
 #include "postgres.h"
 
 #include "access/table.h"
+#include "access/xact.h"
 #include "nodes/value.h"
 #include "parser/parse_func.h"
 #include "storage/bufmgr.h"
@@ -42,6 +43,7 @@ is_kept(int64 fence)
 typedef struct Care
 {
 	const Catalog *catalog;
+	Oid			part;			/* to be emptied */
 	int64		removed;
 } Care;
 
@@ -103,14 +105,11 @@ make_ahead(void *argument)
 }
 
 static void
-empty_parts(void *argument)
+empty_one(void *argument)
 {
 	Care	   *care = argument;
-	TimestampTz now = GetCurrentTimestamp();
-	ListCell   *cell;
 
-	foreach(cell, parts_over(now))
-		care->removed += empty_part(care->catalog, lfirst_oid(cell), now);
+	care->removed = empty_part(care->catalog, care->part, GetCurrentTimestamp());
 }
 
 /* Is it an error of the partitions, as their owner may have changed them? */
@@ -127,9 +126,9 @@ is_about_parts(int sqlstate)
  * values of rows in it, so it is not shown.
  */
 static int64
-try_to(void (*run) (void *), const Catalog *catalog)
+try_to(void (*run) (void *), const Catalog *catalog, Oid part)
 {
-	Care		care = {catalog, 0};
+	Care		care = {catalog, part, 0};
 	Subtransaction work = {run, is_about_parts, &care};
 	ErrorData  *error;
 
@@ -143,12 +142,19 @@ try_to(void (*run) (void *), const Catalog *catalog)
 	return 0;
 }
 
-/* Called as the owner of the store; returns how many rows are gone. */
+/*
+ * Called as the owner of the store; returns how many rows are gone.  TRUNCATE would
+ * take rows, too, that a snapshot of before does not show.
+ */
 int64
 expiry_tend(const Catalog *catalog)
 {
-	int64		removed = try_to(empty_parts, catalog);
+	List	   *over = IsolationUsesXactSnapshot() ? NIL : parts_over(GetCurrentTimestamp());
+	int64		removed = 0;
+	ListCell   *cell;
 
-	(void) try_to(make_ahead, catalog);
+	foreach(cell, over)
+		removed += try_to(empty_one, catalog, lfirst_oid(cell));
+	(void) try_to(make_ahead, catalog, InvalidOid);
 	return removed;
 }

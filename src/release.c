@@ -142,7 +142,7 @@ operation_forget(const OperationName *name)
 		return false;
 	fence_keep(record.fence);
 	/* an operator calls this: the owner's triggers must not run with the operator's rights */
-	caller = as_owner_in_call(handle.catalog);
+	caller = as_owner_in_call(handle.catalog->store_owner);
 	store_delete(handle.catalog, name, record.updated_at);
 	as_owner_end(&caller);
 	ForceSyncCommit();

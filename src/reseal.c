@@ -269,7 +269,7 @@ reseal(int64 max_rows)
 	Caller		caller;
 
 	round.catalog = catalog_open(RowExclusiveLock);
-	caller = as_owner_in_call(round.catalog);
+	caller = as_owner_in_call(round.catalog->store_owner);
 	reseal_store(&round, max_rows);
 	as_owner_end(&caller);
 	tell_round(&round);

@@ -82,7 +82,7 @@ sweep_once(Sweep *sweep)
 	catalog = catalog_open_if_free(RowExclusiveLock);
 	if (catalog != NULL)
 	{
-		caller = as_owner_until_commit(catalog);
+		caller = as_owner_until_commit(catalog->store_owner);
 		gc_sweep(catalog, sweep);
 	}
 	else if (!OidIsValid(get_extension_oid(EXTENSION_NAME, true)))

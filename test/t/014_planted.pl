@@ -60,6 +60,29 @@ $node->safe_psql(
 	COMMIT;
 	SELECT idem_begin('k'), idem_lookup('k'), idem_gc(), idem_grant('mallory'), idem_revoke('mallory');
 });
+# Functions that match a call better whose arguments have no type, beside all those
+# that only functions of the extension call.
+my $plant = q{
+	SELECT format('CREATE FUNCTION app.%I(%s) RETURNS void LANGUAGE plpgsql AS %L', proname,
+		array_to_string(array_fill('text'::text, ARRAY[pronargs::int]), ', '),
+		format('BEGIN INSERT INTO app.loot VALUES (%L); END', proname))
+	FROM pg_proc WHERE pronamespace = 'app'::regnamespace AND obj_description(oid, 'pg_proc') LIKE 'internal:%'
+	AND EXISTS (SELECT FROM unnest(proargtypes) t WHERE t <> 'text'::regtype)};
+my @functions = split(/\n/, $node->safe_psql('postgres', $plant));
+
+cmp_ok(scalar @functions, '>=', 15, 'functions are planted');
+$node->safe_psql('postgres', join(';', @functions));
+$node->safe_psql(
+	'postgres', q{
+	SET search_path = app, pg_catalog;
+	SELECT idem_partition_store(interval '4 hours');
+	INSERT INTO idempotency_store (idempotency_key, expires_at, status) VALUES ('far', now() + interval '30 days', 'COMPLETED');
+	SELECT idem_make_partitions('idempotency_store'::regclass, 'idempotency_store_default'::regclass,
+		ARRAY[now() - interval '3 days', now() + interval '29 days'], ARRAY[now() - interval '2 days', now() + interval '31 days']);
+	SELECT idem_gc();
+	SELECT idem_unpartition_store();
+});
+is($node->safe_psql('postgres', q{SELECT string_agg(DISTINCT who, ', ') FROM app.loot}), '', 'no function that was planted has run');
 is($node->safe_psql('postgres', 'SELECT count(*) FROM app.loot'),
 	'0', 'nothing that was planted has run');
 is( $node->safe_psql(

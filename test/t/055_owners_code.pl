@@ -1,6 +1,6 @@
 # FAILURES 90: triggers and other code of the owner run with the owner's rights and
 # no others when another role administers the extension: idem_gc, idem_reseal,
-# idem_forget, claims and policies, called by a superuser or by a role with EXECUTE.
+# idem_forget, claims and policies, a store that is divided, called by a superuser or by a role with EXECUTE.
 use strict;
 use warnings;
 
@@ -135,5 +135,20 @@ for my $call (sort keys %writes)
 		SELECT current_user, current_setting('search_path'), current_setting('work_mem'); COMMIT},
 		extra_params => [ '-U', 'postgres' ]), 'postgres|"$user", public|4MB', "after an error: $call");
 }
+
+# The owner's checks, too, while records move.
+prepare();
+one(q{DROP TRIGGER climb ON idempotency_store;
+	CREATE FUNCTION noted(text) RETURNS bool LANGUAGE plpgsql AS $$ BEGIN INSERT INTO public.seen (what, told) VALUES ('check', current_user); RETURN true; END $$;
+	ALTER TABLE idempotency_store ADD CHECK (noted(scope))},
+	extra_params => [ '-U', 'keeper' ]);
+for my $call (q{SELECT idem_partition_store('4 hours')}, 'SELECT idem_unpartition_store()')
+{
+	one("TRUNCATE seen; $call");
+	is(one('SELECT DISTINCT what, told FROM seen'), 'check|keeper', "$call by a superuser: the check ran as the owner");
+}
+is(sqlstate($node, q{SET ROLE nobody_special; SELECT idem_partition_store('4 hours')}), '42501', 'no right to divide the store');
+one('GRANT EXECUTE ON FUNCTION idem_move_rows(text, text, text) TO nobody_special');
+is(sqlstate($node, q{SET ROLE nobody_special; SELECT idem_move_rows('SELECT', 'SELECT', 'SELECT')}), '42501', 'nor to run commands as the owner');
 
 done_testing();
