@@ -2,7 +2,8 @@
 
 A round trip is a ReadyForQuery that the server sends, or a Flush of the client.
 Cuts: "commit" lets a COMMIT through, waits until the server has done it, and then
-cuts; "before commit" cuts in place of handing a COMMIT on.
+cuts; "before commit" cuts in place of handing a COMMIT on, and waits until the
+server has noticed.
 """
 
 import os
@@ -72,7 +73,9 @@ class Pair:
                     cut, self.proxy.armed = self.proxy.armed, None
                     if cut == "before commit":
                         self.proxy.cuts += 1
-                        break
+                        # the client hears of it when the server has rolled back, and ended
+                        self.up.shutdown(socket.SHUT_WR)
+                        return
                     self.cutting = True
                 self.up.sendall(whole)
         except OSError:
