@@ -802,7 +802,8 @@ BEGIN
 			LEFT JOIN pg_class v ON v.oid = r.ev_class
 			WHERE d.refclassid = 'pg_class'::regclass AND d.refobjid = store AND d.deptype = 'n'
 			AND d.classid <> 'pg_constraint'::regclass AND d.classid <> 'pg_trigger'::regclass
-			AND v.relkind IS DISTINCT FROM 'v' LIMIT 1;
+			-- a temporary view of another session cannot be made anew
+			AND (v.relkind IS DISTINCT FROM 'v' OR (v.relpersistence = 't' AND v.relnamespace <> pg_my_temp_schema())) LIMIT 1;
 	END IF;
 	IF obstacle IS NOT NULL THEN
 		RAISE object_not_in_prerequisite_state USING
@@ -1119,8 +1120,10 @@ BEGIN
 	ELSIF NOT (SELECT convalidated FROM pg_constraint WHERE conrelid = rest AND conname = 'idempotency_store_window') THEN
 		EXECUTE format('SELECT %s.idem_settle_window($1, $2, $3)', schema_name) USING rest, range_start, range_end;
 	ELSE
+		-- beyond the window there are records, and the period may be another one now
 		EXECUTE format('SELECT %1$s.idem_attach_partitions($1, $2, %1$s.idem_new_partitions($2, s.starts), s.starts, s.ends)'
-			' FROM %1$s.idem_stretches($3, $4, $5) s', schema_name) USING store, rest, range_start, range_end, step;
+			' FROM (SELECT starts, ARRAY(SELECT least(one, $4) FROM unnest(ends) one ORDER BY 1) AS ends FROM %1$s.idem_stretches($3, $4, $5)) s',
+			schema_name) USING store, rest, range_start, range_end, step;
 		EXECUTE format('SELECT %s.idem_close_window($1)', schema_name) USING rest;
 	END IF;
 EXCEPTION WHEN lock_not_available THEN

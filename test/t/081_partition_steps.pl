@@ -1,4 +1,4 @@
-# A large store is partitioned, and made one table again, in steps (FAILURES 113 to 115, 124):
+# A large store is partitioned, and made one table again, in steps (FAILURES 113 to 115, 124, 141):
 # which locks each step holds, what happens to the records that it meets, and what
 # if a step is interrupted or has to wait.
 use strict;
@@ -99,6 +99,13 @@ $session->query('ROLLBACK');
 is(is_checked(), '0', 'it was interrupted');
 query($tend);
 is(is_checked(), '1', 'and repeated');
+
+# ---- another period, while a window is open: the records that are kept longer expire at its end ----
+
+my $window_end = query('SELECT window_end FROM idempotency_partitioning');
+$session->query(q{BEGIN; SELECT idem_partition_store('4 hours 1 second')});
+is($session->query('SELECT max(range_end) FROM idempotency_partitions'), $window_end, 'the last partition of the window ends with it');
+$session->query('ROLLBACK');
 
 # ---- the partitions ----
 

@@ -213,6 +213,11 @@ $owner->query(q{BEGIN; COMMENT ON VIEW around IS 'locked'});
 is(sqlstate($node, q{SET statement_timeout = '10s'; SELECT idem_partition_store('4 hours')}), '55P03', 'nor when the store is divided');
 $owner->query('COMMIT');
 $owner->quit;
+my $watcher = session($node);
+$watcher->query('CREATE TEMP VIEW seen AS SELECT scope FROM idempotency_store');
+is(sqlstate($node, q{SELECT idem_partition_store('4 hours')}), '55000', 'a temporary view of another session is named as an obstacle');
+$watcher->quit;
+$node->poll_query_until('postgres', q{SELECT NOT EXISTS (SELECT FROM pg_class WHERE relname = 'seen' AND relkind = 'v')}) or die 'the view stays';
 is(query(q{BEGIN; SET LOCAL lock_timeout = '7s'; SELECT idem_partition_store('4 hours'); SHOW lock_timeout; COMMIT; DROP VIEW around}), "\n7s", 'the timeout is the caller\'s again');
 
 # a sequence that cannot reach a fence, and one that has given nothing yet
