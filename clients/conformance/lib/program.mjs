@@ -10,7 +10,7 @@ import * as http from './http.mjs'
 const KEPT = 8192     // characters of the program's output
 // Below the ports that systems give to outgoing connections: nobody takes the port
 // of a program that is killed and started again.
-const PORTS = { first: 20000, count: 12000 }
+const PORTS = { first: 20000, blocks: 120, size: 100 }
 
 const running = new Set()
 
@@ -86,14 +86,40 @@ export class Program {
   }
 }
 
+// Until a program listens on its port, another runner could find the same port free,
+// and its program would answer for this one.  So each runner has a block of ports, and
+// holds the first one as long as it runs.
+let block
+let turn = 0
+
 async function freePort() {
+  block ??= reserveBlock()
+  const reserved = await block
   for (;;) {
-    const port = PORTS.first + randomInt(PORTS.count)
-    const server = net.createServer().listen(port, '127.0.0.1')
-    const free = await once(server, 'listening').then(() => true, () => false)
-    if (!free) continue
+    const port = reserved + 1 + turn++ % (PORTS.size - 1)
+    const server = await listen(port)
+    if (!server) continue
     server.close()
     await once(server, 'close')
     return port
   }
+}
+
+async function reserveBlock() {
+  for (;;) {
+    const first = PORTS.first + randomInt(PORTS.blocks) * PORTS.size
+    const server = await listen(first)
+    if (server) {
+      server.unref()
+      return first
+    }
+  }
+}
+
+// The server that listens on this port; undefined if the port is taken.
+async function listen(port) {
+  const server = net.createServer().listen(port, '127.0.0.1')
+  return once(server, 'listening').then(() => server, (error) => {
+    if (error.code !== 'EADDRINUSE') throw error
+  })
 }
