@@ -124,6 +124,10 @@ CREATE FUNCTION @extschema@.idem_store_surroundings(store pg_catalog.regclass)
 RETURNS pg_catalog.text[]
 LANGUAGE sql STABLE STRICT PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
+-- as the constants of a trigger or a view are written and read
+SET datestyle = 'ISO'
+SET intervalstyle = 'postgres'
+SET extra_float_digits = 1
 AS $$
 	SELECT coalesce(array_agg(command ORDER BY place), '{}') FROM (
 		SELECT 1 AS place, format('GRANT %s ON %s TO %s%s', a.privilege_type, store,
@@ -157,6 +161,30 @@ $$;
 COMMENT ON FUNCTION @extschema@.idem_store_surroundings(regclass) IS
 	'internal: the commands that give rights, triggers, publications and views of the store to a table that takes its place';
 
+-- What another table in the place of the store would not get; NULL: nothing.
+CREATE FUNCTION @extschema@.idem_store_obstacle(store pg_catalog.regclass)
+RETURNS pg_catalog.text
+LANGUAGE sql STABLE STRICT PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+	SELECT CASE
+		WHEN c.relrowsecurity OR EXISTS (SELECT FROM pg_policy WHERE polrelid = store) THEN 'It has row security.'
+		WHEN EXISTS (SELECT FROM pg_rewrite WHERE ev_class = store) THEN 'It has rules.'
+		WHEN EXISTS (SELECT FROM pg_publication_rel WHERE prrelid = store AND (prqual IS NOT NULL OR prattrs IS NOT NULL))
+			THEN 'A publication has only some of its rows or columns.'
+		WHEN EXISTS (SELECT FROM pg_depend d JOIN pg_rewrite r ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid
+			JOIN pg_class v ON v.oid = r.ev_class
+			WHERE d.refclassid = 'pg_class'::regclass AND d.refobjid = store AND v.relkind = 'v' AND r.ev_type <> '1')
+			THEN 'A rule of a view depends on it.'
+		WHEN EXISTS (SELECT FROM pg_trigger WHERE tgrelid = store AND NOT tgisinternal AND (tgoldtable IS NOT NULL OR tgnewtable IS NOT NULL))
+			THEN 'It has a trigger with a transition table.'
+		WHEN EXISTS (SELECT FROM pg_attribute WHERE attrelid = store AND NOT attisdropped AND attidentity <> '') THEN 'It has an identity column.'
+	END
+	FROM pg_class c WHERE c.oid = store
+$$;
+COMMENT ON FUNCTION @extschema@.idem_store_obstacle(regclass) IS
+	'internal: what a table in the place of the store would not get; NULL if it gets everything';
+
 -- What idem_partition_store could not take along, it does not lose silently.
 CREATE FUNCTION @extschema@.idem_check_store(store pg_catalog.regclass)
 RETURNS pg_catalog.void
@@ -169,13 +197,14 @@ BEGIN
 	SELECT CASE
 			WHEN c.relkind <> 'r' THEN 'It is not an ordinary table.'
 			WHEN c.relispartition OR EXISTS (SELECT FROM pg_inherits WHERE store IN (inhparent, inhrelid)) THEN 'It inherits, or another table inherits from it.'
-			WHEN c.relrowsecurity OR EXISTS (SELECT FROM pg_policy WHERE polrelid = store) THEN 'It has row security.'
-			WHEN EXISTS (SELECT FROM pg_rewrite WHERE ev_class = store) THEN 'It has rules.'
-			WHEN EXISTS (SELECT FROM pg_constraint WHERE conrelid = store AND contype NOT IN ('p', 'c', 'n')) THEN 'It has a further key, or a foreign key.'
+			WHEN EXISTS (SELECT FROM pg_constraint WHERE conrelid = store AND contype NOT IN ('p', 'c', 'n', 't')) THEN 'It has a further key, or a foreign key.'
 			WHEN EXISTS (SELECT FROM pg_constraint WHERE confrelid = store) THEN 'A foreign key refers to it.'
-			WHEN EXISTS (SELECT FROM pg_trigger WHERE tgrelid = store AND NOT tgisinternal AND (tgoldtable IS NOT NULL OR tgnewtable IS NOT NULL)) THEN 'It has a trigger with a transition table.'
 		END INTO obstacle
 		FROM pg_class c WHERE c.oid = store;
+	IF obstacle IS NULL THEN
+		EXECUTE format('SELECT %I.idem_store_obstacle($1)', (SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+			WHERE c.oid = store)) INTO obstacle USING store;
+	END IF;
 	IF obstacle IS NULL THEN
 		SELECT format('%s depends on it.', pg_describe_object(d.classid, d.objid, d.objsubid)) INTO obstacle
 			FROM pg_depend d
@@ -266,7 +295,7 @@ BEGIN
 			number := number + 1;
 			part := base || '_' || number;
 		END LOOP;
-		EXECUTE format('CREATE TABLE %s (LIKE %s INCLUDING ALL)'
+		EXECUTE format('CREATE TABLE %s (LIKE %s INCLUDING ALL EXCLUDING IDENTITY)'
 			' WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_limit = 1000)', part, model);
 		-- a default partition may have it for its own rows
 		IF EXISTS (SELECT FROM pg_constraint WHERE conrelid = part::regclass AND conname = 'idempotency_store_window') THEN
@@ -284,10 +313,10 @@ COMMENT ON FUNCTION @extschema@.idem_new_partitions(regclass, timestamptz[]) IS
 -- The rows of a table that are moved must not be in it when a partition is attached, and
 -- logical subscribers hear of them only if they come to a table that is a partition.
 CREATE FUNCTION @extschema@.idem_move_rows(take pg_catalog.text, meanwhile pg_catalog.text, give pg_catalog.text)
-RETURNS pg_catalog.void
+RETURNS pg_catalog.int8
 AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.idem_move_rows(text, text, text) IS
-	'internal: runs three commands as the owner of the store; the rows that the first one returns are the table "moved" of the third, which runs if there are any';
+	'internal: runs three commands as the owner of the store; the rows that the first one returns are the table "moved" of the third, which runs if there are any; returns how many rows the first one changed';
 
 -- While the default partition is locked, its rows are searched for those that
 -- belong to the new partitions, so it must be small, or a validated check must
@@ -321,7 +350,7 @@ BEGIN
 				format('ALTER TABLE ONLY %1$s DISABLE TRIGGER USER; DELETE FROM ONLY %1$s WHERE expires_at >= %2$L AND expires_at < %3$L RETURNING %4$s',
 					rest, starts[i], ends[i], names),
 				attach,
-				format('ALTER TABLE %1$s DISABLE TRIGGER USER; INSERT INTO %1$s (%2$s) SELECT %2$s FROM moved', parts[i], names);
+				format('ALTER TABLE %1$s DISABLE TRIGGER USER; INSERT INTO %1$s (%2$s) OVERRIDING SYSTEM VALUE SELECT %2$s FROM moved', parts[i], names);
 			FOR command IN
 				SELECT format('ALTER TABLE %s ENABLE %s TRIGGER %I', parts[i],
 					CASE above.tgenabled WHEN 'R' THEN 'REPLICA' WHEN 'A' THEN 'ALWAYS' ELSE '' END, t.tgname)
@@ -434,6 +463,8 @@ RETURNS pg_catalog.void
 LANGUAGE plpgsql VOLATILE STRICT PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 SET lock_timeout = '20ms'
+SET timezone = 'UTC'
+SET datestyle = 'ISO'
 AS $$
 DECLARE
 	kept bigint;
@@ -441,9 +472,10 @@ BEGIN
 	IF EXISTS (SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND mode = 'AccessExclusiveLock' AND locktype = 'relation') THEN
 		RETURN;
 	END IF;
-	EXECUTE format('WITH few AS MATERIALIZED (SELECT ctid FROM ONLY %1$s WHERE expires_at >= $1 AND expires_at < $2 LIMIT 1000 FOR UPDATE SKIP LOCKED)'
-		' UPDATE ONLY %1$s kept SET expires_at = $2 FROM few WHERE kept.ctid = few.ctid', rest) USING range_start, range_end;
-	GET DIAGNOSTICS kept = ROW_COUNT;
+	EXECUTE format('SELECT %I.idem_move_rows($1, ''SELECT'', ''SELECT'')',
+		(SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = rest)) INTO kept USING
+		format('WITH few AS MATERIALIZED (SELECT ctid FROM ONLY %1$s WHERE expires_at >= %2$L AND expires_at < %3$L LIMIT 1000 FOR UPDATE SKIP LOCKED)'
+			' UPDATE ONLY %1$s kept SET expires_at = %3$L FROM few WHERE kept.ctid OPERATOR(pg_catalog.=) few.ctid', rest, range_start, range_end);
 	IF kept = 0 THEN
 		EXECUTE format('ALTER TABLE %s VALIDATE CONSTRAINT idempotency_store_window', rest);
 	END IF;
@@ -593,9 +625,8 @@ BEGIN
 	IF rest IS NULL OR step IS NULL THEN
 		RETURN;
 	END IF;
-	EXECUTE format('SELECT %s.idem_drop_partitions($1, $2)', schema_name)
-		USING store, CASE WHEN is_leaving THEN 'infinity' ELSE at - step * interval '1 second' END;
 	IF is_leaving THEN
+		EXECUTE format('SELECT %s.idem_drop_partitions($1, ''infinity'')', schema_name) USING store;
 		EXECUTE format('SELECT %s.idem_merge_partitions($1, $2, 1)', schema_name) USING store, rest;
 		RETURN;
 	END IF;
@@ -609,6 +640,8 @@ BEGIN
 			' FROM %1$s.idem_stretches(to_timestamp(floor(extract(epoch FROM $3) / $4) * $4), $3 + least($5 + 2 * $4, 31 * $4) * interval ''1 second'', $4) s'
 			' WHERE cardinality(s.starts) > 0', schema_name) USING store, rest, at, step, retention;
 	END IF;
+	-- last, as it locks the store
+	EXECUTE format('SELECT %s.idem_drop_partitions($1, $2)', schema_name) USING store, at - step * interval '1 second';
 END
 $$;
 COMMENT ON FUNCTION @extschema@.idem_tend_partitions() IS
@@ -627,7 +660,7 @@ DECLARE
 	surroundings text[];
 	command text;
 	step numeric := extract(epoch FROM period);
-	retention numeric := extract(epoch FROM coalesce(current_setting('idempotency.retention', true), '24 h')::interval);
+	retention numeric;
 	patience text := current_setting('lock_timeout');
 	starts timestamptz[] := '{}';
 	ends timestamptz[] := '{}';
@@ -642,8 +675,10 @@ BEGIN
 		JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'idempotency_store'
 		WHERE e.extname = 'idempotency';
 	EXECUTE format('SELECT %1$s.idem_check_owner($1), %1$s.idem_require_read_committed()', schema_name) USING store;
+	EXECUTE format('SELECT extract(epoch FROM GREATEST(coalesce(current_setting(''idempotency.retention'', true), ''24 h'')::interval,'
+		' max(retention), max(min_retention))) FROM %s.idempotency_scope', schema_name) INTO retention;
 	IF ceil(retention / step) > 29 THEN
-		RAISE WARNING 'a period of % is short for a retention of %', period, coalesce(current_setting('idempotency.retention', true), '24 h')
+		RAISE WARNING 'a period of % is short for a retention of %', period, retention * interval '1 second'
 			USING DETAIL = format('Live records would be in %s partitions, and each begin looks into all of them. There are no more than 32; the other records are in the default partition.', ceil(retention / step)),
 			HINT = 'Choose a sixth of the retention, or so.';
 	END IF;
@@ -736,25 +771,38 @@ DECLARE
 	names text;
 	bytes bigint;
 	publication name;
+	obstacle text;
 BEGIN
-	SELECT p.pubname INTO publication FROM pg_publication p WHERE p.puballtables OR EXISTS (
-		SELECT FROM pg_publication_namespace n JOIN pg_class c ON c.relnamespace = n.pnnspid WHERE n.pnpubid = p.oid AND c.oid = store);
-	IF publication IS NOT NULL THEN
-		IF max_tries > 1 THEN
-			RAISE object_not_in_prerequisite_state USING
-				MESSAGE = format('the store cannot become one table, as publication "%s" publishes all tables of its schema', publication),
-				DETAIL = 'Subscribers would get records again that they have.',
-				HINT = 'Publish the tables by their names instead.';
+	-- before the store is locked, and again when nobody can change it any more
+	FOR look IN 1 .. 2 LOOP
+		EXECUTE format('SELECT %s.idem_store_obstacle($1)', schema_name) INTO obstacle USING store;
+		IF obstacle IS NOT NULL THEN
+			IF max_tries > 1 THEN
+				RAISE object_not_in_prerequisite_state USING
+					MESSAGE = 'the store cannot become one table as it is', DETAIL = obstacle;
+			END IF;
+			RAISE WARNING 'the store cannot become one table as it is' USING DETAIL = obstacle;
+			RETURN;
 		END IF;
-		RAISE WARNING 'the store does not become one table, as publication "%" publishes all tables of its schema', publication;
-		RETURN;
-	END IF;
-	-- those that are over count, too: collection looks after their fences
-	SELECT sum(pg_relation_size(inhrelid)) INTO bytes FROM pg_inherits WHERE inhparent = store AND inhrelid <> rest;
-	IF bytes > 262144 THEN
-		RETURN;
-	END IF;
-	EXECUTE format('SELECT %s.idem_lock_store($1, $2)', schema_name) USING store, max_tries;
+		SELECT p.pubname INTO publication FROM pg_publication p WHERE p.puballtables OR EXISTS (
+			SELECT FROM pg_publication_namespace n JOIN pg_class c ON c.relnamespace = n.pnnspid WHERE n.pnpubid = p.oid AND c.oid = store);
+		IF publication IS NOT NULL THEN
+			IF max_tries > 1 THEN
+				RAISE object_not_in_prerequisite_state USING
+					MESSAGE = format('the store cannot become one table, as publication "%s" publishes all tables of its schema', publication),
+					DETAIL = 'Subscribers would get records again that they have.',
+					HINT = 'Publish the tables by their names instead.';
+			END IF;
+			RAISE WARNING 'the store does not become one table, as publication "%" publishes all tables of its schema', publication;
+			RETURN;
+		END IF;
+		-- those that are over count, too: collection looks after their fences
+		SELECT sum(pg_relation_size(inhrelid)) INTO bytes FROM pg_inherits WHERE inhparent = store AND inhrelid <> rest;
+		IF bytes > 262144 THEN
+			RETURN;
+		END IF;
+		EXECUTE format('SELECT %s.idem_lock_store($1, $2)', schema_name) USING store, max_tries;
+	END LOOP;
 	EXECUTE format('SELECT %s.idem_close_window($1)', schema_name) USING rest;
 	SELECT string_agg(quote_ident(attname), ', ' ORDER BY attnum) INTO names
 		FROM pg_attribute WHERE attrelid = store AND attnum > 0 AND NOT attisdropped AND attgenerated = '';
@@ -1186,7 +1234,7 @@ BEGIN
 				'idem_close_window', 'idem_disown_partition', 'idem_drop_partitions', 'idem_leave_window', 'idem_lock_store',
 				'idem_make_partitions', 'idem_make_window', 'idem_merge_partitions', 'idem_move_rows', 'idem_new_partitions',
 				'idem_open_window', 'idem_partition_store', 'idem_rest_of_store', 'idem_settle_window',
-				'idem_store_surroundings', 'idem_stretches', 'idem_take_partition', 'idem_tend_partitions',
+				'idem_store_obstacle', 'idem_store_surroundings', 'idem_stretches', 'idem_take_partition', 'idem_tend_partitions',
 				'idem_unpartition_store',
 				'idem_distribute_store', 'idem_on_workers', 'idem_prepare_node', 'idem_require_coordinator',
 				'idem_require_ended', 'idem_require_read_committed', 'idem_restore_node', 'idem_undistribute_store')

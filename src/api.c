@@ -265,7 +265,7 @@ idem_advance(PG_FUNCTION_ARGS)
 Datum
 idem_gc(PG_FUNCTION_ARGS)
 {
-	Sweep		sweep = {.max_pages = GC_PAGES,.goes_round = true};
+	Sweep		sweep = {.max_pages = GC_PAGES,.goes_round = true,.max_parts = INT_MAX};
 	const Catalog *catalog;
 	Caller		caller;
 
@@ -274,6 +274,7 @@ idem_gc(PG_FUNCTION_ARGS)
 	catalog = catalog_open(RowExclusiveLock);
 	caller = as_owner_in_call(catalog->store_owner);
 	gc_sweep(catalog, &sweep);
+	gc_tend(catalog, &sweep);
 	as_owner_end(&caller);
 	PG_RETURN_INT64(sweep.removed);
 }

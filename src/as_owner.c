@@ -17,6 +17,14 @@
 #include "compat.h"
 #include "as_owner.h"
 
+static void
+set_path_of_owner(Caller *caller)
+{
+	caller->nest_level = NewGUCNestLevel();
+	(void) set_config_option("search_path", "\"$user\", public, pg_temp", PGC_USERSET, PGC_S_SESSION,
+							 GUC_ACTION_SAVE, true, 0, false);
+}
+
 /*
  * For the time of a call.  None of the owner's code may run later, when the
  * session is the caller's again: the server refuses deferred triggers, and
@@ -31,11 +39,27 @@ as_owner_in_call(Oid owner)
 	GetUserIdAndSecContext(&caller.user, &caller.context);
 	if (caller.user == owner)
 		return caller;
-	caller.nest_level = NewGUCNestLevel();
-	(void) set_config_option("search_path", "\"$user\", public, pg_temp", PGC_USERSET, PGC_S_SESSION,
-							 GUC_ACTION_SAVE, true, 0, false);
+	set_path_of_owner(&caller);
 	SetUserIdAndSecContext(owner, caller.context |
 						   SECURITY_LOCAL_USERID_CHANGE | SECURITY_RESTRICTED_OPERATION);
+	return caller;
+}
+
+/*
+ * In a function that has set a search_path of its own, in which the owner's code would
+ * not find its tables.  All rows are meant, whatever row security says.
+ */
+Caller
+as_owner_in_function(Oid owner)
+{
+	Caller		caller = as_owner_in_call(owner);
+	Oid			user;
+	int			context;
+
+	if (caller.nest_level == 0)
+		set_path_of_owner(&caller);
+	GetUserIdAndSecContext(&user, &context);
+	SetUserIdAndSecContext(user, context | SECURITY_NOFORCE_RLS);
 	return caller;
 }
 

@@ -14,6 +14,7 @@
 #include "access/xact.h"
 #include "catalog/pg_database.h"
 #include "lib/stringinfo.h"
+#include "storage/lock.h"
 #include "utils/builtins.h"
 #include "utils/snapmgr.h"
 #include "utils/varlena.h"
@@ -131,6 +132,18 @@ databases_read(MemoryContext context)
 		}
 	}
 	return databases;
+}
+
+/* Does another session drop, rename, move or copy it?  Each has a lock on it meanwhile. */
+bool
+database_is_locked(Oid oid)
+{
+	LOCKTAG		tag;
+	int			holders = 0;
+
+	SET_LOCKTAG_OBJECT(tag, InvalidOid, DatabaseRelationId, oid, 0);
+	(void) GetLockConflicts(&tag, RowExclusiveLock, &holders);
+	return holders > 0;
 }
 
 bool

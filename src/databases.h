@@ -22,6 +22,7 @@ typedef struct Database
 
 extern List *databases_read(MemoryContext context);
 extern bool database_exists(Oid oid);
+extern bool database_is_locked(Oid oid);
 extern bool database_is_wanted(const Database *database);
 extern void databases_warn_of_unknown_names(void);
 

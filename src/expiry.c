@@ -57,6 +57,21 @@ is_empty(Oid part)
 	return empty;
 }
 
+/*
+ * Locks what TRUNCATE locks.  Autovacuum may be at the long values alone, so they
+ * come first: whoever has the part makes others wait.
+ */
+static bool
+lock_if_free(Oid part)
+{
+	Relation	table = table_open(part, AccessShareLock);
+	Oid			long_values = table->rd_rel->reltoastrelid;
+
+	table_close(table, AccessShareLock);
+	return (!OidIsValid(long_values) || ConditionalLockRelationOid(long_values, AccessExclusiveLock)) &&
+		ConditionalLockRelationOid(part, AccessExclusiveLock);
+}
+
 /* Empties a partition that is over; returns how many rows it had. */
 static int64
 empty_part(const Catalog *catalog, Oid part, TimestampTz now)
@@ -67,8 +82,7 @@ empty_part(const Catalog *catalog, Oid part, TimestampTz now)
 	if (!ConditionalLockRelationOid(part, RowExclusiveLock) || is_empty(part))
 		return 0;
 	content = bulk_content(catalog, part, now);
-	if (content.is_leased || !is_kept(content.fence) ||
-		!ConditionalLockRelationOid(part, AccessExclusiveLock))
+	if (content.is_leased || !is_kept(content.fence) || !lock_if_free(part))
 		return 0;
 	statement_command(psprintf("TRUNCATE ONLY %s",
 						 quote_qualified_identifier(get_namespace_name(get_rel_namespace(part)),
@@ -143,18 +157,24 @@ try_to(void (*run) (void *), const Catalog *catalog, Oid part)
 }
 
 /*
- * Called as the owner of the store; returns how many rows are gone.  TRUNCATE would
+ * Called as the owner of the store; empties so many partitions that have rows, and
+ * returns how many are gone.  TRUNCATE would
  * take rows, too, that a snapshot of before does not show.
  */
 int64
-expiry_tend(const Catalog *catalog)
+expiry_tend(const Catalog *catalog, int max_parts)
 {
 	List	   *over = IsolationUsesXactSnapshot() ? NIL : parts_over(GetCurrentTimestamp());
 	int64		removed = 0;
 	ListCell   *cell;
 
 	foreach(cell, over)
-		removed += try_to(empty_one, catalog, lfirst_oid(cell));
+	{
+		int64		rows = max_parts > 0 ? try_to(empty_one, catalog, lfirst_oid(cell)) : 0;
+
+		removed += rows;
+		max_parts -= rows > 0;
+	}
 	(void) try_to(make_ahead, catalog, InvalidOid);
 	return removed;
 }

@@ -9,6 +9,6 @@
 
 #include "catalog.h"
 
-extern int64 expiry_tend(const Catalog *catalog);
+extern int64 expiry_tend(const Catalog *catalog, int max_parts);
 
 #endif							/* IDEM_EXPIRY_H */

@@ -180,7 +180,6 @@ gc_sweep(const Catalog *catalog, Sweep *progress)
 {
 	SweepPosition hand;
 	int64		removed = progress->removed;
-	bool		is_first = progress->seen == 0 && removed == 0;
 
 	progress->pages = swept_pages(catalog);
 	if (!is_only_sweep())
@@ -194,8 +193,21 @@ gc_sweep(const Catalog *catalog, Sweep *progress)
 	turn_sweep_hand(catalog, &hand, progress);
 	sweep_remember_position(catalog, &hand);
 	stats_set(COUNT_BACKLOG_ROWS, estimate_backlog(&hand, progress));
-	/* a worker sweeps in many small steps */
-	if (catalog->store_by_expiry && is_first)
-		progress->removed += expiry_tend(catalog);
 	stats_add(COUNT_COLLECTED_ROWS, progress->removed - removed);
+}
+
+/*
+ * The care for the partitions.  It comes after a sweep of the same transaction, as
+ * the store may have another shape afterwards, and locks that others wait for.
+ */
+void
+gc_tend(const Catalog *catalog, Sweep *progress)
+{
+	int64		removed;
+
+	if (!catalog->store_by_expiry || !is_only_sweep())
+		return;
+	removed = expiry_tend(catalog, progress->max_parts);
+	progress->removed += removed;
+	stats_add(COUNT_COLLECTED_ROWS, removed);
 }

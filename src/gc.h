@@ -20,6 +20,7 @@ typedef struct Sweep
 	int64		max_rows;
 	BlockNumber max_pages;
 	bool		goes_round;		/* on to the first page after the last one */
+	int			max_parts;		/* partitions that are emptied */
 	int64		removed;
 	BlockNumber seen;			/* pages */
 	int			finished;		/* how often the sweep reached the end of the store */
@@ -27,5 +28,6 @@ typedef struct Sweep
 } Sweep;
 
 extern void gc_sweep(const Catalog *catalog, Sweep *sweep);
+extern void gc_tend(const Catalog *catalog, Sweep *sweep);
 
 #endif							/* IDEM_GC_H */

@@ -42,6 +42,10 @@
  * together are less than that.
  */
 #define GRACE_MICROSECONDS INT64CONST(2000000)
+/* how long the care for the partitions may last, which reads a whole one of them */
+#define CARE_MICROSECONDS (5 * 60 * USECS_PER_SEC)
+/* how often the launcher looks whether somebody wants the database meanwhile */
+#define LOOK_MICROSECONDS INT64CONST(1000000)
 /* how long a terminated worker has to react */
 #define REACTION_MICROSECONDS INT64CONST(1000000)
 
@@ -126,6 +130,33 @@ end_worker(const Database *database, BackgroundWorkerHandle *handle)
 						database->name)));
 }
 
+/*
+ * Waits until the worker's care is over, but not while somebody drops or copies the
+ * database, and no longer than it may last; false when the worker must end.
+ */
+static bool
+care_may_end(const Database *database, BackgroundWorkerHandle *handle)
+{
+	Deadline	deadline = deadline_after(CARE_MICROSECONDS);
+
+	while (visit_is_long(database->oid))
+	{
+		if (ShutdownRequestPending || deadline_left(&deadline) <= 0 || database_is_locked(database->oid))
+			return false;
+		(void) ends_within(handle, LOOK_MICROSECONDS);
+	}
+	return true;
+}
+
+static bool
+ends_in_time(const Database *database, BackgroundWorkerHandle *handle)
+{
+	int64		stay = VISIT_MICROSECONDS + GRACE_MICROSECONDS;
+
+	return ends_within(handle, stay) ||
+		(visit_is_long(database->oid) && care_may_end(database, handle) && ends_within(handle, stay));
+}
+
 /* Starts the worker of a database and waits for its end; false: it could not start. */
 static bool
 run_worker(const Database *database, const Visit *visit)
@@ -137,7 +168,7 @@ run_worker(const Database *database, const Visit *visit)
 		complain_of_slots();
 		return false;
 	}
-	if (!ends_within(handle, VISIT_MICROSECONDS + GRACE_MICROSECONDS))
+	if (!ends_in_time(database, handle))
 		end_worker(database, handle);
 	pfree(handle);
 	return true;

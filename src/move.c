@@ -1,7 +1,7 @@
 /*
  * move.c
  *		Internal SQL function: moves rows to a table that becomes a partition of
- *		the store meanwhile.
+ *		the store meanwhile.  Also for other changes of rows by the care.
  *
  * The rows must have left the default partition when the table is attached, and
  * logical subscribers hear of them only if they come afterwards.  In between
@@ -59,15 +59,17 @@ name_rows(const SPITupleTable *rows)
 	return store;
 }
 
-static void
+static int64
 move_rows(const char *take, const char *meanwhile, const char *give)
 {
 	SPITupleTable *rows;
+	int64		count;
 
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "could not connect to SPI");
 	(void) SPI_execute(take, false, 0);
 	rows = SPI_tuptable;
+	count = (int64) SPI_processed;
 	(void) SPI_execute(meanwhile, false, 0);
 	if (rows != NULL && rows->numvals > 0)
 	{
@@ -77,6 +79,7 @@ move_rows(const char *take, const char *meanwhile, const char *give)
 		tuplestore_end(store);
 	}
 	SPI_finish();
+	return count;
 }
 
 /* The store changes its shape just now, so nobody looks at more than its owner. */
@@ -102,7 +105,7 @@ owner_of_store(void)
 /*
  * idem_move_rows(take, meanwhile, give): three commands, run as the owner of the
  * store; the rows that the first one returns are the table "moved" of the last
- * one, which runs if there are any.
+ * one, which runs if there are any.  Returns how many rows the first one changed.
  */
 Datum
 idem_move_rows(PG_FUNCTION_ARGS)
@@ -110,9 +113,10 @@ idem_move_rows(PG_FUNCTION_ARGS)
 	char	   *take = text_to_cstring(required_text(fcinfo, 0, "take"));
 	char	   *meanwhile = text_to_cstring(required_text(fcinfo, 1, "meanwhile"));
 	char	   *give = text_to_cstring(required_text(fcinfo, 2, "give"));
-	Caller		caller = as_owner_in_call(owner_of_store());
+	Caller		caller = as_owner_in_function(owner_of_store());
+	int64		count;
 
-	move_rows(take, meanwhile, give);
+	count = move_rows(take, meanwhile, give);
 	as_owner_end(&caller);
-	PG_RETURN_VOID();
+	PG_RETURN_INT64(count);
 }

@@ -23,16 +23,17 @@
 #include "shared.h"
 #include "visit.h"
 
-/* a visitor: the database, and whether the launcher has called the visit off */
+/* a visitor: the database, whether the launcher has called the visit off, and the worker's word */
 #define NOBODY UINT64CONST(0)
 #define CALLED_OFF (UINT64CONST(1) << 32)
+#define TAKES_LONG (UINT64CONST(1) << 33)
 
 static pg_atomic_uint64 *me = NULL;
 
 static Oid
 visited_by(pg_atomic_uint64 *visitor)
 {
-	return (Oid) (pg_atomic_read_u64(visitor) & ~CALLED_OFF);
+	return (Oid) (pg_atomic_read_u64(visitor) & PG_UINT32_MAX);
 }
 
 static uint64
@@ -94,9 +95,11 @@ visit_call_off(Oid database)
 {
 	for (int i = 0; i < VISITORS; i++)
 	{
-		uint64		visitor = database;
+		uint64		visitor = pg_atomic_read_u64(&shared->visitors[i]);
 
-		(void) pg_atomic_compare_exchange_u64(&shared->visitors[i], &visitor, visitor | CALLED_OFF);
+		while ((Oid) (visitor & PG_UINT32_MAX) == database &&
+			   !pg_atomic_compare_exchange_u64(&shared->visitors[i], &visitor, visitor | CALLED_OFF))
+			;
 	}
 }
 
@@ -104,6 +107,27 @@ bool
 visit_is_called_off(void)
 {
 	return me != NULL && (pg_atomic_read_u64(me) & CALLED_OFF);
+}
+
+/* A worker says that its next step may last longer than a visit, or that it is over. */
+void
+visit_takes_long(bool takes_long)
+{
+	if (takes_long)
+		(void) pg_atomic_fetch_or_u64(me, TAKES_LONG);
+	else
+		(void) pg_atomic_fetch_and_u64(me, ~TAKES_LONG);
+}
+
+bool
+visit_is_long(Oid database)
+{
+	for (int i = 0; i < VISITORS; i++)
+	{
+		if (visited_by(&shared->visitors[i]) == database)
+			return (pg_atomic_read_u64(&shared->visitors[i]) & TAKES_LONG) != 0;
+	}
+	return false;
 }
 
 static void

@@ -29,11 +29,13 @@ extern Visit visit_announce(Oid database);
 extern VisitResult visit_result(const Visit *visit);
 extern bool visit_is_possible(Oid database);
 extern void visit_call_off(Oid database);
+extern bool visit_is_long(Oid database);
 
 /* the worker's side */
 extern bool visit_begin(const Visit *visit);
 extern void visit_report(const Visit *visit, VisitResult result);
 extern bool visit_is_called_off(void);
+extern void visit_takes_long(bool takes_long);
 
 extern bool visit_nap(int64 microseconds, uint32 wait_event);
 

@@ -16,14 +16,12 @@
 #include "postgres.h"
 
 #include "access/xact.h"
-#include "catalog/pg_database.h"
 #include "commands/extension.h"
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "postmaster/bgworker.h"
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
-#include "storage/lock.h"
 #include "storage/proc.h"
 #include "tcop/tcopprot.h"
 #include "utils/guc.h"
@@ -33,6 +31,7 @@
 #include "as_owner.h"
 #include "catalog.h"
 #include "compat.h"
+#include "databases.h"
 #include "gc.h"
 #include "idempotency.h"
 #include "settings.h"
@@ -61,16 +60,17 @@ PGDLLEXPORT void idempotency_worker_main(Datum arg);
 
 /* ---- what it does ---- */
 
+typedef void (*Work) (const Catalog *catalog, Sweep *sweep);
+
 /*
- * One short transaction: a session that needs a row which is being removed
- * waits for it.
+ * One transaction.
  *
  * A worker starts as a superuser.  The owner's code on the store must not run
  * with more rights than the owner has.  So the worker is the owner until after
  * COMMIT, which fires deferred triggers.
  */
 static void
-sweep_once(Sweep *sweep)
+work_once(Work work, Sweep *sweep)
 {
 	const Catalog *catalog;
 	Caller		caller;
@@ -83,7 +83,7 @@ sweep_once(Sweep *sweep)
 	if (catalog != NULL)
 	{
 		caller = as_owner_until_commit(catalog->store_owner);
-		gc_sweep(catalog, sweep);
+		work(catalog, sweep);
 	}
 	else if (!OidIsValid(get_extension_oid(EXTENSION_NAME, true)))
 		stats_give_back(MyDatabaseId);
@@ -105,9 +105,31 @@ nap_for_cost(const Deadline *deadline)
 	VacuumCostBalance = 0;
 }
 
+static void
+tend(const Catalog *catalog, Sweep *sweep)
+{
+	visit_takes_long(catalog->store_by_expiry);
+	gc_tend(catalog, sweep);
+}
+
+/*
+ * In a transaction of its own, as it may read a whole partition, and one partition
+ * with rows a visit, so that it keeps what it has done; true if there was one.
+ */
+static bool
+tend_once(void)
+{
+	Sweep		sweep = {.max_parts = 1};
+
+	work_once(tend, &sweep);
+	visit_takes_long(false);
+	return sweep.removed > 0;
+}
+
 /*
  * Sweeps on to the end of the store, but no more pages than one idem_gc()
- * would, in small steps; false if the visit is over before.  If gc_batch_size
+ * would, in small steps, as a session that needs a row which is being removed
+ * waits for the transaction; false if the visit is over before.  If gc_batch_size
  * rows or more were removed, there is a backlog.
  */
 static bool
@@ -120,7 +142,7 @@ sweep_on(const Deadline *deadline, bool *has_backlog)
 		Sweep		before = sweep;
 
 		sweep.max_rows = setting_gc_batch_size;
-		sweep_once(&sweep);
+		work_once(gc_sweep, &sweep);
 		*has_backlog = sweep.removed >= setting_gc_batch_size;
 		/* there is no store, or another session sweeps it */
 		if (sweep.seen == before.seen && sweep.removed == before.removed)
@@ -135,13 +157,14 @@ sweep_on(const Deadline *deadline, bool *has_backlog)
 static VisitResult
 sweep_for_a_while(void)
 {
+	bool		emptied_one = setting_gc_enabled && tend_once();
 	Deadline	deadline = deadline_after(VISIT_MICROSECONDS);
 	bool		has_backlog = false;
 
 	VacuumCostActive = true;
 	while (setting_gc_enabled && sweep_on(&deadline, &has_backlog) && has_backlog)
 		;
-	return has_backlog ? VISIT_MORE : VISIT_DONE;
+	return has_backlog || emptied_one ? VISIT_MORE : VISIT_DONE;
 }
 
 /* ---- how it starts ---- */
@@ -195,21 +218,14 @@ ignore_settings_of_database(void)
 }
 
 /*
- * DROP DATABASE holds this lock while it ends the sessions there (FORCE). A
+ * DROP DATABASE holds its lock while it ends the sessions there (FORCE). A
  * process that gets the signal to end waits for nothing and holds no
  * lightweight lock, so the lock table may be read.
  */
 static bool
 database_is_being_dropped(void)
 {
-	LOCKTAG		tag;
-	int			holders = 0;
-
-	if (!OidIsValid(MyDatabaseId))
-		return false;
-	SET_LOCKTAG_OBJECT(tag, InvalidOid, DatabaseRelationId, MyDatabaseId, 0);
-	(void) GetLockConflicts(&tag, RowExclusiveLock, &holders);
-	return holders > 0;
+	return OidIsValid(MyDatabaseId) && database_is_locked(MyDatabaseId);
 }
 
 /* Compares with the server's own text: missing files of a database are an error to log. */

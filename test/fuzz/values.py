@@ -232,7 +232,7 @@ LEFT_OUT = {'idem_adopt_partition', 'idem_attach_partitions', 'idem_check_owner'
     'idem_leave_window', 'idem_lock_store', 'idem_make_partitions', 'idem_make_window', 'idem_merge_partitions',
     'idem_move_rows', 'idem_new_partitions', 'idem_on_workers', 'idem_open_window', 'idem_prepare_node', 'idem_require_coordinator',
     'idem_require_ended', 'idem_require_read_committed', 'idem_rest_of_store', 'idem_restore_node',
-    'idem_settle_window', 'idem_store_surroundings', 'idem_stretches', 'idem_take_partition',
+    'idem_settle_window', 'idem_store_obstacle', 'idem_store_surroundings', 'idem_stretches', 'idem_take_partition',
     'idem_undistribute_store'}
 
 # (function, SQLSTATE) that its page documents and that cannot be had here, and why.

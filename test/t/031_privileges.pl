@@ -105,6 +105,7 @@ my %call = (
 	idem_partition_store => q{SELECT idem_partition_store('1 hour')},
 	idem_rest_of_store => q{SELECT idem_rest_of_store('idempotency_store')},
 	idem_settle_window => q{SELECT idem_partition_store('1 hour')|SELECT idem_settle_window('idempotency_store_default', '2001-01-01', '2001-01-02')},
+	idem_store_obstacle => q{SELECT idem_store_obstacle('idempotency_store')},
 	idem_store_surroundings => q{SELECT idem_store_surroundings('idempotency_store')},
 	idem_stretches => q{SELECT idem_stretches('2001-01-01', '2001-01-02', 3600)},
 	idem_take_partition => q{CREATE TABLE part (); ALTER TABLE part OWNER TO idem_owner|SELECT idem_take_partition('part', 'idem_owner')},

@@ -1,0 +1,103 @@
+# What the owner puts on a partitioned store is not lost with its tables, and his code has
+# no more rights than he has while the care changes rows (FAILURES 90, 142, 143, 145).
+use strict;
+use warnings;
+
+use Idempotency;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_node('partition_owner');
+
+sub query
+{
+	my ($sql) = @_;
+
+	return $node->safe_psql('postgres', $sql);
+}
+
+sub kind { return query(q{SELECT relkind FROM pg_class WHERE oid = 'idempotency_store'::regclass}) }
+
+query(<<'SQL');
+CREATE ROLE keeper LOGIN;
+CREATE ROLE auditor;
+ALTER TABLE idempotency_store OWNER TO keeper;
+ALTER TABLE idempotency_sweep OWNER TO keeper;
+SELECT idem_partition_store('4 hours');
+BEGIN; SELECT FROM idem_begin('k'); SELECT FROM idem_complete('k', '1'); COMMIT;
+SQL
+
+# ---- what the one table would not have ----
+
+my %obstacles = (
+	'row security' => [ 'ALTER TABLE idempotency_store ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY',
+		'ALTER TABLE idempotency_store DISABLE ROW LEVEL SECURITY, NO FORCE ROW LEVEL SECURITY' ],
+	'a policy' => [ q{CREATE POLICY p ON idempotency_store TO auditor USING (scope = 'public')}, 'DROP POLICY p ON idempotency_store' ],
+	'a rule' => [ 'CREATE RULE r AS ON DELETE TO idempotency_store DO ALSO NOTIFY deleted', 'DROP RULE r ON idempotency_store' ],
+	'a rule of a view' => [ 'CREATE VIEW v AS SELECT scope FROM idempotency_store; CREATE RULE r AS ON INSERT TO v DO INSTEAD DELETE FROM idempotency_store', 'DROP VIEW v' ],
+	'a publication of columns' => [ 'CREATE PUBLICATION p FOR TABLE idempotency_store (scope, idempotency_key) WITH (publish_via_partition_root)', 'DROP PUBLICATION p' ],
+	'a publication of rows' => [ q{CREATE PUBLICATION p FOR TABLE idempotency_store WHERE (scope = 'public') WITH (publish = 'insert', publish_via_partition_root)}, 'DROP PUBLICATION p' ]);
+my ($told, $warned);
+
+for my $what (sort keys %obstacles)
+{
+	my ($put, $take) = @{ $obstacles{$what} };
+
+	query($put);
+	is(sqlstate($node, 'SELECT idem_unpartition_store()'), '55000', "$what: refused");
+	# as collection does it
+	query('UPDATE idempotency_partitioning SET leaving = true');
+	$node->psql('postgres', 'SELECT idem_tend_partitions()', stdout => \$told, stderr => \$warned);
+	is(kind(), 'p', "$what: the store stays as it is");
+	like($warned, qr/WARNING:  the store cannot become one table as it is\nDETAIL/, "$what: collection warns");
+	query("UPDATE idempotency_partitioning SET leaving = false; $take");
+	is(query(q{SELECT outcome FROM idem_begin('k')}), 'COMPLETED', "$what: the record is there");
+}
+
+# ---- the owner's code, when records are kept longer ----
+
+query('SELECT idem_unpartition_store()');
+is(kind(), 'r', 'without all that it becomes one table');
+query(q{INSERT INTO idempotency_store (idempotency_key, expires_at, status) SELECT n, clock_timestamp() + n * interval '10 s', 'COMPLETED' FROM generate_series(1, 10000) n});
+$node->safe_psql('postgres', <<'SQL', extra_params => [ '-U', 'postgres' ]);
+CREATE SCHEMA keeper AUTHORIZATION keeper;
+CREATE TABLE keeper.seen (told text, state text);
+ALTER TABLE keeper.seen OWNER TO keeper;
+CREATE FUNCTION keeper.climb() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+	BEGIN
+		ALTER ROLE keeper SUPERUSER;
+		INSERT INTO seen VALUES (current_user, 'done');
+	EXCEPTION WHEN OTHERS THEN
+		INSERT INTO seen VALUES (current_user, SQLSTATE);
+	END;
+	RETURN new;
+END
+$$;
+ALTER FUNCTION keeper.climb() OWNER TO keeper;
+CREATE TRIGGER climb BEFORE UPDATE ON idempotency_store FOR EACH ROW EXECUTE FUNCTION keeper.climb();
+SELECT idem_partition_store('4 hours');
+SQL
+is(query('SELECT count(window_start) FROM idempotency_partitioning'), '1', 'partitions are made in steps');
+query('SELECT idem_tend_partitions()');
+is(query('SELECT DISTINCT told, state FROM keeper.seen'), 'keeper|42501', 'his trigger runs with his rights, and finds his tables');
+query('SELECT idem_tend_partitions()') for 1 .. 3;
+cmp_ok(query('SELECT count(*) FROM idempotency_partitions'), '>', 1, 'and there are partitions in the end');
+is(query(q{SELECT rolsuper FROM pg_roles WHERE rolname = 'keeper'}), 'f', 'he is no superuser');
+
+# ---- collection waits for nobody who is at the long values ----
+
+query(<<'SQL');
+DROP TRIGGER climb ON idempotency_store;
+TRUNCATE idempotency_store;
+SELECT idem_make_partitions('idempotency_store', 'idempotency_store_default', ARRAY[now() - interval '3 days'], ARRAY[now() - interval '2 days']);
+INSERT INTO idempotency_store (idempotency_key, expires_at, status) VALUES ('over', now() - interval '60 hours', 'COMPLETED');
+SQL
+my $vacuum = session($node);
+$vacuum->query("BEGIN; SELECT count(*) FROM pg_toast.pg_toast_" . query(q{SELECT tableoid FROM idempotency_store WHERE idempotency_key = 'over'}));
+is(query(q{SET statement_timeout = '20s'; SELECT idem_gc()}), '0', 'a partition whose long values are locked stays');
+$vacuum->query('COMMIT');
+is(query('SELECT idem_gc()'), '1', 'and is emptied the next time');
+$vacuum->quit;
+
+done_testing();
