@@ -43,7 +43,7 @@
  */
 #define GRACE_MICROSECONDS INT64CONST(2000000)
 /* how long the care for the partitions may last, which reads a whole one of them */
-#define CARE_MICROSECONDS (5 * 60 * USECS_PER_SEC)
+#define CARE_MICROSECONDS INT64CONST(300000000)
 /* how often the launcher looks whether somebody wants the database meanwhile */
 #define LOOK_MICROSECONDS INT64CONST(1000000)
 /* how long a terminated worker has to react */

@@ -85,6 +85,19 @@ query('SELECT idem_tend_partitions()') for 1 .. 3;
 cmp_ok(query('SELECT count(*) FROM idempotency_partitions'), '>', 1, 'and there are partitions in the end');
 is(query(q{SELECT rolsuper FROM pg_roles WHERE rolname = 'keeper'}), 'f', 'he is no superuser');
 
+# the same when the owner calls, as collection does
+query('CREATE DATABASE own');
+like($node->safe_psql('own', <<'SQL'), qr{^t$}m, 'the trigger finds its tables when the owner calls');
+CREATE EXTENSION idempotency;
+CREATE TABLE seen (told text);
+CREATE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO seen VALUES (current_user); RETURN new; END $$;
+CREATE TRIGGER tell BEFORE UPDATE ON idempotency_store FOR EACH ROW EXECUTE FUNCTION tell();
+INSERT INTO idempotency_store (idempotency_key, expires_at, status) SELECT n, clock_timestamp() + n * interval '10 s', 'COMPLETED' FROM generate_series(1, 10000) n;
+SELECT idem_partition_store('4 hours');
+SELECT idem_tend_partitions();
+SELECT count(*) > 0 FROM seen;
+SQL
+
 # ---- collection waits for nobody who is at the long values ----
 
 query(<<'SQL');
