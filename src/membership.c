@@ -2,19 +2,23 @@
  * membership.c
  *		Internal SQL functions: which tables belong to the extension.
  *
- * ALTER EXTENSION ... ADD would need the owner of the extension, and nothing but
- * a script of the extension can have pg_dump save the rows of a table.
+ * ALTER EXTENSION ... ADD and DROP are for the extension's owner, who may be somebody
+ * else than the store's; and nothing but a script of the extension can have pg_dump
+ * save the rows of a table.
  */
 #include "postgres.h"
 
 #include "access/table.h"
 #include "access/xact.h"
 #include "catalog/dependency.h"
+#include "catalog/pg_authid.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_extension.h"
 #include "commands/extension.h"
 #include "fmgr.h"
 #include "miscadmin.h"
+#include "nodes/makefuncs.h"
+#include "nodes/parsenodes.h"
 #include "utils/builtins.h"
 #include "utils/fmgrprotos.h"
 #include "utils/lsyscache.h"
@@ -22,6 +26,7 @@
 #include "arguments.h"
 #include "catalog.h"
 #include "compat.h"
+#include "idempotency.h"
 
 SQL_FUNCTION(idem_adopt_partition);
 SQL_FUNCTION(idem_disown_partition);
@@ -58,21 +63,36 @@ table_argument(FunctionCallInfo fcinfo)
 }
 
 /*
- * idem_adopt_partition(part): it belongs to the extension from now on, as if
- * its script had made it, and pg_dump saves its rows.
+ * ALTER EXTENSION ... ADD TABLE or DROP TABLE, as a superuser.  Since 17 it is for the
+ * table's row type, too.  DROP takes the table off the list of those to be dumped.
  */
-Datum
-idem_adopt_partition(PG_FUNCTION_ARGS)
+static void
+alter_extension(int action, Oid table)
 {
-	Oid			table = table_argument(fcinfo);
-	ObjectAddress object = {RelationRelationId, table, 0};
+	AlterExtensionContentsStmt *statement = makeNode(AlterExtensionContentsStmt);
+	Oid			user;
+	int			context;
 
+	statement->extname = EXTENSION_NAME;
+	statement->action = action;
+	statement->objtype = OBJECT_TABLE;
+	statement->object = (Node *) list_make2(makeString(get_namespace_name(get_rel_namespace(table))),
+											makeString(get_rel_name(table)));
+	GetUserIdAndSecContext(&user, &context);
+	/* an error restores it as well */
+	SetUserIdAndSecContext(BOOTSTRAP_SUPERUSERID, context | SECURITY_LOCAL_USERID_CHANGE);
+	(void) ExecAlterExtensionContentsStmt(statement, NULL);
+	SetUserIdAndSecContext(user, context);
+}
+
+static void
+have_rows_dumped(Oid table)
+{
+	CommandCounterIncrement();
 	creating_extension = true;
 	CurrentExtensionObject = get_extension_oid(EXTENSION_NAME, false);
 	PG_TRY();
 	{
-		recordDependencyOnCurrentExtension(&object, false);
-		CommandCounterIncrement();
 		(void) DirectFunctionCall2(pg_extension_config_dump, ObjectIdGetDatum(table),
 								   PointerGetDatum(cstring_to_text("")));
 	}
@@ -82,6 +102,26 @@ idem_adopt_partition(PG_FUNCTION_ARGS)
 		CurrentExtensionObject = InvalidOid;
 	}
 	PG_END_TRY();
+}
+
+static bool
+is_member(Oid table)
+{
+	return OidIsValid(getExtensionOfObject(RelationRelationId, table));
+}
+
+/*
+ * idem_adopt_partition(part): it belongs to the extension from now on, as if
+ * its script had made it, and pg_dump saves its rows.
+ */
+Datum
+idem_adopt_partition(PG_FUNCTION_ARGS)
+{
+	Oid			table = table_argument(fcinfo);
+
+	if (!is_member(table))
+		alter_extension(1, table);
+	have_rows_dumped(table);
 	PG_RETURN_VOID();
 }
 
@@ -91,7 +131,7 @@ idem_disown_partition(PG_FUNCTION_ARGS)
 {
 	Oid			table = table_argument(fcinfo);
 
-	(void) deleteDependencyRecordsForClass(RelationRelationId, table, ExtensionRelationId,
-										   DEPENDENCY_EXTENSION);
+	if (is_member(table))
+		alter_extension(-1, table);
 	PG_RETURN_VOID();
 }
