@@ -158,8 +158,8 @@ try_to(void (*run) (void *), const Catalog *catalog, Oid part)
 
 /*
  * Called as the owner of the store; empties so many partitions that have rows, and
- * returns how many are gone.  TRUNCATE would
- * take rows, too, that a snapshot of before does not show.
+ * returns how many rows are gone.  A transaction with an old snapshot empties none:
+ * TRUNCATE would take rows, too, that it does not see.
  */
 int64
 expiry_tend(const Catalog *catalog, int max_parts)

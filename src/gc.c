@@ -197,8 +197,8 @@ gc_sweep(const Catalog *catalog, Sweep *progress)
 }
 
 /*
- * The care for the partitions.  It comes after a sweep of the same transaction, as
- * the store may have another shape afterwards, and locks that others wait for.
+ * The care for the partitions.  If a sweep is in the same transaction, it comes
+ * before: afterwards the store may have another shape, and locks that others wait for.
  */
 void
 gc_tend(const Catalog *catalog, Sweep *progress)

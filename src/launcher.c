@@ -148,6 +148,11 @@ care_may_end(const Database *database, BackgroundWorkerHandle *handle)
 	return true;
 }
 
+/*
+ * Waits for a worker as long as it may stay; false when it must end.  A worker that
+ * is at its care for the partitions has more time, and then as much again as others
+ * for the rest of its visit.
+ */
 static bool
 ends_in_time(const Database *database, BackgroundWorkerHandle *handle)
 {

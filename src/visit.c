@@ -23,7 +23,7 @@
 #include "shared.h"
 #include "visit.h"
 
-/* a visitor: the database, whether the launcher has called the visit off, and the worker's word */
+/* a visitor: the database, whether the launcher has called the visit off, and whether the visit takes long */
 #define NOBODY UINT64CONST(0)
 #define CALLED_OFF (UINT64CONST(1) << 32)
 #define TAKES_LONG (UINT64CONST(1) << 33)
@@ -31,9 +31,9 @@
 static pg_atomic_uint64 *me = NULL;
 
 static Oid
-visited_by(pg_atomic_uint64 *visitor)
+database_of(uint64 visitor)
 {
-	return (Oid) (pg_atomic_read_u64(visitor) & PG_UINT32_MAX);
+	return (Oid) (visitor & PG_UINT32_MAX);
 }
 
 static uint64
@@ -74,7 +74,8 @@ is_visited(Oid database)
 {
 	for (int i = 0; i < VISITORS; i++)
 	{
-		if (&shared->visitors[i] != me && visited_by(&shared->visitors[i]) == database)
+		if (&shared->visitors[i] != me &&
+			database_of(pg_atomic_read_u64(&shared->visitors[i])) == database)
 			return true;
 	}
 	return false;
@@ -97,7 +98,7 @@ visit_call_off(Oid database)
 	{
 		uint64		visitor = pg_atomic_read_u64(&shared->visitors[i]);
 
-		while ((Oid) (visitor & PG_UINT32_MAX) == database &&
+		while (database_of(visitor) == database &&
 			   !pg_atomic_compare_exchange_u64(&shared->visitors[i], &visitor, visitor | CALLED_OFF))
 			;
 	}
@@ -124,8 +125,10 @@ visit_is_long(Oid database)
 {
 	for (int i = 0; i < VISITORS; i++)
 	{
-		if (visited_by(&shared->visitors[i]) == database)
-			return (pg_atomic_read_u64(&shared->visitors[i]) & TAKES_LONG) != 0;
+		uint64		visitor = pg_atomic_read_u64(&shared->visitors[i]);
+
+		if (database_of(visitor) == database)
+			return (visitor & TAKES_LONG) != 0;
 	}
 	return false;
 }

@@ -60,10 +60,11 @@ PGDLLEXPORT void idempotency_worker_main(Datum arg);
 
 /* ---- what it does ---- */
 
+/* what one transaction is for */
 typedef void (*Work) (const Catalog *catalog, Sweep *sweep);
 
 /*
- * One transaction.
+ * Does the work in a transaction, unless the store is not there, or is locked.
  *
  * A worker starts as a superuser.  The owner's code on the store must not run
  * with more rights than the owner has.  So the worker is the owner until after
@@ -105,6 +106,7 @@ nap_for_cost(const Deadline *deadline)
 	VacuumCostBalance = 0;
 }
 
+/* The launcher has to know when a visit will last longer. */
 static void
 tend(const Catalog *catalog, Sweep *sweep)
 {
