@@ -668,8 +668,8 @@ BEGIN
 			IF tries >= max_tries THEN
 				RAISE lock_not_available USING
 					MESSAGE = 'could not lock the store',
-					DETAIL = 'A transaction that uses the store has been open for too long.',
-					HINT = 'Try again when it has ended: pg_locks shows which it is.';
+					DETAIL = 'A transaction that uses the store has been open for too long, or VACUUM is at work on it.',
+					HINT = 'Try again when that has ended: pg_locks shows what it is.';
 			END IF;
 			PERFORM pg_sleep(0.05 + random() * 0.1);
 		END;
@@ -679,19 +679,45 @@ $$;
 COMMENT ON FUNCTION @extschema@.idem_lock_store(regclass, int) IS
 	'internal: locks the store for a change of its tables, without a long queue behind the lock';
 
+-- A superuser may change a store that belongs to another role. Code of that role's on the
+-- tables that are read and written meanwhile must not run with the superuser's rights:
+-- triggers, checks, a view in the place of a table, functions of indexes that are made anew.
 CREATE FUNCTION @extschema@.idem_check_owner(store pg_catalog.regclass)
 RETURNS pg_catalog.void
 LANGUAGE plpgsql STABLE STRICT PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+	strange text;
 BEGIN
 	IF NOT pg_has_role((SELECT relowner FROM pg_class WHERE oid = store), 'USAGE') THEN
 		RAISE insufficient_privilege USING MESSAGE = 'must be owner of table idempotency_store';
 	END IF;
+	WITH trusted AS (
+		SELECT c.oid, c.relname FROM pg_extension e JOIN pg_class c ON c.relnamespace = e.extnamespace
+		WHERE e.extname = 'idempotency' AND (c.relowner = e.extowner OR pg_get_userbyid(c.relowner) = current_user
+			OR (SELECT rolsuper FROM pg_roles r WHERE r.oid = c.relowner))
+	), members AS (
+		SELECT t.relname FROM trusted t JOIN pg_depend d ON d.classid = 'pg_class'::regclass AND d.objid = t.oid AND d.deptype = 'e'
+	), tables (name) AS (
+		SELECT name FROM unnest(ARRAY['idempotency_scope', 'idempotency_partitioning', 'idempotency_partitions']) name
+		WHERE name NOT IN (SELECT relname FROM members)
+		UNION ALL
+		SELECT indexrelid::regclass::text FROM pg_index WHERE (indexprs IS NOT NULL OR indpred IS NOT NULL)
+		AND indrelid IN (SELECT store UNION ALL SELECT inhrelid FROM pg_inherits WHERE inhparent = store)
+		AND indrelid NOT IN (SELECT oid FROM trusted)
+	)
+	SELECT name INTO strange FROM tables LIMIT 1;
+	IF strange IS NOT NULL THEN
+		RAISE insufficient_privilege USING
+			MESSAGE = format('cannot use "%s" with the rights of role "%s"', strange, current_user),
+			DETAIL = 'It belongs to neither this role nor the owner of the extension, or has taken the place of a table of the extension.',
+			HINT = 'Call the function as the owner of the store.';
+	END IF;
 END
 $$;
 COMMENT ON FUNCTION @extschema@.idem_check_owner(regclass) IS
-	'internal: raises 42501 if the caller does not own the store';
+	'internal: raises 42501 if the caller does not own the store, or would run code of another role';
 
 -- A snapshot that is older than the lock on the store does not show all records, and
 -- what it does not show would be lost with the tables that are dropped.
@@ -843,6 +869,21 @@ $$;
 COMMENT ON FUNCTION @extschema@.idem_check_store(regclass) IS
 	'internal: raises 55000 if the store has something that a partitioned store could not have';
 
+-- The bounds are written and read in one style, whatever that of the session is: of some
+-- zones the short names mean more than one.
+CREATE FUNCTION @extschema@.idem_partition_range(part pg_catalog.regclass,
+	OUT range_start pg_catalog.timestamptz, OUT range_end pg_catalog.timestamptz)
+LANGUAGE sql STABLE STRICT PARALLEL RESTRICTED
+SET search_path = pg_catalog, pg_temp
+SET timezone = 'UTC'
+SET datestyle = 'ISO'
+AS $$
+	SELECT substring(bound, 'FROM \(''([^'']*)''\)')::timestamptz, substring(bound, 'TO \(''([^'']*)''\)')::timestamptz
+	FROM (SELECT pg_get_expr(relpartbound, oid) AS bound FROM pg_class WHERE oid = part) c
+$$;
+COMMENT ON FUNCTION @extschema@.idem_partition_range(regclass) IS
+	'internal: which records a partition of the store has; view idempotency_partitions calls it';
+
 CREATE VIEW @extschema@.idempotency_partitions AS
 SELECT c.relname AS name, b.range_start, b.range_end,
 	GREATEST(c.reltuples, 0)::pg_catalog.int8 AS rows_estimate,
@@ -860,9 +901,7 @@ JOIN pg_catalog.pg_class s ON s.relnamespace OPERATOR(pg_catalog.=) e.extnamespa
 	AND pg_catalog.pg_get_partkeydef(s.oid) OPERATOR(pg_catalog.=) 'RANGE (expires_at)'
 JOIN pg_catalog.pg_inherits i ON i.inhparent OPERATOR(pg_catalog.=) s.oid
 JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) i.inhrelid
-CROSS JOIN LATERAL (SELECT
-	pg_catalog.substring(pg_catalog.pg_get_expr(c.relpartbound, c.oid), 'FROM \(''([^'']*)''\)')::pg_catalog.timestamptz AS range_start,
-	pg_catalog.substring(pg_catalog.pg_get_expr(c.relpartbound, c.oid), 'TO \(''([^'']*)''\)')::pg_catalog.timestamptz AS range_end) b
+CROSS JOIN LATERAL @extschema@.idem_partition_range(c.oid::pg_catalog.regclass) b
 WHERE e.extname OPERATOR(pg_catalog.=) 'idempotency';
 COMMENT ON VIEW @extschema@.idempotency_partitions IS
 	'the partitions of a store that is partitioned by expiry; no rows for another store';
@@ -1852,7 +1891,7 @@ BEGIN
 			WHERE e.extname = 'idempotency' AND p.proname IN ('idem_adopt_partition', 'idem_attach_partitions', 'idem_check_owner', 'idem_check_store', 'idem_clear_store',
 				'idem_close_window', 'idem_disown_partition', 'idem_drop_partitions', 'idem_leave_window', 'idem_lock_store',
 				'idem_make_partitions', 'idem_make_window', 'idem_merge_partitions', 'idem_move_rows', 'idem_new_partitions',
-				'idem_open_window', 'idem_partition_store', 'idem_rest_of_store', 'idem_settle_window',
+				'idem_open_window', 'idem_partition_range', 'idem_partition_store', 'idem_rest_of_store', 'idem_settle_window',
 				'idem_store_obstacle', 'idem_store_surroundings', 'idem_stretches', 'idem_take_partition', 'idem_tend_partitions',
 				'idem_unpartition_store',
 				'idem_distribute_store', 'idem_on_workers', 'idem_prepare_node', 'idem_require_coordinator',
@@ -1865,3 +1904,4 @@ BEGIN
 END
 $$;
 GRANT SELECT ON @extschema@.idempotency_partitions TO pg_monitor, pg_read_all_stats;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_partition_range(regclass) TO pg_monitor, pg_read_all_stats;

@@ -230,8 +230,8 @@ RARE = {'idem_partition_store', 'idem_unpartition_store', 'idem_tend_partitions'
 LEFT_OUT = {'idem_adopt_partition', 'idem_attach_partitions', 'idem_check_owner', 'idem_check_store', 'idem_clear_store',
     'idem_close_window', 'idem_disown_partition', 'idem_distribute_store', 'idem_drop_partitions',
     'idem_leave_window', 'idem_lock_store', 'idem_make_partitions', 'idem_make_window', 'idem_merge_partitions',
-    'idem_move_rows', 'idem_new_partitions', 'idem_on_workers', 'idem_open_window', 'idem_prepare_node', 'idem_require_coordinator',
-    'idem_require_ended', 'idem_require_read_committed', 'idem_rest_of_store', 'idem_restore_node',
+    'idem_move_rows', 'idem_new_partitions', 'idem_on_workers', 'idem_open_window', 'idem_partition_range', 'idem_prepare_node',
+    'idem_require_coordinator', 'idem_require_ended', 'idem_require_read_committed', 'idem_rest_of_store', 'idem_restore_node',
     'idem_settle_window', 'idem_store_obstacle', 'idem_store_surroundings', 'idem_stretches', 'idem_take_partition',
     'idem_undistribute_store'}
 

@@ -103,6 +103,7 @@ my %call = (
 	idem_restore_node => q{SELECT idem_restore_node()},
 	idem_undistribute_store => q{SELECT idem_undistribute_store()},
 	idem_partition_store => q{SELECT idem_partition_store('1 hour')},
+	idem_partition_range => q{SELECT idem_partition_range('idempotency_store')},
 	idem_rest_of_store => q{SELECT idem_rest_of_store('idempotency_store')},
 	idem_settle_window => q{SELECT idem_partition_store('1 hour')|SELECT idem_settle_window('idempotency_store_default', '2001-01-01', '2001-01-02')},
 	idem_store_obstacle => q{SELECT idem_store_obstacle('idempotency_store')},

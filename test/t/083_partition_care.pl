@@ -175,6 +175,8 @@ SELECT count(*), count(DISTINCT tableoid) FROM idempotency_store WHERE tableoid 
 SQL
 is($messages, '', 'no file is left open, and no zone is misread');
 like($collected, qr/^900\|[12]$/m, 'all of them have moved');
+my $bounds = 'SELECT extract(epoch FROM range_end) FROM idempotency_partitions ORDER BY range_end';
+is($node->safe_psql('moving', "SET datestyle = 'SQL, DMY'; SET timezone = 'Asia/Shanghai'; $bounds"), $node->safe_psql('moving', $bounds), 'the view shows the same times');
 
 # ---- what would be published, and locks beside those of the store ----
 

@@ -1,5 +1,5 @@
 # What the owner puts on a partitioned store is not lost with its tables, and his code has
-# no more rights than he has while the care changes rows (FAILURES 90, 142, 143, 145).
+# no more rights than he has while the care changes rows (FAILURES 90, 142, 143, 145 to 147).
 use strict;
 use warnings;
 
@@ -18,6 +18,9 @@ sub query
 
 sub kind { return query(q{SELECT relkind FROM pg_class WHERE oid = 'idempotency_store'::regclass}) }
 
+my $listed = q{SELECT cardinality(extconfig) FROM pg_extension WHERE extname = 'idempotency'};
+my $listed_before = query($listed);
+
 query(<<'SQL');
 CREATE ROLE keeper LOGIN;
 CREATE ROLE auditor;
@@ -35,6 +38,8 @@ my %obstacles = (
 	'a policy' => [ q{CREATE POLICY p ON idempotency_store TO auditor USING (scope = 'public')}, 'DROP POLICY p ON idempotency_store' ],
 	'a rule' => [ 'CREATE RULE r AS ON DELETE TO idempotency_store DO ALSO NOTIFY deleted', 'DROP RULE r ON idempotency_store' ],
 	'a rule of a view' => [ 'CREATE VIEW v AS SELECT scope FROM idempotency_store; CREATE RULE r AS ON INSERT TO v DO INSTEAD DELETE FROM idempotency_store', 'DROP VIEW v' ],
+	'an identity column' => [ 'ALTER TABLE idempotency_store ADD COLUMN number int; UPDATE idempotency_store SET number = 0;
+		ALTER TABLE idempotency_store ALTER COLUMN number SET NOT NULL, ALTER COLUMN number ADD GENERATED ALWAYS AS IDENTITY', 'ALTER TABLE idempotency_store DROP COLUMN number' ],
 	'a publication of columns' => [ 'CREATE PUBLICATION p FOR TABLE idempotency_store (scope, idempotency_key) WITH (publish_via_partition_root)', 'DROP PUBLICATION p' ],
 	'a publication of rows' => [ q{CREATE PUBLICATION p FOR TABLE idempotency_store WHERE (scope = 'public') WITH (publish = 'insert', publish_via_partition_root)}, 'DROP PUBLICATION p' ]);
 my ($told, $warned);
@@ -58,6 +63,7 @@ for my $what (sort keys %obstacles)
 
 query('SELECT idem_unpartition_store()');
 is(kind(), 'r', 'without all that it becomes one table');
+is(query($listed), $listed_before, 'and pg_dump has no list of tables that are gone');
 query(q{INSERT INTO idempotency_store (idempotency_key, expires_at, status) SELECT n, clock_timestamp() + n * interval '10 s', 'COMPLETED' FROM generate_series(1, 10000) n});
 $node->safe_psql('postgres', <<'SQL', extra_params => [ '-U', 'postgres' ]);
 CREATE SCHEMA keeper AUTHORIZATION keeper;
@@ -97,6 +103,32 @@ SELECT idem_partition_store('4 hours');
 SELECT idem_tend_partitions();
 SELECT count(*) > 0 FROM seen;
 SQL
+
+# ---- the owner's code, when a superuser changes the tables ----
+
+my @plants = (
+	[ 'a trigger on its table', q{ALTER TABLE idempotency_partitioning OWNER TO keeper;
+		CREATE TRIGGER climb BEFORE INSERT ON idempotency_partitioning FOR EACH ROW EXECUTE FUNCTION keeper.climb()},
+		'DROP TRIGGER climb ON idempotency_partitioning; ALTER TABLE idempotency_partitioning OWNER TO postgres' ],
+	[ 'a view in the place of a table', q{ALTER TABLE idempotency_scope RENAME TO aside;
+		CREATE FUNCTION keeper.retention() RETURNS interval LANGUAGE plpgsql AS $$ BEGIN PERFORM nextval('keeper.runs'); RETURN NULL; END $$;
+		CREATE VIEW idempotency_scope AS SELECT keeper.retention() AS retention, NULL::interval AS min_retention; ALTER VIEW idempotency_scope OWNER TO keeper},
+		'DROP VIEW idempotency_scope; ALTER TABLE aside RENAME TO idempotency_scope' ],
+	[ 'the function of an index', q{CREATE FUNCTION keeper.one(int) RETURNS int LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN PERFORM nextval('keeper.runs'); RETURN 1; END $$;
+		CREATE INDEX planted ON idempotency_store_default (attempt) WHERE keeper.one(1) = 1}, 'DROP INDEX planted' ]);
+
+query('CREATE SEQUENCE keeper.runs; ALTER SEQUENCE keeper.runs OWNER TO keeper');
+for my $plant (@plants)
+{
+	my ($what, $put, $take) = @$plant;
+
+	query($put);
+	query(q{TRUNCATE keeper.seen; SELECT setval('keeper.runs', 1, false)});
+	is(sqlstate($node, $_), '42501', "$what: $_") for q{SELECT idem_partition_store('1 hour')}, 'SELECT idem_tend_partitions()', 'SELECT idem_unpartition_store()';
+	is(query('SELECT (SELECT count(*) FROM keeper.seen), is_called FROM keeper.runs'), '0|f', "$what: it did not run");
+	query($take);
+}
+query(q{SELECT idem_partition_store('4 hours')});
 
 # ---- collection waits for nobody who is at the long values ----
 
