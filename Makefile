@@ -34,7 +34,7 @@ help:
 	@echo '  make fuzz             call it with anything (FUZZ_CALLS=100000, FUZZ_SEED=...)'
 	@echo '  make model            check the model of the protocol (needs no server)'
 	@echo '  make bench            measure it (bench-quick: in a hurry)'
-	@echo '  make bench-huge       a store of 50 million records (ROWS=...), of both kinds'
+	@echo '  make bench-huge       stores of 50 and 100 million records (ROWS=...)'
 	@echo 'Packages, in dist/:'
 	@echo '  make dist             the archives of a release, from the last commit: PGXN takes the zip'
 	@echo '  make deb              for Debian: PostgreSQL 15, 17 and 18 (root, or sudo)'
@@ -121,7 +121,7 @@ bench-quick:
 	@bench/run --quick
 
 bench-huge:
-	@bench/run --only huge $${ROWS:+--rows "$$ROWS"}
+	@bench/run --only huge growth $${ROWS:+--rows "$$ROWS"}
 
 lint coverage memcheck soak:
 	@test/$@

@@ -18,6 +18,7 @@ import sys
 import time
 
 import collection
+import huge
 import packages
 import partitions
 import peers
@@ -37,13 +38,13 @@ def arguments():
     parser.add_argument('--seconds', type=int, help='length of a run (default 5, quick 1)')
     parser.add_argument('--clients', type=int, help='clients, where the workload has 8')
     names = [w.name for w in WORKLOADS] + [partitions.NAME, peers.NAME, packages.NAME, collection.NAME]
-    parser.add_argument('--only', nargs='+', metavar='WORKLOAD', choices=[*names, partitions.HUGE],
+    parser.add_argument('--only', nargs='+', metavar='WORKLOAD', choices=[*names, huge.NAME, huge.GROWTH],
                         help=f'measure only these: {", ".join(names)}')
     parser.add_argument('--json', metavar='FILE', help='write all raw figures to FILE')
     peers.add_arguments(parser)
     packages.add_arguments(parser)
     collection.add_arguments(parser)
-    partitions.add_arguments(parser)
+    huge.add_arguments(parser)
     options = parser.parse_args()
     options.only = options.only or (names[:-2] if options.quick else names)
     return options
@@ -161,7 +162,8 @@ def measure_all(options):
         more, bench.peers = peers.measure(options, tell)
         entries += more
     for name, part in ((packages.NAME, packages.measure), (collection.NAME, collection.measure),
-                       (partitions.NAME, partitions.measure), (partitions.HUGE, partitions.measure_huge)):
+                       (partitions.NAME, partitions.measure), (huge.NAME, huge.measure),
+                       (huge.GROWTH, huge.measure_growth)):
         if name in options.only:
             more, raw = part(options, tell)
             entries += more

@@ -34,7 +34,8 @@ LARGE_AT_LEAST = 0.85       # throughput on the large store over the empty one
 
 SETTINGS = {'gc_enabled': 'idempotency.gc_enabled', 'gc_databases': 'idempotency.gc_databases',
             'gc_interval': 'idempotency.gc_interval', 'autovacuum_naptime': 'autovacuum_naptime',
-            'full_page_writes': 'full_page_writes'}
+            'full_page_writes': 'full_page_writes', 'log_lock_waits': 'log_lock_waits',
+            'deadlock_timeout': 'deadlock_timeout'}
 
 
 @dataclass(frozen=True)
@@ -298,6 +299,17 @@ def fill(name, rows, expires_in):
     if made['rows'] != rows:
         raise server.BenchError(f'{name} has {made["rows"]} rows, not {rows}')
     return made
+
+
+def warm(name):
+    """Reads the indexes, so that they are in memory, as those of a store in use.
+
+    Whoever cannot keep them there waits for the disk, and measures the disk.
+    """
+    server.sql("""
+        CREATE EXTENSION IF NOT EXISTS pg_prewarm;
+        SELECT pg_prewarm(indexrelid, 'read') FROM pg_index
+            WHERE indrelid IN (SELECT relid FROM pg_partition_tree('idempotency_store'))""", name)
 
 
 def load(name, clients, seconds, *arguments):

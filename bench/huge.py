@@ -1,0 +1,100 @@
+"""A store of many millions of records: both kinds beside each other, and how one grows.
+
+Each part asks for time and disk, and says first how much: make bench-huge. The period is
+what docs/operating.md advises for a large store: half of the retention.
+"""
+
+import contextlib
+import shutil
+
+import collection
+import conversion
+import expiring
+import partitions
+import report
+import server
+
+NAME = 'huge'
+GROWTH = 'growth'
+ROWS = {NAME: 50_000_000, GROWTH: 100_000_000}
+PERIOD = '12 hours'
+
+AT_LEAST = 1.0              # throughput over that of one table
+WAL_AT_MOST = 0.6           # of one table's, a transaction, after a checkpoint
+GROWTH_AT_LEAST = 0.9       # throughput over that of a hundredth of the rows
+
+ROW_BYTES = 250             # heap and index, of a row of this benchmark
+ROWS_A_SECOND = 100_000     # that are made
+AFTER_CHECKPOINT = 250_000  # transactions: 800 a second, for PostgreSQL's checkpoint_timeout of 5 minutes
+
+
+def add_arguments(parser):
+    group = parser.add_argument_group('partitions', f'of {partitions.NAME}, {NAME} and {GROWTH}; the records expire within a day')
+    group.add_argument('--rows', type=int, help='live records of a large store (default '
+                       + ', '.join(f'{name} {rows // 10**6} million' for name, rows in ROWS.items()) + ')')
+    group.add_argument('--period', help=f'what a partition covers (default {PERIOD}; in {partitions.NAME} {partitions.PERIOD})')
+
+
+def measure(options, tell):
+    """Throughput, WAL after a checkpoint, what it costs that a partition expires, and the conversion."""
+    rows, period = options.rows or ROWS[NAME], options.period or PERIOD
+    tell_needs(rows, stores=2.5)    # one has partitions that expire, too
+    with contextlib.ExitStack() as stack:
+        names = [stack.enter_context(partitions.store(kind, rows, period, tell)) for kind in ('one', 'parts')]
+        tps, runs = throughput(names, options, tell)
+        one, parts = names
+        wal = {name: wal_of_load(name, tell) for name in names}
+        expiry, raw = expiring.measure(parts, rows // 6, tell)
+        bytes_of_row = collection.size(one) / rows
+        collection.warm(one)
+        converted, more = conversion.measure(one, rows, period, tell)
+    return [
+        report.row(f'begin, complete on a partitioned store of {rows} live rows / on one table',
+                   [a / b for a, b in zip(tps[parts], tps[one])], AT_LEAST),
+        report.row('… WAL of a transaction after a checkpoint', [wal[parts] / wal[one]], WAL_AT_MOST, at_most=True),
+        *expiry, *converted,
+    ], [*more, *({'workload': NAME, 'rows': rows, **r} for r in runs),
+        {'workload': NAME, 'rows': rows, 'period': period, 'wal': wal, 'bytes_of_row': bytes_of_row, **raw}]
+
+
+def measure_growth(options, tell):
+    """Throughput on a partitioned store and on one with a hundredth of its rows."""
+    rows, period = options.rows or ROWS[GROWTH], options.period or PERIOD
+    tell_needs(rows, stores=1.0)
+    few = max(rows // 100, 1000)
+    with contextlib.ExitStack() as stack:
+        names = [stack.enter_context(partitions.store('parts', count, period, tell)) for count in (few, rows)]
+        tps, runs = throughput(names, options, tell)
+    small, large = names
+    return [report.row(f'begin, complete on {rows} live rows / on {few}, both partitioned',
+                       [a / b for a, b in zip(tps[large], tps[small])], GROWTH_AT_LEAST),
+            ], [{'workload': GROWTH, 'rows': rows, 'period': period, **r} for r in runs]
+
+
+def throughput(names, options, tell):
+    """Transactions a second of each round, by store, and the raw figures."""
+    for name in names:
+        collection.warm(name)
+    runs = partitions.alternate(names, options.rounds or 7, options.seconds or 5, tell)
+    return {name: [r['tps'] for r in runs if r['store'] == name] for name in names}, runs
+
+
+def tell_needs(rows, stores):
+    """What is needed, or an error if the disk has less."""
+    needed = rows * ROW_BYTES * stores + 6 * 2**30
+    minutes = rows * stores / ROWS_A_SECOND / 60 + 15
+    free = shutil.disk_usage(server.sql('SHOW data_directory')[0]).free
+    print(f'{rows} rows: {needed / 2**30:.0f} GB of disk, of which {free / 2**30:.0f} are free;'
+          f' about {minutes:.0f} minutes', flush=True)
+    if free < needed:
+        raise server.BenchError('the disk is too small; --rows chooses a smaller store')
+
+
+def wal_of_load(name, tell):
+    """Bytes of WAL of a transaction, over as many as one checkpoint is for."""
+    tell(f'{NAME}: WAL of {name}')
+    server.sql('CHECKPOINT')
+    before = server.costs_of_wal()
+    each = AFTER_CHECKPOINT // collection.CLIENTS
+    done = server.load(collection.SCRIPT, collection.CLIENTS, f'--transactions={each}', name)
+    return (server.costs_of_wal() - before) / done['transactions']
