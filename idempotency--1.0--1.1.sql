@@ -719,7 +719,7 @@ BEGIN
 	IF ceil(retention / step) > 29 THEN
 		RAISE WARNING 'a period of % is short for a retention of %', period, retention * interval '1 second'
 			USING DETAIL = format('Live records would be in %s partitions, and each begin looks into all of them. There are no more than 32; the other records are in the default partition.', ceil(retention / step)),
-			HINT = 'Choose a sixth of the retention, or so.';
+			HINT = 'Choose half of the retention, or so.';
 	END IF;
 	-- one change of the store at a time
 	EXECUTE format('LOCK TABLE %s.idempotency_partitioning IN SHARE ROW EXCLUSIVE MODE', schema_name);

@@ -105,7 +105,7 @@ have_rows_dumped(Oid table)
 }
 
 static bool
-is_member(Oid table)
+is_adopted(Oid table)
 {
 	return OidIsValid(getExtensionOfObject(RelationRelationId, table));
 }
@@ -119,7 +119,7 @@ idem_adopt_partition(PG_FUNCTION_ARGS)
 {
 	Oid			table = table_argument(fcinfo);
 
-	if (!is_member(table))
+	if (!is_adopted(table))
 		alter_extension(1, table);
 	have_rows_dumped(table);
 	PG_RETURN_VOID();
@@ -131,7 +131,7 @@ idem_disown_partition(PG_FUNCTION_ARGS)
 {
 	Oid			table = table_argument(fcinfo);
 
-	if (is_member(table))
+	if (is_adopted(table))
 		alter_extension(-1, table);
 	PG_RETURN_VOID();
 }
