@@ -302,13 +302,13 @@ def fill(name, rows, expires_in):
 
 
 def warm(name):
-    """Reads the indexes, so that they are in memory, as those of a store in use.
+    """Reads the indexes, so that they are in shared_buffers, as those of a store in use.
 
-    Whoever cannot keep them there waits for the disk, and measures the disk.
+    Whoever cannot keep them there reads a page for each look-up.
     """
     server.sql("""
         CREATE EXTENSION IF NOT EXISTS pg_prewarm;
-        SELECT pg_prewarm(indexrelid, 'read') FROM pg_index
+        SELECT pg_prewarm(indexrelid) FROM pg_index
             WHERE indrelid IN (SELECT relid FROM pg_partition_tree('idempotency_store'))""", name)
 
 
