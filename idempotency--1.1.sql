@@ -682,9 +682,11 @@ COMMENT ON FUNCTION @extschema@.idem_lock_store(regclass, int) IS
 -- A superuser may change a store that belongs to another role. Code of that role's on the
 -- tables that are read and written meanwhile must not run with the superuser's rights:
 -- triggers, checks, a view in the place of a table, functions of indexes that are made anew.
+-- idempotency_scope is only read, so it may be another role's as long as it is a table and
+-- its durations are intervals: a cast of another type is that role's code as well.
 CREATE FUNCTION @extschema@.idem_check_owner(store pg_catalog.regclass)
 RETURNS pg_catalog.void
-LANGUAGE plpgsql STABLE STRICT PARALLEL UNSAFE
+LANGUAGE plpgsql VOLATILE STRICT PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -693,12 +695,17 @@ BEGIN
 	IF NOT pg_has_role((SELECT relowner FROM pg_class WHERE oid = store), 'USAGE') THEN
 		RAISE insufficient_privilege USING MESSAGE = 'must be owner of table idempotency_store';
 	END IF;
+	EXECUTE format('LOCK TABLE %s.idempotency_scope IN ACCESS SHARE MODE',
+		(SELECT extnamespace::regnamespace FROM pg_extension WHERE extname = 'idempotency'));
 	WITH trusted AS (
-		SELECT c.oid, c.relname FROM pg_extension e JOIN pg_class c ON c.relnamespace = e.extnamespace
+		SELECT c.oid FROM pg_extension e JOIN pg_class c ON c.relnamespace = e.extnamespace
 		WHERE e.extname = 'idempotency' AND (c.relowner = e.extowner OR pg_get_userbyid(c.relowner) = current_user
 			OR (SELECT rolsuper FROM pg_roles r WHERE r.oid = c.relowner))
 	), members AS (
-		SELECT t.relname FROM trusted t JOIN pg_depend d ON d.classid = 'pg_class'::regclass AND d.objid = t.oid AND d.deptype = 'e'
+		SELECT c.oid, c.relname FROM pg_extension e JOIN pg_class c ON c.relnamespace = e.extnamespace
+		JOIN pg_depend d ON d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.deptype = 'e'
+		WHERE e.extname = 'idempotency' AND (c.oid IN (SELECT oid FROM trusted) OR c.relname = 'idempotency_scope' AND c.relkind = 'r'
+			AND 2 = (SELECT count(*) FROM pg_attribute WHERE attrelid = c.oid AND attname IN ('retention', 'min_retention') AND atttypid = 'interval'::regtype))
 	), tables (name) AS (
 		SELECT name FROM unnest(ARRAY['idempotency_scope', 'idempotency_partitioning', 'idempotency_partitions']) name
 		WHERE name NOT IN (SELECT relname FROM members)
@@ -711,7 +718,7 @@ BEGIN
 	IF strange IS NOT NULL THEN
 		RAISE insufficient_privilege USING
 			MESSAGE = format('cannot use "%s" with the rights of role "%s"', strange, current_user),
-			DETAIL = 'It belongs to neither this role nor the owner of the extension, or has taken the place of a table of the extension.',
+			DETAIL = 'It belongs to neither this role nor the owner of the extension, or is not what the extension has made.',
 			HINT = 'Call the function as the owner of the store.';
 	END IF;
 END
@@ -1289,7 +1296,7 @@ BEGIN
 		RETURN;
 	END IF;
 	EXECUTE format('SELECT extract(epoch FROM GREATEST(coalesce(current_setting(''idempotency.retention'', true), ''24 h'')::interval,'
-		' max(retention), max(min_retention))) FROM %s.idempotency_scope', schema_name) INTO retention;
+		' max(retention), max(min_retention))) FROM ONLY %s.idempotency_scope', schema_name) INTO retention;
 	IF in_window OR pg_relation_size(rest) > 262144 THEN
 		EXECUTE format('SELECT %s.idem_make_window($1, $2, $3, $4)', schema_name) USING store, rest, step, retention;
 	ELSE
@@ -1334,7 +1341,7 @@ BEGIN
 		WHERE e.extname = 'idempotency';
 	EXECUTE format('SELECT %1$s.idem_check_owner($1), %1$s.idem_require_read_committed()', schema_name) USING store;
 	EXECUTE format('SELECT extract(epoch FROM GREATEST(coalesce(current_setting(''idempotency.retention'', true), ''24 h'')::interval,'
-		' max(retention), max(min_retention))) FROM %s.idempotency_scope', schema_name) INTO retention;
+		' max(retention), max(min_retention))) FROM ONLY %s.idempotency_scope', schema_name) INTO retention;
 	IF ceil(retention / step) > 29 THEN
 		RAISE WARNING 'a period of % is short for a retention of %', period, retention * interval '1 second'
 			USING DETAIL = format('Live records would be in %s partitions, and each begin looks into all of them. There are no more than 32; the other records are in the default partition.', ceil(retention / step)),

@@ -114,6 +114,12 @@ my @plants = (
 		CREATE FUNCTION keeper.retention() RETURNS interval LANGUAGE plpgsql AS $$ BEGIN PERFORM nextval('keeper.runs'); RETURN NULL; END $$;
 		CREATE VIEW idempotency_scope AS SELECT keeper.retention() AS retention, NULL::interval AS min_retention; ALTER VIEW idempotency_scope OWNER TO keeper},
 		'DROP VIEW idempotency_scope; ALTER TABLE aside RENAME TO idempotency_scope' ],
+	[ 'the cast of a type', q{ALTER TABLE idempotency_scope OWNER TO keeper; INSERT INTO idempotency_scope (pattern, retention) VALUES ('long', '3 days');
+		CREATE TYPE keeper.span AS (length interval);
+		CREATE FUNCTION keeper.length(span keeper.span) RETURNS interval LANGUAGE plpgsql AS $$ BEGIN PERFORM nextval('keeper.runs'); RETURN span.length; END $$;
+		CREATE CAST (keeper.span AS interval) WITH FUNCTION keeper.length AS IMPLICIT;
+		ALTER TABLE idempotency_scope DROP CONSTRAINT idempotency_scope_retention_check, ALTER retention TYPE keeper.span USING ROW(retention)},
+		q{ALTER TABLE idempotency_scope ALTER retention TYPE interval USING (retention).length, OWNER TO postgres; DROP TYPE keeper.span CASCADE; DELETE FROM idempotency_scope} ],
 	[ 'the function of an index', q{CREATE FUNCTION keeper.one(int) RETURNS int LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN PERFORM nextval('keeper.runs'); RETURN 1; END $$;
 		CREATE INDEX planted ON idempotency_store_default (attempt) WHERE keeper.one(1) = 1}, 'DROP INDEX planted' ]);
 
