@@ -35,7 +35,7 @@ LARGE_AT_LEAST = 0.85       # throughput on the large store over the empty one
 SETTINGS = {'gc_enabled': 'idempotency.gc_enabled', 'gc_databases': 'idempotency.gc_databases',
             'gc_interval': 'idempotency.gc_interval', 'autovacuum_naptime': 'autovacuum_naptime',
             'full_page_writes': 'full_page_writes', 'log_lock_waits': 'log_lock_waits',
-            'deadlock_timeout': 'deadlock_timeout'}
+            'deadlock_timeout': 'deadlock_timeout', 'max_wal_size': 'max_wal_size'}
 
 
 @dataclass(frozen=True)
@@ -287,13 +287,15 @@ def worker_is_there():
 def fill(name, rows, expires_in):
     """Rows like those that the load makes, from a session a processor, with settled pages."""
     configure(full_page_writes='off')   # random keys would write images of the whole index, time and again
-    with ThreadPoolExecutor(FILLERS) as pool:
-        list(pool.map(lambda first: server.sql(f"""
-            INSERT INTO idempotency_store (idempotency_key, request_hash, status, response_payload, expires_at)
-                SELECT md5(i::text), '{server.request_hash()}', 'COMPLETED', '{server.RESPONSE}',
-                    clock_timestamp() + {expires_in}
-                FROM generate_series({first}, {rows}, {FILLERS}) AS i""", name), range(1, FILLERS + 1)))
-    configure(full_page_writes=None)
+    try:
+        with ThreadPoolExecutor(FILLERS) as pool:
+            list(pool.map(lambda first: server.sql(f"""
+                INSERT INTO idempotency_store (idempotency_key, request_hash, status, response_payload, expires_at)
+                    SELECT md5(i::text), '{server.request_hash()}', 'COMPLETED', '{server.RESPONSE}',
+                        clock_timestamp() + {expires_in}
+                    FROM generate_series({first}, {rows}, {FILLERS}) AS i""", name), range(1, FILLERS + 1)))
+    finally:
+        configure(full_page_writes=None)
     server.sql('VACUUM (ANALYZE) idempotency_store; CHECKPOINT', name)
     made = state(name)
     if made['rows'] != rows:
