@@ -62,7 +62,7 @@ COMMENT ON FUNCTION @extschema@.idem_lock_store(regclass, int) IS
 
 -- A superuser may change a store that belongs to another role. Code of that role's on the
 -- tables that are read and written meanwhile must not run with the superuser's rights:
--- triggers, checks, a view in the place of a table, functions of indexes that are made anew.
+-- triggers, a view in the place of a table, functions in indexes, checks and defaults.
 -- idempotency_scope is only read, so it may be another role's as long as it is a table and
 -- its durations are intervals: a cast of another type is that role's code as well.
 CREATE FUNCTION @extschema@.idem_check_owner(store pg_catalog.regclass)
@@ -71,6 +71,8 @@ LANGUAGE plpgsql VOLATILE STRICT PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
+	trusted oid[] := ARRAY(SELECT extowner FROM pg_extension WHERE extname = 'idempotency'
+		UNION ALL SELECT oid FROM pg_roles WHERE rolsuper OR rolname = current_user);
 	strange text;
 BEGIN
 	IF NOT pg_has_role((SELECT relowner FROM pg_class WHERE oid = store), 'USAGE') THEN
@@ -78,28 +80,35 @@ BEGIN
 	END IF;
 	EXECUTE format('LOCK TABLE %s.idempotency_scope IN ACCESS SHARE MODE',
 		(SELECT extnamespace::regnamespace FROM pg_extension WHERE extname = 'idempotency'));
-	WITH trusted AS (
-		SELECT c.oid FROM pg_extension e JOIN pg_class c ON c.relnamespace = e.extnamespace
-		WHERE e.extname = 'idempotency' AND (c.relowner = e.extowner OR pg_get_userbyid(c.relowner) = current_user
-			OR (SELECT rolsuper FROM pg_roles r WHERE r.oid = c.relowner))
-	), members AS (
-		SELECT c.oid, c.relname FROM pg_extension e JOIN pg_class c ON c.relnamespace = e.extnamespace
+	IF (SELECT relowner <> ALL (trusted) FROM pg_class WHERE oid = store) THEN
+		-- what is found here stays as it is until the transaction ends
+		EXECUTE format('LOCK TABLE %s IN SHARE UPDATE EXCLUSIVE MODE', store);
+	END IF;
+	WITH members AS (
+		SELECT c.relname FROM pg_extension e JOIN pg_class c ON c.relnamespace = e.extnamespace
 		JOIN pg_depend d ON d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.deptype = 'e'
-		WHERE e.extname = 'idempotency' AND (c.oid IN (SELECT oid FROM trusted) OR c.relname = 'idempotency_scope' AND c.relkind = 'r'
+		WHERE e.extname = 'idempotency' AND (c.relowner = ANY (trusted) OR c.relname = 'idempotency_scope' AND c.relkind = 'r'
 			AND 2 = (SELECT count(*) FROM pg_attribute WHERE attrelid = c.oid AND attname IN ('retention', 'min_retention') AND atttypid = 'interval'::regtype))
-	), tables (name) AS (
-		SELECT name FROM unnest(ARRAY['idempotency_scope', 'idempotency_partitioning', 'idempotency_partitions']) name
+	), uses (name) AS (
+		SELECT 'table ' || name FROM unnest(ARRAY['idempotency_scope', 'idempotency_partitioning', 'idempotency_partitions']) name
 		WHERE name NOT IN (SELECT relname FROM members)
 		UNION ALL
-		SELECT indexrelid::regclass::text FROM pg_index WHERE (indexprs IS NOT NULL OR indpred IS NOT NULL)
-		AND indrelid IN (SELECT store UNION ALL SELECT inhrelid FROM pg_inherits WHERE inhparent = store)
-		AND indrelid NOT IN (SELECT oid FROM trusted)
+		SELECT pg_describe_object(d.classid, d.objid, 0) FROM pg_depend d
+		LEFT JOIN pg_index i ON d.classid = 'pg_class'::regclass AND i.indexrelid = d.objid
+		LEFT JOIN pg_constraint k ON d.classid = 'pg_constraint'::regclass AND k.oid = d.objid
+		LEFT JOIN pg_attrdef a ON d.classid = 'pg_attrdef'::regclass AND a.oid = d.objid
+		JOIN pg_class t ON t.oid = coalesce(i.indrelid, k.conrelid, a.adrelid)
+		WHERE t.oid IN (SELECT store UNION ALL SELECT inhrelid FROM pg_inherits WHERE inhparent = store) AND t.relowner <> ALL (trusted)
+		-- what PostgreSQL itself has is not in pg_depend
+		AND d.refclassid IN ('pg_proc'::regclass, 'pg_operator'::regclass, 'pg_type'::regclass)
+		AND NOT EXISTS (SELECT FROM pg_depend m JOIN pg_extension e ON m.refclassid = 'pg_extension'::regclass AND m.refobjid = e.oid
+			WHERE m.classid = d.refclassid AND m.objid = d.refobjid AND m.deptype = 'e' AND e.extname = 'idempotency')
 	)
-	SELECT name INTO strange FROM tables LIMIT 1;
+	SELECT name INTO strange FROM uses LIMIT 1;
 	IF strange IS NOT NULL THEN
 		RAISE insufficient_privilege USING
-			MESSAGE = format('cannot use "%s" with the rights of role "%s"', strange, current_user),
-			DETAIL = 'It belongs to neither this role nor the owner of the extension, or is not what the extension has made.',
+			MESSAGE = format('cannot use %s with the rights of role "%s"', strange, current_user),
+			DETAIL = 'Code of another role could run: that of a table, or of a function, an operator or a type.',
 			HINT = 'Call the function as the owner of the store.';
 	END IF;
 END

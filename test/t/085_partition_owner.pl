@@ -120,10 +120,20 @@ my @plants = (
 		CREATE CAST (keeper.span AS interval) WITH FUNCTION keeper.length AS IMPLICIT;
 		ALTER TABLE idempotency_scope DROP CONSTRAINT idempotency_scope_retention_check, ALTER retention TYPE keeper.span USING ROW(retention)},
 		q{ALTER TABLE idempotency_scope ALTER retention TYPE interval USING (retention).length, OWNER TO postgres; DROP TYPE keeper.span CASCADE; DELETE FROM idempotency_scope} ],
-	[ 'the function of an index', q{CREATE FUNCTION keeper.one(int) RETURNS int LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN PERFORM nextval('keeper.runs'); RETURN 1; END $$;
-		CREATE INDEX planted ON idempotency_store_default (attempt) WHERE keeper.one(1) = 1}, 'DROP INDEX planted' ]);
+	[ 'the function of an index', 'CREATE INDEX planted ON idempotency_store_default (attempt) WHERE keeper.one(1) = 1', 'DROP INDEX planted' ],
+	[ 'the operator of an index', 'CREATE INDEX planted ON idempotency_store_default (attempt) WHERE 1 OPERATOR(keeper.=) 1', 'DROP INDEX planted' ],
+	[ 'a check', 'ALTER TABLE idempotency_store ADD CONSTRAINT planted CHECK (keeper.one(1) = 1)', 'ALTER TABLE idempotency_store DROP CONSTRAINT planted' ],
+	[ 'a column that is calculated', 'ALTER TABLE idempotency_store ADD COLUMN planted int GENERATED ALWAYS AS (keeper.one(attempt)) STORED', 'ALTER TABLE idempotency_store DROP COLUMN planted' ],
+	[ 'the domain of a default', 'ALTER TABLE idempotency_store ADD COLUMN planted int DEFAULT 1::keeper.small', 'ALTER TABLE idempotency_store DROP COLUMN planted' ]);
 
-query('CREATE SEQUENCE keeper.runs; ALTER SEQUENCE keeper.runs OWNER TO keeper');
+query(<<'SQL');
+CREATE SEQUENCE keeper.runs;
+ALTER SEQUENCE keeper.runs OWNER TO keeper;
+CREATE FUNCTION keeper.one(int) RETURNS int LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN PERFORM nextval('keeper.runs'); RETURN 1; END $$;
+CREATE FUNCTION keeper.same(int, int) RETURNS bool LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN PERFORM nextval('keeper.runs'); RETURN $1 = $2; END $$;
+CREATE OPERATOR keeper.= (leftarg = int, rightarg = int, function = keeper.same);
+CREATE DOMAIN keeper.small int CHECK (keeper.one(VALUE) = 1);
+SQL
 for my $plant (@plants)
 {
 	my ($what, $put, $take) = @$plant;
@@ -135,6 +145,24 @@ for my $plant (@plants)
 	query($take);
 }
 query(q{SELECT idem_partition_store('4 hours')});
+query(q{CREATE INDEX later ON idempotency_store (attempt) WHERE status = 'PENDING'});
+is(sqlstate($node, q{SELECT idem_partition_store('4 hours')}), '', 'an index of his without code is none');
+query('DROP INDEX later; SELECT idem_unpartition_store()');
+query(q{SELECT setval('keeper.runs', 1, false)});
+
+# he plants while the superuser waits for a lock that he has
+my $keeper = session($node);
+my $superuser = session($node);
+$keeper->query(q{BEGIN; LOCK TABLE idempotency_store IN ACCESS EXCLUSIVE MODE; CREATE INDEX planted ON idempotency_store (attempt) WHERE keeper.one(1) = 1;
+	SELECT setval('keeper.runs', 1, false)});
+$superuser->query_until(qr/asking/, "\\echo asking\n\\set VERBOSITY sqlstate\nSELECT idem_partition_store('4 hours');\n");
+$node->poll_query_until('postgres', q{SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)}) or die 'nobody waits';
+$keeper->query('COMMIT');
+$superuser->query('SELECT 1');
+like($superuser->{stderr}, qr/42501/, 'what he makes while the superuser waits: refused');
+is(query('SELECT is_called FROM keeper.runs'), 'f', 'it did not run');
+$_->quit for $keeper, $superuser;
+query(q{DROP INDEX planted; SELECT idem_partition_store('4 hours')});
 
 # ---- collection waits for nobody who is at the long values ----
 
