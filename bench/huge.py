@@ -23,7 +23,7 @@ AT_LEAST = 1.0              # throughput over that of one table
 WAL_AT_MOST = 0.6           # of one table's, a transaction, after a checkpoint
 GROWTH_AT_LEAST = 0.9       # throughput over that of a hundredth of the rows
 
-MAX_WAL_SIZE = '16GB'       # as docs/operating.md advises: checkpoints come by time, not by WAL
+MAX_WAL_SIZE = "'16GB'"     # as docs/operating.md advises: checkpoints come by time, not by WAL
 ROUNDS = {NAME: 7, GROWTH: 30}      # of growth until each index page has been written once since a checkpoint
 ROW_BYTES = 250             # heap and index, of a row of this benchmark
 ROWS_A_SECOND = 100_000     # that are made
