@@ -2,8 +2,8 @@
  * citus.c
  *		A store that is distributed over the nodes of a Citus cluster.
  *
- * Nothing of Citus is compiled in: its metadata are tables, and its locks are
- * advisory locks.  A database without the extension "citus" does none of this.
+ * Citus' locks are advisory locks, and citus_metadata.c reads its tables.  A
+ * database without the extension "citus" does none of this.
  *
  * Citus keeps the rows of a distributed table in shards, each on one node.  The
  * shard of an operation follows from its scope.  It is read and written here as
@@ -16,21 +16,13 @@
  */
 #include "postgres.h"
 
-#include "access/genam.h"
-#include "access/htup_details.h"
-#include "access/table.h"
-#include "catalog/namespace.h"
-#include "catalog/pg_class.h"
-#include "catalog/pg_namespace.h"
 #include "commands/extension.h"
 #include "fmgr.h"
 #include "miscadmin.h"
 #include "nodes/makefuncs.h"
 #include "nodes/primnodes.h"
 #include "storage/lock.h"
-#include "storage/lmgr.h"
 #include "utils/builtins.h"
-#include "utils/fmgroids.h"
 #include "utils/guc.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
@@ -38,35 +30,15 @@
 #include "utils/typcache.h"
 
 #include "citus.h"
+#include "citus_metadata.h"
 #include "compat.h"
 #include "idempotency.h"
 
 /* of the lock of a shard's metadata, which Citus shares by all tables that are colocated */
 #define METADATA_LOCK_CLASS 8
 
-#define COORDINATOR 0
-
 /* how Citus names itself when it runs a statement for another node */
 #define DELEGATED "citus_internal gpid="
-
-/* One shard of the store, in the order of their hash values. */
-typedef struct Shard
-{
-	int64		id;
-	int32		first_hash;
-	int32		last_hash;
-	Oid			table;			/* InvalidOid: it is on another node */
-} Shard;
-
-/* how Citus has distributed a table */
-typedef struct Distribution
-{
-	bool		exists;
-	char		method;
-	char		replication;
-	int32		colocation;
-	AttrNumber	column;
-} Distribution;
 
 static MemoryContext context = NULL;
 static Shard *shards = NULL;
@@ -86,154 +58,6 @@ static struct
 	int16		length;
 	bool		by_value;
 }			tenants;
-
-/* ---- the metadata of Citus ---- */
-
-static Relation
-open_metadata(const char *name)
-{
-	Oid			table = get_relname_relid(name, PG_CATALOG_NAMESPACE);
-
-	if (!OidIsValid(table))
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("extension \"citus\" has no table \"%s\"", name),
-				 errhint("This version of Citus is not supported.")));
-	return table_open(table, AccessShareLock);
-}
-
-static Datum
-metadata_column(Relation metadata, HeapTuple row, const char *name)
-{
-	AttrNumber	number = get_attnum(RelationGetRelid(metadata), name);
-	bool		is_null = true;
-	Datum		value = number == InvalidAttrNumber ? (Datum) 0 :
-		heap_getattr(row, number, RelationGetDescr(metadata), &is_null);
-
-	if (is_null)
-		elog(ERROR, "column \"%s\" of \"%s\" is missing or null", name, RelationGetRelationName(metadata));
-	return value;
-}
-
-/* The rows of a table of Citus' metadata whose column has that value. */
-static SysScanDesc
-scan_metadata(Relation metadata, const char *column, RegProcedure equal, Datum value)
-{
-	ScanKeyData key;
-
-	ScanKeyInit(&key, get_attnum(RelationGetRelid(metadata), column), BTEqualStrategyNumber, equal, value);
-	return systable_beginscan(metadata, InvalidOid, false, NULL, 1, &key);
-}
-
-static int32
-read_node(void)
-{
-	Relation	metadata = open_metadata("pg_dist_local_group");
-	SysScanDesc scan = systable_beginscan(metadata, InvalidOid, false, NULL, 0, NULL);
-	HeapTuple	row = systable_getnext(scan);
-	int32		found = HeapTupleIsValid(row) ?
-		DatumGetInt32(metadata_column(metadata, row, "groupid")) : COORDINATOR;
-
-	systable_endscan(scan);
-	table_close(metadata, AccessShareLock);
-	return found;
-}
-
-static Distribution
-read_distribution(Oid table)
-{
-	Relation	metadata = open_metadata("pg_dist_partition");
-	SysScanDesc scan = scan_metadata(metadata, "logicalrelid", F_OIDEQ, ObjectIdGetDatum(table));
-	HeapTuple	row = systable_getnext(scan);
-	Distribution found = {.exists = HeapTupleIsValid(row)};
-
-	if (found.exists)
-	{
-		found.method = DatumGetChar(metadata_column(metadata, row, "partmethod"));
-		found.replication = DatumGetChar(metadata_column(metadata, row, "repmodel"));
-		found.colocation = DatumGetInt32(metadata_column(metadata, row, "colocationid"));
-		if (found.method == 'h')
-			found.column = castNode(Var, stringToNode(TextDatumGetCString(metadata_column(metadata, row, "partkey"))))->varattno;
-	}
-	systable_endscan(scan);
-	table_close(metadata, AccessShareLock);
-	return found;
-}
-
-static int
-compare_shards(const void *a, const void *b)
-{
-	int32		left = ((const Shard *) a)->first_hash;
-	int32		right = ((const Shard *) b)->first_hash;
-
-	return (left > right) - (left < right);
-}
-
-static int32
-hash_column(Relation metadata, HeapTuple row, const char *name)
-{
-	return pg_strtoint32(TextDatumGetCString(metadata_column(metadata, row, name)));
-}
-
-static void
-read_shards(Oid store)
-{
-	Relation	metadata = open_metadata("pg_dist_shard");
-	SysScanDesc scan = scan_metadata(metadata, "logicalrelid", F_OIDEQ, ObjectIdGetDatum(store));
-	HeapTuple	row;
-	int			room = 32;
-
-	shards = palloc(room * sizeof(Shard));
-	count = 0;
-	while (HeapTupleIsValid(row = systable_getnext(scan)))
-	{
-		Shard		shard = {.id = DatumGetInt64(metadata_column(metadata, row, "shardid"))};
-
-		shard.first_hash = hash_column(metadata, row, "shardminvalue");
-		shard.last_hash = hash_column(metadata, row, "shardmaxvalue");
-		if (count == room)
-			shards = repalloc(shards, (room *= 2) * sizeof(Shard));
-		shards[count++] = shard;
-	}
-	systable_endscan(scan);
-	table_close(metadata, AccessShareLock);
-	qsort(shards, count, sizeof(Shard), compare_shards);
-}
-
-static bool
-is_on_this_node(Relation placements, int64 shard)
-{
-	SysScanDesc scan = scan_metadata(placements, "shardid", F_INT8EQ, Int64GetDatum(shard));
-	HeapTuple	row;
-	bool		here = false;
-
-	while (HeapTupleIsValid(row = systable_getnext(scan)))
-		here |= DatumGetInt32(metadata_column(placements, row, "groupid")) == node;
-	systable_endscan(scan);
-	return here;
-}
-
-/* The table with the rows of a shard, whether or not they are still here. */
-static Oid
-table_of_shard(Oid store, int64 shard)
-{
-	return get_relname_relid(psprintf("%s_" INT64_FORMAT, get_rel_name(store), shard),
-							 get_rel_namespace(store));
-}
-
-/* A shard that has moved away leaves its table behind for a while. */
-static void
-find_local_tables(Relation store)
-{
-	Relation	placements = open_metadata("pg_dist_placement");
-
-	for (int i = 0; i < count; i++)
-	{
-		if (is_on_this_node(placements, shards[i].id))
-			shards[i].table = table_of_shard(RelationGetRelid(store), shards[i].id);
-	}
-	table_close(placements, AccessShareLock);
-}
 
 /* The scope of an operation becomes a value of this type, which Citus hashes. */
 static void
@@ -281,8 +105,8 @@ require_distribution(Relation store, const Distribution *distribution)
 bool
 citus_leaves_unused(Oid store)
 {
-	return OidIsValid(get_extension_oid("citus", true)) && read_node() != COORDINATOR &&
-		!read_distribution(store).exists;
+	return OidIsValid(get_extension_oid("citus", true)) && citus_read_node() != COORDINATOR &&
+		!citus_read_distribution(store).exists;
 }
 
 /*
@@ -299,8 +123,8 @@ citus_read_store(Relation store)
 	count = 0;
 	if (!OidIsValid(get_extension_oid("citus", true)))
 		return false;
-	node = read_node();
-	distribution = read_distribution(RelationGetRelid(store));
+	node = citus_read_node();
+	distribution = citus_read_distribution(RelationGetRelid(store));
 	if (node == COORDINATOR && !distribution.exists)
 		return false;
 	require_distribution(store, &distribution);
@@ -310,8 +134,7 @@ citus_read_store(Relation store)
 	caller = MemoryContextSwitchTo(context);
 	colocation = distribution.colocation;
 	read_tenant_type(TupleDescAttr(RelationGetDescr(store), distribution.column - 1));
-	read_shards(RelationGetRelid(store));
-	find_local_tables(store);
+	shards = citus_read_shards(RelationGetRelid(store), node, &count);
 	MemoryContextSwitchTo(caller);
 	return true;
 }
@@ -328,23 +151,6 @@ citus_local_shards(void)
 			tables = lappend_oid(tables, shards[i].table);
 	}
 	return tables;
-}
-
-/* This node's copy of a table that all nodes have, locked; InvalidOid: it has none. */
-Oid
-citus_replica(Oid table)
-{
-	Relation	metadata = open_metadata("pg_dist_shard");
-	SysScanDesc scan = scan_metadata(metadata, "logicalrelid", F_OIDEQ, ObjectIdGetDatum(table));
-	HeapTuple	row = systable_getnext(scan);
-	Oid			replica = HeapTupleIsValid(row) ?
-		table_of_shard(table, DatumGetInt64(metadata_column(metadata, row, "shardid"))) : InvalidOid;
-
-	systable_endscan(scan);
-	table_close(metadata, AccessShareLock);
-	if (OidIsValid(replica))
-		LockRelationOid(replica, AccessShareLock);
-	return replica;
 }
 
 /* The number of this node in the cluster. */

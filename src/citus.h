@@ -25,7 +25,6 @@ extern bool citus_hold_shard(Oid table);
 extern Datum citus_tenant(const text *scope);
 extern Const *citus_tenant_const(const text *scope);
 extern Oid	citus_tenant_type(void);
-extern Oid	citus_replica(Oid table);
 extern int32 citus_node(void);
 extern bool citus_is_preloaded(void);
 pg_noreturn extern void citus_refuse(const char *function, const char *hint);

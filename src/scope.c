@@ -19,7 +19,7 @@
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 
-#include "citus.h"
+#include "citus_metadata.h"
 #include "compat.h"
 #include "rules.h"
 #include "scope.h"
