@@ -8,8 +8,9 @@
  *
  * What a database's owner does must not stop collection in the others.  So the
  * launcher waits for no worker for longer than a visit may last: then it ends
- * the worker, and visits that database again later and later.  A worker that
- * does not react is abandoned.  While the launcher waits it hears of new
+ * the worker, and visits that database again later and later.  The care for
+ * partitions may last longer, and is followed by a pause of its length.  A worker
+ * that does not react is abandoned.  While the launcher waits it hears of new
  * settings, of a shutdown, and of the postmaster's death.
  */
 #include "postgres.h"
@@ -186,14 +187,29 @@ pause_after_failures(int failures)
 	return ((int64) setting_gc_interval << Min(failures, BACKOFF_DOUBLINGS)) * USECS_PER_SEC;
 }
 
+/*
+ * The pause after a visit that may have lasted so long.  The care for partitions lasts
+ * longer than other visits, and nobody else is visited meanwhile: so the other databases
+ * get as much time afterwards.  A clock that was set counts as at most one care.
+ */
+static int64
+pause_after_visit(int failures, int64 lasted)
+{
+	if (failures > 0)
+		return pause_after_failures(failures);
+	return lasted > VISIT_MICROSECONDS + GRACE_MICROSECONDS ? Min(lasted, CARE_MICROSECONDS) : 0;
+}
+
 /* Visits a database; true when there is more to do than one visit could. */
 static bool
 visit_one(Database *database)
 {
+	TimestampTz started = GetCurrentTimestamp();
 	VisitResult result = VISIT_FAILED;
 	Visit		visit;
+	int64		pause;
 
-	if (database->not_before > GetCurrentTimestamp())
+	if (database->not_before > started)
 		return false;
 	if (visit_is_possible(database->oid))
 	{
@@ -203,8 +219,9 @@ visit_one(Database *database)
 		result = visit_result(&visit);
 	}
 	database->failures = result == VISIT_FAILED ? database->failures + 1 : 0;
-	if (database->failures > 0)
-		database->not_before = GetCurrentTimestamp() + pause_after_failures(database->failures);
+	pause = pause_after_visit(database->failures, GetCurrentTimestamp() - started);
+	/* without a pause the clock may be set back */
+	database->not_before = pause > 0 ? GetCurrentTimestamp() + pause : 0;
 	return result == VISIT_MORE;
 }
 

@@ -31,20 +31,29 @@ $node->safe_psql('postgres', 'CREATE DATABASE large');
 query(<<'SQL');
 CREATE EXTENSION idempotency;
 SELECT idem_partition_store('4 hours');
-CREATE TABLE done (what text);
+CREATE TABLE done (began timestamptz, ended timestamptz);
 CREATE TABLE gate (seconds int);
 ALTER FUNCTION idem_tend_partitions() RENAME TO tend_partitions;
 -- as if the default partition were large
 CREATE FUNCTION idem_tend_partitions() RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+	began timestamptz := clock_timestamp();
 BEGIN
 	PERFORM pg_sleep(max(seconds)) FROM public.gate;
-	INSERT INTO public.done VALUES (pg_backend_pid());
+	INSERT INTO public.done VALUES (began, clock_timestamp());
 END
 $$;
 INSERT INTO gate VALUES (7);
 SQL
 wait_until('the care has ended', sub { query('SELECT count(*) FROM done') ne '0' });
 ok(!ended(), 'seven seconds are not too long for it');
+
+# ---- other databases have as much time ----
+
+wait_until('the care has ended again', sub { query('SELECT count(*) FROM done') gt '1' });
+cmp_ok(query('SELECT extract(epoch FROM min(began) FILTER (WHERE number = 2) - min(ended) FILTER (WHERE number = 1))
+	FROM (SELECT *, row_number() OVER (ORDER BY began) AS number FROM done) numbered'), '>=', 7, 'after a long visit a database is left alone for as long');
+query('UPDATE gate SET seconds = 5');
 
 # ---- one partition with rows in each transaction ----
 
