@@ -679,11 +679,10 @@ $$;
 COMMENT ON FUNCTION @extschema@.idem_lock_store(regclass, int) IS
 	'internal: locks the store for a change of its tables, without a long queue behind the lock';
 
--- A superuser may change a store that belongs to another role. Code of that role's on the
--- tables that are read and written meanwhile must not run with the superuser's rights:
--- triggers, a view in the place of a table, functions in indexes, checks and defaults.
--- idempotency_scope is only read, so it may be another role's as long as it is a table and
--- its durations are intervals: a cast of another type is that role's code as well.
+-- Whoever changes the store's tables runs what their owners have put on them, with his own
+-- rights: triggers and checks, but also functions in indexes, statistics, partition keys
+-- and casts, some of it when a statement is merely planned. The caller is often a
+-- superuser. So all that is read and written belongs to roles that he trusts anyway.
 CREATE FUNCTION @extschema@.idem_check_owner(store pg_catalog.regclass)
 RETURNS pg_catalog.void
 LANGUAGE plpgsql VOLATILE STRICT PARALLEL UNSAFE
@@ -692,43 +691,25 @@ AS $$
 DECLARE
 	trusted oid[] := ARRAY(SELECT extowner FROM pg_extension WHERE extname = 'idempotency'
 		UNION ALL SELECT oid FROM pg_roles WHERE rolsuper OR rolname = current_user);
-	strange text;
+	strange name;
 BEGIN
 	IF NOT pg_has_role((SELECT relowner FROM pg_class WHERE oid = store), 'USAGE') THEN
 		RAISE insufficient_privilege USING MESSAGE = 'must be owner of table idempotency_store';
 	END IF;
-	EXECUTE format('LOCK TABLE %s.idempotency_scope IN ACCESS SHARE MODE',
-		(SELECT extnamespace::regnamespace FROM pg_extension WHERE extname = 'idempotency'));
-	IF (SELECT relowner <> ALL (trusted) FROM pg_class WHERE oid = store) THEN
-		-- what is found here stays as it is until the transaction ends
-		EXECUTE format('LOCK TABLE %s IN SHARE UPDATE EXCLUSIVE MODE', store);
-	END IF;
-	WITH members AS (
-		SELECT c.relname FROM pg_extension e JOIN pg_class c ON c.relnamespace = e.extnamespace
-		JOIN pg_depend d ON d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.deptype = 'e'
-		WHERE e.extname = 'idempotency' AND (c.relowner = ANY (trusted) OR c.relname = 'idempotency_scope' AND c.relkind = 'r'
-			AND 2 = (SELECT count(*) FROM pg_attribute WHERE attrelid = c.oid AND attname IN ('retention', 'min_retention') AND atttypid = 'interval'::regtype))
-	), uses (name) AS (
-		SELECT 'table ' || name FROM unnest(ARRAY['idempotency_scope', 'idempotency_partitioning', 'idempotency_partitions']) name
-		WHERE name NOT IN (SELECT relname FROM members)
-		UNION ALL
-		SELECT pg_describe_object(d.classid, d.objid, 0) FROM pg_depend d
-		LEFT JOIN pg_index i ON d.classid = 'pg_class'::regclass AND i.indexrelid = d.objid
-		LEFT JOIN pg_constraint k ON d.classid = 'pg_constraint'::regclass AND k.oid = d.objid
-		LEFT JOIN pg_attrdef a ON d.classid = 'pg_attrdef'::regclass AND a.oid = d.objid
-		JOIN pg_class t ON t.oid = coalesce(i.indrelid, k.conrelid, a.adrelid)
-		WHERE t.oid IN (SELECT store UNION ALL SELECT inhrelid FROM pg_inherits WHERE inhparent = store) AND t.relowner <> ALL (trusted)
-		-- what PostgreSQL itself has is not in pg_depend
-		AND d.refclassid IN ('pg_proc'::regclass, 'pg_operator'::regclass, 'pg_type'::regclass)
-		AND NOT EXISTS (SELECT FROM pg_depend m JOIN pg_extension e ON m.refclassid = 'pg_extension'::regclass AND m.refobjid = e.oid
-			WHERE m.classid = d.refclassid AND m.objid = d.refobjid AND m.deptype = 'e' AND e.extname = 'idempotency')
+	WITH RECURSIVE tables (oid) AS (
+		SELECT c.oid FROM pg_extension e JOIN pg_class c ON c.relnamespace = e.extnamespace
+		WHERE e.extname = 'idempotency' AND c.relname IN ('idempotency_store', 'idempotency_scope', 'idempotency_fence',
+			'idempotency_partitioning', 'idempotency_partitions')
+		UNION
+		SELECT inhrelid FROM pg_inherits JOIN tables ON inhparent = tables.oid
 	)
-	SELECT name INTO strange FROM uses LIMIT 1;
+	SELECT relname INTO strange FROM tables JOIN pg_class USING (oid) WHERE relowner <> ALL (trusted) LIMIT 1;
 	IF strange IS NOT NULL THEN
 		RAISE insufficient_privilege USING
-			MESSAGE = format('cannot use %s with the rights of role "%s"', strange, current_user),
-			DETAIL = 'Code of another role could run: that of a table, or of a function, an operator or a type.',
-			HINT = 'Call the function as the owner of the store.';
+			MESSAGE = format('cannot change the tables of the store, as another role owns "%s"', strange),
+			DETAIL = format('Code that its owner has put on it would run with the rights of role "%s".', current_user),
+			HINT = format('Give it to the owner of the extension: ALTER TABLE %I OWNER TO %I.', strange,
+				(SELECT pg_get_userbyid(extowner) FROM pg_extension WHERE extname = 'idempotency'));
 	END IF;
 END
 $$;
@@ -860,6 +841,7 @@ BEGIN
 			WHEN c.relispartition OR EXISTS (SELECT FROM pg_inherits WHERE store IN (inhparent, inhrelid)) THEN 'It inherits, or another table inherits from it.'
 			WHEN EXISTS (SELECT FROM pg_constraint WHERE conrelid = store AND contype NOT IN ('p', 'c', 'n', 't')) THEN 'It has a further key, or a foreign key.'
 			WHEN EXISTS (SELECT FROM pg_constraint WHERE confrelid = store) THEN 'A foreign key refers to it.'
+			WHEN EXISTS (SELECT FROM pg_constraint WHERE conrelid = store AND NOT convalidated) THEN 'It has a constraint that is not validated.'
 		END INTO obstacle
 		FROM pg_class c WHERE c.oid = store;
 	IF obstacle IS NULL THEN
@@ -1644,6 +1626,7 @@ BEGIN
 		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
 		JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'idempotency_store'
 		WHERE e.extname = 'idempotency';
+	EXECUTE format('SELECT %s.idem_check_owner($1)', schema_name) USING store;
 	IF plain_type NOT IN ('bigint', 'integer', 'uuid', 'text', 'character varying') THEN
 		RAISE feature_not_supported USING
 			MESSAGE = format('tenants of type %s are not supported', plain_type),
@@ -1719,7 +1702,7 @@ BEGIN
 		JOIN pg_class s ON s.relnamespace = n.oid AND s.relname = 'idempotency_store'
 		JOIN pg_class r ON r.relnamespace = n.oid AND r.relname = 'idempotency_scope'
 		WHERE e.extname = 'idempotency';
-	EXECUTE format('SELECT %1$s.idem_require_coordinator(), %1$s.idem_require_read_committed()', schema_name);
+	EXECUTE format('SELECT %1$s.idem_require_coordinator(), %1$s.idem_check_owner($1), %1$s.idem_require_read_committed()', schema_name) USING store;
 	EXECUTE 'SELECT format_type(a.atttypid, NULL) || coalesce('' COLLATE '' || l.oid::regcollation, '''')'
 		' FROM pg_dist_partition p JOIN pg_attribute a ON a.attrelid = p.logicalrelid'
 		' AND a.attname = column_to_column_name(p.logicalrelid, p.partkey)'
@@ -1855,7 +1838,7 @@ BEGIN
 		JOIN pg_class s ON s.relnamespace = n.oid AND s.relname = 'idempotency_store'
 		JOIN pg_class r ON r.relnamespace = n.oid AND r.relname = 'idempotency_scope'
 		WHERE e.extname = 'idempotency';
-	EXECUTE format('SELECT %1$s.idem_require_coordinator(), %1$s.idem_require_read_committed()', schema_name);
+	EXECUTE format('SELECT %1$s.idem_require_coordinator(), %1$s.idem_check_owner($1), %1$s.idem_require_read_committed()', schema_name) USING store;
 	EXECUTE 'SELECT coalesce(array_agg(logicalrelid::regclass), ''{}'') FROM pg_dist_partition WHERE logicalrelid IN ($1, $2)'
 		INTO distributed USING store, scopes;
 	FOREACH one IN ARRAY distributed LOOP

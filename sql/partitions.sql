@@ -203,6 +203,7 @@ SELECT pg_temp.refused('CREATE RULE r AS ON DELETE TO idempotency_store DO ALSO 
 SELECT pg_temp.refused('CREATE TABLE partitions_child () INHERITS (idempotency_store)');
 SELECT pg_temp.refused('CREATE TABLE partitions_ref (scope text COLLATE "C", idempotency_key text COLLATE "C", FOREIGN KEY (scope, idempotency_key) REFERENCES idempotency_store)');
 SELECT pg_temp.refused('ALTER TABLE idempotency_store ADD UNIQUE (scope, idempotency_key, attempt)');
+SELECT pg_temp.refused('ALTER TABLE idempotency_store ADD CHECK (attempt < 100) NOT VALID');
 SELECT pg_temp.refused('CREATE MATERIALIZED VIEW partitions_view AS SELECT scope FROM idempotency_store');
 SELECT count(*) FROM idempotency_partitions;
 

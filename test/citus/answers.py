@@ -81,6 +81,10 @@ def is_refused(verdict, cluster):
     cluster.do(0, "CREATE ROLE app LOGIN")
     cluster.do(0, "SELECT idem_grant('app')")
     refuses(verdict, cluster, 0, "42501", "SELECT idem_distribute_store('of_day')", user="app")
+    # what another role has put on its table would run with the rights of a superuser
+    calls = {"SELECT idem_distribute_store('of_day')": 0, "SELECT idem_undistribute_store()": 0, "SELECT idem_prepare_node('bigint')": 1}
+    for call, node in calls.items():
+        refuses(verdict, cluster, node, "42501", "ALTER TABLE idempotency_scope OWNER TO app", call)
 
 
 def distribute(cluster, kind):
