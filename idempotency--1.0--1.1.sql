@@ -63,34 +63,48 @@ COMMENT ON FUNCTION @extschema@.idem_lock_store(regclass, int) IS
 -- Whoever changes the store's tables runs what their owners have put on them, with his own
 -- rights: triggers and checks, but also functions in indexes, statistics, partition keys
 -- and casts, some of it when a statement is merely planned. The caller is often a
--- superuser. So all that is read and written belongs to roles that he trusts anyway.
+-- superuser. So all that is read and written belongs to roles that he trusts anyway:
+-- himself, superusers, and the owner of the functions that he calls.
 CREATE FUNCTION @extschema@.idem_check_owner(store pg_catalog.regclass)
 RETURNS pg_catalog.void
 LANGUAGE plpgsql VOLATILE STRICT PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-	trusted oid[] := ARRAY(SELECT extowner FROM pg_extension WHERE extname = 'idempotency'
-		UNION ALL SELECT oid FROM pg_roles WHERE rolsuper OR rolname = current_user);
-	strange name;
+	keeper oid := (SELECT proowner FROM pg_extension e
+		JOIN pg_depend d ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid AND d.classid = 'pg_proc'::regclass AND d.deptype = 'e'
+		JOIN pg_proc p ON p.oid = d.objid WHERE e.extname = 'idempotency' AND p.proname = 'idem_check_owner');
+	trusted oid[] := ARRAY(SELECT oid FROM pg_roles WHERE rolsuper OR rolname = current_user OR oid = keeper);
+	strange text;
 BEGIN
 	IF NOT pg_has_role((SELECT relowner FROM pg_class WHERE oid = store), 'USAGE') THEN
 		RAISE insufficient_privilege USING MESSAGE = 'must be owner of table idempotency_store';
 	END IF;
-	WITH RECURSIVE tables (oid) AS (
-		SELECT c.oid FROM pg_extension e JOIN pg_class c ON c.relnamespace = e.extnamespace
+	WITH RECURSIVE named (oid, relowner, is_genuine) AS (
+		-- an owner may have exchanged a table, but a view has code
+		SELECT c.oid, c.relowner, CASE c.relname WHEN 'idempotency_fence' THEN c.relkind = 'S'
+			WHEN 'idempotency_partitions' THEN EXISTS (SELECT FROM pg_depend d WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid
+				AND d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid AND d.deptype = 'e')
+			ELSE c.relkind IN ('r', 'p') END
+		FROM pg_extension e JOIN pg_class c ON c.relnamespace = e.extnamespace
 		WHERE e.extname = 'idempotency' AND c.relname IN ('idempotency_store', 'idempotency_scope', 'idempotency_fence',
 			'idempotency_partitioning', 'idempotency_partitions')
+	), below (oid) AS (
+		SELECT store::oid
 		UNION
-		SELECT inhrelid FROM pg_inherits JOIN tables ON inhparent = tables.oid
+		SELECT inhrelid FROM pg_inherits JOIN below ON inhparent = below.oid
+	), found (oid) AS (
+		SELECT oid FROM named WHERE relowner <> ALL (trusted) OR NOT is_genuine
+		UNION
+		SELECT oid FROM below JOIN pg_class USING (oid) WHERE relowner <> ALL (trusted)
 	)
-	SELECT relname INTO strange FROM tables JOIN pg_class USING (oid) WHERE relowner <> ALL (trusted) LIMIT 1;
+	SELECT string_agg(oid::regclass::text, ', ' ORDER BY oid::regclass::text) INTO strange FROM found;
 	IF strange IS NOT NULL THEN
 		RAISE insufficient_privilege USING
-			MESSAGE = format('cannot change the tables of the store, as another role owns "%s"', strange),
-			DETAIL = format('Code that its owner has put on it would run with the rights of role "%s".', current_user),
-			HINT = format('Give it to the owner of the extension: ALTER TABLE %I OWNER TO %I.', strange,
-				(SELECT pg_get_userbyid(extowner) FROM pg_extension WHERE extname = 'idempotency'));
+			MESSAGE = format('cannot change the tables of the store with the rights of role "%s"', current_user),
+			DETAIL = format('Another role owns %s, or the extension has not made it. What is on it would run with these rights.', strange),
+			HINT = format('Drop the triggers, indexes, statistics, rules, checks and defaults there that you do not know. Then make "%s" the owner.',
+				pg_get_userbyid(keeper));
 	END IF;
 END
 $$;
@@ -202,6 +216,12 @@ AS $$
 		WHEN EXISTS (SELECT FROM pg_trigger WHERE tgrelid = store AND NOT tgisinternal AND (tgoldtable IS NOT NULL OR tgnewtable IS NOT NULL))
 			THEN 'It has a trigger with a transition table.'
 		WHEN EXISTS (SELECT FROM pg_attribute WHERE attrelid = store AND NOT attisdropped AND attidentity <> '') THEN 'It has an identity column.'
+		-- a view is made anew, and constants in it are read by code of its owner
+		ELSE (SELECT format('View %s of another role depends on it.', v.oid::regclass)
+			FROM pg_depend d JOIN pg_rewrite r ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid
+			JOIN pg_class v ON v.oid = r.ev_class JOIN pg_roles o ON o.oid = v.relowner
+			WHERE d.refclassid = 'pg_class'::regclass AND d.refobjid = store AND v.relkind = 'v'
+			AND v.relowner <> c.relowner AND NOT o.rolsuper AND o.rolname <> current_user LIMIT 1)
 	END
 	FROM pg_class c WHERE c.oid = store
 $$;
@@ -663,7 +683,7 @@ BEGIN
 		RETURN;
 	END IF;
 	IF is_leaving THEN
-		EXECUTE format('SELECT %s.idem_drop_partitions($1, ''infinity'')', schema_name) USING store;
+		EXECUTE format('SELECT %s.idem_drop_partitions($1, $2)', schema_name) USING store, 'infinity'::timestamptz;
 		EXECUTE format('SELECT %s.idem_merge_partitions($1, $2, 1)', schema_name) USING store, rest;
 		RETURN;
 	END IF;

@@ -189,4 +189,3 @@ citus_replica(Oid table)
 		LockRelationOid(replica, AccessShareLock);
 	return replica;
 }
-

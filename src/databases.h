@@ -7,15 +7,17 @@
 
 #include "postgres.h"
 
-#include "datatype/timestamp.h"
 #include "nodes/pg_list.h"
+
+#include "wait.h"
 
 typedef struct Database
 {
 	Oid			oid;
 	char		name[NAMEDATALEN];
 	int			failures;		/* in a row */
-	TimestampTz not_before;		/* the time of the next visit */
+	Deadline	pause;			/* until the next visit */
+	bool		has_more;		/* than the last visit could do */
 	bool		present;		/* still exists */
 	bool		may_visit;		/* one can connect to it */
 } Database;

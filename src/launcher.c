@@ -21,7 +21,6 @@
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
 #include "utils/memutils.h"
-#include "utils/timestamp.h"
 
 #include "compat.h"
 #include "databases.h"
@@ -188,29 +187,28 @@ pause_after_failures(int failures)
 }
 
 /*
- * The pause after a visit that may have lasted so long.  The care for partitions lasts
- * longer than other visits, and nobody else is visited meanwhile: so the other databases
- * get as much time afterwards.  A clock that was set counts as at most one care.
+ * The pause after a visit.  The care for partitions lasts longer than other visits, and
+ * nobody else is visited meanwhile.  So the database is left alone for as long: one such
+ * database takes no more than half of the launcher's time.
  */
 static int64
 pause_after_visit(int failures, int64 lasted)
 {
-	if (failures > 0)
-		return pause_after_failures(failures);
-	return lasted > VISIT_MICROSECONDS + GRACE_MICROSECONDS ? Min(lasted, CARE_MICROSECONDS) : 0;
+	int64		pause = lasted > VISIT_MICROSECONDS + GRACE_MICROSECONDS ? lasted : 0;
+
+	return failures > 0 ? Max(pause, pause_after_failures(failures)) : pause;
 }
 
 /* Visits a database; true when there is more to do than one visit could. */
 static bool
 visit_one(Database *database)
 {
-	TimestampTz started = GetCurrentTimestamp();
+	Deadline	started = deadline_after(0);
 	VisitResult result = VISIT_FAILED;
 	Visit		visit;
-	int64		pause;
 
-	if (database->not_before > started)
-		return false;
+	if (deadline_left(&database->pause) > 0)
+		return database->has_more;
 	if (visit_is_possible(database->oid))
 	{
 		visit = visit_announce(database->oid);
@@ -219,10 +217,9 @@ visit_one(Database *database)
 		result = visit_result(&visit);
 	}
 	database->failures = result == VISIT_FAILED ? database->failures + 1 : 0;
-	pause = pause_after_visit(database->failures, GetCurrentTimestamp() - started);
-	/* without a pause the clock may be set back */
-	database->not_before = pause > 0 ? GetCurrentTimestamp() + pause : 0;
-	return result == VISIT_MORE;
+	database->has_more = result == VISIT_MORE;
+	database->pause = deadline_after(pause_after_visit(database->failures, -deadline_left(&started)));
+	return database->has_more;
 }
 
 /* One worker for each database in turn; true when some have a backlog. */

@@ -36,6 +36,7 @@ my %obstacles = (
 	'a policy' => [ q{CREATE POLICY p ON idempotency_store TO auditor USING (scope = 'public')}, 'DROP POLICY p ON idempotency_store' ],
 	'a rule' => [ 'CREATE RULE r AS ON DELETE TO idempotency_store DO ALSO NOTIFY deleted', 'DROP RULE r ON idempotency_store' ],
 	'a rule of a view' => [ 'CREATE VIEW v AS SELECT scope FROM idempotency_store; CREATE RULE r AS ON INSERT TO v DO INSTEAD DELETE FROM idempotency_store', 'DROP VIEW v' ],
+	'a view of another role' => [ q{CREATE VIEW v AS SELECT scope FROM idempotency_store; ALTER VIEW v OWNER TO auditor}, 'DROP VIEW v' ],
 	'an identity column' => [ 'ALTER TABLE idempotency_store ADD COLUMN number int; UPDATE idempotency_store SET number = 0;
 		ALTER TABLE idempotency_store ALTER COLUMN number SET NOT NULL, ALTER COLUMN number ADD GENERATED ALWAYS AS IDENTITY', 'ALTER TABLE idempotency_store DROP COLUMN number' ],
 	'a publication of columns' => [ 'CREATE PUBLICATION p FOR TABLE idempotency_store (scope, idempotency_key) WITH (publish_via_partition_root)', 'DROP PUBLICATION p' ],
@@ -92,6 +93,10 @@ cmp_ok($node->safe_psql('kept', 'SELECT count(*) FROM idempotency_partitions'), 
 is(query(q{SELECT rolsuper FROM pg_roles WHERE rolname = 'keeper'}), 'f', 'he is no superuser');
 is($node->safe_psql('kept', 'SELECT idem_unpartition_store(); SELECT idem_partition_store($$12 hours$$)', extra_params => [ '-U', 'keeper' ]), "\n", 'he may call the functions himself');
 
+# as pg_upgrade leaves it
+$node->safe_psql('kept', q{UPDATE pg_extension SET extowner = 'postgres'::regrole WHERE extname = 'idempotency'});
+is(sqlstate($node, q{SELECT idem_partition_store('4 hours')}, 'kept'), '', 'the owner of the functions is trusted, whoever has the extension');
+
 # the same when the owner calls, as collection does
 query('CREATE DATABASE own');
 like($node->safe_psql('own', <<'SQL'), qr{^t$}m, 'the trigger finds its tables when the owner calls');
@@ -145,11 +150,29 @@ for my $plant (@plants)
 	is(sqlstate($node, q{SELECT idem_partition_store('4 hours')}), '', "$what: without it the call works");
 }
 
-# the owner of the store, who may not run the extension's functions with a superuser's rights either
-query('ALTER TABLE idempotency_store OWNER TO keeper');
+query('ALTER TABLE idempotency_store OWNER TO keeper; ALTER TABLE idempotency_scope OWNER TO keeper');
 $node->psql('postgres', q{SELECT idem_partition_store('1 hour')}, stderr => \$told);
-like($told, qr/another role owns "idempotency_store".*ALTER TABLE idempotency_store OWNER TO postgres/s, 'the message says who owns what, and what helps');
-query('ALTER TABLE idempotency_store OWNER TO postgres');
+like($told, qr/Another role owns public.idempotency_scope, public.idempotency_store, .*HINT.*make "postgres" the owner/s, 'the message has all tables, and says what helps');
+query('ALTER TABLE idempotency_store OWNER TO postgres; ALTER TABLE idempotency_scope OWNER TO postgres');
+# a view in the place of another one that a superuser owns
+query('ALTER VIEW idempotency_partitions RENAME TO aside; CREATE VIEW idempotency_partitions AS SELECT * FROM aside');
+is(sqlstate($node, 'SELECT idem_tend_partitions()'), '42501', 'what the extension has not made does not take the place of its objects');
+query('DROP VIEW idempotency_partitions; ALTER VIEW aside RENAME TO idempotency_partitions');
+query('ALTER TABLE idempotency_scope RENAME TO aside; CREATE VIEW idempotency_scope AS SELECT * FROM aside');
+is(sqlstate($node, 'SELECT idem_tend_partitions()'), '42501', 'nor does a view take the place of a table');
+query('DROP VIEW idempotency_scope; ALTER TABLE aside RENAME TO idempotency_scope');
+
+# a view is made anew, and what its owner has written as a constant is read by his code
+query('SELECT idem_unpartition_store()');
+query(q{SELECT setval('keeper.runs', 1, false)});
+$node->safe_psql('postgres', <<'SQL', extra_params => [ '-U', 'keeper' ]);
+CREATE DOMAIN keeper.small int CHECK (keeper.one(VALUE) = 1);
+CREATE VIEW keeper.view AS SELECT scope, '{1}'::keeper.small[] AS x FROM idempotency_store;
+SELECT setval('keeper.runs', 1, false);
+SQL
+is(sqlstate($node, q{SELECT idem_partition_store('4 hours')}), '55000', 'a view of another role: refused');
+is(query('SELECT is_called FROM keeper.runs'), 'f', 'and its code did not run');
+query(q{DROP VIEW keeper.view; SELECT idem_partition_store('4 hours')});
 
 # ---- collection waits for nobody who is at the long values ----
 
