@@ -683,17 +683,18 @@ COMMENT ON FUNCTION @extschema@.idem_lock_store(regclass, int) IS
 -- rights: triggers and checks, but also functions in indexes, statistics, partition keys
 -- and casts, some of it when a statement is merely planned. The caller is often a
 -- superuser. So all that is read and written belongs to roles that he trusts anyway:
--- himself, superusers, and the owner of the functions that he calls.
+-- himself, superusers, and the owners of the extension's functions.
 CREATE FUNCTION @extschema@.idem_check_owner(store pg_catalog.regclass)
 RETURNS pg_catalog.void
 LANGUAGE plpgsql VOLATILE STRICT PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-	keeper oid := (SELECT proowner FROM pg_extension e
+	-- an update of the extension by another role makes functions of that role
+	keepers oid[] := ARRAY(SELECT p.proowner FROM pg_extension e
 		JOIN pg_depend d ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid AND d.classid = 'pg_proc'::regclass AND d.deptype = 'e'
-		JOIN pg_proc p ON p.oid = d.objid WHERE e.extname = 'idempotency' AND p.proname = 'idem_check_owner');
-	trusted oid[] := ARRAY(SELECT oid FROM pg_roles WHERE rolsuper OR rolname = current_user OR oid = keeper);
+		JOIN pg_proc p ON p.oid = d.objid WHERE e.extname = 'idempotency' ORDER BY p.proname <> 'idem_begin');
+	trusted oid[] := ARRAY(SELECT oid FROM pg_roles WHERE rolsuper OR rolname = current_user OR oid = ANY (keepers));
 	strange text;
 BEGIN
 	IF NOT pg_has_role((SELECT relowner FROM pg_class WHERE oid = store), 'USAGE') THEN
@@ -723,7 +724,7 @@ BEGIN
 			MESSAGE = format('cannot change the tables of the store with the rights of role "%s"', current_user),
 			DETAIL = format('Another role owns %s, or the extension has not made it. What is on it would run with these rights.', strange),
 			HINT = format('Drop the triggers, indexes, statistics, rules, checks and defaults there that you do not know. Then make "%s" the owner.',
-				pg_get_userbyid(keeper));
+				pg_get_userbyid(keepers[1]));
 	END IF;
 END
 $$;
@@ -916,7 +917,7 @@ SELECT c.relname AS name, b.range_start, b.range_end,
 FROM pg_catalog.pg_extension e
 JOIN pg_catalog.pg_class s ON s.relnamespace OPERATOR(pg_catalog.=) e.extnamespace
 	AND s.relname OPERATOR(pg_catalog.=) 'idempotency_store'
-	AND pg_catalog.pg_get_partkeydef(s.oid) OPERATOR(pg_catalog.=) 'RANGE (expires_at)'
+	AND pg_catalog.pg_get_partkeydef(s.oid) OPERATOR(pg_catalog.=) ANY (ARRAY['RANGE (expires_at)', 'RANGE ("expires_at")'])
 JOIN pg_catalog.pg_inherits i ON i.inhparent OPERATOR(pg_catalog.=) s.oid
 JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) i.inhrelid
 CROSS JOIN LATERAL @extschema@.idem_partition_range(c.oid::pg_catalog.regclass) b
@@ -938,7 +939,8 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 	SELECT i.inhrelid::regclass FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
 	WHERE i.inhparent = store AND pg_get_expr(c.relpartbound, c.oid) = 'DEFAULT'
-	AND pg_get_partkeydef(store) = 'RANGE (expires_at)'
+	-- as written with quote_all_identifiers, too
+	AND pg_get_partkeydef(store) IN ('RANGE (expires_at)', 'RANGE ("expires_at")')
 $$;
 COMMENT ON FUNCTION @extschema@.idem_rest_of_store(regclass) IS
 	'internal: the default partition of a store that is partitioned by expiry';
@@ -1679,7 +1681,10 @@ BEGIN
 		WHERE e.extname = 'idempotency' AND (p.proargnames && '{key,keys}' OR p.proname = 'idem_require_ended')
 			AND 'scope' = ANY (p.proargnames) AND 'tenant' <> ALL (p.proargnames)
 	LOOP
-		CONTINUE WHEN to_regprocedure(format('%s.%I(%s, %s)', schema_name, original.proname, original.types, plain_type)) IS NOT NULL;
+		-- one that somebody else has made there makes CREATE FUNCTION fail
+		CONTINUE WHEN EXISTS (SELECT FROM pg_depend d JOIN pg_extension e ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
+			WHERE e.extname = 'idempotency' AND d.classid = 'pg_proc'::regclass AND d.deptype = 'e'
+			AND d.objid = to_regprocedure(format('%s.%I(%s, %s)', schema_name, original.proname, original.types, plain_type)));
 		EXECUTE format('CREATE FUNCTION %s.%I(%s, tenant %s) RETURNS %s AS %L, %L LANGUAGE c VOLATILE PARALLEL UNSAFE',
 			schema_name, original.proname, original.arguments, plain_type, original.result, original.probin, original.prosrc);
 		variant := to_regprocedure(format('%s.%I(%s, %s)', schema_name, original.proname, original.types, plain_type));
@@ -1746,9 +1751,10 @@ BEGIN
 		END IF;
 	END IF;
 	-- the functions have the same rights on all nodes
-	SELECT coalesce(array_agg(DISTINCT a.grantee::regrole::text), '{}') INTO roles FROM pg_proc p, aclexplode(p.proacl) a
-		WHERE p.pronamespace = (SELECT relnamespace FROM pg_class WHERE oid = store)
-		AND p.proname = 'idem_begin' AND a.grantee NOT IN (0, p.proowner);
+	SELECT coalesce(array_agg(DISTINCT a.grantee::regrole::text), '{}') INTO roles FROM pg_extension e
+		JOIN pg_depend d ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid AND d.classid = 'pg_proc'::regclass AND d.deptype = 'e'
+		JOIN pg_proc p ON p.oid = d.objid CROSS JOIN aclexplode(p.proacl) a
+		WHERE e.extname = 'idempotency' AND p.proname = 'idem_begin' AND a.grantee NOT IN (0, p.proowner);
 	EXECUTE format('SELECT last_value FROM %s.idempotency_fence', schema_name) INTO fence;
 	IF is_new THEN
 		-- a restored store has fences and marks that no sequence knows

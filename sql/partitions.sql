@@ -64,6 +64,10 @@ TRUNCATE idempotency_store;
 SELECT pg_temp.run('before'), pg_temp.run('before-long', '1 year');
 SELECT told(idem_begin('leased', lease => '4 hours'));
 SELECT idem_partition_store('4 hours');
+-- Names that PostgreSQL quotes make no difference.
+SET quote_all_identifiers = on;
+SELECT count(*) > 1 FROM idempotency_partitions;
+RESET quote_all_identifiers;
 SELECT state, count(*), every(range_end - range_start = '4 hours') FROM idempotency_partitions GROUP BY state ORDER BY state;
 SELECT relkind, relispartition FROM pg_class WHERE oid = 'idempotency_store'::regclass;
 -- No row was copied but those that have a partition of their own now.

@@ -12,10 +12,14 @@
 #include "postgres.h"
 
 #include "access/relation.h"
+#include "catalog/dependency.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_enum.h"
+#include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
 #include "commands/extension.h"
+#include "nodes/value.h"
+#include "parser/parse_func.h"
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
 #include "utils/inval.h"
@@ -309,6 +313,25 @@ not_installed(void)
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			 errmsg("extension \"%s\" is not installed in this database", EXTENSION_NAME),
 			 errhint("Run CREATE EXTENSION idempotency.")));
+}
+
+/* Does it belong to the extension?  Others may make functions in its schema. */
+bool
+catalog_has_function(Oid function)
+{
+	Oid			extension = get_extension_oid(EXTENSION_NAME, true);
+
+	return OidIsValid(extension) && getExtensionOfObject(ProcedureRelationId, function) == extension;
+}
+
+/* The extension's function with just these arguments; InvalidOid: it has none. */
+Oid
+catalog_find_function(const char *schema, const char *name, int count, const Oid *types)
+{
+	List	   *names = list_make2(makeString(pstrdup(schema)), makeString(pstrdup(name)));
+	Oid			function = LookupFuncName(names, count, types, true);
+
+	return OidIsValid(function) && catalog_has_function(function) ? function : InvalidOid;
 }
 
 /* ---- */

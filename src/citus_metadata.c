@@ -180,9 +180,12 @@ citus_replica(Oid table)
 	Relation	metadata = open_metadata("pg_dist_shard");
 	SysScanDesc scan = scan_metadata(metadata, "logicalrelid", F_OIDEQ, ObjectIdGetDatum(table));
 	HeapTuple	row = systable_getnext(scan);
-	Oid			replica = HeapTupleIsValid(row) ?
-		table_of_shard(table, DatumGetInt64(metadata_column(metadata, row, "shardid"))) : InvalidOid;
+	int64		shard = HeapTupleIsValid(row) ? DatumGetInt64(metadata_column(metadata, row, "shardid")) : 0;
+	Relation	placements = open_metadata("pg_dist_placement");
+	Oid			replica = shard != 0 && is_on_node(placements, shard, citus_read_node()) ?
+		table_of_shard(table, shard) : InvalidOid;
 
+	table_close(placements, AccessShareLock);
 	systable_endscan(scan);
 	table_close(metadata, AccessShareLock);
 	if (OidIsValid(replica))

@@ -21,11 +21,9 @@
 #include "nodes/makefuncs.h"
 #include "nodes/nodeFuncs.h"
 #include "nodes/pathnodes.h"
-#include "nodes/value.h"
 #include "optimizer/clauses.h"
 #include "optimizer/optimizer.h"
 #include "optimizer/planner.h"
-#include "parser/parse_func.h"
 #include "parser/parsetree.h"
 #include "utils/lsyscache.h"
 #include "utils/syscache.h"
@@ -129,7 +127,7 @@ find_sole_call(Query *query, SoleCall *sole)
 		return false;
 	catalog = catalog_open_if_free(AccessShareLock);
 	return catalog != NULL && catalog->store_distributed &&
-		strcmp(schema_of(sole), catalog->schema) == 0;
+		catalog_has_function(sole->call->funcid);
 }
 
 /* The value of an expression that needs no row; NULL: it has none yet. */
@@ -147,15 +145,13 @@ value_of(Node *expression, ParamListInfo parameters)
 static Oid
 find_variant(const SoleCall *sole)
 {
-	List	   *name = list_make2(makeString(schema_of(sole)),
-								  makeString(sole->name));
 	int			count = list_length(sole->arguments);
 	Oid		   *types = palloc((count + 1) * sizeof(Oid));
 
 	for (int i = 0; i < count; i++)
 		types[i] = exprType(list_nth(sole->arguments, i));
 	types[count] = citus_tenant_type();
-	return LookupFuncName(name, count + 1, types, true);
+	return catalog_find_function(schema_of(sole), sole->name, count + 1, types);
 }
 
 /* Lets the query call the variant, if the scope is known. */

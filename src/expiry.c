@@ -12,8 +12,6 @@
 
 #include "access/table.h"
 #include "access/xact.h"
-#include "nodes/value.h"
-#include "parser/parse_func.h"
 #include "storage/bufmgr.h"
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
@@ -21,6 +19,7 @@
 #include "utils/timestamp.h"
 
 #include "bulk.h"
+#include "catalog.h"
 #include "compat.h"
 #include "expiry.h"
 #include "fence.h"
@@ -111,10 +110,9 @@ static void
 make_ahead(void *argument)
 {
 	const char *schema = ((Care *) argument)->catalog->schema;
-	List	   *name = list_make2(makeString(pstrdup(schema)), makeString(TEND_FUNCTION));
 
 	/* version 1.0 of the extension has no such function */
-	if (OidIsValid(LookupFuncName(name, 0, NULL, true)))
+	if (OidIsValid(catalog_find_function(schema, TEND_FUNCTION, 0, NULL)))
 		statement_command(psprintf("SELECT %s()", quote_qualified_identifier(schema, TEND_FUNCTION)));
 }
 

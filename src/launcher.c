@@ -208,7 +208,7 @@ visit_one(Database *database)
 	Visit		visit;
 
 	if (deadline_left(&database->pause) > 0)
-		return database->has_more;
+		return false;
 	if (visit_is_possible(database->oid))
 	{
 		visit = visit_announce(database->oid);
@@ -272,8 +272,29 @@ give_back_slots(List *counted)
 	}
 }
 
-/* One round; true when some databases have a backlog. */
-static bool
+/*
+ * How long to sleep after a round.  With a backlog only long enough to read new settings;
+ * a backlog in a database that is left alone for a while waits for that while.
+ */
+static int64
+pause_after_round(List *databases, bool more)
+{
+	int64		pause = more ? USECS_PER_SEC : (int64) setting_gc_interval * USECS_PER_SEC;
+	ListCell   *cell;
+
+	foreach(cell, databases)
+	{
+		const Database *database = lfirst(cell);
+		int64		left = deadline_left(&database->pause);
+
+		if (database->has_more && left > 0)
+			pause = Min(pause, Max(left, USECS_PER_SEC));
+	}
+	return pause;
+}
+
+/* One round; returns the microseconds until the next one. */
+static int64
 go_round(void)
 {
 	List	   *counted;
@@ -291,7 +312,7 @@ go_round(void)
 	more = visit_all(databases);
 	MemoryContextSwitchTo(launcher_context);
 	MemoryContextReset(round_context);
-	return more;
+	return pause_after_round(databases, more);
 }
 
 void
@@ -308,16 +329,13 @@ idempotency_launcher_main(Datum arg)
 										  ALLOCSET_DEFAULT_SIZES);
 	for (;;)
 	{
-		bool		more;
+		int64		pause;
 
 		pgstat_report_activity(STATE_IDLE, NULL);
-		more = go_round();
-		/*
-		 * With a backlog only long enough to read new settings.  A shutdown that
-		 * was asked for during the round has set the latch no longer.
-		 */
+		pause = go_round();
+		/* a shutdown that was asked for during the round has set the latch no longer */
 		if (!ShutdownRequestPending)
-			launcher_nap(more ? USECS_PER_SEC : (int64) setting_gc_interval * USECS_PER_SEC);
+			launcher_nap(pause);
 		/* not zero: the postmaster then starts the launcher again */
 		if (ShutdownRequestPending)
 			proc_exit(1);

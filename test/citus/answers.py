@@ -85,6 +85,10 @@ def is_refused(verdict, cluster):
     calls = {"SELECT idem_distribute_store('of_day')": 0, "SELECT idem_undistribute_store()": 0, "SELECT idem_prepare_node('bigint')": 1}
     for call, node in calls.items():
         refuses(verdict, cluster, node, "42501", "ALTER TABLE idempotency_scope OWNER TO app", call)
+    # whom somebody lets call a function of his own, which has the name of one of ours
+    cluster.do(0, "CREATE ROLE eve")
+    cluster.do(0, "CREATE FUNCTION idem_begin(int) RETURNS int LANGUAGE sql AS 'SELECT 1'")
+    cluster.do(0, "GRANT EXECUTE ON FUNCTION idem_begin(int) TO eve")
 
 
 def distribute(cluster, kind):
@@ -324,6 +328,16 @@ def goes_back(verdict, cluster, kind):
     cluster.do(0, "DROP TABLE account")
 
 
+def calls_only_its_own(verdict, cluster):
+    """Functions that somebody has put into the schema neither run in the place of ours nor give rights."""
+    cluster.do(0, "CREATE FUNCTION idem_advance(text, bigint, text, bigint) RETURNS boolean LANGUAGE sql AS 'SELECT true'")
+    refuses(verdict, cluster, 0, "0A000", "SELECT idem_advance('s', 1, '5')")
+    cluster.do(0, "DROP FUNCTION idem_advance(text, bigint, text, bigint)")
+    for node in (0, 1):
+        answers(verdict, cluster, node, 0, """SELECT count(*) FROM pg_proc p JOIN pg_depend d ON d.objid = p.oid AND d.deptype = 'e'
+            CROSS JOIN aclexplode(p.proacl) a WHERE p.proname ~ '^idem_' AND a.grantee = 'eve'::regrole""")
+
+
 def main():
     """All of it on one cluster, a type after the other."""
     with Verdict() as verdict, Cluster("answers") as cluster:
@@ -340,6 +354,7 @@ def main():
                 keeps_fences(verdict, cluster)
                 holds_rules_everywhere(verdict, cluster)
                 does_the_rest(verdict, cluster)
+                calls_only_its_own(verdict, cluster)
                 grows_and_shrinks(verdict, cluster)
             goes_back(verdict, cluster, kind)
         cluster.do(0, "DROP EXTENSION idempotency")

@@ -96,6 +96,14 @@ $node->safe_psql(
 	SELECT idem_gc();
 });
 is($node->safe_psql('postgres', 'SELECT leaving FROM app.idempotency_partitioning'), 't', 'the store is on its way to one table');
+# as the library of this version finds version 1.0
+$node->safe_psql(
+	'postgres', q{
+	ALTER EXTENSION idempotency DROP FUNCTION app.idem_tend_partitions();
+	DROP FUNCTION app.idem_tend_partitions();
+	CREATE FUNCTION app.idem_tend_partitions() RETURNS void LANGUAGE plpgsql AS $$ BEGIN INSERT INTO app.loot VALUES ('tend'); END $$;
+	SELECT app.idem_gc();
+});
 is($node->safe_psql('postgres', q{SELECT string_agg(DISTINCT who, ', ') FROM app.loot}), '', 'no function that was planted has run');
 is($node->safe_psql('postgres', 'SELECT count(*) FROM app.loot'),
 	'0', 'nothing that was planted has run');

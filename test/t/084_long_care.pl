@@ -28,7 +28,7 @@ sub at_work
 sub ended { return slurp_file($node->logfile) =~ /the worker in database "large" took too long/ }
 
 $node->safe_psql('postgres', "CREATE DATABASE $_") for 'large', 'small';
-for my $database ('large', 'small')
+for my $database ('small', 'large')
 {
 	$node->safe_psql($database, <<'SQL');
 CREATE EXTENSION idempotency;
@@ -36,9 +36,8 @@ SELECT idem_partition_store('4 hours');
 CREATE TABLE done (began timestamptz, ended timestamptz);
 CREATE TABLE gate (seconds int);
 INSERT INTO gate VALUES (CASE current_database() WHEN 'large' THEN 7 ELSE 0 END);
-ALTER FUNCTION idem_tend_partitions() RENAME TO tend_partitions;
 -- as if the default partition were large
-CREATE FUNCTION idem_tend_partitions() RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION idem_tend_partitions() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
 	began timestamptz := clock_timestamp();
 BEGIN
