@@ -17,7 +17,7 @@ typedef struct Database
 	char		name[NAMEDATALEN];
 	int			failures;		/* in a row */
 	Deadline	pause;			/* until the next visit */
-	bool		has_more;		/* than the last visit could do */
+	bool		has_more;		/* to do than the last visit could */
 	bool		present;		/* still exists */
 	bool		may_visit;		/* one can connect to it */
 } Database;

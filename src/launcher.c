@@ -199,8 +199,7 @@ pause_after_visit(int failures, int64 lasted)
 	return failures > 0 ? Max(pause, pause_after_failures(failures)) : pause;
 }
 
-/* Visits a database; true when there is more to do than one visit could. */
-static bool
+static void
 visit_one(Database *database)
 {
 	Deadline	started = deadline_after(0);
@@ -208,26 +207,24 @@ visit_one(Database *database)
 	Visit		visit;
 
 	if (deadline_left(&database->pause) > 0)
-		return false;
+		return;
 	if (visit_is_possible(database->oid))
 	{
 		visit = visit_announce(database->oid);
 		if (!run_worker(database, &visit))
-			return false;
+			return;
 		result = visit_result(&visit);
 	}
 	database->failures = result == VISIT_FAILED ? database->failures + 1 : 0;
 	database->has_more = result == VISIT_MORE;
 	database->pause = deadline_after(pause_after_visit(database->failures, -deadline_left(&started)));
-	return database->has_more;
 }
 
-/* One worker for each database in turn; true when some have a backlog. */
-static bool
+/* One worker for each database in turn. */
+static void
 visit_all(List *databases)
 {
 	ListCell   *cell;
-	bool		more = false;
 
 	foreach(cell, databases)
 	{
@@ -236,9 +233,10 @@ visit_all(List *databases)
 		if (ShutdownRequestPending || !setting_gc_enabled)
 			break;
 		if (database->may_visit && database_is_wanted(database))
-			more = visit_one(database) || more;
+			visit_one(database);
+		else
+			database->has_more = false;
 	}
-	return more;
 }
 
 /* Which databases have a slot for their counts. */
@@ -273,22 +271,21 @@ give_back_slots(List *counted)
 }
 
 /*
- * How long to sleep after a round.  With a backlog only long enough to read new settings;
- * a backlog in a database that is left alone for a while waits for that while.
+ * How long to sleep after a round.  With a backlog only long enough to read new settings,
+ * or until its database is not left alone any more.
  */
 static int64
-pause_after_round(List *databases, bool more)
+pause_after_round(List *databases)
 {
-	int64		pause = more ? USECS_PER_SEC : (int64) setting_gc_interval * USECS_PER_SEC;
+	int64		pause = (int64) setting_gc_interval * USECS_PER_SEC;
 	ListCell   *cell;
 
 	foreach(cell, databases)
 	{
 		const Database *database = lfirst(cell);
-		int64		left = deadline_left(&database->pause);
 
-		if (database->has_more && left > 0)
-			pause = Min(pause, Max(left, USECS_PER_SEC));
+		if (database->has_more && setting_gc_enabled)
+			pause = Min(pause, Max(deadline_left(&database->pause), USECS_PER_SEC));
 	}
 	return pause;
 }
@@ -299,7 +296,6 @@ go_round(void)
 {
 	List	   *counted;
 	List	   *databases;
-	bool		more;
 
 	MemoryContextSwitchTo(round_context);
 	counted = counted_databases();
@@ -309,10 +305,10 @@ go_round(void)
 	if (settings_are_new)
 		databases_warn_of_unknown_names();
 	settings_are_new = false;
-	more = visit_all(databases);
+	visit_all(databases);
 	MemoryContextSwitchTo(launcher_context);
 	MemoryContextReset(round_context);
-	return pause_after_round(databases, more);
+	return pause_after_round(databases);
 }
 
 void
