@@ -54,7 +54,8 @@ def measure(options, tell):
     return [
         report.row(f'begin, complete on a partitioned store of {rows} live rows / on one table',
                    [a / b for a, b in zip(tps[parts], tps[one])], AT_LEAST),
-        report.row(f'… WAL of a transaction after a checkpoint, {age} into a period', [wal[parts] / wal[one]], WAL_AT_MOST, at_most=True),
+        report.row(f'… WAL of a transaction after a checkpoint, {age} into a period',
+                   [wal[parts] / wal[one]], WAL_AT_MOST, at_most=True),
         *expiry, *converted,
     ], [*more, *({'workload': NAME, 'rows': rows, **r} for r in runs),
         {'workload': NAME, 'rows': rows, 'period': period, 'wal': wal, 'bytes_of_row': bytes_of_row, **raw}]
@@ -98,8 +99,8 @@ def tell_needs(rows, stores):
 def into_period(name, period):
     """How old the partition is that is being filled: its index grows, and with it the WAL."""
     return server.sql(f"""
-        SELECT (to_timestamp(mod(extract(epoch FROM clock_timestamp() + interval '1 day'), extract(epoch FROM interval '{period}')))
-            AT TIME ZONE 'UTC')::time(0)""", name)[0]
+        SELECT (to_timestamp(mod(extract(epoch FROM clock_timestamp() + interval '1 day'),
+            extract(epoch FROM interval '{period}'))) AT TIME ZONE 'UTC')::time(0)""", name)[0]
 
 
 def wal_of_load(name, rows, tell):

@@ -82,8 +82,8 @@ def is_refused(verdict, cluster):
     cluster.do(0, "SELECT idem_grant('app')")
     refuses(verdict, cluster, 0, "42501", "SELECT idem_distribute_store('of_day')", user="app")
     # what another role has put on its table would run with the rights of a superuser
-    calls = {"SELECT idem_distribute_store('of_day')": 0, "SELECT idem_undistribute_store()": 0, "SELECT idem_prepare_node('bigint')": 1}
-    for call, node in calls.items():
+    for node, call in ((0, "SELECT idem_distribute_store('of_day')"), (0, "SELECT idem_undistribute_store()"),
+                       (1, "SELECT idem_prepare_node('bigint')")):
         refuses(verdict, cluster, node, "42501", "ALTER TABLE idempotency_scope OWNER TO app", call)
     # whom somebody lets call a function of his own, which has the name of one of ours
     cluster.do(0, "CREATE ROLE eve")
@@ -334,7 +334,8 @@ def calls_only_its_own(verdict, cluster):
     refuses(verdict, cluster, 0, "0A000", "SELECT idem_advance('s', 1, '5')")
     cluster.do(0, "DROP FUNCTION idem_advance(text, bigint, text, bigint)")
     for node in (0, 1):
-        answers(verdict, cluster, node, 0, """SELECT count(*) FROM pg_proc p JOIN pg_depend d ON d.objid = p.oid AND d.deptype = 'e'
+        answers(verdict, cluster, node, 0, """
+            SELECT count(*) FROM pg_proc p JOIN pg_depend d ON d.objid = p.oid AND d.deptype = 'e'
             CROSS JOIN aclexplode(p.proacl) a WHERE p.proname ~ '^idem_' AND a.grantee = 'eve'::regrole""")
 
 
