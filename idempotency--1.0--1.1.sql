@@ -102,8 +102,8 @@ BEGIN
 	SELECT string_agg(oid::regclass::text, ', ' ORDER BY oid::regclass::text) INTO strange FROM found;
 	IF strange IS NOT NULL THEN
 		RAISE insufficient_privilege USING
-			MESSAGE = format('cannot change the tables of the store with the rights of role "%s"', current_user),
-			DETAIL = format('Another role owns %s, or the extension has not made it. What is on it would run with these rights.', strange),
+			MESSAGE = format('cannot change the tables of the store: another role owns %s, or the extension has not made it', strange),
+			DETAIL = format('What is on it would run with the rights of role "%s".', current_user),
 			HINT = format('Drop the triggers, indexes, statistics, rules, checks and defaults there that you do not know. Then make "%s" the owner.',
 				pg_get_userbyid(keepers[1]));
 	END IF;

@@ -153,7 +153,7 @@ for my $plant (@plants)
 
 query('ALTER TABLE idempotency_store OWNER TO keeper; ALTER TABLE idempotency_scope OWNER TO keeper');
 $node->psql('postgres', q{SELECT idem_partition_store('1 hour')}, stderr => \$told);
-like($told, qr/Another role owns public.idempotency_scope, public.idempotency_store, .*HINT.*make "postgres" the owner/s, 'the message has all tables, and says what helps');
+like($told, qr/another role owns public.idempotency_scope, public.idempotency_store, .*HINT.*make "postgres" the owner/s, 'the message has all tables, and says what helps');
 query('ALTER TABLE idempotency_store OWNER TO postgres; ALTER TABLE idempotency_scope OWNER TO postgres');
 # a view in the place of another one that a superuser owns
 query('ALTER VIEW idempotency_partitions RENAME TO aside; CREATE VIEW idempotency_partitions AS SELECT * FROM aside');
