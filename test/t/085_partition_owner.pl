@@ -162,6 +162,9 @@ query('DROP VIEW idempotency_partitions; ALTER VIEW aside RENAME TO idempotency_
 query('ALTER TABLE idempotency_scope RENAME TO aside; CREATE VIEW idempotency_scope AS SELECT * FROM aside');
 is(sqlstate($node, 'SELECT idem_tend_partitions()'), '42501', 'nor does a view take the place of a table');
 query('DROP VIEW idempotency_scope; ALTER TABLE aside RENAME TO idempotency_scope');
+query('ALTER SEQUENCE idempotency_fence RENAME TO aside; CREATE VIEW idempotency_fence AS SELECT 1::bigint AS last_value, true AS is_called');
+is(sqlstate($node, 'SELECT idem_tend_partitions()'), '42501', 'nor of the fences');
+query('DROP VIEW idempotency_fence; ALTER SEQUENCE aside RENAME TO idempotency_fence');
 
 # a view is made anew, and what its owner has written as a constant is read by his code
 query('SELECT idem_unpartition_store()');
