@@ -159,7 +159,7 @@ files = $(patsubst $(tree)/$(1)%$(2),%,$(sort $(wildcard $(tree)/$(1)*$(2))))
 EXTENSION = idempotency
 MODULE_big = idempotency
 PGFILEDESC = "idempotency - exactly-once business transactions"
-OBJS := $(patsubst %,src/%.o,$(call files,src/,.c))
+OBJS := $(patsubst $(tree)/%.c,%.o,$(sort $(wildcard $(tree)/src/*.c $(tree)/src/*/*.c)))
 DATA := $(patsubst %,idempotency--%.sql,$(call files,idempotency--,.sql))
 ifeq (,$(and $(OBJS),$(DATA)))
 $(error no source found in $(tree)/src, or no script beside it)
@@ -167,7 +167,7 @@ endif
 
 # make would link objects that it finds there, whatever server they are for.
 ifneq ($(CURDIR),$(realpath $(tree)))
-ifneq (,$(wildcard $(tree)/src/*.o $(tree)/*.so))
+ifneq (,$(wildcard $(tree)/src/*.o $(tree)/src/*/*.o $(tree)/*.so))
 $(error $(tree) has a build of its own: please "make clean" there first)
 endif
 endif
@@ -180,6 +180,7 @@ ISOLATION_OPTS = --inputdir=$(tree)/test/isolation --load-extension=idempotency
 
 # What -Wextra finds in PostgreSQL's own headers and conventions is silenced.
 # Symbols are hidden: the server puts those of all extensions into one bag.
+PG_CPPFLAGS = -I$(tree)/src
 PG_CFLAGS = -fvisibility=hidden -Wall -Wextra -Wno-unused-parameter -Wno-sign-compare \
 	-Wno-missing-field-initializers $(if $(WERROR),-Werror) \
 	$(if $(DESTDIR),-DIDEM_STAGED) $(EXTRA_CFLAGS)
@@ -200,9 +201,10 @@ endif
 include $(PGXS)
 
 # PGXS tracks no headers unless the server was built to, and makes no directory.
-# Its full name keeps make from finding the one of the tree.
-$(OBJS) $(OBJS:.o=.bc): $(wildcard $(tree)/src/*.h) | $(CURDIR)/src
-$(CURDIR)/src:
+# Full names keep make from finding those of the tree.
+BUILD_DIRECTORIES := $(addprefix $(CURDIR)/,$(sort $(patsubst %/,%,$(dir $(OBJS)))))
+$(OBJS) $(OBJS:.o=.bc): $(wildcard $(tree)/src/*/*.h) | $(BUILD_DIRECTORIES)
+$(BUILD_DIRECTORIES):
 	mkdir -p $@
 
 # What test/check has to run, so that the lists above are the only ones.

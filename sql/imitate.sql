@@ -7,7 +7,7 @@ SELECT idem_grant('regress_idem_imitator');
 CREATE SCHEMA imitate AUTHORIZATION regress_idem_imitator;
 CREATE TABLE imitate.wording (name text PRIMARY KEY, sql text, parameters text);
 GRANT SELECT ON imitate.wording TO regress_idem_imitator;
--- as in src/store.c and src/scope.c
+-- as in src/store/store.c and src/scope/scope.c
 INSERT INTO imitate.wording VALUES
 	('find', 'SELECT created_at, updated_at, expires_at, lease_expires_at, retry_at, fence, status, attempt, response_code, scope, idempotency_key, request_hash,'
 	' response_headers, response_payload, response_body, hash_key, seal_key, sealed, ctid FROM public.idempotency_store'

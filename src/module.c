@@ -6,16 +6,16 @@
 
 #include "fmgr.h"
 
-#include "catalog.h"
-#include "compat.h"
-#include "delegate.h"
-#include "fault.h"
-#include "launcher.h"
-#include "scope.h"
-#include "settings.h"
-#include "shared.h"
-#include "statement.h"
-#include "transaction.h"
+#include "base/compat.h"
+#include "base/fault.h"
+#include "base/settings.h"
+#include "collector/launcher.h"
+#include "functions/delegate.h"
+#include "schema/catalog.h"
+#include "scope/scope.h"
+#include "shared/shared.h"
+#include "store/statement.h"
+#include "transaction/transaction.h"
 
 PG_MODULE_MAGIC;
 

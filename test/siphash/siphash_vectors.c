@@ -1,14 +1,14 @@
 /*
  * siphash_vectors.c
- *		src/siphash.c as an SQL function, so that a test can compare its results
+ *		src/base/siphash.c as an SQL function, so that a test can compare its results
  *		with those of its authors.
  */
 #include "postgres.h"
 
 #include "fmgr.h"
 
-#include "compat.h"
-#include "siphash.c"
+#include "base/compat.h"
+#include "base/siphash.c"
 
 PG_MODULE_MAGIC;
 

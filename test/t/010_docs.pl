@@ -149,7 +149,7 @@ sub broken_links
 }
 
 is_deeply([ sort keys %{ anchors("# A b, `c_d`\n## [E](f) g?\n") } ], [ 'a-b-c_d', 'e-g' ], 'links: anchors as code hosts make them');
-is(join("\n", map { broken_links($_) } @order, 'docs/README.md', 'CONTRIBUTING.md'), '', 'every link leads somewhere');
+is(join("\n", map { broken_links($_) } @order, 'docs/README.md', 'CONTRIBUTING.md', map { s/^\Q$root\E\///r } glob("$root/src/README.md $root/src/*/README.md")), '', 'every link leads somewhere');
 
 # Each promise of the security page names tests that exist.  First the check itself.
 sub promise_problems
@@ -201,25 +201,53 @@ my $calling = calls_of({
 	'b.c' => "int\t\t\tb_size = 1;\n\nvoid\nb_do(void)\n{\n}\n\nstatic void\na_do(void)\n{\n}\n",
 	'c.c' => "static int a_size = 2;\n\nvoid\nc_big(void)\n{\n}\n",
 	'c.h' => "extern void c_big(void);\nstatic inline void\nc_do(void)\n{\n}\n" });
-my $house = "## The house\na.c\n+---\nb.c c.c\nA file calls\n| `a.c` | x | b, c |\n| `b.c` | x | nobody |\n| `c.c` | x | nobody |\n";
 
 is_deeply($calling, { a => { b => 1, c => 1 }, b => {}, c => {} }, 'calls: a sample');
-is_deeply([ call_problems($house, $calling) ], [], 'calls: a page of that sample');
+is_deeply(calls_of_folders({ a => { b => 1, c => 1 }, b => {}, c => {}, module => { a => 1 } }, { a => 'up', b => 'up', c => 'down' }),
+	{ up => { down => 1 }, down => {} }, 'folders: a sample');
+
+my $page = "| `a.c` | x |\n| `b.c` | x |\n\nCalls: down, ground.\n";
+
 for my $case (
-	[ 'a call that the page does not have', $house =~ s/b, c/b/r ],
-	[ 'a call that the sources do not have', $house =~ s/nobody/c/r ],
-	[ 'no row', $house =~ s/^\| `b.*\n//mr ],
-	[ 'a row of no file', "$house| `d.c` | x | nobody |\n" ],
-	[ 'a file that is not drawn', $house =~ s/b\.c c\.c/b.c/r ],
-	[ 'a call upward', $house =~ s/a\.c\n\+---\nb\.c c\.c/c.c\n+---\na.c b.c/r ])
+	[ 0, 'a page', $page ],
+	[ 1, 'no row', $page =~ s/^\| `b.*\n//mr ],
+	[ 1, 'a row of no file', "$page| `d.c` | x |\n" ],
+	[ 1, 'a folder that is not called', $page =~ s/ground/ground, up/r ],
+	[ 1, 'a folder that is called, too', $page =~ s/, ground//r ],
+	[ 1, 'no line of calls', $page =~ s/Calls.*//r ])
 {
-	is(scalar(my @problems = call_problems($case->[1], $calling)), 1, "calls: $case->[0]");
+	is(scalar(my @problems = page_problems('up', $case->[2], [ 'a.c', 'b.c' ], { down => 1, ground => 1 })), $case->[0],
+		"folders: $case->[1]");
+}
+
+my $order = "| [`up`](up/README.md) | x |\n| [`down`](down/README.md) | x |\n";
+
+for my $case (
+	[ 0, 'an order', $order ],
+	[ 1, 'a folder without a row', $order =~ s/^\| \[`down.*\n//mr ],
+	[ 1, 'a row of no folder', "$order| [`gone`](gone/README.md) | x |\n" ],
+	[ 1, 'a call upward', join '', reverse $order =~ /(.*\n)/g ])
+{
+	is(scalar(my @problems = order_problems($case->[2], { up => { down => 1 }, down => {} })), $case->[0], "order: $case->[1]");
 }
 is_deeply([ cycle_of({ a => { b => 1 }, b => { c => 1 }, c => { b => 1 }, d => {} }) ], [ 'a', 'b', 'c' ], 'calls: a circle, and who calls into it');
 
 my $calls = calls_of(read_sources("$root/src"));
 cmp_ok(scalar(map { keys %$_ } values %$calls), '>', 50, 'calls: the sources have some');
-is(join("\n", call_problems(slurp_file("$root/docs/architecture.md"), $calls)), '', 'docs/architecture.md: the calls table');
+
+my $folders = folders_of("$root/src");
+my $called = calls_of_folders($calls, $folders);
+
+cmp_ok(scalar(keys %$called), '>', 9, 'folders: the sources have some');
+for my $folder (sort keys %$called)
+{
+	# each source, and the headers of no source
+	my @files = map { m{([^/]+)$} } glob("$root/src/$folder/*.c"), grep { !-e s/h$/c/r } glob("$root/src/$folder/*.h");
+
+	is(join("\n", page_problems($folder, slurp_file("$root/src/$folder/README.md"), \@files, $called->{$folder})), '',
+		"src/$folder/README.md: its files, and what they call");
+}
+is(join("\n", order_problems(slurp_file("$root/src/README.md"), $called)), '', 'src/README.md: each folder calls those below it only');
 is(join(' ', cycle_of($calls)), '', 'no files of src/ call each other in a circle');
 
 # In a profile and in a stack, one name is one function.  First the check itself.

@@ -1,5 +1,5 @@
 # Faults at points that a test cannot reach from outside
-# (FAILURES 1, 3, 41, 44, 99): at each point of src/fault.c an error, SIGKILL, and
+# (FAILURES 1, 3, 41, 44, 99): at each point of src/base/fault.c an error, SIGKILL, and
 # a wait while other sessions do everything that could harm.  The library is built
 # again with these points; no other build contains them, which is tested, too.
 #
@@ -29,7 +29,7 @@ sub traces
 
 is(scalar(split / /, traces($stage)), @points + 2, 'a build with faults has every point');
 is(traces($ENV{IDEM_STAGE}), '', 'a build without has no trace of them');
-is(`cd $FindBin::RealBin/../../src && grep -l IDEM_FAULTS *`, "fault.c\nfault.h\n",
+is(`cd $FindBin::RealBin/../../src && grep -lr IDEM_FAULTS --include=*.[ch] . | sort`, "./base/fault.c\n./base/fault.h\n",
 	'the flag is known to these files alone');
 
 my $node = new_node('faults', conf => $conf . "restart_after_crash = on\n");

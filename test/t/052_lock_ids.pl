@@ -32,9 +32,8 @@ my @vectors = qw(
 );
 my $module = PostgreSQL::Test::Utils::tempdir();
 
-system_or_bail('cp', glob("$FindBin::RealBin/../siphash/*"),
-	glob("$FindBin::RealBin/../../src/siphash.*"),
-	"$FindBin::RealBin/../../src/compat.h", $module);
+system_or_bail('cp', '-R', glob("$FindBin::RealBin/../siphash/*"),
+	"$FindBin::RealBin/../../src/base", $module);
 system_or_bail('make', '-s', '-C', $module, 'with_llvm=no', "PG_CONFIG=$ENV{PG_CONFIG}");
 
 my $node = new_node('lock_ids');

@@ -16,7 +16,7 @@ my $stage = "$build/stage";
 
 system_or_bail('cp', '-R', "$root/src", "$root/sql", "$root/test", "$root/Makefile", "$root/idempotency.control",
 	glob("$root/idempotency--*.sql"), $tree);
-unlink glob("$tree/src/*.o"), glob("$tree/src/*.bc"), glob("$tree/*.so");
+unlink glob("$tree/src/*.o"), glob("$tree/src/*/*.o"), glob("$tree/src/*/*.bc"), glob("$tree/*.so");
 
 # What make says, with its errors, and its exit status.
 sub make
@@ -50,7 +50,7 @@ sub fails_with
 my ($status, $said) = make($build, "-f '$tree/Makefile' VPATH='$tree' -j 2 EXTRA_CFLAGS=-O0 install DESTDIR='$stage'");
 is($status, 0, 'make install out of tree') or diag($said);
 ok(-s "$build/idempotency.so", 'the library is in the directory of the build');
-is_deeply([ glob("$tree/src/*.o"), glob("$tree/*.so") ], [], 'nothing is written into the tree');
+is_deeply([ glob("$tree/src/*.o"), glob("$tree/src/*/*.o"), glob("$tree/*.so") ], [], 'nothing is written into the tree');
 
 my ($own) = split /\n/, `find '$ENV{IDEM_STAGE}' -name idempotency.so`;
 cmp_ok(scalar(split /\n/, names_in($own)), '>', 20, 'a library has its names');
@@ -77,10 +77,10 @@ for my $list ('list-regress', 'list-isolation')
 
 # ---- errors ----
 
-append_to_file("$tree/src/left.o", '');
+append_to_file("$tree/src/store/left.o", '');
 fails_with(qr/has a build of its own/, 'make beside a build in the tree fails', $build, "-f '$tree/Makefile' VPATH='$tree'");
 is((make($tree, 'clean'))[0], 0, 'make clean in the tree');
-unlink "$tree/src/left.o";
+unlink "$tree/src/store/left.o";
 
 mkdir "$build/empty" or die $!;
 system_or_bail('cp', "$tree/Makefile", "$build/empty");

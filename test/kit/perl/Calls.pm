@@ -1,5 +1,5 @@
-# Which files of src/ call which, by the sources, and what docs/architecture.md
-# says of that.
+# Which files and folders of src/ call which, by the sources, and what the pages of
+# these folders say of that.
 package Calls;
 
 use strict;
@@ -8,9 +8,9 @@ use warnings;
 use Exporter 'import';
 use PostgreSQL::Test::Utils;
 
-our @EXPORT = qw(read_sources calls_of call_problems cycle_of ambiguous_names);
+our @EXPORT = qw(read_sources calls_of folders_of calls_of_folders page_problems order_problems cycle_of ambiguous_names);
 
-# Every file calls these two, or their macros: the table leaves them out.
+# Every file calls these two, or their macros: nobody is said to call them.
 my %everywhere = map { $_ => 1 } qw(compat fault);
 
 # { "begin.c" => its text, … } without comments, strings and directives.
@@ -19,7 +19,7 @@ sub read_sources
 	my ($directory) = @_;
 	my %sources;
 
-	for my $path (glob "$directory/*.[ch]")
+	for my $path (glob "$directory/*.[ch] $directory/*/*.[ch]")
 	{
 		my $text = slurp_file($path);
 
@@ -95,56 +95,62 @@ sub ambiguous_names
 	return map { "$_: @{ $files{$_} }" } grep { @{ $files{$_} } > 1 } sort keys %files;
 }
 
-# { begin => { store => 1, … }, … } by the table "| file | what it does | calls |".
-sub calls_of_table
+# { begin => "operation", … }: in which folder of src/ a file is.
+sub folders_of
 {
-	my ($page, $calls) = @_;
-	my %said;
+	my ($directory) = @_;
 
-	while ($page =~ /^\| `(\w+)\.c` \|[^|]*\|([^|]*)\|$/mg)
-	{
-		my ($file, $called) = ($1, $2);
-
-		$said{$file} = { map { $_ => 1 } grep { $calls->{$_} } $called =~ /(\w+)/g };
-	}
-	return \%said;
+	return { map { m{([^/]+)/(\w+)\.[ch]$}; $2 => $1 } glob "$directory/*/*.[ch]" };
 }
 
-# { begin => 2, … }: in which layer of the drawing a file is, from the top.
-sub layers_of
+# { operation => { store => 1, … }, … }: the same calls between folders.  What is in
+# no folder, module.c, calls all of them.
+sub calls_of_folders
 {
-	my ($page) = @_;
-	my ($house) = $page =~ /^## The house\n(.*?)^A file calls/ms;
-	my (%layers, $layer);
+	my ($calls, $folders) = @_;
+	my %calls;
 
-	for my $line (split /\n/, $house // '')
+	for my $file (keys %$calls)
 	{
-		$layer++ if $line =~ /\+---/;
-		$layers{$_} = $layer // 0 for $line =~ /\b(\w+)\.c\b/g;
+		my $folder = $folders->{$file} // next;
+
+		$calls{$folder} //= {};
+		$calls{$folder}{$_} = 1 for grep { $_ ne $folder } map { $folders->{$_} } keys %{ $calls->{$file} };
 	}
-	return \%layers;
+	return \%calls;
 }
 
-# What is wrong with the page: rows that are missing or too many, calls, and
-# calls upward.
-sub call_problems
+# What is wrong with the page of a folder: rows "| `begin.c` | what it does |" that
+# are missing or too many, and its line "Calls: scope, store."
+sub page_problems
 {
-	my ($page, $calls) = @_;
-	my $said = calls_of_table($page, $calls);
-	my $layers = layers_of($page);
+	my ($folder, $page, $files, $called) = @_;
+	my %row = map { $_ => 1 } $page =~ /^\| `(\w+\.[ch])` \| \S/mg;
+	my ($said) = $page =~ /^Calls: (.*)\.$/m;
+	my $calls = join(', ', sort keys %$called) || 'nobody';
 	my @problems;
 
-	push @problems, map { "$_.c has a row, but does not exist" } grep { !$calls->{$_} } sort keys %$said;
-	for my $file (grep { !$everywhere{$_} } sort keys %$calls)
+	push @problems, map { "$folder: $_ has no row" } grep { !$row{$_} } @$files;
+	delete @row{@$files};
+	push @problems, map { "$folder: $_ has a row, but does not exist" } sort keys %row;
+	push @problems, "$folder: calls $calls" if ($said // '') ne $calls;
+	return @problems;
+}
+
+# What is wrong with the order of the folders "| `operation` | ... |" on the page of src/:
+# each calls those below it only.
+sub order_problems
+{
+	my ($page, $calls) = @_;
+	my @order = $page =~ m{^\| \[`(\w+)`\]}mg;
+	my %place = map { $order[$_] => $_ } 0 .. $#order;
+	my @problems = map { "$_ has no row" } grep { !defined $place{$_} } sort keys %$calls;
+
+	push @problems, map { "$_ has a row, but does not exist" } grep { !$calls->{$_} } @order;
+	for my $folder (grep { $calls->{$_} } @order)
 	{
-		push @problems, "$file.c is not drawn" unless defined $layers->{$file};
-		push @problems, "$file.c has no row" unless $said->{$file};
-		push @problems, map { "$file.c calls $_, which is above it" }
-		  grep { $file ne 'module' && ($layers->{$_} // 99) < ($layers->{$file} // 0) } sort keys %{ $calls->{$file} };
-		next unless $said->{$file};
-		push @problems, map { "$file.c calls $_" } grep { !$said->{$file}{$_} } sort keys %{ $calls->{$file} };
-		push @problems, map { "$file.c does not call $_" }
-		  grep { !$calls->{$file}{$_} && !$everywhere{$_} } sort keys %{ $said->{$file} };
+		push @problems, map { "$folder calls $_, which is above it" }
+		  grep { defined $place{$_} && $place{$_} < $place{$folder} } sort keys %{ $calls->{$folder} };
 	}
 	return @problems;
 }

@@ -59,7 +59,7 @@ sub built_with
 	  or die 'the servers are not led to a stage: there is nothing to stand in for';
 	system_or_bail('cp', '-R', "$tree/src", "$tree/Makefile",
 		"$tree/idempotency.control", glob("$tree/idempotency--*.sql"), $copy);
-	unlink glob("$copy/src/*.o");
+	unlink glob("$copy/src/*.o"), glob("$copy/src/*/*.o");
 	system_or_bail('make', '-s', '-C', $copy, 'with_llvm=no', 'WERROR=1', "PG_CONFIG=$ENV{PG_CONFIG}",
 		"EXTRA_CFLAGS=$flags", "DESTDIR=$stage", 'install');
 	return ($stage, $conf);

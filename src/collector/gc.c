@@ -1,0 +1,213 @@
+/*
+ * gc.c
+ *		Collects records that have expired: one bounded sweep.
+ *
+ * A begin checks expiry itself, so late collection does no harm.  It uses no
+ * index, as every insert would have to pay for one.  Instead a sweep goes
+ * round the pages of the store like the hand of a clock, from where the last
+ * committed sweep stopped.
+ */
+#include "postgres.h"
+
+#include "storage/lockdefs.h"
+#include "utils/timestamp.h"
+
+#include "base/compat.h"
+#include "citus/citus.h"
+#include "collector/expiry.h"
+#include "collector/gc.h"
+#include "schema/catalog.h"
+#include "schema/parts.h"
+#include "shared/lock.h"
+#include "shared/stats.h"
+#include "store/bulk.h"
+#include "store/sweep.h"
+#include "store/walk.h"
+
+/* Only one sweep runs at a time; other callers do not wait for it. */
+static bool
+is_only_sweep(void)
+{
+	LOCKTAG		tag = lock_tag(0, LOCK_CLASS_SWEEP);
+
+	return lock_acquire_now(&tag);
+}
+
+/* The sweep has reached the end of the store: one round is complete. */
+static void
+finish_sweep(SweepPosition *hand, Sweep *progress)
+{
+	TimestampTz now = GetCurrentTimestamp();
+
+	hand->next_page = 0;
+	progress->finished++;
+	stats_count(COUNT_SWEEPS);
+	stats_set(COUNT_LAST_SWEEP_AT, now);
+	/* somebody may have set the clock back */
+	stats_set(COUNT_LAST_SWEEP_MICROSECONDS, Max(now - hand->began_at, 0));
+}
+
+/* what each step of a walk needs */
+typedef struct SweepStep
+{
+	const Catalog *catalog;
+	Oid			part;			/* of the store, that is swept */
+	TimestampTz now;
+} SweepStep;
+
+static int64
+sweep_step(void *state, ItemPointer from, ItemPointer end, int64 max_rows)
+{
+	const SweepStep *step = state;
+
+	return bulk_sweep(step->catalog, step->part, from, end, step->now, max_rows);
+}
+
+/*
+ * The parts that are swept: that with the rows of no other, or the shards of this
+ * node.  The hand goes over their pages as if they were those of one table.
+ */
+static int
+swept_parts(const Catalog *catalog)
+{
+	return catalog->store_distributed ? parts_count() : 1;
+}
+
+static BlockNumber
+swept_pages(const Catalog *catalog)
+{
+	BlockNumber pages = 0;
+
+	for (int i = 0; i < swept_parts(catalog); i++)
+		pages += bulk_pages(parts_get(i)->table);
+	return pages;
+}
+
+/* The part with that page, and the page where it begins. */
+static Oid
+part_at(const Catalog *catalog, BlockNumber page, BlockNumber *first)
+{
+	int			number = 0;
+	BlockNumber pages = bulk_pages(parts_get(0)->table);
+
+	for (*first = 0; page >= *first + pages && number + 1 < swept_parts(catalog); number++)
+	{
+		*first += pages;
+		pages = bulk_pages(parts_get(number + 1)->table);
+	}
+	return parts_get(number)->table;
+}
+
+/* May the part be swept?  A shard that is being moved is left for another time. */
+static bool
+is_free(const Catalog *catalog, Oid part)
+{
+	return !catalog->store_distributed || (citus_hold_shard(part) && !catalog_has_news());
+}
+
+/* Collects from so many pages, of one part at most, until so many rows are removed. */
+static void
+sweep_stretch(SweepStep *step, SweepPosition *hand, Sweep *progress,
+			  BlockNumber pages, int64 max_rows)
+{
+	Walk		walk = {sweep_step, step};
+	BlockNumber start = hand->next_page;
+	BlockNumber first;
+	ItemPointerData from;
+	ItemPointerData to;
+
+	step->part = part_at(step->catalog, start, &first);
+	if (step->catalog->store_distributed)
+		pages = Min(pages, Max(first + bulk_pages(step->part), start + 1) - start);
+	ItemPointerSet(&from, start - first, 0);
+	ItemPointerSet(&to, start - first + pages, 0);
+	if (is_free(step->catalog, step->part))
+		progress->removed += walk_rows(&walk, &from, to, max_rows);
+	else
+		from = to;
+	hand->next_page = first + ItemPointerGetBlockNumberNoCheck(&from);
+	progress->seen += hand->next_page - start;
+}
+
+/*
+ * Goes on from the hand over at most max_pages pages, once round the store at
+ * most, until max_rows rows are removed.
+ */
+static void
+turn_sweep_hand(const Catalog *catalog, SweepPosition *hand, Sweep *progress)
+{
+	SweepStep	step = {.catalog = catalog,.now = GetCurrentTimestamp()};
+	BlockNumber last_seen = progress->seen + Min(progress->pages, progress->max_pages);
+	int64		wanted = progress->removed + progress->max_rows;
+
+	while (progress->seen < last_seen && progress->removed < wanted &&
+		   (progress->goes_round || progress->finished == 0))
+	{
+		/* the store may have become smaller */
+		if (hand->next_page >= progress->pages)
+			finish_sweep(hand, progress);
+		if (hand->next_page == 0)
+			hand->began_at = GetCurrentTimestamp();
+		sweep_stretch(&step, hand, progress,
+					  Min(last_seen - progress->seen, progress->pages - hand->next_page),
+					  wanted - progress->removed);
+		if (hand->next_page >= progress->pages)
+			finish_sweep(hand, progress);
+	}
+}
+
+/*
+ * Estimates how many expired rows are left in this round, from the pages that
+ * it has read.
+ */
+static int64
+estimate_backlog(const SweepPosition *hand, const Sweep *progress)
+{
+	BlockNumber ahead = progress->pages - Max(hand->next_page, progress->seen);
+
+	if (progress->seen >= progress->pages || (progress->finished > 0 && hand->next_page == 0))
+		return 0;
+	return (int64) ((double) progress->removed / Max(progress->seen, 1) * ahead);
+}
+
+/*
+ * Removes expired records.  A row that another session has locked is passed
+ * over; the next sweep tries again.  Of a store that is partitioned by expiry,
+ * the rows are swept that belong to no partition of their own.
+ */
+void
+gc_sweep(const Catalog *catalog, Sweep *progress)
+{
+	SweepPosition hand;
+	int64		removed = progress->removed;
+
+	progress->pages = swept_pages(catalog);
+	if (!is_only_sweep())
+		return;
+	hand = sweep_position(catalog);
+	if (progress->pages == 0)
+	{
+		hand.began_at = GetCurrentTimestamp();
+		finish_sweep(&hand, progress);
+	}
+	turn_sweep_hand(catalog, &hand, progress);
+	sweep_remember_position(catalog, &hand);
+	stats_set(COUNT_BACKLOG_ROWS, estimate_backlog(&hand, progress));
+	stats_add(COUNT_COLLECTED_ROWS, progress->removed - removed);
+}
+
+/*
+ * The care for the partitions.  If a sweep is in the same transaction, it comes
+ * before: afterwards the store may have another shape, and locks that others wait for.
+ */
+void
+gc_tend(const Catalog *catalog, Sweep *progress)
+{
+	int64		removed;
+
+	if (!catalog->store_by_expiry || !is_only_sweep())
+		return;
+	removed = expiry_tend(catalog, progress->max_parts);
+	progress->removed += removed;
+	stats_add(COUNT_COLLECTED_ROWS, removed);
+}

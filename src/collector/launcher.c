@@ -1,0 +1,363 @@
+/*
+ * launcher.c
+ *		The collector's launcher: visits one database after the other.
+ *
+ * The launcher is connected to no database.  Every idempotency.gc_interval it
+ * starts one short-lived worker for each database, one after the other, as
+ * autoprewarm does.
+ *
+ * What a database's owner does must not stop collection in the others.  So the
+ * launcher waits for no worker for longer than a visit may last: then it ends
+ * the worker, and visits that database again later and later.  The care for
+ * partitions may last longer, and is followed by a pause of its length.  A worker
+ * that does not react is abandoned.  While the launcher waits it hears of new
+ * settings, of a shutdown, and of the postmaster's death.
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "postmaster/bgworker.h"
+#include "postmaster/interrupt.h"
+#include "storage/ipc.h"
+#include "utils/memutils.h"
+
+#include "base/compat.h"
+#include "base/idempotency.h"
+#include "base/settings.h"
+#include "collector/databases.h"
+#include "collector/launcher.h"
+#include "collector/visit.h"
+#include "shared/stats.h"
+#include "shared/wait.h"
+
+/* if the launcher dies, the postmaster starts it again after that */
+#define LAUNCHER_RESTART_SECONDS 10
+/* a database whose worker failed is left alone for up to 2^6 intervals */
+#define BACKOFF_DOUBLINGS 6
+
+/*
+ * How much longer than a visit a worker may live: it needs time to start and
+ * to finish its last step.  DROP DATABASE waits 5 seconds for it, so both
+ * together are less than that.
+ */
+#define GRACE_MICROSECONDS INT64CONST(2000000)
+/* how long the care for the partitions may last, which reads a whole one of them */
+#define CARE_MICROSECONDS INT64CONST(300000000)
+/* how often the launcher looks whether somebody wants the database meanwhile */
+#define LOOK_MICROSECONDS INT64CONST(1000000)
+/* how long a terminated worker has to react */
+#define REACTION_MICROSECONDS INT64CONST(1000000)
+
+static MemoryContext launcher_context;
+static MemoryContext round_context; /* emptied after each round */
+static bool settings_are_new = true;
+
+PGDLLEXPORT void idempotency_launcher_main(Datum arg);
+
+static void
+launcher_nap(int64 microseconds)
+{
+	if (visit_nap(microseconds, wait_event_launcher()))
+		settings_are_new = true;
+}
+
+/* Once, not in every round. */
+static void
+complain_of_slots(void)
+{
+	static bool complained = false;
+
+	if (!complained)
+		ereport(LOG,
+				(errmsg("idempotency collector: no background worker is free"),
+				 errhint("Raise max_worker_processes.")));
+	complained = true;
+}
+
+static BackgroundWorkerHandle *
+start_worker(const Visit *visit)
+{
+	BackgroundWorker worker = {0};
+	BackgroundWorkerHandle *handle;
+
+	worker.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
+	worker.bgw_start_time = BgWorkerStart_RecoveryFinished;
+	worker.bgw_restart_time = BGW_NEVER_RESTART;
+	worker.bgw_notify_pid = MyProcPid;
+	strlcpy(worker.bgw_library_name, EXTENSION_NAME, BGW_MAXLEN);
+	strlcpy(worker.bgw_function_name, "idempotency_worker_main", BGW_MAXLEN);
+	strlcpy(worker.bgw_name, "idempotency collector", BGW_MAXLEN);
+	strlcpy(worker.bgw_type, "idempotency collector", BGW_MAXLEN);
+	StaticAssertStmt(sizeof(Visit) <= BGW_EXTRALEN, "a visit must fit into bgw_extra");
+	memcpy(worker.bgw_extra, visit, sizeof(Visit));
+	return RegisterDynamicBackgroundWorker(&worker, &handle) ? handle : NULL;
+}
+
+/* Waits for the worker's end; false when it takes longer, or at a shutdown. */
+static bool
+ends_within(BackgroundWorkerHandle *handle, int64 microseconds)
+{
+	Deadline	deadline = deadline_after(microseconds);
+	pid_t		pid;
+
+	while (GetBackgroundWorkerPid(handle, &pid) != BGWH_STOPPED)
+	{
+		int64		left = deadline_left(&deadline);
+
+		if (left <= 0 || ShutdownRequestPending)
+			return false;
+		launcher_nap(left);
+	}
+	return true;
+}
+
+static void
+end_worker(const Database *database, BackgroundWorkerHandle *handle)
+{
+	visit_call_off(database->oid);
+	TerminateBackgroundWorker(handle);
+	if (ShutdownRequestPending)
+		return;
+	if (ends_within(handle, REACTION_MICROSECONDS))
+		ereport(LOG,
+				(errmsg("idempotency collector: the worker in database \"%s\" took too long and was ended",
+						database->name),
+				 errhint("Look for triggers on the store that wait, and for transactions that hold locks.")));
+	else if (!ShutdownRequestPending)
+		ereport(LOG,
+				(errmsg("idempotency collector: the worker in database \"%s\" does not react; collection goes on without it",
+						database->name)));
+}
+
+/*
+ * Waits until the worker's care is over, but not while somebody drops or copies the
+ * database, and no longer than it may last; false when the worker must end.
+ */
+static bool
+care_may_end(const Database *database, BackgroundWorkerHandle *handle)
+{
+	Deadline	deadline = deadline_after(CARE_MICROSECONDS);
+
+	while (visit_is_long(database->oid))
+	{
+		if (ShutdownRequestPending || deadline_left(&deadline) <= 0 || database_is_locked(database->oid))
+			return false;
+		(void) ends_within(handle, LOOK_MICROSECONDS);
+	}
+	return true;
+}
+
+/*
+ * Waits for a worker as long as it may stay; false when it must end.  A worker that
+ * is at its care for the partitions has more time, and then as much again as others
+ * for the rest of its visit.
+ */
+static bool
+ends_in_time(const Database *database, BackgroundWorkerHandle *handle)
+{
+	int64		stay = VISIT_MICROSECONDS + GRACE_MICROSECONDS;
+
+	return ends_within(handle, stay) ||
+		(visit_is_long(database->oid) && care_may_end(database, handle) && ends_within(handle, stay));
+}
+
+/* Starts the worker of a database and waits for its end; false: it could not start. */
+static bool
+run_worker(const Database *database, const Visit *visit)
+{
+	BackgroundWorkerHandle *handle = start_worker(visit);
+
+	if (handle == NULL)
+	{
+		complain_of_slots();
+		return false;
+	}
+	if (!ends_in_time(database, handle))
+		end_worker(database, handle);
+	pfree(handle);
+	return true;
+}
+
+/* The pause before the next visit of a database whose worker has failed so often. */
+static int64
+pause_after_failures(int failures)
+{
+	return ((int64) setting_gc_interval << Min(failures, BACKOFF_DOUBLINGS)) * USECS_PER_SEC;
+}
+
+/*
+ * The pause after a visit.  The care for partitions lasts longer than other visits, and
+ * nobody else is visited meanwhile.  So the database is left alone for as long: one such
+ * database takes no more than half of the launcher's time.
+ */
+static int64
+pause_after_visit(int failures, int64 lasted)
+{
+	int64		pause = lasted > VISIT_MICROSECONDS + GRACE_MICROSECONDS ? lasted : 0;
+
+	return failures > 0 ? Max(pause, pause_after_failures(failures)) : pause;
+}
+
+static void
+visit_one(Database *database)
+{
+	Deadline	started = deadline_after(0);
+	VisitResult result = VISIT_FAILED;
+	Visit		visit;
+
+	if (deadline_left(&database->pause) > 0)
+		return;
+	if (visit_is_possible(database->oid))
+	{
+		visit = visit_announce(database->oid);
+		if (!run_worker(database, &visit))
+			return;
+		result = visit_result(&visit);
+	}
+	database->failures = result == VISIT_FAILED ? database->failures + 1 : 0;
+	database->has_more = result == VISIT_MORE;
+	database->pause = deadline_after(pause_after_visit(database->failures, -deadline_left(&started)));
+}
+
+/* One worker for each database in turn. */
+static void
+visit_all(List *databases)
+{
+	ListCell   *cell;
+
+	foreach(cell, databases)
+	{
+		Database   *database = lfirst(cell);
+
+		if (ShutdownRequestPending || !setting_gc_enabled)
+			break;
+		if (database->may_visit && database_is_wanted(database))
+			visit_one(database);
+		else
+			database->has_more = false;
+	}
+}
+
+/* Which databases have a slot for their counts. */
+static List *
+counted_databases(void)
+{
+	List	   *counted = NIL;
+	Figures		figures;
+
+	for (int i = 0; i < COUNTED_DATABASES; i++)
+	{
+		if (stats_read(i, &figures))
+			counted = lappend_oid(counted, figures.database);
+	}
+	return counted;
+}
+
+/*
+ * Some databases that had counts before the launcher read the list are gone by
+ * now.  A database that was created since then cannot be among them.
+ */
+static void
+give_back_slots(List *counted)
+{
+	ListCell   *cell;
+
+	foreach(cell, counted)
+	{
+		if (!database_exists(lfirst_oid(cell)))
+			stats_give_back(lfirst_oid(cell));
+	}
+}
+
+/*
+ * How long to sleep after a round.  With a backlog only long enough to read new settings,
+ * or until its database is not left alone any more.
+ */
+static int64
+pause_after_round(List *databases)
+{
+	int64		pause = (int64) setting_gc_interval * USECS_PER_SEC;
+	ListCell   *cell;
+
+	foreach(cell, databases)
+	{
+		const Database *database = lfirst(cell);
+
+		if (database->has_more && setting_gc_enabled)
+			pause = Min(pause, Max(deadline_left(&database->pause), USECS_PER_SEC));
+	}
+	return pause;
+}
+
+/* One round; returns the microseconds until the next one. */
+static int64
+go_round(void)
+{
+	List	   *counted;
+	List	   *databases;
+
+	MemoryContextSwitchTo(round_context);
+	counted = counted_databases();
+	databases = databases_read(launcher_context);
+	MemoryContextSwitchTo(round_context);
+	give_back_slots(counted);
+	if (settings_are_new)
+		databases_warn_of_unknown_names();
+	settings_are_new = false;
+	visit_all(databases);
+	MemoryContextSwitchTo(launcher_context);
+	MemoryContextReset(round_context);
+	return pause_after_round(databases);
+}
+
+void
+idempotency_launcher_main(Datum arg)
+{
+	pqsignal(SIGHUP, SignalHandlerForConfigReload);
+	pqsignal(SIGTERM, SignalHandlerForShutdownRequest);
+	BackgroundWorkerUnblockSignals();
+	BackgroundWorkerInitializeConnection(NULL, NULL, 0);
+	pgstat_report_appname("idempotency launcher");
+	launcher_context = AllocSetContextCreate(TopMemoryContext, "idempotency launcher",
+											 ALLOCSET_DEFAULT_SIZES);
+	round_context = AllocSetContextCreate(launcher_context, "idempotency launcher round",
+										  ALLOCSET_DEFAULT_SIZES);
+	for (;;)
+	{
+		int64		pause;
+
+		pgstat_report_activity(STATE_IDLE, NULL);
+		pause = go_round();
+		/* a shutdown that was asked for during the round has set the latch no longer */
+		if (!ShutdownRequestPending)
+			launcher_nap(pause);
+		/* not zero: the postmaster then starts the launcher again */
+		if (ShutdownRequestPending)
+			proc_exit(1);
+	}
+}
+
+void
+launcher_register(void)
+{
+	BackgroundWorker launcher = {0};
+
+	if (!process_shared_preload_libraries_in_progress)
+		return;
+
+	/*
+	 * pg_upgrade has noted the next transaction id before it starts a server:
+	 * what takes one there would be lost, and so would the rows it wrote.
+	 */
+	if (IsBinaryUpgrade)
+		return;
+	launcher.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
+	launcher.bgw_start_time = BgWorkerStart_RecoveryFinished;
+	launcher.bgw_restart_time = LAUNCHER_RESTART_SECONDS;
+	strlcpy(launcher.bgw_library_name, EXTENSION_NAME, BGW_MAXLEN);
+	strlcpy(launcher.bgw_function_name, "idempotency_launcher_main", BGW_MAXLEN);
+	strlcpy(launcher.bgw_name, "idempotency launcher", BGW_MAXLEN);
+	strlcpy(launcher.bgw_type, "idempotency launcher", BGW_MAXLEN);
+	RegisterBackgroundWorker(&launcher);
+}

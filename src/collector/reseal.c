@@ -1,0 +1,277 @@
+/*
+ * reseal.c
+ *		Seals stored responses with the newest key: those that were sealed with
+ *		an older one, and those from before there was a key.
+ *
+ * Like collection it goes round the pages of the store, but each session has a
+ * position of its own: one administrator rotates the keys from start to end.
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+#include "storage/lockdefs.h"
+#include "utils/builtins.h"
+#include "utils/memutils.h"
+
+#include "base/compat.h"
+#include "base/subtransaction.h"
+#include "citus/citus.h"
+#include "collector/reseal.h"
+#include "schema/as_owner.h"
+#include "schema/catalog.h"
+#include "schema/parts.h"
+#include "seal/keyring.h"
+#include "seal/pgp.h"
+#include "seal/seal.h"
+#include "store/bulk.h"
+#include "store/store.h"
+#include "store/walk.h"
+
+/* how many responses that cannot be sealed anew are named in warnings */
+#define NAMED 10
+
+/* where this session goes on */
+static Oid	reseal_part = InvalidOid;
+static ItemPointerData reseal_hand;
+
+/* one call, and what it has done */
+typedef struct Round
+{
+	const Catalog *catalog;
+	Oid			part;			/* of the store, whose turn it is */
+	text	   *key;			/* name of the newest one */
+	int64		sealed;
+	int64		were_clear;
+	int64		passed_over;
+} Round;
+
+static const SealKey *
+required_key(void)
+{
+	const SealKey *key = keyring_newest();
+
+	if (key == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("there is no key to seal with"),
+				 errhint("Set idempotency.seal_key_file.")));
+	/* after this, an error about a key is about the key of one record */
+	pgp_require();
+	return key;
+}
+
+/* Is the error about this response, and not about all of them? */
+static bool
+is_about_record(int sqlerrcode)
+{
+	switch (sqlerrcode)
+	{
+		case ERRCODE_DATA_CORRUPTED:
+		case ERRCODE_IDEM_TOO_LARGE:
+		case ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE:
+		case ERRCODE_STATEMENT_TOO_COMPLEX:
+		case ERRCODE_UNTRANSLATABLE_CHARACTER:
+			return true;
+		default:
+			return false;
+	}
+}
+
+/* The error message has only names in it. */
+static void
+pass_over(const Record *record, const ErrorData *error, Round *round)
+{
+	if (++round->passed_over > NAMED)
+		return;
+	ereport(WARNING,
+			(errcode(error->sqlerrcode),
+			 errmsg("response of operation \"%s\" of scope \"%s\" was not sealed anew: %s",
+					text_to_cstring(record->name.key), text_to_cstring(record->name.scope), error->message),
+			 error->detail ? errdetail_internal("%s", error->detail) : 0));
+}
+
+static void
+seal_record_anew(void *record)
+{
+	seal_anew(record);
+}
+
+/*
+ * Seals the response in memory.  false: it cannot be sealed, and a warning was
+ * given.  A subtransaction frees what pgcrypto held when it failed.
+ */
+static bool
+seal_or_pass_over(Record *record, Round *round)
+{
+	Subtransaction work = {seal_record_anew, is_about_record, record};
+	ErrorData  *error;
+
+	if (subtransaction_run(&work, &error))
+		return true;
+	pass_over(record, error, round);
+	return false;
+}
+
+/*
+ * Nothing else of a record changes, so a session that has judged the record
+ * may go on.
+ */
+static void
+reseal_record(Record *record, Round *round)
+{
+	bool		was_clear = record->response.sealed == NULL;
+
+	if (!seal_or_pass_over(record, round))
+		return;
+	store_put(round->catalog, record, record->updated_at);
+	round->sealed++;
+	if (was_clear)
+		round->were_clear++;
+}
+
+static void
+reseal_records(Record *records, int64 count, Round *round)
+{
+	MemoryContext row = AllocSetContextCreate(CurrentMemoryContext, "idempotency reseal",
+											  ALLOCSET_DEFAULT_SIZES);
+	MemoryContext caller = CurrentMemoryContext;
+
+	for (int64 i = 0; i < count; i++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		/* sealing needs several times the memory of the response */
+		MemoryContextSwitchTo(row);
+		reseal_record(&records[i], round);
+		MemoryContextSwitchTo(caller);
+		MemoryContextReset(row);
+	}
+	MemoryContextDelete(row);
+}
+
+static void
+tell_round(const Round *round)
+{
+	if (round->were_clear > 0)
+		ereport(NOTICE,
+				(errmsg_plural("%lld response that was in clear is sealed now",
+							   "%lld responses that were in clear are sealed now",
+							   round->were_clear, (long long) round->were_clear),
+				 errdetail("A response is in clear if it was stored before there was a key, or if somebody has changed the row.")));
+	if (round->passed_over > 0)
+		ereport(WARNING,
+				(errcode(ERRCODE_DATA_CORRUPTED),
+				 errmsg_plural("%lld response was passed over, because it could not be sealed anew",
+							   "%lld responses were passed over, because they could not be sealed anew",
+							   round->passed_over, (long long) round->passed_over),
+				 errhint("Put missing keys back into the file of idempotency.seal_key_file. The operations have ended and do not run again.")));
+}
+
+static int64
+reseal_step(void *state, ItemPointer from, ItemPointer end, int64 max_rows)
+{
+	Round	   *round = state;
+	int64		before = round->sealed;
+	Record	   *records;
+	int64		found = bulk_find_unsealed(round->catalog, round->part, from, end, round->key, max_rows, &records);
+
+	reseal_records(records, found, round);
+	return round->sealed - before;
+}
+
+/* The parts that are not among those. */
+static List *
+parts_besides(const List *tables)
+{
+	List	   *others = NIL;
+
+	for (int i = 0; i < parts_count(); i++)
+	{
+		if (!list_member_oid(tables, parts_get(i)->table))
+			others = lappend_oid(others, parts_get(i)->table);
+	}
+	return others;
+}
+
+/* The number of the part at which the session goes on. */
+static int
+part_of_hand(const List *tables)
+{
+	for (int number = 0; number < list_length(tables); number++)
+	{
+		if (list_nth_oid(tables, number) == reseal_part)
+			return number;
+	}
+	ItemPointerSet(&reseal_hand, 0, 0);
+	return 0;
+}
+
+/* Moves the hand over a part, up to a place, until so many are sealed. */
+static void
+reseal_stretch(Round *round, Oid part, ItemPointerData to, int64 max_rows)
+{
+	Walk		walk = {reseal_step, round};
+
+	round->part = reseal_part = part;
+	/* a shard that is being moved is sealed on its new node, or another time */
+	if (round->catalog->store_distributed && !(citus_hold_shard(round->part) && !catalog_has_news()))
+		reseal_hand = to;
+	else
+		(void) walk_rows(&walk, &reseal_hand, to, max_rows - round->sealed);
+}
+
+/* Once round these parts of the store, and back to where the hand was. */
+static void
+reseal_round(Round *round, const List *tables, int64 max_rows)
+{
+	int			count = list_length(tables);
+	int			first = part_of_hand(tables);
+	ItemPointerData start = reseal_hand;
+
+	for (int i = 0; i <= count && round->sealed < max_rows; i++)
+	{
+		Oid			part = list_nth_oid(tables, first + i < count ? first + i : first + i - count);
+		ItemPointerData to = start;
+
+		if (i > 0)
+			ItemPointerSet(&reseal_hand, 0, 0);
+		if (i < count)
+			ItemPointerSet(&to, bulk_pages(part), 0);
+		reseal_stretch(round, part, to, max_rows);
+	}
+}
+
+/*
+ * A partition that was attached during the round has rows of a part that we had
+ * not read yet.
+ */
+static void
+reseal_store(Round *round, int64 max_rows)
+{
+	List	   *seen = NIL;
+	List	   *tables;
+
+	while (round->sealed < max_rows && (tables = parts_besides(seen)) != NIL)
+	{
+		reseal_round(round, tables, max_rows);
+		seen = list_concat(seen, tables);
+		round->catalog = catalog_open(RowExclusiveLock);
+	}
+}
+
+/*
+ * Seals up to max_rows responses and returns how many: fewer only after a
+ * whole round.  Responses that do not open are passed over.
+ */
+int64
+reseal(int64 max_rows)
+{
+	Round		round = {.key = cstring_to_text(required_key()->name)};
+	Caller		caller;
+
+	round.catalog = catalog_open(RowExclusiveLock);
+	caller = as_owner_in_call(round.catalog->store_owner);
+	reseal_store(&round, max_rows);
+	as_owner_end(&caller);
+	tell_round(&round);
+	return round.sealed;
+}

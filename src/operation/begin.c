@@ -1,0 +1,395 @@
+/*
+ * begin.c
+ *		The begin of an operation: acquires it, or answers how it ended or that
+ *		it is in progress.
+ *
+ * A begin gathers in one struct all that it has to know, decides once, and
+ * writes once.  decide() reads that struct and asks nobody: the state machine
+ * of operation.c can be read there as a whole.
+ *
+ * Times are the clock's, not the transaction's: transactions can be long.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "common/int.h"
+#include "utils/timestamp.h"
+
+#include "base/compat.h"
+#include "base/fault.h"
+#include "base/json.h"
+#include "operation/operation_internal.h"
+#include "seal/fingerprint.h"
+#include "shared/lock.h"
+#include "shared/stats.h"
+#include "shared/wait.h"
+#include "store/fence.h"
+#include "store/mark.h"
+#include "store/store.h"
+
+/* a try that takes no lock */
+#define WITHOUT_LOCK ((int64) -1)
+
+/* did the last begin of this session answer from the store? */
+static bool told_an_end = false;
+
+/*
+ * All that decides what a begin does.  The first part is gathered once.  The
+ * second part is gathered anew by each try, and final if the lock is held.
+ */
+typedef struct Begin
+{
+	const BeginRequest *request;
+	Handle		handle;
+	int32		max_attempts;	/* 0: no limit */
+
+	bool		locked;			/* this try has the operation's lock */
+	TimestampTz now;
+	bool		exists;			/* the name has this row */
+	Record		row;
+	const Record *found;		/* the row; NULL: there is none, or it counts as absent */
+	bool		same_request;	/* as that of the begin before */
+} Begin;
+
+typedef enum Verdict
+{
+	VERDICT_ACQUIRE,
+	VERDICT_BEGUN_HERE,			/* by this transaction */
+	VERDICT_EXHAUSTED,			/* acquire, but for max_attempts */
+	VERDICT_IN_PROGRESS,		/* another session's lease runs */
+	VERDICT_IN_TRANSACTION,		/* an open transaction owns it, and has written nothing yet */
+	VERDICT_MISMATCH,
+	VERDICT_REPLAY
+} Verdict;
+
+/* ---- gathering ---- */
+
+/* What is known before the operation is looked up: no try asks for it again. */
+static void
+gather_operation(Begin *begin, const BeginRequest *request)
+{
+	begin->request = request;
+	handle_open(&begin->handle, &request->name, RowExclusiveLock);
+	begin->max_attempts = policy_max_attempts(&begin->handle.policy, request->max_attempts);
+}
+
+/* Looks the operation up. */
+static void
+gather_record(Begin *begin)
+{
+	begin->exists = store_find(begin->handle.catalog, begin->handle.name, &begin->row);
+	begin->now = GetCurrentTimestamp();
+	begin->found = NULL;
+	begin->same_request = true;
+	if (begin->exists && !is_absent(&begin->row, begin->now))
+	{
+		begin->found = &begin->row;
+		begin->same_request = digest_matches(begin->handle.name, &begin->row.request,
+											 begin->request->fingerprint);
+	}
+}
+
+/* ---- deciding ---- */
+
+static bool
+is_exhausted(const Begin *begin)
+{
+	return begin->max_attempts > 0 && begin->found != NULL &&
+		begin->found->attempt >= begin->max_attempts;
+}
+
+/*
+ * What the begin does.  Without the lock, the answer can only be that of another
+ * owner: a replay, a mismatch or IN_PROGRESS.
+ */
+static Verdict
+decide(const Begin *begin)
+{
+	const Record *found = begin->found;
+
+	if (!begin->same_request)
+		return VERDICT_MISMATCH;
+	if (begin->handle.standing.phase == PHASE_PENDING)
+		return VERDICT_BEGUN_HERE;
+	if (found != NULL)
+	{
+		switch (found->status)
+		{
+			case STATUS_COMPLETED:
+				return VERDICT_REPLAY;
+			case STATUS_FAILED:
+				if (found->retry_at == NO_TIME || found->retry_at > begin->now)
+					return VERDICT_REPLAY;
+				break;
+			case STATUS_PENDING:
+				if (found->lease_expires_at > begin->now)
+					return VERDICT_IN_PROGRESS;
+				break;
+		}
+	}
+	if (!begin->locked)
+		return VERDICT_IN_TRANSACTION;
+	return is_exhausted(begin) ? VERDICT_EXHAUSTED : VERDICT_ACQUIRE;
+}
+
+/* ---- carrying out ---- */
+
+/*
+ * The record that an acquired operation has from now on.  It replaces the
+ * record that was found, if that has not expired.
+ */
+static Record
+next_attempt(const Begin *begin)
+{
+	const Record *before = begin->found;
+	Record		record = {
+		.name = begin->request->name,
+		.status = STATUS_PENDING,
+		.attempt = 1,
+		.request = digest_of(begin->handle.name, begin->request->fingerprint),
+		.lease_expires_at = NO_TIME,
+		.retry_at = NO_TIME,
+		.created_at = begin->now,
+		.updated_at = begin->now,
+		.expires_at = NO_TIME
+	};
+
+	if (before != NULL)
+	{
+		record.created_at = before->created_at;
+		if (record.request.bytes == NULL)
+			record.request = before->request;
+		if (pg_add_s32_overflow(before->attempt, 1, &record.attempt))
+			record.attempt = before->attempt;
+	}
+	return record;
+}
+
+/* A lease is written at once, and durable when COMMIT returns. */
+static void
+write_lease(const Begin *begin, Record *record)
+{
+	const Record *row = begin->exists ? &begin->row : NULL;
+
+	record->fence = mark_next_fence(begin->handle.catalog, begin->handle.name->scope,
+									row ? row->fence : NO_FENCE);
+	set_lease(&begin->handle, record, begin->request->lease);
+	store_put(begin->handle.catalog, record, row ? row->updated_at : NO_TIME);
+	ForceSyncCommit();
+}
+
+/*
+ * The caller owns the operation, whose lock is held.  Nothing is written for a
+ * transaction-bound one.  A row that counts as absent is replaced, too.
+ */
+static Answer
+acquire_operation(const Begin *begin)
+{
+	const Handle *handle = &begin->handle;
+	const Record *before = begin->found;
+	Answer		answer = {
+		.outcome = OUTCOME_ACQUIRED,
+		.taken_over = before != NULL && before->status == STATUS_PENDING,
+		.record = next_attempt(begin)
+	};
+	Standing	standing = {
+		.phase = PHASE_PENDING,
+		.level = GetCurrentTransactionNestLevel(),
+		.locked = handle->standing.locked,
+		.wrote = handle->standing.wrote,
+		.stored_at = begin->exists ? begin->row.updated_at : NO_TIME
+	};
+
+	FAULT_POINT("begin-judged");
+	handle_reserve(handle);
+	if (begin->request->lease > 0)
+	{
+		write_lease(begin, &answer.record);
+		if (answer.taken_over)
+			FAULT_POINT("taken-over");
+		standing.wrote = true;
+		standing.stored_at = answer.record.updated_at;
+	}
+	else if (begin->exists)
+		fence_keep(begin->row.fence);	/* its end replaces the row */
+	standing.attempt = answer.record.attempt;
+	standing.fence = answer.record.fence;
+	standing.request = answer.record.request;
+	standing.lease_expires_at = answer.record.lease_expires_at;
+	standing.created_at = answer.record.created_at;
+	journal_set(handle->id, handle->name, standing);
+	return answer;
+}
+
+/* {"reason": "attempts exhausted", "attempts": N} */
+static Response
+exhausted_response(int32 attempts)
+{
+	JsonMember	members[] = {
+		{"reason",.text = "attempts exhausted"},
+		{"attempts",.number = int64_to_numeric(attempts)}
+	};
+
+	return (Response) {.payload = (struct varlena *) json_object_of(members, lengthof(members))};
+}
+
+/* The attempt would be one too many: the operation has failed for good. */
+static Answer
+exhaust_operation(const Begin *begin)
+{
+	const Handle *handle = &begin->handle;
+	Record		record = begin->row;
+
+	handle_reserve(handle);
+	record.status = STATUS_FAILED;
+	/*
+	 * this failure does not end the attempt with that fence: its owner gets
+	 * ID409
+	 */
+	record.fence = NO_FENCE;
+	fence_keep(begin->row.fence);
+	record.lease_expires_at = NO_TIME;
+	record.retry_at = NO_TIME;
+	record.response = exhausted_response(record.attempt);
+	record.updated_at = begin->now;
+	record.expires_at = time_after(begin->now, policy_retention(&handle->policy, 0), "retention");
+	store_put(handle->catalog, &record, begin->row.updated_at);
+	ForceSyncCommit();
+	stats_count(COUNT_FAILED);
+	handle_note_end(handle, false);
+	return replay(&record, begin->now);
+}
+
+/* Does what was decided: at most one row is written, and one standing noted. */
+static Answer
+carry_out(const Begin *begin, Verdict verdict)
+{
+	switch (verdict)
+	{
+		case VERDICT_ACQUIRE:
+			return acquire_operation(begin);
+		case VERDICT_EXHAUSTED:
+			return exhaust_operation(begin);
+		case VERDICT_REPLAY:
+			return replay_stored(begin->found, begin->now);
+		case VERDICT_IN_PROGRESS:
+			return in_progress(begin->handle.name, begin->found, begin->now);
+		case VERDICT_MISMATCH:
+			return mismatch(begin->handle.name, begin->request->tells_mismatch);
+		case VERDICT_BEGUN_HERE:
+			return in_progress_here(&begin->handle, begin->now);
+		case VERDICT_IN_TRANSACTION:
+			break;
+	}
+	return in_progress(begin->handle.name, NULL, begin->now);
+}
+
+/* ---- trying, and waiting ---- */
+
+/* Takes the lock if it comes free in that time. */
+static bool
+take_lock(const Begin *begin, int64 lock_wait)
+{
+	bool		taken = lock_wait > 0 ?
+		lock_acquire_within(&begin->handle.lock, lock_wait) : lock_acquire_now(&begin->handle.lock);
+
+	if (taken)
+		FAULT_POINT("begin-locked");
+	return taken;
+}
+
+/* One try: with the lock if it comes free in that time, else without. */
+static Answer
+try_begin(Begin *begin, int64 lock_wait)
+{
+	Verdict		verdict;
+	Answer		answer;
+
+	begin->locked = lock_wait != WITHOUT_LOCK && take_lock(begin, lock_wait);
+	gather_record(begin);
+	verdict = decide(begin);
+	answer = carry_out(begin, verdict);
+	/* a caller that only gets a replay releases the lock at once */
+	if (begin->locked && verdict != VERDICT_ACQUIRE && verdict != VERDICT_EXHAUSTED)
+		lock_release(&begin->handle.lock);
+	return answer;
+}
+
+/*
+ * Waits for the present owner and tries again, until the operation has ended,
+ * is ours, or the time is up.  The wait for an open transaction is in the lock
+ * manager; the wait for a lease lasts until it ends.
+ */
+static Answer
+begin_until(Begin *begin)
+{
+	int64		wait = begin->request->wait;
+	Deadline	deadline = deadline_after(wait);
+	LeaseWait	lease_wait = lease_wait_prepare(begin->handle.id);
+	int64		left = wait;
+	Answer		answer;
+
+	for (;;)
+	{
+		/* the lock was free: a lease runs, and no transaction is to be waited for */
+		answer = try_begin(begin, begin->locked ? 0 : left);
+		left = deadline_left(&deadline);
+		if (answer.outcome != OUTCOME_IN_PROGRESS || left <= 0)
+			break;
+		if (begin->locked)
+			lease_wait_sleep(&lease_wait, Min(answer.retry_after, left));
+	}
+	lease_wait_end();
+	stats_count(COUNT_WAITS);
+	stats_add(COUNT_WAIT_MICROSECONDS, wait - left);
+	return answer;
+}
+
+/*
+ * A replay needs no lock.  Retries come in bursts: if the last begin of this
+ * session was a replay, the next one probably is, too.  Such a session looks
+ * before it asks for the lock.
+ */
+static Answer
+begin_operation(Begin *begin)
+{
+	Answer		answer;
+
+	if (told_an_end)
+	{
+		answer = try_begin(begin, WITHOUT_LOCK);
+		if (answer.replayed || answer.outcome == OUTCOME_MISMATCH)
+			return answer;
+	}
+	answer = try_begin(begin, 0);
+	if (answer.outcome == OUTCOME_IN_PROGRESS && begin->request->wait > 0)
+		answer = begin_until(begin);
+	told_an_end = answer.replayed;
+	return answer;
+}
+
+/* This transaction has begun the operation: nobody else changes it. */
+static Answer
+begin_again(Begin *begin)
+{
+	begin->now = GetCurrentTimestamp();
+	begin->found = NULL;
+	begin->same_request = digest_matches(begin->handle.name, &begin->handle.standing.request,
+										 begin->request->fingerprint);
+	return carry_out(begin, decide(begin));
+}
+
+/* Acquire an operation, or answer how it ended or that it is in progress. */
+Answer
+operation_begin(const BeginRequest *request)
+{
+	Begin		begin;
+	Answer		answer;
+
+	gather_operation(&begin, request);
+	answer = begin.handle.standing.phase == PHASE_PENDING ?
+		begin_again(&begin) : begin_operation(&begin);
+	answer.catalog = begin.handle.catalog;
+	stats_count_begin(answer.outcome, answer.taken_over);
+	return answer;
+}

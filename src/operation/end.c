@@ -1,0 +1,159 @@
+/*
+ * end.c
+ *		The end of an operation, COMPLETED or FAILED; and the extension of a
+ *		lease.
+ *
+ * Without a fence, these functions end what this very transaction began.  With
+ * a fence they end that attempt, from any session.
+ */
+#include "postgres.h"
+
+#include "access/detoast.h"
+#include "access/xact.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+#include "base/compat.h"
+#include "base/fault.h"
+#include "operation/operation_internal.h"
+#include "operation/owner.h"
+#include "shared/stats.h"
+#include "store/store.h"
+
+/* Bytes of one part of a response, uncompressed. */
+static int64
+part_size(struct varlena *part)
+{
+	return part == NULL ? 0 : toast_raw_datum_size(PointerGetDatum(part)) - VARHDRSZ;
+}
+
+static void
+check_response(const Handle *handle, const Response *response)
+{
+	int64		size = part_size(response->payload) + part_size(response->headers) +
+		part_size(response->body);
+	int32		limit = handle->policy.max_response_size;
+
+	if (size > limit)
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_TOO_LARGE),
+				 handle->policy.has_max_response_size ?
+				 errmsg("response of " INT64_FORMAT " bytes is larger than the policy of scope \"%s\" allows",
+						size, text_to_cstring(handle->name->scope)) :
+				 errmsg("response of " INT64_FORMAT " bytes is larger than idempotency.max_response_size",
+						size),
+				 errdetail("The limit is %d bytes for payload, headers and body together.", limit),
+				 errhint("Store the response elsewhere and a reference to it here, or raise the limit.")));
+}
+
+/* Sets the end of a record as requested, and counts it. */
+static void
+set_end(const Handle *handle, Record *record, const EndRequest *request)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	TimestampTz from = now;
+
+	record->status = request->status;
+	record->response = request->response;
+	record->lease_expires_at = NO_TIME;
+	record->retry_at = NO_TIME;
+	record->updated_at = now;
+	/*
+	 * the record of a retryable failure is kept for longer than its
+	 * retry_after
+	 */
+	if (request->retryable)
+		from = record->retry_at = time_after(now, policy_lease(&handle->policy, request->retry_after), "retry_after");
+	record->expires_at = time_after(from, policy_retention(&handle->policy, request->retention), "retention");
+	stats_count(record->status == STATUS_COMPLETED ? COUNT_COMPLETED : COUNT_FAILED);
+}
+
+/* Writes the only row of a transaction-bound operation. */
+static Record
+end_owned(const Handle *handle, const EndRequest *request)
+{
+	Record		record = {
+		.name = request->name,
+		.attempt = handle->standing.attempt,
+		.request = handle->standing.request,
+		.fence = NO_FENCE,
+		.created_at = handle->standing.created_at
+	};
+
+	set_end(handle, &record, request);
+	FAULT_POINT("end-judged");
+	store_put(handle->catalog, &record, handle->standing.stored_at);
+	handle_note_end(handle, false);
+	return record;
+}
+
+/* The attempt of the fence ends, if it is current and has not ended already. */
+static Record
+end_leased(const Handle *handle, const EndRequest *request, int64 fence)
+{
+	Record		record;
+	TimestampTz judged;
+
+	owner_requires(handle, fence, &record);
+	judged = record.updated_at;
+	set_end(handle, &record, request);
+	FAULT_POINT("end-judged");
+	store_put(handle->catalog, &record, judged);
+	ForceSyncCommit();
+	handle_note_end(handle, true);
+	return record;
+}
+
+/* End an operation and store its response. */
+Answer
+operation_end(const EndRequest *request)
+{
+	int64		fence = request->fence;
+	Handle		handle;
+	Record		record;
+	Answer		answer;
+
+	handle_open(&handle, &request->name, RowExclusiveLock);
+	if (!request->cut_to_size)
+		check_response(&handle, &request->response);
+	if (fence == NO_FENCE)
+		fence = owned_fence(&handle);
+	record = fence == NO_FENCE ?
+		end_owned(&handle, request) : end_leased(&handle, request, fence);
+	answer = replay(&record, record.updated_at);
+	answer.catalog = handle.catalog;
+	answer.replayed = false;
+	return answer;
+}
+
+/* Change the end of a lease to now plus the interval, even if it has run out. */
+TimestampTz
+operation_extend(const OperationName *name, int64 fence, int64 lease)
+{
+	Handle		handle;
+	Standing	standing;
+	Record		record;
+	TimestampTz judged;
+
+	handle_open(&handle, name, RowExclusiveLock);
+	if (fence == NO_FENCE)
+		fence = owned_fence(&handle);
+	if (fence == NO_FENCE)
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
+				 errmsg("operation \"%s\" of scope \"%s\" has no lease",
+						text_to_cstring(name->key), text_to_cstring(name->scope)),
+				 errhint("This transaction owns it until its end.")));
+	owner_requires(&handle, fence, &record);
+	judged = record.updated_at;
+	record.updated_at = GetCurrentTimestamp();
+	set_lease(&handle, &record, lease);
+	store_put(handle.catalog, &record, judged);
+	ForceSyncCommit();
+	standing = handle.standing;
+	standing.wrote = true;
+	standing.stored_at = record.updated_at;
+	standing.lease_expires_at = record.lease_expires_at;
+	journal_set(handle.id, name, standing);
+	return record.lease_expires_at;
+}

@@ -1,0 +1,230 @@
+/*
+ * operation.c
+ *		An operation at hand: what is known of it, and the answers to its
+ *		caller.  begin.c, end.c and release.c change it.
+ *
+ *		(absent) --begin--> owned by the transaction --end--> COMPLETED, FAILED
+ *		(absent) --begin with a lease--> PENDING --end--> COMPLETED, FAILED
+ *		PENDING, lease run out --begin--> taken over: the next attempt
+ *		FAILED, retryable and due --begin--> the next attempt
+ *		any record past its expiry counts as absent
+ *
+ * Only a session that holds the operation's lock changes the record, so
+ * reading a record and writing its successor are one step.  Collection alone
+ * takes no lock.  It deletes only what counts as absent.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "common/int.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+#include "base/compat.h"
+#include "citus/citus.h"
+#include "operation/operation_internal.h"
+#include "seal/seal.h"
+#include "shared/lock.h"
+#include "shared/stats.h"
+#include "store/store.h"
+
+/* ---- an operation at hand ---- */
+
+/*
+ * Makes sure that this node has the operation, and goes on to have it until the
+ * transaction ends.  Nodes may have exchanged shards while we waited for that.
+ */
+static const Catalog *
+enter_node(const Catalog *catalog, const OperationName *name, LOCKMODE mode)
+{
+	while (catalog->store_distributed)
+	{
+		citus_enter(name->scope);
+		if (!catalog_has_news())
+		{
+			(void) citus_shard(name->scope);
+			break;
+		}
+		catalog = catalog_open(mode);
+	}
+	return catalog;
+}
+
+/*
+ * The operation, if the caller may use its scope.  From here on begin and end
+ * may rely on the policy, the lock's tag and the standing in the handle, and
+ * ask for none of them again.  The store stays locked in that mode.
+ */
+void
+handle_open(Handle *handle, const OperationName *name, LOCKMODE mode)
+{
+	handle->catalog = catalog_open(mode);
+	if (handle->catalog->store_distributed)
+		handle->catalog = enter_node(handle->catalog, name, mode);
+	scope_require(handle->catalog, name->scope, &handle->policy);
+	handle->name = name;
+	handle->lock = lock_of_operation(name, &handle->catalog->lock_key, &handle->id);
+	handle->standing = journal_standing(handle->id, name);
+}
+
+/*
+ * The operation is ended, and its row is this transaction's.  Does its COMMIT
+ * wake those who wait for the lease?
+ */
+void
+handle_note_end(const Handle *handle, bool wakes)
+{
+	Standing	standing = {.phase = PHASE_ENDED,.wrote = true,.wakes = wakes,.stored_at = NO_TIME};
+
+	standing.level = GetCurrentTransactionNestLevel();
+	journal_set(handle->id, handle->name, standing);
+}
+
+/* start + duration; an error if that is no valid time. */
+TimestampTz
+time_after(TimestampTz start, int64 duration, const char *name)
+{
+	TimestampTz result;
+
+	if (pg_add_s64_overflow(start, duration, &result) || !IS_VALID_TIMESTAMP(result))
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
+				 errmsg("%s is too long", name)));
+	return result;
+}
+
+/*
+ * Gives a record a lease from its last update on, no longer than the policy of
+ * its scope allows.  The record is kept for the retention after the lease, so
+ * that the next owner gets taken_over = true.
+ */
+void
+set_lease(const Handle *handle, Record *record, int64 lease)
+{
+	record->lease_expires_at = time_after(record->updated_at, policy_lease(&handle->policy, lease), "lease");
+	record->expires_at = time_after(record->lease_expires_at,
+									policy_retention(&handle->policy, 0), "lease");
+}
+
+/* ---- answers ---- */
+
+static void
+set_retry_after(Answer *answer, TimestampTz due, TimestampTz now)
+{
+	answer->has_retry_after = due != NO_TIME;
+	answer->retry_after = due > now ? due - now : 0;
+}
+
+/* The end of an operation. */
+Answer
+replay(const Record *found, TimestampTz now)
+{
+	Answer		answer = {.record = *found,.replayed = true};
+
+	answer.outcome = found->status == STATUS_COMPLETED ? OUTCOME_COMPLETED : OUTCOME_FAILED;
+	set_retry_after(&answer, found->retry_at, now);
+	return answer;
+}
+
+/* The same of a stored record, whose response is opened if it is sealed. */
+Answer
+replay_stored(const Record *found, TimestampTz now)
+{
+	Answer		answer = replay(found, now);
+
+	unseal_record(&answer.record);
+	return answer;
+}
+
+/* An answer with nothing of what is stored. */
+static Answer
+bare_answer(Outcome outcome, const OperationName *name)
+{
+	return (Answer)
+	{
+		.outcome = outcome,
+			.record = {
+			.name = *name,.lease_expires_at = NO_TIME,.created_at = NO_TIME,
+				.updated_at = NO_TIME,.expires_at = NO_TIME
+		}
+	};
+}
+
+/*
+ * Another session owns the operation.  The answer has the time that is left of
+ * its lease, but not its fence: with the fence the caller could end the
+ * operation.
+ */
+Answer
+in_progress(const OperationName *name, const Record *found, TimestampTz now)
+{
+	Answer		answer = bare_answer(OUTCOME_IN_PROGRESS, name);
+
+	if (found == NULL)
+		return answer;
+	answer.record = *found;
+	answer.record.fence = NO_FENCE;
+	memset(&answer.record.response, 0, sizeof(Response));
+	set_retry_after(&answer, found->lease_expires_at, now);
+	return answer;
+}
+
+/* The answer for an operation that this transaction has begun. */
+Answer
+in_progress_here(const Handle *handle, TimestampTz now)
+{
+	Record		own = {
+		.name = *handle->name,
+		.status = STATUS_PENDING,
+		.attempt = handle->standing.attempt,
+		.lease_expires_at = handle->standing.lease_expires_at,
+		.created_at = handle->standing.created_at,
+		.updated_at = handle->standing.created_at,
+		.expires_at = NO_TIME
+	};
+
+	return in_progress(handle->name, &own, now);
+}
+
+/*
+ * The key was used with another request.  The answer has nothing of that request's
+ * operation; without an answer it is an error.
+ */
+Answer
+mismatch(const OperationName *name, bool is_answered)
+{
+	if (is_answered)
+		return bare_answer(OUTCOME_MISMATCH, name);
+	stats_count(COUNT_MISMATCHES);
+	ereport(ERROR,
+			(errcode(ERRCODE_IDEM_MISMATCH),
+			 errmsg("operation \"%s\" of scope \"%s\" was begun before with a different request",
+					text_to_cstring(name->key), text_to_cstring(name->scope)),
+			 errhint("Use a new key for a new request, and send the same request with the same key.")));
+}
+
+/* ---- looking up ---- */
+
+/* Reads the record of an operation; false if there is none. */
+bool
+operation_lookup(const OperationName *name, Answer *answer)
+{
+	Handle		handle;
+	Record		record;
+	bool		exists;
+	TimestampTz now;
+
+	handle_open(&handle, name, AccessShareLock);
+	exists = store_peek(handle.catalog, name, &record);
+	now = GetCurrentTimestamp();
+	if (handle.standing.phase == PHASE_PENDING)
+		*answer = in_progress_here(&handle, now);
+	else if (!exists || is_absent(&record, now))
+		return false;
+	else if (record.status == STATUS_PENDING)
+		*answer = in_progress(name, &record, now);
+	else
+		*answer = replay_stored(&record, now);
+	answer->catalog = handle.catalog;
+	return true;
+}

@@ -1,0 +1,86 @@
+/*
+ * as_owner.c
+ *		Runs work as the owner of the store.
+ *
+ * The owner's code on the tables (triggers, constraints, functions that these call) runs
+ * as the caller of the statement.  Superusers and the collector do
+ * administration, and the owner's code must not have their rights.  So they
+ * become the owner for that time, as in a function with SECURITY DEFINER.
+ * Errors need no clean-up: the end of the (sub)transaction restores the caller
+ * and the caller's settings.
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+#include "utils/guc.h"
+
+#include "base/compat.h"
+#include "schema/as_owner.h"
+
+static void
+set_path_of_owner(Caller *caller)
+{
+	caller->nest_level = NewGUCNestLevel();
+	(void) set_config_option("search_path", "\"$user\", public, pg_temp", PGC_USERSET, PGC_S_SESSION,
+							 GUC_ACTION_SAVE, true, 0, false);
+}
+
+/*
+ * For the time of a call.  None of the owner's code may run later, when the
+ * session is the caller's again: the server refuses deferred triggers, and
+ * settings are restored.  The caller's search_path does not count: by it the
+ * owner's code could find functions of the caller.
+ */
+Caller
+as_owner_in_call(Oid owner)
+{
+	Caller		caller = {0};
+
+	GetUserIdAndSecContext(&caller.user, &caller.context);
+	if (caller.user == owner)
+		return caller;
+	set_path_of_owner(&caller);
+	SetUserIdAndSecContext(owner, caller.context |
+						   SECURITY_LOCAL_USERID_CHANGE | SECURITY_RESTRICTED_OPERATION);
+	return caller;
+}
+
+/*
+ * In a function that has set a search_path of its own, in which the owner's code would
+ * not find its tables.  All rows are meant, whatever row security says.
+ */
+Caller
+as_owner_in_function(Oid owner)
+{
+	Caller		caller = as_owner_in_call(owner);
+	Oid			user;
+	int			context;
+
+	if (caller.nest_level == 0)
+		set_path_of_owner(&caller);
+	GetUserIdAndSecContext(&user, &context);
+	SetUserIdAndSecContext(user, context | SECURITY_NOFORCE_RLS);
+	return caller;
+}
+
+/*
+ * For a transaction of its own, COMMIT included, which fires deferred triggers.
+ * Only where nothing else is done in the session.
+ */
+Caller
+as_owner_until_commit(Oid owner)
+{
+	Caller		caller = {0};
+
+	GetUserIdAndSecContext(&caller.user, &caller.context);
+	SetUserIdAndSecContext(owner, caller.context | SECURITY_LOCAL_USERID_CHANGE);
+	return caller;
+}
+
+void
+as_owner_end(const Caller *caller)
+{
+	SetUserIdAndSecContext(caller->user, caller->context);
+	if (caller->nest_level > 0)
+		AtEOXact_GUC(false, caller->nest_level);
+}

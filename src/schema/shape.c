@@ -1,0 +1,326 @@
+/*
+ * shape.c
+ *		What the extension's tables have to look like: the store, so that it
+ *		can keep operations at all, and so that the direct path may read and
+ *		write it.
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/relation.h"
+#include "access/table.h"
+#include "catalog/pg_am.h"
+#include "catalog/pg_class.h"
+#include "catalog/pg_collation.h"
+#include "catalog/pg_inherits.h"
+#include "catalog/pg_type.h"
+#include "commands/defrem.h"
+#include "partitioning/partbounds.h"
+#include "partitioning/partdesc.h"
+#include "utils/lsyscache.h"
+#include "utils/partcache.h"
+
+#include "base/compat.h"
+#include "base/idempotency.h"
+#include "schema/record.h"
+#include "schema/shape.h"
+
+/* An object of the extension is missing, or not as the script made it. */
+void
+shape_refuse(const char *what)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("%s of extension \"%s\" is missing or has been changed", what, EXTENSION_NAME),
+			 errhint("Restore what was changed, or drop the extension and create it again.")));
+}
+
+void
+shape_require_logged(const char *table, char persistence, const char *loss)
+{
+	if (persistence != RELPERSISTENCE_PERMANENT)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("\"%s\" is not logged", table),
+				 errdetail("A crash would empty it, and %s.", loss),
+				 errhint("Run ALTER TABLE ... SET LOGGED.")));
+}
+
+/*
+ * Statements by SQL see rows of children, the direct path does not.  The flag
+ * alone is not enough: it stays set for a while after the last child was dropped.
+ */
+static bool
+has_children(Relation table)
+{
+	return table->rd_rel->relkind == RELKIND_RELATION && table->rd_rel->relhassubclass &&
+		find_inheritance_children(RelationGetRelid(table), NoLock) != NIL;
+}
+
+/* Is the column exactly like this, with its values in the rows? */
+static bool
+is_raw_column(Form_pg_attribute attribute, const RawColumn *column)
+{
+	return !attribute->attisdropped && attribute->attgenerated == '\0' &&
+		attribute->atttypid == column->type && strcmp(NameStr(attribute->attname), column->name) == 0;
+}
+
+/*
+ * A table that is read without the executor has to be an ordinary one with the
+ * columns of the script: nothing else checks that.
+ */
+void
+shape_require_raw(Relation table, const char *name, const RawColumn *columns, int count)
+{
+	if (table->rd_rel->relkind != RELKIND_RELATION || table->rd_rel->relam != HEAP_TABLE_AM_OID ||
+		has_children(table) || RelationGetNumberOfAttributes(table) != count)
+		shape_refuse(name);
+	for (int i = 0; i < count; i++)
+	{
+		if (!is_raw_column(TupleDescAttr(RelationGetDescr(table), i), &columns[i]))
+			shape_refuse(name);
+	}
+}
+
+/* The key of the store does not cover the rows of children. */
+static void
+require_childless(Relation store)
+{
+	if (has_children(store))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("table \"idempotency_store\" has tables that inherit from it"),
+				 errdetail("The primary key of the store does not hold for rows of these tables, so operations could run twice."),
+				 errhint("Run ALTER TABLE ... NO INHERIT for each of them.")));
+}
+
+static bool
+is_key_column(Relation store, AttrNumber number, RecordColumn column)
+{
+	return number > 0 && record_is_column(TupleDescAttr(RelationGetDescr(store), number - 1), column);
+}
+
+/* Are these the two columns, in any order?  Others may be included. */
+static bool
+names_operations(Relation store, Form_pg_index form)
+{
+	AttrNumber	first = form->indkey.values[0];
+	AttrNumber	second = form->indkey.values[1];
+
+	return form->indnkeyatts == 2 &&
+		((is_key_column(store, first, COLUMN_SCOPE) && is_key_column(store, second, COLUMN_IDEMPOTENCY_KEY)) ||
+		 (is_key_column(store, first, COLUMN_IDEMPOTENCY_KEY) && is_key_column(store, second, COLUMN_SCOPE)));
+}
+
+/* Why an index cannot be the key of operations; NULL: it can. */
+static const char *
+fault_of_key(Relation store, Relation index)
+{
+	Form_pg_index form = index->rd_index;
+
+	if (!names_operations(store, form))
+		return "The primary key has other columns.";
+	if (index->rd_rel->relam != BTREE_AM_OID || form->indisexclusion ||
+		!form->indisunique || !form->indimmediate)
+		return "The primary key does not check at once that rows are unique.";
+	if (index->rd_indcollation[0] != C_COLLATION_OID || index->rd_indcollation[1] != C_COLLATION_OID)
+		return "The columns of the primary key are not of COLLATE \"C\".";
+	return NULL;
+}
+
+/*
+ * The guarantees need one row per operation.  Only this function checks
+ * whether the key of a store ensures that.
+ */
+static void
+require_key(Relation store)
+{
+	Oid			key = primary_key_index(store);
+	const char *fault = "The table has no valid primary key that is not deferrable.";
+
+	if (OidIsValid(key))
+	{
+		Relation	index = index_open(key, AccessShareLock);
+
+		fault = fault_of_key(store, index);
+		index_close(index, AccessShareLock);
+	}
+	if (fault != NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("primary key of table \"%s\" must be exactly (scope, idempotency_key)",
+						RelationGetRelationName(store)),
+				 errdetail_internal("%s", fault),
+				 errhint("Make it PRIMARY KEY (scope, idempotency_key), not deferrable, on columns of COLLATE \"C\". Partition by HASH of these columns only.")));
+}
+
+/* Can the table keep rows of operations, if it is no part of another? */
+static void
+require_table(Relation table, Oid status_type)
+{
+	shape_require_logged(RelationGetRelationName(table), table->rd_rel->relpersistence, LOSS_OF_STORE);
+	if (!record_fits(RelationGetDescr(table), status_type))
+		shape_refuse("a column of idempotency_store");
+	require_childless(table);
+	require_key(table);
+}
+
+/* Is each row in the partition of its expiry?  Then its key is unique only there. */
+bool
+shape_is_by_expiry(Relation store)
+{
+	PartitionKey key;
+
+	if (store->rd_rel->relkind != RELKIND_PARTITIONED_TABLE)
+		return false;
+	key = RelationGetPartitionKey(store);
+	return key->strategy == PARTITION_STRATEGY_RANGE && key->partnatts == 1 &&
+		key->partattrs[0] > 0 &&
+		key->partopfamily[0] == get_opclass_family(GetDefaultOpClass(TIMESTAMPTZOID, BTREE_AM_OID)) &&
+		record_is_column(TupleDescAttr(RelationGetDescr(store), key->partattrs[0] - 1), COLUMN_EXPIRES_AT);
+}
+
+/* Calls the function for each partition, with a lock until it returns. */
+static bool
+all_partitions(Relation store, bool (*is_so) (Relation partition, Oid status_type), Oid status_type)
+{
+	PartitionDesc described = RelationGetPartitionDesc(store, false);
+	bool		all = true;
+
+	for (int i = 0; i < described->nparts && all; i++)
+	{
+		Relation	partition = relation_open(described->oids[i], AccessShareLock);
+
+		all = is_so(partition, status_type);
+		relation_close(partition, AccessShareLock);
+	}
+	return all;
+}
+
+static bool
+partition_keeps_operations(Relation partition, Oid status_type)
+{
+	if (partition->rd_rel->relkind != RELKIND_RELATION)
+		shape_refuse(RelationGetRelationName(partition));
+	require_table(partition, status_type);
+	return true;
+}
+
+/* No session may meet a row that has no partition. */
+static void
+require_rest(Relation store)
+{
+	PartitionDesc described = RelationGetPartitionDesc(store, false);
+
+	if (described->nparts == 0 || !partition_bound_has_default(described->boundinfo))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("table \"idempotency_store\" has no default partition"),
+				 errhint("Use idem_partition_store() to partition the store by expiry.")));
+}
+
+/* Can the table keep operations at all? */
+void
+shape_require_store(Relation store, Oid status_type)
+{
+	if (shape_is_by_expiry(store))
+	{
+		(void) all_partitions(store, partition_keeps_operations, status_type);
+		require_rest(store);
+		return;
+	}
+	if (store->rd_rel->relkind != RELKIND_RELATION &&
+		store->rd_rel->relkind != RELKIND_PARTITIONED_TABLE)
+		shape_refuse("idempotency_store");
+	require_table(store, status_type);
+}
+
+/* Further indexes could have expressions or predicates: the owner's code. */
+static bool
+has_only_its_key(Relation store)
+{
+	List	   *indexes = RelationGetIndexList(store);
+	bool		alone = list_length(indexes) == 1 &&
+		linitial_oid(indexes) == primary_key_index(store);
+
+	list_free(indexes);
+	return alone;
+}
+
+/*
+ * The direct path looks up by the columns of the key in their order.  The key of a
+ * shard has one more, which follows from the scope.
+ */
+static bool
+key_is_as_made(Oid key, int columns)
+{
+	Relation	index = index_open(key, AccessShareLock);
+	Form_pg_index form = index->rd_index;
+	bool		as_made = form->indnkeyatts == columns && form->indnatts == columns &&
+		form->indkey.values[0] == COLUMN_SCOPE + 1 &&
+		form->indkey.values[1] == COLUMN_IDEMPOTENCY_KEY + 1 &&
+		index->rd_indcollation[0] == C_COLLATION_OID &&
+		index->rd_indcollation[1] == C_COLLATION_OID;
+
+	index_close(index, AccessShareLock);
+	return as_made;
+}
+
+/* Does the table have nothing that only the executor would do? */
+static bool
+has_no_code(Relation table)
+{
+	TupleConstr *constraints = RelationGetDescr(table)->constr;
+
+	return !table->rd_rel->relrowsecurity &&
+		table->trigdesc == NULL &&
+		table->rd_rules == NULL &&
+		(constraints == NULL || (constraints->num_check == 0 && !constraints->has_generated_stored));
+}
+
+/* Is it an ordinary table with such rows and such a key, and nothing else? */
+static bool
+is_ordinary(Relation table, Oid status_type, int key_columns)
+{
+	return table->rd_rel->relkind == RELKIND_RELATION &&
+		has_no_code(table) &&
+		record_matches(RelationGetDescr(table), status_type) &&
+		has_only_its_key(table) &&
+		key_is_as_made(primary_key_index(table), key_columns);
+}
+
+/* Is it an ordinary table as the script made it? */
+static bool
+is_plain_table(Relation table, Oid status_type)
+{
+	return is_ordinary(table, status_type, 2) && record_further(RelationGetDescr(table)) == 0;
+}
+
+/*
+ * Is the store an ordinary table as the script made it, or partitioned by
+ * expiry into such tables?  Then rows may be read and inserted without the
+ * executor.  Whatever the owner has added (triggers, row security, constraints,
+ * columns, indexes) needs SQL.
+ */
+bool
+shape_is_plain(Relation store, Oid status_type)
+{
+	if (shape_is_by_expiry(store))
+		return has_no_code(store) && all_partitions(store, is_plain_table, status_type);
+	return !store->rd_rel->relispartition && is_plain_table(store, status_type);
+}
+
+/*
+ * A shard of a distributed store is as the script made the store, but for the
+ * column of the tenants, which is the last one of the table and of the key.
+ */
+void
+shape_require_shard(Oid shard, Oid status_type)
+{
+	Relation	table = table_open(shard, AccessShareLock);
+
+	shape_require_logged(RelationGetRelationName(table), table->rd_rel->relpersistence, LOSS_OF_STORE);
+	if (!is_ordinary(table, status_type, 3) || record_further(RelationGetDescr(table)) != 1)
+		shape_refuse(RelationGetRelationName(table));
+	table_close(table, AccessShareLock);
+}

@@ -1,0 +1,296 @@
+/*
+ * scope.c
+ *		Which roles may use a scope, and the policy that the administrator has set for
+ *		it.
+ *
+ * The rules are few and change rarely: each session keeps all of them, until
+ * an invalidation says that the table has changed.  A pattern is a scope or,
+ * with a "*" at its end, all scopes that begin with it.  Each property comes
+ * from the longest matching pattern that sets it.  So a policy for a part of a
+ * role's scopes leaves the claim of that role as it is.
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+#include "miscadmin.h"
+#include "utils/acl.h"
+#include "utils/builtins.h"
+#include "utils/inval.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
+
+#include "base/compat.h"
+#include "base/settings.h"
+#include "citus/citus_metadata.h"
+#include "schema/shape.h"
+#include "scope/rules.h"
+#include "scope/scope.h"
+#include "store/statement.h"
+
+#define PATTERN_IS "pattern OPERATOR(pg_catalog.=) $1"
+#define POLICY_COLUMNS "retention, min_retention, max_retention, max_attempts, attempts_limit, max_response_size, max_lease"
+
+static Statement claim = {
+	"INSERT INTO %1$s.idempotency_scope (pattern, role) VALUES ($1, $2)"
+	" ON CONFLICT (pattern) DO UPDATE SET role = EXCLUDED.role",
+	2, {TEXTOID, NAMEOID},.table = TABLE_SCOPE
+};
+
+static Statement unclaim = {
+	"UPDATE %1$s.idempotency_scope SET role = NULL WHERE " PATTERN_IS " AND role IS NOT NULL",
+	1, {TEXTOID},.table = TABLE_SCOPE
+};
+
+static Statement lay_down = {
+	"INSERT INTO %1$s.idempotency_scope (pattern, " POLICY_COLUMNS ")"
+	" VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (pattern) DO UPDATE"
+	" SET (" POLICY_COLUMNS ") = ($2, $3, $4, $5, $6, $7, $8)",
+	POLICY_ARGUMENTS, {TEXTOID, INTERVALOID, INTERVALOID, INTERVALOID, INT4OID, INT4OID, INT4OID, INTERVALOID},
+	.table = TABLE_SCOPE
+};
+
+/* a rule that sets nothing */
+static Statement forget_empty = {
+	"DELETE FROM %1$s.idempotency_scope WHERE " PATTERN_IS
+	" AND (role, " POLICY_COLUMNS ") IS NULL",
+	1, {TEXTOID},.table = TABLE_SCOPE
+};
+
+static MemoryContext rules_context = NULL;
+static Rule *rules = NULL;		/* the longest pattern comes first */
+static int	rule_count = 0;
+static bool rules_valid = false;
+static uint64 rules_generation = 0;
+static Oid	rules_table = InvalidOid;
+
+/* most sessions use one scope: the result for the last one */
+static char *last_scope = NULL;
+static int	last_length = 0;
+static Policy last_policy;
+
+static const Policy no_policy = {0};
+
+/* The table with the rules.  In a cluster each node has a copy, and reads that. */
+static Oid
+lock_rules(const Catalog *catalog)
+{
+	Oid			table = catalog_lock(TABLE_SCOPE, AccessShareLock);
+	Oid			copy = catalog->store_distributed ? citus_replica(table) : table;
+
+	if (!OidIsValid(copy))
+		shape_refuse("the copy of idempotency_scope on this node");
+	return copy;
+}
+
+static void
+refresh_rules(const Catalog *catalog)
+{
+	MemoryContext caller = CurrentMemoryContext;
+
+	rules_table = lock_rules(catalog);
+	if (rules_context == NULL)
+		rules_context = AllocSetContextCreate(TopMemoryContext, "idempotency scopes",
+											  ALLOCSET_SMALL_SIZES);
+	MemoryContextReset(rules_context);
+	rule_count = 0;
+	last_scope = NULL;
+	rules_generation = catalog->generation;
+	/* set first: an invalidation on the way must not get lost */
+	rules_valid = true;
+	PG_TRY();
+	{
+		bool		announced;
+
+		MemoryContextSwitchTo(rules_context);
+		rules = rules_read(rules_table, &rule_count, &announced);
+		/* otherwise the rules are used only once */
+		rules_valid = rules_valid && announced;
+	}
+	PG_CATCH();
+	{
+		rules_valid = false;
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+	MemoryContextSwitchTo(caller);
+}
+
+static bool
+rule_matches(const Rule *rule, const char *scope, int length)
+{
+	return (rule->is_prefix ? length >= rule->length : length == rule->length) &&
+		memcmp(rule->pattern, scope, rule->length) == 0;
+}
+
+/* Adds the properties that no longer pattern has set. */
+static void
+add_policy(Policy *policy, const Policy *other)
+{
+	if (!policy->claimed && other->claimed)
+	{
+		policy->claimed = true;
+		policy->role = other->role;
+	}
+	if (policy->retention == 0)
+		policy->retention = other->retention;
+	if (policy->min_retention == 0)
+		policy->min_retention = other->min_retention;
+	if (policy->max_retention == 0)
+		policy->max_retention = other->max_retention;
+	if (policy->max_lease == 0)
+		policy->max_lease = other->max_lease;
+	if (policy->attempts_limit == 0)
+		policy->attempts_limit = other->attempts_limit;
+	if (!policy->has_max_attempts && other->has_max_attempts)
+	{
+		policy->has_max_attempts = true;
+		policy->max_attempts = other->max_attempts;
+	}
+	if (!policy->has_max_response_size && other->has_max_response_size)
+	{
+		policy->has_max_response_size = true;
+		policy->max_response_size = other->max_response_size;
+	}
+}
+
+static void
+remember_scope(const char *scope, int length)
+{
+	last_scope = MemoryContextAlloc(rules_context, length + 1);
+	memcpy(last_scope, scope, length);
+	last_length = length;
+}
+
+/* The policy and the claim of a scope. */
+static const Policy *
+scope_policy(const Catalog *catalog, const text *scope)
+{
+	const char *bytes = VARDATA_ANY(scope);
+	int			length = VARSIZE_ANY_EXHDR(scope);
+
+	if (!rules_valid || rules_generation != catalog->generation)
+		refresh_rules(catalog);
+	if (rule_count == 0)
+		return &no_policy;
+	if (last_scope != NULL && last_length == length && memcmp(last_scope, bytes, length) == 0)
+		return &last_policy;
+
+	if (last_scope != NULL)
+		pfree(last_scope);
+	last_scope = NULL;
+	memset(&last_policy, 0, sizeof(last_policy));
+	for (int i = 0; i < rule_count; i++)
+	{
+		if (rule_matches(&rules[i], bytes, length))
+			add_policy(&last_policy, &rules[i].policy);
+	}
+	remember_scope(bytes, length);
+	return &last_policy;
+}
+
+/*
+ * A role that was dropped or renamed has no members: the scope stays closed
+ * until it is claimed again.
+ */
+static bool
+is_member(const char *role)
+{
+	Oid			id = get_role_oid(role, true);
+
+	return OidIsValid(id) ? has_privs_of_role(GetUserId(), id) : superuser();
+}
+
+static bool
+policy_allows(const Policy *policy)
+{
+	return !policy->claimed || is_member(NameStr(policy->role));
+}
+
+bool
+scope_may_use(const Catalog *catalog, const text *scope)
+{
+	return policy_allows(scope_policy(catalog, scope));
+}
+
+static void
+fill_in_settings(Policy *policy)
+{
+	if (policy->retention == 0)
+		policy->retention = (int64) setting_retention * USECS_PER_SEC;
+	if (!policy->has_max_attempts)
+		policy->max_attempts = setting_max_attempts;
+	if (!policy->has_max_response_size)
+		policy->max_response_size = setting_max_response_size;
+}
+
+/*
+ * The policy of a scope, if the caller may use it: numbers only, in which the
+ * settings stand where no rule says anything.  The error is the same whether or
+ * not there is such an operation: it is not looked up.
+ */
+void
+scope_require(const Catalog *catalog, const text *scope, Policy *policy)
+{
+	*policy = *scope_policy(catalog, scope);
+	if (!policy_allows(policy))
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_FORBIDDEN),
+				 errmsg("role \"%s\" may not use scope \"%s\"",
+						GetUserNameFromId(GetUserId(), false), text_to_cstring(scope)),
+				 errhint("The scope belongs to a role: only its members may use it.")));
+	fill_in_settings(policy);
+}
+
+/* Claims the scopes of a pattern for a role, also from another role. */
+void
+scope_claim(const Catalog *catalog, text *pattern, const char *role)
+{
+	NameData	name;
+	Datum		values[2] = {PointerGetDatum(pattern), NameGetDatum(&name)};
+
+	/* all of its 64 bytes are stored */
+	namestrcpy(&name, role);
+	(void) statement_run(&claim, catalog, values, NULL, InvalidSnapshot);
+	statement_finish();
+}
+
+static void
+forget_rule_if_empty(const Catalog *catalog, Datum pattern)
+{
+	(void) statement_run(&forget_empty, catalog, &pattern, NULL, InvalidSnapshot);
+	statement_finish();
+}
+
+/* false: exactly this pattern was not claimed */
+bool
+scope_unclaim(const Catalog *catalog, text *pattern)
+{
+	Datum		value = PointerGetDatum(pattern);
+	bool		was_claimed = statement_run(&unclaim, catalog, &value, NULL, InvalidSnapshot) > 0;
+
+	statement_finish();
+	forget_rule_if_empty(catalog, value);
+	return was_claimed;
+}
+
+/* Replaces the policy of a pattern. */
+void
+scope_lay_down(const Catalog *catalog, Datum *values, const bool *nulls)
+{
+	(void) statement_run(&lay_down, catalog, values, nulls, InvalidSnapshot);
+	statement_finish();
+	forget_rule_if_empty(catalog, values[0]);
+}
+
+static void
+rules_table_changed(Datum arg, Oid relation)
+{
+	if (relation == rules_table || !OidIsValid(relation))
+		rules_valid = false;
+}
+
+void
+scope_register(void)
+{
+	CacheRegisterRelcacheCallback(rules_table_changed, (Datum) 0);
+}

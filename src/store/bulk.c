@@ -1,0 +1,191 @@
+/*
+ * bulk.c
+ *		The SQL statements on many records of one part of the store: sweeping,
+ *		finding responses to reseal, counting.
+ */
+#include "postgres.h"
+
+#include "access/table.h"
+#include "catalog/pg_type.h"
+#include "storage/bufmgr.h"
+#include "utils/builtins.h"
+#include "utils/rel.h"
+
+#include "base/compat.h"
+#include "base/fault.h"
+#include "schema/record.h"
+#include "store/bulk.h"
+#include "store/fence.h"
+#include "store/statement.h"
+
+/*
+ * Expiry is checked again under the row lock, as READ COMMITTED does.  A row
+ * whose fence is greater than $5 stays: no other place knows that fence.
+ */
+static Statement sweep_pages = {
+	"WITH expired AS MATERIALIZED (SELECT ctid AS place, fence FROM ONLY %1$s.%2$s"
+	" WHERE ctid OPERATOR(pg_catalog.>=) $1 AND ctid OPERATOR(pg_catalog.<) $2"
+	" AND expires_at OPERATOR(pg_catalog.<=) $3"
+	" AND (status OPERATOR(pg_catalog.<>) 'PENDING'"
+	" OR (lease_expires_at OPERATOR(pg_catalog.>) $3) IS NOT TRUE)"
+	" LIMIT $4 FOR UPDATE SKIP LOCKED)"
+	", removed AS (DELETE FROM ONLY %1$s.%2$s"
+	" WHERE ctid OPERATOR(pg_catalog.=) ANY (ARRAY(SELECT place FROM expired"
+	" WHERE (fence OPERATOR(pg_catalog.>) $5) IS NOT TRUE"
+	FAULT_POINT_SQL("sweep-read") ")) RETURNING ctid AS place)"
+	" SELECT pg_catalog.count(*), pg_catalog.max(place), (SELECT pg_catalog.max(fence) FROM expired"
+	" WHERE fence OPERATOR(pg_catalog.>) $5) FROM removed",
+	5, {TIDOID, TIDOID, TIMESTAMPTZOID, INT8OID, INT8OID},.knows_rows = true
+};
+
+/* ended records with a response that is not sealed with the key $3 */
+static Statement find_unsealed = {
+	"SELECT " RECORD_NAMES ", ctid FROM ONLY %1$s.%2$s"
+	" WHERE ctid OPERATOR(pg_catalog.>=) $1 AND ctid OPERATOR(pg_catalog.<) $2"
+	" AND status OPERATOR(pg_catalog.<>) 'PENDING' AND (seal_key OPERATOR(pg_catalog.=) $3) IS NOT TRUE"
+	" AND (sealed IS NOT NULL OR response_payload IS NOT NULL"
+	" OR response_headers IS NOT NULL OR response_body IS NOT NULL)"
+	" LIMIT $4 FOR UPDATE SKIP LOCKED",
+	4, {TIDOID, TIDOID, TEXTOID, INT8OID},.knows_rows = true
+};
+
+/*
+ * A lease that outlives its row, and a fence that the sequence has not reached,
+ * come from writers other than the extension.
+ */
+static Statement measure_part = {
+	"SELECT pg_catalog.count(*), pg_catalog.max(fence),"
+	" pg_catalog.bool_or(status OPERATOR(pg_catalog.=) 'PENDING' AND lease_expires_at OPERATOR(pg_catalog.>) $1)"
+	" FROM ONLY %1$s.%2$s",
+	1, {TIMESTAMPTZOID}
+};
+
+/* A row of the statement that has just run, with its name, copied; and its ctid. */
+static ItemPointerData
+read_whole_row(const Catalog *catalog, int row, Record *found)
+{
+	Datum		values[RECORD_COLUMNS + 1];
+	bool		nulls[RECORD_COLUMNS + 1];
+
+	statement_columns(row, values, nulls);
+	record_from_columns(catalog->status_labels, values, nulls, found);
+	found->name.scope = DatumGetTextPCopy(values[COLUMN_SCOPE]);
+	found->name.key = DatumGetTextPCopy(values[COLUMN_IDEMPOTENCY_KEY]);
+	return *(ItemPointer) DatumGetPointer(values[RECORD_COLUMNS]);
+}
+
+/*
+ * Removes up to max_rows expired records of a part from a place to before another.  Moves
+ * the first one on: to the other, or to the page that may have more of them.  A
+ * row whose fence the sequence has not reached stays until the next sweep; the
+ * sequence catches up first.
+ */
+int64
+bulk_sweep(const Catalog *catalog, Oid part, ItemPointer from, ItemPointer end,
+		   TimestampTz now, int64 max_rows)
+{
+	Datum		arguments[5] = {
+		PointerGetDatum(from), PointerGetDatum(end), TimestampTzGetDatum(now),
+		Int64GetDatum(max_rows), Int64GetDatum(fence_last())
+	};
+	int64		removed;
+	int64		fence;
+	Datum		place;
+	bool		is_null;
+
+	sweep_pages.part = part;
+	(void) statement_run(&sweep_pages, catalog, arguments, NULL, InvalidSnapshot);
+	removed = DatumGetInt64(statement_column(0, 1, &is_null));
+	place = statement_column(0, 2, &is_null);
+	if (removed < max_rows)
+		*from = *end;
+	else
+		ItemPointerSet(from, ItemPointerGetBlockNumber((ItemPointer) DatumGetPointer(place)), 0);
+	fence = DatumGetInt64(statement_column(0, 3, &is_null));
+	statement_finish();
+	if (!is_null)
+		fence_keep_if_free(fence);
+	return removed;
+}
+
+/* How many pages a walk over a part has to visit. */
+BlockNumber
+bulk_pages(Oid part)
+{
+	Relation	table = table_open(part, AccessShareLock);
+	BlockNumber pages;
+
+	if (!RELKIND_HAS_STORAGE(table->rd_rel->relkind))
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("a store that its owner has partitioned can be neither collected nor resealed"),
+				 errhint("Use idem_partition_store(), or detach and drop old partitions, or delete expired rows.")));
+	pages = RelationGetNumberOfBlocks(table);
+	table_close(table, NoLock);
+	return pages;
+}
+
+/*
+ * The place after the rows that were found: a walk that goes on from there
+ * finds each row once, also one that could not be changed.  A row that was
+ * updated just now may be reported with its new place, which is elsewhere.
+ */
+static void
+step_over(ItemPointer from, ItemPointer end, ItemPointer place)
+{
+	if (ItemPointerCompare(place, from) >= 0 && ItemPointerCompare(place, end) < 0)
+		ItemPointerSet(from, ItemPointerGetBlockNumber(place),
+					   OffsetNumberNext(ItemPointerGetOffsetNumber(place)));
+}
+
+/*
+ * Locks up to max_rows ended records of a part that have a response which is not
+ * sealed with the key, from a place to before another.  Moves the first one on, to the
+ * other when there are no more.
+ */
+int64
+bulk_find_unsealed(const Catalog *catalog, Oid part, ItemPointer from, ItemPointer end,
+				   text *key, int64 max_rows, Record **records)
+{
+	MemoryContext context = CurrentMemoryContext;
+	ItemPointerData first = *from;
+	Datum		arguments[4] = {
+		PointerGetDatum(&first), PointerGetDatum(end), PointerGetDatum(key), Int64GetDatum(max_rows)
+	};
+	int64		count;
+
+	find_unsealed.part = part;
+	count = statement_run(&find_unsealed, catalog, arguments, NULL, InvalidSnapshot);
+	MemoryContextSwitchTo(context);
+	*records = palloc0(Max(count, 1) * sizeof(Record));
+	for (int64 i = 0; i < count; i++)
+	{
+		ItemPointerData place = read_whole_row(catalog, i, &(*records)[i]);
+
+		step_over(from, end, &place);
+	}
+	if (count < max_rows)
+		*from = *end;
+	statement_finish();
+	return count;
+}
+
+/* What a part has in it, of its rows that a plain query sees. */
+Content
+bulk_content(const Catalog *catalog, Oid part, TimestampTz now)
+{
+	Datum		arguments[1] = {TimestampTzGetDatum(now)};
+	Content		content = {0};
+	Datum		value;
+	bool		is_null;
+
+	measure_part.part = part;
+	(void) statement_run(&measure_part, catalog, arguments, NULL, InvalidSnapshot);
+	content.rows = DatumGetInt64(statement_column(0, 1, &is_null));
+	value = statement_column(0, 2, &is_null);
+	content.fence = is_null ? NO_FENCE : DatumGetInt64(value);
+	value = statement_column(0, 3, &is_null);
+	content.is_leased = !is_null && DatumGetBool(value);
+	statement_finish();
+	return content;
+}

@@ -1,0 +1,31 @@
+/*
+ * bulk.h
+ *		What is done to many records of one part of the store.
+ */
+#ifndef IDEM_BULK_H
+#define IDEM_BULK_H
+
+#include "postgres.h"
+
+#include "storage/block.h"
+#include "storage/itemptr.h"
+
+#include "base/idempotency.h"
+#include "schema/catalog.h"
+
+/* what is in a partition */
+typedef struct Content
+{
+	int64		rows;
+	int64		fence;			/* the greatest */
+	bool		is_leased;		/* a lease runs still */
+} Content;
+
+extern BlockNumber bulk_pages(Oid part);
+extern int64 bulk_sweep(const Catalog *catalog, Oid part, ItemPointer from, ItemPointer end,
+						TimestampTz now, int64 max_rows);
+extern int64 bulk_find_unsealed(const Catalog *catalog, Oid part, ItemPointer from, ItemPointer end,
+								text *key, int64 max_rows, Record **records);
+extern Content bulk_content(const Catalog *catalog, Oid part, TimestampTz now);
+
+#endif							/* IDEM_BULK_H */

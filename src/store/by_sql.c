@@ -1,0 +1,157 @@
+/*
+ * by_sql.c
+ *		The record of an operation by SQL statements: looked up, stored, deleted.
+ *
+ * store.c uses them where the owner has added something to the store that the
+ * direct path would not do.
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+#include "utils/timestamp.h"
+
+#include "base/compat.h"
+#include "store/by_sql.h"
+#include "store/row_error.h"
+#include "store/statement.h"
+
+/* "EXCLUDED.created_at, …", and "$1, $2, …" */
+#define EXCLUDED_FIRST(number, id, name, type, is_set) "EXCLUDED." #name
+#define EXCLUDED_NEXT(number, id, name, type, is_set) ", EXCLUDED." #name
+#define PARAMETER_FIRST(number, id, name, type, is_set) "$" #number
+#define PARAMETER_NEXT(number, id, name, type, is_set) ", $" #number
+#define COLUMNS_OF_EXCLUDED RECORD_COLUMN_LIST(EXCLUDED_FIRST, EXCLUDED_NEXT)
+#define VALUES RECORD_COLUMN_LIST(PARAMETER_FIRST, PARAMETER_NEXT)
+
+#define NAME_TYPES TEXTOID, TEXTOID
+
+static Statement find_record = {
+	"SELECT " RECORD_NAMES ", ctid, tableoid FROM %1$s.idempotency_store"
+	" WHERE scope OPERATOR(pg_catalog.=) $1 AND idempotency_key OPERATOR(pg_catalog.=) $2",
+	2, {NAME_TYPES},.knows_rows = true
+};
+
+/* in a store that is partitioned by expiry */
+static Statement find_last = {
+	"SELECT " RECORD_NAMES ", ctid, tableoid FROM %1$s.idempotency_store"
+	" WHERE scope OPERATOR(pg_catalog.=) $1 AND idempotency_key OPERATOR(pg_catalog.=) $2"
+	" ORDER BY expires_at DESC LIMIT 1",
+	2, {NAME_TYPES},.knows_rows = true
+};
+
+static Statement insert_record = {
+	"INSERT INTO %1$s.idempotency_store (" RECORD_NAMES ") VALUES (" VALUES ")",
+	RECORD_COLUMNS, {RECORD_TYPES}
+};
+
+StaticAssertDecl(RECORD_COLUMNS == 18, "$19 of put_record comes after the columns");
+
+static Statement put_record = {
+	"INSERT INTO %1$s.idempotency_store AS judged (" RECORD_NAMES ") VALUES (" VALUES ")"
+	" ON CONFLICT (scope, idempotency_key) DO UPDATE SET (" RECORD_NAMES ") = (" COLUMNS_OF_EXCLUDED ")"
+	" WHERE judged.updated_at OPERATOR(pg_catalog.=) $19",
+	RECORD_COLUMNS + 1, {RECORD_TYPES TIMESTAMPTZOID}
+};
+
+/* no key of the whole store could arbitrate; the row may move to another partition */
+static Statement update_record = {
+	"UPDATE %1$s.idempotency_store AS judged SET (" RECORD_NAMES ") = (" VALUES ")"
+	" WHERE scope OPERATOR(pg_catalog.=) $10 AND idempotency_key OPERATOR(pg_catalog.=) $11"
+	" AND judged.updated_at OPERATOR(pg_catalog.=) $19",
+	RECORD_COLUMNS + 1, {RECORD_TYPES TIMESTAMPTZOID},.knows_rows = true
+};
+
+StaticAssertDecl(COLUMN_SCOPE == 9 && COLUMN_IDEMPOTENCY_KEY == 10, "$10 and $11 of update_record");
+
+static Statement delete_record = {
+	"DELETE FROM %1$s.idempotency_store WHERE scope OPERATOR(pg_catalog.=) $1"
+	" AND idempotency_key OPERATOR(pg_catalog.=) $2 AND updated_at OPERATOR(pg_catalog.=) $3",
+	3, {NAME_TYPES, TIMESTAMPTZOID},.knows_rows = true
+};
+
+/* The row of a name that the snapshot sees; of several, the one that expires last. */
+bool
+by_sql_find(const Catalog *catalog, const OperationName *name, Snapshot snapshot,
+			Record *found, Place *place)
+{
+	Datum		arguments[2] = {PointerGetDatum(name->scope), PointerGetDatum(name->key)};
+	Datum		values[RECORD_COLUMNS + 2];
+	bool		nulls[RECORD_COLUMNS + 2];
+	MemoryContext context = CurrentMemoryContext;
+	bool		exists;
+
+	exists = statement_run(catalog->store_by_expiry ? &find_last : &find_record,
+						   catalog, arguments, NULL, snapshot) > 0;
+	if (exists)
+	{
+		statement_columns(0, values, nulls);
+		MemoryContextSwitchTo(context);
+		record_from_columns(catalog->status_labels, values, nulls, found);
+		found->name = *name;
+		place->version = *(ItemPointer) DatumGetPointer(values[RECORD_COLUMNS]);
+		place->part = DatumGetObjectId(values[RECORD_COLUMNS + 1]);
+	}
+	statement_finish();
+	return exists;
+}
+
+/* Stores a record whose name has none. */
+void
+by_sql_insert(const Catalog *catalog, const Record *record)
+{
+	Datum		values[RECORD_COLUMNS + 1] = {0};
+	bool		nulls[RECORD_COLUMNS + 1] = {0};
+
+	record_to_columns(catalog->status_labels, record, values, nulls);
+	if (statement_run(&insert_record, catalog, values, nulls, InvalidSnapshot) != 1)
+		ereport(ERROR,
+				(errcode(ERRCODE_TRIGGERED_ACTION_EXCEPTION),
+				 errmsg("operation could not be stored"),
+				 errdetail("A trigger or rule on table \"idempotency_store\" suppressed the row.")));
+	statement_finish();
+}
+
+/*
+ * Stores a record that replaces the version that the caller has read, or is
+ * inserted if that version was collected.
+ */
+void
+by_sql_upsert(const Catalog *catalog, const Record *record, TimestampTz judged)
+{
+	Datum		values[RECORD_COLUMNS + 1];
+	bool		nulls[RECORD_COLUMNS + 1] = {0};
+
+	record_to_columns(catalog->status_labels, record, values, nulls);
+	values[RECORD_COLUMNS] = TimestampTzGetDatum(judged);
+	if (statement_run(&put_record, catalog, values, nulls, InvalidSnapshot) != 1)
+		row_error_lost_race();
+	statement_finish();
+}
+
+/* Replaces the version that the caller has read; false: it is not there any more. */
+bool
+by_sql_update(const Catalog *catalog, const Record *record, TimestampTz judged)
+{
+	Datum		values[RECORD_COLUMNS + 1];
+	bool		nulls[RECORD_COLUMNS + 1] = {0};
+	bool		updated;
+
+	record_to_columns(catalog->status_labels, record, values, nulls);
+	values[RECORD_COLUMNS] = TimestampTzGetDatum(judged);
+	updated = statement_run(&update_record, catalog, values, nulls, InvalidSnapshot) > 0;
+	statement_finish();
+	return updated;
+}
+
+/* Deletes the version that the caller has read; if there is another one, 40001. */
+void
+by_sql_delete(const Catalog *catalog, const OperationName *name, TimestampTz judged)
+{
+	Datum		arguments[3] = {
+		PointerGetDatum(name->scope), PointerGetDatum(name->key), TimestampTzGetDatum(judged)
+	};
+
+	if (statement_run(&delete_record, catalog, arguments, NULL, InvalidSnapshot) != 1)
+		row_error_lost_race();
+	statement_finish();
+}

@@ -1,0 +1,61 @@
+/*
+ * row_error.c
+ *		What the errors of writing a row become: 40001 if another writer was
+ *		first, and no message that prints the row.
+ *
+ * They come from statements and from the direct path.
+ */
+#include "postgres.h"
+
+#include "base/compat.h"
+#include "schema/parts.h"
+#include "store/row_error.h"
+
+/* Is the error about a row, perhaps one of the store or of a partition? */
+static bool
+is_about_row(const ErrorData *error)
+{
+	return ERRCODE_TO_CATEGORY(error->sqlerrcode) == ERRCODE_INTEGRITY_CONSTRAINT_VIOLATION;
+}
+
+/* Has a writer that takes no lock of ours stored the row first? */
+static bool
+is_duplicate_name(const ErrorData *error)
+{
+	return error->sqlerrcode == ERRCODE_UNIQUE_VIOLATION &&
+		parts_have_key(error->schema_name, error->table_name, error->constraint_name);
+}
+
+void
+row_error_lost_race(void)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+			 errmsg("operation was stored concurrently by another writer"),
+			 errhint("Retry the transaction.")));
+}
+
+/*
+ * Called in PG_CATCH.
+ *
+ * A session that holds an operation's lock inserts without a conflict, unless
+ * the row came from outside (logical replication, COPY). Then the transaction
+ * has read an older state, and may be retried.  A constraint that the owner
+ * has added must not print the row, which has the response in it.
+ */
+void
+row_error_rethrow(MemoryContext context)
+{
+	ErrorData  *error;
+
+	MemoryContextSwitchTo(context);
+	error = CopyErrorData();
+	if (!is_about_row(error))
+		PG_RE_THROW();
+	FlushErrorState();
+	if (is_duplicate_name(error))
+		row_error_lost_race();
+	error->detail = NULL;
+	error->detail_log = NULL;
+	ReThrowError(error);
+}

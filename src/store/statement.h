@@ -1,0 +1,44 @@
+/*
+ * statement.h
+ *		Runs one SQL statement on the extension's tables.
+ */
+#ifndef IDEM_STATEMENT_H
+#define IDEM_STATEMENT_H
+
+#include "postgres.h"
+
+#include "executor/spi.h"
+#include "utils/snapshot.h"
+
+#include "schema/catalog.h"
+#include "schema/record.h"
+
+#define STATEMENT_PARAMETERS (RECORD_COLUMNS + 1)
+
+typedef struct Statement
+{
+	const char *text;			/* %1$s is the extension's schema, %2$s the part's name */
+	int			count;			/* of parameters */
+	Oid			types[STATEMENT_PARAMETERS];	/* InvalidOid: idempotency_status */
+	bool		knows_rows;		/* their places or keys: no need to read the table */
+	CatalogTable table;			/* the only one that it names */
+	Oid			part;			/* of the store, if it names that instead */
+
+	/* the runner's own */
+	SPIPlanPtr	plan;
+	Oid			relation;		/* which has the table's name, and is locked */
+	uint64		generation;		/* of the catalog that the plan is for */
+	Oid			planned_part;	/* that it is for */
+	int			running;		/* how deep: a trigger may begin operations */
+	struct Statement *next;		/* that has a plan */
+} Statement;
+
+extern void statement_register(void);
+extern uint64 statement_run(Statement *statement, const Catalog *catalog,
+							Datum *values, const bool *nulls, Snapshot snapshot);
+extern Datum statement_column(int row, int column, bool *is_null);
+extern void statement_columns(int row, Datum *values, bool *nulls);
+extern void statement_finish(void);
+extern void statement_command(const char *command);
+
+#endif							/* IDEM_STATEMENT_H */

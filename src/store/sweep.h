@@ -1,0 +1,24 @@
+/*
+ * sweep.h
+ *		The position of the sweep over the store.
+ */
+#ifndef IDEM_SWEEP_H
+#define IDEM_SWEEP_H
+
+#include "postgres.h"
+
+#include "datatype/timestamp.h"
+#include "storage/block.h"
+
+#include "schema/catalog.h"
+
+typedef struct SweepPosition
+{
+	BlockNumber next_page;
+	TimestampTz began_at;		/* when it was at the first page */
+} SweepPosition;
+
+extern SweepPosition sweep_position(const Catalog *catalog);
+extern void sweep_remember_position(const Catalog *catalog, const SweepPosition *position);
+
+#endif							/* IDEM_SWEEP_H */

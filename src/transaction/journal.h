@@ -1,0 +1,64 @@
+/*
+ * journal.h
+ *		The begins and ends of this transaction, and a limit on its locks.
+ */
+#ifndef IDEM_JOURNAL_H
+#define IDEM_JOURNAL_H
+
+#include "postgres.h"
+
+#include "base/idempotency.h"
+
+typedef enum Phase
+{
+	PHASE_NONE,					/* never begun, or given up again */
+	PHASE_PENDING,				/* begun by this transaction */
+	PHASE_ENDED					/* ended by this transaction */
+} Phase;
+
+/* the state of one operation in this transaction */
+typedef struct Standing
+{
+	Phase		phase;
+	int			level;			/* nesting level that begun it */
+	bool		locked;			/* given up, but not its lock */
+	bool		wrote;			/* this transaction wrote or deleted the row */
+	bool		wakes;			/* COMMIT wakes those who wait for its lease */
+	TimestampTz stored_at;		/* of the row that has the name; NO_TIME: none */
+	int32		attempt;
+	int64		fence;			/* NO_FENCE: transaction-bound */
+	Digest		request;
+	TimestampTz lease_expires_at;
+	TimestampTz created_at;
+} Standing;
+
+typedef struct Entry Entry;
+
+extern Standing journal_standing(uint64 id, const OperationName *name);
+extern Entry *journal_next(const Entry *entry);
+extern const Standing *entry_standing(const Entry *entry);
+extern const OperationName *entry_name(const Entry *entry);
+extern uint64 entry_id(const Entry *entry);
+extern void journal_set(uint64 id, const OperationName *name, Standing standing);
+extern void journal_add_locks(int count);
+extern void journal_reserve(int locks);
+extern void journal_close(void);
+extern bool journal_has_unfinished(void);
+extern bool journal_is_empty(void);
+extern void journal_forget(void);
+
+/* Does the operation's lock stay with this transaction? */
+static inline bool
+standing_holds_lock(const Standing *standing)
+{
+	return standing->phase != PHASE_NONE || standing->wrote || standing->locked;
+}
+
+/* Does it keep the transaction from committing? */
+static inline bool
+standing_is_unfinished(const Standing *standing)
+{
+	return standing->phase == PHASE_PENDING && standing->fence == NO_FENCE;
+}
+
+#endif							/* IDEM_JOURNAL_H */

@@ -1,0 +1,16 @@
+/*
+ * transaction.h
+ *		Refuses COMMIT while an operation of this transaction is unfinished.
+ */
+#ifndef IDEM_TRANSACTION_H
+#define IDEM_TRANSACTION_H
+
+#include "postgres.h"
+
+#include "base/idempotency.h"
+
+extern void transaction_register(void);
+extern const OperationName *transaction_begun_elsewhere(const OperationName *name);
+extern void transaction_require_ended(void);
+
+#endif							/* IDEM_TRANSACTION_H */
