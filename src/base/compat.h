@@ -8,6 +8,7 @@
 #include "postgres.h"
 
 #include "access/genam.h"
+#include "access/htup_details.h"
 #include "access/xact.h"
 #include "fmgr.h"
 #include "utils/acl.h"
@@ -75,7 +76,6 @@ typedef bool UpdateIndexes;
 
 /* 16 (e4d6ae9b5e) exports this look-up */
 #if PG_VERSION_NUM < 160000
-#include "access/htup_details.h"
 #include "access/table.h"
 #include "catalog/pg_extension.h"
 #include "utils/fmgroids.h"
@@ -149,6 +149,38 @@ DEFINE_WAIT_EVENT(wait_event_collector, "IdempotencyCollector")
 #else
 #define lock_held_by_me(tag, mode) LockHeldByMe(tag, mode)
 #endif
+
+/*
+ * The minor releases of November 2026 mark a composite value with the version of its
+ * type, in a function that was a macro.  One library serves all minor releases of a
+ * major version, so it is linked weakly, and called where the server has it.
+ */
+#ifdef DatumGetHeapTupleHeader
+#define composite_of_datum(datum) DatumGetHeapTupleHeader(datum)
+#else
+#pragma weak DatumGetHeapTupleHeader
+static inline HeapTupleHeader
+composite_of_datum(Datum datum)
+{
+	return DatumGetHeapTupleHeader != NULL ? DatumGetHeapTupleHeader(datum) :
+		(HeapTupleHeader) PG_DETOAST_DATUM(datum);
+}
+#endif
+
+/*
+ * In place of heap_getattr(), which is compiled into the library and calls another
+ * function of these minor releases.  This has the check of the server that runs.
+ */
+static inline Datum
+column_of_row(HeapTuple row, AttrNumber number, TupleDesc descriptor, bool *is_null)
+{
+	Datum		values[MaxTupleAttributeNumber];
+	bool		nulls[MaxTupleAttributeNumber];
+
+	heap_deform_tuple(row, descriptor, values, nulls);
+	*is_null = nulls[number - 1];
+	return values[number - 1];
+}
 
 /* the minor releases of August 2023 (c66a7d75e6) mark half-dropped databases */
 #ifndef DATCONNLIMIT_INVALID_DB

@@ -41,7 +41,7 @@ metadata_column(Relation metadata, HeapTuple row, const char *name)
 	AttrNumber	number = get_attnum(RelationGetRelid(metadata), name);
 	bool		is_null = true;
 	Datum		value = number == InvalidAttrNumber ? (Datum) 0 :
-		heap_getattr(row, number, RelationGetDescr(metadata), &is_null);
+		column_of_row(row, number, RelationGetDescr(metadata), &is_null);
 
 	if (is_null)
 		elog(ERROR, "column \"%s\" of \"%s\" is missing or null", name, RelationGetRelationName(metadata));

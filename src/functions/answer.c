@@ -162,7 +162,7 @@ OperationName
 name_of_operation(Datum operation, int64 *fence)
 {
 	const Catalog *catalog = catalog_known();
-	HeapTupleHeader tuple = DatumGetHeapTupleHeader(operation);
+	HeapTupleHeader tuple = composite_of_datum(operation);
 	TupleDesc	descriptor = lookup_rowtype_tupdesc(catalog->operation_type, -1);
 	Datum		outcome;
 	Datum		scope;

@@ -20,7 +20,7 @@ static SipHashKey
 key_of_row(HeapTuple row, TupleDesc descriptor)
 {
 	bool		is_null = true;
-	Datum		value = HeapTupleIsValid(row) ? heap_getattr(row, 2, descriptor, &is_null) : 0;
+	Datum		value = HeapTupleIsValid(row) ? column_of_row(row, 2, descriptor, &is_null) : 0;
 	bytea	   *bytes;
 
 	if (is_null)
