@@ -114,10 +114,11 @@ hold_back_verdict() {
 		print $file $held // "";' "$1"
 }
 
-# add_verdict FILE STATUS WHAT: the verdict is the last line of the file.
+# add_verdict FILE STATUS WHAT: the verdict is the last line of the file; make adds one
+# of its own to a failure.
 add_verdict() {
 	local numbers=(0 0)
-	if [[ $(tail -n 1 "$1") =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
+	if [[ $(tail -n 2 "$1" | grep -v '^make: \*\*\* ' | tail -n 1) =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
 		numbers=("${BASH_REMATCH[@]:1}")
 	fi
 	add "${numbers[@]}" "$2" "$3"

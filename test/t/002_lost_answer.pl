@@ -20,7 +20,7 @@ SQL
 sub connect_raw
 {
 	my $socket = $node->raw_connect;
-	my $user = $ENV{PGUSER} // getpwuid($<);
+	my $user = $ENV{PGUSER};
 	my $parameters = pack('N', 196608) . "user\0$user\0database\0postgres\0\0";
 
 	print $socket pack('N', 4 + length $parameters), $parameters;

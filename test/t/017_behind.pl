@@ -12,7 +12,7 @@ use Test::More;
 
 my $primary = PostgreSQL::Test::Cluster->new('primary');
 
-$primary->init(extra => [ '--locale=C', '--encoding=UTF8' ], allows_streaming => 1, has_archiving => 1);
+$primary->init(extra => initdb_options(), allows_streaming => 1, has_archiving => 1);
 $primary->append_conf('postgresql.conf', "autovacuum = off\nidempotency.gc_enabled = off\n");
 $primary->start;
 $primary->safe_psql('postgres', 'CREATE EXTENSION idempotency; CREATE TABLE effect (key text)');

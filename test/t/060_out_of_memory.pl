@@ -295,7 +295,7 @@ $holder->quit;
 # A server that does not preload the library: the first call loads it.
 my $late = PostgreSQL::Test::Cluster->new('late');
 
-$late->init(extra => [ '--locale=C', '--encoding=UTF8' ]);
+$late->init(extra => initdb_options());
 $late->append_conf('postgresql.conf', "shared_preload_libraries = ''\nidempotency.max_attempts = 7\nlog_min_messages = log\nlog_statement = none\n");
 $late->start;
 $late->safe_psql('postgres', "CREATE EXTENSION idempotency; $functions");

@@ -13,11 +13,16 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(sleep time);
 
-our @EXPORT = qw(new_node session ask sqlstate kill_server start_again wait_until
+our @EXPORT = qw(new_node initdb_options session ask sqlstate kill_server start_again wait_until
   locks_waiting built_with store_trigger);
 
 # How long anything may take before the test counts as hung.
 our $patience = $PostgreSQL::Test::Utils::timeout_default;
+
+# The superuser has this name, whoever runs the tests.
+$ENV{PGUSER} = 'postgres';
+
+sub initdb_options { return [ '--locale=C', '--encoding=UTF8', "--username=$ENV{PGUSER}" ] }
 
 # A running server with the extension in database "postgres".
 sub new_node
@@ -26,14 +31,11 @@ sub new_node
 	my $node = PostgreSQL::Test::Cluster->new($name);
 
 	$node->init(
-		extra => [ '--locale=C', '--encoding=UTF8' ],
+		extra => initdb_options(),
 		allows_streaming => $option{allows_streaming} // 0);
 	$node->append_conf('postgresql.conf',
 		"autovacuum = off\nidempotency.gc_enabled = off\n" . ($option{conf} // ''));
 	$node->start;
-	# whoever runs the tests is the superuser; tests may call one by this name
-	$node->safe_psql('postgres', 'CREATE ROLE postgres SUPERUSER LOGIN')
-	  if $node->safe_psql('postgres', q{SELECT count(*) FROM pg_roles WHERE rolname = 'postgres'}) eq '0';
 	$node->safe_psql('postgres', 'CREATE EXTENSION idempotency');
 	return $node;
 }
