@@ -20,18 +20,25 @@ my @files;
 # has left in the cluster.
 sub try_examples
 {
-	my ($markdown) = @_;
+	my ($markdown, $before) = @_;
 
-	return try_pages([ '', $markdown ]);
+	return try_in($before // '', [ '', $markdown ]);
 }
 
 # Pages, [name, text] each, one after the other in one database.
 sub try_pages
 {
-	my @pages = @_;
+	return try_in('', @_);
+}
+
+# The same in a database in which the statements of $before have run.
+sub try_in
+{
+	my ($before, @pages) = @_;
 	my @problems;
 
 	$node->safe_psql('postgres', 'CREATE DATABASE example TEMPLATE template0');
+	$node->safe_psql('example', $before) if $before ne '';
 	@problems = problems_of_pages($node, 'example', @pages);
 	$node->safe_psql('postgres', 'DROP DATABASE example WITH (FORCE)');
 	for my $role (split /\n/, $node->safe_psql('postgres',
@@ -86,7 +93,15 @@ my @wrong = (
 	[ 'an error of psql', "SELECT 1 WHERE false \\gset" ],
 	[ 'no end', 'SELECT 1' ]);
 
+# The extension in a schema of its own, which the session does not find, and as
+# docs/security.md advises it for a whole database.
+my $own_schema = 'CREATE SCHEMA idem; CREATE EXTENSION idempotency SCHEMA idem;';
+my $found_schema = qq{$own_schema ALTER DATABASE example SET search_path = "\$user", public, idem;};
+my %finds_schema = map { $_ => 1 } qw(docs/operating.md docs/security.md);
+
 is(join("\n", try_examples($sample)), '', 'the runner: a sample');
+is(scalar(my @unfound = try_examples("```sql\nSELECT idem_gc();\n```", $own_schema)), 1, 'the runner: a schema that is not found');
+is(join("\n", try_examples("```sql\nSELECT idem_gc();\n```", $found_schema)), '', 'the runner: a schema that is found');
 for my $case (@wrong)
 {
 	is(scalar(my @problems = try_examples("```sql\n$case->[1]\n```")), 1, "the runner: $case->[0]");
@@ -98,6 +113,8 @@ for my $file (grep { -e $_ } "$root/README.md", "$root/CONTRIBUTING.md", sort @f
 	my $name = $file =~ s/^\Q$root\E\///r;
 
 	is(join("\n", map { "$name:$_" } try_examples(slurp_file($file))), '', $name);
+	is(join("\n", map { "$name:$_" } try_examples(slurp_file($file), $finds_schema{$name} ? $own_schema : $found_schema)), '',
+		"$name: in a schema of its own");
 }
 
 # A reader has one database, and goes from page to page.  First the runner: what
