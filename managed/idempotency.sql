@@ -18,9 +18,17 @@
 
 BEGIN;
 
+-- What others have put into the schemas of the search_path must not run with the rights
+-- of the role that installs: from here on only pg_catalog is searched.
+SELECT pg_catalog.set_config('idem.home', pg_catalog.current_schema(), true);
+SET LOCAL search_path = pg_catalog, pg_temp;
+
 DO $$
 DECLARE
-	stranger text;
+	home name := current_setting('idem.home');
+	home_id oid;
+	us oid := quote_ident(current_user)::regrole;
+	stranger record;
 BEGIN
 	IF current_setting('server_version_num')::int < 150000 THEN
 		RAISE EXCEPTION 'PostgreSQL 15 or newer is needed' USING ERRCODE = 'feature_not_supported';
@@ -29,27 +37,49 @@ BEGIN
 	IF current_setting('server_encoding') <> 'UTF8' THEN
 		RAISE EXCEPTION 'the encoding of the database must be UTF8' USING ERRCODE = 'feature_not_supported';
 	END IF;
-	IF current_schema() IS NULL THEN
+	IF home = '' THEN
 		RAISE EXCEPTION 'no schema to install into' USING ERRCODE = 'invalid_schema_name',
 			HINT = 'Create a schema, and set search_path to it.';
 	END IF;
+	home_id := quote_ident(home)::regnamespace;
 	-- who may create objects there could run code with the rights of our owner
-	SELECT CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END INTO stranger
-		FROM pg_namespace n, aclexplode(n.nspacl) a
-		WHERE n.nspname = current_schema() AND a.privilege_type = 'CREATE'
-		AND a.grantee <> n.nspowner AND a.grantee <> quote_ident(current_user)::regrole
-		ORDER BY 1 LIMIT 1;
-	IF stranger IS NOT NULL THEN
-		RAISE EXCEPTION '% may create objects in schema "%"', stranger, current_schema()
+	SELECT m.role, CASE WHEN m.role = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(m.role)) END AS name, m.owns INTO stranger
+		FROM (
+			SELECT CASE WHEN n.nspowner = 'pg_database_owner'::regrole THEN d.datdba ELSE n.nspowner END AS role, true AS owns
+			FROM pg_namespace n, pg_database d WHERE n.oid = home_id AND d.datname = current_database()
+			UNION ALL
+			SELECT a.grantee, false FROM pg_namespace n, aclexplode(n.nspacl) a
+			WHERE n.oid = home_id AND a.privilege_type = 'CREATE' AND a.grantee <> n.nspowner) m
+		WHERE m.role <> us AND NOT EXISTS (SELECT FROM pg_roles r WHERE r.oid = m.role AND r.rolsuper)
+		ORDER BY m.owns, name LIMIT 1;
+	IF stranger.owns THEN
+		RAISE EXCEPTION 'schema "%" belongs to %', home, stranger.name
 			USING ERRCODE = 'insufficient_privilege',
-			HINT = format('Use a schema of its own, or run REVOKE CREATE ON SCHEMA %I FROM %s.', current_schema(), stranger);
+			HINT = format('Install as that role, or into a schema that belongs to %I.', current_user);
+	ELSIF NOT stranger.owns THEN
+		RAISE EXCEPTION '% may create objects in schema "%"', stranger.name, home
+			USING ERRCODE = 'insufficient_privilege',
+			HINT = format('Use a schema of its own, or run REVOKE CREATE ON SCHEMA %I FROM %s.', home, stranger.name);
+	END IF;
+	-- what they have created while they could would match better than what we call
+	SELECT o.what, quote_ident(pg_get_userbyid(o.owner)) AS name INTO stranger
+		FROM (
+			SELECT 'function ' || p.oid::regprocedure AS what, p.proowner AS owner FROM pg_proc p WHERE p.pronamespace = home_id
+			UNION ALL
+			SELECT 'operator ' || o.oid::regoperator, o.oprowner FROM pg_operator o WHERE o.oprnamespace = home_id) o
+		WHERE o.owner <> us AND NOT EXISTS (SELECT FROM pg_roles r WHERE r.oid = o.owner AND r.rolsuper)
+		ORDER BY 1 LIMIT 1;
+	IF FOUND THEN
+		RAISE EXCEPTION '% in schema "%" belongs to %', stranger.what, home, stranger.name
+			USING ERRCODE = 'insufficient_privilege',
+			HINT = 'Use a schema of its own.';
 	END IF;
 END
 $$;
 
 -- What is created now goes into this schema, and functions with "FROM CURRENT" keep
 -- this search_path; pg_catalog comes first by itself.
-SELECT set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true);
+SELECT set_config('search_path', quote_ident(current_setting('idem.home')) || ', pg_temp', true);
 
 -- Types and tables, as the extension has them. Columns of sealing are left out.
 

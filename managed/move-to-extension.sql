@@ -7,46 +7,74 @@
 -- every new fence is greater than all of them. Roles keep their rights. The functions
 -- have the same names, so applications go on as before. The script waits for open
 -- transactions that use the functions, and they wait for the script.
+--
+-- A superuser runs it on tables of a role that is none. So only pg_catalog is searched,
+-- and the owner of the tables reads them.
 
 BEGIN;
+SET LOCAL search_path = pg_catalog, pg_temp;
+-- a policy that hides records is an error
+SET LOCAL row_security = off;
 
 DO $$
 DECLARE
 	home name;
-	roles regrole[];
+	home_id oid;
+	owner oid;
+	roles oid[];
 	object record;
+	role oid;
 	moved bigint;
 	fence bigint;
 BEGIN
-	BEGIN
-		SELECT n.nspname INTO STRICT home FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-			WHERE c.relname = 'idempotency_pending' AND c.relkind = 'r' AND c.relpersistence = 'u';
-	EXCEPTION WHEN no_data_found OR too_many_rows THEN
+	SELECT min(n.nspname), min(n.oid) INTO home, home_id
+		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+		WHERE c.relname = 'idempotency_pending' AND c.relkind = 'r' AND c.relpersistence = 'u'
+		HAVING count(*) = 1;
+	IF NOT FOUND THEN
 		RAISE EXCEPTION 'there is not exactly one schema with the functions of managed/idempotency.sql'
 			USING ERRCODE = 'object_not_in_prerequisite_state';
-	END;
+	END IF;
 	EXECUTE format('LOCK TABLE %1$I.idempotency_store, %1$I.idempotency_pending IN ACCESS EXCLUSIVE MODE', home);
-	SELECT array_agg(a.grantee::regrole) INTO roles FROM pg_proc p, aclexplode(p.proacl) a
-		WHERE p.pronamespace = quote_ident(home)::regnamespace AND p.proname = 'idem_begin'
-		AND a.grantee NOT IN (0, p.proowner);
+	SELECT c.relowner INTO owner FROM pg_class c WHERE c.relnamespace = home_id AND c.relname = 'idempotency_store';
 
 	-- the names have to be free
 	CREATE SCHEMA idempotency_managed;
 	FOR object IN
-		SELECT 'TABLE' AS kind, unnest(ARRAY['idempotency_store', 'idempotency_pending', 'idempotency_secret', 'idempotency_sweep']) AS name
+		SELECT 'TABLE' AS kind, 'r' AS relkind, unnest(ARRAY['idempotency_store', 'idempotency_pending', 'idempotency_secret', 'idempotency_sweep']) AS name
 		UNION ALL
-		SELECT 'SEQUENCE', 'idempotency_fence'
+		SELECT 'SEQUENCE', 'S', 'idempotency_fence'
 		UNION ALL
-		SELECT 'TYPE', unnest(ARRAY['idem_operation', 'idem_outcome', 'idempotency_status'])
+		SELECT 'TYPE', NULL, unnest(ARRAY['idem_operation', 'idem_outcome', 'idempotency_status'])
 	LOOP
+		IF object.relkind IS NOT NULL AND NOT EXISTS (SELECT FROM pg_class c WHERE c.relnamespace = home_id
+			AND c.relname = object.name AND c.relkind::text = object.relkind AND c.relowner = owner AND NOT c.relispartition) THEN
+			RAISE EXCEPTION '"%.%" is not the one that managed/idempotency.sql has created', home, object.name
+				USING ERRCODE = 'object_not_in_prerequisite_state';
+		END IF;
 		EXECUTE format('ALTER %s %I.%I SET SCHEMA idempotency_managed', object.kind, home, object.name);
 	END LOOP;
+
+	-- A materialized view is filled as its owner, in an operation that is restricted:
+	-- code that he has put on the table cannot become another role, and leaves nothing
+	-- that runs later. He has no right on the schema, so he cannot change the view.
+	CREATE MATERIALIZED VIEW idempotency_managed.record AS
+		SELECT s.created_at::timestamptz, s.updated_at::timestamptz, s.expires_at::timestamptz,
+			s.lease_expires_at::timestamptz, s.retry_at::timestamptz, s.fence::bigint, s.status::text,
+			s.attempt::int, s.response_code::int, s.scope::text, s.idempotency_key::text,
+			s.request_hash::bytea, s.response_headers::jsonb, s.response_payload::jsonb, s.response_body::bytea
+		FROM idempotency_managed.idempotency_store s
+		WITH NO DATA;
+	EXECUTE format('ALTER MATERIALIZED VIEW idempotency_managed.record OWNER TO %s', owner::regrole);
+	REFRESH MATERIALIZED VIEW idempotency_managed.record;
+	EXECUTE format('ALTER MATERIALIZED VIEW idempotency_managed.record OWNER TO %I', current_user);
+
+	SELECT array_agg(a.grantee) INTO roles FROM pg_proc p, aclexplode(p.proacl) a
+		WHERE p.pronamespace = home_id AND p.proowner = owner AND p.proname = 'idem_begin' AND a.grantee NOT IN (0, p.proowner);
 	DROP TRIGGER idem_refuse_unfinished ON idempotency_managed.idempotency_pending;
 	DROP TRIGGER idem_refuse_restricted ON idempotency_managed.idempotency_store;
 	FOR object IN
-		SELECT p.oid::regprocedure AS name FROM pg_proc p JOIN pg_class c ON c.relowner = p.proowner
-		WHERE c.oid = 'idempotency_managed.idempotency_store'::regclass
-		AND p.pronamespace = quote_ident(home)::regnamespace
+		SELECT p.oid::regprocedure AS name FROM pg_proc p WHERE p.proowner = owner AND p.pronamespace = home_id
 		AND (obj_description(p.oid, 'pg_proc') LIKE 'internal: %' OR p.proname IN ('idem_begin', 'idem_complete', 'idem_fail',
 			'idem_release', 'idem_extend', 'idem_lookup', 'idem_fingerprint', 'idem_step_key', 'idem_gc', 'idem_schedule_gc',
 			'idem_grant', 'idem_revoke'))
@@ -58,17 +86,19 @@ BEGIN
 	EXECUTE format('INSERT INTO %1$I.idempotency_store (created_at, updated_at, expires_at, lease_expires_at, retry_at, fence,
 			status, attempt, response_code, scope, idempotency_key, request_hash, response_headers, response_payload, response_body)
 		SELECT created_at, updated_at, expires_at, lease_expires_at, retry_at, fence,
-			status::text::%1$I.idempotency_status, attempt, response_code, scope, idempotency_key, request_hash,
+			status::%1$I.idempotency_status, attempt, response_code, scope, idempotency_key, request_hash,
 			response_headers, response_payload, response_body
-		FROM idempotency_managed.idempotency_store', home);
+		FROM idempotency_managed.record', home);
 	GET DIAGNOSTICS moved = ROW_COUNT;
-	SELECT greatest(f.last_value, (SELECT max(s.fence) FROM idempotency_managed.idempotency_store s))
+	SELECT greatest(f.last_value, (SELECT max(r.fence) FROM idempotency_managed.record r))
 		INTO fence FROM idempotency_managed.idempotency_fence f;
 	PERFORM setval(format('%I.idempotency_fence', home)::regclass, fence);
-	FOR object IN SELECT unnest(roles) AS role LOOP
-		EXECUTE format('SELECT %I.idem_grant(%L)', home, object.role);
+	FOREACH role IN ARRAY coalesce(roles, '{}') LOOP
+		-- the exact signature: one that somebody has planted beside it must not match better
+		EXECUTE format('SELECT %I.idem_grant(%L::regrole)', home, role);
 	END LOOP;
 
+	DROP MATERIALIZED VIEW idempotency_managed.record;
 	DROP TABLE idempotency_managed.idempotency_store, idempotency_managed.idempotency_pending,
 		idempotency_managed.idempotency_secret, idempotency_managed.idempotency_sweep;
 	DROP SEQUENCE idempotency_managed.idempotency_fence;

@@ -1,8 +1,11 @@
 # FAILURES 68: objects that somebody has put into the schema before CREATE
-# EXTENSION never run with the rights of a role that reads the views.
+# EXTENSION never run with the rights of a role that reads the views, nor those that
+# somebody has put anywhere with the rights of a superuser who runs the scripts of managed/.
 use strict;
 use warnings;
 
+use Cwd qw(abs_path);
+use File::Basename qw(dirname);
 use Idempotency;
 use Test::More;
 
@@ -120,5 +123,178 @@ is( $node->safe_psql(
 	),
 	'0',
 	'the views use the operators of pg_catalog');
+
+# ---- the scripts of managed/, run by a superuser ----
+
+my $managed = abs_path(dirname(__FILE__) . '/../../managed');
+
+# Operators for all pairs of the types that the scripts compare or concatenate.
+my @types = (qw(oid regclass regrole regnamespace regproc regprocedure regoperator regtype name text "char" boolean smallint integer bigint),
+	qw(numeric float8 bit xid tid bytea jsonb interval timestamptz anyelement anyenum anyarray anynonarray));
+my $trap = q{
+	CREATE SCHEMA IF NOT EXISTS SCHEMA_ AUTHORIZATION mallory;
+	SET ROLE mallory;
+	GRANT USAGE ON SCHEMA SCHEMA_ TO PUBLIC;
+	-- sequences keep what a rollback would take away
+	CREATE SEQUENCE SCHEMA_.own;
+	CREATE SEQUENCE SCHEMA_.others;
+	GRANT ALL ON SCHEMA_.own, SCHEMA_.others TO PUBLIC;
+	CREATE FUNCTION SCHEMA_.note() RETURNS void LANGUAGE plpgsql AS $$
+	BEGIN
+		PERFORM pg_catalog.nextval(CASE WHEN current_user OPERATOR(pg_catalog.=) 'mallory'::pg_catalog.name
+			THEN 'SCHEMA_.own'::pg_catalog.regclass ELSE 'SCHEMA_.others'::pg_catalog.regclass END);
+	END $$;
+	DO $do$
+	DECLARE
+		l text;
+		r text;
+		name text;
+	BEGIN
+		FOR l, r IN SELECT * FROM unnest(ARRAY[TYPES_]) a, unnest(ARRAY[TYPES_]) b LOOP
+			EXECUTE format('CREATE FUNCTION SCHEMA_.evil(%s, %s) RETURNS boolean LANGUAGE plpgsql AS %L', l, r,
+				'BEGIN PERFORM SCHEMA_.note(); RETURN true; END');
+			EXECUTE format('CREATE FUNCTION SCHEMA_.joined(%s, %s) RETURNS text LANGUAGE plpgsql AS %L', l, r,
+				'BEGIN PERFORM SCHEMA_.note(); RETURN ''x''; END');
+			EXECUTE format('CREATE OPERATOR SCHEMA_.|| (LEFTARG = %s, RIGHTARG = %s, FUNCTION = SCHEMA_.joined)', l, r);
+			FOREACH name IN ARRAY ARRAY['=', '<>', '<', '>', '<=', '>=', '~~', '!~~', '~'] LOOP
+				EXECUTE format('CREATE OPERATOR SCHEMA_.%s (LEFTARG = %s, RIGHTARG = %s, FUNCTION = SCHEMA_.evil)', name, l, r);
+			END LOOP;
+		END LOOP;
+		-- functions that a caller's schemas would offer first
+		EXECUTE 'CREATE FUNCTION SCHEMA_.current_schema() RETURNS name LANGUAGE plpgsql AS ''BEGIN PERFORM SCHEMA_.note(); RETURN ''''pg_catalog''''; END''';
+		EXECUTE 'CREATE FUNCTION SCHEMA_.set_config(text, text, boolean) RETURNS text LANGUAGE plpgsql AS ''BEGIN PERFORM SCHEMA_.note(); RETURN $2; END''';
+		EXECUTE 'CREATE FUNCTION SCHEMA_.setval(regclass, bigint) RETURNS bigint LANGUAGE plpgsql AS ''BEGIN PERFORM SCHEMA_.note(); RETURN $2; END''';
+	END
+	$do$;
+	RESET ROLE};
+
+sub plant_in
+{
+	my ($schema) = @_;
+	my $types = join(', ', map { "'$_'" } @types);
+
+	(my $sql = $trap) =~ s/SCHEMA_/$schema/g;
+	$sql =~ s/TYPES_/$types/g;
+	$node->safe_psql('managed', $sql);
+	return;
+}
+
+# Runs a script as the superuser, and returns what it says.
+sub run_script
+{
+	my ($script, $path) = @_;
+	my ($out, $err);
+
+	local $ENV{PGOPTIONS} = "-c search_path=$path";
+	$node->psql('managed', "\\i $managed/$script", stdout => \$out, stderr => \$err);
+	return $err;
+}
+
+# Has anybody else than the role of the planted code run it?
+sub nobody_else
+{
+	my ($name, @schemas) = @_;
+
+	is($node->safe_psql('managed', "SELECT is_called FROM $_.others"), 'f', "$name, in schema $_") for @schemas;
+	return;
+}
+
+$node->safe_psql('postgres', 'CREATE DATABASE managed TEMPLATE template0');
+plant_in('trap');
+$node->safe_psql('managed', 'CREATE SCHEMA clean');
+is(run_script('idempotency.sql', 'clean,trap,pg_catalog'), '', 'managed: the script installs with strangers in the search_path');
+nobody_else('managed: and nothing of theirs has run', 'trap');
+is($node->safe_psql('managed', q{SELECT clean.idem_fingerprint('1') IS NOT NULL AND to_regclass('clean.idempotency_store') IS NOT NULL}),
+	't', 'managed: it is in the first schema');
+like(run_script('idempotency.sql', 'trap,pg_catalog'), qr/ERROR:  schema "trap" belongs to mallory/, 'managed: a schema of somebody else is refused');
+$node->safe_psql('managed', 'CREATE SCHEMA open; GRANT CREATE, USAGE ON SCHEMA open TO mallory');
+plant_in('open');
+like(run_script('idempotency.sql', 'open,pg_catalog'), qr/mallory may create objects in schema "open"/, 'managed: a schema in which others may create is refused');
+$node->safe_psql('managed', 'REVOKE CREATE ON SCHEMA open FROM mallory');
+like(run_script('idempotency.sql', 'open,pg_catalog'), qr/function .* in schema "open" belongs to mallory/, 'managed: and one in which they have created');
+nobody_else('managed: nothing that was planted has run', qw(trap open));
+$node->safe_psql('managed', 'DROP SCHEMA clean CASCADE; DROP SCHEMA open CASCADE');
+
+# The owner of the functions is not trusted by the superuser who moves them: his code is
+# everywhere on his tables, and tries to become more than it is.
+sub by_mallory
+{
+	my ($sql) = @_;
+
+	$node->safe_psql('managed', "SET search_path = managed, pg_temp; $sql", extra_params => [ '-U', 'mallory' ]);
+	return;
+}
+$node->safe_psql('managed', 'ALTER ROLE mallory LOGIN; CREATE SCHEMA managed AUTHORIZATION mallory');
+by_mallory("\\i $managed/idempotency.sql");
+by_mallory(
+	q{
+	SELECT idem_grant('pg_monitor');
+	BEGIN; SELECT idem_begin('done', '{"a": 1}'), idem_complete('done', '[1]', body => '\x00ff'); COMMIT;
+	SELECT idem_begin('leased', lease => '1 hour');
+	CREATE TABLE trap.told (told text);
+	CREATE TABLE trap.deferred (n int);
+	CREATE FUNCTION trap.later() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM trap.note(); RETURN NULL; END';
+	CREATE CONSTRAINT TRIGGER later AFTER INSERT ON trap.deferred DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION trap.later();
+	CREATE FUNCTION trap.climb() RETURNS void LANGUAGE plpgsql AS $$
+	DECLARE
+		s text;
+	BEGIN
+		PERFORM trap.note();
+		FOREACH s IN ARRAY ARRAY['RESET ROLE', 'SET SESSION AUTHORIZATION DEFAULT', 'ALTER ROLE mallory SUPERUSER', 'INSERT INTO trap.deferred VALUES (1)',
+			'DECLARE later CURSOR WITH HOLD FOR SELECT trap.note()', 'CREATE TEMP TABLE pg_class (a int)', 'SET search_path = trap, pg_catalog',
+			'CREATE STATISTICS trap.s ON (trap.one(1)), attempt FROM idempotency_managed.record'] LOOP
+			BEGIN
+				EXECUTE s;
+				INSERT INTO trap.told VALUES (s);
+			EXCEPTION WHEN OTHERS THEN
+				INSERT INTO trap.told VALUES (SQLSTATE);
+			END;
+		END LOOP;
+	END $$;
+	CREATE FUNCTION trap.one(n int) RETURNS int LANGUAGE plpgsql IMMUTABLE AS 'BEGIN PERFORM trap.climb(); RETURN 1; END';
+	CREATE FUNCTION trap.status(idempotency_status) RETURNS text LANGUAGE plpgsql AS 'BEGIN PERFORM trap.climb(); RETURN format(''%s'', $1); END';
+	CREATE INDEX ON idempotency_store (attempt) WHERE trap.one(1) = 1;
+	CREATE STATISTICS folded ON (trap.one(1)), attempt FROM idempotency_store;
+	CREATE FUNCTION idem_grant(text) RETURNS void LANGUAGE plpgsql AS 'BEGIN PERFORM trap.climb(); END';
+});
+# the move drops what belongs to the owner of the tables
+$node->safe_psql('managed', 'CREATE ROLE mallet; ALTER FUNCTION managed.idem_grant(text) OWNER TO mallet');
+plant_in('managed');
+
+# Tables that are not what the script has created.
+sub refused
+{
+	my ($change, $undo, $message, $name) = @_;
+
+	by_mallory($change);
+	like(run_script('move-to-extension.sql', 'trap,managed,pg_catalog'), $message, "move: $name is refused");
+	nobody_else('move: and nothing has run as the superuser', qw(trap managed));
+	by_mallory($undo);
+	return;
+}
+refused('ALTER TABLE idempotency_store FORCE ROW LEVEL SECURITY, ENABLE ROW LEVEL SECURITY',
+	'ALTER TABLE idempotency_store NO FORCE ROW LEVEL SECURITY, DISABLE ROW LEVEL SECURITY',
+	qr/affected by row-level security policy/, 'row security on the store');
+refused('ALTER TABLE idempotency_store RENAME TO kept; CREATE TABLE idempotency_store (x int) PARTITION BY RANGE ((x + trap.one(1)))',
+	'DROP TABLE idempotency_store; ALTER TABLE kept RENAME TO idempotency_store',
+	qr/"managed.idempotency_store" is not the one that/, 'a partitioned table in place of the store');
+refused('ALTER TABLE idempotency_store RENAME TO kept; CREATE VIEW idempotency_store AS SELECT kept.* FROM kept, trap.climb()',
+	'DROP VIEW idempotency_store; ALTER TABLE kept RENAME TO idempotency_store',
+	qr/"managed.idempotency_store" is not the one that/, 'a view in place of the store');
+
+refused('CREATE CAST (idempotency_status AS text) WITH FUNCTION trap.status(idempotency_status) AS IMPLICIT',
+	'DROP CAST (idempotency_status AS text); DROP FUNCTION trap.status(idempotency_status)',
+	qr/other objects depend on them/, 'a cast of a type of the script');
+
+by_mallory('TRUNCATE trap.told');
+like(run_script('move-to-extension.sql', 'trap,managed,pg_catalog'), qr/NOTICE:  2 records moved/, 'move: the records are moved');
+cmp_ok($node->safe_psql('managed', 'SELECT count(*) FROM trap.told'), '>', 0, 'move: code of the owner has run');
+nobody_else('move: as the owner and as nobody else', qw(trap managed));
+is( $node->safe_psql('managed', q{SELECT string_agg(DISTINCT told, ',') FROM trap.told WHERE told !~ '^[0-9A-Z]{5}$' AND told !~ 'search_path'}),
+	'', 'move: every way up is refused');
+is($node->safe_psql('managed', q{SELECT rolsuper FROM pg_roles WHERE rolname = 'mallory'}), 'f', 'move: the owner is no superuser');
+is( $node->safe_psql('managed', q{SELECT outcome, response_payload, response_body FROM managed.idem_begin('done', '{"a": 1}')}),
+	'COMPLETED|[1]|\x00ff', 'move: a replay is that of before');
+is($node->safe_psql('managed', q{SELECT has_function_privilege('pg_monitor', 'managed.idem_lookup(text, text)', 'EXECUTE')}), 't', 'move: a role keeps its rights');
 
 done_testing();
