@@ -136,15 +136,20 @@ operation_forget(const OperationName *name)
 	Handle		handle;
 	Record		record;
 	Caller		caller;
+	bool		exists;
 
 	handle_open(&handle, name, RowExclusiveLock);
-	if (!find_unowned(&handle, &record))
-		return false;
-	fence_keep(record.fence);
-	/* an operator calls this: the owner's triggers must not run with the operator's rights */
+	/* an operator calls this: the owner's code must not run with the operator's rights */
 	caller = as_owner_in_call(handle.catalog->store_owner);
-	store_delete(handle.catalog, name, record.updated_at);
+	exists = find_unowned(&handle, &record);
+	if (exists)
+	{
+		fence_keep(record.fence);
+		store_delete(handle.catalog, name, record.updated_at);
+	}
 	as_owner_end(&caller);
+	if (!exists)
+		return false;
 	ForceSyncCommit();
 	forgotten.level = GetCurrentTransactionNestLevel();
 	journal_set(handle.id, name, forgotten);

@@ -11,8 +11,11 @@
  */
 #include "postgres.h"
 
+#include "access/htup_details.h"
+#include "catalog/pg_class.h"
 #include "miscadmin.h"
 #include "utils/guc.h"
+#include "utils/syscache.h"
 
 #include "base/compat.h"
 #include "schema/as_owner.h"
@@ -43,6 +46,28 @@ as_owner_in_call(Oid owner)
 	SetUserIdAndSecContext(owner, caller.context |
 						   SECURITY_LOCAL_USERID_CHANGE | SECURITY_RESTRICTED_OPERATION);
 	return caller;
+}
+
+/*
+ * For one statement on a table.  The table's code runs as the caller, as everywhere in
+ * SQL; but no code of others runs as a superuser.  Only a superuser becomes the owner.
+ */
+Caller
+as_owner_in_statement(Oid table)
+{
+	Caller		caller = {0};
+	HeapTuple	row;
+	Oid			owner;
+
+	GetUserIdAndSecContext(&caller.user, &caller.context);
+	if (!superuser_arg(caller.user))
+		return caller;
+	row = SearchSysCache1(RELOID, ObjectIdGetDatum(table));
+	if (!HeapTupleIsValid(row))
+		elog(ERROR, "cache lookup failed for relation %u", table);
+	owner = ((Form_pg_class) GETSTRUCT(row))->relowner;
+	ReleaseSysCache(row);
+	return superuser_arg(owner) ? caller : as_owner_in_call(owner);
 }
 
 /*

@@ -30,6 +30,7 @@
 
 #include "base/compat.h"
 #include "citus/citus.h"
+#include "schema/as_owner.h"
 #include "schema/catalog.h"
 #include "schema/parts.h"
 #include "schema/secret.h"
@@ -241,16 +242,15 @@ read_local_shards(Relation store)
 }
 
 /*
- * The store is locked already.  The parts are read before anybody looks at their
- * shape: news about a part counts from when the part is known.
+ * The parts are read before anybody looks at their shape: news about a part
+ * counts from when the part is known.
  */
 static void
-read_store(void)
+describe_store(void)
 {
 	Relation	store = relation_open(catalog.tables[TABLE_STORE], NoLock);
 
 	catalog.store_distributed = citus_read_store(store);
-	catalog.store_owner = store->rd_rel->relowner;
 	catalog.store_by_expiry = !catalog.store_distributed && shape_is_by_expiry(store);
 	if (catalog.store_distributed)
 		read_local_shards(store);
@@ -261,6 +261,21 @@ read_store(void)
 		catalog.store_plain = shape_is_plain(store, catalog.status_type);
 	}
 	relation_close(store, NoLock);
+}
+
+/*
+ * The store is locked already.  The caller may be a superuser, and opening a table can
+ * run code of its owner: so the owner is read from the catalog's row, and opens it.
+ */
+static void
+read_store(void)
+{
+	Caller		caller;
+
+	catalog.store_owner = shape_require_openable(catalog.tables[TABLE_STORE], table_names[TABLE_STORE]);
+	caller = as_owner_in_call(catalog.store_owner);
+	describe_store();
+	as_owner_end(&caller);
 }
 
 static void

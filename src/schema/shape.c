@@ -7,18 +7,21 @@
 #include "postgres.h"
 
 #include "access/genam.h"
+#include "access/htup_details.h"
 #include "access/relation.h"
 #include "access/table.h"
 #include "catalog/pg_am.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_collation.h"
 #include "catalog/pg_inherits.h"
+#include "catalog/pg_partitioned_table.h"
 #include "catalog/pg_type.h"
 #include "commands/defrem.h"
 #include "partitioning/partbounds.h"
 #include "partitioning/partdesc.h"
 #include "utils/lsyscache.h"
 #include "utils/partcache.h"
+#include "utils/syscache.h"
 
 #include "base/compat.h"
 #include "base/idempotency.h"
@@ -44,6 +47,43 @@ shape_require_logged(const char *table, char persistence, const char *loss)
 				 errmsg("\"%s\" is not logged", table),
 				 errdetail("A crash would empty it, and %s.", loss),
 				 errhint("Run ALTER TABLE ... SET LOGGED.")));
+}
+
+static bool
+has_key_of_expressions(Oid table)
+{
+	HeapTuple	key = SearchSysCache1(PARTRELID, ObjectIdGetDatum(table));
+	bool		is_null = true;
+
+	if (!HeapTupleIsValid(key))
+		return false;
+	(void) SysCacheGetAttr(PARTRELID, key, Anum_pg_partitioned_table_partexprs, &is_null);
+	ReleaseSysCache(key);
+	return !is_null;
+}
+
+/*
+ * May the table be opened?  Returns its owner.  Only rows of the catalogs are read, and
+ * no code of the owner runs.  Expressions of a partition key are computed as far as
+ * possible when the server reads the key; no such store could have a primary key.
+ */
+Oid
+shape_require_openable(Oid table, const char *name)
+{
+	HeapTuple	row = SearchSysCache1(RELOID, ObjectIdGetDatum(table));
+	Oid			owner = InvalidOid;
+
+	if (HeapTupleIsValid(row))
+	{
+		Form_pg_class form = (Form_pg_class) GETSTRUCT(row);
+
+		if (form->relkind == RELKIND_RELATION || form->relkind == RELKIND_PARTITIONED_TABLE)
+			owner = form->relowner;
+		ReleaseSysCache(row);
+	}
+	if (!OidIsValid(owner) || has_key_of_expressions(table))
+		shape_refuse(name);
+	return owner;
 }
 
 /*

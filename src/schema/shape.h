@@ -23,6 +23,7 @@ typedef struct RawColumn
 
 pg_noreturn extern void shape_refuse(const char *what);
 extern void shape_require_logged(const char *table, char persistence, const char *loss);
+extern Oid	shape_require_openable(Oid table, const char *name);
 extern void shape_require_raw(Relation table, const char *name, const RawColumn *columns, int count);
 extern void shape_require_store(Relation store, Oid status_type);
 extern void shape_require_shard(Oid shard, Oid status_type);

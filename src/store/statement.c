@@ -28,6 +28,7 @@
 
 #include "base/compat.h"
 #include "base/fault.h"
+#include "schema/as_owner.h"
 #include "store/row_error.h"
 #include "store/statement.h"
 
@@ -308,11 +309,13 @@ statement_run(Statement *statement, const Catalog *catalog,
 {
 	MemoryContext context = CurrentMemoryContext;
 	Planning	run = {.statement = statement};
+	Caller		caller;
 
 	statement->relation = lock_table_of(statement, snapshot != NULL ? AccessShareLock : RowExclusiveLock);
 	FAULT_POINT("statement-locked");
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "could not connect to SPI");
+	caller = as_owner_in_statement(statement->relation);
 	/* planning may run the owner's code, too, which may begin operations */
 	statement->running++;
 	PG_TRY();
@@ -330,6 +333,7 @@ statement_run(Statement *statement, const Catalog *catalog,
 	if (planning == &run)
 		end_planning(&run);
 	statement->running--;
+	as_owner_end(&caller);
 	return SPI_processed;
 }
 
