@@ -86,14 +86,27 @@ headers_package() {
 
 # ---- Debian ----
 
+# The versions of PostgreSQL that are supported, and tested.
+# shellcheck disable=SC2034
+supported=(15 17 18 19)
+# for messages: 15|17|18|19
+# shellcheck disable=SC2034
+any_version=$(IFS='|'; echo "${supported[*]}")
+
 # suite_of VERSION: the Debian release that has this PostgreSQL.
 suite_of() {
 	case $1 in
 		15) echo bookworm ;;
 		17) echo trixie ;;
 		18) echo forky ;;
+		19) echo experimental ;;
 		*) return 1 ;;
 	esac
+}
+
+# cron_package VERSION: pg_cron for this PostgreSQL; nothing where Debian has none yet.
+cron_package() {
+	[[ $1 -ge 19 ]] || echo "postgresql-$1-cron"
 }
 
 # The mirror that this machine's apt uses, by what the lists say of themselves, as

@@ -25,7 +25,7 @@ SELECT idem_lookup('errors-inner') IS NULL, locks_held();
 CREATE TABLE errors_unique (n int PRIMARY KEY);
 INSERT INTO errors_unique VALUES (1);
 CREATE FUNCTION errors_unique(request jsonb) RETURNS jsonb LANGUAGE sql AS 'INSERT INTO errors_unique VALUES (1) RETURNING ''1''::jsonb';
-CREATE FUNCTION errors_missing(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS 'BEGIN RETURN errors_no_such_function(request); END';
+CREATE FUNCTION errors_missing(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$BEGIN RAISE undefined_function USING MESSAGE = 'function errors_no_such_function(jsonb) does not exist', DETAIL = 'Nobody made it.', HINT = 'Make it.'; END$$;
 SELECT jsonb_pretty(response_payload) FROM idem_call('errors_unique(jsonb)', 'errors-2');
 SELECT raises_in_full($$SELECT idem_call('errors_missing(jsonb)', 'errors-3')$$);
 SELECT idem_lookup('errors-3') IS NULL;

@@ -213,13 +213,77 @@ column_of_row(HeapTuple row, AttrNumber number, TupleDesc descriptor, bool *is_n
 #define primary_key_index(relation) RelationGetPrimaryKeyIndex(relation)
 #endif
 
-/* 18 (0fbceae841) counts index searches for EXPLAIN */
-#if PG_VERSION_NUM >= 180000
+/*
+ * 19 lets a table's access method see how an index is scanned.
+ * 18 (0fbceae841) counts index searches for EXPLAIN.
+ */
+#if PG_VERSION_NUM >= 190000
+#define begin_index_scan(heap, index, snapshot, keys) \
+	index_beginscan(heap, index, snapshot, NULL, keys, 0, SO_NONE)
+#elif PG_VERSION_NUM >= 180000
 #define begin_index_scan(heap, index, snapshot, keys) \
 	index_beginscan(heap, index, snapshot, NULL, keys, 0)
 #else
 #define begin_index_scan(heap, index, snapshot, keys) \
 	index_beginscan(heap, index, snapshot, keys, 0)
+#endif
+
+/* 19 gives changes of a table options, and takes one of them for "changing partition" */
+#if PG_VERSION_NUM >= 190000
+#define update_version(store, version, slot, command, failure, mode, indexes) \
+	table_tuple_update(store, version, slot, command, 0, InvalidSnapshot, \
+					   InvalidSnapshot, true, failure, mode, indexes)
+#define delete_version(store, version, command, failure) \
+	table_tuple_delete(store, version, command, 0, InvalidSnapshot, \
+					   InvalidSnapshot, true, failure)
+#else
+#define update_version(store, version, slot, command, failure, mode, indexes) \
+	table_tuple_update(store, version, slot, command, InvalidSnapshot, \
+					   InvalidSnapshot, true, failure, mode, indexes)
+#define delete_version(store, version, command, failure) \
+	table_tuple_delete(store, version, command, InvalidSnapshot, \
+					   InvalidSnapshot, true, failure, false)
+#endif
+
+/* 19 has one state for the value under construction and its result */
+#include "utils/jsonb.h"
+
+#if PG_VERSION_NUM >= 190000
+#define json_push(in, token, value) pushJsonbValue(in, token, value)
+#else
+typedef struct JsonBuild
+{
+	JsonbValue *result;
+	JsonbParseState *parseState;
+} JsonBuild;
+#define JsonbInState JsonBuild
+
+static inline void
+json_push(JsonbInState *in, JsonbIteratorToken token, JsonbValue *value)
+{
+	in->result = pushJsonbValue(&in->parseState, token, value);
+}
+#endif
+
+/* 19 tells a planner of the EXPLAIN that it plans for */
+#if PG_VERSION_NUM >= 190000
+#define EXPLAIN_PARAMETER , struct ExplainState *explain
+#define EXPLAIN_ARGUMENT , explain
+#else
+#define EXPLAIN_PARAMETER
+#define EXPLAIN_ARGUMENT
+#endif
+
+/* 19 hands the jumble out to be read only */
+#if PG_VERSION_NUM >= 190000
+typedef const struct JumbleState *JumbleArgument;
+#else
+typedef struct JumbleState *JumbleArgument;
+#endif
+
+/* 19 says it in words of the compiler, and no longer lets a comment do */
+#ifndef pg_fallthrough
+#define pg_fallthrough __attribute__((fallthrough))
 #endif
 
 /*

@@ -5,6 +5,7 @@
  */
 #include "postgres.h"
 
+#include "base/compat.h"
 #include "base/json.h"
 
 static JsonbValue
@@ -36,16 +37,17 @@ value_of_member(const JsonMember *member)
 Jsonb *
 json_object_of(const JsonMember *members, int count)
 {
-	JsonbParseState *state = NULL;
+	JsonbInState state = {0};
 
-	(void) pushJsonbValue(&state, WJB_BEGIN_OBJECT, NULL);
+	json_push(&state, WJB_BEGIN_OBJECT, NULL);
 	for (int i = 0; i < count; i++)
 	{
 		JsonbValue	name = string_value(members[i].name);
 		JsonbValue	value = value_of_member(&members[i]);
 
-		(void) pushJsonbValue(&state, WJB_KEY, &name);
-		(void) pushJsonbValue(&state, WJB_VALUE, &value);
+		json_push(&state, WJB_KEY, &name);
+		json_push(&state, WJB_VALUE, &value);
 	}
-	return JsonbValueToJsonb(pushJsonbValue(&state, WJB_END_OBJECT, NULL));
+	json_push(&state, WJB_END_OBJECT, NULL);
+	return JsonbValueToJsonb(state.result);
 }

@@ -185,7 +185,7 @@ note_sent(const SoleCall *sole)
 }
 
 static PlannedStmt *
-plan_call(Query *query, const char *text, int options, ParamListInfo parameters)
+plan_call(Query *query, const char *text, int options, ParamListInfo parameters EXPLAIN_PARAMETER)
 {
 	SoleCall	sole;
 	bool		is_ours = IsTransactionState() && find_sole_call(query, &sole);
@@ -193,8 +193,8 @@ plan_call(Query *query, const char *text, int options, ParamListInfo parameters)
 
 	if (is_ours)
 		give_tenant(&sole, parameters);
-	planned = previous_planner ? previous_planner(query, text, options, parameters) :
-		standard_planner(query, text, options, parameters);
+	planned = previous_planner ? previous_planner(query, text, options, parameters EXPLAIN_ARGUMENT) :
+		standard_planner(query, text, options, parameters EXPLAIN_ARGUMENT);
 	if (is_ours && sole.scope == NULL)
 		planned->planTree->total_cost = PROHIBITIVE_COST;
 	else if (is_ours && IsA(planned->planTree, CustomScan))

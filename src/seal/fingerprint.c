@@ -320,9 +320,8 @@ static Jsonb *
 in_utf8(Jsonb *request)
 {
 	JsonbIterator *iterator = JsonbIteratorInit(&request->root);
-	JsonbParseState *state = NULL;
+	JsonbInState state = {0};
 	JsonbValue	value;
-	JsonbValue *whole = NULL;
 	JsonbIteratorToken token;
 
 	while ((token = JsonbIteratorNext(&iterator, &value, false)) != WJB_DONE)
@@ -338,9 +337,9 @@ in_utf8(Jsonb *request)
 			value.val.string.val = unconstify(char *, bytes.start);
 			value.val.string.len = bytes.length;
 		}
-		whole = pushJsonbValue(&state, token, scalar ? &value : NULL);
+		json_push(&state, token, scalar ? &value : NULL);
 	}
-	return JsonbValueToJsonb(whole);
+	return JsonbValueToJsonb(state.result);
 }
 
 /* The fingerprint of a request, palloc'd. */

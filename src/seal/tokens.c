@@ -201,39 +201,39 @@ has_place(const JsonbParseState *state, int kind)
 
 /* Adds one token; returns by how much it changes the depth. */
 static int
-push_token(JsonbParseState **state, StringInfo message, JsonbValue **result)
+push_token(JsonbInState *state, StringInfo message)
 {
 	int			kind = pq_getmsgbyte(message);
 	JsonbValue	value = {.type = jbvArray};
 
-	if (!has_place(*state, kind))
+	if (!has_place(state->parseState, kind))
 		raise_damaged();
 	switch (kind)
 	{
 		case '{':
-			*result = pushJsonbValue(state, WJB_BEGIN_OBJECT, NULL);
+			json_push(state, WJB_BEGIN_OBJECT, NULL);
 			return 1;
 		case '[':
-			*result = pushJsonbValue(state, WJB_BEGIN_ARRAY, NULL);
+			json_push(state, WJB_BEGIN_ARRAY, NULL);
 			return 1;
 		case '(':
 			value.val.array.rawScalar = true;
 			value.val.array.nElems = 1;
-			*result = pushJsonbValue(state, WJB_BEGIN_ARRAY, &value);
+			json_push(state, WJB_BEGIN_ARRAY, &value);
 			return 1;
 		case '}':
-			*result = pushJsonbValue(state, WJB_END_OBJECT, NULL);
+			json_push(state, WJB_END_OBJECT, NULL);
 			return -1;
 		case ']':
-			*result = pushJsonbValue(state, WJB_END_ARRAY, NULL);
+			json_push(state, WJB_END_ARRAY, NULL);
 			return -1;
 		case 'k':
 			value = get_string(message);
-			*result = pushJsonbValue(state, WJB_KEY, &value);
+			json_push(state, WJB_KEY, &value);
 			return 0;
 		default:
 			value = get_scalar(message, kind);
-			*result = pushJsonbValue(state, (*state)->contVal.type == jbvObject ? WJB_VALUE : WJB_ELEM, &value);
+			json_push(state, state->parseState->contVal.type == jbvObject ? WJB_VALUE : WJB_ELEM, &value);
 			return 0;
 	}
 }
@@ -241,14 +241,13 @@ push_token(JsonbParseState **state, StringInfo message, JsonbValue **result)
 Jsonb *
 tokens_get_jsonb(StringInfo message)
 {
-	JsonbParseState *state = NULL;
-	JsonbValue *result = NULL;
+	JsonbInState state = {0};
 	int			depth = 0;
 
 	do
 	{
 		CHECK_FOR_INTERRUPTS();
-		depth += push_token(&state, message, &result);
+		depth += push_token(&state, message);
 	} while (depth > 0);
-	return JsonbValueToJsonb(result);
+	return JsonbValueToJsonb(state.result);
 }

@@ -182,8 +182,7 @@ replace_version(const Catalog *catalog, Relation store, Relation index,
 	UpdateIndexes indexes;
 	TM_Result	result;
 
-	result = table_tuple_update(store, version, slot, GetCurrentCommandId(true), InvalidSnapshot,
-								InvalidSnapshot, true, &failure, &mode, &indexes);
+	result = update_version(store, version, slot, GetCurrentCommandId(true), &failure, &mode, &indexes);
 	if (result == TM_Ok && indexes != TU_None)
 		insert_key(store, index, slot, true);
 	ExecDropSingleTupleTableSlot(slot);
@@ -215,8 +214,7 @@ change_version(const Catalog *catalog, Relation store, Relation index,
 
 	if (record != NULL)
 		return replace_version(catalog, store, index, version, record);
-	return table_tuple_delete(store, version, GetCurrentCommandId(true), InvalidSnapshot,
-							  InvalidSnapshot, true, &failure, false);
+	return delete_version(store, version, GetCurrentCommandId(true), &failure);
 }
 
 /*

@@ -108,7 +108,7 @@ name_changed(void)
 }
 
 static void
-check_as_owner(ParseState *state, Query *query, JumbleState *jumble)
+check_as_owner(ParseState *state, Query *query, JumbleArgument jumble)
 {
 	const Statement *statement;
 

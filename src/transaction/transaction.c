@@ -112,7 +112,7 @@ transaction_event(XactEvent event, void *arg)
 			if (!journal_is_empty())
 				FAULT_POINT("commit-visible");
 			wake_waiters();
-			/* FALLTHROUGH */
+			pg_fallthrough;
 		case XACT_EVENT_ABORT:
 		case XACT_EVENT_PREPARE:
 			journal_forget();

