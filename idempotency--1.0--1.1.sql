@@ -278,7 +278,7 @@ SET search_path = pg_catalog, pg_temp
 SET timezone = 'UTC'
 SET datestyle = 'ISO'
 AS $$
-	SELECT substring(bound, 'FROM \(''([^'']*)''\)')::timestamptz, substring(bound, 'TO \(''([^'']*)''\)')::timestamptz
+	SELECT substring(bound, 'FROM [(]''([^'']*)''[)]')::timestamptz, substring(bound, 'TO [(]''([^'']*)''[)]')::timestamptz
 	FROM (SELECT pg_get_expr(relpartbound, oid) AS bound FROM pg_class WHERE oid = part) c
 $$;
 COMMENT ON FUNCTION @extschema@.idem_partition_range(regclass) IS

@@ -192,11 +192,16 @@ keep_planner_settings(void)
 	}
 }
 
-/* Overrides settings of the database and of the superuser, as autovacuum does. */
+/*
+ * Overrides settings of the database and of the superuser, as autovacuum does, and
+ * those that give the text of a statement another meaning.
+ */
 static void
 ignore_settings_of_database(void)
 {
 	static const char *const settings[][2] = {
+		{"array_nulls", "on"},
+		{"backslash_quote", "safe_encoding"},
 		{"debug_print_parse", "off"},
 		{"debug_print_plan", "off"},
 		{"debug_print_rewritten", "off"},
@@ -205,10 +210,13 @@ ignore_settings_of_database(void)
 		{"enable_tidscan", "on"},
 		{"lock_timeout", "0"},
 		{"plan_cache_mode", "auto"},
+		{"quote_all_identifiers", "off"},
 		{"role", "none"},
 		{"session_replication_role", "origin"},
+		{"standard_conforming_strings", "on"},
 		{"synchronous_commit", "off"},
 		{"transaction_timeout", "0"},	/* since 17 */
+		{"transform_null_equals", "off"},
 		{"vacuum_cost_page_dirty", "20"},
 		{"vacuum_cost_page_hit", "1"},
 		{"vacuum_cost_page_miss", "2"}

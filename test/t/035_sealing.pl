@@ -286,6 +286,10 @@ for my $case ([ 'empty', '' ], [ 'comments only', '# nothing' ], [ 'a short secr
 	write_keys(@lines);
 	refused_file('F0000', $name);
 }
+# what is cut is long enough for a secret
+write_keys("k1 $secret", "k2 $secret{k2}");
+truncate $key_file, -s($key_file) - 24;
+refused_file('F0000', 'half of a line');
 write_keys("  k1   $secret{k1}  ", "k2 $secret{k2}\r");
 is(replay('sealed', '"card 4711"'), $replayed, 'blanks and carriage returns are no part of a key');
 

@@ -154,6 +154,7 @@ create_database('closed');
 create_database('napping', 1);
 create_database('gated', 1);
 create_database('costly', 1);
+create_database('twisted');
 create_database('other', 1);
 $node->safe_psql('gated', $gate);
 rounds_pass(1);
@@ -212,6 +213,23 @@ soon('collected: costly, whatever its settings', sub { figure('collected_rows', 
 is($node->safe_psql('costly', $scans), $scans_before,
 	'costly: the plan is not what its settings want');
 is(times_ended('costly', $start), 0, 'costly: no visit was too long');
+
+# Nor do settings that give the text of a statement another meaning.
+my %as_text = (array_nulls => 'on', backslash_quote => 'safe_encoding', quote_all_identifiers => 'off', standard_conforming_strings => 'on', transform_null_equals => 'off');
+my $names = join ', ', map { "'$_'" } sort keys %as_text;
+
+$node->safe_psql('postgres', "ALTER DATABASE twisted SET $_ = " . ($as_text{$_} eq 'off' ? 'on' : 'off')) for sort keys %as_text;
+$node->safe_psql('twisted', <<"SQL");
+CREATE EXTENSION idempotency;
+CREATE TABLE told (name text, value text);
+CREATE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS \$\$
+	BEGIN INSERT INTO told SELECT name, current_setting(name) FROM unnest(ARRAY[$names]) name; RETURN old; END \$\$;
+CREATE TRIGGER tell BEFORE DELETE ON idempotency_store FOR EACH ROW EXECUTE FUNCTION tell();
+SQL
+put('twisted', 1);
+is_collected('twisted', 'whatever its settings make of text');
+is($node->safe_psql('twisted', q{SELECT string_agg(name || ' = ' || value, ', ' ORDER BY name) FROM told}),
+	join(', ', map { "$_ = $as_text{$_}" } sort keys %as_text), 'text means what it means to the server');
 
 is(sqlstate($node, 'DROP DATABASE napping'), '', 'DROP DATABASE, whatever the collector waits for');
 ask($renaming, 'ROLLBACK');

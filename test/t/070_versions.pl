@@ -9,6 +9,7 @@
 use strict;
 use warnings;
 
+use File::Basename qw(basename);
 use FindBin;
 
 use Idempotency;
@@ -23,6 +24,14 @@ my %frozen = frozen($tree);
 # ---- released scripts ----
 
 cmp_ok(scalar keys %frozen, '>', 0, 'there is a frozen script');
+# With standard_conforming_strings = off, which the owner of a database may set, a
+# backslash in a string would not be itself.
+for my $script (grep { !$frozen{ basename($_) } } glob("$tree/idempotency--*.sql"))
+{
+	my @lines = grep { /\\/ && !/^\\echo / } split /\n/, slurp_file($script);
+
+	is("@lines", '', basename($script) . ' has no backslashes');
+}
 for my $script (sort keys %frozen)
 {
 	is(checksum("$tree/$script"), $frozen{$script}, "$script is as it was released");
