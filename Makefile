@@ -200,6 +200,15 @@ $(error no development files of that PostgreSQL: install them (Debian: postgresq
 endif
 include $(PGXS)
 
+# pg_config may be the client's, so its version says nothing of the server.
+install: compare-releases
+.PHONY: compare-releases
+compare-releases:
+	@headers=$$(sed -n 's/^#define PG_VERSION "\([^ "]*\).*/\1/p' "$$($(PG_CONFIG) --includedir-server)/pg_config.h"); \
+	server=$$('$(bindir)/postgres' --version 2>/dev/null | sed 's/^[^)]*) \([^ ]*\).*/\1/'); \
+	test "$${server:-$$headers}" = "$${headers:-$$server}" || \
+		echo "idempotency: the server is PostgreSQL $$server, its headers are of $$headers: that works; to have one release, update both" >&2
+
 # PGXS tracks no headers unless the server was built to, and makes no directory.
 # Full names keep make from finding those of the tree.
 BUILD_DIRECTORIES := $(addprefix $(CURDIR)/,$(sort $(patsubst %/,%,$(dir $(OBJS)))))

@@ -1,9 +1,10 @@
-"""The message file: reading and checking it; and writing the payments that the
-demo uses without a file (messages.py 1000)."""
+"""The message file: reading and checking it (messages.py --check FILE); and writing
+the payments that the demo uses without a file (messages.py 1000)."""
 
 import json
 import os
 import random
+import signal
 import sys
 from dataclasses import dataclass
 
@@ -76,10 +77,13 @@ def read_messages(lines, name):
 def parse_line(line, where):
     """The Message in this line; every string in it is one that PostgreSQL can store."""
     try:
+        line = line.strip()
         body = json.loads(line, parse_constant=reject_constant)
         text = json.dumps(body, ensure_ascii=False, allow_nan=False)
         text.encode()
     except json.JSONDecodeError as error:
+        if is_cut_off(line, error):
+            raise InputError(f"{where}: ends in the middle of a JSON object, after column {len(line)}") from None
         raise InputError(f"{where}: is not JSON: {error.msg} (column {error.colno})") from None
     except (ValueError, RecursionError):
         raise InputError(f"{where}: holds a value that PostgreSQL's jsonb cannot") from None
@@ -90,6 +94,11 @@ def parse_line(line, where):
     for problem in problems(body):
         raise InputError(f"{where}: {problem}")
     return Message(body)
+
+
+def is_cut_off(line, error):
+    """Whether the line would be right so far if more came."""
+    return line.startswith("{") and (error.pos >= len(line) or error.msg.startswith("Unterminated string"))
 
 
 def reject_constant(name):
@@ -152,5 +161,21 @@ def write_sample(count, out):
         out.write(json.dumps(body) + "\n")
 
 
+def main():
+    """messages.py 1000: writes a sample; messages.py --check FILE: whether it can be used."""
+    if sys.argv[1] != "--check":
+        write_sample(int(sys.argv[1]), sys.stdout)
+        return 0
+    try:
+        open_and_read(sys.argv[2])
+    except InputError as problem:
+        print(f"demo: {problem}", file=sys.stderr)
+        return 2
+    return 0
+
+
 if __name__ == "__main__":
-    write_sample(int(sys.argv[1]), sys.stdout)
+    # a reader that is gone, or an interrupt, ends it without a word
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.exit(main())

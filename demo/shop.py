@@ -10,6 +10,8 @@ and some did not without; 1 when not, or when a run did not get to its end; 2
 for a file or an option that cannot be used.
 """
 
+import interrupts
+
 import argparse
 import os
 import sys
@@ -170,6 +172,7 @@ def stop(message, code):
 
 if __name__ == "__main__":
     try:
+        interrupts.listen()
         sys.exit(main())
     except InputError as problem:
         stop(problem, 2)

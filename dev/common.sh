@@ -8,9 +8,6 @@ unset MAKEFLAGS MFLAGS MAKELEVEL
 
 # shellcheck disable=SC2034  # used by the scripts that source this file
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
-# where what took long to make is kept
-# shellcheck disable=SC2034
-cache=${IDEMPOTENCY_CACHE:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/idempotency}
 
 say() {
 	printf '%s\n' "$*" >&2
@@ -20,6 +17,52 @@ die() {
 	say "${0##*/}: $*"
 	exit 1
 }
+
+# ---- directories ----
+
+# Scripts change their directory, and neither make nor the settings of a server can do
+# with a blank in the path of one.
+check_temporary_directory() {
+	[[ -d $TMPDIR && -w $TMPDIR ]] || die "TMPDIR=$TMPDIR is no directory that you can write to: set it to one that is, or unset it"
+	TMPDIR=$(realpath "$TMPDIR")
+	[[ $TMPDIR =~ ^[A-Za-z0-9_./@%+-]+$ ]] || TMPDIR=/tmp
+}
+
+# needs_space MEGABYTES
+needs_space() {
+	local free
+	free=$(df --output=avail --block-size=1M "${TMPDIR:-/tmp}" | tail -n 1)
+	[[ $free -ge $1 ]] || die "${TMPDIR:-/tmp} has $((free)) MB left, and $1 MB are needed: set TMPDIR to a directory with more"
+}
+
+# Where what took long to make is kept: where the caller says, else where such files
+# belong, else, if we cannot write there, beside temporary files.
+choose_cache() {
+	local home=${HOME:-} chosen above beside=${TMPDIR:-/tmp}/idempotency-cache-$EUID
+	[[ -n $home ]] || home=$(getent passwd "$EUID" | cut -d : -f 6)
+	chosen=${IDEMPOTENCY_CACHE:-${XDG_CACHE_HOME:-$home/.cache}/idempotency}
+	above=$chosen
+	while [[ ! -e $above && $above == */* ]]; do
+		above=${above%/*}
+	done
+	# nobody else's directory: what is kept there is run
+	if [[ -n ${IDEMPOTENCY_CACHE:-} || -w ${above:-/} || (-e $beside && (! -O $beside || -L $beside)) ]]; then
+		echo "$chosen"
+	else
+		echo "$beside"
+	fi
+}
+
+make_cache() {
+	{ mkdir -p "$cache" && [[ -w $cache ]]; } 2>/dev/null ||
+		die "cannot write to $cache: set IDEMPOTENCY_CACHE to a directory that you can write to"
+}
+
+[[ -z ${TMPDIR:-} ]] || check_temporary_directory
+# shellcheck disable=SC2034
+cache=$(choose_cache)
+
+# ---- the PostgreSQL to use ----
 
 # True when this pg_config belongs to a server, 15 or newer, that extensions
 # can be built for: clients bring a pg_config too, and Debian's server comes
@@ -63,13 +106,12 @@ list_pg_configs() {
 	command -v pg_config || true
 }
 
-# Prints the pg_config of a server whose headers are not installed, but whose package
-# of headers dev/provision keeps.
+# Prints the pg_config of a server that lacks its headers.
 find_bare_server() {
 	local candidate
 	[[ -z ${PG_CONFIG:-} ]] || return 1
 	while read -r candidate; do
-		if [[ -x ${candidate%/*}/postgres ]] && headers_package "$candidate" >/dev/null; then
+		if is_server "$candidate"; then
 			printf '%s\n' "$candidate"
 			return
 		fi
@@ -77,11 +119,37 @@ find_bare_server() {
 	return 1
 }
 
-# headers_package PG_CONFIG
+is_server() {
+	[[ $(major_version "$1" 2>/dev/null) -ge 15 && -x $("$1" --bindir)/postgres ]]
+}
+
+# server_version PG_CONFIG: 15.18, say; pg_config's own may be that of the client.
+server_version() {
+	"$("$1" --bindir)/postgres" --version | sed 's/^[^)]*) \([^ ]*\).*/\1/'
+}
+
+# package_version PG_CONFIG: that of the server's package, which the server names.
+package_version() {
+	"$("$1" --bindir)/postgres" --version | sed -n 's/.*(\(Debian\|Ubuntu\) \(.*\))$/\2/p'
+}
+
+# headers_version PG_CONFIG: of which PostgreSQL its headers are.
+headers_version() {
+	sed -n 's/^#define PG_VERSION "\([^ "]*\).*/\1/p' "$("$1" --includedir-server)/pg_config.h" 2>/dev/null
+}
+
+# headers_package PG_CONFIG: the package with its headers, in the cache: that of exactly
+# this server, else the newest one, which is newer.
 headers_package() {
-	local version
-	version=$(major_version "$1" 2>/dev/null) && [[ $version -ge 15 ]] &&
-		compgen -G "$cache/postgresql-server-dev-${version}_*.deb" | head -n 1 | grep .
+	local exact kept version
+	exact=$(package_version "$1")
+	kept=$(list_headers "$1" | grep -F "_${exact}_" || list_headers "$1" | sort -V | tail -n 1)
+	version=${kept##*/*-[0-9][0-9]_}
+	[[ -n $exact && -n $kept ]] && dpkg --compare-versions "${version%_*}" ge "$exact" && echo "$kept"
+}
+
+list_headers() {
+	compgen -G "$cache/postgresql-server-dev-$(major_version "$1")_*.deb" || true
 }
 
 # ---- Debian ----

@@ -1,0 +1,131 @@
+# What a new user is told where something on the machine is in the way: one line that
+# names the cause and what helps.
+use strict;
+use warnings;
+
+use Cwd qw(realpath);
+use FindBin;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $root = realpath("$FindBin::RealBin/../..");
+my $work = realpath(PostgreSQL::Test::Utils::tempdir());
+my ($pg_config) = split /\n/, said_by("command -v '$ENV{PG_CONFIG}'");
+
+# The output of a shell command, with its errors.
+sub said_by
+{
+	my ($command) = @_;
+
+	return scalar `( $command ) 2>&1`;
+}
+
+sub is_one_line
+{
+	my ($command, $message, $what) = @_;
+	my $said = said_by($command);
+
+	like($said, $message, $what);
+	is(scalar(() = $said =~ /\n/g), 1, "$what: in one line");
+	return;
+}
+
+sub write_file
+{
+	my ($path, $content) = @_;
+
+	open my $file, '>', $path or die "$path: $!";
+	print $file $content;
+	close $file or die "$path: $!";
+	return $path;
+}
+
+# A pg_config that answers other things than the real one.
+sub pg_config_with
+{
+	my ($name, %other) = @_;
+	my $cases = join '', map { "$_) echo '$other{$_}'; exit ;;\n" } sort keys %other;
+	my $path = write_file("$work/$name", "#!/bin/sh\ncase \$1 in\n${cases}esac\nexec '$pg_config' \"\$@\"\n");
+
+	chmod 0755, $path;
+	return $path;
+}
+
+# ---- headers and server ----
+
+my ($includes) = split /\n/, said_by("'$pg_config' --includedir-server");
+mkdir "$work/$_" for qw(bare headers);
+symlink "$includes/postgres.h", "$work/headers/postgres.h";
+write_file("$work/headers/pg_config.h", "#define PG_VERSION \"99.1\"\n");
+my $other = pg_config_with('other', '--includedir-server' => "$work/headers");
+my $bare = pg_config_with('without_headers', '--includedir-server' => "$work/bare");
+my $no_server = pg_config_with('without_server', '--bindir' => "$work/bare");
+
+is(said_by("make -s -C '$root' PG_CONFIG='$pg_config' compare-releases"), '', 'make install: headers and server are of one release');
+is_one_line("make -s -C '$root' PG_CONFIG='$other' compare-releases", qr/the server is PostgreSQL \d\S*, its headers are of 99\.1: .*update both/, 'make install: they are not');
+is(said_by("make -s -C '$root' PG_CONFIG='$no_server' compare-releases"), '', 'make install without a server');
+
+my $provision = "$root/dev/provision --without-llvm";
+is_one_line("PG_CONFIG='$bare' $provision", qr/without its development files: install them \(Debian: postgresql-server-dev-\d+\)/, 'PG_CONFIG of a server without headers');
+is_one_line("PG_CONFIG='$no_server' $provision", qr/belongs to no PostgreSQL server, 15 or newer/, 'PG_CONFIG of a client');
+is_one_line("PG_CONFIG='$work/none' $provision", qr/is no program: let it name the pg_config of a PostgreSQL server/, 'PG_CONFIG of nothing');
+
+# ---- which headers the cache has ----
+
+my $cache = "$work/cache";
+mkdir $cache;
+write_file("$work/ask", <<"SH");
+. '$root/dev/common.sh'
+package_version() { echo 15.18-0+deb12u1; }
+major_version() { echo 15; }
+headers_package x
+SH
+
+sub chosen
+{
+	my (@kept) = @_;
+
+	unlink glob("$cache/*");
+	write_file("$cache/postgresql-server-dev-15_${_}_amd64.deb", '') for @kept;
+	return said_by("IDEMPOTENCY_CACHE='$cache' bash '$work/ask'") =~ s/.*_(.*)_amd64.deb\n/$1/r;
+}
+
+SKIP:
+{
+	skip 'no dpkg', 4 if said_by('command -v dpkg') eq '';
+	is(chosen('15.18-0+deb12u1', '15.20-0+deb12u1'), '15.18-0+deb12u1', 'the headers of exactly the server');
+	is(chosen('15.19-0+deb12u1', '15.20-0+deb12u1'), '15.20-0+deb12u1', 'else the newest');
+	is(chosen('15.17-0+deb12u1'), '', 'older ones are not taken');
+	is(chosen(), '', 'nor is anything where there is nothing');
+}
+
+# ---- directories ----
+
+mkdir "$work/$_" for 'a b', 'temporary', 'home';
+write_file("$work/ask", qq{cd '$work'; . '$root/dev/common.sh'; echo "\$TMPDIR \$cache"\n});
+is(said_by("cd '$work'; TMPDIR=temporary HOME='$work/home' bash ask"), "$work/temporary $work/home/.cache/idempotency\n", 'a relative TMPDIR');
+is(said_by("TMPDIR='$work/a b' HOME='$work/home' bash '$work/ask'"), "/tmp $work/home/.cache/idempotency\n", 'TMPDIR with a blank');
+like(said_by("TMPDIR='$work/temporary' HOME=/proc bash '$work/ask'"), qr{^\Q$work\E/temporary \Q$work\E/temporary/idempotency-cache-\d+$}, 'a HOME that cannot be written to');
+like(said_by("TMPDIR='$work/temporary' env -u HOME bash '$work/ask'"), qr{^\Q$work\E/temporary /\S+/idempotency}, 'no HOME');
+is_one_line("TMPDIR='$work/none' $provision", qr/TMPDIR=\S+ is no directory that you can write to: set it to one that is, or unset it/, 'TMPDIR is not there');
+
+# ---- the payments ----
+
+SKIP:
+{
+	skip 'no python3', 8 if !-x '/usr/bin/python3';
+	my %mistakes = (
+		'{"id": "evt-1", "type": "pay' => qr/demo: \S+:1: ends in the middle of a JSON object, after column 28/,
+		"{\"id\": \"evt-1\"\n" => qr/demo: \S+:1: ends in the middle of a JSON object, after column 14/,
+		"{\"id\" \"evt-1\"}\n" => qr/demo: \S+:1: is not JSON: Expecting ':' delimiter \(column 7\)/);
+
+	for my $line (sort keys %mistakes)
+	{
+		write_file("$work/payments", $line);
+		# nothing is built: there is nothing to build with
+		is_one_line("PG_CONFIG=/none '$root/demo/run' '$work/payments'", $mistakes{$line}, "a line of payments: $line");
+	}
+	is_one_line("PG_CONFIG=/none '$root/demo/run' '$work/none'", qr/demo: \S+: No such file or directory/, 'a file that is not there');
+}
+
+done_testing();
