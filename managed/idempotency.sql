@@ -517,9 +517,10 @@ $$;
 COMMENT ON FUNCTION idem_has_snapshot() IS 'internal: does the transaction read from one snapshot?';
 
 -- At REPEATABLE READ and SERIALIZABLE the snapshot must see the newest version of a
--- row: the lock on it fails if not. Where the snapshot sees none, an insert that is
--- undone at once shows whether there is a newer one. Both raise 40001. The insert waits
--- for another one that is not committed, so the lock of the operation comes first.
+-- row: the lock on it fails if not. Where the snapshot sees none, an insert shows
+-- whether there is a newer one. Both raise 40001, and both are undone at once: nobody
+-- waits for a transaction that has only looked. The insert waits for another one that
+-- is not committed, so the lock of the operation comes first.
 CREATE FUNCTION idem_check_snapshot(key text, name_scope text, seen bool, locked bool) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 BEGIN
@@ -528,8 +529,8 @@ BEGIN
 	ELSIF locked THEN
 		INSERT INTO idempotency_store (scope, idempotency_key, status, expires_at)
 			VALUES (name_scope, key, 'FAILED', '-infinity') ON CONFLICT DO NOTHING;
-		RAISE SQLSTATE 'ID000';
 	END IF;
+	RAISE SQLSTATE 'ID000';
 EXCEPTION WHEN SQLSTATE 'ID000' THEN
 	NULL;
 END
