@@ -18,7 +18,6 @@
 #include "functions/arguments.h"
 #include "operation/operation.h"
 #include "seal/fingerprint.h"
-#include "transaction/journal.h"
 
 SQL_FUNCTION(idem_begin_batch);
 SQL_FUNCTION(idem_complete_batch);
@@ -111,8 +110,6 @@ idem_begin_batch(PG_FUNCTION_ARGS)
 	batch = batch_arguments(fcinfo, 0, 2);
 	fingerprints = fingerprints_arguments(fcinfo, 1, 3, &batch);
 	max_attempts = optional_count(fcinfo, 4, "max_attempts", NOT_ASKED);
-	/* refuse the whole of a batch that is too large before it takes a lock */
-	journal_reserve(batch.count);
 	InitMaterializedSRF(fcinfo, MAT_SRF_BLESS);
 	for (int i = 0; i < batch.count; i++)
 	{
