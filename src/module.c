@@ -4,6 +4,8 @@
  */
 #include "postgres.h"
 
+#include <dlfcn.h>
+
 #include "fmgr.h"
 
 #include "base/compat.h"
@@ -28,6 +30,28 @@ register_faults(void)
 }
 
 /*
+ * Each copy of the library would have its own journal and its own settings, and know
+ * nothing of the operations of the other.  Copies meet in a variable of the session that
+ * has a name.
+ */
+static void
+refuse_second_copy(void)
+{
+	static const char here = 0;
+	const char **loaded = (const char **) find_rendezvous_variable("idempotency library");
+	Dl_info		library;
+
+	if (dladdr(&here, &library) == 0)
+		elog(ERROR, "the library does not know its file");
+	if (*loaded != NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("cannot load \"%s\", as this session has loaded \"%s\"", library.dli_fname, *loaded),
+				 errhint("Remove one of the two files, or let shared_preload_libraries name that of the functions.")));
+	*loaded = library.dli_fname;
+}
+
+/*
  * Where memory runs out, the server loads the library again at the next call:
  * what has been done is not done twice.  A step that fails is done again as a
  * whole.
@@ -36,7 +60,8 @@ void
 _PG_init(void)
 {
 	static void (*const steps[]) (void) = {
-		/* first: settings_define() reserves the prefix */
+		refuse_second_copy,
+		/* before settings_define(), which reserves the prefix */
 		register_faults,
 		settings_define,
 		catalog_register,
