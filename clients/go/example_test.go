@@ -183,7 +183,7 @@ func routes(client *idempotency.Client[pgx.Tx]) http.Handler {
 	middleware := idemhttp.New(client, idemhttp.Options{
 		Principal:   func(r *http.Request) string { return r.Header.Get("X-Tenant") }, // yours: who is logged in
 		Headers:     []string{"X-Payment"},
-		DescribedBy: "https://example.org/docs/idempotency",
+		DescribedBy: "https://example.com/docs/idempotency",
 	})
 	mux := http.NewServeMux()
 	mux.Handle("/notes", middleware.Transaction("/notes", func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
