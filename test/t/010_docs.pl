@@ -130,6 +130,29 @@ cmp_ok(scalar(() = slurp_file("$root/README.md") =~ /\n/g), '<=', 300, 'README h
 is(join("\n", grep { slurp_file("$root/$_") =~ /^SELECT.*\bfence => \d/m } @order), '', 'no fence is written as a number');
 is(join("\n", try_pages(map { [ $_, slurp_file("$root/$_") ] } @order)), '', 'all pages in one database');
 
+# README has the figures of the recorded demo, and the versions that were tested.
+sub figures
+{
+	my ($text, @titles) = @_;
+	# bytes, so a class of characters would not do
+	my $border = qr/\s*(?:\||│)\s*/;
+	my %row = map { my (undef, $title, @cells) = split $border; ($title => "@cells[0 .. 3]") } grep { /(?:$border.*){6}/ } split /\n/, $text;
+
+	return map { $row{$_} // "no row $_" } @titles;
+}
+
+my $demo = join "\n", map { s/<[^>]*>//gr =~ s/\xc2\xa0/ /gr } split /\n/, slurp_file("$root/docs/images/demo.svg");
+my $readme = slurp_file("$root/README.md");
+
+is_deeply([ figures("| a | 1 | 2 | 3 | 4 |\n │ b  │ 5 │ 6 │ 7 │ 8 │", 'a', 'b', 'c') ], [ '1 2 3 4', '5 6 7 8', 'no row c' ], 'figures: a sample');
+is_deeply(
+	[ figures($readme =~ s/\*\*//gr, 'payments made; 950 is right', 'payments made or charged more than once', 'money taken by mistake',
+			'duplicates that got no answer', 'declined payments that were tried again', 'requests with an old id and another amount that were accepted') ],
+	[ figures($demo, 'payments made', 'made twice or more', 'money taken by mistake', 'duplicates not answered', 'declined, tried again', 'other amount accepted') ],
+	'README has the figures of docs/images/demo.svg');
+like($demo, qr{\b4,058/4,058\b}, 'and its number of deliveries');
+is(join(' ', grep { $readme !~ /\b$_\b/ } slurp_file("$root/docs/reference/versions.md") =~ /^\| (\d+)/mg), '', 'README names the tested versions');
+
 # Every link leads to a file, and to a heading of it.
 sub anchors
 {
