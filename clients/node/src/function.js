@@ -1,5 +1,5 @@
 // Plain functions that run once for each key.
-import { Declined, InProgress } from './errors.js'
+import { BadArgument, Declined, InProgress } from './errors.js'
 
 /**
  * What the function gets before its own arguments: `tx` in style "transaction", `signal` in style "lease".
@@ -7,8 +7,10 @@ import { Declined, InProgress } from './errors.js'
  */
 /**
  * @template {unknown[]} Args
- * @typedef {import('./index.js').LeaseOptions & {key: (...args: Args) => string, request?: (...args: Args) => unknown,
- *   style?: 'transaction' | 'lease'}} FunctionOptions key: makes the key from the arguments. request: what must be the same in a repeat;
+ * @typedef {import('./index.js').LeaseOptions & {key: (...args: Args) => string, name?: string,
+ *   request?: (...args: Args) => unknown, style?: 'transaction' | 'lease'}} FunctionOptions key: makes the key from the arguments.
+ *   name: tells the operations of this function from those of others, so it must not change; by default the name of `run`.
+ *   It stands in the scope, after the option `scope` or the scope of the Idempotency. request: what must be the same in a repeat;
  *   by default the arguments. style: 'transaction'
  */
 
@@ -19,8 +21,13 @@ import { Declined, InProgress } from './errors.js'
  * @param {(context: Context, ...args: Args) => R | Promise<R>} run
  * @param {FunctionOptions<Args>} options
  * @returns {(...args: Args) => Promise<R>}
+ * @throws BadArgument: the function has no name
  */
-export function idempotent(idempotency, run, { key, request = (...args) => args, style = 'transaction', ...options }) {
+export function idempotent(idempotency, run, { key, name = run.name, request = (...args) => args, style = 'transaction', ...given }) {
+  if (typeof name !== 'string' || name === '') {
+    throw new BadArgument('a function that runs once needs a name: give it one, or the option "name"')
+  }
+  const options = { ...given, scope: [given.scope ?? idempotency.scope, name].filter((part) => part !== '').join('.') }
   const call = {
     transaction: (args) => idempotency.transaction(key(...args), request(...args),
       async (tx, operation) => ({ payload: await run({ tx, operation }, ...args) }), options),

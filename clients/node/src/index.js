@@ -90,6 +90,11 @@ export class Idempotency {
     }
   }
 
+  /** The name space of the keys of calls that give none; '' if there is none. */
+  get scope() {
+    return this.#settings.scope
+  }
+
   /** The clock of this instance. */
   get clock() {
     return this.#settings.clock

@@ -46,7 +46,7 @@ test('a batch that forgets one is refused at COMMIT, and is repeated after 40001
 
 test('a plain function runs once for its key', async (t) => {
   const { pool, idempotency } = idempotencyFor(t)
-  const pay = idempotency.idempotent(async ({ tx, operation }, order, amount) => {
+  const pay = idempotency.idempotent(async function pay({ tx, operation }, order, amount) {
     await effect(tx, order)
     if (amount > 1000) throw new Declined(402, { reason: 'declined' })
     return { order, amount, attempt: operation.attempt }
@@ -62,13 +62,25 @@ test('a plain function runs once for its key', async (t) => {
   }
 })
 
+test('functions do not share operations, and each needs a name', async (t) => {
+  const { idempotency } = idempotencyFor(t)
+  const options = { key: (order) => order }
+  const charge = idempotency.idempotent(function charge() { return 'charged' }, options)
+  const ship = idempotency.idempotent(function ship() { return 'shipped' }, options)
+  const again = idempotency.idempotent(() => 'never', { ...options, name: 'ship' })
+  const order = newKey()
+  assert.deepEqual([await charge(order), await ship(order), await again(order)], ['charged', 'shipped', 'shipped'])
+  assert.throws(() => idempotency.idempotent(() => 1, options), BadArgument)
+  assert.throws(() => idempotency.idempotent(() => 1, { ...options, name: '' }), BadArgument)
+})
+
 test('a leased function, and the call of one that is in progress', async (t) => {
   const { idempotency } = idempotencyFor(t)
   const send = idempotency.idempotent(async ({ signal, operation }, mail) => {
     assert.equal(signal.aborted, false)
     await assert.rejects(send(mail), (error) => error instanceof InProgress && error.retryAfter > 0)
     return String(operation.fence)
-  }, { key: (mail) => mail, style: 'lease', request: () => null })
+  }, { key: (mail) => mail, name: 'send', style: 'lease', request: () => null })
   const mail = newKey()
   assert.equal(await send(mail), await send(mail))
 })

@@ -1,8 +1,10 @@
 // What the HTTP core promises beside the conformance cases, on each framework.
 import assert from 'node:assert/strict'
-import { once } from 'node:events'
+import events, { once } from 'node:events'
 import http from 'node:http'
 import { Readable } from 'node:stream'
+import { pipeline } from 'node:stream/promises'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { describe, test } from 'node:test'
 import { serve } from '@hono/node-server'
 import express from 'express'
@@ -342,6 +344,94 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
     })
   })
 }
+
+describe('express alone', () => {
+  // A server with one route; `before` are handlers that stand before it.
+  async function app(t, style, handler, { before = [], pool = poolFor(t), ...options } = {}) {
+    const app = express()
+    const errors = []
+    const once = expressIdempotency(new Idempotency(pool), { principal: () => newKey(), onError: (error) => errors.push(error), ...options })
+    app.post('/do', ...before, once[style](handler))
+    app.use((error, req, res, next) => res.headersSent ? next(error) : res.status(500).end('own'))
+    const server = app.listen(0, '127.0.0.1')
+    await events.once(server, 'listening')
+    t.after(() => { server.closeAllConnections(); server.close() })
+    const post = (key = newKey()) => send(server.address().port, { method: 'POST', path: '/do', body: '{}', headers: { 'content-type': 'application/json', 'idempotency-key': key } })
+    return { post, errors }
+  }
+
+  test('a request that is answered while it waits for a connection: nothing runs, and the process goes on', async (t) => {
+    const pool = poolFor(t, { max: 1 })
+    const taken = await pool.connect()
+    let calls = 0
+    let ended
+    const gone = new Promise((resolve) => { ended = resolve })
+    const giveUp = (req, res, next) => {
+      setImmediate(() => { res.status(503).end('too slow'); ended() })
+      next()
+    }
+    const { post } = await app(t, 'transaction', (req, res) => { calls++; res.end('done') }, { pool, before: [giveUp] })
+    const answer = post()
+    await gone
+    taken.release()
+    assert.deepEqual([(await answer).status, (await answer).body], [503, 'too slow'])
+    // The pool has one connection: it is free again when the refused transaction has ended.
+    await pool.query('SELECT 1')
+    assert.equal(calls, 0)
+  })
+
+  test('a header that HTTP cannot carry goes to the error handler', async (t) => {
+    const { post } = await app(t, 'transaction', () => { throw new Error('no') },
+      { mapError: () => ({ status: 400, title: 'no', headers: { 'X-Name': 'Łódź' } }) })
+    assert.deepEqual([(await post()).body, (await post()).status], ['own', 500])
+  })
+
+  for (const style of ['transaction', 'lease']) {
+    for (const [name, write] of Object.entries({
+      pipeline: (res) => pipeline(Readable.from([Buffer.from('do'), Buffer.from('ne')]), res),
+      'a callback of end': (res) => new Promise((resolve) => { res.end('done', resolve) }),
+      'the event finish': (res) => { const finished = events.once(res, 'finish'); res.end('done'); return finished },
+    })) {
+      test(`${style}: a handler may wait for ${name}`, async (t) => {
+        const { post } = await app(t, style, async (req, res) => { await write(res) }, { principal: () => 'me', timeout: 5000 })
+        const key = newKey()
+        const [first, second] = [await post(key), await post(key)]
+        assert.deepEqual([first.status, first.body, second.status, second.body], [200, 'done', 200, 'done'])
+        assert.equal(second.headers['idempotency-replayed'], 'true')
+      })
+    }
+  }
+
+  for (const timeout of [0, Infinity, 2 ** 40]) {
+    test(`a timeout of ${timeout} does not fire at once`, async (t) => {
+      const { post } = await app(t, 'transaction', async (req, res) => { await sleep(50); res.end('done') }, { timeout })
+      assert.equal((await post()).status, 200)
+    })
+  }
+
+  for (const nobody of [undefined, null, '', 0, 7, { id: 1 }]) {
+    test(`the principal ${JSON.stringify(nobody)} is none: 500, and nothing runs`, async (t) => {
+      let calls = 0
+      const { post, errors } = await app(t, 'transaction', (req, res) => { calls++; res.end() }, { principal: () => nobody })
+      assert.deepEqual([(await post()).status, calls, errors.length], [500, 0, 1])
+    })
+  }
+
+  test('two services on one database do not share answers', async (t) => {
+    const key = newKey()
+    const pool = poolFor(t)
+    const bodies = []
+    for (const scope of ['one', 'two']) {
+      const app = express()
+      app.post('/do', expressIdempotency(new Idempotency(pool, { scope }), { principal: () => 'me' }).transaction((req, res) => { res.end(scope) }))
+      const server = app.listen(0, '127.0.0.1')
+      await events.once(server, 'listening')
+      t.after(() => { server.closeAllConnections(); server.close() })
+      bodies.push((await send(server.address().port, { method: 'POST', path: '/do', body: '', headers: { 'idempotency-key': key } })).body)
+    }
+    assert.deepEqual(bodies, ['one', 'two'])
+  })
+})
 
 describe('fastify alone', () => {
   async function app(t, setUp) {

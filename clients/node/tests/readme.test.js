@@ -48,7 +48,7 @@ await idempotency.lease('k', null, ({ fence }, signal) => {
   const token: bigint | null = fence
   return signal.aborted ? 1 : new Completion(token, () => {})
 }, { reconcile: () => Reconciled.unknown({ retryAfter: 5 }) })
-const double = idempotency.idempotent((context, n: number) => n * 2, { key: (n) => String(n) })
+const double = idempotency.idempotent((context, n: number) => n * 2, { key: (n) => String(n), name: 'double' })
 const four: number = await double(2)
 const rows: number = await idempotency.batch(async (batch) => (await batch.beginMany(['a'])).length)
 const action: 'ack' | 'again' | 'deadLetter' = settle(result).action

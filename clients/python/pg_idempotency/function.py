@@ -16,12 +16,15 @@ def idempotent(idempotency: Union[Idempotency, AsyncIdempotency], *, key: Callab
     """Decorates ``function(tx, …)``, or ``function(operation, signal, …)`` where ``lease`` (seconds) is given.
 
     ``key(…)``, ``request(…)``: called with the call's own arguments; the request is by default all of them as JSON.
-    ``scope``: by default the function's module and name. Other options: those of ``transaction`` or ``lease``.
+    ``scope``: by default the function's module and name; ValueError for a lambda, which has no name. Other options: those
+    of ``transaction`` or ``lease``.
     The decorated function is called without ``tx``. It gives a Result, and is a coroutine function for
     AsyncIdempotency. Raises what ``transaction`` and ``lease`` raise.
     """
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         given = 1 if lease is None else 2
+        if scope is None and function.__name__ == "<lambda>":
+            raise ValueError("a function that runs once needs a name, or a scope of its own")
         named: Dict[str, Any] = dict(options, scope=f"{function.__module__}.{function.__qualname__}"
                                      if scope is None else scope)
         if lease is not None:

@@ -37,6 +37,13 @@ def test_functions_have_scopes_of_their_own(idem, key):
     assert (one(key).payload, two(key).payload) == (1, 2)
 
 
+def test_a_lambda_needs_a_scope(idem, key):
+    with pytest.raises(ValueError, match="needs a name"):
+        idempotent(idem, key=lambda name: name)(lambda tx, name: 1)
+    one = idempotent(idem, key=lambda name: name, scope="one")(lambda tx, name: 1)
+    assert one(key).payload == 1
+
+
 def test_a_leased_function(idem, key):
     @idempotent(idem, key=lambda name: name, lease=30, request=lambda name: {"name": name})
     def charge(operation, signal, name):

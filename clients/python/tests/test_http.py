@@ -50,9 +50,16 @@ def request(body=b"{}", route="/r", **headers):
 def test_one_scope_never_has_two_principals():
     core = Core(Options(principal=lambda asked: asked.value("x-tenant")))
     scopes = {core.admit(request(route=route, idempotency_key="k", x_tenant=tenant)).scope
-              for route in ("/a", "/a b", "/a%20b") for tenant in ("", "b", "b c")}
+              for route in ("/a", "/a b", "/a%20b") for tenant in ("a", "b", "b c")}
     assert len(scopes) == 9
     assert len(core.admit(request(idempotency_key="k", x_tenant="t" * 300)).scope) <= 255
+
+
+@pytest.mark.parametrize("nobody", [None, "", 0, 7, b"x", {"id": 1}])
+def test_a_principal_is_a_string_that_is_not_empty(nobody):
+    core = Core(Options(principal=lambda asked: nobody))
+    with pytest.raises(TypeError, match="principal"):
+        core.admit(request(idempotency_key="k"))
 
 
 def test_a_missing_principal_is_warned_of_once():

@@ -30,9 +30,10 @@ import { Problem, inProgress, problemFor, rendered } from './problem.js'
 /** @typedef {'complete' | 'fail' | 'release' | 'leave'} End */
 /**
  * @typedef {object} HttpOptions
- * @property {(request: any) => string | undefined | Promise<string | undefined>} [principal] who asks: a tenant or a user. Part of the scope
+ * @property {(request: any) => string | undefined | Promise<string | undefined>} [principal] who asks: a tenant or a user,
+ *   a string that is not empty: anything else is a 500. Part of the scope
  * @property {(request: any, about: {method: string, route: string, principal: string}) => string | Promise<string>} [scope] in place of
- *   method, route and principal
+ *   method, route and principal. The scope of the Idempotency stands before it
  * @property {string} [header] 'Idempotency-Key'
  * @property {boolean} [required] a request without a key is refused (true), or run as if there were no package (false)
  * @property {(request: any) => string | undefined} [makeKey] the key of a request without one
@@ -49,7 +50,7 @@ import { Problem, inProgress, problemFor, rendered } from './problem.js'
  * @property {number} [maxResponse] bytes; 1 MB
  * @property {number} [wait] milliseconds to wait for a request in progress; 0
  * @property {number} [maxWait] milliseconds that `Prefer: wait=n` can ask for; 10 000
- * @property {number} [timeout] milliseconds until a handler must have answered; 60 000
+ * @property {number} [timeout] milliseconds until a handler must have answered; 60 000. 0 or Infinity: no limit
  * @property {string} [describedBy] address of your page about keys: the `type` of problems, and a Link header
  * @property {(error: any, request: any) => {status: number, title: string, detail?: string, type?: string, headers?: Record<string, string>} | undefined} [mapError]
  *   a problem of your own
@@ -61,6 +62,8 @@ import { Problem, inProgress, problemFor, rendered } from './problem.js'
  */
 
 const MEGABYTE = 1024 * 1024
+// A timer of Node that is longer fires at once.
+const LONGEST_TIMER = 2 ** 31 - 1
 const DEFAULTS = {
   header: 'Idempotency-Key', required: true, strict: false, methods: ['POST', 'PATCH'], headers: [], wait: 0,
   maxRequest: MEGABYTE, maxResponse: MEGABYTE, maxWait: 10_000, timeout: 60_000, onError: (error) => console.error(error),
@@ -193,7 +196,8 @@ export class HttpIdempotency {
     const late = new AbortController()
     const done = new AbortController()
     const signal = context.signal ? AbortSignal.any([context.signal, late.signal]) : late.signal
-    const timeUp = this.#idempotency.clock.sleep(timeout, done.signal).then(() => {
+    const time = timeout > 0 ? Math.min(timeout, LONGEST_TIMER) : LONGEST_TIMER
+    const timeUp = this.#idempotency.clock.sleep(time, done.signal).then(() => {
       if (done.signal.aborted) return undefined
       const error = abandoning(new Problem(503, 'The request took too long', { headers: { 'Retry-After': '1' } }))
       late.abort(error)
@@ -237,8 +241,13 @@ export class HttpIdempotency {
       this.#warned = true
       process.emitWarning('there is no option "principal": all clients of a route share their keys', 'IdempotencyWarning')
     }
-    const who = (await principal?.(request)) ?? ''
-    const text = scope ? await scope(request, { method, route, principal: who }) : `${method} ${route} ${who}`
+    const who = principal ? await principal(request) : ''
+    if (principal && (typeof who !== 'string' || who === '')) {
+      // Who cannot be told apart from others would get their answers.
+      throw new TypeError('the option "principal" has to give a string that is not empty')
+    }
+    const own = scope ? await scope(request, { method, route, principal: who }) : `${method} ${route} ${who}`
+    const text = this.#idempotency.scope === '' ? own : `${this.#idempotency.scope} ${own}`
     return text.length <= 255 ? text : `sha256:${createHash('sha256').update(text).digest('hex')}`
   }
 

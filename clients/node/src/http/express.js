@@ -1,4 +1,5 @@
 // Express. What a handler writes to `res` is kept until it is stored, and only then sent.
+import { EventEmitter } from 'node:events'
 import { HttpIdempotency, responseTooLarge } from './core.js'
 import { isJson, mediaType, parseJson, readAll, requestTooLarge } from './body.js'
 
@@ -27,9 +28,12 @@ export function expressIdempotency(idempotency, options) {
       const [given, writes] = await Promise.all([answered, returned])
       return typeof writes === 'function' ? { ...given, writes } : given
     })
+    // Somebody else has answered meanwhile: a timeout, say.
+    if (res.headersSent) return
     try {
       capture.send(answer)
     } catch (error) {
+      // A header that HTTP cannot carry.
       next(error)
     }
   }
@@ -75,15 +79,18 @@ async function bodyOf(req, maxRequest) {
   return req.body
 }
 
-const PATCHED = ['write', 'end', 'writeHead', 'flushHeaders']
+const LISTENING = ['on', 'addListener', 'prependListener', 'once', 'prependOnceListener', 'off', 'removeListener']
+const PATCHED = ['write', 'end', 'writeHead', 'flushHeaders', ...LISTENING]
 
-// Stands between a handler and its ServerResponse.
+// Stands between a handler and its ServerResponse, from when the handler is called. Before, and after the answer
+// is sent, the response is the framework's own.
 class Capture {
   /** @type {any} */
   #res
   #limit
   #status
   #headers
+  /** @type {[string, unknown][] | undefined} */
   #own
   /** @type {any} */
   #attempt
@@ -92,19 +99,43 @@ class Capture {
     this.#res = res
     this.#limit = limit
     this.#status = res.statusCode
-    this.#headers = res.getHeaders()
+    this.#headers = { ...res.getHeaders() }
+  }
+
+  #takeOver() {
+    const res = this.#res
     this.#own = PATCHED.map((name) => [name, Object.hasOwn(res, name) ? res[name] : undefined])
     res.write = (chunk, encoding, callback) => this.#write(chunk, encoding, callback)
     res.end = (chunk, encoding, callback) => this.#end(chunk, encoding, callback)
     res.writeHead = (status, ...rest) => this.#writeHead(status, rest.at(-1))
     res.flushHeaders = () => {}
+    // A handler may wait until its answer is written: for the event, by a callback of end(), or in a pipeline. It
+    // hears of that when it has ended its answer, and others hear when the answer is sent.
+    for (const name of LISTENING) {
+      const real = res[name]
+      res[name] = (event, listener) => {
+        if (event !== 'finish') return real.call(res, event, listener)
+        this.#attempt.finish[name](event, listener)
+        return res
+      }
+    }
+  }
+
+  #giveBack() {
+    for (const [name, own] of this.#own ?? []) {
+      if (own === undefined) delete this.#res[name]
+      else this.#res[name] = own
+    }
+    this.#own = undefined
   }
 
   /** Begins a call of the handler: the answer is a promise, and what an earlier call has written is gone. */
   start() {
+    if (this.#res.headersSent) throw new Error('the request was answered before its handler was called')
+    if (!this.#own) this.#takeOver()
     this.#reset()
     return new Promise((resolve, reject) => {
-      this.#attempt = { chunks: [], size: 0, resolve, reject, ended: false }
+      this.#attempt = { chunks: [], size: 0, resolve, reject, ended: false, finish: new EventEmitter() }
     })
   }
 
@@ -114,14 +145,11 @@ class Capture {
    */
   send({ status, headers, body, live }) {
     const res = this.#res
+    this.#giveBack()
     if (live) for (const name of res.getHeaderNames()) res.removeHeader(name)
     else this.#reset()
     for (const [name, value] of Object.entries(headers)) res.setHeader(name, value)
     res.statusCode = status
-    for (const [name, own] of this.#own) {
-      if (own === undefined) delete res[name]
-      else res[name] = own
-    }
     res.end(body)
     res.write = () => false
     res.end = () => res
@@ -154,9 +182,10 @@ class Capture {
     if (typeof chunk === 'function') [chunk, callback] = [undefined, chunk]
     if (typeof encoding === 'function') [encoding, callback] = [undefined, encoding]
     if (chunk !== undefined && chunk !== null) this.#write(chunk, encoding)
-    if (callback) res.once('finish', callback)
+    if (callback) attempt.finish.once('finish', callback)
     if (!attempt.ended) {
       attempt.ended = true
+      process.nextTick(() => attempt.finish.emit('finish'))
       attempt.resolve({ status: res.statusCode, headers: { ...res.getHeaders() }, body: Buffer.concat(attempt.chunks) })
     }
     return res

@@ -77,7 +77,8 @@ class Options:
 
     ``header``: name of the header. ``required``: without a key the answer is 400; otherwise the handler runs
     unprotected. ``make_key(request)``: the key of a request that has none, or None. ``strict``: only quoted keys.
-    ``methods``: of which methods. ``principal(request)``: who asks; part of the scope.
+    ``methods``: of which methods. ``principal(request)``: who asks, a string that is not
+    empty (anything else raises TypeError); part of the scope.
     ``scope(request)``: the whole scope in place of route and principal. ``fingerprint(request)``: a JSON value that
     is compared in place of method, target and body. ``statuses``: a Store by status ("404") or class ("4xx").
     ``stored_headers``: which response headers are stored; one that ends with "*" counts for all that begin so.
@@ -248,7 +249,11 @@ class Core:
             return options.scope(request)
         principal = ""
         if options.principal is not None:
-            principal = options.principal(request) or ""
+            given = options.principal(request)
+            # Who cannot be told apart from others would get their answers.
+            if not isinstance(given, str) or given == "":
+                raise TypeError("the option principal has to give a string that is not empty")
+            principal = given
         elif not self.warned:
             self.warned = True
             warnings.warn("no principal is given: all clients of a route share their keys", stacklevel=2)
