@@ -278,7 +278,7 @@ $$;
 COMMENT ON FUNCTION idem_time_left(timestamptz, timestamptz) IS 'internal: the retry_after of an answer';
 
 -- Fingerprints. jsonb::text has the members in their order, without duplicates and
--- white space. Each token of it is hashed as docs/reference/idem_fingerprint.md says.
+-- white space. Strings with a backslash are E'', whose meaning no setting changes. Each token of it is hashed as docs/reference/idem_fingerprint.md says.
 
 CREATE FUNCTION idem_token(token text) RETURNS bytea
 LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS $$
@@ -290,7 +290,7 @@ DECLARE
 BEGIN
 	CASE left(token, 1)
 		WHEN '"' THEN
-			bytes := convert_to(CASE WHEN strpos(token, '\') = 0
+			bytes := convert_to(CASE WHEN strpos(token, E'\\') = 0
 				THEN substr(token, 2, length(token) - 2) ELSE token::jsonb #>> '{}' END, 'UTF8');
 			RETURN 's'::bytea || int4send(octet_length(bytes)) || bytes;
 		WHEN '{', '}', '[', ']', 't', 'f' THEN
@@ -317,7 +317,7 @@ DECLARE
 	bytes bytea;
 BEGIN
 	SELECT string_agg(idem_token(t.token[1]), '' ORDER BY t.n) INTO bytes
-		FROM regexp_matches(request::text, '"(?:[^"\\]|\\.)*"|[][{}]|[a-z]+|[-.0-9]+', 'g') WITH ORDINALITY t (token, n);
+		FROM regexp_matches(request::text, E'"(?:[^"\\\\]|\\\\.)*"|[][{}]|[a-z]+|[-.0-9]+', 'g') WITH ORDINALITY t (token, n);
 	IF jsonb_typeof(request) IN ('object', 'array') THEN
 		RETURN sha256(bytes);
 	END IF;
@@ -345,10 +345,25 @@ COMMENT ON FUNCTION idem_step_key(text, text) IS 'key of one step of a larger op
 -- Locks. The lock of an operation makes begin exclusive: a session that has it reads
 -- every record that was committed before. It ends with the transaction.
 
+CREATE FUNCTION idem_refuse_without_secret() RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
+BEGIN
+	RAISE EXCEPTION 'table "idempotency_secret" has no row' USING ERRCODE = 'object_not_in_prerequisite_state',
+		DETAIL = 'A copy of the schema without its data has none.',
+		HINT = 'As the owner, run INSERT INTO idempotency_secret (lock_key) VALUES (hashtextextended(gen_random_uuid()::text, 0)).';
+END
+$$;
+COMMENT ON FUNCTION idem_refuse_without_secret() IS 'internal: the error of a copy that has no secret';
+
 CREATE FUNCTION idem_lock_id(key text, scope text) RETURNS bigint
 LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+DECLARE
+	id bigint := (SELECT hashtextextended(key, hashtextextended(scope, lock_key)) FROM idempotency_secret);
 BEGIN
-	RETURN (SELECT hashtextextended(key, hashtextextended(scope, lock_key)) FROM idempotency_secret);
+	IF id IS NULL THEN
+		PERFORM idem_refuse_without_secret();
+	END IF;
+	RETURN id;
 END
 $$;
 COMMENT ON FUNCTION idem_lock_id(text, text) IS 'internal: id of the advisory lock of an operation';
@@ -609,16 +624,21 @@ END
 $$;
 COMMENT ON FUNCTION idem_replay(idempotency_store, timestamptz) IS 'internal: the stored end of an operation as an answer';
 
--- Without the fence: with it the caller could end the operation.
+-- Without the fence: with it the caller could end the operation. A lease that this
+-- transaction has begun has no expires_at yet.
 CREATE FUNCTION idem_in_progress(stored idempotency_store, now timestamptz) RETURNS idem_operation
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
+LANGUAGE plpgsql STABLE PARALLEL RESTRICTED AS $$
 BEGIN
+	IF idem_own_fence(stored.idempotency_key, stored.scope) IS NOT NULL THEN
+		stored.updated_at := stored.created_at;
+		stored.expires_at := NULL;
+	END IF;
 	RETURN ROW('IN_PROGRESS', stored.scope, stored.idempotency_key, stored.attempt, false, false, NULL,
 		stored.lease_expires_at, idem_time_left(stored.lease_expires_at, now), NULL, NULL, NULL, NULL,
 		stored.created_at, stored.updated_at, stored.expires_at)::idem_operation;
 END
 $$;
-COMMENT ON FUNCTION idem_in_progress(idempotency_store, timestamptz) IS 'internal: another session owns the operation';
+COMMENT ON FUNCTION idem_in_progress(idempotency_store, timestamptz) IS 'internal: somebody has a lease of the operation';
 
 CREATE FUNCTION idem_in_progress_here(own idempotency_pending) RETURNS idem_operation
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
@@ -1049,7 +1069,7 @@ DECLARE
 	-- a length word of four bytes is not part of the response
 	size bigint := coalesce(pg_column_size(response) - 4, 0) + coalesce(pg_column_size(headers) - 4, 0)
 		+ coalesce(octet_length(body), 0);
-	most bigint := CASE WHEN setting = '1048576' THEN 1048576 ELSE pg_size_bytes(regexp_replace(setting, '^(\d+) *B$', '\1')) END;
+	most bigint := CASE WHEN setting = '1048576' THEN 1048576 ELSE pg_size_bytes(regexp_replace(setting, '^([0-9]+) *B$', E'\\1')) END;
 BEGIN
 	IF size > most THEN
 		RAISE EXCEPTION 'response of % bytes is larger than idempotency.max_response_size', size USING ERRCODE = 'ID413',
@@ -1445,6 +1465,7 @@ RETURNS bigint
 LANGUAGE plpgsql VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE SECURITY DEFINER
 SET search_path FROM CURRENT AS $$
 DECLARE
+	mine bool;
 	pages bigint;
 	ahead bigint;
 	hand bigint;
@@ -1459,7 +1480,10 @@ BEGIN
 			USING ERRCODE = 'ID400';
 	END IF;
 	-- one sweep at a time; the others do not wait for it
-	IF NOT (SELECT pg_try_advisory_xact_lock(hashtextextended('', lock_key)) FROM idempotency_secret) THEN
+	mine := (SELECT pg_try_advisory_xact_lock(hashtextextended('', lock_key)) FROM idempotency_secret);
+	IF mine IS NULL THEN
+		PERFORM idem_refuse_without_secret();
+	ELSIF NOT mine THEN
 		RETURN 0;
 	END IF;
 	pages := pg_relation_size('idempotency_store') / current_setting('block_size')::int;

@@ -46,6 +46,25 @@ COMMIT;
 SELECT pg_temp.expect(:'outcome' = 'ACQUIRED' AND :'again' = 'IN_PROGRESS' AND response_payload = '"own"',
 	'a transaction does not take its own lease over') FROM idem_lookup('constraints-7');
 
+-- a deferred trigger of the application that ends the operation comes too late, unless it
+-- is made to fire before
+CREATE TABLE constraints_late (n int);
+CREATE FUNCTION constraints_end() RETURNS trigger LANGUAGE plpgsql AS
+	'BEGIN PERFORM public.idem_complete(''constraints-8''); RETURN NULL; END';
+CREATE CONSTRAINT TRIGGER constraints_end AFTER INSERT ON constraints_late DEFERRABLE INITIALLY DEFERRED
+	FOR EACH ROW EXECUTE FUNCTION constraints_end();
+BEGIN;
+SELECT outcome FROM idem_begin('constraints-8') \gset
+INSERT INTO constraints_late VALUES (1);
+COMMIT;
+SELECT pg_temp.expect(:'SQLSTATE' = 'ID428', 'an end in a deferred trigger comes too late');
+BEGIN;
+SELECT outcome FROM idem_begin('constraints-8') \gset
+INSERT INTO constraints_late VALUES (1);
+SET CONSTRAINTS constraints_end IMMEDIATE;
+COMMIT;
+SELECT pg_temp.expect(:'SQLSTATE' = '00000' AND (idem_lookup('constraints-8')).outcome = 'COMPLETED', 'SET CONSTRAINTS lets it fire before');
+
 -- a session that fires no ordinary triggers
 BEGIN;
 SET LOCAL session_replication_role = replica;
