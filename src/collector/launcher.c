@@ -9,7 +9,8 @@
  * What a database's owner does must not stop collection in the others.  So the
  * launcher waits for no worker for longer than a visit may last: then it ends
  * the worker, and visits that database again later and later.  The care for
- * partitions may last longer, and is followed by a pause of its length.  A worker
+ * partitions may last longer, and is followed by a pause of its length.  After each
+ * visit that was longer than usual, the other databases come first.  A worker
  * that does not react is abandoned.  While the launcher waits it hears of new
  * settings, of a shutdown, and of the postmaster's death.
  */
@@ -46,6 +47,8 @@
 #define CARE_MICROSECONDS INT64CONST(300000000)
 /* how often the launcher looks whether somebody wants the database meanwhile */
 #define LOOK_MICROSECONDS INT64CONST(1000000)
+/* how long a visit usually lasts at most */
+#define STAY_MICROSECONDS (VISIT_MICROSECONDS + GRACE_MICROSECONDS)
 /* how long a terminated worker has to react */
 #define REACTION_MICROSECONDS INT64CONST(1000000)
 
@@ -154,17 +157,16 @@ care_may_end(const Database *database, BackgroundWorkerHandle *handle)
  * for the rest of its visit.
  */
 static bool
-ends_in_time(const Database *database, BackgroundWorkerHandle *handle)
+ends_in_time(const Database *database, BackgroundWorkerHandle *handle, bool may_take_long)
 {
-	int64		stay = VISIT_MICROSECONDS + GRACE_MICROSECONDS;
-
-	return ends_within(handle, stay) ||
-		(visit_is_long(database->oid) && care_may_end(database, handle) && ends_within(handle, stay));
+	return ends_within(handle, STAY_MICROSECONDS) ||
+		(may_take_long && visit_is_long(database->oid) &&
+		 care_may_end(database, handle) && ends_within(handle, STAY_MICROSECONDS));
 }
 
 /* Starts the worker of a database and waits for its end; false: it could not start. */
 static bool
-run_worker(const Database *database, const Visit *visit)
+run_worker(Database *database, const Visit *visit, bool may_take_long)
 {
 	BackgroundWorkerHandle *handle = start_worker(visit);
 
@@ -173,8 +175,13 @@ run_worker(const Database *database, const Visit *visit)
 		complain_of_slots();
 		return false;
 	}
-	if (!ends_in_time(database, handle))
+	if (ends_in_time(database, handle, may_take_long))
+		database->called_off = 0;
+	else
+	{
+		database->called_off++;
 		end_worker(database, handle);
+	}
 	pfree(handle);
 	return true;
 }
@@ -187,37 +194,64 @@ pause_after_failures(int failures)
 }
 
 /*
- * The pause after a visit.  The care for partitions lasts longer than other visits, and
- * nobody else is visited meanwhile.  So the database is left alone for as long: one such
- * database takes no more than half of the launcher's time.
+ * The pause after a visit.  After one that took longer than usual the database is left
+ * alone for as long, so that it takes no more than half of the launcher's time; and for
+ * twice as long each time that its visit was called off.
  */
 static int64
-pause_after_visit(int failures, int64 lasted)
+pause_after_visit(const Database *database, int64 lasted)
 {
-	int64		pause = lasted > VISIT_MICROSECONDS + GRACE_MICROSECONDS ? lasted : 0;
+	int64		pause = database->is_slow ? lasted << Min(database->called_off, BACKOFF_DOUBLINGS) : 0;
 
-	return failures > 0 ? Max(pause, pause_after_failures(failures)) : pause;
+	return database->failures > 0 ? Max(pause, pause_after_failures(database->failures)) : pause;
 }
 
 static void
-visit_one(Database *database)
+visit_one(Database *database, bool may_take_long)
 {
 	Deadline	started = deadline_after(0);
 	VisitResult result = VISIT_FAILED;
 	Visit		visit;
+	int64		lasted;
 
-	if (deadline_left(&database->pause) > 0)
-		return;
 	if (visit_is_possible(database->oid))
 	{
 		visit = visit_announce(database->oid);
-		if (!run_worker(database, &visit))
+		if (!run_worker(database, &visit, may_take_long))
 			return;
 		result = visit_result(&visit);
 	}
+	lasted = -deadline_left(&started);
+	database->is_slow = lasted > STAY_MICROSECONDS;
 	database->failures = result == VISIT_FAILED ? database->failures + 1 : 0;
 	database->has_more = result == VISIT_MORE;
-	database->pause = deadline_after(pause_after_visit(database->failures, -deadline_left(&started)));
+	database->pause = deadline_after(pause_after_visit(database, lasted));
+}
+
+static bool
+is_to_be_visited(const Database *database)
+{
+	return database->may_visit && database_is_wanted(database) &&
+		!ShutdownRequestPending && setting_gc_enabled;
+}
+
+/*
+ * A visit has taken longer than usual.  Before the next one may, the databases come
+ * whose visits do not: however many owners let the collector wait, nobody has to wait
+ * for more than one of them.
+ */
+static void
+visit_quick_ones(List *databases)
+{
+	ListCell   *cell;
+
+	foreach(cell, databases)
+	{
+		Database   *database = lfirst(cell);
+
+		if (!database->is_slow && deadline_left(&database->pause) <= 0 && is_to_be_visited(database))
+			visit_one(database, false);
+	}
 }
 
 /* One worker for each database in turn. */
@@ -232,10 +266,16 @@ visit_all(List *databases)
 
 		if (ShutdownRequestPending || !setting_gc_enabled)
 			break;
-		if (database->may_visit && database_is_wanted(database))
-			visit_one(database);
-		else
+		if (!is_to_be_visited(database))
+		{
 			database->has_more = false;
+			continue;
+		}
+		if (deadline_left(&database->pause) > 0)
+			continue;
+		visit_one(database, true);
+		if (database->is_slow)
+			visit_quick_ones(databases);
 	}
 }
 
