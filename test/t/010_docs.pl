@@ -153,6 +153,25 @@ is_deeply(
 like($demo, qr{\b4,058/4,058\b}, 'and its number of deliveries');
 is(join(' ', grep { $readme !~ /\b$_\b/ } slurp_file("$root/docs/reference/versions.md") =~ /^\| (\d+)/mg), '', 'README names the tested versions');
 
+# The pictures of the page on performance are those of its tables; and what shows
+# something says it in words, too.  First the check itself.
+sub without_words
+{
+	my ($markdown) = @_;
+	my @diagrams = $markdown =~ /^```mermaid\n(.*?)^```/msg;
+
+	return ((grep { length $_ < 20 } $markdown =~ /!\[([^\]]*)\]\(/g), grep { !/^\s*accTitle: \w.*\n\s*accDescr: \w/m } @diagrams);
+}
+
+my $drawn = PostgreSQL::Test::Utils::tempdir();
+system_or_bail('/usr/bin/python3', "$root/bench/page_pictures.py", $drawn);
+my @pictures = map { s{.*/}{}r } glob("$drawn/*.svg");
+cmp_ok(scalar(@pictures), '>', 2, 'pictures are drawn');
+is(join(' ', grep { slurp_file("$drawn/$_") ne slurp_file("$root/docs/images/$_") } @pictures), '',
+	'docs/images has the figures of docs/performance.md: else run bench/page_pictures.py');
+is(scalar(my @silent = without_words("![](a)\n![A picture with enough words](b)\n```mermaid\nflowchart TD\n```\n")), 2, 'words: a sample');
+is(join(' ', grep { without_words(slurp_file("$root/$_")) } @order), '', 'each picture and diagram has its words');
+
 # Every link leads to a file, and to a heading of it.
 sub anchors
 {
