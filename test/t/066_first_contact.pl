@@ -128,4 +128,14 @@ SKIP:
 	is_one_line("PG_CONFIG=/none '$root/demo/run' '$work/none'", qr/demo: \S+: No such file or directory/, 'a file that is not there');
 }
 
+# ---- the Debian package is removed ----
+
+mkdir "$work/bin";
+write_file("$work/bin/pg_lsclusters", "#!/bin/sh\nprintf '%s\\n' '15 main 5432 online' '15 other 5433 down' '17 main 5434 online'\n");
+write_file("$work/bin/pg_conftool", "#!/bin/sh\n[ \$3 = main ] && echo pg_cron,idempotency\n");
+chmod 0755, glob("$work/bin/*");
+write_file("$work/prerm", slurp_file("$root/debian/prerm.in") =~ s/PGVERSION/15/gr);
+is_one_line("PATH=$work/bin:\$PATH sh '$work/prerm' remove", qr{WARNING: cluster 15/main preloads idempotency and will not start again: take it out}, 'a cluster preloads the library');
+is(said_by("PATH=$work/bin:\$PATH sh '$work/prerm' upgrade"), '', 'an update goes on');
+
 done_testing();
