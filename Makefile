@@ -3,7 +3,7 @@
 # These goals are scripts that see to their own PostgreSQL.  PGXS stays out of
 # them: it needs a pg_config, and has a "check" of its own.
 SCRIPT_GOALS = help demo saga check check-clients check-saga saga-selftest check-citus check-citus-selftest check-plproxy check-managed check-monitoring check-recipes bench bench-quick bench-huge lint coverage memcheck soak oom mutation check-injection chaos chaos-selftest history history-selftest fuzz model check-all \
-	dist deb rpm image check-packages release-check
+	dist deb rpm image check-packages check-fresh release-check
 
 ifneq (,$(filter $(SCRIPT_GOALS),$(MAKECMDGOALS)))
 
@@ -41,6 +41,7 @@ help:
 	@echo '  make rpm              for the PostgreSQL of this machine (NODEPS=1: not installed by rpm)'
 	@echo '  make image            a container image with PostgreSQL 17 (root, or sudo)'
 	@echo '  make check-packages   build, install and use all of them (ONLY=debian: some)'
+	@echo '  make check-fresh      make demo and make check on fresh machines (root, or sudo)'
 	@echo '  make release-check    what has to be true before a release (PUBLISH=1: and to publish it)'
 	@echo 'What the tests are worth, and what they do not see:'
 	@echo '  make check-injection  fault points by the means of an 18 built for that'
@@ -144,6 +145,9 @@ image:
 # ONLY is a list of words
 check-packages:
 	@test/packages/run $$ONLY
+
+check-fresh:
+	@test/fresh/run
 
 release-check:
 	@test/release $${PUBLISH:+--publish}
