@@ -8,6 +8,7 @@ use FindBin;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
+delete @ENV{qw(IDEMPOTENCY_CACHE XDG_CACHE_HOME)};
 my $root = realpath("$FindBin::RealBin/../..");
 my $work = realpath(PostgreSQL::Test::Utils::tempdir());
 my ($pg_config) = split /\n/, said_by("command -v '$ENV{PG_CONFIG}'");
