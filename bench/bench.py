@@ -3,7 +3,7 @@
 PGPORT name. bench/run starts one; workloads.py says what is measured, peers/ puts
 what people would use instead beside it, packages/ compares the packages of
 clients/, collection.py measures the removal of expired records, and partitions.py a
-store that is partitioned by expiry.
+store with a ring of tables.
 
 Runs of a workload's variants alternate, forwards and backwards, and only runs of
 one round are divided by each other: what the machine does meanwhile hits both.

@@ -1,4 +1,4 @@
-"""What others notice while a living store becomes partitioned, and one table again.
+"""What others notice while a living store gets a ring of tables, and while the ring goes.
 
 A steady load goes on all the time. Each of its transactions must have left a row.
 The server's log says how long somebody waited for a lock: latency shows the disk as well.
@@ -12,6 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import collection
+import partitions
 import report
 import server
 
@@ -19,7 +20,6 @@ NAME = 'conversion'
 TIMES = 3                   # there and back
 WAIT_P99_AT_MOST = 100      # ms, of those that waited
 SLICE = 20                  # seconds of load at a time
-STEPS = 20                  # visits of collection until there are partitions; 3 are expected
 
 
 def measure(name, rows, period, tell):
@@ -39,7 +39,7 @@ def measure(name, rows, period, tell):
         seconds.append(took)
     collection.check(name, before, done)
     longest = [max(t.ms for t in one) for one in busy]
-    title = f'while a store of {rows} rows is partitioned and one table again'
+    title = f'while a store of {rows} rows gets a ring of tables and the ring goes'
     return [
         report.row(f'p99 of the waits for a lock in ms {title}',
                    [collection.quantile([0, *one], 99) for one in waits], WAIT_P99_AT_MOST, at_most=True),
@@ -58,27 +58,10 @@ def there_and_back(name, period):
     """Seconds of each part."""
     return {
         'idem_partition_store': timed(lambda: server.sql(f"SELECT idem_partition_store('{period}')", name)),
-        'the first partitions': timed(lambda: make_partitions(name)),
-        'idem_unpartition_store': timed(lambda: make_one_table(name)),
+        'the ranges': timed(lambda: partitions.make_ring(name, period)),
+        'idem_unpartition_store': timed(lambda: server.sql('SELECT idem_unpartition_store()', name)),
+        'the empty tables to go': timed(lambda: server.sql('SELECT idem_gc()', name)),
     }
-
-
-def make_partitions(name):
-    for _ in range(STEPS):
-        server.sql('SELECT idem_gc()', name)
-        if partitions(name) > 1:
-            return
-    raise server.BenchError(f'{STEPS} visits of collection made no partition')
-
-
-def make_one_table(name):
-    server.sql('SELECT idem_unpartition_store()', name)
-    if partitions(name) > 0:
-        raise server.BenchError('the store has partitions still')
-
-
-def partitions(name):
-    return int(server.sql('SELECT count(*) FROM idempotency_partitions', name)[0])
 
 
 def timed(work):

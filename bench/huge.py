@@ -34,13 +34,13 @@ def add_arguments(parser):
     group = parser.add_argument_group('partitions', f'of {partitions.NAME}, {NAME} and {GROWTH}; the records expire within a day')
     group.add_argument('--rows', type=int, help='live records of a large store (default '
                        + ', '.join(f'{name} {rows // 10**6} million' for name, rows in ROWS.items()) + ')')
-    group.add_argument('--period', help=f'what a partition covers (default {PERIOD}; in {partitions.NAME} {partitions.PERIOD})')
+    group.add_argument('--period', help=f'what a table of the ring covers (default {PERIOD}; in {partitions.NAME} {partitions.PERIOD})')
 
 
 def measure(options, tell):
-    """Throughput, WAL after a checkpoint, what it costs that a partition expires, and the conversion."""
+    """Throughput, WAL after a checkpoint, what it costs that a table of the ring expires, and making the ring."""
     rows, period = options.rows or ROWS[NAME], options.period or PERIOD
-    tell_needs(rows, stores=2.5)    # one has partitions that expire, too
+    tell_needs(rows, stores=2.5)    # one has tables that expire, too
     with contextlib.ExitStack() as stack:
         names = [stack.enter_context(partitions.store(kind, rows, period, tell)) for kind in ('one', 'parts')]
         tps, runs = throughput(names, NAME, options, tell)
@@ -52,7 +52,7 @@ def measure(options, tell):
         collection.warm(one)
         converted, more = conversion.measure(one, rows, period, tell)
     return [
-        report.row(f'begin, complete on a partitioned store of {rows} live rows / on one table',
+        report.row(f'begin, complete on a store with a ring and {rows} live rows / on one table',
                    [a / b for a, b in zip(tps[parts], tps[one])], AT_LEAST),
         report.row(f'… WAL of a transaction after a checkpoint, {age} into a period',
                    [wal[parts] / wal[one]], WAL_AT_MOST, at_most=True),
@@ -62,7 +62,7 @@ def measure(options, tell):
 
 
 def measure_growth(options, tell):
-    """Throughput on a partitioned store and on one with a hundredth of its rows."""
+    """Throughput on a store with a ring and on one with a hundredth of its rows."""
     rows, period = options.rows or ROWS[GROWTH], options.period or PERIOD
     tell_needs(rows, stores=1.0)
     few = max(rows // 100, 1000)
@@ -70,7 +70,7 @@ def measure_growth(options, tell):
         names = [stack.enter_context(partitions.store('parts', count, period, tell)) for count in (few, rows)]
         tps, runs = throughput(names, GROWTH, options, tell)
     small, large = names
-    return [report.row(f'begin, complete on {rows} live rows / on {few}, both partitioned',
+    return [report.row(f'begin, complete on {rows} live rows / on {few}, both with a ring',
                        [a / b for a, b in zip(tps[large], tps[small])], GROWTH_AT_LEAST),
             ], [{'workload': GROWTH, 'rows': rows, 'period': period, **r} for r in runs]
 
@@ -97,7 +97,7 @@ def tell_needs(rows, stores):
 
 
 def into_period(name, period):
-    """How old the partition is that is being filled: its index grows, and with it the WAL."""
+    """How old the table of the ring is that is being filled: its index grows, and with it the WAL."""
     return server.sql(f"""
         SELECT (to_timestamp(mod(extract(epoch FROM clock_timestamp() + interval '1 day'),
             extract(epoch FROM interval '{period}'))) AT TIME ZONE 'UTC')::time(0)""", name)[0]

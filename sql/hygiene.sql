@@ -20,7 +20,7 @@ SELECT signature FROM function WHERE prosecdef;
 SELECT signature FROM function JOIN pg_language l ON l.oid = prolang
 WHERE lanname <> 'c' AND prosqlbody IS NULL AND NOT coalesce(proconfig @> ARRAY['search_path=pg_catalog, pg_temp'], false);
 -- never in a parallel worker, unless they only compute or only read,
-SELECT signature FROM function WHERE CASE WHEN provolatile = 'i' THEN 's' WHEN proname IN ('idem_lookup', 'idem_may_use_scope', 'idem_partition_range') THEN 'r' ELSE 'u' END <> proparallel AND proname !~ '^idem_stats';
+SELECT signature FROM function WHERE CASE WHEN provolatile = 'i' THEN 's' WHEN proname IN ('idem_lookup', 'idem_may_use_scope') THEN 'r' ELSE 'u' END <> proparallel AND proname !~ '^idem_stats';
 -- not leakproof, and only for roles with a grant.
 SELECT signature FROM function WHERE proleakproof OR prosupport <> 0;
 SELECT signature FROM function WHERE proacl IS NULL OR EXISTS (SELECT FROM aclexplode(proacl) WHERE grantee = 0);

@@ -1,5 +1,5 @@
 -- Which kinds of table the store may be. It must ensure one row per operation:
--- any other table is refused at the first use, and not later (FAILURES 79, 80, 83).
+-- any other table is refused at the first use, and not later (FAILURES 79, 80, 83, 130).
 \pset format unaligned
 \pset tuples_only on
 BEGIN;
@@ -40,9 +40,9 @@ CALL key_refused(key_store('PRIMARY KEY (scope, idempotency_key)); ALTER TABLE i
 CALL key_refused(key_store('PRIMARY KEY (scope, idempotency_key)); ALTER TABLE idempotency_store ALTER scope TYPE text COLLATE "POSIX"'));
 CALL key_refused(key_store('PRIMARY KEY (scope, idempotency_key, expires_at)) PARTITION BY RANGE (expires_at); CREATE TABLE key_part PARTITION OF idempotency_store DEFAULT'));
 CALL key_refused(key_store('PRIMARY KEY (scope, idempotency_key)) PARTITION BY HASH (scope); CREATE UNLOGGED TABLE key_part PARTITION OF idempotency_store FOR VALUES WITH (MODULUS 1, REMAINDER 0)'));
--- child tables, with rows that only SQL sees
+-- tables that inherit, without such a key, or with children of their own
 CALL key_refused('CREATE TABLE key_child () INHERITS (idempotency_store); INSERT INTO key_child SELECT * FROM ONLY idempotency_store WHERE idempotency_key = ''key-done''');
-CALL key_refused('CREATE TABLE key_child (LIKE idempotency_store INCLUDING ALL); ALTER TABLE key_child INHERIT idempotency_store');
+CALL key_refused('CREATE TABLE key_child (LIKE idempotency_store INCLUDING ALL); ALTER TABLE key_child INHERIT idempotency_store; CREATE TABLE key_grandchild (LIKE idempotency_store INCLUDING ALL) INHERITS (key_child)');
 CALL key_refused('CREATE TABLE key_child () INHERITS (idempotency_store); CREATE INDEX ON idempotency_store (expires_at)');
 
 -- A key of exactly these columns is accepted, in every form.
@@ -61,6 +61,8 @@ CALL key_taken('ALTER TABLE idempotency_store DROP CONSTRAINT idempotency_store_
 CALL key_taken(key_store('PRIMARY KEY (scope, idempotency_key)) PARTITION BY LIST (scope); CREATE TABLE key_part PARTITION OF idempotency_store DEFAULT'));
 CALL key_taken('CREATE TABLE key_child () INHERITS (idempotency_store); ALTER TABLE key_child NO INHERIT idempotency_store');
 CALL key_taken('CREATE TABLE key_child () INHERITS (idempotency_store); DROP TABLE key_child');
+-- so is a table that inherits and has such a key of its own, as those of a ring
+CALL key_taken('CREATE TABLE key_child (LIKE idempotency_store INCLUDING ALL); ALTER TABLE key_child INHERIT idempotency_store; WITH moved AS (DELETE FROM ONLY idempotency_store RETURNING *) INSERT INTO key_child SELECT * FROM moved');
 
 -- A partition that becomes UNLOGGED after sessions have used it.
 BEGIN;

@@ -35,6 +35,7 @@ static const char *const points[] = {
 	"statement-locked",			/* its table is locked, its text not read */
 	"count-entered",			/* in the slot of the database, nothing counted */
 	"sweep-read",				/* expired rows are locked, not deleted */
+	"ring-read",				/* a table is read, writers are locked out, nothing emptied */
 	"commit-visible"			/* others see the commit, and wait for its locks */
 };
 

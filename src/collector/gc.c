@@ -9,13 +9,14 @@
  */
 #include "postgres.h"
 
+#include "access/xact.h"
 #include "storage/lockdefs.h"
 #include "utils/timestamp.h"
 
 #include "base/compat.h"
 #include "citus/citus.h"
-#include "collector/expiry.h"
 #include "collector/gc.h"
+#include "collector/turn.h"
 #include "schema/catalog.h"
 #include "schema/parts.h"
 #include "shared/lock.h"
@@ -64,13 +65,19 @@ sweep_step(void *state, ItemPointer from, ItemPointer end, int64 max_rows)
 }
 
 /*
- * The parts that are swept: that with the rows of no other, or the shards of this
- * node.  The hand goes over their pages as if they were those of one table.
+ * What is swept: the store itself, without the tables of its ring, or the shards of
+ * this node.  The hand goes over their pages as if they were those of one table.
  */
 static int
 swept_parts(const Catalog *catalog)
 {
 	return catalog->store_distributed ? parts_count() : 1;
+}
+
+static Oid
+swept_part(const Catalog *catalog, int number)
+{
+	return catalog->store_distributed ? parts_get(number)->table : catalog->tables[TABLE_STORE];
 }
 
 static BlockNumber
@@ -79,7 +86,7 @@ swept_pages(const Catalog *catalog)
 	BlockNumber pages = 0;
 
 	for (int i = 0; i < swept_parts(catalog); i++)
-		pages += bulk_pages(parts_get(i)->table);
+		pages += bulk_pages(swept_part(catalog, i));
 	return pages;
 }
 
@@ -88,14 +95,14 @@ static Oid
 part_at(const Catalog *catalog, BlockNumber page, BlockNumber *first)
 {
 	int			number = 0;
-	BlockNumber pages = bulk_pages(parts_get(0)->table);
+	BlockNumber pages = bulk_pages(swept_part(catalog, 0));
 
 	for (*first = 0; page >= *first + pages && number + 1 < swept_parts(catalog); number++)
 	{
 		*first += pages;
-		pages = bulk_pages(parts_get(number + 1)->table);
+		pages = bulk_pages(swept_part(catalog, number + 1));
 	}
-	return parts_get(number)->table;
+	return swept_part(catalog, number);
 }
 
 /* May the part be swept?  A shard that is being moved is left for another time. */
@@ -172,8 +179,7 @@ estimate_backlog(const SweepPosition *hand, const Sweep *progress)
 
 /*
  * Removes expired records.  A row that another session has locked is passed
- * over; the next sweep tries again.  Of a store that is partitioned by expiry,
- * the rows are swept that belong to no partition of their own.
+ * over; the next sweep tries again.  The tables of a ring are not swept, but emptied.
  */
 void
 gc_sweep(const Catalog *catalog, Sweep *progress)
@@ -197,17 +203,26 @@ gc_sweep(const Catalog *catalog, Sweep *progress)
 }
 
 /*
- * The care for the partitions.  If a sweep is in the same transaction, it comes
- * before: afterwards the store may have another shape, and locks that others wait for.
+ * Is the transaction for collection alone, and has it done nothing yet?  In another one
+ * the locks of an emptied table would last, and a ring that it has made itself is
+ * not known to others.  A snapshot that is kept may not show all rows.
  */
+bool
+gc_is_alone(void)
+{
+	return !IsTransactionBlock() && !IsSubTransaction() && !IsolationUsesXactSnapshot() &&
+		!TransactionIdIsValid(GetTopTransactionIdIfAny());
+}
+
+/* Turns the ring.  If a sweep is in the same transaction, it comes before: here locks stay. */
 void
-gc_tend(const Catalog *catalog, Sweep *progress)
+gc_turn(const Catalog *catalog, Sweep *progress)
 {
 	int64		removed;
 
-	if (!catalog->store_by_expiry || !is_only_sweep())
+	if (!catalog->store_has_ring || !is_only_sweep())
 		return;
-	removed = expiry_tend(catalog, progress->max_parts);
+	removed = turn_ring(catalog, progress->max_turns, &progress->turned);
 	progress->removed += removed;
 	stats_add(COUNT_COLLECTED_ROWS, removed);
 }

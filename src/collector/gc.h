@@ -20,7 +20,8 @@ typedef struct Sweep
 	int64		max_rows;
 	BlockNumber max_pages;
 	bool		goes_round;		/* on to the first page after the last one */
-	int			max_parts;		/* partitions that are emptied */
+	int			max_turns;		/* tables of the ring that are emptied */
+	int			turned;			/* that were */
 	int64		removed;
 	BlockNumber seen;			/* pages */
 	int			finished;		/* how often the sweep reached the end of the store */
@@ -28,6 +29,7 @@ typedef struct Sweep
 } Sweep;
 
 extern void gc_sweep(const Catalog *catalog, Sweep *sweep);
-extern void gc_tend(const Catalog *catalog, Sweep *sweep);
+extern bool gc_is_alone(void);
+extern void gc_turn(const Catalog *catalog, Sweep *sweep);
 
 #endif							/* IDEM_GC_H */

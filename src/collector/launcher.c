@@ -8,8 +8,8 @@
  *
  * What a database's owner does must not stop collection in the others.  So the
  * launcher waits for no worker for longer than a visit may last: then it ends
- * the worker, and visits that database again later and later.  The care for
- * partitions may last longer, and is followed by a pause of its length.  After each
+ * the worker, and visits that database again later and later.  Turning a
+ * ring of tables may last longer, and is followed by a pause of its length.  After each
  * visit that was longer than usual, the other databases come first.  A worker
  * that does not react is abandoned.  While the launcher waits it hears of new
  * settings, of a shutdown, and of the postmaster's death.
@@ -43,7 +43,7 @@
  * together are less than that.
  */
 #define GRACE_MICROSECONDS INT64CONST(2000000)
-/* how long the care for the partitions may last, which reads a whole one of them */
+/* how long turning the ring may last, which reads a whole table of it */
 #define CARE_MICROSECONDS INT64CONST(300000000)
 /* how often the launcher looks whether somebody wants the database meanwhile */
 #define LOOK_MICROSECONDS INT64CONST(1000000)
@@ -153,8 +153,8 @@ care_may_end(const Database *database, BackgroundWorkerHandle *handle)
 
 /*
  * Waits for a worker as long as it may stay; false when it must end.  A worker that
- * is at its care for the partitions has more time, and then as much again as others
- * for the rest of its visit.
+ * turns the ring has more time, and then as much again as others for the rest of its
+ * visit.
  */
 static bool
 ends_in_time(const Database *database, BackgroundWorkerHandle *handle, bool may_take_long)

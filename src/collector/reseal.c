@@ -123,7 +123,7 @@ reseal_record(Record *record, Round *round)
 
 	if (!seal_or_pass_over(record, round))
 		return;
-	store_put(round->catalog, record, record->updated_at);
+	store_reseal(round->catalog, round->part, record);
 	round->sealed++;
 	if (was_clear)
 		round->were_clear++;
@@ -178,18 +178,14 @@ reseal_step(void *state, ItemPointer from, ItemPointer end, int64 max_rows)
 	return round->sealed - before;
 }
 
-/* The parts that are not among those. */
 static List *
-parts_besides(const List *tables)
+tables_of_store(void)
 {
-	List	   *others = NIL;
+	List	   *tables = NIL;
 
 	for (int i = 0; i < parts_count(); i++)
-	{
-		if (!list_member_oid(tables, parts_get(i)->table))
-			others = lappend_oid(others, parts_get(i)->table);
-	}
-	return others;
+		tables = lappend_oid(tables, parts_get(i)->table);
+	return tables;
 }
 
 /* The number of the part at which the session goes on. */
@@ -227,7 +223,7 @@ reseal_round(Round *round, const List *tables, int64 max_rows)
 	int			first = part_of_hand(tables);
 	ItemPointerData start = reseal_hand;
 
-	for (int i = 0; i <= count && round->sealed < max_rows; i++)
+	for (int i = 0; count > 0 && i <= count && round->sealed < max_rows; i++)
 	{
 		Oid			part = list_nth_oid(tables, first + i < count ? first + i : first + i - count);
 		ItemPointerData to = start;
@@ -237,24 +233,6 @@ reseal_round(Round *round, const List *tables, int64 max_rows)
 		if (i < count)
 			ItemPointerSet(&to, bulk_pages(part), 0);
 		reseal_stretch(round, part, to, max_rows);
-	}
-}
-
-/*
- * A partition that was attached during the round has rows of a part that we had
- * not read yet.
- */
-static void
-reseal_store(Round *round, int64 max_rows)
-{
-	List	   *seen = NIL;
-	List	   *tables;
-
-	while (round->sealed < max_rows && (tables = parts_besides(seen)) != NIL)
-	{
-		reseal_round(round, tables, max_rows);
-		seen = list_concat(seen, tables);
-		round->catalog = catalog_open(RowExclusiveLock);
 	}
 }
 
@@ -270,7 +248,7 @@ reseal(int64 max_rows)
 
 	round.catalog = catalog_open(RowExclusiveLock);
 	caller = as_owner_in_call(round.catalog->store_owner);
-	reseal_store(&round, max_rows);
+	reseal_round(&round, tables_of_store(), max_rows);
 	as_owner_end(&caller);
 	tell_round(&round);
 	return round.sealed;

@@ -108,22 +108,29 @@ nap_for_cost(const Deadline *deadline)
 
 /* The launcher has to know when a visit will last longer. */
 static void
-tend(const Catalog *catalog, Sweep *sweep)
+turn(const Catalog *catalog, Sweep *sweep)
 {
-	visit_takes_long(catalog->store_by_expiry);
-	gc_tend(catalog, sweep);
+	visit_takes_long(catalog->store_has_ring);
+	gc_turn(catalog, sweep);
 }
 
 /*
- * In a transaction of its own, as it may read a whole partition, and one partition
- * with rows a visit, so that it keeps what it has done; true if there was one.
+ * Turns the ring: each table in a transaction of its own, so that its locks are
+ * short, and one with rows a visit, as it is read to its end; true if there was one.
  */
 static bool
-tend_once(void)
+turn_for_a_while(void)
 {
-	Sweep		sweep = {.max_parts = 1};
+	Deadline	deadline = deadline_after(VISIT_MICROSECONDS);
+	Sweep		sweep = {0};
 
-	work_once(tend, &sweep);
+	do
+	{
+		sweep.max_turns = 1;
+		sweep.turned = 0;
+		work_once(turn, &sweep);
+	} while (sweep.turned > 0 && sweep.removed == 0 && setting_gc_enabled &&
+			 deadline_left(&deadline) > 0);
 	visit_takes_long(false);
 	return sweep.removed > 0;
 }
@@ -159,7 +166,7 @@ sweep_on(const Deadline *deadline, bool *has_backlog)
 static VisitResult
 sweep_for_a_while(void)
 {
-	bool		emptied_one = setting_gc_enabled && tend_once();
+	bool		emptied_one = setting_gc_enabled && turn_for_a_while();
 	Deadline	deadline = deadline_after(VISIT_MICROSECONDS);
 	bool		has_backlog = false;
 

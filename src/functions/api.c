@@ -4,7 +4,9 @@
  */
 #include "postgres.h"
 
+#include "access/xact.h"
 #include "fmgr.h"
+#include "utils/guc.h"
 #include "utils/jsonb.h"
 #include "utils/timestamp.h"
 
@@ -265,7 +267,8 @@ idem_advance(PG_FUNCTION_ARGS)
 Datum
 idem_gc(PG_FUNCTION_ARGS)
 {
-	Sweep		sweep = {.max_pages = GC_PAGES,.goes_round = true,.max_parts = INT_MAX};
+	Sweep		sweep = {.max_pages = GC_PAGES,.goes_round = true,.max_turns = INT_MAX};
+	bool		is_alone = gc_is_alone();
 	const Catalog *catalog;
 	Caller		caller;
 
@@ -274,8 +277,13 @@ idem_gc(PG_FUNCTION_ARGS)
 	catalog = catalog_open(RowExclusiveLock);
 	caller = as_owner_in_call(catalog->store_owner);
 	gc_sweep(catalog, &sweep);
-	gc_tend(catalog, &sweep);
+	if (is_alone)
+		gc_turn(catalog, &sweep);
 	as_owner_end(&caller);
+	/* otherwise the locks of emptied tables would be held until a standby has answered */
+	if (sweep.turned > 0 && synchronous_commit > SYNCHRONOUS_COMMIT_LOCAL_FLUSH)
+		(void) set_config_option("synchronous_commit", "local", PGC_USERSET, PGC_S_SESSION,
+								 GUC_ACTION_LOCAL, true, 0, false);
 	PG_RETURN_INT64(sweep.removed);
 }
 

@@ -71,24 +71,6 @@ as_owner_in_statement(Oid table)
 }
 
 /*
- * In a function that has set a search_path of its own, in which the owner's code would
- * not find its tables.  All rows are meant, whatever row security says.
- */
-Caller
-as_owner_in_function(Oid owner)
-{
-	Caller		caller = as_owner_in_call(owner);
-	Oid			user;
-	int			context;
-
-	if (caller.nest_level == 0)
-		set_path_of_owner(&caller);
-	GetUserIdAndSecContext(&user, &context);
-	SetUserIdAndSecContext(user, context | SECURITY_NOFORCE_RLS);
-	return caller;
-}
-
-/*
  * For a transaction of its own, COMMIT included, which fires deferred triggers.
  * Only where nothing else is done in the session.
  */

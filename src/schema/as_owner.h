@@ -17,7 +17,6 @@ typedef struct Caller
 
 extern Caller as_owner_in_call(Oid owner);
 extern Caller as_owner_in_statement(Oid table);
-extern Caller as_owner_in_function(Oid owner);
 extern Caller as_owner_until_commit(Oid owner);
 extern void as_owner_end(const Caller *caller);
 

@@ -45,7 +45,8 @@ static const char *const table_names[CATALOG_TABLES] = {
 	[TABLE_SCOPE] = "idempotency_scope",
 	[TABLE_SECRET] = "idempotency_secret",
 	[TABLE_STREAM] = "idempotency_stream",
-	[TABLE_SWEEP] = "idempotency_sweep"
+	[TABLE_SWEEP] = "idempotency_sweep",
+	[TABLE_RING] = "idempotency_ring"
 };
 
 static Catalog catalog;
@@ -228,38 +229,35 @@ lock_table(CatalogTable table, LOCKMODE mode, bool wait)
 
 /* ---- the properties of the objects ---- */
 
-/* Only the direct path works on shards: statements by SQL would go to Citus. */
+/*
+ * Before 1.1 there was no table of the ring, and no tables that inherit: there
+ * are none that have ranges.
+ */
 static void
-read_local_shards(Relation store)
+read_ring(Relation store, List *children)
 {
-	List	   *shards = citus_local_shards();
-	ListCell   *cell;
+	bool		has_ranges = OidIsValid(catalog.tables[TABLE_RING]) &&
+		lock_table(TABLE_RING, AccessShareLock, true);
 
-	parts_read_shards(shards);
-	foreach(cell, shards)
-		shape_require_shard(lfirst_oid(cell), catalog.status_type);
-	catalog.store_plain = true;
+	parts_read_ring(store, children, has_ranges ? catalog.tables[TABLE_RING] : InvalidOid,
+					catalog.status_type);
 }
 
-/*
- * The parts are read before anybody looks at their shape: news about a part
- * counts from when the part is known.
- */
 static void
 describe_store(void)
 {
 	Relation	store = relation_open(catalog.tables[TABLE_STORE], NoLock);
+	List	   *children = shape_children(store);
 
 	catalog.store_distributed = citus_read_store(store);
-	catalog.store_by_expiry = !catalog.store_distributed && shape_is_by_expiry(store);
+	catalog.store_has_ring = !catalog.store_distributed && children != NIL;
 	if (catalog.store_distributed)
-		read_local_shards(store);
+		parts_read_shards(citus_local_shards(), catalog.status_type);
+	else if (catalog.store_has_ring)
+		read_ring(store, children);
 	else
-	{
-		parts_read(store);
-		shape_require_store(store, catalog.status_type);
-		catalog.store_plain = shape_is_plain(store, catalog.status_type);
-	}
+		parts_read_store(store, catalog.status_type);
+	catalog.store_plain = parts_all_plain();
 	relation_close(store, NoLock);
 }
 

@@ -19,17 +19,18 @@ typedef enum CatalogTable
 	TABLE_SCOPE,
 	TABLE_SECRET,
 	TABLE_STREAM,
-	TABLE_SWEEP
+	TABLE_SWEEP,
+	TABLE_RING
 } CatalogTable;
-#define CATALOG_TABLES 6
+#define CATALOG_TABLES 7
 
 typedef struct Catalog
 {
 	char		schema[NAMEDATALEN];
 	Oid			tables[CATALOG_TABLES];	/* the objects of these names */
 	Oid			store_owner;
-	bool		store_plain;	/* direct access does all that SQL would */
-	bool		store_by_expiry;	/* one partition for each stretch of expiry */
+	bool		store_plain;	/* direct access does all that SQL would, in every part of it */
+	bool		store_has_ring; /* tables that inherit from it have rows, too */
 	bool		store_distributed;	/* over the nodes of a Citus cluster */
 	SipHashKey	lock_key;		/* of the lock ids */
 	Oid			status_type;	/* idempotency_status */

@@ -1,11 +1,11 @@
 /*
  * parts.c
- *		The tables that the store's rows are in: itself, or its partitions, and
- *		what the server calls their keys.
+ *		The tables that the store's rows are in: itself, and those of its ring,
+ *		and what the server calls their keys.
  *
- * The parts of a store that is partitioned by expiry are in the order in which
- * a key is looked up: first the part that takes the rest, then from the rows
- * that expire last to those that expire first.
+ * A table of the ring is one that inherits from the store, whatever the ring
+ * says of it.  A key is looked up first in the table whose range ends last, then
+ * in those without a range, and last in the store itself.
  */
 #include "postgres.h"
 
@@ -14,8 +14,6 @@
 #include "catalog/pg_class.h"
 #include "catalog/pg_inherits.h"
 #include "nodes/pg_list.h"
-#include "partitioning/partbounds.h"
-#include "partitioning/partdesc.h"
 #include "storage/lockdefs.h"
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
@@ -24,6 +22,7 @@
 
 #include "base/compat.h"
 #include "schema/parts.h"
+#include "schema/ring.h"
 #include "schema/shape.h"
 
 /* a key of the store, and how the server names it in errors */
@@ -71,105 +70,126 @@ read_key(Oid index)
 	shape_require_logged(NameStr(key->table_name), get_rel_persistence(key->table), LOSS_OF_STORE);
 }
 
-/* The table itself, or the parts of a store whose owner has chosen them. */
+/* Of a store that its owner has partitioned, the keys of the partitions, too. */
 static void
-read_whole(Relation store)
+watch_keys(Relation table)
 {
-	Part		whole = {RelationGetRelid(store), DT_NOBEGIN, DT_NOEND, true};
-	Oid			key = primary_key_index(store);
-	/* a store without a key is refused when its shape is looked at */
+	Oid			key = primary_key_index(table);
+	/* a table without a key is refused when its shape is looked at */
 	List	   *indexes = OidIsValid(key) ? find_all_inheritors(key, NoLock, NULL) : NIL;
 	ListCell   *cell;
 
-	parts = palloc(sizeof(Part));
-	parts[0] = whole;
-	count = 1;
 	foreach(cell, indexes)
 		read_key(lfirst_oid(cell));
 }
 
+/* News about a table counts from when its key is known. */
 static void
-add_part(Oid table, TimestampTz from, TimestampTz until, bool takes_rest)
+add_store(Relation store, Oid status_type)
 {
-	Part		part = {table, from, until, takes_rest};
-	Relation	opened = table_open(table, AccessShareLock);
+	Part	   *part = &parts[count++];
 
-	parts[count++] = part;
-	read_key(primary_key_index(opened));
+	part->table = RelationGetRelid(store);
+	part->from = part->until = DT_NOBEGIN;
+	watch_keys(store);
+	shape_require_store(store, status_type);
+	part->is_plain = shape_is_plain(store, status_type);
+}
+
+/* Its owner is known before it is opened: opening it may run code that is on it. */
+static void
+add_member(Oid table, Oid owner, List *ranges, Oid status_type)
+{
+	Part	   *part = &parts[count];
+	Relation	opened;
+
+	if (!shape_require_member(table, owner))
+		return;
+	opened = try_table_open(table, AccessShareLock);
+	if (opened == NULL)
+		return;
+	count++;
+	part->table = table;
+	watch_keys(opened);
+	ring_range(ranges, RelationGetRelationName(opened), &part->from, &part->until);
+	shape_require_store(opened, status_type);
+	part->is_plain = shape_is_plain(opened, status_type);
 	table_close(opened, AccessShareLock);
 }
 
-static TimestampTz
-bound_at(PartitionBoundInfo bounds, int number)
-{
-	switch (bounds->kind[number][0])
-	{
-		case PARTITION_RANGE_DATUM_MINVALUE:
-			return DT_NOBEGIN;
-		case PARTITION_RANGE_DATUM_MAXVALUE:
-			return DT_NOEND;
-		default:
-			return DatumGetTimestampTz(bounds->datums[number][0]);
-	}
-}
-
-/* The server keeps a partition with its upper bound. */
-static void
-read_by_expiry(Relation store)
-{
-	PartitionDesc described = RelationGetPartitionDesc(store, false);
-	PartitionBoundInfo bounds = described->boundinfo;
-
-	count = 0;
-	parts = palloc(Max(described->nparts, 1) * sizeof(Part));
-	if (described->nparts == 0)
-		return;
-	if (partition_bound_has_default(bounds))
-		add_part(described->oids[bounds->default_index], DT_NOBEGIN, DT_NOEND, true);
-	for (int i = bounds->ndatums - 1; i >= 0; i--)
-	{
-		if (bounds->indexes[i] >= 0)
-			add_part(described->oids[bounds->indexes[i]],
-					 i > 0 ? bound_at(bounds, i - 1) : DT_NOBEGIN, bound_at(bounds, i), false);
-	}
-}
-
-/* Forgets all parts, and makes room for others. */
+/* Forgets all parts, and makes room for so many others. */
 static MemoryContext
-start_reading(void)
+start_reading(int room)
 {
+	MemoryContext caller;
+
 	if (context == NULL)
 		context = AllocSetContextCreate(TopMemoryContext, "idempotency parts",
 										ALLOCSET_SMALL_SIZES);
 	keys = NIL;
 	count = 0;
 	MemoryContextReset(context);
-	return MemoryContextSwitchTo(context);
+	caller = MemoryContextSwitchTo(context);
+	parts = palloc0(Max(room, 1) * sizeof(Part));
+	return caller;
 }
 
-/* Reads the parts of the store.  The caller looks at their shape afterwards. */
-void
-parts_read(Relation store)
+static int
+compare_parts(const void *a, const void *b)
 {
-	MemoryContext caller = start_reading();
+	const Part *left = a;
+	const Part *right = b;
 
-	if (shape_is_by_expiry(store))
-		read_by_expiry(store);
-	else
-		read_whole(store);
+	return left->until == right->until ? 0 : left->until > right->until ? -1 : 1;
+}
+
+/* A store that is one table, or that its owner has partitioned. */
+void
+parts_read_store(Relation store, Oid status_type)
+{
+	MemoryContext caller = start_reading(1);
+
+	add_store(store, status_type);
 	MemoryContextSwitchTo(caller);
 }
 
-/* The parts are the shards of a distributed store that are on this node. */
+/* A store with tables that inherit from it, and the table with their ranges, if there is one. */
 void
-parts_read_shards(List *shards)
+parts_read_ring(Relation store, List *children, Oid ring, Oid status_type)
 {
-	MemoryContext caller = start_reading();
+	List	   *ranges = OidIsValid(ring) ? ring_read(ring) : NIL;
+	MemoryContext caller = start_reading(list_length(children) + 1);
 	ListCell   *cell;
 
-	parts = palloc(Max(list_length(shards), 1) * sizeof(Part));
+	foreach(cell, children)
+		add_member(lfirst_oid(cell), store->rd_rel->relowner, ranges, status_type);
+	qsort(parts, count, sizeof(Part), compare_parts);
+	add_store(store, status_type);
+	MemoryContextSwitchTo(caller);
+}
+
+/*
+ * The parts are the shards of a distributed store that are on this node.  Only the
+ * direct path works on them: statements by SQL would go to Citus.
+ */
+void
+parts_read_shards(List *shards, Oid status_type)
+{
+	MemoryContext caller = start_reading(list_length(shards));
+	ListCell   *cell;
+
 	foreach(cell, shards)
-		add_part(lfirst_oid(cell), DT_NOBEGIN, DT_NOEND, true);
+	{
+		Part	   *part = &parts[count++];
+		Relation	opened = table_open(lfirst_oid(cell), AccessShareLock);
+
+		part->table = lfirst_oid(cell);
+		part->from = part->until = DT_NOBEGIN;
+		read_key(primary_key_index(opened));
+		table_close(opened, AccessShareLock);
+		shape_require_shard(part->table, status_type);
+		part->is_plain = true;
+	}
 	MemoryContextSwitchTo(caller);
 }
 
@@ -185,23 +205,27 @@ parts_get(int number)
 	return &parts[number];
 }
 
-/* The part for whatever belongs to no other; NULL: there is none. */
-static const Part *
-parts_rest(void)
+bool
+parts_all_plain(void)
 {
-	return count > 0 && parts[0].takes_rest ? &parts[0] : NULL;
+	for (int i = 0; i < count; i++)
+	{
+		if (!parts[i].is_plain)
+			return false;
+	}
+	return true;
 }
 
-/* The part that a row with this expiry belongs to. */
-const Part *
+/* The table for a new row with this expiry: one whose range has it, else the store. */
+Oid
 parts_for(TimestampTz expires_at)
 {
 	for (int i = 0; i < count; i++)
 	{
-		if (!parts[i].takes_rest && expires_at >= parts[i].from && expires_at < parts[i].until)
-			return &parts[i];
+		if (expires_at >= parts[i].from && expires_at < parts[i].until)
+			return parts[i].table;
 	}
-	return parts_rest();
+	return parts[count - 1].table;
 }
 
 /* Is it one of these tables, or the key of one? */

@@ -1,6 +1,6 @@
 /*
  * parts.h
- *		The tables that the store's rows are in: itself, or its partitions.
+ *		The tables that the store's rows are in: itself, and those of its ring.
  */
 #ifndef IDEM_PARTS_H
 #define IDEM_PARTS_H
@@ -15,25 +15,20 @@
 typedef struct Part
 {
 	Oid			table;
-	TimestampTz from;			/* its rows expire at this time or later */
-	TimestampTz until;			/* and before this one */
-	bool		takes_rest;		/* the rows that belong to no other part */
+	TimestampTz from;			/* new rows belong here that expire at this time or later */
+	TimestampTz until;			/* and before this one; a table without a range gets none */
+	bool		is_plain;		/* direct access does all that SQL would */
 } Part;
 
-extern void parts_read(Relation store);
-extern void parts_read_shards(List *shards);
+extern void parts_read_store(Relation store, Oid status_type);
+extern void parts_read_ring(Relation store, List *children, Oid ring, Oid status_type);
+extern void parts_read_shards(List *shards, Oid status_type);
 extern int	parts_count(void);
 extern const Part *parts_get(int number);
-extern const Part *parts_for(TimestampTz expires_at);
+extern bool parts_all_plain(void);
+extern Oid	parts_for(TimestampTz expires_at);
 extern bool parts_include(Oid relation);
 extern bool parts_include_schema(uint32 hash);
 extern bool parts_have_key(const char *schema, const char *table, const char *name);
-
-/* Have all rows expired that it may have?  They count as absent. */
-static inline bool
-part_is_over(const Part *part, TimestampTz now)
-{
-	return part->until <= now;
-}
 
 #endif							/* IDEM_PARTS_H */

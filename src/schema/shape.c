@@ -15,12 +15,7 @@
 #include "catalog/pg_collation.h"
 #include "catalog/pg_inherits.h"
 #include "catalog/pg_partitioned_table.h"
-#include "catalog/pg_type.h"
-#include "commands/defrem.h"
-#include "partitioning/partbounds.h"
-#include "partitioning/partdesc.h"
 #include "utils/lsyscache.h"
-#include "utils/partcache.h"
 #include "utils/syscache.h"
 
 #include "base/compat.h"
@@ -87,14 +82,14 @@ shape_require_openable(Oid table, const char *name)
 }
 
 /*
- * Statements by SQL see rows of children, the direct path does not.  The flag
- * alone is not enough: it stays set for a while after the last child was dropped.
+ * The tables that inherit from an ordinary one.  The flag alone is not enough: it
+ * stays set for a while after the last one was dropped.
  */
-static bool
-has_children(Relation table)
+List *
+shape_children(Relation table)
 {
-	return table->rd_rel->relkind == RELKIND_RELATION && table->rd_rel->relhassubclass &&
-		find_inheritance_children(RelationGetRelid(table), NoLock) != NIL;
+	return table->rd_rel->relkind == RELKIND_RELATION && table->rd_rel->relhassubclass ?
+		find_inheritance_children(RelationGetRelid(table), NoLock) : NIL;
 }
 
 /* Is the column exactly like this, with its values in the rows? */
@@ -113,7 +108,7 @@ void
 shape_require_raw(Relation table, const char *name, const RawColumn *columns, int count)
 {
 	if (table->rd_rel->relkind != RELKIND_RELATION || table->rd_rel->relam != HEAP_TABLE_AM_OID ||
-		has_children(table) || RelationGetNumberOfAttributes(table) != count)
+		shape_children(table) != NIL || RelationGetNumberOfAttributes(table) != count)
 		shape_refuse(name);
 	for (int i = 0; i < count; i++)
 	{
@@ -122,16 +117,49 @@ shape_require_raw(Relation table, const char *name, const RawColumn *columns, in
 	}
 }
 
-/* The key of the store does not cover the rows of children. */
-static void
-require_childless(Relation store)
+pg_noreturn static void
+refuse_member(const char *name, const char *why)
 {
-	if (has_children(store))
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("table \"idempotency_store\" has tables that inherit from it"),
-				 errdetail("The primary key of the store does not hold for rows of these tables, so operations could run twice."),
-				 errhint("Run ALTER TABLE ... NO INHERIT for each of them.")));
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("table \"%s\" inherits from idempotency_store, and cannot keep operations", name),
+			 errdetail_internal("%s", why),
+			 errhint("Run ALTER TABLE ... NO INHERIT for it.")));
+}
+
+/* Why the table of a ring cannot be trusted; NULL: it can. */
+static const char *
+fault_of_member(Form_pg_class member, Oid owner)
+{
+	if (member->relowner != owner)
+		return "It belongs to another role than the store.";
+	if (member->relkind != RELKIND_RELATION)
+		return "It is not an ordinary table.";
+	if (member->relhassubclass && find_inheritance_children(member->oid, NoLock) != NIL)
+		return "Other tables inherit from it.";
+	return NULL;
+}
+
+/*
+ * Can the table, which inherits from the store, be one of the ring?  It is not
+ * opened here.  false: it was dropped just now.
+ */
+bool
+shape_require_member(Oid table, Oid owner)
+{
+	HeapTuple	row = SearchSysCache1(RELOID, ObjectIdGetDatum(table));
+	FormData_pg_class member;
+	const char *fault;
+
+	if (!HeapTupleIsValid(row))
+		return false;
+	member = *(Form_pg_class) GETSTRUCT(row);
+	ReleaseSysCache(row);
+	shape_require_logged(NameStr(member.relname), member.relpersistence, LOSS_OF_STORE);
+	fault = fault_of_member(&member, owner);
+	if (fault != NULL)
+		refuse_member(NameStr(member.relname), fault);
+	return true;
 }
 
 static bool
@@ -194,85 +222,17 @@ require_key(Relation store)
 				 errhint("Make it PRIMARY KEY (scope, idempotency_key), not deferrable, on columns of COLLATE \"C\". Partition by HASH of these columns only.")));
 }
 
-/* Can the table keep rows of operations, if it is no part of another? */
-static void
-require_table(Relation table, Oid status_type)
-{
-	shape_require_logged(RelationGetRelationName(table), table->rd_rel->relpersistence, LOSS_OF_STORE);
-	if (!record_fits(RelationGetDescr(table), status_type))
-		shape_refuse("a column of idempotency_store");
-	require_childless(table);
-	require_key(table);
-}
-
-/* Is each row in the partition of its expiry?  Then its key is unique only there. */
-bool
-shape_is_by_expiry(Relation store)
-{
-	PartitionKey key;
-
-	if (store->rd_rel->relkind != RELKIND_PARTITIONED_TABLE)
-		return false;
-	key = RelationGetPartitionKey(store);
-	return key->strategy == PARTITION_STRATEGY_RANGE && key->partnatts == 1 &&
-		key->partattrs[0] > 0 &&
-		key->partopfamily[0] == get_opclass_family(GetDefaultOpClass(TIMESTAMPTZOID, BTREE_AM_OID)) &&
-		record_is_column(TupleDescAttr(RelationGetDescr(store), key->partattrs[0] - 1), COLUMN_EXPIRES_AT);
-}
-
-/* Calls the function for each partition, with a lock until it returns. */
-static bool
-all_partitions(Relation store, bool (*is_so) (Relation partition, Oid status_type), Oid status_type)
-{
-	PartitionDesc described = RelationGetPartitionDesc(store, false);
-	bool		all = true;
-
-	for (int i = 0; i < described->nparts && all; i++)
-	{
-		Relation	partition = relation_open(described->oids[i], AccessShareLock);
-
-		all = is_so(partition, status_type);
-		relation_close(partition, AccessShareLock);
-	}
-	return all;
-}
-
-static bool
-partition_keeps_operations(Relation partition, Oid status_type)
-{
-	if (partition->rd_rel->relkind != RELKIND_RELATION)
-		shape_refuse(RelationGetRelationName(partition));
-	require_table(partition, status_type);
-	return true;
-}
-
-/* No session may meet a row that has no partition. */
-static void
-require_rest(Relation store)
-{
-	PartitionDesc described = RelationGetPartitionDesc(store, false);
-
-	if (described->nparts == 0 || !partition_bound_has_default(described->boundinfo))
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("table \"idempotency_store\" has no default partition"),
-				 errhint("Use idem_partition_store() to partition the store by expiry.")));
-}
-
-/* Can the table keep operations at all? */
+/* Can the store, or a table of its ring, keep operations at all? */
 void
 shape_require_store(Relation store, Oid status_type)
 {
-	if (shape_is_by_expiry(store))
-	{
-		(void) all_partitions(store, partition_keeps_operations, status_type);
-		require_rest(store);
-		return;
-	}
 	if (store->rd_rel->relkind != RELKIND_RELATION &&
 		store->rd_rel->relkind != RELKIND_PARTITIONED_TABLE)
 		shape_refuse("idempotency_store");
-	require_table(store, status_type);
+	shape_require_logged(RelationGetRelationName(store), store->rd_rel->relpersistence, LOSS_OF_STORE);
+	if (!record_fits(RelationGetDescr(store), status_type))
+		shape_refuse("a column of idempotency_store");
+	require_key(store);
 }
 
 /* Further indexes could have expressions or predicates: the owner's code. */
@@ -329,25 +289,16 @@ is_ordinary(Relation table, Oid status_type, int key_columns)
 		key_is_as_made(primary_key_index(table), key_columns);
 }
 
-/* Is it an ordinary table as the script made it? */
-static bool
-is_plain_table(Relation table, Oid status_type)
-{
-	return is_ordinary(table, status_type, 2) && record_further(RelationGetDescr(table)) == 0;
-}
-
 /*
- * Is the store an ordinary table as the script made it, or partitioned by
- * expiry into such tables?  Then rows may be read and inserted without the
- * executor.  Whatever the owner has added (triggers, row security, constraints,
- * columns, indexes) needs SQL.
+ * Is it an ordinary table as the script made the store?  Then rows may be read and
+ * inserted without the executor.  Whatever the owner has added (triggers, row
+ * security, constraints, columns, indexes) needs SQL.
  */
 bool
-shape_is_plain(Relation store, Oid status_type)
+shape_is_plain(Relation table, Oid status_type)
 {
-	if (shape_is_by_expiry(store))
-		return has_no_code(store) && all_partitions(store, is_plain_table, status_type);
-	return !store->rd_rel->relispartition && is_plain_table(store, status_type);
+	return !table->rd_rel->relispartition && is_ordinary(table, status_type, 2) &&
+		record_further(RelationGetDescr(table)) == 0;
 }
 
 /*

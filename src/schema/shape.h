@@ -7,6 +7,7 @@
 
 #include "postgres.h"
 
+#include "nodes/pg_list.h"
 #include "utils/rel.h"
 
 #include "base/compat.h"
@@ -27,7 +28,8 @@ extern Oid	shape_require_openable(Oid table, const char *name);
 extern void shape_require_raw(Relation table, const char *name, const RawColumn *columns, int count);
 extern void shape_require_store(Relation store, Oid status_type);
 extern void shape_require_shard(Oid shard, Oid status_type);
-extern bool shape_is_by_expiry(Relation store);
+extern List *shape_children(Relation table);
+extern bool shape_require_member(Oid table, Oid owner);
 extern bool shape_is_plain(Relation store, Oid status_type);
 
 #endif							/* IDEM_SHAPE_H */

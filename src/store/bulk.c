@@ -23,13 +23,13 @@
  * whose fence is greater than $5 stays: no other place knows that fence.
  */
 static Statement sweep_pages = {
-	"WITH expired AS MATERIALIZED (SELECT ctid AS place, fence FROM ONLY %1$s.%2$s"
+	"WITH expired AS MATERIALIZED (SELECT ctid AS place, fence FROM %1$s"
 	" WHERE ctid OPERATOR(pg_catalog.>=) $1 AND ctid OPERATOR(pg_catalog.<) $2"
 	" AND expires_at OPERATOR(pg_catalog.<=) $3"
 	" AND (status OPERATOR(pg_catalog.<>) 'PENDING'"
 	" OR (lease_expires_at OPERATOR(pg_catalog.>) $3) IS NOT TRUE)"
 	" LIMIT $4 FOR UPDATE SKIP LOCKED)"
-	", removed AS (DELETE FROM ONLY %1$s.%2$s"
+	", removed AS (DELETE FROM %1$s"
 	" WHERE ctid OPERATOR(pg_catalog.=) ANY (ARRAY(SELECT place FROM expired"
 	" WHERE (fence OPERATOR(pg_catalog.>) $5) IS NOT TRUE"
 	FAULT_POINT_SQL("sweep-read") ")) RETURNING ctid AS place)"
@@ -40,7 +40,7 @@ static Statement sweep_pages = {
 
 /* ended records with a response that is not sealed with the key $3 */
 static Statement find_unsealed = {
-	"SELECT " RECORD_NAMES ", ctid FROM ONLY %1$s.%2$s"
+	"SELECT " RECORD_NAMES ", ctid FROM %1$s"
 	" WHERE ctid OPERATOR(pg_catalog.>=) $1 AND ctid OPERATOR(pg_catalog.<) $2"
 	" AND status OPERATOR(pg_catalog.<>) 'PENDING' AND (seal_key OPERATOR(pg_catalog.=) $3) IS NOT TRUE"
 	" AND (sealed IS NOT NULL OR response_payload IS NOT NULL"
@@ -54,10 +54,9 @@ static Statement find_unsealed = {
  * come from writers other than the extension.
  */
 static Statement measure_part = {
-	"SELECT pg_catalog.count(*), pg_catalog.max(fence),"
-	" pg_catalog.bool_or(status OPERATOR(pg_catalog.=) 'PENDING' AND lease_expires_at OPERATOR(pg_catalog.>) $1)"
-	" FROM ONLY %1$s.%2$s",
-	1, {TIMESTAMPTZOID}
+	"SELECT pg_catalog.count(*), pg_catalog.max(fence), GREATEST(pg_catalog.max(expires_at),"
+	" pg_catalog.max(lease_expires_at) FILTER (WHERE status OPERATOR(pg_catalog.=) 'PENDING'))"
+	" FROM %1$s"
 };
 
 /* A row of the statement that has just run, with its name, copied; and its ctid. */
@@ -119,7 +118,7 @@ bulk_pages(Oid part)
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 				 errmsg("a store that its owner has partitioned can be neither collected nor resealed"),
-				 errhint("Use idem_partition_store(), or detach and drop old partitions, or delete expired rows.")));
+				 errhint("Detach and drop old partitions, or delete expired rows; or make the store one table, and use idem_partition_store().")));
 	pages = RelationGetNumberOfBlocks(table);
 	table_close(table, NoLock);
 	return pages;
@@ -172,20 +171,20 @@ bulk_find_unsealed(const Catalog *catalog, Oid part, ItemPointer from, ItemPoint
 
 /* What a part has in it, of its rows that a plain query sees. */
 Content
-bulk_content(const Catalog *catalog, Oid part, TimestampTz now)
+bulk_content(const Catalog *catalog, Oid part)
 {
-	Datum		arguments[1] = {TimestampTzGetDatum(now)};
-	Content		content = {0};
+	Content		content = {.needed_until = DT_NOBEGIN};
 	Datum		value;
 	bool		is_null;
 
 	measure_part.part = part;
-	(void) statement_run(&measure_part, catalog, arguments, NULL, InvalidSnapshot);
+	(void) statement_run(&measure_part, catalog, NULL, NULL, InvalidSnapshot);
 	content.rows = DatumGetInt64(statement_column(0, 1, &is_null));
 	value = statement_column(0, 2, &is_null);
 	content.fence = is_null ? NO_FENCE : DatumGetInt64(value);
 	value = statement_column(0, 3, &is_null);
-	content.is_leased = !is_null && DatumGetBool(value);
+	if (!is_null)
+		content.needed_until = DatumGetTimestampTz(value);
 	statement_finish();
 	return content;
 }

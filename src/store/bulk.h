@@ -13,12 +13,12 @@
 #include "base/idempotency.h"
 #include "schema/catalog.h"
 
-/* what is in a partition */
+/* what is in a table */
 typedef struct Content
 {
 	int64		rows;
 	int64		fence;			/* the greatest */
-	bool		is_leased;		/* a lease runs still */
+	TimestampTz needed_until;	/* when all of it has expired, leases too */
 } Content;
 
 extern BlockNumber bulk_pages(Oid part);
@@ -26,6 +26,6 @@ extern int64 bulk_sweep(const Catalog *catalog, Oid part, ItemPointer from, Item
 						TimestampTz now, int64 max_rows);
 extern int64 bulk_find_unsealed(const Catalog *catalog, Oid part, ItemPointer from, ItemPointer end,
 								text *key, int64 max_rows, Record **records);
-extern Content bulk_content(const Catalog *catalog, Oid part, TimestampTz now);
+extern Content bulk_content(const Catalog *catalog, Oid part);
 
 #endif							/* IDEM_BULK_H */

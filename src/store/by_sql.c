@@ -3,7 +3,8 @@
  *		The record of an operation by SQL statements: looked up, stored, deleted.
  *
  * store.c uses them where the owner has added something to the store that the
- * direct path would not do.
+ * direct path would not do.  Each names one table: a statement on the store and its
+ * ring would keep all of them locked until the transaction ends.
  */
 #include "postgres.h"
 
@@ -26,16 +27,8 @@
 #define NAME_TYPES TEXTOID, TEXTOID
 
 static Statement find_record = {
-	"SELECT " RECORD_NAMES ", ctid, tableoid FROM %1$s.idempotency_store"
+	"SELECT " RECORD_NAMES ", ctid, tableoid FROM %1$s"
 	" WHERE scope OPERATOR(pg_catalog.=) $1 AND idempotency_key OPERATOR(pg_catalog.=) $2",
-	2, {NAME_TYPES},.knows_rows = true
-};
-
-/* in a store that is partitioned by expiry */
-static Statement find_last = {
-	"SELECT " RECORD_NAMES ", ctid, tableoid FROM %1$s.idempotency_store"
-	" WHERE scope OPERATOR(pg_catalog.=) $1 AND idempotency_key OPERATOR(pg_catalog.=) $2"
-	" ORDER BY expires_at DESC LIMIT 1",
 	2, {NAME_TYPES},.knows_rows = true
 };
 
@@ -53,9 +46,8 @@ static Statement put_record = {
 	RECORD_COLUMNS + 1, {RECORD_TYPES TIMESTAMPTZOID}
 };
 
-/* no key of the whole store could arbitrate; the row may move to another partition */
 static Statement update_record = {
-	"UPDATE %1$s.idempotency_store AS judged SET (" RECORD_NAMES ") = (" VALUES ")"
+	"UPDATE %1$s AS judged SET (" RECORD_NAMES ") = (" VALUES ")"
 	" WHERE scope OPERATOR(pg_catalog.=) $10 AND idempotency_key OPERATOR(pg_catalog.=) $11"
 	" AND judged.updated_at OPERATOR(pg_catalog.=) $19",
 	RECORD_COLUMNS + 1, {RECORD_TYPES TIMESTAMPTZOID},.knows_rows = true
@@ -64,14 +56,14 @@ static Statement update_record = {
 StaticAssertDecl(COLUMN_SCOPE == 9 && COLUMN_IDEMPOTENCY_KEY == 10, "$10 and $11 of update_record");
 
 static Statement delete_record = {
-	"DELETE FROM %1$s.idempotency_store WHERE scope OPERATOR(pg_catalog.=) $1"
+	"DELETE FROM %1$s WHERE scope OPERATOR(pg_catalog.=) $1"
 	" AND idempotency_key OPERATOR(pg_catalog.=) $2 AND updated_at OPERATOR(pg_catalog.=) $3",
 	3, {NAME_TYPES, TIMESTAMPTZOID},.knows_rows = true
 };
 
-/* The row of a name that the snapshot sees; of several, the one that expires last. */
+/* The row of a name that the snapshot sees, in one table and its partitions. */
 bool
-by_sql_find(const Catalog *catalog, const OperationName *name, Snapshot snapshot,
+by_sql_find(const Catalog *catalog, Oid table, const OperationName *name, Snapshot snapshot,
 			Record *found, Place *place)
 {
 	Datum		arguments[2] = {PointerGetDatum(name->scope), PointerGetDatum(name->key)};
@@ -80,8 +72,8 @@ by_sql_find(const Catalog *catalog, const OperationName *name, Snapshot snapshot
 	MemoryContext context = CurrentMemoryContext;
 	bool		exists;
 
-	exists = statement_run(catalog->store_by_expiry ? &find_last : &find_record,
-						   catalog, arguments, NULL, snapshot) > 0;
+	find_record.part = table;
+	exists = statement_run(&find_record, catalog, arguments, NULL, snapshot) > 0;
 	if (exists)
 	{
 		statement_columns(0, values, nulls);
@@ -128,30 +120,33 @@ by_sql_upsert(const Catalog *catalog, const Record *record, TimestampTz judged)
 	statement_finish();
 }
 
-/* Replaces the version that the caller has read; false: it is not there any more. */
+/* Replaces the version of a row of this table that has been read; false: it is not there any more. */
 bool
-by_sql_update(const Catalog *catalog, const Record *record, TimestampTz judged)
+by_sql_update(const Catalog *catalog, Oid table, const Record *record)
 {
 	Datum		values[RECORD_COLUMNS + 1];
 	bool		nulls[RECORD_COLUMNS + 1] = {0};
 	bool		updated;
 
 	record_to_columns(catalog->status_labels, record, values, nulls);
-	values[RECORD_COLUMNS] = TimestampTzGetDatum(judged);
+	values[RECORD_COLUMNS] = TimestampTzGetDatum(record->updated_at);
+	update_record.part = table;
 	updated = statement_run(&update_record, catalog, values, nulls, InvalidSnapshot) > 0;
 	statement_finish();
 	return updated;
 }
 
-/* Deletes the version that the caller has read; if there is another one, 40001. */
-void
-by_sql_delete(const Catalog *catalog, const OperationName *name, TimestampTz judged)
+/* Deletes the version of a row of this table that has been read; false: it is not there any more. */
+bool
+by_sql_delete(const Catalog *catalog, Oid table, const OperationName *name, TimestampTz judged)
 {
 	Datum		arguments[3] = {
 		PointerGetDatum(name->scope), PointerGetDatum(name->key), TimestampTzGetDatum(judged)
 	};
+	bool		deleted;
 
-	if (statement_run(&delete_record, catalog, arguments, NULL, InvalidSnapshot) != 1)
-		row_error_lost_race();
+	delete_record.part = table;
+	deleted = statement_run(&delete_record, catalog, arguments, NULL, InvalidSnapshot) == 1;
 	statement_finish();
+	return deleted;
 }

@@ -20,6 +20,7 @@
 #include "executor/executor.h"
 #include "miscadmin.h"
 #include "storage/bufmgr.h"
+#include "storage/lmgr.h"
 #include "utils/fmgroids.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
@@ -30,7 +31,7 @@
 #include "store/direct.h"
 
 /*
- * The store itself is locked already.  A partition is locked here: while nobody
+ * The store itself is locked already.  Another part is locked here: while nobody
  * reads or writes it, it may be emptied.
  */
 static Relation
@@ -39,11 +40,24 @@ open_part(const Catalog *catalog, Oid part, LOCKMODE mode)
 	return table_open(part, part == catalog->tables[TABLE_STORE] ? NoLock : mode);
 }
 
+/* To read a table of the ring that may have been dropped.  NULL: there are news about the parts. */
+static Relation
+open_to_read(const Catalog *catalog, Oid part)
+{
+	if (!catalog->store_has_ring || part == catalog->tables[TABLE_STORE])
+		return open_part(catalog, part, AccessShareLock);
+	LockRelationOid(part, AccessShareLock);
+	if (!catalog_has_news())
+		return table_open(part, NoLock);
+	UnlockRelationOid(part, AccessShareLock);
+	return NULL;
+}
+
 /*
- * A partition with the row stays locked until the transaction ends.  So does every
- * partition at SERIALIZABLE: a row that moves to a new one would be out of sight of
- * the reader's predicate locks.  The index of a partition is never kept: REINDEX
- * waits for it, while we may wait for REINDEX to write.
+ * A part with the row stays locked until the transaction ends.  So does every part
+ * at SERIALIZABLE, as the reader's predicate locks would not last beyond its being
+ * emptied.  The index of such a part is never kept: REINDEX waits for it, while we may
+ * wait for REINDEX to write.
  */
 static void
 close_part(const Catalog *catalog, Relation part, Relation index, bool exists)
@@ -82,11 +96,11 @@ fetch_version(Relation store, Relation index, const OperationName *name,
 }
 
 /*
- * Most partitions that were made ahead of time have no page yet.  At SERIALIZABLE a
+ * Tables of the ring whose range is to come, or was over, have no page.  At SERIALIZABLE a
  * look into the index of an empty table has to be known to later writers.
  */
 static bool
-is_empty_partition(const Catalog *catalog, Relation part)
+is_empty_table(const Catalog *catalog, Relation part)
 {
 	return RelationGetRelid(part) != catalog->tables[TABLE_STORE] &&
 		!IsolationIsSerializable() && RelationGetNumberOfBlocks(part) == 0;
@@ -97,12 +111,14 @@ bool
 direct_find(const Catalog *catalog, Oid part, const OperationName *name, Snapshot snapshot,
 			Record *found, ItemPointer version)
 {
-	Relation	store = open_part(catalog, part, AccessShareLock);
+	Relation	store = open_to_read(catalog, part);
 	Relation	index;
 	TupleTableSlot *slot;
 	bool		exists;
 
-	if (is_empty_partition(catalog, store))
+	if (store == NULL)
+		return false;
+	if (is_empty_table(catalog, store))
 	{
 		table_close(store, AccessShareLock);
 		return false;

@@ -191,14 +191,25 @@ forget_plan(Statement *statement)
 		SPI_freeplan(plan);
 }
 
+/* A table by its name, without those that inherit from it; partitions belong to it. */
+static const char *
+name_of_part(Oid part)
+{
+	char	   *name = get_rel_name(part);
+	/* the owner may have moved it to another schema */
+	char	   *schema = name != NULL ? get_namespace_name(get_rel_namespace(part)) : NULL;
+
+	if (schema == NULL)
+		return "";
+	return psprintf("%s%s", get_rel_relkind(part) == RELKIND_PARTITIONED_TABLE ? "" : "ONLY ",
+					quote_qualified_identifier(schema, name));
+}
+
 static void
 prepare_plan(Statement *statement, const Catalog *catalog)
 {
-	char	   *part = OidIsValid(statement->part) ? get_rel_name(statement->part) : NULL;
-	/* the owner may have moved a partition to another schema */
-	char	   *schema = part != NULL ? get_namespace_name(get_rel_namespace(statement->part)) : NULL;
-	char	   *sql = psprintf(statement->text, quote_identifier(schema != NULL ? schema : catalog->schema),
-							   part != NULL ? quote_identifier(part) : "");
+	char	   *sql = psprintf(statement->text, OidIsValid(statement->part) ? name_of_part(statement->part) :
+							   quote_identifier(catalog->schema));
 	Oid			types[STATEMENT_PARAMETERS];
 	SPIPlanPtr	plan;
 

@@ -17,7 +17,7 @@
 
 typedef struct Statement
 {
-	const char *text;			/* %1$s is the extension's schema, %2$s the part's name */
+	const char *text;			/* %1$s is the part, or else the extension's schema */
 	int			count;			/* of parameters */
 	Oid			types[STATEMENT_PARAMETERS];	/* InvalidOid: idempotency_status */
 	bool		knows_rows;		/* their places or keys: no need to read the table */

@@ -6,15 +6,17 @@
  * The most frequent ones take the direct path if it gives the same result.  The
  * response of a record is sealed on its way in.  A reader opens it itself.
  *
- * In a store that is partitioned by expiry, a name may have a row in each part:
- * rows that have expired and are not removed yet, besides the one that counts.
- * That is the row that expires last.
+ * Where a store has a ring of tables, a row may be in any of them, and in the store
+ * itself.  Ranges say where new rows go, and no look-up believes them.  A row that is
+ * replaced leaves the table where it was, so a name has one row.  Where others
+ * have made two, that one counts that expires last.
  */
 #include "postgres.h"
 
 #include "access/xact.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
+#include "utils/inval.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
@@ -35,42 +37,51 @@ only_part(const Catalog *catalog, const OperationName *name)
 	return catalog->store_distributed ? citus_shard(name->scope) : catalog->tables[TABLE_STORE];
 }
 
+/* The row of a name in one table. */
 static bool
-find_in_only_part(const Catalog *catalog, const OperationName *name, Snapshot snapshot,
-				  Record *found, Place *place)
+find_in(const Catalog *catalog, Oid table, bool is_plain, const OperationName *name,
+		Snapshot snapshot, Record *found, Place *place)
 {
-	place->part = only_part(catalog, name);
-	return direct_find(catalog, place->part, name, snapshot, found, &place->version);
+	place->part = table;
+	return is_plain ? direct_find(catalog, table, name, snapshot, found, &place->version) :
+		by_sql_find(catalog, table, name, snapshot, found, place);
 }
 
-/*
- * In a store that is partitioned by expiry, the row of a name that expires last.
- * A row that has not expired is that row: the parts come in such an order, and
- * only one row of a name counts.
- */
+/* The list of parts may change meanwhile, as SQL may run code of the owner's. */
+static Part *
+copy_parts(int *count)
+{
+	Part	   *parts;
+
+	*count = parts_count();
+	parts = palloc(*count * sizeof(Part));
+	memcpy(parts, parts_get(0), *count * sizeof(Part));
+	return parts;
+}
+
+/* The row of a name that has not expired, or the one that expires last. */
 static bool
-find_in_parts(const Catalog *catalog, const OperationName *name, Snapshot snapshot,
-			  Record *found, Place *place)
+find_in_ring(const Catalog *catalog, const OperationName *name, Snapshot snapshot,
+			 Record *found, Place *place)
 {
 	TimestampTz now = GetCurrentTimestamp();
-	int			count = parts_count();
 	bool		exists = false;
+	int			count;
+	Part	   *parts = copy_parts(&count);
 
 	for (int i = 0; i < count && !(exists && found->expires_at > now); i++)
 	{
-		const Part *part = parts_get(i);
 		Record		record;
-		ItemPointerData version;
+		Place		here;
 
-		if (part_is_over(part, now) ||
-			!direct_find(catalog, part->table, name, snapshot, &record, &version) ||
+		if (!find_in(catalog, parts[i].table, parts[i].is_plain, name, snapshot, &record, &here) ||
 			(exists && record.expires_at <= found->expires_at))
 			continue;
 		*found = record;
-		place->part = part->table;
-		place->version = version;
+		*place = here;
 		exists = true;
 	}
+	pfree(parts);
 	return exists;
 }
 
@@ -81,20 +92,16 @@ find_with_snapshot(const Catalog *catalog, const OperationName *name, Snapshot s
 	bool		exists;
 
 	snapshot = RegisterSnapshot(snapshot);
-	if (!catalog->store_plain)
-		exists = by_sql_find(catalog, name, snapshot, found, place);
-	else if (catalog->store_by_expiry)
-		exists = find_in_parts(catalog, name, snapshot, found, place);
-	else
-		exists = find_in_only_part(catalog, name, snapshot, found, place);
+	exists = catalog->store_has_ring ? find_in_ring(catalog, name, snapshot, found, place) :
+		find_in(catalog, only_part(catalog, name), catalog->store_plain, name, snapshot, found, place);
 	UnregisterSnapshot(snapshot);
 	return exists;
 }
 
 /*
- * While we looked, or before, another session may have attached a partition and
- * moved rows to it.  Locking a part lets us know: then we look again, at the parts
- * of now.
+ * The list of tables is not older than the snapshot, so that no table is missed which
+ * has rows.  A table that is emptied or dropped meanwhile lets us know when we lock
+ * it: then we look again.
  */
 static bool
 find_version(const Catalog *catalog, const OperationName *name, bool newest,
@@ -102,14 +109,17 @@ find_version(const Catalog *catalog, const OperationName *name, bool newest,
 {
 	for (;;)
 	{
-		bool		exists = find_with_snapshot(catalog, name,
-												newest ? GetLatestSnapshot() : GetTransactionSnapshot(),
-												found, place);
+		bool		exists;
 
-		if (!catalog->store_by_expiry || !catalog_has_news())
+		AcceptInvalidationMessages();
+		if (catalog_has_news())
+			catalog = catalog_open(AccessShareLock);
+		exists = find_with_snapshot(catalog, name,
+									newest ? GetLatestSnapshot() : GetTransactionSnapshot(),
+									found, place);
+		if (!catalog->store_has_ring || !catalog_has_news())
 			return exists;
 		CHECK_FOR_INTERRUPTS();
-		catalog = catalog_open(AccessShareLock);
 	}
 }
 
@@ -160,71 +170,113 @@ store_peek(const Catalog *catalog, const OperationName *name, Record *found)
 	return find_version(catalog, name, false, found, &place);
 }
 
-/* The part that a record belongs to. */
+/*
+ * The table that a new record belongs to.  If any part has become something else than
+ * the script made, which needs SQL, all of them go to the store itself.
+ */
 static Oid
-part_for(const Catalog *catalog, const Record *record)
+table_for(const Catalog *catalog, const Record *record)
 {
-	return catalog->store_by_expiry ? parts_for(record->expires_at)->table :
+	return catalog->store_has_ring && catalog->store_plain ? parts_for(record->expires_at) :
 		only_part(catalog, &record->name);
 }
 
 /*
- * The same, locked.  What has changed until then counts: a partition that was
- * attached takes rows away from the part for the rest, and a part with a second
- * index, as REINDEX CONCURRENTLY makes, is not for the direct path (store_plain).
+ * The same, locked.  What has changed until then counts: a table that was emptied
+ * has another range, and a part with a second index, as REINDEX CONCURRENTLY makes, is
+ * not for the direct path (store_plain).
  */
 static Oid
-lock_part(const Catalog *catalog, const Record *record)
+lock_table_for(const Catalog *catalog, const Record *record)
 {
 	for (;;)
 	{
-		Oid			part = part_for(catalog, record);
+		Oid			table = table_for(catalog, record);
 
 		/* the store itself has been locked all the time */
-		if (part == catalog->tables[TABLE_STORE])
-			return part;
-		LockRelationOid(part, RowExclusiveLock);
+		if (table == catalog->tables[TABLE_STORE])
+			return table;
+		LockRelationOid(table, RowExclusiveLock);
 		if (!catalog_has_news())
-			return part;
+			return table;
+		UnlockRelationOid(table, RowExclusiveLock);
 		CHECK_FOR_INTERRUPTS();
 		catalog = catalog_open(RowExclusiveLock);
 	}
 }
 
-/* The part with the row of a name; one that does not count may be anywhere. */
-static Oid
-part_of_row(const Catalog *catalog, const OperationName *name, Oid preferred)
+static bool
+is_plain_part(Oid table)
+{
+	for (int i = 0; i < parts_count(); i++)
+	{
+		if (parts_get(i)->table == table)
+			return parts_get(i)->is_plain;
+	}
+	return false;
+}
+
+static bool
+find_newest_in(const Catalog *catalog, Oid table, const OperationName *name, Record *found)
+{
+	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	Place		place;
+	bool		exists = find_in(catalog, table, is_plain_part(table), name, snapshot, found, &place);
+
+	UnregisterSnapshot(snapshot);
+	return exists;
+}
+
+/* false: the table does not have the version that the caller has read. */
+static bool
+delete_in(const Catalog *catalog, Oid table, const OperationName *name, TimestampTz judged)
+{
+	return is_plain_part(table) ? direct_change(catalog, table, name, NULL, judged) == TM_Ok :
+		by_sql_delete(catalog, table, name, judged);
+}
+
+/*
+ * Deletes the version that was judged, if it is in another table of the ring than
+ * its successor will be in.  true: then the successor replaces the version that
+ * *judged says, which did not count, or none.
+ */
+static bool
+leave_other_table(const Catalog *catalog, const OperationName *name, Oid target, TimestampTz *judged)
 {
 	Record		found;
 	Place		place;
 
-	if (!catalog->store_by_expiry)
-		return preferred;
-	return find_version(catalog, name, true, &found, &place) ? place.part : preferred;
+	if (!catalog->store_has_ring || !find_version(catalog, name, true, &found, &place) ||
+		place.part == target)
+		return false;
+	/* it may have been collected */
+	if (!delete_in(catalog, place.part, name, *judged) &&
+		find_newest_in(catalog, place.part, name, &found))
+	{
+		if (IsolationUsesXactSnapshot())
+			could_not_serialize();
+		row_error_lost_race();
+	}
+	*judged = find_newest_in(catalog, target, name, &found) ? found.updated_at : NO_TIME;
+	return true;
 }
 
-/*
- * Replaces the version that was judged.  Most often its successor belongs to the
- * same part; otherwise the row moves.
- */
+/* Most often the successor belongs to the table where the version is. */
 static TM_Result
 replace_directly(const Catalog *catalog, const Record *record, TimestampTz judged, Oid target)
 {
-	TM_Result	result = direct_change(catalog, target, &record->name, record, judged);
-	Oid			part;
+	TM_Result	result = TM_Deleted;
 
-	if (result != TM_Deleted && result != TM_Invisible)
-		return result;
-	part = part_of_row(catalog, &record->name, target);
-	if (part == target)
-		return result;
-	result = direct_change(catalog, part, &record->name, NULL, judged);
-	if (result == TM_Ok)
-		direct_insert(catalog, target, record);
+	if (judged != NO_TIME)
+		result = direct_change(catalog, target, &record->name, record, judged);
+	if ((result == TM_Deleted || result == TM_Invisible) && judged != NO_TIME &&
+		leave_other_table(catalog, &record->name, target, &judged))
+		result = judged == NO_TIME ? TM_Deleted :
+			direct_change(catalog, target, &record->name, record, judged);
 	return result;
 }
 
-/* As the statements above do. */
+/* As the statements below do. */
 static void
 put_directly(const Catalog *catalog, const Record *record, TimestampTz judged, Oid target)
 {
@@ -232,8 +284,7 @@ put_directly(const Catalog *catalog, const Record *record, TimestampTz judged, O
 
 	PG_TRY();
 	{
-		TM_Result	result = judged != NO_TIME ?
-			replace_directly(catalog, record, judged, target) : TM_Deleted;
+		TM_Result	result = replace_directly(catalog, record, judged, target);
 
 		if (result == TM_Deleted)
 			direct_insert(catalog, target, record);
@@ -249,22 +300,15 @@ put_directly(const Catalog *catalog, const Record *record, TimestampTz judged, O
 	PG_END_TRY();
 }
 
-/*
- * In a store that is partitioned by expiry, without the direct path.  A row that
- * came meanwhile belongs to another writer.
- */
 static void
-update_or_insert(const Catalog *catalog, const Record *record, TimestampTz judged)
+put_by_sql(const Catalog *catalog, const Record *record, TimestampTz judged)
 {
-	Record		other;
-	Place		place;
-
-	if (by_sql_update(catalog, record, judged))
-		return;
-	if (find_version(catalog, &record->name, true, &other, &place) &&
-		other.expires_at > GetCurrentTimestamp())
-		row_error_lost_race();
-	by_sql_insert(catalog, record);
+	if (judged != NO_TIME)
+		(void) leave_other_table(catalog, &record->name, catalog->tables[TABLE_STORE], &judged);
+	if (judged == NO_TIME)
+		by_sql_insert(catalog, record);
+	else
+		by_sql_upsert(catalog, record, judged);
 }
 
 /*
@@ -281,24 +325,36 @@ store_put(const Catalog *catalog, const Record *record, TimestampTz judged)
 
 	seal_record(&stored);
 	if (catalog->store_plain)
-		target = lock_part(catalog, &stored);
+		target = lock_table_for(catalog, &stored);
 	/* asked again: the lock may have let us know */
 	if (catalog->store_plain)
 		put_directly(catalog, &stored, judged, target);
-	else if (judged == NO_TIME)
-		by_sql_insert(catalog, &stored);
-	else if (catalog->store_by_expiry)
-		update_or_insert(catalog, &stored, judged);
 	else
-		by_sql_upsert(catalog, &stored, judged);
+		put_by_sql(catalog, &stored, judged);
+}
+
+/* Stores a record of this table whose response was sealed anew; it stays there. */
+void
+store_reseal(const Catalog *catalog, Oid table, const Record *record)
+{
+	if (!(is_plain_part(table) ?
+		  direct_change(catalog, table, &record->name, record, record->updated_at) == TM_Ok :
+		  by_sql_update(catalog, table, record)))
+		row_error_lost_race();
 }
 
 /* Deletes the version that the caller has read; if another writer has changed it, 40001. */
 void
 store_delete(const Catalog *catalog, const OperationName *name, TimestampTz judged)
 {
-	if (!catalog->store_distributed)
-		by_sql_delete(catalog, name, judged);
-	else if (direct_change(catalog, citus_shard(name->scope), name, NULL, judged) != TM_Ok)
+	Record		found;
+	Place		place = {only_part(catalog, name)};
+
+	if (catalog->store_has_ring && !find_version(catalog, name, true, &found, &place))
+		row_error_lost_race();
+	/* one table by SQL, whatever its shape: the most usual statement on the most usual store */
+	if (!(catalog->store_distributed || catalog->store_has_ring ?
+		  delete_in(catalog, place.part, name, judged) :
+		  by_sql_delete(catalog, place.part, name, judged)))
 		row_error_lost_race();
 }

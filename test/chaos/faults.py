@@ -23,13 +23,12 @@ VICTIMS = """SELECT pid FROM pg_stat_activity
 # Sessions that have begun after we did, and wait for that table.
 WAITING = """SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid)
     WHERE NOT granted AND locktype = 'relation' AND relation = %s::oid AND backend_start > now()"""
-# A partitioned store may have a row that has expired besides the one that counts.
+# A row may be in a table of the ring, which goes with the old store.
 SWAP = """LOCK TABLE idempotency_store IN ACCESS EXCLUSIVE MODE;
     CREATE TABLE idempotency_store_new (LIKE idempotency_store INCLUDING ALL EXCLUDING INDEXES,
         PRIMARY KEY (scope, idempotency_key));
     INSERT INTO idempotency_store_new SELECT DISTINCT ON (scope, idempotency_key) *
         FROM idempotency_store ORDER BY scope, idempotency_key, expires_at DESC;
-    SELECT idem_disown_partition(inhrelid) FROM pg_inherits WHERE inhparent = 'idempotency_store'::regclass;
     ALTER TABLE idempotency_store RENAME TO idempotency_store_old;
     ALTER TABLE idempotency_store_new RENAME TO idempotency_store;
     ALTER EXTENSION idempotency DROP TABLE idempotency_store_old;
@@ -279,11 +278,11 @@ class Controller:
         self.hits["swap"] += busy and waited
 
     def partition(self):
-        """The store becomes one that is partitioned by expiry, or one table again, while
-        operations go on (FAILURES 106)."""
+        """The store gets a ring of tables, or the ring is to go, while operations go on
+        (FAILURES 106)."""
         busy = self.when_busy()
         with self.pair.primary.connect() as connection:
-            connection.execute("DROP TABLE IF EXISTS idempotency_store_old")
+            connection.execute("DROP TABLE IF EXISTS idempotency_store_old CASCADE")
             connection.execute("SET client_min_messages = error")
             (partitions,) = connection.execute("SELECT count(*) FROM idempotency_partitions").fetchone()
             if partitions and self.rng.random() < 0.7:

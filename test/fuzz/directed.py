@@ -94,7 +94,7 @@ def kinds_of_store(call, hand, main, peer):
     found = []
     lease = call('idem_begin', key='a', lease='1 hour')
     kinds = [call('idem_partition_store', period='4 hours'), call('idem_partition_store', period='1 day'), call('idem_unpartition_store'),
-        call('idem_tend_partitions')]
+        call('idem_gc')]
     for kind in kinds:
         found.append([main('call', kind), main('call', lease), peer('call', kinds[2]),
             main('call', call('idem_complete', key='a', fence=Fence())), peer('call', kinds[0])])

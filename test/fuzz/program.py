@@ -60,7 +60,7 @@ AT_COMMIT = {'ID428', '40001'}
 # What our own steps around the calls may meet.
 AROUND = {'25001', '25006', '25P01', '25P02', '3B001', '40001', '40P01', '42501', '42704', '55P03', '57014', '0A000', '55006', '25000',
     '22023', '42P07', '55000'}
-BY_HAND_TOO = {'23505'}  # two rows of one name, in a store that is partitioned by expiry
+BY_HAND_TOO = {'23505'}  # two rows of one name, in a store with a ring of tables
 BASE_OPTIONS = '-c statement_timeout=250ms -c lock_timeout=8ms -c deadlock_timeout=5ms'
 
 
@@ -204,7 +204,7 @@ class Runner:
                 self.admin.script(f'VACUUM {self.schema}.idempotency_store, {self.schema}.idempotency_stream')
 
     def kind_of_store(self):
-        """Is it partitioned by expiry?"""
+        """Has it a ring of tables?"""
         return self.admin.value(f'SELECT count(*) > 0 FROM {self.schema}.idempotency_partitions')
 
     def restore_kind(self):

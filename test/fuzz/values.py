@@ -218,22 +218,15 @@ FUNCTIONS = {
     'idem_stats_reset': Function({}, ('void',)),
     'idem_unclaim_scope': Function({'pattern': PATTERN}, ('true', 'false')),
     'idem_unpartition_store': Function({}, ('void',)),
-    'idem_tend_partitions': Function({}, ('void',)),
     'idem_step_key': Function({'key': TEXT_KEY, 'step': TEXT_KEY}, ('value',)),
 }
 
 # They make and drop tables, so scenes of directed.py alone call them.
-RARE = {'idem_partition_store', 'idem_unpartition_store', 'idem_tend_partitions'}
+RARE = {'idem_partition_store', 'idem_unpartition_store'}
 
-# Internal, or for a cluster only: sql/partitions.sql, test/isolation/specs/partitions.spec,
-# test/t/081_partition_steps.pl and test/citus/.
-LEFT_OUT = {'idem_adopt_partition', 'idem_attach_partitions', 'idem_check_owner', 'idem_check_store', 'idem_clear_store',
-    'idem_close_window', 'idem_disown_partition', 'idem_distribute_store', 'idem_drop_partitions',
-    'idem_leave_window', 'idem_lock_store', 'idem_make_partitions', 'idem_make_window', 'idem_merge_partitions',
-    'idem_move_rows', 'idem_new_partitions', 'idem_on_workers', 'idem_open_window', 'idem_partition_range', 'idem_prepare_node',
-    'idem_require_coordinator', 'idem_require_ended', 'idem_require_read_committed', 'idem_rest_of_store', 'idem_restore_node',
-    'idem_settle_window', 'idem_store_obstacle', 'idem_store_surroundings', 'idem_stretches', 'idem_take_partition',
-    'idem_undistribute_store'}
+# Internal, or for a cluster only: sql/partitions.sql and test/citus/.
+LEFT_OUT = {'idem_check_owner', 'idem_check_store', 'idem_distribute_store', 'idem_lock_store', 'idem_on_workers', 'idem_prepare_node',
+    'idem_require_coordinator', 'idem_require_ended', 'idem_require_read_committed', 'idem_restore_node', 'idem_undistribute_store'}
 
 # (function, SQLSTATE) that its page documents and that cannot be had here, and why.
 OUT_OF_REACH = {

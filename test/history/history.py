@@ -3,7 +3,7 @@
 
 Called by test/history/run on a throw-away server. One database has a store as the
 extension made it, the other one a trigger on the store, so that both ways to the store
-are tested, and a third one a store that is partitioned by expiry. Prints a report and,
+are tested, and a third one a store with a ring of tables. Prints a report and,
 last, one line: N passed, N failed. Exits with 1 on a failure.
 """
 

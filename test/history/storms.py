@@ -12,7 +12,7 @@ from collections import Counter
 
 import psycopg
 
-# The storms of one table and of a store that is partitioned by expiry, and how often
+# The storms of one table and of a store with a ring of tables, and how often
 # each is in one deck.
 DECK = {
     "cancel": 3,
@@ -34,8 +34,7 @@ DECK_BY_EXPIRY = {
     "vacuum full": 1,
     "reindex": 3,
 }
-# Between the partitions that come and go while a run lasts, and those that hold all
-# records of a run.
+# Between ranges that end while a run lasts, and those that hold all records of a run.
 PERIODS = ("1 second", "3 seconds", "15 seconds", "1 minute")
 
 BUSY = "SELECT count(*) FROM pg_stat_activity WHERE usename = 'client' AND state <> 'idle'"
@@ -126,7 +125,7 @@ class Storms:
                 continue
 
     def sweep(self, connection):
-        """Collects what has expired; a partitioned store is not collected by pages."""
+        """Collects what has expired; a store that its owner has partitioned is not collected by pages."""
         connection.execute("SELECT idem_gc()")
 
     def resolve(self, connection):
@@ -268,7 +267,7 @@ class Storms:
         self.hits["partition"] += waited
 
     def unmake(self, connection):
-        """The store becomes one table, and some time later one with other partitions."""
+        """The tables of the ring are to go, and some time later it gets ranges of another period."""
         busy = self.when_busy(connection)
         connection.execute("SELECT idem_unpartition_store()")
         time.sleep(0.2)

@@ -73,12 +73,13 @@ is($node->safe_psql('postgres', q{SELECT count(*) FROM idempotency_stats WHERE a
 
 $waiter->query('ROLLBACK');
 # A session of its own for each: none has called a function of the library before.
-is(sqlstate($node, q{SELECT idem_partition_store('4 hours')}), '', 'the store is partitioned by the first call of a session');
+is(sqlstate($node, q{SELECT idem_partition_store('4 hours')}), '', 'the store gets a ring by the first call of a session');
 is($node->safe_psql('postgres', q{SELECT string_agg(DISTINCT state, ' ' ORDER BY state) FROM idempotency_partitions}),
-	'ahead default live', 'the partitions can be looked at');
-is($node->safe_psql('postgres', q{SELECT count(*) FROM idempotency_partitions WHERE state = 'live'}),
+	'waiting', 'its tables can be looked at');
+is($node->safe_psql('postgres', q{SELECT count(*) FROM idempotency_partitions WHERE state = 'waiting'}),
 	$node->safe_psql('postgres', q{SELECT idem_fingerprint('1') IS NOT NULL AS loaded \gset
-		SELECT count(*) FROM idempotency_partitions WHERE state = 'live'}), 'it is the same with the library');
-is(sqlstate($node, q{SELECT idem_tend_partitions()}), '', 'they are tended');
+		SELECT count(*) FROM idempotency_partitions WHERE state = 'waiting'}), 'it is the same with the library');
+is(sqlstate($node, q{SELECT idem_gc()}), '', 'the ring is turned');
+is($node->safe_psql('postgres', q{SELECT count(*) > 1 FROM idempotency_partitions WHERE range_start IS NOT NULL}), 't', 'and used');
 
 done_testing();

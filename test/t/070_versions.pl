@@ -52,7 +52,8 @@ SQL
 my $grant = "REVOKE ALL ON FUNCTION \@extschema\@.idem_next() FROM PUBLIC;\n";
 my ($stage, $conf) = built_with('-O2');
 my ($scripts) = map { m{^(.*)/idempotency\.control$} } split /\n/, `find '$stage' -name idempotency.control`;
-my $newest = slurp_file("$tree/idempotency--$default.sql");
+# as CREATE EXTENSION puts the newest version together
+my $newest = join '', map { slurp_file("$tree/idempotency--$_.sql") } '1.0', '1.0--1.1';
 
 append_to_file("$scripts/idempotency--next.sql", $newest . $change . $grant);
 append_to_file("$scripts/idempotency--careless.sql", $newest . $change . $grant);
@@ -178,7 +179,7 @@ $node->stop;
 # ---- the objects of this version, and a library of the one before ----
 
 # A library without a function that 1.1 has added: a server that has it loaded still.
-($stage, $conf) = built_with('-Didem_adopt_partition=idem_not_there_yet');
+($stage, $conf) = built_with('-Didem_require_ended=idem_not_there_yet');
 my ($control) = split /\n/, `find '$stage' -name idempotency.control`;
 system_or_bail('sed', '-i', q{s/^default_version.*/default_version = '1.0'/}, $control);
 my $behind = new_node('behind', conf => $conf);

@@ -1,0 +1,410 @@
+/*
+ * turn.c
+ *		Turns the ring of tables: collection empties a table when all that is in it
+ *		has expired, and gives it the next range.
+ *
+ * What a table has in it decides, and not its range, nor the clock alone: rows may be
+ * where they do not belong.  They are read while no writer has the table, and it is
+ * emptied under the same locks.  TRUNCATE takes no longer for a million rows than for
+ * one.  It gives the table another file, and so all sessions hear of the new range
+ * before they write to it; that is why an empty table is truncated, too.
+ *
+ * Whatever needs a lock that is not free is left for the next time: nobody may
+ * wait long because of collection.
+ */
+#include "postgres.h"
+
+#include "access/table.h"
+#include "catalog/pg_type.h"
+#include "executor/spi.h"
+#include "storage/bufmgr.h"
+#include "storage/lmgr.h"
+#include "utils/builtins.h"
+#include "utils/guc.h"
+#include "utils/lsyscache.h"
+#include "utils/timestamp.h"
+
+#include "base/compat.h"
+#include "base/fault.h"
+#include "base/subtransaction.h"
+#include "collector/turn.h"
+#include "schema/catalog.h"
+#include "schema/parts.h"
+#include "store/bulk.h"
+#include "store/fence.h"
+#include "store/statement.h"
+
+/* how long others wait behind collection at most, in ms; NOWAIT would fail while a writer queues */
+#define PATIENCE "10"
+
+/* a table whose turn it may be */
+typedef struct Turn
+{
+	const Catalog *catalog;
+	char		name[NAMEDATALEN];
+	Oid			table;
+	Oid			long_values;	/* its TOAST table */
+	bool		has_range;
+	bool		is_leaving;		/* no range will follow */
+	bool		is_over;		/* otherwise it has to be empty */
+	TimestampTz cutoff;			/* what expires later is not touched */
+
+	/* what became of it */
+	bool		is_done;
+	int64		removed;
+	TimestampTz kept_until;		/* 0: nothing keeps it */
+} Turn;
+
+/* ---- the rows of idempotency_ring ---- */
+
+/* A command on the ring, with %1$s for the schema; returns how many rows it gave. */
+static uint64
+run_on_ring(const Catalog *catalog, const char *sql, int count, const Oid *types, const Datum *values)
+{
+	int			nest_level = NewGUCNestLevel();
+
+	/* the owner may be a superuser, whose path others may write to */
+	(void) set_config_option("search_path", "pg_catalog, pg_temp", PGC_USERSET, PGC_S_SESSION,
+							 GUC_ACTION_SAVE, true, 0, false);
+	(void) SPI_execute_with_args(psprintf(sql, quote_identifier(catalog->schema)), count,
+								 unconstify(Oid *, types), unconstify(Datum *, values), NULL, false, 0);
+	AtEOXact_GUC(true, nest_level);
+	return SPI_processed;
+}
+
+static void
+change_ring(const Catalog *catalog, const char *sql, int count, const Oid *types, const Datum *values)
+{
+	if (SPI_connect() != SPI_OK_CONNECT)
+		elog(ERROR, "could not connect to SPI");
+	(void) run_on_ring(catalog, sql, count, types, values);
+	SPI_finish();
+}
+
+/*
+ * A table without a range gets one, or goes, when all transactions have ended that
+ * held the store when it was first seen so: they may not have heard of it, or may
+ * write to it still.
+ */
+static const char wait_sql[] =
+	"UPDATE %1$s.idempotency_ring SET waits_for = ARRAY("
+	"SELECT DISTINCT l.virtualtransaction FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_database d ON d.oid = l.database"
+	" WHERE l.locktype = 'relation' AND l.relation = $1 AND d.datname = pg_catalog.current_database()"
+	" AND l.pid IS DISTINCT FROM pg_catalog.pg_backend_pid()"
+	" AND (waits_for IS NULL OR l.virtualtransaction = ANY (waits_for)))"
+	" WHERE range_start IS NULL AND waits_for IS DISTINCT FROM '{}'";
+
+/*
+ * The ring with what is known of all its tables.  Ranges that follow one another end
+ * before the horizon; one that starts at twice the distance was given while the clock
+ * was wrong.
+ */
+#define RING \
+	"(SELECT *, least(period / 2, interval '5 minutes') AS margin, pg_catalog.clock_timestamp() AS at," \
+	" count(*) OVER () * greatest(max(period) OVER (), max(range_end - range_start) OVER ()) AS horizon" \
+	" FROM %1$s.idempotency_ring) r"
+
+static const char due_sql[] =
+	"SELECT name, range_start IS NOT NULL, leaving, at - margin, coalesce(greatest(range_end, kept_until) <= at - margin, true)"
+	" FROM " RING
+	" WHERE (leaving OR (kept_until > at - margin) IS NOT TRUE) AND CASE WHEN range_start IS NULL THEN waits_for = '{}'"
+	" ELSE range_end <= at - margin OR leaving OR range_start > at + 2 * horizon END"
+	" ORDER BY range_end, name";
+
+static const char next_range_sql[] =
+	"UPDATE %1$s.idempotency_ring own SET (range_start, range_end) = (SELECT start, start + own.period FROM ("
+	"SELECT greatest(max(range_end) FILTER (WHERE range_start <= at + horizon), pg_catalog.clock_timestamp()) AS start"
+	" FROM " RING ") next WHERE NOT own.leaving),"
+	" kept_until = NULL, waits_for = NULL WHERE name = $1";
+
+static const char keep_sql[] =
+	"UPDATE %1$s.idempotency_ring SET kept_until = least($2, pg_catalog.clock_timestamp() + period) WHERE name = $1";
+
+static const char forget_sql[] = "DELETE FROM %1$s.idempotency_ring WHERE name = $1";
+
+static const char use_sql[] = "UPDATE %1$s.idempotency_ring SET in_use = $1 WHERE in_use <> $1";
+
+static void
+change_row(const Turn *turn, const char *sql)
+{
+	Oid			types[2] = {NAMEOID, TIMESTAMPTZOID};
+	Datum		values[2] = {CStringGetDatum(turn->name), TimestampTzGetDatum(turn->kept_until)};
+
+	change_ring(turn->catalog, sql, sql == keep_sql ? 2 : 1, types, values);
+}
+
+static Datum
+column(int row, int number)
+{
+	bool		is_null;
+
+	return statement_column(row, number, &is_null);
+}
+
+/* The table of that name, which inherits from the store. */
+static Oid
+member_named(const Catalog *catalog, const char *name)
+{
+	for (int i = 0; i < parts_count(); i++)
+	{
+		Oid			table = parts_get(i)->table;
+		char	   *found = table != catalog->tables[TABLE_STORE] ? get_rel_name(table) : NULL;
+
+		if (found != NULL && strcmp(found, name) == 0)
+			return table;
+	}
+	return InvalidOid;
+}
+
+static List *
+turns_due(const Catalog *catalog)
+{
+	MemoryContext context = CurrentMemoryContext;
+	List	   *due = NIL;
+	uint64		count;
+
+	if (SPI_connect() != SPI_OK_CONNECT)
+		elog(ERROR, "could not connect to SPI");
+	count = run_on_ring(catalog, due_sql, 0, NULL, NULL);
+	for (uint64 i = 0; i < count; i++)
+	{
+		Turn	   *turn = MemoryContextAllocZero(context, sizeof(Turn));
+		MemoryContext inner = MemoryContextSwitchTo(context);
+
+		turn->catalog = catalog;
+		strlcpy(turn->name, NameStr(*DatumGetName(column(i, 1))), NAMEDATALEN);
+		turn->has_range = DatumGetBool(column(i, 2));
+		turn->is_leaving = DatumGetBool(column(i, 3));
+		turn->cutoff = DatumGetTimestampTz(column(i, 4));
+		turn->is_over = DatumGetBool(column(i, 5));
+		turn->table = member_named(catalog, turn->name);
+		due = lappend(due, turn);
+		MemoryContextSwitchTo(inner);
+	}
+	SPI_finish();
+	return due;
+}
+
+/* ---- one table ---- */
+
+/* Has the sequence reached the fence?  If it is free, it catches up. */
+static bool
+is_kept(int64 fence)
+{
+	if (fence > fence_last())
+		fence_keep_if_free(fence);
+	return fence <= fence_last();
+}
+
+static bool
+has_pages(Oid table)
+{
+	Relation	opened = table_open(table, AccessShareLock);
+	bool		has = RelationGetNumberOfBlocks(opened) > 0;
+
+	table_close(opened, AccessShareLock);
+	return has;
+}
+
+/*
+ * Keeps writers out, and lets readers in.  Not while a reader has the table, who
+ * would be in the way of TRUNCATE afterwards; nor while autovacuum is at its long values.
+ */
+static bool
+lock_out_writers(const Turn *turn)
+{
+	if (!ConditionalLockRelationOid(turn->table, AccessExclusiveLock))
+		return false;
+	UnlockRelationOid(turn->table, AccessExclusiveLock);
+	if (!ConditionalLockRelationOid(turn->table, ShareLock))
+		return false;
+	if (!OidIsValid(turn->long_values) || ConditionalLockRelationOid(turn->long_values, ShareLock))
+		return true;
+	UnlockRelationOid(turn->table, ShareLock);
+	return false;
+}
+
+static void
+let_writers_in(const Turn *turn)
+{
+	UnlockRelationOid(turn->table, ShareLock);
+	if (OidIsValid(turn->long_values))
+		UnlockRelationOid(turn->long_values, ShareLock);
+}
+
+/* Nobody has needed the table since writers were locked out. */
+static void
+empty_or_drop(Turn *turn)
+{
+	const char *name = quote_qualified_identifier(get_namespace_name(get_rel_namespace(turn->table)), turn->name);
+
+	LockRelationOid(turn->table, AccessExclusiveLock);
+	if (OidIsValid(turn->long_values))
+		LockRelationOid(turn->long_values, AccessExclusiveLock);
+	if (turn->is_leaving && !turn->has_range)
+	{
+		statement_command(psprintf("DROP TABLE %s", name));
+		change_row(turn, forget_sql);
+	}
+	else
+	{
+		statement_command(psprintf("TRUNCATE ONLY %s", name));
+		change_row(turn, next_range_sql);
+	}
+	turn->is_done = true;
+}
+
+static void
+try_turn(void *argument)
+{
+	Turn	   *turn = argument;
+	Content		content;
+
+	if ((!turn->is_over && has_pages(turn->table)) || !lock_out_writers(turn))
+		return;
+	content = bulk_content(turn->catalog, turn->table);
+	FAULT_POINT("ring-read");
+	if (content.needed_until > turn->cutoff)
+		turn->kept_until = content.needed_until;
+	if (turn->kept_until != 0 || !is_kept(content.fence))
+	{
+		let_writers_in(turn);
+		return;
+	}
+	empty_or_drop(turn);
+	turn->removed = content.rows;
+}
+
+/* Is it an error of the ring, as its owner may have changed it? */
+static bool
+is_about_ring(int sqlstate)
+{
+	return ERRCODE_TO_CATEGORY(sqlstate) != ERRCODE_OPERATOR_INTERVENTION &&
+		ERRCODE_TO_CATEGORY(sqlstate) != ERRCODE_INSUFFICIENT_RESOURCES;
+}
+
+/*
+ * If it fails, nothing of it is done, and the rest of collection goes on; that a lock is
+ * not free is no trouble.  The error's detail may have values of rows in it, so it is
+ * not shown.
+ */
+static bool
+try_to(void (*run) (void *), void *argument)
+{
+	Subtransaction work = {run, is_about_ring, argument};
+	ErrorData  *error;
+
+	if (subtransaction_run(&work, &error))
+		return true;
+	if (error->sqlerrcode != ERRCODE_LOCK_NOT_AVAILABLE)
+		ereport(WARNING,
+				(errcode(error->sqlerrcode),
+				 errmsg("could not turn the ring of the store: %s", error->message),
+				 errhint("Collection goes on without it, and tries again the next time.")));
+	return false;
+}
+
+static void
+keep_table(Turn *turn)
+{
+	ereport(WARNING,
+			(errmsg("table \"%s\" of the store has records that expire after its range", turn->name),
+			 errdetail("The last one expires at %s. The table is emptied after that.",
+					   timestamptz_to_str(turn->kept_until)),
+			 errhint("Somebody has changed or loaded records. View idempotency_partitions shows when the table is looked at again.")));
+	change_row(turn, keep_sql);
+}
+
+static void
+turn_table(Turn *turn)
+{
+	Relation	table = table_open(turn->table, AccessShareLock);
+
+	turn->long_values = table->rd_rel->reltoastrelid;
+	table_close(table, AccessShareLock);
+	if (!try_to(try_turn, turn))
+	{
+		turn->is_done = false;
+		turn->removed = 0;
+	}
+	else if (turn->kept_until != 0)
+		keep_table(turn);
+}
+
+/* ---- all of them ---- */
+
+/* New records go to the store itself as long as a part of it needs SQL. */
+static void
+tell_use(const Catalog *catalog)
+{
+	Oid			types[1] = {BOOLOID};
+	Datum		values[1] = {BoolGetDatum(catalog->store_plain)};
+	uint64		changed;
+
+	if (SPI_connect() != SPI_OK_CONNECT)
+		elog(ERROR, "could not connect to SPI");
+	changed = run_on_ring(catalog, use_sql, 1, types, values);
+	SPI_finish();
+	if (changed > 0 && !catalog->store_plain)
+		ereport(WARNING,
+				(errmsg("the ring of the store is not used for new records"),
+				 errdetail("The store, or a table of its ring, has a trigger, a rule, row security, or a further column, check or index. New records go to the store itself."),
+				 errhint("Remove it, or call idem_unpartition_store().")));
+}
+
+typedef struct Round
+{
+	const Catalog *catalog;
+	int			max_turns;
+	int			turned;
+	int64		removed;
+} Round;
+
+/* A table with rows is the last one, as its locks are held until COMMIT. */
+static void
+turn_tables(void *argument)
+{
+	Round	   *round = argument;
+	Oid			types[1] = {OIDOID};
+	Datum		values[1] = {ObjectIdGetDatum(round->catalog->tables[TABLE_STORE])};
+	ListCell   *cell;
+
+	tell_use(round->catalog);
+	change_ring(round->catalog, wait_sql, 1, types, values);
+	foreach(cell, turns_due(round->catalog))
+	{
+		Turn	   *turn = lfirst(cell);
+
+		if (round->turned >= round->max_turns || round->removed > 0)
+			return;
+		if (OidIsValid(turn->table))
+			turn_table(turn);
+		else if (turn->is_leaving)
+			change_row(turn, forget_sql);
+		round->turned += turn->is_done;
+		round->removed += turn->removed;
+	}
+}
+
+/*
+ * Called as the owner of the store, in a transaction that is for collection alone;
+ * empties tables until so many are turned, and returns how many rows are gone.
+ */
+int64
+turn_ring(const Catalog *catalog, int max_turns, int *turned)
+{
+	Round		round = {.catalog = catalog,.max_turns = max_turns};
+	int			nest_level = NewGUCNestLevel();
+
+	/* version 1.0 of the extension has no ring */
+	if (OidIsValid(catalog->tables[TABLE_RING]))
+	{
+		(void) set_config_option("lock_timeout", PATIENCE, PGC_USERSET, PGC_S_SESSION,
+								 GUC_ACTION_SAVE, true, 0, false);
+		if (!try_to(turn_tables, &round))
+			round.turned = round.removed = 0;
+	}
+	AtEOXact_GUC(true, nest_level);
+	*turned += round.turned;
+	return round.removed;
+}
