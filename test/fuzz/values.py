@@ -233,6 +233,8 @@ OUT_OF_REACH = {
     ('idem_begin', '2200H'): 'no row has the last fence that there is: sql/fence.sql',
     ('idem_release', '2200H'): 'no row has the last fence that there is: sql/fence.sql',
     ('idem_forget', '2200H'): 'no row has the last fence that there is: sql/fence.sql',
+    ('idem_partition_store', '0A000'): 'there is no Citus here: test/citus/',
+    ('idem_unpartition_store', '0A000'): 'shares its page with idem_partition_store',
     ('idem_unpartition_store', 'ID400'): 'shares its page with idem_partition_store, and takes no period',
     ('idem_unpartition_store', '55000'): 'shares its page with idem_partition_store, which found nothing to refuse',
     ('idem_unclaim_scope', '42704'): 'shares its page with idem_claim_scope, and takes no role',
