@@ -311,7 +311,8 @@ def warm(name):
     server.sql("""
         CREATE EXTENSION IF NOT EXISTS pg_prewarm;
         SELECT pg_prewarm(indexrelid) FROM pg_index
-            WHERE indrelid IN (SELECT 'idempotency_store'::regclass UNION ALL SELECT inhrelid FROM pg_inherits WHERE inhparent = 'idempotency_store'::regclass)""", name)
+            WHERE indrelid IN (SELECT 'idempotency_store'::regclass
+                UNION ALL SELECT inhrelid FROM pg_inherits WHERE inhparent = 'idempotency_store'::regclass)""", name)
 
 
 def load(name, clients, seconds, *arguments):

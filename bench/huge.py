@@ -31,7 +31,8 @@ CHECKPOINTS_A_DAY = 48      # every half an hour, as docs/operating.md advises
 
 
 def add_arguments(parser):
-    group = parser.add_argument_group('partitions', f'of {partitions.NAME}, {NAME} and {GROWTH}; the records expire within a day')
+    group = parser.add_argument_group(
+        'partitions', f'of {partitions.NAME}, {NAME} and {GROWTH}; the records expire within a day')
     group.add_argument('--rows', type=int, help='live records of a large store (default '
                        + ', '.join(f'{name} {rows // 10**6} million' for name, rows in ROWS.items()) + ')')
     group.add_argument('--period', help=f'what a table of the ring covers (default {PERIOD}; in {partitions.NAME} {partitions.PERIOD})')

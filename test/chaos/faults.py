@@ -265,7 +265,8 @@ class Controller:
         busy = self.when_busy()
         with self.pair.primary.connect() as connection:
             connection.execute("SET lock_timeout = '5s'")
-            connection.execute("DROP TABLE IF EXISTS idempotency_store_old")
+            # with the tables of a ring that it had
+            connection.execute("DROP TABLE IF EXISTS idempotency_store_old CASCADE")
             with connection.transaction():
                 store, view = connection.execute(
                     "SELECT 'idempotency_store'::regclass::oid, pg_get_viewdef('idempotency_in_flight')").fetchone()
@@ -288,6 +289,8 @@ class Controller:
             if partitions and self.rng.random() < 0.7:
                 connection.execute("SELECT idem_unpartition_store()")
             else:
+                # a store with a trigger gets no ring
+                connection.execute("DROP TRIGGER IF EXISTS idle ON idempotency_store")
                 connection.execute("SELECT idem_partition_store(%s::interval)", (self.rng.choice(PERIODS),))
         self.hits["partition"] += busy
 

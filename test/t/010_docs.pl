@@ -163,12 +163,19 @@ sub without_words
 	return ((grep { length $_ < 20 } $markdown =~ /!\[([^\]]*)\]\(/g), grep { !/^\s*accTitle: \w.*\n\s*accDescr: \w/m } @diagrams);
 }
 
-my $drawn = PostgreSQL::Test::Utils::tempdir();
-system_or_bail('/usr/bin/python3', "$root/bench/page_pictures.py", $drawn);
-my @pictures = map { s{.*/}{}r } glob("$drawn/*.svg");
-cmp_ok(scalar(@pictures), '>', 2, 'pictures are drawn');
-is(join(' ', grep { slurp_file("$drawn/$_") ne slurp_file("$root/docs/images/$_") } @pictures), '',
-	'docs/images has the figures of docs/performance.md: else run bench/page_pictures.py');
+SKIP:
+{
+	skip 'no python3', 2 if !-x '/usr/bin/python3';
+
+	my $drawn = PostgreSQL::Test::Utils::tempdir();
+
+	system_or_bail('/usr/bin/python3', "$root/bench/page_pictures.py", $drawn);
+	my @pictures = map { s{.*/}{}r } glob("$drawn/*.svg");
+
+	cmp_ok(scalar(@pictures), '>', 2, 'pictures are drawn');
+	is(join(' ', grep { slurp_file("$drawn/$_") ne slurp_file("$root/docs/images/$_") } @pictures), '',
+		'docs/images has the figures of docs/performance.md: else run bench/page_pictures.py');
+}
 is(scalar(my @silent = without_words("![](a)\n![A picture with enough words](b)\n```mermaid\nflowchart TD\n```\n")), 2, 'words: a sample');
 is(join(' ', grep { without_words(slurp_file("$root/$_")) } @order), '', 'each picture and diagram has its words');
 
