@@ -20,6 +20,8 @@ $primary->backup('base');
 
 my $standby = PostgreSQL::Test::Cluster->new('standby');
 $standby->init_from_backup($primary, 'base', has_streaming => 1);
+# when it is promoted it must not write into the primary's archive, which is restored below
+$standby->append_conf('postgresql.conf', 'archive_mode = off');
 $standby->start;
 
 # An operation with one effect, unless it was done before.
