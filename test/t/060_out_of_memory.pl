@@ -315,6 +315,8 @@ for (my $n = 1, my $failed = 1; $failed; $n++)
 	$failed = $out !~ /^f$/m;
 	$loads++ if $failed;
 	my $seen = join ' ', (grep { /^(7|8|ACQUIRED)$/ } split /\n/, $out), $error =~ /(?:ERROR|FATAL|PANIC):  (\w+)/g;
+	# from 17 on the server says XX000 where it has no memory for the variable in which copies meet
+	$seen =~ s{ XX000 }{ 53200 } if $failed;
 	push @wrong, "$n: $seen" if $seen ne ($failed ? '7 ACQUIRED ACQUIRED 8 53200 ID428 ID428' : '7 ACQUIRED ACQUIRED 8 ID428 ID428');
 	last if $n > 20000;
 }
