@@ -310,13 +310,13 @@ for (my $n = 1, my $failed = 1; $failed; $n++)
 		SHOW idempotency.max_attempts; SELECT outcome FROM idem_begin('load'); BEGIN; SELECT outcome FROM idem_begin('load'); COMMIT;
 		BEGIN; SAVEPOINT s; SELECT outcome FROM idem_begin('load'); ROLLBACK TO s; COMMIT;
 		SELECT set_config('idempotency.max_attempts', '8', false)" =~ s/;\s*/;\n/gr,
-		stdout => \$out, stderr => \$error, on_error_stop => 0, extra_params => [ '-v', 'VERBOSITY=sqlstate' ]);
+		stdout => \$out, stderr => \$error, on_error_stop => 0, extra_params => [ '-v', 'VERBOSITY=verbose' ]);
 	# the last ones fail in the query of the test
 	$failed = $out !~ /^f$/m;
 	$loads++ if $failed;
+	# from 16 on that is what the server says if it has no memory for a hash table of its own
+	$error =~ s/XX000: failed to initialize hash table/53200: /;
 	my $seen = join ' ', (grep { /^(7|8|ACQUIRED)$/ } split /\n/, $out), $error =~ /(?:ERROR|FATAL|PANIC):  (\w+)/g;
-	# from 17 on the server says XX000 where it has no memory for the variable in which copies meet
-	$seen =~ s{ XX000 }{ 53200 } if $failed;
 	push @wrong, "$n: $seen" if $seen ne ($failed ? '7 ACQUIRED ACQUIRED 8 53200 ID428 ID428' : '7 ACQUIRED ACQUIRED 8 ID428 ID428');
 	last if $n > 20000;
 }
