@@ -24,7 +24,7 @@ COMMENT ON COLUMN @extschema@.idempotency_ring.waits_for IS 'transactions (of pg
 COMMENT ON COLUMN @extschema@.idempotency_ring.in_use IS 'false: new records go to the store itself, as a table of it has something that needs SQL';
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.idempotency_ring', '');
 
--- Whoever changes the store's tables runs what their owners have put on them, with his own
+-- A role that changes the store's tables runs what their owners have put on them, with his own
 -- rights: triggers and checks, but also functions in indexes, statistics, partition keys
 -- and casts, some of it when a statement is merely planned. The caller is often a
 -- superuser. So all that is read and written belongs to roles that he trusts anyway:
@@ -175,7 +175,7 @@ BEGIN
 	EXECUTE format('SELECT %s.idem_check_store($1)', schema_name) USING store;
 	EXECUTE format('SELECT extract(epoch FROM GREATEST(coalesce(current_setting(''idempotency.retention'', true), ''24 h'')::interval,'
 		' max(retention), max(min_retention))) FROM ONLY %s.idempotency_scope', schema_name) INTO retention;
-	-- one for each stretch of the retention, one that is over and one that is ahead
+	-- one for each period of the retention, one that is over and one that is ahead
 	wanted := least(greatest(ceil(retention / step) + 2, 2), 32);
 	IF ceil(retention / step) + 2 > 32 THEN
 		RAISE WARNING 'a period of % is short for a retention of %', period, retention * interval '1 second'

@@ -133,7 +133,7 @@ COMMENT ON TABLE idempotency_store IS 'one row per operation that has ended or i
 -- WAL. It stays small as long as vacuum comes soon.
 CREATE UNLOGGED TABLE idempotency_pending (
 	created_at			timestamptz NOT NULL,
-	judged				timestamptz,
+	expected				timestamptz,
 	attempt				int NOT NULL,
 	scope				text COLLATE "C" NOT NULL,
 	idempotency_key		text COLLATE "C" NOT NULL,
@@ -141,7 +141,7 @@ CREATE UNLOGGED TABLE idempotency_pending (
 	PRIMARY KEY (scope, idempotency_key)
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 COMMENT ON TABLE idempotency_pending IS 'transaction-bound operations that have not ended; each transaction sees its own only';
-COMMENT ON COLUMN idempotency_pending.judged IS 'updated_at of the row of the store that the begin has read; NULL: there was none';
+COMMENT ON COLUMN idempotency_pending.expected IS 'updated_at of the row of the store that the begin has read; NULL: there was none';
 
 CREATE SEQUENCE idempotency_fence AS bigint;
 COMMENT ON SEQUENCE idempotency_fence IS 'source of the fences of leased attempts; each is greater than all before it';
@@ -569,7 +569,7 @@ COMMENT ON FUNCTION idem_find(text, text, bool) IS 'internal: the newest committ
 
 -- The row replaces the version that the caller has read, or is inserted if there was
 -- none or if that was collected.
-CREATE FUNCTION idem_put(new idempotency_store, judged timestamptz) RETURNS void
+CREATE FUNCTION idem_put(new idempotency_store, expected timestamptz) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 BEGIN
 	INSERT INTO idempotency_store AS s (created_at, updated_at, expires_at, lease_expires_at, retry_at, fence, status,
@@ -583,7 +583,7 @@ BEGIN
 			= (EXCLUDED.created_at, EXCLUDED.updated_at, EXCLUDED.expires_at, EXCLUDED.lease_expires_at, EXCLUDED.retry_at,
 				EXCLUDED.fence, EXCLUDED.status, EXCLUDED.attempt, EXCLUDED.response_code, EXCLUDED.request_hash,
 				EXCLUDED.response_headers, EXCLUDED.response_payload, EXCLUDED.response_body)
-		WHERE s.updated_at = judged;
+		WHERE s.updated_at = expected;
 	IF NOT FOUND THEN
 		PERFORM idem_lost_race();
 	END IF;
@@ -686,7 +686,7 @@ COMMENT ON FUNCTION idem_decide(idempotency_store, bool, bytea, int, bool, times
 CREATE FUNCTION idem_exhaust(stored idempotency_store, now timestamptz) RETURNS idem_operation
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 DECLARE
-	judged timestamptz := stored.updated_at;
+	expected timestamptz := stored.updated_at;
 BEGIN
 	PERFORM idem_reserve();
 	PERFORM idem_keep_fence(stored.fence);
@@ -700,7 +700,7 @@ BEGIN
 	stored.response_payload := jsonb_build_object('reason', 'attempts exhausted', 'attempts', stored.attempt);
 	stored.updated_at := now;
 	stored.expires_at := now + idem_retention(NULL);
-	PERFORM idem_put(stored, judged);
+	PERFORM idem_put(stored, expected);
 	PERFORM idem_force_sync();
 	RETURN idem_replay(stored, now);
 END
@@ -723,7 +723,7 @@ BEGIN
 	new.request_hash := CASE WHEN absent THEN hash ELSE coalesce(hash, stored.request_hash) END;
 	PERFORM idem_reserve();
 	IF lease IS NULL THEN
-		INSERT INTO idempotency_pending (created_at, judged, attempt, scope, idempotency_key, request_hash)
+		INSERT INTO idempotency_pending (created_at, expected, attempt, scope, idempotency_key, request_hash)
 			VALUES (new.created_at, stored.updated_at, new.attempt, name_scope, key, new.request_hash);
 		PERFORM idem_keep_fence(stored.fence);
 	ELSE
@@ -1087,7 +1087,7 @@ RETURNS void LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 DECLARE
 	own idempotency_pending;
 	stored idempotency_store;
-	judged timestamptz;
+	expected timestamptz;
 	now timestamptz;
 BEGIN
 	PERFORM idem_check_size(payload, headers, body);
@@ -1106,10 +1106,10 @@ BEGIN
 		stored.attempt := own.attempt;
 		stored.request_hash := own.request_hash;
 		stored.created_at := own.created_at;
-		judged := own.judged;
+		expected := own.expected;
 	ELSE
 		stored := idem_owned(key, name_scope, end_fence, true);
-		judged := stored.updated_at;
+		expected := stored.updated_at;
 		PERFORM idem_force_sync();
 		PERFORM idem_note_lease(key, name_scope, NULL);
 	END IF;
@@ -1124,7 +1124,7 @@ BEGIN
 	stored.updated_at := now;
 	-- the record of a retryable failure is kept for longer than its retry_after
 	stored.expires_at := coalesce(stored.retry_at, now) + idem_retention(retention);
-	PERFORM idem_put(stored, judged);
+	PERFORM idem_put(stored, expected);
 END
 $$;
 COMMENT ON FUNCTION idem_end(text, text, bigint, idempotency_status, int, jsonb, jsonb, bytea, interval, interval) IS
@@ -1264,7 +1264,7 @@ CREATE FUNCTION idem_release_lease(key text, name_scope text, fence bigint) RETU
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 DECLARE
 	stored idempotency_store := idem_owned(key, name_scope, fence, false);
-	judged timestamptz := stored.updated_at;
+	expected timestamptz := stored.updated_at;
 BEGIN
 	IF stored.status IS NULL THEN
 		RETURN false;
@@ -1274,10 +1274,10 @@ BEGIN
 		stored.updated_at := clock_timestamp();
 		stored.lease_expires_at := stored.updated_at;
 		stored.expires_at := stored.lease_expires_at + idem_retention(NULL);
-		PERFORM idem_put(stored, judged);
+		PERFORM idem_put(stored, expected);
 	ELSE
 		PERFORM idem_keep_fence(fence);
-		DELETE FROM idempotency_store s WHERE s.scope = name_scope AND s.idempotency_key = key AND s.updated_at = judged;
+		DELETE FROM idempotency_store s WHERE s.scope = name_scope AND s.idempotency_key = key AND s.updated_at = expected;
 		IF NOT FOUND THEN
 			PERFORM idem_lost_race();
 		END IF;
@@ -1336,7 +1336,7 @@ CREATE FUNCTION idem_prolong(key text, name_scope text, fence bigint, lease inte
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 DECLARE
 	stored idempotency_store;
-	judged timestamptz;
+	expected timestamptz;
 BEGIN
 	IF lease IS NULL THEN
 		RAISE EXCEPTION 'lease must not be null' USING ERRCODE = 'ID400';
@@ -1354,11 +1354,11 @@ BEGIN
 		END IF;
 	END IF;
 	stored := idem_owned(key, name_scope, fence, true);
-	judged := stored.updated_at;
+	expected := stored.updated_at;
 	stored.updated_at := clock_timestamp();
 	stored.lease_expires_at := stored.updated_at + lease;
 	stored.expires_at := stored.lease_expires_at + idem_retention(NULL);
-	PERFORM idem_put(stored, judged);
+	PERFORM idem_put(stored, expected);
 	PERFORM idem_force_sync();
 	RETURN stored.lease_expires_at;
 END

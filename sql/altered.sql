@@ -18,7 +18,7 @@ BEGIN
 END
 $$;
 BEGIN;
-SELECT told(idem_begin('altered-done')), idem_complete('altered-done', '{"a": 1}');
+SELECT answer(idem_begin('altered-done')), idem_complete('altered-done', '{"a": 1}');
 COMMIT;
 SELECT pg_temp.altered(c) FROM unnest(ARRAY[
 	'ALTER TABLE idempotency_store ALTER response_payload TYPE bigint USING 4096',
@@ -42,13 +42,13 @@ ALTER TYPE idem_operation ALTER ATTRIBUTE outcome TYPE text;
 SELECT raises('SELECT idem_begin(''altered-done'')'), raises('SELECT idem_lookup(''altered-done'')'), raises('SELECT idem_begin_batch(ARRAY[''altered-done''])');
 ROLLBACK;
 -- undone, all is well
-SELECT told(idem_begin('altered-done'));
+SELECT answer(idem_begin('altered-done'));
 -- on a partitioned store, another writer's row is 40001 as well
 BEGIN;
 ALTER TABLE idempotency_store RENAME TO altered_store;
 CREATE TABLE idempotency_store (LIKE altered_store INCLUDING DEFAULTS, PRIMARY KEY (scope, idempotency_key)) PARTITION BY HASH (scope, idempotency_key);
 CREATE TABLE altered_part PARTITION OF idempotency_store FOR VALUES WITH (MODULUS 1, REMAINDER 0);
-SELECT told(idem_begin('altered-part'));
+SELECT answer(idem_begin('altered-part'));
 INSERT INTO idempotency_store (expires_at, status, idempotency_key) VALUES (clock_timestamp() + '1 hour', 'COMPLETED', 'altered-part');
 SELECT raises('SELECT idem_complete(''altered-part'')');
 ROLLBACK;

@@ -4,20 +4,20 @@
 -- A row per key, in input order; a key that comes twice is acquired once.
 SELECT fence FROM idem_begin('batch-leased', lease => '1 hour') \gset
 BEGIN;
-SELECT told(idem_begin('batch-done', request => '1')), told(idem_begin('batch-failed')), told(idem_begin('batch-retry'));
+SELECT answer(idem_begin('batch-done', request => '1')), answer(idem_begin('batch-failed')), answer(idem_begin('batch-retry'));
 SELECT idem_complete('batch-done', '"done"'), idem_fail('batch-failed', '"failed"'), idem_fail('batch-retry', retryable => true);
 COMMIT;
 BEGIN;
-SELECT idempotency_key, scope, told(b) FROM idem_begin_batch(ARRAY['batch-z', 'batch-done', 'batch-a', 'batch-failed', 'batch-z', 'batch-leased', 'batch-retry']) b;
+SELECT idempotency_key, scope, answer(b) FROM idem_begin_batch(ARRAY['batch-z', 'batch-done', 'batch-a', 'batch-failed', 'batch-z', 'batch-leased', 'batch-retry']) b;
 -- transaction-bound, each with its lock
-SELECT locks_held(), told(idem_begin('batch-a'));
+SELECT locks_held(), answer(idem_begin('batch-a'));
 SELECT idem_complete_batch(ARRAY['batch-a', 'batch-retry', 'batch-z'], ARRAY['"a"', NULL, 'null']::jsonb[]);
 SELECT raises('SELECT idem_complete_batch(ARRAY[''batch-a''])');
 COMMIT;
-SELECT idempotency_key, told(b) FROM idem_begin_batch(ARRAY['batch-retry', 'batch-z', 'batch-a']) b;
+SELECT idempotency_key, answer(b) FROM idem_begin_batch(ARRAY['batch-retry', 'batch-z', 'batch-a']) b;
 -- the same records as with single calls
 BEGIN;
-SELECT told(b) FROM idem_begin_batch(ARRAY['batch-1', 'batch-2'], ARRAY['{"n": 1}', NULL]::jsonb[], 'batch') b;
+SELECT answer(b) FROM idem_begin_batch(ARRAY['batch-1', 'batch-2'], ARRAY['{"n": 1}', NULL]::jsonb[], 'batch') b;
 SELECT idem_complete_batch(ARRAY['batch-1', 'batch-2'], scope => 'batch');
 COMMIT;
 SELECT idempotency_key, status, attempt, fence, request_hash = idem_fingerprint('{"n": 1.0}'), response_payload, expires_at - updated_at
@@ -27,7 +27,7 @@ SELECT idem_complete_batch(ARRAY[]::text[]);
 
 -- If one operation has no end, COMMIT is refused, and all are rolled back.
 BEGIN;
-SELECT told(b) FROM idem_begin_batch(ARRAY['batch-3', 'batch-4']) b;
+SELECT answer(b) FROM idem_begin_batch(ARRAY['batch-3', 'batch-4']) b;
 SELECT idem_complete_batch(ARRAY['batch-3']);
 COMMIT;
 \echo :SQLSTATE
@@ -36,9 +36,9 @@ SELECT idem_lookup('batch-3') IS NULL;
 BEGIN;
 SELECT raises('SELECT count(*), 1 / 0 FROM idem_begin_batch(ARRAY[''batch-5'', ''batch-done'']) HAVING count(*) = 2');
 SELECT locks_held(), idem_lookup('batch-5') IS NULL;
-SELECT told(b) FROM idem_begin_batch(ARRAY['batch-5', 'batch-6']) b;
+SELECT answer(b) FROM idem_begin_batch(ARRAY['batch-5', 'batch-6']) b;
 SELECT raises('SELECT idem_complete_batch(ARRAY[''batch-5'', ''batch-none'', ''batch-6''])');
-SELECT told(idem_lookup('batch-5'));
+SELECT answer(idem_lookup('batch-5'));
 SAVEPOINT a;
 SELECT idem_complete_batch(ARRAY['batch-5', 'batch-6']);
 ROLLBACK TO a;
@@ -54,7 +54,7 @@ ROLLBACK;
 RESET idempotency.max_operations_per_transaction;
 SET idempotency.max_response_size = 10;
 BEGIN;
-SELECT told(b) FROM idem_begin_batch(ARRAY['batch-7']) b;
+SELECT answer(b) FROM idem_begin_batch(ARRAY['batch-7']) b;
 SELECT left(raises('SELECT idem_complete_batch(ARRAY[''batch-7''], ARRAY[to_jsonb(repeat(''x'', 100))])'), 5);
 ROLLBACK;
 RESET idempotency.max_response_size;
@@ -69,7 +69,7 @@ SELECT raises('SELECT idem_begin_batch(ARRAY[''k''])'), raises('SELECT idem_comp
 ROLLBACK;
 -- a thousand at once
 BEGIN;
-SELECT count(*), min(told(b)), max(told(b)) FROM idem_begin_batch((SELECT array_agg('batch-many-' || n) FROM generate_series(1, 1000) n)) b;
+SELECT count(*), min(answer(b)), max(answer(b)) FROM idem_begin_batch((SELECT array_agg('batch-many-' || n) FROM generate_series(1, 1000) n)) b;
 SELECT idem_complete_batch((SELECT array_agg('batch-many-' || n) FROM generate_series(1, 1000) n), (SELECT array_agg(to_jsonb(n)) FROM generate_series(1, 1000) n));
 COMMIT;
 SELECT count(*), bool_and(response_payload = to_jsonb(n)) FROM generate_series(1, 1000) n, idem_begin('batch-many-' || n);

@@ -44,7 +44,7 @@ DO $$ BEGIN
 	END LOOP;
 END $$;
 SELECT bounds_memory(), locks_held();
-SELECT told(idem_begin('bounds')), told(idem_begin('bounds-1'));
+SELECT answer(idem_begin('bounds')), answer(idem_begin('bounds-1'));
 ROLLBACK;
 
 -- FAILURES 67: locks on entities are refused inside a security-restricted operation.

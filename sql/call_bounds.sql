@@ -21,12 +21,12 @@ SELECT bounds_told('bounds-3', '[8000, 1000, 900]', '10000', 10000), bounds_told
 SELECT bounds_told('bounds-6', request, '200', 200) FROM unnest(ARRAY['[50, 50, 50]']) request;
 SELECT bounds_told('bounds-' || n, '[50, 50, 50]', n::text, n) FROM unnest(ARRAY[100, 67, 66]) n;
 -- if not even the names fit, the SQLSTATE is stored, or nothing
-SELECT n, told(idem_call('bounds_raise(jsonb)', 'bounds-7', '[5, 5, 5]', n::text)) FROM unnest(ARRAY[100, 67, 66, 65, 25, 24, 3, 0]) n;
+SELECT n, answer(idem_call('bounds_raise(jsonb)', 'bounds-7', '[5, 5, 5]', n::text)) FROM unnest(ARRAY[100, 67, 66, 65, 25, 24, 3, 0]) n;
 -- and the bound of the setting, without a policy
 SET idempotency.max_response_size = 90;
-SELECT told(idem_call('bounds_raise(jsonb)', 'bounds-8', '[9, 9, 9]'));
-SELECT told(idem_call('bounds_raise(jsonb)', 'bounds-8', '[9, 9, 9]'));
+SELECT answer(idem_call('bounds_raise(jsonb)', 'bounds-8', '[9, 9, 9]'));
+SELECT answer(idem_call('bounds_raise(jsonb)', 'bounds-8', '[9, 9, 9]'));
 SET idempotency.max_response_size = 0;
-SELECT told(idem_call('bounds_raise(jsonb)', 'bounds-9', '[9, 9, 9]')), told(idem_lookup('bounds-9'));
+SELECT answer(idem_call('bounds_raise(jsonb)', 'bounds-9', '[9, 9, 9]')), answer(idem_lookup('bounds-9'));
 RESET idempotency.max_response_size;
 DELETE FROM idempotency_scope;

@@ -51,10 +51,10 @@ CREATE VIEW classes_view AS SELECT n FROM classes_rule WHERE n < 10 WITH CHECK O
 CREATE FUNCTION classes_run(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS 'BEGIN EXECUTE request ->> 0; RETURN ''"ran"''; END';
 CREATE FUNCTION classes_told(request text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
-	told idem_operation;
+	answer idem_operation;
 BEGIN
-	told := idem_call('classes_run(jsonb)', 'classes: ' || request, to_jsonb(request));
-	RETURN told.outcome || ' ' || (told.response_payload ->> 'sqlstate');
+	answer := idem_call('classes_run(jsonb)', 'classes: ' || request, to_jsonb(request));
+	RETURN answer.outcome || ' ' || (answer.response_payload ->> 'sqlstate');
 EXCEPTION WHEN OTHERS OR assert_failure THEN
 	RETURN 'raised ' || sqlstate || CASE WHEN idem_lookup('classes: ' || request) IS NULL THEN '' ELSE ' and stored' END;
 END
@@ -71,4 +71,4 @@ SELECT state, left(raises(format('SELECT idem_call(''classes_raise(jsonb)'', ''c
 FROM unnest(ARRAY['22012', 'P0001', '45000', '42P01', '40001']) state;
 CREATE FUNCTION classes_echo(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1';
 -- after a raised error another try may succeed, and it is attempt 1
-SELECT told(idem_call('classes_echo(jsonb)', 'classes-42P01', '{"state": "42P01"}'));
+SELECT answer(idem_call('classes_echo(jsonb)', 'classes-42P01', '{"state": "42P01"}'));

@@ -13,7 +13,7 @@ CREATE FUNCTION errors_echo(request jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT
 SELECT state, raises(format('SELECT idem_call(''errors_raise(jsonb)'', ''errors-1'', jsonb_build_object(''state'', %L))', state)),
 	idem_lookup('errors-1') IS NULL
 FROM unnest(ARRAY['08000', '08006', '40001', '40P01', '53000', '53100', '53400', '55000', '55P03', '57014', '57P01', '58000', '58030', 'XX000', 'XX001']) state;
-SELECT told(idem_call('errors_echo(jsonb)', 'errors-1', '{"state": "done"}'));
+SELECT answer(idem_call('errors_echo(jsonb)', 'errors-1', '{"state": "done"}'));
 -- Permanent: errors about the request. call_classes.sql has every class.
 SELECT state, response_payload ->> 'sqlstate', outcome
 FROM unnest(ARRAY['P0001', '22012', '23505', '56000', 'X0X00']) state,
@@ -55,7 +55,7 @@ BEGIN
 		PERFORM idem_release('errors-7');
 		PERFORM idem_begin('errors-7');
 	END IF;
-	RETURN to_jsonb(told(idem_call('errors_ends(jsonb)', 'errors-7', request)));
+	RETURN to_jsonb(answer(idem_call('errors_ends(jsonb)', 'errors-7', request)));
 END
 $$;
 SELECT raises(format('SELECT idem_call(''errors_ends(jsonb)'', ''errors-7'', %L, record_failure => %L)', request, recorded)),
@@ -63,7 +63,7 @@ SELECT raises(format('SELECT idem_call(''errors_ends(jsonb)'', ''errors-7'', %L,
 FROM unnest(ARRAY['"complete"']) request, unnest(ARRAY[true, false]) recorded;
 SELECT raises(format('SELECT idem_call(''errors_ends(jsonb)'', ''errors-7'', %L)', request))
 FROM unnest(ARRAY['"again"', '"nothing"']) request;
-SELECT told(idem_lookup('errors-7'));
+SELECT answer(idem_lookup('errors-7'));
 
 -- Handlers may begin, end and call other operations; an unfinished one is refused.
 CREATE FUNCTION errors_nested(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
@@ -79,8 +79,8 @@ BEGIN
 	RETURN request;
 END
 $$;
-SELECT told(idem_call('errors_nested(jsonb)', 'errors-8', '"errors-8"'));
-SELECT step, told(idem_lookup(idem_step_key('errors-8', step))) FROM unnest(ARRAY['bound', 'leased', 'call']) step;
+SELECT answer(idem_call('errors_nested(jsonb)', 'errors-8', '"errors-8"'));
+SELECT step, answer(idem_lookup(idem_step_key('errors-8', step))) FROM unnest(ARRAY['bound', 'leased', 'call']) step;
 SELECT outcome, response_payload ->> 'sqlstate' FROM idem_lookup('errors-8:failed');
 SELECT idem_call('errors_nested(jsonb)', 'errors-9', '"errors-9"');
 \echo :SQLSTATE

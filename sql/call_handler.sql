@@ -28,7 +28,7 @@ SELECT idem_lookup('handler-1') IS NULL, locks_held();
 CREATE FUNCTION handler_sql(jsonb) RETURNS jsonb IMMUTABLE LANGUAGE sql RETURN $1;
 CREATE FUNCTION handler_atomic(request jsonb) RETURNS jsonb LANGUAGE sql BEGIN ATOMIC SELECT request; SELECT jsonb_build_array(request); END;
 CREATE FUNCTION handler_out(INOUT request jsonb) STABLE LANGUAGE plpgsql AS 'BEGIN request := jsonb_build_array(request); END';
-SELECT handler, told(idem_call(handler::regprocedure, 'handler-2-' || handler, '[2]'))
+SELECT handler, answer(idem_call(handler::regprocedure, 'handler-2-' || handler, '[2]'))
 FROM unnest(ARRAY['handler_sql(jsonb)', 'handler_atomic(jsonb)', 'handler_out(jsonb)']) handler;
 -- a large request and result, toasted on their way
 CREATE TEMP TABLE large AS SELECT jsonb_agg(md5(n::text)) AS request FROM generate_series(1, 10000) n;
@@ -50,7 +50,7 @@ SET ROLE regress_idem_caller;
 SELECT raises('SELECT idem_call(''handler_who(jsonb)'', ''handler-5'')');
 -- also if the handler would not run
 RESET ROLE;
-SELECT told(idem_call('handler_sql(jsonb)', 'handler-6'));
+SELECT answer(idem_call('handler_sql(jsonb)', 'handler-6'));
 SET ROLE regress_idem_caller;
 SELECT raises('SELECT idem_call(''handler_who(jsonb)'', ''handler-6'')');
 RESET ROLE;
@@ -84,14 +84,14 @@ SELECT raises(format('SELECT idem_call(%s, ''handler-9'')', :closed)), raises(fo
 	raises('SELECT idem_call(''regress_idem_closed.handle(jsonb)'', ''handler-9'')');
 SELECT idem_lookup('handler-9') IS NULL, locks_held();
 RESET ROLE;
-SELECT told(idem_call(:closed, 'handler-9', '9'));
+SELECT answer(idem_call(:closed, 'handler-9', '9'));
 -- a replay is refused as well
 SET ROLE regress_idem_caller;
 SELECT raises(format('SELECT idem_call(%s, ''handler-9'')', :closed));
 RESET ROLE;
 GRANT USAGE ON SCHEMA regress_idem_closed TO regress_idem_caller;
 SET ROLE regress_idem_caller;
-SELECT told(idem_call(:closed, 'handler-9', '9')), told(idem_call(:closed, 'handler-10', '10'));
+SELECT answer(idem_call(:closed, 'handler-9', '9')), answer(idem_call(:closed, 'handler-10', '10'));
 RESET ROLE;
 DROP FUNCTION regress_idem_closed.handle(jsonb);
 DROP SCHEMA regress_idem_closed;

@@ -4,7 +4,7 @@
 \pset tuples_only on
 
 BEGIN;
-SELECT told(idem_begin('changed')), idem_complete('changed', '1');
+SELECT answer(idem_begin('changed')), idem_complete('changed', '1');
 COMMIT;
 
 CREATE PROCEDURE changed(change text) LANGUAGE plpgsql AS $$
@@ -34,11 +34,11 @@ SELECT idem_unclaim_scope('changed scope');
 -- The number of attempts stays at its maximum.
 BEGIN;
 UPDATE idempotency_store SET attempt = 2147483647, status = 'FAILED', retry_at = now() WHERE idempotency_key = 'changed';
-SELECT told(idem_begin('changed'));
+SELECT answer(idem_begin('changed'));
 SELECT idem_complete('changed', '2');
-SELECT told(idem_lookup('changed'));
+SELECT answer(idem_lookup('changed'));
 ROLLBACK;
 
 -- With the old objects, calls go on as before.
-SELECT told(idem_begin('changed'));
+SELECT answer(idem_begin('changed'));
 DROP PROCEDURE changed(text);

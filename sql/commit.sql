@@ -12,36 +12,36 @@ SELECT outcome FROM idem_begin('commit-1', scope => 'some scope', lease => '1 ho
 -- The refused transaction has no effect, and the key is free.
 BEGIN;
 INSERT INTO effect VALUES (1);
-SELECT told(idem_begin('commit-2')), told(idem_begin('commit-3'));
+SELECT answer(idem_begin('commit-2')), answer(idem_begin('commit-3'));
 SELECT idem_complete('commit-2');
 COMMIT;
 \echo :SQLSTATE
 SELECT count(*) FROM effect;
 SELECT idem_lookup('commit-2') IS NULL, idem_lookup('commit-3') IS NULL;
 BEGIN;
-SELECT told(idem_begin('commit-3'));
+SELECT answer(idem_begin('commit-3'));
 SELECT idem_complete('commit-3');
 COMMIT;
 \echo :SQLSTATE
 -- A retry of a failed operation is unfinished, too; a leased one is not.
 BEGIN;
-SELECT told(idem_begin('commit-4'));
+SELECT answer(idem_begin('commit-4'));
 SELECT idem_fail('commit-4', retryable => true);
-SELECT told(idem_begin('commit-4')), told(idem_begin('commit-5', lease => '1 hour'));
+SELECT answer(idem_begin('commit-4')), answer(idem_begin('commit-5', lease => '1 hour'));
 COMMIT;
 \echo :SQLSTATE
 
 -- COMMIT AND CHAIN: the next transaction has begun no operation.
 BEGIN;
-SELECT told(idem_begin('commit-6'));
+SELECT answer(idem_begin('commit-6'));
 COMMIT AND CHAIN;
 \echo :SQLSTATE
 BEGIN;
-SELECT told(idem_begin('commit-6'));
+SELECT answer(idem_begin('commit-6'));
 SELECT idem_complete('commit-6');
 COMMIT AND CHAIN;
 SELECT raises($$SELECT idem_complete('commit-6')$$);
-SELECT told(idem_begin('commit-6')), told(idem_begin('commit-7'));
+SELECT answer(idem_begin('commit-6')), answer(idem_begin('commit-7'));
 ROLLBACK AND CHAIN;
 SELECT raises($$SELECT idem_complete('commit-7')$$);
 COMMIT;
@@ -49,7 +49,7 @@ COMMIT;
 
 -- FAILURES 13: nor may it be prepared for two-phase commit.
 BEGIN;
-SELECT told(idem_begin('commit-8'));
+SELECT answer(idem_begin('commit-8'));
 PREPARE TRANSACTION 'idempotency commit-8';
 \echo :SQLSTATE
 -- (if it were prepared, it would block all later tests)
@@ -57,12 +57,12 @@ SELECT format('ROLLBACK PREPARED %L', gid) FROM pg_prepared_xacts WHERE gid = 'i
 SELECT idem_lookup('commit-8') IS NULL;
 
 -- FAILURES 22: several statements in one string, one transaction.
-SELECT told(idem_begin('commit-9'))\; SELECT idem_complete('commit-9', '9');
-SELECT told(idem_begin('commit-10'))\; SELECT 10;
+SELECT answer(idem_begin('commit-9'))\; SELECT idem_complete('commit-9', '9');
+SELECT answer(idem_begin('commit-10'))\; SELECT 10;
 \echo :SQLSTATE
-BEGIN\; SELECT told(idem_begin('commit-10'))\; COMMIT;
+BEGIN\; SELECT answer(idem_begin('commit-10'))\; COMMIT;
 \echo :SQLSTATE
-SELECT told(idem_lookup('commit-9')), idem_lookup('commit-10') IS NULL;
+SELECT answer(idem_lookup('commit-9')), idem_lookup('commit-10') IS NULL;
 -- COPY
 COPY (SELECT outcome FROM idem_begin('commit-11')) TO STDOUT;
 -- DO, with and without transactions of its own
@@ -78,7 +78,7 @@ BEGIN
 	PERFORM idem_begin('commit-13');
 	PERFORM idem_complete('commit-13', '13');
 	COMMIT;
-	seen := told(idem_begin('commit-13'));
+	seen := answer(idem_begin('commit-13'));
 	RAISE NOTICE '%', seen;
 	PERFORM idem_begin('commit-14');
 END
@@ -86,7 +86,7 @@ $$;
 CALL commit_procedure();
 \echo :SQLSTATE
 DROP PROCEDURE commit_procedure;
-SELECT told(idem_lookup('commit-13')), idem_lookup('commit-14') IS NULL;
+SELECT answer(idem_lookup('commit-13')), idem_lookup('commit-14') IS NULL;
 
 -- FAILURES 26: begun during COMMIT, by a deferred trigger or by a cursor.
 CREATE FUNCTION pg_temp.begin_late() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -107,14 +107,14 @@ SELECT count(*) FROM effect WHERE n = 15;
 
 -- FAILURES 23: read-only from after the begin on; the end is then refused.
 BEGIN;
-SELECT told(idem_begin('commit-17'));
+SELECT answer(idem_begin('commit-17'));
 SET TRANSACTION READ ONLY;
 SELECT raises(s) FROM (VALUES ($$SELECT idem_complete('commit-17')$$), ($$SELECT idem_fail('commit-17')$$),
 	($$SELECT idem_release('commit-17')$$)) v(s);
 COMMIT;
 \echo :SQLSTATE
 BEGIN;
-SELECT told(idem_begin('commit-17'));
+SELECT answer(idem_begin('commit-17'));
 SELECT idem_complete('commit-17');
 SET TRANSACTION READ ONLY;
 COMMIT;
@@ -122,7 +122,7 @@ COMMIT;
 
 -- FAILURES 19: COMMIT of a failed transaction is a ROLLBACK, and no error.
 BEGIN;
-SELECT told(idem_begin('commit-18'));
+SELECT answer(idem_begin('commit-18'));
 SELECT idem_complete('commit-18');
 SELECT 1 / 0;
 \set QUIET off

@@ -46,16 +46,16 @@ ROLLBACK;
 BEGIN;
 CREATE TABLE edge_log (key text);
 CREATE RULE edge AS ON INSERT TO idempotency_store DO ALSO INSERT INTO edge_log VALUES (NEW.idempotency_key);
-SELECT told(idem_begin('edge ruled')), idem_complete('edge ruled', '1');
+SELECT answer(idem_begin('edge ruled')), idem_complete('edge ruled', '1');
 SELECT key FROM edge_log;
-SELECT told(idem_begin('edge ruled'));
+SELECT answer(idem_begin('edge ruled'));
 ROLLBACK;
 
 -- A primary key with its columns in another order finds the same operations.
 BEGIN;
 ALTER TABLE idempotency_store DROP CONSTRAINT idempotency_store_pkey, ADD PRIMARY KEY (idempotency_key, scope);
-SELECT told(idem_begin('edge key', scope => 'edge scope')), idem_complete('edge key', '1', 'edge scope');
-SELECT told(idem_begin('edge key', scope => 'edge scope')), told(idem_begin('edge scope', scope => 'edge key'));
+SELECT answer(idem_begin('edge key', scope => 'edge scope')), idem_complete('edge key', '1', 'edge scope');
+SELECT answer(idem_begin('edge key', scope => 'edge scope')), answer(idem_begin('edge scope', scope => 'edge key'));
 ROLLBACK;
 
 -- Nothing is begun in a parallel worker, even if a wrapper is marked PARALLEL SAFE.

@@ -9,7 +9,7 @@ $$;
 
 -- The setting, the argument, and for a retryable failure in addition to its pause.
 BEGIN;
-SELECT told(idem_begin('expiry-' || n)) FROM generate_series(1, 5) n;
+SELECT answer(idem_begin('expiry-' || n)) FROM generate_series(1, 5) n;
 SELECT idem_complete('expiry-1'), idem_complete('expiry-2', retention => '1 hour'), idem_fail('expiry-3'),
 	idem_fail('expiry-4', retention => '1 month'),
 	idem_fail('expiry-5', retryable => true, retry_after => '2 days', retention => '1 hour');
@@ -18,14 +18,14 @@ SELECT n, pg_temp.kept('expiry-' || n) FROM generate_series(1, 5) n;
 SELECT expires_at - updated_at FROM idempotency_store WHERE idempotency_key = 'expiry-5';
 SET idempotency.retention = '2h';
 BEGIN;
-SELECT told(idem_begin('expiry-' || n)) FROM generate_series(6, 7) n;
+SELECT answer(idem_begin('expiry-' || n)) FROM generate_series(6, 7) n;
 SELECT idem_complete('expiry-6'), idem_complete('expiry-7', retention => '90 minutes');
 COMMIT;
 SELECT n, pg_temp.kept('expiry-' || n) FROM generate_series(6, 7) n;
 CREATE FUNCTION pg_temp.handle(request jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT to_jsonb(1 / request::int)';
-SELECT told(idem_call('pg_temp.handle(jsonb)', 'expiry-8', '1')),
-	told(idem_call('pg_temp.handle(jsonb)', 'expiry-9', '1', retention => '1 minute')),
-	told(idem_call('pg_temp.handle(jsonb)', 'expiry-10', '0', retention => '2 minutes'));
+SELECT answer(idem_call('pg_temp.handle(jsonb)', 'expiry-8', '1')),
+	answer(idem_call('pg_temp.handle(jsonb)', 'expiry-9', '1', retention => '1 minute')),
+	answer(idem_call('pg_temp.handle(jsonb)', 'expiry-10', '0', retention => '2 minutes'));
 SELECT n, pg_temp.kept('expiry-' || n) FROM generate_series(8, 10) n;
 RESET idempotency.retention;
 -- the answer has the expiry, and a replay does not change it
@@ -36,37 +36,37 @@ SELECT pg_temp.kept('expiry-1');
 SELECT let_expire('expiry-1'), let_expire('expiry-3'), let_expire('expiry-5');
 SELECT idem_lookup('expiry-1') IS NULL, idem_lookup('expiry-3') IS NULL, idem_lookup('expiry-5') IS NULL;
 BEGIN;
-SELECT told(idem_begin('expiry-1')), told(idem_begin('expiry-3', lease => '1 hour')), told(idem_begin('expiry-5'));
+SELECT answer(idem_begin('expiry-1')), answer(idem_begin('expiry-3', lease => '1 hour')), answer(idem_begin('expiry-5'));
 ROLLBACK;
 SELECT idem_lookup('expiry-1') IS NULL;
 -- the limit of attempts counts from the start again
 BEGIN;
-SELECT told(idem_begin('expiry-11'));
+SELECT answer(idem_begin('expiry-11'));
 SELECT idem_fail('expiry-11', retryable => true);
-SELECT told(idem_begin('expiry-11'));
+SELECT answer(idem_begin('expiry-11'));
 SELECT idem_fail('expiry-11', retryable => true);
 SELECT let_expire('expiry-11');
-SELECT told(idem_begin('expiry-11', max_attempts => 1));
+SELECT answer(idem_begin('expiry-11', max_attempts => 1));
 SELECT idem_release('expiry-11');
 COMMIT;
 -- The new record replaces the old one, and keeps nothing of it
 BEGIN;
-SELECT told(idem_begin('expiry-15', request => '2'));
+SELECT answer(idem_begin('expiry-15', request => '2'));
 SELECT idem_complete('expiry-15', '"first"', code => 1, headers => '1', body => '\x01');
 COMMIT;
-SELECT told(idem_begin('expiry-15'));
+SELECT answer(idem_begin('expiry-15'));
 UPDATE idempotency_store SET created_at = now() - interval '1 year', expires_at = now() - interval '1 month'
 WHERE idempotency_key = 'expiry-15';
 BEGIN;
-SELECT told(idem_begin('expiry-15'));
+SELECT answer(idem_begin('expiry-15'));
 SELECT idem_complete('expiry-15', '"second"');
 COMMIT;
-SELECT told(idem_begin('expiry-15', request => '3'));
+SELECT answer(idem_begin('expiry-15', request => '3'));
 SELECT created_at >= now() - interval '1 hour', request_hash FROM idempotency_store WHERE idempotency_key = 'expiry-15';
 -- released after it had expired: no record is left
 SELECT let_expire('expiry-15');
 BEGIN;
-SELECT told(idem_begin('expiry-15'));
+SELECT answer(idem_begin('expiry-15'));
 SELECT idem_release('expiry-15');
 COMMIT;
 SELECT idem_lookup('expiry-15') IS NULL;
@@ -83,11 +83,11 @@ FROM idempotency_store WHERE idempotency_key = 'expiry-13';
 RESET idempotency.retention;
 -- nor when somebody has changed its expiry by hand.
 SELECT let_expire('expiry-12');
-SELECT told(idem_begin('expiry-12')), told(idem_lookup('expiry-12'));
+SELECT answer(idem_begin('expiry-12')), answer(idem_lookup('expiry-12'));
 -- When both times have passed, it is absent: no takeover, attempt 1.
 SELECT let_lease_run_out('expiry-12');
 SELECT idem_lookup('expiry-12') IS NULL;
-SELECT told(idem_begin('expiry-12', lease => '1 hour'));
+SELECT answer(idem_begin('expiry-12', lease => '1 hour'));
 SELECT fence > :fence1 FROM idempotency_store WHERE idempotency_key = 'expiry-12';
 -- Expired, but neither collected nor begun again: its owner may still end it.
 SELECT fence FROM idem_begin('expiry-14', lease => '1 hour') \gset
@@ -95,4 +95,4 @@ BEGIN;
 SELECT let_lease_run_out('expiry-14'), let_expire('expiry-14');
 SELECT idem_complete('expiry-14', '14', fence => :fence);
 COMMIT;
-SELECT told(idem_begin('expiry-14'));
+SELECT answer(idem_begin('expiry-14'));

@@ -31,7 +31,7 @@ SELECT nextval('idempotency_fence') AS cached \gset
 -- an end needs no new fence, nor does a transaction
 SELECT idem_complete(key => 'fence-1', fence => :fence1);
 BEGIN;
-SELECT told(idem_begin(key => 'fence-2')), idem_release(key => 'fence-2');
+SELECT answer(idem_begin(key => 'fence-2')), idem_release(key => 'fence-2');
 COMMIT;
 ALTER SEQUENCE idempotency_fence CACHE 1;
 SELECT pg_temp.lease('fence-2') > :fence1;
@@ -67,7 +67,7 @@ SELECT last_value > :old FROM idempotency_fence;
 SELECT pg_temp.old_lease('fence-7') AS old \gset
 SET ROLE regress_idem_fence;
 BEGIN;
-SELECT told(idem_begin(key => 'fence-7'));
+SELECT answer(idem_begin(key => 'fence-7'));
 SELECT idem_fail(key => 'fence-7', retryable => true);
 COMMIT;
 SELECT pg_temp.lease('fence-7') > :old;
@@ -75,7 +75,7 @@ RESET ROLE;
 -- ... its attempts are exhausted ...
 SELECT pg_temp.old_lease('fence-8') AS old \gset
 SET ROLE regress_idem_fence;
-SELECT told(idem_begin(key => 'fence-8', max_attempts => 1));
+SELECT answer(idem_begin(key => 'fence-8', max_attempts => 1));
 RESET ROLE;
 SELECT let_expire('fence-8');
 SELECT pg_temp.lease('fence-8') > :old;
@@ -114,7 +114,7 @@ UPDATE idempotency_store SET attempt = 2 WHERE idempotency_key = 'fence-13';
 SELECT raises($$SELECT idem_release(key => 'fence-13', fence => 9223372036854775807)$$);
 -- its owner can end it, and the end keeps the fence
 SELECT idem_complete(key => 'fence-14', fence => 9223372036854775807);
-SELECT fence, told(idem_lookup(key => 'fence-14')) FROM idempotency_store WHERE idempotency_key = 'fence-14';
+SELECT fence, answer(idem_lookup(key => 'fence-14')) FROM idempotency_store WHERE idempotency_key = 'fence-14';
 -- the end of a sequence with a smaller MAXVALUE
 SELECT pg_temp.old_lease('fence-15') AS old \gset
 CREATE FUNCTION pg_temp.ends_at(most bigint) RETURNS void LANGUAGE plpgsql AS $$

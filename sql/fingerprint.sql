@@ -49,7 +49,7 @@ SELECT idem_step_key(repeat('k', 251), 'step') = 'sha256:' || encode(sha256(conv
 SELECT idem_step_key('k', repeat('s', 1000000)) = 'sha256:' || encode(sha256(convert_to('k:' || repeat('s', 1000000), 'UTF8')), 'hex');
 -- its result is a key
 BEGIN;
-SELECT told(idem_begin(idem_step_key(repeat('k', 255), 'charge')));
+SELECT answer(idem_begin(idem_step_key(repeat('k', 255), 'charge')));
 SELECT idem_complete(idem_step_key(repeat('k', 255), 'charge'));
 COMMIT;
 SELECT raises(s) FROM (VALUES ('SELECT idem_step_key(NULL, ''s'')'), ('SELECT idem_step_key(''k'', NULL)'),

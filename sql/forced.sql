@@ -4,7 +4,7 @@
 \pset format unaligned
 \pset tuples_only on
 BEGIN;
-SELECT told(idem_begin('forced-done')), idem_complete('forced-done', '1');
+SELECT answer(idem_begin('forced-done')), idem_complete('forced-done', '1');
 COMMIT;
 SELECT fence FROM idem_begin('forced-leased', lease => '1 hour') \gset
 CREATE ROLE regress_idem_forced;
@@ -35,30 +35,30 @@ SELECT count(*) FROM idempotency_store WHERE idempotency_key LIKE 'forced-%';
 SELECT last_value AS before FROM forced_news \gset
 \c -
 SET ROLE regress_idem_forced_app;
-SELECT told(idem_begin('forced-done'));
-SELECT told(idem_begin('forced-done')), told(idem_lookup('forced-done'));
+SELECT answer(idem_begin('forced-done'));
+SELECT answer(idem_begin('forced-done')), answer(idem_lookup('forced-done'));
 \c -
 SET ROLE regress_idem_forced_app;
-SELECT told(idem_lookup('forced-done'));
+SELECT answer(idem_lookup('forced-done'));
 \c -
 SET ROLE regress_idem_forced_app;
-SELECT told(idem_begin('forced-leased'));
+SELECT answer(idem_begin('forced-leased'));
 SELECT idem_extend('forced-leased', '2 hours', fence => :fence) > now();
 SELECT idem_complete('forced-leased', '2', fence => :fence);
-SELECT told(idem_lookup('forced-leased'));
+SELECT answer(idem_lookup('forced-leased'));
 RESET ROLE;
 -- there was an invalidation each time
 SELECT last_value - :before FROM forced_news;
 -- Another role and another setting make the server analyze the statement again, too.
 \c -
 SET ROLE regress_idem_forced_app;
-SELECT told(idem_lookup('forced-done'));
+SELECT answer(idem_lookup('forced-done'));
 SET ROLE regress_idem_forced;
-SELECT told(idem_lookup('forced-done'));
+SELECT answer(idem_lookup('forced-done'));
 SET row_security = off;
-SELECT told(idem_lookup('forced-done'));
+SELECT answer(idem_lookup('forced-done'));
 SET ROLE regress_idem_forced_app;
-SELECT told(idem_lookup('forced-done'));
+SELECT answer(idem_lookup('forced-done'));
 RESET ROLE;
 RESET row_security;
 -- A trigger runs with the caller's state: with row security, and with the caller's settings.

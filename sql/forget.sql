@@ -4,23 +4,23 @@
 
 -- Operations that have ended, permanently or retryably, and released ones.
 BEGIN;
-SELECT told(idem_begin(key => 'forget-1', request => '1')), told(idem_begin(key => 'forget-2')), told(idem_begin(key => 'forget-3', scope => 'forget'));
+SELECT answer(idem_begin(key => 'forget-1', request => '1')), answer(idem_begin(key => 'forget-2')), answer(idem_begin(key => 'forget-3', scope => 'forget'));
 SELECT idem_complete(key => 'forget-1', response => '"done"'), idem_fail(key => 'forget-2'), idem_fail(key => 'forget-3', scope => 'forget', retryable => true);
 COMMIT;
 SELECT idem_forget(key => 'forget-1'), idem_forget(key => 'forget-1'), idem_lookup(key => 'forget-1') IS NULL;
 SELECT idem_forget('forget-3'), idem_forget('forget-3', 'forget'), idem_forget(key => 'forget-2');
 -- the operation may run again, with another request, and as if never begun
 BEGIN;
-SELECT told(idem_begin(key => 'forget-1', request => '2')), told(idem_begin(key => 'forget-3', scope => 'forget'));
+SELECT answer(idem_begin(key => 'forget-1', request => '2')), answer(idem_begin(key => 'forget-3', scope => 'forget'));
 SELECT idem_complete(key => 'forget-1', response => '"again"'), idem_release(key => 'forget-3', scope => 'forget');
 COMMIT;
-SELECT told(idem_begin(key => 'forget-1'));
+SELECT answer(idem_begin(key => 'forget-1'));
 SELECT idem_forget(key => 'forget-none');
 
 -- An operation with a running lease has an owner; after the lease it has none.
 SELECT fence FROM idem_begin(key => 'forget-4', lease => '1 hour') \gset
 SELECT regexp_replace(raises_in_full($$SELECT idem_forget(key => 'forget-4')$$), 'until .*\.', 'until ... .');
-SELECT told(idem_lookup(key => 'forget-4'));
+SELECT answer(idem_lookup(key => 'forget-4'));
 SELECT let_lease_run_out('forget-4');
 SELECT idem_forget(key => 'forget-4');
 SELECT raises_why(format($$SELECT idem_complete(key => 'forget-4', fence => %s)$$, :fence)), idem_release(key => 'forget-4', fence => :fence);
@@ -40,7 +40,7 @@ SELECT count(*) FROM idempotency_store WHERE idempotency_key = 'forget-1';
 
 -- Operations that this transaction has begun or ended are refused.
 BEGIN;
-SELECT told(idem_begin(key => 'forget-5')), told(idem_begin(key => 'forget-6', lease => '1 hour'));
+SELECT answer(idem_begin(key => 'forget-5')), answer(idem_begin(key => 'forget-6', lease => '1 hour'));
 SELECT raises_in_full($$SELECT idem_forget(key => 'forget-5')$$), raises_why($$SELECT idem_forget(key => 'forget-6')$$);
 SELECT idem_complete(key => 'forget-5'), idem_release(key => 'forget-6');
 SELECT raises_why($$SELECT idem_forget(key => 'forget-5')$$), idem_forget(key => 'forget-6');
@@ -48,18 +48,18 @@ COMMIT;
 -- forgotten and begun again in one transaction
 BEGIN;
 SELECT idem_forget(key => 'forget-5'), locks_held();
-SELECT told(idem_begin(key => 'forget-5')), idem_complete(key => 'forget-5', response => '"again"');
+SELECT answer(idem_begin(key => 'forget-5')), idem_complete(key => 'forget-5', response => '"again"');
 COMMIT;
-SELECT told(idem_begin(key => 'forget-5'));
+SELECT answer(idem_begin(key => 'forget-5'));
 -- undone by a rollback, and by a rollback to a savepoint
 BEGIN;
 SELECT idem_forget(key => 'forget-5');
 ROLLBACK;
 BEGIN;
 SAVEPOINT a;
-SELECT idem_forget(key => 'forget-5'), told(idem_begin(key => 'forget-5'));
+SELECT idem_forget(key => 'forget-5'), answer(idem_begin(key => 'forget-5'));
 ROLLBACK TO a;
-SELECT locks_held(), told(idem_begin(key => 'forget-5'));
+SELECT locks_held(), answer(idem_begin(key => 'forget-5'));
 COMMIT;
 -- without a record no lock is kept
 BEGIN;

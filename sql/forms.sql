@@ -22,12 +22,12 @@ WHERE conrelid = 'idempotency_store'::regclass AND contype = 'p';
 
 -- Literals of unknown type mean the form with a key.
 BEGIN;
-SELECT told(idem_begin('forms-1')), told(idem_begin('forms-2')), told(idem_begin('forms-3', scope => 'forms'));
+SELECT answer(idem_begin('forms-1')), answer(idem_begin('forms-2')), answer(idem_begin('forms-3', scope => 'forms'));
 SELECT idem_complete('forms-1');
 SELECT idem_complete('forms-2', '{"a":1}');
 SELECT idem_fail('forms-3', '{"a":1}', 'forms');
 COMMIT;
-SELECT told(idem_lookup('forms-1')), told(idem_lookup('forms-2')), told(idem_lookup('forms-3', 'forms'));
+SELECT answer(idem_lookup('forms-1')), answer(idem_lookup('forms-2')), answer(idem_lookup('forms-3', 'forms'));
 
 -- Every argument by position, with and without a fence.
 BEGIN;
@@ -39,20 +39,20 @@ SELECT fence FROM idem_begin('forms-6', NULL, 'forms', NULL, '1 hour') \gset
 SELECT idem_extend('forms-6', '2 hours', 'forms', :fence) > clock_timestamp() + interval '1 hour';
 SELECT idem_release('forms-6', 'forms', :fence);
 COMMIT;
-SELECT idempotency_key, told(idem_lookup(idempotency_key, scope)), request_hash = sha256('r'),
+SELECT idempotency_key, answer(idem_lookup(idempotency_key, scope)), request_hash = sha256('r'),
 	request_hash = idem_fingerprint('{"r": 5}'), expires_at - coalesce(retry_at, updated_at),
 	retry_at - updated_at
 FROM idempotency_store WHERE scope = 'forms' ORDER BY 1;
 
 -- By name, in any order.
 BEGIN;
-SELECT told(idem_begin(lease => NULL, request => '7', scope => 'forms', key => 'forms-7'));
+SELECT answer(idem_begin(lease => NULL, request => '7', scope => 'forms', key => 'forms-7'));
 SELECT idem_complete(retention => '1 hour', body => '\x07', headers => '7', code => 7,
 	scope => 'forms', response => '{"p": 7}', key => 'forms-7');
-SELECT told(idem_begin(key => 'forms-8')), told(idem_lookup(scope => '', key => 'forms-8'));
+SELECT answer(idem_begin(key => 'forms-8')), answer(idem_lookup(scope => '', key => 'forms-8'));
 SELECT idem_fail(key => 'forms-8', error => '{"p": 8}', retryable => true, retry_after => '1 hour');
 COMMIT;
-SELECT told(idem_lookup('forms-7', 'forms')), told(idem_lookup('forms-8'));
+SELECT answer(idem_lookup('forms-7', 'forms')), answer(idem_lookup('forms-8'));
 
 -- The operation that idem_begin returned names itself, with its fence.
 DO $$
@@ -69,14 +69,14 @@ BEGIN
 	PERFORM idem_fail(operation, error => '{"p": 4}');
 END
 $$;
-SELECT scope, told(idem_lookup(idempotency_key, scope)), expires_at - coalesce(retry_at, updated_at)
+SELECT scope, answer(idem_lookup(idempotency_key, scope)), expires_at - coalesce(retry_at, updated_at)
 FROM idempotency_store WHERE idempotency_key = 'forms-op' ORDER BY 1;
 
 -- The fence of the operation decides: a later transaction may end a leased
 -- operation, but not a transaction-bound one.
 SELECT idem_begin('forms-9', lease => '1 hour') AS operation \gset
 SELECT idem_complete(:'operation'::idem_operation, '9');
-SELECT told(idem_lookup('forms-9'));
+SELECT answer(idem_lookup('forms-9'));
 BEGIN;
 SELECT idem_begin('forms-10') AS operation \gset
 ROLLBACK;
@@ -84,7 +84,7 @@ SELECT raises(format('SELECT idem_complete(%L::idem_operation)', :'operation'));
 -- an expired owner's operation carries its stale fence
 SELECT idem_begin('forms-11', lease => '1 hour') AS operation \gset
 SELECT let_lease_run_out('forms-11');
-SELECT told(idem_begin('forms-11', lease => '1 hour'));
+SELECT answer(idem_begin('forms-11', lease => '1 hour'));
 SELECT raises(format('SELECT idem_complete(%L::idem_operation)', :'operation'));
 SELECT raises(format('SELECT idem_fail(%L::idem_operation)', :'operation'));
 

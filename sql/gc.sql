@@ -43,7 +43,7 @@ SELECT idem_gc();
 COMMIT;
 -- After collection an operation can be begun again, as attempt 1; a kept one goes on.
 BEGIN;
-SELECT n, told(idem_begin(n)) FROM unnest(ARRAY['completed', 'completed-expired', 'failed-expired', 'lease-expired', 'lease-over', 'lease-over-expired', 'retry-due']) n;
+SELECT n, answer(idem_begin(n)) FROM unnest(ARRAY['completed', 'completed-expired', 'failed-expired', 'lease-expired', 'lease-over', 'lease-over-expired', 'retry-due']) n;
 ROLLBACK;
 
 -- The owner of a lease that was collected has lost it.
@@ -57,17 +57,17 @@ SELECT fence > :fence, attempt, taken_over FROM idem_begin('gc-lost', lease => '
 
 -- An expired operation that this transaction has begun needs no row to end.
 BEGIN;
-SELECT told(idem_begin('gc-anew'));
+SELECT answer(idem_begin('gc-anew'));
 SELECT idem_complete('gc-anew', '"old"');
 SELECT let_expire('gc-anew');
-SELECT told(idem_begin('gc-anew'));
+SELECT answer(idem_begin('gc-anew'));
 SELECT idem_gc();
 SELECT idem_complete('gc-anew', '"new"');
-SELECT told(idem_lookup('gc-anew'));
+SELECT answer(idem_lookup('gc-anew'));
 COMMIT;
 BEGIN;
 SELECT let_expire('gc-anew');
-SELECT told(idem_begin('gc-anew'));
+SELECT answer(idem_begin('gc-anew'));
 SELECT idem_gc();
 SELECT idem_release('gc-anew');
 COMMIT;

@@ -16,7 +16,7 @@ $$;
 -- SECURITY DEFINER: the rights of the definer count, for the functions and for scopes.
 SET ROLE regress_idem_definer;
 CREATE FUNCTION hostile.wrapped(key text) RETURNS text LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
-	SELECT told(idem_begin(key, scope => 'hostile', lease => '1 hour'))
+	SELECT answer(idem_begin(key, scope => 'hostile', lease => '1 hour'))
 $$;
 CREATE FUNCTION hostile.inner_handler(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT to_jsonb(current_user)';
 CREATE FUNCTION hostile.wrapped_call(key text) RETURNS jsonb LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -46,7 +46,7 @@ BEGIN;
 SET LOCAL ROLE regress_idem_noinherit;
 SELECT raises('SELECT idem_lookup(''hostile-1'', ''hostile'')');
 SET LOCAL ROLE regress_idem_definer;
-SELECT told(idem_lookup('hostile-1', 'hostile'));
+SELECT answer(idem_lookup('hostile-1', 'hostile'));
 ROLLBACK;
 
 -- FAILURES 67: all of this is refused inside a security-restricted operation.
@@ -97,7 +97,7 @@ CREATE CAST (hostile.fake AS text) WITH FUNCTION hostile.to_text(hostile.fake) A
 GRANT INSERT ON hostile.cast_by TO PUBLIC;
 SELECT raises('SELECT idem_begin(ROW(1)::hostile.fake)');
 SET ROLE regress_idem_outsider;
-SELECT told(idem_begin(ROW(1)::hostile.fake, lease => '1 hour'));
+SELECT answer(idem_begin(ROW(1)::hostile.fake, lease => '1 hour'));
 RESET ROLE;
 SELECT who, count(*) FROM hostile.cast_by GROUP BY who;
 
@@ -122,7 +122,7 @@ ALTER TABLE idempotency_store ADD extra int;
 ROLLBACK;
 DROP EVENT TRIGGER regress_idem_drop;
 DROP EVENT TRIGGER regress_idem_end;
-SELECT told(idem_lookup('hostile-1', 'hostile')), idem_lookup('hostile-event') IS NULL;
+SELECT answer(idem_lookup('hostile-1', 'hostile')), idem_lookup('hostile-event') IS NULL;
 
 SELECT idem_unclaim_scope('hostile');
 DELETE FROM idempotency_store WHERE idempotency_key LIKE 'hostile-%';

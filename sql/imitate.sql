@@ -48,7 +48,7 @@ BEGIN
 		+ cardinality(array_positions(answers, '42501: permission denied for table idempotency_scope')) || ' of ' || cardinality(answers);
 END
 $$;
-SELECT public.told(public.idem_begin('imitate-1', scope => 'imitate', lease => '1 hour'));
+SELECT public.answer(public.idem_begin('imitate-1', scope => 'imitate', lease => '1 hour'));
 SELECT imitate.ways();
 -- prepared, before and after the extension has made its plans again
 PREPARE imitate_find(text, text) AS SELECT response_payload FROM public.idempotency_store WHERE scope = $1 AND idempotency_key = $2;
@@ -60,7 +60,7 @@ EXECUTE imitate_theirs;
 SET ROLE regress_idem_imitator;
 SELECT raises('EXECUTE imitate_theirs');
 DISCARD PLANS;
-SELECT public.told(public.idem_begin('imitate-1', scope => 'imitate'));
+SELECT public.answer(public.idem_begin('imitate-1', scope => 'imitate'));
 SELECT raises('EXECUTE imitate_find(''imitate'', ''imitate-1'')'), raises('EXECUTE imitate_theirs');
 DEALLOCATE ALL;
 RESET ROLE;
@@ -88,7 +88,7 @@ BEGIN
 	fence := (public.idem_begin(name, lease => '1 hour')).fence;
 	PERFORM set_config('imitate.mode', mode, true);
 	PERFORM public.idem_complete(name, '"kept"', fence => fence);
-	RETURN step || ' ' || current_user || ' ' || public.told(public.idem_begin(name)) || ' ' || imitate.ways();
+	RETURN step || ' ' || current_user || ' ' || public.answer(public.idem_begin(name)) || ' ' || imitate.ways();
 END
 $$;
 BEGIN;
@@ -120,7 +120,7 @@ ANALYZE idempotency_store;
 SET LOCAL ROLE regress_idem_imitator;
 SELECT imitate.life(13, 'DISCARD PLANS');
 ROLLBACK;
-SELECT told(idem_lookup('imitate-life-1')) IS NULL;
+SELECT answer(idem_lookup('imitate-life-1')) IS NULL;
 
 -- A handler runs as the caller, too.
 SET ROLE regress_idem_imitator;
@@ -128,7 +128,7 @@ CREATE FUNCTION imitate.handler(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT to_
 SELECT (idem_call('imitate.handler(jsonb)', 'imitate-2')).response_payload;
 RESET ROLE;
 -- the records are there
-SELECT told(idem_lookup('imitate-1', 'imitate'));
+SELECT answer(idem_lookup('imitate-1', 'imitate'));
 SELECT idem_revoke('regress_idem_imitator');
 DELETE FROM idempotency_store WHERE idempotency_key LIKE 'imitate-%';
 SET client_min_messages = warning;

@@ -24,7 +24,7 @@ CREATE TEMP TABLE names AS
 SELECT n, name FROM unnest(ARRAY[repeat('k', 255), repeat('k', 254) || 'l', ' ', '  ', E'\t', E'\n', '''', '"', '\', '\\', '$1', '%s',
 	'A', 'a', 'a ', 'NULL', '{a}', 'x''; DROP TABLE idempotency_store; --']) WITH ORDINALITY u(name, n);
 BEGIN;
-SELECT DISTINCT told(idem_begin(name, scope => scope)) FROM names, unnest(ARRAY['', name]) scope;
+SELECT DISTINCT answer(idem_begin(name, scope => scope)) FROM names, unnest(ARRAY['', name]) scope;
 SELECT count(idem_complete(name, to_jsonb(n), scope)::text) FROM names, unnest(ARRAY['', name]) scope;
 COMMIT;
 SELECT count(*), bool_and(o.response_payload = to_jsonb(n)), bool_and(o.idempotency_key = name), bool_and(o.scope = s)
@@ -35,7 +35,7 @@ SELECT left(raises('SELECT idem_begin(chr(0))'), 5), left(raises($$SELECT idem_b
 -- Durations: lease, wait, retention, retry_after, the extension of a lease.
 SELECT fence FROM idem_begin('input-leased', lease => '1 hour') \gset
 BEGIN;
-SELECT told(idem_begin('input-1'));
+SELECT answer(idem_begin('input-1'));
 SELECT raises(format(s, d)) FROM (VALUES
 	(1, 'SELECT idem_begin(''input-2'', lease => %L)'), (2, 'SELECT idem_begin(''input-2'', wait => %L)'),
 	(3, 'SELECT idem_complete(''input-1'', retention => %L)'), (4, 'SELECT idem_fail(''input-1'', retention => %L)'),
@@ -61,9 +61,9 @@ FROM (VALUES ('SELECT idem_begin(''input-2'', lease => ''infinity'')'), ('SELECT
 	('SELECT idem_fail(''input-1'', retryable => true, retry_after => ''infinity'')'),
 	('SELECT idem_extend(''input-leased'', ''infinity'', fence => ' || :'fence' || ')')) v(s);
 -- nothing of all this ended or began anything
-SELECT told(idem_lookup('input-1')), idem_lookup('input-2') IS NULL;
+SELECT answer(idem_lookup('input-1')), idem_lookup('input-2') IS NULL;
 -- very long and very short ones are fine
-SELECT told(idem_begin('input-3', lease => '36500 days', wait => '36500 days')), (idem_begin('input-4', lease => '1 day -23:59:59.999999')).outcome;
+SELECT answer(idem_begin('input-3', lease => '36500 days', wait => '36500 days')), (idem_begin('input-4', lease => '1 day -23:59:59.999999')).outcome;
 ROLLBACK;
 
 -- Fences, counts, flags.
@@ -78,7 +78,7 @@ SELECT left(raises(s), 5) FROM (VALUES ('SELECT idem_begin(''k'', request => ''"
 -- FAILURES 56: responses at the limit and over: payload, headers and body count together.
 SET idempotency.max_response_size = '100B';
 BEGIN;
-SELECT told(idem_begin('input-6')), told(idem_begin('input-7')), told(idem_begin('input-8', lease => '1 hour'));
+SELECT answer(idem_begin('input-6')), answer(idem_begin('input-7')), answer(idem_begin('input-8', lease => '1 hour'));
 SELECT raises(s) FROM (VALUES ('SELECT idem_complete(''input-6'', body => decode(repeat(''00'', 101), ''hex''))'),
 	('SELECT idem_fail(''input-6'', body => decode(repeat(''00'', 101), ''hex''))'),
 	('SELECT idem_complete(''input-8'', body => decode(repeat(''00'', 101), ''hex''))')) v(s);

@@ -3,21 +3,21 @@
 \pset format unaligned
 \pset tuples_only on
 BEGIN;
-SELECT told(idem_begin('key-done')), idem_complete('key-done', '1');
+SELECT answer(idem_begin('key-done')), idem_complete('key-done', '1');
 COMMIT;
 CREATE PROCEDURE key_refused(change text) LANGUAGE plpgsql AS $$
 DECLARE
 	call text;
-	told text[];
+	seen text[];
 BEGIN
 	-- of the tests before
 	DELETE FROM idempotency_store WHERE idempotency_key NOT LIKE 'key-%';
 	EXECUTE change;
 	FOREACH call IN ARRAY ARRAY['SELECT idem_begin(''key-new'')', 'SELECT idem_begin(''key-done'')', 'SELECT idem_lookup(''key-done'')', 'SELECT idem_begin(''key-leased'', lease => ''1 hour'')', 'SELECT idem_gc()'] LOOP
-		told := told || raises_in_full(call);
+		seen := seen || raises_in_full(call);
 	END LOOP;
 	RAISE NOTICE '%', change;
-	RAISE NOTICE '  % of % calls: %', cardinality(array_positions(told, told[1])), cardinality(told), regexp_replace(told[1], '\n  HINT.*', '');
+	RAISE NOTICE '  % of % calls: %', cardinality(array_positions(seen, seen[1])), cardinality(seen), regexp_replace(seen[1], '\n  HINT.*', '');
 	ROLLBACK;
 END
 $$;
@@ -50,9 +50,9 @@ CREATE PROCEDURE key_taken(change text) LANGUAGE plpgsql AS $$
 BEGIN
 	EXECUTE change;
 	RAISE NOTICE '%', change;
-	RAISE NOTICE '  %, %', told(idem_begin('key-done')), told(idem_begin('key-leased', lease => '1 hour'));
+	RAISE NOTICE '  %, %', answer(idem_begin('key-done')), answer(idem_begin('key-leased', lease => '1 hour'));
 	PERFORM idem_complete('key-leased', '2', fence => (SELECT fence FROM idempotency_store WHERE idempotency_key = 'key-leased'));
-	RAISE NOTICE '  %', told(idem_lookup('key-leased'));
+	RAISE NOTICE '  %', answer(idem_lookup('key-leased'));
 	ROLLBACK;
 END
 $$;
@@ -67,7 +67,7 @@ CALL key_taken('CREATE TABLE key_child (LIKE idempotency_store INCLUDING ALL); A
 -- A partition that becomes UNLOGGED after sessions have used it.
 BEGIN;
 DO $$BEGIN EXECUTE key_store('PRIMARY KEY (scope, idempotency_key)) PARTITION BY LIST (scope); CREATE TABLE key_part PARTITION OF idempotency_store DEFAULT'); END$$;
-SELECT told(idem_begin('key-done'));
+SELECT answer(idem_begin('key-done'));
 ALTER TABLE key_part SET UNLOGGED;
 SELECT raises_in_full('SELECT idem_begin(''key-done'')');
 ROLLBACK;
@@ -89,7 +89,7 @@ END
 $$;
 CREATE TRIGGER key_violate BEFORE INSERT ON idempotency_store FOR EACH ROW EXECUTE FUNCTION key_violate();
 BEGIN;
-SELECT told(idem_begin('key-violated'));
+SELECT answer(idem_begin('key-violated'));
 SELECT raises(format('SELECT idem_complete(''key-violated'', to_jsonb(%L::text))', s)) FROM unnest(ARRAY[
 	'INSERT INTO key_elsewhere.idempotency_store VALUES (1)', 'INSERT INTO key_further.mine VALUES (1)',
 	'INSERT INTO idempotency_store (idempotency_key, expires_at, status) VALUES (''key-done'', now(), ''COMPLETED'')']) s;
@@ -98,7 +98,7 @@ DROP TRIGGER key_violate ON idempotency_store;
 DROP FUNCTION key_violate();
 SET client_min_messages = warning;
 DROP SCHEMA key_elsewhere, key_further CASCADE;
-SELECT told(idem_begin('key-done'));
+SELECT answer(idem_begin('key-done'));
 DELETE FROM idempotency_store WHERE idempotency_key LIKE 'key-%';
 DROP PROCEDURE key_refused(text), key_taken(text);
 DROP FUNCTION key_store(text);

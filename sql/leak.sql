@@ -24,10 +24,10 @@ SELECT pg_temp.leaks('DO $do$ BEGIN RAISE ''%'', (SELECT j FROM secret); END $do
 
 -- Mismatch: the message has neither the stored request and response nor the new request.
 BEGIN;
-SELECT told(idem_begin('leak-1', request => j)) FROM secret;
+SELECT answer(idem_begin('leak-1', request => j)) FROM secret;
 SELECT idem_complete('leak-1', j, headers => j, body => b) FROM secret;
 SELECT fence FROM idem_begin('leak-2', request => '1', lease => '1 hour') \gset
-SELECT told(idem_begin('leak-3'));
+SELECT answer(idem_begin('leak-3'));
 SELECT pg_temp.leaks(s) FROM (VALUES ('SELECT idem_begin(''leak-1'', request => ''1'')'), ('SELECT idem_begin(''leak-1'', request_hash => sha256(b)) FROM secret'),
 	('SELECT idem_begin(''leak-2'', request => j) FROM secret'), ('SELECT idem_begin(''leak-4'', request => j, request_hash => b) FROM secret'),
 	('SELECT idem_begin(''leak-4'', request_hash => b) FROM secret')) v(s);
@@ -66,7 +66,7 @@ SELECT pg_temp.leaks('SELECT idem_complete(''leak-3'', body => b) FROM secret');
 ROLLBACK;
 -- The refusal of COMMIT has only the name of the operation.
 BEGIN;
-SELECT told(idem_begin('leak-6', request => j)) FROM secret;
+SELECT answer(idem_begin('leak-6', request => j)) FROM secret;
 COMMIT;
 -- Names are no secrets: messages have them, whatever their characters.
 SELECT raises($$SELECT idem_complete('100%s "quoted" \', scope => '%n')$$);

@@ -5,18 +5,18 @@
 -- One session sees its own operations at every level.
 CREATE FUNCTION pg_temp.life(name text) RETURNS SETOF text LANGUAGE plpgsql AS $$
 BEGIN
-	RETURN NEXT told(idem_begin(name));
+	RETURN NEXT answer(idem_begin(name));
 	PERFORM idem_fail(name, '1', retryable => true);
-	RETURN NEXT told(idem_begin(name));
+	RETURN NEXT answer(idem_begin(name));
 	PERFORM idem_complete(name, '2');
-	RETURN NEXT told(idem_begin(name));
-	RETURN NEXT told(idem_lookup(name));
-	RETURN NEXT told(idem_begin(name, scope => 'leased', lease => '1 hour'));
+	RETURN NEXT answer(idem_begin(name));
+	RETURN NEXT answer(idem_lookup(name));
+	RETURN NEXT answer(idem_begin(name, scope => 'leased', lease => '1 hour'));
 	PERFORM idem_extend(name, '2 hours', 'leased');
 	PERFORM idem_complete(name, '3', 'leased');
-	RETURN NEXT told(idem_begin(name, scope => 'leased'));
-	RETURN NEXT told(idem_call('levels_echo(jsonb)', name, '4', 'call'));
-	RETURN NEXT told(idem_call('levels_echo(jsonb)', name, '4', 'call'));
+	RETURN NEXT answer(idem_begin(name, scope => 'leased'));
+	RETURN NEXT answer(idem_call('levels_echo(jsonb)', name, '4', 'call'));
+	RETURN NEXT answer(idem_call('levels_echo(jsonb)', name, '4', 'call'));
 END
 $$;
 CREATE FUNCTION levels_echo(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1';
@@ -28,7 +28,7 @@ SELECT pg_temp.life('levels-2') AS lived INTO TEMP levels_serializable;
 COMMIT;
 BEGIN ISOLATION LEVEL REPEATABLE READ;
 -- what was committed before is replayed, and taken over
-SELECT told(idem_begin('levels-1')), told(idem_begin('levels-2', scope => 'leased'));
+SELECT answer(idem_begin('levels-1')), answer(idem_begin('levels-2', scope => 'leased'));
 ROLLBACK;
 BEGIN;
 SELECT pg_temp.life('levels-3') EXCEPT SELECT lived FROM levels_serializable;
@@ -41,9 +41,9 @@ SELECT raises(s) FROM (VALUES ('SELECT idem_begin(''levels-4'')'), ('SELECT idem
 	('SELECT idem_fail(''levels-4'')'), ('SELECT idem_fail(idem_lookup(''levels-1''))'), ('SELECT idem_release(''levels-4'', fence => 1)'), ('SELECT idem_extend(''levels-4'', ''1 s'', fence => 1)'),
 	('SELECT idem_call(''levels_echo(jsonb)'', ''levels-1'')')) v(s);
 -- but idem_lookup works, and functions that only compute work
-SELECT told(idem_lookup('levels-1')), idem_lookup('levels-4') IS NULL, idem_step_key('k', 's'), length(idem_fingerprint('1'));
+SELECT answer(idem_lookup('levels-1')), idem_lookup('levels-4') IS NULL, idem_step_key('k', 's'), length(idem_fingerprint('1'));
 COMMIT;
-SELECT told(idem_lookup('levels-1')) = (SELECT told(idem_begin('levels-1')));
+SELECT answer(idem_lookup('levels-1')) = (SELECT answer(idem_begin('levels-1')));
 
 -- FAILURES 67: inside a security-restricted operation a privileged user runs code
 -- of others without knowing it: refused.
@@ -64,7 +64,7 @@ CREATE MATERIALIZED VIEW levels_queue AS SELECT public.levels_run(n, 'SELECT ide
 SELECT raises('REFRESH MATERIALIZED VIEW levels_view'), raises('REFRESH MATERIALIZED VIEW levels_queue');
 SELECT idem_lookup('levels-5') IS NULL;
 -- the same function works outside of one
-SELECT levels_run(1, 'SELECT idem_begin(''levels-6'', lease => ''1 hour'')'), told(idem_lookup('levels-6'));
+SELECT levels_run(1, 'SELECT idem_begin(''levels-6'', lease => ''1 hour'')'), answer(idem_lookup('levels-6'));
 
 -- FAILURES 28: nothing that begins or ends runs in a parallel worker.
 SELECT proname COLLATE "C", provolatile, proparallel FROM pg_proc

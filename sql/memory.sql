@@ -34,7 +34,7 @@ CALL pg_temp.rounds($$SELECT idem_begin('memory-' || $1, '{"n": 1}'), idem_relea
 CALL pg_temp.rounds($$SELECT idem_begin('memory-a'), idem_begin('memory-b'), idem_release('memory-a'), idem_release('memory-b'), $1$$);
 CALL pg_temp.rounds($$SELECT idem_begin('memory-a' || $1), idem_begin('memory-b' || $1, '1'), idem_release('memory-a' || $1), idem_release('memory-b' || $1)$$);
 \echo while others are open, one of them ended
-SELECT told(idem_begin('memory-open', '1')), told(idem_begin('memory-ended'));
+SELECT answer(idem_begin('memory-open', '1')), answer(idem_begin('memory-ended'));
 SELECT idem_complete('memory-ended');
 CALL pg_temp.rounds($$SELECT idem_begin('memory-' || $1, '2'), idem_release('memory-' || $1)$$);
 \echo in a savepoint
@@ -47,23 +47,23 @@ CALL pg_temp.rounds($$SELECT pg_temp.in_savepoint('idem_begin(''memory-s'', ''1'
 CALL pg_temp.rounds($$SELECT idem_begin('memory-t', '1'), pg_temp.in_savepoint('idem_release(''memory-t'')'), $1$$);
 CALL pg_temp.rounds($$SELECT idem_begin('memory-u', '1'), pg_temp.in_savepoint('idem_release(''memory-u'')', '1 / 0'), idem_release('memory-u'), $1$$);
 -- pending operations are pending, ended ones are ended
-SELECT told(idem_begin('memory-open', '1')), told(idem_begin('memory-ended')), told(idem_begin('memory-t'));
+SELECT answer(idem_begin('memory-open', '1')), answer(idem_begin('memory-ended')), answer(idem_begin('memory-t'));
 SELECT idem_complete('memory-open'), idem_release('memory-t');
 COMMIT;
 SELECT idempotency_key, status FROM idempotency_store WHERE idempotency_key LIKE 'memory-%' ORDER BY 1;
 
 -- a rollback restores the state before the end, whatever was released in between
 BEGIN;
-SELECT told(idem_begin('memory-v', '1'));
+SELECT answer(idem_begin('memory-v', '1'));
 SAVEPOINT s;
-SELECT told(idem_begin('memory-w')), idem_release('memory-w');
+SELECT answer(idem_begin('memory-w')), idem_release('memory-w');
 SELECT idem_complete('memory-v');
 SAVEPOINT t;
-SELECT told(idem_begin('memory-w')), told(idem_begin('memory-x'));
+SELECT answer(idem_begin('memory-w')), answer(idem_begin('memory-x'));
 RELEASE t;
 SELECT idem_release('memory-w'), raises($$SELECT idem_complete('memory-v')$$);
 ROLLBACK TO s;
-SELECT told(idem_begin('memory-v', '1')), raises($$SELECT idem_complete('memory-w')$$), raises($$SELECT idem_complete('memory-x')$$);
+SELECT answer(idem_begin('memory-v', '1')), raises($$SELECT idem_complete('memory-w')$$), raises($$SELECT idem_complete('memory-x')$$);
 SELECT idem_complete('memory-v', '"once"');
 COMMIT;
 SELECT idempotency_key, response_payload FROM idempotency_store WHERE idempotency_key ~ '^memory-[v-x]';

@@ -2,9 +2,9 @@
 \pset format unaligned
 \pset tuples_only on
 
-SELECT told(idem_begin('messages-leased', scope => 'shop', request => '1', lease => '1 hour'));
+SELECT answer(idem_begin('messages-leased', scope => 'shop', request => '1', lease => '1 hour'));
 BEGIN;
-SELECT told(idem_begin('messages-bound', scope => 'shop'));
+SELECT answer(idem_begin('messages-bound', scope => 'shop'));
 SELECT raises_in_full(s) FROM (VALUES
 	-- ID400
 	($$SELECT idem_begin(NULL)$$),

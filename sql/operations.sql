@@ -10,7 +10,7 @@ DECLARE
 BEGIN
 	op := idem_begin(key, '{"n": 1}', scope);
 	IF op.outcome <> 'ACQUIRED' THEN
-		RETURN told(op);
+		RETURN answer(op);
 	END IF;
 	CASE what
 		WHEN 'complete' THEN PERFORM idem_complete(op, '"done"', code => 201);
@@ -23,7 +23,7 @@ END
 $$;
 SELECT pg_temp.run('operations-1', 'o', what) FROM unnest(ARRAY['release', 'fail', 'complete']) what;
 SELECT pg_temp.run('operations-2', 'o', what) FROM unnest(ARRAY['release', 'complete', 'complete']) what;
-SELECT told(idem_lookup('operations-1', 'o')), told(idem_lookup('operations-2', 'o')), idem_lookup('operations-1') IS NULL;
+SELECT answer(idem_lookup('operations-1', 'o')), answer(idem_lookup('operations-2', 'o')), idem_lookup('operations-1') IS NULL;
 -- it has no lease to extend
 SELECT raises($$SELECT pg_temp.run('operations-3', 'o', 'extend')$$);
 SELECT idem_lookup('operations-3', 'o') IS NULL, locks_held();
@@ -45,7 +45,7 @@ SELECT idem_begin('operations-5', lease => '1 hour') AS second \gset
 SELECT idem_release(:'first'::idem_operation), left(raises(format('SELECT idem_extend(%L::idem_operation, ''1 hour'')', :'first')), 5);
 SELECT idem_extend(:'second'::idem_operation, '1 hour') > clock_timestamp();
 SELECT idem_complete(:'second'::idem_operation, '"second"');
-SELECT told(idem_lookup('operations-5'));
+SELECT answer(idem_lookup('operations-5'));
 -- in the transaction of the begin, and after a rollback to a savepoint that undid the end
 BEGIN;
 SELECT idem_begin('operations-6', scope => 'o') AS operation \gset
@@ -54,7 +54,7 @@ SELECT idem_release(:'operation'::idem_operation);
 ROLLBACK TO a;
 SELECT idem_complete(:'operation'::idem_operation, '6');
 COMMIT;
-SELECT told(idem_lookup('operations-6', 'o'));
+SELECT answer(idem_lookup('operations-6', 'o'));
 
 -- Only an operation that was ACQUIRED, and without a fence only by this transaction.
 SELECT idem_begin('operations-6', scope => 'o') AS operation \gset

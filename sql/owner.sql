@@ -9,18 +9,18 @@ DECLARE
 	operation idem_operation;
 	summary text;
 BEGIN
-	answers := answers || told(idem_begin(name, request => '1'));
+	answers := answers || answer(idem_begin(name, request => '1'));
 	PERFORM idem_fail(name, '1', code => 503, headers => '{"h": 1}', body => '\x01', retryable => true);
-	answers := answers || told(idem_begin(name));
+	answers := answers || answer(idem_begin(name));
 	PERFORM idem_complete(name, '2', code => 200, headers => '{"h": 2}', body => '\x02');
-	answers := answers || told(idem_begin(name, request => '1')) || told(idem_lookup(name));
+	answers := answers || answer(idem_begin(name, request => '1')) || answer(idem_lookup(name));
 	operation := idem_begin(name, scope => 'leased', lease => '1 hour');
 	PERFORM idem_extend(name, '2 hours', 'leased');
 	UPDATE idempotency_store SET lease_expires_at = now() - interval '1 s' WHERE idempotency_key = name AND scope = 'leased';
 	PERFORM idem_complete(operation, '3');
-	answers := answers || told(operation) || told(idem_begin(name, scope => 'leased'));
+	answers := answers || answer(operation) || answer(idem_begin(name, scope => 'leased'));
 	PERFORM idem_begin(name, scope => 'given up', lease => '1 hour'), idem_release(name, 'given up');
-	answers := answers || told(idem_call('owner_echo(jsonb)', name, '4', 'call')) || told(idem_call('owner_echo(jsonb)', name, '4', 'call'));
+	answers := answers || answer(idem_call('owner_echo(jsonb)', name, '4', 'call')) || answer(idem_call('owner_echo(jsonb)', name, '4', 'call'));
 	SELECT string_agg(scope || ' ' || status || ' ' || attempt, ', ' ORDER BY scope) FROM idempotency_store WHERE idempotency_key = name INTO summary;
 	RETURN md5(answers) || ' ' || summary;
 END
@@ -112,15 +112,15 @@ ROLLBACK;
 -- If a trigger suppresses or forbids the row, the call fails.
 CREATE FUNCTION owner_suppress() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
 BEGIN;
-SELECT told(idem_begin('owner-c'));
+SELECT answer(idem_begin('owner-c'));
 CREATE TRIGGER owner_suppress BEFORE INSERT OR UPDATE ON idempotency_store FOR EACH ROW EXECUTE FUNCTION owner_suppress();
 SELECT raises('SELECT idem_complete(''owner-c'')'), raises('SELECT idem_begin(''owner-d'', lease => ''1 hour'')');
-SELECT told(idem_lookup('owner-c')), idem_lookup('owner-d') IS NULL;
+SELECT answer(idem_lookup('owner-c')), idem_lookup('owner-d') IS NULL;
 ROLLBACK;
 -- A violation of the owner's unique index is reported unchanged, not as 40001.
 BEGIN;
 CREATE UNIQUE INDEX owner_unique ON idempotency_store (response_code) WHERE response_code = 777;
-SELECT told(idem_begin('owner-e')), told(idem_begin('owner-f'));
+SELECT answer(idem_begin('owner-e')), answer(idem_begin('owner-f'));
 SELECT idem_complete('owner-e', code => 777), raises('SELECT idem_complete(''owner-f'', code => 777)');
 ROLLBACK;
 -- A trigger may begin and end operations itself.
@@ -135,24 +135,24 @@ END
 $$;
 BEGIN;
 CREATE TRIGGER owner_nested AFTER INSERT ON idempotency_store FOR EACH ROW EXECUTE FUNCTION owner_nested();
-SELECT told(idem_begin('owner-g', scope => 'outer'));
+SELECT answer(idem_begin('owner-g', scope => 'outer'));
 SELECT idem_complete('owner-g', '"outer"', 'outer');
-SELECT told(idem_begin('owner-g', scope => 'outer')), told(idem_begin('owner-g', scope => 'inner'));
+SELECT answer(idem_begin('owner-g', scope => 'outer')), answer(idem_begin('owner-g', scope => 'inner'));
 ROLLBACK;
 -- Columns that the owner makes NOT NULL are never NULL, on a new row and on an old one.
 BEGIN;
 DELETE FROM idempotency_store;
 ALTER TABLE idempotency_store ALTER response_code SET NOT NULL, ALTER response_code SET DEFAULT 5;
 INSERT INTO idempotency_store (idempotency_key, status, expires_at, retry_at) VALUES ('owner-e', 'FAILED', now() + interval '1 hour', now());
-SELECT told(idem_begin(key)) FROM (VALUES ('owner-e'), ('owner-f')) v(key);
+SELECT answer(idem_begin(key)) FROM (VALUES ('owner-e'), ('owner-f')) v(key);
 SELECT raises(format('SELECT idem_complete(%L)', key)) FROM (VALUES ('owner-e'), ('owner-f')) v(key);
 ROLLBACK;
 -- A row that the same statement has deleted is gone.
 BEGIN;
 INSERT INTO idempotency_store (idempotency_key, status, expires_at, retry_at) VALUES ('owner-g', 'FAILED', now() + interval '1 hour', now());
-SELECT told(idem_begin('owner-g'));
+SELECT answer(idem_begin('owner-g'));
 WITH gone AS (DELETE FROM idempotency_store WHERE idempotency_key = 'owner-g' RETURNING idempotency_key) SELECT idem_complete(idempotency_key, '1') FROM gone;
-SELECT told(idem_lookup('owner-g'));
+SELECT answer(idem_lookup('owner-g'));
 ROLLBACK;
 -- Rows of other writers may have infinite times.
 INSERT INTO idempotency_store (idempotency_key, status, created_at, updated_at, expires_at, lease_expires_at, retry_at, fence) VALUES
@@ -161,9 +161,9 @@ INSERT INTO idempotency_store (idempotency_key, status, created_at, updated_at, 
 SELECT (o).idempotency_key, (o).outcome, (o).retry_after FROM (SELECT idem_lookup('owner-' || letter) AS o FROM unnest('{i,j}'::text[]) letter) r;
 SELECT (o).outcome, (o).retry_after > interval '1 year' FROM (SELECT idem_lookup('owner-' || letter) AS o FROM unnest('{h,k}'::text[]) letter) r;
 BEGIN;
-SELECT told(idem_begin('owner-' || letter)) FROM unnest('{i,j,k}'::text[]) letter;
+SELECT answer(idem_begin('owner-' || letter)) FROM unnest('{i,j,k}'::text[]) letter;
 SELECT idem_complete('owner-' || letter, '1') FROM unnest('{i,j}'::text[]) letter;
 COMMIT;
 SELECT idem_complete('owner-h', '1', fence => 1);
-SELECT told(idem_lookup('owner-' || letter)) FROM unnest('{h,i,j,k}'::text[]) letter;
+SELECT answer(idem_lookup('owner-' || letter)) FROM unnest('{h,i,j,k}'::text[]) letter;
 DELETE FROM idempotency_store WHERE idempotency_key ~ '^owner-[h-k]$';

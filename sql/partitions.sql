@@ -45,7 +45,7 @@ SELECT idem_unpartition_store();
 BEGIN;
 TRUNCATE idempotency_store;
 SELECT pg_temp.run('before'), pg_temp.run('before-long', '1 year');
-SELECT told(idem_begin('leased', lease => '4 hours'));
+SELECT answer(idem_begin('leased', lease => '4 hours'));
 SELECT 'idempotency_store'::regclass::oid AS store \gset
 SELECT idem_partition_store('4 hours');
 -- The store is the same table, and no row has moved.
@@ -63,17 +63,17 @@ ALTER TABLE idempotency_store_p1 SET (fillfactor = 90);
 SELECT state, count(*), every(range_end - range_start = '4 hours') FROM idempotency_partitions GROUP BY state ORDER BY state;
 -- Same answers.
 SELECT pg_temp.run('before'), pg_temp.run('before-long'), pg_temp.run('after'), pg_temp.run('after');
-SELECT told(idem_begin('leased', lease => '4 hours'));
-SELECT told(idem_lookup('after')), told(idem_lookup('nothing'));
+SELECT answer(idem_begin('leased', lease => '4 hours'));
+SELECT answer(idem_lookup('after')), answer(idem_lookup('nothing'));
 -- Records go to the table of their expiry, and to the store beyond the last.
 SELECT pg_temp.run('soon', '5 hours'), pg_temp.run('hours', '9 hours'), pg_temp.run('year', '1 year');
 -- An end moves the record.
-SELECT told(idem_begin('moves', lease => '4 hours'));
+SELECT answer(idem_begin('moves', lease => '4 hours'));
 SELECT pg_temp.stored();
 SELECT idem_complete('moves', '"moved"', fence => (SELECT fence FROM idempotency_store WHERE idempotency_key = 'moves'), retention => '5 hours');
 SELECT * FROM pg_temp.stored() s WHERE s LIKE 'moves%';
 -- Released; a batch.
-SELECT told(idem_begin('released', lease => '1 hour'));
+SELECT answer(idem_begin('released', lease => '1 hour'));
 SELECT idem_release('released', fence => (SELECT fence FROM idempotency_store WHERE idempotency_key = 'released'));
 SELECT outcome FROM idem_begin_batch(ARRAY['batch', 'after', 'soon']);
 SELECT idem_complete_batch(ARRAY['batch']);

@@ -30,10 +30,10 @@ SELECT pg_temp.keep('policy-12', 'short/er'), pg_temp.keep('policy-13', 'short/e
 CREATE FUNCTION policy_echo(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1';
 SELECT (idem_call('policy_echo(jsonb)', 'policy-14', scope => 'short')).outcome, pg_temp.kept('policy-14');
 BEGIN;
-SELECT told(idem_begin('policy-15', scope => 'short')), idem_fail('policy-15', scope => 'short');
+SELECT answer(idem_begin('policy-15', scope => 'short')), idem_fail('policy-15', scope => 'short');
 SELECT pg_temp.kept('policy-15');
 COMMIT;
-SELECT told(idem_begin('policy-16', scope => 'short', lease => '1 min'));
+SELECT answer(idem_begin('policy-16', scope => 'short', lease => '1 min'));
 SELECT expires_at - lease_expires_at FROM idempotency_store WHERE idempotency_key = 'policy-16';
 
 -- Attempts.
@@ -64,7 +64,7 @@ RESET idempotency.max_attempts;
 -- The size of responses: that of the policy if there is one, otherwise the setting.
 SELECT idem_set_policy('big', max_response_size => 100), idem_set_policy('none', max_response_size => 0);
 BEGIN;
-SELECT told(idem_begin('policy-30', scope => 'big')), told(idem_begin('policy-31', scope => 'none')), told(idem_begin('policy-32'));
+SELECT answer(idem_begin('policy-30', scope => 'big')), answer(idem_begin('policy-31', scope => 'none')), answer(idem_begin('policy-32'));
 SET LOCAL idempotency.max_response_size = 10;
 SELECT raises_in_full('SELECT idem_complete(''policy-30'', scope => ''big'', body => repeat(''x'', 101)::bytea)');
 SELECT raises_in_full('SELECT idem_complete(''policy-32'', body => repeat(''x'', 101)::bytea)');

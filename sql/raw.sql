@@ -9,13 +9,13 @@ CREATE FOREIGN DATA WRAPPER raw_wrapper;
 CREATE SERVER raw_server FOREIGN DATA WRAPPER raw_wrapper;
 SELECT idem_claim_scope('raw', 'regress_idem_raw');
 BEGIN;
-SELECT told(idem_begin('raw-done')), idem_complete('raw-done', '1');
+SELECT answer(idem_begin('raw-done')), idem_complete('raw-done', '1');
 COMMIT;
 -- Each change alone, undone afterwards: the errors of all calls. From 18 on a
 -- generated column need not be stored, and the rows then have no value of it.
 CREATE FUNCTION raw_states(name text, change text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
-	told text;
+	seen text;
 	kind text := CASE WHEN current_setting('server_version_num')::int >= 180000 THEN 'VIRTUAL' ELSE 'STORED' END;
 BEGIN
 	BEGIN
@@ -23,12 +23,12 @@ BEGIN
 	EXCEPTION WHEN OTHERS THEN
 		RETURN 'impossible';
 	END;
-	SELECT string_agg(DISTINCT left(raises(s), 5), ' ') INTO told FROM unnest(ARRAY['SELECT idem_begin(''raw-new'')', 'SELECT idem_begin(''raw-new'', scope => ''raw'')',
+	SELECT string_agg(DISTINCT left(raises(s), 5), ' ') INTO seen FROM unnest(ARRAY['SELECT idem_begin(''raw-new'')', 'SELECT idem_begin(''raw-new'', scope => ''raw'')',
 		'SELECT idem_begin(''raw-leased'', lease => ''1 hour'')', 'SELECT idem_lookup(''raw-done'')', 'SELECT idem_begin_batch(ARRAY[''raw-done''])', 'SELECT idem_may_use_scope(''raw'')',
 		'SELECT idem_advance(''raw'', 1)', 'SELECT idem_lock(ARRAY[''raw''])', 'SELECT idem_gc()', 'SELECT idem_claim_scope(''raw'', ''regress_idem_raw'')', 'SELECT idem_set_policy(''raw'', max_attempts => 1)']) s;
 	RAISE EXCEPTION 'undone' USING ERRCODE = 'UNDUN';
 EXCEPTION WHEN SQLSTATE 'UNDUN' THEN
-	RETURN told;
+	RETURN seen;
 END
 $$;
 CREATE TABLE raw_change (number int GENERATED ALWAYS AS IDENTITY, change text);
@@ -92,7 +92,7 @@ $$;
 SELECT DISTINCT pg_temp.with_nulls(p.oid) COLLATE "C" FROM pg_proc p JOIN pg_depend d ON d.objid = p.oid AND d.classid = 'pg_proc'::regclass AND d.deptype = 'e' JOIN pg_extension e ON e.oid = d.refobjid
 	WHERE e.extname = 'idempotency' AND p.prolang = (SELECT oid FROM pg_language WHERE lanname = 'c') AND p.pronargs > 0 ORDER BY 1;
 ROLLBACK;
-SELECT told(idem_begin('raw-done')), idem_unclaim_scope('raw');
+SELECT answer(idem_begin('raw-done')), idem_unclaim_scope('raw');
 DELETE FROM idempotency_store WHERE idempotency_key LIKE 'raw-%';
 DROP TABLE raw_change;
 DROP FUNCTION raw_states(text, text);

@@ -9,7 +9,7 @@ END
 $$;
 CREATE TRIGGER begin_others BEFORE INSERT ON idempotency_store FOR EACH STATEMENT EXECUTE FUNCTION pg_temp.begin_others();
 BEGIN;
-SELECT told(idem_begin(key => 'reenter-1', request => '2'));
+SELECT answer(idem_begin(key => 'reenter-1', request => '2'));
 SELECT idem_complete(key => 'reenter-1');
 SELECT request_hash = idem_fingerprint('2') FROM idempotency_store WHERE idempotency_key = 'reenter-1';
 ROLLBACK;
@@ -27,8 +27,8 @@ END
 $$;
 CREATE TRIGGER release_this AFTER UPDATE ON idempotency_store FOR EACH ROW EXECUTE FUNCTION pg_temp.release_this();
 BEGIN;
-SELECT told(idem_begin(key => 'reenter-2', request => '2', lease => '1 hour'));
+SELECT answer(idem_begin(key => 'reenter-2', request => '2', lease => '1 hour'));
 SELECT idem_extend(key => 'reenter-2', lease => '1 hour') > now();
-SELECT told(idem_begin(key => 'reenter-2', request => '2'));
+SELECT answer(idem_begin(key => 'reenter-2', request => '2'));
 ROLLBACK;
 DROP TRIGGER release_this ON idempotency_store;

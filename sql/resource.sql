@@ -13,7 +13,7 @@ SELECT idem_lock(ARRAY['account 1', 'account 4']), locks_held();
 ROLLBACK TO a;
 SELECT locks_held();
 -- operations have other locks, even with the same name
-SELECT told(idem_begin('account 1')), locks_held();
+SELECT answer(idem_begin('account 1')), locks_held();
 SELECT idem_release('account 1'), locks_held();
 -- FAILURES 35
 SELECT pg_advisory_unlock_all(), locks_held();

@@ -26,13 +26,13 @@ SET ROLE regress_idem_app;
 SELECT pg_temp.states(application), pg_temp.states(administration) FROM calls;
 -- a whole life with no right on any table
 BEGIN;
-SELECT told(idem_begin('rights-3', request => '3'));
+SELECT answer(idem_begin('rights-3', request => '3'));
 SELECT idem_fail('rights-3', retryable => true);
-SELECT told(idem_begin('rights-3'));
+SELECT answer(idem_begin('rights-3'));
 SELECT idem_complete('rights-3', '3');
 COMMIT;
-SELECT told(idem_begin('rights-3')), current_user;
-SELECT told(idem_begin('rights-4', lease => '1 hour'));
+SELECT answer(idem_begin('rights-3')), current_user;
+SELECT answer(idem_begin('rights-4', lease => '1 hour'));
 SELECT raises('SELECT idem_complete(''rights-4'', fence => 9223372036854775807)'), current_user;
 
 -- FAILURES 62: only the owner has raw access to the tables.
@@ -46,17 +46,17 @@ RESET ROLE;
 -- FAILURES 74: SET ROLE between begin and end: the operation belongs to the
 -- transaction, the current role needs the right to call.
 BEGIN;
-SELECT told(idem_begin('rights-5'));
+SELECT answer(idem_begin('rights-5'));
 SET LOCAL ROLE regress_idem_app;
 SELECT idem_complete('rights-5', '5');
 COMMIT;
 CREATE ROLE regress_idem_none;
 BEGIN;
-SELECT told(idem_begin('rights-6'));
+SELECT answer(idem_begin('rights-6'));
 SET LOCAL ROLE regress_idem_none;
 SELECT raises('SELECT idem_complete(''rights-6'')'), raises('SELECT idem_release(''rights-6'')');
 SET LOCAL ROLE regress_idem_app;
-SELECT told(idem_begin('rights-6')), idem_release('rights-6');
+SELECT answer(idem_begin('rights-6')), idem_release('rights-6');
 COMMIT;
 
 -- The owner's triggers on the store run as the caller and never with the owner's
@@ -78,10 +78,10 @@ $$;
 BEGIN;
 CREATE TRIGGER rights_see BEFORE INSERT OR UPDATE ON idempotency_store FOR EACH ROW EXECUTE FUNCTION rights_see();
 SET LOCAL ROLE regress_idem_app;
-SELECT told(idem_begin('rights-7')), current_user;
+SELECT answer(idem_begin('rights-7')), current_user;
 SELECT raises('SELECT idem_complete(''rights-7'', code => 500)'), current_user;
 SELECT idem_complete('rights-7'), current_user;
-SELECT told(idem_begin('rights-8', lease => '1 hour')), current_user;
+SELECT answer(idem_begin('rights-8', lease => '1 hour')), current_user;
 SELECT idem_complete('rights-8'), current_user;
 SELECT left(raises('SELECT FROM idempotency_store'), 5);
 RESET ROLE;
@@ -101,7 +101,7 @@ BEGIN;
 CREATE INDEX ON idempotency_store (rights_index(idempotency_key));
 SET LOCAL rights.indexed = on;
 SET LOCAL ROLE regress_idem_app;
-SELECT told(idem_begin('rights-11'));
+SELECT answer(idem_begin('rights-11'));
 SELECT raises('SELECT idem_complete(''rights-11'')'), current_user;
 ROLLBACK;
 
@@ -113,9 +113,9 @@ ALTER TABLE idempotency_store OWNER TO regress_idem_owner;
 ALTER TABLE idempotency_store ENABLE ROW LEVEL SECURITY;
 ALTER TABLE idempotency_store FORCE ROW LEVEL SECURITY;
 SET LOCAL ROLE regress_idem_app;
-SELECT told(idem_begin('rights-9')), told(idem_begin('rights-10', lease => '1 hour'));
+SELECT answer(idem_begin('rights-9')), answer(idem_begin('rights-10', lease => '1 hour'));
 SELECT idem_complete('rights-9', '9'), idem_complete('rights-10', '10');
-SELECT told(idem_begin('rights-9')), told(idem_begin('rights-10'));
+SELECT answer(idem_begin('rights-9')), answer(idem_begin('rights-10'));
 ROLLBACK;
 
 -- Revoked, and once more.

@@ -6,39 +6,39 @@
 -- FAILURES 15: begun inside: forgotten and unlocked.
 BEGIN;
 SAVEPOINT a;
-SELECT told(idem_begin('savepoint-1', request => '1')), locks_held();
+SELECT answer(idem_begin('savepoint-1', request => '1')), locks_held();
 ROLLBACK TO a;
 SELECT locks_held(), idem_lookup('savepoint-1') IS NULL;
 SELECT raises($$SELECT idem_complete('savepoint-1')$$);
-SELECT told(idem_begin('savepoint-1', request => '2'));
+SELECT answer(idem_begin('savepoint-1', request => '2'));
 ROLLBACK TO a;
 COMMIT;
 -- the savepoint itself is not part of what is rolled back
 BEGIN;
-SELECT told(idem_begin('savepoint-2'));
+SELECT answer(idem_begin('savepoint-2'));
 SAVEPOINT a;
 ROLLBACK TO a;
-SELECT told(idem_begin('savepoint-2')), locks_held();
+SELECT answer(idem_begin('savepoint-2')), locks_held();
 SELECT idem_complete('savepoint-2');
 COMMIT;
 -- FAILURES 16: ended inside: pending again.
 BEGIN;
-SELECT told(idem_begin('savepoint-3', request => '3'));
+SELECT answer(idem_begin('savepoint-3', request => '3'));
 SAVEPOINT a;
 SELECT idem_complete('savepoint-3', '"lost"');
 ROLLBACK TO a;
-SELECT told(idem_begin('savepoint-3')), raises($$SELECT idem_begin('savepoint-3', request => '4')$$);
+SELECT answer(idem_begin('savepoint-3')), raises($$SELECT idem_begin('savepoint-3', request => '4')$$);
 SELECT idem_fail('savepoint-3', '"lost, too"');
 ROLLBACK TO a;
 SELECT idem_release('savepoint-3');
 ROLLBACK TO a;
-SELECT told(idem_lookup('savepoint-3')), locks_held();
+SELECT answer(idem_lookup('savepoint-3')), locks_held();
 SELECT idem_complete('savepoint-3', '"kept"');
 COMMIT;
-SELECT told(idem_begin('savepoint-3', request => '3'));
+SELECT answer(idem_begin('savepoint-3', request => '3'));
 -- pending again, it is unfinished at COMMIT
 BEGIN;
-SELECT told(idem_begin('savepoint-4'));
+SELECT answer(idem_begin('savepoint-4'));
 SAVEPOINT a;
 SELECT idem_complete('savepoint-4');
 ROLLBACK TO a;
@@ -46,15 +46,15 @@ COMMIT;
 \echo :SQLSTATE
 -- FAILURES 17: begun in the parent and again in a savepoint: the parent keeps it.
 BEGIN;
-SELECT told(idem_begin('savepoint-5'));
+SELECT answer(idem_begin('savepoint-5'));
 SAVEPOINT a;
-SELECT told(idem_begin('savepoint-5'));
+SELECT answer(idem_begin('savepoint-5'));
 ROLLBACK TO a;
-SELECT told(idem_begin('savepoint-5')), locks_held();
+SELECT answer(idem_begin('savepoint-5')), locks_held();
 SAVEPOINT b;
 -- released and begun again inside
 SELECT idem_release('savepoint-5');
-SELECT told(idem_begin('savepoint-5', request => '5'));
+SELECT answer(idem_begin('savepoint-5', request => '5'));
 ROLLBACK TO b;
 SELECT raises($$SELECT idem_begin('savepoint-5', request => '6')$$), locks_held();
 SELECT idem_complete('savepoint-5');
@@ -62,39 +62,39 @@ COMMIT;
 -- A released savepoint passes its begins and ends to its parent: to end them there,
 BEGIN;
 SAVEPOINT a;
-SELECT told(idem_begin('savepoint-6'));
+SELECT answer(idem_begin('savepoint-6'));
 RELEASE a;
-SELECT told(idem_begin('savepoint-6')), locks_held();
+SELECT answer(idem_begin('savepoint-6')), locks_held();
 SELECT idem_release('savepoint-6'), locks_held();
 SAVEPOINT a;
-SELECT told(idem_begin('savepoint-6'));
+SELECT answer(idem_begin('savepoint-6'));
 RELEASE a;
 SELECT idem_complete('savepoint-6');
 COMMIT;
 -- to be refused there,
 BEGIN;
 SAVEPOINT a;
-SELECT told(idem_begin('savepoint-7'));
+SELECT answer(idem_begin('savepoint-7'));
 RELEASE a;
 COMMIT;
 \echo :SQLSTATE
 -- and to roll them back with it, three levels deep.
 BEGIN;
-SELECT told(idem_begin('savepoint-8-1'));
+SELECT answer(idem_begin('savepoint-8-1'));
 SAVEPOINT a;
-SELECT told(idem_begin('savepoint-8-2'));
+SELECT answer(idem_begin('savepoint-8-2'));
 SAVEPOINT b;
-SELECT told(idem_begin('savepoint-8-3'));
+SELECT answer(idem_begin('savepoint-8-3'));
 SELECT idem_complete('savepoint-8-1', '"in b"'), idem_complete('savepoint-8-2', '"in b"'), idem_complete('savepoint-8-3', '"in b"');
 SAVEPOINT c;
-SELECT told(idem_begin('savepoint-8-4'));
+SELECT answer(idem_begin('savepoint-8-4'));
 RELEASE c;
 RELEASE b;
 SELECT locks_held();
-SELECT told(idem_begin('savepoint-8-' || n)) FROM generate_series(1, 4) n;
+SELECT answer(idem_begin('savepoint-8-' || n)) FROM generate_series(1, 4) n;
 ROLLBACK TO a;
 SELECT locks_held();
-SELECT n, coalesce(told(idem_lookup('savepoint-8-' || n)), 'nothing') FROM generate_series(1, 4) n;
+SELECT n, coalesce(answer(idem_lookup('savepoint-8-' || n)), 'nothing') FROM generate_series(1, 4) n;
 SELECT idem_complete('savepoint-8-1', '"outside"');
 COMMIT;
 -- FAILURES 18: a block that swallows an error is a savepoint.
@@ -106,7 +106,7 @@ BEGIN
 		PERFORM idem_begin('savepoint-9-2');
 		RAISE EXCEPTION 'swallowed';
 	EXCEPTION WHEN raise_exception THEN
-		RAISE NOTICE '%, %, % lock', told(idem_begin('savepoint-9-1')), idem_lookup('savepoint-9-2') IS NULL, locks_held();
+		RAISE NOTICE '%, %, % lock', answer(idem_begin('savepoint-9-1')), idem_lookup('savepoint-9-2') IS NULL, locks_held();
 	END;
 	-- its end, too, when a later statement of the block fails
 	BEGIN
@@ -117,33 +117,33 @@ BEGIN
 	END;
 END
 $$;
-SELECT told(idem_begin('savepoint-9-1'));
+SELECT answer(idem_begin('savepoint-9-1'));
 -- A retryable failure and its next attempt, in one transaction.
 BEGIN;
-SELECT told(idem_begin('savepoint-10'));
+SELECT answer(idem_begin('savepoint-10'));
 SELECT idem_fail('savepoint-10', '"try 1"', retryable => true);
 SAVEPOINT a;
-SELECT told(idem_begin('savepoint-10'));
+SELECT answer(idem_begin('savepoint-10'));
 SELECT idem_complete('savepoint-10', '"lost"');
 ROLLBACK TO a;
-SELECT told(idem_lookup('savepoint-10'));
-SELECT told(idem_begin('savepoint-10'));
+SELECT answer(idem_lookup('savepoint-10'));
+SELECT answer(idem_begin('savepoint-10'));
 SELECT idem_complete('savepoint-10', '"try 2"');
 COMMIT;
-SELECT told(idem_begin('savepoint-10'));
+SELECT answer(idem_begin('savepoint-10'));
 -- Leased: the rollback undoes the record, and so it does its end and extension.
 BEGIN;
 SAVEPOINT a;
-SELECT told(idem_begin('savepoint-11', lease => '1 hour'));
+SELECT answer(idem_begin('savepoint-11', lease => '1 hour'));
 ROLLBACK TO a;
-SELECT locks_held(), told(idem_begin('savepoint-11', lease => '1 hour'));
+SELECT locks_held(), answer(idem_begin('savepoint-11', lease => '1 hour'));
 SAVEPOINT b;
 SELECT idem_extend('savepoint-11', '3 hours') > clock_timestamp() + interval '2 hours';
 SELECT idem_complete('savepoint-11', '"lost"');
 ROLLBACK TO b;
-SELECT told(idem_lookup('savepoint-11')), retry_after <= '1 hour' FROM idem_begin('savepoint-11');
+SELECT answer(idem_lookup('savepoint-11')), retry_after <= '1 hour' FROM idem_begin('savepoint-11');
 SELECT idem_release('savepoint-11');
 ROLLBACK TO b;
 SELECT idem_complete('savepoint-11', '"kept"');
 COMMIT;
-SELECT told(idem_begin('savepoint-11'));
+SELECT answer(idem_begin('savepoint-11'));

@@ -6,19 +6,19 @@ SET client_min_messages = warning;
 CREATE FUNCTION schema_life(place text, name text) RETURNS SETOF text LANGUAGE plpgsql AS $$
 DECLARE
 	call text;
-	told text;
+	answer text;
 BEGIN
 	FOREACH call IN ARRAY ARRAY['idem_begin(%L)', 'idem_begin(%L, scope => ''leased'', lease => ''1 hour'')'] LOOP
-		EXECUTE 'SELECT told(' || place || '.' || format(call, name) || ')' INTO told;
-		RETURN NEXT told;
+		EXECUTE 'SELECT answer(' || place || '.' || format(call, name) || ')' INTO answer;
+		RETURN NEXT answer;
 	END LOOP;
 	EXECUTE format('SELECT %s.idem_complete(%L, ''1''), %1$s.idem_complete(%2$L, ''2'', ''leased'')', place, name);
 	FOREACH call IN ARRAY ARRAY['idem_begin(%L)', 'idem_lookup(%L, ''leased'')', 'idem_call(''schema_echo(jsonb)'', %L, ''3'', ''call'')'] LOOP
-		EXECUTE 'SELECT told(' || place || '.' || format(call, name) || ')' INTO told;
-		RETURN NEXT told;
+		EXECUTE 'SELECT answer(' || place || '.' || format(call, name) || ')' INTO answer;
+		RETURN NEXT answer;
 	END LOOP;
-	EXECUTE format('SELECT count(*) FROM %s.idempotency_store WHERE idempotency_key = %L', place, name) INTO told;
-	RETURN NEXT told;
+	EXECUTE format('SELECT count(*) FROM %s.idempotency_store WHERE idempotency_key = %L', place, name) INTO answer;
+	RETURN NEXT answer;
 END
 $$;
 CREATE FUNCTION schema_echo(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1';
@@ -38,7 +38,7 @@ CREATE ROLE regress_idem_schema;
 GRANT USAGE ON SCHEMA "schema; evener" TO regress_idem_schema;
 SELECT "schema; evener".idem_grant('regress_idem_schema');
 SET LOCAL ROLE regress_idem_schema;
-SELECT told("schema; evener".idem_begin('schema-1'));
+SELECT answer("schema; evener".idem_begin('schema-1'));
 RESET ROLE;
 SELECT "schema; evener".idem_revoke('regress_idem_schema');
 SELECT (SELECT count(*) FROM "schema; evener".idempotency_store), to_regclass('public.idempotency_store') IS NULL;
@@ -46,22 +46,22 @@ SELECT (SELECT count(*) FROM "schema; evener".idempotency_store), to_regclass('p
 CREATE TABLE public.idempotency_store (note text);
 SELECT schema_life('"schema; evener"', 'schema-3');
 ROLLBACK;
-SELECT told(idem_begin('schema-1')), idem_lookup('schema-2') IS NULL;
+SELECT answer(idem_begin('schema-1')), idem_lookup('schema-2') IS NULL;
 SELECT schema_life('public', 'schema-2');
 -- dropped while an operation is pending: the guard still refuses
 BEGIN;
-SELECT told(idem_begin('schema-4'));
+SELECT answer(idem_begin('schema-4'));
 DROP EXTENSION idempotency CASCADE;
 COMMIT;
 \echo :SQLSTATE
 -- ended in a schema that is renamed meanwhile
 BEGIN;
-SELECT told(idem_begin('schema-4'));
+SELECT answer(idem_begin('schema-4'));
 ALTER SCHEMA public RENAME TO schema_moved;
 SELECT schema_moved.idem_complete('schema-4', '4');
 ALTER SCHEMA schema_moved RENAME TO public;
 COMMIT;
-SELECT told(idem_begin('schema-4'));
+SELECT answer(idem_begin('schema-4'));
 
 -- It does not move to another schema, and does not take existing objects over.
 SELECT left(raises('ALTER EXTENSION idempotency SET SCHEMA pg_catalog'), 5);
@@ -104,5 +104,5 @@ ALTER TABLE idempotency_store SET UNLOGGED;
 SELECT raises_in_full('SELECT idem_begin(''schema-5'')');
 SELECT raises('SELECT idem_begin(''schema-5'', lease => ''1 hour'')');
 ROLLBACK;
-SELECT told(idem_begin('schema-1')), told(idem_lookup('schema-2', 'leased'));
+SELECT answer(idem_begin('schema-1')), answer(idem_lookup('schema-2', 'leased'));
 SELECT schema_life('public', 'schema-5');

@@ -35,8 +35,8 @@ $$;
 -- A role that is no member gets the same error, whether or not the key exists
 -- (FAILURES 69), from each function with a scope.
 BEGIN;
-SELECT told(idem_begin('there', scope => 'pay', request => '1')), idem_complete('there', '"secret"', 'pay');
-SELECT told(idem_begin('leased', scope => 'pay', lease => '1 hour'));
+SELECT answer(idem_begin('there', scope => 'pay', request => '1')), idem_complete('there', '"secret"', 'pay');
+SELECT answer(idem_begin('leased', scope => 'pay', lease => '1 hour'));
 COMMIT;
 SELECT idem_claim_scope('pay', 'regress_idem_pay');
 SELECT k, who, string_agg(DISTINCT regexp_replace(pg_temp.as_role(who, format(s, k)), '^(ID404|ID409|ID422)$', 'ok'), ' ')
@@ -54,11 +54,11 @@ SELECT raises('SELECT idem_begin(''there'', scope => ''pay'')') = raises('SELECT
 RESET ROLE;
 -- New credentials of the same role get replays.
 SET ROLE regress_idem_pay_2026;
-SELECT told(idem_begin('there', scope => 'pay', request => '1'));
+SELECT answer(idem_begin('there', scope => 'pay', request => '1'));
 RESET ROLE;
 -- The current role counts, at each call (FAILURES 74).
 BEGIN;
-SELECT told(idem_begin('k', scope => 'pay'));
+SELECT answer(idem_begin('k', scope => 'pay'));
 SET LOCAL ROLE regress_idem_shop;
 SELECT raises('SELECT idem_complete(''k'', scope => ''pay'')');
 ROLLBACK;
@@ -89,7 +89,7 @@ CREATE ROLE regress_idem_pay;
 SELECT pg_temp.as_role(r, 'SELECT idem_lookup(''there'', ''pay'')') FROM unnest(ARRAY['regress_idem_paid', 'regress_idem_shop']) r;
 DROP ROLE regress_idem_pay;
 SELECT pg_temp.as_role(r, 'SELECT idem_lookup(''there'', ''pay'')') FROM unnest(ARRAY['regress_idem_paid', 'regress_idem_shop']) r;
-SELECT told(idem_lookup('there', 'pay')), idem_claim_scope('pay', 'regress_idem_paid');
+SELECT answer(idem_lookup('there', 'pay')), idem_claim_scope('pay', 'regress_idem_paid');
 SELECT pg_temp.as_role('regress_idem_paid', 'SELECT idem_lookup(''there'', ''pay'')');
 -- The monitoring role sees the lease, but not the key.
 CREATE ROLE regress_idem_monitor IN ROLE pg_monitor;

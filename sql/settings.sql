@@ -39,18 +39,18 @@ DROP ROLE regress_idem_settings;
 -- SET LOCAL ends with its transaction, SET of a function with the function.
 BEGIN;
 SET LOCAL idempotency.retention = '2h';
-SELECT told(idem_begin('settings-1')), told(idem_begin('settings-2'));
+SELECT answer(idem_begin('settings-1')), answer(idem_begin('settings-2'));
 SELECT idem_complete('settings-1');
 COMMIT;
 \echo :SQLSTATE
 CREATE FUNCTION settings_end() RETURNS void LANGUAGE sql SET idempotency.retention = '3h' AS 'SELECT idem_complete(''settings-2'')';
 BEGIN;
 SET LOCAL idempotency.retention = '2h';
-SELECT told(idem_begin('settings-1')), told(idem_begin('settings-2')), told(idem_begin('settings-3', lease => '1 hour'));
+SELECT answer(idem_begin('settings-1')), answer(idem_begin('settings-2')), answer(idem_begin('settings-3', lease => '1 hour'));
 SELECT idem_complete('settings-1'), settings_end(), idem_complete('settings-3');
 COMMIT;
 BEGIN;
-SELECT told(idem_begin('settings-4'));
+SELECT answer(idem_begin('settings-4'));
 SELECT idem_complete('settings-4');
 COMMIT;
 SELECT idempotency_key, expires_at - updated_at FROM idempotency_store WHERE idempotency_key ~ '^settings-' ORDER BY 1;

@@ -29,7 +29,7 @@ $$;
 
 -- An idem_operation without the values that differ from run to run. It takes any record,
 -- so that it does not depend on the extension.
-CREATE FUNCTION told(operation record) RETURNS text LANGUAGE plpgsql STRICT
+CREATE FUNCTION answer(operation record) RETURNS text LANGUAGE plpgsql STRICT
 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
 	RETURN concat_ws(' ', operation.outcome,

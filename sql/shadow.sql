@@ -12,13 +12,13 @@ BEGIN
 	PERFORM public.idem_fail(operation, retryable => true);
 	operation := public.idem_begin(name, request => '1');
 	PERFORM public.idem_complete(operation, '1');
-	seen := public.told(public.idem_begin(name)) OPERATOR(pg_catalog.||) ', ' OPERATOR(pg_catalog.||) public.told(public.idem_lookup(name));
+	seen := public.answer(public.idem_begin(name)) OPERATOR(pg_catalog.||) ', ' OPERATOR(pg_catalog.||) public.answer(public.idem_lookup(name));
 	operation := public.idem_begin(name, scope => 'leased', lease => '1 hour');
 	PERFORM public.idem_extend(name, '2 hours', 'leased');
 	PERFORM public.idem_complete(operation, '2');
 	operation := public.idem_begin(name, scope => 'given up', lease => '1 hour');
 	PERFORM public.idem_release(name, 'given up');
-	seen := seen OPERATOR(pg_catalog.||) ', ' OPERATOR(pg_catalog.||) public.told(public.idem_call('public.shadow_echo(jsonb)', name, '3', 'call'));
+	seen := seen OPERATOR(pg_catalog.||) ', ' OPERATOR(pg_catalog.||) public.answer(public.idem_call('public.shadow_echo(jsonb)', name, '3', 'call'));
 	PERFORM public.idem_advance(name, 1), public.idem_advance(name, 2);
 	PERFORM public.idem_begin_batch(ARRAY[name], scope => 'batch');
 	PERFORM public.idem_complete_batch(ARRAY[name], scope => 'batch');

@@ -9,8 +9,8 @@ WHERE attrelid IN ('idempotency_stats'::regclass, 'idempotency_in_flight'::regcl
 -- Operations in flight.
 TRUNCATE idempotency_store;
 BEGIN;
-SELECT told(idem_begin('stats-1', request => '"secret"'));
-SELECT told(idem_begin('stats-2', scope => 'stats', request => '"secret"', lease => '1 hour'));
+SELECT answer(idem_begin('stats-1', request => '"secret"'));
+SELECT answer(idem_begin('stats-2', scope => 'stats', request => '"secret"', lease => '1 hour'));
 SELECT kind, scope, idempotency_key, attempt, age BETWEEN '0' AND '1 minute', lease_left > '59 minutes', pid = pg_backend_pid(), gid
 FROM idempotency_in_flight ORDER BY kind COLLATE "C", scope;
 SELECT idem_complete('stats-1', '"secret"');
@@ -30,7 +30,7 @@ SELECT count(*) FROM idempotency_in_flight;
 -- Times that the owner has made infinite are no error: what cannot be told is
 -- NULL (FAILURES 99).
 BEGIN;
-SELECT told(idem_begin('stats-' || t, lease => '1 hour')) FROM unnest(ARRAY['infinity', '-infinity']) t;
+SELECT answer(idem_begin('stats-' || t, lease => '1 hour')) FROM unnest(ARRAY['infinity', '-infinity']) t;
 UPDATE idempotency_store SET created_at = t::timestamptz, updated_at = t::timestamptz, lease_expires_at = t::timestamptz, expires_at = t::timestamptz
 FROM unnest(ARRAY['infinity', '-infinity']) t WHERE idempotency_key = 'stats-' || t;
 SELECT idempotency_key, age, lease_left FROM idempotency_in_flight WHERE kind = 'leased' ORDER BY 1;

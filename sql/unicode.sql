@@ -9,19 +9,19 @@ SELECT getdatabaseencoding() <> 'UTF8' AS skip \gset
 -- Characters count, not bytes: 255 of four bytes each, in key and scope.
 CREATE TEMP TABLE long AS SELECT string_agg(chr(65536 + n), '') AS name FROM generate_series(1, 255) n;
 BEGIN;
-SELECT told(idem_begin(name, scope => name)) FROM long;
+SELECT answer(idem_begin(name, scope => name)) FROM long;
 SELECT idem_complete(name, '1', name) FROM long;
 COMMIT;
-SELECT told(idem_begin(name, scope => name)), octet_length(name) FROM long;
+SELECT answer(idem_begin(name, scope => name)), octet_length(name) FROM long;
 SELECT raises(format('SELECT idem_begin(%L)', name || 'x')), raises(format('SELECT idem_begin(''k'', scope => %L)', name || 'x')) FROM long;
 
 -- FAILURES 53: names that look the same can differ: they are compared by bytes, not
 -- by normal form, letter case or collation.
 BEGIN;
-SELECT told(idem_begin(name)) FROM unnest(ARRAY[U&'caf\00e9', U&'cafe\0301', U&'CAF\00c9', U&'caf\00e9\200b']) name;
+SELECT answer(idem_begin(name)) FROM unnest(ARRAY[U&'caf\00e9', U&'cafe\0301', U&'CAF\00c9', U&'caf\00e9\200b']) name;
 SELECT idem_complete(name, to_jsonb(n)) FROM unnest(ARRAY[U&'caf\00e9', U&'cafe\0301', U&'CAF\00c9', U&'caf\00e9\200b']) WITH ORDINALITY u(name, n);
 COMMIT;
-SELECT told(idem_lookup(U&'caf\00e9')), told(idem_lookup(U&'cafe\0301')), told(idem_lookup(U&'CAF\00c9')), told(idem_lookup(U&'caf\00e9\200b'));
+SELECT answer(idem_lookup(U&'caf\00e9')), answer(idem_lookup(U&'cafe\0301')), answer(idem_lookup(U&'CAF\00c9')), answer(idem_lookup(U&'caf\00e9\200b'));
 -- the same for requests
 SELECT idem_fingerprint(to_jsonb(U&'\00e9'::text)) = idem_fingerprint(to_jsonb(U&'e\0301'::text)),
 	idem_fingerprint(to_jsonb(U&'\00e9'::text)) = idem_fingerprint('"\u00e9"');
@@ -30,7 +30,7 @@ SELECT idem_fingerprint(to_jsonb(U&'\00e9'::text)) = idem_fingerprint(to_jsonb(U
 SELECT left(raises($$SELECT idem_begin(convert_from('\xff', 'UTF8'))$$), 5), left(raises($$SELECT idem_begin(E'\xc3')$$), 5);
 -- the bytes of a response need not be text
 BEGIN;
-SELECT told(idem_begin('unicode-1'));
+SELECT answer(idem_begin('unicode-1'));
 SELECT idem_complete('unicode-1', '"\u00e9"', body => '\xff00c3');
 COMMIT;
 SELECT response_payload = to_jsonb(U&'\00e9'::text), response_body FROM idem_begin('unicode-1');

@@ -265,7 +265,7 @@ json_push(JsonbInState *in, JsonbIteratorToken token, JsonbValue *value)
 }
 #endif
 
-/* 19 tells a planner of the EXPLAIN that it plans for */
+/* 19 passes the EXPLAIN that it plans for to the planner */
 #if PG_VERSION_NUM >= 190000
 #define EXPLAIN_PARAMETER , struct ExplainState *explain
 #define EXPLAIN_ARGUMENT , explain

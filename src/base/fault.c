@@ -29,9 +29,9 @@ DEFINE_WAIT_EVENT(wait_event_fault, "IdempotencyFault")
 
 static const char *const points[] = {
 	"begin-locked",				/* the lock is held, the key not looked up */
-	"begin-judged",				/* looked up, nothing written */
+	"begin-decided",				/* looked up, nothing written */
 	"taken-over",				/* the new lease is written, not committed */
-	"end-judged",				/* the fence compared, the end not written */
+	"end-checked",				/* the fence compared, the end not written */
 	"statement-locked",			/* its table is locked, its text not read */
 	"count-entered",			/* in the slot of the database, nothing counted */
 	"sweep-read",				/* expired rows are locked, not deleted */

@@ -11,7 +11,7 @@
  * and effect then are in one local transaction.  Everything else is an error.
  *
  * A shard can move to another node.  Citus takes the lock of its metadata
- * exclusively before it changes the place.  Whoever uses a shard holds this lock
+ * exclusively before it changes the place.  A session that uses a shard holds this lock
  * in share mode until the transaction ends, and reads the place after that.
  */
 #include "postgres.h"

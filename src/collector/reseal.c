@@ -113,7 +113,7 @@ seal_or_pass_over(Record *record, Round *round)
 }
 
 /*
- * Nothing else of a record changes, so a session that has judged the record
+ * Nothing else of a record changes, so a session that has read the record
  * may go on.
  */
 static void

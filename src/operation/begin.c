@@ -31,7 +31,7 @@
 #define WITHOUT_LOCK ((int64) -1)
 
 /* did the last begin of this session answer from the store? */
-static bool told_an_end = false;
+static bool last_was_replay = false;
 
 /*
  * All that decides what a begin does.  The first part is gathered once.  The
@@ -109,7 +109,7 @@ decide(const Begin *begin)
 
 	if (!begin->same_request)
 		return VERDICT_MISMATCH;
-	if (begin->handle.standing.phase == PHASE_PENDING)
+	if (begin->handle.state.phase == PHASE_PENDING)
 		return VERDICT_BEGUN_HERE;
 	if (found != NULL)
 	{
@@ -192,32 +192,32 @@ acquire_operation(const Begin *begin)
 		.taken_over = before != NULL && before->status == STATUS_PENDING,
 		.record = next_attempt(begin)
 	};
-	Standing	standing = {
+	OperationState	state = {
 		.phase = PHASE_PENDING,
 		.level = GetCurrentTransactionNestLevel(),
-		.locked = handle->standing.locked,
-		.wrote = handle->standing.wrote,
+		.locked = handle->state.locked,
+		.wrote = handle->state.wrote,
 		.stored_at = begin->exists ? begin->row.updated_at : NO_TIME
 	};
 
-	FAULT_POINT("begin-judged");
+	FAULT_POINT("begin-decided");
 	handle_reserve(handle);
 	if (begin->request->lease > 0)
 	{
 		write_lease(begin, &answer.record);
 		if (answer.taken_over)
 			FAULT_POINT("taken-over");
-		standing.wrote = true;
-		standing.stored_at = answer.record.updated_at;
+		state.wrote = true;
+		state.stored_at = answer.record.updated_at;
 	}
 	else if (begin->exists)
 		fence_keep(begin->row.fence);	/* its end replaces the row */
-	standing.attempt = answer.record.attempt;
-	standing.fence = answer.record.fence;
-	standing.request = answer.record.request;
-	standing.lease_expires_at = answer.record.lease_expires_at;
-	standing.created_at = answer.record.created_at;
-	journal_set(handle->id, handle->name, standing);
+	state.attempt = answer.record.attempt;
+	state.fence = answer.record.fence;
+	state.request = answer.record.request;
+	state.lease_expires_at = answer.record.lease_expires_at;
+	state.created_at = answer.record.created_at;
+	journal_set(handle->id, handle->name, state);
 	return answer;
 }
 
@@ -260,7 +260,7 @@ exhaust_operation(const Begin *begin)
 	return replay(&record, begin->now);
 }
 
-/* Does what was decided: at most one row is written, and one standing noted. */
+/* Does what was decided: at most one row is written, and one state noted. */
 static Answer
 carry_out(const Begin *begin, Verdict verdict)
 {
@@ -355,7 +355,7 @@ begin_operation(Begin *begin)
 {
 	Answer		answer;
 
-	if (told_an_end)
+	if (last_was_replay)
 	{
 		answer = try_begin(begin, WITHOUT_LOCK);
 		if (answer.replayed || answer.outcome == OUTCOME_MISMATCH)
@@ -364,7 +364,7 @@ begin_operation(Begin *begin)
 	answer = try_begin(begin, 0);
 	if (answer.outcome == OUTCOME_IN_PROGRESS && begin->request->wait > 0)
 		answer = begin_until(begin);
-	told_an_end = answer.replayed;
+	last_was_replay = answer.replayed;
 	return answer;
 }
 
@@ -374,7 +374,7 @@ begin_again(Begin *begin)
 {
 	begin->now = GetCurrentTimestamp();
 	begin->found = NULL;
-	begin->same_request = digest_matches(begin->handle.name, &begin->handle.standing.request,
+	begin->same_request = digest_matches(begin->handle.name, &begin->handle.state.request,
 										 begin->request->fingerprint);
 	return carry_out(begin, decide(begin));
 }
@@ -387,7 +387,7 @@ operation_begin(const BeginRequest *request)
 	Answer		answer;
 
 	gather_operation(&begin, request);
-	answer = begin.handle.standing.phase == PHASE_PENDING ?
+	answer = begin.handle.state.phase == PHASE_PENDING ?
 		begin_again(&begin) : begin_operation(&begin);
 	answer.catalog = begin.handle.catalog;
 	stats_count_begin(answer.outcome, answer.taken_over);

@@ -74,15 +74,15 @@ end_owned(const Handle *handle, const EndRequest *request)
 {
 	Record		record = {
 		.name = request->name,
-		.attempt = handle->standing.attempt,
-		.request = handle->standing.request,
+		.attempt = handle->state.attempt,
+		.request = handle->state.request,
 		.fence = NO_FENCE,
-		.created_at = handle->standing.created_at
+		.created_at = handle->state.created_at
 	};
 
 	set_end(handle, &record, request);
-	FAULT_POINT("end-judged");
-	store_put(handle->catalog, &record, handle->standing.stored_at);
+	FAULT_POINT("end-checked");
+	store_put(handle->catalog, &record, handle->state.stored_at);
 	handle_note_end(handle, false);
 	return record;
 }
@@ -92,13 +92,13 @@ static Record
 end_leased(const Handle *handle, const EndRequest *request, int64 fence)
 {
 	Record		record;
-	TimestampTz judged;
+	TimestampTz expected;
 
 	owner_requires(handle, fence, &record);
-	judged = record.updated_at;
+	expected = record.updated_at;
 	set_end(handle, &record, request);
-	FAULT_POINT("end-judged");
-	store_put(handle->catalog, &record, judged);
+	FAULT_POINT("end-checked");
+	store_put(handle->catalog, &record, expected);
 	ForceSyncCommit();
 	handle_note_end(handle, true);
 	return record;
@@ -131,9 +131,9 @@ TimestampTz
 operation_extend(const OperationName *name, int64 fence, int64 lease)
 {
 	Handle		handle;
-	Standing	standing;
+	OperationState	state;
 	Record		record;
-	TimestampTz judged;
+	TimestampTz expected;
 
 	handle_open(&handle, name, RowExclusiveLock);
 	if (fence == NO_FENCE)
@@ -145,15 +145,15 @@ operation_extend(const OperationName *name, int64 fence, int64 lease)
 						text_to_cstring(name->key), text_to_cstring(name->scope)),
 				 errhint("This transaction owns it until its end.")));
 	owner_requires(&handle, fence, &record);
-	judged = record.updated_at;
+	expected = record.updated_at;
 	record.updated_at = GetCurrentTimestamp();
 	set_lease(&handle, &record, lease);
-	store_put(handle.catalog, &record, judged);
+	store_put(handle.catalog, &record, expected);
 	ForceSyncCommit();
-	standing = handle.standing;
-	standing.wrote = true;
-	standing.stored_at = record.updated_at;
-	standing.lease_expires_at = record.lease_expires_at;
-	journal_set(handle.id, name, standing);
+	state = handle.state;
+	state.wrote = true;
+	state.stored_at = record.updated_at;
+	state.lease_expires_at = record.lease_expires_at;
+	journal_set(handle.id, name, state);
 	return record.lease_expires_at;
 }

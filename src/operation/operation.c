@@ -52,7 +52,7 @@ enter_node(const Catalog *catalog, const OperationName *name, LOCKMODE mode)
 
 /*
  * The operation, if the caller may use its scope.  From here on begin and end
- * may rely on the policy, the lock's tag and the standing in the handle, and
+ * may rely on the policy, the lock's tag and the state in the handle, and
  * ask for none of them again.  The store stays locked in that mode.
  */
 void
@@ -64,7 +64,7 @@ handle_open(Handle *handle, const OperationName *name, LOCKMODE mode)
 	scope_require(handle->catalog, name->scope, &handle->policy);
 	handle->name = name;
 	handle->lock = lock_of_operation(name, &handle->catalog->lock_key, &handle->id);
-	handle->standing = journal_standing(handle->id, name);
+	handle->state = journal_state(handle->id, name);
 }
 
 /*
@@ -74,10 +74,10 @@ handle_open(Handle *handle, const OperationName *name, LOCKMODE mode)
 void
 handle_note_end(const Handle *handle, bool wakes)
 {
-	Standing	standing = {.phase = PHASE_ENDED,.wrote = true,.wakes = wakes,.stored_at = NO_TIME};
+	OperationState	state = {.phase = PHASE_ENDED,.wrote = true,.wakes = wakes,.stored_at = NO_TIME};
 
-	standing.level = GetCurrentTransactionNestLevel();
-	journal_set(handle->id, handle->name, standing);
+	state.level = GetCurrentTransactionNestLevel();
+	journal_set(handle->id, handle->name, state);
 }
 
 /* start + duration; an error if that is no valid time. */
@@ -176,10 +176,10 @@ in_progress_here(const Handle *handle, TimestampTz now)
 	Record		own = {
 		.name = *handle->name,
 		.status = STATUS_PENDING,
-		.attempt = handle->standing.attempt,
-		.lease_expires_at = handle->standing.lease_expires_at,
-		.created_at = handle->standing.created_at,
-		.updated_at = handle->standing.created_at,
+		.attempt = handle->state.attempt,
+		.lease_expires_at = handle->state.lease_expires_at,
+		.created_at = handle->state.created_at,
+		.updated_at = handle->state.created_at,
 		.expires_at = NO_TIME
 	};
 
@@ -217,7 +217,7 @@ operation_lookup(const OperationName *name, Answer *answer)
 	handle_open(&handle, name, AccessShareLock);
 	exists = store_peek(handle.catalog, name, &record);
 	now = GetCurrentTimestamp();
-	if (handle.standing.phase == PHASE_PENDING)
+	if (handle.state.phase == PHASE_PENDING)
 		*answer = in_progress_here(&handle, now);
 	else if (!exists || is_absent(&record, now))
 		return false;

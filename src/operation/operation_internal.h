@@ -23,7 +23,7 @@ typedef struct Handle
 	const OperationName *name;
 	uint64		id;
 	LOCKTAG		lock;
-	Standing	standing;		/* this transaction's */
+	OperationState	state;		/* this transaction's */
 	Policy		policy;			/* of its scope */
 } Handle;
 
@@ -50,7 +50,7 @@ is_absent(const Record *found, TimestampTz now)
 static inline void
 handle_reserve(const Handle *handle)
 {
-	journal_reserve(standing_holds_lock(&handle->standing) ? 0 : 1);
+	journal_reserve(state_holds_lock(&handle->state) ? 0 : 1);
 }
 
 #endif							/* IDEM_OPERATION_INTERNAL_H */

@@ -42,9 +42,9 @@ not_owned(const OperationName *name)
 int64
 owned_fence(const Handle *handle)
 {
-	if (handle->standing.phase != PHASE_PENDING)
+	if (handle->state.phase != PHASE_PENDING)
 		not_owned(handle->name);
-	return handle->standing.fence;
+	return handle->state.fence;
 }
 
 /* A sentence about the end of an attempt; it shows nothing of a response. */
@@ -113,7 +113,7 @@ lock_by_fence(const Handle *handle)
 static bool
 is_taken_over_here(const Handle *handle, int64 fence)
 {
-	return handle->standing.phase == PHASE_PENDING && handle->standing.fence != fence;
+	return handle->state.phase == PHASE_PENDING && handle->state.fence != fence;
 }
 
 static bool

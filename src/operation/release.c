@@ -28,8 +28,8 @@
 static void
 release_owned(const Handle *handle)
 {
-	Standing	before = handle->standing;
-	Standing	released = {.phase = PHASE_NONE,.wrote = before.wrote,.stored_at = NO_TIME};
+	OperationState	before = handle->state;
+	OperationState	released = {.phase = PHASE_NONE,.wrote = before.wrote,.stored_at = NO_TIME};
 	bool		at_once;
 
 	released.level = GetCurrentTransactionNestLevel();
@@ -47,19 +47,19 @@ release_owned(const Handle *handle)
 static void
 leave_earlier_attempt(const Handle *handle, Record *record)
 {
-	TimestampTz judged = record->updated_at;
+	TimestampTz expected = record->updated_at;
 
 	record->attempt--;
 	record->fence = mark_next_fence(handle->catalog, handle->name->scope, record->fence);
 	record->updated_at = GetCurrentTimestamp();
 	set_lease(handle, record, 0);
-	store_put(handle->catalog, record, judged);
+	store_put(handle->catalog, record, expected);
 }
 
 static bool
 release_leased(const Handle *handle, int64 fence)
 {
-	Standing	released = {.phase = PHASE_NONE,.wrote = true,.wakes = true,.stored_at = NO_TIME};
+	OperationState	released = {.phase = PHASE_NONE,.wrote = true,.wakes = true,.stored_at = NO_TIME};
 	Record		record;
 
 	if (!owner_finds(handle, fence, &record))
@@ -109,7 +109,7 @@ in_use(const Handle *handle, const char *by_whom)
 static bool
 find_unowned(const Handle *handle, Record *found)
 {
-	if (handle->standing.phase != PHASE_NONE)
+	if (handle->state.phase != PHASE_NONE)
 		in_use(handle, "This transaction has begun or ended the operation.");
 	handle_reserve(handle);
 	if (!lock_acquire_now(&handle->lock))
@@ -132,7 +132,7 @@ find_unowned(const Handle *handle, Record *found)
 bool
 operation_forget(const OperationName *name)
 {
-	Standing	forgotten = {.phase = PHASE_NONE,.wrote = true,.stored_at = NO_TIME};
+	OperationState	forgotten = {.phase = PHASE_NONE,.wrote = true,.stored_at = NO_TIME};
 	Handle		handle;
 	Record		record;
 	Caller		caller;

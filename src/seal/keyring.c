@@ -113,7 +113,7 @@ read_file(int file, const struct stat *status)
 	contents[length] = '\0';
 	if (strlen(contents) != length)
 		bad_file("it is not a text", 0);
-	/* whoever writes it may not be ready: a part of a secret can be long enough */
+	/* its writer may not be ready: a part of a secret can be long enough */
 	if (length > 0 && contents[length - 1] != '\n')
 		bad_file("its last line does not end with a newline", 0);
 	return contents;

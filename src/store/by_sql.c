@@ -40,16 +40,16 @@ static Statement insert_record = {
 StaticAssertDecl(RECORD_COLUMNS == 18, "$19 of put_record comes after the columns");
 
 static Statement put_record = {
-	"INSERT INTO %1$s.idempotency_store AS judged (" RECORD_NAMES ") VALUES (" VALUES ")"
+	"INSERT INTO %1$s.idempotency_store AS stored (" RECORD_NAMES ") VALUES (" VALUES ")"
 	" ON CONFLICT (scope, idempotency_key) DO UPDATE SET (" RECORD_NAMES ") = (" COLUMNS_OF_EXCLUDED ")"
-	" WHERE judged.updated_at OPERATOR(pg_catalog.=) $19",
+	" WHERE stored.updated_at OPERATOR(pg_catalog.=) $19",
 	RECORD_COLUMNS + 1, {RECORD_TYPES TIMESTAMPTZOID}
 };
 
 static Statement update_record = {
-	"UPDATE %1$s AS judged SET (" RECORD_NAMES ") = (" VALUES ")"
+	"UPDATE %1$s AS stored SET (" RECORD_NAMES ") = (" VALUES ")"
 	" WHERE scope OPERATOR(pg_catalog.=) $10 AND idempotency_key OPERATOR(pg_catalog.=) $11"
-	" AND judged.updated_at OPERATOR(pg_catalog.=) $19",
+	" AND stored.updated_at OPERATOR(pg_catalog.=) $19",
 	RECORD_COLUMNS + 1, {RECORD_TYPES TIMESTAMPTZOID},.knows_rows = true
 };
 
@@ -108,13 +108,13 @@ by_sql_insert(const Catalog *catalog, const Record *record)
  * inserted if that version was collected.
  */
 void
-by_sql_upsert(const Catalog *catalog, const Record *record, TimestampTz judged)
+by_sql_upsert(const Catalog *catalog, const Record *record, TimestampTz expected)
 {
 	Datum		values[RECORD_COLUMNS + 1];
 	bool		nulls[RECORD_COLUMNS + 1] = {0};
 
 	record_to_columns(catalog->status_labels, record, values, nulls);
-	values[RECORD_COLUMNS] = TimestampTzGetDatum(judged);
+	values[RECORD_COLUMNS] = TimestampTzGetDatum(expected);
 	if (statement_run(&put_record, catalog, values, nulls, InvalidSnapshot) != 1)
 		row_error_lost_race();
 	statement_finish();
@@ -138,10 +138,10 @@ by_sql_update(const Catalog *catalog, Oid table, const Record *record)
 
 /* Deletes the version of a row of this table that has been read; false: it is not there any more. */
 bool
-by_sql_delete(const Catalog *catalog, Oid table, const OperationName *name, TimestampTz judged)
+by_sql_delete(const Catalog *catalog, Oid table, const OperationName *name, TimestampTz expected)
 {
 	Datum		arguments[3] = {
-		PointerGetDatum(name->scope), PointerGetDatum(name->key), TimestampTzGetDatum(judged)
+		PointerGetDatum(name->scope), PointerGetDatum(name->key), TimestampTzGetDatum(expected)
 	};
 	bool		deleted;
 

@@ -212,11 +212,11 @@ replace_version(const Catalog *catalog, Relation store, Relation index,
  * refuses the same.
  */
 static bool
-was_judged(Relation store, TupleTableSlot *version, TimestampTz judged)
+is_expected(Relation store, TupleTableSlot *version, TimestampTz expected)
 {
 	bool		is_null;
 
-	return DatumGetTimestampTz(slot_getattr(version, COLUMN_UPDATED_AT + 1, &is_null)) == judged &&
+	return DatumGetTimestampTz(slot_getattr(version, COLUMN_UPDATED_AT + 1, &is_null)) == expected &&
 		(!IsolationUsesXactSnapshot() ||
 		 table_tuple_satisfies_snapshot(store, version, GetTransactionSnapshot()));
 }
@@ -234,19 +234,19 @@ change_version(const Catalog *catalog, Relation store, Relation index,
 }
 
 /*
- * TM_Invisible: not the version that was judged.  TM_Updated: changed since
+ * TM_Invisible: not the expected version.  TM_Updated: changed since
  * then.
  */
 static TM_Result
 try_change(const Catalog *catalog, Relation store, Relation index, const OperationName *name,
-		   const Record *record, TimestampTz judged)
+		   const Record *record, TimestampTz expected)
 {
 	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
 	TupleTableSlot *version = table_slot_create(store, NULL);
 	TM_Result	result = TM_Deleted;
 
 	if (fetch_version(store, index, name, snapshot, version))
-		result = was_judged(store, version, judged) ?
+		result = is_expected(store, version, expected) ?
 			change_version(catalog, store, index, &version->tts_tid, record) : TM_Invisible;
 	ExecDropSingleTupleTableSlot(version);
 	UnregisterSnapshot(snapshot);
@@ -255,12 +255,12 @@ try_change(const Catalog *catalog, Relation store, Relation index, const Operati
 
 /*
  * Updates the row of a part, or deletes it if there is no record, if it is still
- * the version that was judged: TM_Ok.  TM_Deleted: the part has no such row.
+ * the expected version: TM_Ok.  TM_Deleted: the part has no such row.
  * Anything else: another writer has changed it.
  */
 TM_Result
 direct_change(const Catalog *catalog, Oid part, const OperationName *name,
-			  const Record *record, TimestampTz judged)
+			  const Record *record, TimestampTz expected)
 {
 	Relation	store = open_part(catalog, part, RowExclusiveLock);
 	Relation	index = index_open(primary_key_index(store), RowExclusiveLock);
@@ -274,7 +274,7 @@ direct_change(const Catalog *catalog, Oid part, const OperationName *name,
 	{
 		/* idem_reseal, for one, leaves updated_at as it is */
 		CHECK_FOR_INTERRUPTS();
-		result = try_change(catalog, store, index, name, record, judged);
+		result = try_change(catalog, store, index, name, record, expected);
 	} while (result == TM_Updated && !IsolationUsesXactSnapshot());
 	index_close(index, NoLock);
 	table_close(store, NoLock);

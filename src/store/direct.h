@@ -17,6 +17,6 @@ extern bool direct_find(const Catalog *catalog, Oid part, const OperationName *n
 						Snapshot snapshot, Record *found, ItemPointer version);
 extern void direct_insert(const Catalog *catalog, Oid part, const Record *record);
 extern TM_Result direct_change(const Catalog *catalog, Oid part, const OperationName *name,
-							   const Record *record, TimestampTz judged);
+							   const Record *record, TimestampTz expected);
 
 #endif							/* IDEM_DIRECT_H */

@@ -24,7 +24,7 @@
 #include "store/store.h"
 
 /* how many fences a mark is good for */
-#define STRETCH ((int64) 1 << 20)
+#define RESERVED_AHEAD ((int64) 1 << 20)
 
 /* the row with the mark of a scope */
 typedef struct Mark
@@ -52,7 +52,7 @@ is_own(const Mark *mark)
 static bool
 has_room(const Mark *mark, int64 last)
 {
-	return is_own(mark) && mark->record.fence - last > STRETCH / 2;
+	return is_own(mark) && mark->record.fence - last > RESERVED_AHEAD / 2;
 }
 
 /* The first to come writes the mark; the others wait for its transaction. */
@@ -65,7 +65,7 @@ lock_mark(const Catalog *catalog, const OperationName *name)
 	lock_acquire(&tag);
 }
 
-/* The mark is this node's from now on, up to a stretch above the number. */
+/* The mark is this node's from now on, so many fences above the number. */
 static void
 write_mark(const Catalog *catalog, const OperationName *name, const Mark *before, int64 number)
 {
@@ -74,7 +74,7 @@ write_mark(const Catalog *catalog, const OperationName *name, const Mark *before
 		.name = *name,
 		.status = STATUS_COMPLETED,
 		.attempt = 1,
-		.fence = number + STRETCH,
+		.fence = number + RESERVED_AHEAD,
 		.lease_expires_at = NO_TIME,
 		.retry_at = NO_TIME,
 		.created_at = before->exists ? before->record.created_at : now,

@@ -229,19 +229,19 @@ find_newest_in(const Catalog *catalog, Oid table, const OperationName *name, Rec
 
 /* false: the table does not have the version that the caller has read. */
 static bool
-delete_in(const Catalog *catalog, Oid table, const OperationName *name, TimestampTz judged)
+delete_in(const Catalog *catalog, Oid table, const OperationName *name, TimestampTz expected)
 {
-	return is_plain_part(table) ? direct_change(catalog, table, name, NULL, judged) == TM_Ok :
-		by_sql_delete(catalog, table, name, judged);
+	return is_plain_part(table) ? direct_change(catalog, table, name, NULL, expected) == TM_Ok :
+		by_sql_delete(catalog, table, name, expected);
 }
 
 /*
- * Deletes the version that was judged, if it is in another table of the ring than
+ * Deletes the expected version, if it is in another table of the ring than
  * its successor will be in.  true: then the successor replaces the version that
- * *judged says, which did not count, or none.
+ * *expected says, which did not count, or none.
  */
 static bool
-leave_other_table(const Catalog *catalog, const OperationName *name, Oid target, TimestampTz *judged)
+leave_other_table(const Catalog *catalog, const OperationName *name, Oid target, TimestampTz *expected)
 {
 	Record		found;
 	Place		place;
@@ -250,41 +250,41 @@ leave_other_table(const Catalog *catalog, const OperationName *name, Oid target,
 		place.part == target)
 		return false;
 	/* it may have been collected */
-	if (!delete_in(catalog, place.part, name, *judged) &&
+	if (!delete_in(catalog, place.part, name, *expected) &&
 		find_newest_in(catalog, place.part, name, &found))
 	{
 		if (IsolationUsesXactSnapshot())
 			could_not_serialize();
 		row_error_lost_race();
 	}
-	*judged = find_newest_in(catalog, target, name, &found) ? found.updated_at : NO_TIME;
+	*expected = find_newest_in(catalog, target, name, &found) ? found.updated_at : NO_TIME;
 	return true;
 }
 
 /* Most often the successor belongs to the table where the version is. */
 static TM_Result
-replace_directly(const Catalog *catalog, const Record *record, TimestampTz judged, Oid target)
+replace_directly(const Catalog *catalog, const Record *record, TimestampTz expected, Oid target)
 {
 	TM_Result	result = TM_Deleted;
 
-	if (judged != NO_TIME)
-		result = direct_change(catalog, target, &record->name, record, judged);
-	if ((result == TM_Deleted || result == TM_Invisible) && judged != NO_TIME &&
-		leave_other_table(catalog, &record->name, target, &judged))
-		result = judged == NO_TIME ? TM_Deleted :
-			direct_change(catalog, target, &record->name, record, judged);
+	if (expected != NO_TIME)
+		result = direct_change(catalog, target, &record->name, record, expected);
+	if ((result == TM_Deleted || result == TM_Invisible) && expected != NO_TIME &&
+		leave_other_table(catalog, &record->name, target, &expected))
+		result = expected == NO_TIME ? TM_Deleted :
+			direct_change(catalog, target, &record->name, record, expected);
 	return result;
 }
 
 /* As the statements below do. */
 static void
-put_directly(const Catalog *catalog, const Record *record, TimestampTz judged, Oid target)
+put_directly(const Catalog *catalog, const Record *record, TimestampTz expected, Oid target)
 {
 	MemoryContext context = CurrentMemoryContext;
 
 	PG_TRY();
 	{
-		TM_Result	result = replace_directly(catalog, record, judged, target);
+		TM_Result	result = replace_directly(catalog, record, expected, target);
 
 		if (result == TM_Deleted)
 			direct_insert(catalog, target, record);
@@ -301,14 +301,14 @@ put_directly(const Catalog *catalog, const Record *record, TimestampTz judged, O
 }
 
 static void
-put_by_sql(const Catalog *catalog, const Record *record, TimestampTz judged)
+put_by_sql(const Catalog *catalog, const Record *record, TimestampTz expected)
 {
-	if (judged != NO_TIME)
-		(void) leave_other_table(catalog, &record->name, catalog->tables[TABLE_STORE], &judged);
-	if (judged == NO_TIME)
+	if (expected != NO_TIME)
+		(void) leave_other_table(catalog, &record->name, catalog->tables[TABLE_STORE], &expected);
+	if (expected == NO_TIME)
 		by_sql_insert(catalog, record);
 	else
-		by_sql_upsert(catalog, record, judged);
+		by_sql_upsert(catalog, record, expected);
 }
 
 /*
@@ -318,7 +318,7 @@ put_by_sql(const Catalog *catalog, const Record *record, TimestampTz judged)
  * and the statements that follow in this transaction see it.
  */
 void
-store_put(const Catalog *catalog, const Record *record, TimestampTz judged)
+store_put(const Catalog *catalog, const Record *record, TimestampTz expected)
 {
 	Record		stored = *record;
 	Oid			target = InvalidOid;
@@ -328,9 +328,9 @@ store_put(const Catalog *catalog, const Record *record, TimestampTz judged)
 		target = lock_table_for(catalog, &stored);
 	/* asked again: the lock may have let us know */
 	if (catalog->store_plain)
-		put_directly(catalog, &stored, judged, target);
+		put_directly(catalog, &stored, expected, target);
 	else
-		put_by_sql(catalog, &stored, judged);
+		put_by_sql(catalog, &stored, expected);
 }
 
 /* Stores a record of this table whose response was sealed anew; it stays there. */
@@ -345,7 +345,7 @@ store_reseal(const Catalog *catalog, Oid table, const Record *record)
 
 /* Deletes the version that the caller has read; if another writer has changed it, 40001. */
 void
-store_delete(const Catalog *catalog, const OperationName *name, TimestampTz judged)
+store_delete(const Catalog *catalog, const OperationName *name, TimestampTz expected)
 {
 	Record		found;
 	Place		place = {only_part(catalog, name)};
@@ -354,7 +354,7 @@ store_delete(const Catalog *catalog, const OperationName *name, TimestampTz judg
 		row_error_lost_race();
 	/* one table by SQL, whatever its shape: the most usual statement on the most usual store */
 	if (!(catalog->store_distributed || catalog->store_has_ring ?
-		  delete_in(catalog, place.part, name, judged) :
-		  by_sql_delete(catalog, place.part, name, judged)))
+		  delete_in(catalog, place.part, name, expected) :
+		  by_sql_delete(catalog, place.part, name, expected)))
 		row_error_lost_race();
 }

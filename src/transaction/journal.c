@@ -25,7 +25,7 @@
 Journal		journal = {0};
 static bool closed = false;		/* until the transaction ends */
 
-const Standing untouched = {.phase = PHASE_NONE,.stored_at = NO_TIME};
+const OperationState untouched = {.phase = PHASE_NONE,.stored_at = NO_TIME};
 
 /* ---- entries ---- */
 
@@ -115,10 +115,10 @@ journal_next(const Entry *entry)
 	return change ? change->entry : NULL;
 }
 
-const Standing *
-entry_standing(const Entry *entry)
+const OperationState *
+entry_state(const Entry *entry)
 {
-	return &entry->standing;
+	return &entry->state;
 }
 
 const OperationName *
@@ -150,7 +150,7 @@ make_entry(uint64 id, const OperationName *name)
 
 	memset(entry, 0, sizeof(Entry));
 	entry->id = id;
-	entry->standing = untouched;
+	entry->state = untouched;
 	entry->name.scope = put_text(memory + sizeof(Entry), name->scope);
 	entry->name.key = put_text(memory + sizeof(Entry) + scope_size, name->key);
 	return entry;
@@ -183,19 +183,19 @@ copy_request(MemoryContext context, const Digest *request)
  * trigger of the owner's may release the operation while the caller still uses
  * the request, and then the journal frees its own.
  */
-Standing
-journal_standing(uint64 id, const OperationName *name)
+OperationState
+journal_state(uint64 id, const OperationName *name)
 {
 	const Entry *entry = find_entry(id, name);
-	Standing	standing = entry ? entry->standing : untouched;
+	OperationState	state = entry ? entry->state : untouched;
 
-	standing.request = copy_request(CurrentMemoryContext, &standing.request);
-	return standing;
+	state.request = copy_request(CurrentMemoryContext, &state.request);
+	return state;
 }
 
-/* Several standings may share a request. */
+/* Several states may share a request. */
 void
-free_request(Digest request, const Standing *may_share, const Standing *may_share_too)
+free_request(Digest request, const OperationState *may_share, const OperationState *may_share_too)
 {
 	if (request.bytes == NULL || request.bytes == may_share->request.bytes ||
 		request.bytes == may_share_too->request.bytes)
@@ -234,14 +234,14 @@ unlink_change(Change *change)
 }
 
 void
-replace_standing(Entry *entry, const Standing *standing)
+replace_state(Entry *entry, const OperationState *state)
 {
-	Digest		request = entry->standing.request;
+	Digest		request = entry->state.request;
 
-	journal.unfinished += (int) standing_is_unfinished(standing) - (int) standing_is_unfinished(&entry->standing);
-	journal.held += (int) standing_holds_lock(standing) - (int) standing_holds_lock(&entry->standing);
-	entry->standing = *standing;
-	free_request(request, standing, &entry->latest->before);
+	journal.unfinished += (int) state_is_unfinished(state) - (int) state_is_unfinished(&entry->state);
+	journal.held += (int) state_holds_lock(state) - (int) state_holds_lock(&entry->state);
+	entry->state = *state;
+	free_request(request, state, &entry->latest->before);
 }
 
 void
@@ -261,7 +261,7 @@ remove_entry(Entry *entry)
 static bool
 is_nothing(const Entry *entry)
 {
-	return !standing_holds_lock(&entry->standing) && !entry->standing.wakes &&
+	return !state_holds_lock(&entry->state) && !entry->state.wakes &&
 		entry->latest == &entry->made && entry->made.level == GetCurrentTransactionNestLevel();
 }
 
@@ -288,7 +288,7 @@ add_change(Entry *entry)
 
 	change->entry = entry;
 	change->earlier = entry->latest;
-	change->before = entry->standing;
+	change->before = entry->state;
 	entry->latest = change;
 	link_change(change);
 }
@@ -298,25 +298,25 @@ add_change(Entry *entry)
  * undoes it.  From here on COMMIT fails as long as the operation is unfinished.
  */
 void
-journal_set(uint64 id, const OperationName *name, Standing standing)
+journal_set(uint64 id, const OperationName *name, OperationState state)
 {
 	Entry	   *entry;
 
 	guard_use();
 	start_journal();
 	entry = find_entry(id, name);
-	if (entry == NULL || standing.request.bytes != entry->standing.request.bytes)
-		standing.request = copy_request(journal.context, &standing.request);
+	if (entry == NULL || state.request.bytes != entry->state.request.bytes)
+		state.request = copy_request(journal.context, &state.request);
 	if (entry == NULL)
 		entry = add_entry(id, name);
 	else if (entry->latest->level != GetCurrentTransactionNestLevel())
 		add_change(entry);
 	/* from here on nothing can fail */
-	standing.wakes |= entry->standing.wakes;
-	replace_standing(entry, &standing);
+	state.wakes |= entry->state.wakes;
+	replace_state(entry, &state);
 	if (is_nothing(entry))
 	{
-		replace_standing(entry, &untouched);
+		replace_state(entry, &untouched);
 		remove_entry(entry);
 	}
 }

@@ -17,7 +17,7 @@ typedef enum Phase
 } Phase;
 
 /* the state of one operation in this transaction */
-typedef struct Standing
+typedef struct OperationState
 {
 	Phase		phase;
 	int			level;			/* nesting level that begun it */
@@ -30,16 +30,16 @@ typedef struct Standing
 	Digest		request;
 	TimestampTz lease_expires_at;
 	TimestampTz created_at;
-} Standing;
+} OperationState;
 
 typedef struct Entry Entry;
 
-extern Standing journal_standing(uint64 id, const OperationName *name);
+extern OperationState journal_state(uint64 id, const OperationName *name);
 extern Entry *journal_next(const Entry *entry);
-extern const Standing *entry_standing(const Entry *entry);
+extern const OperationState *entry_state(const Entry *entry);
 extern const OperationName *entry_name(const Entry *entry);
 extern uint64 entry_id(const Entry *entry);
-extern void journal_set(uint64 id, const OperationName *name, Standing standing);
+extern void journal_set(uint64 id, const OperationName *name, OperationState state);
 extern void journal_add_locks(int count);
 extern void journal_reserve(int locks);
 extern void journal_close(void);
@@ -49,16 +49,16 @@ extern void journal_forget(void);
 
 /* Does the operation's lock stay with this transaction? */
 static inline bool
-standing_holds_lock(const Standing *standing)
+state_holds_lock(const OperationState *state)
 {
-	return standing->phase != PHASE_NONE || standing->wrote || standing->locked;
+	return state->phase != PHASE_NONE || state->wrote || state->locked;
 }
 
 /* Does it keep the transaction from committing? */
 static inline bool
-standing_is_unfinished(const Standing *standing)
+state_is_unfinished(const OperationState *state)
 {
-	return standing->phase == PHASE_PENDING && standing->fence == NO_FENCE;
+	return state->phase == PHASE_PENDING && state->fence == NO_FENCE;
 }
 
 #endif							/* IDEM_JOURNAL_H */

@@ -19,7 +19,7 @@ typedef struct Change
 	struct Change *newer;
 	struct Change *earlier;		/* of the same operation; NULL: it made the entry */
 	Entry	   *entry;			/* NULL: it is about locks on resources */
-	Standing	before;
+	OperationState	before;
 	int			locks;
 	int			level;
 } Change;
@@ -29,7 +29,7 @@ struct Entry
 	struct Entry *next;			/* in its bucket */
 	uint64		id;				/* of its lock; several names may have one */
 	OperationName name;			/* is behind the entry itself */
-	Standing	standing;
+	OperationState	state;
 	Change	   *latest;
 	Change		made;			/* the change that made the entry */
 };
@@ -49,10 +49,10 @@ typedef struct Journal
 } Journal;
 
 extern Journal journal;
-extern const Standing untouched;
+extern const OperationState untouched;
 
-extern void replace_standing(Entry *entry, const Standing *standing);
-extern void free_request(Digest request, const Standing *may_share, const Standing *may_share_too);
+extern void replace_state(Entry *entry, const OperationState *state);
+extern void free_request(Digest request, const OperationState *may_share, const OperationState *may_share_too);
 extern void unlink_change(Change *change);
 extern void remove_entry(Entry *entry);
 

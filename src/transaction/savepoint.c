@@ -18,7 +18,7 @@ undo_change(Change *change)
 
 	if (entry != NULL && change->earlier == NULL)
 	{
-		replace_standing(entry, &untouched);
+		replace_state(entry, &untouched);
 		remove_entry(entry);
 		return;
 	}
@@ -27,7 +27,7 @@ undo_change(Change *change)
 	if (entry != NULL)
 	{
 		entry->latest = change->earlier;
-		replace_standing(entry, &change->before);
+		replace_state(entry, &change->before);
 	}
 	pfree(change);
 }
@@ -47,7 +47,7 @@ merge_into_earlier(Change *change)
 	Entry	   *entry = change->entry;
 
 	entry->latest = change->earlier;
-	free_request(change->before.request, &entry->standing, &entry->latest->before);
+	free_request(change->before.request, &entry->state, &entry->latest->before);
 	unlink_change(change);
 	pfree(change);
 }
@@ -63,8 +63,8 @@ savepoint_hand_over(int level)
 		Entry	   *entry = change->entry;
 
 		older = change->older;
-		if (entry != NULL && entry->standing.level == level)
-			entry->standing.level = level - 1;
+		if (entry != NULL && entry->state.level == level)
+			entry->state.level = level - 1;
 		if (entry != NULL && change->earlier != NULL && change->earlier->level == level - 1)
 			merge_into_earlier(change);
 		else

@@ -45,7 +45,7 @@ transaction_begun_elsewhere(const OperationName *name)
 
 	for (const Entry *entry = journal_next(NULL); entry; entry = journal_next(entry))
 	{
-		if (entry_standing(entry)->phase == PHASE_PENDING && same_key(entry_name(entry), name))
+		if (entry_state(entry)->phase == PHASE_PENDING && same_key(entry_name(entry), name))
 			begun = entry_name(entry);
 	}
 	return begun;
@@ -75,7 +75,7 @@ transaction_require_ended(void)
 	{
 		const OperationName *name = entry_name(entry);
 
-		if (!standing_is_unfinished(entry_standing(entry)))
+		if (!state_is_unfinished(entry_state(entry)))
 			continue;
 		stats_count(COUNT_COMMITS_REFUSED);
 		ereport(ERROR,
@@ -93,7 +93,7 @@ wake_waiters(void)
 {
 	for (const Entry *entry = journal_next(NULL); entry; entry = journal_next(entry))
 	{
-		if (entry_standing(entry)->wakes)
+		if (entry_state(entry)->wakes)
 			lease_wait_wake(entry_id(entry));
 	}
 }

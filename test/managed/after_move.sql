@@ -8,8 +8,8 @@ SELECT pg_temp.expect(count(*) > 0 AND bool_and(probin IS NOT NULL), 'the functi
 FROM pg_proc WHERE proname = 'idem_begin';
 SELECT pg_temp.expect(count(*) = 5 AND bool_and((to_jsonb(idem_lookup(key, 'move')) - 'retry_after')::text = answer),
 	'the extension answers each as before, byte for byte') FROM move_answer;
-SELECT pg_temp.expect(told.response_payload = '"late"', 'a transaction that was open committed before the move')
-FROM idem_lookup('move-late') told;
+SELECT pg_temp.expect(answer.response_payload = '"late"', 'a transaction that was open committed before the move')
+FROM idem_lookup('move-late') answer;
 
 -- the same request is the same, another one is not
 SELECT pg_temp.expect(replayed AND response_body = '\x00ff', 'a replay has the fingerprint of before')

@@ -91,17 +91,17 @@ byte sweep;
 #define OPEN		1			/* in a transaction, between two statements */
 #define ASKED		2			/* begin: has asked for the lock, not looked yet */
 #define QUEUED		3			/* begin with a wait: in the lock's queue */
-#define LEASING		4			/* begin with a lease: judged, to be written */
+#define LEASING		4			/* begin with a lease: decided, to be written */
 #define FENCED		5			/* no transaction, has a fence */
 #define END_QUEUED	6			/* end by fence: in the lock's queue */
 #define END_LOCKED	7			/* end by fence: has the lock, not looked yet */
 #define END_JUDGED	8			/* end by fence: is current, to be written */
 #define HALF		9			/* COMMIT: visible, locks not yet released */
 
-/* own[k]: where its transaction stands with a key (Standing of transaction.h) */
+/* own[k]: where its transaction stands with a key (OperationState of transaction.h) */
 #define NOTHING		0
 #define FRESH		1			/* PENDING in memory; no row was found */
-#define JUDGED		2			/* ... the row that was found is still the newest */
+#define EXPECTED		2			/* ... the row that was found is still the newest */
 #define STALE		3			/* ... another version came after it */
 /* from here on its own version of the row is written and not committed */
 #define W_LEASE		4
@@ -219,18 +219,18 @@ Client client[CLIENTS];
 #define LOOK(verdict)	CLIENT.seen = verdict
 #define VERDICT			(CLIENT.seen & 15)
 #define FENCE_VERDICT	(CLIENT.seen & 15)
-#define FOUND			(VERDICT == ACQUIRE_NEW -> FRESH : (CLIENT.seen & OVERTAKEN -> STALE : JUDGED))
+#define FOUND			(VERDICT == ACQUIRE_NEW -> FRESH : (CLIENT.seen & OVERTAKEN -> STALE : EXPECTED))
 #else
 #define LOOK(verdict)	skip
 #define VERDICT			JUDGE
 #define FENCE_VERDICT	JUDGE_FENCE
-#define FOUND			(ROW.status == ABSENT -> FRESH : JUDGED)
+#define FOUND			(ROW.status == ABSENT -> FRESH : EXPECTED)
 #endif
 #define ACQUIRES		(VERDICT <= NEXT)
 
 /*
  * store.c, store_put: a row that exists though none was
- * found, or in another version than the one that was judged, is 40001.
+ * found, or in another version than the expected one, is 40001.
  */
 #ifdef NO_UNIQUE
 #define CONFLICTS	false
@@ -444,7 +444,7 @@ inline tell_end(k)
 inline overtake(d, k, is_version)
 {
 	if
-	:: d != me && is_version && client[d].own[k] == JUDGED -> client[d].own[k] = STALE
+	:: d != me && is_version && client[d].own[k] == EXPECTED -> client[d].own[k] = STALE
 	:: else
 	fi;
 	if

@@ -48,12 +48,12 @@ my $fence = fence('ends');
 my $waiter = waiter(q{SELECT outcome, response_payload FROM idem_begin('ends', wait => '100 s');});
 
 $node->safe_psql('postgres', "SELECT idem_complete('ends', '42', fence => $fence)");
-is(told($waiter), 'COMPLETED|42', 'the end of a lease is seen');
+is(answer($waiter), 'COMPLETED|42', 'the end of a lease is seen');
 
 $fence = fence('released');
 $waiter = waiter(q{BEGIN; SELECT outcome, attempt FROM idem_begin('released', wait => '100 s');});
 $node->safe_psql('postgres', "SELECT idem_release('released', fence => $fence)");
-is(told($waiter), 'ACQUIRED|1', 'a lease that was given up is acquired');
+is(answer($waiter), 'ACQUIRED|1', 'a lease that was given up is acquired');
 
 $node->safe_psql('postgres', q{SELECT idem_begin('runs out', lease => '1 s')});
 is($node->safe_psql('postgres',

@@ -13,7 +13,7 @@ use Idempotency;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my @points = qw(begin-locked begin-judged taken-over end-judged statement-locked count-entered sweep-read ring-read commit-visible);
+my @points = qw(begin-locked begin-decided taken-over end-checked statement-locked count-entered sweep-read ring-read commit-visible);
 my ($stage, $conf) = built_with('-DIDEM_FAULTS');
 
 # The build of all other tests contains nothing of it.
@@ -177,7 +177,7 @@ sub is_healed
 
 for my $way ('bound', 'leased', 'called', 'batched')
 {
-	for my $point ('begin-locked', 'begin-judged', 'end-judged', 'commit-visible')
+	for my $point ('begin-locked', 'begin-decided', 'end-checked', 'commit-visible')
 	{
 		for my $action ('error', 'kill')
 		{
@@ -185,7 +185,7 @@ for my $way ('bound', 'leased', 'called', 'batched')
 			my $left = $point ne 'commit-visible' ? '0' : qq{1|COMPLETED|"$key"};
 
 			# a lease is committed, and may be visible, before its operation ends
-			$left = '0|PENDING' if $way eq 'leased' && $point =~ /end-judged|commit-visible/;
+			$left = '0|PENDING' if $way eq 'leased' && $point =~ /end-checked|commit-visible/;
 			run_into($point, $action, script($way, $key));
 			is(state_of($key), $left, "$key: all or nothing");
 			is_healed($way, $key, $key);
@@ -305,7 +305,7 @@ sub expired_row
 }
 
 # A session with the lock excludes others, before and after its look-up.
-for my $point ('begin-locked', 'begin-judged')
+for my $point ('begin-locked', 'begin-decided')
 {
 	my $key = "held-$point";
 
@@ -319,7 +319,7 @@ for my $point ('begin-locked', 'begin-judged')
 
 # A writer that takes no lock comes between the look and the insert.
 ask($s1, 'BEGIN');
-hold($s1, 'begin-judged', q{SELECT outcome FROM idem_begin('raw')});
+hold($s1, 'begin-decided', q{SELECT outcome FROM idem_begin('raw')});
 ask($s2, q{INSERT INTO idempotency_store (scope, idempotency_key, status, attempt, created_at, updated_at, expires_at)
 	VALUES ('', 'raw', 'COMPLETED', 1, now(), now(), 'infinity')});
 is(let_go($s1), 'ACQUIRED', 'a raw writer is not seen');
@@ -330,7 +330,7 @@ ask($s1, 'ROLLBACK');
 {
 	my $fence = expired_lease('ends');
 
-	hold($s1, 'end-judged', "SELECT idem_complete('ends', '\"old\"', fence => $fence)");
+	hold($s1, 'end-checked', "SELECT idem_complete('ends', '\"old\"', fence => $fence)");
 	is(ask($s2, q{SELECT outcome FROM idem_begin('ends', lease => '1 hour')}), 'IN_PROGRESS',
 		'no takeover while the old owner ends');
 	let_go($s1);

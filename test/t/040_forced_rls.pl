@@ -72,7 +72,7 @@ my $storm = session($node);
 
 $storm->query_until(qr/storm/, "\\echo storm\nCALL storm();\n");
 $node->safe_psql('postgres', "SET ROLE app; CALL calls($calls)");
-is(told(), "$right of " . 3 * $calls, 'in a storm of GRANT, REVOKE and ANALYZE');
+is(answer(), "$right of " . 3 * $calls, 'in a storm of GRANT, REVOKE and ANALYZE');
 $node->safe_psql('postgres', 'INSERT INTO storm VALUES (true); DELETE FROM idempotency_store WHERE idempotency_key <> $$done$$');
 $storm->quit;
 
@@ -82,7 +82,7 @@ SKIP:
 	skip 'the server cannot discard its caches', 1
 	  if sqlstate($node, 'SET debug_discard_caches = 1') ne '';
 	$node->safe_psql('postgres', 'SET debug_discard_caches = 1; SET ROLE app; CALL calls(1)');
-	is(told(), "$right of 3", 'with caches that are discarded at every opportunity');
+	is(answer(), "$right of 3", 'with caches that are discarded at every opportunity');
 }
 
 done_testing();

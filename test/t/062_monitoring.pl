@@ -124,22 +124,22 @@ my @case = (
 is_deeply([ sort keys %alert ], [ sort map { $_->{title} } @case ], 'every alert of the page is tried here');
 
 # A store that was never swept is reported, too, until the first sweep.
-is(told('No collection in this database'), 'NULL', 'a database that was never swept is told');
+is(answer('No collection in this database'), 'NULL', 'a database that was never swept is told');
 $node->safe_psql('postgres', 'SELECT idem_gc()');
 ask($monitor, 'CREATE TEMP TABLE last_figures AS SELECT datname, commits_refused, mismatches, leases_lost FROM idempotency_stats');
-is(told($_), '', "all is well: $_") for sort keys %alert;
+is(answer($_), '', "all is well: $_") for sort keys %alert;
 for my $case (@case)
 {
 	my ($title, $row) = ($case->{title});
 	my %at_once = %{ $case->{at_once} // {} };
 
 	$case->{trouble}->();
-	$row = told($title, %at_once);
+	$row = answer($title, %at_once);
 	ok(one_row($row), "$title: told") or diag($row);
 	like($row, $case->{tells}, "$title: what is told");
 	unlike($row, qr/secret/, "$title: no payload");
 	$case->{over}->();
-	is(told($title), '', "$title: over");
+	is(answer($title), '', "$title: over");
 }
 
 # The query for an exporter: numbers only, but for the name of the database.
