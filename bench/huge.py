@@ -35,7 +35,8 @@ def add_arguments(parser):
         'partitions', f'of {partitions.NAME}, {NAME} and {GROWTH}; the records expire within a day')
     group.add_argument('--rows', type=int, help='live records of a large store (default '
                        + ', '.join(f'{name} {rows // 10**6} million' for name, rows in ROWS.items()) + ')')
-    group.add_argument('--period', help=f'what a table of the ring covers (default {PERIOD}; in {partitions.NAME} {partitions.PERIOD})')
+    group.add_argument('--period', help='what a table of the ring covers '
+                       f'(default {PERIOD}; in {partitions.NAME} {partitions.PERIOD})')
 
 
 def measure(options, tell):
