@@ -143,3 +143,12 @@ SELECT pg_temp.refused('ALTER TABLE idempotency_store ADD further int; ALTER TAB
 SELECT pg_temp.refused('CREATE VIEW partitions_view AS SELECT scope FROM idempotency_store; GRANT SELECT ON idempotency_store TO PUBLIC');
 SELECT count(*) FROM idempotency_partitions;
 DROP FUNCTION partitions_fire;
+
+-- Citus' shards are made and dropped at READ COMMITTED only: an older snapshot does not show all records.
+BEGIN ISOLATION LEVEL REPEATABLE READ;
+SELECT raises('SELECT idem_require_read_committed()');
+COMMIT;
+BEGIN ISOLATION LEVEL SERIALIZABLE;
+SELECT raises('SELECT idem_require_read_committed()');
+COMMIT;
+SELECT idem_require_read_committed() IS NOT NULL;
