@@ -44,7 +44,7 @@
  */
 #define GRACE_MICROSECONDS INT64CONST(2000000)
 /* how long turning the ring may last, which reads a whole table of it */
-#define CARE_MICROSECONDS INT64CONST(300000000)
+#define TURN_MICROSECONDS INT64CONST(300000000)
 /* how often the launcher looks whether somebody wants the database meanwhile */
 #define LOOK_MICROSECONDS INT64CONST(1000000)
 /* how long a visit usually lasts at most */
@@ -134,13 +134,13 @@ end_worker(const Database *database, BackgroundWorkerHandle *handle)
 }
 
 /*
- * Waits until the worker's care is over, but not while somebody drops or copies the
+ * Waits until the worker has turned the ring, but not while somebody drops or copies the
  * database, and no longer than it may last; false when the worker must end.
  */
 static bool
-care_may_end(const Database *database, BackgroundWorkerHandle *handle)
+turn_may_end(const Database *database, BackgroundWorkerHandle *handle)
 {
-	Deadline	deadline = deadline_after(CARE_MICROSECONDS);
+	Deadline	deadline = deadline_after(TURN_MICROSECONDS);
 
 	while (visit_is_long(database->oid))
 	{
@@ -161,7 +161,7 @@ ends_in_time(const Database *database, BackgroundWorkerHandle *handle, bool may_
 {
 	return ends_within(handle, STAY_MICROSECONDS) ||
 		(may_take_long && visit_is_long(database->oid) &&
-		 care_may_end(database, handle) && ends_within(handle, STAY_MICROSECONDS));
+		 turn_may_end(database, handle) && ends_within(handle, STAY_MICROSECONDS));
 }
 
 /* Starts the worker of a database and waits for its end; false: it could not start. */

@@ -36,7 +36,7 @@ sub fence
 }
 
 # The output of a waiter when it is done; the next query comes after it.
-sub told
+sub answer
 {
 	my ($session) = @_;
 	my $answer = $session->query('SELECT 1');

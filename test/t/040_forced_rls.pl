@@ -61,7 +61,7 @@ $node->safe_psql(
 	GRANT EXECUTE ON PROCEDURE calls(int) TO app;
 });
 
-sub told
+sub answer
 {
 	return $node->safe_psql('postgres', q{WITH t AS (DELETE FROM told RETURNING outcome)
 		SELECT string_agg(DISTINCT outcome, ', ' ORDER BY outcome) || ' of ' || count(*) FROM t});

@@ -34,7 +34,7 @@ my $worker = session($node);
 ask($monitor, '\pset null NULL');
 
 # The rows of an alert, after some of its words were replaced.
-sub told
+sub answer
 {
 	my ($title, %replace) = @_;
 	my $query = $alert{$title};
