@@ -1,9 +1,8 @@
 # PostgreSQL extension "idempotency".  "make help" lists what there is to make.
 
-# These goals are scripts that see to their own PostgreSQL.  PGXS stays out of
-# them: it needs a pg_config, and has a "check" of its own.
-SCRIPT_GOALS = help demo saga check check-clients check-saga saga-selftest check-citus check-citus-selftest check-plproxy check-managed check-monitoring check-recipes bench bench-quick bench-huge lint coverage memcheck soak oom mutation check-injection chaos chaos-selftest history history-selftest fuzz model check-all \
-	dist deb rpm image check-packages check-fresh release-check
+# Goals with a comment behind them are scripts that see to their own PostgreSQL.
+# PGXS stays out of them: it needs a pg_config, and has a "check" of its own.
+SCRIPT_GOALS := $(shell sed -n 's/^\([a-z-]*\):.* \#\# .*/\1/p' $(firstword $(MAKEFILE_LIST)))
 
 ifneq (,$(filter $(SCRIPT_GOALS),$(MAKECMDGOALS)))
 
@@ -13,143 +12,97 @@ endif
 
 .PHONY: $(SCRIPT_GOALS)
 
-help:
-	@echo 'With a PostgreSQL server and its pg_config (PG_CONFIG=...):'
-	@echo '  make                  build the extension'
-	@echo '  make install          install it into that server'
-	@echo '  make installcheck     test it on that server, running'
-	@echo '  make uninstall, clean'
-	@echo 'On a private server, installed when missing (Debian), gone afterwards:'
-	@echo '  make demo             see it at work (FILE=my.jsonl: with your own payments; BROKER=rabbitmq)'
-	@echo '  make saga             four services, a broker and a shop, killed at random (MODE=choreographed, MINUTES, ORDERS, SEED, STAY=1)'
-	@echo '  make saga COMPARE=1   the same, and once more with tables and locks by hand: one table of both'
-	@echo '  make check            run every test'
-	@echo '  make check-all        on PostgreSQL 15, 17, 18 and 19, and pg_upgrade (root, or sudo)'
-	@echo '  make check-clients    test the packages for Node.js, Python and Go (ONLY=pattern: some parts)'
-	@echo '  make check-citus      a distributed store, on a coordinator and three workers'
-	@echo '  make check-managed    test the functions without C, for managed databases'
-	@echo '  make check-monitoring test the files for Prometheus and Grafana'
-	@echo '  make check-recipes    run the client code of docs/ in ten more languages (ONLY=pattern)'
-	@echo '  make check-saga       test the example of make saga, each program killed at each message (ALL=1: not a sample)'
-	@echo '  make fuzz             call it with anything (FUZZ_CALLS=100000, FUZZ_SEED=...)'
-	@echo '  make model            check the model of the protocol (needs no server)'
-	@echo '  make bench            measure it (bench-quick: in a hurry)'
-	@echo '  make bench-huge       stores of 50 and 100 million records (ROWS=...)'
-	@echo 'Packages, in dist/:'
-	@echo '  make dist             the archives of a release, from the last commit: PGXN takes the zip'
-	@echo '  make deb              for Debian: PostgreSQL 15, 17, 18 and 19 (root, or sudo)'
-	@echo '  make rpm              for the PostgreSQL of this machine (NODEPS=1: not installed by rpm)'
-	@echo '  make image            a container image with PostgreSQL 17 (root, or sudo)'
-	@echo '  make check-packages   build, install and use all of them (ONLY=debian: some)'
-	@echo '  make check-fresh      make demo and make check on fresh machines (root, or sudo)'
-	@echo '  make release-check    what has to be true before a release (PUBLISH=1: and to publish it)'
-	@echo 'What the tests are worth, and what they do not see:'
-	@echo '  make check-injection  fault points by the means of an 18 built for that'
-	@echo '  make chaos            clients, crashes and failovers for CHAOS_MINUTES=5'
-	@echo '  make history          random operations on lists, held against their isolation levels'
-	@echo '  make saga-selftest    would the tests of the saga notice that a guard is missing?'
-	@echo '  make lint             clang-tidy, scan-build, shellcheck, flake8, eslint'
-	@echo '  make coverage         which lines of src/ the tests reach'
-	@echo '  make memcheck         regress and isolation under valgrind'
-	@echo '  make oom              let every single allocation of every call fail'
-	@echo '  make soak             a million operations in one session'
-	@echo '  make mutation         take out guard after guard: do tests fail? (ONLY=name: one)'
-
-demo:
-	@demo/run $${FILE:+"$$FILE"} $${BROKER:+--broker "$$BROKER"}
-
-saga:
-	@examples/order-saga/run
-
-check:
+## With a PostgreSQL server and its pg_config (PG_CONFIG=...):
+##   make                       build the extension
+##   make install               install it into that server
+##   make installcheck          test it on that server, running
+##   make uninstall, clean
+## Every day, on a private server, installed when missing (Debian), gone afterwards:
+help: ## this list
+	@awk -F ':.* ## ' '/^## / { print substr($$0, 4) } /^[a-z-]+:.* ## / { printf "  make %-22s%s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+check: ## run every test
 	@test/check
-
-check-all:
+lint: ## clang-tidy, scan-build, shellcheck, flake8, eslint: no finding
+	@test/lint
+check-all: ## every test on PostgreSQL 15, 17, 18 and 19, and pg_upgrade (root, or sudo)
 	@test/check-all
 
-check-clients:
+## See it at work:
+demo: ## payments, with and without it (FILE=my.jsonl: your own; BROKER=rabbitmq)
+	@demo/run $${FILE:+"$$FILE"} $${BROKER:+--broker "$$BROKER"}
+saga: ## four services, a broker and a shop, killed at random (MODE=choreographed, MINUTES, ORDERS, SEED, STAY=1, COMPARE=1)
+	@examples/order-saga/run
+
+## Test one part:
+check-clients: ## the packages for Node.js, Python and Go (ONLY=pattern: some parts)
 	@clients/check $${ONLY:+"$$ONLY"}
-
-check-citus:
-	@test/citus/run
-
-check-plproxy:
-	@test/plproxy/run
-
-check-citus-selftest:
-	@test/citus/selftest
-
-check-managed:
-	@test/managed/run
-
-check-monitoring:
-	@monitoring/test
-
-check-recipes:
+check-recipes: ## the client code of docs/ in ten more languages (ONLY=pattern; 2 GB of packages)
 	@clients/recipes/check $${ONLY:+"$$ONLY"}
-
-check-saga:
+check-citus: ## a distributed store, on a coordinator and three workers
+	@test/citus/run
+check-plproxy: ## the functions for PL/Proxy of the guide on scaling out
+	@test/plproxy/run
+check-managed: ## the functions without C, for managed databases
+	@test/managed/run
+check-monitoring: ## the files for Prometheus and Grafana
+	@monitoring/test
+check-saga: ## the example of make saga, each program killed at each message (ALL=1: not a sample)
 	@examples/order-saga/check $${ALL:+--all}
-
-saga-selftest:
-	@examples/order-saga/selftest
-
-check-injection:
+check-injection: ## fault points by the means of an 18 built for that
 	@test/injection
-
-chaos:
-	@test/chaos/run
-
-chaos-selftest:
-	@test/chaos/selftest
-
-history:
-	@test/history/run
-
-history-selftest:
-	@test/history/selftest
-
-fuzz:
-	@test/fuzz/run
-
-model:
+model: ## the model of the protocol (needs no server)
 	@test/model/run
 
-bench:
+## Look for what no test names:
+fuzz: ## calls with any arguments (FUZZ_CALLS=100000, FUZZ_SEED=...)
+	@test/fuzz/run
+chaos: ## clients, crashes and failovers (CHAOS_MINUTES=5, CHAOS_SEED=...)
+	@test/chaos/run
+history: ## random operations on lists, checked against their isolation levels (HISTORY_SECONDS=120)
+	@test/history/run
+memcheck: ## regress and isolation under valgrind
+	@test/memcheck
+oom: ## let every single allocation of every call fail
+	@OOM_FULL=1 PROVE_TESTS=test/t/060_out_of_memory.pl test/check tap
+soak: ## a million operations in one session: does its memory grow? (SOAK_OPERATIONS=...)
+	@test/soak
+
+## What are the tests worth?
+coverage: ## which lines of src/ do they reach? (COVERAGE_FLOOR=92)
+	@test/coverage
+mutation: ## take out guard after guard: do tests fail? (ONLY=name: some)
+	@test/mutation/run $${ONLY:+"$$ONLY"}
+chaos-selftest: ## the same for make chaos
+	@test/chaos/selftest
+history-selftest: ## the same for make history
+	@test/history/selftest
+check-citus-selftest: ## the same for make check-citus
+	@test/citus/selftest
+saga-selftest: ## the same for make check-saga
+	@examples/order-saga/selftest
+
+## Measure it:
+bench: ## everything
 	@bench/run
-
-bench-quick:
+bench-quick: ## in a hurry
 	@bench/run --quick
-
-bench-huge:
+bench-huge: ## stores of 50 and 100 million records (ROWS=...)
 	@bench/run --only huge growth $${ROWS:+--rows "$$ROWS"}
 
-lint coverage memcheck soak:
-	@test/$@
-
-oom:
-	@OOM_FULL=1 PROVE_TESTS=test/t/060_out_of_memory.pl test/check tap
-
-mutation:
-	@test/mutation/run $${ONLY:+"$$ONLY"}
-
-dist deb:
-	@packaging/$@
-
-rpm: dist
+## Packages, in dist/:
+dist: ## the archives of a release, from the last commit: PGXN takes the zip
+	@packaging/dist
+deb: ## for Debian: PostgreSQL 15, 17, 18 and 19 (root, or sudo)
+	@packaging/deb
+rpm: dist ## for the PostgreSQL of this machine (NODEPS=1: not installed by rpm)
 	@packaging/rpm/build $${NODEPS:+--nodeps}
-
-image:
+image: ## a container image with PostgreSQL 17 (root, or sudo)
 	@packaging/image/build
-
-# ONLY is a list of words
-check-packages:
+check-packages: ## build, install and use all of them; half an hour (root; ONLY=debian: some)
 	@test/packages/run $$ONLY
-
-check-fresh:
+check-fresh: ## make demo and make check on fresh machines; three quarters of an hour (root)
 	@test/fresh/run
-
-release-check:
+release-check: ## what has to be true before a release (PUBLISH=1: and to publish it)
 	@test/release $${PUBLISH:+--publish}
 
 else
