@@ -772,29 +772,25 @@ END
 $$;
 COMMENT ON FUNCTION idem_begun_here(text, text, bytea) IS 'internal: the answer to a second begin in one transaction';
 
--- Looks again with the lock. A caller that waited for it and gets a replay gives it back
--- at once, as others may wait, too: the subtransaction that took it is rolled back.
+-- Looks again with the lock. A caller that gets the answer of another owner gives the
+-- lock back at once, as that owner needs it: the subtransaction that took it is rolled back.
 CREATE FUNCTION idem_look_locked(key text, scope text, hash bytea, attempts int, lock_wait interval) RETURNS record
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 DECLARE
 	id bigint := idem_lock_id(key, scope);
 	look record;
 BEGIN
-	IF pg_try_advisory_xact_lock(id) THEN
-		RETURN idem_look(key, scope, hash, attempts, true);
-	ELSIF lock_wait > '0' THEN
-		BEGIN
-			IF idem_lock_within(id, lock_wait) THEN
-				look := idem_look(key, scope, hash, attempts, true);
-				IF look.verdict NOT IN ('acquire', 'exhausted') THEN
-					RAISE SQLSTATE 'ID000';
-				END IF;
-				RETURN look;
+	BEGIN
+		IF idem_lock_within(id, lock_wait) THEN
+			look := idem_look(key, scope, hash, attempts, true);
+			IF look.verdict NOT IN ('acquire', 'exhausted') THEN
+				RAISE SQLSTATE 'ID000';
 			END IF;
-		EXCEPTION WHEN SQLSTATE 'ID000' THEN
 			RETURN look;
-		END;
-	END IF;
+		END IF;
+	EXCEPTION WHEN SQLSTATE 'ID000' THEN
+		RETURN look;
+	END;
 	RETURN idem_look(key, scope, hash, attempts, false);
 END
 $$;
@@ -1025,32 +1021,32 @@ $$;
 COMMENT ON FUNCTION idem_lock_by_fence(text, text) IS 'internal: the lock of an operation that is ended by its fence';
 
 -- The record of the attempt with that fence, whose lock is held from now on. Where the
--- attempt is not current: ID409 if that is strict, else NULL. A look before the lock
--- keeps locks out of calls that are refused.
+-- attempt is not current: ID409 if that is strict, else NULL, and the lock is given back.
+-- A look before the lock keeps locks out of calls that are refused.
 CREATE FUNCTION idem_owned(key text, name_scope text, fence bigint, strict bool) RETURNS idempotency_store
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 DECLARE
 	stored idempotency_store;
 	detail text;
-	locked bool := false;
 BEGIN
 	PERFORM FROM idempotency_pending p WHERE p.scope = name_scope AND p.idempotency_key = key;
 	IF FOUND THEN
 		detail := 'A later attempt took the operation over, in this transaction.';
 	ELSE
-		LOOP
-			stored := idem_find(key, name_scope, locked);
-			IF stored.fence = fence AND stored.status = 'PENDING' THEN
-				IF locked THEN
+		stored := idem_find(key, name_scope, false);
+		IF stored.fence = fence AND stored.status = 'PENDING' OR idem_has_snapshot() THEN
+			BEGIN
+				PERFORM idem_lock_by_fence(key, name_scope);
+				stored := idem_find(key, name_scope, true);
+				IF stored.fence = fence AND stored.status = 'PENDING' THEN
 					RETURN stored;
 				END IF;
-			ELSIF locked OR NOT idem_has_snapshot() THEN
-				detail := idem_how_it_ended(fence, stored);
-				EXIT;
-			END IF;
-			PERFORM idem_lock_by_fence(key, name_scope);
-			locked := true;
-		END LOOP;
+				RAISE SQLSTATE 'ID000';
+			EXCEPTION WHEN SQLSTATE 'ID000' THEN
+				NULL;
+			END;
+		END IF;
+		detail := idem_how_it_ended(fence, stored);
 	END IF;
 	IF strict THEN
 		PERFORM idem_lease_lost(key, name_scope, detail);

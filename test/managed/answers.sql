@@ -2,7 +2,6 @@
 CREATE FUNCTION pg_temp.expect(good bool, what text) RETURNS text LANGUAGE sql AS $$
 	SELECT CASE WHEN good THEN 'ok: ' ELSE 'not ok: ' END || what
 $$;
-\set ON_ERROR_STOP off
 
 BEGIN;
 SELECT fence FROM idem_begin('answers-1', lease => '1 hour') \gset
@@ -35,6 +34,7 @@ SELECT pg_temp.expect(:'state' = '00000', 'nor a setting with a unit');
 -- a copy without its data has no secret
 BEGIN;
 DELETE FROM idempotency_secret;
+\set ON_ERROR_STOP off
 SAVEPOINT a;
 SELECT idem_begin('answers-3');
 \set begun :SQLSTATE
@@ -48,9 +48,40 @@ ROLLBACK TO a;
 SELECT idem_gc();
 \set collected :SQLSTATE
 ROLLBACK TO a;
+\set ON_ERROR_STOP on
 INSERT INTO idempotency_secret (lock_key) VALUES (hashtextextended(gen_random_uuid()::text, 0));
 \set healed none
 SELECT outcome AS healed FROM idem_begin('answers-3', lease => '1 hour') \gset
 ROLLBACK;
 SELECT pg_temp.expect((:'begun', :'waited', :'ended', :'collected') = ('55000', '55000', '55000', '55000'), 'without the secret all that locks is refused');
 SELECT pg_temp.expect(:'healed' = 'ACQUIRED', 'the statement of the hint makes one');
+
+-- Another owner comes between the look without the lock and the look with it: the caller
+-- keeps no lock, as the owner needs it, and counts no operation. The function of the lock
+-- id runs in between, so here it is the other owner.
+BEGIN;
+CREATE OR REPLACE FUNCTION idem_lock_id(key text, scope text) RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_column
+BEGIN
+	INSERT INTO idempotency_store (scope, idempotency_key, fence, status, lease_expires_at, expires_at)
+		VALUES ($2, $1, 1, CASE WHEN key LIKE '%leased' THEN 'PENDING' ELSE 'COMPLETED' END::idempotency_status,
+			now() + interval '1 hour', now() + interval '2 hours')
+		ON CONFLICT (scope, idempotency_key) DO UPDATE SET fence = idempotency_store.fence + 1;
+	RETURN 42;
+END
+$$;
+SELECT string_agg(outcome::text, ' ') AS told FROM unnest('{answers-4-leased,answers-4}'::text[]) k, idem_begin(k) \gset
+SELECT string_agg(outcome::text, ' ') AS told_waiting FROM unnest('{answers-5-leased,answers-5}'::text[]) k, idem_begin(k, wait => '1 ms') \gset
+SELECT idem_release('answers-4-leased', fence => 1) AS released \gset
+SAVEPOINT a;
+\set ON_ERROR_STOP off
+SELECT idem_complete('answers-5-leased', fence => 1);
+\set ended :SQLSTATE
+\set ON_ERROR_STOP on
+ROLLBACK TO a;
+SELECT count(*) AS locks, coalesce(nullif(current_setting('idem.held', true), ''), '0') AS counted
+FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid() \gset
+ROLLBACK;
+SELECT pg_temp.expect((:'told', :'told_waiting', :'released', :'ended') = ('IN_PROGRESS COMPLETED', 'IN_PROGRESS COMPLETED', 'f', 'ID409'),
+	'an owner that comes between the two looks is seen');
+SELECT pg_temp.expect((:'locks', :'counted') = ('0', '0'), 'and nothing is held that it needs');
