@@ -38,7 +38,7 @@ check-clients: ## the packages for Node.js, Python and Go (ONLY=pattern: some pa
 	@clients/check $${ONLY:+"$$ONLY"}
 check-recipes: ## the client code of docs/ in ten more languages (ONLY=pattern; 2 GB of packages)
 	@clients/recipes/check $${ONLY:+"$$ONLY"}
-check-citus: ## a distributed store, on a coordinator and three workers
+check-citus: ## a distributed store, on a coordinator and three workers (needs an installed Citus)
 	@test/citus/run
 check-plproxy: ## the functions for PL/Proxy of the guide on scaling out
 	@test/plproxy/run

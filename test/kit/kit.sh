@@ -223,6 +223,16 @@ provision_for_tap() {
 	"$repo/dev/provision" strace faketime ${cron:+"$cron"}
 }
 
+# Where the server has Citus if Citus is installed for it.
+citus_control() {
+	echo "$("$(find_pg_config)" --sharedir)/extension/citus.control"
+}
+
+need_citus() {
+	[[ -e $(citus_control) ]] ||
+		die "there is no $(citus_control), so nothing is tested: install the package of Citus' vendor, or name by PG_CONFIG a PostgreSQL that has Citus"
+}
+
 # run_tap PG_CONFIG DIRECTORY TEST... [:: ARG...]: counts the top-level assertions of
 # TAP tests, which write into the directory.  Raw output is kept there for counting;
 # prove itself shows a summary, and stays silent about what went well.
