@@ -5,13 +5,15 @@
 # A harness says give_verdict once its arguments are read.  From then on the last
 # line that it prints is "N passed, N failed", and it exits with 0 only if
 # something passed and nothing failed.  That holds where a step of its own fails,
-# and where a signal ends it.
+# and where a signal ends it.  The lines before it, "failed: ...", name what failed, so
+# that nobody has to search the output for it.
 
 # shellcheck source=dev/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../../dev/common.sh"
 
 passed=0
 failed=0
+failures=()   # what failed, in words
 good=0        # of the verdict that was added last
 bad=0
 stopped=false # by a signal
@@ -33,9 +35,16 @@ end_with_verdict() {
 	end_groups
 	[[ $1 -eq 0 ]] || note 1 "$harness ended with status $1"
 	at_end
+	name_failures
 	echo "$passed passed, $failed failed"
 	[[ $failed -eq 0 && $passed -gt 0 ]] || exit 1
 	exit 0
+}
+
+# As many as fit on a screen.
+name_failures() {
+	[[ ${#failures[@]} -eq 0 ]] || printf 'failed: %s\n' "${failures[@]:0:20}"
+	[[ ${#failures[@]} -le 20 ]] || echo "failed: and $((${#failures[@]} - 20)) more, see \"not ok\" above"
 }
 
 # For a harness to define: what is cleared away, or kept, before the verdict.
@@ -56,6 +65,7 @@ note() {
 		echo "ok: $2"
 	else
 		failed=$((failed + 1))
+		failures+=("$2")
 		echo "not ok: $2"
 	fi
 }
@@ -84,8 +94,8 @@ equals() {
 
 # ---- the verdicts of others ----
 
-# absorb COMMAND [ARG...]: runs it, shows what it says except for its verdict, and
-# adds that to ours.
+# absorb COMMAND [ARG...]: runs it, shows what it says except for its verdict and the
+# names of what failed, and adds these to ours.
 absorb() {
 	local status=0 file
 	file=$(mktemp "${TMPDIR:-/tmp}/idempotency-verdict.XXXXXX")
@@ -99,7 +109,7 @@ absorb() {
 	! $stopped || exit 1
 }
 
-# Only the last line is a verdict.  It gets into the file.  Signals are for the
+# Only the last line is a verdict.  It gets into the file, with what failed.  Signals are for the
 # command in front of us, and what it says at its end is still to be read.
 hold_back_verdict() {
 	trap '' INT TERM HUP
@@ -108,33 +118,41 @@ hold_back_verdict() {
 		while (<STDIN>) {
 			print "    $held" if defined $held;
 			undef $held;
-			if (/^\d+ passed, \d+ failed$/) { $held = $_ } else { print }
+			if (/^\d+ passed, \d+ failed$/) { $held = $_; next }
+			push @failed, $_ if /^(?:failed|not ok)\b/;
+			print unless /^failed: /;
 		}
 		open my $file, ">", $ARGV[0] or die "$ARGV[0]: $!";
-		print $file $held // "";' "$1"
+		print $file @failed, $held // "";' "$1"
 }
 
-# add_verdict FILE STATUS WHAT: the verdict is the last line of the file; make adds one
-# of its own to a failure.
+# add_verdict FILE STATUS WHAT [PREFIX]: the verdict is the last line of the file; make adds
+# one of its own to a failure.  The prefix says where each failure was.
 add_verdict() {
-	local numbers=(0 0)
+	local numbers=(0 0) names
 	if [[ $(tail -n 2 "$1" | grep -v '^make: \*\*\* ' | tail -n 1) =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
 		numbers=("${BASH_REMATCH[@]:1}")
 	fi
-	add "${numbers[@]}" "$2" "$3"
+	mapfile -t names < <(sed -n "s/^failed: //p" "$1")
+	[[ ${#names[@]} -gt 0 ]] || mapfile -t names < <(sed -nE 's/^not ok:? +//p' "$1")
+	add "${numbers[@]}" "$2" "$3" "${names[@]/#/${4:-}}"
 }
 
-# add PASSED FAILED STATUS WHAT: leaves what is added in $good and $bad.  What ended
-# with an error and names no failure is one, and so is what did nothing.
+# add PASSED FAILED STATUS WHAT [FAILURE...]: leaves what is added in $good and $bad.  What
+# ended with an error and names no failure is one, and so is what did nothing.
 add() {
 	good=$1
 	bad=$2
 	if [[ $bad -eq 0 ]] && [[ $3 -ne 0 || $good -eq 0 ]]; then
 		bad=1
-		echo "not ok: $4 ended with status $3 after $good that passed, and named no failure"
+		set -- "$@" "$4 ended with status $3 after $good that passed, and named no failure"
+		echo "not ok: ${*: -1}"
+	elif [[ $bad -gt 0 && $# -eq 4 ]]; then
+		set -- "$@" "$4: $bad, see above"
 	fi
 	passed=$((passed + good))
 	failed=$((failed + bad))
+	[[ $bad -eq 0 ]] || failures+=("${@:5}")
 }
 
 # ---- commands side by side ----
@@ -237,7 +255,7 @@ need_citus() {
 # TAP tests, which write into the directory.  Raw output is kept there for counting;
 # prove itself shows a summary, and stays silent about what went well.
 run_tap() {
-	local directory=$2 status=0 programs
+	local directory=$2 status=0 programs names name
 	programs=$("$1" --pgxs)
 	programs=${programs%/makefiles/pgxs.mk}/test
 	shift 2
@@ -249,13 +267,23 @@ run_tap() {
 		TESTLOGDIR="$directory/tmp_check/log" \
 		PERL_TEST_HARNESS_DUMP_TAP="$directory/raw" \
 		prove --timer -j "$(nproc)" "$@" || status=$?
+	mapfile -t names < <(name_failed_tap "$directory/raw")
 	add "$(count_tap "$directory" '^ok')" \
 		"$(($(count_tap "$directory" '^not ok') + $(count_dead "$directory")))" \
-		"$status" prove
+		"$status" prove "${names[@]}"
 	grep -rhiE '^(not )?ok.*# *skip' "$directory/raw" || true
-	if [[ $bad -gt 0 ]]; then
-		show_tails "$directory"/tmp_check/log/regress_log_*
-	fi
+	for name in $(printf '%s\n' "${names[@]%%.pl:*}" | sort -u); do
+		show_tails "$directory/tmp_check/log/regress_log_${name##*/}"
+	done
+}
+
+# The assertions that failed, and the tests that ended before they could say how many
+# assertions they had, each after the name of its file.
+name_failed_tap() {
+	(cd "$1" && {
+		{ grep -rE '^not ok' . || true; } | grep -viE '# *(skip|todo)' | sed -E 's|^\./||; s|:not ok +[0-9]+ +-? *|: |'
+		{ grep -rLE '^1\.\.[0-9]' . || true; } | sed 's|^\./\(.*\)|\1: it ended too early|'
+	})
 }
 
 # Skipped assertions did not run, and a failure marked TODO is expected.
@@ -263,7 +291,6 @@ count_tap() {
 	grep -rhE "$2" "$1/raw" | grep -civE '# *(skip|todo)' || true
 }
 
-# Tests that ended before they could say how many assertions they had.
 count_dead() {
 	{ grep -rLE '^1\.\.[0-9]' "$1/raw" || true; } | wc -l
 }

@@ -1,4 +1,4 @@
-"""The last line of a harness in Python: N passed, N failed."""
+"""The last lines of a harness in Python: what failed, and N passed, N failed."""
 
 import signal
 import sys
@@ -12,10 +12,13 @@ class Verdict:
 
     def __init__(self):
         self.passed = self.failed = 0
+        self.failures = []
 
     def check(self, good, what, details=""):
         """One check, and what is wrong if it failed."""
         self.count(bool(good), not good)
+        if not good:
+            self.failures.append(what)
         print(f'{"ok" if good else "not ok"}: {what}' + (f"\n{details}" if details and not good else ""), flush=True)
 
     def count(self, passed, failed):
@@ -32,5 +35,8 @@ class Verdict:
         if error is not None:
             traceback.print_exception(kind, error, trace, file=sys.stdout)
             self.failed += 1
+            self.failures.append(f"it ended with {kind.__name__}")
+        for what in self.failures[:20]:
+            print(f"failed: {what}")
         print(f"{self.passed} passed, {self.failed} failed", flush=True)
         sys.exit(self.failed > 0 or self.passed == 0)
