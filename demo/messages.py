@@ -1,5 +1,8 @@
+#!/usr/bin/env -S --block-signal=INT /usr/bin/python3
 """The message file: reading and checking it (messages.py --check FILE); and writing
 the payments that the demo uses without a file (messages.py 1000)."""
+
+import interrupts  # noqa: F401
 
 import json
 import os
@@ -175,7 +178,6 @@ def main():
 
 
 if __name__ == "__main__":
-    # a reader that is gone, or an interrupt, ends it without a word
+    # a reader that is gone ends it without a word
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(main())

@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/env -S --block-signal=INT /usr/bin/python3
 """A shop's payments, delivered 3 to 5 times each, with and without idempotency.
 
     shop.py [FILE]        start it with demo/run, which brings a server

@@ -28,11 +28,11 @@ check_temporary_directory() {
 	[[ $TMPDIR =~ ^[A-Za-z0-9_./@%+-]+$ ]] || TMPDIR=/tmp
 }
 
-# needs_space MEGABYTES
+# needs_space MEGABYTES DIRECTORY VARIABLE: the variable chooses another directory.
 needs_space() {
 	local free
-	free=$(df --output=avail --block-size=1M "${TMPDIR:-/tmp}" | tail -n 1)
-	[[ $free -ge $1 ]] || die "${TMPDIR:-/tmp} has $((free)) MB left, and $1 MB are needed: set TMPDIR to a directory with more"
+	free=$(df --output=avail --block-size=1M "$2" | tail -n 1)
+	[[ $free -ge $1 ]] || die "$2 has $((free)) MB left, and $1 MB are needed: set $3 to a directory with more"
 }
 
 # Where what took long to make is kept: where the caller says, else where such files

@@ -4,9 +4,11 @@ use strict;
 use warnings;
 
 use Cwd qw(realpath);
+use File::Temp;
 use FindBin;
 use PostgreSQL::Test::Utils;
 use Test::More;
+use Time::HiRes qw(usleep);
 
 delete @ENV{qw(IDEMPOTENCY_CACHE XDG_CACHE_HOME)};
 my $root = realpath("$FindBin::RealBin/../..");
@@ -102,7 +104,7 @@ SKIP:
 
 # ---- directories ----
 
-mkdir "$work/$_" for 'a b', 'temporary', 'home';
+mkdir "$work/$_" for 'a b', 'temporary', 'home', 'stubs';
 write_file("$work/ask", qq{cd '$work'; . '$root/dev/common.sh'; echo "\$TMPDIR \$cache"\n});
 is(said_by("cd '$work'; TMPDIR=temporary HOME='$work/home' bash ask"), "$work/temporary $work/home/.cache/idempotency\n", 'a relative TMPDIR');
 is(said_by("TMPDIR='$work/a b' HOME='$work/home' bash '$work/ask'"), "/tmp $work/home/.cache/idempotency\n", 'TMPDIR with a blank');
@@ -110,11 +112,104 @@ like(said_by("TMPDIR='$work/temporary' HOME=/proc bash '$work/ask'"), qr{^\Q$wor
 like(said_by("TMPDIR='$work/temporary' env -u HOME bash '$work/ask'"), qr{^\Q$work\E/temporary /\S+/idempotency}, 'no HOME');
 is_one_line("TMPDIR='$work/none' $provision", qr/TMPDIR=\S+ is no directory that you can write to: set it to one that is, or unset it/, 'TMPDIR is not there');
 
+write_file("$work/stubs/df", "#!/bin/sh\nprintf '%s\\n' Avail 3\n");
+chmod 0755, "$work/stubs/df";
+is_one_line("PATH='$work/stubs':\$PATH TMPDIR='$work/temporary' $root/dev/throwaway-server true", qr{/temporary has 3 MB left, and 300 MB are needed: set TMPDIR to a directory with more$}, 'a TMPDIR that is too small');
+unlink "$work/stubs/df";
+
+# ---- a server that does not start ----
+
+# Building takes long: this server has what the test's own has.  With HOLD it never ends.
+write_file("$work/stubs/make", <<"SH");
+#!/bin/sh
+[ -z "\$HOLD" ] || { : >"\$HOLD"; sleep 1000; }
+for word; do
+	case \$word in
+		DESTDIR=*) exec cp -R '$ENV{IDEM_STAGE}/.' "\${word#*=}" ;;
+	esac
+done
+SH
+chmod 0755, "$work/stubs/make";
+my $place = File::Temp::tempdir('/tmp/idempotency-first.XXXXXX', CLEANUP => 1);
+
+is_one_line("PATH='$work/stubs':\$PATH TMPDIR=$place $root/dev/throwaway-server --conf 'shared_preload_libraries = nowhere' true",
+	qr{: the server did not start: FATAL: could not access file "nowhere": .* \(log: $place/idempotency-log\.\w+\)$}, 'a server that does not start');
+my ($log, @more) = glob("$place/*");
+like(slurp_file($log), qr/could not start server.*FATAL: /s, 'its log is kept');
+is("@more", '', 'and nothing else');
+unlink $log;
+
+# ---- interrupts ----
+
+# Starts a command in a process group of its own, as a shell of a user does; its output
+# goes into a file.
+sub start_group
+{
+	my ($environment, @command) = @_;
+	my $pid = fork // die "fork: $!";
+
+	return $pid if $pid;
+	setpgrp;
+	$SIG{INT} = 'DEFAULT';
+	@ENV{ keys %$environment } = values %$environment;
+	open STDIN, '<', '/dev/null' or die;
+	open STDOUT, '>', "$work/said" or die;
+	open STDERR, '>&', \*STDOUT or die;
+	exec @command or die;
+}
+
+sub wait_for_file
+{
+	my ($pattern) = @_;
+
+	for (1 .. 60_000)
+	{
+		return 1 if glob($pattern);
+		usleep(1_000);
+	}
+	return 0;
+}
+
+# Command lines that name the place.
+sub processes
+{
+	my @found;
+
+	for my $file (glob '/proc/[0-9]*/cmdline')
+	{
+		# one that has ended meanwhile has none
+		open my $in, '<', $file or next;
+		my $line = <$in> // '';
+		push @found, $line if $line =~ /\Q$place\E/;
+	}
+	return "@found";
+}
+
+my %moments = (
+	'while it builds' => "$work/building",
+	'while the server starts' => "$place/idempotency.*/server.log",
+	'while the command runs' => "$place/idempotency.*/scratch/running");
+
+for my $moment (sort keys %moments)
+{
+	my %environment = (PATH => "$work/stubs:$ENV{PATH}", TMPDIR => $place);
+	$environment{HOLD} = $moments{$moment} if $moment =~ /builds/;
+	my $pid = start_group(\%environment, "$root/dev/throwaway-server", 'sh', '-c', ': >"$IDEM_WORK/running"; exec sleep 1000');
+
+	ok(wait_for_file($moments{$moment}), "an interrupt $moment");
+	kill INT => -$pid;
+	waitpid $pid, 0;
+	isnt($?, 0, 'ends it');
+	is(slurp_file("$work/said"), '', 'without a word');
+	is(join(' ', glob "$place/*"), '', 'and without a directory');
+	is(processes(), '', 'or a server');
+}
+
 # ---- the payments ----
 
 SKIP:
 {
-	skip 'no python3', 8 if !-x '/usr/bin/python3';
+	skip 'no python3', 9 if !-x '/usr/bin/python3';
 	my %mistakes = (
 		'{"id": "evt-1", "type": "pay' => qr/demo: \S+:1: ends in the middle of a JSON object, after column 28/,
 		"{\"id\": \"evt-1\"\n" => qr/demo: \S+:1: ends in the middle of a JSON object, after column 14/,
@@ -126,6 +221,17 @@ SKIP:
 		# nothing is built: there is nothing to build with
 		is_one_line("PG_CONFIG=/none '$root/demo/run' '$work/payments'", $mistakes{$line}, "a line of payments: $line");
 	}
+	my $said = '';
+	for my $moment (1 .. 30)
+	{
+		my $pid = start_group({}, "$root/demo/messages.py", '--check', "$root/demo/payments.jsonl");
+
+		usleep(3_000 * $moment);
+		kill INT => -$pid;
+		waitpid $pid, 0;
+		$said .= slurp_file("$work/said");
+	}
+	is($said, '', 'an interrupt while Python starts: no traceback');
 	is_one_line("PG_CONFIG=/none '$root/demo/run' '$work/none'", qr/demo: \S+: No such file or directory/, 'a file that is not there');
 }
 
