@@ -1432,21 +1432,21 @@ DECLARE
 	last_fence bigint := idem_last_fence();
 	now timestamptz := clock_timestamp();
 	behind bigint;
-	place tid;
+	last_tid tid;
 BEGIN
 	WITH expired AS MATERIALIZED (
-		SELECT s.ctid AS place, s.fence FROM idempotency_store s
+		SELECT s.ctid AS tid, s.fence FROM idempotency_store s
 		WHERE s.ctid >= format('(%s,0)', first_page)::tid AND s.ctid < format('(%s,0)', end_page)::tid
 		AND s.expires_at <= now AND (s.status <> 'PENDING' OR (s.lease_expires_at > now) IS NOT TRUE)
 		LIMIT max_rows FOR UPDATE SKIP LOCKED
 	), gone AS (
 		DELETE FROM idempotency_store s
-		WHERE s.ctid = ANY (ARRAY(SELECT e.place FROM expired e WHERE (e.fence > last_fence) IS NOT TRUE))
-		RETURNING s.ctid AS place
+		WHERE s.ctid = ANY (ARRAY(SELECT e.tid FROM expired e WHERE (e.fence > last_fence) IS NOT TRUE))
+		RETURNING s.ctid AS tid
 	)
-	SELECT count(*), max(gone.place), (SELECT max(e.fence) FROM expired e WHERE e.fence > last_fence)
-		INTO removed, place, behind FROM gone;
-	next_page := CASE WHEN removed < max_rows THEN end_page ELSE ltrim(split_part(place::text, ',', 1), '(')::bigint END;
+	SELECT count(*), max(gone.tid), (SELECT max(e.fence) FROM expired e WHERE e.fence > last_fence)
+		INTO removed, last_tid, behind FROM gone;
+	next_page := CASE WHEN removed < max_rows THEN end_page ELSE ltrim(split_part(last_tid::text, ',', 1), '(')::bigint END;
 	IF behind < (SELECT seqmax FROM pg_sequence WHERE seqrelid = 'idempotency_fence'::regclass) THEN
 		PERFORM idem_keep_fence(behind);
 	END IF;
@@ -1464,7 +1464,7 @@ DECLARE
 	mine bool;
 	pages bigint;
 	ahead bigint;
-	hand bigint;
+	page bigint;
 	began timestamptz;
 	piece record;
 	removed bigint := 0;
@@ -1484,22 +1484,22 @@ BEGIN
 	END IF;
 	pages := pg_relation_size('idempotency_store') / current_setting('block_size')::int;
 	ahead := least(pages, 8192);
-	SELECT w.next_page, w.began_at INTO hand, began FROM idempotency_sweep w;
-	hand := coalesce(hand, 0);
+	SELECT w.next_page, w.began_at INTO page, began FROM idempotency_sweep w;
+	page := coalesce(page, 0);
 	LOOP
-		IF hand >= pages THEN
-			hand := 0;
+		IF page >= pages THEN
+			page := 0;
 		END IF;
-		IF hand = 0 OR began IS NULL THEN
+		IF page = 0 OR began IS NULL THEN
 			began := clock_timestamp();
 		END IF;
 		EXIT WHEN ahead <= 0 OR removed >= max_rows;
-		SELECT * INTO piece FROM idem_sweep_pages(hand, least(hand + 128, hand + ahead, pages), max_rows - removed);
+		SELECT * INTO piece FROM idem_sweep_pages(page, least(page + 128, page + ahead, pages), max_rows - removed);
 		removed := removed + piece.removed;
-		ahead := ahead - (piece.next_page - hand);
-		hand := piece.next_page;
+		ahead := ahead - (piece.next_page - page);
+		page := piece.next_page;
 	END LOOP;
-	INSERT INTO idempotency_sweep (next_page, began_at, swept_at) VALUES (hand, began, clock_timestamp())
+	INSERT INTO idempotency_sweep (next_page, began_at, swept_at) VALUES (page, began, clock_timestamp())
 		ON CONFLICT (only_row) DO UPDATE
 		SET next_page = EXCLUDED.next_page, began_at = EXCLUDED.began_at, swept_at = EXCLUDED.swept_at;
 	RETURN removed;

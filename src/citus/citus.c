@@ -11,8 +11,8 @@
  * and effect then are in one local transaction.  Everything else is an error.
  *
  * A shard can move to another node.  Citus takes the lock of its metadata
- * exclusively before it changes the place.  A session that uses a shard holds this lock
- * in share mode until the transaction ends, and reads the place after that.
+ * exclusively before it changes the placement.  A session that uses a shard holds this lock
+ * in share mode until the transaction ends, and reads the placement after that.
  */
 #include "postgres.h"
 
@@ -305,7 +305,7 @@ citus_hold_shard(Oid table)
 	return held;
 }
 
-/* What cannot work on several nodes says so. */
+/* Raises an error: a distributed store does not support this function. */
 void
 citus_refuse(const char *function, const char *hint)
 {

@@ -4,8 +4,8 @@
  *
  * A begin checks expiry itself, so late collection does no harm.  It uses no
  * index, as every insert would have to pay for one.  Instead a sweep goes
- * round the pages of the store like the hand of a clock, from where the last
- * committed sweep stopped.
+ * round the pages of the store in order, from the position where the last committed
+ * sweep stopped.
  */
 #include "postgres.h"
 
@@ -18,7 +18,7 @@
 #include "collector/gc.h"
 #include "collector/turn.h"
 #include "schema/catalog.h"
-#include "schema/parts.h"
+#include "schema/store_tables.h"
 #include "shared/lock.h"
 #include "shared/stats.h"
 #include "store/bulk.h"
@@ -36,23 +36,23 @@ is_only_sweep(void)
 
 /* The sweep has reached the end of the store: one round is complete. */
 static void
-finish_sweep(SweepPosition *hand, Sweep *progress)
+finish_sweep(SweepPosition *position, Sweep *progress)
 {
 	TimestampTz now = GetCurrentTimestamp();
 
-	hand->next_page = 0;
+	position->next_page = 0;
 	progress->finished++;
 	stats_count(COUNT_SWEEPS);
 	stats_set(COUNT_LAST_SWEEP_AT, now);
 	/* somebody may have set the clock back */
-	stats_set(COUNT_LAST_SWEEP_MICROSECONDS, Max(now - hand->began_at, 0));
+	stats_set(COUNT_LAST_SWEEP_MICROSECONDS, Max(now - position->began_at, 0));
 }
 
 /* what each step of a walk needs */
 typedef struct SweepStep
 {
 	const Catalog *catalog;
-	Oid			part;			/* of the store, that is swept */
+	Oid			table;			/* of the store, that is swept */
 	TimestampTz now;
 } SweepStep;
 
@@ -61,23 +61,23 @@ sweep_step(void *state, ItemPointer from, ItemPointer end, int64 max_rows)
 {
 	const SweepStep *step = state;
 
-	return bulk_sweep(step->catalog, step->part, from, end, step->now, max_rows);
+	return bulk_sweep(step->catalog, step->table, from, end, step->now, max_rows);
 }
 
 /*
  * What is swept: the store itself, without the tables of its ring, or the shards of
- * this node.  The hand goes over their pages as if they were those of one table.
+ * this node.  The position counts their pages as if they were those of one table.
  */
 static int
-swept_parts(const Catalog *catalog)
+swept_tables(const Catalog *catalog)
 {
-	return catalog->store_distributed ? parts_count() : 1;
+	return catalog->store_distributed ? store_tables_count() : 1;
 }
 
 static Oid
-swept_part(const Catalog *catalog, int number)
+swept_table(const Catalog *catalog, int number)
 {
-	return catalog->store_distributed ? parts_get(number)->table : catalog->tables[TABLE_STORE];
+	return catalog->store_distributed ? store_tables_get(number)->oid : catalog->tables[TABLE_STORE];
 }
 
 static BlockNumber
@@ -85,63 +85,63 @@ swept_pages(const Catalog *catalog)
 {
 	BlockNumber pages = 0;
 
-	for (int i = 0; i < swept_parts(catalog); i++)
-		pages += bulk_pages(swept_part(catalog, i));
+	for (int i = 0; i < swept_tables(catalog); i++)
+		pages += bulk_pages(swept_table(catalog, i));
 	return pages;
 }
 
-/* The part with that page, and the page where it begins. */
+/* The table with that page, and the page where it begins. */
 static Oid
-part_at(const Catalog *catalog, BlockNumber page, BlockNumber *first)
+table_at(const Catalog *catalog, BlockNumber page, BlockNumber *first)
 {
 	int			number = 0;
-	BlockNumber pages = bulk_pages(swept_part(catalog, 0));
+	BlockNumber pages = bulk_pages(swept_table(catalog, 0));
 
-	for (*first = 0; page >= *first + pages && number + 1 < swept_parts(catalog); number++)
+	for (*first = 0; page >= *first + pages && number + 1 < swept_tables(catalog); number++)
 	{
 		*first += pages;
-		pages = bulk_pages(swept_part(catalog, number + 1));
+		pages = bulk_pages(swept_table(catalog, number + 1));
 	}
-	return swept_part(catalog, number);
+	return swept_table(catalog, number);
 }
 
-/* May the part be swept?  A shard that is being moved is left for another time. */
+/* May the table be swept?  A shard that is being moved is left for another time. */
 static bool
-is_free(const Catalog *catalog, Oid part)
+is_free(const Catalog *catalog, Oid table)
 {
-	return !catalog->store_distributed || (citus_hold_shard(part) && !catalog_has_news());
+	return !catalog->store_distributed || (citus_hold_shard(table) && !catalog_has_news());
 }
 
-/* Collects from so many pages, of one part at most, until so many rows are removed. */
+/* Collects from so many pages, of one table at most, until so many rows are removed. */
 static void
-sweep_stretch(SweepStep *step, SweepPosition *hand, Sweep *progress,
-			  BlockNumber pages, int64 max_rows)
+sweep_range(SweepStep *step, SweepPosition *position, Sweep *progress,
+			BlockNumber pages, int64 max_rows)
 {
 	Walk		walk = {sweep_step, step};
-	BlockNumber start = hand->next_page;
+	BlockNumber start = position->next_page;
 	BlockNumber first;
 	ItemPointerData from;
 	ItemPointerData to;
 
-	step->part = part_at(step->catalog, start, &first);
+	step->table = table_at(step->catalog, start, &first);
 	if (step->catalog->store_distributed)
-		pages = Min(pages, Max(first + bulk_pages(step->part), start + 1) - start);
+		pages = Min(pages, Max(first + bulk_pages(step->table), start + 1) - start);
 	ItemPointerSet(&from, start - first, 0);
 	ItemPointerSet(&to, start - first + pages, 0);
-	if (is_free(step->catalog, step->part))
+	if (is_free(step->catalog, step->table))
 		progress->removed += walk_rows(&walk, &from, to, max_rows);
 	else
 		from = to;
-	hand->next_page = first + ItemPointerGetBlockNumberNoCheck(&from);
-	progress->seen += hand->next_page - start;
+	position->next_page = first + ItemPointerGetBlockNumberNoCheck(&from);
+	progress->seen += position->next_page - start;
 }
 
 /*
- * Goes on from the hand over at most max_pages pages, once round the store at
+ * Goes on from the position over at most max_pages pages, once round the store at
  * most, until max_rows rows are removed.
  */
 static void
-turn_sweep_hand(const Catalog *catalog, SweepPosition *hand, Sweep *progress)
+sweep_from_position(const Catalog *catalog, SweepPosition *position, Sweep *progress)
 {
 	SweepStep	step = {.catalog = catalog,.now = GetCurrentTimestamp()};
 	BlockNumber last_seen = progress->seen + Min(progress->pages, progress->max_pages);
@@ -151,15 +151,15 @@ turn_sweep_hand(const Catalog *catalog, SweepPosition *hand, Sweep *progress)
 		   (progress->goes_round || progress->finished == 0))
 	{
 		/* the store may have become smaller */
-		if (hand->next_page >= progress->pages)
-			finish_sweep(hand, progress);
-		if (hand->next_page == 0)
-			hand->began_at = GetCurrentTimestamp();
-		sweep_stretch(&step, hand, progress,
-					  Min(last_seen - progress->seen, progress->pages - hand->next_page),
-					  wanted - progress->removed);
-		if (hand->next_page >= progress->pages)
-			finish_sweep(hand, progress);
+		if (position->next_page >= progress->pages)
+			finish_sweep(position, progress);
+		if (position->next_page == 0)
+			position->began_at = GetCurrentTimestamp();
+		sweep_range(&step, position, progress,
+					Min(last_seen - progress->seen, progress->pages - position->next_page),
+					wanted - progress->removed);
+		if (position->next_page >= progress->pages)
+			finish_sweep(position, progress);
 	}
 }
 
@@ -168,11 +168,11 @@ turn_sweep_hand(const Catalog *catalog, SweepPosition *hand, Sweep *progress)
  * it has read.
  */
 static int64
-estimate_backlog(const SweepPosition *hand, const Sweep *progress)
+estimate_backlog(const SweepPosition *position, const Sweep *progress)
 {
-	BlockNumber ahead = progress->pages - Max(hand->next_page, progress->seen);
+	BlockNumber ahead = progress->pages - Max(position->next_page, progress->seen);
 
-	if (progress->seen >= progress->pages || (progress->finished > 0 && hand->next_page == 0))
+	if (progress->seen >= progress->pages || (progress->finished > 0 && position->next_page == 0))
 		return 0;
 	return (int64) ((double) progress->removed / Max(progress->seen, 1) * ahead);
 }
@@ -184,21 +184,21 @@ estimate_backlog(const SweepPosition *hand, const Sweep *progress)
 void
 gc_sweep(const Catalog *catalog, Sweep *progress)
 {
-	SweepPosition hand;
+	SweepPosition position;
 	int64		removed = progress->removed;
 
 	progress->pages = swept_pages(catalog);
 	if (!is_only_sweep())
 		return;
-	hand = sweep_position(catalog);
+	position = sweep_position(catalog);
 	if (progress->pages == 0)
 	{
-		hand.began_at = GetCurrentTimestamp();
-		finish_sweep(&hand, progress);
+		position.began_at = GetCurrentTimestamp();
+		finish_sweep(&position, progress);
 	}
-	turn_sweep_hand(catalog, &hand, progress);
-	sweep_remember_position(catalog, &hand);
-	stats_set(COUNT_BACKLOG_ROWS, estimate_backlog(&hand, progress));
+	sweep_from_position(catalog, &position, progress);
+	sweep_remember_position(catalog, &position);
+	stats_set(COUNT_BACKLOG_ROWS, estimate_backlog(&position, progress));
 	stats_add(COUNT_COLLECTED_ROWS, progress->removed - removed);
 }
 

@@ -17,9 +17,9 @@
 #include "base/subtransaction.h"
 #include "citus/citus.h"
 #include "collector/reseal.h"
-#include "schema/as_owner.h"
+#include "schema/table_owner.h"
 #include "schema/catalog.h"
-#include "schema/parts.h"
+#include "schema/store_tables.h"
 #include "seal/keyring.h"
 #include "seal/pgp.h"
 #include "seal/seal.h"
@@ -31,14 +31,14 @@
 #define NAMED 10
 
 /* where this session goes on */
-static Oid	reseal_part = InvalidOid;
-static ItemPointerData reseal_hand;
+static Oid	reseal_table = InvalidOid;
+static ItemPointerData reseal_position;
 
 /* one call, and what it has done */
 typedef struct Round
 {
 	const Catalog *catalog;
-	Oid			part;			/* of the store, whose turn it is */
+	Oid			table;			/* of the store, whose turn it is */
 	text	   *key;			/* name of the newest one */
 	int64		sealed;
 	int64		were_clear;
@@ -123,7 +123,7 @@ reseal_record(Record *record, Round *round)
 
 	if (!seal_or_pass_over(record, round))
 		return;
-	store_reseal(round->catalog, round->part, record);
+	store_reseal(round->catalog, round->table, record);
 	round->sealed++;
 	if (was_clear)
 		round->were_clear++;
@@ -172,7 +172,7 @@ reseal_step(void *state, ItemPointer from, ItemPointer end, int64 max_rows)
 	Round	   *round = state;
 	int64		before = round->sealed;
 	Record	   *records;
-	int64		found = bulk_find_unsealed(round->catalog, round->part, from, end, round->key, max_rows, &records);
+	int64		found = bulk_find_unsealed(round->catalog, round->table, from, end, round->key, max_rows, &records);
 
 	reseal_records(records, found, round);
 	return round->sealed - before;
@@ -183,56 +183,56 @@ tables_of_store(void)
 {
 	List	   *tables = NIL;
 
-	for (int i = 0; i < parts_count(); i++)
-		tables = lappend_oid(tables, parts_get(i)->table);
+	for (int i = 0; i < store_tables_count(); i++)
+		tables = lappend_oid(tables, store_tables_get(i)->oid);
 	return tables;
 }
 
-/* The number of the part at which the session goes on. */
+/* The number of the table at which the session goes on. */
 static int
-part_of_hand(const List *tables)
+table_of_position(const List *tables)
 {
 	for (int number = 0; number < list_length(tables); number++)
 	{
-		if (list_nth_oid(tables, number) == reseal_part)
+		if (list_nth_oid(tables, number) == reseal_table)
 			return number;
 	}
-	ItemPointerSet(&reseal_hand, 0, 0);
+	ItemPointerSet(&reseal_position, 0, 0);
 	return 0;
 }
 
-/* Moves the hand over a part, up to a place, until so many are sealed. */
+/* Seals in a table from the session's position up to another one, until so many are sealed. */
 static void
-reseal_stretch(Round *round, Oid part, ItemPointerData to, int64 max_rows)
+reseal_range(Round *round, Oid table, ItemPointerData to, int64 max_rows)
 {
 	Walk		walk = {reseal_step, round};
 
-	round->part = reseal_part = part;
+	round->table = reseal_table = table;
 	/* a shard that is being moved is sealed on its new node, or another time */
-	if (round->catalog->store_distributed && !(citus_hold_shard(round->part) && !catalog_has_news()))
-		reseal_hand = to;
+	if (round->catalog->store_distributed && !(citus_hold_shard(round->table) && !catalog_has_news()))
+		reseal_position = to;
 	else
-		(void) walk_rows(&walk, &reseal_hand, to, max_rows - round->sealed);
+		(void) walk_rows(&walk, &reseal_position, to, max_rows - round->sealed);
 }
 
-/* Once round these parts of the store, and back to where the hand was. */
+/* Once round these tables of the store, and back to the position where the round began. */
 static void
 reseal_round(Round *round, const List *tables, int64 max_rows)
 {
 	int			count = list_length(tables);
-	int			first = part_of_hand(tables);
-	ItemPointerData start = reseal_hand;
+	int			first = table_of_position(tables);
+	ItemPointerData start = reseal_position;
 
 	for (int i = 0; count > 0 && i <= count && round->sealed < max_rows; i++)
 	{
-		Oid			part = list_nth_oid(tables, first + i < count ? first + i : first + i - count);
+		Oid			table = list_nth_oid(tables, first + i < count ? first + i : first + i - count);
 		ItemPointerData to = start;
 
 		if (i > 0)
-			ItemPointerSet(&reseal_hand, 0, 0);
+			ItemPointerSet(&reseal_position, 0, 0);
 		if (i < count)
-			ItemPointerSet(&to, bulk_pages(part), 0);
-		reseal_stretch(round, part, to, max_rows);
+			ItemPointerSet(&to, bulk_pages(table), 0);
+		reseal_range(round, table, to, max_rows);
 	}
 }
 
@@ -247,9 +247,9 @@ reseal(int64 max_rows)
 	Caller		caller;
 
 	round.catalog = catalog_open(RowExclusiveLock);
-	caller = as_owner_in_call(round.catalog->store_owner);
+	caller = table_owner_enter_call(round.catalog->store_owner);
 	reseal_round(&round, tables_of_store(), max_rows);
-	as_owner_end(&caller);
+	table_owner_leave(&caller);
 	tell_round(&round);
 	return round.sealed;
 }

@@ -29,7 +29,7 @@
 #include "base/subtransaction.h"
 #include "collector/turn.h"
 #include "schema/catalog.h"
-#include "schema/parts.h"
+#include "schema/store_tables.h"
 #include "store/bulk.h"
 #include "store/fence.h"
 #include "store/statement.h"
@@ -145,9 +145,9 @@ column(int row, int number)
 static Oid
 member_named(const Catalog *catalog, const char *name)
 {
-	for (int i = 0; i < parts_count(); i++)
+	for (int i = 0; i < store_tables_count(); i++)
 	{
-		Oid			table = parts_get(i)->table;
+		Oid			table = store_tables_get(i)->oid;
 		char	   *found = table != catalog->tables[TABLE_STORE] ? get_rel_name(table) : NULL;
 
 		if (found != NULL && strcmp(found, name) == 0)
@@ -333,7 +333,7 @@ turn_table(Turn *turn)
 
 /* ---- all of them ---- */
 
-/* New records go to the store itself as long as a part of it needs SQL. */
+/* New records go to the store itself as long as one of its tables needs SQL. */
 static void
 tell_use(const Catalog *catalog)
 {

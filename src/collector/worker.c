@@ -34,7 +34,7 @@
 #include "collector/databases.h"
 #include "collector/gc.h"
 #include "collector/visit.h"
-#include "schema/as_owner.h"
+#include "schema/table_owner.h"
 #include "schema/catalog.h"
 #include "shared/stats.h"
 #include "shared/wait.h"
@@ -83,7 +83,7 @@ work_once(Work work, Sweep *sweep)
 	catalog = catalog_open_if_free(RowExclusiveLock);
 	if (catalog != NULL)
 	{
-		caller = as_owner_until_commit(catalog->store_owner);
+		caller = table_owner_enter_transaction(catalog->store_owner);
 		work(catalog, sweep);
 	}
 	else if (!OidIsValid(get_extension_oid(EXTENSION_NAME, true)))
@@ -91,7 +91,7 @@ work_once(Work work, Sweep *sweep)
 	PopActiveSnapshot();
 	CommitTransactionCommand();
 	if (catalog != NULL)
-		as_owner_end(&caller);
+		table_owner_leave(&caller);
 	pgstat_report_stat(false);
 	pgstat_report_activity(STATE_IDLE, NULL);
 }

@@ -12,7 +12,7 @@
 #include "base/compat.h"
 #include "collector/reseal.h"
 #include "functions/arguments.h"
-#include "schema/as_owner.h"
+#include "schema/table_owner.h"
 #include "schema/catalog.h"
 #include "scope/scope.h"
 
@@ -54,9 +54,9 @@ idem_claim_scope(PG_FUNCTION_ARGS)
 	require_argument(fcinfo, 1, "role");
 	role = GetUserNameFromId(PG_GETARG_OID(1), false);
 	catalog = catalog_open(AccessShareLock);
-	caller = as_owner_in_call(catalog->store_owner);
+	caller = table_owner_enter_call(catalog->store_owner);
 	scope_claim(catalog, pattern, role);
-	as_owner_end(&caller);
+	table_owner_leave(&caller);
 	PG_RETURN_VOID();
 }
 
@@ -72,9 +72,9 @@ idem_unclaim_scope(PG_FUNCTION_ARGS)
 	require_writable("idem_unclaim_scope()");
 	pattern = pattern_argument(fcinfo, 0);
 	catalog = catalog_open(AccessShareLock);
-	caller = as_owner_in_call(catalog->store_owner);
+	caller = table_owner_enter_call(catalog->store_owner);
 	was_claimed = scope_unclaim(catalog, pattern);
-	as_owner_end(&caller);
+	table_owner_leave(&caller);
 	PG_RETURN_BOOL(was_claimed);
 }
 
@@ -124,9 +124,9 @@ idem_set_policy(PG_FUNCTION_ARGS)
 	(void) optional_count(fcinfo, 6, "max_response_size", 0);
 	(void) optional_duration(fcinfo, 7, "max_lease", false, 0);
 	catalog = catalog_open(AccessShareLock);
-	caller = as_owner_in_call(catalog->store_owner);
+	caller = table_owner_enter_call(catalog->store_owner);
 	scope_lay_down(catalog, values, nulls);
-	as_owner_end(&caller);
+	table_owner_leave(&caller);
 	PG_RETURN_VOID();
 }
 

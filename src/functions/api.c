@@ -17,7 +17,7 @@
 #include "functions/arguments.h"
 #include "operation/operation.h"
 #include "operation/resource.h"
-#include "schema/as_owner.h"
+#include "schema/table_owner.h"
 #include "scope/scope.h"
 #include "seal/fingerprint.h"
 #include "store/stream.h"
@@ -45,11 +45,11 @@ SQL_FUNCTION(idem_step_key);
 Datum
 idem_begin(PG_FUNCTION_ARGS)
 {
-	static const BeginArguments places = {
+	static const BeginArguments positions = {
 		"idem_begin()",.key = 0,.request = 1,.scope = 2,.request_hash = 3,
 		.lease = 4,.wait = 5,.max_attempts = 6
 	};
-	BeginRequest request = begin_arguments(fcinfo, &places);
+	BeginRequest request = begin_arguments(fcinfo, &positions);
 	Answer		answer = operation_begin(&request);
 
 	PG_RETURN_DATUM(answer_to_datum(&answer));
@@ -275,11 +275,11 @@ idem_gc(PG_FUNCTION_ARGS)
 	require_writable("idem_gc()");
 	sweep.max_rows = positive_count(fcinfo, 0, "max_rows");
 	catalog = catalog_open(RowExclusiveLock);
-	caller = as_owner_in_call(catalog->store_owner);
+	caller = table_owner_enter_call(catalog->store_owner);
 	gc_sweep(catalog, &sweep);
 	if (is_alone)
 		gc_turn(catalog, &sweep);
-	as_owner_end(&caller);
+	table_owner_leave(&caller);
 	/* otherwise the locks of emptied tables would be held until a standby has answered */
 	if (sweep.turned > 0 && synchronous_commit > SYNCHRONOUS_COMMIT_LOCAL_FLUSH)
 		(void) set_config_option("synchronous_commit", "local", PGC_USERSET, PGC_S_SESSION,

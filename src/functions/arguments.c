@@ -257,31 +257,31 @@ refuse_request_and_hash(void)
 
 /* The fingerprint of a request, or the hash that the caller gave; NULL: neither. */
 static bytea *
-fingerprint_arguments(FunctionCallInfo fcinfo, const BeginArguments *places)
+fingerprint_arguments(FunctionCallInfo fcinfo, const BeginArguments *positions)
 {
-	bool		has_request = !PG_ARGISNULL(places->request);
+	bool		has_request = !PG_ARGISNULL(positions->request);
 
-	if (PG_ARGISNULL(places->request_hash))
-		return has_request ? fingerprint_of(PG_GETARG_JSONB_P(places->request)) : NULL;
-	if (has_request && !places->request_is_used)
+	if (PG_ARGISNULL(positions->request_hash))
+		return has_request ? fingerprint_of(PG_GETARG_JSONB_P(positions->request)) : NULL;
+	if (has_request && !positions->request_is_used)
 		refuse_request_and_hash();
-	return checked_hash(PG_GETARG_DATUM(places->request_hash));
+	return checked_hash(PG_GETARG_DATUM(positions->request_hash));
 }
 
 /* All that a caller may say of a begin, if the function may run here. */
 BeginRequest
-begin_arguments(FunctionCallInfo fcinfo, const BeginArguments *places)
+begin_arguments(FunctionCallInfo fcinfo, const BeginArguments *positions)
 {
 	BeginRequest request = {0};
 
-	require_writable(places->function);
-	request.name = name_arguments(fcinfo, places->key, places->scope);
-	request.max_attempts = optional_count(fcinfo, places->max_attempts, "max_attempts", NOT_ASKED);
-	if (places->lease != NO_ARGUMENT)
-		request.lease = optional_duration(fcinfo, places->lease, "lease", false, 0);
-	request.wait = required_duration(fcinfo, places->wait, "wait", true);
+	require_writable(positions->function);
+	request.name = name_arguments(fcinfo, positions->key, positions->scope);
+	request.max_attempts = optional_count(fcinfo, positions->max_attempts, "max_attempts", NOT_ASKED);
+	if (positions->lease != NO_ARGUMENT)
+		request.lease = optional_duration(fcinfo, positions->lease, "lease", false, 0);
+	request.wait = required_duration(fcinfo, positions->wait, "wait", true);
 	/* last: a call that is refused has hashed nothing */
-	request.fingerprint = fingerprint_arguments(fcinfo, places);
+	request.fingerprint = fingerprint_arguments(fcinfo, positions);
 	return request;
 }
 

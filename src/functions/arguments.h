@@ -16,7 +16,7 @@
 /* of no argument of the function */
 #define NO_ARGUMENT (-1)
 
-/* a function that begins an operation, and the places of its arguments */
+/* a function that begins an operation, and the positions of its arguments */
 typedef struct BeginArguments
 {
 	const char *function;
@@ -54,7 +54,7 @@ extern int32 positive_count(FunctionCallInfo fcinfo, int argument, const char *n
 extern bool required_bool(FunctionCallInfo fcinfo, int argument, const char *name);
 extern bytea *checked_hash(Datum value);
 pg_noreturn extern void refuse_request_and_hash(void);
-extern BeginRequest begin_arguments(FunctionCallInfo fcinfo, const BeginArguments *places);
+extern BeginRequest begin_arguments(FunctionCallInfo fcinfo, const BeginArguments *positions);
 extern Response response_arguments(FunctionCallInfo fcinfo, int payload, int code);
 
 #endif							/* IDEM_ARGUMENTS_H */

@@ -189,11 +189,11 @@ run_and_end(const Call *call, const OperationName *name)
 Datum
 idem_call(PG_FUNCTION_ARGS)
 {
-	static const BeginArguments places = {
+	static const BeginArguments positions = {
 		"idem_call()",.key = 1,.request = 2,.scope = 3,.request_hash = 7,
 		.lease = NO_ARGUMENT,.wait = 4,.max_attempts = 8,.request_is_used = true
 	};
-	BeginRequest begin = begin_arguments(fcinfo, &places);
+	BeginRequest begin = begin_arguments(fcinfo, &positions);
 	Call		call;
 	Answer		answer;
 

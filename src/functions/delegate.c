@@ -30,7 +30,7 @@
 
 #include "base/compat.h"
 #include "citus/citus.h"
-#include "citus/elsewhere.h"
+#include "citus/remote_operations.h"
 #include "functions/delegate.h"
 #include "schema/catalog.h"
 
@@ -168,7 +168,7 @@ give_tenant(SoleCall *sole, ParamListInfo parameters)
 	sole->call->funcformat = COERCE_EXPLICIT_CALL;
 }
 
-/* Citus sends the call: does that begin or end an operation elsewhere? */
+/* Citus sends the call: does that begin or end an operation on another node? */
 static void
 note_sent(const SoleCall *sole)
 {
@@ -176,12 +176,12 @@ note_sent(const SoleCall *sole)
 	bool		is_leased = lease != NULL && !(IsA(lease, Const) && ((Const *) lease)->constisnull);
 
 	if (strcmp(sole->name, "idem_begin_batch") == 0)
-		elsewhere_begun(schema_of(sole), scope_of(sole), true);
+		remote_operation_begun(schema_of(sole), scope_of(sole), true);
 	else if (strcmp(sole->name, "idem_begin") == 0 && !is_leased)
-		elsewhere_begun(schema_of(sole), scope_of(sole), false);
+		remote_operation_begun(schema_of(sole), scope_of(sole), false);
 	else if (strncmp(sole->name, "idem_complete", 13) == 0 ||
 			 strcmp(sole->name, "idem_fail") == 0 || strcmp(sole->name, "idem_release") == 0)
-		elsewhere_ended();
+		remote_operation_ended();
 }
 
 static PlannedStmt *
@@ -210,5 +210,5 @@ delegate_register(void)
 		return;
 	previous_planner = planner_hook;
 	planner_hook = plan_call;
-	elsewhere_register();
+	remote_operations_register();
 }

@@ -24,7 +24,7 @@
 #include "shared/stats.h"
 #include "shared/wait.h"
 #include "store/fence.h"
-#include "store/mark.h"
+#include "store/citus_fence.h"
 #include "store/store.h"
 
 /* a try that takes no lock */
@@ -171,7 +171,7 @@ write_lease(const Begin *begin, Record *record)
 {
 	const Record *row = begin->exists ? &begin->row : NULL;
 
-	record->fence = mark_next_fence(begin->handle.catalog, begin->handle.name->scope,
+	record->fence = citus_fence_next(begin->handle.catalog, begin->handle.name->scope,
 									row ? row->fence : NO_FENCE);
 	set_lease(&begin->handle, record, begin->request->lease);
 	store_put(begin->handle.catalog, record, row ? row->updated_at : NO_TIME);

@@ -16,7 +16,7 @@
 #include "base/compat.h"
 #include "base/fault.h"
 #include "operation/operation_internal.h"
-#include "operation/owner.h"
+#include "operation/operation_owner.h"
 #include "shared/stats.h"
 #include "store/store.h"
 
@@ -94,7 +94,7 @@ end_leased(const Handle *handle, const EndRequest *request, int64 fence)
 	Record		record;
 	TimestampTz expected;
 
-	owner_requires(handle, fence, &record);
+	operation_owner_require(handle, fence, &record);
 	expected = record.updated_at;
 	set_end(handle, &record, request);
 	FAULT_POINT("end-checked");
@@ -117,7 +117,7 @@ operation_end(const EndRequest *request)
 	if (!request->cut_to_size)
 		check_response(&handle, &request->response);
 	if (fence == NO_FENCE)
-		fence = owned_fence(&handle);
+		fence = operation_owner_fence(&handle);
 	record = fence == NO_FENCE ?
 		end_owned(&handle, request) : end_leased(&handle, request, fence);
 	answer = replay(&record, record.updated_at);
@@ -137,14 +137,14 @@ operation_extend(const OperationName *name, int64 fence, int64 lease)
 
 	handle_open(&handle, name, RowExclusiveLock);
 	if (fence == NO_FENCE)
-		fence = owned_fence(&handle);
+		fence = operation_owner_fence(&handle);
 	if (fence == NO_FENCE)
 		ereport(ERROR,
 				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
 				 errmsg("operation \"%s\" of scope \"%s\" has no lease",
 						text_to_cstring(name->key), text_to_cstring(name->scope)),
 				 errhint("This transaction owns it until its end.")));
-	owner_requires(&handle, fence, &record);
+	operation_owner_require(&handle, fence, &record);
 	expected = record.updated_at;
 	record.updated_at = GetCurrentTimestamp();
 	set_lease(&handle, &record, lease);

@@ -1,6 +1,6 @@
 /*
  * operation.c
- *		An operation at hand: what is known of it, and the answers to its
+ *		An operation during a call: what is known of it, and the answers to its
  *		caller.  begin.c, end.c and release.c change it.
  *
  *		(absent) --begin--> owned by the transaction --end--> COMPLETED, FAILED
@@ -28,7 +28,7 @@
 #include "shared/stats.h"
 #include "store/store.h"
 
-/* ---- an operation at hand ---- */
+/* ---- an operation during a call ---- */
 
 /*
  * Makes sure that this node has the operation, and goes on to have it until the

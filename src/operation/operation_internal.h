@@ -1,6 +1,6 @@
 /*
  * operation_internal.h
- *		What begin.c, end.c, owner.c and release.c share of an operation.
+ *		What begin.c, end.c, operation_owner.c and release.c share of an operation.
  */
 #ifndef IDEM_OPERATION_INTERNAL_H
 #define IDEM_OPERATION_INTERNAL_H

@@ -13,12 +13,12 @@
 
 #include "base/compat.h"
 #include "operation/operation_internal.h"
-#include "operation/owner.h"
-#include "schema/as_owner.h"
+#include "operation/operation_owner.h"
+#include "schema/table_owner.h"
 #include "shared/lock.h"
 #include "shared/stats.h"
 #include "store/fence.h"
-#include "store/mark.h"
+#include "store/citus_fence.h"
 #include "store/store.h"
 
 /*
@@ -50,7 +50,7 @@ leave_earlier_attempt(const Handle *handle, Record *record)
 	TimestampTz expected = record->updated_at;
 
 	record->attempt--;
-	record->fence = mark_next_fence(handle->catalog, handle->name->scope, record->fence);
+	record->fence = citus_fence_next(handle->catalog, handle->name->scope, record->fence);
 	record->updated_at = GetCurrentTimestamp();
 	set_lease(handle, record, 0);
 	store_put(handle->catalog, record, expected);
@@ -62,7 +62,7 @@ release_leased(const Handle *handle, int64 fence)
 	OperationState	released = {.phase = PHASE_NONE,.wrote = true,.wakes = true,.stored_at = NO_TIME};
 	Record		record;
 
-	if (!owner_finds(handle, fence, &record))
+	if (!operation_owner_find(handle, fence, &record))
 		return false;
 	if (record.attempt > 1)
 		leave_earlier_attempt(handle, &record);
@@ -85,7 +85,7 @@ operation_release(const OperationName *name, int64 fence)
 
 	handle_open(&handle, name, RowExclusiveLock);
 	if (fence == NO_FENCE)
-		fence = owned_fence(&handle);
+		fence = operation_owner_fence(&handle);
 	if (fence == NO_FENCE)
 		release_owned(&handle);
 	else if (!release_leased(&handle, fence))
@@ -140,14 +140,14 @@ operation_forget(const OperationName *name)
 
 	handle_open(&handle, name, RowExclusiveLock);
 	/* an operator calls this: the owner's code must not run with the operator's rights */
-	caller = as_owner_in_call(handle.catalog->store_owner);
+	caller = table_owner_enter_call(handle.catalog->store_owner);
 	exists = find_unowned(&handle, &record);
 	if (exists)
 	{
 		fence_keep(record.fence);
 		store_delete(handle.catalog, name, record.updated_at);
 	}
-	as_owner_end(&caller);
+	table_owner_leave(&caller);
 	if (!exists)
 		return false;
 	ForceSyncCommit();

@@ -30,11 +30,11 @@
 
 #include "base/compat.h"
 #include "citus/citus.h"
-#include "schema/as_owner.h"
+#include "schema/table_owner.h"
 #include "schema/catalog.h"
-#include "schema/parts.h"
-#include "schema/secret.h"
-#include "schema/shape.h"
+#include "schema/store_tables.h"
+#include "schema/lock_key.h"
+#include "schema/definition.h"
 
 /* without these nothing works; the others may be missing */
 #define NEEDED_TABLES (TABLE_SECRET + 1)
@@ -75,7 +75,7 @@ forget_catalog(void)
 static void
 require_logged(CatalogTable table, const char *loss)
 {
-	shape_require_logged(table_names[table], get_rel_persistence(catalog.tables[table]), loss);
+	definition_require_logged(table_names[table], get_rel_persistence(catalog.tables[table]), loss);
 }
 
 /* The functions that look for objects return the name of one that is missing, or NULL. */
@@ -188,7 +188,7 @@ resolve_names(void)
 	forget_catalog();
 	/* it may have been dropped since it was found */
 	if (OidIsValid(get_extension_oid(EXTENSION_NAME, true)))
-		shape_refuse(missing);
+		definition_refuse(missing);
 	return false;
 }
 
@@ -208,7 +208,7 @@ lock_table(CatalogTable table, LOCKMODE mode, bool wait)
 		Oid			found = catalog.tables[table];
 
 		if (!OidIsValid(found))
-			shape_refuse(table_names[table]);
+			definition_refuse(table_names[table]);
 		if (found == locked)
 			return true;
 		if (OidIsValid(locked))
@@ -239,7 +239,7 @@ read_ring(Relation store, List *children)
 	bool		has_ranges = OidIsValid(catalog.tables[TABLE_RING]) &&
 		lock_table(TABLE_RING, AccessShareLock, true);
 
-	parts_read_ring(store, children, has_ranges ? catalog.tables[TABLE_RING] : InvalidOid,
+	store_tables_read_ring(store, children, has_ranges ? catalog.tables[TABLE_RING] : InvalidOid,
 					catalog.status_type);
 }
 
@@ -247,17 +247,17 @@ static void
 describe_store(void)
 {
 	Relation	store = relation_open(catalog.tables[TABLE_STORE], NoLock);
-	List	   *children = shape_children(store);
+	List	   *children = definition_children(store);
 
 	catalog.store_distributed = citus_read_store(store);
 	catalog.store_has_ring = !catalog.store_distributed && children != NIL;
 	if (catalog.store_distributed)
-		parts_read_shards(citus_local_shards(), catalog.status_type);
+		store_tables_read_shards(citus_local_shards(), catalog.status_type);
 	else if (catalog.store_has_ring)
 		read_ring(store, children);
 	else
-		parts_read_store(store, catalog.status_type);
-	catalog.store_plain = parts_all_plain();
+		store_tables_read_one(store, catalog.status_type);
+	catalog.store_plain = store_tables_all_plain();
 	relation_close(store, NoLock);
 }
 
@@ -270,29 +270,29 @@ read_store(void)
 {
 	Caller		caller;
 
-	catalog.store_owner = shape_require_openable(catalog.tables[TABLE_STORE], table_names[TABLE_STORE]);
-	caller = as_owner_in_call(catalog.store_owner);
+	catalog.store_owner = definition_require_openable(catalog.tables[TABLE_STORE], table_names[TABLE_STORE]);
+	caller = table_owner_enter_call(catalog.store_owner);
 	describe_store();
-	as_owner_end(&caller);
+	table_owner_leave(&caller);
 }
 
 static void
-read_secret(void)
+read_lock_key(void)
 {
 	/* false: dropped meanwhile, and the invalidation has arrived */
 	if (lock_table(TABLE_SECRET, AccessShareLock, true))
-		catalog.lock_key = secret_read(catalog.tables[TABLE_SECRET]);
+		catalog.lock_key = lock_key_read(catalog.tables[TABLE_SECRET]);
 }
 
 static void
 read_catalog(void)
 {
-	/* valid from the start, here too */
+	/* set first: an invalidation while we read must clear it */
 	catalog_valid = true;
 	PG_TRY();
 	{
 		read_store();
-		read_secret();
+		read_lock_key();
 	}
 	PG_CATCH();
 	{
@@ -408,7 +408,7 @@ catalog_lock(CatalogTable table, LOCKMODE mode)
 static void
 catalog_table_changed(Datum arg, Oid relation)
 {
-	if (!OidIsValid(relation) || parts_include(relation))
+	if (!OidIsValid(relation) || store_tables_include(relation))
 		forget_catalog();
 	for (int table = 0; table < CATALOG_TABLES; table++)
 	{
@@ -417,11 +417,11 @@ catalog_table_changed(Datum arg, Oid relation)
 	}
 }
 
-/* Others come and go with every temporary table. */
+/* Ignores other schemas: temporary tables change those all the time. */
 static void
 catalog_schema_changed(Datum arg, int cache, uint32 hash)
 {
-	if (hash == 0 || hash == schema_hash || parts_include_schema(hash))
+	if (hash == 0 || hash == schema_hash || store_tables_include_schema(hash))
 		forget_catalog();
 }
 

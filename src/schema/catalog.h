@@ -29,7 +29,7 @@ typedef struct Catalog
 	char		schema[NAMEDATALEN];
 	Oid			tables[CATALOG_TABLES];	/* the objects of these names */
 	Oid			store_owner;
-	bool		store_plain;	/* direct access does all that SQL would, in every part of it */
+	bool		store_plain;	/* direct access does all that SQL would, in every table of it */
 	bool		store_has_ring; /* tables that inherit from it have rows, too */
 	bool		store_distributed;	/* over the nodes of a Citus cluster */
 	SipHashKey	lock_key;		/* of the lock ids */

@@ -54,11 +54,11 @@ typedef enum RecordColumn
 #define RECORD_TYPES RECORD_COLUMN_LIST(RECORD_COLUMN_TYPE, RECORD_COLUMN_TYPE)
 
 /* where a version of a row is */
-typedef struct Place
+typedef struct RowPosition
 {
-	Oid			part;
+	Oid			table;
 	ItemPointerData version;
-} Place;
+} RowPosition;
 
 extern bool record_is_column(Form_pg_attribute attribute, RecordColumn column);
 extern int	record_further(TupleDesc descriptor);

@@ -18,7 +18,7 @@
 
 #include "base/compat.h"
 #include "schema/ring.h"
-#include "schema/shape.h"
+#include "schema/definition.h"
 
 /* in the order of CREATE TABLE idempotency_ring */
 typedef enum RingColumn
@@ -79,7 +79,7 @@ ring_read(Oid table)
 	SysScanDesc scan;
 	HeapTuple	row;
 
-	shape_require_raw(ring, "idempotency_ring", columns, RING_COLUMNS);
+	definition_require_raw(ring, "idempotency_ring", columns, RING_COLUMNS);
 	scan = systable_beginscan(ring, InvalidOid, false, NULL, 0, NULL);
 	while (HeapTupleIsValid(row = systable_getnext(scan)))
 	{

@@ -3,7 +3,7 @@
  *		Which roles may use a scope, and the policy that the administrator has set for
  *		it.
  *
- * The rules are few and change rarely: each session keeps all of them, until
+ * The patterns are few and change rarely: each session keeps all of them, until
  * an invalidation says that the table has changed.  A pattern is a scope or,
  * with a "*" at its end, all scopes that begin with it.  Each property comes
  * from the longest matching pattern that sets it.  So a policy for a part of a
@@ -22,8 +22,8 @@
 #include "base/compat.h"
 #include "base/settings.h"
 #include "citus/citus_metadata.h"
-#include "schema/shape.h"
-#include "scope/rules.h"
+#include "schema/definition.h"
+#include "scope/patterns.h"
 #include "scope/scope.h"
 #include "store/statement.h"
 
@@ -49,19 +49,19 @@ static Statement lay_down = {
 	.table = TABLE_SCOPE
 };
 
-/* a rule that sets nothing */
+/* a pattern that sets nothing */
 static Statement forget_empty = {
 	"DELETE FROM %1$s.idempotency_scope WHERE " PATTERN_IS
 	" AND (role, " POLICY_COLUMNS ") IS NULL",
 	1, {TEXTOID},.table = TABLE_SCOPE
 };
 
-static MemoryContext rules_context = NULL;
-static Rule *rules = NULL;		/* the longest pattern comes first */
-static int	rule_count = 0;
-static bool rules_valid = false;
-static uint64 rules_generation = 0;
-static Oid	rules_table = InvalidOid;
+static MemoryContext patterns_context = NULL;
+static Pattern *patterns = NULL;		/* the longest pattern comes first */
+static int	pattern_count = 0;
+static bool patterns_valid = false;
+static uint64 patterns_generation = 0;
+static Oid	patterns_table = InvalidOid;
 
 /* most sessions use one scope: the result for the last one */
 static char *last_scope = NULL;
@@ -70,45 +70,45 @@ static Policy last_policy;
 
 static const Policy no_policy = {0};
 
-/* The table with the rules.  In a cluster each node has a copy, and reads that. */
+/* The table with the patterns.  In a cluster each node has a copy, and reads that. */
 static Oid
-lock_rules(const Catalog *catalog)
+lock_patterns(const Catalog *catalog)
 {
 	Oid			table = catalog_lock(TABLE_SCOPE, AccessShareLock);
 	Oid			copy = catalog->store_distributed ? citus_replica(table) : table;
 
 	if (!OidIsValid(copy))
-		shape_refuse("the copy of idempotency_scope on this node");
+		definition_refuse("the copy of idempotency_scope on this node");
 	return copy;
 }
 
 static void
-refresh_rules(const Catalog *catalog)
+refresh_patterns(const Catalog *catalog)
 {
 	MemoryContext caller = CurrentMemoryContext;
 
-	rules_table = lock_rules(catalog);
-	if (rules_context == NULL)
-		rules_context = AllocSetContextCreate(TopMemoryContext, "idempotency scopes",
+	patterns_table = lock_patterns(catalog);
+	if (patterns_context == NULL)
+		patterns_context = AllocSetContextCreate(TopMemoryContext, "idempotency scopes",
 											  ALLOCSET_SMALL_SIZES);
-	MemoryContextReset(rules_context);
-	rule_count = 0;
+	MemoryContextReset(patterns_context);
+	pattern_count = 0;
 	last_scope = NULL;
-	rules_generation = catalog->generation;
+	patterns_generation = catalog->generation;
 	/* set first: an invalidation on the way must not get lost */
-	rules_valid = true;
+	patterns_valid = true;
 	PG_TRY();
 	{
 		bool		announced;
 
-		MemoryContextSwitchTo(rules_context);
-		rules = rules_read(rules_table, &rule_count, &announced);
-		/* otherwise the rules are used only once */
-		rules_valid = rules_valid && announced;
+		MemoryContextSwitchTo(patterns_context);
+		patterns = patterns_read(patterns_table, &pattern_count, &announced);
+		/* otherwise the patterns are used only once */
+		patterns_valid = patterns_valid && announced;
 	}
 	PG_CATCH();
 	{
-		rules_valid = false;
+		patterns_valid = false;
 		PG_RE_THROW();
 	}
 	PG_END_TRY();
@@ -116,10 +116,10 @@ refresh_rules(const Catalog *catalog)
 }
 
 static bool
-rule_matches(const Rule *rule, const char *scope, int length)
+pattern_matches(const Pattern *pattern, const char *scope, int length)
 {
-	return (rule->is_prefix ? length >= rule->length : length == rule->length) &&
-		memcmp(rule->pattern, scope, rule->length) == 0;
+	return (pattern->is_prefix ? length >= pattern->length : length == pattern->length) &&
+		memcmp(pattern->text, scope, pattern->length) == 0;
 }
 
 /* Adds the properties that no longer pattern has set. */
@@ -156,7 +156,7 @@ add_policy(Policy *policy, const Policy *other)
 static void
 remember_scope(const char *scope, int length)
 {
-	last_scope = MemoryContextAlloc(rules_context, length + 1);
+	last_scope = MemoryContextAlloc(patterns_context, length + 1);
 	memcpy(last_scope, scope, length);
 	last_length = length;
 }
@@ -168,9 +168,9 @@ scope_policy(const Catalog *catalog, const text *scope)
 	const char *bytes = VARDATA_ANY(scope);
 	int			length = VARSIZE_ANY_EXHDR(scope);
 
-	if (!rules_valid || rules_generation != catalog->generation)
-		refresh_rules(catalog);
-	if (rule_count == 0)
+	if (!patterns_valid || patterns_generation != catalog->generation)
+		refresh_patterns(catalog);
+	if (pattern_count == 0)
 		return &no_policy;
 	if (last_scope != NULL && last_length == length && memcmp(last_scope, bytes, length) == 0)
 		return &last_policy;
@@ -179,10 +179,10 @@ scope_policy(const Catalog *catalog, const text *scope)
 		pfree(last_scope);
 	last_scope = NULL;
 	memset(&last_policy, 0, sizeof(last_policy));
-	for (int i = 0; i < rule_count; i++)
+	for (int i = 0; i < pattern_count; i++)
 	{
-		if (rule_matches(&rules[i], bytes, length))
-			add_policy(&last_policy, &rules[i].policy);
+		if (pattern_matches(&patterns[i], bytes, length))
+			add_policy(&last_policy, &patterns[i].policy);
 	}
 	remember_scope(bytes, length);
 	return &last_policy;
@@ -225,7 +225,7 @@ fill_in_settings(Policy *policy)
 
 /*
  * The policy of a scope, if the caller may use it: numbers only, in which the
- * settings stand where no rule says anything.  The error is the same whether or
+ * settings apply where no pattern sets a value.  The error is the same whether or
  * not there is such an operation: it is not looked up.
  */
 void
@@ -255,7 +255,7 @@ scope_claim(const Catalog *catalog, text *pattern, const char *role)
 }
 
 static void
-forget_rule_if_empty(const Catalog *catalog, Datum pattern)
+forget_pattern_if_empty(const Catalog *catalog, Datum pattern)
 {
 	(void) statement_run(&forget_empty, catalog, &pattern, NULL, InvalidSnapshot);
 	statement_finish();
@@ -269,7 +269,7 @@ scope_unclaim(const Catalog *catalog, text *pattern)
 	bool		was_claimed = statement_run(&unclaim, catalog, &value, NULL, InvalidSnapshot) > 0;
 
 	statement_finish();
-	forget_rule_if_empty(catalog, value);
+	forget_pattern_if_empty(catalog, value);
 	return was_claimed;
 }
 
@@ -279,18 +279,18 @@ scope_lay_down(const Catalog *catalog, Datum *values, const bool *nulls)
 {
 	(void) statement_run(&lay_down, catalog, values, nulls, InvalidSnapshot);
 	statement_finish();
-	forget_rule_if_empty(catalog, values[0]);
+	forget_pattern_if_empty(catalog, values[0]);
 }
 
 static void
-rules_table_changed(Datum arg, Oid relation)
+patterns_table_changed(Datum arg, Oid relation)
 {
-	if (relation == rules_table || !OidIsValid(relation))
-		rules_valid = false;
+	if (relation == patterns_table || !OidIsValid(relation))
+		patterns_valid = false;
 }
 
 void
 scope_register(void)
 {
-	CacheRegisterRelcacheCallback(rules_table_changed, (Datum) 0);
+	CacheRegisterRelcacheCallback(patterns_table_changed, (Datum) 0);
 }

@@ -10,7 +10,7 @@
 
 #include "base/idempotency.h"
 #include "schema/catalog.h"
-#include "scope/rules.h"
+#include "scope/patterns.h"
 
 /* the argument of scope_lay_down: the pattern, and the columns of a policy */
 #define POLICY_ARGUMENTS 8

@@ -1,6 +1,6 @@
 /*
  * bulk.c
- *		The SQL statements on many records of one part of the store: sweeping,
+ *		The SQL statements on many records of one table of the store: sweeping,
  *		finding responses to reseal, counting.
  */
 #include "postgres.h"
@@ -20,20 +20,20 @@
 
 /*
  * Expiry is checked again under the row lock, as READ COMMITTED does.  A row
- * whose fence is greater than $5 stays: no other place knows that fence.
+ * whose fence is greater than $5 stays: only the row knows that fence.
  */
 static Statement sweep_pages = {
-	"WITH expired AS MATERIALIZED (SELECT ctid AS place, fence FROM %1$s"
+	"WITH expired AS MATERIALIZED (SELECT ctid AS tid, fence FROM %1$s"
 	" WHERE ctid OPERATOR(pg_catalog.>=) $1 AND ctid OPERATOR(pg_catalog.<) $2"
 	" AND expires_at OPERATOR(pg_catalog.<=) $3"
 	" AND (status OPERATOR(pg_catalog.<>) 'PENDING'"
 	" OR (lease_expires_at OPERATOR(pg_catalog.>) $3) IS NOT TRUE)"
 	" LIMIT $4 FOR UPDATE SKIP LOCKED)"
 	", removed AS (DELETE FROM %1$s"
-	" WHERE ctid OPERATOR(pg_catalog.=) ANY (ARRAY(SELECT place FROM expired"
+	" WHERE ctid OPERATOR(pg_catalog.=) ANY (ARRAY(SELECT tid FROM expired"
 	" WHERE (fence OPERATOR(pg_catalog.>) $5) IS NOT TRUE"
-	FAULT_POINT_SQL("sweep-read") ")) RETURNING ctid AS place)"
-	" SELECT pg_catalog.count(*), pg_catalog.max(place), (SELECT pg_catalog.max(fence) FROM expired"
+	FAULT_POINT_SQL("sweep-read") ")) RETURNING ctid AS tid)"
+	" SELECT pg_catalog.count(*), pg_catalog.max(tid), (SELECT pg_catalog.max(fence) FROM expired"
 	" WHERE fence OPERATOR(pg_catalog.>) $5) FROM removed",
 	5, {TIDOID, TIDOID, TIMESTAMPTZOID, INT8OID, INT8OID},.knows_rows = true
 };
@@ -53,7 +53,7 @@ static Statement find_unsealed = {
  * A lease that outlives its row, and a fence that the sequence has not reached,
  * come from writers other than the extension.
  */
-static Statement measure_part = {
+static Statement measure_table = {
 	"SELECT pg_catalog.count(*), pg_catalog.max(fence), GREATEST(pg_catalog.max(expires_at),"
 	" pg_catalog.max(lease_expires_at) FILTER (WHERE status OPERATOR(pg_catalog.=) 'PENDING'))"
 	" FROM %1$s"
@@ -74,13 +74,13 @@ read_whole_row(const Catalog *catalog, int row, Record *found)
 }
 
 /*
- * Removes up to max_rows expired records of a part from a place to before another.  Moves
+ * Removes up to max_rows expired records of a table from a position to before another.  Moves
  * the first one on: to the other, or to the page that may have more of them.  A
  * row whose fence the sequence has not reached stays until the next sweep; the
  * sequence catches up first.
  */
 int64
-bulk_sweep(const Catalog *catalog, Oid part, ItemPointer from, ItemPointer end,
+bulk_sweep(const Catalog *catalog, Oid table, ItemPointer from, ItemPointer end,
 		   TimestampTz now, int64 max_rows)
 {
 	Datum		arguments[5] = {
@@ -89,17 +89,17 @@ bulk_sweep(const Catalog *catalog, Oid part, ItemPointer from, ItemPointer end,
 	};
 	int64		removed;
 	int64		fence;
-	Datum		place;
+	Datum		position;
 	bool		is_null;
 
-	sweep_pages.part = part;
+	sweep_pages.store_table = table;
 	(void) statement_run(&sweep_pages, catalog, arguments, NULL, InvalidSnapshot);
 	removed = DatumGetInt64(statement_column(0, 1, &is_null));
-	place = statement_column(0, 2, &is_null);
+	position = statement_column(0, 2, &is_null);
 	if (removed < max_rows)
 		*from = *end;
 	else
-		ItemPointerSet(from, ItemPointerGetBlockNumber((ItemPointer) DatumGetPointer(place)), 0);
+		ItemPointerSet(from, ItemPointerGetBlockNumber((ItemPointer) DatumGetPointer(position)), 0);
 	fence = DatumGetInt64(statement_column(0, 3, &is_null));
 	statement_finish();
 	if (!is_null)
@@ -107,43 +107,43 @@ bulk_sweep(const Catalog *catalog, Oid part, ItemPointer from, ItemPointer end,
 	return removed;
 }
 
-/* How many pages a walk over a part has to visit. */
+/* How many pages a walk over a table has to visit. */
 BlockNumber
-bulk_pages(Oid part)
+bulk_pages(Oid table)
 {
-	Relation	table = table_open(part, AccessShareLock);
+	Relation	opened = table_open(table, AccessShareLock);
 	BlockNumber pages;
 
-	if (!RELKIND_HAS_STORAGE(table->rd_rel->relkind))
+	if (!RELKIND_HAS_STORAGE(opened->rd_rel->relkind))
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 				 errmsg("a store that its owner has partitioned can be neither collected nor resealed"),
 				 errhint("Detach and drop old partitions, or delete expired rows; or make the store one table, and use idem_partition_store().")));
-	pages = RelationGetNumberOfBlocks(table);
-	table_close(table, NoLock);
+	pages = RelationGetNumberOfBlocks(opened);
+	table_close(opened, NoLock);
 	return pages;
 }
 
 /*
- * The place after the rows that were found: a walk that goes on from there
+ * The position after the rows that were found: a walk that goes on from there
  * finds each row once, also one that could not be changed.  A row that was
- * updated just now may be reported with its new place, which is elsewhere.
+ * updated just now may be reported with its new position, which is not in this range.
  */
 static void
-step_over(ItemPointer from, ItemPointer end, ItemPointer place)
+step_over(ItemPointer from, ItemPointer end, ItemPointer position)
 {
-	if (ItemPointerCompare(place, from) >= 0 && ItemPointerCompare(place, end) < 0)
-		ItemPointerSet(from, ItemPointerGetBlockNumber(place),
-					   OffsetNumberNext(ItemPointerGetOffsetNumber(place)));
+	if (ItemPointerCompare(position, from) >= 0 && ItemPointerCompare(position, end) < 0)
+		ItemPointerSet(from, ItemPointerGetBlockNumber(position),
+					   OffsetNumberNext(ItemPointerGetOffsetNumber(position)));
 }
 
 /*
- * Locks up to max_rows ended records of a part that have a response which is not
- * sealed with the key, from a place to before another.  Moves the first one on, to the
+ * Locks up to max_rows ended records of a table that have a response which is not
+ * sealed with the key, from a position to before another.  Moves the first one on, to the
  * other when there are no more.
  */
 int64
-bulk_find_unsealed(const Catalog *catalog, Oid part, ItemPointer from, ItemPointer end,
+bulk_find_unsealed(const Catalog *catalog, Oid table, ItemPointer from, ItemPointer end,
 				   text *key, int64 max_rows, Record **records)
 {
 	MemoryContext context = CurrentMemoryContext;
@@ -153,15 +153,15 @@ bulk_find_unsealed(const Catalog *catalog, Oid part, ItemPointer from, ItemPoint
 	};
 	int64		count;
 
-	find_unsealed.part = part;
+	find_unsealed.store_table = table;
 	count = statement_run(&find_unsealed, catalog, arguments, NULL, InvalidSnapshot);
 	MemoryContextSwitchTo(context);
 	*records = palloc0(Max(count, 1) * sizeof(Record));
 	for (int64 i = 0; i < count; i++)
 	{
-		ItemPointerData place = read_whole_row(catalog, i, &(*records)[i]);
+		ItemPointerData position = read_whole_row(catalog, i, &(*records)[i]);
 
-		step_over(from, end, &place);
+		step_over(from, end, &position);
 	}
 	if (count < max_rows)
 		*from = *end;
@@ -169,16 +169,16 @@ bulk_find_unsealed(const Catalog *catalog, Oid part, ItemPointer from, ItemPoint
 	return count;
 }
 
-/* What a part has in it, of its rows that a plain query sees. */
+/* What a table has in it, of its rows that a plain query sees. */
 Content
-bulk_content(const Catalog *catalog, Oid part)
+bulk_content(const Catalog *catalog, Oid table)
 {
 	Content		content = {.needed_until = DT_NOBEGIN};
 	Datum		value;
 	bool		is_null;
 
-	measure_part.part = part;
-	(void) statement_run(&measure_part, catalog, NULL, NULL, InvalidSnapshot);
+	measure_table.store_table = table;
+	(void) statement_run(&measure_table, catalog, NULL, NULL, InvalidSnapshot);
 	content.rows = DatumGetInt64(statement_column(0, 1, &is_null));
 	value = statement_column(0, 2, &is_null);
 	content.fence = is_null ? NO_FENCE : DatumGetInt64(value);

@@ -1,6 +1,6 @@
 /*
  * bulk.h
- *		What is done to many records of one part of the store.
+ *		What is done to many records of one table of the store.
  */
 #ifndef IDEM_BULK_H
 #define IDEM_BULK_H
@@ -21,11 +21,11 @@ typedef struct Content
 	TimestampTz needed_until;	/* when all of it has expired, leases too */
 } Content;
 
-extern BlockNumber bulk_pages(Oid part);
-extern int64 bulk_sweep(const Catalog *catalog, Oid part, ItemPointer from, ItemPointer end,
+extern BlockNumber bulk_pages(Oid table);
+extern int64 bulk_sweep(const Catalog *catalog, Oid table, ItemPointer from, ItemPointer end,
 						TimestampTz now, int64 max_rows);
-extern int64 bulk_find_unsealed(const Catalog *catalog, Oid part, ItemPointer from, ItemPointer end,
+extern int64 bulk_find_unsealed(const Catalog *catalog, Oid table, ItemPointer from, ItemPointer end,
 								text *key, int64 max_rows, Record **records);
-extern Content bulk_content(const Catalog *catalog, Oid part);
+extern Content bulk_content(const Catalog *catalog, Oid table);
 
 #endif							/* IDEM_BULK_H */

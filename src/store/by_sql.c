@@ -64,7 +64,7 @@ static Statement delete_record = {
 /* The row of a name that the snapshot sees, in one table and its partitions. */
 bool
 by_sql_find(const Catalog *catalog, Oid table, const OperationName *name, Snapshot snapshot,
-			Record *found, Place *place)
+			Record *found, RowPosition *position)
 {
 	Datum		arguments[2] = {PointerGetDatum(name->scope), PointerGetDatum(name->key)};
 	Datum		values[RECORD_COLUMNS + 2];
@@ -72,7 +72,7 @@ by_sql_find(const Catalog *catalog, Oid table, const OperationName *name, Snapsh
 	MemoryContext context = CurrentMemoryContext;
 	bool		exists;
 
-	find_record.part = table;
+	find_record.store_table = table;
 	exists = statement_run(&find_record, catalog, arguments, NULL, snapshot) > 0;
 	if (exists)
 	{
@@ -80,8 +80,8 @@ by_sql_find(const Catalog *catalog, Oid table, const OperationName *name, Snapsh
 		MemoryContextSwitchTo(context);
 		record_from_columns(catalog->status_labels, values, nulls, found);
 		found->name = *name;
-		place->version = *(ItemPointer) DatumGetPointer(values[RECORD_COLUMNS]);
-		place->part = DatumGetObjectId(values[RECORD_COLUMNS + 1]);
+		position->version = *(ItemPointer) DatumGetPointer(values[RECORD_COLUMNS]);
+		position->table = DatumGetObjectId(values[RECORD_COLUMNS + 1]);
 	}
 	statement_finish();
 	return exists;
@@ -130,7 +130,7 @@ by_sql_update(const Catalog *catalog, Oid table, const Record *record)
 
 	record_to_columns(catalog->status_labels, record, values, nulls);
 	values[RECORD_COLUMNS] = TimestampTzGetDatum(record->updated_at);
-	update_record.part = table;
+	update_record.store_table = table;
 	updated = statement_run(&update_record, catalog, values, nulls, InvalidSnapshot) > 0;
 	statement_finish();
 	return updated;
@@ -145,7 +145,7 @@ by_sql_delete(const Catalog *catalog, Oid table, const OperationName *name, Time
 	};
 	bool		deleted;
 
-	delete_record.part = table;
+	delete_record.store_table = table;
 	deleted = statement_run(&delete_record, catalog, arguments, NULL, InvalidSnapshot) == 1;
 	statement_finish();
 	return deleted;

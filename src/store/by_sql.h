@@ -14,7 +14,7 @@
 #include "schema/record.h"
 
 extern bool by_sql_find(const Catalog *catalog, Oid table, const OperationName *name, Snapshot snapshot,
-						Record *found, Place *place);
+						Record *found, RowPosition *position);
 extern void by_sql_insert(const Catalog *catalog, const Record *record);
 extern void by_sql_upsert(const Catalog *catalog, const Record *record, TimestampTz expected);
 extern bool by_sql_update(const Catalog *catalog, Oid table, const Record *record);

@@ -2,7 +2,7 @@
  * direct.c
  *		The hot statements on the store without the executor.
  *
- * They do what the statements of store.c do, on one part of a store whose parts
+ * They do what the statements of store.c do, on one table of a store whose tables
  * are ordinary tables (Catalog.store_plain): look a key up through the primary
  * key, insert a row and its entry in the primary key, its only index, update a
  * row, and delete it.  No rights are checked here, as the tables are the
@@ -31,42 +31,42 @@
 #include "store/direct.h"
 
 /*
- * The store itself is locked already.  Another part is locked here: while nobody
+ * The store itself is locked already.  Another table is locked here: while nobody
  * reads or writes it, it may be emptied.
  */
 static Relation
-open_part(const Catalog *catalog, Oid part, LOCKMODE mode)
+open_store_table(const Catalog *catalog, Oid table, LOCKMODE mode)
 {
-	return table_open(part, part == catalog->tables[TABLE_STORE] ? NoLock : mode);
+	return table_open(table, table == catalog->tables[TABLE_STORE] ? NoLock : mode);
 }
 
-/* To read a table of the ring that may have been dropped.  NULL: there are news about the parts. */
+/* To read a table of the ring that may have been dropped.  NULL: there are news about the tables. */
 static Relation
-open_to_read(const Catalog *catalog, Oid part)
+open_to_read(const Catalog *catalog, Oid table)
 {
-	if (!catalog->store_has_ring || part == catalog->tables[TABLE_STORE])
-		return open_part(catalog, part, AccessShareLock);
-	LockRelationOid(part, AccessShareLock);
+	if (!catalog->store_has_ring || table == catalog->tables[TABLE_STORE])
+		return open_store_table(catalog, table, AccessShareLock);
+	LockRelationOid(table, AccessShareLock);
 	if (!catalog_has_news())
-		return table_open(part, NoLock);
-	UnlockRelationOid(part, AccessShareLock);
+		return table_open(table, NoLock);
+	UnlockRelationOid(table, AccessShareLock);
 	return NULL;
 }
 
 /*
- * A part with the row stays locked until the transaction ends.  So does every part
+ * A table with the row stays locked until the transaction ends.  So does every table
  * at SERIALIZABLE, as the reader's predicate locks would not last beyond its being
- * emptied.  The index of such a part is never kept: REINDEX waits for it, while we may
+ * emptied.  The index of such a table is never kept: REINDEX waits for it, while we may
  * wait for REINDEX to write.
  */
 static void
-close_part(const Catalog *catalog, Relation part, Relation index, bool exists)
+close_store_table(const Catalog *catalog, Relation table, Relation index, bool exists)
 {
-	bool		is_store = RelationGetRelid(part) == catalog->tables[TABLE_STORE];
+	bool		is_store = RelationGetRelid(table) == catalog->tables[TABLE_STORE];
 	bool		is_kept = is_store || exists || IsolationIsSerializable();
 
 	index_close(index, is_store ? NoLock : AccessShareLock);
-	table_close(part, is_kept ? NoLock : AccessShareLock);
+	table_close(table, is_kept ? NoLock : AccessShareLock);
 }
 
 /* The key's columns lead the scan key in the order of the primary key. */
@@ -100,18 +100,18 @@ fetch_version(Relation store, Relation index, const OperationName *name,
  * look into the index of an empty table has to be known to later writers.
  */
 static bool
-is_empty_table(const Catalog *catalog, Relation part)
+is_empty_table(const Catalog *catalog, Relation table)
 {
-	return RelationGetRelid(part) != catalog->tables[TABLE_STORE] &&
-		!IsolationIsSerializable() && RelationGetNumberOfBlocks(part) == 0;
+	return RelationGetRelid(table) != catalog->tables[TABLE_STORE] &&
+		!IsolationIsSerializable() && RelationGetNumberOfBlocks(table) == 0;
 }
 
 /* The version of the row that the snapshot sees, copied, and where it is. */
 bool
-direct_find(const Catalog *catalog, Oid part, const OperationName *name, Snapshot snapshot,
+direct_find(const Catalog *catalog, Oid table, const OperationName *name, Snapshot snapshot,
 			Record *found, ItemPointer version)
 {
-	Relation	store = open_to_read(catalog, part);
+	Relation	store = open_to_read(catalog, table);
 	Relation	index;
 	TupleTableSlot *slot;
 	bool		exists;
@@ -134,7 +134,7 @@ direct_find(const Catalog *catalog, Oid part, const OperationName *name, Snapsho
 		*version = slot->tts_tid;
 	}
 	ExecDropSingleTupleTableSlot(slot);
-	close_part(catalog, store, index, exists);
+	close_store_table(catalog, store, index, exists);
 	return exists;
 }
 
@@ -153,7 +153,7 @@ insert_key(Relation store, Relation index, TupleTableSlot *slot, bool key_unchan
 	insert_cleanup(index, info);
 }
 
-/* A row for the part.  Behind the columns of the script may be that of the tenants, or dropped ones. */
+/* A row for the table.  Behind the columns of the script may be that of the tenants, or dropped ones. */
 static TupleTableSlot *
 make_row(const Catalog *catalog, Relation store, const Record *record)
 {
@@ -172,9 +172,9 @@ make_row(const Catalog *catalog, Relation store, const Record *record)
 
 /* Inserts the row, which has all columns that must not be NULL. */
 void
-direct_insert(const Catalog *catalog, Oid part, const Record *record)
+direct_insert(const Catalog *catalog, Oid table, const Record *record)
 {
-	Relation	store = open_part(catalog, part, RowExclusiveLock);
+	Relation	store = open_store_table(catalog, table, RowExclusiveLock);
 	Relation	index = index_open(primary_key_index(store), RowExclusiveLock);
 	TupleTableSlot *slot = make_row(catalog, store, record);
 
@@ -254,15 +254,15 @@ try_change(const Catalog *catalog, Relation store, Relation index, const Operati
 }
 
 /*
- * Updates the row of a part, or deletes it if there is no record, if it is still
- * the expected version: TM_Ok.  TM_Deleted: the part has no such row.
+ * Updates the row of a table, or deletes it if there is no record, if it is still
+ * the expected version: TM_Ok.  TM_Deleted: the table has no such row.
  * Anything else: another writer has changed it.
  */
 TM_Result
-direct_change(const Catalog *catalog, Oid part, const OperationName *name,
+direct_change(const Catalog *catalog, Oid table, const OperationName *name,
 			  const Record *record, TimestampTz expected)
 {
-	Relation	store = open_part(catalog, part, RowExclusiveLock);
+	Relation	store = open_store_table(catalog, table, RowExclusiveLock);
 	Relation	index = index_open(primary_key_index(store), RowExclusiveLock);
 	TM_Result	result;
 

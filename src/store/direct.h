@@ -13,10 +13,10 @@
 #include "base/idempotency.h"
 #include "schema/catalog.h"
 
-extern bool direct_find(const Catalog *catalog, Oid part, const OperationName *name,
+extern bool direct_find(const Catalog *catalog, Oid table, const OperationName *name,
 						Snapshot snapshot, Record *found, ItemPointer version);
-extern void direct_insert(const Catalog *catalog, Oid part, const Record *record);
-extern TM_Result direct_change(const Catalog *catalog, Oid part, const OperationName *name,
+extern void direct_insert(const Catalog *catalog, Oid table, const Record *record);
+extern TM_Result direct_change(const Catalog *catalog, Oid table, const OperationName *name,
 							   const Record *record, TimestampTz expected);
 
 #endif							/* IDEM_DIRECT_H */

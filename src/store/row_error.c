@@ -8,7 +8,7 @@
 #include "postgres.h"
 
 #include "base/compat.h"
-#include "schema/parts.h"
+#include "schema/store_tables.h"
 #include "store/row_error.h"
 
 /* Is the error about a row, perhaps one of the store or of a partition? */
@@ -23,7 +23,7 @@ static bool
 is_duplicate_name(const ErrorData *error)
 {
 	return error->sqlerrcode == ERRCODE_UNIQUE_VIOLATION &&
-		parts_have_key(error->schema_name, error->table_name, error->constraint_name);
+		store_tables_have_key(error->schema_name, error->table_name, error->constraint_name);
 }
 
 void

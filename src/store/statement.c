@@ -28,7 +28,7 @@
 
 #include "base/compat.h"
 #include "base/fault.h"
-#include "schema/as_owner.h"
+#include "schema/table_owner.h"
 #include "store/row_error.h"
 #include "store/statement.h"
 
@@ -178,11 +178,11 @@ forget_plan(Statement *statement)
 {
 	SPIPlanPtr	plan = statement->plan;
 
-	for (Statement **place = &planned; *place; place = &(*place)->next)
+	for (Statement **link = &planned; *link; link = &(*link)->next)
 	{
-		if (*place == statement)
+		if (*link == statement)
 		{
-			*place = statement->next;
+			*link = statement->next;
 			break;
 		}
 	}
@@ -193,28 +193,28 @@ forget_plan(Statement *statement)
 
 /* A table by its name, without those that inherit from it; partitions belong to it. */
 static const char *
-name_of_part(Oid part)
+name_of_table(Oid table)
 {
-	char	   *name = get_rel_name(part);
+	char	   *name = get_rel_name(table);
 	/* the owner may have moved it to another schema */
-	char	   *schema = name != NULL ? get_namespace_name(get_rel_namespace(part)) : NULL;
+	char	   *schema = name != NULL ? get_namespace_name(get_rel_namespace(table)) : NULL;
 
 	if (schema == NULL)
 		return "";
-	return psprintf("%s%s", get_rel_relkind(part) == RELKIND_PARTITIONED_TABLE ? "" : "ONLY ",
+	return psprintf("%s%s", get_rel_relkind(table) == RELKIND_PARTITIONED_TABLE ? "" : "ONLY ",
 					quote_qualified_identifier(schema, name));
 }
 
 static void
 prepare_plan(Statement *statement, const Catalog *catalog)
 {
-	char	   *sql = psprintf(statement->text, OidIsValid(statement->part) ? name_of_part(statement->part) :
+	char	   *sql = psprintf(statement->text, OidIsValid(statement->store_table) ? name_of_table(statement->store_table) :
 							   quote_identifier(catalog->schema));
 	Oid			types[STATEMENT_PARAMETERS];
 	SPIPlanPtr	plan;
 
 	statement->generation = catalog->generation;
-	statement->planned_part = statement->part;
+	statement->planned_for = statement->store_table;
 	for (int i = 0; i < statement->count; i++)
 		types[i] = OidIsValid(statement->types[i]) ? statement->types[i] : catalog->status_type;
 
@@ -245,7 +245,7 @@ have_plan(Statement *statement, const Catalog *catalog)
 	store_owner = catalog->store_owner;
 	/* not a plan that an outer call is using */
 	if (statement->plan != NULL && statement->running == 1 &&
-		(statement->generation != catalog->generation || statement->part != statement->planned_part))
+		(statement->generation != catalog->generation || statement->store_table != statement->planned_for))
 		forget_plan(statement);
 	if (statement->plan == NULL)
 		prepare_plan(statement, catalog);
@@ -300,14 +300,14 @@ statement_failed(Planning *run, const Catalog *catalog, MemoryContext context)
 	row_error_rethrow(context);
 }
 
-/* A part of the store is found by its OID: the store is locked, so it stays a part. */
+/* A table of the store is found by its OID: the store is locked, so the table stays one of it. */
 static Oid
 lock_table_of(const Statement *statement, LOCKMODE mode)
 {
-	if (!OidIsValid(statement->part))
+	if (!OidIsValid(statement->store_table))
 		return catalog_lock(statement->table, mode);
-	LockRelationOid(statement->part, mode);
-	return statement->part;
+	LockRelationOid(statement->store_table, mode);
+	return statement->store_table;
 }
 
 /*
@@ -326,7 +326,7 @@ statement_run(Statement *statement, const Catalog *catalog,
 	FAULT_POINT("statement-locked");
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "could not connect to SPI");
-	caller = as_owner_in_statement(statement->relation);
+	caller = table_owner_enter_statement(statement->relation);
 	/* planning may run the owner's code, too, which may begin operations */
 	statement->running++;
 	PG_TRY();
@@ -344,7 +344,7 @@ statement_run(Statement *statement, const Catalog *catalog,
 	if (planning == &run)
 		end_planning(&run);
 	statement->running--;
-	as_owner_end(&caller);
+	table_owner_leave(&caller);
 	return SPI_processed;
 }
 

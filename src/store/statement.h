@@ -17,18 +17,18 @@
 
 typedef struct Statement
 {
-	const char *text;			/* %1$s is the part, or else the extension's schema */
+	const char *text;			/* %1$s is the table of the store, or else the extension's schema */
 	int			count;			/* of parameters */
 	Oid			types[STATEMENT_PARAMETERS];	/* InvalidOid: idempotency_status */
-	bool		knows_rows;		/* their places or keys: no need to read the table */
+	bool		knows_rows;		/* their positions or keys: no need to read the table */
 	CatalogTable table;			/* the only one that it names */
-	Oid			part;			/* of the store, if it names that instead */
+	Oid			store_table;	/* the store or a table of it, if it names that instead */
 
 	/* the runner's own */
 	SPIPlanPtr	plan;
 	Oid			relation;		/* which has the table's name, and is locked */
 	uint64		generation;		/* of the catalog that the plan is for */
-	Oid			planned_part;	/* that it is for */
+	Oid			planned_for;	/* the store_table of the plan */
 	int			running;		/* how deep: a trigger may begin operations */
 	struct Statement *next;		/* that has a plan */
 } Statement;

@@ -22,7 +22,7 @@
 
 #include "base/compat.h"
 #include "citus/citus.h"
-#include "schema/parts.h"
+#include "schema/store_tables.h"
 #include "schema/record.h"
 #include "seal/seal.h"
 #include "store/by_sql.h"
@@ -32,7 +32,7 @@
 
 /* The store itself, or the scope's shard of a distributed one, which stays where it is. */
 static Oid
-only_part(const Catalog *catalog, const OperationName *name)
+only_table(const Catalog *catalog, const OperationName *name)
 {
 	return catalog->store_distributed ? citus_shard(name->scope) : catalog->tables[TABLE_STORE];
 }
@@ -40,60 +40,60 @@ only_part(const Catalog *catalog, const OperationName *name)
 /* The row of a name in one table. */
 static bool
 find_in(const Catalog *catalog, Oid table, bool is_plain, const OperationName *name,
-		Snapshot snapshot, Record *found, Place *place)
+		Snapshot snapshot, Record *found, RowPosition *position)
 {
-	place->part = table;
-	return is_plain ? direct_find(catalog, table, name, snapshot, found, &place->version) :
-		by_sql_find(catalog, table, name, snapshot, found, place);
+	position->table = table;
+	return is_plain ? direct_find(catalog, table, name, snapshot, found, &position->version) :
+		by_sql_find(catalog, table, name, snapshot, found, position);
 }
 
-/* The list of parts may change meanwhile, as SQL may run code of the owner's. */
-static Part *
-copy_parts(int *count)
+/* The list of tables may change meanwhile, as SQL may run code of the owner's. */
+static StoreTable *
+copy_tables(int *count)
 {
-	Part	   *parts;
+	StoreTable *tables;
 
-	*count = parts_count();
-	parts = palloc(*count * sizeof(Part));
-	memcpy(parts, parts_get(0), *count * sizeof(Part));
-	return parts;
+	*count = store_tables_count();
+	tables = palloc(*count * sizeof(StoreTable));
+	memcpy(tables, store_tables_get(0), *count * sizeof(StoreTable));
+	return tables;
 }
 
 /* The row of a name that has not expired, or the one that expires last. */
 static bool
 find_in_ring(const Catalog *catalog, const OperationName *name, Snapshot snapshot,
-			 Record *found, Place *place)
+			 Record *found, RowPosition *position)
 {
 	TimestampTz now = GetCurrentTimestamp();
 	bool		exists = false;
 	int			count;
-	Part	   *parts = copy_parts(&count);
+	StoreTable *tables = copy_tables(&count);
 
 	for (int i = 0; i < count && !(exists && found->expires_at > now); i++)
 	{
 		Record		record;
-		Place		here;
+		RowPosition here;
 
-		if (!find_in(catalog, parts[i].table, parts[i].is_plain, name, snapshot, &record, &here) ||
+		if (!find_in(catalog, tables[i].oid, tables[i].is_plain, name, snapshot, &record, &here) ||
 			(exists && record.expires_at <= found->expires_at))
 			continue;
 		*found = record;
-		*place = here;
+		*position = here;
 		exists = true;
 	}
-	pfree(parts);
+	pfree(tables);
 	return exists;
 }
 
 static bool
 find_with_snapshot(const Catalog *catalog, const OperationName *name, Snapshot snapshot,
-				   Record *found, Place *place)
+				   Record *found, RowPosition *position)
 {
 	bool		exists;
 
 	snapshot = RegisterSnapshot(snapshot);
-	exists = catalog->store_has_ring ? find_in_ring(catalog, name, snapshot, found, place) :
-		find_in(catalog, only_part(catalog, name), catalog->store_plain, name, snapshot, found, place);
+	exists = catalog->store_has_ring ? find_in_ring(catalog, name, snapshot, found, position) :
+		find_in(catalog, only_table(catalog, name), catalog->store_plain, name, snapshot, found, position);
 	UnregisterSnapshot(snapshot);
 	return exists;
 }
@@ -105,7 +105,7 @@ find_with_snapshot(const Catalog *catalog, const OperationName *name, Snapshot s
  */
 static bool
 find_version(const Catalog *catalog, const OperationName *name, bool newest,
-			 Record *found, Place *place)
+			 Record *found, RowPosition *position)
 {
 	for (;;)
 	{
@@ -116,7 +116,7 @@ find_version(const Catalog *catalog, const OperationName *name, bool newest,
 			catalog = catalog_open(AccessShareLock);
 		exists = find_with_snapshot(catalog, name,
 									newest ? GetLatestSnapshot() : GetTransactionSnapshot(),
-									found, place);
+									found, position);
 		if (!catalog->store_has_ring || !catalog_has_news())
 			return exists;
 		CHECK_FOR_INTERRUPTS();
@@ -145,8 +145,8 @@ could_not_serialize(void)
 bool
 store_find(const Catalog *catalog, const OperationName *name, Record *found)
 {
-	Place		newest;
-	Place		seen;
+	RowPosition newest;
+	RowPosition seen;
 	bool		exists = find_version(catalog, name, true, found, &newest);
 
 	if (IsolationUsesXactSnapshot())
@@ -155,7 +155,7 @@ store_find(const Catalog *catalog, const OperationName *name, Record *found)
 		bool		seen_exists = find_version(catalog, name, false, &ignored, &seen);
 
 		if (seen_exists != exists ||
-			(exists && (seen.part != newest.part || !ItemPointerEquals(&seen.version, &newest.version))))
+			(exists && (seen.table != newest.table || !ItemPointerEquals(&seen.version, &newest.version))))
 			could_not_serialize();
 	}
 	return exists;
@@ -165,25 +165,25 @@ store_find(const Catalog *catalog, const OperationName *name, Record *found)
 bool
 store_peek(const Catalog *catalog, const OperationName *name, Record *found)
 {
-	Place		place;
+	RowPosition position;
 
-	return find_version(catalog, name, false, found, &place);
+	return find_version(catalog, name, false, found, &position);
 }
 
 /*
- * The table that a new record belongs to.  If any part has become something else than
+ * The table that a new record belongs to.  If any table has become something else than
  * the script made, which needs SQL, all of them go to the store itself.
  */
 static Oid
 table_for(const Catalog *catalog, const Record *record)
 {
-	return catalog->store_has_ring && catalog->store_plain ? parts_for(record->expires_at) :
-		only_part(catalog, &record->name);
+	return catalog->store_has_ring && catalog->store_plain ? store_tables_for(record->expires_at) :
+		only_table(catalog, &record->name);
 }
 
 /*
  * The same, locked.  What has changed until then counts: a table that was emptied
- * has another range, and a part with a second index, as REINDEX CONCURRENTLY makes, is
+ * has another range, and a table with a second index, as REINDEX CONCURRENTLY makes, is
  * not for the direct path (store_plain).
  */
 static Oid
@@ -206,12 +206,12 @@ lock_table_for(const Catalog *catalog, const Record *record)
 }
 
 static bool
-is_plain_part(Oid table)
+is_plain_table(Oid table)
 {
-	for (int i = 0; i < parts_count(); i++)
+	for (int i = 0; i < store_tables_count(); i++)
 	{
-		if (parts_get(i)->table == table)
-			return parts_get(i)->is_plain;
+		if (store_tables_get(i)->oid == table)
+			return store_tables_get(i)->is_plain;
 	}
 	return false;
 }
@@ -220,8 +220,8 @@ static bool
 find_newest_in(const Catalog *catalog, Oid table, const OperationName *name, Record *found)
 {
 	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
-	Place		place;
-	bool		exists = find_in(catalog, table, is_plain_part(table), name, snapshot, found, &place);
+	RowPosition position;
+	bool		exists = find_in(catalog, table, is_plain_table(table), name, snapshot, found, &position);
 
 	UnregisterSnapshot(snapshot);
 	return exists;
@@ -231,7 +231,7 @@ find_newest_in(const Catalog *catalog, Oid table, const OperationName *name, Rec
 static bool
 delete_in(const Catalog *catalog, Oid table, const OperationName *name, TimestampTz expected)
 {
-	return is_plain_part(table) ? direct_change(catalog, table, name, NULL, expected) == TM_Ok :
+	return is_plain_table(table) ? direct_change(catalog, table, name, NULL, expected) == TM_Ok :
 		by_sql_delete(catalog, table, name, expected);
 }
 
@@ -244,14 +244,14 @@ static bool
 leave_other_table(const Catalog *catalog, const OperationName *name, Oid target, TimestampTz *expected)
 {
 	Record		found;
-	Place		place;
+	RowPosition position;
 
-	if (!catalog->store_has_ring || !find_version(catalog, name, true, &found, &place) ||
-		place.part == target)
+	if (!catalog->store_has_ring || !find_version(catalog, name, true, &found, &position) ||
+		position.table == target)
 		return false;
 	/* it may have been collected */
-	if (!delete_in(catalog, place.part, name, *expected) &&
-		find_newest_in(catalog, place.part, name, &found))
+	if (!delete_in(catalog, position.table, name, *expected) &&
+		find_newest_in(catalog, position.table, name, &found))
 	{
 		if (IsolationUsesXactSnapshot())
 			could_not_serialize();
@@ -337,7 +337,7 @@ store_put(const Catalog *catalog, const Record *record, TimestampTz expected)
 void
 store_reseal(const Catalog *catalog, Oid table, const Record *record)
 {
-	if (!(is_plain_part(table) ?
+	if (!(is_plain_table(table) ?
 		  direct_change(catalog, table, &record->name, record, record->updated_at) == TM_Ok :
 		  by_sql_update(catalog, table, record)))
 		row_error_lost_race();
@@ -348,13 +348,13 @@ void
 store_delete(const Catalog *catalog, const OperationName *name, TimestampTz expected)
 {
 	Record		found;
-	Place		place = {only_part(catalog, name)};
+	RowPosition position = {only_table(catalog, name)};
 
-	if (catalog->store_has_ring && !find_version(catalog, name, true, &found, &place))
+	if (catalog->store_has_ring && !find_version(catalog, name, true, &found, &position))
 		row_error_lost_race();
 	/* one table by SQL, whatever its shape: the most usual statement on the most usual store */
 	if (!(catalog->store_distributed || catalog->store_has_ring ?
-		  delete_in(catalog, place.part, name, expected) :
-		  by_sql_delete(catalog, place.part, name, expected)))
+		  delete_in(catalog, position.table, name, expected) :
+		  by_sql_delete(catalog, position.table, name, expected)))
 		row_error_lost_race();
 }

@@ -14,8 +14,8 @@
 #define CHUNK_PAGES 128
 
 /*
- * Walks from a place up to another one, until so many rows are done, and moves
- * the first place to where the next walk goes on.
+ * Walks from a position up to another one, until so many rows are done, and moves
+ * the first position to where the next walk goes on.
  */
 int64
 walk_rows(const Walk *walk, ItemPointer from, ItemPointerData to, int64 max_rows)

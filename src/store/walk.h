@@ -13,7 +13,7 @@
 typedef struct Walk
 {
 	/*
-	 * Does so many rows from a place to before another, and moves the first
+	 * Does so many rows from a position to before another, and moves the first
 	 * one on: to the other one, or to where it has more to do.  Returns how many.
 	 */
 	int64		(*step) (void *state, ItemPointer from, ItemPointer end, int64 max_rows);

@@ -134,9 +134,9 @@ entry_id(const Entry *entry)
 }
 
 static text *
-put_text(char *place, const text *value)
+put_text(char *target, const text *value)
 {
-	return memcpy(place, value, VARSIZE_ANY(value));
+	return memcpy(target, value, VARSIZE_ANY(value));
 }
 
 /* An entry that is not linked to anything yet. */
@@ -247,12 +247,12 @@ replace_state(Entry *entry, const OperationState *state)
 void
 remove_entry(Entry *entry)
 {
-	Entry	  **place = bucket_of(journal.buckets, journal.bucket_count, entry->id);
+	Entry	  **link = bucket_of(journal.buckets, journal.bucket_count, entry->id);
 
 	unlink_change(&entry->made);
-	while (*place != entry)
-		place = &(*place)->next;
-	*place = entry->next;
+	while (*link != entry)
+		link = &(*link)->next;
+	*link = entry->next;
 	journal.entry_count--;
 	pfree(entry);
 }

@@ -201,7 +201,7 @@ Client client[CLIENTS];
 	(ROW.status == ABSENT -> ACQUIRE_NEW : (ROW.expired -> ACQUIRE_OLD : \
 	(IS_ENDED -> ENDED : (IS_RUNNING -> RUNNING : NEXT))))
 
-/* owner.c, owner_finds and owner_requires: what a fence is worth */
+/* operation_owner.c, operation_owner_find and operation_owner_require: what a fence is worth */
 #ifdef NO_FENCE
 #define FENCE_FITS	(ROW.status != ABSENT)
 #else
@@ -688,7 +688,7 @@ end:
 		fi; end_step() }
 #endif
 
-	/* owner.c, lock_by_fence.  Where end_wait runs out nothing has happened. */
+	/* operation_owner.c, lock_by_fence.  Where end_wait runs out nothing has happened. */
 	:: d_step { CLIENT.at == FENCED && HERE && MAY_END && AVAILABLE ->
 		CLIENT.lock[k] = 1; CLIENT.at = END_LOCKED; LOOK(JUDGE_FENCE); end_step() }
 	:: d_step { CLIENT.at == FENCED && HERE && MAY_END && IN_USE ->
@@ -696,12 +696,12 @@ end:
 	:: d_step { CLIENT.at == END_QUEUED && HERE && GRANTABLE ->
 		CLIENT.lock[k] = 1; CLIENT.at = END_LOCKED; end_step() }
 
-	/* owner.c, owner_finds, owner_requires: the fence is current */
+	/* operation_owner.c, operation_owner_find, operation_owner_require: the fence is current */
 	:: d_step { CLIENT.at == END_LOCKED && HERE && FENCE_VERDICT == CURRENT ->
 		CHECK_I4_CURRENT;
 		MINE = FOUND; CLIENT.at = END_JUDGED; CLIENT.seen = NOT_LOOKED; end_step() }
 
-	/* owner.c, lease_lost: ID409, the transaction rolls back, the attempt is over */
+	/* operation_owner.c, lease_lost: ID409, the transaction rolls back, the attempt is over */
 	:: d_step { CLIENT.at == END_LOCKED && HERE && FENCE_VERDICT == LOST ->
 		forget_fence(); roll_back(); end_step() }
 

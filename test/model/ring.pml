@@ -48,7 +48,7 @@ Session s[2];
 #define ROWS		((row[0] != NONE) + (row[1] != NONE) + (row[2] != NONE))
 #define CHECK_ROWS	assert(ROWS <= 1); assert(!acknowledged || COUNT(LIVE) == 1)
 
-/* catalog.c, catalog_open; parts.c, parts_read_ring */
+/* catalog.c, catalog_open; store_tables.c, store_tables_read_ring */
 inline learn()
 {
 	ME.news = 0; ME.heard = 0; ME.knows = exists; ME.target = target
@@ -75,7 +75,7 @@ inline tell_all()
 
 proctype Operation(byte me)
 {
-	byte i, t, place, found;
+	byte i, t, position, found;
 end:
 	do
 	:: d_step { !ME.open -> ME.open = 1; learn() };
@@ -86,7 +86,7 @@ look:	/* store.c, find_version: the list */
 #ifndef NO_ACCEPT
 			learn();
 #endif
-			i = 0; place = 3; found = NONE };
+			i = 0; position = 3; found = NONE };
 		/* ... and one snapshot, which is not older */
 		d_step { ME.seen[0] = row[0]; ME.seen[1] = row[1]; ME.seen[2] = row[2] };
 		/* store.c, find_in_ring */
@@ -99,7 +99,7 @@ look:	/* store.c, find_version: the list */
 				ME.seen[0] = row[0];
 #endif
 				if
-				:: ME.seen[0] != NONE -> found = ME.seen[0]; place = 0
+				:: ME.seen[0] != NONE -> found = ME.seen[0]; position = 0
 				:: else
 				fi; i++ }
 			/* direct.c, open_to_read */
@@ -110,7 +110,7 @@ look:	/* store.c, find_version: the list */
 				ME.seen[t] = row[t];
 #endif
 				if
-				:: ME.seen[t] != NONE -> found = ME.seen[t]; place = t
+				:: ME.seen[t] != NONE -> found = ME.seen[t]; position = t
 				:: else
 				fi; ME.reads = 0; i++ }
 			fi
@@ -135,10 +135,10 @@ lock:	atomic { !WRITE_LOCKED(ME.target) -> ME.writes = 1 + ME.target; ME.heard =
 		fi;
 #endif
 		/* store.c, put_directly and leave_other_table; the commit; its answer */
-		d_step { place == 3 || !WRITE_LOCKED(place) ->
+		d_step { position == 3 || !WRITE_LOCKED(position) ->
 #ifndef LEAVE_THE_OLD
 			if
-			:: place < 3 && row[place] == EXPIRED -> row[place] = NONE
+			:: position < 3 && row[position] == EXPIRED -> row[position] = NONE
 			:: else
 			fi;
 #endif
@@ -151,7 +151,7 @@ lock:	atomic { !WRITE_LOCKED(ME.target) -> ME.writes = 1 + ME.target; ME.heard =
 			assert(effects <= 1);
 			CHECK_ROWS };
 done:	atomic { ME.writes = 0; ME.open = 0; owner = 0; waits = waits & (3 - BIT);
-			i = 0; t = 0; place = 0; found = NONE;
+			i = 0; t = 0; position = 0; found = NONE;
 			ME.seen[0] = NONE; ME.seen[1] = NONE; ME.seen[2] = NONE }
 	od
 }

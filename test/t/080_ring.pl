@@ -30,7 +30,7 @@ sub collect
 sub states { return query(q{SELECT string_agg(DISTINCT state, ' ' ORDER BY state) FROM idempotency_partitions}) }
 
 # Where the records of a name are: in the store itself, or in a table of the ring.
-sub places
+sub tables_with
 {
 	my ($key) = @_;
 
@@ -85,13 +85,13 @@ is(states(), 'waiting', 'gives them none while a transaction is open that holds 
 collect();
 is(states(), 'waiting', 'nor later');
 is(run('early'), 'ACQUIRED', 'an operation');
-is(places('early'), 'store', 'goes to the store itself');
+is(tables_with('early'), 'store', 'goes to the store itself');
 is(ask($old, q{SELECT outcome FROM idem_begin('early')}), 'COMPLETED', 'which the old transaction sees');
 
 # One that has not heard of the ring: as if the ranges had come with a restore.
 query(q{UPDATE idempotency_ring SET range_start = now(), range_end = now() + interval '40 hours' WHERE name = 'idempotency_store_p1'});
 is(run('unheard'), 'ACQUIRED', 'an operation');
-is(places('unheard'), 'store_p1', 'goes to the ring');
+is(tables_with('unheard'), 'store_p1', 'goes to the ring');
 is(ask($old, q{SELECT outcome FROM idem_begin('unheard')}), 'COMPLETED', 'a transaction that had not heard of the ring finds it');
 ask($old, q{SELECT idem_release('old'); COMMIT});
 query('DELETE FROM idempotency_store');
@@ -111,8 +111,8 @@ collect();
 
 is(run('brief', '1 hour'), 'ACQUIRED', 'an operation');
 is(run('long', '1 year'), 'ACQUIRED', 'one beyond the ring');
-is(places('long'), 'store', 'is in the store itself');
-my $first = places('brief');
+is(tables_with('long'), 'store', 'is in the store itself');
+my $first = tables_with('brief');
 like($first, qr/^store_p\d$/, 'the other is in the ring');
 is(run('brief'), 'COMPLETED', 'and found there');
 
@@ -122,7 +122,7 @@ ask($stale, q{BEGIN; SELECT outcome FROM idem_begin('stale')});
 make_over($target, '1 day');
 is(collect(), '', 'the table of its record has another range meanwhile');
 ask($stale, q{SELECT idem_complete('stale', '1'); COMMIT});
-unlike(places('stale'), qr/$target/, 'the record does not go there');
+unlike(tables_with('stale'), qr/$target/, 'the record does not go there');
 is(run('stale'), 'COMPLETED', 'and is found');
 
 # one row a name, wherever it goes
@@ -138,7 +138,7 @@ for my $retention ('1 hour', '1 year', '13 hours')
 put('', 'copies', '-1 hour');
 put($first =~ s/store//r, 'copies', '-2 hours');
 is(run('copies', '1 hour'), 'ACQUIRED', 'two rows that have expired');
-is(places('copies'), $first, 'become one');
+is(tables_with('copies'), $first, 'become one');
 
 # ---- look-up: no range and no clock hides a record ----
 
@@ -152,7 +152,7 @@ like(states(), qr/kept/, 'which the view shows');
 put('', 'both', '1 hour');
 put('_p1', 'both', '2 hours');
 is(query(q{SELECT idem_forget('misplaced')}), 't', 'a misplaced record is forgotten');
-is(places('misplaced'), '', 'where it is');
+is(tables_with('misplaced'), '', 'where it is');
 
 # At SERIALIZABLE, that a key is nowhere is read as well, in an empty table, too.
 query(q{DELETE FROM idempotency_store; UPDATE idempotency_ring SET range_end = range_end - interval '100 days', range_start = range_start - interval '100 days', kept_until = NULL});
@@ -189,12 +189,12 @@ sub fill
 
 fill('_p1');
 query('BEGIN; SELECT idem_gc(); COMMIT');
-is(places('over _p1'), 'store_p1', 'not in a transaction block');
+is(tables_with('over _p1'), 'store_p1', 'not in a transaction block');
 query('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1; COMMIT; SET default_transaction_isolation = $$repeatable read$$; SELECT idem_gc()');
-is(places('over _p1'), 'store_p1', 'not with a snapshot that is kept');
+is(tables_with('over _p1'), 'store_p1', 'not with a snapshot that is kept');
 make_over('_p1', '1 minute');
 collect();
-is(places('over _p1'), 'store_p1', 'not right after its range');
+is(tables_with('over _p1'), 'store_p1', 'not right after its range');
 make_over('_p1', '1 day');
 query(q{UPDATE idempotency_store SET expires_at = now() - interval '1 minute' WHERE idempotency_key = 'over _p1'});
 like(collect(), qr/expire after its range/, 'nor right after its last record');
@@ -203,16 +203,16 @@ query(q{UPDATE idempotency_store SET expires_at = now() - interval '1 hour' WHER
 my $reader = session($node);
 ask($reader, q{BEGIN; SELECT idempotency_key FROM idempotency_store_p1});
 is(collect(), '', 'a reader is in the way');
-is(places('over _p1'), 'store_p1', 'and waited for by nobody');
+is(tables_with('over _p1'), 'store_p1', 'and waited for by nobody');
 ask($reader, 'COMMIT');
 put('_p1', 'leased', '-1 day', q{now() + interval '1 hour', 7});
 like(collect(), qr/expire after its range/, 'a lease that runs');
-is(places('leased'), 'store_p1', 'keeps the table');
+is(tables_with('leased'), 'store_p1', 'keeps the table');
 query(q{UPDATE idempotency_store SET lease_expires_at = now() - interval '1 hour', fence = 5000 WHERE idempotency_key = 'leased'});
 make_over('_p1', '1 day');
 my $end = query('SELECT max(range_end) FROM idempotency_partitions');
 is(collect(), '', 'nothing keeps it');
-is(places('leased'), '', 'it is emptied');
+is(tables_with('leased'), '', 'it is emptied');
 is(query("SELECT range_start = '$end' FROM idempotency_partitions WHERE name = 'idempotency_store_p1'"), 't', 'and has the range after the last one');
 cmp_ok(query(q{SELECT fence FROM idem_begin('fence', lease => '1 ms')}), '>', 5000, 'no fence comes twice');
 
@@ -239,7 +239,7 @@ wait_until('the writer waits, or is done', sub { waiting($writer_pid, 'Lock')->(
 ask($gate, 'SELECT pg_advisory_unlock_all()');
 ask($collector, 'SELECT 1');
 ask($writer, 'SELECT 1');
-is(places('over _p2'), '', 'the table is emptied although a writer queues');
+is(tables_with('over _p2'), '', 'the table is emptied although a writer queues');
 is(run('late'), 'COMPLETED', 'and what the writer brings is not lost');
 query('DELETE FROM idempotency_store');
 
@@ -250,11 +250,11 @@ query(qq{UPDATE idempotency_ring SET range_start = now() + interval '30 hours', 
 ask($writer, q{BEGIN; SELECT outcome FROM idem_begin('queues')});
 at_the_gate();
 $writer->query_until(qr/asking/, "\\echo asking\nSELECT idem_complete('queues', '1', retention => '30 hours 30 minutes'); COMMIT;\n");
-wait_until('the writer waits, or is done', sub { waiting($writer_pid, 'Lock')->() || places('queues') ne '' });
+wait_until('the writer waits, or is done', sub { waiting($writer_pid, 'Lock')->() || tables_with('queues') ne '' });
 ask($gate, 'SELECT pg_advisory_unlock_all()');
 ask($collector, 'SELECT 1');
 ask($writer, 'SELECT 1');
-is(places('queues') =~ /p2/ ? query(q{SELECT expires_at BETWEEN range_start AND range_end FROM idempotency_store, idempotency_partitions
+is(tables_with('queues') =~ /p2/ ? query(q{SELECT expires_at BETWEEN range_start AND range_end FROM idempotency_store, idempotency_partitions
 	WHERE idempotency_key = 'queues' AND name = 'idempotency_store_p2'}) : 't', 't', 'a writer that waited reads the ring again');
 
 # The locks do not last until a standby has answered.
@@ -263,7 +263,7 @@ query(q{ALTER SYSTEM SET synchronous_standby_names = 'nobody'});
 $node->reload;
 wait_until('commits wait for a standby', sub { $node->safe_psql('postgres', 'SHOW synchronous_standby_names') eq 'nobody' });
 is(query(q{SET statement_timeout = '20 s'; SELECT idem_gc() > 0}), 't', 'COMMIT does not wait for a standby');
-is(places('over _p3'), '', 'when a table was emptied');
+is(tables_with('over _p3'), '', 'when a table was emptied');
 query(q{SET synchronous_commit = local; ALTER SYSTEM RESET synchronous_standby_names});
 $node->reload;
 wait_until('no commit waits', sub { $node->safe_psql('postgres', 'SHOW synchronous_standby_names') eq '' });
@@ -297,7 +297,7 @@ is(query(q{SELECT count(*) FROM pg_depend WHERE deptype = 'e' AND objid IN (SELE
 # ---- something that needs SQL, added later ----
 
 is(run('before', '1 hour'), 'ACQUIRED', 'an operation');
-like(places('before'), qr/_p/, 'in the ring');
+like(tables_with('before'), qr/_p/, 'in the ring');
 query(q{CREATE TABLE fired (key text);
 	CREATE FUNCTION fire() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO fired VALUES (new.idempotency_key); RETURN new; END $$;
 	CREATE TRIGGER fire BEFORE INSERT OR UPDATE ON idempotency_store FOR EACH ROW EXECUTE FUNCTION fire()});
@@ -306,11 +306,11 @@ is(collect(), '', 'once');
 is(sqlstate($node, q{SELECT idem_partition_store('1 hour')}), '55000', 'no ring is made');
 is(run('before'), 'COMPLETED', 'what is in the ring is found');
 is(run('after', '1 hour'), 'ACQUIRED', 'a new record');
-is(places('after'), 'store', 'goes to the store itself');
+is(tables_with('after'), 'store', 'goes to the store itself');
 is(query('SELECT count(*) FROM fired'), '1', 'where the trigger fires');
 query(q{UPDATE idempotency_store SET expires_at = now() - interval '1 second' WHERE idempotency_key = 'before'});
 is(run('before', '1 hour'), 'ACQUIRED', 'a record in the ring is replaced');
-is(places('before'), 'store', 'by one in the store');
+is(tables_with('before'), 'store', 'by one in the store');
 is(query(q{BEGIN; SELECT FROM idem_begin('locks'); SELECT FROM idem_complete('locks', '1');
 	SELECT count(*) FROM pg_locks WHERE relation IN (SELECT name::regclass FROM idempotency_partitions) AND pid = pg_backend_pid(); ROLLBACK}) =~ s/\n//gr, '0', 'no statement locks the tables of the ring');
 query('CREATE TRIGGER fire BEFORE INSERT ON idempotency_store_p1 FOR EACH ROW EXECUTE FUNCTION fire()');
@@ -320,7 +320,7 @@ is(query(q{SELECT idem_forget('in a table with a trigger')}), 't', 'and deleted 
 query('DROP TRIGGER fire ON idempotency_store; DROP TRIGGER fire ON idempotency_store_p1');
 is(collect(), '', 'without them');
 is(run('again', '1 hour'), 'ACQUIRED', 'the ring');
-like(places('again'), qr/_p/, 'is used again');
+like(tables_with('again'), qr/_p/, 'is used again');
 
 # ---- dropped ----
 

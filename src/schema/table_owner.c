@@ -1,6 +1,6 @@
 /*
- * as_owner.c
- *		Runs work as the owner of the store.
+ * table_owner.c
+ *		Makes the caller the owner of a table for a while.
  *
  * The owner's code on the tables (triggers, constraints, functions that these call) runs
  * as the caller of the statement.  Superusers and the collector do
@@ -18,7 +18,7 @@
 #include "utils/syscache.h"
 
 #include "base/compat.h"
-#include "schema/as_owner.h"
+#include "schema/table_owner.h"
 
 static void
 set_path_of_owner(Caller *caller)
@@ -35,7 +35,7 @@ set_path_of_owner(Caller *caller)
  * owner's code could find functions of the caller.
  */
 Caller
-as_owner_in_call(Oid owner)
+table_owner_enter_call(Oid owner)
 {
 	Caller		caller = {0};
 
@@ -53,7 +53,7 @@ as_owner_in_call(Oid owner)
  * SQL; but no code of others runs as a superuser.  Only a superuser becomes the owner.
  */
 Caller
-as_owner_in_statement(Oid table)
+table_owner_enter_statement(Oid table)
 {
 	Caller		caller = {0};
 	HeapTuple	row;
@@ -67,7 +67,7 @@ as_owner_in_statement(Oid table)
 		elog(ERROR, "cache lookup failed for relation %u", table);
 	owner = ((Form_pg_class) GETSTRUCT(row))->relowner;
 	ReleaseSysCache(row);
-	return superuser_arg(owner) ? caller : as_owner_in_call(owner);
+	return superuser_arg(owner) ? caller : table_owner_enter_call(owner);
 }
 
 /*
@@ -75,7 +75,7 @@ as_owner_in_statement(Oid table)
  * Only where nothing else is done in the session.
  */
 Caller
-as_owner_until_commit(Oid owner)
+table_owner_enter_transaction(Oid owner)
 {
 	Caller		caller = {0};
 
@@ -85,7 +85,7 @@ as_owner_until_commit(Oid owner)
 }
 
 void
-as_owner_end(const Caller *caller)
+table_owner_leave(const Caller *caller)
 {
 	SetUserIdAndSecContext(caller->user, caller->context);
 	if (caller->nest_level > 0)

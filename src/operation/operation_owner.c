@@ -1,5 +1,5 @@
 /*
- * owner.c
+ * operation_owner.c
  *		Which sessions may end an operation, and which error all others get.
  *
  * An owner is the transaction that began the operation, or a session with the
@@ -14,7 +14,7 @@
 
 #include "base/compat.h"
 #include "base/settings.h"
-#include "operation/owner.h"
+#include "operation/operation_owner.h"
 #include "shared/lock.h"
 #include "shared/stats.h"
 #include "store/store.h"
@@ -40,7 +40,7 @@ not_owned(const OperationName *name)
 
 /* The fence of an end without a fence: that of this transaction's begin. */
 int64
-owned_fence(const Handle *handle)
+operation_owner_fence(const Handle *handle)
 {
 	if (handle->state.phase != PHASE_PENDING)
 		not_owned(handle->name);
@@ -127,7 +127,7 @@ is_current(const Record *record, int64 fence)
  * held from now on, and this is its record.
  */
 bool
-owner_finds(const Handle *handle, int64 fence, Record *found)
+operation_owner_find(const Handle *handle, int64 fence, Record *found)
 {
 	if (is_taken_over_here(handle, fence))
 		return false;
@@ -140,7 +140,7 @@ owner_finds(const Handle *handle, int64 fence, Record *found)
 
 /* The same; otherwise ID409, with a detail of how the attempt ended. */
 void
-owner_requires(const Handle *handle, int64 fence, Record *found)
+operation_owner_require(const Handle *handle, int64 fence, Record *found)
 {
 	bool		exists;
 

@@ -1,6 +1,7 @@
 /*
- * rules.c
- *		The rows of idempotency_scope: the claims and policies of scopes.
+ * patterns.c
+ *		The rows of idempotency_scope: a pattern of scopes, with their claim and
+ *		their policy.
  *
  * The table is read without the executor, as the caller has no rights on it.
  * Its trigger announces changes to all sessions.
@@ -21,8 +22,8 @@
 
 #include "base/compat.h"
 #include "base/duration.h"
-#include "schema/shape.h"
-#include "scope/rules.h"
+#include "schema/definition.h"
+#include "scope/patterns.h"
 
 SQL_FUNCTION(idem_scope_changed);
 
@@ -67,42 +68,42 @@ number_of_column(Datum value, bool is_null)
 	return is_null ? 0 : DatumGetInt32(value);
 }
 
-static Rule
-read_rule(HeapTuple row, TupleDesc descriptor)
+static Pattern
+read_pattern(HeapTuple row, TupleDesc descriptor)
 {
 	Datum		values[SCOPE_COLUMNS];
 	bool		nulls[SCOPE_COLUMNS];
-	Rule		rule = {0};
+	Pattern		pattern = {0};
 
 	heap_deform_tuple(row, descriptor, values, nulls);
 	if (nulls[SCOPE_PATTERN])
-		shape_refuse("a row of idempotency_scope");
-	rule.pattern = TextDatumGetCString(values[SCOPE_PATTERN]);
-	rule.length = strlen(rule.pattern);
-	rule.is_prefix = rule.length > 0 && rule.pattern[rule.length - 1] == '*';
-	if (rule.is_prefix)
-		rule.length--;
-	rule.policy.claimed = !nulls[SCOPE_ROLE];
-	if (rule.policy.claimed)
-		rule.policy.role = *DatumGetName(values[SCOPE_ROLE]);
-	rule.policy.retention = duration_of_column(values[SCOPE_RETENTION], nulls[SCOPE_RETENTION]);
-	rule.policy.min_retention = duration_of_column(values[SCOPE_MIN_RETENTION], nulls[SCOPE_MIN_RETENTION]);
-	rule.policy.max_retention = duration_of_column(values[SCOPE_MAX_RETENTION], nulls[SCOPE_MAX_RETENTION]);
-	rule.policy.has_max_attempts = !nulls[SCOPE_MAX_ATTEMPTS];
-	rule.policy.max_attempts = number_of_column(values[SCOPE_MAX_ATTEMPTS], nulls[SCOPE_MAX_ATTEMPTS]);
-	rule.policy.attempts_limit = number_of_column(values[SCOPE_ATTEMPTS_LIMIT], nulls[SCOPE_ATTEMPTS_LIMIT]);
-	rule.policy.has_max_response_size = !nulls[SCOPE_MAX_RESPONSE_SIZE];
-	rule.policy.max_response_size = number_of_column(values[SCOPE_MAX_RESPONSE_SIZE], nulls[SCOPE_MAX_RESPONSE_SIZE]);
-	rule.policy.max_lease = duration_of_column(values[SCOPE_MAX_LEASE], nulls[SCOPE_MAX_LEASE]);
-	return rule;
+		definition_refuse("a row of idempotency_scope");
+	pattern.text = TextDatumGetCString(values[SCOPE_PATTERN]);
+	pattern.length = strlen(pattern.text);
+	pattern.is_prefix = pattern.length > 0 && pattern.text[pattern.length - 1] == '*';
+	if (pattern.is_prefix)
+		pattern.length--;
+	pattern.policy.claimed = !nulls[SCOPE_ROLE];
+	if (pattern.policy.claimed)
+		pattern.policy.role = *DatumGetName(values[SCOPE_ROLE]);
+	pattern.policy.retention = duration_of_column(values[SCOPE_RETENTION], nulls[SCOPE_RETENTION]);
+	pattern.policy.min_retention = duration_of_column(values[SCOPE_MIN_RETENTION], nulls[SCOPE_MIN_RETENTION]);
+	pattern.policy.max_retention = duration_of_column(values[SCOPE_MAX_RETENTION], nulls[SCOPE_MAX_RETENTION]);
+	pattern.policy.has_max_attempts = !nulls[SCOPE_MAX_ATTEMPTS];
+	pattern.policy.max_attempts = number_of_column(values[SCOPE_MAX_ATTEMPTS], nulls[SCOPE_MAX_ATTEMPTS]);
+	pattern.policy.attempts_limit = number_of_column(values[SCOPE_ATTEMPTS_LIMIT], nulls[SCOPE_ATTEMPTS_LIMIT]);
+	pattern.policy.has_max_response_size = !nulls[SCOPE_MAX_RESPONSE_SIZE];
+	pattern.policy.max_response_size = number_of_column(values[SCOPE_MAX_RESPONSE_SIZE], nulls[SCOPE_MAX_RESPONSE_SIZE]);
+	pattern.policy.max_lease = duration_of_column(values[SCOPE_MAX_LEASE], nulls[SCOPE_MAX_LEASE]);
+	return pattern;
 }
 
 /* The longest pattern first; a scope before a prefix of the same length. */
 static int
-compare_rules(const void *a, const void *b)
+compare_patterns(const void *a, const void *b)
 {
-	const Rule *left = a;
-	const Rule *right = b;
+	const Pattern *left = a;
+	const Pattern *right = b;
 
 	if (left->length != right->length)
 		return left->length > right->length ? -1 : 1;
@@ -154,40 +155,40 @@ warn_of_missing_trigger(void)
 	complained = true;
 }
 
-static Rule *
-sorted_rules(List *found)
+static Pattern *
+sorted_patterns(List *found)
 {
-	Rule	   *rules = palloc(Max(list_length(found), 1) * sizeof(Rule));
+	Pattern	   *patterns = palloc(Max(list_length(found), 1) * sizeof(Pattern));
 	int			count = 0;
 	ListCell   *cell;
 
 	foreach(cell, found)
-		rules[count++] = *(Rule *) lfirst(cell);
-	qsort(rules, count, sizeof(Rule), compare_rules);
-	return rules;
+		patterns[count++] = *(Pattern *) lfirst(cell);
+	qsort(patterns, count, sizeof(Pattern), compare_patterns);
+	return patterns;
 }
 
 /*
- * All rules, the longest pattern first, and whether a change of them will be
+ * All patterns, the longest pattern first, and whether a change of them will be
  * announced.  The table is locked.  A fresh snapshot, whatever the isolation
  * level: rights hold at once.
  */
-Rule *
-rules_read(Oid table, int *count, bool *announced)
+Pattern *
+patterns_read(Oid table, int *count, bool *announced)
 {
 	Relation	relation = relation_open(table, NoLock);
 	SysScanDesc scan;
 	List	   *found = NIL;
 	HeapTuple	row;
 
-	shape_require_raw(relation, "idempotency_scope", columns, SCOPE_COLUMNS);
+	definition_require_raw(relation, "idempotency_scope", columns, SCOPE_COLUMNS);
 	scan = systable_beginscan(relation, InvalidOid, false, NULL, 0, NULL);
 	while (HeapTupleIsValid(row = systable_getnext(scan)))
 	{
-		Rule	   *rule = palloc(sizeof(Rule));
+		Pattern	   *pattern = palloc(sizeof(Pattern));
 
-		*rule = read_rule(row, RelationGetDescr(relation));
-		found = lappend(found, rule);
+		*pattern = read_pattern(row, RelationGetDescr(relation));
+		found = lappend(found, pattern);
 	}
 	systable_endscan(scan);
 	*announced = is_announced(relation);
@@ -195,7 +196,7 @@ rules_read(Oid table, int *count, bool *announced)
 		warn_of_missing_trigger();
 	relation_close(relation, AccessShareLock);
 	*count = list_length(found);
-	return sorted_rules(found);
+	return sorted_patterns(found);
 }
 
 /* The trigger of idempotency_scope. */

@@ -1,5 +1,5 @@
 /*
- * elsewhere.c
+ * remote_operations.c
  *		Operations that a transaction has begun on other nodes of a cluster.
  *
  * The node that has such an operation refuses the commit if it is unfinished.
@@ -21,15 +21,15 @@
 #include "utils/snapmgr.h"
 
 #include "base/compat.h"
-#include "citus/elsewhere.h"
+#include "citus/remote_operations.h"
 
-/* for each scope that has been begun elsewhere, the query that asks its node */
+/* for each scope with operations on another node, the query that asks its node */
 static List *questions = NIL;
 
 /* operations begun, less those that have been ended */
 static int	unended = 0;
 
-/* some may be unfinished although none is left by this count */
+/* true if the count may be too low: after a batch or a rolled-back savepoint */
 static bool uncertain = false;
 
 static ProcessUtility_hook_type previous_utility = NULL;
@@ -47,9 +47,9 @@ is_asked(const char *question)
 	return false;
 }
 
-/* The transaction begins an operation elsewhere, or many at once. */
+/* The transaction begins an operation on another node, or many at once. */
 void
-elsewhere_begun(const char *schema, const text *scope, bool many)
+remote_operation_begun(const char *schema, const text *scope, bool many)
 {
 	char	   *question = psprintf("SELECT %s.idem_require_ended(%s)", quote_identifier(schema),
 									quote_literal_cstr(text_to_cstring(scope)));
@@ -65,7 +65,7 @@ elsewhere_begun(const char *schema, const text *scope, bool many)
 }
 
 void
-elsewhere_ended(void)
+remote_operation_ended(void)
 {
 	unended--;
 }
@@ -134,7 +134,7 @@ subtransaction_ends(SubXactEvent event, SubTransactionId self, SubTransactionId 
 }
 
 void
-elsewhere_register(void)
+remote_operations_register(void)
 {
 	previous_utility = ProcessUtility_hook;
 	ProcessUtility_hook = around_commit;

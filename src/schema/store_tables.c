@@ -1,5 +1,5 @@
 /*
- * parts.c
+ * store_tables.c
  *		The tables that the store's rows are in: itself, and those of its ring,
  *		and what the server calls their keys.
  *
@@ -21,9 +21,9 @@
 #include "utils/syscache.h"
 
 #include "base/compat.h"
-#include "schema/parts.h"
+#include "schema/store_tables.h"
 #include "schema/ring.h"
-#include "schema/shape.h"
+#include "schema/definition.h"
 
 /* a key of the store, and how the server names it in errors */
 typedef struct Key
@@ -38,10 +38,10 @@ typedef struct Key
 
 static MemoryContext context = NULL;
 static List *keys = NIL;		/* of Key */
-static Part *parts = NULL;
+static StoreTable *tables = NULL;
 static int	count = 0;
 
-/* false if a part of it was dropped just now; the invalidation will come */
+/* false if the table was dropped just now; the invalidation will come */
 static bool
 read_name(NameData *name, char *found)
 {
@@ -67,7 +67,7 @@ read_key(Oid index)
 		!read_name(&key->table_name, get_rel_name(key->table)) ||
 		!read_name(&key->index_name, get_rel_name(index)))
 		return;
-	shape_require_logged(NameStr(key->table_name), get_rel_persistence(key->table), LOSS_OF_STORE);
+	definition_require_logged(NameStr(key->table_name), get_rel_persistence(key->table), LOSS_OF_STORE);
 }
 
 /* Of a store that its owner has partitioned, the keys of the partitions, too. */
@@ -75,7 +75,7 @@ static void
 watch_keys(Relation table)
 {
 	Oid			key = primary_key_index(table);
-	/* a table without a key is refused when its shape is looked at */
+	/* a table without a key is refused when its definition is checked */
 	List	   *indexes = OidIsValid(key) ? find_all_inheritors(key, NoLock, NULL) : NIL;
 	ListCell   *cell;
 
@@ -87,65 +87,65 @@ watch_keys(Relation table)
 static void
 add_store(Relation store, Oid status_type)
 {
-	Part	   *part = &parts[count++];
+	StoreTable *entry = &tables[count++];
 
-	part->table = RelationGetRelid(store);
-	part->from = part->until = DT_NOBEGIN;
+	entry->oid = RelationGetRelid(store);
+	entry->from = entry->until = DT_NOBEGIN;
 	watch_keys(store);
-	shape_require_store(store, status_type);
-	part->is_plain = shape_is_plain(store, status_type);
+	definition_require_store(store, status_type);
+	entry->is_plain = definition_is_plain(store, status_type);
 }
 
 /* Its owner is known before it is opened: opening it may run code that is on it. */
 static void
 add_member(Oid table, Oid owner, List *ranges, Oid status_type)
 {
-	Part	   *part = &parts[count];
+	StoreTable *entry = &tables[count];
 	Relation	opened;
 
-	if (!shape_require_member(table, owner))
+	if (!definition_require_member(table, owner))
 		return;
 	opened = try_table_open(table, AccessShareLock);
 	if (opened == NULL)
 		return;
 	count++;
-	part->table = table;
+	entry->oid = table;
 	watch_keys(opened);
-	ring_range(ranges, RelationGetRelationName(opened), &part->from, &part->until);
-	shape_require_store(opened, status_type);
-	part->is_plain = shape_is_plain(opened, status_type);
+	ring_range(ranges, RelationGetRelationName(opened), &entry->from, &entry->until);
+	definition_require_store(opened, status_type);
+	entry->is_plain = definition_is_plain(opened, status_type);
 	table_close(opened, AccessShareLock);
 }
 
-/* Forgets all parts, and makes room for so many others. */
+/* Forgets all tables, and makes room for so many others. */
 static MemoryContext
 start_reading(int room)
 {
 	MemoryContext caller;
 
 	if (context == NULL)
-		context = AllocSetContextCreate(TopMemoryContext, "idempotency parts",
+		context = AllocSetContextCreate(TopMemoryContext, "idempotency store tables",
 										ALLOCSET_SMALL_SIZES);
 	keys = NIL;
 	count = 0;
 	MemoryContextReset(context);
 	caller = MemoryContextSwitchTo(context);
-	parts = palloc0(Max(room, 1) * sizeof(Part));
+	tables = palloc0(Max(room, 1) * sizeof(StoreTable));
 	return caller;
 }
 
 static int
-compare_parts(const void *a, const void *b)
+compare_tables(const void *a, const void *b)
 {
-	const Part *left = a;
-	const Part *right = b;
+	const StoreTable *left = a;
+	const StoreTable *right = b;
 
 	return left->until == right->until ? 0 : left->until > right->until ? -1 : 1;
 }
 
 /* A store that is one table, or that its owner has partitioned. */
 void
-parts_read_store(Relation store, Oid status_type)
+store_tables_read_one(Relation store, Oid status_type)
 {
 	MemoryContext caller = start_reading(1);
 
@@ -155,7 +155,7 @@ parts_read_store(Relation store, Oid status_type)
 
 /* A store with tables that inherit from it, and the table with their ranges, if there is one. */
 void
-parts_read_ring(Relation store, List *children, Oid ring, Oid status_type)
+store_tables_read_ring(Relation store, List *children, Oid ring, Oid status_type)
 {
 	List	   *ranges = OidIsValid(ring) ? ring_read(ring) : NIL;
 	MemoryContext caller = start_reading(list_length(children) + 1);
@@ -163,74 +163,74 @@ parts_read_ring(Relation store, List *children, Oid ring, Oid status_type)
 
 	foreach(cell, children)
 		add_member(lfirst_oid(cell), store->rd_rel->relowner, ranges, status_type);
-	qsort(parts, count, sizeof(Part), compare_parts);
+	qsort(tables, count, sizeof(StoreTable), compare_tables);
 	add_store(store, status_type);
 	MemoryContextSwitchTo(caller);
 }
 
 /*
- * The parts are the shards of a distributed store that are on this node.  Only the
+ * The tables are the shards of a distributed store that are on this node.  Only the
  * direct path works on them: statements by SQL would go to Citus.
  */
 void
-parts_read_shards(List *shards, Oid status_type)
+store_tables_read_shards(List *shards, Oid status_type)
 {
 	MemoryContext caller = start_reading(list_length(shards));
 	ListCell   *cell;
 
 	foreach(cell, shards)
 	{
-		Part	   *part = &parts[count++];
+		StoreTable *entry = &tables[count++];
 		Relation	opened = table_open(lfirst_oid(cell), AccessShareLock);
 
-		part->table = lfirst_oid(cell);
-		part->from = part->until = DT_NOBEGIN;
+		entry->oid = lfirst_oid(cell);
+		entry->from = entry->until = DT_NOBEGIN;
 		read_key(primary_key_index(opened));
 		table_close(opened, AccessShareLock);
-		shape_require_shard(part->table, status_type);
-		part->is_plain = true;
+		definition_require_shard(entry->oid, status_type);
+		entry->is_plain = true;
 	}
 	MemoryContextSwitchTo(caller);
 }
 
 int
-parts_count(void)
+store_tables_count(void)
 {
 	return count;
 }
 
-const Part *
-parts_get(int number)
+const StoreTable *
+store_tables_get(int number)
 {
-	return &parts[number];
+	return &tables[number];
 }
 
 bool
-parts_all_plain(void)
+store_tables_all_plain(void)
 {
 	for (int i = 0; i < count; i++)
 	{
-		if (!parts[i].is_plain)
+		if (!tables[i].is_plain)
 			return false;
 	}
 	return true;
 }
 
-/* The table for a new row with this expiry: one whose range has it, else the store. */
+/* The table for a new row that expires then: one whose range has it, else the store. */
 Oid
-parts_for(TimestampTz expires_at)
+store_tables_for(TimestampTz expires_at)
 {
 	for (int i = 0; i < count; i++)
 	{
-		if (expires_at >= parts[i].from && expires_at < parts[i].until)
-			return parts[i].table;
+		if (expires_at >= tables[i].from && expires_at < tables[i].until)
+			return tables[i].oid;
 	}
-	return parts[count - 1].table;
+	return tables[count - 1].oid;
 }
 
 /* Is it one of these tables, or the key of one? */
 bool
-parts_include(Oid relation)
+store_tables_include(Oid relation)
 {
 	ListCell   *cell;
 
@@ -245,7 +245,7 @@ parts_include(Oid relation)
 }
 
 bool
-parts_include_schema(uint32 hash)
+store_tables_include_schema(uint32 hash)
 {
 	ListCell   *cell;
 
@@ -259,7 +259,7 @@ parts_include_schema(uint32 hash)
 
 /* Is this the name of one of the keys, as it stands in errors? */
 bool
-parts_have_key(const char *schema, const char *table, const char *name)
+store_tables_have_key(const char *schema, const char *table, const char *name)
 {
 	ListCell   *cell;
 

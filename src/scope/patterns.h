@@ -1,9 +1,9 @@
 /*
- * rules.h
- *		The rows of idempotency_scope: the claims and policies of scopes.
+ * patterns.h
+ *		The rows of idempotency_scope: patterns of scopes, with claim and policy.
  */
-#ifndef IDEM_RULES_H
-#define IDEM_RULES_H
+#ifndef IDEM_PATTERNS_H
+#define IDEM_PATTERNS_H
 
 #include "postgres.h"
 
@@ -23,14 +23,14 @@ typedef struct Policy
 	int64		max_lease;
 } Policy;
 
-typedef struct Rule
+typedef struct Pattern
 {
-	char	   *pattern;		/* without its "*" */
+	char	   *text;			/* without its "*" */
 	int			length;
 	bool		is_prefix;
 	Policy		policy;
-} Rule;
+} Pattern;
 
-extern Rule *rules_read(Oid table, int *count, bool *announced);
+extern Pattern *patterns_read(Oid table, int *count, bool *announced);
 
-#endif							/* IDEM_RULES_H */
+#endif							/* IDEM_PATTERNS_H */

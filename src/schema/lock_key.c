@@ -1,6 +1,6 @@
 /*
- * secret.c
- *		The row of idempotency_secret: the secret key of the lock ids.
+ * lock_key.c
+ *		The lock key, which makes lock ids secret: the row of idempotency_secret.
  *
  * The table is read without the executor, as the caller has no rights on it.
  */
@@ -13,8 +13,8 @@
 #include "utils/rel.h"
 
 #include "base/compat.h"
-#include "schema/secret.h"
-#include "schema/shape.h"
+#include "schema/lock_key.h"
+#include "schema/definition.h"
 
 static SipHashKey
 key_of_row(HeapTuple row, TupleDesc descriptor)
@@ -24,10 +24,10 @@ key_of_row(HeapTuple row, TupleDesc descriptor)
 	bytea	   *bytes;
 
 	if (is_null)
-		shape_refuse("idempotency_secret");
+		definition_refuse("idempotency_secret");
 	bytes = DatumGetByteaPP(value);
 	if (VARSIZE_ANY_EXHDR(bytes) != SIPHASH_KEY_BYTES)
-		shape_refuse("idempotency_secret");
+		definition_refuse("idempotency_secret");
 	return siphash_key(VARDATA_ANY(bytes));
 }
 
@@ -36,18 +36,18 @@ key_of_row(HeapTuple row, TupleDesc descriptor)
  * not data.  There is one row, or sessions could take different ones.
  */
 SipHashKey
-secret_read(Oid table)
+lock_key_read(Oid table)
 {
 	static const RawColumn columns[] = {{"only_row", BOOLOID}, {"lock_key", BYTEAOID}};
 	Relation	secret = relation_open(table, NoLock);
 	SysScanDesc scan;
 	SipHashKey	key;
 
-	shape_require_raw(secret, "idempotency_secret", columns, lengthof(columns));
+	definition_require_raw(secret, "idempotency_secret", columns, lengthof(columns));
 	scan = systable_beginscan(secret, InvalidOid, false, NULL, 0, NULL);
 	key = key_of_row(systable_getnext(scan), RelationGetDescr(secret));
 	if (HeapTupleIsValid(systable_getnext(scan)))
-		shape_refuse("idempotency_secret");
+		definition_refuse("idempotency_secret");
 	systable_endscan(scan);
 	relation_close(secret, AccessShareLock);
 	return key;

@@ -1,6 +1,6 @@
 /*
- * shape.c
- *		What the extension's tables have to look like: the store, so that it
+ * definition.c
+ *		Which definition the extension's tables must have: the store, so that it
  *		can keep operations at all, and so that the direct path may read and
  *		write it.
  */
@@ -21,11 +21,11 @@
 #include "base/compat.h"
 #include "base/idempotency.h"
 #include "schema/record.h"
-#include "schema/shape.h"
+#include "schema/definition.h"
 
 /* An object of the extension is missing, or not as the script made it. */
 void
-shape_refuse(const char *what)
+definition_refuse(const char *what)
 {
 	ereport(ERROR,
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
@@ -34,7 +34,7 @@ shape_refuse(const char *what)
 }
 
 void
-shape_require_logged(const char *table, char persistence, const char *loss)
+definition_require_logged(const char *table, char persistence, const char *loss)
 {
 	if (persistence != RELPERSISTENCE_PERMANENT)
 		ereport(ERROR,
@@ -63,7 +63,7 @@ has_key_of_expressions(Oid table)
  * possible when the server reads the key; no such store could have a primary key.
  */
 Oid
-shape_require_openable(Oid table, const char *name)
+definition_require_openable(Oid table, const char *name)
 {
 	HeapTuple	row = SearchSysCache1(RELOID, ObjectIdGetDatum(table));
 	Oid			owner = InvalidOid;
@@ -77,7 +77,7 @@ shape_require_openable(Oid table, const char *name)
 		ReleaseSysCache(row);
 	}
 	if (!OidIsValid(owner) || has_key_of_expressions(table))
-		shape_refuse(name);
+		definition_refuse(name);
 	return owner;
 }
 
@@ -86,7 +86,7 @@ shape_require_openable(Oid table, const char *name)
  * stays set for a while after the last one was dropped.
  */
 List *
-shape_children(Relation table)
+definition_children(Relation table)
 {
 	return table->rd_rel->relkind == RELKIND_RELATION && table->rd_rel->relhassubclass ?
 		find_inheritance_children(RelationGetRelid(table), NoLock) : NIL;
@@ -105,15 +105,15 @@ is_raw_column(Form_pg_attribute attribute, const RawColumn *column)
  * columns of the script: nothing else checks that.
  */
 void
-shape_require_raw(Relation table, const char *name, const RawColumn *columns, int count)
+definition_require_raw(Relation table, const char *name, const RawColumn *columns, int count)
 {
 	if (table->rd_rel->relkind != RELKIND_RELATION || table->rd_rel->relam != HEAP_TABLE_AM_OID ||
-		shape_children(table) != NIL || RelationGetNumberOfAttributes(table) != count)
-		shape_refuse(name);
+		definition_children(table) != NIL || RelationGetNumberOfAttributes(table) != count)
+		definition_refuse(name);
 	for (int i = 0; i < count; i++)
 	{
 		if (!is_raw_column(TupleDescAttr(RelationGetDescr(table), i), &columns[i]))
-			shape_refuse(name);
+			definition_refuse(name);
 	}
 }
 
@@ -145,7 +145,7 @@ fault_of_member(Form_pg_class member, Oid owner)
  * opened here.  false: it was dropped just now.
  */
 bool
-shape_require_member(Oid table, Oid owner)
+definition_require_member(Oid table, Oid owner)
 {
 	HeapTuple	row = SearchSysCache1(RELOID, ObjectIdGetDatum(table));
 	FormData_pg_class member;
@@ -155,7 +155,7 @@ shape_require_member(Oid table, Oid owner)
 		return false;
 	member = *(Form_pg_class) GETSTRUCT(row);
 	ReleaseSysCache(row);
-	shape_require_logged(NameStr(member.relname), member.relpersistence, LOSS_OF_STORE);
+	definition_require_logged(NameStr(member.relname), member.relpersistence, LOSS_OF_STORE);
 	fault = fault_of_member(&member, owner);
 	if (fault != NULL)
 		refuse_member(NameStr(member.relname), fault);
@@ -224,14 +224,14 @@ require_key(Relation store)
 
 /* Can the store, or a table of its ring, keep operations at all? */
 void
-shape_require_store(Relation store, Oid status_type)
+definition_require_store(Relation store, Oid status_type)
 {
 	if (store->rd_rel->relkind != RELKIND_RELATION &&
 		store->rd_rel->relkind != RELKIND_PARTITIONED_TABLE)
-		shape_refuse("idempotency_store");
-	shape_require_logged(RelationGetRelationName(store), store->rd_rel->relpersistence, LOSS_OF_STORE);
+		definition_refuse("idempotency_store");
+	definition_require_logged(RelationGetRelationName(store), store->rd_rel->relpersistence, LOSS_OF_STORE);
 	if (!record_fits(RelationGetDescr(store), status_type))
-		shape_refuse("a column of idempotency_store");
+		definition_refuse("a column of idempotency_store");
 	require_key(store);
 }
 
@@ -295,7 +295,7 @@ is_ordinary(Relation table, Oid status_type, int key_columns)
  * security, constraints, columns, indexes) needs SQL.
  */
 bool
-shape_is_plain(Relation table, Oid status_type)
+definition_is_plain(Relation table, Oid status_type)
 {
 	return !table->rd_rel->relispartition && is_ordinary(table, status_type, 2) &&
 		record_further(RelationGetDescr(table)) == 0;
@@ -306,12 +306,12 @@ shape_is_plain(Relation table, Oid status_type)
  * column of the tenants, which is the last one of the table and of the key.
  */
 void
-shape_require_shard(Oid shard, Oid status_type)
+definition_require_shard(Oid shard, Oid status_type)
 {
 	Relation	table = table_open(shard, AccessShareLock);
 
-	shape_require_logged(RelationGetRelationName(table), table->rd_rel->relpersistence, LOSS_OF_STORE);
+	definition_require_logged(RelationGetRelationName(table), table->rd_rel->relpersistence, LOSS_OF_STORE);
 	if (!is_ordinary(table, status_type, 3) || record_further(RelationGetDescr(table)) != 1)
-		shape_refuse(RelationGetRelationName(table));
+		definition_refuse(RelationGetRelationName(table));
 	table_close(table, AccessShareLock);
 }
