@@ -24,13 +24,8 @@ sub end_of
 	return ($said =~ /^((?:failed: .*\n)*\d+ passed, \d+ failed\n)\z/m ? $1 : "no verdict: $said", $status);
 }
 
-my $python = q{
-from verdict import Verdict
-with Verdict() as verdict:
-    verdict.check(False, "three is four", "details")
-    raise KeyError
-};
-append_to_file("$directory/program.py", $python);
+append_to_file("$directory/program.py", join "\n", 'from verdict import Verdict', 'with Verdict() as verdict:',
+	"\tverdict.check(False, 'three is four', 'details')", "\traise KeyError\n");
 
 is_deeply([ end_of("expect 'one is one' test 1 = 1\n") ], [ "1 passed, 0 failed\n", 0 ], 'nothing failed');
 is_deeply([ end_of("expect 'one is two' test 1 = 2\nexpect 'one is one' test 1 = 1\n") ],
