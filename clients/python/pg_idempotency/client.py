@@ -22,6 +22,11 @@ class Base:
             scope=scope, functions=Functions(schema), retention=maybe_seconds(retention), lease=seconds(lease),
             retry=retry or Retry(), hooks=hook.check(hooks or {}), clock=clock or Clock())
 
+    @property
+    def scope(self) -> str:
+        """The name space of the keys of calls that give none; "" if there is none."""
+        return self.settings.scope
+
     def arguments(self, key: str, request: Any, options: Mapping[str, Any]) -> Call:
         """One call with the defaults filled in."""
         options = dict(options)

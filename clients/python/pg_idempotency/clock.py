@@ -39,14 +39,20 @@ class Clock:
         threading.Thread(target=repeat, name="idempotency-heartbeat", daemon=True).start()
         return ended.set
 
-    def every_async(self, period: float, call: Callable[[], Awaitable[Any]]) -> Stop:
-        """The same in a task of the running loop; stopping it cancels a call that is under way."""
-        async def repeat() -> None:
-            while True:
-                await self.sleep_async(period)
-                await call()
+    def after(self, delay: float, call: Callable[[], Any]) -> Stop:
+        """Calls ``call`` once in a thread after that many seconds, unless the function that is returned is called."""
+        timer = threading.Timer(delay, call)
+        timer.daemon = True
+        timer.start()
+        return timer.cancel
 
-        task = asyncio.ensure_future(repeat())
+    def after_async(self, delay: float, call: Callable[[], Awaitable[Any]]) -> Stop:
+        """The same in a task of the running loop. Stopping it cancels a call that is under way."""
+        async def once() -> None:
+            await asyncio.sleep(delay)
+            await call()
+
+        task = asyncio.ensure_future(once())
 
         def stop() -> None:
             task.cancel()
@@ -55,9 +61,9 @@ class Clock:
 
 
 class Timer:
-    """One repeated call of a FakeClock."""
+    """One call of a FakeClock; ``period`` is None for one that comes once."""
 
-    def __init__(self, period: float, due: float, call: Callable[[], Any]) -> None:
+    def __init__(self, period: Optional[float], due: float, call: Callable[[], Any]) -> None:
         self.period = period
         self.due = due
         self.call = call
@@ -85,7 +91,16 @@ class FakeClock(Clock):
         self.sleep(duration)
 
     def every(self, period: float, call: Callable[[], Any]) -> Stop:
-        timer = Timer(period, self.time + period, call)
+        return self.add(Timer(period, self.time + period, call))
+
+    def after(self, delay: float, call: Callable[[], Any]) -> Stop:
+        return self.add(Timer(None, self.time + delay, call))
+
+    def after_async(self, delay: float, call: Callable[[], Awaitable[Any]]) -> Stop:
+        return self.after(delay, call)
+
+    def add(self, timer: Timer) -> Stop:
+        """The timer is on until the function that is returned is called."""
         self.timers.append(timer)
 
         def stop() -> None:
@@ -93,9 +108,6 @@ class FakeClock(Clock):
                 self.timers.remove(timer)
 
         return stop
-
-    def every_async(self, period: float, call: Callable[[], Awaitable[Any]]) -> Stop:
-        return self.every(period, call)
 
     def advance(self, duration: float) -> None:
         """Moves the time on by that many seconds, and makes each call that falls due, in order."""
@@ -122,5 +134,8 @@ class FakeClock(Clock):
             return None
         timer = min(due, key=lambda one: one.due)
         self.time = timer.due
-        timer.due += timer.period
+        if timer.period is None:
+            self.timers.remove(timer)
+        else:
+            timer.due += timer.period
         return timer

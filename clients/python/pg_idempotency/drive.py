@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from typing import Any, Callable, Generator, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, Dict, Generator, Optional, Protocol, Sequence, Tuple
 
 from .clock import Clock, Stop
 from .errors import LeaseLost
@@ -21,6 +21,7 @@ class Session(Protocol):
     def trip(self, statements: Sequence[Statement]) -> Sequence[Answer]: ...
     def close(self) -> None: ...
     def abandon(self, error: BaseException) -> bool: ...
+    def cut(self) -> None: ...
 
 
 class Source(Protocol):
@@ -39,6 +40,7 @@ class AsyncSession(Protocol):
     async def trip(self, statements: Sequence[Statement]) -> Sequence[Answer]: ...
     async def close(self) -> None: ...
     async def abandon(self, error: BaseException) -> bool: ...
+    def cut(self) -> None: ...
 
 
 class AsyncSource(Protocol):
@@ -49,26 +51,66 @@ class AsyncSource(Protocol):
     async def fetch(self, tx: Any, statement: Statement) -> Answer: ...
 
 
+class Cut:
+    """Cuts the connection of a session whose server does not answer."""
+
+    def __init__(self, session: Any) -> None:
+        self.session = session
+        self.done = False
+
+    def __call__(self) -> None:
+        self.done = True
+        self.session.cut()
+
+    async def later(self) -> None:
+        """The same for asyncio."""
+        self()
+
+    def explain(self, error: Exception) -> None:
+        """Raises LeaseLost, if the error comes from the cut."""
+        if self.done:
+            raise LeaseLost("the database did not answer in time") from error
+
+
 def advance(flow: Flow, value: Any, error: Optional[BaseException]) -> Step:
     """Hands the result of the last step to the flow. Gives the next step; StopIteration has the flow's result."""
     return flow.send(value) if error is None else flow.throw(error)
 
 
 class Heartbeat:
-    """The heartbeat of one lease. ``signal`` is set when the lease is lost; ``stop`` ends the beats."""
+    """The heartbeat of one lease. ``signal`` is set when the lease is lost."""
 
-    def __init__(self, signal: Any) -> None:
+    def __init__(self, beat: Any, signal: Any, after: Callable[[float, Callable[[], Any]], Stop]) -> None:
+        self.beat = beat
         self.signal = signal
-        self.stop: Optional[Stop] = None
+        self.after = after
+        self.stops: Dict[str, Stop] = {}
+        self.ended = False
         self.task: Optional[asyncio.Future[Any]] = None
+
+    def arm(self, name: str, delay: float, call: Callable[[], Any]) -> None:
+        """Calls ``call`` after so many seconds, unless it is stopped before."""
+        if not self.ended:
+            self.stops[name] = self.after(max(0.0, delay), call)
+
+    def is_over(self) -> bool:
+        """Whether the lease has run out by our own clock: a beat may hang, or wait for a connection."""
+        return bool(self.beat.left() <= 0)
 
     def lose(self) -> None:
         """The lease is lost: tell the work, and cancel it where it is a task."""
+        if self.ended:
+            return
         self.signal.set()
-        if self.stop is not None:
-            self.stop()
         if self.task is not None:
             self.task.cancel()
+        self.stop()
+
+    def stop(self) -> None:
+        """Ends it."""
+        self.ended = True
+        for stop in self.stops.values():
+            stop()
 
 
 class Driver:
@@ -94,8 +136,18 @@ class Driver:
     def open(self) -> Session:
         return self.source.open()
 
-    def trip(self, session: Session, statements: Sequence[Statement]) -> Sequence[Answer]:
-        return session.trip(statements)
+    def trip(self, session: Session, statements: Sequence[Statement], limit: Optional[float]) -> Sequence[Answer]:
+        if limit is None:
+            return session.trip(statements)
+        cut = Cut(session)
+        stop = self.clock.after(limit, cut)
+        try:
+            return session.trip(statements)
+        except Exception as error:
+            cut.explain(error)
+            raise
+        finally:
+            stop()
 
     def close(self, session: Session) -> None:
         session.close()
@@ -115,18 +167,24 @@ class Driver:
     def call_guarded(self, heartbeat: Heartbeat, function: Callable[..., Any], arguments: Tuple[Any, ...]) -> Any:
         return function(*arguments)
 
-    def start_heartbeat(self, period: float, beat: Callable[[], Flow]) -> Heartbeat:
-        heartbeat = Heartbeat(threading.Event())
+    def start_heartbeat(self, beat: Any) -> Heartbeat:
+        heartbeat = Heartbeat(beat, threading.Event(), self.clock.after)
 
         def once() -> None:
-            if not self.run(beat()):
+            if not self.run(beat.flow()):
                 heartbeat.lose()
+            heartbeat.arm("beat", beat.period, once)
 
-        heartbeat.stop = self.clock.every(period, once)
+        def watch() -> None:
+            if heartbeat.is_over():
+                heartbeat.lose()
+            heartbeat.arm("watch", beat.left(), watch)
+
+        heartbeat.arm("beat", beat.period, once)
+        heartbeat.arm("watch", beat.left(), watch)
         return heartbeat
 
     def stop_heartbeat(self, heartbeat: Heartbeat) -> None:
-        assert heartbeat.stop is not None
         heartbeat.stop()
 
 
@@ -153,8 +211,19 @@ class AsyncDriver:
     async def open(self) -> AsyncSession:
         return await self.source.open()
 
-    async def trip(self, session: AsyncSession, statements: Sequence[Statement]) -> Sequence[Answer]:
-        return await session.trip(statements)
+    async def trip(self, session: AsyncSession, statements: Sequence[Statement],
+                   limit: Optional[float]) -> Sequence[Answer]:
+        if limit is None:
+            return await session.trip(statements)
+        cut = Cut(session)
+        stop = self.clock.after_async(limit, cut.later)
+        try:
+            return await session.trip(statements)
+        except Exception as error:
+            cut.explain(error)
+            raise
+        finally:
+            stop()
 
     async def close(self, session: AsyncSession) -> None:
         await session.close()
@@ -191,16 +260,22 @@ class AsyncDriver:
             raise LeaseLost("the lease was lost")
         return task.result()
 
-    async def start_heartbeat(self, period: float, beat: Callable[[], Flow]) -> Heartbeat:
-        heartbeat = Heartbeat(asyncio.Event())
+    async def start_heartbeat(self, beat: Any) -> Heartbeat:
+        heartbeat = Heartbeat(beat, asyncio.Event(), self.clock.after_async)
 
         async def once() -> None:
-            if not await self.run(beat()):
+            if not await self.run(beat.flow()):
                 heartbeat.lose()
+            heartbeat.arm("beat", beat.period, once)
 
-        heartbeat.stop = self.clock.every_async(period, once)
+        async def watch() -> None:
+            if heartbeat.is_over():
+                heartbeat.lose()
+            heartbeat.arm("watch", beat.left(), watch)
+
+        heartbeat.arm("beat", beat.period, once)
+        heartbeat.arm("watch", beat.left(), watch)
         return heartbeat
 
     async def stop_heartbeat(self, heartbeat: Heartbeat) -> None:
-        assert heartbeat.stop is not None
         heartbeat.stop()

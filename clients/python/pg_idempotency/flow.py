@@ -93,10 +93,13 @@ def is_pool_timeout(error: BaseException) -> bool:
 
 
 def own_trip(session: Any, statements: Sequence[sql.Statement],
-             meaning: Callable[[BaseException], BaseException] = translate) -> Flow:
-    """A trip of the package's own statements: their errors become the package's. Result: the answers."""
+             meaning: Callable[[BaseException], BaseException] = translate, limit: Optional[float] = None) -> Flow:
+    """A trip of the package's own statements: their errors become the package's. Result: the answers.
+
+    ``limit``: after so many seconds without an answer the connection is cut, and LeaseLost raised. None: never.
+    """
     try:
-        return (yield steps.trip(session, statements))
+        return (yield steps.trip(session, statements, limit))
     except Exception as error:
         translated = meaning(error)
         if translated is error:
@@ -104,10 +107,10 @@ def own_trip(session: Any, statements: Sequence[sql.Statement],
         raise translated from error
 
 
-def committing(session: Any, statements: List[sql.Statement]) -> Flow:
+def committing(session: Any, statements: List[sql.Statement], limit: Optional[float] = None) -> Flow:
     """The statements and COMMIT in one trip. Raises CommitRolledBack when the server did not commit."""
     try:
-        answers: List[Answer] = yield from own_trip(session, [*statements, sql.plain(sql.COMMIT)])
+        answers: List[Answer] = yield from own_trip(session, [*statements, sql.plain(sql.COMMIT)], limit=limit)
     except Exception as error:
         if sqlstate_of(error) == IN_FAILED_TRANSACTION:
             raise CommitRolledBack("the work caught an error of the database and went on") from error
@@ -117,10 +120,11 @@ def committing(session: Any, statements: List[sql.Statement]) -> Flow:
     return answers
 
 
-def one_statement(statement: sql.Statement, meaning: Callable[[BaseException], BaseException] = translate) -> Flow:
+def one_statement(statement: sql.Statement, meaning: Callable[[BaseException], BaseException] = translate,
+                  limit: Optional[float] = None) -> Flow:
     """A statement by itself, which commits with it. Result: its answer."""
     def body(session: Any) -> Flow:
-        answers = yield from own_trip(session, [statement], meaning)
+        answers = yield from own_trip(session, [statement], meaning, limit)
         return answers[0]
 
     return (yield from in_session(body))

@@ -7,14 +7,25 @@ failed one answers ROLLBACK.
 
 from __future__ import annotations
 
+import os
+import socket
 from abc import ABC, abstractmethod
-from typing import Any, List, Sequence
+from typing import Any, Callable, List, Sequence
 
 from .errors import CommitRolledBack
 from .sql import BEGIN, COMMIT, Statement
 from .steps import Answer
 
 IN_ERROR = 3    # PQTRANS_INERROR, in psycopg2's and psycopg's numbers
+
+
+def cut(driver: Callable[[], Any]) -> None:
+    """Shuts the socket of a driver's connection: who waits for its server, in whatever thread, gets an error."""
+    try:
+        with socket.socket(fileno=os.dup(driver().fileno())) as end:
+            end.shutdown(socket.SHUT_RDWR)
+    except Exception:
+        return      # it has ended already
 
 
 class FrameworkSession(ABC):
@@ -49,6 +60,10 @@ class FrameworkSession(ABC):
             raise CommitRolledBack("the work caught an error of the database and went on")
         self.commit()
         return Answer(COMMIT, [])
+
+    def cut(self) -> None:
+        """Ends the connection at once, from any thread."""
+        cut(self.driver)
 
     def has_failed(self) -> bool:
         """Whether the framework knows of an error in the transaction."""

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, Callable, List
+from typing import Any, Callable, List, Optional
 
 from . import sql, steps
-from .errors import Declined, LeaseLost, NotDone, Unknown, translate_begin
+from .errors import Declined, LeaseLost, NotDone, Unknown, is_unreachable, translate_begin
 from .flow import (Settings, announce_begin, announce_refusal, committing, declined_result, in_session,
-                   one_statement, own_trip, retrying)
+                   is_pool_timeout, one_statement, own_trip, retrying)
 from .model import (ACQUIRED, COMPLETED, FAILED, IN_PROGRESS, NOT_DONE, Call, Completion, Done, Operation, Result,
                     as_response, operation_from_row, own_result, stored_result)
 from .steps import Flow
@@ -20,21 +20,28 @@ from .steps import Flow
 
 def lease(settings: Settings, call: Call, work: Callable[..., Any]) -> Flow:
     """One leased operation from begin to end. Result: a Result."""
-    operation: Operation = yield from begin(settings, call)
+    operation, begun = yield from begin(settings, call)
     if operation.outcome != ACQUIRED:
         return stored_result(operation)
-    assert call.lease is not None
-    heartbeat = yield steps.start_heartbeat(third(call.lease), Beat(settings, call, operation).flow)
+    heartbeat = yield steps.start_heartbeat(Beat(settings, call, operation, begun))
     try:
         return (yield from owned(settings, call, operation, heartbeat, work))
     except LeaseLost as lost:
         settings.emit("lease_lost", call, attempt=operation.attempt)
-        ended = yield from ended_result(settings, call)
+        try:
+            ended = yield from ended_result(settings, call)
+        except Exception:
+            ended = None    # the database says nothing now
         if ended is None:
             raise lost
         return ended
     finally:
         yield steps.stop_heartbeat(heartbeat)
+
+
+def patience(call: Call) -> float:
+    """For how many seconds an answer of the database is waited for at the end of a lease."""
+    return max(call.lease or 0.0, 5.0)
 
 
 def third(lease: float) -> float:
@@ -43,7 +50,7 @@ def third(lease: float) -> float:
 
 
 def begin(settings: Settings, call: Call) -> Flow:
-    """The begin in a transaction of its own. Result: an Operation.
+    """The begin in a transaction of its own. Result: an Operation, and when the begin was sent.
 
     Waits here for another owner: a begin that waits on the server holds a connection, which the owner may need
     for its end.
@@ -51,48 +58,61 @@ def begin(settings: Settings, call: Call) -> Flow:
     until = settings.clock.now() + call.wait
     pause = max(settings.retry.base, 0.01)
     while True:
-        operation: Operation = yield from begin_now(settings, replace(call, wait=0.0))
+        operation, begun = yield from begin_now(settings, replace(call, wait=0.0))
         left = until - settings.clock.now()
         if operation.outcome != IN_PROGRESS or left <= 0:
             announce_begin(settings, call, operation)
-            return operation
+            return operation, begun
         yield steps.sleep(min(pause, left))
         pause = min(2 * pause, 1.0)
 
 
 def begin_now(settings: Settings, call: Call) -> Flow:
-    """One begin, repeated where that may help. Result: an Operation."""
+    """One begin, repeated where that may help. Result: an Operation, and when its begin was sent."""
+    def once() -> Flow:
+        begun = settings.clock.now()
+        answer = yield from one_statement(settings.functions.begin(call), translate_begin)
+        return operation_from_row(answer.rows[0]), begun
+
     try:
-        answer = yield from retrying(
-            settings, call, lambda: one_statement(settings.functions.begin(call), translate_begin))
+        return (yield from retrying(settings, call, once))
     except Exception as error:
         announce_refusal(settings, call, error)
         raise
-    return operation_from_row(answer.rows[0])
 
 
 class Beat:
-    """Extends a lease. It is lost when the database says so, or when it must have run out by our own clock."""
+    """Extends a lease. It is lost when the database says so, or at ``deadline`` by our own clock: it has as many seconds
+    as the server said, from when it was asked. ``period``: after how many the next beat is due.
+    """
 
-    def __init__(self, settings: Settings, call: Call, operation: Operation) -> None:
-        assert call.lease is not None
+    def __init__(self, settings: Settings, call: Call, operation: Operation, begun: float) -> None:
         self.settings = settings
         self.call = call
         self.operation = operation
-        self.duration = call.lease
-        self.deadline = settings.clock.now() + self.duration
+        self.lasts(begun, operation.lease_left)
+
+    def lasts(self, since: float, left: Optional[float]) -> None:
+        """What the server answered to a statement that was sent at ``since``."""
+        self.deadline = since + (left or 0.0)
+        self.period = third(left or 0.0)
+
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return self.deadline - self.settings.clock.now()
 
     def flow(self) -> Flow:
         """One beat. Result: whether the lease is still ours."""
         sent = self.settings.clock.now()
         try:
-            yield from one_statement(self.settings.functions.extend(self.call, self.operation))
+            answer = yield from one_statement(
+                self.settings.functions.extend(self.call, self.operation), limit=self.left())
         except LeaseLost:
             return False
         except Exception:
             # The connection, most likely: the next beat tries again while there is time.
-            return self.settings.clock.now() < self.deadline
-        self.deadline = sent + self.duration
+            return self.left() > 0
+        self.lasts(sent, answer.rows[0][0])
         return True
 
 
@@ -109,10 +129,10 @@ def owned(settings: Settings, call: Call, operation: Operation, heartbeat: Any, 
             writes.append(value.writes)
             value = value.response
         response = as_response(value)
-        yield from end(settings, call, writes, settings.functions.complete(call, operation, response))
+        yield from end(settings, call, heartbeat, writes, settings.functions.complete(call, operation, response))
         return own_result(operation, response)
     except Declined as declined:
-        yield from end(settings, call, [], settings.functions.fail(call, operation, declined))
+        yield from end(settings, call, heartbeat, [], settings.functions.fail(call, operation, declined))
         settings.emit("declined", call, attempt=operation.attempt)
         return declined_result(operation, declined)
     except (NotDone, Unknown):
@@ -134,24 +154,36 @@ def reconciled(call: Call, operation: Operation, heartbeat: Any) -> Flow:
     raise Unknown()
 
 
-def end(settings: Settings, call: Call, writes: List[Callable[[Any], Any]], ending: sql.Statement) -> Flow:
-    """The writes and the end in one transaction, repeated where that may help. A repeat never ends it twice."""
+def end(settings: Settings, call: Call, heartbeat: Any, writes: List[Callable[[Any], Any]],
+        ending: sql.Statement) -> Flow:
+    """The writes and the end in one transaction, repeated where that may help. A repeat never ends it twice.
+
+    A database that answers nothing for as long as a lease lasts is not waited for: LeaseLost. So is one that cannot be
+    reached when the lease is over.
+    """
+    limit = patience(call)
+
     def body(session: Any) -> Flow:
         if not writes:
-            yield from own_trip(session, [ending])
+            yield from own_trip(session, [ending], limit=limit)
             return
-        yield from own_trip(session, [sql.plain(sql.BEGIN)])
+        yield from own_trip(session, [sql.plain(sql.BEGIN)], limit=limit)
         for write in writes:
             yield steps.call(write, session.handle)
-        yield from committing(session, [ending])
+        yield from committing(session, [ending], limit)
 
-    yield from retrying(settings, call, lambda: in_session(body))
+    try:
+        yield from retrying(settings, call, lambda: in_session(body))
+    except Exception as error:
+        if heartbeat.signal.is_set() and (is_unreachable(error) or is_pool_timeout(error)):
+            raise LeaseLost("the lease was lost, and the database cannot be reached") from error
+        raise
 
 
 def release(settings: Settings, call: Call, operation: Operation) -> Flow:
     """Gives the operation back. Where that fails the lease runs out by itself, and the first error counts."""
     try:
-        yield from one_statement(settings.functions.release(call, operation))
+        yield from one_statement(settings.functions.release(call, operation), limit=patience(call))
     except Exception:
         return
 
@@ -159,7 +191,7 @@ def release(settings: Settings, call: Call, operation: Operation) -> Flow:
 def ended_result(settings: Settings, call: Call) -> Flow:
     """The stored end of an operation whose lease was lost: ours, if only its answer was lost. None: no end yet."""
     answer = yield from retrying(
-        settings, call, lambda: one_statement(settings.functions.lookup(call)))
+        settings, call, lambda: one_statement(settings.functions.lookup(call), limit=patience(call)))
     if answer.rows[0][0] not in (COMPLETED, FAILED):
         return None
     operation = operation_from_row(answer.rows[0])

@@ -29,7 +29,8 @@ class Operation:
     """An operation as the database answered a begin. Durations are seconds.
 
     ``taken_over``: an earlier leased attempt ran out without an end, so its outside effects are unknown.
-    ``fence``: the fencing token of a leased attempt, None without a lease.
+    ``fence``: the fencing token of a leased attempt, None without a lease. ``lease_left``: how long its lease lasts by the
+    server, which may be less than was asked for.
     """
 
     outcome: str
@@ -45,6 +46,7 @@ class Operation:
     payload: Any = None
     body: Optional[bytes] = None
     record: Optional[str] = None
+    lease_left: Optional[float] = None
 
 
 @dataclass(frozen=True)
@@ -147,11 +149,11 @@ def as_response(value: Any) -> Response:
 
 def operation_from_row(row: Sequence[Any]) -> Operation:
     """A row of ``sql.COLUMNS`` as an Operation."""
-    (outcome, scope, key, attempt, taken_over, replayed, fence, retry_after,
+    (outcome, scope, key, attempt, taken_over, replayed, fence, lease_left, retry_after,
      code, headers, payload, body, created) = row
     return Operation(
         outcome=outcome, scope=scope, key=key, attempt=attempt, taken_over=bool(taken_over),
-        replayed=bool(replayed), fence=fence, retry_after=retry_after, code=code,
+        replayed=bool(replayed), fence=fence, lease_left=lease_left, retry_after=retry_after, code=code,
         headers=None if headers is None else json.loads(headers),
         payload=None if payload is None else json.loads(payload),
         body=None if body is None else bytes.fromhex(body),

@@ -16,6 +16,7 @@ from psycopg import Pipeline
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
+from .framework import cut
 from .pipeline import Prepared, trip
 from .sql import BEGIN, Statement
 from .steps import Answer
@@ -95,6 +96,10 @@ class PsycopgSession:
             self.handle.autocommit = self.autocommit
             self.handle.prepare_threshold = self.threshold
         self.manager.__exit__(None, None, None)
+
+    def cut(self) -> None:
+        """Ends the connection at once, from any thread."""
+        cut(lambda: self.handle)
 
     def abandon(self, error: BaseException) -> bool:
         """Rolls back and gives the connection back. Gives whether it was lost; raises nothing."""
@@ -219,6 +224,10 @@ class AsyncPsycopgSession:
             await self.handle.set_autocommit(self.autocommit)
             self.handle.prepare_threshold = self.threshold
         await self.manager.__aexit__(None, None, None)
+
+    def cut(self) -> None:
+        """Ends the connection at once, from any thread."""
+        cut(lambda: self.handle)
 
     async def abandon(self, error: BaseException) -> bool:
         """Rolls back and gives the connection back. Gives whether it was lost; raises nothing of the driver."""

@@ -21,6 +21,7 @@ SAVEPOINT = "SAVEPOINT idem_work"
 ROLLBACK_TO = "ROLLBACK TO SAVEPOINT idem_work"
 
 COLUMNS = ("outcome::text, scope, idempotency_key, attempt, taken_over, replayed, fence,"
+           " extract(epoch FROM lease_expires_at - clock_timestamp())::float8,"
            " extract(epoch FROM retry_after)::float8, response_code, response_headers::text,"
            " response_payload::text, encode(response_body, 'hex'), (extract(epoch FROM created_at) * 1000000)::bigint")
 
@@ -102,8 +103,9 @@ class Functions:
                  interval(call.retention if retention is None else retention)))
 
     def extend(self, call: Call, operation: Operation) -> Statement:
-        """idem_extend by the lease of the call."""
-        return (f"SELECT {self.name('idem_extend')}(%s::text, %s::interval, %s::text, %s::bigint)",
+        """idem_extend by the lease of the call: how many seconds it has now, which a policy may have made fewer."""
+        return (f"SELECT extract(epoch FROM {self.name('idem_extend')}(%s::text, %s::interval, %s::text, %s::bigint)"
+                " - clock_timestamp())::float8",
                 (call.key, interval(call.lease), call.scope, operation.fence))
 
     def release(self, call: Call, operation: Operation) -> Statement:

@@ -7,7 +7,7 @@ blocking and one by asyncio. So there is one copy of every decision.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Generator, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Generator, List, NamedTuple, Optional, Sequence, Tuple
 
 from .sql import Statement
 
@@ -34,9 +34,12 @@ def open_session() -> Step:
     return Step("open", ())
 
 
-def trip(session: Any, statements: Sequence[Statement]) -> Step:
-    """Runs the statements in one round trip where the connection can. Result: an Answer for each."""
-    return Step("trip", (session, statements))
+def trip(session: Any, statements: Sequence[Statement], limit: Optional[float] = None) -> Step:
+    """Runs the statements in one round trip where the connection can. Result: an Answer for each.
+
+    ``limit``: after so many seconds the connection is cut, and LeaseLost raised. None: never.
+    """
+    return Step("trip", (session, statements, limit))
 
 
 def close(session: Any) -> Step:
@@ -69,9 +72,11 @@ def recover() -> Step:
     return Step("recover", ())
 
 
-def start_heartbeat(period: float, beat: Callable[[], Flow]) -> Step:
-    """Runs the flow ``beat`` each ``period`` seconds until it answers False. Result: a Heartbeat."""
-    return Step("start_heartbeat", (period, beat))
+def start_heartbeat(beat: Any) -> Step:
+    """Runs ``beat.flow`` each ``beat.period`` seconds until it answers False, or until ``beat.deadline``, also where a
+    beat hangs. Result: a Heartbeat.
+    """
+    return Step("start_heartbeat", (beat,))
 
 
 def stop_heartbeat(heartbeat: Any) -> Step:

@@ -73,9 +73,9 @@ def proxy(tmp_path_factory):
 @pytest.fixture
 def run():
     """Runs a coroutine function that is given an AsyncIdempotency, with a pool of its own."""
-    def start(test, conninfo="", size=4, **settings):
+    def start(test, conninfo="", size=4, timeout=20, **settings):
         async def body():
-            async with psycopg_pool.AsyncConnectionPool(conninfo, min_size=1, max_size=size, timeout=20) as pool:
+            async with psycopg_pool.AsyncConnectionPool(conninfo, min_size=1, max_size=size, timeout=timeout) as pool:
                 return await test(AsyncIdempotency(pool, **{"retry": QUICK, **settings}))
         return asyncio.run(body())
     return start

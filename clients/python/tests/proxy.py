@@ -3,7 +3,7 @@
 A round trip is a ReadyForQuery that the server sends, or a Flush of the client.
 Cuts: "commit" lets a COMMIT through, waits until the server has done it, and then
 cuts; "before commit" cuts in place of handing a COMMIT on, and waits until the
-server has noticed.
+server has noticed. While ``flowing`` is not set, no answer comes through: the network hangs.
 """
 
 import os
@@ -22,6 +22,8 @@ class Proxy:
         self.flushes = 0
         self.cuts = 0
         self.armed = None
+        self.flowing = threading.Event()
+        self.flowing.set()
         self.word = b""
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(os.path.join(self.directory, ".s.PGSQL.5432"))
@@ -96,6 +98,7 @@ class Pair:
                     if self.cutting:
                         self.proxy.cuts += 1
                         break
+                self.proxy.flowing.wait()
                 if not self.cutting:
                     self.down.sendall(whole)
         except OSError:

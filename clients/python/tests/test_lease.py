@@ -174,7 +174,7 @@ def test_the_heartbeat_extends_the_lease(pool, key, admin):
         for _ in range(3):
             clock.advance(10)
             ends.append(lease_end())
-        assert len(clock.timers) == 1
+        assert len(clock.timers) == 2      # the next beat, and the end of the lease
         return ends == sorted(set(ends))
     assert idem.lease(key, None, work, lease=30).payload is True
     assert clock.timers == []
@@ -218,6 +218,71 @@ def test_the_third_beat_finds_out_that_the_lease_is_over(key):
         raise ZeroDivisionError
     with pytest.raises(ZeroDivisionError):
         Idempotency(connect, clock=clock, retry=QUICK).lease(key, None, work, lease=10)
+
+
+@pytest.fixture
+def short_leases(admin):
+    """A policy that gives leases of one second, whatever is asked for."""
+    admin.execute("SELECT idem_set_policy('short', max_lease => '1 second')")
+    yield "short"
+    admin.execute("DELETE FROM idempotency_scope WHERE pattern = 'short'")
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_policy_makes_the_lease_shorter(short_leases, run, idem, key, admin, kind):
+    """Asked for are 30 seconds. Only the end that the server has set counts, so the first beats come in time."""
+    def lease_end():
+        return admin.execute("SELECT lease_expires_at FROM idempotency_store WHERE idempotency_key = %s", (key,)).fetchone()[0]
+
+    async def asynchronous(idem):
+        async def work(operation, signal):
+            seen = set()
+            while len(seen) < 5 and not signal.is_set():
+                seen.add(lease_end())
+                await asyncio.sleep(0.02)
+            return signal.is_set()
+        return await idem.lease(key, None, work, scope=short_leases, lease=30)
+
+    def synchronous():
+        def work(operation, signal):
+            seen = set()
+            while len(seen) < 5 and not signal.wait(0.02):
+                seen.add(lease_end())
+            return signal.is_set()
+        return idem.lease(key, None, work, scope=short_leases, lease=30)
+    assert (run(asynchronous) if kind == "async" else synchronous()).payload is False
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_network_that_hangs(proxy, run, key, kind):
+    """Nothing is answered, and no connection ends: the work is told when the lease is over, and the call has an end."""
+    conninfo = f"host={proxy.directory} port=5432"
+
+    async def asynchronous(idem):
+        async def work(operation, signal):
+            proxy.flowing.clear()
+            await asyncio.wait_for(signal.wait(), 10)
+        try:
+            with pytest.raises(LeaseLost):
+                await asyncio.wait_for(idem.lease(key, None, work, lease=1), 40)
+        finally:
+            proxy.flowing.set()
+
+    def synchronous():
+        told = []
+
+        def work(operation, signal):
+            proxy.flowing.clear()
+            told.append(signal.wait(10))
+        with psycopg_pool.ConnectionPool(conninfo, min_size=2, max_size=2, timeout=5) as pool:
+            pool.wait()
+            try:
+                with pytest.raises(LeaseLost):
+                    Idempotency(pool, retry=QUICK).lease(key, None, work, lease=1)
+            finally:
+                proxy.flowing.set()
+        assert told == [True]
+    run(asynchronous, conninfo, timeout=5) if kind == "async" else synchronous()
 
 
 def test_a_lost_lease_without_an_end_is_an_error(pool, key, admin, effects):

@@ -7,7 +7,8 @@ once. The answer is sent after COMMIT: nothing is said before it is true.
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Awaitable, Callable, Dict, List, MutableMapping, Optional, Set
+import inspect
+from typing import Any, Awaitable, Callable, Dict, List, MutableMapping, Optional, Set, Union
 
 from ..client import AsyncIdempotency
 from .core import Admitted, Core, Exchange, Headers, Options, Reply, Request
@@ -24,6 +25,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 class IdempotencyMiddleware:
     """``app.add_middleware(IdempotencyMiddleware, idempotency=…, principal=…)``
 
+    It stands before the application: what it replays, no dependency and no route sees. So ``principal`` has to
+    authenticate the request. Behind a middleware that does so, it reads the result from ``request.native``, the scope.
     ``idempotency``: an AsyncIdempotency, or a function that gives one. ``route(scope)``: the template of a request's
     route, or None for one that is not covered; by default it is looked up in Starlette's routes.
     The other arguments are those of ``Options``. A handler finds its connection in ``current().tx``.
@@ -34,7 +37,7 @@ class IdempotencyMiddleware:
         self.app = app
         self.idempotency = idempotency
         self.route = route or route_template
-        self.core = Core(Options(**options))
+        self.core = Core(Options(**options), lambda: self.client().scope)
         self.running: Set["asyncio.Future[Reply]"] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -46,7 +49,7 @@ class IdempotencyMiddleware:
         body = await read_body(receive, options.max_request)
         if body is None:
             return    # the client went away before it had sent everything
-        admitted = self.core.admit(request_of(scope, route, body))
+        admitted = await self.admit(request_of(scope, route, body))
         if admitted is None:
             await self.app(scope, replaying(body, receive), send)
         elif isinstance(admitted, Reply):
@@ -54,11 +57,22 @@ class IdempotencyMiddleware:
         else:
             await send_reply(send, await self.run(scope, admitted, body))
 
+    def client(self) -> AsyncIdempotency:
+        """The AsyncIdempotency, which may have to be asked for."""
+        given = self.idempotency
+        idem: AsyncIdempotency = given if isinstance(given, AsyncIdempotency) else given()
+        return idem
+
+    async def admit(self, request: Request) -> Union[Admitted, Reply, None]:
+        """As Core.admit, where the principal may be a coroutine."""
+        if self.core.is_skipped(request):
+            return None
+        who = self.core.asker(request)
+        return self.core.admit_from(request, await who if inspect.isawaitable(who) else who)
+
     async def run(self, scope: Scope, admitted: Admitted, body: bytes) -> Reply:
         """Runs to its end, even if the server cancels this call because its client went away."""
-        idem = self.idempotency
-        if not isinstance(idem, AsyncIdempotency):
-            idem = idem()
+        idem = self.client()
 
         async def handler(exchange: Exchange) -> Reply:
             return await capture(self.app, dict(scope, idempotency=exchange), body, admitted.options.max_response)

@@ -11,14 +11,13 @@ import hashlib
 import json
 import re
 import time
-import warnings
 from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 
-from ..errors import Declined
+from ..errors import Declined, NotDone
 from ..hooks import logger
-from ..model import COMPLETED, IN_PROGRESS, Completion, Duration, Json, Operation, Response, Result, seconds
+from ..model import COMPLETED, IN_PROGRESS, Completion, Duration, Json, Operation, Response, Result, seconds, to_json
 from .fingerprint import fingerprint
 from .key import BadKey, read_key
 from .problem import Problem, ResponseTooLarge, document, in_progress, problem_of, whole_seconds
@@ -59,16 +58,20 @@ class Reply:
 
 @dataclass(frozen=True)
 class Store:
-    """What becomes of a status. ``end`` is "complete", "fail" (the work is rolled back, the answer is stored), or
-    "release" (all is rolled back, nothing is stored). ``retention``: seconds to keep it; None: the default.
+    """What becomes of a status. ``end`` is "complete", "fail" (the work is rolled back, the answer is stored),
+    "release" (all is rolled back, nothing is stored, the key is free), or "leave" (the same, but a lease is left to run
+    out: nobody knows what its work has done). ``retention``: seconds to keep it; None: the default.
     """
 
     end: str
     retention: Optional[Duration] = None
 
 
+# A refusal of the moment, which says nothing of the operation: who asks, how often, and when.
+PASSING = ("401", "403", "408", "409", "425", "429")
 STATUSES: Mapping[str, Store] = {
-    "2xx": Store("complete"), "3xx": Store("complete"), "4xx": Store("fail"), "5xx": Store("release")}
+    "2xx": Store("complete"), "3xx": Store("complete"), "4xx": Store("fail"), "5xx": Store("leave"),
+    **{status: Store("release") for status in PASSING}}
 
 
 @dataclass(frozen=True)
@@ -77,10 +80,13 @@ class Options:
 
     ``header``: name of the header. ``required``: without a key the answer is 400; otherwise the handler runs
     unprotected. ``make_key(request)``: the key of a request that has none, or None. ``strict``: only quoted keys.
-    ``methods``: of which methods. ``principal(request)``: who asks, a string that is not
-    empty (anything else raises TypeError); part of the scope.
-    ``scope(request)``: the whole scope in place of route and principal. ``fingerprint(request)``: a JSON value that
-    is compared in place of method, target and body. ``statuses``: a Store by status ("404") or class ("4xx").
+    ``methods``: of which methods. ``principal(request)``: who asks, a part of the scope. The middleware stands before
+    the application, so this function has to authenticate the request: it gives a string that is not empty, None for a
+    stranger (the answer is 401), or a Reply to answer with; anything else raises TypeError. A coroutine under ASGI.
+    It has to be given, or ``scope``: ``lambda request: "anyone"`` where all clients are one.
+    ``scope(request)``: in place of method, route and principal. The scope of the Idempotency stands before it.
+    ``fingerprint(request)``: a JSON value that is compared in place of the body, beside method and target.
+    ``statuses``: a Store by status ("404") or class ("4xx").
     ``stored_headers``: which response headers are stored; one that ends with "*" counts for all that begin so.
     ``max_request``, ``max_response``: bytes. ``skip(request)``: true where keys do not matter.
     ``wait``: seconds to wait for a request in progress; ``max_wait``: how many a client may ask for by Prefer: wait.
@@ -94,7 +100,7 @@ class Options:
     make_key: Optional[Callable[[Request], Optional[str]]] = None
     strict: bool = False
     methods: Tuple[str, ...] = ("POST", "PATCH")
-    principal: Optional[Callable[[Request], Optional[str]]] = None
+    principal: Optional[Callable[[Request], Any]] = None
     scope: Optional[Callable[[Request], str]] = None
     fingerprint: Optional[Callable[[Request], Any]] = None
     statuses: Mapping[str, Store] = field(default_factory=dict)
@@ -111,6 +117,11 @@ class Options:
     reconcile: Optional[Callable[[Operation], Any]] = None
     max_attempts: Optional[int] = None
     routes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.principal is None and self.scope is None:
+            raise ValueError("the option principal is missing: a function of a request that says who asks, as clients must"
+                             ' not get the answers of others. Give lambda request: "anyone" where all clients are one')
 
 
 class Exchange:
@@ -150,6 +161,14 @@ class NotStored(Exception):
         self.reply = reply
 
 
+class Released(NotStored, NotDone):
+    """The same, and a lease is free at once."""
+
+    def __init__(self, reply: Reply) -> None:
+        super().__init__(reply)
+        self.retry_after = None
+
+
 @dataclass(frozen=True)
 class Admitted:
     """A request with a key, and all that a transaction or a lease needs."""
@@ -176,6 +195,8 @@ class Served:
             raise ResponseTooLarge()
         store = store_of(self.options, reply.status)
         if store.end == "release":
+            raise Released(reply)
+        if store.end == "leave":
             raise NotStored(reply)
         headers = kept_headers(self.options, reply.headers)
         if store.end == "fail":
@@ -203,13 +224,13 @@ class Served:
 
 
 class Core:
-    """Decides for one application, by its Options."""
+    """Decides for one application, by its Options. ``space()``: the scope of the Idempotency."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, space: Callable[[], str] = str) -> None:
         self.options = options
+        self.space = space
         self.by_route: Dict[str, Options] = {
             route: replace(options, **changes) for route, changes in options.routes.items()}
-        self.warned = False
 
     def options_of(self, route: str) -> Options:
         """The options of a route."""
@@ -221,9 +242,30 @@ class Core:
 
     def admit(self, request: Request) -> Union[Admitted, Reply, None]:
         """What to do with a request that is covered: None: run the handler unprotected; a Reply: answer with it."""
-        options = self.options_of(request.route)
-        if options.skip is not None and options.skip(request):
+        if self.is_skipped(request):
             return None
+        return self.admit_from(request, self.asker(request))
+
+    def is_skipped(self, request: Request) -> bool:
+        """Whether keys do not matter to this request."""
+        skip = self.options_of(request.route).skip
+        return skip is not None and skip(request)
+
+    def asker(self, request: Request) -> Any:
+        """What the option principal gives, or its coroutine."""
+        principal = self.options_of(request.route).principal
+        return "" if principal is None else principal(request)
+
+    def admit_from(self, request: Request, who: Any) -> Union[Admitted, Reply, None]:
+        """The same for a request of which is known who asks."""
+        options = self.options_of(request.route)
+        if isinstance(who, Reply):
+            return who
+        if who is None:
+            return self.problem_reply(Problem(401, "Authentication is required", "It is not known who asks."), options)
+        # Who cannot be told apart from others would get their answers.
+        if not isinstance(who, str) or (who == "" and options.principal is not None):
+            raise TypeError("the option principal has to give a string that is not empty")
         if len(request.body) > options.max_request:
             return self.too_large(options)
         try:
@@ -235,7 +277,7 @@ class Core:
         if key is None:
             missing = Problem(400, f"{options.header} is missing", "This request needs a key that is new for each new request.")
             return self.problem_reply(missing, options) if options.required else None
-        return Admitted(key, self.scope_of(request, options), request_of(request, options),
+        return Admitted(key, self.scope_of(request, who, options), request_of(request, options),
                         wait_of(request, options), options)
 
     def too_large(self, options: Options) -> Reply:
@@ -243,22 +285,15 @@ class Core:
         return self.problem_reply(Problem(
             413, "The request is too large", f"It has more than {options.max_request} bytes."), options)
 
-    def scope_of(self, request: Request, options: Options) -> str:
-        """One scope for each route and principal: keys of one client never meet those of another."""
-        if options.scope is not None:
-            return options.scope(request)
-        principal = ""
-        if options.principal is not None:
-            given = options.principal(request)
-            # Who cannot be told apart from others would get their answers.
-            if not isinstance(given, str) or given == "":
-                raise TypeError("the option principal has to give a string that is not empty")
-            principal = given
-        elif not self.warned:
-            self.warned = True
-            warnings.warn("no principal is given: all clients of a route share their keys", stacklevel=2)
-        route = request.route.replace("%", "%25").replace(" ", "%20")
-        scope = f"{route} {principal}"
+    def scope_of(self, request: Request, principal: str, options: Options) -> str:
+        """One scope for each service, method, route and principal: keys of one client never meet those of another.
+
+        The package for Node makes the same.
+        """
+        own = (f"{request.method} {escaped(request.route)} {principal}" if options.scope is None
+               else options.scope(request))
+        space = self.space()
+        scope = own if space == "" else f"{escaped(space)} {own}"
         return scope if len(scope) <= 255 else "sha256:" + hashlib.sha256(scope.encode()).hexdigest()
 
     def problem_reply(self, problem: Problem, options: Options) -> Reply:
@@ -269,12 +304,15 @@ class Core:
         return Reply(problem.status, headers, body)
 
 
-def request_of(request: Request, options: Options) -> Any:
+def escaped(text: str) -> str:
+    """A part of a scope without spaces, which stand between the parts."""
+    return text.replace("%", "%25").replace(" ", "%20")
+
+
+def request_of(request: Request, options: Options) -> Json:
     """What is compared when the key comes again."""
-    if options.fingerprint is not None:
-        return options.fingerprint(request)
-    made: Json = fingerprint(request.method, request.target, request.value("content-type"), request.body)
-    return made
+    own = None if options.fingerprint is None else to_json(options.fingerprint(request)) or "null"
+    return fingerprint(request.method, request.target, request.value("content-type"), request.body, own)
 
 
 def wait_of(request: Request, options: Options) -> float:

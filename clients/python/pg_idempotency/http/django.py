@@ -1,7 +1,8 @@
 """Django middleware: the view and the ORM work in the transaction that stores the answer.
 
-Settings: ``IDEMPOTENCY = {"principal": …}`` takes the names of ``Options``, ``using`` (the alias of a database), and
-``client`` (arguments of Idempotency). Put the middleware behind the one that knows the user.
+Settings: ``IDEMPOTENCY = {…}`` takes the names of ``Options``, ``using`` (the alias of a database), and ``client``
+(arguments of Idempotency). ``principal`` is by default the user who has logged in, so the middleware stands behind
+AuthenticationMiddleware; who has not logged in is answered 401.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from typing import Any, Callable, Optional
 
 from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpResponse
 from django.urls import Resolver404, resolve
 
@@ -17,6 +19,15 @@ from ..django import DjangoSource
 from .core import Admitted, Core, Exchange, Headers, Options, Reply, Request
 from .problem import ResponseTooLarge
 from .serve import serve
+
+
+def signed_in(request: Request) -> Optional[str]:
+    """The user of Django's AuthenticationMiddleware, or None for one who has not logged in."""
+    user = getattr(request.native, "user", None)
+    if user is None:
+        raise ImproperlyConfigured("pg_idempotency's middleware has to stand behind AuthenticationMiddleware, or the"
+                                   " setting IDEMPOTENCY needs a principal: a function of a request that says who asks")
+    return str(user.pk) if user.is_authenticated else None
 
 
 class IdempotencyMiddleware:
@@ -31,7 +42,9 @@ class IdempotencyMiddleware:
         self.idempotency = Idempotency(source, **given.pop("client", {}))
         if given.get("timeout") is not None:
             raise ValueError("a blocking view cannot be given a timeout; use that of the server's workers")
-        self.core = Core(Options(**given))
+        if given.get("scope") is None:
+            given.setdefault("principal", signed_in)
+        self.core = Core(Options(**given), lambda: self.idempotency.scope)
         self.get_response = get_response
 
     def __call__(self, request: Any) -> Any:

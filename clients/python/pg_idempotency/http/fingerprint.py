@@ -32,14 +32,16 @@ def json_text(content_type: Optional[str], body: bytes) -> Optional[str]:
     return text
 
 
-def fingerprint(method: str, target: str, content_type: Optional[str], body: bytes) -> Json:
-    """The request as idem_begin compares it.
+def fingerprint(method: str, target: str, content_type: Optional[str], body: bytes, own: Optional[str] = None) -> Json:
+    """The request as idem_begin compares it. ``own``: JSON text of the service in place of type and body.
 
     A JSON body goes in as it is: the order of its members does not matter to jsonb, and no number loses a digit,
     as it would on the way through Python. Any other body counts by its SHA-256.
     """
+    head = {"method": method, "target": target}
+    if own is not None:
+        return Json(json.dumps(head)[:-1] + ', "own": ' + own + "}")
     text = json_text(content_type, body)
     if text is None:
         text = json.dumps("sha256:" + hashlib.sha256(body).hexdigest()) if body else "null"
-    head = json.dumps({"method": method, "target": target, "type": media_type(content_type)})
-    return Json(head[:-1] + ', "body": ' + text + "}")
+    return Json(json.dumps({**head, "type": media_type(content_type)})[:-1] + ', "body": ' + text + "}")

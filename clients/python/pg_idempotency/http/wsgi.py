@@ -21,6 +21,8 @@ ERROR = "pg_idempotency.error"
 class IdempotencyMiddleware:
     """``application = IdempotencyMiddleware(application, idempotency, route=…, principal=…)``
 
+    It stands before the application: what it replays, no ``before_request`` and no view sees. So ``principal`` has to
+    authenticate the request. Behind a middleware that does so, it reads the result from ``request.native``, the environ.
     ``idempotency``: an Idempotency. ``route(environ)``: the template of a request's route, or None for one that
     is not covered; by default the path. The other arguments are those of ``Options``.
     A handler finds its connection in ``current().tx``.
@@ -33,7 +35,7 @@ class IdempotencyMiddleware:
         self.app = app
         self.idempotency = idempotency
         self.route = route or (lambda environ: str(environ.get("PATH_INFO", "/")))
-        self.core = Core(Options(**options))
+        self.core = Core(Options(**options), lambda: idempotency.scope)
 
     def __call__(self, environ: Environ, start_response: Callable[..., Any]) -> Iterable[bytes]:
         route = self.route(environ)
