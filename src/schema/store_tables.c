@@ -9,13 +9,16 @@
  */
 #include "postgres.h"
 
+#include "access/genam.h"
 #include "access/table.h"
 #include "catalog/index.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_inherits.h"
+#include "catalog/pg_subscription_rel.h"
 #include "nodes/pg_list.h"
 #include "storage/lockdefs.h"
 #include "utils/builtins.h"
+#include "utils/fmgroids.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/syscache.h"
@@ -275,4 +278,21 @@ store_tables_have_key(const char *schema, const char *table, const char *name)
 			return true;
 	}
 	return false;
+}
+
+/* Do its rows come from a publisher? */
+bool
+store_table_has_publisher(Oid table)
+{
+	Relation	catalog = table_open(SubscriptionRelRelationId, AccessShareLock);
+	SysScanDesc scan;
+	ScanKeyData key;
+	bool		found;
+
+	ScanKeyInit(&key, Anum_pg_subscription_rel_srrelid, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(table));
+	scan = systable_beginscan(catalog, SubscriptionRelSrrelidSrsubidIndexId, true, NULL, 1, &key);
+	found = HeapTupleIsValid(systable_getnext(scan));
+	systable_endscan(scan);
+	table_close(catalog, AccessShareLock);
+	return found;
 }

@@ -1,5 +1,6 @@
 # Logical replication (FAILURES 61): records, marks, claims and policies arrive at
-# a subscriber, count there at once, and fences never repeat after a switch.
+# a subscriber, count there at once, and fences never repeat after a switch. A key that
+# is used again after it has expired arrives, too: nobody but the publisher collects.
 use strict;
 use warnings;
 
@@ -57,6 +58,77 @@ is($subscriber->safe_psql('postgres', q{SELECT idem_advance('stream', 8), idem_a
 }
 $session->quit;
 
+# A key that is used again after it has expired.
+sub use_again
+{
+	my ($answer, $database) = @_;
+
+	$publisher->safe_psql($database // 'postgres', "BEGIN; SELECT idem_begin('again'); SELECT idem_complete('again', '$answer', retention => '1 hour'); COMMIT");
+	return;
+}
+
+# The row expires on both sides, and the subscriber tries to collect it.
+sub expire
+{
+	my ($database) = @_;
+
+	$publisher->safe_psql($database // 'postgres', q{UPDATE idempotency_store SET expires_at = now() - interval '1 hour' WHERE idempotency_key = 'again'});
+	$publisher->wait_for_catchup($database // 'all_of_it');
+	$subscriber->safe_psql($database // 'postgres', 'SELECT idem_gc()') for 1 .. 3;
+	return;
+}
+
+sub answers
+{
+	my ($database) = @_;
+
+	$publisher->wait_for_catchup($database // 'all_of_it');
+	return $subscriber->safe_psql($database // 'postgres', q{SELECT response_payload, (SELECT count(*) FROM idempotency_store WHERE idempotency_key = 'again') FROM idem_lookup('again')});
+}
+
+use_again(1);
+expire();
+is($subscriber->safe_psql('postgres', q{SELECT count(*) FROM idempotency_store WHERE idempotency_key = 'again'}), '1', 'a subscriber collects nothing');
+is($subscriber->safe_psql('postgres', q{SELECT count(*) FROM idempotency_sweep WHERE swept_at > now() - interval '1 minute'}), '1', 'but its collection runs');
+use_again(2);
+is(answers(), '2|1', 'a key whose expired row the publisher has replaced');
+expire();
+is($publisher->safe_psql('postgres', 'SELECT idem_gc()'), '1', 'the publisher collects');
+is($subscriber->safe_psql('postgres', q{SELECT idem_lookup('again') IS NULL}), 't', 'for both');
+use_again(3);
+is(answers(), '3|1', 'a key whose expired row the publisher has collected');
+
+# The same with a ring of tables on both sides.
+for my $node ($publisher, $subscriber)
+{
+	$node->safe_psql('postgres', 'CREATE DATABASE ring');
+	$node->safe_psql('ring', q{CREATE EXTENSION idempotency; SELECT idem_partition_store('12 hours')});
+	$node->safe_psql('ring', 'SELECT idem_gc()') for 1, 2;
+}
+my $published = join ', ', 'ONLY idempotency_store', split /\n/, $publisher->safe_psql('ring', 'SELECT name FROM idempotency_partitions');
+my $over = q{UPDATE idempotency_ring SET range_start = now() - interval '10 days', range_end = now() - interval '1 day' WHERE name = '%s'};
+$publisher->safe_psql('ring', "CREATE PUBLICATION ring FOR TABLE $published");
+$subscriber->safe_psql('ring', sprintf q{CREATE SUBSCRIPTION ring CONNECTION '%s' PUBLICATION ring}, $publisher->connstr('ring') =~ s{'}{''}gr);
+$subscriber->wait_for_subscription_sync($publisher, 'ring', 'ring');
+use_again(1, 'ring');
+is(answers('ring'), '1|1', 'a ring of tables follows');
+my $table = $publisher->safe_psql('ring', q{SELECT tableoid::regclass FROM idempotency_store WHERE idempotency_key = 'again'});
+like($table, qr/^idempotency_store_p\d$/, 'the record is in the ring');
+$subscriber->safe_psql('ring', sprintf $over, $table);
+expire('ring');
+is($subscriber->safe_psql('ring', "SELECT count(*) FROM $table"), '1', 'a subscriber empties no table that is over');
+use_again(2, 'ring');
+is(answers('ring'), '2|1', 'a key whose expired row was replaced in a table of the ring');
+$publisher->safe_psql('ring', sprintf $over, $table);
+expire('ring');
+is($publisher->safe_psql('ring', 'SELECT idem_gc()'), '1', 'the publisher empties it');
+use_again(3, 'ring');
+is(answers('ring'), '3|1', 'a key whose expired row was emptied with its table');
+$subscriber->safe_psql('ring', 'DROP SUBSCRIPTION ring');
+$subscriber->safe_psql('ring', q{UPDATE idempotency_store SET expires_at = now() - interval '1 hour'});
+$subscriber->safe_psql('ring', sprintf $over, $_) for map { "idempotency_store_p$_" } 1 .. 4;
+is($subscriber->safe_psql('ring', 'SELECT idem_gc()'), '1', 'after the switch it collects itself');
+
 # A row that subscribers could not identify is not changed, neither by the direct path nor by SQL.
 $publisher->safe_psql('postgres', 'ALTER TABLE idempotency_store REPLICA IDENTITY NOTHING');
 is(sqlstate($publisher, "SELECT idem_complete('leased', '1', fence => $fence)"), '55000', 'no end without a replica identity');
@@ -68,5 +140,7 @@ $subscriber->safe_psql('postgres', 'DROP SUBSCRIPTION all_of_it');
 $subscriber->safe_psql('postgres', q{UPDATE idempotency_store SET lease_expires_at = now() - interval '1 s' WHERE idempotency_key = 'leased'});
 cmp_ok($subscriber->safe_psql('postgres', q{SELECT fence FROM idem_begin('leased', lease => '1 hour')}), '>', $fence, 'a takeover there gets a greater fence');
 is(sqlstate($subscriber, "SELECT idem_complete('leased', fence => $fence)"), 'ID409', 'and the one from before the switch is refused');
+$subscriber->safe_psql('postgres', q{UPDATE idempotency_store SET expires_at = now() - interval '1 hour' WHERE idempotency_key = 'again'});
+is($subscriber->safe_psql('postgres', 'SELECT idem_gc()'), '1', 'from then on it collects itself');
 
 done_testing();

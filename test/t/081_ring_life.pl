@@ -132,11 +132,11 @@ query(q{SELECT idem_complete('leased', '"done"', fence => (SELECT fence FROM ide
 $node->wait_for_catchup('records');
 is($subscriber->safe_psql('postgres', $contents), query($contents), 'a subscriber has the same records');
 is($subscriber->safe_psql('postgres', q{SELECT outcome FROM idem_begin('leased')}), 'COMPLETED', 'and answers from them');
+$subscriber->safe_psql('postgres', 'DROP SUBSCRIPTION records');
 # its ranges are others, and a table that is over there has records that live
 $subscriber->safe_psql('postgres', q{UPDATE idempotency_ring SET range_start = now() - interval '2 days', range_end = now() - interval '1 day'});
 $subscriber->safe_psql('postgres', 'SELECT idem_gc()') for 1 .. 3;
 is($subscriber->safe_psql('postgres', $contents), query($contents), 'its collection empties nothing that lives');
-$subscriber->safe_psql('postgres', 'DROP SUBSCRIPTION records');
 query('DROP PUBLICATION records');
 $subscriber->stop;
 
