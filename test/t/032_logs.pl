@@ -93,6 +93,59 @@ for my $store ('plain store', 'store with a trigger')
 	}
 }
 
+# Waits: the server logs the statement of who waits for the lock of an operation, and the
+# statements of all who are in a deadlock.
+my $holder = session($node);
+my @waits = ('log_lock_waits=on', 'deadlock_timeout=10ms');
+my $waiting = "SELECT outcome FROM idem_begin('held', request => :secret::jsonb, wait => '200 ms');\n";
+my $waiting_literal = sub { return qq{SELECT outcome FROM idem_begin('held', request => '"$marker"', wait => '200 ms');\n} };
+
+ask($holder, q{BEGIN; SELECT idem_begin('held')});
+for my $case (
+	[ \@waits, $waiting, 0, 'log_lock_waits, bind parameters' ],
+	[ [ @waits, 'log_parameter_max_length_on_error=-1' ], $waiting, 1, 'and log_parameter_max_length_on_error, which counts here, too' ],
+	[ \@waits, $waiting_literal, 1, 'log_lock_waits, literals' ],
+	[ [ @waits, 'log_min_error_statement=panic' ], $waiting_literal, 0, 'unless log_min_error_statement is panic' ])
+{
+	my ($settings, $script, $leaks, $name) = @$case;
+	my $log = log_of($settings, $script);
+
+	like($log, qr/still waiting for .* on advisory lock/, "$name: the wait is logged");
+	is($log =~ /$marker/ ? 1 : 0, $leaks, $leaks ? "$name: leaks" : "$name: does not leak");
+}
+ask($holder, 'ROLLBACK');
+
+sub log_of_deadlock
+{
+	my ($script) = @_;
+	my $file = "$directory/deadlock.sql";
+	my $from = -s $node->logfile;
+	my $output = '';
+
+	unlink $file;
+	append_to_file($file, "BEGIN;\nSELECT outcome FROM idem_begin('mine');\n$script;\nROLLBACK;\n");
+	ask($holder, q{SET deadlock_timeout = '100 s'; BEGIN; SELECT idem_begin('theirs')});
+	local $ENV{PGOPTIONS} = '-c deadlock_timeout=100s';
+	my $other = IPC::Run::start([ 'pgbench', '-n', '-M', 'extended', '-c', 1, '-t', 1, '-f', $file, '-D', qq(secret="$marker"), $node->connstr('postgres') ], '>&', \$output);
+	wait_until('the other one waits', sub { locks_waiting($node) eq '1' });
+	$holder->query(q{SET LOCAL deadlock_timeout = '10ms'; SELECT idem_begin('mine', wait => '100 s')});
+	ask($holder, 'ROLLBACK');
+	$other->finish;
+	like($output, qr/transactions actually processed: 1\/1/, 'the other one goes on') or diag($output);
+	return substr(slurp_file($node->logfile), $from);
+}
+
+for my $case ([ q{SELECT outcome FROM idem_begin('theirs', request => :secret::jsonb, wait => '100 s')}, 0, 'bind parameters' ],
+	[ qq{SELECT outcome FROM idem_begin('theirs', request => '"$marker"', wait => '100 s')}, 1, 'literals' ])
+{
+	my ($script, $leaks, $name) = @$case;
+	my $log = log_of_deadlock($script);
+
+	like($log, qr/ERROR:  deadlock detected.*idem_begin\('theirs'/s, "a deadlock, $name: the other statement is logged");
+	is($log =~ /$marker/ ? 1 : 0, $leaks, $leaks ? 'with its literals' : 'without its parameters');
+}
+$holder->quit;
+
 # The extension's own statements, explained by auto_explain, name no values.
 like(log_of(\@explain_quietly, $bound), qr/INSERT INTO public\.idempotency_store.*\$1/, 'auto_explain sees the statement that stores');
 
