@@ -20,14 +20,11 @@ const UPDATE = {
     WHERE scope = '' AND idempotency_key = $1`,
 };
 
-export const clientReadCommitted = at('client-rc', 'BEGIN ISOLATION LEVEL READ COMMITTED');
-export const clientSerializable = at('client-serializable', 'BEGIN ISOLATION LEVEL SERIALIZABLE');
+export const clientReadCommitted = {
+  name: 'client-rc', open: async ({ pool }) => ({ deliver: (operation) => protectedPayment(pool, operation) }),
+};
 
-function at(name, begin) {
-  return { name, open: async ({ pool }) => ({ deliver: (operation) => protectedPayment(pool, operation, begin) }) };
-}
-
-export function protectedPayment(pool, operation, begin = 'BEGIN') {
+export function protectedPayment(pool, operation) {
   return transaction(pool, async (client) => {
     const { rows } = await client.query({ ...SELECT, values: [operation.key] });
     if (rows.length) {
@@ -39,7 +36,7 @@ export function protectedPayment(pool, operation, begin = 'BEGIN') {
     const status = response.state === 'declined' ? 'FAILED' : 'COMPLETED';
     await client.query({ ...UPDATE, values: [operation.key, status, JSON.stringify(response)] });
     return { replayed: false, response };
-  }, { begin, retryAlso: [UNIQUE_VIOLATION] });
+  }, { retryAlso: [UNIQUE_VIOLATION] });
 }
 
 function replay(record, operation) {

@@ -38,13 +38,10 @@ PEERS = (
     Peer('plpgsql', '2 PL/pgSQL: ON CONFLICT, UPDATE'),
     Peer('plpgsql-catch', '2 … that stores failures'),
     Peer('client-rc', '3 SELECT FOR UPDATE, INSERT, UPDATE'),
-    Peer('client-serializable', '3 … at SERIALIZABLE'),
     Peer('redis-lock', '4 Redis lock around 3', redis=True),
     Peer('redis-barrier', '4 Redis Lua barrier before 1', redis=True),
     Peer('redis-state', '4 Redis state record, two locks', redis=True),
-    Peer('powertools', '5 Powertools with Redis', redis=True, node=20),
     Peer('dbos', '5 DBOS', node=20),
-    Peer('graphile-worker', '5 graphile-worker job key'),
     Peer('ext-call', 'idem_call'),
     Peer('ext-call-raise', 'idem_call, failures raised'),
     Peer('ext-txn', 'idem_begin, idem_complete'),
@@ -54,9 +51,9 @@ PEERS = (
 EXTENSION = ('ext-call', 'ext-call-raise', 'ext-txn', 'ext-lease')
 ONE_CALL = ('bare-call', 'plpgsql', 'plpgsql-catch')
 WRITERS = tuple(p.name for p in PEERS if p.name != 'select')
-PROTECTED = tuple(name for name in WRITERS if name not in ('bare', 'bare-call', 'graphile-worker'))
+PROTECTED = tuple(name for name in WRITERS if name not in ('bare', 'bare-call'))
 SOME = ('plpgsql', 'client-rc', 'redis-lock', 'redis-barrier', 'ext-call', 'ext-txn')
-LEASED = ('client-rc', 'redis-lock', 'redis-barrier', 'redis-state', 'powertools', 'dbos', 'ext-lease')
+LEASED = ('client-rc', 'redis-lock', 'redis-barrier', 'redis-state', 'dbos', 'ext-lease')
 
 SIZES = {10_000: '10 kB', 200_000: '200 kB'}
 CLIENTS = (1, 2, 4, 16, 32, 64)
@@ -85,7 +82,6 @@ COMPARISONS = (
     Comparison('idem_call / PL/pgSQL that stores failures', 'fresh', 'ext-call', 'plpgsql-catch'),
     Comparison('begin, complete / SELECT FOR UPDATE, INSERT, UPDATE', 'fresh', 'ext-txn', 'client-rc'),
     Comparison('begin, complete / SELECT by key, plain INSERT', 'fresh', 'ext-txn', 'select-insert'),
-    Comparison('idem_call / Powertools', 'fresh', 'ext-call', 'powertools'),
     Comparison('idem_call / DBOS', 'fresh', 'ext-call', 'dbos'),
     Comparison('leased begin, complete / DBOS', 'gateway 20 ms', 'ext-lease', 'dbos'),
     Comparison('replay by idem_call / SELECT by key', 'replay', 'ext-call', 'select'),

@@ -97,12 +97,12 @@ const RETRIED = new Set(['40001', '40P01']);
 
 // A transaction, again where PostgreSQL asks for it; `retryAlso` are further
 // SQLSTATEs after which to start afresh.
-export async function transaction(pool, body, { begin = 'BEGIN', retryAlso = [] } = {}) {
+export async function transaction(pool, body, { retryAlso = [] } = {}) {
   for (;;) {
     const client = await pool.connect();
     let broken;
     try {
-      await client.query(begin);
+      await client.query('BEGIN');
       const result = await body(client);
       const { command } = await client.query('COMMIT');
       if (command !== 'COMMIT') {

@@ -158,7 +158,7 @@ async function main() {
   await database.connect();
   opened = await open(peer, { clients: 8, lease: LEASE, executor: 'judge' });
   const verdict = { 'in turn': await inTurn(), 'at once': await atOnce(), declined: await declined() };
-  if (order.faults && !peer.waitsForItself) {
+  if (order.faults) {
     const answers = await answersOfOne();
     verdict.killed = await killed(answers);
     verdict.stalled = await stalled(answers);

@@ -3,17 +3,15 @@
 import './wire.mjs';
 import pg from 'pg';
 import { bare, bareCall, insert, select, selectInsert } from '../bare.mjs';
-import { clientReadCommitted, clientSerializable } from '../client-side.mjs';
+import { clientReadCommitted } from '../client-side.mjs';
 import { dbos } from '../dbos.mjs';
 import { call, callRaise, inTransaction, leased } from '../extension.mjs';
-import { graphileWorker } from '../graphile-worker.mjs';
 import { plpgsql, plpgsqlCatch } from '../plpgsql.mjs';
-import { powertools } from '../powertools.mjs';
 import { redisBarrier, redisLock, redisState } from '../redis.mjs';
 
 export const PEERS = [
-  bare, bareCall, insert, select, selectInsert, plpgsql, plpgsqlCatch, clientReadCommitted, clientSerializable,
-  redisLock, redisBarrier, redisState, powertools, dbos, graphileWorker, call, callRaise, inTransaction, leased,
+  bare, bareCall, insert, select, selectInsert, plpgsql, plpgsqlCatch, clientReadCommitted,
+  redisLock, redisBarrier, redisState, dbos, call, callRaise, inTransaction, leased,
 ];
 
 export function find(name) {
