@@ -30,13 +30,13 @@ check-all: ## every test on PostgreSQL 15, 17, 18 and 19, and pg_upgrade (root, 
 ## See it at work:
 demo: ## payments, with and without it (FILE=my.jsonl: your own; BROKER=rabbitmq)
 	@demo/run $${FILE:+"$$FILE"} $${BROKER:+--broker "$$BROKER"}
-saga: ## four services, a broker and a shop, killed at random (MODE=choreographed, MINUTES, ORDERS, SEED, STAY=1, COMPARE=1)
+saga: ## four services, a broker and a shop, killed at random (MODE=choreographed, MINUTES, ORDERS, SEED, STAY=1)
 	@examples/order-saga/run
 
 ## Test one part:
 check-clients: ## the packages for Node.js, Python and Go (ONLY=pattern: some parts)
 	@clients/check $${ONLY:+"$$ONLY"}
-check-recipes: ## the client code of docs/ in ten more languages (ONLY=pattern; 2 GB of packages)
+check-recipes: ## the client code of docs/ in nine more languages (ONLY=pattern; 1 GB of packages)
 	@clients/recipes/check $${ONLY:+"$$ONLY"}
 check-citus: ## a distributed store, on a coordinator and three workers (needs an installed Citus)
 	@test/citus/run
