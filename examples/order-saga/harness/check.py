@@ -1,9 +1,8 @@
 """Tests one mode of the saga: the page in a browser, then a death at each statement and message.
 
-    check.py MODE [--seconds N] [--seed N] [--no-page] [--only-scenes] [--only-deaths-of PROGRAM [--by-hand] [--figures FILE]]
+    check.py MODE [--seconds N] [--seed N] [--no-page] [--only-scenes]
 
 --seconds: begin no more rounds of deaths after that time. --only-scenes: until the first thing that is wrong.
---by-hand, --figures: for the comparison; what goes wrong by hand is no mistake of the saga.
 Ends with "N passed, N failed".
 """
 
@@ -15,7 +14,6 @@ import subprocess
 import time
 
 from books import audit
-from compare import add_deaths
 from crash import Crash
 from proxy import Proxy, Wiretap, protocol_of
 from scenes import play_scenes
@@ -34,26 +32,21 @@ def main():
     parser.add_argument("--seed", type=int, default=int(time.time()) % 1_000_000)
     parser.add_argument("--no-page", action="store_true")
     parser.add_argument("--only-scenes", action="store_true")
-    parser.add_argument("--only-deaths-of")
-    parser.add_argument("--by-hand", action="store_true")
-    parser.add_argument("--figures")
     options = parser.parse_args()
     with Verdict() as verdict:
         taps = {}
-        world = World(options.mode, options.seed, STOCK, gateway_faults=0, settings=SETTINGS, by_hand=options.by_hand,
+        world = World(options.mode, options.seed, STOCK, gateway_faults=0, settings=SETTINGS,
                       proxied=lambda *where: through_proxy(taps, *where))
         try:
             world.start()
             for name, tap in taps.items():
                 tap.kill = world.programs[name].kill
             started = {name: set(tap.seen) for name, tap in taps.items()}
-            if not (options.no_page or options.only_scenes or options.only_deaths_of):
+            if not (options.no_page or options.only_scenes):
                 look_at_page(verdict, world)
-            if not options.only_deaths_of:
-                play_scenes(verdict, world, taps, hasty=options.only_scenes)
+            play_scenes(verdict, world, taps, hasty=options.only_scenes)
             if not options.only_scenes:
-                victims = {name: tap for name, tap in taps.items() if name == (options.only_deaths_of or name)}
-                die_everywhere(verdict, world, Crash(world, victims, options.seed, started), options)
+                die_everywhere(verdict, world, Crash(world, taps, options.seed, started), options)
         finally:
             world.stop()
             if verdict.failed:
@@ -99,8 +92,6 @@ def die_everywhere(verdict, world, crash, options):
             "orders", "SELECT id, state, placed_at FROM orders WHERE state NOT IN ('CONFIRMED', 'CANCELLED')"))
         return
     print(f"{options.mode}, seed {options.seed}: {crash.rounds} rounds, killed at {len(hit)} of {len(every)} points", flush=True)
-    if options.figures:
-        add_deaths(options.figures, world, len(hit), len(crash.intents))
     for name in crash.taps:
         deaths = sum(1 for program, _ in hit if program == name)
         verdict.check(deaths > 0, f"{name} was killed at {deaths} of {sum(1 for program, _ in every if program == name)} points")

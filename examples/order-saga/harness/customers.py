@@ -30,7 +30,6 @@ class Intent:
     cancels_after: Optional[float] = None
     tenant: str = "tenant-1"
     answers: List[str] = field(default_factory=list)
-    took: List[float] = field(default_factory=list)    # seconds until each answer
 
 
 def draw_all(seed, orders):
@@ -96,9 +95,7 @@ class Customers:
     def click(self, intent, body, click):
         """One click, with all the tries that it takes."""
         fetch = self.hanging_up() if intent.hangs_up and click == 0 else fetch_by_urllib
-        began = time.monotonic()
         answer = self.send(intent, f"order {intent.number}", "/orders", body, fetch)
-        intent.took.append(time.monotonic() - began)
         intent.answers.append(json.loads(answer.body)["id"])
 
     def cancel(self, intent):

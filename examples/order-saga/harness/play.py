@@ -9,7 +9,6 @@ import time
 
 from books import audit
 from chaos import Chaos
-from compare import write_figures
 from customers import GOODS, SCARCE, Customers, draw_all
 from world import SERVICES, World
 
@@ -21,11 +20,10 @@ HEADER = "  time requests  orders  confirmed  cancelled   open  compensations  d
 def main():
     """Exits with 0 if the books are right."""
     options = read_options()
-    world = World(options.mode, options.seed, stock_for(options.orders), by_hand=options.by_hand)
+    world = World(options.mode, options.seed, stock_for(options.orders))
     try:
         world.start()
-        layer = ", by hand" if options.by_hand else ""
-        print(f"{options.mode}{layer}, seed {options.seed}. The shop is open: {world.address}\n", flush=True)
+        print(f"{options.mode}, seed {options.seed}. The shop is open: {world.address}\n", flush=True)
         customers = Customers(world.address, draw_all(options.seed, options.orders))
         good = play(world, customers, options)
         if options.stay:
@@ -45,8 +43,6 @@ def read_options():
     parser.add_argument("--minutes", type=float, default=float(given("MINUTES") or 5))
     parser.add_argument("--orders", type=int, default=int(given("ORDERS") or 2000))
     parser.add_argument("--pause", type=float, default=3, help="seconds between two kills, on average; 0: none")
-    parser.add_argument("--by-hand", action="store_true", help="tables and locks by hand, in place of the extension")
-    parser.add_argument("--figures", help="a file for the figures of the comparison")
     parser.add_argument("--stay", action="store_true", default=bool(given("STAY")), help="keep the shop open at the end")
     return parser.parse_args()
 
@@ -69,8 +65,6 @@ def play(world, customers, options):
         customers.wait()
         wait_for_end(world)
     line.row()
-    if options.figures:
-        write_figures(options.figures, world, customers, chaos)
     return report(world, customers)
 
 

@@ -11,11 +11,10 @@ LONGER = 2.0     # the same, if it ended by itself: what it needs is away, and n
 
 
 class Program:
-    """One supervised program. ``heard(name, line)`` gets each line of its output, of which one ends with ``ready``."""
+    """One supervised program. ``heard(name, line)`` gets each line of its output, of which one is "ready"."""
 
-    def __init__(self, name, command, environment, log, heard, ready="ready"):
+    def __init__(self, name, command, environment, log, heard):
         self.name = name
-        self.says_ready = ready
         self.command = command
         self.environment = {**os.environ, **environment}
         self.log = log
@@ -45,7 +44,7 @@ class Program:
                     text=True, start_new_session=True)
                 self.starts += 1
             for line in self.process.stdout:
-                if line.strip().endswith(self.says_ready):
+                if line.strip() == "ready":
                     self.ready.set()
                 self.heard(self.name, line.strip())
             status = self.process.wait()
@@ -128,17 +127,6 @@ class Broker:
         if self.own:
             self.own.terminate()
             self.own.wait()
-
-
-class Absent:
-    """Takes the place of a program that is not there, so that both sides of a comparison have the same kills."""
-
-    def __init__(self, name):
-        self.name = name
-
-    def kill(self):
-        """Nothing is killed."""
-        return False
 
 
 def wait_for_end(pid):

@@ -11,22 +11,20 @@ import urllib.request
 
 import psycopg
 
-from programs import Absent, Broker, Database, Program
+from programs import Broker, Database, Program
 
 HERE = pathlib.Path(__file__).resolve().parent.parent
 ROOT = HERE.parent.parent
-BY_HAND = HERE / "by-hand"
 SERVICES = ("orders", "payments", "inventory", "shipping")
 PYTHON = "/usr/bin/python3"
 
 
 class World:
     """``stock``: what there is of each thing at the start. ``proxied(name, kind, address)``: where a program finds
-    its database and broker; by default, where they are. ``by_hand``: the services run with by-hand/, and a Redis."""
+    its database and broker; by default, where they are."""
 
-    def __init__(self, mode, seed, stock, gateway_faults=10, settings=None, proxied=None, by_hand=False):
+    def __init__(self, mode, seed, stock, gateway_faults=10, settings=None, proxied=None):
         self.mode = mode
-        self.by_hand = by_hand
         self.seed = seed
         self.stock = stock
         self.gateway_faults = gateway_faults
@@ -59,16 +57,12 @@ class World:
             if not server.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (name,)).fetchone():
                 server.execute(f"CREATE ROLE {name} LOGIN")
             server.execute(f"GRANT CONNECT, CREATE ON DATABASE {name} TO {name}")
-        files = [HERE / "outbox.sql", HERE / name / "schema.sql"]
         with psycopg.connect(dbname=name) as database:
             database.execute(f"GRANT CREATE ON SCHEMA public TO {name}")
-            if self.by_hand:
-                files.insert(0, BY_HAND / "tables.sql")
-            else:
-                database.execute("CREATE EXTENSION idempotency")
-                database.execute(f"SELECT idem_grant('{name}')")
+            database.execute("CREATE EXTENSION idempotency")
+            database.execute(f"SELECT idem_grant('{name}')")
         with psycopg.connect(dbname=name, user=name) as database:
-            for file in files:
+            for file in (HERE / "outbox.sql", HERE / name / "schema.sql"):
                 database.execute(file.read_text())
 
     def fill_stock(self):
@@ -79,14 +73,12 @@ class World:
 
     def start_programs(self):
         """Each with its own addresses."""
-        self.shop_port, self.gateway_port, self.redis_port = free_ports(3)
-        if self.by_hand:
-            self.add_redis()
+        self.shop_port, self.gateway_port = free_ports(2)
         self.gateway_books = self.work / "gateway.books"
         self.add("gateway", [PYTHON, HERE / "harness/gateway.py", self.gateway_port, self.gateway_books, self.seed,
                              self.gateway_faults], {})
         self.add_service("orders", ["node", HERE / "orders/main.js"])
-        self.add_service("payments", [HERE / ".build" / ("payments-by-hand" if self.by_hand else "payments")])
+        self.add_service("payments", [HERE / ".build/payments"])
         for name in ("inventory", "shipping"):
             self.add_service(name, [PYTHON, HERE / name / "main.py"])
         for name in SERVICES:
@@ -96,22 +88,7 @@ class World:
         """A service with its database."""
         self.add(name, command, {
             **self.addresses(name, name), "PORT": str(self.shop_port),
-            "GATEWAY_URL": f"http://127.0.0.1:{self.gateway_port}", **self.swapped(), **self.settings})
-
-    def swapped(self):
-        """What gives a service by-hand/ in place of the packages."""
-        if not self.by_hand:
-            return {}
-        return {
-            "REDIS_URL": f"redis://127.0.0.1:{self.redis_port}", "NODE_OPTIONS": f"--import {BY_HAND / 'swap.mjs'}",
-            "PYTHONPATH": f"{BY_HAND}/python:{ROOT}/clients/python:{HERE}"}
-
-    def add_redis(self):
-        """With its log, which is on the disk within a second. redis-tools has the server under another name."""
-        (self.work / "redis").mkdir()
-        command = f"""exec -a redis-server /usr/bin/redis-check-rdb --bind 127.0.0.1 --port {self.redis_port}
-            --dir {self.work / "redis"} --save '' --appendonly yes --appendfsync everysec"""
-        self.add("redis", ["bash", "-c", " ".join(command.split())], {}, ready="Ready to accept connections")
+            "GATEWAY_URL": f"http://127.0.0.1:{self.gateway_port}", **self.settings})
 
     def addresses(self, program, database):
         """What a program needs to know of its surroundings."""
@@ -121,15 +98,14 @@ class World:
             "DATABASE_URL": self.proxied(program, "database", url),
             "AMQP_URL": self.proxied(program, "broker", os.environ["DEMO_AMQP"])}
 
-    def add(self, name, command, environment, **options):
+    def add(self, name, command, environment):
         """Starts a program."""
         self.programs[name] = Program(
-            name, [str(part) for part in command], environment, self.log, self.hear, **options).start()
+            name, [str(part) for part in command], environment, self.log, self.hear).start()
 
     def victims(self):
-        """What may be killed: the same number with and without Redis."""
-        programs = {"redis": Absent("redis"), **self.programs}
-        return [self.database, self.broker, *(programs[name] for name in sorted(programs))]
+        """What may be killed."""
+        return [self.database, self.broker, *(self.programs[name] for name in sorted(self.programs))]
 
     def hear(self, _, line):
         """Counts the duplicates that services turn away."""

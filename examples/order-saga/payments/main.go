@@ -27,7 +27,7 @@ type order struct {
 
 type service struct {
 	pool    *pgxpool.Pool
-	lease   lease
+	client  *idempotency.Client[pgx.Tx]
 	gateway gateway
 }
 
@@ -43,7 +43,7 @@ func main() {
 		duration = 5 * time.Second
 	}
 	client := idempotency.New(pgxv4.Pool(pool), idempotency.Options{Scope: "payments", Lease: duration})
-	s := &service{pool: pool, lease: newLease(client, pool), gateway: gateway{url: os.Getenv("GATEWAY_URL")}}
+	s := &service{pool: pool, client: client, gateway: gateway{url: os.Getenv("GATEWAY_URL")}}
 	conn, err := amqp.Dial(os.Getenv("AMQP_URL"))
 	if err != nil {
 		log.Fatal(err)
@@ -69,7 +69,7 @@ func (s *service) handle(ctx context.Context, message amqp.Delivery) (*idempoten
 	if !known {
 		return nil, fmt.Errorf("%w: %s", idempotency.ErrBadArgument, message.Type)
 	}
-	result, err := s.lease(ctx, message.MessageId, o.Document,
+	result, err := s.client.Lease(ctx, message.MessageId, o.Document,
 		func(ctx context.Context, operation idempotency.Operation) (idempotency.Completion[pgx.Tx], error) {
 			return work(ctx, o, operation.Fence)
 		})
