@@ -225,4 +225,41 @@ is(($node->psql('postgres', q{SELECT idem_begin('done', scope => 'pay')}, extra_
 	'psql:<stdin>:1: ERROR:  ID403', 'app, logged in');
 is($node->safe_psql('postgres', q{SELECT outcome FROM idem_begin('done', scope => 'pay')}, extra_params => [ '-U', 'payer' ]), 'COMPLETED', 'payer, logged in');
 
+# A member of the role that has claimed a scope may use it if it has the privileges of that
+# role: by inheritance, or after SET ROLE. Since 16 each membership says for itself whether
+# it has the one and the other; before, the member says so for all of its own.
+my $since_16 = $node->pg_version->major >= 16;
+my @members = (
+	# name, how it is made, does the member inherit?, may it SET ROLE?
+	[ 'inherits', 'CREATE ROLE inherits IN ROLE payers', 1, 1 ],
+	[ 'inherits_not', 'CREATE ROLE inherits_not NOINHERIT IN ROLE payers', 0, 1 ],
+	$since_16 ? (
+		[ 'only_inherits', 'CREATE ROLE only_inherits NOINHERIT; GRANT payers TO only_inherits WITH INHERIT TRUE, SET FALSE', 1, 0 ],
+		[ 'only_sets', 'CREATE ROLE only_sets; GRANT payers TO only_sets WITH INHERIT FALSE, SET TRUE', 0, 1 ],
+		[ 'neither', 'CREATE ROLE neither; GRANT payers TO neither WITH INHERIT FALSE, SET FALSE', 0, 0 ],
+		[ 'only_admin', 'CREATE ROLE only_admin; GRANT payers TO only_admin WITH ADMIN TRUE, INHERIT FALSE, SET FALSE', 0, 0 ],
+		[ 'through_another', 'CREATE ROLE between; GRANT payers TO between WITH INHERIT FALSE; CREATE ROLE through_another IN ROLE between', 0, 1 ]) : ());
+
+for (@members)
+{
+	my ($role, $made, $inherits, $sets) = @$_;
+
+	$node->safe_psql('postgres', "$made; SELECT idem_grant('$role'), idem_grant('payers')");
+	for my $call (q{SELECT idem_lookup('done', 'pay')}, q{SELECT idem_begin('done', scope => 'pay')}, q{SELECT idem_call('echo(jsonb)', 'done', scope => 'pay')},
+		q{SELECT idem_begin_batch('{new}', scope => 'pay')}, q{SELECT idem_advance('stream', 1, 'pay')})
+	{
+		is(answer($role, $call), $inherits ? 'ok' : 'ID403', "$role: $call");
+		is(answer($role, "SET LOCAL ROLE payers; $call"), $sets ? 'ok' : '42501', "$role, after SET ROLE: $call");
+	}
+}
+
+# Who has the privileges of the owner without SET ROLE makes no table that is the owner's.
+if ($since_16)
+{
+	$node->safe_psql('postgres', 'CREATE ROLE deputy; GRANT idem_owner TO deputy WITH INHERIT TRUE, SET FALSE; GRANT CREATE ON SCHEMA public TO deputy');
+	is(answer('deputy', 'SELECT idem_gc()'), 'ok', 'a deputy of the owner collects');
+	is(answer('deputy', q{SELECT idem_partition_store('1 hour')}), '42501', 'and makes no ring if he cannot SET ROLE');
+	is(answer('idem_owner', q{SELECT idem_partition_store('1 hour')}), 'ok', 'as the owner does');
+}
+
 done_testing();
