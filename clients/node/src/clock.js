@@ -3,15 +3,20 @@
 
 /**
  * @typedef {object} Clock
- * @property {() => number} now milliseconds since 1970
+ * @property {() => number} now milliseconds since 1970, which only grow
  * @property {(ms: number, signal?: AbortSignal) => Promise<void>} sleep ends early, without an error, when the signal is aborted
  * @property {(ms: number, call: () => unknown) => () => void} every calls again and again; the result stops it
  */
 
+// A timer of Node that is longer fires at once.
+const LONGEST_TIMER = 2 ** 31 - 1
+
 /** @type {Clock} The computer's clock. */
 export const systemClock = {
-  now: () => Date.now(),
-  sleep(ms, signal) {
+  // Steps of the computer's clock do not matter.
+  now: () => performance.timeOrigin + performance.now(),
+  async sleep(ms, signal) {
+    for (; ms > LONGEST_TIMER && !signal?.aborted; ms -= LONGEST_TIMER) await this.sleep(LONGEST_TIMER, signal)
     return new Promise((resolve) => {
       if (signal?.aborted) return resolve()
       const end = () => {

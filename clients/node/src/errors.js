@@ -34,6 +34,9 @@ export class KeyReused extends IdempotencyError {}
 /** ID428: the transaction began an operation and did not end it. A mistake of the program. */
 export class NotEnded extends IdempotencyError {}
 
+/** 42883, 3F000, 42501: the database lacks the extension, or the role its rights; the message says what to do. */
+export class NotReady extends IdempotencyError {}
+
 const BY_SQLSTATE = {
   ID400: BadArgument, ID403: Forbidden, ID404: NotOwned, ID409: LeaseLost, ID413: TooLarge, ID422: KeyReused,
   ID428: NotEnded,
@@ -119,12 +122,21 @@ export function translated(error) {
 // number too large, nesting too deep.
 const UNREADABLE = new Set(['22P02', '22P05', '22021', '22003', '54001'])
 
+const NOT_READY = {
+  '42883': 'the functions of the extension were not found: run CREATE EXTENSION idempotency in this database, or name its schema by the ' +
+    'option "schema"',
+  '3F000': 'the schema of the option "schema" does not exist: it is the one in which the extension idempotency was created',
+  '42501': "the role may not use the extension: let its owner run SELECT idem_grant('the role')",
+}
+
 /**
- * The same for an error of a begin: data that the server cannot read are the caller's argument.
+ * The same for an error of a begin, where nothing but the package's own functions can be missing or forbidden: data that the server cannot read are the caller's argument.
  * @param {any} error
  * @returns {any}
  */
 export function translatedBegin(error) {
+  const state = sqlstate(error)
+  if (state && NOT_READY[state]) return new NotReady(NOT_READY[state], { code: state, cause: error })
   return UNREADABLE.has(sqlstate(error) ?? '')
     ? new BadArgument('the server cannot read the key or the request', { cause: error })
     : translated(error)

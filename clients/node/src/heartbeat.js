@@ -1,16 +1,17 @@
 // Keeps a lease while its work runs: extends it at each third, and says when it is lost. A server that does
-// not answer counts as a lost lease once the lease is over by our own clock, as then another caller may have it.
+// not answer counts as a lost lease once the lease is over by our own clock, as then another caller may have it. The
+// server says how long the lease lasts, which a policy may have made shorter than what was asked for.
 import { LeaseLost, translated } from './errors.js'
-import { onConnection } from './transaction.js'
+import { onConnection, sendWithin, within } from './transaction.js'
 
 export class Heartbeat {
   #settings
   #operation
   #lease
-  #deadline
-  #stopTicks
-  #extending = Promise.resolve()
-  #busy = false
+  #deadline = 0
+  #period = 0
+  #stopped = false
+  #stopTicks = () => {}
   #controller = new AbortController()
 
   /**
@@ -20,13 +21,11 @@ export class Heartbeat {
    * @param {number} begun when the begin was sent, by the clock
    */
   constructor(settings, operation, lease, begun) {
-    const left = Math.max(operation.leaseLeft ?? 0, 1)
     this.#settings = settings
     this.#operation = operation
     this.#lease = lease
-    this.#deadline = begun + left
-    // rounded up: the third tick must not come just before the deadline
-    this.#stopTicks = settings.clock.every(Math.ceil(left / 3), () => this.#tick())
+    this.#lasts(begun, operation.leaseLeft)
+    this.#arm()
   }
 
   /** Aborted, with LeaseLost as its reason, when the lease is lost. */
@@ -34,40 +33,56 @@ export class Heartbeat {
     return this.#controller.signal
   }
 
-  /** Stops it, and waits for an extension that is under way. */
-  async stop() {
+  /** Stops it. An extension that is under way has no effect any more. */
+  stop() {
+    this.#stopped = true
     this.#stopTicks()
-    await this.#extending
   }
 
-  #tick() {
-    if (this.signal.aborted) return undefined
-    if (this.#settings.clock.now() >= this.#deadline) {
-      return this.#lose(new LeaseLost('the lease could not be extended in time', { code: 'ID409' }))
-    }
-    if (!this.#busy) this.#extending = this.#extend()
-    return this.#extending
+  // What the server answered to a statement that was sent at that time.
+  #lasts(since, left) {
+    this.#deadline = since + (left ?? 0)
+    this.#period = Math.max(Math.ceil((left ?? 0) / 3), 1)
   }
 
+  #left() {
+    return this.#deadline - this.#settings.clock.now()
+  }
+
+  #arm() {
+    if (this.#stopped) return
+    this.#stopTicks = this.#settings.clock.every(Math.max(Math.min(this.#period, this.#left()), 1), () => {
+      this.#stopTicks()
+      return this.#tick()
+    })
+  }
+
+  async #tick() {
+    const lost = this.#left() <= 0 ? new LeaseLost('the lease could not be extended in time', { code: 'ID409' }) : await this.#extend()
+    if (this.#stopped) return
+    if (lost) this.#lose(lost)
+    else this.#arm()
+  }
+
+  // LeaseLost, or undefined. Every wait is bounded by the time that is left.
   async #extend() {
     const { clock, sql } = this.#settings
-    this.#busy = true
+    const sent = clock.now()
     try {
-      const sent = clock.now()
-      const [{ rows: [[left]] }] = await onConnection(this.#settings, (connection) =>
-        connection.send([sql.extend(this.#operation, this.#lease)]))
-      this.#deadline = sent + Number(left)
+      const extending = onConnection(this.#settings, (connection) =>
+        sendWithin(this.#settings, connection, [sql.extend(this.#operation, this.#lease)], this.#left()))
+      const [{ rows: [[left]] }] = await within(this.#settings, this.#left(), extending, () => {})
+      this.#lasts(sent, Number(left))
+      return undefined
     } catch (error) {
       const named = translated(error)
       // Any other error may go away before the lease is over: the next tick tries again.
-      if (named instanceof LeaseLost) this.#lose(named)
-    } finally {
-      this.#busy = false
+      return named instanceof LeaseLost ? named : undefined
     }
   }
 
   #lose(error) {
-    this.#stopTicks()
+    this.stop()
     this.#settings.emit('leaseLost', this.#operation)
     this.#controller.abort(error)
   }

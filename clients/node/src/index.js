@@ -13,7 +13,7 @@ export { FakeClock, systemClock } from './clock.js'
 export { ownsDeadLetter } from './consumer.js'
 export {
   BadArgument, CommitRolledBack, ConnectionLost, Declined, Forbidden, IdempotencyError, InProgress, KeyReused,
-  LeaseLost, NotDone, NotEnded, NotOwned, TooLarge, Unknown, sqlstate,
+  LeaseLost, NotDone, NotEnded, NotReady, NotOwned, TooLarge, Unknown, sqlstate,
 } from './errors.js'
 export { Completion, Reconciled } from './lease.js'
 export { settle } from './settle.js'
@@ -48,7 +48,7 @@ export { settle } from './settle.js'
  * @typedef {object} CallOptions
  * @property {string} [scope]
  * @property {Uint8Array} [requestHash] SHA-256 of the request, 32 bytes, in place of the request
- * @property {Duration} [wait] how long to wait for the present owner; 0. `transaction` holds a connection meanwhile, `lease` does not
+ * @property {Duration} [wait] how long to wait for the present owner, without a connection; 0
  * @property {number} [maxAttempts] which attempt is the last; 0: no limit
  * @property {Duration} [retention]
  */

@@ -7,7 +7,7 @@ import { toResponse } from './response.js'
 import { answered, completed, failed } from './result.js'
 import { isLost, retrying } from './retry.js'
 import { BEGIN, toOperation } from './sql.js'
-import { begin, commit, inTransaction, onConnection } from './transaction.js'
+import { begin, commit, inTransaction, onConnection, sendWithin, waiting } from './transaction.js'
 
 /** Returned by leased work: a response, and writes that commit together with it. */
 export class Completion {
@@ -50,7 +50,7 @@ export const Reconciled = Object.freeze({
  * @returns {Promise<import('./result.js').Result>}
  */
 export async function lease(settings, call, work) {
-  const { operation, begun } = await acquire(settings, call)
+  const { operation, begun } = await waiting(settings, call, (now) => acquireNow(settings, now))
   if (operation.outcome !== 'ACQUIRED') return answered(settings, operation)
   settings.emit('acquired', operation)
   if (operation.takenOver) settings.emit('takenOver', operation)
@@ -59,25 +59,12 @@ export async function lease(settings, call, work) {
   try {
     outcome = await unlessLost(heartbeat.signal, () => perform(call, operation, heartbeat.signal, work))
   } catch (error) {
-    await heartbeat.stop()
+    heartbeat.stop()
     return giveUp(settings, call, operation, error)
   }
-  await heartbeat.stop()
+  heartbeat.stop()
   if (heartbeat.signal.aborted) throw heartbeat.signal.reason
   return complete(settings, call, operation, outcome)
-}
-
-// Waits here for another owner: a begin that waits on the server holds a connection, which the owner may need
-// for its end.
-async function acquire(settings, call) {
-  const { clock, retry } = settings
-  const until = clock.now() + await milliseconds(settings, call)
-  for (let pause = Math.max(retry.base, 10); ; pause = Math.min(2 * pause, 1000)) {
-    const acquired = await acquireNow(settings, { ...call, wait: 0 })
-    const left = until - clock.now()
-    if (acquired.operation.outcome !== 'IN_PROGRESS' || left <= 0) return acquired
-    await clock.sleep(Math.min(pause, left))
-  }
 }
 
 function acquireNow(settings, call) {
@@ -87,14 +74,6 @@ function acquireNow(settings, call) {
     const [{ rows: [row] }] = await begin(settings, call, connection, [settings.sql.begin(call, { lease: call.lease })])
     return { operation: toOperation(row), begun }
   }))
-}
-
-// Only the server can read an interval.
-async function milliseconds(settings, call) {
-  if (typeof call.wait === 'number') return call.wait
-  const [{ rows: [[wait]] }] = await onConnection(settings, (connection) =>
-    begin(settings, call, connection, [settings.sql.milliseconds(call.wait)]))
-  return Number(wait)
 }
 
 async function perform(call, operation, signal, work) {
@@ -116,6 +95,16 @@ async function reconciled(reconcile, operation, signal) {
   }
 }
 
+// A statement on its own. A database that answers nothing for as long as a lease lasts is not waited for.
+function alone(settings, operation, statement) {
+  const limit = patience(operation)
+  return onConnection(settings, (connection) => sendWithin(settings, connection, [statement], limit), limit)
+}
+
+function patience(operation) {
+  return Math.max(operation.leaseLeft ?? 0, 5000)
+}
+
 // Work that does not heed the signal is not waited for: its lease is somebody else's.
 function unlessLost(signal, run) {
   return new Promise((resolve, reject) => {
@@ -133,17 +122,17 @@ async function giveUp(settings, call, operation, error) {
 // A lease that cannot be released runs out: the error of the work matters more.
 async function release(settings, operation) {
   try {
-    await onConnection(settings, (connection) => connection.send([settings.sql.release(operation)]))
+    await alone(settings, operation, settings.sql.release(operation))
   } catch {
     settings.emit('leaseLost', operation)
   }
 }
 
 async function decline(settings, call, operation, declined) {
-  return end(settings, operation, async (connection) => {
-    await connection.send([settings.sql.fail(operation, declined, call.retention)])
+  return end(settings, operation, async () => {
+    await alone(settings, operation, settings.sql.fail(operation, declined, call.retention))
     return failed(settings, operation, declined)
-  }, onConnection)
+  })
 }
 
 async function complete(settings, call, operation, outcome) {
@@ -151,20 +140,21 @@ async function complete(settings, call, operation, outcome) {
   const response = toResponse(value)
   const statement = settings.sql.complete(operation, response, call.retention)
   if (!writes) {
-    return end(settings, operation, async (connection) => {
-      await connection.send([statement])
+    return end(settings, operation, async () => {
+      await alone(settings, operation, statement)
       return completed(operation, response)
-    }, onConnection)
+    })
   }
   try {
     // The end comes first: a stale fence is refused before anything is written.
-    return await end(settings, operation, async (connection) => {
-      await connection.send([BEGIN, statement])
+    return await end(settings, operation, () => inTransaction(settings, async (connection) => {
+      const send = (statements) => sendWithin(settings, connection, statements, patience(operation))
+      await send([BEGIN, statement])
       await writes(connection.tx)
       connection.endWork()
-      await commit(connection, [])
+      await commit(connection, [], send)
       return completed(operation, response)
-    }, inTransaction)
+    }, patience(operation)))
   } catch (error) {
     if (error instanceof NotDone || error instanceof Declined) return giveUp(settings, call, operation, error)
     throw error
@@ -172,13 +162,13 @@ async function complete(settings, call, operation, outcome) {
 }
 
 // After a lost answer the end may have been stored: then its repeat is ID409, and the answer is the replay.
-async function end(settings, operation, use, within) {
+async function end(settings, operation, once) {
   const { scope, key } = operation
   let lost = false
   try {
     return await retrying(settings, { scope, key }, async (errors) => {
       lost = errors.some(isLost)
-      return within(settings, use)
+      return once()
     })
   } catch (error) {
     const named = translated(error)
@@ -194,7 +184,7 @@ async function end(settings, operation, use, within) {
 async function lookUp(settings, operation) {
   const { scope, key } = operation
   const [{ rows: [row] }] = await retrying(settings, { scope, key }, () =>
-    onConnection(settings, (connection) => connection.send([settings.sql.lookup(operation)])))
+    alone(settings, operation, settings.sql.lookup(operation)))
   if (!row || row[0] === null) return null
   const found = toOperation(row)
   const ended = found.outcome === 'COMPLETED' || found.outcome === 'FAILED'

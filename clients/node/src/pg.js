@@ -1,5 +1,6 @@
 // node-postgres: how the package gets a connection, sends statements, and gives the connection back. A
 // source of connections is anything with `acquire()`; postgres.js has one of its own.
+import net from 'node:net'
 import { ConnectionLost, IdempotencyError, sqlstate } from './errors.js'
 import { Pipeline } from './pipeline.js'
 import { Prepared } from './prepared.js'
@@ -9,6 +10,7 @@ import { Prepared } from './prepared.js'
  * @property {any} tx what work gets: it runs statements until `endWork` is called
  * @property {(statements: import('./pipeline.js').Statement[]) => Promise<import('./pipeline.js').Answer[]>} send
  * @property {(error: any) => any} named the same error, or ConnectionLost where that is what it comes from
+ * @property {() => void} cancel asks the server to end the statement that runs; the connection is ended afterwards
  * @property {() => void} endWork refuses statements of work from now on
  * @property {(broken: boolean) => void} close gives the connection back, or ends it
  */
@@ -45,6 +47,7 @@ function unavailable(pool, error) {
 /** @implements {Connection} */
 class PgConnection {
   #client
+  #closed = false
   #lost = false
   #ended = false
   #onError = () => { this.#lost = true }
@@ -69,7 +72,13 @@ class PgConnection {
     this.#ended = true
   }
 
+  cancel() {
+    sendCancel(this.#client)
+  }
+
   close(broken) {
+    if (this.#closed) return
+    this.#closed = true
     this.#ended = true
     this.#client.release(broken || this.#lost)
     // A connection that is ended still tells of its end.
@@ -116,6 +125,16 @@ class PgConnection {
       },
     })
   }
+}
+
+// A CancelRequest of PostgreSQL's protocol, on a connection of its own. A server that has gone need not hear of it.
+function sendCancel({ host, port, processID, secretKey }) {
+  if (!processID) return
+  const request = Buffer.alloc(16)
+  for (const [index, number] of [16, 80877102, processID, secretKey].entries()) request.writeInt32BE(number | 0, 4 * index)
+  const socket = host.startsWith('/') ? net.connect(`${host}/.s.PGSQL.${port}`) : net.connect(port, host)
+  socket.on('error', () => {}).setTimeout(5000, () => socket.destroy())
+  socket.end(request)
 }
 
 const AS_TEXT = { getTypeParser: () => (value) => value }

@@ -34,8 +34,10 @@ function named(error) {
 /** @implements {Connection} */
 class PostgresConnection {
   #sql
+  #closed = false
   #ended = false
   #lost = false
+  #running = new Set()
 
   constructor(sql) {
     this.#sql = sql
@@ -65,7 +67,13 @@ class PostgresConnection {
     this.#ended = true
   }
 
+  cancel() {
+    for (const query of this.#running) query.cancel()
+  }
+
   close(broken) {
+    if (this.#closed) return
+    this.#closed = true
     this.#ended = true
     if (this.#lost) return
     if (!broken) this.#sql.release()
@@ -81,8 +89,14 @@ class PostgresConnection {
 
   #watched(query) {
     if (typeof query?.reject !== 'function') return query
-    const reject = query.reject
+    const { resolve, reject } = query
+    this.#running.add(query)
+    query.resolve = (rows) => {
+      this.#running.delete(query)
+      resolve(rows)
+    }
     query.reject = (error) => {
+      this.#running.delete(query)
       if (isLost(named(error))) this.#lost = true
       reject(error)
     }

@@ -10,6 +10,14 @@ import { BadArgument } from './errors.js'
  * @property {number | string} [retention] milliseconds or a PostgreSQL interval
  */
 
+/** JSON text that reaches the database as it is, numbers in full precision. */
+export class Json {
+  /** @param {string} text */
+  constructor(text) {
+    this.text = text
+  }
+}
+
 const FIELDS = new Set(['code', 'headers', 'payload', 'body', 'retention'])
 
 /**
@@ -51,6 +59,7 @@ export function asParameters(response, retention) {
  */
 export function toJson(value) {
   if (value === undefined) return null
+  if (value instanceof Json) return value.text
   let text
   try {
     text = JSON.stringify(value)

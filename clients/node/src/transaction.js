@@ -1,6 +1,6 @@
 // An operation whose whole work is in one transaction: key, effect and response commit together or not at
 // all. n statements of work cost n + 2 round trips, as BEGIN travels with the begin and the end with COMMIT.
-import { CommitRolledBack, Declined, KeyReused, sqlstate, translated, translatedBegin } from './errors.js'
+import { CommitRolledBack, Declined, KeyReused, LeaseLost, sqlstate, translated, translatedBegin } from './errors.js'
 import { toResponse } from './response.js'
 import { answered, completed, failed } from './result.js'
 import { isLost, retrying } from './retry.js'
@@ -12,17 +12,53 @@ import { BEGIN, COMMIT, ROLLBACK, ROLLBACK_TO, SAVEPOINT, toOperation } from './
  * @param {(tx: any, operation: import('./sql.js').Operation) => unknown} work
  * @returns {Promise<import('./result.js').Result>}
  */
-export function transaction(settings, call, work) {
+export async function transaction(settings, call, work) {
+  const { operation, result } = await waiting(settings, call, (now) => transactionNow(settings, now, work))
+  return result ?? answered(settings, operation)
+}
+
+// `result` is undefined where the work did not run.
+function transactionNow(settings, call, work) {
   const { scope, key } = call
   return retrying(settings, { scope, key }, (errors) => inTransaction(settings, async (connection) => {
     // The server may not have noticed yet that our lost connection is gone: wait for it.
     const longer = errors.some(isLost) ? settings.retry.cap : 0
     const answers = await begin(settings, call, connection, [BEGIN, settings.sql.begin(call, { longer }), SAVEPOINT])
     const operation = toOperation(answers[1].rows[0])
-    if (operation.outcome === 'ACQUIRED') return run(settings, call, connection, operation, work)
+    if (operation.outcome === 'ACQUIRED') return { operation, result: await run(settings, call, connection, operation, work) }
     await commit(connection, [])
-    return answered(settings, operation)
+    return { operation, result: undefined }
   }))
+}
+
+/**
+ * Calls `attempt` until nobody else has the operation, or the call's wait is over. Waits here: a begin that waits on the server
+ * holds a connection, which the owner may need for its end, and one client could take them all.
+ * @template {{operation: import('./sql.js').Operation}} T
+ * @param {import('./index.js').Settings} settings
+ * @param {import('./sql.js').Call} call
+ * @param {(call: any) => Promise<T>} attempt
+ * @returns {Promise<T>}
+ */
+export async function waiting(settings, call, attempt) {
+  const { clock, retry } = settings
+  const wait = await milliseconds(settings, call)
+  const until = clock.now() + wait
+  for (let pause = Math.max(retry.base, 10); ; pause = Math.min(2 * pause, 1000)) {
+    // One below 0 is refused by the server.
+    const acquired = await attempt({ ...call, wait: Math.min(wait, 0) })
+    const left = until - clock.now()
+    if (acquired.operation.outcome !== 'IN_PROGRESS' || left <= 0) return acquired
+    await clock.sleep(Math.min(pause, left))
+  }
+}
+
+// Only the server can read an interval.
+async function milliseconds(settings, call) {
+  if (typeof call.wait === 'number') return call.wait
+  const [{ rows: [[wait]] }] = await onConnection(settings, (connection) =>
+    begin(settings, call, connection, [settings.sql.milliseconds(call.wait)]))
+  return Number(wait)
 }
 
 async function run(settings, call, connection, operation, work) {
@@ -64,11 +100,12 @@ export async function begin(settings, call, connection, statements) {
  * that somebody caught, it answers ROLLBACK, and a driver takes that for success.
  * @param {import('./pg.js').Connection} connection
  * @param {import('./pipeline.js').Statement[]} statements
+ * @param {(statements: import('./pipeline.js').Statement[]) => Promise<import('./pipeline.js').Answer[]>} [send]
  */
-export async function commit(connection, statements) {
+export async function commit(connection, statements, send = (all) => connection.send(all)) {
   let answers
   try {
-    answers = await connection.send([...statements, COMMIT])
+    answers = await send([...statements, COMMIT])
   } catch (error) {
     if (sqlstate(error) === '25P02') throw rolledBack(error)
     throw translated(error)
@@ -87,16 +124,19 @@ function rolledBack(cause) {
  * @template T
  * @param {import('./index.js').Settings} settings
  * @param {(connection: import('./pg.js').Connection) => Promise<T>} use
+ * @param {number} [limit] milliseconds to wait for the connection
  * @returns {Promise<T>}
  */
-export async function inTransaction(settings, use) {
-  const connection = await settings.source.acquire()
+export async function inTransaction(settings, use, limit) {
+  const connection = await acquire(settings, limit)
   let broken = false
   try {
     return await use(connection)
   } catch (error) {
     connection.endWork()
-    broken = isAbandoned(error) || !(await rollback(connection))
+    broken = isAbandoned(error)
+    if (broken) connection.cancel()
+    else broken = !(await rollback(connection))
     throw connection.named(error)
   } finally {
     connection.close(broken)
@@ -134,10 +174,11 @@ async function rollback(connection) {
  * @template T
  * @param {import('./index.js').Settings} settings
  * @param {(connection: import('./pg.js').Connection) => Promise<T>} use
+ * @param {number} [limit] milliseconds to wait for the connection
  * @returns {Promise<T>}
  */
-export async function onConnection(settings, use) {
-  const connection = await settings.source.acquire()
+export async function onConnection(settings, use, limit) {
+  const connection = await acquire(settings, limit)
   let broken = true
   try {
     const result = await use(connection)
@@ -150,4 +191,41 @@ export async function onConnection(settings, use) {
   } finally {
     connection.close(broken)
   }
+}
+
+function acquire(settings, limit) {
+  const acquiring = settings.source.acquire()
+  if (limit === undefined) return acquiring
+  return within(settings, limit, acquiring, () => { acquiring.then((late) => late.close(false), () => {}) })
+}
+
+/**
+ * What the promise gives, if it does so in time; LeaseLost otherwise, and `late` is called.
+ * @template T
+ * @param {import('./index.js').Settings} settings
+ * @param {number} limit milliseconds
+ * @param {Promise<T>} promise
+ * @param {() => void} late
+ * @returns {Promise<T>}
+ */
+export function within({ clock }, limit, promise, late) {
+  return new Promise((resolve, reject) => {
+    const stop = clock.every(Math.max(limit, 1), () => {
+      stop()
+      late()
+      reject(abandoning(new LeaseLost('the database did not answer in time', { code: 'ID409' })))
+    })
+    promise.finally(stop).then(resolve, reject)
+  })
+}
+
+/**
+ * Sends statements. A connection that has no answer in time is ended.
+ * @param {import('./index.js').Settings} settings
+ * @param {import('./pg.js').Connection} connection
+ * @param {import('./pipeline.js').Statement[]} statements
+ * @param {number} limit milliseconds
+ */
+export function sendWithin(settings, connection, statements, limit) {
+  return within(settings, limit, connection.send(statements), () => connection.close(true))
 }

@@ -24,8 +24,10 @@ const LARGEST = 20_000
 const FRAMEWORKS = {
   express: async (idempotency, style, options, answer) => {
     const app = express()
-    app.use(express.json({ limit: LARGEST }))
     const once = expressIdempotency(idempotency, options)
+    if (options.keepBody) app.use(once.keepBody())
+    app.use(express.json({ limit: LARGEST }))
+    if (options.guard) app.use((req, res, next) => options.guard(req) ? next() : res.status(401).end())
     app.all('/do/:id', once[style](async (req, res, context) => {
       const { status = 200, headers = {}, body = '', writes } = await answer(context, req.body)
       res.status(status).set(headers)
@@ -39,6 +41,7 @@ const FRAMEWORKS = {
   fastify: async (idempotency, style, options, answer) => {
     const app = Fastify({ bodyLimit: LARGEST })
     app.addContentTypeParser('*', { parseAs: 'buffer' }, (request, body, done) => done(null, body))
+    if (options.guard) app.addHook('preHandler', async (request, reply) => options.guard(request) ? undefined : reply.code(401).send())
     await app.register(fastifyIdempotency, { idempotency, ...options })
     app.all('/do/:id', app.idempotent[style](async (request, reply, context) => {
       const { status = 200, headers = {}, body = '', writes } = await answer(context, request.body)
@@ -51,6 +54,7 @@ const FRAMEWORKS = {
   hono: async (idempotency, style, options, answer) => {
     const app = new Hono()
     const once = honoIdempotency(idempotency, options)
+    if (options.guard) app.use(async (c, next) => options.guard(c.req) ? next() : c.body(null, 401))
     app.all('/do/:id', once[style](async (c, context) => {
       const { status = 200, headers = {}, body = '', writes } = await answer(context, await c.req.text())
       const all = new Headers()
@@ -61,6 +65,8 @@ const FRAMEWORKS = {
     return new Promise((resolve) => { const server = serve({ fetch: app.fetch, port: 0, hostname: '127.0.0.1' }, () => resolve(server)) })
   },
 }
+
+const headerOf = (request, name) => typeof request.header === 'function' ? request.header(name) : request.headers[name]
 
 for (const [framework, start] of Object.entries(FRAMEWORKS)) {
   describe(framework, () => {
@@ -117,9 +123,9 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
       let headers = {}
       const { pool, post } = await server(t, async ({ tx }) => {
         await effect(tx, key)
-        return { status: 429, body: 'slow down', headers }
+        return { status: 402, body: 'not now', headers }
       })
-      assert.equal((await post(key)).status, 429)
+      assert.equal((await post(key)).status, 402)
       assert.equal((await post(key)).headers['idempotency-replayed'], 'true')
       assert.equal(await effects(pool, key), 0)
       headers = { 'Retry-After': '50' }
@@ -128,6 +134,100 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
       const replay = await post(other)
       assert.equal(replay.headers['idempotency-replayed'], 'true')
       assert.ok(Number(replay.headers['retry-after']) >= 49 && Number(replay.headers['retry-after']) <= 50)
+    })
+
+    for (const style of ['transaction', 'lease']) {
+      test(`${style}: a refusal of the moment is not stored`, async (t) => {
+        let status
+        const { post } = await server(t, () => ({ status }), { style })
+        for (const passing of [401, 403, 408, 409, 425, 429]) {
+          const key = newKey()
+          const seen = []
+          for (status of [passing, 201, 500]) seen.push((await post(key)).status)
+          assert.deepEqual(seen, [passing, 201, 201])
+        }
+      })
+    }
+
+    test('an authentication that stands before the route is asked before a replay, too', async (t) => {
+      const owners = new Map([['Bearer ada', 'ada'], ['Bearer bob', 'bob']])
+      const who = (request) => owners.get(headerOf(request, 'authorization'))
+      let runs = 0
+      const { post } = await server(t, () => ({ status: 201, body: `run ${++runs}` }), {
+        guard: (request) => who(request) !== undefined, principal: who,
+        scope: (request, { method, route, principal }) => `${framework} ${method} ${route} ${principal}`,
+      })
+      const key = newKey()
+      const ask = async (authorization) => {
+        const { status, body } = await post(key, '{}', { headers: { ...(authorization && { authorization }) } })
+        return status === 201 ? body : status
+      }
+      assert.deepEqual([await ask(), await ask('Bearer eve')], [401, 401])
+      assert.deepEqual([await ask('Bearer ada'), await ask('Bearer ada'), await ask('Bearer bob')], ['run 1', 'run 1', 'run 2'])
+      owners.delete('Bearer ada')
+      assert.deepEqual([await ask('Bearer ada'), await ask(), await ask('Bearer bob')], [401, 401, 'run 2'])
+    })
+
+    test('a fingerprint of one\'s own is compared beside method and target', async (t) => {
+      const { post } = await server(t, () => ({ status: 201 }), {
+        fingerprint: () => 1, methods: ['POST', 'put'], scope: () => `${framework} own fingerprint`,
+      })
+      const key = newKey()
+      const status = async (...args) => (await post(key, ...args)).status
+      assert.deepEqual([await status('{"a":1}'), await status('{"a":2}')], [201, 201])
+      assert.deepEqual([await status('{}', { path: '/do/2' }), await status('{}', { method: 'PUT' })], [422, 422])
+    })
+
+    test('what was sent is compared, not what a parser makes of it', async (t) => {
+      const { post } = await server(t, () => ({ status: 201 }), { keepBody: true })
+      const differ = async (type, first, second) => {
+        const key = newKey()
+        const status = async (body) => (await post(key, body, { headers: { 'content-type': type } })).status
+        assert.deepEqual([await status(first), await status(first), await status(second)], [201, 201, 422])
+      }
+      await differ('application/json', '{"n":9007199254740993}', '{"n":9007199254740992}')
+      await differ('application/json', '{"n":1e400}', '{"n":null}')
+      await differ('application/json', Buffer.from('{"n":"\xff"}', 'latin1'), Buffer.from('{"n":"\xfe"}', 'latin1'))
+      await differ('text/x-any', Buffer.from([0xff]), Buffer.from([0xfe]))
+      const form = (text) => `--b\r\nContent-Disposition: form-data; name="f"; filename="f"\r\n\r\n${text}\r\n--b--\r\n`
+      await differ('multipart/form-data; boundary=b', form('one'), form('two'))
+    })
+
+    test('the marker of a replay has a name of one\'s own', async (t) => {
+      const { post } = await server(t, () => ({ status: 201 }), { marker: 'Idempotent-Replayed' })
+      const key = newKey()
+      await post(key)
+      const { headers } = await post(key)
+      assert.deepEqual([headers['idempotent-replayed'], headers['idempotency-replayed']], ['true', undefined])
+    })
+
+    test('a header that HTTP cannot carry: nothing commits', async (t) => {
+      const key = newKey()
+      const { pool, post } = await server(t, async ({ tx }) => {
+        await effect(tx, key)
+        return { status: 201, headers: { 'X-Name': 'Łódź' } }
+      })
+      assert.deepEqual([(await post(key)).status, await effects(pool, key)], [500, 0])
+    })
+
+    test('an empty body is one like any other', async (t) => {
+      const { post } = await server(t, () => ({ status: 201 }))
+      const key = newKey()
+      const status = async (body) => (await post(key, body, { headers: { 'content-type': 'text/x-any' } })).status
+      assert.deepEqual([await status(''), await status(''), await status('x')], [201, 201, 422])
+    })
+
+    test('a handler that is too late: the statement that it waits for is ended, too', async (t) => {
+      const name = newKey()
+      const { pool, post } = await server(t, ({ tx }) => tx.query(`SELECT pg_sleep(60) /* ${name} */`), { timeout: 200 })
+      assert.equal((await post(newKey())).status, 503)
+      const { rows: [{ left }] } = await pool.query(`DO $$ BEGIN
+          FOR i IN 1..1000 LOOP
+            EXIT WHEN NOT EXISTS (SELECT FROM pg_stat_get_activity(NULL) WHERE query LIKE 'SELECT pg_sleep(60)%${name}%' AND state = 'active');
+            PERFORM pg_sleep(0.01);
+          END LOOP; END $$`).then(() => pool.query(
+        "SELECT count(*)::int AS left FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep(60)%' || $1 || '%' AND state = 'active'", [name]))
+      assert.equal(left, 0)
     })
 
     test('statuses of one\'s own, with a retention', async (t) => {
@@ -356,7 +456,8 @@ describe('express alone', () => {
     const server = app.listen(0, '127.0.0.1')
     await events.once(server, 'listening')
     t.after(() => { server.closeAllConnections(); server.close() })
-    const post = (key = newKey()) => send(server.address().port, { method: 'POST', path: '/do', body: '{}', headers: { 'content-type': 'application/json', 'idempotency-key': key } })
+    const post = (key = newKey(), body = '{}', type = 'application/json') => send(server.address().port,
+      { method: 'POST', path: '/do', body, headers: { 'content-type': type, 'idempotency-key': key } })
     return { post, errors }
   }
 
@@ -401,6 +502,25 @@ describe('express alone', () => {
       })
     }
   }
+
+  test('a body that a parser has read without keeping it is refused where it says too little', async (t) => {
+    const { post, errors } = await app(t, 'transaction', (req, res) => { res.status(201).end() }, { principal: () => 'me', before: [express.json()] })
+    const status = async (body, type = 'application/json') => (await post(newKey(), body, type)).status
+    assert.deepEqual([await status('{"n":1}'), await status('[]'), await status('{}'), await status('x=1', 'text/x-any')], [201, 201, 201, 201])
+    for (const lossy of ['{"n":9007199254740993}', '[1e400]', '{"n":"\ufffd"}']) assert.equal(await status(lossy), 500)
+    assert.match(errors[0].message, /keepBody/)
+    assert.equal(errors.length, 3)
+  })
+
+  test('a stream that a middleware has read, or that Express 4 has left with {}', async (t) => {
+    const swallow = async (req, res, next) => { req.resume(); await events.once(req, 'end'); req.body = {}; next() }
+    const eaten = await app(t, 'transaction', (req, res) => { res.end('ran') }, { principal: () => 'me', before: [swallow] })
+    for (const type of ['multipart/form-data; boundary=b', 'text/xml']) assert.equal((await eaten.post(newKey(), '<a/>', type)).status, 500)
+    const four = await app(t, 'transaction', (req, res) => { res.end('ran') }, { principal: () => 'me', before: [(req, res, next) => { req.body = {}; next() }] })
+    const key = newKey()
+    const status = async (body) => (await four.post(key, body, 'text/xml')).status
+    assert.deepEqual([await status('<a/>'), await status('<a/>'), await status('<b/>')], [200, 200, 422])
+  })
 
   for (const timeout of [0, Infinity, 2 ** 40]) {
     test(`a timeout of ${timeout} does not fire at once`, async (t) => {
@@ -502,18 +622,12 @@ describe('fastify alone', () => {
   })
 })
 
-test('without a principal there is one warning', async (t) => {
-  const warnings = []
-  const note = (warning) => warnings.push(warning.message)
-  process.on('warning', note)
-  t.after(() => process.off('warning', note))
-  const running = await FRAMEWORKS.express(new Idempotency(poolFor(t)), 'transaction', {}, () => ({ status: 201 }))
-  await once(running, 'listening')
-  t.after(() => { running.closeAllConnections(); running.close() })
-  for (let i = 0; i < 2; i++) {
-    await send(running.address().port, { method: 'POST', path: '/do/1', body: '{}', headers: { 'content-type': 'application/json', 'idempotency-key': newKey() } })
+test('without a principal there is an error, unless the scope is given', () => {
+  const idempotency = new Idempotency({ acquire: () => assert.fail('asked') })
+  for (const make of [expressIdempotency, honoIdempotency]) {
+    assert.throws(() => make(idempotency), { name: 'TypeError', message: /principal/ })
+    make(idempotency, { scope: () => 'own' })
   }
-  assert.equal(warnings.filter((message) => message.includes('principal')).length, 1)
 })
 
 function send(port, { method, path, headers, body }) {

@@ -63,6 +63,39 @@ test('the third beat finds out that the lease is over', async (t) => {
   assert.deepEqual(lost, [false, false, true])
 })
 
+test('a network that hangs: the work is told when the lease is over, and the call has an end', async (t) => {
+  const proxy = await Proxy.start(t)
+  const { idempotency } = idempotencyFor(t, {}, { ...proxy.poolOptions, max: 2, connectionTimeoutMillis: 2000 })
+  const told = deferred()
+  const lease = idempotency.lease(newKey(), null, (operation, signal) => {
+    proxy.hang()
+    signal.addEventListener('abort', () => told.resolve())
+    return new Promise(() => {})
+  }, { lease: '1 s' })
+  await assert.rejects(lease, LeaseLost)
+  await told.promise
+  // The same while the end is sent.
+  const other = await Proxy.start(t)
+  const { idempotency: ending } = idempotencyFor(t, {}, { ...other.poolOptions, max: 2, connectionTimeoutMillis: 2000 })
+  await assert.rejects(ending.lease(newKey(), null, () => { other.hang(); return 1 }, { lease: '1 s' }), { name: 'LeaseLost' })
+})
+
+test('a policy makes the lease shorter: the first beats come in time', async (t) => {
+  const { pool, idempotency } = idempotencyFor(t, { scope: 'short' })
+  await pool.query("SELECT idem_set_policy('short', max_lease => '1 second')")
+  const key = newKey()
+  const { payload } = await idempotency.lease(key, null, async (operation, signal) => {
+    const seen = new Set()
+    while (seen.size < 5 && !signal.aborted) {
+      const { rows } = await pool.query('SELECT lease_expires_at::text AS until FROM idempotency_store WHERE idempotency_key = $1', [key])
+      seen.add(rows[0].until)
+    }
+    return signal.aborted
+  })
+  await pool.query("DELETE FROM idempotency_scope WHERE pattern = 'short'")
+  assert.equal(payload, false)
+})
+
 test('the heartbeat extends the lease at each third of it', async (t) => {
   const clock = new FakeClock()
   const { pool, idempotency } = idempotencyFor(t, { clock, lease: '90 s' })

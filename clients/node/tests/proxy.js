@@ -32,6 +32,11 @@ export class Proxy {
     return new Promise((resolve) => this.#server.close(resolve))
   }
 
+  /** From now on no answer comes, and no connection ends. */
+  hang() {
+    this.onAnswer = () => Buffer.alloc(0)
+  }
+
   /** Ends all connections, as a network does. */
   cut() {
     for (const socket of this.#sockets) socket.destroy()

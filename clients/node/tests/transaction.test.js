@@ -297,3 +297,31 @@ test('hooks see what happens, never a payload, and cannot disturb', async (t) =>
   assert.ok(!JSON.stringify(events).includes('secret'))
   assert.match((await warned).message, /the hook acquired failed/)
 })
+
+test('who waits for another owner holds no connection', async (t) => {
+  const clock = new FakeClock()
+  const { pool, idempotency } = idempotencyFor(t, { clock }, { max: 2 })
+  const key = newKey()
+  const begun = deferred()
+  const finish = deferred()
+  const owner = idempotency.transaction(key, null, () => { begun.resolve(); return finish.promise })
+  await begun.promise
+  const waiter = idempotency.transaction(key, null, () => assert.fail('ran'), { wait: '20 s' })
+  await clock.whenPending(1)
+  assert.equal((await pool.query('SELECT 1 AS one')).rows[0].one, 1)
+  finish.resolve('first')
+  await owner
+  await clock.advance(1000)
+  const { payload, replayed } = await waiter
+  assert.deepEqual([payload, replayed], ['first', true])
+})
+
+test('what is missing is named', async (t) => {
+  const pool = poolFor(t)
+  await pool.query('DROP ROLE IF EXISTS nobody_yet')
+  await pool.query('CREATE ROLE nobody_yet LOGIN')
+  const run = (options, poolOptions) => new Idempotency(poolFor(t, poolOptions), options).transaction(newKey(), null, () => 1)
+  await assert.rejects(run({}, { database: 'template1' }), { name: 'NotReady', code: '42883', message: /CREATE EXTENSION idempotency/ })
+  await assert.rejects(run({ schema: 'elsewhere' }), { name: 'NotReady', code: '3F000', message: /"schema"/ })
+  await assert.rejects(run({}, { user: 'nobody_yet' }), { name: 'NotReady', code: '42501', message: /idem_grant/ })
+})

@@ -5,7 +5,7 @@ from .client import AsyncIdempotency, Idempotency
 from .clock import Clock, FakeClock
 from .consumer import owns_dead_letter
 from .errors import (BadArgument, CommitRolledBack, Declined, Forbidden, IdempotencyError, KeyReused, LeaseLost,
-                     NotDone, TooLarge, Unknown, sqlstate_of)
+                     NotDone, NotReady, TooLarge, Unknown, sqlstate_of)
 from .function import idempotent
 from .hooks import Event
 from .model import (ACQUIRED, COMPLETED, FAILED, IN_PROGRESS, MISMATCH, NOT_DONE, UNKNOWN, Completion, Done, Json,
@@ -19,6 +19,6 @@ __all__ = [
     "ACQUIRED", "AsyncCaller", "AsyncIdempotency", "BadArgument", "COMPLETED", "Caller", "Clock",
     "CommitRolledBack", "Completion", "Declined", "DictStore", "Done", "Event", "FAILED", "FakeClock",
     "FileStore", "Forbidden", "GaveUp", "IN_PROGRESS", "Idempotency", "IdempotencyError", "Json", "KeyReused",
-    "LeaseLost", "MISMATCH", "NOT_DONE", "NotDone", "Operation", "Response", "Result", "Retry", "Settlement",
+    "LeaseLost", "MISMATCH", "NOT_DONE", "NotDone", "NotReady", "Operation", "Response", "Result", "Retry", "Settlement",
     "TooLarge", "UNKNOWN", "Unknown", "idempotent", "owns_dead_letter", "settle", "sqlstate_of",
 ]

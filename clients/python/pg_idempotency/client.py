@@ -75,7 +75,7 @@ class Idempotency(Base):
         """Runs ``work(tx, operation)`` in the transaction that also stores its response, or gives the stored answer.
 
         ``request``: a JSON value; None: no check. ``request_hash``: 32 bytes in its place. ``wait``: seconds to wait
-        for the present owner, on a connection. ``max_attempts``: which attempt is the last. ``retention``: seconds to
+        for the present owner, without a connection. ``max_attempts``: which attempt is the last. ``retention``: seconds to
         keep the answer.
         ``isolation``: "REPEATABLE READ" or "SERIALIZABLE". ``work`` gives back a JSON value or a Response, and may
         run more than once: the whole is repeated on 40001, 40P01 and a lost connection.
@@ -97,7 +97,7 @@ class Idempotency(Base):
         the lease is lost; stop then. ``work`` gives back a response, or a Completion, whose writes commit with it.
         It raises NotDone if nothing happened, and Declined for a failure that is to be stored. After any other error
         the lease runs out, and the next begin has ``taken_over``. ``reconcile(operation)`` is asked first then, and
-        answers Done(response), NOT_DONE or UNKNOWN. ``wait`` holds no connection. The other arguments are those of
+        answers Done(response), NOT_DONE or UNKNOWN. The other arguments are those of
         ``transaction``.
         Raises LeaseLost, Unknown, and what ``transaction`` raises.
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from typing import Any, Callable, Dict, Generator, Optional, Protocol, Sequence, Tuple
+from typing import Any, Awaitable, Callable, Dict, Generator, Optional, Protocol, Sequence, Tuple
 
 from .clock import Clock, Stop
 from .errors import LeaseLost
@@ -49,6 +49,23 @@ class AsyncSource(Protocol):
     async def open(self) -> AsyncSession: ...
     async def recover(self) -> None: ...
     async def fetch(self, tx: Any, statement: Statement) -> Answer: ...
+
+
+async def to_its_end(work: Awaitable[Any]) -> Any:
+    """Awaits ``work`` to its end, however often we are cancelled meanwhile; then the cancellation goes on.
+
+    What gives a connection back must not be left half done: nobody else would do it.
+    """
+    task = asyncio.ensure_future(work)
+    cancelled: Optional[asyncio.CancelledError] = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    return task.result()
 
 
 class Cut:
@@ -226,10 +243,11 @@ class AsyncDriver:
             stop()
 
     async def close(self, session: AsyncSession) -> None:
-        await session.close()
+        await to_its_end(session.close())
 
     async def abandon(self, session: AsyncSession, error: BaseException) -> bool:
-        return await session.abandon(error)
+        lost: bool = await to_its_end(session.abandon(error))
+        return lost
 
     async def recover(self) -> None:
         await self.source.recover()
@@ -252,7 +270,7 @@ class AsyncDriver:
         except asyncio.CancelledError:
             # The caller is cancelled: so is the work, and its clean-up is waited for.
             task.cancel()
-            await asyncio.wait([task])
+            await to_its_end(asyncio.wait([task]))
             raise
         finally:
             heartbeat.task = None

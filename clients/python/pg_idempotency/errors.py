@@ -50,6 +50,10 @@ class TooLarge(IdempotencyError):
     sqlstate = "ID413"
 
 
+class NotReady(IdempotencyError):
+    """The database lacks the extension, or the role lacks its rights; the message says what to do. See ``sqlstate``."""
+
+
 class CommitRolledBack(IdempotencyError):
     """COMMIT answered ROLLBACK, or would have: the work caught an error of the database and went on.
     Nothing was committed."""
@@ -148,12 +152,25 @@ def is_unreachable(error: BaseException) -> bool:
 UNREADABLE_STATES = frozenset({"22P02", "22P05", "22021", "22003", "54001"})
 
 
+NOT_READY = {
+    "42883": "the functions of the extension were not found: run CREATE EXTENSION idempotency in this database, or name its"
+             " schema by the option schema",
+    "3F000": "the schema of the option schema does not exist: it is the one in which the extension idempotency was created",
+    "42501": "the role may not use the extension: let its owner run SELECT idem_grant('the role')",
+}
+
+
 def translate_begin(error: BaseException) -> BaseException:
-    """The same for a begin, where data that the database cannot read are the caller's argument."""
+    """The same for a begin, where data that the database cannot read are the caller's argument, and nothing but the
+    package's own functions can be missing or forbidden."""
     state = sqlstate_of(error)
-    if state not in UNREADABLE_STATES:
+    own: IdempotencyError
+    if state in UNREADABLE_STATES:
+        own = BadArgument("the database cannot read the key or the request")
+    elif state in NOT_READY:
+        own = NotReady(NOT_READY[state])
+    else:
         return translate(error)
-    own = BadArgument("the database cannot read the key or the request")
     own.sqlstate = state
     return own
 

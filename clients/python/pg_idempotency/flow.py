@@ -6,7 +6,7 @@ and nowhere else.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Callable, List, Optional, Sequence
 
 from . import hooks as hook
@@ -155,8 +155,34 @@ def declined_result(operation: Operation, declined: Declined) -> Result:
         attempt=operation.attempt, retry_after=declined.retry_after, taken_over=operation.taken_over)
 
 
+def waiting(settings: Settings, call: Call, once: Callable[[Call], Flow]) -> Flow:
+    """Runs ``once(call)``, whose result begins with an Operation, until nobody else has it, or the call's wait is over.
+
+    Waits here, not on the server: there it would hold a connection, which the owner may need for its end, and one client
+    could take them all.
+    """
+    until = settings.clock.now() + call.wait
+    pause = max(settings.retry.base, 0.01)
+    while True:
+        result = yield from once(replace(call, wait=min(call.wait, 0.0)))    # one below 0 is refused by the server
+        left = until - settings.clock.now()
+        if result[0].outcome != IN_PROGRESS or left <= 0:
+            return result
+        yield steps.sleep(min(pause, left))
+        pause = min(2 * pause, 1.0)
+
+
 def transaction(settings: Settings, call: Call, work: Callable[..., Any]) -> Flow:
     """One operation in one transaction, repeated as a whole where that may help. Result: a Result."""
+    operation, result = yield from waiting(settings, call, lambda now: one_transaction(settings, now, work))
+    if result is None:
+        announce_begin(settings, call, operation)
+        result = stored_result(operation)
+    return result
+
+
+def one_transaction(settings: Settings, call: Call, work: Callable[..., Any]) -> Flow:
+    """The same without waiting for another owner. Result: an Operation, and a Result where the work ran, else None."""
     def body(session: Any) -> Flow:
         try:
             answers = yield from own_trip(session, [
@@ -169,10 +195,9 @@ def transaction(settings: Settings, call: Call, work: Callable[..., Any]) -> Flo
         if operation.outcome != ACQUIRED:
             # COMMIT, as idem_begin itself writes when the attempts are exhausted
             yield from committing(session, [])
-            announce_begin(settings, call, operation)
-            return stored_result(operation)
+            return operation, None
         announce_begin(settings, call, operation)
-        return (yield from run_work(settings, call, work, session, operation))
+        return operation, (yield from run_work(settings, call, work, session, operation))
 
     return (yield from retrying(settings, call, lambda: in_session(body)))
 

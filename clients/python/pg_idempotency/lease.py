@@ -6,14 +6,13 @@ No connection is held while the work calls somebody outside.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any, Callable, List, Optional
 
 from . import sql, steps
 from .errors import Declined, LeaseLost, NotDone, Unknown, is_unreachable, translate_begin
 from .flow import (Settings, announce_begin, announce_refusal, committing, declined_result, in_session,
-                   is_pool_timeout, one_statement, own_trip, retrying)
-from .model import (ACQUIRED, COMPLETED, FAILED, IN_PROGRESS, NOT_DONE, Call, Completion, Done, Operation, Result,
+                   is_pool_timeout, one_statement, own_trip, retrying, waiting)
+from .model import (ACQUIRED, COMPLETED, FAILED, NOT_DONE, Call, Completion, Done, Operation, Result,
                     as_response, operation_from_row, own_result, stored_result)
 from .steps import Flow
 
@@ -50,21 +49,10 @@ def third(lease: float) -> float:
 
 
 def begin(settings: Settings, call: Call) -> Flow:
-    """The begin in a transaction of its own. Result: an Operation, and when the begin was sent.
-
-    Waits here for another owner: a begin that waits on the server holds a connection, which the owner may need
-    for its end.
-    """
-    until = settings.clock.now() + call.wait
-    pause = max(settings.retry.base, 0.01)
-    while True:
-        operation, begun = yield from begin_now(settings, replace(call, wait=0.0))
-        left = until - settings.clock.now()
-        if operation.outcome != IN_PROGRESS or left <= 0:
-            announce_begin(settings, call, operation)
-            return operation, begun
-        yield steps.sleep(min(pause, left))
-        pause = min(2 * pause, 1.0)
+    """The begin in a transaction of its own. Result: an Operation, and when the begin was sent."""
+    operation, begun = yield from waiting(settings, call, lambda now: begin_now(settings, now))
+    announce_begin(settings, call, operation)
+    return operation, begun
 
 
 def begin_now(settings: Settings, call: Call) -> Flow:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 from typing import Any, AsyncContextManager, Callable, ContextManager, List, Optional, Sequence
 
 import psycopg
@@ -16,6 +17,7 @@ from psycopg import Pipeline
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
+from .drive import to_its_end
 from .framework import cut
 from .pipeline import Prepared, trip
 from .sql import BEGIN, Statement
@@ -59,6 +61,15 @@ def is_lost(connection: Any) -> bool:
 def may_prepare(asked: Optional[bool], prepared: Prepared) -> bool:
     """Whether psycopg may prepare statements of the work: as the user says, or where no pooler is in between."""
     return bool(prepared.direct) if asked is None else asked
+
+
+def cancel(connection: Any, tell: Callable[..., Any], done: Callable[[], None]) -> None:
+    """Asks the server to end the statement of a connection, and says in the loop when that was done."""
+    try:
+        connection.cancel()
+        tell(done)
+    except (psycopg.Error, RuntimeError):
+        return      # the server or the loop has ended
 
 
 class PsycopgSession:
@@ -201,7 +212,7 @@ class AsyncPsycopgSession:
             if not may_prepare(self.prepare, self.prepared):
                 self.handle.prepare_threshold = None
         except BaseException as error:
-            await self.manager.__aexit__(type(error), error, error.__traceback__)
+            await to_its_end(self.manager.__aexit__(type(error), error, error.__traceback__))
             raise
         return self
 
@@ -235,8 +246,12 @@ class AsyncPsycopgSession:
         try:
             status = self.handle.info.transaction_status
             if status == TransactionStatus.ACTIVE:
-                # cancel() opens a connection and blocks, so it is not for the loop's thread
-                await asyncio.get_running_loop().run_in_executor(None, self.handle.cancel)
+                # cancel() opens a connection and blocks, so it is not for the loop's thread; nor may a network
+                # that hangs keep the loop's executor
+                ended = asyncio.Event()
+                tell = asyncio.get_running_loop().call_soon_threadsafe
+                threading.Thread(target=cancel, args=(self.handle, tell, ended.set), daemon=True).start()
+                await asyncio.wait([asyncio.ensure_future(ended.wait())], timeout=5)
                 await self.handle.close()
             elif status != TransactionStatus.IDLE and not lost:
                 await self.execute(("ROLLBACK", ()))

@@ -6,13 +6,14 @@ import os
 import pwd
 import socket
 import subprocess
+import threading
 import time
 
 import psycopg
 import psycopg_pool
 import pytest
 
-from pg_idempotency import AsyncIdempotency, Idempotency, Retry
+from pg_idempotency import AsyncIdempotency, Clock, Idempotency, Retry
 from proxy import Proxy
 
 numbers = itertools.count()
@@ -107,6 +108,18 @@ def pgbouncer(tmp_path_factory):
     yield conninfo
     process.terminate()
     process.wait()
+
+
+class Held(Clock):
+    """A clock whose sleepers wait until the test lets them go."""
+
+    def __init__(self):
+        self.asleep = threading.Event()
+        self.go = threading.Event()
+
+    def sleep(self, duration):
+        self.asleep.set()
+        assert self.go.wait(20)
 
 
 def insert(name):

@@ -1,6 +1,7 @@
 """HTTP: what the black-box suite cannot see. Keys, limits, streams, time-outs, what is stored."""
 
 import asyncio
+import gzip
 import io
 import json
 import threading
@@ -140,6 +141,67 @@ def test_what_is_stored_and_what_is_not(pool, key):
     assert first[1]["Set-Cookie"] == "a=b" and "Idempotency-Replayed" not in first[1]
     assert again == (201, {"Content-Type": "text/plain", "X-Own": "1", "ETag": '"e"', "Content-Length": "2",
                            "Idempotency-Replayed": "true"}, b"\x00b")
+
+
+def test_a_header_that_http_does_not_carry_rolls_back(pool, key, effects):
+    def handler(environ):
+        current().tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
+        return 201, [("X-Name", "\u0141\u00f3d\u017a")], [b""]
+    assert call_wsgi(wsgi(pool, handler), key)[0] == 500
+    assert effects() == 0
+
+
+def test_the_marker_of_a_replay_has_a_name_of_your_own(pool, key):
+    app = wsgi(pool, lambda environ: (201, [], [b""]), marker="Idempotent-Replayed")
+    headers = [call_wsgi(app, key)[1] for _ in range(2)]
+    assert [one.get("Idempotent-Replayed") for one in headers] == [None, "true"]
+    assert "Idempotency-Replayed" not in headers[1]
+
+
+def test_a_compressed_answer_stays_one(pool, key):
+    packed = gzip.compress(b"packed")
+    app = wsgi(pool, lambda environ: (200, [("Content-Encoding", "gzip"), ("X-Own", "1")], [packed]), stored_headers=("x-own",))
+    for _ in range(2):
+        status, headers, body = call_wsgi(app, key)
+        assert (status, headers["Content-Encoding"], headers["X-Own"], body) == (200, "gzip", "1", packed)
+
+
+@pytest.mark.parametrize("extra, status", [
+    ({"CONTENT_LENGTH": "100"}, 400), ({"CONTENT_LENGTH": "-1"}, 400), ({"CONTENT_LENGTH": "0x10"}, 400),
+    ({"CONTENT_LENGTH": "", "HTTP_TRANSFER_ENCODING": "chunked"}, 411),
+    ({"CONTENT_LENGTH": "", "HTTP_TRANSFER_ENCODING": "chunked", "wsgi.input_terminated": True}, 201)])
+def test_a_body_that_is_not_seen_whole_is_refused(pool, key, extra, status):
+    """A truncated upload is not run, and not stored: the whole one runs afterwards."""
+    seen = []
+
+    def handler(environ):
+        seen.append(environ["wsgi.input"].read())
+        return 201, [], [b"done"]
+    app = wsgi(pool, handler)
+    assert call_wsgi(app, key, b'{"whole": 1}', **extra)[0] == status
+    assert call_wsgi(app, key, b'{"whole": 1}')[0] == 201
+    assert seen == [b'{"whole": 1}']
+
+
+@pytest.mark.parametrize("length, status", [("100", 400), ("-1", 400), ("12", 201)])
+def test_django_refuses_a_truncated_upload(key, length, status):
+    import test_sources     # its settings
+    from django.core.handlers.wsgi import WSGIRequest
+    from django.http import HttpResponse
+    from pg_idempotency.http.django import IdempotencyMiddleware
+    assert test_sources.settings.configured
+    middleware = IdempotencyMiddleware(lambda request: HttpResponse(request.body, status=201))
+    response = middleware(WSGIRequest({
+        "REQUEST_METHOD": "POST", "PATH_INFO": "/flaky/1", "CONTENT_TYPE": "application/json", "SERVER_NAME": "s",
+        "SERVER_PORT": "80", "CONTENT_LENGTH": length, "wsgi.input": io.BytesIO(b'{"whole": 1}'), "HTTP_X_TENANT": "t",
+        "HTTP_IDEMPOTENCY_KEY": key}))
+    assert response.status_code == status
+
+
+def test_a_method_in_lower_case_is_the_same(pool, key):
+    """Werkzeug takes it for the other one, so it must not run unprotected."""
+    app = wsgi(pool, lambda environ: (201, [], [b"done"]), methods=("post",))
+    assert [call_wsgi(app, key, method=method)[1].get("Idempotency-Replayed") for method in ("post", "POST")] == [None, "true"]
 
 
 def test_statuses_can_be_mapped(pool, key):

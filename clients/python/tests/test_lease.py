@@ -7,8 +7,8 @@ import psycopg
 import psycopg_pool
 import pytest
 
-from conftest import QUICK, insert, insert_async
-from pg_idempotency import (NOT_DONE, UNKNOWN, Clock, Completion, Declined, Done, FakeClock, Idempotency, LeaseLost, NotDone,
+from conftest import QUICK, Held, insert, insert_async
+from pg_idempotency import (NOT_DONE, UNKNOWN, Completion, Declined, Done, FakeClock, Idempotency, LeaseLost, NotDone,
                             Response, Unknown)
 
 
@@ -71,18 +71,6 @@ def test_no_connection_is_held_by_the_work(key):
         for thread in threads:
             thread.join()
     assert sorted(result.payload for result in results) == sorted(f"{key}-{n}" for n in range(20))
-
-
-class Held(Clock):
-    """A clock whose sleepers wait until the test lets them go."""
-
-    def __init__(self):
-        self.asleep = threading.Event()
-        self.go = threading.Event()
-
-    def sleep(self, duration):
-        self.asleep.set()
-        assert self.go.wait(20)
 
 
 def test_a_lease_waits_without_a_connection(key):

@@ -114,8 +114,8 @@ def test_a_begin_that_is_cancelled(run, key, admin):
 
     async def body(idem):
         with psycopg.connect("") as owner:
-            owner.execute("SELECT idem_begin(%s)", (key,))
-            task = asyncio.ensure_future(idem.transaction(key, None, work, wait=60))
+            owner.execute("LOCK TABLE idempotency_store")
+            task = asyncio.ensure_future(idem.transaction(key, None, work))
             while admin.execute("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'").fetchone()[0] == 0:
                 await asyncio.sleep(0.01)
             task.cancel()

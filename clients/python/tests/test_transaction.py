@@ -1,5 +1,6 @@
 """The transaction: answers, round trips, errors, repeats."""
 
+import asyncio
 import threading
 
 import psycopg
@@ -7,9 +8,9 @@ import psycopg_pool
 import pytest
 
 import pg_idempotency
-from conftest import QUICK, insert, insert_async
-from pg_idempotency import (BadArgument, CommitRolledBack, Declined, Forbidden, Idempotency, Json, KeyReused, Response,
-                            Retry, TooLarge)
+from conftest import QUICK, Held, insert, insert_async
+from pg_idempotency import (BadArgument, CommitRolledBack, Completion, Declined, Forbidden, Idempotency, Json, KeyReused,
+                            NotReady, Operation, Response, Retry, TooLarge)
 
 
 def test_runs_once_and_replays(idem, key, effects):
@@ -127,6 +128,44 @@ def test_in_progress(idem, key, effects):
     assert idem.transaction(key, None, insert(key), wait=20).replayed
     thread.join()
     assert effects() == 1
+
+
+def test_who_waits_holds_no_connection(key):
+    """Over a pool of two: one has the owner, the other is free although somebody waits for the owner."""
+    clock = Held()
+    begun, ended = threading.Event(), []
+    with psycopg_pool.ConnectionPool("", min_size=2, max_size=2, timeout=20) as pool:
+        def work(tx, operation):
+            begun.set()
+            assert clock.asleep.wait(20)
+            with pool.connection(timeout=5) as other:
+                return other.execute("SELECT 'first'").fetchone()[0]
+
+        owner = threading.Thread(target=lambda: ended.append(Idempotency(pool).transaction(key, None, work)))
+        owner.start()
+        assert begun.wait(20)
+        waiter = threading.Thread(target=lambda: ended.append(
+            Idempotency(pool, clock=clock).transaction(key, None, insert(key), wait=20)))
+        waiter.start()
+        owner.join(20)
+        clock.go.set()
+        waiter.join(20)
+    assert [(result.payload, result.replayed) for result in ended] == [("first", False), ("first", True)]
+
+
+def test_what_is_missing_is_named(admin, key):
+    admin.execute("CREATE DATABASE bare")
+    admin.execute("CREATE ROLE nobody_yet LOGIN")
+    try:
+        for conninfo, settings, state, hint in (
+                ("dbname=bare", {}, "42883", "CREATE EXTENSION idempotency"), ("", {"schema": "elsewhere"}, "3F000", "schema"),
+                ("user=nobody_yet", {}, "42501", "idem_grant")):
+            with pytest.raises(NotReady, match=hint) as caught:
+                Idempotency(lambda: psycopg.connect(conninfo), **settings).transaction(key, None, insert(key))
+            assert caught.value.sqlstate == state
+    finally:
+        admin.execute("DROP ROLE nobody_yet")
+        admin.execute("DROP DATABASE bare WITH (FORCE)")
 
 
 def test_an_error_stores_nothing(idem, key, effects):
@@ -527,6 +566,34 @@ def test_a_cancelled_task_rolls_back(run, key, effects, admin):
             await task
         return await idem.transaction(key, None, insert_async(key), wait=20)
     assert run(body).outcome == "COMPLETED"
+    assert effects() == 1
+
+
+@pytest.mark.parametrize("style", ["transaction", "lease"])
+def test_cancelled_again_and_again(run, key, effects, style):
+    """As anyio does, until the task has ended. The pool of one gets its connection back each time."""
+    async def body(idem):
+        for _ in range(3):
+            begun = asyncio.Event()
+
+            async def slow(tx):
+                await insert_async(key)(tx, Operation("ACQUIRED", "", key, 1))
+                begun.set()
+                await tx.execute("SELECT pg_sleep(60)")
+
+            async def work(first, second):
+                if style == "transaction":
+                    await slow(first)
+                return Completion(1, slow)
+            options = {} if style == "transaction" else {"lease": 0.5}
+            task = asyncio.ensure_future(getattr(idem, style)(key, None, work, wait=20, **options))
+            await begun.wait()
+            while not task.done():
+                task.cancel()
+                await asyncio.sleep(0)
+            assert task.cancelled()
+        return await idem.transaction(key + "-after", None, insert_async(key))
+    assert run(body, size=1, timeout=10).outcome == "COMPLETED"
     assert effects() == 1
 
 

@@ -28,9 +28,10 @@ export function toStored({ status, headers, body }, isStored) {
 
 /**
  * @param {import('../result.js').Result} result
+ * @param {string} marker name of the header of a replay
  * @returns {import('./problem.js').Answer}
  */
-export function fromStored({ outcome, code, headers, payload, body, replayed, retryAfter: ms }) {
+export function fromStored({ outcome, code, headers, payload, body, replayed, retryAfter: ms }, marker) {
   const json = body === null && payload !== undefined
   return {
     status: code ?? (outcome === 'COMPLETED' ? 200 : 422),
@@ -38,7 +39,7 @@ export function fromStored({ outcome, code, headers, payload, body, replayed, re
       ...(json && { 'content-type': 'application/json' }),
       ...headers,
       ...(ms !== null && retryAfter(ms)),
-      ...(replayed && { 'idempotency-replayed': 'true' }),
+      ...(replayed && { [marker.toLowerCase()]: 'true' }),
     },
     body: body ?? (json ? Buffer.from(JSON.stringify(payload)) : Buffer.alloc(0)),
   }

@@ -41,42 +41,115 @@ export function unreadable(cause) {
 
 /**
  * The value of a JSON body.
- * @param {Buffer} bytes
+ * @param {Uint8Array} bytes
  * @throws {Problem} 400
  */
 export function parseJson(bytes) {
   try {
-    return JSON.parse(bytes.toString())
+    return JSON.parse(Buffer.from(bytes).toString())
   } catch (error) {
     throw unreadable(error)
   }
 }
 
 /**
- * What stands for a body in the fingerprint: the value of JSON, the SHA-256 of anything else, null where there is none.
- * @param {unknown} body what a parser made, or bytes
+ * JSON text that stands for a body in the fingerprint: JSON as it came, so no number loses a digit; the SHA-256 of anything else;
+ * null where there is none.
+ * @param {Uint8Array} bytes
  * @param {string} type
+ * @throws {Problem} 400: its type is JSON, and it is not
  */
-export function comparable(body, type) {
-  if (body === undefined || body === null) return null
-  if (typeof body === 'string') return isJson(type) ? comparableJson(body) : hashed(Buffer.from(body))
-  if (body instanceof Uint8Array) {
-    const bytes = Buffer.from(body)
-    if (bytes.length === 0) return null
-    return isJson(type) ? comparableJson(parseJson(bytes)) : hashed(bytes)
-  }
-  return comparableJson(body)
+export function comparable(bytes, type) {
+  if (bytes.length === 0) return 'null'
+  if (!isJson(type)) return hashed(bytes)
+  parseJson(bytes)
+  return jsonText(bytes) ?? hashed(bytes)
 }
 
-// jsonb does not take any depth. A text that it cannot hold, such as one with the character NUL, is refused by the begin.
-function comparableJson(value) {
-  let text
-  try {
-    text = JSON.stringify(value)
-  } catch (error) {
-    throw new Problem(400, 'The body cannot be compared', { cause: error })
+/**
+ * The same for what a parser has made of a body that nobody kept. A handler that reads nothing else sees no more than this.
+ * @param {unknown} body
+ * @param {string} type
+ * @throws {Error} it does not say what was sent
+ */
+export function comparableParsed(body, type) {
+  if (body instanceof Uint8Array) return comparable(body, type)
+  if (body === undefined || body === null) return 'null'
+  refuseRounded(body)
+  const text = typeof body === 'string' && !isJson(type) ? body : JSON.stringify(body)
+  if (text.includes('\ufffd')) throw unseen()
+  return typeof body === 'string' ? comparable(Buffer.from(text), type) : depth(text) > DEEPEST ? hashed(Buffer.from(text)) : text
+}
+
+/** The error of a request that cannot be compared with a repeat. */
+export function unseen() {
+  return new Error('the body of this request cannot be compared with that of a repeat: a parser has read it, and what it left is not all. ' +
+    'Keep what was sent, by keepBody before the parser, or give the option "fingerprint"')
+}
+
+// JSON.parse rounds such numbers, or makes Infinity of them.
+function refuseRounded(body) {
+  const values = [body]
+  while (values.length > 0) {
+    const value = values.pop()
+    if (typeof value === 'number' && !(Math.abs(value) <= Number.MAX_SAFE_INTEGER)) throw unseen()
+    if (typeof value === 'object' && value !== null) for (const inner of Object.values(value)) values.push(inner)
   }
-  return depth(text) > 500 ? hashed(Buffer.from(text)) : value
+}
+
+const KEPT = Symbol('pg-idempotency.body')
+
+/**
+ * Keeps a copy of the body of a Node request, whoever reads it.
+ * @param {any} request
+ * @param {number} limit bytes; of a longer body a little more is kept
+ */
+export function keep(request, limit) {
+  if (request[KEPT]) return
+  const kept = { chunks: /** @type {Buffer[]} */ ([]), size: 0, ended: false }
+  request[KEPT] = kept
+  const emit = request.emit
+  request.emit = function (event, ...args) {
+    if (event === 'end') kept.ended = true
+    if (event === 'data' && kept.size <= limit) {
+      const bytes = Buffer.from(args[0])
+      kept.chunks.push(bytes)
+      kept.size += bytes.length
+    }
+    return emit.call(this, event, ...args)
+  }
+}
+
+/**
+ * The body that was kept; undefined where it was not, or is not whole.
+ * @param {any} request
+ * @param {number} limit
+ */
+export function keptBody(request, limit) {
+  const kept = request[KEPT]
+  if (kept?.size > limit) throw requestTooLarge()
+  return kept?.ended ? Buffer.concat(kept.chunks) : undefined
+}
+
+/**
+ * True where the client said that there is a body.
+ * @param {(name: string) => string[]} header
+ */
+export function saysBody(header) {
+  return header('transfer-encoding').length > 0 || Number(header('content-length')[0] ?? 0) > 0
+}
+
+const DEEPEST = 500
+const utf8 = new TextDecoder('utf-8', { fatal: true })
+
+// The text of JSON, unless some byte is no UTF-8. jsonb does not take any depth.
+function jsonText(bytes) {
+  try {
+    const text = utf8.decode(bytes)
+    return depth(text) > DEEPEST ? undefined : text
+  } catch {
+    return undefined
+  }
 }
 
 // Brackets inside of strings count too: the answer may be too great, and is the same each time.
@@ -91,5 +164,5 @@ function depth(text) {
 }
 
 function hashed(bytes) {
-  return { sha256: createHash('sha256').update(bytes).digest('hex') }
+  return JSON.stringify({ sha256: createHash('sha256').update(bytes).digest('hex') })
 }

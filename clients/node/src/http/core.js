@@ -1,11 +1,13 @@
 // HTTP without a framework: from a request to an answer that is given once. An adapter describes the request,
 // calls the handler, and sends the answer; it sends nothing before the answer is stored.
 import { createHash } from 'node:crypto'
+import { validateHeaderValue } from 'node:http'
 import { Declined, NotDone } from '../errors.js'
 import { Completion } from '../lease.js'
+import { Json } from '../response.js'
 import { abandoning } from '../transaction.js'
 import { fromStored, parseRetryAfter, storedHeaders, toStored } from './answer.js'
-import { comparable, mediaType, requestTooLarge, unreadable } from './body.js'
+import { mediaType, requestTooLarge, unreadable } from './body.js'
 import { parseKey, preferredWait } from './key.js'
 import { Problem, inProgress, problemFor, rendered } from './problem.js'
 
@@ -17,7 +19,7 @@ import { Problem, inProgress, problemFor, rendered } from './problem.js'
  * @property {string} target path and query
  * @property {string} route template of the path, such as /payments/:id
  * @property {(name: string) => string[]} header values, one for each time that it was sent; the name in lower case
- * @property {() => Promise<unknown>} body parsed, or bytes
+ * @property {(type: string) => Promise<string>} body JSON text that stands for it: see comparable
  */
 /** @typedef {import('./problem.js').Answer & {writes?: (tx: any) => unknown}} HandlerAnswer */
 /**
@@ -31,7 +33,8 @@ import { Problem, inProgress, problemFor, rendered } from './problem.js'
 /**
  * @typedef {object} HttpOptions
  * @property {(request: any) => string | undefined | Promise<string | undefined>} [principal] who asks: a tenant or a user,
- *   a string that is not empty: anything else is a 500. Part of the scope
+ *   a string that is not empty: anything else is a 500. Part of the scope. It has to be given, or `scope`: `() => 'anyone'` where all
+ *   clients are one
  * @property {(request: any, about: {method: string, route: string, principal: string}) => string | Promise<string>} [scope] in place of
  *   method, route and principal. The scope of the Idempotency stands before it
  * @property {string} [header] 'Idempotency-Key'
@@ -40,17 +43,17 @@ import { Problem, inProgress, problemFor, rendered } from './problem.js'
  * @property {boolean} [strict] keys in quotes only; false
  * @property {string[]} [methods] ['POST', 'PATCH']; others are run as without a key
  * @property {(request: any) => boolean} [skip] true: run as without a key
- * @property {(request: any) => unknown} [fingerprint] JSON value that must be the same in a repeat; by default method, target, media type
- *   and body
+ * @property {(request: any) => unknown} [fingerprint] JSON value that is compared in place of media type and body, beside method and target
  * @property {(status: number) => End | {end: End, retention?: import('../index.js').Duration} | undefined} [statuses] what becomes of an answer:
  *   "complete", "fail" (the transaction's writes are undone), "release" (nothing is stored), "leave" (a lease is left to run out). By default
- *   complete below 400, fail below 500, else release, or leave for a lease
+ *   complete below 400, release for 401, 403, 408, 409, 425 and 429, fail for other 4xx, else release, or leave for a lease
  * @property {string[]} [headers] stored beside Content-Type, Content-Language, Content-Encoding, Location and ETag: names, or X-*
  * @property {number} [maxRequest] bytes; 1 MB
  * @property {number} [maxResponse] bytes; 1 MB
  * @property {number} [wait] milliseconds to wait for a request in progress; 0
  * @property {number} [maxWait] milliseconds that `Prefer: wait=n` can ask for; 10 000
  * @property {number} [timeout] milliseconds until a handler must have answered; 60 000. 0 or Infinity: no limit
+ * @property {string} [marker] name of the header of a replay; 'Idempotency-Replayed'
  * @property {string} [describedBy] address of your page about keys: the `type` of problems, and a Link header
  * @property {(error: any, request: any) => {status: number, title: string, detail?: string, type?: string, headers?: Record<string, string>} | undefined} [mapError]
  *   a problem of your own
@@ -62,10 +65,10 @@ import { Problem, inProgress, problemFor, rendered } from './problem.js'
  */
 
 const MEGABYTE = 1024 * 1024
-// A timer of Node that is longer fires at once.
-const LONGEST_TIMER = 2 ** 31 - 1
+// A refusal of the moment, which says nothing of the operation: who asks, how often, and when.
+const PASSING = new Set([401, 403, 408, 409, 425, 429])
 const DEFAULTS = {
-  header: 'Idempotency-Key', required: true, strict: false, methods: ['POST', 'PATCH'], headers: [], wait: 0,
+  header: 'Idempotency-Key', marker: 'Idempotency-Replayed', required: true, strict: false, methods: ['POST', 'PATCH'], headers: [], wait: 0,
   maxRequest: MEGABYTE, maxResponse: MEGABYTE, maxWait: 10_000, timeout: 60_000, onError: (error) => console.error(error),
 }
 
@@ -82,16 +85,21 @@ export class HttpIdempotency {
   #idempotency
   #options
   #isStored
-  #warned = false
 
   /**
    * @param {import('../index.js').Idempotency} idempotency
    * @param {HttpOptions} [options]
+   * @throws TypeError: neither `principal` nor `scope` is given
    */
   constructor(idempotency, options = {}) {
+    if (typeof options.principal !== 'function' && typeof options.scope !== 'function') {
+      throw new TypeError('the option "principal" is missing: a function of a request that says who asks, as clients must ' +
+        "not get the answers of others. Give () => 'anyone' where all clients are one")
+    }
     this.#idempotency = idempotency
     /** @type {HttpOptions & typeof DEFAULTS} */
     this.#options = { ...DEFAULTS, ...options }
+    this.#options.methods = this.#options.methods.map((method) => method.toUpperCase())
     this.#isStored = storedHeaders(this.#options.headers)
   }
 
@@ -150,7 +158,7 @@ export class HttpIdempotency {
       ? await this.#idempotency.transaction(key, request, (tx, operation) => perform({ tx, operation }), options)
       : await this.#idempotency.lease(key, request, (operation, signal) => perform({ operation, signal }), options)
     if (result.outcome === 'IN_PROGRESS') throw inProgress(result.retryAfter)
-    return live && !result.replayed ? live : fromStored(result)
+    return live && !result.replayed ? live : fromStored(result, this.#options.marker)
   }
 
   // What work does with an answer: returns what is stored, or throws what ends it otherwise.
@@ -171,6 +179,7 @@ export class HttpIdempotency {
     if (typeof own === 'object') return own
     if (own) return { end: own }
     if (status < 400) return { end: 'complete' }
+    if (PASSING.has(status)) return { end: 'release' }
     if (status < 500) return { end: 'fail' }
     return { end: style === 'lease' ? 'leave' : 'release' }
   }
@@ -196,8 +205,8 @@ export class HttpIdempotency {
     const late = new AbortController()
     const done = new AbortController()
     const signal = context.signal ? AbortSignal.any([context.signal, late.signal]) : late.signal
-    const time = timeout > 0 ? Math.min(timeout, LONGEST_TIMER) : LONGEST_TIMER
-    const timeUp = this.#idempotency.clock.sleep(time, done.signal).then(() => {
+    const isLimited = timeout > 0 && timeout < Infinity
+    const timeUp = !isLimited ? new Promise(() => {}) : this.#idempotency.clock.sleep(timeout, done.signal).then(() => {
       if (done.signal.aborted) return undefined
       const error = abandoning(new Problem(503, 'The request took too long', { headers: { 'Retry-After': '1' } }))
       late.abort(error)
@@ -207,6 +216,8 @@ export class HttpIdempotency {
       const answer = /** @type {HandlerAnswer} */ (await Promise.race([invoke({ ...context, signal }), timeUp]))
       if (answer.status < 200) throw new Error(`a route that runs once cannot answer ${answer.status}`)
       if (answer.body.length > maxResponse) throw responseTooLarge()
+      // What HTTP cannot carry: Fastify finds out when it sends, after COMMIT.
+      for (const [name, value] of Object.entries(answer.headers)) validateHeaderValue(name, /** @type {string} */ (value))
       return answer
     } finally {
       done.abort()
@@ -216,9 +227,10 @@ export class HttpIdempotency {
   async #fingerprint(exchange) {
     const { fingerprint, maxRequest } = this.#options
     if (Number(exchange.header('content-length')[0] ?? 0) > maxRequest) throw requestTooLarge()
-    if (fingerprint) return fingerprint(exchange.request)
+    const { method, target } = exchange
+    if (fingerprint) return { method, target, own: (await fingerprint(exchange.request)) ?? null }
     const type = mediaType(exchange.header('content-type')[0])
-    return { method: exchange.method, target: exchange.target, type, body: comparable(await exchange.body(), type) }
+    return new Json(`${JSON.stringify({ method, target, type }).slice(0, -1)},"body":${await exchange.body(type)}}`)
   }
 
   async #callOptions(exchange) {
@@ -237,17 +249,13 @@ export class HttpIdempotency {
   // A key is the client's own choice, so two clients may choose the same.
   async #scope({ request, method, route }) {
     const { principal, scope } = this.#options
-    if (!principal && !scope && !this.#warned) {
-      this.#warned = true
-      process.emitWarning('there is no option "principal": all clients of a route share their keys', 'IdempotencyWarning')
-    }
     const who = principal ? await principal(request) : ''
     if (principal && (typeof who !== 'string' || who === '')) {
       // Who cannot be told apart from others would get their answers.
       throw new TypeError('the option "principal" has to give a string that is not empty')
     }
-    const own = scope ? await scope(request, { method, route, principal: who }) : `${method} ${route} ${who}`
-    const text = this.#idempotency.scope === '' ? own : `${this.#idempotency.scope} ${own}`
+    const own = scope ? await scope(request, { method, route, principal: who }) : `${method} ${escaped(route)} ${who}`
+    const text = this.#idempotency.scope === '' ? own : `${escaped(this.#idempotency.scope)} ${own}`
     return text.length <= 255 ? text : `sha256:${createHash('sha256').update(text).digest('hex')}`
   }
 
@@ -286,6 +294,11 @@ export class HttpIdempotency {
       return undefined
     }
   }
+}
+
+// A part of a scope without spaces, which stand between the parts. The package for Python makes the same.
+function escaped(text) {
+  return text.replaceAll('%', '%25').replaceAll(' ', '%20')
 }
 
 export function responseTooLarge() {

@@ -1,7 +1,9 @@
 // Express. What a handler writes to `res` is kept until it is stored, and only then sent.
 import { EventEmitter } from 'node:events'
 import { HttpIdempotency, responseTooLarge } from './core.js'
-import { isJson, mediaType, parseJson, readAll, requestTooLarge } from './body.js'
+import {
+  comparable, comparableParsed, isJson, keep, keptBody, parseJson, readAll, requestTooLarge, saysBody, unseen,
+} from './body.js'
 
 /**
  * @typedef {(req: any, res: any, context: import('./core.js').Context) => unknown} Handler answers by `res` as always. In style "lease" it
@@ -14,8 +16,10 @@ import { isJson, mediaType, parseJson, readAll, requestTooLarge } from './body.j
  * Routes of Express that run once for each key.
  * @param {import('../index.js').Idempotency} idempotency
  * @param {import('./core.js').HttpOptions} [options]
- * @returns {{transaction: (handler: Handler) => Route, lease: (handler: Handler) => Route, problemErrors: () => ErrorHandler}} transaction:
+ * @returns {{transaction: (handler: Handler) => Route, lease: (handler: Handler) => Route, keepBody: () => (req: any, res: any, next: () => void) => void,
+ *   problemErrors: () => ErrorHandler}} transaction:
  *   the handler gets `tx`, in whose transaction its answer is stored. lease: it gets an operation, with fence, and a signal.
+ *   keepBody: `app.use` it before body parsers, so that requests are compared by what was sent, not by what a parser made of it.
  *   problemErrors: `app.use` it last; errors before a route, such as those of express.json(), become problems that tell nothing of the error
  */
 export function expressIdempotency(idempotency, options) {
@@ -37,7 +41,11 @@ export function expressIdempotency(idempotency, options) {
       next(error)
     }
   }
-  return { transaction: route('transaction'), lease: route('lease'), problemErrors: () => problemErrors(core) }
+  const keepBody = () => (req, res, next) => {
+    keep(req, core.maxRequest)
+    next()
+  }
+  return { transaction: route('transaction'), lease: route('lease'), keepBody, problemErrors: () => problemErrors(core) }
 }
 
 // Express's own handler sends the stack. It still ends an answer of which a part has been sent.
@@ -52,13 +60,14 @@ function problemErrors(core) {
 }
 
 function toExchange(req, maxRequest) {
+  const header = (name) => valuesOf(req.rawHeaders, name)
   return {
     request: req,
     method: req.method,
     target: req.originalUrl ?? req.url,
     route: `${req.baseUrl ?? ''}${req.route?.path ?? req.path}`,
-    header: (name) => valuesOf(req.rawHeaders, name),
-    body: () => bodyOf(req, maxRequest),
+    header,
+    body: (type) => bodyOf(req, header, type, maxRequest),
   }
 }
 
@@ -71,12 +80,21 @@ export function valuesOf(raw, name) {
   return raw.filter((value, index) => index % 2 === 1 && raw[index - 1].toLowerCase() === name)
 }
 
-// A body that no parser has read is read here, so that the handler finds it in req.body.
-async function bodyOf(req, maxRequest) {
-  if (req.body !== undefined || req.readableDidRead || req.readableEnded) return req.body
-  const bytes = await readAll(req, maxRequest, requestTooLarge)
-  if (bytes.length > 0) req.body = isJson(mediaType(req.headers['content-type'])) ? parseJson(bytes) : bytes
-  return req.body
+// A body that nobody has read is read here, so that the handler finds it in req.body. Express 4 leaves {} there, although its
+// parser has read nothing.
+async function bodyOf(req, header, type, maxRequest) {
+  const kept = keptBody(req, maxRequest)
+  if (kept) return comparable(kept, type)
+  if (!req.readableDidRead && !req.readableEnded) {
+    const bytes = await readAll(req, maxRequest, requestTooLarge)
+    if (bytes.length > 0) req.body = isJson(type) ? parseJson(bytes) : bytes
+    return comparable(bytes, type)
+  }
+  if (!saysBody(header)) return 'null'
+  const isEmpty = req.body === undefined || req.body === null || (typeof req.body === 'object' && Object.keys(req.body).length === 0)
+  // Files are beside the fields, and {} is what a parser leaves of a body that is none of its own.
+  if (type === 'multipart/form-data' || (isEmpty && !isJson(type))) throw unseen()
+  return comparableParsed(req.body, type)
 }
 
 const LISTENING = ['on', 'addListener', 'prependListener', 'once', 'prependOnceListener', 'off', 'removeListener']

@@ -1,7 +1,7 @@
 // Fastify, as a plugin. A reply goes through Fastify's hooks and its serializer; the plugin's last hook holds it
 // until the answer is stored, and puts another in its place where it was not.
 import { HttpIdempotency, responseTooLarge } from './core.js'
-import { readAll } from './body.js'
+import { comparable, keep, keptBody, readAll, saysBody, unseen } from './body.js'
 import { valuesOf } from './express.js'
 
 /**
@@ -30,7 +30,10 @@ export async function fastifyIdempotency(fastify, { idempotency, ...options }) {
   fastify.decorate('idempotent', { transaction: route('transaction'), lease: route('lease') })
   fastify.decorateRequest(ATTEMPT, null)
   fastify.addHook('onRoute', (options) => {
-    if (routes.has(options.handler)) options.errorHandler ??= bodyErrors(core)
+    if (!routes.has(options.handler)) return
+    options.errorHandler ??= bodyErrors(core)
+    // What the client sent is compared, not what a parser of Fastify makes of it.
+    options.onRequest = [options.onRequest ?? []].flat().concat(keepBody(core))
   })
   fastify.addHook('onSend', (request, reply, payload) => hold(core, request, reply, payload))
 }
@@ -49,11 +52,23 @@ function bodyErrors(core) {
   }
 }
 
+function keepBody(core) {
+  return async (request) => keep(request.raw, core.maxRequest)
+}
+
+// A body that no parser has read, such as that of @fastify/multipart, is not known here.
+async function bodyOf(request, header, type, maxRequest) {
+  const kept = keptBody(request.raw, maxRequest)
+  if (kept) return comparable(kept, type)
+  if (saysBody(header)) throw unseen()
+  return 'null'
+}
+
 async function runRoute(core, style, handle, request, reply) {
   const initial = { ...reply.getHeaders() }
   // An async handler that returns its reply would wait until it is sent, which waits for the handler.
   reply.then = undefined
-  const answer = await core.run(toExchange(request), style, async (context) => {
+  const answer = await core.run(toExchange(request, core.maxRequest), style, async (context) => {
     setAnswer(reply, { status: 200, headers: initial })
     const attempt = new Attempt()
     request[ATTEMPT] = attempt
@@ -148,13 +163,14 @@ function setAnswer(reply, { status, headers }) {
   }
 }
 
-function toExchange(request) {
+function toExchange(request, maxRequest) {
+  const header = (name) => valuesOf(request.raw.rawHeaders, name)
   return {
     request,
     method: request.method,
     target: request.originalUrl,
     route: request.routeOptions.url,
-    header: (name) => valuesOf(request.raw.rawHeaders, name),
-    body: async () => request.body,
+    header,
+    body: (type) => bodyOf(request, header, type, maxRequest),
   }
 }

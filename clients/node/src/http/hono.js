@@ -1,6 +1,6 @@
 // Hono: a handler gives back a Response, which is read, stored, and sent.
 import { routePath } from 'hono/route'
-import { readAll, requestTooLarge } from './body.js'
+import { comparable, readAll, requestTooLarge, unreadable, unseen } from './body.js'
 import { HttpIdempotency, responseTooLarge } from './core.js'
 import { valuesOf } from './express.js'
 
@@ -20,7 +20,7 @@ export function honoIdempotency(idempotency, options) {
   const core = new HttpIdempotency(idempotency, options)
   const route = (style) => (handler) => async (c) => {
     const answer = await core.run(toExchange(c, core.maxRequest), style, async (context) => {
-      const given = await handler(c, context)
+      const given = await called(handler, c, context)
       return given instanceof Response || !given?.response
         ? toAnswer(given, core.maxResponse)
         : { ...await toAnswer(given.response, core.maxResponse), writes: given.writes }
@@ -28,6 +28,16 @@ export function honoIdempotency(idempotency, options) {
     return toResponse(answer)
   }
   return { transaction: route('transaction'), lease: route('lease') }
+}
+
+// A body without a byte is no JSON, which a handler finds out.
+async function called(handler, c, context) {
+  try {
+    return await handler(c, context)
+  } catch (error) {
+    if (error instanceof SyntaxError && (await c.req.text().catch(() => undefined)) === '') throw unreadable(error)
+    throw error
+  }
 }
 
 function toExchange(c, maxRequest) {
@@ -39,17 +49,24 @@ function toExchange(c, maxRequest) {
     target: url.pathname + url.search,
     route: routePath(c),
     header: (name) => raw ? valuesOf(raw, name) : [c.req.header(name)].filter((value) => value !== undefined),
-    body: () => bodyOf(c, maxRequest),
+    body: (type) => bodyOf(c, type, maxRequest),
   }
 }
 
-// Read under the limit, and put back for the handler.
-async function bodyOf(c, maxRequest) {
-  const { raw } = c.req
-  if (!raw.body) return undefined
+// Read under the limit, and put back for the handler. What a middleware has read, Hono keeps, and gives again.
+async function bodyOf(c, type, maxRequest) {
+  const { raw, bodyCache } = c.req
+  if ('text' in bodyCache || 'arrayBuffer' in bodyCache) {
+    const bytes = Buffer.from(await c.req.arrayBuffer())
+    // The text of bytes that were no UTF-8 does not say which ones.
+    if ('text' in bodyCache && bytes.includes('\ufffd')) throw unseen()
+    return comparable(bytes, type)
+  }
+  if (raw.bodyUsed) throw unseen()
+  if (!raw.body) return 'null'
   const bytes = await readAll(raw.body, maxRequest, requestTooLarge)
   c.req.raw = new Request(raw.url, { method: raw.method, headers: raw.headers, body: new Uint8Array(bytes) })
-  return bytes
+  return comparable(bytes, type)
 }
 
 async function toAnswer(response, maxResponse) {

@@ -88,7 +88,7 @@ def request_of(scope: Scope, route: str, body: bytes) -> Request:
     query = scope.get("query_string", b"").decode("latin-1")
     path = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1").split("?", 1)[0]
     headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
-    return Request(scope["method"], path + ("?" + query if query else ""), route, headers, body, scope)
+    return Request(scope["method"].upper(), path + ("?" + query if query else ""), route, headers, body, scope)
 
 
 async def read_body(receive: Receive, limit: int) -> Optional[bytes]:

@@ -24,6 +24,7 @@ from .problem import Problem, ResponseTooLarge, document, in_progress, problem_o
 
 Headers = List[Tuple[str, str]]
 MEGABYTE = 1 << 20
+ALWAYS_STORED = ("content-type", "content-encoding")
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,10 @@ class Options:
     ``fingerprint(request)``: a JSON value that is compared in place of the body, beside method and target.
     ``statuses``: a Store by status ("404") or class ("4xx").
     ``stored_headers``: which response headers are stored; one that ends with "*" counts for all that begin so.
+    Content-Type and Content-Encoding always are: without them the body is another one. Set-Cookie never is.
     ``max_request``, ``max_response``: bytes. ``skip(request)``: true where keys do not matter.
     ``wait``: seconds to wait for a request in progress; ``max_wait``: how many a client may ask for by Prefer: wait.
+    ``marker``: name of the header that says of an answer that it is a replay.
     ``describedby``: address of your documentation. ``problem(problem)``: a Reply of your own for errors.
     ``timeout``: seconds for a handler, under asyncio only. ``lease``: seconds; None: one transaction.
     ``reconcile(operation)``: see ``Idempotency.lease``. ``routes``: options of single routes, by template.
@@ -110,6 +113,7 @@ class Options:
     skip: Optional[Callable[[Request], bool]] = None
     wait: Duration = 0
     max_wait: Duration = 10
+    marker: str = "Idempotency-Replayed"
     describedby: Optional[str] = None
     problem: Optional[Callable[[Problem], Reply]] = None
     timeout: Optional[Duration] = None
@@ -193,6 +197,7 @@ class Served:
         self.reply = reply
         if len(reply.body) > self.options.max_response:
             raise ResponseTooLarge()
+        check_headers(reply.headers)
         store = store_of(self.options, reply.status)
         if store.end == "release":
             raise Released(reply)
@@ -211,7 +216,7 @@ class Served:
             return self.core.problem_reply(in_progress(result.retry_after), self.options)
         if not result.replayed and self.reply is not None:
             return self.reply
-        return stored_reply(result)
+        return stored_reply(result, self.options.marker)
 
     def refusal(self, error: Exception) -> Reply:
         """The answer to the client after an error. What the client is not told goes to the log."""
@@ -238,7 +243,7 @@ class Core:
 
     def covers(self, method: str, route: Optional[str]) -> bool:
         """Whether keys matter to this method and route. An unknown route is left to the framework's 404."""
-        return route is not None and method in self.options_of(route).methods
+        return route is not None and method.upper() in (one.upper() for one in self.options_of(route).methods)
 
     def admit(self, request: Request) -> Union[Admitted, Reply, None]:
         """What to do with a request that is covered: None: run the handler unprotected; a Reply: answer with it."""
@@ -279,6 +284,10 @@ class Core:
             return self.problem_reply(missing, options) if options.required else None
         return Admitted(key, self.scope_of(request, who, options), request_of(request, options),
                         wait_of(request, options), options)
+
+    def unreadable(self, options: Options, status: int = 400) -> Reply:
+        """The answer to a request whose body did not come whole, or cannot be known to have."""
+        return self.problem_reply(Problem(status, "The body cannot be read", "It did not come as a whole."), options)
 
     def too_large(self, options: Options) -> Reply:
         """The answer to a request over the limit."""
@@ -349,13 +358,20 @@ def retry_after_of(headers: Headers) -> Optional[float]:
     return None
 
 
+def check_headers(headers: Headers) -> None:
+    """Raises ValueError for what HTTP cannot carry: after COMMIT it would be too late to say so."""
+    for name, value in headers:
+        if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name) or not re.fullmatch(r"[\t\x20-\x7e\x80-\xff]*", value):
+            raise ValueError(f"the header {name!r} has a character that HTTP does not carry")
+
+
 def kept_headers(options: Options, headers: Headers) -> Dict[str, Any]:
     """The headers that are stored: a text, or a list where one came more than once. Never Set-Cookie."""
     kept: Dict[str, Any] = {}
     for name, value in headers:
         low = name.lower()
         if low == "set-cookie" or not any(
-                low == one.lower() or (one.endswith("*") and low.startswith(one[:-1].lower()))
+                low in ALWAYS_STORED or low == one.lower() or (one.endswith("*") and low.startswith(one[:-1].lower()))
                 for one in options.stored_headers):
             continue
         before = kept.get(name)
@@ -363,7 +379,7 @@ def kept_headers(options: Options, headers: Headers) -> Dict[str, Any]:
     return kept
 
 
-def stored_reply(result: Result) -> Reply:
+def stored_reply(result: Result, marker: str) -> Reply:
     """A stored end as an answer."""
     headers: Headers = []
     for name, value in (result.headers or {}).items():
@@ -376,6 +392,6 @@ def stored_reply(result: Result) -> Reply:
     if result.retry_after is not None:
         headers.append(("Retry-After", whole_seconds(result.retry_after)))
     if result.replayed:
-        headers.append(("Idempotency-Replayed", "true"))
+        headers.append((marker, "true"))
     default = 200 if result.outcome == COMPLETED else 422
     return Reply(result.code or default, headers, body)

@@ -7,11 +7,12 @@ AuthenticationMiddleware; who has not logged in is answered 401.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional
+import re
+from typing import Any, Callable, Optional, Union
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
-from django.http import HttpResponse
+from django.http import HttpResponse, UnreadablePostError
 from django.urls import Resolver404, resolve
 
 from ..client import Idempotency
@@ -52,12 +53,28 @@ class IdempotencyMiddleware:
         if route is None or not self.core.covers(request.method, route):
             return self.get_response(request)
         options = self.core.options_of(route)
-        body = read_body(request, options.max_request)
-        admitted = self.core.too_large(options) if body is None else self.core.admit(request_of(request, route, body))
+        body = self.read_body(request, options)
+        admitted = body if isinstance(body, Reply) else self.core.admit(request_of(request, route, body))
         if admitted is None:
             return self.get_response(request)
         reply = admitted if isinstance(admitted, Reply) else self.run(request, admitted)
         return http_response(reply)
+
+    def read_body(self, request: Any, options: Options) -> Union[bytes, Reply]:
+        """The whole body, which Django keeps for the view, or a refusal."""
+        from django.core.exceptions import RequestDataTooBig
+        length = request.META.get("CONTENT_LENGTH") or "0"
+        if not re.fullmatch(r"\d{1,18}", length):
+            return self.core.unreadable(options)
+        try:
+            if int(length) > options.max_request:
+                return self.core.too_large(options)
+            body = bytes(request.body)
+        except RequestDataTooBig:
+            return self.core.too_large(options)
+        except UnreadablePostError:
+            return self.core.unreadable(options)
+        return body if len(body) >= int(length) else self.core.unreadable(options)
 
     def run(self, request: Any, admitted: Admitted) -> Reply:
         """Runs the view inside of a transaction or a lease."""
@@ -85,20 +102,9 @@ def route_template(request: Any) -> Optional[str]:
         return None
 
 
-def read_body(request: Any, limit: int) -> Optional[bytes]:
-    """The whole body, which Django keeps for the view; None where it is over a limit."""
-    from django.core.exceptions import RequestDataTooBig
-    try:
-        if int(request.META.get("CONTENT_LENGTH") or 0) > limit:
-            return None
-        return bytes(request.body)
-    except (RequestDataTooBig, ValueError):
-        return None
-
-
 def request_of(request: Any, route: str, body: bytes) -> Request:
     """The request as the core sees it."""
-    return Request(request.method, request.get_full_path(), route, list(request.headers.items()), body, request)
+    return Request(request.method.upper(), request.get_full_path(), route, list(request.headers.items()), body, request)
 
 
 def capture(response: Any, limit: int) -> Reply:

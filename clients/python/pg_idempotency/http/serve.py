@@ -6,6 +6,7 @@ import asyncio
 from typing import Any, Awaitable, Callable, Dict, Optional
 
 from ..client import AsyncIdempotency, Idempotency
+from ..drive import to_its_end
 from ..model import Duration, Operation, seconds
 from .core import Admitted, Core, Exchange, Reply, Served, active
 from .problem import HandlerTimeout
@@ -61,7 +62,7 @@ async def within(limit: Optional[Duration], reply: Awaitable[Reply]) -> Reply:
     finally:
         if not task.done():
             task.cancel()
-            await asyncio.wait([task])
+            await to_its_end(asyncio.wait([task]))
     if not done:
         raise HandlerTimeout()
     return task.result()

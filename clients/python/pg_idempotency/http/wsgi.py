@@ -6,8 +6,9 @@ The answer is sent after COMMIT: nothing is said before it is true.
 from __future__ import annotations
 
 import io
+import re
 from http import HTTPStatus
-from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Union
 
 from ..client import Idempotency
 from .core import Admitted, Core, Exchange, Headers, Options, Reply, Request
@@ -41,7 +42,10 @@ class IdempotencyMiddleware:
         route = self.route(environ)
         if route is None or not self.core.covers(environ["REQUEST_METHOD"], route):
             return self.app(environ, start_response)
-        body = read_body(environ, self.core.options_of(route).max_request)
+        options = self.core.options_of(route)
+        body = read_body(environ, options.max_request)
+        if isinstance(body, int):
+            return send_reply(start_response, self.core.unreadable(options, body))
         admitted = self.core.admit(request_of(environ, route, body))
         if admitted is None:
             return self.app(with_body(environ, body), start_response)
@@ -100,17 +104,23 @@ def request_of(environ: Environ, route: str, body: bytes) -> Request:
         headers.append(("Content-Type", environ["CONTENT_TYPE"]))
     query = environ.get("QUERY_STRING", "")
     target = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "") + ("?" + query if query else "")
-    return Request(environ["REQUEST_METHOD"], target, route, headers, body, environ)
+    return Request(environ["REQUEST_METHOD"].upper(), target, route, headers, body, environ)
 
 
-def read_body(environ: Environ, limit: int) -> bytes:
-    """The whole body, or a byte more than the limit."""
+def read_body(environ: Environ, limit: int) -> Union[bytes, int]:
+    """The whole body, or a byte more than the limit; or the status for one that cannot be read as a whole."""
     stream = environ["wsgi.input"]
     length = environ.get("CONTENT_LENGTH")
     if length:
-        return bytes(stream.read(min(int(length), limit + 1)))
+        if not re.fullmatch(r"\d{1,18}", length):
+            return 400
+        wanted = min(int(length), limit + 1)
+        body = bytes(stream.read(wanted))
+        return body if len(body) == wanted else 400
     # Without a length only a server that says so ends the stream by itself.
-    return bytes(stream.read(limit + 1)) if environ.get("wsgi.input_terminated") else b""
+    if environ.get("wsgi.input_terminated"):
+        return bytes(stream.read(limit + 1))
+    return 411 if environ.get("HTTP_TRANSFER_ENCODING") else b""
 
 
 def with_body(environ: Environ, body: bytes) -> Environ:
