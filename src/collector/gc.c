@@ -14,7 +14,6 @@
 #include "utils/timestamp.h"
 
 #include "base/compat.h"
-#include "citus/citus.h"
 #include "collector/gc.h"
 #include "collector/turn.h"
 #include "schema/catalog.h"
@@ -22,6 +21,7 @@
 #include "shared/lock.h"
 #include "shared/stats.h"
 #include "store/bulk.h"
+#include "store/kind.h"
 #include "store/sweep.h"
 #include "store/walk.h"
 
@@ -65,23 +65,8 @@ sweep_step(void *state, ItemPointer from, ItemPointer end, int64 max_rows)
 }
 
 /*
- * What is swept: the store itself, without the tables of its ring, or the shards of
- * this node.  The position counts their pages as if they were those of one table.
- */
-static int
-swept_tables(const Catalog *catalog)
-{
-	return catalog->store_distributed ? store_tables_count() : 1;
-}
-
-static Oid
-swept_table(const Catalog *catalog, int number)
-{
-	return catalog->store_distributed ? store_tables_get(number)->oid : catalog->tables[TABLE_STORE];
-}
-
-/*
- * A store that comes from a publisher is collected there.  An expired row that was
+ * How many pages a sweep visits: their numbers go on from one table to the next.  A
+ * store that comes from a publisher is collected there.  An expired row that was
  * removed here would be missed when the publisher updates it: its key is used again.
  */
 static BlockNumber
@@ -89,10 +74,10 @@ swept_pages(const Catalog *catalog)
 {
 	BlockNumber pages = 0;
 
-	if (!catalog->store_distributed && store_table_has_publisher(catalog->tables[TABLE_STORE]))
+	if (catalog->store_kind != STORE_DISTRIBUTED && store_table_has_publisher(catalog->tables[TABLE_STORE]))
 		return 0;
-	for (int i = 0; i < swept_tables(catalog); i++)
-		pages += bulk_pages(swept_table(catalog, i));
+	for (int i = 0; i < kind_swept_tables(catalog); i++)
+		pages += bulk_pages(kind_swept_table(catalog, i));
 	return pages;
 }
 
@@ -101,21 +86,14 @@ static Oid
 table_at(const Catalog *catalog, BlockNumber page, BlockNumber *first)
 {
 	int			number = 0;
-	BlockNumber pages = bulk_pages(swept_table(catalog, 0));
+	BlockNumber pages = bulk_pages(kind_swept_table(catalog, 0));
 
-	for (*first = 0; page >= *first + pages && number + 1 < swept_tables(catalog); number++)
+	for (*first = 0; page >= *first + pages && number + 1 < kind_swept_tables(catalog); number++)
 	{
 		*first += pages;
-		pages = bulk_pages(swept_table(catalog, number + 1));
+		pages = bulk_pages(kind_swept_table(catalog, number + 1));
 	}
-	return swept_table(catalog, number);
-}
-
-/* May the table be swept?  A shard that is being moved is left for another time. */
-static bool
-is_free(const Catalog *catalog, Oid table)
-{
-	return !catalog->store_distributed || (citus_hold_shard(table) && !catalog_has_news());
+	return kind_swept_table(catalog, number);
 }
 
 /* Collects from so many pages, of one table at most, until so many rows are removed. */
@@ -130,11 +108,12 @@ sweep_range(SweepStep *step, SweepPosition *position, Sweep *progress,
 	ItemPointerData to;
 
 	step->table = table_at(step->catalog, start, &first);
-	if (step->catalog->store_distributed)
+	if (kind_swept_tables(step->catalog) > 1)
 		pages = Min(pages, Max(first + bulk_pages(step->table), start + 1) - start);
 	ItemPointerSet(&from, start - first, 0);
 	ItemPointerSet(&to, start - first + pages, 0);
-	if (is_free(step->catalog, step->table))
+	/* a shard that is being moved is left for another time */
+	if (kind_hold_table(step->catalog, step->table))
 		progress->removed += walk_rows(&walk, &from, to, max_rows);
 	else
 		from = to;
@@ -226,7 +205,7 @@ gc_turn(const Catalog *catalog, Sweep *progress)
 {
 	int64		removed;
 
-	if (!catalog->store_has_ring || !is_only_sweep())
+	if (catalog->store_kind != STORE_RING || !is_only_sweep())
 		return;
 	removed = turn_ring(catalog, progress->max_turns, &progress->turned);
 	progress->removed += removed;

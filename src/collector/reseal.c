@@ -15,7 +15,6 @@
 
 #include "base/compat.h"
 #include "base/subtransaction.h"
-#include "citus/citus.h"
 #include "collector/reseal.h"
 #include "schema/table_owner.h"
 #include "schema/catalog.h"
@@ -24,6 +23,7 @@
 #include "seal/pgp.h"
 #include "seal/seal.h"
 #include "store/bulk.h"
+#include "store/kind.h"
 #include "store/store.h"
 #include "store/walk.h"
 
@@ -209,7 +209,7 @@ reseal_range(Round *round, Oid table, ItemPointerData to, int64 max_rows)
 
 	round->table = reseal_table = table;
 	/* a shard that is being moved is sealed on its new node, or another time */
-	if (round->catalog->store_distributed && !(citus_hold_shard(round->table) && !catalog_has_news()))
+	if (!kind_hold_table(round->catalog, round->table))
 		reseal_position = to;
 	else
 		(void) walk_rows(&walk, &reseal_position, to, max_rows - round->sealed);

@@ -110,7 +110,7 @@ nap_for_cost(const Deadline *deadline)
 static void
 turn(const Catalog *catalog, Sweep *sweep)
 {
-	visit_takes_long(catalog->store_has_ring);
+	visit_takes_long(catalog->store_kind == STORE_RING);
 	gc_turn(catalog, sweep);
 }
 

@@ -11,7 +11,6 @@
 #include "utils/timestamp.h"
 
 #include "base/compat.h"
-#include "citus/citus.h"
 #include "collector/gc.h"
 #include "functions/answer.h"
 #include "functions/arguments.h"
@@ -20,6 +19,7 @@
 #include "schema/table_owner.h"
 #include "scope/scope.h"
 #include "seal/fingerprint.h"
+#include "store/kind.h"
 #include "store/stream.h"
 #include "transaction/transaction.h"
 
@@ -257,8 +257,7 @@ idem_advance(PG_FUNCTION_ARGS)
 	seq = required_bigint(fcinfo, 1, "seq");
 	stream.scope = scope_argument(fcinfo, 2);
 	catalog = catalog_open(AccessShareLock);
-	if (catalog->store_distributed)
-		citus_refuse("idem_advance()", "Keep the number of the last event in a row of the tenant's own tables.");
+	kind_require_one_node(catalog, "idem_advance()", "Keep the number of the last event in a row of the tenant's own tables.");
 	scope_require(catalog, stream.scope, &policy);
 	PG_RETURN_BOOL(stream_advance(catalog, &stream, seq));
 }

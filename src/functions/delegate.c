@@ -126,7 +126,7 @@ find_sole_call(Query *query, SoleCall *sole)
 	if (argument_named(sole, "scope") == NULL)
 		return false;
 	catalog = catalog_open_if_free(AccessShareLock);
-	return catalog != NULL && catalog->store_distributed &&
+	return catalog != NULL && catalog->store_kind == STORE_DISTRIBUTED &&
 		catalog_has_function(sole->call->funcid);
 }
 

@@ -21,34 +21,14 @@
 #include "utils/timestamp.h"
 
 #include "base/compat.h"
-#include "citus/citus.h"
 #include "operation/operation_internal.h"
 #include "seal/seal.h"
 #include "shared/lock.h"
 #include "shared/stats.h"
+#include "store/kind.h"
 #include "store/store.h"
 
 /* ---- an operation during a call ---- */
-
-/*
- * Makes sure that this node has the operation, and goes on to have it until the
- * transaction ends.  Nodes may have exchanged shards while we waited for that.
- */
-static const Catalog *
-enter_node(const Catalog *catalog, const OperationName *name, LOCKMODE mode)
-{
-	while (catalog->store_distributed)
-	{
-		citus_enter(name->scope);
-		if (!catalog_has_news())
-		{
-			(void) citus_shard(name->scope);
-			break;
-		}
-		catalog = catalog_open(mode);
-	}
-	return catalog;
-}
 
 /*
  * The operation, if the caller may use its scope.  From here on begin and end
@@ -58,9 +38,7 @@ enter_node(const Catalog *catalog, const OperationName *name, LOCKMODE mode)
 void
 handle_open(Handle *handle, const OperationName *name, LOCKMODE mode)
 {
-	handle->catalog = catalog_open(mode);
-	if (handle->catalog->store_distributed)
-		handle->catalog = enter_node(handle->catalog, name, mode);
+	handle->catalog = kind_hold_scope(catalog_open(mode), name->scope, mode);
 	scope_require(handle->catalog, name->scope, &handle->policy);
 	handle->name = name;
 	handle->lock = lock_of_operation(name, &handle->catalog->lock_key, &handle->id);

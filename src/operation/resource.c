@@ -11,11 +11,11 @@
 #include "storage/lock.h"
 
 #include "base/compat.h"
-#include "citus/citus.h"
 #include "operation/resource.h"
 #include "schema/catalog.h"
 #include "shared/lock.h"
 #include "shared/wait.h"
+#include "store/kind.h"
 #include "transaction/journal.h"
 
 static int
@@ -77,14 +77,6 @@ unlock_resources(const uint64 *ids, int count)
 	}
 }
 
-/* A lock of this name would be another one on each node. */
-static void
-require_one_node(void)
-{
-	if (catalog_open(AccessShareLock)->store_distributed)
-		citus_refuse("idem_lock()", "Lock a row of the tenant instead: SELECT ... FOR UPDATE.");
-}
-
 /* Locks all of them until the transaction ends, or none. */
 bool
 resource_lock_all(text **names, int count, int64 wait)
@@ -92,7 +84,9 @@ resource_lock_all(text **names, int count, int64 wait)
 	uint64	   *ids = palloc(count * sizeof(uint64));
 	Deadline	deadline = deadline_after(wait);
 
-	require_one_node();
+	/* a lock of this name would be another one on each node */
+	kind_require_one_node(catalog_open(AccessShareLock), "idem_lock()",
+						  "Lock a row of the tenant instead: SELECT ... FOR UPDATE.");
 	count = not_yet_held(ids, lock_ids(names, count, ids));
 	journal_reserve(count);
 	for (int i = 0; i < count; i++)

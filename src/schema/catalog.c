@@ -249,14 +249,21 @@ describe_store(void)
 	Relation	store = relation_open(catalog.tables[TABLE_STORE], NoLock);
 	List	   *children = definition_children(store);
 
-	catalog.store_distributed = citus_read_store(store);
-	catalog.store_has_ring = !catalog.store_distributed && children != NIL;
-	if (catalog.store_distributed)
+	if (citus_read_store(store))
+	{
+		catalog.store_kind = STORE_DISTRIBUTED;
 		store_tables_read_shards(citus_local_shards(), catalog.status_type);
-	else if (catalog.store_has_ring)
+	}
+	else if (children != NIL)
+	{
+		catalog.store_kind = STORE_RING;
 		read_ring(store, children);
+	}
 	else
+	{
+		catalog.store_kind = STORE_ONE_TABLE;
 		store_tables_read_one(store, catalog.status_type);
+	}
 	catalog.store_plain = store_tables_all_plain();
 	relation_close(store, NoLock);
 }

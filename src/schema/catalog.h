@@ -24,14 +24,21 @@ typedef enum CatalogTable
 } CatalogTable;
 #define CATALOG_TABLES 7
 
+/* where the rows of the store are; store/kind.c knows what follows from it */
+typedef enum StoreKind
+{
+	STORE_ONE_TABLE,			/* in it, or in its partitions if its owner has partitioned it */
+	STORE_RING,					/* in it, and in the tables that inherit from it */
+	STORE_DISTRIBUTED			/* in shards on the nodes of a Citus cluster */
+} StoreKind;
+
 typedef struct Catalog
 {
 	char		schema[NAMEDATALEN];
 	Oid			tables[CATALOG_TABLES];	/* the objects of these names */
 	Oid			store_owner;
+	StoreKind	store_kind;
 	bool		store_plain;	/* direct access does all that SQL would, in every table of it */
-	bool		store_has_ring; /* tables that inherit from it have rows, too */
-	bool		store_distributed;	/* over the nodes of a Citus cluster */
 	SipHashKey	lock_key;		/* of the lock ids */
 	Oid			status_type;	/* idempotency_status */
 	Oid			outcome_type;	/* idem_outcome */

@@ -219,6 +219,18 @@ store_tables_all_plain(void)
 	return true;
 }
 
+/* Does direct access to the table do all that SQL would?  Not if it is not one of these. */
+bool
+store_tables_is_plain(Oid table)
+{
+	for (int i = 0; i < count; i++)
+	{
+		if (tables[i].oid == table)
+			return tables[i].is_plain;
+	}
+	return false;
+}
+
 /* The table for a new row that expires then: one whose range has it, else the store. */
 Oid
 store_tables_for(TimestampTz expires_at)

@@ -26,6 +26,7 @@ extern void store_tables_read_shards(List *shards, Oid status_type);
 extern int	store_tables_count(void);
 extern const StoreTable *store_tables_get(int number);
 extern bool store_tables_all_plain(void);
+extern bool store_tables_is_plain(Oid table);
 extern Oid	store_tables_for(TimestampTz expires_at);
 extern bool store_tables_include(Oid relation);
 extern bool store_tables_include_schema(uint32 hash);

@@ -21,10 +21,10 @@
 
 #include "base/compat.h"
 #include "base/settings.h"
-#include "citus/citus_metadata.h"
 #include "schema/definition.h"
 #include "scope/patterns.h"
 #include "scope/scope.h"
+#include "store/kind.h"
 #include "store/statement.h"
 
 #define PATTERN_IS "pattern OPERATOR(pg_catalog.=) $1"
@@ -75,7 +75,7 @@ static Oid
 lock_patterns(const Catalog *catalog)
 {
 	Oid			table = catalog_lock(TABLE_SCOPE, AccessShareLock);
-	Oid			copy = catalog->store_distributed ? citus_replica(table) : table;
+	Oid			copy = kind_local_copy(catalog, table);
 
 	if (!OidIsValid(copy))
 		definition_refuse("the copy of idempotency_scope on this node");

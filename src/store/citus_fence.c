@@ -111,7 +111,7 @@ take_citus_fence(const Catalog *catalog, text *scope)
 int64
 citus_fence_next(const Catalog *catalog, text *scope, int64 after)
 {
-	int64		floor = catalog->store_distributed ? take_citus_fence(catalog, scope) : NO_FENCE;
+	int64		floor = catalog->store_kind == STORE_DISTRIBUTED ? take_citus_fence(catalog, scope) : NO_FENCE;
 
 	return fence_next(Max(after, floor));
 }

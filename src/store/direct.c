@@ -44,7 +44,7 @@ open_store_table(const Catalog *catalog, Oid table, LOCKMODE mode)
 static Relation
 open_to_read(const Catalog *catalog, Oid table)
 {
-	if (!catalog->store_has_ring || table == catalog->tables[TABLE_STORE])
+	if (catalog->store_kind != STORE_RING || table == catalog->tables[TABLE_STORE])
 		return open_store_table(catalog, table, AccessShareLock);
 	LockRelationOid(table, AccessShareLock);
 	if (!catalog_has_news())
@@ -162,7 +162,7 @@ make_row(const Catalog *catalog, Relation store, const Record *record)
 	record_to_columns(catalog->status_labels, record, slot->tts_values, slot->tts_isnull);
 	for (int i = RECORD_COLUMNS; i < RelationGetNumberOfAttributes(store); i++)
 		slot->tts_isnull[i] = true;
-	if (catalog->store_distributed)
+	if (catalog->store_kind == STORE_DISTRIBUTED)
 	{
 		slot->tts_values[RECORD_COLUMNS] = citus_tenant(record->name.scope);
 		slot->tts_isnull[RECORD_COLUMNS] = false;

@@ -7,6 +7,8 @@
  */
 #include "postgres.h"
 
+#include "access/xact.h"
+
 #include "base/compat.h"
 #include "schema/store_tables.h"
 #include "store/row_error.h"
@@ -32,6 +34,21 @@ row_error_lost_race(void)
 	ereport(ERROR,
 			(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
 			 errmsg("operation was stored concurrently by another writer"),
+			 errhint("Retry the transaction.")));
+}
+
+/*
+ * The row is not the version that the caller has read.  At REPEATABLE READ and
+ * SERIALIZABLE the executor has the same message.
+ */
+void
+row_error_changed(void)
+{
+	if (!IsolationUsesXactSnapshot())
+		row_error_lost_race();
+	ereport(ERROR,
+			(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+			 errmsg("could not serialize access due to concurrent update"),
 			 errhint("Retry the transaction.")));
 }
 

@@ -10,6 +10,7 @@
 #include "base/compat.h"
 
 pg_noreturn extern void row_error_lost_race(void);
+pg_noreturn extern void row_error_changed(void);
 pg_noreturn extern void row_error_rethrow(MemoryContext context);
 
 #endif							/* IDEM_ROW_ERROR_H */

@@ -81,7 +81,7 @@ end:
 	:: d_step { !ME.open -> ME.open = 1; learn() };
 		/* lock.c, lock_acquire_within */
 		d_step { owner == 0 -> owner = 1 + me };
-look:	/* store.c, find_version: the list */
+look:	/* kind.c, kind_find: the list */
 		atomic {
 #ifndef NO_ACCEPT
 			learn();
@@ -89,7 +89,7 @@ look:	/* store.c, find_version: the list */
 			i = 0; position = 3; found = NONE };
 		/* ... and one snapshot, which is not older */
 		d_step { ME.seen[0] = row[0]; ME.seen[1] = row[1]; ME.seen[2] = row[2] };
-		/* store.c, find_in_ring */
+		/* kind.c, find_in_ring */
 		do
 		:: d_step { i < PARTS && found != LIVE -> t = PART(i) };
 			if
@@ -126,7 +126,7 @@ look:	/* store.c, find_version: the list */
 		:: atomic { found == LIVE -> acknowledged = (COUNT(LIVE) > 0); goto done }
 		:: else
 		fi;
-		/* store.c, lock_table_for */
+		/* kind.c, kind_lock_target */
 lock:	atomic { !WRITE_LOCKED(ME.target) -> ME.writes = 1 + ME.target; ME.heard = (ME.heard || (ME.news && ME.target != 0)) };
 #ifndef NO_REPEAT
 		if
@@ -134,7 +134,7 @@ lock:	atomic { !WRITE_LOCKED(ME.target) -> ME.writes = 1 + ME.target; ME.heard =
 		:: else
 		fi;
 #endif
-		/* store.c, put_directly and leave_other_table; the commit; its answer */
+		/* store.c, put_directly; kind.c, kind_leave_other_table; the commit; its answer */
 		d_step { position == 3 || !WRITE_LOCKED(position) ->
 #ifndef LEAVE_THE_OLD
 			if
