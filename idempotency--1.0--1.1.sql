@@ -1,6 +1,11 @@
 -- complain if the script is sourced in psql, rather than by ALTER EXTENSION
 \echo Use "ALTER EXTENSION idempotency UPDATE TO '1.1'" to load this file. \quit
 
+-- These functions call one another by EXECUTE, with the name that the schema has at that
+-- moment: ALTER SCHEMA ... RENAME would break a name in the body or in SET search_path. And
+-- with the schema in the path, an operator or function that somebody has planted there
+-- could match better than that of pg_catalog.
+
 -- A ring of tables by expiry
 
 CREATE TABLE @extschema@.idempotency_ring (
@@ -151,7 +156,7 @@ DECLARE
 	wanted int;
 	has int;
 	number int := 0;
-	part text;
+	new_table text;
 	command text;
 	is_distributed bool := false;
 BEGIN
@@ -185,22 +190,22 @@ BEGIN
 	SELECT count(*) INTO has FROM pg_inherits WHERE inhparent = store;
 	WHILE has < wanted LOOP
 		number := number + 1;
-		part := format('%s.idempotency_store_p%s', schema_name, number);
+		new_table := format('%s.idempotency_store_p%s', schema_name, number);
 		-- somebody may have a table of that name
-		CONTINUE WHEN to_regclass(part) IS NOT NULL OR to_regtype(part) IS NOT NULL;
-		SELECT format('CREATE TABLE %s (LIKE %s INCLUDING ALL) INHERITS (%s) USING heap%s%s', part, store, store,
+		CONTINUE WHEN to_regclass(new_table) IS NOT NULL OR to_regtype(new_table) IS NOT NULL;
+		SELECT format('CREATE TABLE %s (LIKE %s INCLUDING ALL) INHERITS (%s) USING heap%s%s', new_table, store, store,
 				' WITH (' || nullif(array_to_string(c.reloptions, ', '), '') || ')', ' TABLESPACE ' || quote_ident(t.spcname))
 			INTO command FROM pg_class c LEFT JOIN pg_tablespace t ON t.oid = c.reltablespace WHERE c.oid = store;
 		EXECUTE command;
 		-- default privileges would show records to other roles
 		FOR command IN
-			SELECT DISTINCT format('REVOKE ALL ON %s FROM %s', part,
+			SELECT DISTINCT format('REVOKE ALL ON %s FROM %s', new_table,
 				CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END)
-			FROM pg_class c, aclexplode(c.relacl) a WHERE c.oid = part::regclass AND a.grantee <> c.relowner
+			FROM pg_class c, aclexplode(c.relacl) a WHERE c.oid = new_table::regclass AND a.grantee <> c.relowner
 		LOOP
 			EXECUTE command;
 		END LOOP;
-		EXECUTE format('ALTER TABLE %s OWNER TO %I', part, (SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = store));
+		EXECUTE format('ALTER TABLE %s OWNER TO %I', new_table, (SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = store));
 		has := has + 1;
 	END LOOP;
 	EXECUTE format('DELETE FROM %s.idempotency_ring WHERE name NOT IN (SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid'
@@ -404,10 +409,10 @@ BEGIN
 	END IF;
 	FOR original IN
 		SELECT p.proname, p.prosrc, p.probin, pg_get_function_result(p.oid) AS result,
-			(SELECT string_agg(quote_ident(name) || ' ' || format_type(type, NULL), ', ' ORDER BY place)
-				FROM unnest(p.proargnames, p.proargtypes::oid[]) WITH ORDINALITY u (name, type, place)) AS arguments,
-			(SELECT string_agg(format_type(type, NULL), ', ' ORDER BY place)
-				FROM unnest(p.proargtypes::oid[]) WITH ORDINALITY u (type, place)) AS types
+			(SELECT string_agg(quote_ident(name) || ' ' || format_type(type, NULL), ', ' ORDER BY number)
+				FROM unnest(p.proargnames, p.proargtypes::oid[]) WITH ORDINALITY u (name, type, number)) AS arguments,
+			(SELECT string_agg(format_type(type, NULL), ', ' ORDER BY number)
+				FROM unnest(p.proargtypes::oid[]) WITH ORDINALITY u (type, number)) AS types
 		FROM pg_proc p JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e'
 		JOIN pg_extension e ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
 		WHERE e.extname = 'idempotency' AND (p.proargnames && '{key,keys}' OR p.proname = 'idem_require_ended')
@@ -487,7 +492,7 @@ BEGIN
 		WHERE e.extname = 'idempotency' AND p.proname = 'idem_begin' AND a.grantee NOT IN (0, p.proowner);
 	EXECUTE format('SELECT last_value FROM %s.idempotency_fence', schema_name) INTO fence;
 	IF is_new THEN
-		-- a restored store has fences and marks that no sequence knows
+		-- a restored store has fences that no sequence knows: in records, and the Citus fences
 		EXECUTE format('SELECT greatest($1, max(fence)) FROM %s', store) INTO fence USING fence;
 	END IF;
 	EXECUTE format('SELECT %1$s.idem_on_workers($1)', schema_name)
@@ -618,7 +623,7 @@ BEGIN
 			WHERE attrelid = one AND attnum > 0 AND NOT attisdropped;
 		EXECUTE format('INSERT INTO %s (%s) SELECT %s FROM pg_temp.idem_kept_%s', one, columns, columns, one::oid);
 	END LOOP;
-	-- the marks have served when the sequence is above all of them
+	-- the Citus fences are not needed when the sequence is above all of them
 	EXECUTE format('SELECT setval(%L, greatest((SELECT last_value FROM %s.idempotency_fence), max(fence))) FROM %s',
 		schema_name || '.idempotency_fence', schema_name, store);
 	EXECUTE format('DELETE FROM %s WHERE length(idempotency_key) = 0', store);

@@ -61,7 +61,7 @@ typedef struct Response
 	struct varlena *headers;	/* jsonb */
 	struct varlena *payload;	/* jsonb */
 	struct varlena *body;		/* bytea */
-	bytea	   *sealed;			/* all three, encrypted, in their place */
+	bytea	   *sealed;			/* all three, encrypted; they are NULL then */
 	text	   *seal_key;		/* name of the key */
 } Response;
 

@@ -199,7 +199,7 @@ gc_is_alone(void)
 		!TransactionIdIsValid(GetTopTransactionIdIfAny());
 }
 
-/* Turns the ring.  If a sweep is in the same transaction, it comes before: here locks stay. */
+/* Turns the ring.  A sweep in the same transaction comes first: turning keeps its locks until COMMIT. */
 void
 gc_turn(const Catalog *catalog, Sweep *progress)
 {

@@ -149,7 +149,7 @@ reseal_records(Record *records, int64 count, Round *round)
 }
 
 static void
-tell_round(const Round *round)
+report_round(const Round *round)
 {
 	if (round->were_clear > 0)
 		ereport(NOTICE,
@@ -250,6 +250,6 @@ reseal(int64 max_rows)
 	caller = table_owner_enter_call(round.catalog->store_owner);
 	reseal_round(&round, tables_of_store(), max_rows);
 	table_owner_leave(&caller);
-	tell_round(&round);
+	report_round(&round);
 	return round.sealed;
 }

@@ -207,8 +207,8 @@ has_pages(Oid table)
 }
 
 /*
- * Keeps writers out, and lets readers in.  Not while a reader has the table, who
- * would be in the way of TRUNCATE afterwards; nor while autovacuum is at its long values.
+ * Keeps writers out, and lets readers in.  false: a reader has the table, and TRUNCATE
+ * would have to wait for it; or autovacuum works on its TOAST table.
  */
 static bool
 lock_out_writers(const Turn *turn)
@@ -232,7 +232,7 @@ let_writers_in(const Turn *turn)
 		UnlockRelationOid(turn->long_values, ShareLock);
 }
 
-/* Nobody has needed the table since writers were locked out. */
+/* Called while writers are locked out and no record of the table is needed. */
 static void
 empty_or_drop(Turn *turn)
 {
@@ -275,7 +275,7 @@ try_turn(void *argument)
 	turn->removed = content.rows;
 }
 
-/* Is it an error of the ring, as its owner may have changed it? */
+/* True for an error that a change of the ring by its owner can cause: collection goes on. */
 static bool
 is_about_ring(int sqlstate)
 {
@@ -284,9 +284,9 @@ is_about_ring(int sqlstate)
 }
 
 /*
- * If it fails, nothing of it is done, and the rest of collection goes on; that a lock is
- * not free is no trouble.  The error's detail may have values of rows in it, so it is
- * not shown.
+ * Runs the function in a subtransaction, and returns whether it succeeded.  An error
+ * undoes it and gives a warning; a busy lock gives none.  The warning has no detail, as
+ * that may have values of rows in it.
  */
 static bool
 try_to(void (*run) (void *), void *argument)
@@ -333,9 +333,9 @@ turn_table(Turn *turn)
 
 /* ---- all of them ---- */
 
-/* New records go to the store itself as long as one of its tables needs SQL. */
+/* Records whether the ring gets new records: not as long as a table of the store needs SQL. */
 static void
-tell_use(const Catalog *catalog)
+record_use(const Catalog *catalog)
 {
 	Oid			types[1] = {BOOLOID};
 	Datum		values[1] = {BoolGetDatum(catalog->store_plain)};
@@ -369,7 +369,7 @@ turn_tables(void *argument)
 	Datum		values[1] = {ObjectIdGetDatum(round->catalog->tables[TABLE_STORE])};
 	ListCell   *cell;
 
-	tell_use(round->catalog);
+	record_use(round->catalog);
 	change_ring(round->catalog, wait_sql, 1, types, values);
 	foreach(cell, turns_due(round->catalog))
 	{

@@ -31,7 +31,7 @@ pattern_argument(FunctionCallInfo fcinfo, int argument)
 
 	require_argument(fcinfo, argument, "pattern");
 	pattern = PG_GETARG_TEXT_PP(argument);
-	check_name_part(pattern, "pattern", true);
+	check_name(pattern, "pattern", true);
 	star = memchr(VARDATA_ANY(pattern), '*', VARSIZE_ANY_EXHDR(pattern));
 	if (star != NULL && star != VARDATA_ANY(pattern) + VARSIZE_ANY_EXHDR(pattern) - 1)
 		ereport(ERROR,

@@ -183,8 +183,8 @@ name_of_operation(Datum operation, int64 *fence)
 				 errmsg("operation must be what idem_begin returned")));
 	name.scope = DatumGetTextPP(scope);
 	name.key = DatumGetTextPP(key);
-	check_name_part(name.key, "key", false);
-	check_name_part(name.scope, "scope", true);
+	check_name(name.key, "key", false);
+	check_name(name.scope, "scope", true);
 	if (DatumGetObjectId(outcome) != catalog->outcome_labels[OUTCOME_ACQUIRED])
 		ereport(ERROR,
 				(errcode(ERRCODE_IDEM_NOT_OWNED),

@@ -253,7 +253,7 @@ idem_advance(PG_FUNCTION_ARGS)
 
 	require_writable("idem_advance()");
 	stream.key = required_text(fcinfo, 0, "stream");
-	check_name_part(stream.key, "stream", false);
+	check_name(stream.key, "stream", false);
 	seq = required_bigint(fcinfo, 1, "seq");
 	stream.scope = scope_argument(fcinfo, 2);
 	catalog = catalog_open(AccessShareLock);

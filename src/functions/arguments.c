@@ -55,7 +55,7 @@ require_argument(FunctionCallInfo fcinfo, int argument, const char *name)
 
 /* A name is any valid text of 1 (a scope: 0) to 255 characters. */
 void
-check_name_part(text *value, const char *name, bool may_be_empty)
+check_name(text *value, const char *name, bool may_be_empty)
 {
 	int			bytes = VARSIZE_ANY_EXHDR(value);
 
@@ -106,7 +106,7 @@ text_array(FunctionCallInfo fcinfo, int argument, const char *name, const char *
 					(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
 					 errmsg("%s must not be null", element)));
 		texts[i] = DatumGetTextPP(values[i]);
-		check_name_part(texts[i], element, false);
+		check_name(texts[i], element, false);
 	}
 	return texts;
 }
@@ -118,7 +118,7 @@ scope_argument(FunctionCallInfo fcinfo, int argument)
 
 	require_argument(fcinfo, argument, "scope");
 	scope = PG_GETARG_TEXT_PP(argument);
-	check_name_part(scope, "scope", true);
+	check_name(scope, "scope", true);
 	return scope;
 }
 
@@ -130,7 +130,7 @@ name_arguments(FunctionCallInfo fcinfo, int key, int scope)
 
 	require_argument(fcinfo, key, "key");
 	name.key = PG_GETARG_TEXT_PP(key);
-	check_name_part(name.key, "key", false);
+	check_name(name.key, "key", false);
 	name.scope = scope_argument(fcinfo, scope);
 	return name;
 }
@@ -268,7 +268,7 @@ fingerprint_arguments(FunctionCallInfo fcinfo, const BeginArguments *positions)
 	return checked_hash(PG_GETARG_DATUM(positions->request_hash));
 }
 
-/* All that a caller may say of a begin, if the function may run here. */
+/* The arguments of a begin; an error if the function may not run here. */
 BeginRequest
 begin_arguments(FunctionCallInfo fcinfo, const BeginArguments *positions)
 {
@@ -280,14 +280,14 @@ begin_arguments(FunctionCallInfo fcinfo, const BeginArguments *positions)
 	if (positions->lease != NO_ARGUMENT)
 		request.lease = optional_duration(fcinfo, positions->lease, "lease", false, 0);
 	request.wait = required_duration(fcinfo, positions->wait, "wait", true);
-	/* last: a call that is refused has hashed nothing */
+	/* last: hashing is expensive, and a refused call needs none */
 	request.fingerprint = fingerprint_arguments(fcinfo, positions);
 	return request;
 }
 
-/* A part of a response, detoasted: it may come from another table. */
+/* The payload, the headers or the body of a response, detoasted: it may come from another table. */
 static struct varlena *
-response_part(FunctionCallInfo fcinfo, int argument)
+response_value(FunctionCallInfo fcinfo, int argument)
 {
 	return PG_ARGISNULL(argument) ? NULL : PG_DETOAST_DATUM_PACKED(PG_GETARG_DATUM(argument));
 }
@@ -298,11 +298,11 @@ response_arguments(FunctionCallInfo fcinfo, int payload, int code)
 {
 	Response	response = {0};
 
-	response.payload = response_part(fcinfo, payload);
+	response.payload = response_value(fcinfo, payload);
 	response.has_code = !PG_ARGISNULL(code);
 	if (response.has_code)
 		response.code = PG_GETARG_INT32(code);
-	response.headers = response_part(fcinfo, code + 1);
-	response.body = response_part(fcinfo, code + 2);
+	response.headers = response_value(fcinfo, code + 1);
+	response.body = response_value(fcinfo, code + 2);
 	return response;
 }

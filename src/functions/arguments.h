@@ -38,7 +38,7 @@ extern text *scope_argument(FunctionCallInfo fcinfo, int argument);
 extern text **text_array(FunctionCallInfo fcinfo, int argument, const char *name,
 						 const char *element, int *count);
 extern OperationName name_arguments(FunctionCallInfo fcinfo, int key, int scope);
-extern void check_name_part(text *value, const char *name, bool may_be_empty);
+extern void check_name(text *value, const char *name, bool may_be_empty);
 
 extern int64 optional_duration(FunctionCallInfo fcinfo, int argument,
 							   const char *name, bool may_be_zero, int64 absent);

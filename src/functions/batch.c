@@ -117,7 +117,7 @@ idem_begin_batch(PG_FUNCTION_ARGS)
 			.name = batch.names[i],
 			.fingerprint = fingerprints[i],
 			.max_attempts = max_attempts,
-			.tells_mismatch = true
+			.answers_mismatch = true
 		};
 		Answer		answer;
 

@@ -36,7 +36,7 @@
 
 #define FUNCTIONS "idem_"
 
-/* Citus plans a generic plan of such a call as a local one, which must not win. */
+/* Citus makes a local plan of such a call without a scope: the server must not choose it. */
 #define PROHIBITIVE_COST 1e30
 
 /* a call of ours that is all that a query does */

@@ -126,16 +126,16 @@ clean_text(const char *text)
 
 /* Cuts texts so that together they are that many bytes shorter, the last ones first. */
 static void
-shorten_texts(JsonMember *parts, int count, int excess)
+shorten_texts(JsonMember *members, int count, int excess)
 {
 	for (int i = count - 1; i >= 0 && excess > 0; i--)
 	{
-		int			length = parts[i].text ? strlen(parts[i].text) : 0;
+		int			length = members[i].text ? strlen(members[i].text) : 0;
 		int			kept = length == 0 ? 0 :
-			pg_encoding_mbcliplen(text_encoding(), parts[i].text, length, Max(length - excess, 0));
+			pg_encoding_mbcliplen(text_encoding(), members[i].text, length, Max(length - excess, 0));
 
 		if (length > 0)
-			parts[i].text[kept] = '\0';
+			members[i].text[kept] = '\0';
 		excess -= length - kept;
 	}
 }
@@ -153,23 +153,23 @@ fits_limit(const Jsonb *json, int32 limit)
 Response
 failure_response(const ErrorData *error, int32 limit)
 {
-	JsonMember	parts[] = {
+	JsonMember	members[] = {
 		{"sqlstate", pstrdup(unpack_sql_state(error->sqlerrcode))},
 		{"message", error->message ? clean_text(error->message) : NULL},
 		{"detail", error->detail ? clean_text(error->detail) : NULL},
 		{"hint", error->hint ? clean_text(error->hint) : NULL}
 	};
-	int			count = lengthof(parts);
-	Jsonb	   *json = json_object_of(parts, count);
+	int			count = lengthof(members);
+	Jsonb	   *json = json_object_of(members, count);
 	Response	response = {0};
 
 	if (!fits_limit(json, limit))
 	{
-		shorten_texts(parts + 1, count - 1, VARSIZE(json) - VARHDRSZ - limit);
-		json = json_object_of(parts, count);
+		shorten_texts(members + 1, count - 1, VARSIZE(json) - VARHDRSZ - limit);
+		json = json_object_of(members, count);
 	}
 	if (!fits_limit(json, limit))
-		json = json_object_of(parts, 1);
+		json = json_object_of(members, 1);
 	if (fits_limit(json, limit))
 		response.payload = (struct varlena *) json;
 	return response;

@@ -4,8 +4,8 @@
  *		it is in progress.
  *
  * A begin gathers in one struct all that it has to know, decides once, and
- * writes once.  decide() reads that struct and asks nobody: the state machine
- * of operation.c can be read there as a whole.
+ * writes once.  decide() reads nothing but that struct: there the
+ * state machine of operation.c can be read as a whole.
  *
  * Times are the clock's, not the transaction's: transactions can be long.
  */
@@ -30,7 +30,7 @@
 /* a try that takes no lock */
 #define WITHOUT_LOCK ((int64) -1)
 
-/* did the last begin of this session answer from the store? */
+/* true if the last begin of this session was a replay */
 static bool last_was_replay = false;
 
 /*
@@ -55,7 +55,7 @@ typedef enum Verdict
 {
 	VERDICT_ACQUIRE,
 	VERDICT_BEGUN_HERE,			/* by this transaction */
-	VERDICT_EXHAUSTED,			/* acquire, but for max_attempts */
+	VERDICT_EXHAUSTED,			/* no attempt is left */
 	VERDICT_IN_PROGRESS,		/* another session's lease runs */
 	VERDICT_IN_TRANSACTION,		/* an open transaction owns it, and has written nothing yet */
 	VERDICT_MISMATCH,
@@ -260,7 +260,7 @@ exhaust_operation(const Begin *begin)
 	return replay(&record, begin->now);
 }
 
-/* Does what was decided: at most one row is written, and one state noted. */
+/* Carries the decision out: writes at most one row, and changes the journal once at most. */
 static Answer
 carry_out(const Begin *begin, Verdict verdict)
 {
@@ -275,7 +275,7 @@ carry_out(const Begin *begin, Verdict verdict)
 		case VERDICT_IN_PROGRESS:
 			return in_progress(begin->handle.name, begin->found, begin->now);
 		case VERDICT_MISMATCH:
-			return mismatch(begin->handle.name, begin->request->tells_mismatch);
+			return mismatch(begin->handle.name, begin->request->answers_mismatch);
 		case VERDICT_BEGUN_HERE:
 			return in_progress_here(&begin->handle, begin->now);
 		case VERDICT_IN_TRANSACTION:
@@ -331,7 +331,7 @@ begin_until(Begin *begin)
 
 	for (;;)
 	{
-		/* the lock was free: a lease runs, and no transaction is to be waited for */
+		/* the lock was free, so a lease runs: there is no transaction to wait for */
 		answer = try_begin(begin, begin->locked ? 0 : left);
 		left = deadline_left(&deadline);
 		if (answer.outcome != OUTCOME_IN_PROGRESS || left <= 0)

@@ -20,18 +20,18 @@
 #include "shared/stats.h"
 #include "store/store.h"
 
-/* Bytes of one part of a response, uncompressed. */
+/* Bytes of the payload, the headers or the body of a response, uncompressed. */
 static int64
-part_size(struct varlena *part)
+value_size(struct varlena *value)
 {
-	return part == NULL ? 0 : toast_raw_datum_size(PointerGetDatum(part)) - VARHDRSZ;
+	return value == NULL ? 0 : toast_raw_datum_size(PointerGetDatum(value)) - VARHDRSZ;
 }
 
 static void
 check_response(const Handle *handle, const Response *response)
 {
-	int64		size = part_size(response->payload) + part_size(response->headers) +
-		part_size(response->body);
+	int64		size = value_size(response->payload) + value_size(response->headers) +
+		value_size(response->body);
 	int32		limit = handle->policy.max_response_size;
 
 	if (size > limit)

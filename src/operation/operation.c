@@ -46,8 +46,8 @@ handle_open(Handle *handle, const OperationName *name, LOCKMODE mode)
 }
 
 /*
- * The operation is ended, and its row is this transaction's.  Does its COMMIT
- * wake those who wait for the lease?
+ * Notes that this transaction has ended the operation and written its row.  wakes: its
+ * COMMIT wakes the sessions that wait for the lease.
  */
 void
 handle_note_end(const Handle *handle, bool wakes)
@@ -104,7 +104,7 @@ replay(const Record *found, TimestampTz now)
 	return answer;
 }
 
-/* The same of a stored record, whose response is opened if it is sealed. */
+/* The end of an operation from its stored record; a sealed response is decrypted. */
 Answer
 replay_stored(const Record *found, TimestampTz now)
 {
@@ -114,7 +114,7 @@ replay_stored(const Record *found, TimestampTz now)
 	return answer;
 }
 
-/* An answer with nothing of what is stored. */
+/* An answer without any stored value. */
 static Answer
 bare_answer(Outcome outcome, const OperationName *name)
 {

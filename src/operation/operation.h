@@ -24,7 +24,7 @@ typedef struct BeginRequest
 	int64		lease;			/* microseconds; 0: transaction-bound */
 	int64		wait;			/* microseconds */
 	int32		max_attempts;	/* 0: no limit; NOT_ASKED: the policy or the setting decides */
-	bool		tells_mismatch; /* answers MISMATCH, where others get ID422 */
+	bool		answers_mismatch; /* answers MISMATCH, where others get ID422 */
 } BeginRequest;
 
 /* how an operation is to end */

@@ -20,11 +20,11 @@
 #include "store/store.h"
 #include "transaction/transaction.h"
 
-/* A hint, if this transaction has begun the key under another scope. */
+/* Raises the error of an end without a begin; with a hint if the begin named another scope. */
 static void
 not_owned(const OperationName *name)
 {
-	const OperationName *begun = transaction_begun_elsewhere(name);
+	const OperationName *begun = transaction_begun_with_key(name);
 
 	ereport(ERROR,
 			(errcode(ERRCODE_IDEM_NOT_OWNED),
@@ -123,8 +123,8 @@ is_current(const Record *record, int64 fence)
 }
 
 /*
- * Is the fence that of an attempt which has not ended?  Then its lock is
- * held from now on, and this is its record.
+ * True if the fence is that of an attempt which has not ended.  Then the caller holds
+ * the operation's lock, and *found is its record.
  */
 bool
 operation_owner_find(const Handle *handle, int64 fence, Record *found)
@@ -138,7 +138,7 @@ operation_owner_find(const Handle *handle, int64 fence, Record *found)
 	return false;
 }
 
-/* The same; otherwise ID409, with a detail of how the attempt ended. */
+/* The same, but raises ID409 instead of false; the detail says how the attempt ended. */
 void
 operation_owner_require(const Handle *handle, int64 fence, Record *found)
 {

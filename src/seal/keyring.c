@@ -42,7 +42,7 @@ static struct stat read_from;	/* the file as it was when it was read */
 
 /* Adds the path of the file: for roles that may see the setting, and for the server's log. */
 static int
-detail_of_place(int line)
+detail_of_line(int line)
 {
 	bool		may_see = has_privs_of_role(GetUserId(), ROLE_PG_READ_ALL_SETTINGS);
 
@@ -61,7 +61,7 @@ bad_file(const char *why, int line)
 	ereport(ERROR,
 			(errcode(ERRCODE_CONFIG_FILE_ERROR),
 			 errmsg("idempotency.seal_key_file cannot be used: %s", why),
-			 detail_of_place(line),
+			 detail_of_line(line),
 			 errhint("The file has one line \"name secret\" for each key, the newest key last. A secret has at least %d characters. Make it with \"openssl rand -hex 32\".",
 					 SHORTEST_SECRET)));
 }
@@ -72,7 +72,7 @@ file_failed(const char *what)
 	ereport(ERROR,
 			(errcode_for_file_access(),
 			 errmsg("could not %s the file of idempotency.seal_key_file: %m", what),
-			 detail_of_place(0),
+			 detail_of_line(0),
 			 errhint("Put the file there with every key that stored operations need, and make it readable for the server. Or correct the setting. Until then, no response is stored, neither sealed nor in clear.")));
 }
 
@@ -89,7 +89,7 @@ check_access(const struct stat *status)
 		ereport(ERROR,
 				(errcode(ERRCODE_CONFIG_FILE_ERROR),
 				 errmsg("idempotency.seal_key_file cannot be used: others may read or write it"),
-				 detail_of_place(0),
+				 detail_of_line(0),
 				 errhint("Its permissions must be u=rw (0600) or less if it belongs to the server's user, or u=rw,g=r (0640) or less if it belongs to root.")));
 }
 

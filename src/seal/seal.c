@@ -42,10 +42,10 @@ too_deep(const Record *record)
 
 /* SQL NULL is a byte 0. */
 static bool
-put_presence(StringInfo message, const struct varlena *part)
+put_presence(StringInfo message, const struct varlena *value)
 {
-	pq_sendbyte(message, part != NULL);
-	return part != NULL;
+	pq_sendbyte(message, value != NULL);
+	return value != NULL;
 }
 
 /* What comes from the store may be toasted. */
@@ -67,9 +67,9 @@ put_body(StringInfo message, struct varlena *body)
 	pq_sendbytes(message, VARDATA_ANY(body), VARSIZE_ANY_EXHDR(body));
 }
 
-/* The row of the response: if one of these values changes, the message does not open. */
+/* Names the record of the response: if one of these values changes, the message does not open. */
 static void
-put_owner(StringInfo message, const Record *record)
+put_identity(StringInfo message, const Record *record)
 {
 	pq_sendbyte(message, FORMAT_VERSION);
 	tokens_put_text(message, VARDATA_ANY(record->name.scope), VARSIZE_ANY_EXHDR(record->name.scope));
@@ -86,7 +86,7 @@ compose_message(const Record *record)
 	StringInfoData message;
 
 	pq_begintypsend(&message);
-	put_owner(&message, record);
+	put_identity(&message, record);
 	put_jsonb(&message, record, record->response.payload);
 	put_jsonb(&message, record, record->response.headers);
 	put_body(&message, record->response.body);
@@ -99,7 +99,7 @@ belongs_to(StringInfo message, const Record *record)
 	StringInfoData expected;
 
 	initStringInfo(&expected);
-	put_owner(&expected, record);
+	put_identity(&expected, record);
 	return expected.len <= message->len &&
 		memcmp(pq_getmsgbytes(message, expected.len), expected.data, expected.len) == 0;
 }

@@ -103,10 +103,10 @@ tokens_put_jsonb(StringInfo message, Jsonb *value, int max_depth)
 {
 	JsonbIterator *iterator = JsonbIteratorInit(&value->root);
 	JsonbIteratorToken token;
-	JsonbValue	part;
+	JsonbValue	item;
 	int			depth = 0;
 
-	while ((token = JsonbIteratorNext(&iterator, &part, false)) != WJB_DONE)
+	while ((token = JsonbIteratorNext(&iterator, &item, false)) != WJB_DONE)
 	{
 		CHECK_FOR_INTERRUPTS();
 		switch (token)
@@ -115,7 +115,7 @@ tokens_put_jsonb(StringInfo message, Jsonb *value, int max_depth)
 			case WJB_BEGIN_ARRAY:
 				if (++depth > max_depth)
 					return false;
-				pq_sendbyte(message, token == WJB_BEGIN_OBJECT ? '{' : part.val.array.rawScalar ? '(' : '[');
+				pq_sendbyte(message, token == WJB_BEGIN_OBJECT ? '{' : item.val.array.rawScalar ? '(' : '[');
 				break;
 			case WJB_END_OBJECT:
 			case WJB_END_ARRAY:
@@ -124,10 +124,10 @@ tokens_put_jsonb(StringInfo message, Jsonb *value, int max_depth)
 				break;
 			case WJB_KEY:
 				pq_sendbyte(message, 'k');
-				tokens_put_text(message, part.val.string.val, part.val.string.len);
+				tokens_put_text(message, item.val.string.val, item.val.string.len);
 				break;
 			default:
-				put_scalar(message, &part);
+				put_scalar(message, &item);
 				break;
 		}
 	}
@@ -178,9 +178,9 @@ get_scalar(StringInfo message, int kind)
 	return value;
 }
 
-/* Is such a token allowed at this place of the value? */
+/* May such a token follow here in the value? */
 static bool
-has_place(const JsonbParseState *state, int kind)
+is_allowed_here(const JsonbParseState *state, int kind)
 {
 	switch (kind)
 	{
@@ -206,7 +206,7 @@ push_token(JsonbInState *state, StringInfo message)
 	int			kind = pq_getmsgbyte(message);
 	JsonbValue	value = {.type = jbvArray};
 
-	if (!has_place(state->parseState, kind))
+	if (!is_allowed_here(state->parseState, kind))
 		raise_damaged();
 	switch (kind)
 	{

@@ -70,7 +70,7 @@ lock_of_operation(const OperationName *name, const SipHashKey *key, uint64 *id)
 
 /*
  * Locks belong to the (sub)transaction, not to the portal of the statement
- * that took them: a later statement must be able to give them back.
+ * that took them: a later statement must be able to release them.
  */
 static bool
 acquire_for_transaction(const LOCKTAG *tag, bool dont_wait)

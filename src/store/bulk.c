@@ -74,8 +74,8 @@ read_whole_row(const Catalog *catalog, int row, Record *found)
 }
 
 /*
- * Removes up to max_rows expired records of a table from a position to before another.  Moves
- * the first one on: to the other, or to the page that may have more of them.  A
+ * Removes up to max_rows expired records of a table, from one position to before another.
+ * Sets *from to where the next call begins: to *end, or to the page that may have more.  A
  * row whose fence the sequence has not reached stays until the next sweep; the
  * sequence catches up first.
  */
@@ -139,8 +139,8 @@ step_over(ItemPointer from, ItemPointer end, ItemPointer position)
 
 /*
  * Locks up to max_rows ended records of a table that have a response which is not
- * sealed with the key, from a position to before another.  Moves the first one on, to the
- * other when there are no more.
+ * sealed with the key, from one position to before another.  Sets *from to where the next
+ * call begins: to *end if there are no more.
  */
 int64
 bulk_find_unsealed(const Catalog *catalog, Oid table, ItemPointer from, ItemPointer end,

@@ -40,7 +40,7 @@ open_store_table(const Catalog *catalog, Oid table, LOCKMODE mode)
 	return table_open(table, table == catalog->tables[TABLE_STORE] ? NoLock : mode);
 }
 
-/* To read a table of the ring that may have been dropped.  NULL: there are news about the tables. */
+/* To read a table of the ring that may have been dropped.  NULL: the list of tables has changed. */
 static Relation
 open_to_read(const Catalog *catalog, Oid table)
 {

@@ -85,7 +85,7 @@ find_in(const Catalog *catalog, Oid table, bool is_plain, const OperationName *n
 		by_sql_find(catalog, table, name, snapshot, found, position);
 }
 
-/* The list of tables may change meanwhile, as SQL may run code of the owner's. */
+/* A copy of the list of tables, which may change while SQL runs code of the owner. */
 static StoreTable *
 copy_tables(int *count)
 {
@@ -137,9 +137,9 @@ find_with_snapshot(const Catalog *catalog, const OperationName *name, Snapshot s
 }
 
 /*
- * The list of tables is not older than the snapshot, so that no table is missed which
- * has rows.  A table that is emptied or dropped meanwhile lets us know when we lock
- * it: then we look again.
+ * The row of a name in the store.  The list of tables is not older than the snapshot, so
+ * no table with rows is missed.  If a table is emptied or dropped meanwhile, an
+ * invalidation comes with its lock, and we look again.
  */
 bool
 kind_find(const Catalog *catalog, const OperationName *name, bool newest,
@@ -175,9 +175,9 @@ table_for(const Catalog *catalog, const Record *record)
 }
 
 /*
- * The same, locked.  What has changed until then counts: a table that was emptied
- * has another range, and a table with a second index, as REINDEX CONCURRENTLY makes, is
- * not for the direct path (store_plain).
+ * Locks that table.  Changes from before the lock count: a table that was emptied has
+ * another range, and a table with a second index, as REINDEX CONCURRENTLY makes, is not
+ * for the direct path (store_plain).
  */
 Oid
 kind_lock_target(const Catalog *catalog, const Record *record)
@@ -218,9 +218,9 @@ delete_in(const Catalog *catalog, Oid table, const OperationName *name, Timestam
 }
 
 /*
- * Deletes the expected version, if it is in another table of the ring than
- * its successor will be in.  true: then the successor replaces the version that
- * *expected says, which did not count, or none.
+ * Deletes the expected version, if it is in another table of the ring than its successor
+ * will be in, and returns true.  Then *expected says which version the successor
+ * replaces: one that did not count, or none.
  */
 bool
 kind_leave_other_table(const Catalog *catalog, const OperationName *name, Oid target, TimestampTz *expected)
@@ -231,7 +231,7 @@ kind_leave_other_table(const Catalog *catalog, const OperationName *name, Oid ta
 	if (catalog->store_kind != STORE_RING || !kind_find(catalog, name, true, &found, &position) ||
 		position.table == target)
 		return false;
-	/* it may have been collected */
+	/* not there any more: it was collected */
 	if (!delete_in(catalog, position.table, name, *expected) &&
 		find_newest_in(catalog, position.table, name, &found))
 		row_error_changed();

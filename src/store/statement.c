@@ -281,7 +281,7 @@ is_renamed_schema(const Statement *statement, const Catalog *catalog)
 		statement->generation != catalog->generation;
 }
 
-/* In PG_CATCH. */
+/* Called in PG_CATCH. */
 static void
 statement_failed(Planning *run, const Catalog *catalog, MemoryContext context)
 {

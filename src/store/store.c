@@ -59,7 +59,10 @@ store_peek(const Catalog *catalog, const OperationName *name, Record *found)
 	return kind_find(catalog, name, false, found, &position);
 }
 
-/* Most often the successor belongs to the table where the version is. */
+/*
+ * Replaces the expected version.  Its successor usually belongs to the same table;
+ * otherwise the version is deleted where it is.
+ */
 static TM_Result
 replace_directly(const Catalog *catalog, const Record *record, TimestampTz expected, Oid target)
 {
@@ -74,7 +77,7 @@ replace_directly(const Catalog *catalog, const Record *record, TimestampTz expec
 	return result;
 }
 
-/* As the statements below do. */
+/* Stores the record without SQL.  Errors become the same as those of the statements. */
 static void
 put_directly(const Catalog *catalog, const Record *record, TimestampTz expected, Oid target)
 {
@@ -122,7 +125,7 @@ store_put(const Catalog *catalog, const Record *record, TimestampTz expected)
 	seal_record(&stored);
 	if (catalog->store_plain)
 		target = kind_lock_target(catalog, &stored);
-	/* asked again: the lock may have let us know */
+	/* asked again: an invalidation may have come with the lock */
 	if (catalog->store_plain)
 		put_directly(catalog, &stored, expected, target);
 	else

@@ -14,8 +14,8 @@
 #define CHUNK_PAGES 128
 
 /*
- * Walks from a position up to another one, until so many rows are done, and moves
- * the first position to where the next walk goes on.
+ * Walks from one position to before another, until so many rows are done.  Sets *from to
+ * where the next walk begins.
  */
 int64
 walk_rows(const Walk *walk, ItemPointer from, ItemPointerData to, int64 max_rows)

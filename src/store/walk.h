@@ -13,8 +13,8 @@
 typedef struct Walk
 {
 	/*
-	 * Does so many rows from a position to before another, and moves the first
-	 * one on: to the other one, or to where it has more to do.  Returns how many.
+	 * Handles up to max_rows rows from one position to before another.  Sets *from to
+	 * where the next step begins: to *end, or to what is left.  Returns how many.
 	 */
 	int64		(*step) (void *state, ItemPointer from, ItemPointer end, int64 max_rows);
 	void	   *state;

@@ -35,7 +35,7 @@ typedef enum Ending
 } Ending;
 
 static XactCallback guard;
-static bool (*would_refuse) (void);	/* as the transaction is now */
+static bool (*would_refuse) (void);	/* the transaction as it is now? */
 static bool used = false;		/* by this transaction */
 static Ending ending = ENDING_UNKNOWN;
 
@@ -106,7 +106,7 @@ is_nested(const QueryDesc *query)
 static void
 after_query(QueryDesc *query)
 {
-	/* the query's memory goes */
+	/* asked first: what follows frees the query */
 	bool		renews = is_needed() && !is_nested(query);
 
 	if (previous_end)

@@ -257,7 +257,7 @@ remove_entry(Entry *entry)
 	pfree(entry);
 }
 
-/* The level that made the entry has undone everything in it. */
+/* True if nothing is left of the entry: the level that made it has undone all. */
 static bool
 is_nothing(const Entry *entry)
 {

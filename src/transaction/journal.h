@@ -11,7 +11,7 @@
 
 typedef enum Phase
 {
-	PHASE_NONE,					/* never begun, or given up again */
+	PHASE_NONE,					/* never begun, or released */
 	PHASE_PENDING,				/* begun by this transaction */
 	PHASE_ENDED					/* ended by this transaction */
 } Phase;
@@ -20,8 +20,8 @@ typedef enum Phase
 typedef struct OperationState
 {
 	Phase		phase;
-	int			level;			/* nesting level that begun it */
-	bool		locked;			/* given up, but not its lock */
+	int			level;			/* the nesting level that began it */
+	bool		locked;			/* released, but the lock is still held */
 	bool		wrote;			/* this transaction wrote or deleted the row */
 	bool		wakes;			/* COMMIT wakes those who wait for its lease */
 	TimestampTz stored_at;		/* of the row that has the name; NO_TIME: none */

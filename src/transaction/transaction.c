@@ -39,7 +39,7 @@ same_key(const OperationName *a, const OperationName *b)
  * scope, and not ended yet; NULL: there is none.
  */
 const OperationName *
-transaction_begun_elsewhere(const OperationName *name)
+transaction_begun_with_key(const OperationName *name)
 {
 	const OperationName *begun = NULL;
 
@@ -87,7 +87,7 @@ transaction_require_ended(void)
 	}
 }
 
-/* The commit is visible by now. */
+/* Called when other sessions can see the commit. */
 static void
 wake_waiters(void)
 {

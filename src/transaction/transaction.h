@@ -10,7 +10,7 @@
 #include "base/idempotency.h"
 
 extern void transaction_register(void);
-extern const OperationName *transaction_begun_elsewhere(const OperationName *name);
+extern const OperationName *transaction_begun_with_key(const OperationName *name);
 extern void transaction_require_ended(void);
 
 #endif							/* IDEM_TRANSACTION_H */
