@@ -80,6 +80,16 @@ test('a network that hangs: the work is told when the lease is over, and the cal
   await assert.rejects(ending.lease(newKey(), null, () => { other.hang(); return 1 }, { lease: '1 s' }), { name: 'LeaseLost' })
 })
 
+test('a heartbeat that gets no connection in time: the lease is lost', async (t) => {
+  const { pool, idempotency } = idempotencyFor(t, {}, { max: 1 })
+  let taken
+  await assert.rejects(idempotency.lease(newKey(), null, async () => {
+    taken = await pool.connect()
+    return new Promise(() => {})
+  }, { lease: '1 s' }), LeaseLost)
+  taken.release()
+})
+
 test('a policy makes the lease shorter: the first beats come in time', async (t) => {
   const { pool, idempotency } = idempotencyFor(t, { scope: 'short' })
   await pool.query("SELECT idem_set_policy('short', max_lease => '1 second')")

@@ -306,7 +306,8 @@ test('who waits for another owner holds no connection', async (t) => {
   const finish = deferred()
   const owner = idempotency.transaction(key, null, () => { begun.resolve(); return finish.promise })
   await begun.promise
-  const waiter = idempotency.transaction(key, null, () => assert.fail('ran'), { wait: '20 s' })
+  const waiter = idempotency.transaction(key, null, () => assert.fail('ran'), { wait: '1 hour' })
+  // It waits here, by the clock, and not on the server.
   await clock.whenPending(1)
   assert.equal((await pool.query('SELECT 1 AS one')).rows[0].one, 1)
   finish.resolve('first')
