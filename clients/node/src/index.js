@@ -5,8 +5,9 @@ import { BadArgument } from './errors.js'
 import { idempotent } from './function.js'
 import { lease } from './lease.js'
 import { pgSource } from './pg.js'
+import { retrying } from './retry.js'
 import { Sql } from './sql.js'
-import { transaction } from './transaction.js'
+import { onConnection, transaction } from './transaction.js'
 
 export { Batch } from './batch.js'
 export { FakeClock, systemClock } from './clock.js'
@@ -145,6 +146,18 @@ export class Idempotency {
    */
   async batch(work, { scope = this.#settings.scope } = {}) {
     return batch(this.#settings, scope, work)
+  }
+
+  /**
+   * Until when the answer of a key is kept.
+   * @param {string} key
+   * @param {{scope?: string}} [options]
+   * @returns {Promise<Date | null>} null: there is none
+   */
+  async expiresAt(key, { scope = this.#settings.scope } = {}) {
+    const [{ rows: [[ms]] }] = await retrying(this.#settings, { scope, key }, () =>
+      onConnection(this.#settings, (connection) => connection.send([this.#settings.sql.expiry({ key, scope })])))
+    return ms === null ? null : new Date(Number(ms))
   }
 
   /**

@@ -100,6 +100,11 @@ export class Sql {
     return { text: `SELECT ${COLUMNS} FROM ${this.#prefix}idem_lookup($1, $2)`, values: [key, scope] }
   }
 
+  /** @param {{key: string, scope: string}} call */
+  expiry({ key, scope }) {
+    return { text: `SELECT (extract(epoch FROM expires_at) * 1000)::text FROM ${this.#prefix}idem_lookup($1, $2)`, values: [key, scope] }
+  }
+
   /**
    * @param {{key: string, scope: string, fence: bigint | null}} operation
    * @param {import('./response.js').Response} response

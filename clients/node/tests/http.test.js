@@ -201,6 +201,18 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
       assert.deepEqual([headers['idempotent-replayed'], headers['idempotency-replayed']], ['true', undefined])
     })
 
+    test('an answer says until when it is kept', async (t) => {
+      let status = 429
+      const { pool, post } = await server(t, () => ({ status }), { lifetime: 'Idempotency-Expires', retention: '1 hour' })
+      const key = newKey()
+      const until = async () => (await post(key)).headers['idempotency-expires']
+      assert.equal(await until(), undefined)
+      status = 201
+      const [first, second] = [await until(), await until()]
+      const { rows: [{ expires_at: stored }] } = await pool.query('SELECT expires_at FROM idempotency_store WHERE idempotency_key = $1', [key])
+      assert.deepEqual([first, second], [stored.toUTCString(), stored.toUTCString()])
+    })
+
     test('a header that HTTP cannot carry: nothing commits', async (t) => {
       const key = newKey()
       const { pool, post } = await server(t, async ({ tx }) => {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from typing import Any, Awaitable, Callable, List, Mapping, Optional, Sequence, Union
 
 from . import flow, hooks as hook, lease as leases
@@ -115,6 +116,10 @@ class Idempotency(Base):
         call = self.arguments("", None, dict(isolation=isolation))
         return self.driver.run(flow.plain_transaction(self.settings, call, work))
 
+    def expires_at(self, key: str, *, scope: Optional[str] = None) -> Optional[datetime]:
+        """Until when the answer of a key is kept; None where there is none."""
+        return as_time(self.driver.run(flow.expiry(self.settings, self.arguments(key, None, dict(scope=scope)))))
+
     def begin_many(self, tx: Any, keys: Sequence[str], requests: Optional[Sequence[Any]] = None, *,
                    scope: Optional[str] = None, request_hashes: Optional[Sequence[Optional[bytes]]] = None,
                    max_attempts: Optional[int] = None) -> List[Operation]:
@@ -168,6 +173,10 @@ class AsyncIdempotency(Base):
         call = self.arguments("", None, dict(isolation=isolation))
         return await self.driver.run(flow.plain_transaction(self.settings, call, work))
 
+    async def expires_at(self, key: str, *, scope: Optional[str] = None) -> Optional[datetime]:
+        """As Idempotency.expires_at."""
+        return as_time(await self.driver.run(flow.expiry(self.settings, self.arguments(key, None, dict(scope=scope)))))
+
     async def begin_many(self, tx: Any, keys: Sequence[str], requests: Optional[Sequence[Any]] = None, *,
                          scope: Optional[str] = None, request_hashes: Optional[Sequence[Optional[bytes]]] = None,
                          max_attempts: Optional[int] = None) -> List[Operation]:
@@ -179,6 +188,11 @@ class AsyncIdempotency(Base):
                             scope: Optional[str] = None) -> int:
         """As Idempotency.complete_many."""
         return int((await self.driver.source.fetch(tx, self.ends(keys, responses, scope))).rows[0][0])
+
+
+def as_time(epoch: Optional[float]) -> Optional[datetime]:
+    """A time from seconds since 1970."""
+    return None if epoch is None else datetime.fromtimestamp(epoch, timezone.utc)
 
 
 def sync_source(source: Any, prepare: Optional[bool]) -> Source:

@@ -224,3 +224,9 @@ def plain_transaction(settings: Settings, call: Call, work: Callable[..., Any]) 
         return result
 
     return (yield from retrying(settings, call, lambda: in_session(body)))
+
+
+def expiry(settings: Settings, call: Call) -> Flow:
+    """Until when an answer is kept. Result: seconds since 1970, or None where there is no record."""
+    answer = yield from retrying(settings, call, lambda: one_statement(settings.functions.expiry(call)))
+    return answer.rows[0][0]

@@ -83,6 +83,11 @@ class Functions:
         """idem_lookup: one row of COLUMNS, all NULL where there is no record."""
         return f"SELECT {COLUMNS} FROM {self.name('idem_lookup')}(%s::text, %s::text)", (call.key, call.scope)
 
+    def expiry(self, call: Call) -> Statement:
+        """When the record ends, in seconds since 1970; NULL where there is none."""
+        return f"SELECT extract(epoch FROM expires_at)::float8 FROM {self.name('idem_lookup')}(%s::text, %s::text)", (
+            call.key, call.scope)
+
     def complete(self, call: Call, operation: Operation, response: Response) -> Statement:
         """idem_complete."""
         retention = maybe_seconds(response.retention)

@@ -5,6 +5,8 @@ import gzip
 import io
 import json
 import threading
+from datetime import datetime, timezone
+from email.utils import format_datetime, parsedate_to_datetime
 
 import pytest
 
@@ -156,6 +158,25 @@ def test_the_marker_of_a_replay_has_a_name_of_your_own(pool, key):
     headers = [call_wsgi(app, key)[1] for _ in range(2)]
     assert [one.get("Idempotent-Replayed") for one in headers] == [None, "true"]
     assert "Idempotency-Replayed" not in headers[1]
+
+
+@pytest.mark.parametrize("options", [{}, {"lease": 30}])
+def test_an_answer_says_until_when_it_is_kept(pool, key, admin, options):
+    statuses = {"2xx": Store("complete", 3600)}
+    answers = iter([(429, [], [b""]), (201, [], [b""])])
+    app = wsgi(pool, lambda environ: next(answers), lifetime="Idempotency-Expires", statuses=statuses, **options)
+    headers = [call_wsgi(app, key)[1] for _ in range(3)]
+    until = admin.execute("SELECT expires_at FROM idempotency_store WHERE idempotency_key = %s", (key,)).fetchone()[0]
+    assert [one.get("Idempotency-Expires") for one in headers] == [None, *2 * [format_datetime(
+        until.astimezone(timezone.utc), usegmt=True)]]
+
+
+def test_an_answer_says_until_when_it_is_kept_async(run, key):
+    async def body(idem):
+        async def handler(body, receive, send):
+            await respond(send)
+        return await asgi_call(asgi(idem, handler, lifetime="Idempotency-Expires"), key)
+    assert parsedate_to_datetime(run(body)[1][b"idempotency-expires"].decode()) > datetime.now(timezone.utc)
 
 
 def test_a_compressed_answer_stays_one(pool, key):

@@ -54,6 +54,7 @@ import { Problem, inProgress, problemFor, rendered } from './problem.js'
  * @property {number} [maxWait] milliseconds that `Prefer: wait=n` can ask for; 10 000
  * @property {number} [timeout] milliseconds until a handler must have answered; 60 000. 0 or Infinity: no limit
  * @property {string} [marker] name of the header of a replay; 'Idempotency-Replayed'
+ * @property {string} [lifetime] name of a header with the time until which an answer is kept; none by default, and one more trip
  * @property {string} [describedBy] address of your page about keys: the `type` of problems, and a Link header
  * @property {(error: any, request: any) => {status: number, title: string, detail?: string, type?: string, headers?: Record<string, string>} | undefined} [mapError]
  *   a problem of your own
@@ -158,7 +159,15 @@ export class HttpIdempotency {
       ? await this.#idempotency.transaction(key, request, (tx, operation) => perform({ tx, operation }), options)
       : await this.#idempotency.lease(key, request, (operation, signal) => perform({ operation, signal }), options)
     if (result.outcome === 'IN_PROGRESS') throw inProgress(result.retryAfter)
-    return live && !result.replayed ? live : fromStored(result, this.#options.marker)
+    const answer = live && !result.replayed ? live : fromStored(result, this.#options.marker)
+    return { ...answer, headers: { ...answer.headers, ...await this.#lifetime(key, options.scope) } }
+  }
+
+  // The answer is true without it.
+  async #lifetime(key, scope) {
+    const { lifetime } = this.#options
+    const until = lifetime && await this.#idempotency.expiresAt(key, { scope }).catch(() => null)
+    return until ? { [lifetime.toLowerCase()]: until.toUTCString() } : {}
   }
 
   // What work does with an answer: returns what is stored, or throws what ends it otherwise.

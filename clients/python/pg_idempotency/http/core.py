@@ -12,7 +12,8 @@ import json
 import re
 import time
 from dataclasses import dataclass, field, replace
-from email.utils import parsedate_to_datetime
+from datetime import datetime
+from email.utils import format_datetime, parsedate_to_datetime
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 
 from ..errors import Declined, NotDone
@@ -93,6 +94,7 @@ class Options:
     ``max_request``, ``max_response``: bytes. ``skip(request)``: true where keys do not matter.
     ``wait``: seconds to wait for a request in progress; ``max_wait``: how many a client may ask for by Prefer: wait.
     ``marker``: name of the header that says of an answer that it is a replay.
+    ``lifetime``: name of a header with the time until which an answer is kept; None: no such header, and no look for it.
     ``describedby``: address of your documentation. ``problem(problem)``: a Reply of your own for errors.
     ``timeout``: seconds for a handler, under asyncio only. ``lease``: seconds; None: one transaction.
     ``reconcile(operation)``: see ``Idempotency.lease``. ``routes``: options of single routes, by template.
@@ -114,6 +116,7 @@ class Options:
     wait: Duration = 0
     max_wait: Duration = 10
     marker: str = "Idempotency-Replayed"
+    lifetime: Optional[str] = None
     describedby: Optional[str] = None
     problem: Optional[Callable[[Problem], Reply]] = None
     timeout: Optional[Duration] = None
@@ -217,6 +220,13 @@ class Served:
         if not result.replayed and self.reply is not None:
             return self.reply
         return stored_reply(result, self.options.marker)
+
+    def lasting(self, reply: Reply, until: Optional[datetime]) -> Reply:
+        """The answer with the time until which it is kept."""
+        name = self.options.lifetime
+        if name is None or until is None:
+            return reply
+        return replace(reply, headers=[*reply.headers, (name, format_datetime(until, usegmt=True))])
 
     def refusal(self, error: Exception) -> Reply:
         """The answer to the client after an error. What the client is not told goes to the log."""

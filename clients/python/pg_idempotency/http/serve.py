@@ -7,7 +7,7 @@ from typing import Any, Awaitable, Callable, Dict, Optional
 
 from ..client import AsyncIdempotency, Idempotency
 from ..drive import to_its_end
-from ..model import Duration, Operation, seconds
+from ..model import IN_PROGRESS, Duration, Operation, Result, seconds
 from .core import Admitted, Core, Exchange, Reply, Served, active
 from .problem import HandlerTimeout
 
@@ -43,11 +43,23 @@ def serve(idem: Idempotency, core: Core, admitted: Admitted, handler: Handler) -
 
     try:
         if admitted.options.lease is not None:
-            return served.answer(idem.lease(admitted.key, admitted.request, in_lease, **arguments(admitted)))
-        return served.answer(idem.transaction(
-            admitted.key, admitted.request, in_transaction, **arguments(admitted)))
+            result = idem.lease(admitted.key, admitted.request, in_lease, **arguments(admitted))
+        else:
+            result = idem.transaction(admitted.key, admitted.request, in_transaction, **arguments(admitted))
     except Exception as error:
         return served.refusal(error)
+    reply = served.answer(result)
+    if not is_looked_for(admitted, result):
+        return reply
+    try:
+        return served.lasting(reply, idem.expires_at(admitted.key, scope=admitted.scope))
+    except Exception:
+        return reply    # the answer is true without it
+
+
+def is_looked_for(admitted: Admitted, result: Result) -> bool:
+    """Whether the answer is stored, and the client is told until when."""
+    return admitted.options.lifetime is not None and result.outcome != IN_PROGRESS
 
 
 async def within(limit: Optional[Duration], reply: Awaitable[Reply]) -> Reply:
@@ -89,9 +101,15 @@ async def serve_async(idem: AsyncIdempotency, core: Core, admitted: Admitted, ha
 
     try:
         if admitted.options.lease is not None:
-            return served.answer(await idem.lease(
-                admitted.key, admitted.request, in_lease, **arguments(admitted)))
-        return served.answer(await idem.transaction(
-            admitted.key, admitted.request, in_transaction, **arguments(admitted)))
+            result = await idem.lease(admitted.key, admitted.request, in_lease, **arguments(admitted))
+        else:
+            result = await idem.transaction(admitted.key, admitted.request, in_transaction, **arguments(admitted))
     except Exception as error:
         return served.refusal(error)
+    reply = served.answer(result)
+    if not is_looked_for(admitted, result):
+        return reply
+    try:
+        return served.lasting(reply, await idem.expires_at(admitted.key, scope=admitted.scope))
+    except Exception:
+        return reply    # the answer is true without it
