@@ -480,6 +480,23 @@ def test_asgi_reads_the_body_whole_and_again(run, key):
     assert again[1][b"idempotency-replayed"] == b"true"
 
 
+def test_asgi_stores_the_bytes_of_a_file(run, key, tmp_path):
+    """The server offers to send a file by its path, which Starlette would use."""
+    from starlette.responses import FileResponse
+    (tmp_path / "file").write_bytes(b"bytes")
+
+    async def body(idem):
+        async def app(scope, receive, send):
+            await FileResponse(tmp_path / "file")(scope, receive, send)
+            assert sorted(scope["extensions"]) == ["tls"]
+
+        async def offering(scope, receive, send):
+            await AsgiMiddleware(app, idem, principal=lambda asked: "p")(
+                {**scope, "extensions": {"http.response.pathsend": {}, "tls": {}}}, receive, send)
+        return [(await asgi_call(offering, key))[2] for _ in range(2)]
+    assert run(body) == [b"bytes"] * 2
+
+
 def test_asgi_timeout_rolls_back(run, key, effects):
     cancelled = []
 

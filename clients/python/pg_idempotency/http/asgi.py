@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from typing import Any, Awaitable, Callable, Dict, List, MutableMapping, Optional, Set, Union
+from typing import Any, Awaitable, Callable, Dict, List, Mapping, MutableMapping, Optional, Set, Union
 
 from ..client import AsyncIdempotency
 from .core import Admitted, Core, Exchange, Headers, Options, Reply, Request
@@ -75,7 +75,8 @@ class IdempotencyMiddleware:
         idem = self.client()
 
         async def handler(exchange: Exchange) -> Reply:
-            return await capture(self.app, dict(scope, idempotency=exchange), body, admitted.options.max_response)
+            own = dict(scope, idempotency=exchange, extensions=without_sending(scope.get("extensions")))
+            return await capture(self.app, own, body, admitted.options.max_response)
 
         task = asyncio.ensure_future(serve_async(idem, self.core, admitted, handler))
         self.running.add(task)
@@ -89,6 +90,11 @@ def request_of(scope: Scope, route: str, body: bytes) -> Request:
     path = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1").split("?", 1)[0]
     headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
     return Request(scope["method"].upper(), path + ("?" + query if query else ""), route, headers, body, scope)
+
+
+def without_sending(extensions: Optional[Mapping[str, Any]]) -> Dict[str, Any]:
+    """What the server offers, but for other ways to answer, such as by the path of a file: those cannot be stored."""
+    return {name: value for name, value in (extensions or {}).items() if not name.startswith("http.response.")}
 
 
 async def read_body(receive: Receive, limit: int) -> Optional[bytes]:
