@@ -31,7 +31,7 @@ import { Problem, inProgress, problemFor, rendered } from './problem.js'
  */
 /** @typedef {'complete' | 'fail' | 'release' | 'leave'} End */
 /**
- * @typedef {object} HttpOptions
+ * @typedef {object} AllOptions
  * @property {(request: any) => string | undefined | Promise<string | undefined>} [principal] who asks: a tenant or a user,
  *   a string that is not empty: anything else is a 500. Part of the scope. It has to be given, or `scope`: `() => 'anyone'` where all
  *   clients are one
@@ -65,6 +65,11 @@ import { Problem, inProgress, problemFor, rendered } from './problem.js'
  * @property {import('../lease.js').Reconcile} [reconcile] of leased routes; its response has code, headers, and payload or body
  */
 
+/**
+ * Who asks has to be known, or the whole scope.
+ * @typedef {AllOptions & ({principal: NonNullable<AllOptions['principal']>} | {scope: NonNullable<AllOptions['scope']>})} HttpOptions
+ */
+
 const MEGABYTE = 1024 * 1024
 // A refusal of the moment, which says nothing of the operation: who asks, how often, and when.
 const PASSING = new Set([401, 403, 408, 409, 425, 429])
@@ -89,11 +94,11 @@ export class HttpIdempotency {
 
   /**
    * @param {import('../index.js').Idempotency} idempotency
-   * @param {HttpOptions} [options]
+   * @param {HttpOptions} options
    * @throws TypeError: neither `principal` nor `scope` is given
    */
-  constructor(idempotency, options = {}) {
-    if (typeof options.principal !== 'function' && typeof options.scope !== 'function') {
+  constructor(idempotency, options) {
+    if (typeof options?.principal !== 'function' && typeof options?.scope !== 'function') {
       throw new TypeError('the option "principal" is missing: a function of a request that says who asks, as clients must ' +
         "not get the answers of others. Give () => 'anyone' where all clients are one")
     }

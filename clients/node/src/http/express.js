@@ -15,7 +15,7 @@ import {
 /**
  * Routes of Express that run once for each key.
  * @param {import('../index.js').Idempotency} idempotency
- * @param {import('./core.js').HttpOptions} [options]
+ * @param {import('./core.js').HttpOptions} options
  * @returns {{transaction: (handler: Handler) => Route, lease: (handler: Handler) => Route, keepBody: () => (req: any, res: any, next: () => void) => void,
  *   problemErrors: () => ErrorHandler}} transaction:
  *   the handler gets `tx`, in whose transaction its answer is stored. lease: it gets an operation, with fence, and a signal.

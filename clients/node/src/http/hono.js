@@ -13,7 +13,7 @@ import { valuesOf } from './express.js'
 /**
  * Routes of Hono that run once for each key.
  * @param {import('../index.js').Idempotency} idempotency
- * @param {import('./core.js').HttpOptions} [options]
+ * @param {import('./core.js').HttpOptions} options
  * @returns {{transaction: (handler: Handler) => (c: any) => Promise<Response>, lease: (handler: Handler) => (c: any) => Promise<Response>}}
  */
 export function honoIdempotency(idempotency, options) {
