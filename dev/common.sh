@@ -18,6 +18,13 @@ die() {
 	exit 1
 }
 
+# go.work says which release of Go is needed.  Of 1.21 and newer, the command downloads
+# that by itself, unless GOTOOLCHAIN forbids it.
+require_go() {
+	(cd "$repo" && go version >/dev/null 2>&1) ||
+		die "please install Go $(sed -n 's/^go //p' "$repo/go.work") or newer, from https://go.dev/dl"
+}
+
 # ---- directories ----
 
 # Scripts change their directory, and neither make nor the settings of a server can do

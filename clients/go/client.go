@@ -43,7 +43,7 @@ type Client[Tx any] struct {
 	sql      statements
 }
 
-// New makes a client on a database of package pgxv4 or stdsql.
+// New makes a client on a database of package pgxv5 or databasesql.
 func New[Tx any](database Database[Tx], options Options) *Client[Tx] {
 	if options.Lease <= 0 {
 		options.Lease = 30 * time.Second

@@ -16,7 +16,7 @@ type Statement struct {
 type Row []*string
 
 // Database is what a Client needs of a driver. Tx is the transaction that the
-// caller's work gets. Packages pgxv4 and stdsql implement it.
+// caller's work gets. Packages pgxv5 and databasesql implement it.
 type Database[Tx any] interface {
 	// Acquire takes a connection.
 	Acquire(ctx context.Context) (Conn[Tx], error)

@@ -17,9 +17,9 @@ import (
 	"time"
 
 	"example.org/idempotency"
-	"example.org/idempotency/pgxv4"
-	"github.com/jackc/pgx/v4"
-	"github.com/jackc/pgx/v4/pgxpool"
+	"example.org/idempotency/pgxv5"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 var order struct {
@@ -39,7 +39,6 @@ func main() {
 	if err := json.Unmarshal([]byte(os.Args[1]), &order); err != nil {
 		log.Fatal(err)
 	}
-	mathrand.Seed(time.Now().UnixNano())
 	ctx := context.Background()
 	one := chosen(ctx)
 	before := until(ctx, one, time.Now().Add(duration(order.Warmup)))
@@ -56,11 +55,11 @@ func duration(seconds float64) time.Duration { return time.Duration(seconds * fl
 func chosen(ctx context.Context) deliver {
 	size := fmt.Sprintf("pool_max_conns=%d", order.Clients)
 	if order.Variant == "package" {
-		pool, err := pgxv4.Connect(ctx, size)
+		pool, err := pgxv5.Connect(ctx, size)
 		fatal(err)
-		return byPackage(idempotency.New(pgxv4.Pool(pool), idempotency.Options{Scope: "payments"}))
+		return byPackage(idempotency.New(pgxv5.Pool(pool), idempotency.Options{Scope: "payments"}))
 	}
-	pool, err := pgxpool.Connect(ctx, size)
+	pool, err := pgxpool.New(ctx, size)
 	fatal(err)
 	return inTransaction(pool, map[string]work{"glue": glue, "hand": hand, "bare": bare}[order.Variant])
 }
@@ -181,7 +180,7 @@ var retried = regexp.MustCompile(`^(40001|40P01|08...|57P0[123])$`)
 func inTransaction(pool *pgxpool.Pool, do work) deliver {
 	return func(ctx context.Context, key string) error {
 		for attempt := 1; ; attempt++ {
-			err := pool.BeginFunc(ctx, func(tx pgx.Tx) error { return do(ctx, tx, key) })
+			err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return do(ctx, tx, key) })
 			if err == nil || attempt == 5 || !retried.MatchString(idempotency.SQLState(err)) {
 				return err
 			}

@@ -14,7 +14,7 @@ import (
 
 	"example.org/idempotency"
 	"example.org/idempotency/internal/broker"
-	"github.com/Shopify/sarama"
+	"github.com/IBM/sarama"
 )
 
 // OriginHeader names the message that became a dead letter: topic/partition/offset.

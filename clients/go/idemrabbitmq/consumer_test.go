@@ -12,9 +12,9 @@ import (
 
 	"example.org/idempotency"
 	"example.org/idempotency/idemrabbitmq"
-	"example.org/idempotency/pgxv4"
-	"github.com/jackc/pgx/v4"
-	"github.com/jackc/pgx/v4/pgxpool"
+	"example.org/idempotency/pgxv5"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	var err error
-	pool, err = pgxv4.Connect(context.Background(), fmt.Sprintf("postgres:///%s?host=%s&port=%s&user=%s&sslmode=disable",
+	pool, err = pgxv5.Connect(context.Background(), fmt.Sprintf("postgres:///%s?host=%s&port=%s&user=%s&sslmode=disable",
 		os.Getenv("PGDATABASE"), os.Getenv("PGHOST"), os.Getenv("PGPORT"), os.Getenv("PGUSER")))
 	if err == nil {
 		_, err = pool.Exec(context.Background(), `CREATE EXTENSION IF NOT EXISTS idempotency;
@@ -55,7 +55,7 @@ type bench struct {
 
 func newBench(t *testing.T) *bench {
 	queue := fmt.Sprintf("go-%d", time.Now().UnixNano())
-	b := &bench{t: t, queue: queue, client: idempotency.New(pgxv4.Pool(pool), idempotency.Options{Scope: queue})}
+	b := &bench{t: t, queue: queue, client: idempotency.New(pgxv5.Pool(pool), idempotency.Options{Scope: queue})}
 	b.conn = b.dial()
 	ch, err := b.conn.Channel()
 	must(t, err)
@@ -121,7 +121,7 @@ func (b *bench) send(keys ...string) {
 }
 
 func (b *bench) count(queue string) int {
-	state, err := b.ch.QueueInspect(queue)
+	state, err := b.ch.QueueDeclarePassive(queue, true, false, false, false, nil)
 	must(b.t, err)
 	return state.Messages
 }

@@ -9,8 +9,8 @@ import (
 
 	"example.org/idempotency"
 	"example.org/idempotency/idemrabbitmq"
-	"example.org/idempotency/pgxv4"
-	"github.com/jackc/pgx/v4"
+	"example.org/idempotency/pgxv5"
+	"github.com/jackc/pgx/v5"
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
@@ -29,7 +29,7 @@ func consumeOrders(ctx context.Context, conn *amqp.Connection, client *idempoten
 }
 
 func Example() {
-	client := idempotency.New(pgxv4.Pool(pool), idempotency.Options{Scope: "orders"})
+	client := idempotency.New(pgxv5.Pool(pool), idempotency.Options{Scope: "orders"})
 	conn, err := amqp.Dial(os.Getenv("DEMO_AMQP"))
 	if err != nil {
 		log.Fatal(err)

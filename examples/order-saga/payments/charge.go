@@ -6,7 +6,7 @@ import (
 	"fmt"
 
 	"example.org/idempotency"
-	"github.com/jackc/pgx/v4"
+	"github.com/jackc/pgx/v5"
 )
 
 type work func(ctx context.Context, o order, fence int64) (idempotency.Completion[pgx.Tx], error)

@@ -11,9 +11,9 @@ import (
 
 	"example.org/idempotency"
 	"example.org/idempotency/idemrabbitmq"
-	"example.org/idempotency/pgxv4"
-	"github.com/jackc/pgx/v4"
-	"github.com/jackc/pgx/v4/pgxpool"
+	"example.org/idempotency/pgxv5"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
@@ -34,7 +34,7 @@ type service struct {
 func main() {
 	log.SetFlags(0)
 	ctx := context.Background()
-	pool, err := pgxv4.Connect(ctx, os.Getenv("DATABASE_URL"))
+	pool, err := pgxv5.Connect(ctx, os.Getenv("DATABASE_URL"))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -42,7 +42,7 @@ func main() {
 	if err != nil {
 		duration = 5 * time.Second
 	}
-	client := idempotency.New(pgxv4.Pool(pool), idempotency.Options{Scope: "payments", Lease: duration})
+	client := idempotency.New(pgxv5.Pool(pool), idempotency.Options{Scope: "payments", Lease: duration})
 	s := &service{pool: pool, client: client, gateway: gateway{url: os.Getenv("GATEWAY_URL")}}
 	conn, err := amqp.Dial(os.Getenv("AMQP_URL"))
 	if err != nil {

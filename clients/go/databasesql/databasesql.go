@@ -1,0 +1,130 @@
+// Package databasesql connects package idempotency to database/sql and any driver for
+// PostgreSQL whose errors have a method SQLState, as lib/pq's and pgx's have.
+//
+// database/sql has no pipelining: each statement is a round trip of its own, or
+// two, where the driver prepares it first. A transaction of n statements takes
+// n + 5 of them with a driver that needs one for each. Package pgxv5 takes n + 2.
+package databasesql
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+
+	"example.org/idempotency"
+)
+
+// DB makes a database known to idempotency.New. The work gets a *sql.Tx, which it
+// neither commits nor rolls back.
+func DB(db *sql.DB) idempotency.Database[*sql.Tx] { return database{db} }
+
+type database struct{ db *sql.DB }
+
+// Acquire takes nothing yet: database/sql takes a connection with the first
+// statement, and passes over those that its driver knows to be dead.
+func (d database) Acquire(context.Context) (idempotency.Conn[*sql.Tx], error) {
+	return &conn{db: d.db}, nil
+}
+
+func (d database) In(ctx context.Context, tx *sql.Tx, statement idempotency.Statement) ([]idempotency.Row, error) {
+	return query(ctx, tx, statement)
+}
+
+type conn struct {
+	db *sql.DB
+	tx *sql.Tx
+}
+
+func (c *conn) Query(ctx context.Context, statement idempotency.Statement) ([]idempotency.Row, error) {
+	return query(ctx, c.db, statement)
+}
+
+func (c *conn) Begin(ctx context.Context, level sql.IsolationLevel, statements ...idempotency.Statement) ([]idempotency.Row, error) {
+	tx, err := c.db.BeginTx(ctx, &sql.TxOptions{Isolation: level})
+	if err != nil {
+		return nil, err
+	}
+	c.tx = tx
+	var first []idempotency.Row
+	for i, statement := range statements {
+		rows, err := c.run(ctx, statement)
+		if err != nil {
+			return nil, err
+		}
+		if i == 0 {
+			first = rows
+		}
+	}
+	return first, nil
+}
+
+// run takes the short way where there is nothing to send or to read: drivers
+// prepare what has arguments.
+func (c *conn) run(ctx context.Context, statement idempotency.Statement) ([]idempotency.Row, error) {
+	if len(statement.Args) > 0 {
+		return query(ctx, c.tx, statement)
+	}
+	_, err := c.tx.ExecContext(ctx, statement.SQL)
+	return nil, err
+}
+
+func (c *conn) Tx() *sql.Tx { return c.tx }
+
+func (c *conn) Commit(ctx context.Context, statements ...idempotency.Statement) error {
+	for _, statement := range statements {
+		if _, err := c.run(ctx, statement); err != nil {
+			return err
+		}
+	}
+	return c.tx.Commit()
+}
+
+// Rollback finds nothing to do where the context has ended, or a COMMIT failed:
+// database/sql has rolled back.
+func (c *conn) Rollback(context.Context) error {
+	if c.tx == nil {
+		return nil
+	}
+	if err := c.tx.Rollback(); err != nil && !errors.Is(err, sql.ErrTxDone) {
+		return err
+	}
+	return nil
+}
+
+func (c *conn) Release() {}
+
+// querier is a *sql.DB or a *sql.Tx.
+type querier interface {
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+}
+
+func query(ctx context.Context, on querier, statement idempotency.Statement) (_ []idempotency.Row, err error) {
+	args := make([]any, len(statement.Args))
+	for i, arg := range statement.Args {
+		if arg != nil {
+			args[i] = *arg
+		}
+	}
+	rows, err := on.QueryContext(ctx, statement.SQL, args...)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	columns, err := rows.Columns()
+	if err != nil {
+		return nil, err
+	}
+	var result []idempotency.Row
+	for rows.Next() {
+		row := make(idempotency.Row, len(columns))
+		targets := make([]any, len(columns))
+		for i := range row {
+			targets[i] = &row[i]
+		}
+		if err := rows.Scan(targets...); err != nil {
+			return nil, err
+		}
+		result = append(result, row)
+	}
+	return result, rows.Err()
+}

@@ -1,0 +1,63 @@
+// The conformance program for net/http. PORT and DATABASE_URL come from the
+// environment.
+package main
+
+import (
+	"encoding/json"
+	"log"
+	"net/http"
+
+	"example.org/idempotency"
+	"example.org/idempotency/internal/tests/payments"
+	"github.com/jackc/pgx/v5"
+)
+
+func main() {
+	middleware, err := payments.Middleware()
+	if err != nil {
+		log.Fatal(err)
+	}
+	http.Handle("/payments", onlyPost(middleware.Transaction("/payments", pay)))
+	http.Handle("/charges", onlyPost(middleware.Lease("/charges", charge)))
+	http.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/" {
+			http.NotFound(w, r)
+		}
+	})
+	log.Fatal(http.ListenAndServe(payments.Address(), nil))
+}
+
+func onlyPost(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodPost {
+			http.Error(w, "POST only", http.StatusMethodNotAllowed)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+func pay(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+	payment, err := payments.Read(r)
+	if err != nil {
+		return err
+	}
+	response, err := payments.Pay(r.Context(), tx, payment)
+	if err != nil {
+		return err
+	}
+	for name, value := range response.Headers {
+		w.Header().Set(name, value)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.Code)
+	return json.NewEncoder(w).Encode(response.Payload)
+}
+
+func charge(r *http.Request, _ idempotency.Operation) (idempotency.Completion[pgx.Tx], error) {
+	payment, err := payments.Read(r)
+	if err != nil {
+		return idempotency.Completion[pgx.Tx]{}, err
+	}
+	return payments.Charge(r.Context(), payment)
+}

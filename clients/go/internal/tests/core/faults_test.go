@@ -1,0 +1,287 @@
+package core_test
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"math/rand"
+	"sync"
+	"testing"
+	"time"
+
+	"example.org/idempotency"
+	"github.com/jackc/pgx/v5"
+)
+
+// quick keeps real waits short where the fault is the subject.
+var quick = idempotency.Retry{Base: time.Millisecond, Cap: 10 * time.Millisecond}
+
+func TestSerializationFailures(t *testing.T) {
+	onBoth(t, testSerializationFailures[pgx.Tx], testSerializationFailures[*sql.Tx])
+}
+
+func testSerializationFailures[Tx any](t *testing.T, b backend[Tx]) {
+	for _, state := range []string{"40001", "40P01"} {
+		var count counter
+		client, key := b.client(t, idempotency.Options{Retry: quick, Hooks: count.hooks()}), newKey()
+		failures := 2
+		work := func(ctx context.Context, tx Tx, _ idempotency.Operation) (idempotency.Response, error) {
+			must(t, b.insert(ctx, tx, key))
+			if failures == 0 {
+				return idempotency.Response{}, nil
+			}
+			failures--
+			return idempotency.Response{}, b.fail(ctx, tx, state)
+		}
+		result, err := client.Transaction(background, key, nil, work)
+		must(t, err)
+		same(t, "replayed", result.Replayed, false)
+		same(t, "retried", count.retried.Load(), 2)
+		same(t, "effects", effects(t, key), "1")
+		failures = 100
+		_, err = client.Transaction(background, newKey(), nil, work)
+		same(t, "SQLSTATE of the last", idempotency.SQLState(err), state)
+		same(t, "attempts", failures, 95)
+		same(t, "transient", idempotency.Transient(err), true)
+	}
+}
+
+func TestWriteSkew(t *testing.T) { onBoth(t, testWriteSkew[pgx.Tx], testWriteSkew[*sql.Tx]) }
+
+// Two at SERIALIZABLE read before either writes. The server refuses one, and its
+// repetition sees what the other has done.
+func testWriteSkew[Tx any](t *testing.T, b backend[Tx]) {
+	_, err := admin(t).Exec("DELETE FROM duty; INSERT INTO duty VALUES ('ann', true), ('bob', true)")
+	must(t, err)
+	var count counter
+	client := b.client(t, idempotency.Options{Retry: quick, Hooks: count.hooks()})
+	var both, first sync.WaitGroup
+	both.Add(2)
+	first.Add(2)
+	errs := make(chan error, 2)
+	for _, who := range []string{"ann", "bob"} {
+		go func(who string) {
+			attempt := 0
+			_, err := client.Transaction(background, newKey(), nil, func(ctx context.Context, tx Tx, _ idempotency.Operation) (idempotency.Response, error) {
+				attempt++
+				if err := b.exec(ctx, tx, "CREATE TEMP TABLE others ON COMMIT DROP AS SELECT count(*) AS n FROM duty WHERE on_call"); err != nil {
+					return idempotency.Response{}, err
+				}
+				if attempt == 1 {
+					first.Done()
+					first.Wait()
+				}
+				return idempotency.Response{}, b.exec(ctx, tx, fmt.Sprintf(
+					"UPDATE duty SET on_call = false WHERE who = '%s' AND (SELECT n FROM others) > 1", who))
+			}, idempotency.WithIsolation(sql.LevelSerializable))
+			errs <- err
+		}(who)
+	}
+	must(t, <-errs)
+	must(t, <-errs)
+	same(t, "on call", value(t, "SELECT count(*) FROM duty WHERE on_call"), "1")
+	if count.retried.Load() == 0 {
+		t.Fatal("no serialization failure")
+	}
+}
+
+func TestBackoff(t *testing.T) {
+	clock := idempotency.NewFakeClock(time.Unix(0, 0))
+	var delays []time.Duration
+	client := onPgx.client(t, idempotency.Options{Clock: clock, Retry: idempotency.Retry{Attempts: 9},
+		Hooks: idempotency.Hooks{Retried: func(e idempotency.Event) { delays = append(delays, e.Delay) }}})
+	done := make(chan error)
+	go func() {
+		_, err := client.Transaction(background, newKey(), nil, func(ctx context.Context, tx pgx.Tx, _ idempotency.Operation) (idempotency.Response, error) {
+			return idempotency.Response{}, onPgx.fail(ctx, tx, "40001")
+		})
+		done <- err
+	}()
+	for i := 0; i < 8; i++ {
+		clock.AwaitSleepers(1)
+		clock.Advance(2 * time.Second)
+	}
+	err := <-done
+	same(t, "SQLSTATE", idempotency.SQLState(err), "40001")
+	same(t, "delays", len(delays), 8)
+	for i, delay := range delays {
+		longest := 50 * time.Millisecond << i
+		if longest > 2*time.Second {
+			longest = 2 * time.Second
+		}
+		if delay < 0 || delay > longest {
+			t.Fatalf("delay %d is %v, longer than %v", i, delay, longest)
+		}
+	}
+}
+
+func TestLostConnection(t *testing.T) {
+	onBoth(t, testLostConnection[pgx.Tx], testLostConnection[*sql.Tx])
+}
+
+// Whatever passes when the connection breaks, and whether or not the server got
+// it: one effect, and an answer.
+func testLostConnection[Tx any](t *testing.T, b backend[Tx]) {
+	for _, fault := range []struct {
+		pattern    string
+		beforehand bool
+		replayed   bool
+	}{
+		{"COMMIT", false, true},
+		{"COMMIT", true, false},
+		{"idem_begin", false, false},
+		{"idem_begin", true, false},
+		{"idem_complete", true, false},
+		{"INSERT INTO effect", false, false},
+		{"INSERT INTO effect", true, false},
+	} {
+		t.Run(fmt.Sprintf("%s,beforehand=%v", fault.pattern, fault.beforehand), func(t *testing.T) {
+			p := startProxy(t)
+			client, key := idempotency.New(b.open(t, p.url(), 2), idempotency.Options{Retry: quick}), newKey()
+			// the text of a statement passes when it is prepared
+			p.cutAt(fault.pattern, fault.beforehand)
+			result, err := client.Transaction(background, key, map[string]int{"n": 1}, b.note(key))
+			must(t, err)
+			same(t, "cuts", p.cuts.Load(), 1)
+			same(t, "outcome", result.Outcome, idempotency.Completed)
+			same(t, "replayed", result.Replayed, fault.replayed)
+			same(t, "effects", effects(t, key), "1")
+		})
+	}
+}
+
+func TestNoServer(t *testing.T) { onBoth(t, testNoServer[pgx.Tx], testNoServer[*sql.Tx]) }
+
+func testNoServer[Tx any](t *testing.T, b backend[Tx]) {
+	var count counter
+	p := startProxy(t)
+	client := idempotency.New(b.open(t, p.url(), 2), idempotency.Options{Retry: quick, Hooks: count.hooks()})
+	p.refuse(true)
+	_, err := client.Transaction(background, newKey(), nil, b.note("x"))
+	wantError(t, err, idempotency.ErrConnectionLost)
+	same(t, "transient", idempotency.Transient(err), true)
+	p.refuse(false)
+	_, err = client.Transaction(background, newKey(), nil, b.note("x"))
+	must(t, err)
+}
+
+func TestTerminatedPool(t *testing.T) {
+	onBoth(t, testTerminatedPool[pgx.Tx], testTerminatedPool[*sql.Tx])
+}
+
+// A pool full of connections that the server has closed does not use the attempts
+// up.
+func testTerminatedPool[Tx any](t *testing.T, b backend[Tx]) {
+	const size = 10
+	client := idempotency.New(b.open(t, serverURL()+"&application_name=terminated", size),
+		idempotency.Options{Retry: idempotency.Retry{Attempts: 1}})
+	var inside sync.WaitGroup
+	inside.Add(size)
+	errs := make(chan error)
+	for i := 0; i < size; i++ {
+		go func() {
+			_, err := client.Transaction(background, newKey(), nil, func(context.Context, Tx, idempotency.Operation) (idempotency.Response, error) {
+				inside.Done()
+				inside.Wait()
+				return idempotency.Response{}, nil
+			})
+			errs <- err
+		}()
+	}
+	for i := 0; i < size; i++ {
+		must(t, <-errs)
+	}
+	ended := value(t, "SELECT count(pg_terminate_backend(pid, 10000)) FROM pg_stat_activity WHERE application_name = 'terminated'")
+	same(t, "ended", ended, fmt.Sprint(size))
+	key := newKey()
+	_, err := client.Transaction(background, key, nil, b.note(key))
+	must(t, err)
+	same(t, "effects", effects(t, key), "1")
+}
+
+func TestTerminatedInside(t *testing.T) {
+	onBoth(t, testTerminatedInside[pgx.Tx], testTerminatedInside[*sql.Tx])
+}
+
+func testTerminatedInside[Tx any](t *testing.T, b backend[Tx]) {
+	client, key := b.client(t, idempotency.Options{Retry: quick}), newKey()
+	runs := 0
+	result, err := client.Transaction(background, key, nil, func(ctx context.Context, tx Tx, _ idempotency.Operation) (idempotency.Response, error) {
+		if runs++; runs == 1 {
+			return idempotency.Response{}, b.exec(ctx, tx, "SELECT pg_terminate_backend(pg_backend_pid())")
+		}
+		return idempotency.Response{}, b.insert(ctx, tx, key)
+	})
+	must(t, err)
+	same(t, "replayed", result.Replayed, false)
+	same(t, "runs", runs, 2)
+	same(t, "effects", effects(t, key), "1")
+}
+
+func TestRoundTrips(t *testing.T) {
+	t.Run("pgx", func(t *testing.T) { testRoundTrips(t, onPgx, 2, 1, 2) })
+	t.Run("database/sql", func(t *testing.T) { testRoundTrips(t, onSQL, 7, 1, 5) })
+	t.Run("database/sql,binary_parameters", func(t *testing.T) {
+		b := onSQL
+		b.open = func(t *testing.T, url string, size int) idempotency.Database[*sql.Tx] {
+			return onSQL.open(t, url+"&binary_parameters=yes", size)
+		}
+		testRoundTrips(t, b, 5, 1, 4)
+	})
+}
+
+// base is what the transaction costs beside its statements, replay what a stored
+// answer does.
+func testRoundTrips[Tx any](t *testing.T, b backend[Tx], base, perStatement, replay int64) {
+	p := startProxy(t)
+	client := idempotency.New(b.open(t, p.url(), 1), idempotency.Options{})
+	key := ""
+	run := func(statements int) int64 {
+		before := p.trips.Load()
+		_, err := client.Transaction(background, key, nil, func(ctx context.Context, tx Tx, _ idempotency.Operation) (idempotency.Response, error) {
+			for i := 0; i < statements; i++ {
+				must(t, b.exec(ctx, tx, "INSERT INTO effect VALUES ('trips')"))
+			}
+			return idempotency.Response{Payload: 1}, nil
+		})
+		must(t, err)
+		return p.trips.Load() - before
+	}
+	key = newKey()
+	run(1) // connects, and describes the statement
+	for _, n := range []int{0, 1, 3, 10} {
+		key = newKey()
+		same(t, fmt.Sprintf("round trips for %d statements", n), run(n), base+perStatement*int64(n))
+		same(t, "round trips for a replay", run(n), replay)
+	}
+}
+
+func TestManyFaults(t *testing.T) { onBoth(t, testManyFaults[pgx.Tx], testManyFaults[*sql.Tx]) }
+
+// Connections break at random while eight callers send each key three times.
+func testManyFaults[Tx any](t *testing.T, b backend[Tx]) {
+	p := startProxy(t)
+	client := idempotency.New(b.open(t, p.url(), 4), idempotency.Options{Retry: idempotency.Retry{Attempts: 50, Base: time.Millisecond, Cap: 20 * time.Millisecond}})
+	patterns := []string{"COMMIT", "idem_begin", "INSERT INTO effect"}
+	var all sync.WaitGroup
+	prefix := newKey()
+	for caller := 0; caller < 8; caller++ {
+		all.Add(1)
+		go func(caller int) {
+			defer all.Done()
+			for i := 0; i < 30; i++ {
+				key := fmt.Sprintf("%s-%d", prefix, i)
+				p.cutAt(patterns[rand.Intn(len(patterns))], rand.Intn(2) == 0)
+				result, err := client.Transaction(background, key, nil, b.note(key), idempotency.WithWait(10*time.Second))
+				if err != nil || result.Outcome != idempotency.Completed {
+					t.Errorf("%s: %v %v", key, result, err)
+				}
+			}
+		}(caller)
+	}
+	all.Wait()
+	if p.cuts.Load() < 20 {
+		t.Fatalf("only %d cuts", p.cuts.Load())
+	}
+	same(t, "effects", value(t, "SELECT count(*) || '/' || count(DISTINCT key) FROM effect WHERE key LIKE $1 || '-%'", prefix), "30/30")
+}

@@ -1,0 +1,175 @@
+package core_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"os"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"example.org/idempotency"
+	"example.org/idempotency/databasesql"
+	"example.org/idempotency/pgxv5"
+	"github.com/jackc/pgx/v5"
+	_ "github.com/lib/pq"
+)
+
+var background = context.Background()
+
+// TestMain makes the tables. It refuses to run where there is no server.
+func TestMain(m *testing.M) {
+	if os.Getenv("PGHOST") == "" {
+		fmt.Fprintln(os.Stderr, "run clients/go/test, which starts a server")
+		os.Exit(1)
+	}
+	db, err := sql.Open("postgres", serverURL())
+	if err == nil {
+		_, err = db.Exec(`CREATE EXTENSION IF NOT EXISTS idempotency;
+			CREATE TABLE IF NOT EXISTS effect (key text NOT NULL);
+			CREATE TABLE IF NOT EXISTS duty (who text PRIMARY KEY, on_call boolean NOT NULL);
+			CREATE TABLE IF NOT EXISTS account (id text PRIMARY KEY, balance int NOT NULL CHECK (balance >= 0))`)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+func serverURL() string {
+	return fmt.Sprintf("postgres:///%s?host=%s&port=%s&user=%s&sslmode=disable",
+		os.Getenv("PGDATABASE"), os.Getenv("PGHOST"), os.Getenv("PGPORT"), os.Getenv("PGUSER"))
+}
+
+// backend is a driver under test.
+type backend[Tx any] struct {
+	open func(t *testing.T, url string, size int) idempotency.Database[Tx]
+	exec func(ctx context.Context, tx Tx, statement string) error
+}
+
+var onPgx = backend[pgx.Tx]{
+	open: func(t *testing.T, url string, size int) idempotency.Database[pgx.Tx] {
+		pool, err := pgxv5.Connect(background, fmt.Sprintf("%s&pool_max_conns=%d", url, size))
+		must(t, err)
+		t.Cleanup(pool.Close)
+		return pgxv5.Pool(pool)
+	},
+	exec: func(ctx context.Context, tx pgx.Tx, statement string) error {
+		_, err := tx.Exec(ctx, statement)
+		return err
+	},
+}
+
+var onSQL = backend[*sql.Tx]{
+	open: func(t *testing.T, url string, size int) idempotency.Database[*sql.Tx] {
+		db, err := sql.Open("postgres", url)
+		must(t, err)
+		db.SetMaxOpenConns(size)
+		db.SetMaxIdleConns(size)
+		t.Cleanup(func() { db.Close() })
+		return databasesql.DB(db)
+	},
+	exec: func(ctx context.Context, tx *sql.Tx, statement string) error {
+		_, err := tx.ExecContext(ctx, statement)
+		return err
+	},
+}
+
+// onBoth runs a test with both drivers.
+func onBoth(t *testing.T, withPgx func(*testing.T, backend[pgx.Tx]), withSQL func(*testing.T, backend[*sql.Tx])) {
+	t.Run("pgx", func(t *testing.T) { withPgx(t, onPgx) })
+	t.Run("database/sql", func(t *testing.T) { withSQL(t, onSQL) })
+}
+
+// client is a client on a pool of four.
+func (b backend[Tx]) client(t *testing.T, options idempotency.Options) *idempotency.Client[Tx] {
+	return idempotency.New(b.open(t, serverURL(), 4), options)
+}
+
+// note is work that writes one row and answers with a payload.
+func (b backend[Tx]) note(key string) idempotency.Work[Tx] {
+	return func(ctx context.Context, tx Tx, o idempotency.Operation) (idempotency.Response, error) {
+		return idempotency.Response{Code: 201, Payload: map[string]any{"attempt": o.Attempt}}, b.insert(ctx, tx, key)
+	}
+}
+
+func (b backend[Tx]) insert(ctx context.Context, tx Tx, key string) error {
+	return b.exec(ctx, tx, fmt.Sprintf("INSERT INTO effect VALUES ('%s')", key))
+}
+
+// fail raises a SQLSTATE in the transaction.
+func (b backend[Tx]) fail(ctx context.Context, tx Tx, state string) error {
+	return b.exec(ctx, tx, fmt.Sprintf("DO $$ BEGIN RAISE EXCEPTION 'planned' USING ERRCODE = '%s'; END $$", state))
+}
+
+var keys atomic.Int64
+
+// newKey is a key that no other test has.
+func newKey() string { return fmt.Sprintf("%s-%d", firstKey, keys.Add(1)) }
+
+// firstKey lets the tests run again on the same server.
+var firstKey = fmt.Sprintf("k%d", time.Now().UnixNano())
+
+// admin runs statements beside the client under test.
+func admin(t *testing.T) *sql.DB {
+	t.Helper()
+	db, err := sql.Open("postgres", serverURL())
+	must(t, err)
+	t.Cleanup(func() { db.Close() })
+	return db
+}
+
+func value(t *testing.T, query string, args ...any) string {
+	t.Helper()
+	var result sql.NullString
+	must(t, admin(t).QueryRow(query, args...).Scan(&result))
+	return result.String
+}
+
+func effects(t *testing.T, key string) string {
+	t.Helper()
+	return value(t, "SELECT count(*) FROM effect WHERE key = $1", key)
+}
+
+func stored(t *testing.T, key string) string {
+	t.Helper()
+	return value(t, "SELECT coalesce((SELECT status::text FROM idempotency_store WHERE idempotency_key = $1), 'nothing')", key)
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func same[T comparable](t *testing.T, what string, got, want T) {
+	t.Helper()
+	if got != want {
+		t.Fatalf("%s: got %v, want %v", what, got, want)
+	}
+}
+
+func wantError(t *testing.T, err, target error) {
+	t.Helper()
+	if !errors.Is(err, target) {
+		t.Fatalf("got error %v, want %v", err, target)
+	}
+}
+
+// counter counts the calls of each hook.
+type counter struct {
+	acquired, replayed, inProgress, mismatch, takenOver, leaseLost, declined, retried atomic.Int64
+}
+
+func (c *counter) hooks() idempotency.Hooks {
+	count := func(n *atomic.Int64) func(idempotency.Event) {
+		return func(idempotency.Event) { n.Add(1) }
+	}
+	return idempotency.Hooks{Acquired: count(&c.acquired), Replayed: count(&c.replayed), InProgress: count(&c.inProgress),
+		Mismatch: count(&c.mismatch), TakenOver: count(&c.takenOver), LeaseLost: count(&c.leaseLost),
+		Declined: count(&c.declined), Retried: count(&c.retried)}
+}

@@ -1,0 +1,450 @@
+package core_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"example.org/idempotency"
+	"github.com/jackc/pgx/v5"
+)
+
+// answer is leased work that writes one row with its end.
+func (b backend[Tx]) answer(key string) idempotency.LeasedWork[Tx] {
+	return func(_ context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
+		return idempotency.Completion[Tx]{
+			Response: idempotency.Response{Code: 201, Payload: o.Attempt},
+			Writes:   func(ctx context.Context, tx Tx) error { return b.insert(ctx, tx, key) },
+		}, nil
+	}
+}
+
+// runOut lets the lease of a key be over.
+func runOut(t *testing.T, key string) {
+	t.Helper()
+	_, err := admin(t).Exec("UPDATE idempotency_store SET lease_expires_at = now() - interval '1 second' WHERE idempotency_key = $1", key)
+	must(t, err)
+}
+
+// abandon leaves an operation whose first attempt ran out of its lease.
+func (b backend[Tx]) abandon(t *testing.T, client *idempotency.Client[Tx], key string) {
+	t.Helper()
+	died := errors.New("died")
+	_, err := client.Lease(background, key, nil, func(context.Context, idempotency.Operation) (idempotency.Completion[Tx], error) {
+		return idempotency.Completion[Tx]{}, died
+	})
+	same(t, "is the work's own error", err == died, true)
+	same(t, "stored", stored(t, key), "PENDING")
+	runOut(t, key)
+}
+
+func TestLease(t *testing.T) { onBoth(t, testLease[pgx.Tx], testLease[*sql.Tx]) }
+
+func testLease[Tx any](t *testing.T, b backend[Tx]) {
+	var count counter
+	client, key := b.client(t, idempotency.Options{Hooks: count.hooks()}), newKey()
+	for _, replayed := range []bool{false, true} {
+		result, err := client.Lease(background, key, map[string]int{"n": 1}, func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
+			same(t, "stored meanwhile", stored(t, key), "PENDING")
+			same(t, "has a fence", o.Fence > 0, true)
+			same(t, "has a lease", o.LeaseLeft > 29*time.Second && o.LeaseLeft <= 30*time.Second, true)
+			inner, err := client.Lease(background, key, map[string]int{"n": 1}, b.answer(key))
+			must(t, err)
+			same(t, "outcome meanwhile", inner.Outcome, idempotency.InProgress)
+			same(t, "retry after", inner.RetryAfter != nil && *inner.RetryAfter > 29*time.Second, true)
+			return b.answer(key)(ctx, o)
+		})
+		must(t, err)
+		same(t, "replayed", result.Replayed, replayed)
+		same(t, "payload", string(result.Payload), "1")
+		same(t, "code", result.Code, 201)
+	}
+	same(t, "effects", effects(t, key), "1")
+	same(t, "leases lost", count.leaseLost.Load(), 0)
+	_, err := client.Lease(background, key, map[string]int{"n": 2}, b.answer(key))
+	wantError(t, err, idempotency.ErrKeyReused)
+	same(t, "mismatches", count.mismatch.Load(), 1)
+}
+
+func TestLeaseWithoutWrites(t *testing.T) {
+	onBoth(t, testLeaseWithoutWrites[pgx.Tx], testLeaseWithoutWrites[*sql.Tx])
+}
+
+func testLeaseWithoutWrites[Tx any](t *testing.T, b backend[Tx]) {
+	client, key := b.client(t, idempotency.Options{}), newKey()
+	for _, replayed := range []bool{false, true} {
+		result, err := client.Lease(background, key, nil, func(context.Context, idempotency.Operation) (idempotency.Completion[Tx], error) {
+			return idempotency.Completion[Tx]{Response: idempotency.Response{Body: []byte("done")}}, nil
+		})
+		must(t, err)
+		same(t, "replayed", result.Replayed, replayed)
+		same(t, "body", string(result.Body), "done")
+	}
+}
+
+func TestLeaseDeclined(t *testing.T) {
+	onBoth(t, testLeaseDeclined[pgx.Tx], testLeaseDeclined[*sql.Tx])
+}
+
+// The work declines, or its writes do.
+func testLeaseDeclined[Tx any](t *testing.T, b backend[Tx]) {
+	var count counter
+	client := b.client(t, idempotency.Options{Hooks: count.hooks()})
+	refusal := idempotency.Decline(402, "no")
+	for i, work := range []idempotency.LeasedWork[Tx]{
+		func(context.Context, idempotency.Operation) (idempotency.Completion[Tx], error) {
+			return idempotency.Completion[Tx]{}, refusal
+		},
+		func(context.Context, idempotency.Operation) (idempotency.Completion[Tx], error) {
+			return idempotency.Completion[Tx]{Writes: func(ctx context.Context, tx Tx) error {
+				must(t, b.insert(ctx, tx, "declined"))
+				return refusal
+			}}, nil
+		},
+	} {
+		key := newKey()
+		for _, replayed := range []bool{false, true} {
+			result, err := client.Lease(background, key, nil, work)
+			must(t, err)
+			same(t, "outcome", result.Outcome, idempotency.Failed)
+			same(t, "replayed", result.Replayed, replayed)
+			same(t, "payload", string(result.Payload), `"no"`)
+		}
+		same(t, "hook", count.declined.Load(), int64(i+1))
+	}
+	same(t, "effects", effects(t, "declined"), "0")
+}
+
+func TestNotDone(t *testing.T) { onBoth(t, testNotDone[pgx.Tx], testNotDone[*sql.Tx]) }
+
+func testNotDone[Tx any](t *testing.T, b backend[Tx]) {
+	client, key := b.client(t, idempotency.Options{}), newKey()
+	_, err := client.Lease(background, key, nil, func(context.Context, idempotency.Operation) (idempotency.Completion[Tx], error) {
+		return idempotency.Completion[Tx]{}, fmt.Errorf("refused: %w", idempotency.ErrNotDone)
+	})
+	wantError(t, err, idempotency.ErrNotDone)
+	same(t, "stored", stored(t, key), "nothing")
+	result, err := client.Lease(background, key, nil, b.answer(key))
+	must(t, err)
+	same(t, "taken over", result.TakenOver, false)
+	same(t, "attempt", result.Attempt, 1)
+}
+
+func TestTakenOver(t *testing.T) { onBoth(t, testTakenOver[pgx.Tx], testTakenOver[*sql.Tx]) }
+
+func testTakenOver[Tx any](t *testing.T, b backend[Tx]) {
+	var count counter
+	client, key := b.client(t, idempotency.Options{Hooks: count.hooks()}), newKey()
+	b.abandon(t, client, key)
+	result, err := client.Lease(background, key, nil, b.answer(key))
+	must(t, err)
+	same(t, "taken over", result.TakenOver, true)
+	same(t, "attempt", result.Attempt, 2)
+	same(t, "hook", count.takenOver.Load(), 1)
+	same(t, "effects", effects(t, key), "1")
+}
+
+func TestReconcile(t *testing.T) { onBoth(t, testReconcile[pgx.Tx], testReconcile[*sql.Tx]) }
+
+func testReconcile[Tx any](t *testing.T, b backend[Tx]) {
+	client := b.client(t, idempotency.Options{})
+	reconcile := func(found idempotency.Reconciled, err error) idempotency.Option {
+		return idempotency.WithReconcile(func(_ context.Context, o idempotency.Operation) (idempotency.Reconciled, error) {
+			same(t, "taken over", o.TakenOver, true)
+			return found, err
+		})
+	}
+	t.Run("done", func(t *testing.T) {
+		key := newKey()
+		b.abandon(t, client, key)
+		result, err := client.Lease(background, key, nil, b.answer(key),
+			reconcile(idempotency.Done(idempotency.Response{Code: 200, Payload: "found"}), nil))
+		must(t, err)
+		same(t, "payload", string(result.Payload), `"found"`)
+		same(t, "effects", effects(t, key), "0")
+		same(t, "stored", stored(t, key), "COMPLETED")
+	})
+	t.Run("not done", func(t *testing.T) {
+		key := newKey()
+		b.abandon(t, client, key)
+		result, err := client.Lease(background, key, nil, b.answer(key), reconcile(idempotency.NotDone(), nil))
+		must(t, err)
+		same(t, "attempt", result.Attempt, 2)
+		same(t, "effects", effects(t, key), "1")
+	})
+	t.Run("unknown", func(t *testing.T) {
+		key, broken := newKey(), errors.New("the gateway does not answer")
+		b.abandon(t, client, key)
+		for want, option := range map[time.Duration]idempotency.Option{
+			time.Minute: reconcile(idempotency.Unknown(time.Minute), nil),
+			time.Second: reconcile(idempotency.Reconciled{}, broken),
+		} {
+			_, err := client.Lease(background, key, nil, b.answer(key), option)
+			var unknown *idempotency.UnknownError
+			if !errors.As(err, &unknown) || !errors.Is(err, idempotency.ErrUnknown) {
+				t.Fatalf("got %v", err)
+			}
+			same(t, "retry after", unknown.RetryAfter, want)
+			same(t, "has the cause", errors.Is(err, broken), want == time.Second)
+			same(t, "lease is over", value(t, "SELECT lease_expires_at <= now() FROM idempotency_store WHERE idempotency_key = $1", key), "true")
+		}
+		result, err := client.Lease(background, key, nil, b.answer(key), reconcile(idempotency.NotDone(), nil))
+		must(t, err)
+		same(t, "taken over", result.TakenOver, true)
+		same(t, "effects", effects(t, key), "1")
+	})
+}
+
+func TestHeartbeat(t *testing.T) { onBoth(t, testHeartbeat[pgx.Tx], testHeartbeat[*sql.Tx]) }
+
+// The clock stands still but for Advance: each third of the lease is one beat.
+func testHeartbeat[Tx any](t *testing.T, b backend[Tx]) {
+	clock := idempotency.NewFakeClock(time.Unix(0, 0))
+	client, key := b.client(t, idempotency.Options{Clock: clock}), newKey()
+	_, err := client.Lease(background, key, nil, func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
+		until := func() string {
+			return value(t, "SELECT lease_expires_at FROM idempotency_store WHERE idempotency_key = $1", key)
+		}
+		for beat, before := 0, until(); beat < 4; beat++ {
+			clock.AwaitSleepers(1)
+			clock.Advance(10 * time.Second)
+			for until() == before {
+				same(t, "cancelled", ctx.Err() == nil, true)
+			}
+			before = until()
+		}
+		return b.answer(key)(ctx, o)
+	}, idempotency.WithLease(30*time.Second))
+	must(t, err)
+	same(t, "effects", effects(t, key), "1")
+}
+
+func TestHeartbeatLosesTheLease(t *testing.T) {
+	onBoth(t, testHeartbeatLosesTheLease[pgx.Tx], testHeartbeatLosesTheLease[*sql.Tx])
+}
+
+// Somebody else takes the operation over and completes it. The next beat ends the
+// work; what it wanted to write is refused, and its caller gets the other answer.
+func testHeartbeatLosesTheLease[Tx any](t *testing.T, b backend[Tx]) {
+	for _, obeys := range []bool{true, false} {
+		var count counter
+		clock := idempotency.NewFakeClock(time.Unix(0, 0))
+		client, key := b.client(t, idempotency.Options{Clock: clock, Hooks: count.hooks()}), newKey()
+		result, err := client.Lease(background, key, nil, func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
+			runOut(t, key)
+			other, err := b.client(t, idempotency.Options{}).Lease(background, key, nil, b.answer(key))
+			must(t, err)
+			same(t, "taken over", other.TakenOver, true)
+			clock.AwaitSleepers(1)
+			clock.Advance(10 * time.Second)
+			<-ctx.Done()
+			if obeys {
+				return idempotency.Completion[Tx]{}, ctx.Err()
+			}
+			return b.answer(key)(ctx, o)
+		})
+		if obeys {
+			wantError(t, err, idempotency.ErrLeaseLost)
+			wantError(t, err, context.Canceled)
+		} else {
+			must(t, err)
+			same(t, "replayed", result.Replayed, true)
+			same(t, "payload", string(result.Payload), "2")
+		}
+		same(t, "hook", count.leaseLost.Load(), 1)
+		same(t, "effects", effects(t, key), "1")
+	}
+}
+
+func TestHeartbeatWithoutServer(t *testing.T) {
+	onBoth(t, testHeartbeatWithoutServer[pgx.Tx], testHeartbeatWithoutServer[*sql.Tx])
+}
+
+// While the server cannot be reached, the lease runs out by the client's clock.
+// Nobody took it over, so the end is still accepted.
+func testHeartbeatWithoutServer[Tx any](t *testing.T, b backend[Tx]) {
+	var count counter
+	clock, p := idempotency.NewFakeClock(time.Unix(0, 0)), startProxy(t)
+	client, key := idempotency.New(b.open(t, p.url(), 2), idempotency.Options{Clock: clock, Hooks: count.hooks()}), newKey()
+	result, err := client.Lease(background, key, nil, func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
+		p.refuse(true)
+		for ctx.Err() == nil {
+			clock.Advance(time.Second)
+		}
+		same(t, "a lease has passed", clock.Now().After(time.Unix(29, 0)), true)
+		p.refuse(false)
+		return b.answer(key)(ctx, o)
+	})
+	must(t, err)
+	same(t, "replayed", result.Replayed, false)
+	same(t, "hook", count.leaseLost.Load(), 1)
+	same(t, "effects", effects(t, key), "1")
+}
+
+func TestLostAnswerToCompletion(t *testing.T) {
+	onBoth(t, testLostAnswerToCompletion[pgx.Tx], testLostAnswerToCompletion[*sql.Tx])
+}
+
+func testLostAnswerToCompletion[Tx any](t *testing.T, b backend[Tx]) {
+	for _, fault := range []struct {
+		pattern    string
+		beforehand bool
+		writes     bool
+		replayed   bool
+	}{
+		{"COMMIT", false, true, true},
+		{"COMMIT", true, true, false},
+		{"idem_complete", true, true, false},
+		{"INSERT INTO effect", false, true, false},
+		{"idem_complete", true, false, false},
+	} {
+		var count counter
+		p := startProxy(t)
+		client, key := idempotency.New(b.open(t, p.url(), 2), idempotency.Options{Retry: quick, Hooks: count.hooks()}), newKey()
+		result, err := client.Lease(background, key, nil, func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
+			p.cutAt(fault.pattern, fault.beforehand)
+			completion, err := b.answer(key)(ctx, o)
+			if !fault.writes {
+				completion.Writes = nil
+			}
+			return completion, err
+		})
+		must(t, err)
+		same(t, "cuts", p.cuts.Load(), 1)
+		same(t, fmt.Sprintf("replayed after %+v", fault), result.Replayed, fault.replayed)
+		same(t, "payload", string(result.Payload), "1")
+		same(t, "leases lost", count.leaseLost.Load(), 0)
+		same(t, "effects", effects(t, key), map[bool]string{true: "1", false: "0"}[fault.writes])
+		same(t, "stored", stored(t, key), "COMPLETED")
+	}
+}
+
+func TestCallerGoesAway(t *testing.T) {
+	onBoth(t, testCallerGoesAway[pgx.Tx], testCallerGoesAway[*sql.Tx])
+}
+
+// What has happened outside is recorded, although nobody listens any more.
+func testCallerGoesAway[Tx any](t *testing.T, b backend[Tx]) {
+	client, key := b.client(t, idempotency.Options{}), newKey()
+	ctx, cancel := context.WithCancel(background)
+	_, err := client.Lease(ctx, key, nil, func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
+		cancel()
+		<-ctx.Done()
+		return b.answer(key)(ctx, o)
+	})
+	must(t, err)
+	same(t, "stored", stored(t, key), "COMPLETED")
+	same(t, "effects", effects(t, key), "1")
+}
+
+func TestTwentyLeasesOnTwoConnections(t *testing.T) {
+	onBoth(t, testTwentyLeases[pgx.Tx], testTwentyLeases[*sql.Tx])
+}
+
+// All twenty are in their work at the same moment: none holds a connection.
+func testTwentyLeases[Tx any](t *testing.T, b backend[Tx]) {
+	client := idempotency.New(b.open(t, serverURL(), 2), idempotency.Options{})
+	var inside sync.WaitGroup
+	inside.Add(20)
+	errs := make(chan error)
+	prefix := newKey()
+	for i := 0; i < 20; i++ {
+		go func(key string) {
+			_, err := client.Lease(background, key, nil, func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
+				inside.Done()
+				inside.Wait()
+				return b.answer(key)(ctx, o)
+			})
+			errs <- err
+		}(fmt.Sprintf("%s-%d", prefix, i))
+	}
+	for i := 0; i < 20; i++ {
+		must(t, <-errs)
+	}
+	same(t, "effects", value(t, "SELECT count(*) FROM effect WHERE key LIKE $1 || '-%'", prefix), "20")
+}
+
+func TestWritesThatFail(t *testing.T) {
+	onBoth(t, testWritesThatFail[pgx.Tx], testWritesThatFail[*sql.Tx])
+}
+
+// 40001 in the writes repeats them, and not the work. Another error leaves the
+// lease to run out.
+func testWritesThatFail[Tx any](t *testing.T, b backend[Tx]) {
+	client := b.client(t, idempotency.Options{Retry: quick})
+	works, writes := 0, 0
+	work := func(key, state string) idempotency.LeasedWork[Tx] {
+		return func(context.Context, idempotency.Operation) (idempotency.Completion[Tx], error) {
+			works++
+			return idempotency.Completion[Tx]{Writes: func(ctx context.Context, tx Tx) error {
+				must(t, b.insert(ctx, tx, key))
+				if writes++; writes == 1 {
+					return b.fail(ctx, tx, state)
+				}
+				return nil
+			}}, nil
+		}
+	}
+	key := newKey()
+	_, err := client.Lease(background, key, nil, work(key, "40001"))
+	must(t, err)
+	same(t, "works", works, 1)
+	same(t, "writes", writes, 2)
+	same(t, "effects", effects(t, key), "1")
+	key, writes = newKey(), 0
+	_, err = client.Lease(background, key, nil, work(key, "P0001"))
+	same(t, "SQLSTATE", idempotency.SQLState(err), "P0001")
+	same(t, "stored", stored(t, key), "PENDING")
+	same(t, "effects", effects(t, key), "0")
+}
+
+func TestBatch(t *testing.T) {
+	t.Run("pgx", func(t *testing.T) { testBatch(t, onPgx) })
+	t.Run("database/sql", func(t *testing.T) { testBatch(t, onSQL) })
+}
+
+func testBatch[Tx any](t *testing.T, b backend[Tx]) {
+	client, prefix := b.client(t, idempotency.Options{Scope: "batch"}), newKey()
+	keys := []string{prefix + `"a\`, prefix + "b", prefix + "b", prefix + "{c}"}
+	run := func(requests []any) (outcomes string, completed int) {
+		must(t, client.Run(background, func(ctx context.Context, tx Tx) error {
+			operations, err := client.BeginMany(ctx, tx, keys, requests)
+			if err != nil {
+				return err
+			}
+			var owned []string
+			var payloads []any
+			for i, o := range operations {
+				same(t, "key", o.Key, keys[i])
+				outcomes += string(o.Outcome) + string(o.Payload) + " "
+				if o.Outcome == idempotency.Acquired {
+					owned, payloads = append(owned, o.Key), append(payloads, i)
+				}
+			}
+			completed, err = client.CompleteMany(ctx, tx, owned, payloads)
+			return err
+		}))
+		return outcomes, completed
+	}
+	outcomes, completed := run([]any{"1", nil, nil, `"\`})
+	same(t, "outcomes", outcomes, "ACQUIRED ACQUIRED IN_PROGRESS ACQUIRED ")
+	same(t, "completed", completed, 3)
+	outcomes, completed = run([]any{"2", "any", nil, `"\`})
+	same(t, "outcomes", outcomes, "MISMATCH COMPLETED1 COMPLETED1 COMPLETED3 ")
+	same(t, "completed", completed, 0)
+	err := client.Run(background, func(ctx context.Context, tx Tx) error {
+		_, err := client.BeginMany(ctx, tx, keys, []any{1})
+		return err
+	})
+	wantError(t, err, idempotency.ErrBadArgument)
+	err = client.Run(background, func(ctx context.Context, tx Tx) error {
+		_, err := client.BeginMany(ctx, tx, []string{strings.Repeat("k", 300)}, nil)
+		return err
+	})
+	wantError(t, err, idempotency.ErrBadArgument)
+}

@@ -1,0 +1,379 @@
+package core_test
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"example.org/idempotency"
+	"github.com/jackc/pgx/v5"
+)
+
+func TestReplay(t *testing.T) { onBoth(t, testReplay[pgx.Tx], testReplay[*sql.Tx]) }
+
+func testReplay[Tx any](t *testing.T, b backend[Tx]) {
+	var count counter
+	client, key := b.client(t, idempotency.Options{Scope: "replay", Hooks: count.hooks()}), newKey()
+	work := func(ctx context.Context, tx Tx, o idempotency.Operation) (idempotency.Response, error) {
+		same(t, "key", o.Key, key)
+		same(t, "scope", o.Scope, "replay")
+		return idempotency.Response{Code: 201, Headers: map[string]string{"Location": "/x"}, Payload: []int{1},
+			Body: []byte("a\x00\xff")}, b.insert(ctx, tx, key)
+	}
+	for i, replayed := range []bool{false, true, true} {
+		result, err := client.Transaction(background, key, map[string]int{"amount": 1}, work)
+		must(t, err)
+		same(t, "replayed", result.Replayed, replayed)
+		same(t, "outcome", result.Outcome, idempotency.Completed)
+		same(t, "code", result.Code, 201)
+		same(t, "header", result.Headers["Location"], "/x")
+		same(t, "payload", string(result.Payload), "[1]")
+		same(t, "body", string(result.Body), "a\x00\xff")
+		same(t, "attempt", result.Attempt, 1)
+		same(t, "replays", count.replayed.Load(), int64(i))
+	}
+	same(t, "effects", effects(t, key), "1")
+	same(t, "acquired", count.acquired.Load(), 1)
+}
+
+func TestNullAndJSONNull(t *testing.T) {
+	onBoth(t, testNullAndJSONNull[pgx.Tx], testNullAndJSONNull[*sql.Tx])
+}
+
+func testNullAndJSONNull[Tx any](t *testing.T, b backend[Tx]) {
+	client := b.client(t, idempotency.Options{})
+	for want, payload := range map[string]any{"": nil, "null": json.RawMessage("null")} {
+		key := newKey()
+		for i := 0; i < 2; i++ {
+			result, err := client.Transaction(background, key, nil, func(context.Context, Tx, idempotency.Operation) (idempotency.Response, error) {
+				return idempotency.Response{Payload: payload}, nil
+			})
+			must(t, err)
+			same(t, "payload", string(result.Payload), want)
+			same(t, "payload is nil", result.Payload == nil, want == "")
+			same(t, "body is nil", result.Body == nil, true)
+		}
+	}
+}
+
+func TestMismatch(t *testing.T) { onBoth(t, testMismatch[pgx.Tx], testMismatch[*sql.Tx]) }
+
+func testMismatch[Tx any](t *testing.T, b backend[Tx]) {
+	var count counter
+	client, key := b.client(t, idempotency.Options{Hooks: count.hooks()}), newKey()
+	_, err := client.Transaction(background, key, map[string]int{"amount": 1}, b.note(key))
+	must(t, err)
+	_, err = client.Transaction(background, key, map[string]int{"amount": 2}, b.note(key))
+	wantError(t, err, idempotency.ErrKeyReused)
+	same(t, "SQLSTATE", idempotency.SQLState(err), "ID422")
+	same(t, "mismatches", count.mismatch.Load(), 1)
+	_, err = client.Transaction(background, key, nil, b.note(key), idempotency.WithRequestHash(make([]byte, 32)))
+	wantError(t, err, idempotency.ErrKeyReused)
+	same(t, "effects", effects(t, key), "1")
+}
+
+func TestErrorsBySQLState(t *testing.T) {
+	onBoth(t, testErrorsBySQLState[pgx.Tx], testErrorsBySQLState[*sql.Tx])
+}
+
+func testErrorsBySQLState[Tx any](t *testing.T, b backend[Tx]) {
+	client, key := b.client(t, idempotency.Options{}), newKey()
+	_, err := client.Transaction(background, strings.Repeat("k", 256), nil, b.note(key))
+	wantError(t, err, idempotency.ErrBadArgument)
+	_, err = client.Transaction(background, key, func() {}, b.note(key))
+	if err == nil {
+		t.Fatal("a function was marshalled")
+	}
+	_, err = client.Transaction(background, key, nil, func(ctx context.Context, tx Tx, _ idempotency.Operation) (idempotency.Response, error) {
+		return idempotency.Response{Body: make([]byte, 1<<20+1)}, b.insert(ctx, tx, key)
+	})
+	wantError(t, err, idempotency.ErrTooLarge)
+	_, err = client.Transaction(background, key, nil, func(ctx context.Context, tx Tx, _ idempotency.Operation) (idempotency.Response, error) {
+		return idempotency.Response{}, b.exec(ctx, tx, fmt.Sprintf("SELECT idem_complete('%s')", key))
+	})
+	if !errors.Is(err, idempotency.ErrNotOwned) && !errors.Is(err, idempotency.ErrLeaseLost) {
+		t.Fatalf("ended by the work itself: %v", err)
+	}
+	_, err = client.Transaction(background, key, nil, func(ctx context.Context, tx Tx, _ idempotency.Operation) (idempotency.Response, error) {
+		return idempotency.Response{}, b.exec(ctx, tx, "SELECT idem_begin('another key')")
+	})
+	wantError(t, err, idempotency.ErrNotEnded)
+	same(t, "stored", stored(t, key), "nothing")
+	same(t, "effects", effects(t, key), "0")
+}
+
+func TestForbidden(t *testing.T) { onBoth(t, testForbidden[pgx.Tx], testForbidden[*sql.Tx]) }
+
+func testForbidden[Tx any](t *testing.T, b backend[Tx]) {
+	_, err := admin(t).Exec(`DROP ROLE IF EXISTS stranger; DROP ROLE IF EXISTS owner; CREATE ROLE stranger LOGIN; CREATE ROLE owner;
+		SELECT idem_grant('stranger'), idem_claim_scope('claimed', 'owner')`)
+	must(t, err)
+	t.Cleanup(func() {
+		_, err := admin(t).Exec("SELECT idem_unclaim_scope('claimed'); DROP OWNED BY stranger; DROP ROLE stranger; DROP ROLE owner")
+		must(t, err)
+	})
+	stranger := strings.Replace(serverURL(), "user=postgres", "user=stranger", 1)
+	t.Run("stranger", func(t *testing.T) { // its pool is closed before the role goes
+		client := idempotency.New(b.open(t, stranger, 2), idempotency.Options{})
+		_, err = client.Transaction(background, newKey(), nil, b.note("x"), idempotency.InScope("claimed"))
+		wantError(t, err, idempotency.ErrForbidden)
+	})
+}
+
+func TestInProgress(t *testing.T) { onBoth(t, testInProgress[pgx.Tx], testInProgress[*sql.Tx]) }
+
+func testInProgress[Tx any](t *testing.T, b backend[Tx]) {
+	var count counter
+	client, key := b.client(t, idempotency.Options{Hooks: count.hooks()}), newKey()
+	entered, leave, done := make(chan bool), make(chan bool), make(chan error)
+	go func() {
+		_, err := client.Transaction(background, key, nil, func(ctx context.Context, tx Tx, _ idempotency.Operation) (idempotency.Response, error) {
+			close(entered)
+			<-leave
+			return idempotency.Response{}, b.insert(ctx, tx, key)
+		})
+		done <- err
+	}()
+	<-entered
+	result, err := client.Transaction(background, key, nil, b.note(key))
+	must(t, err)
+	same(t, "outcome", result.Outcome, idempotency.InProgress)
+	same(t, "retry after", result.RetryAfter == nil, true)
+	same(t, "hook", count.inProgress.Load(), 1)
+	waited := make(chan *idempotency.Result)
+	go func() {
+		result, err := client.Transaction(background, key, nil, b.note(key), idempotency.WithWait(time.Minute))
+		if err != nil {
+			result = &idempotency.Result{Outcome: idempotency.Outcome(err.Error())}
+		}
+		waited <- result
+	}()
+	awaitLockWaiter(t)
+	close(leave)
+	must(t, <-done)
+	result = <-waited
+	same(t, "outcome of the waiter", result.Outcome, idempotency.Completed)
+	same(t, "replayed", result.Replayed, true)
+	same(t, "effects", effects(t, key), "1")
+}
+
+// awaitLockWaiter returns when a session waits for a lock of an operation.
+func awaitLockWaiter(t *testing.T) {
+	t.Helper()
+	db := admin(t)
+	for waiting := 0; waiting == 0; {
+		must(t, db.QueryRow("SELECT count(*) FROM pg_locks WHERE NOT granted").Scan(&waiting))
+	}
+}
+
+func TestDeclined(t *testing.T) { onBoth(t, testDeclined[pgx.Tx], testDeclined[*sql.Tx]) }
+
+func testDeclined[Tx any](t *testing.T, b backend[Tx]) {
+	var count counter
+	client, key := b.client(t, idempotency.Options{Hooks: count.hooks()}), newKey()
+	work := func(ctx context.Context, tx Tx, _ idempotency.Operation) (idempotency.Response, error) {
+		must(t, b.insert(ctx, tx, key))
+		if b.fail(ctx, tx, "P0001") == nil { // the transaction has failed: a savepoint helps
+			t.Error("no error")
+		}
+		return idempotency.Response{}, fmt.Errorf("wrapped: %w", idempotency.Decline(402, map[string]string{"reason": "declined"}))
+	}
+	for _, replayed := range []bool{false, true} {
+		result, err := client.Transaction(background, key, nil, work)
+		must(t, err)
+		same(t, "outcome", result.Outcome, idempotency.Failed)
+		same(t, "replayed", result.Replayed, replayed)
+		same(t, "code", result.Code, 402)
+		var payload struct{ Reason string }
+		must(t, result.Decode(&payload))
+		same(t, "reason", payload.Reason, "declined")
+		same(t, "final", result.RetryAfter == nil, true)
+	}
+	same(t, "effects", effects(t, key), "0")
+	same(t, "hook", count.declined.Load(), 1)
+}
+
+func TestDeclinedForNow(t *testing.T) {
+	onBoth(t, testDeclinedForNow[pgx.Tx], testDeclinedForNow[*sql.Tx])
+}
+
+func testDeclinedForNow[Tx any](t *testing.T, b backend[Tx]) {
+	client, key := b.client(t, idempotency.Options{}), newKey()
+	decline := func(context.Context, Tx, idempotency.Operation) (idempotency.Response, error) {
+		return idempotency.Response{}, idempotency.Decline(429, nil).Again(time.Hour)
+	}
+	for _, replayed := range []bool{false, true} {
+		result, err := client.Transaction(background, key, nil, decline)
+		must(t, err)
+		same(t, "replayed", result.Replayed, replayed)
+		if result.RetryAfter == nil || *result.RetryAfter > time.Hour || *result.RetryAfter < 59*time.Minute {
+			t.Fatalf("retry after %v", result.RetryAfter)
+		}
+	}
+	_, err := admin(t).Exec("UPDATE idempotency_store SET retry_at = now() - interval '1 second' WHERE idempotency_key = $1", key)
+	must(t, err)
+	result, err := client.Transaction(background, key, nil, b.note(key))
+	must(t, err)
+	same(t, "attempt", result.Attempt, 2)
+	same(t, "outcome", result.Outcome, idempotency.Completed)
+	same(t, "effects", effects(t, key), "1")
+}
+
+func TestOtherErrorsStoreNothing(t *testing.T) {
+	onBoth(t, testOtherErrors[pgx.Tx], testOtherErrors[*sql.Tx])
+}
+
+func testOtherErrors[Tx any](t *testing.T, b backend[Tx]) {
+	client, key := idempotency.New(b.open(t, serverURL(), 1), idempotency.Options{}), newKey()
+	own := errors.New("own")
+	_, err := client.Transaction(background, key, nil, func(ctx context.Context, tx Tx, _ idempotency.Operation) (idempotency.Response, error) {
+		must(t, b.insert(ctx, tx, key))
+		return idempotency.Response{}, own
+	})
+	same(t, "is the work's own error", err == own, true)
+	func() {
+		defer func() { same(t, "panicked as planned", recover() == "planned", true) }()
+		_, _ = client.Transaction(background, key, nil, func(ctx context.Context, tx Tx, _ idempotency.Operation) (idempotency.Response, error) {
+			must(t, b.insert(ctx, tx, key))
+			panic("planned")
+		})
+	}()
+	same(t, "effects", effects(t, key), "0")
+	same(t, "stored", stored(t, key), "nothing")
+	_, err = client.Transaction(background, key, nil, b.note(key)) // the pool's only connection works
+	must(t, err)
+}
+
+func TestSwallowedError(t *testing.T) {
+	onBoth(t, testSwallowedError[pgx.Tx], testSwallowedError[*sql.Tx])
+}
+
+func testSwallowedError[Tx any](t *testing.T, b backend[Tx]) {
+	client, key := b.client(t, idempotency.Options{}), newKey()
+	swallow := func(ctx context.Context, tx Tx) {
+		must(t, b.insert(ctx, tx, key))
+		if b.fail(ctx, tx, "P0001") == nil {
+			t.Error("no error")
+		}
+	}
+	_, err := client.Transaction(background, key, nil, func(ctx context.Context, tx Tx, _ idempotency.Operation) (idempotency.Response, error) {
+		swallow(ctx, tx)
+		return idempotency.Response{}, nil
+	})
+	wantError(t, err, idempotency.ErrCommitRolledBack)
+	err = client.Run(background, func(ctx context.Context, tx Tx) error {
+		swallow(ctx, tx)
+		return nil
+	})
+	wantError(t, err, idempotency.ErrCommitRolledBack)
+	same(t, "effects", effects(t, key), "0")
+	same(t, "stored", stored(t, key), "nothing")
+}
+
+func TestRun(t *testing.T) { onBoth(t, testRun[pgx.Tx], testRun[*sql.Tx]) }
+
+func testRun[Tx any](t *testing.T, b backend[Tx]) {
+	client, key := b.client(t, idempotency.Options{}), newKey()
+	must(t, client.Run(background, func(ctx context.Context, tx Tx) error { return b.insert(ctx, tx, key) }))
+	same(t, "effects", effects(t, key), "1")
+	same(t, "stored", stored(t, key), "nothing")
+}
+
+func TestCancelled(t *testing.T) { onBoth(t, testCancelled[pgx.Tx], testCancelled[*sql.Tx]) }
+
+// The work ignores its context and never comes back: the server has rolled back
+// all the same.
+func testCancelled[Tx any](t *testing.T, b backend[Tx]) {
+	client, key := b.client(t, idempotency.Options{}), newKey()
+	ctx, cancel := context.WithCancel(background)
+	entered, leave, done := make(chan bool), make(chan bool), make(chan error)
+	go func() {
+		_, err := client.Transaction(ctx, key, nil, func(ctx context.Context, tx Tx, _ idempotency.Operation) (idempotency.Response, error) {
+			err := b.insert(ctx, tx, key)
+			close(entered)
+			<-leave
+			return idempotency.Response{}, err
+		})
+		done <- err
+	}()
+	<-entered
+	cancel()
+	result, err := client.Transaction(background, key, nil, b.note(key), idempotency.WithWait(time.Minute))
+	must(t, err)
+	same(t, "outcome", result.Outcome, idempotency.Completed)
+	close(leave)
+	if err := <-done; err == nil {
+		t.Fatal("committed after its context had ended")
+	}
+	same(t, "effects", effects(t, key), "1")
+}
+
+func TestSchema(t *testing.T) { onBoth(t, testSchema[pgx.Tx], testSchema[*sql.Tx]) }
+
+func testSchema[Tx any](t *testing.T, b backend[Tx]) {
+	database := "schema_" + strings.ReplaceAll(newKey(), "-", "_")
+	_, err := admin(t).Exec("CREATE DATABASE " + database)
+	must(t, err)
+	url := strings.Replace(serverURL(), "postgres:///postgres", "postgres:///"+database, 1)
+	db, err := sql.Open("postgres", url)
+	must(t, err)
+	defer db.Close()
+	_, err = db.Exec(`CREATE SCHEMA "odd name"; CREATE EXTENSION idempotency SCHEMA "odd name"`)
+	must(t, err)
+	client := idempotency.New(b.open(t, url, 2), idempotency.Options{Schema: "odd name"})
+	for _, replayed := range []bool{false, true} {
+		result, err := client.Transaction(background, "k", nil, func(context.Context, Tx, idempotency.Operation) (idempotency.Response, error) {
+			return idempotency.Response{}, nil
+		})
+		must(t, err)
+		same(t, "replayed", result.Replayed, replayed)
+	}
+}
+
+func TestMaxAttempts(t *testing.T) { onBoth(t, testMaxAttempts[pgx.Tx], testMaxAttempts[*sql.Tx]) }
+
+// The failure that idem_begin stores by itself is committed.
+func testMaxAttempts[Tx any](t *testing.T, b backend[Tx]) {
+	client, key := b.client(t, idempotency.Options{}), newKey()
+	decline := func(context.Context, Tx, idempotency.Operation) (idempotency.Response, error) {
+		return idempotency.Response{}, idempotency.Decline(429, nil).Again(0)
+	}
+	_, err := client.Transaction(background, key, nil, decline)
+	must(t, err)
+	result, err := client.Transaction(background, key, nil, decline, idempotency.WithMaxAttempts(1))
+	must(t, err)
+	same(t, "outcome", result.Outcome, idempotency.Failed)
+	same(t, "payload", string(result.Payload), `{"reason": "attempts exhausted", "attempts": 1}`)
+	same(t, "retryable", value(t, "SELECT retry_at IS NULL FROM idempotency_store WHERE idempotency_key = $1", key), "true")
+}
+
+func TestRetention(t *testing.T) { onBoth(t, testRetention[pgx.Tx], testRetention[*sql.Tx]) }
+
+func testRetention[Tx any](t *testing.T, b backend[Tx]) {
+	client := b.client(t, idempotency.Options{Retention: time.Hour})
+	for want, run := range map[string]func(string) error{
+		"01:00:00": func(key string) error {
+			_, err := client.Transaction(background, key, nil, b.note(key))
+			return err
+		},
+		"02:00:00": func(key string) error {
+			_, err := client.Transaction(background, key, nil, b.note(key), idempotency.WithRetention(2*time.Hour))
+			return err
+		},
+		"03:00:00": func(key string) error {
+			_, err := client.Transaction(background, key, nil, func(context.Context, Tx, idempotency.Operation) (idempotency.Response, error) {
+				return idempotency.Response{Retention: 3 * time.Hour}, nil
+			})
+			return err
+		},
+	} {
+		key := newKey()
+		must(t, run(key))
+		same(t, "retention", value(t, "SELECT date_trunc('minute', expires_at - updated_at + interval '1 second') FROM idempotency_store WHERE idempotency_key = $1", key), want)
+	}
+}

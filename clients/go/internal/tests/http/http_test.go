@@ -1,0 +1,451 @@
+package http_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"example.org/idempotency"
+	"example.org/idempotency/idemgin"
+	"example.org/idempotency/idemhttp"
+	"example.org/idempotency/pgxv5"
+	"github.com/gin-gonic/gin"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+var pool *pgxpool.Pool
+
+// TestMain makes the tables. It refuses to run where there is no server.
+func TestMain(m *testing.M) {
+	if os.Getenv("PGHOST") == "" {
+		fmt.Fprintln(os.Stderr, "run clients/go/test, which starts a server")
+		os.Exit(1)
+	}
+	log.SetOutput(io.Discard)
+	gin.SetMode(gin.TestMode)
+	var err error
+	if pool, err = pgxv5.Connect(context.Background(), "sslmode=disable"); err == nil {
+		_, err = pool.Exec(context.Background(), "CREATE EXTENSION IF NOT EXISTS idempotency")
+	}
+	if err == nil {
+		_, err = pool.Exec(context.Background(), "CREATE TABLE IF NOT EXISTS effect (key text NOT NULL)")
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+var (
+	firstKey = fmt.Sprintf("h%d", time.Now().UnixNano())
+	keys     atomic.Int64
+)
+
+func newKey() string { return fmt.Sprintf("%s-%d", firstKey, keys.Add(1)) }
+
+// site is a service with one route, on one of the frameworks.
+type site struct {
+	name        string
+	transaction func(*idemhttp.Middleware[pgx.Tx], idemhttp.Handler[pgx.Tx]) http.Handler
+	lease       func(*idemhttp.Middleware[pgx.Tx], idemhttp.LeaseHandler[pgx.Tx], ...idempotency.Option) http.Handler
+}
+
+var sites = []site{
+	{"net/http", func(m *idemhttp.Middleware[pgx.Tx], h idemhttp.Handler[pgx.Tx]) http.Handler {
+		return m.Transaction("/route", h)
+	},
+		func(m *idemhttp.Middleware[pgx.Tx], h idemhttp.LeaseHandler[pgx.Tx], o ...idempotency.Option) http.Handler {
+			return m.Lease("/route", h, o...)
+		}},
+	{"gin", func(m *idemhttp.Middleware[pgx.Tx], h idemhttp.Handler[pgx.Tx]) http.Handler {
+		return onGin(idemgin.Transaction(m, func(c *gin.Context, tx pgx.Tx) error { return h(c.Writer, c.Request, tx) }))
+	}, func(m *idemhttp.Middleware[pgx.Tx], h idemhttp.LeaseHandler[pgx.Tx], o ...idempotency.Option) http.Handler {
+		return onGin(idemgin.Lease(m, func(c *gin.Context, op idempotency.Operation) (idempotency.Completion[pgx.Tx], error) {
+			return h(c.Request, op)
+		}, o...))
+	}},
+}
+
+func onGin(handler gin.HandlerFunc) http.Handler {
+	engine := gin.New()
+	engine.Any("/route", handler)
+	return engine
+}
+
+func onEach(t *testing.T, test func(*testing.T, site)) {
+	for _, s := range sites {
+		t.Run(s.name, func(t *testing.T) { test(t, s) })
+	}
+}
+
+func middleware(options idemhttp.Options) *idemhttp.Middleware[pgx.Tx] {
+	return idemhttp.New(idempotency.New(pgxv5.Pool(pool), idempotency.Options{}), options)
+}
+
+// send gives what a client gets: status, headers, body.
+func send(t *testing.T, handler http.Handler, method, key, body string, headers ...string) (int, http.Header, string) {
+	t.Helper()
+	request := httptest.NewRequest(method, "/route", strings.NewReader(body))
+	request.Header.Set("Content-Type", "application/json")
+	if key != "" {
+		request.Header.Set("Idempotency-Key", `"`+key+`"`)
+	}
+	for i := 0; i < len(headers); i += 2 {
+		request.Header.Set(headers[i], headers[i+1])
+	}
+	recorder := httptest.NewRecorder()
+	handler.ServeHTTP(recorder, request)
+	return recorder.Code, recorder.Header(), recorder.Body.String()
+}
+
+func insert(ctx context.Context, tx pgx.Tx, key string) error {
+	_, err := tx.Exec(ctx, "INSERT INTO effect VALUES ($1)", key)
+	return err
+}
+
+func count(t *testing.T, query, key string) (n int) {
+	t.Helper()
+	if err := pool.QueryRow(context.Background(), query, key).Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func expect(t *testing.T, key string, effects, records int) {
+	t.Helper()
+	if n := count(t, "SELECT count(*) FROM effect WHERE key = $1", key); n != effects {
+		t.Fatalf("%d effects, want %d", n, effects)
+	}
+	if n := count(t, "SELECT count(*) FROM idempotency_store WHERE idempotency_key = $1", key); n != records {
+		t.Fatalf("%d records, want %d", n, records)
+	}
+}
+
+func isProblem(t *testing.T, want, status int, header http.Header, body string) {
+	t.Helper()
+	var problem idemhttp.Problem
+	if err := json.Unmarshal([]byte(body), &problem); err != nil || status != want || problem.Status != want ||
+		header.Get("Content-Type") != "application/problem+json" || problem.Title == "" || problem.Detail == "" {
+		t.Fatalf("got %d %v %s, want a problem %d", status, header, body, want)
+	}
+}
+
+func TestReplayByteForByte(t *testing.T) {
+	onEach(t, func(t *testing.T, s site) {
+		key := newKey()
+		handler := s.transaction(middleware(idemhttp.Options{Headers: []string{"X-*"}}), func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+			body, _ := io.ReadAll(r.Body)
+			w.Header().Set("Set-Cookie", "secret=1")
+			w.Header().Set("X-Id", "7")
+			w.Header().Set("Cache-Control", "no-store")
+			w.WriteHeader(201)
+			_, _ = w.Write(append(body, 0, 0xff))
+			return insert(r.Context(), tx, key)
+		})
+		status, header, first := send(t, handler, "POST", key, `{"a": 1, "b": 2}`)
+		if status != 201 || first != "{\"a\": 1, \"b\": 2}\x00\xff" || header.Get("Set-Cookie") == "" || header.Get("Idempotency-Replayed") != "" {
+			t.Fatalf("%d %v %q", status, header, first)
+		}
+		status, header, again := send(t, handler, "POST", key, `{"b": 2.0, "a":1}`)
+		if status != 201 || again != first || header.Get("Set-Cookie") != "" || header.Get("Cache-Control") != "" || header.Get("X-Id") != "7" || header.Get("Idempotency-Replayed") != "true" {
+			t.Fatalf("%d %v %q", status, header, again)
+		}
+		status, header, body := send(t, handler, "POST", key, `{"a": 2}`)
+		isProblem(t, 422, status, header, body)
+		if strings.Contains(body, key) {
+			t.Fatal(body)
+		}
+		expect(t, key, 1, 1)
+	})
+}
+
+func TestStatuses(t *testing.T) {
+	onEach(t, func(t *testing.T, s site) {
+		for _, c := range []struct {
+			status, effects, records int
+			replayed                 string
+		}{{200, 1, 1, "true"}, {303, 1, 1, "true"}, {404, 0, 1, "true"}, {500, 0, 0, ""}, {503, 0, 0, ""}} {
+			key := newKey()
+			handler := s.transaction(middleware(idemhttp.Options{}), func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+				w.WriteHeader(c.status)
+				_, _ = io.WriteString(w, "text")
+				return insert(r.Context(), tx, key)
+			})
+			for _, replayed := range []string{"", c.replayed} {
+				status, header, body := send(t, handler, "POST", key, "")
+				if status != c.status || body != "text" || header.Get("Idempotency-Replayed") != replayed {
+					t.Fatalf("%d %v %q", status, header, body)
+				}
+			}
+			expect(t, key, c.effects, c.records)
+		}
+	})
+}
+
+func TestDeclinedAndRetryAfter(t *testing.T) {
+	onEach(t, func(t *testing.T, s site) {
+		key := newKey()
+		handler := s.transaction(middleware(idemhttp.Options{}), func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+			return idempotency.Decline(429, map[string]int{"b": 1, "a": 2}).Again(time.Hour)
+		})
+		for _, want := range []string{"", "true"} {
+			status, header, body := send(t, handler, "POST", key, "")
+			if status != 429 || body != `{"a":2,"b":1}` || header.Get("Retry-After") != "3600" || header.Get("Idempotency-Replayed") != want {
+				t.Fatalf("%d %v %q", status, header, body)
+			}
+		}
+	})
+}
+
+func TestFailures(t *testing.T) {
+	onEach(t, func(t *testing.T, s site) {
+		for name, c := range map[string]struct {
+			want    int
+			handler idemhttp.Handler[pgx.Tx]
+		}{
+			"error":     {500, func(http.ResponseWriter, *http.Request, pgx.Tx) error { return errors.New("secret") }},
+			"panic":     {500, func(http.ResponseWriter, *http.Request, pgx.Tx) error { panic("secret") }},
+			"too large": {500, func(w http.ResponseWriter, _ *http.Request, _ pgx.Tx) error { return stream(w) }},
+			"upgrade": {500, func(w http.ResponseWriter, _ *http.Request, _ pgx.Tx) error {
+				_, _, err := w.(http.Hijacker).Hijack()
+				if err == nil {
+					t.Error("hijacked")
+				}
+				return nil
+			}},
+			"serialization": {503, func(_ http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+				_, err := tx.Exec(r.Context(), "DO $$ BEGIN RAISE EXCEPTION 'secret' USING ERRCODE = '40001'; END $$")
+				return err
+			}},
+		} {
+			t.Run(name, func(t *testing.T) {
+				key, told := newKey(), 0
+				handler := s.transaction(middleware(idemhttp.Options{OnError: func(*http.Request, error) { told++ }}),
+					func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+						if err := insert(r.Context(), tx, key); err != nil {
+							return err
+						}
+						return c.handler(w, r, tx)
+					})
+				status, header, body := send(t, handler, "POST", key, "")
+				isProblem(t, c.want, status, header, body)
+				if strings.Contains(body, "secret") || (told == 1) != (c.want == 500) || (header.Get("Retry-After") == "1") != (c.want == 503) {
+					t.Fatalf("%d %v %q", told, header, body)
+				}
+				expect(t, key, 0, 0)
+			})
+		}
+	})
+}
+
+// stream writes until it is stopped, and does not say that it was.
+func stream(w io.Writer) error {
+	for part := make([]byte, 1000); ; {
+		if _, err := w.Write(part); err != nil {
+			return nil
+		}
+	}
+}
+
+func TestRefusedRequests(t *testing.T) {
+	onEach(t, func(t *testing.T, s site) {
+		handler := s.transaction(middleware(idemhttp.Options{MaxRequest: 10, DescribedBy: "https://example.org/keys"}), nil)
+		for _, c := range []struct {
+			key, body string
+			want      int
+		}{{"", "", 400}, {`a" b`, "", 400}, {strings.Repeat("k", 256), "", 400}, {newKey(), "01234567890", 413}} {
+			status, header, body := send(t, handler, "POST", c.key, c.body)
+			isProblem(t, c.want, status, header, body)
+			if header.Get("Link") != `<https://example.org/keys>; rel="describedby"` {
+				t.Fatal(header)
+			}
+			if !strings.Contains(body, `"type":"https://example.org/keys"`) {
+				t.Fatal(body)
+			}
+		}
+	})
+}
+
+func TestWithoutKey(t *testing.T) {
+	onEach(t, func(t *testing.T, s site) {
+		mark := newKey()
+		note := func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error { return insert(r.Context(), tx, mark) }
+		handler := s.transaction(middleware(idemhttp.Options{Optional: true, Skip: func(r *http.Request) bool { return r.Header.Get("Skip") != "" },
+			MakeKey: func(r *http.Request) string { return r.Header.Get("Made") }}), note)
+		runs := 0
+		for _, c := range [][]string{{"POST", ""}, {"GET", mark}, {"GET", `mal"formed`}, {"POST", mark, "Skip", "1"}} {
+			if status, _, body := send(t, handler, c[0], c[1], "", c[2:]...); status != 200 {
+				t.Fatal(status, body)
+			}
+			runs++
+		}
+		expect(t, mark, runs, 0)
+		for i := 0; i < 2; i++ {
+			send(t, handler, "POST", "", "", "Made", mark)
+		}
+		expect(t, mark, runs+1, 1)
+		failing := s.transaction(middleware(idemhttp.Options{}), func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+			w.WriteHeader(404)
+			return note(w, r, tx)
+		})
+		if status, _, _ := send(t, failing, "GET", "", ""); status != 404 {
+			t.Fatal(status)
+		}
+		expect(t, mark, runs+1, 1)
+	})
+}
+
+func TestPrincipals(t *testing.T) {
+	onEach(t, func(t *testing.T, s site) {
+		key := newKey()
+		handler := s.transaction(middleware(idemhttp.Options{Principal: func(r *http.Request) string { return r.Header.Get("X-Tenant") }}),
+			func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error { return insert(r.Context(), tx, key) })
+		for _, tenant := range []string{"a", "b", "a", "b"} {
+			send(t, handler, "POST", key, "", "X-Tenant", tenant)
+		}
+		expect(t, key, 2, 2)
+	})
+}
+
+func TestTimeout(t *testing.T) {
+	onEach(t, func(t *testing.T, s site) {
+		key, clock := newKey(), idempotency.NewFakeClock(time.Unix(0, 0))
+		client := idempotency.New(pgxv5.Pool(pool), idempotency.Options{Clock: clock})
+		entered, leave, left := make(chan bool), make(chan bool), make(chan bool)
+		handler := s.transaction(idemhttp.New(client, idemhttp.Options{Timeout: time.Minute}), func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+			defer close(left)
+			err := insert(r.Context(), tx, key)
+			close(entered)
+			<-leave
+			return err
+		})
+		go func() {
+			<-entered
+			clock.AwaitSleepers(1)
+			clock.Advance(time.Minute)
+		}()
+		status, header, body := send(t, handler, "POST", key, "")
+		isProblem(t, 503, status, header, body)
+		// the handler has not returned, and yet the key is free
+		again := s.transaction(middleware(idemhttp.Options{Wait: time.Minute}), func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+			return insert(r.Context(), tx, key)
+		})
+		if status, _, body := send(t, again, "POST", key, ""); status != 200 {
+			t.Fatal(status, body)
+		}
+		close(leave)
+		<-left
+		expect(t, key, 1, 1)
+	})
+}
+
+func TestClientGoesAway(t *testing.T) {
+	onEach(t, func(t *testing.T, s site) {
+		key := newKey()
+		ctx, cancel := context.WithCancel(context.Background())
+		handler := s.transaction(middleware(idemhttp.Options{}), func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+			cancel()
+			return insert(r.Context(), tx, key)
+		})
+		request := httptest.NewRequest("POST", "/route", nil).WithContext(ctx)
+		request.Header.Set("Idempotency-Key", key)
+		handler.ServeHTTP(httptest.NewRecorder(), request)
+		expect(t, key, 1, 1)
+	})
+}
+
+func TestLease(t *testing.T) {
+	onEach(t, func(t *testing.T, s site) {
+		key, m := newKey(), middleware(idemhttp.Options{Headers: []string{"X-Id"}})
+		var handler http.Handler
+		handler = s.lease(m, func(r *http.Request, o idempotency.Operation) (idempotency.Completion[pgx.Tx], error) {
+			status, header, body := send(t, handler, "POST", key, "")
+			isProblem(t, 409, status, header, body)
+			if header.Get("Retry-After") != "30" {
+				t.Error(header)
+			}
+			return idempotency.Completion[pgx.Tx]{
+				Response: idempotency.Response{Code: 201, Headers: map[string]string{"X-Id": "7", "X-Other": "8"}, Payload: map[string]int{"bb": 1, "a": 2}},
+				Writes:   func(ctx context.Context, tx pgx.Tx) error { return insert(ctx, tx, key) },
+			}, nil
+		})
+		for _, want := range [][2]string{{"", "8"}, {"true", ""}} {
+			status, header, body := send(t, handler, "POST", key, "")
+			if status != 201 || body != `{"a":2,"bb":1}` || header.Get("X-Id") != "7" || header.Get("X-Other") != want[1] || header.Get("Idempotency-Replayed") != want[0] {
+				t.Fatalf("%d %v %q", status, header, body)
+			}
+		}
+		expect(t, key, 1, 1)
+	})
+}
+
+func TestLeaseFailures(t *testing.T) {
+	onEach(t, func(t *testing.T, s site) {
+		none := idempotency.Completion[pgx.Tx]{}
+		for name, c := range map[string]struct {
+			err              error
+			code, want       int
+			effects, records int
+		}{
+			"not done":  {idempotency.ErrNotDone, 0, 500, 0, 0},
+			"unclear":   {errors.New("secret"), 0, 500, 0, 1},
+			"declined":  {idempotency.Decline(402, "no"), 0, 402, 0, 1},
+			"code 404":  {nil, 404, 404, 0, 1},
+			"code 502":  {nil, 502, 502, 0, 1},
+			"code 0":    {nil, 0, 200, 1, 1},
+			"from 2 up": {nil, 299, 299, 1, 1},
+		} {
+			t.Run(name, func(t *testing.T) {
+				key := newKey()
+				handler := s.lease(middleware(idemhttp.Options{}), func(*http.Request, idempotency.Operation) (idempotency.Completion[pgx.Tx], error) {
+					if c.err != nil {
+						return none, c.err
+					}
+					return idempotency.Completion[pgx.Tx]{Response: idempotency.Response{Code: c.code},
+						Writes: func(ctx context.Context, tx pgx.Tx) error { return insert(ctx, tx, key) }}, nil
+				})
+				if status, _, body := send(t, handler, "POST", key, ""); status != c.want {
+					t.Fatal(status, body)
+				}
+				expect(t, key, c.effects, c.records)
+			})
+		}
+	})
+}
+
+func TestUnknownOutcome(t *testing.T) {
+	onEach(t, func(t *testing.T, s site) {
+		key := newKey()
+		die := func(*http.Request, idempotency.Operation) (idempotency.Completion[pgx.Tx], error) {
+			return idempotency.Completion[pgx.Tx]{}, errors.New("died")
+		}
+		handler := s.lease(middleware(idemhttp.Options{}), die, idempotency.WithReconcile(
+			func(context.Context, idempotency.Operation) (idempotency.Reconciled, error) {
+				return idempotency.Unknown(90 * time.Second), nil
+			}))
+		status, header, body := send(t, handler, "POST", key, "")
+		isProblem(t, 500, status, header, body)
+		if _, err := pool.Exec(context.Background(), "UPDATE idempotency_store SET lease_expires_at = now() WHERE idempotency_key = $1", key); err != nil {
+			t.Fatal(err)
+		}
+		for i := 0; i < 2; i++ {
+			status, header, body := send(t, handler, "POST", key, "")
+			isProblem(t, 503, status, header, body)
+			if header.Get("Retry-After") != "90" {
+				t.Fatal(header)
+			}
+		}
+	})
+}

@@ -1,0 +1,80 @@
+package nats_test
+
+import (
+	"context"
+	"os"
+	"testing"
+	"time"
+
+	"example.org/idempotency"
+	"example.org/idempotency/idemnats"
+	"example.org/idempotency/internal/tests/brokertest"
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
+)
+
+func TestMain(m *testing.M) { brokertest.Main(m, "DEMO_NATS") }
+
+type stage struct {
+	queue string
+	js    nats.JetStreamContext
+}
+
+func newStage(t *testing.T, queue string) brokertest.Stage {
+	conn, err := nats.Connect(os.Getenv("DEMO_NATS"))
+	must(t, err)
+	t.Cleanup(conn.Close)
+	js, err := conn.JetStream()
+	must(t, err)
+	_, err = js.AddStream(&nats.StreamConfig{Name: queue, Subjects: []string{queue + ".*"}})
+	must(t, err)
+	return &stage{queue: queue, js: js}
+}
+
+func (s *stage) Send(t *testing.T, keys ...string) {
+	for _, key := range keys {
+		message := nats.NewMsg(s.queue + ".sent")
+		message.Data = []byte(key)
+		// A dead letter has neither of these: the server would refuse it.
+		message.Header.Set(nats.ExpectedStreamHdr, s.queue)
+		_, err := s.js.PublishMsg(message, nats.MsgId(nats.NewInbox()))
+		must(t, err)
+	}
+}
+
+func (s *stage) Consume(ctx context.Context, client *idempotency.Client[pgx.Tx], options brokertest.Options) error {
+	return idemnats.Consume(ctx, s.js, client, idemnats.Options{Stream: s.queue, Durable: "test", Prefetch: 4,
+		AckWait: 500 * time.Millisecond, Delays: []time.Duration{20 * time.Millisecond, 100 * time.Millisecond},
+		Tries: options.Tries, OnError: func(err error, _ *nats.Msg) { options.OnError(err) },
+		Handle: func(ctx context.Context, message *nats.Msg) (*idempotency.Result, error) {
+			return options.Handle(ctx, string(message.Data))
+		}})
+}
+
+func (s *stage) Settled(t *testing.T) bool {
+	info, err := s.js.ConsumerInfo(s.queue, "test")
+	return err == nil && info.NumPending == 0 && info.NumAckPending == 0
+}
+
+func (s *stage) DeadLetters(t *testing.T) (keys []string) {
+	info, err := s.js.StreamInfo(s.queue + "-test-dead")
+	must(t, err)
+	for sequence := uint64(1); sequence <= info.State.LastSeq; sequence++ {
+		message, err := s.js.GetMsg(s.queue+"-test-dead", sequence)
+		must(t, err)
+		if message.Subject != s.queue+"-test-dead."+s.queue+".sent" || message.Header.Get("x-idempotency-msg-id") == "" {
+			t.Errorf("%s %v", message.Subject, message.Header)
+		}
+		keys = append(keys, string(message.Data))
+	}
+	return keys
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestConsumer(t *testing.T) { brokertest.Run(t, newStage) }

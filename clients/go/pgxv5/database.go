@@ -1,0 +1,287 @@
+package pgxv5
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+
+	"example.org/idempotency"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Connect opens a pool that works behind pgbouncer in transaction mode. url is as
+// for pgxpool.New. It fails if nothing answers there.
+func Connect(ctx context.Context, url string) (*pgxpool.Pool, error) {
+	config, err := Config(url)
+	if err != nil {
+		return nil, err
+	}
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return nil, err
+	}
+	if err := pool.Ping(ctx); err != nil {
+		pool.Close()
+		return nil, err
+	}
+	return pool, nil
+}
+
+// Config is what Connect opens, for pools with settings of your own: statements
+// are prepared where no pooler is in between. Elsewhere each is described once, and
+// sent unnamed. The pool finds out which by a connection of its own, before its
+// first one. A default_query_exec_mode in the url stands.
+func Config(url string) (*pgxpool.Config, error) {
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return nil, err
+	}
+	if config.ConnConfig.DefaultQueryExecMode == pgx.QueryExecModeCacheStatement {
+		config.BeforeConnect = (&prober{}).choose
+	}
+	config.ShouldPing = shouldPing
+	return config, nil
+}
+
+// prober finds out once whether a pooler is in between.
+type prober struct {
+	mutex sync.Mutex
+	asked bool
+	mode  pgx.QueryExecMode
+}
+
+func (p *prober) choose(ctx context.Context, config *pgx.ConnConfig) error {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	if !p.asked {
+		conn, err := pgconn.ConnectConfig(ctx, config.Config.Copy())
+		if err != nil {
+			return err
+		}
+		p.asked, p.mode = true, pgx.QueryExecModeCacheDescribe
+		if isDirect(ctx, conn) {
+			p.mode = pgx.QueryExecModeCacheStatement
+		}
+		_ = conn.Close(ctx)
+	}
+	config.DefaultQueryExecMode = p.mode
+	return nil
+}
+
+// isDirect: the process that the connection was told of at its start is the one
+// that answers. A pooler makes up a number of its own.
+func isDirect(ctx context.Context, conn *pgconn.PgConn) bool {
+	result := conn.ExecParams(ctx, "SELECT pg_backend_pid()::text", nil, nil, nil, nil).Read()
+	return result.Err == nil && len(result.Rows) == 1 && string(result.Rows[0][0]) == strconv.FormatUint(uint64(conn.PID()), 10)
+}
+
+// Pool makes a pool known to idempotency.New. The work gets a pgx.Tx.
+func Pool(pool *pgxpool.Pool) idempotency.Database[pgx.Tx] { return database{pool} }
+
+type database struct{ pool *pgxpool.Pool }
+
+// Acquire passes over connections that the server has closed meanwhile.
+func (d database) Acquire(ctx context.Context) (idempotency.Conn[pgx.Tx], error) {
+	for {
+		pooled, err := d.pool.Acquire(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if !isClosedByPeer(pooled.Conn().PgConn().Conn()) {
+			return &conn{pooled: pooled}, nil
+		}
+		_ = pooled.Conn().PgConn().Conn().Close()
+		_ = pooled.Conn().Close(ctx)
+		pooled.Release()
+	}
+}
+
+func (d database) In(ctx context.Context, tx pgx.Tx, statement idempotency.Statement) ([]idempotency.Row, error) {
+	rows, _, err := send(ctx, tx.Conn(), statement)
+	return rows, err
+}
+
+// conn is one connection of the pool.
+type conn struct {
+	pooled *pgxpool.Conn
+	tx     *transaction
+	stop   func()
+}
+
+func (c *conn) Query(ctx context.Context, statement idempotency.Statement) ([]idempotency.Row, error) {
+	rows, _, err := send(ctx, c.pooled.Conn(), statement)
+	return rows, err
+}
+
+func (c *conn) Begin(ctx context.Context, level sql.IsolationLevel, statements ...idempotency.Statement) ([]idempotency.Row, error) {
+	begin, err := beginAt(level)
+	if err != nil {
+		return nil, err
+	}
+	connection := c.pooled.Conn()
+	c.tx = &transaction{conn: connection}
+	rows, _, err := send(ctx, connection, append([]idempotency.Statement{{SQL: begin}}, statements...)...)
+	if err == nil {
+		c.stop = closeWhenOver(ctx, connection)
+	}
+	return rows, err
+}
+
+func beginAt(level sql.IsolationLevel) (string, error) {
+	switch level {
+	case sql.LevelDefault:
+		return "BEGIN", nil
+	case sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable:
+		return "BEGIN ISOLATION LEVEL " + level.String(), nil
+	}
+	return "", fmt.Errorf("pgxv5: no isolation level %v", level)
+}
+
+// closeWhenOver closes the socket when ctx ends, so that the server rolls back
+// even if the work does not look at its context. The function that it returns
+// ends the watch; after it, nothing closes any more.
+func closeWhenOver(ctx context.Context, connection *pgx.Conn) func() {
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		select {
+		case <-ctx.Done():
+			_ = connection.PgConn().Conn().Close()
+		case <-stop:
+		}
+	}()
+	return func() {
+		close(stop)
+		<-stopped
+	}
+}
+
+func (c *conn) unwatch() {
+	if c.stop != nil {
+		c.stop()
+		c.stop = nil
+	}
+}
+
+func (c *conn) Tx() pgx.Tx { return c.tx }
+
+func (c *conn) Commit(ctx context.Context, statements ...idempotency.Statement) error {
+	c.tx.ended = true
+	_, tag, err := send(ctx, c.pooled.Conn(), append(statements, idempotency.Statement{SQL: "COMMIT"})...)
+	c.unwatch()
+	if err == nil && tag != "COMMIT" {
+		return idempotency.ErrCommitRolledBack
+	}
+	return err
+}
+
+func (c *conn) Rollback(ctx context.Context) error {
+	c.unwatch()
+	if c.tx != nil {
+		c.tx.ended = true
+	}
+	if c.pooled.Conn().IsClosed() {
+		return idempotency.ConnectionLost(errors.New("pgxv5: the connection is closed"))
+	}
+	if c.pooled.Conn().PgConn().TxStatus() == 'I' {
+		return nil
+	}
+	_, _, err := send(ctx, c.pooled.Conn(), idempotency.Statement{SQL: "ROLLBACK"})
+	return err
+}
+
+func (c *conn) Release() {
+	c.unwatch()
+	c.pooled.Release()
+}
+
+// unknownStatement is the SQLSTATE of a prepared statement that somebody has thrown
+// away, as DISCARD ALL does.
+const unknownStatement = "26000"
+
+// send sends all statements in one round trip, in the extended protocol. It
+// returns the rows of the first statement that has any, and the last tag.
+func send(ctx context.Context, connection *pgx.Conn, statements ...idempotency.Statement) ([]idempotency.Row, string, error) {
+	results, err := run(ctx, connection, statements)
+	if idempotency.SQLState(err) == unknownStatement {
+		// the connection is given up, and the whole is repeated
+		_ = connection.Close(ctx)
+		return nil, "", idempotency.ConnectionLost(err)
+	}
+	if err != nil {
+		if idempotency.SQLState(err) == "" && connection.IsClosed() && ctx.Err() == nil {
+			err = idempotency.ConnectionLost(err)
+		}
+		return nil, "", err
+	}
+	var rows []idempotency.Row
+	tag := ""
+	for _, result := range results {
+		if rows == nil && len(result.FieldDescriptions) > 0 {
+			rows = rowsOf(result.Rows)
+		}
+		tag = result.CommandTag.String()
+	}
+	return rows, tag, nil
+}
+
+// run has what repeats prepared where pgx itself prepares. That is a trip of its
+// own, once for each connection. A transaction that has failed prepares nothing.
+func run(ctx context.Context, connection *pgx.Conn, statements []idempotency.Statement) ([]*pgconn.Result, error) {
+	prepares := prepares(connection) && connection.PgConn().TxStatus() != 'E'
+	batch := &pgconn.Batch{}
+	for _, statement := range statements {
+		if !prepares || len(statement.Args) == 0 {
+			batch.ExecParams(statement.SQL, valuesOf(statement.Args), nil, nil, nil)
+			continue
+		}
+		prepared, err := connection.Prepare(ctx, statement.SQL, statement.SQL)
+		if err != nil {
+			return nil, err
+		}
+		batch.ExecPrepared(prepared.Name, valuesOf(statement.Args), nil, nil)
+	}
+	return connection.PgConn().ExecBatch(ctx, batch).ReadAll()
+}
+
+// modeKey is where a connection keeps what prepares has found out: to ask for its
+// configuration is to copy it.
+const modeKey = "idempotency: pgx prepares"
+
+func prepares(connection *pgx.Conn) bool {
+	known, isKnown := connection.PgConn().CustomData()[modeKey].(bool)
+	if !isKnown {
+		known = connection.Config().DefaultQueryExecMode == pgx.QueryExecModeCacheStatement
+		connection.PgConn().CustomData()[modeKey] = known
+	}
+	return known
+}
+
+func valuesOf(args []*string) [][]byte {
+	values := make([][]byte, len(args))
+	for i, arg := range args {
+		if arg != nil {
+			values[i] = []byte(*arg)
+		}
+	}
+	return values
+}
+
+func rowsOf(raw [][][]byte) []idempotency.Row {
+	rows := make([]idempotency.Row, len(raw))
+	for i, columns := range raw {
+		rows[i] = make(idempotency.Row, len(columns))
+		for j, column := range columns {
+			if column != nil {
+				text := string(column)
+				rows[i][j] = &text
+			}
+		}
+	}
+	return rows
+}
