@@ -63,6 +63,9 @@ func New[Tx any](database Database[Tx], options Options) *Client[Tx] {
 	return &Client[Tx]{database: database, options: options, sql: newStatements(options.Schema)}
 }
 
+// Scope is the scope of the client's options.
+func (c *Client[Tx]) Scope() string { return c.options.Scope }
+
 // Clock is the clock of the client's options.
 func (c *Client[Tx]) Clock() Clock { return c.options.Clock }
 
@@ -89,8 +92,8 @@ func InScope(scope string) Option { return func(c *call) { c.scope = scope } }
 // request, which must be nil then.
 func WithRequestHash(hash []byte) Option { return func(c *call) { c.requestHash = hash } }
 
-// WithWait waits that long for another owner before the answer is InProgress.
-// Client.Transaction holds a connection meanwhile, Client.Lease does not.
+// WithWait waits that long for another owner before the answer is InProgress. No
+// connection is held meanwhile.
 func WithWait(wait time.Duration) Option { return func(c *call) { c.wait = wait } }
 
 // WithMaxAttempts says which attempt is the last; 0: the server's setting,
@@ -123,6 +126,28 @@ func (c *Client[Tx]) newCall(key string, request any, options []Option) (*call, 
 	}
 	return call, err
 }
+
+// await asks again until the operation is not in progress, or the time to wait is over.
+// It waits here: a begin that waits in the server would hold a connection, which the owner
+// may need for its end, and other callers as well.
+func (c *Client[Tx]) await(ctx context.Context, wait time.Duration, ask func() (Outcome, error)) error {
+	clock := c.options.Clock
+	until := clock.Now().Add(wait)
+	for delay := c.options.Retry.Base; ; delay *= 2 {
+		outcome, err := ask()
+		left := until.Sub(clock.Now())
+		if err != nil || outcome != InProgress || left <= 0 {
+			return err
+		}
+		delay = min(delay, longestPoll)
+		if err := clock.Sleep(ctx, min(delay, left)); err != nil {
+			return err
+		}
+	}
+}
+
+// longestPoll is between two questions of await.
+const longestPoll = 500 * time.Millisecond
 
 // try makes one attempt at a call. afterLoss: the one before lost its connection.
 type try func(afterLoss bool) (*Result, error)

@@ -79,30 +79,21 @@ func (c *Client[Tx]) Lease(ctx context.Context, key string, request any, work Le
 	return held.end(ctx, completion, err)
 }
 
-// beginLease begins, and waits here for another owner: a begin that waits in the
-// server would hold a connection, which the owner may need for its end.
+// beginLease begins, and waits for another owner.
 func (c *Client[Tx]) beginLease(ctx context.Context, call *call) (*Operation, error) {
-	clock := c.options.Clock
-	until := clock.Now().Add(call.wait)
-	for delay := c.options.Retry.Base; ; delay *= 2 {
-		o, err := c.beginLeaseNow(ctx, call)
-		left := until.Sub(clock.Now())
-		if err == nil && (o.Outcome != InProgress || left <= 0) {
-			c.options.Hooks.begun(o)
+	var o *Operation
+	err := c.await(ctx, call.wait, func() (_ Outcome, err error) {
+		o, err = c.beginLeaseNow(ctx, call)
+		if err != nil {
+			return "", err
 		}
-		if err != nil || o.Outcome != InProgress || left <= 0 {
-			return o, err
-		}
-		if delay > time.Second {
-			delay = time.Second
-		}
-		if delay > left {
-			delay = left
-		}
-		if err := clock.Sleep(ctx, delay); err != nil {
-			return nil, err
-		}
+		return o.Outcome, nil
+	})
+	if err != nil {
+		return nil, err
 	}
+	c.options.Hooks.begun(o)
+	return o, nil
 }
 
 // beginLeaseNow begins in a transaction of its own. If the answer is lost, the
@@ -125,13 +116,39 @@ func (c *Client[Tx]) beginLeaseNow(ctx context.Context, call *call) (*Operation,
 
 // query runs one statement in a transaction of its own.
 func (c *Client[Tx]) query(ctx context.Context, statement Statement) ([]Row, error) {
-	conn, err := c.database.Acquire(ctx)
-	if err != nil {
-		return nil, ofStatement(err)
+	return bounded(ctx, func() ([]Row, error) {
+		conn, err := c.database.Acquire(ctx)
+		if err != nil {
+			return nil, ofStatement(err)
+		}
+		defer conn.Release()
+		rows, err := conn.Query(ctx, statement)
+		return rows, ofStatement(err)
+	})
+}
+
+// bounded returns when ctx ends, even if the driver does not: where the network hangs,
+// some wait for their answer for good. A panic is the caller's.
+func bounded[T any](ctx context.Context, do func() (T, error)) (T, error) {
+	var value T
+	var err error
+	var reason any
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer func() { reason = recover() }()
+		value, err = do()
+	}()
+	select {
+	case <-done:
+		if reason != nil {
+			panic(reason)
+		}
+		return value, err
+	case <-ctx.Done():
+		var none T
+		return none, ctx.Err()
 	}
-	defer conn.Release()
-	rows, err := conn.Query(ctx, statement)
-	return rows, ofStatement(err)
 }
 
 // holding is one leased attempt of this process.
@@ -230,7 +247,9 @@ func (h *holding[Tx]) decline(ctx context.Context, refusal *Declined) (*Result, 
 // store repeats an end by fence. If the attempt has ended already, what is stored
 // is the answer.
 func (h *holding[Tx]) store(ctx context.Context, result *Result, end func() error) (*Result, error) {
-	_, err := h.client.repeat(ctx, h.call, func(bool) (*Result, error) { return nil, end() })
+	_, err := h.client.repeat(ctx, h.call, func(bool) (*Result, error) {
+		return bounded(ctx, func() (*Result, error) { return nil, end() })
+	})
 	if errors.Is(err, ErrLeaseLost) {
 		return h.replay(ctx, err)
 	}

@@ -33,16 +33,30 @@ func (c *Client[Tx]) Transaction(ctx context.Context, key string, request any, w
 	if err != nil {
 		return nil, err
 	}
-	return c.repeat(ctx, call, func(afterLoss bool) (*Result, error) {
-		return c.transact(ctx, call, work, afterLoss)
+	var result *Result
+	err = c.await(ctx, call.wait, func() (_ Outcome, err error) {
+		result, err = c.repeat(ctx, call, func(afterLoss bool) (*Result, error) {
+			return c.transact(ctx, call, work, afterLoss)
+		})
+		if err != nil {
+			return "", err
+		}
+		return result.Outcome, nil
 	})
+	if err != nil {
+		return nil, err
+	}
+	if result.Outcome == InProgress {
+		fire(c.options.Hooks.InProgress, Event{Scope: call.scope, Key: call.key, Attempt: result.Attempt})
+	}
+	return result, nil
 }
 
 // transact is one attempt. After a lost connection the session that it belonged
 // to may still be ending, so the begin waits for it a little.
 func (c *Client[Tx]) transact(ctx context.Context, call *call, work Work[Tx], afterLoss bool) (result *Result, err error) {
-	wait := call.wait
-	if afterLoss && wait < c.options.Retry.Cap {
+	wait := time.Duration(0)
+	if afterLoss {
 		wait = c.options.Retry.Cap
 	}
 	opening := []Statement{c.sql.beginOf(call, 0, wait), {SQL: setSavepoint}}
@@ -82,10 +96,11 @@ func (c *Client[Tx]) transact(ctx context.Context, call *call, work Work[Tx], af
 	return result, nil
 }
 
-// begun reads the answer to a begin and tells the hooks.
+// begun reads the answer to a begin and tells the hooks, but not yet of one that is
+// in progress: that may be asked again.
 func (c *Client[Tx]) begun(rows []Row) (*Operation, error) {
 	o, err := readBegun(rows)
-	if err == nil {
+	if err == nil && o.Outcome != InProgress {
 		c.options.Hooks.begun(o)
 	}
 	return o, err

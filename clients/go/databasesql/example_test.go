@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log"
 	"os"
+	"testing"
 	"time"
 
 	"example.org/idempotency"
@@ -19,14 +20,23 @@ func serverURL() string {
 		os.Getenv("PGDATABASE"), os.Getenv("PGHOST"), os.Getenv("PGPORT"), os.Getenv("PGUSER"))
 }
 
+// TestMain makes the table of the example.
+func TestMain(m *testing.M) {
+	db, err := sql.Open("postgres", serverURL())
+	if err == nil {
+		_, err = db.Exec("CREATE EXTENSION IF NOT EXISTS idempotency; CREATE TABLE IF NOT EXISTS effect (key text NOT NULL)")
+	}
+	if err != nil {
+		log.Fatal(err)
+	}
+	os.Exit(m.Run())
+}
+
 func newKey() string { return fmt.Sprint("example-", time.Now().UnixNano()) }
 
 func Example() {
 	db, err := sql.Open("postgres", serverURL())
 	if err != nil {
-		log.Fatal(err)
-	}
-	if _, err := db.Exec("CREATE EXTENSION IF NOT EXISTS idempotency; CREATE TABLE IF NOT EXISTS effect (key text NOT NULL)"); err != nil {
 		log.Fatal(err)
 	}
 	client := idempotency.New(databasesql.DB(db), idempotency.Options{Scope: "notes"})

@@ -42,13 +42,16 @@ func (a *answer) stored(options *Options, retention time.Duration) idempotency.R
 	return idempotency.Response{Code: a.status, Headers: headers, Body: body, Retention: retention}
 }
 
+// longestRetry is 68 years: more seconds are no time.Duration.
+const longestRetry = 1<<31 - 1
+
 // retryAfter is the answer's own Retry-After in seconds, or nil.
 func (a *answer) retryAfter() *time.Duration {
 	n, err := strconv.Atoi(a.header.Get("Retry-After"))
 	if err != nil || n < 0 {
 		return nil
 	}
-	after := time.Duration(n) * time.Second
+	after := time.Duration(min(n, longestRetry)) * time.Second
 	return &after
 }
 

@@ -6,6 +6,7 @@
 // others: no connection is held meanwhile.
 //
 //	400 the key is missing, malformed, or there are two
+//	401 the option Principal knows nobody
 //	409 the first request is still running; Retry-After says when to come again
 //	413 the request is too large
 //	422 the key was used before with a different request

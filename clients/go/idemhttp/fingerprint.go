@@ -7,20 +7,23 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"mime"
 	"net/http"
 	"strings"
 	"unicode/utf8"
 )
 
 // fingerprint is what makes two requests the same: method, target, media type and
-// body. A JSON body counts as jsonb compares it; any other by its SHA-256.
-func fingerprint(r *http.Request, body []byte) (any, error) {
-	mediaType, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
-	if err != nil {
-		mediaType = ""
+// body. A JSON body counts as jsonb compares it; any other by its SHA-256. own stands in
+// place of media type and body. The packages for other languages make the same.
+func fingerprint(r *http.Request, body []byte, own func(*http.Request, []byte) (any, error)) (any, error) {
+	request := map[string]any{"method": strings.ToUpper(r.Method), "target": r.URL.RequestURI()}
+	if own != nil {
+		value, err := own(r, body)
+		request["own"] = value
+		return request, err
 	}
-	request := map[string]any{"method": r.Method, "target": r.URL.RequestURI(), "type": mediaType, "body": nil}
+	mediaType := mediaTypeOf(r)
+	request["type"], request["body"] = mediaType, nil
 	isJSON := mediaType == "application/json" || strings.HasSuffix(mediaType, "+json")
 	switch {
 	case len(body) == 0:
@@ -31,6 +34,11 @@ func fingerprint(r *http.Request, body []byte) (any, error) {
 		request["body"] = "sha256:" + hex.EncodeToString(sum[:])
 	}
 	return request, nil
+}
+
+func mediaTypeOf(r *http.Request) string {
+	mediaType, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";")
+	return strings.ToLower(strings.TrimSpace(mediaType))
 }
 
 // maxDepth is far below what exhausts the server's stack.
@@ -65,12 +73,26 @@ func isStorable(text []byte) bool {
 	return false
 }
 
-// scopeOf is the name space of a route's and a principal's keys. The server takes
-// 255 characters, so a longer one is hashed.
-func scopeOf(route, principal string) string {
-	scope := route + "#" + principal
-	if len(scope) <= 255 && utf8.ValidString(scope) && !strings.ContainsRune(scope, 0) {
+// scopeOf is the name space of a service's keys, for one route and principal. own stands
+// in place of these. Spaces are between the parts, so a part has none but the last. The
+// server takes 255 characters, so a longer one is hashed. The packages for other languages
+// make the same.
+func scopeOf(service, own string) string {
+	scope := own
+	if service != "" {
+		scope = escape(service) + " " + own
+	}
+	if utf8.RuneCountInString(scope) <= 255 && utf8.ValidString(scope) && !strings.ContainsRune(scope, 0) {
 		return scope
 	}
 	return fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(scope)))
+}
+
+// routeScope is the scope of one route and principal within a service.
+func routeScope(method, route, principal string) string {
+	return strings.ToUpper(method) + " " + escape(route) + " " + principal
+}
+
+func escape(part string) string {
+	return strings.ReplaceAll(strings.ReplaceAll(part, "%", "%25"), " ", "%20")
 }

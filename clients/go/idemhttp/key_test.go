@@ -1,7 +1,12 @@
 package idemhttp
 
 import (
+	"bytes"
+	"encoding/json"
 	"net/http"
+	"net/http/httptest"
+	"os"
+	"reflect"
 	"strings"
 	"testing"
 )
@@ -47,11 +52,58 @@ func TestWhatJSONBCanHold(t *testing.T) {
 func TestScopes(t *testing.T) {
 	long := strings.Repeat("x", 300)
 	scopes := map[string]bool{}
-	for _, c := range [][2]string{{"/a", ""}, {"/a", "b"}, {"/b", "b"}, {"/a", long}, {"/a", long + "x"}, {"/a", "\xff"}, {"/a", "\x00"}} {
-		scope := scopeOf(c[0], c[1])
+	for _, c := range [][3]string{{"", "/a", ""}, {"", "/a", "b"}, {"", "/b", "b"}, {"", "/a", long}, {"", "/a", long + "x"},
+		{"", "/a", "\xff"}, {"", "/a", "\x00"}, {"s", "/a", "b"}, {"s", "/a b", ""}, {"s POST", "/a", "b"}, {"s", "/a", "b "}} {
+		scope := scopeOf(c[0], routeScope("POST", c[1], c[2]))
 		if scopes[scope] || len(scope) > 255 {
 			t.Errorf("%.20q: scope %q", c, scope)
 		}
 		scopes[scope] = true
 	}
+}
+
+// The packages for all languages have the same scopes and fingerprints, or one key would
+// be two operations for two services behind one address.
+func TestSpellings(t *testing.T) {
+	name := os.Getenv("SPELLINGS")
+	if name == "" {
+		name = "../../conformance/spellings.json"
+	}
+	text, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var spellings []struct {
+		Service, Method, Route, Principal, Target, Type, Body string
+		Scope                                                 string
+		Fingerprint                                           any
+	}
+	if err := unmarshal(text, &spellings); err != nil || len(spellings) < 5 {
+		t.Fatal(len(spellings), err)
+	}
+	for _, s := range spellings {
+		if scope := scopeOf(s.Service, routeScope(s.Method, s.Route, s.Principal)); scope != s.Scope {
+			t.Errorf("scope %q, not %q", scope, s.Scope)
+		}
+		r := httptest.NewRequest(s.Method, s.Target, nil)
+		r.Header.Set("Content-Type", s.Type)
+		print, err := fingerprint(r, []byte(s.Body), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got any
+		if text, err = json.Marshal(print); err == nil {
+			err = unmarshal(text, &got)
+		}
+		if err != nil || !reflect.DeepEqual(got, s.Fingerprint) {
+			t.Errorf("fingerprint %s, not %v: %v", text, s.Fingerprint, err)
+		}
+	}
+}
+
+// unmarshal keeps each digit of a number.
+func unmarshal(text []byte, target any) error {
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.UseNumber()
+	return decoder.Decode(target)
 }

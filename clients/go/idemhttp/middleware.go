@@ -118,18 +118,38 @@ func (m *Middleware[Tx]) receive(w http.ResponseWriter, r *http.Request, route s
 	if e.key, err = m.keyOf(r); err != nil {
 		return nil, err
 	}
-	e.body, err = io.ReadAll(http.MaxBytesReader(w, r.Body, m.options.MaxRequest))
-	var tooLarge *http.MaxBytesError
-	if errors.As(err, &tooLarge) {
-		return nil, errRequestTooLarge
+	if e.scope, err = m.scopeOf(r, route); err != nil {
+		return nil, err
 	}
-	if err != nil {
-		return nil, errRequestBroken
+	if e.body, err = m.read(w, r); err != nil {
+		return nil, err
 	}
-	e.scope = m.scopeOf(r, route)
 	e.wait = m.waitOf(r)
-	e.print, err = m.options.Fingerprint(r, e.body)
+	e.print, err = fingerprint(r, e.body, m.options.Fingerprint)
 	return e, err
+}
+
+// read gives the body as it was sent. If somebody has read it before, as FormValue does,
+// other bodies would seem to be the same request: so that is an error.
+func (m *Middleware[Tx]) read(w http.ResponseWriter, r *http.Request) ([]byte, error) {
+	isForm := mediaTypeOf(r) == "application/x-www-form-urlencoded"
+	if r.ContentLength != 0 && (r.MultipartForm != nil || r.PostForm != nil && isForm) {
+		return nil, errBodyTaken
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, m.options.MaxRequest))
+	var tooLarge *http.MaxBytesError
+	switch {
+	case errors.As(err, &tooLarge):
+		return nil, errRequestTooLarge
+	case err != nil:
+		return nil, errRequestBroken
+	case r.ContentLength > 0 && int64(len(body)) != r.ContentLength:
+		return nil, errBodyTaken
+	case r.ContentLength < 0 && len(body) == 0:
+		// a length would tell whether there was something to read
+		return nil, errBodyUnclear
+	}
+	return body, nil
 }
 
 // keyOf is "" for a request that runs without a key.
@@ -150,26 +170,29 @@ func (m *Middleware[Tx]) keyOf(r *http.Request) (string, error) {
 	return key, nil
 }
 
+// contains knows a method in lower case, which routers may take for the same.
 func contains(list []string, wanted string) bool {
 	for _, entry := range list {
-		if entry == wanted {
+		if strings.EqualFold(entry, wanted) {
 			return true
 		}
 	}
 	return false
 }
 
-func (m *Middleware[Tx]) scopeOf(r *http.Request, route string) string {
+func (m *Middleware[Tx]) scopeOf(r *http.Request, route string) (string, error) {
 	if m.options.Scope != nil {
-		return m.options.Scope(r, route)
+		return scopeOf(m.client.Scope(), m.options.Scope(r, route)), nil
 	}
+	principal := ""
 	if m.options.Principal == nil {
 		m.warning.Do(func() {
 			log.Print("idemhttp: no Principal: all clients of a route share its idempotency keys")
 		})
-		return scopeOf(route, "")
+	} else if principal = m.options.Principal(r); principal == "" {
+		return "", errNobody
 	}
-	return scopeOf(route, m.options.Principal(r))
+	return scopeOf(m.client.Scope(), routeScope(r.Method, route, principal)), nil
 }
 
 // waitOf obeys "Prefer: wait=n" (RFC 7240), up to the limit.

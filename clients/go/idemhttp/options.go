@@ -24,18 +24,21 @@ type Options struct {
 	// without one.
 	Methods []string
 	// Principal names who sends the request, such as the tenant or the user. Keys
-	// of different principals are different keys. Without it, all clients of a
-	// route share its keys; a warning says so, once.
+	// of different principals are different keys. "" is nobody: the answer is 401, and
+	// nothing runs or is replayed. Without Principal, all clients of a route share its
+	// keys; a warning says so, once. It is asked before there is any answer, so let
+	// authentication come before the middleware, and Principal read what it has found.
 	Principal func(r *http.Request) string
-	// Scope makes the scope, in place of route and principal.
+	// Scope makes the scope, in place of method, route and principal. The scope of the
+	// client stands before it.
 	Scope func(r *http.Request, route string) string
 	// Fingerprint makes what two equal requests have in common, marshalled as JSON,
-	// in place of method, target, media type and body.
+	// in place of media type and body. Method and target are always compared.
 	Fingerprint func(r *http.Request, body []byte) (any, error)
 	// Statuses says what becomes of an answer; nil: DefaultStatuses.
 	Statuses func(status int) Keep
-	// Headers of an answer that are stored beside Content-Type, Location, ETag and
-	// Content-Language. A name may end with "*". Set-Cookie is never stored.
+	// Headers of an answer that are stored beside Content-Type, Content-Encoding,
+	// Content-Language, Location and ETag. A name may end with "*". Set-Cookie is never stored.
 	Headers []string
 	// MaxRequest is the largest request body in bytes; 0: 1 MB.
 	MaxRequest int64
@@ -46,7 +49,7 @@ type Options struct {
 	// Wait is how long a retry waits for the first request before its 409.
 	Wait time.Duration
 	// MaxWait bounds what a client may ask for by "Prefer: wait=n"; 0: 10 s, below
-	// 0: the preference is ignored.
+	// 0: the preference is ignored. No connection is held meanwhile.
 	MaxWait time.Duration
 	// Timeout is how long a handler may take; 0: 30 s, below 0: no limit. After it
 	// the client gets 503 and the transaction is rolled back, or the lease runs out.
@@ -64,7 +67,7 @@ type Options struct {
 
 // Keep says what becomes of an answer.
 type Keep struct {
-	// As is Stored, Failure or Discarded.
+	// As is Stored, Failure, Released or Discarded.
 	As Kind
 	// For is how long the record is kept; 0: as the client's options say.
 	For time.Duration
@@ -74,18 +77,27 @@ type Keep struct {
 type Kind int
 
 const (
-	// Discarded: the transaction is rolled back, and nothing is stored.
+	// Discarded: the transaction is rolled back, and nothing is stored. A lease runs out.
 	Discarded Kind = iota
 	// Stored: the transaction commits with the answer.
 	Stored
 	// Failure: what the handler wrote is rolled back, and the answer is stored. It
 	// is tried again after its Retry-After, if it has one.
 	Failure
+	// Released: as Discarded, and a lease is released at once: nothing has happened
+	// outside.
+	Released
 )
 
-// DefaultStatuses stores 2xx and 3xx, stores 4xx as failures, and discards the
-// rest.
+// DefaultStatuses stores 2xx and 3xx, stores 4xx as failures, and discards the rest.
+// Refusals of the moment are released, as they say nothing of the operation: 401, 403,
+// 408, 409, 425 and 429.
 func DefaultStatuses(status int) Keep {
+	switch status {
+	case http.StatusUnauthorized, http.StatusForbidden, http.StatusRequestTimeout, http.StatusConflict,
+		http.StatusTooEarly, http.StatusTooManyRequests:
+		return Keep{As: Released}
+	}
 	switch {
 	case status >= 200 && status < 400:
 		return Keep{As: Stored}
@@ -101,9 +113,6 @@ func (o *Options) setDefaults() {
 	}
 	if o.Methods == nil {
 		o.Methods = []string{http.MethodPost, http.MethodPatch}
-	}
-	if o.Fingerprint == nil {
-		o.Fingerprint = fingerprint
 	}
 	if o.Statuses == nil {
 		o.Statuses = DefaultStatuses
@@ -128,7 +137,7 @@ func (o *Options) setDefaults() {
 // isStored says whether a header belongs to the stored answer.
 func (o *Options) isStored(name string) bool {
 	switch name = http.CanonicalHeaderKey(name); name {
-	case "Content-Type", "Location", "Etag", "Content-Language":
+	case "Content-Type", "Content-Encoding", "Content-Language", "Location", "Etag":
 		return true
 	case "Set-Cookie":
 		return false

@@ -26,6 +26,9 @@ var (
 	errInProgress       = errors.New("a request with this key is still running")
 	errRequestTooLarge  = errors.New("the request is too large")
 	errRequestBroken    = errors.New("the body of the request could not be read")
+	errNobody           = errors.New("the option Principal has given nobody")
+	errBodyTaken        = errors.New("idemhttp: the body was read before the middleware, as by FormValue: let the middleware come first")
+	errBodyUnclear      = errors.New("idemhttp: the body has no length and is empty: it may have been read before the middleware")
 	errResponseTooLarge = errors.New("idemhttp: the handler's answer is too large")
 	errUpgraded         = errors.New("idemhttp: the handler took over the connection")
 	errTimeout          = errors.New("idemhttp: the handler took too long")
@@ -46,7 +49,9 @@ func problemOf(err error, header string) *Problem {
 		return problem(400, header+" is missing", "This request needs a key that is new for each new request.", 0)
 	case errors.Is(err, errTwoKeys), errors.Is(err, errMalformedKey):
 		return problem(400, header+" is malformed", "The request needs one idempotency key: 1 to 255 characters of ASCII, in double quotes.", 0)
-	case errors.Is(err, errRequestBroken):
+	case errors.Is(err, errNobody):
+		return problem(401, "Authentication is required", "It is not known who asks.", 0)
+	case errors.Is(err, errRequestBroken), errors.Is(err, errBodyUnclear):
 		return problem(400, "The body cannot be read", "It did not arrive as a whole.", 0)
 	case errors.Is(err, idempotency.ErrBadArgument):
 		return problem(400, "The request is not acceptable", "The idempotency key or the request cannot be used.", 0)

@@ -8,10 +8,16 @@ import (
 	"example.org/idempotency"
 )
 
-// discarded carries an answer that is sent and not stored.
-type discarded struct{ answer *answer }
+// discarded carries an answer that is sent and not stored. Released, it is an
+// idempotency.ErrNotDone.
+type discarded struct {
+	answer   *answer
+	released bool
+}
 
 func (*discarded) Error() string { return "idemhttp: the answer is not stored" }
+
+func (d *discarded) Is(target error) bool { return d.released && target == idempotency.ErrNotDone }
 
 // keep decides what becomes of an answer: nil error: it is stored.
 func (m *Middleware[Tx]) keep(a *answer) (idempotency.Response, error) {
@@ -20,8 +26,8 @@ func (m *Middleware[Tx]) keep(a *answer) (idempotency.Response, error) {
 	switch {
 	case len(a.body) > m.options.MaxResponse:
 		return stored, errResponseTooLarge
-	case keep.As == Discarded:
-		return stored, &discarded{a}
+	case keep.As == Discarded, keep.As == Released:
+		return stored, &discarded{a, keep.As == Released}
 	case keep.As == Failure:
 		return stored, &idempotency.Declined{Response: stored, RetryAfter: a.retryAfter()}
 	}

@@ -203,6 +203,7 @@ func Example_http() {
 	for _, path := range []string{"/notes", "/notes", "/mails", "/mails"} {
 		request, _ := http.NewRequest(http.MethodPost, server.URL+path, strings.NewReader("text"))
 		request.Header.Set("Idempotency-Key", `"`+key+`"`)
+		request.Header.Set("X-Tenant", "ann")
 		response, err := http.DefaultClient.Do(request)
 		if err != nil {
 			log.Fatal(err)

@@ -286,6 +286,43 @@ func testHeartbeatWithoutServer[Tx any](t *testing.T, b backend[Tx]) {
 	same(t, "effects", effects(t, key), "1")
 }
 
+// A network that hangs closes nothing: the work ends when its lease does, and the end
+// takes no longer than it may.
+func TestHangingNetwork(t *testing.T) {
+	onBoth(t, testHangingNetwork[pgx.Tx], testHangingNetwork[*sql.Tx])
+}
+
+func testHangingNetwork[Tx any](t *testing.T, b backend[Tx]) {
+	for name, work := range map[string]func(context.Context) error{
+		"in the work":    func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() },
+		"before the end": func(context.Context) error { return nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := startProxy(t)
+			client, key := idempotency.New(b.open(t, p.url(), 2), idempotency.Options{Lease: 500 * time.Millisecond}), newKey()
+			ended := make(chan error, 1)
+			go func() {
+				_, err := client.Lease(background, key, nil, func(ctx context.Context, _ idempotency.Operation) (completion idempotency.Completion[Tx], err error) {
+					p.hang()
+					return completion, work(ctx)
+				})
+				ended <- err
+			}()
+			select {
+			case err := <-ended:
+				if !errors.Is(err, idempotency.ErrLeaseLost) && !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("got %v", err)
+				}
+			case <-time.After(30 * time.Second):
+				t.Error("the lease never ends")
+			}
+			p.cutAll()
+			same(t, "stored", stored(t, key), "PENDING")
+		})
+	}
+}
+
 func TestLostAnswerToCompletion(t *testing.T) {
 	onBoth(t, testLostAnswerToCompletion[pgx.Tx], testLostAnswerToCompletion[*sql.Tx])
 }

@@ -24,13 +24,14 @@ type proxy struct {
 	beforehand  bool // cut before the server gets the statement
 	refusing    bool
 	connections map[net.Conn]bool
+	hung        chan struct{} // closed: nothing passes any more, and nothing is closed
 }
 
 func startProxy(t *testing.T) *proxy {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
-	p := &proxy{listener: listener, connections: map[net.Conn]bool{}}
+	p := &proxy{listener: listener, connections: map[net.Conn]bool{}, hung: make(chan struct{})}
 	go p.accept()
 	t.Cleanup(func() {
 		listener.Close()
@@ -57,6 +58,18 @@ func (p *proxy) refuse(refusing bool) {
 	p.mutex.Unlock()
 	if refusing {
 		p.cutAll()
+	}
+}
+
+// hang lets no message pass any more, and closes nothing.
+func (p *proxy) hang() { close(p.hung) }
+
+func (p *proxy) isHung() bool {
+	select {
+	case <-p.hung:
+		return true
+	default:
+		return false
 	}
 }
 
@@ -108,6 +121,9 @@ func (l *link) up() {
 		if err != nil {
 			return
 		}
+		if l.proxy.isHung() {
+			continue
+		}
 		hit, beforehand := l.proxy.matches(message)
 		if hit && beforehand {
 			l.proxy.cuts.Add(1)
@@ -130,6 +146,9 @@ func (l *link) down() {
 		message, err := readMessage(l.server, true)
 		if err != nil {
 			return
+		}
+		if l.proxy.isHung() {
+			continue
 		}
 		ready := message[0] == 'Z'
 		if ready {

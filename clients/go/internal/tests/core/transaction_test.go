@@ -129,7 +129,8 @@ func TestInProgress(t *testing.T) { onBoth(t, testInProgress[pgx.Tx], testInProg
 
 func testInProgress[Tx any](t *testing.T, b backend[Tx]) {
 	var count counter
-	client, key := b.client(t, idempotency.Options{Hooks: count.hooks()}), newKey()
+	clock := idempotency.NewFakeClock(time.Unix(0, 0))
+	client, key := b.client(t, idempotency.Options{Hooks: count.hooks(), Clock: clock}), newKey()
 	entered, leave, done := make(chan bool), make(chan bool), make(chan error)
 	go func() {
 		_, err := client.Transaction(background, key, nil, func(ctx context.Context, tx Tx, _ idempotency.Operation) (idempotency.Response, error) {
@@ -153,22 +154,15 @@ func testInProgress[Tx any](t *testing.T, b backend[Tx]) {
 		}
 		waited <- result
 	}()
-	awaitLockWaiter(t)
+	clock.AwaitSleepers(1)
 	close(leave)
 	must(t, <-done)
+	clock.Advance(time.Second)
 	result = <-waited
 	same(t, "outcome of the waiter", result.Outcome, idempotency.Completed)
 	same(t, "replayed", result.Replayed, true)
+	same(t, "hook, once for each call", count.inProgress.Load(), 1)
 	same(t, "effects", effects(t, key), "1")
-}
-
-// awaitLockWaiter returns when a session waits for a lock of an operation.
-func awaitLockWaiter(t *testing.T) {
-	t.Helper()
-	db := admin(t)
-	for waiting := 0; waiting == 0; {
-		must(t, db.QueryRow("SELECT count(*) FROM pg_locks WHERE NOT granted").Scan(&waiting))
-	}
 }
 
 func TestDeclined(t *testing.T) { onBoth(t, testDeclined[pgx.Tx], testDeclined[*sql.Tx]) }

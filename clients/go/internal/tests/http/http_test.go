@@ -1,16 +1,19 @@
 package http_test
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -176,7 +179,8 @@ func TestStatuses(t *testing.T) {
 		for _, c := range []struct {
 			status, effects, records int
 			replayed                 string
-		}{{200, 1, 1, "true"}, {303, 1, 1, "true"}, {404, 0, 1, "true"}, {500, 0, 0, ""}, {503, 0, 0, ""}} {
+		}{{200, 1, 1, "true"}, {303, 1, 1, "true"}, {404, 0, 1, "true"}, {500, 0, 0, ""}, {503, 0, 0, ""},
+			{401, 0, 0, ""}, {403, 0, 0, ""}, {408, 0, 0, ""}, {409, 0, 0, ""}, {425, 0, 0, ""}, {429, 0, 0, ""}} {
 			key := newKey()
 			handler := s.transaction(middleware(idemhttp.Options{}), func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
 				w.WriteHeader(c.status)
@@ -319,6 +323,227 @@ func TestPrincipals(t *testing.T) {
 	})
 }
 
+func TestNobody(t *testing.T) {
+	onEach(t, func(t *testing.T, s site) {
+		key := newKey()
+		handler := s.transaction(middleware(idemhttp.Options{Principal: func(r *http.Request) string { return r.Header.Get("X-Tenant") }}),
+			func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error { return insert(r.Context(), tx, key) })
+		send(t, handler, "POST", key, "", "X-Tenant", "a")
+		status, header, body := send(t, handler, "POST", key, "")
+		isProblem(t, 401, status, header, body)
+		if header.Get("Idempotency-Replayed") != "" {
+			t.Fatal(header)
+		}
+		expect(t, key, 1, 1)
+	})
+}
+
+// Two services on one database do not get each other's answers.
+func TestServices(t *testing.T) {
+	onEach(t, func(t *testing.T, s site) {
+		for _, options := range []idemhttp.Options{{}, {Scope: func(*http.Request, string) string { return "own" }}} {
+			key := newKey()
+			for _, service := range []string{"a", "b", "a"} {
+				client := idempotency.New(pgxv5.Pool(pool), idempotency.Options{Scope: service})
+				handler := s.transaction(idemhttp.New(client, options), func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+					return insert(r.Context(), tx, key)
+				})
+				if status, _, body := send(t, handler, "POST", key, ""); status != 200 {
+					t.Fatal(status, body)
+				}
+			}
+			expect(t, key, 2, 2)
+		}
+	})
+}
+
+func TestContentEncoding(t *testing.T) {
+	onEach(t, func(t *testing.T, s site) {
+		key := newKey()
+		handler := s.transaction(middleware(idemhttp.Options{}), func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+			w.Header().Set("Content-Encoding", "gzip")
+			_, err := w.Write([]byte("\x1f\x8b compressed"))
+			return err
+		})
+		for _, want := range []string{"", "true"} {
+			_, header, _ := send(t, handler, "POST", key, "")
+			if header.Get("Content-Encoding") != "gzip" || header.Get("Idempotency-Replayed") != want {
+				t.Fatal(header)
+			}
+		}
+	})
+}
+
+// Who reads the body first hides it from the middleware.
+func TestBodyThatWasRead(t *testing.T) {
+	const form, multipart = "application/x-www-form-urlencoded", "multipart/form-data; boundary=b"
+	const parts = "--b\r\nContent-Disposition: form-data; name=\"a\"\r\n\r\n1\r\n--b--\r\n"
+	readAll := func(r *http.Request) { _, _ = io.ReadAll(r.Body) }
+	onEach(t, func(t *testing.T, s site) {
+		for name, c := range map[string]struct {
+			kind, body string
+			first      func(*http.Request)
+			length     int64
+			want       int
+		}{
+			"form":             {form, "a=1", func(r *http.Request) { r.FormValue("a") }, 0, 500},
+			"form in chunks":   {form, "a=1", func(r *http.Request) { r.FormValue("a") }, -1, 500},
+			"multipart":        {multipart, parts, func(r *http.Request) { r.FormValue("a") }, -1, 500},
+			"JSON":             {"application/json", "{}", readAll, 0, 500},
+			"a part":           {"application/json", "[1]", func(r *http.Request) { _, _ = r.Body.Read(make([]byte, 1)) }, 0, 500},
+			"JSON in chunks":   {"application/json", "{}", readAll, -1, 400},
+			"nothing was read": {"application/json", "{}", func(r *http.Request) { r.FormValue("a") }, 0, 200},
+			"form, unread":     {form, "a=1", func(r *http.Request) {}, 0, 200},
+		} {
+			t.Run(name, func(t *testing.T) {
+				key := newKey()
+				handler := s.transaction(middleware(idemhttp.Options{OnError: func(*http.Request, error) {}}),
+					func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error { return insert(r.Context(), tx, key) })
+				before := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					if c.length < 0 {
+						r.ContentLength = c.length
+					}
+					c.first(r)
+					handler.ServeHTTP(w, r)
+				})
+				status, header, body := send(t, before, "POST", key, c.body, "Content-Type", c.kind)
+				if status != c.want {
+					t.Fatal(status, body)
+				}
+				if c.want == 200 {
+					expect(t, key, 1, 1)
+					return
+				}
+				isProblem(t, c.want, status, header, body)
+				expect(t, key, 0, 0)
+			})
+		}
+	})
+}
+
+// A method in lower case is the same method: routers may let it pass.
+func TestMethodInLowerCase(t *testing.T) {
+	key := newKey()
+	handler := middleware(idemhttp.Options{}).Transaction("/route", func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+		return insert(r.Context(), tx, key)
+	})
+	for i, method := range []string{"post", "POST", "Post"} {
+		status, header, body := send(t, handler, method, key, "")
+		if status != 200 || (header.Get("Idempotency-Replayed") == "true") != (i > 0) {
+			t.Fatal(method, status, header, body)
+		}
+	}
+	expect(t, key, 1, 1)
+}
+
+// A fingerprint of one's own stands for the body, never for method and target.
+func TestOwnFingerprint(t *testing.T) {
+	onEach(t, func(t *testing.T, s site) {
+		key := newKey()
+		handler := s.transaction(middleware(idemhttp.Options{Fingerprint: func(*http.Request, []byte) (any, error) { return "same", nil }}),
+			func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error { return insert(r.Context(), tx, key) })
+		for _, c := range []struct {
+			target, body string
+			want         int
+		}{{"/route", "1", 200}, {"/route", "2", 200}, {"/route?other", "1", 422}} {
+			request := httptest.NewRequest("POST", c.target, strings.NewReader(c.body))
+			request.Header.Set("Idempotency-Key", key)
+			answer := httptest.NewRecorder()
+			handler.ServeHTTP(answer, request)
+			if answer.Code != c.want {
+				t.Fatal(c, answer.Code, answer.Body)
+			}
+		}
+		expect(t, key, 1, 1)
+	})
+}
+
+// What does not arrive as a whole does not run.
+func TestBrokenUploads(t *testing.T) {
+	onEach(t, func(t *testing.T, s site) {
+		for name, head := range map[string]string{
+			"shorter than it says": "Content-Length: 10\r\n\r\nhalf",
+			"a chunk is missing":   "Transfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n",
+			"a negative length":    "Content-Length: -1\r\n\r\n",
+		} {
+			t.Run(name, func(t *testing.T) {
+				key := newKey()
+				server := httptest.NewServer(s.transaction(middleware(idemhttp.Options{}), func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+					return insert(r.Context(), tx, key)
+				}))
+				defer server.Close()
+				conn, err := net.Dial("tcp", server.Listener.Addr().String())
+				if err == nil {
+					_, err = fmt.Fprintf(conn, "POST /route HTTP/1.1\r\nHost: x\r\nIdempotency-Key: %s\r\n%s", key, head)
+				}
+				if err == nil {
+					err = conn.(*net.TCPConn).CloseWrite()
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
+				if err != nil || answer.StatusCode != 400 {
+					t.Fatal(answer, err)
+				}
+				conn.Close()
+				expect(t, key, 0, 0)
+			})
+		}
+	})
+}
+
+// Clients that wait hold no connection, or a few of them would stall all others.
+func TestPreferWaitHoldsNoConnection(t *testing.T) {
+	onEach(t, func(t *testing.T, s site) {
+		small, err := pgxv5.Connect(context.Background(), "sslmode=disable pool_max_conns=2")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer small.Close()
+		clock := idempotency.NewFakeClock(time.Unix(0, 0))
+		client := idempotency.New(pgxv5.Pool(small), idempotency.Options{Clock: clock})
+		held, free, entered, leave := newKey(), newKey(), make(chan bool), make(chan bool)
+		handler := s.transaction(idemhttp.New(client, idemhttp.Options{Timeout: -1}), func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+			if r.Header.Get("Hold") != "" {
+				close(entered)
+				<-leave
+			}
+			return insert(r.Context(), tx, strings.Trim(r.Header.Get("Idempotency-Key"), `"`))
+		})
+		var all sync.WaitGroup
+		all.Add(1)
+		go func() {
+			defer all.Done()
+			send(t, handler, "POST", held, "", "Hold", "1")
+		}()
+		<-entered
+		const waiting = 3
+		for range waiting {
+			all.Add(1)
+			go func() {
+				defer all.Done()
+				status, header, body := send(t, handler, "POST", held, "", "Prefer", "wait=10")
+				if status != 200 || header.Get("Idempotency-Replayed") != "true" {
+					t.Error(status, body)
+				}
+			}()
+		}
+		clock.AwaitSleepers(waiting)
+		if status, _, body := send(t, handler, "POST", free, ""); status != 200 {
+			t.Error(status, body)
+		}
+		close(leave)
+		for n := 1; n > 0; {
+			n = count(t, "SELECT 1 - count(*) FROM idempotency_store WHERE idempotency_key = $1 AND status = 'COMPLETED'", held)
+		}
+		clock.Advance(time.Second)
+		all.Wait()
+		expect(t, held, 1, 1)
+		expect(t, free, 1, 1)
+	})
+}
+
 func TestTimeout(t *testing.T) {
 	onEach(t, func(t *testing.T, s site) {
 		key, clock := newKey(), idempotency.NewFakeClock(time.Unix(0, 0))
@@ -404,6 +629,7 @@ func TestLeaseFailures(t *testing.T) {
 			"declined":  {idempotency.Decline(402, "no"), 0, 402, 0, 1},
 			"code 404":  {nil, 404, 404, 0, 1},
 			"code 502":  {nil, 502, 502, 0, 1},
+			"code 429":  {nil, 429, 429, 0, 0},
 			"code 0":    {nil, 0, 200, 1, 1},
 			"from 2 up": {nil, 299, 299, 1, 1},
 		} {

@@ -124,10 +124,17 @@ func Middleware() (*idemhttp.Middleware[pgx.Tx], error) {
 		return nil, err
 	}
 	return idemhttp.New(idempotency.New(pgxv5.Pool(pool), idempotency.Options{}), idemhttp.Options{
-		Principal:   func(r *http.Request) string { return r.Header.Get("X-Tenant") },
+		Principal:   tenant,
 		Headers:     []string{"X-Payment"},
 		DescribedBy: "https://example.com/docs/idempotency",
 	}), nil
+}
+
+func tenant(r *http.Request) string {
+	if name := r.Header.Get("X-Tenant"); name != "" {
+		return name
+	}
+	return "nobody"
 }
 
 // Address is where the programs listen.
