@@ -349,7 +349,7 @@ BEGIN
 		JOIN pg_depend d ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid AND d.deptype = 'e'
 		JOIN pg_proc p ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid
 		WHERE e.extname = 'idempotency'
-		AND p.proname IN ('idem_begin', 'idem_complete', 'idem_fail', 'idem_release', 'idem_extend',
+		AND p.proname IN ('idem_begin', 'idem_complete', 'idem_fail', 'idem_release', 'idem_extend', 'idem_progress',
 			'idem_lookup', 'idem_call', 'idem_begin_batch', 'idem_complete_batch', 'idem_lock',
 			'idem_advance', 'idem_fingerprint', 'idem_step_key', 'idem_require_ended')
 		UNION ALL
@@ -364,6 +364,29 @@ BEGIN
 	END LOOP;
 END
 $$;
+-- The note is where the response will be.
+CREATE FUNCTION @extschema@.idem_progress(
+	key			pg_catalog.text,
+	progress	pg_catalog.jsonb,
+	scope		pg_catalog.text DEFAULT '',
+	fence		pg_catalog.int8 DEFAULT NULL,
+	lease		pg_catalog.interval DEFAULT NULL)
+RETURNS pg_catalog.timestamptz
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_progress(text, jsonb, text, bigint, interval) IS
+	'leave a note of how far a leased attempt came, for its next owner; returns the end of the lease';
+
+CREATE FUNCTION @extschema@.idem_progress(
+	operation	@extschema@.idem_operation,
+	progress	pg_catalog.jsonb,
+	lease		pg_catalog.interval DEFAULT NULL)
+RETURNS pg_catalog.timestamptz
+AS 'MODULE_PATHNAME', 'idem_progress_operation' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_progress(@extschema@.idem_operation, jsonb, interval) IS
+	'leave a note of how far the leased attempt that idem_begin returned came; returns the end of the lease';
+
+COMMENT ON COLUMN @extschema@.idempotency_store.response_payload IS 'response or error, as jsonb; PENDING: the note of progress';
+
 -- Citus distributes by a column, and sends a call to the node of an argument. Both
 -- have the type of the tenants.
 CREATE FUNCTION @extschema@.idem_prepare_node(tenant_type pg_catalog.text, roles pg_catalog.text[] DEFAULT '{}',
@@ -649,7 +672,7 @@ BEGIN
 			SELECT 'FUNCTION', p.oid::regprocedure::text, p.proowner, coalesce(p.proacl, acldefault('f', p.proowner))
 			FROM pg_proc p JOIN pg_extension e ON p.pronamespace = e.extnamespace
 			WHERE e.extname = 'idempotency' AND p.proname IN ('idem_check_owner', 'idem_check_store', 'idem_lock_store', 'idem_partition_store', 'idem_unpartition_store',
-				'idem_distribute_store', 'idem_on_workers', 'idem_prepare_node', 'idem_require_coordinator',
+				'idem_distribute_store', 'idem_on_workers', 'idem_prepare_node', 'idem_progress', 'idem_require_coordinator',
 				'idem_require_ended', 'idem_require_read_committed', 'idem_restore_node', 'idem_undistribute_store')
 		) m, aclexplode(m.rights) a
 		WHERE a.grantee <> m.owner
@@ -659,3 +682,25 @@ BEGIN
 END
 $$;
 GRANT SELECT ON @extschema@.idempotency_partitions TO pg_monitor, pg_read_all_stats;
+
+-- Who may extend a lease may note its progress: idem_grant was called before this version.
+DO $$
+DECLARE
+	command text;
+BEGIN
+	PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+	FOR command IN
+		SELECT DISTINCT format('GRANT EXECUTE ON FUNCTION %s TO %s', p.oid::regprocedure,
+			CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END)
+		FROM pg_extension e
+		JOIN pg_depend d ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid AND d.deptype = 'e'
+			AND d.classid = 'pg_proc'::regclass
+		JOIN pg_proc extend ON extend.oid = d.objid AND extend.proname = 'idem_extend'
+		CROSS JOIN aclexplode(extend.proacl) a
+		JOIN pg_proc p ON p.pronamespace = e.extnamespace AND p.proname = 'idem_progress'
+		WHERE e.extname = 'idempotency' AND a.grantee <> extend.proowner
+	LOOP
+		EXECUTE command;
+	END LOOP;
+END
+$$;

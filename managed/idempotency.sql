@@ -721,6 +721,9 @@ BEGIN
 	new.updated_at := now;
 	new.attempt := CASE WHEN absent THEN 1 ELSE least(stored.attempt::bigint + 1, 2147483647) END;
 	new.request_hash := CASE WHEN absent THEN hash ELSE coalesce(hash, stored.request_hash) END;
+	IF NOT absent AND stored.status = 'PENDING' THEN
+		new.response_payload := stored.response_payload;
+	END IF;
 	PERFORM idem_reserve();
 	IF lease IS NULL THEN
 		INSERT INTO idempotency_pending (created_at, expected, attempt, scope, idempotency_key, request_hash)
@@ -735,7 +738,7 @@ BEGIN
 		PERFORM idem_note_lease(key, name_scope, new.fence);
 	END IF;
 	RETURN ROW('ACQUIRED', new.scope, new.idempotency_key, new.attempt, NOT absent AND stored.status = 'PENDING', false,
-		new.fence, new.lease_expires_at, NULL, NULL, NULL, NULL, NULL, new.created_at, new.updated_at,
+		new.fence, new.lease_expires_at, NULL, NULL, NULL, new.response_payload, NULL, new.created_at, new.updated_at,
 		new.expires_at)::idem_operation;
 END
 $$;
@@ -1058,7 +1061,7 @@ COMMENT ON FUNCTION idem_owned(text, text, bigint, bool) IS 'internal: the recor
 
 -- Ends
 
-CREATE FUNCTION idem_check_size(response jsonb, headers jsonb, body bytea) RETURNS void
+CREATE FUNCTION idem_check_size(what text, response jsonb, headers jsonb, body bytea) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 DECLARE
 	setting text := idem_setting('max_response_size', '1048576');
@@ -1068,13 +1071,13 @@ DECLARE
 	most bigint := CASE WHEN setting = '1048576' THEN 1048576 ELSE pg_size_bytes(regexp_replace(setting, '^([0-9]+) *B$', E'\\1')) END;
 BEGIN
 	IF size > most THEN
-		RAISE EXCEPTION 'response of % bytes is larger than idempotency.max_response_size', size USING ERRCODE = 'ID413',
+		RAISE EXCEPTION '% of % bytes is larger than idempotency.max_response_size', what, size USING ERRCODE = 'ID413',
 			DETAIL = format('The limit is %s bytes for payload, headers and body together.', most),
-			HINT = 'Store the response elsewhere and a reference to it here, or raise the limit.';
+			HINT = format('Store the %s elsewhere and a reference to it here, or raise the limit.', what);
 	END IF;
 END
 $$;
-COMMENT ON FUNCTION idem_check_size(jsonb, jsonb, bytea) IS 'internal: refuses a response that is too large';
+COMMENT ON FUNCTION idem_check_size(text, jsonb, jsonb, bytea) IS 'internal: refuses a response, or a note of progress, that is too large';
 
 -- Without a fence: what this transaction has begun, and no other one.
 CREATE FUNCTION idem_end(key text, name_scope text, end_fence bigint, end_status idempotency_status, code int,
@@ -1086,7 +1089,7 @@ DECLARE
 	expected timestamptz;
 	now timestamptz;
 BEGIN
-	PERFORM idem_check_size(payload, headers, body);
+	PERFORM idem_check_size('response', payload, headers, body);
 	IF end_fence IS NULL THEN
 		DELETE FROM idempotency_pending p WHERE p.scope = name_scope AND p.idempotency_key = key RETURNING * INTO own;
 		IF NOT FOUND THEN
@@ -1328,16 +1331,16 @@ $$;
 COMMENT ON FUNCTION idem_release(idem_operation) IS
 	'undo the begin of the operation that idem_begin returned; false when the fence is no longer current';
 
-CREATE FUNCTION idem_prolong(key text, name_scope text, fence bigint, lease interval) RETURNS timestamptz
+-- What the owner of a lease changes while it works: its end, its note of progress, or both.
+-- NULL: no change.
+CREATE FUNCTION idem_change_lease(key text, name_scope text, fence bigint, lease interval, progress jsonb) RETURNS timestamptz
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 DECLARE
 	stored idempotency_store;
 	expected timestamptz;
 BEGIN
-	IF lease IS NULL THEN
-		RAISE EXCEPTION 'lease must not be null' USING ERRCODE = 'ID400';
-	END IF;
 	lease := idem_duration(lease, 'lease');
+	PERFORM idem_check_size('progress', progress, NULL, NULL);
 	IF fence IS NULL THEN
 		PERFORM FROM idempotency_pending p WHERE p.scope = name_scope AND p.idempotency_key = key;
 		IF FOUND THEN
@@ -1352,14 +1355,28 @@ BEGIN
 	stored := idem_owned(key, name_scope, fence, true);
 	expected := stored.updated_at;
 	stored.updated_at := clock_timestamp();
-	stored.lease_expires_at := stored.updated_at + lease;
-	stored.expires_at := stored.lease_expires_at + idem_retention(NULL);
+	stored.response_payload := coalesce(progress, stored.response_payload);
+	IF lease IS NOT NULL THEN
+		stored.lease_expires_at := stored.updated_at + lease;
+		stored.expires_at := stored.lease_expires_at + idem_retention(NULL);
+	END IF;
 	PERFORM idem_put(stored, expected);
 	PERFORM idem_force_sync();
 	RETURN stored.lease_expires_at;
 END
 $$;
-COMMENT ON FUNCTION idem_prolong(text, text, bigint, interval) IS 'internal: change the end of a lease';
+COMMENT ON FUNCTION idem_change_lease(text, text, bigint, interval, jsonb) IS
+	'internal: change the end of a lease, its note of progress, or both';
+
+CREATE FUNCTION idem_check_given(given bool, name text) RETURNS void
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
+BEGIN
+	IF NOT given THEN
+		RAISE EXCEPTION '% must not be null', name USING ERRCODE = 'ID400';
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION idem_check_given(bool, text) IS 'internal: refuses an argument that is NULL';
 
 CREATE FUNCTION idem_extend(key text, lease interval, scope text DEFAULT '', fence bigint DEFAULT NULL)
 RETURNS timestamptz
@@ -1367,8 +1384,9 @@ LANGUAGE plpgsql VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE SECURITY DEFINER
 SET search_path FROM CURRENT AS $$
 BEGIN
 	PERFORM idem_check_call('idem_extend()', key, scope);
+	PERFORM idem_check_given(lease IS NOT NULL, 'lease');
 	PERFORM idem_check_fence(fence);
-	RETURN idem_prolong(key, scope, fence, lease);
+	RETURN idem_change_lease(key, scope, fence, lease, NULL);
 END
 $$;
 COMMENT ON FUNCTION idem_extend(text, interval, text, bigint) IS
@@ -1380,11 +1398,40 @@ LANGUAGE plpgsql VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE SECURITY DEFINER
 SET search_path FROM CURRENT AS $$
 BEGIN
 	PERFORM idem_check_operation('idem_extend()', operation);
-	RETURN idem_prolong(operation.idempotency_key, operation.scope, operation.fence, lease);
+	PERFORM idem_check_given(lease IS NOT NULL, 'lease');
+	RETURN idem_change_lease(operation.idempotency_key, operation.scope, operation.fence, lease, NULL);
 END
 $$;
 COMMENT ON FUNCTION idem_extend(idem_operation, interval) IS
 	'change the end of the lease of the operation that idem_begin returned to now plus the interval; returns the new end';
+
+CREATE FUNCTION idem_progress(key text, progress jsonb, scope text DEFAULT '', fence bigint DEFAULT NULL,
+	lease interval DEFAULT NULL)
+RETURNS timestamptz
+LANGUAGE plpgsql VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE SECURITY DEFINER
+SET search_path FROM CURRENT AS $$
+BEGIN
+	PERFORM idem_check_call('idem_progress()', key, scope);
+	PERFORM idem_check_given(progress IS NOT NULL, 'progress');
+	PERFORM idem_check_fence(fence);
+	RETURN idem_change_lease(key, scope, fence, lease, progress);
+END
+$$;
+COMMENT ON FUNCTION idem_progress(text, jsonb, text, bigint, interval) IS
+	'leave a note of how far a leased attempt came, for its next owner; returns the end of the lease';
+
+CREATE FUNCTION idem_progress(operation idem_operation, progress jsonb, lease interval DEFAULT NULL)
+RETURNS timestamptz
+LANGUAGE plpgsql VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE SECURITY DEFINER
+SET search_path FROM CURRENT AS $$
+BEGIN
+	PERFORM idem_check_operation('idem_progress()', operation);
+	PERFORM idem_check_given(progress IS NOT NULL, 'progress');
+	RETURN idem_change_lease(operation.idempotency_key, operation.scope, operation.fence, lease, progress);
+END
+$$;
+COMMENT ON FUNCTION idem_progress(idem_operation, jsonb, interval) IS
+	'leave a note of how far the leased attempt that idem_begin returned came; returns the end of the lease';
 
 -- Looking up: writes nothing, and works on a standby, which has no unlogged tables.
 
@@ -1396,6 +1443,7 @@ DECLARE
 	own idempotency_pending;
 	stored idempotency_store;
 	now timestamptz := clock_timestamp();
+	answer idem_operation;
 BEGIN
 	PERFORM idem_check_text(key, 'key', false);
 	PERFORM idem_check_text(scope, 'scope', true);
@@ -1403,17 +1451,19 @@ BEGIN
 		SELECT * INTO own FROM idempotency_pending p
 			WHERE p.scope = idem_lookup.scope AND p.idempotency_key = key;
 		IF FOUND THEN
-			RETURN idem_in_progress_here(own);
+			answer := idem_in_progress_here(own);
 		END IF;
 	END IF;
 	SELECT * INTO stored FROM idempotency_store s
 		WHERE s.scope = idem_lookup.scope AND s.idempotency_key = key;
 	IF idem_is_absent(stored, now) THEN
-		RETURN NULL;
-	ELSIF stored.status = 'PENDING' THEN
-		RETURN idem_in_progress(stored, now);
+		RETURN answer;
+	ELSIF stored.status <> 'PENDING' THEN
+		RETURN coalesce(answer, idem_replay(stored, now));
 	END IF;
-	RETURN idem_replay(stored, now);
+	answer := coalesce(answer, idem_in_progress(stored, now));
+	answer.response_payload := stored.response_payload;
+	RETURN answer;
 END
 $$;
 COMMENT ON FUNCTION idem_lookup(text, text) IS
@@ -1551,7 +1601,7 @@ BEGIN
 	FOR object IN
 		SELECT 'EXECUTE' AS right, 'FUNCTION ' || p.oid::regprocedure AS name FROM pg_proc p
 		WHERE p.pronamespace = quote_ident(current_schema())::regnamespace
-		AND p.proname IN ('idem_begin', 'idem_complete', 'idem_fail', 'idem_release', 'idem_extend',
+		AND p.proname IN ('idem_begin', 'idem_complete', 'idem_fail', 'idem_release', 'idem_extend', 'idem_progress',
 			'idem_lookup', 'idem_fingerprint', 'idem_step_key')
 		UNION ALL
 		SELECT 'USAGE', 'TYPE ' || t

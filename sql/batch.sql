@@ -73,3 +73,10 @@ SELECT count(*), min(answer(b)), max(answer(b)) FROM idem_begin_batch((SELECT ar
 SELECT idem_complete_batch((SELECT array_agg('batch-many-' || n) FROM generate_series(1, 1000) n), (SELECT array_agg(to_jsonb(n)) FROM generate_series(1, 1000) n));
 COMMIT;
 SELECT count(*), bool_and(response_payload = to_jsonb(n)) FROM generate_series(1, 1000) n, idem_begin('batch-many-' || n);
+
+-- A takeover has the note of the owner before, here as in idem_begin.
+SELECT fence FROM idem_begin('batch-noted', lease => '1 hour') \gset
+SELECT idem_progress('batch-noted', '"noted"', fence => :fence, lease => '1 us') IS NOT NULL;
+BEGIN;
+SELECT outcome, attempt, taken_over, response_payload FROM idem_begin_batch(ARRAY['batch-noted']);
+ROLLBACK;

@@ -7,7 +7,7 @@
 SELECT p.proname COLLATE "C" || '(' || pg_get_function_arguments(p.oid) || ') RETURNS ' || pg_get_function_result(p.oid)
 FROM pg_proc p JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e'
 JOIN pg_extension e ON d.refobjid = e.oid AND e.extname = 'idempotency'
-WHERE p.proname IN ('idem_begin', 'idem_complete', 'idem_fail', 'idem_release', 'idem_extend',
+WHERE p.proname IN ('idem_begin', 'idem_complete', 'idem_fail', 'idem_release', 'idem_extend', 'idem_progress',
 	'idem_lookup', 'idem_forget', 'idem_call', 'idem_fingerprint', 'idem_step_key', 'idem_lock', 'idem_advance',
 	'idem_begin_batch', 'idem_complete_batch', 'idem_grant', 'idem_revoke')
 ORDER BY 1;

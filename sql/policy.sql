@@ -113,3 +113,11 @@ SELECT raises(s) FROM unnest(ARRAY['SELECT idem_set_policy(''p'', max_lease => '
 	'INSERT INTO idempotency_scope (pattern, max_lease) VALUES (''p'', ''0'')']) s;
 SELECT pattern, max_retention, max_lease FROM idempotency_scope ORDER BY pattern;
 SELECT count(idem_set_policy(pattern)) FROM idempotency_scope;
+
+-- A note of progress is bounded as a response and a lease are.
+BEGIN;
+SELECT idem_set_policy('policy-progress', max_response_size => 20, max_lease => '1 minute');
+SELECT fence FROM idem_begin('noted', lease => '1 hour', scope => 'policy-progress') \gset
+SELECT raises(format($$SELECT idem_progress('noted', '"longer than that"', 'policy-progress', %s)$$, :fence));
+SELECT idem_progress('noted', '6', 'policy-progress', :fence, '1 hour') < clock_timestamp() + interval '2 minutes';
+ROLLBACK;

@@ -36,6 +36,8 @@ SQL_FUNCTION(idem_forget);
 SQL_FUNCTION(idem_gc);
 SQL_FUNCTION(idem_lock);
 SQL_FUNCTION(idem_lookup);
+SQL_FUNCTION(idem_progress);
+SQL_FUNCTION(idem_progress_operation);
 SQL_FUNCTION(idem_require_ended);
 SQL_FUNCTION(idem_release);
 SQL_FUNCTION(idem_release_operation);
@@ -195,6 +197,47 @@ idem_extend_operation(PG_FUNCTION_ARGS)
 	name = operation_argument(fcinfo, 0, &fence);
 	lease = required_duration(fcinfo, 1, "lease", false);
 	PG_RETURN_TIMESTAMPTZ(operation_extend(&name, fence, lease));
+}
+
+/* The note of a function for progress: JSON null is one. */
+static struct varlena *
+progress_argument(FunctionCallInfo fcinfo, int argument)
+{
+	require_argument(fcinfo, argument, "progress");
+	return PG_DETOAST_DATUM_PACKED(PG_GETARG_DATUM(argument));
+}
+
+/* idem_progress(key, progress, scope, fence, lease) */
+Datum
+idem_progress(PG_FUNCTION_ARGS)
+{
+	OperationName name;
+	int64		fence;
+	int64		lease;
+	struct varlena *progress;
+
+	require_writable("idem_progress()");
+	name = name_arguments(fcinfo, 0, 2);
+	progress = progress_argument(fcinfo, 1);
+	fence = optional_fence(fcinfo, 3);
+	lease = optional_duration(fcinfo, 4, "lease", false, 0);
+	PG_RETURN_TIMESTAMPTZ(operation_progress(&name, fence, lease, progress));
+}
+
+/* idem_progress(operation, progress, lease) */
+Datum
+idem_progress_operation(PG_FUNCTION_ARGS)
+{
+	OperationName name;
+	int64		fence;
+	int64		lease;
+	struct varlena *progress;
+
+	require_writable("idem_progress()");
+	name = operation_argument(fcinfo, 0, &fence);
+	progress = progress_argument(fcinfo, 1);
+	lease = optional_duration(fcinfo, 2, "lease", false, 0);
+	PG_RETURN_TIMESTAMPTZ(operation_progress(&name, fence, lease, progress));
 }
 
 /* idem_forget(key, scope) */

@@ -136,7 +136,7 @@ decide(const Begin *begin)
 
 /*
  * The record that an acquired operation has from now on.  It replaces the
- * record that was found, if that has not expired.
+ * record that was found, if that has not expired, and has the note of its owner.
  */
 static Record
 next_attempt(const Begin *begin)
@@ -161,6 +161,7 @@ next_attempt(const Begin *begin)
 			record.request = before->request;
 		if (pg_add_s32_overflow(before->attempt, 1, &record.attempt))
 			record.attempt = before->attempt;
+		record.response.payload = progress_of(before);
 	}
 	return record;
 }

@@ -1,16 +1,13 @@
 /*
  * end.c
- *		The end of an operation, COMPLETED or FAILED; and the extension of a
- *		lease.
+ *		The end of an operation, COMPLETED or FAILED.
  *
  * Without a fence, these functions end what this very transaction began.  With
  * a fence they end that attempt, from any session.
  */
 #include "postgres.h"
 
-#include "access/detoast.h"
 #include "access/xact.h"
-#include "utils/builtins.h"
 #include "utils/timestamp.h"
 
 #include "base/compat.h"
@@ -19,32 +16,6 @@
 #include "operation/operation_owner.h"
 #include "shared/stats.h"
 #include "store/store.h"
-
-/* Bytes of the payload, the headers or the body of a response, uncompressed. */
-static int64
-value_size(struct varlena *value)
-{
-	return value == NULL ? 0 : toast_raw_datum_size(PointerGetDatum(value)) - VARHDRSZ;
-}
-
-static void
-check_response(const Handle *handle, const Response *response)
-{
-	int64		size = value_size(response->payload) + value_size(response->headers) +
-		value_size(response->body);
-	int32		limit = handle->policy.max_response_size;
-
-	if (size > limit)
-		ereport(ERROR,
-				(errcode(ERRCODE_IDEM_TOO_LARGE),
-				 handle->policy.has_max_response_size ?
-				 errmsg("response of " INT64_FORMAT " bytes is larger than the policy of scope \"%s\" allows",
-						size, text_to_cstring(handle->name->scope)) :
-				 errmsg("response of " INT64_FORMAT " bytes is larger than idempotency.max_response_size",
-						size),
-				 errdetail("The limit is %d bytes for payload, headers and body together.", limit),
-				 errhint("Store the response elsewhere and a reference to it here, or raise the limit.")));
-}
 
 /* Sets the end of a record as requested, and counts it. */
 static void
@@ -115,7 +86,7 @@ operation_end(const EndRequest *request)
 
 	handle_open(&handle, &request->name, RowExclusiveLock);
 	if (!request->cut_to_size)
-		check_response(&handle, &request->response);
+		check_size(&handle, &request->response, "response");
 	if (fence == NO_FENCE)
 		fence = operation_owner_fence(&handle);
 	record = fence == NO_FENCE ?
@@ -124,36 +95,4 @@ operation_end(const EndRequest *request)
 	answer.catalog = handle.catalog;
 	answer.replayed = false;
 	return answer;
-}
-
-/* Change the end of a lease to now plus the interval, even if it has run out. */
-TimestampTz
-operation_extend(const OperationName *name, int64 fence, int64 lease)
-{
-	Handle		handle;
-	OperationState	state;
-	Record		record;
-	TimestampTz expected;
-
-	handle_open(&handle, name, RowExclusiveLock);
-	if (fence == NO_FENCE)
-		fence = operation_owner_fence(&handle);
-	if (fence == NO_FENCE)
-		ereport(ERROR,
-				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
-				 errmsg("operation \"%s\" of scope \"%s\" has no lease",
-						text_to_cstring(name->key), text_to_cstring(name->scope)),
-				 errhint("This transaction owns it until its end.")));
-	operation_owner_require(&handle, fence, &record);
-	expected = record.updated_at;
-	record.updated_at = GetCurrentTimestamp();
-	set_lease(&handle, &record, lease);
-	store_put(handle.catalog, &record, expected);
-	ForceSyncCommit();
-	state = handle.state;
-	state.wrote = true;
-	state.stored_at = record.updated_at;
-	state.lease_expires_at = record.lease_expires_at;
-	journal_set(handle.id, name, state);
-	return record.lease_expires_at;
 }

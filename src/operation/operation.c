@@ -1,7 +1,7 @@
 /*
  * operation.c
  *		An operation during a call: what is known of it, and the answers to its
- *		caller.  begin.c, end.c and release.c change it.
+ *		caller.  begin.c, end.c, lease.c and release.c change it.
  *
  *		(absent) --begin--> owned by the transaction --end--> COMPLETED, FAILED
  *		(absent) --begin with a lease--> PENDING --end--> COMPLETED, FAILED
@@ -15,6 +15,7 @@
  */
 #include "postgres.h"
 
+#include "access/detoast.h"
 #include "access/xact.h"
 #include "common/int.h"
 #include "utils/builtins.h"
@@ -84,6 +85,33 @@ set_lease(const Handle *handle, Record *record, int64 lease)
 									policy_retention(&handle->policy, 0), "lease");
 }
 
+/* Bytes of payload, headers or body, uncompressed. */
+static int64
+value_size(struct varlena *value)
+{
+	return value == NULL ? 0 : toast_raw_datum_size(PointerGetDatum(value)) - VARHDRSZ;
+}
+
+/* An error if a response, or a note of progress, is larger than the scope allows. */
+void
+check_size(const Handle *handle, const Response *response, const char *what)
+{
+	int64		size = value_size(response->payload) + value_size(response->headers) +
+		value_size(response->body);
+	int32		limit = handle->policy.max_response_size;
+
+	if (size > limit)
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_TOO_LARGE),
+				 handle->policy.has_max_response_size ?
+				 errmsg("%s of " INT64_FORMAT " bytes is larger than the policy of scope \"%s\" allows",
+						what, size, text_to_cstring(handle->name->scope)) :
+				 errmsg("%s of " INT64_FORMAT " bytes is larger than idempotency.max_response_size",
+						what, size),
+				 errdetail("The limit is %d bytes for payload, headers and body together.", limit),
+				 errhint("Store the %s elsewhere and a reference to it here, or raise the limit.", what)));
+}
+
 /* ---- answers ---- */
 
 static void
@@ -112,6 +140,18 @@ replay_stored(const Record *found, TimestampTz now)
 
 	unseal_record(&answer.record);
 	return answer;
+}
+
+/* The note that the owner of a lease has left; NULL: none. */
+struct varlena *
+progress_of(const Record *found)
+{
+	Record		pending = *found;
+
+	if (found->status != STATUS_PENDING)
+		return NULL;
+	unseal_record(&pending);
+	return pending.response.payload;
 }
 
 /* An answer without any stored value. */
@@ -195,14 +235,17 @@ operation_lookup(const OperationName *name, Answer *answer)
 	handle_open(&handle, name, AccessShareLock);
 	exists = store_peek(handle.catalog, name, &record);
 	now = GetCurrentTimestamp();
+	exists = exists && !is_absent(&record, now);
 	if (handle.state.phase == PHASE_PENDING)
 		*answer = in_progress_here(&handle, now);
-	else if (!exists || is_absent(&record, now))
+	else if (!exists)
 		return false;
 	else if (record.status == STATUS_PENDING)
 		*answer = in_progress(name, &record, now);
 	else
 		*answer = replay_stored(&record, now);
+	if (exists && answer->outcome == OUTCOME_IN_PROGRESS)
+		answer->record.response.payload = progress_of(&record);
 	answer->catalog = handle.catalog;
 	return true;
 }

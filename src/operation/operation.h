@@ -1,7 +1,7 @@
 /*
  * operation.h
  *		The life of an operation: requests and answers.
- *		begin.c, end.c, release.c and operation.c do it.
+ *		begin.c, end.c, lease.c, release.c and operation.c do it.
  *
  * They rely on arguments.c: names, durations and fences have been checked, and
  * the function may run here.  Their callers need not clean up after an error.
@@ -57,6 +57,8 @@ extern Answer operation_end(const EndRequest *request);
 extern bool operation_release(const OperationName *name, int64 fence);
 extern bool operation_forget(const OperationName *name);
 extern TimestampTz operation_extend(const OperationName *name, int64 fence, int64 lease);
+extern TimestampTz operation_progress(const OperationName *name, int64 fence, int64 lease,
+									  struct varlena *note);
 extern bool operation_lookup(const OperationName *name, Answer *answer);
 
 #endif							/* IDEM_OPERATION_H */

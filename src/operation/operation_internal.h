@@ -1,6 +1,7 @@
 /*
  * operation_internal.h
- *		What begin.c, end.c, operation_owner.c and release.c share of an operation.
+ *		What begin.c, end.c, lease.c, operation_owner.c and release.c share of an
+ *		operation.
  */
 #ifndef IDEM_OPERATION_INTERNAL_H
 #define IDEM_OPERATION_INTERNAL_H
@@ -31,9 +32,11 @@ extern void handle_open(Handle *handle, const OperationName *name, LOCKMODE mode
 extern void handle_note_end(const Handle *handle, bool wakes);
 extern TimestampTz time_after(TimestampTz start, int64 duration, const char *name);
 extern void set_lease(const Handle *handle, Record *record, int64 lease);
+extern void check_size(const Handle *handle, const Response *response, const char *what);
 
 extern Answer replay(const Record *found, TimestampTz now);
 extern Answer replay_stored(const Record *found, TimestampTz now);
+extern struct varlena *progress_of(const Record *found);
 extern Answer in_progress(const OperationName *name, const Record *found, TimestampTz now);
 extern Answer mismatch(const OperationName *name, bool is_answered);
 extern Answer in_progress_here(const Handle *handle, TimestampTz now);

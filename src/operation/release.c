@@ -15,6 +15,7 @@
 #include "operation/operation_internal.h"
 #include "operation/operation_owner.h"
 #include "schema/table_owner.h"
+#include "seal/seal.h"
 #include "shared/lock.h"
 #include "shared/stats.h"
 #include "store/fence.h"
@@ -42,13 +43,15 @@ release_owned(const Handle *handle)
 
 /*
  * The release of a later attempt leaves the record of its predecessor:
- * PENDING, with its lease over, and with a new fence that no caller knows.
+ * PENDING, with its lease over, with the last note of progress, and with a new
+ * fence that no caller knows.
  */
 static void
 leave_earlier_attempt(const Handle *handle, Record *record)
 {
 	TimestampTz expected = record->updated_at;
 
+	seal_require(record);
 	record->attempt--;
 	record->fence = citus_fence_next(handle->catalog, handle->name->scope, record->fence);
 	record->updated_at = GetCurrentTimestamp();

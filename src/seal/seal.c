@@ -29,15 +29,23 @@
 
 /* ---- what is inside ---- */
 
+/* What a record has sealed: the response of an end, or a note of the owner of a lease. */
+static const char *
+content(const Record *record)
+{
+	return record->status == STATUS_PENDING ? "progress" : "response";
+}
+
 pg_noreturn static void
 too_deep(const Record *record)
 {
 	ereport(ERROR,
 			(errcode(ERRCODE_IDEM_TOO_LARGE),
-			 errmsg("response of operation \"%s\" of scope \"%s\" is nested too deeply to be sealed",
+			 errmsg("%s of operation \"%s\" of scope \"%s\" is nested too deeply to be sealed", content(record),
 					text_to_cstring(record->name.key), text_to_cstring(record->name.scope)),
 			 errdetail("Payload and headers may have %d levels.", DEEPEST),
-			 errhint("Store the response in another form, or as response_body.")));
+			 errhint(record->status == STATUS_PENDING ? "Store the progress in another form." :
+					 "Store the response in another form, or as response_body.")));
 }
 
 /* SQL NULL is a byte 0. */
@@ -75,7 +83,8 @@ put_identity(StringInfo message, const Record *record)
 	tokens_put_text(message, VARDATA_ANY(record->name.scope), VARSIZE_ANY_EXHDR(record->name.scope));
 	tokens_put_text(message, VARDATA_ANY(record->name.key), VARSIZE_ANY_EXHDR(record->name.key));
 	pq_sendbyte(message, record->status);
-	pq_sendint32(message, record->attempt);
+	/* a note of progress goes from one attempt to the next */
+	pq_sendint32(message, record->status == STATUS_PENDING ? 0 : record->attempt);
 	pq_sendbyte(message, record->response.has_code);
 	pq_sendint32(message, record->response.has_code ? record->response.code : 0);
 }
@@ -167,6 +176,14 @@ seal_record(Record *record)
 	record->response.body = NULL;
 }
 
+static const char *
+consequence(const Record *record)
+{
+	return record->status == STATUS_PENDING ?
+		"The operation is not taken over until its progress can be handed on." :
+		"The operation has ended and does not run again.";
+}
+
 pg_noreturn static void
 cannot_open(const Record *record, const SealKey *key, int sqlerrcode)
 {
@@ -175,13 +192,13 @@ cannot_open(const Record *record, const SealKey *key, int sqlerrcode)
 
 	ereport(ERROR,
 			(errcode(too_complex || other_encoding ? sqlerrcode : ERRCODE_DATA_CORRUPTED),
-			 errmsg("response of operation \"%s\" of scope \"%s\" could not be opened",
+			 errmsg("%s of operation \"%s\" of scope \"%s\" could not be opened", content(record),
 					text_to_cstring(record->name.key), text_to_cstring(record->name.scope)),
-			 too_complex ? errdetail("The response is nested too deeply for max_stack_depth.") :
-			 other_encoding ? errdetail("The response has a character that the encoding of this database lacks.") :
+			 too_complex ? errdetail("It is nested too deeply for max_stack_depth.") :
+			 other_encoding ? errdetail("It has a character that the encoding of this database lacks.") :
 			 errdetail("Key \"%s\" has another secret than at the time of sealing, or the stored message was damaged or changed.",
 					   key->name),
-			 errhint("The operation has ended and does not run again. %s",
+			 errhint("%s %s", consequence(record),
 					 too_complex ? "Raise max_stack_depth." :
 					 other_encoding ? "Use a database in UTF8." :
 					 "Put the right key into idempotency.seal_key_file.")));
@@ -225,20 +242,20 @@ open_with(Record *record, const SealKey *key)
 }
 
 /*
- * With a key, a response in clear is not replayed: a role that can write to
- * the table could have put it there.
+ * With a key, what is stored in clear is neither replayed nor handed on: a role
+ * that can write to the table could have put it there.
  */
-static void
-check_clear(const Record *record)
+void
+seal_require(const Record *record)
 {
 	if (!has_secrets(&record->response) || !keyring_is_used() || setting_accept_clear_responses)
 		return;
 	ereport(ERROR,
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("response of operation \"%s\" of scope \"%s\" is stored in clear, though there is a seal key",
+			 errmsg("%s of operation \"%s\" of scope \"%s\" is stored in clear, though there is a seal key", content(record),
 					text_to_cstring(record->name.key), text_to_cstring(record->name.scope)),
-			 errdetail("The response was stored before there was a key, or somebody has changed the row."),
-			 errhint("The operation has ended and does not run again. If the response was stored before there was a key, set idempotency.accept_clear_responses = on, run idem_reseal, and set it to off again.")));
+			 errdetail("It was stored before there was a key, or somebody has changed the row."),
+			 errhint("%s If it was stored before there was a key, set idempotency.accept_clear_responses = on, run idem_reseal, and set it to off again.", consequence(record))));
 }
 
 static void
@@ -247,7 +264,7 @@ open_sealed(Record *record)
 	if (record->response.seal_key == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_DATA_CORRUPTED),
-				 errmsg("response of operation \"%s\" of scope \"%s\" is sealed with an unknown key",
+				 errmsg("%s of operation \"%s\" of scope \"%s\" is sealed with an unknown key", content(record),
 						text_to_cstring(record->name.key), text_to_cstring(record->name.scope))));
 	open_with(record, keyring_find(record->response.seal_key));
 	record->response.sealed = NULL;
@@ -261,7 +278,7 @@ unseal_record(Record *record)
 	if (record->response.sealed != NULL)
 		open_sealed(record);
 	else
-		check_clear(record);
+		seal_require(record);
 }
 
 /* Seals a stored response with the newest key, also one that is in clear. */

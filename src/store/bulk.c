@@ -38,11 +38,11 @@ static Statement sweep_pages = {
 	5, {TIDOID, TIDOID, TIMESTAMPTZOID, INT8OID, INT8OID},.knows_rows = true
 };
 
-/* ended records with a response that is not sealed with the key $3 */
+/* records with a response or a note of progress that is not sealed with the key $3 */
 static Statement find_unsealed = {
 	"SELECT " RECORD_NAMES ", ctid FROM %1$s"
 	" WHERE ctid OPERATOR(pg_catalog.>=) $1 AND ctid OPERATOR(pg_catalog.<) $2"
-	" AND status OPERATOR(pg_catalog.<>) 'PENDING' AND (seal_key OPERATOR(pg_catalog.=) $3) IS NOT TRUE"
+	" AND (seal_key OPERATOR(pg_catalog.=) $3) IS NOT TRUE"
 	" AND (sealed IS NOT NULL OR response_payload IS NOT NULL"
 	" OR response_headers IS NOT NULL OR response_body IS NOT NULL)"
 	" LIMIT $4 FOR UPDATE SKIP LOCKED",
@@ -138,7 +138,7 @@ step_over(ItemPointer from, ItemPointer end, ItemPointer position)
 }
 
 /*
- * Locks up to max_rows ended records of a table that have a response which is not
+ * Locks up to max_rows records of a table that have a response, or a note, which is not
  * sealed with the key, from one position to before another.  Sets *from to where the next
  * call begins: to *end if there are no more.
  */

@@ -14,7 +14,7 @@ TEXT_OID, BYTEA_OID = 25, 17
 
 # How often a function is called, where that is not once.
 WEIGHT = {'idem_begin': 8, 'idem_complete': 4, 'idem_fail': 4, 'idem_begin_batch': 4, 'idem_complete_batch': 3,
-    'idem_release': 3, 'idem_extend': 3, 'idem_call': 4, 'idem_lookup': 2, 'idem_lock': 2, 'idem_advance': 2, 'idem_gc': 2}
+    'idem_release': 3, 'idem_extend': 3, 'idem_progress': 3, 'idem_call': 4, 'idem_lookup': 2, 'idem_lock': 2, 'idem_advance': 2, 'idem_gc': 2}
 
 FORMS = {
     'select': 'SELECT {call}',

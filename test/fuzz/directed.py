@@ -26,7 +26,8 @@ def scenes(functions, main, peer, by_hand, with_kinds):
         call('idem_complete_batch', keys=keys, responses=[PAYLOAD]), call('idem_release', key='a')]
     extend = call('idem_extend', key='a', lease='1 hour')
     fenced = [call('idem_complete', key='a', fence=Fence()), call('idem_fail', key='a', fence=Fence()),
-        call('idem_release', key='a', fence=Fence()), call('idem_extend', key='a', lease='1 hour', fence=Fence())]
+        call('idem_release', key='a', fence=Fence()), call('idem_extend', key='a', lease='1 hour', fence=Fence()),
+        call('idem_progress', key='a', progress=PAYLOAD, fence=Fence())]
     others = [call('idem_begin', key='a', lease='1 hour'), call('idem_begin_batch', keys=keys), call('idem_lock', resources=keys),
         call('idem_call', handler='fuzz.returns(jsonb)', key='a'), call('idem_advance', stream='a', seq=3), call('idem_gc'),
         call('idem_lookup', key='a'), call('idem_forget', key='a')]

@@ -136,10 +136,11 @@ class Model(RuleBasedStateMachine):
         taken_over = record is not None and record.status == 'PENDING'
         attempt = record.attempt + 1 if record else 1
         request = request if request is not None or record is None else record.request
-        return ('ACQUIRED taken over' if taken_over else 'ACQUIRED', attempt, None), replace(standing, pending=True,
+        note = record.payload if taken_over else None
+        return ('ACQUIRED taken over' if taken_over else 'ACQUIRED', attempt, note), replace(standing, pending=True,
             level=client.level(), attempt=attempt, fence=None, request=request,
             wrote=standing.wrote or leased, locked=True,
-            record=Record('PENDING', attempt, None, request, leased=True) if leased else standing.record)
+            record=Record('PENDING', attempt, None, request, note, leased=True) if leased else standing.record)
 
     def say_begin_in_batch(self, client, key, request):
         try:
@@ -199,7 +200,8 @@ class Model(RuleBasedStateMachine):
             raise Expected('ID409')
         return Standing(level=client.level(), wrote=True, kept=standing.kept, locked=True)
 
-    def say_extend(self, client, key, fence):
+    def say_extend(self, client, key, fence, note=None, extends=True):
+        """An extension, or a note of progress, or both."""
         standing = client.standings.get(key, Standing())
         fence = meant(standing, fence)
         if fence is None:
@@ -207,7 +209,7 @@ class Model(RuleBasedStateMachine):
         record = self.fenced(client, key, fence, 'ID409')
         if record.status != 'PENDING':
             raise Expected('ID409')
-        return replace(standing, wrote=True, record=replace(record, leased=True), locked=True)
+        return replace(standing, wrote=True, record=replace(record, leased=record.leased or extends, payload=note or record.payload), locked=True)
 
     # what the server says
 
@@ -366,6 +368,7 @@ class Model(RuleBasedStateMachine):
     def lease_that_runs_out(self, who, key):
         """A worker that is never heard of again."""
         self.begin(who, key, None, True)
+        self.progress(who, key, 'current', 5, False)
         self.end_transaction(who, True)
         self.time_passes(key)
         self.begin(1 - who, key, None, True)
@@ -458,6 +461,13 @@ class Model(RuleBasedStateMachine):
         sql = f"SELECT {{s}}.idem_extend('{key}', '1 hour'" + (f', fence => {fence}' if fence else '') + ')'
         self.attempt(self.clients[who], sql, self.say_extend, key, fence)
 
+    @rule(who=SESSIONS, key=KEY, fence=FENCE, number=st.integers(0, 9), extends=st.booleans())
+    def progress(self, who, key, fence, number, extends):
+        fence = self.fence(key, fence)
+        sql = f"SELECT {{s}}.idem_progress('{key}', '{number}'" + (f', fence => {fence}' if fence else '') \
+            + (", lease => '1 hour'" if extends else '') + ')'
+        self.attempt(self.clients[who], sql, self.say_extend, key, fence, str(number), extends)
+
     @rule(who=SESSIONS, key=KEY)
     def lookup(self, who, key):
         client = self.clients[who]
@@ -466,7 +476,7 @@ class Model(RuleBasedStateMachine):
         given = fields and (fields[0].decode(), int(fields[3]), fields[11].decode() if fields[11] else None)
         standing, record = client.standings.get(key, Standing()), self.visible(client, key)
         if standing.pending:
-            expected = ('IN_PROGRESS', standing.attempt, None)
+            expected = ('IN_PROGRESS', standing.attempt, record.payload if record is not None and record.status == 'PENDING' else None)
         elif record is None:
             expected = None
         else:

@@ -80,7 +80,7 @@ class Step:
             f'{"peer" if self.peer else "main"} {self.kind} {self.what}'
 
 
-ENDS = ('idem_complete', 'idem_fail', 'idem_release', 'idem_extend', 'idem_complete_batch')
+ENDS = ('idem_complete', 'idem_fail', 'idem_release', 'idem_extend', 'idem_progress', 'idem_complete_batch')
 BY_KEY = ENDS + ('idem_begin', 'idem_begin_batch', 'idem_call', 'idem_lookup', 'idem_advance', 'idem_lock', 'idem_gc')
 SNAPSHOTS = ('BEGIN ISOLATION LEVEL REPEATABLE READ', 'BEGIN ISOLATION LEVEL SERIALIZABLE')
 PERCENT = st.integers(0, 99)

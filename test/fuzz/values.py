@@ -205,6 +205,8 @@ FUNCTIONS = {
     'idem_may_use_scope': Function({'scope': TEXT_SCOPE}, ('true', 'false')),
     'idem_release': Function({'key': TEXT_KEY, 'scope': TEXT_SCOPE, 'fence': FENCE, 'operation': END['operation']}, ('true', 'false')),
     'idem_partition_store': Function({'period': (likely('4 hours', '1 day', '1 minute'), INTERVALS)}, ('void',)),
+    'idem_progress': Function({'key': TEXT_KEY, 'progress': PAYLOAD, 'scope': TEXT_SCOPE, 'fence': FENCE,
+        'lease': (LEASE, INTERVALS), 'operation': END['operation']}, ('value',)),
     'idem_reseal': Function({'max_rows': (likely(1, 1000), INTS)}, ('zero', 'more')),
     'idem_revoke': Function({'role': ROLE}, ('void',)),
     'idem_schedule_gc': Function({'schedule': (likely('* * * * *', ''), TEXTS)}, ()),

@@ -57,6 +57,8 @@ my %call = (
 	'idem_extend(text)' => q{SELECT idem_extend('leased', '2 hours', scope, fence) FROM lease WHERE scope = '%s'},
 	'idem_extend(idem_operation)' => q{SELECT idem_extend(o, '2 hours') FROM lease WHERE scope = '%s'},
 	idem_lookup => q{SELECT idem_lookup('done', '%s')},
+	'idem_progress(text)' => q{SELECT idem_progress('leased', '1', scope, fence) FROM lease WHERE scope = '%s'},
+	'idem_progress(idem_operation)' => q{SELECT idem_progress(o, '1') FROM lease WHERE scope = '%s'},
 	idem_forget => q{SELECT idem_forget('done', '%s')},
 	idem_call => q{SELECT idem_call('echo(jsonb)', 'new', scope => '%s')},
 	idem_begin_batch => q{SELECT idem_begin_batch(ARRAY['new'], scope => '%s')},

@@ -138,6 +138,15 @@ one(q{BEGIN; SELECT idem_begin('retry'); SELECT idem_fail('retry', '"PlainRetry"
 is_sealed('retry', 'k1', 'a failure to be tried again');
 is(one(q{SELECT outcome, response_payload->>'reason' FROM idem_begin('retry', max_attempts => 1)}), 'FAILED|attempts exhausted', 'and no more');
 is_sealed('retry', 'k1', 'exhausted attempts');
+# A note of progress goes from one attempt to the next, sealed all the time.
+my $fence = one(q{SELECT fence FROM idem_begin('noted', lease => '1 hour')});
+one(qq{SELECT idem_progress('noted', '"PlainProgress"', fence => $fence, lease => '1 us')});
+is_sealed('noted', 'k1', 'idem_progress');
+is(one(q{SELECT outcome, response_payload FROM idem_lookup('noted')}), 'IN_PROGRESS|"PlainProgress"', 'idem_lookup opens it');
+is(one(q{SELECT outcome, attempt, response_payload FROM idem_begin('noted', lease => '1 us')}), 'ACQUIRED|2|"PlainProgress"', 'and so does the next owner');
+is_sealed('noted', 'k1', 'the next attempt');
+is(one(q{SELECT idem_release('noted', fence => fence) FROM idempotency_store WHERE idempotency_key = 'noted'}), 't', 'which is released');
+is(one(q{SELECT outcome, attempt, response_payload FROM idem_begin('noted', lease => '1 us')}), 'ACQUIRED|2|"PlainProgress"', 'leaves it to the one after it');
 # Table files, WAL and dump have no response in clear. The response of 'clear' is
 # the control: the search finds it.
 sub found_in_files
@@ -154,7 +163,7 @@ sub found_in_files
 }
 
 cmp_ok(found_in_files('PlainPayload'), '>', 0, 'the search finds what is not sealed');
-is(found_in_files("Plain$_"), 0, "Plain$_ is in no table file and in no WAL") for qw(Call Failure Lease Batch Retry);
+is(found_in_files("Plain$_"), 0, "Plain$_ is in no table file and in no WAL") for qw(Call Failure Lease Batch Retry Progress);
 is(found_in_files($secret{k1}), 0, 'nor is the secret');
 
 my $directory = PostgreSQL::Test::Utils::tempdir();
@@ -164,7 +173,7 @@ for my $format ('plain', 'custom')
 	my $dump = slurp_file("$directory/$format");
 
 	like($dump, qr/PlainPayload/, "$format dump: the search finds what is not sealed");
-	unlike($dump, qr/Plain(?:Call|Lease|Batch|Retry)|\Q$secret{k1}\E/, "$format dump: nothing of what is sealed");
+	unlike($dump, qr/Plain(?:Call|Lease|Batch|Retry|Progress)|\Q$secret{k1}\E/, "$format dump: nothing of what is sealed");
 }
 unlike(one('SELECT string_agg(s::text, E\'\n\') FROM idempotency_store s WHERE idempotency_key <> \'clear\''), qr/Plain/,
 	'nor does SQL on the table show it, to whoever may read all data');
@@ -200,6 +209,8 @@ is(replay('new', '"card 4711"'), $replayed, 'so does the new one');
 		ORDER BY idempotency_key) FROM idempotency_store}), $before, 'nothing else of a record changes');
 }
 is_sealed('clear', 'k2', 'from before there was a key');
+is_sealed('noted', 'k2', 'a note of progress');
+is(one(q{SELECT outcome, attempt, response_payload FROM idem_begin('noted', lease => '1 us')}), 'ACQUIRED|3|"PlainProgress"', 'which is handed on');
 one('ALTER SYSTEM RESET idempotency.accept_clear_responses');
 $node->reload;
 wait_until('clear responses are refused again', sub { one('SHOW idempotency.accept_clear_responses') eq 'off' });
@@ -222,8 +233,11 @@ sub refuses
 
 write_keys("k1 $secret{k1}", "k2 $secret{other}");
 refuses('sealed', 'XX001', 'another secret under the same name');
+refuses('noted', 'XX001', 'a note under another secret');
 write_keys("k1 $secret{k1}");
 refuses('sealed', '55000', 'a key that is not there any more');
+refuses('noted', '55000', 'a note under a key that is not there any more');
+like(($node->psql('postgres', q{SELECT idem_begin('noted')}))[2], qr/seal key "k2"|key "k2"/, 'it is named');
 is(sqlstate($node, q{SELECT idem_begin('sealed', request => '"card 4712"')}), '55000', 'a fingerprint of a lost key is no mismatch')
   if one(q{SELECT hash_key FROM idempotency_store WHERE idempotency_key = 'sealed'}) eq 'k2';
 is(sqlstate($node, q{SELECT idem_begin('new', request => '"card 4711"')}), '55000', 'a fingerprint that needs the lost key');
@@ -249,6 +263,13 @@ write_keys("k1 $secret{k1}", "k2 $secret{k2}", "k3 $secret{other}");
 write_keys("k1 $secret{k1}", "k2 $secret{k2}");
 one(q{UPDATE idempotency_store SET sealed = (SELECT sealed FROM kept WHERE idempotency_key = 'called') WHERE idempotency_key = 'sealed'});
 refuses('sealed', 'XX001', 'the response of another operation');
+one(q{UPDATE idempotency_store SET sealed = NULL, seal_key = NULL, response_payload = '"planted"' WHERE idempotency_key = 'noted'});
+refuses('noted', '55000', 'a note in clear');
+like(($node->psql('postgres', q{SELECT idem_begin('noted')}))[2], qr/progress of operation "noted".*HINT:  The operation is not taken over until its progress can be handed on/s, 'which the message calls so');
+is(sqlstate($node, qq{SELECT idem_extend('noted', '1 us', fence => fence) FROM idempotency_store WHERE idempotency_key = 'noted'}), '55000', 'an extension does not seal it');
+is(sqlstate($node, qq{SELECT idem_release('noted', fence => fence) FROM idempotency_store WHERE idempotency_key = 'noted'}), '55000', 'nor does a release');
+one(q{UPDATE idempotency_store SET sealed = (SELECT sealed FROM kept WHERE idempotency_key = 'sealed'), seal_key = 'k2', response_payload = NULL WHERE idempotency_key = 'noted'});
+refuses('noted', 'XX001', 'a note that was a response');
 one(q{UPDATE idempotency_store s SET sealed = '\x' WHERE idempotency_key = 'sealed'});
 refuses('sealed', 'XX001', 'nothing where a response was');
 one(q{UPDATE idempotency_store s SET seal_key = NULL WHERE idempotency_key = 'new'});
@@ -324,6 +345,6 @@ $living->quit;
 my $log = slurp_file($node->logfile);
 
 unlike($log, qr/\Q$_\E/, 'no secret in the log') for values %secret;
-unlike($log =~ s/^.*STATEMENT: .*$//mgr, qr/Plain(?:Payload|Headers|Body|Call|Lease)/, 'and no response');
+unlike($log =~ s/^.*STATEMENT: .*$//mgr, qr/Plain(?:Payload|Headers|Body|Call|Lease|Progress)/, 'and no response');
 
 done_testing();

@@ -140,6 +140,8 @@ sub update
 	$open->quit;
 	$node->safe_psql($name, q{DELETE FROM idempotency_store WHERE idempotency_key = 'open'});
 	is($node->safe_psql($name, "BEGIN;\n$told ROLLBACK;"), $before, "$from to $to: every answer is as before");
+	is($node->safe_psql($name, "SELECT string_agg(has_function_privilege('app_$name', p.oid, 'EXECUTE')::text, ' ') FROM pg_proc p WHERE proname = 'idem_progress'"),
+		'true true', "$from to $to: the application may call what is new");
 	return for_roles(objects($node, $name), $name);
 }
 
