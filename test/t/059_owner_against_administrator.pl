@@ -41,6 +41,15 @@ $node->safe_psql('original', q{
 		RETURN new;
 	END $$});
 
+# The same with a ring of tables, whose first one is over.
+my @ring = qw(idempotency_ring idempotency_store_p1 idempotency_store_p2);
+$node->safe_psql('postgres', 'CREATE DATABASE ringed TEMPLATE original');
+$node->safe_psql('ringed', "ALTER TABLE $_ OWNER TO postgres") for @tables, 'idempotency_fence';
+$node->safe_psql('ringed', q{SELECT idem_partition_store('12 hours')});
+$node->safe_psql('ringed', 'SELECT idem_gc()') for 1, 2;
+$node->safe_psql('ringed', q{UPDATE idempotency_ring SET range_start = now() - interval '10 days', range_end = now() - interval '1 day' WHERE name = 'idempotency_store_p1'});
+$node->safe_psql('ringed', "ALTER TABLE $_ OWNER TO keeper") for @tables, 'idempotency_fence', 'idempotency_ring', split /\n/, $node->safe_psql('ringed', 'SELECT name FROM idempotency_partitions');
+
 # What the owner puts there, a database for each.
 my $moved = 'ALTER TABLE %1$s RENAME TO moved';
 my %plants = (
@@ -99,6 +108,32 @@ my %plants = (
 		map { ("CREATE OPERATOR public.$_ (FUNCTION = keeper.same, LEFTARG = text, RIGHTARG = text)",
 			"CREATE OPERATOR public.$_ (FUNCTION = keeper.after, LEFTARG = timestamptz, RIGHTARG = timestamptz)") } qw(= < > <= >= <>) ]);
 
+# The same on the tables of the ring, and on the one that has their ranges.
+my %on_ring = (
+	'partition key' => [ 'ALTER TABLE idempotency_ring RENAME TO moved', q{CREATE TABLE public.idempotency_ring (x int) PARTITION BY RANGE ((x + keeper.note('partition_key')))} ],
+	'partition key of a table' => [
+		'ALTER TABLE idempotency_store_p1 NO INHERIT idempotency_store', 'ALTER TABLE idempotency_store_p1 RENAME TO moved',
+		q{CREATE TABLE public.idempotency_store_p1 (LIKE moved) PARTITION BY RANGE ((attempt + keeper.note('partition_key')))} ],
+	'view' => [ 'ALTER TABLE idempotency_ring RENAME TO moved', q{CREATE VIEW public.idempotency_ring AS SELECT *, keeper.note('view') FROM moved} ],
+	'default' => [ map { "ALTER TABLE $_ ADD extra int DEFAULT keeper.note('default')" } 'idempotency_ring' ],
+	'check' => [ map { "ALTER TABLE $_ ADD CHECK (keeper.note('check') = 0)" } @ring ],
+	'generated column' => [ map { "ALTER TABLE $_ ADD extra int GENERATED ALWAYS AS (keeper.note('generated')) STORED" } 'idempotency_store' ],
+	'index expression' => [ map { "CREATE INDEX ON $_ ((1 + keeper.note('index')))" } @ring ],
+	'index predicate' => [ map { "CREATE INDEX ON $_ ((true)) WHERE 0 = keeper.note('index')" } @ring ],
+	'statistics' => [ map { ("CREATE STATISTICS s_$_ ON (1 + keeper.note('statistics')), (2 + keeper.note('statistics')) FROM $_", "ANALYZE $_") } @ring ],
+	'policy' => [
+		map { ("ALTER TABLE $_ ENABLE ROW LEVEL SECURITY", "ALTER TABLE $_ FORCE ROW LEVEL SECURITY",
+			"CREATE POLICY p ON $_ USING (keeper.note('policy') = 0) WITH CHECK (keeper.note('policy') = 0)") } @ring ],
+	'rule' => [ map { ("CREATE RULE changed AS ON UPDATE TO $_ DO ALSO SELECT keeper.note('rule')") } @ring ],
+	'trigger' => [ map { "CREATE TRIGGER t BEFORE INSERT OR UPDATE OR DELETE ON $_ FOR EACH ROW EXECUTE FUNCTION keeper.fire('trigger')" } @ring ],
+	'trigger of TRUNCATE' => [ map { "CREATE TRIGGER t AFTER TRUNCATE ON $_ EXECUTE FUNCTION keeper.fire('trigger')" } @ring ],
+	'condition of a trigger' => [
+		map { "CREATE TRIGGER t AFTER INSERT OR UPDATE OR DELETE ON $_ FOR EACH ROW WHEN (keeper.note('condition') = 0) EXECUTE FUNCTION keeper.fire('trigger')" } @ring ],
+	'deferred trigger' => [
+		map { "CREATE CONSTRAINT TRIGGER t AFTER INSERT OR UPDATE OR DELETE ON $_ DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION keeper.fire('trigger')" } @ring ],
+	'domain' => [ q{CREATE DOMAIN keeper.narrow AS int CHECK (keeper.note('domain') = 0)}, 'ALTER TABLE idempotency_ring ADD extra keeper.narrow DEFAULT 1' ]);
+$plants{"ring: $_"} = $on_ring{$_} for keys %on_ring;
+
 # Each call in a session of its own, so that nothing is in a cache.
 my %calls = (
 	idem_begin => q{BEGIN; SELECT idem_begin('new'); SELECT idem_complete('new', '{"a": 1}'); COMMIT},
@@ -136,7 +171,7 @@ for my $plant (sort keys %plants)
 	my $database = $database{$plant};
 	my $script = '';
 
-	$node->safe_psql('postgres', "CREATE DATABASE $database TEMPLATE original");
+	$node->safe_psql('postgres', "CREATE DATABASE $database TEMPLATE " . ($plant =~ /^ring/ ? 'ringed' : 'original'));
 	$node->safe_psql($database, join('; ', @{ $plants{$plant} }), extra_params => [ '-U', 'keeper' ]);
 	$script .= "\\c\nSET application_name = '$_';\n$calls{$_};\n" for @order;
 	$node->psql($database, $script, on_error_stop => 0);
@@ -150,6 +185,9 @@ is(sqlstate($node, q{SET ROLE keeper; CREATE OPERATOR CLASS keeper.mine FOR TYPE
 for my $plant (sort keys %plants)
 {
 	$node->psql($database{$plant}, "SET session_replication_role = replica; $expired", extra_params => [ '-U', 'keeper' ]);
+	# idem_gc has given the first table of a ring its next range
+	$node->psql($database{$plant}, q{UPDATE idempotency_ring SET range_start = now() - interval '10 days', range_end = now() - interval '1 day' WHERE name = 'idempotency_store_p2'},
+		extra_params => [ '-U', 'keeper' ]) if $plant =~ /^ring/;
 }
 $node->append_conf('postgresql.conf', 'idempotency.gc_enabled = on');
 $node->reload;
@@ -159,10 +197,12 @@ for my $round (1, 2)
 	wait_until("round $round", sub { $node->safe_psql('postgres', 'SELECT count(*) FROM idempotency_store') eq '0' });
 }
 
-# Refused before anything is opened, or needed by nothing that is called.
-my $never = qr/^(?:partition key|view in place|policy|operator|type)/;
+# Refused before anything is opened, or needed by nothing that is called: only the owner inserts into the ring.
+my $never = qr/^(?:ring: )?(?:partition key|view|operator|type)|^policy|^ring: (?:default|domain)$/;
 # A query on a view is planned for its reader, whose own query it is: docs/security.md.
-my %of_the_reader = map { ("$_, idempotency_in_flight" => 1) } 'index expression', 'index predicate', 'statistics';
+my @planned = ('index expression', 'index predicate', 'statistics');
+my %of_the_reader = map { ("$_, idempotency_in_flight" => 1) } @planned, (map { "ring: $_" } @planned, 'check');
+$of_the_reader{"ring: $_, idempotency_partitions"} = 1 for @planned;
 my $log = slurp_file($node->logfile);
 my %ran;
 
@@ -190,6 +230,7 @@ for my $plant ('check', 'default', 'index expression', 'trigger', 'deferred trig
 {
 	ok($ran{ $database{$plant} }{collector}{keeper}, "$plant: the collector runs it");
 }
+ok($ran{ $database{"ring: $_"} }{collector}{keeper}, "ring: $_: the collector runs it") for 'check', 'index expression', 'trigger', 'trigger of TRUNCATE', 'deferred trigger';
 is($node->safe_psql('postgres', q{SELECT rolsuper FROM pg_roles WHERE rolname = 'keeper'}), 'f', 'the owner is no superuser');
 
 done_testing();
