@@ -1,6 +1,7 @@
-// A serialization failure as it happens. Apart from the others: a pooler takes no setting at the start.
+// What cannot be tested behind a pooler, as the other tests of the core are: settings at the start, other databases and roles.
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import { Idempotency } from 'pg-idempotency'
 import { effect, idempotencyFor, newKey, poolFor } from './support.js'
 
 test('a real serialization failure is repeated', async (t) => {
@@ -17,4 +18,14 @@ test('a real serialization failure is repeated', async (t) => {
   assert.equal(calls, 2)
   const { rows } = await direct.query('SELECT value FROM effect WHERE name = $1', [key])
   assert.equal(rows[0].value, 6)
+})
+
+test('what is missing is named', async (t) => {
+  const pool = poolFor(t)
+  await pool.query('DROP ROLE IF EXISTS nobody_yet')
+  await pool.query('CREATE ROLE nobody_yet LOGIN')
+  const run = (options, poolOptions) => new Idempotency(poolFor(t, poolOptions), options).transaction(newKey(), null, () => 1)
+  await assert.rejects(run({}, { database: 'template1' }), { name: 'NotReady', code: '42883', message: /CREATE EXTENSION idempotency/ })
+  await assert.rejects(run({ schema: 'elsewhere' }), { name: 'NotReady', code: '3F000', message: /"schema"/ })
+  await assert.rejects(run({}, { user: 'nobody_yet' }), { name: 'NotReady', code: '42501', message: /idem_grant/ })
 })

@@ -52,13 +52,21 @@ const double = idempotency.idempotent((context, n: number) => n * 2, { key: (n) 
 const four: number = await double(2)
 const rows: number = await idempotency.batch(async (batch) => (await batch.beginMany(['a'])).length)
 const action: 'ack' | 'again' | 'deadLetter' = settle(result).action
-expressIdempotency(idempotency, { statuses: (status) => status === 404 ? 'release' : undefined }).lease(() => {})
-honoIdempotency(idempotency); fastifyIdempotency; postgresSource
+expressIdempotency(idempotency, { principal: () => 'me', statuses: (status) => status === 404 ? 'release' : undefined }).lease(() => {})
+honoIdempotency(idempotency, { scope: async () => 'own' }); fastifyIdempotency; postgresSource
 await new Caller({ store: new FileStore('/keys') }).send('x', 'http://localhost')
 // @ts-expect-error a key is a string
 idempotency.transaction(1, null, () => 1)
 // @ts-expect-error there is no such hook
 new Idempotency(new pg.Pool(), { hooks: { nothing: () => {} } })
+// @ts-expect-error who asks is missing
+expressIdempotency(idempotency)
+// @ts-expect-error who asks is missing
+honoIdempotency(idempotency, { wait: 1000 })
+// @ts-expect-error a number is no principal
+expressIdempotency(idempotency, { principal: () => 7 })
+// @ts-expect-error no such end
+expressIdempotency(idempotency, { principal: () => 'me', statuses: () => 'forget' })
 // @ts-expect-error the function takes a number
 double('two')
 export { four, rows, action }
