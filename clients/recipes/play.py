@@ -11,13 +11,14 @@ the server by PGHOST and PGPORT, which lead it through our proxy.
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
 
 import psycopg
+from fault_proxy import Proxy, connect_to_socket
 from pooler import pooler
-from proxy import Proxy
 from verdict import Verdict
 
 SCOPE = "payments/tenant-1"
@@ -32,7 +33,8 @@ class Program:
     """The program of a recipe."""
 
     def __init__(self, directory, proxy):
-        environment = dict(os.environ, PGHOST="127.0.0.1", PGPORT=str(proxy.port), PGSSLMODE="disable", PGGSSENCMODE="disable")
+        environment = dict(os.environ, PGHOST="127.0.0.1", PGPORT=str(proxy.listener.getsockname()[1]),
+                           PGSSLMODE="disable", PGGSSENCMODE="disable")
         self.process = subprocess.Popen(
             ["./run"], cwd=directory, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
@@ -208,11 +210,18 @@ def play(directory, path, proxy, verdict):
         stage.program.process.kill()
 
 
+def through_proxy(upstream):
+    """A proxy on a port of the loopback, before a socket of the server."""
+    proxy = Proxy(socket.create_server(("127.0.0.1", 0)), lambda: connect_to_socket(upstream))
+    threading.Thread(target=proxy.serve, daemon=True).start()
+    return proxy
+
+
 def main():
     """Each recipe twice: with the server, and with a pgbouncer before it."""
     host, port, user = (os.environ[name] for name in ("PGHOST", "PGPORT", "PGUSER"))
     with Verdict() as verdict, pooler(host, port, user) as bouncer:
-        proxies = {"directly": Proxy(f"{host}/.s.PGSQL.{port}"), "behind pgbouncer": Proxy(bouncer)}
+        proxies = {"directly": through_proxy(f"{host}/.s.PGSQL.{port}"), "behind pgbouncer": through_proxy(bouncer)}
         for directory in sys.argv[1:]:
             for path, proxy in proxies.items():
                 play(directory, path, proxy, verdict)

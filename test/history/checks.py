@@ -4,13 +4,12 @@ test/kit/findings.py says what it takes from the order of lines.
 """
 
 import json
-import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 import anomalies
 from clients import digest
-from findings import LOCKS_LEFT, by_event, ended_badly, fences_given_twice, fences_out_of_order, overlaps
+from findings import by_event, ended_badly, fences_given_twice, fences_out_of_order, locks_left, overlaps
 from plan import number_of, origin
 
 RECORDS = """SELECT idempotency_key, status::text, response_payload::text,
@@ -171,13 +170,8 @@ def count_errors(events):
 
 
 def check_drained(findings, connection, events, processes):
-    """On the server, when all clients have gone. The collector's lock comes and goes."""
-    for _ in range(50):
-        (left,) = connection.execute(LOCKS_LEFT).fetchone()
-        if not left:
-            break
-        time.sleep(0.1)
-    findings.add("locks left", [left] if left else [])
+    """On the server, when all clients have gone."""
+    findings.add("locks left", locks_left(connection))
     findings.add("clients stuck", [line["key"] for line in events["stuck"]] + ended_badly(processes))
     findings.add("leases left", (key for (key,) in connection.execute(
         "SELECT idempotency_key FROM idempotency_store WHERE status = 'PENDING'").fetchall()))

@@ -1,5 +1,5 @@
-"""Stands between a recipe's program and the server, and does to a COMMIT what a
-network or a failed statement does:
+"""Stands between clients and the server, and does to a COMMIT what a network or a failed
+statement does:
 
   cut       the connection ends before the server gets the COMMIT
   lose      the server commits, and the connection ends before the answer
@@ -12,18 +12,21 @@ import threading
 
 FAILING = b"SELECT 1/0\0"
 ENCRYPTION = (struct.pack("!I", 80877103), struct.pack("!I", 80877104))      # requests for TLS and GSSAPI
+# CommandComplete of what commits: a COMMIT, or a function that is called in autocommit
+DONE = (b"COMMIT\0", b"SELECT 1\0")
 
 
 class Proxy:
-    """Listens on a port of the loopback, and hands on to a socket of the server."""
+    """Accepts clients at a listening socket, and connects each to where `connect` leads.
+    A statement that contains one of `also` commits, too."""
 
-    def __init__(self, upstream):
-        self.upstream = upstream
+    def __init__(self, listener, connect, also=()):
+        self.listener = listener
+        self.connect = connect
+        self.also = also
         self.fault = None
         self.hits = 0
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self.listener.getsockname()[1]
-        threading.Thread(target=self.accept, daemon=True).start()
+        self.lock = threading.Lock()
 
     def arm(self, fault):
         """The next COMMIT has this fault."""
@@ -32,16 +35,24 @@ class Proxy:
 
     def take_fault(self):
         """The fault for the COMMIT that has just come."""
-        fault, self.fault = self.fault, None
-        self.hits += fault is not None
-        return fault
+        with self.lock:
+            fault, self.fault = self.fault, None
+            return fault
 
-    def accept(self):
+    def hit(self):
+        """A fault has happened."""
+        self.hits += 1
+
+    def give_back(self, fault):
+        """A COMMIT whose answer was to be lost did not commit."""
+        self.fault = fault
+
+    def serve(self):
+        """For ever."""
         while True:
             down, _ = self.listener.accept()
-            up = socket.socket(socket.AF_UNIX)
             try:
-                up.connect(self.upstream)
+                up = self.connect()
             except OSError:
                 down.close()
                 continue
@@ -49,12 +60,12 @@ class Proxy:
 
 
 class Session:
-    """One connection of a program."""
+    """One connection of a client."""
 
     def __init__(self, proxy, down, up):
         self.proxy, self.down, self.up = proxy, down, up
-        self.statements = {}      # name of a prepared statement: its text
-        self.losing = False         # answers no longer reach the program
+        self.statements = {}        # name of a prepared statement: its text
+        self.held = None            # answers to a COMMIT that may get lost
         self.failing = False        # the answer to our failing statement is awaited
         self.failed = threading.Event()
 
@@ -68,6 +79,7 @@ class Session:
             direction()
         except OSError:
             pass
+        self.failed.set()
         for end in (self.down, self.up):
             try:
                 end.shutdown(socket.SHUT_RDWR)
@@ -75,7 +87,7 @@ class Session:
                 pass
 
     def requests(self):
-        """From the program to the server. Encryption is refused, as we read what is said."""
+        """From the client to the server. Encryption is refused, as we read what is said."""
         startup = receive_startup(self.down)
         while startup[4:8] in ENCRYPTION:
             self.down.sendall(b"N")
@@ -98,7 +110,7 @@ class Session:
             text = b"" if name else parsed
         elif kind == b"B":
             text = self.statements.get(body.split(b"\0")[1], b"")
-        return text.strip().upper().startswith(b"COMMIT")
+        return text.strip().upper().startswith(b"COMMIT") or any(word in text for word in self.proxy.also)
 
     def let_pass(self, fault):
         """Does the fault. False: the COMMIT must not be handed on."""
@@ -106,24 +118,50 @@ class Session:
             self.failing = True
             self.up.sendall(b"Q" + struct.pack("!I", len(FAILING) + 4) + FAILING)
             self.failed.wait()
-        self.losing = fault == "lose"
+        if fault == "lose":
+            self.held = []
+        elif fault:
+            self.proxy.hit()
         return fault != "cut"
 
     def answers(self):
-        """From the server to the program."""
+        """From the server to the client."""
         for kind, whole in messages(self.up):
             if self.failing and kind in b"EZ":
                 self.note_failure(kind)
-            elif not self.losing:
+            elif self.held is None:
                 self.down.sendall(whole)
-            elif kind == b"Z":
-                return
+            else:
+                self.held.append(whole)
+                if kind == b"Z" and self.loses_them(whole):
+                    return
 
     def note_failure(self, kind):
         """An error and the end of the query, both of our failing statement."""
         if kind == b"Z":
             self.failing = False
             self.failed.set()
+
+    def loses_them(self, ready):
+        """Whether the answers that are held say that the server has committed."""
+        if ready[5:] == b"I" and any(answer[:1] == b"C" and answer[5:] in DONE for answer in self.held):
+            self.proxy.hit()
+            return True
+        answers, self.held = self.held, None
+        self.down.sendall(b"".join(answers))
+        self.proxy.give_back("lose")
+        return False
+
+
+def connect_to_socket(path):
+    """Of a server."""
+    end = socket.socket(socket.AF_UNIX)
+    try:
+        end.connect(path)
+    except OSError:
+        end.close()
+        raise
+    return end
 
 
 def receive_startup(end):
