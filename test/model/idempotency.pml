@@ -705,7 +705,8 @@ end:
 	:: d_step { CLIENT.at == END_LOCKED && HERE && FENCE_VERDICT == LOST ->
 		forget_fence(); roll_back(); end_step() }
 
-	/* end.c, end_leased, operation_extend; release.c, release_leased */
+	/* end.c, end_leased; lease.c; release.c, release_leased.  A note of progress is an
+	 * extension: it is written to the row by the current fence, and nobody else writes it. */
 	:: d_step { JUDGED_HERE && CONFLICTS ->
 		roll_back(); end_step() }
 	:: d_step { JUDGED_HERE && !CONFLICTS && MAY_COMPLETE ->
