@@ -75,7 +75,7 @@ func isStorable(text []byte) bool {
 
 // scopeOf is the name space of a service's keys, for one route and principal. own stands
 // in place of these. Spaces are between the parts, so a part has none but the last. The
-// server takes 255 characters, so a longer one is hashed. The packages for other languages
+// server takes 255 characters of UTF-8 and no NUL, so any other text is hashed. The packages for other languages
 // make the same.
 func scopeOf(service, own string) string {
 	scope := own

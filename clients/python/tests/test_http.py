@@ -6,7 +6,9 @@ import io
 import json
 import threading
 from datetime import datetime, timezone
+from decimal import Decimal
 from email.utils import format_datetime, parsedate_to_datetime
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +19,8 @@ from pg_idempotency.http.asgi import IdempotencyMiddleware as AsgiMiddleware
 from pg_idempotency.http.key import BadKey, read_key
 from pg_idempotency.http.problem import problem_of
 from pg_idempotency.http.wsgi import FlaskIdempotency, IdempotencyMiddleware as WsgiMiddleware
+
+SPELLINGS = Path(__file__).parents[2] / "conformance" / "spellings.json"
 
 
 @pytest.mark.parametrize("value, key", [
@@ -55,6 +59,18 @@ def test_one_scope_never_has_two_principals():
               for route in ("/a", "/a b", "/a%20b") for tenant in ("a", "b", "b c")}
     assert len(scopes) == 9
     assert len(core.admit(request(idempotency_key="k", x_tenant="t" * 300)).scope) <= 255
+
+
+def test_spellings():
+    """The packages for all languages have the same scopes and fingerprints, or one key would be two operations."""
+    spellings = json.loads(SPELLINGS.read_text(encoding="utf-8"), parse_float=Decimal)
+    assert len(spellings) > 10
+    for one in spellings:
+        core = Core(Options(principal=lambda asked, who=one["principal"]: who), lambda service=one["service"]: service)
+        admitted = core.admit(Request(one["method"], one["target"], one["route"],
+                                      [("content-type", one["type"]), ("idempotency-key", "k")], one["body"].encode()))
+        assert admitted.scope == one["scope"]
+        assert json.loads(admitted.request.text, parse_float=Decimal) == one["fingerprint"]
 
 
 @pytest.mark.parametrize("nobody", ["", 0, 7, b"x", {"id": 1}])

@@ -1,6 +1,6 @@
 // The body of a request: read up to a limit, and made into what a repeat is compared by.
-import { createHash } from 'node:crypto'
 import { Problem } from './problem.js'
+import { hash, isStorable } from './spelling.js'
 
 /** @param {string | undefined} header Content-Type */
 export function mediaType(header) {
@@ -78,7 +78,7 @@ export function comparableParsed(body, type) {
   refuseRounded(body)
   const text = typeof body === 'string' && !isJson(type) ? body : JSON.stringify(body)
   if (text.includes('\ufffd')) throw unseen()
-  return typeof body === 'string' ? comparable(Buffer.from(text), type) : depth(text) > DEEPEST ? hashed(Buffer.from(text)) : text
+  return typeof body === 'string' ? comparable(Buffer.from(text), type) : isStorable(text) ? text : hashed(Buffer.from(text))
 }
 
 /** The error of a request that cannot be compared with a repeat. */
@@ -139,30 +139,18 @@ export function saysBody(header) {
   return header('transfer-encoding').length > 0 || Number(header('content-length')[0] ?? 0) > 0
 }
 
-const DEEPEST = 500
 const utf8 = new TextDecoder('utf-8', { fatal: true })
 
-// The text of JSON, unless some byte is no UTF-8. jsonb does not take any depth.
+// The text of JSON, unless some byte is no UTF-8, or jsonb cannot hold it.
 function jsonText(bytes) {
   try {
     const text = utf8.decode(bytes)
-    return depth(text) > DEEPEST ? undefined : text
+    return isStorable(text) ? text : undefined
   } catch {
     return undefined
   }
 }
 
-// Brackets inside of strings count too: the answer may be too great, and is the same each time.
-function depth(text) {
-  let deepest = 0
-  let now = 0
-  for (const character of text) {
-    if (character === '[' || character === '{') deepest = Math.max(deepest, ++now)
-    else if (character === ']' || character === '}') now--
-  }
-  return deepest
-}
-
 function hashed(bytes) {
-  return JSON.stringify({ sha256: createHash('sha256').update(bytes).digest('hex') })
+  return JSON.stringify(hash(bytes))
 }

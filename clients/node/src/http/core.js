@@ -1,6 +1,5 @@
 // HTTP without a framework: from a request to an answer that is given once. An adapter describes the request,
 // calls the handler, and sends the answer; it sends nothing before the answer is stored.
-import { createHash } from 'node:crypto'
 import { validateHeaderValue } from 'node:http'
 import { Declined, NotDone } from '../errors.js'
 import { Completion } from '../lease.js'
@@ -10,6 +9,7 @@ import { fromStored, parseRetryAfter, storedHeaders, toStored } from './answer.j
 import { mediaType, requestTooLarge, unreadable } from './body.js'
 import { parseKey, preferredWait } from './key.js'
 import { Problem, inProgress, problemFor, rendered } from './problem.js'
+import { routeScope, scopeOf } from './spelling.js'
 
 /**
  * A request as an adapter describes it.
@@ -268,9 +268,8 @@ export class HttpIdempotency {
       // Who cannot be told apart from others would get their answers.
       throw new TypeError('the option "principal" has to give a string that is not empty')
     }
-    const own = scope ? await scope(request, { method, route, principal: who }) : `${method} ${escaped(route)} ${who}`
-    const text = this.#idempotency.scope === '' ? own : `${escaped(this.#idempotency.scope)} ${own}`
-    return text.length <= 255 ? text : `sha256:${createHash('sha256').update(text).digest('hex')}`
+    const own = scope ? await scope(request, { method, route, principal: who }) : routeScope(method, route, who)
+    return scopeOf(this.#idempotency.scope, own)
   }
 
   /**
@@ -308,11 +307,6 @@ export class HttpIdempotency {
       return undefined
     }
   }
-}
-
-// A part of a scope without spaces, which stand between the parts. The package for Python makes the same.
-function escaped(text) {
-  return text.replaceAll('%', '%25').replaceAll(' ', '%20')
 }
 
 export function responseTooLarge() {

@@ -307,13 +307,14 @@ class Core:
     def scope_of(self, request: Request, principal: str, options: Options) -> str:
         """One scope for each service, method, route and principal: keys of one client never meet those of another.
 
-        The package for Node makes the same.
+        The server takes 255 characters and no NUL. The packages for all languages make the same, as
+        clients/conformance/spellings.json has it.
         """
-        own = (f"{request.method} {escaped(request.route)} {principal}" if options.scope is None
+        own = (f"{request.method.upper()} {escaped(request.route)} {principal}" if options.scope is None
                else options.scope(request))
         space = self.space()
         scope = own if space == "" else f"{escaped(space)} {own}"
-        return scope if len(scope) <= 255 else "sha256:" + hashlib.sha256(scope.encode()).hexdigest()
+        return scope if len(scope) <= 255 and "\0" not in scope else "sha256:" + hashlib.sha256(scope.encode()).hexdigest()
 
     def problem_reply(self, problem: Problem, options: Options) -> Reply:
         """A problem as an answer."""
