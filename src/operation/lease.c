@@ -58,7 +58,7 @@ operation_extend(const OperationName *name, int64 fence, int64 lease)
 
 	handle_open(&handle, name, RowExclusiveLock);
 	operation_owner_require(&handle, fence == NO_FENCE ? leased_fence(&handle) : fence, &record);
-	seal_require(&record);
+	seal_keep(&record);
 	expected = record.updated_at;
 	record.updated_at = GetCurrentTimestamp();
 	set_lease(&handle, &record, lease);

@@ -51,7 +51,7 @@ leave_earlier_attempt(const Handle *handle, Record *record)
 {
 	TimestampTz expected = record->updated_at;
 
-	seal_require(record);
+	seal_keep(record);
 	record->attempt--;
 	record->fence = citus_fence_next(handle->catalog, handle->name->scope, record->fence);
 	record->updated_at = GetCurrentTimestamp();

@@ -245,8 +245,8 @@ open_with(Record *record, const SealKey *key)
  * With a key, what is stored in clear is neither replayed nor handed on: a role
  * that can write to the table could have put it there.
  */
-void
-seal_require(const Record *record)
+static void
+check_clear(const Record *record)
 {
 	if (!has_secrets(&record->response) || !keyring_is_used() || setting_accept_clear_responses)
 		return;
@@ -278,7 +278,30 @@ unseal_record(Record *record)
 	if (record->response.sealed != NULL)
 		open_sealed(record);
 	else
-		seal_require(record);
+		check_clear(record);
+}
+
+static bool
+is_sealed_with_newest(const Record *record)
+{
+	const SealKey *key = keyring_newest();
+
+	return key == NULL || (record->response.seal_key != NULL &&
+						   strcmp(text_to_cstring(record->response.seal_key), key->name) == 0);
+}
+
+/*
+ * Prepares a record that was read, and is about to be stored again with what is sealed in
+ * it.  idem_reseal may change the row in between.  It must not be undone, as the older key
+ * may be removed after it: so what an older key has sealed is stored with the newest one.
+ */
+void
+seal_keep(Record *record)
+{
+	if (record->response.sealed == NULL)
+		check_clear(record);
+	else if (!is_sealed_with_newest(record))
+		open_sealed(record);
 }
 
 /* Seals a stored response with the newest key, also one that is in clear. */

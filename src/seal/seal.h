@@ -11,7 +11,7 @@
 
 extern void seal_record(Record *record);
 extern void unseal_record(Record *record);
-extern void seal_require(const Record *record);
+extern void seal_keep(Record *record);
 extern void seal_anew(Record *record);
 
 #endif							/* IDEM_SEAL_H */

@@ -341,6 +341,31 @@ for my $newest ('k1', 'k2')
 }
 $living->quit;
 
+# The owner of a lease reads its note before idem_reseal has sealed that anew, and stores it after that.
+for my $case ([ 'extend', q{idem_extend('keeper', '1 us', fence => fence) IS NOT NULL} ], [ 'release', q{idem_release('keeper', fence => fence)} ])
+{
+	my ($name, $call) = @$case;
+	my ($resealing, $owner) = (session($node), session($node));
+
+	one(q{DELETE FROM idempotency_store WHERE idempotency_key = 'keeper'});
+	write_keys("k1 $secret{k1}");
+	one(q{SELECT idem_begin('keeper', lease => '1 us')});
+	one(q{SELECT idem_progress('keeper', '"PlainProgress"', fence => fence) FROM idem_begin('keeper', lease => '1 us')});
+	is_sealed('keeper', 'k1', "before $name");
+	write_keys("k1 $secret{k1}", "k2 $secret{k2}");
+	ask($resealing, 'BEGIN');
+	# which also warns of what was damaged above
+	cmp_ok($resealing->query('SELECT idem_reseal()'), '>', 0, 'a note is sealed anew');
+	$owner->{stdin} .= "SELECT $call FROM idempotency_store WHERE idempotency_key = 'keeper';\n";
+	$owner->{run}->pump_nb;
+	wait_until("$name waits for the row", sub { $owner->{run}->pump_nb; one(q{SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'transactionid'}) });
+	ask($resealing, 'COMMIT');
+	ask($owner, 'SELECT 1');
+	$_->quit for $resealing, $owner;
+	is_sealed('keeper', 'k2', "after $name");
+	is(one(q{SELECT outcome, response_payload FROM idem_begin('keeper', lease => '1 us')}), 'ACQUIRED|"PlainProgress"', 'and handed on');
+}
+
 # The log of all of this, at debug1, with locations.
 my $log = slurp_file($node->logfile);
 
