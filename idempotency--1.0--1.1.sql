@@ -684,25 +684,3 @@ BEGIN
 END
 $$;
 GRANT SELECT ON @extschema@.idempotency_partitions TO pg_monitor, pg_read_all_stats;
-
--- Who may extend a lease may note its progress: idem_grant was called before this version.
-DO $$
-DECLARE
-	command text;
-BEGIN
-	PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
-	FOR command IN
-		SELECT DISTINCT format('GRANT EXECUTE ON FUNCTION %s TO %s', p.oid::regprocedure,
-			CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END)
-		FROM pg_extension e
-		JOIN pg_depend d ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid AND d.deptype = 'e'
-			AND d.classid = 'pg_proc'::regclass
-		JOIN pg_proc extend ON extend.oid = d.objid AND extend.proname = 'idem_extend'
-		CROSS JOIN aclexplode(extend.proacl) a
-		JOIN pg_proc p ON p.pronamespace = e.extnamespace AND p.proname = 'idem_progress'
-		WHERE e.extname = 'idempotency' AND a.grantee <> extend.proowner
-	LOOP
-		EXECUTE command;
-	END LOOP;
-END
-$$;

@@ -140,8 +140,12 @@ sub update
 	$open->quit;
 	$node->safe_psql($name, q{DELETE FROM idempotency_store WHERE idempotency_key = 'open'});
 	is($node->safe_psql($name, "BEGIN;\n$told ROLLBACK;"), $before, "$from to $to: every answer is as before");
+	$node->safe_psql($name, for_database(q{SELECT idem_grant('app_@name@')}, $name));
 	is($node->safe_psql($name, "SELECT string_agg(has_function_privilege('app_$name', p.oid, 'EXECUTE')::text, ' ') FROM pg_proc p WHERE proname = 'idem_progress'"),
-		'true true', "$from to $to: the application may call what is new");
+		'true true', "$from to $to: with idem_grant the application may call what is new");
+	# pg_dump leaves out what a script has granted, and names a role by number when it is gone
+	is($node->safe_psql($name, q{SELECT count(*) FROM pg_init_privs i, aclexplode(i.initprivs) a JOIN pg_roles r ON r.oid = a.grantee WHERE r.rolname LIKE 'app%'}),
+		'0', "$from to $to: the script itself grants an application nothing");
 	return for_roles(objects($node, $name), $name);
 }
 
