@@ -26,7 +26,7 @@ func (c *Client[Tx]) BeginMany(ctx context.Context, tx Tx, keys []string, reques
 	rows, err := c.database.In(ctx, tx, Statement{c.sql.beginMany,
 		[]*string{keysOf(keys), payloads, textOf(call.scope), maxAttemptsOf(call.maxAttempts)}})
 	if err != nil {
-		return nil, ofStatement(err)
+		return nil, ofBegin(ofStatement(err))
 	}
 	operations := make([]Operation, len(rows))
 	for i, row := range rows {

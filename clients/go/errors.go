@@ -30,6 +30,9 @@ var (
 	ErrKeyReused = errors.New("idempotency: the key was used before with a different request")
 	// ErrNotEnded: COMMIT was refused, as an operation was not ended (ID428).
 	ErrNotEnded = errors.New("idempotency: an operation was begun and not ended")
+	// ErrNotReady: the extension, its schema or the right to use it is missing (42883,
+	// 3F000, 42501 of a begin). The text says what to do.
+	ErrNotReady = errors.New("idempotency: the database is not ready")
 	// ErrCommitRolledBack: COMMIT rolled the transaction back, because a statement
 	// in it had failed and the work did not return that error. Nothing is stored.
 	ErrCommitRolledBack = errors.New("idempotency: the transaction was rolled back at COMMIT")
@@ -143,10 +146,22 @@ func ofStatement(err error) error {
 	return err
 }
 
+// notReady says what to do, by SQLSTATE.
+var notReady = map[string]string{
+	"42883": "the functions of the extension were not found: run CREATE EXTENSION idempotency in this database, or name its schema by the option Schema",
+	"3F000": "the schema of the option Schema does not exist: it is the one in which the extension idempotency was created",
+	"42501": "the role may not use the extension: let its owner run SELECT idem_grant('the role')",
+}
+
 // ofBegin gives ErrBadArgument for an error of a begin that was given data that the
-// server cannot read.
+// server cannot read, and ErrNotReady where something is missing: that can be nothing but
+// what belongs to the package.
 func ofBegin(err error) error {
-	switch SQLState(err) {
+	state := SQLState(err)
+	if advice, known := notReady[state]; known {
+		return &Error{ErrNotReady, fmt.Errorf("%s: %w", advice, err)}
+	}
+	switch state {
 	case "22P02", "22P05", "22021", "22003", "54001":
 		return &Error{ErrBadArgument, err}
 	}

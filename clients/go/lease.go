@@ -127,6 +127,32 @@ func (c *Client[Tx]) query(ctx context.Context, statement Statement) ([]Row, err
 	})
 }
 
+// ExpiresAt is until when the answer of a key is kept; zero: there is none, or it is kept
+// for good.
+func (c *Client[Tx]) ExpiresAt(ctx context.Context, key string, options ...Option) (time.Time, error) {
+	call, err := c.newCall(key, nil, options)
+	if err != nil {
+		return time.Time{}, err
+	}
+	stored, err := c.lookup(ctx, call)
+	if err != nil || stored == nil {
+		return time.Time{}, err
+	}
+	return stored.ExpiresAt, nil
+}
+
+// lookup reads the record of a call; nil: there is none.
+func (c *Client[Tx]) lookup(ctx context.Context, call *call) (stored *Operation, err error) {
+	_, err = c.repeat(ctx, call, func(bool) (*Result, error) {
+		rows, err := c.query(ctx, c.sql.lookupOf(call))
+		if err == nil && len(rows) == 1 {
+			stored, err = readOperation(rows[0])
+		}
+		return nil, err
+	})
+	return stored, err
+}
+
 // bounded returns when ctx ends, even if the driver does not: where the network hangs,
 // some wait for their answer for good. A panic is the caller's.
 func bounded[T any](ctx context.Context, do func() (T, error)) (T, error) {
@@ -261,14 +287,7 @@ func (h *holding[Tx]) store(ctx context.Context, result *Result, end func() erro
 
 func (h *holding[Tx]) replay(ctx context.Context, lost error) (*Result, error) {
 	c := h.client
-	var stored *Operation
-	_, err := c.repeat(ctx, h.call, func(bool) (*Result, error) {
-		rows, err := c.query(ctx, c.sql.lookupOf(h.call))
-		if err == nil && len(rows) == 1 {
-			stored, err = readOperation(rows[0])
-		}
-		return nil, err
-	})
+	stored, err := c.lookup(ctx, h.call)
 	if err != nil {
 		return nil, err
 	}

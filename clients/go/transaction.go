@@ -27,7 +27,7 @@ const rollbackTimeout = 5 * time.Second
 // everything back, stores nothing, and is returned as it is. 40001, 40P01 and a
 // lost connection repeat the whole, work included, at most Retry.Attempts times;
 // then the last error is returned. Other errors: ErrBadArgument, ErrForbidden,
-// ErrTooLarge, ErrCommitRolledBack, ErrNotOwned, and those of the driver.
+// ErrTooLarge, ErrNotReady, ErrCommitRolledBack, ErrNotOwned, and those of the driver.
 func (c *Client[Tx]) Transaction(ctx context.Context, key string, request any, work Work[Tx], options ...Option) (*Result, error) {
 	call, err := c.newCall(key, request, options)
 	if err != nil {

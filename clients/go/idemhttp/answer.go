@@ -76,7 +76,7 @@ func written(response idempotency.Response, otherwise int) (*answer, error) {
 }
 
 // replayed makes an answer of a stored one.
-func replayed(result *idempotency.Result) (*answer, error) {
+func replayed(result *idempotency.Result, marker string) (*answer, error) {
 	otherwise := http.StatusOK
 	if result.Outcome == idempotency.Failed {
 		otherwise = http.StatusUnprocessableEntity
@@ -93,7 +93,7 @@ func replayed(result *idempotency.Result) (*answer, error) {
 		a.header.Set("Retry-After", seconds(*result.RetryAfter))
 	}
 	if result.Replayed {
-		a.header.Set("Idempotency-Replayed", "true")
+		a.header.Set(marker, "true")
 	}
 	return a, nil
 }

@@ -6,12 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log"
 	"net/http"
 	"runtime/debug"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"example.org/idempotency"
@@ -31,11 +29,15 @@ type LeaseHandler[Tx any] func(r *http.Request, operation idempotency.Operation)
 type Middleware[Tx any] struct {
 	client  *idempotency.Client[Tx]
 	options Options
-	warning sync.Once
 }
 
-// New makes a middleware on a client.
+// New makes a middleware on a client. It panics where neither Principal nor Scope is
+// given: that is an error of the program, by which clients would get the answers of others.
 func New[Tx any](client *idempotency.Client[Tx], options Options) *Middleware[Tx] {
+	if options.Principal == nil && options.Scope == nil {
+		panic("idemhttp: the option Principal is missing: a function of a request that says who asks, as clients must " +
+			"not get the answers of others. Give idemhttp.Anyone where all clients are one")
+	}
 	options.setDefaults()
 	return &Middleware[Tx]{client: client, options: options}
 }
@@ -181,16 +183,14 @@ func contains(list []string, wanted string) bool {
 }
 
 func (m *Middleware[Tx]) scopeOf(r *http.Request, route string) (string, error) {
+	principal := ""
+	if m.options.Principal != nil {
+		if principal = m.options.Principal(r); principal == "" {
+			return "", errNobody
+		}
+	}
 	if m.options.Scope != nil {
 		return scopeOf(m.client.Scope(), m.options.Scope(r, route)), nil
-	}
-	principal := ""
-	if m.options.Principal == nil {
-		m.warning.Do(func() {
-			log.Print("idemhttp: no Principal: all clients of a route share its idempotency keys")
-		})
-	} else if principal = m.options.Principal(r); principal == "" {
-		return "", errNobody
 	}
 	return scopeOf(m.client.Scope(), routeScope(r.Method, route, principal)), nil
 }

@@ -9,8 +9,8 @@ import (
 	"example.org/idempotency"
 )
 
-// Options of a Middleware. The zero value is safe, but for Principal, which most
-// services need.
+// Options of a Middleware. Principal or Scope has to be given; the zero value of each
+// other is safe.
 type Options struct {
 	// Header has the key; "": Idempotency-Key.
 	Header string
@@ -25,16 +25,21 @@ type Options struct {
 	Methods []string
 	// Principal names who sends the request, such as the tenant or the user. Keys
 	// of different principals are different keys. "" is nobody: the answer is 401, and
-	// nothing runs or is replayed. Without Principal, all clients of a route share its
-	// keys; a warning says so, once. It is asked before there is any answer, so let
-	// authentication come before the middleware, and Principal read what it has found.
+	// nothing runs or is replayed. It has to be given, or Scope: Anyone, where all
+	// clients are one. It is asked before there is any answer, so let authentication
+	// come before the middleware, and Principal read what it has found.
 	Principal func(r *http.Request) string
 	// Scope makes the scope, in place of method, route and principal. The scope of the
-	// client stands before it.
+	// client stands before it. Principal is asked all the same, if it is given.
 	Scope func(r *http.Request, route string) string
 	// Fingerprint makes what two equal requests have in common, marshalled as JSON,
 	// in place of media type and body. Method and target are always compared.
 	Fingerprint func(r *http.Request, body []byte) (any, error)
+	// Marker names the header of a replay; "": Idempotency-Replayed.
+	Marker string
+	// Lifetime names a header with the time until which an answer is kept; "": there is
+	// none. It costs one more trip.
+	Lifetime string
 	// Statuses says what becomes of an answer; nil: DefaultStatuses.
 	Statuses func(status int) Keep
 	// Headers of an answer that are stored beside Content-Type, Content-Encoding,
@@ -64,6 +69,10 @@ type Options struct {
 	// Call has options for each call, such as idempotency.WithRetention.
 	Call []idempotency.Option
 }
+
+// Anyone is the Principal of a service whose clients are all one: each gets the stored
+// answers of every other.
+func Anyone(*http.Request) string { return "anyone" }
 
 // Keep says what becomes of an answer.
 type Keep struct {
@@ -110,6 +119,9 @@ func DefaultStatuses(status int) Keep {
 func (o *Options) setDefaults() {
 	if o.Header == "" {
 		o.Header = "Idempotency-Key"
+	}
+	if o.Marker == "" {
+		o.Marker = "Idempotency-Replayed"
 	}
 	if o.Methods == nil {
 		o.Methods = []string{http.MethodPost, http.MethodPatch}

@@ -80,7 +80,7 @@ func (m *Middleware[Tx]) transact(ctx context.Context, e *exchange, handler Hand
 		fresh = a
 		return stored, err
 	}, m.callOptions(e)...)
-	return conclude(result, err, fresh)
+	return m.conclude(ctx, e, result, err, fresh)
 }
 
 func (m *Middleware[Tx]) callOptions(e *exchange, more ...idempotency.Option) []idempotency.Option {
@@ -89,7 +89,7 @@ func (m *Middleware[Tx]) callOptions(e *exchange, more ...idempotency.Option) []
 }
 
 // conclude chooses between the answer of this run and the stored one.
-func conclude(result *idempotency.Result, err error, fresh *answer) (*answer, error) {
+func (m *Middleware[Tx]) conclude(ctx context.Context, e *exchange, result *idempotency.Result, err error, fresh *answer) (*answer, error) {
 	var unstored *discarded
 	switch {
 	case errors.As(err, &unstored):
@@ -98,10 +98,23 @@ func conclude(result *idempotency.Result, err error, fresh *answer) (*answer, er
 		return nil, err
 	case result.Outcome == idempotency.InProgress:
 		return nil, &idempotency.InProgressError{RetryAfter: result.RetryAfter}
-	case fresh != nil && !result.Replayed:
-		return fresh, nil
+	case fresh == nil || result.Replayed:
+		if fresh, err = replayed(result, m.options.Marker); err != nil {
+			return nil, err
+		}
 	}
-	return replayed(result)
+	m.setLifetime(ctx, e, fresh)
+	return fresh, nil
+}
+
+// setLifetime says until when an answer is kept. The answer is true without it.
+func (m *Middleware[Tx]) setLifetime(ctx context.Context, e *exchange, a *answer) {
+	if m.options.Lifetime == "" {
+		return
+	}
+	if until, err := m.client.ExpiresAt(ctx, e.key, m.callOptions(e)...); err == nil && !until.IsZero() {
+		a.header.Set(m.options.Lifetime, until.UTC().Format(http.TimeFormat))
+	}
 }
 
 func (m *Middleware[Tx]) lease(ctx context.Context, e *exchange, handler LeaseHandler[Tx], options []idempotency.Option) (*answer, error) {
@@ -114,7 +127,7 @@ func (m *Middleware[Tx]) lease(ctx context.Context, e *exchange, handler LeaseHa
 		}
 		return completion, err
 	}, m.callOptions(e, options...)...)
-	return conclude(result, err, fresh)
+	return m.conclude(ctx, e, result, err, fresh)
 }
 
 // complete calls a handler once, and makes the bytes that are sent what is stored.

@@ -107,6 +107,43 @@ func testErrorsBySQLState[Tx any](t *testing.T, b backend[Tx]) {
 	same(t, "effects", effects(t, key), "0")
 }
 
+func TestNotReady(t *testing.T) { onBoth(t, testNotReady[pgx.Tx], testNotReady[*sql.Tx]) }
+
+// What is missing is named, with what to do.
+func testNotReady[Tx any](t *testing.T, b backend[Tx]) {
+	_, err := admin(t).Exec("DROP ROLE IF EXISTS nobody_yet; CREATE ROLE nobody_yet LOGIN")
+	must(t, err)
+	t.Cleanup(func() {
+		_, err := admin(t).Exec("DROP ROLE nobody_yet")
+		must(t, err)
+	})
+	for state, c := range map[string]struct {
+		url, schema, advice string
+	}{
+		"42883": {strings.Replace(serverURL(), "postgres:///postgres", "postgres:///template1", 1), "", "CREATE EXTENSION idempotency"},
+		"3F000": {serverURL(), "elsewhere", "option Schema"},
+		"42501": {strings.Replace(serverURL(), "user=postgres", "user=nobody_yet", 1), "", "idem_grant"},
+	} {
+		t.Run(state, func(t *testing.T) { // its pool is closed before the role goes
+			client := idempotency.New(b.open(t, c.url, 2), idempotency.Options{Schema: c.schema})
+			_, transaction := client.Transaction(background, newKey(), nil, b.note("x"))
+			_, lease := client.Lease(background, newKey(), nil, func(context.Context, idempotency.Operation) (idempotency.Completion[Tx], error) {
+				return idempotency.Completion[Tx]{}, nil
+			})
+			batch := client.Run(background, func(ctx context.Context, tx Tx) error {
+				_, err := client.BeginMany(ctx, tx, []string{"k"}, nil)
+				return err
+			})
+			for _, err := range []error{transaction, lease, batch} {
+				wantError(t, err, idempotency.ErrNotReady)
+				if !strings.Contains(err.Error(), c.advice) || idempotency.SQLState(err) != state {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
 func TestForbidden(t *testing.T) { onBoth(t, testForbidden[pgx.Tx], testForbidden[*sql.Tx]) }
 
 func testForbidden[Tx any](t *testing.T, b backend[Tx]) {

@@ -94,6 +94,9 @@ func onEach(t *testing.T, test func(*testing.T, site)) {
 }
 
 func middleware(options idemhttp.Options) *idemhttp.Middleware[pgx.Tx] {
+	if options.Principal == nil {
+		options.Principal = idemhttp.Anyone
+	}
 	return idemhttp.New(idempotency.New(pgxv5.Pool(pool), idempotency.Options{}), options)
 }
 
@@ -324,24 +327,89 @@ func TestPrincipals(t *testing.T) {
 }
 
 func TestNobody(t *testing.T) {
+	tenant := func(r *http.Request) string { return r.Header.Get("X-Tenant") }
+	onEach(t, func(t *testing.T, s site) {
+		for _, options := range []idemhttp.Options{{Principal: tenant},
+			{Principal: tenant, Scope: func(*http.Request, string) string { return "of everybody" }}} {
+			key := newKey()
+			handler := s.transaction(middleware(options),
+				func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error { return insert(r.Context(), tx, key) })
+			send(t, handler, "POST", key, "", "X-Tenant", "a")
+			status, header, body := send(t, handler, "POST", key, "")
+			isProblem(t, 401, status, header, body)
+			if header.Get("Idempotency-Replayed") != "" {
+				t.Fatal(header)
+			}
+			expect(t, key, 1, 1)
+		}
+	})
+}
+
+// Who asks has to be known, or the whole scope: an oversight would give clients the
+// answers of others.
+func TestWithoutPrincipal(t *testing.T) {
+	client := idempotency.New(pgxv5.Pool(pool), idempotency.Options{})
+	defer func() {
+		if reason := fmt.Sprint(recover()); !strings.Contains(reason, "idemhttp.Anyone") {
+			t.Fatal(reason)
+		}
+		idemhttp.New(client, idemhttp.Options{Scope: func(*http.Request, string) string { return "own" }})
+	}()
+	idemhttp.New(client, idemhttp.Options{})
+	t.Fatal("there is a middleware")
+}
+
+func TestMarker(t *testing.T) {
 	onEach(t, func(t *testing.T, s site) {
 		key := newKey()
-		handler := s.transaction(middleware(idemhttp.Options{Principal: func(r *http.Request) string { return r.Header.Get("X-Tenant") }}),
-			func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error { return insert(r.Context(), tx, key) })
-		send(t, handler, "POST", key, "", "X-Tenant", "a")
-		status, header, body := send(t, handler, "POST", key, "")
-		isProblem(t, 401, status, header, body)
-		if header.Get("Idempotency-Replayed") != "" {
-			t.Fatal(header)
+		handler := s.transaction(middleware(idemhttp.Options{Marker: "Idempotent-Replayed"}),
+			func(http.ResponseWriter, *http.Request, pgx.Tx) error { return nil })
+		for _, want := range []string{"", "true"} {
+			_, header, _ := send(t, handler, "POST", key, "")
+			if header.Get("Idempotent-Replayed") != want || header.Get("Idempotency-Replayed") != "" {
+				t.Fatal(header)
+			}
 		}
-		expect(t, key, 1, 1)
+	})
+}
+
+// An answer says until when it is kept, the first as each replay. One that is not stored
+// does not.
+func TestLifetime(t *testing.T) {
+	onEach(t, func(t *testing.T, s site) {
+		transactionKey, leaseKey, status := newKey(), newKey(), 429
+		m := middleware(idemhttp.Options{Lifetime: "Idempotency-Expires"})
+		for key, handler := range map[string]http.Handler{
+			transactionKey: s.transaction(m, func(w http.ResponseWriter, _ *http.Request, _ pgx.Tx) error {
+				w.WriteHeader(status)
+				return nil
+			}),
+			leaseKey: s.lease(m, func(*http.Request, idempotency.Operation) (idempotency.Completion[pgx.Tx], error) {
+				return idempotency.Completion[pgx.Tx]{Response: idempotency.Response{Code: status}}, nil
+			}),
+		} {
+			status = 429
+			if _, header, _ := send(t, handler, "POST", key, ""); header.Get("Idempotency-Expires") != "" {
+				t.Fatal(header)
+			}
+			status = 201
+			for _, replayed := range []string{"", "true"} {
+				_, header, _ := send(t, handler, "POST", key, "")
+				var until time.Time
+				err := pool.QueryRow(context.Background(), "SELECT expires_at FROM idempotency_store WHERE idempotency_key = $1", key).Scan(&until)
+				if err != nil || header.Get("Idempotency-Expires") != until.UTC().Format(http.TimeFormat) ||
+					header.Get("Idempotency-Replayed") != replayed {
+					t.Fatal(header, until, err)
+				}
+			}
+		}
 	})
 }
 
 // Two services on one database do not get each other's answers.
 func TestServices(t *testing.T) {
 	onEach(t, func(t *testing.T, s site) {
-		for _, options := range []idemhttp.Options{{}, {Scope: func(*http.Request, string) string { return "own" }}} {
+		for _, options := range []idemhttp.Options{{Principal: idemhttp.Anyone}, {Scope: func(*http.Request, string) string { return "own" }}} {
 			key := newKey()
 			for _, service := range []string{"a", "b", "a"} {
 				client := idempotency.New(pgxv5.Pool(pool), idempotency.Options{Scope: service})
@@ -504,7 +572,7 @@ func TestPreferWaitHoldsNoConnection(t *testing.T) {
 		clock := idempotency.NewFakeClock(time.Unix(0, 0))
 		client := idempotency.New(pgxv5.Pool(small), idempotency.Options{Clock: clock})
 		held, free, entered, leave := newKey(), newKey(), make(chan bool), make(chan bool)
-		handler := s.transaction(idemhttp.New(client, idemhttp.Options{Timeout: -1}), func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+		handler := s.transaction(idemhttp.New(client, idemhttp.Options{Principal: idemhttp.Anyone, Timeout: -1}), func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
 			if r.Header.Get("Hold") != "" {
 				close(entered)
 				<-leave
@@ -549,7 +617,7 @@ func TestTimeout(t *testing.T) {
 		key, clock := newKey(), idempotency.NewFakeClock(time.Unix(0, 0))
 		client := idempotency.New(pgxv5.Pool(pool), idempotency.Options{Clock: clock})
 		entered, leave, left := make(chan bool), make(chan bool), make(chan bool)
-		handler := s.transaction(idemhttp.New(client, idemhttp.Options{Timeout: time.Minute}), func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+		handler := s.transaction(idemhttp.New(client, idemhttp.Options{Principal: idemhttp.Anyone, Timeout: time.Minute}), func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
 			defer close(left)
 			err := insert(r.Context(), tx, key)
 			close(entered)
