@@ -163,7 +163,7 @@ report_round(const Round *round)
 				 errmsg_plural("%lld response was passed over, because it could not be sealed anew",
 							   "%lld responses were passed over, because they could not be sealed anew",
 							   round->passed_over, (long long) round->passed_over),
-				 errhint("Put missing keys back into the file of idempotency.seal_key_file. The operations have ended and do not run again.")));
+				 errhint("Put missing keys back into the file of idempotency.seal_key_file. Until then none of these operations runs again.")));
 }
 
 static int64

@@ -6,7 +6,8 @@
  * message (symmetric, AES-256, with its modification detection code), so that
  * neither the table nor the WAL nor a dump has them in clear.  Inside, the
  * message names the operation, its attempt and how that ended: if it is moved to another
- * row, or if the status changes, it cannot be opened.
+ * row, or if the status changes, it cannot be opened.  That of a note of progress names no
+ * attempt, as the next one gets it.
  */
 #include "postgres.h"
 
