@@ -6,17 +6,26 @@ import { commit, inTransaction } from './transaction.js'
 
 /**
  * A transaction in which operations are begun and completed.
+ * @template [Tx=unknown]
  */
 export class Batch {
   #settings
   #connection
   #scope
 
+  /**
+   * @param {import('./index.js').Settings} settings
+   * @param {import('./pg.js').Connection<Tx>} connection
+   * @param {string} scope
+   */
   constructor(settings, connection, scope) {
     this.#settings = settings
     this.#connection = connection
     this.#scope = scope
-    /** The connection, in the open transaction. */
+    /**
+     * The connection, in the open transaction.
+     * @type {Tx}
+     */
     this.tx = connection.tx
   }
 
@@ -64,15 +73,16 @@ const EVENTS = {
 
 /**
  * @template T
+ * @template Tx
  * @param {import('./index.js').Settings} settings
  * @param {string} scope
- * @param {(batch: Batch) => Promise<T>} work
+ * @param {(batch: Batch<Tx>) => Promise<T>} work
  * @returns {Promise<T>}
  */
 export function batch(settings, scope, work) {
   return retrying(settings, { scope }, () => inTransaction(settings, async (connection) => {
     await connection.send([BEGIN])
-    const result = await work(new Batch(settings, connection, scope))
+    const result = await work(new Batch(settings, /** @type {import('./pg.js').Connection<any>} */ (connection), scope))
     connection.endWork()
     await commit(connection, [])
     return result

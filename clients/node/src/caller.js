@@ -22,6 +22,7 @@ export class MemoryStore {
   /**
    * @param {string} intent
    * @param {() => string} make
+   * @returns {Promise<string>}
    */
   async keyFor(intent, make) {
     if (!this.#keys.has(intent)) this.#keys.set(intent, make())
@@ -49,6 +50,7 @@ export class FileStore {
   /**
    * @param {string} intent
    * @param {() => string} make
+   * @returns {Promise<string>}
    */
   async keyFor(intent, make) {
     const file = this.#fileOf(intent)
@@ -130,6 +132,7 @@ export class WebStore {
   /**
    * @param {string} intent
    * @param {() => string} make
+   * @returns {Promise<string>}
    */
   async keyFor(intent, make) {
     const found = this.#storage.getItem(this.#prefix + intent)

@@ -4,13 +4,14 @@ import { BadArgument, Forbidden, InProgress, KeyReused, TooLarge, Unknown } from
 import { settle } from './settle.js'
 
 /**
+ * @template [M=unknown]
  * @typedef {object} CommonOptions
  * @property {import('./index.js').Idempotency} idempotency remembers which message of an operation became its dead letter
- * @property {(message: any) => Promise<import('./result.js').Result | import('./settle.js').Settlement | void>} handle runs the operation of a
+ * @property {(message: M) => Promise<import('./result.js').Result | import('./settle.js').Settlement | void>} handle runs the operation of a
  *   message: the result of `transaction` or `lease`, or what `settle` gives; nothing: acknowledge
  * @property {number} [tries] after so many errors of `handle` a message is a dead letter; 20
  * @property {number[]} [delays] milliseconds, growing: the pauses after the first error, the second, and so on. [1000, 10 000, 60 000]
- * @property {(error: any, message: any) => void} [onError] told of errors of `handle` and of the broker; by default they go to the console
+ * @property {(error: unknown, message: M | undefined) => void} [onError] told of errors of `handle` and of the broker; by default they go to the console
  */
 /**
  * @typedef {object} Decision
@@ -23,11 +24,11 @@ import { settle } from './settle.js'
 export const TRIES = 'x-idempotency-tries'
 
 const DEFAULTS = {
-  tries: 20, delays: [1000, 10_000, 60_000], onError: (/** @type {any} */ error) => console.error(error),
+  tries: 20, delays: [1000, 10_000, 60_000], onError: (/** @type {unknown} */ error) => console.error(error),
 }
 
 /**
- * @template {CommonOptions} O
+ * @template {CommonOptions<never>} O
  * @param {O} options
  * @param {string[]} required
  */
@@ -40,8 +41,9 @@ export function withDefaults(options, required) {
 
 /**
  * Runs the operation of a message and says what becomes of the message.
- * @param {Required<CommonOptions>} options
- * @param {any} message
+ * @template M
+ * @param {Required<CommonOptions<M>>} options
+ * @param {M} message
  * @param {number} tries errors that the message has had before
  * @returns {Promise<Decision>}
  */
@@ -65,8 +67,8 @@ export async function decide(options, message, tries) {
 }
 
 /**
- * @param {Required<CommonOptions>} options
- * @param {any} error
+ * @param {Pick<Required<CommonOptions>, 'delays' | 'tries'>} options
+ * @param {unknown} error
  * @param {number} tries
  * @returns {Decision}
  */
@@ -81,8 +83,9 @@ function afterError({ delays, tries: limit }, error, tries) {
 /**
  * Runs the operation of a message of a broker that numbers its messages, and says what becomes of the message: the one that owns the
  * dead letter of a failure is buried, the others are acknowledged.
- * @param {Required<CommonOptions>} options
- * @param {any} message
+ * @template M
+ * @param {Required<CommonOptions<M>>} options
+ * @param {M} message
  * @param {{queue: string, name: string, tries: number}} position of the message, which stays the same in a redelivery
  * @returns {Promise<Decision>} never 'fail'
  */

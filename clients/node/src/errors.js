@@ -17,6 +17,10 @@ export class IdempotencyError extends Error {
 
 /** ID400: an argument is missing, too long, out of range, or nothing that the server can read. */
 export class BadArgument extends IdempotencyError {
+  /**
+   * @param {string} message
+   * @param {{cause?: unknown}} [options]
+   */
   constructor(message, options = {}) {
     super(message, { ...options, code: 'ID400' })
   }
@@ -44,6 +48,10 @@ const BY_SQLSTATE = {
 
 /** 08006: the connection ended, so it is unknown whether the last statement took effect. */
 export class ConnectionLost extends IdempotencyError {
+  /**
+   * @param {string} message
+   * @param {{cause?: unknown}} [options]
+   */
   constructor(message, options = {}) {
     super(message, { ...options, code: '08006' })
   }
@@ -51,6 +59,10 @@ export class ConnectionLost extends IdempotencyError {
 
 /** 40000: COMMIT answered ROLLBACK, or could only have done so. Nothing was stored. */
 export class CommitRolledBack extends IdempotencyError {
+  /**
+   * @param {string} message
+   * @param {{cause?: unknown}} [options]
+   */
   constructor(message, options = {}) {
     super(message, { ...options, code: '40000' })
   }
@@ -108,14 +120,14 @@ export class NotDone extends Error {
 
 /**
  * The package's error for an error of the driver; any other error as it is.
- * @param {any} error
- * @returns {any}
+ * @param {unknown} error
+ * @returns {unknown}
  */
 export function translated(error) {
   const state = sqlstate(error)
   const Class = state && BY_SQLSTATE[state]
   if (!Class || error instanceof IdempotencyError) return error
-  return new Class(error.message, { code: state, cause: error })
+  return new Class(/** @type {Error} */ (error).message, { code: state, cause: error })
 }
 
 // What text or jsonb does not take: bad JSON or half a surrogate pair, the character NUL, bytes that are no UTF-8, a
@@ -131,8 +143,8 @@ const NOT_READY = {
 
 /**
  * The same for an error of a begin, where nothing but the package's own functions can be missing or forbidden: data that the server cannot read are the caller's argument.
- * @param {any} error
- * @returns {any}
+ * @param {unknown} error
+ * @returns {unknown}
  */
 export function translatedBegin(error) {
   const state = sqlstate(error)
@@ -144,10 +156,11 @@ export function translatedBegin(error) {
 
 /**
  * SQLSTATE of an error. ORMs wrap the driver's error, so its causes are looked at as well.
- * @param {any} error
+ * @param {unknown} of
  * @returns {string | undefined}
  */
-export function sqlstate(error) {
+export function sqlstate(of) {
+  let error = /** @type {any} */ (of)
   for (let depth = 0; error && depth < 5; depth++) {
     if (typeof error.code === 'string' && /^[0-9A-Z]{5}$/.test(error.code) && !SYSTEM.has(error.code)) return error.code
     error = error.cause ?? error.original

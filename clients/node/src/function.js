@@ -1,14 +1,18 @@
 // Plain functions that run once for each key.
 import { BadArgument, Declined, InProgress } from './errors.js'
 
+/** @typedef {'transaction' | 'lease'} Style */
 /**
  * What the function gets before its own arguments: `tx` in style "transaction", `signal` in style "lease".
- * @typedef {{tx?: any, signal?: AbortSignal, operation: import('./sql.js').Operation}} Context
+ * @template [Tx=unknown]
+ * @template {Style} [S='transaction']
+ * @typedef {{operation: import('./sql.js').Operation} & (S extends 'transaction' ? {tx: Tx} : {signal: AbortSignal})} Context
  */
 /**
  * @template {unknown[]} Args
+ * @template {Style} [S='transaction']
  * @typedef {import('./index.js').LeaseOptions & {key: (...args: Args) => string, name?: string,
- *   request?: (...args: Args) => unknown, style?: 'transaction' | 'lease'}} FunctionOptions key: makes the key from the arguments.
+ *   request?: (...args: Args) => unknown, style?: S}} FunctionOptions key: makes the key from the arguments.
  *   name: tells the operations of this function from those of others, so it must not change; by default the name of `run`.
  *   It stands in the scope, after the option `scope` or the scope of the Idempotency. request: what must be the same in a repeat;
  *   by default the arguments. style: 'transaction'
@@ -17,24 +21,27 @@ import { BadArgument, Declined, InProgress } from './errors.js'
 /**
  * @template {unknown[]} Args
  * @template R
- * @param {import('./index.js').Idempotency} idempotency
- * @param {(context: Context, ...args: Args) => R | Promise<R>} run
- * @param {FunctionOptions<Args>} options
+ * @template Tx
+ * @template {Style} S
+ * @param {import('./index.js').Idempotency<Tx>} idempotency
+ * @param {(context: Context<Tx, S>, ...args: Args) => R | Promise<R>} run
+ * @param {FunctionOptions<Args, S>} options
  * @returns {(...args: Args) => Promise<R>}
  * @throws BadArgument: the function has no name
  */
-export function idempotent(idempotency, run, { key, name = run.name, request = (...args) => args, style = 'transaction', ...given }) {
+export function idempotent(idempotency, run, { key, name = run.name, request = (...args) => args, style, ...given }) {
+  const call = /** @type {(context: object, ...args: Args) => R | Promise<R>} */ (run)
   if (typeof name !== 'string' || name === '') {
     throw new BadArgument('a function that runs once needs a name: give it one, or the option "name"')
   }
   const options = { ...given, scope: [given.scope ?? idempotency.scope, name].filter((part) => part !== '').join('.') }
-  const call = {
+  const once = {
     transaction: (args) => idempotency.transaction(key(...args), request(...args),
-      async (tx, operation) => ({ payload: await run({ tx, operation }, ...args) }), options),
+      async (tx, operation) => ({ payload: await call({ tx, operation }, ...args) }), options),
     lease: (args) => idempotency.lease(key(...args), request(...args),
-      async (operation, signal) => ({ payload: await run({ signal, operation }, ...args) }), options),
-  }[style]
-  return async (...args) => valueOf(await call(args))
+      async (operation, signal) => ({ payload: await call({ signal, operation }, ...args) }), options),
+  }[style ?? 'transaction']
+  return async (...args) => valueOf(await once(args))
 }
 
 function valueOf({ outcome, code, headers, payload, body, retryAfter }) {

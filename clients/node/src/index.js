@@ -54,7 +54,7 @@ export { settle } from './settle.js'
  * @property {Duration} [retention]
  */
 /** @typedef {CallOptions & {lease?: Duration, reconcile?: import('./lease.js').Reconcile}} LeaseOptions */
-/** @typedef {{scope: string, key?: string, attempt?: number | null, repeat?: number, code?: any}} About */
+/** @typedef {{scope: string, key?: string, attempt?: number | null, repeat?: number, code?: unknown}} About */
 /**
  * @typedef {object} Settings inside of the package
  * @property {import('./pg.js').Source} source
@@ -67,18 +67,21 @@ export { settle } from './settle.js'
  * @property {(event: EventName, about: About) => void} emit
  */
 
-/** Runs operations once, by the extension `idempotency` of a PostgreSQL database. */
+/**
+ * Runs operations once, by the extension `idempotency` of a PostgreSQL database.
+ * @template [Tx=unknown] what work gets to run statements by: a client of the pool, or of the source
+ */
 export class Idempotency {
+  /** @type {Settings} */
   #settings
 
   /**
-   * @param {any} pool a Pool of node-postgres, or `postgresSource(sql)` of "pg-idempotency/postgres"
+   * @param {import('./pg.js').Pool<Tx> | import('./pg.js').Source<Tx>} pool a Pool of node-postgres, or `postgresSource(sql)` of "pg-idempotency/postgres"
    * @param {Options} [options]
    */
   constructor(pool, options = {}) {
     const { scope = '', schema, retention, lease: leaseTime = '30 s', retry = {}, hooks = {}, clock = systemClock } = options
-    const source = typeof pool.acquire === 'function' ? pool : pgSource(pool)
-    /** @type {Settings} */
+    const source = 'acquire' in pool ? pool : pgSource(pool)
     this.#settings = {
       source,
       sql: new Sql(schema),
@@ -91,12 +94,18 @@ export class Idempotency {
     }
   }
 
-  /** The name space of the keys of calls that give none; '' if there is none. */
+  /**
+   * The name space of the keys of calls that give none; '' if there is none.
+   * @returns {string}
+   */
   get scope() {
     return this.#settings.scope
   }
 
-  /** The clock of this instance. */
+  /**
+   * The clock of this instance.
+   * @returns {import('./clock.js').Clock}
+   */
   get clock() {
     return this.#settings.clock
   }
@@ -107,7 +116,7 @@ export class Idempotency {
    *
    * @param {string} key names the operation within its scope; 1 to 255 characters
    * @param {unknown} request JSON value; a repeat with another one is KeyReused. undefined or null: no check
-   * @param {(tx: any, operation: import('./sql.js').Operation) => unknown} work runs statements by `tx.query`. Returns a response
+   * @param {(tx: Tx, operation: import('./sql.js').Operation) => unknown} work runs statements by `tx.query`. Returns a response
    *   (`{code, headers, payload}` or `{code, headers, body}`) or a JSON value, which is the payload. Throws Declined to store a failure;
    *   any other error rolls back and stores nothing
    * @param {CallOptions} [options]
@@ -139,7 +148,7 @@ export class Idempotency {
   /**
    * Runs `work` in one transaction in which it begins and completes many operations. Repeated as `transaction` is.
    * @template T
-   * @param {(batch: import('./batch.js').Batch) => Promise<T>} work
+   * @param {(batch: import('./batch.js').Batch<Tx>) => Promise<T>} work
    * @param {{scope?: string}} [options]
    * @returns {Promise<T>} what work returned
    * @throws what work threw, NotEnded where an operation was begun and not completed, CommitRolledBack
@@ -164,8 +173,9 @@ export class Idempotency {
    * A function that runs once for each key. Its result is stored as JSON.
    * @template {unknown[]} Args
    * @template R
-   * @param {(context: import('./function.js').Context, ...args: Args) => R | Promise<R>} run
-   * @param {import('./function.js').FunctionOptions<Args>} options
+   * @template {import('./function.js').Style} [S='transaction']
+   * @param {(context: import('./function.js').Context<Tx, S>, ...args: Args) => R | Promise<R>} run
+   * @param {import('./function.js').FunctionOptions<Args, S>} options
    * @returns {(...args: Args) => Promise<R>} throws Declined where the stored end is a failure, InProgress, and what `transaction` or
    *   `lease` throw
    */
@@ -195,7 +205,7 @@ export class Idempotency {
  */
 function emit(hooks, event, { scope, key, attempt, repeat, code }) {
   try {
-    hooks[event]?.({ event, scope, key, attempt, ...(event === 'retried' && { repeat, code }) })
+    hooks[event]?.({ event, scope, key, attempt, ...(event === 'retried' && { repeat, code: /** @type {string | undefined} */ (code) }) })
   } catch (error) {
     process.emitWarning(`the hook ${event} failed: ${error.message}`, 'IdempotencyWarning')
   }

@@ -10,9 +10,10 @@ import { decideByPosition, withDefaults } from './consumer.js'
  * @property {string} [deadTopic] where dead letters go; `<topic>.<groupId>.dead`. Make it, or let the brokers make it
  * @property {number} [partitions] how many partitions are handled at a time; 1. Messages of one partition never are
  * @property {boolean} [fromBeginning] where a new group begins; true
- * @property {Record<string, any>} [consumer] further options of kafkajs' consumer, such as sessionTimeout
+ * @property {Omit<import('kafkajs').ConsumerConfig, 'groupId'>} [consumer] further options of kafkajs' consumer, such as sessionTimeout
  */
-/** @typedef {import('./consumer.js').CommonOptions & KafkaOptions} KafkaConsumerOptions */
+/** @typedef {import('kafkajs').KafkaMessage & {topic: string, partition: number}} Message */
+/** @typedef {import('./consumer.js').CommonOptions<Message> & KafkaOptions} KafkaConsumerOptions */
 
 const DEFAULTS = { partitions: 1, fromBeginning: true, consumer: {} }
 
@@ -29,7 +30,7 @@ export class KafkaConsumer {
 
   /**
    * Joins the group, and begins to consume.
-   * @param {any} kafka of kafkajs
+   * @param {import('kafkajs').Kafka} kafka of kafkajs
    * @param {KafkaConsumerOptions} options `handle` gets kafkajs' message with `topic` and `partition`. `tries` are counted by
    *   the consumer that has the partition: they begin anew when it dies, or when the partition moves
    * @returns {Promise<KafkaConsumer>}
@@ -42,7 +43,7 @@ export class KafkaConsumer {
   }
 
   /**
-   * @param {any} kafka
+   * @param {import('kafkajs').Kafka} kafka
    * @param {KafkaConsumerOptions} options
    */
   constructor(kafka, options) {

@@ -9,11 +9,14 @@ import { isLost, retrying } from './retry.js'
 import { BEGIN, toOperation } from './sql.js'
 import { begin, commit, inTransaction, onConnection, sendWithin, waiting } from './transaction.js'
 
-/** Returned by leased work: a response, and writes that commit together with it. */
+/**
+ * Returned by leased work: a response, and writes that commit together with it.
+ * @template [Tx=unknown]
+ */
 export class Completion {
   /**
    * @param {unknown} response as leased work may return it
-   * @param {(tx: any) => unknown} writes runs statements on `tx`; repeated when the transaction is
+   * @param {(tx: Tx) => unknown} writes runs statements on `tx`; repeated when the transaction is
    */
   constructor(response, writes) {
     this.response = response

@@ -14,7 +14,7 @@ import { decideByPosition, withDefaults } from './consumer.js'
  * @property {number} [deliveryLimit] a message that was delivered so often, for whatever reason, is a dead letter; 100
  * @property {number} [deadWindow] milliseconds for which the server recognizes a dead letter that is published twice; a day
  */
-/** @typedef {import('./consumer.js').CommonOptions & NatsOptions} NatsConsumerOptions */
+/** @typedef {import('./consumer.js').CommonOptions<import('nats').JsMsg> & NatsOptions} NatsConsumerOptions */
 
 const NANOSECONDS = 1_000_000
 const DEFAULTS = { prefetch: 10, ackWait: 30_000, deliveryLimit: 100, deadWindow: 86_400_000 }
@@ -32,7 +32,7 @@ export class NatsConsumer {
 
   /**
    * Makes the durable consumer and the stream of its dead letters, `<stream>-<durable>-dead`, and begins to consume.
-   * @param {any} connection of nats
+   * @param {import('nats').NatsConnection} connection of nats
    * @param {NatsConsumerOptions} options `tries` counts deliveries, as the server does
    * @returns {Promise<NatsConsumer>}
    */
@@ -44,7 +44,7 @@ export class NatsConsumer {
   }
 
   /**
-   * @param {any} connection
+   * @param {import('nats').NatsConnection} connection
    * @param {NatsConsumerOptions} options
    */
   constructor(connection, options) {

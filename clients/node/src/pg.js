@@ -6,21 +6,32 @@ import { Pipeline } from './pipeline.js'
 import { Prepared } from './prepared.js'
 
 /**
+ * @template [Tx=unknown]
  * @typedef {object} Connection
- * @property {any} tx what work gets: it runs statements until `endWork` is called
+ * @property {Tx} tx what work gets: it runs statements until `endWork` is called
  * @property {(statements: import('./pipeline.js').Statement[]) => Promise<import('./pipeline.js').Answer[]>} send
- * @property {(error: any) => any} named the same error, or ConnectionLost where that is what it comes from
+ * @property {(error: unknown) => unknown} named the same error, or ConnectionLost where that is what it comes from
  * @property {() => void} cancel asks the server to end the statement that runs; the connection is ended afterwards
  * @property {() => void} endWork refuses statements of work from now on
  * @property {(broken: boolean) => void} close gives the connection back, or ends it
  */
-/** @typedef {{acquire: () => Promise<Connection>}} Source */
+/**
+ * @template [Tx=unknown]
+ * @typedef {{acquire: () => Promise<Connection<Tx>>}} Source
+ */
+/**
+ * A Pool of node-postgres, whose clients are Tx. Its types have two forms of connect, and the compiler compares the last with the last.
+ * @template [Tx=unknown]
+ * @typedef {{connect(): Promise<Tx>, connect(callback: (...given: never[]) => void): void}} Pool
+ */
 
 /**
- * @param {any} pool a Pool of node-postgres
- * @returns {Source}
+ * @template Tx
+ * @param {Pool<Tx>} given
+ * @returns {Source<Tx>}
  */
-export function pgSource(pool) {
+export function pgSource(given) {
+  const pool = /** @type {any} */ (given)
   // An idle connection that ends is an event "error"; without a listener it ends the process.
   if (pool.listenerCount('error') === 0) pool.on('error', () => {})
   return {

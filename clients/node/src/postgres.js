@@ -8,8 +8,9 @@ const LOST = new Set(['CONNECTION_CLOSED', 'CONNECTION_ENDED', 'CONNECTION_DESTR
   'ECONNRESET', 'ENOENT', 'EPIPE', 'ETIMEDOUT'])
 
 /**
- * @param {any} sql what `postgres(…)` gave. Work gets a reserved connection of it as `tx`, to be used as a tag: tx`SELECT 1`
- * @returns {import('./pg.js').Source}
+ * @template Tx
+ * @param {{reserve: () => Promise<Tx>}} sql what `postgres(…)` gave. Work gets a reserved connection of it as `tx`, to be used as a tag: tx`SELECT 1`
+ * @returns {import('./pg.js').Source<Tx>}
  */
 export function postgresSource(sql) {
   return {

@@ -11,7 +11,8 @@ import { TRIES, decide, ownsDeadLetter, withDefaults } from './consumer.js'
  * @property {number} [prefetch] messages at a time; 10
  * @property {number} [deliveryLimit] after so many consumers that died with a message the broker makes it a dead letter; 20
  */
-/** @typedef {import('./consumer.js').CommonOptions & RabbitOptions} ConsumerOptions */
+/** @typedef {{content: Buffer, fields: {deliveryTag: number, redelivered: boolean}, properties: {headers?: Record<string, unknown>}}} Message */
+/** @typedef {import('./consumer.js').CommonOptions<Message> & RabbitOptions} ConsumerOptions */
 
 const NAME = 'x-idempotency-name'
 
@@ -28,7 +29,7 @@ export class RabbitConsumer {
 
   /**
    * Makes the queues, and begins to consume, on a channel of its own.
-   * @param {any} connection of amqplib
+   * @param {{createConfirmChannel: () => PromiseLike<unknown>}} connection of amqplib
    * @param {ConsumerOptions} options `delays` name the queues; "again" takes the first that is long enough, or the last
    * @returns {Promise<RabbitConsumer>}
    */
@@ -41,14 +42,14 @@ export class RabbitConsumer {
   }
 
   /**
-   * @param {any} channel
+   * @param {unknown} channel
    * @param {Required<ConsumerOptions>} options
    */
   constructor(channel, options) {
-    this.#channel = channel
+    this.#channel = /** @type {any} */ (channel)
     this.#options = options
     // A channel that ends is an event of its connection as well; messages under way come again.
-    channel.on('error', (error) => options.onError(error, undefined))
+    this.#channel.on('error', (error) => options.onError(error, undefined))
   }
 
   /** Takes no more messages, waits for those under way, and closes the channel. */

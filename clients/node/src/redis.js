@@ -14,8 +14,9 @@ import { decideByPosition, withDefaults } from './consumer.js'
  * @property {number} [poll] milliseconds between two looks for entries whose time has come; 500
  * @property {number} [deliveryLimit] an entry that was delivered so often, for whatever reason, is a dead letter; 100
  */
-/** @typedef {import('./consumer.js').CommonOptions & RedisOptions} RedisConsumerOptions */
 /** @typedef {{id: string, fields: Record<string, string>, deliveries: number, tries: number}} Entry */
+/** @typedef {import('./consumer.js').CommonOptions<Entry> & RedisOptions} RedisConsumerOptions */
+/** @typedef {{duplicate(): unknown, sendCommand(command: string[]): Promise<unknown>}} Client */
 
 const DEFAULTS = { prefetch: 10, idle: 30_000, poll: 500, deliveryLimit: 100 }
 
@@ -80,7 +81,7 @@ export class RedisConsumer {
 
   /**
    * Makes the group, and begins to consume.
-   * @param {any} client of redis, connected. A duplicate of it waits for entries
+   * @param {Client} client of redis, connected. A duplicate of it waits for entries
    * @param {RedisConsumerOptions} options `handle` gets an Entry
    * @returns {Promise<RedisConsumer>}
    */
@@ -92,15 +93,15 @@ export class RedisConsumer {
   }
 
   /**
-   * @param {any} client
+   * @param {Client} client
    * @param {RedisConsumerOptions} options
    */
   constructor(client, options) {
     const { stream, group, onError } = options
     // What is in braces decides in which node of a cluster a key is, and a script needs all its keys in one.
     const prefix = /\{.+\}/.test(stream) ? stream : `{${stream}}`
-    this.#client = client
-    this.#reader = client.duplicate()
+    this.#client = /** @type {any} */ (client)
+    this.#reader = this.#client.duplicate()
     this.#reader.on('error', (error) => onError?.(error, undefined))
     this.#options = options
     this.#keys = [stream, ...['again', 'tries', 'dead'].map((name) => `${prefix}.${group}.${name}`)]

@@ -23,13 +23,17 @@ const FIELDS = new Set(['code', 'headers', 'payload', 'body', 'retention'])
 /**
  * The response in what work returned. An object with `payload` or `body`, and nothing but the fields of a response, is one;
  * anything else is the payload.
- * @param {any} value
+ * @param {unknown} value
  * @returns {Response}
  */
 export function toResponse(value) {
   return isResponse(value) ? value : { payload: value }
 }
 
+/**
+ * @param {unknown} value
+ * @returns {value is Response}
+ */
 function isResponse(value) {
   if (value === null || typeof value !== 'object' || Array.isArray(value)) return false
   return (Object.hasOwn(value, 'payload') || Object.hasOwn(value, 'body')) &&

@@ -6,7 +6,7 @@ import { toBytes, toJson } from './response.js'
  * @property {'COMPLETED' | 'FAILED' | 'IN_PROGRESS'} outcome
  * @property {number | null} code
  * @property {Record<string, string> | null} headers
- * @property {any} payload a JSON value; undefined: none was given
+ * @property {unknown} payload a JSON value; undefined: none was given
  * @property {Buffer | null} body
  * @property {boolean} replayed the answer comes from the store; the work did not run
  * @property {number | null} attempt

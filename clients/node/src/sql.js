@@ -28,7 +28,7 @@ const COLUMNS = `outcome::text, idempotency_key, scope, attempt::text, taken_ove
  * @property {number | null} retryAfter milliseconds
  * @property {number | null} code
  * @property {Record<string, string> | null} headers
- * @property {any} payload undefined: none was stored
+ * @property {unknown} payload undefined: none was stored
  * @property {Buffer | null} body
  * @property {string | null} record of a replay: names the stored record. Another one where the operation ran anew
  */

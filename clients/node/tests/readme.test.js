@@ -30,6 +30,9 @@ for (const [index, [, program, expected]] of examples.entries()) {
   })
 }
 
+// The types of the package's exports, and those that they are made of. The rest is the package's own.
+const PUBLIC = /^types\/(?!(transaction|pipeline|prepared|heartbeat|retry)\.|http\/(answer|body|key|spelling)\.)/
+
 const CONSUMER = `
 import pg from 'pg'
 import { Completion, Declined, Idempotency, Reconciled, settle, type Result } from 'pg-idempotency'
@@ -38,23 +41,76 @@ import { expressIdempotency } from 'pg-idempotency/express'
 import { fastifyIdempotency } from 'pg-idempotency/fastify'
 import { honoIdempotency } from 'pg-idempotency/hono'
 import { postgresSource } from 'pg-idempotency/postgres'
+import { KafkaConsumer } from 'pg-idempotency/kafka'
+import { NatsConsumer } from 'pg-idempotency/nats'
+import { RabbitConsumer } from 'pg-idempotency/rabbitmq'
+import { RedisConsumer } from 'pg-idempotency/redis'
+import postgres from 'postgres'
+import Fastify, { type FastifyRequest } from 'fastify'
+import { Kafka } from 'kafkajs'
+import { connect } from 'nats'
+import { createClient } from 'redis'
+import { Hono } from 'hono'
+import type { IncomingMessage, ServerResponse } from 'node:http'
+import type { Idempotent } from 'pg-idempotency/fastify'
 
 const idempotency = new Idempotency(new pg.Pool(), { retry: { attempts: 3 }, hooks: { acquired: ({ key }) => console.log(key) } })
 const result: Result = await idempotency.transaction('k', { a: 1 }, async (tx, { attempt }) => {
+  const count: number | null = (await tx.query('SELECT 1')).rowCount
   if (attempt === 2) throw new Declined(402, null, { retryAfter: '1 minute' })
   return { code: 201, payload: 1 }
 }, { wait: '1 s' })
 await idempotency.lease('k', null, ({ fence }, signal) => {
   const token: bigint | null = fence
-  return signal.aborted ? 1 : new Completion(token, () => {})
+  return signal.aborted ? 1 : new Completion(token, (tx: pg.PoolClient) => tx.query('SELECT 1'))
 }, { reconcile: () => Reconciled.unknown({ retryAfter: 5 }) })
+const named = idempotency.idempotent(async ({ tx }, n: number) => (await tx.query('SELECT 1')).rowCount, { key: String, name: 'named' })
+const count: number | null = await named(2)
+const leased = idempotency.idempotent(({ signal }, n: number) => signal.aborted, { key: String, name: 'leased', style: 'lease' })
 const double = idempotency.idempotent((context, n: number) => n * 2, { key: (n) => String(n), name: 'double' })
 const four: number = await double(2)
 const rows: number = await idempotency.batch(async (batch) => (await batch.beginMany(['a'])).length)
 const action: 'ack' | 'again' | 'deadLetter' = settle(result).action
-expressIdempotency(idempotency, { principal: () => 'me', statuses: (status) => status === 404 ? 'release' : undefined }).lease(() => {})
-honoIdempotency(idempotency, { scope: async () => 'own' }); fastifyIdempotency; postgresSource
+const tagged = new Idempotency(postgresSource(postgres()))
+await tagged.transaction('k', null, async (sql) => (await sql\`SELECT 1\`).length)
+// As the types of Express have them, and more than the package asks for.
+interface Request extends IncomingMessage { body: any, params: Record<string, string>, query: object, originalUrl: string, user: string, get(name: string): string | undefined }
+interface Response extends ServerResponse { status(code: number): this, json(value: any): this, send(value: any): this, set(name: string, value: string): this }
+const app = { post: (path: string, handler: (req: Request, res: Response, next: (error?: any) => void) => unknown) => {} }
+const once = expressIdempotency(idempotency, { principal: (req: Request) => req.user, statuses: (status) => status === 404 ? 'release' : undefined })
+app.post('/a', once.transaction(async (req, res, { tx }) => { res.status(201).json([req.user, (await tx.query('SELECT 1')).rows]) }))
+app.post('/b', once.lease((req: Request, res: Response, { signal, operation }) => { res.json([operation?.fence === null, signal.aborted]) }))
+once.transaction((req, res) => { res.send(req.user) })
+expressIdempotency(idempotency, { principal: (req) => String(req.get('x-user')) }).transaction((req, res) => { res.status(201).send(req.body) })
+const hono = honoIdempotency(idempotency, { scope: async (request, { route }) => String(request.header('x-user')) + route })
+new Hono().post('/a', hono.transaction(async (c, { tx }) => c.json((await tx.query('SELECT 1')).rows)))
+  .post('/b', hono.lease((c, { signal }) => ({ response: c.json(signal.aborted), writes: (tx) => tx.query('SELECT 1') })))
+const fastify = Fastify()
+await fastify.register(fastifyIdempotency, { idempotency, principal: (request: FastifyRequest) => request.ip })
+const onFastify = (fastify as unknown as { idempotent: Idempotent<pg.PoolClient> }).idempotent
+fastify.post<{ Body: { amount: number } }>('/a', onFastify.transaction(async (request, reply, { tx }) => {
+  const amount: number = request.body.amount
+  return reply.code(201).send((await tx.query('SELECT 1')).rows)
+}))
+const handle = () => idempotency.transaction('k', null, () => 1)
+const onError = (error: unknown) => console.error(error)
+await KafkaConsumer.start(new Kafka({ brokers: [] }), { idempotency, topic: 't', groupId: 'g', handle: async ({ topic, value }) => settle(await handle()), onError })
+await NatsConsumer.start(await connect(), { idempotency, stream: 's', durable: 'd', handle: ({ subject }) => handle() })
+await RedisConsumer.start(createClient(), { idempotency, stream: 's', group: 'g', handle: ({ fields }) => handle() })
+await RabbitConsumer.start({ createConfirmChannel: async () => ({}) }, { idempotency, queue: 'q', handle: ({ content }) => handle() })
 await new Caller({ store: new FileStore('/keys') }).send('x', 'http://localhost')
+// @ts-expect-error no client has it
+idempotency.transaction('k', null, (tx) => tx.nothing())
+// @ts-expect-error a payload has to be looked at
+result.payload.id
+// @ts-expect-error no pool
+new Idempotency({})
+// @ts-expect-error there is no transaction under a lease
+idempotency.idempotent(({ tx }) => 1, { key: () => 'k', name: 'n', style: 'lease' })
+// @ts-expect-error a message of NATS has no fields
+NatsConsumer.start(await connect(), { idempotency, stream: 's', durable: 'd', handle: ({ fields }) => handle() })
+// @ts-expect-error no connection of NATS
+NatsConsumer.start({}, { idempotency, stream: 's', durable: 'd', handle })
 // @ts-expect-error a key is a string
 idempotency.transaction(1, null, () => 1)
 // @ts-expect-error there is no such hook
@@ -86,8 +142,12 @@ test('the packed package installs, and its types hold in a program of a user', a
   const installed = path.join(directory, 'node_modules/pg-idempotency')
   await mkdir(installed, { recursive: true })
   await run('tar', ['-xzf', path.join(directory, filename), '-C', installed, '--strip-components=1'])
-  for (const name of ['pg', '@types', 'structured-headers', 'hono', 'typescript']) {
+  for (const name of ['pg', '@types', 'structured-headers', 'hono', 'typescript', 'fastify', 'kafkajs', 'nats', 'postgres', 'redis']) {
     await symlink(path.resolve('node_modules', name), path.join(directory, 'node_modules', name))
+  }
+  for (const file of names.filter((name) => PUBLIC.test(name))) {
+    const text = (await readFile(path.join(installed, file), 'utf8')).replaceAll(/\/\*.*?\*\//gs, '')
+    assert.doesNotMatch(text, /\bany\b/, file)
   }
   await writeFile(path.join(directory, 'package.json'), '{ "type": "module" }')
   await writeFile(path.join(directory, 'consumer.ts'), CONSUMER)

@@ -13,37 +13,48 @@ import { routeScope, scopeOf } from './spelling.js'
 
 /**
  * A request as an adapter describes it.
+ * @template [Req=unknown]
  * @typedef {object} Exchange
- * @property {any} request the framework's own
+ * @property {Req} request the framework's own
  * @property {string} method
  * @property {string} target path and query
  * @property {string} route template of the path, such as /payments/:id
  * @property {(name: string) => string[]} header values, one for each time that it was sent; the name in lower case
  * @property {(type: string) => Promise<string>} body JSON text that stands for it: see comparable
  */
-/** @typedef {import('./problem.js').Answer & {writes?: (tx: any) => unknown}} HandlerAnswer */
+/**
+ * @template [Tx=unknown]
+ * @typedef {import('./problem.js').Answer & {writes?: (tx: Tx) => unknown}} HandlerAnswer
+ */
 /**
  * What a handler gets.
+ * @template [Tx=unknown]
  * @typedef {object} Context
- * @property {any} [tx] style "transaction": the connection in the open transaction
+ * @property {Tx} [tx] style "transaction": the connection in the open transaction
  * @property {import('../sql.js').Operation | null} operation null where the request is not run once: skipped, or without a key
  * @property {AbortSignal} signal aborted when the lease is lost, or time is up
  */
+/**
+ * What a handler of style "transaction" gets.
+ * @template [Tx=unknown]
+ * @typedef {Context<Tx> & {tx: Tx}} TransactionContext
+ */
 /** @typedef {'complete' | 'fail' | 'release' | 'leave'} End */
 /**
+ * @template [Req=unknown]
  * @typedef {object} AllOptions
- * @property {(request: any) => string | undefined | Promise<string | undefined>} [principal] who asks: a tenant or a user,
+ * @property {(request: Req) => string | undefined | Promise<string | undefined>} [principal] who asks: a tenant or a user,
  *   a string that is not empty: anything else is a 500. Part of the scope. It has to be given, or `scope`: `() => 'anyone'` where all
  *   clients are one
- * @property {(request: any, about: {method: string, route: string, principal: string}) => string | Promise<string>} [scope] in place of
+ * @property {(request: Req, about: {method: string, route: string, principal: string}) => string | Promise<string>} [scope] in place of
  *   method, route and principal. The scope of the Idempotency stands before it
  * @property {string} [header] 'Idempotency-Key'
  * @property {boolean} [required] a request without a key is refused (true), or run as if there were no package (false)
- * @property {(request: any) => string | undefined} [makeKey] the key of a request without one
+ * @property {(request: Req) => string | undefined} [makeKey] the key of a request without one
  * @property {boolean} [strict] keys in quotes only; false
  * @property {string[]} [methods] ['POST', 'PATCH']; others are run as without a key
- * @property {(request: any) => boolean} [skip] true: run as without a key
- * @property {(request: any) => unknown} [fingerprint] JSON value that is compared in place of media type and body, beside method and target
+ * @property {(request: Req) => boolean} [skip] true: run as without a key
+ * @property {(request: Req) => unknown} [fingerprint] JSON value that is compared in place of media type and body, beside method and target
  * @property {(status: number) => End | {end: End, retention?: import('../index.js').Duration} | undefined} [statuses] what becomes of an answer:
  *   "complete", "fail" (the transaction's writes are undone), "release" (nothing is stored), "leave" (a lease is left to run out). By default
  *   complete below 400, release for 401, 403, 408, 409, 425 and 429, fail for other 4xx, else release, or leave for a lease
@@ -56,9 +67,9 @@ import { routeScope, scopeOf } from './spelling.js'
  * @property {string} [marker] name of the header of a replay; 'Idempotency-Replayed'
  * @property {string} [lifetime] name of a header with the time until which an answer is kept; none by default, and one more trip
  * @property {string} [describedBy] address of your page about keys: the `type` of problems, and a Link header
- * @property {(error: any, request: any) => {status: number, title: string, detail?: string, type?: string, headers?: Record<string, string>} | undefined} [mapError]
+ * @property {(error: unknown, request: Req) => {status: number, title: string, detail?: string, type?: string, headers?: Record<string, string>} | undefined} [mapError]
  *   a problem of your own
- * @property {(error: any, request: any) => void} [onError] told of errors that become a 500; by default they go to the console
+ * @property {(error: unknown, request: Req) => void} [onError] told of errors that become a 500; by default they go to the console
  * @property {import('../index.js').Duration} [retention]
  * @property {import('../index.js').Duration} [lease]
  * @property {number} [maxAttempts]
@@ -67,7 +78,8 @@ import { routeScope, scopeOf } from './spelling.js'
 
 /**
  * Who asks has to be known, or the whole scope.
- * @typedef {AllOptions & ({principal: NonNullable<AllOptions['principal']>} | {scope: NonNullable<AllOptions['scope']>})} HttpOptions
+ * @template [Req=unknown]
+ * @typedef {AllOptions<Req> & ({principal: NonNullable<AllOptions<Req>['principal']>} | {scope: NonNullable<AllOptions<Req>['scope']>})} HttpOptions
  */
 
 const MEGABYTE = 1024 * 1024
@@ -86,15 +98,19 @@ class Unstored extends Error {
   }
 }
 
-/** One configuration for the routes of an application. */
+/**
+ * One configuration for the routes of an application.
+ * @template [Req=unknown] the framework's own request
+ * @template [Tx=unknown] what a handler gets to run statements by
+ */
 export class HttpIdempotency {
   #idempotency
   #options
   #isStored
 
   /**
-   * @param {import('../index.js').Idempotency} idempotency
-   * @param {HttpOptions} options
+   * @param {import('../index.js').Idempotency<Tx>} idempotency
+   * @param {HttpOptions<Req>} options
    * @throws TypeError: neither `principal` nor `scope` is given
    */
   constructor(idempotency, options) {
@@ -103,7 +119,7 @@ export class HttpIdempotency {
         "not get the answers of others. Give () => 'anyone' where all clients are one")
     }
     this.#idempotency = idempotency
-    /** @type {HttpOptions & typeof DEFAULTS} */
+    /** @type {HttpOptions<any> & typeof DEFAULTS} */
     this.#options = { ...DEFAULTS, ...options }
     this.#options.methods = this.#options.methods.map((method) => method.toUpperCase())
     this.#isStored = storedHeaders(this.#options.headers)
@@ -121,9 +137,9 @@ export class HttpIdempotency {
 
   /**
    * The answer to a request. Never throws: an error is an answer, too.
-   * @param {Exchange} exchange
+   * @param {Exchange<Req>} exchange
    * @param {'transaction' | 'lease'} style
-   * @param {(context: Context) => Promise<HandlerAnswer>} invoke calls the handler; called again when the transaction is repeated
+   * @param {(context: Context<Tx>) => Promise<HandlerAnswer<Tx>>} invoke calls the handler; called again when the transaction is repeated
    * @returns {Promise<import('./problem.js').Answer>}
    */
   async run(exchange, style, invoke) {
@@ -274,20 +290,20 @@ export class HttpIdempotency {
 
   /**
    * The answer to an error of a body parser, which comes before a route.
-   * @param {any} error
-   * @param {any} request the framework's own
+   * @param {unknown} error
+   * @param {Req} request the framework's own
    * @returns {import('./problem.js').Answer}
    */
   bodyProblem(error, request) {
-    const status = error?.statusCode ?? error?.status
+    const { statusCode, status = statusCode } = /** @type {{statusCode?: number, status?: number}} */ (error ?? {})
     if (status === 413) return this.problem(requestTooLarge(), request)
     return this.problem(status === 400 ? unreadable(error) : error, request)
   }
 
   /**
    * The answer to an error.
-   * @param {any} error
-   * @param {any} request the framework's own
+   * @param {unknown} error
+   * @param {Req} request the framework's own
    * @returns {import('./problem.js').Answer}
    */
   problem(error, request) {

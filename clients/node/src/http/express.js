@@ -6,17 +6,31 @@ import {
 } from './body.js'
 
 /**
- * @typedef {(req: any, res: any, context: import('./core.js').Context) => unknown} Handler answers by `res` as always. In style "lease" it
- *   may return a function (tx) => writes, which commit together with the answer
- * @typedef {(req: any, res: any, next: (error?: any) => void) => Promise<void>} Route
- * @typedef {(error: any, req: any, res: any, next: (error?: any) => void) => void} ErrorHandler
+ * What a request and a response of Express are at least. Handlers may ask for more: for the Request and the Response of its types.
+ * @typedef {import('node:http').IncomingMessage & {body?: unknown, params: Record<string, unknown>, query: unknown, originalUrl: string,
+ *   get(name: string): unknown}} Req
+ * @typedef {import('node:http').ServerResponse & {status(code: number): Res, json(value: unknown): unknown, send(value: unknown): unknown,
+ *   set(name: string, value: string): unknown}} Res
+ * @typedef {(error?: unknown) => void} Next
+ * @typedef {(error: unknown, req: Req, res: Res, next: Next) => void} ErrorHandler
+ */
+/**
+ * A handler answers by `res` as always. In style "lease" it may return a function (tx) => writes, which commit together with the answer.
+ * By default its request is the one that the option "principal" takes.
+ * @template C
+ * @template {Req} Q
+ * @typedef {<R extends Req = Q, S extends Res = Res>(handler: (req: R, res: S, context: C) => unknown) =>
+ *   (req: R, res: S, next: Next) => Promise<void>} Wrap
  */
 
 /**
  * Routes of Express that run once for each key.
- * @param {import('../index.js').Idempotency} idempotency
- * @param {import('./core.js').HttpOptions} options
- * @returns {{transaction: (handler: Handler) => Route, lease: (handler: Handler) => Route, keepBody: () => (req: any, res: any, next: () => void) => void,
+ * @template Tx
+ * @template {Req} [Q=Req]
+ * @param {import('../index.js').Idempotency<Tx>} idempotency
+ * @param {import('./core.js').HttpOptions<Q>} options
+ * @returns {{transaction: Wrap<import('./core.js').TransactionContext<Tx>, Q>, lease: Wrap<import('./core.js').Context<Tx>, Q>,
+ *   keepBody: () => (req: import('node:http').IncomingMessage, res: unknown, next: () => void) => void,
  *   problemErrors: () => ErrorHandler}} transaction:
  *   the handler gets `tx`, in whose transaction its answer is stored. lease: it gets an operation, with fence, and a signal.
  *   keepBody: `app.use` it before body parsers, so that requests are compared by what was sent, not by what a parser made of it.
@@ -24,7 +38,7 @@ import {
  */
 export function expressIdempotency(idempotency, options) {
   const core = new HttpIdempotency(idempotency, options)
-  const route = (style) => (handler) => async (req, res, next) => {
+  const route = (/** @type {'transaction' | 'lease'} */ style) => (/** @type {Function} */ handler) => async (req, res, next) => {
     const capture = new Capture(res, core.maxResponse)
     const answer = await core.run(toExchange(req, core.maxRequest), style, async (context) => {
       const answered = capture.start()

@@ -5,9 +5,16 @@ import { comparable, keep, keptBody, readAll, saysBody, unseen } from './body.js
 import { valuesOf } from './express.js'
 
 /**
- * @typedef {(request: any, reply: any, context: import('./core.js').Context) => unknown} Handler answers by `reply.send` or by what it
- *   returns. In style "lease" it may return a function (tx) => writes after `reply.send`
- * @typedef {(request: any, reply: any) => Promise<any>} Route
+ * A handler answers by `reply.send` or by what it returns. In style "lease" it may return a function (tx) => writes after `reply.send`.
+ * @template C
+ * @typedef {<G extends import('fastify').RouteGenericInterface = import('fastify').RouteGenericInterface>(
+ *   handler: (request: import('fastify').FastifyRequest<G>, reply: import('fastify').FastifyReply<G>, context: C) => unknown) =>
+ *   (request: import('fastify').FastifyRequest<G>, reply: import('fastify').FastifyReply<G>) => Promise<unknown>} Wrap
+ */
+/**
+ * What the instance has as `idempotent`: in TypeScript, declare it on FastifyInstance.
+ * @template [Tx=unknown]
+ * @typedef {{transaction: Wrap<import('./core.js').TransactionContext<Tx>>, lease: Wrap<import('./core.js').Context<Tx>>}} Idempotent
  */
 
 const ATTEMPT = Symbol('attempt')
@@ -15,10 +22,11 @@ const ATTEMPT = Symbol('attempt')
 /**
  * A plugin: `fastify.register(fastifyIdempotency, { idempotency, … })`. Then `fastify.idempotent.transaction(handler)` and
  * `fastify.idempotent.lease(handler)` make handlers that run once for each key. Register it after plugins that change replies.
- * @param {any} fastify
- * @param {import('./core.js').HttpOptions & {idempotency: import('../index.js').Idempotency}} options
+ * @param {import('fastify').FastifyInstance} instance
+ * @param {import('./core.js').HttpOptions<import('fastify').FastifyRequest> & {idempotency: import('../index.js').Idempotency}} options
  */
-export async function fastifyIdempotency(fastify, { idempotency, ...options }) {
+export async function fastifyIdempotency(instance, { idempotency, ...options }) {
+  const fastify = /** @type {any} */ (instance)
   const core = new HttpIdempotency(idempotency, options)
   const routes = new WeakSet()
   const route = (style) => (handler) => {

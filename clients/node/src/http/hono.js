@@ -5,20 +5,24 @@ import { HttpIdempotency, responseTooLarge } from './core.js'
 import { valuesOf } from './express.js'
 
 /**
- * @typedef {(c: any, context: import('./core.js').Context) => Response | {response: Response, writes: (tx: any) => unknown} |
- *   Promise<Response | {response: Response, writes: (tx: any) => unknown}>} Handler gives back a Response; in style "lease" it may give
- *   writes as well, which commit together with the answer
+ * A handler gives back a Response; in style "lease" it may give writes as well, which commit together with the answer.
+ * @template A
+ * @template C
+ * @typedef {<H extends import('hono').Context = import('hono').Context>(handler: (c: H, context: C) => A | Promise<A>) =>
+ *   (c: H) => Promise<Response>} Wrap
  */
 
 /**
  * Routes of Hono that run once for each key.
- * @param {import('../index.js').Idempotency} idempotency
- * @param {import('./core.js').HttpOptions} options
- * @returns {{transaction: (handler: Handler) => (c: any) => Promise<Response>, lease: (handler: Handler) => (c: any) => Promise<Response>}}
+ * @template Tx
+ * @param {import('../index.js').Idempotency<Tx>} idempotency
+ * @param {import('./core.js').HttpOptions<import('hono').HonoRequest>} options
+ * @returns {{transaction: Wrap<Response, import('./core.js').TransactionContext<Tx>>,
+ *   lease: Wrap<Response | {response: Response, writes: (tx: Tx) => unknown}, import('./core.js').Context<Tx>>}}
  */
 export function honoIdempotency(idempotency, options) {
   const core = new HttpIdempotency(idempotency, options)
-  const route = (style) => (handler) => async (c) => {
+  const route = (/** @type {'transaction' | 'lease'} */ style) => (/** @type {Function} */ handler) => async (c) => {
     const answer = await core.run(toExchange(c, core.maxRequest), style, async (context) => {
       const given = await called(handler, c, context)
       return given instanceof Response || !given?.response

@@ -40,7 +40,7 @@ export function inProgress(ms) {
     { detail: 'Send it again, with the same key, after the time in Retry-After.', headers: retryAfter(ms) })
 }
 
-/** @type {[any, (error: any) => Problem][]} */
+/** @type {[Function, (error: any) => Problem][]} */
 const BY_CLASS = [
   [BadArgument, () => new Problem(400, 'The request is not acceptable', { detail: 'The Idempotency-Key or the request is not acceptable.' })],
   [Forbidden, () => new Problem(403, 'This Idempotency-Key may not be used here', { detail: 'The service has no right to it.' })],
@@ -56,7 +56,7 @@ const UNAVAILABLE = new Set(['25006', '53300', '55P03', '57014'])
 
 /**
  * The problem for any error.
- * @param {any} error
+ * @param {unknown} error
  * @returns {Problem}
  */
 export function problemFor(error) {
@@ -65,7 +65,7 @@ export function problemFor(error) {
   const known = BY_CLASS.find(([Class]) => error instanceof Class)
   if (known) return known[1](error)
   if (isTransient(error) || UNAVAILABLE.has(sqlstate(error) ?? '')) return busy('The service is busy', null)
-  const status = error?.statusCode ?? error?.status
+  const { statusCode, status = statusCode } = /** @type {{statusCode?: any, status?: any}} */ (error ?? {})
   if (Number.isInteger(status) && status >= 400 && status < 500) return new Problem(status, STATUS_CODES[status] ?? 'Error')
   return new Problem(500, 'Internal Server Error')
 }
