@@ -19,10 +19,9 @@ type heartbeat struct {
 
 // startHeartbeat gives the work a context that ends when the lease is lost: when
 // the server says so, or when it could not be extended before it ran out.
-func (c *Client[Tx]) startHeartbeat(ctx context.Context, call *call, o *Operation) *heartbeat {
+func (c *Client[Tx]) startHeartbeat(ctx context.Context, call *call, o *Operation, until time.Time) *heartbeat {
 	b := &heartbeat{done: make(chan struct{})}
 	b.ctx, b.cancel = context.WithCancel(ctx)
-	until := c.options.Clock.Now().Add(o.LeaseLeft)
 	go func() {
 		defer close(b.done)
 		if lost := c.beat(b.ctx, call, o, until); lost != nil {

@@ -67,40 +67,44 @@ func (c *Client[Tx]) Lease(ctx context.Context, key string, request any, work Le
 	if err != nil {
 		return nil, err
 	}
-	o, err := c.beginLease(ctx, call)
+	o, asked, err := c.beginLease(ctx, call)
 	if err != nil {
 		return nil, err
 	}
 	if o.Outcome != Acquired {
 		return resultOf(o), nil
 	}
-	held := &holding[Tx]{client: c, call: call, operation: o}
+	held := &holding[Tx]{client: c, call: call, operation: o, until: asked.Add(o.LeaseLeft)}
 	completion, err := held.run(ctx, work)
 	return held.end(ctx, completion, err)
 }
 
-// beginLease begins, and waits for another owner.
-func (c *Client[Tx]) beginLease(ctx context.Context, call *call) (*Operation, error) {
+// beginLease begins, and waits for another owner. It returns when it asked, too: the
+// lease may run since then, however long its answer took.
+func (c *Client[Tx]) beginLease(ctx context.Context, call *call) (*Operation, time.Time, error) {
 	var o *Operation
+	var asked time.Time
 	err := c.await(ctx, call.wait, func() (_ Outcome, err error) {
-		o, err = c.beginLeaseNow(ctx, call)
+		o, asked, err = c.beginLeaseNow(ctx, call)
 		if err != nil {
 			return "", err
 		}
 		return o.Outcome, nil
 	})
 	if err != nil {
-		return nil, err
+		return nil, asked, err
 	}
 	c.options.Hooks.begun(o)
-	return o, nil
+	return o, asked, nil
 }
 
 // beginLeaseNow begins in a transaction of its own. If the answer is lost, the
 // repetition finds the lease that it cannot know to be its own: InProgress.
-func (c *Client[Tx]) beginLeaseNow(ctx context.Context, call *call) (*Operation, error) {
+func (c *Client[Tx]) beginLeaseNow(ctx context.Context, call *call) (*Operation, time.Time, error) {
 	var o *Operation
+	var asked time.Time
 	_, err := c.repeat(ctx, call, func(bool) (*Result, error) {
+		asked = c.options.Clock.Now()
 		rows, err := c.query(ctx, c.sql.beginOf(call, call.lease, 0))
 		err = ofBegin(err)
 		if errors.Is(err, ErrKeyReused) {
@@ -111,7 +115,7 @@ func (c *Client[Tx]) beginLeaseNow(ctx context.Context, call *call) (*Operation,
 		}
 		return nil, err
 	})
-	return o, err
+	return o, asked, err
 }
 
 // query runs one statement in a transaction of its own.
@@ -182,12 +186,13 @@ type holding[Tx any] struct {
 	client    *Client[Tx]
 	call      *call
 	operation *Operation
-	lost      bool // the hook has been told
+	until     time.Time // when the lease that the begin gave is over
+	lost      bool      // the hook has been told
 }
 
 // run reconciles and works under the heartbeat.
 func (h *holding[Tx]) run(ctx context.Context, work LeasedWork[Tx]) (Completion[Tx], error) {
-	beat := h.client.startHeartbeat(ctx, h.call, h.operation)
+	beat := h.client.startHeartbeat(ctx, h.call, h.operation, h.until)
 	defer beat.stop()
 	completion, err := h.reconcileAndWork(beat.ctx, work)
 	beat.stop()

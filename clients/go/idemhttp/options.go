@@ -99,13 +99,13 @@ const (
 )
 
 // DefaultStatuses stores 2xx and 3xx, stores 4xx as failures, and discards the rest.
-// Refusals of the moment are released, as they say nothing of the operation: 401, 403,
-// 408, 409, 425 and 429.
+// Refusals of the moment are discarded, too, as they say nothing of the operation, nor that
+// a leased handler has done nothing outside: 401, 403, 408, 409, 425 and 429.
 func DefaultStatuses(status int) Keep {
 	switch status {
 	case http.StatusUnauthorized, http.StatusForbidden, http.StatusRequestTimeout, http.StatusConflict,
 		http.StatusTooEarly, http.StatusTooManyRequests:
-		return Keep{As: Released}
+		return Keep{As: Discarded}
 	}
 	switch {
 	case status >= 200 && status < 400:

@@ -136,10 +136,10 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
       assert.ok(Number(replay.headers['retry-after']) >= 49 && Number(replay.headers['retry-after']) <= 50)
     })
 
-    for (const style of ['transaction', 'lease']) {
+    for (const [style, statuses] of [['transaction'], ['lease', (status) => status === 201 ? 'complete' : 'release']]) {
       test(`${style}: a refusal of the moment is not stored`, async (t) => {
         let status
-        const { post } = await server(t, () => ({ status }), { style })
+        const { post } = await server(t, () => ({ status }), { style, statuses })
         for (const passing of [401, 403, 408, 409, 425, 429]) {
           const key = newKey()
           const seen = []
@@ -148,6 +148,23 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
         }
       })
     }
+
+    // The handler may have charged before it was refused: the next owner reconciles, and does not charge again.
+    test('lease: a refusal of the moment leaves the lease', async (t) => {
+      let status
+      let charges = 0
+      const { pool, post } = await server(t, () => { charges++; return { status } }, {
+        style: 'lease', reconcile: () => Reconciled.done({ code: 201, body: 'charged' }),
+      })
+      for (status of [401, 403, 408, 409, 425, 429]) {
+        const key = newKey()
+        charges = 0
+        assert.deepEqual([(await post(key)).status, (await post(key)).status], [status, 409])
+        await pool.query(
+          "UPDATE idempotency_store SET lease_expires_at = clock_timestamp() - interval '1 s' WHERE idempotency_key = $1", [key])
+        assert.deepEqual([(await post(key)).status, (await post(key)).status, charges], [201, 201, 1])
+      }
+    })
 
     test('an authentication that stands before the route is asked before a replay, too', async (t) => {
       const owners = new Map([['Bearer ada', 'ada'], ['Bearer bob', 'bob']])

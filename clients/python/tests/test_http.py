@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from conftest import QUICK
-from pg_idempotency import AsyncIdempotency, FakeClock, Idempotency, NotDone, Unknown
+from pg_idempotency import AsyncIdempotency, Done, FakeClock, Idempotency, NotDone, Response, Unknown
 from pg_idempotency.http import Core, Options, Reply, Request, Store, current
 from pg_idempotency.http.asgi import IdempotencyMiddleware as AsgiMiddleware
 from pg_idempotency.http.key import BadKey, read_key
@@ -178,7 +178,7 @@ def test_the_marker_of_a_replay_has_a_name_of_your_own(pool, key):
 
 @pytest.mark.parametrize("options", [{}, {"lease": 30}])
 def test_an_answer_says_until_when_it_is_kept(pool, key, admin, options):
-    statuses = {"2xx": Store("complete", 3600)}
+    statuses = {"2xx": Store("complete", 3600), "429": Store("release")}
     answers = iter([(429, [], [b""]), (201, [], [b""])])
     app = wsgi(pool, lambda environ: next(answers), lifetime="Idempotency-Expires", statuses=statuses, **options)
     headers = [call_wsgi(app, key)[1] for _ in range(3)]
@@ -248,11 +248,29 @@ def test_statuses_can_be_mapped(pool, key):
 
 
 @pytest.mark.parametrize("status", [401, 403, 408, 409, 425, 429])
-@pytest.mark.parametrize("options", [{}, {"lease": 30}])
+@pytest.mark.parametrize("options", [{}, {"lease": 30, "statuses": {"4xx": Store("release")}}])
 def test_a_refusal_of_the_moment_is_not_stored(pool, key, status, options):
     answers = iter([(status, [], [b"not now"]), (201, [], [b"done"])])
     app = wsgi(pool, lambda environ: next(answers), **options)
     assert [call_wsgi(app, key)[0] for _ in range(3)] == [status, 201, 201]
+
+
+@pytest.mark.parametrize("status", [401, 403, 408, 409, 425, 429])
+def test_a_refusal_of_the_moment_leaves_a_lease(pool, key, status):
+    """The handler may have charged before it was refused: the next owner reconciles, and does not charge again."""
+    charges = []
+
+    def charge(environ):
+        charges.append(key)
+        return status, [], [b"not now"]
+
+    app = wsgi(pool, charge, lease=30, reconcile=lambda operation: Done(Response(201, body=b"charged")))
+    assert [call_wsgi(app, key)[0] for _ in range(2)] == [status, 409]
+    with pool.connection() as connection:
+        connection.execute("UPDATE idempotency_store SET lease_expires_at = clock_timestamp() - interval '1 s'"
+                           " WHERE idempotency_key = %s", (key,))
+    assert [call_wsgi(app, key)[::2] for _ in range(2)] == [(201, b"charged")] * 2
+    assert charges == [key]
 
 
 def test_a_500_leaves_a_lease_and_a_mapped_one_does_not(pool, key):

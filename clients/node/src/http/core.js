@@ -57,7 +57,7 @@ import { routeScope, scopeOf } from './spelling.js'
  * @property {(request: Req) => unknown} [fingerprint] JSON value that is compared in place of media type and body, beside method and target
  * @property {(status: number) => End | {end: End, retention?: import('../index.js').Duration} | undefined} [statuses] what becomes of an answer:
  *   "complete", "fail" (the transaction's writes are undone), "release" (nothing is stored), "leave" (a lease is left to run out). By default
- *   complete below 400, release for 401, 403, 408, 409, 425 and 429, fail for other 4xx, else release, or leave for a lease
+ *   complete below 400, fail for 4xx, but for 401, 403, 408, 409, 425 and 429: those and the rest release, or leave for a lease
  * @property {string[]} [headers] stored beside Content-Type, Content-Language, Content-Encoding, Location and ETag: names, or X-*
  * @property {number} [maxRequest] bytes; 1 MB
  * @property {number} [maxResponse] bytes; 1 MB
@@ -83,7 +83,8 @@ import { routeScope, scopeOf } from './spelling.js'
  */
 
 const MEGABYTE = 1024 * 1024
-// A refusal of the moment, which says nothing of the operation: who asks, how often, and when.
+// A refusal of the moment, which says nothing of the operation: who asks, how often, and when. Nor does it say that a leased handler has
+// done nothing outside before.
 const PASSING = new Set([401, 403, 408, 409, 425, 429])
 const DEFAULTS = {
   header: 'Idempotency-Key', marker: 'Idempotency-Replayed', required: true, strict: false, methods: ['POST', 'PATCH'], headers: [], wait: 0,
@@ -209,8 +210,7 @@ export class HttpIdempotency {
     if (typeof own === 'object') return own
     if (own) return { end: own }
     if (status < 400) return { end: 'complete' }
-    if (PASSING.has(status)) return { end: 'release' }
-    if (status < 500) return { end: 'fail' }
+    if (status < 500 && !PASSING.has(status)) return { end: 'fail' }
     return { end: style === 'lease' ? 'leave' : 'release' }
   }
 

@@ -69,11 +69,12 @@ class Store:
     retention: Optional[Duration] = None
 
 
-# A refusal of the moment, which says nothing of the operation: who asks, how often, and when.
+# A refusal of the moment, which says nothing of the operation: who asks, how often, and when. Nor does it say that a leased
+# handler has done nothing outside before.
 PASSING = ("401", "403", "408", "409", "425", "429")
 STATUSES: Mapping[str, Store] = {
     "2xx": Store("complete"), "3xx": Store("complete"), "4xx": Store("fail"), "5xx": Store("leave"),
-    **{status: Store("release") for status in PASSING}}
+    **{status: Store("leave") for status in PASSING}}
 
 
 @dataclass(frozen=True)

@@ -224,6 +224,45 @@ func testHeartbeat[Tx any](t *testing.T, b backend[Tx]) {
 	same(t, "effects", effects(t, key), "1")
 }
 
+// slow has connections for which one waits, by the clock.
+type slow[Tx any] struct {
+	idempotency.Database[Tx]
+	clock *idempotency.FakeClock
+	once  sync.Once
+}
+
+func (s *slow[Tx]) Acquire(ctx context.Context) (idempotency.Conn[Tx], error) {
+	s.once.Do(func() { s.clock.Advance(25 * time.Second) })
+	return s.Database.Acquire(ctx)
+}
+
+func TestSlowBegin(t *testing.T) { onBoth(t, testSlowBegin[pgx.Tx], testSlowBegin[*sql.Tx]) }
+
+// The answer to the begin took 25 of the 30 seconds of the lease, so the first beat is due
+// after a third of the other 5.
+func testSlowBegin[Tx any](t *testing.T, b backend[Tx]) {
+	clock := idempotency.NewFakeClock(time.Unix(0, 0))
+	database := &slow[Tx]{Database: b.open(t, serverURL(), 4), clock: clock}
+	client, key := idempotency.New[Tx](database, idempotency.Options{Clock: clock}), newKey()
+	_, err := client.Lease(background, key, nil, func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
+		until := func() string {
+			return value(t, "SELECT lease_expires_at FROM idempotency_store WHERE idempotency_key = $1", key)
+		}
+		before := until()
+		clock.AwaitSleepers(1)
+		clock.Advance(2 * time.Second)
+		for looks := 0; until() == before; looks++ {
+			if looks == 100 {
+				t.Error("no beat")
+				break
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		return b.answer(key)(ctx, o)
+	}, idempotency.WithLease(30*time.Second))
+	must(t, err)
+}
+
 func TestHeartbeatLosesTheLease(t *testing.T) {
 	onBoth(t, testHeartbeatLosesTheLease[pgx.Tx], testHeartbeatLosesTheLease[*sql.Tx])
 }

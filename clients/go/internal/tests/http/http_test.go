@@ -378,7 +378,12 @@ func TestMarker(t *testing.T) {
 func TestLifetime(t *testing.T) {
 	onEach(t, func(t *testing.T, s site) {
 		transactionKey, leaseKey, status := newKey(), newKey(), 429
-		m := middleware(idemhttp.Options{Lifetime: "Idempotency-Expires"})
+		m := middleware(idemhttp.Options{Lifetime: "Idempotency-Expires", Statuses: func(status int) idemhttp.Keep {
+			if status == 429 {
+				return idemhttp.Keep{As: idemhttp.Released}
+			}
+			return idemhttp.DefaultStatuses(status)
+		}})
 		for key, handler := range map[string]http.Handler{
 			transactionKey: s.transaction(m, func(w http.ResponseWriter, _ *http.Request, _ pgx.Tx) error {
 				w.WriteHeader(status)
@@ -697,13 +702,19 @@ func TestLeaseFailures(t *testing.T) {
 			"declined":  {idempotency.Decline(402, "no"), 0, 402, 0, 1},
 			"code 404":  {nil, 404, 404, 0, 1},
 			"code 502":  {nil, 502, 502, 0, 1},
-			"code 429":  {nil, 429, 429, 0, 0},
+			"released":  {nil, 429, 429, 0, 0},
+			"code 409":  {nil, 409, 409, 0, 1},
+			"code 429":  {nil, 429, 429, 0, 1},
 			"code 0":    {nil, 0, 200, 1, 1},
 			"from 2 up": {nil, 299, 299, 1, 1},
 		} {
 			t.Run(name, func(t *testing.T) {
 				key := newKey()
-				handler := s.lease(middleware(idemhttp.Options{}), func(*http.Request, idempotency.Operation) (idempotency.Completion[pgx.Tx], error) {
+				options := idemhttp.Options{}
+				if name == "released" {
+					options.Statuses = func(int) idemhttp.Keep { return idemhttp.Keep{As: idemhttp.Released} }
+				}
+				handler := s.lease(middleware(options), func(*http.Request, idempotency.Operation) (idempotency.Completion[pgx.Tx], error) {
 					if c.err != nil {
 						return none, c.err
 					}
