@@ -564,6 +564,12 @@ describe('express alone', () => {
       const { post, errors } = await app(t, 'transaction', (req, res) => { calls++; res.end() }, { principal: () => nobody })
       assert.deepEqual([(await post()).status, calls, errors.length], [500, 0, 1])
     })
+
+    test(`the scope ${JSON.stringify(nobody)} is none: 500, and nothing runs`, async (t) => {
+      let calls = 0
+      const { post, errors } = await app(t, 'transaction', (req, res) => { calls++; res.end() }, { scope: () => nobody })
+      assert.deepEqual([(await post()).status, calls, errors.length], [500, 0, 1])
+    })
   }
 
   test('two services on one database do not share answers', async (t) => {

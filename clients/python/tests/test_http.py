@@ -80,6 +80,14 @@ def test_a_principal_is_a_string_that_is_not_empty(nobody):
         core.admit(request(idempotency_key="k"))
 
 
+@pytest.mark.parametrize("nothing", [None, "", 7])
+def test_a_scope_is_a_string_that_is_not_empty(nothing):
+    """Behind the scope of the Idempotency, None was the scope of all who have none."""
+    core = Core(Options(scope=lambda asked: nothing), lambda: "payments")
+    with pytest.raises(TypeError, match="scope"):
+        core.admit(request(idempotency_key="k"))
+
+
 def test_a_principal_has_to_be_given():
     for kind in (Options, lambda: Options(routes={"/r": {}})):
         with pytest.raises(ValueError, match="principal"):

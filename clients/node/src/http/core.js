@@ -285,6 +285,7 @@ export class HttpIdempotency {
       throw new TypeError('the option "principal" has to give a string that is not empty')
     }
     const own = scope ? await scope(request, { method, route, principal: who }) : routeScope(method, route, who)
+    if (typeof own !== 'string' || own === '') throw new TypeError('the option "scope" has to give a string that is not empty')
     return scopeOf(this.#idempotency.scope, own)
   }
 

@@ -313,6 +313,8 @@ class Core:
         """
         own = (f"{request.method.upper()} {escaped(request.route)} {principal}" if options.scope is None
                else options.scope(request))
+        if not isinstance(own, str) or own == "":
+            raise TypeError("the option scope has to give a string that is not empty")
         space = self.space()
         scope = own if space == "" else f"{escaped(space)} {own}"
         return scope if len(scope) <= 255 and "\0" not in scope else "sha256:" + hashlib.sha256(scope.encode()).hexdigest()
