@@ -190,7 +190,11 @@ func (m *Middleware[Tx]) scopeOf(r *http.Request, route string) (string, error) 
 		}
 	}
 	if m.options.Scope != nil {
-		return scopeOf(m.client.Scope(), m.options.Scope(r, route)), nil
+		scope := m.options.Scope(r, route)
+		if scope == "" {
+			return "", errNobody
+		}
+		return scopeOf(m.client.Scope(), scope), nil
 	}
 	return scopeOf(m.client.Scope(), routeScope(r.Method, route, principal)), nil
 }

@@ -30,7 +30,8 @@ type Options struct {
 	// come before the middleware, and Principal read what it has found.
 	Principal func(r *http.Request) string
 	// Scope makes the scope, in place of method, route and principal. The scope of the
-	// client stands before it. Principal is asked all the same, if it is given.
+	// client stands before it. Principal is asked all the same, if it is given. "" is
+	// nobody, as for Principal: clients without a scope do not share one.
 	Scope func(r *http.Request, route string) string
 	// Fingerprint makes what two equal requests have in common, marshalled as JSON,
 	// in place of media type and body. Method and target are always compared.

@@ -330,7 +330,8 @@ func TestNobody(t *testing.T) {
 	tenant := func(r *http.Request) string { return r.Header.Get("X-Tenant") }
 	onEach(t, func(t *testing.T, s site) {
 		for _, options := range []idemhttp.Options{{Principal: tenant},
-			{Principal: tenant, Scope: func(*http.Request, string) string { return "of everybody" }}} {
+			{Principal: tenant, Scope: func(*http.Request, string) string { return "of everybody" }},
+			{Scope: func(r *http.Request, _ string) string { return tenant(r) }}} {
 			key := newKey()
 			handler := s.transaction(middleware(options),
 				func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error { return insert(r.Context(), tx, key) })
