@@ -179,9 +179,10 @@ suite_of() {
 	esac
 }
 
-# cron_package VERSION: pg_cron for this PostgreSQL; nothing where Debian has none yet.
+# cron_package VERSION: pg_cron for this PostgreSQL; nothing where Debian has none: no
+# release of it has 16, and none has it for 19 yet.
 cron_package() {
-	[[ $1 -ge 19 ]] || echo "postgresql-$1-cron"
+	[[ $1 -ge 19 || $1 -eq 16 ]] || echo "postgresql-$1-cron"
 }
 
 # The mirror that this machine's apt uses, by what the lists say of themselves, as
