@@ -164,7 +164,8 @@ sub wait_for_file
 
 	for (1 .. 60_000)
 	{
-		return 1 if glob($pattern);
+		# glob gives back a name without a wildcard, whether or not there is such a file
+		return 1 if grep { -e } glob($pattern);
 		usleep(1_000);
 	}
 	return 0;
