@@ -72,7 +72,7 @@ SELECT idem_forget(key => 'forget-5');
 SELECT left(raises($$SELECT idem_forget(key => 'forget-none')$$), 5);
 ROLLBACK;
 
--- The owner's trigger runs as the owner, whoever calls; suppressed, nothing is forgotten.
+-- The owner's trigger runs as the owner, and not as the caller. If it suppresses the DELETE, nothing is forgotten.
 CREATE FUNCTION forget_guard() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
 	RAISE NOTICE 'deleted by %', CASE WHEN current_user = (SELECT relowner::regrole::text FROM pg_class WHERE oid = TG_RELID) THEN 'the owner' ELSE current_user END;

@@ -16,7 +16,7 @@ BEGIN
 EXCEPTION WHEN OTHERS THEN
 	GET STACKED DIAGNOSTICS message = MESSAGE_TEXT, detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT,
 		context = PG_EXCEPTION_CONTEXT, relation = TABLE_NAME;
-	RETURN sqlstate || CASE WHEN concat(message, detail, hint, context, relation) ~ 's3cret|733363726574' THEN ' leaks' ELSE ' tells nothing' END;
+	RETURN sqlstate || CASE WHEN concat(message, detail, hint, context, relation) ~ 's3cret|733363726574' THEN ' leaks' ELSE ' shows nothing' END;
 END
 $$;
 -- the control: the function finds a secret

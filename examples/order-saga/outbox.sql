@@ -1,5 +1,5 @@
 -- The outbox, the same in each database. A message is a row that commits together
--- with what it tells. The relay sends the rows whose sent_at is NULL.
+-- with the change that it reports. The relay sends the rows whose sent_at is NULL.
 
 CREATE TABLE outbox (
 	key text PRIMARY KEY,

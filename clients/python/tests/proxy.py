@@ -8,8 +8,9 @@ server has noticed. While ``flowing`` is not set, no answer comes through: the n
 
 import os
 import socket
-import struct
 import threading
+
+from fault_proxy import messages, receive_startup
 
 
 class Proxy:
@@ -86,8 +87,7 @@ class Pair:
 
     def startup(self):
         """The first message has no kind."""
-        head = exactly(self.down, 4)
-        return head + exactly(self.down, struct.unpack("!I", head)[0] - 4)
+        return receive_startup(self.down)
 
     def answers(self):
         """From the server to the client."""
@@ -111,21 +111,3 @@ class Pair:
                 end.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass
-
-
-def messages(end):
-    """Each message: its kind, and all of it."""
-    while True:
-        head = exactly(end, 5)
-        yield head[:1], head + exactly(end, struct.unpack("!I", head[1:])[0] - 4)
-
-
-def exactly(end, size):
-    """That many bytes. Raises OSError at the end of the stream."""
-    data = b""
-    while len(data) < size:
-        more = end.recv(size - len(data))
-        if not more:
-            raise OSError("end of stream")
-        data += more
-    return data

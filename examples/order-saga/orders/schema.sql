@@ -1,4 +1,4 @@
--- What a customer sees. The document is what all services are told of the order.
+-- What a customer sees. Every message to the services has the document.
 CREATE TABLE orders (
 	id uuid PRIMARY KEY,
 	tenant text NOT NULL,
