@@ -39,14 +39,16 @@ sub fill
 }
 
 fill('idempotency_store');
-my @one_table = map { predicate_locks($_) } 1, 20, 500;
+my @operations = (1, 20, 500);
+my @one_table = map { predicate_locks($_) } @operations;
 query(q{SELECT idem_partition_store('12 hours')});
 query('SELECT idem_gc()') for 1, 2;
 fill("idempotency_store_p$_") for 1 .. 4;
-my @ring = map { predicate_locks($_) } 1, 20, 500;
+my @ring = map { predicate_locks($_) } @operations;
 diag "predicate locks of 1, 20 and 500 operations: @one_table for one table, @ring for a ring of four";
 cmp_ok($one_table[0], '>', 0, 'a begin at SERIALIZABLE takes predicate locks');
-cmp_ok($ring[$_], '<=', 5 * $one_table[$_], 'a ring of four takes as many for each table, and for the store itself') for 0 .. 2;
+# Two keys may meet on one page of an index, so the bound counts from what a single key takes.
+cmp_ok($ring[$_], '<=', 5 * $one_table[0] * $operations[$_], "$operations[$_] in a ring of four: as many for each table, and for the store itself") for 0 .. 2;
 cmp_ok($ring[2], '<=', 5 * 2 * 33, 'many in one table become one for the table');
 
 # ---- a role without rights holds a lock on a table ----
