@@ -45,7 +45,7 @@ ROLLBACK TO a;
 SELECT raises('SELECT idem_complete_batch(ARRAY[''batch-5'', ''batch-5''])');
 SELECT idem_complete_batch(ARRAY['batch-6', 'batch-5']);
 COMMIT;
--- FAILURES 34: what is acquired counts against the limit, replays and duplicates do not; beyond it nothing is acquired.
+-- What is acquired counts against the limit, replays and duplicates do not; beyond it nothing is acquired.
 SET idempotency.max_operations_per_transaction = 2;
 BEGIN;
 SELECT raises('SELECT idem_begin_batch(ARRAY[''batch-7'', ''batch-8'', ''batch-9''])'), locks_held();

@@ -2,7 +2,7 @@
 \pset format unaligned
 \pset tuples_only on
 
--- FAILURES 34: a release that has to keep its lock still counts.
+-- A release that has to keep its lock still counts.
 SET idempotency.max_operations_per_transaction = 3;
 SELECT raises($q$DO $do$ BEGIN
 	FOR i IN 1..10 LOOP
@@ -22,7 +22,7 @@ SELECT raises($$SELECT idem_complete('bounds-leased-' || n, fence => fence) FROM
 SELECT count(*) FROM idempotency_store WHERE idempotency_key LIKE 'bounds-leased-%' AND status = 'PENDING';
 RESET idempotency.max_operations_per_transaction;
 
--- FAILURES 15: released and rolled back operations cost no memory.
+-- Released and rolled back operations cost no memory.
 CREATE FUNCTION bounds_memory() RETURNS text LANGUAGE sql AS $$
 	SELECT CASE WHEN coalesce(sum(total_bytes), 0) < 65536 THEN 'little' ELSE 'much' END
 	FROM pg_backend_memory_contexts WHERE name = 'idempotency operations'
@@ -47,7 +47,7 @@ SELECT bounds_memory(), locks_held();
 SELECT answer(idem_begin('bounds')), answer(idem_begin('bounds-1'));
 ROLLBACK;
 
--- FAILURES 67: locks on entities are refused inside a security-restricted operation.
+-- Locks on entities are refused inside a security-restricted operation.
 CREATE FUNCTION bounds_lock(key text) RETURNS text IMMUTABLE LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 BEGIN
 	PERFORM idem_lock(ARRAY[key]);

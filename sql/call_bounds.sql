@@ -1,4 +1,4 @@
--- FAILURES 95: a stored error is cut to the size limit of responses, and never fails because of it.
+-- A stored error is cut to the size limit of responses, and never fails because of it.
 \pset format unaligned
 \pset tuples_only on
 CREATE FUNCTION bounds_raise(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$

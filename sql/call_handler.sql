@@ -74,7 +74,7 @@ SELECT response_payload ->> 'message', current_user, current_setting('search_pat
 RESET ROLE;
 SELECT who = current_user, path FROM handler_who;
 
--- FAILURES 89: the caller needs USAGE on the handler's schema, too, if the handler comes by name or by OID.
+-- The caller needs USAGE on the handler's schema, too, if the handler comes by name or by OID.
 CREATE SCHEMA regress_idem_closed;
 CREATE FUNCTION regress_idem_closed.handle(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1';
 GRANT EXECUTE ON FUNCTION regress_idem_closed.handle(jsonb) TO regress_idem_caller;

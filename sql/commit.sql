@@ -1,10 +1,10 @@
--- FAILURES 13, 19, 20, 22, 23, 26: COMMIT is refused while an operation is
+-- COMMIT is refused while an operation is
 -- unfinished, whatever the way in which the transaction ends.
 \pset format unaligned
 \pset tuples_only on
 CREATE TEMP TABLE effect (n int);
 
--- FAILURES 20: autocommit without a lease. The message begins with the missing command.
+-- Autocommit without a lease. The message begins with the missing command.
 SELECT idem_begin('commit-1', scope => 'some scope');
 \echo :SQLSTATE
 SELECT outcome FROM idem_begin('commit-1', scope => 'some scope', lease => '1 hour');
@@ -47,7 +47,7 @@ SELECT raises($$SELECT idem_complete('commit-7')$$);
 COMMIT;
 \echo :SQLSTATE
 
--- FAILURES 13: nor may it be prepared for two-phase commit.
+-- Nor may it be prepared for two-phase commit.
 BEGIN;
 SELECT answer(idem_begin('commit-8'));
 PREPARE TRANSACTION 'idempotency commit-8';
@@ -56,7 +56,7 @@ PREPARE TRANSACTION 'idempotency commit-8';
 SELECT format('ROLLBACK PREPARED %L', gid) FROM pg_prepared_xacts WHERE gid = 'idempotency commit-8' \gexec
 SELECT idem_lookup('commit-8') IS NULL;
 
--- FAILURES 22: several statements in one string, one transaction.
+-- Several statements in one string, one transaction.
 SELECT answer(idem_begin('commit-9'))\; SELECT idem_complete('commit-9', '9');
 SELECT answer(idem_begin('commit-10'))\; SELECT 10;
 \echo :SQLSTATE
@@ -88,7 +88,7 @@ CALL commit_procedure();
 DROP PROCEDURE commit_procedure;
 SELECT answer(idem_lookup('commit-13')), idem_lookup('commit-14') IS NULL;
 
--- FAILURES 26: begun during COMMIT, by a deferred trigger or by a cursor.
+-- Begun during COMMIT, by a deferred trigger or by a cursor.
 CREATE FUNCTION pg_temp.begin_late() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
 	PERFORM idem_begin(tg_argv[0]);
@@ -105,7 +105,7 @@ COMMIT;
 \echo :SQLSTATE
 SELECT count(*) FROM effect WHERE n = 15;
 
--- FAILURES 23: read-only from after the begin on; the end is then refused.
+-- Read-only from after the begin on; the end is then refused.
 BEGIN;
 SELECT answer(idem_begin('commit-17'));
 SET TRANSACTION READ ONLY;
@@ -120,7 +120,7 @@ SET TRANSACTION READ ONLY;
 COMMIT;
 \echo :SQLSTATE
 
--- FAILURES 19: COMMIT of a failed transaction is a ROLLBACK, and no error.
+-- COMMIT of a failed transaction is a ROLLBACK, and no error.
 BEGIN;
 SELECT answer(idem_begin('commit-18'));
 SELECT idem_complete('commit-18');

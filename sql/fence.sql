@@ -1,4 +1,4 @@
--- FAILURES 81: a fence is greater than that of every earlier attempt of its
+-- A fence is greater than that of every earlier attempt of its
 -- operation, whatever happened to the sequence, or there is an error.
 \pset format unaligned
 \pset tuples_only on
@@ -90,7 +90,7 @@ SELECT pg_temp.old_lease('fence-10') AS old \gset
 UPDATE idempotency_store SET attempt = 2 WHERE idempotency_key = 'fence-10';
 SELECT idem_release(key => 'fence-10', fence => :old);
 SELECT fence > :old, attempt FROM idempotency_store WHERE idempotency_key = 'fence-10';
--- ... and before its record is collected: the first sweep lets the sequence catch up, the next one removes the record (FAILURES 81).
+-- ... and before its record is collected: the first sweep lets the sequence catch up, the next one removes the record.
 SELECT pg_temp.old_lease('fence-17') AS old \gset
 SELECT let_expire('fence-17');
 SELECT idem_gc() >= 0, count(*) FROM idempotency_store WHERE idempotency_key = 'fence-17';

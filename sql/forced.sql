@@ -1,4 +1,4 @@
--- FAILURES 78: FORCE ROW LEVEL SECURITY and an owner who is no superuser. An
+-- FORCE ROW LEVEL SECURITY and an owner who is no superuser. An
 -- invalidation of the store comes after a statement was analyzed and before it runs:
 -- an index expression, which is evaluated for the plan, grants a right.
 \pset format unaligned

@@ -25,7 +25,7 @@ SELECT let_lease_run_out('forget-4');
 SELECT idem_forget(key => 'forget-4');
 SELECT raises_why(format($$SELECT idem_complete(key => 'forget-4', fence => %s)$$, :fence)), idem_release(key => 'forget-4', fence => :fence);
 SELECT attempt, taken_over, fence > :fence FROM idem_begin(key => 'forget-4', lease => '1 hour');
--- FAILURES 81: if the sequence is behind, it catches up with the fence of a forgotten record
+-- If the sequence is behind, it catches up with the fence of a forgotten record
 SELECT last_value AS before FROM idempotency_fence \gset
 UPDATE idempotency_store SET fence = 1000000, lease_expires_at = now() - interval '1 s' WHERE idempotency_key = 'forget-4';
 SELECT idem_forget(key => 'forget-4');

@@ -1,5 +1,5 @@
 -- Callers and objects that an attacker has prepared: wrappers, restricted operations,
--- calls with wrong types, casts, event triggers (FAILURES 66, 67, 74, 76).
+-- calls with wrong types, casts, event triggers.
 \pset format unaligned
 \pset tuples_only on
 CREATE ROLE regress_idem_hostile;
@@ -49,7 +49,7 @@ SET LOCAL ROLE regress_idem_definer;
 SELECT answer(idem_lookup('hostile-1', 'hostile'));
 ROLLBACK;
 
--- FAILURES 67: all of this is refused inside a security-restricted operation.
+-- All of this is refused inside a security-restricted operation.
 CREATE TABLE hostile.one AS SELECT 1 AS n;
 CREATE FUNCTION hostile.run(n int, statement text) RETURNS int LANGUAGE plpgsql IMMUTABLE SET search_path = public AS $$
 BEGIN

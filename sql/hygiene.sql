@@ -41,7 +41,7 @@ SELECT count(*) FROM pg_index WHERE indrelid = 'idempotency_store'::regclass;
 SELECT oid::regtype FROM pg_type WHERE oid IN (SELECT objid FROM member WHERE classid = 'pg_type'::regclass)
 AND coalesce(obj_description(oid, 'pg_type'), '') = '' AND typtype <> 'b' AND (typrelid = 0 OR (SELECT relkind FROM pg_class c WHERE c.oid = typrelid) = 'c');
 
--- FAILURES 58: dumped with the database: the rows and the fences, not the secret.
+-- Dumped with the database: the rows and the fences, not the secret.
 SELECT c::regclass FROM pg_extension, unnest(extconfig) c WHERE extname = 'idempotency'
 AND c::regclass IN ('idempotency_store'::regclass, 'idempotency_fence'::regclass, 'idempotency_stream'::regclass, 'idempotency_secret'::regclass) ORDER BY c::regclass::text COLLATE "C";
 SELECT DISTINCT unnest(extcondition) FROM pg_extension WHERE extname = 'idempotency';

@@ -1,5 +1,5 @@
 -- The extension's statements are checked against the owner's rights. No other
--- statements are, whatever their text and whenever they run (FAILURES 66, 74, 76).
+-- statements are, whatever their text and whenever they run.
 \pset format unaligned
 \pset tuples_only on
 CREATE ROLE regress_idem_imitator;

@@ -1,4 +1,4 @@
--- FAILURES 51, 52, 54: arguments of functions. Every wrong one is ID400.
+-- Arguments of functions. Every wrong one is ID400.
 \pset format unaligned
 \pset tuples_only on
 
@@ -48,7 +48,7 @@ SELECT raises(s) FROM (VALUES ('SELECT idem_begin(''input-2'', lease => ''0'')')
 	('SELECT idem_complete(''input-1'', retention => ''0'')'), ('SELECT idem_extend(''input-leased'', ''0'', fence => 9223372036854775807)'),
 	('SELECT idem_extend(''input-leased'', NULL, fence => 9223372036854775807)'),
 	('SELECT idem_call(''pg_temp.handle(jsonb)'', ''input-2'', wait => NULL)')) v(s);
--- FAILURES 43, 100: beyond the calendar, and too long to be intended
+-- Beyond the calendar, and too long to be intended
 SELECT raises(format(s, d)) FROM (VALUES (1, '106751990 days'), (2, '36500 days 1 microsecond')) w(m, d), (VALUES ('SELECT idem_begin(''input-2'', lease => %L)'),
 	('SELECT idem_begin(''input-2'', wait => %L)'),
 	('SELECT idem_complete(''input-1'', retention => %L)'),
@@ -72,10 +72,10 @@ SELECT raises(s) FROM (VALUES ('SELECT idem_complete(''k'', fence => 0)'), ('SEL
 	('SELECT idem_begin(''k'', max_attempts => -1)'), ('SELECT idem_fail(''k'', retryable => NULL)'),
 	('SELECT idem_fail(''k'', retry_after => ''1 s'')'),
 	('SELECT idem_call(''pg_temp.handle(jsonb)'', ''k'', record_failure => NULL)'), ('SELECT idem_call(NULL, ''k'')')) v(s);
--- FAILURES 52: jsonb itself refuses \u0000 and text that is not JSON.
+-- jsonb itself refuses \u0000 and text that is not JSON.
 SELECT left(raises(s), 5) FROM (VALUES ('SELECT idem_begin(''k'', request => ''"\u0000"'')'), ('SELECT idem_complete(''k'', ''{'')')) v(s);
 
--- FAILURES 56: responses at the limit and over: payload, headers and body count together.
+-- Responses at the limit and over: payload, headers and body count together.
 SET idempotency.max_response_size = '100B';
 BEGIN;
 SELECT answer(idem_begin('input-6')), answer(idem_begin('input-7')), answer(idem_begin('input-8', lease => '1 hour'));

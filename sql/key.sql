@@ -1,5 +1,5 @@
 -- Which kinds of table the store may be. It must ensure one row per operation:
--- any other table is refused at the first use, and not later (FAILURES 79, 80, 83, 130).
+-- any other table is refused at the first use, and not later.
 \pset format unaligned
 \pset tuples_only on
 BEGIN;

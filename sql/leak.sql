@@ -1,4 +1,4 @@
--- FAILURES 55, 71: no message, detail, hint or context repeats a request or a response.
+-- No message, detail, hint or context repeats a request or a response.
 \pset format unaligned
 \pset tuples_only on
 -- All texts of an error, while the statement itself does not contain the secret.

@@ -26,7 +26,7 @@ ORDER BY s COLLATE "C", f;
 SELECT idem_release('lease-1', fence => :other), idem_release('lease-none', fence => :other);
 SELECT raises(format($$SELECT idem_complete('lease-1', scope => 'lease', fence => %s)$$, :fence));
 SELECT answer(idem_begin('lease-1'));
--- With it, any transaction can end it, once: FAILURES 4. A second end is ID409 with a detail of the first, and nothing is written.
+-- With it, any transaction can end it, once. A second end is ID409 with a detail of the first, and nothing is written.
 SELECT idem_complete('lease-1', '"first"', code => 200, fence => :fence);
 SELECT answer(idem_begin('lease-1'));
 SELECT ctid, updated_at FROM idempotency_store WHERE idempotency_key = 'lease-1' \gset
@@ -91,7 +91,7 @@ SELECT fence > :fence, attempt, taken_over FROM idem_begin('lease-10', lease => 
 SELECT raises_why(format($$SELECT idem_complete('lease-10', fence => %s)$$, :fence)), idem_release('lease-10', fence => :fence);
 SELECT answer(idem_lookup('lease-10'));
 
--- FAILURES 39: a lease counts from the clock, not from the transaction's start.
+-- A lease counts from the clock, not from the transaction's start.
 BEGIN;
 SELECT pg_sleep(0.02);
 SELECT lease_expires_at >= now() + interval '1 hour 20 ms' FROM idem_begin('lease-11', lease => '1 hour');

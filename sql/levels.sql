@@ -45,7 +45,7 @@ SELECT answer(idem_lookup('levels-1')), idem_lookup('levels-4') IS NULL, idem_st
 COMMIT;
 SELECT answer(idem_lookup('levels-1')) = (SELECT answer(idem_begin('levels-1')));
 
--- FAILURES 67: inside a security-restricted operation a privileged user runs code
+-- Inside a security-restricted operation a privileged user runs code
 -- of others without knowing it: refused.
 CREATE TABLE levels_table (n int);
 INSERT INTO levels_table VALUES (1);
@@ -66,7 +66,7 @@ SELECT idem_lookup('levels-5') IS NULL;
 -- the same function works outside of one
 SELECT levels_run(1, 'SELECT idem_begin(''levels-6'', lease => ''1 hour'')'), answer(idem_lookup('levels-6'));
 
--- FAILURES 28: nothing that begins or ends runs in a parallel worker.
+-- Nothing that begins or ends runs in a parallel worker.
 SELECT proname COLLATE "C", provolatile, proparallel FROM pg_proc
 WHERE proname IN ('idem_begin', 'idem_complete', 'idem_fail', 'idem_release', 'idem_extend', 'idem_call', 'idem_fingerprint', 'idem_step_key')
 ORDER BY 1, oid;

@@ -41,7 +41,7 @@ ROLLBACK TO a;
 SELECT locks_held();
 COMMIT;
 
--- FAILURES 35: SQL users cannot release our locks.
+-- SQL users cannot release our locks.
 BEGIN;
 SELECT answer(idem_begin('locks-5'));
 SELECT pg_advisory_unlock_all(), locks_held();
@@ -53,7 +53,7 @@ SELECT answer(idem_begin('locks-6'));
 SELECT objsubid NOT IN (1, 2) AND objsubid NOT BETWEEN 4 AND 16, mode FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid();
 ROLLBACK;
 
--- FAILURES 37: DDL on the store blocks the begin, not COMMIT.
+-- DDL on the store blocks the begin, not COMMIT.
 BEGIN;
 SELECT answer(idem_begin('locks-7'));
 SELECT mode FROM pg_locks WHERE relation = 'idempotency_store'::regclass AND pid = pg_backend_pid() AND mode = 'RowExclusiveLock';
@@ -63,14 +63,14 @@ BEGIN;
 SELECT idem_lookup('locks-7') IS NULL;
 SELECT DISTINCT mode FROM pg_locks WHERE relation = 'idempotency_store'::regclass AND pid = pg_backend_pid();
 ROLLBACK;
--- FAILURES 70: lock ids have a secret: they are not the plain hash of a key.
+-- Lock ids have a secret: they are not the plain hash of a key.
 BEGIN;
 SELECT answer(idem_begin('locks-8'));
 SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()
 AND ((classid::bigint << 32) | objid::bigint) IN (hashtextextended('locks-8', 0), hashtextextended('locks-8', hashtextextended('', 0)));
 ROLLBACK;
 
--- FAILURES 34: the limit of operations in one transaction.
+-- The limit of operations in one transaction.
 SET idempotency.max_operations_per_transaction = 2;
 BEGIN;
 SELECT answer(idem_begin('locks-9')), answer(idem_begin('locks-10', lease => '1 hour'));

@@ -1,4 +1,4 @@
--- FAILURES 98: if a transaction begins and releases again and again, its memory does
+-- If a transaction begins and releases again and again, its memory does
 -- not grow, whatever the order, and also inside savepoints.
 \pset format unaligned
 \pset tuples_only on

@@ -1,4 +1,4 @@
--- FAILURES 63: triggers, constraints and more that the owner adds to the store: operations answer as before.
+-- Triggers, constraints and more that the owner adds to the store: operations answer as before.
 \pset format unaligned
 \pset tuples_only on
 CREATE FUNCTION owner_echo(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1';

@@ -1,4 +1,4 @@
--- A store with a ring of tables by expiry: FAILURES 111, 112. How it turns is
+-- A store with a ring of tables by expiry: records that are there twice, and rights. How it turns is
 -- in test/t/080_ring.pl.
 \pset format unaligned
 \pset tuples_only on

@@ -87,7 +87,7 @@ SELECT raises(s) FROM unnest(ARRAY['SELECT idem_set_policy(NULL)', 'SELECT idem_
 	'SELECT idem_set_policy(''p'', max_response_size => -1)', 'INSERT INTO idempotency_scope (pattern, retention) VALUES (''p'', ''0'')']) s;
 SELECT count(*) FROM idempotency_scope;
 
--- FAILURES 100: bounds of leases and pauses, after which records are kept for the retention.
+-- Bounds of leases and pauses, after which records are kept for the retention.
 SELECT idem_set_policy('lease*', max_retention => '1 min', max_lease => '10 min'), idem_set_policy('lease/short', max_lease => '1 s'), idem_set_policy('lease/more', max_attempts => 9);
 CREATE FUNCTION pg_temp.lease(key text, scope text, lease interval, more interval) RETURNS TABLE (begun interval, extended interval, row_kept interval) LANGUAGE plpgsql AS $$
 DECLARE

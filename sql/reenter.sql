@@ -1,5 +1,5 @@
 -- The owner's trigger on the store releases the very operation whose end fired it, and begins others.  The end stores the
--- request of its own operation (FAILURES 87).
+-- request of its own operation.
 CREATE FUNCTION pg_temp.begin_others() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
 	PERFORM idem_release(key => 'reenter-1');

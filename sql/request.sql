@@ -11,7 +11,7 @@ SELECT idem_complete('request-1', '"paid"');
 SELECT raises($$SELECT idem_begin('request-1', request => '{"amount": 2}')$$);
 COMMIT;
 
--- FAILURES 54: equal jsonb values are the same request.
+-- Equal jsonb values are the same request.
 SELECT answer(idem_begin('request-1', request => ' {"to":"\u0061",  "amount": 1.00, "to":"a"}'));
 SELECT raises($$SELECT idem_begin('request-1', request => '{"amount": "1", "to": "a"}')$$);
 -- the hash may be given in its place, and is stored

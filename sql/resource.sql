@@ -1,4 +1,4 @@
--- FAILURES 33: idem_lock. FAILURES 57: idem_advance.
+-- Names that several operations share: idem_lock, and idem_advance, which refuses to go back.
 \pset format unaligned
 \pset tuples_only on
 
@@ -15,13 +15,13 @@ SELECT locks_held();
 -- operations have other locks, even with the same name
 SELECT answer(idem_begin('account 1')), locks_held();
 SELECT idem_release('account 1'), locks_held();
--- FAILURES 35
+-- SQL users cannot release our locks
 SELECT pg_advisory_unlock_all(), locks_held();
 COMMIT;
 SELECT locks_held();
 -- COMMIT does not refuse a transaction because of a lock
 SELECT idem_lock(ARRAY['account 1']);
--- FAILURES 34: new locks count against the limit, those held already do not
+-- New locks count against the limit, those held already do not
 SET idempotency.max_operations_per_transaction = 3;
 BEGIN;
 SELECT idem_lock(ARRAY['a', 'b']), raises('SELECT idem_lock(ARRAY[''c'', ''d''])'), locks_held();

@@ -35,7 +35,7 @@ SELECT answer(idem_begin('rights-3')), current_user;
 SELECT answer(idem_begin('rights-4', lease => '1 hour'));
 SELECT raises('SELECT idem_complete(''rights-4'', fence => 9223372036854775807)'), current_user;
 
--- FAILURES 62: only the owner has raw access to the tables.
+-- Only the owner has raw access to the tables.
 SELECT pg_temp.states(ARRAY['SELECT FROM idempotency_store', 'INSERT INTO idempotency_store DEFAULT VALUES', 'UPDATE idempotency_store SET attempt = 1',
 	'DELETE FROM idempotency_store', 'TRUNCATE idempotency_store', 'LOCK TABLE idempotency_store',
 	'SELECT lock_key FROM idempotency_secret', 'DELETE FROM idempotency_secret', 'SELECT FROM idempotency_stream', 'UPDATE idempotency_stream SET seq = 1',
@@ -43,7 +43,7 @@ SELECT pg_temp.states(ARRAY['SELECT FROM idempotency_store', 'INSERT INTO idempo
 	'ALTER TABLE idempotency_store DISABLE TRIGGER ALL', 'CREATE TRIGGER t AFTER INSERT ON idempotency_store EXECUTE FUNCTION suppress_redundant_updates_trigger()']);
 RESET ROLE;
 
--- FAILURES 74: SET ROLE between begin and end: the operation belongs to the
+-- SET ROLE between begin and end: the operation belongs to the
 -- transaction, the current role needs the right to call.
 BEGIN;
 SELECT answer(idem_begin('rights-5'));

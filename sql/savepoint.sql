@@ -1,9 +1,9 @@
--- FAILURES 15 to 18: a rollback to a savepoint undoes the begins and
+-- A rollback to a savepoint undoes the begins and
 -- ends after it.
 \pset format unaligned
 \pset tuples_only on
 
--- FAILURES 15: begun inside: forgotten and unlocked.
+-- Begun inside: forgotten and unlocked.
 BEGIN;
 SAVEPOINT a;
 SELECT answer(idem_begin('savepoint-1', request => '1')), locks_held();
@@ -21,7 +21,7 @@ ROLLBACK TO a;
 SELECT answer(idem_begin('savepoint-2')), locks_held();
 SELECT idem_complete('savepoint-2');
 COMMIT;
--- FAILURES 16: ended inside: pending again.
+-- Ended inside: pending again.
 BEGIN;
 SELECT answer(idem_begin('savepoint-3', request => '3'));
 SAVEPOINT a;
@@ -44,7 +44,7 @@ SELECT idem_complete('savepoint-4');
 ROLLBACK TO a;
 COMMIT;
 \echo :SQLSTATE
--- FAILURES 17: begun in the parent and again in a savepoint: the parent keeps it.
+-- Begun in the parent and again in a savepoint: the parent keeps it.
 BEGIN;
 SELECT answer(idem_begin('savepoint-5'));
 SAVEPOINT a;
@@ -97,7 +97,7 @@ SELECT locks_held();
 SELECT n, coalesce(answer(idem_lookup('savepoint-8-' || n)), 'nothing') FROM generate_series(1, 4) n;
 SELECT idem_complete('savepoint-8-1', '"outside"');
 COMMIT;
--- FAILURES 18: a block that swallows an error is a savepoint.
+-- A block that swallows an error is a savepoint.
 DO $$
 BEGIN
 	PERFORM idem_begin('savepoint-9-1');

@@ -32,8 +32,8 @@ BEGIN
 END
 $$;
 
--- A role that is no member gets the same error, whether or not the key exists
--- (FAILURES 69), from each function with a scope.
+-- A role that is no member gets the same error, whether or not the key exists,
+-- from each function with a scope.
 BEGIN;
 SELECT answer(idem_begin('there', scope => 'pay', request => '1')), idem_complete('there', '"secret"', 'pay');
 SELECT answer(idem_begin('leased', scope => 'pay', lease => '1 hour'));
@@ -56,7 +56,7 @@ RESET ROLE;
 SET ROLE regress_idem_pay_2026;
 SELECT answer(idem_begin('there', scope => 'pay', request => '1'));
 RESET ROLE;
--- The current role counts, at each call (FAILURES 74).
+-- The current role counts, at each call.
 BEGIN;
 SELECT answer(idem_begin('k', scope => 'pay'));
 SET LOCAL ROLE regress_idem_shop;

@@ -21,7 +21,7 @@ SELECT raises('SET idempotency.retension = 1');
 -- worker settings belong to the server's configuration
 SELECT name, raises(format('SET idempotency.%s = DEFAULT', name)) FROM unnest(ARRAY['gc_enabled', 'gc_interval', 'gc_batch_size', 'gc_databases']) name;
 
--- FAILURES 72: only the administrator may change settings that protect the server.
+-- Only the administrator may change settings that protect the server.
 CREATE ROLE regress_idem_settings;
 SET ROLE regress_idem_settings;
 SELECT left(raises(s), 8) FROM (VALUES ('SET idempotency.max_response_size = ''512MB'''), ('SET idempotency.max_operations_per_transaction = 1000000'),

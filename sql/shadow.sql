@@ -1,4 +1,4 @@
--- FAILURES 66: with any search_path and with planted objects.
+-- With any search_path and with planted objects.
 \pset format unaligned
 \pset tuples_only on
 CREATE FUNCTION shadow_echo(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1';

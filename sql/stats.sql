@@ -28,7 +28,7 @@ COMMIT;
 SELECT idem_release('stats-2', 'stats', fence) FROM idempotency_store WHERE scope = 'stats';
 SELECT count(*) FROM idempotency_in_flight;
 -- Times that the owner has made infinite are no error: a figure that has no value
--- is NULL (FAILURES 99).
+-- is NULL.
 BEGIN;
 SELECT answer(idem_begin('stats-' || t, lease => '1 hour')) FROM unnest(ARRAY['infinity', '-infinity']) t;
 UPDATE idempotency_store SET created_at = t::timestamptz, updated_at = t::timestamptz, lease_expires_at = t::timestamptz, expires_at = t::timestamptz

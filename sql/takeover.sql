@@ -11,7 +11,7 @@ SELECT outcome, attempt, taken_over, replayed, fence > :fence1, created_at = :'c
 FROM idem_begin('takeover-1', lease => '1 hour');
 SELECT answer(idem_begin('takeover-1'));
 SELECT fence AS fence2, ctid FROM idempotency_store WHERE idempotency_key = 'takeover-1' \gset
--- FAILURES 40: the old owner wakes up, gets ID409, and writes nothing.
+-- The old owner wakes up, gets ID409, and writes nothing.
 SELECT raises_why(format(s, :fence1)) FROM (VALUES
 	('SELECT idem_complete(''takeover-1'', ''1'', fence => %s)'), ('SELECT idem_fail(''takeover-1'', ''1'', fence => %s)'),
 	('SELECT idem_extend(''takeover-1'', ''2 hours'', fence => %s)')) v(s);
@@ -126,7 +126,7 @@ SELECT answer(idem_begin('takeover-6', max_attempts => 1)) ~ 'FAILED .* "attempt
 SELECT raises_why(format(s, :fence)) FROM (VALUES ('SELECT idem_complete(''takeover-6'', fence => %s)'),
 	('SELECT idem_fail(''takeover-6'', fence => %s)'), ('SELECT idem_extend(''takeover-6'', ''1 s'', fence => %s)')) v(s);
 SELECT idem_release('takeover-6', fence => :fence);
--- FAILURES 10: a sequence that fell behind the rows (a copy of them was loaded
+-- A sequence that fell behind the rows (a copy of them was loaded
 -- without it) still gives a greater fence.
 SELECT answer(idem_begin('takeover-7', lease => '1 hour'));
 BEGIN;

@@ -1,4 +1,4 @@
--- FAILURES 51 to 53: names in UTF-8. Skipped in databases of other encodings.
+-- Names in UTF-8. Skipped in databases of other encodings.
 SELECT getdatabaseencoding() <> 'UTF8' AS skip \gset
 \if :skip
 \quit
@@ -15,7 +15,7 @@ COMMIT;
 SELECT answer(idem_begin(name, scope => name)), octet_length(name) FROM long;
 SELECT raises(format('SELECT idem_begin(%L)', name || 'x')), raises(format('SELECT idem_begin(''k'', scope => %L)', name || 'x')) FROM long;
 
--- FAILURES 53: names that look the same can differ: they are compared by bytes, not
+-- Names that look the same can differ: they are compared by bytes, not
 -- by normal form, letter case or collation.
 BEGIN;
 SELECT answer(idem_begin(name)) FROM unnest(ARRAY[U&'caf\00e9', U&'cafe\0301', U&'CAF\00c9', U&'caf\00e9\200b']) name;
@@ -26,7 +26,7 @@ SELECT answer(idem_lookup(U&'caf\00e9')), answer(idem_lookup(U&'cafe\0301')), an
 SELECT idem_fingerprint(to_jsonb(U&'\00e9'::text)) = idem_fingerprint(to_jsonb(U&'e\0301'::text)),
 	idem_fingerprint(to_jsonb(U&'\00e9'::text)) = idem_fingerprint('"\u00e9"');
 
--- FAILURES 52: the server itself refuses invalid UTF-8.
+-- The server itself refuses invalid UTF-8.
 SELECT left(raises($$SELECT idem_begin(convert_from('\xff', 'UTF8'))$$), 5), left(raises($$SELECT idem_begin(E'\xc3')$$), 5);
 -- the bytes of a response need not be text
 BEGIN;

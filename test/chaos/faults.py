@@ -178,7 +178,7 @@ class Controller:
         return float(told) - time.time()
 
     def disk_full(self):
-        """Nothing can be written to the WAL's disk for a moment (FAILURES 11)."""
+        """Nothing can be written to the WAL's disk for a moment."""
         primary = self.pair.primary
         ballast = os.path.join(primary.disk, "ballast")
         full = r"No space left on device"
@@ -243,12 +243,12 @@ class Controller:
         self.hits["trigger"] += 1
 
     def rewrite(self):
-        """The store gets a new index, or old rows, while operations go on (FAILURES 65)."""
+        """The store gets a new index, or old rows, while operations go on."""
         self.run_when_busy("rewrite", self.rng.choice((
             "REINDEX TABLE CONCURRENTLY idempotency_store", "VACUUM (FREEZE) idempotency_store")))
 
     def vacuum_full(self):
-        """The store gets a new file (FAILURES 65)."""
+        """The store gets a new file."""
         self.run_when_busy("vacuum full", "VACUUM FULL idempotency_store")
 
     def run_when_busy(self, name, command):
@@ -260,7 +260,7 @@ class Controller:
 
     def swap(self):
         """Another table takes the store's place while sessions wait for its lock, some of
-        them with their first call (FAILURES 77). The one before goes when the next one
+        them with their first call. The one before goes when the next one
         comes."""
         busy = self.when_busy()
         with self.pair.primary.connect() as connection:
@@ -279,8 +279,7 @@ class Controller:
         self.hits["swap"] += busy and waited
 
     def partition(self):
-        """The store gets a ring of tables, or the ring is to go, while operations go on
-        (FAILURES 106)."""
+        """The store gets a ring of tables, or the ring is to go, while operations go on."""
         busy = self.when_busy()
         with self.pair.primary.connect() as connection:
             connection.execute("DROP TABLE IF EXISTS idempotency_store_old CASCADE")

@@ -242,7 +242,7 @@ class Pair:
         """The primary dies, its standby takes its place, and gets a standby anew.
 
         A commit whose wait for the standby was cancelled is visible on the primary alone,
-        which is documented (FAILURES 6): first the standby gets what it lacks. From then
+        which is documented: first the standby gets what it lacks. From then
         on nothing is cancelled, and nothing is visible that it does not have.
         """
         self.wait_for_standby()

@@ -54,7 +54,7 @@ def answers(verdict, cluster, node, expected, sql, *arguments):
 
 
 def has_no_store(verdict, cluster):
-    """FAILURES 122: what could not be right was refused before anybody distributed anything."""
+    """What could not be right was refused before anybody distributed anything."""
     refuses(verdict, cluster, 1, "55000", "SELECT idem_begin('k', lease => '1 h')")
     cluster.do(0, "SELECT create_distributed_table('idempotency_store', 'scope')")
     for node in (0, 1):
@@ -140,7 +140,7 @@ def refuses_other_scopes(verdict, cluster, kind):
 
 
 def guards_commit(verdict, cluster):
-    """FAILURES 123: an unfinished operation is ID428 for the client, however many nodes have written."""
+    """An unfinished operation is ID428 for the client, however many nodes have written."""
     begin = "SELECT idem_begin('open', scope => '{}')"
     write = "UPDATE account SET balance = balance - 1 WHERE tenant = {}"
     for node in (0, 1):
@@ -173,7 +173,7 @@ def guards_commit(verdict, cluster):
 
 
 def runs_elsewhere_never(verdict, cluster):
-    """FAILURES 119: where Citus does not send a call, the answer is right or an error, and never another node's."""
+    """Where Citus does not send a call, the answer is right or an error, and never another node's."""
     away = 1 if cluster.node_of(5) != 1 else 2
     home = cluster.node_of(5)
     undelegated = (
@@ -203,7 +203,7 @@ def runs_elsewhere_never(verdict, cluster):
 
 
 def keeps_fences(verdict, cluster):
-    """FAILURES 121: a fence is greater than all before, whatever has become of their rows, and wherever the shard is."""
+    """A fence is greater than all before, whatever has become of their rows, and wherever the shard is."""
     fences = []
     lease = "SELECT fence FROM idem_begin('lease', scope => '5', lease => '1 h')"
 

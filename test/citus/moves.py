@@ -1,6 +1,6 @@
 """Clients send every message more than once, through random nodes, while shards move and
 split, the background rebalancer works, and nodes are killed. Every second client reaches
-the coordinator through pgbouncer. Then the books have to balance (FAILURES 120).
+the coordinator through pgbouncer. Then the books have to balance.
 
 CITUS_MOVES says how many disturbances there are, CITUS_SEED which.
 """

@@ -1,5 +1,5 @@
 """Clients behind pgbouncer in transaction mode, in front of the coordinator: they share one
-connection, and what one leaves in it meets the next (FAILURES 64).
+connection, and what one leaves in it meets the next.
 """
 
 import psycopg

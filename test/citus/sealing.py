@@ -1,5 +1,5 @@
 """Sealed responses of a distributed store: the key file of each node, nodes that lack it, and
-sealing anew on all of them (FAILURES 75).
+sealing anew on all of them.
 """
 
 import os

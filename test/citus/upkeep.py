@@ -1,5 +1,5 @@
 """What an administrator does with a distributed store: looks at the figures of all nodes,
-collects while shards move, dumps and restores it (FAILURES 126), and drops the extension.
+collects while shards move, dumps and restores it, and drops the extension.
 """
 
 import os
@@ -158,7 +158,7 @@ def grow(verdict, cluster, before, where):
 
 
 def is_restored(verdict, cluster):
-    """FAILURES 126: a dump of the coordinator has all records, and the fences go on above its marks."""
+    """A dump of the coordinator has all records, and the fences go on above its marks."""
     for tenant in TENANTS:
         pay(cluster, tenant % 4, tenant, "charge")
     cluster.do(0, "CREATE ROLE owner")

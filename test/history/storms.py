@@ -197,7 +197,7 @@ class Storms:
         self.hits["invalidate"] += busy
 
     def swap(self, connection):
-        """Another table takes the store's place (FAILURES 77)."""
+        """Another table takes the store's place."""
         self.hits["swap"] += self.replace(connection)
 
     def replace(self, connection, partitioned=False):

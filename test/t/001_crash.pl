@@ -73,7 +73,7 @@ sub kill_backend
 		sub { $node->psql('postgres', 'SELECT 1') == 0 });
 }
 
-# FAILURES 1
+# kill -9 hits a backend between begin, write, end and commit.
 for my $case (
 	[ begin => '0|0|ACQUIRED' ],
 	[ write => '0|0|ACQUIRED' ],
@@ -98,7 +98,7 @@ for my $case (
 	is(state_of('leased'), '0|1|COMPLETED', 'its fence still ends the lease');
 }
 
-# FAILURES 2, 3
+# kill -9 hits the postmaster, or the server stops immediately.
 sub crash
 {
 	my ($how) = @_;
@@ -157,7 +157,7 @@ ON s.idempotency_key = e.key WHERE e.key IS NULL OR s.idempotency_key IS NULL
 SQL
 }
 
-# FAILURES 5: under synchronous_commit = off a COMMIT returns before its WAL has
+# Under synchronous_commit = off a COMMIT returns before its WAL has
 # left shared memory.  Here the WAL writer is slow, there are no page images, and
 # a new segment keeps the few records in one page, so that nothing else flushes
 # them: the plain insert that serves as a control is lost every time.

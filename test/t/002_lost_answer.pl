@@ -1,4 +1,4 @@
-# The commit is done and its answer is lost (FAILURES 4): the client asks again
+# The commit is done and its answer is lost: the client asks again
 # and gets the same answer, byte for byte.
 use strict;
 use warnings;
@@ -134,7 +134,7 @@ is($node->safe_psql('postgres', q{BEGIN; SELECT outcome FROM idem_begin('silent'
 	'ACQUIRED', 'client left before COMMIT: the key is free');
 is(effects('silent'), '0', 'and there is no effect');
 
-# FAILURES 21: in the extended protocol the answer to a statement comes before its
+# In the extended protocol the answer to a statement comes before its
 # transaction has ended.  A client that does not wait for the end gets ACQUIRED
 # for an operation that is then refused.
 sub extended

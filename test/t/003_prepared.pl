@@ -1,4 +1,4 @@
-# Two-phase commit (FAILURES 13, 14): nothing unfinished can be prepared, and
+# Two-phase commit: nothing unfinished can be prepared, and
 # what is prepared keeps its keys until it ends, also across a restart.
 use strict;
 use warnings;

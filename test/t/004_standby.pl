@@ -1,4 +1,4 @@
-# Hot standby and promotion (FAILURES 7, 9, 10).
+# Hot standby and promotion.
 use strict;
 use warnings;
 

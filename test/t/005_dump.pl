@@ -1,4 +1,4 @@
-# pg_dump and pg_restore (FAILURES 58, 10): records, marks, claims, policies and
+# pg_dump and pg_restore: records, marks, claims, policies and
 # the fence sequence come along, whatever the schema is called, and fences never
 # repeat.
 use strict;

@@ -1,4 +1,4 @@
-# DROP, CREATE and ALTER EXTENSION while other sessions live on (FAILURES 60), and
+# DROP, CREATE and ALTER EXTENSION while other sessions live on, and
 # a server that does not preload the library.
 use strict;
 use warnings;

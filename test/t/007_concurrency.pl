@@ -1,4 +1,4 @@
-# Many clients and few keys, at every isolation level (I1, I3; FAILURES 25, 36).
+# Many clients and few keys, at every isolation level (I1, I3).
 use strict;
 use warnings;
 

@@ -1,4 +1,4 @@
-# Other roles and readers of the log see no key in pg_locks (FAILURES 70), and no
+# Other roles and readers of the log see no key in pg_locks, and no
 # request and no response in any message (71).
 use strict;
 use warnings;

@@ -7,7 +7,6 @@ use FindBin;
 
 use Calls;
 use Examples;
-use Failures;
 use Idempotency;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -217,48 +216,32 @@ sub broken_links
 is_deeply([ sort keys %{ anchors("# A b, `c_d`\n## [E](f) g?\n") } ], [ 'a-b-c_d', 'e-g' ], 'links: anchors as code hosts make them');
 is(join("\n", map { broken_links($_) } @order, 'docs/README.md', 'CONTRIBUTING.md', map { s/^\Q$root\E\///r } grep { -e } glob("$root/{src,test,clients,examples}/{,*/}README.md")), '', 'every link leads somewhere');
 
-# Each promise of the security page names tests that exist.  First the check itself.
-sub promise_problems
+# Each row of these tables names tests that exist, or says why there is none.  First the check itself.
+sub problems_of_rows
 {
 	my ($page) = @_;
-	my ($table) = $page =~ /^## Each promise and its test\n(.*?)(?=^## |\z)/ms or return 'no such section';
-	my @problems;
+	my @rows = $page =~ s/^\|.*\n\|---.*\n//mgr =~ /^\|.*\|$/mg;
+	my @problems = @rows ? () : ('no rows');
 
-	for my $row (grep { /^\| (?!promise |-)/ } split /\n/, $table =~ s/^\|---.*\n//mr)
+	for my $row (@rows)
 	{
-		my @tests = ($row =~ /\|([^|]*)\|$/)[0] =~ /`([^`]+)`/g;
+		my ($last) = $row =~ /\| ([^|]*) \|$/;
+		my @tests = $last =~ /`([^`]+)`/g;
 
-		push @problems, "no test: $row" unless @tests;
+		push @problems, "no test: $row" if !@tests && $last !~ /^no test: ./;
 		push @problems, map { "no such file: $_" } grep { !-f "$root/$_" } @tests;
 	}
 	return @problems;
 }
 
-my $promises = "## Each promise and its test\n\n| promise | test |\n|---|---|\n| a | `test/t/010_docs.pl` |\n";
+my $promises = "| promise | test |\n|---|---|\n| a | `test/t/010_docs.pl` |\n| b | no test: why |\n";
 
-is_deeply([ promise_problems($promises) ], [], 'promises: a sample');
-is(scalar(my @none = promise_problems("$promises| b | none |\n| c | `test/t/none.pl` |\n")), 2, 'promises: no test, and none that exists');
-is(join("\n", promise_problems(slurp_file("$root/docs/security.md"))), '', 'docs/security.md: each promise has a test');
-
-# The list of failures and the tests that cite it.  First the check itself.
-my $cited = { 'test/a' => { 1 => 1, 2 => 1 } };
-my $rows = "| 1 | a | b | `test/a` |\n| 2 | a | b | no test: why |\n";
-
-is_deeply([ failure_problems($rows, $cited) ], [], 'failures: a sample');
-for my $case (
-	[ 'a test that does not cite', $rows =~ s/no test: why/`test\/b`/r ],
-	[ 'neither test nor reason', $rows =~ s/no test: why/no test/r ],
-	[ 'a cited number without a row', $rows =~ s/^\| 2.*\n//mr ],
-	[ 'a number left out', "$rows| 4 | a | b | no test: why |\n" ])
-{
-	is(scalar(my @problems = failure_problems($case->[1], $cited)), 1, "failures: $case->[0]");
-}
-
-$cited = cited_failures($root, qw(sql src test dev demo bench docs README.md CONTRIBUTING.md));
-# where the numbers are, or are only explained
-delete @{$cited}{qw(docs/failures.md test/kit/perl/Failures.pm)};
-cmp_ok(scalar(grep { %$_ } values %$cited), '>', 50, 'failures: tests cite them');
-is(join("\n", failure_problems(slurp_file("$root/docs/failures.md"), $cited)), '', 'docs/failures.md');
+is_deeply([ problems_of_rows($promises) ], [], 'rows with tests: a sample');
+is(scalar(my @none = problems_of_rows("$promises| b | none |\n| c | `test/t/none.pl` |\n")), 2, 'rows with tests: none, and one that does not exist');
+is_deeply([ problems_of_rows("# Failures\n") ], ['no rows'], 'rows with tests: nothing');
+my ($promised) = slurp_file("$root/docs/security.md") =~ /^## Each promise and its test\n(.*?)(?=^## |\z)/ms;
+is(join("\n", problems_of_rows($promised // '')), '', 'docs/security.md: each promise has a test');
+is(join("\n", problems_of_rows(slurp_file("$root/docs/failures.md"))), '', 'docs/failures.md: each failure has a test');
 
 # The house: who calls whom, as the page says and as the sources are.  First the
 # check itself.

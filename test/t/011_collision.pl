@@ -1,4 +1,4 @@
-# FAILURES 32: names that share a lock id wait for each other without need, and
+# Names that share a lock id wait for each other without need, and
 # nothing worse happens.  Here all of them do: the library is built anew without a
 # bit in its lock ids.
 use strict;

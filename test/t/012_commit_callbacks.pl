@@ -1,4 +1,4 @@
-# FAILURES 27: the commit callbacks of other extensions.  The guard refuses before
+# The commit callbacks of other extensions.  The guard refuses before
 # they act, and it also refuses operations that they begin.
 use strict;
 use warnings;

@@ -1,4 +1,4 @@
-# FAILURES 68: objects that somebody has put into the schema before CREATE
+# Objects that somebody has put into the schema before CREATE
 # EXTENSION never run with the rights of a role that reads the views, nor those that
 # somebody has put anywhere with the rights of a superuser who runs the scripts of managed/.
 use strict;

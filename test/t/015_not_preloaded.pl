@@ -1,5 +1,5 @@
 # Waiting for a lease without preloading: no session wakes the waiter, it looks
-# again by itself (FAILURES 29, 50). And what SQL functions do in a session that has
+# again by itself. And what SQL functions do in a session that has
 # not loaded the library yet.
 use strict;
 use warnings;

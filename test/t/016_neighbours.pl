@@ -1,5 +1,5 @@
-# Another library that hooks into the same places, loaded before and after
-# (FAILURES 71): both do their work.
+# Another library that hooks into the same places, loaded before and after:
+# both do their work.
 use strict;
 use warnings;
 

@@ -1,5 +1,5 @@
 # Servers that lack the last transactions: an asynchronous standby that is
-# promoted (FAILURES 8), and a database restored to a point in time (FAILURES 12).
+# promoted, and a database restored to a point in time.
 # Records and effects agree there, and a request that comes again runs exactly if
 # its effect is missing.
 use strict;

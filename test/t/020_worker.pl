@@ -1,5 +1,5 @@
 # The background collector: which databases it visits, how much it does at a
-# time, and that it blocks no other session (FAILURES 45, 47 to 50).
+# time, and that it blocks no other session.
 use strict;
 use warnings;
 
@@ -237,7 +237,7 @@ cmp_ok(rows($node, 'backlog'), '>', 0, 'switched off in the middle of a backlog'
 
 # ---- it blocks no other session ----
 
-# FAILURES 48.  The backlog is still there.
+# CREATE DATABASE ... TEMPLATE, RENAME and DROP succeed. The backlog is still there.
 set($node, 'gc_enabled', 'on');
 wait_for_collector($node, 'backlog');
 is(sqlstate($node, 'CREATE DATABASE copy TEMPLATE backlog'), '', 'CREATE DATABASE TEMPLATE while a collector works');
@@ -249,7 +249,7 @@ wait_for_collector($node, 'moved');
 is(sqlstate($node, 'DROP DATABASE moved'), '', 'DROP DATABASE while a collector works');
 is(sqlstate($node, 'DROP DATABASE copy'), '', 'and of another one that it visits');
 
-# FAILURES 49.
+# DROP EXTENSION succeeds, and the worker leaves without an error.
 my $before_drop = -s $node->logfile;
 my $dropping = session($node, 'excluded');
 my $sweeps;
@@ -351,7 +351,7 @@ rounds_pass(2);
 unlike(trouble_of($node), qr/invalid database/, 'not tried: a database that is invalid');
 $node->safe_psql('postgres', 'DROP DATABASE invalid');
 
-# FAILURES 47: the pause grows, and other databases are visited.
+# The pause grows, and other databases are visited.
 my $before_failures = -s $node->logfile;
 my $failures;
 
@@ -415,7 +415,7 @@ cmp_ok(time - $start, '<', 10, 'a fast shutdown does not wait for a backlog');
 is(join("\n", grep { !/not this one|due to administrator command|invalid database|names databases that do not exist/ } split /\n/, trouble_of($node)), '',
 	'nothing else in the log');
 
-# ---- FAILURES 50: no worker is free ----
+# ---- no worker is free ----
 
 # One is taken by logical replication.
 my $small = new_node('small', conf => <<'CONF');

@@ -1,5 +1,5 @@
 # Figures: each counter counts every event once, per database, and the view of
-# operations in flight shows them (FAILURES 14).
+# operations in flight shows them.
 use strict;
 use warnings;
 

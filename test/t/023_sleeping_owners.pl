@@ -1,4 +1,4 @@
-# FAILURES 135: owners of several databases let the collector sleep in their triggers. Between
+# Owners of several databases let the collector sleep in their triggers. Between
 # any two of these visits the other databases are visited, and the pauses grow.
 use strict;
 use warnings;

@@ -1,5 +1,5 @@
-# Faults at points that a test cannot reach from outside
-# (FAILURES 1, 3, 41, 44, 99): at each point of src/base/fault.c an error, SIGKILL, and
+# Faults at points that a test cannot reach from outside:
+# at each point of src/base/fault.c an error, SIGKILL, and
 # a wait while other sessions do everything that could harm.  The library is built
 # again with these points; no other build contains them, which is tested, too.
 #
@@ -326,7 +326,7 @@ is(let_go($s1), 'ACQUIRED', 'a raw writer is not seen');
 like(outcome_of($s1, q{SELECT idem_complete('raw')}), qr{^operation was stored concurrently}, 'but its row is not written over');
 ask($s1, 'ROLLBACK');
 
-# FAILURES 41: an old owner has compared its fence, and a new one comes.
+# An old owner has compared its fence, and a new one comes.
 {
 	my $fence = expired_lease('ends');
 
@@ -349,7 +349,7 @@ ask($s1, 'ROLLBACK');
 	is(state_of('taken'), '0|PENDING', 'nothing of it was written');
 }
 
-# FAILURES 44: a sweep has locked an expired row, and its key is begun again.
+# A sweep has locked an expired row, and its key is begun again.
 {
 	$node->safe_psql('postgres', q{DELETE FROM idempotency_store});
 	expired_row('swept');

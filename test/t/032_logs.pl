@@ -1,5 +1,5 @@
 # Settings with which the server logs requests and responses, and settings that
-# prevent it (FAILURES 71): docs/security.md, "Logs". The extension logs neither
+# prevent it: docs/security.md, "Logs". The extension logs neither
 # (sql/leak.sql, test/t/009_secrets.pl). Here the server does: the test shows each
 # leak, and the setting that closes it.
 use strict;

@@ -1,4 +1,4 @@
-# Settings that a session changes without a right to (FAILURES 72), most of all if
+# Settings that a session changes without a right to, most of all if
 # the library is loaded late and the server does not know them yet; and a pgcrypto
 # that belongs to the owner of the database.
 use strict;

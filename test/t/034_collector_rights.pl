@@ -1,6 +1,5 @@
 # The collector starts as a superuser. Triggers of the store run with the rights
-# of the store's owner there, and cannot get back to those of the superuser
-# (FAILURES 67, 74).
+# of the store's owner there, and cannot get back to those of the superuser.
 use strict;
 use warnings;
 

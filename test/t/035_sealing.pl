@@ -1,5 +1,5 @@
 # Responses that are sealed with pgcrypto, and keyed fingerprints: neither the
-# tables nor the WAL nor a dump has them in clear (FAILURES 75), and without the
+# tables nor the WAL nor a dump has them in clear, and without the
 # right key there is an error, never a second execution.
 use strict;
 use warnings;

@@ -1,4 +1,4 @@
-# Logical replication (FAILURES 61): records, marks, claims and policies arrive at
+# Logical replication: records, marks, claims and policies arrive at
 # a subscriber, count there at once, and fences never repeat after a switch. A key that
 # is used again after it has expired arrives, too: nobody but the publisher collects.
 use strict;

@@ -1,6 +1,6 @@
 # FORCE ROW LEVEL SECURITY and an owner who is no superuser, with invalidations
 # of the store all the time, and on a server that discards its caches all the
-# time (FAILURES 78).
+# time.
 use strict;
 use warnings;
 

@@ -1,4 +1,4 @@
-# Primary keys that the store must not have, of kinds that only some servers have (FAILURES 80, 103).
+# Primary keys that the store must not have, of kinds that only some servers have.
 use strict;
 use warnings;
 

@@ -1,6 +1,5 @@
 # Tables that the library reads without the executor: one after a data-only
-# restore, and another one that was replaced before the collector reads it
-# (FAILURES 82, 87).
+# restore, and another one that was replaced before the collector reads it.
 use strict;
 use warnings;
 

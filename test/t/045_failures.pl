@@ -1,6 +1,6 @@
 # Which errors of a handler idem_call stores, by their class: the table of the
 # page, for every SQLSTATE of this server.  And the text of an error is stored
-# whatever bytes it has (FAILURES 99), also sealed, in a database of any
+# whatever bytes it has, also sealed, in a database of any
 # encoding.
 use strict;
 use warnings;

@@ -1,5 +1,5 @@
-# The answer to COMMIT is lost, and the client sends the whole transaction again
-# (FAILURES 4), in every way in which programs and drivers do that: its business
+# The answer to COMMIT is lost, and the client sends the whole transaction again,
+# in every way in which programs and drivers do that: its business
 # write is committed once, and the record does not change.
 use strict;
 use warnings;

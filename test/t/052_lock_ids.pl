@@ -1,4 +1,4 @@
-# FAILURES 85: with a weak hash, a role could compute the seed of the lock ids from
+# With a weak hash, a role could compute the seed of the lock ids from
 # ids of its own names in pg_locks, and then recognise other names.  So an id is
 # SipHash-2-4 of scope and key with 128 secret bits.
 use strict;

@@ -1,5 +1,5 @@
 # Attacks on sealed responses by a role that owns the database, a function of
-# pgcrypto in it, or the table, but has no seal key (FAILURES 86 and 93).
+# pgcrypto in it, or the table, but has no seal key.
 use strict;
 use warnings;
 

@@ -1,6 +1,6 @@
-# Responses that are small in the database and large as text (FAILURES 95), that are
-# nested too deeply to be opened again (FAILURES 96), and that are restored into a
-# database of another encoding (FAILURES 84).
+# Responses that are small in the database and large as text, that are
+# nested too deeply to be opened again, and that are restored into a
+# database of another encoding.
 use strict;
 use warnings;
 

@@ -1,4 +1,4 @@
-# FAILURES 90: triggers and other code of the owner run with the owner's rights and
+# Triggers and other code of the owner run with the owner's rights and
 # no others when another role administers the extension: idem_gc, idem_reseal,
 # idem_forget, claims and policies, a store that is divided, called by a superuser or by a role with EXECUTE.
 use strict;
@@ -136,7 +136,7 @@ for my $call (sort keys %writes)
 		extra_params => [ '-U', 'postgres' ]), 'postgres|"$user", public|4MB', "after an error: $call");
 }
 
-# FAILURES 127: who has the tables of the store changed would run much more of his code, so that is refused.
+# Who has the tables of the store changed would run much more of his code, so that is refused.
 prepare();
 is(sqlstate($node, q{SELECT idem_partition_store('4 hours')}), '42501', 'a superuser does not change the tables of another role');
 

@@ -1,5 +1,5 @@
-# What other roles can see and do: overloads that they plant (FAILURES 91), types,
-# errors in the server's configuration files (FAILURES 92), and the path of the key
+# What other roles can see and do: overloads that they plant, types,
+# errors in the server's configuration files, and the path of the key
 # file.
 use strict;
 use warnings;

@@ -1,4 +1,4 @@
-# FAILURES 94 and 84: a fingerprint costs in proportion to the text of the request,
+# A fingerprint costs in proportion to the text of the request,
 # can be cancelled, equals the one that a client computes from the JSON text, and
 # is the same in databases of every encoding.
 use strict;

@@ -1,4 +1,4 @@
-# FAILURES 101: the guard refuses before the commit callbacks of others act, also
+# The guard refuses before the commit callbacks of others act, also
 # of those that are registered in the transaction that is refused: postgres_fdw
 # at the first remote use of a session.
 use strict;

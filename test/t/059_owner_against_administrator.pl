@@ -1,4 +1,4 @@
-# FAILURES 90, 134: the owner of the tables, who is no superuser, puts code on them in every
+# The owner of the tables, who is no superuser, puts code on them in every
 # way that a table has for code. A superuser then calls every function and reads every view,
 # and the collector visits the database. The code may run as the owner, never as somebody else.
 use strict;

@@ -1,4 +1,4 @@
-# FAILURES 102: memory runs out at any allocation of any call, and a savepoint or
+# Memory runs out at any allocation of any call, and a savepoint or
 # a block catches the error.  The call is undone as a whole, no lock is left, the
 # guard is right, and the session goes on.
 #

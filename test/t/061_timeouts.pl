@@ -1,5 +1,5 @@
 # Events from outside that end a lease or a transaction: the server's timeouts
-# (FAILURES 30) and a clock that somebody sets (FAILURES 38).
+# and a clock that somebody sets.
 use strict;
 use warnings;
 

@@ -1,5 +1,5 @@
 # The owner of one database cannot stop collection in another one, and databases
-# that come and go leave no trace in the log (FAILURES 88, 104).
+# that come and go leave no trace in the log.
 use strict;
 use warnings;
 

@@ -1,6 +1,6 @@
 # The counter slot of a database becomes free when the database is dropped or has
-# dropped the extension, and no other database counts into it before
-# (FAILURES 97).  The library is built anew for few databases, for points at which
+# dropped the extension, and no other database counts into it before.
+# The library is built anew for few databases, for points at which
 # a test holds a session, and for a collector whose work costs much.
 use strict;
 use warnings;

@@ -1,7 +1,6 @@
 # Versions of the SQL objects: a released script never changes, this library works
 # with the objects of every earlier version, and an update leads to the objects
-# that a new installation has, while rows live and sessions are open
-# (FAILURES 60, 105).
+# that a new installation has, while rows live and sessions are open.
 #
 # Where no version but the first is released, an update is tried all the same: to
 # a next version that the test makes itself.  It also has to find what an update

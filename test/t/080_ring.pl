@@ -1,5 +1,5 @@
 # Each step of the protocol of the ring of tables, and the attack that it stands
-# against (FAILURES 106 to 115, 124, 128 to 131, 133): stale sessions, misplaced rows, rows that come between
+# against: stale sessions, misplaced rows, rows that come between
 # a look and TRUNCATE, tables of others.
 use strict;
 use warnings;

@@ -1,4 +1,4 @@
-# A ring of tables in a server's life (FAILURES 106, 113, 118, 132): load while it is made,
+# A ring of tables in a server's life: load while it is made,
 # turns and goes, dumps, a logical subscriber, a standby, the collector.
 use strict;
 use warnings;

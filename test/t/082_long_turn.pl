@@ -1,5 +1,5 @@
-# Turning the ring takes longer than the collector's visits, as it reads a whole table
-# (FAILURES 125): it may, it keeps what it has done, and nobody who wants the database
+# Turning the ring takes longer than the collector's visits, as it reads a whole table:
+# it may, it keeps what it has done, and nobody who wants the database
 # has to wait for it.
 use strict;
 use warnings;

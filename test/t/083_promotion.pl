@@ -1,4 +1,4 @@
-# A standby is promoted in the middle of writes (FAILURES 7): what was acknowledged is
+# A standby is promoted in the middle of writes: what was acknowledged is
 # there, with its effect, and the retries of all clients make nothing twice.
 use strict;
 use warnings;

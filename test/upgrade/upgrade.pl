@@ -1,5 +1,5 @@
 # Data that goes through pg_upgrade, from each server named to the next, oldest
-# first (FAILURES 59, 10): answers are replayed byte for byte, fences go on
+# first: answers are replayed byte for byte, fences go on
 # growing, leases run on, streams keep their marks, scopes their owners and
 # policies, what is sealed opens, and a ring of tables stays one.
 use strict;
