@@ -96,13 +96,14 @@ fetch_version(Relation store, Relation index, const OperationName *name,
 }
 
 /*
- * Tables of the ring whose range is to come, or was over, have no page.  At SERIALIZABLE a
- * look into the index of an empty table has to be known to later writers.
+ * Tables of the ring whose range is to come, or was over, have no page, and most often the
+ * store of a ring has none.  At SERIALIZABLE a look into the index of an empty table has to
+ * be known to later writers.
  */
 static bool
 is_empty_table(const Catalog *catalog, Relation table)
 {
-	return RelationGetRelid(table) != catalog->tables[TABLE_STORE] &&
+	return catalog->store_kind == STORE_RING &&
 		!IsolationIsSerializable() && RelationGetNumberOfBlocks(table) == 0;
 }
 
@@ -120,7 +121,7 @@ direct_find(const Catalog *catalog, Oid table, const OperationName *name, Snapsh
 		return false;
 	if (is_empty_table(catalog, store))
 	{
-		table_close(store, AccessShareLock);
+		table_close(store, table == catalog->tables[TABLE_STORE] ? NoLock : AccessShareLock);
 		return false;
 	}
 	index = index_open(primary_key_index(store), AccessShareLock);

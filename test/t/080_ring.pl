@@ -275,6 +275,27 @@ query(q{TRUNCATE idempotency_store; UPDATE idempotency_ring SET range_start = ra
 collect() for 1 .. 2;
 is(query(q{SELECT count(*) FROM idempotency_partitions WHERE range_end < now() + interval '1 year'}), '4', 'ranges of a clock that was wrong are taken back');
 
+# ---- a week without collection ----
+
+my @week = map { "week $_" } 1, 13, 25;
+is(run($_, (split ' ')[1] . ' hours'), 'ACQUIRED', "an operation that is kept for $_ hours") for @week;
+cmp_ok(query(q{SELECT count(DISTINCT tableoid) FROM idempotency_store WHERE idempotency_key LIKE 'week %'}), '>=', 3, 'in three tables');
+query(q{UPDATE idempotency_store SET expires_at = expires_at - interval '7 days', created_at = created_at - interval '7 days';
+	UPDATE idempotency_ring SET range_start = range_start - interval '7 days', range_end = range_end - interval '7 days'});
+is(states(), 'over', 'a week later all tables are over');
+is(run('after the week', '1 hour'), 'ACQUIRED', 'a new operation');
+is(tables_with('after the week'), 'store', 'goes to the store itself');
+is(run($week[1], '1 hour'), 'ACQUIRED', 'a key whose record has expired is free');
+is(tables_with($week[1]), 'store', 'and its new record is the only one');
+collect() for 1 .. 4;
+is(query(q{SELECT string_agg(idempotency_key, ' ' ORDER BY idempotency_key) FROM idempotency_store}), "after the week $week[1]", 'collection empties all of them');
+is(states(), 'ahead live', 'and gives them ranges');
+is(query(q{SELECT count(*) FROM idempotency_partitions WHERE now() + interval '24 hours' BETWEEN range_start AND range_end}), '1', 'of now');
+is(run('after the week'), 'COMPLETED', 'what went to the store is found');
+is(run('in the ring', '1 hour'), 'ACQUIRED', 'a new operation');
+like(tables_with('in the ring'), qr/_p/, 'goes to the ring again');
+query('TRUNCATE idempotency_store');
+
 # ---- identity: whose tables they are ----
 
 sub refuses
