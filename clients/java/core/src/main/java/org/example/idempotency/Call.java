@@ -1,0 +1,118 @@
+package org.example.idempotency;
+
+import java.time.Duration;
+
+/**
+ * What one call asks for. Null, or 0, stands for the setting of the client or the server.
+ *
+ * @param key 1 to 255 characters
+ * @param scope the name space of the key
+ * @param request what came with the key, as JSON: another request with the same key is refused;
+ *     null: no check
+ * @param requestHash a SHA-256 of the request, 32 bytes, in place of the request
+ * @param maxWait how long to wait for another owner; no connection is held meanwhile
+ * @param lease how long a lease runs without a heartbeat
+ * @param maxAttempts which attempt is the last; below 0: no limit
+ * @param retention how long the record is kept
+ * @param isolation the isolation level, as {@link java.sql.Connection} names it
+ */
+public record Call(String key, String scope, String request, byte[] requestHash, Duration maxWait, Duration lease,
+        int maxAttempts, Duration retention, int isolation) {
+
+    /**
+     * A call for a key, with the settings of the client.
+     *
+     * @param key 1 to 255 characters
+     * @return the call, to which the methods {@code with...} add
+     */
+    public static Call of(String key) {
+        return new Call(key, null, null, null, null, null, 0, null, 0);
+    }
+
+    /**
+     * With a scope.
+     *
+     * @param value the name space of the key
+     * @return the call
+     */
+    public Call withScope(String value) {
+        return new Call(key, value, request, requestHash, maxWait, lease, maxAttempts, retention, isolation);
+    }
+
+    /**
+     * With a request to compare.
+     *
+     * @param json what came with the key, as JSON
+     * @return the call
+     */
+    public Call withRequest(String json) {
+        return new Call(key, scope, json, requestHash, maxWait, lease, maxAttempts, retention, isolation);
+    }
+
+    /**
+     * With a hash in place of a request.
+     *
+     * @param sha256 32 bytes
+     * @return the call
+     */
+    public Call withRequestHash(byte[] sha256) {
+        return new Call(key, scope, request, sha256, maxWait, lease, maxAttempts, retention, isolation);
+    }
+
+    /**
+     * With a time to wait for another owner.
+     *
+     * @param value how long
+     * @return the call
+     */
+    public Call withWait(Duration value) {
+        return new Call(key, scope, request, requestHash, value, lease, maxAttempts, retention, isolation);
+    }
+
+    /**
+     * With the length of a lease.
+     *
+     * @param value how long it runs without a heartbeat
+     * @return the call
+     */
+    public Call withLease(Duration value) {
+        return new Call(key, scope, request, requestHash, maxWait, value, maxAttempts, retention, isolation);
+    }
+
+    /**
+     * With a last attempt.
+     *
+     * @param value its number; below 0: no limit
+     * @return the call
+     */
+    public Call withMaxAttempts(int value) {
+        return new Call(key, scope, request, requestHash, maxWait, lease, value, retention, isolation);
+    }
+
+    /**
+     * With a retention.
+     *
+     * @param value how long the record is kept
+     * @return the call
+     */
+    public Call withRetention(Duration value) {
+        return new Call(key, scope, request, requestHash, maxWait, lease, maxAttempts, value, isolation);
+    }
+
+    /**
+     * With an isolation level.
+     *
+     * @param value one of the constants of {@link java.sql.Connection}
+     * @return the call
+     */
+    public Call withIsolation(int value) {
+        return new Call(key, scope, request, requestHash, maxWait, lease, maxAttempts, retention, value);
+    }
+
+    /** The call with the client's settings where it has none of its own. */
+    Call over(Options options) {
+        return new Call(key, scope != null ? scope : options.scope(), request, requestHash,
+                maxWait != null ? maxWait : Duration.ZERO, lease != null ? lease : options.lease(), maxAttempts,
+                retention != null ? retention : options.retention(), isolation);
+    }
+}

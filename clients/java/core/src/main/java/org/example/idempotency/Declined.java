@@ -1,0 +1,54 @@
+package org.example.idempotency;
+
+import java.time.Duration;
+
+/**
+ * Thrown by work that refuses the request: what it has written is rolled back, and the refusal is
+ * stored and replayed. Its message never shows the payload.
+ */
+public final class Declined extends RuntimeException {
+    private static final long serialVersionUID = 1;
+
+    private final transient Response response;
+    private final Duration retryAfter;
+
+    /**
+     * A refusal.
+     *
+     * @param response the answer that is stored
+     * @param retryAfter how long until the operation may be tried again; null: never
+     */
+    public Declined(Response response, Duration retryAfter) {
+        super("declined with code " + response.code());
+        this.response = response;
+        this.retryAfter = retryAfter;
+    }
+
+    /**
+     * A refusal that is final.
+     *
+     * @param code a status code of your own
+     * @param payload JSON, or null
+     */
+    public Declined(int code, String payload) {
+        this(Response.of(code, payload), null);
+    }
+
+    /**
+     * The answer.
+     *
+     * @return what is stored
+     */
+    public Response response() {
+        return response;
+    }
+
+    /**
+     * When to try again.
+     *
+     * @return how long to wait; null: never
+     */
+    public Duration retryAfter() {
+        return retryAfter;
+    }
+}

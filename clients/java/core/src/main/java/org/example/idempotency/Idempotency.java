@@ -1,0 +1,371 @@
+package org.example.idempotency;
+
+import java.sql.Connection;
+import java.sql.SQLException;
+import java.time.Duration;
+import java.util.concurrent.ThreadLocalRandom;
+import java.util.concurrent.TimeUnit;
+import java.util.function.Function;
+import javax.sql.DataSource;
+
+/**
+ * Runs operations once, in one database. It is safe for use by many threads.
+ *
+ * <pre>{@code
+ * var once = new Idempotency(dataSource);
+ * Result result = once.transaction(Call.of(key).withRequest(json), (connection, operation) -> {
+ *     insert(connection, payment);
+ *     return Response.of(201, answer);
+ * });
+ * }</pre>
+ */
+public final class Idempotency {
+    private static final Duration LONGEST_POLL = Duration.ofMillis(500);
+    /** More connections than a pool has, so that a server that was started again does not use the attempts up. */
+    private static final int MAX_DEAD = 100;
+
+    private final Transactions transactions;
+    private final Options options;
+    private final Statements statements;
+
+    /**
+     * A client with the usual settings.
+     *
+     * @param dataSource a pool of connections
+     */
+    public Idempotency(DataSource dataSource) {
+        this(Transactions.of(dataSource), Options.DEFAULT);
+    }
+
+    /**
+     * A client.
+     *
+     * @param transactions how transactions are opened
+     * @param options the settings
+     */
+    public Idempotency(Transactions transactions, Options options) {
+        this.transactions = transactions;
+        this.options = options;
+        this.statements = new Statements(options.schema());
+    }
+
+    /**
+     * The settings of the client.
+     *
+     * @return the settings
+     */
+    public Options options() {
+        return options;
+    }
+
+    /**
+     * How the client opens transactions.
+     *
+     * @return the transactions
+     */
+    public Transactions transactions() {
+        return transactions;
+    }
+
+    /**
+     * Runs the work at most once for the key, in one transaction with the record of its answer.
+     * 40001, 40P01 and a lost connection repeat the whole, work included; after the last attempt
+     * the exception is thrown.
+     *
+     * @param <X> what the work may throw
+     * @param call the key and what belongs to it
+     * @param work the work
+     * @return the work's answer or the stored one, a refusal included; in progress while somebody
+     *     else owns the operation
+     * @throws X what the work has thrown: everything is rolled back, and nothing is stored
+     * @throws IdempotencyException what was wrong with the call or the database
+     */
+    public <X extends Exception> Result transaction(Call call, Work<X> work) throws X {
+        Call full = call.over(options);
+        Result result = await(full.maxWait(), Result::outcome,
+                () -> repeat(full, afterLoss -> transact(full, work, afterLoss)));
+        if (result.outcome() == Outcome.IN_PROGRESS) {
+            tell(Event.Type.IN_PROGRESS, full, result.attempt(), null);
+        }
+        return result;
+    }
+
+    /**
+     * Runs work that cannot sit in one transaction, under a lease. No connection is held meanwhile:
+     * a heartbeat extends the lease on connections of its own, at each third of it.
+     *
+     * <p>The answer and its writes commit together, under the fence of the attempt. If that is
+     * refused because the attempt has ended already, as after an answer that was lost, the stored
+     * answer is returned.
+     *
+     * @param <X> what the work may throw
+     * @param call the key and what belongs to it
+     * @param work the work
+     * @return as of {@link #transaction}
+     * @throws X what the work has thrown: the lease runs out, and the next attempt takes over
+     * @throws IdempotencyException as of {@link #transaction}, and LeaseLost, Unknown, NotDone
+     */
+    public <X extends Exception> Result lease(Call call, LeasedWork<X> work) throws X {
+        return lease(call, work, null);
+    }
+
+    /**
+     * Runs work under a lease; what an attempt did whose lease ran out, a function finds out.
+     *
+     * @param <X> what the work may throw
+     * @param call the key and what belongs to it
+     * @param work the work
+     * @param finder is asked in place of the work, where an earlier attempt's lease ran out
+     * @return as of {@link #transaction}
+     * @throws X what the work has thrown: the lease runs out, and the next attempt takes over
+     * @throws IdempotencyException as of {@link #transaction}, and LeaseLost, Unknown, NotDone
+     */
+    public <X extends Exception> Result lease(Call call, LeasedWork<X> work, Reconciled.Finder finder) throws X {
+        Call full = call.over(options);
+        LeasedAttempt.Begun begun = await(full.maxWait(), b -> b.operation().outcome(),
+                () -> repeat(full, afterLoss -> beginLease(full)));
+        tellBegun(begun.operation());
+        return begun.operation().outcome() == Outcome.ACQUIRED
+                ? new LeasedAttempt(this, full, begun).run(work, finder)
+                : Result.of(begun.operation());
+    }
+
+    /**
+     * Reads the record of a key.
+     *
+     * @param call the key and its scope
+     * @return the operation; null: there is no record
+     * @throws IdempotencyException what was wrong with the call or the database
+     */
+    public Operation lookup(Call call) {
+        Call full = call.over(options);
+        return repeat(full, afterLoss -> alone(full.lease(), c -> statements.lookup(c, full)));
+    }
+
+    // ---- one transaction ----
+
+    private <X extends Exception> Result transact(Call call, Work<X> work, boolean afterLoss) throws X {
+        Throwable[] failure = new Throwable[1];
+        try {
+            return inTransaction(call, failure, connection -> {
+                Operation o = begin(connection, call, afterLoss);
+                if (o.outcome() != Outcome.ACQUIRED) {
+                    return Result.of(o);
+                }
+                Response response = called(failure, () -> work.run(WorkConnection.of(connection), o));
+                statements.complete(connection, call, 0, response);
+                return Result.ran(o, Outcome.COMPLETED, response, null);
+            });
+        } catch (Declined refusal) {
+            return refuse(call, refusal);
+        }
+    }
+
+    /**
+     * Stores a refusal in a transaction of its own, as that of the work is gone: a framework may
+     * have marked it, or an ORM may still have what it would write.
+     */
+    private Result refuse(Call call, Declined refusal) {
+        Result result = inTransaction(call, new Throwable[1], connection -> {
+            Operation o = begin(connection, call, true);
+            if (o.outcome() != Outcome.ACQUIRED) {
+                return Result.of(o);
+            }
+            statements.fail(connection, call, 0, refusal);
+            return Result.ran(o, Outcome.FAILED, refusal.response(), refusal.retryAfter());
+        });
+        if (!result.replayed() && result.outcome() == Outcome.FAILED) {
+            tell(Event.Type.DECLINED, call, result.attempt(), null);
+        }
+        return result;
+    }
+
+    /** After a lost connection the session that it belonged to may still be ending: so the begin waits for it a little. */
+    private Operation begin(Connection connection, Call call, boolean afterLoss) {
+        Operation o = began(call, () -> statements.begin(connection, call, null, afterLoss ? options.cap() : Duration.ZERO));
+        if (o.outcome() != Outcome.IN_PROGRESS) {
+            tellBegun(o);
+        }
+        return o;
+    }
+
+    private Operation began(Call call, SqlSupplier<Operation> begin) {
+        try {
+            return begin.get();
+        } catch (SQLException error) {
+            IdempotencyException known = IdempotencyException.ofBegin(error);
+            if (known instanceof IdempotencyException.KeyReused) {
+                tell(Event.Type.MISMATCH, call, 0, known);
+            }
+            throw known instanceof IdempotencyException.ConnectionLost lost ? lost.onArrival() : known;
+        }
+    }
+
+    @FunctionalInterface
+    private interface SqlSupplier<T> {
+        T get() throws SQLException;
+    }
+
+    /** Calls what is the caller's, and notes what it threw: that is thrown as it is. */
+    static <T, X extends Exception> T called(Throwable[] failure, Callable<T, X> body) throws X {
+        try {
+            return body.call();
+        } catch (Throwable error) {
+            failure[0] = error;
+            throw error;
+        }
+    }
+
+    /** As the one of java.util.concurrent, with the exception's type. */
+    @FunctionalInterface
+    interface Callable<T, X extends Exception> {
+        T call() throws X;
+    }
+
+    /** Runs a body; an exception that is not the one of the caller's code becomes one of this package. */
+    <T, X extends Exception> T inTransaction(Call call, Throwable[] failure, Transactions.Body<T> body) throws X {
+        try {
+            return transactions.run(call.isolation(), body);
+        } catch (Exception error) {
+            if (error != failure[0]) {
+                throw IdempotencyException.of(error);
+            }
+            throw Idempotency.<X>asThrown(error);
+        }
+    }
+
+    /** The exception came from code that may throw X and no other checked one. */
+    @SuppressWarnings("unchecked")
+    private static <X extends Exception> X asThrown(Exception error) {
+        return (X) error;
+    }
+
+    // ---- statements of a lease ----
+
+    private LeasedAttempt.Begun beginLease(Call call) {
+        long asked = System.nanoTime();
+        Operation o = alone(call.lease(), c -> began(call, () -> statements.begin(c, call, call.lease(), Duration.ZERO)));
+        return new LeasedAttempt.Begun(o, asked);
+    }
+
+    Statements statements() {
+        return statements;
+    }
+
+    /** Runs one statement on a connection of its own, whose network may hang no longer than the limit. */
+    <T> T alone(Duration limit, Transactions.Body<T> body) {
+        try (Connection connection = transactions.dataSource().getConnection()) {
+            boolean autoCommit = connection.getAutoCommit();
+            int usual = connection.getNetworkTimeout();
+            connection.setAutoCommit(true);
+            connection.setNetworkTimeout(Runnable::run, (int) Math.min(Math.max(limit.toMillis(), 1), Integer.MAX_VALUE));
+            T value = body.run(connection);
+            connection.setNetworkTimeout(Runnable::run, usual);
+            connection.setAutoCommit(autoCommit);
+            return value;
+        } catch (Exception error) {
+            throw IdempotencyException.of(error);
+        }
+    }
+
+    // ---- repetition ----
+
+    /** One attempt at a call. */
+    @FunctionalInterface
+    interface Attempt<T, X extends Exception> {
+        T run(boolean afterLoss) throws X;
+    }
+
+    /**
+     * Makes attempts until one does not fail with 40001, 40P01 or a lost connection. Of a connection
+     * that was dead when it came from the pool nothing was asked, so it is no attempt.
+     */
+    <T, X extends Exception> T repeat(Call call, Attempt<T, X> attempt) throws X {
+        boolean afterLoss = false;
+        int dead = 0;
+        for (int n = 1;; n++) {
+            try {
+                return attempt.run(afterLoss);
+            } catch (Exception error) {
+                if (!IdempotencyException.isTransient(error)) {
+                    throw error;
+                }
+                afterLoss |= !IdempotencyException.isConflict(IdempotencyException.sqlState(error));
+                if (error instanceof IdempotencyException.ConnectionLost lost && lost.isOnArrival() && dead < MAX_DEAD) {
+                    dead++;
+                    n--;
+                    continue;
+                }
+                if (n >= options.attempts()) {
+                    throw error;
+                }
+                Duration delay = backoff(n);
+                options.listener().accept(new Event(Event.Type.RETRIED, call.scope(), call.key(), 0, error, delay));
+                if (!sleep(delay)) {
+                    throw error;
+                }
+            }
+        }
+    }
+
+    private Duration backoff(int attempt) {
+        long longest = options.cap().toNanos();
+        if (attempt < 30) {
+            longest = Math.min(longest, options.base().multipliedBy(1L << (attempt - 1)).toNanos());
+        }
+        return Duration.ofNanos(ThreadLocalRandom.current().nextLong(longest + 1));
+    }
+
+    /** False where the thread is interrupted, as it stays. */
+    private static boolean sleep(Duration delay) {
+        try {
+            TimeUnit.NANOSECONDS.sleep(delay.toNanos());
+            return true;
+        } catch (InterruptedException interrupted) {
+            Thread.currentThread().interrupt();
+            return false;
+        }
+    }
+
+    /**
+     * Asks again until the operation is not in progress, or the time to wait is over. It waits here: a
+     * begin that waits in the server would hold a connection, which the owner may need for its end.
+     */
+    private static <T, X extends Exception> T await(Duration wait, Function<T, Outcome> outcomeOf,
+            Callable<T, X> ask) throws X {
+        long start = System.nanoTime();
+        for (Duration delay = Duration.ofMillis(50);; delay = delay.multipliedBy(2)) {
+            T answer = ask.call();
+            Duration left = wait.minusNanos(System.nanoTime() - start);
+            if (outcomeOf.apply(answer) != Outcome.IN_PROGRESS || left.isNegative() || left.isZero()) {
+                return answer;
+            }
+            delay = shorter(delay, LONGEST_POLL);
+            if (!sleep(shorter(delay, left))) {
+                return answer;
+            }
+        }
+    }
+
+    private static Duration shorter(Duration a, Duration b) {
+        return a.compareTo(b) < 0 ? a : b;
+    }
+
+    // ---- events ----
+
+    void tell(Event.Type type, Call call, int attempt, Throwable error) {
+        options.listener().accept(new Event(type, call.scope(), call.key(), attempt, error, null));
+    }
+
+    void tellBegun(Operation o) {
+        Event.Type type = switch (o.outcome()) {
+            case ACQUIRED -> Event.Type.ACQUIRED;
+            case IN_PROGRESS -> Event.Type.IN_PROGRESS;
+            default -> Event.Type.REPLAYED;
+        };
+        options.listener().accept(new Event(type, o.scope(), o.key(), o.attempt(), null, null));
+        if (type == Event.Type.ACQUIRED && o.takenOver()) {
+            options.listener().accept(new Event(Event.Type.TAKEN_OVER, o.scope(), o.key(), o.attempt(), null, null));
+        }
+    }
+}

@@ -1,0 +1,263 @@
+package org.example.idempotency;
+
+import java.sql.SQLException;
+import java.sql.SQLNonTransientConnectionException;
+import java.sql.SQLRecoverableException;
+import java.time.Duration;
+import java.util.Map;
+import java.util.function.Function;
+
+/**
+ * What may go wrong. Each is found by its SQLSTATE, never by a message; the driver's exception is
+ * the cause.
+ */
+public abstract sealed class IdempotencyException extends RuntimeException {
+    private static final long serialVersionUID = 1;
+
+    private IdempotencyException(String message, Throwable cause) {
+        super(message, cause);
+    }
+
+    /** An argument is missing, too long, out of range or no JSON (ID400, and data that the server cannot read). */
+    public static final class BadArgument extends IdempotencyException {
+        private static final long serialVersionUID = 1;
+
+        BadArgument(Throwable cause) {
+            super("bad argument", cause);
+        }
+    }
+
+    /** The role may not use the scope (ID403). */
+    public static final class Forbidden extends IdempotencyException {
+        private static final long serialVersionUID = 1;
+
+        Forbidden(Throwable cause) {
+            super("the role may not use this scope", cause);
+        }
+    }
+
+    /** This transaction does not own the operation (ID404): the work ended the transaction, or the operation, itself. */
+    public static final class NotOwned extends IdempotencyException {
+        private static final long serialVersionUID = 1;
+
+        NotOwned(Throwable cause) {
+            super("the transaction does not own the operation", cause);
+        }
+    }
+
+    /** The lease was lost (ID409, or it could not be extended in time). */
+    public static final class LeaseLost extends IdempotencyException {
+        private static final long serialVersionUID = 1;
+
+        LeaseLost(Throwable cause) {
+            super("the lease was lost", cause);
+        }
+    }
+
+    /** The answer is larger than the server stores (ID413). */
+    public static final class TooLarge extends IdempotencyException {
+        private static final long serialVersionUID = 1;
+
+        TooLarge(Throwable cause) {
+            super("the response is too large", cause);
+        }
+    }
+
+    /** The key was used before with a different request (ID422). */
+    public static final class KeyReused extends IdempotencyException {
+        private static final long serialVersionUID = 1;
+
+        KeyReused(Throwable cause) {
+            super("the key was used before with a different request", cause);
+        }
+    }
+
+    /** COMMIT was refused, as the work began an operation and did not end it (ID428). */
+    public static final class NotEnded extends IdempotencyException {
+        private static final long serialVersionUID = 1;
+
+        NotEnded(Throwable cause) {
+            super("an operation was begun and not ended", cause);
+        }
+    }
+
+    /** The extension, its schema or the right to use it is missing. The message says what to do. */
+    public static final class NotReady extends IdempotencyException {
+        private static final long serialVersionUID = 1;
+
+        NotReady(String advice, Throwable cause) {
+            super(advice, cause);
+        }
+    }
+
+    /** The transaction was rolled back at its end, because a failure in it was swallowed. Nothing is stored. */
+    public static final class RolledBack extends IdempotencyException {
+        private static final long serialVersionUID = 1;
+
+        /**
+         * For implementations of {@link Transactions}.
+         *
+         * @param cause what the framework said
+         */
+        public RolledBack(Throwable cause) {
+            super("the transaction was rolled back at its end, as a failure in it was swallowed", cause);
+        }
+    }
+
+    /** The connection was lost, and so were those of the repetitions. */
+    public static final class ConnectionLost extends IdempotencyException {
+        private static final long serialVersionUID = 1;
+        private boolean isOnArrival;
+
+        ConnectionLost(Throwable cause) {
+            super("the connection was lost", cause);
+        }
+
+        /** It was dead when it came from the pool, so nothing was asked of it. */
+        ConnectionLost onArrival() {
+            isOnArrival = true;
+            return this;
+        }
+
+        boolean isOnArrival() {
+            return isOnArrival;
+        }
+    }
+
+    /** Another failure of a statement of this package, or of COMMIT. */
+    public static final class Other extends IdempotencyException {
+        private static final long serialVersionUID = 1;
+
+        Other(Throwable cause) {
+            super("the database refused a statement", cause);
+        }
+    }
+
+    /** Nobody knows whether an earlier attempt took effect. The next begin finds out again. */
+    public static final class Unknown extends IdempotencyException {
+        private static final long serialVersionUID = 1;
+        private final Duration retryAfter;
+
+        Unknown(Duration retryAfter, Throwable cause) {
+            super("the outcome of the operation is unknown", cause);
+            this.retryAfter = retryAfter;
+        }
+
+        /**
+         * When to try again.
+         *
+         * @return how long to wait
+         */
+        public Duration retryAfter() {
+            return retryAfter;
+        }
+    }
+
+    /** Somebody else owns the operation. */
+    public static final class InProgress extends IdempotencyException {
+        private static final long serialVersionUID = 1;
+        private final Duration retryAfter;
+
+        InProgress(Duration retryAfter) {
+            super("the operation is in progress", null);
+            this.retryAfter = retryAfter;
+        }
+
+        /**
+         * When to try again.
+         *
+         * @return what is left of the owner's lease; null: the owner is an open transaction
+         */
+        public Duration retryAfter() {
+            return retryAfter;
+        }
+    }
+
+    /** Thrown by leased work, or its writes: nothing has happened outside of the database. */
+    public static final class NotDone extends IdempotencyException {
+        private static final long serialVersionUID = 1;
+
+        /**
+         * Says that nothing was done.
+         *
+         * @param cause why, or null
+         */
+        public NotDone(Throwable cause) {
+            super("nothing was done", cause);
+        }
+    }
+
+    private static final Map<String, Function<Throwable, IdempotencyException>> BY_STATE = Map.of(
+            "ID400", BadArgument::new, "ID403", Forbidden::new, "ID404", NotOwned::new, "ID409", LeaseLost::new,
+            "ID413", TooLarge::new, "ID422", KeyReused::new, "ID428", NotEnded::new, "25P02", RolledBack::new);
+
+    private static final Map<String, String> NOT_READY = Map.of(
+            "42883", "the functions of the extension were not found: run CREATE EXTENSION idempotency in this database, "
+                    + "or name its schema in the options",
+            "3F000", "the schema of the options does not exist: it is the one in which the extension idempotency was created",
+            "42501", "the role may not use the extension: let its owner run SELECT idem_grant('the role')");
+
+    /**
+     * The SQLSTATE behind an exception.
+     *
+     * @param error any exception
+     * @return that of the first SQLException among it and its causes; "" where there is none
+     */
+    public static String sqlState(Throwable error) {
+        for (Throwable cause = error; cause != null; cause = cause.getCause()) {
+            if (cause instanceof SQLException sql && sql.getSQLState() != null) {
+                return sql.getSQLState();
+            }
+        }
+        return "";
+    }
+
+    /**
+     * Whether the same call may succeed a moment later: 40001, 40P01 and a lost connection. The
+     * client has repeated the call before it throws such an exception.
+     *
+     * @param error any exception
+     * @return whether it is one of these
+     */
+    public static boolean isTransient(Throwable error) {
+        String state = sqlState(error);
+        return isConflict(state) || error instanceof ConnectionLost || endsConnection(state);
+    }
+
+    static boolean isConflict(String state) {
+        return state.equals("40001") || state.equals("40P01");
+    }
+
+    private static boolean endsConnection(String state) {
+        return state.startsWith("08") || state.equals("57P01") || state.equals("57P02") || state.equals("57P03");
+    }
+
+    /** The exception of this package for an error of one of its own statements, or of COMMIT. */
+    static IdempotencyException of(Throwable error) {
+        if (error instanceof IdempotencyException known) {
+            return known;
+        }
+        String state = sqlState(error);
+        if (BY_STATE.containsKey(state)) {
+            return BY_STATE.get(state).apply(error);
+        }
+        return endsConnection(state) || isUnstatedLoss(error) ? new ConnectionLost(error) : new Other(error);
+    }
+
+    /** Some pools close a connection, and say so without a SQLSTATE. */
+    private static boolean isUnstatedLoss(Throwable error) {
+        return error instanceof SQLNonTransientConnectionException || error instanceof SQLRecoverableException;
+    }
+
+    /** The same for a begin: what is missing can be nothing but what belongs to the extension. */
+    static IdempotencyException ofBegin(SQLException error) {
+        String state = sqlState(error);
+        if (NOT_READY.containsKey(state)) {
+            return new NotReady(NOT_READY.get(state), error);
+        }
+        return switch (state) {
+            case "22P02", "22P05", "22021", "22003", "54001" -> new BadArgument(error);
+            default -> of(error);
+        };
+    }
+}

@@ -1,0 +1,115 @@
+package org.example.idempotency;
+
+import java.nio.ByteBuffer;
+import java.nio.charset.CharacterCodingException;
+import java.nio.charset.StandardCharsets;
+import java.security.MessageDigest;
+import java.security.NoSuchAlgorithmException;
+import java.util.HexFormat;
+import java.util.Locale;
+
+/** What makes two HTTP requests the same. The clients for other languages have the same spellings. */
+public final class Identity {
+    private static final int MAX_SCOPE = 255;
+
+    private Identity() {
+    }
+
+    /**
+     * The scope of a service's keys, for one route and principal.
+     *
+     * @param service the service, as the scope of its client; "": there is one only
+     * @param method the method of the request
+     * @param route the template of the route, such as {@code /accounts/{id}/payments}
+     * @param principal who asks; not empty
+     * @return the scope, which is hashed where the server would not take it
+     * @throws IllegalArgumentException if nobody asks, or the text is no Unicode
+     */
+    public static String scope(String service, String method, String route, String principal) {
+        if (principal == null || principal.isEmpty()) {
+            throw new IllegalArgumentException("nobody asks");
+        }
+        return scope(service, method.toUpperCase(Locale.ROOT) + ' ' + escape(route) + ' ' + principal);
+    }
+
+    /**
+     * A scope of your own, within a service.
+     *
+     * @param service the service, as the scope of its client; "": there is one only
+     * @param own the scope
+     * @return the scope, which is hashed where the server would not take it
+     * @throws IllegalArgumentException if the text is no Unicode
+     */
+    public static String scope(String service, String own) {
+        String scope = service.isEmpty() ? own : escape(service) + ' ' + own;
+        if (scope.codePoints().anyMatch(c -> c >= Character.MIN_SURROGATE && c <= Character.MAX_SURROGATE)) {
+            throw new IllegalArgumentException("half of a character of two is no Unicode");
+        }
+        boolean isTaken = scope.codePointCount(0, scope.length()) <= MAX_SCOPE && scope.indexOf('\0') < 0;
+        return isTaken ? scope : "sha256:" + sha256(scope.getBytes(StandardCharsets.UTF_8));
+    }
+
+    /** Spaces are between the parts of a scope, so a part has none but the last. */
+    private static String escape(String part) {
+        return part.replace("%", "%25").replace(" ", "%20");
+    }
+
+    /**
+     * What is compared of a request. A JSON body counts as jsonb compares it, any other by its SHA-256.
+     *
+     * @param method the method
+     * @param target path and query, as they were sent
+     * @param contentType the header, with or without parameters; null: there was none
+     * @param body the bytes that were sent
+     * @return the request to give to {@link Call#withRequest}
+     */
+    public static String fingerprint(String method, String target, String contentType, byte[] body) {
+        String type = mediaType(contentType);
+        String json = type.equals("application/json") || type.endsWith("+json") ? storable(body) : null;
+        if (body.length == 0) {
+            json = "null";
+        } else if (json == null) {
+            json = "\"sha256:" + sha256(body) + '"';
+        }
+        return head(method, target) + ", \"type\": " + Json.quote(type) + ", \"body\": " + json + '}';
+    }
+
+    /**
+     * What is compared of a request where the program says it for media type and body.
+     *
+     * @param method the method
+     * @param target path and query, as they were sent
+     * @param own JSON that stands for the rest
+     * @return the request to give to {@link Call#withRequest}
+     */
+    public static String fingerprint(String method, String target, String own) {
+        return head(method, target) + ", \"own\": " + own + '}';
+    }
+
+    private static String head(String method, String target) {
+        return "{\"method\": " + Json.quote(method.toUpperCase(Locale.ROOT)) + ", \"target\": " + Json.quote(target);
+    }
+
+    private static String mediaType(String contentType) {
+        return contentType == null ? "" : contentType.split(";", 2)[0].strip().toLowerCase(Locale.ROOT);
+    }
+
+    /** The text of a body that is JSON, and null of one that is not, or that jsonb cannot hold. */
+    private static String storable(byte[] body) {
+        try {
+            String text = StandardCharsets.UTF_8.newDecoder().decode(ByteBuffer.wrap(body)).toString();
+            Json.parse(text);
+            return text;
+        } catch (CharacterCodingException | IllegalArgumentException notJson) {
+            return null;
+        }
+    }
+
+    static String sha256(byte[] bytes) {
+        try {
+            return HexFormat.of().formatHex(MessageDigest.getInstance("SHA-256").digest(bytes));
+        } catch (NoSuchAlgorithmException impossible) {
+            throw new IllegalStateException(impossible); // each Java has it
+        }
+    }
+}

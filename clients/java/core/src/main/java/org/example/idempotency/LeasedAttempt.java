@@ -1,0 +1,162 @@
+package org.example.idempotency;
+
+import java.sql.SQLException;
+import java.time.Duration;
+
+/** One leased attempt of this process. */
+final class LeasedAttempt {
+    /** How long a lost answer, or a network that hangs, may hold up the end. */
+    private static final Duration END = Duration.ofSeconds(5);
+
+    private final Idempotency client;
+    private final Call call;
+    private final Operation operation;
+    private final long asked;
+
+    /** What a begin answered. The lease may run since it was asked, however long the answer took. */
+    record Begun(Operation operation, long asked) { }
+
+    LeasedAttempt(Idempotency client, Call call, Begun begun) {
+        this.client = client;
+        this.call = call;
+        this.operation = begun.operation();
+        this.asked = begun.asked();
+    }
+
+    <X extends Exception> Result run(LeasedWork<X> work, Reconciled.Finder finder) throws X {
+        Completion completion;
+        Heartbeat heartbeat = Heartbeat.start(client, call, operation, asked + operation.leaseLeft().toNanos());
+        try {
+            completion = reconcileAndWork(heartbeat, work, finder);
+        } catch (Declined refusal) {
+            heartbeat.stop();
+            return refuse(refusal);
+        } catch (IdempotencyException.Unknown | IdempotencyException.NotDone reason) {
+            heartbeat.stop();
+            throw released(reason);
+        } catch (Exception error) {
+            heartbeat.stop();
+            if (heartbeat.isLost()) {
+                throw new IdempotencyException.LeaseLost(error);
+            }
+            throw error;
+        } finally {
+            heartbeat.stop();
+        }
+        return complete(completion, heartbeat);
+    }
+
+    private <X extends Exception> Completion reconcileAndWork(Lease lease, LeasedWork<X> work, Reconciled.Finder finder) throws X {
+        if (!operation.takenOver() || finder == null) {
+            return work.run(lease);
+        }
+        Reconciled found;
+        try {
+            found = finder.find(operation);
+        } catch (Exception error) {
+            throw new IdempotencyException.Unknown(Duration.ofSeconds(1), error);
+        }
+        if (found instanceof Reconciled.Done done) {
+            return Completion.of(done.response());
+        }
+        if (found instanceof Reconciled.Unknown unknown) {
+            throw new IdempotencyException.Unknown(unknown.retryAfter(), null);
+        }
+        return work.run(lease);
+    }
+
+    private Result complete(Completion completion, Heartbeat heartbeat) {
+        Result result = Result.ran(operation, Outcome.COMPLETED, completion.response(), null);
+        try {
+            return store(result, heartbeat.isLost(), () -> {
+                if (completion.writes() == null) {
+                    client.alone(limit(), c -> {
+                        client.statements().complete(c, call, operation.fence(), completion.response());
+                        return null;
+                    });
+                } else {
+                    completeWith(completion);
+                }
+            });
+        } catch (Declined refusal) {
+            return refuse(refusal);
+        } catch (IdempotencyException.NotDone reason) {
+            throw released(reason);
+        }
+    }
+
+    private void completeWith(Completion completion) throws SQLException {
+        Throwable[] failure = new Throwable[1];
+        client.<Void, SQLException>inTransaction(call, failure, c -> {
+            Idempotency.<Void, SQLException>called(failure, () -> {
+                completion.writes().run(WorkConnection.of(c));
+                return null;
+            });
+            client.statements().complete(c, call, operation.fence(), completion.response());
+            return null;
+        });
+    }
+
+    private Result refuse(Declined refusal) {
+        Result result = Result.ran(operation, Outcome.FAILED, refusal.response(), refusal.retryAfter());
+        Result stored = store(result, false, () -> client.alone(limit(), c -> {
+            client.statements().fail(c, call, operation.fence(), refusal);
+            return null;
+        }));
+        if (!stored.replayed()) {
+            client.tell(Event.Type.DECLINED, call, operation.attempt(), null);
+        }
+        return stored;
+    }
+
+    /** An end by fence. */
+    @FunctionalInterface
+    private interface End {
+        void run() throws SQLException;
+    }
+
+    /** Repeats an end. If the attempt has ended already, what is stored is the answer. */
+    private Result store(Result result, boolean isTold, End end) {
+        try {
+            client.repeat(call, afterLoss -> {
+                end.run();
+                return null;
+            });
+            return result;
+        } catch (IdempotencyException.LeaseLost lost) {
+            return replay(lost, isTold);
+        } catch (SQLException error) {
+            throw IdempotencyException.of(error);
+        }
+    }
+
+    private Result replay(IdempotencyException.LeaseLost lost, boolean isTold) {
+        Operation stored = client.lookup(call);
+        boolean isOurs = stored != null && stored.attempt() == operation.attempt() && stored.outcome() != Outcome.IN_PROGRESS;
+        if (!isOurs && !isTold) {
+            client.tell(Event.Type.LEASE_LOST, call, operation.attempt(), lost);
+        }
+        if (stored == null || stored.outcome() != Outcome.COMPLETED && stored.outcome() != Outcome.FAILED) {
+            throw lost;
+        }
+        client.tellBegun(stored);
+        return Result.of(stored).asReplay();
+    }
+
+    /** Takes the begin back. If that fails, the lease runs out: the same, only later. */
+    private <E extends IdempotencyException> E released(E reason) {
+        try {
+            client.repeat(call, afterLoss -> client.alone(limit(), c -> {
+                client.statements().release(c, operation);
+                return null;
+            }));
+        } catch (IdempotencyException failure) {
+            reason.addSuppressed(failure);
+        }
+        return reason;
+    }
+
+    private Duration limit() {
+        return call.lease().plus(END);
+    }
+}

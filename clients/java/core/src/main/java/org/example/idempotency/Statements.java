@@ -1,0 +1,135 @@
+package org.example.idempotency;
+
+import java.math.BigDecimal;
+import java.math.RoundingMode;
+import java.sql.Connection;
+import java.sql.PreparedStatement;
+import java.sql.ResultSet;
+import java.sql.SQLException;
+import java.time.Duration;
+import java.time.Instant;
+import java.time.temporal.ChronoUnit;
+import java.util.HexFormat;
+import java.util.Map;
+
+/** The statements of the extension. Each argument is text, and null is NULL: the statement casts it. */
+final class Statements {
+    private static final String COLUMNS = """
+            o.outcome::text, o.scope, o.idempotency_key, o.attempt, o.taken_over, o.replayed, o.fence,
+            extract(epoch FROM o.lease_expires_at - clock_timestamp()), extract(epoch FROM o.retry_after),
+            o.response_code, o.response_headers::text, o.response_payload::text, o.response_body,
+            extract(epoch FROM o.created_at), nullif(extract(epoch FROM o.expires_at), 'infinity')""";
+    private static final String END = "(?::text, ?::text::jsonb, scope => ?::text, fence => ?::text::bigint, code => ?::text::int,"
+            + " headers => ?::text::jsonb, body => decode(?::text, 'hex'), retention => ?::text::interval";
+
+    private final String begin;
+    private final String complete;
+    private final String fail;
+    private final String release;
+    private final String extend;
+    private final String lookup;
+
+    Statements(String schema) {
+        String prefix = schema == null ? "" : '"' + schema.replace("\"", "\"\"") + "\".";
+        begin = "SELECT " + COLUMNS + " FROM " + prefix + "idem_begin(?::text, ?::text::jsonb, scope => ?::text,"
+                + " request_hash => decode(?::text, 'hex'), lease => ?::text::interval, wait => ?::text::interval,"
+                + " max_attempts => ?::text::int) o";
+        complete = "SELECT " + prefix + "idem_complete" + END + ")::text";
+        fail = "SELECT " + prefix + "idem_fail" + END + ", retryable => ?::text::boolean, retry_after => ?::text::interval)::text";
+        release = "SELECT " + prefix + "idem_release(?::text, scope => ?::text, fence => ?::text::bigint)::text";
+        extend = "SELECT extract(epoch FROM " + prefix + "idem_extend(?::text, ?::text::interval, scope => ?::text,"
+                + " fence => ?::text::bigint) - clock_timestamp())";
+        lookup = "SELECT " + COLUMNS + " FROM " + prefix + "idem_lookup(?::text, scope => ?::text) o WHERE o.outcome IS NOT NULL";
+    }
+
+    Operation begin(Connection connection, Call call, Duration lease, Duration wait) throws SQLException {
+        return operation(connection, begin, call.key(), call.request(), call.scope(), hex(call.requestHash()),
+                interval(lease), interval(wait), call.maxAttempts() < 0 ? "0" : number(call.maxAttempts()));
+    }
+
+    /** Null where there is no record. */
+    Operation lookup(Connection connection, Call call) throws SQLException {
+        return operation(connection, lookup, call.key(), call.scope());
+    }
+
+    void complete(Connection connection, Call call, long fence, Response response) throws SQLException {
+        one(connection, complete, call.key(), response.payload(), call.scope(), number(fence), number(response.code()),
+                headers(response.headers()), hex(response.body()), interval(retention(call, response)));
+    }
+
+    void fail(Connection connection, Call call, long fence, Declined refusal) throws SQLException {
+        Response response = refusal.response();
+        one(connection, fail, call.key(), response.payload(), call.scope(), number(fence), number(response.code()),
+                headers(response.headers()), hex(response.body()), interval(retention(call, response)),
+                String.valueOf(refusal.retryAfter() != null), interval(refusal.retryAfter()));
+    }
+
+    void release(Connection connection, Operation o) throws SQLException {
+        one(connection, release, o.key(), o.scope(), number(o.fence()));
+    }
+
+    /** How long the lease runs from the server's answer on, which a policy may have shortened. */
+    Duration extend(Connection connection, Operation o, Duration lease) throws SQLException {
+        return duration(new BigDecimal(one(connection, extend, o.key(), interval(lease), o.scope(), number(o.fence()))));
+    }
+
+    private static Duration retention(Call call, Response response) {
+        return response.retention() != null ? response.retention() : call.retention();
+    }
+
+    private static String one(Connection connection, String sql, String... arguments) throws SQLException {
+        try (PreparedStatement statement = prepare(connection, sql, arguments); ResultSet row = statement.executeQuery()) {
+            row.next();
+            return row.getString(1);
+        }
+    }
+
+    private static Operation operation(Connection connection, String sql, String... arguments) throws SQLException {
+        try (PreparedStatement statement = prepare(connection, sql, arguments); ResultSet row = statement.executeQuery()) {
+            return row.next() ? operation(row) : null;
+        }
+    }
+
+    private static PreparedStatement prepare(Connection connection, String sql, String... arguments) throws SQLException {
+        PreparedStatement statement = connection.prepareStatement(sql);
+        for (int i = 0; i < arguments.length; i++) {
+            statement.setString(i + 1, arguments[i]);
+        }
+        return statement;
+    }
+
+    private static Operation operation(ResultSet row) throws SQLException {
+        Map<String, String> headers = row.getString(11) == null ? null : Json.headers(row.getString(11));
+        Response response = new Response(row.getInt(10), headers, row.getString(12), row.getBytes(13), null);
+        return new Operation(Outcome.valueOf(row.getString(1)), row.getString(2), row.getString(3), row.getInt(4),
+                row.getBoolean(5), row.getBoolean(6), row.getLong(7), duration(row.getBigDecimal(8)),
+                duration(row.getBigDecimal(9)), response, instant(row.getBigDecimal(14)), instant(row.getBigDecimal(15)));
+    }
+
+    private static Duration duration(BigDecimal seconds) {
+        if (seconds == null) {
+            return null;
+        }
+        return Duration.of(seconds.movePointRight(6).setScale(0, RoundingMode.FLOOR).longValue(), ChronoUnit.MICROS);
+    }
+
+    private static Instant instant(BigDecimal seconds) {
+        return seconds == null ? null : Instant.EPOCH.plus(duration(seconds));
+    }
+
+    private static String interval(Duration duration) {
+        return duration == null ? null : ChronoUnit.MICROS.between(Instant.EPOCH, Instant.EPOCH.plus(duration)) + " microseconds";
+    }
+
+    private static String number(long number) {
+        return number == 0 ? null : String.valueOf(number);
+    }
+
+    private static String hex(byte[] bytes) {
+        return bytes == null ? null : HexFormat.of().formatHex(bytes);
+    }
+
+    private static String headers(Map<String, String> headers) {
+        return headers == null ? null : Json.object(headers);
+    }
+}

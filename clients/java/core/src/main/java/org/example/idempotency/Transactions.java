@@ -1,0 +1,54 @@
+package org.example.idempotency;
+
+import java.sql.Connection;
+import javax.sql.DataSource;
+
+/** How transactions are opened: on a data source, or as a framework does it. */
+public interface Transactions {
+    /**
+     * What runs in a transaction.
+     *
+     * @param <T> what it returns
+     */
+    @FunctionalInterface
+    interface Body<T> {
+        /**
+         * Runs.
+         *
+         * @param connection the open transaction
+         * @return any value
+         * @throws Exception what was wrong
+         */
+        T run(Connection connection) throws Exception;
+    }
+
+    /**
+     * Runs the body in a new transaction, whatever transaction the thread is in. Commits when the
+     * body returns; rolls back when it throws, and throws the same.
+     *
+     * @param <T> what the body returns
+     * @param isolation one of the constants of {@link Connection}; 0: the usual
+     * @param body what to run
+     * @return what the body returned, after the commit
+     * @throws Exception what the body has thrown, or why the transaction could not be opened,
+     *     committed or rolled back, with the driver's SQLException as it or among its causes
+     */
+    <T> T run(int isolation, Body<T> body) throws Exception;
+
+    /**
+     * Where connections come from that are in no transaction, as those of heartbeats.
+     *
+     * @return the data source of the transactions
+     */
+    DataSource dataSource();
+
+    /**
+     * Transactions on connections of a data source.
+     *
+     * @param dataSource a pool, if possible
+     * @return the transactions
+     */
+    static Transactions of(DataSource dataSource) {
+        return new JdbcTransactions(dataSource);
+    }
+}

@@ -1,0 +1,79 @@
+package org.example.idempotency;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.List;
+import java.util.Map;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
+
+class IdentityTest {
+    /** The clients for all languages have the same, or one key would be two operations for two services. */
+    @Test
+    void scopesAndFingerprintsAreThoseOfTheOtherLanguages() throws Exception {
+        var cases = (List<?>) Json.parse(Files.readString(Path.of(System.getenv("SPELLINGS"))), 1000);
+        assertTrue(cases.size() >= 5);
+        for (Object entry : cases) {
+            var spelling = (Map<?, ?>) entry;
+            assertEquals(spelling.get("scope"), Identity.scope(text(spelling, "service"), text(spelling, "method"),
+                    text(spelling, "route"), text(spelling, "principal")));
+            String print = Identity.fingerprint(text(spelling, "method"), text(spelling, "target"), text(spelling, "type"),
+                    text(spelling, "body").getBytes(StandardCharsets.UTF_8));
+            assertEquals(spelling.get("fingerprint"), Json.parse(print, 1000));
+        }
+    }
+
+    private static String text(Map<?, ?> spelling, String name) {
+        return (String) spelling.get(name);
+    }
+
+    @Test
+    void nobodyHasNoScope() {
+        assertThrows(IllegalArgumentException.class, () -> Identity.scope("", "POST", "/", ""));
+        assertThrows(IllegalArgumentException.class, () -> Identity.scope("", "POST", "/", "\ud800"));
+    }
+
+    @Test
+    void anOwnFingerprintKeepsMethodAndTarget() {
+        assertEquals("{\"method\": \"POST\", \"target\": \"/a\", \"own\": 1}", Identity.fingerprint("post", "/a", "1"));
+    }
+
+    @Test
+    void headersKeepWhateverIsInThem() {
+        Map<String, String> headers = Map.of("a\"\\\n\u0001", "é\ud83d\ude00/");
+        assertEquals(headers, Json.parse(Json.object(headers)));
+        assertEquals(Map.of("a", "1, x", "b", "2.50"), Json.headers("{\"a\": [1, \"x\"], \"b\": 2.50}"));
+    }
+
+    @ParameterizedTest
+    @ValueSource(strings = {"{\"a\": [1, 2.5e3, \"é\", null]}", "\"plain\"", "{}", " [ ] ", "\"\\u0000\\b\"", "-0.5E-10", "[true, false]"})
+    void jsonIsComparedAsJson(String body) {
+        assertTrue(print(body).endsWith("\"body\": " + body + "}"), print(body));
+    }
+
+    @ParameterizedTest
+    @ValueSource(strings = {"{", "{\"a\"}", "{\"a\": 1,}", "[1,]", "[1 2]", "01", "1.", "+1", "1e", "nul", "\"", "\"\n\"", "\"\\x\"", "\"\\u12g4\"",
+        "1e99999", "1E-100000", "{} {}", "'a'", "1 x", " "})
+    void anythingElseIsComparedByItsBytes(String body) {
+        assertTrue(print(body).contains("\"body\": \"sha256:"), print(body));
+    }
+
+    @Test
+    void soIsWhatTheServerCouldNotRead() {
+        assertTrue(print("[".repeat(300) + "]".repeat(300)).contains("sha256:"));
+        assertTrue(print("9".repeat(1001)).contains("sha256:"));
+        byte[] notUnicode = {'"', (byte) 0xff, '"'};
+        assertTrue(Identity.fingerprint("POST", "/", "application/json", notUnicode).contains("sha256:"));
+        assertTrue(Identity.fingerprint("POST", "/", null, new byte[0]).endsWith("\"type\": \"\", \"body\": null}"));
+    }
+
+    private static String print(String body) {
+        return Identity.fingerprint("POST", "/", "application/x+json; charset=utf-8", body.getBytes(StandardCharsets.UTF_8));
+    }
+}

@@ -1,0 +1,146 @@
+package org.example.idempotency;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNull;
+import static org.junit.jupiter.api.Assertions.assertSame;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.io.IOException;
+import java.time.Duration;
+import java.util.concurrent.CountDownLatch;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+
+@Timeout(60)
+class LeaseTest extends OnServer {
+    private Completion done() {
+        return new Completion(Response.of(201, "{\"id\": 1}"), this::effect);
+    }
+
+    @Test
+    void theAnswerCommitsWithItsWrites() throws Exception {
+        Result first = once.lease(Call.of(key), lease -> {
+            assertFalse(lease.isLost());
+            assertTrue(lease.operation().fence() > 0);
+            assertEquals(Outcome.IN_PROGRESS, once.lease(Call.of(key), other -> done()).outcome());
+            return done();
+        });
+        Result second = once.lease(Call.of(key), lease -> done());
+        assertFalse(first.replayed());
+        assertTrue(second.replayed());
+        assertEquals(201, second.response().code());
+        assertEquals(1, effects());
+        assertTrue(once.transaction(Call.of(key), (connection, operation) -> Response.EMPTY).replayed());
+    }
+
+    @Test
+    void aLostAnswerToTheEndIsTheStoredAnswer() throws Exception {
+        Result result = once.lease(Call.of(key), lease -> {
+            proxy.cutAt("COMMIT", false);
+            return done();
+        });
+        assertTrue(result.replayed());
+        assertEquals(1, effects());
+    }
+
+    @Test
+    void aRefusalOfTheWorkOrOfItsWritesIsStored() throws Exception {
+        Declined refusal = new Declined(402, null);
+        Result byWork = once.lease(Call.of(key), lease -> {
+            throw refusal;
+        });
+        assertEquals(402, byWork.response().code());
+        Result byWrites = once.lease(Call.of(key + "x"), lease -> new Completion(Response.EMPTY, connection -> {
+            effect(connection);
+            throw refusal;
+        }));
+        assertEquals(Outcome.FAILED, byWrites.outcome());
+        assertTrue(once.lease(Call.of(key + "x"), lease -> done()).replayed());
+        assertEquals(0, effects());
+    }
+
+    @Test
+    void whatWasNotDoneIsFreeAtOnce() throws Exception {
+        var reason = new IdempotencyException.NotDone(null);
+        assertSame(reason, assertThrows(IdempotencyException.NotDone.class, () -> once.lease(Call.of(key), lease -> {
+            throw reason;
+        })));
+        assertThrows(IdempotencyException.NotDone.class, () -> once.lease(Call.of(key), lease -> new Completion(Response.EMPTY, c -> {
+            effect(c);
+            throw reason;
+        })));
+        assertFalse(once.lease(Call.of(key), lease -> done()).takenOver());
+        assertEquals(1, effects());
+    }
+
+    @Test
+    void afterAnErrorTheLeaseRunsOutAndTheNextAttemptFindsOut() throws Exception {
+        Call call = Call.of(key).withLease(Duration.ofMillis(100));
+        IOException broken = new IOException();
+        assertSame(broken, assertThrows(IOException.class, () -> once.lease(call, lease -> {
+            throw broken;
+        })));
+        Call patient = call.withWait(Duration.ofSeconds(20));
+        var unknown = assertThrows(IdempotencyException.Unknown.class,
+                () -> once.lease(patient, lease -> done(), operation -> new Reconciled.Unknown(Duration.ofSeconds(7))));
+        assertEquals(Duration.ofSeconds(7), unknown.retryAfter());
+        assertSame(broken, assertThrows(IdempotencyException.Unknown.class, () -> once.lease(patient, lease -> done(), operation -> {
+            throw broken;
+        })).getCause());
+        Result result = once.lease(patient, lease -> done(), operation -> {
+            assertTrue(operation.takenOver());
+            return new Reconciled.Done(Response.of(200, "\"found\""));
+        });
+        assertEquals("\"found\"", result.response().payload());
+        assertEquals(0, effects());
+        assertTrue(events.contains(Event.Type.TAKEN_OVER));
+
+        assertThrows(IOException.class, () -> once.lease(call.withScope("s"), lease -> {
+            throw broken;
+        }));
+        assertTrue(once.lease(patient.withScope("s"), lease -> done(), operation -> new Reconciled.NotDone()).takenOver());
+        assertEquals(1, effects());
+    }
+
+    @Test
+    void thePolicysLeaseIsKeptAlive() throws Exception {
+        sql("SELECT idem_set_policy('short', max_lease => '1 second')");
+        Result result = once.lease(Call.of(key).withScope("short"), lease -> {
+            Thread.sleep(2500);
+            assertFalse(lease.isLost());
+            return done();
+        });
+        assertFalse(result.replayed());
+        assertEquals(1, effects());
+        assertFalse(events.contains(Event.Type.LEASE_LOST));
+    }
+
+    @Test
+    void aNetworkThatHangsLosesTheLeaseInTime() throws Exception {
+        long start = System.nanoTime();
+        var lost = assertThrows(IdempotencyException.LeaseLost.class,
+                () -> once.lease(Call.of(key).withLease(Duration.ofSeconds(1)), lease -> {
+                    proxy.hang();
+                    new CountDownLatch(1).await();
+                    return done();
+                }));
+        Duration took = Duration.ofNanos(System.nanoTime() - start);
+        assertTrue(took.compareTo(Duration.ofSeconds(5)) < 0, took::toString);
+        assertTrue(lost.getCause() instanceof InterruptedException);
+        assertFalse(Thread.currentThread().isInterrupted());
+        assertTrue(events.contains(Event.Type.LEASE_LOST));
+    }
+
+    @Test
+    void whoWasTakenOverStoresNothing() throws Exception {
+        var lost = assertThrows(IdempotencyException.LeaseLost.class, () -> once.lease(Call.of(key), lease -> {
+            sql("SELECT idem_release('" + key + "', fence => " + lease.operation().fence() + ")");
+            return done();
+        }));
+        assertEquals("ID409", IdempotencyException.sqlState(lost));
+        assertEquals(0, effects());
+        assertNull(once.lookup(Call.of(key)));
+    }
+}

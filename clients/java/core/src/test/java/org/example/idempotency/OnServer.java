@@ -1,0 +1,71 @@
+package org.example.idempotency;
+
+import com.zaxxer.hikari.HikariConfig;
+import com.zaxxer.hikari.HikariDataSource;
+import java.sql.Connection;
+import java.sql.ResultSet;
+import java.sql.SQLException;
+import java.sql.Statement;
+import java.util.ArrayList;
+import java.util.Collections;
+import java.util.List;
+import java.util.UUID;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.BeforeEach;
+
+/** A pool, a proxy and a client for each test, on the server that clients/java/test has started. */
+abstract class OnServer {
+    final List<Event.Type> events = Collections.synchronizedList(new ArrayList<>());
+    final String key = UUID.randomUUID().toString();
+    Proxy proxy;
+    HikariDataSource pool;
+    Idempotency once;
+
+    @BeforeEach
+    void open() throws Exception {
+        proxy = new Proxy();
+        HikariConfig config = new HikariConfig();
+        config.setJdbcUrl(proxy.url());
+        config.setMaximumPoolSize(5);
+        config.setMinimumIdle(0);
+        config.setInitializationFailTimeout(-1);
+        pool = new HikariDataSource(config);
+        once = new Idempotency(Transactions.of(pool), Options.DEFAULT.withListener(event -> events.add(event.type())));
+        sql("SELECT pg_advisory_lock(7)", "SET client_min_messages = warning", "CREATE EXTENSION IF NOT EXISTS idempotency",
+                "CREATE TABLE IF NOT EXISTS effect (key text NOT NULL)", "SELECT pg_advisory_unlock(7)",
+                "RESET client_min_messages");
+    }
+
+    @AfterEach
+    void close() throws Exception {
+        pool.close();
+        proxy.close();
+    }
+
+    void sql(String... statements) throws SQLException {
+        try (Connection connection = pool.getConnection()) {
+            for (String statement : statements) {
+                execute(connection, statement);
+            }
+        }
+    }
+
+    static void execute(Connection connection, String sql) throws SQLException {
+        try (Statement statement = connection.createStatement()) {
+            statement.execute(sql);
+        }
+    }
+
+    /** The effect of an operation. */
+    void effect(Connection connection) throws SQLException {
+        execute(connection, "INSERT INTO effect VALUES ('" + key + "')");
+    }
+
+    int effects() throws SQLException {
+        try (Connection connection = pool.getConnection(); Statement statement = connection.createStatement();
+                ResultSet row = statement.executeQuery("SELECT count(*) FROM effect WHERE key = '" + key + "'")) {
+            row.next();
+            return row.getInt(1);
+        }
+    }
+}

@@ -1,0 +1,226 @@
+package org.example.idempotency;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNull;
+import static org.junit.jupiter.api.Assertions.assertSame;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.io.IOException;
+import java.sql.Connection;
+import java.sql.SQLException;
+import java.time.Duration;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicInteger;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
+
+@Timeout(60)
+class TransactionTest extends OnServer {
+    private Response work(Connection connection) throws SQLException {
+        effect(connection);
+        return Response.of(201, "{\"id\": 1}");
+    }
+
+    @Test
+    void aRetryGetsTheFirstAnswer() throws Exception {
+        byte[] body = {0, (byte) 255, 10};
+        var answer = new Response(201, Map.of("X-\"é", "1"), "{\"id\": 1}", body, Duration.ofDays(2));
+        Result first = once.transaction(Call.of(key).withRequest("{\"a\": 1}"), (connection, operation) -> {
+            assertEquals(1, operation.attempt());
+            effect(connection);
+            return answer;
+        });
+        Result second = once.transaction(Call.of(key).withRequest("{ \"a\":1 }"), (connection, operation) -> work(connection));
+        assertFalse(first.replayed());
+        assertTrue(second.replayed());
+        assertEquals(Outcome.COMPLETED, second.outcome());
+        assertEquals(201, second.response().code());
+        assertEquals(answer.headers(), second.response().headers());
+        assertEquals("{\"id\": 1}", second.response().payload());
+        assertArrayEquals(body, second.orThrow().body());
+        assertNull(first.record());
+        assertEquals(64, second.record().length());
+        assertEquals(1, effects());
+        Operation stored = once.lookup(Call.of(key));
+        assertEquals(Duration.ofDays(2), Duration.between(stored.createdAt(), stored.expiresAt()).truncatedTo(java.time.temporal.ChronoUnit.DAYS));
+        assertNull(once.lookup(Call.of(key + "x")));
+        assertEquals(List.of(Event.Type.ACQUIRED, Event.Type.REPLAYED), events);
+    }
+
+    @Test
+    void anotherRequestIsRefused() throws Exception {
+        once.transaction(Call.of(key).withRequest("1"), (connection, operation) -> work(connection));
+        assertThrows(IdempotencyException.KeyReused.class,
+                () -> once.transaction(Call.of(key).withRequest("2"), (connection, operation) -> work(connection)));
+        assertThrows(IdempotencyException.KeyReused.class,
+                () -> once.transaction(Call.of(key).withRequestHash(new byte[32]), (connection, operation) -> work(connection)));
+        assertEquals(Event.Type.MISMATCH, events.get(1));
+        once.transaction(Call.of(key).withScope("other").withRequest("2"), (connection, operation) -> work(connection));
+        assertEquals(2, effects());
+    }
+
+    @Test
+    void aRefusalIsStoredAndItsWritesAreGone() throws Exception {
+        AtomicInteger runs = new AtomicInteger();
+        for (int i = 0; i < 2; i++) {
+            Result result = once.transaction(Call.of(key), (connection, operation) -> {
+                runs.incrementAndGet();
+                effect(connection);
+                throw new Declined(402, "{\"reason\": \"declined\"}");
+            });
+            assertEquals(Outcome.FAILED, result.outcome());
+            assertEquals(i == 1, result.replayed());
+            assertNull(result.retryAfter());
+            Declined refusal = assertThrows(Declined.class, result::orThrow);
+            assertEquals(402, refusal.response().code());
+            assertEquals("declined with code 402", refusal.getMessage());
+        }
+        assertEquals(1, runs.get());
+        assertEquals(0, effects());
+        assertEquals(List.of(Event.Type.ACQUIRED, Event.Type.ACQUIRED, Event.Type.DECLINED, Event.Type.REPLAYED), events);
+    }
+
+    @Test
+    void aRefusalForAWhileIsTriedAgain() throws Exception {
+        Result refused = once.transaction(Call.of(key), (connection, operation) -> {
+            throw new Declined(Response.of(429, null), Duration.ofHours(1));
+        });
+        assertEquals(Duration.ofHours(1), refused.retryAfter());
+        Result again = once.transaction(Call.of(key), (connection, operation) -> work(connection));
+        assertTrue(again.replayed());
+        assertTrue(again.retryAfter().compareTo(Duration.ofMinutes(50)) > 0);
+        sql("SELECT idem_forget('" + key + "')");
+        Result third = once.transaction(Call.of(key), (connection, operation) -> work(connection));
+        assertFalse(third.replayed());
+    }
+
+    @Test
+    void anErrorOfTheWorkIsThrownAsItIsAndNothingIsStored() throws Exception {
+        IOException broken = new IOException("broken");
+        assertSame(broken, assertThrows(IOException.class, () -> once.transaction(Call.of(key), (connection, operation) -> {
+            effect(connection);
+            throw broken;
+        })));
+        Error error = new AssertionError();
+        assertSame(error, assertThrows(AssertionError.class, () -> once.transaction(Call.of(key), (connection, operation) -> {
+            effect(connection);
+            throw error;
+        })));
+        assertEquals(0, effects());
+        assertFalse(once.transaction(Call.of(key), (connection, operation) -> work(connection)).replayed());
+    }
+
+    @Test
+    void theWorkCannotEndTheTransaction() throws Exception {
+        once.transaction(Call.of(key), (connection, operation) -> {
+            effect(connection);
+            assertEquals("2D000", assertThrows(SQLException.class, connection::commit).getSQLState());
+            assertThrows(SQLException.class, connection::rollback);
+            assertThrows(SQLException.class, connection::close);
+            assertThrows(SQLException.class, () -> connection.setAutoCommit(true));
+            assertThrows(SQLException.class, () -> connection.abort(Runnable::run));
+            connection.rollback(connection.setSavepoint());
+            return Response.EMPTY;
+        });
+        assertEquals(1, effects());
+        assertThrows(IdempotencyException.NotOwned.class, () -> once.transaction(Call.of(key + "x"), (connection, operation) -> {
+            execute(connection, "SELECT idem_complete('" + key + "x')");
+            return Response.EMPTY;
+        }));
+    }
+
+    @Test
+    void aSwallowedFailureIsNotStored() throws Exception {
+        assertThrows(IdempotencyException.RolledBack.class, () -> once.transaction(Call.of(key), (connection, operation) -> {
+            effect(connection);
+            assertThrows(SQLException.class, () -> execute(connection, "SELECT 1/0"));
+            return Response.EMPTY;
+        }));
+        assertEquals(0, effects());
+        assertNull(once.lookup(Call.of(key)));
+    }
+
+    @Test
+    void conflictsAreRepeatedAsOftenAsTheOptionsSay() throws Exception {
+        var quick = new Idempotency(Transactions.of(pool), once.options().withRetry(3, Duration.ofMillis(1), Duration.ofMillis(2)));
+        AtomicInteger runs = new AtomicInteger();
+        Work<SQLException> work = (connection, operation) -> {
+            effect(connection);
+            if (runs.incrementAndGet() != 3) {
+                execute(connection, "DO $$BEGIN RAISE 'conflict' USING ERRCODE = '40001'; END$$");
+            }
+            return Response.EMPTY;
+        };
+        assertEquals(Outcome.COMPLETED, quick.transaction(Call.of(key).withIsolation(Connection.TRANSACTION_SERIALIZABLE), work).outcome());
+        assertEquals(1, effects());
+        assertEquals(2, events.stream().filter(Event.Type.RETRIED::equals).count());
+        runs.set(3);
+        SQLException last = assertThrows(SQLException.class, () -> quick.transaction(Call.of(key + "x"), work));
+        assertEquals("40001", last.getSQLState());
+        assertEquals(6, runs.get());
+    }
+
+    @ParameterizedTest
+    @ValueSource(strings = {"idem_begin before", "idem_begin", "INSERT INTO effect before", "INSERT INTO effect",
+        "idem_complete before", "idem_complete", "COMMIT before", "COMMIT"})
+    void aLostConnectionLeavesOneEffect(String where) throws Exception {
+        String statement = where.replace(" before", "");
+        proxy.cutAt(statement, where.endsWith(" before"));
+        Result result = once.transaction(Call.of(key), (connection, operation) -> work(connection));
+        assertEquals(Outcome.COMPLETED, result.outcome());
+        assertEquals(where.equals("COMMIT"), result.replayed());
+        assertEquals(1, effects());
+    }
+
+    @Test
+    void whatIsRunningIsInProgressOrWaitedFor() throws Exception {
+        CountDownLatch started = new CountDownLatch(1);
+        CountDownLatch goOn = new CountDownLatch(1);
+        var first = CompletableFuture.supplyAsync(() -> once.transaction(Call.of(key), (connection, operation) -> {
+            started.countDown();
+            try {
+                assertTrue(goOn.await(20, TimeUnit.SECONDS));
+                return work(connection);
+            } catch (InterruptedException | SQLException error) {
+                throw new IllegalStateException(error);
+            }
+        }));
+        assertTrue(started.await(20, TimeUnit.SECONDS));
+        Result busy = once.transaction(Call.of(key), (connection, operation) -> work(connection));
+        assertEquals(Outcome.IN_PROGRESS, busy.outcome());
+        assertThrows(IdempotencyException.InProgress.class, busy::orThrow);
+        assertEquals(1, events.stream().filter(Event.Type.IN_PROGRESS::equals).count());
+        var waiting = CompletableFuture.supplyAsync(() -> {
+            try {
+                return once.transaction(Call.of(key).withWait(Duration.ofSeconds(20)), (connection, operation) -> work(connection));
+            } catch (SQLException error) {
+                throw new IllegalStateException(error);
+            }
+        });
+        goOn.countDown();
+        assertFalse(first.get().replayed());
+        assertTrue(waiting.get().replayed());
+        assertEquals(1, effects());
+    }
+
+    @Test
+    void whatIsMissingIsSaidWithWhatToDo() throws Exception {
+        var elsewhere = new Idempotency(Transactions.of(pool), Options.DEFAULT.withSchema("no\"where"));
+        var missing = assertThrows(IdempotencyException.NotReady.class,
+                () -> elsewhere.transaction(Call.of(key), (connection, operation) -> Response.EMPTY));
+        assertTrue(missing.getMessage().contains("the schema of the options does not exist"), missing.getMessage());
+        assertEquals("3F000", IdempotencyException.sqlState(missing));
+        assertThrows(IdempotencyException.BadArgument.class, () -> once.transaction(Call.of(""), (c, o) -> Response.EMPTY));
+        assertThrows(IdempotencyException.BadArgument.class, () -> once.transaction(Call.of(key).withRequest("{"), (c, o) -> Response.EMPTY));
+        assertThrows(IllegalArgumentException.class, () -> Options.DEFAULT.withLease(Duration.ZERO));
+    }
+}
