@@ -1,0 +1,105 @@
+# The workflow of docs/guide/workflows.md is killed before each of its statements, and
+# called again: one reservation, one charge, one parcel, or a mug that came back.
+use strict;
+use warnings;
+
+use FindBin;
+
+use Idempotency;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_node('workflow');
+my $host = $node->host;
+my $port = $node->port;
+
+# ---- the functions of the page, with a gate before each statement ----
+
+my $guide = slurp_file("$FindBin::RealBin/../../docs/guide/workflows.md");
+my $gates = 0;
+
+sub with_gates
+{
+	my ($function) = @_;
+	my ($head, $body) = $function =~ /^(.*?^BEGIN\n)(.*)/ms or die $function;
+
+	$body =~ s/^(\t+)(?!ELSE|ELSIF|END)(?=\S)/$1 . 'PERFORM gate(' . ++$gates . "); "/gme;
+	return $head . $body;
+}
+
+my ($tables) = $guide =~ /^(CREATE TABLE warehouse .*?)```/ms;
+my @functions = map { with_gates($_) } grep { !/charge_card\(key/ } $guide =~ /^(CREATE (?:FUNCTION|PROCEDURE).*?^END \$\$;)$/msg;
+is(scalar(@functions), 4, 'three handlers and a procedure');
+cmp_ok($gates, '>', 20, 'have many statements');
+
+# The gateway is another system: what it has done stays when we roll back.
+$node->safe_psql('postgres', <<SQL);
+CREATE EXTENSION dblink;
+$tables
+CREATE TABLE gateway_charge (key text PRIMARY KEY, amount int NOT NULL);
+CREATE FUNCTION gate(number int) RETURNS void LANGUAGE sql AS \$\$
+	SELECT pg_advisory_lock_shared(44, number); SELECT pg_advisory_unlock_shared(44, number);
+\$\$;
+CREATE FUNCTION charge_card(key text, request jsonb) RETURNS jsonb LANGUAGE plpgsql AS \$\$
+BEGIN
+	IF (request->>'amount')::int > 100 THEN
+		RETURN '{"declined": "limit"}';
+	END IF;
+	PERFORM dblink_exec('host=$host port=$port user=postgres dbname=postgres',
+		format('INSERT INTO gateway_charge VALUES (%L, %s) ON CONFLICT DO NOTHING', key, request->>'amount'));
+	RETURN '{"charged": true}';
+END \$\$;
+@functions
+SQL
+
+# ---- killed before each statement ----
+
+my $porter = session($node);	# holds one gate
+my %reached;
+
+# Runs the workflow until it waits at the gate, and kills it there. false: it ended before.
+sub killed_at
+{
+	my ($gate, $call) = @_;
+	my $run = session($node);
+	my $pid = ask($run, 'SELECT pg_backend_pid()');
+	my $state;
+
+	ask($porter, "SELECT pg_advisory_lock(44, $gate)");
+	$run->query_until(qr/asking/, "\\echo asking\n$call;\n");
+	wait_until('the workflow waits or ends', sub {
+		$state = $node->safe_psql('postgres', "SELECT CASE WHEN wait_event_type = 'Lock' THEN 'waits' WHEN state = 'idle' AND query LIKE 'CALL%' THEN 'ended' END FROM pg_stat_activity WHERE pid = $pid");
+		$state ne '' });
+	$node->safe_psql('postgres', "SELECT pg_terminate_backend($pid, 60000)");
+	$run->{run}->finish;
+	ask($porter, 'SELECT pg_advisory_unlock_all()');
+	return $state eq 'waits';
+}
+
+my %way = (
+	sent => { amount => 30, answer => '{"state": "sent"}', left => '4|1|1' },
+	declined => { amount => 300, answer => '{"declined": "limit"}', left => '5|0|0' });
+
+for my $name (sort keys %way)
+{
+	my $way = $way{$name};
+
+	for my $gate (1 .. $gates)
+	{
+		my $order = "$name $gate";
+		my $call = qq(CALL fulfil('$order', '{"item": "mug", "amount": $way->{amount}}'));
+
+		$node->safe_psql('postgres', 'TRUNCATE gateway_charge, parcel; UPDATE warehouse SET pieces = 5');
+		next if !killed_at($gate, $call);
+		$reached{$gate} = 1;
+		$node->safe_psql('postgres', q{UPDATE idempotency_store SET lease_expires_at = clock_timestamp() WHERE lease_expires_at IS NOT NULL});
+		is($node->safe_psql('postgres', $call), $way->{answer}, "killed before statement $gate, $name: the next run ends it");
+		is($node->safe_psql('postgres', 'SELECT (SELECT pieces FROM warehouse), (SELECT count(*) FROM gateway_charge), (SELECT count(*) FROM parcel)'),
+			$way->{left}, 'and each step took effect once');
+		is($node->safe_psql('postgres', $call), $way->{answer}, 'a third run answers the same');
+	}
+}
+# what nobody reaches is for orders of what is not sold, for two runs at once, and for a charge that nobody can decide
+cmp_ok($gates - keys %reached, '<=', 4, 'nearly all statements were reached') or diag join ' ', grep { !$reached{$_} } 1 .. $gates;
+$porter->quit;
+done_testing();
