@@ -10,7 +10,11 @@
 #include "postgres.h"
 
 #include "access/xact.h"
+#include "catalog/pg_subscription.h"
+#include "commands/dbcommands.h"
+#include "miscadmin.h"
 #include "storage/lockdefs.h"
+#include "utils/lsyscache.h"
 #include "utils/timestamp.h"
 
 #include "base/compat.h"
@@ -74,7 +78,7 @@ swept_pages(const Catalog *catalog)
 {
 	BlockNumber pages = 0;
 
-	if (catalog->store_kind != STORE_DISTRIBUTED && store_table_has_publisher(catalog->tables[TABLE_STORE]))
+	if (catalog->store_kind != STORE_DISTRIBUTED && OidIsValid(store_table_subscription(catalog->tables[TABLE_STORE])))
 		return 0;
 	for (int i = 0; i < kind_swept_tables(catalog); i++)
 		pages += bulk_pages(kind_swept_table(catalog, i));
@@ -163,6 +167,30 @@ estimate_backlog(const SweepPosition *position, const Sweep *progress)
 }
 
 /*
+ * Collection that is left to a publisher looks like collection with nothing to do, also
+ * when the subscription is forgotten.  So the first sweep of a day says it in the log.
+ */
+static void
+say_who_collects(const Catalog *catalog, TimestampTz swept_at)
+{
+	if (catalog->store_kind == STORE_DISTRIBUTED || swept_at / USECS_PER_DAY == GetCurrentTimestamp() / USECS_PER_DAY)
+		return;
+	for (int i = 0; i < store_tables_count(); i++)
+	{
+		char	   *subscription = get_subscription_name(store_table_subscription(store_tables_get(i)->oid), true);
+
+		if (subscription == NULL)
+			continue;
+		ereport(LOG,
+				(errmsg("collection of expired records in database \"%s\" is left to a publisher",
+						get_database_name(MyDatabaseId)),
+				 errdetail("Subscription \"%s\" fills the store.", subscription),
+				 errhint("Drop the subscription when it is no longer needed: until then nothing is removed here.")));
+		return;
+	}
+}
+
+/*
  * Removes expired records.  A row that another session has locked is passed
  * over; the next sweep tries again.  The tables of a ring are not swept, but emptied.
  */
@@ -176,6 +204,7 @@ gc_sweep(const Catalog *catalog, Sweep *progress)
 	if (!is_only_sweep())
 		return;
 	position = sweep_position(catalog);
+	say_who_collects(catalog, position.swept_at);
 	if (progress->pages == 0)
 	{
 		position.began_at = GetCurrentTimestamp();

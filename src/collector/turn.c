@@ -377,7 +377,7 @@ turn_tables(void *argument)
 
 		if (round->turned >= round->max_turns || round->removed > 0)
 			return;
-		if (OidIsValid(turn->table) && store_table_has_publisher(turn->table))
+		if (OidIsValid(turn->table) && OidIsValid(store_table_subscription(turn->table)))
 			continue;			/* who empties it, too */
 		if (OidIsValid(turn->table))
 			turn_table(turn);

@@ -292,19 +292,21 @@ store_tables_have_key(const char *schema, const char *table, const char *name)
 	return false;
 }
 
-/* Do its rows come from a publisher? */
-bool
-store_table_has_publisher(Oid table)
+/* The subscription that fills it: its rows come from a publisher. */
+Oid
+store_table_subscription(Oid table)
 {
 	Relation	catalog = table_open(SubscriptionRelRelationId, AccessShareLock);
 	SysScanDesc scan;
 	ScanKeyData key;
-	bool		found;
+	HeapTuple	tuple;
+	Oid			subscription;
 
 	ScanKeyInit(&key, Anum_pg_subscription_rel_srrelid, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(table));
 	scan = systable_beginscan(catalog, SubscriptionRelSrrelidSrsubidIndexId, true, NULL, 1, &key);
-	found = HeapTupleIsValid(systable_getnext(scan));
+	tuple = systable_getnext(scan);
+	subscription = HeapTupleIsValid(tuple) ? ((Form_pg_subscription_rel) GETSTRUCT(tuple))->srsubid : InvalidOid;
 	systable_endscan(scan);
 	table_close(catalog, AccessShareLock);
-	return found;
+	return subscription;
 }

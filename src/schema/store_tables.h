@@ -31,6 +31,6 @@ extern Oid	store_tables_for(TimestampTz expires_at);
 extern bool store_tables_include(Oid relation);
 extern bool store_tables_include_schema(uint32 hash);
 extern bool store_tables_have_key(const char *schema, const char *table, const char *name);
-extern bool store_table_has_publisher(Oid table);
+extern Oid	store_table_subscription(Oid table);
 
 #endif							/* IDEM_STORE_TABLES_H */

@@ -13,7 +13,7 @@
 #include "store/sweep.h"
 
 static Statement read_position = {
-	"SELECT next_page::pg_catalog.int8, began_at FROM %1$s.idempotency_sweep",
+	"SELECT next_page::pg_catalog.int8, began_at, swept_at FROM %1$s.idempotency_sweep",
 	.table = TABLE_SWEEP
 };
 
@@ -36,6 +36,7 @@ sweep_position(const Catalog *catalog)
 	{
 		position.next_page = (BlockNumber) DatumGetInt64(statement_column(0, 1, &is_null));
 		position.began_at = DatumGetTimestampTz(statement_column(0, 2, &is_null));
+		position.swept_at = DatumGetTimestampTz(statement_column(0, 3, &is_null));
 	}
 	statement_finish();
 	return position;

@@ -16,6 +16,7 @@ typedef struct SweepPosition
 {
 	BlockNumber next_page;
 	TimestampTz began_at;		/* when it was at the first page */
+	TimestampTz swept_at;		/* when collection last ran */
 } SweepPosition;
 
 extern SweepPosition sweep_position(const Catalog *catalog);

@@ -4,7 +4,9 @@
 use strict;
 use warnings;
 
+use File::Basename qw(dirname);
 use Idempotency;
+use PostgreSQL::Test::Utils;
 use Test::More;
 
 my $publisher = new_node('publisher', allows_streaming => 'logical');
@@ -90,6 +92,19 @@ use_again(1);
 expire();
 is($subscriber->safe_psql('postgres', q{SELECT count(*) FROM idempotency_store WHERE idempotency_key = 'again'}), '1', 'a subscriber collects nothing');
 is($subscriber->safe_psql('postgres', q{SELECT count(*) FROM idempotency_sweep WHERE swept_at > now() - interval '1 minute'}), '1', 'but its collection runs');
+
+# A subscription that is forgotten: the log says it with the first collection of a day, and a query says it at any time.
+my $from = -s $subscriber->logfile;
+my ($left_to) = slurp_file(dirname(__FILE__) . '/../../docs/operating.md') =~ /\*\*Collection is left to a publisher.*?```sql\n(.*?)```/s;
+is($subscriber->safe_psql('postgres', "SET ROLE pg_monitor; $left_to"), '', 'a subscription that is at work is no alert');
+$subscriber->safe_psql('postgres', q{UPDATE idempotency_sweep SET swept_at = swept_at - interval '1 day'});
+$subscriber->safe_psql('postgres', 'SELECT idem_gc()') for 1 .. 3;
+my @said = slurp_file($subscriber->logfile, $from) =~ /LOG: .* collection of expired records in database "postgres" is left to a publisher\n.*Subscription "all_of_it"/g;
+is(@said, 1, 'the log says once who collects');
+$subscriber->safe_psql('postgres', 'ALTER SUBSCRIPTION all_of_it DISABLE');
+$subscriber->poll_query_until('postgres', "SELECT EXISTS (" . $left_to =~ s/;//r . ')') or die 'the subscription is still at work';
+is($subscriber->safe_psql('postgres', "SET ROLE pg_monitor; $left_to"), 'idempotency_store|all_of_it|f', 'one that is disabled is');
+$subscriber->safe_psql('postgres', 'ALTER SUBSCRIPTION all_of_it ENABLE');
 use_again(2);
 is(answers(), '2|1', 'a key whose expired row the publisher has replaced');
 expire();

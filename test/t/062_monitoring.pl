@@ -105,6 +105,16 @@ my @case = (
 		tells => qr/^postgres\|/
 	},
 	{
+		title => 'Collection is left to a publisher that sends nothing',
+		trouble => sub {
+			# as if it had connected once
+			$node->safe_psql('postgres', q{CREATE SUBSCRIPTION forgotten CONNECTION 'dbname=nowhere' PUBLICATION nothing WITH (connect = false, slot_name = NONE);
+				INSERT INTO pg_subscription_rel (srsubid, srrelid, srsubstate) SELECT oid, 'idempotency_store'::regclass, 'r' FROM pg_subscription});
+		},
+		over => sub { $node->safe_psql('postgres', 'DROP SUBSCRIPTION forgotten') },
+		tells => qr/^idempotency_store\|forgotten\|f$/
+	},
+	{
 		title => 'Refused commits, mismatches, lost leases',
 		trouble => sub {
 			$node->psql('postgres', q{SELECT idem_begin('unfinished')});
