@@ -111,6 +111,8 @@ query('CREATE DATABASE part');
 query('CREATE EXTENSION idempotency', 'part');
 query(q{SELECT idem_partition_store('1 year')}, 'part');
 query(q{SELECT idem_partition_store('6 hours'); UPDATE idempotency_ring SET range_start = now() - interval '2 days', range_end = now() - interval '1 day'}, 'part');
+# under a slow load the tables of the rings before are still there, and the last ring has greater numbers than this one
+query("CREATE TABLE $part (LIKE idempotency_store INCLUDING ALL) INHERITS (idempotency_store)", 'part') if query("SELECT to_regclass('$part') IS NULL", 'part') eq 't';
 $node->command_ok([ 'pg_restore', '--exit-on-error', '--data-only', '--table', $part, '-d', $node->connstr('part'), "$directory/dump.custom" ], 'pg_restore of one table');
 is(query(q{SELECT outcome FROM idem_begin('leased')}, 'part'), 'IN_PROGRESS', 'its records are found');
 query('SELECT idem_gc()', 'part') for 1 .. 3;
