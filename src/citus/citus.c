@@ -16,6 +16,7 @@
  */
 #include "postgres.h"
 
+#include "catalog/pg_type.h"
 #include "commands/extension.h"
 #include "fmgr.h"
 #include "miscadmin.h"
@@ -77,6 +78,16 @@ read_tenant_type(Form_pg_attribute column)
 
 /* ---- stores that cannot be right ---- */
 
+/*
+ * Only these: a value is read with the rights of whoever calls, and a domain, or a range,
+ * of the owner's would run his code then.
+ */
+static bool
+is_tenant_type(Oid type)
+{
+	return type == INT8OID || type == INT4OID || type == UUIDOID || type == TEXTOID || type == VARCHAROID;
+}
+
 static void
 refuse_store(const char *detail, const char *hint)
 {
@@ -99,6 +110,9 @@ require_distribution(Relation store, const Distribution *distribution)
 		tenant == InvalidAttrNumber || distribution->column != tenant)
 		refuse_store("Citus keeps the rows of the store in a way in which operations could run twice.",
 					 "Run idem_undistribute_store() and then idem_distribute_store() on the coordinator.");
+	if (!is_tenant_type(TupleDescAttr(RelationGetDescr(store), tenant - 1)->atttypid))
+		refuse_store("Somebody has changed the type of the column of the tenants.",
+					 "Give it the type again that the business tables are distributed by: bigint, integer, uuid, text or varchar.");
 }
 
 /* Is it the own store of a worker?  Nobody may use it, and nobody has to collect it. */

@@ -339,6 +339,28 @@ def calls_only_its_own(verdict, cluster):
             CROSS JOIN aclexplode(p.proacl) a WHERE p.proname ~ '^idem_' AND a.grantee = 'eve'::regrole""")
 
 
+def runs_no_code_of_the_owner(verdict, cluster):
+    """The owner of the store gives the column of the tenants a type whose input runs his code."""
+    node = cluster.node_of(5)
+    cluster.do(0, "ALTER TABLE idempotency_store OWNER TO owner")
+    cluster.do(0, "GRANT CREATE ON SCHEMA public TO owner")
+    with cluster.connect(node, user="owner") as session:
+        session.execute("SET citus.enable_ddl_propagation = off")
+        session.execute("CREATE FUNCTION planted() RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE 'it runs as %', current_user; END $$")
+        session.execute("CREATE DOMAIN planted AS bigint CHECK (planted())")
+        session.execute("ALTER TABLE idempotency_store ALTER tenant TYPE planted")
+    for function in ("idem_begin('charge', scope => '5')", "idem_lookup('charge', '5')", "idem_forget('charge', '5')", "idem_gc()", "idem_reseal()"):
+        refuses(verdict, cluster, node, "55000", f"SELECT {function}")
+    with cluster.connect(node, user="owner") as session:
+        session.execute("SET citus.enable_ddl_propagation = off")
+        session.execute("ALTER TABLE idempotency_store ALTER tenant TYPE bigint")
+        session.execute("DROP DOMAIN planted")
+        session.execute("DROP FUNCTION planted()")
+    cluster.do(0, "REVOKE CREATE ON SCHEMA public FROM owner")
+    cluster.do(0, "ALTER TABLE idempotency_store OWNER TO postgres")
+    answers(verdict, cluster, node, "COMPLETED", "SELECT outcome::text FROM idem_begin('charge', scope => '5')")
+
+
 def main():
     """All of it on one cluster, a type after the other."""
     with Verdict() as verdict, Cluster("answers") as cluster:
@@ -356,6 +378,7 @@ def main():
                 holds_rules_everywhere(verdict, cluster)
                 does_the_rest(verdict, cluster)
                 calls_only_its_own(verdict, cluster)
+                runs_no_code_of_the_owner(verdict, cluster)
                 grows_and_shrinks(verdict, cluster)
             goes_back(verdict, cluster, kind)
         cluster.do(0, "DROP EXTENSION idempotency")
