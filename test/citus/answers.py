@@ -346,10 +346,12 @@ def runs_no_code_of_the_owner(verdict, cluster):
     cluster.do(0, "GRANT CREATE ON SCHEMA public TO owner")
     with cluster.connect(node, user="owner") as session:
         session.execute("SET citus.enable_ddl_propagation = off")
-        session.execute("CREATE FUNCTION planted() RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE 'it runs as %', current_user; END $$")
+        session.execute("CREATE FUNCTION planted() RETURNS boolean LANGUAGE plpgsql"
+                        " AS $$ BEGIN RAISE 'it runs as %', current_user; END $$")
         session.execute("CREATE DOMAIN planted AS bigint CHECK (planted())")
         session.execute("ALTER TABLE idempotency_store ALTER tenant TYPE planted")
-    for function in ("idem_begin('charge', scope => '5')", "idem_lookup('charge', '5')", "idem_forget('charge', '5')", "idem_gc()", "idem_reseal()"):
+    for function in ("idem_begin('charge', scope => '5')", "idem_lookup('charge', '5')", "idem_forget('charge', '5')",
+                     "idem_gc()", "idem_reseal()"):
         refuses(verdict, cluster, node, "55000", f"SELECT {function}")
     with cluster.connect(node, user="owner") as session:
         session.execute("SET citus.enable_ddl_propagation = off")
