@@ -245,7 +245,7 @@ shard_of(const text *scope)
 
 /*
  * Does the statement come from another node, which thought that the shard is here?
- * Then the client may try again: that node has the news by then.
+ * Then the client may try again: that node knows of the change by then.
  */
 static bool
 is_delegated(void)

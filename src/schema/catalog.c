@@ -1,10 +1,7 @@
 /*
  * catalog.c
- *		Finds the objects of the extension in this database.
- *
- * They are found through the extension's own schema, never through
- * search_path, and remembered until an invalidation comes: something may
- * have changed: DROP and CREATE EXTENSION, DDL on a table, a renamed schema.
+ *		Remembers the objects of the extension in this database, until an invalidation
+ *		comes: DROP and CREATE EXTENSION, DDL on a table, a renamed schema.
  *
  * A name is resolved again after the lock was granted: during the wait,
  * another table may have taken the name.
@@ -14,9 +11,7 @@
 #include "access/relation.h"
 #include "catalog/dependency.h"
 #include "catalog/pg_class.h"
-#include "catalog/pg_enum.h"
 #include "catalog/pg_proc.h"
-#include "catalog/pg_type.h"
 #include "commands/extension.h"
 #include "nodes/value.h"
 #include "parser/parse_func.h"
@@ -32,35 +27,14 @@
 #include "citus/citus.h"
 #include "schema/table_owner.h"
 #include "schema/catalog.h"
+#include "schema/objects.h"
 #include "schema/store_tables.h"
 #include "schema/lock_key.h"
 #include "schema/definition.h"
 
-/* without these nothing works; the others may be missing */
-#define NEEDED_TABLES (TABLE_SECRET + 1)
-
-static const char *const table_names[CATALOG_TABLES] = {
-	[TABLE_STORE] = "idempotency_store",
-	[TABLE_FENCE] = "idempotency_fence",
-	[TABLE_SCOPE] = "idempotency_scope",
-	[TABLE_SECRET] = "idempotency_secret",
-	[TABLE_STREAM] = "idempotency_stream",
-	[TABLE_SWEEP] = "idempotency_sweep",
-	[TABLE_RING] = "idempotency_ring"
-};
-
 static Catalog catalog;
 static bool names_valid = false;	/* which objects; until an invalidation comes */
 static bool catalog_valid = false;	/* and their properties */
-
-/* in the caches of schemas and types */
-static uint32 schema_hash = 0;
-static uint32 status_hash = 0;
-static uint32 outcome_hash = 0;
-static uint32 operation_hash = 0;
-
-static const char *const status_names[STATUS_LABELS] = {"PENDING", "COMPLETED", "FAILED"};
-static const char *const outcome_names[OUTCOME_LABELS] = {"ACQUIRED", "IN_PROGRESS", "COMPLETED", "FAILED", "MISMATCH"};
 
 static void
 forget_catalog(void)
@@ -68,92 +42,6 @@ forget_catalog(void)
 	names_valid = false;
 	catalog_valid = false;
 	catalog.generation++;
-}
-
-/* ---- names ---- */
-
-static void
-require_logged(CatalogTable table, const char *loss)
-{
-	definition_require_logged(table_names[table], get_rel_persistence(catalog.tables[table]), loss);
-}
-
-/* The functions that look for objects return the name of one that is missing, or NULL. */
-static const char *
-find_tables(Oid schema)
-{
-	for (int table = 0; table < CATALOG_TABLES; table++)
-	{
-		catalog.tables[table] = get_relname_relid(table_names[table], schema);
-		if (!OidIsValid(catalog.tables[table]) && table < NEEDED_TABLES)
-			return table_names[table];
-	}
-	return get_rel_relkind(catalog.tables[TABLE_FENCE]) == RELKIND_SEQUENCE ? NULL : table_names[TABLE_FENCE];
-}
-
-/* The first look keeps the row of pg_class in the cache for the second one. */
-static const char *
-find_logged(CatalogTable table, const char *loss)
-{
-	if (get_rel_relkind(catalog.tables[table]) == '\0')
-		return table_names[table];
-	require_logged(table, loss);
-	return NULL;
-}
-
-static const char *
-find_type(Oid schema, const char *name, Oid *type, uint32 *hash)
-{
-	*type = GetSysCacheOid2(TYPENAMENSP, Anum_pg_type_oid,
-							CStringGetDatum(name), ObjectIdGetDatum(schema));
-	*hash = GetSysCacheHashValue1(TYPEOID, ObjectIdGetDatum(*type));
-	return OidIsValid(*type) ? NULL : name;
-}
-
-static const char *
-find_labels(Oid type, const char *name, int count, const char *const *labels, Oid *found)
-{
-	for (int i = 0; i < count; i++)
-	{
-		found[i] = GetSysCacheOid2(ENUMTYPOIDNAME, Anum_pg_enum_oid,
-								   ObjectIdGetDatum(type), CStringGetDatum(labels[i]));
-		if (!OidIsValid(found[i]))
-			return name;
-	}
-	return NULL;
-}
-
-/* From the moment when an object is found, invalidations of it count. */
-static const char *
-find_names(Oid extension)
-{
-	Oid			schema = get_extension_schema(extension);
-	char	   *schema_name;
-	const char *missing;
-
-	schema_hash = GetSysCacheHashValue1(NAMESPACEOID, ObjectIdGetDatum(schema));
-	schema_name = get_namespace_name(schema);
-	if (schema_name == NULL)
-		return "schema";
-	strlcpy(catalog.schema, schema_name, NAMEDATALEN);
-	missing = find_tables(schema);
-	if (missing == NULL)
-		missing = find_type(schema, "idempotency_status", &catalog.status_type, &status_hash);
-	if (missing == NULL)
-		missing = find_type(schema, "idem_operation", &catalog.operation_type, &operation_hash);
-	if (missing == NULL)
-		missing = find_type(schema, "idem_outcome", &catalog.outcome_type, &outcome_hash);
-	if (missing == NULL)
-		missing = find_labels(catalog.status_type, "idempotency_status",
-							  STATUS_LABELS, status_names, catalog.status_labels);
-	if (missing == NULL)
-		missing = find_labels(catalog.outcome_type, "idem_outcome",
-							  OUTCOME_LABELS, outcome_names, catalog.outcome_labels);
-	if (missing == NULL)
-		missing = find_logged(TABLE_SCOPE, "claimed scopes would be open to all");
-	if (missing == NULL)
-		missing = find_logged(TABLE_SECRET, "operations could not be locked");
-	return missing;
 }
 
 /*
@@ -175,7 +63,7 @@ resolve_names(void)
 	names_valid = true;
 	PG_TRY();
 	{
-		missing = find_names(extension);
+		missing = objects_find(extension, &catalog);
 	}
 	PG_CATCH();
 	{
@@ -208,7 +96,7 @@ lock_table(CatalogTable table, LOCKMODE mode, bool wait)
 		Oid			found = catalog.tables[table];
 
 		if (!OidIsValid(found))
-			definition_refuse(table_names[table]);
+			definition_refuse(objects_table_name(table));
 		if (found == locked)
 			return true;
 		if (OidIsValid(locked))
@@ -277,7 +165,7 @@ read_store(void)
 {
 	Caller		caller;
 
-	catalog.store_owner = definition_require_openable(catalog.tables[TABLE_STORE], table_names[TABLE_STORE]);
+	catalog.store_owner = definition_require_openable(catalog.tables[TABLE_STORE], objects_table_name(TABLE_STORE));
 	caller = table_owner_enter_call(catalog.store_owner);
 	describe_store();
 	table_owner_leave(&caller);
@@ -393,7 +281,7 @@ catalog_known(void)
  * anew, but not what the rest of the catalog says.
  */
 bool
-catalog_has_news(void)
+catalog_is_stale(void)
 {
 	return !catalog_valid;
 }
@@ -408,7 +296,7 @@ catalog_lock(CatalogTable table, LOCKMODE mode)
 	if (!lock_table(table, mode, true))
 		not_installed();
 	if (table == TABLE_STREAM)
-		require_logged(table, "events that are out of date would be taken");
+		objects_require_logged(&catalog, table, "events that are out of date would be taken");
 	return catalog.tables[table];
 }
 
@@ -428,14 +316,14 @@ catalog_table_changed(Datum arg, Oid relation)
 static void
 catalog_schema_changed(Datum arg, int cache, uint32 hash)
 {
-	if (hash == 0 || hash == schema_hash || store_tables_include_schema(hash))
+	if (hash == 0 || objects_include_schema(hash) || store_tables_include_schema(hash))
 		forget_catalog();
 }
 
 static void
 catalog_type_changed(Datum arg, int cache, uint32 hash)
 {
-	if (hash == 0 || hash == status_hash || hash == outcome_hash || hash == operation_hash)
+	if (hash == 0 || objects_include_type(hash))
 		forget_catalog();
 }
 

@@ -51,7 +51,7 @@ typedef struct Catalog
 extern const Catalog *catalog_open(LOCKMODE mode);
 extern const Catalog *catalog_open_if_free(LOCKMODE mode);
 extern const Catalog *catalog_known(void);
-extern bool catalog_has_news(void);
+extern bool catalog_is_stale(void);
 extern bool catalog_has_function(Oid function);
 extern Oid	catalog_find_function(const char *schema, const char *name, int count, const Oid *types);
 extern Oid	catalog_lock(CatalogTable table, LOCKMODE mode);

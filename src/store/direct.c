@@ -47,7 +47,7 @@ open_to_read(const Catalog *catalog, Oid table)
 	if (catalog->store_kind != STORE_RING || table == catalog->tables[TABLE_STORE])
 		return open_store_table(catalog, table, AccessShareLock);
 	LockRelationOid(table, AccessShareLock);
-	if (!catalog_has_news())
+	if (!catalog_is_stale())
 		return table_open(table, NoLock);
 	UnlockRelationOid(table, AccessShareLock);
 	return NULL;

@@ -41,7 +41,7 @@ kind_hold_scope(const Catalog *catalog, const text *scope, LOCKMODE mode)
 	while (catalog->store_kind == STORE_DISTRIBUTED)
 	{
 		citus_enter(scope);
-		if (!catalog_has_news())
+		if (!catalog_is_stale())
 		{
 			(void) citus_shard(scope);
 			break;
@@ -150,12 +150,12 @@ kind_find(const Catalog *catalog, const OperationName *name, bool newest,
 		bool		exists;
 
 		AcceptInvalidationMessages();
-		if (catalog_has_news())
+		if (catalog_is_stale())
 			catalog = catalog_open(AccessShareLock);
 		exists = find_with_snapshot(catalog, name,
 									newest ? GetLatestSnapshot() : GetTransactionSnapshot(),
 									found, position);
-		if (catalog->store_kind != STORE_RING || !catalog_has_news())
+		if (catalog->store_kind != STORE_RING || !catalog_is_stale())
 			return exists;
 		CHECK_FOR_INTERRUPTS();
 	}
@@ -190,7 +190,7 @@ kind_lock_target(const Catalog *catalog, const Record *record)
 		if (table == catalog->tables[TABLE_STORE])
 			return table;
 		LockRelationOid(table, RowExclusiveLock);
-		if (!catalog_has_news())
+		if (!catalog_is_stale())
 			return table;
 		UnlockRelationOid(table, RowExclusiveLock);
 		CHECK_FOR_INTERRUPTS();
@@ -284,5 +284,5 @@ kind_swept_table(const Catalog *catalog, int number)
 bool
 kind_hold_table(const Catalog *catalog, Oid table)
 {
-	return catalog->store_kind != STORE_DISTRIBUTED || (citus_hold_shard(table) && !catalog_has_news());
+	return catalog->store_kind != STORE_DISTRIBUTED || (citus_hold_shard(table) && !catalog_is_stale());
 }

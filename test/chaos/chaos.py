@@ -196,7 +196,7 @@ class Run:
 
 def missing_events(evidence):
     """A run in which these never came proves nothing."""
-    return [event for event in ("delivery", "told", "owned", "lease", "ended", "refused")
+    return [event for event in ("delivery", "answered", "owned", "lease", "ended", "refused")
             if not evidence.events[event]]
 
 

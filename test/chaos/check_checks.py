@@ -19,11 +19,11 @@ def sound():
     events = defaultdict(list)
     for key in ("a", "b"):
         for _ in range(2):
-            events["told"].append(dict(zip(("key", "outcome", "payload", "body", "code"), (key, *ANSWER))))
+            events["answered"].append(dict(zip(("key", "outcome", "payload", "body", "code"), (key, *ANSWER))))
     events["owned"] += [{"key": "a", "since": 1, "until": 2}, {"key": "a", "since": 3, "until": 4}]
     events["lease"] += [
-        {"key": "b", "fence": 1, "asked": 1, "told": 2, "attempt": 1, "taken_over": False},
-        {"key": "b", "fence": 2, "asked": 3, "told": 4, "attempt": 2, "taken_over": True}]
+        {"key": "b", "fence": 1, "asked": 1, "answered": 2, "attempt": 1, "taken_over": False},
+        {"key": "b", "fence": 2, "asked": 3, "answered": 4, "attempt": 2, "taken_over": True}]
     events["ended"].append({"key": "b", "fence": 2, "asked": 5})
     return checks.Evidence(
         events=events,
@@ -47,19 +47,19 @@ def lost(evidence):
 
 
 def failed(evidence):
-    """A failure was told, and there is an effect."""
-    evidence.events["told"] = [{**line, "outcome": "FAILED"} for line in evidence.events["told"]]
+    """A client got a failure, and there is an effect."""
+    evidence.events["answered"] = [{**line, "outcome": "FAILED"} for line in evidence.events["answered"]]
 
 
 def stale(evidence):
-    """The old owner ended it, and asked after the new one had been told."""
+    """The old owner ended it, and asked after the new one had its answer."""
     evidence.events["ended"].append({"key": "b", "fence": 1, "asked": 5})
 
 
 def backwards(evidence):
     """A smaller fence was given later."""
     evidence.events["lease"].append(
-        {"key": "b", "fence": 0, "asked": 6, "told": 7, "attempt": 3, "taken_over": True})
+        {"key": "b", "fence": 0, "asked": 6, "answered": 7, "attempt": 3, "taken_over": True})
 
 
 WRONG = {
@@ -68,7 +68,7 @@ WRONG = {
     "I1 owners at once": (lambda e: e.events["owned"].append({"key": "a", "since": 1.5, "until": 9}),),
     "I2 effects lost": (lost,),
     "I2 effects of the failed": (failed,),
-    "I2 different answers": (lambda e: e.events["told"][0].update(body="01"),),
+    "I2 different answers": (lambda e: e.events["answered"][0].update(body="01"),),
     "I2 answers lost": (lambda e: e.records.pop("a"), lambda e: e.records.update(a=("FAILED", *ANSWER[1:], None))),
     "I2 answers of other effects": (lambda e: e.effects.__setitem__(0, ("a", 0, 1, 5, "other")),),
     "I3 record without effect": (lambda e: e.records.update(c=(*ANSWER, None)),),
@@ -76,7 +76,7 @@ WRONG = {
     "I3 balances": (lambda e: e.balances.update({0: 101}),),
     "I4 fences out of order": (stale, backwards),
     "I4 fences given twice": (lambda e: e.events["lease"][0].update(fence=2),),
-    "I4 takeovers not told": (lambda e: e.events["lease"][1].update(taken_over=False),),
+    "I4 takeovers not reported": (lambda e: e.events["lease"][1].update(taken_over=False),),
     "unexpected errors": (
         lambda e: e.events["unexpected"].append({"sqlstate": "XX000", "message": ""}),
         lambda e: e.events["error"].append(

@@ -55,26 +55,26 @@ def check(findings, evidence, opening_balance):
     findings.add("I3 balances", wrong_balances(evidence, opening_balance))
     findings.add("I4 fences out of order", fences_out_of_order(evidence.events))
     findings.add("I4 fences given twice", fences_given_twice(evidence.events))
-    findings.add("I4 takeovers not told", (
+    findings.add("I4 takeovers not reported", (
         line["key"] for line in evidence.events["lease"]
         if line["taken_over"] != (line["attempt"] > 1)))
     findings.add("unexpected errors", unexpected(evidence.events))
 
 
 def check_answers(findings, evidence, effects):
-    """I2: whatever a client was told stays, byte for byte."""
-    told = defaultdict(set)
-    for line in evidence.events["told"]:
-        told[line["key"]].add((line["outcome"], line["payload"], line["body"], line["code"]))
+    """I2: no answer ever changes, byte for byte."""
+    answered = defaultdict(set)
+    for line in evidence.events["answered"]:
+        answered[line["key"]].add((line["outcome"], line["payload"], line["body"], line["code"]))
     findings.add("I2 effects lost", (
-        key for key, answers in told.items()
+        key for key, answers in answered.items()
         if any(answer[0] == "COMPLETED" for answer in answers) and not effects[key]))
     findings.add("I2 effects of the failed", (
-        key for key, answers in told.items()
+        key for key, answers in answered.items()
         if any(answer[0] == "FAILED" for answer in answers) and effects[key]))
-    findings.add("I2 different answers", (key for key, answers in told.items() if len(answers) > 1))
+    findings.add("I2 different answers", (key for key, answers in answered.items() if len(answers) > 1))
     findings.add("I2 answers lost", (
-        key for key, answers in told.items()
+        key for key, answers in answered.items()
         if evidence.records.get(key, (None,))[:4] not in answers))
     receipts = {row[0]: row[4] for row in evidence.effects}
     findings.add("I2 answers of other effects", (
@@ -104,7 +104,7 @@ def unexpected(events):
 
 
 def count_errors(events):
-    """How often which SQLSTATE was told; a connection that is refused comes without."""
+    """How often clients got which SQLSTATE; a connection that is refused comes without."""
     errors = Counter(line["sqlstate"] for line in events["error"])
     errors["no connections"] = sum(
         1 for line in events["error"]

@@ -2,7 +2,7 @@
 
 They do what the documentation tells clients to do: retry the whole transaction, look at
 the command tag, begin again after a lost connection, ask the gateway before they charge
-in a taken-over attempt. What they are told goes into the ledger.
+in a taken-over attempt. The answers go into the ledger.
 """
 
 import os
@@ -185,7 +185,7 @@ class Client:
         if self.execute("COMMIT", prepare=False).statusmessage != "COMMIT":
             raise GivenUp
 
-    def told(self, key, row):
+    def note_answer(self, key, row):
         """Writes an answer down if it is an end, and says whether."""
         if row.outcome not in ("COMPLETED", "FAILED") or '"placeholder"' in (row.payload or ""):
             return False
@@ -194,7 +194,7 @@ class Client:
 
     def acknowledge(self, key, outcome, payload, body, code):
         """From here on the client counts on it."""
-        self.ledger.write("told", key=key, outcome=outcome, payload=payload, body=body, code=code)
+        self.ledger.write("answered", key=key, outcome=outcome, payload=payload, body=body, code=code)
 
     def end(self, planned, key, fence=None):
         """The effect and the end of an operation; returns what it then answers."""
@@ -226,7 +226,7 @@ class Client:
         row = self.execute(BEGIN, (key, Jsonb(planned.request(key)), None)).fetchone()
         if row.outcome != "ACQUIRED":
             self.commit()
-            return self.told(key, row)
+            return self.note_answer(key, row)
         since = now()
         time.sleep(planned.thinks[0])
         self.own(key, since)
@@ -242,8 +242,8 @@ class Client:
         asked = now()
         row = self.execute(BEGIN, (key, Jsonb(planned.request(key)), LEASE)).fetchone()
         if row.outcome != "ACQUIRED":
-            return self.told(key, row)
-        self.ledger.write("lease", key=key, fence=row.fence, asked=asked, told=now(),
+            return self.note_answer(key, row)
+        self.ledger.write("lease", key=key, fence=row.fence, asked=asked, answered=now(),
                           attempt=row.attempt, taken_over=row.taken_over)
         self.shared.leased[self.index] = 1
         try:
@@ -296,7 +296,7 @@ class Client:
         """All of it in one call, which commits by itself."""
         (key,) = planned.keys
         row = self.execute(CALL, (key, Jsonb(planned.request(key))), prepare=False).fetchone()
-        return self.told(key, row)
+        return self.note_answer(key, row)
 
     def batched(self, planned):
         """Several operations in one transaction."""
@@ -317,7 +317,7 @@ class Client:
         self.commit()
         for key, receipt in zip(mine, receipts):
             self.acknowledge(key, "COMPLETED", f'{{"receipt": "{receipt}"}}', None, None)
-        return all([row.key in mine or self.told(row.key, row) for row in rows])
+        return all([row.key in mine or self.note_answer(row.key, row) for row in rows])
 
     def leave_placeholder(self, planned):
         """A record with an early expiry, so that the operation replaces one that the

@@ -1,7 +1,7 @@
 """The controller: strikes one fault after the other, in the order of the plan.
 
-A fault counts as a hit only where something shows that it met an operation: what a
-client was told, what the server's log says, or what was under way.
+A fault counts as a hit only where something shows that it met an operation: the
+answer of a client, what the server's log says, or what was under way.
 """
 
 import os
@@ -174,8 +174,8 @@ class Controller:
 
     def error_of_clock(self, connection):
         """Seconds that the server is ahead of us."""
-        told = connection.execute("SELECT extract(epoch FROM clock_timestamp())").fetchone()[0]
-        return float(told) - time.time()
+        theirs = connection.execute("SELECT extract(epoch FROM clock_timestamp())").fetchone()[0]
+        return float(theirs) - time.time()
 
     def disk_full(self):
         """Nothing can be written to the WAL's disk for a moment."""

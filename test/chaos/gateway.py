@@ -22,7 +22,7 @@ class Book:
         self.file = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o644)
 
     def charge(self, key, fence, amount):
-        """Charges, or tells what it did before; a smaller fence is refused."""
+        """Charges, or answers with what it did before; a smaller fence is refused."""
         with self.lock:
             if fence < self.fences.get(key, 0):
                 self.note("refused", key, fence, amount)

@@ -1,5 +1,5 @@
 """Stands between some clients and the server, and loses answers to COMMIT: committed, and
-nobody was told. A call of idem_call outside of a transaction commits, too."""
+nobody gets the answer. A call of idem_call outside of a transaction commits, too."""
 
 import os
 import signal

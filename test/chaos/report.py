@@ -10,12 +10,12 @@ def figures(options, schedule, evidence, ended):
     yield "schedule", schedule
     yield "operations", len(deliveries)
     yield "duplicates delivered", sum(deliveries.values()) - len(deliveries)
-    yield "answers", len(evidence.events["told"])
+    yield "answers", len(evidence.events["answered"])
     yield "effects", len(evidence.effects)
     yield "leases", len(evidence.events["lease"])
     yield "takeovers", sum(1 for line in evidence.events["lease"] if line["taken_over"])
     yield "unfinished commits refused", len(evidence.events["refused"])
-    yield "lost leases told", ended
+    yield "lost leases reported", ended
 
 
 def print_report(lines, controller, unavailable, findings):

@@ -266,7 +266,7 @@ class Pair:
 
 
 def children_of_data(data):
-    """Processes of a server are told by their working directory."""
+    """Finds the processes of a server by their working directory."""
     found = []
     for entry in glob("/proc/[0-9]*"):
         try:

@@ -18,7 +18,7 @@ SESSIONS = st.integers(0, 1)
 KEY = st.sampled_from(KEYS)
 REQUEST = st.sampled_from([None, None, 1, 2])
 FENCE = st.sampled_from([None, None, None, 'current', 'current', 'current', 'stale', 'future'])
-FRESH = -1  # a fence that nobody was told
+FRESH = -1  # a fence that no client has seen
 MUST_SEE = ('ACQUIRED', 'ACQUIRED taken over', 'IN_PROGRESS', 'COMPLETED', 'FAILED', 'MISMATCH', 'ID400', 'ID404', 'ID409', 'ID422', 'ID428',
     '55P03', 'true', 'false', 'null', 'void', 'ROLLBACK TO', 'RELEASE')
 
@@ -37,8 +37,8 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Standing:
-    """Where a transaction stands with a key."""
+class KeyState:
+    """The state of a key in a transaction."""
     pending: bool = False
     level: int = 0
     attempt: int = 0
@@ -68,21 +68,21 @@ class Client:
 
     def forget(self):
         self.open = False
-        self.standings = {}
+        self.key_states = {}
         self.savepoints = []
 
     def level(self):
         return 1 + len(self.savepoints)
 
     def holds(self, key):
-        return self.standings.get(key, Standing()).locked
+        return self.key_states.get(key, KeyState()).locked
 
 
-def meant(standing, fence):
+def meant(state, fence):
     """The fence of an end: without one, that of what its transaction has begun."""
-    if fence is None and not standing.pending:
+    if fence is None and not state.pending:
         raise Expected('ID404')
-    return standing.fence if fence is None else fence
+    return state.fence if fence is None else fence
 
 
 def mismatch(stored, given):
@@ -113,16 +113,16 @@ class Model(RuleBasedStateMachine):
         return any(other is not client and other.holds(key) for other in self.clients)
 
     def visible(self, client, key):
-        standing = client.standings.get(key)
-        return standing.record if standing is not None and standing.wrote else self.committed.get(key)
+        state = client.key_states.get(key)
+        return state.record if state is not None and state.wrote else self.committed.get(key)
 
     def say_begin(self, client, key, request, leased):
-        """The answer (outcome, attempt, payload), and the standing that it leaves."""
-        standing = client.standings.get(key, Standing())
-        if standing.pending:
-            if mismatch(standing.request, request):
+        """The answer (outcome, attempt, payload), and the state that it leaves."""
+        state = client.key_states.get(key, KeyState())
+        if state.pending:
+            if mismatch(state.request, request):
                 raise Expected('ID422')
-            return ('IN_PROGRESS', standing.attempt, None), None
+            return ('IN_PROGRESS', state.attempt, None), None
         record = self.visible(client, key)
         if record is not None:
             if mismatch(record.request, request):
@@ -137,10 +137,10 @@ class Model(RuleBasedStateMachine):
         attempt = record.attempt + 1 if record else 1
         request = request if request is not None or record is None else record.request
         note = record.payload if taken_over else None
-        return ('ACQUIRED taken over' if taken_over else 'ACQUIRED', attempt, note), replace(standing, pending=True,
+        return ('ACQUIRED taken over' if taken_over else 'ACQUIRED', attempt, note), replace(state, pending=True,
             level=client.level(), attempt=attempt, fence=None, request=request,
-            wrote=standing.wrote or leased, locked=True,
-            record=Record('PENDING', attempt, None, request, note, leased=True) if leased else standing.record)
+            wrote=state.wrote or leased, locked=True,
+            record=Record('PENDING', attempt, None, request, note, leased=True) if leased else state.record)
 
     def say_begin_in_batch(self, client, key, request):
         try:
@@ -151,22 +151,22 @@ class Model(RuleBasedStateMachine):
             return ('MISMATCH', None, None), None
 
     def say_end(self, client, key, fence, status, payload, due, retryable):
-        """The standing that a complete or a fail leaves."""
-        standing = client.standings.get(key, Standing())
-        fence = meant(standing, fence)
+        """The state that a complete or a fail leaves."""
+        state = client.key_states.get(key, KeyState())
+        fence = meant(state, fence)
         if fence is None:
-            record = Record(status, standing.attempt, None, standing.request, payload, False, due, retryable)
+            record = Record(status, state.attempt, None, state.request, payload, False, due, retryable)
         else:
             before = self.fenced(client, key, fence, 'ID409')
             if before.status != 'PENDING':
                 raise Expected('ID409')
             record = replace(before, status=status, payload=payload, leased=False, due=due, retryable=retryable)
-        return Standing(level=client.level(), wrote=True, record=record, locked=True)
+        return KeyState(level=client.level(), wrote=True, record=record, locked=True)
 
     def fenced(self, client, key, fence, otherwise):
         """The record that has this fence."""
-        standing = client.standings.get(key, Standing())
-        if standing.pending and standing.fence != fence:
+        state = client.key_states.get(key, KeyState())
+        if state.pending and state.fence != fence:
             raise Expected(otherwise)
         if self.other_holds(client, key):
             raise Expected('55P03')
@@ -176,40 +176,40 @@ class Model(RuleBasedStateMachine):
         return record
 
     def say_release(self, client, key, fence):
-        standing = client.standings.get(key, Standing())
-        fence = meant(standing, fence)
+        state = client.key_states.get(key, KeyState())
+        fence = meant(state, fence)
         if fence is None:
-            kept = standing.kept or standing.level != client.level()
-            return Standing(level=client.level(), wrote=standing.wrote, record=standing.record, kept=kept, locked=kept or standing.wrote)
+            kept = state.kept or state.level != client.level()
+            return KeyState(level=client.level(), wrote=state.wrote, record=state.record, kept=kept, locked=kept or state.wrote)
         record = self.fenced(client, key, fence, 'false')
         if record.status != 'PENDING':
             raise Expected('false')
-        # of an attempt before, the next begin is told
+        # the next begin reports that there was an earlier attempt
         left = replace(record, attempt=record.attempt - 1, fence=FRESH, leased=False) if record.attempt > 1 else None
-        return Standing(level=client.level(), wrote=True, record=left, locked=True)
+        return KeyState(level=client.level(), wrote=True, record=left, locked=True)
 
     def say_forget(self, client, key):
-        standing = client.standings.get(key, Standing())
+        state = client.key_states.get(key, KeyState())
         record = self.visible(client, key)
-        ended = standing.wrote and record is not None and record.status != 'PENDING'
-        if standing.pending or ended or self.other_holds(client, key):
+        ended = state.wrote and record is not None and record.status != 'PENDING'
+        if state.pending or ended or self.other_holds(client, key):
             raise Expected('ID409')
         if record is None:
             raise Expected('false')
         if record.leased:
             raise Expected('ID409')
-        return Standing(level=client.level(), wrote=True, kept=standing.kept, locked=True)
+        return KeyState(level=client.level(), wrote=True, kept=state.kept, locked=True)
 
     def say_extend(self, client, key, fence, note=None, extends=True):
         """An extension, or a note of progress, or both."""
-        standing = client.standings.get(key, Standing())
-        fence = meant(standing, fence)
+        state = client.key_states.get(key, KeyState())
+        fence = meant(state, fence)
         if fence is None:
             raise Expected('ID400')
         record = self.fenced(client, key, fence, 'ID409')
         if record.status != 'PENDING':
             raise Expected('ID409')
-        return replace(standing, wrote=True, record=replace(record, leased=record.leased or extends, payload=note or record.payload), locked=True)
+        return replace(state, wrote=True, record=replace(record, leased=record.leased or extends, payload=note or record.payload), locked=True)
 
     # what the server says
 
@@ -231,7 +231,7 @@ class Model(RuleBasedStateMachine):
     def after_error(self, client):
         if client.savepoints:
             client.session.script('ROLLBACK TO s')
-            client.standings = copy.copy(client.savepoints[-1])
+            client.key_states = copy.copy(client.savepoints[-1])
             self.counts['ROLLBACK TO'] += 1
         else:
             client.session.script('ROLLBACK')
@@ -239,14 +239,14 @@ class Model(RuleBasedStateMachine):
 
     def done(self, client, changes):
         """The statement has changed where the transaction stands."""
-        client.standings.update(changes)
+        client.key_states.update(changes)
         if not client.open:
             self.publish(client)
 
     def publish(self, client):
-        for key, standing in client.standings.items():
-            if standing.wrote:
-                self.committed[key] = standing.record
+        for key, state in client.key_states.items():
+            if state.wrote:
+                self.committed[key] = state.record
         client.forget()
 
     def fence(self, key, kind):
@@ -256,7 +256,7 @@ class Model(RuleBasedStateMachine):
     def attempt(self, client, sql, say, *arguments):
         """Ask the model, then the server."""
         try:
-            standing = say(client, *arguments)
+            state = say(client, *arguments)
         except Expected as error:
             if str(error) == 'false':
                 rows = self.check(client, sql, None, 'false')
@@ -267,9 +267,9 @@ class Model(RuleBasedStateMachine):
         says_true = 'release' in sql or 'forget' in sql
         rows = self.check(client, sql, None, 'true' if says_true else None)
         assert not says_true or rows[0][0] == b't', sql
-        if standing.record is not None and standing.record.fence == FRESH:
-            standing = replace(standing, record=replace(standing.record, fence=self.drawn(client)))
-        self.done(client, {arguments[0]: standing})
+        if state.record is not None and state.record.fence == FRESH:
+            state = replace(state, record=replace(state.record, fence=self.drawn(client)))
+        self.done(client, {arguments[0]: state})
 
     def drawn(self, client):
         """The fence that this session has drawn last."""
@@ -309,7 +309,7 @@ class Model(RuleBasedStateMachine):
             client.session.script('ROLLBACK')
             client.forget()
             return
-        unfinished = any(s.pending and s.fence is None for s in client.standings.values())
+        unfinished = any(s.pending and s.fence is None for s in client.key_states.values())
         result = self.run(client, 'COMMIT')
         assert result.sqlstate == ('ID428' if unfinished else None), f'COMMIT: {result}'
         self.counts[result.sqlstate or 'COMMIT'] += 1
@@ -323,13 +323,13 @@ class Model(RuleBasedStateMachine):
         client.session.script(f'{what} s')
         self.counts[what] += 1
         if what == 'SAVEPOINT':
-            client.savepoints.append(copy.copy(client.standings))
+            client.savepoints.append(copy.copy(client.key_states))
         elif what == 'ROLLBACK TO':
-            client.standings = copy.copy(client.savepoints[-1])
+            client.key_states = copy.copy(client.savepoints[-1])
         else:
             client.savepoints.pop()
-            client.standings = {key: replace(standing, level=min(standing.level, client.level()))
-                for key, standing in client.standings.items()}
+            client.key_states = {key: replace(state, level=min(state.level, client.level()))
+                for key, state in client.key_states.items()}
 
     @rule(who=SESSIONS, key=KEY, request=REQUEST, leased=st.booleans())
     def begin(self, who, key, request, leased):
@@ -337,11 +337,11 @@ class Model(RuleBasedStateMachine):
         sql = f"SELECT {{s}}.idem_begin('{key}'" + (f", request => '{request}'" if request else '') \
             + (", lease => '1 hour'" if leased else '') + ')'
         try:
-            answer, standing = self.say_begin(client, key, request, leased)
+            answer, state = self.say_begin(client, key, request, leased)
         except Expected as error:
             self.check(client, sql, str(error))
             return
-        if standing is not None and not leased and not client.open:
+        if state is not None and not leased and not client.open:
             self.check(client, sql, 'ID428')
             return
         fields = split_composite(self.check(client, sql, None, 'begin')[0][0])
@@ -349,9 +349,9 @@ class Model(RuleBasedStateMachine):
         if fence is not None:
             assert fence > self.newest, f'{sql}: fence {fence} after {self.newest}'
             self.newest = self.fences[key] = fence
-            standing = replace(standing, fence=fence, record=replace(standing.record, fence=fence))
-        if standing is not None:
-            self.done(client, {key: standing})
+            state = replace(state, fence=fence, record=replace(state.record, fence=fence))
+        if state is not None:
+            self.done(client, {key: state})
 
     @rule(who=SESSIONS, key=KEY, leased=st.booleans(), retry=st.sampled_from([None, 'now', 'later', 'complete', 'complete']))
     def whole_transaction(self, who, key, leased, retry):
@@ -397,18 +397,18 @@ class Model(RuleBasedStateMachine):
         array = '{{' + ','.join(keys) + '}}'
         values = '{{' + ','.join([str(request)] * len(keys)) + '}}'
         sql = f"SELECT b FROM {{s}}.idem_begin_batch('{array}'" + (f", requests => '{values}'" if request else '') + ') b'
-        before, answers = copy.copy(client.standings), []
+        before, answers = copy.copy(client.key_states), []
         try:
             for key in keys:
-                answer, standing = self.say_begin_in_batch(client, key, request)
+                answer, state = self.say_begin_in_batch(client, key, request)
                 answers.append(answer)
-                if standing is not None:
-                    client.standings[key] = standing
+                if state is not None:
+                    client.key_states[key] = state
         except Expected as error:
-            client.standings = before
+            client.key_states = before
             self.check(client, sql, str(error))
             return
-        if not client.open and client.standings != before:
+        if not client.open and client.key_states != before:
             client.forget()
             self.check(client, sql, 'ID428')
             return
@@ -434,12 +434,12 @@ class Model(RuleBasedStateMachine):
     def complete_batch(self, who, keys):
         client = self.clients[who]
         sql = f"SELECT {{s}}.idem_complete_batch('{{{{{','.join(keys)}}}}}')"
-        before = copy.copy(client.standings)
+        before = copy.copy(client.key_states)
         try:
             for key in keys:
-                client.standings[key] = self.say_end(client, key, None, 'COMPLETED', None, False, False)
+                client.key_states[key] = self.say_end(client, key, None, 'COMPLETED', None, False, False)
         except Expected as error:
-            client.standings = before
+            client.key_states = before
             self.check(client, sql, str(error))
             return
         rows = self.check(client, sql, None, 'batch completed')
@@ -474,9 +474,9 @@ class Model(RuleBasedStateMachine):
         rows = self.check(client, f"SELECT {{s}}.idem_lookup('{key}')", None, 'lookup')
         fields = split_composite(rows[0][0]) if rows[0][0] else None
         given = fields and (fields[0].decode(), int(fields[3]), fields[11].decode() if fields[11] else None)
-        standing, record = client.standings.get(key, Standing()), self.visible(client, key)
-        if standing.pending:
-            expected = ('IN_PROGRESS', standing.attempt, record.payload if record is not None and record.status == 'PENDING' else None)
+        state, record = client.key_states.get(key, KeyState()), self.visible(client, key)
+        if state.pending:
+            expected = ('IN_PROGRESS', state.attempt, record.payload if record is not None and record.status == 'PENDING' else None)
         elif record is None:
             expected = None
         else:
@@ -520,7 +520,7 @@ class Model(RuleBasedStateMachine):
             ' AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) GROUP BY pid')
         held = {int(row[0]): int(row[1]) for row in rows}
         said = {client.session.pid: count for client in self.clients if (count := sum(map(client.holds, KEYS)))}
-        assert held == said, f'locks held by pid: {held}, the model says {said}: {[c.standings for c in self.clients]}'
+        assert held == said, f'locks held by pid: {held}, the model says {said}: {[c.key_states for c in self.clients]}'
 
 
 def make(database, schema):

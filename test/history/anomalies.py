@@ -26,13 +26,13 @@ from plan import READ_COMMITTED, SERIALIZABLE
 @dataclass
 class Transaction:
     """A committed one. Steps are ("append", list, element) or ("read", list, elements).
-    It was asked for then, and its end was told then, as far as anybody knows."""
+    It was asked for and answered at these times, as far as anybody knows."""
 
     name: str
     level: str
     steps: list
     asked: float = None
-    told: float = None
+    answered: float = None
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Graph:
 
 def find(transactions, final, follows=()):
     """All that is wrong, by the name of the anomaly. "follows" has pairs of transactions
-    (numbers) of which the second was told of the first."""
+    (numbers) of which the second got an answer about the first."""
     wrong = {name: [] for name in (
         "appended twice", "G1a aborted read", "G1b intermediate read", "incompatible order",
         "internal inconsistency", "stale read", "G0 write cycle", "G1c cyclic information flow",
@@ -141,14 +141,14 @@ def check_order_of_time(wrong, transactions, writers, final):
     for name, elements in final.items():
         known, longest = [], 0
         for position, value in enumerate(elements):
-            told = transactions[writers[value]].told if value in writers else None
-            if told is not None:
-                known.append((told, position + 1))
+            answered = transactions[writers[value]].answered if value in writers else None
+            if answered is not None:
+                known.append((answered, position + 1))
         known.sort()
         times, lengths = [], []
-        for told, length in known:
+        for answered, length in known:
             longest = max(longest, length)
-            times.append(told)
+            times.append(answered)
             lengths.append(longest)
         acknowledged[name] = (times, lengths)
     for transaction in transactions:
@@ -198,7 +198,7 @@ def check_single(wrong, graph):
         for other in others:
             if reach[other] >> bits[reader] & 1:
                 path = shortest(graph, other, reader, ("ww", "wr"))
-                wrong["G-single read skew"].append(tell(graph, [reader, *path]))
+                wrong["G-single read skew"].append(in_words(graph, [reader, *path]))
 
 
 def number_by_component(graph):
@@ -279,7 +279,7 @@ def strongly_connected(nodes, follow):
 def describe(graph, group, kinds):
     """A short cycle in a component."""
     start = min(group)
-    return tell(graph, [start, *min(
+    return in_words(graph, [start, *min(
         (shortest(graph, other, start, kinds, group) for other in graph.follow(start, kinds) if other in group),
         key=len)])
 
@@ -301,7 +301,7 @@ def shortest(graph, start, end, kinds, group=None):
     return path[::-1]
 
 
-def tell(graph, nodes):
+def in_words(graph, nodes):
     """A cycle in words."""
     edges = [graph.name_edge(before, after) for before, after in zip(nodes, nodes[1:])]
     return " ".join([graph.transactions[nodes[0]].name, *edges])

@@ -18,14 +18,14 @@ from verdict import Verdict
 # ---- transactions over lists: steps are "a1" (append 1 to list x) or "r12" (read 1 and 2)
 
 
-def transaction(name, level, *steps, asked=None, told=None):
+def transaction(name, level, *steps, asked=None, answered=None):
     """A step begins with the name of its list."""
     made = []
     for step in steps:
         name_of_list, kind, values = step[0], step[1], step[2:]
         made.append(("append", name_of_list, int(values)) if kind == "a" else
                     ("read", name_of_list, [int(value) for value in values]))
-    return anomalies.Transaction(name, level, made, asked, told)
+    return anomalies.Transaction(name, level, made, asked, answered)
 
 
 def history(level, *transactions, follows=(), **lists):
@@ -71,14 +71,14 @@ def check_histories():
             possible = {what.rstrip("?") for what in wanted}
             needed = {what for what in wanted if not what.endswith("?")}
             yield f"{name} ({level.lower()})", needed <= found <= possible | ({"G2"} if level == SERIALIZABLE else set())
-    stale = history(None, transaction("writer", READ_COMMITTED, "xa1", asked=1, told=2),
+    stale = history(None, transaction("writer", READ_COMMITTED, "xa1", asked=1, answered=2),
                     transaction("reader", READ_COMMITTED, "xr", asked=3), x="1")
     yield "who asks after the acknowledgement does not see it", stale == {"stale read"}
-    early = history(None, transaction("writer", READ_COMMITTED, "xa1", asked=1, told=4),
+    early = history(None, transaction("writer", READ_COMMITTED, "xa1", asked=1, answered=4),
                     transaction("reader", READ_COMMITTED, "xr", asked=3), x="1")
     yield "who asks before it need not", early == set()
     follows = history(REPEATABLE_READ, ("xa1",), ("xr",), x="1", follows=[(0, 1)])
-    yield "told of an operation whose effect is not seen", follows == {"G-single"}
+    yield "an answer about an operation whose effect is not seen", follows == {"G-single"}
     mixed = history(None, transaction("0", READ_COMMITTED, "xr", "yr2"), transaction("1", SERIALIZABLE, "xa1", "ya2"),
                     x="1", y="2")
     yield "only who read at read committed is torn", mixed == set()
@@ -104,12 +104,12 @@ def sound():
     events = defaultdict(list)
     for key, record in records.items():
         for _ in range(2):
-            events["told"].append({"key": key, "outcome": record[0], "answer": checks.digest(*record)})
-        events["done"].append({"key": key, "answer": checks.digest(*record), "asked": 1, "told": 9})
+            events["answered"].append({"key": key, "outcome": record[0], "answer": checks.digest(*record)})
+        events["done"].append({"key": key, "answer": checks.digest(*record), "asked": 1, "answered": 9})
     events["owned"] += [{"key": "bound-1", "since": 1, "until": 2}, {"key": "bound-1", "since": 3, "until": 4}]
     events["lease"] += [
-        {"key": "leased-2", "fence": 1, "asked": 1, "told": 2, "attempt": 1, "taken_over": False},
-        {"key": "leased-2", "fence": 2, "asked": 3, "told": 4, "attempt": 2, "taken_over": True}]
+        {"key": "leased-2", "fence": 1, "asked": 1, "answered": 2, "attempt": 1, "taken_over": False},
+        {"key": "leased-2", "fence": 2, "asked": 3, "answered": 4, "attempt": 2, "taken_over": True}]
     events["ended"].append({"key": "leased-2", "fence": 2, "asked": 5})
     events["refused"].append({"key": "forgotten-3"})
     events["mistake"].append({"key": "bound-1", "outcome": "ID422"})
@@ -150,7 +150,7 @@ WRONG = {
     "records without effect": (without_effect,),
     "records of other executions": (
         lambda e: e.records.update({"bound-1": ("COMPLETED", '{"run": 6, "reads": [[]]}', "00", 201)}),),
-    "different answers": (lambda e: e.events["told"][0].update(answer="other"),),
+    "different answers": (lambda e: e.events["answered"][0].update(answer="other"),),
     "answers lost": (lambda e: e.records.pop("called-4"),
                      lambda e: e.records.update({"called-4": ("FAILED", "{}", None, None)})),
     "acknowledged effects lost": (lost,),
@@ -158,9 +158,9 @@ WRONG = {
     "fences out of order": (
         lambda e: e.events["ended"].append({"key": "leased-2", "fence": 1, "asked": 5}),
         lambda e: e.events["lease"].append(
-            {"key": "leased-2", "fence": 0, "asked": 6, "told": 7, "attempt": 3, "taken_over": True})),
+            {"key": "leased-2", "fence": 0, "asked": 6, "answered": 7, "attempt": 3, "taken_over": True})),
     "fences given twice": (lambda e: e.events["lease"][0].update(fence=2),),
-    "takeovers not told": (lambda e: e.events["lease"][0].update(taken_over=True),),
+    "takeovers not reported": (lambda e: e.events["lease"][0].update(taken_over=True),),
     "owners at once": (lambda e: e.events["owned"][0].update(until=3.5),),
     "ends repeated": (lambda e: e.events["repeated"].append({"key": "leased-2"}),),
     "unfinished commits": (lambda e: e.events["committed"].append({"key": "forgotten-3"}),),

@@ -1,4 +1,4 @@
-"""Holds what the clients tell, the lists and the store against the promises.
+"""Compares the clients' answers, the lists and the store with the promises.
 
 test/kit/findings.py says what it takes from the order of lines.
 """
@@ -18,7 +18,7 @@ RECORDS = """SELECT idempotency_key, status::text, response_payload::text,
     AND NOT coalesce(response_payload ? 'placeholder', false)"""
 
 # A run in which these never came proves nothing.
-EVENTS = ("told", "done", "reader", "owned", "lease", "ended", "prepared", "reconnected",
+EVENTS = ("answered", "done", "reader", "owned", "lease", "ended", "prepared", "reconnected",
           "rolled back", "refused", "mistake", "repetition")
 
 
@@ -97,17 +97,17 @@ def check_effects(findings, evidence, runs):
 
 
 def check_answers(findings, evidence, runs):
-    """Whatever a client was told stays, byte for byte."""
-    told = defaultdict(set)
-    for line in evidence.events["told"]:
-        told[line["key"]].add((line["outcome"], line["answer"]))
-    findings.add("different answers", (key for key, answers in told.items() if len(answers) > 1))
+    """No answer ever changes, byte for byte."""
+    answered = defaultdict(set)
+    for line in evidence.events["answered"]:
+        answered[line["key"]].add((line["outcome"], line["answer"]))
+    findings.add("different answers", (key for key, answers in answered.items() if len(answers) > 1))
     findings.add("answers lost", (
-        key for key, answers in told.items()
+        key for key, answers in answered.items()
         if key not in evidence.records
         or (evidence.records[key][0], digest(*evidence.records[key])) not in answers))
     findings.add("acknowledged effects lost", (
-        key for key, answers in told.items()
+        key for key, answers in answered.items()
         if any(outcome == "COMPLETED" for outcome, _ in answers) and number_of(key) not in runs
         and evidence.plan(number_of(key)).appends(0)))
     findings.add("executed twice", (
@@ -119,12 +119,12 @@ def check_fences(findings, events):
     """They only grow, none is given twice, and a stale one is refused."""
     findings.add("fences out of order", fences_out_of_order(events))
     findings.add("fences given twice", fences_given_twice(events))
-    findings.add("takeovers not told", (
+    findings.add("takeovers not reported", (
         line["key"] for line in events["lease"] if line["attempt"] == 1 and line["taken_over"]))
 
 
 def blind_replays(evidence, runs):
-    """Who is told of an operation sees, in the same transaction, what it did."""
+    """A client that gets an answer about an operation sees, in the same transaction, its effect."""
     for line in evidence.events["reader"]:
         seen = {value for _, elements in line["reads"] for value in elements}
         for left in runs.get(number_of(line["key"]), {}).values():
@@ -135,7 +135,7 @@ def blind_replays(evidence, runs):
 
 def transactions(evidence):
     """What is to be held against the isolation levels: executions that have a record, and
-    those that were told of one and looked. And the lists, and who was told of whom."""
+    those that got an answer about one and looked. And the lists, and which answer was about whom."""
     done = {(line["key"], line["answer"]): line for line in evidence.events["done"]}
     found, numbers, follows = [], {}, []
     for key, record in evidence.records.items():
@@ -146,7 +146,7 @@ def transactions(evidence):
         numbers[key] = len(found)
         line = done.get((key, digest(*record)), {})
         found.append(anomalies.Transaction(
-            key, planned.level, steps_of(planned, answer), line.get("asked"), line.get("told")))
+            key, planned.level, steps_of(planned, answer), line.get("asked"), line.get("answered")))
     for line in evidence.events["reader"]:
         if line["key"] in numbers:
             follows.append((numbers[line["key"]], len(found)))
@@ -165,7 +165,7 @@ def steps_of(planned, answer):
 
 
 def count_errors(events):
-    """How often which SQLSTATE was told."""
+    """How often clients got which SQLSTATE."""
     return Counter(line["sqlstate"] for line in events["error"])
 
 

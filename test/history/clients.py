@@ -1,7 +1,7 @@
 """The clients: processes that deliver operations until they know the end of each.
 
 They do what the documentation tells clients to do: retry the whole transaction, look at
-the command tag, begin again after a lost connection. What they did and were told goes
+the command tag, begin again after a lost connection. What they did, and the answers, go
 into the ledger. An answer that they have never had is nowhere: what became of such an
 operation is for the lists and the store to say.
 """
@@ -179,21 +179,21 @@ class Client:
         return self.execute(BEGIN, (planned.key, Jsonb(planned.request()), lease,
                                     self.rng.choice(WAITS))).fetchone()
 
-    def told(self, planned, row):
+    def note_answer(self, planned, row):
         """Writes an answer down if it is an end, and says whether."""
         if row.outcome not in ("COMPLETED", "FAILED") or "placeholder" in (row.payload or ""):
             return False
-        self.ledger.write("told", key=planned.key, outcome=row.outcome,
+        self.ledger.write("answered", key=planned.key, outcome=row.outcome,
                           answer=digest(row.outcome, row.payload, row.body, row.code))
         return True
 
     def done(self, planned, answer, asked):
         """This client has executed it. From here on it counts on that."""
-        self.ledger.write("done", key=planned.key, answer=digest(*answer), asked=asked, told=now())
-        self.ledger.write("told", key=planned.key, outcome=answer[0], answer=digest(*answer))
+        self.ledger.write("done", key=planned.key, answer=digest(*answer), asked=asked, answered=now())
+        self.ledger.write("answered", key=planned.key, outcome=answer[0], answer=digest(*answer))
 
     def answered(self, planned, row, asked):
-        """The end of a transaction that was not let in. What it was told has to be what
+        """The end of a transaction that was not let in. Its answer has to be what
         it can see."""
         reads = {}
         if row.outcome == "COMPLETED" and "placeholder" not in row.payload and self.rng.random() < 0.4:
@@ -203,7 +203,7 @@ class Client:
         if reads:
             self.ledger.write("reader", key=planned.key, client=self.index, level=planned.level,
                               asked=asked, reads=list(reads.items()))
-        return self.told(planned, row)
+        return self.note_answer(planned, row)
 
     def read(self, name):
         """The elements of a list."""
@@ -303,8 +303,8 @@ class Client:
         asked = now()
         row = self.begin(planned, LEASE)
         if row.outcome != "ACQUIRED":
-            return self.told(planned, row)
-        self.ledger.write("lease", key=planned.key, fence=row.fence, asked=asked, told=now(),
+            return self.note_answer(planned, row)
+        self.ledger.write("lease", key=planned.key, fence=row.fence, asked=asked, answered=now(),
                           attempt=row.attempt, taken_over=row.taken_over)
         if self.rng.random() < 0.05:
             return False                    # an owner that has died
@@ -356,7 +356,7 @@ class Client:
         if not alone:
             self.commit()
         if row.outcome == "IN_PROGRESS" or row.replayed:
-            return self.told(planned, row)
+            return self.note_answer(planned, row)
         self.done(planned, (row.outcome, row.payload, row.body, row.code), asked)
         return True
 

@@ -39,7 +39,7 @@ VIOLATIONS = {
     "looked up with the statement's snapshot, not with a fresh one": ("unexpected errors",),
     "isolation is not checked": ("replays without their effects", "G-single read skew"),
     "no fence is compared": ("fences out of order", "ends repeated"),
-    "news that come with the lock of the store are lost": ("operations twice", "executed twice"),
+    "invalidations that come with the lock of the store are lost": ("operations twice", "executed twice"),
     "commit is not refused": ("unfinished commits", "effects of the failed"),
 }
 
@@ -196,7 +196,7 @@ def print_report(run, findings, evidence):
             ("operations", len(deliveries)),
             ("records", ", ".join(f"{way} {times}" for way, times in sorted(ways.items()))),
             ("duplicates delivered", sum(deliveries.values()) - len(deliveries)),
-            ("answers", len(events["told"])),
+            ("answers", len(events["answered"])),
             ("elements appended", sum(len(elements) for elements in evidence.lists.values())),
             ("replays that looked", len(events["reader"])),
             ("leases, taken over", f"{len(events['lease'])}, {sum(line['taken_over'] for line in events['lease'])}"),

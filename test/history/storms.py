@@ -1,8 +1,8 @@
 """The controller: while clients work it cancels and ends their sessions, makes them forget
 what they know of the store, and changes the store.
 
-A storm counts as a hit only where something shows that it met an operation: what a client
-was told, a session that waited for the store, or operations that were under way.
+A storm counts as a hit only where something shows that it met an operation: the answer
+of a client, a session that waited for the store, or operations that were under way.
 """
 
 import random
@@ -133,7 +133,7 @@ class Storms:
         self.finish_prepared(connection, "2 s")
 
     def finish_prepared(self, connection, age):
-        """One way or the other: nobody has been told of these."""
+        """One way or the other: nobody has an answer about these."""
         for (name,) in connection.execute(
                 "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
                 " AND prepared < clock_timestamp() - %s::interval", (age,)).fetchall():
@@ -165,7 +165,7 @@ class Storms:
 
     def cancel(self, connection):
         """Statements are cancelled. Most are over before the signal comes, so there are
-        several tries; clients tell of the hits."""
+        several tries; clients report the hits."""
         for _ in range(20):
             connection.execute(
                 "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE usename = 'client'"

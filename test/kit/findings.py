@@ -2,7 +2,7 @@
 
 Nothing here trusts the order of lines of different clients: a client may have been
 stopped between an answer and its line. Two things count as out of order only where one
-was asked for after the other had been told.
+was asked for after the other had been answered.
 """
 
 import os
@@ -68,14 +68,14 @@ def overlaps(owned):
 
 
 def fences_out_of_order(events):
-    """Fences that were given, or accepted, after a greater one of that key was told."""
+    """Fences that were given, or accepted, after a client had got a greater one of that key."""
     leases = defaultdict(list)
     for line in events["lease"]:
-        leases[line["key"]].append((line["told"], line["fence"]))
+        leases[line["key"]].append((line["answered"], line["fence"]))
     for event in ("lease", "ended"):
         for line in events[event]:
-            if any(told < line["asked"] and fence > line["fence"]
-                   for told, fence in leases[line["key"]]):
+            if any(answered < line["asked"] and fence > line["fence"]
+                   for answered, fence in leases[line["key"]]):
                 yield f"{line['key']}: {event} {line['fence']}"
 
 

@@ -1,4 +1,4 @@
-"""An append-only file outside the database: what clients did, were told, and when.
+"""An append-only file outside the database: what clients did, which answers they got, and when.
 
 Every line is one write to a file opened for appending, so lines of several processes do
 not mix, and no crash of the server takes one back. Times are of the machine's monotonic

@@ -5,7 +5,7 @@
  *		empties tables, an owner who makes and drops the second table and puts
  *		the row where it does not belong, and a clock.
  *
- * A step names the function of src/ that it stands for.  A session learns of news
+ * A step names the function of src/ that it stands for.  A session learns of changes
  * only where it accepts invalidations: when it locks a table, and in the look-up.
  *
  * -DNO_ACCEPT and others take a step out, and must fail: see run
@@ -17,7 +17,7 @@
 #define EXPIRED	2
 byte row[3];
 byte effects;					/* since the key was new, or had expired */
-bit acknowledged;				/* somebody was told, and it has not expired */
+bit acknowledged;				/* a client has the answer, and it has not expired */
 
 byte target;					/* the table whose range has new rows; 0: none */
 bit exists;						/* table 2 inherits from the store */
@@ -32,8 +32,8 @@ bit excludes;					/* it keeps readers out, too */
 
 typedef Session {
 	bit open;					/* in a transaction: it holds the store */
-	bit news;					/* an invalidation that it has not acted on */
-	bit heard;					/* ... has accepted: catalog.c, catalog_has_news */
+	bit invalidated;			/* and it has not read the catalog since */
+	bit accepted;				/* ... and has accepted: catalog.c, catalog_is_stale */
 	bit knows;					/* of table 2 */
 	byte target;				/* as it knows it */
 	byte seen[3];				/* its snapshot */
@@ -51,25 +51,25 @@ Session s[2];
 /* catalog.c, catalog_open; store_tables.c, store_tables_read_ring */
 inline learn()
 {
-	ME.news = 0; ME.heard = 0; ME.knows = exists; ME.target = target
+	ME.invalidated = 0; ME.accepted = 0; ME.knows = exists; ME.target = target
 }
 
-inline tell_all()
+inline invalidate_all()
 {
-	s[0].news = 1; s[1].news = 1
+	s[0].invalidated = 1; s[1].invalidated = 1
 }
 
 #ifdef STORE_LEFT_OUT
-#define PARTS	2
+#define TABLES	2
 #else
-#define PARTS	3
+#define TABLES	3
 #endif
 #ifdef BY_RANGE_READ
 #define PASSED_OVER(t)	(t != 0 && t != ME.target)
 #else
 #define PASSED_OVER(t)	false
 #endif
-#define PART(i)			(i == 2 -> 0 : 2 - i)
+#define TABLE_AT(i)		(i == 2 -> 0 : 2 - i)
 #define READ_LOCKED(t)	(emptying == t && t != 0 && excludes)
 #define WRITE_LOCKED(t)	(emptying == t && t != 0 && (shares || excludes))
 
@@ -91,7 +91,7 @@ look:	/* kind.c, kind_find: the list */
 		d_step { ME.seen[0] = row[0]; ME.seen[1] = row[1]; ME.seen[2] = row[2] };
 		/* kind.c, find_in_ring */
 		do
-		:: d_step { i < PARTS && found != LIVE -> t = PART(i) };
+		:: d_step { i < TABLES && found != LIVE -> t = TABLE_AT(i) };
 			if
 			:: d_step { (t == 2 && !ME.knows) || PASSED_OVER(t) -> i++ }
 			:: d_step { t == 0 ->
@@ -104,7 +104,7 @@ look:	/* kind.c, kind_find: the list */
 				fi; i++ }
 			/* direct.c, open_to_read */
 			:: d_step { t != 0 && !(t == 2 && !ME.knows) && !PASSED_OVER(t) && !READ_LOCKED(t) ->
-				ME.reads = 1 + t; ME.heard = ME.news };
+				ME.reads = 1 + t; ME.accepted = ME.invalidated };
 				d_step {
 #ifdef SNAPSHOT_EACH
 				ME.seen[t] = row[t];
@@ -114,11 +114,11 @@ look:	/* kind.c, kind_find: the list */
 				:: else
 				fi; ME.reads = 0; i++ }
 			fi
-		:: d_step { !(i < PARTS && found != LIVE) -> t = 0 }; break
+		:: d_step { !(i < TABLES && found != LIVE) -> t = 0 }; break
 		od;
 #ifndef NO_SECOND_LOOK
 		if
-		:: ME.heard -> goto look
+		:: ME.accepted -> goto look
 		:: else
 		fi;
 #endif
@@ -127,10 +127,10 @@ look:	/* kind.c, kind_find: the list */
 		:: else
 		fi;
 		/* kind.c, kind_lock_target */
-lock:	atomic { !WRITE_LOCKED(ME.target) -> ME.writes = 1 + ME.target; ME.heard = (ME.heard || (ME.news && ME.target != 0)) };
+lock:	atomic { !WRITE_LOCKED(ME.target) -> ME.writes = 1 + ME.target; ME.accepted = (ME.accepted || (ME.invalidated && ME.target != 0)) };
 #ifndef NO_REPEAT
 		if
-		:: atomic { ME.heard && ME.writes != 1 -> ME.writes = 0; learn(); goto lock }
+		:: atomic { ME.accepted && ME.writes != 1 -> ME.writes = 0; learn(); goto lock }
 		:: else
 		fi;
 #endif
@@ -214,7 +214,7 @@ end:
 				:: target = 0
 				fi
 			fi;
-			tell_all(); CHECK_ROWS }
+			invalidate_all(); CHECK_ROWS }
 		:: !fits || IN_USE(t)
 		fi;
 over:	atomic { emptying = 0; shares = 0; excludes = 0; fits = 0; t = 0 }
@@ -238,11 +238,11 @@ end:
 	do
 	/* idem_partition_store and its COMMIT; turn.c, change_ring: the set of transactions */
 	:: d_step { !exists && emptying == 0 -> exists = 1; leaving = 0; has_range = 0;
-		waits = OPEN_NOW; tell_all() }
+		waits = OPEN_NOW; invalidate_all() }
 	/* turn.c, empty_or_drop: the first range */
 	:: d_step { exists && !has_range && !leaving && emptying == 0 && MAY_HAVE_RANGE && !IN_USE(2) &&
 			row[2] != LIVE ->
-		row[2] = NONE; has_range = 1; target = 2; tell_all() }
+		row[2] = NONE; has_range = 1; target = 2; invalidate_all() }
 	/* idem_unpartition_store; then emptied, without another range */
 	:: d_step { exists && has_range && target != 2 && emptying == 0 ->
 		leaving = 1; has_range = 0; waits = OPEN_NOW }
@@ -267,7 +267,7 @@ proctype Clock()
 end:
 	do
 	:: d_step { COUNT(LIVE) == 1 -> row[ROW_AT] = EXPIRED; effects = 0; acknowledged = 0 }
-	/* a range ends: nobody tells the sessions */
+	/* a range ends: no session gets an invalidation */
 	:: d_step { target != 0 -> target = 0 }
 	od
 }
