@@ -157,7 +157,8 @@ add() {
 
 # ---- commands side by side ----
 
-lanes=$(nproc)     # how many at a time
+lanes=$(nproc)            # how many at a time
+logs=                     # the directory of what they say
 declare -A lane_of=()     # pid => name
 declare -A started_at=()
 
@@ -173,7 +174,6 @@ start() {
 	"$@" >"$log" 2>&1 </dev/null &
 	set +m
 	lane_of[$!]=$name
-	# shellcheck disable=SC2034  # for the harness
 	started_at[$name]=$SECONDS
 }
 
@@ -183,7 +183,7 @@ finish_all() {
 	done
 }
 
-# Calls finished NAME STATUS, which the harness defines, when the next one ends.
+# Calls finished NAME STATUS when the next one ends.
 finish_one() {
 	local pid name status=0
 	wait -n -p pid "${!lane_of[@]}" || status=$?
@@ -193,9 +193,19 @@ finish_one() {
 	finished "$name" "$status"
 }
 
-# show_log LOG: all of it, with its verdict indented, as ours shall be the last.
+# Shows what it said, and adds its verdict.  For a harness to define, if its logs are not
+# in $logs, or if it shows something else.
+finished() {
+	echo "==== $1"
+	show_log "$logs/$1.log"
+	add_verdict "$logs/$1.log" "$2" "$1" "$logs/$1.log: "
+	echo "==== $1: $good passed, $bad failed, status $2, $((SECONDS - started_at[$1])) seconds"
+}
+
+# show_log LOG: without single tests that passed, and with its verdict indented, as ours
+# shall be the last.
 show_log() {
-	sed 's/^[0-9]* passed, [0-9]* failed$/    &/' "$1"
+	sed -e '/^ok /d' -e 's/^[0-9]* passed, [0-9]* failed$/    &/' "$1"
 }
 
 # Each sees to its own servers when it is told to end.

@@ -75,7 +75,7 @@ sub built_with
 	system_or_bail('cp', '-R', "$tree/src", "$tree/Makefile",
 		"$tree/idempotency.control", glob("$tree/idempotency--*.sql"), $copy);
 	unlink glob("$copy/src/*.o"), glob("$copy/src/*/*.o");
-	system_or_bail('make', '-s', '-C', $copy, 'with_llvm=no', 'WERROR=1', "PG_CONFIG=$ENV{PG_CONFIG}",
+	system_or_bail('make', '-s', '-C', $copy, ($ENV{CCACHE_DIR} ? 'CC=ccache cc' : ()), 'with_llvm=no', 'WERROR=1', "PG_CONFIG=$ENV{PG_CONFIG}",
 		"EXTRA_CFLAGS=$flags", "DESTDIR=$stage", 'install');
 	return ($stage, $conf);
 }
