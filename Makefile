@@ -24,7 +24,7 @@ check: ## run every test
 	@test/check
 lint: ## clang-tidy, scan-build, shellcheck, flake8, eslint: no finding
 	@test/lint
-check-all: ## every test on PostgreSQL 15, 17, 18 and 19, and pg_upgrade (root, or sudo)
+check-all: ## every test on PostgreSQL 15, 16, 17, 18 and 19, and pg_upgrade (root, or sudo)
 	@test/check-all
 
 ## See it at work:

@@ -161,17 +161,21 @@ list_headers() {
 
 # ---- Debian ----
 
-# The versions of PostgreSQL that are supported, and tested.
+# The versions of PostgreSQL that are supported, and tested.  What else names them is
+# compared with these by test/lint-versions.py.
 # shellcheck disable=SC2034
-supported=(15 17 18 19)
-# for messages: 15|17|18|19
+supported=(15 16 17 18 19)
+# those that Debian has: packages for it are made for these
+packaged=(15 17 18 19)
+# for messages: 15|16|17|18|19
 # shellcheck disable=SC2034
 any_version=$(IFS='|'; echo "${supported[*]}")
 
-# suite_of VERSION: the Debian release that has this PostgreSQL.
+# suite_of VERSION: the Debian release that has this PostgreSQL; for 16, which none has
+# (dev/postgresql-16), the one that it is tested on.
 suite_of() {
 	case $1 in
-		15) echo bookworm ;;
+		15 | 16) echo bookworm ;;
 		17) echo trixie ;;
 		18) echo forky ;;
 		19) echo experimental ;;
@@ -179,10 +183,14 @@ suite_of() {
 	esac
 }
 
-# cron_package VERSION: pg_cron for this PostgreSQL; nothing where Debian has none: no
-# release of it has 16, and none has it for 19 yet.
+debian_has() {
+	[[ " ${packaged[*]} " == *" $1 "* ]]
+}
+
+# cron_package VERSION: pg_cron for this PostgreSQL; nothing where Debian has none: for 19
+# there is none yet.
 cron_package() {
-	[[ $1 -ge 19 || $1 -eq 16 ]] || echo "postgresql-$1-cron"
+	! debian_has "$1" || [[ $1 -ge 19 ]] || echo "postgresql-$1-cron"
 }
 
 # The mirror that this machine's apt uses, by what the lists say of themselves, as

@@ -33,7 +33,7 @@ sub has_pg_cron
 	my ($version) = run_command([ $pg_config, '--version' ]);
 
 	return 1 if -e "$libraries/pg_cron.so";
-	die "pg_cron is not installed in $libraries (Debian: postgresql-NN-cron)" if $version !~ /^PostgreSQL (?:19|[2-9]\d)/;
+	die "pg_cron is not installed in $libraries (Debian: postgresql-NN-cron)" if $version !~ /^PostgreSQL (?:16|19|[2-9]\d)/;
 	return 0;
 }
 
@@ -41,7 +41,8 @@ sub has_pg_cron
 sub new_node
 {
 	my ($name, %option) = @_;
-	my $node = PostgreSQL::Test::Cluster->new($name);
+	my ($copy) = ($option{conf} // '') =~ /^# server: (.*)/m;
+	my $node = PostgreSQL::Test::Cluster->new($name, $copy ? (install_path => $copy) : ());
 
 	$node->init(
 		extra => initdb_options(),
@@ -61,7 +62,8 @@ sub store_trigger
 }
 
 # Builds the library anew, with more compiler flags, into a stage of its own.
-# Returns the stage, and the settings by which a server finds this build.
+# Returns the stage, and the settings by which a server of new_node finds this build.  A
+# server that has no such setting looks beside itself: a copy of it does.
 sub built_with
 {
 	my ($flags) = @_;
@@ -70,8 +72,15 @@ sub built_with
 	my $copy = PostgreSQL::Test::Utils::tempdir();
 	my $conf = slurp_file($ENV{TEMP_CONFIG});
 
-	$conf =~ s/\Q$ENV{IDEM_STAGE}\E/$stage/g
-	  or die 'the servers are not led to a stage: there is nothing to stand in for';
+	if ($conf !~ s/\Q$ENV{IDEM_STAGE}\E/$stage/g)
+	{
+		my $server = dirname($ENV{PG_BINDIR});
+
+		$server =~ s/^\Q$ENV{IDEM_STAGE}\E/$stage/
+		  or die 'the servers are neither led to a stage nor in it: there is nothing to stand in for';
+		system_or_bail('cp', '-R', "$ENV{IDEM_STAGE}/.", $stage);
+		$conf .= "# server: $server\n";
+	}
 	system_or_bail('cp', '-R', "$tree/src", "$tree/Makefile",
 		"$tree/idempotency.control", glob("$tree/idempotency--*.sql"), $copy);
 	unlink glob("$copy/src/*.o"), glob("$copy/src/*/*.o");
