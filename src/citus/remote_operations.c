@@ -125,7 +125,7 @@ transaction_ends(XactEvent event, void *argument)
 	uncertain = false;
 }
 
-/* What was begun or ended in it is not known here. */
+/* After a rollback to a savepoint this node does not know which operations are left. */
 static void
 subtransaction_ends(SubXactEvent event, SubTransactionId self, SubTransactionId parent, void *argument)
 {

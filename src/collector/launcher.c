@@ -6,7 +6,7 @@
  * starts one short-lived worker for each database, one after the other, as
  * autoprewarm does.
  *
- * What a database's owner does must not stop collection in the others.  So the
+ * The owner of one database cannot stop collection in the others.  So the
  * launcher waits for no worker for longer than a visit may last: then it ends
  * the worker, and visits that database again later and later.  Turning a
  * ring of tables may last longer, and is followed by a pause of its length.  After each

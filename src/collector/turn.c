@@ -3,7 +3,7 @@
  *		Turns the ring of tables: collection empties a table when all that is in it
  *		has expired, and gives it the next range.
  *
- * What a table has in it decides, and not its range, nor the clock alone: rows may be
+ * The content of a table decides, not its range, nor the clock alone: rows may be
  * where they do not belong.  They are read while no writer has the table, and it is
  * emptied under the same locks.  TRUNCATE takes no longer for a million rows than for
  * one.  It gives the table another file, and so all sessions hear of the new range

@@ -64,7 +64,7 @@ typedef enum Verdict
 
 /* ---- gathering ---- */
 
-/* What is known before the operation is looked up: no try asks for it again. */
+/* Known before the operation is looked up: no try asks for it again. */
 static void
 gather_operation(Begin *begin, const BeginRequest *request)
 {
@@ -99,7 +99,7 @@ is_exhausted(const Begin *begin)
 }
 
 /*
- * What the begin does.  Without the lock, the answer can only be that of another
+ * The action of the begin.  Without the lock, the answer can only be that of another
  * owner: a replay, a mismatch or IN_PROGRESS.
  */
 static Verdict

@@ -41,7 +41,7 @@ extern Answer in_progress(const OperationName *name, const Record *found, Timest
 extern Answer mismatch(const OperationName *name, bool is_answered);
 extern Answer in_progress_here(const Handle *handle, TimestampTz now);
 
-/* What has expired counts as absent.  A lease outlives the expiry of its record. */
+/* An expired record counts as absent.  A lease outlives the expiry of its record. */
 static inline bool
 is_absent(const Record *found, TimestampTz now)
 {

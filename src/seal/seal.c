@@ -30,7 +30,7 @@
 
 /* ---- what is inside ---- */
 
-/* What a record has sealed: the response of an end, or a note of the owner of a lease. */
+/* The sealed content of a record: the response of an end, or a note of the owner of a lease. */
 static const char *
 content(const Record *record)
 {
@@ -57,7 +57,7 @@ put_presence(StringInfo message, const struct varlena *value)
 	return value != NULL;
 }
 
-/* What comes from the store may be toasted. */
+/* A value from the store may be toasted. */
 static void
 put_jsonb(StringInfo message, const Record *record, struct varlena *value)
 {

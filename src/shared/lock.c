@@ -34,7 +34,7 @@
  * pg_locks shows lock ids to every role.  So they are made with a secret key
  * of the database: a role that sees ids, even of names that it has chosen,
  * learns nothing of other names and cannot choose names that share an id.
- * What kind of name it is and the length of its scope come first, so that no
+ * The kind of the name and the length of its scope come first, so that no
  * two names are the same bytes.
  */
 static uint64

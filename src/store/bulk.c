@@ -169,7 +169,7 @@ bulk_find_unsealed(const Catalog *catalog, Oid table, ItemPointer from, ItemPoin
 	return count;
 }
 
-/* What a table has in it, of its rows that a plain query sees. */
+/* The content of a table: of its rows, those that a plain query sees. */
 Content
 bulk_content(const Catalog *catalog, Oid table)
 {

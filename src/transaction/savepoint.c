@@ -52,7 +52,7 @@ merge_into_earlier(Change *change)
 	pfree(change);
 }
 
-/* What that level did is now its parent's, and so are its locks. */
+/* The parent level takes over the changes of that level, and its locks. */
 void
 savepoint_hand_over(int level)
 {

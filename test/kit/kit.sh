@@ -52,7 +52,7 @@ at_end() {
 	:
 }
 
-# What runs for us is told to end, and its verdict still counts.
+# Passes the signal on to the command that runs for us; its verdict still counts.
 stop() {
 	stopped=true
 	forward "$1" 1
@@ -169,7 +169,7 @@ start() {
 	while [[ ${#lane_of[@]} -ge $lanes ]]; do
 		finish_one
 	done
-	# in a process group of its own, which can be told to end as a whole
+	# in a process group of its own, so that one signal ends all of it
 	set -m
 	"$@" >"$log" 2>&1 </dev/null &
 	set +m
@@ -208,7 +208,7 @@ show_log() {
 	sed -e '/^ok /d' -e 's/^[0-9]* passed, [0-9]* failed$/    &/' "$1"
 }
 
-# Each sees to its own servers when it is told to end.
+# Each stops its own servers when a signal ends it.
 end_groups() {
 	local group
 	for group in "${!lane_of[@]}" $child; do

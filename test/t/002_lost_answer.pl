@@ -124,7 +124,7 @@ operate_and_leave('left', sub
 	send_query($socket, 'COMMIT');
 	close $socket;
 });
-is(asked_again('left'), $expected, 'client left: the retry is told the answer');
+is(asked_again('left'), $expected, 'client left: the retry gets the answer');
 is(asked_again('left'), $expected, 'and so is the next');
 is(effects('left'), '1', 'one effect');
 
@@ -203,7 +203,7 @@ SKIP:
 	});
 	skip "strace cannot attach: $log", 3 if $log !~ /attached/;
 	wait_until('the server has recovered', sub { $node->psql('postgres', 'SELECT 1') == 0 });
-	is(asked_again('killed'), $expected, 'server killed: the retry is told the answer');
+	is(asked_again('killed'), $expected, 'server killed: the retry gets the answer');
 	is(effects('killed'), '1', 'server killed: one effect');
 }
 

@@ -160,7 +160,7 @@ my $before_reload = -s $node->logfile;
 my $unknown = qr/WARNING:  "idempotency.gc_databases" names databases that do not exist: /;
 
 set($node, 'gc_databases', q{'postgres, Nosuch, "Nosuch", Other, PLAIN'});
-soon('unknown names are told after a reload', sub {
+soon('unknown names are reported after a reload', sub {
 		log_of($node, $before_reload) =~ /$unknown"nosuch", "Nosuch"\n.*HINT:  Names are folded to lower case/ });
 rounds_pass(3);
 is(scalar(() = log_of($node, $before_reload) =~ /$unknown/g), 1, 'and not in each round');
@@ -169,7 +169,7 @@ soon('also while the collector is switched off', sub { 2 == (() = log_of($node, 
 set($node, 'gc_enabled', 'on');
 set($node, 'gc_databases', q{'postgres, other'});
 rounds_pass(2);
-is(scalar(() = log_of($node, $before_reload) =~ /$unknown/g), 3, 'nothing is told of names that exist');
+is(scalar(() = log_of($node, $before_reload) =~ /$unknown/g), 3, 'nothing is reported of names that exist');
 set($node, 'gc_databases', q{'*'});
 my $before_all = -s $node->logfile;
 rounds_pass(2);

@@ -345,7 +345,7 @@ ask($s1, 'ROLLBACK');
 	hold($s1, 'taken-over', q{SELECT attempt, taken_over FROM idem_begin('taken', lease => '1 hour')});
 	begin_to($s2, 'Lock', "SELECT idem_complete('taken', '\"old\"', fence => $fence)");
 	is(let_go($s1), '2|t', 'the new owner has won');
-	like(outcome($s2), qr/^lease of operation .* was lost/, 'and the old one is told');
+	like(outcome($s2), qr/^lease of operation .* was lost/, 'and the old one gets an error');
 	is(state_of('taken'), '0|PENDING', 'nothing of it was written');
 }
 
@@ -373,7 +373,7 @@ for my $way ('bound', 'called')
 	hold($s1, 'commit-visible', 'COMMIT');
 	is(locks_left(), '1', "$key: the lock is held");
 	is(ask($s2, "SELECT outcome, response_payload FROM idem_begin('$key')"), qq{COMPLETED|"$key"},
-		"$key: others are told the end already");
+		"$key: others get the end already");
 	is(state_of($key), qq{1|COMPLETED|"$key"}, "$key: with its effect");
 	let_go($s1);
 	is(locks_left(), '0', "$key: the lock is free");

@@ -141,7 +141,7 @@ sub once
 	($status, $said) = deliver($how, $sql);
 	# pgbench shows the message alone
 	$told = 'lease of operation|is not owned by this transaction' if $told =~ /^ID/ && $how =~ /simple|extended|prepared/;
-	like($said, qr/$told/, "$name: repeated, it is told");
+	like($said, qr/$told/, "$name: repeated, it gets the answer");
 	is($status, $told =~ /^"|^k/ ? 0 : 1, "$name: as an error, or as an answer");
 	is($node->safe_psql('postgres', "SELECT count(*) FROM effect WHERE key = '$key'"), $writes // 1, "$name: one effect");
 	is(record($key), $before, "$name: the record is as it was");
@@ -160,7 +160,7 @@ once("transaction-bound, $_", 0, 'k' . ++$number, @{ $bound{$_} }) for sort keys
 my $fence = $node->safe_psql('postgres', q{SELECT fence FROM idem_begin(key => 'old', lease => '1 us')});
 $node->safe_psql('postgres', q{SELECT finish('old', fence) FROM idem_begin(key => 'old', lease => '1 hour')});
 my ($status, $said) = deliver('string', "SELECT finish('old', $fence)");
-like($said, qr/ID409.*DETAIL:  A later attempt took the operation over, and completed it at \d/s, 'an old owner is told who ended it');
+like($said, qr/ID409.*DETAIL:  A later attempt took the operation over, and completed it at \d/s, 'an old owner learns who ended it');
 is($node->safe_psql('postgres', q{SELECT count(*) FROM effect WHERE key = 'old'}), '1', 'one effect');
 
 $node->stop;

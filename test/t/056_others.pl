@@ -121,8 +121,8 @@ SKIP:
 			my ($status, $stdout, $stderr) = $node->psql('postgres', q{SET client_min_messages = debug5; BEGIN; SELECT idem_begin('k'); SELECT idem_complete('k', '1')},
 				extra_params => [ '-U', $user, '-v', 'VERBOSITY=verbose' ]);
 
-			like($stderr, qr/ERROR:  $state: /, "$name: $user is told");
-			like($stderr, qr/HINT:  \S/, "$name: $user is told what to do");
+			like($stderr, qr/ERROR:  $state: /, "$name: $user gets the error");
+			like($stderr, qr/HINT:  \S/, "$name: $user gets a hint");
 			if ($user eq 'app') { unlike($stderr, qr/SecretPlace/, "$name: $user does not see where the file is") }
 			else { like($stderr, qr/SecretPlace/, "$name: $user sees where the file is") }
 			like(substr(slurp_file($node->logfile), $before), qr/SecretPlace/, "$name: the server's log has it");

@@ -56,7 +56,7 @@ my @case = (
 				UPDATE idempotency_store SET lease_expires_at = now() - interval '1 hour'});
 		},
 		over => sub { $node->safe_psql('postgres', q{SELECT idem_release('stuck', fence => fence) FROM idempotency_store}) },
-		tells => qr/^\|stuck\|1\|/
+		says => qr/^\|stuck\|1\|/
 	},
 	{
 		title => 'Operations of transactions that stay open',
@@ -69,7 +69,7 @@ my @case = (
 			});
 		},
 		over => sub { ask($worker, 'ROLLBACK') },
-		tells => qr/^\d+\|.*\|idle in transaction\|ClientRead$/
+		says => qr/^\d+\|.*\|idle in transaction\|ClientRead$/
 	},
 	{
 		title => 'Orphaned prepared transactions',
@@ -78,7 +78,7 @@ my @case = (
 			$node->safe_psql('postgres', q{BEGIN; SELECT idem_begin('prepared'); SELECT idem_complete('prepared'); PREPARE TRANSACTION 'orphan'});
 		},
 		over => sub { $node->safe_psql('postgres', q{ROLLBACK PREPARED 'orphan'}) },
-		tells => qr/^orphan\|/
+		says => qr/^orphan\|/
 	},
 	{
 		title => 'A growing backlog',
@@ -89,20 +89,20 @@ my @case = (
 			$node->safe_psql('postgres', 'SELECT idem_gc(300)');
 		},
 		over => sub { $node->safe_psql('postgres', 'SELECT idem_gc()') },
-		tells => qr/^postgres\|\d+\|/
+		says => qr/^postgres\|\d+\|/
 	},
 	{
 		title => 'No collection in this database',
 		trouble => sub { $node->safe_psql('postgres', q{UPDATE idempotency_sweep SET swept_at = now() - interval '1 hour'}) },
 		over => sub { $node->safe_psql('postgres', 'SELECT idem_gc()') },
-		tells => qr/^\d{4}-/
+		says => qr/^\d{4}-/
 	},
 	{
 		title => 'No collection in some database of the server',
 		at_once => { "interval '15 minutes'" => "interval '0'", '3 *' => '0 *' },
 		trouble => sub { $node->safe_psql('postgres', 'SELECT idem_gc()') },
 		over => sub { },
-		tells => qr/^postgres\|/
+		says => qr/^postgres\|/
 	},
 	{
 		title => 'Collection is left to a publisher that sends nothing',
@@ -112,7 +112,7 @@ my @case = (
 				INSERT INTO pg_subscription_rel (srsubid, srrelid, srsubstate) SELECT oid, 'idempotency_store'::regclass, 'r' FROM pg_subscription});
 		},
 		over => sub { $node->safe_psql('postgres', 'DROP SUBSCRIPTION forgotten') },
-		tells => qr/^idempotency_store\|forgotten\|f$/
+		says => qr/^idempotency_store\|forgotten\|f$/
 	},
 	{
 		title => 'Refused commits, mismatches, lost leases',
@@ -128,13 +128,13 @@ my @case = (
 
 			ask($monitor, "DROP TABLE last_figures; $figures");
 		},
-		tells => qr/^postgres\|1\|1\|1$/
+		says => qr/^postgres\|1\|1\|1$/
 	});
 
 is_deeply([ sort keys %alert ], [ sort map { $_->{title} } @case ], 'every alert of the page is tried here');
 
 # A store that was never swept is reported, too, until the first sweep.
-is(answer('No collection in this database'), 'NULL', 'a database that was never swept is told');
+is(answer('No collection in this database'), 'NULL', 'a database that was never swept is reported');
 $node->safe_psql('postgres', 'SELECT idem_gc()');
 ask($monitor, 'CREATE TEMP TABLE last_figures AS SELECT datname, commits_refused, mismatches, leases_lost FROM idempotency_stats');
 is(answer($_), '', "all is well: $_") for sort keys %alert;
@@ -145,8 +145,8 @@ for my $case (@case)
 
 	$case->{trouble}->();
 	$row = answer($title, %at_once);
-	ok(one_row($row), "$title: told") or diag($row);
-	like($row, $case->{tells}, "$title: what is told");
+	ok(one_row($row), "$title: one row") or diag($row);
+	like($row, $case->{says}, "$title: what it says");
 	unlike($row, qr/secret/, "$title: no payload");
 	$case->{over}->();
 	is(answer($title), '', "$title: over");

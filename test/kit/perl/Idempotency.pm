@@ -1,5 +1,5 @@
-# What the TAP tests share: servers with the extension, and sessions that tell
-# what they were answered.  Servers find the extension by TEMP_CONFIG.
+# What the TAP tests share: servers with the extension, and sessions that return
+# their answers.  Servers find the extension by TEMP_CONFIG.
 package Idempotency;
 
 use strict;
