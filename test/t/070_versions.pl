@@ -49,7 +49,7 @@ RETURN 1;
 COMMENT ON FUNCTION @extschema@.idem_next() IS 'what the next version adds';
 SQL
 my $grant = "REVOKE ALL ON FUNCTION \@extschema\@.idem_next() FROM PUBLIC;\n";
-my ($stage, $conf) = built_with('-O2');
+my ($stage, $conf) = built_with('');
 my ($scripts) = map { m{^(.*)/idempotency\.control$} } split /\n/, `find '$stage' -name idempotency.control`;
 # as CREATE EXTENSION puts the newest version together
 my $newest = join '', map { slurp_file("$tree/idempotency--$_.sql") } '1.0', '1.0--1.1';
