@@ -10,9 +10,10 @@ import psycopg_pool
 from pg_idempotency import Idempotency
 from verdict import Verdict
 
-sys.path[:0] = ["apiclient", "gateway", "queue"]
+sys.path[:0] = ["apiclient", "gateway", "outbox", "queue"]
 import card  # noqa: E402
 import consumer  # noqa: E402
+import relay  # noqa: E402
 import send  # noqa: E402
 
 
@@ -128,6 +129,73 @@ def play_api_client(verdict):
                   f"    {pauses}")
 
 
+def play_outbox(verdict, admin):
+    """What has ended comes once, in the order of commits, whatever else happens to the store."""
+    page = open("outbox/page.md", encoding="utf-8").read()
+    publication = page[page.index("CREATE PUBLICATION"):page.index("SELECT slot_name")]
+    admin.execute("TRUNCATE idempotency_store")
+    admin.execute("SELECT idem_partition_store('12 hours')")
+    while admin.execute("SELECT idem_gc(), bool_or(range_start IS NULL) FROM idempotency_partitions").fetchone()[1]:
+        pass
+    admin.execute(publication)
+    admin.execute("SELECT pg_create_logical_replication_slot('ended', 'pgoutput')")
+    received = []
+
+    def receive(operation):
+        """As a consumer does: a duplicate has no effect."""
+        if operation["idempotency_key"] == broken:
+            raise ConnectionError
+        with admin.transaction():
+            if admin.execute("SELECT outcome FROM idem_begin(%s, scope => 'receiver')",
+                             (operation["idempotency_key"],)).fetchone()[0] == "ACQUIRED":
+                received.append((operation["idempotency_key"], operation["status"], operation["response_payload"]))
+                admin.execute("SELECT idem_complete(%s, scope => 'receiver')", (operation["idempotency_key"],))
+
+    def relay_all():
+        count, more = 0, 1
+        while more:
+            more = relay.relay(admin, lambda o: o["scope"] == "outbox" and receive(o))
+            count += more
+        return count
+
+    def end(connection, key):
+        with connection.transaction():
+            connection.execute("SELECT FROM idem_begin(%s, scope => 'outbox')", (key,))
+            connection.execute("SELECT idem_complete(%s, to_jsonb(%s::text), scope => 'outbox')", (key, key))
+
+    broken = None
+    with psycopg.connect("") as later, psycopg.connect("") as never:
+        later.execute("SELECT"), never.execute("SELECT")    # what follows is in their transaction
+        end(later, "o-1")
+        end(never, "o-2")
+        end(admin, "o-3")
+        later.commit()
+        never.rollback()
+    fence = admin.execute("SELECT fence FROM idem_begin('o-4', scope => 'outbox', lease => '1 hour')").fetchone()[0]
+    admin.execute("SELECT idem_progress('o-4', '1', scope => 'outbox', fence => %s)", (fence,))
+    end(admin, "o-5")
+    end(admin, "o-6")
+    admin.execute("SELECT idem_fail('o-4', '\"no\"', scope => 'outbox', fence => %s)", (fence,))
+    expected = [(key, "COMPLETED", f'"{key}"') for key in ("o-3", "o-1", "o-5", "o-6")] + [("o-4", "FAILED", '"no"')]
+    broken = "o-6"
+    try:
+        relay_all()
+        verdict.check(False, "outbox: an error of the receiver is raised")
+    except ConnectionError:
+        verdict.check(received == expected[:3], "outbox: what came before an error", f"    {received}")
+    broken = None
+    relay_all()
+    verdict.check(received == expected, "outbox: each once, in the order of commits", f"    {received}")
+    admin.execute("TRUNCATE ONLY idempotency_store_p1")
+    admin.execute("DELETE FROM idempotency_store")
+    end(admin, "o-7")
+    relay_all()
+    expected.append(("o-7", "COMPLETED", '"o-7"'))
+    verdict.check(received == expected, "outbox: TRUNCATE and DELETE are ignored", f"    {received}")
+    verdict.check(relay_all() == 0, "outbox: the slot has moved")
+    admin.execute("SELECT pg_drop_replication_slot('ended')")
+
+
 def main():
     """All, with a pool of one connection."""
     with Verdict() as verdict:
@@ -136,6 +204,7 @@ def main():
         with psycopg.connect("", autocommit=True) as admin, pool:
             play_gateway(verdict, admin, pool)
             play_queue(verdict, admin, pool)
+            play_outbox(verdict, admin)
 
 
 if __name__ == "__main__":

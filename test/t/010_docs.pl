@@ -12,7 +12,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 my $root = "$FindBin::RealBin/../..";
-my $node = new_node('docs', conf => 'max_prepared_transactions = 10');
+my $node = new_node('docs', conf => "max_prepared_transactions = 10\nwal_level = logical\n");
 my @files;
 
 # Tries each page in a new database, and drops the roles that the page before
