@@ -2,10 +2,17 @@
 
 import json
 import os
+import subprocess
 import sys
 import uuid
 
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+PACKAGE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+ENVIRONMENT = subprocess.check_output([os.path.join(PACKAGE, "venv")], text=True).strip()
+if sys.prefix != ENVIRONMENT:
+    # goes on in the environment, as the same process: a signal ends the program
+    python = os.path.join(ENVIRONMENT, "bin", "python")
+    os.execv(python, [python, os.path.abspath(sys.argv[0]), *sys.argv[1:]])
+sys.path.insert(0, PACKAGE)
 
 import psycopg      # noqa: E402
 

@@ -1,4 +1,3 @@
-#!/usr/bin/python3
 """A consumer that dies: BROKER says of what, QUEUE of which queue, DIE at which point it kills itself. SIGTERM stops it.
 
 The kills of all languages are in clients/brokers; each language has such a program.

@@ -34,6 +34,6 @@ def tables():
     assert balances == {"alice": 70, "bob": 101, "carol": 106, "dave": 105, "erin": 105, "frank": 101}
 
 
-@pytest.mark.parametrize("block", named_blocks())
+@pytest.mark.parametrize("block", list(named_blocks()))
 def test_a_block(block):
     exec(compile(block, str(README), "exec"), {"__name__": "example"})
