@@ -23,7 +23,7 @@ sub with_gates
 	my ($function) = @_;
 	my ($head, $body) = $function =~ /^(.*?^BEGIN\n)(.*)/ms or die $function;
 
-	$body =~ s/^(\t+)(?!ELSE|ELSIF|END)(?=\S)/$1 . 'PERFORM gate(' . ++$gates . "); "/gme;
+	$body =~ s/^( +)(?!ELSE|ELSIF|END)(?=\S)/$1 . 'PERFORM gate(' . ++$gates . "); "/gme;
 	return $head . $body;
 }
 
