@@ -61,7 +61,8 @@ sub store_trigger
 	return slurp_file(dirname(__FILE__) . '/../with-trigger.sql');
 }
 
-# Builds the library anew, with more compiler flags, into a stage of its own.
+# Builds the library with these definitions ("-DNAME=value ...") into a stage of its own.
+# Sources that they do not concern are not compiled anew.
 # Returns the stage, and the settings by which a server of new_node finds this build.  A
 # server that has no such setting looks beside itself: a copy of it does.
 sub built_with
@@ -81,12 +82,31 @@ sub built_with
 		system_or_bail('cp', '-R', "$ENV{IDEM_STAGE}/.", $stage);
 		$conf .= "# server: $server\n";
 	}
-	system_or_bail('cp', '-R', "$tree/src", "$tree/Makefile",
+	# with their times, by which make goes
+	system_or_bail('cp', '-Rp', "$tree/src", "$tree/Makefile",
 		"$tree/idempotency.control", glob("$tree/idempotency--*.sql"), $copy);
-	unlink glob("$copy/src/*.o"), glob("$copy/src/*/*.o");
+	unlink $ENV{EXTRA_CFLAGS} ? glob("$copy/src/*.o $copy/src/*/*.o") : objects_with("$copy/src", $flags =~ /-D(\w+)/g);
 	system_or_bail('make', '-s', '-C', $copy, ($ENV{CCACHE_DIR} ? 'CC=ccache cc' : ()), 'with_llvm=no', 'WERROR=1', "PG_CONFIG=$ENV{PG_CONFIG}",
 		"EXTRA_CFLAGS=$flags", "DESTDIR=$stage", 'install');
 	return ($stage, $conf);
+}
+
+# The objects of the sources that have one of these names, or include a header that does.
+sub objects_with
+{
+	my ($directory, @names) = @_;
+	my %text = map { $_ => slurp_file($_) } glob("$directory/*.[ch] $directory/*/*.[ch]");
+	my $pattern = join '|', map { "\\b$_\\b" } @names;
+	my %found;
+
+	return () if !@names;
+	while (my @more = grep { !$found{$_} && $text{$_} =~ /$pattern/ } keys %text)
+	{
+		@found{@more} = (1) x @more;
+		$pattern = join '|', map { my $header = s/^\Q$directory\E\///r; qr/#include "\Q$header\E"/ } grep { /\.h$/ } @more;
+		last if $pattern eq '';
+	}
+	return map { s/\.c$/.o/r } grep { /\.c$/ } keys %found;
 }
 
 # A session that lives until its quit, or until somebody kills it.
