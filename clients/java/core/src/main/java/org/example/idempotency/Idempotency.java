@@ -222,12 +222,12 @@ public final class Idempotency {
         T call() throws X;
     }
 
-    /** Runs a body; an exception that is not the one of the caller's code becomes one of this package. */
+    /** Runs a body; an exception of the database that is not the one of the caller's code becomes one of this package. */
     <T, X extends Exception> T inTransaction(Call call, Throwable[] failure, Transactions.Body<T> body) throws X {
         try {
             return transactions.run(call.isolation(), body);
         } catch (Exception error) {
-            if (error != failure[0]) {
+            if (error != failure[0] && IdempotencyException.isOfDatabase(error)) {
                 throw IdempotencyException.of(error);
             }
             throw Idempotency.<X>asThrown(error);

@@ -109,7 +109,12 @@ public abstract sealed class IdempotencyException extends RuntimeException {
         private static final long serialVersionUID = 1;
         private boolean isOnArrival;
 
-        ConnectionLost(Throwable cause) {
+        /**
+         * For implementations of {@link Transactions}.
+         *
+         * @param cause what the framework said
+         */
+        public ConnectionLost(Throwable cause) {
             super("the connection was lost", cause);
         }
 
@@ -222,6 +227,15 @@ public abstract sealed class IdempotencyException extends RuntimeException {
     public static boolean isTransient(Throwable error) {
         String state = sqlState(error);
         return isConflict(state) || error instanceof ConnectionLost || endsConnection(state);
+    }
+
+    static boolean isOfDatabase(Throwable error) {
+        for (Throwable cause = error; cause != null; cause = cause.getCause()) {
+            if (cause instanceof SQLException) {
+                return true;
+            }
+        }
+        return false;
     }
 
     static boolean isConflict(String state) {

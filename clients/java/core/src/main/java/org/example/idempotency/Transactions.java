@@ -23,8 +23,8 @@ public interface Transactions {
     }
 
     /**
-     * Runs the body in a new transaction, whatever transaction the thread is in. Commits when the
-     * body returns; rolls back when it throws, and throws the same.
+     * Runs the body in a new transaction, which does not belong to one that the thread is in. Commits
+     * when the body returns; rolls back when it throws, and throws the same.
      *
      * @param <T> what the body returns
      * @param isolation one of the constants of {@link Connection}; 0: the usual

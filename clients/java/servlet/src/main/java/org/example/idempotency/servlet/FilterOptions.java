@@ -1,0 +1,264 @@
+package org.example.idempotency.servlet;
+
+import jakarta.servlet.http.HttpServletRequest;
+import java.time.Duration;
+import java.util.List;
+import java.util.Locale;
+import java.util.Objects;
+import java.util.Set;
+import java.util.function.Function;
+import java.util.function.IntFunction;
+import java.util.function.UnaryOperator;
+import java.util.stream.Collectors;
+import org.example.idempotency.Call;
+import org.example.idempotency.Reconciled;
+
+/** Settings of an {@link IdempotencyFilter}. Routes and principal have to be given; each other is safe. */
+public final class FilterOptions {
+    private final Function<HttpServletRequest, Route> route;
+    private final Function<HttpServletRequest, String> principal;
+    private String header = "Idempotency-Key";
+    private String marker = "Idempotency-Replayed";
+    private String lifetime;
+    private String describedBy;
+    private boolean isStrict;
+    private boolean isOptional;
+    private Set<String> methods = Set.of("POST", "PATCH");
+    private List<String> headers = List.of();
+    private IntFunction<Keep> statuses = Keep::byDefault;
+    private int maxRequest = 1 << 20;
+    private int maxResponse = 1 << 20;
+    private Duration wait = Duration.ZERO;
+    private Duration maxWait = Duration.ofSeconds(10);
+    private UnaryOperator<Call> call = UnaryOperator.identity();
+    private Reconciled.Finder finder;
+
+    /**
+     * Settings.
+     *
+     * @param route the route of a request; null: the filter does not cover it
+     * @param principal names who sends a request, as a user or a tenant. Keys of different
+     *     principals are different keys; null or "" is nobody: the answer is 401, and nothing runs or
+     *     is replayed. Authentication has to come before the filter, and this reads what it found.
+     *     {@code request -> "anyone"} where all clients are one
+     */
+    public FilterOptions(Function<HttpServletRequest, Route> route, Function<HttpServletRequest, String> principal) {
+        this.route = Objects.requireNonNull(route, "route");
+        this.principal = Objects.requireNonNull(principal, "principal: who asks, as clients must not get the answers of others");
+    }
+
+    Function<HttpServletRequest, Route> route() {
+        return route;
+    }
+
+    Function<HttpServletRequest, String> principal() {
+        return principal;
+    }
+
+    String header() {
+        return header;
+    }
+
+    String marker() {
+        return marker;
+    }
+
+    String lifetime() {
+        return lifetime;
+    }
+
+    String describedBy() {
+        return describedBy;
+    }
+
+    boolean isStrict() {
+        return isStrict;
+    }
+
+    boolean isOptional() {
+        return isOptional;
+    }
+
+    Set<String> methods() {
+        return methods;
+    }
+
+    List<String> headers() {
+        return headers;
+    }
+
+    IntFunction<Keep> statuses() {
+        return statuses;
+    }
+
+    int maxRequest() {
+        return maxRequest;
+    }
+
+    int maxResponse() {
+        return maxResponse;
+    }
+
+    Duration usualWait() {
+        return wait;
+    }
+
+    Duration maxWait() {
+        return maxWait;
+    }
+
+    UnaryOperator<Call> call() {
+        return call;
+    }
+
+    Reconciled.Finder finder() {
+        return finder;
+    }
+
+    /**
+     * The header that has the key.
+     *
+     * @param name by default Idempotency-Key
+     * @return this
+     */
+    public FilterOptions header(String name) {
+        header = name;
+        return this;
+    }
+
+    /**
+     * The header that marks a replay.
+     *
+     * @param name by default Idempotency-Replayed
+     * @return this
+     */
+    public FilterOptions marker(String name) {
+        marker = name;
+        return this;
+    }
+
+    /**
+     * A header with the time until which an answer is kept. It costs one more trip.
+     *
+     * @param name null: none
+     * @return this
+     */
+    public FilterOptions lifetime(String name) {
+        lifetime = name;
+        return this;
+    }
+
+    /**
+     * The documentation of your keys, to which each problem points.
+     *
+     * @param address its address
+     * @return this
+     */
+    public FilterOptions describedBy(String address) {
+        describedBy = address;
+        return this;
+    }
+
+    /**
+     * Refuses a key without quotes.
+     *
+     * @return this
+     */
+    public FilterOptions strict() {
+        isStrict = true;
+        return this;
+    }
+
+    /**
+     * Lets a request without a key run, each time anew.
+     *
+     * @return this
+     */
+    public FilterOptions optional() {
+        isOptional = true;
+        return this;
+    }
+
+    /**
+     * The methods that need a key.
+     *
+     * @param names by default POST and PATCH
+     * @return this
+     */
+    public FilterOptions methods(String... names) {
+        methods = Set.of(names).stream().map(name -> name.toUpperCase(Locale.ROOT)).collect(Collectors.toUnmodifiableSet());
+        return this;
+    }
+
+    /**
+     * Headers of an answer that are stored beside Content-Type, Content-Encoding, Content-Language,
+     * Location and ETag. Set-Cookie never is.
+     *
+     * @param names may end with "*"
+     * @return this
+     */
+    public FilterOptions headers(String... names) {
+        headers = List.of(names);
+        return this;
+    }
+
+    /**
+     * What becomes of an answer.
+     *
+     * @param decision by status; by default {@link Keep#byDefault}
+     * @return this
+     */
+    public FilterOptions statuses(IntFunction<Keep> decision) {
+        statuses = decision;
+        return this;
+    }
+
+    /**
+     * The largest bodies.
+     *
+     * @param request of a request, in bytes; by default 1 MB
+     * @param response of an answer, in bytes; by default 1 MB
+     * @return this
+     */
+    public FilterOptions limits(int request, int response) {
+        maxRequest = request;
+        maxResponse = response;
+        return this;
+    }
+
+    /**
+     * How long a retry waits for the first request before its 409.
+     *
+     * @param usual by default not at all
+     * @param longest what a client may ask for by {@code Prefer: wait=n}; by default 10 s. No
+     *     connection is held meanwhile, but a thread is
+     * @return this
+     */
+    public FilterOptions waits(Duration usual, Duration longest) {
+        wait = usual;
+        maxWait = longest;
+        return this;
+    }
+
+    /**
+     * Changes each call, as by {@link Call#withRetention}.
+     *
+     * @param change gives the changed call
+     * @return this
+     */
+    public FilterOptions call(UnaryOperator<Call> change) {
+        call = change;
+        return this;
+    }
+
+    /**
+     * Finds out what a leased attempt did whose lease ran out.
+     *
+     * @param function is asked in place of the handler
+     * @return this
+     */
+    public FilterOptions reconcile(Reconciled.Finder function) {
+        finder = function;
+        return this;
+    }
+}

@@ -1,0 +1,333 @@
+package org.example.idempotency.servlet;
+
+import jakarta.servlet.FilterChain;
+import jakarta.servlet.ServletException;
+import jakarta.servlet.http.HttpFilter;
+import jakarta.servlet.http.HttpServletRequest;
+import jakarta.servlet.http.HttpServletResponse;
+import java.io.IOException;
+import java.nio.charset.StandardCharsets;
+import java.sql.Connection;
+import java.time.Duration;
+import java.util.Collections;
+import java.util.HashSet;
+import java.util.List;
+import java.util.Locale;
+import java.util.Set;
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
+import org.example.idempotency.Call;
+import org.example.idempotency.Completion;
+import org.example.idempotency.Declined;
+import org.example.idempotency.IdempotencyException;
+import org.example.idempotency.Idempotency;
+import org.example.idempotency.Identity;
+import org.example.idempotency.Lease;
+import org.example.idempotency.Operation;
+import org.example.idempotency.Outcome;
+import org.example.idempotency.Response;
+import org.example.idempotency.Result;
+
+/**
+ * Makes routes idempotent: a request with an {@code Idempotency-Key} runs once, and a retry gets the
+ * first answer, byte for byte.
+ *
+ * <ul>
+ *   <li>400: the key is missing or malformed, or there are two
+ *   <li>401: nobody asks
+ *   <li>409: the first request is still running; Retry-After says when to come again
+ *   <li>413: the request is too large
+ *   <li>422: the key was used before with a different request
+ *   <li>500: the handler failed, and nothing is stored
+ *   <li>503: the database is away, or nobody knows the outcome; with Retry-After
+ * </ul>
+ *
+ * <p>It has to be the last filter, behind authentication: the handler may run more than once, and
+ * what is between it and this filter may not.
+ */
+public final class IdempotencyFilter extends HttpFilter {
+    private static final long serialVersionUID = 1;
+    private static final System.Logger LOG = System.getLogger(IdempotencyFilter.class.getName());
+    private static final Pattern WAIT = Pattern.compile("(?:^|[,;])\\s*wait\\s*=\\s*\"?([0-9]{1,9})\"?\\s*(?=$|[,;])", Pattern.CASE_INSENSITIVE);
+    private static final Set<String> ALWAYS_STORED = Set.of("content-type", "content-encoding", "content-language", "location", "etag");
+
+    private final transient Idempotency once;
+    private final transient FilterOptions options;
+
+    /**
+     * A filter.
+     *
+     * @param once the client, whose scope is part of each request's
+     * @param options the settings
+     */
+    public IdempotencyFilter(Idempotency once, FilterOptions options) {
+        this.once = once;
+        this.options = options;
+    }
+
+    @Override
+    protected void doFilter(HttpServletRequest request, HttpServletResponse response, FilterChain chain)
+            throws IOException, ServletException {
+        Route route = options.methods().contains(request.getMethod().toUpperCase(Locale.ROOT))
+                ? options.route().apply(request) : null;
+        if (route == null) {
+            chain.doFilter(request, response);
+            return;
+        }
+        answer(request, response, chain, route).send(response);
+    }
+
+    private Answer answer(HttpServletRequest request, HttpServletResponse response, FilterChain chain, Route route) {
+        try {
+            Handling handling = new Handling(request, response, chain, receive(request, route));
+            return route.isLeased() ? handling.lease() : handling.transact();
+        } catch (Refused refused) {
+            return refuse(refused.problem);
+        } catch (Exception error) {
+            Problem problem = Problem.of(error);
+            if (problem.status() >= 500) {
+                LOG.log(System.Logger.Level.ERROR, "a request failed with " + problem.status(), error);
+            }
+            return refuse(problem);
+        }
+    }
+
+    private Answer refuse(Problem problem) {
+        String type = options.describedBy() == null ? "about:blank" : options.describedBy();
+        Answer answer = new Answer(problem.status(), Answer.noHeaders(), problem.json(type).getBytes(StandardCharsets.UTF_8));
+        answer.set("Content-Type", "application/problem+json");
+        answer.retryAfter(problem.retryAfter());
+        if (options.describedBy() != null) {
+            answer.set("Link", '<' + options.describedBy() + ">; rel=\"describedby\"");
+        }
+        return answer;
+    }
+
+    /** The request is not admitted. */
+    private static final class Refused extends Exception {
+        private static final long serialVersionUID = 1;
+        private final transient Problem problem;
+
+        Refused(Problem problem) {
+            super(problem.title(), null, false, false);
+            this.problem = problem;
+        }
+    }
+
+    /** The handler's answer is sent and not stored, so all is rolled back. */
+    private static final class Unstored extends RuntimeException {
+        private static final long serialVersionUID = 1;
+        private final transient Answer answer;
+
+        Unstored(Answer answer) {
+            super("the status " + answer.status() + " is not stored", null, false, false);
+            this.answer = answer;
+        }
+    }
+
+    // ---- what a request asks for ----
+
+    /** Who asks is known before anything else, and a part of what is looked up. */
+    private Received receive(HttpServletRequest request, Route route) throws Refused {
+        String principal = options.principal().apply(request);
+        if (principal == null || principal.isEmpty()) {
+            throw new Refused(Problem.NOBODY);
+        }
+        String key = key(request);
+        byte[] body = body(request);
+        String query = request.getQueryString() == null ? "" : '?' + request.getQueryString();
+        String print = Identity.fingerprint(request.getMethod(), request.getRequestURI() + query, request.getContentType(), body);
+        String scope = Identity.scope(once.options().scope(), request.getMethod(), route.template(), principal);
+        return new Received(options.call().apply(Call.of(key).withRequest(print).withWait(wait(request)).withScope(scope)), body);
+    }
+
+    private record Received(Call call, byte[] body) { }
+
+    /** Null: the request runs without. */
+    private String key(HttpServletRequest request) throws Refused {
+        List<String> values = Collections.list(request.getHeaders(options.header()));
+        if (values.isEmpty() && options.isOptional()) {
+            return null;
+        }
+        String key = Key.of(values, options.isStrict());
+        if (key == null) {
+            throw new Refused(values.isEmpty() ? Problem.missing(options.header()) : Problem.malformed(options.header()));
+        }
+        return key;
+    }
+
+    /** If somebody has read the body before, as getParameter() does of a form, other bodies would seem to be the same request. */
+    private byte[] body(HttpServletRequest request) throws Refused {
+        long length = request.getContentLengthLong();
+        byte[] body;
+        try {
+            body = length > options.maxRequest() ? null : request.getInputStream().readNBytes(options.maxRequest() + 1);
+        } catch (IOException | IllegalStateException broken) {
+            throw new Refused(Problem.BODY_BROKEN);
+        }
+        if (body == null || body.length > options.maxRequest()) {
+            throw new Refused(Problem.TOO_LARGE);
+        }
+        if (length > 0 && body.length == 0) {
+            throw new IllegalStateException("the body was read before the filter, as getParameter() does: let the filter come first");
+        }
+        if (length > 0 && body.length != length || length < 0 && body.length == 0 && request.getHeader("Transfer-Encoding") != null) {
+            throw new Refused(Problem.BODY_BROKEN);
+        }
+        return body;
+    }
+
+    /** "Prefer: wait=n" (RFC 7240), up to the limit. */
+    private Duration wait(HttpServletRequest request) {
+        Matcher wait = WAIT.matcher(String.join(",", Collections.list(request.getHeaders("Prefer"))));
+        if (!wait.find()) {
+            return options.usualWait();
+        }
+        Duration asked = Duration.ofSeconds(Long.parseLong(wait.group(1)));
+        return asked.compareTo(options.maxWait()) < 0 ? asked : options.maxWait();
+    }
+
+    // ---- one request ----
+
+    private final class Handling {
+        private final HttpServletRequest request;
+        private final HttpServletResponse response;
+        private final FilterChain chain;
+        private final Call call;
+        private final byte[] body;
+        private Answer fresh;
+
+        Handling(HttpServletRequest request, HttpServletResponse response, FilterChain chain, Received received) {
+            this.request = request;
+            this.response = response;
+            this.chain = chain;
+            this.call = received.call();
+            this.body = received.body();
+        }
+
+        Answer transact() throws Exception {
+            try {
+                if (call.key() == null) {
+                    once.transactions().run(call.isolation(), connection -> handle(new Exchange(connection, null, null)));
+                    return fresh;
+                }
+                return conclude(once.<Exception>transaction(call, this::work));
+            } catch (Declined withoutKey) {
+                return fresh;
+            } catch (Unstored unstored) {
+                return unstored.answer;
+            }
+        }
+
+        private Response work(Connection connection, Operation operation) throws Exception {
+            return handle(new Exchange(connection, operation, null));
+        }
+
+        Answer lease() throws Exception {
+            try {
+                if (call.key() == null) {
+                    Exchange exchange = new Exchange(null, null, null);
+                    handle(exchange);
+                    if (exchange.writes() != null) {
+                        once.transactions().run(call.isolation(), connection -> {
+                            exchange.writes().run(connection);
+                            return null;
+                        });
+                    }
+                    return fresh;
+                }
+                return conclude(once.<Exception>lease(call, this::leased, options.finder()));
+            } catch (Declined withoutKey) {
+                return fresh;
+            } catch (Unstored unstored) {
+                return unstored.answer;
+            } catch (IdempotencyException.NotDone released) {
+                if (released.getCause() instanceof Unstored unstored) {
+                    return unstored.answer;
+                }
+                throw released;
+            }
+        }
+
+        private Completion leased(Lease lease) throws Exception {
+            Exchange exchange = new Exchange(null, lease.operation(), lease);
+            Response stored = handle(exchange);
+            return new Completion(stored, exchange.writes());
+        }
+
+        /** Calls the handler once, and decides what becomes of its answer. */
+        private Response handle(Exchange exchange) throws Exception {
+            fresh = null;
+            RecordedResponse recorded = new RecordedResponse(response, options.maxResponse());
+            Set<String> before = new HashSet<>(Collections.list(request.getAttributeNames()));
+            request.setAttribute(Exchange.class.getName(), exchange);
+            try {
+                chain.doFilter(new ReceivedRequest(request, body), recorded);
+            } catch (ServletException error) {
+                throw own(error);
+            } finally {
+                // Another attempt starts anew.
+                Collections.list(request.getAttributeNames()).stream().filter(name -> !before.contains(name))
+                        .forEach(request::removeAttribute);
+            }
+            return keep(recorded.finish());
+        }
+
+        /** Frameworks wrap what a handler has thrown. */
+        private Exception own(ServletException error) {
+            for (Throwable cause = error; cause != null; cause = cause.getCause()) {
+                if (cause instanceof Declined declined) {
+                    fresh = Answer.of(declined.response(), 422);
+                    fresh.retryAfter(declined.retryAfter());
+                    return new Declined(fresh.stored(this::isStored, declined.response().retention()), declined.retryAfter());
+                }
+                if (cause instanceof IdempotencyException.NotDone notDone) {
+                    return notDone;
+                }
+            }
+            return error;
+        }
+
+        private Response keep(Answer answer) {
+            Keep keep = options.statuses().apply(answer.status());
+            fresh = answer;
+            return switch (keep.as()) {
+                case STORED -> answer.stored(this::isStored, keep.retention());
+                case REFUSAL -> throw new Declined(answer.stored(this::isStored, keep.retention()), answer.retryAfter());
+                case DISCARDED -> throw new Unstored(answer);
+                case RELEASED -> throw call.key() == null ? new Unstored(answer) : new IdempotencyException.NotDone(new Unstored(answer));
+            };
+        }
+
+        /** Set-Cookie never is: it is one client's, and a session's. */
+        private boolean isStored(String name) {
+            String low = name.toLowerCase(Locale.ROOT);
+            return ALWAYS_STORED.contains(low) || !low.equals("set-cookie") && options.headers().stream().anyMatch(pattern ->
+                    pattern.endsWith("*") ? low.startsWith(pattern.toLowerCase(Locale.ROOT).substring(0, pattern.length() - 1))
+                            : low.equalsIgnoreCase(pattern));
+        }
+
+        private Answer conclude(Result result) throws Refused {
+            if (result.outcome() == Outcome.IN_PROGRESS) {
+                throw new Refused(Problem.inProgress(result.retryAfter()));
+            }
+            Answer answer = fresh == null || result.replayed() ? Answer.of(result, options.marker()) : fresh;
+            if (options.lifetime() != null) {
+                lifetime(answer);
+            }
+            return answer;
+        }
+
+        /** Until when the answer is kept. It is true without that. */
+        private void lifetime(Answer answer) {
+            try {
+                Operation stored = once.lookup(call);
+                if (stored != null && stored.expiresAt() != null) {
+                    answer.set(options.lifetime(), RecordedResponse.httpDate(stored.expiresAt()));
+                }
+            } catch (IdempotencyException unknown) {
+                LOG.log(System.Logger.Level.WARNING, "until when an answer is kept could not be read", unknown);
+            }
+        }
+    }
+}

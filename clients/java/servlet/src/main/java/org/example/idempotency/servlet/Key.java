@@ -1,0 +1,28 @@
+package org.example.idempotency.servlet;
+
+import java.util.List;
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
+
+/** Reads the key of a request: a string of RFC 8941 or, unless strict, the same without quotes. */
+final class Key {
+    static final int MAX_LENGTH = 255;
+    private static final String BARE = "[!#-'*+\\--:<-\\[\\]-~]+";
+    /** Parameters with bare values may follow, and are ignored. */
+    private static final Pattern STRING = Pattern.compile("\"((?:[ !#-\\[\\]-~]|\\\\[\"\\\\])+)\"(?:; *[a-z*][a-z0-9_.*-]*(?:=" + BARE + ")?)*");
+
+    private Key() {
+    }
+
+    /** Null where the values are not one key of 1 to 255 characters. */
+    static String of(List<String> values, boolean isStrict) {
+        if (values.size() != 1) {
+            return null;
+        }
+        String value = values.get(0).replaceAll("^[ \t]+|[ \t]+$", "");
+        Matcher string = STRING.matcher(value);
+        String key = string.matches() ? string.group(1).replaceAll("\\\\(.)", "$1")
+                : !isStrict && value.matches(BARE) ? value : null;
+        return key == null || key.length() > MAX_LENGTH ? null : key;
+    }
+}

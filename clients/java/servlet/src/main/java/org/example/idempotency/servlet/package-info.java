@@ -1,0 +1,4 @@
+/**
+ * Makes routes of a servlet container idempotent: {@link org.example.idempotency.servlet.IdempotencyFilter}.
+ */
+package org.example.idempotency.servlet;

@@ -1,0 +1,168 @@
+package org.example.idempotency.spring;
+
+import com.fasterxml.jackson.core.JsonProcessingException;
+import com.fasterxml.jackson.databind.ObjectMapper;
+import jakarta.servlet.http.HttpServletRequest;
+import java.lang.reflect.Type;
+import javax.sql.DataSource;
+import org.example.idempotency.Idempotency;
+import org.example.idempotency.Options;
+import org.example.idempotency.servlet.FilterOptions;
+import org.example.idempotency.servlet.IdempotencyFilter;
+import org.example.idempotency.servlet.Route;
+import org.springframework.aop.support.DefaultPointcutAdvisor;
+import org.springframework.aop.support.annotation.AnnotationMatchingPointcut;
+import org.springframework.beans.factory.ObjectProvider;
+import org.springframework.beans.factory.annotation.Qualifier;
+import org.springframework.beans.factory.config.BeanDefinition;
+import org.springframework.boot.autoconfigure.AutoConfiguration;
+import org.springframework.boot.autoconfigure.condition.ConditionalOnBean;
+import org.springframework.boot.autoconfigure.condition.ConditionalOnClass;
+import org.springframework.boot.autoconfigure.condition.ConditionalOnMissingBean;
+import org.springframework.boot.autoconfigure.condition.ConditionalOnProperty;
+import org.springframework.boot.autoconfigure.condition.ConditionalOnWebApplication;
+import org.springframework.boot.context.properties.EnableConfigurationProperties;
+import org.springframework.boot.web.servlet.FilterRegistrationBean;
+import org.springframework.context.ApplicationEventPublisher;
+import org.springframework.context.annotation.Bean;
+import org.springframework.context.annotation.Configuration;
+import org.springframework.context.annotation.Role;
+import org.springframework.core.Ordered;
+import org.springframework.transaction.PlatformTransactionManager;
+import org.springframework.web.method.HandlerMethod;
+import org.springframework.web.servlet.HandlerExecutionChain;
+import org.springframework.web.servlet.HandlerMapping;
+import org.springframework.web.servlet.mvc.method.annotation.RequestMappingHandlerMapping;
+import org.springframework.web.util.ServletRequestPathUtils;
+import tools.jackson.databind.json.JsonMapper;
+
+/** Makes the beans of this package. Each gives way to one of the application's own. */
+@AutoConfiguration(afterName = {
+    "org.springframework.boot.jdbc.autoconfigure.DataSourceTransactionManagerAutoConfiguration",
+    "org.springframework.boot.hibernate.autoconfigure.HibernateJpaAutoConfiguration",
+    "org.springframework.boot.transaction.autoconfigure.TransactionAutoConfiguration",
+    "org.springframework.boot.jackson.autoconfigure.JacksonAutoConfiguration",
+    "org.springframework.boot.jackson2.autoconfigure.Jackson2AutoConfiguration",
+    "org.springframework.boot.webmvc.autoconfigure.WebMvcAutoConfiguration",
+    "org.springframework.boot.autoconfigure.jdbc.DataSourceTransactionManagerAutoConfiguration",
+    "org.springframework.boot.autoconfigure.orm.jpa.HibernateJpaAutoConfiguration",
+    "org.springframework.boot.autoconfigure.transaction.TransactionAutoConfiguration",
+    "org.springframework.boot.autoconfigure.jackson.JacksonAutoConfiguration",
+    "org.springframework.boot.autoconfigure.web.servlet.WebMvcAutoConfiguration"})
+@ConditionalOnProperty(name = "idempotency.enabled", matchIfMissing = true)
+@EnableConfigurationProperties(IdempotencyProperties.class)
+public class IdempotencyAutoConfiguration {
+    /** Advice stands around that of {@code @Transactional}, which comes last by default: the method joins the operation's transaction. */
+    private static final int BEFORE_TRANSACTIONAL = Ordered.LOWEST_PRECEDENCE - 100;
+
+    /** For Spring. */
+    public IdempotencyAutoConfiguration() {
+    }
+
+    @Bean
+    @ConditionalOnMissingBean
+    Idempotency idempotency(PlatformTransactionManager manager, DataSource dataSource, IdempotencyProperties properties,
+            ApplicationEventPublisher events) {
+        Options options = new Options(properties.scope(), properties.schema(), properties.retention(), properties.lease(),
+                properties.attempts(), Options.DEFAULT.base(), Options.DEFAULT.cap(), events::publishEvent);
+        return new Idempotency(new SpringTransactions(manager, dataSource), options);
+    }
+
+    @Bean
+    @Role(BeanDefinition.ROLE_INFRASTRUCTURE)
+    static DefaultPointcutAdvisor idempotentAdvisor(ObjectProvider<Idempotency> once, ObjectProvider<Json> json) {
+        var advisor = new DefaultPointcutAdvisor(AnnotationMatchingPointcut.forMethodAnnotation(Idempotent.class),
+                new IdempotentInterceptor(once::getObject, json::getObject));
+        advisor.setOrder(BEFORE_TRANSACTIONAL);
+        return advisor;
+    }
+
+    /** JSON by Jackson 3. */
+    @Configuration(proxyBeanMethods = false)
+    @ConditionalOnClass(JsonMapper.class)
+    static class Jackson3 {
+        @Bean
+        @ConditionalOnMissingBean
+        @ConditionalOnBean(JsonMapper.class)
+        Json idempotencyJson(JsonMapper mapper) {
+            return new Json() {
+                @Override
+                public String write(Object value) {
+                    return mapper.writeValueAsString(value);
+                }
+
+                @Override
+                public Object read(String json, Type type) {
+                    return mapper.readValue(json, mapper.constructType(type));
+                }
+            };
+        }
+    }
+
+    /** JSON by Jackson 2. */
+    @Configuration(proxyBeanMethods = false)
+    @ConditionalOnClass(ObjectMapper.class)
+    static class Jackson2 {
+        @Bean
+        @ConditionalOnMissingBean(Json.class)
+        @ConditionalOnBean(ObjectMapper.class)
+        Json idempotencyJson2(ObjectMapper mapper) {
+            return new Json() {
+                @Override
+                public String write(Object value) {
+                    try {
+                        return mapper.writeValueAsString(value);
+                    } catch (JsonProcessingException error) {
+                        throw new IllegalArgumentException("the value cannot be written as JSON", error);
+                    }
+                }
+
+                @Override
+                public Object read(String json, Type type) {
+                    try {
+                        return mapper.readValue(json, mapper.constructType(type));
+                    } catch (JsonProcessingException error) {
+                        throw new IllegalStateException("the stored result is no " + type.getTypeName(), error);
+                    }
+                }
+            };
+        }
+    }
+
+    /** The filter, behind all others: Spring Security's stands before it. Without it a program does not start. */
+    @Configuration(proxyBeanMethods = false)
+    @ConditionalOnClass(RequestMappingHandlerMapping.class)
+    @ConditionalOnWebApplication(type = ConditionalOnWebApplication.Type.SERVLET)
+    static class Http {
+        @Bean
+        @ConditionalOnMissingBean
+        IdempotencyHttp idempotencyHttp() {
+            return HttpServletRequest::getRemoteUser;
+        }
+
+        @Bean
+        FilterRegistrationBean<IdempotencyFilter> idempotencyFilter(Idempotency once, IdempotencyHttp http,
+                @Qualifier("requestMappingHandlerMapping") ObjectProvider<RequestMappingHandlerMapping> mappings) {
+            FilterOptions options = new FilterOptions(request -> routeOf(request, mappings.getObject()), http::principal);
+            http.configure(options);
+            var registration = new FilterRegistrationBean<>(new IdempotencyFilter(once, options));
+            registration.setOrder(Ordered.LOWEST_PRECEDENCE);
+            return registration;
+        }
+
+        /** Asks as the DispatcherServlet will, so that no spelling of a path gets past. What has no handler there is left to it. */
+        private static Route routeOf(HttpServletRequest request, RequestMappingHandlerMapping mapping) {
+            HandlerExecutionChain chain;
+            try {
+                ServletRequestPathUtils.parseAndCache(request);
+                chain = mapping.getHandler(request);
+            } catch (Exception noHandler) {
+                return null;
+            }
+            IdempotentRequest annotation = chain != null && chain.getHandler() instanceof HandlerMethod method
+                    ? method.getMethodAnnotation(IdempotentRequest.class) : null;
+            return annotation == null ? null
+                    : new Route(String.valueOf(request.getAttribute(HandlerMapping.BEST_MATCHING_PATTERN_ATTRIBUTE)), annotation.lease());
+        }
+    }
+}

@@ -1,0 +1,45 @@
+package org.example.idempotency.spring;
+
+import java.lang.annotation.Documented;
+import java.lang.annotation.ElementType;
+import java.lang.annotation.Retention;
+import java.lang.annotation.RetentionPolicy;
+import java.lang.annotation.Target;
+
+/**
+ * Of all calls of a method with the same key, one runs, and all return its result. Result and
+ * arguments travel as JSON; another call with the same key and other arguments throws
+ * {@link org.example.idempotency.IdempotencyException.KeyReused}.
+ *
+ * <p>The operation opens the transaction, and the method joins it, with {@code @Transactional} or
+ * without: so it is called from outside of a transaction. A {@link org.example.idempotency.Declined}
+ * is stored, and thrown to each caller; while another call runs, the exception is
+ * {@link org.example.idempotency.IdempotencyException.InProgress}. As with all proxies of Spring, a
+ * call from within the same object does not pass through it.
+ */
+@Documented
+@Target(ElementType.METHOD)
+@Retention(RetentionPolicy.RUNTIME)
+public @interface Idempotent {
+    /**
+     * Names the method.
+     *
+     * @return the scope of its keys, so it must not change
+     */
+    String name();
+
+    /**
+     * The key.
+     *
+     * @return an expression of Spring over the arguments, such as {@code #order.id}; its value may
+     *     not be null or empty
+     */
+    String key();
+
+    /**
+     * Whether the method runs under a lease, without a transaction, as it calls others.
+     *
+     * @return by default false
+     */
+    boolean lease() default false;
+}

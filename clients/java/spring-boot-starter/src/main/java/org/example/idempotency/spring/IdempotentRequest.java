@@ -1,0 +1,24 @@
+package org.example.idempotency.spring;
+
+import java.lang.annotation.Documented;
+import java.lang.annotation.ElementType;
+import java.lang.annotation.Retention;
+import java.lang.annotation.RetentionPolicy;
+import java.lang.annotation.Target;
+
+/**
+ * Requests of a controller's method need a key in the header Idempotency-Key, and a retry gets the
+ * first answer. The method and all that it calls join the transaction of the answer.
+ */
+@Documented
+@Target(ElementType.METHOD)
+@Retention(RetentionPolicy.RUNTIME)
+public @interface IdempotentRequest {
+    /**
+     * Whether the method runs under a lease, without a transaction, as it calls others. What it
+     * writes, it gives to {@link org.example.idempotency.servlet.Exchange#completeWith}.
+     *
+     * @return by default false
+     */
+    boolean lease() default false;
+}

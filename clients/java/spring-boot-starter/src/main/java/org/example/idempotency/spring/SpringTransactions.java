@@ -1,0 +1,82 @@
+package org.example.idempotency.spring;
+
+import java.sql.Connection;
+import java.sql.SQLException;
+import javax.sql.DataSource;
+import org.example.idempotency.IdempotencyException;
+import org.example.idempotency.Transactions;
+import org.springframework.jdbc.datasource.DataSourceUtils;
+import org.springframework.transaction.IllegalTransactionStateException;
+import org.springframework.transaction.PlatformTransactionManager;
+import org.springframework.transaction.TransactionSystemException;
+import org.springframework.transaction.UnexpectedRollbackException;
+import org.springframework.transaction.support.TransactionSynchronizationManager;
+import org.springframework.transaction.support.TransactionTemplate;
+
+/**
+ * Transactions of Spring, which JdbcTemplate, JPA and {@code @Transactional} join.
+ *
+ * @param manager opens the transactions
+ * @param dataSource the one of the manager
+ */
+public record SpringTransactions(PlatformTransactionManager manager, DataSource dataSource) implements Transactions {
+    @Override
+    public <T> T run(int isolation, Body<T> body) throws Exception {
+        if (TransactionSynchronizationManager.isActualTransactionActive()) {
+            throw new IllegalTransactionStateException("an operation opens its transaction by itself, and may have to repeat it:"
+                    + " call it from outside of a transaction");
+        }
+        var template = new TransactionTemplate(manager);
+        if (isolation != 0) {
+            template.setIsolationLevel(isolation);
+        }
+        RuntimeException[] thrown = new RuntimeException[1];
+        try {
+            return template.execute(status -> within(body, thrown));
+        } catch (Checked checked) {
+            throw (Exception) checked.getCause();
+        } catch (RuntimeException error) {
+            if (thrown[0] == null && error instanceof UnexpectedRollbackException) {
+                throw new IdempotencyException.RolledBack(error);
+            }
+            // A connection that is lost cannot roll back either, and the first exception says more.
+            if (thrown[0] instanceof IdempotencyException.ConnectionLost) {
+                throw thrown[0];
+            }
+            throw isUnstated(error) ? new IdempotencyException.ConnectionLost(error) : error;
+        }
+    }
+
+    /** Pools say of a connection that they have closed, when it is to roll back, that it is closed, without a SQLSTATE. */
+    private static boolean isUnstated(RuntimeException error) {
+        return error instanceof TransactionSystemException && error.getCause() instanceof SQLException
+                && IdempotencyException.sqlState(error).isEmpty();
+    }
+
+    private <T> T within(Body<T> body, RuntimeException[] thrown) {
+        Connection connection = DataSourceUtils.getConnection(dataSource);
+        try {
+            if (!DataSourceUtils.isConnectionTransactional(connection, dataSource)) {
+                throw new IllegalStateException("the transaction manager " + manager.getClass().getName()
+                        + " does not say which connection it uses: give Idempotency one for its DataSource");
+            }
+            return body.run(connection);
+        } catch (RuntimeException error) {
+            thrown[0] = error;
+            throw error;
+        } catch (Exception error) {
+            throw new Checked(error);
+        } finally {
+            DataSourceUtils.releaseConnection(connection, dataSource);
+        }
+    }
+
+    /** Carries an exception through Spring. */
+    private static final class Checked extends RuntimeException {
+        private static final long serialVersionUID = 1;
+
+        Checked(Exception cause) {
+            super(null, cause, false, false);
+        }
+    }
+}

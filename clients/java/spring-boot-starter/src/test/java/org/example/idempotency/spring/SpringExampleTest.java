@@ -1,0 +1,206 @@
+package org.example.idempotency.spring;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import com.zaxxer.hikari.HikariDataSource;
+import jakarta.servlet.http.HttpServletRequest;
+import java.net.URI;
+import java.net.http.HttpClient;
+import java.net.http.HttpRequest;
+import java.net.http.HttpResponse;
+import java.time.LocalDate;
+import java.util.Map;
+import java.util.UUID;
+import org.example.idempotency.Declined;
+import org.example.idempotency.Idempotency;
+import org.example.idempotency.IdempotencyException;
+import org.junit.jupiter.api.AfterAll;
+import org.junit.jupiter.api.BeforeAll;
+import org.junit.jupiter.api.Test;
+import org.springframework.boot.SpringApplication;
+import org.springframework.boot.autoconfigure.EnableAutoConfiguration;
+import org.springframework.context.ConfigurableApplicationContext;
+import org.springframework.context.annotation.Bean;
+import org.springframework.context.annotation.Configuration;
+import org.springframework.context.annotation.Import;
+import org.springframework.http.ResponseEntity;
+import org.springframework.jdbc.core.JdbcTemplate;
+import org.springframework.stereotype.Service;
+import org.springframework.transaction.IllegalTransactionStateException;
+import org.springframework.transaction.annotation.Transactional;
+import org.springframework.transaction.support.TransactionSynchronizationManager;
+import org.springframework.transaction.support.TransactionTemplate;
+import org.springframework.web.bind.annotation.PostMapping;
+import org.springframework.web.bind.annotation.RequestBody;
+import org.springframework.web.bind.annotation.RestController;
+
+/** The code of README.md for Spring Boot, in a program with Tomcat. */
+class SpringExampleTest {
+    private static ConfigurableApplicationContext context;
+    private static JdbcTemplate jdbc;
+    private final String key = UUID.randomUUID().toString();
+    private final Seats seats = context.getBean(Seats.class);
+
+    record Ticket(String seat, LocalDate day) { }
+
+    @Service
+    static class Seats {
+        private final JdbcTemplate jdbc;
+
+        Seats(JdbcTemplate jdbc) {
+            this.jdbc = jdbc;
+        }
+
+        /** One seat for each key. */
+        @Idempotent(name = "book-seat", key = "#key")
+        @Transactional
+        public Ticket book(String key, String seat) {
+            jdbc.update("INSERT INTO seat VALUES (?)", seat);
+            return new Ticket(seat, LocalDate.of(2030, 1, 2));
+        }
+
+        @Idempotent(name = "refuse", key = "#key")
+        @Transactional
+        public void refuse(String key, int times) {
+            jdbc.update("INSERT INTO seat VALUES (?)", key);
+            throw new Declined(402, null);
+        }
+
+        @Idempotent(name = "call", key = "#key", lease = true)
+        public boolean call(String key) {
+            jdbc.update("INSERT INTO seat VALUES (?)", key);
+            return TransactionSynchronizationManager.isActualTransactionActive();
+        }
+    }
+
+    @RestController
+    static class Orders {
+        private final JdbcTemplate jdbc;
+
+        Orders(JdbcTemplate jdbc) {
+            this.jdbc = jdbc;
+        }
+
+        @PostMapping("/orders")
+        @IdempotentRequest
+        ResponseEntity<Map<String, String>> order(@RequestBody String seat) {
+            jdbc.update("INSERT INTO seat VALUES (?)", seat);
+            return ResponseEntity.status(201).body(Map.of("seat", seat));
+        }
+
+        @PostMapping("/forbidden")
+        @IdempotentRequest
+        ResponseEntity<Void> forbidden(@RequestBody String seat) {
+            jdbc.update("INSERT INTO seat VALUES (?)", seat);
+            return ResponseEntity.status(403).build();
+        }
+    }
+
+    @Configuration(proxyBeanMethods = false)
+    @EnableAutoConfiguration
+    @Import({Seats.class, Orders.class})
+    static class Program {
+        @Bean
+        HikariDataSource dataSource() {
+            HikariDataSource pool = new HikariDataSource();
+            pool.setJdbcUrl("jdbc:postgresql://localhost/" + System.getenv("PGDATABASE") + "?sslmode=disable&gssEncMode=disable"
+                    + "&socketFactory=org.newsclub.net.unix.AFUNIXSocketFactory$FactoryArg&socketFactoryArg="
+                    + System.getenv("PGHOST") + "/.s.PGSQL." + System.getenv("PGPORT"));
+            pool.setUsername(System.getenv("PGUSER"));
+            return pool;
+        }
+
+        /** What authentication would have found. */
+        @Bean
+        IdempotencyHttp http() {
+            return (HttpServletRequest request) -> request.getHeader("X-User");
+        }
+    }
+
+    @BeforeAll
+    static void start() {
+        context = SpringApplication.run(Program.class, "--server.port=0", "--server.address=127.0.0.1", "--spring.main.banner-mode=off");
+        jdbc = context.getBean(JdbcTemplate.class);
+        jdbc.execute("CREATE EXTENSION IF NOT EXISTS idempotency");
+        jdbc.execute("CREATE TABLE IF NOT EXISTS seat (name text)");
+    }
+
+    @AfterAll
+    static void stop() {
+        context.close();
+    }
+
+    private static int count(String seat) {
+        return jdbc.queryForObject("SELECT count(*) FROM seat WHERE name = ?", Integer.class, seat);
+    }
+
+    @Test
+    void aMethodRunsOnceAndReturnsItsResultAgain() {
+        Ticket ticket = seats.book(key, key);
+        assertEquals(ticket, seats.book(key, key));
+        assertEquals(1, count(key));
+        assertThrows(IdempotencyException.KeyReused.class, () -> seats.book(key, "another"));
+        assertThrows(IllegalArgumentException.class, () -> seats.book("", key));
+    }
+
+    @Test
+    void aRefusalIsStoredThoughTheTransactionWasMarked() {
+        for (int i = 0; i < 2; i++) {
+            assertEquals(402, assertThrows(Declined.class, () -> seats.refuse(key, 1)).response().code());
+        }
+        assertEquals(0, count(key));
+        assertTrue(context.getBean(Idempotency.class).lookup(org.example.idempotency.Call.of(key).withScope("refuse")).replayed());
+    }
+
+    @Test
+    void aLeasedMethodHasNoTransaction() {
+        assertFalse(seats.call(key));
+        assertFalse(seats.call(key));
+        assertEquals(1, count(key));
+    }
+
+    @Test
+    void anOperationDoesNotJoinAnotherTransaction() {
+        var template = new TransactionTemplate(context.getBean(org.springframework.transaction.PlatformTransactionManager.class));
+        assertThrows(IllegalTransactionStateException.class, () -> template.execute(status -> seats.book(key, key)));
+        assertEquals(0, count(key));
+    }
+
+    private HttpResponse<String> post(String path, String user) throws Exception {
+        HttpRequest.Builder request = HttpRequest.newBuilder(URI.create("http://127.0.0.1:"
+                + context.getEnvironment().getProperty("local.server.port") + path))
+                .header("Idempotency-Key", key).header("Content-Type", "text/plain").POST(HttpRequest.BodyPublishers.ofString(key));
+        if (user != null) {
+            request.header("X-User", user);
+        }
+        return HttpClient.newHttpClient().send(request.build(), HttpResponse.BodyHandlers.ofString());
+    }
+
+    @Test
+    void aReplayIsForWhomGotTheFirstAnswer() throws Exception {
+        assertEquals(401, post("/orders", null).statusCode());
+        assertEquals(0, count(key));
+        HttpResponse<String> first = post("/orders", "ann");
+        HttpResponse<String> replay = post("/orders", "ann");
+        assertEquals(201, first.statusCode());
+        assertEquals(first.body(), replay.body());
+        assertTrue(replay.headers().firstValue("Idempotency-Replayed").isPresent());
+        assertEquals(401, post("/orders", null).statusCode());
+        assertFalse(post("/orders", "bob").headers().firstValue("Idempotency-Replayed").isPresent());
+        assertEquals(2, count(key));
+        assertEquals(422, post("/orders?dry=1", "ann").statusCode());
+    }
+
+    @Test
+    void aRefusalOfTheMomentIsNotStored() throws Exception {
+        for (int i = 0; i < 2; i++) {
+            HttpResponse<String> forbidden = post("/forbidden", "ann");
+            assertEquals(403, forbidden.statusCode());
+            assertFalse(forbidden.headers().firstValue("Idempotency-Replayed").isPresent());
+        }
+        assertEquals(0, count(key));
+    }
+}
