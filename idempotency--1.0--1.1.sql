@@ -352,7 +352,7 @@ BEGIN
 		JOIN pg_proc p ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid
 		WHERE e.extname = 'idempotency'
 		AND p.proname IN ('idem_begin', 'idem_complete', 'idem_fail', 'idem_release', 'idem_extend', 'idem_progress',
-			'idem_lookup', 'idem_call', 'idem_begin_batch', 'idem_complete_batch', 'idem_lock',
+			'idem_lookup', 'idem_lost_attempts', 'idem_call', 'idem_begin_batch', 'idem_complete_batch', 'idem_lock',
 			'idem_advance', 'idem_fingerprint', 'idem_step_key', 'idem_require_ended')
 		UNION ALL
 		SELECT 'USAGE', 'TYPE ' || t.oid::regtype
@@ -388,6 +388,62 @@ COMMENT ON FUNCTION @extschema@.idem_progress(@extschema@.idem_operation, jsonb,
 	'leave a note of how far the leased attempt that idem_begin returned came; returns the end of the lease';
 
 COMMENT ON COLUMN @extschema@.idempotency_store.response_payload IS 'response or error, as jsonb; PENDING: the note of progress';
+
+-- Attempts that were lost with their transaction
+
+CREATE FUNCTION @extschema@.idem_lost_attempts(
+	key		pg_catalog.text,
+	scope	pg_catalog.text DEFAULT '')
+RETURNS pg_catalog.int4
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL RESTRICTED;
+COMMENT ON FUNCTION @extschema@.idem_lost_attempts(text, text) IS
+	'how often an operation was begun and rolled back since its last end, release or forgetting; NULL when the library is not preloaded';
+
+ALTER TABLE @extschema@.idempotency_scope
+	ADD COLUMN max_lost_attempts pg_catalog.int4 CHECK (max_lost_attempts OPERATOR(pg_catalog.>=) 0);
+COMMENT ON COLUMN @extschema@.idempotency_scope.max_lost_attempts IS 'how many attempts of an operation may be lost with their transaction; 0: no limit';
+
+DROP FUNCTION @extschema@.idem_set_policy(text, interval, interval, interval, int, int, int, interval);
+CREATE FUNCTION @extschema@.idem_set_policy(
+	pattern				pg_catalog.text,
+	retention			pg_catalog.interval DEFAULT NULL,
+	min_retention		pg_catalog.interval DEFAULT NULL,
+	max_retention		pg_catalog.interval DEFAULT NULL,
+	max_attempts		pg_catalog.int4 DEFAULT NULL,
+	attempts_limit		pg_catalog.int4 DEFAULT NULL,
+	max_response_size	pg_catalog.int4 DEFAULT NULL,
+	max_lease			pg_catalog.interval DEFAULT NULL,
+	max_lost_attempts	pg_catalog.int4 DEFAULT NULL)
+RETURNS pg_catalog.void
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_set_policy(text, interval, interval, interval, int, int, int, interval, int) IS
+	'set defaults and bounds for scopes; where an argument is NULL, shorter patterns and then the settings decide';
+
+CREATE FUNCTION @extschema@.idem_lost_stats(
+	OUT datid					pg_catalog.oid,
+	OUT attempts_lost			pg_catalog.int8,
+	OUT operations_losing		pg_catalog.int8,
+	OUT operations_near_limit	pg_catalog.int8)
+RETURNS SETOF pg_catalog.record
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE STRICT PARALLEL SAFE;
+COMMENT ON FUNCTION @extschema@.idem_lost_stats() IS
+	'internal: the figures of lost attempts behind idempotency_stats; no rows when the library is not preloaded';
+
+-- Others may depend on the view, so it is not made anew. Columns can only come behind those of 1.0.
+CREATE OR REPLACE VIEW @extschema@.idempotency_stats AS
+SELECT d.datname, s.acquired, s.replayed_completed, s.replayed_failed, s.in_progress,
+	s.mismatches, s.taken_over, s.completed, s.failed, s.released, s.forgotten, s.leases_lost,
+	s.commits_refused, s.waits,
+	s.wait_microseconds OPERATOR(pg_catalog.*) interval '1 microsecond' AS wait_time,
+	s.wait_microseconds::pg_catalog.float8 OPERATOR(pg_catalog./) 1000000 AS wait_seconds,
+	s.collected_rows, s.sweeps, s.last_sweep_at,
+	s.last_sweep_microseconds OPERATOR(pg_catalog.*) interval '1 microsecond' AS last_sweep_duration,
+	s.last_sweep_microseconds::pg_catalog.float8 OPERATOR(pg_catalog./) 1000000 AS last_sweep_seconds,
+	s.backlog_rows, l.attempts_lost, l.operations_losing, l.operations_near_limit
+FROM pg_catalog.pg_database d
+LEFT JOIN @extschema@.idem_stats() s ON s.datid OPERATOR(pg_catalog.=) d.oid
+LEFT JOIN @extschema@.idem_lost_stats() l ON l.datid OPERATOR(pg_catalog.=) d.oid
+WHERE s.datid IS NOT NULL OR d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database();
 
 -- Citus distributes by a column, and sends a call to the node of an argument. Both
 -- have the type of the tenants.
@@ -674,8 +730,9 @@ BEGIN
 			SELECT 'FUNCTION', p.oid::regprocedure::text, p.proowner, coalesce(p.proacl, acldefault('f', p.proowner))
 			FROM pg_proc p JOIN pg_extension e ON p.pronamespace = e.extnamespace
 			WHERE e.extname = 'idempotency' AND p.proname IN ('idem_check_owner', 'idem_check_store', 'idem_lock_store', 'idem_partition_store', 'idem_unpartition_store',
-				'idem_distribute_store', 'idem_on_workers', 'idem_prepare_node', 'idem_progress', 'idem_require_coordinator',
-				'idem_require_ended', 'idem_require_read_committed', 'idem_restore_node', 'idem_undistribute_store')
+				'idem_distribute_store', 'idem_lost_attempts', 'idem_lost_stats', 'idem_on_workers', 'idem_prepare_node', 'idem_progress',
+				'idem_require_coordinator', 'idem_require_ended', 'idem_require_read_committed', 'idem_restore_node', 'idem_set_policy',
+				'idem_undistribute_store')
 		) m, aclexplode(m.rights) a
 		WHERE a.grantee <> m.owner
 	LOOP
@@ -684,3 +741,4 @@ BEGIN
 END
 $$;
 GRANT SELECT ON @extschema@.idempotency_partitions TO pg_monitor, pg_read_all_stats;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_lost_stats() TO pg_monitor, pg_read_all_stats;

@@ -168,11 +168,12 @@ def all_troubles():
             FROM generate_series(1, 2000) n;
         SELECT idem_gc(200)""")
     sql("BEGIN; SELECT idem_begin('prepared'); SELECT idem_complete('prepared'); PREPARE TRANSACTION 'orphan'")
+    sql("SET idempotency.max_lost_attempts = 2; BEGIN; SELECT idem_begin('poison'); ROLLBACK")
     owner = Session("SELECT idem_begin('open');")
 
     def put_right():
         owner.end()
-        sql("ROLLBACK PREPARED 'orphan'; SELECT idem_release('stuck', fence => fence) FROM idempotency_store"
+        sql("ROLLBACK PREPARED 'orphan'; SELECT idem_forget('poison'); SELECT idem_release('stuck', fence => fence) FROM idempotency_store"
             " WHERE idempotency_key = 'stuck'")
     return put_right
 

@@ -20,7 +20,7 @@ SELECT signature FROM function WHERE prosecdef;
 SELECT signature FROM function JOIN pg_language l ON l.oid = prolang
 WHERE lanname <> 'c' AND prosqlbody IS NULL AND NOT coalesce(proconfig @> ARRAY['search_path=pg_catalog, pg_temp'], false);
 -- never in a parallel worker, unless they only compute or only read,
-SELECT signature FROM function WHERE CASE WHEN provolatile = 'i' THEN 's' WHEN proname IN ('idem_lookup', 'idem_may_use_scope') THEN 'r' ELSE 'u' END <> proparallel AND proname !~ '^idem_stats';
+SELECT signature FROM function WHERE CASE WHEN provolatile = 'i' THEN 's' WHEN proname IN ('idem_lookup', 'idem_lost_attempts', 'idem_may_use_scope') THEN 'r' ELSE 'u' END <> proparallel AND proname !~ '^idem_(lost_)?stats';
 -- not leakproof, and only for roles with a grant.
 SELECT signature FROM function WHERE proleakproof OR prosupport <> 0;
 SELECT signature FROM function WHERE proacl IS NULL OR EXISTS (SELECT FROM aclexplode(proacl) WHERE grantee = 0);
@@ -81,7 +81,7 @@ CREATE FUNCTION hygiene_planted(timestamptz, interval) RETURNS timestamptz LANGU
 CREATE OPERATOR public.<-> (LEFTARG = timestamptz, RIGHTARG = interval, FUNCTION = hygiene_planted);
 ALTER TABLE idempotency_store ALTER created_at SET DEFAULT now() <-> interval '1 s';
 CREATE OR REPLACE VIEW idempotency_stats AS SELECT datname, acquired, replayed_completed, replayed_failed, in_progress, mismatches, taken_over, completed, failed, released, forgotten, leases_lost,
-	commits_refused, waits, NULL::interval AS wait_time, NULL::float8 AS wait_seconds, collected_rows, sweeps, NULL::timestamptz <-> '1 s' AS last_sweep_at, NULL::interval AS last_sweep_duration, NULL::float8 AS last_sweep_seconds, backlog_rows FROM idem_stats() JOIN pg_database ON datid = oid;
+	commits_refused, waits, NULL::interval AS wait_time, NULL::float8 AS wait_seconds, collected_rows, sweeps, NULL::timestamptz <-> '1 s' AS last_sweep_at, NULL::interval AS last_sweep_duration, NULL::float8 AS last_sweep_seconds, backlog_rows, NULL::bigint AS attempts_lost, NULL::bigint AS operations_losing, NULL::bigint AS operations_near_limit FROM idem_stats() JOIN pg_database ON datid = oid;
 SELECT * FROM foreign_object ORDER BY 1;
 ROLLBACK;
 -- names in the bodies of the others are found in pg_catalog, or are made by format() from the catalog;

@@ -121,3 +121,13 @@ SELECT fence FROM idem_begin('noted', lease => '1 hour', scope => 'policy-progre
 SELECT raises(format($$SELECT idem_progress('noted', '"longer than that"', 'policy-progress', %s)$$, :fence));
 SELECT idem_progress('noted', '6', 'policy-progress', :fence, '1 hour') < clock_timestamp() + interval '2 minutes';
 ROLLBACK;
+
+-- A limit of lost attempts stands alone, and goes with the policy.
+SELECT idem_set_policy('policy-lost', max_lost_attempts => 0), raises($$SELECT idem_set_policy('p', max_lost_attempts => -1)$$),
+	left(raises($$INSERT INTO idempotency_scope (pattern, max_lost_attempts) VALUES ('p', -1)$$), 5);
+SELECT max_attempts, max_lost_attempts FROM idempotency_scope WHERE pattern = 'policy-lost';
+SELECT idem_set_policy('policy-lost', max_attempts => 2, max_lost_attempts => 3);
+SELECT idem_set_policy('policy-lost', max_attempts => 2);
+SELECT max_attempts, max_lost_attempts FROM idempotency_scope WHERE pattern = 'policy-lost';
+SELECT idem_set_policy('policy-lost');
+SELECT count(*) FROM idempotency_scope WHERE pattern IN ('policy-lost', 'p');

@@ -44,7 +44,7 @@ DELETE FROM idempotency_store WHERE idempotency_key LIKE 'stats-%infinity';
 SELECT count(*) FROM idempotency_stats WHERE datname = current_database();
 SELECT (acquired IS NULL) = (current_setting('shared_preload_libraries') !~ 'idempotency'),
 	num_nulls(acquired, replayed_completed, replayed_failed, in_progress, mismatches, taken_over, completed, failed, released, forgotten,
-		leases_lost, commits_refused, waits, wait_time, wait_seconds, collected_rows, sweeps) IN (0, 17)
+		leases_lost, commits_refused, waits, wait_time, wait_seconds, collected_rows, sweeps, attempts_lost, operations_losing, operations_near_limit) IN (0, 20)
 FROM idempotency_stats WHERE datname = current_database();
 
 -- Rights: pg_monitor and pg_read_all_stats read figures and names, others read

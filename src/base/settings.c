@@ -23,7 +23,9 @@ int			setting_gc_batch_size = 10000;
 char	   *setting_gc_databases = "*";
 bool		setting_gc_enabled = true;
 int			setting_gc_interval = 10;
+int			setting_lost_attempts_tracked = 10000;
 int			setting_max_attempts = 0;
+int			setting_max_lost_attempts = 0;
 int			setting_max_operations = 1000;
 int			setting_max_response_size = 1024 * 1024;
 int			setting_retention = 24 * 60 * 60;
@@ -177,10 +179,26 @@ define_operations(void)
 		   10000, 0, INT_MAX,
 		   PGC_USERSET, GUC_UNIT_MS, NULL, NULL, NULL);
 
+	/* without preloading there is no memory for it, and no such setting can be made */
+	DEFINE(Int, "idempotency.lost_attempts_tracked",
+		   "How many operations with lost attempts the server remembers.",
+		   "Zero means none. It needs the library in shared_preload_libraries.",
+		   &setting_lost_attempts_tracked,
+		   10000, 0, 1000000,
+		   process_shared_preload_libraries_in_progress ? PGC_POSTMASTER : PGC_SIGHUP,
+		   0, NULL, NULL, NULL);
+
 	DEFINE(Int, "idempotency.max_attempts",
 		   "How many attempts an operation may have.",
 		   "Zero means no limit. An argument of idem_begin overrides it.",
 		   &setting_max_attempts,
+		   0, 0, INT_MAX,
+		   PGC_USERSET, 0, NULL, NULL, NULL);
+
+	DEFINE(Int, "idempotency.max_lost_attempts",
+		   "How many attempts of an operation may be lost with their transaction.",
+		   "Zero means no limit. It needs the library in shared_preload_libraries.",
+		   &setting_max_lost_attempts,
 		   0, 0, INT_MAX,
 		   PGC_USERSET, 0, NULL, NULL, NULL);
 

@@ -90,13 +90,15 @@ check_bounds(int64 least, int64 chosen, int64 most, const char *names)
 
 /*
  * idem_set_policy(pattern, retention, min_retention, max_retention,
- *				   max_attempts, attempts_limit, max_response_size, max_lease)
+ *				   max_attempts, attempts_limit, max_response_size, max_lease,
+ *				   max_lost_attempts); version 1.0 has no max_lost_attempts
  */
 Datum
 idem_set_policy(PG_FUNCTION_ARGS)
 {
 	Datum		values[POLICY_ARGUMENTS];
 	bool		nulls[POLICY_ARGUMENTS];
+	int			count = Min(PG_NARGS(), POLICY_ARGUMENTS);
 	int64		retention;
 	int64		least;
 	int64		most;
@@ -104,7 +106,7 @@ idem_set_policy(PG_FUNCTION_ARGS)
 	Caller		caller;
 
 	require_writable("idem_set_policy()");
-	for (int i = 0; i < POLICY_ARGUMENTS; i++)
+	for (int i = 0; i < count; i++)
 	{
 		values[i] = PG_GETARG_DATUM(i);
 		nulls[i] = PG_ARGISNULL(i);
@@ -123,9 +125,11 @@ idem_set_policy(PG_FUNCTION_ARGS)
 				 errmsg("attempts_limit must be positive")));
 	(void) optional_count(fcinfo, 6, "max_response_size", 0);
 	(void) optional_duration(fcinfo, 7, "max_lease", false, 0);
+	if (count == POLICY_ARGUMENTS)
+		(void) optional_count(fcinfo, 8, "max_lost_attempts", 0);
 	catalog = catalog_open(AccessShareLock);
 	caller = table_owner_enter_call(catalog->store_owner);
-	scope_lay_down(catalog, values, nulls);
+	scope_lay_down(catalog, values, nulls, count);
 	table_owner_leave(&caller);
 	PG_RETURN_VOID();
 }

@@ -19,6 +19,7 @@
 #include "schema/table_owner.h"
 #include "scope/scope.h"
 #include "seal/fingerprint.h"
+#include "shared/lost_attempts.h"
 #include "store/kind.h"
 #include "store/stream.h"
 #include "transaction/transaction.h"
@@ -36,6 +37,7 @@ SQL_FUNCTION(idem_forget);
 SQL_FUNCTION(idem_gc);
 SQL_FUNCTION(idem_lock);
 SQL_FUNCTION(idem_lookup);
+SQL_FUNCTION(idem_lost_attempts);
 SQL_FUNCTION(idem_progress);
 SQL_FUNCTION(idem_progress_operation);
 SQL_FUNCTION(idem_require_ended);
@@ -261,6 +263,18 @@ idem_lookup(PG_FUNCTION_ARGS)
 	if (!operation_lookup(&name, &answer))
 		PG_RETURN_NULL();
 	PG_RETURN_DATUM(answer_to_datum(&answer));
+}
+
+/* idem_lost_attempts(key, scope): NULL if nobody counts */
+Datum
+idem_lost_attempts(PG_FUNCTION_ARGS)
+{
+	OperationName name = name_arguments(fcinfo, 0, 1);
+	int32		lost = operation_lost_attempts(&name);
+
+	if (!lost_attempts_are_counted())
+		PG_RETURN_NULL();
+	PG_RETURN_INT32(lost);
 }
 
 /* idem_require_ended(scope): Citus sends it to the node that has the scope */

@@ -21,11 +21,13 @@
 #include "operation/operation_internal.h"
 #include "seal/fingerprint.h"
 #include "shared/lock.h"
+#include "shared/lost_attempts.h"
 #include "shared/stats.h"
 #include "shared/wait.h"
 #include "store/fence.h"
 #include "store/citus_fence.h"
 #include "store/store.h"
+#include "transaction/rollback.h"
 
 /* a try that takes no lock */
 #define WITHOUT_LOCK ((int64) -1)
@@ -42,6 +44,7 @@ typedef struct Begin
 	const BeginRequest *request;
 	Handle		handle;
 	int32		max_attempts;	/* 0: no limit */
+	int32		max_lost_attempts;	/* 0: no limit */
 
 	bool		locked;			/* this try has the operation's lock */
 	TimestampTz now;
@@ -49,6 +52,7 @@ typedef struct Begin
 	Record		row;
 	const Record *found;		/* the row; NULL: there is none, or it counts as absent */
 	bool		same_request;	/* as that of the begin before */
+	int32		lost_attempts;	/* 0 where nothing asks for them */
 } Begin;
 
 typedef enum Verdict
@@ -56,6 +60,7 @@ typedef enum Verdict
 	VERDICT_ACQUIRE,
 	VERDICT_BEGUN_HERE,			/* by this transaction */
 	VERDICT_EXHAUSTED,			/* no attempt is left */
+	VERDICT_LOST,				/* too many attempts were lost */
 	VERDICT_IN_PROGRESS,		/* another session's lease runs */
 	VERDICT_IN_TRANSACTION,		/* an open transaction owns it, and has written nothing yet */
 	VERDICT_MISMATCH,
@@ -71,6 +76,7 @@ gather_operation(Begin *begin, const BeginRequest *request)
 	begin->request = request;
 	handle_open(&begin->handle, &request->name, RowExclusiveLock);
 	begin->max_attempts = policy_max_attempts(&begin->handle.policy, request->max_attempts);
+	begin->max_lost_attempts = begin->handle.policy.max_lost_attempts;
 }
 
 /* Looks the operation up. */
@@ -81,6 +87,7 @@ gather_record(Begin *begin)
 	begin->now = GetCurrentTimestamp();
 	begin->found = NULL;
 	begin->same_request = true;
+	begin->lost_attempts = begin->max_lost_attempts > 0 ? lost_attempts_of(begin->handle.id) : 0;
 	if (begin->exists && !is_absent(&begin->row, begin->now))
 	{
 		begin->found = &begin->row;
@@ -96,6 +103,12 @@ is_exhausted(const Begin *begin)
 {
 	return begin->max_attempts > 0 && begin->found != NULL &&
 		begin->found->attempt >= begin->max_attempts;
+}
+
+static bool
+is_lost_too_often(const Begin *begin)
+{
+	return begin->max_lost_attempts > 0 && begin->lost_attempts >= begin->max_lost_attempts;
 }
 
 /*
@@ -129,7 +142,9 @@ decide(const Begin *begin)
 	}
 	if (!begin->locked)
 		return VERDICT_IN_TRANSACTION;
-	return is_exhausted(begin) ? VERDICT_EXHAUSTED : VERDICT_ACQUIRE;
+	if (is_exhausted(begin))
+		return VERDICT_EXHAUSTED;
+	return is_lost_too_often(begin) ? VERDICT_LOST : VERDICT_ACQUIRE;
 }
 
 /* ---- carrying out ---- */
@@ -219,27 +234,31 @@ acquire_operation(const Begin *begin)
 	state.lease_expires_at = answer.record.lease_expires_at;
 	state.created_at = answer.record.created_at;
 	journal_set(handle->id, handle->name, state);
+	rollback_note_begin(handle->id, begin->max_lost_attempts);
 	return answer;
 }
 
-/* {"reason": "attempts exhausted", "attempts": N} */
+/* {"reason": "attempts exhausted", "attempts": N}, or of lost ones */
 static Response
-exhausted_response(int32 attempts)
+final_response(char *reason, char *what, int32 attempts)
 {
 	JsonMember	members[] = {
-		{"reason",.text = "attempts exhausted"},
-		{"attempts",.number = int64_to_numeric(attempts)}
+		{"reason",.text = reason},
+		{what,.number = int64_to_numeric(attempts)}
 	};
 
 	return (Response) {.payload = (struct varlena *) json_object_of(members, lengthof(members))};
 }
 
-/* The attempt would be one too many: the operation has failed for good. */
+/*
+ * The attempt would be one too many: the operation has failed for good.  Where only
+ * lost attempts came before, there is no record yet.
+ */
 static Answer
-exhaust_operation(const Begin *begin)
+refuse_attempt(const Begin *begin, Response response)
 {
 	const Handle *handle = &begin->handle;
-	Record		record = begin->row;
+	Record		record = begin->found != NULL ? *begin->found : next_attempt(begin);
 
 	handle_reserve(handle);
 	record.status = STATUS_FAILED;
@@ -248,17 +267,26 @@ exhaust_operation(const Begin *begin)
 	 * ID409
 	 */
 	record.fence = NO_FENCE;
-	fence_keep(begin->row.fence);
+	if (begin->exists)
+		fence_keep(begin->row.fence);
 	record.lease_expires_at = NO_TIME;
 	record.retry_at = NO_TIME;
-	record.response = exhausted_response(record.attempt);
+	record.response = response;
 	record.updated_at = begin->now;
 	record.expires_at = time_after(begin->now, policy_retention(&handle->policy, 0), "retention");
-	store_put(handle->catalog, &record, begin->row.updated_at);
+	store_put(handle->catalog, &record, begin->exists ? begin->row.updated_at : NO_TIME);
 	ForceSyncCommit();
 	stats_count(COUNT_FAILED);
 	handle_note_end(handle, false);
 	return replay(&record, begin->now);
+}
+
+/* The operation has ended, unless this transaction ended it and rolls back. */
+static void
+forget_if_ended(const Handle *handle)
+{
+	if (!handle->state.wrote)
+		lost_attempts_forget(handle->id);
 }
 
 /* Carries the decision out: writes at most one row, and changes the journal once at most. */
@@ -270,8 +298,11 @@ carry_out(const Begin *begin, Verdict verdict)
 		case VERDICT_ACQUIRE:
 			return acquire_operation(begin);
 		case VERDICT_EXHAUSTED:
-			return exhaust_operation(begin);
+			return refuse_attempt(begin, final_response("attempts exhausted", "attempts", begin->found->attempt));
+		case VERDICT_LOST:
+			return refuse_attempt(begin, final_response("attempts lost", "lost_attempts", begin->lost_attempts));
 		case VERDICT_REPLAY:
+			forget_if_ended(&begin->handle);
 			return replay_stored(begin->found, begin->now);
 		case VERDICT_IN_PROGRESS:
 			return in_progress(begin->handle.name, begin->found, begin->now);
@@ -311,7 +342,7 @@ try_begin(Begin *begin, int64 lock_wait)
 	verdict = decide(begin);
 	answer = carry_out(begin, verdict);
 	/* a caller that only gets a replay releases the lock at once */
-	if (begin->locked && verdict != VERDICT_ACQUIRE && verdict != VERDICT_EXHAUSTED)
+	if (begin->locked && verdict != VERDICT_ACQUIRE && verdict != VERDICT_EXHAUSTED && verdict != VERDICT_LOST)
 		lock_release(&begin->handle.lock);
 	return answer;
 }

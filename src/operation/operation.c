@@ -25,6 +25,7 @@
 #include "operation/operation_internal.h"
 #include "seal/seal.h"
 #include "shared/lock.h"
+#include "shared/lost_attempts.h"
 #include "shared/stats.h"
 #include "store/kind.h"
 #include "store/store.h"
@@ -56,6 +57,7 @@ handle_note_end(const Handle *handle, bool wakes)
 	OperationState	state = {.phase = PHASE_ENDED,.wrote = true,.wakes = wakes,.stored_at = NO_TIME};
 
 	state.level = GetCurrentTransactionNestLevel();
+	state.forgets = lost_attempts_of(handle->id) > 0;
 	journal_set(handle->id, handle->name, state);
 }
 
@@ -248,4 +250,14 @@ operation_lookup(const OperationName *name, Answer *answer)
 		answer->record.response.payload = progress_of(&record);
 	answer->catalog = handle.catalog;
 	return true;
+}
+
+/* How often an attempt was lost with its transaction since the last end, release or forgetting. */
+int32
+operation_lost_attempts(const OperationName *name)
+{
+	Handle		handle;
+
+	handle_open(&handle, name, AccessShareLock);
+	return lost_attempts_of(handle.id);
 }

@@ -59,6 +59,7 @@ extern bool operation_forget(const OperationName *name);
 extern TimestampTz operation_extend(const OperationName *name, int64 fence, int64 lease);
 extern TimestampTz operation_progress(const OperationName *name, int64 fence, int64 lease,
 									  struct varlena *note);
+extern int32 operation_lost_attempts(const OperationName *name);
 extern bool operation_lookup(const OperationName *name, Answer *answer);
 
 #endif							/* IDEM_OPERATION_H */

@@ -17,10 +17,12 @@
 #include "schema/table_owner.h"
 #include "seal/seal.h"
 #include "shared/lock.h"
+#include "shared/lost_attempts.h"
 #include "shared/stats.h"
 #include "store/fence.h"
 #include "store/citus_fence.h"
 #include "store/store.h"
+#include "transaction/rollback.h"
 
 /*
  * The row that the begin found, if any, stays as it is.  The lock of the begin
@@ -36,7 +38,9 @@ release_owned(const Handle *handle)
 	released.level = GetCurrentTransactionNestLevel();
 	at_once = before.level == released.level;
 	released.locked = before.locked || !at_once;
+	released.forgets = lost_attempts_of(handle->id) > 0;
 	journal_set(handle->id, handle->name, released);
+	rollback_note_release(handle->id);
 	if (at_once)
 		lock_release(&handle->lock);
 }
@@ -76,7 +80,9 @@ release_leased(const Handle *handle, int64 fence)
 	}
 	ForceSyncCommit();
 	released.level = GetCurrentTransactionNestLevel();
+	released.forgets = lost_attempts_of(handle->id) > 0;
 	journal_set(handle->id, handle->name, released);
+	rollback_note_release(handle->id);
 	return true;
 }
 
@@ -152,9 +158,14 @@ operation_forget(const OperationName *name)
 	}
 	table_owner_leave(&caller);
 	if (!exists)
+	{
+		/* no record, but maybe attempts: there is nothing that a rollback would bring back */
+		lost_attempts_forget(handle.id);
 		return false;
+	}
 	ForceSyncCommit();
 	forgotten.level = GetCurrentTransactionNestLevel();
+	forgotten.forgets = lost_attempts_of(handle.id) > 0;
 	journal_set(handle.id, name, forgotten);
 	stats_count(COUNT_FORGOTTEN);
 	return !is_absent(&record, GetCurrentTimestamp());

@@ -38,9 +38,11 @@ typedef enum ScopeColumn
 	SCOPE_MAX_ATTEMPTS,
 	SCOPE_ATTEMPTS_LIMIT,
 	SCOPE_MAX_RESPONSE_SIZE,
-	SCOPE_MAX_LEASE
+	SCOPE_MAX_LEASE,
+	/* since 1.1 */
+	SCOPE_MAX_LOST_ATTEMPTS
 } ScopeColumn;
-#define SCOPE_COLUMNS 9
+#define SCOPE_COLUMNS 10
 
 static const RawColumn columns[SCOPE_COLUMNS] = {
 	[SCOPE_PATTERN] = {"pattern", TEXTOID},
@@ -51,7 +53,8 @@ static const RawColumn columns[SCOPE_COLUMNS] = {
 	[SCOPE_MAX_ATTEMPTS] = {"max_attempts", INT4OID},
 	[SCOPE_ATTEMPTS_LIMIT] = {"attempts_limit", INT4OID},
 	[SCOPE_MAX_RESPONSE_SIZE] = {"max_response_size", INT4OID},
-	[SCOPE_MAX_LEASE] = {"max_lease", INTERVALOID}
+	[SCOPE_MAX_LEASE] = {"max_lease", INTERVALOID},
+	[SCOPE_MAX_LOST_ATTEMPTS] = {"max_lost_attempts", INT4OID}
 };
 
 static int64
@@ -75,6 +78,7 @@ read_pattern(HeapTuple row, TupleDesc descriptor)
 	bool		nulls[SCOPE_COLUMNS];
 	Pattern		pattern = {0};
 
+	memset(nulls, true, sizeof(nulls));
 	heap_deform_tuple(row, descriptor, values, nulls);
 	if (nulls[SCOPE_PATTERN])
 		definition_refuse("a row of idempotency_scope");
@@ -92,6 +96,8 @@ read_pattern(HeapTuple row, TupleDesc descriptor)
 	pattern.policy.has_max_attempts = !nulls[SCOPE_MAX_ATTEMPTS];
 	pattern.policy.max_attempts = number_of_column(values[SCOPE_MAX_ATTEMPTS], nulls[SCOPE_MAX_ATTEMPTS]);
 	pattern.policy.attempts_limit = number_of_column(values[SCOPE_ATTEMPTS_LIMIT], nulls[SCOPE_ATTEMPTS_LIMIT]);
+	pattern.policy.has_max_lost_attempts = !nulls[SCOPE_MAX_LOST_ATTEMPTS];
+	pattern.policy.max_lost_attempts = number_of_column(values[SCOPE_MAX_LOST_ATTEMPTS], nulls[SCOPE_MAX_LOST_ATTEMPTS]);
 	pattern.policy.has_max_response_size = !nulls[SCOPE_MAX_RESPONSE_SIZE];
 	pattern.policy.max_response_size = number_of_column(values[SCOPE_MAX_RESPONSE_SIZE], nulls[SCOPE_MAX_RESPONSE_SIZE]);
 	pattern.policy.max_lease = duration_of_column(values[SCOPE_MAX_LEASE], nulls[SCOPE_MAX_LEASE]);
@@ -181,7 +187,9 @@ patterns_read(Oid table, int *count, bool *announced)
 	List	   *found = NIL;
 	HeapTuple	row;
 
-	definition_require_raw(relation, "idempotency_scope", columns, SCOPE_COLUMNS);
+	/* version 1.0 has no max_lost_attempts */
+	definition_require_raw(relation, "idempotency_scope", columns,
+						   RelationGetNumberOfAttributes(relation) < SCOPE_COLUMNS ? SCOPE_MAX_LOST_ATTEMPTS : SCOPE_COLUMNS);
 	scan = systable_beginscan(relation, InvalidOid, false, NULL, 0, NULL);
 	while (HeapTupleIsValid(row = systable_getnext(scan)))
 	{

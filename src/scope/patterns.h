@@ -18,6 +18,8 @@ typedef struct Policy
 	bool		has_max_attempts;
 	int32		max_attempts;
 	int32		attempts_limit;
+	bool		has_max_lost_attempts;
+	int32		max_lost_attempts;
 	bool		has_max_response_size;
 	int32		max_response_size;	/* bytes */
 	int64		max_lease;

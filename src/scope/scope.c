@@ -42,17 +42,26 @@ static Statement unclaim = {
 };
 
 static Statement lay_down = {
+	"INSERT INTO %1$s.idempotency_scope (pattern, " POLICY_COLUMNS ", max_lost_attempts)"
+	" VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) ON CONFLICT (pattern) DO UPDATE"
+	" SET (" POLICY_COLUMNS ", max_lost_attempts) = ($2, $3, $4, $5, $6, $7, $8, $9)",
+	POLICY_ARGUMENTS, {TEXTOID, INTERVALOID, INTERVALOID, INTERVALOID, INT4OID, INT4OID, INT4OID, INTERVALOID, INT4OID},
+	.table = TABLE_SCOPE
+};
+
+/* version 1.0 has no max_lost_attempts */
+static Statement lay_down_before = {
 	"INSERT INTO %1$s.idempotency_scope (pattern, " POLICY_COLUMNS ")"
 	" VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (pattern) DO UPDATE"
 	" SET (" POLICY_COLUMNS ") = ($2, $3, $4, $5, $6, $7, $8)",
-	POLICY_ARGUMENTS, {TEXTOID, INTERVALOID, INTERVALOID, INTERVALOID, INT4OID, INT4OID, INT4OID, INTERVALOID},
+	POLICY_ARGUMENTS - 1, {TEXTOID, INTERVALOID, INTERVALOID, INTERVALOID, INT4OID, INT4OID, INT4OID, INTERVALOID},
 	.table = TABLE_SCOPE
 };
 
 /* a pattern that sets nothing */
 static Statement forget_empty = {
-	"DELETE FROM %1$s.idempotency_scope WHERE " PATTERN_IS
-	" AND (role, " POLICY_COLUMNS ") IS NULL",
+	"DELETE FROM %1$s.idempotency_scope s WHERE " PATTERN_IS
+	" AND pg_catalog.jsonb_strip_nulls(pg_catalog.to_jsonb(s.*)) OPERATOR(pg_catalog.=) pg_catalog.jsonb_build_object('pattern', $1)",
 	1, {TEXTOID},.table = TABLE_SCOPE
 };
 
@@ -146,6 +155,11 @@ add_policy(Policy *policy, const Policy *other)
 		policy->has_max_attempts = true;
 		policy->max_attempts = other->max_attempts;
 	}
+	if (!policy->has_max_lost_attempts && other->has_max_lost_attempts)
+	{
+		policy->has_max_lost_attempts = true;
+		policy->max_lost_attempts = other->max_lost_attempts;
+	}
 	if (!policy->has_max_response_size && other->has_max_response_size)
 	{
 		policy->has_max_response_size = true;
@@ -219,6 +233,8 @@ fill_in_settings(Policy *policy)
 		policy->retention = (int64) setting_retention * USECS_PER_SEC;
 	if (!policy->has_max_attempts)
 		policy->max_attempts = setting_max_attempts;
+	if (!policy->has_max_lost_attempts)
+		policy->max_lost_attempts = setting_max_lost_attempts;
 	if (!policy->has_max_response_size)
 		policy->max_response_size = setting_max_response_size;
 }
@@ -273,11 +289,12 @@ scope_unclaim(const Catalog *catalog, text *pattern)
 	return was_claimed;
 }
 
-/* Replaces the policy of a pattern. */
+/* Replaces the policy of a pattern: so many arguments of idem_set_policy. */
 void
-scope_lay_down(const Catalog *catalog, Datum *values, const bool *nulls)
+scope_lay_down(const Catalog *catalog, Datum *values, const bool *nulls, int count)
 {
-	(void) statement_run(&lay_down, catalog, values, nulls, InvalidSnapshot);
+	(void) statement_run(count < POLICY_ARGUMENTS ? &lay_down_before : &lay_down,
+						 catalog, values, nulls, InvalidSnapshot);
 	statement_finish();
 	forget_pattern_if_empty(catalog, values[0]);
 }

@@ -13,13 +13,13 @@
 #include "scope/patterns.h"
 
 /* the argument of scope_lay_down: the pattern, and the columns of a policy */
-#define POLICY_ARGUMENTS 8
+#define POLICY_ARGUMENTS 9
 
 extern void scope_require(const Catalog *catalog, const text *scope, Policy *policy);
 extern bool scope_may_use(const Catalog *catalog, const text *scope);
 extern void scope_claim(const Catalog *catalog, text *pattern, const char *role);
 extern bool scope_unclaim(const Catalog *catalog, text *pattern);
-extern void scope_lay_down(const Catalog *catalog, Datum *values, const bool *nulls);
+extern void scope_lay_down(const Catalog *catalog, Datum *values, const bool *nulls, int count);
 extern void scope_register(void);
 
 /* ---- what a policy makes of the numbers of a call ---- */

@@ -15,6 +15,7 @@
 
 #include "base/compat.h"
 #include "base/idempotency.h"
+#include "shared/lost_attempts.h"
 #include "shared/shared.h"
 
 Shared	   *shared = NULL;
@@ -28,8 +29,8 @@ request_shared(void)
 {
 	if (previous_request_hook)
 		previous_request_hook();
-	RequestAddinShmemSpace(sizeof(Shared));
-	RequestNamedLWLockTranche(EXTENSION_NAME, 1);
+	RequestAddinShmemSpace(add_size(sizeof(Shared), lost_attempts_size()));
+	RequestNamedLWLockTranche(EXTENSION_NAME, 1 + lost_attempts_parts());
 }
 
 static void
@@ -52,6 +53,7 @@ initialize_shared(Shared *fresh)
 static void
 attach_shared(void)
 {
+	LWLockPadded *locks;
 	bool		found;
 
 	if (previous_startup_hook)
@@ -60,7 +62,9 @@ attach_shared(void)
 	shared = ShmemInitStruct(EXTENSION_NAME, sizeof(Shared), &found);
 	if (!found)
 		initialize_shared(shared);
-	shared_lock = &GetNamedLWLockTranche(EXTENSION_NAME)->lock;
+	locks = GetNamedLWLockTranche(EXTENSION_NAME);
+	shared_lock = &locks[0].lock;
+	lost_attempts_attach(&locks[1]);
 	LWLockRelease(AddinShmemInitLock);
 }
 

@@ -39,9 +39,11 @@ typedef enum Counter
 	/* not sums but the newest value */
 	COUNT_LAST_SWEEP_AT,
 	COUNT_LAST_SWEEP_MICROSECONDS,
-	COUNT_BACKLOG_ROWS
+	COUNT_BACKLOG_ROWS,
+	/* a sum again: since 1.1, and not of idem_stats() */
+	COUNT_ATTEMPTS_LOST
 } Counter;
-#define COUNTERS (COUNT_BACKLOG_ROWS + 1)
+#define COUNTERS (COUNT_ATTEMPTS_LOST + 1)
 
 typedef struct DatabaseCounters
 {

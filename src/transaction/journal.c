@@ -261,7 +261,7 @@ remove_entry(Entry *entry)
 static bool
 is_nothing(const Entry *entry)
 {
-	return !state_holds_lock(&entry->state) && !entry->state.wakes &&
+	return !state_holds_lock(&entry->state) && !entry->state.wakes && !entry->state.forgets &&
 		entry->latest == &entry->made && entry->made.level == GetCurrentTransactionNestLevel();
 }
 
@@ -313,6 +313,7 @@ journal_set(uint64 id, const OperationName *name, OperationState state)
 		add_change(entry);
 	/* from here on nothing can fail */
 	state.wakes |= entry->state.wakes;
+	state.forgets |= entry->state.forgets;
 	replace_state(entry, &state);
 	if (is_nothing(entry))
 	{
@@ -359,6 +360,12 @@ void
 journal_close(void)
 {
 	closed = true;
+}
+
+bool
+journal_is_closed(void)
+{
+	return closed;
 }
 
 bool

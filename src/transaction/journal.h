@@ -24,6 +24,7 @@ typedef struct OperationState
 	bool		locked;			/* released, but the lock is still held */
 	bool		wrote;			/* this transaction wrote or deleted the row */
 	bool		wakes;			/* COMMIT wakes those who wait for its lease */
+	bool		forgets;		/* COMMIT forgets its lost attempts */
 	TimestampTz stored_at;		/* of the row that has the name; NO_TIME: none */
 	int32		attempt;
 	int64		fence;			/* NO_FENCE: transaction-bound */
@@ -43,6 +44,7 @@ extern void journal_set(uint64 id, const OperationName *name, OperationState sta
 extern void journal_add_locks(int count);
 extern void journal_reserve(int locks);
 extern void journal_close(void);
+extern bool journal_is_closed(void);
 extern bool journal_has_unfinished(void);
 extern bool journal_is_empty(void);
 extern void journal_forget(void);

@@ -18,10 +18,12 @@
 
 #include "base/compat.h"
 #include "base/fault.h"
+#include "shared/lost_attempts.h"
 #include "shared/stats.h"
 #include "shared/wait.h"
 #include "transaction/guard.h"
 #include "transaction/journal.h"
+#include "transaction/rollback.h"
 #include "transaction/savepoint.h"
 #include "transaction/transaction.h"
 
@@ -87,6 +89,17 @@ transaction_require_ended(void)
 	}
 }
 
+/* The lock of each operation is still held: its next owner sees no lost attempts. */
+static void
+forget_lost_attempts(void)
+{
+	for (const Entry *entry = journal_next(NULL); entry; entry = journal_next(entry))
+	{
+		if (entry_state(entry)->forgets)
+			lost_attempts_forget(entry_id(entry));
+	}
+}
+
 /* Called when other sessions can see the commit. */
 static void
 wake_waiters(void)
@@ -96,6 +109,14 @@ wake_waiters(void)
 		if (entry_state(entry)->wakes)
 			lease_wait_wake(entry_id(entry));
 	}
+}
+
+static void
+end_transaction(void *registered)
+{
+	rollback_forget();
+	journal_forget();
+	guard_forget(registered);
 }
 
 static void
@@ -113,10 +134,13 @@ transaction_event(XactEvent event, void *arg)
 				FAULT_POINT("commit-visible");
 			wake_waiters();
 			pg_fallthrough;
-		case XACT_EVENT_ABORT:
 		case XACT_EVENT_PREPARE:
-			journal_forget();
-			guard_forget(arg);
+			forget_lost_attempts();
+			end_transaction(arg);
+			break;
+		case XACT_EVENT_ABORT:
+			rollback_count();
+			end_transaction(arg);
 			break;
 		case XACT_EVENT_PARALLEL_PRE_COMMIT:
 		case XACT_EVENT_PARALLEL_COMMIT:
@@ -130,6 +154,7 @@ static void
 subtransaction_event(SubXactEvent event, SubTransactionId self,
 					 SubTransactionId parent, void *arg)
 {
+	rollback_hear_savepoint(event);
 	if (event == SUBXACT_EVENT_ABORT_SUB)
 		savepoint_undo(GetCurrentTransactionNestLevel());
 	else if (event == SUBXACT_EVENT_COMMIT_SUB)

@@ -639,7 +639,7 @@ end:
 		:: else -> MINE = W_LEASE; CLIENT.at = OPEN
 		fi; end_step() }
 
-	/* begin.c, exhaust_operation */
+	/* begin.c, refuse_attempt */
 	:: d_step { ASKED_HERE && VERDICT == NEXT && ROW_FREE && MAY_FAIL ->
 		CHECK_ACQUIRES;
 		FAIL;

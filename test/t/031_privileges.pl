@@ -57,6 +57,7 @@ my %call = (
 	'idem_extend(text)' => q{SELECT idem_extend('leased', '2 hours', scope, fence) FROM lease WHERE scope = '%s'},
 	'idem_extend(idem_operation)' => q{SELECT idem_extend(o, '2 hours') FROM lease WHERE scope = '%s'},
 	idem_lookup => q{SELECT idem_lookup('done', '%s')},
+	idem_lost_attempts => q{SELECT idem_lost_attempts('done', '%s')},
 	'idem_progress(text)' => q{SELECT idem_progress('leased', '1', scope, fence) FROM lease WHERE scope = '%s'},
 	'idem_progress(idem_operation)' => q{SELECT idem_progress(o, '1') FROM lease WHERE scope = '%s'},
 	idem_forget => q{SELECT idem_forget('done', '%s')},
@@ -77,6 +78,7 @@ my %call = (
 	idem_may_use_scope => q{SELECT idem_may_use_scope('pay')},
 	idem_scope_changed => 'SELECT idem_scope_changed()',
 	idem_stats => 'SELECT idem_stats()',
+	idem_lost_stats => 'SELECT idem_lost_stats()',
 	idem_stats_reset => 'SELECT idem_stats_reset()',
 	idem_set_rights => q{SELECT idem_set_rights('other', 'GRANT %%s ON %%s TO %%s')},
 	# the internal ones take tables of the store

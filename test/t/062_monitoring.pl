@@ -115,6 +115,12 @@ my @case = (
 		says => qr/^idempotency_store\|forgotten\|f$/
 	},
 	{
+		title => 'Poison messages',
+		trouble => sub { $node->safe_psql('postgres', q{SET idempotency.max_lost_attempts = 2; BEGIN; SELECT idem_begin('poison'); ROLLBACK}) },
+		over => sub { $node->safe_psql('postgres', q{SELECT idem_forget('poison')}) },
+		tells => qr/^postgres\|1\|\d+$/
+	},
+	{
 		title => 'Refused commits, mismatches, lost leases',
 		trouble => sub {
 			$node->psql('postgres', q{SELECT idem_begin('unfinished')});
