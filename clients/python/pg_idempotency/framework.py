@@ -55,9 +55,11 @@ class FrameworkSession(ABC):
 
     def run_commit(self) -> Answer:
         """Commits, unless the transaction has failed."""
-        info = getattr(self.driver(), "info", None)
-        if self.has_failed() or getattr(info, "transaction_status", None) == IN_ERROR:
+        status = getattr(getattr(self.driver(), "info", None), "transaction_status", None)
+        if self.has_failed() or status == IN_ERROR:
             raise CommitRolledBack("the work caught an error of the database and went on")
+        if status is None:
+            self.fetch(("SELECT 1", ()))    # asyncpg does not show it: a failed transaction answers 25P02
         self.commit()
         return Answer(COMMIT, [])
 

@@ -7,6 +7,7 @@ settings of them matter.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, List, Optional, Sequence, Tuple
 
@@ -130,6 +131,23 @@ class Functions:
         """idem_complete_batch: how many it ended."""
         return (f"SELECT {self.name('idem_complete_batch')}(%s::text[], %s::jsonb[], %s::text)",
                 (array(list(keys)), array(json_texts(responses)), scope))
+
+
+PLACEHOLDER = re.compile(r"%s(::(?!(?:int|bigint|boolean)\b|text\b(?!\[))[a-z]+(\[\])?)?|%%")
+
+
+def numbered(text: str) -> str:
+    """A statement with $1, $2 in place of %s. All but numbers goes as text, whatever codecs the user has set."""
+    count = 0
+
+    def replace(found: "re.Match[str]") -> str:
+        nonlocal count
+        if found[0] == "%%":
+            return "%"
+        count += 1
+        return f"${count}" + (f"::text{found[1]}" if found[1] else "")
+
+    return PLACEHOLDER.sub(replace, text)
 
 
 def json_texts(values: Optional[Sequence[Any]]) -> Optional[List[Optional[str]]]:

@@ -1,11 +1,13 @@
-"""Connections of SQLAlchemy, 1.4 or newer, with any DBAPI driver of PostgreSQL that is synchronous."""
+"""Connections of SQLAlchemy, 1.4 or newer, with any of its drivers of PostgreSQL, sync and async."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional
+from typing import Any, Callable, List, Optional, Sequence
 
-from .framework import FrameworkSession
-from .sql import ROLLBACK_TO, Statement
+from sqlalchemy.exc import OperationalError
+
+from .framework import FrameworkSession, cut
+from .sql import ROLLBACK_TO, Statement, numbered
 from .steps import Answer
 
 
@@ -80,7 +82,71 @@ class SQLAlchemySource:
         return fetch(tx if hasattr(tx, "exec_driver_sql") else tx.connection(), statement)
 
 
+class AsyncSQLAlchemySession:
+    """The same on an AsyncConnection: SQLAlchemy itself runs the steps of the blocking one in a greenlet."""
+
+    def __init__(self, connection: Any, factory: Optional[Callable[..., Any]]) -> None:
+        self.connection = connection
+        self.session = factory(bind=connection) if factory else None
+        self.handle = self.session if self.session is not None else connection
+        self.inner = SQLAlchemySession(connection.sync_connection, None)
+        if self.session is not None:
+            self.inner.session = self.session.sync_session
+
+    async def trip(self, statements: Sequence[Statement]) -> List[Answer]:
+        """Runs the statements one after the other."""
+        answers: List[Answer] = await self.connection.run_sync(lambda connection: self.inner.trip(statements))
+        return answers
+
+    async def close(self) -> None:
+        """Gives the connection back."""
+        await self.connection.run_sync(lambda connection: self.inner.close())
+
+    async def abandon(self, error: BaseException) -> bool:
+        """Rolls back and gives the connection back. Gives whether it was lost."""
+        lost: bool = await self.connection.run_sync(lambda connection: self.inner.abandon(error))
+        return lost
+
+    def cut(self) -> None:
+        """Ends the connection at once."""
+        driver = self.inner.driver().driver_connection
+        if hasattr(driver, "terminate"):
+            driver.terminate()      # asyncpg
+        else:
+            cut(lambda: driver)
+
+
+class AsyncSQLAlchemySource:
+    """Connections of an AsyncEngine. ``session``: an async_sessionmaker; the work is then given an AsyncSession, else an
+    AsyncConnection. Otherwise as SQLAlchemySource.
+    """
+
+    def __init__(self, engine: Any, session: Optional[Callable[..., Any]] = None) -> None:
+        self.engine = engine
+        self.session = session
+
+    async def open(self) -> AsyncSQLAlchemySession:
+        try:
+            return AsyncSQLAlchemySession(await self.engine.connect().start(), self.session)
+        except OSError as error:
+            if isinstance(error, TimeoutError):
+                raise
+            # asyncpg's dialect passes it on as it is; the others have this class for it
+            raise OperationalError("connect", None, error) from error
+
+    async def recover(self) -> None:
+        """SQLAlchemy does so by itself."""
+
+    async def fetch(self, tx: Any, statement: Statement) -> Answer:
+        """One statement in a transaction of the user, an AsyncSession or an AsyncConnection."""
+        connection = tx if hasattr(tx, "exec_driver_sql") else await tx.connection()
+        answer: Answer = await connection.run_sync(lambda inner: fetch(inner, statement))
+        return answer
+
+
 def fetch(connection: Any, statement: Statement) -> Answer:
     """One statement by the driver, with the driver's placeholders."""
+    if statement[1] and connection.dialect.paramstyle == "numeric_dollar":
+        statement = numbered(statement[0]), statement[1]
     result = connection.exec_driver_sql(*statement) if statement[1] else connection.exec_driver_sql(statement[0])
     return Answer("", [tuple(row) for row in result] if result.returns_rows else [])

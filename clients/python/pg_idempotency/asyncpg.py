@@ -1,0 +1,120 @@
+"""Connections of asyncpg, from a pool.
+
+BEGIN and COMMIT are asyncpg's own transaction, so ``tx.transaction()`` in the work is a
+savepoint, as always. asyncpg sends one statement at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional, Sequence
+
+import asyncpg
+
+from .errors import CommitRolledBack
+from .sql import BEGIN, COMMIT, Statement, numbered
+from .steps import Answer
+
+
+class AsyncpgSession:
+    """A connection that one call has for itself. ``block`` is asyncpg's transaction, if one is open."""
+
+    block: Any = None
+
+    def __init__(self, manager: Any) -> None:
+        self.manager = manager
+        self.handle: Any = None
+
+    async def open(self) -> "AsyncpgSession":
+        """Takes the connection."""
+        try:
+            self.handle = await self.manager.__aenter__()
+        except OSError as error:
+            if isinstance(error, TimeoutError):
+                raise       # of the pool: all connections are in use
+            raise asyncpg.ConnectionFailureError("the database cannot be reached") from error
+        return self
+
+    async def trip(self, statements: Sequence[Statement]) -> List[Answer]:
+        """Runs the statements one after the other."""
+        # Only a COMMIT by itself can meet a failed transaction: asyncpg does not show what it answered.
+        if len(statements) == 1 and statements[0][0] == COMMIT:
+            await self.look()
+        return [await self.run(one) for one in statements]
+
+    async def look(self) -> None:
+        """Raises CommitRolledBack where the transaction has failed."""
+        try:
+            await self.handle.execute("SELECT 1")
+        except asyncpg.InFailedSQLTransactionError as error:
+            raise CommitRolledBack("the work caught an error of the database and went on") from error
+
+    async def run(self, statement: Statement) -> Answer:
+        """One statement, or the step of asyncpg that sends it."""
+        text = statement[0]
+        if text.startswith(BEGIN):
+            level = text[len(BEGIN + " ISOLATION LEVEL "):].lower().replace(" ", "_")
+            block = self.handle.transaction(isolation=level or None)
+            await block.start()
+            self.block = block
+        elif text == COMMIT:
+            block, self.block = self.block, None
+            await block.commit()
+        elif statement[1]:
+            return await fetch(self.handle, statement)
+        else:
+            await self.handle.execute(text)
+        return Answer(text, [])
+
+    async def close(self) -> None:
+        """Gives the connection back."""
+        await self.manager.__aexit__(None, None, None)
+
+    def cut(self) -> None:
+        """Ends the connection at once."""
+        if not self.is_lost():
+            self.handle.terminate()
+
+    def is_lost(self) -> bool:
+        """Whether the connection has ended."""
+        try:
+            return bool(self.handle.is_closed())
+        except asyncpg.InterfaceError:
+            return True     # the pool has taken it back by itself
+
+    async def abandon(self, error: BaseException) -> bool:
+        """Rolls back and gives the connection back. Gives whether it was lost; raises nothing of the driver."""
+        lost = self.is_lost()
+        try:
+            if self.block is not None and not lost:
+                await self.block.rollback()
+            await self.close()
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+            self.cut()
+            await self.close()
+            lost = True
+        return lost
+
+
+class AsyncpgSource:
+    """Connections of a pool of asyncpg. ``timeout``: for how many seconds a call waits for one; None: without end."""
+
+    def __init__(self, pool: Any, *, timeout: Optional[float] = 5) -> None:
+        self.pool = pool
+        self.timeout = timeout
+
+    async def open(self) -> AsyncpgSession:
+        return await AsyncpgSession(self.pool.acquire(timeout=self.timeout)).open()
+
+    async def recover(self) -> None:
+        """After a restart of the server all idle connections are dead: the pool opens others."""
+        await self.pool.expire_connections()
+
+    async def fetch(self, tx: Any, statement: Statement) -> Answer:
+        """One statement in a transaction of the user."""
+        return await fetch(tx, statement)
+
+
+async def fetch(connection: Any, statement: Statement) -> Answer:
+    """One statement with its rows."""
+    rows = await connection.fetch(numbered(statement[0]), *statement[1])
+    return Answer("", [tuple(row) for row in rows])
