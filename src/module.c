@@ -19,7 +19,7 @@
 #include "store/statement.h"
 #include "transaction/transaction.h"
 
-PG_MODULE_MAGIC;
+PG_MODULE_MAGIC_EXT(.name = EXTENSION_NAME, .version = LIBRARY_VERSION);
 
 PGDLLEXPORT void _PG_init(void);
 

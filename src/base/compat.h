@@ -206,6 +206,11 @@ column_of_row(HeapTuple row, AttrNumber number, TupleDesc descriptor, bool *is_n
 #define pg_noreturn __attribute__((noreturn))
 #endif
 
+/* 18 (9324c8c580) lets a library tell its name and version */
+#ifndef PG_MODULE_MAGIC_EXT
+#define PG_MODULE_MAGIC_EXT(...) PG_MODULE_MAGIC
+#endif
+
 /* 18 (14ffaece0f) has deferrable keys in the relation's index list */
 #if PG_VERSION_NUM >= 180000
 #define primary_key_index(relation) RelationGetPrimaryKeyIndex(relation, false)

@@ -12,6 +12,8 @@
 #include "storage/itemptr.h"
 
 #define EXTENSION_NAME "idempotency"
+/* of the library, as META.json has it */
+#define LIBRARY_VERSION "1.1.0"
 
 /* limits of the contract, in characters and bytes */
 #define MAX_NAME_CHARACTERS 255

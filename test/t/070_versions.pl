@@ -65,6 +65,13 @@ append_to_file($secret, 'k1 ' . 'ab' x 32 . "\n");
 chmod 0600, $secret;
 
 my $node = new_node('versions', conf => "$conf\nidempotency.seal_key_file = '$secret'\n");
+if ($node->pg_version >= 18)
+{
+	my ($version) = slurp_file("$tree/META.json") =~ /^  "version": "(.*)"/m;
+
+	is($node->safe_psql('postgres', q{SELECT module_name, version FROM pg_get_loaded_modules() WHERE file_name = 'idempotency.so'}),
+		"idempotency|$version", 'the server knows the version of the library');
+}
 
 # What a database has that is in use: rows of every kind, a lease, a claim, a
 # policy, a stream, and a grant.
