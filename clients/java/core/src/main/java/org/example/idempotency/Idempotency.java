@@ -20,6 +20,7 @@ import javax.sql.DataSource;
  * }</pre>
  */
 public final class Idempotency {
+    private static final System.Logger LOG = System.getLogger(Idempotency.class.getName());
     private static final Duration LONGEST_POLL = Duration.ofMillis(500);
     /** More connections than a pool has, so that a server that was started again does not use the attempts up. */
     private static final int MAX_DEAD = 100;
@@ -259,12 +260,23 @@ public final class Idempotency {
             int usual = connection.getNetworkTimeout();
             connection.setAutoCommit(true);
             connection.setNetworkTimeout(Runnable::run, (int) Math.min(Math.max(limit.toMillis(), 1), Integer.MAX_VALUE));
-            T value = body.run(connection);
-            connection.setNetworkTimeout(Runnable::run, usual);
-            connection.setAutoCommit(autoCommit);
-            return value;
+            try {
+                return body.run(connection);
+            } finally {
+                restore(connection, usual, autoCommit);
+            }
         } catch (Exception error) {
             throw IdempotencyException.of(error);
+        }
+    }
+
+    /** Not every pool does so. A connection that refuses is lost, as the statement has said already. */
+    private static void restore(Connection connection, int networkTimeout, boolean autoCommit) {
+        try {
+            connection.setNetworkTimeout(Runnable::run, networkTimeout);
+            connection.setAutoCommit(autoCommit);
+        } catch (SQLException lost) {
+            LOG.log(System.Logger.Level.DEBUG, "a connection could not be given back as it was", lost);
         }
     }
 

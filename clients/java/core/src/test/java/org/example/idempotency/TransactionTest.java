@@ -9,6 +9,7 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.io.IOException;
+import java.lang.reflect.InvocationTargetException;
 import java.sql.Connection;
 import java.sql.SQLException;
 import java.time.Duration;
@@ -18,6 +19,7 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
+import javax.sql.DataSource;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -222,5 +224,30 @@ class TransactionTest extends OnServer {
         assertThrows(IdempotencyException.BadArgument.class, () -> once.transaction(Call.of(""), (c, o) -> Response.EMPTY));
         assertThrows(IdempotencyException.BadArgument.class, () -> once.transaction(Call.of(key).withRequest("{"), (c, o) -> Response.EMPTY));
         assertThrows(IllegalArgumentException.class, () -> Options.DEFAULT.withLease(Duration.ZERO));
+    }
+
+    @Test
+    void aPoolThatResetsNothingGetsItsConnectionBackAsItWas() throws Exception {
+        try (Connection kept = pool.getConnection()) {
+            kept.setAutoCommit(false);
+            Connection unclosed = instead(Connection.class, "close", null, kept);
+            Transactions transactions = Transactions.of(instead(DataSource.class, "getConnection", unclosed, pool));
+            assertThrows(IdempotencyException.class,
+                    () -> new Idempotency(transactions, Options.DEFAULT.withSchema("nonesuch")).lookup(Call.of(key)));
+            assertEquals(0, kept.getNetworkTimeout());
+            assertFalse(kept.getAutoCommit());
+        }
+    }
+
+    /** As the object, but one method returns something else. */
+    private static <T> T instead(Class<T> type, String name, Object value, T object) {
+        return type.cast(java.lang.reflect.Proxy.newProxyInstance(type.getClassLoader(), new Class<?>[] {type},
+                (self, method, arguments) -> {
+                    try {
+                        return method.getName().equals(name) ? value : method.invoke(object, arguments);
+                    } catch (InvocationTargetException error) {
+                        throw error.getCause();
+                    }
+                }));
     }
 }
