@@ -28,7 +28,9 @@
 #include "store/statement.h"
 
 #define PATTERN_IS "pattern OPERATOR(pg_catalog.=) $1"
-#define POLICY_COLUMNS "retention, min_retention, max_retention, max_attempts, attempts_limit, max_response_size, max_lease"
+/* version 1.0 has no max_lost_attempts */
+#define POLICY_COLUMNS_BEFORE "retention, min_retention, max_retention, max_attempts, attempts_limit, max_response_size, max_lease"
+#define POLICY_COLUMNS POLICY_COLUMNS_BEFORE ", max_lost_attempts"
 
 static Statement claim = {
 	"INSERT INTO %1$s.idempotency_scope (pattern, role) VALUES ($1, $2)"
@@ -42,26 +44,32 @@ static Statement unclaim = {
 };
 
 static Statement lay_down = {
-	"INSERT INTO %1$s.idempotency_scope (pattern, " POLICY_COLUMNS ", max_lost_attempts)"
+	"INSERT INTO %1$s.idempotency_scope (pattern, " POLICY_COLUMNS ")"
 	" VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) ON CONFLICT (pattern) DO UPDATE"
-	" SET (" POLICY_COLUMNS ", max_lost_attempts) = ($2, $3, $4, $5, $6, $7, $8, $9)",
+	" SET (" POLICY_COLUMNS ") = ($2, $3, $4, $5, $6, $7, $8, $9)",
 	POLICY_ARGUMENTS, {TEXTOID, INTERVALOID, INTERVALOID, INTERVALOID, INT4OID, INT4OID, INT4OID, INTERVALOID, INT4OID},
 	.table = TABLE_SCOPE
 };
 
-/* version 1.0 has no max_lost_attempts */
 static Statement lay_down_before = {
-	"INSERT INTO %1$s.idempotency_scope (pattern, " POLICY_COLUMNS ")"
+	"INSERT INTO %1$s.idempotency_scope (pattern, " POLICY_COLUMNS_BEFORE ")"
 	" VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (pattern) DO UPDATE"
-	" SET (" POLICY_COLUMNS ") = ($2, $3, $4, $5, $6, $7, $8)",
+	" SET (" POLICY_COLUMNS_BEFORE ") = ($2, $3, $4, $5, $6, $7, $8)",
 	POLICY_ARGUMENTS - 1, {TEXTOID, INTERVALOID, INTERVALOID, INTERVALOID, INT4OID, INT4OID, INT4OID, INTERVALOID},
 	.table = TABLE_SCOPE
 };
 
-/* a pattern that sets nothing */
+/*
+ * A pattern that sets nothing.  The columns are named: of a view in place of the table,
+ * others may have the owner's code.
+ */
 static Statement forget_empty = {
-	"DELETE FROM %1$s.idempotency_scope s WHERE " PATTERN_IS
-	" AND pg_catalog.jsonb_strip_nulls(pg_catalog.to_jsonb(s.*)) OPERATOR(pg_catalog.=) pg_catalog.jsonb_build_object('pattern', $1)",
+	"DELETE FROM %1$s.idempotency_scope WHERE " PATTERN_IS " AND (role, " POLICY_COLUMNS ") IS NULL",
+	1, {TEXTOID},.table = TABLE_SCOPE
+};
+
+static Statement forget_empty_before = {
+	"DELETE FROM %1$s.idempotency_scope WHERE " PATTERN_IS " AND (role, " POLICY_COLUMNS_BEFORE ") IS NULL",
 	1, {TEXTOID},.table = TABLE_SCOPE
 };
 
@@ -273,7 +281,9 @@ scope_claim(const Catalog *catalog, text *pattern, const char *role)
 static void
 forget_pattern_if_empty(const Catalog *catalog, Datum pattern)
 {
-	(void) statement_run(&forget_empty, catalog, &pattern, NULL, InvalidSnapshot);
+	bool		is_of_1_0 = get_attnum(catalog->tables[TABLE_SCOPE], "max_lost_attempts") == InvalidAttrNumber;
+
+	(void) statement_run(is_of_1_0 ? &forget_empty_before : &forget_empty, catalog, &pattern, NULL, InvalidSnapshot);
 	statement_finish();
 }
 

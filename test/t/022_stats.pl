@@ -199,7 +199,7 @@ is($node->safe_psql('postgres', q{SELECT count(*) FROM idempotency_in_flight WHE
 $node->append_conf('postgresql.conf', q{shared_preload_libraries = ''});
 $node->restart;
 $node->safe_psql('postgres', q{BEGIN; SELECT idem_begin('n'); SELECT idem_complete('n'); COMMIT; SELECT idem_gc(), idem_stats_reset()});
-is($node->safe_psql('postgres', 'SELECT * FROM idempotency_stats'), 'postgres' . '|' x 21, 'not preloaded: all NULL');
+is($node->safe_psql('postgres', 'SELECT * FROM idempotency_stats'), 'postgres' . '|' x 24, 'not preloaded: all NULL');
 is($node->safe_psql('postgres', 'SELECT kind, idempotency_key FROM idempotency_in_flight'), 'leased|leased',
 	'not preloaded: what is in flight can be seen');
 

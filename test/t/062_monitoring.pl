@@ -118,7 +118,7 @@ my @case = (
 		title => 'Poison messages',
 		trouble => sub { $node->safe_psql('postgres', q{SET idempotency.max_lost_attempts = 2; BEGIN; SELECT idem_begin('poison'); ROLLBACK}) },
 		over => sub { $node->safe_psql('postgres', q{SELECT idem_forget('poison')}) },
-		tells => qr/^postgres\|1\|\d+$/
+		says => qr/^postgres\|1\|\d+$/
 	},
 	{
 		title => 'Refused commits, mismatches, lost leases',
