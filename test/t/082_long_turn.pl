@@ -31,6 +31,7 @@ $node->safe_psql('postgres', "CREATE DATABASE $_") for 'large', 'small';
 for my $database ('small', 'large')
 {
 	$node->safe_psql($database, <<'SQL');
+BEGIN;	-- the collector sees the tables with their triggers, or not at all
 CREATE EXTENSION idempotency;
 CREATE TABLE done (began timestamptz, ended timestamptz);
 CREATE TABLE gate (seconds int);
@@ -57,6 +58,7 @@ BEGIN
 END
 $$;
 CREATE TRIGGER again BEFORE UPDATE ON idempotency_ring FOR EACH ROW WHEN (new.name = 'idempotency_store_p1' AND new.range_start > now()) EXECUTE FUNCTION again();
+COMMIT;
 SQL
 }
 wait_until('a turn has ended', sub { query('SELECT count(*) FROM done') ne '0' });
