@@ -131,6 +131,26 @@ func (c *Client[Tx]) query(ctx context.Context, statement Statement) ([]Row, err
 	})
 }
 
+// Progress leaves a note of how far the work of a lease came: anything but nil that can
+// be marshalled. It is stored when this returns. If the lease runs out, the next owner
+// gets it: TakenOver is true, and Payload is the note of the attempt before. Repeated
+// as Transaction is. ErrLeaseLost: somebody else owns the operation.
+func (c *Client[Tx]) Progress(ctx context.Context, o Operation, note any) error {
+	value, err := asJSON(note)
+	if err != nil {
+		return err
+	}
+	call, err := c.newCall(o.Key, nil, []Option{InScope(o.Scope)})
+	if err != nil {
+		return err
+	}
+	_, err = c.repeat(ctx, call, func(bool) (*Result, error) {
+		_, err := c.query(ctx, c.sql.progressOf(&o, value))
+		return nil, err
+	})
+	return err
+}
+
 // ExpiresAt is until when the answer of a key is kept; zero: there is none, or it is kept
 // for good.
 func (c *Client[Tx]) ExpiresAt(ctx context.Context, key string, options ...Option) (time.Time, error) {

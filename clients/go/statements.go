@@ -10,7 +10,7 @@ import (
 
 // statements has the text of each statement, with the extension's schema.
 type statements struct {
-	begin, complete, fail, release, extend, lookup, beginMany, completeMany string
+	begin, complete, fail, release, extend, progress, lookup, beginMany, completeMany string
 }
 
 // Savepoint between begin and work, for Declined.
@@ -37,6 +37,7 @@ func newStatements(schema string) statements {
 		release: "SELECT " + schema + "idem_release" + releaseArgs + "::text",
 		extend: "SELECT extract(epoch FROM " + schema + "idem_extend($1::text, $4::text::interval," +
 			" scope => $2::text, fence => $3::text::bigint) - clock_timestamp())::text",
+		progress: "SELECT " + schema + "idem_progress($1::text, $4::text::jsonb, scope => $2::text, fence => $3::text::bigint)::text",
 		lookup: "SELECT " + operationColumns + " FROM " + schema +
 			"idem_lookup($1::text, scope => $2::text) o WHERE o.outcome IS NOT NULL",
 		beginMany:    "SELECT " + operationColumns + " FROM " + schema + "idem_begin_batch" + beginManyArgs + " o",
@@ -87,6 +88,10 @@ func (s *statements) releaseOf(o *Operation) Statement {
 
 func (s *statements) extendOf(o *Operation, lease time.Duration) Statement {
 	return Statement{s.extend, []*string{textOf(o.Key), textOf(o.Scope), numberOrNull(o.Fence), intervalOf(lease)}}
+}
+
+func (s *statements) progressOf(o *Operation, note []byte) Statement {
+	return Statement{s.progress, []*string{textOf(o.Key), textOf(o.Scope), numberOrNull(o.Fence), textOrNull(note)}}
 }
 
 func (s *statements) lookupOf(call *call) Statement {

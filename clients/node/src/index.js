@@ -3,7 +3,7 @@ import { batch } from './batch.js'
 import { systemClock } from './clock.js'
 import { BadArgument } from './errors.js'
 import { idempotent } from './function.js'
-import { lease } from './lease.js'
+import { lease, progress } from './lease.js'
 import { pgSource } from './pg.js'
 import { retrying } from './retry.js'
 import { Sql } from './sql.js'
@@ -143,6 +143,18 @@ export class Idempotency {
   async lease(key, request, work, options = {}) {
     const { lease: time = this.#settings.lease, reconcile } = options
     return lease(this.#settings, { ...this.#call(key, request, options), lease: time, reconcile }, work)
+  }
+
+  /**
+   * Leaves a note of how far the work of a lease came. It is stored when this returns. If the lease runs out, the next owner
+   * gets it: `takenOver` is true, and `payload` is the note of the attempt before. Repeated as `transaction` is.
+   * @param {import('./sql.js').Operation} operation what the work was given
+   * @param {unknown} note JSON value; it takes the place of the note before
+   * @returns {Promise<void>}
+   * @throws LeaseLost where somebody else owns the operation, TooLarge, BadArgument
+   */
+  async progress(operation, note) {
+    return progress(this.#settings, operation, note)
   }
 
   /**

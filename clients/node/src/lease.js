@@ -108,6 +108,21 @@ function patience(operation) {
   return Math.max(operation.leaseLeft ?? 0, 5000)
 }
 
+/**
+ * A note of how far the attempt came. Its repeat after a lost answer does no harm.
+ * @param {import('./index.js').Settings} settings
+ * @param {import('./sql.js').Operation} operation
+ * @param {unknown} note
+ */
+export async function progress(settings, operation, note) {
+  const { scope, key } = operation
+  try {
+    await retrying(settings, { scope, key }, () => alone(settings, operation, settings.sql.progress(operation, note)))
+  } catch (error) {
+    throw translated(error)
+  }
+}
+
 // Work that does not heed the signal is not waited for: its lease is somebody else's.
 function unlessLost(signal, run) {
   return new Promise((resolve, reject) => {

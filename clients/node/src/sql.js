@@ -136,6 +136,17 @@ export class Sql {
     }
   }
 
+  /**
+   * @param {{key: string, scope: string, fence: bigint | null}} operation
+   * @param {unknown} note
+   */
+  progress({ key, scope, fence }, note) {
+    return {
+      text: `SELECT ${this.#prefix}idem_progress($1, $2::text::jsonb, scope => $3, fence => $4::bigint)::text`,
+      values: [key, toJson(note), scope, toText(fence)],
+    }
+  }
+
   /** @param {{key: string, scope: string, fence: bigint | null}} operation */
   release({ key, scope, fence }) {
     return {

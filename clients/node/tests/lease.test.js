@@ -231,6 +231,45 @@ test('an error leaves the lease to run out, and the next attempt is told', async
   assert.deepEqual([result.payload, result.takenOver], [[true, 2], true])
 })
 
+test('a note of progress goes to the next owner, and to nobody who lost the lease', async (t) => {
+  const { pool, idempotency } = idempotencyFor(t)
+  const key = newKey()
+  let first
+  await assert.rejects(idempotency.lease(key, null, async (operation) => {
+    first = operation
+    assert.deepEqual([operation.takenOver, operation.payload], [false, undefined])
+    await idempotency.progress(operation, { charged: 'ch_0' })
+    await idempotency.progress(operation, { charged: 'ch_1' })
+    throw new TypeError('socket hang up')
+  }), TypeError)
+  await expire(pool, key)
+  const seen = []
+  const result = await idempotency.lease(key, null, async (operation) => {
+    seen.push(operation.payload)
+    await assert.rejects(idempotency.progress(first, 'late'), LeaseLost)
+    await assert.rejects(idempotency.progress(operation, undefined), { name: 'BadArgument' })
+    await assert.rejects(idempotency.progress(operation, 'x'.repeat(2_000_000)), { name: 'TooLarge' })
+    await idempotency.progress(operation, null)
+    return 'sent'
+  }, { reconcile: (operation) => { seen.push(operation.payload); return Reconciled.notDone } })
+  assert.deepEqual(seen, [{ charged: 'ch_1' }, { charged: 'ch_1' }])
+  assert.deepEqual([result.payload, (await idempotency.lease(key, null, () => assert.fail('ran'))).payload], ['sent', 'sent'])
+})
+
+test('a note whose answer is lost is stored once more', async (t) => {
+  const proxy = await Proxy.start(t)
+  const { pool } = idempotencyFor(t)
+  const { idempotency } = idempotencyFor(t, {}, proxy.poolOptions)
+  const key = newKey()
+  let cuts = 0
+  await idempotency.lease(key, null, async (operation) => {
+    proxy.onAnswer = (type, bytes) => isTag(type, bytes, 'SELECT 1') && cuts++ === 0 ? null : bytes
+    await idempotency.progress(operation, 7)
+    assert.equal((await pool.query('SELECT response_payload AS note FROM idempotency_store WHERE idempotency_key = $1', [key])).rows[0].note, 7)
+  })
+  assert.ok(cuts > 1)
+})
+
 test('NotDone frees the key at once', async (t) => {
   const { pool, idempotency } = idempotencyFor(t)
   const key = newKey()

@@ -40,6 +40,10 @@ class Base:
             wait=seconds(wait), retention=self.settings.retention if retention is None else seconds(retention),
             lease=maybe_seconds(lease), **options)
 
+    def leased(self, operation: Operation) -> Call:
+        """A call for an operation that is owned by its fence."""
+        return self.arguments(operation.key, None, dict(scope=operation.scope, lease=self.settings.lease))
+
     def many(self, keys: Sequence[str], requests: Optional[Sequence[Any]], scope: Optional[str],
              request_hashes: Optional[Sequence[Optional[bytes]]], max_attempts: Optional[int]) -> Statement:
         """The statement that begins many."""
@@ -108,6 +112,15 @@ class Idempotency(Base):
         result: Result = self.driver.run(leases.lease(self.settings, call, work))
         return result
 
+    def progress(self, operation: Operation, note: Any) -> None:
+        """Leaves a note of how far the work of a lease came: a JSON value, not None. It is stored when this returns.
+
+        If the lease runs out, the next owner gets it: ``taken_over`` is true, and ``payload`` is the note of the attempt
+        before. Repeated as in ``transaction``.
+        Raises LeaseLost where somebody else owns the operation, TooLarge, BadArgument.
+        """
+        self.driver.run(leases.progress(self.settings, self.leased(operation), operation, note))
+
     def run(self, work: Callable[[Any], Any], *, isolation: Optional[str] = None) -> Any:
         """Runs ``work(tx)`` in a transaction, repeated as in ``transaction``. Gives what work gives back.
 
@@ -167,6 +180,10 @@ class AsyncIdempotency(Base):
             lease=self.settings.lease if lease is None else lease, reconcile=reconcile))
         result: Result = await self.driver.run(leases.lease(self.settings, call, work))
         return result
+
+    async def progress(self, operation: Operation, note: Any) -> None:
+        """As Idempotency.progress."""
+        await self.driver.run(leases.progress(self.settings, self.leased(operation), operation, note))
 
     async def run(self, work: Callable[[Any], Union[Awaitable[Any], Any]], *, isolation: Optional[str] = None) -> Any:
         """As Idempotency.run."""

@@ -168,6 +168,12 @@ def end(settings: Settings, call: Call, heartbeat: Any, writes: List[Callable[[A
         raise
 
 
+def progress(settings: Settings, call: Call, operation: Operation, note: Any) -> Flow:
+    """A note of how far the attempt came. Its repeat after a lost answer does no harm."""
+    yield from retrying(settings, call, lambda: one_statement(
+        settings.functions.progress(operation, note), limit=patience(call)))
+
+
 def release(settings: Settings, call: Call, operation: Operation) -> Flow:
     """Gives the operation back. Where that fails the lease runs out by itself, and the first error counts."""
     try:

@@ -114,6 +114,11 @@ class Functions:
                 " - clock_timestamp())::float8",
                 (call.key, interval(call.lease), call.scope, operation.fence))
 
+    def progress(self, operation: Operation, note: Any) -> Statement:
+        """idem_progress by fence; the lease ends when it would."""
+        return (f"SELECT {self.name('idem_progress')}(%s::text, %s::jsonb, %s::text, %s::bigint)",
+                (operation.key, to_json(note), operation.scope, operation.fence))
+
     def release(self, call: Call, operation: Operation) -> Statement:
         """idem_release by fence."""
         return (f"SELECT {self.name('idem_release')}(%s::text, %s::text, %s::bigint)",

@@ -8,8 +8,8 @@ import psycopg_pool
 import pytest
 
 from conftest import QUICK, Held, insert, insert_async
-from pg_idempotency import (NOT_DONE, UNKNOWN, Completion, Declined, Done, FakeClock, Idempotency, LeaseLost, NotDone,
-                            Response, Unknown)
+from pg_idempotency import (NOT_DONE, UNKNOWN, BadArgument, Completion, Declined, Done, FakeClock, Idempotency, LeaseLost,
+                            NotDone, Response, TooLarge, Unknown)
 
 
 def writes(key):
@@ -40,6 +40,43 @@ def test_end_and_writes_commit_together(idem, key, effects):
     assert [(r.outcome, r.code, r.payload, r.replayed) for r in (first, again)] == [
         ("COMPLETED", 201, {"charge": 1}, False), ("COMPLETED", 201, {"charge": 1}, True)]
     assert effects() == 1
+
+
+def test_a_note_goes_to_the_next_owner(idem, admin, key):
+    seen = []
+
+    def dies(operation, signal):
+        seen.append(operation)
+        idem.progress(operation, {"charged": "ch_0"})
+        idem.progress(operation, {"charged": "ch_1"})
+        raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError):
+        idem.lease(key, None, dies)
+    run_out(admin, key)
+
+    def goes_on(operation, signal):
+        seen.append(operation)
+        with pytest.raises(LeaseLost):
+            idem.progress(seen[0], "late")
+        with pytest.raises(BadArgument):
+            idem.progress(operation, None)
+        with pytest.raises(TooLarge):
+            idem.progress(operation, "x" * 2_000_000)
+        idem.progress(operation, "sent")
+        return "done"
+    result = idem.lease(key, None, goes_on, reconcile=lambda operation: seen.append(operation) or NOT_DONE)
+    assert [(o.taken_over, o.payload) for o in seen] == [(False, None)] + 2 * [(True, {"charged": "ch_1"})]
+    assert (result.payload, idem.lease(key, None, goes_on).payload) == ("done", "done")
+
+
+def test_a_note_under_asyncio(run, admin, key):
+    async def body(idem):
+        async def work(operation, signal):
+            await idem.progress(operation, [1])
+            return admin.execute("SELECT response_payload FROM idempotency_store WHERE idempotency_key = %s",
+                                 (key,)).fetchone()[0]
+        return await idem.lease(key, None, work)
+    assert run(body).payload == [1]
 
 
 def test_the_same_for_asyncio(run, key, effects):

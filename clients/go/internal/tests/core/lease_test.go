@@ -149,6 +149,36 @@ func testTakenOver[Tx any](t *testing.T, b backend[Tx]) {
 	same(t, "effects", effects(t, key), "1")
 }
 
+func TestProgress(t *testing.T) { onBoth(t, testProgress[pgx.Tx], testProgress[*sql.Tx]) }
+
+func testProgress[Tx any](t *testing.T, b backend[Tx]) {
+	client, key := b.client(t, idempotency.Options{}), newKey()
+	var first idempotency.Operation
+	died := errors.New("died")
+	_, err := client.Lease(background, key, nil, func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
+		first = o
+		same(t, "note of nobody", string(o.Payload), "")
+		must(t, client.Progress(ctx, o, 0))
+		must(t, client.Progress(ctx, o, map[string]string{"charged": "ch_1"}))
+		return idempotency.Completion[Tx]{}, died
+	})
+	wantError(t, err, died)
+	runOut(t, key)
+	_, err = client.Lease(background, key, nil, func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
+		same(t, "note", string(o.Payload), `{"charged": "ch_1"}`)
+		wantError(t, client.Progress(ctx, first, "late"), idempotency.ErrLeaseLost)
+		wantError(t, client.Progress(ctx, o, strings.Repeat("x", 2_000_000)), idempotency.ErrTooLarge)
+		wantError(t, client.Progress(ctx, o, nil), idempotency.ErrBadArgument)
+		must(t, client.Progress(ctx, o, "sent"))
+		return b.answer(key)(ctx, o)
+	}, idempotency.WithReconcile(func(_ context.Context, o idempotency.Operation) (idempotency.Reconciled, error) {
+		same(t, "note in reconcile", string(o.Payload), `{"charged": "ch_1"}`)
+		return idempotency.NotDone(), nil
+	}))
+	must(t, err)
+	same(t, "effects", effects(t, key), "1")
+}
+
 func TestReconcile(t *testing.T) { onBoth(t, testReconcile[pgx.Tx], testReconcile[*sql.Tx]) }
 
 func testReconcile[Tx any](t *testing.T, b backend[Tx]) {

@@ -132,6 +132,24 @@ public final class Idempotency {
     }
 
     /**
+     * Leaves a note of how far the work of a lease came. It is stored when this returns, and repeated
+     * as a transaction is. If the lease runs out, the next owner gets it as the payload of its
+     * operation's response, where {@code takenOver} is true.
+     *
+     * @param operation what the work was given
+     * @param note JSON, which takes the place of the note before
+     * @throws IdempotencyException LeaseLost where somebody else owns the operation; TooLarge; what was
+     *     wrong with the note or the database
+     */
+    public void progress(Operation operation, String note) {
+        Call call = Call.of(operation.key()).withScope(operation.scope()).over(options);
+        this.<Void, IdempotencyException>repeat(call, afterLoss -> alone(call.lease(), c -> {
+            statements.progress(c, operation, note);
+            return null;
+        }));
+    }
+
+    /**
      * Reads the record of a key.
      *
      * @param call the key and its scope

@@ -27,6 +27,7 @@ final class Statements {
     private final String fail;
     private final String release;
     private final String extend;
+    private final String progress;
     private final String lookup;
 
     Statements(String schema) {
@@ -39,6 +40,7 @@ final class Statements {
         release = "SELECT " + prefix + "idem_release(?::text, scope => ?::text, fence => ?::text::bigint)::text";
         extend = "SELECT extract(epoch FROM " + prefix + "idem_extend(?::text, ?::text::interval, scope => ?::text,"
                 + " fence => ?::text::bigint) - clock_timestamp())";
+        progress = "SELECT " + prefix + "idem_progress(?::text, ?::text::jsonb, scope => ?::text, fence => ?::text::bigint)::text";
         lookup = "SELECT " + COLUMNS + " FROM " + prefix + "idem_lookup(?::text, scope => ?::text) o WHERE o.outcome IS NOT NULL";
     }
 
@@ -71,6 +73,10 @@ final class Statements {
     /** How long the lease runs from the server's answer on, which a policy may have shortened. */
     Duration extend(Connection connection, Operation o, Duration lease) throws SQLException {
         return duration(new BigDecimal(one(connection, extend, o.key(), interval(lease), o.scope(), number(o.fence()))));
+    }
+
+    void progress(Connection connection, Operation o, String note) throws SQLException {
+        one(connection, progress, o.key(), note, o.scope(), number(o.fence()));
     }
 
     private static Duration retention(Call call, Response response) {

@@ -143,4 +143,30 @@ class LeaseTest extends OnServer {
         assertEquals(0, effects());
         assertNull(once.lookup(Call.of(key)));
     }
+
+    @Test
+    void aNoteGoesToTheNextOwnerOnly() throws Exception {
+        Operation[] first = new Operation[1];
+        assertThrows(IOException.class, () -> once.lease(Call.of(key), lease -> {
+            first[0] = lease.operation();
+            assertNull(first[0].response().payload());
+            once.progress(first[0], "0");
+            once.progress(first[0], "{\"charged\": 1}");
+            throw new IOException("reset");
+        }));
+        sql("UPDATE idempotency_store SET lease_expires_at = clock_timestamp() WHERE idempotency_key = '" + key + "'");
+        Result result = once.lease(Call.of(key), lease -> {
+            assertEquals("{\"charged\": 1}", lease.operation().response().payload());
+            assertThrows(IdempotencyException.LeaseLost.class, () -> once.progress(first[0], "1"));
+            assertThrows(IdempotencyException.BadArgument.class, () -> once.progress(lease.operation(), null));
+            assertThrows(IdempotencyException.TooLarge.class, () -> once.progress(lease.operation(), '"' + "x".repeat(2_000_000) + '"'));
+            once.progress(lease.operation(), "null");
+            return done();
+        }, operation -> {
+            assertEquals("{\"charged\": 1}", operation.response().payload());
+            return new Reconciled.NotDone();
+        });
+        assertTrue(result.takenOver());
+        assertEquals("{\"id\": 1}", once.lookup(Call.of(key)).response().payload());
+    }
 }
