@@ -173,8 +173,8 @@ def all_troubles():
 
     def put_right():
         owner.end()
-        sql("ROLLBACK PREPARED 'orphan'; SELECT idem_forget('poison'); SELECT idem_release('stuck', fence => fence) FROM idempotency_store"
-            " WHERE idempotency_key = 'stuck'")
+        sql("ROLLBACK PREPARED 'orphan'; SELECT idem_forget('poison');"
+            " SELECT idem_release('stuck', fence => fence) FROM idempotency_store WHERE idempotency_key = 'stuck'")
     return put_right
 
 

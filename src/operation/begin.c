@@ -298,7 +298,7 @@ carry_out(const Begin *begin, Verdict verdict)
 		case VERDICT_ACQUIRE:
 			return acquire_operation(begin);
 		case VERDICT_EXHAUSTED:
-			return refuse_attempt(begin, final_response("attempts exhausted", "attempts", begin->found->attempt));
+			return refuse_attempt(begin, final_response("attempts exhausted", "attempts", begin->row.attempt));
 		case VERDICT_LOST:
 			return refuse_attempt(begin, final_response("attempts lost", "lost_attempts", begin->lost_attempts));
 		case VERDICT_REPLAY:

@@ -93,11 +93,17 @@ part_of(uint64 id)
 	return (int) (id % part_count);
 }
 
+static LostOperation *
+first_of(int part)
+{
+	return operations + (Size) part * part_size;
+}
+
 /* The caller holds the part's lock.  NULL: none of its attempts was lost. */
 static LostOperation *
 find_operation(int part, uint64 id)
 {
-	LostOperation *first = &operations[part * part_size];
+	LostOperation *first = first_of(part);
 
 	for (LostOperation *operation = first; operation < first + part_size; operation++)
 	{
@@ -111,7 +117,7 @@ find_operation(int part, uint64 id)
 static LostOperation *
 make_place(int part)
 {
-	LostOperation *first = &operations[part * part_size];
+	LostOperation *first = first_of(part);
 	LostOperation *oldest = first;
 
 	for (LostOperation *operation = first; operation < first + part_size; operation++)
@@ -205,7 +211,7 @@ lost_attempts_figures(Oid database, int64 *lost, int64 *near_limit)
 	*lost = *near_limit = 0;
 	for (int part = 0; parts != NULL && part < part_count; part++)
 	{
-		LostOperation *first = &operations[part * part_size];
+		LostOperation *first = first_of(part);
 
 		if (pg_atomic_read_u32(&parts[part].used) == 0)
 			continue;
