@@ -34,7 +34,7 @@ saga: ## four services, a broker and a shop, killed at random (MODE=choreographe
 	@examples/order-saga/run
 
 ## Test one part:
-check-clients: ## the packages for Node.js, Python and Go (ONLY=pattern: some parts)
+check-clients: ## the packages for Node.js, Python, Go and Java (ONLY=pattern: some parts)
 	@clients/check $${ONLY:+"$$ONLY"}
 check-recipes: ## the client code of docs/ in eight more languages (ONLY=pattern; 800 MB of packages)
 	@clients/recipes/check $${ONLY:+"$$ONLY"}
