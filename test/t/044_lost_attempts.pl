@@ -73,6 +73,7 @@ for my $case (
 	[ 'a rollback to a savepoint, and COMMIT', "BEGIN; SAVEPOINT s; SELECT idem_begin('k'); ROLLBACK TO s; COMMIT", 0 ],
 	[ 'an error after a savepoint', "$begin; SAVEPOINT s; SELECT 1/0; ROLLBACK", 1 ],
 	[ '40001 after a savepoint', "$begin; SAVEPOINT s; SELECT raise('40001'); ROLLBACK", 0 ],
+	[ '40001 after a savepoint, to which the client rolls back first', "$begin; SAVEPOINT s; SELECT raise('40001'); ROLLBACK TO s; ROLLBACK", 1 ],
 	[ '40001 after a savepoint, and the client goes on', "$begin; SAVEPOINT s; SELECT raise('40001'); ROLLBACK TO s; SELECT 1/0; ROLLBACK", 1 ],
 	[ '40001 that a block catches', "$begin, caught('40001'); ROLLBACK", 1 ],
 	[ 'an error that a block catches, and 40001', "$begin, caught('22012'); SELECT raise('40001'); ROLLBACK", 0 ],
