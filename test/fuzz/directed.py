@@ -82,9 +82,12 @@ def scenes(functions, main, peer, by_hand, with_kinds):
             ('idem_reseal', {'max_rows': 0}), ('idem_unclaim_scope', {'pattern': '*a'}), ('idem_set_policy', {'pattern': None}),
             ('idem_claim_scope', {'pattern': None, 'role': 'fuzz_app'}), ('idem_gc', {'max_rows': -1}), ('idem_step_key', {'key': '', 'step': 'a'}),
             ('idem_claim_scope', {'pattern': 'a', 'role': '0'}), ('idem_call', {'handler': 'fuzz.nonesuch(jsonb)', 'key': 'a'}),
+            ('idem_call', {'handler': 'fuzz.returns', 'key': 'a'}),
             ('idem_call', {'handler': 'fuzz.secret(jsonb)', 'key': 'a'}), ('idem_lookup', {'key': ''})):
         found.append([main('call', call(name, **given))])
     found.append([main('set', ('ROLE', 'fuzz_app')), main('call', call('idem_call', handler='fuzz.secret(jsonb)', key='a'))])
+    # on a store that is partitioned by hand, with a key: few calls are made there
+    found += 4 * [[main('call', call('idem_reseal'))]]
     if with_kinds:
         found += kinds_of_store(call, hand, main, peer)
     return found
