@@ -254,7 +254,7 @@ is(deliver($limited), 'ACQUIRED|1|', "delivery $_ of a poison message") for 1 ..
 is($node->safe_psql('postgres', 'SELECT attempts_lost > 40, operations_losing, operations_near_limit FROM idempotency_stats'), 't|1|1', 'the figures');
 is(deliver($limited), 'FAILED|1|{"reason": "attempts lost", "lost_attempts": 3}', 'one more would be too many');
 is(lost('poison'), 3, 'the end was rolled back, so nothing is forgotten');
-like($node->safe_psql('postgres', $limited . q{; SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'}), qr{^FAILED.*\n1$}, 'until then its lock is held');
+like($node->safe_psql('postgres', $limited . q{; SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'; ROLLBACK}), qr{^FAILED.*\n1$}, 'until then its lock is held');
 my $final = $node->safe_psql('postgres', "$limited; COMMIT; SELECT outcome, attempt, replayed, response_payload FROM idem_begin('poison', '{\"order\": 1}')");
 is($final, "FAILED|1|{\"reason\": \"attempts lost\", \"lost_attempts\": 3}\nFAILED|1|t|{\"reason\": \"attempts lost\", \"lost_attempts\": 3}", 'it stays');
 is(lost('poison'), 0, 'and its attempts are forgotten');
