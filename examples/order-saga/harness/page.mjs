@@ -2,16 +2,13 @@
 //
 //   node page.mjs ADDRESS        the server of the databases is the one that libpq's variables name
 /* global document, localStorage */
-import { mkdtemp, rm } from 'node:fs/promises'
-import os from 'node:os'
 import path from 'node:path'
 import process from 'node:process'
 import pg from 'pg'
-import puppeteer from 'puppeteer-core'
+import { chromium } from 'playwright-core'
 
 const [address] = process.argv.slice(2)
-const profile = await mkdtemp(path.join(os.tmpdir(), 'saga-page.'))
-const browser = await puppeteer.launch({ executablePath: '/usr/bin/chromium', userDataDir: profile, args: ['--no-sandbox', '--disable-gpu'] })
+const browser = await chromium.launch({ executablePath: '/usr/bin/chromium', args: ['--disable-gpu'] })
 let passed = 0
 let failed = 0
 
@@ -32,7 +29,7 @@ async function query(database, statement, values) {
 
 // A customer of their own: nothing in localStorage.
 async function customer(what, act) {
-  const context = await browser.createBrowserContext()
+  const context = await browser.newContext({ viewport: { width: 1200, height: 820 } })
   try {
     const page = await open(context)
     for (const sku of ['mug', 'beans', 'mug']) await page.click(`button[data-sku=${sku}]`)
@@ -49,7 +46,6 @@ async function customer(what, act) {
 async function open(context) {
   const page = await context.newPage()
   page.setDefaultTimeout(120_000)    // a busy machine is no mistake
-  await page.setViewport({ width: 1200, height: 820 })
   await page.goto(address)
   await page.waitForSelector('button[data-sku]')
   return page
@@ -70,25 +66,25 @@ async function look(page, what, end = 'CONFIRMED') {
 // The n-th request to pay is sent, and its answer is not for the page, or not yet.
 async function intercept(page, times, withAnswer) {
   const sent = { requests: 0, keys: new Set() }
-  await page.setRequestInterception(true)
-  page.on('request', async (request) => {
-    if (request.method() !== 'POST' || !request.url().endsWith('/orders')) return request.continue()
+  await page.route('**/orders', async (route) => {
+    const request = route.request()
+    if (request.method() !== 'POST') return route.continue()
     sent.requests++
     sent.keys.add(request.headers()['idempotency-key'])
-    if (sent.requests > times) return request.continue()
-    await withAnswer(request, () => fetch(request.url(), { method: 'POST', headers: request.headers(), body: request.postData() }))
+    if (sent.requests > times) return route.continue()
+    await withAnswer(route, () => route.fetch())
   })
   return sent
 }
 
 const cases = {
   'one click': (page) => page.click('#pay'),
-  'double click': (page) => page.click('#pay', { count: 2 }),
+  'double click': (page) => page.dblclick('#pay'),
 
   'network lost after the request was sent': async (page) => {
-    const sent = await intercept(page, 2, async (request, send) => {
+    const sent = await intercept(page, 2, async (route, send) => {
       await send()
-      await request.abort('connectionreset')
+      await route.abort('connectionreset')
     })
     await page.click('#pay')
     await page.waitForSelector('#state.CONFIRMED')
@@ -98,7 +94,7 @@ const cases = {
   'reload while paying': async (page) => {
     let reload
     const asked = new Promise((resolve) => { reload = resolve })
-    const sent = await intercept(page, 1, async (request, send) => {
+    const sent = await intercept(page, 1, async (route, send) => {
       await send()
       reload()    // the answer never comes
     })
@@ -130,6 +126,5 @@ const cases = {
 
 for (const [what, act] of Object.entries(cases)) await customer(what, act)
 await browser.close()
-await rm(profile, { recursive: true, force: true })
 console.log(`${passed} passed, ${failed} failed`)
 process.exitCode = failed > 0 || passed === 0 ? 1 : 0
