@@ -65,6 +65,12 @@ make_cache() {
 		die "cannot write to $cache: set IDEMPOTENCY_CACHE to a directory that you can write to"
 }
 
+# is_kept DIRECTORY: whether it was made as a whole, by us or by root. What others left there
+# under its name is not run.
+is_kept() {
+	[[ -e $1/complete && ! -L $1 && ($(stat -c %u "$1") == 0 || -O $1) ]]
+}
+
 [[ -z ${TMPDIR:-} ]] || check_temporary_directory
 # shellcheck disable=SC2034
 cache=$(choose_cache)

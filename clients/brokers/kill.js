@@ -47,7 +47,7 @@ class Lane {
     }
   }
 
-  // The program makes what it consumes; the mock of Kafka makes topics when somebody asks.
+  // The program makes what it consumes; Kafka makes topics when somebody asks.
   async prepare(stage) {
     const { Idempotency } = await import('../node/src/index.js')
     await stage.prepare({ idempotency: new Idempotency(pool, { scope: this.queue }), onError: () => {} })

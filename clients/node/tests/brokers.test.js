@@ -1,5 +1,5 @@
-// The consumers of all brokers, on real ones: copies, retries, dead letters. Kafka is a mock. What happens
-// when consumers die is in clients/brokers.
+// The consumers of all brokers, on real ones: copies, retries, dead letters. What happens when consumers die is in
+// clients/brokers.
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'

@@ -207,7 +207,7 @@ class KafkaStage {
     await this.producer.connect()
   }
 
-  // The mock makes a topic when somebody asks for it.
+  // The broker makes a topic when somebody asks for it.
   async prepare() {
     await this.producer.send({ topic: this.queue, messages: [{ key: 'first', value: '' }] })
     await this.producer.send({ topic: this.deadTopic, messages: [{ key: 'first', value: '' }] })
@@ -225,7 +225,6 @@ class KafkaStage {
     const { KafkaConsumer } = await import('pg-idempotency/kafka')
     return KafkaConsumer.start(this.kafka, {
       ...QUICK, topic: this.queue, groupId: this.queue, partitions: 4, ...options,
-      // The mock waits three seconds for further members of a new group.
       consumer: { sessionTimeout: 4000, heartbeatInterval: 200, rebalanceTimeout: 4000, maxWaitTimeInMs: 50 },
     })
   }

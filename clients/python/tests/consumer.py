@@ -91,8 +91,8 @@ def kafka():
     from pg_idempotency.kafka import Consumer
     broker = os.environ["DEMO_KAFKA"]
     source = KafkaConsumer(bootstrap_servers=broker, group_id=QUEUE, enable_auto_commit=False, auto_offset_reset="earliest",
-                           session_timeout_ms=4000, heartbeat_interval_ms=200, api_version=(1, 0, 0))
-    producer = KafkaProducer(bootstrap_servers=broker, acks="all", api_version=(1, 0, 0))
+                           session_timeout_ms=4000, heartbeat_interval_ms=200)
+    producer = KafkaProducer(bootstrap_servers=broker, acks="all")
     buried = []
     before(producer, "send", lambda *given: buried.append(given))
     before(source, "commit", lambda *given: (at("ack"), buried and at("bury")))

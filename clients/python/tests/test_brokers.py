@@ -1,4 +1,4 @@
-"""Consumers of Redis Streams and of Kafka's protocol: copies, retries, dead letters.
+"""Consumers of Redis Streams and of Kafka: copies, retries, dead letters.
 
 What happens when consumers die is in clients/brokers.
 """
@@ -16,7 +16,7 @@ from pg_idempotency import BadArgument, Declined, Idempotency
 from pg_idempotency import kafka as on_kafka
 from pg_idempotency import redis as on_redis
 
-BROKER = {"bootstrap_servers": os.environ["DEMO_KAFKA"], "api_version": (1, 0, 0)}
+BROKER = {"bootstrap_servers": os.environ["DEMO_KAFKA"]}
 
 
 class RedisStage:
@@ -48,7 +48,7 @@ class RedisStage:
 
 
 class KafkaStage:
-    """A topic of its own: the mock makes it when somebody asks for it."""
+    """A topic of its own: the broker makes it when somebody asks for it."""
 
     def __init__(self, queue):
         self.queue = queue

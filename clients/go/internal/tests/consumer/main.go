@@ -148,7 +148,6 @@ func (s sending) SendMessage(message *sarama.ProducerMessage) (int32, int64, err
 
 func kafka(ctx context.Context) error {
 	config := sarama.NewConfig()
-	config.Version = sarama.V0_11_0_0 // the mock closes the connection at the requests of later ones
 	config.Consumer.Offsets.Initial = sarama.OffsetOldest
 	config.Consumer.Offsets.CommitInterval = 100 * time.Millisecond
 	config.Consumer.Group.Session.Timeout = 4 * time.Second

@@ -18,8 +18,7 @@ import (
 
 func TestMain(m *testing.M) { brokertest.Main(m, "DEMO_KAFKA") }
 
-// stage is a topic on the mock cluster of librdkafka, which makes a topic when
-// somebody asks for it. It closes the connection at the requests of newer versions.
+// stage is a topic, which the broker makes when somebody asks for it.
 type stage struct {
 	queue, dead string
 	client      sarama.Client
@@ -28,7 +27,6 @@ type stage struct {
 
 func newStage(t *testing.T, queue string) brokertest.Stage {
 	config := sarama.NewConfig()
-	config.Version = sarama.V0_11_0_0
 	config.Consumer.Offsets.Initial = sarama.OffsetOldest
 	config.Consumer.Offsets.CommitInterval = 50 * time.Millisecond
 	config.Producer.Return.Successes = true
