@@ -28,8 +28,8 @@ check-all: ## every test on PostgreSQL 15, 16, 17, 18 and 19, and pg_upgrade (ro
 	@test/check-all
 
 ## See it at work:
-demo: ## payments, with and without it (FILE=my.jsonl: your own; BROKER=rabbitmq)
-	@demo/run $${FILE:+"$$FILE"} $${BROKER:+--broker "$$BROKER"}
+demo: ## payments, with and without it (FILE=my.jsonl: your own)
+	@demo/run $${FILE:+"$$FILE"}
 saga: ## four services, a broker and a shop, killed at random (MODE=choreographed, MINUTES, ORDERS, SEED, STAY=1)
 	@examples/order-saga/run
 

@@ -58,7 +58,6 @@ class Broker:
         self.databases = databases
         self.consumers = consumers
         self.watch = watch
-        self.target = run_consumer
         self.rng = random.Random(plan.seed)
         self.ready = deque(plan.deliveries)
         self.later = []
@@ -95,7 +94,7 @@ class Broker:
     def start_worker(self):
         ours, theirs = processes.Pipe()
         close_first = [worker.pipe for worker in self.workers] + [ours]
-        process = processes.Process(target=self.target, daemon=True,
+        process = processes.Process(target=run_consumer, daemon=True,
                                     args=(self.kind, self.databases, theirs, close_first))
         process.start()
         theirs.close()
@@ -217,12 +216,9 @@ class Broker:
         self.workers.remove(worker)
         worker.pipe.close()
         if worker.delivery:
-            self.requeue(worker.delivery)
+            self.tally.redelivered += 1
+            self.ready.appendleft(worker.delivery)
         self.start_worker()
-
-    def requeue(self, delivery):
-        self.tally.redelivered += 1
-        self.ready.appendleft(delivery)
 
     def struck(self, worker):
         """A planned fault has happened: it happens once, and now other consumers
@@ -243,9 +239,9 @@ class Broker:
         if message_id not in self.to_strike:
             delivery.fault = None
         if answer.again is not None:
-            self.come_again(delivery, answer.again)
+            self.put_back(delivery, answer.again)
             return
-        self.acknowledge(delivery)
+        self.tally.acknowledged += 1
         if answer.payment is not None:
             self.tally.receipts.setdefault(message_id, set()).add(answer.payment)
         if not delivery.tampered:
@@ -253,12 +249,6 @@ class Broker:
             self.settled.add(message_id)
             self.release(message_id)
             self.wake(message_id)
-
-    def come_again(self, delivery, seconds):
-        self.put_back(delivery, seconds)
-
-    def acknowledge(self, delivery):
-        self.tally.acknowledged += 1
 
     def wake(self, message_id):
         """Another consumer has handled the message: a consumer that sleeps goes on."""

@@ -36,7 +36,6 @@ class Delivery:
     message: Message
     tampered: bool = False
     fault: str | None = None
-    number: int | None = None
 
     @property
     def text(self):
@@ -113,8 +112,6 @@ def plan_deliveries(plan, file, rng):
     tampered = [tamper(m) for m in rng.sample(accepted, min(TAMPERED, math.ceil(len(accepted) / 10)))]
     plan.deliveries += [Delivery(m, tampered=True) for m in tampered + file.conflicts]
     rng.shuffle(plan.deliveries)
-    for number, delivery in enumerate(plan.deliveries):
-        delivery.number = number
     place_faults(plan)
 
 

@@ -30,7 +30,6 @@ from without import ByHand, Naive, Unique
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 KINDS = (Protected, Naive, Unique, ByHand)
-BROKERS = ("embedded", "rabbitmq")
 
 
 @dataclass(frozen=True)
@@ -59,8 +58,6 @@ def read_arguments():
     parser.add_argument("--check", action="store_true", help="only say whether file and options can be used")
     parser.add_argument("--seed", type=int, default=1, help="of the shuffle and of the faults (default: 1)")
     parser.add_argument("--consumers", type=number(2, 40), default=8, help="how many at once (default: 8)")
-    parser.add_argument("--broker", choices=BROKERS, default=BROKERS[0],
-                        help="what delivers the messages (default: one of the demo's own)")
     parser.add_argument("--limit", type=number(1, None),
                         help="cents; larger payments are declined (default: the largest 5 percent are)")
     return parser.parse_args()
@@ -121,16 +118,8 @@ def perform(console, arguments, plan, kind):
     databases = Databases(f"shop_{kind.name}", f"gateway_{kind.name}")
     prepare(plan, databases, kind)
     with report.progress(console, kind.title, len(plan.deliveries)) as watch:
-        tally = broker_class(arguments.broker)(plan, kind, databases, arguments.consumers, watch).run()
+        tally = Broker(plan, kind, databases, arguments.consumers, watch).run()
     return Run(kind, plan, tally, audit(databases, kind is Protected))
-
-
-def broker_class(name):
-    """The broker of that name. RabbitMQ's client is imported only for RabbitMQ."""
-    if name == "rabbitmq":
-        from rabbitmq import RabbitBroker
-        return RabbitBroker
-    return Broker
 
 
 def judge(protected, *others):
