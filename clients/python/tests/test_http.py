@@ -228,8 +228,11 @@ def test_a_body_that_is_not_seen_whole_is_refused(pool, key, extra, status):
     assert seen == [b'{"whole": 1}']
 
 
-@pytest.mark.parametrize("length, status", [("100", 400), ("-1", 400), ("12", 201)])
-def test_django_refuses_a_truncated_upload(key, length, status):
+@pytest.mark.parametrize("extra, status", [
+    ({"CONTENT_LENGTH": "100"}, 400), ({"CONTENT_LENGTH": "-1"}, 400), ({"CONTENT_LENGTH": "12"}, 201),
+    ({"HTTP_TRANSFER_ENCODING": "chunked", "wsgi.input_terminated": True}, 411)])
+def test_django_refuses_a_body_that_is_not_seen_whole(key, extra, status):
+    """Of a chunked body Django sees nothing, so any two of them would be the same request."""
     import test_sources     # its settings
     from django.core.handlers.wsgi import WSGIRequest
     from django.http import HttpResponse
@@ -238,8 +241,8 @@ def test_django_refuses_a_truncated_upload(key, length, status):
     middleware = IdempotencyMiddleware(lambda request: HttpResponse(request.body, status=201))
     response = middleware(WSGIRequest({
         "REQUEST_METHOD": "POST", "PATH_INFO": "/flaky/1", "CONTENT_TYPE": "application/json", "SERVER_NAME": "s",
-        "SERVER_PORT": "80", "CONTENT_LENGTH": length, "wsgi.input": io.BytesIO(b'{"whole": 1}'), "HTTP_X_TENANT": "t",
-        "HTTP_IDEMPOTENCY_KEY": key}))
+        "SERVER_PORT": "80", "wsgi.input": io.BytesIO(b'{"whole": 1}'), "HTTP_X_TENANT": "t", "HTTP_IDEMPOTENCY_KEY": key,
+        **extra}))
     assert response.status_code == status
 
 
@@ -607,6 +610,97 @@ def test_asgi_goes_on_when_its_server_gives_up(run, key, effects):
         return await asgi_call(app, key)
     assert run(body)[1][b"idempotency-replayed"] == b"true"
     assert effects() == 1
+
+
+@pytest.fixture
+def conflict(admin):
+    """A table whose writer fails at its first COMMIT, as one that conflicts with another."""
+    admin.execute("""
+        CREATE SEQUENCE tries; CREATE TABLE conflict (name text);
+        CREATE FUNCTION conflict() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            IF nextval('tries') = 1 THEN RAISE EXCEPTION 'no' USING ERRCODE = '40001'; END IF; RETURN NULL; END $$;
+        CREATE CONSTRAINT TRIGGER conflict AFTER INSERT ON conflict DEFERRABLE INITIALLY DEFERRED
+            FOR EACH ROW EXECUTE FUNCTION conflict()""")
+    yield
+    admin.execute("DROP TABLE conflict; DROP FUNCTION conflict; DROP SEQUENCE tries")
+
+
+@pytest.mark.parametrize("kept", [201, 402])
+@pytest.mark.parametrize("behind", [False, True])
+def test_background_tasks_come_after_commit(key, admin, conflict, kept, behind):
+    """Once for the answer that is stored; not for what was rolled back, and not for a replay."""
+    from fastapi import BackgroundTasks, Depends, FastAPI, Response as Answer
+    from fastapi.testclient import TestClient
+    import psycopg_pool
+    pool = psycopg_pool.AsyncConnectionPool("", min_size=1, open=False)
+    app = FastAPI(on_startup=[pool.open], on_shutdown=[pool.close])
+    seen, answers = [], iter([503, kept, kept])
+    if behind:
+        @app.middleware("http")
+        async def other(request, call_next):
+            return await call_next(request)
+    app.add_middleware(AsgiMiddleware, idempotency=lambda: AsyncIdempotency(pool, retry=QUICK), principal=lambda asked: "p")
+
+    def look(status):
+        row = admin.execute("SELECT status FROM idempotency_store WHERE idempotency_key = %s", (key,)).fetchone()
+        seen.append((status, row, current().tx))
+
+    ends = []
+
+    async def ending():
+        """What stands behind the answer, such as a session of the service's own."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            ends.append("cancelled")
+            raise
+        ends.append("ended")
+
+    @app.post("/r", dependencies=[Depends(ending)])
+    async def view(answer: Answer, tasks: BackgroundTasks):
+        if ends == ["cancelled"]:       # FastAPI answers 500, and raises the error again: it is tried once more
+            ends.append("failed")
+            await current().tx.execute("DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '40001'; END $$")
+        if kept == 201:
+            await current().tx.execute("INSERT INTO conflict VALUES (%s)", (key,))
+        answer.status_code = next(answers)
+        tasks.add_task(look, answer.status_code)
+    with TestClient(app) as client:
+        given = [client.post("/r", headers={"Idempotency-Key": key}).status_code for _ in range(3)]
+    assert given == [503, kept, kept]
+    assert seen == [(kept, ("COMPLETED" if kept == 201 else "FAILED",), None)]
+    assert ends == ["cancelled", "failed", *(["cancelled"] if kept == 201 else []), "ended"]
+
+
+def test_asgi_repeats_what_starlette_has_made_a_500_of(run, key):
+    """Starlette answers an error, and raises it again behind the answer."""
+    from starlette.applications import Starlette
+    from starlette.responses import Response as Answer
+    from starlette.routing import Route
+    tries = []
+
+    async def view(asked):
+        tries.append(await asked.body())
+        if len(tries) < 3:
+            await current().tx.execute("DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '40001'; END $$")
+        return Answer(status_code=201)
+
+    async def body(idem):
+        app = AsgiMiddleware(Starlette(routes=[Route("/r", view, methods=["POST"])]), idem, principal=lambda asked: "p")
+        return await asgi_call(app, key)
+    assert (run(body)[0], tries) == (201, [b"{}"] * 3)
+
+
+def test_a_background_task_that_fails_is_told_to_the_server(run, key):
+    async def body(idem):
+        async def handler(body, receive, send):
+            await respond(send)
+            raise KeyError("behind the answer")
+        app = asgi(idem, handler)
+        with pytest.raises(KeyError):
+            await asgi_call(app, key)
+        return await asgi_call(app, key)
+    assert run(body)[1][b"idempotency-replayed"] == b"true"
 
 
 def test_asgi_leaves_other_traffic_alone():

@@ -1,17 +1,20 @@
 """ASGI middleware, for FastAPI, Starlette and others.
 
 The request is read whole before the handler runs, as the handler may run more than
-once. The answer is sent after COMMIT: nothing is said before it is true.
+once. The answer is sent after COMMIT: nothing is said before it is true. What the
+application does behind its answer, such as Starlette's background tasks, comes then, too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
 from typing import Any, Awaitable, Callable, Dict, List, Mapping, MutableMapping, Optional, Set, Union
 
 from ..client import AsyncIdempotency
-from .core import Admitted, Core, Exchange, Headers, Options, Reply, Request
+from ..drive import to_its_end
+from .core import Admitted, Core, Exchange, Headers, Options, Reply, Request, Served
 from .problem import ResponseTooLarge
 from .serve import serve_async
 
@@ -38,7 +41,7 @@ class IdempotencyMiddleware:
         self.idempotency = idempotency
         self.route = route or route_template
         self.core = Core(Options(**options), lambda: self.client().scope)
-        self.running: Set["asyncio.Future[Reply]"] = set()
+        self.running: Set["asyncio.Future[None]"] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         route = self.route(scope) if scope["type"] == "http" else None
@@ -55,7 +58,7 @@ class IdempotencyMiddleware:
         elif isinstance(admitted, Reply):
             await send_reply(send, admitted)
         else:
-            await send_reply(send, await self.run(scope, admitted, body))
+            await self.run(scope, admitted, body, send)
 
     def client(self) -> AsyncIdempotency:
         """The AsyncIdempotency, which may have to be asked for."""
@@ -70,18 +73,32 @@ class IdempotencyMiddleware:
         who = self.core.asker(request)
         return self.core.admit_from(request, await who if inspect.isawaitable(who) else who)
 
-    async def run(self, scope: Scope, admitted: Admitted, body: bytes) -> Reply:
+    async def run(self, scope: Scope, admitted: Admitted, body: bytes, send: Send) -> None:
         """Runs to its end, even if the server cancels this call because its client went away."""
-        idem = self.client()
-
-        async def handler(exchange: Exchange) -> Reply:
-            own = dict(scope, idempotency=exchange, extensions=without_sending(scope.get("extensions")))
-            return await capture(self.app, own, body, admitted.options.max_response)
-
-        task = asyncio.ensure_future(serve_async(idem, self.core, admitted, handler))
+        task = asyncio.ensure_future(self.answer(scope, admitted, body, send))
         self.running.add(task)
         task.add_done_callback(self.running.discard)
-        return await asyncio.shield(task)
+        await asyncio.shield(task)
+
+    async def answer(self, scope: Scope, admitted: Admitted, body: bytes, send: Send) -> None:
+        """Runs the application inside of a transaction or a lease, answers, and lets the application go on."""
+        served = Served(self.core, admitted)
+        call: Optional[Call] = None
+
+        async def handler(exchange: Exchange) -> Reply:
+            nonlocal call
+            if call is not None:
+                await call.undo()
+            own = dict(scope, idempotency=exchange, extensions=without_sending(scope.get("extensions")))
+            call = Call(self.app, own, body, admitted.options.max_response)
+            return await call.reply()
+
+        reply = await serve_async(self.client(), served, handler)
+        try:
+            await send_reply(send, reply)
+        finally:
+            if call is not None:
+                await (call.go_on() if served.is_kept else call.undo())
 
 
 def request_of(scope: Scope, route: str, body: bytes) -> Request:
@@ -128,29 +145,64 @@ def replaying(body: bytes, receive: Optional[Receive]) -> Receive:
     return replay
 
 
-async def capture(app: App, scope: Scope, body: bytes, limit: int) -> Reply:
-    """What the application answers, as a whole. Raises ResponseTooLarge as soon as it is over the limit."""
-    start: Dict[str, Any] = {}
-    parts: List[bytes] = []
-    size = 0
+class Call:
+    """One run of the application, which waits in its last ``send`` until it is known whether its answer is stored."""
 
-    async def send(message: Message) -> None:
-        nonlocal size
+    def __init__(self, app: App, scope: Scope, body: bytes, limit: int) -> None:
+        self.limit = limit
+        self.start: Dict[str, Any] = {}
+        self.parts: List[bytes] = []
+        self.size = 0
+        self.stored = asyncio.Event()
+        self.answered: "asyncio.Future[None]" = asyncio.get_running_loop().create_future()
+        self.task = asyncio.ensure_future(app(scope, replaying(body, None), self.send))
+        self.task.add_done_callback(lambda task: self.has_answered())
+
+    def has_answered(self) -> None:
+        """Lets ``reply`` go on."""
+        if not self.answered.done():
+            self.answered.set_result(None)
+
+    async def send(self, message: Message) -> None:
+        """What the application is given to answer by."""
         if message["type"] == "http.response.start":
-            start.update(message)
+            self.start.update(message)
         elif message["type"] == "http.response.body":
-            parts.append(bytes(message.get("body", b"")))
-            size += len(parts[-1])
-            if size > limit:
+            self.parts.append(bytes(message.get("body", b"")))
+            self.size += len(self.parts[-1])
+            if self.size > self.limit:
                 raise ResponseTooLarge()
+            # The answer to an error has no task behind it, and the error may be raised again: it says whether to repeat.
+            if not message.get("more_body") and sys.exc_info()[0] is None:
+                self.has_answered()
+                await self.stored.wait()
 
-    await app(scope, replaying(body, None), send)
-    if size > limit:
-        raise ResponseTooLarge()
-    if not start:
-        raise RuntimeError("the application gave no answer")
-    headers: Headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in start.get("headers", [])]
-    return Reply(start["status"], headers, b"".join(parts))
+    async def reply(self) -> Reply:
+        """The answer as a whole. Raises what the application raises, and ResponseTooLarge as soon as it is over the limit."""
+        try:
+            await self.answered
+        except asyncio.CancelledError:
+            await self.undo()
+            raise
+        if self.task.done():
+            self.task.result()
+        if self.size > self.limit:
+            raise ResponseTooLarge()
+        if not self.start:
+            raise RuntimeError("the application gave no answer")
+        headers: Headers = [(name.decode("latin-1"), value.decode("latin-1"))
+                            for name, value in self.start.get("headers", [])]
+        return Reply(self.start["status"], headers, b"".join(self.parts))
+
+    async def go_on(self) -> None:
+        """The answer is stored: what comes behind it may come. Raises what that raises."""
+        self.stored.set()
+        await self.task
+
+    async def undo(self) -> None:
+        """The answer is not stored: nothing comes behind it."""
+        self.task.cancel()
+        await to_its_end(asyncio.wait([self.task]))
 
 
 async def send_reply(send: Send, reply: Reply) -> None:

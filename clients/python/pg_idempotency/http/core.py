@@ -135,7 +135,8 @@ class Options:
 class Exchange:
     """What a handler may use of its operation.
 
-    ``tx``: the connection in the open transaction, None under a lease. ``operation``: attempt, fence, taken_over.
+    ``tx``: the connection in the open transaction; None under a lease, and in what comes behind the answer.
+    ``operation``: attempt, fence, taken_over.
     ``signal``: under a lease, an event that is set when the lease is lost.
     """
 
@@ -189,12 +190,17 @@ class Admitted:
 
 
 class Served:
-    """One request's way: the replies of its handler, of which the last one counts."""
+    """One request's way: the replies of its handler, of which the last one counts.
+
+    ``is_kept``: that one is stored, by a COMMIT that is known.
+    """
 
     def __init__(self, core: "Core", admitted: Admitted) -> None:
         self.core = core
+        self.admitted = admitted
         self.options = admitted.options
         self.reply: Optional[Reply] = None
+        self.is_kept = False
 
     def outcome(self, exchange: Exchange, reply: Reply) -> Any:
         """The reply as work gives it back. Raises Declined, NotStored or ResponseTooLarge."""
@@ -219,6 +225,7 @@ class Served:
         if result.outcome == IN_PROGRESS:
             return self.core.problem_reply(in_progress(result.retry_after), self.options)
         if not result.replayed and self.reply is not None:
+            self.is_kept = True
             return self.reply
         return stored_reply(result, self.options.marker)
 

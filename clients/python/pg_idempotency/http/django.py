@@ -17,7 +17,7 @@ from django.urls import Resolver404, resolve
 
 from ..client import Idempotency
 from ..django import DjangoSource
-from .core import Admitted, Core, Exchange, Headers, Options, Reply, Request
+from .core import Admitted, Core, Exchange, Headers, Options, Reply, Request, Served
 from .problem import ResponseTooLarge
 from .serve import serve
 
@@ -74,6 +74,9 @@ class IdempotencyMiddleware:
             return self.core.too_large(options)
         except UnreadablePostError:
             return self.core.unreadable(options)
+        # Django's requests of WSGI end where CONTENT_LENGTH says, so of a chunked body they have nothing.
+        if not body and "HTTP_TRANSFER_ENCODING" in request.META:
+            return self.core.unreadable(options, 411)
         return body if len(body) >= int(length) else self.core.unreadable(options)
 
     def run(self, request: Any, admitted: Admitted) -> Reply:
@@ -87,7 +90,7 @@ class IdempotencyMiddleware:
                 raise request.idempotency_error
             return reply
 
-        return serve(self.idempotency, self.core, admitted, handler)
+        return serve(self.idempotency, Served(self.core, admitted), handler)
 
     def process_exception(self, request: Any, error: Exception) -> None:
         """Remembers the error of a view; Django goes on as always."""

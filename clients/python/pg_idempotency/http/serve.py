@@ -8,7 +8,7 @@ from typing import Any, Awaitable, Callable, Dict, Optional
 from ..client import AsyncIdempotency, Idempotency
 from ..drive import to_its_end
 from ..model import IN_PROGRESS, Duration, Operation, Result, seconds
-from .core import Admitted, Core, Exchange, Reply, Served, active
+from .core import Admitted, Exchange, Reply, Served, active
 from .problem import HandlerTimeout
 
 Handler = Callable[[Exchange], Reply]
@@ -24,9 +24,9 @@ def arguments(admitted: Admitted) -> Dict[str, Any]:
     return named
 
 
-def serve(idem: Idempotency, core: Core, admitted: Admitted, handler: Handler) -> Reply:
+def serve(idem: Idempotency, served: Served, handler: Handler) -> Reply:
     """Runs a blocking handler. Raises nothing that is an Exception."""
-    served = Served(core, admitted)
+    admitted = served.admitted
 
     def handle(exchange: Exchange) -> Any:
         token = active.set(exchange)
@@ -80,9 +80,9 @@ async def within(limit: Optional[Duration], reply: Awaitable[Reply]) -> Reply:
     return task.result()
 
 
-async def serve_async(idem: AsyncIdempotency, core: Core, admitted: Admitted, handler: AsyncHandler) -> Reply:
+async def serve_async(idem: AsyncIdempotency, served: Served, handler: AsyncHandler) -> Reply:
     """The same for asyncio."""
-    served = Served(core, admitted)
+    admitted = served.admitted
     limit = admitted.options.timeout
 
     async def handle(exchange: Exchange) -> Any:
@@ -91,6 +91,7 @@ async def serve_async(idem: AsyncIdempotency, core: Core, admitted: Admitted, ha
             reply = await within(limit, handler(exchange))
         finally:
             active.reset(token)
+            exchange.tx = None
         return served.outcome(exchange, reply)
 
     async def in_transaction(tx: Any, operation: Operation) -> Any:

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Union
 
 from ..client import Idempotency
-from .core import Admitted, Core, Exchange, Headers, Options, Reply, Request
+from .core import Admitted, Core, Exchange, Headers, Options, Reply, Request, Served
 from .problem import ResponseTooLarge
 from .serve import serve
 
@@ -64,7 +64,7 @@ class IdempotencyMiddleware:
                 raise own[ERROR]
             return reply
 
-        return serve(self.idempotency, self.core, admitted, handler)
+        return serve(self.idempotency, Served(self.core, admitted), handler)
 
 
 class FlaskIdempotency(IdempotencyMiddleware):
