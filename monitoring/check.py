@@ -1,9 +1,9 @@
 """Checks the files beside this one on the private server that the environment names.
 
 The rules are those of rules/ with short times. Every alert is silent while all is
-well; then everything that they are for is done at once, and every one fires, for both
-exporters; then all of it is put right, and every one is silent again. There is no
-waiting for a fixed time: each step lasts until Prometheus says so.
+well; then everything that they are for is done at once, and every one fires; then all
+of it is put right, and every one is silent again. There is no waiting for a fixed time:
+each step lasts until Prometheus says so.
 """
 
 import json
@@ -88,16 +88,16 @@ class Session:
         self.process.communicate()
 
 
-# ---- exporters and Prometheus ----
+# ---- the exporter and Prometheus ----
 
 class Programs:
     def __init__(self):
         self.running = {}
-        self.ports = {name: free_port() for name in ('postgres_exporter', 'sql_exporter', 'prometheus')}
+        self.ports = {name: free_port() for name in ('sql_exporter', 'prometheus')}
 
-    def start(self, name, command, **environment):
+    def start(self, name, command):
         log = open(os.path.join(WORK, f'{name}.log'), 'a', encoding='utf-8')
-        self.running[name] = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **environment})
+        self.running[name] = subprocess.Popen(command, stdout=log, stderr=log)
 
     def stop(self, name):
         program = self.running.pop(name)
@@ -108,12 +108,8 @@ class Programs:
         for name in list(self.running):
             self.stop(name)
 
-    def start_exporters(self):
+    def start_exporter(self):
         source = f'postgres://metrics@:5432/postgres?host={os.environ["PGHOST"]}&sslmode=disable'
-        self.start('postgres_exporter', [
-            'prometheus-postgres-exporter', f'--web.listen-address=127.0.0.1:{self.ports["postgres_exporter"]}',
-            f'--extend.query-path={path("postgres_exporter.yml")}', '--disable-default-metrics',
-            '--disable-settings-metrics'], DATA_SOURCE_NAME=source)
         config = yaml.safe_load(text('sql_exporter.yml'))
         config['jobs'][0].update(interval='500ms', connections=[source])
         self.start('sql_exporter', [
@@ -140,9 +136,8 @@ class Programs:
         return json.loads(self.get('/api/v1/query?' + urllib.parse.urlencode({'query': expression})))['data']['result']
 
     def firing(self):
-        """The alerts that fire, with the exporter that they come from."""
-        return {(alert['metric']['alertname'], alert['metric'].get('job', ''))
-                for alert in self.query('ALERTS{alertstate="firing"}')}
+        """The alerts that fire."""
+        return {alert['metric']['alertname'] for alert in self.query('ALERTS{alertstate="firing"}')}
 
 
 def shortened(rules):
@@ -189,10 +184,9 @@ def all_is_well(programs):
 
 
 def check_alerts(verdict, programs):
-    jobs = ('postgres_exporter', 'sql_exporter')
-    expected = {(name, job) for name in alert_names() - {'IdempotencyNotCounted'} for job in jobs}
-    verdict.check(wait_for(lambda: len(programs.query('idempotency_begins_total{outcome="acquired"}')) == 2),
-                  'Prometheus has figures of both exporters')
+    expected = alert_names() - {'IdempotencyNotCounted'}
+    verdict.check(wait_for(lambda: programs.query('idempotency_begins_total{outcome="acquired"}')),
+                  'Prometheus has figures of the exporter')
     verdict.check(wait_for(lambda: all_is_well(programs)), 'all is well: no alert fires')
     put_right = all_troubles()
     seen = set()
@@ -201,36 +195,28 @@ def check_alerts(verdict, programs):
         seen.update(programs.firing())
         return expected <= seen
     wait_for(all_seen)
-    for name, job in sorted(expected):
-        verdict.check((name, job) in seen, f'{name} fires, by {job}')
+    for name in sorted(expected):
+        verdict.check(name in seen, f'{name} fires')
     put_right()
     verdict.check(wait_for(lambda: all_is_well(programs)), 'all is put right: each alert is cleared',
                   str(programs.firing()))
 
 
 def check_absence(verdict, programs):
-    programs.stop('postgres_exporter')
     programs.stop('sql_exporter')
-    verdict.check(wait_for(lambda: ('IdempotencyNotCounted', '') in programs.firing()),
-                  'IdempotencyNotCounted fires without exporters')
-    programs.start_exporters()
-    verdict.check(wait_for(lambda: all_is_well(programs)), 'and is cleared when they are back')
+    verdict.check(wait_for(lambda: 'IdempotencyNotCounted' in programs.firing()),
+                  'IdempotencyNotCounted fires without the exporter')
+    programs.start_exporter()
+    verdict.check(wait_for(lambda: all_is_well(programs)), 'and is cleared when it is back')
 
 
 # ---- names, pictures ----
 
 def check_names(verdict, programs):
-    """Both exporters give the same figures under the same names."""
-    names = {job: {one['metric']['__name__'] for one in programs.query(f'{{__name__=~"idempotency_.*", job="{job}"}}')}
-             for job in ('postgres_exporter', 'sql_exporter')}
-    verdict.check(names['postgres_exporter'] == names['sql_exporter'] and len(names['sql_exporter']) > 15,
-                  'both exporters give the same names', str(names))
-    page = text('../docs/guide/monitoring.md')
-    unknown = {name for name in names['sql_exporter'] if f'`{name}`' not in page}
-    verdict.check(not unknown, 'the guide has each of them', str(unknown))
-    first = {name: one['query'] for name, one in yaml.safe_load(text('postgres_exporter.yml')).items()}
-    second = {one['name']: one['query'] for one in yaml.safe_load(text('sql_exporter.yml'))['jobs'][0]['queries']}
-    verdict.check(first == second, 'their queries are the same')
+    """The guide has the metrics of the exporter, and no other ones."""
+    names = {one['metric']['__name__'] for one in programs.query('{__name__=~"idempotency_.*", job="sql_exporter"}')}
+    named = set(re.findall(r'^\| `(idempotency_\w+)` \|', text('../docs/guide/monitoring.md'), re.MULTILINE))
+    verdict.check(names == named, 'the guide has the metrics that there are', str(names ^ named))
 
 
 def check_pictures(verdict, programs):
@@ -274,7 +260,7 @@ def main():
         check_rules(verdict)
         sql('CREATE EXTENSION idempotency; CREATE ROLE metrics LOGIN IN ROLE pg_monitor')
         try:
-            programs.start_exporters()
+            programs.start_exporter()
             programs.start_prometheus()
             verdict.check(wait_for(lambda: programs.query('up')), 'Prometheus runs')
             check_alerts(verdict, programs)
