@@ -545,8 +545,8 @@ BEGIN
 		INSERT INTO idempotency_store (scope, idempotency_key, status, expires_at)
 			VALUES (name_scope, key, 'FAILED', '-infinity') ON CONFLICT DO NOTHING;
 	END IF;
-	RAISE SQLSTATE 'ID000';
-EXCEPTION WHEN SQLSTATE 'ID000' THEN
+	RAISE SQLSTATE 'ID001';
+EXCEPTION WHEN SQLSTATE 'ID001' THEN
 	NULL;
 END
 $$;
@@ -648,6 +648,15 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION idem_in_progress_here(idempotency_pending) IS 'internal: this transaction owns the operation';
+
+-- What a batch says of a key that was used with another request. For all others it is an error.
+CREATE FUNCTION idem_mismatch(key text, scope text) RETURNS idem_operation
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
+BEGIN
+	RETURN ROW('MISMATCH', scope, key, NULL, false, false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::idem_operation;
+END
+$$;
+COMMENT ON FUNCTION idem_mismatch(text, text) IS 'internal: the answer for a key that was used with another request';
 
 CREATE FUNCTION idem_refuse_mismatch(key text, scope text) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
@@ -768,7 +777,7 @@ BEGIN
 	IF NOT FOUND THEN
 		RETURN NULL;
 	ELSIF own.request_hash <> hash THEN
-		PERFORM idem_refuse_mismatch(key, name_scope);
+		RETURN idem_mismatch(key, name_scope);
 	END IF;
 	RETURN idem_in_progress_here(own);
 END
@@ -787,11 +796,11 @@ BEGIN
 		IF idem_lock_within(id, lock_wait) THEN
 			look := idem_look(key, scope, hash, attempts, true);
 			IF look.verdict NOT IN ('acquire', 'exhausted') THEN
-				RAISE SQLSTATE 'ID000';
+				RAISE SQLSTATE 'ID001';
 			END IF;
 			RETURN look;
 		END IF;
-	EXCEPTION WHEN SQLSTATE 'ID000' THEN
+	EXCEPTION WHEN SQLSTATE 'ID001' THEN
 		RETURN look;
 	END;
 	RETURN idem_look(key, scope, hash, attempts, false);
@@ -827,7 +836,7 @@ BEGIN
 		WHEN 'in progress' THEN
 			RETURN idem_in_progress(look.stored, look.now);
 		WHEN 'mismatch' THEN
-			PERFORM idem_refuse_mismatch(key, name_scope);
+			RETURN idem_mismatch(key, name_scope);
 		ELSE
 			answer.outcome := 'IN_PROGRESS';
 			answer.scope := name_scope;
@@ -863,6 +872,33 @@ END
 $$;
 COMMENT ON FUNCTION idem_begin_within(text, text, bytea, interval, int, interval) IS 'internal: tries to begin for so long';
 
+CREATE FUNCTION idem_request_hash(request jsonb, request_hash bytea) RETURNS bytea
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
+BEGIN
+	IF request_hash IS NULL THEN
+		RETURN idem_fingerprint(request);
+	ELSIF request IS NOT NULL THEN
+		RAISE EXCEPTION 'request and request_hash must not both be given' USING ERRCODE = 'ID400';
+	ELSIF octet_length(request_hash) <> 32 THEN
+		RAISE EXCEPTION 'request_hash must have 32 bytes, not %', octet_length(request_hash)
+			USING ERRCODE = 'ID400', HINT = 'It is the SHA-256 of the request.';
+	END IF;
+	RETURN request_hash;
+END
+$$;
+COMMENT ON FUNCTION idem_request_hash(jsonb, bytea) IS 'internal: the fingerprint of a request, or the hash that the caller gave';
+
+CREATE FUNCTION idem_max_attempts(asked int) RETURNS int
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+BEGIN
+	IF asked < 0 THEN
+		RAISE EXCEPTION 'max_attempts must not be negative' USING ERRCODE = 'ID400';
+	END IF;
+	RETURN coalesce(asked, idem_setting('max_attempts', '0')::int);
+END
+$$;
+COMMENT ON FUNCTION idem_max_attempts(int) IS 'internal: how many attempts an operation may have; 0: no limit';
+
 CREATE FUNCTION idem_begin(
 	key				text,
 	request			jsonb DEFAULT NULL,
@@ -874,16 +910,11 @@ CREATE FUNCTION idem_begin(
 RETURNS idem_operation
 LANGUAGE plpgsql VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE SECURITY DEFINER
 SET search_path FROM CURRENT AS $$
+DECLARE
+	answer idem_operation;
 BEGIN
 	PERFORM idem_check_call('idem_begin()', key, scope);
-	IF request_hash IS NULL THEN
-		request_hash := idem_fingerprint(request);
-	ELSIF request IS NOT NULL THEN
-		RAISE EXCEPTION 'request and request_hash must not both be given' USING ERRCODE = 'ID400';
-	ELSIF octet_length(request_hash) <> 32 THEN
-		RAISE EXCEPTION 'request_hash must have 32 bytes, not %', octet_length(request_hash)
-			USING ERRCODE = 'ID400', HINT = 'It is the SHA-256 of the request.';
-	END IF;
+	request_hash := idem_request_hash(request, request_hash);
 	lease := idem_duration(lease, 'lease');
 	IF wait IS NULL THEN
 		RAISE EXCEPTION 'wait must not be null' USING ERRCODE = 'ID400';
@@ -894,15 +925,16 @@ BEGIN
 			wait := '0';
 		END IF;
 	END IF;
-	IF max_attempts < 0 THEN
-		RAISE EXCEPTION 'max_attempts must not be negative' USING ERRCODE = 'ID400';
-	ELSIF max_attempts IS NULL THEN
-		max_attempts := idem_setting('max_attempts', '0');
-	END IF;
+	max_attempts := idem_max_attempts(max_attempts);
 	IF wait = '0' THEN
-		RETURN idem_try(key, scope, request_hash, lease, max_attempts, wait);
+		answer := idem_try(key, scope, request_hash, lease, max_attempts, wait);
+	ELSE
+		answer := idem_begin_within(key, scope, request_hash, lease, max_attempts, wait);
 	END IF;
-	RETURN idem_begin_within(key, scope, request_hash, lease, max_attempts, wait);
+	IF answer.outcome = 'MISMATCH' THEN
+		PERFORM idem_refuse_mismatch(key, scope);
+	END IF;
+	RETURN answer;
 END
 $$;
 COMMENT ON FUNCTION idem_begin(text, jsonb, text, bytea, interval, interval, int) IS
@@ -1044,8 +1076,8 @@ BEGIN
 				IF stored.fence = fence AND stored.status = 'PENDING' THEN
 					RETURN stored;
 				END IF;
-				RAISE SQLSTATE 'ID000';
-			EXCEPTION WHEN SQLSTATE 'ID000' THEN
+				RAISE SQLSTATE 'ID001';
+			EXCEPTION WHEN SQLSTATE 'ID001' THEN
 				NULL;
 			END;
 		END IF;
@@ -1061,14 +1093,23 @@ COMMENT ON FUNCTION idem_owned(text, text, bigint, bool) IS 'internal: the recor
 
 -- Ends
 
+CREATE FUNCTION idem_max_response_size() RETURNS bigint
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+DECLARE
+	setting text := idem_setting('max_response_size', '1048576');
+BEGIN
+	RETURN CASE WHEN setting = '1048576' THEN 1048576 ELSE pg_size_bytes(regexp_replace(setting, '^([0-9]+) *B$', E'\\1')) END;
+END
+$$;
+COMMENT ON FUNCTION idem_max_response_size() IS 'internal: how many bytes a response may have';
+
 CREATE FUNCTION idem_check_size(what text, response jsonb, headers jsonb, body bytea) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 DECLARE
-	setting text := idem_setting('max_response_size', '1048576');
 	-- a length word of four bytes is not part of the response
 	size bigint := coalesce(pg_column_size(response) - 4, 0) + coalesce(pg_column_size(headers) - 4, 0)
 		+ coalesce(octet_length(body), 0);
-	most bigint := CASE WHEN setting = '1048576' THEN 1048576 ELSE pg_size_bytes(regexp_replace(setting, '^([0-9]+) *B$', E'\\1')) END;
+	most bigint := idem_max_response_size();
 BEGIN
 	IF size > most THEN
 		RAISE EXCEPTION '% of % bytes is larger than idempotency.max_response_size', what, size USING ERRCODE = 'ID413',
@@ -1082,7 +1123,7 @@ COMMENT ON FUNCTION idem_check_size(text, jsonb, jsonb, bytea) IS 'internal: ref
 -- Without a fence: what this transaction has begun, and no other one.
 CREATE FUNCTION idem_end(key text, name_scope text, end_fence bigint, end_status idempotency_status, code int,
 	headers jsonb, payload jsonb, body bytea, retry_after interval, retention interval)
-RETURNS void LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
+RETURNS idempotency_store LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 DECLARE
 	own idempotency_pending;
 	stored idempotency_store;
@@ -1124,10 +1165,11 @@ BEGIN
 	-- the record of a retryable failure is kept for longer than its retry_after
 	stored.expires_at := coalesce(stored.retry_at, now) + idem_retention(retention);
 	PERFORM idem_put(stored, expected);
+	RETURN stored;
 END
 $$;
 COMMENT ON FUNCTION idem_end(text, text, bigint, idempotency_status, int, jsonb, jsonb, bytea, interval, interval) IS
-	'internal: end an operation and store its response';
+	'internal: end an operation, and store its response; returns its record';
 
 -- The operation that idem_begin returned: the caller may end it only if it was ACQUIRED.
 CREATE FUNCTION idem_check_operation(function text, operation idem_operation) RETURNS void
@@ -1433,6 +1475,365 @@ $$;
 COMMENT ON FUNCTION idem_progress(idem_operation, jsonb, interval) IS
 	'leave a note of how far the leased attempt that idem_begin returned came; returns the end of the lease';
 
+-- Batches: one call for many operations of one scope. An error undoes the whole call.
+
+CREATE FUNCTION idem_check_batch(function text, keys text[], scope text) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
+BEGIN
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM idem_refuse_write(function);
+	END IF;
+	PERFORM idem_check_given(keys IS NOT NULL, 'keys');
+	PERFORM idem_check_text(k.key, 'key', false) FROM unnest(keys) k (key);
+	PERFORM idem_check_text(scope, 'scope', true);
+END
+$$;
+COMMENT ON FUNCTION idem_check_batch(text, text[], text) IS 'internal: refuses read-only transactions and names that are none';
+
+-- NULL: no values were given.
+CREATE FUNCTION idem_check_values(name text, given int, keys int) RETURNS void
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
+BEGIN
+	IF given <> keys THEN
+		RAISE EXCEPTION '% must have as many elements as keys', name USING ERRCODE = 'ID400',
+			DETAIL = format('There are %s, and %s keys.', given, keys);
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION idem_check_values(text, int, int) IS 'internal: refuses values that do not belong to the keys of a batch';
+
+CREATE FUNCTION idem_begin_batch(
+	keys			text[],
+	requests		jsonb[] DEFAULT NULL,
+	scope			text DEFAULT '',
+	request_hashes	bytea[] DEFAULT NULL,
+	max_attempts	int DEFAULT NULL)
+RETURNS SETOF idem_operation
+LANGUAGE plpgsql VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE SECURITY DEFINER
+SET search_path FROM CURRENT AS $$
+DECLARE
+	one record;
+BEGIN
+	PERFORM idem_check_batch('idem_begin_batch()', keys, scope);
+	PERFORM idem_check_values('requests', cardinality(requests), cardinality(keys));
+	PERFORM idem_check_values('request_hashes', cardinality(request_hashes), cardinality(keys));
+	max_attempts := idem_max_attempts(max_attempts);
+	FOR one IN
+		SELECT g.key, g.request, g.hash FROM unnest(keys, requests, request_hashes) g (key, request, hash)
+	LOOP
+		RETURN NEXT idem_try(one.key, scope, idem_request_hash(one.request, one.hash), NULL, max_attempts, '0');
+	END LOOP;
+END
+$$;
+COMMENT ON FUNCTION idem_begin_batch(text[], jsonb[], text, bytea[], int) IS
+	'idem_begin for many keys of one scope: one row for each, in their order';
+
+CREATE FUNCTION idem_complete_batch(
+	keys		text[],
+	responses	jsonb[] DEFAULT NULL,
+	scope		text DEFAULT '')
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE SECURITY DEFINER
+SET search_path FROM CURRENT AS $$
+DECLARE
+	one record;
+BEGIN
+	PERFORM idem_check_batch('idem_complete_batch()', keys, scope);
+	PERFORM idem_check_values('responses', cardinality(responses), cardinality(keys));
+	FOR one IN SELECT g.key, g.response FROM unnest(keys, responses) g (key, response) LOOP
+		PERFORM idem_end(one.key, scope, NULL, 'COMPLETED', NULL, NULL, one.response, NULL, NULL, NULL);
+	END LOOP;
+	RETURN cardinality(keys);
+END
+$$;
+COMMENT ON FUNCTION idem_complete_batch(text[], jsonb[], text) IS
+	'idem_complete for many keys of one scope; returns how many';
+
+-- Call: begin, run a handler, and end. idem_call itself has the rights and the search_path
+-- of its caller, for the handler. What needs the rights of the owner is in the other
+-- functions, each of which does no more than idem_begin, idem_complete or idem_fail do.
+
+-- The statement that runs a handler.
+CREATE FUNCTION idem_handler(handler oid, caller name) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+DECLARE
+	rule text := 'The handler is a function f(jsonb) RETURNS jsonb, named with the types of its arguments: ''f(jsonb)''.';
+	named record;
+BEGIN
+	PERFORM idem_check_given(handler IS NOT NULL, 'handler');
+	SELECT n.nspname, p.* INTO named FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE p.oid = handler;
+	IF NOT FOUND THEN
+		RAISE EXCEPTION 'handler with OID % does not exist', handler USING ERRCODE = 'ID400', HINT = rule;
+	ELSIF named.prokind <> 'f' OR named.proretset OR named.pronargs <> 1 OR named.proargtypes[0] <> 'jsonb'::regtype
+		OR named.prorettype <> 'jsonb'::regtype THEN
+		RAISE EXCEPTION 'handler must be a function that takes one jsonb and returns jsonb'
+			USING ERRCODE = 'ID400', DETAIL = format('%s is not.', handler::regprocedure), HINT = rule;
+	ELSIF NOT has_schema_privilege(caller, named.pronamespace, 'USAGE') THEN
+		RAISE EXCEPTION 'permission denied for schema %', named.nspname USING ERRCODE = 'insufficient_privilege';
+	ELSIF NOT has_function_privilege(caller, handler, 'EXECUTE') THEN
+		RAISE EXCEPTION 'permission denied for function %', named.proname USING ERRCODE = 'insufficient_privilege';
+	END IF;
+	RETURN format('SELECT %I.%I($1)', named.nspname, named.proname);
+END
+$$;
+COMMENT ON FUNCTION idem_handler(oid, name) IS 'internal: refuses what is no handler; returns the statement that runs it';
+
+-- run: the statement of the handler; NULL if it does not run.
+CREATE FUNCTION idem_call_begin(caller name, handler regprocedure, key text, request jsonb, scope text, wait interval,
+	retention interval, record_failure bool, request_hash bytea, max_attempts int, OUT answer idem_operation, OUT run text)
+LANGUAGE plpgsql VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE SECURITY DEFINER
+SET search_path FROM CURRENT AS $$
+BEGIN
+	PERFORM idem_check_call('idem_call()', key, scope);
+	run := idem_handler(handler, caller);
+	PERFORM idem_duration(retention, 'retention');
+	PERFORM idem_check_given(record_failure IS NOT NULL, 'record_failure');
+	-- the handler gets the request; where the caller brings a hash, that is the fingerprint
+	answer := idem_begin(key, CASE WHEN request_hash IS NULL THEN request END, scope, request_hash, NULL, wait, max_attempts);
+	IF answer.outcome <> 'ACQUIRED' THEN
+		run := NULL;
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION idem_call_begin(name, regprocedure, text, jsonb, text, interval, interval, bool, bytea, int) IS
+	'internal: the begin of idem_call';
+
+CREATE FUNCTION idem_call_end(begun idem_operation, status idempotency_status, response jsonb, retention interval)
+RETURNS idem_operation
+LANGUAGE plpgsql VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE SECURITY DEFINER
+SET search_path FROM CURRENT AS $$
+DECLARE
+	stored idempotency_store;
+	answer idem_operation;
+BEGIN
+	PERFORM idem_check_operation('idem_call()', begun);
+	stored := idem_end(begun.idempotency_key, begun.scope, begun.fence, status, NULL, NULL, response, NULL, NULL,
+		idem_duration(retention, 'retention'));
+	answer := idem_replay(stored, stored.updated_at);
+	answer.taken_over := begun.taken_over;
+	answer.replayed := false;
+	RETURN answer;
+END
+$$;
+COMMENT ON FUNCTION idem_call_end(idem_operation, idempotency_status, jsonb, interval) IS 'internal: the end of idem_call';
+
+-- No more bytes than that, and no half of a character.
+CREATE FUNCTION idem_clip(value text, bytes int) RETURNS text
+LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS $$
+DECLARE
+	whole bytea;
+BEGIN
+	IF octet_length(value) <= bytes THEN
+		RETURN value;
+	END IF;
+	whole := convert_to(value, 'UTF8');
+	WHILE bytes > 0 AND get_byte(whole, bytes) & 192 = 128 LOOP
+		bytes := bytes - 1;
+	END LOOP;
+	RETURN convert_from(substr(whole, 1, bytes), 'UTF8');
+END
+$$;
+COMMENT ON FUNCTION idem_clip(text, int) IS 'internal: the first bytes of a text';
+
+-- Only an error about the request is stored, as a stored failure is replayed until it
+-- expires. Every class of PostgreSQL is listed; all others are the application's own.
+CREATE FUNCTION idem_is_failure(state text) RETURNS bool
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
+BEGIN
+	RETURN state <> 'P0004' AND left(state, 2) NOT IN (
+		-- another try may succeed
+		'08', '40', '53', '55', '57', '58', '72', 'XX',
+		-- a mistake in the program or its set-up
+		'00', '01', '02', '03', '09', '0A', '0B', '0F', '0L', '0P', '0Z', '10', '20', '24', '25', '26', '27', '28',
+		'2B', '2D', '2F', '34', '38', '39', '3B', '3D', '3F', '42', '54', 'F0', 'HV',
+		-- our own
+		'ID');
+END
+$$;
+COMMENT ON FUNCTION idem_is_failure(text) IS 'internal: is the error about the request?';
+
+-- The record of a handler's error; NULL: the error is raised again. Texts are cut to the
+-- size of a response, the last ones first. If not even their names fit, the SQLSTATE
+-- alone is stored, or nothing.
+CREATE FUNCTION idem_call_fail(begun idem_operation, state text, message text, detail text, hint text, retention interval)
+RETURNS idem_operation
+LANGUAGE plpgsql VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE SECURITY DEFINER
+SET search_path FROM CURRENT AS $$
+DECLARE
+	names text[] := '{sqlstate,message,detail,hint}';
+	texts text[];
+	most bigint := idem_max_response_size();
+	failure jsonb;
+	excess bigint;
+	kept text;
+BEGIN
+	IF NOT idem_is_failure(state) THEN
+		RETURN NULL;
+	END IF;
+	texts := ARRAY[state, idem_clip(message, 8192), idem_clip(nullif(detail, ''), 8192), idem_clip(nullif(hint, ''), 8192)];
+	failure := jsonb_object(names, texts);
+	excess := pg_column_size(failure) - 4 - most;
+	IF excess > 0 THEN
+		FOR i IN REVERSE 4 .. 2 LOOP
+			EXIT WHEN excess <= 0;
+			CONTINUE WHEN texts[i] IS NULL;
+			kept := idem_clip(texts[i], greatest(octet_length(texts[i]) - excess, 0)::int);
+			excess := excess - octet_length(texts[i]) + octet_length(kept);
+			texts[i] := kept;
+		END LOOP;
+		failure := jsonb_object(names, texts);
+	END IF;
+	IF pg_column_size(failure) - 4 > most THEN
+		failure := jsonb_build_object('sqlstate', state);
+	END IF;
+	RETURN idem_call_end(begun, 'FAILED', CASE WHEN pg_column_size(failure) - 4 <= most THEN failure END, retention);
+END
+$$;
+COMMENT ON FUNCTION idem_call_fail(idem_operation, text, text, text, text, interval) IS
+	'internal: the end of idem_call after an error of the handler';
+
+-- Nothing in this body is found by the search_path: every function and type has its
+-- schema, and there is no operator. The subtransaction of EXCEPTION undoes what the handler
+-- did; it does not catch 57014 and P0004, which are never stored.
+DO $do$
+BEGIN
+	EXECUTE format('CREATE FUNCTION idem_call(
+		handler			regprocedure,
+		key				text,
+		request			jsonb DEFAULT NULL,
+		scope			text DEFAULT %L,
+		wait			interval DEFAULT %L,
+		retention		interval DEFAULT NULL,
+		record_failure	bool DEFAULT true,
+		request_hash	bytea DEFAULT NULL,
+		max_attempts	int DEFAULT NULL)
+	RETURNS idem_operation
+	LANGUAGE plpgsql VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE SECURITY INVOKER AS %L', '', '0', replace($body$
+DECLARE
+	begun record;
+	result pg_catalog.jsonb;
+	state pg_catalog.text;
+	message pg_catalog.text;
+	detail pg_catalog.text;
+	hint pg_catalog.text;
+	answer home.idem_operation;
+BEGIN
+	SELECT * INTO begun FROM home.idem_call_begin(current_user, handler, key, request, scope, wait, retention,
+		record_failure, request_hash, max_attempts);
+	IF begun.run IS NULL THEN
+		RETURN begun.answer;
+	ELSIF record_failure THEN
+		BEGIN
+			EXECUTE begun.run INTO result USING request;
+		EXCEPTION WHEN OTHERS THEN
+			GET STACKED DIAGNOSTICS state = RETURNED_SQLSTATE, message = MESSAGE_TEXT,
+				detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT;
+			answer := home.idem_call_fail(begun.answer, state, message, detail, hint, retention);
+			IF answer IS NULL THEN
+				RAISE;
+			END IF;
+			RETURN answer;
+		END;
+	ELSE
+		EXECUTE begun.run INTO result USING request;
+	END IF;
+	RETURN home.idem_call_end(begun.answer, 'COMPLETED', result, retention);
+END
+$body$, 'home.', quote_ident(current_schema()) || '.'));
+END
+$do$;
+COMMENT ON FUNCTION idem_call(regprocedure, text, jsonb, text, interval, interval, bool, bytea, int) IS
+	'run a handler at most once, and store what it returned or raised';
+
+-- Forget
+
+CREATE FUNCTION idem_in_use(key text, scope text, by_whom text) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
+BEGIN
+	RAISE EXCEPTION 'operation "%" of scope "%" is in use', key, scope USING ERRCODE = 'ID409', DETAIL = by_whom,
+		HINT = 'Call idem_forget again when the operation has no owner.';
+END
+$$;
+COMMENT ON FUNCTION idem_in_use(text, text, text) IS 'internal: the error of forgetting an operation that has an owner';
+
+-- Has this transaction, or a subtransaction of it, written that version of a row? The ids
+-- of both follow each other. Rows of an earlier time are left out: their ids may come round.
+CREATE FUNCTION idem_written_here(writer xid, at timestamptz) RETURNS bool
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
+DECLARE
+	own bigint := pg_current_xact_id_if_assigned()::text;
+	later bigint := (writer::text::bigint - (own & 4294967295)) & 4294967295;
+BEGIN
+	RETURN own IS NOT NULL AND at >= transaction_timestamp() AND later < 2147483648
+		AND pg_xact_status((own + later)::text::xid8) = 'in progress';
+END
+$$;
+COMMENT ON FUNCTION idem_written_here(xid, timestamptz) IS 'internal: has this transaction written the row?';
+
+-- The record of an operation that nobody owns, whose lock is held from now on. Without a
+-- record the lock is given back.
+CREATE FUNCTION idem_unowned(key text, name_scope text) RETURNS idempotency_store
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
+DECLARE
+	stored idempotency_store;
+	here text := 'This transaction has begun or ended the operation.';
+	written bool;
+BEGIN
+	PERFORM FROM idempotency_pending p WHERE p.scope = name_scope AND p.idempotency_key = key;
+	IF FOUND OR idem_own_fence(key, name_scope) IS NOT NULL THEN
+		PERFORM idem_in_use(key, name_scope, here);
+	END IF;
+	PERFORM idem_reserve();
+	IF NOT idem_lock_within(idem_lock_id(key, name_scope), '0') THEN
+		PERFORM idem_in_use(key, name_scope, 'Another transaction owns the operation.');
+	END IF;
+	stored := idem_find(key, name_scope, true);
+	IF stored.status IS NULL THEN
+		RAISE SQLSTATE 'ID001';
+	ELSIF stored.status = 'PENDING' AND stored.lease_expires_at > clock_timestamp() THEN
+		PERFORM idem_in_use(key, name_scope, format('Its lease runs until %s.', stored.lease_expires_at));
+	END IF;
+	-- a release leaves a record, too: that of the attempt before, which has no owner
+	SELECT idem_written_here(s.xmin, s.updated_at) INTO written FROM idempotency_store s
+		WHERE s.scope = name_scope AND s.idempotency_key = key AND s.status <> 'PENDING';
+	IF written THEN
+		PERFORM idem_in_use(key, name_scope, here);
+	END IF;
+	RETURN stored;
+EXCEPTION WHEN SQLSTATE 'ID001' THEN
+	RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION idem_unowned(text, text) IS 'internal: the record of an operation that nobody owns';
+
+-- The UPDATE keeps this out of security-restricted operations, by the trigger on fences.
+CREATE FUNCTION idem_forget(key text, scope text DEFAULT '')
+RETURNS bool
+LANGUAGE plpgsql VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE SECURITY DEFINER
+SET search_path FROM CURRENT AS $$
+DECLARE
+	stored idempotency_store;
+BEGIN
+	PERFORM idem_check_call('idem_forget()', key, scope);
+	stored := idem_unowned(key, scope);
+	IF stored.status IS NULL THEN
+		RETURN false;
+	END IF;
+	PERFORM idem_keep_fence(stored.fence);
+	UPDATE idempotency_store s SET fence = coalesce(s.fence, 1)
+		WHERE s.scope = idem_forget.scope AND s.idempotency_key = key AND s.updated_at = stored.updated_at;
+	DELETE FROM idempotency_store s
+		WHERE s.scope = idem_forget.scope AND s.idempotency_key = key AND s.updated_at = stored.updated_at;
+	IF NOT FOUND THEN
+		PERFORM idem_lost_race();
+	END IF;
+	PERFORM idem_force_sync();
+	RETURN NOT idem_is_absent(stored, clock_timestamp());
+END
+$$;
+COMMENT ON FUNCTION idem_forget(text, text) IS
+	'remove the record of an operation that nobody owns, so that it may run again; false when there is none';
+
 -- Looking up: writes nothing, and works on a standby, which has no unlogged tables.
 
 CREATE FUNCTION idem_lookup(key text, scope text DEFAULT '')
@@ -1602,7 +2003,9 @@ BEGIN
 		SELECT 'EXECUTE' AS right, 'FUNCTION ' || p.oid::regprocedure AS name FROM pg_proc p
 		WHERE p.pronamespace = quote_ident(current_schema())::regnamespace
 		AND p.proname IN ('idem_begin', 'idem_complete', 'idem_fail', 'idem_release', 'idem_extend', 'idem_progress',
-			'idem_lookup', 'idem_fingerprint', 'idem_step_key')
+			'idem_lookup', 'idem_fingerprint', 'idem_step_key', 'idem_begin_batch', 'idem_complete_batch', 'idem_call',
+			-- what those of them call that run with the rights of their caller
+			'idem_token', 'idem_call_begin', 'idem_call_end', 'idem_call_fail')
 		UNION ALL
 		SELECT 'USAGE', 'TYPE ' || t
 		FROM unnest(ARRAY['idem_operation', 'idem_outcome', 'idempotency_status']) t

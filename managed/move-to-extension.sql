@@ -76,8 +76,8 @@ BEGIN
 	FOR object IN
 		SELECT p.oid::regprocedure AS name FROM pg_proc p WHERE p.proowner = owner AND p.pronamespace = home_id
 		AND (obj_description(p.oid, 'pg_proc') LIKE 'internal: %' OR p.proname IN ('idem_begin', 'idem_complete', 'idem_fail',
-			'idem_release', 'idem_extend', 'idem_progress', 'idem_lookup', 'idem_fingerprint', 'idem_step_key', 'idem_gc', 'idem_schedule_gc',
-			'idem_grant', 'idem_revoke'))
+			'idem_release', 'idem_extend', 'idem_progress', 'idem_lookup', 'idem_fingerprint', 'idem_step_key', 'idem_call',
+			'idem_begin_batch', 'idem_complete_batch', 'idem_forget', 'idem_gc', 'idem_schedule_gc', 'idem_grant', 'idem_revoke'))
 	LOOP
 		EXECUTE format('DROP FUNCTION %s', object.name);
 	END LOOP;

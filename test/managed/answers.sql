@@ -31,6 +31,66 @@ $$;
 SELECT pg_temp.expect(:'usual' = :'unusual', 'standard_conforming_strings does not change a fingerprint');
 SELECT pg_temp.expect(:'state' = '00000', 'nor a setting with a unit');
 
+-- The size of a stored error by the setting, which is the same as that by the policies of
+-- sql/call_bounds.sql.
+CREATE FUNCTION pg_temp.bounds_raise(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
+BEGIN
+	RAISE EXCEPTION USING MESSAGE = repeat('é', (request ->> 0)::int / 2), DETAIL = repeat('d', (request ->> 1)::int), HINT = repeat('h', (request ->> 2)::int);
+END
+$$;
+CREATE FUNCTION pg_temp.bounds_told(n int, request jsonb, most int) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+	p jsonb;
+BEGIN
+	PERFORM set_config('idempotency.max_response_size', most::text, true);
+	p := (idem_call('pg_temp.bounds_raise(jsonb)', 'bounds-' || n, request)).response_payload;
+	RETURN concat_ws(' ', octet_length(p ->> 'message'), octet_length(p ->> 'detail'), octet_length(p ->> 'hint'), p ->> 'sqlstate', most - pg_column_size(p || '{}') + 4);
+END
+$$;
+SELECT string_agg(pg_temp.bounds_told(b.n, b.size, b.most), ', ' ORDER BY b.n) AS told
+FROM (VALUES (1, '[8000, 1000, 900]'::jsonb, 10000), (2, '[8000, 1000, 1000]', 10000), (3, '[8192, 8192, 8192]', 10000), (4, '[50, 50, 50]', 100),
+	(5, '[50, 50, 50]', 99), (6, '[50, 50, 50]', 66), (7, '[50, 50, 50]', 65), (8, '[50, 50, 50]', 25), (9, '[50, 50, 50]', 24)) b (n, size, most) \gset
+SELECT pg_temp.expect(:'told' =
+	'8000 1000 900 P0001 34, 8000 1000 934 P0001 0, 8192 1742 0 P0001 0, 34 0 0 P0001 0, 32 0 0 P0001 1, 0 0 0 P0001 0, P0001 40, P0001 0, ',
+	'a stored error is cut as in the extension, between characters');
+
+-- An operator's code is not run by others without their knowing: idem_forget, too.
+BEGIN;
+SELECT idem_begin('answers-6'), idem_complete('answers-6') \gset
+COMMIT;
+CREATE FUNCTION pg_temp.forget(n int) RETURNS int LANGUAGE plpgsql IMMUTABLE AS 'BEGIN PERFORM public.idem_forget(''answers-6''); RETURN n; END';
+CREATE TEMP TABLE forgets AS SELECT 1 AS n;
+\set ON_ERROR_STOP off
+CREATE INDEX ON forgets (pg_temp.forget(n));
+\set state :SQLSTATE
+\set ON_ERROR_STOP on
+SELECT pg_temp.expect(:'state' = '42501' AND NOT idem_lookup('answers-6') IS NULL, 'nothing is forgotten inside a security-restricted operation');
+-- a release in this transaction leaves the record of the attempt before, which has no owner
+SELECT fence AS brief FROM idem_begin('answers-7', lease => '1 us') \gset
+BEGIN;
+SELECT fence AS later FROM idem_begin('answers-7', lease => '1 hour') \gset
+SELECT idem_release('answers-7', fence => :later) AS released, idem_forget('answers-7') AS forgotten \gset
+COMMIT;
+SELECT pg_temp.expect((:'released', :'forgotten') = ('t', 't') AND idem_lookup('answers-7') IS NULL, 'a released attempt is forgotten in the same transaction');
+-- another session's end is no end of this transaction, at any isolation level
+BEGIN ISOLATION LEVEL REPEATABLE READ;
+CREATE TEMP TABLE forgets_xid AS SELECT 1;
+SELECT idem_forget('answers-6') AS forgotten, idem_forget('answers-6') AS twice \gset
+COMMIT;
+SELECT pg_temp.expect((:'forgotten', :'twice') = ('t', 'f'), 'a record of before is forgotten in a transaction that writes');
+BEGIN;
+SAVEPOINT a;
+SELECT idem_begin('answers-6'), idem_complete('answers-6') \gset
+RELEASE a;
+SAVEPOINT b;
+\set ON_ERROR_STOP off
+SELECT idem_forget('answers-6');
+\set state :SQLSTATE
+\set ON_ERROR_STOP on
+ROLLBACK TO b;
+COMMIT;
+SELECT pg_temp.expect(:'state' = 'ID409', 'what a savepoint of this transaction has ended is in use');
+
 -- a copy without its data has no secret
 BEGIN;
 DELETE FROM idempotency_secret;

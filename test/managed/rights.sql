@@ -12,9 +12,10 @@ END
 $$;
 CREATE TEMP VIEW function AS SELECT *, oid::regprocedure AS signature FROM pg_proc WHERE proname LIKE 'idem\_%';
 CREATE TEMP VIEW application AS SELECT * FROM function WHERE proname IN ('idem_begin', 'idem_complete', 'idem_fail',
-	'idem_release', 'idem_extend', 'idem_lookup', 'idem_fingerprint', 'idem_step_key');
+	'idem_release', 'idem_extend', 'idem_lookup', 'idem_fingerprint', 'idem_step_key', 'idem_call', 'idem_begin_batch',
+	'idem_complete_batch', 'idem_forget');
 
-SELECT pg_temp.expect(count(*) = 12 AND bool_and(r.rolname = 'managed_owner' AND NOT r.rolsuper), 'the functions belong to a role that is no superuser')
+SELECT pg_temp.expect(count(*) = 16 AND bool_and(r.rolname = 'managed_owner' AND NOT r.rolsuper), 'the functions belong to a role that is no superuser')
 FROM application a JOIN pg_roles r ON r.oid = a.proowner;
 SELECT pg_temp.expect(count(*) FILTER (WHERE prosecdef) >= 11 AND bool_and(proconfig @> ARRAY['search_path=public, pg_temp']), 'each that runs as its owner has a search_path of its own')
 FROM function WHERE prosecdef;
@@ -44,6 +45,28 @@ CREATE TEMP TABLE idempotency_pending (scope text, idempotency_key text);
 CREATE TEMP TABLE idempotency_secret (lock_key bigint);
 SET search_path = managed_trap, pg_temp, public, pg_catalog;
 BEGIN;
+-- idem_call has the search_path of its caller: nothing of that may run in place of ours
+CREATE FUNCTION managed_trap.trap(public.idem_outcome, public.idem_outcome) RETURNS bool LANGUAGE plpgsql AS
+	'BEGIN INSERT INTO managed_trap.ran VALUES (current_user); RETURN true; END';
+CREATE OPERATOR managed_trap.<> (LEFTARG = public.idem_outcome, RIGHTARG = public.idem_outcome, FUNCTION = managed_trap.trap);
+CREATE FUNCTION managed_trap.idem_call_begin(name, regprocedure, text, jsonb, text, interval, interval, bool, bytea, int)
+	RETURNS public.idem_operation LANGUAGE sql AS 'INSERT INTO managed_trap.ran VALUES (current_user); SELECT NULL::public.idem_operation';
+CREATE TYPE managed_trap.text AS ENUM ('trap');
+CREATE TYPE managed_trap.jsonb AS ENUM ('trap');
+CREATE FUNCTION managed_trap.handle(pg_catalog.jsonb) RETURNS pg_catalog.jsonb LANGUAGE plpgsql AS $$
+BEGIN
+	IF $1 IS NULL THEN
+		RAISE EXCEPTION 'refused';
+	END IF;
+	RETURN to_jsonb(current_user || ' ' || current_setting('search_path'));
+END
+$$;
+SELECT pg_temp.expect(outcome = 'COMPLETED' AND NOT replayed
+	AND response_payload ->> 0 = 'managed_app managed_trap, pg_temp, public, pg_catalog', 'idem_call runs a handler as its caller')
+FROM public.idem_call('managed_trap.handle(pg_catalog.jsonb)', 'rights-call-1', '1');
+SELECT pg_temp.expect(outcome = 'FAILED' AND response_payload ->> 'message' = 'refused', 'and stores its error')
+FROM public.idem_call('managed_trap.handle(pg_catalog.jsonb)', 'rights-call-2');
+DROP TYPE managed_trap.text, managed_trap.jsonb;
 SELECT pg_temp.expect(outcome = 'ACQUIRED', 'a role with the rights of idem_grant begins') FROM public.idem_begin('rights-1', '1', wait => '1 ms');
 SELECT public.idem_complete('rights-1', '"done"') IS NULL AS ended \gset
 COMMIT;
@@ -56,7 +79,7 @@ RESET search_path;
 SELECT pg_temp.expect(bool_and(pg_temp.state_of(s) = '42501'), 'the role has no right on a table, and none of the administrator')
 FROM unnest(ARRAY['SELECT FROM public.idempotency_store', 'DELETE FROM public.idempotency_pending', 'SELECT FROM public.idempotency_secret',
 	'SELECT nextval(''public.idempotency_fence'')', 'SELECT idem_gc()', 'SELECT idem_grant(''managed_app'')',
-	'SELECT idem_put(NULL, NULL)', 'SELECT idem_schedule_gc()']) s;
+	'SELECT idem_forget(''rights-1'')', 'SELECT idem_put(NULL, NULL)', 'SELECT idem_end(''k'', '''', 1, ''FAILED'', 1, NULL, NULL, NULL, NULL, NULL)', 'SELECT idem_schedule_gc()']) s;
 SET ROLE managed_stranger;
 SELECT pg_temp.expect(pg_temp.state_of('SELECT idem_begin(''rights-3'')') = '42501', 'a role without the grant may not begin');
 RESET ROLE;
