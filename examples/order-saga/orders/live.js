@@ -1,5 +1,6 @@
 // The live state of orders, as server-sent events. PostgreSQL says which order has changed.
 import { setTimeout as sleep } from 'node:timers/promises'
+import { streamSSE } from 'hono/streaming'
 import pg from 'pg'
 
 /** `find(id)` gives what a page is to be told of an order. */
@@ -21,7 +22,7 @@ export function liveOrders(connectionString, find) {
     if (!followers.has(id)) return
     try {
       const order = await find(id)
-      for (const res of followers.get(id) ?? []) send(res, order)
+      for (const page of followers.get(id) ?? []) send(page, order)
     } catch (error) {
       console.error('live:', error.message)
     }
@@ -36,18 +37,21 @@ export function liveOrders(connectionString, find) {
 
   forever()
   return {
-    follow(order, res) {
-      res.set({ 'Content-Type': 'text/event-stream', 'Cache-Control': 'no-store' }).flushHeaders()
-      const pages = followers.get(order.id) ?? followers.set(order.id, new Set()).get(order.id)
-      pages.add(res)
-      res.on('close', () => pages.delete(res) && pages.size === 0 && followers.delete(order.id))
-      send(res, order)
-      // what has changed since the order was read
-      tell(order.id)
+    follow(order, c) {
+      return streamSSE(c, async (page) => {
+        const closed = new Promise((resolve) => { page.onAbort(resolve) })
+        const pages = followers.get(order.id) ?? followers.set(order.id, new Set()).get(order.id)
+        pages.add(page)
+        send(page, order)
+        // what has changed since the order was read
+        tell(order.id)
+        await closed
+        if (pages.delete(page) && pages.size === 0) followers.delete(order.id)
+      })
     },
   }
 }
 
-function send(res, order) {
-  res.write(`retry: 500\ndata: ${JSON.stringify(order)}\n\n`)
+function send(page, order) {
+  page.writeSSE({ data: JSON.stringify(order), retry: 500 })
 }

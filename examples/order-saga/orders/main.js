@@ -2,6 +2,7 @@
 import { once } from 'node:events'
 import { readFileSync } from 'node:fs'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { serve } from '@hono/node-server'
 import amqp from 'amqplib'
 import pg from 'pg'
 import { Idempotency } from 'pg-idempotency'
@@ -44,4 +45,5 @@ async function forever(name, work, pause) {
 
 forever('consumer:', consume, 500)
 forever('clock:', () => saga.tick(pool, idempotency), 1000)
-shop({ pool, idempotency, saga, catalog, connectionString: DATABASE_URL }).listen(Number(PORT), '127.0.0.1')
+const { fetch } = shop({ pool, idempotency, saga, catalog, connectionString: DATABASE_URL })
+serve({ fetch, port: Number(PORT), hostname: '127.0.0.1' })

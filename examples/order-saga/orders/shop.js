@@ -1,55 +1,62 @@
 // The shop over HTTP. Whatever changes something needs an Idempotency-Key; the tenant is part of its scope.
 import { randomUUID } from 'node:crypto'
 import { fileURLToPath } from 'node:url'
-import express from 'express'
-import { expressIdempotency } from 'pg-idempotency/express'
+import { serveStatic } from '@hono/node-server/serve-static'
+import { Hono } from 'hono'
+import { honoIdempotency } from 'pg-idempotency/hono'
 import { liveOrders } from './live.js'
 
 export function shop({ pool, idempotency, saga, catalog, connectionString }) {
-  const app = express()
-  const once = expressIdempotency(idempotency, { principal: tenantOf })
+  const app = new Hono()
+  const once = honoIdempotency(idempotency, { principal: tenantOf })
   const live = liveOrders(connectionString, (id) => find(pool, id))
 
-  app.use(express.json())
-  app.use(express.static(fileURLToPath(new URL('page', import.meta.url))))
-  app.get('/catalog', (req, res) => res.json(catalog))
+  app.get('/catalog', (c) => c.json(catalog))
 
-  app.post('/orders', once.transaction(async (req, res, { tx }) => {
-    const asked = read(req.body, catalog)
-    if (!asked) return res.status(400).json({ reason: 'items, card and city are needed' })
+  app.post('/orders', once.transaction(async (c, { tx }) => {
+    const asked = read(await c.req.json(), catalog)
+    if (!asked) return c.json({ reason: 'items, card and city are needed' }, 400)
     const document = { order: randomUUID(), ...asked }
     await tx.query("INSERT INTO orders (id, tenant, document, amount, state) VALUES ($1, $2, $3, $4, 'PLACED')",
-      [document.order, tenantOf(req), document, document.amount])
+      [document.order, tenantOf(c.req), document, document.amount])
     await saga.place(tx, document)
-    res.status(201).location(`/orders/${document.order}`).json({ id: document.order, amount: document.amount })
+    return c.json({ id: document.order, amount: document.amount }, 201, { Location: `/orders/${document.order}` })
   }))
 
-  app.post('/orders/:id/cancel', once.transaction(async (req, res, { tx }) => {
-    const order = await find(tx, req.params.id, tenantOf(req))
-    if (!order) return res.status(404).json({ reason: 'no such order' })
-    res.json({ id: order.id, cancelling: await saga.cancel(tx, order.document) })
+  app.post('/orders/:id/cancel', once.transaction(async (c, { tx }) => {
+    const order = await find(tx, c.req.param('id'), tenantOf(c.req))
+    return order ? c.json({ id: order.id, cancelling: await saga.cancel(tx, order.document) }) : unknown(c)
   }))
 
-  app.get('/orders/:id', async (req, res) => {
-    const order = await find(pool, req.params.id, tenantOf(req))
-    return order ? res.json(order) : res.status(404).json({ reason: 'no such order' })
+  app.get('/orders/:id', async (c) => {
+    const order = await find(pool, c.req.param('id'), tenantOf(c.req))
+    return order ? c.json(order) : unknown(c)
   })
-  app.get('/orders/:id/live', async (req, res) => {
-    const order = await find(pool, req.params.id, tenantOf(req))
-    return order ? live.follow(order, res) : res.status(404).json({ reason: 'no such order' })
+  app.get('/orders/:id/live', async (c) => {
+    const order = await find(pool, c.req.param('id'), tenantOf(c.req))
+    return order ? live.follow(order, c) : unknown(c)
   })
 
-  app.use(once.problemErrors())
+  app.use(serveStatic({ root: fileURLToPath(new URL('page', import.meta.url)) }))
+  app.onError((error, c) => {
+    console.error(error.message)
+    return c.json({ reason: 'try again' }, 503)
+  })
   return app
+}
+
+function unknown(c) {
+  return c.json({ reason: 'no such order' }, 404)
 }
 
 // An EventSource sends no headers. In a real shop this is the session of who is logged in.
 function tenantOf(req) {
-  return req.get?.('X-Tenant') ?? String(req.query?.tenant ?? '')
+  return req.header('X-Tenant') ?? req.query('tenant') ?? ''
 }
 
 // The price is the shop's, whatever the page says.
-function read({ items, card, city } = {}, catalog) {
+function read(asked, catalog) {
+  const { items, card, city } = asked ?? {}
   if (!Array.isArray(items) || items.length === 0 || typeof card !== 'string' || typeof city !== 'string') return undefined
   const prices = new Map(catalog.map(({ sku, price }) => [sku, price]))
   const good = ({ sku, quantity } = {}) => prices.has(sku) && Number.isInteger(quantity) && quantity > 0 && quantity < 100
