@@ -5,6 +5,7 @@ import java.io.IOException;
 import java.net.InetAddress;
 import java.net.InetSocketAddress;
 import java.net.StandardProtocolFamily;
+import java.net.StandardSocketOptions;
 import java.net.UnixDomainSocketAddress;
 import java.nio.ByteBuffer;
 import java.nio.channels.ByteChannel;
@@ -82,6 +83,7 @@ final class Proxy implements AutoCloseable {
 
         Link(SocketChannel client) throws IOException {
             this.client = client;
+            client.setOption(StandardSocketOptions.TCP_NODELAY, true); // a message is a write: each would wait for an ACK
             upstream.connect(server);
             daemon(() -> pump(client, upstream, false));
             daemon(() -> pump(upstream, client, true));
