@@ -330,7 +330,7 @@ public final class Idempotency {
                     throw error;
                 }
                 Duration delay = backoff(n);
-                options.listener().accept(new Event(Event.Type.RETRIED, call.scope(), call.key(), 0, error, delay));
+                tell(new Event(Event.Type.RETRIED, call.scope(), call.key(), 0, error, delay));
                 if (!sleep(delay)) {
                     throw error;
                 }
@@ -383,8 +383,17 @@ public final class Idempotency {
 
     // ---- events ----
 
+    /** What a listener throws may not end an operation between its steps. */
+    private void tell(Event event) {
+        try {
+            options.listener().accept(event);
+        } catch (RuntimeException failure) {
+            LOG.log(System.Logger.Level.WARNING, "the listener failed at " + event.type(), failure);
+        }
+    }
+
     void tell(Event.Type type, Call call, int attempt, Throwable error) {
-        options.listener().accept(new Event(type, call.scope(), call.key(), attempt, error, null));
+        tell(new Event(type, call.scope(), call.key(), attempt, error, null));
     }
 
     void tellBegun(Operation o) {
@@ -393,9 +402,9 @@ public final class Idempotency {
             case IN_PROGRESS -> Event.Type.IN_PROGRESS;
             default -> Event.Type.REPLAYED;
         };
-        options.listener().accept(new Event(type, o.scope(), o.key(), o.attempt(), null, null));
+        tell(new Event(type, o.scope(), o.key(), o.attempt(), null, null));
         if (type == Event.Type.ACQUIRED && o.takenOver()) {
-            options.listener().accept(new Event(Event.Type.TAKEN_OVER, o.scope(), o.key(), o.attempt(), null, null));
+            tell(new Event(Event.Type.TAKEN_OVER, o.scope(), o.key(), o.attempt(), null, null));
         }
     }
 }

@@ -81,8 +81,10 @@ public final class Identity {
      * @param target path and query, as they were sent
      * @param own JSON that stands for the rest
      * @return the request to give to {@link Call#withRequest}
+     * @throws IllegalArgumentException if that is no JSON, or more than one value
      */
     public static String fingerprint(String method, String target, String own) {
+        Json.parse(own);
         return head(method, target) + ", \"own\": " + own + '}';
     }
 

@@ -87,7 +87,7 @@ public record Options(String scope, String schema, Duration retention, Duration 
     /**
      * With a listener.
      *
-     * @param value is told what happens, in the thread of the call or of the heartbeat
+     * @param value is told what happens, in the thread of the call or of the heartbeat. What it throws is logged
      * @return the settings
      */
     public Options withListener(Consumer<Event> value) {

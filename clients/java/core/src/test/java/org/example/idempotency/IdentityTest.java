@@ -42,6 +42,7 @@ class IdentityTest {
     @Test
     void anOwnFingerprintKeepsMethodAndTarget() {
         assertEquals("{\"method\": \"POST\", \"target\": \"/a\", \"own\": 1}", Identity.fingerprint("post", "/a", "1"));
+        assertThrows(IllegalArgumentException.class, () -> Identity.fingerprint("POST", "/a", "1, \"target\": \"/b\""));
     }
 
     @Test

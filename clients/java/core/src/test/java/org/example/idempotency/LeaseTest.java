@@ -134,6 +134,16 @@ class LeaseTest extends OnServer {
     }
 
     @Test
+    void aListenerThatFailsEndsNothing() throws Exception {
+        var told = new Idempotency(Transactions.of(pool), Options.DEFAULT.withListener(event -> {
+            throw new IllegalStateException("a listener");
+        }));
+        assertFalse(told.lease(Call.of(key), lease -> done()).replayed());
+        assertTrue(told.transaction(Call.of(key), (connection, operation) -> Response.EMPTY).replayed());
+        assertEquals(1, effects());
+    }
+
+    @Test
     void whoWasTakenOverStoresNothing() throws Exception {
         var lost = assertThrows(IdempotencyException.LeaseLost.class, () -> once.lease(Call.of(key), lease -> {
             sql("SELECT idem_release('" + key + "', fence => " + lease.operation().fence() + ")");

@@ -4,6 +4,9 @@ import jakarta.servlet.http.HttpServletResponse;
 import java.io.IOException;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
+import java.time.Instant;
+import java.time.format.DateTimeFormatter;
+import java.time.format.DateTimeParseException;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
@@ -51,6 +54,21 @@ record Answer(int status, Map<String, List<String>> headers, byte[] body) {
         headers.put(name, new ArrayList<>(List.of(value)));
     }
 
+    /** What HTTP cannot carry is an error of the handler now: after COMMIT it would be too late to say so. */
+    Answer checked() {
+        if (status < 200 || status > 599) {
+            throw new IllegalArgumentException("a route that runs once cannot answer " + status);
+        }
+        headers.forEach((name, values) -> values.forEach(value -> check(name, value)));
+        return this;
+    }
+
+    static void check(String name, String value) {
+        if (!name.matches("[!#$%&'*+.^_`|~0-9A-Za-z-]+") || !value.matches("[\\t\\x20-\\x7e\\x80-\\xff]*")) {
+            throw new IllegalArgumentException("the header " + name + " has a character that HTTP does not carry");
+        }
+    }
+
     /** In whole seconds, at least 1; null: none. */
     void retryAfter(Duration time) {
         if (time != null) {
@@ -58,10 +76,22 @@ record Answer(int status, Map<String, List<String>> headers, byte[] body) {
         }
     }
 
-    /** The answer's own Retry-After in seconds, up to 68 years; null: it has none. */
+    /** The answer's own Retry-After, in seconds, up to 31 years, or a date; null: it has none. */
     Duration retryAfter() {
         List<String> values = headers.getOrDefault("Retry-After", List.of());
-        return values.size() == 1 && values.get(0).matches("[0-9]{1,9}") ? Duration.ofSeconds(Long.parseLong(values.get(0))) : null;
+        if (values.size() != 1) {
+            return null;
+        }
+        String value = values.get(0).strip();
+        if (value.matches("[0-9]{1,9}")) {
+            return Duration.ofSeconds(Long.parseLong(value));
+        }
+        try {
+            Duration left = Duration.between(Instant.now(), DateTimeFormatter.RFC_1123_DATE_TIME.parse(value, Instant::from));
+            return left.isNegative() ? Duration.ZERO : left;
+        } catch (DateTimeParseException unknown) {
+            return null;
+        }
     }
 
     /** The part that is stored. The body is never null, so a replay has the same bytes. */

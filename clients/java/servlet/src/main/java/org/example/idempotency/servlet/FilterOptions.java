@@ -6,6 +6,7 @@ import java.util.List;
 import java.util.Locale;
 import java.util.Objects;
 import java.util.Set;
+import java.util.function.BiFunction;
 import java.util.function.Function;
 import java.util.function.IntFunction;
 import java.util.function.UnaryOperator;
@@ -31,6 +32,8 @@ public final class FilterOptions {
     private Duration wait = Duration.ZERO;
     private Duration maxWait = Duration.ofSeconds(10);
     private UnaryOperator<Call> call = UnaryOperator.identity();
+    private Function<HttpServletRequest, String> fingerprint;
+    private BiFunction<HttpServletRequest, Route, String> scope;
     private Reconciled.Finder finder;
 
     /**
@@ -109,6 +112,14 @@ public final class FilterOptions {
 
     UnaryOperator<Call> call() {
         return call;
+    }
+
+    Function<HttpServletRequest, String> fingerprint() {
+        return fingerprint;
+    }
+
+    BiFunction<HttpServletRequest, Route, String> scope() {
+        return scope;
     }
 
     Reconciled.Finder finder() {
@@ -241,7 +252,32 @@ public final class FilterOptions {
     }
 
     /**
-     * Changes each call, as by {@link Call#withRetention}.
+     * What is compared of a request in place of media type and body. Method and target always are.
+     *
+     * @param function gives JSON of a request, whose body it may read; anything else is a 500. null:
+     *     media type and body
+     * @return this
+     */
+    public FilterOptions fingerprint(Function<HttpServletRequest, String> function) {
+        fingerprint = function;
+        return this;
+    }
+
+    /**
+     * The scope of a key in place of method, route and principal. The scope of the client stands before
+     * it, and the principal is asked all the same.
+     *
+     * @param function gives a scope; null or "" is nobody, and the answer is 401. null: method, route
+     *     and principal
+     * @return this
+     */
+    public FilterOptions scope(BiFunction<HttpServletRequest, Route, String> function) {
+        scope = function;
+        return this;
+    }
+
+    /**
+     * Changes each call, as by {@link Call#withRetention}. Key, scope and request stay what they are.
      *
      * @param change gives the changed call
      * @return this

@@ -8,6 +8,7 @@ import jakarta.servlet.http.HttpServletResponse;
 import java.io.IOException;
 import java.nio.charset.StandardCharsets;
 import java.sql.Connection;
+import java.sql.SQLException;
 import java.time.Duration;
 import java.util.Collections;
 import java.util.HashSet;
@@ -134,11 +135,30 @@ public final class IdempotencyFilter extends HttpFilter {
             throw new Refused(Problem.NOBODY);
         }
         String key = key(request);
+        String scope = scope(request, route, principal);
         byte[] body = body(request);
-        String query = request.getQueryString() == null ? "" : '?' + request.getQueryString();
-        String print = Identity.fingerprint(request.getMethod(), request.getRequestURI() + query, request.getContentType(), body);
-        String scope = Identity.scope(once.options().scope(), request.getMethod(), route.template(), principal);
-        return new Received(options.call().apply(Call.of(key).withRequest(print).withWait(wait(request)).withScope(scope)), body);
+        Call call = options.call().apply(Call.of(key).withWait(wait(request)));
+        return new Received(new Call(key, scope, fingerprint(request, body), null, call.maxWait(), call.lease(), call.maxAttempts(),
+                call.retention(), call.isolation()), body);
+    }
+
+    private String scope(HttpServletRequest request, Route route, String principal) throws Refused {
+        String service = once.options().scope();
+        if (options.scope() == null) {
+            return Identity.scope(service, request.getMethod(), route.template(), principal);
+        }
+        String own = options.scope().apply(request, route);
+        if (own == null || own.isEmpty()) {
+            throw new Refused(Problem.NOBODY);
+        }
+        return Identity.scope(service, own);
+    }
+
+    private String fingerprint(HttpServletRequest request, byte[] body) {
+        String target = request.getRequestURI() + (request.getQueryString() == null ? "" : '?' + request.getQueryString());
+        return options.fingerprint() == null
+                ? Identity.fingerprint(request.getMethod(), target, request.getContentType(), body)
+                : Identity.fingerprint(request.getMethod(), target, options.fingerprint().apply(new ReceivedRequest(request, body)));
     }
 
     private record Received(Call call, byte[] body) { }
@@ -171,10 +191,16 @@ public final class IdempotencyFilter extends HttpFilter {
         if (length > 0 && body.length == 0) {
             throw new IllegalStateException("the body was read before the filter, as getParameter() does: let the filter come first");
         }
-        if (length > 0 && body.length != length || length < 0 && body.length == 0 && request.getHeader("Transfer-Encoding") != null) {
+        if (length > 0 && body.length != length || length < 0 && body.length == 0 && mayHaveHadBody(request)) {
             throw new Refused(Problem.BODY_BROKEN);
         }
         return body;
+    }
+
+    /** Of HTTP/2 nothing but the type tells that a body without a length was there. */
+    private static boolean mayHaveHadBody(HttpServletRequest request) {
+        return request.getHeader("Transfer-Encoding") != null
+                || request.getContentType() != null && !request.getProtocol().startsWith("HTTP/1");
     }
 
     /** "Prefer: wait=n" (RFC 7240), up to the limit. */
@@ -230,7 +256,7 @@ public final class IdempotencyFilter extends HttpFilter {
                     handle(exchange);
                     if (exchange.writes() != null) {
                         once.transactions().run(call.isolation(), connection -> {
-                            exchange.writes().run(connection);
+                            write(exchange, connection);
                             return null;
                         });
                     }
@@ -252,7 +278,16 @@ public final class IdempotencyFilter extends HttpFilter {
         private Completion leased(Lease lease) throws Exception {
             Exchange exchange = new Exchange(null, lease.operation(), lease);
             Response stored = handle(exchange);
-            return new Completion(stored, exchange.writes());
+            return new Completion(stored, exchange.writes() == null ? null : connection -> write(exchange, connection));
+        }
+
+        /** What the writes refuse is the answer, in place of the handler's. */
+        private void write(Exchange exchange, Connection connection) throws SQLException {
+            try {
+                exchange.writes().run(connection);
+            } catch (Declined declined) {
+                throw refusal(declined);
+            }
         }
 
         /** Calls the handler once, and decides what becomes of its answer. */
@@ -263,29 +298,34 @@ public final class IdempotencyFilter extends HttpFilter {
             request.setAttribute(Exchange.class.getName(), exchange);
             try {
                 chain.doFilter(new ReceivedRequest(request, body), recorded);
-            } catch (ServletException error) {
+            } catch (ServletException | RuntimeException error) {
                 throw own(error);
             } finally {
                 // Another attempt starts anew.
                 Collections.list(request.getAttributeNames()).stream().filter(name -> !before.contains(name))
                         .forEach(request::removeAttribute);
             }
-            return keep(recorded.finish());
+            return keep(recorded.finish().checked());
         }
 
         /** Frameworks wrap what a handler has thrown. */
-        private Exception own(ServletException error) {
+        private Exception own(Exception error) {
             for (Throwable cause = error; cause != null; cause = cause.getCause()) {
                 if (cause instanceof Declined declined) {
-                    fresh = Answer.of(declined.response(), 422);
-                    fresh.retryAfter(declined.retryAfter());
-                    return new Declined(fresh.stored(this::isStored, declined.response().retention()), declined.retryAfter());
+                    return refusal(declined);
                 }
                 if (cause instanceof IdempotencyException.NotDone notDone) {
                     return notDone;
                 }
             }
             return error;
+        }
+
+        /** The bytes that are sent are stored. */
+        private Declined refusal(Declined declined) {
+            fresh = Answer.of(declined.response(), 422).checked();
+            fresh.retryAfter(declined.retryAfter());
+            return new Declined(fresh.stored(this::isStored, declined.response().retention()), declined.retryAfter());
         }
 
         private Response keep(Answer answer) {

@@ -19,6 +19,7 @@ import java.util.Collection;
 import java.util.List;
 import java.util.Locale;
 import java.util.Map;
+import java.util.function.Supplier;
 
 /** Holds a handler's answer back until it is committed. */
 final class RecordedResponse extends HttpServletResponseWrapper {
@@ -121,7 +122,15 @@ final class RecordedResponse extends HttpServletResponseWrapper {
 
     @Override
     public void sendRedirect(String location) {
-        sendError(302, null);
+        sendRedirect(location, 302, true);
+    }
+
+    /** Of Servlet 6.1, as this package is compiled with 6.0: without it the container's own would send at once. */
+    public void sendRedirect(String location, int value, boolean clearBuffer) {
+        if (clearBuffer) {
+            resetBuffer();
+        }
+        status = value;
         setHeader("Location", location);
     }
 
@@ -131,15 +140,12 @@ final class RecordedResponse extends HttpServletResponseWrapper {
         addHeader(name, value);
     }
 
-    /** What HTTP cannot carry is an error of the handler now: after COMMIT it would be too late to say so. */
     @Override
     public void addHeader(String name, String value) {
         if (value == null) {
             return;
         }
-        if (!name.matches("[!#$%&'*+.^_`|~0-9A-Za-z-]+") || !value.matches("[\\t\\x20-\\x7e\\x80-\\xff]*")) {
-            throw new IllegalArgumentException("the header " + name + " has a character that HTTP does not carry");
-        }
+        Answer.check(name, value);
         headers.computeIfAbsent(name, key -> new ArrayList<>()).add(value);
     }
 
@@ -163,8 +169,9 @@ final class RecordedResponse extends HttpServletResponseWrapper {
         addHeader(name, httpDate(Instant.ofEpochMilli(date)));
     }
 
+    /** A day has two digits, which those of RFC_1123_DATE_TIME have not. */
     static String httpDate(Instant time) {
-        return DateTimeFormatter.RFC_1123_DATE_TIME.format(time.atOffset(ZoneOffset.UTC));
+        return DateTimeFormatter.ofPattern("EEE, dd MMM yyyy HH:mm:ss 'GMT'", Locale.ENGLISH).format(time.atOffset(ZoneOffset.UTC));
     }
 
     @Override
@@ -215,6 +222,17 @@ final class RecordedResponse extends HttpServletResponseWrapper {
         if (type != null && !type.toLowerCase(Locale.ROOT).contains("charset=")) {
             setContentType(type + ";charset=" + name);
         }
+    }
+
+    /** Of Servlet 6.1, as above. */
+    public void setCharacterEncoding(Charset charset) {
+        setCharacterEncoding(charset.name());
+    }
+
+    /** None: they would be sent, and not stored. */
+    @Override
+    public void setTrailerFields(Supplier<Map<String, String>> supplier) {
+        throw new IllegalStateException("the answer is stored, and trailers are not");
     }
 
     @Override

@@ -144,6 +144,7 @@ public class IdempotencyAutoConfiguration {
         FilterRegistrationBean<IdempotencyFilter> idempotencyFilter(Idempotency once, IdempotencyHttp http,
                 @Qualifier("requestMappingHandlerMapping") ObjectProvider<RequestMappingHandlerMapping> mappings) {
             FilterOptions options = new FilterOptions(request -> routeOf(request, mappings.getObject()), http::principal);
+            options.methods("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"); // the annotation says which
             http.configure(options);
             var registration = new FilterRegistrationBean<>(new IdempotencyFilter(once, options));
             registration.setOrder(Ordered.LOWEST_PRECEDENCE);

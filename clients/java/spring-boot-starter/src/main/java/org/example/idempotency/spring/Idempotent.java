@@ -15,7 +15,8 @@ import java.lang.annotation.Target;
  * without: so it is called from outside of a transaction. A {@link org.example.idempotency.Declined}
  * is stored, and thrown to each caller; while another call runs, the exception is
  * {@link org.example.idempotency.IdempotencyException.InProgress}. As with all proxies of Spring, a
- * call from within the same object does not pass through it.
+ * call from within the same object does not pass through it. The method returns its result, and no
+ * future or publisher of it.
  */
 @Documented
 @Target(ElementType.METHOD)
@@ -24,7 +25,8 @@ public @interface Idempotent {
     /**
      * Names the method.
      *
-     * @return the scope of its keys, so it must not change
+     * @return the scope of its keys, behind {@code idempotency.scope} and a dot where that is set: so
+     *     neither may change
      */
     String name();
 
@@ -32,7 +34,7 @@ public @interface Idempotent {
      * The key.
      *
      * @return an expression of Spring over the arguments, such as {@code #order.id}; its value may
-     *     not be null or empty
+     *     not be null or empty, nor of a class without {@code toString()}
      */
     String key();
 

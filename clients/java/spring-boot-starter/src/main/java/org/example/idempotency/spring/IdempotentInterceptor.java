@@ -1,6 +1,7 @@
 package org.example.idempotency.spring;
 
 import java.lang.reflect.Method;
+import java.util.concurrent.Future;
 import java.util.function.Supplier;
 import org.aopalliance.intercept.MethodInterceptor;
 import org.aopalliance.intercept.MethodInvocation;
@@ -13,6 +14,7 @@ import org.springframework.aop.support.AopUtils;
 import org.springframework.context.expression.MethodBasedEvaluationContext;
 import org.springframework.core.DefaultParameterNameDiscoverer;
 import org.springframework.core.ParameterNameDiscoverer;
+import org.springframework.core.ReactiveAdapterRegistry;
 import org.springframework.core.annotation.AnnotatedElementUtils;
 import org.springframework.expression.ExpressionParser;
 import org.springframework.expression.spel.standard.SpelExpressionParser;
@@ -34,7 +36,10 @@ final class IdempotentInterceptor implements MethodInterceptor {
     public Object invoke(MethodInvocation invocation) throws Throwable {
         Method method = AopUtils.getMostSpecificMethod(invocation.getMethod(), invocation.getThis().getClass());
         Idempotent annotation = AnnotatedElementUtils.findMergedAnnotation(method, Idempotent.class);
-        Call call = Call.of(keyOf(invocation, method, annotation)).withScope(annotation.name())
+        refuseAsynchronous(method);
+        String service = once.get().options().scope();
+        Call call = Call.of(keyOf(invocation, method, annotation))
+                .withScope(service.isEmpty() ? annotation.name() : service + '.' + annotation.name())
                 .withRequest(json.get().write(invocation.getArguments()));
         Object[] fresh = new Object[1];
         Result result = annotation.lease()
@@ -50,7 +55,19 @@ final class IdempotentInterceptor implements MethodInterceptor {
         if (key == null || key.toString().isEmpty()) {
             throw new IllegalArgumentException("the key of " + annotation.name() + " is empty: " + annotation.key());
         }
+        if (key.toString().equals(key.getClass().getName() + '@' + Integer.toHexString(System.identityHashCode(key)))) {
+            throw new IllegalArgumentException("the key of " + annotation.name() + " is another text each time, as "
+                    + key.getClass().getName() + " has no toString(): " + annotation.key());
+        }
         return key.toString();
+    }
+
+    /** What is still running when the method returns would be outside of the transaction and of the stored result. */
+    private static void refuseAsynchronous(Method method) {
+        Class<?> type = method.getReturnType();
+        if (Future.class.isAssignableFrom(type) || ReactiveAdapterRegistry.getSharedInstance().getAdapter(type) != null) {
+            throw new IllegalStateException("a method that is @Idempotent returns its result, and no " + type.getName() + ": " + method);
+        }
     }
 
     /** Each attempt has an invocation of its own. */

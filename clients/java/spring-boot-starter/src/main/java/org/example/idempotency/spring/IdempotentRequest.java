@@ -7,8 +7,8 @@ import java.lang.annotation.RetentionPolicy;
 import java.lang.annotation.Target;
 
 /**
- * Requests of a controller's method need a key in the header Idempotency-Key, and a retry gets the
- * first answer. The method and all that it calls join the transaction of the answer.
+ * Requests of a controller's method, whatever theirs is, need a key in the header Idempotency-Key, and a
+ * retry gets the first answer. The method and all that it calls join the transaction of the answer.
  */
 @Documented
 @Target(ElementType.METHOD)

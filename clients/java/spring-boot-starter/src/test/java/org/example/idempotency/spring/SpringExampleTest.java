@@ -14,6 +14,7 @@ import java.net.http.HttpResponse;
 import java.time.LocalDate;
 import java.util.Map;
 import java.util.UUID;
+import java.util.concurrent.CompletableFuture;
 import org.example.idempotency.Declined;
 import org.example.idempotency.Idempotency;
 import org.example.idempotency.IdempotencyException;
@@ -34,6 +35,7 @@ import org.springframework.transaction.annotation.Transactional;
 import org.springframework.transaction.support.TransactionSynchronizationManager;
 import org.springframework.transaction.support.TransactionTemplate;
 import org.springframework.web.bind.annotation.PostMapping;
+import org.springframework.web.bind.annotation.PutMapping;
 import org.springframework.web.bind.annotation.RequestBody;
 import org.springframework.web.bind.annotation.RestController;
 
@@ -69,12 +71,25 @@ class SpringExampleTest {
             throw new Declined(402, null);
         }
 
+        @Idempotent(name = "later", key = "#key")
+        public CompletableFuture<String> later(Object key) {
+            return CompletableFuture.completedFuture(key.toString());
+        }
+
+        @Idempotent(name = "count", key = "#key")
+        public int count(Object key) {
+            return 1;
+        }
+
         @Idempotent(name = "call", key = "#key", lease = true)
         public boolean call(String key) {
             jdbc.update("INSERT INTO seat VALUES (?)", key);
             return TransactionSynchronizationManager.isActualTransactionActive();
         }
     }
+
+    /** Has no toString(). */
+    static final class Nameless { }
 
     @RestController
     static class Orders {
@@ -89,6 +104,11 @@ class SpringExampleTest {
         ResponseEntity<Map<String, String>> order(@RequestBody String seat) {
             jdbc.update("INSERT INTO seat VALUES (?)", seat);
             return ResponseEntity.status(201).body(Map.of("seat", seat));
+        }
+
+        @PutMapping("/orders")
+        @IdempotentRequest
+        void change() {
         }
 
         @PostMapping("/forbidden")
@@ -122,7 +142,8 @@ class SpringExampleTest {
 
     @BeforeAll
     static void start() {
-        context = SpringApplication.run(Program.class, "--server.port=0", "--server.address=127.0.0.1", "--spring.main.banner-mode=off");
+        context = SpringApplication.run(Program.class, "--server.port=0", "--server.address=127.0.0.1", "--spring.main.banner-mode=off",
+                "--idempotency.scope=shop");
         jdbc = context.getBean(JdbcTemplate.class);
         jdbc.execute("CREATE EXTENSION IF NOT EXISTS idempotency");
         jdbc.execute("CREATE TABLE IF NOT EXISTS seat (name text)");
@@ -147,12 +168,27 @@ class SpringExampleTest {
     }
 
     @Test
+    void aKeyHasATextOfItsOwnAndAResultIsThere() {
+        assertEquals(1, seats.count(UUID.fromString(key)));
+        assertTrue(assertThrows(IllegalArgumentException.class, () -> seats.count(new Nameless())).getMessage().contains("toString"));
+        assertTrue(assertThrows(IllegalArgumentException.class, () -> seats.count(new int[] {1})).getMessage().contains("toString"));
+        assertTrue(assertThrows(IllegalStateException.class, () -> seats.later(key)).getMessage().contains("CompletableFuture"));
+    }
+
+    @Test
+    void theAnnotationHoldsForEachMethodOfHttp() throws Exception {
+        HttpRequest put = HttpRequest.newBuilder(URI.create("http://127.0.0.1:" + context.getEnvironment().getProperty("local.server.port")
+                + "/orders")).header("X-User", "ann").PUT(HttpRequest.BodyPublishers.noBody()).build();
+        assertEquals(400, HttpClient.newHttpClient().send(put, HttpResponse.BodyHandlers.ofString()).statusCode());
+    }
+
+    @Test
     void aRefusalIsStoredThoughTheTransactionWasMarked() {
         for (int i = 0; i < 2; i++) {
             assertEquals(402, assertThrows(Declined.class, () -> seats.refuse(key, 1)).response().code());
         }
         assertEquals(0, count(key));
-        assertTrue(context.getBean(Idempotency.class).lookup(org.example.idempotency.Call.of(key).withScope("refuse")).replayed());
+        assertTrue(context.getBean(Idempotency.class).lookup(org.example.idempotency.Call.of(key).withScope("shop.refuse")).replayed());
     }
 
     @Test

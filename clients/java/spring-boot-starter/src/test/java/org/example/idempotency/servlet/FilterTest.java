@@ -1,0 +1,331 @@
+package org.example.idempotency.servlet;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNotNull;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import com.zaxxer.hikari.HikariDataSource;
+import jakarta.servlet.Filter;
+import jakarta.servlet.ServletException;
+import jakarta.servlet.http.HttpServlet;
+import jakarta.servlet.http.HttpServletRequest;
+import jakarta.servlet.http.HttpServletResponse;
+import java.io.IOException;
+import java.io.InputStream;
+import java.net.URI;
+import java.net.http.HttpClient;
+import java.net.http.HttpRequest;
+import java.net.http.HttpRequest.BodyPublishers;
+import java.net.http.HttpResponse;
+import java.nio.charset.StandardCharsets;
+import java.sql.Connection;
+import java.sql.SQLException;
+import java.sql.Statement;
+import java.time.Duration;
+import java.time.Instant;
+import java.util.Map;
+import java.util.UUID;
+import java.util.concurrent.atomic.AtomicInteger;
+import java.util.function.Consumer;
+import org.apache.catalina.Context;
+import org.apache.catalina.LifecycleException;
+import org.apache.catalina.startup.Tomcat;
+import org.apache.coyote.http2.Http2Protocol;
+import org.apache.tomcat.util.descriptor.web.FilterDef;
+import org.apache.tomcat.util.descriptor.web.FilterMap;
+import org.example.idempotency.Call;
+import org.example.idempotency.Declined;
+import org.example.idempotency.Idempotency;
+import org.example.idempotency.Options;
+import org.example.idempotency.Response;
+import org.example.idempotency.Transactions;
+import org.junit.jupiter.api.AfterAll;
+import org.junit.jupiter.api.BeforeAll;
+import org.junit.jupiter.api.Test;
+
+/** The filter in front of plain servlets of Tomcat, which speaks HTTP/2, too. */
+class FilterTest {
+    private static final HttpClient CLIENT = HttpClient.newHttpClient();
+    private static HikariDataSource pool;
+    private static Idempotency once;
+    private static Tomcat tomcat;
+    private static volatile Filter filter;
+    private static volatile Handler handler;
+    private final String key = UUID.randomUUID().toString();
+    private final AtomicInteger runs = new AtomicInteger();
+
+    @FunctionalInterface
+    private interface Handler {
+        void handle(HttpServletRequest request, HttpServletResponse response) throws IOException, ServletException, SQLException;
+    }
+
+    private static final class Dispatcher extends HttpServlet {
+        private static final long serialVersionUID = 1;
+
+        @Override
+        protected void service(HttpServletRequest request, HttpServletResponse response) throws IOException, ServletException {
+            try {
+                handler.handle(request, response);
+            } catch (SQLException error) {
+                throw new ServletException(error);
+            }
+        }
+    }
+
+    @BeforeAll
+    static void start() throws Exception {
+        pool = new HikariDataSource();
+        pool.setJdbcUrl("jdbc:postgresql://localhost/" + System.getenv("PGDATABASE") + "?sslmode=disable&gssEncMode=disable"
+                + "&socketFactory=org.newsclub.net.unix.AFUNIXSocketFactory$FactoryArg&socketFactoryArg="
+                + System.getenv("PGHOST") + "/.s.PGSQL." + System.getenv("PGPORT"));
+        pool.setUsername(System.getenv("PGUSER"));
+        once = new Idempotency(Transactions.of(pool), Options.DEFAULT.withScope("shop"));
+        try (Connection connection = pool.getConnection()) {
+            execute(connection, "CREATE EXTENSION IF NOT EXISTS idempotency");
+            execute(connection, "CREATE TABLE IF NOT EXISTS seat (name text)");
+        }
+        tomcat = new Tomcat();
+        tomcat.setPort(0);
+        tomcat.getConnector().addUpgradeProtocol(new Http2Protocol());
+        Context context = tomcat.addContext("", null);
+        Tomcat.addServlet(context, "dispatcher", new Dispatcher());
+        context.addServletMappingDecoded("/*", "dispatcher");
+        FilterDef definition = new FilterDef();
+        definition.setFilterName("idempotency");
+        definition.setFilter((request, response, chain) -> filter.doFilter(request, response, chain));
+        context.addFilterDef(definition);
+        FilterMap everywhere = new FilterMap();
+        everywhere.setFilterName("idempotency");
+        everywhere.addURLPattern("/*");
+        context.addFilterMap(everywhere);
+        tomcat.start();
+    }
+
+    @AfterAll
+    static void stop() throws LifecycleException {
+        tomcat.stop();
+        tomcat.destroy();
+        pool.close();
+    }
+
+    private static void execute(Connection connection, String sql) throws SQLException {
+        try (Statement statement = connection.createStatement()) {
+            statement.execute(sql);
+        }
+    }
+
+    private void effect(Connection connection) throws SQLException {
+        execute(connection, "INSERT INTO seat VALUES ('" + key + "')");
+    }
+
+    private int effects() throws SQLException {
+        try (Connection connection = pool.getConnection(); Statement statement = connection.createStatement();
+                var row = statement.executeQuery("SELECT count(*) FROM seat WHERE name = '" + key + "'")) {
+            row.next();
+            return row.getInt(1);
+        }
+    }
+
+    private static FilterOptions protect(boolean isLeased, Consumer<FilterOptions> settings) {
+        FilterOptions options = new FilterOptions(request -> new Route("/orders", isLeased), request -> request.getHeader("X-User"));
+        settings.accept(options);
+        filter = new IdempotencyFilter(once, options);
+        return options;
+    }
+
+    private void answersOk() {
+        handler = (request, response) -> {
+            effect(Exchange.of(request).connection());
+            response.getWriter().write("run " + runs.incrementAndGet());
+        };
+    }
+
+    private HttpRequest.Builder request(String target, String user) {
+        return HttpRequest.newBuilder(URI.create("http://127.0.0.1:" + tomcat.getConnector().getLocalPort() + target))
+                .version(HttpClient.Version.HTTP_1_1).header("Idempotency-Key", key).header("X-User", user);
+    }
+
+    private HttpResponse<String> post(String target, String user, String body) throws IOException, InterruptedException {
+        return CLIENT.send(request(target, user).header("Content-Type", "text/plain").POST(BodyPublishers.ofString(body)).build(),
+                HttpResponse.BodyHandlers.ofString());
+    }
+
+    /** Sends a request twice: the second answer is the first, and its marker says whether it was stored. */
+    private HttpResponse<String> twice(int status, boolean isReplayed) throws IOException, InterruptedException {
+        HttpResponse<String> first = post("/orders", "ann", "1");
+        HttpResponse<String> second = post("/orders", "ann", "1");
+        assertEquals(status, first.statusCode());
+        assertEquals(status, second.statusCode());
+        assertEquals(first.body(), second.body());
+        assertEquals(isReplayed, second.headers().firstValue("Idempotency-Replayed").isPresent());
+        return first;
+    }
+
+    @Test
+    void anOwnFingerprintStandsForTheBodyOnly() throws Exception {
+        answersOk();
+        protect(false, options -> options.fingerprint(request -> {
+            try (InputStream body = request.getInputStream()) {
+                return '"' + new String(body.readNBytes(1), StandardCharsets.UTF_8) + '"';
+            } catch (IOException impossible) {
+                throw new IllegalStateException(impossible);
+            }
+        }));
+        assertEquals("run 1", post("/orders", "ann", "1 at noon").body());
+        assertEquals("run 1", post("/orders", "ann", "1 at night").body());
+        assertEquals(422, post("/orders", "ann", "2").statusCode());
+        assertEquals(422, post("/orders?dry=1", "ann", "1").statusCode());
+        assertEquals(1, effects());
+    }
+
+    @Test
+    void anOwnFingerprintThatIsNoJsonRunsNothing() throws Exception {
+        answersOk();
+        for (String own : new String[] {"1, \"target\": \"/\"", "", null}) {
+            protect(false, options -> options.fingerprint(request -> own));
+            twice(500, false);
+        }
+        assertEquals(0, runs.get());
+    }
+
+    @Test
+    void anOwnScopeStandsBehindThatOfTheClient() throws Exception {
+        answersOk();
+        protect(false, options -> options.scope((request, route) -> request.getHeader("X-User").substring(0, 1)));
+        assertEquals("run 1", post("/orders", "ann", "1").body());
+        assertEquals("run 1", post("/orders", "adam", "1").body());
+        assertEquals("run 2", post("/orders", "bob", "1").body());
+        assertNotNull(once.lookup(Call.of(key).withScope("shop a")));
+    }
+
+    @Test
+    void whoHasNoScopeOrNoNameIsNobody() throws Exception {
+        answersOk();
+        protect(false, options -> options.scope((request, route) -> "all"));
+        assertEquals(401, post("/orders", "", "1").statusCode());
+        for (String none : new String[] {"", null}) {
+            protect(false, options -> options.scope((request, route) -> none));
+            assertEquals(401, post("/orders", "ann", "1").statusCode());
+        }
+        assertEquals(0, runs.get());
+    }
+
+    @Test
+    void aChangedCallIsStillTheSameOperation() throws Exception {
+        answersOk();
+        protect(false, options -> options.call(call -> Call.of("one").withScope("all").withRequest("1").withRequestHash(new byte[32])
+                .withRetention(Duration.ofDays(3))));
+        assertEquals("run 1", post("/orders", "ann", "1").body());
+        assertEquals(422, post("/orders", "ann", "2").statusCode());
+        assertEquals("run 2", post("/orders", "bob", "1").body());
+        var stored = once.lookup(Call.of(key).withScope("shop POST /orders ann"));
+        assertEquals(3, Duration.between(stored.createdAt(), stored.expiresAt()).toDays());
+    }
+
+    @Test
+    void whatTheWritesOfALeaseRefuseIsTheAnswer() throws Exception {
+        handler = (request, response) -> {
+            response.setStatus(201);
+            response.getWriter().write("booked");
+            Exchange.of(request).completeWith(connection -> {
+                effect(connection);
+                throw new Declined(402, "{\"no\":1}");
+            });
+        };
+        protect(true, FilterOptions::optional);
+        assertEquals("{\"no\":1}", twice(402, true).body());
+        HttpRequest bare = HttpRequest.newBuilder(request("/orders", "ann").build().uri()).header("X-User", "ann")
+                .POST(BodyPublishers.noBody()).build();
+        assertEquals(402, CLIENT.send(bare, HttpResponse.BodyHandlers.ofString()).statusCode());
+        assertEquals(0, effects());
+    }
+
+    @Test
+    void aRefusalOfAServletIsReplayedByteForByteWithoutItsCookie() throws Exception {
+        handler = (request, response) -> {
+            throw new Declined(new Response(409, Map.of("Set-Cookie", "a=b", "ETag", "\"1\""), "{\"no\":1}", null, null), null);
+        };
+        protect(false, options -> { });
+        HttpResponse<String> first = twice(409, true);
+        HttpResponse<String> replay = post("/orders", "ann", "1");
+        assertTrue(first.headers().firstValue("Set-Cookie").isPresent());
+        assertFalse(replay.headers().firstValue("Set-Cookie").isPresent());
+        assertEquals("\"1\"", replay.headers().firstValue("ETag").orElseThrow());
+        assertEquals("application/json", replay.headers().firstValue("Content-Type").orElseThrow());
+    }
+
+    @Test
+    void anAnswerThatHttpDoesNotCarryIsNotStored() throws Exception {
+        protect(false, options -> { });
+        for (Response response : new Response[] {Response.of(7, null), Response.of(1000, null),
+            new Response(402, Map.of("ETag", "\"\u2603\""), null, null, null)}) {
+            handler = (request, answer) -> {
+                throw new Declined(response, null);
+            };
+            twice(500, false);
+        }
+        handler = (request, response) -> response.setStatus(101);
+        twice(500, false);
+    }
+
+    @Test
+    void aRedirectOfServlet61WaitsForTheCommit() throws Exception {
+        protect(false, options -> { });
+        handler = (request, response) -> {
+            response.sendRedirect("/done", 303, true);
+            throw new ServletException("after all");
+        };
+        twice(500, false);
+        handler = (request, response) -> {
+            effect(Exchange.of(request).connection());
+            response.setContentType("text/plain");
+            response.setCharacterEncoding(StandardCharsets.UTF_16BE);
+            response.sendRedirect("/done", 303, true);
+            response.getWriter().write("x");
+        };
+        HttpResponse<String> redirect = twice(303, true);
+        assertEquals("/done", redirect.headers().firstValue("Location").orElseThrow());
+        assertEquals("x", redirect.body());
+        assertEquals(1, effects());
+    }
+
+    @Test
+    void aBodyThatWasReadIsMissedOverHttp2Too() throws Exception {
+        answersOk();
+        protect(false, options -> { });
+        Filter protecting = filter;
+        filter = (request, response, chain) -> {
+            request.getParameter("seat");
+            protecting.doFilter(request, response, chain);
+        };
+        HttpClient second = HttpClient.newBuilder().version(HttpClient.Version.HTTP_2).build();
+        URI uri = request("/orders", "ann").build().uri();
+        assertEquals(401, second.send(HttpRequest.newBuilder(uri).POST(BodyPublishers.noBody()).build(),
+                HttpResponse.BodyHandlers.ofString()).statusCode());
+        HttpResponse<String> answer = second.send(HttpRequest.newBuilder(uri).header("Idempotency-Key", key).header("X-User", "ann")
+                .header("Content-Type", "application/x-www-form-urlencoded")
+                .POST(BodyPublishers.fromPublisher(BodyPublishers.ofString("seat=1"))).build(), HttpResponse.BodyHandlers.ofString());
+        assertEquals(HttpClient.Version.HTTP_2, answer.version());
+        assertEquals(400, answer.statusCode());
+        assertEquals(0, runs.get());
+    }
+
+    @Test
+    void aRetryAfterIsSecondsOrADateHoweverFar() throws Exception {
+        handler = (request, response) -> {
+            response.setHeader("Retry-After", "999999999");
+            response.setStatus(422);
+        };
+        protect(false, options -> { });
+        twice(422, true);
+        Answer answer = new Answer(404, Answer.noHeaders(), new byte[0]);
+        assertEquals("Tue, 03 Nov 2026 09:05:00 GMT", RecordedResponse.httpDate(Instant.parse("2026-11-03T09:05:00Z")));
+        answer.set("Retry-After", RecordedResponse.httpDate(Instant.now().plusSeconds(3600)));
+        assertEquals(1, answer.retryAfter().plusSeconds(60).toHours());
+        answer.set("Retry-After", "Tue, 03 Nov 2020 09:05:00 GMT");
+        assertEquals(Duration.ZERO, answer.retryAfter());
+        answer.set("Retry-After", "soon");
+        assertEquals(null, answer.retryAfter());
+    }
+}
