@@ -13,8 +13,9 @@ import (
 )
 
 // fingerprint is what makes two requests the same: method, target, media type and
-// body. A JSON body counts as jsonb compares it; any other by its SHA-256. own stands in
-// place of media type and body. The packages for other languages make the same.
+// body. A JSON body counts as jsonb compares it; any other by its SHA-256, and so do the
+// bytes of one with a Content-Encoding. own stands in place of media type and body. The
+// packages for other languages make the same.
 func fingerprint(r *http.Request, body []byte, own func(*http.Request, []byte) (any, error)) (any, error) {
 	request := map[string]any{"method": strings.ToUpper(r.Method), "target": r.URL.RequestURI()}
 	if own != nil {
@@ -24,9 +25,11 @@ func fingerprint(r *http.Request, body []byte, own func(*http.Request, []byte) (
 	}
 	mediaType := mediaTypeOf(r)
 	request["type"], request["body"] = mediaType, nil
-	isJSON := mediaType == "application/json" || strings.HasSuffix(mediaType, "+json")
+	isJSON := (mediaType == "application/json" || strings.HasSuffix(mediaType, "+json")) && !isEncoded(r)
 	switch {
 	case len(body) == 0:
+	case isJSON && !json.Valid(body):
+		return nil, errNotJSON
 	case isJSON && isStorable(body):
 		request["body"] = json.RawMessage(body)
 	default:
@@ -41,14 +44,23 @@ func mediaTypeOf(r *http.Request) string {
 	return strings.ToLower(strings.TrimSpace(mediaType))
 }
 
+func isEncoded(r *http.Request) bool {
+	for _, encoding := range r.Header.Values("Content-Encoding") {
+		if encoding = strings.TrimSpace(encoding); encoding != "" && !strings.EqualFold(encoding, "identity") {
+			return true
+		}
+	}
+	return false
+}
+
 // maxDepth is far below what exhausts the server's stack.
 const maxDepth = 200
 
-// isStorable says whether a text is JSON of a depth and with numbers that jsonb can
+// isStorable says whether JSON is text of a depth and with numbers that jsonb can
 // hold. Where in doubt, no: the bytes are compared then. A string that jsonb cannot
 // hold, such as one with NUL, is refused by the begin.
 func isStorable(text []byte) bool {
-	if !utf8.Valid(text) || !json.Valid(text) {
+	if !utf8.Valid(text) {
 		return false
 	}
 	decoder := json.NewDecoder(bytes.NewReader(text))

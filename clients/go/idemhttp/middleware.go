@@ -88,10 +88,13 @@ type exchange struct {
 	wait    time.Duration
 }
 
-// with gives a request that a handler can read from the start.
+// with gives a request that a handler can read from the start. Without a key nothing is
+// compared or repeated, so the body comes as it came.
 func (e *exchange) with(ctx context.Context) *http.Request {
 	r := e.request.WithContext(ctx)
-	r.Body = io.NopCloser(bytes.NewReader(e.body))
+	if e.key != "" {
+		r.Body = io.NopCloser(bytes.NewReader(e.body))
+	}
 	return r
 }
 
@@ -122,6 +125,9 @@ func (m *Middleware[Tx]) receive(w http.ResponseWriter, r *http.Request, route s
 	}
 	if e.scope, err = m.scopeOf(r, route); err != nil {
 		return nil, err
+	}
+	if e.key == "" {
+		return e, nil
 	}
 	if e.body, err = m.read(w, r); err != nil {
 		return nil, err

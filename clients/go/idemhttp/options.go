@@ -16,7 +16,8 @@ type Options struct {
 	Header string
 	// Strict refuses a key without quotes.
 	Strict bool
-	// Optional lets a request without a key run, each time anew.
+	// Optional lets a request without a key run, each time anew. Its handler reads the body
+	// as it comes, without MaxRequest.
 	Optional bool
 	// MakeKey makes the key of a request that has none; "" is none.
 	MakeKey func(r *http.Request) string
@@ -50,7 +51,7 @@ type Options struct {
 	MaxRequest int64
 	// MaxResponse is the largest answer in bytes; 0: 1 MB.
 	MaxResponse int
-	// Skip lets a request run without a key.
+	// Skip lets a request run as one without a key.
 	Skip func(r *http.Request) bool
 	// Wait is how long a retry waits for the first request before its 409.
 	Wait time.Duration

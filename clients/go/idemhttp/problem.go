@@ -26,6 +26,7 @@ var (
 	errInProgress       = errors.New("a request with this key is still running")
 	errRequestTooLarge  = errors.New("the request is too large")
 	errRequestBroken    = errors.New("the body of the request could not be read")
+	errNotJSON          = errors.New("the body of the request is no JSON")
 	errNobody           = errors.New("the option Principal has given nobody")
 	errBodyTaken        = errors.New("idemhttp: the body was read before the middleware, as by FormValue: let the middleware come first")
 	errBodyUnclear      = errors.New("idemhttp: the body has no length and is empty: it may have been read before the middleware")
@@ -53,6 +54,8 @@ func problemOf(err error, header string) *Problem {
 		return problem(401, "Authentication is required", "It is not known who asks.", 0)
 	case errors.Is(err, errRequestBroken), errors.Is(err, errBodyUnclear):
 		return problem(400, "The body cannot be read", "It did not arrive as a whole.", 0)
+	case errors.Is(err, errNotJSON):
+		return problem(400, "The body cannot be read", "It is not what its Content-Type says.", 0)
 	case errors.Is(err, idempotency.ErrBadArgument):
 		return problem(400, "The request is not acceptable", "The idempotency key or the request cannot be used.", 0)
 	case errors.Is(err, idempotency.ErrForbidden):

@@ -107,12 +107,13 @@ func (m *Middleware[Tx]) conclude(ctx context.Context, e *exchange, result *idem
 	return fresh, nil
 }
 
-// setLifetime says until when an answer is kept. The answer is true without it.
+// setLifetime says until when an answer is kept, if that is a time, and a date of HTTP can
+// say it. The answer is true without it.
 func (m *Middleware[Tx]) setLifetime(ctx context.Context, e *exchange, a *answer) {
 	if m.options.Lifetime == "" {
 		return
 	}
-	if until, err := m.client.ExpiresAt(ctx, e.key, m.callOptions(e)...); err == nil && !until.IsZero() {
+	if until, err := m.client.ExpiresAt(ctx, e.key, m.callOptions(e)...); err == nil && !until.IsZero() && until.UTC().Year() < 10000 {
 		a.header.Set(m.options.Lifetime, until.UTC().Format(http.TimeFormat))
 	}
 }

@@ -173,7 +173,7 @@ export class Idempotency {
    * Until when the answer of a key is kept.
    * @param {string} key
    * @param {{scope?: string}} [options]
-   * @returns {Promise<Date | null>} null: there is none
+   * @returns {Promise<Date | null>} null: there is none, or it is kept without end
    */
   async expiresAt(key, { scope = this.#settings.scope } = {}) {
     const [{ rows: [[ms]] }] = await retrying(this.#settings, { scope, key }, () =>

@@ -100,9 +100,14 @@ export class Sql {
     return { text: `SELECT ${COLUMNS} FROM ${this.#prefix}idem_lookup($1, $2)`, values: [key, scope] }
   }
 
-  /** @param {{key: string, scope: string}} call */
+  /**
+   * NULL also for a time without end, and for one that no date of HTTP can say.
+   * @param {{key: string, scope: string}} call
+   */
   expiry({ key, scope }) {
-    return { text: `SELECT (extract(epoch FROM expires_at) * 1000)::text FROM ${this.#prefix}idem_lookup($1, $2)`, values: [key, scope] }
+    const text = "SELECT CASE WHEN expires_at < '10000-01-01Z' THEN (extract(epoch FROM expires_at) * 1000)::text END " +
+      `FROM ${this.#prefix}idem_lookup($1, $2)`
+    return { text, values: [key, scope] }
   }
 
   /**

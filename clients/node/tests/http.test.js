@@ -5,6 +5,7 @@ import http from 'node:http'
 import { Readable } from 'node:stream'
 import { pipeline } from 'node:stream/promises'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { createGunzip, gzipSync } from 'node:zlib'
 import { describe, test } from 'node:test'
 import { serve } from '@hono/node-server'
 import express from 'express'
@@ -210,6 +211,30 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
       await differ('multipart/form-data; boundary=b', form('one'), form('two'))
     })
 
+    test('JSON that is none is refused: nothing runs, and the key stays unused', async (t) => {
+      const { post } = await server(t, () => ({ status: 201 }), { keepBody: true })
+      const key = newKey()
+      for (const body of ['{"a":1', '{"a":NaN}', ' ', '\ufeff{}', Buffer.from([0xff])]) {
+        const answer = await post(key, body)
+        assert.deepEqual([answer.status, answer.headers['content-type']], [400, 'application/problem+json'])
+        assert.equal(JSON.parse(answer.body).title, 'The body cannot be read')
+      }
+      assert.equal((await post(key, '{}')).status, 201)
+    })
+
+    test('the bytes of a body with a Content-Encoding are compared', async (t) => {
+      const key = newKey()
+      const { post } = await server(t, () => ({ status: 201 }), { keepBody: true })
+      const packed = { headers: { 'content-encoding': 'gzip' } }
+      const status = async (...args) => (await post(key, ...args)).status
+      const refused = framework === 'fastify' ? 400 : 422
+      if (framework === 'fastify') assert.equal(await status(gzipSync('{"a":1}'), packed), 400)
+      else assert.deepEqual([await status(gzipSync('{"a":1}'), packed), await status(gzipSync('{"a":1}'), packed)], [201, 201])
+      assert.equal(await status(gzipSync('{"a":2}'), packed), refused)
+      if (framework === 'hono') assert.equal(await status('{"a":1}', packed), 422)
+      assert.equal(await status('{"a":1}', { headers: { 'content-encoding': 'identity' } }), framework === 'fastify' ? 201 : 422)
+    })
+
     test('the marker of a replay has a name of one\'s own', async (t) => {
       const { post } = await server(t, () => ({ status: 201 }), { marker: 'Idempotent-Replayed' })
       const key = newKey()
@@ -228,6 +253,12 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
       const [first, second] = [await until(), await until()]
       const { rows: [{ expires_at: stored }] } = await pool.query('SELECT expires_at FROM idempotency_store WHERE idempotency_key = $1', [key])
       assert.deepEqual([first, second], [stored.toUTCString(), stored.toUTCString()])
+      for (const end of ['infinity', '10000-01-01Z', '9999-12-31 23:59:59Z']) {
+        await pool.query('UPDATE idempotency_store SET expires_at = $2 WHERE idempotency_key = $1', [key, end])
+        const { status, headers } = await post(key)
+        assert.deepEqual([status, headers['idempotency-replayed'], headers['idempotency-expires']],
+          [201, 'true', end.startsWith('9') ? 'Fri, 31 Dec 9999 23:59:59 GMT' : undefined])
+      }
     })
 
     test('a header that HTTP cannot carry: nothing commits', async (t) => {
@@ -485,8 +516,8 @@ describe('express alone', () => {
     const server = app.listen(0, '127.0.0.1')
     await events.once(server, 'listening')
     t.after(() => { server.closeAllConnections(); server.close() })
-    const post = (key = newKey(), body = '{}', type = 'application/json') => send(server.address().port,
-      { method: 'POST', path: '/do', body, headers: { 'content-type': type, 'idempotency-key': key } })
+    const post = (key = newKey(), body = '{}', type = 'application/json', headers = {}) => send(server.address().port,
+      { method: 'POST', path: '/do', body, headers: { 'content-type': type, 'idempotency-key': key, ...headers } })
     return { post, errors }
   }
 
@@ -551,6 +582,20 @@ describe('express alone', () => {
     assert.deepEqual([await status('<a/>'), await status('<a/>'), await status('<b/>')], [200, 200, 422])
   })
 
+  test('JSON with a Content-Encoding that no parser has decoded is refused; one that a parser has, is compared by its value', async (t) => {
+    const gzip = { 'content-encoding': 'gzip' }
+    const seen = []
+    const handler = (req, res) => { seen.push(req.body); res.status(201).end() }
+    const bare = await app(t, 'transaction', handler, { principal: () => 'me' })
+    const { status, headers } = await bare.post(newKey(), gzipSync('{"a":1}'), 'application/json', gzip)
+    assert.deepEqual([status, headers['accept-encoding'], seen], [415, 'identity', []])
+    const parsing = await app(t, 'transaction', handler, { principal: () => 'me', before: [express.json()] })
+    const key = newKey()
+    const ask = async (body) => (await parsing.post(key, gzipSync(body), 'application/json', gzip)).status
+    assert.deepEqual([await ask('{"a":1}'), await ask('{ "a": 1 }'), await ask('{"a":2}')], [201, 201, 422])
+    assert.deepEqual(seen, [{ a: 1 }])
+  })
+
   for (const timeout of [0, Infinity, 2 ** 40]) {
     test(`a timeout of ${timeout} does not fire at once`, async (t) => {
       const { post } = await app(t, 'transaction', async (req, res) => { await sleep(50); res.end('done') }, { timeout })
@@ -598,10 +643,24 @@ describe('fastify alone', () => {
     }))
     await fastify.listen({ port: 0, host: '127.0.0.1' })
     t.after(() => fastify.close())
-    const post = (path, body = '{}', type = 'application/json') => send(fastify.server.address().port, {
-      method: 'POST', path, body, headers: { 'content-type': type, 'idempotency-key': newKey() } })
+    const post = (path, body = '{}', type = 'application/json', headers = {}) => send(fastify.server.address().port, {
+      method: 'POST', path, body, headers: { 'content-type': type, 'idempotency-key': newKey(), ...headers } })
     return { pool, post, errors }
   }
+
+  test('a body that a hook decodes is compared by the bytes that came', async (t) => {
+    const { post } = await app(t, async (fastify, register) => {
+      fastify.addHook('preParsing', async (request, reply, payload) => {
+        const decoded = payload.pipe(createGunzip())
+        decoded.receivedEncodedLength = Number(request.headers['content-length'])
+        return decoded
+      })
+      await register()
+      fastify.post('/do', fastify.idempotent.transaction(async (request, reply) => reply.code(201).send(request.body)))
+    })
+    const { status, body } = await post('/do', gzipSync('{"a":1}'), 'application/json', { 'content-encoding': 'gzip' })
+    assert.deepEqual([status, body], [201, '{"a":1}'])
+  })
 
   test('a handler that takes over its reply is rolled back at once, and answered', async (t) => {
     const name = newKey()

@@ -130,7 +130,7 @@ class Idempotency(Base):
         return self.driver.run(flow.plain_transaction(self.settings, call, work))
 
     def expires_at(self, key: str, *, scope: Optional[str] = None) -> Optional[datetime]:
-        """Until when the answer of a key is kept; None where there is none."""
+        """Until when the answer of a key is kept; None where there is none, or it is kept without end."""
         return as_time(self.driver.run(flow.expiry(self.settings, self.arguments(key, None, dict(scope=scope)))))
 
     def begin_many(self, tx: Any, keys: Sequence[str], requests: Optional[Sequence[Any]] = None, *,

@@ -85,9 +85,10 @@ class Functions:
         return f"SELECT {COLUMNS} FROM {self.name('idem_lookup')}(%s::text, %s::text)", (call.key, call.scope)
 
     def expiry(self, call: Call) -> Statement:
-        """When the record ends, in seconds since 1970; NULL where there is none."""
-        return f"SELECT extract(epoch FROM expires_at)::float8 FROM {self.name('idem_lookup')}(%s::text, %s::text)", (
-            call.key, call.scope)
+        """When the record ends, in seconds since 1970. NULL where there is none, for a time without end, and for one
+        that no date of HTTP can say."""
+        return ("SELECT CASE WHEN expires_at < '10000-01-01Z' THEN extract(epoch FROM expires_at)::float8 END"
+                f" FROM {self.name('idem_lookup')}(%s::text, %s::text)", (call.key, call.scope))
 
     def complete(self, call: Call, operation: Operation, response: Response) -> Statement:
         """idem_complete."""

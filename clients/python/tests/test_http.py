@@ -69,6 +69,9 @@ def test_spellings():
         core = Core(Options(principal=lambda asked, who=one["principal"]: who), lambda service=one["service"]: service)
         admitted = core.admit(Request(one["method"], one["target"], one["route"],
                                       [("content-type", one["type"]), ("idempotency-key", "k")], one["body"].encode()))
+        if one["body"] == "{broken":
+            assert admitted.status == 400       # no operation at all
+            continue
         assert admitted.scope == one["scope"]
         assert json.loads(admitted.request.text, parse_float=Decimal) == one["fingerprint"]
 
@@ -123,11 +126,23 @@ def test_prefer(prefer, wait):
     assert core.admit(request(idempotency_key="k", prefer=prefer)).wait == wait
 
 
-def test_bodies_that_are_no_json_count_by_their_hash():
+def test_json_that_is_none_is_refused():
     core = Core(Options(principal=lambda asked: "p"))
-    for body in (b'{"a": NaN}', b'{"a": 1', b"\xff", b"[" * 100000):
-        text = core.admit(request(body, idempotency_key="k")).request.text
-        assert json.loads(text)["body"].startswith("sha256:")
+    for body in (b'{"a": NaN}', b'{"a": 1', b"\xff", b" ", b"\xef\xbb\xbf{}", '{}'.encode("utf-16")):
+        reply = core.admit(request(body, idempotency_key="k"))
+        assert (reply.status, json.loads(reply.body)["title"]) == (400, "The body cannot be read")
+
+
+def test_what_jsonb_cannot_hold_or_is_encoded_counts_by_its_bytes():
+    core = Core(Options(principal=lambda asked: "p"))
+
+    def compared(body, **headers):
+        return json.loads(core.admit(request(body, idempotency_key="k", **headers)).request.text)["body"]
+    for body in (b'"\xff"', b"[" * 100000 + b"]" * 100000):
+        assert compared(body).startswith("sha256:")
+    packed = [compared(body, content_encoding="gzip") for body in (gzip.compress(b"{}", mtime=0), b"{}", b"[1]")]
+    assert all(one.startswith("sha256:") for one in packed) and len(set(packed)) == 3
+    assert compared(b"{}", content_encoding="Identity") == {}
     assert '{"a": 1.10}' in core.admit(request(b'{"a": 1.10}', idempotency_key="k")).request.text
 
 
@@ -193,6 +208,15 @@ def test_an_answer_says_until_when_it_is_kept(pool, key, admin, options):
     until = admin.execute("SELECT expires_at FROM idempotency_store WHERE idempotency_key = %s", (key,)).fetchone()[0]
     assert [one.get("Idempotency-Expires") for one in headers] == [None, *2 * [format_datetime(
         until.astimezone(timezone.utc), usegmt=True)]]
+    for end in ("infinity", "10000-01-01Z", "9999-12-31 23:59:59Z"):
+        admin.execute("UPDATE idempotency_store SET expires_at = %s WHERE idempotency_key = %s", (end, key))
+        status, header, _ = call_wsgi(app, key)
+        assert (status, header["Idempotency-Replayed"], header.get("Idempotency-Expires")) == (
+            201, "true", "Fri, 31 Dec 9999 23:59:59 GMT" if end[0] == "9" else None)
+    if not options:
+        assert Idempotency(pool).expires_at(key, scope="POST /r t").year == 9999
+        admin.execute("UPDATE idempotency_store SET expires_at = 'infinity' WHERE idempotency_key = %s", (key,))
+        assert Idempotency(pool).expires_at(key, scope="POST /r t") is None
 
 
 def test_an_answer_says_until_when_it_is_kept_async(run, key):

@@ -7,6 +7,11 @@ export function mediaType(header) {
   return (header ?? '').split(';')[0].trim().toLowerCase()
 }
 
+/** @param {string[]} values of the header Content-Encoding */
+export function isEncoded(values) {
+  return values.some((value) => !['', 'identity'].includes(value.trim().toLowerCase()))
+}
+
 /** @param {string} type */
 export function isJson(type) {
   return type === 'application/json' || type.endsWith('+json')
@@ -39,6 +44,11 @@ export function unreadable(cause) {
   return new Problem(400, 'The body cannot be read', { detail: 'It is not what its Content-Type says.', cause })
 }
 
+export function encoded() {
+  return new Problem(415, 'The Content-Encoding is not supported',
+    { detail: 'Send the body without.', headers: { 'Accept-Encoding': 'identity' } })
+}
+
 /**
  * The value of a JSON body.
  * @param {Uint8Array} bytes
@@ -57,11 +67,12 @@ export function parseJson(bytes) {
  * null where there is none.
  * @param {Uint8Array} bytes
  * @param {string} type
+ * @param {boolean} [encoded] it has a Content-Encoding: these bytes are not what its type says
  * @throws {Problem} 400: its type is JSON, and it is not
  */
-export function comparable(bytes, type) {
+export function comparable(bytes, type, encoded = false) {
   if (bytes.length === 0) return 'null'
-  if (!isJson(type)) return hashed(bytes)
+  if (encoded || !isJson(type)) return hashed(bytes)
   parseJson(bytes)
   return jsonText(bytes) ?? hashed(bytes)
 }

@@ -6,7 +6,7 @@ import { Completion } from '../lease.js'
 import { Json } from '../response.js'
 import { abandoning } from '../transaction.js'
 import { fromStored, parseRetryAfter, storedHeaders, toStored } from './answer.js'
-import { mediaType, requestTooLarge, unreadable } from './body.js'
+import { isEncoded, mediaType, requestTooLarge, unreadable } from './body.js'
 import { parseKey, preferredWait } from './key.js'
 import { Problem, inProgress, problemFor, rendered } from './problem.js'
 import { routeScope, scopeOf } from './spelling.js'
@@ -20,7 +20,7 @@ import { routeScope, scopeOf } from './spelling.js'
  * @property {string} target path and query
  * @property {string} route template of the path, such as /payments/:id
  * @property {(name: string) => string[]} header values, one for each time that it was sent; the name in lower case
- * @property {(type: string) => Promise<string>} body JSON text that stands for it: see comparable
+ * @property {(type: string, encoded: boolean) => Promise<string>} body JSON text that stands for it: see comparable
  */
 /**
  * @template [Tx=unknown]
@@ -260,7 +260,8 @@ export class HttpIdempotency {
     const { method, target } = exchange
     if (fingerprint) return { method, target, own: (await fingerprint(exchange.request)) ?? null }
     const type = mediaType(exchange.header('content-type')[0])
-    return new Json(`${JSON.stringify({ method, target, type }).slice(0, -1)},"body":${await exchange.body(type)}}`)
+    const body = await exchange.body(type, isEncoded(exchange.header('content-encoding')))
+    return new Json(`${JSON.stringify({ method, target, type }).slice(0, -1)},"body":${body}}`)
   }
 
   async #callOptions(exchange) {

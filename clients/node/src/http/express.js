@@ -2,7 +2,7 @@
 import { EventEmitter } from 'node:events'
 import { HttpIdempotency, responseTooLarge } from './core.js'
 import {
-  comparable, comparableParsed, isJson, keep, keptBody, parseJson, readAll, requestTooLarge, saysBody, unseen,
+  comparable, comparableParsed, encoded, isJson, keep, keptBody, parseJson, readAll, requestTooLarge, saysBody, unseen,
 } from './body.js'
 
 /**
@@ -81,7 +81,7 @@ function toExchange(req, maxRequest) {
     target: req.originalUrl ?? req.url,
     route: `${req.baseUrl ?? ''}${req.route?.path ?? req.path}`,
     header,
-    body: (type) => bodyOf(req, header, type, maxRequest),
+    body: (type, isEncoded) => bodyOf(req, header, type, isEncoded, maxRequest),
   }
 }
 
@@ -96,13 +96,14 @@ export function valuesOf(raw, name) {
 
 // A body that nobody has read is read here, so that the handler finds it in req.body. Express 4 leaves {} there, although its
 // parser has read nothing.
-async function bodyOf(req, header, type, maxRequest) {
+async function bodyOf(req, header, type, isEncoded, maxRequest) {
   const kept = keptBody(req, maxRequest)
-  if (kept) return comparable(kept, type)
+  if (kept) return comparable(kept, type, isEncoded)
   if (!req.readableDidRead && !req.readableEnded) {
     const bytes = await readAll(req, maxRequest, requestTooLarge)
+    if (bytes.length > 0 && isJson(type) && isEncoded) throw encoded()
     if (bytes.length > 0) req.body = isJson(type) ? parseJson(bytes) : bytes
-    return comparable(bytes, type)
+    return comparable(bytes, type, isEncoded)
   }
   if (!saysBody(header)) return 'null'
   const isEmpty = req.body === undefined || req.body === null || (typeof req.body === 'object' && Object.keys(req.body).length === 0)

@@ -65,9 +65,9 @@ function keepBody(core) {
 }
 
 // A body that no parser has read, such as that of @fastify/multipart, is not known here.
-async function bodyOf(request, header, type, maxRequest) {
+async function bodyOf(request, header, type, isEncoded, maxRequest) {
   const kept = keptBody(request.raw, maxRequest)
-  if (kept) return comparable(kept, type)
+  if (kept) return comparable(kept, type, isEncoded)
   if (saysBody(header)) throw unseen()
   return 'null'
 }
@@ -179,6 +179,6 @@ function toExchange(request, maxRequest) {
     target: request.originalUrl,
     route: request.routeOptions.url,
     header,
-    body: (type) => bodyOf(request, header, type, maxRequest),
+    body: (type, isEncoded) => bodyOf(request, header, type, isEncoded, maxRequest),
   }
 }

@@ -1,6 +1,6 @@
 // Hono: a handler gives back a Response, which is read, stored, and sent.
 import { routePath } from 'hono/route'
-import { comparable, readAll, requestTooLarge, unreadable, unseen } from './body.js'
+import { comparable, isJson, mediaType, parseJson, readAll, requestTooLarge, unseen } from './body.js'
 import { HttpIdempotency, responseTooLarge } from './core.js'
 import { valuesOf } from './express.js'
 
@@ -34,12 +34,13 @@ export function honoIdempotency(idempotency, options) {
   return { transaction: route('transaction'), lease: route('lease') }
 }
 
-// A body without a byte is no JSON, which a handler finds out.
+// That a body is no JSON, the handler finds out where it is empty, has a Content-Encoding, or came without a key.
 async function called(handler, c, context) {
   try {
     return await handler(c, context)
   } catch (error) {
-    if (error instanceof SyntaxError && (await c.req.text().catch(() => undefined)) === '') throw unreadable(error)
+    const text = error instanceof SyntaxError ? await c.req.text().catch(() => undefined) : undefined
+    if (text === '' || (text && isJson(mediaType(c.req.header('content-type'))))) parseJson(Buffer.from(text))
     throw error
   }
 }
@@ -53,24 +54,24 @@ function toExchange(c, maxRequest) {
     target: url.pathname + url.search,
     route: routePath(c),
     header: (name) => raw ? valuesOf(raw, name) : [c.req.header(name)].filter((value) => value !== undefined),
-    body: (type) => bodyOf(c, type, maxRequest),
+    body: (type, isEncoded) => bodyOf(c, type, isEncoded, maxRequest),
   }
 }
 
 // Read under the limit, and put back for the handler. What a middleware has read, Hono keeps, and gives again.
-async function bodyOf(c, type, maxRequest) {
+async function bodyOf(c, type, isEncoded, maxRequest) {
   const { raw, bodyCache } = c.req
   if ('text' in bodyCache || 'arrayBuffer' in bodyCache) {
     const bytes = Buffer.from(await c.req.arrayBuffer())
     // The text of bytes that were no UTF-8 does not say which ones.
     if ('text' in bodyCache && bytes.includes('\ufffd')) throw unseen()
-    return comparable(bytes, type)
+    return comparable(bytes, type, isEncoded)
   }
   if (raw.bodyUsed) throw unseen()
   if (!raw.body) return 'null'
   const bytes = await readAll(raw.body, maxRequest, requestTooLarge)
   c.req.raw = new Request(raw.url, { method: raw.method, headers: raw.headers, body: new Uint8Array(bytes) })
-  return comparable(bytes, type)
+  return comparable(bytes, type, isEncoded)
 }
 
 async function toAnswer(response, maxResponse) {

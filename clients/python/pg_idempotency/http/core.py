@@ -19,7 +19,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 from ..errors import Declined, NotDone
 from ..hooks import logger
 from ..model import COMPLETED, IN_PROGRESS, Completion, Duration, Json, Operation, Response, Result, seconds, to_json
-from .fingerprint import fingerprint
+from .fingerprint import NotJson, fingerprint
 from .key import BadKey, read_key
 from .problem import Problem, ResponseTooLarge, document, in_progress, problem_of, whole_seconds
 
@@ -300,8 +300,11 @@ class Core:
         if key is None:
             missing = Problem(400, f"{options.header} is missing", "This request needs a key that is new for each new request.")
             return self.problem_reply(missing, options) if options.required else None
-        return Admitted(key, self.scope_of(request, who, options), request_of(request, options),
-                        wait_of(request, options), options)
+        try:
+            compared = request_of(request, options)
+        except NotJson:
+            return self.problem_reply(Problem(400, "The body cannot be read", "It is not what its Content-Type says."), options)
+        return Admitted(key, self.scope_of(request, who, options), compared, wait_of(request, options), options)
 
     def unreadable(self, options: Options, status: int = 400) -> Reply:
         """The answer to a request whose body did not come whole, or cannot be known to have."""
@@ -340,9 +343,10 @@ def escaped(text: str) -> str:
 
 
 def request_of(request: Request, options: Options) -> Json:
-    """What is compared when the key comes again."""
+    """What is compared when the key comes again. Raises NotJson."""
     own = None if options.fingerprint is None else to_json(options.fingerprint(request)) or "null"
-    return fingerprint(request.method, request.target, request.value("content-type"), request.body, own)
+    return fingerprint(request.method, request.target, request.value("content-type"), request.values("content-encoding"),
+                       request.body, own)
 
 
 def wait_of(request: Request, options: Options) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from typing import Any, Optional
+from typing import Any, List, Optional, Sequence
 
 from ..model import Json
 
@@ -15,15 +15,18 @@ LONGEST_NUMBER = 1000
 LONGEST_EXPONENT = 4
 
 
+class NotJson(Exception):
+    """A body is no JSON, although its type says so."""
+
+
 def refuse_constant(name: str) -> Any:
     """Python reads NaN and Infinity, which JSON does not have."""
     raise ValueError(name)
 
 
-def storable_number(text: str) -> None:
-    """Raises ValueError for a number that jsonb may not hold."""
-    if len(text) > LONGEST_NUMBER or len(text.lower().partition("e")[2]) > LONGEST_EXPONENT:
-        raise ValueError(text)
+def is_storable_number(text: str) -> bool:
+    """Whether jsonb can hold a number, to be on the safe side."""
+    return len(text) <= LONGEST_NUMBER and len(text.lower().partition("e")[2]) <= LONGEST_EXPONENT
 
 
 def is_shallow(text: str) -> bool:
@@ -41,30 +44,40 @@ def media_type(content_type: Optional[str]) -> str:
     return (content_type or "").split(";", 1)[0].strip().lower()
 
 
-def json_text(content_type: Optional[str], body: bytes) -> Optional[str]:
-    """The body as text, if it is JSON by its type and in fact, and jsonb can hold it; else None."""
+def is_json(content_type: Optional[str]) -> bool:
+    """Whether a body is JSON by its type."""
     kind = media_type(content_type)
-    if kind != "application/json" and not kind.endswith("+json"):
-        return None
+    return kind == "application/json" or kind.endswith("+json")
+
+
+def json_text(body: bytes) -> Optional[str]:
+    """JSON as text, if jsonb can hold it; else None. Raises NotJson."""
+    text = body.decode("utf-8", "replace")
+    numbers: List[str] = []
     try:
-        text = body.decode("utf-8")
-        json.loads(text, parse_constant=refuse_constant, parse_int=storable_number, parse_float=storable_number)
-    except (ValueError, RecursionError):
+        json.loads(text, parse_constant=refuse_constant, parse_int=numbers.append, parse_float=numbers.append)
+    except RecursionError:
         return None
-    return text if is_shallow(text) else None
+    except ValueError as error:
+        raise NotJson() from error
+    is_storable = text.encode() == body and is_shallow(text) and all(map(is_storable_number, numbers))
+    return text if is_storable else None
 
 
-def fingerprint(method: str, target: str, content_type: Optional[str], body: bytes, own: Optional[str] = None) -> Json:
-    """The request as idem_begin compares it. ``own``: JSON text of the service in place of type and body.
+def fingerprint(method: str, target: str, content_type: Optional[str], encodings: Sequence[str], body: bytes,
+                own: Optional[str] = None) -> Json:
+    """The request as idem_begin compares it. ``own``: JSON text of the service in place of type and body. Raises NotJson.
 
     A JSON body goes in as it is: the order of its members does not matter to jsonb, and no number loses a digit,
-    as it would on the way through Python. Any other body counts by its SHA-256.
+    as it would on the way through Python. Any other body counts by its SHA-256, and so do the bytes of one that has a
+    Content-Encoding (``encodings``): what they stand for is not known here.
     The packages for all languages make the same: clients/conformance/spellings.json.
     """
     head = {"method": method, "target": target}
     if own is not None:
         return Json(json.dumps(head)[:-1] + ', "own": ' + own + "}")
-    text = json_text(content_type, body)
+    is_encoded = any(one.strip().lower() not in ("", "identity") for one in encodings)
+    text = json_text(body) if body and is_json(content_type) and not is_encoded else None
     if text is None:
         text = json.dumps("sha256:" + hashlib.sha256(body).hexdigest()) if body else "null"
     return Json(json.dumps({**head, "type": media_type(content_type)})[:-1] + ', "body": ' + text + "}")

@@ -314,6 +314,49 @@ func TestWithoutKey(t *testing.T) {
 	})
 }
 
+// The handler of a request without a key reads the body as it comes: here the client sends
+// the rest when the handler has got the beginning.
+func TestBodyIsNotReadWithoutKey(t *testing.T) {
+	onEach(t, func(t *testing.T, s site) {
+		mark, begun := newKey(), make(chan bool)
+		m := middleware(idemhttp.Options{MaxRequest: 4, Skip: func(*http.Request) bool { return true }})
+		read := func(r *http.Request) (string, error) {
+			part := make([]byte, 5)
+			_, err := io.ReadFull(r.Body, part)
+			close(begun)
+			rest, failure := io.ReadAll(r.Body)
+			return string(part) + string(rest), errors.Join(err, failure)
+		}
+		for _, handler := range []http.Handler{
+			s.transaction(m, func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+				text, err := read(r)
+				_, _ = w.Write([]byte(text))
+				return errors.Join(err, insert(r.Context(), tx, mark))
+			}),
+			s.lease(m, func(r *http.Request, _ idempotency.Operation) (idempotency.Completion[pgx.Tx], error) {
+				text, err := read(r)
+				return idempotency.Completion[pgx.Tx]{Response: idempotency.Response{Body: []byte(text)},
+					Writes: func(ctx context.Context, tx pgx.Tx) error { return insert(ctx, tx, mark) }}, err
+			}),
+		} {
+			begun = make(chan bool)
+			body, client := io.Pipe()
+			go func() {
+				_, _ = client.Write([]byte("first"))
+				<-begun
+				_, _ = client.Write([]byte(" second"))
+				_ = client.Close()
+			}()
+			recorder := httptest.NewRecorder()
+			handler.ServeHTTP(recorder, httptest.NewRequest("POST", "/route", body))
+			if recorder.Code != 200 || recorder.Body.String() != "first second" {
+				t.Fatal(recorder.Code, recorder.Body)
+			}
+		}
+		expect(t, mark, 2, 0)
+	})
+}
+
 func TestPrincipals(t *testing.T) {
 	onEach(t, func(t *testing.T, s site) {
 		key := newKey()
@@ -408,6 +451,13 @@ func TestLifetime(t *testing.T) {
 					t.Fatal(header, until, err)
 				}
 			}
+			for end, want := range map[string]string{"infinity": "", "10000-01-01Z": "", "9999-12-31 23:59:59Z": "Fri, 31 Dec 9999 23:59:59 GMT"} {
+				_, err := pool.Exec(context.Background(), "UPDATE idempotency_store SET expires_at = $2::text::timestamptz WHERE idempotency_key = $1", key, end)
+				status, header, _ := send(t, handler, "POST", key, "")
+				if err != nil || status != 201 || header.Get("Idempotency-Replayed") != "true" || header.Get("Idempotency-Expires") != want {
+					t.Fatal(end, status, header, err)
+				}
+			}
 		}
 	})
 }
@@ -443,6 +493,42 @@ func TestContentEncoding(t *testing.T) {
 			_, header, _ := send(t, handler, "POST", key, "")
 			if header.Get("Content-Encoding") != "gzip" || header.Get("Idempotency-Replayed") != want {
 				t.Fatal(header)
+			}
+		}
+	})
+}
+
+// JSON that is none does not run, and its key stays unused. A body that is packed counts
+// by its bytes.
+func TestBodiesThatAreNoJSON(t *testing.T) {
+	onEach(t, func(t *testing.T, s site) {
+		handler := func(key string) http.Handler {
+			return s.transaction(middleware(idemhttp.Options{}), func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+				return insert(r.Context(), tx, key)
+			})
+		}
+		key := newKey()
+		for _, broken := range []string{`{"a":1`, `{"a":NaN}`, " ", "\ufeff{}", "\xff"} {
+			status, header, body := send(t, handler(key), "POST", key, broken)
+			isProblem(t, 400, status, header, body)
+			if !strings.Contains(body, "The body cannot be read") {
+				t.Fatal(body)
+			}
+		}
+		expect(t, key, 0, 0)
+		for _, c := range []struct {
+			body, encoding string
+			status         int
+		}{{"\x1f\x8b packed", "gzip", 200}, {"\x1f\x8b packed", "gzip", 200}, {"\x1f\x8b other", "gzip", 422}, {"{}", "", 422}} {
+			if status, _, body := send(t, handler(key), "POST", key, c.body, "Content-Encoding", c.encoding); status != c.status {
+				t.Fatal(c, status, body)
+			}
+		}
+		expect(t, key, 1, 1)
+		key = newKey()
+		for i, encoding := range []string{"gzip", "Identity"} {
+			if status, _, body := send(t, handler(key), "POST", key, "{}", "Content-Encoding", encoding); status != []int{200, 422}[i] {
+				t.Fatal(encoding, status, body)
 			}
 		}
 	})
