@@ -116,8 +116,8 @@ def ends_missing(findings):
 
 def wrong_receipts(findings, tally):
     """How many messages had a delivery answered with a payment that is not theirs."""
-    return sum(1 for message_id, told in tally.receipts.items()
-               if told != set(findings.payments.get(message_id, ())))
+    return sum(1 for message_id, answered in tally.receipts.items()
+               if answered != set(findings.payments.get(message_id, ())))
 
 
 def missed(plan, findings, tally):

@@ -91,7 +91,7 @@ class World:
             "GATEWAY_URL": f"http://127.0.0.1:{self.gateway_port}", **self.settings})
 
     def addresses(self, program, database):
-        """What a program needs to know of its surroundings."""
+        """The addresses that a program needs."""
         url = f'postgres://{database}@localhost/{database}?host={os.environ["PGHOST"]}'
         return {
             "MODE": self.mode, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": f"{ROOT}/clients/python:{HERE}",

@@ -14,7 +14,7 @@ const STAGES = {
   'parcel.shipped': [7, 'CONFIRMED'],
 }
 
-/** Tells the others of a new order. */
+/** Sends the event of a new order. */
 export async function place(tx, document) {
   await tx.query('SELECT say($1, $2, $3)', [document.order, 'order.placed', document])
   await tx.query('SELECT show($1, $2, $3)', [document.order, 'PLACED', 'placed'])

@@ -3,7 +3,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { streamSSE } from 'hono/streaming'
 import pg from 'pg'
 
-/** `find(id)` gives what a page is to be told of an order. */
+/** `find(id)` gives what a page shows of an order. */
 export function liveOrders(connectionString, find) {
   const followers = new Map()    // id => the pages that show it
 
