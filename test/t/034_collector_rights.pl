@@ -15,7 +15,7 @@ $node->safe_psql(
 	GRANT ALL ON SCHEMA public TO keeper;
 	ALTER TABLE idempotency_store OWNER TO keeper;
 	ALTER TABLE idempotency_sweep OWNER TO keeper;
-	CREATE TABLE seen (what text PRIMARY KEY, told text);
+	CREATE TABLE seen (what text PRIMARY KEY, result text);
 	ALTER TABLE seen OWNER TO keeper});
 $node->safe_psql(
 	'postgres', q{
@@ -41,9 +41,9 @@ $node->safe_psql('postgres', 'ALTER SYSTEM SET idempotency.gc_enabled = on');
 $node->reload;
 wait_until('the record is collected', sub { $node->safe_psql('postgres', 'SELECT count(*) FROM idempotency_store') eq '0' });
 
-is($node->safe_psql('postgres', q{SELECT string_agg(what || ': ' || told, ', ' ORDER BY what) FROM seen WHERE what LIKE '%user'}),
+is($node->safe_psql('postgres', q{SELECT string_agg(what || ': ' || result, ', ' ORDER BY what) FROM seen WHERE what LIKE '%user'}),
 	'before user: keeper, deferred user: keeper', 'both triggers ran, as the owner of the store');
-is($node->safe_psql('postgres', q{SELECT count(*) FROM seen WHERE told ~ '^[0-9A-Z]{5}$'}), '12', 'and every way up is refused')
+is($node->safe_psql('postgres', q{SELECT count(*) FROM seen WHERE result ~ '^[0-9A-Z]{5}$'}), '12', 'and every way up is refused')
   or diag($node->safe_psql('postgres', 'SELECT * FROM seen'));
 is($node->safe_psql('postgres', q{SELECT rolsuper FROM pg_roles WHERE rolname = 'keeper'}), 'f', 'the owner is no superuser');
 

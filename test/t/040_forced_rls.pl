@@ -21,8 +21,8 @@ $node->safe_psql(
 	-- SQL all the way
 	CREATE INDEX ON idempotency_store (expires_at);
 	CREATE TABLE storm (over boolean);
-	CREATE TABLE told (outcome text);
-	GRANT INSERT ON told TO app;
+	CREATE TABLE results (outcome text);
+	GRANT INSERT ON results TO app;
 	-- each news of its own
 	CREATE PROCEDURE storm() LANGUAGE plpgsql AS $$
 	BEGIN
@@ -42,18 +42,18 @@ $node->safe_psql(
 	BEGIN
 		FOR i IN 1 .. rounds LOOP
 			o := idem_begin('done');
-			INSERT INTO told VALUES ('done: ' || o.outcome);
+			INSERT INTO results VALUES ('done: ' || o.outcome);
 			IF o.outcome = 'ACQUIRED' THEN PERFORM idem_release('done'); END IF;
 			COMMIT;
-			INSERT INTO told VALUES ('look-up: ' || coalesce((idem_lookup('done')).outcome::text, 'nothing'));
+			INSERT INTO results VALUES ('look-up: ' || coalesce((idem_lookup('done')).outcome::text, 'nothing'));
 			COMMIT;
 			o := idem_begin('leased-' || i, lease => '1 hour');
 			COMMIT;
 			BEGIN
 				PERFORM idem_complete(o, '1');
-				INSERT INTO told VALUES ('lease: completed');
+				INSERT INTO results VALUES ('lease: completed');
 			EXCEPTION WHEN OTHERS THEN
-				INSERT INTO told VALUES ('lease: ' || SQLSTATE);
+				INSERT INTO results VALUES ('lease: ' || SQLSTATE);
 			END;
 			COMMIT;
 		END LOOP;
@@ -63,7 +63,7 @@ $node->safe_psql(
 
 sub answer
 {
-	return $node->safe_psql('postgres', q{WITH t AS (DELETE FROM told RETURNING outcome)
+	return $node->safe_psql('postgres', q{WITH t AS (DELETE FROM results RETURNING outcome)
 		SELECT string_agg(DISTINCT outcome, ', ' ORDER BY outcome) || ' of ' || count(*) FROM t});
 }
 

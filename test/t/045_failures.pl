@@ -92,11 +92,11 @@ sub texts
 	my $call = "SELECT outcome, response_payload ->> 'sqlstate', encode((response_payload ->> 'message')::bytea, 'hex'), "
 	  . "encode((response_payload ->> 'detail')::bytea, 'hex'), octet_length(response_payload ->> 'hint'), right(encode((response_payload ->> 'hint')::bytea, 'hex'), 4) "
 	  . "FROM idem_call('raise(jsonb)', '$key', '1')";
-	my ($result, $told, $errors) = $node->psql($database, $call);
+	my ($result, $output, $errors) = $node->psql($database, $call);
 	my ($again, $replayed, $other_errors) = $node->psql($database, $call);
 
-	return "$told$errors" if $result != 0 || $again != 0 || $told ne $replayed;
-	return $told;
+	return "$output$errors" if $result != 0 || $again != 0 || $output ne $replayed;
+	return $output;
 }
 
 # encoding, what is raised, and how it is stored

@@ -31,7 +31,7 @@ one(q{
 	GRANT EXECUTE ON FUNCTION idem_set_policy(text, interval, interval, interval, int, int, int, interval, int) TO janitor;
 	GRANT EXECUTE ON FUNCTION idem_forget(text, text) TO janitor;
 	GRANT EXECUTE ON FUNCTION idem_gc(int) TO keeper;
-	CREATE TABLE seen (number serial, what text, told text);
+	CREATE TABLE seen (number serial, what text, result text);
 	ALTER TABLE seen OWNER TO keeper;
 	ALTER SEQUENCE seen_number_seq OWNER TO keeper});
 one("ALTER TABLE $_ OWNER TO keeper") for qw(idempotency_store idempotency_sweep idempotency_scope);
@@ -46,8 +46,8 @@ one(q{
 	END $$;
 	CREATE FUNCTION climb() RETURNS trigger LANGUAGE plpgsql AS $$
 	BEGIN
-		INSERT INTO seen (what, told) VALUES (tg_table_name || ' ' || tg_op, current_user);
-		INSERT INTO seen (what, told) SELECT s, attempt(s) FROM unnest(ARRAY['SET SESSION AUTHORIZATION postgres', 'RESET SESSION AUTHORIZATION', 'SET ROLE postgres',
+		INSERT INTO seen (what, result) VALUES (tg_table_name || ' ' || tg_op, current_user);
+		INSERT INTO seen (what, result) SELECT s, attempt(s) FROM unnest(ARRAY['SET SESSION AUTHORIZATION postgres', 'RESET SESSION AUTHORIZATION', 'SET ROLE postgres',
 			'RESET ROLE', 'ALTER ROLE keeper SUPERUSER', 'CREATE ROLE made', 'SELECT pg_read_file(''PG_VERSION'')',
 			'CREATE TEMP TABLE planted (a int)']) s;
 		SET search_path = public, keepers_own, pg_temp;
@@ -93,20 +93,20 @@ for my $user ('postgres', 'janitor')
 		if ($user eq 'janitor')
 		{
 			one(q{DROP SCHEMA janitor CASCADE; CREATE SCHEMA janitor;
-				CREATE TABLE janitor.seen (number serial, what text, told text); GRANT ALL ON SCHEMA janitor TO PUBLIC; GRANT ALL ON ALL TABLES IN SCHEMA janitor TO PUBLIC;
+				CREATE TABLE janitor.seen (number serial, what text, result text); GRANT ALL ON SCHEMA janitor TO PUBLIC; GRANT ALL ON ALL TABLES IN SCHEMA janitor TO PUBLIC;
 				GRANT ALL ON ALL SEQUENCES IN SCHEMA janitor TO PUBLIC;
 				CREATE FUNCTION janitor.attempt(text) RETURNS text LANGUAGE sql AS 'SELECT ''planted by the janitor'''});
 		}
-		my $path = $user eq 'janitor' ? 'SET search_path = janitor, public; CREATE TEMP TABLE seen (number serial, what text, told text);' : '';
+		my $path = $user eq 'janitor' ? 'SET search_path = janitor, public; CREATE TEMP TABLE seen (number serial, what text, result text);' : '';
 		$after = one("$path BEGIN; $call; SELECT current_user, session_user, current_setting('search_path'), current_setting('work_mem'); COMMIT",
 			extra_params => [ '-U', $user ]);
 		like($after, qr/^\Q$user|$user|\E(?:janitor, public|"\$user", public)\|4MB$/m, "$name: user and settings are the caller's again");
-		is(one(q{SELECT string_agg(DISTINCT what, ',' ORDER BY what) FROM seen WHERE told = 'keeper'}),
+		is(one(q{SELECT string_agg(DISTINCT what, ',' ORDER BY what) FROM seen WHERE result = 'keeper'}),
 			join(',', sort keys %{ $writes{$call} }), "$name: the triggers ran as the owner");
-		is(one(q{SELECT count(*) FROM seen WHERE what LIKE 'idempotency%' AND told <> 'keeper'}), '0', "$name: and as nobody else");
-		is(one(q{SELECT count(*) FROM seen WHERE what !~ '^idempotency' AND told !~ '^[0-9A-Z]{5}$'}), '0', "$name: every way up is refused")
+		is(one(q{SELECT count(*) FROM seen WHERE what LIKE 'idempotency%' AND result <> 'keeper'}), '0', "$name: and as nobody else");
+		is(one(q{SELECT count(*) FROM seen WHERE what !~ '^idempotency' AND result !~ '^[0-9A-Z]{5}$'}), '0', "$name: every way up is refused")
 		  or diag(one('SELECT * FROM seen'));
-		cmp_ok(one(q{SELECT count(*) FROM seen WHERE told ~ '^42501$'}), '>=', 6, "$name: they were tried");
+		cmp_ok(one(q{SELECT count(*) FROM seen WHERE result ~ '^42501$'}), '>=', 6, "$name: they were tried");
 	}
 }
 is(one(q{SELECT rolsuper FROM pg_roles WHERE rolname = 'keeper'}), 'f', 'the owner is no superuser');
@@ -119,7 +119,7 @@ one(q{CREATE CONSTRAINT TRIGGER later AFTER DELETE ON idempotency_store DEFERRAB
 is(sqlstate($node, 'SELECT idem_gc()'), '42501', 'a deferred trigger is refused where a superuser calls');
 is(one('SELECT count(*) FROM idempotency_store'), '2', 'and nothing is removed');
 is(one('SELECT idem_gc()', extra_params => [ '-U', 'keeper' ]), '1', 'the owner calls it');
-is(one(q{SELECT count(*) FROM seen WHERE what LIKE 'idempotency_store DELETE' AND told = 'keeper'}), '2', 'then both run');
+is(one(q{SELECT count(*) FROM seen WHERE what LIKE 'idempotency_store DELETE' AND result = 'keeper'}), '2', 'then both run');
 one('DROP TRIGGER later ON idempotency_store', extra_params => [ '-U', 'keeper' ]);
 
 # The right to call is the caller's own.

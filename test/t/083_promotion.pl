@@ -56,16 +56,16 @@ sub statements_for
 	  . "\\if :mine\nSELECT finish('$number', :fence);\n\\endif\n";
 }
 
-# A client that sends these, and what it is told, when it has ended.
+# A client that sends these; what it has printed, when it has ended.
 sub start_client
 {
 	my ($node, $name, @numbers) = @_;
-	my $told = '';
+	my $output = '';
 
 	append_to_file("$directory/$name.sql", join '', map { statements_for($_) } @numbers);
 	my $run = IPC::Run::start([ 'psql', '-XAtq', '-d', $node->connstr('postgres'), '-f', "$directory/$name.sql" ],
-		'>', \$told, '2>', "$directory/$name.err", IPC::Run::timeout($Idempotency::patience));
-	return sub { return ($run->finish, $told) };
+		'>', \$output, '2>', "$directory/$name.err", IPC::Run::timeout($Idempotency::patience));
+	return sub { return ($run->finish, $output) };
 }
 
 my @running = map { start_client($primary, "before$_", map { 1 + int rand $keys } 1 .. 20000) } 1 .. $clients;
@@ -76,10 +76,10 @@ $standby->promote;
 my @acknowledged;
 for my $client (@running)
 {
-	my ($ended_well, $told) = $client->();
+	my ($ended_well, $output) = $client->();
 
 	ok(!$ended_well, 'a client was in the middle of its work');
-	push @acknowledged, $told =~ /^acknowledged (\d+)$/mg;
+	push @acknowledged, $output =~ /^acknowledged (\d+)$/mg;
 }
 @acknowledged = uniq(@acknowledged);
 cmp_ok(scalar @acknowledged, '>', 100, 'operations were acknowledged');
