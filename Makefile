@@ -102,6 +102,8 @@ check-packages: ## build, install and use all of them; half an hour (root; ONLY=
 	@test/packages/run $$ONLY
 check-fresh: ## make demo and make check on fresh machines; three quarters of an hour (root)
 	@test/fresh/run
+site: ## of the documentation, in dist/site
+	@docs/site/build
 release-check: ## what has to be true before a release (PUBLISH=1: and to publish it)
 	@test/release $${PUBLISH:+--publish}
 

@@ -178,44 +178,6 @@ SKIP:
 is(scalar(my @silent = without_words("![](a)\n![A picture with enough words](b)\n```mermaid\nflowchart TD\n```\n")), 2, 'words: a sample');
 is(join(' ', grep { without_words(slurp_file("$root/$_")) } @order), '', 'each picture and diagram has its words');
 
-# Every link leads to a file, and to a heading of it.
-sub anchors
-{
-	my ($markdown) = @_;
-	my %anchors;
-
-	for my $heading ($markdown =~ /^#+\s+(.*?)\s*$/mg)
-	{
-		my $anchor = lc($heading =~ s/\[([^\]]*)\]\([^)]*\)/$1/gr);
-
-		$anchor =~ s/[^\w\s-]//g;
-		$anchors{ $anchor =~ s/ /-/gr } = 1;
-	}
-	return \%anchors;
-}
-
-sub broken_links
-{
-	my ($name) = @_;
-	my $text = slurp_file("$root/$name") =~ s/^```.*?^```//msgr;
-	my $directory = $name =~ s/[^\/]*$//r;
-	my @broken;
-
-	for my $link ($text =~ /\]\(([^)\s]+)\)/g)
-	{
-		my ($path, $anchor) = $link =~ /^([^#]*)#?(.*)$/;
-		my $target = $path eq '' ? "$root/$name" : "$root/$directory$path";
-
-		next if $link =~ /^https?:/;
-		push @broken, "$name: $link"
-		  if !-e $target || ($anchor ne '' && !anchors(slurp_file($target))->{$anchor});
-	}
-	return @broken;
-}
-
-is_deeply([ sort keys %{ anchors("# A b, `c_d`\n## [E](f) g?\n") } ], [ 'a-b-c_d', 'e-g' ], 'links: anchors as code hosts make them');
-is(join("\n", map { broken_links($_) } @order, 'docs/README.md', 'CONTRIBUTING.md', map { s/^\Q$root\E\///r } grep { -e } glob("$root/{src,test,clients,examples}/{,*/}README.md")), '', 'every link leads somewhere');
-
 # Each row of these tables names tests that exist, or says why there is none.  First the check itself.
 sub problems_of_rows
 {
