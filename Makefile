@@ -96,6 +96,8 @@ deb: ## for Debian: PostgreSQL 15, 17, 18 and 19 (root, or sudo)
 	@packaging/deb
 rpm: dist ## for the PostgreSQL of this machine (NODEPS=1: not installed by rpm)
 	@packaging/rpm/build $${NODEPS:+--nodeps}
+tle: ## the functions without C as a trusted language extension, for pg_tle (FROM='1.0 ...': updates from these)
+	@packaging/tle.py $$FROM
 image: ## a container image with PostgreSQL 17 (root, or sudo)
 	@packaging/image/build
 check-packages: ## build, install and use all of them; half an hour (root; ONLY=debian: some)

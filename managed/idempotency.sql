@@ -2053,7 +2053,7 @@ BEGIN
 			AND c.relname IN ('idempotency_store', 'idempotency_pending', 'idempotency_secret', 'idempotency_sweep', 'idempotency_fence')
 			UNION ALL
 			SELECT 'FUNCTION', p.oid::regprocedure::text, p.proowner, coalesce(p.proacl, acldefault('f', p.proowner))
-			FROM pg_proc p WHERE p.xmin = pg_current_xact_id()::xid
+			FROM pg_proc p WHERE p.pronamespace = quote_ident(current_schema())::regnamespace AND p.proname LIKE 'idem\_%'
 			UNION ALL
 			SELECT 'TYPE', t.oid::regtype::text, t.typowner, coalesce(t.typacl, acldefault('T', t.typowner))
 			FROM pg_type t WHERE t.typnamespace = quote_ident(current_schema())::regnamespace

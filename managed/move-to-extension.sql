@@ -1,4 +1,5 @@
--- Moves the records of managed/idempotency.sql into the extension, in one transaction:
+-- Moves the records of managed/idempotency.sql, or of the trusted language extension that is
+-- made of it, into the extension, in one transaction:
 --
 --     psql -v ON_ERROR_STOP=1 -f managed/move-to-extension.sql
 --
@@ -21,6 +22,7 @@ DECLARE
 	home name;
 	home_id oid;
 	owner oid;
+	trusted record;
 	roles oid[];
 	object record;
 	role oid;
@@ -37,6 +39,24 @@ BEGIN
 	END IF;
 	EXECUTE format('LOCK TABLE %1$I.idempotency_store, %1$I.idempotency_pending IN ACCESS EXCLUSIVE MODE', home);
 	SELECT c.relowner INTO owner FROM pg_class c WHERE c.relnamespace = home_id AND c.relname = 'idempotency_store';
+
+	-- A trusted language extension gives up its objects, which then are as those of the script.
+	SELECT e.oid, e.extname INTO trusted FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid
+		WHERE d.deptype = 'e' AND d.refclassid = 'pg_extension'::regclass AND d.classid = 'pg_class'::regclass
+		AND d.objid = (SELECT c.oid FROM pg_class c WHERE c.relnamespace = home_id AND c.relname = 'idempotency_pending');
+	IF FOUND THEN
+		FOR object IN
+			SELECT i.type, i.identity FROM pg_depend d, pg_identify_object(d.classid, d.objid, 0) i
+			WHERE d.deptype = 'e' AND d.refclassid = 'pg_extension'::regclass AND d.refobjid = trusted.oid AND i.type <> 'composite type'
+		LOOP
+			EXECUTE format('ALTER EXTENSION %I DROP %s %s', trusted.extname, object.type, object.identity);
+		END LOOP;
+		EXECUTE format('DROP EXTENSION %I', trusted.extname);
+		-- while pg_tle knows the name, CREATE EXTENSION makes its extension
+		IF EXISTS (SELECT FROM pg_extension e WHERE e.extname = 'pg_tle') THEN
+			PERFORM pgtle.uninstall_extension_if_exists(trusted.extname::text);
+		END IF;
+	END IF;
 
 	-- the names have to be free
 	CREATE SCHEMA idempotency_managed;
