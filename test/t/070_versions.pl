@@ -174,6 +174,25 @@ sub fresh
 	return for_roles(objects($node, $name), $name);
 }
 
+# ---- the public interface ----
+
+# Nothing of what was released goes or changes, unless the page lists it.
+my @released = grep { !/^#/ } split /\n/, slurp_file("$tree/test/interface-1.0");
+my ($page) = slurp_file("$tree/docs/reference/interface.md") =~ /^## Changes since 1\.0$(.*?)(?=^## |\z)/ms;
+my @listed = $page =~ /^\| `([^`]+)` \|/mg;
+
+create('interface_released', '1.0');
+create('interface_now', $default);
+is_deeply([ grep { !/^(setting|SQLSTATE) / } @released ], [ interface($node, 'interface_released') ], 'test/interface-1.0 has the interface of the frozen script');
+
+my %now = map { $_ => 1 } interface($node, 'interface_now'), interface_of_library($node, $tree);
+
+cmp_ok(scalar(grep { /^setting / } @released), '>=', 10, 'settings are compared');
+cmp_ok(scalar(grep { /^SQLSTATE / } @released), '>=', 7, 'SQLSTATEs are compared');
+is(join("\n", sort grep { !$now{$_} } @released), join("\n", sort @listed), 'what has changed of it is what docs/reference/interface.md lists');
+
+# ---- updates ----
+
 my $next = fresh('next');
 
 cmp_ok(scalar(split /\n/, $next), '>', 100, 'objects are found');

@@ -9,7 +9,7 @@ use Digest::SHA;
 use Exporter 'import';
 use PostgreSQL::Test::Utils;
 
-our @EXPORT = qw(scripts default_version frozen checksum objects);
+our @EXPORT = qw(scripts default_version frozen checksum objects interface interface_of_library);
 
 # The versions that have a script of their own, without update scripts.
 sub scripts
@@ -94,6 +94,56 @@ line (text) AS (
 	FROM member m JOIN pg_depend d ON d.classid = m.classid AND d.objid = m.objid WHERE d.deptype <> 'e')
 SELECT string_agg(text, E'\n' ORDER BY text COLLATE "C") FROM line
 SQL
+
+# What the page docs/reference/interface.md calls public, a line each. An attribute more
+# changes a composite type; a label or a column more, at the end, does not change an enum
+# or a view.
+my $interface = <<'SQL';
+WITH member AS (
+	SELECT d.classid, d.objid FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid AND d.refclassid = 'pg_extension'::regclass
+	WHERE e.extname = 'idempotency' AND d.deptype = 'e'),
+line (text) AS (
+	SELECT format('function %s(%s) returns %s, %s', p.proname, pg_get_function_arguments(p.oid), pg_get_function_result(p.oid),
+		CASE p.provolatile WHEN 'i' THEN 'immutable' WHEN 's' THEN 'stable' ELSE 'volatile' END)
+	FROM member m JOIN pg_proc p ON p.oid = m.objid AND m.classid = 'pg_proc'::regclass
+	WHERE obj_description(p.oid, 'pg_proc') NOT LIKE 'internal%' AND p.prorettype <> 'trigger'::regtype
+	UNION ALL
+	SELECT format('%s %s, column %s: %s %s', CASE c.relkind WHEN 'v' THEN 'view' ELSE 'table' END, c.relname,
+		CASE c.relkind WHEN 'v' THEN a.attnum::text ELSE '' END, a.attname, format_type(a.atttypid, a.atttypmod))
+	FROM member m JOIN pg_class c ON c.oid = m.objid AND m.classid = 'pg_class'::regclass
+	JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+	WHERE c.relkind = 'v' OR c.relname = 'idempotency_store'
+	UNION ALL
+	SELECT format('enum %s, label %s: %s', t.typname, row_number() OVER (PARTITION BY t.oid ORDER BY l.enumsortorder), l.enumlabel)
+	FROM member m JOIN pg_type t ON t.oid = m.objid AND m.classid = 'pg_type'::regclass JOIN pg_enum l ON l.enumtypid = t.oid
+	UNION ALL
+	SELECT format('type %s: %s', t.typname, string_agg(a.attname || ' ' || format_type(a.atttypid, a.atttypmod), ', ' ORDER BY a.attnum))
+	FROM member m JOIN pg_type t ON t.oid = m.objid AND m.classid = 'pg_type'::regclass
+	JOIN pg_class c ON c.oid = t.typrelid AND c.relkind = 'c' JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0
+	GROUP BY t.oid, t.typname)
+SELECT text FROM line ORDER BY text COLLATE "C"
+SQL
+
+sub interface
+{
+	my ($node, $database) = @_;
+
+	return split /\n/, $node->safe_psql($database, $interface);
+}
+
+# The same of the library, whose versions have no scripts: settings and SQLSTATEs.
+sub interface_of_library
+{
+	my ($node, $tree) = @_;
+	my @settings = split /\n/, $node->safe_psql('postgres', <<'SQL');
+LOAD 'idempotency';
+SELECT format('setting %s: %s in %s, %s, default %s', name, vartype, coalesce(unit, 'no unit'), context, coalesce(quote_literal(boot_val), 'none'))
+FROM pg_settings WHERE name LIKE 'idempotency.%' ORDER BY name COLLATE "C"
+SQL
+	my @states = map { s/[', ]//gr } slurp_file("$tree/src/base/idempotency.h") =~ /MAKE_SQLSTATE\(([^)]*)\)/g;
+
+	return (@settings, map { "SQLSTATE $_" } sort @states);
+}
 
 sub objects
 {
