@@ -1,7 +1,9 @@
 // Kills consumers, and counts what they have done. For each broker and each language a program consumes a queue and
 // kills itself (kill -9) at a point: inside of the work, after COMMIT, before the acknowledgement, before or after the
 // dead letter. It is started again and again, each time with new messages, some of them twice. In the end each good
-// message has one effect, and each bad one has one dead letter.
+// message has one effect, and each bad one has one dead letter. Kafka counts no deliveries: there a poison message kills
+// each consumer in its work, until max_lost_attempts makes it a dead letter, too. And there messages are sent while a second
+// consumer joins the group and the first one leaves it.
 //
 //   node clients/brokers/kill.js KILLS LANGUAGE/BROKER[/POINT+POINT...]=COMMAND...
 //
@@ -15,6 +17,7 @@ import { openStage, stages } from '../node/tests/stages.js'
 
 const pg = createRequire(new URL('../node/package.json', import.meta.url))('pg')
 const PATIENCE = 120_000
+const POISON = 3    // the limit of lost attempts in each language's program
 
 const pool = new pg.Pool({ max: 10 })
 const [kills, ...lanes] = process.argv.slice(2)
@@ -30,6 +33,7 @@ class Lane {
     this.queue = `${language}-${broker}-${Date.now()}-${++lanesSoFar}`
     this.keys = []
     this.kills = 0
+    this.children = []
     this.points = points?.split('+') ?? stages[broker].points
   }
 
@@ -40,6 +44,7 @@ class Lane {
       for (let round = 0; round < rounds; round++) {
         for (const point of this.points) await this.kill(stage, round, point)
       }
+      if (this.broker === 'kafka') await this.poison(stage)
       await this.finish(stage)
       return await this.judge(stage)
     } finally {
@@ -57,20 +62,56 @@ class Lane {
     const keys = ['good', 'bad', 'late'].map((kind) => `${this.queue} ${round} ${point} ${kind}`)
     this.keys.push(...keys)
     await stage.send([...keys, ...keys.slice(0, 2), keys[1]])
+    await this.die(point)
+  }
+
+  // Bad, and worse: nobody lives to say so.
+  async poison(stage) {
+    const key = `${this.queue} bad poison`
+    this.keys.push(key)
+    await stage.send([key])
+    for (let delivery = 0; delivery < POISON; delivery++) await this.die('poison')
+  }
+
+  async die(point) {
     const [status, signal] = await this.within(once(this.start(point), 'exit'), `a kill at ${point}`)
     if (signal !== 'SIGKILL') throw new Error(`the consumer ended with ${status ?? signal} before ${point}\n${this.said}`)
     this.kills++
   }
 
   async finish(stage) {
-    const consumer = this.start('')
-    const ended = once(consumer, 'exit')
+    const consumers = [this.start('')]
+    const ended = [once(consumers[0], 'exit')]
+    await this.settle(stage)
+    if (this.broker === 'kafka') {
+      consumers.push(this.start(''))
+      ended.push(once(consumers[1], 'exit'))
+      await this.within(this.flow(stage, 2), 'a second consumer joins')
+      consumers[0].kill('SIGTERM')
+      await this.within(this.flow(stage, 1), 'the first one leaves')
+      await this.settle(stage)
+    }
+    consumers.at(-1).kill('SIGTERM')
+    for (const [status, signal] of await this.within(Promise.all(ended), 'the last consumers stop')) {
+      if (status !== 0) throw new Error(`a last consumer ended with ${status ?? signal}\n${this.said}`)
+    }
+  }
+
+  async settle(stage) {
     const all = this.keys.filter((key) => !key.includes('bad'))
     await this.within((async () => {
       while (await this.effects() < all.length || !(await stage.settled())) await sleep(50)
-    })(), 'all is settled').finally(() => consumer.kill('SIGTERM'))
-    const [status] = await this.within(ended, 'the last consumer stops')
-    if (status !== 0) throw new Error(`the last consumer ended with ${status}`)
+    })(), 'all is settled')
+  }
+
+  // Sends messages until the group has so many members.
+  async flow(stage, members) {
+    do {
+      const key = `${this.queue} ${this.keys.length} good`
+      this.keys.push(key)
+      await stage.send([key])
+      await sleep(20)
+    } while (await stage.members() !== members)
   }
 
   async judge(stage) {
@@ -93,14 +134,14 @@ class Lane {
     })
     this.said = ''
     child.stderr.on('data', (chunk) => { this.said = (this.said + chunk).slice(-4000) })
-    this.child = child
+    this.children.push(child)
     return child
   }
 
   async within(promise, what) {
     const late = new AbortController()
     const timer = sleep(PATIENCE, undefined, { signal: late.signal }).then(() => {
-      this.child.kill('SIGKILL')
+      for (const child of this.children) child.kill('SIGKILL')
       throw new Error(`not in time: ${what}\n${this.said}`)
     })
     try {
@@ -124,8 +165,10 @@ function compare(wrong, what, expected, found) {
 
 // How often each lane of a broker kills at each of its points.
 function roundsOf(broker, all) {
-  const points = all.filter((lane) => lane.broker === broker).reduce((sum, lane) => sum + lane.points.length, 0)
-  return Math.ceil(Number(kills) / points)
+  const own = all.filter((lane) => lane.broker === broker)
+  const points = own.reduce((sum, lane) => sum + lane.points.length, 0)
+  const poisoned = broker === 'kafka' ? POISON * own.length : 0
+  return Math.ceil(Math.max(Number(kills) - poisoned, 1) / points)
 }
 
 let failed = false

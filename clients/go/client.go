@@ -80,6 +80,7 @@ type call struct {
 	wait        time.Duration
 	lease       time.Duration
 	maxAttempts int
+	maxLost     int
 	retention   time.Duration
 	level       sql.IsolationLevel
 	reconcile   func(context.Context, Operation) (Reconciled, error)
@@ -99,6 +100,12 @@ func WithWait(wait time.Duration) Option { return func(c *call) { c.wait = wait 
 // WithMaxAttempts says which attempt is the last; 0: the server's setting,
 // below 0: no limit.
 func WithMaxAttempts(attempts int) Option { return func(c *call) { c.maxAttempts = attempts } }
+
+// WithMaxLostAttempts says how many attempts of Client.Transaction may be lost with
+// their transaction: the next one is Failed, for good, and a consumer makes its message
+// a dead letter. 0: the server's setting, below 0: no limit. A policy of the scope comes
+// first, and where the server does not preload the library nobody counts.
+func WithMaxLostAttempts(attempts int) Option { return func(c *call) { c.maxLost = attempts } }
 
 // WithRetention says how long the record is kept.
 func WithRetention(retention time.Duration) Option { return func(c *call) { c.retention = retention } }

@@ -32,6 +32,9 @@ func (c *Client[Tx]) OwnsDeadLetter(ctx context.Context, queue string, failure *
 	if answer.Outcome == InProgress {
 		return false, &InProgressError{RetryAfter: answer.RetryAfter}
 	}
+	if answer.Outcome == Failed {
+		return true, nil // its attempts were lost too often: nobody owns it, and two dead letters are better than none
+	}
 	var owner string
 	err = answer.Decode(&owner)
 	return owner == message, err

@@ -50,6 +50,15 @@ func (s *statements) beginOf(call *call, lease, wait time.Duration) Statement {
 		intervalOrNull(lease), intervalOf(wait), maxAttemptsOf(call.maxAttempts)}}
 }
 
+// limitLost holds for the rest of the transaction. SET takes no arguments, and no
+// snapshot.
+func limitLost(call *call) []Statement {
+	if call.maxLost == 0 {
+		return nil
+	}
+	return []Statement{{SQL: fmt.Sprintf("SET LOCAL idempotency.max_lost_attempts = %d", max(call.maxLost, 0))}}
+}
+
 // endOf has the arguments that complete and fail share.
 func endOf(text string, call *call, fence int64, response Response, payload []byte) (Statement, error) {
 	var headers *string

@@ -59,7 +59,7 @@ func (c *Client[Tx]) transact(ctx context.Context, call *call, work Work[Tx], af
 	if afterLoss {
 		wait = c.options.Retry.Cap
 	}
-	opening := []Statement{c.sql.beginOf(call, 0, wait), {SQL: setSavepoint}}
+	opening := append(limitLost(call), c.sql.beginOf(call, 0, wait), Statement{SQL: setSavepoint})
 	declined := false
 	err = c.inTransaction(ctx, call.level, opening, func(tx Tx, rows []Row) ([]Statement, error) {
 		o, err := c.begun(rows)

@@ -5,10 +5,12 @@ import { readFile } from 'node:fs/promises'
 import { after, test } from 'node:test'
 import { promisify } from 'node:util'
 import amqp from 'amqplib'
+import { Kafka, logLevel } from 'kafkajs'
 import pg from 'pg'
 import { Idempotency } from 'pg-idempotency'
 import { payByCard } from './gateway/card.mjs'
 import { consume } from './queue/consumer.mjs'
+import { consume as consumeKafka } from './queue/kafka.mjs'
 
 const admin = new pg.Pool({ max: 1 })
 const pool = new pg.Pool({ max: 1 })
@@ -100,6 +102,27 @@ test('queue: each message once, and each bad one a dead letter', async () => {
   await consumer.stop()
   assert.equal(Number(await value("SELECT balance FROM wallet WHERE id = 'alice'")), 110)
   await connection.close()
+})
+
+test('queue: Kafka goes on after a poison message', async () => {
+  const kafka = new Kafka({ brokers: [process.env.DEMO_KAFKA], logLevel: logLevel.NOTHING })
+  const [topics, producer] = [kafka.admin(), kafka.producer()]
+  await topics.connect()
+  await producer.connect()
+  await topics.createTopics({ topics: [{ topic: 'deposits' }, { topic: 'deposits.wallets.dead', numPartitions: 1 }] })
+  const before = Number(await value("SELECT balance FROM wallet WHERE id = 'alice'"))
+  const messages = [10, -500, 20].map((amount) => JSON.stringify({ id: `k${amount}`, account: 'alice', amount }))
+  await producer.send({ topic: 'deposits', messages: messages.map((each) => ({ key: 'alice', value: each })) })
+  const consumer = await consumeKafka(pool, kafka)
+  const last = "SELECT count(*) FROM idem_lookup('k20', 'deposits') WHERE outcome = 'COMPLETED'"
+  while (await value(last) === '0') await new Promise((resolve) => setTimeout(resolve, 50))
+  await consumer.stop()
+  const { stdout } = await promisify(execFile)('kcat', ['-b', process.env.DEMO_KAFKA, '-C', '-t', 'deposits.wallets.dead', '-e', '-q'])
+  assert.deepEqual(stdout.trim().split('\n'), [messages[1]])
+  assert.deepEqual(await value("SELECT response_payload FROM idem_lookup('k-500', 'deposits')"), { reason: 'attempts lost', lost_attempts: 3 })
+  assert.equal(Number(await value("SELECT balance FROM wallet WHERE id = 'alice'")), before + 30)
+  await producer.disconnect()
+  await topics.disconnect()
 })
 
 // The messages of the queue of dead letters, when there are so many.

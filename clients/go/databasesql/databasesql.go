@@ -46,12 +46,12 @@ func (c *conn) Begin(ctx context.Context, level sql.IsolationLevel, statements .
 	}
 	c.tx = tx
 	var first []idempotency.Row
-	for i, statement := range statements {
+	for _, statement := range statements {
 		rows, err := c.run(ctx, statement)
 		if err != nil {
 			return nil, err
 		}
-		if i == 0 {
+		if first == nil {
 			first = rows
 		}
 	}

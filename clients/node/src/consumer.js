@@ -122,5 +122,6 @@ export async function ownsDeadLetter(idempotency, queue, failure, message) {
   const { outcome, payload, retryAfter } = await idempotency.transaction(
     failure.record, null, () => ({ payload: message }), { scope: `${queue}.dead`, wait: 5000 })
   if (outcome === 'IN_PROGRESS') throw new InProgress(retryAfter)
-  return payload === message
+  // Its attempts were lost too often: nobody owns it, and two dead letters are better than none.
+  return outcome === 'FAILED' || payload === message
 }

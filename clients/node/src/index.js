@@ -53,6 +53,13 @@ export { settle } from './settle.js'
  * @property {number} [maxAttempts] which attempt is the last; 0: no limit
  * @property {Duration} [retention]
  */
+/**
+ * @typedef {object} LostAttempts
+ * @property {number} [maxLostAttempts] how many attempts may be lost with their transaction: the next one is `FAILED`, for good, and a consumer
+ *   makes its message a dead letter. 0: no limit. By default as the server says; a policy of the scope comes first. Where the server does not
+ *   preload the library nobody counts
+ */
+/** @typedef {CallOptions & LostAttempts} TransactionOptions */
 /** @typedef {CallOptions & {lease?: Duration, reconcile?: import('./lease.js').Reconcile}} LeaseOptions */
 /** @typedef {{scope: string, key?: string, attempt?: number | null, repeat?: number, code?: unknown}} About */
 /**
@@ -119,7 +126,7 @@ export class Idempotency {
    * @param {(tx: Tx, operation: import('./sql.js').Operation) => unknown} work runs statements by `tx.query`. Returns a response
    *   (`{code, headers, payload}` or `{code, headers, body}`) or a JSON value, which is the payload. Throws Declined to store a failure;
    *   any other error rolls back and stores nothing
-   * @param {CallOptions} [options]
+   * @param {TransactionOptions} [options]
    * @returns {Promise<import('./result.js').Result>}
    * @throws BadArgument, Forbidden, KeyReused, TooLarge, CommitRolledBack, what work threw, or after the last repeat the last
    *   error
@@ -198,13 +205,15 @@ export class Idempotency {
   /**
    * @param {string} key
    * @param {unknown} request
-   * @param {CallOptions} options
+   * @param {TransactionOptions} options
    */
-  #call(key, request, { scope = this.#settings.scope, requestHash, wait = 0, maxAttempts, retention = this.#settings.retention }) {
+  #call(key, request, {
+    scope = this.#settings.scope, requestHash, wait = 0, maxAttempts, maxLostAttempts, retention = this.#settings.retention,
+  }) {
     if (typeof key !== 'string') throw new BadArgument('a key is a string')
     if (typeof scope !== 'string') throw new BadArgument('a scope is a string')
     return {
-      key, request, scope, wait, maxAttempts, retention, requestHash: requestHash ? Buffer.from(requestHash) : null,
+      key, request, scope, wait, maxAttempts, maxLostAttempts, retention, requestHash: requestHash ? Buffer.from(requestHash) : null,
     }
   }
 }

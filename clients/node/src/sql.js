@@ -90,6 +90,17 @@ export class Sql {
     }
   }
 
+  /**
+   * For the rest of the transaction. SET takes no parameters, and no snapshot.
+   * @param {number | undefined} limit
+   * @returns {import('./pipeline.js').Statement[]}
+   */
+  limitLost(limit) {
+    if (limit === undefined) return []
+    if (!Number.isInteger(limit) || limit < 0 || limit > 2_147_483_647) throw new BadArgument('maxLostAttempts is a whole number from 0')
+    return [{ text: `SET LOCAL idempotency.max_lost_attempts = ${limit}` }]
+  }
+
   /** @param {string} interval */
   milliseconds(interval) {
     return { text: 'SELECT (extract(epoch FROM $1::interval) * 1000)::text', values: [interval] }
@@ -202,6 +213,7 @@ export class Sql {
  * @property {Buffer | null} requestHash
  * @property {number | string} wait
  * @property {number | undefined} maxAttempts
+ * @property {number | undefined} maxLostAttempts
  * @property {number | string | undefined} retention
  */
 

@@ -23,8 +23,10 @@ function transactionNow(settings, call, work) {
   return retrying(settings, { scope, key }, (errors) => inTransaction(settings, async (connection) => {
     // The server may not have noticed yet that our lost connection is gone: wait for it.
     const longer = errors.some(isLost) ? settings.retry.cap : 0
-    const answers = await begin(settings, call, connection, [BEGIN, settings.sql.begin(call, { longer }), SAVEPOINT])
-    const operation = toOperation(answers[1].rows[0])
+    const { sql } = settings
+    const answers = await begin(settings, call, connection,
+      [BEGIN, ...sql.limitLost(call.maxLostAttempts), sql.begin(call, { longer }), SAVEPOINT])
+    const operation = toOperation(answers[answers.length - 2].rows[0])
     if (operation.outcome === 'ACQUIRED') return { operation, result: await run(settings, call, connection, operation, work) }
     await commit(connection, [])
     return { operation, result: undefined }

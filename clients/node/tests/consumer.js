@@ -6,7 +6,8 @@ import { Declined, Idempotency } from 'pg-idempotency'
 import { openStage } from './stages.js'
 
 const { BROKER, QUEUE, DIE } = process.env
-const at = (point) => { if (point === DIE) process.kill(process.pid, 'SIGKILL') }
+const at = (point) => { if (point === DIE) die() }
+const die = () => process.kill(process.pid, 'SIGKILL')
 
 const pool = new pg.Pool({ max: 4 })
 const idempotency = new Idempotency(pool, { scope: QUEUE })
@@ -19,10 +20,11 @@ const consumer = await stage.start({
     const result = await idempotency.transaction(key, null, async (tx, { attempt }) => {
       await tx.query('INSERT INTO effect VALUES ($1, 1)', [key])
       at('work')
+      if (key.includes('poison')) die()
       if (key.includes('bad')) throw new Declined(422, 'never')
       if (key.includes('late') && attempt === 1) throw new Declined(503, null, { retryAfter: 30 })
       return key
-    })
+    }, { maxLostAttempts: key.includes('poison') ? 3 : 0 })
     at('commit')
     return result
   },

@@ -79,7 +79,7 @@ test('postgres.js: a connection lost at COMMIT ends with the replay', async (t) 
 test('postgres.js: n + 2 round trips once a connection knows the statements', async (t) => {
   const proxy = await Proxy.start(t)
   const idempotency = setUp(t, { host: '127.0.0.1', port: proxy.poolOptions.port, ssl: false, max: 1 })
-  const run = () => idempotency.transaction(newKey(), 1, (tx) => insert(tx, 'trips'))
+  const run = () => idempotency.transaction(newKey(), 1, (tx) => insert(tx, 'trips'), { maxLostAttempts: 5 })
   await run()
   proxy.trips = 0
   await run()

@@ -238,6 +238,12 @@ class KafkaStage {
       Number(high) === Math.max(0, Number(partitions.find((each) => each.partition === partition)?.offset ?? 0)))
   }
 
+  // How many consumers have partitions; 0 while the group is changing.
+  async members() {
+    const { groups: [{ state, members }] } = await this.admin.describeGroups([this.queue])
+    return state === 'Stable' ? members.length : 0
+  }
+
   // Of a dead letter that was sent twice, the second has the same origin.
   async deadLetters() {
     const { stdout } = await run('kcat', ['-C', '-b', DEMO_KAFKA, '-t', this.deadTopic, '-o', 'beginning', '-e', '-q', '-J'])

@@ -278,6 +278,22 @@ test('retention, max_attempts and bad arguments', async (t) => {
   await assert.rejects(idempotency.transaction(key, null, () => 1, { wait: NaN }), BadArgument)
 })
 
+test('an operation whose attempts are lost too often fails for good', async (t) => {
+  const { pool, idempotency } = idempotencyFor(t, {}, { max: 1 })
+  const key = newKey()
+  const limit = { maxLostAttempts: 2 }
+  const breaks = () => idempotency.transaction(key, null, async (tx) => { await tx.query('SELECT 1/0') }, limit)
+  for (const attempt of [1, 2]) await assert.rejects(breaks(), { code: '22012' }, `attempt ${attempt}`)
+  const { outcome, payload, replayed } = await breaks()
+  assert.deepEqual([outcome, payload, replayed], ['FAILED', { reason: 'attempts lost', lost_attempts: 2 }, true])
+  const again = await idempotency.transaction(key, null, () => 1)
+  assert.deepEqual([again.outcome, again.payload], ['FAILED', payload])
+  assert.deepEqual((await pool.query('SHOW idempotency.max_lost_attempts')).rows, [{ 'idempotency.max_lost_attempts': '0' }])
+  for (const maxLostAttempts of [-1, 1.5, 2 ** 31, '1; COMMIT']) {
+    await assert.rejects(idempotency.transaction(newKey(), null, () => 1, { maxLostAttempts }), BadArgument)
+  }
+})
+
 test('hooks see what happens, never a payload, and cannot disturb', async (t) => {
   const events = []
   const note = (event) => { events.push(event); throw new Error('a hook that fails') }

@@ -75,20 +75,23 @@ class Idempotency(Base):
 
     def transaction(self, key: str, request: Any, work: Callable[[Any, Operation], Any], *,
                     scope: Optional[str] = None, request_hash: Optional[bytes] = None, wait: Duration = 0,
-                    max_attempts: Optional[int] = None, retention: Optional[Duration] = None,
+                    max_attempts: Optional[int] = None, max_lost_attempts: Optional[int] = None,
+                    retention: Optional[Duration] = None,
                     isolation: Optional[str] = None) -> Result:
         """Runs ``work(tx, operation)`` in the transaction that also stores its response, or gives the stored answer.
 
         ``request``: a JSON value; None: no check. ``request_hash``: 32 bytes in its place. ``wait``: seconds to wait
-        for the present owner, without a connection. ``max_attempts``: which attempt is the last. ``retention``: seconds to
-        keep the answer.
+        for the present owner, without a connection. ``max_attempts``: which attempt is the last. ``max_lost_attempts``:
+        how many attempts may be lost with their transaction: the next one is FAILED, for good, and a consumer makes its
+        message a dead letter; 0: no limit; None: as the server says. A policy of the scope comes first, and where the
+        server does not preload the library nobody counts. ``retention``: seconds to keep the answer.
         ``isolation``: "REPEATABLE READ" or "SERIALIZABLE". ``work`` gives back a JSON value or a Response, and may
         run more than once: the whole is repeated on 40001, 40P01 and a lost connection.
         Raises KeyReused, BadArgument, Forbidden, TooLarge, CommitRolledBack, the work's error, the driver's error.
         """
         call = self.arguments(key, request, dict(
-            scope=scope, request_hash=request_hash, wait=wait, max_attempts=max_attempts, retention=retention,
-            isolation=isolation))
+            scope=scope, request_hash=request_hash, wait=wait, max_attempts=max_attempts, max_lost_attempts=max_lost_attempts,
+            retention=retention, isolation=isolation))
         result: Result = self.driver.run(flow.transaction(self.settings, call, work))
         return result
 
@@ -161,12 +164,13 @@ class AsyncIdempotency(Base):
 
     async def transaction(self, key: str, request: Any, work: Callable[[Any, Operation], Union[Awaitable[Any], Any]],
                           *, scope: Optional[str] = None, request_hash: Optional[bytes] = None, wait: Duration = 0,
-                          max_attempts: Optional[int] = None, retention: Optional[Duration] = None,
+                          max_attempts: Optional[int] = None, max_lost_attempts: Optional[int] = None,
+                          retention: Optional[Duration] = None,
                           isolation: Optional[str] = None) -> Result:
         """As Idempotency.transaction; ``work`` may be a coroutine function."""
         call = self.arguments(key, request, dict(
-            scope=scope, request_hash=request_hash, wait=wait, max_attempts=max_attempts, retention=retention,
-            isolation=isolation))
+            scope=scope, request_hash=request_hash, wait=wait, max_attempts=max_attempts, max_lost_attempts=max_lost_attempts,
+            retention=retention, isolation=isolation))
         result: Result = await self.driver.run(flow.transaction(self.settings, call, work))
         return result
 

@@ -11,7 +11,7 @@ from typing import Any, Callable, Optional, Sequence, Union
 from .client import Idempotency
 from .errors import NotDone, Unknown
 from .hooks import logger
-from .model import IN_PROGRESS, Result
+from .model import FAILED, IN_PROGRESS, Result
 from .settle import ACK, AGAIN, DEAD_LETTER, FINAL, Settlement, settle
 
 TRIES = "x-idempotency-tries"
@@ -114,5 +114,6 @@ def owns_dead_letter(idempotency: Idempotency, queue: str, failure: Result, mess
         failure.record, None, lambda tx, operation: message, scope=f"{queue}.dead", wait=5)
     if answer.outcome == IN_PROGRESS:
         raise Unknown("another consumer settles the dead letter", answer.retry_after)
+    # FAILED: its attempts were lost too often. Nobody owns it, and two dead letters are better than none.
     owner: Any = answer.payload
-    return bool(owner == message)
+    return answer.outcome == FAILED or bool(owner == message)

@@ -186,12 +186,12 @@ def one_transaction(settings: Settings, call: Call, work: Callable[..., Any]) ->
     def body(session: Any) -> Flow:
         try:
             answers = yield from own_trip(session, [
-                sql.begin_block(call.isolation), settings.functions.begin(call), sql.plain(sql.SAVEPOINT)],
-                translate_begin)
+                sql.begin_block(call.isolation), *sql.limit_lost(call.max_lost_attempts), settings.functions.begin(call),
+                sql.plain(sql.SAVEPOINT)], translate_begin)
         except Exception as error:
             announce_refusal(settings, call, error)
             raise
-        operation = operation_from_row(answers[1].rows[0])
+        operation = operation_from_row(answers[-2].rows[0])
         if operation.outcome != ACQUIRED:
             # COMMIT, as idem_begin itself writes when the attempts are exhausted
             yield from committing(session, [])

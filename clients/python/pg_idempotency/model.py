@@ -117,6 +117,7 @@ class Call:
     request_hash: Optional[bytes] = None
     wait: float = 0.0
     max_attempts: Optional[int] = None
+    max_lost_attempts: Optional[int] = None
     retention: Optional[float] = None
     isolation: Optional[str] = None
     lease: Optional[float] = None

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, List, Optional, Sequence, Tuple
 
-from .errors import Declined
+from .errors import BadArgument, Declined
 from .model import Call, Operation, Response, maybe_seconds, to_json
 
 Statement = Tuple[str, Tuple[Any, ...]]
@@ -40,6 +40,15 @@ def begin_block(isolation: Optional[str]) -> Statement:
     if level not in ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"):
         raise ValueError(f"no such isolation level: {isolation}")
     return plain(f"{BEGIN} ISOLATION LEVEL {level}")
+
+
+def limit_lost(limit: Optional[int]) -> List[Statement]:
+    """The limit of lost attempts for the rest of the transaction. SET takes no parameters, and no snapshot."""
+    if limit is None:
+        return []
+    if not isinstance(limit, int) or not 0 <= limit < 2**31:
+        raise BadArgument("max_lost_attempts is a whole number from 0")
+    return [plain(f"SET LOCAL idempotency.max_lost_attempts = {int(limit)}")]
 
 
 def interval(duration: Optional[float]) -> Optional[str]:

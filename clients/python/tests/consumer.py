@@ -17,7 +17,12 @@ DIE = os.environ["DIE"]
 def at(point):
     """Kills this process at the chosen point."""
     if point == DIE:
-        os.kill(os.getpid(), signal.SIGKILL)
+        die()
+
+
+def die():
+    """The end of this process, wherever it is."""
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def before(target, name, call):
@@ -38,12 +43,14 @@ def handle(key):
     def work(tx, operation):
         tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
         at("work")
+        if "poison" in key:
+            die()
         if "bad" in key:
             raise Declined(422, "never")
         if "late" in key and operation.attempt == 1:
             raise Declined(503, retry_after=0.03)
         return key
-    result = idem.transaction(key, None, work)
+    result = idem.transaction(key, None, work, max_lost_attempts=3 if "poison" in key else 0)
     at("commit")
     return result
 

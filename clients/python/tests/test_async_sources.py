@@ -65,7 +65,7 @@ def test_runs_once_and_replays(case, key, effects):
         with pytest.raises(KeyReused):
             await idem.transaction(key, {"a": 2}, work)
         await idem.transaction(key + "s", None, lambda tx, operation: "x", isolation="SERIALIZABLE", retention=60,
-                               request_hash=b"x" * 32)
+                               max_lost_attempts=5, request_hash=b"x" * 32)
         return first.replayed, again.replayed, again.payload, (await idem.expires_at(key + "s")) is not None
     assert case(test) == (False, True, {"name": key}, True)
     assert effects() == 1

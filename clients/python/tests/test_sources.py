@@ -80,7 +80,8 @@ def test_runs_once_and_replays(case, key, effects):
     assert (first.replayed, again.replayed, again.payload, effects()) == (False, True, {"name": key}, 1)
     with pytest.raises(KeyReused):
         idem.transaction(key, {"a": 2}, work)
-    assert idem.transaction(key + "s", {"a": 1}, lambda tx, operation: "x", isolation="SERIALIZABLE").payload == "x"
+    assert idem.transaction(key + "s", {"a": 1}, lambda tx, operation: "x", isolation="SERIALIZABLE",
+                            max_lost_attempts=5).payload == "x"
 
 
 def test_declined_leaves_no_effects(case, key, effects):

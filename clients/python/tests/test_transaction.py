@@ -223,6 +223,21 @@ def test_attempts_are_exhausted(idem, key, admin):
     assert (stored.outcome, stored.payload) == (result.outcome, result.payload)
 
 
+def test_attempts_are_lost(idem, key, admin):
+    def work(tx, operation):
+        tx.execute("SELECT 1/0")
+    for _ in range(2):
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            idem.transaction(key, None, work, max_lost_attempts=2)
+    result = idem.transaction(key, None, work, max_lost_attempts=2)
+    assert (result.outcome, result.payload) == ("FAILED", {"reason": "attempts lost", "lost_attempts": 2})
+    stored = idem.transaction(key, None, insert(key))
+    assert (stored.outcome, stored.payload) == (result.outcome, result.payload)
+    for refused in (-1, 1.5, 2**31, "1; COMMIT"):
+        with pytest.raises(BadArgument):
+            idem.transaction(key + "s", None, insert(key), max_lost_attempts=refused)
+
+
 def test_a_caught_error_does_not_pass_as_success(idem, key, effects):
     def work(tx, operation):
         insert(key)(tx, operation)

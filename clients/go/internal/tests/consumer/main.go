@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -59,13 +60,26 @@ func run() error {
 // at kills this process at the chosen point.
 func at(point string) {
 	if point == os.Getenv("DIE") {
-		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-		select {}
+		die()
 	}
 }
 
+func die() {
+	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+	select {}
+}
+
 func handle(ctx context.Context, key string) (*idempotency.Result, error) {
-	result, err := client.Transaction(ctx, key, nil, brokertest.Work(key, func() { at("work") }))
+	poison, limit := strings.Contains(key, "poison"), -1
+	if poison {
+		limit = 3
+	}
+	result, err := client.Transaction(ctx, key, nil, brokertest.Work(key, func() {
+		at("work")
+		if poison {
+			die()
+		}
+	}), idempotency.WithMaxLostAttempts(limit))
 	at("commit")
 	return result, err
 }

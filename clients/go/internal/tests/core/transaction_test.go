@@ -383,6 +383,32 @@ func testMaxAttempts[Tx any](t *testing.T, b backend[Tx]) {
 	same(t, "retryable", value(t, "SELECT retry_at IS NULL FROM idempotency_store WHERE idempotency_key = $1", key), "true")
 }
 
+func TestMaxLostAttempts(t *testing.T) {
+	onBoth(t, testMaxLostAttempts[pgx.Tx], testMaxLostAttempts[*sql.Tx])
+}
+
+func testMaxLostAttempts[Tx any](t *testing.T, b backend[Tx]) {
+	client, key := b.client(t, idempotency.Options{}), newKey()
+	planned := errors.New("planned")
+	breaks := func(context.Context, Tx, idempotency.Operation) (idempotency.Response, error) {
+		return idempotency.Response{}, planned
+	}
+	limit := idempotency.WithMaxLostAttempts(2)
+	for range 2 {
+		if _, err := client.Transaction(background, key, nil, breaks, limit); !errors.Is(err, planned) {
+			t.Fatalf("not the work's error: %v", err)
+		}
+	}
+	if _, err := client.Transaction(background, key, nil, breaks, idempotency.WithMaxLostAttempts(-1)); !errors.Is(err, planned) {
+		t.Fatalf("there is a limit: %v", err)
+	}
+	result, err := client.Transaction(background, key, nil, breaks, limit)
+	must(t, err)
+	same(t, "outcome", result.Outcome, idempotency.Failed)
+	same(t, "payload", string(result.Payload), `{"reason": "attempts lost", "lost_attempts": 3}`)
+	same(t, "stored", value(t, "SELECT status FROM idempotency_store WHERE idempotency_key = $1", key), "FAILED")
+}
+
 func TestRetention(t *testing.T) { onBoth(t, testRetention[pgx.Tx], testRetention[*sql.Tx]) }
 
 func testRetention[Tx any](t *testing.T, b backend[Tx]) {
