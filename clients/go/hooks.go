@@ -2,7 +2,7 @@ package idempotency
 
 import "time"
 
-// Event is what a hook is told. It never has a request or a response.
+// Event is what a hook is called with. It never has a request or a response.
 type Event struct {
 	// Scope and Key name the operation.
 	Scope, Key string

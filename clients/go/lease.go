@@ -207,7 +207,7 @@ type holding[Tx any] struct {
 	call      *call
 	operation *Operation
 	until     time.Time // when the lease that the begin gave is over
-	lost      bool      // the hook has been told
+	lost      bool      // the hook has been called
 }
 
 // run reconciles and works under the heartbeat.

@@ -108,7 +108,7 @@ func (w *writer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return w.ResponseWriter.(http.Hijacker).Hijack()
 }
 
-// CloseNotify never tells: the work goes on without its client.
+// CloseNotify never fires: the work goes on without its client.
 func (w *writer) CloseNotify() <-chan bool { return make(chan bool) }
 
 // Pusher has none.

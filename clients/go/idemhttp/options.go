@@ -40,7 +40,7 @@ type Options struct {
 	// Marker names the header of a replay; "": Idempotency-Replayed.
 	Marker string
 	// Lifetime names a header with the time until which an answer is kept; "": there is
-	// none. It costs one more trip.
+	// none. It costs one more round trip.
 	Lifetime string
 	// Statuses says what becomes of an answer; nil: DefaultStatuses.
 	Statuses func(status int) Keep
@@ -66,7 +66,7 @@ type Options struct {
 	DescribedBy string
 	// Problem may change a problem before it is sent.
 	Problem func(r *http.Request, err error, problem *Problem)
-	// OnError is told each error that becomes a 500; nil: it is logged.
+	// OnError is called with each error that becomes a 500; nil: it is logged.
 	OnError func(r *http.Request, err error)
 	// Call has options for each call, such as idempotency.WithRetention.
 	Call []idempotency.Option

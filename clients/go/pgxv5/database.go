@@ -230,7 +230,7 @@ func send(ctx context.Context, connection *pgx.Conn, statements ...idempotency.S
 	return rows, tag, nil
 }
 
-// run has what repeats prepared where pgx itself prepares. That is a trip of its
+// run has what repeats prepared where pgx itself prepares. That is a round trip of its
 // own, once for each connection. A transaction that has failed prepares nothing.
 func run(ctx context.Context, connection *pgx.Conn, statements []idempotency.Statement) ([]*pgconn.Result, error) {
 	prepares := prepares(connection) && connection.PgConn().TxStatus() != 'E'

@@ -29,7 +29,7 @@ export { settle } from './settle.js'
  * @typedef {number | string} Duration
  */
 /**
- * What a hook is told. Never a request or a response.
+ * What a hook is called with. Never a request or a response.
  * @typedef {{event: string, scope: string, key?: string, attempt?: number | null, repeat?: number, code?: string}} HookEvent
  */
 /** @typedef {'acquired' | 'replayed' | 'inProgress' | 'mismatch' | 'takenOver' | 'leaseLost' | 'declined' | 'retried'} EventName */

@@ -99,7 +99,7 @@ class PgConnection {
   }
 
   #sendPipeline(statements) {
-    return Prepared.of(this.#client).trip(statements, (all) => new Promise((resolve, reject) => {
+    return Prepared.of(this.#client).roundTrip(statements, (all) => new Promise((resolve, reject) => {
       this.#client.query(new Pipeline(all, (error, answers) => error ? reject(error) : resolve(answers ?? [])))
     }))
   }

@@ -1,5 +1,5 @@
 // Several statements in one round trip. node-postgres sends a query only after the answer to the one
-// before it, so BEGIN and COMMIT would cost a trip each. A Pipeline is one "query" for its queue, and writes
+// before it, so BEGIN and COMMIT would cost a round trip each. A Pipeline is one "query" for its queue, and writes
 // Parse, Bind, Describe and Execute of each statement, and then a single Sync: after an error the server skips the
 // rest. A statement without a name is parsed each time, which poolers in transaction mode require.
 
@@ -33,7 +33,7 @@ export class Pipeline {
     connection.stream.cork?.()
     try {
       for (const { text, values = [], name = '', known } of this.#statements) {
-        // What failed in an earlier trip may have been prepared all the same.
+        // What failed in an earlier round trip may have been prepared all the same.
         if (name && !known) connection.close({ type: 'S', name })
         if (!known) connection.parse({ text, name, types: [] })
         connection.bind({ portal: '', statement: name, values, binary: false })

@@ -1,6 +1,6 @@
 // postgres.js: a source of connections for Idempotency. postgres.js sends the statements of one connection
 // without waiting for answers, so they share a round trip, each with a Sync of its own. It asks for the types of a
-// statement's parameters the first time that a connection has it: one trip more then, or always with `prepare: false`.
+// statement's parameters the first time that a connection has it: one round trip more then, or always with `prepare: false`.
 import { ConnectionLost, IdempotencyError } from './errors.js'
 import { isLost } from './retry.js'
 

@@ -34,11 +34,11 @@ export class Prepared {
   }
 
   /**
-   * Sends statements in one trip. The first that begins a transaction also asks who answers.
+   * Sends statements in one round trip. The first that begins a transaction also asks who answers.
    * @param {Statement[]} statements
    * @param {(statements: Statement[]) => Promise<Answer[]>} send
    */
-  async trip(statements, send) {
+  async roundTrip(statements, send) {
     const asks = this.#direct === undefined && statements[0] === BEGIN
     const named = statements.map((statement) => this.#named(statement))
     let answers

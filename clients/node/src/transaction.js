@@ -98,7 +98,7 @@ export async function begin(settings, call, connection, statements) {
 }
 
 /**
- * Sends statements and COMMIT in one trip. Returns only when the server has said COMMIT: after a failed statement
+ * Sends statements and COMMIT in one round trip. Returns only when the server has said COMMIT: after a failed statement
  * that somebody caught, it answers ROLLBACK, and a driver takes that for success.
  * @param {import('./pg.js').Connection} connection
  * @param {import('./pipeline.js').Statement[]} statements

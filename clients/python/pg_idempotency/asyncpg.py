@@ -34,7 +34,7 @@ class AsyncpgSession:
             raise asyncpg.ConnectionFailureError("the database cannot be reached") from error
         return self
 
-    async def trip(self, statements: Sequence[Statement]) -> List[Answer]:
+    async def round_trip(self, statements: Sequence[Statement]) -> List[Answer]:
         """Runs the statements one after the other."""
         # Only a COMMIT by itself can meet a failed transaction: asyncpg does not show what it answered.
         if len(statements) == 1 and statements[0][0] == COMMIT:

@@ -18,7 +18,7 @@ class Session(Protocol):
 
     handle: Any
 
-    def trip(self, statements: Sequence[Statement]) -> Sequence[Answer]: ...
+    def round_trip(self, statements: Sequence[Statement]) -> Sequence[Answer]: ...
     def close(self) -> None: ...
     def abandon(self, error: BaseException) -> bool: ...
     def cut(self) -> None: ...
@@ -37,7 +37,7 @@ class AsyncSession(Protocol):
 
     handle: Any
 
-    async def trip(self, statements: Sequence[Statement]) -> Sequence[Answer]: ...
+    async def round_trip(self, statements: Sequence[Statement]) -> Sequence[Answer]: ...
     async def close(self) -> None: ...
     async def abandon(self, error: BaseException) -> bool: ...
     def cut(self) -> None: ...
@@ -153,13 +153,13 @@ class Driver:
     def open(self) -> Session:
         return self.source.open()
 
-    def trip(self, session: Session, statements: Sequence[Statement], limit: Optional[float]) -> Sequence[Answer]:
+    def round_trip(self, session: Session, statements: Sequence[Statement], limit: Optional[float]) -> Sequence[Answer]:
         if limit is None:
-            return session.trip(statements)
+            return session.round_trip(statements)
         cut = Cut(session)
         stop = self.clock.after(limit, cut)
         try:
-            return session.trip(statements)
+            return session.round_trip(statements)
         except Exception as error:
             cut.explain(error)
             raise
@@ -228,14 +228,14 @@ class AsyncDriver:
     async def open(self) -> AsyncSession:
         return await self.source.open()
 
-    async def trip(self, session: AsyncSession, statements: Sequence[Statement],
+    async def round_trip(self, session: AsyncSession, statements: Sequence[Statement],
                    limit: Optional[float]) -> Sequence[Answer]:
         if limit is None:
-            return await session.trip(statements)
+            return await session.round_trip(statements)
         cut = Cut(session)
         stop = self.clock.after_async(limit, cut.later)
         try:
-            return await session.trip(statements)
+            return await session.round_trip(statements)
         except Exception as error:
             cut.explain(error)
             raise

@@ -1,4 +1,4 @@
-"""The transaction as a flow: BEGIN and begin in one trip, the work, end and COMMIT in one trip.
+"""The transaction as a flow: BEGIN and begin in one round trip, the work, end and COMMIT in one round trip.
 
 So n statements of work take n + 2 round trips. Who repeats what is decided here,
 and nowhere else.
@@ -94,12 +94,12 @@ def is_pool_timeout(error: BaseException) -> bool:
 
 def own_trip(session: Any, statements: Sequence[sql.Statement],
              meaning: Callable[[BaseException], BaseException] = translate, limit: Optional[float] = None) -> Flow:
-    """A trip of the package's own statements: their errors become the package's. Result: the answers.
+    """A round trip of the package's own statements: their errors become the package's. Result: the answers.
 
     ``limit``: after so many seconds without an answer the connection is cut, and LeaseLost raised. None: never.
     """
     try:
-        return (yield steps.trip(session, statements, limit))
+        return (yield steps.round_trip(session, statements, limit))
     except Exception as error:
         translated = meaning(error)
         if translated is error:
@@ -108,7 +108,7 @@ def own_trip(session: Any, statements: Sequence[sql.Statement],
 
 
 def committing(session: Any, statements: List[sql.Statement], limit: Optional[float] = None) -> Flow:
-    """The statements and COMMIT in one trip. Raises CommitRolledBack when the server did not commit."""
+    """The statements and COMMIT in one round trip. Raises CommitRolledBack when the server did not commit."""
     try:
         answers: List[Answer] = yield from own_trip(session, [*statements, sql.plain(sql.COMMIT)], limit=limit)
     except Exception as error:
@@ -218,7 +218,7 @@ def run_work(settings: Settings, call: Call, work: Callable[..., Any], session: 
 def plain_transaction(settings: Settings, call: Call, work: Callable[..., Any]) -> Flow:
     """BEGIN, work, COMMIT without an operation of its own, repeated in the same way. Result: what work gave back."""
     def body(session: Any) -> Flow:
-        yield steps.trip(session, [sql.begin_block(call.isolation)])
+        yield steps.round_trip(session, [sql.begin_block(call.isolation)])
         result = yield steps.call(work, session.handle)
         yield from committing(session, [])
         return result

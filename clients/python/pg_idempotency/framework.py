@@ -34,7 +34,7 @@ class FrameworkSession(ABC):
     handle: Any
     block: Any = None
 
-    def trip(self, statements: Sequence[Statement]) -> List[Answer]:
+    def round_trip(self, statements: Sequence[Statement]) -> List[Answer]:
         """Runs the statements one after the other."""
         return [self.run(one) for one in statements]
 

@@ -1,4 +1,4 @@
-"""Hooks for metrics and logs. They are told names and numbers, never a request or a response."""
+"""Hooks for metrics and logs. They get names and numbers, never a request or a response."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAMES = frozenset({"acquired", "replayed", "in_progress", "mismatch", "taken_ove
 
 @dataclass(frozen=True)
 class Event:
-    """What a hook is told. ``attempt`` counts attempts of the operation; ``tries`` the repeats of this call."""
+    """What a hook is called with. ``attempt`` counts attempts of the operation; ``tries`` the repeats of this call."""
 
     name: str
     scope: str

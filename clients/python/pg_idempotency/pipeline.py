@@ -74,8 +74,8 @@ class Prepared:
         return cls.known.setdefault(connection, cls())
 
 
-def trip(connection: Any, prepared: Prepared, statements: Sequence[Statement]) -> Waiting:
-    """For ``connection.wait``: all statements in one trip. Result: their answers. Raises the first error."""
+def round_trip(connection: Any, prepared: Prepared, statements: Sequence[Statement]) -> Waiting:
+    """For ``connection.wait``: all statements in one round trip. Result: their answers. Raises the first error."""
     pgconn, encoding = connection.pgconn, connection.info.encoding
     asks = prepared.direct is None and statements[0][0].startswith(BEGIN)
     every = [*statements, WHO] if asks else statements

@@ -19,7 +19,7 @@ from psycopg.rows import tuple_row
 
 from .drive import to_its_end
 from .framework import cut
-from .pipeline import Prepared, trip
+from .pipeline import Prepared, round_trip
 from .sql import BEGIN, Statement
 from .steps import Answer
 
@@ -88,13 +88,13 @@ class PsycopgSession:
             manager.__exit__(type(error), error, error.__traceback__)
             raise
 
-    def trip(self, statements: Sequence[Statement]) -> List[Answer]:
+    def round_trip(self, statements: Sequence[Statement]) -> List[Answer]:
         """Runs the statements in one round trip."""
         statements = [with_isolation(self.handle, one) for one in statements]
         if len(statements) == 1 or not Pipeline.is_supported():
             return [answer(self.execute(one)) for one in statements]
         with self.handle.lock:
-            answers: List[Answer] = self.handle.wait(trip(self.handle, self.prepared, statements))
+            answers: List[Answer] = self.handle.wait(round_trip(self.handle, self.prepared, statements))
         return answers
 
     def execute(self, statement: Statement) -> Any:
@@ -216,13 +216,13 @@ class AsyncPsycopgSession:
             raise
         return self
 
-    async def trip(self, statements: Sequence[Statement]) -> List[Answer]:
+    async def round_trip(self, statements: Sequence[Statement]) -> List[Answer]:
         """Runs the statements in one round trip."""
         statements = [with_isolation(self.handle, one) for one in statements]
         if len(statements) == 1 or not Pipeline.is_supported():
             return [await answer_async(await self.execute(one)) for one in statements]
         async with self.handle.lock:
-            answers: List[Answer] = await self.handle.wait(trip(self.handle, self.prepared, statements))
+            answers: List[Answer] = await self.handle.wait(round_trip(self.handle, self.prepared, statements))
         return answers
 
     async def execute(self, statement: Statement) -> Any:

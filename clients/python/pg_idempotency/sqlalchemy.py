@@ -93,9 +93,9 @@ class AsyncSQLAlchemySession:
         if self.session is not None:
             self.inner.session = self.session.sync_session
 
-    async def trip(self, statements: Sequence[Statement]) -> List[Answer]:
+    async def round_trip(self, statements: Sequence[Statement]) -> List[Answer]:
         """Runs the statements one after the other."""
-        answers: List[Answer] = await self.connection.run_sync(lambda connection: self.inner.trip(statements))
+        answers: List[Answer] = await self.connection.run_sync(lambda connection: self.inner.round_trip(statements))
         return answers
 
     async def close(self) -> None:

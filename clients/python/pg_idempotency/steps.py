@@ -23,7 +23,7 @@ Flow = Generator[Step, Any, Any]
 
 
 class Answer(NamedTuple):
-    """What one statement of a trip was answered: its command tag, and its rows."""
+    """What one statement of a round trip was answered: its command tag, and its rows."""
 
     tag: str
     rows: List[Sequence[Any]]
@@ -34,12 +34,12 @@ def open_session() -> Step:
     return Step("open", ())
 
 
-def trip(session: Any, statements: Sequence[Statement], limit: Optional[float] = None) -> Step:
+def round_trip(session: Any, statements: Sequence[Statement], limit: Optional[float] = None) -> Step:
     """Runs the statements in one round trip where the connection can. Result: an Answer for each.
 
     ``limit``: after so many seconds the connection is cut, and LeaseLost raised. None: never.
     """
-    return Step("trip", (session, statements, limit))
+    return Step("round_trip", (session, statements, limit))
 
 
 def close(session: Any) -> Step:

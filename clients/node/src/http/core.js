@@ -65,11 +65,11 @@ import { routeScope, scopeOf } from './spelling.js'
  * @property {number} [maxWait] milliseconds that `Prefer: wait=n` can ask for; 10 000
  * @property {number} [timeout] milliseconds until a handler must have answered; 60 000. 0 or Infinity: no limit
  * @property {string} [marker] name of the header of a replay; 'Idempotency-Replayed'
- * @property {string} [lifetime] name of a header with the time until which an answer is kept; none by default, and one more trip
+ * @property {string} [lifetime] name of a header with the time until which an answer is kept; none by default, and one more round trip
  * @property {string} [describedBy] address of your page about keys: the `type` of problems, and a Link header
  * @property {(error: unknown, request: Req) => {status: number, title: string, detail?: string, type?: string, headers?: Record<string, string>} | undefined} [mapError]
  *   a problem of your own
- * @property {(error: unknown, request: Req) => void} [onError] told of errors that become a 500; by default they go to the console
+ * @property {(error: unknown, request: Req) => void} [onError] called with each error that becomes a 500; by default it is logged on the console
  * @property {import('../index.js').Duration} [retention]
  * @property {import('../index.js').Duration} [lease]
  * @property {number} [maxAttempts]

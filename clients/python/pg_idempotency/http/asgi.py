@@ -129,7 +129,7 @@ async def read_body(receive: Receive, limit: int) -> Optional[bytes]:
 
 
 def replaying(body: bytes, receive: Optional[Receive]) -> Receive:
-    """A receive that gives the body once. Without one to go on with it never tells of a disconnect."""
+    """A receive that gives the body once. Without one to go on with it never reports a disconnect."""
     given = False
 
     async def replay() -> Message:

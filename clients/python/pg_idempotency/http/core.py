@@ -237,7 +237,7 @@ class Served:
         return replace(reply, headers=[*reply.headers, (name, format_datetime(until, usegmt=True))])
 
     def refusal(self, error: Exception) -> Reply:
-        """The answer to the client after an error. What the client is not told goes to the log."""
+        """The answer to the client after an error. The error itself goes to the log."""
         if isinstance(error, NotStored):
             return error.reply
         problem = problem_of(error)

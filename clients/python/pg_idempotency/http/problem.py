@@ -40,7 +40,7 @@ def in_progress(retry_after: Optional[float]) -> Problem:
 
 
 def problem_of(error: BaseException) -> Problem:
-    """What a client is told of an error."""
+    """The problem that a client gets for an error."""
     if isinstance(error, BadArgument):
         return Problem(400, "The request is not acceptable", "The idempotency key or the request is not valid.")
     if isinstance(error, Forbidden):

@@ -58,7 +58,7 @@ def serve(idem: Idempotency, served: Served, handler: Handler) -> Reply:
 
 
 def is_looked_for(admitted: Admitted, result: Result) -> bool:
-    """Whether the answer is stored, and the client is told until when."""
+    """Whether the answer is stored, and says until when."""
     return admitted.options.lifetime is not None and result.outcome != IN_PROGRESS
 
 
