@@ -172,7 +172,7 @@ public final class Idempotency {
                     return Result.of(o);
                 }
                 Response response = called(failure, () -> work.run(WorkConnection.of(connection), o));
-                statements.complete(connection, call, 0, response);
+                statements.complete(connection, call, 0, response, transactions instanceof JdbcTransactions);
                 return Result.ran(o, Outcome.COMPLETED, response, null);
             });
         } catch (Declined refusal) {

@@ -71,7 +71,7 @@ final class LeasedAttempt {
             return store(result, heartbeat.isLost(), () -> {
                 if (completion.writes() == null) {
                     client.alone(limit(), c -> {
-                        client.statements().complete(c, call, operation.fence(), completion.response());
+                        client.statements().complete(c, call, operation.fence(), completion.response(), false);
                         return null;
                     });
                 } else {
@@ -92,7 +92,8 @@ final class LeasedAttempt {
                 completion.writes().run(WorkConnection.of(c));
                 return null;
             });
-            client.statements().complete(c, call, operation.fence(), completion.response());
+            client.statements().complete(c, call, operation.fence(), completion.response(),
+                    client.transactions() instanceof JdbcTransactions);
             return null;
         });
     }

@@ -24,6 +24,7 @@ final class Statements {
 
     private final String begin;
     private final String complete;
+    private final String completeAndCommit;
     private final String fail;
     private final String release;
     private final String extend;
@@ -36,6 +37,7 @@ final class Statements {
                 + " request_hash => decode(?::text, 'hex'), lease => ?::text::interval, wait => ?::text::interval,"
                 + " max_attempts => ?::text::int) o";
         complete = "SELECT " + prefix + "idem_complete" + END + ")::text";
+        completeAndCommit = complete + "; COMMIT";
         fail = "SELECT " + prefix + "idem_fail" + END + ", retryable => ?::text::boolean, retry_after => ?::text::interval)::text";
         release = "SELECT " + prefix + "idem_release(?::text, scope => ?::text, fence => ?::text::bigint)::text";
         extend = "SELECT extract(epoch FROM " + prefix + "idem_extend(?::text, ?::text::interval, scope => ?::text,"
@@ -54,9 +56,13 @@ final class Statements {
         return operation(connection, lookup, call.key(), call.scope());
     }
 
-    void complete(Connection connection, Call call, long fence, Response response) throws SQLException {
-        one(connection, complete, call.key(), response.payload(), call.scope(), number(fence), number(response.code()),
-                headers(response.headers()), hex(response.body()), interval(retention(call, response)));
+    /** With COMMIT it is one trip in place of two, and the driver's commit() afterwards sends nothing. */
+    void complete(Connection connection, Call call, long fence, Response response, boolean isCommit) throws SQLException {
+        try (PreparedStatement statement = prepare(connection, isCommit ? completeAndCommit : complete, call.key(), response.payload(),
+                call.scope(), number(fence), number(response.code()), headers(response.headers()), hex(response.body()),
+                interval(retention(call, response)))) {
+            statement.execute();
+        }
     }
 
     void fail(Connection connection, Call call, long fence, Declined refusal) throws SQLException {
