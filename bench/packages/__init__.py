@@ -1,7 +1,7 @@
 """The packages of clients/, compared with what people write by hand in the same language.
 
-node.mjs, python.py, go/main.go and java/Payments.java do the same payments. Each variant is a process of its own, which says how many
-operations have ended, and how many a second:
+node.mjs, python.py, go/main.go and java/Payments.java do the same payments. Each variant is a process of its own, which
+says how many operations have ended, and how many a second:
 
     package   a transaction by the package
     glue      the same by hand: idem_begin, the payment, idem_complete, a statement at a time
