@@ -49,15 +49,16 @@ handle_open(Handle *handle, const OperationName *name, LOCKMODE mode)
 
 /*
  * Notes that this transaction has ended the operation and written its row.  wakes: its
- * COMMIT wakes the sessions that wait for the lease.
+ * COMMIT wakes the sessions that wait for the lease.  What is to be forgotten is not
+ * known before COMMIT: a savepoint that failed has given the lock up before its
+ * transaction is rolled back and counts.
  */
 void
 handle_note_end(const Handle *handle, bool wakes)
 {
-	OperationState	state = {.phase = PHASE_ENDED,.wrote = true,.wakes = wakes,.stored_at = NO_TIME};
+	OperationState	state = {.phase = PHASE_ENDED,.wrote = true,.wakes = wakes,.forgets = true,.stored_at = NO_TIME};
 
 	state.level = GetCurrentTransactionNestLevel();
-	state.forgets = lost_attempts_of(handle->id) > 0;
 	journal_set(handle->id, handle->name, state);
 }
 

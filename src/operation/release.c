@@ -66,7 +66,7 @@ leave_earlier_attempt(const Handle *handle, Record *record)
 static bool
 release_leased(const Handle *handle, int64 fence)
 {
-	OperationState	released = {.phase = PHASE_NONE,.wrote = true,.wakes = true,.stored_at = NO_TIME};
+	OperationState	released = {.phase = PHASE_NONE,.wrote = true,.wakes = true,.forgets = true,.stored_at = NO_TIME};
 	Record		record;
 
 	if (!operation_owner_find(handle, fence, &record))
@@ -80,7 +80,6 @@ release_leased(const Handle *handle, int64 fence)
 	}
 	ForceSyncCommit();
 	released.level = GetCurrentTransactionNestLevel();
-	released.forgets = lost_attempts_of(handle->id) > 0;
 	journal_set(handle->id, handle->name, released);
 	rollback_note_release(handle->id);
 	return true;
@@ -141,7 +140,7 @@ find_unowned(const Handle *handle, Record *found)
 bool
 operation_forget(const OperationName *name)
 {
-	OperationState	forgotten = {.phase = PHASE_NONE,.wrote = true,.stored_at = NO_TIME};
+	OperationState	forgotten = {.phase = PHASE_NONE,.wrote = true,.forgets = true,.stored_at = NO_TIME};
 	Handle		handle;
 	Record		record;
 	Caller		caller;
@@ -165,7 +164,6 @@ operation_forget(const OperationName *name)
 	}
 	ForceSyncCommit();
 	forgotten.level = GetCurrentTransactionNestLevel();
-	forgotten.forgets = lost_attempts_of(handle.id) > 0;
 	journal_set(handle.id, name, forgotten);
 	stats_count(COUNT_FORGOTTEN);
 	return !is_absent(&record, GetCurrentTimestamp());

@@ -238,6 +238,19 @@ for my $case (
 	$node->safe_psql('postgres', q{DELETE FROM idempotency_store; SELECT idem_forget('k')});
 }
 
+# a savepoint that failed has given the lock up, and its transaction counts when another has ended the operation
+my ($failed, $ends) = (session($node), session($node));
+
+ask($failed, "BEGIN; SAVEPOINT s; SELECT idem_begin('k')");
+$failed->query('SELECT 1/0');
+ask($ends, "$begin; $end");
+ask($failed, 'ROLLBACK');
+is(lost('k'), 1, 'an attempt is lost after another has ended the operation');
+ask($ends, 'COMMIT');
+is(lost('k'), 0, 'and before the commit of that end, which forgets it');
+$_->quit for $failed, $ends;
+$node->safe_psql('postgres', q{SELECT idem_forget('k')});
+
 # ---- the limit ----
 
 sub deliver
