@@ -28,16 +28,16 @@ func (r *recorder) WriteHeader(status int) {
 }
 
 // Write fails where the answer becomes larger than the limit.
-func (r *recorder) Write(part []byte) (int, error) {
+func (r *recorder) Write(chunk []byte) (int, error) {
 	r.WriteHeader(http.StatusOK)
-	if len(r.body)+len(part) > r.max {
+	if len(r.body)+len(chunk) > r.max {
 		r.failure = errResponseTooLarge
 	}
 	if r.failure != nil {
 		return 0, r.failure
 	}
-	r.body = append(r.body, part...)
-	return len(part), nil
+	r.body = append(r.body, chunk...)
+	return len(chunk), nil
 }
 
 // Hijack is refused: an answer that is not seen cannot be stored.

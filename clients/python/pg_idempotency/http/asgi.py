@@ -116,16 +116,16 @@ def without_sending(extensions: Optional[Mapping[str, Any]]) -> Dict[str, Any]:
 
 async def read_body(receive: Receive, limit: int) -> Optional[bytes]:
     """The whole body, or a little more than the limit, or None where the client went away."""
-    parts: List[bytes] = []
+    chunks: List[bytes] = []
     size = 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             return None
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
+        chunks.append(message.get("body", b""))
+        size += len(chunks[-1])
         if not message.get("more_body") or size > limit:
-            return b"".join(parts)
+            return b"".join(chunks)
 
 
 def replaying(body: bytes, receive: Optional[Receive]) -> Receive:
@@ -151,7 +151,7 @@ class Call:
     def __init__(self, app: App, scope: Scope, body: bytes, limit: int) -> None:
         self.limit = limit
         self.start: Dict[str, Any] = {}
-        self.parts: List[bytes] = []
+        self.chunks: List[bytes] = []
         self.size = 0
         self.stored = asyncio.Event()
         self.answered: "asyncio.Future[None]" = asyncio.get_running_loop().create_future()
@@ -168,8 +168,8 @@ class Call:
         if message["type"] == "http.response.start":
             self.start.update(message)
         elif message["type"] == "http.response.body":
-            self.parts.append(bytes(message.get("body", b"")))
-            self.size += len(self.parts[-1])
+            self.chunks.append(bytes(message.get("body", b"")))
+            self.size += len(self.chunks[-1])
             if self.size > self.limit:
                 raise ResponseTooLarge()
             # The answer to an error has no task behind it, and the error may be raised again: it says whether to repeat.
@@ -192,7 +192,7 @@ class Call:
             raise RuntimeError("the application gave no answer")
         headers: Headers = [(name.decode("latin-1"), value.decode("latin-1"))
                             for name, value in self.start.get("headers", [])]
-        return Reply(self.start["status"], headers, b"".join(self.parts))
+        return Reply(self.start["status"], headers, b"".join(self.chunks))
 
     async def go_on(self) -> None:
         """The answer is stored: what comes behind it may come. Raises what that raises."""

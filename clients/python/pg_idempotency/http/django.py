@@ -112,16 +112,16 @@ def request_of(request: Any, route: str, body: bytes) -> Request:
 
 def capture(response: Any, limit: int) -> Reply:
     """A response as a whole. Raises ResponseTooLarge as soon as it is over the limit."""
-    parts = []
+    chunks = []
     size = 0
-    for part in response.streaming_content if response.streaming else [response.content]:
-        parts.append(bytes(part))
-        size += len(parts[-1])
+    for chunk in response.streaming_content if response.streaming else [response.content]:
+        chunks.append(bytes(chunk))
+        size += len(chunks[-1])
         if size > limit:
             raise ResponseTooLarge()
     headers: Headers = [(name, str(value)) for name, value in response.items()]
     headers.extend(("Set-Cookie", morsel.OutputString()) for morsel in response.cookies.values())
-    return Reply(response.status_code, headers, b"".join(parts))
+    return Reply(response.status_code, headers, b"".join(chunks))
 
 
 def http_response(reply: Reply) -> Any:

@@ -134,18 +134,18 @@ def with_body(environ: Environ, body: bytes) -> Environ:
 def capture(app: Callable[..., Iterable[bytes]], environ: Environ, limit: int) -> Reply:
     """What the application answers, as a whole. Raises ResponseTooLarge as soon as it is over the limit."""
     started: List[Tuple[str, Headers]] = []
-    parts: List[bytes] = []
+    chunks: List[bytes] = []
 
     def start_response(status: str, headers: Headers, error: Any = None) -> Callable[[bytes], None]:
         started.append((status, headers))
-        return parts.append
+        return chunks.append
 
     answer = app(environ, start_response)
     size = 0
     try:
-        for part in answer:
-            parts.append(part)
-            size += len(part)
+        for chunk in answer:
+            chunks.append(chunk)
+            size += len(chunk)
             if size > limit:
                 raise ResponseTooLarge()
     finally:
@@ -153,7 +153,7 @@ def capture(app: Callable[..., Iterable[bytes]], environ: Environ, limit: int) -
         if close is not None:
             close()
     status, headers = started[-1]
-    return Reply(int(status.split(" ", 1)[0]), list(headers), b"".join(parts))
+    return Reply(int(status.split(" ", 1)[0]), list(headers), b"".join(chunks))
 
 
 def phrase(status: int) -> str:
