@@ -22,7 +22,19 @@ public record Options(String scope, String schema, Duration retention, Duration 
     public static final Options DEFAULT = new Options("", null, null, Duration.ofSeconds(30), 5, Duration.ofMillis(50),
             Duration.ofSeconds(2), event -> { });
 
-    /** Checks the settings. */
+    /**
+     * Checks the settings.
+     *
+     * @param scope the name space of keys, where a call does not name another; not null
+     * @param schema where the extension is installed; null: search_path finds it
+     * @param retention how long records are kept; null: the server's setting
+     * @param lease how long a lease runs without a heartbeat; above 0
+     * @param attempts how often a call is made at most; above 0
+     * @param base the longest wait before the first repetition; not below 0
+     * @param cap the longest wait; not below 0
+     * @param listener is told what happens; not null
+     * @throws IllegalArgumentException if one is out of these bounds
+     */
     public Options {
         if (scope == null || lease == null || base == null || cap == null || listener == null) {
             throw new IllegalArgumentException("scope, lease, base, cap and listener may not be null");
