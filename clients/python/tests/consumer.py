@@ -98,7 +98,9 @@ def kafka():
     from pg_idempotency.kafka import Consumer
     broker = os.environ["DEMO_KAFKA"]
     source = KafkaConsumer(bootstrap_servers=broker, group_id=QUEUE, enable_auto_commit=False, auto_offset_reset="earliest",
-                           session_timeout_ms=4000, heartbeat_interval_ms=200)
+                           session_timeout_ms=4000, heartbeat_interval_ms=200,
+                           # a group waits so long for a member that died while it joined
+                           max_poll_interval_ms=10000)
     producer = KafkaProducer(bootstrap_servers=broker, acks="all")
     buried = []
     before(producer, "send", lambda *given: buried.append(given))
