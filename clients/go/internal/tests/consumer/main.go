@@ -165,6 +165,8 @@ func kafka(ctx context.Context) error {
 	config.Consumer.Offsets.Initial = sarama.OffsetOldest
 	config.Consumer.Offsets.CommitInterval = 100 * time.Millisecond
 	config.Consumer.Group.Session.Timeout = 4 * time.Second
+	// a group waits so long for a member that died while it joined
+	config.Consumer.Group.Rebalance.Timeout = 10 * time.Second
 	config.Consumer.Group.Heartbeat.Interval = 200 * time.Millisecond
 	config.Producer.Return.Successes = true
 	config.Producer.RequiredAcks = sarama.WaitForAll
