@@ -42,12 +42,15 @@ import { fastifyIdempotency } from 'pg-idempotency/fastify'
 import { honoIdempotency } from 'pg-idempotency/hono'
 import { postgresSource } from 'pg-idempotency/postgres'
 import { KafkaConsumer } from 'pg-idempotency/kafka'
+import { Tools, keyOfArguments } from 'pg-idempotency/mcp'
 import { NatsConsumer } from 'pg-idempotency/nats'
 import { RabbitConsumer } from 'pg-idempotency/rabbitmq'
 import { RedisConsumer } from 'pg-idempotency/redis'
 import postgres from 'postgres'
 import Fastify, { type FastifyRequest } from 'fastify'
 import { Kafka } from 'kafkajs'
+import { McpServer } from '@modelcontextprotocol/sdk/server/mcp.js'
+import { z } from 'zod'
 import { connect } from 'nats'
 import { createClient } from 'redis'
 import { Hono } from 'hono'
@@ -98,6 +101,23 @@ await KafkaConsumer.start(new Kafka({ brokers: [] }), { idempotency, topic: 't',
 await NatsConsumer.start(await connect(), { idempotency, stream: 's', durable: 'd', handle: ({ subject }) => handle() })
 await RedisConsumer.start(createClient(), { idempotency, stream: 's', group: 'g', handle: ({ fields }) => handle() })
 await RabbitConsumer.start({ createConfirmChannel: async () => ({}) }, { idempotency, queue: 'q', handle: ({ content }) => handle() })
+const tools = new Tools(idempotency, { onError })
+const mcp = new McpServer({ name: 'a', version: '1' })
+mcp.registerTool('a', { inputSchema: { key: z.string(), amount: z.number() } }, ({ key, ...request }, { authInfo }) =>
+  tools.transaction('a', String(authInfo?.clientId), key, request, async (tx, { attempt }) => ({ attempt, rows: (await tx.query('SELECT 1')).rows }), { wait: '5 s' }))
+mcp.registerTool('b', { inputSchema: { id: z.string() } }, (request, call) =>
+  tools.lease('b', 'me', call._meta?.['pg-idempotency/key'] ?? keyOfArguments(request), request, ({ fence }, signal) => ({ fence: String(fence), lost: signal.aborted }),
+    { lease: '1 min', reconcile: () => Reconciled.unknown() }))
+// @ts-expect-error who asks is missing
+tools.transaction('a', undefined, 'k', {}, () => 1)
+// @ts-expect-error arguments are an object
+tools.transaction('a', 'me', 'k', 7, () => 1)
+// @ts-expect-error the scope is the adapter's
+tools.transaction('a', 'me', 'k', {}, () => 1, { scope: 'mine' })
+// @ts-expect-error a transaction has nothing to reconcile
+tools.transaction('a', 'me', 'k', {}, () => 1, { reconcile: () => Reconciled.notDone })
+// @ts-expect-error no pool's idempotency
+new Tools(new pg.Pool())
 await new Caller({ store: new FileStore('/keys') }).send('x', 'http://localhost')
 // @ts-expect-error no client has it
 idempotency.transaction('k', null, (tx) => tx.nothing())
@@ -142,7 +162,7 @@ test('the packed package installs, and its types hold in a program of a user', a
   const installed = path.join(directory, 'node_modules/pg-idempotency')
   await mkdir(installed, { recursive: true })
   await run('tar', ['-xzf', path.join(directory, filename), '-C', installed, '--strip-components=1'])
-  for (const name of ['pg', '@types', 'structured-headers', 'hono', 'typescript', 'fastify', 'kafkajs', 'nats', 'postgres', 'redis']) {
+  for (const name of ['pg', '@types', 'structured-headers', 'hono', 'typescript', 'fastify', 'kafkajs', 'nats', 'postgres', 'redis', '@modelcontextprotocol', 'zod']) {
     await symlink(path.resolve('node_modules', name), path.join(directory, 'node_modules', name))
   }
   for (const file of names.filter((name) => PUBLIC.test(name))) {
@@ -153,7 +173,7 @@ test('the packed package installs, and its types hold in a program of a user', a
   await writeFile(path.join(directory, 'consumer.ts'), CONSUMER)
   await run(process.execPath, [path.resolve('node_modules/typescript/bin/tsc'), '--noEmit', '--strict', '--target', 'ES2022', '--module', 'NodeNext',
     '--types', 'node', 'consumer.ts'], { cwd: directory }).catch((error) => assert.fail(error.stdout))
-  await run(process.execPath, ['--input-type=module', '-e', "await import('pg-idempotency'); await import('pg-idempotency/hono')"], { cwd: directory })
+  await run(process.execPath, ['--input-type=module', '-e', "await import('pg-idempotency'); await import('pg-idempotency/hono'); await import('pg-idempotency/mcp')"], { cwd: directory })
 })
 
 // Scripts of the package may print before the JSON.

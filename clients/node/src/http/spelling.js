@@ -13,6 +13,15 @@ export function routeScope(method, route, principal) {
 }
 
 /**
+ * The scope of one tool and principal within a service. No method of HTTP is written in small letters.
+ * @param {string} name
+ * @param {string} principal
+ */
+export function toolScope(name, principal) {
+  return `tool ${escaped(name)} ${escaped(principal)}`
+}
+
+/**
  * Spaces are between the parts, so a part has none but the last. The server takes 255 characters and no NUL, so other text is hashed.
  * @param {string} service
  * @param {string} own

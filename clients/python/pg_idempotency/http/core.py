@@ -318,16 +318,13 @@ class Core:
     def scope_of(self, request: Request, principal: str, options: Options) -> str:
         """One scope for each service, method, route and principal: keys of one client never meet those of another.
 
-        The server takes 255 characters and no NUL. The packages for all languages make the same, as
-        clients/conformance/spellings.json has it.
+        The packages for all languages make the same, as clients/conformance/spellings.json has it.
         """
         own = (f"{request.method.upper()} {escaped(request.route)} {principal}" if options.scope is None
                else options.scope(request))
         if not isinstance(own, str) or own == "":
             raise TypeError("the option scope has to give a string that is not empty")
-        space = self.space()
-        scope = own if space == "" else f"{escaped(space)} {own}"
-        return scope if len(scope) <= 255 and "\0" not in scope else "sha256:" + hashlib.sha256(scope.encode()).hexdigest()
+        return scope_within(self.space(), own)
 
     def problem_reply(self, problem: Problem, options: Options) -> Reply:
         """A problem as an answer."""
@@ -335,6 +332,12 @@ class Core:
             return options.problem(problem)
         headers, body = document(problem, options.describedby)
         return Reply(problem.status, headers, body)
+
+
+def scope_within(service: str, own: str) -> str:
+    """A scope behind that of the service. The server takes 255 characters and no NUL, so other text is hashed."""
+    scope = own if service == "" else f"{escaped(service)} {own}"
+    return scope if len(scope) <= 255 and "\0" not in scope else "sha256:" + hashlib.sha256(scope.encode()).hexdigest()
 
 
 def escaped(text: str) -> str:

@@ -1,0 +1,284 @@
+"""Calls of tools by agents (Model Context Protocol): the same key, tool and principal is one operation.
+
+Each end of it is an answer. Answers are results of tools/call as JSON has them, so this needs no SDK: give it the function
+that makes the result of yours, ``CallToolResult.model_validate``.
+clients/conformance/tools.json has what the packages for all languages write alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import math
+import struct
+import sys
+from typing import Any, Awaitable, Callable, Dict, Generic, Mapping, Optional, TypeVar, Union
+
+from .client import AsyncIdempotency, Base, Idempotency
+from .errors import BadArgument, Declined, KeyReused, NotDone, Unknown
+from .hooks import logger
+from .http.core import escaped, scope_within
+from .model import FAILED, IN_PROGRESS, UNKNOWN, Completion, Duration, Json, Operation, Result, as_response
+
+Answer = TypeVar("Answer")
+
+LONGEST_KEY = 255
+MESSAGES = {
+    "FAILED": "The operation has failed.",
+    "IN_PROGRESS": "Another call with this key is at work. Call again with the same key and arguments to get its answer.",
+    "KEY_REUSED": "This key was used before with other arguments. Nothing was done. Use a new key only for another operation.",
+    "UNKNOWN": "Nobody knows whether an attempt with this key took effect. Do not use a new key. Call again later with the same"
+               " key and arguments, or ask a person.",
+    "BAD_ARGUMENT": "Nothing was done. A key is a string of 1 to 255 characters, and key and arguments are text and numbers"
+                    " that can be stored.",
+    "ERROR": "The call failed. Call again with the same key and arguments: it takes effect once.",
+}
+
+
+class Call:
+    """One call, checked. ``began``: whether the work, or the question about an earlier attempt, has begun."""
+
+    def __init__(self, key: str, request: Json, scope: str) -> None:
+        self.key = key
+        self.request = request
+        self.scope = scope
+        self.began = False
+
+    def entering(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        """The work, which notes that it has begun."""
+        def run(*arguments: Any) -> Any:
+            self.began = True
+            value = work(*arguments)
+            return declining_later(value) if inspect.isawaitable(value) else declining(value)
+
+        return run
+
+
+class ToolBase(Generic[Answer]):
+    """What both kinds share: the arguments of a call, and what its end is for an agent."""
+
+    def __init__(self, idempotency: Base, result: Callable[[Dict[str, Any]], Answer],
+                 on_error: Optional[Callable[[BaseException], Any]] = None) -> None:
+        self.space = idempotency.scope
+        self.result = result
+        self.on_error = on_error or log_error
+
+    def call(self, name: str, principal: str, key: Any, arguments: Optional[Mapping[str, Any]]) -> Optional[Call]:
+        """None: key or arguments cannot be stored. Raises TypeError for a mistake of the server."""
+        if not is_name(name):
+            raise TypeError("the name of a tool is a string that is not empty")
+        if not is_name(principal):
+            raise TypeError("the principal of a call is a string that is not empty: who asks, as you have authenticated it")
+        if arguments is not None and not isinstance(arguments, Mapping):
+            raise TypeError("the arguments of a call are a mapping")
+        if not is_name(key) or len(key) > LONGEST_KEY or "\0" in key:
+            return None
+        try:
+            request = Json(json.dumps(dict(arguments or {}), allow_nan=False))
+        except ValueError:
+            return None
+        return Call(key, request, scope_within(self.space, f"tool {escaped(name)} {escaped(principal)}"))
+
+    def answer(self, result: Result) -> Answer:
+        """The end of an operation."""
+        payload, replayed = result.payload, result.replayed
+        if result.outcome == IN_PROGRESS or (result.outcome == FAILED and payload is None):
+            return self.problem(result.outcome, result.retry_after, replayed)
+        is_error = result.outcome == FAILED
+        meta = meta_of(result.outcome, result.retry_after, replayed)
+        if is_tool_result(payload):
+            return self.result({**payload, "isError": is_error, "_meta": {**(payload.get("_meta") or {}), **meta}})
+        # jsonb has another order of members than the work had: the text of a replay would not be that of the first answer
+        text = json.dumps(payload, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+        return self.result({
+            "content": [{"type": "text", "text": text}],
+            "structuredContent": payload if isinstance(payload, dict) else {"result": payload},
+            "isError": is_error, "_meta": meta})
+
+    def failure(self, error: Exception, call: Call, *, leased: bool) -> Answer:
+        """What an error is for an agent. Those that it does not show are told to ``on_error``."""
+        if isinstance(error, KeyReused):
+            return self.problem("KEY_REUSED")
+        if isinstance(error, BadArgument) and not call.began:
+            return self.problem("BAD_ARGUMENT")
+        if isinstance(error, Unknown):
+            return self.problem("UNKNOWN", error.retry_after)
+        self.on_error(error)
+        return self.problem("UNKNOWN" if leased and call.began and not isinstance(error, NotDone) else "ERROR")
+
+    def problem(self, outcome: str, retry_after: Optional[float] = None, replayed: bool = False) -> Answer:
+        """An end without an answer of the work."""
+        message = MESSAGES[outcome]
+        content: Dict[str, Any] = {"outcome": outcome, "message": message}
+        if retry_after is not None:
+            content["retryAfterSeconds"] = whole(retry_after)
+        return self.result({"content": [{"type": "text", "text": message}], "structuredContent": content, "isError": True,
+                            "_meta": meta_of(outcome, retry_after, replayed)})
+
+
+class Tools(ToolBase[Answer]):
+    """Runs the work of tools once for each key of a principal, for blocking code.
+
+    ``result``: makes the result of your SDK from its JSON, such as ``CallToolResult.model_validate``.
+    ``on_error``: told of errors that no answer shows; by default they are logged.
+    """
+
+    def __init__(self, idempotency: Idempotency, result: Callable[[Dict[str, Any]], Answer],
+                 on_error: Optional[Callable[[BaseException], Any]] = None) -> None:
+        super().__init__(idempotency, result, on_error)
+        self.idempotency = idempotency
+
+    def transaction(self, name: str, principal: str, key: Any, arguments: Optional[Mapping[str, Any]],
+                    work: Callable[[Any, Operation], Any], *, wait: Duration = 0, max_attempts: Optional[int] = None,
+                    max_lost_attempts: Optional[int] = None, retention: Optional[Duration] = None) -> Answer:
+        """Runs ``work(tx, operation)`` in one transaction, as ``Idempotency.transaction``.
+
+        ``name``: of the tool. ``principal``: who asks, as you have authenticated it; not empty. ``key``: as the caller has
+        chosen it, an argument of the tool or a field of _meta. ``arguments``: a repeat with others is refused. The payload
+        of what ``work`` gives back is the answer; a dict with a list ``content`` is the answer as it is, and one with
+        ``isError`` a failure: its writes are undone. Other arguments: see ``Idempotency.transaction``.
+        Raises TypeError where name, principal or arguments are none: a mistake of the server.
+        """
+        call = self.call(name, principal, key, arguments)
+        if call is None:
+            return self.problem("BAD_ARGUMENT")
+        try:
+            return self.answer(self.idempotency.transaction(
+                call.key, call.request, call.entering(work), scope=call.scope, wait=wait, max_attempts=max_attempts,
+                max_lost_attempts=max_lost_attempts, retention=retention))
+        except Exception as error:
+            return self.failure(error, call, leased=False)
+
+    def lease(self, name: str, principal: str, key: Any, arguments: Optional[Mapping[str, Any]],
+              work: Callable[[Operation, Any], Any], *, lease: Optional[Duration] = None,
+              reconcile: Optional[Callable[[Operation], Any]] = None, wait: Duration = 0,
+              max_attempts: Optional[int] = None, retention: Optional[Duration] = None) -> Answer:
+        """Runs ``work(operation, signal)`` outside of a transaction, as ``Idempotency.lease``.
+
+        After an attempt without an end ``reconcile`` is asked; where there is none, the answer is UNKNOWN, and the work does
+        not run. NotDone of the work frees the key; any other error but Declined is answered UNKNOWN.
+        """
+        call = self.call(name, principal, key, arguments)
+        if call is None:
+            return self.problem("BAD_ARGUMENT")
+        try:
+            return self.answer(self.idempotency.lease(
+                call.key, call.request, call.entering(work), lease=lease, reconcile=call.entering(reconcile or nobody_knows),
+                scope=call.scope, wait=wait, max_attempts=max_attempts, retention=retention))
+        except Exception as error:
+            return self.failure(error, call, leased=True)
+
+
+class AsyncTools(ToolBase[Answer]):
+    """The same for asyncio, over an AsyncIdempotency."""
+
+    def __init__(self, idempotency: AsyncIdempotency, result: Callable[[Dict[str, Any]], Answer],
+                 on_error: Optional[Callable[[BaseException], Any]] = None) -> None:
+        super().__init__(idempotency, result, on_error)
+        self.idempotency = idempotency
+
+    async def transaction(self, name: str, principal: str, key: Any, arguments: Optional[Mapping[str, Any]],
+                          work: Callable[[Any, Operation], Union[Awaitable[Any], Any]], *, wait: Duration = 0,
+                          max_attempts: Optional[int] = None, max_lost_attempts: Optional[int] = None,
+                          retention: Optional[Duration] = None) -> Answer:
+        """As Tools.transaction; ``work`` may be a coroutine function."""
+        call = self.call(name, principal, key, arguments)
+        if call is None:
+            return self.problem("BAD_ARGUMENT")
+        try:
+            return self.answer(await self.idempotency.transaction(
+                call.key, call.request, call.entering(work), scope=call.scope, wait=wait, max_attempts=max_attempts,
+                max_lost_attempts=max_lost_attempts, retention=retention))
+        except Exception as error:
+            return self.failure(error, call, leased=False)
+
+    async def lease(self, name: str, principal: str, key: Any, arguments: Optional[Mapping[str, Any]],
+                    work: Callable[[Operation, Any], Union[Awaitable[Any], Any]], *, lease: Optional[Duration] = None,
+                    reconcile: Optional[Callable[[Operation], Any]] = None, wait: Duration = 0,
+                    max_attempts: Optional[int] = None, retention: Optional[Duration] = None) -> Answer:
+        """As Tools.lease; ``work`` and ``reconcile`` may be coroutine functions."""
+        call = self.call(name, principal, key, arguments)
+        if call is None:
+            return self.problem("BAD_ARGUMENT")
+        try:
+            return self.answer(await self.idempotency.lease(
+                call.key, call.request, call.entering(work), lease=lease, reconcile=call.entering(reconcile or nobody_knows),
+                scope=call.scope, wait=wait, max_attempts=max_attempts, retention=retention))
+        except Exception as error:
+            return self.failure(error, call, leased=True)
+
+
+def key_of_arguments(arguments: Mapping[str, Any]) -> str:
+    """A key that is made from arguments, in whatever order and spelling they come.
+
+    Only for tools of which nobody ever wants the same thing twice. Raises TypeError where they are no JSON.
+    """
+    return "sha256:" + hashlib.sha256(canonical(dict(arguments)).encode()).hexdigest()
+
+
+def canonical(value: Any) -> str:
+    """JSON with members in the order of their UTF-16, without blanks, and each number as the bytes of a double in hexadecimal."""
+    if isinstance(value, dict) and all(map(is_text, value)):
+        names = sorted(value, key=lambda name: name.encode("utf-16-be"))
+        return "{" + ",".join(f"{canonical(name)}:{canonical(value[name])}" for name in names) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(canonical, value)) + "]"
+    if value is None or isinstance(value, bool) or is_text(value):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, (int, float)) and abs(value) <= sys.float_info.max:
+        return struct.pack(">d", value + 0.0).hex()
+    raise TypeError("arguments are JSON")
+
+
+def is_text(value: Any) -> bool:
+    """Whether it is text that the database can hold: half a surrogate pair is none."""
+    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
+
+
+def is_name(value: Any) -> bool:
+    """Whether it is text, and not empty."""
+    return is_text(value) and value != ""
+
+
+def is_tool_result(value: Any) -> bool:
+    """Whether it is a result of tools/call, and no other answer."""
+    return isinstance(value, dict) and isinstance(value.get("content"), list)
+
+
+def declining(value: Any) -> Any:
+    """What work gave back. An error result is a failure: the writes of its work are undone."""
+    result = as_response(value.response if isinstance(value, Completion) else value).payload
+    if is_tool_result(result) and result.get("isError"):
+        raise Declined(payload=result)
+    return value
+
+
+async def declining_later(value: Awaitable[Any]) -> Any:
+    """The same for asyncio."""
+    return declining(await value)
+
+
+def nobody_knows(operation: Operation) -> Any:
+    """In place of ``reconcile``."""
+    return UNKNOWN
+
+
+def log_error(error: BaseException) -> None:
+    """In place of ``on_error``."""
+    logger.error("a tool failed", exc_info=error)
+
+
+def meta_of(outcome: str, retry_after: Optional[float], replayed: bool) -> Dict[str, Any]:
+    """What programs are told beside the answer."""
+    meta: Dict[str, Any] = {"pg-idempotency/outcome": outcome}
+    if replayed:
+        meta["pg-idempotency/replayed"] = True
+    if retry_after is not None:
+        meta["pg-idempotency/retryAfterSeconds"] = whole(retry_after)
+    return meta
+
+
+def whole(seconds: float) -> int:
+    """Whole seconds, one at least."""
+    return max(1, math.ceil(seconds))
