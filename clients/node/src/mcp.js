@@ -92,7 +92,7 @@ export class Tools {
     if (!isName(principal)) throw new TypeError('the principal of a call is a string that is not empty: who asks, as you have authenticated it')
     const request = args ?? {}
     if (!isObject(request)) throw new TypeError('the arguments of a call are an object')
-    if (!isName(key) || [...key].length > LONGEST_KEY || key.includes('\0')) return problem('BAD_ARGUMENT')
+    if (!isName(key) || [...key].length > LONGEST_KEY) return problem('BAD_ARGUMENT')
     let began = false
     try {
       return answered(await run(key, request, scopeOf(this.#idempotency.scope, toolScope(name, principal)), () => { began = true }))

@@ -65,7 +65,7 @@ class ToolBase(Generic[Answer]):
         self.on_error = on_error or log_error
 
     def call(self, name: str, principal: str, key: Any, arguments: Optional[Mapping[str, Any]]) -> Optional[Call]:
-        """None: key or arguments cannot be stored. Raises TypeError for a mistake of the server."""
+        """None: the key cannot be stored. Raises TypeError for a mistake of the server."""
         if not is_name(name):
             raise TypeError("the name of a tool is a string that is not empty")
         if not is_name(principal):
@@ -74,11 +74,9 @@ class ToolBase(Generic[Answer]):
             raise TypeError("the arguments of a call are a mapping")
         if not is_name(key) or len(key) > LONGEST_KEY or "\0" in key:
             return None
-        try:
-            request = Json(json.dumps(dict(arguments or {}), allow_nan=False))
-        except ValueError:
-            return None
-        return Call(key, request, scope_within(self.space, f"tool {escaped(name)} {escaped(principal)}"))
+        scope = scope_within(self.space, f"tool {escaped(name)} {escaped(principal)}")
+        # what JSON does not have, such as NaN, the database refuses
+        return Call(key, Json(json.dumps(dict(arguments or {}))), scope)
 
     def answer(self, result: Result) -> Answer:
         """The end of an operation."""

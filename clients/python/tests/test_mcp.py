@@ -26,7 +26,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.types import CallToolResult
 
-from pg_idempotency import NOT_DONE, UNKNOWN, Completion, Declined, NotDone, Response, TooLarge, Unknown
+from pg_idempotency import NOT_DONE, UNKNOWN, BadArgument, Completion, Declined, NotDone, Response, TooLarge, Unknown
 from pg_idempotency.mcp import AsyncTools, Tools, key_of_arguments
 
 ROOT = Path(__file__).parents[3]
@@ -216,10 +216,14 @@ def test_an_error_of_the_work(tools, admin, key, effects, errors):
     def not_done(operation, signal):
         raise NotDone("secret")
 
+    def bad_argument(tx, operation):
+        raise BadArgument("of another call")
+
     assert tools.transaction("send", "ann", key, {}, work) == problem("ERROR")
     assert tools.transaction("send", "ann", key, {}, lambda tx, operation: object()) == problem("ERROR")
     assert tools.lease("send", "ann", key, {}, not_done) == problem("ERROR")
-    assert [type(error) for error in errors] == [ValueError, TypeError, NotDone]
+    assert tools.transaction("send", "ann", key, {}, bad_argument) == problem("ERROR")
+    assert [type(error) for error in errors] == [ValueError, TypeError, NotDone, BadArgument]
     assert (stored(admin, key), effects()) == ([], 0)
     assert outcome_of(tools.transaction("send", "ann", key, {}, lambda tx, operation: 1)) == "COMPLETED"
 
@@ -287,7 +291,7 @@ def test_asyncio(run, admin, key, effects):
         async def send(to: str, ctx: Context) -> CallToolResult:
             async def work(tx, operation):
                 await tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
-                return {"to": to}
+                return OWN if to == "nobody" else {"to": to}
 
             return await tools.transaction("send", "ann", (ctx.request_context.meta or {}).get("pg-idempotency/key"),
                                            {"to": to}, work)
@@ -306,6 +310,8 @@ def test_asyncio(run, admin, key, effects):
             assert as_json(await client.call_tool("send", {"to": "bob"}, meta=asked)) == replay(as_json(first))
             assert as_json(await client.call_tool("send", {"to": "eve"}, meta=asked)) == problem("KEY_REUSED")
             assert as_json(await client.call_tool("send", {"to": "bob"})) == problem("BAD_ARGUMENT")
+            own = as_json(await client.call_tool("send", {"to": "nobody"}, meta={"pg-idempotency/key": key + "-own"}))
+            assert own == {**OWN, "_meta": {META + "outcome": "FAILED"}}
             refused = await client.call_tool("charge", {"key": key + "-2", "fail": False})
             assert (refused.structured_content, refused.is_error) == ({"reason": "no money"}, True)
             lost = {"key": key + "-3", "fail": True}
