@@ -117,6 +117,9 @@ test('one message owns the dead letter of a failure', async (t) => {
   for (const name of ['m1', 'm2', 'm1']) owners.push(await ownsDeadLetter(idempotency, 'q', failure, name))
   assert.deepEqual(owners, [true, false, true])
   assert.ok(await ownsDeadLetter(idempotency, 'another queue', failure, 'm2'))
+  // what settles it has failed for good, as its attempts were lost too often: each copy is a dead letter
+  await idempotency.transaction(failure.record, null, decline, { scope: 'lost.dead' })
+  for (const name of ['m1', 'm2']) assert.equal(await ownsDeadLetter(idempotency, 'lost', failure, name), true)
 })
 
 test('a consumer says which option it misses', async (t) => {

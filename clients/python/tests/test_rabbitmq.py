@@ -47,6 +47,9 @@ def test_one_message_owns_the_dead_letter(idem, key):
     failure = idem.transaction(key, None, decline)
     assert [owns_dead_letter(idem, "q", failure, name) for name in ("m1", "m2", "m1")] == [True, False, True]
     assert owns_dead_letter(idem, "another queue", failure, "m2")
+    # what settles it has failed for good, as its attempts were lost too often: each copy is a dead letter
+    idem.transaction(failure.record, None, decline, scope="lost.dead")
+    assert [owns_dead_letter(idem, "lost", failure, name) for name in ("m1", "m2")] == [True, True]
 
 
 def decline(tx, operation):

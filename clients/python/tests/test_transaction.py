@@ -602,13 +602,36 @@ def test_cancelled_again_and_again(run, key, effects, style):
                 return Completion(1, slow)
             options = {} if style == "transaction" else {"lease": 0.5}
             task = asyncio.ensure_future(getattr(idem, style)(key, None, work, wait=20, **options))
-            await begun.wait()
+            starts = asyncio.ensure_future(begun.wait())
+            await asyncio.wait([task, starts], return_when=asyncio.FIRST_COMPLETED)
+            assert starts.done(), task.result()
             while not task.done():
                 task.cancel()
                 await asyncio.sleep(0)
             assert task.cancelled()
         return await idem.transaction(key + "-after", None, insert_async(key))
     assert run(body, size=1, timeout=10).outcome == "COMPLETED"
+    assert effects() == 1
+
+
+def test_a_cancel_that_is_interrupted(run, key, effects):
+    """psycopg closes the connection, and its request does not reach the server: the operation would be in progress for
+    the whole minute."""
+    async def body(idem):
+        async def work(tx, operation):
+            async def drop(**given):
+                pass
+            tx.cancel_safe = drop
+            started.set()
+            await tx.execute("SELECT pg_sleep(60)")
+        started = asyncio.Event()
+        task = asyncio.ensure_future(idem.transaction(key, None, work))
+        await started.wait()
+        while not task.done():
+            task.cancel()
+            await asyncio.sleep(0)
+        return await idem.transaction(key, None, insert_async(key), wait=20)
+    assert run(body).outcome == "COMPLETED"
     assert effects() == 1
 
 

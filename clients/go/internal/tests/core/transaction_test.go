@@ -409,6 +409,35 @@ func testMaxLostAttempts[Tx any](t *testing.T, b backend[Tx]) {
 	same(t, "stored", value(t, "SELECT status FROM idempotency_store WHERE idempotency_key = $1", key), "FAILED")
 }
 
+func TestOwnsDeadLetter(t *testing.T) {
+	onBoth(t, testOwnsDeadLetter[pgx.Tx], testOwnsDeadLetter[*sql.Tx])
+}
+
+func testOwnsDeadLetter[Tx any](t *testing.T, b backend[Tx]) {
+	client, key := b.client(t, idempotency.Options{}), newKey()
+	decline := func(context.Context, Tx, idempotency.Operation) (idempotency.Response, error) {
+		return idempotency.Response{}, &idempotency.Declined{Response: idempotency.Response{Code: 402}}
+	}
+	failure, err := client.Transaction(background, key, nil, decline)
+	must(t, err)
+	if _, err = client.OwnsDeadLetter(background, "q", failure, "m1"); err == nil {
+		t.Fatal("the failure is no replay")
+	}
+	failure, err = client.Transaction(background, key, nil, decline)
+	must(t, err)
+	// what settles it has failed for good, as its attempts were lost too often: each copy is a dead letter
+	_, err = client.Transaction(background, failure.Record, nil, decline, idempotency.InScope("lost.dead"))
+	must(t, err)
+	for _, c := range []struct {
+		queue, message string
+		owns           bool
+	}{{"q", "m1", true}, {"q", "m2", false}, {"q", "m1", true}, {"lost", "m1", true}, {"lost", "m2", true}} {
+		owns, err := client.OwnsDeadLetter(background, c.queue, failure, c.message)
+		must(t, err)
+		same(t, c.queue+" "+c.message, owns, c.owns)
+	}
+}
+
 func TestRetention(t *testing.T) { onBoth(t, testRetention[pgx.Tx], testRetention[*sql.Tx]) }
 
 func testRetention[Tx any](t *testing.T, b backend[Tx]) {
