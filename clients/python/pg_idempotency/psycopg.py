@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-import time
 from typing import Any, AsyncContextManager, Callable, ContextManager, List, Optional, Sequence
 
 import psycopg
@@ -71,20 +70,6 @@ def cancel(connection: Any, tell: Callable[..., Any], done: Callable[[], None]) 
         tell(done)
     except (psycopg.Error, RuntimeError):
         return      # the server or the loop has ended
-
-
-def cancel_closed(request: Any) -> None:
-    """Asks the server to end the statement of a connection that is closed.
-
-    psycopg closes it where a second cancellation interrupts its own request. The statement would go on, and hold the
-    operation. A server that has not begun it yet drops a request, so there are some.
-    """
-    for pause in (0, 0.1, 0.4, 1.5):
-        time.sleep(pause)
-        try:
-            request.cancel()
-        except psycopg.Error:
-            return      # the server has ended
 
 
 class PsycopgSession:
@@ -221,7 +206,6 @@ class AsyncPsycopgSession:
         """Takes the connection."""
         self.handle = await self.manager.__aenter__()
         try:
-            self.cancel_request = self.handle.pgconn.get_cancel()
             self.autocommit, self.threshold = self.handle.autocommit, self.handle.prepare_threshold
             await self.handle.set_autocommit(True)
             self.prepared = Prepared.on(self.handle)
@@ -259,8 +243,6 @@ class AsyncPsycopgSession:
     async def abandon(self, error: BaseException) -> bool:
         """Rolls back and gives the connection back. Gives whether it was lost; raises nothing of the driver."""
         lost = is_lost(self.handle)
-        if self.handle.closed and isinstance(error, asyncio.CancelledError):
-            threading.Thread(target=cancel_closed, args=(self.cancel_request,), daemon=True).start()
         try:
             status = self.handle.info.transaction_status
             if status == TransactionStatus.ACTIVE:
