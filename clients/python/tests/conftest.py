@@ -33,7 +33,8 @@ def database():
 @pytest.fixture
 def key():
     """A key that nobody has used."""
-    return f"key-{os.getpid()}-{next(numbers)}"
+    # no digit at its end: what a test appends to it is no other test's key
+    return f"key-{os.getpid()}-{next(numbers)}k"
 
 
 @pytest.fixture
