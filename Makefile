@@ -102,7 +102,7 @@ image: ## a container image with PostgreSQL 17 (root, or sudo)
 	@packaging/image/build
 check-packages: ## build, install and use all of them; half an hour (root; ONLY=debian: some)
 	@test/packages/run $$ONLY
-check-fresh: ## make demo and make check on fresh machines; three quarters of an hour (root)
+check-fresh: ## make demo and make check on fresh machines; half an hour (root)
 	@test/fresh/run
 site: ## of the documentation, in dist/site
 	@docs/site/build

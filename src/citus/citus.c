@@ -79,7 +79,7 @@ read_tenant_type(Form_pg_attribute column)
 /* ---- stores that cannot be right ---- */
 
 /*
- * Only these: a value is read with the rights of whoever calls, and a domain, or a range,
+ * Only these: a value is read with the rights of the caller, and a domain, or a range,
  * of the owner's would run his code then.
  */
 static bool

@@ -7,7 +7,7 @@
  * operation, and if the rollback may be the message's fault.  It is not if the
  * server or its administrator is the cause.
  *
- * The server tells callbacks nothing of the cause.  So the order of the questions
+ * The server does not give callbacks the cause.  So the order of the questions
  * in is_lost() matters: each is only answered where those before it are not.
  *
  * Nothing here can fail.  What is begun after a savepoint is gone from the journal

@@ -38,7 +38,7 @@ BEGIN
 	RAISE EXCEPTION USING MESSAGE = repeat('é', (request ->> 0)::int / 2), DETAIL = repeat('d', (request ->> 1)::int), HINT = repeat('h', (request ->> 2)::int);
 END
 $$;
-CREATE FUNCTION pg_temp.bounds_told(n int, request jsonb, most int) RETURNS text LANGUAGE plpgsql AS $$
+CREATE FUNCTION pg_temp.bounds_answers(n int, request jsonb, most int) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	p jsonb;
 BEGIN
@@ -47,10 +47,10 @@ BEGIN
 	RETURN concat_ws(' ', octet_length(p ->> 'message'), octet_length(p ->> 'detail'), octet_length(p ->> 'hint'), p ->> 'sqlstate', most - pg_column_size(p || '{}') + 4);
 END
 $$;
-SELECT string_agg(pg_temp.bounds_told(b.n, b.size, b.most), ', ' ORDER BY b.n) AS told
+SELECT string_agg(pg_temp.bounds_answers(b.n, b.size, b.most), ', ' ORDER BY b.n) AS answers
 FROM (VALUES (1, '[8000, 1000, 900]'::jsonb, 10000), (2, '[8000, 1000, 1000]', 10000), (3, '[8192, 8192, 8192]', 10000), (4, '[50, 50, 50]', 100),
 	(5, '[50, 50, 50]', 99), (6, '[50, 50, 50]', 66), (7, '[50, 50, 50]', 65), (8, '[50, 50, 50]', 25), (9, '[50, 50, 50]', 24)) b (n, size, most) \gset
-SELECT pg_temp.expect(:'told' =
+SELECT pg_temp.expect(:'answers' =
 	'8000 1000 900 P0001 34, 8000 1000 934 P0001 0, 8192 1742 0 P0001 0, 34 0 0 P0001 0, 32 0 0 P0001 1, 0 0 0 P0001 0, P0001 40, P0001 0, ',
 	'a stored error is cut as in the extension, between characters');
 
@@ -130,8 +130,8 @@ BEGIN
 	RETURN 42;
 END
 $$;
-SELECT string_agg(outcome::text, ' ') AS told FROM unnest('{answers-4-leased,answers-4}'::text[]) k, idem_begin(k) \gset
-SELECT string_agg(outcome::text, ' ') AS told_waiting FROM unnest('{answers-5-leased,answers-5}'::text[]) k, idem_begin(k, wait => '1 ms') \gset
+SELECT string_agg(outcome::text, ' ') AS answers FROM unnest('{answers-4-leased,answers-4}'::text[]) k, idem_begin(k) \gset
+SELECT string_agg(outcome::text, ' ') AS answers_waiting FROM unnest('{answers-5-leased,answers-5}'::text[]) k, idem_begin(k, wait => '1 ms') \gset
 SELECT idem_release('answers-4-leased', fence => 1) AS released \gset
 SAVEPOINT a;
 \set ON_ERROR_STOP off
@@ -142,6 +142,6 @@ ROLLBACK TO a;
 SELECT count(*) AS locks, coalesce(nullif(current_setting('idem.held', true), ''), '0') AS counted
 FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid() \gset
 ROLLBACK;
-SELECT pg_temp.expect((:'told', :'told_waiting', :'released', :'ended') = ('IN_PROGRESS COMPLETED', 'IN_PROGRESS COMPLETED', 'f', 'ID409'),
+SELECT pg_temp.expect((:'answers', :'answers_waiting', :'released', :'ended') = ('IN_PROGRESS COMPLETED', 'IN_PROGRESS COMPLETED', 'f', 'ID409'),
 	'an owner that comes between the two looks is seen');
 SELECT pg_temp.expect((:'locks', :'counted') = ('0', '0'), 'and nothing is held that it needs');

@@ -366,14 +366,19 @@ func testSchema[Tx any](t *testing.T, b backend[Tx]) {
 	}
 }
 
+// fails is work that returns that error.
+func fails[Tx any](err error) idempotency.Work[Tx] {
+	return func(context.Context, Tx, idempotency.Operation) (idempotency.Response, error) {
+		return idempotency.Response{}, err
+	}
+}
+
 func TestMaxAttempts(t *testing.T) { onBoth(t, testMaxAttempts[pgx.Tx], testMaxAttempts[*sql.Tx]) }
 
 // The failure that idem_begin stores by itself is committed.
 func testMaxAttempts[Tx any](t *testing.T, b backend[Tx]) {
 	client, key := b.client(t, idempotency.Options{}), newKey()
-	decline := func(context.Context, Tx, idempotency.Operation) (idempotency.Response, error) {
-		return idempotency.Response{}, idempotency.Decline(429, nil).Again(0)
-	}
+	decline := fails[Tx](idempotency.Decline(429, nil).Again(0))
 	_, err := client.Transaction(background, key, nil, decline)
 	must(t, err)
 	result, err := client.Transaction(background, key, nil, decline, idempotency.WithMaxAttempts(1))
@@ -390,9 +395,7 @@ func TestMaxLostAttempts(t *testing.T) {
 func testMaxLostAttempts[Tx any](t *testing.T, b backend[Tx]) {
 	client, key := b.client(t, idempotency.Options{}), newKey()
 	planned := errors.New("planned")
-	breaks := func(context.Context, Tx, idempotency.Operation) (idempotency.Response, error) {
-		return idempotency.Response{}, planned
-	}
+	breaks := fails[Tx](planned)
 	limit := idempotency.WithMaxLostAttempts(2)
 	for range 2 {
 		if _, err := client.Transaction(background, key, nil, breaks, limit); !errors.Is(err, planned) {
@@ -415,9 +418,7 @@ func TestOwnsDeadLetter(t *testing.T) {
 
 func testOwnsDeadLetter[Tx any](t *testing.T, b backend[Tx]) {
 	client, key := b.client(t, idempotency.Options{}), newKey()
-	decline := func(context.Context, Tx, idempotency.Operation) (idempotency.Response, error) {
-		return idempotency.Response{}, &idempotency.Declined{Response: idempotency.Response{Code: 402}}
-	}
+	decline := fails[Tx](idempotency.Decline(402, nil))
 	failure, err := client.Transaction(background, key, nil, decline)
 	must(t, err)
 	if _, err = client.OwnsDeadLetter(background, "q", failure, "m1"); err == nil {
