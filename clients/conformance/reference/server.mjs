@@ -71,14 +71,19 @@ async function read(request) {
 }
 
 function parse(text) {
-  try {
-    const value = JSON.parse(text)
-    if (!/\\u(?:0000|d[89a-f])/.test(JSON.stringify(value))) return value
-  } catch {
-    // refused below, like what PostgreSQL cannot store
+  const refuse = (title) => {
+    if (wrong('broken-body-500')) throw new Error('broken body')
+    throw new Refused(400, title)
   }
-  if (wrong('broken-body-500')) throw new Error('broken body')
-  throw new Refused(400, 'The request is not acceptable')
+  let value
+  try {
+    value = JSON.parse(text)
+  } catch {
+    return refuse('The body cannot be read')
+  }
+  // PostgreSQL cannot store it.
+  if (/\\u(?:0000|d[89a-f])/.test(JSON.stringify(value))) refuse('The request is not acceptable')
+  return value
 }
 
 function fingerprint(request, text) {

@@ -1,10 +1,9 @@
 package org.example.idempotency;
 
-import java.nio.ByteBuffer;
-import java.nio.charset.CharacterCodingException;
 import java.nio.charset.StandardCharsets;
 import java.security.MessageDigest;
 import java.security.NoSuchAlgorithmException;
+import java.util.Arrays;
 import java.util.HexFormat;
 import java.util.Locale;
 
@@ -55,20 +54,22 @@ public final class Identity {
     }
 
     /**
-     * What is compared of a request. A JSON body counts as jsonb compares it, any other by its SHA-256.
+     * What is compared of a request. A JSON body counts as jsonb compares it, any other by its SHA-256, and so do the
+     * bytes of one with a Content-Encoding: what they stand for is not known here.
      *
      * @param method the method
      * @param target path and query, as they were sent
      * @param contentType the header, with or without parameters; null: there was none
+     * @param isEncoded whether the request has a Content-Encoding
      * @param body the bytes that were sent
      * @return the request to give to {@link Call#withRequest}
+     * @throws IllegalArgumentException if the body is no JSON, although its type says so
      */
-    public static String fingerprint(String method, String target, String contentType, byte[] body) {
+    public static String fingerprint(String method, String target, String contentType, boolean isEncoded, byte[] body) {
         String type = mediaType(contentType);
-        String json = type.equals("application/json") || type.endsWith("+json") ? storable(body) : null;
-        if (body.length == 0) {
-            json = "null";
-        } else if (json == null) {
+        boolean isJson = (type.equals("application/json") || type.endsWith("+json")) && !isEncoded;
+        String json = body.length == 0 ? "null" : isJson ? storable(body) : null;
+        if (json == null) {
             json = "\"sha256:" + sha256(body) + '"';
         }
         return head(method, target) + ", \"type\": " + Json.quote(type) + ", \"body\": " + json + '}';
@@ -96,15 +97,15 @@ public final class Identity {
         return contentType == null ? "" : contentType.split(";", 2)[0].strip().toLowerCase(Locale.ROOT);
     }
 
-    /** The text of a body that is JSON, and null of one that is not, or that jsonb cannot hold. */
+    /** The text of JSON, and null where jsonb cannot hold it. */
     private static String storable(byte[] body) {
+        String text = new String(body, StandardCharsets.UTF_8);
         try {
-            String text = StandardCharsets.UTF_8.newDecoder().decode(ByteBuffer.wrap(body)).toString();
             Json.parse(text);
-            return text;
-        } catch (CharacterCodingException | IllegalArgumentException notJson) {
+        } catch (Json.TooMuch tooMuch) {
             return null;
         }
+        return Arrays.equals(text.getBytes(StandardCharsets.UTF_8), body) ? text : null;
     }
 
     static String sha256(byte[] bytes) {

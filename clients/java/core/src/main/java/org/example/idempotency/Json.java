@@ -24,6 +24,15 @@ final class Json {
         }
     }
 
+    /** Perhaps JSON, but deeper, or with a longer number, than jsonb can hold. What comes behind that is not read. */
+    static final class TooMuch extends IllegalArgumentException {
+        private static final long serialVersionUID = 1;
+
+        TooMuch(int at) {
+            super("JSON that cannot be stored, at character " + at);
+        }
+    }
+
     private Json(String text, int maxDepth) {
         this.text = text;
         this.maxDepth = maxDepth;
@@ -95,7 +104,7 @@ final class Json {
 
     private int deeper(int depth) {
         if (depth == maxDepth) {
-            throw broken();
+            throw new TooMuch(at);
         }
         return depth + 1;
     }
@@ -166,7 +175,10 @@ final class Json {
         }
         String spelling = text.substring(start, at);
         int exponent = spelling.toLowerCase(java.util.Locale.ROOT).indexOf('e');
-        if (spelling.length() > 1000 || !spelling.matches(NUMBER) || exponent >= 0 && spelling.length() - exponent - 1 > 4) {
+        if (spelling.length() > 1000 || spelling.matches(NUMBER) && exponent >= 0 && spelling.length() - exponent - 1 > 4) {
+            throw new TooMuch(at);
+        }
+        if (!spelling.matches(NUMBER)) {
             throw broken();
         }
         return new Number(spelling);
@@ -212,6 +224,6 @@ final class Json {
     }
 
     private IllegalArgumentException broken() {
-        return new IllegalArgumentException("no JSON that can be stored, at character " + at);
+        return new IllegalArgumentException("no JSON, at character " + at);
     }
 }

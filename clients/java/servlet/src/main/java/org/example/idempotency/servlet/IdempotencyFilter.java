@@ -34,7 +34,7 @@ import org.example.idempotency.Result;
  * first answer, byte for byte.
  *
  * <ul>
- *   <li>400: the key is missing or malformed, or there are two
+ *   <li>400: the key is missing or malformed, or there are two; or the body is not the JSON that its type says
  *   <li>401: nobody asks
  *   <li>409: the first request is still running; Retry-After says when to come again
  *   <li>413: the request is too large
@@ -154,11 +154,18 @@ public final class IdempotencyFilter extends HttpFilter {
         return Identity.scope(service, own);
     }
 
-    private String fingerprint(HttpServletRequest request, byte[] body) {
+    private String fingerprint(HttpServletRequest request, byte[] body) throws Refused {
         String target = request.getRequestURI() + (request.getQueryString() == null ? "" : '?' + request.getQueryString());
-        return options.fingerprint() == null
-                ? Identity.fingerprint(request.getMethod(), target, request.getContentType(), body)
-                : Identity.fingerprint(request.getMethod(), target, options.fingerprint().apply(new ReceivedRequest(request, body)));
+        if (options.fingerprint() != null) {
+            return Identity.fingerprint(request.getMethod(), target, options.fingerprint().apply(new ReceivedRequest(request, body)));
+        }
+        boolean isEncoded = Collections.list(request.getHeaders("Content-Encoding")).stream().map(String::strip)
+                .anyMatch(encoding -> !encoding.isEmpty() && !encoding.equalsIgnoreCase("identity"));
+        try {
+            return Identity.fingerprint(request.getMethod(), target, request.getContentType(), isEncoded, body);
+        } catch (IllegalArgumentException notJson) {
+            throw new Refused(Problem.NOT_JSON);
+        }
     }
 
     private record Received(Call call, byte[] body) { }
