@@ -638,12 +638,15 @@ SET search_path = pg_catalog, pg_temp
 SET citus.enable_ddl_propagation = off
 AS $$
 DECLARE
+	schema_name text;
 	store regclass;
 	variant regprocedure;
 BEGIN
-	SELECT c.oid INTO store FROM pg_extension e
-		JOIN pg_class c ON c.relnamespace = e.extnamespace AND c.relname = 'idempotency_store'
+	SELECT quote_ident(n.nspname), c.oid INTO schema_name, store
+		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
+		JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'idempotency_store'
 		WHERE e.extname = 'idempotency';
+	EXECUTE format('SELECT %s.idem_check_owner($1)', schema_name) USING store;
 	FOR variant IN SELECT p.oid FROM pg_proc p JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e'
 		JOIN pg_extension e ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
 		WHERE e.extname = 'idempotency' AND 'tenant' = ANY (p.proargnames) AND 'scope' = ANY (p.proargnames)

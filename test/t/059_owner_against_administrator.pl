@@ -53,7 +53,7 @@ $node->safe_psql('ringed', "ALTER TABLE $_ OWNER TO keeper") for @tables, 'idemp
 # What the owner puts there, a database for each.
 my $moved = 'ALTER TABLE %1$s RENAME TO moved';
 my %plants = (
-	(map { ("partition key of $_" => ["ALTER TABLE $_ RENAME TO moved", "CREATE TABLE public.$_ (x int) PARTITION BY RANGE ((x + keeper.note('partition_key')))"]) } @tables),
+	(map { ("partition key of $_" => ["ALTER TABLE $_ RENAME TO moved", "CREATE TABLE public.$_ (x int, tenant int) PARTITION BY RANGE ((x + keeper.note('partition_key')))"]) } @tables),
 	'partition key below' => [
 		'ALTER TABLE idempotency_store RENAME TO moved',
 		'CREATE TABLE public.idempotency_store (LIKE moved) PARTITION BY RANGE (expires_at)',
@@ -138,6 +138,8 @@ $plants{"ring: $_"} = $on_ring{$_} for keys %on_ring;
 my %calls = (
 	idem_begin => q{BEGIN; SELECT idem_begin('new'); SELECT idem_complete('new', '{"a": 1}'); COMMIT},
 	idem_begin_lease => q{DO $$ DECLARE o idem_operation := idem_begin('leased', lease => '1 h'); BEGIN PERFORM idem_extend(o, '2 h'); PERFORM idem_fail(o, '{}'); END $$},
+	idem_progress => q{DO $$ DECLARE o idem_operation := idem_begin('noted', lease => '1 h'); BEGIN PERFORM idem_progress(o, '1'); PERFORM idem_complete(o, '1'); END $$},
+	idem_lost_attempts => q{BEGIN; SELECT idem_begin('lost'); ROLLBACK; SELECT idem_lost_attempts('lost'), idem_begin('lost', lease => '1 h')},
 	idem_release => q{DO $$ DECLARE o idem_operation := idem_begin('released', lease => '1 h'); BEGIN PERFORM idem_release(o); END $$},
 	idem_lookup => q{SELECT idem_lookup('done')},
 	idem_call => q{SELECT idem_call('handle', 'called')},
@@ -161,7 +163,9 @@ my %calls = (
 	idem_partition_store => q{SELECT idem_partition_store('1 day')},
 	idem_unpartition_store => q{SELECT idem_unpartition_store()},
 	idem_distribute_store => q{SELECT idem_distribute_store('pg_class')},
-	idem_undistribute_store => q{SELECT idem_undistribute_store()});
+	idem_undistribute_store => q{SELECT idem_undistribute_store()},
+	idem_prepare_node => q{SELECT idem_prepare_node('text')},
+	idem_restore_node => q{SELECT idem_restore_node()});
 my @order = ((grep { !/forget|gc|unclaim/ } sort keys %calls), qw(idem_forget idem_unclaim_scope idem_gc));
 my $number = 0;
 my %database = map { $_ => 'plant' . ++$number } sort keys %plants;
