@@ -6,6 +6,7 @@ of it is put right, and every one is silent again. There is no waiting for a fix
 each step lasts until Prometheus says so.
 """
 
+import html
 import json
 import os
 import re
@@ -17,10 +18,12 @@ import urllib.request
 
 import yaml
 
+import dashboard
 from verdict import Verdict
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 WORK = os.path.join(os.environ['IDEM_WORK'], 'monitoring')
+SHOWN = 60          # seconds that the pictures show
 PATIENCE = 60       # seconds for a step; it ends as soon as it is done
 
 # How rules are shortened, and what each of it must be found in.
@@ -132,8 +135,9 @@ class Programs:
         with urllib.request.urlopen(f'http://127.0.0.1:{self.ports["prometheus"]}{where}', timeout=10) as answer:
             return answer.read().decode()
 
-    def query(self, expression):
-        return json.loads(self.get('/api/v1/query?' + urllib.parse.urlencode({'query': expression})))['data']['result']
+    def query(self, expression, kind='query', **time):
+        asked = urllib.parse.urlencode({'query': expression, **time})
+        return json.loads(self.get(f'/api/v1/{kind}?{asked}'))['data']['result']
 
     def firing(self):
         """The alerts that fire."""
@@ -234,13 +238,63 @@ def check_pictures(verdict, programs):
     wait_for(lambda: all_is_well(programs))
     page = programs.get('/consoles/idempotency.html')
     verdict.check('<td>postgres</td>' in page and '<p>None.</p>' in page, 'Prometheus fills in the console', page[:2000])
-    if os.environ.get('PICTURE'):
-        done = subprocess.run(['chromium', '--headless', '--no-sandbox', '--disable-gpu', '--window-size=1500,1500',
-                               '--virtual-time-budget=8000', f'--user-data-dir={WORK}/chromium',
-                               f'--screenshot={os.environ["PICTURE"]}',
-                               f'http://127.0.0.1:{programs.ports["prometheus"]}/consoles/idempotency.html?minutes=1'],
-                              capture_output=True, text=True)
-        verdict.check(os.path.exists(os.environ['PICTURE']), 'Chromium draws the console', done.stderr)
+
+
+def put_load():
+    """A minute of what the pictures show: new keys and old ones, leases, failures, a collection now and then."""
+    script = write('load.sql', r"""
+        \set n random(1, 4000)
+        \set lot random(1, 20)
+        BEGIN;
+        SELECT outcome = 'ACQUIRED' AS mine FROM idem_begin('payment-' || :n, wait => '1 s') \gset
+        \if :mine
+            \if :lot = 1
+        SELECT idem_fail('payment-' || :n, '"declined"', retention => '20 s');
+            \else
+        SELECT pg_sleep(0.002), idem_complete('payment-' || :n, '"paid"', retention => '20 s');
+            \endif
+        \endif
+        COMMIT;
+        \if :lot = 2
+        SELECT count(*) FROM idem_begin('call-' || :n / 100, lease => '2 s', wait => '50 ms');
+        \endif
+        \if :lot = 20
+        SELECT idem_gc(200);
+        \endif
+        """)
+    subprocess.run(['pgbench', '--no-vacuum', '--client=4', f'--time={SHOWN}', '--rate=60', f'--file={script}'],
+                   check=True, capture_output=True)
+
+
+def check_drawings(verdict, programs):
+    """Draws what the dashboard's queries say of the last minute."""
+    if os.environ.get('PICTURES'):
+        put_load()
+    board = json.loads(text('grafana.json'))
+    now = time.time()
+
+    def ask(expression):
+        return programs.query(shortened(expression.replace('$datname', '.*')), 'query_range',
+                              start=now - SHOWN, end=now, step=dashboard.STEP)
+    picture = '\n'.join(dashboard.draw(board, ask, SHOWN)) + '\n'
+    drawn = {html.unescape(title) for title in re.findall('class="t"[^>]*>([^<]*)<', picture)}
+    lines = re.findall(' d="M[0-9.,-]+L', picture)
+    panels = {panel['title'] for panel in board['panels']}
+    verdict.check(drawn == panels and len(lines) >= len(panels), 'the dashboard is drawn, with each panel',
+                  f'{drawn ^ panels}, {len(lines)} lines')
+    if os.environ.get('PICTURES'):
+        with open(os.path.join(os.environ['PICTURES'], 'dashboard.svg'), 'w', encoding='utf-8') as file:
+            file.write(picture)
+        check_console(verdict, programs)
+
+
+def check_console(verdict, programs):
+    picture = os.path.join(os.environ['PICTURES'], 'console.png')
+    done = subprocess.run(['chromium', '--headless', '--no-sandbox', '--disable-gpu', '--window-size=1500,1440',
+                           '--virtual-time-budget=8000', f'--user-data-dir={WORK}/chromium', f'--screenshot={picture}',
+                           f'http://127.0.0.1:{programs.ports["prometheus"]}/consoles/idempotency.html?minutes=1'],
+                          capture_output=True, text=True)
+    verdict.check(os.path.exists(picture), 'Chromium draws the console', done.stderr)
 
 
 def check_rules(verdict):
@@ -267,6 +321,7 @@ def main():
             check_names(verdict, programs)
             check_pictures(verdict, programs)
             check_absence(verdict, programs)
+            check_drawings(verdict, programs)
         finally:
             programs.stop_all()
 
