@@ -4,14 +4,19 @@ import "context"
 
 // Idempotent makes a function idempotent: of all calls with the same key, one
 // runs, in one transaction with the record of its result, and all get that
-// result. name is the scope of the keys, so it must not change.
+// result. name tells its operations from those of other functions, so it must not
+// change: the scope is the one of the client, or of InScope, a dot, and the name, as in
+// the packages for other languages. Without a name, Idempotent panics.
 //
 // In and Out travel as JSON. A call with the same key and another in is
 // ErrKeyReused. A failure that was stored comes back as *Declined; while another
 // call runs, the error is ErrInProgress. All else is as with Client.Transaction.
 func Idempotent[Tx, In, Out any](client *Client[Tx], name string, f func(ctx context.Context, tx Tx, in In) (Out, error),
 	options ...Option) func(ctx context.Context, key string, in In) (Out, error) {
-	options = append([]Option{InScope(name)}, options...)
+	if name == "" {
+		panic("idempotency: a function that runs once needs a name")
+	}
+	options = append(options[:len(options):len(options)], func(c *call) { c.scope = functionScope(c.scope, name) })
 	return func(ctx context.Context, key string, in In) (out Out, err error) {
 		result, err := client.Transaction(ctx, key, in, func(ctx context.Context, tx Tx, _ Operation) (Response, error) {
 			out, err := f(ctx, tx, in)
@@ -25,6 +30,13 @@ func Idempotent[Tx, In, Out any](client *Client[Tx], name string, f func(ctx con
 		}
 		return out, err
 	}
+}
+
+func functionScope(service, name string) string {
+	if service == "" {
+		return name
+	}
+	return service + "." + name
 }
 
 // failure is the error that an answer without success stands for.

@@ -1,5 +1,6 @@
 // Batches of messages, plain functions, and what a broker is told.
 import assert from 'node:assert/strict'
+import { readFileSync } from 'node:fs'
 import { test } from 'node:test'
 import { BadArgument, Declined, InProgress, NotEnded, settle } from 'pg-idempotency'
 import { effect, effects, idempotencyFor, newKey } from './support.js'
@@ -72,6 +73,16 @@ test('functions do not share operations, and each needs a name', async (t) => {
   assert.deepEqual([await charge(order), await ship(order), await again(order)], ['charged', 'shipped', 'shipped'])
   assert.throws(() => idempotency.idempotent(() => 1, options), BadArgument)
   assert.throws(() => idempotency.idempotent(() => 1, { ...options, name: '' }), BadArgument)
+})
+
+test('the scopes of functions are those of the packages for other languages', async (t) => {
+  const functions = JSON.parse(readFileSync(new URL('../../conformance/functions.json', import.meta.url), 'utf8'))
+  assert(functions.length > 3)
+  for (const { service, own, name, scope } of functions) {
+    const { idempotency } = idempotencyFor(t, { scope: service })
+    const run = idempotency.idempotent(({ operation }) => operation.scope, { key: String, name, ...(own !== null && { scope: own }) })
+    assert.equal(await run(newKey()), scope)
+  }
 })
 
 test('a leased function, and the call of one that is in progress', async (t) => {

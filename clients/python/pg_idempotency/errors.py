@@ -44,6 +44,14 @@ class LeaseLost(IdempotencyError):
     sqlstate = "ID409"
 
 
+class InProgress(IdempotencyError):
+    """Another call runs the operation. ``retry_after``: seconds after which another try makes sense, or None."""
+
+    def __init__(self, retry_after: Optional[float] = None) -> None:
+        super().__init__("another call runs the operation")
+        self.retry_after = retry_after
+
+
 class TooLarge(IdempotencyError):
     """ID413: the response is larger than the database allows. Nothing was committed."""
 

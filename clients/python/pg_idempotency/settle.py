@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Union
 
-from .errors import BadArgument, Forbidden, KeyReused, NotDone, TooLarge, Unknown
+from .errors import BadArgument, Forbidden, InProgress, KeyReused, NotDone, TooLarge, Unknown
 from .model import COMPLETED, IN_PROGRESS, Result
 
 ACK = "ack"
@@ -32,7 +32,7 @@ def settle(outcome: Union[Result, BaseException]) -> Settlement:
         return settle_result(outcome)
     if isinstance(outcome, FINAL):
         return Settlement(DEAD_LETTER, reason=str(outcome))
-    if isinstance(outcome, (NotDone, Unknown)) and outcome.retry_after is not None:
+    if isinstance(outcome, (InProgress, NotDone, Unknown)) and outcome.retry_after is not None:
         return Settlement(AGAIN, outcome.retry_after, type(outcome).__name__)
     return Settlement(AGAIN, 1.0, type(outcome).__name__)
 

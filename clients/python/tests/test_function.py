@@ -2,13 +2,18 @@
 
 import asyncio
 import http.server
+import inspect
+import json
+import pathlib
 import threading
 
 import pytest
 
-from pg_idempotency import (AsyncCaller, Caller, Declined, DictStore, FakeClock, FileStore, GaveUp, KeyReused, Retry,
-                            idempotent)
+from pg_idempotency import (AsyncCaller, Caller, Declined, DictStore, FakeClock, FileStore, GaveUp, Idempotency, InProgress,
+                            KeyReused, Retry, idempotent)
 from pg_idempotency.caller import Answer, retry_after
+
+FUNCTIONS = pathlib.Path(__file__).parents[2] / "conformance/functions.json"
 
 
 def test_a_function(idem, key, effects):
@@ -16,14 +21,17 @@ def test_a_function(idem, key, effects):
     def pay(tx, order, amount=1):
         """Pays."""
         if amount > 1000:
-            raise Declined(402)
+            raise Declined(402, {"no": 1})
         tx.execute("INSERT INTO effect VALUES (%s, %s)", (order, amount))
-        return {"paid": amount}
-    assert [pay(key, 30).replayed, pay(key, amount=30).replayed, effects()] == [False, True, 1]
-    assert pay.__doc__ == "Pays."
+        return {"paid": (amount,)}
+    assert [pay(key, 30), pay(key, amount=30), effects()] == [{"paid": [30]}, {"paid": [30]}, 1]
+    assert (pay.__doc__, str(inspect.signature(pay))) == ("Pays.", "(order, amount=1)")
     with pytest.raises(KeyReused):
         pay(key)
-    assert pay(key + "d", 1001).code == 402
+    for _ in range(2):
+        with pytest.raises(Declined) as refused:
+            pay(key + "d", 1001)
+        assert (refused.value.code, refused.value.payload, refused.value.retry_after is None) == (402, {"no": 1}, True)
 
 
 def test_functions_have_scopes_of_their_own(idem, key):
@@ -34,21 +42,33 @@ def test_functions_have_scopes_of_their_own(idem, key):
     @idempotent(idem, key=lambda name: name)
     def two(tx, name):
         return 2
-    assert (one(key).payload, two(key).payload) == (1, 2)
+    assert (one(key), two(key)) == (1, 2)
 
 
-def test_a_lambda_needs_a_scope(idem, key):
+def test_the_scopes_are_those_of_the_other_languages(pool, key):
+    functions = json.loads(FUNCTIONS.read_text(encoding="utf-8"))
+    assert len(functions) > 3
+    for number, one in enumerate(functions):
+        begun = []
+        idem = Idempotency(pool, scope=one["service"], hooks={"acquired": begun.append})
+        idempotent(idem, key=str, name=one["name"], scope=one["own"])(lambda tx, key: 1)(f"{key}{number}")
+        assert [event.scope for event in begun] == [one["scope"]]
+
+
+def test_a_function_needs_a_name(idem):
     with pytest.raises(ValueError, match="needs a name"):
-        idempotent(idem, key=lambda name: name)(lambda tx, name: 1)
-    one = idempotent(idem, key=lambda name: name, scope="one")(lambda tx, name: 1)
-    assert one(key).payload == 1
+        idempotent(idem, key=str)(lambda tx, key: 1)
+    with pytest.raises(ValueError, match="is empty"):
+        idempotent(idem, key=str, name="")(lambda tx, key: 1)
 
 
 def test_a_leased_function(idem, key):
     @idempotent(idem, key=lambda name: name, lease=30, request=lambda name: {"name": name})
     def charge(operation, signal, name):
-        return {"fence": operation.fence is not None, "signal": signal.is_set()}
-    assert [charge(key).payload, charge(key).replayed] == [{"fence": True, "signal": False}, True]
+        with pytest.raises(InProgress) as running:
+            charge(key)
+        return {"fence": operation.fence is not None, "signal": signal.is_set(), "wait": running.value.retry_after > 20}
+    assert charge(key) == charge(key) == {"fence": True, "signal": False, "wait": True}
 
 
 def test_an_async_function(run, key, effects):
@@ -56,8 +76,10 @@ def test_an_async_function(run, key, effects):
         @idempotent(idem, key=lambda order: order)
         async def pay(tx, order):
             await tx.execute("INSERT INTO effect VALUES (%s, 1)", (order,))
-        return (await pay(key)).replayed, (await pay(key)).replayed
-    assert (run(body), effects()) == ((False, True), 1)
+            return order
+        assert inspect.iscoroutinefunction(pay)
+        return await pay(key), await pay(key)
+    assert (run(body), effects()) == ((key, key), 1)
 
 
 class Script:

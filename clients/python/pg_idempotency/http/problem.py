@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import List, Optional, Tuple
 
-from ..errors import (RETRY_STATES, BadArgument, Forbidden, KeyReused, LeaseLost, NotDone, TooLarge, Unknown,
+from ..errors import (RETRY_STATES, BadArgument, Forbidden, InProgress, KeyReused, LeaseLost, NotDone, TooLarge, Unknown,
                       is_unreachable, sqlstate_of)
 
 BUSY_STATES = frozenset({"25006", "53300", "55P03", "57014"})
@@ -48,8 +48,8 @@ def problem_of(error: BaseException) -> Problem:
     if isinstance(error, KeyReused):
         return Problem(422, "Idempotency-Key is already used",
                        "It was used with another request. Use a new key for a new request.")
-    if isinstance(error, LeaseLost):
-        return in_progress(None)
+    if isinstance(error, (InProgress, LeaseLost)):
+        return in_progress(getattr(error, "retry_after", None))
     if isinstance(error, TooLarge):
         return Problem(413, "The answer is too large to be stored", "Nothing was done.")
     if isinstance(error, Unknown):

@@ -3,7 +3,10 @@ package core_test
 import (
 	"context"
 	"database/sql"
+	"encoding/json"
 	"errors"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -48,6 +51,30 @@ func testIdempotent[Tx any](t *testing.T, b backend[Tx]) {
 			t.Fatalf("got %v", err)
 		}
 	}
+}
+
+// The packages for all languages have the same scopes, or one key would be two operations.
+func TestScopesOfFunctions(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(filepath.Dir(os.Getenv("SPELLINGS")), "functions.json"))
+	must(t, err)
+	var functions []struct {
+		Service, Name, Scope string
+		Own                  *string
+	}
+	must(t, json.Unmarshal(text, &functions))
+	for _, f := range functions {
+		client, key := onPgx.client(t, idempotency.Options{Scope: f.Service}), newKey()
+		var options []idempotency.Option
+		if f.Own != nil {
+			options = append(options, idempotency.InScope(*f.Own))
+		}
+		_, err := idempotency.Idempotent(client, f.Name, func(context.Context, pgx.Tx, int) (int, error) { return 1, nil }, options...)(background, key, 1)
+		must(t, err)
+		same(t, "scope", value(t, "SELECT scope FROM idempotency_store WHERE idempotency_key = $1", key), f.Scope)
+	}
+	same(t, "functions", len(functions) > 3, true)
+	defer func() { same(t, "panic", recover() != nil, true) }()
+	idempotency.Idempotent(onPgx.client(t, idempotency.Options{}), "", func(context.Context, pgx.Tx, int) (int, error) { return 1, nil })
 }
 
 func TestSettle(t *testing.T) {

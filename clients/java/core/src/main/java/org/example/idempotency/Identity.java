@@ -7,7 +7,7 @@ import java.util.Arrays;
 import java.util.HexFormat;
 import java.util.Locale;
 
-/** What makes two HTTP requests the same. The clients for other languages have the same spellings. */
+/** What makes two requests, or two calls of a function, the same. The clients for other languages have the same spellings. */
 public final class Identity {
     private static final int MAX_SCOPE = 255;
 
@@ -46,6 +46,21 @@ public final class Identity {
         }
         boolean isTaken = scope.codePointCount(0, scope.length()) <= MAX_SCOPE && scope.indexOf('\0') < 0;
         return isTaken ? scope : "sha256:" + sha256(scope.getBytes(StandardCharsets.UTF_8));
+    }
+
+    /**
+     * The scope of a function's keys: that of the client, a dot, and the name.
+     *
+     * @param service the scope of the client; "": there is none
+     * @param name the name of the function, which must not change
+     * @return the scope
+     * @throws IllegalArgumentException if the name is empty: all functions would be one
+     */
+    public static String function(String service, String name) {
+        if (name.isEmpty()) {
+            throw new IllegalArgumentException("a function that runs once needs a name");
+        }
+        return service.isEmpty() ? name : service + '.' + name;
     }
 
     /** Spaces are between the parts of a scope, so a part has none but the last. */

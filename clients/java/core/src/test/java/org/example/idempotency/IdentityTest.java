@@ -32,6 +32,18 @@ class IdentityTest {
         }
     }
 
+    @Test
+    void scopesOfFunctionsAreThoseOfTheOtherLanguages() throws Exception {
+        var cases = (List<?>) Json.parse(Files.readString(Path.of(System.getenv("SPELLINGS")).resolveSibling("functions.json")));
+        assertTrue(cases.size() > 3);
+        for (Object entry : cases) {
+            var function = (Map<?, ?>) entry;
+            String service = text(function, function.get("own") == null ? "service" : "own");
+            assertEquals(function.get("scope"), Identity.function(service, text(function, "name")));
+        }
+        assertThrows(IllegalArgumentException.class, () -> Identity.function("shop", ""));
+    }
+
     private static String text(Map<?, ?> spelling, String name) {
         return (String) spelling.get(name);
     }

@@ -8,6 +8,7 @@ import org.aopalliance.intercept.MethodInvocation;
 import org.example.idempotency.Call;
 import org.example.idempotency.Completion;
 import org.example.idempotency.Idempotency;
+import org.example.idempotency.Identity;
 import org.example.idempotency.Response;
 import org.example.idempotency.Result;
 import org.springframework.aop.support.AopUtils;
@@ -37,9 +38,8 @@ final class IdempotentInterceptor implements MethodInterceptor {
         Method method = AopUtils.getMostSpecificMethod(invocation.getMethod(), invocation.getThis().getClass());
         Idempotent annotation = AnnotatedElementUtils.findMergedAnnotation(method, Idempotent.class);
         refuseAsynchronous(method);
-        String service = once.get().options().scope();
         Call call = Call.of(keyOf(invocation, method, annotation))
-                .withScope(service.isEmpty() ? annotation.name() : service + '.' + annotation.name())
+                .withScope(Identity.function(once.get().options().scope(), annotation.name()))
                 .withRequest(json.get().write(invocation.getArguments()));
         Object[] fresh = new Object[1];
         Result result = annotation.lease()
