@@ -716,6 +716,39 @@ $$;
 COMMENT ON FUNCTION @extschema@.idem_undistribute_store() IS
 	'bring all records back to the coordinator; the store is locked meanwhile';
 
+-- The desk of the operator: failures
+
+-- The words of the extension, and a SQLSTATE, say nothing of a request. All else that an
+-- application has stored might.
+CREATE FUNCTION @extschema@.idem_failure_cause(payload pg_catalog.jsonb, is_sealed pg_catalog.bool)
+RETURNS pg_catalog.text
+LANGUAGE sql IMMUTABLE CALLED ON NULL INPUT PARALLEL SAFE
+RETURN CASE
+	WHEN is_sealed THEN 'sealed'
+	WHEN (payload OPERATOR(pg_catalog.->>) 'reason') OPERATOR(pg_catalog.=) ANY (ARRAY['attempts exhausted', 'attempts lost'])
+		THEN payload OPERATOR(pg_catalog.->>) 'reason'
+	WHEN (payload OPERATOR(pg_catalog.->>) 'sqlstate') OPERATOR(pg_catalog.~) '^[0-9A-Z]{5}$'
+		THEN payload OPERATOR(pg_catalog.->>) 'sqlstate'
+	ELSE 'other'
+END;
+COMMENT ON FUNCTION @extschema@.idem_failure_cause(jsonb, bool) IS
+	'internal: what a view may show of a stored failure';
+
+CREATE VIEW @extschema@.idempotency_failures AS
+SELECT o.scope,
+	CASE WHEN @extschema@.idem_may_use_scope(o.scope)
+		THEN @extschema@.idem_failure_cause(o.response_payload, o.sealed IS NOT NULL) END AS cause,
+	CASE WHEN @extschema@.idem_may_use_scope(o.scope) THEN o.response_code END AS response_code,
+	o.retry_at IS NOT NULL AS retryable,
+	pg_catalog.count(*) AS operations,
+	pg_catalog.min(o.updated_at) AS first_failed_at,
+	pg_catalog.max(o.updated_at) AS last_failed_at
+FROM @extschema@.idempotency_store o
+WHERE o.status OPERATOR(pg_catalog.=) 'FAILED' AND o.expires_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()
+GROUP BY 1, 2, 3, 4;
+COMMENT ON VIEW @extschema@.idempotency_failures IS
+	'stored failures by scope and cause, without keys and payloads';
+
 -- PUBLIC and default privileges have given rights on what is new.
 DO $$
 DECLARE
@@ -728,11 +761,11 @@ BEGIN
 		FROM (
 			SELECT 'TABLE' AS kind, c.oid::regclass::text AS name, c.relowner AS owner, c.relacl AS rights
 			FROM pg_class c JOIN pg_extension e ON c.relnamespace = e.extnamespace
-			WHERE e.extname = 'idempotency' AND c.relname IN ('idempotency_ring', 'idempotency_partitions')
+			WHERE e.extname = 'idempotency' AND c.relname IN ('idempotency_ring', 'idempotency_partitions', 'idempotency_failures')
 			UNION ALL
 			SELECT 'FUNCTION', p.oid::regprocedure::text, p.proowner, coalesce(p.proacl, acldefault('f', p.proowner))
 			FROM pg_proc p JOIN pg_extension e ON p.pronamespace = e.extnamespace
-			WHERE e.extname = 'idempotency' AND p.proname IN ('idem_check_owner', 'idem_check_store', 'idem_lock_store', 'idem_partition_store', 'idem_unpartition_store',
+			WHERE e.extname = 'idempotency' AND p.proname IN ('idem_check_owner', 'idem_check_store', 'idem_failure_cause', 'idem_lock_store', 'idem_partition_store', 'idem_unpartition_store',
 				'idem_distribute_store', 'idem_lost_attempts', 'idem_lost_stats', 'idem_on_workers', 'idem_prepare_node', 'idem_progress',
 				'idem_require_coordinator', 'idem_require_ended', 'idem_require_read_committed', 'idem_restore_node', 'idem_set_policy',
 				'idem_undistribute_store')
@@ -743,5 +776,5 @@ BEGIN
 	END LOOP;
 END
 $$;
-GRANT SELECT ON @extschema@.idempotency_partitions TO pg_monitor, pg_read_all_stats;
-GRANT EXECUTE ON FUNCTION @extschema@.idem_lost_stats() TO pg_monitor, pg_read_all_stats;
+GRANT SELECT ON @extschema@.idempotency_partitions, @extschema@.idempotency_failures TO pg_monitor, pg_read_all_stats;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_lost_stats(), @extschema@.idem_failure_cause(jsonb, bool) TO pg_monitor, pg_read_all_stats;

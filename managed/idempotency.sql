@@ -1834,6 +1834,25 @@ $$;
 COMMENT ON FUNCTION idem_forget(text, text) IS
 	'remove the record of an operation that nobody owns, so that it may run again; false when there is none';
 
+-- The words of the extension, and a SQLSTATE, say nothing of a request. All else that an
+-- application has stored might.
+CREATE FUNCTION idem_failure_cause(payload jsonb) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE
+	WHEN payload ->> 'reason' IN ('attempts exhausted', 'attempts lost') THEN payload ->> 'reason'
+	WHEN payload ->> 'sqlstate' ~ '^[0-9A-Z]{5}$' THEN payload ->> 'sqlstate'
+	ELSE 'other'
+END;
+COMMENT ON FUNCTION idem_failure_cause(jsonb) IS 'internal: what a view may show of a stored failure';
+
+CREATE VIEW idempotency_failures AS
+SELECT scope, idem_failure_cause(response_payload) AS cause, response_code, retry_at IS NOT NULL AS retryable,
+	count(*) AS operations, min(updated_at) AS first_failed_at, max(updated_at) AS last_failed_at
+FROM idempotency_store
+WHERE status = 'FAILED' AND expires_at > clock_timestamp()
+GROUP BY 1, 2, 3, 4;
+COMMENT ON VIEW idempotency_failures IS 'stored failures by scope and cause, without keys and payloads';
+
 -- Looking up: writes nothing, and works on a standby, which has no unlogged tables.
 
 CREATE FUNCTION idem_lookup(key text, scope text DEFAULT '')
@@ -2049,8 +2068,9 @@ BEGIN
 		FROM (
 			SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END AS kind,
 				c.oid::regclass::text AS name, c.relowner AS owner, c.relacl AS rights
-			FROM pg_class c WHERE c.relnamespace = quote_ident(current_schema())::regnamespace AND c.relkind IN ('r', 'S')
-			AND c.relname IN ('idempotency_store', 'idempotency_pending', 'idempotency_secret', 'idempotency_sweep', 'idempotency_fence')
+			FROM pg_class c WHERE c.relnamespace = quote_ident(current_schema())::regnamespace AND c.relkind IN ('r', 'S', 'v')
+			AND c.relname IN ('idempotency_store', 'idempotency_pending', 'idempotency_secret', 'idempotency_sweep', 'idempotency_fence',
+				'idempotency_failures')
 			UNION ALL
 			SELECT 'FUNCTION', p.oid::regprocedure::text, p.proowner, coalesce(p.proacl, acldefault('f', p.proowner))
 			FROM pg_proc p WHERE p.pronamespace = quote_ident(current_schema())::regnamespace AND p.proname LIKE 'idem\_%'

@@ -58,7 +58,10 @@ BEGIN
 		END IF;
 	END IF;
 
-	-- the names have to be free
+	-- the names have to be free; a script of 1.0 has no view
+	IF EXISTS (SELECT FROM pg_class c WHERE c.relnamespace = home_id AND c.relname = 'idempotency_failures' AND c.relkind = 'v' AND c.relowner = owner) THEN
+		EXECUTE format('DROP VIEW %I.idempotency_failures', home);
+	END IF;
 	CREATE SCHEMA idempotency_managed;
 	FOR object IN
 		SELECT 'TABLE' AS kind, 'r' AS relkind, unnest(ARRAY['idempotency_store', 'idempotency_pending', 'idempotency_secret', 'idempotency_sweep']) AS name

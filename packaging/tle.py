@@ -10,7 +10,7 @@ It writes into dist/tle, or that directory:
     install.sql                                     the same for pg_tle, which has no files: run it with psql
 
 An extension's script must not end the transaction, and says what a dump has to contain.
-The schema is named in the control file. An update makes the functions anew, and gives no
+The schema is named in the control file. An update makes the functions and views anew, and gives no
 right to anybody: a version that changes a table or a type, or drops a function, needs
 statements of its own beside that.
 """
@@ -24,7 +24,7 @@ COMMENT = 'exactly-once business transactions, without C'
 SCHEMA = 'idempotency'
 # The secret is not dumped: CREATE EXTENSION makes a new one, as in the extension with C.
 DUMPED = ''.join(f"SELECT pg_extension_config_dump('{name}', '');\n" for name in ('idempotency_store', 'idempotency_fence'))
-UPDATED = re.compile(r'CREATE FUNCTION|COMMENT ON FUNCTION|DO |SELECT (pg_catalog\.)?set_config|SET LOCAL')
+UPDATED = re.compile(r'CREATE (FUNCTION|VIEW)|COMMENT ON (FUNCTION|VIEW)|DO |SELECT (pg_catalog\.)?set_config|SET LOCAL')
 
 
 def statements(script):
@@ -65,7 +65,7 @@ def without_transaction(script):
 
 def update_of(kept):
     script = ''.join(s for s in kept if UPDATED.match(code_of(s)))
-    script = re.sub(r"^(\tEXECUTE format\(')?CREATE FUNCTION ", r'\1CREATE OR REPLACE FUNCTION ', script, flags=re.M)
+    script = re.sub(r"^(\tEXECUTE format\(')?CREATE (FUNCTION|VIEW) ", r'\1CREATE OR REPLACE \2 ', script, flags=re.M)
     # what roles have been granted stays
     return once(script, 'WHERE a.grantee <> m.owner', 'WHERE a.grantee = 0')
 

@@ -7,6 +7,9 @@ DECLARE
 	states text[];
 BEGIN
 	BEGIN
+		-- it depends on columns that are altered
+		ALTER EXTENSION idempotency DROP VIEW idempotency_failures;
+		DROP VIEW idempotency_failures;
 		EXECUTE change;
 		states := ARRAY(SELECT DISTINCT split_part(raises(s), ',', 1) FROM unnest(ARRAY['SELECT idem_begin(''altered'', lease => ''1 s'')', 'SELECT idem_lookup(''altered'')',
 			'SELECT idem_begin(''altered-done'')', 'DO $d$ BEGIN PERFORM idem_begin(''a''), idem_complete(''a'', ''1''); END $d$', 'SELECT idem_gc()',

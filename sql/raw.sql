@@ -62,7 +62,7 @@ SELECT n, raw_states('idempotency_scope', change) FROM unnest(ARRAY[
 	'ALTER TABLE X DROP CONSTRAINT idempotency_scope_pkey; ALTER TABLE X ALTER pattern DROP NOT NULL; INSERT INTO X (pattern) VALUES (NULL)',
 	'ALTER TABLE X DROP role', 'ALTER TABLE X DROP role, ADD role name', 'ALTER TABLE X RENAME role TO other', 'ALTER TABLE X RENAME min_retention TO a; ALTER TABLE X RENAME max_retention TO min_retention; ALTER TABLE X RENAME a TO max_retention',
 	'ALTER TABLE X ALTER role TYPE text', 'ALTER TABLE X DROP max_lease, ADD max_lease interval GENERATED ALWAYS AS (retention) KIND']) WITH ORDINALITY c (change, n) ORDER BY n;
-SELECT raw_states('idempotency_store', 'ALTER TABLE X DROP response_code, ADD response_code int GENERATED ALWAYS AS (attempt) KIND');
+SELECT raw_states('idempotency_store', 'alter extension idempotency DROP VIEW idempotency_failures; DROP VIEW idempotency_failures; ALTER TABLE X DROP response_code, ADD response_code int GENERATED ALWAYS AS (attempt) KIND');
 -- a pattern that is stored out of line matches no scope
 SELECT raw_states('idempotency_scope', 'ALTER TABLE X DROP CONSTRAINT idempotency_scope_pkey; INSERT INTO X (pattern) SELECT string_agg(md5(n::text), '''') FROM generate_series(1, 2500) n');
 ALTER SEQUENCE idempotency_fence RENAME TO raw_fence;

@@ -50,7 +50,7 @@ FROM idempotency_stats WHERE datname = current_database();
 -- Rights: pg_monitor and pg_read_all_stats read figures and names, others read
 -- nothing, and none of them reads the tables.
 CREATE FUNCTION pg_temp.try_all() RETURNS SETOF text LANGUAGE sql AS $$
-	SELECT rpad(s, 40) || raises(s) FROM (VALUES ('SELECT FROM idempotency_stats'), ('SELECT FROM idempotency_in_flight'),
+	SELECT rpad(s, 40) || raises(s) FROM (VALUES ('SELECT FROM idempotency_stats'), ('SELECT FROM idempotency_in_flight'), ('SELECT FROM idempotency_failures'),
 		('SELECT FROM idempotency_store'), ('SELECT FROM idempotency_stream'), ('SELECT FROM idempotency_secret'),
 		('SELECT FROM idempotency_sweep'), ('SELECT idem_stats_reset()'), ('SELECT idem_gc()'), ('SELECT idem_schedule_gc()')) v(s)
 $$;

@@ -229,9 +229,9 @@ FUNCTIONS = {
 # They make and drop tables, so scenes of directed.py alone call them.
 RARE = {'idem_partition_store', 'idem_unpartition_store'}
 
-# Internal, or for a cluster only: sql/partitions.sql and test/citus/.
-LEFT_OUT = {'idem_check_owner', 'idem_check_store', 'idem_distribute_store', 'idem_lock_store', 'idem_on_workers', 'idem_prepare_node',
-    'idem_require_coordinator', 'idem_require_ended', 'idem_require_read_committed', 'idem_restore_node', 'idem_undistribute_store'}
+# Internal, or for a cluster only: sql/failures.sql, sql/partitions.sql and test/citus/.
+LEFT_OUT = {'idem_check_owner', 'idem_check_store', 'idem_distribute_store', 'idem_failure_cause', 'idem_lock_store', 'idem_on_workers',
+    'idem_prepare_node', 'idem_require_coordinator', 'idem_require_ended', 'idem_require_read_committed', 'idem_restore_node', 'idem_undistribute_store'}
 
 # (function, SQLSTATE) that its page documents and that cannot be had here, and why.
 OUT_OF_REACH = {

@@ -59,6 +59,7 @@ $node->safe_psql(
 	BEGIN;
 	SELECT idem_begin('k'), idem_complete('k', '1'), idem_advance('s', 1), idem_lock(ARRAY['r']);
 	SELECT * FROM idempotency_in_flight;
+	SELECT * FROM idempotency_failures;
 	SELECT * FROM idempotency_stats;
 	COMMIT;
 	SELECT idem_begin('k'), idem_lookup('k'), idem_gc(), idem_grant('mallory'), idem_revoke('mallory');

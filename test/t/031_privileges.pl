@@ -79,6 +79,7 @@ my %call = (
 	idem_scope_changed => 'SELECT idem_scope_changed()',
 	idem_stats => 'SELECT idem_stats()',
 	idem_lost_stats => 'SELECT idem_lost_stats()',
+	idem_failure_cause => q{SELECT idem_failure_cause('{}', false)},
 	idem_stats_reset => 'SELECT idem_stats_reset()',
 	idem_set_rights => q{SELECT idem_set_rights('other', 'GRANT %%s ON %%s TO %%s')},
 	# the internal ones take tables of the store

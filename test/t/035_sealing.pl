@@ -129,6 +129,7 @@ is(one(q{SELECT outcome, replayed, response_payload FROM idem_call('pay(jsonb)',
 is_sealed('called', 'k1', 'idem_call');
 is(one(q{SELECT outcome, response_payload->>'message' FROM idem_call('decline(jsonb)', 'declined', '"PlainFailure"')}), 'FAILED|PlainFailure', 'and with a failure');
 is_sealed('declined', 'k1', 'a failure of idem_call');
+is(one(q{SELECT cause, operations FROM idempotency_failures}), 'sealed|1', 'a view opens no failure');
 is(one(q{SELECT outcome, replayed, response_payload->>'message' FROM idem_call('decline(jsonb)', 'declined', '"PlainFailure"')}), 'FAILED|t|PlainFailure', 'which is replayed');
 one(q{SELECT idem_complete('leased', '"PlainLease"', fence => fence) FROM idem_begin('leased', lease => '1 hour')});
 is_sealed('leased', 'k1', 'a leased operation');

@@ -153,6 +153,7 @@ my %calls = (
 	idem_unclaim_scope => q{SELECT idem_unclaim_scope('claimed')},
 	idem_set_policy => q{SELECT idem_set_policy('p', max_lease => '1 h')},
 	idem_may_use_scope => q{SELECT idem_may_use_scope('claimed')},
+	idempotency_failures => q{SELECT * FROM idempotency_failures},
 	idempotency_in_flight => q{SELECT * FROM idempotency_in_flight},
 	idempotency_partitions => q{SELECT * FROM idempotency_partitions},
 	idempotency_stats => q{SELECT * FROM idempotency_stats},
@@ -205,7 +206,7 @@ for my $round (1, 2)
 my $never = qr/^(?:ring: )?(?:partition key|view|operator|type)|^policy|^ring: (?:default|domain)$/;
 # A query on a view is planned for its reader, whose own query it is: docs/security.md.
 my @planned = ('index expression', 'index predicate', 'statistics');
-my %of_the_reader = map { ("$_, idempotency_in_flight" => 1) } @planned, (map { "ring: $_" } @planned, 'check');
+my %of_the_reader = map { ("$_, idempotency_in_flight" => 1, "$_, idempotency_failures" => 1) } @planned, (map { "ring: $_" } @planned, 'check');
 $of_the_reader{"ring: $_, idempotency_partitions"} = 1 for @planned;
 my $log = slurp_file($node->logfile);
 my %ran;

@@ -121,6 +121,15 @@ my @case = (
 		says => qr/^postgres\|1\|\d+$/
 	},
 	{
+		title => 'Permanent failures',
+		trouble => sub {
+			$node->safe_psql('postgres', q{BEGIN; SELECT idem_begin('dead', scope => 'letters');
+				SELECT idem_fail('dead', '{"sqlstate": "23514", "message": "secret"}', 'letters', code => 422); COMMIT});
+		},
+		over => sub { $node->safe_psql('postgres', q{SELECT idem_forget('dead', 'letters')}) },
+		says => qr/^letters\|23514\|422\|1\|/
+	},
+	{
 		title => 'Refused commits, mismatches, lost leases',
 		trouble => sub {
 			$node->psql('postgres', q{SELECT idem_begin('unfinished')});
