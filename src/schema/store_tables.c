@@ -219,16 +219,43 @@ store_tables_all_plain(void)
 	return true;
 }
 
-/* Does direct access to the table do all that SQL would?  Not if it is not one of these. */
-bool
-store_tables_is_plain(Oid table)
+/* NULL: it is not one of these. */
+static StoreTable *
+find_table(Oid table)
 {
 	for (int i = 0; i < count; i++)
 	{
 		if (tables[i].oid == table)
-			return tables[i].is_plain;
+			return &tables[i];
 	}
-	return false;
+	return NULL;
+}
+
+/* Does direct access to the table do all that SQL would?  Not if it is not one of these. */
+bool
+store_tables_is_plain(Oid table)
+{
+	StoreTable *entry = find_table(table);
+
+	return entry != NULL && entry->is_plain;
+}
+
+/* Has somebody seen pages of the table since the list was read?  A new file makes that anew. */
+bool
+store_tables_had_pages(Oid table)
+{
+	StoreTable *entry = find_table(table);
+
+	return entry != NULL && entry->had_pages;
+}
+
+void
+store_tables_note_pages(Oid table)
+{
+	StoreTable *entry = find_table(table);
+
+	if (entry != NULL)
+		entry->had_pages = true;
 }
 
 /* The table for a new row that expires then: one whose range has it, else the store. */

@@ -18,6 +18,7 @@ typedef struct StoreTable
 	TimestampTz from;			/* new rows belong here that expire at this time or later */
 	TimestampTz until;			/* and before this one; a table without a range gets none */
 	bool		is_plain;		/* direct access does all that SQL would */
+	bool		had_pages;		/* since the list was read */
 } StoreTable;
 
 extern void store_tables_read_one(Relation store, Oid status_type);
@@ -27,6 +28,8 @@ extern int	store_tables_count(void);
 extern const StoreTable *store_tables_get(int number);
 extern bool store_tables_all_plain(void);
 extern bool store_tables_is_plain(Oid table);
+extern bool store_tables_had_pages(Oid table);
+extern void store_tables_note_pages(Oid table);
 extern Oid	store_tables_for(TimestampTz expires_at);
 extern bool store_tables_include(Oid relation);
 extern bool store_tables_include_schema(uint32 hash);

@@ -28,6 +28,7 @@
 #include "base/compat.h"
 #include "citus/citus.h"
 #include "schema/record.h"
+#include "schema/store_tables.h"
 #include "store/direct.h"
 
 /*
@@ -98,13 +99,19 @@ fetch_version(Relation store, Relation index, const OperationName *name,
 /*
  * Tables of the ring whose range is to come, or was over, have no page, and most often the
  * store of a ring has none.  At SERIALIZABLE a look into the index of an empty table has to
- * be known to later writers.
+ * be known to later writers.  The system is not asked again about a table that has pages:
+ * if it loses them, a look into its index only costs time.
  */
 static bool
 is_empty_table(const Catalog *catalog, Relation table)
 {
-	return catalog->store_kind == STORE_RING &&
-		!IsolationIsSerializable() && RelationGetNumberOfBlocks(table) == 0;
+	if (catalog->store_kind != STORE_RING || IsolationIsSerializable() ||
+		store_tables_had_pages(RelationGetRelid(table)))
+		return false;
+	if (RelationGetNumberOfBlocks(table) == 0)
+		return true;
+	store_tables_note_pages(RelationGetRelid(table));
+	return false;
 }
 
 /* The version of the row that the snapshot sees, copied, and where it is. */
@@ -171,11 +178,11 @@ make_row(const Catalog *catalog, Relation store, const Record *record)
 	return ExecStoreVirtualTuple(slot);
 }
 
-/* Inserts the row, which has all columns that must not be NULL. */
+/* Inserts the row, which has all columns that must not be NULL.  The caller has locked the table. */
 void
 direct_insert(const Catalog *catalog, Oid table, const Record *record)
 {
-	Relation	store = open_store_table(catalog, table, RowExclusiveLock);
+	Relation	store = table_open(table, NoLock);
 	Relation	index = index_open(primary_key_index(store), RowExclusiveLock);
 	TupleTableSlot *slot = make_row(catalog, store, record);
 
