@@ -11,13 +11,12 @@ the server by PGHOST and PGPORT, which lead it through our proxy.
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import threading
 
 import psycopg
-from fault_proxy import Proxy, connect_to_socket
+from fault_proxy import Proxy, connect_to, listen_at
 from pooler import pooler
 from verdict import Verdict
 
@@ -151,10 +150,12 @@ def play_retries(stage):
 def play_lost_connections(stage):
     """Before COMMIT, at COMMIT, and while nothing is done."""
     stage.account("cut")
-    stage.proxy.arm("cut")
+    stage.proxy.reset()
+    stage.proxy.arm("before")
     stage.expect_new("the connection ends before COMMIT", "cut", "cut")
     stage.check("the connection ended before COMMIT", stage.proxy.hits, 1)
     stage.account("lost")
+    stage.proxy.reset()
     stage.proxy.arm("lose")
     answer = stage.program.pay("lost", "lost", 30)
     stage.check("the answer to COMMIT is lost", (answer[0], answer[2]), ("201", {"balance": 70}))
@@ -170,6 +171,7 @@ def play_lost_connections(stage):
 def play_rollback(stage):
     """A COMMIT that answers ROLLBACK is no success."""
     stage.account("undone")
+    stage.proxy.reset()
     stage.proxy.arm("rollback")
     stage.check("COMMIT answers ROLLBACK", stage.program.pay("undone", "undone", 30)[0], "error")
     stage.check("COMMIT answered ROLLBACK", (stage.proxy.hits, stage.effects("undone")), (1, 0))
@@ -210,18 +212,12 @@ def play(directory, path, proxy, verdict):
         stage.program.process.kill()
 
 
-def through_proxy(upstream):
-    """A proxy on a port of the loopback, before a socket of the server."""
-    proxy = Proxy(socket.create_server(("127.0.0.1", 0)), lambda: connect_to_socket(upstream))
-    threading.Thread(target=proxy.serve, daemon=True).start()
-    return proxy
-
-
 def main():
     """Each recipe twice: with the server, and with a pgbouncer before it."""
     host, port, user = (os.environ[name] for name in ("PGHOST", "PGPORT", "PGUSER"))
     with Verdict() as verdict, pooler(host, port, user) as bouncer:
-        proxies = {"directly": through_proxy(f"{host}/.s.PGSQL.{port}"), "behind pgbouncer": through_proxy(bouncer)}
+        proxies = {"directly": Proxy(listen_at("-"), lambda: connect_to(f"{host}/.s.PGSQL.{port}")),
+                   "behind pgbouncer": Proxy(listen_at("-"), lambda: connect_to(bouncer))}
         for directory in sys.argv[1:]:
             for path, proxy in proxies.items():
                 play(directory, path, proxy, verdict)

@@ -12,14 +12,13 @@ import secrets
 import tempfile
 import threading
 import time
-from dataclasses import dataclass
 
 import checks
+import fault_proxy
 import faults
 import gateway
 import ledger
 import plan
-import proxy
 import psycopg
 from clients import Shared, run_client
 from findings import Findings, is_noticed, keep_evidence
@@ -66,14 +65,6 @@ def arguments():
     return options
 
 
-@dataclass
-class ProxyState:
-    """What the controller and the proxy share."""
-
-    armed: object
-    cuts: object
-
-
 class Run:
     """One run: everything is made under one directory, and ends with it."""
 
@@ -86,7 +77,7 @@ class Run:
         self.shared = Shared(processes.RawValue("i", 0),
                              processes.RawArray("q", options.clients),
                              processes.RawArray("i", options.clients))
-        self.proxy = ProxyState(processes.RawValue("i", 0), processes.RawValue("i", 0))
+        self.proxy = None
         self.ledger = ledger.Ledger(os.path.join(base, "ledger"))
         disks = self.find_disks()
         self.pair = Pair(base, disks, Clock(os.path.join(base, "clock")))
@@ -114,11 +105,9 @@ class Run:
                 connection.execute("SELECT idem_partition_store('4 hours')")
         os.mkdir(self.options.proxy)
         self.launch(gateway.serve, self.options.gateway, os.path.join(self.base, "charges"))
-        self.launch(proxy.serve, self.options.proxy, self.pair.target,
-                    self.proxy.armed, self.proxy.cuts)
-        for path in (self.options.gateway, os.path.join(self.options.proxy, ".s.PGSQL.5432")):
-            while not os.path.exists(path):
-                time.sleep(0.05)
+        self.proxy = fault_proxy.Program(os.path.join(self.options.proxy, ".s.PGSQL.5432"), f"@{self.pair.target}")
+        while not os.path.exists(self.options.gateway):
+            time.sleep(0.05)
         for index in range(self.options.clients):
             client = processes.Process(
                 target=run_client, args=(index, self.options, self.shared, self.ledger))
@@ -191,6 +180,8 @@ class Run:
         for process in self.clients + self.others:
             if process.is_alive():
                 process.kill()
+        if self.proxy:
+            self.proxy.process.kill()
         self.pair.stop()
 
 

@@ -33,6 +33,8 @@ SWAP = """LOCK TABLE idempotency_store IN ACCESS EXCLUSIVE MODE;
     ALTER TABLE idempotency_store_new RENAME TO idempotency_store;
     ALTER EXTENSION idempotency DROP TABLE idempotency_store_old;
     ALTER EXTENSION idempotency ADD TABLE idempotency_store"""
+# a call of idem_call outside of a transaction commits, too
+COMMITS = r"^\s*commit|idem_call\("
 PERIODS = ("2 seconds", "1 minute", "4 hours", "1 day")
 
 
@@ -94,11 +96,12 @@ class Controller:
 
     def cut(self):
         """The answer to a COMMIT is lost."""
-        self.proxy.armed.value = 1
+        before = self.proxy.order("state")["hits"]
+        self.proxy.order("arm", "lose", COMMITS)
         patience = time.monotonic() + 3
-        while self.proxy.armed.value and time.monotonic() < patience:
+        while self.proxy.order("state")["hits"] == before and time.monotonic() < patience:
             time.sleep(0.01)
-        self.proxy.armed.value = 0
+        self.proxy.order("disarm")
 
     def kill_backend(self):
         """SIGKILL to a backend in a transaction; the server restarts itself."""
@@ -301,7 +304,7 @@ class Controller:
     def count_hits(self, errors, refused_leases):
         """What others have seen of the faults."""
         self.hits["cancel"] = errors["57014"]
-        self.hits["cut"] = self.proxy.cuts.value
+        self.hits["cut"] = self.proxy.order("state")["hits"]
         self.hits["pause"] = refused_leases
         self.hits["locks"] = errors["53200"]
         self.hits["connections"] = errors["no connections"]

@@ -14,7 +14,7 @@ import psycopg_pool
 import pytest
 
 from pg_idempotency import AsyncIdempotency, Clock, Idempotency, Retry
-from proxy import Proxy
+from fault_proxy import Proxy, connect_to, listen_at
 
 numbers = itertools.count()
 QUICK = Retry(base=0.001, cap=0.01)
@@ -66,8 +66,9 @@ def idem(pool):
 
 @pytest.fixture
 def proxy(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("p")
-    proxy = Proxy(directory, os.path.join(os.environ["PGHOST"], ".s.PGSQL.5432"))
+    directory = str(tmp_path_factory.mktemp("p"))
+    proxy = Proxy(listen_at(f"{directory}/.s.PGSQL.5432"), lambda: connect_to(f"{os.environ['PGHOST']}/.s.PGSQL.5432"))
+    proxy.directory = directory
     yield proxy
     proxy.close()
 

@@ -149,7 +149,7 @@ def test_a_server_that_hangs_costs_the_lease_and_no_more(case, key, proxy):
     """The end gets no answer: the connection is cut after as long as a lease lasts."""
     async def test(idem, do):
         def work(operation, signal):
-            proxy.flowing.clear()
+            proxy.hang()
             return "x"
         with pytest.raises(LeaseLost):
             await asyncio.wait_for(idem.lease(key, None, work, lease=1), 60)

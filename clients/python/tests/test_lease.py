@@ -285,19 +285,19 @@ def test_a_network_that_hangs(proxy, run, key, kind):
 
     async def asynchronous(idem):
         async def work(operation, signal):
-            proxy.flowing.clear()
+            proxy.hang()
             await asyncio.wait_for(signal.wait(), 10)
         try:
             with pytest.raises(LeaseLost):
                 await asyncio.wait_for(idem.lease(key, None, work, lease=1), 40)
         finally:
-            proxy.flowing.set()
+            proxy.flow()
 
     def synchronous():
         told = []
 
         def work(operation, signal):
-            proxy.flowing.clear()
+            proxy.hang()
             told.append(signal.wait(10))
         with psycopg_pool.ConnectionPool(conninfo, min_size=2, max_size=2, timeout=5) as pool:
             pool.wait()
@@ -305,7 +305,7 @@ def test_a_network_that_hangs(proxy, run, key, kind):
                 with pytest.raises(LeaseLost):
                     Idempotency(pool, retry=QUICK).lease(key, None, work, lease=1)
             finally:
-                proxy.flowing.set()
+                proxy.flow()
         assert told == [True]
     run(asynchronous, conninfo, timeout=5) if kind == "async" else synchronous()
 
@@ -435,7 +435,7 @@ def test_reconcile_is_not_asked_at_first(idem, key):
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-@pytest.mark.parametrize("cut, replayed", [("commit", True), ("before commit", False)])
+@pytest.mark.parametrize("cut, replayed", [("lose", True), ("before", False)])
 def test_a_lost_answer_at_the_end(proxy, run, key, effects, cut, replayed, kind):
     """The end was committed and nobody was told: the repeat gets ID409, and then the replay."""
     conninfo = f"host={proxy.directory} port=5432"
@@ -455,14 +455,14 @@ def test_a_lost_answer_at_the_end(proxy, run, key, effects, cut, replayed, kind)
         return Idempotency(lambda: psycopg.connect(conninfo), retry=QUICK).lease(key, None, work)
     result = run(asynchronous, conninfo) if kind == "async" else synchronous()
     assert (result.outcome, result.payload, result.replayed) == ("COMPLETED", {"charge": 1}, replayed)
-    assert (proxy.cuts, effects()) == (1, 1)
+    assert (proxy.hits, effects()) == (1, 1)
 
 
 def test_a_lost_answer_at_begin_waits_for_the_lease(proxy, key):
     idem = Idempotency(lambda: psycopg.connect(f"host={proxy.directory} port=5432"), retry=QUICK)
-    proxy.arm("commit", b"idem_begin")
+    proxy.arm("lose", "idem_begin")
     result = idem.lease(key, None, lambda operation, signal: 1 / 0)
-    assert (result.outcome, proxy.cuts) == ("IN_PROGRESS", 1)
+    assert (result.outcome, proxy.hits) == ("IN_PROGRESS", 1)
     assert 25 < result.retry_after <= 30
 
 

@@ -318,7 +318,7 @@ def test_declined_takes_two_round_trips_more_as_well(proxy, key):
     assert (proxy.trips, proxy.flushes) == (3, 0)
 
 
-@pytest.mark.parametrize("cut, replayed", [("commit", True), ("before commit", False)])
+@pytest.mark.parametrize("cut, replayed", [("lose", True), ("before", False)])
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_lost_answer_to_commit(proxy, run, key, effects, cut, replayed, kind):
     conninfo = f"host={proxy.directory} port=5432"
@@ -332,7 +332,7 @@ def test_a_lost_answer_to_commit(proxy, run, key, effects, cut, replayed, kind):
         proxy.arm(cut)
         result = Idempotency(lambda: psycopg.connect(conninfo), retry=QUICK).transaction(key, {"a": 1}, insert(key))
     assert (result.outcome, result.replayed, result.payload) == ("COMPLETED", replayed, {"name": key})
-    assert (proxy.cuts, effects()) == (1, 1)
+    assert (proxy.hits, effects()) == (1, 1)
 
 
 def test_serialization_failures_are_repeated(idem, key, effects):

@@ -123,26 +123,24 @@ func TestLostConnection(t *testing.T) {
 // it: one effect, and an answer.
 func testLostConnection[Tx any](t *testing.T, b backend[Tx]) {
 	for _, fault := range []struct {
-		pattern    string
-		beforehand bool
-		replayed   bool
+		when, pattern string
+		replayed      bool
 	}{
-		{"COMMIT", false, true},
-		{"COMMIT", true, false},
-		{"idem_begin", false, false},
-		{"idem_begin", true, false},
-		{"idem_complete", true, false},
-		{"INSERT INTO effect", false, false},
-		{"INSERT INTO effect", true, false},
+		{"after", "^COMMIT", true},
+		{"before", "^COMMIT", false},
+		{"after", "idem_begin", false},
+		{"before", "idem_begin", false},
+		{"before", "idem_complete", false},
+		{"after", "INSERT INTO effect", false},
+		{"before", "INSERT INTO effect", false},
 	} {
-		t.Run(fmt.Sprintf("%s,beforehand=%v", fault.pattern, fault.beforehand), func(t *testing.T) {
+		t.Run(fault.when+" "+fault.pattern, func(t *testing.T) {
 			p := startProxy(t)
 			client, key := idempotency.New(b.open(t, p.url(), 2), idempotency.Options{Retry: quick}), newKey()
-			// the text of a statement passes when it is prepared
-			p.cutAt(fault.pattern, fault.beforehand)
+			p.order("arm", fault.when, fault.pattern)
 			result, err := client.Transaction(background, key, map[string]int{"n": 1}, b.note(key))
 			must(t, err)
-			same(t, "cuts", p.cuts.Load(), 1)
+			same(t, "cuts", p.state().Hits, 1)
 			same(t, "outcome", result.Outcome, idempotency.Completed)
 			same(t, "replayed", result.Replayed, fault.replayed)
 			same(t, "effects", effects(t, key), "1")
@@ -156,11 +154,11 @@ func testNoServer[Tx any](t *testing.T, b backend[Tx]) {
 	var count counter
 	p := startProxy(t)
 	client := idempotency.New(b.open(t, p.url(), 2), idempotency.Options{Retry: quick, Hooks: count.hooks()})
-	p.refuse(true)
+	p.order("refuse")
 	_, err := client.Transaction(background, newKey(), nil, b.note("x"))
 	wantError(t, err, idempotency.ErrConnectionLost)
 	same(t, "transient", idempotency.Transient(err), true)
-	p.refuse(false)
+	p.order("admit")
 	_, err = client.Transaction(background, newKey(), nil, b.note("x"))
 	must(t, err)
 }
@@ -232,12 +230,12 @@ func TestRoundTrips(t *testing.T) {
 
 // base is what the transaction costs beside its statements, replay what a stored
 // answer does.
-func testRoundTrips[Tx any](t *testing.T, b backend[Tx], base, perStatement, replay int64) {
+func testRoundTrips[Tx any](t *testing.T, b backend[Tx], base, perStatement, replay int) {
 	p := startProxy(t)
 	client := idempotency.New(b.open(t, p.url(), 1), idempotency.Options{})
 	key := ""
-	run := func(statements int) int64 {
-		before := p.trips.Load()
+	run := func(statements int) int {
+		before := p.state().Trips
 		_, err := client.Transaction(background, key, nil, func(ctx context.Context, tx Tx, _ idempotency.Operation) (idempotency.Response, error) {
 			for i := 0; i < statements; i++ {
 				must(t, b.exec(ctx, tx, "INSERT INTO effect VALUES ('trips')"))
@@ -245,13 +243,13 @@ func testRoundTrips[Tx any](t *testing.T, b backend[Tx], base, perStatement, rep
 			return idempotency.Response{Payload: 1}, nil
 		})
 		must(t, err)
-		return p.trips.Load() - before
+		return p.state().Trips - before
 	}
 	key = newKey()
 	run(1) // connects, and describes the statement
 	for _, n := range []int{0, 1, 3, 10} {
 		key = newKey()
-		same(t, fmt.Sprintf("round trips for %d statements", n), run(n), base+perStatement*int64(n))
+		same(t, fmt.Sprintf("round trips for %d statements", n), run(n), base+perStatement*n)
 		same(t, "round trips for a replay", run(n), replay)
 	}
 }
@@ -262,7 +260,8 @@ func TestManyFaults(t *testing.T) { onBoth(t, testManyFaults[pgx.Tx], testManyFa
 func testManyFaults[Tx any](t *testing.T, b backend[Tx]) {
 	p := startProxy(t)
 	client := idempotency.New(b.open(t, p.url(), 4), idempotency.Options{Retry: idempotency.Retry{Attempts: 50, Base: time.Millisecond, Cap: 20 * time.Millisecond}})
-	patterns := []string{"COMMIT", "idem_begin", "INSERT INTO effect"}
+	faults := []string{"after", "before"}
+	patterns := []string{"^COMMIT", "idem_begin", "INSERT INTO effect"}
 	var all sync.WaitGroup
 	prefix := newKey()
 	for caller := 0; caller < 8; caller++ {
@@ -271,7 +270,7 @@ func testManyFaults[Tx any](t *testing.T, b backend[Tx]) {
 			defer all.Done()
 			for i := 0; i < 30; i++ {
 				key := fmt.Sprintf("%s-%d", prefix, i)
-				p.cutAt(patterns[rand.Intn(len(patterns))], rand.Intn(2) == 0)
+				p.order("arm", faults[rand.Intn(len(faults))], patterns[rand.Intn(len(patterns))])
 				result, err := client.Transaction(background, key, nil, b.note(key), idempotency.WithWait(10*time.Second))
 				if err != nil || result.Outcome != idempotency.Completed {
 					t.Errorf("%s: %v %v", key, result, err)
@@ -280,8 +279,8 @@ func testManyFaults[Tx any](t *testing.T, b backend[Tx]) {
 		}(caller)
 	}
 	all.Wait()
-	if p.cuts.Load() < 20 {
-		t.Fatalf("only %d cuts", p.cuts.Load())
+	if hits := p.state().Hits; hits < 20 {
+		t.Fatalf("only %d cuts", hits)
 	}
 	same(t, "effects", value(t, "SELECT count(*) || '/' || count(DISTINCT key) FROM effect WHERE key LIKE $1 || '-%'", prefix), "30/30")
 }

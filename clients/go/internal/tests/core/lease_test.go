@@ -341,12 +341,12 @@ func testHeartbeatWithoutServer[Tx any](t *testing.T, b backend[Tx]) {
 	clock, p := idempotency.NewFakeClock(time.Unix(0, 0)), startProxy(t)
 	client, key := idempotency.New(b.open(t, p.url(), 2), idempotency.Options{Clock: clock, Hooks: count.hooks()}), newKey()
 	result, err := client.Lease(background, key, nil, func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
-		p.refuse(true)
+		p.order("refuse")
 		for ctx.Err() == nil {
 			clock.Advance(time.Second)
 		}
 		same(t, "a lease has passed", clock.Now().After(time.Unix(29, 0)), true)
-		p.refuse(false)
+		p.order("admit")
 		return b.answer(key)(ctx, o)
 	})
 	must(t, err)
@@ -373,7 +373,7 @@ func testHangingNetwork[Tx any](t *testing.T, b backend[Tx]) {
 			ended := make(chan error, 1)
 			go func() {
 				_, err := client.Lease(background, key, nil, func(ctx context.Context, _ idempotency.Operation) (completion idempotency.Completion[Tx], err error) {
-					p.hang()
+					p.order("hang")
 					return completion, work(ctx)
 				})
 				ended <- err
@@ -386,7 +386,7 @@ func testHangingNetwork[Tx any](t *testing.T, b backend[Tx]) {
 			case <-time.After(30 * time.Second):
 				t.Error("the lease never ends")
 			}
-			p.cutAll()
+			p.order("cut")
 			same(t, "stored", stored(t, key), "PENDING")
 		})
 	}
@@ -398,22 +398,21 @@ func TestLostAnswerToCompletion(t *testing.T) {
 
 func testLostAnswerToCompletion[Tx any](t *testing.T, b backend[Tx]) {
 	for _, fault := range []struct {
-		pattern    string
-		beforehand bool
-		writes     bool
-		replayed   bool
+		when, pattern string
+		writes        bool
+		replayed      bool
 	}{
-		{"COMMIT", false, true, true},
-		{"COMMIT", true, true, false},
-		{"idem_complete", true, true, false},
-		{"INSERT INTO effect", false, true, false},
-		{"idem_complete", true, false, false},
+		{"after", "^COMMIT", true, true},
+		{"before", "^COMMIT", true, false},
+		{"before", "idem_complete", true, false},
+		{"after", "INSERT INTO effect", true, false},
+		{"before", "idem_complete", false, false},
 	} {
 		var count counter
 		p := startProxy(t)
 		client, key := idempotency.New(b.open(t, p.url(), 2), idempotency.Options{Retry: quick, Hooks: count.hooks()}), newKey()
 		result, err := client.Lease(background, key, nil, func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
-			p.cutAt(fault.pattern, fault.beforehand)
+			p.order("arm", fault.when, fault.pattern)
 			completion, err := b.answer(key)(ctx, o)
 			if !fault.writes {
 				completion.Writes = nil
@@ -421,7 +420,7 @@ func testLostAnswerToCompletion[Tx any](t *testing.T, b backend[Tx]) {
 			return completion, err
 		})
 		must(t, err)
-		same(t, "cuts", p.cuts.Load(), 1)
+		same(t, "cuts", p.state().Hits, 1)
 		same(t, fmt.Sprintf("replayed after %+v", fault), result.Replayed, fault.replayed)
 		same(t, "payload", string(result.Payload), "1")
 		same(t, "leases lost", count.leaseLost.Load(), 0)
