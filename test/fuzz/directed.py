@@ -1,6 +1,7 @@
 """
-Short scenes for outcomes that chance alone would hardly find.  They are parts
-of programs like all others: what goes on before and after is drawn.
+Short scenes for outcomes that chance alone would hardly find.  Each runs once by
+itself, and they are parts of programs like all others: what goes on before and
+after is drawn.
 """
 from calls import Call
 from values import MARKER, Fence
@@ -30,7 +31,7 @@ def scenes(functions, main, peer, by_hand, with_kinds):
         call('idem_progress', key='a', progress=PAYLOAD, fence=Fence())]
     others = [call('idem_begin', key='a', lease='1 hour'), call('idem_begin_batch', keys=keys), call('idem_lock', resources=keys),
         call('idem_call', handler='fuzz.returns(jsonb)', key='a'), call('idem_advance', stream='a', seq=3), call('idem_gc'),
-        call('idem_lookup', key='a'), call('idem_forget', key='a')]
+        call('idem_lookup', key='a'), call('idem_lost_attempts', key='a'), call('idem_forget', key='a')]
     administration = [call(name, **given) for name, given in (
         ('idem_gc', {}), ('idem_grant', {'role': 'fuzz_target'}), ('idem_revoke', {'role': 'fuzz_target'}),
         ('idem_schedule_gc', {}), ('idem_reseal', {}), ('idem_claim_scope', {'pattern': 's', 'role': 'fuzz_app'}),
@@ -61,13 +62,16 @@ def scenes(functions, main, peer, by_hand, with_kinds):
         if any(argument.name == 'scope' for argument in last.signature.arguments):
             scope = next(argument for argument in last.signature.arguments if argument.name == 'scope')
             scoped = Call(last.signature, last.values + ((scope, 's'),), 'select')
-            found.append([main('call', claim), main('set', ('ROLE', 'fuzz_app')), main('call', scoped)])
+            found.append([main('call', lease), main('call', claim), main('set', ('ROLE', 'fuzz_app')), main('call', scoped)])
     # somebody else has it; there is no room for more
     for last in others:
         found.append([peer('begin', 'BEGIN'), peer('call', call('idem_lock', resources=keys)),
             peer('call', call('idem_begin', key='a')), main('call', last)])
         found.append([main('begin', 'BEGIN'), main('call', call('idem_lock', resources=['b', 'c'])),
             main('set', ('idempotency.max_operations_per_transaction', '1')), main('call', last)])
+    # another end of the same attempt has not committed
+    for last in fenced:
+        found.append([peer('call', lease), peer('begin', 'BEGIN'), peer('call', fenced[0]), main('call', last)])
     # a lease that has run out; responses that are not sealed
     found.append([peer('call', lease), peer('by hand', hand("UPDATE {s}.idempotency_store SET lease")), main('begin', 'BEGIN'), main('call', acquire[2])])
     unsealed = [peer('by hand', hand(INSERT)), peer('by hand', hand('UPDATE {s}.idempotency_store SET response'))]
@@ -83,11 +87,11 @@ def scenes(functions, main, peer, by_hand, with_kinds):
             ('idem_claim_scope', {'pattern': None, 'role': 'fuzz_app'}), ('idem_gc', {'max_rows': -1}), ('idem_step_key', {'key': '', 'step': 'a'}),
             ('idem_claim_scope', {'pattern': 'a', 'role': '0'}), ('idem_call', {'handler': 'fuzz.nonesuch(jsonb)', 'key': 'a'}),
             ('idem_call', {'handler': 'fuzz.returns', 'key': 'a'}),
-            ('idem_call', {'handler': 'fuzz.secret(jsonb)', 'key': 'a'}), ('idem_lookup', {'key': ''})):
+            ('idem_call', {'handler': 'fuzz.secret(jsonb)', 'key': 'a'}), ('idem_lookup', {'key': ''}),
+            ('idem_forget', {'key': ''})):
         found.append([main('call', call(name, **given))])
     found.append([main('set', ('ROLE', 'fuzz_app')), main('call', call('idem_call', handler='fuzz.secret(jsonb)', key='a'))])
-    # on a store that is partitioned by hand, with a key: few calls are made there
-    found += 4 * [[main('call', call('idem_reseal'))]]
+    found.append([main('call', call('idem_reseal'))])
     if with_kinds:
         found += kinds_of_store(call, hand, main, peer)
     return found

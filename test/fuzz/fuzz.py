@@ -17,7 +17,7 @@ import calls
 import model
 import smith
 from documented import Documentation
-from program import Runner, programs
+from program import Runner, each_scene, programs
 from session import Session
 from values import FUNCTIONS, MARKER, OUT_OF_REACH
 from verdict import Verdict
@@ -109,6 +109,12 @@ def fuzz_programs(runner, functions, seed, with_kinds):
     programs_are_answered_as_documented()
 
 
+def play_scenes(runner, functions):
+    """Each scene once, so that what it is there to see is not left to chance; drawn programs follow."""
+    for scene in each_scene(functions):
+        runner.run(scene)
+
+
 def work(task):
     """One worker's share; in a process of its own."""
     where, database, count, seed, found, environment = task
@@ -118,6 +124,7 @@ def work(task):
     try:
         runner = Runner(database, SCHEMA, Documentation(HERE.parent.parent / 'docs/reference'), bool(environment))
         functions = calls.Functions(found)
+        play_scenes(runner, functions)
         for batch in range(10**6):
             if sum(runner.calls.values()) >= count or len(outcome['failures']) >= MOST_FAILURES:
                 break

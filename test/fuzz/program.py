@@ -153,9 +153,14 @@ BLOCKS = [anything] * 9 + [life] * 6 + [conflict] * 2 + [somebody]
 DIRECTED = 3  # so many more
 
 
+def each_scene(functions, with_kinds=True):
+    """The directed programs; with_kinds: also those that change the kind of the store."""
+    return scenes(functions, main, peer, BY_HAND, with_kinds)
+
+
 def programs(functions, with_kinds):
-    """Lists of steps; with_kinds: also such that change the kind of the store."""
-    directed = st.sampled_from(scenes(functions, main, peer, BY_HAND, with_kinds))
+    """Lists of steps."""
+    directed = st.sampled_from(each_scene(functions, with_kinds))
     blocks = [maker(functions) for maker in BLOCKS] + [directed] * DIRECTED
     block = st.integers(0, len(blocks) - 1).flatmap(blocks.__getitem__)
     return st.lists(block, min_size=1, max_size=16).map(lambda steps: [step for block in steps for step in block])
