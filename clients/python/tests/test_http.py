@@ -161,7 +161,9 @@ def call_wsgi(app, key, body=b"{}", path="/r", method="POST", **extra):
     if key is not None:
         environ["HTTP_IDEMPOTENCY_KEY"] = key
     parts = app(environ, lambda status, headers: started.append((status, headers)))
-    return int(started[0][0][:3]), dict(started[0][1]), b"".join(parts)
+    sent = int(started[0][0][:3]), dict(started[0][1]), b"".join(parts)
+    getattr(parts, "close", bool)()     # as PEP 3333 has it
+    return sent
 
 
 def wsgi(pool, handler, **options):
@@ -694,6 +696,31 @@ def test_background_tasks_come_after_commit(key, admin, conflict, kept, behind):
     assert given == [503, kept, kept]
     assert seen == [(kept, ("COMPLETED" if kept == 201 else "FAILED",), None)]
     assert ends == ["cancelled", "failed", *(["cancelled"] if kept == 201 else []), "ended"]
+
+
+@pytest.mark.parametrize("kept", [201, 402])
+def test_what_flask_calls_on_close_comes_after_commit(pool, key, admin, conflict, kept):
+    """Once for the answer that is stored, when its server has sent it; not for what was rolled back, and not for a replay."""
+    from flask import Flask, Response as Answer
+    flask = Flask("t")
+    FlaskIdempotency(flask, Idempotency(pool, retry=QUICK), principal=lambda asked: "p")
+    seen, answers = [], iter([503, kept, kept])
+
+    @flask.post("/r")
+    def view():
+        exchange = current()
+        if kept == 201:
+            exchange.tx.execute("INSERT INTO conflict VALUES (%s)", (key,))
+        answer = Answer(status=next(answers))
+
+        @answer.call_on_close
+        def look():
+            row = admin.execute("SELECT status FROM idempotency_store WHERE idempotency_key = %s", (key,)).fetchone()
+            seen.append((answer.status_code, row, exchange.tx))
+        return answer
+    for given, count in ((503, 0), (kept, 1), (kept, 1)):
+        assert (call_wsgi(flask, key)[0], len(seen)) == (given, count)
+    assert seen == [(kept, ("COMPLETED" if kept == 201 else "FAILED",), None)]
 
 
 def test_asgi_repeats_what_starlette_has_made_a_500_of(run, key):

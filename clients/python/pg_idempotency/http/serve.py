@@ -31,9 +31,11 @@ def serve(idem: Idempotency, served: Served, handler: Handler) -> Reply:
     def handle(exchange: Exchange) -> Any:
         token = active.set(exchange)
         try:
-            return served.outcome(exchange, handler(exchange))
+            reply = handler(exchange)
         finally:
             active.reset(token)
+            exchange.tx = None
+        return served.outcome(exchange, reply)
 
     def in_transaction(tx: Any, operation: Operation) -> Any:
         return handle(Exchange(tx, operation))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import re
 from http import HTTPStatus
-from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple, Union
 
 from ..client import Idempotency
 from .core import Admitted, Core, Exchange, Headers, Options, Reply, Request, Served
@@ -51,20 +51,39 @@ class IdempotencyMiddleware:
             return self.app(with_body(environ, body), start_response)
         if isinstance(admitted, Reply):
             return send_reply(start_response, admitted)
-        return send_reply(start_response, self.run(environ, admitted, body))
+        return self.run(environ, start_response, admitted, body)
 
-    def run(self, environ: Environ, admitted: Admitted, body: bytes) -> Reply:
-        """Runs the application inside of a transaction or a lease."""
+    def run(self, environ: Environ, start_response: Callable[..., Any], admitted: Admitted, body: bytes) -> Iterable[bytes]:
+        """Runs the application inside of a transaction or a lease, and answers. What its answer does when it is closed,
+        as by Flask's call_on_close, it does behind the answer that is stored."""
+        served = Served(self.core, admitted)
+        given: List[Iterable[bytes]] = []
+
         def handler(exchange: Exchange) -> Reply:
+            given.clear()       # What was rolled back has nothing behind it: it goes as with a process that ends.
             own = with_body(environ, body)
             own["idempotency"] = exchange
-            reply = capture(self.app, own, admitted.options.max_response)
+            reply = capture(self.app, own, admitted.options.max_response, given)
             # Frameworks turn errors into an answer 500; what happened decides whether to repeat.
             if reply.status >= 500 and isinstance(own.get(ERROR), Exception):
                 raise own[ERROR]
             return reply
 
-        return serve(self.idempotency, Served(self.core, admitted), handler)
+        chunks = send_reply(start_response, serve(self.idempotency, served, handler))
+        close = getattr(given[0], "close", None) if served.is_kept else None
+        given.clear()
+        return chunks if close is None else Closing(chunks, close)
+
+
+class Closing:
+    """An answer that says when its server has sent it."""
+
+    def __init__(self, chunks: Iterable[bytes], close: Callable[[], Any]) -> None:
+        self.chunks = chunks
+        self.close = close
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.chunks)
 
 
 class FlaskIdempotency(IdempotencyMiddleware):
@@ -131,8 +150,9 @@ def with_body(environ: Environ, body: bytes) -> Environ:
     return own
 
 
-def capture(app: Callable[..., Iterable[bytes]], environ: Environ, limit: int) -> Reply:
-    """What the application answers, as a whole. Raises ResponseTooLarge as soon as it is over the limit."""
+def capture(app: Callable[..., Iterable[bytes]], environ: Environ, limit: int, given: List[Iterable[bytes]]) -> Reply:
+    """What the application answers, as a whole, and in ``given`` as it came. It is not closed.
+    Raises ResponseTooLarge as soon as it is over the limit."""
     started: List[Tuple[str, Headers]] = []
     chunks: List[bytes] = []
 
@@ -140,18 +160,13 @@ def capture(app: Callable[..., Iterable[bytes]], environ: Environ, limit: int) -
         started.append((status, headers))
         return chunks.append
 
-    answer = app(environ, start_response)
+    given.append(app(environ, start_response))
     size = 0
-    try:
-        for chunk in answer:
-            chunks.append(chunk)
-            size += len(chunk)
-            if size > limit:
-                raise ResponseTooLarge()
-    finally:
-        close = getattr(answer, "close", None)
-        if close is not None:
-            close()
+    for chunk in given[0]:
+        chunks.append(chunk)
+        size += len(chunk)
+        if size > limit:
+            raise ResponseTooLarge()
     status, headers = started[-1]
     return Reply(int(status.split(" ", 1)[0]), list(headers), b"".join(chunks))
 
