@@ -74,6 +74,15 @@ typedef bool UpdateIndexes;
 	pg_proc_aclcheck(function, role, mode)
 #endif
 
+/* 16 (1e10d49b65) can run the triggers of TRUNCATE as the owner of the table */
+#if PG_VERSION_NUM >= 160000
+#define execute_truncate(tables, oids, logged) \
+	ExecuteTruncateGuts(tables, oids, logged, DROP_RESTRICT, false, false)
+#else
+#define execute_truncate(tables, oids, logged) \
+	ExecuteTruncateGuts(tables, oids, logged, DROP_RESTRICT, false)
+#endif
+
 /* 16 (e4d6ae9b5e) exports this look-up */
 #if PG_VERSION_NUM < 160000
 #include "access/table.h"

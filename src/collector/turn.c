@@ -15,8 +15,11 @@
 #include "postgres.h"
 
 #include "access/table.h"
+#include "catalog/catalog.h"
+#include "catalog/dependency.h"
+#include "catalog/pg_class.h"
 #include "catalog/pg_type.h"
-#include "executor/spi.h"
+#include "commands/tablecmds.h"
 #include "storage/bufmgr.h"
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
@@ -57,28 +60,14 @@ typedef struct Turn
 
 /* ---- the rows of idempotency_ring ---- */
 
-/* A command on the ring, with %1$s for the schema; returns how many rows it gave. */
-static uint64
-run_on_ring(const Catalog *catalog, const char *sql, int count, const Oid *types, const Datum *values)
-{
-	int			nest_level = NewGUCNestLevel();
-
-	/* the owner may be a superuser, whose path others may write to */
-	(void) set_config_option("search_path", "pg_catalog, pg_temp", PGC_USERSET, PGC_S_SESSION,
-							 GUC_ACTION_SAVE, true, 0, false);
-	(void) SPI_execute_with_args(psprintf(sql, quote_identifier(catalog->schema)), count,
-								 unconstify(Oid *, types), unconstify(Datum *, values), NULL, false, 0);
-	AtEOXact_GUC(true, nest_level);
-	return SPI_processed;
-}
+/* These are not qualified but for the ring: the text is understood in pg_catalog alone. */
+#define ON_RING .table = TABLE_RING,.in_pg_catalog = true
 
 static void
-change_ring(const Catalog *catalog, const char *sql, int count, const Oid *types, const Datum *values)
+change_ring(const Catalog *catalog, Statement *statement, Datum *values)
 {
-	if (SPI_connect() != SPI_OK_CONNECT)
-		elog(ERROR, "could not connect to SPI");
-	(void) run_on_ring(catalog, sql, count, types, values);
-	SPI_finish();
+	(void) statement_run(statement, catalog, values, NULL, InvalidSnapshot);
+	statement_finish();
 }
 
 /*
@@ -86,13 +75,15 @@ change_ring(const Catalog *catalog, const char *sql, int count, const Oid *types
  * held the store when it was first seen so: they may not have heard of it, or may
  * write to it still.
  */
-static const char wait_sql[] =
+static Statement wait_for_others = {
 	"UPDATE %1$s.idempotency_ring SET waits_for = ARRAY("
 	"SELECT DISTINCT l.virtualtransaction FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_database d ON d.oid = l.database"
 	" WHERE l.locktype = 'relation' AND l.relation = $1 AND d.datname = pg_catalog.current_database()"
 	" AND l.pid IS DISTINCT FROM pg_catalog.pg_backend_pid()"
 	" AND (waits_for IS NULL OR l.virtualtransaction = ANY (waits_for)))"
-	" WHERE range_start IS NULL AND waits_for IS DISTINCT FROM '{}'";
+	" WHERE range_start IS NULL AND waits_for IS DISTINCT FROM '{}'",
+	1, {OIDOID}, ON_RING
+};
 
 /*
  * The ring with what is known of all its tables.  Ranges that follow one another end
@@ -104,33 +95,44 @@ static const char wait_sql[] =
 	" count(*) OVER () * greatest(max(period) OVER (), max(range_end - range_start) OVER ()) AS horizon" \
 	" FROM %1$s.idempotency_ring) r"
 
-static const char due_sql[] =
+static Statement find_due = {
 	"SELECT name, range_start IS NOT NULL, leaving, at - margin, coalesce(greatest(range_end, kept_until) <= at - margin, true)"
 	" FROM " RING
 	" WHERE (leaving OR (kept_until > at - margin) IS NOT TRUE) AND CASE WHEN range_start IS NULL THEN waits_for = '{}'"
 	" ELSE range_end <= at - margin OR leaving OR range_start > at + 2 * horizon END"
-	" ORDER BY range_end, name";
+	" ORDER BY range_end, name",
+	ON_RING
+};
 
-static const char next_range_sql[] =
+static Statement give_next_range = {
 	"UPDATE %1$s.idempotency_ring own SET (range_start, range_end) = (SELECT start, start + own.period FROM ("
 	"SELECT greatest(max(range_end) FILTER (WHERE range_start <= at + horizon), pg_catalog.clock_timestamp()) AS start"
 	" FROM " RING ") next WHERE NOT own.leaving),"
-	" kept_until = NULL, waits_for = NULL WHERE name = $1";
+	" kept_until = NULL, waits_for = NULL WHERE name = $1",
+	1, {NAMEOID}, ON_RING
+};
 
-static const char keep_sql[] =
-	"UPDATE %1$s.idempotency_ring SET kept_until = least($2, pg_catalog.clock_timestamp() + period) WHERE name = $1";
+static Statement keep_until = {
+	"UPDATE %1$s.idempotency_ring SET kept_until = least($2, pg_catalog.clock_timestamp() + period) WHERE name = $1",
+	2, {NAMEOID, TIMESTAMPTZOID}, ON_RING
+};
 
-static const char forget_sql[] = "DELETE FROM %1$s.idempotency_ring WHERE name = $1";
+static Statement forget_table = {
+	"DELETE FROM %1$s.idempotency_ring WHERE name = $1",
+	1, {NAMEOID}, ON_RING
+};
 
-static const char use_sql[] = "UPDATE %1$s.idempotency_ring SET in_use = $1 WHERE in_use <> $1";
+static Statement set_use = {
+	"UPDATE %1$s.idempotency_ring SET in_use = $1 WHERE in_use <> $1",
+	1, {BOOLOID}, ON_RING
+};
 
 static void
-change_row(const Turn *turn, const char *sql)
+change_row(const Turn *turn, Statement *statement)
 {
-	Oid			types[2] = {NAMEOID, TIMESTAMPTZOID};
 	Datum		values[2] = {CStringGetDatum(turn->name), TimestampTzGetDatum(turn->kept_until)};
 
-	change_ring(turn->catalog, sql, sql == keep_sql ? 2 : 1, types, values);
+	change_ring(turn->catalog, statement, values);
 }
 
 static Datum
@@ -161,11 +163,8 @@ turns_due(const Catalog *catalog)
 {
 	MemoryContext context = CurrentMemoryContext;
 	List	   *due = NIL;
-	uint64		count;
+	uint64		count = statement_run(&find_due, catalog, NULL, NULL, InvalidSnapshot);
 
-	if (SPI_connect() != SPI_OK_CONNECT)
-		elog(ERROR, "could not connect to SPI");
-	count = run_on_ring(catalog, due_sql, 0, NULL, NULL);
 	for (uint64 i = 0; i < count; i++)
 	{
 		Turn	   *turn = MemoryContextAllocZero(context, sizeof(Turn));
@@ -181,7 +180,7 @@ turns_due(const Catalog *catalog)
 		due = lappend(due, turn);
 		MemoryContextSwitchTo(inner);
 	}
-	SPI_finish();
+	statement_finish();
 	return due;
 }
 
@@ -232,24 +231,46 @@ let_writers_in(const Turn *turn)
 		UnlockRelationOid(turn->long_values, ShareLock);
 }
 
+/*
+ * By the OID: between a name and the command that resolves it again, the owner of the schema
+ * could give the name to a table of his own.
+ */
+static void
+empty_table(Oid table)
+{
+	Relation	opened = table_open(table, NoLock);
+	List	   *oids = list_make1_oid(table);
+
+	CheckTableNotInUse(opened, "TRUNCATE");
+	execute_truncate(list_make1(opened), oids, RelationIsLogicallyLogged(opened) ? oids : NIL);
+	table_close(opened, NoLock);
+}
+
+static void
+drop_table(Oid table)
+{
+	ObjectAddress address;
+
+	ObjectAddressSet(address, RelationRelationId, table);
+	performDeletion(&address, DROP_RESTRICT, 0);
+}
+
 /* Called while writers are locked out and no record of the table is needed. */
 static void
 empty_or_drop(Turn *turn)
 {
-	const char *name = quote_qualified_identifier(get_namespace_name(get_rel_namespace(turn->table)), turn->name);
-
 	LockRelationOid(turn->table, AccessExclusiveLock);
 	if (OidIsValid(turn->long_values))
 		LockRelationOid(turn->long_values, AccessExclusiveLock);
 	if (turn->is_leaving && !turn->has_range)
 	{
-		statement_command(psprintf("DROP TABLE %s", name));
-		change_row(turn, forget_sql);
+		drop_table(turn->table);
+		change_row(turn, &forget_table);
 	}
 	else
 	{
-		statement_command(psprintf("TRUNCATE ONLY %s", name));
-		change_row(turn, next_range_sql);
+		empty_table(turn->table);
+		change_row(turn, &give_next_range);
 	}
 	turn->is_done = true;
 }
@@ -312,7 +333,7 @@ keep_table(Turn *turn)
 			 errdetail("The last one expires at %s. The table is emptied after that.",
 					   timestamptz_to_str(turn->kept_until)),
 			 errhint("Somebody has changed or loaded records. View idempotency_partitions shows when the table is looked at again.")));
-	change_row(turn, keep_sql);
+	change_row(turn, &keep_until);
 }
 
 static void
@@ -337,14 +358,10 @@ turn_table(Turn *turn)
 static void
 record_use(const Catalog *catalog)
 {
-	Oid			types[1] = {BOOLOID};
 	Datum		values[1] = {BoolGetDatum(catalog->store_plain)};
-	uint64		changed;
+	uint64		changed = statement_run(&set_use, catalog, values, NULL, InvalidSnapshot);
 
-	if (SPI_connect() != SPI_OK_CONNECT)
-		elog(ERROR, "could not connect to SPI");
-	changed = run_on_ring(catalog, use_sql, 1, types, values);
-	SPI_finish();
+	statement_finish();
 	if (changed > 0 && !catalog->store_plain)
 		ereport(WARNING,
 				(errmsg("the ring of the store is not used for new records"),
@@ -365,12 +382,11 @@ static void
 turn_tables(void *argument)
 {
 	Round	   *round = argument;
-	Oid			types[1] = {OIDOID};
 	Datum		values[1] = {ObjectIdGetDatum(round->catalog->tables[TABLE_STORE])};
 	ListCell   *cell;
 
 	record_use(round->catalog);
-	change_ring(round->catalog, wait_sql, 1, types, values);
+	change_ring(round->catalog, &wait_for_others, values);
 	foreach(cell, turns_due(round->catalog))
 	{
 		Turn	   *turn = lfirst(cell);
@@ -382,7 +398,7 @@ turn_tables(void *argument)
 		if (OidIsValid(turn->table))
 			turn_table(turn);
 		else if (turn->is_leaving)
-			change_row(turn, forget_sql);
+			change_row(turn, &forget_table);
 		round->turned += turn->is_done;
 		round->removed += turn->removed;
 	}

@@ -14,6 +14,7 @@
 #include "postgres.h"
 
 #include "access/htup_details.h"
+#include "access/transam.h"
 #include "executor/executor.h"
 #include "executor/spi.h"
 #include "miscadmin.h"
@@ -92,7 +93,8 @@ names_another(Node *node, Oid *relation)
 		return false;
 	if (IsA(node, RangeTblEntry))
 		return ((RangeTblEntry *) node)->rtekind == RTE_RELATION &&
-			((RangeTblEntry *) node)->relid != *relation;
+			((RangeTblEntry *) node)->relid != *relation &&
+			((RangeTblEntry *) node)->relid >= FirstNormalObjectId;
 	if (IsA(node, Query))
 		return query_tree_walker((Query *) node, as_walker(names_another), relation, QTW_EXAMINE_RTES_BEFORE);
 	return expression_tree_walker(node, as_walker(names_another), relation);
@@ -122,6 +124,13 @@ check_as_owner(ParseState *state, Query *query, JumbleArgument jumble)
 	setRuleCheckAsUser((Node *) query, store_owner);
 }
 
+static void
+set_while_planning(const char *setting, const char *value)
+{
+	(void) set_config_option(setting, value, PGC_USERSET, PGC_S_SESSION,
+							 GUC_ACTION_SAVE, true, 0, false);
+}
+
 /*
  * Row security is off, even if the owner has forced it: it must not hide
  * records.  A plan that was made while the store was small must not read all
@@ -134,8 +143,9 @@ start_planning(Planning *run)
 	GetUserIdAndSecContext(&run->user, &run->context);
 	SetUserIdAndSecContext(run->user, run->context | SECURITY_NOFORCE_RLS);
 	if (run->statement->knows_rows)
-		(void) set_config_option("enable_seqscan", "off", PGC_USERSET, PGC_S_SESSION,
-								 GUC_ACTION_SAVE, true, 0, false);
+		set_while_planning("enable_seqscan", "off");
+	if (run->statement->in_pg_catalog)
+		set_while_planning("search_path", "pg_catalog, pg_temp");
 	run->outer = planning;
 	planning = run;
 }
@@ -365,15 +375,5 @@ statement_columns(int row, Datum *values, bool *nulls)
 void
 statement_finish(void)
 {
-	SPI_finish();
-}
-
-/* A command on tables that a caller with their owner's rights has locked. */
-void
-statement_command(const char *command)
-{
-	if (SPI_connect() != SPI_OK_CONNECT)
-		elog(ERROR, "could not connect to SPI");
-	(void) SPI_execute(command, false, 0);
 	SPI_finish();
 }

@@ -21,7 +21,8 @@ typedef struct Statement
 	int			count;			/* of parameters */
 	Oid			types[STATEMENT_PARAMETERS];	/* InvalidOid: idempotency_status */
 	bool		knows_rows;		/* their positions or keys: no need to read the table */
-	CatalogTable table;			/* the only one that it names */
+	bool		in_pg_catalog;	/* no other schema is searched: operators need no schema in the text */
+	CatalogTable table;			/* the only one that it names, but for those of the server */
 	Oid			store_table;	/* the store or a table of it, if it names that instead */
 
 	/* the runner's own */
@@ -39,6 +40,5 @@ extern uint64 statement_run(Statement *statement, const Catalog *catalog,
 extern Datum statement_column(int row, int column, bool *is_null);
 extern void statement_columns(int row, Datum *values, bool *nulls);
 extern void statement_finish(void);
-extern void statement_command(const char *command);
 
 #endif							/* IDEM_STATEMENT_H */

@@ -83,10 +83,10 @@ $node->safe_psql(
 	SET search_path = app, pg_catalog;
 	SELECT idem_partition_store(interval '4 hours');
 });
-$node->safe_psql('postgres', 'SELECT app.idem_gc()');
+$node->safe_psql('postgres', 'SET search_path = app, pg_catalog; SELECT app.idem_gc()');
 is($node->safe_psql('postgres', 'SELECT count(*) > 1 FROM app.idempotency_partitions WHERE range_start IS NOT NULL'), 't', 'the store has a ring');
 $node->safe_psql('postgres', 'SELECT app.idem_unpartition_store()');
-$node->safe_psql('postgres', 'SELECT app.idem_gc()') for 1 .. 2;
+$node->safe_psql('postgres', 'SET search_path = app, pg_catalog; SELECT app.idem_gc()') for 1 .. 2;
 is($node->safe_psql('postgres', q{SELECT string_agg(DISTINCT who, ', ') FROM app.loot}), '', 'no function that was planted has run');
 is($node->safe_psql('postgres', 'SELECT count(*) FROM app.loot'),
 	'0', 'nothing that was planted has run');

@@ -133,6 +133,10 @@ my %on_ring = (
 		map { "CREATE CONSTRAINT TRIGGER t AFTER INSERT OR UPDATE OR DELETE ON $_ DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION keeper.fire('trigger')" } @ring ],
 	'domain' => [ q{CREATE DOMAIN keeper.narrow AS int CHECK (keeper.note('domain') = 0)}, 'ALTER TABLE idempotency_ring ADD extra keeper.narrow DEFAULT 1' ]);
 $plants{"ring: $_"} = $on_ring{$_} for keys %on_ring;
+# and if idempotency_ring is all that he owns
+$plants{'ring alone'} = [
+	q{CREATE TRIGGER t BEFORE INSERT OR UPDATE OR DELETE ON idempotency_ring FOR EACH ROW EXECUTE FUNCTION keeper.fire('trigger')},
+	q{CREATE RULE changed AS ON UPDATE TO idempotency_ring DO ALSO SELECT keeper.note('rule')} ];
 
 # Each call in a session of its own, so that nothing is in a cache.
 my %calls = (
@@ -177,6 +181,10 @@ for my $plant (sort keys %plants)
 	my $script = '';
 
 	$node->safe_psql('postgres', "CREATE DATABASE $database TEMPLATE " . ($plant =~ /^ring/ ? 'ringed' : 'original'));
+	if ($plant eq 'ring alone')
+	{
+		$node->safe_psql($database, "ALTER TABLE $_ OWNER TO postgres") for 'idempotency_store', split /\n/, $node->safe_psql($database, 'SELECT name FROM idempotency_partitions');
+	}
 	$node->safe_psql($database, join('; ', @{ $plants{$plant} }), extra_params => [ '-U', 'keeper' ]);
 	$script .= "\\c\nSET application_name = '$_';\n$calls{$_};\n" for @order;
 	$node->psql($database, $script, on_error_stop => 0);
@@ -203,7 +211,7 @@ for my $round (1, 2)
 }
 
 # Refused before anything is opened, or needed by nothing that is called: only the owner inserts into the ring.
-my $never = qr/^(?:ring: )?(?:partition key|view|operator|type)|^policy|^ring: (?:default|domain)$/;
+my $never = qr/^(?:ring: )?(?:partition key|view|operator|type|policy)|^ring: (?:default|domain)$/;
 # A query on a view is planned for its reader, whose own query it is: docs/security.md.
 my @planned = ('index expression', 'index predicate', 'statistics');
 my %of_the_reader = map { ("$_, idempotency_in_flight" => 1, "$_, idempotency_failures" => 1) } @planned, (map { "ring: $_" } @planned, 'check');
@@ -236,6 +244,7 @@ for my $plant ('check', 'default', 'index expression', 'trigger', 'deferred trig
 	ok($ran{ $database{$plant} }{collector}{keeper}, "$plant: the collector runs it");
 }
 ok($ran{ $database{"ring: $_"} }{collector}{keeper}, "ring: $_: the collector runs it") for 'check', 'index expression', 'trigger', 'trigger of TRUNCATE', 'deferred trigger';
+ok($ran{ $database{'ring alone'} }{collector}{keeper}, 'ring alone: the collector runs it');
 is($node->safe_psql('postgres', q{SELECT rolsuper FROM pg_roles WHERE rolname = 'keeper'}), 'f', 'the owner is no superuser');
 
 done_testing();

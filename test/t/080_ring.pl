@@ -243,6 +243,24 @@ is(tables_with('over _p2'), '', 'the table is emptied although a writer queues')
 is(run('late'), 'COMPLETED', 'and what the writer brings is not lost');
 query('DELETE FROM idempotency_store');
 
+# The owner of the schema puts tables of his own in the place of ours while one is read.
+fill('_p2');
+at_the_gate();
+query(q{
+	ALTER SCHEMA public RENAME TO moved;
+	CREATE SCHEMA public;
+	CREATE TABLE public.ran (what text);
+	CREATE FUNCTION public.note() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO public.ran VALUES (tg_table_name); RETURN NULL; END';
+	CREATE TABLE public.idempotency_store_p2 ();
+	CREATE TABLE public.idempotency_ring (LIKE moved.idempotency_ring);
+	CREATE TRIGGER t BEFORE TRUNCATE ON public.idempotency_store_p2 EXECUTE FUNCTION note();
+	CREATE TRIGGER t BEFORE UPDATE ON public.idempotency_ring EXECUTE FUNCTION note()});
+ask($gate, 'SELECT pg_advisory_unlock_all()');
+ask($collector, 'SELECT 1');
+is(query('SELECT string_agg(what, $$ $$) FROM ran'), '', 'nothing of a schema that took the name runs');
+query('DROP SCHEMA public CASCADE; ALTER SCHEMA moved RENAME TO public');
+is(tables_with('over _p2'), '', 'and the table is emptied');
+
 # A session that writes to it waits, and puts the record where the new range says. The old
 # one is of a clock that was wrong: so an empty table has its turn while the range has room.
 query(q{UPDATE idempotency_ring SET kept_until = NULL, range_start = now() + interval '400 days', range_end = now() + interval '402 days' WHERE name = 'idempotency_store_p2'});
