@@ -7,6 +7,19 @@ import { expand, variablesFor } from './variables.mjs'
 
 const VERBS = ['send', 'start', 'answer', 'abandon', 'gate', 'server', 'postgres', 'proxy', 'effects', 'pause']
 const RETRIED = [409, 429, 500, 502, 503, 504]
+// The orders for what a case says of the proxy. A COMMIT is that of a transaction that inserted a row.
+const COMMIT = '(^|;)\\s*(commit|end(\\s+(work|transaction))?\\s*(;|$))'
+const ORDERS = {
+  'lose COMMIT': () => ['arm', 'before', COMMIT, true],
+  'lose the answer to COMMIT': () => ['arm', 'lose', COMMIT, true],
+  'hold the answer to COMMIT': () => ['arm', 'hold', COMMIT, true],
+  'cut at the round trip': (trip) => ['arm_trip', 'cut', trip],
+  'hold at the round trip': (trip) => ['arm_trip', 'hold', trip],
+  down: () => ['refuse'],
+  up: () => ['admit'],
+  cut: () => ['cut'],
+  off: () => ['disarm'],
+}
 const MOST_TRIPS = 60        // a sweep that goes on longer never ends
 
 // Plays a case.  `makeServers` gives {servers, proxy, close} for the case.
@@ -31,13 +44,15 @@ async function sweep(theCase, route, stage, tools) {
     } catch (error) {
       throw new Error(`fault at round trip ${trip}: ${error.message}`)
     }
-    if (stage.proxy.hits === 0) {
+    if (!await isHit(stage.proxy)) {
       if (trip === 1) throw new Error('the fault never hit: does the server use DATABASE_URL?')
       return
     }
     if (trip === MOST_TRIPS) throw new Error(`the fault still hits at round trip ${trip}`)
   }
 }
+
+const isHit = async (proxy) => (await proxy.order('state')).hits > 0
 
 class Player {
   constructor(theCase, route, stage, tools) {
@@ -166,19 +181,21 @@ class Player {
   }
 
   async proxy({ proxy, optional }) {
-    const target = this.stage.proxy
-    if (proxy === 'down' || proxy === 'up') target[proxy]()
-    else if (proxy === 'cut') target.cutAll()
-    else if (proxy === 'off') target.disarm()
-    else if (proxy === 'hit') await this.untilHit(optional)
-    else target.arm(proxy, this.trip)
+    if (proxy === 'hit') return this.untilHit(optional)
+    const order = ORDERS[proxy](this.trip)
+    if (order[0].startsWith('arm')) await this.stage.proxy.order('reset')
+    await this.stage.proxy.order(...order)
   }
 
   // In a sweep the last run is over without a hit: then the request ends by itself.
   async untilHit(optional) {
-    const ended = optional ? this.open[optional].answer.then(() => {}, () => {}) : new Promise(() => {})
-    const late = sleep(this.timeout * 1000, 'late', { ref: false })
-    if (await Promise.race([this.stage.proxy.hit, ended, late]) === 'late') throw new Error('the fault did not hit')
+    let ended = false
+    if (optional) this.open[optional].answer.catch(() => {}).then(() => { ended = true })
+    const deadline = Date.now() + this.timeout * 1000
+    while (!ended && !await isHit(this.stage.proxy)) {
+      if (Date.now() >= deadline) throw new Error('the fault did not hit')
+      await sleep(10)
+    }
   }
 
   async pause({ pause }) {

@@ -16,7 +16,7 @@ import { expressIdempotency } from 'pg-idempotency/express'
 import { fastifyIdempotency } from 'pg-idempotency/fastify'
 import { honoIdempotency } from 'pg-idempotency/hono'
 import { effect, effects, newKey, poolFor } from './support.js'
-import { Proxy, isTag } from './proxy.js'
+import { Proxy } from './proxy.js'
 
 // Bytes that the frameworks' body parsers take.
 const LARGEST = 20_000
@@ -428,16 +428,16 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
     })
 
     test('an answer to COMMIT that is lost ends with the replay', async (t) => {
-      const proxy = await Proxy.start(t)
+      const proxy = await Proxy.forTest(t)
       const key = newKey()
-      let cuts = 0
-      proxy.onAnswer = (type, bytes) => isTag(type, bytes, 'COMMIT') && cuts++ === 0 ? null : bytes
+      await proxy.order('arm', 'lose')
       const { pool, post } = await server(t, async ({ tx }) => {
         await effect(tx, key)
         return { status: 201, body: 'once' }
-      }, { poolOptions: proxy.poolOptions })
+      }, { poolOptions: proxy.options })
       const { status, body } = await post(key)
       assert.deepEqual([status, body, await effects(pool, key)], [201, 'once', 1])
+      assert.equal((await proxy.order('state')).hits, 1)
     })
 
     test('no database: 503 with Retry-After', async (t) => {

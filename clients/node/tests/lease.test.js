@@ -3,7 +3,7 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { Completion, Declined, FakeClock, KeyReused, LeaseLost, NotDone, Reconciled, Unknown } from 'pg-idempotency'
 import { deferred, effect, effects, idempotencyFor, newKey, poolFor, stored } from './support.js'
-import { Proxy, isTag } from './proxy.js'
+import { Proxy } from './proxy.js'
 
 test('work runs once, and response and writes commit together', async (t) => {
   const { pool, idempotency } = idempotencyFor(t)
@@ -64,20 +64,20 @@ test('the third beat finds out that the lease is over', async (t) => {
 })
 
 test('a network that hangs: the work is told when the lease is over, and the call has an end', async (t) => {
-  const proxy = await Proxy.start(t)
-  const { idempotency } = idempotencyFor(t, {}, { ...proxy.poolOptions, max: 2, connectionTimeoutMillis: 2000 })
+  const proxy = await Proxy.forTest(t)
+  const { idempotency } = idempotencyFor(t, {}, { ...proxy.options, max: 2, connectionTimeoutMillis: 2000 })
   const told = deferred()
-  const lease = idempotency.lease(newKey(), null, (operation, signal) => {
-    proxy.hang()
+  const lease = idempotency.lease(newKey(), null, async (operation, signal) => {
+    await proxy.order('hang')
     signal.addEventListener('abort', () => told.resolve())
     return new Promise(() => {})
   }, { lease: '1 s' })
   await assert.rejects(lease, LeaseLost)
   await told.promise
   // The same while the end is sent.
-  const other = await Proxy.start(t)
-  const { idempotency: ending } = idempotencyFor(t, {}, { ...other.poolOptions, max: 2, connectionTimeoutMillis: 2000 })
-  await assert.rejects(ending.lease(newKey(), null, () => { other.hang(); return 1 }, { lease: '1 s' }), { name: 'LeaseLost' })
+  const other = await Proxy.forTest(t)
+  const { idempotency: ending } = idempotencyFor(t, {}, { ...other.options, max: 2, connectionTimeoutMillis: 2000 })
+  await assert.rejects(ending.lease(newKey(), null, async () => { await other.order('hang'); return 1 }, { lease: '1 s' }), { name: 'LeaseLost' })
 })
 
 test('a heartbeat that gets no connection in time: the lease is lost', async (t) => {
@@ -192,12 +192,12 @@ test('work that does not heed the signal is not waited for', async (t) => {
 
 test('a server that does not answer for as long as the lease: lost, by our own clock', async (t) => {
   const clock = new FakeClock()
-  const proxy = await Proxy.start(t)
-  const { idempotency } = idempotencyFor(t, { clock }, proxy.poolOptions)
+  const proxy = await Proxy.forTest(t)
+  const { idempotency } = idempotencyFor(t, { clock }, proxy.options)
   const begun = deferred()
   const leased = idempotency.lease(newKey(), null, () => { begun.resolve(); return new Promise(() => {}) })
   await begun.promise
-  proxy.onAnswer = () => null
+  await proxy.order('refuse')
   const refused = assert.rejects(leased, LeaseLost)
   await clock.advance(25_000)
   assert.equal(clock.pending, 1)
@@ -208,13 +208,12 @@ test('a server that does not answer for as long as the lease: lost, by our own c
 
 test('a heartbeat that fails once is tried again', async (t) => {
   const clock = new FakeClock()
-  const proxy = await Proxy.start(t)
-  const { idempotency } = idempotencyFor(t, { clock }, proxy.poolOptions)
+  const proxy = await Proxy.forTest(t)
+  const { idempotency } = idempotencyFor(t, { clock }, proxy.options)
   const result = await idempotency.lease(newKey(), null, async (operation, signal) => {
-    proxy.cut()
-    proxy.onAnswer = () => null
+    await proxy.order('refuse')
     await clock.advance(11_000)
-    proxy.onAnswer = (type, bytes) => bytes
+    await proxy.order('admit')
     await clock.advance(60_000)
     return signal.aborted
   })
@@ -257,17 +256,17 @@ test('a note of progress goes to the next owner, and to nobody who lost the leas
 })
 
 test('a note whose answer is lost is stored once more', async (t) => {
-  const proxy = await Proxy.start(t)
+  const proxy = await Proxy.forTest(t)
   const { pool } = idempotencyFor(t)
-  const { idempotency } = idempotencyFor(t, {}, proxy.poolOptions)
+  const { idempotency } = idempotencyFor(t, {}, proxy.options)
   const key = newKey()
-  let cuts = 0
   await idempotency.lease(key, null, async (operation) => {
-    proxy.onAnswer = (type, bytes) => isTag(type, bytes, 'SELECT 1') && cuts++ === 0 ? null : bytes
+    await proxy.order('arm', 'lose', 'idem_progress')
     await idempotency.progress(operation, 7)
     assert.equal((await pool.query('SELECT response_payload AS note FROM idempotency_store WHERE idempotency_key = $1', [key])).rows[0].note, 7)
   })
-  assert.ok(cuts > 1)
+  assert.equal((await proxy.order('state')).hits, 1)
+  assert.equal((await proxy.order('texts')).filter((text) => text.includes('idem_progress')).length, 2)
 })
 
 test('NotDone frees the key at once', async (t) => {
@@ -337,18 +336,18 @@ for (const [what, reconcile] of [
 }
 
 test('an answer lost at the end is looked up, and the writes are there once', async (t) => {
-  const proxy = await Proxy.start(t)
-  const { idempotency } = idempotencyFor(t, {}, proxy.poolOptions)
+  const proxy = await Proxy.forTest(t)
+  const { idempotency } = idempotencyFor(t, {}, proxy.options)
   const direct = poolFor(t)
   const key = newKey()
-  let cuts = 0
   let calls = 0
   const result = await idempotency.lease(key, null, async () => {
     calls++
-    proxy.onAnswer = (type, bytes) => isTag(type, bytes, 'COMMIT') && cuts++ === 0 ? null : bytes
+    await proxy.order('arm', 'lose')
     return new Completion({ code: 201, payload: 'once' }, (tx) => effect(tx, key))
   })
-  assert.deepEqual([result.code, result.payload, result.replayed, calls, cuts], [201, 'once', true, 1, 1])
+  assert.deepEqual([result.code, result.payload, result.replayed, calls], [201, 'once', true, 1])
+  assert.equal((await proxy.order('state')).hits, 1)
   assert.equal(await effects(direct, key), 1)
 })
 

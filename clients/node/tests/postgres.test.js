@@ -4,8 +4,8 @@ import { test } from 'node:test'
 import postgres from 'postgres'
 import { CommitRolledBack, Completion, Declined, Idempotency, KeyReused } from 'pg-idempotency'
 import { postgresSource } from 'pg-idempotency/postgres'
-import { effects, newKey, poolFor } from './support.js'
-import { Proxy, isTag } from './proxy.js'
+import { countingSocket, effects, newKey, poolFor } from './support.js'
+import { Proxy } from './proxy.js'
 
 function setUp(t, options = {}) {
   const sql = postgres({ host: process.env.PGHOST, port: Number(process.env.PGPORT), max: 3, onnotice: () => {}, ...options })
@@ -62,14 +62,13 @@ test('postgres.js: a lease with writes', async (t) => {
 })
 
 test('postgres.js: a connection lost at COMMIT ends with the replay', async (t) => {
-  const proxy = await Proxy.start(t)
-  const idempotency = setUp(t, { host: '127.0.0.1', port: proxy.poolOptions.port, ssl: false, max: 1 })
+  const proxy = await Proxy.forTest(t)
+  const idempotency = setUp(t, { ...proxy.options, max: 1 })
   const pool = poolFor(t)
   const key = newKey()
-  let cuts = 0
   const result = await idempotency.transaction(key, null, async (tx) => {
     await insert(tx, key)
-    proxy.onAnswer = (type, bytes) => isTag(type, bytes, 'COMMIT') && cuts++ === 0 ? null : bytes
+    await proxy.order('arm', 'lose')
     return 'once'
   })
   assert.deepEqual([result.replayed, result.payload], [true, 'once'])
@@ -77,11 +76,11 @@ test('postgres.js: a connection lost at COMMIT ends with the replay', async (t) 
 })
 
 test('postgres.js: n + 2 round trips once a connection knows the statements', async (t) => {
-  const proxy = await Proxy.start(t)
-  const idempotency = setUp(t, { host: '127.0.0.1', port: proxy.poolOptions.port, ssl: false, max: 1 })
+  const count = { trips: 0 }
+  const idempotency = setUp(t, { max: 1, socket: () => countingSocket(count).connect(`${process.env.PGHOST}/.s.PGSQL.${process.env.PGPORT}`) })
   const run = () => idempotency.transaction(newKey(), 1, (tx) => insert(tx, 'trips'), { maxLostAttempts: 5 })
   await run()
-  proxy.trips = 0
+  count.trips = 0
   await run()
-  assert.equal(proxy.trips, 3)
+  assert.equal(count.trips, 3)
 })

@@ -1,6 +1,7 @@
 // What the tests share: pools on the private server, and the effects that operations leave.
 import pg from 'pg'
 import { randomUUID } from 'node:crypto'
+import net from 'node:net'
 import { Idempotency } from 'pg-idempotency'
 
 /** Pool on the server of the environment, ended with the test `t`. */
@@ -32,6 +33,22 @@ export async function stored(pool, key, scope = 'tests') {
     'SELECT status::text, response_code AS code, attempt FROM idempotency_store WHERE scope = $1 AND idempotency_key = $2',
     [scope, key])
   return rows[0]
+}
+
+/** A socket for a driver that counts round trips: something was sent, and then it is answered. */
+export function countingSocket(count) {
+  const socket = new net.Socket()
+  let asked = false
+  // connect() sets the method anew
+  socket.once('connect', () => {
+    const { write } = socket
+    socket.write = (...chunk) => { asked = true; return write.apply(socket, chunk) }
+    socket.on('data', () => {
+      if (asked) count.trips++
+      asked = false
+    })
+  })
+  return socket
 }
 
 /** A promise and its two ends. */

@@ -3,7 +3,7 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { BadArgument, CommitRolledBack, Declined, FakeClock, Idempotency, KeyReused, TooLarge } from 'pg-idempotency'
 import { deferred, effect, effects, idempotencyFor, newKey, poolFor, stored } from './support.js'
-import { Proxy, isTag, tagMessage } from './proxy.js'
+import { Proxy } from './proxy.js'
 
 test('work runs once, and a repeat gets the same answer', async (t) => {
   const { pool, idempotency } = idempotencyFor(t)
@@ -142,10 +142,11 @@ test('a caught error of a statement is CommitRolledBack, not success', async (t)
 })
 
 test('a COMMIT that answers ROLLBACK is CommitRolledBack', async (t) => {
-  const proxy = await Proxy.start(t)
-  const { idempotency } = idempotencyFor(t, {}, proxy.poolOptions)
-  proxy.onAnswer = (type, bytes) => isTag(type, bytes, 'COMMIT') ? tagMessage('ROLLBACK') : bytes
+  const proxy = await Proxy.forTest(t)
+  const { idempotency } = idempotencyFor(t, {}, proxy.options)
+  await proxy.order('arm', 'rollback')
   await assert.rejects(idempotency.transaction(newKey(), null, () => 1), CommitRolledBack)
+  assert.equal((await proxy.order('state')).hits, 1)
 })
 
 test('40001 and 40P01 repeat the whole, up to the limit', async (t) => {
@@ -176,19 +177,19 @@ test('40001 and 40P01 repeat the whole, up to the limit', async (t) => {
 })
 
 test('a connection lost at COMMIT, which the server got, ends with the replay', async (t) => {
-  const proxy = await Proxy.start(t)
-  const { pool, idempotency } = idempotencyFor(t, {}, proxy.poolOptions)
+  const proxy = await Proxy.forTest(t)
+  const { pool, idempotency } = idempotencyFor(t, {}, proxy.options)
   const direct = poolFor(t)
   const key = newKey()
-  let cuts = 0
-  proxy.onAnswer = (type, bytes) => isTag(type, bytes, 'COMMIT') && ++cuts === 1 ? null : bytes
+  await proxy.order('arm', 'lose')
   let calls = 0
   const result = await idempotency.transaction(key, { a: 1 }, async (tx) => {
     calls++
     await effect(tx, key)
     return { code: 201, payload: 'stored' }
   })
-  assert.equal(cuts, 2)
+  assert.equal((await proxy.order('state')).hits, 1)
+  assert.equal((await proxy.order('texts')).filter((text) => /^COMMIT/i.test(text)).length, 2)
   assert.deepEqual([result.outcome, result.replayed, result.code, result.payload], ['COMPLETED', true, 201, 'stored'])
   assert.equal(calls, 1)
   assert.equal(await effects(direct, key), 1)
@@ -196,14 +197,14 @@ test('a connection lost at COMMIT, which the server got, ends with the replay', 
 })
 
 test('a connection lost before COMMIT is repeated from the start', async (t) => {
-  const proxy = await Proxy.start(t)
-  const { idempotency } = idempotencyFor(t, {}, proxy.poolOptions)
+  const proxy = await Proxy.forTest(t)
+  const { idempotency } = idempotencyFor(t, {}, proxy.options)
   const direct = poolFor(t)
   const key = newKey()
   let calls = 0
   const result = await idempotency.transaction(key, null, async (tx) => {
     await effect(tx, key)
-    if (++calls === 1) proxy.cut()
+    if (++calls === 1) await proxy.order('cut')
     return calls
   })
   assert.deepEqual([result.payload, result.replayed], [2, false])

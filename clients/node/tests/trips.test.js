@@ -1,23 +1,21 @@
-// Round trips, counted by a proxy: n statements of work cost n + 2.
+// Round trips, counted at the client's own socket: n statements of work cost n + 2.
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { Completion, Declined, Idempotency } from 'pg-idempotency'
-import { effect, idempotencyFor, newKey, poolFor } from './support.js'
+import { countingSocket, effect, idempotencyFor, newKey, poolFor } from './support.js'
 import { Proxy } from './proxy.js'
 
 async function counted(t, poolOptions = {}) {
-  const proxy = await Proxy.start(t)
-  const { idempotency } = idempotencyFor(t, {}, { ...proxy.poolOptions, max: 1, ...poolOptions })
+  const count = { trips: 0 }
+  const { idempotency } = idempotencyFor(t, {}, { stream: () => countingSocket(count), max: 1, ...poolOptions })
   await idempotency.transaction(newKey(), null, () => 1)
   return {
     idempotency,
     trips: async (call) => {
-      proxy.trips = 0
-      proxy.statements = []
+      count.trips = 0
       await call()
-      return proxy.trips
+      return count.trips
     },
-    statements: () => proxy.statements,
   }
 }
 
@@ -36,13 +34,16 @@ for (const pipeline of [false, true]) {
 }
 
 test('declined: n + 2 as well', async (t) => {
-  const { idempotency, trips, statements } = await counted(t)
+  const proxy = await Proxy.forTest(t)
+  const { idempotency, trips } = await counted(t, proxy.options)
   const key = newKey()
+  await proxy.order('reset')
   assert.equal(await trips(() => idempotency.transaction(key, null, async (tx) => {
     await effect(tx, key)
     throw new Declined(402)
   })), 3)
-  assert.deepEqual(statements().map((text) => text.match(/^\w+/)[0]),
+  const statements = await proxy.order('texts')
+  assert.deepEqual(statements.map((text) => text.match(/^\w+/)[0]),
     ['BEGIN', 'SELECT', 'SAVEPOINT', 'INSERT', 'ROLLBACK', 'SELECT', 'COMMIT'])
 })
 
@@ -54,12 +55,12 @@ test('a lease: one to begin, one to end, and n + 2 with writes', async (t) => {
 })
 
 test('pg without our pipeline would need two more', async (t) => {
-  const proxy = await Proxy.start(t)
-  const pool = poolFor(t, { ...proxy.poolOptions, max: 1 })
+  const count = { trips: 0 }
+  const pool = poolFor(t, { stream: () => countingSocket(count), max: 1 })
   const client = await pool.connect()
-  proxy.trips = 0
+  count.trips = 0
   for (const text of ['BEGIN', 'SELECT 1', 'SAVEPOINT a', 'SELECT 2', 'COMMIT']) await client.query(text)
-  assert.equal(proxy.trips, 5)
+  assert.equal(count.trips, 5)
   client.release()
   assert.ok(new Idempotency(pool).clock.now() > 0)
 })
