@@ -72,6 +72,8 @@ coverage: ## which lines of src/ do they reach? (COVERAGE_FLOOR=92)
 	@test/coverage
 mutation: ## take out guard after guard: do tests fail? (ONLY=name: some)
 	@test/mutation/run $${ONLY:+"$$ONLY"}
+fuzz-selftest: ## the same for the model of make fuzz
+	@test/fuzz/selftest
 chaos-selftest: ## the same for make chaos
 	@test/chaos/selftest
 history-selftest: ## the same for make history

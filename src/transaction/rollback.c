@@ -43,6 +43,7 @@ typedef struct Begun
 	int			count;			/* 0, 1, or 2 for several */
 	uint64		id;				/* of the one */
 	int32		limit;			/* of its lost attempts; 0: none */
+	bool		released;		/* after a savepoint, whose rollback may bring it back */
 	bool		excused;		/* the server failed a savepoint, and no other has begun since */
 } Begun;
 
@@ -58,12 +59,19 @@ rollback_note_begin(uint64 id, int32 limit)
 		begun.count = 2;
 }
 
-/* A release takes the begin back. */
+/*
+ * A release takes the begin back.  A savepoint may take back the release: then
+ * another operation that is begun is the second one.
+ */
 void
 rollback_note_release(uint64 id)
 {
-	if (begun.count == 1 && begun.id == id)
+	if (begun.count != 1 || begun.id != id)
+		return;
+	if (GetCurrentTransactionNestLevel() == 1)
 		begun.count = 0;
+	else
+		begun.released = true;
 }
 
 void
@@ -153,7 +161,7 @@ rollback_hear_savepoint(SubXactEvent event)
 static bool
 is_lost(void)
 {
-	if (begun.count != 1 || begun.excused)
+	if (begun.count != 1 || begun.released || begun.excused)
 		return false;
 	/* the connection is lost, or the server has cut it for the session's fault */
 	if (proc_exit_inprogress)

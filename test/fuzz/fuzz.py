@@ -3,7 +3,11 @@
 Fuzzes the extension on the server that the environment names, a private one:
 programs of calls, the model, and sqlsmith.  Ends with tables of what was done
 and one line, "N passed, N failed".
+
+--model plays only the model, against one database.  With --without-guard the
+server lacks that guard of test/mutation/guards, and the model must disagree.
 """
+import argparse
 import multiprocessing
 import os
 import random
@@ -33,6 +37,7 @@ AT_ONCE = 250  # programs that hypothesis makes from one seed
 DATABASES = [('fuzz_plain', 0.35, 'plain'), ('fuzz_trigger', 0.35, 'trigger'), ('fuzz_by_expiry', 0.24, 'by expiry'),
     ('fuzz_partitioned', 0.04, 'partitioned')]
 STANDBY = 0.02
+MODEL_EXAMPLES = 150  # when it plays alone
 MOST_FAILURES = 4  # of a worker, before it gives up
 SEALED = 0.3  # share of the calls with a seal key
 MAX_GROWTH, MAX_GROWTH_KB = 1 << 20, 16 << 10
@@ -143,7 +148,7 @@ def work(task):
     return outcome
 
 
-def play_model(task):
+def play_model(task, phases=(Phase.generate, Phase.shrink)):
     """The model against one database; in a process of its own."""
     database, examples, seed = task
     counts = model.make(database, SCHEMA)
@@ -151,7 +156,7 @@ def play_model(task):
     machine._hypothesis_internal_use_seed = seed  # what @seed sets
     try:
         run_state_machine_as_test(machine, settings=settings(max_examples=examples, stateful_step_count=40, deadline=None,
-            database=None, print_blob=False, phases=[Phase.generate, Phase.shrink], suppress_health_check=list(HealthCheck)))
+            database=None, print_blob=False, phases=phases, suppress_health_check=list(HealthCheck)))
         failure = None
     except Exception as error:
         failure = explain(error)
@@ -378,6 +383,19 @@ def fuzz(verdict):
     verdict.check(not log.leaks(), 'no payload in the log', '\n'.join(log.leaks()[:20]))
 
 
+def fuzz_model(verdict, guard):
+    """Does the model agree with the server, and only with all guards in place?"""
+    prepare()
+    play = play_model((DATABASES[0][0], MODEL_EXAMPLES, int(os.environ.get('FUZZ_SEED') or 1)),
+        (Phase.generate,) if guard else (Phase.generate, Phase.shrink))
+    agrees = play['failure'] is None
+    verdict.check(agrees == (guard is None), f'the model and the server {"dis" if guard else ""}agree', play['failure'])
+
+
 if __name__ == '__main__':
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--model', action='store_true')
+    parser.add_argument('--without-guard', metavar='GUARD')
+    options = parser.parse_args()
     with Verdict() as whole:
-        fuzz(whole)
+        fuzz_model(whole, options.without_guard) if options.model else fuzz(whole)

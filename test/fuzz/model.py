@@ -2,6 +2,7 @@
 The protocol as a model: what two sessions must be answered, what the store
 must hold, and who must hold which lock, for every order of steps that
 hypothesis thinks of.  READ COMMITTED; time passes where the owner says so.
+It also says how many attempts were lost with their transaction.
 """
 import copy
 from collections import Counter
@@ -20,7 +21,7 @@ REQUEST = st.sampled_from([None, None, 1, 2])
 FENCE = st.sampled_from([None, None, None, 'current', 'current', 'current', 'stale', 'future'])
 FRESH = -1  # a fence that no client has seen
 MUST_SEE = ('ACQUIRED', 'ACQUIRED taken over', 'IN_PROGRESS', 'COMPLETED', 'FAILED', 'MISMATCH', 'ID400', 'ID404', 'ID409', 'ID422', 'ID428',
-    '55P03', 'true', 'false', 'null', 'void', 'ROLLBACK TO', 'RELEASE')
+    '55P03', 'lost', 'attempts lost', 'true', 'false', 'null', 'void', 'ROLLBACK TO', 'RELEASE')
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class KeyState:
     record: Record = None  # what it wrote
     kept: bool = False  # the lock, by what was given up before
     locked: bool = False
+    forgets: bool = False  # COMMIT forgets its lost attempts
 
 
 class Expected(Exception):
@@ -70,9 +72,31 @@ class Client:
         self.open = False
         self.key_states = {}
         self.savepoints = []
+        self.begun = set()  # whatever a savepoint took back
+        self.released = False  # also if a savepoint takes that back
+        self.excused = False  # the error was not the operation's fault
 
     def level(self):
         return 1 + len(self.savepoints)
+
+    def note_begin(self, key):
+        self.begun.add(key)
+        self.released = self.excused = False
+
+    def note_release(self, key):
+        """After a savepoint the operation may come back, and it still is the one that was begun."""
+        if self.begun == {key}:
+            self.released = True
+            if not self.savepoints:
+                self.begun.clear()
+
+    def set_savepoint(self):
+        self.savepoints.append(copy.copy(self.key_states))
+        self.excused = False
+
+    def back_to_savepoint(self):
+        self.key_states = copy.copy(self.savepoints[-1])
+        self.excused = False
 
     def holds(self, key):
         return self.key_states.get(key, KeyState()).locked
@@ -106,6 +130,11 @@ class Model(RuleBasedStateMachine):
         self.committed = {}
         self.fences = {key: 0 for key in KEYS}  # the newest of each key
         self.newest = 0
+        self.lost = {key: 0 for key in KEYS}
+        self.limit = 0  # of lost attempts
+        self.gives_up = False  # ROLLBACK, also after an error in a savepoint
+        for session in [self.admin] + [client.session for client in self.clients]:
+            session.script(f"SET idempotency.max_lost_attempts = 0; SELECT {self.schema}.idem_forget(k) FROM unnest('{{{','.join(KEYS)}}}'::text[]) k")
 
     # what the model says
 
@@ -128,11 +157,16 @@ class Model(RuleBasedStateMachine):
             if mismatch(record.request, request):
                 raise Expected('ID422')
             if record.status == 'COMPLETED' or record.status == 'FAILED' and not record.due:
+                if not state.wrote:
+                    self.lost[key] = 0
                 return (record.status, record.attempt, record.payload), None
             if record.leased:
                 return ('IN_PROGRESS', record.attempt, None), None
         if self.other_holds(client, key):
             return ('IN_PROGRESS', None, None), None
+        if 0 < self.limit <= self.lost[key]:
+            return self.say_lost(client, key, record or Record('PENDING', 1, request=request))
+        client.note_begin(key)
         taken_over = record is not None and record.status == 'PENDING'
         attempt = record.attempt + 1 if record else 1
         request = request if request is not None or record is None else record.request
@@ -141,6 +175,13 @@ class Model(RuleBasedStateMachine):
             level=client.level(), attempt=attempt, fence=None, request=request,
             wrote=state.wrote or leased, locked=True,
             record=Record('PENDING', attempt, None, request, note, leased=True) if leased else state.record)
+
+    def say_lost(self, client, key, record):
+        """One more lost attempt would be too many."""
+        self.counts['attempts lost'] += 1
+        payload = '{"reason": "attempts lost", "lost_attempts": %d}' % self.lost[key]
+        record = Record('FAILED', record.attempt, None, record.request, payload)
+        return ('FAILED', record.attempt, payload), KeyState(level=client.level(), wrote=True, record=record, locked=True, forgets=True)
 
     def say_begin_in_batch(self, client, key, request):
         try:
@@ -161,7 +202,7 @@ class Model(RuleBasedStateMachine):
             if before.status != 'PENDING':
                 raise Expected('ID409')
             record = replace(before, status=status, payload=payload, leased=False, due=due, retryable=retryable)
-        return KeyState(level=client.level(), wrote=True, record=record, locked=True)
+        return KeyState(level=client.level(), wrote=True, record=record, locked=True, forgets=True)
 
     def fenced(self, client, key, fence, otherwise):
         """The record that has this fence."""
@@ -179,14 +220,17 @@ class Model(RuleBasedStateMachine):
         state = client.key_states.get(key, KeyState())
         fence = meant(state, fence)
         if fence is None:
+            client.note_release(key)
             kept = state.kept or state.level != client.level()
-            return KeyState(level=client.level(), wrote=state.wrote, record=state.record, kept=kept, locked=kept or state.wrote)
+            return KeyState(level=client.level(), wrote=state.wrote, record=state.record, kept=kept, locked=kept or state.wrote,
+                forgets=state.forgets or self.lost[key] > 0)
         record = self.fenced(client, key, fence, 'false')
         if record.status != 'PENDING':
             raise Expected('false')
         # the next begin reports that there was an earlier attempt
         left = replace(record, attempt=record.attempt - 1, fence=FRESH, leased=False) if record.attempt > 1 else None
-        return KeyState(level=client.level(), wrote=True, record=left, locked=True)
+        client.note_release(key)
+        return KeyState(level=client.level(), wrote=True, record=left, locked=True, forgets=True)
 
     def say_forget(self, client, key):
         state = client.key_states.get(key, KeyState())
@@ -195,10 +239,11 @@ class Model(RuleBasedStateMachine):
         if state.pending or ended or self.other_holds(client, key):
             raise Expected('ID409')
         if record is None:
+            self.lost[key] = 0
             raise Expected('false')
         if record.leased:
             raise Expected('ID409')
-        return KeyState(level=client.level(), wrote=True, kept=state.kept, locked=True)
+        return KeyState(level=client.level(), wrote=True, kept=state.kept, locked=True, forgets=True)
 
     def say_extend(self, client, key, fence, note=None, extends=True):
         """An extension, or a note of progress, or both."""
@@ -224,18 +269,27 @@ class Model(RuleBasedStateMachine):
         result = self.run(client, sql)
         assert result.sqlstate == expected, f'{sql}: {result.sqlstate} {result.texts}, the model says {expected}'
         self.counts[expected or say or 'void'] += 1
-        if expected is not None and client.open:
-            self.after_error(client)
+        if expected is not None:
+            self.after_error(client, expected)
         return result.rows
 
-    def after_error(self, client):
-        if client.savepoints:
+    def after_error(self, client, sqlstate):
+        client.excused = sqlstate == '55P03'
+        if client.savepoints and not self.gives_up:
             client.session.script('ROLLBACK TO s')
-            client.key_states = copy.copy(client.savepoints[-1])
+            client.back_to_savepoint()
             self.counts['ROLLBACK TO'] += 1
         else:
-            client.session.script('ROLLBACK')
-            client.forget()
+            if client.open:
+                client.session.script('ROLLBACK')
+            self.roll_back(client)
+
+    def roll_back(self, client):
+        """An attempt is lost if it is the only one, and the rollback may be its fault."""
+        if len(client.begun) == 1 and not client.released and not client.excused:
+            self.lost[client.begun.pop()] += 1
+            self.counts['lost'] += 1
+        client.forget()
 
     def done(self, client, changes):
         """The statement has changed where the transaction stands."""
@@ -247,6 +301,8 @@ class Model(RuleBasedStateMachine):
         for key, state in client.key_states.items():
             if state.wrote:
                 self.committed[key] = state.record
+            if state.forgets:
+                self.lost[key] = 0
         client.forget()
 
     def fence(self, key, kind):
@@ -307,13 +363,13 @@ class Model(RuleBasedStateMachine):
             return
         if not commit:
             client.session.script('ROLLBACK')
-            client.forget()
+            self.roll_back(client)
             return
         unfinished = any(s.pending and s.fence is None for s in client.key_states.values())
         result = self.run(client, 'COMMIT')
         assert result.sqlstate == ('ID428' if unfinished else None), f'COMMIT: {result}'
         self.counts[result.sqlstate or 'COMMIT'] += 1
-        client.forget() if unfinished else self.publish(client)
+        self.roll_back(client) if unfinished else self.publish(client)
 
     @rule(who=SESSIONS, what=st.sampled_from(['SAVEPOINT', 'SAVEPOINT', 'ROLLBACK TO', 'RELEASE']))
     def savepoint(self, who, what):
@@ -323,9 +379,9 @@ class Model(RuleBasedStateMachine):
         client.session.script(f'{what} s')
         self.counts[what] += 1
         if what == 'SAVEPOINT':
-            client.savepoints.append(copy.copy(client.key_states))
+            client.set_savepoint()
         elif what == 'ROLLBACK TO':
-            client.key_states = copy.copy(client.savepoints[-1])
+            client.back_to_savepoint()
         else:
             client.savepoints.pop()
             client.key_states = {key: replace(state, level=min(state.level, client.level()))
@@ -341,7 +397,7 @@ class Model(RuleBasedStateMachine):
         except Expected as error:
             self.check(client, sql, str(error))
             return
-        if state is not None and not leased and not client.open:
+        if state is not None and state.pending and not leased and not client.open:
             self.check(client, sql, 'ID428')
             return
         fields = split_composite(self.check(client, sql, None, 'begin')[0][0])
@@ -350,8 +406,7 @@ class Model(RuleBasedStateMachine):
             assert fence > self.newest, f'{sql}: fence {fence} after {self.newest}'
             self.newest = self.fences[key] = fence
             state = replace(state, fence=fence, record=replace(state.record, fence=fence))
-        if state is not None:
-            self.done(client, {key: state})
+        self.done(client, {} if state is None else {key: state})
 
     @rule(who=SESSIONS, key=KEY, leased=st.booleans(), retry=st.sampled_from([None, 'now', 'later', 'complete', 'complete']))
     def whole_transaction(self, who, key, leased, retry):
@@ -408,14 +463,14 @@ class Model(RuleBasedStateMachine):
             client.key_states = before
             self.check(client, sql, str(error))
             return
-        if not client.open and client.key_states != before:
-            client.forget()
+        if not client.open and any(state.pending for state in client.key_states.values()):
             self.check(client, sql, 'ID428')
             return
         rows = self.check(client, sql, None, 'batch')
         assert len(rows) == len(keys), sql
         for row, answer in zip(rows, answers):
             self.check_answer(sql, split_composite(row[0]), answer, False)
+        self.done(client, {})
 
     @rule(who=SESSIONS, key=KEY, fence=FENCE, number=st.integers(0, 9))
     def complete(self, who, key, fence, number):
@@ -496,6 +551,35 @@ class Model(RuleBasedStateMachine):
         self.committed[key] = replace(record, leased=False, due=record.retryable)
         self.counts['time passes'] += 1
 
+    @rule(who=SESSIONS, key=KEY, times=st.integers(1, 3), end=st.sampled_from(['begin', 'complete', 'ID428', 'ID404', '55P03', 'other']))
+    def poison(self, who, key, times, end):
+        """A message whose transaction always rolls back."""
+        other = 'l' if key == 'k' else 'k'
+        if end == '55P03':
+            self.begin_transaction(1 - who)
+            self.begin(1 - who, other, None, True)
+        for _ in range(times):
+            self.begin_transaction(who)
+            self.begin(who, key, None, False)
+            if end == 'complete':
+                self.complete(who, key, None, 3)
+            elif end in ('ID404', '55P03'):
+                self.complete(who, other, 'current' if end == '55P03' else None, 3)
+            elif end == 'other':
+                self.begin(who, other, None, False)
+            self.end_transaction(who, end == 'ID428')
+
+    @rule(limit=st.sampled_from([0, 1, 3]))
+    def limit_changes(self, limit):
+        if not any(client.open for client in self.clients):
+            self.limit = limit
+            for client in self.clients:
+                client.session.script(f'SET idempotency.max_lost_attempts = {limit}')
+
+    @rule(gives_up=st.booleans())
+    def after_errors(self, gives_up):
+        self.gives_up = gives_up
+
     @rule(who=SESSIONS)
     def collect(self, who):
         """Nothing has expired, so nothing goes."""
@@ -521,6 +605,12 @@ class Model(RuleBasedStateMachine):
         held = {int(row[0]): int(row[1]) for row in rows}
         said = {client.session.pid: count for client in self.clients if (count := sum(map(client.holds, KEYS)))}
         assert held == said, f'locks held by pid: {held}, the model says {said}: {[c.key_states for c in self.clients]}'
+
+    @invariant()
+    def lost_attempts_are_as_the_model_says(self):
+        counted = ', '.join(f"{self.schema}.idem_lost_attempts('{key}')" for key in KEYS)
+        given = dict(zip(KEYS, map(int, self.admin.script(f'SELECT {counted}')[0])))
+        assert given == self.lost, f'lost attempts: {given}, the model says {self.lost}'
 
 
 def make(database, schema):
