@@ -123,6 +123,16 @@ public final class Identity {
         return Arrays.equals(text.getBytes(StandardCharsets.UTF_8), body) ? text : null;
     }
 
+    /**
+     * A text as JSON.
+     *
+     * @param text any text
+     * @return a string of JSON, in quotes
+     */
+    public static String quote(String text) {
+        return Json.quote(text);
+    }
+
     static String sha256(byte[] bytes) {
         try {
             return HexFormat.of().formatHex(MessageDigest.getInstance("SHA-256").digest(bytes));

@@ -29,9 +29,12 @@ public final class FilterOptions {
     private IntFunction<Keep> statuses = Keep::byDefault;
     private int maxRequest = 1 << 20;
     private int maxResponse = 1 << 20;
+    private Duration timeout = Duration.ofSeconds(60);
     private Duration wait = Duration.ZERO;
     private Duration maxWait = Duration.ofSeconds(10);
     private UnaryOperator<Call> call = UnaryOperator.identity();
+    private Function<HttpServletRequest, String> makeKey = request -> null;
+    private BiFunction<Throwable, Problem, Problem> problem = (error, usual) -> usual;
     private Function<HttpServletRequest, String> fingerprint;
     private BiFunction<HttpServletRequest, Route, String> scope;
     private Reconciled.Finder finder;
@@ -100,6 +103,18 @@ public final class FilterOptions {
 
     int maxResponse() {
         return maxResponse;
+    }
+
+    Duration timeout() {
+        return timeout;
+    }
+
+    Function<HttpServletRequest, String> makeKey() {
+        return makeKey;
+    }
+
+    BiFunction<Throwable, Problem, Problem> problem() {
+        return problem;
     }
 
     Duration usualWait() {
@@ -187,6 +202,44 @@ public final class FilterOptions {
      */
     public FilterOptions optional() {
         isOptional = true;
+        return this;
+    }
+
+    /**
+     * Makes the key of a request that has none.
+     *
+     * @param function gives a key; null or "": there is none
+     * @return this
+     */
+    public FilterOptions makeKey(Function<HttpServletRequest, String> function) {
+        makeKey = Objects.requireNonNull(function, "function");
+        return this;
+    }
+
+    /**
+     * Problems of your own. What they say, clients read: no message of an exception, which may show a key, a scope or SQL.
+     *
+     * @param function is given the exception, null where the filter itself refuses, and the usual problem, and gives
+     *     the one to send. If it throws, the usual one is sent
+     * @return this
+     */
+    public FilterOptions problem(BiFunction<Throwable, Problem, Problem> function) {
+        problem = Objects.requireNonNull(function, "function");
+        return this;
+    }
+
+    /**
+     * How long a handler may take. Behind that its statement is cancelled and its thread interrupted, the client gets
+     * 503, and all is rolled back, or the lease runs out. A handler that heeds neither is waited for.
+     *
+     * @param limit by default 60 s; zero: no limit
+     * @return this
+     */
+    public FilterOptions timeout(Duration limit) {
+        if (limit.isNegative()) {
+            throw new IllegalArgumentException("a time limit is not below 0");
+        }
+        timeout = limit;
         return this;
     }
 

@@ -40,7 +40,7 @@ import org.example.idempotency.Result;
  *   <li>413: the request is too large
  *   <li>422: the key was used before with a different request
  *   <li>500: the handler failed, and nothing is stored
- *   <li>503: the database is away, or nobody knows the outcome; with Retry-After
+ *   <li>503: the database is away, the handler took too long, or nobody knows the outcome; with Retry-After
  * </ul>
  *
  * <p>It has to be the last filter, behind authentication: the handler may run more than once, and
@@ -83,17 +83,26 @@ public final class IdempotencyFilter extends HttpFilter {
             Handling handling = new Handling(request, response, chain, receive(request, route));
             return route.isLeased() ? handling.lease() : handling.transact();
         } catch (Refused refused) {
-            return refuse(refused.problem);
+            return refuse(null, refused.problem);
         } catch (Exception error) {
             Problem problem = Problem.of(error);
             if (problem.status() >= 500) {
                 LOG.log(System.Logger.Level.ERROR, "a request failed with " + problem.status(), error);
             }
-            return refuse(problem);
+            return refuse(error, problem);
         }
     }
 
-    private Answer refuse(Problem problem) {
+    private Answer refuse(Exception error, Problem problem) {
+        try {
+            return rendered(options.problem().apply(error, problem)).checked();
+        } catch (RuntimeException failure) {
+            LOG.log(System.Logger.Level.ERROR, "the option problem gave no problem that can be sent", failure);
+            return rendered(problem);
+        }
+    }
+
+    private Answer rendered(Problem problem) {
         String type = options.describedBy() == null ? "about:blank" : options.describedBy();
         Answer answer = new Answer(problem.status(), Answer.noHeaders(), problem.json(type).getBytes(StandardCharsets.UTF_8));
         answer.set("Content-Type", "application/problem+json");
@@ -173,6 +182,10 @@ public final class IdempotencyFilter extends HttpFilter {
     /** Null: the request runs without. */
     private String key(HttpServletRequest request) throws Refused {
         List<String> values = Collections.list(request.getHeaders(options.header()));
+        String made = values.isEmpty() ? options.makeKey().apply(request) : null;
+        if (made != null && !made.isEmpty()) {
+            return made;
+        }
         if (values.isEmpty() && options.isOptional()) {
             return null;
         }
@@ -304,7 +317,7 @@ public final class IdempotencyFilter extends HttpFilter {
             Set<String> before = new HashSet<>(Collections.list(request.getAttributeNames()));
             request.setAttribute(Exchange.class.getName(), exchange);
             try {
-                chain.doFilter(new ReceivedRequest(request, body), recorded);
+                TimeLimit.run(options.timeout(), exchange.connection(), () -> chain.doFilter(new ReceivedRequest(request, body), recorded));
             } catch (ServletException | RuntimeException error) {
                 throw own(error);
             } finally {
@@ -317,6 +330,9 @@ public final class IdempotencyFilter extends HttpFilter {
 
         /** Frameworks wrap what a handler has thrown. */
         private Exception own(Exception error) {
+            if (error instanceof TimeLimit.Over) {
+                return error;
+            }
             for (Throwable cause = error; cause != null; cause = cause.getCause()) {
                 if (cause instanceof Declined declined) {
                     return refusal(declined);

@@ -3,9 +3,18 @@ package org.example.idempotency.servlet;
 import java.sql.SQLTransientConnectionException;
 import java.time.Duration;
 import org.example.idempotency.IdempotencyException;
+import org.example.idempotency.Identity;
 
-/** An answer of the filter itself, as RFC 9457 has it. It says nothing that comes from an exception: a key, a scope or SQL. */
-record Problem(int status, String title, String detail, Duration retryAfter) {
+/**
+ * An answer of the filter itself, as RFC 9457 has it. It says nothing that comes from an exception: a key, a scope or SQL.
+ *
+ * @param status of HTTP, the same in the body
+ * @param type an address that names the kind of problem; null: that of {@link FilterOptions#describedBy}, or {@code about:blank}
+ * @param title the same each time, and in all languages
+ * @param detail what the client can do; null: none
+ * @param retryAfter becomes a header, in whole seconds, at least 1; null: none
+ */
+public record Problem(int status, String type, String title, String detail, Duration retryAfter) {
     private static final String AGAIN = "Send it again, with the same key, after the time in Retry-After.";
     private static final Duration SECOND = Duration.ofSeconds(1);
 
@@ -15,6 +24,10 @@ record Problem(int status, String title, String detail, Duration retryAfter) {
     static final Problem TOO_LARGE = new Problem(413, "The request is too large",
             "The body of the request is larger than this service takes.", null);
     static final Problem FAILED = new Problem(500, "Internal Server Error", "The service could not handle the request.", null);
+
+    private Problem(int status, String title, String detail, Duration retryAfter) {
+        this(status, null, title, detail, retryAfter);
+    }
 
     static Problem missing(String header) {
         return new Problem(400, header + " is missing", "This request needs a key that is new for each new request.", null);
@@ -43,6 +56,8 @@ record Problem(int status, String title, String detail, Duration retryAfter) {
                     "It was used with another request. Use a new key for a new request.", null);
         } else if (error instanceof IdempotencyException.Unknown unknown) {
             return new Problem(503, "It is not known yet whether an earlier attempt took effect", AGAIN, unknown.retryAfter());
+        } else if (error instanceof TimeLimit.Over) {
+            return new Problem(503, "The request took too long", AGAIN, SECOND);
         } else if (isBusy(error)) {
             return new Problem(503, "The service is busy", AGAIN, SECOND);
         } else if (error instanceof RecordedResponse.TooLarge) {
@@ -64,13 +79,8 @@ record Problem(int status, String title, String detail, Duration retryAfter) {
         };
     }
 
-    String json(String type) {
-        return "{\"type\": " + quote(type) + ", \"title\": " + quote(title) + ", \"status\": " + status + ", \"detail\": "
-                + quote(detail) + '}';
-    }
-
-    /** Texts of the program, with a name of a header or an address in them. */
-    private static String quote(String text) {
-        return '"' + text.replace("\\", "\\\\").replace("\"", "\\\"") + '"';
+    String json(String usualType) {
+        return "{\"type\": " + Identity.quote(type == null ? usualType : type) + ", \"title\": " + Identity.quote(title) + ", \"status\": "
+                + status + (detail == null ? "" : ", \"detail\": " + Identity.quote(detail)) + '}';
     }
 }

@@ -312,6 +312,87 @@ class FilterTest {
     }
 
     @Test
+    void aHandlerThatTakesTooLongIsStoppedAndRolledBack() throws Exception {
+        String[] cancelled = new String[1];
+        protect(false, options -> options.timeout(Duration.ofMillis(200)));
+        handler = (request, response) -> {
+            effect(Exchange.of(request).connection());
+            if (runs.incrementAndGet() == 1) {
+                try {
+                    execute(Exchange.of(request).connection(), "SELECT pg_sleep(20)");
+                } catch (SQLException error) {
+                    cancelled[0] = error.getSQLState();
+                }
+            }
+            response.setStatus(201);
+        };
+        HttpResponse<String> late = post("/orders", "ann", "1");
+        assertEquals(503, late.statusCode());
+        assertEquals("57014", cancelled[0]);
+        assertEquals("1", late.headers().firstValue("Retry-After").orElseThrow());
+        assertTrue(late.body().contains("\"The request took too long\""), late.body());
+        assertEquals(0, effects());
+        assertEquals(201, post("/orders", "ann", "1").statusCode());
+        assertEquals(1, effects());
+    }
+
+    /** What it does with the interrupt is its own affair: it said nothing in time. */
+    @Test
+    void aLeasedHandlerThatTakesTooLongIsInterrupted() throws Exception {
+        boolean[] isInterrupted = new boolean[2];
+        handler = (request, response) -> {
+            try {
+                Thread.sleep(60_000);
+            } catch (InterruptedException late) {
+                isInterrupted[0] = true;
+                Thread.currentThread().interrupt();
+            }
+            response.setStatus(201);
+        };
+        protect(true, options -> options.timeout(Duration.ofMillis(200)));
+        Filter protecting = filter;
+        filter = (request, response, chain) -> {
+            protecting.doFilter(request, response, chain);
+            isInterrupted[1] = Thread.currentThread().isInterrupted();
+        };
+        assertEquals(503, post("/orders", "ann", "1").statusCode());
+        assertEquals(409, post("/orders", "ann", "1").statusCode());
+        assertTrue(isInterrupted[0]);
+        assertFalse(isInterrupted[1]);
+    }
+
+    @Test
+    void aKeyIsMadeForARequestWithoutOne() throws Exception {
+        answersOk();
+        protect(false, options -> options.makeKey(request -> request.getHeader("X-Order")));
+        HttpRequest.Builder bare = HttpRequest.newBuilder(request("/orders", "ann").build().uri()).header("X-User", "ann")
+                .POST(BodyPublishers.noBody());
+        assertEquals(400, CLIENT.send(bare.build(), HttpResponse.BodyHandlers.ofString()).statusCode());
+        bare.header("X-Order", key);
+        for (int i = 0; i < 2; i++) {
+            assertEquals("run 1", CLIENT.send(bare.build(), HttpResponse.BodyHandlers.ofString()).body());
+        }
+        assertEquals(1, effects());
+    }
+
+    @Test
+    void aProblemOfYourOwnIsSentUnlessItFails() throws Exception {
+        protect(false, options -> options.describedBy("https://example.com/keys").problem((error, usual) -> error == null ? usual
+                : new Problem(418, "https://example.com/tea", "No \"tea\"\n", null, Duration.ofSeconds(7))));
+        handler = (request, response) -> {
+            throw new ServletException("broken");
+        };
+        HttpResponse<String> own = post("/orders", "ann", "1");
+        assertEquals("{\"type\": \"https://example.com/tea\", \"title\": \"No \\\"tea\\\"\\u000a\", \"status\": 418}", own.body());
+        assertEquals("7", own.headers().firstValue("Retry-After").orElseThrow());
+        assertEquals(401, post("/orders", "", "1").statusCode());
+        for (Problem wrong : new Problem[] {null, new Problem(7, null, "no status", null, null)}) {
+            protect(false, options -> options.problem((error, usual) -> wrong));
+            assertEquals(500, post("/orders", "ann", "1").statusCode());
+        }
+    }
+
+    @Test
     void aRetryAfterIsSecondsOrADateHoweverFar() throws Exception {
         handler = (request, response) -> {
             response.setHeader("Retry-After", "999999999");
