@@ -38,7 +38,7 @@ class LeaseTest extends OnServer {
     @Test
     void aLostAnswerToTheEndIsTheStoredAnswer() throws Exception {
         Result result = once.lease(Call.of(key), lease -> {
-            proxy.cutAt("COMMIT", false);
+            proxy.order("arm", "lose");
             return done();
         });
         assertTrue(result.replayed());
@@ -122,7 +122,7 @@ class LeaseTest extends OnServer {
         long start = System.nanoTime();
         var lost = assertThrows(IdempotencyException.LeaseLost.class,
                 () -> once.lease(Call.of(key).withLease(Duration.ofSeconds(1)), lease -> {
-                    proxy.hang();
+                    proxy.order("hang");
                     new CountDownLatch(1).await();
                     return done();
                 }));

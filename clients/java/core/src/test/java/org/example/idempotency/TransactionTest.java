@@ -172,15 +172,16 @@ class TransactionTest extends OnServer {
     }
 
     @ParameterizedTest
-    @ValueSource(strings = {"idem_begin before", "idem_begin", "INSERT INTO effect before", "INSERT INTO effect",
-        "idem_complete before", "idem_complete", "COMMIT before", "COMMIT"})
+    @ValueSource(strings = {"before idem_begin", "after idem_begin", "before INSERT INTO effect", "after INSERT INTO effect",
+        "before idem_complete", "after idem_complete", "before commit", "after commit"})
     void aLostConnectionLeavesOneEffect(String where) throws Exception {
-        String statement = where.replace(" before", "");
-        proxy.cutAt(statement, where.endsWith(" before"));
+        String[] fault = where.split(" ", 2);
+        proxy.order("arm", fault[0], fault[1]);
         Result result = once.transaction(Call.of(key), (connection, operation) -> work(connection));
         assertEquals(Outcome.COMPLETED, result.outcome());
-        assertEquals(where.equals("idem_complete") || where.equals("COMMIT"), result.replayed()); // they are one trip
+        assertEquals(where.equals("after idem_complete") || where.equals("after commit"), result.replayed()); // they are one trip
         assertEquals(1, effects());
+        assertTrue(proxy.order("state").startsWith("{\"hits\": 1,"));
     }
 
     @Test
