@@ -34,6 +34,7 @@ LARGE_AT_LEAST = 0.85       # throughput on the large store over the empty one
 
 SETTINGS = {'gc_enabled': 'idempotency.gc_enabled', 'gc_databases': 'idempotency.gc_databases',
             'gc_interval': 'idempotency.gc_interval', 'autovacuum_naptime': 'autovacuum_naptime',
+            'tracked': 'idempotency.lost_attempts_tracked',
             'full_page_writes': 'full_page_writes', 'log_lock_waits': 'log_lock_waits',
             'deadlock_timeout': 'deadlock_timeout', 'max_wal_size': 'max_wal_size'}
 
