@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import threading
 from typing import Any, AsyncContextManager, Callable, ContextManager, List, Optional, Sequence
 
 import psycopg
-from psycopg import Pipeline
+from psycopg import Pipeline, generators, waiting
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
@@ -63,13 +62,24 @@ def may_prepare(asked: Optional[bool], prepared: Prepared) -> bool:
     return bool(prepared.direct) if asked is None else asked
 
 
-def cancel(connection: Any, tell: Callable[..., Any], done: Callable[[], None]) -> None:
-    """Asks the server to end the statement of a connection, and says in the loop when that was done."""
+CANCEL_LIMIT = 5.0      # seconds, where the network hangs
+
+
+def cancel_request(connection: Any) -> Any:
+    """A request to end the statement of a connection, which holds when that is closed. None where libpq is older than
+    17: its request holds the interpreter's lock while it waits, so a network that hangs would stop the whole program.
+    """
     try:
-        connection.cancel()
-        tell(done)
-    except (psycopg.Error, RuntimeError):
-        return      # the server or the loop has ended
+        return connection.pgconn.cancel_conn()
+    except (AttributeError, psycopg.NotSupportedError):
+        return None
+
+
+async def end_statement(request: Any) -> None:
+    """Sends such a request. Raises psycopg.Error where the server cannot be reached."""
+    if request is not None:
+        request.start()
+        await waiting.wait_conn_async(generators.cancel(request), interval=0.1, timeout=CANCEL_LIMIT)
 
 
 class PsycopgSession:
@@ -118,7 +128,10 @@ class PsycopgSession:
         try:
             status = self.handle.info.transaction_status
             if status == TransactionStatus.ACTIVE:
-                self.handle.cancel()
+                if hasattr(self.handle, "cancel_safe"):
+                    self.handle.cancel_safe(timeout=CANCEL_LIMIT)
+                else:
+                    self.handle.cancel()
                 self.handle.close()
             elif status != TransactionStatus.IDLE and not lost:
                 self.execute(("ROLLBACK", ()))
@@ -208,6 +221,7 @@ class AsyncPsycopgSession:
         try:
             self.autocommit, self.threshold = self.handle.autocommit, self.handle.prepare_threshold
             await self.handle.set_autocommit(True)
+            self.request = cancel_request(self.handle)
             self.prepared = Prepared.on(self.handle)
             if not may_prepare(self.prepare, self.prepared):
                 self.handle.prepare_threshold = None
@@ -246,13 +260,12 @@ class AsyncPsycopgSession:
         try:
             status = self.handle.info.transaction_status
             if status == TransactionStatus.ACTIVE:
-                # cancel() opens a connection and blocks, so it is not for the loop's thread; nor may a network
-                # that hangs keep the loop's executor
-                ended = asyncio.Event()
-                tell = asyncio.get_running_loop().call_soon_threadsafe
-                threading.Thread(target=cancel, args=(self.handle, tell, ended.set), daemon=True).start()
-                await asyncio.wait([asyncio.ensure_future(ended.wait())], timeout=5)
+                await end_statement(self.request)
                 await self.handle.close()
+            elif self.handle.closed and isinstance(error, asyncio.CancelledError):
+                # psycopg closes it where a second cancellation interrupts its own request: the statement would go on,
+                # and hold the operation
+                await end_statement(self.request)
             elif status != TransactionStatus.IDLE and not lost:
                 await self.execute(("ROLLBACK", ()))
         except psycopg.Error:

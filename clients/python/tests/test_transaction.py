@@ -561,8 +561,15 @@ def test_what_is_no_json_stores_nothing(idem, key, effects):
     assert effects() == 0
 
 
-def test_a_cancelled_task_rolls_back(run, key, effects, admin):
-    import asyncio
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_cancelled_task_rolls_back(run, key, effects, admin, proxy, times):
+    """Its statement ends, also where psycopg closes the connection because it is cancelled again, before its request
+    has reached the server."""
+    connect = proxy.connect
+
+    def lose():
+        proxy.connect = connect
+        raise OSError
 
     async def body(idem):
         begun = asyncio.Event()
@@ -576,20 +583,55 @@ def test_a_cancelled_task_rolls_back(run, key, effects, admin):
         while admin.execute("SELECT count(*) FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(60)'"
                             " AND state = 'active'").fetchone()[0] == 0:
             await asyncio.sleep(0.01)
-        task.cancel()
+        if times == 2:
+            proxy.connect = lose
+        for _ in range(times):
+            task.cancel()
+            await asyncio.sleep(0)
         with pytest.raises(asyncio.CancelledError):
             await task
+        assert proxy.connect is connect
         return await idem.transaction(key, None, insert_async(key), wait=20)
-    assert run(body).outcome == "COMPLETED"
+    assert run(body, f"host={proxy.directory} port=5432").outcome == "COMPLETED"
     assert effects() == 1
+
+
+def test_a_network_that_hangs_while_a_task_is_cancelled_again(proxy, run, key, monkeypatch):
+    """The call ends, and the loop turns meanwhile."""
+    monkeypatch.setattr("pg_idempotency.psycopg.CANCEL_LIMIT", 0.5)
+    turns, over = [], threading.Event()
+
+    def hang():
+        """A connection for a cancel request hangs, too."""
+        over.wait()
+        raise OSError
+
+    async def body(idem):
+        begun = asyncio.Event()
+
+        async def work(tx, operation):
+            await tx.execute("SELECT 1")
+            proxy.hang()
+            proxy.connect = hang
+            begun.set()
+            await tx.execute("SELECT 2")
+        task = asyncio.ensure_future(idem.transaction(key, None, work))
+        await begun.wait()
+        for _ in range(2):
+            await asyncio.sleep(0)
+            task.cancel()
+        while not task.done():
+            turns.append(await asyncio.sleep(0.01))
+        assert task.cancelled()
+        over.set()
+        proxy.flow()
+    run(body, f"host={proxy.directory} port=5432")
+    assert len(turns) > 5
 
 
 @pytest.mark.parametrize("style", ["transaction", "lease"])
 def test_cancelled_again_and_again(run, key, effects, style):
-    """As anyio does, until the task has ended. The pool of one gets its connection back each time.
-
-    The statement may go on at the server: psycopg closes the connection where its own request is interrupted.
-    """
+    """As anyio does, until the task has ended. The pool of one gets its connection back each time."""
     async def body(idem):
         for _ in range(3):
             begun = asyncio.Event()
