@@ -4,6 +4,7 @@
 use strict;
 use warnings;
 
+use Cwd qw(abs_path);
 use File::Basename qw(dirname);
 use Idempotency;
 use PostgreSQL::Test::Utils;
@@ -143,6 +144,24 @@ $subscriber->safe_psql('ring', 'DROP SUBSCRIPTION ring');
 $subscriber->safe_psql('ring', q{UPDATE idempotency_store SET expires_at = now() - interval '1 hour'});
 $subscriber->safe_psql('ring', sprintf $over, $_) for map { "idempotency_store_p$_" } 1 .. 4;
 is($subscriber->safe_psql('ring', 'SELECT idem_gc()'), '1', 'after the switch it collects itself');
+
+# The same with managed/idempotency.sql, whose collection a job of cron runs on both sides.
+my $managed = dirname(abs_path(__FILE__)) . '/../../managed/idempotency.sql';
+for my $node ($publisher, $subscriber)
+{
+	$node->safe_psql('postgres', 'CREATE DATABASE managed');
+	$node->safe_psql('managed', "\\i $managed");
+}
+$publisher->safe_psql('managed', 'CREATE PUBLICATION managed FOR TABLE idempotency_store');
+$subscriber->safe_psql('managed', sprintf q{CREATE SUBSCRIPTION managed CONNECTION '%s' PUBLICATION managed}, $publisher->connstr('managed') =~ s{'}{''}gr);
+$subscriber->wait_for_subscription_sync($publisher, 'managed', 'managed');
+use_again(1, 'managed');
+expire('managed');
+use_again(2, 'managed');
+is(answers('managed'), '2|1', 'managed: a key whose expired row was replaced');
+$subscriber->safe_psql('managed', 'DROP SUBSCRIPTION managed');
+$subscriber->safe_psql('managed', q{UPDATE idempotency_store SET expires_at = now() - interval '1 hour'});
+is($subscriber->safe_psql('managed', 'SELECT idem_gc()'), '1', 'managed: after the switch it collects itself');
 
 # A row that subscribers could not identify is not changed, neither by the direct path nor by SQL.
 $publisher->safe_psql('postgres', 'ALTER TABLE idempotency_store REPLICA IDENTITY NOTHING');
