@@ -322,9 +322,9 @@ class Session:
 
 
 def is_done(answers):
-    """Whether something was executed, and nothing failed."""
+    """Whether nothing failed."""
     tags = [answer[5:] for answer in answers if answer[:1] == b"C"]
-    return bool(tags) and b"ROLLBACK\0" not in tags and all(answer[:1] != b"E" for answer in answers)
+    return b"ROLLBACK\0" not in tags and all(answer[:1] != b"E" for answer in answers)
 
 
 def listen_at(where):
