@@ -5,6 +5,8 @@
 
 # Without this, our make would get the flags and the job server of an outer make.
 unset MAKEFLAGS MFLAGS MAKELEVEL
+# With this, cd goes to other places, and prints them.
+unset CDPATH
 
 # shellcheck disable=SC2034  # used by the scripts that source this file
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)

@@ -210,7 +210,7 @@ for my $moment (sort keys %moments)
 
 SKIP:
 {
-	skip 'no python3', 9 if !-x '/usr/bin/python3';
+	skip 'no python3', 11 if !-x '/usr/bin/python3';
 	my %mistakes = (
 		'{"id": "evt-1", "type": "pay' => qr/demo: \S+:1: ends in the middle of a JSON object, after column 28/,
 		"{\"id\": \"evt-1\"\n" => qr/demo: \S+:1: ends in the middle of a JSON object, after column 14/,
@@ -234,6 +234,7 @@ SKIP:
 	}
 	is($said, '', 'an interrupt while Python starts: no traceback');
 	is_one_line("PG_CONFIG=/none '$root/demo/run' '$work/none'", qr/demo: \S+: No such file or directory/, 'a file that is not there');
+	is_one_line("cd '$root' && CDPATH=. PG_CONFIG=/none demo/run '$work/none'", qr/demo: \S+: No such file or directory/, '... with CDPATH');
 }
 
 # ---- the Debian package is removed ----
