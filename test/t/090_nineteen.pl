@@ -177,7 +177,7 @@ is(sqlstate($primary, q{SELECT idem_set_policy('short', retention => '-1 day')})
 # ---- INSERT ... ON CONFLICT DO SELECT ----
 
 {
-	my $create = q{INSERT INTO shipment (order_id, item) VALUES ('order-1', '%s') ON CONFLICT (order_id) DO SELECT RETURNING item, state, old IS NOT NULL};
+	my $create = q{INSERT INTO shipment (order_id, item) VALUES ('order-1', '%s') ON CONFLICT (order_id) DO SELECT RETURNING item, state, old.order_id IS NOT NULL};
 	my ($first, $second) = (session($primary), session($primary));
 
 	sql(q{CREATE TABLE shipment (order_id text PRIMARY KEY, item text, state text DEFAULT 'new')});
@@ -188,6 +188,8 @@ is(sqlstate($primary, q{SELECT idem_set_policy('short', retention => '-1 day')})
 	like(ask($second, 'SELECT 1'), qr/book\|new\|t/, 'the second waits for it, gets the row, and is not told that it asked for something else');
 	sql(q{UPDATE shipment SET state = 'sent'});
 	is(sql(sprintf $create, 'book'), 'book|sent|t', 'a later one gets the row of now, not the first answer');
+	sql(q{UPDATE shipment SET item = NULL});
+	is(sql(sprintf $create =~ s/old\.order_id/old IS NOT NULL, old.order_id/r, 'book'), '|sent|f|t', 'the key of the old row tells a repetition, the whole row does not');
 	$_->quit for $first, $second;
 }
 
