@@ -14,7 +14,7 @@ from . import sql, steps
 from .clock import Clock
 from .errors import (IN_FAILED_TRANSACTION, RETRY_STATES, CommitRolledBack, Declined, IdempotencyError, is_unreachable,
                      means_lost, sqlstate_of, translate, translate_begin)
-from .model import (ACQUIRED, FAILED, IN_PROGRESS, Call, Operation, Response, Result, as_response, operation_from_row,
+from .model import (ACQUIRED, FAILED, IN_PROGRESS, Call, Operation, Response, Result, as_response, as_stored, operation_from_row,
                     own_result, stored_result)
 from .retry import Retry
 from .steps import Answer, Flow
@@ -151,7 +151,7 @@ def announce_refusal(settings: Settings, call: Call, error: BaseException) -> No
 def declined_result(operation: Operation, declined: Declined) -> Result:
     """The result of a call whose work was declined just now."""
     return Result(
-        outcome=FAILED, code=declined.code, headers=declined.headers, payload=declined.payload, body=declined.body,
+        outcome=FAILED, code=declined.code, headers=declined.headers, payload=as_stored(declined.payload), body=declined.body,
         attempt=operation.attempt, retry_after=declined.retry_after, taken_over=operation.taken_over)
 
 

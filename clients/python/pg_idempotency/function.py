@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 from typing import Any, Callable, Concatenate, Dict, Optional, ParamSpec, TypeVar, Union, overload
 
 from .client import AsyncIdempotency, Idempotency
 from .errors import Declined, InProgress
-from .model import COMPLETED, IN_PROGRESS, Duration, Operation, Response, Result, to_json
+from .model import COMPLETED, IN_PROGRESS, Duration, Operation, Response, Result
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -91,13 +90,12 @@ def work_of(function: Callable[..., Any], given: int, args: Any, kwargs: Any) ->
 
 
 def value_of(result: Result) -> Any:
-    """The value of a call. The first caller gets what all others get: what JSON made of it."""
+    """The value of a call."""
     if result.outcome == IN_PROGRESS:
         raise InProgress(result.retry_after)
     if result.outcome != COMPLETED:
         raise Declined(result.code, result.payload, headers=result.headers, retry_after=result.retry_after, body=result.body)
-    text = None if result.replayed else to_json(result.payload)
-    return result.payload if text is None else json.loads(text)
+    return result.payload
 
 
 def arguments_of(function: Callable[..., Any], given: int, args: Any, kwargs: Any) -> Dict[str, Any]:

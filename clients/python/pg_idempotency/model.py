@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import date, time, timedelta
+from decimal import Decimal
 from typing import Any, Callable, Mapping, Optional, Sequence, Union
+from uuid import UUID
 
 Duration = Union[float, int, timedelta]
 
@@ -140,7 +142,22 @@ def to_json(value: Any) -> Optional[str]:
         return None
     if isinstance(value, Json):
         return value.text
-    return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=as_text)
+
+
+def as_text(value: Any) -> str:
+    """A value that JSON has no form for, as Django and Pydantic write it: no digit is lost."""
+    if isinstance(value, (date, time)):
+        return value.isoformat()
+    if isinstance(value, UUID) or isinstance(value, Decimal) and value.is_finite():
+        return str(value)
+    raise TypeError(f"JSON has no form for a {type(value).__name__}, or for this value of it")
+
+
+def as_stored(value: Any) -> Any:
+    """A JSON value as a replay has it, so that the first answer is the same."""
+    text = to_json(value)
+    return None if text is None else json.loads(text)
 
 
 def as_response(value: Any) -> Response:
@@ -178,5 +195,5 @@ def stored_result(operation: Operation) -> Result:
 def own_result(operation: Operation, response: Response) -> Result:
     """The result of a call that completed the operation itself."""
     return Result(
-        outcome=COMPLETED, code=response.code, headers=response.headers, payload=response.payload,
+        outcome=COMPLETED, code=response.code, headers=response.headers, payload=as_stored(response.payload),
         body=response.body, attempt=operation.attempt, taken_over=operation.taken_over)

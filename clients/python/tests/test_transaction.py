@@ -2,6 +2,9 @@
 
 import asyncio
 import threading
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from uuid import UUID
 
 import psycopg
 import psycopg_pool
@@ -558,6 +561,25 @@ def test_what_is_no_json_stores_nothing(idem, key, effects):
         return {"nan": float("nan")}
     with pytest.raises(ValueError):
         idem.transaction(key, None, work)
+    assert effects() == 0
+
+
+def test_values_that_json_has_no_form_for(idem, key, effects):
+    """Each digit is kept, and the first answer is what a retry gets."""
+    value = {"paid": Decimal("0.10"), "at": datetime(2026, 1, 2, 3, 4, tzinfo=timezone.utc), "on": date(2026, 1, 2),
+             "id": UUID(int=7), "all": (1, 2)}
+    text = {"paid": "0.10", "at": "2026-01-02T03:04:00+00:00", "on": "2026-01-02", "id": str(UUID(int=7)), "all": [1, 2]}
+    first, retry = [idem.transaction(key, value, lambda tx, operation: value) for _ in range(2)]
+    assert (first.payload, retry.payload, retry.replayed) == (text, text, True)
+    with pytest.raises(KeyReused):
+        idem.transaction(key, {**value, "paid": Decimal("0.11")}, lambda tx, operation: 1)
+
+    def decline(tx, operation):
+        raise Declined(402, value)
+    assert [idem.transaction(key + "d", None, decline).payload for _ in range(2)] == [text, text]
+    for nothing in (Decimal("NaN"), object()):
+        with pytest.raises(TypeError, match="JSON has no form"):
+            idem.transaction(key + "n", None, lambda tx, operation: insert(key)(tx, operation) and nothing)
     assert effects() == 0
 
 
