@@ -29,7 +29,7 @@ func (m *Middleware[Tx]) keep(a *answer) (idempotency.Response, error) {
 	case keep.As == Discarded, keep.As == Released:
 		return stored, &discarded{a, keep.As == Released}
 	case keep.As == Failure:
-		return stored, &idempotency.Declined{Response: stored, RetryAfter: a.retryAfter()}
+		return stored, &idempotency.Declined{Response: stored, RetryAfter: a.retryAfter(m.client.Clock().Now())}
 	}
 	return stored, nil
 }
