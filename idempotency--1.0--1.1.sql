@@ -749,6 +749,37 @@ GROUP BY 1, 2, 3, 4;
 COMMENT ON VIEW @extschema@.idempotency_failures IS
 	'stored failures by scope and cause, without keys and payloads';
 
+CREATE TABLE @extschema@.idempotency_forgotten (
+	call_id			pg_catalog.uuid PRIMARY KEY DEFAULT pg_catalog.gen_random_uuid(),
+	forgotten_at	pg_catalog.timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+	session_role	pg_catalog.name NOT NULL DEFAULT SESSION_USER,
+	role			pg_catalog.name NOT NULL,
+	scope			pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+	cause			pg_catalog.text,
+	reason			pg_catalog.text NOT NULL,
+	operations		pg_catalog.int8 NOT NULL
+);
+COMMENT ON TABLE @extschema@.idempotency_forgotten IS 'who has forgotten failures, and why: one row for each call of idem_forget_failed that removed something';
+COMMENT ON COLUMN @extschema@.idempotency_forgotten.call_id IS 'of the call';
+COMMENT ON COLUMN @extschema@.idempotency_forgotten.forgotten_at IS 'when';
+COMMENT ON COLUMN @extschema@.idempotency_forgotten.session_role IS 'the role that has logged in';
+COMMENT ON COLUMN @extschema@.idempotency_forgotten.role IS 'the role that has called: another one after SET ROLE, and in a function with SECURITY DEFINER';
+COMMENT ON COLUMN @extschema@.idempotency_forgotten.scope IS 'scope of the operations';
+COMMENT ON COLUMN @extschema@.idempotency_forgotten.cause IS 'cause that was asked for; NULL: any';
+COMMENT ON COLUMN @extschema@.idempotency_forgotten.reason IS 'what the caller has said';
+COMMENT ON COLUMN @extschema@.idempotency_forgotten.operations IS 'how many records the call removed';
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.idempotency_forgotten', '');
+
+CREATE FUNCTION @extschema@.idem_forget_failed(
+	scope		pg_catalog.text,
+	reason		pg_catalog.text,
+	cause		pg_catalog.text DEFAULT NULL,
+	max_rows	pg_catalog.int4 DEFAULT 1000)
+RETURNS pg_catalog.int8
+AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.idem_forget_failed(text, text, text, int) IS
+	'remove the records of up to max_rows failures of a scope, so that these operations may run again, and note who did it and why; returns how many';
+
 -- PUBLIC and default privileges have given rights on what is new.
 DO $$
 DECLARE
@@ -761,11 +792,11 @@ BEGIN
 		FROM (
 			SELECT 'TABLE' AS kind, c.oid::regclass::text AS name, c.relowner AS owner, c.relacl AS rights
 			FROM pg_class c JOIN pg_extension e ON c.relnamespace = e.extnamespace
-			WHERE e.extname = 'idempotency' AND c.relname IN ('idempotency_ring', 'idempotency_partitions', 'idempotency_failures')
+			WHERE e.extname = 'idempotency' AND c.relname IN ('idempotency_ring', 'idempotency_partitions', 'idempotency_failures', 'idempotency_forgotten')
 			UNION ALL
 			SELECT 'FUNCTION', p.oid::regprocedure::text, p.proowner, coalesce(p.proacl, acldefault('f', p.proowner))
 			FROM pg_proc p JOIN pg_extension e ON p.pronamespace = e.extnamespace
-			WHERE e.extname = 'idempotency' AND p.proname IN ('idem_check_owner', 'idem_check_store', 'idem_failure_cause', 'idem_lock_store', 'idem_partition_store', 'idem_unpartition_store',
+			WHERE e.extname = 'idempotency' AND p.proname IN ('idem_check_owner', 'idem_check_store', 'idem_failure_cause', 'idem_forget_failed', 'idem_lock_store', 'idem_partition_store', 'idem_unpartition_store',
 				'idem_distribute_store', 'idem_lost_attempts', 'idem_lost_stats', 'idem_on_workers', 'idem_prepare_node', 'idem_progress',
 				'idem_require_coordinator', 'idem_require_ended', 'idem_require_read_committed', 'idem_restore_node', 'idem_set_policy',
 				'idem_undistribute_store')

@@ -34,6 +34,7 @@ SQL_FUNCTION(idem_fail);
 SQL_FUNCTION(idem_fail_operation);
 SQL_FUNCTION(idem_fingerprint);
 SQL_FUNCTION(idem_forget);
+SQL_FUNCTION(idem_forget_failed);
 SQL_FUNCTION(idem_gc);
 SQL_FUNCTION(idem_lock);
 SQL_FUNCTION(idem_lookup);
@@ -251,6 +252,20 @@ idem_forget(PG_FUNCTION_ARGS)
 	require_writable("idem_forget()");
 	name = name_arguments(fcinfo, 0, 1);
 	PG_RETURN_BOOL(operation_forget(&name));
+}
+
+/* idem_forget_failed(scope, reason, cause, max_rows) */
+Datum
+idem_forget_failed(PG_FUNCTION_ARGS)
+{
+	ForgetRequest request = {0};
+
+	require_writable("idem_forget_failed()");
+	request.scope = scope_argument(fcinfo, 0);
+	request.reason = required_text(fcinfo, 1, "reason");
+	request.cause = PG_ARGISNULL(2) ? NULL : PG_GETARG_TEXT_PP(2);
+	request.max_rows = positive_count(fcinfo, 3, "max_rows");
+	PG_RETURN_INT64(operation_forget_failed(&request));
 }
 
 /* idem_lookup(key, scope) */

@@ -13,6 +13,7 @@
 
 #include "base/idempotency.h"
 #include "schema/catalog.h"
+#include "store/failed.h"
 
 #define NOT_ASKED (-1)
 
@@ -56,6 +57,7 @@ extern Answer operation_begin(const BeginRequest *request);
 extern Answer operation_end(const EndRequest *request);
 extern bool operation_release(const OperationName *name, int64 fence);
 extern bool operation_forget(const OperationName *name);
+extern int64 operation_forget_failed(const ForgetRequest *request);
 extern TimestampTz operation_extend(const OperationName *name, int64 fence, int64 lease);
 extern TimestampTz operation_progress(const OperationName *name, int64 fence, int64 lease,
 									  struct varlena *note);

@@ -1,6 +1,6 @@
 /*
  * release.c
- *		The release of an operation, and idem_forget.
+ *		The release of an operation, idem_forget and idem_forget_failed.
  *
  * A release undoes the begin and nothing else: if an earlier attempt may have
  * had effects in other systems, the next begin must still have taken_over = true.
@@ -8,6 +8,7 @@
 #include "postgres.h"
 
 #include "access/xact.h"
+#include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
@@ -21,6 +22,8 @@
 #include "shared/stats.h"
 #include "store/fence.h"
 #include "store/citus_fence.h"
+#include "store/failed.h"
+#include "store/kind.h"
 #include "store/store.h"
 #include "transaction/rollback.h"
 
@@ -132,6 +135,26 @@ find_unowned(const Handle *handle, Record *found)
 	return true;
 }
 
+/* Removes a record under the operation's lock; called as the owner of the store. */
+static void
+delete_record(const Handle *handle, const Record *record)
+{
+	fence_keep(record->fence);
+	store_delete(handle->catalog, handle->name, record->updated_at);
+}
+
+/* Notes that this transaction has removed the record. */
+static void
+note_forgotten(const Handle *handle)
+{
+	OperationState	forgotten = {.phase = PHASE_NONE,.wrote = true,.forgets = true,.stored_at = NO_TIME};
+
+	ForceSyncCommit();
+	forgotten.level = GetCurrentTransactionNestLevel();
+	journal_set(handle->id, handle->name, forgotten);
+	stats_count(COUNT_FORGOTTEN);
+}
+
 /*
  * Remove the record of an operation that nobody owns, so that it may run
  * again.  False where there is none: one that has expired counts as absent,
@@ -140,7 +163,6 @@ find_unowned(const Handle *handle, Record *found)
 bool
 operation_forget(const OperationName *name)
 {
-	OperationState	forgotten = {.phase = PHASE_NONE,.wrote = true,.forgets = true,.stored_at = NO_TIME};
 	Handle		handle;
 	Record		record;
 	Caller		caller;
@@ -151,10 +173,7 @@ operation_forget(const OperationName *name)
 	caller = table_owner_enter_call(handle.catalog->store_owner);
 	exists = find_unowned(&handle, &record);
 	if (exists)
-	{
-		fence_keep(record.fence);
-		store_delete(handle.catalog, name, record.updated_at);
-	}
+		delete_record(&handle, &record);
 	table_owner_leave(&caller);
 	if (!exists)
 	{
@@ -162,9 +181,81 @@ operation_forget(const OperationName *name)
 		lost_attempts_forget(handle.id);
 		return false;
 	}
-	ForceSyncCommit();
-	forgotten.level = GetCurrentTransactionNestLevel();
-	journal_set(handle.id, name, forgotten);
-	stats_count(COUNT_FORGOTTEN);
+	note_forgotten(&handle);
 	return !is_absent(&record, GetCurrentTimestamp());
+}
+
+/*
+ * Takes the lock of an operation that has failed and that nobody has begun again
+ * since it was found: what has completed meanwhile must not run twice.
+ */
+static bool
+lock_failed(const Handle *handle, TimestampTz failed_at, Record *found)
+{
+	if (handle->state.phase != PHASE_NONE)
+		return false;
+	handle_reserve(handle);
+	if (!lock_acquire_now(&handle->lock))
+		return false;
+	if (store_find(handle->catalog, handle->name, found) &&
+		found->status == STATUS_FAILED && found->updated_at == failed_at)
+		return true;
+	lock_release(&handle->lock);
+	return false;
+}
+
+static bool
+forget_failed(text *scope, const FailedOperation *failed)
+{
+	OperationName name = {.scope = scope,.key = failed->key};
+	Handle		handle;
+	Record		record;
+	Caller		caller;
+	bool		is_ours;
+
+	handle_open(&handle, &name, RowExclusiveLock);
+	caller = table_owner_enter_call(handle.catalog->store_owner);
+	is_ours = lock_failed(&handle, failed->failed_at, &record);
+	if (is_ours)
+		delete_record(&handle, &record);
+	table_owner_leave(&caller);
+	if (is_ours)
+		note_forgotten(&handle);
+	return is_ours;
+}
+
+/*
+ * Removes the records of failures of one scope, and notes who did it and why.
+ * Those that somebody is about to try again are passed over.  Returns how many
+ * it removed.
+ */
+int64
+operation_forget_failed(const ForgetRequest *request)
+{
+	const Catalog *catalog = catalog_open(RowExclusiveLock);
+	const char *role = GetUserNameFromId(GetUserId(), false);
+	FailedOperation *failed;
+	Caller		caller;
+	Policy		policy;
+	int64		count;
+	int64		forgotten = 0;
+
+	kind_require_one_node(catalog, "idem_forget_failed()", "Call idem_forget for each operation.");
+	scope_require(catalog, request->scope, &policy);
+	caller = table_owner_enter_call(catalog->store_owner);
+	count = failed_find(catalog, request, &failed);
+	table_owner_leave(&caller);
+	for (int64 i = 0; i < count; i++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		if (forget_failed(request->scope, &failed[i]))
+			forgotten++;
+	}
+	if (forgotten == 0)
+		return 0;
+	catalog = catalog_open(RowExclusiveLock);
+	caller = table_owner_enter_call(catalog->store_owner);
+	failed_note_forgotten(catalog, request, forgotten, role);
+	table_owner_leave(&caller);
+	return forgotten;
 }

@@ -20,9 +20,10 @@ typedef enum CatalogTable
 	TABLE_SECRET,
 	TABLE_STREAM,
 	TABLE_SWEEP,
-	TABLE_RING
+	TABLE_RING,
+	TABLE_FORGOTTEN
 } CatalogTable;
-#define CATALOG_TABLES 7
+#define CATALOG_TABLES 8
 
 /* where the rows of the store are; store/kind.c knows what follows from it */
 typedef enum StoreKind

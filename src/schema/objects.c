@@ -30,7 +30,8 @@ static const char *const table_names[CATALOG_TABLES] = {
 	[TABLE_SECRET] = "idempotency_secret",
 	[TABLE_STREAM] = "idempotency_stream",
 	[TABLE_SWEEP] = "idempotency_sweep",
-	[TABLE_RING] = "idempotency_ring"
+	[TABLE_RING] = "idempotency_ring",
+	[TABLE_FORGOTTEN] = "idempotency_forgotten"
 };
 
 /* in the caches of schemas and types */

@@ -80,6 +80,15 @@ def scenes(functions, main, peer, by_hand, with_kinds):
         main('call', call('idem_reseal'))])
     found.append([peer('by hand', hand(INSERT)), peer('by hand', hand('UPDATE {s}.idempotency_store SET expires')), main('call', call('idem_gc'))])
     found.append([main('call', claim), main('call', call('idem_unclaim_scope', pattern='s'))])
+    # failures that are forgotten together
+    failed = [peer('call', lease), peer('call', fenced[1])]
+    forget = call('idem_forget_failed', scope='', reason='mended')
+    found += [[*failed, main('call', forget)], [main('call', forget)], [main('set', ('ROLE', 'fuzz_stranger')), main('call', forget)],
+        [main('begin', 'BEGIN READ ONLY'), main('call', forget)],
+        [main('call', claim), main('set', ('ROLE', 'fuzz_app')), main('call', call('idem_forget_failed', scope='s', reason='mended'))],
+        [*failed, main('begin', REPEATABLE), main('call', call('idem_lookup', key='a')), peer('by hand', hand(UPDATE)), main('call', forget)],
+        [*failed, main('begin', 'BEGIN'), main('call', call('idem_lock', resources=['b', 'c'])),
+            main('set', ('idempotency.max_operations_per_transaction', '1')), main('call', forget)]]
     # arguments that are seldom drawn
     for name, given in (('idem_fingerprint', {'request': None}), ('idem_grant', {'role': None}), ('idem_revoke', {'role': None}),
             ('idem_grant', {'role': '4294967295'}), ('idem_revoke', {'role': '0'}), ('idem_schedule_gc', {'schedule': ''}),
@@ -88,7 +97,7 @@ def scenes(functions, main, peer, by_hand, with_kinds):
             ('idem_claim_scope', {'pattern': 'a', 'role': '0'}), ('idem_call', {'handler': 'fuzz.nonesuch(jsonb)', 'key': 'a'}),
             ('idem_call', {'handler': 'fuzz.returns', 'key': 'a'}),
             ('idem_call', {'handler': 'fuzz.secret(jsonb)', 'key': 'a'}), ('idem_lookup', {'key': ''}),
-            ('idem_forget', {'key': ''})):
+            ('idem_forget', {'key': ''}), ('idem_forget_failed', {'scope': '', 'reason': ''})):
         found.append([main('call', call(name, **given))])
     found.append([main('set', ('ROLE', 'fuzz_app')), main('call', call('idem_call', handler='fuzz.secret(jsonb)', key='a'))])
     found.append([main('call', call('idem_reseal'))])

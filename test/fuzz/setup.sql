@@ -5,7 +5,7 @@ GRANT USAGE ON SCHEMA fuzz, @schema@ TO PUBLIC;
 SELECT @schema@.idem_grant('fuzz_app');
 GRANT EXECUTE ON FUNCTION @schema@.idem_may_use_scope(text), @schema@.idem_fingerprint(jsonb) TO fuzz_app;
 -- idem_grant does not give this right
-GRANT EXECUTE ON FUNCTION @schema@.idem_forget(text, text) TO fuzz_app;
+GRANT EXECUTE ON FUNCTION @schema@.idem_forget(text, text), @schema@.idem_forget_failed(text, text, text, int) TO fuzz_app;
 
 CREATE FUNCTION fuzz.returns(request jsonb) RETURNS jsonb LANGUAGE sql AS $$SELECT '{"marker": "PayloadMarker4711"}'::jsonb$$;
 CREATE FUNCTION fuzz.echo(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$BEGIN RETURN request; END$$;

@@ -40,7 +40,7 @@ for my $call (
 	q{idem_release('leased', fence => 1)}, q{idem_extend('leased', '1 hour', fence => 1)},
 	q{idem_call('public.handler(jsonb)', 'k', '{}')}, q{idem_lock(ARRAY['a'])},
 	q{idem_advance('s', 1)}, q{idem_begin_batch(ARRAY['k'])},
-	q{idem_complete_batch(ARRAY['k'])}, q{idem_forget('done')}, q{idem_gc()}, q{idem_reseal()},
+	q{idem_complete_batch(ARRAY['k'])}, q{idem_forget('done')}, q{idem_forget_failed('', 'mended')}, q{idem_gc()}, q{idem_reseal()},
 	q{idem_claim_scope('s', 'reader')}, q{idem_unclaim_scope('s')}, q{idem_set_policy('s')})
 {
 	is(sqlstate($standby, "SELECT $call"), '25006', "standby: $call");

@@ -20,6 +20,7 @@ sub contents
 SELECT md5(string_agg(s::text, E'\\n' ORDER BY scope, idempotency_key)) FROM $schema.idempotency_store s;
 SELECT md5(string_agg(s::text, E'\\n' ORDER BY scope, stream)) FROM $schema.idempotency_stream s;
 SELECT string_agg(s::text, E'\\n' ORDER BY pattern) FROM $schema.idempotency_scope s;
+SELECT string_agg(s::text, E'\\n' ORDER BY forgotten_at) FROM $schema.idempotency_forgotten s;
 SELECT last_value, is_called FROM $schema.idempotency_fence;
 SQL
 }
@@ -67,7 +68,9 @@ SELECT idem_complete('completed', '"done"', 'scope', 201, '{"a": "b"}', '\\x00ff
 SELECT idem_begin('failed');
 SELECT idem_fail('failed', 'null', retryable => true, retry_after => '1 hour');
 SELECT idem_advance('stream', 42);
+SELECT idem_begin('dead'), idem_fail('dead');
 COMMIT;
+SELECT idem_forget_failed('', 'mended');
 SELECT idem_begin('many' || i, lease => '1 hour') FROM generate_series(1, 40) i;
 SQL
 	$fence = begin_leased($from, 'leased');

@@ -61,6 +61,7 @@ my %call = (
 	'idem_progress(text)' => q{SELECT idem_progress('leased', '1', scope, fence) FROM lease WHERE scope = '%s'},
 	'idem_progress(idem_operation)' => q{SELECT idem_progress(o, '1') FROM lease WHERE scope = '%s'},
 	idem_forget => q{SELECT idem_forget('done', '%s')},
+	idem_forget_failed => q{SELECT idem_forget_failed('%s', 'mended')},
 	idem_call => q{SELECT idem_call('echo(jsonb)', 'new', scope => '%s')},
 	idem_begin_batch => q{SELECT idem_begin_batch(ARRAY['new'], scope => '%s')},
 	idem_complete_batch => q{SELECT idem_begin('new', scope => '%1$s')|SELECT idem_complete_batch(ARRAY['new'], scope => '%1$s')},

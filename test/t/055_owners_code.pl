@@ -29,12 +29,12 @@ one(q{
 	CREATE SCHEMA janitor AUTHORIZATION janitor;
 	GRANT EXECUTE ON FUNCTION idem_gc(int), idem_reseal(int), idem_claim_scope(text, regrole), idem_unclaim_scope(text) TO janitor;
 	GRANT EXECUTE ON FUNCTION idem_set_policy(text, interval, interval, interval, int, int, int, interval, int) TO janitor;
-	GRANT EXECUTE ON FUNCTION idem_forget(text, text) TO janitor;
+	GRANT EXECUTE ON FUNCTION idem_forget(text, text), idem_forget_failed(text, text, text, int) TO janitor;
 	GRANT EXECUTE ON FUNCTION idem_gc(int) TO keeper;
 	CREATE TABLE seen (number serial, what text, result text);
 	ALTER TABLE seen OWNER TO keeper;
 	ALTER SEQUENCE seen_number_seq OWNER TO keeper});
-one("ALTER TABLE $_ OWNER TO keeper") for qw(idempotency_store idempotency_sweep idempotency_scope);
+one("ALTER TABLE $_ OWNER TO keeper") for qw(idempotency_store idempotency_sweep idempotency_scope idempotency_forgotten);
 # unqualified names in the owner's code are found as for the owner
 one(q{
 	CREATE FUNCTION attempt(statement text) RETURNS text LANGUAGE plpgsql AS $$
@@ -56,7 +56,7 @@ one(q{
 		RETURN new;
 	END $$},
 	extra_params => [ '-U', 'keeper' ]);
-for my $table (qw(idempotency_store idempotency_sweep idempotency_scope))
+for my $table (qw(idempotency_store idempotency_sweep idempotency_scope idempotency_forgotten))
 {
 	one("CREATE TRIGGER climb BEFORE INSERT OR UPDATE OR DELETE ON $table FOR EACH ROW EXECUTE FUNCTION climb()",
 		extra_params => [ '-U', 'keeper' ]);
@@ -68,6 +68,7 @@ my %writes = (
 	'SELECT idem_gc()' => { 'idempotency_store DELETE' => 1, 'idempotency_sweep INSERT' => 1 },
 	'SELECT idem_reseal()' => { 'idempotency_store UPDATE' => 1 },
 	q{SELECT idem_forget('old')} => { 'idempotency_store DELETE' => 1 },
+	q{SELECT idem_forget_failed('f', 'mended')} => { 'idempotency_store DELETE' => 1, 'idempotency_forgotten INSERT' => 1 },
 	q{SELECT idem_claim_scope('s', 'keeper')} => { 'idempotency_scope INSERT' => 1 },
 	q{SELECT idem_set_policy('t', max_attempts => 3)} => { 'idempotency_scope INSERT' => 1 },
 	q{SELECT idem_unclaim_scope('u')} => { 'idempotency_scope UPDATE' => 1, 'idempotency_scope DELETE' => 1 });
@@ -77,6 +78,7 @@ sub prepare
 	one(q{SET session_replication_role = replica; TRUNCATE seen; TRUNCATE idempotency_store, idempotency_sweep, idempotency_scope;
 		INSERT INTO idempotency_store (expires_at, status, idempotency_key) VALUES (now() - interval '1 hour', 'COMPLETED', 'old');
 		INSERT INTO idempotency_store (expires_at, status, idempotency_key, response_payload) VALUES (now() + interval '1 hour', 'COMPLETED', 'clear', '1');
+		INSERT INTO idempotency_store (expires_at, status, scope, idempotency_key) VALUES (now() + interval '1 hour', 'FAILED', 'f', 'failed');
 		INSERT INTO idempotency_scope (pattern, role) VALUES ('u', 'keeper')});
 	return;
 }
@@ -117,7 +119,7 @@ prepare();
 one(q{CREATE CONSTRAINT TRIGGER later AFTER DELETE ON idempotency_store DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION climb()},
 	extra_params => [ '-U', 'keeper' ]);
 is(sqlstate($node, 'SELECT idem_gc()'), '42501', 'a deferred trigger is refused where a superuser calls');
-is(one('SELECT count(*) FROM idempotency_store'), '2', 'and nothing is removed');
+is(one('SELECT count(*) FROM idempotency_store'), '3', 'and nothing is removed');
 is(one('SELECT idem_gc()', extra_params => [ '-U', 'keeper' ]), '1', 'the owner calls it');
 is(one(q{SELECT count(*) FROM seen WHERE what LIKE 'idempotency_store DELETE' AND result = 'keeper'}), '2', 'then both run');
 one('DROP TRIGGER later ON idempotency_store', extra_params => [ '-U', 'keeper' ]);

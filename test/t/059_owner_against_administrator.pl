@@ -151,6 +151,7 @@ my %calls = (
 	idem_advance => q{SELECT idem_advance('events', 7), idem_advance('others', 7)},
 	idem_lock => q{SELECT idem_lock('{resource}')},
 	idem_forget => q{SELECT idem_forget('unwanted')},
+	idem_forget_failed => q{SELECT idem_forget_failed('dead', 'mended')},
 	idem_gc => q{SELECT idem_gc()},
 	idem_reseal => q{SELECT idem_reseal()},
 	idem_claim_scope => q{SELECT idem_claim_scope('s', 'keeper')},
@@ -171,7 +172,7 @@ my %calls = (
 	idem_undistribute_store => q{SELECT idem_undistribute_store()},
 	idem_prepare_node => q{SELECT idem_prepare_node('text')},
 	idem_restore_node => q{SELECT idem_restore_node()});
-my @order = ((grep { !/forget|gc|unclaim/ } sort keys %calls), qw(idem_forget idem_unclaim_scope idem_gc));
+my @order = ((grep { !/forget|gc|unclaim/ } sort keys %calls), qw(idem_forget idem_forget_failed idem_unclaim_scope idem_gc));
 my $number = 0;
 my %database = map { $_ => 'plant' . ++$number } sort keys %plants;
 
