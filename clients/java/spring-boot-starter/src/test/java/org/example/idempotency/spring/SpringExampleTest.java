@@ -6,15 +6,19 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import com.zaxxer.hikari.HikariDataSource;
+import jakarta.servlet.Filter;
 import jakarta.servlet.http.HttpServletRequest;
+import jakarta.servlet.http.HttpServletResponse;
 import java.net.URI;
 import java.net.http.HttpClient;
 import java.net.http.HttpRequest;
 import java.net.http.HttpResponse;
 import java.time.LocalDate;
 import java.util.Map;
+import java.util.Set;
 import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ConcurrentHashMap;
 import org.example.idempotency.Declined;
 import org.example.idempotency.Idempotency;
 import org.example.idempotency.IdempotencyException;
@@ -23,6 +27,7 @@ import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
 import org.springframework.boot.SpringApplication;
 import org.springframework.boot.autoconfigure.EnableAutoConfiguration;
+import org.springframework.boot.web.servlet.FilterRegistrationBean;
 import org.springframework.context.ConfigurableApplicationContext;
 import org.springframework.context.annotation.Bean;
 import org.springframework.context.annotation.Configuration;
@@ -43,6 +48,7 @@ import org.springframework.web.bind.annotation.RestController;
 class SpringExampleTest {
     private static ConfigurableApplicationContext context;
     private static JdbcTemplate jdbc;
+    private static final Set<String> REVOKED = ConcurrentHashMap.newKeySet();
     private final String key = UUID.randomUUID().toString();
     private final Seats seats = context.getBean(Seats.class);
 
@@ -131,6 +137,20 @@ class SpringExampleTest {
                     + System.getenv("PGHOST") + "/.s.PGSQL." + System.getenv("PGPORT"));
             pool.setUsername(System.getenv("PGUSER"));
             return pool;
+        }
+
+        /** Authentication, where Spring Security's filter stands. */
+        @Bean
+        FilterRegistrationBean<Filter> authentication() {
+            var authentication = new FilterRegistrationBean<Filter>((request, response, chain) -> {
+                if (REVOKED.contains(String.valueOf(((HttpServletRequest) request).getHeader("X-User")))) {
+                    ((HttpServletResponse) response).setStatus(403);
+                } else {
+                    chain.doFilter(request, response);
+                }
+            });
+            authentication.setOrder(-100);
+            return authentication;
         }
 
         /** What authentication would have found. */
@@ -228,6 +248,15 @@ class SpringExampleTest {
         assertFalse(post("/orders", "bob").headers().firstValue("Idempotency-Replayed").isPresent());
         assertEquals(2, count(key));
         assertEquals(422, post("/orders?dry=1", "ann").statusCode());
+    }
+
+    @Test
+    void whomAuthenticationRefusesGetsNoReplay() throws Exception {
+        assertEquals(201, post("/orders", key).statusCode());
+        REVOKED.add(key);
+        assertEquals(403, post("/orders", key).statusCode());
+        REVOKED.remove(key);
+        assertTrue(post("/orders", key).headers().firstValue("Idempotency-Replayed").isPresent());
     }
 
     @Test
