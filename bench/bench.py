@@ -11,6 +11,7 @@ A missed target is told and fails nothing; a wrong result fails the run.
 """
 
 import argparse
+import contextlib
 import datetime
 import os
 import shutil
@@ -41,6 +42,7 @@ def arguments():
     names = [w.name for w in WORKLOADS] + [partitions.NAME, peers.NAME, lost.NAME, packages.NAME, collection.NAME]
     parser.add_argument('--only', nargs='+', metavar='WORKLOAD', choices=[*names, huge.NAME, huge.GROWTH],
                         help=f'measure only these: {", ".join(names)}')
+    parser.add_argument('--postgresql', type=int, metavar='VERSION', help='a server of this version, in a chroot; needs root')
     parser.add_argument('--json', metavar='FILE', help='write all raw figures to FILE')
     peers.add_arguments(parser)
     packages.add_arguments(parser)
@@ -55,7 +57,7 @@ class Bench:
     def __init__(self, options):
         self.options = options
         self.rounds = options.rounds or (3 if options.quick else 7)
-        self.functions = server.functions()
+        self.features = server.features()
         self.comparisons = [c for c in COMPARISONS if c.workload in options.only
                             and not (options.quick and c.at_least is None)]
         self.costs = [c for c in COSTS if c.workload in options.only
@@ -65,7 +67,7 @@ class Bench:
         self.counted = {}
 
     def present(self, variant):
-        return not variant.needs or variant.needs in self.functions
+        return not variant.needs or variant.needs in self.features
 
     def timed(self, workload):
         """The variants of the comparisons that can run."""
@@ -178,8 +180,11 @@ def main():
     started = time.monotonic()
     began_at = datetime.datetime.now(datetime.timezone.utc)
     try:
-        bench, entries = measure_all(options)
-        environment = server.environment()
+        with contextlib.ExitStack() as held:
+            if options.postgresql:
+                os.environ.update(held.enter_context(server.of_version(options.postgresql)))
+            bench, entries = measure_all(options)
+            environment = server.environment()
     except server.BenchError as error:
         sys.exit(f'bench: {error}')
     title = f'{bench.rounds} rounds, PostgreSQL {environment["server"]}'

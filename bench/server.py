@@ -26,6 +26,24 @@ def run(command, **options):
     return done.stdout
 
 
+@contextlib.contextmanager
+def of_version(version, *more):
+    """A server in a chroot that has this version, with settings; yields the environment that
+    leads to it. It goes away when its input ends."""
+    settings = ('shared_buffers = 1GB', 'max_wal_size = 4GB', 'checkpoint_timeout = 1h', 'max_connections = 200', *more)
+    root = os.path.dirname(FOLDER)
+    command = [os.path.join(root, 'dev', 'chroot'), str(version), 'dev/throwaway-server',
+               *(part for setting in settings for part in ('--conf', setting)),
+               'sh', '-c', 'echo "server: $PGHOST $PGPORT $PGDATA"; cat >/dev/null']
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as held:
+        for line in held.stdout:
+            if line.startswith('server: '):
+                _, host, port, data = line.split()
+                yield {'PGHOST': host, 'PGPORT': port, 'PGUSER': 'postgres', 'PGDATABASE': 'postgres', 'PGDATA': data}
+                return
+    raise BenchError(f'no server of PostgreSQL {version}: dev/chroot says why')
+
+
 def sql(text, database=None):
     """The output lines of some SQL."""
     where = ['-d', database] if database else []
@@ -48,8 +66,15 @@ def reset():
     """)
 
 
-def functions():
-    return set(sql("SELECT proname FROM pg_proc WHERE proname LIKE 'idem\\_%'"))
+def version():
+    """The major version of PostgreSQL."""
+    return int(sql('SHOW server_version_num')[0]) // 10000
+
+
+def features():
+    """What a variant may need: SQL functions, and a version of PostgreSQL or a newer one."""
+    functions = set(sql("SELECT proname FROM pg_proc WHERE proname LIKE 'idem\\_%'"))
+    return functions | {f'PostgreSQL {number}' for number in range(15, version() + 1)}
 
 
 def counters():

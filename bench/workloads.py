@@ -23,7 +23,7 @@ class Variant:
     name: str
     writes: dict = field(default_factory=dict)
     operations: int = 1     # in one run of the script
-    needs: str = ''         # an SQL function, without which the variant is left out
+    needs: str = ''         # a feature of the server, without which the variant is left out
     script: str = ''        # the variant whose script it runs; '': its own
     with_trigger: bool = False
 
@@ -68,6 +68,7 @@ WORKLOADS = (
         Variant('extension', PAID_AND_STORED),
         Variant('plain', PAID_BY_HAND),
         Variant('hand', PAID_BY_HAND),
+        Variant('do-select', PAID_BY_HAND, needs='PostgreSQL 19'),
         Variant('extension-hash', PAID_AND_STORED),
         Variant('extension-trigger', PAID_AND_STORED, script='extension', with_trigger=True),
         Variant('managed', PAID_WITHOUT_C),
@@ -105,6 +106,7 @@ COMPARISONS = (
     Comparison('… with a hash that the application brings', 'txn', 'extension-hash', 'plain'),
     Comparison('begin, business, complete / SELECT FOR UPDATE, INSERT, UPDATE', 'txn', 'extension', 'hand', 1.12),
     Comparison('… with a hash that the application brings', 'txn', 'extension-hash', 'hand'),
+    Comparison('begin, business, complete / INSERT ON CONFLICT DO SELECT, UPDATE', 'txn', 'extension', 'do-select'),
     Comparison('begin, business, complete / the same with a trigger on the store', 'txn', 'extension', 'extension-trigger'),
     Comparison('begin, business, complete without C / with the extension', 'txn', 'managed', 'extension'),
     Comparison('… with a hash that the application brings', 'txn', 'managed-hash', 'extension-hash'),

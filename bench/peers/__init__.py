@@ -48,10 +48,11 @@ class Peers:
         self.options, self.tell = options, tell
         self.rounds = options.peer_rounds or (3 if options.quick else 5)
         self.seconds = options.peer_seconds or (0.7 if options.quick else 2)
-        version = int(services.node_version().split('.')[0])
+        node, database = int(services.node_version().split('.')[0]), server.version()
         chosen = options.peer or (plan.QUICK_PEERS if options.quick else [p.name for p in plan.PEERS])
-        self.peers = [p for p in plan.PEERS if p.name in chosen and p.node <= version]
-        self.left_out = [p for p in plan.PEERS if p.name in chosen and p.node > version]
+        self.left_out = {p: f'Node {p.node}' if p.node > node else f'PostgreSQL {p.server}'
+                         for p in plan.PEERS if p.name in chosen and (p.node > node or p.server > database)}
+        self.peers = [p for p in plan.PEERS if p.name in chosen and p not in self.left_out]
         workloads = plan.QUICK_WORKLOADS if options.quick and not options.workload else plan.WORKLOADS
         self.workloads = [w for w in workloads if not options.workload or w.name in options.workload]
         self.verdicts, self.runs, self.counted, self.failed = {}, [], {}, {}
@@ -138,7 +139,7 @@ class Peers:
 
     def entries(self):
         entries = [self.compare(c) for c in plan.COMPARISONS if self.has(c.workload, c.of) and self.has(c.workload, c.to)]
-        return entries + [report.skipped(p.title, f'Node {p.node}') for p in self.left_out]
+        return entries + [report.skipped(p.title, why) for p, why in self.left_out.items()]
 
     def has(self, workload, name):
         return bool(self.series(workload, name, 'throughput'))

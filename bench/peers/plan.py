@@ -15,6 +15,7 @@ class Peer:
     title: str
     redis: bool = False
     node: int = 0           # the version of Node that its libraries ask for
+    server: int = 0         # the version of PostgreSQL that its SQL needs
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ PEERS = (
     Peer('plpgsql', '2 PL/pgSQL: ON CONFLICT, UPDATE'),
     Peer('plpgsql-catch', '2 … that stores failures'),
     Peer('client-rc', '3 SELECT FOR UPDATE, INSERT, UPDATE'),
+    Peer('do-select', '3 INSERT ON CONFLICT DO SELECT, UPDATE', server=19),
     Peer('redis-lock', '4 Redis lock around 3', redis=True),
     Peer('redis-barrier', '4 Redis Lua barrier before 1', redis=True),
     Peer('redis-state', '4 Redis state record, two locks', redis=True),
@@ -81,10 +83,12 @@ COMPARISONS = (
     Comparison('idem_call, failures raised / bare function', 'fresh', 'ext-call-raise', 'bare-call'),
     Comparison('idem_call / PL/pgSQL that stores failures', 'fresh', 'ext-call', 'plpgsql-catch'),
     Comparison('begin, complete / SELECT FOR UPDATE, INSERT, UPDATE', 'fresh', 'ext-txn', 'client-rc'),
+    Comparison('begin, complete / INSERT ON CONFLICT DO SELECT, UPDATE', 'fresh', 'ext-txn', 'do-select'),
     Comparison('begin, complete / SELECT by key, plain INSERT', 'fresh', 'ext-txn', 'select-insert'),
     Comparison('idem_call / DBOS', 'fresh', 'ext-call', 'dbos'),
     Comparison('leased begin, complete / DBOS', 'gateway 20 ms', 'ext-lease', 'dbos'),
     Comparison('replay by idem_call / SELECT by key', 'replay', 'ext-call', 'select'),
+    Comparison('replay by idem_begin / INSERT ON CONFLICT DO SELECT', 'replay', 'ext-txn', 'do-select'),
     Comparison('batch / batch by ON CONFLICT, UPDATE', 'batch of 100', 'ext-txn', 'plpgsql'),
 )
 # A client in Node spends more than the server: its throughput hides what the

@@ -3,14 +3,14 @@
 import './wire.mjs';
 import pg from 'pg';
 import { bare, bareCall, insert, select, selectInsert } from '../bare.mjs';
-import { clientReadCommitted } from '../client-side.mjs';
+import { clientReadCommitted, doSelect } from '../client-side.mjs';
 import { dbos } from '../dbos.mjs';
 import { call, callRaise, inTransaction, leased } from '../extension.mjs';
 import { plpgsql, plpgsqlCatch } from '../plpgsql.mjs';
 import { redisBarrier, redisLock, redisState } from '../redis.mjs';
 
 export const PEERS = [
-  bare, bareCall, insert, select, selectInsert, plpgsql, plpgsqlCatch, clientReadCommitted,
+  bare, bareCall, insert, select, selectInsert, plpgsql, plpgsqlCatch, clientReadCommitted, doSelect,
   redisLock, redisBarrier, redisState, dbos, call, callRaise, inTransaction, leased,
 ];
 
