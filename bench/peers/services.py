@@ -1,5 +1,6 @@
 """The services of the peers besides PostgreSQL: a Redis server, and the driver in Node."""
 
+import atexit
 import contextlib
 import json
 import os
@@ -19,8 +20,11 @@ def link_modules():
     modules = os.environ.get('BENCH_MODULES')
     if not modules:
         raise server.BenchError('no packages of Node: start it through bench/run')
-    with contextlib.suppress(FileExistsError):
-        os.symlink(modules, os.path.join(FOLDER, 'node_modules'))
+    link = os.path.join(FOLDER, 'node_modules')
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(link)
+    os.symlink(modules, link)
+    atexit.register(os.unlink, link)    # with --postgresql this is no copy of the tree
 
 
 @contextlib.contextmanager
