@@ -32,6 +32,8 @@ static const char *const points[] = {
 	"begin-decided",				/* looked up, nothing written */
 	"taken-over",				/* the new lease is written, not committed */
 	"end-checked",				/* the fence compared, the end not written */
+	"tables-listed",			/* of a ring or else, and no snapshot taken */
+	"length-asked",				/* of the file of a table that is not locked */
 	"statement-locked",			/* its table is locked, its text not read */
 	"count-entered",			/* in the slot of the database, nothing counted */
 	"sweep-read",				/* expired rows are locked, not deleted */

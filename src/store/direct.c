@@ -26,6 +26,7 @@
 #include "utils/snapmgr.h"
 
 #include "base/compat.h"
+#include "base/fault.h"
 #include "citus/citus.h"
 #include "schema/record.h"
 #include "schema/store_tables.h"
@@ -97,21 +98,47 @@ fetch_version(Relation store, Relation index, const OperationName *name,
 }
 
 /*
- * Tables of the ring whose range is to come, or was over, have no page, and most often the
- * store of a ring has none.  At SERIALIZABLE a look into the index of an empty table has to
- * be known to later writers.  The system is not asked again about a table that has pages:
- * if it loses them, a look into its index only costs time.
+ * Has the table of a ring no page?  That of a range to come has none, nor has one whose
+ * range was over, and most often the store itself.
+ *
+ * No lock is needed, as the caller accepts invalidations afterwards: who empties a table
+ * sends them before the file loses its pages, and before others can write to the next one.
+ * So the file is that of the rows which the snapshot sees, or the caller looks again.  If
+ * it goes while we ask, the table counts as one with pages, and its lock brings the news.
+ *
+ * At SERIALIZABLE a look into the index of an empty table has to be known to later writers.
+ * The system is not asked again about a table that has pages: if it loses them, a look into
+ * its index only costs time.
  */
-static bool
-is_empty_table(const Catalog *catalog, Relation table)
+bool
+direct_is_empty(Oid table)
 {
-	if (catalog->store_kind != STORE_RING || IsolationIsSerializable() ||
-		store_tables_had_pages(RelationGetRelid(table)))
+	MemoryContext context = CurrentMemoryContext;
+	Relation	store;
+	volatile BlockNumber pages = InvalidBlockNumber;
+
+	if (IsolationIsSerializable() || store_tables_had_pages(table))
 		return false;
-	if (RelationGetNumberOfBlocks(table) == 0)
-		return true;
-	store_tables_note_pages(RelationGetRelid(table));
-	return false;
+	store = RelationIdGetRelation(table);
+	if (store == NULL)
+		return false;
+	FAULT_POINT("length-asked");
+	PG_TRY();
+	{
+		pages = RelationGetNumberOfBlocks(store);
+	}
+	PG_CATCH();
+	{
+		if (geterrcode() != ERRCODE_UNDEFINED_FILE)
+			PG_RE_THROW();
+		MemoryContextSwitchTo(context);
+		FlushErrorState();
+	}
+	PG_END_TRY();
+	RelationClose(store);
+	if (pages != 0 && pages != InvalidBlockNumber)
+		store_tables_note_pages(table);
+	return pages == 0;
 }
 
 /* The version of the row that the snapshot sees, copied, and where it is. */
@@ -126,11 +153,6 @@ direct_find(const Catalog *catalog, Oid table, const OperationName *name, Snapsh
 
 	if (store == NULL)
 		return false;
-	if (is_empty_table(catalog, store))
-	{
-		table_close(store, table == catalog->tables[TABLE_STORE] ? NoLock : AccessShareLock);
-		return false;
-	}
 	index = index_open(primary_key_index(store), AccessShareLock);
 	slot = table_slot_create(store, NULL);
 	exists = fetch_version(store, index, name, snapshot, slot);

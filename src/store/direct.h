@@ -13,6 +13,7 @@
 #include "base/idempotency.h"
 #include "schema/catalog.h"
 
+extern bool direct_is_empty(Oid table);
 extern bool direct_find(const Catalog *catalog, Oid table, const OperationName *name,
 						Snapshot snapshot, Record *found, ItemPointer version);
 extern void direct_insert(const Catalog *catalog, Oid table, const Record *record);

@@ -20,6 +20,7 @@
 #include "utils/timestamp.h"
 
 #include "base/compat.h"
+#include "base/fault.h"
 #include "citus/citus.h"
 #include "citus/citus_metadata.h"
 #include "schema/store_tables.h"
@@ -112,7 +113,8 @@ find_in_ring(const Catalog *catalog, const OperationName *name, Snapshot snapsho
 		Record		record;
 		RowPosition here;
 
-		if (!find_in(catalog, tables[i].oid, tables[i].is_plain, name, snapshot, &record, &here) ||
+		if ((tables[i].is_plain && direct_is_empty(tables[i].oid)) ||
+			!find_in(catalog, tables[i].oid, tables[i].is_plain, name, snapshot, &record, &here) ||
 			(exists && record.expires_at <= found->expires_at))
 			continue;
 		*found = record;
@@ -133,6 +135,9 @@ find_with_snapshot(const Catalog *catalog, const OperationName *name, Snapshot s
 	exists = catalog->store_kind == STORE_RING ? find_in_ring(catalog, name, snapshot, found, position) :
 		find_in(catalog, table_of_name(catalog, name), catalog->store_plain, name, snapshot, found, position);
 	UnregisterSnapshot(snapshot);
+	/* a table without a page was not locked: it may have been emptied, and its rows may be elsewhere */
+	if (catalog->store_kind == STORE_RING)
+		AcceptInvalidationMessages();
 	return exists;
 }
 
@@ -152,6 +157,7 @@ kind_find(const Catalog *catalog, const OperationName *name, bool newest,
 		AcceptInvalidationMessages();
 		if (catalog_is_stale())
 			catalog = catalog_open(AccessShareLock);
+		FAULT_POINT("tables-listed");
 		exists = find_with_snapshot(catalog, name,
 									newest ? GetLatestSnapshot() : GetTransactionSnapshot(),
 									found, position);

@@ -102,6 +102,8 @@ look:	/* kind.c, kind_find: the list */
 				:: ME.seen[0] != NONE -> found = ME.seen[0]; position = 0
 				:: else
 				fi; i++ }
+			/* direct.c, direct_is_empty, without a lock: a file that has a row that the snapshot sees has pages, or is gone */
+			:: d_step { t != 0 && !(t == 2 && !ME.knows) && !PASSED_OVER(t) && (ME.seen[t] == NONE || ME.invalidated) -> i++ }
 			/* direct.c, open_to_read */
 			:: d_step { t != 0 && !(t == 2 && !ME.knows) && !PASSED_OVER(t) && !READ_LOCKED(t) ->
 				ME.reads = 1 + t; ME.accepted = ME.invalidated };
@@ -116,6 +118,10 @@ look:	/* kind.c, kind_find: the list */
 			fi
 		:: d_step { !(i < TABLES && found != LIVE) -> t = 0 }; break
 		od;
+#ifndef NO_ACCEPT_AFTER
+		/* kind.c, find_with_snapshot */
+		atomic { ME.accepted = ME.accepted || ME.invalidated };
+#endif
 #ifndef NO_SECOND_LOOK
 		if
 		:: ME.accepted -> goto look

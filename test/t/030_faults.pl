@@ -13,7 +13,7 @@ use Idempotency;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my @points = qw(begin-locked begin-decided taken-over end-checked statement-locked count-entered sweep-read ring-read commit-visible);
+my @points = qw(begin-locked begin-decided taken-over end-checked tables-listed length-asked statement-locked count-entered sweep-read ring-read commit-visible);
 my ($stage, $conf) = built_with('-DIDEM_FAULTS');
 
 # The build of all other tests contains nothing of it.

@@ -261,6 +261,38 @@ is(query('SELECT string_agg(what, $$ $$) FROM ran'), '', 'nothing of a schema th
 query('DROP SCHEMA public CASCADE; ALTER SCHEMA moved RENAME TO public');
 is(tables_with('over _p2'), '', 'and the table is emptied');
 
+# A table without a page is passed over without a lock. It may be another file by then, or none.
+sub hold_at
+{
+	my ($point, $session, $sql) = @_;
+	my $pid = ask($session, "SET idempotency.fault = '$point:wait'; SELECT pg_backend_pid()");
+
+	ask($gate, 'SELECT pg_advisory_lock(428)');
+	$session->query_until(qr/asking/, "\\echo asking\n$sql;\n");
+	wait_until("a session waits at $point", waiting($pid, 'Extension'));
+	return;
+}
+
+my @tables = map { "idempotency_store_p$_" } 1 .. 4;
+my ($before, $missing) = map { session($node) } 1 .. 2;
+
+query('TRUNCATE idempotency_store');
+is(ask($before, q{SELECT outcome IS NULL FROM idem_lookup('elsewhere')}), 't', 'a session knows empty tables');
+hold_at('tables-listed', $before, q{SELECT outcome FROM idem_begin('elsewhere')});
+query("TRUNCATE ONLY $_") for @tables;
+put('_p3', 'elsewhere', '1 hour');
+ask($gate, 'SELECT pg_advisory_unlock_all()');
+like(ask($before, 'SELECT 1'), qr/^COMPLETED$/m, 'what is in the next file of an empty table is found');
+query('TRUNCATE idempotency_store');
+hold_at('length-asked', $missing, q{SELECT outcome FROM idem_begin('gone')});
+query("TRUNCATE ONLY $_") for @tables;
+query('CHECKPOINT');	# removes the files
+put('_p3', 'gone', '1 hour');
+ask($gate, 'SELECT pg_advisory_unlock_all()');
+like(ask($missing, 'SELECT 1'), qr/^COMPLETED$/m, 'so it is when the file is removed while its length is asked for');
+$_->quit for $before, $missing;
+query('TRUNCATE idempotency_store');
+
 # A session that writes to it waits, and puts the record where the new range says. The old
 # one is of a clock that was wrong: so an empty table has its turn while the range has room.
 query(q{UPDATE idempotency_ring SET kept_until = NULL, range_start = now() + interval '400 days', range_end = now() + interval '402 days' WHERE name = 'idempotency_store_p2'});
