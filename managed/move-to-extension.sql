@@ -37,6 +37,9 @@ BEGIN
 		RAISE EXCEPTION 'there is not exactly one schema with the functions of managed/idempotency.sql'
 			USING ERRCODE = 'object_not_in_prerequisite_state';
 	END IF;
+	-- Its owner could give the name to another schema: then what he has put there would get
+	-- the records. Until COMMIT nobody renames it.
+	SELECT n.nspname INTO home FROM pg_namespace n WHERE n.oid = home_id FOR UPDATE;
 	EXECUTE format('LOCK TABLE %1$I.idempotency_store, %1$I.idempotency_pending IN ACCESS EXCLUSIVE MODE', home);
 	SELECT c.relowner INTO owner FROM pg_class c WHERE c.relnamespace = home_id AND c.relname = 'idempotency_store';
 

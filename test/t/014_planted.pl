@@ -266,6 +266,18 @@ refused('CREATE CAST (idempotency_status AS text) WITH FUNCTION trap.status(idem
 	'DROP CAST (idempotency_status AS text); DROP FUNCTION trap.status(idempotency_status)',
 	qr/other objects depend on them/, 'a cast of a type of the script');
 
+# The script has found the schema, and waits for its tables.
+my ($holder, $mover) = map { session($node, 'managed') } 1, 2;
+my $mover_pid = ask($mover, 'SELECT pg_backend_pid()');
+ask($holder, 'BEGIN; LOCK TABLE managed.idempotency_store IN ACCESS SHARE MODE');
+$mover->query_until(qr/asking/, "\\echo asking\n\\i $managed/move-to-extension.sql\n");
+wait_until('the script waits', sub { $node->safe_psql('managed', "SELECT count(*) FROM pg_locks WHERE pid = $mover_pid AND NOT granted") > 0 });
+is(sqlstate($node, q{SET lock_timeout = '10ms'; ALTER SCHEMA managed RENAME TO other}, 'managed'), '55P03', 'move: nobody gives the name of the schema to another one');
+$node->safe_psql('managed', "SELECT pg_cancel_backend($mover_pid)");
+$mover->query('SELECT 1');
+ask($holder, 'ROLLBACK');
+$_->quit for $mover, $holder;
+
 by_mallory('TRUNCATE trap.told');
 like(run_script('move-to-extension.sql', 'trap,managed,pg_catalog'), qr/NOTICE:  2 records moved/, 'move: the records are moved');
 cmp_ok($node->safe_psql('managed', 'SELECT count(*) FROM trap.told'), '>', 0, 'move: code of the owner has run');
