@@ -165,6 +165,10 @@ BEGIN
 	IF period IS NULL OR NOT isfinite(period) OR step < 1 OR step > 31622400 THEN
 		RAISE EXCEPTION 'period must be from one second to one year' USING ERRCODE = 'ID400';
 	END IF;
+	-- until the end nobody gives the name of the schema to another one, whose functions would run
+	IF has_table_privilege('pg_namespace', 'UPDATE') THEN
+		PERFORM FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'idempotency' FOR KEY SHARE OF n;
+	END IF;
 	SELECT quote_ident(n.nspname), c.oid INTO schema_name, store
 		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
 		JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'idempotency_store'
@@ -228,6 +232,10 @@ DECLARE
 	schema_name text;
 	store regclass;
 BEGIN
+	-- until the end nobody gives the name of the schema to another one, whose functions would run
+	IF has_table_privilege('pg_namespace', 'UPDATE') THEN
+		PERFORM FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'idempotency' FOR KEY SHARE OF n;
+	END IF;
 	SELECT quote_ident(n.nspname), c.oid INTO schema_name, store
 		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
 		JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'idempotency_store'
@@ -462,6 +470,10 @@ DECLARE
 	variant regprocedure;
 	role text;
 BEGIN
+	-- until the end nobody gives the name of the schema to another one, whose functions would run
+	IF has_table_privilege('pg_namespace', 'UPDATE') THEN
+		PERFORM FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'idempotency' FOR KEY SHARE OF n;
+	END IF;
 	SELECT quote_ident(n.nspname), c.oid INTO schema_name, store
 		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
 		JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'idempotency_store'
@@ -539,6 +551,10 @@ DECLARE
 BEGIN
 	IF colocate_with IS NULL THEN
 		RAISE EXCEPTION 'colocate_with must not be null' USING ERRCODE = 'ID400';
+	END IF;
+	-- until the end nobody gives the name of the schema to another one, whose functions would run
+	IF has_table_privilege('pg_namespace', 'UPDATE') THEN
+		PERFORM FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'idempotency' FOR KEY SHARE OF n;
 	END IF;
 	SELECT quote_ident(n.nspname), s.oid, r.oid INTO schema_name, store, scopes
 		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
@@ -642,6 +658,10 @@ DECLARE
 	store regclass;
 	variant regprocedure;
 BEGIN
+	-- until the end nobody gives the name of the schema to another one, whose functions would run
+	IF has_table_privilege('pg_namespace', 'UPDATE') THEN
+		PERFORM FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'idempotency' FOR KEY SHARE OF n;
+	END IF;
 	SELECT quote_ident(n.nspname), c.oid INTO schema_name, store
 		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
 		JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'idempotency_store'
@@ -678,6 +698,10 @@ DECLARE
 	command text;
 	columns text;
 BEGIN
+	-- until the end nobody gives the name of the schema to another one, whose functions would run
+	IF has_table_privilege('pg_namespace', 'UPDATE') THEN
+		PERFORM FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'idempotency' FOR KEY SHARE OF n;
+	END IF;
 	SELECT quote_ident(n.nspname), s.oid, r.oid INTO schema_name, store, scopes
 		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
 		JOIN pg_class s ON s.relnamespace = n.oid AND s.relname = 'idempotency_store'

@@ -254,7 +254,7 @@ def does_the_rest(verdict, cluster):
     cluster.do(0, "CREATE FUNCTION charge(request jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT '{\"done\": true}'::jsonb $$")
     for outcome in ("COMPLETED", "COMPLETED"):
         answers(verdict, cluster, 0, outcome, "SELECT outcome::text FROM idem_call('charge(jsonb)', 'call', '{}', '5')")
-    for function in ("idem_lock(ARRAY['x'])", "idem_advance('s', 1, '5')"):
+    for function in ("idem_lock(ARRAY['x'])", "idem_advance('s', 1, '5')", "idem_forget_failed('5', 'mended')"):
         for node in (0, 1):
             refuses(verdict, cluster, node, "0A000", f"SELECT {function}")
     cluster.do(0, "SELECT idem_set_policy('5', retention => '1 ms')")

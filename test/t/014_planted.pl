@@ -87,6 +87,22 @@ $node->safe_psql('postgres', 'SET search_path = app, pg_catalog; SELECT app.idem
 is($node->safe_psql('postgres', 'SELECT count(*) > 1 FROM app.idempotency_partitions WHERE range_start IS NOT NULL'), 't', 'the store has a ring');
 $node->safe_psql('postgres', 'SELECT app.idem_unpartition_store()');
 $node->safe_psql('postgres', 'SET search_path = app, pg_catalog; SELECT app.idem_gc()') for 1 .. 2;
+
+# The owner of the schema gives its name to another one while a superuser's call waits.
+$node->safe_psql('postgres', 'GRANT CREATE ON DATABASE postgres TO mallory');
+for my $call (q{app.idem_partition_store('4 hours')}, 'app.idem_unpartition_store()')
+{
+	my ($holder, $caller) = map { session($node) } 1, 2;
+	my $pid = ask($caller, 'SELECT pg_backend_pid()');
+
+	ask($holder, 'BEGIN; LOCK TABLE app.idempotency_ring IN SHARE MODE');
+	$caller->query_until(qr/asking/, "\\echo asking\nSELECT $call;\n");
+	wait_until('the call waits', sub { $node->safe_psql('postgres', "SELECT count(*) FROM pg_locks WHERE pid = $pid AND NOT granted") > 0 });
+	is(sqlstate($node, q{SET lock_timeout = '10ms'; SET ROLE mallory; ALTER SCHEMA app RENAME TO other}), '55P03', "$call: the schema keeps its name");
+	ask($holder, 'ROLLBACK');
+	ask($caller, 'SELECT 1');
+	$_->quit for $holder, $caller;
+}
 is($node->safe_psql('postgres', q{SELECT string_agg(DISTINCT who, ', ') FROM app.loot}), '', 'no function that was planted has run');
 is($node->safe_psql('postgres', 'SELECT count(*) FROM app.loot'),
 	'0', 'nothing that was planted has run');
