@@ -286,18 +286,23 @@ def worker_is_there():
 
 
 def fill(name, rows, expires_in):
-    """Rows like those that the load makes, from a session a processor, with settled pages."""
+    """Rows like those that the load makes, in the store itself."""
+    return fill_tables(name, rows, [('idempotency_store', 0, rows, f'clock_timestamp() + {expires_in}')])
+
+
+def fill_tables(name, rows, shares):
+    """The same in tables of the store: (table, from this row, to that one, when it expires)."""
     configure(full_page_writes='off')   # random keys would write images of the whole index, time and again
     try:
-        with ThreadPoolExecutor(FILLERS) as pool:
-            list(pool.map(lambda first: server.sql(f"""
-                INSERT INTO idempotency_store (idempotency_key, request_hash, status, response_payload, expires_at)
-                    SELECT md5(i::text), '{server.request_hash()}', 'COMPLETED', '{server.RESPONSE}',
-                        clock_timestamp() + {expires_in}
-                    FROM generate_series({first}, {rows}, {FILLERS}) AS i""", name), range(1, FILLERS + 1)))
+        for table, first, last, expires_at in shares:
+            with ThreadPoolExecutor(FILLERS) as pool:
+                list(pool.map(lambda filler, table=table, first=first, last=last, expires_at=expires_at: server.sql(f"""
+                    INSERT INTO {table} (idempotency_key, request_hash, status, response_payload, expires_at)
+                        SELECT md5(i::text), '{server.request_hash()}', 'COMPLETED', '{server.RESPONSE}', {expires_at}
+                        FROM generate_series({first} + {filler}, {last}, {FILLERS}) AS i""", name), range(1, FILLERS + 1)))
     finally:
         configure(full_page_writes=None)
-    server.sql('VACUUM (ANALYZE) idempotency_store; CHECKPOINT', name)
+    server.sql('VACUUM (ANALYZE); CHECKPOINT', name)
     made = state(name)
     if made['rows'] != rows:
         raise server.BenchError(f'{name} has {made["rows"]} rows, not {rows}')

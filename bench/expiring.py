@@ -20,7 +20,7 @@ def measure(name, rows, tell):
     for days in (3, 5):
         tell(f'{NAME}: making {rows} expired rows')
         make_over(name, rows, days)
-    server.sql('VACUUM (ANALYZE) idempotency_store; CHECKPOINT', name)
+    server.sql('VACUUM (ANALYZE); CHECKPOINT', name)
     collection.warm(name)
     idle = [collection.limited_load(name, 10) for _ in range(3)]
     dead, wal, started = dead_rows(name), server.costs_of_wal(), time.monotonic()
@@ -53,9 +53,12 @@ def measure(name, rows, tell):
 
 
 def make_over(name, rows, days):
-    """A table of the ring, empty so far, with records that have expired."""
-    (table, *_) = server.sql("SELECT name FROM idempotency_partitions WHERE pg_relation_size(name::regclass) = 0 LIMIT 1", name)
+    """A table of the ring with records that have expired: an empty one, else that whose time comes first."""
+    (table, *_) = server.sql("""
+        SELECT name FROM idempotency_partitions WHERE state <> 'over'
+        ORDER BY pg_relation_size(name::regclass) > 0, range_start LIMIT 1""", name)
     server.sql(f"""
+        TRUNCATE {table};
         INSERT INTO {table} (idempotency_key, request_hash, status, response_payload, expires_at)
             SELECT md5(i::text) || 'over', '{server.request_hash()}', 'COMPLETED', '{server.RESPONSE}',
                 now() - interval '{days} days' + interval '1 hour' FROM generate_series(1, {rows}) i;

@@ -41,8 +41,23 @@ def store(kind, rows, period, tell):
     with collection.database(f'bench_{kind}_{rows}') as name:
         if kind == 'parts':
             make_ring(name, period)
-        collection.fill(name, rows, "random() * interval '1 day'")
+            collection.fill_tables(name, rows, shares_of_ring(name, rows))
+        else:
+            collection.fill(name, rows, "random() * interval '1 day'")
         yield name
+
+
+def shares_of_ring(name, rows):
+    """What each table of the ring has of so many records that expire evenly over the next day."""
+    ranges = server.sql("""
+        SELECT name, extract(epoch FROM since - now()) / 86400, extract(epoch FROM until - now()) / 86400, since, until
+        FROM idempotency_partitions,
+            LATERAL (SELECT greatest(range_start, now()), least(range_end, now() + interval '1 day')) r (since, until)
+        WHERE since < until ORDER BY since""", name)
+    for one in ranges:
+        table, first, last, since, until = one.split('|')
+        yield (table, round(float(first) * rows), round(float(last) * rows),
+               f"timestamptz '{since}' + random() * (timestamptz '{until}' - timestamptz '{since}')")
 
 
 def make_ring(name, period):
