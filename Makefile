@@ -102,6 +102,8 @@ tle: ## the functions without C as a trusted language extension, for pg_tle (FRO
 	@packaging/tle.py $$FROM
 image: ## a container image with PostgreSQL 17 (root, or sudo)
 	@packaging/image/build
+sbom: ## of all these and of the clients, in dist/sbom (KINDS='deb go': some)
+	@packaging/sbom/build $$KINDS
 check-packages: ## build, install and use all of them; half an hour (root; ONLY=debian: some)
 	@test/packages/run $$ONLY
 check-fresh: ## make demo and make check on fresh machines; half an hour (root)
