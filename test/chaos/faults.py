@@ -271,11 +271,13 @@ class Controller:
             # with the tables of a ring that it had
             connection.execute("DROP TABLE IF EXISTS idempotency_store_old CASCADE")
             with connection.transaction():
-                store, view = connection.execute(
-                    "SELECT 'idempotency_store'::regclass::oid, pg_get_viewdef('idempotency_in_flight')").fetchone()
+                (store,) = connection.execute("SELECT 'idempotency_store'::regclass::oid").fetchone()
+                views = connection.execute("SELECT v, pg_get_viewdef(v) FROM unnest(ARRAY['idempotency_in_flight',"
+                                           " 'idempotency_failures']::regclass[]) v").fetchall()
                 connection.execute(SWAP)
                 # a view goes on with the table that it was made for
-                connection.execute(f"CREATE OR REPLACE VIEW idempotency_in_flight AS {view}")
+                for view, text in views:
+                    connection.execute(f"CREATE OR REPLACE VIEW {view} AS {text}")
                 connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
                                    " WHERE usename = 'teller' ORDER BY random() LIMIT 3")
                 waited = wait_for(lambda: self.is_waited_for(connection, store))
