@@ -60,7 +60,7 @@ for my $case (
 	[ 'wait', q{SELECT idem_begin('l', wait => '50 ms')}, 'in_progress 1 waits 1' ],
 	[ 'no need to wait', q{SELECT idem_begin('c', wait => '1 hour')}, 'replayed_completed 1' ],
 	[ 'wait until it can be taken over',
-		q{SELECT idem_begin('w', lease => '100 ms'); SELECT idem_begin('w', lease => '1 us', wait => '1 hour')},
+		q{SELECT idem_begin('w', lease => '2 s'); SELECT idem_begin('w', lease => '1 us', wait => '1 hour')},
 		'acquired 2 taken_over 1 waits 1' ],
 	[ 'take over', q{SELECT idem_begin('w', lease => '1 hour')}, 'acquired 1 taken_over 1' ],
 	[ 'lost: complete', q{SELECT idem_complete('w', fence => 1)}, 'leases_lost 1' ],

@@ -119,10 +119,10 @@ unlink "$work/stubs/df";
 
 # ---- a server that does not start ----
 
-# Building takes long: this server has what the test's own has.  With HOLD it never ends.
+# Building takes long: this server has what the test's own has.  With HOLD it takes a minute.
 write_file("$work/stubs/make", <<"SH");
 #!/bin/sh
-[ -z "\$HOLD" ] || { : >"\$HOLD"; sleep 1000; }
+[ -z "\$HOLD" ] || { : >"\$HOLD"; sleep 60; }
 for word; do
 	case \$word in
 		DESTDIR=*) exec cp -R '$ENV{IDEM_STAGE}/.' "\${word#*=}" ;;
