@@ -31,11 +31,12 @@ func isClosedByPeer(connection net.Conn) bool {
 		return true
 	}
 	closed := false
-	err = raw.Read(func(descriptor uintptr) bool {
+	// Not raw.Read, which waits until nobody else reads: after a slow write a goroutine of
+	// pgx's may read until the server says something, which is never if we do not ask.
+	err = raw.Control(func(descriptor uintptr) {
 		var first [1]byte
 		n, _, err := syscall.Recvfrom(int(descriptor), first[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
 		closed = err == nil && (n == 0 || first[0] == 'E') || err == syscall.ECONNRESET
-		return true
 	})
 	return closed || err != nil
 }
