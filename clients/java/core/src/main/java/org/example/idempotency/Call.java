@@ -13,11 +13,12 @@ import java.time.Duration;
  * @param maxWait how long to wait for another owner; no connection is held meanwhile
  * @param lease how long a lease runs without a heartbeat
  * @param maxAttempts which attempt is the last; below 0: no limit
+ * @param maxLostAttempts how many attempts may be lost with their transaction; below 0: no limit
  * @param retention how long the record is kept
  * @param isolation the isolation level, as {@link java.sql.Connection} names it
  */
 public record Call(String key, String scope, String request, byte[] requestHash, Duration maxWait, Duration lease,
-        int maxAttempts, Duration retention, int isolation) {
+        int maxAttempts, int maxLostAttempts, Duration retention, int isolation) {
 
     /**
      * A call for a key, with the settings of the client.
@@ -26,7 +27,7 @@ public record Call(String key, String scope, String request, byte[] requestHash,
      * @return the call, to which the methods {@code with...} add
      */
     public static Call of(String key) {
-        return new Call(key, null, null, null, null, null, 0, null, 0);
+        return new Call(key, null, null, null, null, null, 0, 0, null, 0);
     }
 
     /**
@@ -36,7 +37,7 @@ public record Call(String key, String scope, String request, byte[] requestHash,
      * @return the call
      */
     public Call withScope(String value) {
-        return new Call(key, value, request, requestHash, maxWait, lease, maxAttempts, retention, isolation);
+        return new Call(key, value, request, requestHash, maxWait, lease, maxAttempts, maxLostAttempts, retention, isolation);
     }
 
     /**
@@ -46,7 +47,7 @@ public record Call(String key, String scope, String request, byte[] requestHash,
      * @return the call
      */
     public Call withRequest(String json) {
-        return new Call(key, scope, json, requestHash, maxWait, lease, maxAttempts, retention, isolation);
+        return new Call(key, scope, json, requestHash, maxWait, lease, maxAttempts, maxLostAttempts, retention, isolation);
     }
 
     /**
@@ -56,7 +57,7 @@ public record Call(String key, String scope, String request, byte[] requestHash,
      * @return the call
      */
     public Call withRequestHash(byte[] sha256) {
-        return new Call(key, scope, request, sha256, maxWait, lease, maxAttempts, retention, isolation);
+        return new Call(key, scope, request, sha256, maxWait, lease, maxAttempts, maxLostAttempts, retention, isolation);
     }
 
     /**
@@ -66,7 +67,7 @@ public record Call(String key, String scope, String request, byte[] requestHash,
      * @return the call
      */
     public Call withWait(Duration value) {
-        return new Call(key, scope, request, requestHash, value, lease, maxAttempts, retention, isolation);
+        return new Call(key, scope, request, requestHash, value, lease, maxAttempts, maxLostAttempts, retention, isolation);
     }
 
     /**
@@ -76,7 +77,7 @@ public record Call(String key, String scope, String request, byte[] requestHash,
      * @return the call
      */
     public Call withLease(Duration value) {
-        return new Call(key, scope, request, requestHash, maxWait, value, maxAttempts, retention, isolation);
+        return new Call(key, scope, request, requestHash, maxWait, value, maxAttempts, maxLostAttempts, retention, isolation);
     }
 
     /**
@@ -86,7 +87,21 @@ public record Call(String key, String scope, String request, byte[] requestHash,
      * @return the call
      */
     public Call withMaxAttempts(int value) {
-        return new Call(key, scope, request, requestHash, maxWait, lease, value, retention, isolation);
+        return new Call(key, scope, request, requestHash, maxWait, lease, value, maxLostAttempts, retention, isolation);
+    }
+
+    /**
+     * With a limit for attempts that are lost, as their transaction is rolled back: the next one is
+     * {@link Outcome#FAILED}, for good, and its response is
+     * <code>{"reason": "attempts lost", "lost_attempts": N}</code>. A {@link Declined}, a conflict and
+     * an end of the server are no lost attempts. A policy of the scope comes first. Where the server
+     * does not preload the library, nobody counts.
+     *
+     * @param value how many; 0: the server's setting, below 0: no limit
+     * @return the call
+     */
+    public Call withMaxLostAttempts(int value) {
+        return new Call(key, scope, request, requestHash, maxWait, lease, maxAttempts, value, retention, isolation);
     }
 
     /**
@@ -96,7 +111,7 @@ public record Call(String key, String scope, String request, byte[] requestHash,
      * @return the call
      */
     public Call withRetention(Duration value) {
-        return new Call(key, scope, request, requestHash, maxWait, lease, maxAttempts, value, isolation);
+        return new Call(key, scope, request, requestHash, maxWait, lease, maxAttempts, maxLostAttempts, value, isolation);
     }
 
     /**
@@ -106,13 +121,13 @@ public record Call(String key, String scope, String request, byte[] requestHash,
      * @return the call
      */
     public Call withIsolation(int value) {
-        return new Call(key, scope, request, requestHash, maxWait, lease, maxAttempts, retention, value);
+        return new Call(key, scope, request, requestHash, maxWait, lease, maxAttempts, maxLostAttempts, retention, value);
     }
 
     /** The call with the client's settings where it has none of its own. */
     Call over(Options options) {
         return new Call(key, scope != null ? scope : options.scope(), request, requestHash,
                 maxWait != null ? maxWait : Duration.ZERO, lease != null ? lease : options.lease(), maxAttempts,
-                retention != null ? retention : options.retention(), isolation);
+                maxLostAttempts, retention != null ? retention : options.retention(), isolation);
     }
 }

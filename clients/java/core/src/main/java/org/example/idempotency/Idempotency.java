@@ -77,7 +77,7 @@ public final class Idempotency {
      * @param call the key and what belongs to it
      * @param work the work
      * @return the work's answer or the stored one, a refusal included; in progress while somebody
-     *     else owns the operation
+     *     else owns the operation; failed where too many attempts were lost
      * @throws X what the work has thrown: everything is rolled back, and nothing is stored
      * @throws IdempotencyException what was wrong with the call or the database
      */
@@ -171,12 +171,30 @@ public final class Idempotency {
                 if (o.outcome() != Outcome.ACQUIRED) {
                     return Result.of(o);
                 }
-                Response response = called(failure, () -> work.run(WorkConnection.of(connection), o));
+                Response response = called(failure, () -> workOn(connection, o, work));
                 statements.complete(connection, call, 0, response, transactions instanceof JdbcTransactions);
                 return Result.ran(o, Outcome.COMPLETED, response, null);
             });
         } catch (Declined refusal) {
             return refuse(call, refusal);
+        }
+    }
+
+    private <X extends Exception> Response workOn(Connection connection, Operation o, Work<X> work) throws X {
+        try {
+            return work.run(WorkConnection.of(connection), o);
+        } catch (Declined | IdempotencyException.NotDone reason) {
+            undo(connection, o);
+            throw reason;
+        }
+    }
+
+    /** Work that refuses has come to its end: its rollback must not bring the operation nearer to max_lost_attempts. */
+    private void undo(Connection connection, Operation o) {
+        try {
+            statements.undo(connection, o);
+        } catch (SQLException gone) {
+            LOG.log(System.Logger.Level.DEBUG, "a begin could not be taken back before its rollback", gone);
         }
     }
 

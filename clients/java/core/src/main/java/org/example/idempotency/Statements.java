@@ -9,6 +9,7 @@ import java.sql.SQLException;
 import java.time.Duration;
 import java.time.Instant;
 import java.time.temporal.ChronoUnit;
+import java.util.Arrays;
 import java.util.HexFormat;
 import java.util.Map;
 
@@ -22,24 +23,38 @@ final class Statements {
     private static final String END = "(?::text, ?::text::jsonb, scope => ?::text, fence => ?::text::bigint, code => ?::text::int,"
             + " headers => ?::text::jsonb, body => decode(?::text, 'hex'), retention => ?::text::interval";
 
+    /** What the work has written is rolled back to here where it refuses, also after a failed statement. */
+    private static final String SAVEPOINT = "; SAVEPOINT idempotency_work";
+    /** In the one statement, as a begin with a lease is in no transaction block; the key makes the begin come after it. */
+    private static final String LIMIT = "pg_catalog.set_config('idempotency.max_lost_attempts', ?::text, true) AS setting(value), LATERAL ";
+
     private final String begin;
+    private final String beginLimited;
+    private final String beginLease;
+    private final String beginLeaseLimited;
     private final String complete;
     private final String completeAndCommit;
     private final String fail;
     private final String release;
+    private final String undo;
     private final String extend;
     private final String progress;
     private final String lookup;
 
     Statements(String schema) {
         String prefix = schema == null ? "" : '"' + schema.replace("\"", "\"\"") + "\".";
-        begin = "SELECT " + COLUMNS + " FROM " + prefix + "idem_begin(?::text, ?::text::jsonb, scope => ?::text,"
-                + " request_hash => decode(?::text, 'hex'), lease => ?::text::interval, wait => ?::text::interval,"
-                + " max_attempts => ?::text::int) o";
+        String arguments = ", ?::text::jsonb, scope => ?::text, request_hash => decode(?::text, 'hex'),"
+                + " lease => ?::text::interval, wait => ?::text::interval, max_attempts => ?::text::int) o";
+        beginLease = "SELECT " + COLUMNS + " FROM " + prefix + "idem_begin(?::text" + arguments;
+        beginLeaseLimited = "SELECT " + COLUMNS + " FROM " + LIMIT + prefix
+                + "idem_begin(CASE WHEN setting.value IS NOT NULL THEN ?::text END" + arguments;
+        begin = beginLease + SAVEPOINT;
+        beginLimited = beginLeaseLimited + SAVEPOINT;
         complete = "SELECT " + prefix + "idem_complete" + END + ")::text";
         completeAndCommit = complete + "; COMMIT";
         fail = "SELECT " + prefix + "idem_fail" + END + ", retryable => ?::text::boolean, retry_after => ?::text::interval)::text";
         release = "SELECT " + prefix + "idem_release(?::text, scope => ?::text, fence => ?::text::bigint)::text";
+        undo = "ROLLBACK TO SAVEPOINT idempotency_work; " + release;
         extend = "SELECT extract(epoch FROM " + prefix + "idem_extend(?::text, ?::text::interval, scope => ?::text,"
                 + " fence => ?::text::bigint) - clock_timestamp())";
         progress = "SELECT " + prefix + "idem_progress(?::text, ?::text::jsonb, scope => ?::text, fence => ?::text::bigint)::text";
@@ -47,8 +62,11 @@ final class Statements {
     }
 
     Operation begin(Connection connection, Call call, Duration lease, Duration wait) throws SQLException {
-        return operation(connection, begin, call.key(), call.request(), call.scope(), hex(call.requestHash()),
-                interval(lease), interval(wait), call.maxAttempts() < 0 ? "0" : number(call.maxAttempts()));
+        String[] arguments = {limit(call.maxLostAttempts()), call.key(), call.request(), call.scope(), hex(call.requestHash()),
+            interval(lease), interval(wait), limit(call.maxAttempts())};
+        boolean isLimited = arguments[0] != null;
+        String sql = lease == null ? isLimited ? beginLimited : begin : isLimited ? beginLeaseLimited : beginLease;
+        return operation(connection, sql, isLimited ? arguments : Arrays.copyOfRange(arguments, 1, arguments.length));
     }
 
     /** Null where there is no record. */
@@ -76,6 +94,13 @@ final class Statements {
         one(connection, release, o.key(), o.scope(), number(o.fence()));
     }
 
+    /** Takes a begin in a transaction back, which is rolled back then: so it is no lost attempt. */
+    void undo(Connection connection, Operation o) throws SQLException {
+        try (PreparedStatement statement = prepare(connection, undo, o.key(), o.scope(), null)) {
+            statement.execute();
+        }
+    }
+
     /** How long the lease runs from the server's answer on, which a policy may have shortened. */
     Duration extend(Connection connection, Operation o, Duration lease) throws SQLException {
         return duration(new BigDecimal(one(connection, extend, o.key(), interval(lease), o.scope(), number(o.fence()))));
@@ -97,7 +122,9 @@ final class Statements {
     }
 
     private static Operation operation(Connection connection, String sql, String... arguments) throws SQLException {
-        try (PreparedStatement statement = prepare(connection, sql, arguments); ResultSet row = statement.executeQuery()) {
+        try (PreparedStatement statement = prepare(connection, sql, arguments)) {
+            statement.execute();
+            ResultSet row = statement.getResultSet();
             return row.next() ? operation(row) : null;
         }
     }
@@ -135,6 +162,11 @@ final class Statements {
 
     private static String number(long number) {
         return number == 0 ? null : String.valueOf(number);
+    }
+
+    /** Null is the server's setting, and 0 no limit. */
+    private static String limit(int most) {
+        return most < 0 ? "0" : number(most);
     }
 
     private static String hex(byte[] bytes) {

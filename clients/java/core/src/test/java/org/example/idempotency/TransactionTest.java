@@ -171,6 +171,53 @@ class TransactionTest extends OnServer {
         assertEquals(6, runs.get());
     }
 
+    @Test
+    void whoseAttemptsAreLostTooOftenFailsForGood() throws Exception {
+        Work<SQLException> breaks = (connection, operation) -> {
+            execute(connection, "SELECT 1/0");
+            return Response.EMPTY;
+        };
+        Call limited = Call.of(key).withMaxLostAttempts(2);
+        for (int i = 0; i < 2; i++) {
+            assertEquals("22012", assertThrows(SQLException.class, () -> once.transaction(limited, breaks)).getSQLState());
+        }
+        assertThrows(SQLException.class, () -> once.transaction(Call.of(key).withMaxLostAttempts(-1), breaks));
+        assertThrows(SQLException.class, () -> once.transaction(Call.of(key), breaks));
+        Result result = once.transaction(limited, breaks);
+        assertEquals(Outcome.FAILED, result.outcome());
+        assertEquals("{\"reason\": \"attempts lost\", \"lost_attempts\": 4}", result.response().payload());
+        assertEquals(result.response().payload(), once.lookup(Call.of(key)).response().payload());
+        try (Connection connection = pool.getConnection(); var row = connection.createStatement().executeQuery(
+                "SHOW idempotency.max_lost_attempts")) {
+            row.next();
+            assertEquals("0", row.getString(1));
+        }
+    }
+
+    @Test
+    void theLimitOfLostAttemptsHoldsForALeaseToo() {
+        Call limited = Call.of(key).withMaxLostAttempts(1);
+        assertThrows(SQLException.class, () -> once.transaction(limited, (connection, operation) -> {
+            throw new SQLException("down");
+        }));
+        assertEquals(Outcome.FAILED, once.lease(limited, lease -> Completion.of(Response.EMPTY)).outcome());
+    }
+
+    @Test
+    void aRefusalIsNoLostAttempt() throws Exception {
+        Call limited = Call.of(key).withMaxLostAttempts(1);
+        assertThrows(IdempotencyException.NotDone.class, () -> once.transaction(limited, (connection, operation) -> {
+            effect(connection);
+            throw new IdempotencyException.NotDone(null);
+        }));
+        Result refused = once.transaction(limited, (connection, operation) -> {
+            assertThrows(SQLException.class, () -> execute(connection, "SELECT 1/0"));
+            throw new Declined(402, null);
+        });
+        assertEquals(402, refused.response().code());
+        assertEquals(0, effects());
+    }
+
     @ParameterizedTest
     @ValueSource(strings = {"before idem_begin", "after idem_begin", "before INSERT INTO effect", "after INSERT INTO effect",
         "before idem_complete", "after idem_complete", "before commit", "after commit"})

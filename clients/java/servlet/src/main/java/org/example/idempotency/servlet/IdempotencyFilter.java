@@ -148,7 +148,7 @@ public final class IdempotencyFilter extends HttpFilter {
         byte[] body = body(request);
         Call call = options.call().apply(Call.of(key).withWait(wait(request)));
         return new Received(new Call(key, scope, fingerprint(request, body), null, call.maxWait(), call.lease(), call.maxAttempts(),
-                call.retention(), call.isolation()), body);
+                call.maxLostAttempts(), call.retention(), call.isolation()), body);
     }
 
     private String scope(HttpServletRequest request, Route route, String principal) throws Refused {

@@ -44,4 +44,13 @@ public @interface Idempotent {
      * @return by default false
      */
     boolean lease() default false;
+
+    /**
+     * How many attempts may be lost with their transaction. The next call throws
+     * {@link org.example.idempotency.Declined}, and so do all that follow:
+     * {@link org.example.idempotency.Call#withMaxLostAttempts}.
+     *
+     * @return 0, the default: as the server says; below 0: no limit
+     */
+    int maxLostAttempts() default 0;
 }

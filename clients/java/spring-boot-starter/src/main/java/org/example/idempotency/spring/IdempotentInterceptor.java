@@ -40,6 +40,7 @@ final class IdempotentInterceptor implements MethodInterceptor {
         refuseAsynchronous(method);
         Call call = Call.of(keyOf(invocation, method, annotation))
                 .withScope(Identity.function(once.get().options().scope(), annotation.name()))
+                .withMaxLostAttempts(annotation.maxLostAttempts())
                 .withRequest(json.get().write(invocation.getArguments()));
         Object[] fresh = new Object[1];
         Result result = annotation.lease()

@@ -32,6 +32,7 @@ import org.springframework.context.ConfigurableApplicationContext;
 import org.springframework.context.annotation.Bean;
 import org.springframework.context.annotation.Configuration;
 import org.springframework.context.annotation.Import;
+import org.springframework.dao.DataAccessException;
 import org.springframework.http.ResponseEntity;
 import org.springframework.jdbc.core.JdbcTemplate;
 import org.springframework.stereotype.Service;
@@ -75,6 +76,11 @@ class SpringExampleTest {
         public void refuse(String key, int times) {
             jdbc.update("INSERT INTO seat VALUES (?)", key);
             throw new Declined(402, null);
+        }
+
+        @Idempotent(name = "poison", key = "#key", maxLostAttempts = 2)
+        public void poison(String key) {
+            jdbc.execute("SELECT 1/0");
         }
 
         @Idempotent(name = "later", key = "#key")
@@ -204,11 +210,23 @@ class SpringExampleTest {
 
     @Test
     void aRefusalIsStoredThoughTheTransactionWasMarked() {
+        jdbc.queryForList("SELECT idem_set_policy('shop.refuse', max_lost_attempts => 1)");
         for (int i = 0; i < 2; i++) {
             assertEquals(402, assertThrows(Declined.class, () -> seats.refuse(key, 1)).response().code());
         }
         assertEquals(0, count(key));
         assertTrue(context.getBean(Idempotency.class).lookup(org.example.idempotency.Call.of(key).withScope("shop.refuse")).replayed());
+    }
+
+    @Test
+    void aMethodWhoseTransactionIsAlwaysRolledBackIsRefusedInTheEnd() {
+        for (int i = 0; i < 2; i++) {
+            assertEquals("22012", IdempotencyException.sqlState(assertThrows(DataAccessException.class, () -> seats.poison(key))));
+        }
+        for (int i = 0; i < 2; i++) {
+            assertEquals("{\"reason\": \"attempts lost\", \"lost_attempts\": 2}",
+                    assertThrows(Declined.class, () -> seats.poison(key)).response().payload());
+        }
     }
 
     @Test
