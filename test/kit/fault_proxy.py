@@ -37,10 +37,11 @@ class Fault:
 
 
 class Proxy:
-    """Accepts clients at a listening socket, and connects each to where `connect` leads."""
+    """Accepts clients at a listening socket, and connects each to where `connect` leads. Who reads
+    something else than faults in what is said gives a `session` of its own."""
 
-    def __init__(self, listener, connect):
-        self.listener, self.connect = listener, connect
+    def __init__(self, listener, connect, session=None):
+        self.listener, self.connect, self.session = listener, connect, session or Session
         self.lock = threading.Lock()
         self.sessions = set()
         self.flowing = threading.Event()
@@ -162,7 +163,7 @@ class Proxy:
             except OSError:
                 down.close()
                 continue
-            session = Session(self, down, up)
+            session = self.session(self, down, up)
             with self.lock:
                 self.sessions.add(session)
             if self.refusing:

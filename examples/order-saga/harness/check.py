@@ -9,13 +9,12 @@ Ends with "N passed, N failed".
 import argparse
 import os
 import re
-import socket
 import subprocess
 import time
 
 from books import audit
 from crash import Crash
-from proxy import Proxy, Wiretap, protocol_of
+from points import Wiretap, stand_before
 from scenes import play_scenes
 from verdict import Verdict
 from world import HERE, World
@@ -57,19 +56,11 @@ def through_proxy(taps, name, kind, address):
     """The address of a proxy that stands before the database or the broker."""
     tap = taps.setdefault(name, Wiretap())
     if kind == "database":
-        proxy = Proxy(tap, protocol_of(kind), connect_database)
+        port = stand_before(f'{os.environ["PGHOST"]}/.s.PGSQL.{os.environ["PGPORT"]}', kind, tap)
         user = re.match(r"postgres://(\w+)@", address).group(1)
-        return f"postgres://{user}@127.0.0.1:{proxy.port}/{user}?sslmode=disable"
-    host, port = re.search(r"@([\d.]+):(\d+)", address).groups()
-    proxy = Proxy(tap, protocol_of(kind), lambda: socket.create_connection((host, int(port))))
-    return address.replace(f"{host}:{port}", f"127.0.0.1:{proxy.port}")
-
-
-def connect_database():
-    """To the private server."""
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(f'{os.environ["PGHOST"]}/.s.PGSQL.{os.environ["PGPORT"]}')
-    return connection
+        return f"postgres://{user}@127.0.0.1:{port}/{user}?sslmode=disable"
+    upstream = re.search(r"@([\d.]+:\d+)", address).group(1)
+    return address.replace(upstream, f"127.0.0.1:{stand_before(upstream, kind, tap)}")
 
 
 def look_at_page(verdict, world):
