@@ -17,7 +17,7 @@ import threading
 
 import psycopg
 from fault_proxy import Proxy, connect_to, listen_at
-from pooler import pooler
+from pooler import pooler, socket_in
 from verdict import Verdict
 
 SCOPE = "payments/tenant-1"
@@ -214,10 +214,10 @@ def play(directory, path, proxy, verdict):
 
 def main():
     """Each recipe twice: with the server, and with a pgbouncer before it."""
-    host, port, user = (os.environ[name] for name in ("PGHOST", "PGPORT", "PGUSER"))
-    with Verdict() as verdict, pooler(host, port, user) as bouncer:
-        proxies = {"directly": Proxy(listen_at("-"), lambda: connect_to(f"{host}/.s.PGSQL.{port}")),
-                   "behind pgbouncer": Proxy(listen_at("-"), lambda: connect_to(bouncer))}
+    server = f'{os.environ["PGHOST"]}/.s.PGSQL.{os.environ["PGPORT"]}'
+    with Verdict() as verdict, pooler() as bouncer:
+        proxies = {"directly": Proxy(listen_at("-"), lambda: connect_to(server)),
+                   "behind pgbouncer": Proxy(listen_at("-"), lambda: connect_to(socket_in(bouncer)))}
         for directory in sys.argv[1:]:
             for path, proxy in proxies.items():
                 play(directory, path, proxy, verdict)

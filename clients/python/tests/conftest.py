@@ -3,11 +3,7 @@
 import asyncio
 import itertools
 import os
-import pwd
-import socket
-import subprocess
 import threading
-import time
 
 import psycopg
 import psycopg_pool
@@ -15,6 +11,7 @@ import pytest
 
 from pg_idempotency import AsyncIdempotency, Clock, Idempotency, Retry
 from fault_proxy import Proxy, connect_to, listen_at
+from pooler import PORT, pooler
 
 numbers = itertools.count()
 QUICK = Retry(base=0.001, cap=0.01)
@@ -85,31 +82,10 @@ def run():
 
 
 @pytest.fixture(scope="session")
-def pgbouncer(tmp_path_factory):
+def pgbouncer():
     """pgbouncer in transaction mode, with two server connections. Gives its conninfo."""
-    directory = tmp_path_factory.mktemp("b")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    user = pwd.getpwuid(os.getuid()).pw_name
-    (directory / "ini").write_text(
-        f"[databases]\n* = host={os.environ['PGHOST']} port={os.environ['PGPORT']} user=postgres\n[pgbouncer]\n"
-        f"listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\npool_mode = transaction\n"
-        f"auth_type = any\ndefault_pool_size = 2\nmax_client_conn = 100\n"
-        f"logfile = {directory}/log\npidfile = {directory}/pid\nadmin_users = {user}\n")
-    with open(directory / "out", "w", encoding="utf-8") as out:
-        process = subprocess.Popen(["/usr/sbin/pgbouncer", str(directory / "ini")], stdout=out, stderr=out)
-    conninfo = f"host=127.0.0.1 port={port} user=postgres dbname=postgres"
-    for _ in range(100):
-        try:
-            psycopg.connect(conninfo).close()
-            break
-        except psycopg.OperationalError:
-            time.sleep(0.1)
-    else:
-        raise RuntimeError((directory / "out").read_text(encoding="utf-8"))
-    yield conninfo
-    process.terminate()
-    process.wait()
+    with pooler(connections=2) as directory:
+        yield f"host={directory} port={PORT} user=postgres dbname=postgres"
 
 
 class Held(Clock):
