@@ -168,6 +168,16 @@ BEGIN
 	-- until the end nobody gives the name of the schema to another one, whose functions would run
 	IF has_table_privilege('pg_namespace', 'UPDATE') THEN
 		PERFORM FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'idempotency' FOR KEY SHARE OF n;
+	ELSIF EXISTS (SELECT FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace JOIN pg_database d ON d.datname = current_database()
+		JOIN pg_roles r ON r.oid = CASE n.nspowner WHEN 'pg_database_owner'::regrole THEN d.datdba ELSE n.nspowner END
+		WHERE e.extname = 'idempotency' AND NOT r.rolsuper AND r.rolname <> current_user AND r.oid NOT IN (SELECT p.proowner FROM pg_proc p
+			JOIN pg_depend f ON f.classid = 'pg_proc'::regclass AND f.objid = p.oid AND f.deptype = 'e'
+			WHERE f.refclassid = 'pg_extension'::regclass AND f.refobjid = e.oid))
+	THEN
+		RAISE insufficient_privilege USING
+			MESSAGE = 'another role owns the schema of the extension',
+			DETAIL = format('It could give the name to another schema, whose functions would run with the rights of role "%s".', current_user),
+			HINT = 'Let a superuser own the schema, or call the function as a superuser.';
 	END IF;
 	SELECT quote_ident(n.nspname), c.oid INTO schema_name, store
 		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
@@ -235,6 +245,16 @@ BEGIN
 	-- until the end nobody gives the name of the schema to another one, whose functions would run
 	IF has_table_privilege('pg_namespace', 'UPDATE') THEN
 		PERFORM FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'idempotency' FOR KEY SHARE OF n;
+	ELSIF EXISTS (SELECT FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace JOIN pg_database d ON d.datname = current_database()
+		JOIN pg_roles r ON r.oid = CASE n.nspowner WHEN 'pg_database_owner'::regrole THEN d.datdba ELSE n.nspowner END
+		WHERE e.extname = 'idempotency' AND NOT r.rolsuper AND r.rolname <> current_user AND r.oid NOT IN (SELECT p.proowner FROM pg_proc p
+			JOIN pg_depend f ON f.classid = 'pg_proc'::regclass AND f.objid = p.oid AND f.deptype = 'e'
+			WHERE f.refclassid = 'pg_extension'::regclass AND f.refobjid = e.oid))
+	THEN
+		RAISE insufficient_privilege USING
+			MESSAGE = 'another role owns the schema of the extension',
+			DETAIL = format('It could give the name to another schema, whose functions would run with the rights of role "%s".', current_user),
+			HINT = 'Let a superuser own the schema, or call the function as a superuser.';
 	END IF;
 	SELECT quote_ident(n.nspname), c.oid INTO schema_name, store
 		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
@@ -470,10 +490,11 @@ DECLARE
 	variant regprocedure;
 	role text;
 BEGIN
-	-- until the end nobody gives the name of the schema to another one, whose functions would run
-	IF has_table_privilege('pg_namespace', 'UPDATE') THEN
-		PERFORM FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'idempotency' FOR KEY SHARE OF n;
+	IF NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) THEN
+		RAISE insufficient_privilege USING MESSAGE = 'must be superuser: functions in C are created on each node';
 	END IF;
+	-- until the end nobody gives the name of the schema to another one, whose functions would run
+	PERFORM FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'idempotency' FOR KEY SHARE OF n;
 	SELECT quote_ident(n.nspname), c.oid INTO schema_name, store
 		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
 		JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'idempotency_store'
@@ -552,10 +573,11 @@ BEGIN
 	IF colocate_with IS NULL THEN
 		RAISE EXCEPTION 'colocate_with must not be null' USING ERRCODE = 'ID400';
 	END IF;
-	-- until the end nobody gives the name of the schema to another one, whose functions would run
-	IF has_table_privilege('pg_namespace', 'UPDATE') THEN
-		PERFORM FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'idempotency' FOR KEY SHARE OF n;
+	IF NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) THEN
+		RAISE insufficient_privilege USING MESSAGE = 'must be superuser: functions in C are created on each node';
 	END IF;
+	-- until the end nobody gives the name of the schema to another one, whose functions would run
+	PERFORM FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'idempotency' FOR KEY SHARE OF n;
 	SELECT quote_ident(n.nspname), s.oid, r.oid INTO schema_name, store, scopes
 		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
 		JOIN pg_class s ON s.relnamespace = n.oid AND s.relname = 'idempotency_store'
@@ -622,9 +644,6 @@ DECLARE
 	is_coordinator bool;
 	is_member bool;
 BEGIN
-	IF NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) THEN
-		RAISE insufficient_privilege USING MESSAGE = 'must be superuser: functions in C are created on each node';
-	END IF;
 	IF NOT EXISTS (SELECT FROM pg_extension WHERE extname = 'citus') THEN
 		RAISE object_not_in_prerequisite_state USING
 			MESSAGE = format('extension "citus" is not installed in database "%s"', current_database()),
@@ -658,10 +677,11 @@ DECLARE
 	store regclass;
 	variant regprocedure;
 BEGIN
-	-- until the end nobody gives the name of the schema to another one, whose functions would run
-	IF has_table_privilege('pg_namespace', 'UPDATE') THEN
-		PERFORM FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'idempotency' FOR KEY SHARE OF n;
+	IF NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) THEN
+		RAISE insufficient_privilege USING MESSAGE = 'must be superuser: functions in C are created on each node';
 	END IF;
+	-- until the end nobody gives the name of the schema to another one, whose functions would run
+	PERFORM FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'idempotency' FOR KEY SHARE OF n;
 	SELECT quote_ident(n.nspname), c.oid INTO schema_name, store
 		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
 		JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'idempotency_store'
@@ -698,10 +718,11 @@ DECLARE
 	command text;
 	columns text;
 BEGIN
-	-- until the end nobody gives the name of the schema to another one, whose functions would run
-	IF has_table_privilege('pg_namespace', 'UPDATE') THEN
-		PERFORM FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'idempotency' FOR KEY SHARE OF n;
+	IF NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) THEN
+		RAISE insufficient_privilege USING MESSAGE = 'must be superuser: functions in C are created on each node';
 	END IF;
+	-- until the end nobody gives the name of the schema to another one, whose functions would run
+	PERFORM FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'idempotency' FOR KEY SHARE OF n;
 	SELECT quote_ident(n.nspname), s.oid, r.oid INTO schema_name, store, scopes
 		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
 		JOIN pg_class s ON s.relnamespace = n.oid AND s.relname = 'idempotency_store'

@@ -103,6 +103,28 @@ for my $call (q{app.idem_partition_store('4 hours')}, 'app.idem_unpartition_stor
 	ask($caller, 'SELECT 1');
 	$_->quit for $holder, $caller;
 }
+# Nobody else can hold the name, so nobody else calls a function in his schema.
+$node->safe_psql('postgres', q{CREATE ROLE shop; GRANT USAGE, CREATE ON SCHEMA app TO shop; GRANT CREATE ON DATABASE postgres TO shop; GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA app TO shop});
+$node->safe_psql('postgres', "ALTER TABLE app.$_ OWNER TO shop")
+	for qw(idempotency_store idempotency_scope idempotency_ring), split /\n/, $node->safe_psql('postgres', 'SELECT name FROM app.idempotency_partitions');
+for my $call (q{app.idem_partition_store('4 hours')}, 'app.idem_unpartition_store()')
+{
+	my $as_shop = sub {
+		my ($owner) = @_;
+		my $stderr;
+
+		$node->psql('postgres', "BEGIN; ALTER SCHEMA app OWNER TO $owner; SET LOCAL ROLE shop; SELECT $call; ROLLBACK", stderr => \$stderr);
+		return $stderr;
+	};
+	like($as_shop->('mallory'), qr/another role owns the schema/, "$call: refused where the schema is another role's");
+	is($as_shop->($_), '', "$call: not where it is a role's that is trusted: $_") for 'shop', 'postgres', 'pg_database_owner';
+	$node->safe_psql('postgres', 'ALTER DATABASE postgres OWNER TO mallory');
+	like($as_shop->('pg_database_owner'), qr/another role owns the schema/, "$call: the owner of the database is another role");
+	$node->safe_psql('postgres', 'ALTER DATABASE postgres OWNER TO postgres');
+	$node->safe_psql('postgres', 'ALTER FUNCTION app.idem_begin(text, jsonb, text, bytea, interval, interval, int) OWNER TO mallory');
+	is($as_shop->('mallory'), '', "$call: the owner of functions of the extension is trusted");
+	$node->safe_psql('postgres', 'ALTER FUNCTION app.idem_begin(text, jsonb, text, bytea, interval, interval, int) OWNER TO postgres');
+}
 is($node->safe_psql('postgres', q{SELECT string_agg(DISTINCT who, ', ') FROM app.loot}), '', 'no function that was planted has run');
 is($node->safe_psql('postgres', 'SELECT count(*) FROM app.loot'),
 	'0', 'nothing that was planted has run');
