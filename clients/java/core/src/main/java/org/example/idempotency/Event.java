@@ -7,7 +7,7 @@ import java.time.Duration;
  *
  * @param type what happened
  * @param scope the name space of the key
- * @param key the key
+ * @param key the key; null: a batch is repeated
  * @param attempt the number of the operation's attempt; 0: unknown
  * @param error what was wrong, or null
  * @param delay how long a repetition waits, or null

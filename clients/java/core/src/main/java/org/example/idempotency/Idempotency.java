@@ -150,6 +150,28 @@ public final class Idempotency {
     }
 
     /**
+     * Runs work in one transaction in which it begins and completes many operations, such as the
+     * messages of one delivery. It is repeated as {@link #transaction} is.
+     *
+     * @param <T> what the work returns
+     * @param <X> what the work may throw
+     * @param scope the name space of the keys; null: that of the client
+     * @param work the work. It completes what it acquires, or throws
+     * @return what the work returned, after the commit
+     * @throws X what the work has thrown: everything is rolled back, and nothing is stored
+     * @throws IdempotencyException NotEnded where an operation was begun and not completed; what was
+     *     wrong with a call or the database
+     */
+    public <T, X extends Exception> T batch(String scope, Batch.Work<T, X> work) throws X {
+        Call call = Call.of(null).withScope(scope).over(options);
+        return this.<T, X>repeat(call, afterLoss -> {
+            Throwable[] failure = new Throwable[1];
+            return inTransaction(call, failure,
+                    connection -> called(failure, () -> work.run(new Batch(this, connection, call.scope()))));
+        });
+    }
+
+    /**
      * Reads the record of a key.
      *
      * @param call the key and its scope
@@ -418,6 +440,7 @@ public final class Idempotency {
         Event.Type type = switch (o.outcome()) {
             case ACQUIRED -> Event.Type.ACQUIRED;
             case IN_PROGRESS -> Event.Type.IN_PROGRESS;
+            case MISMATCH -> Event.Type.MISMATCH;
             default -> Event.Type.REPLAYED;
         };
         tell(new Event(type, o.scope(), o.key(), o.attempt(), null, null));

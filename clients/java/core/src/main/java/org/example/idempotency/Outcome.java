@@ -9,5 +9,7 @@ public enum Outcome {
     /** It has ended with success. */
     COMPLETED,
     /** It has ended with a refusal. */
-    FAILED
+    FAILED,
+    /** Its key was used with another request. Only a batch answers so; elsewhere it is {@link IdempotencyException.KeyReused}. */
+    MISMATCH
 }

@@ -9,8 +9,10 @@ import java.sql.SQLException;
 import java.time.Duration;
 import java.time.Instant;
 import java.time.temporal.ChronoUnit;
+import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.HexFormat;
+import java.util.List;
 import java.util.Map;
 
 /** The statements of the extension. Each argument is text, and null is NULL: the statement casts it. */
@@ -32,6 +34,8 @@ final class Statements {
     private final String beginLimited;
     private final String beginLease;
     private final String beginLeaseLimited;
+    private final String beginMany;
+    private final String completeMany;
     private final String complete;
     private final String completeAndCommit;
     private final String fail;
@@ -50,6 +54,8 @@ final class Statements {
                 + "idem_begin(CASE WHEN setting.value IS NOT NULL THEN ?::text END" + arguments;
         begin = beginLease + SAVEPOINT;
         beginLimited = beginLeaseLimited + SAVEPOINT;
+        beginMany = "SELECT " + COLUMNS + " FROM " + prefix + "idem_begin_batch(?::text[], ?::text[]::jsonb[], scope => ?::text) o";
+        completeMany = "SELECT " + prefix + "idem_complete_batch(?::text[], ?::text[]::jsonb[], scope => ?::text)";
         complete = "SELECT " + prefix + "idem_complete" + END + ")::text";
         completeAndCommit = complete + "; COMMIT";
         fail = "SELECT " + prefix + "idem_fail" + END + ", retryable => ?::text::boolean, retry_after => ?::text::interval)::text";
@@ -67,6 +73,33 @@ final class Statements {
         boolean isLimited = arguments[0] != null;
         String sql = lease == null ? isLimited ? beginLimited : begin : isLimited ? beginLeaseLimited : beginLease;
         return operation(connection, sql, isLimited ? arguments : Arrays.copyOfRange(arguments, 1, arguments.length));
+    }
+
+    List<Operation> beginMany(Connection connection, String scope, List<String> keys, List<String> requests) throws SQLException {
+        try (PreparedStatement statement = prepareMany(connection, beginMany, keys, requests, scope); ResultSet row = statement.executeQuery()) {
+            List<Operation> operations = new ArrayList<>();
+            while (row.next()) {
+                operations.add(operation(row));
+            }
+            return operations;
+        }
+    }
+
+    int completeMany(Connection connection, String scope, List<String> keys, List<String> payloads) throws SQLException {
+        try (PreparedStatement statement = prepareMany(connection, completeMany, keys, payloads, scope);
+                ResultSet row = statement.executeQuery()) {
+            row.next();
+            return row.getInt(1);
+        }
+    }
+
+    private static PreparedStatement prepareMany(Connection connection, String sql, List<String> keys, List<String> values, String scope)
+            throws SQLException {
+        PreparedStatement statement = connection.prepareStatement(sql);
+        statement.setArray(1, connection.createArrayOf("text", keys.toArray()));
+        statement.setArray(2, values == null ? null : connection.createArrayOf("text", values.toArray()));
+        statement.setString(3, scope);
+        return statement;
     }
 
     /** Null where there is no record. */

@@ -13,6 +13,7 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
+import java.util.Map;
 import java.util.stream.Collectors;
 import javax.sql.DataSource;
 import org.junit.jupiter.api.BeforeEach;
@@ -80,6 +81,20 @@ class ExampleTest extends OnServer {
                         : new Reconciled.NotDone());
     }
 
+    /** Books the messages of one delivery, each once, in one transaction. */
+    int deliver(Map<String, Integer> messages) throws SQLException {
+        return once.batch("deposits", batch -> {
+            var ours = new ArrayList<String>();
+            for (Operation message : batch.beginMany(List.copyOf(messages.keySet()), null)) {
+                if (message.outcome() == Outcome.ACQUIRED) {
+                    book(batch.connection(), -messages.get(message.key()));
+                    ours.add(message.key());
+                }
+            }
+            return batch.completeMany(ours, null);
+        });
+    }
+
     private void book(Connection connection, int amount) throws SQLException {
         execute(connection, "UPDATE account SET balance = balance - " + amount + " WHERE id = '" + key + "'");
     }
@@ -103,6 +118,17 @@ class ExampleTest extends OnServer {
         }
         assertEquals("{\"charged\": 7}", result.orThrow().payload());
         assertEquals(1, gateway.charges.size());
+    }
+
+    @Test
+    void deliversOnce() throws SQLException {
+        assertEquals(2, deliver(Map.of(key + 1, 5, key + 2, 7)));
+        assertEquals(1, deliver(Map.of(key + 2, 7, key + 3, 11)));
+        try (Connection connection = pool.getConnection(); var row = connection.createStatement().executeQuery(
+                "SELECT balance FROM account WHERE id = '" + key + "'")) {
+            row.next();
+            assertEquals(123, row.getInt(1));
+        }
     }
 
     @Test
