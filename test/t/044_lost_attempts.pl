@@ -5,9 +5,10 @@ use warnings;
 
 use Idempotency;
 use IO::Socket::UNIX;
+use PostgreSQL::Test::Utils;
 use Test::More;
 
-my $node = new_node('lost', conf => "max_prepared_transactions = 10\nmax_connections = 30\n");
+my $node = new_node('lost', conf => "max_prepared_transactions = 10\nmax_connections = 30\nlog_line_prefix = '%p %e '\n");
 
 $node->safe_psql('postgres', <<'SQL');
 CREATE TABLE parent (id int PRIMARY KEY);
@@ -167,13 +168,16 @@ $session->{run}->kill_kill;
 is_gone($pid);
 lost_and_forgotten(0, 'a client that was killed after a serialization failure');
 
-for my $setting ("idle_in_transaction_session_timeout = '10ms'", $node->pg_version >= 17 ? "transaction_timeout = '1s'" : ())
+for my $case ([ "idle_in_transaction_session_timeout = '10ms'", '25P03' ], $node->pg_version >= 17 ? [ "transaction_timeout = '1s'", '25P04' ] : ())
 {
+	my ($setting, $state) = @$case;
+
 	$session = session($node);
 	$pid = ask($session, 'SELECT pg_backend_pid()');
 	$session->query_until(qr/begun/, "SET $setting; " . $begin =~ s/;/\\;/r . ";\n\\echo begun\n");
 	is_gone($pid);
 	$session->{run}->finish;
+	like(slurp_file($node->logfile), qr/^$pid $state FATAL:/m, "$setting: $state");
 	lost_and_forgotten(1, $setting);
 }
 
