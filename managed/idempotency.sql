@@ -162,6 +162,18 @@ CREATE TABLE idempotency_sweep (
 );
 COMMENT ON TABLE idempotency_sweep IS 'position of the present sweep';
 
+CREATE TABLE idempotency_forgotten (
+	call_id			uuid PRIMARY KEY DEFAULT gen_random_uuid(),
+	forgotten_at	timestamptz NOT NULL DEFAULT clock_timestamp(),
+	session_role	name NOT NULL DEFAULT SESSION_USER,
+	role			name NOT NULL,
+	scope			text COLLATE "C" NOT NULL,
+	cause			text,
+	reason			text NOT NULL,
+	operations		bigint NOT NULL
+);
+COMMENT ON TABLE idempotency_forgotten IS 'who has forgotten failures, and why: one row for each call of idem_forget_failed that removed something';
+
 -- Arguments: everything wrong is ID400, before anything is looked up or written.
 
 CREATE FUNCTION idem_refuse_write(function text) RETURNS void
@@ -203,6 +215,17 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION idem_check_call(text, text, text) IS 'internal: refuses read-only transactions and names that are none';
+
+CREATE FUNCTION idem_check_max_rows(max_rows int) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
+BEGIN
+	IF max_rows IS NULL OR max_rows <= 0 THEN
+		RAISE EXCEPTION 'max_rows must %', CASE WHEN max_rows IS NULL THEN 'not be null' ELSE 'be positive' END
+			USING ERRCODE = 'ID400';
+	END IF;
+END
+$$;
+COMMENT ON FUNCTION idem_check_max_rows(int) IS 'internal: refuses what bounds nothing';
 
 CREATE FUNCTION idem_check_fence(fence bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
@@ -1771,8 +1794,9 @@ $$;
 COMMENT ON FUNCTION idem_written_here(xid, timestamptz) IS 'internal: has this transaction written the row?';
 
 -- The record of an operation that nobody owns, whose lock is held from now on. Without a
--- record the lock is given back.
-CREATE FUNCTION idem_unowned(key text, name_scope text) RETURNS idempotency_store
+-- record the lock is given back. With failed_at the record has to be that version of it, and
+-- an operation that is in use counts as one without a record.
+CREATE FUNCTION idem_unowned(key text, name_scope text, failed_at timestamptz DEFAULT NULL) RETURNS idempotency_store
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 DECLARE
 	stored idempotency_store;
@@ -1788,7 +1812,7 @@ BEGIN
 		PERFORM idem_in_use(key, name_scope, 'Another transaction owns the operation.');
 	END IF;
 	stored := idem_find(key, name_scope, true);
-	IF stored.status IS NULL THEN
+	IF stored.status IS NULL OR stored.updated_at <> failed_at THEN
 		RAISE SQLSTATE 'ID001';
 	ELSIF stored.status = 'PENDING' AND stored.lease_expires_at > clock_timestamp() THEN
 		PERFORM idem_in_use(key, name_scope, format('Its lease runs until %s.', stored.lease_expires_at));
@@ -1800,13 +1824,35 @@ BEGIN
 		PERFORM idem_in_use(key, name_scope, here);
 	END IF;
 	RETURN stored;
-EXCEPTION WHEN SQLSTATE 'ID001' THEN
-	RETURN NULL;
+EXCEPTION
+	WHEN SQLSTATE 'ID001' THEN
+		RETURN NULL;
+	WHEN SQLSTATE 'ID409' THEN
+		IF failed_at IS NULL THEN
+			RAISE;
+		END IF;
+		RETURN NULL;
 END
 $$;
-COMMENT ON FUNCTION idem_unowned(text, text) IS 'internal: the record of an operation that nobody owns';
+COMMENT ON FUNCTION idem_unowned(text, text, timestamptz) IS 'internal: the record of an operation that nobody owns';
 
 -- The UPDATE keeps this out of security-restricted operations, by the trigger on fences.
+CREATE FUNCTION idem_remove(stored idempotency_store) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
+BEGIN
+	PERFORM idem_keep_fence(stored.fence);
+	UPDATE idempotency_store s SET fence = coalesce(s.fence, 1)
+		WHERE s.scope = stored.scope AND s.idempotency_key = stored.idempotency_key AND s.updated_at = stored.updated_at;
+	DELETE FROM idempotency_store s
+		WHERE s.scope = stored.scope AND s.idempotency_key = stored.idempotency_key AND s.updated_at = stored.updated_at;
+	IF NOT FOUND THEN
+		PERFORM idem_lost_race();
+	END IF;
+	PERFORM idem_force_sync();
+END
+$$;
+COMMENT ON FUNCTION idem_remove(idempotency_store) IS 'internal: remove a record whose lock is held';
+
 CREATE FUNCTION idem_forget(key text, scope text DEFAULT '')
 RETURNS bool
 LANGUAGE plpgsql VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE SECURITY DEFINER
@@ -1819,15 +1865,7 @@ BEGIN
 	IF stored.status IS NULL THEN
 		RETURN false;
 	END IF;
-	PERFORM idem_keep_fence(stored.fence);
-	UPDATE idempotency_store s SET fence = coalesce(s.fence, 1)
-		WHERE s.scope = idem_forget.scope AND s.idempotency_key = key AND s.updated_at = stored.updated_at;
-	DELETE FROM idempotency_store s
-		WHERE s.scope = idem_forget.scope AND s.idempotency_key = key AND s.updated_at = stored.updated_at;
-	IF NOT FOUND THEN
-		PERFORM idem_lost_race();
-	END IF;
-	PERFORM idem_force_sync();
+	PERFORM idem_remove(stored);
 	RETURN NOT idem_is_absent(stored, clock_timestamp());
 END
 $$;
@@ -1852,6 +1890,45 @@ FROM idempotency_store
 WHERE status = 'FAILED' AND expires_at > clock_timestamp()
 GROUP BY 1, 2, 3, 4;
 COMMENT ON VIEW idempotency_failures IS 'stored failures by scope and cause, without keys and payloads';
+
+-- The oldest come first. The role of SET ROLE is known here, current_user is our owner.
+CREATE FUNCTION idem_forget_failed(scope text, reason text, cause text DEFAULT NULL, max_rows int DEFAULT 1000)
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE SECURITY DEFINER
+SET search_path FROM CURRENT AS $$
+DECLARE
+	failed idempotency_store;
+	forgotten bigint := 0;
+BEGIN
+	IF current_setting('transaction_read_only') = 'on' THEN
+		PERFORM idem_refuse_write('idem_forget_failed()');
+	END IF;
+	PERFORM idem_check_text(scope, 'scope', true);
+	-- of any length
+	PERFORM idem_check_text(left(reason, 1), 'reason', false);
+	PERFORM idem_check_max_rows(max_rows);
+	FOR failed IN
+		SELECT * FROM idempotency_store s
+		WHERE s.scope = idem_forget_failed.scope AND s.status = 'FAILED' AND s.expires_at > clock_timestamp()
+		AND (cause IS NULL OR idem_failure_cause(s.response_payload) = cause)
+		ORDER BY s.updated_at, s.idempotency_key LIMIT max_rows
+	LOOP
+		-- passes over what is tried again, or has been since
+		failed := idem_unowned(failed.idempotency_key, scope, failed.updated_at);
+		IF failed.status IS NOT NULL THEN
+			PERFORM idem_remove(failed);
+			forgotten := forgotten + 1;
+		END IF;
+	END LOOP;
+	IF forgotten > 0 THEN
+		INSERT INTO idempotency_forgotten (role, scope, cause, reason, operations)
+			VALUES (coalesce(nullif(current_setting('role'), 'none'), SESSION_USER), scope, cause, reason, forgotten);
+	END IF;
+	RETURN forgotten;
+END
+$$;
+COMMENT ON FUNCTION idem_forget_failed(text, text, text, int) IS
+	'remove the records of up to max_rows failures of a scope, so that these operations may run again, and note who did it and why; returns how many';
 
 -- Looking up: writes nothing, and works on a standby, which has no unlogged tables.
 
@@ -1941,10 +2018,8 @@ DECLARE
 BEGIN
 	IF current_setting('transaction_read_only') = 'on' THEN
 		PERFORM idem_refuse_write('idem_gc()');
-	ELSIF max_rows IS NULL OR max_rows <= 0 THEN
-		RAISE EXCEPTION 'max_rows must %', CASE WHEN max_rows IS NULL THEN 'not be null' ELSE 'be positive' END
-			USING ERRCODE = 'ID400';
 	END IF;
+	PERFORM idem_check_max_rows(max_rows);
 	-- one sweep at a time; the others do not wait for it
 	mine := (SELECT pg_try_advisory_xact_lock(hashtextextended('', lock_key)) FROM idempotency_secret);
 	IF mine IS NULL THEN
@@ -2075,7 +2150,7 @@ BEGIN
 				c.oid::regclass::text AS name, c.relowner AS owner, c.relacl AS rights
 			FROM pg_class c WHERE c.relnamespace = quote_ident(current_schema())::regnamespace AND c.relkind IN ('r', 'S', 'v')
 			AND c.relname IN ('idempotency_store', 'idempotency_pending', 'idempotency_secret', 'idempotency_sweep', 'idempotency_fence',
-				'idempotency_failures')
+				'idempotency_failures', 'idempotency_forgotten')
 			UNION ALL
 			SELECT 'FUNCTION', p.oid::regprocedure::text, p.proowner, coalesce(p.proacl, acldefault('f', p.proowner))
 			FROM pg_proc p WHERE p.pronamespace = quote_ident(current_schema())::regnamespace AND p.proname LIKE 'idem\_%'
@@ -2089,5 +2164,8 @@ BEGIN
 	END LOOP;
 END
 $$;
+-- as in the extension: these see scopes and numbers of everything
+GRANT SELECT ON idempotency_failures TO pg_monitor, pg_read_all_stats;
+GRANT EXECUTE ON FUNCTION idem_failure_cause(jsonb) TO pg_monitor, pg_read_all_stats;
 
 COMMIT;

@@ -4,7 +4,7 @@
 --     psql -v ON_ERROR_STOP=1 -f managed/move-to-extension.sql
 --
 -- Run it as a role that may create the extension, on a server that has it installed.
--- Records keep their responses, attempts and times. Leases go on with their fences, and
+-- Records keep their responses, attempts and times, and so does idempotency_forgotten. Leases go on with their fences, and
 -- every new fence is greater than all of them. Roles keep their rights. The functions
 -- have the same names, so applications go on as before. The script waits for open
 -- transactions that use the functions, and they wait for the script.
@@ -26,6 +26,7 @@ DECLARE
 	roles oid[];
 	object record;
 	role oid;
+	has_forgotten bool;
 	moved bigint;
 	fence bigint;
 BEGIN
@@ -61,13 +62,15 @@ BEGIN
 		END IF;
 	END IF;
 
-	-- the names have to be free; a script of 1.0 has no view
+	-- the names have to be free; a script of 1.0 has no view, and no idempotency_forgotten
 	IF EXISTS (SELECT FROM pg_class c WHERE c.relnamespace = home_id AND c.relname = 'idempotency_failures' AND c.relkind = 'v' AND c.relowner = owner) THEN
 		EXECUTE format('DROP VIEW %I.idempotency_failures', home);
 	END IF;
+	has_forgotten := EXISTS (SELECT FROM pg_class c WHERE c.relnamespace = home_id AND c.relname = 'idempotency_forgotten');
 	CREATE SCHEMA idempotency_managed;
 	FOR object IN
-		SELECT 'TABLE' AS kind, 'r' AS relkind, unnest(ARRAY['idempotency_store', 'idempotency_pending', 'idempotency_secret', 'idempotency_sweep']) AS name
+		SELECT 'TABLE' AS kind, 'r' AS relkind, unnest(ARRAY['idempotency_store', 'idempotency_pending', 'idempotency_secret', 'idempotency_sweep']
+			|| CASE WHEN has_forgotten THEN '{idempotency_forgotten}'::text[] END) AS name
 		UNION ALL
 		SELECT 'SEQUENCE', 'S', 'idempotency_fence'
 		UNION ALL
@@ -91,9 +94,20 @@ BEGIN
 			s.request_hash::bytea, s.response_headers::jsonb, s.response_payload::jsonb, s.response_body::bytea
 		FROM idempotency_managed.idempotency_store s
 		WITH NO DATA;
-	EXECUTE format('ALTER MATERIALIZED VIEW idempotency_managed.record OWNER TO %s', owner::regrole);
-	REFRESH MATERIALIZED VIEW idempotency_managed.record;
-	EXECUTE format('ALTER MATERIALIZED VIEW idempotency_managed.record OWNER TO %I', current_user);
+	IF has_forgotten THEN
+		CREATE MATERIALIZED VIEW idempotency_managed.forgotten AS
+			SELECT f.call_id::uuid, f.forgotten_at::timestamptz, f.session_role::name, f.role::name,
+				f.scope::text, f.cause::text, f.reason::text, f.operations::bigint
+			FROM idempotency_managed.idempotency_forgotten f
+			WITH NO DATA;
+	END IF;
+	FOR object IN
+		SELECT c.relname AS name FROM pg_class c WHERE c.relnamespace = 'idempotency_managed'::regnamespace AND c.relkind = 'm'
+	LOOP
+		EXECUTE format('ALTER MATERIALIZED VIEW idempotency_managed.%I OWNER TO %s', object.name, owner::regrole);
+		EXECUTE format('REFRESH MATERIALIZED VIEW idempotency_managed.%I', object.name);
+		EXECUTE format('ALTER MATERIALIZED VIEW idempotency_managed.%I OWNER TO %I', object.name, current_user);
+	END LOOP;
 
 	SELECT array_agg(a.grantee) INTO roles FROM pg_proc p, aclexplode(p.proacl) a
 		WHERE p.pronamespace = home_id AND p.proowner = owner AND p.proname = 'idem_begin' AND a.grantee NOT IN (0, p.proowner);
@@ -103,7 +117,7 @@ BEGIN
 		SELECT p.oid::regprocedure AS name FROM pg_proc p WHERE p.proowner = owner AND p.pronamespace = home_id
 		AND (obj_description(p.oid, 'pg_proc') LIKE 'internal: %' OR p.proname IN ('idem_begin', 'idem_complete', 'idem_fail',
 			'idem_release', 'idem_extend', 'idem_progress', 'idem_lookup', 'idem_fingerprint', 'idem_step_key', 'idem_call',
-			'idem_begin_batch', 'idem_complete_batch', 'idem_forget', 'idem_gc', 'idem_schedule_gc', 'idem_grant', 'idem_revoke'))
+			'idem_begin_batch', 'idem_complete_batch', 'idem_forget', 'idem_forget_failed', 'idem_gc', 'idem_schedule_gc', 'idem_grant', 'idem_revoke'))
 	LOOP
 		EXECUTE format('DROP FUNCTION %s', object.name);
 	END LOOP;
@@ -116,6 +130,13 @@ BEGIN
 			response_headers, response_payload, response_body
 		FROM idempotency_managed.record', home);
 	GET DIAGNOSTICS moved = ROW_COUNT;
+	IF has_forgotten THEN
+		EXECUTE format('INSERT INTO %I.idempotency_forgotten (call_id, forgotten_at, session_role, role, scope, cause, reason, operations)
+			SELECT call_id, forgotten_at, session_role, role, scope, cause, reason, operations
+			FROM idempotency_managed.forgotten', home);
+		DROP MATERIALIZED VIEW idempotency_managed.forgotten;
+		DROP TABLE idempotency_managed.idempotency_forgotten;
+	END IF;
 	SELECT greatest(f.last_value, (SELECT max(r.fence) FROM idempotency_managed.record r))
 		INTO fence FROM idempotency_managed.idempotency_fence f;
 	PERFORM setval(format('%I.idempotency_fence', home)::regclass, fence);

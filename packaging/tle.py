@@ -10,9 +10,10 @@ It writes into dist/tle, or that directory:
     install.sql                                     the same for pg_tle, which has no files: run it with psql
 
 An extension's script must not end the transaction, and says what a dump has to contain.
-The schema is named in the control file. An update makes the functions and views anew, and gives no
-right to anybody: a version that changes a table or a type, or drops a function, needs
-statements of its own beside that.
+The schema is named in the control file. An update makes the functions and views anew, and
+idempotency_forgotten where it is missing. It gives rights to the roles of PostgreSQL for monitoring
+alone. A version that changes a table or a type, or drops a function, needs statements of its
+own beside that.
 """
 import argparse
 import pathlib
@@ -23,8 +24,10 @@ HOME = pathlib.Path(__file__).resolve().parent.parent
 COMMENT = 'exactly-once business transactions, without C'
 SCHEMA = 'idempotency'
 # The secret is not dumped: CREATE EXTENSION makes a new one, as in the extension with C.
-DUMPED = ''.join(f"SELECT pg_extension_config_dump('{name}', '');\n" for name in ('idempotency_store', 'idempotency_fence'))
-UPDATED = re.compile(r'CREATE (FUNCTION|VIEW)|COMMENT ON (FUNCTION|VIEW)|DO |SELECT (pg_catalog\.)?set_config|SET LOCAL')
+DUMPED = ''.join(f"SELECT pg_extension_config_dump('{name}', '');\n"
+                 for name in ('idempotency_store', 'idempotency_fence', 'idempotency_forgotten'))
+UPDATED = re.compile(r'CREATE (FUNCTION|VIEW|TABLE idempotency_forgotten)|COMMENT ON (FUNCTION|VIEW|TABLE idempotency_forgotten)|'
+                     r'GRANT |DO |SELECT (pg_catalog\.)?set_config|SET LOCAL')
 
 
 def statements(script):
@@ -66,6 +69,7 @@ def without_transaction(script):
 def update_of(kept):
     script = ''.join(s for s in kept if UPDATED.match(code_of(s)))
     script = re.sub(r"^(\tEXECUTE format\(')?CREATE (FUNCTION|VIEW) ", r'\1CREATE OR REPLACE \2 ', script, flags=re.M)
+    script = once(script, 'CREATE TABLE ', 'CREATE TABLE IF NOT EXISTS ') + '\n' + DUMPED
     # what roles have been granted stays
     return once(script, 'WHERE a.grantee <> m.owner', 'WHERE a.grantee = 0')
 

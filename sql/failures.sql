@@ -52,7 +52,7 @@ END
 $$;
 GRANT EXECUTE ON FUNCTION pg_temp.leak TO PUBLIC;
 SET ROLE regress_idem_monitor;
-SELECT scope, cause, response_code, retryable, operations FROM idempotency_failures ORDER BY scope, retryable;
+SELECT scope, cause, response_code, retryable, operations FROM idempotency_failures ORDER BY scope, retryable, cause COLLATE "C";
 SELECT count(*) FROM idempotency_failures WHERE scope = 'failures' AND pg_temp.leak(cause) AND pg_temp.leak(response_code);
 RESET ROLE;
 GRANT regress_idem_owner_of_failures TO regress_idem_monitor;

@@ -11,6 +11,9 @@ SELECT pg_temp.expect(count(*) = 5 AND bool_and((to_jsonb(idem_lookup(key, 'move
 SELECT pg_temp.expect(answer.response_payload = '"late"', 'a transaction that was open committed before the move')
 FROM idem_lookup('move-late') answer;
 
+SELECT pg_temp.expect(count(*) = 1 AND bool_and(f.operations = 2 AND f = m::text::idempotency_forgotten), 'who has forgotten failures, when and why is as before')
+FROM move_forgotten m FULL JOIN idempotency_forgotten f USING (call_id);
+
 -- the same request is the same, another one is not
 SELECT pg_temp.expect(replayed AND response_body = '\x00ff', 'a replay has the fingerprint of before')
 FROM idem_begin('move-done', '{"n": 1.5}', 'move');

@@ -91,6 +91,25 @@ ROLLBACK TO b;
 COMMIT;
 SELECT pg_temp.expect(:'state' = 'ID409', 'what a savepoint of this transaction has ended is in use');
 
+-- current_user is the owner of a function with SECURITY DEFINER: what is noted is the role of the session
+CREATE ROLE managed_desk;
+GRANT EXECUTE ON FUNCTION idem_forget_failed TO managed_desk;
+CREATE FUNCTION pg_temp.for_others(scope text) RETURNS bigint LANGUAGE sql SECURITY DEFINER AS $$
+	SELECT public.idem_forget_failed(scope, 'for others')
+$$;
+GRANT EXECUTE ON FUNCTION pg_temp.for_others TO managed_desk;
+BEGIN;
+SELECT count(*) AS begun FROM unnest('{answers-8,answers-9}'::text[]) key, idem_begin(key, scope => key) o, idem_fail(o) \gset
+COMMIT;
+BEGIN;
+SET LOCAL ROLE managed_desk;
+SELECT pg_temp.for_others('answers-8') AS forgotten \gset
+RESET ROLE;
+SELECT pg_temp.for_others('answers-9') AS forgotten \gset
+COMMIT;
+SELECT pg_temp.expect(string_agg((role = CASE scope WHEN 'answers-8' THEN 'managed_desk' ELSE SESSION_USER END)::text, ' ') = 'true true',
+	'a function of another role notes the role of the session, or of its SET ROLE') FROM idempotency_forgotten WHERE reason = 'for others';
+
 -- a copy without its data has no secret
 BEGIN;
 DELETE FROM idempotency_secret;

@@ -13,6 +13,12 @@ SELECT fence AS early FROM idem_begin('move-leased', '{"n": 2}', 'move', lease =
 SELECT fence AS late FROM idem_begin('move-over', scope => 'move', lease => '1 hour') \gset
 UPDATE idempotency_store SET lease_expires_at = now() - interval '1 s' WHERE idempotency_key = 'move-over';
 
+BEGIN;
+SELECT count(*) AS begun FROM unnest(ARRAY['move-dead-1', 'move-dead-2']) key, idem_begin(key, scope => 'move-dead') o, idem_fail(o, '{"sqlstate": "23503"}') \gset
+COMMIT;
+SELECT idem_forget_failed('move-dead', 'a ticket', '23503') AS forgotten \gset
+CREATE TABLE move_forgotten AS SELECT * FROM idempotency_forgotten;
+
 -- what the extension has to answer
 CREATE TABLE move_answer AS
 SELECT idempotency_key AS key, (to_jsonb(idem_lookup(idempotency_key, scope)) - 'retry_after')::text AS answer, fence

@@ -13,16 +13,16 @@ $$;
 CREATE TEMP VIEW function AS SELECT *, oid::regprocedure AS signature FROM pg_proc WHERE proname LIKE 'idem\_%';
 CREATE TEMP VIEW application AS SELECT * FROM function WHERE proname IN ('idem_begin', 'idem_complete', 'idem_fail',
 	'idem_release', 'idem_extend', 'idem_lookup', 'idem_fingerprint', 'idem_step_key', 'idem_call', 'idem_begin_batch',
-	'idem_complete_batch', 'idem_forget');
+	'idem_complete_batch', 'idem_forget', 'idem_forget_failed');
 
-SELECT pg_temp.expect(count(*) = 16 AND bool_and(r.rolname = 'managed_owner' AND NOT r.rolsuper), 'the functions belong to a role that is no superuser')
+SELECT pg_temp.expect(count(*) = 17 AND bool_and(r.rolname = 'managed_owner' AND NOT r.rolsuper), 'the functions belong to a role that is no superuser')
 FROM application a JOIN pg_roles r ON r.oid = a.proowner;
 SELECT pg_temp.expect(count(*) FILTER (WHERE prosecdef) >= 11 AND bool_and(proconfig @> ARRAY['search_path=public, pg_temp']), 'each that runs as its owner has a search_path of its own')
 FROM function WHERE prosecdef;
 SELECT pg_temp.expect(bool_and(proacl IS NOT NULL) AND NOT bool_or(has_function_privilege('public', oid, 'EXECUTE')), 'nobody else may call any of them')
 FROM function;
 SELECT pg_temp.expect(bool_and(obj_description(oid, 'pg_proc') IS NOT NULL), 'each has a comment') FROM function;
-SELECT pg_temp.expect(count(*) = 4 AND NOT bool_or(has_table_privilege('public', oid, 'SELECT, INSERT, UPDATE, DELETE')), 'nobody else may read or write a table')
+SELECT pg_temp.expect(count(*) = 5 AND NOT bool_or(has_table_privilege('public', oid, 'SELECT, INSERT, UPDATE, DELETE')), 'nobody else may read or write a table')
 FROM pg_class WHERE relkind = 'r' AND relname LIKE 'idempotency\_%';
 
 CREATE ROLE managed_app;
@@ -79,7 +79,7 @@ RESET search_path;
 SELECT pg_temp.expect(bool_and(pg_temp.state_of(s) = '42501'), 'the role has no right on a table, and none of the administrator')
 FROM unnest(ARRAY['SELECT FROM public.idempotency_store', 'DELETE FROM public.idempotency_pending', 'SELECT FROM public.idempotency_secret',
 	'SELECT nextval(''public.idempotency_fence'')', 'SELECT idem_gc()', 'SELECT idem_grant(''managed_app'')',
-	'SELECT idem_forget(''rights-1'')', 'SELECT idem_put(NULL, NULL)', 'SELECT idem_end(''k'', '''', 1, ''FAILED'', 1, NULL, NULL, NULL, NULL, NULL)', 'SELECT idem_schedule_gc()']) s;
+	'SELECT idem_forget(''rights-1'')', 'SELECT idem_forget_failed('''', ''r'')', 'SELECT FROM public.idempotency_forgotten', 'SELECT FROM public.idempotency_failures', 'SELECT idem_put(NULL, NULL)', 'SELECT idem_end(''k'', '''', 1, ''FAILED'', 1, NULL, NULL, NULL, NULL, NULL)', 'SELECT idem_schedule_gc()']) s;
 SET ROLE managed_stranger;
 SELECT pg_temp.expect(pg_temp.state_of('SELECT idem_begin(''rights-3'')') = '42501', 'a role without the grant may not begin');
 RESET ROLE;

@@ -249,6 +249,7 @@ by_mallory(
 	SELECT idem_grant('pg_monitor');
 	BEGIN; SELECT idem_begin('done', '{"a": 1}'), idem_complete('done', '[1]', body => '\x00ff'); COMMIT;
 	SELECT idem_begin('leased', lease => '1 hour');
+	BEGIN; SELECT idem_begin('failed'), idem_fail('failed'); COMMIT; SELECT idem_forget_failed('', 'a ticket');
 	CREATE TABLE trap.told (told text);
 	CREATE TABLE trap.deferred (n int);
 	CREATE FUNCTION trap.later() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM trap.note(); RETURN NULL; END';
@@ -272,6 +273,7 @@ by_mallory(
 	CREATE FUNCTION trap.one(n int) RETURNS int LANGUAGE plpgsql IMMUTABLE AS 'BEGIN PERFORM trap.climb(); RETURN 1; END';
 	CREATE FUNCTION trap.status(idempotency_status) RETURNS text LANGUAGE plpgsql AS 'BEGIN PERFORM trap.climb(); RETURN format(''%s'', $1); END';
 	CREATE INDEX ON idempotency_store (attempt) WHERE trap.one(1) = 1;
+	CREATE INDEX ON idempotency_forgotten (operations) WHERE trap.one(1) = 1;
 	CREATE STATISTICS folded ON (trap.one(1)), attempt FROM idempotency_store;
 	CREATE FUNCTION idem_grant(text) RETURNS void LANGUAGE plpgsql AS 'BEGIN PERFORM trap.climb(); END';
 });
@@ -299,6 +301,9 @@ refused('ALTER TABLE idempotency_store RENAME TO kept; CREATE TABLE idempotency_
 refused('ALTER TABLE idempotency_store RENAME TO kept; CREATE VIEW idempotency_store AS SELECT kept.* FROM kept, trap.climb()',
 	'DROP VIEW idempotency_store; ALTER TABLE kept RENAME TO idempotency_store',
 	qr/"managed.idempotency_store" is not the one that/, 'a view in place of the store');
+refused('ALTER TABLE idempotency_forgotten RENAME TO kept; CREATE VIEW idempotency_forgotten AS SELECT kept.* FROM kept, trap.climb()',
+	'DROP VIEW idempotency_forgotten; ALTER TABLE kept RENAME TO idempotency_forgotten',
+	qr/"managed.idempotency_forgotten" is not the one that/, 'a view in place of idempotency_forgotten');
 
 refused('CREATE CAST (idempotency_status AS text) WITH FUNCTION trap.status(idempotency_status) AS IMPLICIT',
 	'DROP CAST (idempotency_status AS text); DROP FUNCTION trap.status(idempotency_status)',
@@ -325,6 +330,7 @@ is( $node->safe_psql('managed', q{SELECT string_agg(DISTINCT told, ',') FROM tra
 is($node->safe_psql('managed', q{SELECT rolsuper FROM pg_roles WHERE rolname = 'mallory'}), 'f', 'move: the owner is no superuser');
 is( $node->safe_psql('managed', q{SELECT outcome, response_payload, response_body FROM managed.idem_begin('done', '{"a": 1}')}),
 	'COMPLETED|[1]|\x00ff', 'move: a replay is that of before');
+is($node->safe_psql('managed', 'SELECT reason, operations FROM managed.idempotency_forgotten'), 'a ticket|1', 'move: and so is who has forgotten');
 is($node->safe_psql('managed', q{SELECT has_function_privilege('pg_monitor', 'managed.idem_lookup(text, text)', 'EXECUTE')}), 't', 'move: a role keeps its rights');
 
 done_testing();
