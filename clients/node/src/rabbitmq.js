@@ -26,9 +26,11 @@ export class RabbitConsumer {
   #running = new Set()
   /** @type {Promise<unknown>} */
   #publishing = Promise.resolve()
+  /** @type {Promise<void> | undefined} */
+  #stopped
 
   /**
-   * Makes the queues, and begins to consume, on a channel of its own.
+   * Makes the queues, and begins to consume, on a channel of its own. If it fails, it leaves no channel.
    * @param {{createConfirmChannel: () => PromiseLike<unknown>}} connection of amqplib
    * @param {ConsumerOptions} options `delays` name the queues; "again" takes the first that is long enough, or the last
    * @returns {Promise<RabbitConsumer>}
@@ -36,8 +38,13 @@ export class RabbitConsumer {
   static async start(connection, options) {
     const complete = { prefetch: 10, deliveryLimit: 20, ...withDefaults(options, ['queue']) }
     const consumer = new RabbitConsumer(await connection.createConfirmChannel(), complete)
-    await consumer.#declare()
-    await consumer.#consume()
+    try {
+      await consumer.#declare()
+      await consumer.#consume()
+    } catch (error) {
+      await consumer.#close()
+      throw error
+    }
     return consumer
   }
 
@@ -52,11 +59,23 @@ export class RabbitConsumer {
     this.#channel.on('error', (error) => options.onError(error, undefined))
   }
 
-  /** Takes no more messages, waits for those under way, and closes the channel. */
-  async stop() {
-    await this.#channel.cancel(this.#tag)
+  /**
+   * Takes no more messages, waits for those under way, and closes the channel. A broker that does not answer is waited for until the
+   * heartbeat of the connection has noticed.
+   */
+  stop() {
+    this.#stopped ??= this.#end()
+    return this.#stopped
+  }
+
+  async #end() {
+    await unlessClosed(() => this.#channel.cancel(this.#tag))
     await Promise.all(this.#running)
-    await this.#channel.close()
+    await this.#close()
+  }
+
+  #close() {
+    return unlessClosed(() => this.#channel.close())
   }
 
   async #declare() {
@@ -166,6 +185,15 @@ export class RabbitConsumer {
       this.#channel.off('return', note)
     }
     if (returned) throw new Error(`there is no queue ${queue}`)
+  }
+}
+
+// A channel that has ended, and perhaps the connection with it, delivers nothing more.
+async function unlessClosed(call) {
+  try {
+    await call()
+  } catch {
+    return
   }
 }
 

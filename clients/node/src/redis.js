@@ -3,6 +3,7 @@
 // when, its entry is acknowledged.
 import { randomUUID } from 'node:crypto'
 import { decideByPosition, withDefaults } from './consumer.js'
+import { within } from './transaction.js'
 
 /**
  * @typedef {object} RedisOptions
@@ -16,7 +17,7 @@ import { decideByPosition, withDefaults } from './consumer.js'
  */
 /** @typedef {{id: string, fields: Record<string, string>, deliveries: number, tries: number}} Entry */
 /** @typedef {import('./consumer.js').CommonOptions<Entry> & RedisOptions} RedisConsumerOptions */
-/** @typedef {{duplicate(): unknown, sendCommand(command: string[]): Promise<unknown>}} Client */
+/** @typedef {{duplicate(): unknown, sendCommand(command: string[], options?: {abortSignal: AbortSignal}): Promise<unknown>}} Client */
 
 const DEFAULTS = { prefetch: 10, idle: 30_000, poll: 500, deliveryLimit: 100 }
 
@@ -75,19 +76,26 @@ export class RedisConsumer {
   #name = randomUUID()
   #keys
   #running = new Set()
-  #stopping = false
+  #stopping = new AbortController()
   /** @type {Promise<void>} */
   #loop = Promise.resolve()
+  /** @type {Promise<void> | undefined} */
+  #stopped
 
   /**
-   * Makes the group, and begins to consume.
+   * Makes the group, and begins to consume. If it fails, it leaves no connection.
    * @param {Client} client of redis, connected. A duplicate of it waits for entries
    * @param {RedisConsumerOptions} options `handle` gets an Entry
    * @returns {Promise<RedisConsumer>}
    */
   static async start(client, options) {
     const consumer = new RedisConsumer(client, { ...DEFAULTS, ...withDefaults(options, ['stream', 'group']) })
-    await consumer.#make()
+    try {
+      await consumer.#make()
+    } catch (error) {
+      consumer.#disconnect()
+      throw error
+    }
     consumer.#loop = consumer.#take()
     return consumer
   }
@@ -107,19 +115,31 @@ export class RedisConsumer {
     this.#keys = [stream, ...['again', 'tries', 'dead'].map((name) => `${prefix}.${group}.${name}`)]
   }
 
-  /** Takes no more entries, and waits for those under way. */
-  async stop() {
-    this.#stopping = true
+  /**
+   * Takes no more entries, and waits for those under way. For each answer of Redis it waits as long as `idle` at most, or 5 seconds
+   * where `idle` is shorter: what Redis has not answered then comes again.
+   */
+  stop() {
+    this.#stopped ??= this.#end()
+    return this.#stopped
+  }
+
+  async #end() {
+    this.#stopping.abort()
     await this.#loop
     await Promise.all(this.#running)
-    this.#reader.destroy()
+    this.#disconnect()
+  }
+
+  #disconnect() {
+    if (this.#reader.isOpen) this.#reader.destroy()
   }
 
   async #make() {
     const { stream, group } = this.#options
-    await this.#reader.connect()
+    await this.#answer(this.#reader.connect())
     try {
-      await this.#client.sendCommand(['XGROUP', 'CREATE', stream, group, '0', 'MKSTREAM'])
+      await this.#send(this.#client, ['XGROUP', 'CREATE', stream, group, '0', 'MKSTREAM'])
     } catch (error) {
       if (!error.message.startsWith('BUSYGROUP')) throw error
     }
@@ -127,7 +147,8 @@ export class RedisConsumer {
 
   async #take() {
     const { prefetch, onError, idempotency } = this.#options
-    while (!this.#stopping) {
+    const stopping = this.#stopping.signal
+    while (!stopping.aborted) {
       try {
         for (const entry of await this.#next(prefetch - this.#running.size)) {
           const done = this.#settle(entry).finally(() => this.#running.delete(done))
@@ -136,7 +157,7 @@ export class RedisConsumer {
         if (this.#running.size >= prefetch) await Promise.race(this.#running)
       } catch (error) {
         onError(error, undefined)
-        await idempotency.clock.sleep(1000)
+        await idempotency.clock.sleep(1000, stopping)
       }
     }
   }
@@ -146,24 +167,35 @@ export class RedisConsumer {
     const { stream, group, idle, poll } = this.#options
     const taken = await this.#run(TAKE, [group, this.#name, idle, count])
     if (taken.length > 0) return taken.map(toEntry)
-    const read = await this.#reader.sendCommand(['XREADGROUP', 'GROUP', group, this.#name, 'COUNT', String(count),
-      'BLOCK', String(poll), 'STREAMS', stream, '>'])
+    if (this.#stopping.signal.aborted) return []
+    const read = await this.#send(this.#reader, ['XREADGROUP', 'GROUP', group, this.#name, 'COUNT', String(count),
+      'BLOCK', String(poll), 'STREAMS', stream, '>'], poll)
     return (read?.[0][1] ?? []).map(([id, fields]) => toEntry([id, fields, 1, 0]))
   }
 
   async #settle(entry) {
-    const { stream, group, idle, idempotency, onError } = this.#options
-    const stopClaiming = idempotency.clock.every(idle / 3, () =>
-      this.#client.sendCommand(['XCLAIM', stream, group, this.#name, '0', entry.id, 'JUSTID']).catch((error) => onError(error, entry)))
+    const { group, onError } = this.#options
     try {
-      const { action, after, tries } = await this.#decide(entry)
+      const { action, after, tries } = await this.#claiming(entry, () => this.#decide(entry))
       if (action === 'again') await this.#run(AGAIN, [group, entry.id, Math.ceil(after), tries])
       else await this.#run(END, [group, entry.id, action])
     } catch (error) {
       // Redis is gone: the entry comes again.
       onError(error, entry)
+    }
+  }
+
+  // Tells Redis meanwhile that the entry is being handled.
+  async #claiming(entry, decide) {
+    const { stream, group, idle, idempotency, onError } = this.#options
+    const claim = ['XCLAIM', stream, group, this.#name, '0', entry.id, 'JUSTID']
+    const stop = idempotency.clock.every(idle / 3, () => {
+      this.#send(this.#client, claim).catch((error) => onError(error, entry))
+    })
+    try {
+      return await decide()
     } finally {
-      stopClaiming()
+      stop()
     }
   }
 
@@ -174,7 +206,19 @@ export class RedisConsumer {
   }
 
   #run(script, given) {
-    return this.#client.sendCommand(['EVAL', script, String(this.#keys.length), ...this.#keys, ...given.map(String)])
+    return this.#send(this.#client, ['EVAL', script, String(this.#keys.length), ...this.#keys, ...given.map(String)])
+  }
+
+  // A command that waits in vain for the connection is taken back.
+  #send(client, command, longer = 0) {
+    const unsent = new AbortController()
+    return this.#answer(client.sendCommand(command, { abortSignal: unsent.signal }), longer, () => unsent.abort())
+  }
+
+  // After `idle` another consumer may have the entries.
+  #answer(promise, longer = 0, late = () => {}) {
+    const { idle, idempotency } = this.#options
+    return within(idempotency, Math.max(idle, 5000) + longer, promise, late, () => new Error('Redis did not answer in time'))
   }
 }
 

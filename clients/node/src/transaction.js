@@ -201,21 +201,24 @@ function acquire(settings, limit) {
   return within(settings, limit, acquiring, () => { acquiring.then((late) => late.close(false), () => {}) })
 }
 
+const unanswered = () => abandoning(new LeaseLost('the database did not answer in time', { code: 'ID409' }))
+
 /**
- * What the promise gives, if it does so in time; LeaseLost otherwise, and `late` is called.
+ * What the promise gives, if it does so in time; the error otherwise, and `late` is called.
  * @template T
- * @param {import('./index.js').Settings} settings
+ * @param {Pick<import('./index.js').Settings, 'clock'>} settings
  * @param {number} limit milliseconds
  * @param {Promise<T>} promise
  * @param {() => void} late
+ * @param {() => Error} [error] by default LeaseLost
  * @returns {Promise<T>}
  */
-export function within({ clock }, limit, promise, late) {
+export function within({ clock }, limit, promise, late, error = unanswered) {
   return new Promise((resolve, reject) => {
     const stop = clock.every(Math.max(limit, 1), () => {
       stop()
       late()
-      reject(abandoning(new LeaseLost('the database did not answer in time', { code: 'ID409' })))
+      reject(error())
     })
     promise.finally(stop).then(resolve, reject)
   })

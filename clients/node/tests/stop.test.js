@@ -1,0 +1,128 @@
+// Consumers whose broker is gone, hangs or refuses: stop() ends, and nothing goes on after it. The brokers are made
+// up here, so that no test waits.
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { FakeClock } from 'pg-idempotency'
+import { RabbitConsumer } from 'pg-idempotency/rabbitmq'
+import { RedisConsumer } from 'pg-idempotency/redis'
+import { deferred, idempotencyFor } from './support.js'
+
+const never = new Promise(() => {})
+
+/** A client of redis. `answer(command)` gives what Redis answers. */
+function fakeRedis(answer) {
+  const redis = { commands: [], signals: [], reader: { isOpen: false } }
+  const sendCommand = async (command, options) => {
+    redis.commands.push(command)
+    redis.signals.push(options?.abortSignal)
+    return answer(command)
+  }
+  redis.client = { sendCommand, duplicate: () => redis.reader }
+  Object.assign(redis.reader, {
+    sendCommand, on() {}, connect: async () => { redis.reader.isOpen = true }, destroy: () => { redis.reader.isOpen = false },
+  })
+  return redis
+}
+
+function redisConsumer(t, redis, options) {
+  const clock = new FakeClock()
+  const { idempotency } = idempotencyFor(t, { clock })
+  const started = RedisConsumer.start(redis.client, { idempotency, stream: 's', group: 'g', handle: async () => {}, ...options })
+  return { clock, started }
+}
+
+const isTake = ([command, script]) => command === 'EVAL' && script.includes('XCLAIM')
+
+test('redis: a start that fails leaves no connection', async (t) => {
+  const refused = fakeRedis(() => { throw new Error('WRONGTYPE planned') })
+  await assert.rejects(redisConsumer(t, refused).started, /WRONGTYPE/)
+  assert.equal(refused.reader.isOpen, false)
+  const silent = fakeRedis(() => never)
+  silent.reader.connect = () => { silent.reader.isOpen = true; return never }
+  const { clock, started } = redisConsumer(t, silent)
+  await clock.advance(30_000)
+  await assert.rejects(started, /did not answer in time/)
+  assert.equal(silent.reader.isOpen, false)
+})
+
+test('redis: a server that hangs does not keep a stop', { timeout: 10_000 }, async (t) => {
+  const redis = fakeRedis(([command]) => command === 'XGROUP' ? 'OK' : never)
+  const errors = []
+  const { clock, started } = redisConsumer(t, redis, { onError: (error) => errors.push(error.message) })
+  const consumer = await started
+  const stopped = consumer.stop()
+  await clock.advance(30_000)
+  await stopped
+  await consumer.stop()
+  assert.deepEqual(errors, ['Redis did not answer in time'])
+  assert.deepEqual([redis.commands.length, redis.signals.at(-1).aborted], [2, true])
+  assert.deepEqual([redis.reader.isOpen, clock.pending], [false, 0])
+})
+
+test('redis: an entry under way is settled, or comes again, before a stop ends', { timeout: 10_000 }, async (t) => {
+  const [entered, go] = [deferred(), deferred()]
+  const order = []
+  const entries = [['1-0', ['name', 'value'], 1, 0]]
+  const redis = fakeRedis((command) => {
+    if (isTake(command)) return entries.splice(0)
+    return command[0] === 'EVAL' ? never : null
+  })
+  const { clock, started } = redisConsumer(t, redis, {
+    prefetch: 1, onError: (error) => order.push(error.message), handle: async () => { entered.resolve(); await go.promise },
+  })
+  const consumer = await started
+  await entered.promise
+  const stopped = consumer.stop().then(() => order.push('stopped'))
+  go.resolve()
+  // The acknowledgement waits for its answer.
+  while (redis.commands.at(-1)[0] !== 'EVAL' || isTake(redis.commands.at(-1))) await new Promise(setImmediate)
+  await clock.advance(30_000)
+  await stopped
+  assert.deepEqual(order, ['Redis did not answer in time', 'stopped'])
+  assert.equal(clock.pending, 0)
+})
+
+/** A connection of amqplib, with one channel. */
+function fakeRabbit(methods) {
+  const rabbit = { closed: 0 }
+  const channel = {
+    on() {}, assertQueue: async () => {}, prefetch: async () => {}, ack() {}, cancel: async () => {},
+    consume: async (queue, deliver) => { rabbit.deliver = deliver; return { consumerTag: 'tag' } },
+    close: async () => { rabbit.closed++ }, ...methods,
+  }
+  rabbit.connection = { createConfirmChannel: async () => channel }
+  return rabbit
+}
+
+test('rabbitmq: a start that fails leaves no channel', async (t) => {
+  const { idempotency } = idempotencyFor(t)
+  const rabbit = fakeRabbit({ assertQueue: async () => { throw new TypeError('planned') } })
+  await assert.rejects(RabbitConsumer.start(rabbit.connection, { idempotency, queue: 'q', handle: async () => {} }), /planned/)
+  assert.equal(rabbit.closed, 1)
+})
+
+test('rabbitmq: a stop waits for what is under way, though the connection is gone', async (t) => {
+  const { idempotency } = idempotencyFor(t)
+  const closed = () => { throw new Error('Channel closed') }
+  const rabbit = fakeRabbit({ cancel: closed, ack: closed, close: closed })
+  const go = deferred()
+  const order = []
+  const consumer = await RabbitConsumer.start(rabbit.connection, {
+    idempotency, queue: 'q', onError: (error) => order.push(error.message), handle: () => go.promise,
+  })
+  rabbit.deliver({ properties: {} })
+  const stopped = consumer.stop().then(() => order.push('stopped'))
+  await new Promise(setImmediate)
+  go.resolve()
+  await stopped
+  assert.deepEqual(order, ['Channel closed', 'stopped'])
+})
+
+test('rabbitmq: a second stop is the first', async (t) => {
+  const { idempotency } = idempotencyFor(t)
+  const rabbit = fakeRabbit()
+  const consumer = await RabbitConsumer.start(rabbit.connection, { idempotency, queue: 'q', handle: async () => {} })
+  await Promise.all([consumer.stop(), consumer.stop()])
+  await consumer.stop()
+  assert.equal(rabbit.closed, 1)
+})
