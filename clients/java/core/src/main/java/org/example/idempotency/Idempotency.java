@@ -45,9 +45,27 @@ public final class Idempotency {
      * @param options the settings
      */
     public Idempotency(Transactions transactions, Options options) {
+        this(transactions, options, new Statements(options.schema()));
+    }
+
+    private Idempotency(Transactions transactions, Options options, Statements statements) {
         this.transactions = transactions;
         this.options = options;
-        this.statements = new Statements(options.schema());
+        this.statements = statements;
+    }
+
+    /**
+     * A client for tests that keeps nothing, on any database, without the extension: work runs each time
+     * it is called, in a transaction or under a lease as usual, and what it throws means the same.
+     * Nothing is replayed, compared or in progress, and {@link #lookup} finds nothing.
+     *
+     * @param transactions how transactions are opened
+     * @param options the settings
+     * @return the client. It warns in the log that it is off
+     */
+    public static Idempotency off(Transactions transactions, Options options) {
+        LOG.log(System.Logger.Level.WARNING, "idempotency is off: work runs as often as it is called, and no answer is stored");
+        return new Idempotency(transactions, options, new NoStatements());
     }
 
     /**

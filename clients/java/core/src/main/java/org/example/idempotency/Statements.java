@@ -16,7 +16,7 @@ import java.util.List;
 import java.util.Map;
 
 /** The statements of the extension. Each argument is text, and null is NULL: the statement casts it. */
-final class Statements {
+class Statements {
     private static final String COLUMNS = """
             o.outcome::text, o.scope, o.idempotency_key, o.attempt, o.taken_over, o.replayed, o.fence,
             extract(epoch FROM o.lease_expires_at - clock_timestamp()), extract(epoch FROM o.retry_after),

@@ -7,7 +7,7 @@ import org.springframework.boot.context.properties.bind.DefaultValue;
 /**
  * Settings, by {@code idempotency.*}.
  *
- * @param enabled false: nothing of this package runs, and the annotations say nothing
+ * @param enabled false: the annotations say nothing, and the client is off, as {@link org.example.idempotency.Idempotency#off} says
  * @param scope names the service, before the keys of all its routes
  * @param schema where the extension is installed; null: search_path finds it
  * @param retention how long records are kept; null: the server's setting

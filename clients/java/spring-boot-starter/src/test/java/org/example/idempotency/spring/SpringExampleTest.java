@@ -2,6 +2,7 @@ package org.example.idempotency.spring;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -19,14 +20,18 @@ import java.util.Set;
 import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
+import org.example.idempotency.Call;
 import org.example.idempotency.Declined;
 import org.example.idempotency.Idempotency;
 import org.example.idempotency.IdempotencyException;
+import org.example.idempotency.Response;
 import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
 import org.springframework.boot.SpringApplication;
+import org.springframework.boot.WebApplicationType;
 import org.springframework.boot.autoconfigure.EnableAutoConfiguration;
+import org.springframework.boot.builder.SpringApplicationBuilder;
 import org.springframework.boot.web.servlet.FilterRegistrationBean;
 import org.springframework.context.ConfigurableApplicationContext;
 import org.springframework.context.annotation.Bean;
@@ -215,7 +220,7 @@ class SpringExampleTest {
             assertEquals(402, assertThrows(Declined.class, () -> seats.refuse(key, 1)).response().code());
         }
         assertEquals(0, count(key));
-        assertTrue(context.getBean(Idempotency.class).lookup(org.example.idempotency.Call.of(key).withScope("shop.refuse")).replayed());
+        assertTrue(context.getBean(Idempotency.class).lookup(Call.of(key).withScope("shop.refuse")).replayed());
     }
 
     @Test
@@ -285,5 +290,28 @@ class SpringExampleTest {
             assertFalse(forbidden.headers().firstValue("Idempotency-Replayed").isPresent());
         }
         assertEquals(0, count(key));
+    }
+
+    @Test
+    void whereItIsOffEachCallRunsAndTakesPartInTheTransactionOfATest() {
+        try (var off = new SpringApplicationBuilder(Program.class).web(WebApplicationType.NONE)
+                .run("--idempotency.enabled=false", "--spring.main.banner-mode=off")) {
+            Runnable calls = () -> {
+                off.getBean(Seats.class).book(key, key);
+                off.getBean(Seats.class).book(key, key);
+                off.getBean(Idempotency.class).transaction(Call.of(key), (connection, operation) -> {
+                    off.getBean(JdbcTemplate.class).update("INSERT INTO seat VALUES (?)", key);
+                    return Response.EMPTY;
+                });
+            };
+            off.getBean(TransactionTemplate.class).executeWithoutResult(test -> {
+                calls.run();
+                test.setRollbackOnly();
+            });
+            assertEquals(0, count(key));
+            calls.run();
+            assertEquals(3, count(key));
+        }
+        assertNull(context.getBean(Idempotency.class).lookup(Call.of(key).withScope("shop.book-seat")));
     }
 }
