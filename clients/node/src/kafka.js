@@ -17,8 +17,13 @@ import { decideByPosition, withDefaults } from './consumer.js'
 
 const DEFAULTS = { partitions: 1, fromBeginning: true, consumer: {} }
 
-/** Consumes a topic. The offset of a message is committed when its operation has ended. */
+/**
+ * Consumes a topic. The offset of a message is committed when its operation has ended. After a crash that kafkajs calls
+ * retriable, the consumer joins the group again: the first of `delays` later, and until it can.
+ */
 export class KafkaConsumer {
+  #kafka
+  /** @type {any} of kafkajs, a new one after each crash */
   #consumer
   #producer
   /** @type {any} */
@@ -26,7 +31,9 @@ export class KafkaConsumer {
   #tries = new Map()
   // Dead letters that were sent, and whose offset is not committed yet.
   #buried = new Set()
-  #pauses = new AbortController()
+  #stopping = new AbortController()
+  /** @type {Promise<void>} */
+  #restarting = Promise.resolve()
 
   /**
    * Joins the group, and begins to consume.
@@ -38,7 +45,12 @@ export class KafkaConsumer {
   static async start(kafka, options) {
     const complete = { deadTopic: `${options.topic}.${options.groupId}.dead`, ...DEFAULTS, ...withDefaults(options, ['topic', 'groupId']) }
     const consumer = new KafkaConsumer(kafka, complete)
-    await consumer.#start()
+    try {
+      await consumer.#start()
+    } catch (error) {
+      await consumer.stop().catch(() => {})
+      throw error
+    }
     return consumer
   }
 
@@ -47,28 +59,57 @@ export class KafkaConsumer {
    * @param {KafkaConsumerOptions} options
    */
   constructor(kafka, options) {
+    this.#kafka = kafka
     this.#options = options
-    this.#consumer = kafka.consumer({ ...options.consumer, groupId: options.groupId })
     this.#producer = kafka.producer()
-    this.#consumer.on('consumer.crash', ({ payload }) => options.onError?.(payload.error, undefined))
   }
 
   /** Takes no more messages, waits for those under way, and leaves the group. */
   async stop() {
-    this.#pauses.abort()
-    await this.#consumer.disconnect()
+    this.#stopping.abort()
+    await this.#restarting
+    await this.#consumer?.disconnect()
     await this.#producer.disconnect()
   }
 
   async #start() {
-    const { topic, fromBeginning, partitions } = this.#options
     await this.#producer.connect()
+    await this.#join()
+  }
+
+  async #join() {
+    const { topic, groupId, consumer, fromBeginning, partitions, onError } = this.#options
+    const retry = { ...consumer.retry, restartOnFailure: (/** @type {Error} */ error) => this.#restart(error) }
+    this.#consumer = this.#kafka.consumer({ ...consumer, groupId, retry })
+    this.#consumer.on('consumer.crash', ({ payload }) => onError(payload.error, undefined))
     await this.#consumer.connect()
     await this.#consumer.subscribe({ topics: [topic], fromBeginning })
     await this.#consumer.run({
       autoCommit: false, eachBatchAutoResolve: false, partitionsConsumedConcurrently: partitions,
       eachBatch: (batch) => this.#handleBatch(batch),
     })
+  }
+
+  // kafkajs asks after a crash that another try may mend. It would start the consumer also while, and after, it is
+  // stopped; and then nothing stops it. So this is done here.
+  async #restart(error) {
+    const { consumer } = this.#options
+    if (await (consumer.retry?.restartOnFailure?.(error) ?? true)) this.#restarting = this.#joinAgain()
+    return false
+  }
+
+  async #joinAgain() {
+    const { delays, idempotency, onError } = this.#options
+    for (;;) {
+      await idempotency.clock.sleep(delays[0], this.#stopping.signal)
+      if (this.#stopping.signal.aborted) return
+      try {
+        return await this.#join()
+      } catch (error) {
+        onError(error, undefined)
+        await this.#consumer.disconnect().catch(() => {})
+      }
+    }
   }
 
   // One message after the other, until the partition is somebody else's, or one has to wait.
@@ -135,8 +176,8 @@ export class KafkaConsumer {
     const { topic, idempotency } = this.#options
     const resume = pause()
     this.#consumer.seek({ topic, partition, offset })
-    idempotency.clock.sleep(after, this.#pauses.signal).then(() => {
-      if (!this.#pauses.signal.aborted) resume()
+    idempotency.clock.sleep(after, this.#stopping.signal).then(() => {
+      if (!this.#stopping.signal.aborted) resume()
     })
   }
 }

@@ -1,9 +1,10 @@
-// What a broker seldom does: a commit that fails, and a partition that goes away while a dead letter is decided.
+// What a broker seldom does: a commit that fails, a partition that goes away while a dead letter is decided, and a
+// consumer that crashes while it is stopped.
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { Declined } from 'pg-idempotency'
 import { KafkaConsumer } from 'pg-idempotency/kafka'
-import { idempotencyFor, newKey } from './support.js'
+import { deferred, idempotencyFor, newKey } from './support.js'
 
 // A consumer beside a group of one partition, which does as the test says.
 async function consume(t, handle) {
@@ -53,4 +54,83 @@ test('a partition that goes away meanwhile: whoever has it sends the dead letter
   })
   await group.batch()
   assert.deepEqual([group.sent, group.committed, group.errors], [[], [], []])
+})
+
+// A consumer whose kafkajs crashes and joins when the test says so.
+async function crashing(t, options = {}) {
+  const { idempotency } = idempotencyFor(t)
+  const events = []
+  const made = { events, errors: [], join: async () => {}, crash: null }
+  const kafka = {
+    consumer: ({ retry }) => {
+      const number = events.filter((event) => event.startsWith('connect')).length + 1
+      made.crash = retry.restartOnFailure
+      return {
+        on() {}, subscribe() {},
+        connect: async () => { events.push(`connect ${number}`) },
+        run: async () => { await made.join(); events.push(`run ${number}`) },
+        disconnect: async () => { events.push(`disconnect ${number}`) },
+      }
+    },
+    producer: () => ({ connect() {}, disconnect: async () => { events.push('end') } }),
+  }
+  made.start = () => KafkaConsumer.start(kafka, {
+    idempotency, topic: newKey(), groupId: 'g', handle() {}, delays: [1], onError: (error) => made.errors.push(error.message), ...options,
+  })
+  return made
+}
+
+test('a consumer that crashed joins again, and one that is stopped does not', async (t) => {
+  const made = await crashing(t)
+  const consumer = await made.start()
+  const joined = deferred()
+  made.join = joined.resolve
+  assert.equal(await made.crash(new Error('planned')), false)
+  await joined.promise
+  await consumer.stop()
+  assert.deepEqual(made.events, ['connect 1', 'run 1', 'connect 2', 'run 2', 'disconnect 2', 'end'])
+  assert.equal(await made.crash(new Error('planned')), false)
+  await consumer.stop()
+  assert.ok(!made.events.includes('connect 3'))
+})
+
+test('a stop waits for a consumer that is joining again, and ends it', async (t) => {
+  const made = await crashing(t)
+  const consumer = await made.start()
+  const [joining, go] = [deferred(), deferred()]
+  made.join = () => (joining.resolve(), go.promise)
+  await made.crash(new Error('planned'))
+  await joining.promise
+  const stopped = consumer.stop()
+  go.resolve()
+  await stopped
+  assert.deepEqual(made.events, ['connect 1', 'run 1', 'connect 2', 'run 2', 'disconnect 2', 'end'])
+})
+
+test('a consumer that cannot join again tries until it can, unless its options say no', async (t) => {
+  const made = await crashing(t)
+  const consumer = await made.start()
+  const joined = deferred()
+  made.join = async () => {
+    made.join = joined.resolve
+    throw new Error('no broker')
+  }
+  await made.crash(new Error('planned'))
+  await joined.promise
+  await consumer.stop()
+  assert.deepEqual(made.errors, ['no broker'])
+  assert.deepEqual(made.events, ['connect 1', 'run 1', 'connect 2', 'disconnect 2', 'connect 3', 'run 3', 'disconnect 3', 'end'])
+
+  const other = await crashing(t, { consumer: { retry: { restartOnFailure: async () => false } } })
+  const once = await other.start()
+  await other.crash(new Error('planned'))
+  await once.stop()
+  assert.deepEqual(other.events, ['connect 1', 'run 1', 'disconnect 1', 'end'])
+})
+
+test('a consumer that cannot start leaves no connection', async (t) => {
+  const made = await crashing(t)
+  made.join = async () => { throw new Error('no broker') }
+  await assert.rejects(made.start(), /no broker/)
+  assert.deepEqual(made.events, ['connect 1', 'disconnect 1', 'end'])
 })
