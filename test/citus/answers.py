@@ -1,5 +1,6 @@
 """What a distributed store answers, from every node and for every type of tenants."""
 
+import threading
 import time
 
 import psycopg
@@ -32,10 +33,10 @@ def error_of(cluster, node, statements, user="postgres"):
         session.close()
 
 
-def error_at_commit(session):
-    """The SQLSTATE of COMMIT."""
+def error_in(session, statement):
+    """The SQLSTATE of one statement."""
     try:
-        session.execute("COMMIT")
+        session.execute(statement)
         return None
     except psycopg.Error as error:
         return error.sqlstate
@@ -51,6 +52,29 @@ def answers(verdict, cluster, node, expected, sql, *arguments):
     """The statement gives this value."""
     got = cluster.value(node, sql, *arguments)
     verdict.check(got == expected, f"{expected} from node {node}: {sql[:90]}", f"got {got}")
+
+
+def keeps_its_name(verdict, cluster, node, call):
+    """While the call waits, nobody gives the name of the schema to another one, whose functions would run as the superuser."""
+    with (cluster.connect(node, autocommit=False) as holder, cluster.connect(node, autocommit=False) as caller,
+          cluster.connect(node, autocommit=False) as owner):
+        holder.execute("SET citus.enable_ddl_propagation = off")
+        holder.execute("ALTER SEQUENCE idempotency_fence OWNER TO postgres")
+        holder.execute("LOCK TABLE idempotency_store IN ACCESS SHARE MODE")
+        thread = threading.Thread(target=error_in, args=(caller, call))
+        thread.start()
+        while thread.is_alive() and not cluster.value(node, "SELECT count(*) FROM pg_locks WHERE pid = %s AND NOT granted",
+                                                      caller.info.backend_pid):
+            time.sleep(0.01)
+        owner.execute("SET citus.enable_ddl_propagation = off")
+        owner.execute("SET lock_timeout = '10ms'")
+        waits = thread.is_alive()
+        got = error_in(owner, "ALTER SCHEMA public RENAME TO other")
+        verdict.check(waits and got == "55P03", f"node {node}: the schema keeps its name during {call}", f"{waits}, {got}")
+        caller.cancel()
+        thread.join()
+        for session in (owner, caller, holder):
+            session.rollback()
 
 
 def has_no_store(verdict, cluster):
@@ -155,7 +179,7 @@ def guards_commit(verdict, cluster):
         refuses(verdict, cluster, node, "ID428", begin.format(5), user="app")
         session = cluster.connect(node, autocommit=False)
         session.execute(begin.format(5))
-        verdict.check(error_at_commit(session) == "ID428", f"COMMIT from node {node} is refused")
+        verdict.check(error_in(session, "COMMIT") == "ID428", f"COMMIT from node {node} is refused")
         status = session.info.transaction_status
         verdict.check(status == psycopg.pq.TransactionStatus.IDLE, "and has ended the transaction", status)
         session.close()
@@ -293,6 +317,10 @@ def grows_and_shrinks(verdict, cluster):
     cluster.do(node, "CREATE ROLE app LOGIN")
     cluster.do(node, "CREATE ROLE owner LOGIN")
     cluster.do(node, "SELECT idem_prepare_node('bigint')")
+    for call in ("SELECT idem_prepare_node('bigint')", "SELECT idem_restore_node()"):
+        keeps_its_name(verdict, cluster, node, call)
+    for call in ("SELECT idem_distribute_store('account')", "SELECT idem_undistribute_store()"):
+        keeps_its_name(verdict, cluster, 0, call)
     cluster.do(0, "SET citus.enable_unsafe_triggers = on")
     with cluster.connect(0) as session:
         session.execute("SET citus.enable_unsafe_triggers = on")
