@@ -86,6 +86,7 @@ func Consume[Tx any](ctx context.Context, js nats.JetStreamContext, client *idem
 		return fmt.Errorf("idemnats: %w", err)
 	}
 	defer c.running.Wait()
+	defer func() { _ = subscription.Unsubscribe() }() // the connection goes on without us
 	return c.run(ctx, subscription)
 }
 
@@ -173,9 +174,8 @@ func (c *consumer) decide(ctx context.Context, message *nats.Msg, about *nats.Ms
 	if about.NumDelivered > uint64(c.DeliveryLimit) {
 		return idempotency.Settlement{Do: idempotency.DeadLetter}
 	}
-	beating, stop := context.WithCancel(ctx)
+	stop := broker.Repeat(c.clock, c.AckWait/3, func() { c.beat(message) })
 	defer stop()
-	go c.beat(beating, message)
 	at := broker.Position{Queue: c.Stream + "-" + c.Durable, Name: strconv.FormatUint(about.Sequence.Stream, 10),
 		Tries: int(about.NumDelivered) - 1}
 	settlement, _ := c.policy.DecideByPosition(ctx, at, c.owns, func(err error) { c.OnError(err, message) },
@@ -184,11 +184,9 @@ func (c *consumer) decide(ctx context.Context, message *nats.Msg, about *nats.Ms
 }
 
 // beat tells the server that the message is being handled.
-func (c *consumer) beat(ctx context.Context, message *nats.Msg) {
-	for c.clock.Sleep(ctx, c.AckWait/3) == nil {
-		if err := message.InProgress(); err != nil {
-			c.OnError(err, message)
-		}
+func (c *consumer) beat(message *nats.Msg) {
+	if err := message.InProgress(); err != nil {
+		c.OnError(err, message)
 	}
 }
 

@@ -18,8 +18,9 @@ import (
 	"github.com/gomodule/redigo/redis"
 )
 
-// Pool is what a consumer needs of a *redis.Pool. Its connections must wait longer
-// for an answer than Poll.
+// Pool is what a consumer needs of a *redis.Pool. Its connections are a
+// redis.ConnWithTimeout: whatever their own timeouts are, the consumer waits for an
+// answer as long as Idle, or 5 seconds where that is longer, and Poll.
 type Pool interface {
 	Get() redis.Conn
 }
@@ -213,20 +214,17 @@ func (c *consumer) decide(ctx context.Context, entry Entry) (idempotency.Settlem
 	if entry.Deliveries > c.DeliveryLimit {
 		return idempotency.Settlement{Do: idempotency.DeadLetter}, entry.Tries
 	}
-	beating, stop := context.WithCancel(ctx)
+	stop := broker.Repeat(c.clock, c.Idle/3, func() { c.beat(entry) })
 	defer stop()
-	go c.beat(beating, entry)
 	at := broker.Position{Queue: c.Stream + "." + c.Group, Name: entry.ID, Tries: entry.Tries}
 	return c.policy.DecideByPosition(ctx, at, c.owns, func(err error) { c.OnError(err, entry) },
 		func() (*idempotency.Result, error) { return c.Handle(ctx, entry) })
 }
 
 // beat tells Redis that the entry is being handled.
-func (c *consumer) beat(ctx context.Context, entry Entry) {
-	for c.clock.Sleep(ctx, c.Idle/3) == nil {
-		if _, err := c.do("XCLAIM", c.Stream, c.Group, c.name, 0, entry.ID, "JUSTID"); err != nil {
-			c.OnError(err, entry)
-		}
+func (c *consumer) beat(entry Entry) {
+	if _, err := c.do("XCLAIM", c.Stream, c.Group, c.name, 0, entry.ID, "JUSTID"); err != nil {
+		c.OnError(err, entry)
 	}
 }
 
@@ -235,8 +233,9 @@ func (c *consumer) script(text string, arguments ...any) (any, error) {
 	return c.do("EVAL", append(all, arguments...)...)
 }
 
+// do gives up a Redis that hangs: after Idle another consumer may have the entries.
 func (c *consumer) do(command string, arguments ...any) (any, error) {
 	conn := c.pool.Get()
 	defer conn.Close()
-	return conn.Do(command, arguments...)
+	return redis.DoWithTimeout(conn, max(c.Idle, 5*time.Second)+c.Poll, command, arguments...)
 }

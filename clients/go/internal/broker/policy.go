@@ -74,6 +74,22 @@ func (p Policy) Delay(after time.Duration) time.Duration {
 	return p.Delays[len(p.Delays)-1]
 }
 
+// Repeat calls tell again and again. stop ends that, and waits for a call under way.
+func Repeat(clock idempotency.Clock, period time.Duration, tell func()) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for clock.Sleep(ctx, period) == nil {
+			tell()
+		}
+	}()
+	return func() {
+		cancel()
+		<-ended
+	}
+}
+
 // NewName is a random name for a message.
 func NewName() string {
 	var random [16]byte

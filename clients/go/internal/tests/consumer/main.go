@@ -123,9 +123,9 @@ func natsio(ctx context.Context) error {
 }
 
 // watched dies before an entry is settled.
-type watched struct{ redis.Conn }
+type watched struct{ redis.ConnWithTimeout }
 
-func (w watched) Do(command string, arguments ...any) (any, error) {
+func (w watched) DoWithTimeout(timeout time.Duration, command string, arguments ...any) (any, error) {
 	if command == "EVAL" && len(arguments) > 8 {
 		switch arguments[8] {
 		case "ack":
@@ -134,12 +134,12 @@ func (w watched) Do(command string, arguments ...any) (any, error) {
 			at("bury")
 		}
 	}
-	return w.Conn.Do(command, arguments...)
+	return w.ConnWithTimeout.DoWithTimeout(timeout, command, arguments...)
 }
 
 type watchedPool struct{ *redis.Pool }
 
-func (p watchedPool) Get() redis.Conn { return watched{p.Pool.Get()} }
+func (p watchedPool) Get() redis.Conn { return watched{p.Pool.Get().(redis.ConnWithTimeout)} }
 
 func redisio(ctx context.Context) error {
 	pool := &redis.Pool{Dial: func() (redis.Conn, error) { return redis.DialURL(os.Getenv("DEMO_REDIS")) }}

@@ -9,6 +9,7 @@ import (
 	"example.org/idempotency"
 	"example.org/idempotency/idemnats"
 	"example.org/idempotency/internal/tests/brokertest"
+	"example.org/idempotency/pgxv5"
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
 )
@@ -17,6 +18,7 @@ func TestMain(m *testing.M) { brokertest.Main(m, "DEMO_NATS") }
 
 type stage struct {
 	queue string
+	conn  *nats.Conn
 	js    nats.JetStreamContext
 }
 
@@ -28,7 +30,7 @@ func newStage(t *testing.T, queue string) brokertest.Stage {
 	must(t, err)
 	_, err = js.AddStream(&nats.StreamConfig{Name: queue, Subjects: []string{queue + ".*"}})
 	must(t, err)
-	return &stage{queue: queue, js: js}
+	return &stage{queue: queue, conn: conn, js: js}
 }
 
 func (s *stage) Send(t *testing.T, keys ...string) {
@@ -78,3 +80,22 @@ func must(t *testing.T, err error) {
 }
 
 func TestConsumer(t *testing.T) { brokertest.Run(t, newStage) }
+
+func TestConsumeLeavesNoSubscription(t *testing.T) {
+	stage := newStage(t, brokertest.NewQueue()).(*stage)
+	stage.Send(t, "one")
+	before := stage.conn.NumSubscriptions()
+	pool, err := brokertest.Connect()
+	must(t, err)
+	t.Cleanup(pool.Close)
+	ctx, cancel := context.WithCancel(context.Background())
+	handle := func(context.Context, string) (*idempotency.Result, error) {
+		cancel()
+		return nil, nil
+	}
+	must(t, stage.Consume(ctx, idempotency.New(pgxv5.Pool(pool), idempotency.Options{}),
+		brokertest.Options{Handle: handle, OnError: func(err error) { t.Error(err) }}))
+	if after := stage.conn.NumSubscriptions(); after != before {
+		t.Errorf("%d subscriptions, not %d", after, before)
+	}
+}
