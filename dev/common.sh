@@ -225,14 +225,10 @@ list_mirrors() {
 # copy_tree DIRECTORY: products of a build stay behind, they may be another
 # server's, and so do packages.
 copy_tree() {
-	local status=0
-	tar -C "$repo" -cf "$1.tar" --exclude=./.git --exclude=./dist --exclude='*.o' \
-		--exclude='*.bc' --exclude='*.so' . 2>/dev/null || status=$?
-	# 1: a file changed while it was read, which editors may do.
-	[[ $status -le 1 ]] || die "cannot copy the tree"
 	mkdir -p "$1"
-	tar -C "$1" -xf "$1.tar" --no-same-owner
-	rm "$1.tar"
+	# 1: a file changed while it was read, which editors may do.
+	{ tar -C "$repo" -cf - --exclude=./.git --exclude=./dist --exclude='*.o' --exclude='*.bc' --exclude='*.so' . 2>/dev/null || [[ $? -le 1 ]]; } |
+		tar -C "$1" -xf - --no-same-owner || die "cannot copy the tree"
 }
 
 drop=()       # prefix that gives up root
