@@ -214,9 +214,8 @@ def play(directory, path, proxy, verdict):
 
 def main():
     """Each recipe twice: with the server, and with a pgbouncer before it."""
-    server = f'{os.environ["PGHOST"]}/.s.PGSQL.{os.environ["PGPORT"]}'
-    with Verdict() as verdict, pooler() as bouncer:
-        proxies = {"directly": Proxy(listen_at("-"), lambda: connect_to(server)),
+    with Verdict() as verdict, pooler(1) as bouncer:
+        proxies = {"directly": Proxy(listen_at("-"), lambda: connect_to(socket_in(os.environ["PGHOST"]))),
                    "behind pgbouncer": Proxy(listen_at("-"), lambda: connect_to(socket_in(bouncer)))}
         for directory in sys.argv[1:]:
             for path, proxy in proxies.items():

@@ -1,40 +1,45 @@
-"""A private pgbouncer in transaction mode, with few connections to the server, so that what
-one client leaves in a session meets the next one."""
+"""A private pgbouncer in transaction mode, with few connections to the server of the environment, so that what
+one client leaves in a session meets the next one. It differs from the server in the directory of its socket.
+
+    python3 pooler.py CONNECTIONS
+
+prints the directory when somebody answers there, and ends with its input.
+"""
 
 import contextlib
 import os
 import subprocess
+import sys
 import tempfile
 import time
 
 from fault_proxy import connect_to
 
-PORT = 6432         # names the socket
 SETTINGS = """
 [databases]
-* = host={host} port={port} user={user}
+* = host={PGHOST} port={PGPORT} user={PGUSER}
 [pgbouncer]
-listen_port = {own}
+listen_port = {PGPORT}
 unix_socket_dir = {directory}
 auth_type = any
 pool_mode = transaction
 default_pool_size = {connections}
+max_client_conn = 200
 ignore_startup_parameters = extra_float_digits
 logfile = {directory}/log
 """
 
 
 @contextlib.contextmanager
-def pooler(connections=1):
-    """Before the server of the environment. Gives the directory of its socket."""
+def pooler(connections):
+    """Gives the directory."""
     with tempfile.TemporaryDirectory(dir=os.environ["IDEM_WORK"]) as directory:
         settings = os.path.join(directory, "pgbouncer.ini")
         with open(settings, "w", encoding="utf-8") as file:
-            file.write(SETTINGS.format(host=os.environ["PGHOST"], port=os.environ["PGPORT"], user=os.environ["PGUSER"],
-                                       own=PORT, directory=directory, connections=connections))
+            file.write(SETTINGS.format(**os.environ, directory=directory, connections=connections))
         process = subprocess.Popen(["/usr/sbin/pgbouncer", "-q", settings], stderr=subprocess.DEVNULL)
         try:
-            wait_for(socket_in(directory))
+            wait_for(socket_in(directory), process)
             yield directory
         finally:
             # from 1.23 on SIGTERM waits for the clients
@@ -44,17 +49,28 @@ def pooler(connections=1):
 
 def socket_in(directory):
     """Its path."""
-    return os.path.join(directory, f".s.PGSQL.{PORT}")
+    return f'{directory}/.s.PGSQL.{os.environ["PGPORT"]}'
 
 
-def wait_for(path):
-    """Until somebody answers there."""
+def wait_for(path, process):
+    """Until it answers."""
     deadline = time.monotonic() + 30
     while True:
         try:
             connect_to(path).close()
             return
         except OSError:
-            if time.monotonic() > deadline:
-                raise
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError("pgbouncer does not answer; as root it does not run")
             time.sleep(0.05)
+
+
+def main():
+    """Until the end of the input."""
+    with pooler(int(sys.argv[1])) as directory:
+        print(directory, flush=True)
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

@@ -11,7 +11,7 @@ import pytest
 
 from pg_idempotency import AsyncIdempotency, Clock, Idempotency, Retry
 from fault_proxy import Proxy, connect_to, listen_at
-from pooler import PORT, pooler
+from pooler import pooler
 
 numbers = itertools.count()
 QUICK = Retry(base=0.001, cap=0.01)
@@ -84,8 +84,8 @@ def run():
 @pytest.fixture(scope="session")
 def pgbouncer():
     """pgbouncer in transaction mode, with two server connections. Gives its conninfo."""
-    with pooler(connections=2) as directory:
-        yield f"host={directory} port={PORT} user=postgres dbname=postgres"
+    with pooler(2) as directory:
+        yield f"host={directory} user=postgres dbname=postgres"
 
 
 class Held(Clock):

@@ -1,14 +1,14 @@
 package core_test
 
 import (
+	"bufio"
 	"database/sql"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -20,42 +20,20 @@ import (
 // one's statements meet sessions that served another.
 func startPgbouncer(t *testing.T) string {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	bouncer := exec.Command("python3", filepath.Join(filepath.Dir(os.Getenv("FAULT_PROXY")), "pooler.py"), "3")
+	bouncer.Stderr = os.Stderr
+	input, err := bouncer.StdinPipe()
 	must(t, err)
-	port := listener.Addr().(*net.TCPAddr).Port
-	listener.Close()
-	file := filepath.Join(t.TempDir(), "pgbouncer.ini")
-	must(t, os.WriteFile(file, []byte(fmt.Sprintf(`[databases]
-postgres = host=%s port=%s user=postgres dbname=%s
-[pgbouncer]
-listen_addr = 127.0.0.1
-listen_port = %d
-unix_socket_dir =
-auth_type = any
-pool_mode = transaction
-ignore_startup_parameters = extra_float_digits
-default_pool_size = 3
-`, os.Getenv("PGHOST"), os.Getenv("PGPORT"), os.Getenv("PGDATABASE"), port)), 0o644))
-	bouncer := exec.Command("pgbouncer", file)
-	if os.Getuid() == 0 {
-		t.Fatal("pgbouncer does not run as root: use clients/go/test")
-	}
+	output, err := bouncer.StdoutPipe()
+	must(t, err)
 	must(t, bouncer.Start())
 	t.Cleanup(func() {
-		_ = bouncer.Process.Signal(syscall.SIGTERM)
-		_ = bouncer.Wait()
+		must(t, input.Close())
+		must(t, bouncer.Wait())
 	})
-	address := fmt.Sprintf("127.0.0.1:%d", port)
-	for deadline := time.Now().Add(20 * time.Second); ; {
-		probe, err := net.Dial("tcp", address)
-		if err == nil {
-			probe.Close()
-			return fmt.Sprintf("postgres://postgres@%s/postgres?sslmode=disable", address)
-		}
-		if time.Now().After(deadline) {
-			t.Fatal(err)
-		}
-	}
+	directory, err := bufio.NewReader(output).ReadString('\n')
+	must(t, err)
+	return fmt.Sprintf("postgres:///%s?host=%s&user=postgres&sslmode=disable", os.Getenv("PGDATABASE"), strings.TrimSpace(directory))
 }
 
 func TestPgbouncer(t *testing.T) {
