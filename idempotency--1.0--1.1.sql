@@ -500,6 +500,11 @@ BEGIN
 		JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'idempotency_store'
 		WHERE e.extname = 'idempotency';
 	EXECUTE format('SELECT %s.idem_check_owner($1)', schema_name) USING store;
+	IF EXISTS (SELECT FROM pg_inherits WHERE inhparent = store) THEN
+		RAISE feature_not_supported USING
+			MESSAGE = 'a store with a ring of tables cannot be distributed',
+			HINT = 'Call idem_unpartition_store(), and wait until the tables have gone.';
+	END IF;
 	IF plain_type NOT IN ('bigint', 'integer', 'uuid', 'text', 'character varying') THEN
 		RAISE feature_not_supported USING
 			MESSAGE = format('tenants of type %s are not supported', plain_type),
@@ -687,6 +692,11 @@ BEGIN
 		JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'idempotency_store'
 		WHERE e.extname = 'idempotency';
 	EXECUTE format('SELECT %s.idem_check_owner($1)', schema_name) USING store;
+	IF EXISTS (SELECT FROM pg_inherits WHERE inhparent = store) THEN
+		RAISE feature_not_supported USING
+			MESSAGE = 'a store with a ring of tables cannot lose the column of the tenants',
+			HINT = 'Call idem_unpartition_store(), and wait until the tables have gone.';
+	END IF;
 	FOR variant IN SELECT p.oid FROM pg_proc p JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e'
 		JOIN pg_extension e ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
 		WHERE e.extname = 'idempotency' AND 'tenant' = ANY (p.proargnames) AND 'scope' = ANY (p.proargnames)

@@ -109,6 +109,8 @@ def is_refused(verdict, cluster):
     for node, call in ((0, "SELECT idem_distribute_store('of_day')"), (0, "SELECT idem_undistribute_store()"),
                        (1, "SELECT idem_prepare_node('bigint')")):
         refuses(verdict, cluster, node, "42501", "ALTER TABLE idempotency_scope OWNER TO app", call)
+    # shards do not inherit: what is in a ring of this node would be lost
+    refuses(verdict, cluster, 1, "0A000", "SELECT idem_partition_store('1 day')", "SELECT idem_prepare_node('bigint')")
     # whom somebody lets call a function of his own, which has the name of one of ours
     cluster.do(0, "CREATE ROLE eve")
     cluster.do(0, "CREATE FUNCTION idem_begin(int) RETURNS int LANGUAGE sql AS 'SELECT 1'")
@@ -317,6 +319,7 @@ def grows_and_shrinks(verdict, cluster):
     cluster.do(node, "CREATE ROLE app LOGIN")
     cluster.do(node, "CREATE ROLE owner LOGIN")
     cluster.do(node, "SELECT idem_prepare_node('bigint')")
+    refuses(verdict, cluster, node, "0A000", "SELECT idem_partition_store('1 day')", "SELECT idem_restore_node()")
     for call in ("SELECT idem_prepare_node('bigint')", "SELECT idem_restore_node()"):
         keeps_its_name(verdict, cluster, node, call)
     for call in ("SELECT idem_distribute_store('account')", "SELECT idem_undistribute_store()"):
