@@ -1,6 +1,7 @@
 // The JavaScript of the guides, called with gateways and messages of all kinds.
 import assert from 'node:assert/strict'
 import { execFile } from 'node:child_process'
+import { once } from 'node:events'
 import { readFile } from 'node:fs/promises'
 import { after, test } from 'node:test'
 import { promisify } from 'node:util'
@@ -8,6 +9,7 @@ import amqp from 'amqplib'
 import { Kafka, logLevel } from 'kafkajs'
 import pg from 'pg'
 import { Idempotency } from 'pg-idempotency'
+import { checkout } from './commerce/checkout.mjs'
 import { payByCard } from './gateway/card.mjs'
 import { consume } from './queue/consumer.mjs'
 import { consume as consumeKafka } from './queue/kafka.mjs'
@@ -83,6 +85,45 @@ test('gateway: after a timeout the next attempt reconciles, and does not charge 
   const result = await payByCard(idempotency, gateway, 'timeout', 30)
   assert.deepEqual([result.code, result.payload], [201, { charge: 'ch_timeout' }])
   assert.deepEqual([gateway.calls, await paid('timeout')], [1, 1])
+})
+
+test('commerce: headers, codes and lifetime are those of the protocol', async (t) => {
+  const [shop, other] = [new pg.Pool({ options: '-c idempotency.retention=1h' }), new pg.Client()]
+  const server = checkout(shop).listen(0, '127.0.0.1')
+  await Promise.all([once(server, 'listening'), other.connect()])
+  t.after(async () => {
+    server.closeAllConnections()
+    server.close()
+    await Promise.all([shop.end(), other.end()])
+  })
+  const post = async (key, { items = [1], token = 'token-of-ada' } = {}) => {
+    const answer = await fetch(`http://127.0.0.1:${server.address().port}/checkout_sessions`, {
+      method: 'POST', body: JSON.stringify({ items }),
+      headers: { Authorization: `Bearer ${token}`, 'Content-Type': 'application/json', ...(key && { 'Idempotency-Key': key }) },
+    })
+    const { type, code, id } = await answer.json()
+    const [replayed, echo] = ['Idempotent-Replayed', 'Idempotency-Key'].map((name) => answer.headers.get(name))
+    assert.equal(echo, key ?? null)
+    assert.match(answer.headers.get('Content-Type'), /^application\/json\b/)
+    return { status: answer.status, is: id ?? `${type} ${code}`, replayed, again: answer.headers.get('Retry-After') }
+  }
+  const refused = (status, is, again = null) => ({ status, is, replayed: null, again })
+  assert.deepEqual(await post(), refused(400, 'invalid_request idempotency_key_required'))
+  assert.deepEqual(await post('no key'), refused(400, 'invalid_request invalid'))
+  assert.deepEqual(await post('cart', { token: 'nobody' }), refused(401, 'invalid_request invalid'))
+  const first = await post('cart')
+  assert.deepEqual([first.status, first.replayed], [201, null])
+  assert.deepEqual(await post('cart'), { ...first, replayed: 'true' })
+  assert.deepEqual(await post('cart', { items: [2] }), refused(422, 'invalid_request idempotency_conflict'))
+  assert.notEqual((await post('cart', { token: 'token-of-bob' })).is, first.is)
+  const scope = 'shop POST /checkout_sessions ada'
+  assert.equal(await value("SELECT expires_at - updated_at = '24 hours' FROM idempotency_store WHERE (scope, idempotency_key) = ($1, 'cart')", [scope]), true)
+  await other.query('BEGIN')
+  await other.query("SELECT idem_begin('busy', scope => $1)", [scope])
+  assert.deepEqual(await post('busy'), refused(409, 'invalid_request idempotency_in_flight', '1'))
+  await other.query('ROLLBACK')
+  assert.equal((await post('busy')).status, 201)
+  assert.equal(await value('SELECT count(*)::int FROM checkout_session'), 3)
 })
 
 test('queue: each message once, and each bad one a dead letter', async () => {

@@ -11,7 +11,7 @@ import { serve } from '@hono/node-server'
 import express from 'express'
 import Fastify from 'fastify'
 import { Hono } from 'hono'
-import { Declined, Idempotency, Reconciled, Unknown } from 'pg-idempotency'
+import { Declined, Idempotency, KeyReused, Reconciled, Unknown } from 'pg-idempotency'
 import { expressIdempotency } from 'pg-idempotency/express'
 import { fastifyIdempotency } from 'pg-idempotency/fastify'
 import { honoIdempotency } from 'pg-idempotency/hono'
@@ -477,6 +477,22 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
         [418, 'mine', 'b', '</docs/keys>; rel="describedby"'])
       const declined = await post(undefined, '{}', { headers: { 'x-once': `"${newKey()}"` } })
       assert.deepEqual([declined.status, declined.body, declined.headers['content-type'].split(';')[0]], [402, '{"reason":"thrown"}', 'application/json'])
+    })
+
+    test('an error is answered in a shape of one\'s own', async (t) => {
+      const told = []
+      const { post } = await server(t, () => ({ status: 201 }), {
+        onError: (error) => told.push(error.name),
+        mapError: (error, request, { status, title, headers }) =>
+          ({ status, headers: { ...headers, 'content-type': 'text/plain' }, body: error instanceof KeyReused ? {} : title }),
+      })
+      const missing = await post(undefined)
+      assert.deepEqual([missing.status, missing.headers['content-type'].split(';')[0], missing.body], [400, 'text/plain', 'Idempotency-Key is missing'])
+      // a body that cannot be sent
+      const key = newKey()
+      await post(key, '{"a":1}')
+      const reused = await post(key, '{"a":2}')
+      assert.deepEqual([reused.status, JSON.parse(reused.body).title, told], [422, 'Idempotency-Key is already used', ['TypeError']])
     })
 
     test('a lease: reconciled on a takeover, Unknown is 503, a crash leaves the lease', async (t) => {

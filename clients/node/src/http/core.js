@@ -67,8 +67,8 @@ import { routeScope, scopeOf } from './spelling.js'
  * @property {string} [marker] name of the header of a replay; 'Idempotency-Replayed'
  * @property {string} [lifetime] name of a header with the time until which an answer is kept; none by default, and one more round trip
  * @property {string} [describedBy] address of your page about keys: the `type` of problems, and a Link header
- * @property {(error: unknown, request: Req) => {status: number, title: string, detail?: string, type?: string, headers?: Record<string, string>} | undefined} [mapError]
- *   a problem of your own
+ * @property {(error: unknown, request: Req, problem: import('./problem.js').Described) => import('./problem.js').Described | undefined} [mapError]
+ *   a problem of your own in place of `problem`; with `body` and a Content-Type an answer of another shape
  * @property {(error: unknown, request: Req) => void} [onError] called with each error that becomes a 500; by default it is logged on the console
  * @property {import('../index.js').Duration} [retention]
  * @property {import('../index.js').Duration} [lease]
@@ -311,17 +311,21 @@ export class HttpIdempotency {
   problem(error, request) {
     const unstored = error instanceof NotDone ? error.cause : error
     if (unstored instanceof Unstored) return unstored.answer
-    const { mapError, onError, describedBy } = this.#options
-    const problem = this.#mapped(mapError, error, request) ?? problemFor(error)
-    if (problem.status === 500) onError(error instanceof NotDone ? error.cause : error, request)
-    return rendered(problem, describedBy)
+    const { onError, describedBy } = this.#options
+    const usual = problemFor(error)
+    const answer = this.#mapped(error, request, usual) ?? rendered(usual, describedBy)
+    if (answer.status === 500) onError(error instanceof NotDone ? error.cause : error, request)
+    return answer
   }
 
-  #mapped(mapError, error, request) {
+  // What mapError gives may be none that can be sent.
+  #mapped(error, request, usual) {
+    const { mapError, onError, describedBy } = this.#options
     try {
-      return mapError?.(error, request)
+      const own = mapError?.(error, request, usual)
+      return own && rendered(own, describedBy)
     } catch (failure) {
-      this.#options.onError(failure, request)
+      onError(failure, request)
       return undefined
     }
   }

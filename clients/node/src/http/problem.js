@@ -8,6 +8,8 @@ import { isTransient } from '../retry.js'
 
 /** @typedef {{status: number, headers: Record<string, string | string[]>, body: Buffer, live?: boolean}} Answer */
 
+/** @typedef {{status: number, title?: string, detail?: string, type?: string, headers?: Record<string, string>, body?: string | Uint8Array}} Described */
+
 /** An error that is an answer to the client. */
 export class Problem extends Error {
   /**
@@ -75,18 +77,18 @@ function busy(title, ms) {
 }
 
 /**
- * @param {{status: number, title: string, detail?: string, type?: string, headers?: Record<string, string>}} problem
+ * @param {Described} problem
  * @param {string | undefined} describedBy address of a page for the clients: the type of problems without one of their own
  * @returns {Answer}
  */
-export function rendered({ status, title, detail, type, headers = {} }, describedBy) {
+export function rendered({ status, title, detail, type, headers = {}, body }, describedBy) {
   return {
     status,
     headers: {
-      'content-type': 'application/problem+json',
+      ...(body === undefined && { 'content-type': 'application/problem+json' }),
       ...(describedBy && { link: `<${describedBy}>; rel="describedby"` }),
       ...headers,
     },
-    body: Buffer.from(JSON.stringify({ type: type ?? describedBy ?? 'about:blank', title, status, detail })),
+    body: Buffer.from(body ?? JSON.stringify({ type: type ?? describedBy ?? 'about:blank', title, status, detail })),
   }
 }
