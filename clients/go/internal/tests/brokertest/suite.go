@@ -93,7 +93,7 @@ func Run(t *testing.T, make func(t *testing.T, queue string) Stage) {
 		t.Run(name, func(t *testing.T) {
 			queue := NewQueue()
 			pool, err := Connect()
-			must(t, err)
+			Must(t, err)
 			t.Cleanup(pool.Close)
 			client := idempotency.New(pgxv5.Pool(pool), idempotency.Options{Scope: queue})
 			test(t, &scene{Stage: make(t, queue), queue: queue, pool: pool, client: client})
@@ -143,7 +143,7 @@ func (s *scene) consumeUntil(t *testing.T, options Options, holds func() bool) {
 		}
 	}
 	cancel()
-	must(t, <-ended)
+	Must(t, <-ended)
 }
 
 func (s *scene) all(n int) func() bool {
@@ -173,7 +173,7 @@ func testCopies(t *testing.T, s *scene) {
 	s.wantDead(t, "bad", "bad2")
 	for key, want := range map[string]int{"good": 1, "late": 1, "bad": 0, "bad2": 0} {
 		var got int
-		must(t, s.pool.QueryRow(context.Background(), "SELECT count(*) FROM effect WHERE name = $1", s.queue+key).Scan(&got))
+		Must(t, s.pool.QueryRow(context.Background(), "SELECT count(*) FROM effect WHERE name = $1", s.queue+key).Scan(&got))
 		if got != want {
 			t.Errorf("%d effects of %s", got, key)
 		}
@@ -217,7 +217,7 @@ func testStop(t *testing.T, s *scene) {
 		return nil, inner.Err()
 	}
 	s.Send(t, "one")
-	must(t, s.Consume(ctx, s.client, Options{Handle: handle, OnError: s.fail}))
+	Must(t, s.Consume(ctx, s.client, Options{Handle: handle, OnError: s.fail}))
 	again := func(_ context.Context, key string) (*idempotency.Result, error) {
 		s.note(key)
 		return nil, nil
@@ -228,7 +228,8 @@ func testStop(t *testing.T, s *scene) {
 	}
 }
 
-func must(t *testing.T, err error) {
+// Must ends the test at an error.
+func Must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)

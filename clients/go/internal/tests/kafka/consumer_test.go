@@ -32,9 +32,9 @@ func newStage(t *testing.T, queue string) brokertest.Stage {
 	config.Producer.Return.Successes = true
 	config.Producer.RequiredAcks = sarama.WaitForAll
 	client, err := sarama.NewClient([]string{os.Getenv("DEMO_KAFKA")}, config)
-	must(t, err)
+	brokertest.Must(t, err)
 	producer, err := sarama.NewSyncProducerFromClient(client)
-	must(t, err)
+	brokertest.Must(t, err)
 	t.Cleanup(func() { producer.Close(); client.Close() })
 	s := &stage{queue: queue, dead: queue + "." + queue + ".dead", client: client, producer: producer}
 	s.send(t, s.queue, "first")
@@ -44,7 +44,7 @@ func newStage(t *testing.T, queue string) brokertest.Stage {
 
 func (s *stage) send(t *testing.T, topic, key string) {
 	_, _, err := s.producer.SendMessage(&sarama.ProducerMessage{Topic: topic, Key: sarama.StringEncoder(key), Value: sarama.StringEncoder("{}")})
-	must(t, err)
+	brokertest.Must(t, err)
 }
 
 func (s *stage) Send(t *testing.T, keys ...string) {
@@ -73,15 +73,15 @@ func (s *stage) Consume(ctx context.Context, client *idempotency.Client[pgx.Tx],
 // Settled compares the committed offsets with the ends of the partitions.
 func (s *stage) Settled(t *testing.T) bool {
 	offsets, err := sarama.NewOffsetManagerFromClient(s.queue, s.client)
-	must(t, err)
+	brokertest.Must(t, err)
 	defer offsets.Close()
 	partitions, err := s.client.Partitions(s.queue)
-	must(t, err)
+	brokertest.Must(t, err)
 	for _, partition := range partitions {
 		end, err := s.client.GetOffset(s.queue, partition, sarama.OffsetNewest)
-		must(t, err)
+		brokertest.Must(t, err)
 		manager, err := offsets.ManagePartition(s.queue, partition)
-		must(t, err)
+		brokertest.Must(t, err)
 		next, _ := manager.NextOffset()
 		manager.AsyncClose()
 		if next < end && end > 0 {
@@ -93,13 +93,13 @@ func (s *stage) Settled(t *testing.T) bool {
 
 func (s *stage) DeadLetters(t *testing.T) (keys []string) {
 	output, err := exec.Command("kcat", "-C", "-b", os.Getenv("DEMO_KAFKA"), "-t", s.dead, "-o", "beginning", "-e", "-q", "-J").Output()
-	must(t, err)
+	brokertest.Must(t, err)
 	for _, line := range strings.Split(strings.TrimSpace(string(output)), "\n") {
 		var message struct {
 			Key     string
 			Headers []string
 		}
-		must(t, json.Unmarshal([]byte(line), &message))
+		brokertest.Must(t, json.Unmarshal([]byte(line), &message))
 		if message.Key == "first" {
 			continue
 		}
@@ -109,13 +109,6 @@ func (s *stage) DeadLetters(t *testing.T) (keys []string) {
 		keys = append(keys, message.Key)
 	}
 	return keys
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 func TestConsumer(t *testing.T) { brokertest.Run(t, newStage) }

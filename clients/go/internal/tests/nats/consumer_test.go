@@ -24,12 +24,12 @@ type stage struct {
 
 func newStage(t *testing.T, queue string) brokertest.Stage {
 	conn, err := nats.Connect(os.Getenv("DEMO_NATS"))
-	must(t, err)
+	brokertest.Must(t, err)
 	t.Cleanup(conn.Close)
 	js, err := conn.JetStream()
-	must(t, err)
+	brokertest.Must(t, err)
 	_, err = js.AddStream(&nats.StreamConfig{Name: queue, Subjects: []string{queue + ".*"}})
-	must(t, err)
+	brokertest.Must(t, err)
 	return &stage{queue: queue, conn: conn, js: js}
 }
 
@@ -40,7 +40,7 @@ func (s *stage) Send(t *testing.T, keys ...string) {
 		// A dead letter has neither of these: the server would refuse it.
 		message.Header.Set(nats.ExpectedStreamHdr, s.queue)
 		_, err := s.js.PublishMsg(message, nats.MsgId(nats.NewInbox()))
-		must(t, err)
+		brokertest.Must(t, err)
 	}
 }
 
@@ -60,23 +60,16 @@ func (s *stage) Settled(t *testing.T) bool {
 
 func (s *stage) DeadLetters(t *testing.T) (keys []string) {
 	info, err := s.js.StreamInfo(s.queue + "-test-dead")
-	must(t, err)
+	brokertest.Must(t, err)
 	for sequence := uint64(1); sequence <= info.State.LastSeq; sequence++ {
 		message, err := s.js.GetMsg(s.queue+"-test-dead", sequence)
-		must(t, err)
+		brokertest.Must(t, err)
 		if message.Subject != s.queue+"-test-dead."+s.queue+".sent" || message.Header.Get("x-idempotency-msg-id") == "" {
 			t.Errorf("%s %v", message.Subject, message.Header)
 		}
 		keys = append(keys, string(message.Data))
 	}
 	return keys
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 func TestConsumer(t *testing.T) { brokertest.Run(t, newStage) }
@@ -86,14 +79,14 @@ func TestConsumeLeavesNoSubscription(t *testing.T) {
 	stage.Send(t, "one")
 	before := stage.conn.NumSubscriptions()
 	pool, err := brokertest.Connect()
-	must(t, err)
+	brokertest.Must(t, err)
 	t.Cleanup(pool.Close)
 	ctx, cancel := context.WithCancel(context.Background())
 	handle := func(context.Context, string) (*idempotency.Result, error) {
 		cancel()
 		return nil, nil
 	}
-	must(t, stage.Consume(ctx, idempotency.New(pgxv5.Pool(pool), idempotency.Options{}),
+	brokertest.Must(t, stage.Consume(ctx, idempotency.New(pgxv5.Pool(pool), idempotency.Options{}),
 		brokertest.Options{Handle: handle, OnError: func(err error) { t.Error(err) }}))
 	if after := stage.conn.NumSubscriptions(); after != before {
 		t.Errorf("%d subscriptions, not %d", after, before)

@@ -31,7 +31,7 @@ func (s *stage) do(t *testing.T, command string, arguments ...any) any {
 	conn := s.pool.Get()
 	defer conn.Close()
 	answer, err := conn.Do(command, arguments...)
-	must(t, err)
+	brokertest.Must(t, err)
 	return answer
 }
 
@@ -54,17 +54,17 @@ func (s *stage) Consume(ctx context.Context, client *idempotency.Client[pgx.Tx],
 // Settled reads the answer of XINFO GROUPS, names and values in turn.
 func (s *stage) Settled(t *testing.T) bool {
 	groups, err := redis.Values(s.do(t, "XINFO", "GROUPS", s.queue), nil)
-	must(t, err)
+	brokertest.Must(t, err)
 	if len(groups) == 0 {
 		return false
 	}
 	group, err := redis.Values(groups[0], nil)
-	must(t, err)
+	brokertest.Must(t, err)
 	open := int64(0)
 	for i := 0; i < len(group); i += 2 {
 		if name, _ := redis.String(group[i], nil); name == "pending" || name == "lag" {
 			n, err := redis.Int64(group[i+1], nil)
-			must(t, err)
+			brokertest.Must(t, err)
 			open += n
 		}
 	}
@@ -73,25 +73,18 @@ func (s *stage) Settled(t *testing.T) bool {
 
 func (s *stage) DeadLetters(t *testing.T) (keys []string) {
 	entries, err := redis.Values(s.do(t, "XRANGE", "{"+s.queue+"}.test.dead", "-", "+"), nil)
-	must(t, err)
+	brokertest.Must(t, err)
 	for _, entry := range entries {
 		parts, err := redis.Values(entry, nil)
-		must(t, err)
+		brokertest.Must(t, err)
 		fields, err := redis.StringMap(parts[1], nil)
-		must(t, err)
+		brokertest.Must(t, err)
 		if fields["own"] != "1" || fields["x-idempotency-id"] == "" {
 			t.Errorf("fields %v", fields)
 		}
 		keys = append(keys, fields["key"])
 	}
 	return keys
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 func TestConsumer(t *testing.T) { brokertest.Run(t, newStage) }
