@@ -9,6 +9,8 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(time);
 
+$Idempotency::soon = 40;
+
 my $node = new_node('worker', conf => <<'CONF');
 idempotency.gc_enabled = on
 idempotency.gc_interval = 1
@@ -37,17 +39,6 @@ sub rows
 	return $server->safe_psql($database, "SELECT count(*) FROM $schema.idempotency_store");
 }
 
-# Reports a failure, where wait_until would end the test, so that one thing that
-# hangs does not hide the others.
-sub soon
-{
-	my ($what, $code) = @_;
-	my $done = eval { local $Idempotency::patience = 40; wait_until($what, $code) ; 1 };
-
-	ok($done, $what);
-	return $done;
-}
-
 sub is_collected
 {
 	my ($what, $server, $database, $schema) = @_;
@@ -55,21 +46,13 @@ sub is_collected
 	return soon($what, sub { rows($server, $database, $schema) == 0 });
 }
 
-sub figure
-{
-	my ($column, $database) = @_;
-
-	return $node->safe_psql('postgres',
-		"SELECT coalesce(sum($column), 0) FROM idempotency_stats WHERE datname = '$database'");
-}
-
 # Waits for so many rounds, counted in a database that every round visits.
 sub rounds_pass
 {
 	my ($count) = @_;
-	my $before = figure('sweeps', 'postgres');
+	my $before = figure($node, 'sweeps', 'postgres');
 
-	return soon("$count more rounds", sub { figure('sweeps', 'postgres') >= $before + $count });
+	return soon("$count more rounds", sub { figure($node, 'sweeps', 'postgres') >= $before + $count });
 }
 
 sub set
@@ -214,13 +197,13 @@ is($node->safe_psql('postgres', <<'SQL'), 't', 'the collector shows itself');
 SELECT coalesce(bool_and(application_name IN ('idempotency collector', '')), true)
 FROM pg_stat_activity WHERE backend_type = 'idempotency collector'
 SQL
-soon('a backlog can be seen', sub { figure('backlog_rows', 'backlog') > 0 });
+soon('a backlog can be seen', sub { figure($node, 'backlog_rows', 'backlog') > 0 });
 is_collected('the backlog is gone', $node, 'backlog');
-is(figure('collected_rows', 'backlog'), 200_000, 'every row was counted');
+is(figure($node, 'collected_rows', 'backlog'), 200_000, 'every row was counted');
 cmp_ok($node->safe_psql('backlog', 'SELECT count(*) FROM step'), '>=', 200, 'in transactions of a batch each');
-cmp_ok(figure('sweeps', 'backlog'), '<', 100, 'which are no sweeps: these go round the store');
+cmp_ok(figure($node, 'sweeps', 'backlog'), '<', 100, 'which are no sweeps: these go round the store');
 $node->safe_psql('backlog', 'DROP TRIGGER note_step ON idempotency_store');
-soon('no backlog is left to be seen', sub { figure('backlog_rows', 'backlog') == 0 });
+soon('no backlog is left to be seen', sub { figure($node, 'backlog_rows', 'backlog') == 0 });
 
 # The collector notices a reload in the middle of a backlog, too.
 make_backlog('backlog', 100_000, 50);
@@ -228,10 +211,10 @@ set($node, 'gc_enabled', 'on');
 wait_for_collector($node, 'backlog');
 set($node, 'gc_enabled', 'off');
 wait_until('nothing moves', sub {
-		my $before = figure('collected_rows', 'backlog');
+		my $before = figure($node, 'collected_rows', 'backlog');
 
 		$node->safe_psql('postgres', 'SELECT pg_sleep(2.5)');
-		return figure('collected_rows', 'backlog') == $before;
+		return figure($node, 'collected_rows', 'backlog') == $before;
 	});
 cmp_ok(rows($node, 'backlog'), '>', 0, 'switched off in the middle of a backlog');
 
@@ -261,9 +244,9 @@ $node->safe_psql('excluded', 'CREATE EXTENSION idempotency');
 ask($dropping, 'BEGIN');
 ask($dropping, 'DROP EXTENSION idempotency');
 # either it waits for the DROP, or it does not and goes on with other databases
-$sweeps = figure('sweeps', 'postgres');
+$sweeps = figure($node, 'sweeps', 'postgres');
 wait_until('a collector has met the DROP', sub {
-		figure('sweeps', 'postgres') >= $sweeps + 2 || $node->safe_psql('postgres', <<'SQL') eq 't' });
+		figure($node, 'sweeps', 'postgres') >= $sweeps + 2 || $node->safe_psql('postgres', <<'SQL') eq 't' });
 SELECT count(*) > 0 FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE NOT granted AND backend_type = 'idempotency collector'
 SQL
 ask($dropping, 'COMMIT');

@@ -34,15 +34,6 @@ SQL
 	return;
 }
 
-# Reports a failure, where wait_until would end the test.
-sub soon
-{
-	my ($what, $code) = @_;
-	my $done = eval { wait_until($what, $code); 1 };
-
-	return ok($done, $what);
-}
-
 sub is_collected
 {
 	my ($database, $when) = @_;
@@ -51,21 +42,13 @@ sub is_collected
 		sub { $node->safe_psql($database, 'SELECT count(*) FROM idempotency_store') eq '0' });
 }
 
-sub figure
-{
-	my ($column, $database) = @_;
-
-	return $node->safe_psql('postgres',
-		"SELECT coalesce(sum($column), 0) FROM idempotency_stats WHERE datname = '$database'");
-}
-
 # Waits for so many rounds of the launcher.
 sub rounds_pass
 {
 	my ($count) = @_;
-	my $before = figure('sweeps', 'other');
+	my $before = figure($node, 'sweeps', 'other');
 
-	return soon("$count rounds", sub { figure('sweeps', 'other') >= $before + $count });
+	return soon("$count rounds", sub { figure($node, 'sweeps', 'other') >= $before + $count });
 }
 
 sub collectors
@@ -209,7 +192,7 @@ my $scans_before = $node->safe_psql('costly', $scans);
 put('costly', 50_000);
 put('other', 10);
 is_collected('other', 'while the settings of another database make pages dear');
-soon('collected: costly, whatever its settings', sub { figure('collected_rows', 'costly') == 50_000 });
+soon('collected: costly, whatever its settings', sub { figure($node, 'collected_rows', 'costly') == 50_000 });
 is($node->safe_psql('costly', $scans), $scans_before,
 	'costly: the plan is not what its settings want');
 is(times_ended('costly', $start), 0, 'costly: no visit was too long');

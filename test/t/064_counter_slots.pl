@@ -24,27 +24,11 @@ sub create_database
 	return;
 }
 
-# Reports a failure, where wait_until would end the test.
-sub soon
-{
-	my ($what, $code) = @_;
-	my $done = eval { wait_until($what, $code); 1 };
-
-	return ok($done, $what);
-}
-
-# The databases that are counted; and a figure.
+# The databases that are counted.
 sub counted
 {
 	return $node->safe_psql('postgres',
 		q{SELECT string_agg(datname, ' ' ORDER BY datname) FROM idempotency_stats WHERE acquired IS NOT NULL});
-}
-
-sub acquired
-{
-	my ($database) = @_;
-
-	return $node->safe_psql('postgres', "SELECT coalesce(sum(acquired), 0) FROM idempotency_stats WHERE datname = '$database'");
 }
 
 my $begin = q{BEGIN; SELECT outcome FROM idem_begin('k'); ROLLBACK};
@@ -79,10 +63,10 @@ create_database('d');
 count_in('d');
 is(counted(), 'a b c postgres', 'one more database is not counted');
 drop_database('a');
-soon('a database gets the slot of one that was dropped', sub { count_in('d'); acquired('d') > 0 });
-is(acquired('d'), 1, 'it is counted from zero');
+soon('a database gets the slot of one that was dropped', sub { count_in('d'); figure($node, 'acquired', 'd') > 0 });
+is(figure($node, 'acquired', 'd'), 1, 'it is counted from zero');
 is(counted(), 'b c d postgres', 'and the other has no row');
-is(acquired('b') . acquired('c'), '23', 'others keep their figures');
+is(figure($node, 'acquired', 'b') . figure($node, 'acquired', 'c'), '23', 'others keep their figures');
 
 # A session of a database that has dropped the extension remembers its slot.
 $node->safe_psql('b', 'DROP EXTENSION idempotency');
@@ -92,10 +76,10 @@ count_in('e');
 is(counted(), 'c d e postgres', 'its slot is given to another database');
 $node->safe_psql('b', 'CREATE EXTENSION idempotency');
 count_in('b') for 1 .. 5;
-is(join(' ', map { acquired($_) } qw(c d e)), '3 1 1', 'who had the slot before does not count into it');
+is(join(' ', map { figure($node, 'acquired', $_) } qw(c d e)), '3 1 1', 'who had the slot before does not count into it');
 drop_database('c');
-soon('the same session is counted when a slot is free', sub { count_in('b'); acquired('b') > 0 });
-is(acquired('b'), 1, 'from zero again');
+soon('the same session is counted when a slot is free', sub { count_in('b'); figure($node, 'acquired', 'b') > 0 });
+is(figure($node, 'acquired', 'b'), 1, 'from zero again');
 is(counted(), 'b d e postgres', 'in the place of the one that was dropped');
 
 # A slot in which a session is counting just now is not given away.
@@ -124,8 +108,8 @@ create_database('f');
 count_in('f');
 ask($gate, 'SELECT pg_advisory_unlock(428)');
 $gate->quit;
-soon('and is given back afterwards', sub { count_in('f'); acquired('f') > 0 });
-is(acquired('f'), 1, 'zero was all that was counted there');
+soon('and is given back afterwards', sub { count_in('f'); figure($node, 'acquired', 'f') > 0 });
+is(figure($node, 'acquired', 'f'), 1, 'zero was all that was counted there');
 is(counted(), 'b e f postgres', 'in the place of the one that counted');
 
 # Pages cost a thousand times as much as usual, so each pause would be many

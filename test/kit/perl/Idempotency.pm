@@ -13,11 +13,13 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(sleep time);
 
-our @EXPORT = qw(new_node initdb_options session ask sqlstate kill_server start_again wait_until
+our @EXPORT = qw(new_node initdb_options session ask sqlstate kill_server start_again wait_until soon figure
   locks_waiting built_with store_trigger has_pg_cron);
 
 # How long anything may take before the test counts as hung.
 our $patience = $PostgreSQL::Test::Utils::timeout_default;
+# And where many such things may hang, one after the other.
+our $soon = 60;
 
 # The superuser has this name, whoever runs the tests.
 $ENV{PGUSER} = 'postgres';
@@ -159,6 +161,25 @@ sub wait_until
 		sleep 0.1;
 	}
 	return;
+}
+
+# Reports a failure, where wait_until would end the test, so that one thing that
+# hangs does not hide the others.
+sub soon
+{
+	my ($what, $code) = @_;
+	my $done = eval { local $patience = $soon; wait_until($what, $code); 1 };
+
+	return ok($done, $what);
+}
+
+# Of idempotency_stats, 0 for a database that is not counted.
+sub figure
+{
+	my ($node, $column, $database) = @_;
+
+	return $node->safe_psql('postgres',
+		"SELECT coalesce(sum($column), 0) FROM idempotency_stats WHERE datname = '$database'");
 }
 
 # Kills the postmaster, and waits until the system has forgotten it too.
