@@ -29,15 +29,23 @@ class Clock:
         await asyncio.sleep(duration)
 
     def every(self, period: float, call: Callable[[], Any]) -> Stop:
-        """Calls ``call`` each ``period`` seconds in a thread, until the function that is returned is called."""
+        """Calls ``call`` each ``period`` seconds in a thread, until the function that is returned is called: that waits for
+        a call under way.
+        """
         ended = threading.Event()
 
         def repeat() -> None:
             while not ended.wait(period):
                 call()
 
-        threading.Thread(target=repeat, name="idempotency-heartbeat", daemon=True).start()
-        return ended.set
+        thread = threading.Thread(target=repeat, name="idempotency-heartbeat", daemon=True)
+        thread.start()
+
+        def stop() -> None:
+            ended.set()
+            thread.join()
+
+        return stop
 
     def after(self, delay: float, call: Callable[[], Any]) -> Stop:
         """Calls ``call`` once in a thread after that many seconds, unless the function that is returned is called."""

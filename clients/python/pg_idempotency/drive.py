@@ -102,13 +102,15 @@ class Heartbeat:
         self.signal = signal
         self.after = after
         self.stops: Dict[str, Stop] = {}
+        self.lock = threading.RLock()    # of stops and ended: beats and the end are calls of several threads
         self.ended = False
         self.task: Optional[asyncio.Future[Any]] = None
 
     def arm(self, name: str, delay: float, call: Callable[[], Any]) -> None:
         """Calls ``call`` after so many seconds, unless it is stopped before."""
-        if not self.ended:
-            self.stops[name] = self.after(max(0.0, delay), call)
+        with self.lock:
+            if not self.ended:
+                self.stops[name] = self.after(max(0.0, delay), call)
 
     def is_over(self) -> bool:
         """Whether the lease has run out by our own clock: a beat may hang, or wait for a connection."""
@@ -124,10 +126,11 @@ class Heartbeat:
         self.stop()
 
     def stop(self) -> None:
-        """Ends it."""
-        self.ended = True
-        for stop in self.stops.values():
-            stop()
+        """Ends it: no beat begins afterwards. Nothing comes of one that is under way, unless the server has it already."""
+        with self.lock:
+            self.ended = True
+            for stop in self.stops.values():
+                stop()
 
 
 class Driver:
@@ -188,6 +191,8 @@ class Driver:
         heartbeat = Heartbeat(beat, threading.Event(), self.clock.after)
 
         def once() -> None:
+            if heartbeat.ended:
+                return    # the thread had begun when the lease ended
             if not self.run(beat.flow()):
                 heartbeat.lose()
             heartbeat.arm("beat", beat.period, once)

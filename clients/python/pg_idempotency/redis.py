@@ -79,7 +79,8 @@ class Entry:
 
 
 class Consumer:
-    """Consumes ``stream`` as a member of ``group``, one entry at a time, by a ``redis.Redis`` of your own.
+    """Consumes ``stream`` as a member of ``group``, one entry at a time, by a ``redis.Redis`` of your own. Its
+    ``socket_timeout``, longer than ``poll``, bounds the waits for a Redis that hangs.
 
     ``handle(entry)``: runs the operation and gives its Result, or a Settlement; None: acknowledge.
     ``idempotency``: remembers which entry of an operation became its dead letter. ``tries``: after so many errors of ``handle``

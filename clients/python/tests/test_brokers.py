@@ -159,6 +159,32 @@ def test_an_entry_that_kills_its_consumers(key):
     assert stage.dead_letters() == ["deadly"]
 
 
+class Claiming:
+    """A client of Redis whose claims take longer than the handler."""
+
+    def __init__(self):
+        self.entered, self.handled, self.ended = threading.Event(), threading.Event(), []
+
+    def execute_command(self, command, *arguments):
+        if command == "XCLAIM":
+            self.entered.set()
+            self.handled.wait()
+            time.sleep(0.02)    # an end that does not wait for the claim comes now
+        self.ended.append(command)
+
+
+def test_a_claim_under_way_ends_before_its_entry():
+    client = Claiming()
+
+    def handle(entry):
+        client.entered.wait()
+        client.handled.set()
+    consumer = on_redis.Consumer(client, "s", "g", handle, idempotency=Idempotency(lambda: psycopg.connect("")), idle=0.003)
+    consumer.settle(on_redis.Entry("1-0", {}, 1, 0))
+    assert client.ended[-1] == "EVAL"
+    assert set(client.ended[:-1]) == {"XCLAIM"}
+
+
 def test_kafka_needs_commits_of_its_own(key):
     idem = Idempotency(lambda: psycopg.connect(""))
     for options in ({"group_id": "g"}, {"enable_auto_commit": False, "group_id": None}):

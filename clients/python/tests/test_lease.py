@@ -10,6 +10,8 @@ import pytest
 from conftest import QUICK, Held, insert, insert_async
 from pg_idempotency import (NOT_DONE, UNKNOWN, BadArgument, Completion, Declined, Done, FakeClock, Idempotency, LeaseLost,
                             NotDone, Response, TooLarge, Unknown)
+from pg_idempotency.clock import Clock
+from pg_idempotency.drive import Heartbeat
 
 
 def writes(key):
@@ -203,6 +205,45 @@ def test_the_heartbeat_extends_the_lease(pool, key, admin):
         return ends == sorted(set(ends))
     assert idem.lease(key, None, work, lease=30).payload is True
     assert clock.timers == []
+
+
+class Firing(Clock):
+    """A clock whose timers have begun to call when they are stopped."""
+
+    def __init__(self):
+        self.calls = {}
+
+    def after(self, delay, call):
+        self.calls[getattr(call, "__name__", "")] = call
+        return lambda: None
+
+
+def test_no_beat_begins_after_the_lease(pool, key, admin):
+    clock = Firing()
+
+    def lease_end():
+        return admin.execute("SELECT lease_expires_at FROM idempotency_store WHERE idempotency_key = %s",
+                             (key,)).fetchone()[0]
+    leave_unended(Idempotency(pool, clock=clock), key)
+    before = lease_end()
+    beat = clock.calls.pop("once")
+    beat()
+    assert lease_end() == before
+    assert "once" not in clock.calls
+
+
+def test_the_end_of_a_lease_stops_a_beat_that_is_armed_meanwhile():
+    threads, stopped = [], []
+
+    def after(delay, call):
+        threads.append(threading.Thread(target=heartbeat.stop))
+        threads[0].start()
+        threads[0].join(0.2)    # a stop that does not wait for this beat has ended now
+        return lambda: stopped.append(delay)
+    heartbeat = Heartbeat(None, threading.Event(), after)
+    heartbeat.arm("beat", 5, lambda: None)
+    threads[0].join()
+    assert stopped == [5]
 
 
 def test_the_heartbeat_loses_the_lease(pool, key, admin, effects):
