@@ -1,13 +1,10 @@
 package core_test
 
 import (
-	"bufio"
 	"database/sql"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -20,20 +17,11 @@ import (
 // one's statements meet sessions that served another.
 func startPgbouncer(t *testing.T) string {
 	t.Helper()
-	bouncer := exec.Command("python3", filepath.Join(filepath.Dir(os.Getenv("FAULT_PROXY")), "pooler.py"), "3")
-	bouncer.Stderr = os.Stderr
-	input, err := bouncer.StdinPipe()
-	must(t, err)
-	output, err := bouncer.StdoutPipe()
-	must(t, err)
-	must(t, bouncer.Start())
-	t.Cleanup(func() {
-		must(t, input.Close())
-		must(t, bouncer.Wait())
-	})
-	directory, err := bufio.NewReader(output).ReadString('\n')
-	must(t, err)
-	return fmt.Sprintf("postgres:///%s?host=%s&user=postgres&sslmode=disable", os.Getenv("PGDATABASE"), strings.TrimSpace(directory))
+	_, lines := startOfKit(t, filepath.Join(filepath.Dir(os.Getenv("FAULT_PROXY")), "pooler.py"), "3")
+	if !lines.Scan() {
+		t.Fatal("pgbouncer did not start")
+	}
+	return fmt.Sprintf("postgres:///%s?host=%s&user=postgres&sslmode=disable", os.Getenv("PGDATABASE"), lines.Text())
 }
 
 func TestPgbouncer(t *testing.T) {

@@ -25,20 +25,28 @@ type state struct{ Hits, Trips int }
 
 func startProxy(t *testing.T) *proxy {
 	t.Helper()
-	command := exec.Command("python3", os.Getenv("FAULT_PROXY"), "-", os.Getenv("PGHOST")+"/.s.PGSQL."+os.Getenv("PGPORT"))
+	orders, lines := startOfKit(t, os.Getenv("FAULT_PROXY"), "-", os.Getenv("PGHOST")+"/.s.PGSQL."+os.Getenv("PGPORT"))
+	p := &proxy{t: t, orders: json.NewEncoder(orders), lines: lines}
+	must(t, p.read(&p.port))
+	return p
+}
+
+// startOfKit gives the input of a program of test/kit, with which it ends, and the
+// lines of its output.
+func startOfKit(t *testing.T, program ...string) (io.Writer, *bufio.Scanner) {
+	t.Helper()
+	command := exec.Command("python3", program...)
 	command.Stderr = os.Stderr
-	orders, err := command.StdinPipe()
+	input, err := command.StdinPipe()
 	must(t, err)
-	lines, err := command.StdoutPipe()
+	output, err := command.StdoutPipe()
 	must(t, err)
 	must(t, command.Start())
 	t.Cleanup(func() {
-		must(t, orders.Close())
+		must(t, input.Close())
 		must(t, command.Wait())
 	})
-	p := &proxy{t: t, orders: json.NewEncoder(orders), lines: bufio.NewScanner(lines)}
-	must(t, p.read(&p.port))
-	return p
+	return input, bufio.NewScanner(output)
 }
 
 func (p *proxy) url() string {
