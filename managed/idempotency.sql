@@ -1549,7 +1549,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION idem_begin_batch(text[], jsonb[], text, bytea[], int) IS
-	'idem_begin for many keys of one scope: one row for each, in their order';
+	'idem_begin for many keys of one scope; returns a row per key, in the order of the keys';
 
 CREATE FUNCTION idem_complete_batch(
 	keys		text[],
@@ -1570,7 +1570,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION idem_complete_batch(text[], jsonb[], text) IS
-	'idem_complete for many keys of one scope; returns how many';
+	'idem_complete for many keys of one scope; returns the number of operations that it ended';
 
 -- Call: begin, run a handler, and end. idem_call itself has the rights and the search_path
 -- of its caller, for the handler. What needs the rights of the owner is in the other
@@ -1766,7 +1766,7 @@ $body$, 'home.', quote_ident(current_schema()) || '.'));
 END
 $do$;
 COMMENT ON FUNCTION idem_call(regprocedure, text, jsonb, text, interval, interval, bool, bytea, int) IS
-	'run a handler at most once, and store what it returned or raised';
+	'run handler(request) at most once and store what it returned or raised';
 
 -- Forget
 
@@ -1870,7 +1870,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION idem_forget(text, text) IS
-	'remove the record of an operation that nobody owns, so that it may run again; false when there is none';
+	'remove the record of an operation that has no owner, so that the operation may run again; false when there is no record';
 
 -- The words of the extension, and a SQLSTATE, say nothing of a request. All else that an
 -- application has stored might.

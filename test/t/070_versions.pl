@@ -187,6 +187,8 @@ is_deeply([ grep { !/^(setting|SQLSTATE) / } @released ], [ interface($node, 'in
 
 my %now = map { $_ => 1 } interface($node, 'interface_now'), interface_of_library($node, $tree);
 
+is(join(' ', map { /^table idempotency_forgotten, column : (\S+)/ } sort keys %now), 'call_id cause forgotten_at operations reason role scope session_role',
+	'the columns that an operator reads are public');
 cmp_ok(scalar(grep { /^setting / } @released), '>=', 10, 'settings are compared');
 cmp_ok(scalar(grep { /^SQLSTATE / } @released), '>=', 7, 'SQLSTATEs are compared');
 is(join("\n", sort grep { !$now{$_} } @released), join("\n", sort @listed), 'what has changed of it is what docs/reference/interface.md lists');

@@ -112,7 +112,7 @@ line (text) AS (
 		CASE c.relkind WHEN 'v' THEN a.attnum::text ELSE '' END, a.attname, format_type(a.atttypid, a.atttypmod))
 	FROM member m JOIN pg_class c ON c.oid = m.objid AND m.classid = 'pg_class'::regclass
 	JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
-	WHERE c.relkind = 'v' OR c.relname = 'idempotency_store'
+	WHERE c.relkind = 'v' OR c.relname IN ('idempotency_store', 'idempotency_forgotten')
 	UNION ALL
 	SELECT format('enum %s, label %s: %s', t.typname, row_number() OVER (PARTITION BY t.oid ORDER BY l.enumsortorder), l.enumlabel)
 	FROM member m JOIN pg_type t ON t.oid = m.objid AND m.classid = 'pg_type'::regclass JOIN pg_enum l ON l.enumtypid = t.oid
