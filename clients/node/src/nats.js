@@ -27,6 +27,7 @@ export class NatsConsumer {
   /** @type {any} */
   #messages
   #running = new Set()
+  #stopping = false
   /** @type {Promise<void>} */
   #loop = Promise.resolve()
 
@@ -54,6 +55,7 @@ export class NatsConsumer {
 
   /** Takes no more messages, and waits for those under way. */
   async stop() {
+    this.#stopping = true
     await this.#messages.close()
     await this.#loop
     await Promise.all(this.#running)
@@ -83,6 +85,11 @@ export class NatsConsumer {
 
   async #take() {
     for await (const message of this.#messages) {
+      if (this.#stopping) {
+        // It was sent ahead: another consumer gets it at once.
+        message.nak()
+        continue
+      }
       const done = this.#settle(message).finally(() => this.#running.delete(done))
       this.#running.add(done)
       if (this.#running.size >= this.#options.prefetch) await Promise.race(this.#running)

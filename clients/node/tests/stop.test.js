@@ -3,6 +3,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { FakeClock } from 'pg-idempotency'
+import { NatsConsumer } from 'pg-idempotency/nats'
 import { RabbitConsumer } from 'pg-idempotency/rabbitmq'
 import { RedisConsumer } from 'pg-idempotency/redis'
 import { deferred, idempotencyFor } from './support.js'
@@ -125,4 +126,28 @@ test('rabbitmq: a second stop is the first', async (t) => {
   await Promise.all([consumer.stop(), consumer.stop()])
   await consumer.stop()
   assert.equal(rabbit.closed, 1)
+})
+
+test('nats: a stop gives back what was sent ahead', { timeout: 10_000 }, async (t) => {
+  const { idempotency } = idempotencyFor(t)
+  const [entered, go] = [deferred(), deferred()]
+  const [handled, settled] = [[], []]
+  const message = (seq) => ({ seq, info: { deliveryCount: 1 }, working() {}, ack: () => settled.push(`ack ${seq}`), nak: () => settled.push(`nak ${seq}`) })
+  async function* messages() {
+    yield message(1)
+    yield message(2)
+  }
+  const sent = Object.assign(messages(), { close: async () => {} })
+  const consumer = await NatsConsumer.start({
+    jetstream: () => ({ consumers: { get: async () => ({ consume: async () => sent }) } }),
+    jetstreamManager: async () => ({ streams: { add() {} }, consumers: { add() {} } }),
+  }, {
+    idempotency, stream: 's', durable: 'd', prefetch: 1,
+    handle: async ({ seq }) => { handled.push(seq); entered.resolve(); await go.promise },
+  })
+  await entered.promise
+  const stopped = consumer.stop()
+  go.resolve()
+  await stopped
+  assert.deepEqual([handled, settled], [[1], ['ack 1', 'nak 2']])
 })
