@@ -262,11 +262,18 @@ public final class IdempotencyFilter extends HttpFilter {
                 return fresh;
             } catch (Unstored unstored) {
                 return unstored.answer;
+            } catch (IdempotencyException.NotDone released) {
+                return answerOf(released);
             }
         }
 
+        /** An answer below 500 is the handler's own: its rollback is no lost attempt. */
         private Response work(Connection connection, Operation operation) throws Exception {
-            return handle(new Exchange(connection, operation, null));
+            try {
+                return handle(new Exchange(connection, operation, null));
+            } catch (Unstored unstored) {
+                throw unstored.answer.status() < 500 ? new IdempotencyException.NotDone(unstored) : unstored;
+            }
         }
 
         Answer lease() throws Exception {
@@ -288,11 +295,15 @@ public final class IdempotencyFilter extends HttpFilter {
             } catch (Unstored unstored) {
                 return unstored.answer;
             } catch (IdempotencyException.NotDone released) {
-                if (released.getCause() instanceof Unstored unstored) {
-                    return unstored.answer;
-                }
-                throw released;
+                return answerOf(released);
             }
+        }
+
+        private static Answer answerOf(IdempotencyException.NotDone released) {
+            if (released.getCause() instanceof Unstored unstored) {
+                return unstored.answer;
+            }
+            throw released;
         }
 
         private Completion leased(Lease lease) throws Exception {

@@ -224,6 +224,14 @@ class FilterTest {
     }
 
     @Test
+    void anAnswerThatIsReleasedIsSentInATransactionToo() throws Exception {
+        answersOk();
+        protect(false, options -> options.statuses(status -> new Keep(Keep.Kind.RELEASED, null)));
+        assertEquals("run 1", post("/orders", "ann", "1").body());
+        assertEquals("run 2", post("/orders", "ann", "1").body());
+    }
+
+    @Test
     void whatTheWritesOfALeaseRefuseIsTheAnswer() throws Exception {
         handler = (request, response) -> {
             response.setStatus(201);

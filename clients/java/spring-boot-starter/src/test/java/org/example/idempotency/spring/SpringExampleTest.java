@@ -283,7 +283,8 @@ class SpringExampleTest {
     }
 
     @Test
-    void aRefusalOfTheMomentIsNotStored() throws Exception {
+    void aRefusalOfTheMomentIsNeitherStoredNorALostAttempt() throws Exception {
+        jdbc.queryForList("SELECT idem_set_policy('shop POST /forbidden *', max_lost_attempts => 1)");
         for (int i = 0; i < 2; i++) {
             HttpResponse<String> forbidden = post("/forbidden", "ann");
             assertEquals(403, forbidden.statusCode());
