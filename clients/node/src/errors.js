@@ -109,7 +109,10 @@ export class Declined extends Error {
   }
 }
 
-/** Thrown by leased work: nothing has happened outside, so the key may be free at once. */
+/**
+ * Thrown by leased work: nothing has happened outside, so the key may be free at once. Thrown in a transaction: it is rolled back,
+ * and is no lost attempt.
+ */
 export class NotDone extends Error {
   /** @param {{cause?: unknown}} [options] why not */
   constructor(options) {

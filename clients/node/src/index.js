@@ -125,7 +125,7 @@ export class Idempotency {
    * @param {unknown} request JSON value; a repeat with another one is KeyReused. undefined or null: no check
    * @param {(tx: Tx, operation: import('./sql.js').Operation) => unknown} work runs statements by `tx.query`. Returns a response
    *   (`{code, headers, payload}` or `{code, headers, body}`) or a JSON value, which is the payload. Throws Declined to store a failure;
-   *   any other error rolls back and stores nothing
+   *   any other error rolls back and stores nothing, and but for NotDone it is a lost attempt
    * @param {TransactionOptions} [options]
    * @returns {Promise<import('./result.js').Result>}
    * @throws BadArgument, Forbidden, KeyReused, TooLarge, CommitRolledBack, what work threw, or after the last repeat the last

@@ -1,6 +1,6 @@
 // An operation whose whole work is in one transaction: key, effect and response commit together or not at
 // all. n statements of work cost n + 2 round trips, as BEGIN travels with the begin and the end with COMMIT.
-import { CommitRolledBack, Declined, KeyReused, LeaseLost, sqlstate, translated, translatedBegin } from './errors.js'
+import { CommitRolledBack, Declined, KeyReused, LeaseLost, NotDone, sqlstate, translated, translatedBegin } from './errors.js'
 import { toResponse } from './response.js'
 import { answered, completed, failed } from './result.js'
 import { isLost, retrying } from './retry.js'
@@ -14,10 +14,11 @@ import { BEGIN, COMMIT, ROLLBACK, ROLLBACK_TO, SAVEPOINT, toOperation } from './
  */
 export async function transaction(settings, call, work) {
   const { operation, result } = await waiting(settings, call, (now) => transactionNow(settings, now, work))
+  if (result instanceof NotDone) throw result
   return result ?? answered(settings, operation)
 }
 
-// `result` is undefined where the work did not run.
+// `result` is undefined where the work did not run, and the NotDone that it has thrown.
 function transactionNow(settings, call, work) {
   const { scope, key } = call
   return retrying(settings, { scope, key }, (errors) => inTransaction(settings, async (connection) => {
@@ -70,6 +71,7 @@ async function run(settings, call, connection, operation, work) {
   try {
     response = toResponse(await work(connection.tx, operation))
   } catch (error) {
+    if (error instanceof NotDone) return takeBack(settings, connection, operation, error)
     if (!(error instanceof Declined)) throw error
     connection.endWork()
     await commit(connection, [ROLLBACK_TO, sql.fail(operation, error, call.retention)])
@@ -78,6 +80,17 @@ async function run(settings, call, connection, operation, work) {
   connection.endWork()
   await commit(connection, [sql.complete(operation, response, call.retention)])
   return completed(operation, response)
+}
+
+// Rolls back without a lost attempt: the server counts none after idem_release.
+async function takeBack(settings, connection, operation, notDone) {
+  connection.endWork()
+  try {
+    await connection.send([ROLLBACK_TO, settings.sql.release(operation), ROLLBACK])
+  } catch {
+    throw notDone
+  }
+  return notDone
 }
 
 /**
@@ -139,7 +152,8 @@ export async function inTransaction(settings, use, limit) {
     broken = isAbandoned(error)
     if (broken) connection.cancel()
     else broken = !(await rollback(connection))
-    throw connection.named(error)
+    // NotDone is the work's own word, whatever became of the connection: nothing is repeated.
+    throw error instanceof NotDone ? error : connection.named(error)
   } finally {
     connection.close(broken)
   }

@@ -150,6 +150,21 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
       })
     }
 
+    test('transaction: an answer below 500 that is not stored is no lost attempt, one of 500 is', async (t) => {
+      let status
+      const { pool, post } = await server(t, () => ({ status }), {
+        scope: () => `${framework} lost`, statuses: (status) => status === 404 ? 'release' : undefined,
+      })
+      await pool.query('SELECT idem_set_policy($1, max_lost_attempts => 2)', [`${framework} lost`])
+      const key = newKey()
+      const seen = []
+      for (status of [429, 403, 404, 201]) seen.push((await post(key)).status)
+      assert.deepEqual(seen, [429, 403, 404, 201])
+      const failing = newKey()
+      status = 500
+      assert.deepEqual([(await post(failing)).status, (await post(failing)).status, (await post(failing)).status], [500, 500, 422])
+    })
+
     // The handler may have charged before it was refused: the next owner reconciles, and does not charge again.
     test('lease: a refusal of the moment leaves the lease', async (t) => {
       let status

@@ -1,7 +1,7 @@
 // transaction(): what commits together, what is replayed, and what is repeated.
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { BadArgument, CommitRolledBack, Declined, FakeClock, Idempotency, KeyReused, TooLarge } from 'pg-idempotency'
+import { BadArgument, CommitRolledBack, Declined, FakeClock, Idempotency, KeyReused, NotDone, TooLarge } from 'pg-idempotency'
 import { deferred, effect, effects, idempotencyFor, newKey, poolFor, stored } from './support.js'
 import { Proxy } from './proxy.js'
 
@@ -293,6 +293,25 @@ test('an operation whose attempts are lost too often fails for good', async (t) 
   for (const maxLostAttempts of [-1, 1.5, 2 ** 31, '1; COMMIT']) {
     await assert.rejects(idempotency.transaction(newKey(), null, () => 1, { maxLostAttempts }), BadArgument)
   }
+})
+
+test('NotDone is thrown again, and its rollback is no lost attempt', async (t) => {
+  const { pool, idempotency } = idempotencyFor(t, {}, { max: 1 })
+  const key = newKey()
+  const notDone = new NotDone({ cause: new Error('not now') })
+  let runs = 0
+  const refused = (name, spoil) => assert.rejects(idempotency.transaction(name, null, async (tx) => {
+    runs++
+    await effect(tx, name)
+    await tx.query(spoil).catch(() => {})
+    throw notDone
+  }, { maxLostAttempts: 1 }), (error) => error === notDone, spoil)
+  await refused(key, 'SELECT 1')
+  await refused(key, 'SELECT 1/0')
+  await refused(key, 'ROLLBACK')
+  assert.equal((await idempotency.transaction(key, null, () => 1)).outcome, 'COMPLETED')
+  await refused(newKey(), 'SELECT pg_terminate_backend(pg_backend_pid())')
+  assert.deepEqual([runs, await effects(pool, key)], [4, 0])
 })
 
 test('hooks see what happens, never a payload, and cannot disturb', async (t) => {

@@ -1,7 +1,7 @@
 // Round trips, counted at the client's own socket: n statements of work cost n + 2.
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { Completion, Declined, Idempotency } from 'pg-idempotency'
+import { Completion, Declined, Idempotency, NotDone } from 'pg-idempotency'
 import { countingSocket, effect, idempotencyFor, newKey, poolFor } from './support.js'
 import { Proxy } from './proxy.js'
 
@@ -45,6 +45,15 @@ test('declined: n + 2 as well', async (t) => {
   const statements = await proxy.order('texts')
   assert.deepEqual(statements.map((text) => text.match(/^\w+/)[0]),
     ['BEGIN', 'SELECT', 'SAVEPOINT', 'INSERT', 'ROLLBACK', 'SELECT', 'COMMIT'])
+})
+
+test('not done: n + 2 as well', async (t) => {
+  const { idempotency, trips } = await counted(t)
+  const key = newKey()
+  assert.equal(await trips(() => idempotency.transaction(key, null, async (tx) => {
+    await effect(tx, key)
+    throw new NotDone()
+  }).catch(() => {})), 3)
 })
 
 test('a lease: one to begin, one to end, and n + 2 with writes', async (t) => {

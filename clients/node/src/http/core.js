@@ -201,8 +201,9 @@ export class HttpIdempotency {
       const retryAfter = parseRetryAfter(answer.headers['retry-after'], this.#idempotency.clock.now())
       throw new Declined(stored.code, undefined, { ...stored, retryAfter })
     }
-    if (end === 'release' && style === 'lease') throw new NotDone({ cause: new Unstored(answer) })
-    throw new Unstored(answer)
+    const unstored = new Unstored(answer)
+    // In a transaction an answer below 500 is a refusal: its rollback is no lost attempt.
+    throw (style === 'lease' ? end === 'release' : answer.status < 500) ? new NotDone({ cause: unstored }) : unstored
   }
 
   #endOf(status, style) {
