@@ -11,7 +11,7 @@ from typing import Any, List, Optional, Sequence
 import asyncpg
 
 from .errors import CommitRolledBack
-from .sql import BEGIN, COMMIT, Statement, numbered
+from .sql import BEGIN, COMMIT, ROLLBACK, Statement, numbered
 from .steps import Answer
 
 
@@ -59,6 +59,9 @@ class AsyncpgSession:
         elif text == COMMIT:
             block, self.block = self.block, None
             await block.commit()
+        elif text == ROLLBACK:
+            block, self.block = self.block, None
+            await block.rollback()
         elif statement[1]:
             return await fetch(self.handle, statement)
         else:

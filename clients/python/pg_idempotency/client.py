@@ -84,7 +84,8 @@ class Idempotency(Base):
         for the present owner, without a connection. ``max_attempts``: which attempt is the last. ``max_lost_attempts``:
         how many attempts may be lost with their transaction: the next one is FAILED, for good, and a consumer makes its
         message a dead letter; 0: no limit; None: as the server says. A policy of the scope comes first, and where the
-        server does not preload the library nobody counts. ``retention``: seconds to keep the answer.
+        server does not preload the library nobody counts. Declined and NotDone of the work are no lost attempts.
+        ``retention``: seconds to keep the answer.
         ``isolation``: "REPEATABLE READ" or "SERIALIZABLE". ``work`` gives back a JSON value or a Response, and may
         run more than once: the whole is repeated on 40001, 40P01 and a lost connection.
         Raises KeyReused, BadArgument, Forbidden, TooLarge, CommitRolledBack, the work's error, the driver's error.

@@ -80,7 +80,8 @@ class Unknown(IdempotencyError):
 
 
 class NotDone(Exception):
-    """Raise it from leased work: nothing has happened outside. The operation is released at once.
+    """Raise it from leased work: nothing has happened outside. The operation is released at once. In a transaction it rolls
+    back, and is no lost attempt.
 
     ``retry_after``: seconds after which another try makes sense, or None.
     """

@@ -6,13 +6,14 @@ and nowhere else.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field, replace
 from typing import Any, Callable, List, Optional, Sequence
 
 from . import hooks as hook
 from . import sql, steps
 from .clock import Clock
-from .errors import (IN_FAILED_TRANSACTION, RETRY_STATES, CommitRolledBack, Declined, IdempotencyError, is_unreachable,
+from .errors import (IN_FAILED_TRANSACTION, RETRY_STATES, CommitRolledBack, Declined, IdempotencyError, NotDone, is_unreachable,
                      means_lost, sqlstate_of, translate, translate_begin)
 from .model import (ACQUIRED, FAILED, IN_PROGRESS, Call, Operation, Response, Result, as_response, as_stored, operation_from_row,
                     own_result, stored_result)
@@ -211,8 +212,18 @@ def run_work(settings: Settings, call: Call, work: Callable[..., Any], session: 
             sql.plain(sql.ROLLBACK_TO), settings.functions.fail(call, operation, declined)])
         settings.emit("declined", call, attempt=operation.attempt)
         return declined_result(operation, declined)
+    except NotDone:
+        yield from take_back(settings, call, session, operation)
+        raise
     yield from committing(session, [settings.functions.complete(call, operation, response)])
     return own_result(operation, response)
+
+
+def take_back(settings: Settings, call: Call, session: Any, operation: Operation) -> Flow:
+    """Rolls back without a lost attempt: the server counts none after idem_release. Where that fails, the session rolls back."""
+    with contextlib.suppress(Exception):
+        yield steps.round_trip(session, [
+            sql.plain(sql.ROLLBACK_TO), settings.functions.release(call, operation), sql.plain(sql.ROLLBACK)])
 
 
 def plain_transaction(settings: Settings, call: Call, work: Callable[..., Any]) -> Flow:

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from typing import Any, Callable, List, Sequence
 
 from .errors import CommitRolledBack
-from .sql import BEGIN, COMMIT, Statement
+from .sql import BEGIN, COMMIT, ROLLBACK, Statement
 from .steps import Answer
 
 IN_ERROR = 3    # PQTRANS_INERROR, in psycopg2's and psycopg's numbers
@@ -43,6 +43,8 @@ class FrameworkSession(ABC):
         text = statement[0]
         if text.startswith(BEGIN):
             return self.run_begin(text[len(BEGIN):])
+        if text == ROLLBACK:
+            return Answer(ROLLBACK, [])     # the framework's own, by abandon
         self.before(text)
         return self.run_commit() if text == COMMIT else self.fetch(statement)
 

@@ -18,6 +18,7 @@ Statement = Tuple[str, Tuple[Any, ...]]
 
 BEGIN = "BEGIN"
 COMMIT = "COMMIT"
+ROLLBACK = "ROLLBACK"
 SAVEPOINT = "SAVEPOINT idem_work"
 ROLLBACK_TO = "ROLLBACK TO SAVEPOINT idem_work"
 

@@ -10,7 +10,7 @@ import sqlalchemy
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
 from conftest import QUICK
-from pg_idempotency import (AsyncIdempotency, CommitRolledBack, Completion, Declined, KeyReused, LeaseLost, NotReady,
+from pg_idempotency import (AsyncIdempotency, CommitRolledBack, Completion, Declined, KeyReused, LeaseLost, NotDone, NotReady,
                             sqlstate_of)
 from pg_idempotency.asyncpg import AsyncpgSource
 from pg_idempotency.sqlalchemy import AsyncSQLAlchemySource
@@ -92,6 +92,13 @@ def test_what_rolls_back_leaves_nothing(case, key, effects):
             await idem.transaction(key + "2", None, breaks)
         with pytest.raises(CommitRolledBack):
             await idem.transaction(key + "3", None, catches)
+
+        async def refuses(tx, operation):
+            await catches(tx)
+            raise NotDone()
+        for again in range(2):
+            with pytest.raises(NotDone):    # and it is no lost attempt
+                await idem.transaction(key + "5", None, refuses, max_lost_attempts=1)
         with pytest.raises(CommitRolledBack):
             await idem.run(catches)
         # no connection is left in use, and none in a transaction

@@ -292,6 +292,50 @@ def test_a_refusal_of_the_moment_is_not_stored(pool, key, status, options):
     assert [call_wsgi(app, key)[0] for _ in range(3)] == [status, 201, 201]
 
 
+def lost_after(post, key, admin, scope):
+    """The answers where two attempts may be lost: a refusal is none, a 500 is one."""
+    admin.execute("SELECT idem_set_policy(%s, max_lost_attempts => 2)", (scope,))
+    return [post(key, status) for status in (429, 403, 404, 201)], [post(key + "-2", 500) for _ in range(3)]
+
+
+REFUSED_OR_LOST = ([429, 403, 404, 201], [500, 500, 422])
+
+
+def test_a_refusal_of_the_moment_is_no_lost_attempt(pool, key, admin):
+    app = wsgi(pool, lambda environ: (int(environ["HTTP_X_STATUS"]), [], [b""]), scope=lambda asked: "lost wsgi",
+               statuses={"404": Store("release"), "500": Store("release")})
+    assert lost_after(lambda name, status: call_wsgi(app, name, HTTP_X_STATUS=str(status))[0],
+                      key, admin, "lost wsgi") == REFUSED_OR_LOST
+
+
+def test_a_refusal_of_the_moment_is_no_lost_attempt_async(run, key, admin):
+    async def body(idem):
+        async def handler(scope, receive, send):
+            await respond(send, status)
+        app = asgi(idem, handler, scope=lambda asked: "lost asgi", statuses={"404": Store("release")})
+        admin.execute("SELECT idem_set_policy('lost asgi', max_lost_attempts => 2)")
+        seen = []
+        for name, status in [(key, 429), (key, 403), (key, 404), (key, 201), *[(key + "-2", 500)] * 3]:
+            seen.append((await asgi_call(app, name))[0])
+        assert (seen[:4], seen[4:]) == REFUSED_OR_LOST
+    run(body)
+
+
+def test_django_counts_no_refusal_as_a_lost_attempt(key, admin):
+    import test_sources     # its settings
+    from django.test import RequestFactory, override_settings
+    from pg_idempotency.http.django import IdempotencyMiddleware
+    assert test_sources.settings.configured
+    with override_settings(IDEMPOTENCY={"client": {"retry": QUICK}, "scope": lambda asked: "lost django",
+                                        "statuses": {"404": Store("release")}}):
+        from django.http import HttpResponse
+        middleware = IdempotencyMiddleware(lambda request: HttpResponse(status=int(request.META["HTTP_X_STATUS"])))
+
+    def post(name, status):
+        return middleware(RequestFactory().post("/flaky/1", HTTP_IDEMPOTENCY_KEY=name, HTTP_X_STATUS=str(status))).status_code
+    assert lost_after(post, key, admin, "lost django") == REFUSED_OR_LOST
+
+
 @pytest.mark.parametrize("status", [401, 403, 408, 409, 425, 429])
 def test_a_refusal_of_the_moment_leaves_a_lease(pool, key, status):
     """The handler may have charged before it was refused: the next owner reconciles, and does not charge again."""

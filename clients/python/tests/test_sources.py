@@ -9,7 +9,7 @@ from django.conf import settings
 from sqlalchemy import orm
 
 from conftest import QUICK
-from pg_idempotency import CommitRolledBack, Completion, Declined, Idempotency, KeyReused
+from pg_idempotency import CommitRolledBack, Completion, Declined, Idempotency, KeyReused, NotDone
 from pg_idempotency.sqlalchemy import SQLAlchemySource
 
 if not settings.configured:
@@ -103,6 +103,25 @@ def test_an_error_leaves_nothing(case, key, effects):
         raise KeyError("own")
     with pytest.raises(KeyError):
         idem.transaction(key, None, work)
+    assert effects() == 0
+
+
+def test_not_done_is_no_lost_attempt(case, key, effects):
+    idem, write, fail = case
+
+    def work(tx, operation):
+        write(tx, key)
+        raise NotDone()
+
+    def spoiled(tx, operation):
+        write(tx, key)
+        with pytest.raises(Exception):
+            fail(tx, "SELECT 1/0")
+        raise NotDone()
+    for refused in (work, spoiled):
+        with pytest.raises(NotDone):
+            idem.transaction(key, None, refused)
+    assert idem.transaction(key, None, lambda tx, operation: "x", max_lost_attempts=1).payload == "x"
     assert effects() == 0
 
 

@@ -1,6 +1,7 @@
 """The transaction: answers, round trips, errors, repeats."""
 
 import asyncio
+import contextlib
 import threading
 from datetime import date, datetime, timezone
 from decimal import Decimal
@@ -13,7 +14,7 @@ import pytest
 import pg_idempotency
 from conftest import QUICK, Held, insert, insert_async
 from pg_idempotency import (BadArgument, CommitRolledBack, Completion, Declined, Forbidden, Idempotency, Json, KeyReused,
-                            NotReady, Operation, Response, Retry, TooLarge)
+                            NotDone, NotReady, Operation, Response, Retry, TooLarge)
 
 
 def test_runs_once_and_replays(idem, key, effects):
@@ -241,6 +242,27 @@ def test_attempts_are_lost(idem, key, admin):
             idem.transaction(key + "s", None, insert(key), max_lost_attempts=refused)
 
 
+def test_not_done_is_raised_again_and_no_lost_attempt(idem, key, effects):
+    not_done, runs = NotDone("not now"), []
+
+    def refused(name, spoil):
+        def work(tx, operation):
+            runs.append(spoil)
+            insert(key)(tx, operation)
+            with contextlib.suppress(psycopg.Error):
+                tx.execute(spoil)
+            raise not_done
+        with pytest.raises(NotDone) as caught:
+            idem.transaction(name, None, work, max_lost_attempts=1)
+        assert caught.value is not_done
+    refused(key, "SELECT 1")
+    refused(key, "SELECT 1/0")
+    refused(key, "ROLLBACK")
+    assert idem.transaction(key, None, lambda tx, operation: 1).outcome == "COMPLETED"
+    refused(key + "-2", "SELECT pg_terminate_backend(pg_backend_pid())")
+    assert (len(runs), effects()) == (4, 0)
+
+
 def test_a_caught_error_does_not_pass_as_success(idem, key, effects):
     def work(tx, operation):
         insert(key)(tx, operation)
@@ -308,7 +330,8 @@ def test_two_round_trips_more_than_the_work(proxy, run, key, statements, kind):
     assert counts[1:] == [(statements + 2, 0), (2, 0)]
 
 
-def test_declined_takes_two_round_trips_more_as_well(proxy, key):
+@pytest.mark.parametrize("refusal", [Declined(402), NotDone()])
+def test_a_refusal_takes_two_round_trips_more_as_well(proxy, key, refusal):
     with psycopg_pool.ConnectionPool(f"host={proxy.directory} port=5432", min_size=1, max_size=1) as pool:
         idem = Idempotency(pool)
         idem.transaction(key + "warm", None, insert(key))
@@ -316,8 +339,9 @@ def test_declined_takes_two_round_trips_more_as_well(proxy, key):
 
         def work(tx, operation):
             insert(key)(tx, operation)
-            raise Declined(402)
-        idem.transaction(key, None, work)
+            raise refusal
+        with contextlib.suppress(NotDone):
+            idem.transaction(key, None, work)
     assert (proxy.trips, proxy.flushes) == (3, 0)
 
 

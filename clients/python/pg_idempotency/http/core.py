@@ -171,7 +171,7 @@ class NotStored(Exception):
 
 
 class Released(NotStored, NotDone):
-    """The same, and a lease is free at once."""
+    """The same of which the operation is free at once: it is no lost attempt."""
 
     def __init__(self, reply: Reply) -> None:
         super().__init__(reply)
@@ -209,10 +209,10 @@ class Served:
             raise ResponseTooLarge()
         check_headers(reply.headers)
         store = store_of(self.options, reply.status)
-        if store.end == "release":
-            raise Released(reply)
-        if store.end == "leave":
-            raise NotStored(reply)
+        if store.end in ("release", "leave"):
+            # In a transaction an answer below 500 is a refusal: its rollback is no lost attempt.
+            released = reply.status < 500 if self.options.lease is None else store.end == "release"
+            raise Released(reply) if released else NotStored(reply)
         headers = kept_headers(self.options, reply.headers)
         if store.end == "fail":
             raise Declined(reply.status, headers=headers, body=reply.body, retry_after=retry_after_of(reply.headers),
