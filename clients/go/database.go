@@ -39,9 +39,9 @@ type Conn[Tx any] interface {
 	// Commit sends the statements and COMMIT. It fails with ErrCommitRolledBack
 	// if COMMIT answered ROLLBACK.
 	Commit(ctx context.Context, statements ...Statement) error
-	// Rollback ends the transaction if there still is one. It fails only if the
-	// connection is gone.
-	Rollback(ctx context.Context) error
+	// Rollback sends the statements and ROLLBACK. It ends the transaction if there still
+	// is one, also where a statement fails. It fails only if the connection is gone.
+	Rollback(ctx context.Context, statements ...Statement) error
 	// Release gives the connection back, or closes one that is not idle.
 	Release()
 }

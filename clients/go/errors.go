@@ -44,7 +44,7 @@ var (
 	ErrInProgress = errors.New("idempotency: the operation is in progress")
 	// ErrNotDone is returned by the work of a lease, alone or wrapped, to say that
 	// nothing has happened outside of the database. The operation is then released
-	// at once.
+	// at once. The work of a transaction returns it for a rollback that is no lost attempt.
 	ErrNotDone = errors.New("idempotency: nothing was done")
 )
 

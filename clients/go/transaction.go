@@ -78,7 +78,7 @@ func (c *Client[Tx]) transact(ctx context.Context, call *call, work Work[Tx], af
 		}
 		var refusal *Declined
 		if declined = errors.As(err, &refusal); !declined {
-			return nil, err
+			return nil, c.takeBack(o, err)
 		}
 		var closing []Statement
 		result, closing, err = c.declined(call, o, refusal)
@@ -94,6 +94,20 @@ func (c *Client[Tx]) transact(ctx context.Context, call *call, work Work[Tx], af
 		fire(c.options.Hooks.Declined, Event{Scope: call.scope, Key: call.key, Attempt: result.Attempt})
 	}
 	return result, nil
+}
+
+// takenBack is an ErrNotDone, with the statements after which the server counts the
+// rollback as no lost attempt.
+type takenBack struct {
+	error
+	statements []Statement
+}
+
+func (c *Client[Tx]) takeBack(o *Operation, err error) error {
+	if !errors.Is(err, ErrNotDone) {
+		return err
+	}
+	return &takenBack{err, []Statement{{SQL: toSavepoint}, c.sql.releaseOf(o)}}
 }
 
 // begun reads the answer to a begin and tells the hooks, but not yet of one that is
@@ -187,10 +201,15 @@ func (c *Client[Tx]) commit(ctx context.Context, conn Conn[Tx], closing []Statem
 }
 
 // undo rolls back. A connection that cannot do that is gone, and so that was the
-// reason of the error.
+// reason of the error. ErrNotDone is the work's own word, whatever became of the
+// connection: nothing is repeated.
 func (c *Client[Tx]) undo(ctx context.Context, conn Conn[Tx], err error) error {
 	limited, cancel := context.WithTimeout(Detach(ctx), rollbackTimeout)
 	defer cancel()
+	if back, ok := err.(*takenBack); ok {
+		_ = conn.Rollback(limited, back.statements...)
+		return back.error
+	}
 	gone := conn.Rollback(limited)
 	if err == nil || gone == nil || ctx.Err() != nil || isContextError(err) || errors.Is(err, ErrConnectionLost) {
 		return err

@@ -81,9 +81,14 @@ func (c *conn) Commit(ctx context.Context, statements ...idempotency.Statement) 
 
 // Rollback finds nothing to do where the context has ended, or a COMMIT failed:
 // database/sql has rolled back.
-func (c *conn) Rollback(context.Context) error {
+func (c *conn) Rollback(ctx context.Context, statements ...idempotency.Statement) error {
 	if c.tx == nil {
 		return nil
+	}
+	for _, statement := range statements {
+		if _, err := c.run(ctx, statement); err != nil {
+			break
+		}
 	}
 	if err := c.tx.Rollback(); err != nil && !errors.Is(err, sql.ErrTxDone) {
 		return err

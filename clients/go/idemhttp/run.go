@@ -60,6 +60,11 @@ func (m *Middleware[Tx]) record(e *exchange, ctx context.Context, tx Tx, handler
 		return nil, idempotency.Response{}, err
 	}
 	stored, err := m.keep(a)
+	var unstored *discarded
+	if errors.As(err, &unstored) {
+		// it is rolled back, and an answer below 500 is a refusal: no lost attempt
+		unstored.released = a.status < 500
+	}
 	return a, stored, err
 }
 

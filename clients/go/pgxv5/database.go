@@ -180,10 +180,15 @@ func (c *conn) Commit(ctx context.Context, statements ...idempotency.Statement) 
 	return err
 }
 
-func (c *conn) Rollback(ctx context.Context) error {
+func (c *conn) Rollback(ctx context.Context, statements ...idempotency.Statement) error {
+	rollback := idempotency.Statement{SQL: "ROLLBACK"}
 	c.unwatch()
 	if c.tx != nil {
 		c.tx.ended = true
+	}
+	if len(statements) > 0 {
+		// where one fails, ROLLBACK was not reached: it follows below
+		_, _, _ = send(ctx, c.pooled.Conn(), append(statements, rollback)...)
 	}
 	if c.pooled.Conn().IsClosed() {
 		return idempotency.ConnectionLost(errors.New("pgxv5: the connection is closed"))
@@ -191,7 +196,7 @@ func (c *conn) Rollback(ctx context.Context) error {
 	if c.pooled.Conn().PgConn().TxStatus() == 'I' {
 		return nil
 	}
-	_, _, err := send(ctx, c.pooled.Conn(), idempotency.Statement{SQL: "ROLLBACK"})
+	_, _, err := send(ctx, c.pooled.Conn(), rollback)
 	return err
 }
 

@@ -412,6 +412,37 @@ func testMaxLostAttempts[Tx any](t *testing.T, b backend[Tx]) {
 	same(t, "stored", value(t, "SELECT status FROM idempotency_store WHERE idempotency_key = $1", key), "FAILED")
 }
 
+func TestNotDoneIsNoLostAttempt(t *testing.T) {
+	onBoth(t, testNotDoneIsNoLostAttempt[pgx.Tx], testNotDoneIsNoLostAttempt[*sql.Tx])
+}
+
+func testNotDoneIsNoLostAttempt[Tx any](t *testing.T, b backend[Tx]) {
+	client, key := idempotency.New(b.open(t, serverURL(), 1), idempotency.Options{}), newKey()
+	notDone := fmt.Errorf("not now: %w", idempotency.ErrNotDone)
+	runs := 0
+	refused := func(key, spoil string) {
+		t.Helper()
+		_, err := client.Transaction(background, key, nil, func(ctx context.Context, tx Tx, _ idempotency.Operation) (idempotency.Response, error) {
+			runs++
+			must(t, b.insert(ctx, tx, key))
+			_ = b.exec(ctx, tx, spoil)
+			return idempotency.Response{}, notDone
+		}, idempotency.WithMaxLostAttempts(1))
+		if err != notDone {
+			t.Fatalf("%s: not the work's error: %v", spoil, err)
+		}
+	}
+	refused(key, "SELECT 1")
+	refused(key, "SELECT 1/0")
+	refused(key, "RELEASE SAVEPOINT idempotency_work") // so nothing can be taken back
+	result, err := client.Transaction(background, key, nil, b.note(key))
+	must(t, err)
+	same(t, "outcome", result.Outcome, idempotency.Completed)
+	refused(newKey(), "SELECT pg_terminate_backend(pg_backend_pid())")
+	same(t, "runs", runs, 4)
+	same(t, "effects", effects(t, key), "1")
+}
+
 func TestOwnsDeadLetter(t *testing.T) {
 	onBoth(t, testOwnsDeadLetter[pgx.Tx], testOwnsDeadLetter[*sql.Tx])
 }

@@ -417,6 +417,39 @@ func TestMarker(t *testing.T) {
 	})
 }
 
+// An answer below 500 that is not stored is no lost attempt. One of 500 is.
+func TestNoRefusalIsALostAttempt(t *testing.T) {
+	onEach(t, func(t *testing.T, s site) {
+		scope, status := newKey(), 0
+		if _, err := pool.Exec(context.Background(), "SELECT idem_set_policy($1, max_lost_attempts => 2)", scope); err != nil {
+			t.Fatal(err)
+		}
+		handler := s.transaction(middleware(idemhttp.Options{
+			Scope: func(*http.Request, string) string { return scope },
+			Statuses: func(status int) idemhttp.Keep {
+				if status == 404 || status == 500 {
+					return idemhttp.Keep{As: idemhttp.Released}
+				}
+				return idemhttp.DefaultStatuses(status)
+			},
+		}), func(w http.ResponseWriter, _ *http.Request, _ pgx.Tx) error {
+			w.WriteHeader(status)
+			return nil
+		})
+		refused, failing := newKey(), newKey()
+		for _, one := range []struct {
+			key          string
+			status, want int
+		}{{refused, 429, 429}, {refused, 403, 403}, {refused, 404, 404}, {refused, 201, 201},
+			{failing, 500, 500}, {failing, 500, 500}, {failing, 500, 422}} {
+			status = one.status
+			if got, _, body := send(t, handler, "POST", one.key, ""); got != one.want {
+				t.Fatal(one, got, body)
+			}
+		}
+	})
+}
+
 // An answer says until when it is kept, the first as each replay. One that is not stored
 // does not.
 func TestLifetime(t *testing.T) {
