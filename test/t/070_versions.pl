@@ -176,22 +176,41 @@ sub fresh
 
 # ---- the public interface ----
 
-# Nothing of what was released goes or changes, unless the page lists it.
-my @released = grep { !/^#/ } split /\n/, slurp_file("$tree/test/interface-1.0");
-my ($page) = slurp_file("$tree/docs/reference/interface.md") =~ /^## Changes since 1\.0$(.*?)(?=^## |\z)/ms;
-my @listed = $page =~ /^\| `([^`]+)` \|/mg;
+# Nothing of what was released goes or changes, unless the page lists it. The library has no
+# script that is frozen: so that a new setting gets a version, too, the newest one is compared
+# in whole.
+my $page = slurp_file("$tree/docs/reference/interface.md");
 
-create('interface_released', '1.0');
 create('interface_now', $default);
-is_deeply([ grep { !/^(setting|SQLSTATE) / } @released ], [ interface($node, 'interface_released') ], 'test/interface-1.0 has the interface of the frozen script');
 
-my %now = map { $_ => 1 } interface($node, 'interface_now'), interface_of_library($node, $tree);
+my @now = (interface($node, 'interface_now'), interface_of_library($node, $tree));
+my %now = map { $_ => 1 } @now;
+my %released = map { m{/interface-(.+)$} ? ($1 => [ grep { !/^#/ } split /\n/, slurp_file($_) ]) : () } glob("$tree/test/interface-*");
 
-is(join(' ', map { /^table idempotency_forgotten, column : (\S+)/ } sort keys %now), 'call_id cause forgotten_at operations reason role scope session_role',
+for my $version (sort keys %released)
+{
+	my @released = @{ $released{$version} };
+	my ($changes) = $page =~ /^## Changes since \Q$version\E$(.*?)(?=^## |\z)/ms;
+	my @listed = ($changes // '') =~ /^\| `([^`]+)` \|/mg;
+	my $database = 'interface_' . $version =~ s/\W/_/gr;
+
+	create($database, $version);
+	is_deeply([ grep { !/^(setting|SQLSTATE) / } @released ], [ interface($node, $database) ], "test/interface-$version has the interface of the frozen scripts");
+	cmp_ok(scalar(grep { /^setting / } @released), '>=', 10, "$version: settings are compared");
+	cmp_ok(scalar(grep { /^SQLSTATE / } @released), '>=', 7, "$version: SQLSTATEs are compared");
+	is(join("\n", sort grep { !$now{$_} } @released), join("\n", sort @listed), "what has changed since $version is what docs/reference/interface.md lists");
+}
+ok($released{'1.0'}, 'the interface of 1.0 is compared');
+is_deeply($released{$default}, \@now, "$default is released: what is added needs the next version") if $released{$default};
+is(join(' ', map { /^table idempotency_forgotten, column : (\S+)/ } sort @now), 'call_id cause forgotten_at operations reason role scope session_role',
 	'the columns that an operator reads are public');
-cmp_ok(scalar(grep { /^setting / } @released), '>=', 10, 'settings are compared');
-cmp_ok(scalar(grep { /^SQLSTATE / } @released), '>=', 7, 'SQLSTATEs are compared');
-is(join("\n", sort grep { !$now{$_} } @released), join("\n", sort @listed), 'what has changed of it is what docs/reference/interface.md lists');
+# docs/releasing.md
+if (my $file = $ENV{WRITE_INTERFACE})
+{
+	unlink $file;
+	append_to_file($file, join '', map { "$_\n" }
+		"# The public interface of version $default, as released: docs/reference/interface.md. It never changes.", @now);
+}
 
 # ---- updates ----
 
