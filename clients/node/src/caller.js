@@ -113,42 +113,6 @@ async function syncDirectory(directory) {
 }
 
 /**
- * Keys in `localStorage` of a browser, or anything with its methods.
- * @implements {KeyStore}
- */
-export class WebStore {
-  #storage
-  #prefix
-
-  /**
-   * @param {{getItem: (name: string) => string | null, setItem: (name: string, value: string) => void, removeItem: (name: string) => void}} storage
-   * @param {string} [prefix] of the names; 'idempotency-key:'
-   */
-  constructor(storage, prefix = 'idempotency-key:') {
-    this.#storage = storage
-    this.#prefix = prefix
-  }
-
-  /**
-   * @param {string} intent
-   * @param {() => string} make
-   * @returns {Promise<string>}
-   */
-  async keyFor(intent, make) {
-    const found = this.#storage.getItem(this.#prefix + intent)
-    if (found !== null) return found
-    const key = make()
-    this.#storage.setItem(this.#prefix + intent, key)
-    return key
-  }
-
-  /** @param {string} intent */
-  async forget(intent) {
-    this.#storage.removeItem(this.#prefix + intent)
-  }
-}
-
-/**
  * No answer came, or only such as ask for another try. It is unknown whether the request took effect: send the same intent again
  * later.
  */

@@ -6,7 +6,7 @@ import path from 'node:path'
 import { once } from 'node:events'
 import { test } from 'node:test'
 import { FakeClock } from 'pg-idempotency'
-import { Caller, FileStore, MemoryStore, NoAnswer, WebStore } from 'pg-idempotency/caller'
+import { Caller, FileStore, MemoryStore, NoAnswer } from 'pg-idempotency/caller'
 
 // Each request takes the next of the answers; the last one stays.
 async function service(t, answers) {
@@ -97,16 +97,4 @@ test('keys outlive the process, and two processes agree on one', async () => {
   assert.equal((await readdir(directory)).length, 1)
   await stores[0].forget('order/17 "pay"')
   assert.equal(await stores[1].keyFor('order/17 "pay"', () => 'new'), 'new')
-})
-
-test('keys in localStorage', async () => {
-  const items = new Map()
-  const storage = {
-    getItem: (name) => items.get(name) ?? null, setItem: (name, value) => items.set(name, value), removeItem: (name) => items.delete(name),
-  }
-  const store = new WebStore(storage)
-  assert.equal(await store.keyFor('a', () => 'one'), 'one')
-  assert.equal(await store.keyFor('a', () => 'two'), 'one')
-  await store.forget('a')
-  assert.equal(await store.keyFor('a', () => 'three'), 'three')
 })

@@ -1,7 +1,7 @@
 // The page in headless Chromium: whatever a customer does to it, there is one order.
 //
 //   node page.mjs ADDRESS        the server of the databases is the one that libpq's variables name
-/* global document, localStorage */
+/* global document, localStorage, Storage */
 import path from 'node:path'
 import process from 'node:process'
 import pg from 'pg'
@@ -120,6 +120,25 @@ const cases = {
     // both at the same moment, without a tab coming to the front first
     const press = (tab) => tab.evaluate(() => document.getElementById('pay').click())
     await Promise.all([press(page), press(other)])
+    await other.waitForSelector('#state.CONFIRMED')
+  },
+
+  'a tab that learns too late': async (page, context) => {
+    const other = await open(context)
+    await other.waitForFunction(() => document.querySelectorAll('#lines li').length === 2)
+    const before = await other.evaluate(() => localStorage.getItem('shop'))
+    await page.click('#pay')
+    await page.waitForSelector('#order:not([hidden])')
+    // until it writes by itself, the other tab sees nothing of this, as if the browser had not brought it over yet
+    await other.evaluate((seen) => {
+      const { getItem, setItem } = Storage.prototype
+      Storage.prototype.getItem = function (name) { return name === 'shop' ? seen : getItem.call(this, name) }
+      Storage.prototype.setItem = function (name, value) {
+        Object.assign(Storage.prototype, { getItem, setItem })
+        setItem.call(this, name, value)
+      }
+      document.getElementById('pay').click()
+    }, before)
     await other.waitForSelector('#state.CONFIRMED')
   },
 }

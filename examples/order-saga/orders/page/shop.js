@@ -1,11 +1,12 @@
-// The page of the shop. All that must not get lost is one value in localStorage, which all tabs share: the cart, and
-// the payment that was asked for, with its key. The key is made once, before the request is sent; reloads, other tabs and
-// lost networks use it again, so that whatever happens there is one order.
+// The page of the shop. All that must not get lost is one value in localStorage, which all tabs share: the cart, the key of
+// its order, and the payment that was asked for. The key is made with the cart, so that reloads, other tabs and lost networks
+// use the same one, and whatever happens there is one order. It is not made when the customer pays: what one tab writes
+// into localStorage reaches another a little later, lock or not, and two tabs that pay at the same moment would make two.
 /* global document, localStorage, location, window */
 import { PICTURES } from './pictures.js'
 
 const $ = (id) => document.getElementById(id)
-const EMPTY = { cart: {}, payment: null, order: null }
+const EMPTY = { cart: {}, key: null, payment: null, order: null }
 const WORDS = {
   PLACED: 'We have your order', RESERVING: 'Looking for your things', RESERVED: 'Your things are set aside', CHARGING: 'Charging your card',
   CHARGED: 'Your card was charged', SHIPPING: 'Packing your parcel', RECALLING: 'Stopping your parcel', CANCELLING: 'Cancelling',
@@ -24,7 +25,7 @@ function load() {
   return { ...EMPTY, ...JSON.parse(localStorage.getItem('shop')) }
 }
 
-// Tabs take turns: what one changes, the next one reads.
+// Tabs take turns: what one changes, the next one reads, or almost always; see above.
 function change(how) {
   return navigator.locks.request('shop', () => {
     const state = load()
@@ -42,7 +43,7 @@ async function pay() {
   await change((state) => {
     if (state.payment || Object.keys(state.cart).length === 0) return
     const items = Object.entries(state.cart).map(([sku, quantity]) => ({ sku, quantity }))
-    state.payment = { key: crypto.randomUUID(), body: JSON.stringify({ items, card: $('card').value, city: $('city').value }) }
+    state.payment = { key: state.key, body: JSON.stringify({ items, card: $('card').value, city: $('city').value }) }
   })
   await finishPayment()
 }
@@ -52,8 +53,8 @@ async function finishPayment() {
   if (!payment) return
   const answer = await insist('/orders', payment.key, payment.body)
   await change((state) => {
-    if (state.payment?.key !== payment.key) return    // another tab has the answer already
-    Object.assign(state, answer.ok ? { ...EMPTY, order: answer.body.id } : { payment: null })
+    if (state.key !== payment.key) return    // another tab has the answer already
+    Object.assign(state, answer.ok ? { ...EMPTY, order: answer.body.id } : { payment: null, key: crypto.randomUUID() })
     if (!answer.ok) $('note').textContent = answer.body.reason ?? answer.body.title
   })
 }
@@ -124,6 +125,7 @@ function put(state, sku, count) {
   const quantity = Math.min((state.cart[sku] ?? 0) + count, 99)
   if (quantity > 0) state.cart[sku] = quantity
   else delete state.cart[sku]
+  state.key ??= crypto.randomUUID()
   state.order = null
 }
 
