@@ -222,12 +222,17 @@ list_mirrors() {
 
 # ---- copies of the tree ----
 
-# copy_tree DIRECTORY: products of a build stay behind, they may be another
-# server's, and so do packages.
+# copy_tree DIRECTORY [PLACE]: products of a build stay behind, they may be another
+# server's.  So does what is installed and built in clients and examples, which is larger
+# than all the rest, but for that in the place.
 copy_tree() {
+	local place without=(./.git ./dist __pycache__ '*.o' '*.bc' '*.so')
+	for place in clients examples; do
+		[[ $place == "${2:-}" ]] || without+=("./$place/*/node_modules" "./$place/*/.build" "./$place/*/target")
+	done
 	mkdir -p "$1"
 	# 1: a file changed while it was read, which editors may do.
-	{ tar -C "$repo" -cf - --exclude=./.git --exclude=./dist --exclude='*.o' --exclude='*.bc' --exclude='*.so' . 2>/dev/null || [[ $? -le 1 ]]; } |
+	{ tar -C "$repo" -cf - "${without[@]/#/--exclude=}" . 2>/dev/null || [[ $? -le 1 ]]; } |
 		tar -C "$1" -xf - --no-same-owner || die "cannot copy the tree"
 }
 

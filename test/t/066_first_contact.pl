@@ -117,6 +117,15 @@ chmod 0755, "$work/stubs/df";
 is_one_line("PATH='$work/stubs':\$PATH TMPDIR='$work/temporary' $root/dev/throwaway-server true", qr{/temporary has 3 MB left, and 300 MB are needed: set TMPDIR to a directory with more$}, 'a TMPDIR that is too small');
 unlink "$work/stubs/df";
 
+# ---- copies of the tree ----
+
+mkdir "$work/house$_" for '', map { ("/$_", "/$_/one", "/$_/one/.build", "/$_/one/node_modules") } qw(clients examples);
+write_file("$work/house/$_", '') for qw(built.o clients/one/.build/made clients/one/node_modules/pg examples/one/kept examples/one/node_modules/pg);
+write_file("$work/ask", qq{. '$root/dev/common.sh'; repo='$work/house'; copy_tree "$work/copy-\$1" "\$1"; cd "$work/copy-\$1"; find . -type f | sort\n});
+is(said_by("bash '$work/ask' ''"), "./examples/one/kept\n", 'a copy of the tree has nothing that was built or installed');
+is(said_by("bash '$work/ask' examples"), "./examples/one/kept\n./examples/one/node_modules/pg\n", '... but for what the examples need, for their commands');
+is(said_by("bash '$work/ask' clients"), "./clients/one/.build/made\n./clients/one/node_modules/pg\n./examples/one/kept\n", '... or the clients');
+
 # ---- a server that does not start ----
 
 # Building takes long: this server has what the test's own has.  With HOLD it takes a minute.
