@@ -11,6 +11,7 @@ import { serve } from '@hono/node-server'
 import express from 'express'
 import Fastify from 'fastify'
 import { Hono } from 'hono'
+import { HTTPException } from 'hono/http-exception'
 import { Declined, Idempotency, KeyReused, Reconciled, Unknown } from 'pg-idempotency'
 import { expressIdempotency } from 'pg-idempotency/express'
 import { fastifyIdempotency } from 'pg-idempotency/fastify'
@@ -65,6 +66,13 @@ const FRAMEWORKS = {
     }))
     return new Promise((resolve) => { const server = serve({ fetch: app.fetch, port: 0, hostname: '127.0.0.1' }, () => resolve(server)) })
   },
+}
+
+// The errors by which handlers of each framework refuse.
+const REFUSALS = {
+  express: (status) => Object.assign(new Error('no'), { status }),
+  fastify: (statusCode) => Object.assign(new Error('no'), { statusCode }),
+  hono: (status) => new HTTPException(status),
 }
 
 const headerOf = (request, name) => typeof request.header === 'function' ? request.header(name) : request.headers[name]
@@ -163,6 +171,44 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
       const failing = newKey()
       status = 500
       assert.deepEqual([(await post(failing)).status, (await post(failing)).status, (await post(failing)).status], [500, 500, 422])
+    })
+
+    test('transaction: an error that is answered below 500 is no lost attempt, another one is', async (t) => {
+      let error
+      const asked = []
+      const { pool, post, errors } = await server(t, async ({ tx }) => {
+        if (error instanceof RangeError) await tx.query('SELECT 1/0').catch(() => {})
+        if (error) throw error
+        return { status: 201 }
+      }, {
+        scope: () => `${framework} thrown`,
+        mapError: (error) => {
+          asked.push(error)
+          return error instanceof RangeError ? { status: 409, title: 'out of range' } : undefined
+        },
+      })
+      await pool.query('SELECT idem_set_policy($1, max_lost_attempts => 1)', [`${framework} thrown`])
+      const key = newKey()
+      const thrown = [REFUSALS[framework](403), new RangeError('no'), REFUSALS[framework](429), new KeyReused('another one', {})]
+      const seen = []
+      for (error of [...thrown, undefined]) seen.push((await post(key)).status)
+      assert.deepEqual([seen, asked, errors], [[403, 409, 429, 422, 201], thrown, []])
+      const failing = newKey()
+      error = new Error('broken')
+      const answers = [await post(failing), await post(failing)]
+      assert.deepEqual(answers.map(({ status }) => status), [500, 422])
+      assert.equal(JSON.parse(answers[1].body).reason, 'attempts lost')
+      assert.deepEqual([asked.slice(thrown.length), errors], [[error], [error]])
+    })
+
+    test('transaction: mapError changes neither a refusal that is stored nor a repeat', async (t) => {
+      let runs = 0
+      const { post } = await server(t, async ({ tx }) => {
+        if (++runs === 1) await tx.query("DO $$ BEGIN RAISE SQLSTATE '40001'; END $$")
+        throw new Declined(402)
+      }, { mapError: () => ({ status: 409, title: 'mine' }) })
+      const key = newKey()
+      assert.deepEqual([(await post(key)).status, (await post(key)).headers['idempotency-replayed'], runs], [402, 'true', 2])
     })
 
     // The handler may have charged before it was refused: the next owner reconciles, and does not charge again.

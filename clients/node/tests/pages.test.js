@@ -51,6 +51,14 @@ test('docs/clients/nestjs.md: the program runs once, behind its guard', async (t
   t.after(async () => { await app.close(); await pool.end() })
   const url = `${await app.getUrl()}/payments`
   await play(t, 'nest_payment', (request) => fetch(url, request), (token) => users.delete(token))
+  // what its exceptions refuse is no lost attempt
+  await poolFor(t).query("SELECT idem_set_policy('shop POST /payments *', max_lost_attempts => 1)")
+  const key = newKey()
+  const pay = async (amount) => (await fetch(url, {
+    method: 'POST', body: JSON.stringify({ account: 'a', amount }),
+    headers: { 'content-type': 'application/json', 'idempotency-key': key, authorization: 'Bearer bob' },
+  })).status
+  assert.deepEqual([await pay(2000), await pay(2000), await pay(20)], [403, 403, 201])
 })
 
 test('docs/clients/nextjs.md: the route handler runs once, behind its authentication', async (t) => {

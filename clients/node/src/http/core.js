@@ -4,6 +4,7 @@ import { validateHeaderValue } from 'node:http'
 import { Declined, NotDone } from '../errors.js'
 import { Completion } from '../lease.js'
 import { Json } from '../response.js'
+import { isTransient } from '../retry.js'
 import { abandoning } from '../transaction.js'
 import { fromStored, parseRetryAfter, storedHeaders, toStored } from './answer.js'
 import { isEncoded, mediaType, requestTooLarge, unreadable } from './body.js'
@@ -144,13 +145,19 @@ export class HttpIdempotency {
    * @returns {Promise<import('./problem.js').Answer>}
    */
   async run(exchange, style, invoke) {
+    // mapError is asked once about an error.
+    const answers = new Map()
+    const answerTo = (error) => {
+      if (!answers.has(error)) answers.set(error, this.#answerTo(error, exchange.request))
+      return answers.get(error)
+    }
     try {
       const key = this.#isCovered(exchange) ? this.#key(exchange) : undefined
       return key === undefined
         ? await this.#runPlain(style, invoke)
-        : await this.#runOnce(exchange, key, style, invoke)
+        : await this.#runOnce(exchange, key, style, invoke, answerTo)
     } catch (error) {
-      return this.problem(error, exchange.request)
+      return this.problem(error, exchange.request, answerTo(error))
     }
   }
 
@@ -167,11 +174,13 @@ export class HttpIdempotency {
     return key
   }
 
-  async #runOnce(exchange, key, style, invoke) {
+  async #runOnce(exchange, key, style, invoke, answerTo) {
     let live
     const perform = async (context) => {
       live = undefined
-      const answer = await this.#limited(invoke, context)
+      const answer = await this.#limited(invoke, context).catch((error) => {
+        throw style === 'transaction' ? asRefusal(error, answerTo) : error
+      })
       live = { ...answer, live: true }
       return this.#ended(live, style)
     }
@@ -307,16 +316,20 @@ export class HttpIdempotency {
    * The answer to an error.
    * @param {unknown} error
    * @param {Req} request the framework's own
+   * @param {import('./problem.js').Answer} [answer] where it is known
    * @returns {import('./problem.js').Answer}
    */
-  problem(error, request) {
-    const unstored = error instanceof NotDone ? error.cause : error
-    if (unstored instanceof Unstored) return unstored.answer
-    const { onError, describedBy } = this.#options
-    const usual = problemFor(error)
-    const answer = this.#mapped(error, request, usual) ?? rendered(usual, describedBy)
-    if (answer.status === 500) onError(error instanceof NotDone ? error.cause : error, request)
+  problem(error, request, answer = this.#answerTo(error, request)) {
+    const cause = causeOf(error)
+    if (answer.status === 500 && !(cause instanceof Unstored)) this.#options.onError(cause, request)
     return answer
+  }
+
+  #answerTo(error, request) {
+    const cause = causeOf(error)
+    if (cause instanceof Unstored) return cause.answer
+    const usual = problemFor(error)
+    return this.#mapped(error, request, usual) ?? rendered(usual, this.#options.describedBy)
   }
 
   // What mapError gives may be none that can be sent.
@@ -330,6 +343,18 @@ export class HttpIdempotency {
       return undefined
     }
   }
+}
+
+function causeOf(error) {
+  return error instanceof NotDone ? error.cause : error
+}
+
+// An error of a handler that is answered below 500 is a refusal, as such an answer is: its rollback is no lost attempt. What may be
+// repeated goes on as it is.
+function asRefusal(error, answerTo) {
+  if (error instanceof Declined || isTransient(error)) return error
+  const answer = answerTo(error)
+  return answer.status < 500 ? new NotDone({ cause: new Unstored(answer) }) : error
 }
 
 export function responseTooLarge() {
