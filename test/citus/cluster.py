@@ -1,13 +1,17 @@
 """A throw-away Citus cluster: servers on loopback, a coordinator and workers."""
 
 import contextlib
+import functools
 import os
 import random
+import re
 import socket
 import subprocess
 import time
 
 import psycopg
+
+import pooler
 
 SETTINGS = """
 listen_addresses = '127.0.0.1'
@@ -38,6 +42,12 @@ def free_ports(count):
         return [each.getsockname()[1] for each in sockets]
 
 
+def knows_statements():
+    """From 1.21 on, pgbouncer has statements that a client has prepared under a name on each connection to the server."""
+    said = subprocess.run([pooler.PROGRAM, "--version"], check=True, capture_output=True, text=True).stdout
+    return tuple(map(int, re.search(r"(\d+)\.(\d+)", said).groups())) >= (1, 21)
+
+
 class Cluster:
     """Node 0 is the coordinator."""
 
@@ -45,7 +55,7 @@ class Cluster:
     database = "postgres"
 
     def __init__(self, name, workers=3):
-        self.work = os.path.join(os.environ["CLUSTER_WORK"], name)
+        self.work = os.path.join(os.environ["IDEM_WORK"], name)
         os.mkdir(self.work)
         self.ports = free_ports(workers + 1)
 
@@ -90,6 +100,17 @@ class Cluster:
         """A session, which commits each statement by itself if nothing else is asked."""
         return psycopg.connect(host=self.work, port=self.ports[node], user=user, dbname=self.database,
                                autocommit=options.pop("autocommit", True), **options)
+
+    @contextlib.contextmanager
+    def pooler(self, connections):
+        """Gives what connects to the coordinator through pgbouncer, whose connections all clients share."""
+        server = {"PGHOST": self.work, "PGPORT": self.ports[0], "PGUSER": "postgres"}
+        more, options = "server_login_retry = 1\n", {"prepare_threshold": None}
+        if knows_statements():
+            more, options = more + "max_prepared_statements = 100\n", {}
+        with pooler.pooler(connections, server, more) as directory:
+            yield functools.partial(psycopg.connect, host=directory, port=self.ports[0], user="postgres",
+                                    dbname=self.database, **options)
 
     def do(self, node, sql, *arguments, user="postgres"):
         """The rows of one statement."""

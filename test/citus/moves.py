@@ -14,7 +14,6 @@ from collections import Counter
 import psycopg
 
 from cluster import Cluster
-from pooler import pooler
 from verdict import Verdict
 
 TENANTS = range(1, 25)
@@ -51,7 +50,7 @@ class Client:
     def connect(self, node):
         """To one of the nodes."""
         if node == 0 and self.pool:
-            return self.pool.connect(autocommit=False, connect_timeout=5)
+            return self.pool(autocommit=False, connect_timeout=5)
         return self.cluster.connect(node, autocommit=False, connect_timeout=5)
 
     def pay(self, tenant, key):
@@ -232,7 +231,7 @@ def is_intact(verdict, cluster):
 
 def main():
     """All of it."""
-    with Verdict() as verdict, Cluster("moves") as cluster, pooler(cluster, 2) as pool:
+    with Verdict() as verdict, Cluster("moves") as cluster, cluster.pooler(2) as pool:
         prepare(cluster)
         began = time.monotonic()
         ends, counts = run_clients(cluster, pool)

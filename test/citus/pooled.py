@@ -4,8 +4,7 @@ connection, and what one leaves in it meets the next.
 
 import psycopg
 
-from cluster import Cluster
-from pooler import knows_statements, pooler
+from cluster import Cluster, knows_statements
 from verdict import Verdict
 
 TENANTS = range(1, 9)
@@ -92,12 +91,12 @@ def pipelines(verdict, clients):
 
 def main():
     """All of it."""
-    with Verdict() as verdict, Cluster("pooled", 2) as cluster, pooler(cluster, 1) as pool:
+    with Verdict() as verdict, Cluster("pooled", 2) as cluster, cluster.pooler(1) as connect:
         cluster.do(0, "CREATE TABLE account (tenant bigint PRIMARY KEY, balance bigint NOT NULL)")
         cluster.do(0, "SELECT create_distributed_table('account', 'tenant', shard_count := 4)")
         cluster.do(0, "INSERT INTO account SELECT n, 100 FROM unnest(%s::bigint[]) n", list(TENANTS))
         cluster.do(0, "SELECT idem_distribute_store('account')")
-        clients = [pool.connect() for _ in range(3)]
+        clients = [connect(autocommit=True) for _ in range(3)]
         takes_effect_once(verdict, cluster, clients)
         ends_for_another(verdict, clients)
         leaves_nothing(verdict, cluster, clients)

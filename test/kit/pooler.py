@@ -15,6 +15,8 @@ import time
 
 from fault_proxy import connect_to
 
+PROGRAM = "/usr/sbin/pgbouncer"
+
 SETTINGS = """
 [databases]
 * = host={PGHOST} port={PGPORT} user={PGUSER}
@@ -31,15 +33,15 @@ logfile = {directory}/log
 
 
 @contextlib.contextmanager
-def pooler(connections):
-    """Gives the directory."""
+def pooler(connections, server=os.environ, more=""):
+    """Gives the directory. More are settings."""
     with tempfile.TemporaryDirectory(dir=os.environ["IDEM_WORK"]) as directory:
         settings = os.path.join(directory, "pgbouncer.ini")
         with open(settings, "w", encoding="utf-8") as file:
-            file.write(SETTINGS.format(**os.environ, directory=directory, connections=connections))
-        process = subprocess.Popen(["/usr/sbin/pgbouncer", "-q", settings], stderr=subprocess.DEVNULL)
+            file.write(SETTINGS.format(**server, directory=directory, connections=connections) + more)
+        process = subprocess.Popen([PROGRAM, "-q", settings], stderr=subprocess.DEVNULL)
         try:
-            wait_for(socket_in(directory), process)
+            wait_for(socket_in(directory, server), process)
             yield directory
         finally:
             # from 1.23 on SIGTERM waits for the clients
@@ -47,9 +49,9 @@ def pooler(connections):
             process.wait()
 
 
-def socket_in(directory):
+def socket_in(directory, server=os.environ):
     """Its path."""
-    return f'{directory}/.s.PGSQL.{os.environ["PGPORT"]}'
+    return f'{directory}/.s.PGSQL.{server["PGPORT"]}'
 
 
 def wait_for(path, process):
