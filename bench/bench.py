@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import datetime
 import os
-import shutil
 import sys
 import time
 
@@ -24,7 +23,6 @@ import lost
 import packages
 import partitions
 import peers
-import pictures
 import report
 import server
 from workloads import COMPARISONS, COSTS, WORKLOADS
@@ -194,8 +192,6 @@ def main():
             'date': began_at.isoformat(timespec='seconds'), 'took_seconds': round(time.monotonic() - started),
             'quick': options.quick, **environment, 'measures': entries, 'runs': bench.raw, 'peers': bench.peers}
         report.save(options.json, results)
-        if shutil.which('gnuplot'):
-            pictures.draw(os.path.dirname(options.json), results)
 
 
 if __name__ == '__main__':

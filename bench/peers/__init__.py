@@ -154,7 +154,6 @@ class Peers:
         return {'environment': self.environment, 'verdicts': self.verdicts, 'runs': self.runs,
                 'failed': [{'peer': peer, 'workload': workload, 'error': error}
                            for (peer, workload), error in self.failed.items()],
-                'titles': {p.name: p.title for p in plan.PEERS},
                 'counted': [{'peer': peer, 'workload': workload, **figures}
                             for (peer, workload), figures in self.counted.items()]}
 
