@@ -60,7 +60,7 @@ chaos: ## clients, crashes and failovers (CHAOS_MINUTES=5, CHAOS_SEED=...)
 	@test/chaos/run
 history: ## random operations on lists, checked against their isolation levels (HISTORY_SECONDS=120)
 	@test/history/run
-memcheck: ## regress and isolation under valgrind
+memcheck: ## regress and isolation under valgrind (MEMCHECK_VERSION=15)
 	@test/memcheck
 oom: ## let every single allocation of every call fail
 	@OOM_FULL=1 PROVE_TESTS=test/t/060_out_of_memory.pl test/check tap

@@ -305,11 +305,11 @@ count_dead() {
 	{ grep -rLE '^1\.\.[0-9]' "$1/raw" || true; } | wc -l
 }
 
-# unpack_server FLAVOR DIRECTORY: a server that was built from source, where any
+# unpack_server FLAVOR DIRECTORY [VERSION]: a server that was built from source, where any
 # user may read it, as it may not read a home directory.
 unpack_server() {
 	local packed
-	packed=$("$repo/test/kit/source-server" "$1")
+	packed=$("$repo/test/kit/source-server" "$1" "${@:3}")
 	mkdir -p "$2"
 	chmod 755 "$2"
 	tar -C "$2" -xzf "$packed" --no-same-owner
