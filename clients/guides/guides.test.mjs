@@ -89,14 +89,16 @@ test('gateway: after a timeout the next attempt reconciles, and does not charge 
 
 test('commerce: headers, codes and lifetime are those of the protocol', async (t) => {
   const [shop, other] = [new pg.Pool({ options: '-c idempotency.retention=1h' }), new pg.Client()]
-  const server = checkout(shop).listen(0, '127.0.0.1')
-  await Promise.all([once(server, 'listening'), other.connect()])
+  const servers = [checkout(shop), checkout(shop, { conflict: 409 })].map((app) => app.listen(0, '127.0.0.1'))
+  await Promise.all([...servers.map((server) => once(server, 'listening')), other.connect()])
   t.after(async () => {
-    server.closeAllConnections()
-    server.close()
+    for (const server of servers) {
+      server.closeAllConnections()
+      server.close()
+    }
     await Promise.all([shop.end(), other.end()])
   })
-  const post = async (key, { items = [1], token = 'token-of-ada' } = {}) => {
+  const post = async (key, { items = [1], token = 'token-of-ada', server = servers[0] } = {}) => {
     const answer = await fetch(`http://127.0.0.1:${server.address().port}/checkout_sessions`, {
       method: 'POST', body: JSON.stringify({ items }),
       headers: { Authorization: `Bearer ${token}`, 'Content-Type': 'application/json', ...(key && { 'Idempotency-Key': key }) },
@@ -115,12 +117,15 @@ test('commerce: headers, codes and lifetime are those of the protocol', async (t
   assert.deepEqual([first.status, first.replayed], [201, null])
   assert.deepEqual(await post('cart'), { ...first, replayed: 'true' })
   assert.deepEqual(await post('cart', { items: [2] }), refused(422, 'invalid_request idempotency_conflict'))
+  assert.deepEqual(await post('cart', { items: [2], server: servers[1] }), refused(409, 'invalid_request idempotency_conflict'))
   assert.notEqual((await post('cart', { token: 'token-of-bob' })).is, first.is)
   const scope = 'shop POST /checkout_sessions ada'
   assert.equal(await value("SELECT expires_at - updated_at = '24 hours' FROM idempotency_store WHERE (scope, idempotency_key) = ($1, 'cart')", [scope]), true)
   await other.query('BEGIN')
   await other.query("SELECT idem_begin('busy', scope => $1)", [scope])
-  assert.deepEqual(await post('busy'), refused(409, 'invalid_request idempotency_in_flight', '1'))
+  for (const server of servers) {
+    assert.deepEqual(await post('busy', { server }), refused(409, 'invalid_request idempotency_in_flight', '1'))
+  }
   await other.query('ROLLBACK')
   assert.equal((await post('busy')).status, 201)
   assert.equal(await value('SELECT count(*)::int FROM checkout_session'), 3)

@@ -90,14 +90,14 @@ def play_gateway(verdict, admin, pool):
 
 def play_commerce(verdict, admin):
     """Headers, codes and lifetime of the protocol."""
-    def post(key=None, items="1", token="token-of-ada"):
+    def post(key=None, items="1", token="token-of-ada", shop=None):
         body = f'{{"items": {items}}}'.encode()
         environ = {"REQUEST_METHOD": "POST", "PATH_INFO": "/checkout_sessions", "CONTENT_TYPE": "application/json",
                    "CONTENT_LENGTH": str(len(body)), "wsgi.input": io.BytesIO(body), "HTTP_AUTHORIZATION": f"Bearer {token}"}
         if key is not None:
             environ["HTTP_IDEMPOTENCY_KEY"] = key
         begun = []
-        answer = json.loads(b"".join(shop(environ, lambda status, headers: begun.append((int(status[:3]), dict(headers))))))
+        answer = json.loads(b"".join((shop or newest)(environ, lambda status, headers: begun.append((int(status[:3]), dict(headers))))))
         (status, headers), = begun
         verdict.check((headers.get("Idempotency-Key"), headers["Content-Type"]) == (key, "application/json"),
                       "commerce: the answer has the key", f"    {headers}")
@@ -109,7 +109,7 @@ def play_commerce(verdict, admin):
 
     scope = "shop POST /checkout_sessions ada"
     with psycopg_pool.ConnectionPool("options='-c idempotency.retention=1h'", min_size=1, timeout=10) as pool:
-        shop = checkout.checkout(pool)
+        newest, older = checkout.checkout(pool), checkout.checkout(pool, conflict=409)
         check("no key", post(), (400, "invalid_request idempotency_key_required", None, None))
         check("what is no key", post("no key"), (400, "invalid_request invalid", None, None))
         check("a stranger", post("cart", token="nobody"), (401, "invalid_request invalid", None, None))
@@ -117,6 +117,8 @@ def play_commerce(verdict, admin):
         check("the first request", (first[0], first[2]), (201, None))
         check("a replay", post("cart"), (201, first[1], "true", None))
         check("the key of another request", post("cart", items="2"), (422, "invalid_request idempotency_conflict", None, None))
+        check("the same, in an older version of the protocol", post("cart", items="2", shop=older),
+              (409, "invalid_request idempotency_conflict", None, None))
         check("another user", post("cart", token="token-of-bob")[1] != first[1], True)
         check("the lifetime", admin.execute(
             "SELECT expires_at - updated_at = '24 hours' FROM idempotency_store WHERE (scope, idempotency_key) = (%s, 'cart')",
