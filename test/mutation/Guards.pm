@@ -31,13 +31,13 @@ sub write_file
 sub read_guards
 {
 	my ($list) = @_;
-	my @guards;
+	my (@guards, $file);
 
 	for (split /\n/, read_file($list))
 	{
 		next if /^#/ || /^$/;
-		if (/^= (.+)/) { push @guards, { name => $1, old => '', new => '' } }
-		elsif (/^file: (\S+)$/) { $guards[-1]{file} = $1 }
+		if (/^= (.+)/) { push @guards, { name => $1, file => $file, old => '', new => '' } }
+		elsif (/^file: (\S+)$/) { $guards[-1]{file} = $file = $1 }
 		elsif (/^tests: (.+)/) { $guards[-1]{tests} = [ map { runs_of(split) } split /;/, $1 ] }
 		elsif (/^-(.*)/) { $guards[-1]{old} .= "$1\n" }
 		elsif (/^\+(.*)/) { $guards[-1]{new} .= "$1\n" }
