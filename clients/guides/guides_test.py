@@ -97,7 +97,8 @@ def play_commerce(verdict, admin):
         if key is not None:
             environ["HTTP_IDEMPOTENCY_KEY"] = key
         begun = []
-        answer = json.loads(b"".join((shop or newest)(environ, lambda status, headers: begun.append((int(status[:3]), dict(headers))))))
+        app = shop or newest
+        answer = json.loads(b"".join(app(environ, lambda status, headers: begun.append((int(status[:3]), dict(headers))))))
         (status, headers), = begun
         verdict.check((headers.get("Idempotency-Key"), headers["Content-Type"]) == (key, "application/json"),
                       "commerce: the answer has the key", f"    {headers}")
