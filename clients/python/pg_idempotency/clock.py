@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Any, Awaitable, Callable, List, Optional
 
-Stop = Callable[[], None]
+Stop = Callable[[], Any]
 
 
 class Clock:
@@ -55,15 +55,22 @@ class Clock:
         return timer.cancel
 
     def after_async(self, delay: float, call: Callable[[], Awaitable[Any]]) -> Stop:
-        """The same in a task of the running loop. Stopping it cancels a call that is under way."""
-        async def once() -> None:
-            await asyncio.sleep(delay)
-            await call()
+        """The same in a task of the running loop, which begins with the call. Stopping it cancels a call that is under way,
+        and gives its task, for whoever wants to wait for its end.
+        """
+        task: Optional[asyncio.Future[Any]] = None
 
-        task = asyncio.ensure_future(once())
+        def begin() -> None:
+            nonlocal task
+            task = asyncio.ensure_future(call())
 
-        def stop() -> None:
-            task.cancel()
+        timer = asyncio.get_running_loop().call_later(delay, begin)
+
+        def stop() -> Optional[asyncio.Future[Any]]:
+            timer.cancel()
+            if task is not None:
+                task.cancel()
+            return task
 
         return stop
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from typing import Any, Awaitable, Callable, Dict, Generator, Optional, Protocol, Sequence, Tuple
+from typing import Any, Awaitable, Callable, Dict, Generator, List, Optional, Protocol, Sequence, Tuple
 
 from .clock import Clock, Stop
 from .errors import LeaseLost
@@ -94,6 +94,9 @@ def advance(flow: Flow, value: Any, error: Optional[BaseException]) -> Step:
     return flow.send(value) if error is None else flow.throw(error)
 
 
+BEAT_LIMIT = 10.0   # seconds for a cancelled beat to end, where its database does not answer
+
+
 class Heartbeat:
     """The heartbeat of one lease. ``signal`` is set when the lease is lost."""
 
@@ -104,6 +107,7 @@ class Heartbeat:
         self.stops: Dict[str, Stop] = {}
         self.lock = threading.RLock()    # of stops and ended: beats and the end are calls of several threads
         self.ended = False
+        self.ending: List[asyncio.Future[Any]] = []     # beats that were under way at the end
         self.task: Optional[asyncio.Future[Any]] = None
 
     def arm(self, name: str, delay: float, call: Callable[[], Any]) -> None:
@@ -128,9 +132,10 @@ class Heartbeat:
     def stop(self) -> None:
         """Ends it: no beat begins afterwards. Nothing comes of one that is under way, unless the server has it already."""
         with self.lock:
-            self.ended = True
-            for stop in self.stops.values():
-                stop()
+            if not self.ended:
+                self.ended = True
+                stopped = [stop() for stop in self.stops.values()]
+                self.ending = [task for task in stopped if task is not None]
 
 
 class Driver:
@@ -302,3 +307,6 @@ class AsyncDriver:
 
     async def stop_heartbeat(self, heartbeat: Heartbeat) -> None:
         heartbeat.stop()
+        if heartbeat.ending:
+            # A beat that is cancelled gives its connection back.
+            await to_its_end(asyncio.wait(heartbeat.ending, timeout=BEAT_LIMIT))

@@ -7,6 +7,7 @@ from django.http import JsonResponse, StreamingHttpResponse
 from django.urls import path
 
 tries = []
+errors = []
 
 
 def flaky(request, number):
@@ -27,4 +28,8 @@ def stream(request):
     return StreamingHttpResponse(endless())
 
 
-urlpatterns = [path("flaky/<int:number>", flaky), path("stream", stream)]
+def raises(request):
+    raise errors.pop(0)
+
+
+urlpatterns = [path("raises", raises), path("flaky/<int:number>", flaky), path("stream", stream)]

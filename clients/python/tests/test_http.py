@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from conftest import QUICK
-from pg_idempotency import AsyncIdempotency, Done, FakeClock, Idempotency, NotDone, Response, Unknown
+from pg_idempotency import AsyncIdempotency, Done, FakeClock, Idempotency, KeyReused, NotDone, Response, Unknown
 from pg_idempotency.http import Core, Options, Reply, Request, Store, current
 from pg_idempotency.http.asgi import IdempotencyMiddleware as AsgiMiddleware
 from pg_idempotency.http.key import BadKey, read_key
@@ -334,6 +334,67 @@ def test_django_counts_no_refusal_as_a_lost_attempt(key, admin):
     def post(name, status):
         return middleware(RequestFactory().post("/flaky/1", HTTP_IDEMPOTENCY_KEY=name, HTTP_X_STATUS=str(status))).status_code
     assert lost_after(post, key, admin, "lost django") == REFUSED_OR_LOST
+
+
+class OutOfStock(Exception):
+    pass
+
+
+def test_flask_counts_no_refusal_that_is_raised_as_a_lost_attempt(pool, key, admin):
+    from flask import Flask, abort, request
+    flask = Flask("t")
+    FlaskIdempotency(flask, Idempotency(pool, retry=QUICK), scope=lambda asked: "raised flask",
+                     statuses={"404": Store("release")})
+    flask.register_error_handler(OutOfStock, lambda error: ("", 409))
+
+    @flask.post("/r")
+    def view():
+        status = int(request.headers["X-Status"])
+        error = {409: OutOfStock(), 422: KeyReused(), 500: KeyError()}.get(status)
+        if error is not None:
+            raise error
+        abort(status)
+    admin.execute("SELECT idem_set_policy('raised flask', max_lost_attempts => 1)")
+    answers = [call_wsgi(flask, key, HTTP_X_STATUS=str(status)) for status in (429, 403, 404, 409, 422, 409, 500, 409)]
+    assert [status for status, _, _ in answers] == [429, 403, 404, 409, 422, 409, 500, 422]
+    assert json.loads(answers[-1][2])["reason"] == "attempts lost"
+
+
+def test_fastapi_counts_no_refusal_that_is_raised_as_a_lost_attempt(run, key, admin):
+    from fastapi import FastAPI, HTTPException
+    from fastapi.responses import Response as Answer
+    admin.execute("SELECT idem_set_policy('raised asgi', max_lost_attempts => 1)")
+    errors = [HTTPException(429), HTTPException(404), OutOfStock(), KeyReused(), HTTPException(403), KeyError(), KeyError()]
+
+    async def body(idem):
+        app = FastAPI(exception_handlers={OutOfStock: lambda request, error: Answer(status_code=409)})
+        app.add_middleware(AsgiMiddleware, idempotency=idem, scope=lambda asked: "raised asgi",
+                           statuses={"404": Store("release")})
+
+        @app.post("/r")
+        async def view():
+            raise errors.pop(0)
+        return [(await asgi_call(app, key))[::2] for _ in range(7)]
+    answers = run(body)
+    assert [status for status, _ in answers] == [429, 404, 409, 422, 403, 500, 422]
+    assert json.loads(answers[-1][1])["reason"] == "attempts lost"
+
+
+def test_django_counts_no_refusal_that_is_raised_as_a_lost_attempt(key, admin):
+    import test_sources     # its settings
+    from django.core.exceptions import PermissionDenied
+    from django.http import Http404
+    from django.test import Client, override_settings
+    assert test_sources.settings.configured
+    import django_urls
+    admin.execute("SELECT idem_set_policy('raised django', max_lost_attempts => 1)")
+    django_urls.errors[:] = [PermissionDenied(), Http404(), KeyReused(), PermissionDenied(), KeyError()]
+    with override_settings(IDEMPOTENCY={"client": {"retry": QUICK}, "scope": lambda asked: "raised django",
+                                        "statuses": {"404": Store("release")}}):
+        client = Client(raise_request_exception=False)
+        answers = [client.post("/raises", HTTP_IDEMPOTENCY_KEY=key) for _ in range(6)]
+    assert [answer.status_code for answer in answers] == [403, 404, 422, 403, 500, 422]
+    assert answers[-1].json()["reason"] == "attempts lost"
 
 
 @pytest.mark.parametrize("status", [401, 403, 408, 409, 425, 429])

@@ -8,8 +8,8 @@ import psycopg_pool
 import pytest
 
 from conftest import QUICK, Held, insert, insert_async
-from pg_idempotency import (NOT_DONE, UNKNOWN, BadArgument, Completion, Declined, Done, FakeClock, Idempotency, LeaseLost,
-                            NotDone, Response, TooLarge, Unknown)
+from pg_idempotency import (NOT_DONE, UNKNOWN, AsyncIdempotency, BadArgument, Completion, Declined, Done, FakeClock, Idempotency,
+                            LeaseLost, NotDone, Response, TooLarge, Unknown, drive)
 from pg_idempotency.clock import Clock
 from pg_idempotency.drive import Heartbeat
 
@@ -244,6 +244,53 @@ def test_the_end_of_a_lease_stops_a_beat_that_is_armed_meanwhile():
     heartbeat.arm("beat", 5, lambda: None)
     threads[0].join()
     assert stopped == [5]
+
+
+class Hasty(Clock):
+    """The first beat is due at once."""
+
+    def after_async(self, delay, call):
+        return super().after_async(0 if delay < 15 else delay, call)
+
+
+def others():
+    """The tasks of this loop but the one that asks."""
+    return asyncio.all_tasks() - {asyncio.current_task()}
+
+
+@pytest.mark.parametrize("under_way", [True, False])
+def test_no_task_of_a_heartbeat_outlives_its_lease_async(key, admin, under_way):
+    idem = AsyncIdempotency(lambda: psycopg.AsyncConnection.connect(""), clock=Hasty() if under_way else Clock())
+
+    async def work(operation, signal):
+        # the beat waits for this lock
+        admin.execute("BEGIN")
+        admin.execute("SELECT FROM idempotency_store WHERE idempotency_key = %s FOR UPDATE", (key,))
+        while under_way and not admin.execute(
+                "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND pid <> pg_backend_pid())").fetchone()[0]:
+            await asyncio.sleep(0.01)
+        raise KeyError("work")
+
+    async def body():
+        with pytest.raises(KeyError):
+            await idem.lease(key, None, work, lease=30)
+        assert not others()
+    try:
+        asyncio.run(body())
+    finally:
+        admin.execute("ROLLBACK")
+
+
+def test_a_beat_that_does_not_end_is_not_waited_for_longer_than_its_limit_async(monkeypatch):
+    monkeypatch.setattr(drive, "BEAT_LIMIT", 0.01)
+
+    async def body():
+        never = asyncio.get_running_loop().create_future()
+        heartbeat = Heartbeat(None, asyncio.Event(), lambda delay, call: lambda: never)
+        heartbeat.arm("beat", 1, None)
+        await drive.AsyncDriver(None, Clock()).stop_heartbeat(heartbeat)
+        assert not never.done()
+    asyncio.run(body())
 
 
 def test_the_heartbeat_loses_the_lease(pool, key, admin, effects):

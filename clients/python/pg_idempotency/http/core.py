@@ -220,6 +220,12 @@ class Served:
         response = Response(reply.status, headers, body=reply.body, retention=store.retention)
         return response if exchange.writes is None else Completion(response, exchange.writes)
 
+    def refuse(self, error: Exception) -> None:
+        """Raises Released for an error of a handler in a transaction that is answered below 500: it is a refusal, too."""
+        problem = problem_of(error)
+        if problem.status < 500 and self.options.lease is None:
+            raise Released(self.core.problem_reply(problem, self.options)) from error
+
     def answer(self, result: Result) -> Reply:
         """The answer to the client: the handler's own where it ran to its end, else what is stored."""
         if result.outcome == IN_PROGRESS:

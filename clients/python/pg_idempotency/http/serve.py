@@ -32,6 +32,9 @@ def serve(idem: Idempotency, served: Served, handler: Handler) -> Reply:
         token = active.set(exchange)
         try:
             reply = handler(exchange)
+        except Exception as error:
+            served.refuse(error)
+            raise
         finally:
             active.reset(token)
             exchange.tx = None
@@ -91,6 +94,9 @@ async def serve_async(idem: AsyncIdempotency, served: Served, handler: AsyncHand
         token = active.set(exchange)
         try:
             reply = await within(limit, handler(exchange))
+        except Exception as error:
+            served.refuse(error)
+            raise
         finally:
             active.reset(token)
             exchange.tx = None
