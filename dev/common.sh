@@ -236,6 +236,14 @@ copy_tree() {
 		tar -C "$1" -xf - --no-same-owner || die "cannot copy the tree"
 }
 
+# clone_tree DIRECTORY: what a clone of the next commit would have.
+clone_tree() {
+	mkdir "$1"
+	git -C "$repo" -c safe.directory="$repo" ls-files -z --cached --others --exclude-standard --deduplicate |
+		(cd "$repo" && while IFS= read -r -d '' file; do [[ ! -e $file ]] || printf '%s\0' "$file"; done) |
+		tar -C "$repo" --null --files-from=- -cf - | tar -C "$1" -xf - --no-same-owner
+}
+
 drop=()       # prefix that gives up root
 
 # drop_root HOME: a server refuses to run as root. So root's servers, and what is
