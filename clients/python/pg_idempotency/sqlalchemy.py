@@ -6,6 +6,7 @@ from typing import Any, Callable, List, Optional, Sequence
 
 from sqlalchemy.exc import OperationalError
 
+from .errors import CommitRolledBack
 from .framework import FrameworkSession, cut
 from .sql import ROLLBACK_TO, Statement, numbered
 from .steps import Answer
@@ -16,8 +17,27 @@ class SQLAlchemySession(FrameworkSession):
 
     def __init__(self, connection: Any, factory: Optional[Callable[..., Any]]) -> None:
         self.connection = connection
-        self.session = factory(bind=connection) if factory else None
-        self.handle = self.session if self.session is not None else connection
+        self.session: Any = None
+        self.has_dropped = False
+        self.handle = connection
+        if factory:
+            self.handle = factory(bind=connection)
+            self.keep(self.handle)
+
+    def keep(self, session: Any) -> None:
+        """The work gets this Session. What it closes or takes back unflushed, such as by a framework's hook after its end,
+        no COMMIT would have.
+        """
+        def noting(end: Callable[[], None]) -> Callable[[], None]:
+            def noted() -> None:
+                self.has_dropped = self.has_dropped or has_changes(session)
+                end()
+            return noted
+
+        self.session = session
+        for name in ("close", "reset", "rollback"):
+            if hasattr(session, name):      # reset came with 2.0.22
+                setattr(session, name, noting(getattr(session, name)))
 
     def driver(self) -> Any:
         return self.connection.connection.dbapi_connection
@@ -28,7 +48,10 @@ class SQLAlchemySession(FrameworkSession):
     def before(self, text: str) -> None:
         if text == ROLLBACK_TO and self.session is not None:
             self.session.expunge_all()
+            self.has_dropped = False
         elif self.session is not None:
+            if self.has_dropped:
+                raise CommitRolledBack("the Session of the work was closed or rolled back with changes that were not flushed")
             self.session.flush()
         if self.block is None:
             self.connection = self.connection.execution_options(isolation_level="AUTOCOMMIT")
@@ -64,7 +87,8 @@ class SQLAlchemySession(FrameworkSession):
 class SQLAlchemySource:
     """Connections of an Engine. ``session``: a sessionmaker; the work is then given a Session, else a Connection.
 
-    The Session is flushed before the operation ends, and closed afterwards. Do not commit it in the work.
+    The Session is flushed before the operation ends, and closed afterwards. Do not commit or close it in the work:
+    closed or rolled back with changes that were not flushed, it is CommitRolledBack.
     """
 
     def __init__(self, engine: Any, session: Optional[Callable[..., Any]] = None) -> None:
@@ -91,7 +115,7 @@ class AsyncSQLAlchemySession:
         self.handle = self.session if self.session is not None else connection
         self.inner = SQLAlchemySession(connection.sync_connection, None)
         if self.session is not None:
-            self.inner.session = self.session.sync_session
+            self.inner.keep(self.session.sync_session)
 
     async def round_trip(self, statements: Sequence[Statement]) -> List[Answer]:
         """Runs the statements one after the other."""
@@ -142,6 +166,11 @@ class AsyncSQLAlchemySource:
         connection = tx if hasattr(tx, "exec_driver_sql") else await tx.connection()
         answer: Answer = await connection.run_sync(lambda inner: fetch(inner, statement))
         return answer
+
+
+def has_changes(session: Any) -> bool:
+    """Whether a flush would write something."""
+    return bool(session.new or session.deleted) or any(session.is_modified(one) for one in session.dirty)
 
 
 def fetch(connection: Any, statement: Statement) -> Answer:

@@ -7,6 +7,7 @@ import json
 import asyncpg
 import pytest
 import sqlalchemy
+import test_sources
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
 from conftest import QUICK
@@ -105,6 +106,17 @@ def test_what_rolls_back_leaves_nothing(case, key, effects):
         assert (await idem.transaction(key + "4", None, lambda tx, operation: "x")).payload == "x"
     case(test, size=1)
     assert effects() == 0
+
+
+def test_a_session_that_is_ended_unflushed_does_not_pass_as_success(key, effects):
+    async def test():
+        async with client_of("session+psycopg") as (idem, do):
+            async def work(tx, operation):
+                tx.add(test_sources.Effect(name=key, value=1))
+                await tx.close()
+            with pytest.raises(CommitRolledBack, match="not flushed"):
+                await idem.transaction(key, None, work)
+    asyncio.run(test())
 
 
 @pytest.mark.parametrize("sql, lost", [

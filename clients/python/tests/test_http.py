@@ -590,6 +590,30 @@ def test_flask_repeats_what_it_has_made_a_500_of(pool, key, effects):
     assert (tries[3:], effects()) == ([None], 2)
 
 
+def test_flasks_teardown_comes_before_commit_and_may_fail_it(pool, key, effects):
+    from flask import Flask
+    flask = Flask("t")
+    FlaskIdempotency(flask, Idempotency(pool, retry=QUICK), principal=lambda asked: "p")
+    ends = [lambda tx: 1 / 0, lambda tx: tx.close(), lambda tx: tx.rollback(), lambda tx: tx.commit(), lambda tx: None]
+    seen = []
+
+    @flask.post("/r")
+    def view():
+        current().tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
+        return "", 201
+
+    @flask.teardown_request
+    def teardown(error):
+        seen.append(effects())
+        ends[0](current().tx)
+    statuses = []
+    while ends:
+        statuses.append((call_wsgi(flask, key)[0], effects()))
+        ends.pop(0)
+    assert statuses == [(500, 0), (503, 0), (500, 0), (500, 0), (201, 1)]
+    assert set(seen) == {0}
+
+
 def test_django_repeats_what_it_has_made_a_500_of(key, effects):
     import test_sources     # its settings
     from django.test import Client

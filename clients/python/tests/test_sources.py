@@ -139,6 +139,44 @@ def test_a_caught_error_does_not_pass_as_success(case, key, effects):
     assert effects() == 0
 
 
+@pytest.mark.parametrize("end", ["close", "reset", "rollback"])
+@pytest.mark.parametrize("change", ["new", "modified", "deleted"])
+def test_a_session_that_is_ended_unflushed_does_not_pass_as_success(key, effects, admin, end, change):
+    engine = sqlalchemy.create_engine("postgresql+psycopg2://")
+    idem = Idempotency(SQLAlchemySource(engine, orm.sessionmaker()), retry=QUICK)
+    admin.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
+
+    def work(tx, operation):
+        if change == "new":
+            tx.add(Effect(name=key + "2", value=1))
+        else:
+            effect = tx.get(Effect, key)
+            if change == "modified":
+                effect.value = 2
+            else:
+                tx.delete(effect)
+        getattr(tx, end)()
+
+    def declined(tx, operation):
+        tx.add(Effect(name=key + "2", value=1))
+        tx.close()
+        raise Declined(402)
+
+    def flushed(tx, operation):
+        tx.add(Effect(name=key, value=1))
+        tx.flush()
+        tx.close()
+    try:
+        with pytest.raises(CommitRolledBack, match="not flushed"):
+            idem.transaction(key, None, work)
+        assert admin.execute("SELECT count(*) FROM idempotency_store WHERE idempotency_key = %s", (key,)).fetchone()[0] == 0
+        assert idem.transaction(key + "d", None, declined).code == 402
+        idem.transaction(key, None, flushed)
+        assert effects() == 2
+    finally:
+        engine.dispose()
+
+
 def test_serialization_failures_are_repeated(case, key, effects):
     idem, write, fail = case
     tries = []
