@@ -94,7 +94,7 @@ def rows(run):
         ("  again: consumer killed", count(tally.redelivered)),
         ("  again: in progress", count(tally.answers["in progress"])),
         ("  again: gateway error", count(tally.answers["gateway error"])),
-        ("  again: old owner refused", count(tally.answers["fenced off"])),
+        ("  again: lease lost", count(tally.answers["fenced off"])),
         ("payments made", count(found.effects)),
         ("answers replayed", count(tally.answers["replay"])),
         ("failures replayed", count(tally.answers["failure replayed"])),
@@ -125,7 +125,7 @@ def let_through(run):
 def print_table(console, runs):
     """All runs side by side; losses are red."""
     table = Table(title="The same deliveries", title_justify="left")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for run in runs:
         table.add_column(run.kind.heading, justify="right")
     losses = False

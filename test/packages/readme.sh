@@ -5,11 +5,11 @@
 readme=$repo/README.md
 
 # readme_command WHAT: the command line of the README that has the comment "# WHAT",
-# without the "make" before the installation.
+# without what makes the package.
 readme_command() {
 	local line
-	line=$(grep -m 1 -E "^make [a-z]+ && .* # $1(;|$)" "$readme") || die "the README has no command for $1"
-	sed -e 's/ *# .*//' -e 's/^make [a-z]* && //' <<<"$line"
+	line=$(grep -m 1 -E "^(make|packaging/deb) [a-z0-9]+ && .* # $1(;|$)" "$readme") || die "the README has no command for $1"
+	sed -e 's/ *# .*//' -e 's/^[a-z/]* [a-z0-9]* && //' <<<"$line"
 }
 
 # runs_readme_command WHAT DIRECTORY: as root, there.
