@@ -101,17 +101,12 @@ func (e *exchange) with(ctx context.Context) *http.Request {
 func (m *Middleware[Tx]) serve(w http.ResponseWriter, r *http.Request, route string, run func(context.Context, *exchange) (*answer, error)) {
 	e, err := m.receive(w, r, route)
 	if err != nil {
-		m.refuse(r, err, nil).send(w)
+		m.refuse(r, err).send(w)
 		return
 	}
 	a, err := m.within(r, func(ctx context.Context) (*answer, error) { return run(ctx, e) })
-	var after *time.Duration
-	var running *idempotency.InProgressError
-	if errors.As(err, &running) {
-		err, after = errInProgress, running.RetryAfter
-	}
 	if err != nil {
-		a = m.refuse(r, err, after)
+		a = m.refuse(r, err)
 	}
 	a.send(w)
 }

@@ -100,15 +100,39 @@ func seconds(d time.Duration) string {
 	return strconv.FormatInt(int64(math.Ceil(atLeastSecond(d).Seconds())), 10)
 }
 
+// answered is an error with its answer: Problem is asked once about it.
+type answered struct {
+	error
+	answer  *answer
+	failing bool
+}
+
+func (a *answered) Unwrap() error { return a.error }
+
 // refuse answers with the problem that fits the error.
-func (m *Middleware[Tx]) refuse(r *http.Request, err error, after *time.Duration) *answer {
+func (m *Middleware[Tx]) refuse(r *http.Request, err error) *answer {
+	known, ok := err.(*answered)
+	if !ok {
+		known = m.answered(r, err)
+	}
+	if known.failing {
+		m.options.OnError(r, known.error)
+	}
+	return known.answer
+}
+
+func (m *Middleware[Tx]) answered(r *http.Request, err error) *answered {
+	given := err
+	var after *time.Duration
+	var running *idempotency.InProgressError
+	if errors.As(err, &running) {
+		err, after = errInProgress, running.RetryAfter
+	}
 	problem := problemOf(err, m.options.Header)
 	if after != nil {
 		problem.RetryAfter = atLeastSecond(*after)
 	}
-	if problem.Status == 500 {
-		m.options.OnError(r, err)
-	}
+	failing := problem.Status == 500
 	if m.options.DescribedBy != "" {
 		problem.Type = m.options.DescribedBy
 	}
@@ -126,5 +150,5 @@ func (m *Middleware[Tx]) refuse(r *http.Request, err error, after *time.Duration
 	if m.options.DescribedBy != "" {
 		header.Set("Link", fmt.Sprintf("<%s>; rel=\"describedby\"", m.options.DescribedBy))
 	}
-	return &answer{status: problem.Status, header: header, body: body}
+	return &answered{given, &answer{status: problem.Status, header: header, body: body}, failing}
 }

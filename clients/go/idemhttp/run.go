@@ -82,10 +82,35 @@ func (m *Middleware[Tx]) transact(ctx context.Context, e *exchange, handler Hand
 	var fresh *answer
 	result, err := m.client.Transaction(ctx, e.key, e.print, func(ctx context.Context, tx Tx, _ idempotency.Operation) (idempotency.Response, error) {
 		a, stored, err := m.record(e, ctx, tx, handler)
-		fresh = a
+		if fresh = a; a == nil {
+			err = m.refusal(ctx, e, err)
+		}
 		return stored, err
 	}, m.callOptions(e)...)
 	return m.conclude(ctx, e, result, err, fresh)
+}
+
+// refusal: an error of a handler that is answered below 500 is a refusal, as such an
+// answer is: its rollback is no lost attempt. What may be repeated, or comes too late, goes
+// on as it is, and so does everything where a function of the options panics: its next call is the server's.
+func (m *Middleware[Tx]) refusal(ctx context.Context, e *exchange, err error) error {
+	if ctx.Err() != nil || idempotency.Transient(err) {
+		return err
+	}
+	var known *answered
+	panicked := safely(func() error {
+		if known = m.answered(e.request, err); known.answer.status < 500 {
+			m.refuse(e.request, known)
+		}
+		return nil
+	})
+	switch {
+	case panicked != nil:
+		return err
+	case known.answer.status < 500:
+		return &discarded{known.answer, true}
+	}
+	return known
 }
 
 func (m *Middleware[Tx]) callOptions(e *exchange, more ...idempotency.Option) []idempotency.Option {

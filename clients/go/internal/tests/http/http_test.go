@@ -450,6 +450,79 @@ func TestNoRefusalIsALostAttempt(t *testing.T) {
 	})
 }
 
+// An error that is answered below 500, by itself or by Problem, is no lost attempt. Another
+// one is, and Problem is asked once about each.
+func TestNoRefusalByAnErrorIsALostAttempt(t *testing.T) {
+	soldOut, broken := errors.New("sold out"), errors.New("broken")
+	onEach(t, func(t *testing.T, s site) {
+		scope, asked, failed := newKey(), 0, 0
+		if _, err := pool.Exec(context.Background(), "SELECT idem_set_policy($1, max_lost_attempts => 1)", scope); err != nil {
+			t.Fatal(err)
+		}
+		var wrong error
+		handler := s.transaction(middleware(idemhttp.Options{
+			Scope: func(*http.Request, string) string { return scope },
+			OnError: func(_ *http.Request, err error) {
+				if failed++; !errors.Is(err, soldOut) && err != broken {
+					t.Errorf("not the handler's error: %v", err)
+				}
+			},
+			Problem: func(_ *http.Request, err error, problem *idemhttp.Problem) {
+				asked++
+				if errors.Is(err, soldOut) {
+					problem.Status = 409
+				}
+			},
+		}), func(http.ResponseWriter, *http.Request, pgx.Tx) error { return wrong })
+		key := newKey()
+		for _, one := range []struct {
+			wrong error
+			want  int
+		}{{fmt.Errorf("no: %w", soldOut), 409}, {idempotency.ErrKeyReused, 422}, {&idempotency.InProgressError{}, 409},
+			{soldOut, 409}, {broken, 500}, {soldOut, 422}} {
+			wrong = one.wrong
+			if got, _, body := send(t, handler, "POST", key, ""); got != one.want {
+				t.Fatal(one, got, body)
+			}
+		}
+		// The last one was ended before the handler.
+		if asked != 5 || failed != 3 {
+			t.Fatal(asked, failed)
+		}
+	})
+}
+
+// Problem changes no repeat, and where it panics, that is the server's to recover.
+func TestProblemIsAskedOfAnErrorThatIsFinal(t *testing.T) {
+	onEach(t, func(t *testing.T, s site) {
+		panics, runs := false, 0
+		handler := s.transaction(middleware(idemhttp.Options{Problem: func(_ *http.Request, _ error, problem *idemhttp.Problem) {
+			if problem.Status = 409; panics {
+				panic("own")
+			}
+		}}), func(_ http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+			if runs++; runs == 2 {
+				return nil
+			}
+			_, err := tx.Exec(r.Context(), "DO $$ BEGIN RAISE SQLSTATE '40001'; END $$")
+			if panics {
+				err = errors.New("broken")
+			}
+			return err
+		})
+		if got, _, body := send(t, handler, "POST", newKey(), ""); got != 200 || runs != 2 {
+			t.Fatal(got, body, runs)
+		}
+		panics = true
+		defer func() {
+			if recover() != "own" {
+				t.Fatal("no panic came out")
+			}
+		}()
+		send(t, handler, "POST", newKey(), "")
+	})
+}
+
 // An answer says until when it is kept, the first as each replay. One that is not stored
 // does not.
 func TestLifetime(t *testing.T) {
