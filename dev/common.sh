@@ -240,7 +240,7 @@ copy_tree() {
 clone_tree() {
 	mkdir "$1"
 	git -C "$repo" -c safe.directory="$repo" ls-files -z --cached --others --exclude-standard --deduplicate |
-		(cd "$repo" && while IFS= read -r -d '' file; do [[ ! -e $file ]] || printf '%s\0' "$file"; done) |
+		(cd "$repo" && perl -0 -l000 -ne 'print if -e') |
 		tar -C "$repo" --null --files-from=- -cf - | tar -C "$1" -xf - --no-same-owner
 }
 
