@@ -91,3 +91,6 @@ SET idempotency.max_response_size = '1kB';
 SELECT raises_in_full(format($$SELECT idem_progress('progress-5', to_jsonb(repeat('x', 2000)), fence => %s)$$, :fence));
 RESET idempotency.max_response_size;
 SELECT pg_temp.noted(idem_lookup('progress-5'));
+-- A record whose lease was taken out of it by hand takes the note, and has no end to tell.
+UPDATE idempotency_store SET lease_expires_at = NULL WHERE idempotency_key = 'progress-5';
+SELECT idem_progress('progress-5', '6', fence => :fence) IS NULL, pg_temp.noted(idem_lookup('progress-5'));

@@ -210,6 +210,15 @@ progress_argument(FunctionCallInfo fcinfo, int argument)
 	return PG_DETOAST_DATUM_PACKED(PG_GETARG_DATUM(argument));
 }
 
+/* The end of a lease.  NULL: the record has none any more, as somebody has updated it by hand. */
+static Datum
+lease_end(FunctionCallInfo fcinfo, TimestampTz end)
+{
+	if (end == NO_TIME)
+		PG_RETURN_NULL();
+	PG_RETURN_TIMESTAMPTZ(end);
+}
+
 /* idem_progress(key, progress, scope, fence, lease) */
 Datum
 idem_progress(PG_FUNCTION_ARGS)
@@ -224,7 +233,7 @@ idem_progress(PG_FUNCTION_ARGS)
 	progress = progress_argument(fcinfo, 1);
 	fence = optional_fence(fcinfo, 3);
 	lease = optional_duration(fcinfo, 4, "lease", false, 0);
-	PG_RETURN_TIMESTAMPTZ(operation_progress(&name, fence, lease, progress));
+	return lease_end(fcinfo, operation_progress(&name, fence, lease, progress));
 }
 
 /* idem_progress(operation, progress, lease) */
@@ -240,7 +249,7 @@ idem_progress_operation(PG_FUNCTION_ARGS)
 	name = operation_argument(fcinfo, 0, &fence);
 	progress = progress_argument(fcinfo, 1);
 	lease = optional_duration(fcinfo, 2, "lease", false, 0);
-	PG_RETURN_TIMESTAMPTZ(operation_progress(&name, fence, lease, progress));
+	return lease_end(fcinfo, operation_progress(&name, fence, lease, progress));
 }
 
 /* idem_forget(key, scope) */

@@ -74,6 +74,7 @@ def scenes(functions, main, peer, by_hand, with_kinds):
         found.append([peer('call', lease), peer('begin', 'BEGIN'), peer('call', fenced[0]), main('call', last)])
     # a lease that has run out; responses that are not sealed
     found.append([peer('call', lease), peer('by hand', hand("UPDATE {s}.idempotency_store SET lease")), main('begin', 'BEGIN'), main('call', acquire[2])])
+    found.append([main('call', lease), main('by hand', hand('UPDATE {s}.idempotency_store SET expires')), main('call', fenced[4])])
     unsealed = [peer('by hand', hand(INSERT)), peer('by hand', hand('UPDATE {s}.idempotency_store SET response'))]
     found.append([*unsealed, main('call', call('idem_reseal'))])
     found.append([*unsealed, main('begin', REPEATABLE), main('call', call('idem_lookup', key='a')), peer('by hand', hand(UPDATE)),
