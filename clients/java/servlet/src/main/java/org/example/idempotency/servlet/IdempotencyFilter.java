@@ -85,11 +85,15 @@ public final class IdempotencyFilter extends HttpFilter {
         } catch (Refused refused) {
             return refuse(null, refused.problem);
         } catch (Exception error) {
-            Problem problem = Problem.of(error);
-            if (problem.status() >= 500) {
-                LOG.log(System.Logger.Level.ERROR, "a request failed with " + problem.status(), error);
-            }
-            return refuse(error, problem);
+            report(error);
+            return refuse(error, Problem.of(error));
+        }
+    }
+
+    private static void report(Exception error) {
+        int status = Problem.of(error).status();
+        if (status >= 500) {
+            LOG.log(System.Logger.Level.ERROR, "a request failed with " + status, error);
         }
     }
 
@@ -242,6 +246,8 @@ public final class IdempotencyFilter extends HttpFilter {
         private final Call call;
         private final byte[] body;
         private Answer fresh;
+        private Exception thrown;
+        private Answer toThrown;
 
         Handling(HttpServletRequest request, HttpServletResponse response, FilterChain chain, Received received) {
             this.request = request;
@@ -264,15 +270,35 @@ public final class IdempotencyFilter extends HttpFilter {
                 return unstored.answer;
             } catch (IdempotencyException.NotDone released) {
                 return answerOf(released);
+            } catch (Exception error) {
+                if (error != thrown) {
+                    throw error;
+                }
+                report(error);
+                return toThrown;
             }
         }
 
-        /** An answer below 500 is the handler's own: its rollback is no lost attempt. */
+        /** An answer below 500 is the handler's own, also where it is one to an exception: its rollback is no lost attempt. */
         private Response work(Connection connection, Operation operation) throws Exception {
             try {
                 return handle(new Exchange(connection, operation, null));
             } catch (Unstored unstored) {
                 throw unstored.answer.status() < 500 ? new IdempotencyException.NotDone(unstored) : unstored;
+            } catch (Declined | IdempotencyException.NotDone own) {
+                throw own;
+            } catch (Exception error) {
+                if (IdempotencyException.isTransient(error)) {
+                    throw error;
+                }
+                // The option problem is asked once.
+                thrown = error;
+                toThrown = refuse(error, Problem.of(error));
+                if (toThrown.status() < 500) {
+                    report(error);
+                    throw new IdempotencyException.NotDone(new Unstored(toThrown));
+                }
+                throw error;
             }
         }
 

@@ -24,6 +24,10 @@ import java.sql.SQLException;
 import java.sql.Statement;
 import java.time.Duration;
 import java.time.Instant;
+import java.util.ArrayDeque;
+import java.util.ArrayList;
+import java.util.Deque;
+import java.util.List;
 import java.util.Map;
 import java.util.UUID;
 import java.util.concurrent.atomic.AtomicInteger;
@@ -229,6 +233,37 @@ class FilterTest {
         protect(false, options -> options.statuses(status -> new Keep(Keep.Kind.RELEASED, null)));
         assertEquals("run 1", post("/orders", "ann", "1").body());
         assertEquals("run 2", post("/orders", "ann", "1").body());
+    }
+
+    @Test
+    void anErrorThatIsAnsweredBelow500IsNoLostAttempt() throws Exception {
+        List<Throwable> asked = new ArrayList<>();
+        protect(false, options -> options.scope((request, route) -> request.getHeader("X-User") + key).problem((error, usual) -> {
+            asked.add(error);
+            return error instanceof IllegalArgumentException ? usual : new Problem(409, null, "Sold out", null, null);
+        }));
+        try (Connection connection = pool.getConnection()) {
+            execute(connection, "SELECT idem_set_policy('shop ann" + key + "', max_lost_attempts => 2)");
+        }
+        RuntimeException soldOut = new IllegalStateException();
+        RuntimeException broken = new IllegalArgumentException();
+        Deque<Exception> errors = new ArrayDeque<>(List.of(soldOut, soldOut, new SQLException("no", "40001"), soldOut, broken,
+                new Declined(402, null)));
+        handler = (request, response) -> {
+            effect(Exchange.of(request).connection());
+            Exception error = errors.pop();
+            if (error instanceof RuntimeException unchecked) {
+                throw unchecked;
+            }
+            throw new ServletException(error);
+        };
+        // The third is repeated: that one is lost, and the one that is broken.
+        for (int status : new int[] {409, 409, 409, 500, 422}) {
+            assertEquals(status, post("/orders", "ann", "1").statusCode());
+        }
+        assertEquals(402, post("/orders", "bob", "1").statusCode());
+        assertEquals(List.of(soldOut, soldOut, soldOut, broken), asked);
+        assertEquals(0, effects());
     }
 
     @Test

@@ -38,6 +38,7 @@ import org.springframework.context.annotation.Bean;
 import org.springframework.context.annotation.Configuration;
 import org.springframework.context.annotation.Import;
 import org.springframework.dao.DataAccessException;
+import org.springframework.http.HttpStatus;
 import org.springframework.http.ResponseEntity;
 import org.springframework.jdbc.core.JdbcTemplate;
 import org.springframework.stereotype.Service;
@@ -49,6 +50,7 @@ import org.springframework.web.bind.annotation.PostMapping;
 import org.springframework.web.bind.annotation.PutMapping;
 import org.springframework.web.bind.annotation.RequestBody;
 import org.springframework.web.bind.annotation.RestController;
+import org.springframework.web.server.ResponseStatusException;
 
 /** The code of README.md for Spring Boot, in a program with Tomcat. */
 class SpringExampleTest {
@@ -133,6 +135,13 @@ class SpringExampleTest {
         ResponseEntity<Void> forbidden(@RequestBody String seat) {
             jdbc.update("INSERT INTO seat VALUES (?)", seat);
             return ResponseEntity.status(403).build();
+        }
+
+        @PostMapping("/forbidden-by-exception")
+        @IdempotentRequest
+        void forbiddenByException(@RequestBody String seat) {
+            jdbc.update("INSERT INTO seat VALUES (?)", seat);
+            throw new ResponseStatusException(HttpStatus.FORBIDDEN);
         }
     }
 
@@ -284,11 +293,13 @@ class SpringExampleTest {
 
     @Test
     void aRefusalOfTheMomentIsNeitherStoredNorALostAttempt() throws Exception {
-        jdbc.queryForList("SELECT idem_set_policy('shop POST /forbidden *', max_lost_attempts => 1)");
-        for (int i = 0; i < 2; i++) {
-            HttpResponse<String> forbidden = post("/forbidden", "ann");
-            assertEquals(403, forbidden.statusCode());
-            assertFalse(forbidden.headers().firstValue("Idempotency-Replayed").isPresent());
+        for (String path : new String[] {"/forbidden", "/forbidden-by-exception"}) {
+            jdbc.queryForList("SELECT idem_set_policy('shop POST " + path + " *', max_lost_attempts => 1)");
+            for (int i = 0; i < 2; i++) {
+                HttpResponse<String> forbidden = post(path, "ann");
+                assertEquals(403, forbidden.statusCode());
+                assertFalse(forbidden.headers().firstValue("Idempotency-Replayed").isPresent());
+            }
         }
         assertEquals(0, count(key));
     }
