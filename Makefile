@@ -153,7 +153,7 @@ PG_CFLAGS = -fvisibility=hidden -Wall -Wextra -Wno-unused-parameter -Wno-sign-co
 PG_CONFIG ?= pg_config
 PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)
 ifeq (,$(PGXS))
-$(error $(PG_CONFIG) not found: install the development files of your PostgreSQL (Debian: postgresql-server-dev-15) or say PG_CONFIG=/path/to/pg_config)
+$(error $(PG_CONFIG) not found: install the development files of your PostgreSQL (Debian: postgresql-server-dev-15, or with the number of your version) or say PG_CONFIG=/path/to/pg_config)
 endif
 # Debian's client has the makefiles and pg_regress, but no headers of the server,
 # which only a build needs.
@@ -161,7 +161,7 @@ NO_BUILD = installcheck uninstall clean distclean list-regress list-isolation
 BUILDS := $(filter-out $(NO_BUILD),$(or $(MAKECMDGOALS),all))
 SERVER_HEADERS := $(wildcard $(shell $(PG_CONFIG) --includedir-server)/postgres.h)
 ifeq (,$(and $(wildcard $(PGXS)),$(if $(BUILDS),$(SERVER_HEADERS),none)))
-$(error no development files of that PostgreSQL: install them (Debian: postgresql-server-dev-15) or say PG_CONFIG=/path/to/pg_config)
+$(error no development files of that PostgreSQL: install them (Debian: postgresql-server-dev-15, or with the number of your version) or say PG_CONFIG=/path/to/pg_config)
 endif
 include $(PGXS)
 
