@@ -9,6 +9,7 @@ import java.util.Set;
 import java.util.function.BiFunction;
 import java.util.function.Function;
 import java.util.function.IntFunction;
+import java.util.function.Predicate;
 import java.util.function.UnaryOperator;
 import java.util.stream.Collectors;
 import org.example.idempotency.Call;
@@ -35,6 +36,7 @@ public final class FilterOptions {
     private UnaryOperator<Call> call = UnaryOperator.identity();
     private Function<HttpServletRequest, String> makeKey = request -> null;
     private BiFunction<Throwable, Problem, Problem> problem = (error, usual) -> usual;
+    private Predicate<Throwable> passOn = error -> false;
     private Function<HttpServletRequest, String> fingerprint;
     private BiFunction<HttpServletRequest, Route, String> scope;
     private Reconciled.Finder finder;
@@ -115,6 +117,10 @@ public final class FilterOptions {
 
     BiFunction<Throwable, Problem, Problem> problem() {
         return problem;
+    }
+
+    Predicate<Throwable> passOn() {
+        return passOn;
     }
 
     Duration usualWait() {
@@ -225,6 +231,19 @@ public final class FilterOptions {
      */
     public FilterOptions problem(BiFunction<Throwable, Problem, Problem> function) {
         problem = Objects.requireNonNull(function, "function");
+        return this;
+    }
+
+    /**
+     * Exceptions of a handler that a filter in front of this one answers, as Spring Security's answers AccessDeniedException.
+     * All is rolled back, or the lease is released; nothing is stored, it is no lost attempt, and the filter throws the exception on.
+     *
+     * @param decision is asked about the exception and each of its causes; by default no exception. In Spring Boot: those of
+     *     Spring Security
+     * @return this
+     */
+    public FilterOptions passOn(Predicate<Throwable> decision) {
+        passOn = Objects.requireNonNull(decision, "decision");
         return this;
     }
 

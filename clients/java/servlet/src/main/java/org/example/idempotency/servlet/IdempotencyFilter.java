@@ -78,12 +78,15 @@ public final class IdempotencyFilter extends HttpFilter {
         answer(request, response, chain, route).send(response);
     }
 
-    private Answer answer(HttpServletRequest request, HttpServletResponse response, FilterChain chain, Route route) {
+    private Answer answer(HttpServletRequest request, HttpServletResponse response, FilterChain chain, Route route)
+            throws ServletException {
         try {
             Handling handling = new Handling(request, response, chain, receive(request, route));
             return route.isLeased() ? handling.lease() : handling.transact();
         } catch (Refused refused) {
             return refuse(null, refused.problem);
+        } catch (PassedOn passed) {
+            throw passed.unwrapped();
         } catch (Exception error) {
             report(error);
             return refuse(error, Problem.of(error));
@@ -136,6 +139,22 @@ public final class IdempotencyFilter extends HttpFilter {
         Unstored(Answer answer) {
             super("the status " + answer.status() + " is not stored", null, false, false);
             this.answer = answer;
+        }
+    }
+
+    /** What the handler has thrown is for a filter in front of this one. */
+    private static final class PassedOn extends Exception {
+        private static final long serialVersionUID = 1;
+
+        PassedOn(Exception error) {
+            super(null, error, false, false);
+        }
+
+        RuntimeException unwrapped() throws ServletException {
+            if (getCause() instanceof ServletException error) {
+                throw error;
+            }
+            return (RuntimeException) getCause();
         }
     }
 
@@ -325,9 +344,12 @@ public final class IdempotencyFilter extends HttpFilter {
             }
         }
 
-        private static Answer answerOf(IdempotencyException.NotDone released) {
+        private static Answer answerOf(IdempotencyException.NotDone released) throws PassedOn {
             if (released.getCause() instanceof Unstored unstored) {
                 return unstored.answer;
+            }
+            if (released.getCause() instanceof PassedOn passed) {
+                throw passed;
             }
             throw released;
         }
@@ -376,6 +398,9 @@ public final class IdempotencyFilter extends HttpFilter {
                 }
                 if (cause instanceof IdempotencyException.NotDone notDone) {
                     return notDone;
+                }
+                if (options.passOn().test(cause)) {
+                    return new IdempotencyException.NotDone(new PassedOn(error));
                 }
             }
             return error;

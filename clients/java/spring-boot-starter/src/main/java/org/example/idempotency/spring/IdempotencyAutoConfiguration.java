@@ -145,10 +145,22 @@ public class IdempotencyAutoConfiguration {
                 @Qualifier("requestMappingHandlerMapping") ObjectProvider<RequestMappingHandlerMapping> mappings) {
             FilterOptions options = new FilterOptions(request -> routeOf(request, mappings.getObject()), http::principal);
             options.methods("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"); // the annotation says which
+            options.passOn(Http::isForSpringSecurity);
             http.configure(options);
             var registration = new FilterRegistrationBean<>(new IdempotencyFilter(once, options));
             registration.setOrder(Ordered.LOWEST_PRECEDENCE);
             return registration;
+        }
+
+        /** What a method behind the filter refuses, as by @PreAuthorize: 403, or a login. By name, as Spring Security need not be there. */
+        private static boolean isForSpringSecurity(Throwable error) {
+            for (Class<?> type = error.getClass(); type != null; type = type.getSuperclass()) {
+                if (type.getName().equals("org.springframework.security.access.AccessDeniedException")
+                        || type.getName().equals("org.springframework.security.core.AuthenticationException")) {
+                    return true;
+                }
+            }
+            return false;
         }
 
         /** Asks as the DispatcherServlet will, so that no spelling of a path gets past. What has no handler there is left to it. */

@@ -41,6 +41,9 @@ import org.springframework.dao.DataAccessException;
 import org.springframework.http.HttpStatus;
 import org.springframework.http.ResponseEntity;
 import org.springframework.jdbc.core.JdbcTemplate;
+import org.springframework.security.authorization.AuthorizationDeniedException;
+import org.springframework.security.web.access.ExceptionTranslationFilter;
+import org.springframework.security.web.authentication.Http403ForbiddenEntryPoint;
 import org.springframework.stereotype.Service;
 import org.springframework.transaction.IllegalTransactionStateException;
 import org.springframework.transaction.annotation.Transactional;
@@ -143,6 +146,19 @@ class SpringExampleTest {
             jdbc.update("INSERT INTO seat VALUES (?)", seat);
             throw new ResponseStatusException(HttpStatus.FORBIDDEN);
         }
+
+        @PostMapping("/forbidden-by-security")
+        @IdempotentRequest
+        void forbiddenBySecurity(@RequestBody String seat) {
+            jdbc.update("INSERT INTO seat VALUES (?)", seat);
+            throw new AuthorizationDeniedException("as @PreAuthorize throws it");
+        }
+
+        @PostMapping("/forbidden-to-a-lease")
+        @IdempotentRequest(lease = true)
+        void forbiddenToALease(@RequestBody String seat) {
+            throw new AuthorizationDeniedException("as @PreAuthorize throws it");
+        }
     }
 
     @Configuration(proxyBeanMethods = false)
@@ -171,6 +187,14 @@ class SpringExampleTest {
             });
             authentication.setOrder(-100);
             return authentication;
+        }
+
+        /** Spring Security's filter that answers what the program refuses. */
+        @Bean
+        FilterRegistrationBean<Filter> security() {
+            var security = new FilterRegistrationBean<Filter>(new ExceptionTranslationFilter(new Http403ForbiddenEntryPoint()));
+            security.setOrder(-100);
+            return security;
         }
 
         /** What authentication would have found. */
@@ -293,7 +317,7 @@ class SpringExampleTest {
 
     @Test
     void aRefusalOfTheMomentIsNeitherStoredNorALostAttempt() throws Exception {
-        for (String path : new String[] {"/forbidden", "/forbidden-by-exception"}) {
+        for (String path : new String[] {"/forbidden", "/forbidden-by-exception", "/forbidden-by-security", "/forbidden-to-a-lease"}) {
             jdbc.queryForList("SELECT idem_set_policy('shop POST " + path + " *', max_lost_attempts => 1)");
             for (int i = 0; i < 2; i++) {
                 HttpResponse<String> forbidden = post(path, "ann");
