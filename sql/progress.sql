@@ -94,3 +94,5 @@ SELECT pg_temp.noted(idem_lookup('progress-5'));
 -- A record whose lease was taken out of it by hand takes the note, and has no end to tell.
 UPDATE idempotency_store SET lease_expires_at = NULL WHERE idempotency_key = 'progress-5';
 SELECT idem_progress('progress-5', '6', fence => :fence) IS NULL, pg_temp.noted(idem_lookup('progress-5'));
+SELECT idem_progress(jsonb_populate_record(NULL::idem_operation, jsonb_build_object('outcome', 'ACQUIRED', 'scope', '', 'idempotency_key', 'progress-5', 'fence', :fence)), '7') IS NULL,
+	pg_temp.noted(idem_lookup('progress-5'));

@@ -435,6 +435,33 @@ class FilterTest {
         }
     }
 
+    /** Tomcat, which stands in front, makes a page of it. */
+    @Test
+    void whatIsPassedOnIsNotAnsweredHere() throws Exception {
+        handler = (request, response) -> {
+            Connection connection = Exchange.of(request).connection();
+            if (connection != null) {
+                effect(connection);
+            }
+            if (runs.incrementAndGet() % 2 == 0) {
+                throw new IllegalStateException();
+            }
+            throw new ServletException(new IllegalStateException());
+        };
+        for (boolean isLeased : new boolean[] {false, true}) {
+            protect(isLeased, options -> options.optional().passOn(error -> error instanceof IllegalStateException));
+            HttpRequest bare = HttpRequest.newBuilder(request("/orders", "ann").build().uri()).header("X-User", "ann")
+                    .POST(BodyPublishers.ofString("1")).build();
+            for (HttpResponse<String> answer : List.of(post("/orders", "ann", "1"), post("/orders", "ann", "1"),
+                    CLIENT.send(bare, HttpResponse.BodyHandlers.ofString()), CLIENT.send(bare, HttpResponse.BodyHandlers.ofString()))) {
+                assertEquals(500, answer.statusCode());
+                assertTrue(answer.headers().firstValue("Content-Type").orElseThrow().startsWith("text/html"), answer.body());
+            }
+        }
+        assertEquals(8, runs.get());
+        assertEquals(0, effects());
+    }
+
     @Test
     void aRetryAfterIsSecondsOrADateHoweverFar() throws Exception {
         handler = (request, response) -> {

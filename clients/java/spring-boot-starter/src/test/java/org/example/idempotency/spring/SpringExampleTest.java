@@ -41,6 +41,7 @@ import org.springframework.dao.DataAccessException;
 import org.springframework.http.HttpStatus;
 import org.springframework.http.ResponseEntity;
 import org.springframework.jdbc.core.JdbcTemplate;
+import org.springframework.security.authentication.AuthenticationCredentialsNotFoundException;
 import org.springframework.security.authorization.AuthorizationDeniedException;
 import org.springframework.security.web.access.ExceptionTranslationFilter;
 import org.springframework.security.web.authentication.Http403ForbiddenEntryPoint;
@@ -152,6 +153,12 @@ class SpringExampleTest {
         void forbiddenBySecurity(@RequestBody String seat) {
             jdbc.update("INSERT INTO seat VALUES (?)", seat);
             throw new AuthorizationDeniedException("as @PreAuthorize throws it");
+        }
+
+        @PostMapping("/forbidden-to-nobody")
+        @IdempotentRequest
+        void forbiddenToNobody(@RequestBody String seat) {
+            throw new AuthenticationCredentialsNotFoundException("as @PreAuthorize throws it without a login");
         }
 
         @PostMapping("/forbidden-to-a-lease")
@@ -317,7 +324,8 @@ class SpringExampleTest {
 
     @Test
     void aRefusalOfTheMomentIsNeitherStoredNorALostAttempt() throws Exception {
-        for (String path : new String[] {"/forbidden", "/forbidden-by-exception", "/forbidden-by-security", "/forbidden-to-a-lease"}) {
+        for (String path : new String[] {"/forbidden", "/forbidden-by-exception", "/forbidden-by-security", "/forbidden-to-nobody",
+                "/forbidden-to-a-lease"}) {
             jdbc.queryForList("SELECT idem_set_policy('shop POST " + path + " *', max_lost_attempts => 1)");
             for (int i = 0; i < 2; i++) {
                 HttpResponse<String> forbidden = post(path, "ann");
