@@ -793,6 +793,91 @@ describe('fastify alone', () => {
   })
 })
 
+describe('hono alone', () => {
+  class Declining extends HTTPException {
+    getResponse() {
+      return Response.json({ reason: this.message }, { status: 402, headers: { 'X-Reason': 'own', 'Set-Cookie': 'a=1' } })
+    }
+  }
+  class Broken extends HTTPException {
+    getResponse() {
+      throw new RangeError('no response')
+    }
+  }
+  const THROWN = {
+    '/response': () => new HTTPException(401, { res: Response.json({ who: '?' }, { headers: { 'WWW-Authenticate': 'Bearer realm="a"' } }) }),
+    '/stream': () => new HTTPException(429, { res: new Response(new Blob(['slowly']).stream(), { headers: { 'Retry-After': '7' } }) }),
+    '/own': () => new Declining(500, { message: 'poor' }),
+    '/message': () => new HTTPException(409, { message: 'taken' }),
+    '/busy': () => new HTTPException(503, { res: new Response('later', { headers: { 'X-Mine': 'yes' } }) }),
+    '/broken': () => new Broken(403),
+  }
+  const told = (error, c) => c.json({ told: error.constructor.name }, error.status === 503 ? 502 : 418, { 'X-Told': error.message })
+  // What stands above the routes: Hono's own answer, the application's, and that of a part of it.
+  const APPLICATIONS = {
+    'no onError': (routes) => routes,
+    onError: (routes) => routes.onError(told),
+    'onError of a part': (routes) => new Hono().route('/', routes.onError(told)).onError((error, c) => c.text('the outer one', 500)),
+  }
+
+  function routes(wrap) {
+    const app = new Hono()
+    for (const [path, error] of Object.entries(THROWN)) {
+      app.post(path, wrap(async (c, context) => {
+        c.header('X-Before', 'set')
+        if (context?.tx) await effect(context.tx, 'hono thrown')
+        throw error()
+      }))
+    }
+    return app
+  }
+
+  async function post(app, path, key = newKey()) {
+    const headers = { 'content-type': 'application/json', ...(key && { 'idempotency-key': key }) }
+    const response = await app.request(path, { method: 'POST', body: '{}', headers }).catch((error) => error)
+    // as Hono itself does with '/broken'
+    if (response instanceof Error) return { rejected: response.message }
+    return { status: response.status, headers: [...response.headers], body: await response.text() }
+  }
+
+  for (const [name, application] of Object.entries(APPLICATIONS)) {
+    test(`${name}: an error that has a response is answered as without the package`, async (t) => {
+      const pool = poolFor(t)
+      const once = honoIdempotency(new Idempotency(pool), { scope: () => 'hono thrown', required: false, onError: () => {} })
+      await pool.query("SELECT idem_set_policy('hono thrown', max_lost_attempts => 1)")
+      const without = application(routes((handler) => handler))
+      const [transaction, lease] = [once.transaction, once.lease].map((wrap) => application(routes(wrap)))
+      for (const path of Object.keys(THROWN)) {
+        const expected = await post(without, path)
+        assert.ok(expected.rejected || expected.headers.some(([name]) => name === 'x-before'), path)
+        const key = newKey()
+        assert.deepEqual([await post(transaction, path, key), await post(transaction, path, null), await post(lease, path)], [expected, expected, expected], path)
+        // what is refused is no lost attempt, and is not stored
+        const again = await post(transaction, path, key)
+        if (path === '/busy' || path === '/broken') assert.equal(JSON.parse(again.body).reason, 'attempts lost', path)
+        else assert.deepEqual(again, expected, path)
+      }
+      assert.equal(await effects(pool, 'hono thrown'), 0)
+    })
+  }
+
+  test('mapError comes before the response of an error; other errors are problems, and no onError is asked', async (t) => {
+    const pool = poolFor(t)
+    const errors = []
+    const once = honoIdempotency(new Idempotency(pool), {
+      principal: (request) => { if (request.path === '/who') throw THROWN['/response'](); return newKey() },
+      mapError: (error) => error.message === 'mine' ? { status: 410, title: 'gone' } : undefined, onError: (error) => errors.push(error.message),
+    })
+    const app = new Hono().onError(told)
+    for (const [path, error] of Object.entries({ '/mine': new HTTPException(403, { message: 'mine' }), '/plain': new Error('plain'), '/who': null })) {
+      app.post(path, once.transaction(() => { throw error }))
+    }
+    const answers = [await post(app, '/mine'), await post(app, '/plain')]
+    assert.deepEqual(answers.map(({ body }) => JSON.parse(body).title), ['gone', 'Internal Server Error'])
+    assert.deepEqual([(await post(app, '/who')).body, errors], ['{"told":"HTTPException"}', ['plain']])
+  })
+})
+
 test('without a principal there is an error, unless the scope is given', () => {
   const idempotency = new Idempotency({ acquire: () => assert.fail('asked') })
   for (const make of [expressIdempotency, honoIdempotency]) {

@@ -22,6 +22,8 @@ import { routeScope, scopeOf } from './spelling.js'
  * @property {string} route template of the path, such as /payments/:id
  * @property {(name: string) => string[]} header values, one for each time that it was sent; the name in lower case
  * @property {(type: string, encoded: boolean) => Promise<string>} body JSON text that stands for it: see comparable
+ * @property {(error: unknown) => import('./problem.js').Answer | undefined} [passOn] an answer with `error`, which the framework answers
+ *   itself, by this status
  */
 /**
  * @template [Tx=unknown]
@@ -148,7 +150,7 @@ export class HttpIdempotency {
     // mapError is asked once about an error.
     const answers = new Map()
     const answerTo = (error) => {
-      if (!answers.has(error)) answers.set(error, this.#answerTo(error, exchange.request))
+      if (!answers.has(error)) answers.set(error, this.#answerTo(error, exchange.request, exchange.passOn))
       return answers.get(error)
     }
     try {
@@ -325,11 +327,12 @@ export class HttpIdempotency {
     return answer
   }
 
-  #answerTo(error, request) {
+  /** @returns {import('./problem.js').Answer} */
+  #answerTo(error, request, passOn) {
     const cause = causeOf(error)
     if (cause instanceof Unstored) return cause.answer
     const usual = problemFor(error)
-    return this.#mapped(error, request, usual) ?? rendered(usual, this.#options.describedBy)
+    return this.#mapped(error, request, usual) ?? passOn?.(cause) ?? rendered(usual, this.#options.describedBy)
   }
 
   // What mapError gives may be none that can be sent.

@@ -29,6 +29,7 @@ export function honoIdempotency(idempotency, options) {
         ? toAnswer(given, core.maxResponse)
         : { ...await toAnswer(given.response, core.maxResponse), writes: given.writes }
     })
+    if (answer.error) throw answer.error
     return toResponse(answer)
   }
   return { transaction: route('transaction'), lease: route('lease') }
@@ -55,6 +56,22 @@ function toExchange(c, maxRequest) {
     route: routePath(c),
     header: (name) => raw ? valuesOf(raw, name) : [c.req.header(name)].filter((value) => value !== undefined),
     body: (type, isEncoded) => bodyOf(c, type, isEncoded, maxRequest),
+    passOn,
+  }
+}
+
+// An error that has a response, as HTTPException does, is answered by it, or by the application's onError. Only Hono can ask that, and
+// after the rollback: so the response has to say whether it is a refusal.
+function passOn(error) {
+  if (!(error instanceof Error) || !('getResponse' in error)) return undefined
+  return { status: statusOf(error), headers: {}, body: Buffer.alloc(0), error }
+}
+
+function statusOf(error) {
+  try {
+    return error.getResponse().status
+  } catch {
+    return 500
   }
 }
 
