@@ -618,6 +618,21 @@ describe('express alone', () => {
     assert.equal(calls, 0)
   })
 
+  test('a refusal by a deferred constraint: a lost attempt in COMMIT, and none where the work asks for it', async (t) => {
+    const pool = poolFor(t)
+    await pool.query(`CREATE TABLE deferred (n int UNIQUE DEFERRABLE INITIALLY DEFERRED); INSERT INTO deferred VALUES (1);
+      SELECT idem_set_policy('deferred', max_lost_attempts => 1)`)
+    for (const [ending, answers] of [['SELECT 1', [409, 422]], ['SET CONSTRAINTS ALL IMMEDIATE', [409, 409]]]) {
+      const { post } = await app(t, 'transaction', async (req, res, { tx }) => {
+        await tx.query('INSERT INTO deferred VALUES (1)')
+        await tx.query(ending)
+        res.status(201).end()
+      }, { scope: () => 'deferred', mapError: (error) => error.code === '23505' ? { status: 409, title: 'taken' } : undefined })
+      const key = newKey()
+      assert.deepEqual([(await post(key)).status, (await post(key)).status], answers, ending)
+    }
+  })
+
   test('a header that HTTP cannot carry goes to the error handler', async (t) => {
     const { post } = await app(t, 'transaction', () => { throw new Error('no') },
       { mapError: () => ({ status: 400, title: 'no', headers: { 'X-Name': 'Łódź' } }) })
