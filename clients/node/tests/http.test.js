@@ -17,7 +17,6 @@ import { expressIdempotency } from 'pg-idempotency/express'
 import { fastifyIdempotency } from 'pg-idempotency/fastify'
 import { honoIdempotency } from 'pg-idempotency/hono'
 import { effect, effects, newKey, poolFor } from './support.js'
-import { Proxy } from './proxy.js'
 
 // Bytes that the frameworks' body parsers take.
 const LARGEST = 20_000
@@ -79,8 +78,8 @@ const headerOf = (request, name) => typeof request.header === 'function' ? reque
 
 for (const [framework, start] of Object.entries(FRAMEWORKS)) {
   describe(framework, () => {
-    async function server(t, answer, { style = 'transaction', poolOptions, ...options } = {}) {
-      const pool = poolFor(t, poolOptions)
+    async function server(t, answer, { style = 'transaction', ...options } = {}) {
+      const pool = poolFor(t)
       const idempotency = new Idempotency(pool, { retry: { base: 1, cap: 20 } })
       const errors = []
       const running = await start(idempotency, style, {
@@ -488,25 +487,6 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
       assert.deepEqual([status, body, headers['x-1'], headers['x-2'], headers['x-3']], [203, 'call 3', undefined, undefined, 'x'])
     })
 
-    test('an answer to COMMIT that is lost ends with the replay', async (t) => {
-      const proxy = await Proxy.forTest(t)
-      const key = newKey()
-      await proxy.order('arm', 'lose')
-      const { pool, post } = await server(t, async ({ tx }) => {
-        await effect(tx, key)
-        return { status: 201, body: 'once' }
-      }, { poolOptions: proxy.options })
-      const { status, body } = await post(key)
-      assert.deepEqual([status, body, await effects(pool, key)], [201, 'once', 1])
-      assert.equal((await proxy.order('state')).hits, 1)
-    })
-
-    test('no database: 503 with Retry-After', async (t) => {
-      const { post } = await server(t, () => ({ status: 201 }), { poolOptions: { host: '127.0.0.1', port: 1 } })
-      const { status, headers } = await post(newKey())
-      assert.deepEqual([status, headers['retry-after'], headers['content-type']], [503, '1', 'application/problem+json'])
-    })
-
     test('without a key: optional, made, skipped, or another method', async (t) => {
       const key = newKey()
       const answer = async ({ tx, operation }) => {
@@ -708,6 +688,17 @@ describe('express alone', () => {
       assert.deepEqual([(await post()).status, calls, errors.length], [500, 0, 1])
     })
   }
+
+  test('an error of a handler is logged where nobody else is told', async (t) => {
+    const { mock } = t.mock.method(console, 'error', () => {})
+    const app = express()
+    app.post('/do', expressIdempotency(new Idempotency(poolFor(t)), { principal: () => 'me' }).transaction(() => { throw new Error('broken') }))
+    const server = app.listen(0, '127.0.0.1')
+    await events.once(server, 'listening')
+    t.after(() => { server.closeAllConnections(); server.close() })
+    await send(server.address().port, { method: 'POST', path: '/do', body: '', headers: { 'idempotency-key': newKey() } })
+    assert.deepEqual(mock.calls.map(({ arguments: [error] }) => error.message), ['broken'])
+  })
 
   test('two services on one database do not share answers', async (t) => {
     const key = newKey()
