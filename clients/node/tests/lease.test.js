@@ -1,6 +1,7 @@
 // lease(): work outside of the database, its heartbeat, and what is known when it fails.
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { Completion, Declined, FakeClock, KeyReused, LeaseLost, NotDone, Reconciled, Unknown } from 'pg-idempotency'
 import { deferred, effect, effects, idempotencyFor, newKey, poolFor, stored } from './support.js'
 import { Proxy } from './proxy.js'
@@ -92,13 +93,14 @@ test('a heartbeat that gets no connection in time: the lease is lost', async (t)
 
 test('a policy makes the lease shorter: the first beats come in time', async (t) => {
   const { pool, idempotency } = idempotencyFor(t, { scope: 'short' })
-  await pool.query("SELECT idem_set_policy('short', max_lease => '1 second')")
+  await pool.query("SELECT idem_set_policy('short', max_lease => '6 seconds')")
   const key = newKey()
   const { payload } = await idempotency.lease(key, null, async (operation, signal) => {
     const seen = new Set()
-    while (seen.size < 5 && !signal.aborted) {
+    while (seen.size < 3 && !signal.aborted) {
       const { rows } = await pool.query('SELECT lease_expires_at::text AS until FROM idempotency_store WHERE idempotency_key = $1', [key])
       seen.add(rows[0].until)
+      await sleep(20)
     }
     return signal.aborted
   })

@@ -11,9 +11,10 @@ export function poolFor(t, options = {}) {
   return pool
 }
 
+// Pauses are short. A begin after a lost connection waits until the server has noticed the loss, for as long as `cap`.
 export function idempotencyFor(t, options = {}, poolOptions = {}) {
   const pool = poolFor(t, poolOptions)
-  return { pool, idempotency: new Idempotency(pool, { scope: 'tests', retry: { base: 1, cap: 20 }, ...options }) }
+  return { pool, idempotency: new Idempotency(pool, { scope: 'tests', retry: { base: 1, cap: 60_000 }, ...options }) }
 }
 
 export const newKey = () => randomUUID()
