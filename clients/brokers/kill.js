@@ -97,10 +97,12 @@ class Lane {
     }
   }
 
+  // RabbitMQ moves a dead letter when it has the time.
   async settle(stage) {
-    const all = this.keys.filter((key) => !key.includes('bad'))
+    const good = this.keys.filter((key) => !key.includes('bad'))
     await this.within((async () => {
-      while (await this.effects() < all.length || !(await stage.settled())) await sleep(50)
+      while (await this.effects() < good.length || !(await stage.settled()) ||
+        (await stage.deadLetters()).length < this.keys.length - good.length) await sleep(50)
     })(), 'all is settled')
   }
 
