@@ -11,8 +11,8 @@ import test_sources
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
 from conftest import QUICK
-from pg_idempotency import (AsyncIdempotency, CommitRolledBack, Completion, Declined, KeyReused, LeaseLost, NotDone, NotReady,
-                            sqlstate_of)
+from pg_idempotency import (AsyncIdempotency, CommitRolledBack, Completion, Declined, FakeClock, KeyReused, LeaseLost, NotDone,
+                            NotReady, sqlstate_of)
 from pg_idempotency.asyncpg import AsyncpgSource
 from pg_idempotency.sqlalchemy import AsyncSQLAlchemySource
 
@@ -20,19 +20,19 @@ KINDS = ["asyncpg", "connection+asyncpg", "session+asyncpg", "session+psycopg"]
 
 
 @contextlib.asynccontextmanager
-async def client_of(kind, host=None, size=2, **settings):
-    """An AsyncIdempotency, and how its connections run a statement."""
+async def client_of(kind, host=None, size=2, timeout=20, **settings):
+    """An AsyncIdempotency, and how its connections run a statement. ``timeout``: seconds that a connection may take."""
     settings = {"retry": QUICK, **settings}
     if kind == "asyncpg":
         async def as_json(connection):
             # of the user's: the package's own statements must not care
             await connection.set_type_codec("jsonb", encoder=json.dumps, decoder=json.loads, schema="pg_catalog")
         async with asyncpg.create_pool(host=host, min_size=1, max_size=size, init=as_json) as pool:
-            yield AsyncIdempotency(AsyncpgSource(pool, timeout=1), **settings), lambda tx, sql: tx.execute(sql)
+            yield AsyncIdempotency(AsyncpgSource(pool, timeout=timeout), **settings), lambda tx, sql: tx.execute(sql)
         return
     style, driver = kind.split("+")
     engine = create_async_engine(f"postgresql+{driver}://" + (f"?host={host}" if host else ""), pool_size=size,
-                                 connect_args={"timeout" if driver == "asyncpg" else "connect_timeout": 2})
+                                 connect_args={"timeout" if driver == "asyncpg" else "connect_timeout": timeout})
     source = AsyncSQLAlchemySource(engine, async_sessionmaker() if style == "session" else None)
     try:
         yield AsyncIdempotency(source, **settings), lambda tx, sql: tx.execute(sqlalchemy.text(sql))
@@ -150,17 +150,26 @@ def test_no_server_is_an_error_after_the_last_try(tmp_path):
     assert len(retried) == 4 * len(KINDS[1:])
 
 
-def test_leases(case, key, effects):
+def test_leases(case, key, effects, admin):
+    clock = FakeClock()
+
+    def lease_end():
+        return admin.execute("SELECT lease_expires_at FROM idempotency_store WHERE idempotency_key = %s",
+                             (key + "2",)).fetchone()[0]
+
     async def test(idem, do):
         result = await idem.lease(key, None, lambda operation, signal: Completion("ok", lambda tx: do(tx, insert(key))))
         assert result.payload == "ok"
         assert (await idem.lease(key, None, lambda operation, signal: 1 / 0)).replayed
 
         async def slow(operation, signal):
-            await asyncio.sleep(1)      # three beats of the lease
-            return "slow"
-        assert (await idem.lease(key + "2", None, slow, lease=0.9)).payload == "slow"
-    case(test)
+            ends = [lease_end()]
+            for _ in range(3):
+                await clock.advance_async(10)
+                ends.append(lease_end())
+            return ends == sorted(set(ends))
+        assert (await idem.lease(key + "2", None, slow, lease=30)).payload is True
+    case(test, clock=clock)
     assert effects() == 1
 
 
@@ -172,7 +181,7 @@ def test_a_server_that_hangs_costs_the_lease_and_no_more(case, key, proxy):
             return "x"
         with pytest.raises(LeaseLost):
             await asyncio.wait_for(idem.lease(key, None, work, lease=1), 60)
-    case(test, host=proxy.directory)
+    case(test, host=proxy.directory, timeout=2)
 
 
 def test_cancelled_again_and_again(case, key, effects, admin):

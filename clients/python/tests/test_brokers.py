@@ -16,7 +16,7 @@ from pg_idempotency import BadArgument, Declined, Idempotency
 from pg_idempotency import kafka as on_kafka
 from pg_idempotency import redis as on_redis
 
-BROKER = {"bootstrap_servers": os.environ["DEMO_KAFKA"]}
+BROKER = {"bootstrap_servers": os.environ["DEMO_KAFKA"], "api_version_auto_timeout_ms": 60000}
 
 
 class RedisStage:
@@ -32,7 +32,7 @@ class RedisStage:
 
     def consumer(self, idem, handle, **options):
         made = on_redis.Consumer(self.client, self.queue, "test", lambda entry: handle(entry.fields[b"key"].decode()),
-                                 idempotency=idem, delays=[0.02, 0.1], idle=0.3, poll=0.02, **options)
+                                 idempotency=idem, delays=[0.02, 0.1], poll=0.02, **{"idle": 60, **options})
         made.declare()
         return made
 
@@ -55,15 +55,15 @@ class KafkaStage:
         self.dead = f"{queue}.{queue}.dead"
         self.producer = KafkaProducer(acks="all", **BROKER)
         for topic in (self.queue, self.dead):
-            self.producer.send(topic, key=b"first", value=b"").get(timeout=10)
+            self.producer.send(topic, key=b"first", value=b"").get(timeout=60)
 
     def send(self, keys):
         for key in keys:
-            self.producer.send(self.queue, key=key.encode(), value=b"").get(timeout=10)
+            self.producer.send(self.queue, key=key.encode(), value=b"").get(timeout=60)
 
     def consumer(self, idem, handle, **options):
         source = KafkaConsumer(group_id=self.queue, enable_auto_commit=False, auto_offset_reset="earliest",
-                               session_timeout_ms=4000, heartbeat_interval_ms=200, **BROKER)
+                               session_timeout_ms=30000, heartbeat_interval_ms=200, **BROKER)
         return on_kafka.Consumer(
             source, self.producer, self.queue,
             lambda message: None if message.key == b"first" else handle(message.key.decode()),
@@ -77,9 +77,15 @@ class KafkaStage:
         return done == ends
 
     def dead_letters(self):
-        source = KafkaConsumer(self.dead, auto_offset_reset="earliest", consumer_timeout_ms=1000, **BROKER)
-        found = {dict(message.headers)[on_kafka.ORIGIN]: message.key.decode()
-                 for message in source if message.key != b"first"}
+        source = KafkaConsumer(**BROKER)
+        partitions = [TopicPartition(self.dead, n) for n in source.partitions_for_topic(self.dead)]
+        source.assign(partitions)
+        source.seek_to_beginning()
+        ends, found = source.end_offsets(partitions), {}
+        while any(source.position(partition) < end for partition, end in ends.items()):
+            for messages in source.poll(1000).values():
+                found |= {dict(message.headers)[on_kafka.ORIGIN]: message.key.decode()
+                          for message in messages if message.key != b"first"}
         source.close()
         return list(found.values())
 
@@ -101,7 +107,7 @@ def consume_until(stage, consumer, holds):
     """Consumes in a thread until the condition holds and all is settled."""
     thread = threading.Thread(target=consumer.consume)
     thread.start()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     try:
         while not (holds() and stage.settled()):
             assert thread.is_alive() and time.monotonic() < deadline
@@ -152,7 +158,7 @@ def test_an_entry_that_kills_its_consumers(key):
     """Redis counts deliveries: an entry that is never settled becomes a dead letter in the end."""
     stage = RedisStage(f"{key}-{time.time_ns()}")
     idem = Idempotency(lambda: psycopg.connect(""), scope=stage.queue)
-    consumer = stage.consumer(idem, lambda name: pytest.fail("handled"), delivery_limit=1)
+    consumer = stage.consumer(idem, lambda name: pytest.fail("handled"), delivery_limit=1, idle=0.3)
     stage.send(["deadly"])
     assert [entry.fields for entry in consumer.next()] == [{b"key": b"deadly"}]
     consume_until(stage, consumer, lambda: True)

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -236,7 +237,9 @@ def test_errors_are_logged(idem, key, caplog):
 def test_a_lease(tools, admin, key, errors):
     """In progress, unknown, and nothing is done twice without reconcile."""
     def work(operation, signal):
-        assert tools.lease("send", "ann", key, {}, never) == problem("IN_PROGRESS", 30)
+        busy = tools.lease("send", "ann", key, {}, never)
+        retry = busy["structuredContent"]["retryAfterSeconds"]
+        assert busy == problem("IN_PROGRESS", retry) and 20 < retry <= 30
         raise ConnectionError("hang up")
 
     def down(operation):
@@ -397,11 +400,17 @@ async def over_stdio(program, directory, **settings):
         yield client_of, lambda: os.kill(int(pid.read_text()), signal.SIGKILL)
 
 
+def free_port():
+    """Below those that the system gives to connections: nobody gets it meanwhile."""
+    while True:
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", random.randrange(20000, 32000))) as free:
+            return free.getsockname()[1]
+
+
 @contextlib.asynccontextmanager
 async def over_http(program, directory, **settings):
     """The same over HTTP, where each client has a token."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     with open(directory / "log", "a", encoding="utf-8") as log:
         process = subprocess.Popen(
             [sys.executable, str(program), str(port)], env={**os.environ, **settings}, stdout=log, stderr=log)

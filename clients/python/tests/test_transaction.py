@@ -644,7 +644,7 @@ def test_a_cancelled_task_rolls_back(run, key, effects, admin, proxy, times):
 
 def test_a_network_that_hangs_while_a_task_is_cancelled_again(proxy, run, key, monkeypatch):
     """The call ends, and the loop turns meanwhile."""
-    monkeypatch.setattr("pg_idempotency.psycopg.CANCEL_LIMIT", 0.5)
+    monkeypatch.setattr("pg_idempotency.psycopg.CANCEL_LIMIT", 3)
     turns, over = [], threading.Event()
 
     def hang():
