@@ -9,7 +9,6 @@ export class IdempotencyError extends Error {
    */
   constructor(message, { code = 'XX000', cause } = {}) {
     super(message, cause === undefined ? undefined : { cause })
-    this.name = new.target.name
     /** @type {string} SQLSTATE */
     this.code = code
   }
@@ -88,6 +87,13 @@ export class InProgress extends IdempotencyError {
     this.retryAfter = retryAfter
   }
 }
+
+// A bundler that minifies renames the classes, but not these members.
+const CLASSES = {
+  IdempotencyError, BadArgument, Forbidden, NotOwned, LeaseLost, TooLarge, KeyReused, NotEnded, NotReady, ConnectionLost, CommitRolledBack,
+  Unknown, InProgress,
+}
+for (const [name, { prototype }] of Object.entries(CLASSES)) Object.defineProperty(prototype, 'name', { value: name, configurable: true, writable: true })
 
 /**
  * Thrown by work: the operation has failed for a reason that is an answer. Its writes are rolled back, the

@@ -13,10 +13,14 @@ import { BadArgument, Declined, InProgress } from './errors.js'
  * @template {Style} [S='transaction']
  * @typedef {import('./index.js').LeaseOptions & {key: (...args: Args) => string, name?: string,
  *   request?: (...args: Args) => unknown, style?: S}} FunctionOptions key: makes the key from the arguments.
- *   name: tells the operations of this function from those of others, so it must not change; by default the name of `run`.
+ *   name: tells the operations of this function from those of others, so it must not change; by default the name of `run`, which is
+ *   no good where a bundler minifies.
  *   It stands in the scope, after the option `scope` or the scope of the Idempotency. request: what must be the same in a repeat;
  *   by default the arguments. style: 'transaction'
  */
+
+// Bundlers that minify, such as that of Next.js, make names of a letter or two, and other ones the next time.
+const SHORTEST = 3
 
 /**
  * @template {unknown[]} Args
@@ -27,12 +31,12 @@ import { BadArgument, Declined, InProgress } from './errors.js'
  * @param {(context: Context<Tx, S>, ...args: Args) => R | Promise<R>} run
  * @param {FunctionOptions<Args, S>} options
  * @returns {(...args: Args) => Promise<R>}
- * @throws BadArgument: the function has no name
+ * @throws BadArgument: the function has no name, or one that a minifier may have made
  */
-export function idempotent(idempotency, run, { key, name = run.name, request = (...args) => args, style, ...given }) {
+export function idempotent(idempotency, run, { key, name = nameOf(run), request = (...args) => args, style, ...given }) {
   const call = /** @type {(context: object, ...args: Args) => R | Promise<R>} */ (run)
   if (typeof name !== 'string' || name === '') {
-    throw new BadArgument('a function that runs once needs a name: give it one, or the option "name"')
+    throw new BadArgument('a function that runs once needs a name: give the option "name"')
   }
   const options = { ...given, scope: [given.scope ?? idempotency.scope, name].filter((part) => part !== '').join('.') }
   const once = {
@@ -42,6 +46,12 @@ export function idempotent(idempotency, run, { key, name = run.name, request = (
       async (operation, signal) => ({ payload: await call({ signal, operation }, ...args) }), options),
   }[style ?? 'transaction']
   return async (...args) => valueOf(await once(args))
+}
+
+function nameOf(run) {
+  if (run.name.length >= SHORTEST || run.name === '') return run.name
+  throw new BadArgument(`the name "${run.name}" of a function that runs once may be a minifier's, which the next build changes: give ` +
+    'the option "name"')
 }
 
 function valueOf({ outcome, code, headers, payload, body, retryAfter }) {

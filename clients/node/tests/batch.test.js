@@ -73,6 +73,10 @@ test('functions do not share operations, and each needs a name', async (t) => {
   assert.deepEqual([await charge(order), await ship(order), await again(order)], ['charged', 'shipped', 'shipped'])
   assert.throws(() => idempotency.idempotent(() => 1, options), BadArgument)
   assert.throws(() => idempotency.idempotent(() => 1, { ...options, name: '' }), BadArgument)
+  // as a minifier renames it, and other functions
+  assert.throws(() => idempotency.idempotent(function uz() {}, options), { code: 'ID400', message: /"uz".*"name"/ })
+  assert.equal(await idempotency.idempotent(function u() { return 'sent' }, { ...options, name: 'u' })(order), 'sent')
+  assert.equal(await idempotency.idempotent(function pay() { return 'paid' }, options)(order), 'paid')
 })
 
 test('the scopes of functions are those of the packages for other languages', async (t) => {

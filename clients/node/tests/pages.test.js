@@ -63,7 +63,8 @@ test('docs/clients/nestjs.md: the program runs once, behind its guard', async (t
 
 test('docs/clients/nextjs.md: the route handler runs once, behind its authentication', async (t) => {
   await prepare(t, 'next_payment')
-  const { POST, runtime } = await moduleOf(t, 'nextjs')
-  assert.equal(runtime, 'nodejs')
-  await play(t, 'next_payment', (request) => POST(new Request('http://127.0.0.1/api/payments', request)))
+  const route = await moduleOf(t, 'nextjs')
+  // Next.js refuses some exports of a route, such as `runtime`, by what its configuration says.
+  assert.deepEqual(Object.keys(route), ['POST'])
+  await play(t, 'next_payment', (request) => route.POST(new Request('http://127.0.0.1/api/payments', request)))
 })

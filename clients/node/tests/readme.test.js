@@ -171,8 +171,12 @@ test('the packed package installs, and its types hold in a program of a user', a
   }
   await writeFile(path.join(directory, 'package.json'), '{ "type": "module" }')
   await writeFile(path.join(directory, 'consumer.ts'), CONSUMER)
-  await run(process.execPath, [path.resolve('node_modules/typescript/bin/tsc'), '--noEmit', '--strict', '--target', 'ES2022', '--module', 'NodeNext',
-    '--types', 'node', 'consumer.ts'], { cwd: directory }).catch((error) => assert.fail(error.stdout))
+  const [, page] = /^```ts\n(.*?)^```$/ms.exec(await readFile('../../docs/clients/nextjs.md', 'utf8'))
+  await writeFile(path.join(directory, 'nextjs.ts'), page)
+  for (const resolution of [['--module', 'Node16'], ['--module', 'NodeNext'], ['--module', 'ESNext', '--moduleResolution', 'bundler']]) {
+    await run(process.execPath, [path.resolve('node_modules/typescript/bin/tsc'), '--noEmit', '--strict', '--target', 'ES2022', ...resolution,
+      '--types', 'node', 'consumer.ts', 'nextjs.ts'], { cwd: directory }).catch((error) => assert.fail(error.stdout))
+  }
   await run(process.execPath, ['--input-type=module', '-e', "await import('pg-idempotency'); await import('pg-idempotency/hono'); await import('pg-idempotency/mcp')"], { cwd: directory })
 })
 

@@ -1,6 +1,7 @@
 // transaction(): what commits together, what is replayed, and what is repeated.
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import * as all from 'pg-idempotency'
 import { BadArgument, CommitRolledBack, Declined, FakeClock, Idempotency, KeyReused, NotDone, TooLarge } from 'pg-idempotency'
 import { deferred, effect, effects, idempotencyFor, newKey, poolFor, stored } from './support.js'
 import { Proxy } from './proxy.js'
@@ -22,6 +23,16 @@ test('work runs once, and a repeat gets the same answer', async (t) => {
   assert.deepEqual(first.payload, { id: 7, at: '1970-01-01T00:00:00.000Z' })
   assert.deepEqual([...second.body], [0, 255, 92])
   assert.equal(await effects(pool, key), 1)
+})
+
+test('an error keeps its name where a minifier has renamed its class', () => {
+  const classes = Object.entries(all).filter(([, value]) => value.prototype instanceof Error)
+  assert.ok(classes.length >= 15, String(classes.length))
+  for (const [name, Class] of classes) {
+    class n extends Class {}
+    const error = new n('why', {})
+    assert.deepEqual([error.name, error.stack.startsWith(name)], [name, true])
+  }
 })
 
 test('a plain value is the payload, and nothing is no payload', async (t) => {
