@@ -101,7 +101,7 @@ class Database:
 
 
 class Broker:
-    """The RabbitMQ of dev/with-rabbitmq, which may be killed and comes back."""
+    """The RabbitMQ of dev/with-brokers, which may be killed and comes back."""
 
     name = "broker"
 
