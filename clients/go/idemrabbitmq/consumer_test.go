@@ -143,7 +143,7 @@ func (b *bench) consumeUntil(options idemrabbitmq.Options, what string, holds fu
 
 func (b *bench) await(what string, holds func() bool) {
 	b.t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !holds(); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); !holds(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			b.t.Fatalf("not in time: %s; seen %v, errors %v", what, b.seen, b.errors)
 		}

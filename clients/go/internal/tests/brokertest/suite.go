@@ -137,7 +137,7 @@ func (s *scene) consumeUntil(t *testing.T, options Options, holds func() bool) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- s.Consume(ctx, s.client, options) }()
-	for deadline := time.Now().Add(20 * time.Second); !holds() || !s.Settled(t); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); !holds() || !s.Settled(t); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("not in time; seen %v, errors %v", s.seen, s.errors)
 		}

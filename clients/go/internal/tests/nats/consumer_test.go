@@ -45,8 +45,9 @@ func (s *stage) Send(t *testing.T, keys ...string) {
 }
 
 func (s *stage) Consume(ctx context.Context, client *idempotency.Client[pgx.Tx], options brokertest.Options) error {
+	// nobody dies here: no message comes again, however slow the machine is
 	return idemnats.Consume(ctx, s.js, client, idemnats.Options{Stream: s.queue, Durable: "test", Prefetch: 4,
-		AckWait: 500 * time.Millisecond, Delays: []time.Duration{20 * time.Millisecond, 100 * time.Millisecond},
+		AckWait: time.Minute, Delays: []time.Duration{20 * time.Millisecond, 100 * time.Millisecond},
 		Tries: options.Tries, OnError: func(err error, _ *nats.Msg) { options.OnError(err) },
 		Handle: func(ctx context.Context, message *nats.Msg) (*idempotency.Result, error) {
 			return options.Handle(ctx, string(message.Data))

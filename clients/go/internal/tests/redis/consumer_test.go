@@ -42,8 +42,9 @@ func (s *stage) Send(t *testing.T, keys ...string) {
 }
 
 func (s *stage) Consume(ctx context.Context, client *idempotency.Client[pgx.Tx], options brokertest.Options) error {
+	// nobody dies here: no entry comes again, however slow the machine is
 	return idemredis.Consume(ctx, s.pool, client, idemredis.Options{Stream: s.queue, Group: "test", Prefetch: 4,
-		Idle: 300 * time.Millisecond, Poll: 20 * time.Millisecond,
+		Idle: time.Minute, Poll: 20 * time.Millisecond,
 		Delays: []time.Duration{20 * time.Millisecond, 100 * time.Millisecond},
 		Tries:  options.Tries, OnError: func(err error, _ idemredis.Entry) { options.OnError(err) },
 		Handle: func(ctx context.Context, entry idemredis.Entry) (*idempotency.Result, error) {
