@@ -90,7 +90,7 @@ class KafkaExampleTest {
 
     @Configuration(proxyBeanMethods = false)
     @EnableAutoConfiguration
-    @Import({Deposits.class, DepositListener.class, DeadLetters.class})
+    @Import({Deposits.class, DepositListener.class, DeadLetters.class, Disturbance.class})
     static class Program {
         /** What is final becomes a dead letter at once; everything else is delivered again, for as long as it takes. */
         @Bean
@@ -98,8 +98,8 @@ class KafkaExampleTest {
             var pauses = new ExponentialBackOff(100, 2);
             pauses.setMaxInterval(10_000);
             var handler = new DefaultErrorHandler(new DeadLetterPublishingRecoverer(kafka), pauses);
-            handler.addNotRetryableExceptions(Declined.class, IdempotencyException.KeyReused.class,
-                    IdempotencyException.BadArgument.class, IdempotencyException.TooLarge.class, IllegalArgumentException.class);
+            handler.addNotRetryableExceptions(Declined.class, IdempotencyException.KeyReused.class, IdempotencyException.BadArgument.class,
+                    IdempotencyException.Forbidden.class, IdempotencyException.TooLarge.class, IllegalArgumentException.class);
             return handler;
         }
 
@@ -119,20 +119,30 @@ class KafkaExampleTest {
         }
     }
 
-    private static Properties propertiesOfThePage() throws Exception {
+    /** Those of the page for this broker. */
+    static Properties propertiesOfThePage(String broker) throws Exception {
         Properties properties = new Properties();
-        properties.load(new StringReader(Files.readString(Path.of(System.getenv("README"))).split("```properties\n")[1].split("```")[0]));
+        for (String block : Files.readString(Path.of(System.getenv("README"))).split("```properties\n")) {
+            if (block.split("```")[0].contains(broker)) {
+                properties.load(new StringReader(block.split("```")[0]));
+            }
+        }
         return properties;
     }
 
-    private static ConfigurableApplicationContext start() throws Exception {
+    static void prepare() {
         var server = new SpringExampleTest.Program().dataSource();
         try (server) {
             var jdbc = new JdbcTemplate(server);
             jdbc.execute("CREATE EXTENSION IF NOT EXISTS idempotency");
+            jdbc.execute("DROP TABLE IF EXISTS deposit");
             jdbc.execute("CREATE TABLE deposit (id text NOT NULL, amount int NOT NULL CHECK (amount < 1000))");
         }
-        return new SpringApplicationBuilder(Program.class).web(WebApplicationType.NONE).properties(propertiesOfThePage())
+    }
+
+    private static ConfigurableApplicationContext start() throws Exception {
+        prepare();
+        return new SpringApplicationBuilder(Program.class).web(WebApplicationType.NONE).properties(propertiesOfThePage("kafka"))
                 .run("--spring.main.banner-mode=off", "--spring.kafka.bootstrap-servers=" + System.getenv("DEMO_KAFKA"));
     }
 
@@ -142,7 +152,8 @@ class KafkaExampleTest {
         try (var program = start()) {
             @SuppressWarnings("unchecked")
             KafkaTemplate<Object, Object> kafka = program.getBean(KafkaTemplate.class);
-            for (String message : List.of("a 5", "a 5", "refused 0", "a 6", "refused 0", "poison 1000", "unread x", " 7", "b 8", "last 0")) {
+            for (String message : List.of("a 5", "a 5", "refused 0", "a 6", "refused 0", "poison 1000", "unread x", " 7",
+                    "fails 1", "ended 2", "busy 3", "b 8", "last 0")) {
                 String[] parts = message.split(" ");
                 var letter = new ProducerRecord<Object, Object>("deposits", parts[1]);
                 if (!parts[0].isEmpty()) {
@@ -153,11 +164,13 @@ class KafkaExampleTest {
             for (String dead : List.of("refused 0", "a 6", "refused 0", "poison 1000", "unread x", "null 7", "last 0")) {
                 assertEquals(dead, DEAD.poll(60, TimeUnit.SECONDS));
             }
-            assertEquals(List.of("a 5", "b 8"), program.getBean(JdbcTemplate.class)
+            assertEquals(List.of("a 5", "b 8", "busy 3", "ended 2", "fails 1"), program.getBean(JdbcTemplate.class)
                     .queryForList("SELECT id || ' ' || amount FROM deposit ORDER BY id", String.class));
             var poison = program.getBean(Idempotency.class).lookup(Call.of("poison").withScope("bank.deposit"));
             assertNotNull(poison);
             assertEquals("{\"reason\": \"attempts lost\", \"lost_attempts\": 3}", poison.response().payload());
+            program.getBean(Disturbance.class).assertHappened();
+            assertEquals(false, program.getBean(DefaultErrorHandler.class).removeClassification(IdempotencyException.Forbidden.class));
         }
     }
 }
