@@ -77,12 +77,12 @@ class LeaseTest extends OnServer {
 
     @Test
     void afterAnErrorTheLeaseRunsOutAndTheNextAttemptFindsOut() throws Exception {
-        Call call = Call.of(key).withLease(Duration.ofMillis(100));
+        Call call = Call.of(key).withLease(Duration.ofSeconds(1));
         IOException broken = new IOException();
         assertSame(broken, assertThrows(IOException.class, () -> once.lease(call, lease -> {
             throw broken;
         })));
-        Call patient = call.withWait(Duration.ofSeconds(20));
+        Call patient = Call.of(key).withWait(Duration.ofSeconds(20));
         var unknown = assertThrows(IdempotencyException.Unknown.class,
                 () -> once.lease(patient, lease -> done(), operation -> new Reconciled.Unknown(Duration.ofSeconds(7))));
         assertEquals(Duration.ofSeconds(7), unknown.retryAfter());
@@ -106,9 +106,9 @@ class LeaseTest extends OnServer {
 
     @Test
     void thePolicysLeaseIsKeptAlive() throws Exception {
-        sql("SELECT idem_set_policy('short', max_lease => '1 second')");
+        sql("SELECT idem_set_policy('short', max_lease => '5 seconds')");
         Result result = once.lease(Call.of(key).withScope("short"), lease -> {
-            Thread.sleep(2500);
+            Thread.sleep(6000);
             assertFalse(lease.isLost());
             return done();
         });
