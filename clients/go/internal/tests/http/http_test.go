@@ -364,18 +364,6 @@ func TestBodyIsNotReadWithoutKey(t *testing.T) {
 	})
 }
 
-func TestPrincipals(t *testing.T) {
-	onEach(t, func(t *testing.T, s site) {
-		key := newKey()
-		handler := s.transaction(middleware(idemhttp.Options{Principal: func(r *http.Request) string { return r.Header.Get("X-Tenant") }}),
-			func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error { return insert(r.Context(), tx, key) })
-		for _, tenant := range []string{"a", "b", "a", "b"} {
-			send(t, handler, "POST", key, "", "X-Tenant", tenant)
-		}
-		expect(t, key, 2, 2)
-	})
-}
-
 func TestNobody(t *testing.T) {
 	tenant := func(r *http.Request) string { return r.Header.Get("X-Tenant") }
 	onEach(t, func(t *testing.T, s site) {
@@ -845,21 +833,6 @@ func TestTimeout(t *testing.T) {
 		}
 		close(leave)
 		<-left
-		expect(t, key, 1, 1)
-	})
-}
-
-func TestClientGoesAway(t *testing.T) {
-	onEach(t, func(t *testing.T, s site) {
-		key := newKey()
-		ctx, cancel := context.WithCancel(context.Background())
-		handler := s.transaction(middleware(idemhttp.Options{}), func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
-			cancel()
-			return insert(r.Context(), tx, key)
-		})
-		request := httptest.NewRequest("POST", "/route", nil).WithContext(ctx)
-		request.Header.Set("Idempotency-Key", key)
-		handler.ServeHTTP(httptest.NewRecorder(), request)
 		expect(t, key, 1, 1)
 	})
 }
