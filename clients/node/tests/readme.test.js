@@ -178,6 +178,7 @@ test('the packed package installs, and its types hold in a program of a user', a
       '--types', 'node', 'consumer.ts', 'nextjs.ts'], { cwd: directory }).catch((error) => assert.fail(error.stdout))
   }
   await run(process.execPath, ['--input-type=module', '-e', "await import('pg-idempotency'); await import('pg-idempotency/hono'); await import('pg-idempotency/mcp')"], { cwd: directory })
+  await run(process.execPath, ['--input-type=commonjs', '-e', "new (require('pg-idempotency').Idempotency)(new (require('pg').Pool)())"], { cwd: directory })
 })
 
 // Scripts of the package may print before the JSON.
