@@ -9,6 +9,7 @@ each step lasts until Prometheus says so.
 import html
 import json
 import os
+import random
 import re
 import socket
 import subprocess
@@ -48,9 +49,13 @@ def write(name, content):
 
 
 def free_port():
-    with socket.socket() as one:
-        one.bind(('127.0.0.1', 0))
-        return one.getsockname()[1]
+    """Below those that the system gives to connections: nobody gets it meanwhile."""
+    while True:
+        try:
+            with socket.create_server(('127.0.0.1', random.randrange(20000, 32000))) as one:
+                return one.getsockname()[1]
+        except OSError:
+            continue
 
 
 def wait_for(what):
