@@ -72,32 +72,6 @@ $$;
 SELECT scope, answer(idem_lookup(idempotency_key, scope)), expires_at - coalesce(retry_at, updated_at)
 FROM idempotency_store WHERE idempotency_key = 'forms-op' ORDER BY 1;
 
--- The fence of the operation decides: a later transaction may end a leased
--- operation, but not a transaction-bound one.
-SELECT idem_begin('forms-9', lease => '1 hour') AS operation \gset
-SELECT idem_complete(:'operation'::idem_operation, '9');
-SELECT answer(idem_lookup('forms-9'));
-BEGIN;
-SELECT idem_begin('forms-10') AS operation \gset
-ROLLBACK;
-SELECT raises(format('SELECT idem_complete(%L::idem_operation)', :'operation'));
--- an expired owner's operation carries its stale fence
-SELECT idem_begin('forms-11', lease => '1 hour') AS operation \gset
-SELECT let_lease_run_out('forms-11');
-SELECT answer(idem_begin('forms-11', lease => '1 hour'));
-SELECT raises(format('SELECT idem_complete(%L::idem_operation)', :'operation'));
-SELECT raises(format('SELECT idem_fail(%L::idem_operation)', :'operation'));
-
--- The caller may end only an operation that was ACQUIRED.
-SELECT raises(format('SELECT idem_complete(%L::idem_operation)', idem_begin('forms-1')));
-SELECT raises(format('SELECT idem_fail(%L::idem_operation)', idem_begin('forms-11')));
-SELECT raises(s) FROM (VALUES
-	('SELECT idem_complete(NULL::idem_operation)'), ('SELECT idem_fail(NULL::idem_operation)'),
-	('SELECT idem_complete(idem_lookup(''forms-none''))'),
-	('SELECT idem_complete(''(,,,,,,,,,,,,,,,)''::idem_operation)'),
-	('SELECT idem_complete(''(ACQUIRED,"",k,1,f,f,-5,,,,,,,,,)''::idem_operation)'),
-	('SELECT idem_complete(''(ACQUIRED,"","",,,,,,,,,,,,,)''::idem_operation)')) v(s);
-
 -- A payload by position is the request: it is compared.
 BEGIN;
 SELECT answer(idem_begin('positions-1', '{"amount": 30, "to": "bob"}'));

@@ -69,7 +69,10 @@ SELECT raises(s) FROM (VALUES ('SELECT idem_release(NULL::idem_operation)'), ('S
 	('SELECT idem_release(idem_lookup(''operations-none''))'), ('SELECT idem_extend(idem_lookup(''operations-none''), ''1 s'')'),
 	('SELECT idem_release(''(ACQUIRED,"",k,1,f,f,-5,,,,,,,,,)''::idem_operation)'),
 	('SELECT idem_extend(''(ACQUIRED,"",k,1,f,f,5,,,,,,,,,)''::idem_operation, NULL)'),
-	('SELECT idem_extend(''(ACQUIRED,"",k,1,f,f,5,,,,,,,,,)''::idem_operation, ''-1 s'')')) v(s);
+	('SELECT idem_extend(''(ACQUIRED,"",k,1,f,f,5,,,,,,,,,)''::idem_operation, ''-1 s'')'),
+	('SELECT idem_complete(NULL::idem_operation)'), ('SELECT idem_fail(NULL::idem_operation)'),
+	('SELECT idem_complete(''(,,,,,,,,,,,,,,,)''::idem_operation)'),
+	('SELECT idem_complete(''(ACQUIRED,"","",,,,,,,,,,,,,)''::idem_operation)')) v(s);
 
 -- Literals of unknown type still mean the form with a key.
 SELECT raises('SELECT idem_release(''operations-8'')'), raises('SELECT idem_extend(''operations-8'', ''1 s'')'), raises('SELECT idem_release(NULL)');
