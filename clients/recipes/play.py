@@ -14,9 +14,10 @@ import re
 import subprocess
 import sys
 import threading
+import time
 
 import psycopg
-from fault_proxy import Proxy, connect_to, listen_at
+from fault_proxy import Proxy, Session, connect_to, listen_at
 from pooler import pooler, socket_in
 from verdict import Verdict
 
@@ -26,6 +27,8 @@ RETRIES = 5
 # As it is set here, for a pgbouncer before 1.21, its driver writes values into the text of
 # a statement.
 LITERALS = ("perl",)
+OPEN = ("SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'"
+        " AND pid <> pg_backend_pid() AND xact_start IS NOT NULL")
 
 
 class Program:
@@ -57,6 +60,19 @@ class Program:
             return self.process.wait(PATIENCE)
         finally:
             self.process.kill()
+
+
+class Pooled(Session):
+    """A connection to a pooler, which ends before its session on the server: the client hears of it when that has, too."""
+
+    def end(self):
+        """With the connection that was lost before COMMIT."""
+        if self.deaf:
+            with psycopg.connect("", autocommit=True) as eyes:
+                deadline = time.monotonic() + 60
+                while eyes.execute(OPEN).fetchone()[0] and time.monotonic() < deadline:
+                    time.sleep(0.01)
+        super().end()
 
 
 class Stage:
@@ -191,9 +207,7 @@ def play_log(stage):
 
 def play_end(stage):
     """Nothing is left open, and the program ends."""
-    stage.check("no transaction is left open", stage.scalar(
-        "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'"
-        " AND pid <> pg_backend_pid() AND xact_start IS NOT NULL"), 0)
+    stage.check("no transaction is left open", stage.scalar(OPEN), 0)
     stage.check("the program ends", stage.program.end(), 0)
 
 
@@ -216,7 +230,7 @@ def main():
     """Each recipe twice: with the server, and with a pgbouncer before it."""
     with Verdict() as verdict, pooler(1) as bouncer:
         proxies = {"directly": Proxy(listen_at("-"), lambda: connect_to(socket_in(os.environ["PGHOST"]))),
-                   "behind pgbouncer": Proxy(listen_at("-"), lambda: connect_to(socket_in(bouncer)))}
+                   "behind pgbouncer": Proxy(listen_at("-"), lambda: connect_to(socket_in(bouncer)), Pooled)}
         for directory in sys.argv[1:]:
             for path, proxy in proxies.items():
                 play(directory, path, proxy, verdict)
