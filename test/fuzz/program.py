@@ -399,7 +399,7 @@ class Runner:
     def blocked(self, name):
         """A wait that one of the two timeouts ends."""
         for timeouts, sqlstate in ((("lock_timeout = '5ms'",), '55P03'), (("lock_timeout = 0", "statement_timeout = '8ms'"), '57014')):
-            self.prepare_blocking(*timeouts[:1])
+            self.prepare_blocking(*timeouts[:1], "statement_timeout = '20s'")
             self.count_blocking(name, self.blocking(self.peer, name, 'left'))
             for timeout in timeouts[1:]:
                 self.main.script(f'SET LOCAL {timeout}')
