@@ -49,7 +49,7 @@ def write(name, content):
 
 
 def free_port():
-    """Below those that the system gives to connections: nobody gets it meanwhile."""
+    """Below those that the system gives to connections: hardly anybody gets it meanwhile."""
     while True:
         try:
             with socket.create_server(('127.0.0.1', random.randrange(20000, 32000))) as one:

@@ -43,6 +43,7 @@ SELECT idem_begin('operations-5', lease => '1 hour') AS first \gset
 SELECT let_lease_run_out('operations-5');
 SELECT idem_begin('operations-5', lease => '1 hour') AS second \gset
 SELECT idem_release(:'first'::idem_operation), left(raises(format('SELECT idem_extend(%L::idem_operation, ''1 hour'')', :'first')), 5);
+SELECT left(raises(format('SELECT %s(%L::idem_operation)', f, :'first')), 5) FROM (VALUES ('idem_complete'), ('idem_fail')) v(f);
 SELECT idem_extend(:'second'::idem_operation, '1 hour') > clock_timestamp();
 SELECT idem_complete(:'second'::idem_operation, '"second"');
 SELECT answer(idem_lookup('operations-5'));

@@ -11,6 +11,7 @@ export class IdempotencyError extends Error {
     super(message, cause === undefined ? undefined : { cause })
     /** @type {string} SQLSTATE */
     this.code = code
+    this.name = Object.hasOwn(new.target.prototype, 'name') ? this.name : new.target.name
   }
 }
 
@@ -88,7 +89,7 @@ export class InProgress extends IdempotencyError {
   }
 }
 
-// A bundler that minifies renames the classes, but not these members.
+// A bundler that minifies renames the classes, but not these members. A class of the user's that extends one of them has its own name.
 const CLASSES = {
   IdempotencyError, BadArgument, Forbidden, NotOwned, LeaseLost, TooLarge, KeyReused, NotEnded, NotReady, ConnectionLost, CommitRolledBack,
   Unknown, InProgress,

@@ -19,8 +19,10 @@ import { BadArgument, Declined, InProgress } from './errors.js'
  *   by default the arguments. style: 'transaction'
  */
 
-// Bundlers that minify, such as that of Next.js, make names of a letter or two, and other ones the next time.
+// Bundlers that minify, such as that of Next.js, make names of a letter or two, and other ones the next time. A function that a
+// module exports by default has the name "default" if it has none of its own.
 const SHORTEST = 3
+const BOUND = /^(bound )+/
 
 /**
  * @template {unknown[]} Args
@@ -31,7 +33,7 @@ const SHORTEST = 3
  * @param {(context: Context<Tx, S>, ...args: Args) => R | Promise<R>} run
  * @param {FunctionOptions<Args, S>} options
  * @returns {(...args: Args) => Promise<R>}
- * @throws BadArgument: the function has no name, or one that a minifier may have made
+ * @throws BadArgument: the function has no name, or one that another function may have
  */
 export function idempotent(idempotency, run, { key, name = nameOf(run), request = (...args) => args, style, ...given }) {
   const call = /** @type {(context: object, ...args: Args) => R | Promise<R>} */ (run)
@@ -48,10 +50,12 @@ export function idempotent(idempotency, run, { key, name = nameOf(run), request 
   return async (...args) => valueOf(await once(args))
 }
 
-function nameOf(run) {
-  if (run.name.length >= SHORTEST || run.name === '') return run.name
-  throw new BadArgument(`the name "${run.name}" of a function that runs once may be a minifier's, which the next build changes: give ` +
-    'the option "name"')
+function nameOf({ name }) {
+  const own = name.replace(BOUND, '')
+  if (own === '') return own
+  if (own.length >= SHORTEST && own !== 'default') return name
+  throw new BadArgument(`the name "${name}" of a function that runs once may be that of another one, too, or change with the next build: ` +
+    'give the option "name"')
 }
 
 function valueOf({ outcome, code, headers, payload, body, retryAfter }) {

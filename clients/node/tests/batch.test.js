@@ -74,7 +74,10 @@ test('functions do not share operations, and each needs a name', async (t) => {
   assert.throws(() => idempotency.idempotent(() => 1, options), BadArgument)
   assert.throws(() => idempotency.idempotent(() => 1, { ...options, name: '' }), BadArgument)
   // as a minifier renames it, and other functions
-  assert.throws(() => idempotency.idempotent(function uz() {}, options), { code: 'ID400', message: /"uz".*"name"/ })
+  for (const run of [function uz() {}, function uz() {}.bind(null), { default: () => {} }.default]) {
+    assert.throws(() => idempotency.idempotent(run, options), { code: 'ID400', message: /"(bound )?(uz|default)".*"name"/ })
+  }
+  assert.throws(() => idempotency.idempotent((() => {}).bind(null), options), BadArgument)
   assert.equal(await idempotency.idempotent(function u() { return 'sent' }, { ...options, name: 'u' })(order), 'sent')
   assert.equal(await idempotency.idempotent(function pay() { return 'paid' }, options)(order), 'paid')
 })

@@ -115,6 +115,17 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
         [undefined, undefined, 'true'])
     })
 
+    test('more at once with one key than the pool has connections: one runs', async (t) => {
+      const key = newKey()
+      const { pool, post } = await server(t, async ({ tx }) => {
+        await effect(tx, key)
+        return { status: 201 }
+      })
+      const answers = await Promise.all(Array.from({ length: 40 }, () => post(key)))
+      assert.deepEqual([...new Set(answers.map(({ status }) => status))].filter((status) => status !== 409), [201])
+      assert.equal(await effects(pool, key), 1)
+    })
+
     test('5xx: rolled back, and the next request runs', async (t) => {
       let calls = 0
       const key = newKey()
@@ -862,8 +873,9 @@ describe('hono alone', () => {
   for (const [name, application] of Object.entries(APPLICATIONS)) {
     test(`${name}: an error that has a response is answered as without the package`, async (t) => {
       const pool = poolFor(t)
-      const once = honoIdempotency(new Idempotency(pool), { scope: () => 'hono thrown', required: false, onError: () => {} })
+      const once = honoIdempotency(new Idempotency(pool), { scope: () => 'hono thrown', required: false, onError: (error) => errors.push(error) })
       await pool.query("SELECT idem_set_policy('hono thrown', max_lost_attempts => 1)")
+      const errors = []
       const without = application(routes((handler) => handler))
       const [transaction, lease] = [once.transaction, once.lease].map((wrap) => application(routes(wrap)))
       for (const path of Object.keys(THROWN)) {
@@ -877,6 +889,7 @@ describe('hono alone', () => {
         else assert.deepEqual(again, expected, path)
       }
       assert.equal(await effects(pool, 'hono thrown'), 0)
+      assert.deepEqual(errors, [])
     })
   }
 

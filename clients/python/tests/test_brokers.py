@@ -81,8 +81,9 @@ class KafkaStage:
         partitions = [TopicPartition(self.dead, n) for n in source.partitions_for_topic(self.dead)]
         source.assign(partitions)
         source.seek_to_beginning()
-        ends, found = source.end_offsets(partitions), {}
+        ends, found, deadline = source.end_offsets(partitions), {}, time.monotonic() + 60
         while any(source.position(partition) < end for partition, end in ends.items()):
+            assert time.monotonic() < deadline
             for messages in source.poll(1000).values():
                 found |= {dict(message.headers)[on_kafka.ORIGIN]: message.key.decode()
                           for message in messages if message.key != b"first"}

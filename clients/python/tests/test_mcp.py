@@ -401,7 +401,7 @@ async def over_stdio(program, directory, **settings):
 
 
 def free_port():
-    """Below those that the system gives to connections: nobody gets it meanwhile."""
+    """Below those that the system gives to connections: hardly anybody gets it meanwhile."""
     while True:
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", random.randrange(20000, 32000))) as free:
             return free.getsockname()[1]

@@ -323,7 +323,7 @@ export class HttpIdempotency {
    */
   problem(error, request, answer = this.#answerTo(error, request)) {
     const cause = causeOf(error)
-    if (answer.status === 500 && !(cause instanceof Unstored)) this.#options.onError(cause, request)
+    if (answer.status === 500 && !answer.error && !(cause instanceof Unstored)) this.#options.onError(cause, request)
     return answer
   }
 

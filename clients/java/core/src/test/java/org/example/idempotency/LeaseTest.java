@@ -109,6 +109,7 @@ class LeaseTest extends OnServer {
         sql("SELECT idem_set_policy('short', max_lease => '5 seconds')");
         Result result = once.lease(Call.of(key).withScope("short"), lease -> {
             Thread.sleep(6000);
+            assertTrue(isLeased());
             assertFalse(lease.isLost());
             return done();
         });

@@ -62,8 +62,17 @@ abstract class OnServer {
     }
 
     int effects() throws SQLException {
+        return number("count(*) FROM effect WHERE key");
+    }
+
+    /** Whether the operation has a lease that lasts. */
+    boolean isLeased() throws SQLException {
+        return number("count(*) FROM idempotency_store WHERE lease_expires_at > clock_timestamp() AND idempotency_key") == 1;
+    }
+
+    private int number(String what) throws SQLException {
         try (Connection connection = pool.getConnection(); Statement statement = connection.createStatement();
-                ResultSet row = statement.executeQuery("SELECT count(*) FROM effect WHERE key = '" + key + "'")) {
+                ResultSet row = statement.executeQuery("SELECT " + what + " = '" + key + "'")) {
             row.next();
             return row.getInt(1);
         }
