@@ -200,9 +200,12 @@ class KafkaStage {
   async open(queue) {
     this.queue = queue
     const { Kafka, logLevel } = await import('kafkajs')
-    this.kafka = new Kafka({ brokers: [DEMO_KAFKA], logLevel: logLevel.NOTHING, retry: { initialRetryTime: 50 } })
-    this.admin = this.kafka.admin()
-    this.producer = this.kafka.producer()
+    const clientOf = (retry) => new Kafka({ brokers: [DEMO_KAFKA], logLevel: logLevel.NOTHING, retry })
+    this.kafka = clientOf({ initialRetryTime: 50 })
+    // a busy broker takes seconds until it has a new topic
+    const patient = clientOf({ initialRetryTime: 50, retries: 10 })
+    this.admin = patient.admin()
+    this.producer = patient.producer()
     await this.admin.connect()
     await this.producer.connect()
   }
