@@ -184,10 +184,14 @@ def transaction(settings: Settings, call: Call, work: Callable[..., Any]) -> Flo
 
 def one_transaction(settings: Settings, call: Call, work: Callable[..., Any]) -> Flow:
     """The same without waiting for another owner. Result: an Operation, and a Result where the work ran, else None."""
+    lost = False
+
     def body(session: Any) -> Flow:
+        # The server may not have noticed yet that our lost connection is gone: wait for it.
+        now = replace(call, wait=call.wait + settings.retry.cap) if lost else call
         try:
             answers = yield from own_trip(session, [
-                sql.begin_block(call.isolation), *sql.limit_lost(call.max_lost_attempts), settings.functions.begin(call),
+                sql.begin_block(call.isolation), *sql.limit_lost(call.max_lost_attempts), settings.functions.begin(now),
                 sql.plain(sql.SAVEPOINT)], translate_begin)
         except Exception as error:
             announce_refusal(settings, call, error)
@@ -200,7 +204,15 @@ def one_transaction(settings: Settings, call: Call, work: Callable[..., Any]) ->
         announce_begin(settings, call, operation)
         return operation, (yield from run_work(settings, call, work, session, operation))
 
-    return (yield from retrying(settings, call, lambda: in_session(body)))
+    def once() -> Flow:
+        nonlocal lost
+        try:
+            return (yield from in_session(body))
+        except Again as again:
+            lost = lost or again.lost
+            raise
+
+    return (yield from retrying(settings, call, once))
 
 
 def run_work(settings: Settings, call: Call, work: Callable[..., Any], session: Any, operation: Operation) -> Flow:

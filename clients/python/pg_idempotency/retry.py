@@ -11,6 +11,7 @@ class Retry:
     """``attempts``: tries in all. ``base``, ``cap``: seconds. ``draw``: a number from 0 to 1, drawn each time.
 
     The n-th wait lasts between 0 and min(cap, base * 2^(n-1)) seconds ("full jitter").
+    The begin of a transaction after a lost connection waits up to ``cap`` for the session of that connection to end.
     """
 
     attempts: int = 5

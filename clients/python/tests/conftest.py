@@ -14,7 +14,8 @@ from fault_proxy import Proxy, connect_to, listen_at
 from pooler import pooler
 
 numbers = itertools.count()
-QUICK = Retry(base=0.001, cap=0.01)
+# Pauses are short. A begin after a lost connection waits until the server has noticed the loss, for as long as `cap`.
+QUICK = Retry(base=0.001, cap=60)
 
 
 @pytest.fixture(scope="session", autouse=True)

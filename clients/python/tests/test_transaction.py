@@ -362,6 +362,38 @@ def test_a_lost_answer_to_commit(proxy, run, key, effects, cut, replayed, kind):
     assert (proxy.hits, effects()) == (1, 1)
 
 
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_the_session_of_a_lost_connection_is_waited_for(proxy, run, key, admin, effects, kind):
+    """It waits for a lock when its connection ends, so it does not notice that, and still has the key."""
+    conninfo, lock, ended = f"host={proxy.directory} port=5432", "SELECT pg_advisory_xact_lock(1)", []
+
+    def synchronous():
+        def work(tx, operation):
+            tx.execute(lock)
+            return insert(key)(tx, operation)
+        return Idempotency(lambda: psycopg.connect(conninfo), retry=QUICK).transaction(key, None, work)
+
+    async def asynchronous(idem):
+        async def work(tx, operation):
+            await tx.execute(lock)
+            return await insert_async(key)(tx, operation)
+        return await idem.transaction(key, None, work)
+
+    def until_wait(count):
+        while thread.is_alive() and admin.execute("SELECT count(*) FROM pg_locks WHERE NOT granted").fetchone() != (count,):
+            thread.join(0.01)
+    admin.execute("SELECT pg_advisory_lock(1)")
+    thread = threading.Thread(target=lambda: ended.append(synchronous() if kind == "sync" else run(asynchronous, conninfo)))
+    thread.start()
+    until_wait(1)
+    proxy.cut()
+    until_wait(2)
+    admin.execute("SELECT pg_advisory_unlock(1)")
+    thread.join()
+    assert [(result.outcome, result.replayed) for result in ended] == [("COMPLETED", False)]
+    assert effects() == 1
+
+
 def test_serialization_failures_are_repeated(idem, key, effects):
     """Another transaction changes what this one has read, twice."""
     tries = []
