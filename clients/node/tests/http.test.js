@@ -893,20 +893,90 @@ describe('hono alone', () => {
     })
   }
 
-  test('mapError comes before the response of an error; other errors are problems, and no onError is asked', async (t) => {
+  // Errors without a response. The second one says by its status that it is a refusal.
+  const PLAIN = {
+    '/plain': new Error('plain'),
+    '/status': Object.assign(new Error('status'), { status: 409 }),
+  }
+
+  // An application whose handlers throw what PLAIN has, and the errors that its parts are told of.
+  async function throwing(t, { application = (routes) => routes, ...options } = {}) {
     const pool = poolFor(t)
-    const errors = []
-    const once = honoIdempotency(new Idempotency(pool), {
+    const heard = []
+    const scope = newKey()
+    await pool.query('SELECT idem_set_policy($1, max_lost_attempts => 1)', [scope])
+    const once = honoIdempotency(new Idempotency(pool), { scope: () => scope, describedBy: '/keys', required: false, ...options })
+    const app = new Hono()
+    for (const [path, error] of Object.entries(PLAIN)) {
+      app.post(path, once.transaction(async (c, { tx }) => { await effect(tx, scope); throw error }))
+      app.post(`/lease${path}`, once.lease(() => { throw error }))
+    }
+    t.mock.method(console, 'error', (error) => heard.push(`console: ${error.message}`))
+    return { app: application(app, heard), heard, scope, pool }
+  }
+
+  const answering = (routes, heard) => routes.onError((error, c) => {
+    heard.push(`application: ${error.message}`)
+    return told(error, c)
+  })
+
+  test('the onError of the application answers an error of a handler, which rolls back; without a status it is a lost attempt', async (t) => {
+    const { app, heard, scope, pool } = await throwing(t, { application: answering })
+    for (const [path, error] of Object.entries(PLAIN)) {
+      const key = newKey()
+      for (const answer of [await post(app, path, key), await post(app, path, null), await post(app, `/lease${path}`)]) {
+        assert.deepEqual([answer.status, answer.body], [418, '{"told":"Error"}'], path)
+        assert.deepEqual(answer.headers.find(([name]) => name === 'x-told'), ['x-told', error.message])
+      }
+      const again = await post(app, path, key)
+      if (path === '/plain') assert.equal(JSON.parse(again.body).reason, 'attempts lost')
+      else assert.equal(again.status, 418)
+    }
+    assert.equal(await effects(pool, scope), 0)
+    assert.deepEqual(new Set(heard), new Set(Object.values(PLAIN).map(({ message }) => `application: ${message}`)))
+  })
+
+  test('without an onError of the application the answer is a problem, and the console is told', async (t) => {
+    const { app, heard } = await throwing(t)
+    const seen = []
+    for (const path of ['/plain', '/plain', '/status']) {
+      const { status, headers, body } = await post(app, path)
+      seen.push([status, JSON.parse(body).title, new Headers(headers).get('link')])
+    }
+    const link = '</keys>; rel="describedby"'
+    assert.deepEqual(seen, [[500, 'Internal Server Error', link], [500, 'Internal Server Error', link], [409, 'Conflict', link]])
+    assert.deepEqual(heard, ['console: plain', 'console: plain'])
+  })
+
+  test('an onError that is given to the package is told of what becomes a 500, whoever answers', async (t) => {
+    for (const application of [answering, undefined]) {
+      const errors = []
+      const { app } = await throwing(t, { application, onError: (error) => errors.push(error) })
+      for (const path of Object.keys(PLAIN)) await post(app, path)
+      assert.deepEqual(errors, [PLAIN['/plain']])
+    }
+  })
+
+  test('mapError comes before the application; errors of the package, and those that a repeat may heal, are problems', async (t) => {
+    const pool = poolFor(t)
+    const once = honoIdempotency(new Idempotency(pool, { retry: { attempts: 1 } }), {
       principal: (request) => { if (request.path === '/who') throw THROWN['/response'](); return newKey() },
-      mapError: (error) => error.message === 'mine' ? { status: 410, title: 'gone' } : undefined, onError: (error) => errors.push(error.message),
+      mapError: (error) => error.message === 'mine' ? { status: 410, title: 'gone' } : undefined,
     })
     const app = new Hono().onError(told)
-    for (const [path, error] of Object.entries({ '/mine': new HTTPException(403, { message: 'mine' }), '/plain': new Error('plain'), '/who': null })) {
-      app.post(path, once.transaction(() => { throw error }))
+    const thrown = {
+      '/mine': new HTTPException(403, { message: 'mine' }), '/own': new Error('mine'), '/who': null,
+      '/reused': new KeyReused('another one', {}), '/busy': Object.assign(new Error('busy'), { code: '40001' }), '/string': 'no error',
+      '/frozen': Object.freeze(new Error('takes no response')),
     }
-    const answers = [await post(app, '/mine'), await post(app, '/plain')]
-    assert.deepEqual(answers.map(({ body }) => JSON.parse(body).title), ['gone', 'Internal Server Error'])
-    assert.deepEqual([(await post(app, '/who')).body, errors], ['{"told":"HTTPException"}', ['plain']])
+    for (const [path, error] of Object.entries(thrown)) app.post(path, once.transaction(() => { throw error }))
+    t.mock.method(console, 'error', () => {})
+    const titles = []
+    for (const path of Object.keys(thrown).filter((path) => path !== '/who')) titles.push(JSON.parse((await post(app, path)).body).title)
+    assert.deepEqual(titles, [
+      'gone', 'gone', 'Idempotency-Key is already used', 'The service is busy', 'Internal Server Error', 'Internal Server Error'])
+    assert.equal((await post(app, '/who')).body, '{"told":"HTTPException"}')
+    assert.equal(JSON.parse((await post(app, '/own', null)).body).title, 'Idempotency-Key is missing')
   })
 })
 

@@ -22,8 +22,8 @@ import { routeScope, scopeOf } from './spelling.js'
  * @property {string} route template of the path, such as /payments/:id
  * @property {(name: string) => string[]} header values, one for each time that it was sent; the name in lower case
  * @property {(type: string, encoded: boolean) => Promise<string>} body JSON text that stands for it: see comparable
- * @property {(error: unknown) => import('./problem.js').Answer | undefined} [passOn] an answer with `error`, which the framework answers
- *   itself, by this status
+ * @property {(error: unknown, problem: import('./problem.js').Answer) => import('./problem.js').Answer | undefined} [passOn] in place of
+ *   `problem` an answer with `error`, which the framework answers itself; by its status the operation is ended
  */
 /**
  * @template [Tx=unknown]
@@ -332,7 +332,8 @@ export class HttpIdempotency {
     const cause = causeOf(error)
     if (cause instanceof Unstored) return cause.answer
     const usual = problemFor(error)
-    return this.#mapped(error, request, usual) ?? passOn?.(cause) ?? rendered(usual, this.#options.describedBy)
+    const problem = rendered(usual, this.#options.describedBy)
+    return this.#mapped(error, request, usual) ?? passOn?.(cause, problem) ?? problem
   }
 
   // What mapError gives may be none that can be sent.

@@ -3,6 +3,7 @@ import { routePath } from 'hono/route'
 import { comparable, isJson, mediaType, parseJson, readAll, requestTooLarge, unseen } from './body.js'
 import { HttpIdempotency, responseTooLarge } from './core.js'
 import { valuesOf } from './express.js'
+import { knownProblem } from './problem.js'
 
 /**
  * A handler gives back a Response; in style "lease" it may give writes as well, which commit together with the answer.
@@ -29,8 +30,9 @@ export function honoIdempotency(idempotency, options) {
         ? toAnswer(given, core.maxResponse)
         : { ...await toAnswer(given.response, core.maxResponse), writes: given.writes }
     })
-    if (answer.error) throw answer.error
-    return toResponse(answer)
+    if (!answer.error) return toResponse(answer)
+    if (!hasOwnResponse(answer.error)) giveResponse(answer.error, answer, c.req, options.onError)
+    throw answer.error
   }
   return { transaction: route('transaction'), lease: route('lease') }
 }
@@ -60,11 +62,31 @@ function toExchange(c, maxRequest) {
   }
 }
 
-// An error that has a response, as HTTPException does, is answered by it, or by the application's onError. Only Hono can ask that, and
-// after the rollback: so the response has to say whether it is a refusal.
-function passOn(error) {
-  if (!(error instanceof Error) || !('getResponse' in error)) return undefined
-  return { status: statusOf(error), headers: {}, body: Buffer.alloc(0), error }
+// An error that this package does not know is answered by the application's onError. Only Hono can ask that, and after the rollback: so
+// the error itself has to say whether it is a refusal, by its response, as HTTPException does, or by its status.
+function passOn(error, problem) {
+  if (!(error instanceof Error)) return undefined
+  if (hasOwnResponse(error)) return { status: statusOf(error), headers: {}, body: Buffer.alloc(0), error }
+  return knownProblem(error) || !Object.isExtensible(error) ? undefined : { ...problem, error }
+}
+
+// Errors whose response is a problem of this package.
+const givenResponses = new WeakSet()
+
+function hasOwnResponse(error) {
+  return 'getResponse' in error && !givenResponses.has(error)
+}
+
+// Where the application has no onError, Hono's own asks the error for its response, and logs nothing.
+function giveResponse(error, problem, request, onError) {
+  const isUnexpected = problem.status === 500
+  if (isUnexpected) onError?.(error, request)
+  const getResponse = () => {
+    if (isUnexpected && !onError) console.error(error)
+    return toResponse(problem)
+  }
+  Object.defineProperty(error, 'getResponse', { value: getResponse, configurable: true })
+  givenResponses.add(error)
 }
 
 function statusOf(error) {

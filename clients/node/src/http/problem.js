@@ -57,16 +57,26 @@ const BY_CLASS = [
 const UNAVAILABLE = new Set(['25006', '53300', '55P03', '57014'])
 
 /**
+ * The problem for an error of this package, or for one that a repeat may heal.
+ * @param {unknown} error
+ * @returns {Problem | undefined} undefined: another error
+ */
+export function knownProblem(error) {
+  if (error instanceof Problem) return error
+  const known = BY_CLASS.find(([Class]) => error instanceof Class)
+  if (known) return known[1](error)
+  return isTransient(error) || UNAVAILABLE.has(sqlstate(error) ?? '') ? busy('The service is busy', null) : undefined
+}
+
+/**
  * The problem for any error.
  * @param {unknown} error
  * @returns {Problem}
  */
 export function problemFor(error) {
-  if (error instanceof Problem) return error
   if (error instanceof NotDone) return error.cause === undefined ? busy('The request was not processed', null) : problemFor(error.cause)
-  const known = BY_CLASS.find(([Class]) => error instanceof Class)
-  if (known) return known[1](error)
-  if (isTransient(error) || UNAVAILABLE.has(sqlstate(error) ?? '')) return busy('The service is busy', null)
+  const known = knownProblem(error)
+  if (known) return known
   const { statusCode, status = statusCode } = /** @type {{statusCode?: any, status?: any}} */ (error ?? {})
   if (Number.isInteger(status) && status >= 400 && status < 500) return new Problem(status, STATUS_CODES[status] ?? 'Error')
   return new Problem(500, 'Internal Server Error')
