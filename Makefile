@@ -137,10 +137,10 @@ $(error $(tree) has a build of its own: please "make clean" there first)
 endif
 endif
 
-# One after the other in this order; "setup" creates the extension.
-TESTS := $(call files,sql/,.sql)
-REGRESS = $(filter setup,$(TESTS)) $(filter-out setup,$(TESTS))
-ISOLATION := $(call files,test/isolation/specs/,.spec)
+# One after the other in this order; "setup" has what the others share.
+setup_first = $(filter setup,$(1)) $(filter-out setup,$(1))
+REGRESS := $(call setup_first,$(call files,sql/,.sql))
+ISOLATION := $(call setup_first,$(call files,test/isolation/specs/,.spec))
 ISOLATION_OPTS = --inputdir=$(tree)/test/isolation --load-extension=idempotency
 
 # What -Wextra finds in PostgreSQL's own headers and conventions is silenced.
