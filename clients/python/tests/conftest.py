@@ -24,8 +24,6 @@ def database():
     with psycopg.connect("", autocommit=True) as connection:
         connection.execute("CREATE EXTENSION IF NOT EXISTS idempotency")
         connection.execute("CREATE TABLE IF NOT EXISTS effect (name text, value int)")
-        connection.execute("CREATE TABLE IF NOT EXISTS counter (id int PRIMARY KEY, value int NOT NULL)")
-        connection.execute("INSERT INTO counter VALUES (1, 0), (2, 0) ON CONFLICT DO NOTHING")
 
 
 @pytest.fixture

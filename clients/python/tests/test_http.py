@@ -259,11 +259,11 @@ def test_a_body_that_is_not_seen_whole_is_refused(pool, key, extra, status):
     ({"HTTP_TRANSFER_ENCODING": "chunked", "wsgi.input_terminated": True}, 411)])
 def test_django_refuses_a_body_that_is_not_seen_whole(key, extra, status):
     """Of a chunked body Django sees nothing, so any two of them would be the same request."""
-    import test_sources     # its settings
+    import kinds        # its settings
     from django.core.handlers.wsgi import WSGIRequest
     from django.http import HttpResponse
     from pg_idempotency.http.django import IdempotencyMiddleware
-    assert test_sources.settings.configured
+    assert kinds.settings.configured
     middleware = IdempotencyMiddleware(lambda request: HttpResponse(request.body, status=201))
     response = middleware(WSGIRequest({
         "REQUEST_METHOD": "POST", "PATH_INFO": "/flaky/1", "CONTENT_TYPE": "application/json", "SERVER_NAME": "s",
@@ -322,10 +322,10 @@ def test_a_refusal_of_the_moment_is_no_lost_attempt_async(run, key, admin):
 
 
 def test_django_counts_no_refusal_as_a_lost_attempt(key, admin):
-    import test_sources     # its settings
+    import kinds        # its settings
     from django.test import RequestFactory, override_settings
     from pg_idempotency.http.django import IdempotencyMiddleware
-    assert test_sources.settings.configured
+    assert kinds.settings.configured
     with override_settings(IDEMPOTENCY={"client": {"retry": QUICK}, "scope": lambda asked: "lost django",
                                         "statuses": {"404": Store("release")}}):
         from django.http import HttpResponse
@@ -381,11 +381,11 @@ def test_fastapi_counts_no_refusal_that_is_raised_as_a_lost_attempt(run, key, ad
 
 
 def test_django_counts_no_refusal_that_is_raised_as_a_lost_attempt(key, admin):
-    import test_sources     # its settings
+    import kinds        # its settings
     from django.core.exceptions import PermissionDenied
     from django.http import Http404
     from django.test import Client, override_settings
-    assert test_sources.settings.configured
+    assert kinds.settings.configured
     import django_urls
     admin.execute("SELECT idem_set_policy('raised django', max_lost_attempts => 1)")
     django_urls.errors[:] = [PermissionDenied(), Http404(), KeyReused(), PermissionDenied(), KeyError()]
@@ -492,11 +492,11 @@ def test_a_stranger_may_be_answered_in_your_own_way(pool, key):
 
 
 def test_django_stands_behind_its_authentication(key):
-    import test_sources     # its settings
+    import kinds        # its settings
     from django.core.exceptions import ImproperlyConfigured
     from django.test import RequestFactory, override_settings
     from pg_idempotency.http.django import IdempotencyMiddleware
-    assert test_sources.settings.configured
+    assert kinds.settings.configured
 
     class User:
         def __init__(self, pk):
@@ -621,9 +621,9 @@ def test_flasks_teardown_comes_before_commit_and_may_fail_it(pool, key, effects,
 
 
 def test_django_repeats_what_it_has_made_a_500_of(key, effects):
-    import test_sources     # its settings
+    import kinds        # its settings
     from django.test import Client
-    assert test_sources.settings.configured
+    assert kinds.settings.configured
     import django_urls
     django_urls.tries.clear()
     client = Client(raise_request_exception=False)

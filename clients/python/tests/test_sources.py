@@ -1,269 +1,326 @@
-"""The same flow over the connections of SQLAlchemy and of Django."""
+"""The same flow over each kind of connection: psycopg's, asyncpg's, SQLAlchemy's and Django's."""
 
-import os
+import asyncio
+import threading
 
-import django
+import asyncpg
 import pytest
-import sqlalchemy
-from django.conf import settings
-from sqlalchemy import orm
+from django.db import transaction
 
-from conftest import QUICK
-from pg_idempotency import CommitRolledBack, Completion, Declined, Idempotency, KeyReused, NotDone
-from pg_idempotency.sqlalchemy import SQLAlchemySource
-
-if not settings.configured:
-    settings.configure(SECRET_KEY="tests", USE_TZ=True, ALLOWED_HOSTS=["*"], ROOT_URLCONF="django_urls", DATABASES={
-        "default": {"ENGINE": "django.db.backends.postgresql", "NAME": os.environ["PGDATABASE"],
-                    "USER": os.environ["PGUSER"], "HOST": os.environ["PGHOST"], "PORT": os.environ["PGPORT"]}},
-        MIDDLEWARE=["pg_idempotency.http.django.IdempotencyMiddleware"],
-        IDEMPOTENCY={"principal": lambda request: request.value("x-tenant"), "max_response": 10000,
-                     "client": {"retry": QUICK}})
-    django.setup()
-
-from django.db import connection, transaction     # noqa: E402
-from pg_idempotency.django import DjangoSource      # noqa: E402
-
-Base = orm.declarative_base()
+import kinds
+from pg_idempotency import (CommitRolledBack, Completion, Declined, FakeClock, Idempotency, KeyReused, LeaseLost, NotDone,
+                            NotReady, sqlstate_of)
+from pg_idempotency.django import DjangoSource
 
 
-class Effect(Base):
-    __tablename__ = "effect"
-    name = sqlalchemy.Column(sqlalchemy.Text, primary_key=True)
-    value = sqlalchemy.Column(sqlalchemy.Integer)
-
-
-def by_connection(tx, name):
-    tx.execute(sqlalchemy.text("INSERT INTO effect VALUES (:name, 1)"), {"name": name})
-
-
-def by_session(tx, name):
-    tx.add(Effect(name=name, value=1))
-
-
-def by_django(tx, name):
-    with connection.cursor() as cursor:
-        cursor.execute("INSERT INTO effect VALUES (%s, 1)", [name])
-
-
-def fail_sqlalchemy(tx, sql):
-    tx.execute(sqlalchemy.text(sql))
-
-
-def fail_django(tx, sql):
-    with tx.cursor() as cursor:
-        cursor.execute(sql)
-
-
-@pytest.fixture(params=["connection", "session", "django"])
+@pytest.fixture(params=kinds.BLOCKING + kinds.ASYNC)
 def case(request):
-    """A client, how it writes, and how it runs a statement."""
-    if request.param == "django":
-        yield Idempotency(DjangoSource(), retry=QUICK), by_django, fail_django
-        connection.close()
-        return
-    engine = sqlalchemy.create_engine("postgresql+psycopg2://", pool_size=2)
-    factory = orm.sessionmaker() if request.param == "session" else None
-    yield (Idempotency(SQLAlchemySource(engine, factory), retry=QUICK),
-           by_connection if factory is None else by_session, fail_sqlalchemy)
-    engine.dispose()
+    """Runs a coroutine function of a client of one kind, and of what work does there."""
+    def start(test, **options):
+        async def body():
+            async with kinds.client_of(request.param, **options) as idem:
+                return await test(idem, kinds.On(request.param))
+        return (asyncio.run if request.param in kinds.ASYNC else kinds.finish)(body())
+    return start
+
+
+def of(*some):
+    """The test is for these kinds alone."""
+    return pytest.mark.parametrize("case", some, indirect=True)
+
+
+def plain(tx, operation):
+    return "x"
 
 
 def test_runs_once_and_replays(case, key, effects):
-    idem, write, _ = case
-
-    def work(tx, operation):
-        write(tx, key)
-        return {"name": key}
-    first = idem.transaction(key, {"a": 1}, work)
-    again = idem.transaction(key, {"a": 1}, work)
-    assert (first.replayed, again.replayed, again.payload, effects()) == (False, True, {"name": key}, 1)
-    with pytest.raises(KeyReused):
-        idem.transaction(key, {"a": 2}, work)
-    assert idem.transaction(key + "s", {"a": 1}, lambda tx, operation: "x", isolation="SERIALIZABLE",
-                            max_lost_attempts=5).payload == "x"
-
-
-def test_declined_leaves_no_effects(case, key, effects):
-    idem, write, _ = case
-
-    def work(tx, operation):
-        write(tx, key)
-        raise Declined(402, {"no": 1})
-    assert idem.transaction(key, None, work).code == 402
-    assert idem.transaction(key, None, work).replayed
-    assert effects() == 0
+    async def test(idem, on):
+        async def work(tx, operation):
+            await on.insert(tx, key)
+            return {"name": key}
+        first = await idem.transaction(key, {"a": 1}, work, request_hash=None)
+        again = await idem.transaction(key, {"a": 1}, work)
+        with pytest.raises(KeyReused):
+            await idem.transaction(key, {"a": 2}, work)
+        await idem.transaction(key + "s", None, plain, isolation="SERIALIZABLE", retention=60, max_lost_attempts=5,
+                               request_hash=b"x" * 32)
+        assert await idem.expires_at(key + "s") is not None
+        return [(one.outcome, one.payload, one.replayed, one.attempt) for one in (first, again)]
+    assert case(test) == [("COMPLETED", {"name": key}, replayed, 1) for replayed in (False, True)]
+    assert effects() == 1
 
 
-def test_an_error_leaves_nothing(case, key, effects):
-    idem, write, _ = case
+def test_what_rolls_back_leaves_nothing(case, key, effects):
+    async def test(idem, on):
+        async def declines(tx, operation):
+            await on.insert(tx, key)
+            raise Declined(402, {"no": 1}, headers={"a": "b"}, body=b"\0\xff")
 
-    def work(tx, operation):
-        write(tx, key)
-        raise KeyError("own")
-    with pytest.raises(KeyError):
-        idem.transaction(key, None, work)
-    assert effects() == 0
+        async def breaks(tx, operation):
+            await on.insert(tx, key)
+            raise KeyError("the work's own")
 
+        async def catches(tx, *operation):
+            await on.insert(tx, key)
+            with pytest.raises(Exception):
+                await on.run(tx, "SELECT 1/0")
 
-def test_not_done_is_no_lost_attempt(case, key, effects):
-    idem, write, fail = case
+        async def refuses(tx, operation):
+            await on.insert(tx, key)
+            raise NotDone()
 
-    def work(tx, operation):
-        write(tx, key)
-        raise NotDone()
-
-    def spoiled(tx, operation):
-        write(tx, key)
-        with pytest.raises(Exception):
-            fail(tx, "SELECT 1/0")
-        raise NotDone()
-    for refused in (work, spoiled):
-        with pytest.raises(NotDone):
-            idem.transaction(key, None, refused)
-    assert idem.transaction(key, None, lambda tx, operation: "x", max_lost_attempts=1).payload == "x"
-    assert effects() == 0
-
-
-def test_a_caught_error_does_not_pass_as_success(case, key, effects):
-    idem, write, fail = case
-
-    def work(tx, *operation):
-        write(tx, key)
-        with pytest.raises(Exception):
-            fail(tx, "SELECT 1/0")
-    with pytest.raises(CommitRolledBack):
-        idem.transaction(key, None, work)
-    with pytest.raises(CommitRolledBack):
-        idem.run(work)
+        async def refuses_spoiled(tx, operation):
+            await catches(tx)
+            raise NotDone()
+        first, again = [await idem.transaction(key, None, declines) for _ in range(2)]
+        for one in (first, again):
+            assert (one.outcome, one.code, one.payload, one.headers, one.body, one.retry_after) == (
+                "FAILED", 402, {"no": 1}, {"a": "b"}, b"\0\xff", None)
+        assert (first.replayed, again.replayed) == (False, True)
+        with pytest.raises(KeyError, match="the work's own"):
+            await idem.transaction(key + "e", None, breaks)
+        with pytest.raises(CommitRolledBack):
+            await idem.transaction(key + "e", None, catches)
+        with pytest.raises(CommitRolledBack):
+            await idem.run(catches)
+        for refused in (refuses, refuses_spoiled):
+            with pytest.raises(NotDone):
+                await idem.transaction(key + "n", None, refused)
+        assert (await idem.transaction(key + "n", None, plain, max_lost_attempts=1)).payload == "x"
+        # no connection is left in use, and none in a transaction
+        assert (await idem.transaction(key + "e", None, plain)).attempt == 1
+    case(test, size=1)
     assert effects() == 0
 
 
 @pytest.mark.parametrize("end", ["close", "reset", "rollback"])
 @pytest.mark.parametrize("change", ["new", "modified", "deleted"])
-def test_a_session_that_is_ended_unflushed_does_not_pass_as_success(key, effects, admin, end, change):
-    engine = sqlalchemy.create_engine("postgresql+psycopg2://")
-    idem = Idempotency(SQLAlchemySource(engine, orm.sessionmaker()), retry=QUICK)
+@of("session+psycopg2", "session+psycopg")
+def test_a_session_that_is_ended_unflushed_does_not_pass_as_success(case, key, effects, admin, end, change):
     admin.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
 
-    def work(tx, operation):
-        if change == "new":
-            tx.add(Effect(name=key + "2", value=1))
-        else:
-            effect = tx.get(Effect, key)
-            if change == "modified":
-                effect.value = 2
+    async def test(idem, on):
+        async def work(tx, operation):
+            if change == "new":
+                await on.insert(tx, key + "2")
             else:
-                tx.delete(effect)
-        getattr(tx, end)()
+                effect = await kinds.awaited(tx.get(kinds.Effect, key))
+                if change == "modified":
+                    effect.value = 2
+                else:
+                    await kinds.awaited(tx.delete(effect))
+            await kinds.awaited(getattr(tx, end)())
 
-    def declined(tx, operation):
-        tx.add(Effect(name=key + "2", value=1))
-        tx.close()
-        raise Declined(402)
+        async def declined(tx, operation):
+            await on.insert(tx, key + "2")
+            await kinds.awaited(tx.close())
+            raise Declined(402)
 
-    def flushed(tx, operation):
-        tx.add(Effect(name=key, value=1))
-        tx.flush()
-        tx.close()
-    try:
+        async def flushed(tx, operation):
+            await on.insert(tx, key)
+            await kinds.awaited(tx.flush())
+            await kinds.awaited(tx.close())
         with pytest.raises(CommitRolledBack, match="not flushed"):
-            idem.transaction(key, None, work)
-        assert admin.execute("SELECT count(*) FROM idempotency_store WHERE idempotency_key = %s", (key,)).fetchone()[0] == 0
-        assert idem.transaction(key + "d", None, declined).code == 402
-        idem.transaction(key, None, flushed)
-        assert effects() == 2
-    finally:
-        engine.dispose()
+            await idem.transaction(key, None, work)
+        assert (await idem.transaction(key + "d", None, declined)).code == 402
+        assert not (await idem.transaction(key, None, flushed)).replayed
+    case(test)
+    assert effects() == 2
 
 
-def test_serialization_failures_are_repeated(case, key, effects):
-    idem, write, fail = case
+@pytest.mark.parametrize("sql", ["DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '40001'; END $$",
+                                 "SELECT pg_terminate_backend(pg_backend_pid())"])
+def test_what_may_help_is_repeated(case, key, effects, sql):
     tries = []
 
-    def work(tx, operation):
-        tries.append(1)
-        if len(tries) < 3:
-            fail(tx, "DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '40001'; END $$")
-        write(tx, key)
-    assert idem.transaction(key, None, work).outcome == "COMPLETED"
-    assert (len(tries), effects()) == (3, 1)
-
-
-def test_a_backend_that_is_ended(case, key, effects, admin):
-    idem, write, fail = case
-    tries = []
-
-    def work(tx, operation):
-        tries.append(1)
-        if len(tries) == 1:
-            fail(tx, "SELECT pg_terminate_backend(pg_backend_pid())")
-        write(tx, key)
-    assert idem.transaction(key, None, work).outcome == "COMPLETED"
-    assert (len(tries), effects()) == (2, 1)
+    async def test(idem, on):
+        async def work(tx, operation):
+            tries.append(operation.attempt)
+            if len(tries) == 1:
+                await on.run(tx, sql)
+            await on.insert(tx, key)
+        return (await idem.transaction(key, None, work)).outcome
+    assert case(test) == "COMPLETED"
+    assert (tries, effects()) == ([1, 1], 1)
 
 
 @pytest.mark.parametrize("cut, replayed", [("lose", True), ("before", False)])
-@pytest.mark.parametrize("kind", ["sqlalchemy", "django"])
-def test_a_lost_answer_to_commit(proxy, key, effects, cut, replayed, kind):
-    """The thread's connection of Django goes through the proxy, and so does that of an engine."""
-    def work(tx, operation):
-        if not proxy.hits:
-            proxy.arm(cut)
-        (by_django if kind == "django" else by_connection)(tx, key)
-        return 1
-    if kind == "django":
-        connection.close()
-        before, connection.settings_dict["HOST"] = connection.settings_dict["HOST"], proxy.directory
-        try:
-            result = Idempotency(DjangoSource(), retry=QUICK).transaction(key, None, work)
-        finally:
-            connection.close()
-            connection.settings_dict["HOST"] = before
-    else:
-        engine = sqlalchemy.create_engine(f"postgresql+psycopg2://?host={proxy.directory}")
-        result = Idempotency(SQLAlchemySource(engine), retry=QUICK).transaction(key, None, work)
-        engine.dispose()
-    assert (result.outcome, result.replayed, proxy.hits, effects()) == ("COMPLETED", replayed, 1, 1)
+def test_a_lost_answer_to_commit(case, proxy, key, effects, cut, replayed):
+    async def test(idem, on):
+        async def work(tx, operation):
+            if not proxy.hits:
+                proxy.arm(cut)
+            await on.insert(tx, key)
+            return {"name": key}
+        return await idem.transaction(key, {"a": 1}, work)
+    result = case(test, host=proxy.directory)
+    assert (result.outcome, result.replayed, result.payload) == ("COMPLETED", replayed, {"name": key})
+    assert (proxy.hits, effects()) == (1, 1)
 
 
-def test_leases(case, key, effects):
-    idem, write, _ = case
-    result = idem.lease(key, None, lambda operation, signal: Completion("ok", lambda tx: write(tx, key)))
-    assert (result.payload, effects()) == ("ok", 1)
-    assert idem.lease(key, None, lambda operation, signal: 1 / 0).replayed
-    assert idem.lease(key + "2", None, lambda operation, signal: "plain").payload == "plain"
+def test_the_session_of_a_lost_connection_is_waited_for(case, proxy, key, admin, effects):
+    """It waits for a lock when its connection ends, so it does not notice that, and still has the key."""
+    ended = []
+
+    async def test(idem, on):
+        async def work(tx, operation):
+            await on.run(tx, "SELECT pg_advisory_xact_lock(1)")
+            await on.insert(tx, key)
+        ended.append(await idem.transaction(key, None, work))
+
+    def until_wait(count):
+        while thread.is_alive() and admin.execute("SELECT count(*) FROM pg_locks WHERE NOT granted").fetchone() != (count,):
+            thread.join(0.01)
+    admin.execute("SELECT pg_advisory_lock(1)")
+    thread = threading.Thread(target=lambda: case(test, host=proxy.directory))
+    thread.start()
+    until_wait(1)
+    proxy.cut()
+    until_wait(2)
+    admin.execute("SELECT pg_advisory_unlock(1)")
+    thread.join()
+    assert [(result.outcome, result.replayed) for result in ended] == [("COMPLETED", False)]
+    assert effects() == 1
 
 
-def test_many(case, key):
-    idem, _, _ = case
+@of(*[kind for kind in kinds.BLOCKING + kinds.ASYNC if "+" in kind or kind == "django"])
+def test_no_server_is_an_error_after_the_last_try(case, tmp_path):
+    """Pools that are opened before are not asked here."""
+    retried = []
 
-    def work(tx):
-        operations = idem.begin_many(tx, [key], [{"n": 1}])
-        if operations[0].outcome == "ACQUIRED":
-            idem.complete_many(tx, [key], ["done"])
-        return operations[0].outcome, operations[0].payload
-    assert [idem.run(work), idem.run(work)] == [("ACQUIRED", None), ("COMPLETED", "done")]
+    async def test(idem, on):
+        with pytest.raises(Exception) as raised:
+            await idem.transaction("k", None, plain)
+        assert not isinstance(raised.value, NotReady)
+    case(test, host=tmp_path, hooks={"retried": retried.append})
+    assert len(retried) == 4
 
 
-def test_hooks_of_django_run_after_a_real_commit_only(key):
-    idem = Idempotency(DjangoSource())
+def test_leases(case, key, effects, admin):
+    clock = FakeClock()
+
+    def lease_end():
+        return admin.execute("SELECT lease_expires_at FROM idempotency_store WHERE idempotency_key = %s",
+                             (key + "2",)).fetchone()[0]
+
+    async def test(idem, on):
+        def work(operation, signal):
+            return Completion("ok", lambda tx: on.insert(tx, key))
+        first, again = [await idem.lease(key, None, work) for _ in range(2)]
+        assert [(one.payload, one.replayed) for one in (first, again)] == [("ok", False), ("ok", True)]
+
+        async def slow(operation, signal):
+            ends = [lease_end()]
+            for _ in range(3):
+                await on.advance(clock, 10)
+                ends.append(lease_end())
+            return ends == sorted(set(ends))
+        assert (await idem.lease(key + "2", None, slow, lease=30)).payload is True
+    case(test, clock=clock)
+    assert effects() == 1
+
+
+@of(*kinds.ASYNC)
+def test_a_server_that_hangs_costs_the_lease_and_no_more(case, key, proxy):
+    """The end gets no answer: the connection is cut after as long as a lease lasts."""
+    async def test(idem, on):
+        def work(operation, signal):
+            proxy.hang()
+            return "x"
+        with pytest.raises(LeaseLost):
+            await asyncio.wait_for(idem.lease(key, None, work, lease=1), 60)
+    case(test, host=proxy.directory, timeout=2)
+
+
+@of(*kinds.ASYNC[1:])
+def test_cancelled_again_and_again(case, key, effects, admin):
+    """A call that is cancelled gives its only connection back, and its statement ends: SQLAlchemy may leave that of asyncpg
+    to the server."""
+    async def test(idem, on):
+        async def work(tx, operation):
+            await on.insert(tx, key)
+            await on.run(tx, "SELECT pg_sleep(60)")
+        task = asyncio.ensure_future(idem.transaction(key, None, work))
+        while not admin.execute("SELECT 1 FROM pg_stat_activity WHERE query ~ '^SELECT pg_sleep'").fetchone():
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (await idem.transaction(key + "2", None, plain)).payload == "x"
+        if on.kind.endswith("+asyncpg"):
+            admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query ~ '^SELECT pg_sleep'")
+        # the server may still be at its end for a moment
+        return (await idem.transaction(key, None, plain, wait=20)).payload
+    assert case(test, size=1) == "x"
+    assert effects() == 0
+
+
+def test_many(case, key, effects):
+    keys = [key + "0", key + "1", key + '"\\2', key + "0"]
+    requests = [{"n": 0}, {"n": 'quote " and \\'}, None, {"n": 0}]
+    hashes = [None, None, b"x" * 32, None]
+
+    async def test(idem, on):
+        async def work(tx):
+            operations = await idem.begin_many(tx, keys, requests, request_hashes=hashes)
+            ours = [operation.key for operation in operations if operation.outcome == "ACQUIRED"]
+            for _ in ours:
+                await on.run(tx, f"INSERT INTO effect VALUES ('{key}', 1)")
+            assert await idem.complete_many(tx, ours, [{"done": one} for one in ours]) == len(ours)
+            return [(operation.outcome, operation.payload) for operation in operations]
+        assert await idem.run(work) == [("ACQUIRED", None)] * 3 + [("IN_PROGRESS", None)]
+        done = [("COMPLETED", {"done": one}) for one in keys]
+        assert await idem.run(work) == done
+        requests[1] = {"n": "another"}
+        assert await idem.run(work) == [done[0], ("MISMATCH", None), *done[2:]]
+        return (await idem.transaction(keys[1], None, plain)).payload
+    assert case(test) == {"done": keys[1]}
+    assert effects() == 3
+
+
+def test_sqlstates_are_found(case, key):
+    async def test(idem, on):
+        with pytest.raises(Exception) as raised:
+            await idem.transaction(key, None, lambda tx, operation: on.run(tx, "SELECT 1/0"))
+        return sqlstate_of(raised.value)
+    assert case(test) == "22012"
+
+
+@of("asyncpg")
+def test_a_transaction_of_asyncpg_in_the_work_is_a_savepoint(case, key, effects):
+    async def test(idem, on):
+        async def work(tx, operation):
+            await on.insert(tx, key)
+            with pytest.raises(asyncpg.DivisionByZeroError):
+                async with tx.transaction():
+                    await on.run(tx, "SELECT 1/0")
+        return (await idem.transaction(key, None, work)).outcome
+    assert case(test) == "COMPLETED"
+    assert effects() == 1
+
+
+@of("django")
+def test_hooks_of_django_run_after_a_real_commit_only(case, key):
     ran = []
 
-    def work(tx, operation, fails=False):
-        transaction.on_commit(lambda: ran.append(fails))
-        if fails:
-            with pytest.raises(Exception):
-                fail_django(tx, "SELECT 1/0")
-    idem.transaction(key, None, work)
-    with pytest.raises(CommitRolledBack):
-        idem.transaction(key + "2", None, lambda tx, operation: work(tx, operation, True))
-    assert ran == [False]
+    async def test(idem, on):
+        async def work(tx, operation):
+            transaction.on_commit(lambda: ran.append(operation.key))
+            if operation.key != key:
+                with pytest.raises(Exception):
+                    await on.run(tx, "SELECT 1/0")
+        await idem.transaction(key, None, work)
+        with pytest.raises(CommitRolledBack):
+            await idem.transaction(key + "2", None, work)
+    case(test)
+    assert ran == [key]
 
 
 def test_django_inside_of_another_transaction_is_refused(key):
     idem = Idempotency(DjangoSource())
     with transaction.atomic(), pytest.raises(RuntimeError):
-        idem.transaction(key, None, lambda tx, operation: 1)
+        idem.transaction(key, None, plain)
     with transaction.atomic(), pytest.raises(RuntimeError):
-        idem.lease(key, None, lambda operation, signal: 1)
+        idem.lease(key, None, plain)

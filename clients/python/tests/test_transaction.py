@@ -17,24 +17,6 @@ from pg_idempotency import (BadArgument, CommitRolledBack, Completion, Declined,
                             NotDone, NotReady, Operation, Response, Retry, TooLarge)
 
 
-def test_runs_once_and_replays(idem, key, effects):
-    first = idem.transaction(key, {"a": 1}, insert(key))
-    again = idem.transaction(key, {"a": 1}, insert(key))
-    assert (first.outcome, first.payload, first.replayed, first.attempt) == ("COMPLETED", {"name": key}, False, 1)
-    assert (again.outcome, again.payload, again.replayed, again.attempt) == ("COMPLETED", {"name": key}, True, 1)
-    assert effects() == 1
-
-
-def test_runs_once_and_replays_async(run, key, effects):
-    async def body(idem):
-        first = await idem.transaction(key, {"a": 1}, insert_async(key))
-        again = await idem.transaction(key, {"a": 1}, insert_async(key))
-        return first, again
-    first, again = run(body)
-    assert (first.replayed, again.replayed, again.payload) == (False, True, {"name": key})
-    assert effects() == 1
-
-
 def test_a_whole_response_is_replayed(idem, key):
     answer = Response(201, {"X-A": "b", "n": 1}, {"p": None}, b"\x00\xffbytes")
     first = idem.transaction(key, None, lambda tx, operation: answer)
@@ -172,29 +154,6 @@ def test_what_is_missing_is_named(admin, key):
         admin.execute("DROP DATABASE bare WITH (FORCE)")
 
 
-def test_an_error_stores_nothing(idem, key, effects):
-    def work(tx, operation):
-        insert(key)(tx, operation)
-        raise KeyError("the work's own")
-    with pytest.raises(KeyError, match="the work's own"):
-        idem.transaction(key, None, work)
-    assert effects() == 0
-    assert idem.transaction(key, None, insert(key)).attempt == 1
-    assert effects() == 1
-
-
-def test_declined_is_stored_without_its_effects(idem, key, effects):
-    def work(tx, operation):
-        insert(key)(tx, operation)
-        raise Declined(402, {"reason": "declined"}, headers={"X": "y"})
-    first = idem.transaction(key, None, work)
-    again = idem.transaction(key, None, insert(key))
-    for result in (first, again):
-        assert (result.outcome, result.code, result.payload, result.headers, result.retry_after) == (
-            "FAILED", 402, {"reason": "declined"}, {"X": "y"}, None)
-    assert (first.replayed, again.replayed, effects()) == (False, True, 0)
-
-
 def test_declined_after_a_failed_statement(idem, key):
     def work(tx, operation):
         try:
@@ -263,22 +222,6 @@ def test_not_done_is_raised_again_and_no_lost_attempt(idem, key, effects):
     assert (len(runs), effects()) == (4, 0)
 
 
-def test_a_caught_error_does_not_pass_as_success(idem, key, effects):
-    def work(tx, operation):
-        insert(key)(tx, operation)
-        try:
-            tx.execute("SELECT 1/0")
-        except psycopg.Error:
-            pass
-        return "all well"
-    with pytest.raises(CommitRolledBack):
-        idem.transaction(key, None, work)
-    assert effects() == 0
-    with pytest.raises(CommitRolledBack):
-        idem.run(lambda tx: work(tx, pg_idempotency.Operation("ACQUIRED", "", key, 1)))
-    assert effects() == 0
-
-
 def test_a_commit_that_answers_rollback_is_seen_by_its_tag(idem, admin, key):
     """The tag is what counts for `run`: nothing fails there before COMMIT."""
     with pytest.raises(CommitRolledBack, match="COMMIT answered ROLLBACK"):
@@ -345,71 +288,6 @@ def test_a_refusal_takes_two_round_trips_more_as_well(proxy, key, refusal):
     assert (proxy.trips, proxy.flushes) == (3, 0)
 
 
-@pytest.mark.parametrize("cut, replayed", [("lose", True), ("before", False)])
-@pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_lost_answer_to_commit(proxy, run, key, effects, cut, replayed, kind):
-    conninfo = f"host={proxy.directory} port=5432"
-
-    async def asynchronous(idem):
-        proxy.arm(cut)
-        return await idem.transaction(key, {"a": 1}, insert_async(key))
-    if kind == "async":
-        result = run(asynchronous, conninfo)
-    else:
-        proxy.arm(cut)
-        result = Idempotency(lambda: psycopg.connect(conninfo), retry=QUICK).transaction(key, {"a": 1}, insert(key))
-    assert (result.outcome, result.replayed, result.payload) == ("COMPLETED", replayed, {"name": key})
-    assert (proxy.hits, effects()) == (1, 1)
-
-
-@pytest.mark.parametrize("kind", ["sync", "async"])
-def test_the_session_of_a_lost_connection_is_waited_for(proxy, run, key, admin, effects, kind):
-    """It waits for a lock when its connection ends, so it does not notice that, and still has the key."""
-    conninfo, lock, ended = f"host={proxy.directory} port=5432", "SELECT pg_advisory_xact_lock(1)", []
-
-    def synchronous():
-        def work(tx, operation):
-            tx.execute(lock)
-            return insert(key)(tx, operation)
-        return Idempotency(lambda: psycopg.connect(conninfo), retry=QUICK).transaction(key, None, work)
-
-    async def asynchronous(idem):
-        async def work(tx, operation):
-            await tx.execute(lock)
-            return await insert_async(key)(tx, operation)
-        return await idem.transaction(key, None, work)
-
-    def until_wait(count):
-        while thread.is_alive() and admin.execute("SELECT count(*) FROM pg_locks WHERE NOT granted").fetchone() != (count,):
-            thread.join(0.01)
-    admin.execute("SELECT pg_advisory_lock(1)")
-    thread = threading.Thread(target=lambda: ended.append(synchronous() if kind == "sync" else run(asynchronous, conninfo)))
-    thread.start()
-    until_wait(1)
-    proxy.cut()
-    until_wait(2)
-    admin.execute("SELECT pg_advisory_unlock(1)")
-    thread.join()
-    assert [(result.outcome, result.replayed) for result in ended] == [("COMPLETED", False)]
-    assert effects() == 1
-
-
-def test_serialization_failures_are_repeated(idem, key, effects):
-    """Another transaction changes what this one has read, twice."""
-    tries = []
-
-    def work(tx, operation):
-        tx.execute("SELECT value FROM counter WHERE id = 1").fetchone()
-        tries.append(operation.attempt)
-        if len(tries) < 3:
-            with psycopg.connect("", autocommit=True) as other:
-                other.execute("UPDATE counter SET value = value + 1 WHERE id = 1")
-        tx.execute("UPDATE counter SET value = value + 1 WHERE id = 1")
-        return insert(key)(tx, operation)
-    result = idem.transaction(key, None, work, isolation="REPEATABLE READ")
-    assert (result.outcome, tries, effects()) == ("COMPLETED", [1, 1, 1], 1)
-
-
 @pytest.mark.parametrize("state", ["40001", "40P01"])
 def test_repeats_are_bounded(pool, key, effects, state):
     clock = pg_idempotency.FakeClock()
@@ -437,47 +315,6 @@ def test_other_errors_of_the_database_are_not_repeated(idem, key):
     with pytest.raises(psycopg.errors.DivisionByZero):
         idem.transaction(key, None, work)
     assert len(tries) == 1
-
-
-def test_the_same_for_asyncio(run, key):
-    tries = []
-
-    async def body(idem):
-        async def work(tx, operation):
-            tries.append(1)
-            await tx.execute("DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '40001'; END $$")
-        with pytest.raises(psycopg.errors.SerializationFailure):
-            await idem.transaction(key, None, work)
-        with pytest.raises(BadArgument):
-            await idem.transaction("", None, work)
-
-        async def caught(tx, operation):
-            try:
-                await tx.execute("SELECT 1/0")
-            except psycopg.Error:
-                pass
-        with pytest.raises(CommitRolledBack):
-            await idem.transaction(key, None, caught)
-
-        async def declined(tx, operation):
-            raise Declined(402, {"no": 1})
-        assert (await idem.transaction(key, None, declined)).code == 402
-        return (await idem.transaction(key, None, declined)).replayed
-    assert run(body) is True
-    assert len(tries) == 5
-
-
-def test_a_backend_that_is_ended(idem, key, admin, effects):
-    killed = []
-
-    def work(tx, operation):
-        insert(key)(tx, operation)
-        if not killed:
-            killed.append(tx.info.backend_pid)
-            admin.execute("SELECT pg_terminate_backend(%s, 10000)", (tx.info.backend_pid,))
-        return 1
-    assert idem.transaction(key, None, work).outcome == "COMPLETED"
-    assert (len(killed), effects()) == (1, 1)
 
 
 def test_an_error_of_the_work_is_not_repeated_when_the_connection_is_gone_too(idem, key, admin):
@@ -557,36 +394,6 @@ def test_statements_are_prepared_only_when_asked_for(key, prepare, prepared):
                 tx.execute("SELECT %s::int", (1,))
             return tx.execute("SELECT count(*) FROM pg_prepared_statements").fetchone()[0]
         assert idem.transaction(key, None, work).payload == prepared
-
-
-def test_many(idem, key, effects):
-    keys = [f"{key}-{n}" for n in range(3)] + [f"{key}-0"]
-    requests = [{"n": 0}, {"n": 'quote " and \\'}, None, {"n": 0}]
-
-    def work(tx):
-        operations = idem.begin_many(tx, keys, requests)
-        ours = [operation.key for operation in operations if operation.outcome == "ACQUIRED"]
-        for _ in ours:
-            tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
-        assert idem.complete_many(tx, ours, [{"done": one} for one in ours]) == len(ours)
-        return [operation.outcome for operation in operations]
-    assert idem.run(work) == ["ACQUIRED", "ACQUIRED", "ACQUIRED", "IN_PROGRESS"]
-    assert idem.run(work) == ["COMPLETED"] * 4
-    requests[1] = {"n": "another"}
-    assert idem.run(work) == ["COMPLETED", "MISMATCH", "COMPLETED", "COMPLETED"]
-    assert effects() == 3
-    assert idem.transaction(keys[1], None, insert(key)).payload == {"done": keys[1]}
-
-
-def test_many_async(run, key):
-    async def body(idem):
-        async def work(tx):
-            operations = await idem.begin_many(tx, [key], request_hashes=[b"1" * 32])
-            if operations[0].outcome == "ACQUIRED":
-                assert await idem.complete_many(tx, [key]) == 1
-            return operations[0].outcome
-        return await idem.run(work), await idem.run(work)
-    assert run(body) == ("ACQUIRED", "COMPLETED")
 
 
 def test_hooks_get_names_and_numbers(pool, key, caplog):
