@@ -10,7 +10,7 @@ from typing import Any
 
 from django.db import connections, transaction
 
-from .errors import means_lost, sqlstate_of
+from .errors import CommitRolledBack, means_lost, sqlstate_of
 from .framework import FrameworkSession
 from .sql import ROLLBACK_TO, Statement
 from .steps import Answer
@@ -39,9 +39,8 @@ class DjangoSession(FrameworkSession):
             transaction.set_rollback(False, using=self.using)
         if self.block is None and self.handle.in_atomic_block:
             raise RuntimeError("a lease must begin and end outside of other transactions")
-
-    def has_failed(self) -> bool:
-        return bool(self.handle.needs_rollback)
+        if self.handle.needs_rollback:
+            raise CommitRolledBack("the work caught an error of the database and went on")
 
     def commit(self) -> None:
         block, self.block = self.block, None

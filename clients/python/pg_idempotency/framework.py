@@ -58,7 +58,7 @@ class FrameworkSession(ABC):
     def run_commit(self) -> Answer:
         """Commits, unless the transaction has failed."""
         status = getattr(getattr(self.driver(), "info", None), "transaction_status", None)
-        if self.has_failed() or status == IN_ERROR:
+        if status == IN_ERROR:
             raise CommitRolledBack("the work caught an error of the database and went on")
         if status is None:
             self.fetch(("SELECT 1", ()))    # asyncpg does not show it: a failed transaction answers 25P02
@@ -68,10 +68,6 @@ class FrameworkSession(ABC):
     def cut(self) -> None:
         """Ends the connection at once, from any thread."""
         cut(self.driver)
-
-    def has_failed(self) -> bool:
-        """Whether the framework knows of an error in the transaction."""
-        return False
 
     @abstractmethod
     def driver(self) -> Any:

@@ -28,7 +28,7 @@ if not settings.configured:
                      "client": {"retry": QUICK}})
     django.setup()
 
-from django.db import connection     # noqa: E402
+from django.db import connection, transaction     # noqa: E402
 from pg_idempotency.django import DjangoSource      # noqa: E402
 
 BLOCKING = ["psycopg", "connection+psycopg2", "session+psycopg2", "django"]
@@ -91,7 +91,7 @@ class On:
     async def run(self, tx, sql):
         """Runs a statement."""
         if self.kind == "django":
-            with tx.cursor() as cursor:
+            with transaction.atomic(savepoint=False), tx.cursor() as cursor:
                 cursor.execute(sql)
             return
         await awaited(tx.execute(sqlalchemy.text(sql) if "+" in self.kind else sql))
