@@ -31,14 +31,14 @@ sub write_file
 sub read_guards
 {
 	my ($list) = @_;
-	my (@guards, $file);
+	my (@guards, $file, $tests);
 
 	for (split /\n/, read_file($list))
 	{
 		next if /^#/ || /^$/;
-		if (/^= (.+)/) { push @guards, { name => $1, file => $file, old => '', new => '' } }
+		if (/^= (.+)/) { push @guards, { name => $1, file => $file, tests => $tests, old => '', new => '' } }
 		elsif (/^file: (\S+)$/) { $guards[-1]{file} = $file = $1 }
-		elsif (/^tests: (.+)/) { $guards[-1]{tests} = [ map { runs_of(split) } split /;/, $1 ] }
+		elsif (/^tests: (.+)/) { $guards[-1]{tests} = $tests = [ map { runs_of(split) } split /;/, $1 ] }
 		elsif (/^-(.*)/) { $guards[-1]{old} .= "$1\n" }
 		elsif (/^\+(.*)/) { $guards[-1]{new} .= "$1\n" }
 		else { die "$list: what is \"$_\"?\n" }
