@@ -79,14 +79,18 @@ class Cut:
         self.done = True
         self.session.cut()
 
-    async def later(self) -> None:
-        """The same for asyncio."""
-        self()
-
     def explain(self, error: Exception) -> None:
         """Raises LeaseLost, if the error comes from the cut."""
         if self.done:
             raise LeaseLost("the database did not answer in time") from error
+
+
+def later(call: Callable[[], None]) -> Callable[[], Awaitable[None]]:
+    """A function that blocks no longer than it takes, for who awaits it."""
+    async def called() -> None:
+        call()
+
+    return called
 
 
 def advance(flow: Flow, value: Any, error: Optional[BaseException]) -> Step:
@@ -116,9 +120,17 @@ class Heartbeat:
             if not self.ended:
                 self.stops[name] = self.after(max(0.0, delay), call)
 
-    def is_over(self) -> bool:
-        """Whether the lease has run out by our own clock: a beat may hang, or wait for a connection."""
-        return bool(self.beat.left() <= 0)
+    def start(self, once: Callable[[], Any], watch: Callable[[], Any]) -> None:
+        """Arms the first beat, and the first ``watch``."""
+        self.watching = watch
+        self.arm("beat", self.beat.period, once)
+        self.arm("watch", self.beat.left(), watch)
+
+    def watch(self) -> None:
+        """Loses a lease that has run out by our own clock: a beat may hang, or wait for a connection."""
+        if self.beat.left() <= 0:
+            self.lose()
+        self.arm("watch", self.beat.left(), self.watching)
 
     def lose(self) -> None:
         """The lease is lost: tell the work, and cancel it where it is a task."""
@@ -202,13 +214,7 @@ class Driver:
                 heartbeat.lose()
             heartbeat.arm("beat", beat.period, once)
 
-        def watch() -> None:
-            if heartbeat.is_over():
-                heartbeat.lose()
-            heartbeat.arm("watch", beat.left(), watch)
-
-        heartbeat.arm("beat", beat.period, once)
-        heartbeat.arm("watch", beat.left(), watch)
+        heartbeat.start(once, heartbeat.watch)
         return heartbeat
 
     def stop_heartbeat(self, heartbeat: Heartbeat) -> None:
@@ -243,7 +249,7 @@ class AsyncDriver:
         if limit is None:
             return await session.round_trip(statements)
         cut = Cut(session)
-        stop = self.clock.after_async(limit, cut.later)
+        stop = self.clock.after_async(limit, later(cut))
         try:
             return await session.round_trip(statements)
         except Exception as error:
@@ -296,13 +302,7 @@ class AsyncDriver:
                 heartbeat.lose()
             heartbeat.arm("beat", beat.period, once)
 
-        async def watch() -> None:
-            if heartbeat.is_over():
-                heartbeat.lose()
-            heartbeat.arm("watch", beat.left(), watch)
-
-        heartbeat.arm("beat", beat.period, once)
-        heartbeat.arm("watch", beat.left(), watch)
+        heartbeat.start(once, later(heartbeat.watch))
         return heartbeat
 
     async def stop_heartbeat(self, heartbeat: Heartbeat) -> None:

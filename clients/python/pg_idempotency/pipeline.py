@@ -7,7 +7,6 @@ more than running ``idem_begin``, so statements are prepared where that is allow
 from __future__ import annotations
 
 import hashlib
-import re
 from functools import lru_cache, partial
 from typing import Any, Callable, Dict, Generator, List, Optional, Sequence, Set, Tuple
 from weakref import WeakKeyDictionary
@@ -16,7 +15,7 @@ import psycopg
 from psycopg.pq import ConnStatus, ExecStatus
 from psycopg.waiting import Ready, Wait
 
-from .sql import BEGIN, Statement
+from .sql import BEGIN, Statement, numbered
 from .steps import Answer
 
 LOADERS: Dict[int, Callable[[str], Any]] = {
@@ -30,17 +29,9 @@ Command = Tuple[Optional[bytes], Callable[[], Any]]
 
 
 @lru_cache(maxsize=256)
-def numbered(text: str) -> Tuple[str, bytes]:
-    """psycopg's placeholders as the server's, and the name that such a text is prepared under."""
-    count = 0
-
-    def replace(match: Any) -> str:
-        nonlocal count
-        if match.group() == "%%":
-            return "%"
-        count += 1
-        return f"${count}"
-    sql = re.sub("%%|%s", replace, text)
+def named(text: str) -> Tuple[str, bytes]:
+    """A statement with the server's placeholders, and the name that it is prepared under."""
+    sql = numbered(text)
     return sql, b"pg_idempotency_" + hashlib.sha256(sql.encode()).hexdigest()[:32].encode()
 
 
@@ -102,7 +93,7 @@ def round_trip(connection: Any, prepared: Prepared, statements: Sequence[Stateme
 
 def commands_of(pgconn: Any, prepared: Prepared, statement: Statement, encoding: str) -> List[Command]:
     """What sends a statement; before it, with its name, what prepares it, if need be."""
-    sql, name = numbered(statement[0])
+    sql, name = named(statement[0])
     values = [as_text(value, encoding) for value in statement[1]]
     text = sql.encode(encoding)
     if not (prepared.direct and values):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Awaitable, Callable, Dict, Optional
+import contextlib
+from functools import partial
+from typing import Any, Awaitable, Callable, Dict, Optional, Union
 
+from .. import steps
 from ..client import AsyncIdempotency, Idempotency
 from ..drive import to_its_end
-from ..model import IN_PROGRESS, Duration, Operation, Result, seconds
+from ..model import IN_PROGRESS, Duration, Operation, seconds
+from ..steps import Flow
 from .core import Admitted, Exchange, Reply, Served, active
 from .problem import HandlerTimeout
-
-Handler = Callable[[Exchange], Reply]
-AsyncHandler = Callable[[Exchange], Awaitable[Reply]]
 
 
 def arguments(admitted: Admitted) -> Dict[str, Any]:
@@ -24,14 +25,27 @@ def arguments(admitted: Admitted) -> Dict[str, Any]:
     return named
 
 
-def serve(idem: Idempotency, served: Served, handler: Handler) -> Reply:
+def serve(idem: Idempotency, served: Served, handler: Callable[[Exchange], Reply]) -> Reply:
     """Runs a blocking handler. Raises nothing that is an Exception."""
+    reply: Reply = idem.driver.run(serving(idem, served, handler))
+    return reply
+
+
+async def serve_async(idem: AsyncIdempotency, served: Served, handler: Callable[[Exchange], Awaitable[Reply]]) -> Reply:
+    """The same for asyncio."""
+    limit = served.options.timeout
+    reply: Reply = await idem.driver.run(serving(idem, served, lambda exchange: within(limit, handler(exchange))))
+    return reply
+
+
+def serving(idem: Union[Idempotency, AsyncIdempotency], served: Served, handler: Callable[[Exchange], Any]) -> Flow:
+    """The flow of both. Result: a Reply."""
     admitted = served.admitted
 
-    def handle(exchange: Exchange) -> Any:
+    def handle(exchange: Exchange) -> Flow:
         token = active.set(exchange)
         try:
-            reply = handler(exchange)
+            reply = yield steps.call(handler, exchange)
         except Exception as error:
             served.refuse(error)
             raise
@@ -41,30 +55,23 @@ def serve(idem: Idempotency, served: Served, handler: Handler) -> Reply:
         return served.outcome(exchange, reply)
 
     def in_transaction(tx: Any, operation: Operation) -> Any:
-        return handle(Exchange(tx, operation))
+        return idem.driver.run(handle(Exchange(tx, operation)))
 
     def in_lease(operation: Operation, signal: Any) -> Any:
-        return handle(Exchange(None, operation, signal))
+        return idem.driver.run(handle(Exchange(None, operation, signal)))
 
+    run, work = (idem.transaction, in_transaction) if served.options.lease is None else (idem.lease, in_lease)
     try:
-        if admitted.options.lease is not None:
-            result = idem.lease(admitted.key, admitted.request, in_lease, **arguments(admitted))
-        else:
-            result = idem.transaction(admitted.key, admitted.request, in_transaction, **arguments(admitted))
+        result = yield steps.call(partial(run, admitted.key, admitted.request, work, **arguments(admitted)))
     except Exception as error:
         return served.refusal(error)
     reply = served.answer(result)
-    if not is_looked_for(admitted, result):
+    if served.options.lifetime is None or result.outcome == IN_PROGRESS:
         return reply
-    try:
-        return served.lasting(reply, idem.expires_at(admitted.key, scope=admitted.scope))
-    except Exception:
-        return reply    # the answer is true without it
-
-
-def is_looked_for(admitted: Admitted, result: Result) -> bool:
-    """Whether the answer is stored, and says until when."""
-    return admitted.options.lifetime is not None and result.outcome != IN_PROGRESS
+    with contextlib.suppress(Exception):    # the answer is true without it
+        until = yield steps.call(partial(idem.expires_at, admitted.key, scope=admitted.scope))
+        reply = served.lasting(reply, until)
+    return reply
 
 
 async def within(limit: Optional[Duration], reply: Awaitable[Reply]) -> Reply:
@@ -83,42 +90,3 @@ async def within(limit: Optional[Duration], reply: Awaitable[Reply]) -> Reply:
     if not done:
         raise HandlerTimeout()
     return task.result()
-
-
-async def serve_async(idem: AsyncIdempotency, served: Served, handler: AsyncHandler) -> Reply:
-    """The same for asyncio."""
-    admitted = served.admitted
-    limit = admitted.options.timeout
-
-    async def handle(exchange: Exchange) -> Any:
-        token = active.set(exchange)
-        try:
-            reply = await within(limit, handler(exchange))
-        except Exception as error:
-            served.refuse(error)
-            raise
-        finally:
-            active.reset(token)
-            exchange.tx = None
-        return served.outcome(exchange, reply)
-
-    async def in_transaction(tx: Any, operation: Operation) -> Any:
-        return await handle(Exchange(tx, operation))
-
-    async def in_lease(operation: Operation, signal: Any) -> Any:
-        return await handle(Exchange(None, operation, signal))
-
-    try:
-        if admitted.options.lease is not None:
-            result = await idem.lease(admitted.key, admitted.request, in_lease, **arguments(admitted))
-        else:
-            result = await idem.transaction(admitted.key, admitted.request, in_transaction, **arguments(admitted))
-    except Exception as error:
-        return served.refusal(error)
-    reply = served.answer(result)
-    if not is_looked_for(admitted, result):
-        return reply
-    try:
-        return served.lasting(reply, await idem.expires_at(admitted.key, scope=admitted.scope))
-    except Exception:
-        return reply    # the answer is true without it
