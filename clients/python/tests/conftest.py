@@ -1,6 +1,7 @@
 """A database for each run, pools, a proxy, and pgbouncer."""
 
 import asyncio
+import concurrent.futures
 import itertools
 import os
 import threading
@@ -85,6 +86,12 @@ def pgbouncer():
     """pgbouncer in transaction mode, with two server connections. Gives its conninfo."""
     with pooler(2) as directory:
         yield f"host={directory} user=postgres dbname=postgres"
+
+
+def at_once(count, call):
+    """What ``call(n)`` gives for each number, all called at the same time."""
+    with concurrent.futures.ThreadPoolExecutor(count) as threads:
+        return list(threads.map(call, range(count)))
 
 
 class Held(Clock):

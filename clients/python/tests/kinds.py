@@ -1,5 +1,6 @@
 """Each kind of connection, so that one test is for all of them: a coroutine function of a client, also where that blocks."""
 
+import asyncio
 import contextlib
 import inspect
 import json
@@ -102,6 +103,13 @@ class On:
             tx.add(Effect(name=name, value=1))
         else:
             await self.run(tx, f"INSERT INTO effect VALUES ('{name}', 1)")
+
+    async def until(self, signal):
+        """Waits for the signal of a lease."""
+        if self.kind in ASYNC:
+            await asyncio.wait_for(signal.wait(), 10)
+        else:
+            assert signal.wait(10)
 
     async def advance(self, clock, duration):
         """Moves the time of a FakeClock."""

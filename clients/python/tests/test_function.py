@@ -9,6 +9,7 @@ import threading
 
 import pytest
 
+from conftest import at_once
 from pg_idempotency import (AsyncCaller, Caller, Declined, DictStore, FakeClock, FileStore, GaveUp, Idempotency, InProgress,
                             KeyReused, Retry, idempotent)
 from pg_idempotency.caller import Answer, retry_after
@@ -153,15 +154,7 @@ def test_keys_outlive_the_process(tmp_path):
 
 
 def test_one_intent_has_one_key_whoever_adds_it(tmp_path):
-    keys = []
-
-    def add():
-        keys.append(Caller(FileStore(tmp_path), None).key_of("same"))
-    threads = [threading.Thread(target=add) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    keys = at_once(8, lambda n: Caller(FileStore(tmp_path), None).key_of("same"))
     assert len(keys) == 8 and len(set(keys)) == 1
 
 

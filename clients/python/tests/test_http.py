@@ -448,6 +448,7 @@ def test_flask_repeats_what_it_has_made_a_500_of(pool, key, effects):
         tries.append(current().tx)
         current().complete_with(lambda tx: tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,)))
         return {"n": n}, 201
+
     @flask.post("/no")
     def refused():
         abort(404)      # is no error, but an answer

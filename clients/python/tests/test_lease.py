@@ -7,7 +7,7 @@ import psycopg
 import psycopg_pool
 import pytest
 
-from conftest import QUICK, Held, insert, insert_async
+from conftest import QUICK, Held, at_once, insert, insert_async
 from pg_idempotency import (NOT_DONE, UNKNOWN, AsyncIdempotency, BadArgument, Completion, Declined, Done, FakeClock, Idempotency,
                             LeaseLost, NotDone, Response, TooLarge, Unknown, drive)
 from pg_idempotency.clock import Clock
@@ -81,37 +81,6 @@ def test_a_note_under_asyncio(run, admin, key):
     assert run(body).payload == [1]
 
 
-def test_the_same_for_asyncio(run, key, effects):
-    async def body(idem):
-        async def work(operation, signal):
-            async def write(tx):
-                await tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
-            return Completion({"charge": 1}, write)
-        return await idem.lease(key, None, work), await idem.lease(key, None, work)
-    first, again = run(body)
-    assert (first.replayed, again.replayed, again.payload, effects()) == (False, True, {"charge": 1}, 1)
-
-
-def test_no_connection_is_held_by_the_work(key):
-    """Twenty leases at once over a pool of two: each is at work at the same time."""
-    barrier = threading.Barrier(20)
-    results = []
-    with psycopg_pool.ConnectionPool("", min_size=2, max_size=2, timeout=20) as pool:
-        idem = Idempotency(pool)
-
-        def work(operation, signal):
-            barrier.wait(20)
-            return operation.key
-
-        threads = [threading.Thread(target=lambda n=n: results.append(idem.lease(f"{key}-{n}", None, work)))
-                   for n in range(20)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert sorted(result.payload for result in results) == sorted(f"{key}-{n}" for n in range(20))
-
-
 def test_a_lease_waits_without_a_connection(key):
     """Over a pool of one: the owner ends while another call waits for it."""
     clock = Held()
@@ -144,9 +113,7 @@ def test_a_lease_waits_no_longer_than_it_was_told(idem, key):
 
 
 def test_heartbeats_of_twenty_leases_share_a_pool_of_two(key, admin):
-    """Each work goes on until its own lease was extended."""
-    results = []
-
+    """Each work goes on until its own lease was extended, and holds no connection meanwhile."""
     def lease_end(name):
         return admin.execute("SELECT lease_expires_at FROM idempotency_store WHERE idempotency_key = %s",
                              (name,)).fetchone()[0]
@@ -157,54 +124,14 @@ def test_heartbeats_of_twenty_leases_share_a_pool_of_two(key, admin):
             signal.wait(0.1)
         return 1
     with psycopg_pool.ConnectionPool("", min_size=2, max_size=2, timeout=20) as pool:
-        idem = Idempotency(pool)
-        threads = [threading.Thread(target=lambda n=n: results.append(idem.lease(f"{key}-{n}", None, work, lease=6)))
-                   for n in range(20)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        results = at_once(20, lambda n: Idempotency(pool).lease(f"{key}-{n}", None, work, lease=6))
     assert [(result.outcome, result.replayed) for result in results] == [("COMPLETED", False)] * 20
-
-
-def test_no_connection_is_held_by_the_work_async(run, key):
-    async def body(idem):
-        together = asyncio.Event()
-        inside = []
-
-        async def work(operation, signal):
-            inside.append(1)
-            if len(inside) == 20:
-                together.set()
-            await asyncio.wait_for(together.wait(), 20)
-            return 1
-        return await asyncio.gather(*(idem.lease(f"{key}-{n}", None, work) for n in range(20)))
-    assert [result.outcome for result in run(body, size=2)] == ["COMPLETED"] * 20
 
 
 def test_in_progress_says_how_long(idem, key):
     def work(operation, signal):
         return idem.lease(key, None, work).retry_after
     assert 25 < idem.lease(key, None, work, lease=30).payload <= 30
-
-
-def test_the_heartbeat_extends_the_lease(pool, key, admin):
-    clock = FakeClock()
-    idem = Idempotency(pool, clock=clock)
-
-    def lease_end():
-        return admin.execute("SELECT lease_expires_at FROM idempotency_store WHERE idempotency_key = %s",
-                             (key,)).fetchone()[0]
-
-    def work(operation, signal):
-        ends = [lease_end()]
-        for _ in range(3):
-            clock.advance(10)
-            ends.append(lease_end())
-        assert len(clock.timers) == 2      # the next beat, and the end of the lease
-        return ends == sorted(set(ends))
-    assert idem.lease(key, None, work, lease=30).payload is True
-    assert clock.timers == []
 
 
 class Firing(Clock):
@@ -370,38 +297,6 @@ def test_a_policy_makes_the_lease_shorter(short_leases, run, idem, key, admin, k
     assert over == []
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_network_that_hangs(proxy, run, key, kind):
-    """Nothing is answered, and no connection ends: the work is told when the lease is over, and the call has an end."""
-    conninfo = f"host={proxy.directory} port=5432"
-
-    async def asynchronous(idem):
-        async def work(operation, signal):
-            proxy.hang()
-            await asyncio.wait_for(signal.wait(), 10)
-        try:
-            with pytest.raises(LeaseLost):
-                await asyncio.wait_for(idem.lease(key, None, work, lease=1), 40)
-        finally:
-            proxy.flow()
-
-    def synchronous():
-        told = []
-
-        def work(operation, signal):
-            proxy.hang()
-            told.append(signal.wait(10))
-        with psycopg_pool.ConnectionPool(conninfo, min_size=2, max_size=2, timeout=5) as pool:
-            pool.wait()
-            try:
-                with pytest.raises(LeaseLost):
-                    Idempotency(pool, retry=QUICK).lease(key, None, work, lease=1)
-            finally:
-                proxy.flow()
-        assert told == [True]
-    run(asynchronous, conninfo, timeout=5) if kind == "async" else synchronous()
-
-
 def test_a_lost_lease_without_an_end_is_an_error(pool, key, admin, effects):
     clock = FakeClock()
     idem = Idempotency(pool, clock=clock)
@@ -455,17 +350,6 @@ def test_a_heartbeat_without_a_database_gives_the_lease_up_in_time(key):
         broken.clear()
         return [early, signal.is_set()]
     assert idem.lease(key, None, work, lease=30).payload == [False, True]
-
-
-def test_real_time_heartbeat(idem, key, admin):
-    """With the machine's clock: a lease lasts while work takes until it was extended twice."""
-    def work(operation, signal):
-        seen = set()
-        while len(seen) < 3 and not signal.wait(0.02):
-            seen.add(admin.execute("SELECT lease_expires_at FROM idempotency_store WHERE idempotency_key = %s",
-                                   (key,)).fetchone()[0])
-        return signal.is_set()
-    assert idem.lease(key, None, work, lease=6).payload is False
 
 
 def test_an_error_leaves_the_lease(idem, key, admin):
@@ -526,30 +410,6 @@ def test_reconcile_is_not_asked_at_first(idem, key):
     assert idem.lease(key, None, lambda operation, signal: 1, reconcile=lambda operation: 1 / 0).payload == 1
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
-@pytest.mark.parametrize("cut, replayed", [("lose", True), ("before", False)])
-def test_a_lost_answer_at_the_end(proxy, run, key, effects, cut, replayed, kind):
-    """The end was committed and nobody was told: the repeat gets ID409, and then the replay."""
-    conninfo = f"host={proxy.directory} port=5432"
-
-    async def asynchronous(idem):
-        async def work(operation, signal):
-            async def write(tx):
-                await tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
-            proxy.arm(cut)
-            return Completion({"charge": 1}, write)
-        return await idem.lease(key, None, work)
-
-    def synchronous():
-        def work(operation, signal):
-            proxy.arm(cut)
-            return Completion({"charge": 1}, writes(key))
-        return Idempotency(lambda: psycopg.connect(conninfo), retry=QUICK).lease(key, None, work)
-    result = run(asynchronous, conninfo) if kind == "async" else synchronous()
-    assert (result.outcome, result.payload, result.replayed) == ("COMPLETED", {"charge": 1}, replayed)
-    assert (proxy.hits, effects()) == (1, 1)
-
-
 def test_a_lost_answer_at_begin_waits_for_the_lease(proxy, key):
     idem = Idempotency(lambda: psycopg.connect(f"host={proxy.directory} port=5432"), retry=QUICK)
     proxy.arm("lose", "idem_begin")
@@ -604,17 +464,10 @@ def test_a_cancelled_caller_cancels_the_work(run, key):
 
 def test_leases_behind_pgbouncer(pgbouncer, key):
     with psycopg_pool.ConnectionPool(pgbouncer, min_size=4, max_size=4) as pool:
-        idem = Idempotency(pool)
         barrier = threading.Barrier(8)
-        results = []
 
         def work(operation, signal):
             barrier.wait(20)
             return Completion(1, writes(key))
-        threads = [threading.Thread(target=lambda n=n: results.append(idem.lease(f"{key}-{n}", {"n": n}, work)))
-                   for n in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        results = at_once(8, lambda n: Idempotency(pool).lease(f"{key}-{n}", {"n": n}, work))
     assert [result.outcome for result in results] == ["COMPLETED"] * 8

@@ -214,10 +214,40 @@ def test_leases(case, key, effects, admin):
             for _ in range(3):
                 await on.advance(clock, 10)
                 ends.append(lease_end())
+            assert len(clock.timers) == 2       # the next beat, and the end of the lease
             return ends == sorted(set(ends))
         assert (await idem.lease(key + "2", None, slow, lease=30)).payload is True
+        assert clock.timers == []
     case(test, clock=clock)
     assert effects() == 1
+
+
+@pytest.mark.parametrize("cut, replayed", [("lose", True), ("before", False)])
+def test_a_lost_answer_at_the_end_of_a_lease(case, proxy, key, effects, cut, replayed):
+    """The end was committed and nobody was told: the repeat gets ID409, and then the replay."""
+    async def test(idem, on):
+        def work(operation, signal):
+            proxy.arm(cut)
+            return Completion({"charge": 1}, lambda tx: on.insert(tx, key))
+        return await idem.lease(key, None, work)
+    result = case(test, host=proxy.directory)
+    assert (result.outcome, result.payload, result.replayed) == ("COMPLETED", {"charge": 1}, replayed)
+    assert (proxy.hits, effects()) == (1, 1)
+
+
+@of("psycopg", "async psycopg")
+def test_a_network_that_hangs(case, proxy, key):
+    """Nothing is answered, and no connection ends: the work is told when the lease is over, and the call has an end."""
+    async def test(idem, on):
+        async def work(operation, signal):
+            proxy.hang()
+            await on.until(signal)
+        try:
+            with pytest.raises(LeaseLost):
+                await idem.lease(key, None, work, lease=1)
+        finally:
+            proxy.flow()
+    case(test, host=proxy.directory, timeout=5)
 
 
 @of(*kinds.ASYNC)

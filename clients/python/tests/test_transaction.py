@@ -12,7 +12,7 @@ import psycopg_pool
 import pytest
 
 import pg_idempotency
-from conftest import QUICK, Held, insert, insert_async
+from conftest import QUICK, Held, at_once, insert, insert_async
 from pg_idempotency import (BadArgument, CommitRolledBack, Completion, Declined, Forbidden, Idempotency, Json, KeyReused,
                             NotDone, NotReady, Operation, Response, Retry, TooLarge)
 
@@ -548,15 +548,9 @@ def test_behind_pgbouncer(pgbouncer, key, admin):
     """More clients than server connections, the same statement often: a prepared one would fail with 42P05."""
     with psycopg_pool.ConnectionPool(pgbouncer, min_size=8, max_size=8) as pool:
         idem = Idempotency(pool, retry=Retry(attempts=1))
-        results = []
 
         def client(number):
-            for turn in range(25):
-                results.append(idem.transaction(f"{key}-{number % 4}-{turn}", {"turn": turn}, insert(key), wait=20))
-        threads = [threading.Thread(target=client, args=(n,)) for n in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert [result.outcome for result in results] == ["COMPLETED"] * 200
+            return [idem.transaction(f"{key}-{number % 4}-{turn}", {"turn": turn}, insert(key), wait=20).outcome
+                    for turn in range(25)]
+        assert at_once(8, client) == [["COMPLETED"] * 25] * 8
     assert admin.execute("SELECT count(*) FROM effect WHERE name = %s", (key,)).fetchone() == (100,)
