@@ -428,8 +428,10 @@ COMMENT ON FUNCTION @extschema@.idem_lost_attempts(text, text) IS
 	'how often an operation was begun and rolled back since its last end, release or forgetting; NULL when the library is not preloaded';
 
 ALTER TABLE @extschema@.idempotency_scope
-	ADD COLUMN max_lost_attempts pg_catalog.int4 CHECK (max_lost_attempts OPERATOR(pg_catalog.>=) 0);
+	ADD COLUMN max_lost_attempts pg_catalog.int4 CHECK (max_lost_attempts OPERATOR(pg_catalog.>=) 0),
+	ADD COLUMN too_large_response pg_catalog.jsonb;
 COMMENT ON COLUMN @extschema@.idempotency_scope.max_lost_attempts IS 'how many attempts of an operation may be lost with their transaction; 0: no limit';
+COMMENT ON COLUMN @extschema@.idempotency_scope.too_large_response IS 'what is stored in place of a response that is too large; NULL: that is an error';
 
 DROP FUNCTION @extschema@.idem_set_policy(text, interval, interval, interval, int, int, int, interval);
 CREATE FUNCTION @extschema@.idem_set_policy(
@@ -441,10 +443,11 @@ CREATE FUNCTION @extschema@.idem_set_policy(
 	attempts_limit		pg_catalog.int4 DEFAULT NULL,
 	max_response_size	pg_catalog.int4 DEFAULT NULL,
 	max_lease			pg_catalog.interval DEFAULT NULL,
-	max_lost_attempts	pg_catalog.int4 DEFAULT NULL)
+	max_lost_attempts	pg_catalog.int4 DEFAULT NULL,
+	too_large_response	pg_catalog.jsonb DEFAULT NULL)
 RETURNS pg_catalog.void
 AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
-COMMENT ON FUNCTION @extschema@.idem_set_policy(text, interval, interval, interval, int, int, int, interval, int) IS
+COMMENT ON FUNCTION @extschema@.idem_set_policy(text, interval, interval, interval, int, int, int, interval, int, jsonb) IS
 	'set defaults and bounds for scopes; where an argument is NULL, shorter patterns and then the settings decide';
 
 CREATE FUNCTION @extschema@.idem_lost_stats(

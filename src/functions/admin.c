@@ -4,6 +4,7 @@
  */
 #include "postgres.h"
 
+#include "access/detoast.h"
 #include "fmgr.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
@@ -88,10 +89,23 @@ check_bounds(int64 least, int64 chosen, int64 most, const char *names)
 				 errmsg("%s must not decrease in this order", names)));
 }
 
+/* What is stored in place of a response that is too large must not be too large itself. */
+static void
+check_too_large_response(FunctionCallInfo fcinfo)
+{
+	if (PG_ARGISNULL(6) || PG_ARGISNULL(9))
+		return;
+	if (toast_raw_datum_size(PG_GETARG_DATUM(9)) - VARHDRSZ > PG_GETARG_INT32(6))
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
+				 errmsg("too_large_response must not be larger than max_response_size")));
+}
+
 /*
  * idem_set_policy(pattern, retention, min_retention, max_retention,
  *				   max_attempts, attempts_limit, max_response_size, max_lease,
- *				   max_lost_attempts); version 1.0 has no max_lost_attempts
+ *				   max_lost_attempts, too_large_response); version 1.0 has neither of
+ *				   the last two
  */
 Datum
 idem_set_policy(PG_FUNCTION_ARGS)
@@ -125,8 +139,11 @@ idem_set_policy(PG_FUNCTION_ARGS)
 				 errmsg("attempts_limit must be positive")));
 	(void) optional_count(fcinfo, 6, "max_response_size", 0);
 	(void) optional_duration(fcinfo, 7, "max_lease", false, 0);
-	if (count == POLICY_ARGUMENTS)
+	if (count > POLICY_ARGUMENTS_BEFORE)
+	{
 		(void) optional_count(fcinfo, 8, "max_lost_attempts", 0);
+		check_too_large_response(fcinfo);
+	}
 	catalog = catalog_open(AccessShareLock);
 	caller = table_owner_enter_call(catalog->store_owner);
 	scope_lay_down(catalog, values, nulls, count);

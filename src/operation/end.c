@@ -60,12 +60,12 @@ end_owned(const Handle *handle, const EndRequest *request)
 
 /* The attempt of the fence ends, if it is current and has not ended already. */
 static Record
-end_leased(const Handle *handle, const EndRequest *request, int64 fence)
+end_leased(const Handle *handle, const EndRequest *request)
 {
 	Record		record;
 	TimestampTz expected;
 
-	operation_owner_require(handle, fence, &record);
+	operation_owner_require(handle, request->fence, &record);
 	expected = record.updated_at;
 	set_end(handle, &record, request);
 	FAULT_POINT("end-checked");
@@ -75,22 +75,48 @@ end_leased(const Handle *handle, const EndRequest *request, int64 fence)
 	return record;
 }
 
-/* End an operation and store its response. */
+/*
+ * What is stored of a response.  The work is done, so the policy of the scope may put
+ * another response in place of one that is too large, instead of an error.
+ */
+static Response
+response_to_store(const Handle *handle, const EndRequest *request)
+{
+	Response	stored = request->response;
+	struct varlena *instead = NULL;
+
+	if (request->cut_to_size)
+		return stored;
+	if (request->status == STATUS_COMPLETED && response_size(&stored) > handle->policy.max_response_size)
+		instead = scope_too_large_response(handle->catalog, handle->name->scope);
+	if (instead != NULL)
+		stored = (Response)
+	{
+		.has_code = stored.has_code,.code = stored.code,.payload = instead
+	};
+	check_size(handle, &stored, "response");
+	if (instead != NULL)
+		ereport(NOTICE,
+				(errmsg("response of " INT64_FORMAT " bytes is too large: the policy's too_large_response is stored instead",
+						response_size(&request->response))));
+	return stored;
+}
+
+/* End an operation and store its response.  The caller gets the whole response in any case. */
 Answer
 operation_end(const EndRequest *request)
 {
-	int64		fence = request->fence;
+	EndRequest	end = *request;
 	Handle		handle;
 	Record		record;
 	Answer		answer;
 
 	handle_open(&handle, &request->name, RowExclusiveLock);
-	if (!request->cut_to_size)
-		check_size(&handle, &request->response, "response");
-	if (fence == NO_FENCE)
-		fence = operation_owner_fence(&handle);
-	record = fence == NO_FENCE ?
-		end_owned(&handle, request) : end_leased(&handle, request, fence);
+	end.response = response_to_store(&handle, request);
+	if (end.fence == NO_FENCE)
+		end.fence = operation_owner_fence(&handle);
+	record = end.fence == NO_FENCE ? end_owned(&handle, &end) : end_leased(&handle, &end);
+	record.response = request->response;
 	answer = replay(&record, record.updated_at);
 	answer.catalog = handle.catalog;
 	answer.replayed = false;

@@ -95,12 +95,18 @@ value_size(struct varlena *value)
 	return value == NULL ? 0 : toast_raw_datum_size(PointerGetDatum(value)) - VARHDRSZ;
 }
 
+/* Bytes of payload, headers and body together. */
+int64
+response_size(const Response *response)
+{
+	return value_size(response->payload) + value_size(response->headers) + value_size(response->body);
+}
+
 /* An error if a response, or a note of progress, is larger than the scope allows. */
 void
 check_size(const Handle *handle, const Response *response, const char *what)
 {
-	int64		size = value_size(response->payload) + value_size(response->headers) +
-		value_size(response->body);
+	int64		size = response_size(response);
 	int32		limit = handle->policy.max_response_size;
 
 	if (size > limit)

@@ -40,9 +40,10 @@ typedef enum ScopeColumn
 	SCOPE_MAX_RESPONSE_SIZE,
 	SCOPE_MAX_LEASE,
 	/* since 1.1 */
-	SCOPE_MAX_LOST_ATTEMPTS
+	SCOPE_MAX_LOST_ATTEMPTS,
+	SCOPE_TOO_LARGE_RESPONSE
 } ScopeColumn;
-#define SCOPE_COLUMNS 10
+#define SCOPE_COLUMNS 11
 
 static const RawColumn columns[SCOPE_COLUMNS] = {
 	[SCOPE_PATTERN] = {"pattern", TEXTOID},
@@ -54,7 +55,8 @@ static const RawColumn columns[SCOPE_COLUMNS] = {
 	[SCOPE_ATTEMPTS_LIMIT] = {"attempts_limit", INT4OID},
 	[SCOPE_MAX_RESPONSE_SIZE] = {"max_response_size", INT4OID},
 	[SCOPE_MAX_LEASE] = {"max_lease", INTERVALOID},
-	[SCOPE_MAX_LOST_ATTEMPTS] = {"max_lost_attempts", INT4OID}
+	[SCOPE_MAX_LOST_ATTEMPTS] = {"max_lost_attempts", INT4OID},
+	[SCOPE_TOO_LARGE_RESPONSE] = {"too_large_response", JSONBOID}
 };
 
 static int64
@@ -101,6 +103,8 @@ read_pattern(HeapTuple row, TupleDesc descriptor)
 	pattern.policy.has_max_response_size = !nulls[SCOPE_MAX_RESPONSE_SIZE];
 	pattern.policy.max_response_size = number_of_column(values[SCOPE_MAX_RESPONSE_SIZE], nulls[SCOPE_MAX_RESPONSE_SIZE]);
 	pattern.policy.max_lease = duration_of_column(values[SCOPE_MAX_LEASE], nulls[SCOPE_MAX_LEASE]);
+	if (!nulls[SCOPE_TOO_LARGE_RESPONSE])
+		pattern.too_large_response = PG_DETOAST_DATUM_COPY(values[SCOPE_TOO_LARGE_RESPONSE]);
 	return pattern;
 }
 
@@ -187,7 +191,7 @@ patterns_read(Oid table, int *count, bool *announced)
 	List	   *found = NIL;
 	HeapTuple	row;
 
-	/* version 1.0 has no max_lost_attempts */
+	/* version 1.0 has neither max_lost_attempts nor too_large_response */
 	definition_require_raw(relation, "idempotency_scope", columns,
 						   RelationGetNumberOfAttributes(relation) < SCOPE_COLUMNS ? SCOPE_MAX_LOST_ATTEMPTS : SCOPE_COLUMNS);
 	scan = systable_beginscan(relation, InvalidOid, false, NULL, 0, NULL);

@@ -31,6 +31,7 @@ typedef struct Pattern
 	int			length;
 	bool		is_prefix;
 	Policy		policy;
+	struct varlena *too_large_response; /* jsonb; NULL: not set */
 } Pattern;
 
 extern Pattern *patterns_read(Oid table, int *count, bool *announced);

@@ -28,9 +28,9 @@
 #include "store/statement.h"
 
 #define PATTERN_IS "pattern OPERATOR(pg_catalog.=) $1"
-/* version 1.0 has no max_lost_attempts */
+/* version 1.0 has neither max_lost_attempts nor too_large_response */
 #define POLICY_COLUMNS_BEFORE "retention, min_retention, max_retention, max_attempts, attempts_limit, max_response_size, max_lease"
-#define POLICY_COLUMNS POLICY_COLUMNS_BEFORE ", max_lost_attempts"
+#define POLICY_COLUMNS POLICY_COLUMNS_BEFORE ", max_lost_attempts, too_large_response"
 
 static Statement claim = {
 	"INSERT INTO %1$s.idempotency_scope (pattern, role) VALUES ($1, $2)"
@@ -45,9 +45,9 @@ static Statement unclaim = {
 
 static Statement lay_down = {
 	"INSERT INTO %1$s.idempotency_scope (pattern, " POLICY_COLUMNS ")"
-	" VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) ON CONFLICT (pattern) DO UPDATE"
-	" SET (" POLICY_COLUMNS ") = ($2, $3, $4, $5, $6, $7, $8, $9)",
-	POLICY_ARGUMENTS, {TEXTOID, INTERVALOID, INTERVALOID, INTERVALOID, INT4OID, INT4OID, INT4OID, INTERVALOID, INT4OID},
+	" VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) ON CONFLICT (pattern) DO UPDATE"
+	" SET (" POLICY_COLUMNS ") = ($2, $3, $4, $5, $6, $7, $8, $9, $10)",
+	POLICY_ARGUMENTS, {TEXTOID, INTERVALOID, INTERVALOID, INTERVALOID, INT4OID, INT4OID, INT4OID, INTERVALOID, INT4OID, JSONBOID},
 	.table = TABLE_SCOPE
 };
 
@@ -55,7 +55,7 @@ static Statement lay_down_before = {
 	"INSERT INTO %1$s.idempotency_scope (pattern, " POLICY_COLUMNS_BEFORE ")"
 	" VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (pattern) DO UPDATE"
 	" SET (" POLICY_COLUMNS_BEFORE ") = ($2, $3, $4, $5, $6, $7, $8)",
-	POLICY_ARGUMENTS - 1, {TEXTOID, INTERVALOID, INTERVALOID, INTERVALOID, INT4OID, INT4OID, INT4OID, INTERVALOID},
+	POLICY_ARGUMENTS_BEFORE, {TEXTOID, INTERVALOID, INTERVALOID, INTERVALOID, INT4OID, INT4OID, INT4OID, INTERVALOID},
 	.table = TABLE_SCOPE
 };
 
@@ -132,6 +132,13 @@ refresh_patterns(const Catalog *catalog)
 	MemoryContextSwitchTo(caller);
 }
 
+static void
+read_patterns(const Catalog *catalog)
+{
+	if (!patterns_valid || patterns_generation != catalog->generation)
+		refresh_patterns(catalog);
+}
+
 static bool
 pattern_matches(const Pattern *pattern, const char *scope, int length)
 {
@@ -190,8 +197,7 @@ scope_policy(const Catalog *catalog, const text *scope)
 	const char *bytes = VARDATA_ANY(scope);
 	int			length = VARSIZE_ANY_EXHDR(scope);
 
-	if (!patterns_valid || patterns_generation != catalog->generation)
-		refresh_patterns(catalog);
+	read_patterns(catalog);
 	if (pattern_count == 0)
 		return &no_policy;
 	if (last_scope != NULL && last_length == length && memcmp(last_scope, bytes, length) == 0)
@@ -265,6 +271,27 @@ scope_require(const Catalog *catalog, const text *scope, Policy *policy)
 	fill_in_settings(policy);
 }
 
+/*
+ * A copy of what the policy puts in place of a response that is too large; NULL:
+ * nothing.  The cache may go with the next change of a policy.
+ */
+struct varlena *
+scope_too_large_response(const Catalog *catalog, const text *scope)
+{
+	const char *bytes = VARDATA_ANY(scope);
+	int			length = VARSIZE_ANY_EXHDR(scope);
+
+	read_patterns(catalog);
+	for (int i = 0; i < pattern_count; i++)
+	{
+		struct varlena *response = patterns[i].too_large_response;
+
+		if (response != NULL && pattern_matches(&patterns[i], bytes, length))
+			return PG_DETOAST_DATUM_COPY(PointerGetDatum(response));
+	}
+	return NULL;
+}
+
 /* Claims the scopes of a pattern for a role, also from another role. */
 void
 scope_claim(const Catalog *catalog, text *pattern, const char *role)
@@ -303,7 +330,7 @@ scope_unclaim(const Catalog *catalog, text *pattern)
 void
 scope_lay_down(const Catalog *catalog, Datum *values, const bool *nulls, int count)
 {
-	(void) statement_run(count < POLICY_ARGUMENTS ? &lay_down_before : &lay_down,
+	(void) statement_run(count == POLICY_ARGUMENTS_BEFORE ? &lay_down_before : &lay_down,
 						 catalog, values, nulls, InvalidSnapshot);
 	statement_finish();
 	forget_pattern_if_empty(catalog, values[0]);

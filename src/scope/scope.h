@@ -13,9 +13,11 @@
 #include "scope/patterns.h"
 
 /* the argument of scope_lay_down: the pattern, and the columns of a policy */
-#define POLICY_ARGUMENTS 9
+#define POLICY_ARGUMENTS 10
+#define POLICY_ARGUMENTS_BEFORE 8	/* in version 1.0 */
 
 extern void scope_require(const Catalog *catalog, const text *scope, Policy *policy);
+extern struct varlena *scope_too_large_response(const Catalog *catalog, const text *scope);
 extern bool scope_may_use(const Catalog *catalog, const text *scope);
 extern void scope_claim(const Catalog *catalog, text *pattern, const char *role);
 extern bool scope_unclaim(const Catalog *catalog, text *pattern);

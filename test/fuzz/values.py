@@ -218,7 +218,7 @@ FUNCTIONS = {
         'min_retention': (likely('1 microsecond', '1 hour'), INTERVALS), 'max_retention': (likely('1 day', '1 second'), INTERVALS),
         'max_attempts': (likely(0, 1, 2), INTS), 'attempts_limit': (likely(1, 3), INTS),
         'max_response_size': (likely(0, 64, 2**20), INTS), 'max_lease': (likely('1 hour', '1 second'), INTERVALS),
-        'max_lost_attempts': (likely(0, 1, 2), INTS)}, ('void',)),
+        'max_lost_attempts': (likely(0, 1, 2), INTS), 'too_large_response': PAYLOAD}, ('void',)),
     'idem_set_rights': Function({'role': ROLE, 'command': (COMMANDS, likely('', 'nonsense %s %s', '%', '%s', None))},
         ('void',)),
     'idem_stats': Function({}, ('value',)),

@@ -28,7 +28,7 @@ one(q{
 	GRANT ALL ON SCHEMA public TO keeper;
 	CREATE SCHEMA janitor AUTHORIZATION janitor;
 	GRANT EXECUTE ON FUNCTION idem_gc(int), idem_reseal(int), idem_claim_scope(text, regrole), idem_unclaim_scope(text) TO janitor;
-	GRANT EXECUTE ON FUNCTION idem_set_policy(text, interval, interval, interval, int, int, int, interval, int) TO janitor;
+	GRANT EXECUTE ON FUNCTION idem_set_policy(text, interval, interval, interval, int, int, int, interval, int, jsonb) TO janitor;
 	GRANT EXECUTE ON FUNCTION idem_forget(text, text), idem_forget_failed(text, text, text, int) TO janitor;
 	GRANT EXECUTE ON FUNCTION idem_gc(int) TO keeper;
 	CREATE TABLE seen (number serial, what text, result text);
