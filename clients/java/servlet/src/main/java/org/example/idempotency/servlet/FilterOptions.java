@@ -17,29 +17,29 @@ import org.example.idempotency.Reconciled;
 
 /** Settings of an {@link IdempotencyFilter}. Routes and principal have to be given; each other is safe. */
 public final class FilterOptions {
-    private final Function<HttpServletRequest, Route> route;
-    private final Function<HttpServletRequest, String> principal;
-    private String header = "Idempotency-Key";
-    private String marker = "Idempotency-Replayed";
-    private String lifetime;
-    private String describedBy;
-    private boolean isStrict;
-    private boolean isOptional;
-    private Set<String> methods = Set.of("POST", "PATCH");
-    private List<String> headers = List.of();
-    private IntFunction<Keep> statuses = Keep::byDefault;
-    private int maxRequest = 1 << 20;
-    private int maxResponse = 1 << 20;
-    private Duration timeout = Duration.ofSeconds(60);
-    private Duration wait = Duration.ZERO;
-    private Duration maxWait = Duration.ofSeconds(10);
-    private UnaryOperator<Call> call = UnaryOperator.identity();
-    private Function<HttpServletRequest, String> makeKey = request -> null;
-    private BiFunction<Throwable, Problem, Problem> problem = (error, usual) -> usual;
-    private Predicate<Throwable> passOn = error -> false;
-    private Function<HttpServletRequest, String> fingerprint;
-    private BiFunction<HttpServletRequest, Route, String> scope;
-    private Reconciled.Finder finder;
+    final Function<HttpServletRequest, Route> route;
+    final Function<HttpServletRequest, String> principal;
+    String header = "Idempotency-Key";
+    String marker = "Idempotency-Replayed";
+    String lifetime;
+    String describedBy;
+    boolean isStrict;
+    boolean isOptional;
+    Set<String> methods = Set.of("POST", "PATCH");
+    List<String> headers = List.of();
+    IntFunction<Keep> statuses = Keep::byDefault;
+    int maxRequest = 1 << 20;
+    int maxResponse = 1 << 20;
+    Duration timeout = Duration.ofSeconds(60);
+    Duration wait = Duration.ZERO;
+    Duration maxWait = Duration.ofSeconds(10);
+    UnaryOperator<Call> call = UnaryOperator.identity();
+    Function<HttpServletRequest, String> makeKey = request -> null;
+    BiFunction<Throwable, Problem, Problem> problem = (error, usual) -> usual;
+    Predicate<Throwable> passOn = error -> false;
+    Function<HttpServletRequest, String> fingerprint;
+    BiFunction<HttpServletRequest, Route, String> scope;
+    Reconciled.Finder finder;
 
     /**
      * Settings.
@@ -53,98 +53,6 @@ public final class FilterOptions {
     public FilterOptions(Function<HttpServletRequest, Route> route, Function<HttpServletRequest, String> principal) {
         this.route = Objects.requireNonNull(route, "route");
         this.principal = Objects.requireNonNull(principal, "principal: who asks, as clients must not get the answers of others");
-    }
-
-    Function<HttpServletRequest, Route> route() {
-        return route;
-    }
-
-    Function<HttpServletRequest, String> principal() {
-        return principal;
-    }
-
-    String header() {
-        return header;
-    }
-
-    String marker() {
-        return marker;
-    }
-
-    String lifetime() {
-        return lifetime;
-    }
-
-    String describedBy() {
-        return describedBy;
-    }
-
-    boolean isStrict() {
-        return isStrict;
-    }
-
-    boolean isOptional() {
-        return isOptional;
-    }
-
-    Set<String> methods() {
-        return methods;
-    }
-
-    List<String> headers() {
-        return headers;
-    }
-
-    IntFunction<Keep> statuses() {
-        return statuses;
-    }
-
-    int maxRequest() {
-        return maxRequest;
-    }
-
-    int maxResponse() {
-        return maxResponse;
-    }
-
-    Duration timeout() {
-        return timeout;
-    }
-
-    Function<HttpServletRequest, String> makeKey() {
-        return makeKey;
-    }
-
-    BiFunction<Throwable, Problem, Problem> problem() {
-        return problem;
-    }
-
-    Predicate<Throwable> passOn() {
-        return passOn;
-    }
-
-    Duration usualWait() {
-        return wait;
-    }
-
-    Duration maxWait() {
-        return maxWait;
-    }
-
-    UnaryOperator<Call> call() {
-        return call;
-    }
-
-    Function<HttpServletRequest, String> fingerprint() {
-        return fingerprint;
-    }
-
-    BiFunction<HttpServletRequest, Route, String> scope() {
-        return scope;
-    }
-
-    Reconciled.Finder finder() {
-        return finder;
     }
 
     /**

@@ -69,8 +69,8 @@ public final class IdempotencyFilter extends HttpFilter {
     @Override
     protected void doFilter(HttpServletRequest request, HttpServletResponse response, FilterChain chain)
             throws IOException, ServletException {
-        Route route = options.methods().contains(request.getMethod().toUpperCase(Locale.ROOT))
-                ? options.route().apply(request) : null;
+        Route route = options.methods.contains(request.getMethod().toUpperCase(Locale.ROOT))
+                ? options.route.apply(request) : null;
         if (route == null) {
             chain.doFilter(request, response);
             return;
@@ -82,7 +82,7 @@ public final class IdempotencyFilter extends HttpFilter {
             throws ServletException {
         try {
             Handling handling = new Handling(request, response, chain, receive(request, route));
-            return route.isLeased() ? handling.lease() : handling.transact();
+            return handling.answer(route.isLeased());
         } catch (Refused refused) {
             return refuse(null, refused.problem);
         } catch (PassedOn passed) {
@@ -102,7 +102,7 @@ public final class IdempotencyFilter extends HttpFilter {
 
     private Answer refuse(Exception error, Problem problem) {
         try {
-            return rendered(options.problem().apply(error, problem)).checked();
+            return rendered(options.problem.apply(error, problem)).checked();
         } catch (RuntimeException failure) {
             LOG.log(System.Logger.Level.ERROR, "the option problem gave no problem that can be sent", failure);
             return rendered(problem);
@@ -110,12 +110,12 @@ public final class IdempotencyFilter extends HttpFilter {
     }
 
     private Answer rendered(Problem problem) {
-        String type = options.describedBy() == null ? "about:blank" : options.describedBy();
+        String type = options.describedBy == null ? "about:blank" : options.describedBy;
         Answer answer = new Answer(problem.status(), Answer.noHeaders(), problem.json(type).getBytes(StandardCharsets.UTF_8));
         answer.set("Content-Type", "application/problem+json");
         answer.retryAfter(problem.retryAfter());
-        if (options.describedBy() != null) {
-            answer.set("Link", '<' + options.describedBy() + ">; rel=\"describedby\"");
+        if (options.describedBy != null) {
+            answer.set("Link", '<' + options.describedBy + ">; rel=\"describedby\"");
         }
         return answer;
     }
@@ -162,24 +162,24 @@ public final class IdempotencyFilter extends HttpFilter {
 
     /** Who asks is known before anything else, and a part of what is looked up. */
     private Received receive(HttpServletRequest request, Route route) throws Refused {
-        String principal = options.principal().apply(request);
+        String principal = options.principal.apply(request);
         if (principal == null || principal.isEmpty()) {
             throw new Refused(Problem.NOBODY);
         }
         String key = key(request);
         String scope = scope(request, route, principal);
         byte[] body = body(request);
-        Call call = options.call().apply(Call.of(key).withWait(wait(request)));
+        Call call = options.call.apply(Call.of(key).withWait(wait(request)));
         return new Received(new Call(key, scope, fingerprint(request, body), null, call.maxWait(), call.lease(), call.maxAttempts(),
                 call.maxLostAttempts(), call.retention(), call.isolation()), body);
     }
 
     private String scope(HttpServletRequest request, Route route, String principal) throws Refused {
         String service = once.options().scope();
-        if (options.scope() == null) {
+        if (options.scope == null) {
             return Identity.scope(service, request.getMethod(), route.template(), principal);
         }
-        String own = options.scope().apply(request, route);
+        String own = options.scope.apply(request, route);
         if (own == null || own.isEmpty()) {
             throw new Refused(Problem.NOBODY);
         }
@@ -188,8 +188,8 @@ public final class IdempotencyFilter extends HttpFilter {
 
     private String fingerprint(HttpServletRequest request, byte[] body) throws Refused {
         String target = request.getRequestURI() + (request.getQueryString() == null ? "" : '?' + request.getQueryString());
-        if (options.fingerprint() != null) {
-            return Identity.fingerprint(request.getMethod(), target, options.fingerprint().apply(new ReceivedRequest(request, body)));
+        if (options.fingerprint != null) {
+            return Identity.fingerprint(request.getMethod(), target, options.fingerprint.apply(new ReceivedRequest(request, body)));
         }
         boolean isEncoded = Collections.list(request.getHeaders("Content-Encoding")).stream().map(String::strip)
                 .anyMatch(encoding -> !encoding.isEmpty() && !encoding.equalsIgnoreCase("identity"));
@@ -204,17 +204,17 @@ public final class IdempotencyFilter extends HttpFilter {
 
     /** Null: the request runs without. */
     private String key(HttpServletRequest request) throws Refused {
-        List<String> values = Collections.list(request.getHeaders(options.header()));
-        String made = values.isEmpty() ? options.makeKey().apply(request) : null;
+        List<String> values = Collections.list(request.getHeaders(options.header));
+        String made = values.isEmpty() ? options.makeKey.apply(request) : null;
         if (made != null && !made.isEmpty()) {
             return made;
         }
-        if (values.isEmpty() && options.isOptional()) {
+        if (values.isEmpty() && options.isOptional) {
             return null;
         }
-        String key = Key.of(values, options.isStrict());
+        String key = Key.of(values, options.isStrict);
         if (key == null) {
-            throw new Refused(values.isEmpty() ? Problem.missing(options.header()) : Problem.malformed(options.header()));
+            throw new Refused(values.isEmpty() ? Problem.missing(options.header) : Problem.malformed(options.header));
         }
         return key;
     }
@@ -224,11 +224,11 @@ public final class IdempotencyFilter extends HttpFilter {
         long length = request.getContentLengthLong();
         byte[] body;
         try {
-            body = length > options.maxRequest() ? null : request.getInputStream().readNBytes(options.maxRequest() + 1);
+            body = length > options.maxRequest ? null : request.getInputStream().readNBytes(options.maxRequest + 1);
         } catch (IOException | IllegalStateException broken) {
             throw new Refused(Problem.BODY_BROKEN);
         }
-        if (body == null || body.length > options.maxRequest()) {
+        if (body == null || body.length > options.maxRequest) {
             throw new Refused(Problem.TOO_LARGE);
         }
         if (length > 0 && body.length == 0) {
@@ -250,10 +250,10 @@ public final class IdempotencyFilter extends HttpFilter {
     private Duration wait(HttpServletRequest request) {
         Matcher wait = WAIT.matcher(String.join(",", Collections.list(request.getHeaders("Prefer"))));
         if (!wait.find()) {
-            return options.usualWait();
+            return options.wait;
         }
         Duration asked = Duration.ofSeconds(Long.parseLong(wait.group(1)));
-        return asked.compareTo(options.maxWait()) < 0 ? asked : options.maxWait();
+        return asked.compareTo(options.maxWait) < 0 ? asked : options.maxWait;
     }
 
     // ---- one request ----
@@ -276,13 +276,9 @@ public final class IdempotencyFilter extends HttpFilter {
             this.body = received.body();
         }
 
-        Answer transact() throws Exception {
+        Answer answer(boolean isLeased) throws Exception {
             try {
-                if (call.key() == null) {
-                    once.transactions().run(call.isolation(), connection -> handle(new Exchange(connection, null, null)));
-                    return fresh;
-                }
-                return conclude(once.<Exception>transaction(call, this::work));
+                return isLeased ? lease() : transact();
             } catch (Declined withoutKey) {
                 return fresh;
             } catch (Unstored unstored) {
@@ -296,6 +292,14 @@ public final class IdempotencyFilter extends HttpFilter {
                 report(error);
                 return toThrown;
             }
+        }
+
+        private Answer transact() throws Exception {
+            if (call.key() == null) {
+                once.transactions().run(call.isolation(), connection -> handle(new Exchange(connection, null, null)));
+                return fresh;
+            }
+            return conclude(once.<Exception>transaction(call, this::work));
         }
 
         /** An answer below 500 is the handler's own, also where it is one to an exception: its rollback is no lost attempt. */
@@ -321,27 +325,19 @@ public final class IdempotencyFilter extends HttpFilter {
             }
         }
 
-        Answer lease() throws Exception {
-            try {
-                if (call.key() == null) {
-                    Exchange exchange = new Exchange(null, null, null);
-                    handle(exchange);
-                    if (exchange.writes() != null) {
-                        once.transactions().run(call.isolation(), connection -> {
-                            write(exchange, connection);
-                            return null;
-                        });
-                    }
-                    return fresh;
-                }
-                return conclude(once.<Exception>lease(call, this::leased, options.finder()));
-            } catch (Declined withoutKey) {
-                return fresh;
-            } catch (Unstored unstored) {
-                return unstored.answer;
-            } catch (IdempotencyException.NotDone released) {
-                return answerOf(released);
+        private Answer lease() throws Exception {
+            if (call.key() != null) {
+                return conclude(once.<Exception>lease(call, this::leased, options.finder));
             }
+            Exchange exchange = new Exchange(null, null, null);
+            handle(exchange);
+            if (exchange.writes() != null) {
+                once.transactions().run(call.isolation(), connection -> {
+                    write(exchange, connection);
+                    return null;
+                });
+            }
+            return fresh;
         }
 
         private static Answer answerOf(IdempotencyException.NotDone released) throws PassedOn {
@@ -372,11 +368,11 @@ public final class IdempotencyFilter extends HttpFilter {
         /** Calls the handler once, and decides what becomes of its answer. */
         private Response handle(Exchange exchange) throws Exception {
             fresh = null;
-            RecordedResponse recorded = new RecordedResponse(response, options.maxResponse());
+            RecordedResponse recorded = new RecordedResponse(response, options.maxResponse);
             Set<String> before = new HashSet<>(Collections.list(request.getAttributeNames()));
             request.setAttribute(Exchange.class.getName(), exchange);
             try {
-                TimeLimit.run(options.timeout(), exchange.connection(), () -> chain.doFilter(new ReceivedRequest(request, body), recorded));
+                TimeLimit.run(options.timeout, exchange.connection(), () -> chain.doFilter(new ReceivedRequest(request, body), recorded));
             } catch (ServletException | RuntimeException error) {
                 throw own(error);
             } finally {
@@ -399,7 +395,7 @@ public final class IdempotencyFilter extends HttpFilter {
                 if (cause instanceof IdempotencyException.NotDone notDone) {
                     return notDone;
                 }
-                if (options.passOn().test(cause)) {
+                if (options.passOn.test(cause)) {
                     return new IdempotencyException.NotDone(new PassedOn(error));
                 }
             }
@@ -414,7 +410,7 @@ public final class IdempotencyFilter extends HttpFilter {
         }
 
         private Response keep(Answer answer) {
-            Keep keep = options.statuses().apply(answer.status());
+            Keep keep = options.statuses.apply(answer.status());
             fresh = answer;
             return switch (keep.as()) {
                 case STORED -> answer.stored(this::isStored, keep.retention());
@@ -427,7 +423,7 @@ public final class IdempotencyFilter extends HttpFilter {
         /** Set-Cookie never is: it is one client's, and a session's. */
         private boolean isStored(String name) {
             String low = name.toLowerCase(Locale.ROOT);
-            return ALWAYS_STORED.contains(low) || !low.equals("set-cookie") && options.headers().stream().anyMatch(pattern ->
+            return ALWAYS_STORED.contains(low) || !low.equals("set-cookie") && options.headers.stream().anyMatch(pattern ->
                     pattern.endsWith("*") ? low.startsWith(pattern.toLowerCase(Locale.ROOT).substring(0, pattern.length() - 1))
                             : low.equalsIgnoreCase(pattern));
         }
@@ -436,8 +432,8 @@ public final class IdempotencyFilter extends HttpFilter {
             if (result.outcome() == Outcome.IN_PROGRESS) {
                 throw new Refused(Problem.inProgress(result.retryAfter()));
             }
-            Answer answer = fresh == null || result.replayed() ? Answer.of(result, options.marker()) : fresh;
-            if (options.lifetime() != null) {
+            Answer answer = fresh == null || result.replayed() ? Answer.of(result, options.marker) : fresh;
+            if (options.lifetime != null) {
                 lifetime(answer);
             }
             return answer;
@@ -448,7 +444,7 @@ public final class IdempotencyFilter extends HttpFilter {
             try {
                 Operation stored = once.lookup(call);
                 if (stored != null && stored.expiresAt() != null) {
-                    answer.set(options.lifetime(), RecordedResponse.httpDate(stored.expiresAt()));
+                    answer.set(options.lifetime, RecordedResponse.httpDate(stored.expiresAt()));
                 }
             } catch (IdempotencyException unknown) {
                 LOG.log(System.Logger.Level.WARNING, "until when an answer is kept could not be read", unknown);
