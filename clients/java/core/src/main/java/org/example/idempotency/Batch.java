@@ -34,11 +34,7 @@ public final class Batch {
         T run(Batch batch) throws X;
     }
 
-    /**
-     * The transaction.
-     *
-     * @return a connection that the work neither commits, ends nor closes
-     */
+    /** {@return the open transaction: a connection that the work neither commits, ends nor closes} */
     public Connection connection() {
         return WorkConnection.of(connection);
     }

@@ -21,70 +21,63 @@ public record Call(String key, String scope, String request, byte[] requestHash,
         int maxAttempts, int maxLostAttempts, Duration retention, int isolation) {
 
     /**
-     * A call for a key, with the settings of the client.
+     * {@return a call for a key with the settings of the client, to which the methods {@code with...} add}
      *
      * @param key 1 to 255 characters
-     * @return the call, to which the methods {@code with...} add
      */
     public static Call of(String key) {
         return new Call(key, null, null, null, null, null, 0, 0, null, 0);
     }
 
     /**
-     * With a scope.
+     * {@return the call with a scope}
      *
      * @param value the name space of the key
-     * @return the call
      */
     public Call withScope(String value) {
         return new Call(key, value, request, requestHash, maxWait, lease, maxAttempts, maxLostAttempts, retention, isolation);
     }
 
     /**
-     * With a request to compare.
+     * {@return the call with a request to compare}
      *
      * @param json what came with the key, as JSON
-     * @return the call
      */
     public Call withRequest(String json) {
         return new Call(key, scope, json, requestHash, maxWait, lease, maxAttempts, maxLostAttempts, retention, isolation);
     }
 
     /**
-     * With a hash in place of a request.
+     * {@return the call with a hash in place of a request}
      *
      * @param sha256 32 bytes
-     * @return the call
      */
     public Call withRequestHash(byte[] sha256) {
         return new Call(key, scope, request, sha256, maxWait, lease, maxAttempts, maxLostAttempts, retention, isolation);
     }
 
     /**
-     * With a time to wait for another owner.
+     * {@return the call with a time to wait for another owner}
      *
      * @param value how long
-     * @return the call
      */
     public Call withWait(Duration value) {
         return new Call(key, scope, request, requestHash, value, lease, maxAttempts, maxLostAttempts, retention, isolation);
     }
 
     /**
-     * With the length of a lease.
+     * {@return the call with the length of a lease}
      *
      * @param value how long it runs without a heartbeat
-     * @return the call
      */
     public Call withLease(Duration value) {
         return new Call(key, scope, request, requestHash, maxWait, value, maxAttempts, maxLostAttempts, retention, isolation);
     }
 
     /**
-     * With a last attempt.
+     * {@return the call with a last attempt}
      *
      * @param value its number; below 0: no limit
-     * @return the call
      */
     public Call withMaxAttempts(int value) {
         return new Call(key, scope, request, requestHash, maxWait, lease, value, maxLostAttempts, retention, isolation);
@@ -105,20 +98,18 @@ public record Call(String key, String scope, String request, byte[] requestHash,
     }
 
     /**
-     * With a retention.
+     * {@return the call with a retention}
      *
      * @param value how long the record is kept
-     * @return the call
      */
     public Call withRetention(Duration value) {
         return new Call(key, scope, request, requestHash, maxWait, lease, maxAttempts, maxLostAttempts, value, isolation);
     }
 
     /**
-     * With an isolation level.
+     * {@return the call with an isolation level}
      *
      * @param value one of the constants of {@link java.sql.Connection}
-     * @return the call
      */
     public Call withIsolation(int value) {
         return new Call(key, scope, request, requestHash, maxWait, lease, maxAttempts, maxLostAttempts, retention, value);

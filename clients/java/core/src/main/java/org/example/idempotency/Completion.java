@@ -23,10 +23,9 @@ public record Completion(Response response, Writes writes) {
     }
 
     /**
-     * An answer without writes.
+     * {@return an answer without writes}
      *
      * @param response the answer
-     * @return the completion
      */
     public static Completion of(Response response) {
         return new Completion(response, null);

@@ -34,20 +34,12 @@ public final class Declined extends RuntimeException {
         this(Response.of(code, payload), null);
     }
 
-    /**
-     * The answer.
-     *
-     * @return what is stored
-     */
+    /** {@return the answer, as it is stored} */
     public Response response() {
         return response;
     }
 
-    /**
-     * When to try again.
-     *
-     * @return how long to wait; null: never
-     */
+    /** {@return how long to wait before trying again; null: never} */
     public Duration retryAfter() {
         return retryAfter;
     }

@@ -68,20 +68,12 @@ public final class Idempotency {
         return new Idempotency(transactions, options, new NoStatements());
     }
 
-    /**
-     * The settings of the client.
-     *
-     * @return the settings
-     */
+    /** {@return the settings of the client} */
     public Options options() {
         return options;
     }
 
-    /**
-     * How the client opens transactions.
-     *
-     * @return the transactions
-     */
+    /** {@return how the client opens transactions} */
     public Transactions transactions() {
         return transactions;
     }

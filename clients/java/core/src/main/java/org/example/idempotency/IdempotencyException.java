@@ -148,11 +148,7 @@ public abstract sealed class IdempotencyException extends RuntimeException {
             this.retryAfter = retryAfter;
         }
 
-        /**
-         * When to try again.
-         *
-         * @return how long to wait
-         */
+        /** {@return how long to wait before trying again} */
         public Duration retryAfter() {
             return retryAfter;
         }
@@ -168,11 +164,7 @@ public abstract sealed class IdempotencyException extends RuntimeException {
             this.retryAfter = retryAfter;
         }
 
-        /**
-         * When to try again.
-         *
-         * @return what is left of the owner's lease; null: the owner is an open transaction
-         */
+        /** {@return when to try again: what is left of the owner's lease; null: the owner is an open transaction} */
         public Duration retryAfter() {
             return retryAfter;
         }
@@ -203,10 +195,9 @@ public abstract sealed class IdempotencyException extends RuntimeException {
             "42501", "the role may not use the extension: let its owner run SELECT idem_grant('the role')");
 
     /**
-     * The SQLSTATE behind an exception.
+     * {@return the SQLSTATE of the first SQLException among an exception and its causes; "" where there is none}
      *
      * @param error any exception
-     * @return that of the first SQLException among it and its causes; "" where there is none
      */
     public static String sqlState(Throwable error) {
         for (Throwable cause = error; cause != null; cause = cause.getCause()) {

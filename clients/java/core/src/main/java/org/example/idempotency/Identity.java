@@ -124,10 +124,9 @@ public final class Identity {
     }
 
     /**
-     * A text as JSON.
+     * {@return a text as a string of JSON, in quotes}
      *
      * @param text any text
-     * @return a string of JSON, in quotes
      */
     public static String quote(String text) {
         return Json.quote(text);

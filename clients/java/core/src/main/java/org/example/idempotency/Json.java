@@ -84,22 +84,15 @@ final class Json {
 
     private Object value(int depth) {
         skipSpace();
-        switch (peek()) {
-            case '{':
-                return object(deeper(depth));
-            case '[':
-                return array(deeper(depth));
-            case '"':
-                return string();
-            case 't':
-                return word("true", true);
-            case 'f':
-                return word("false", false);
-            case 'n':
-                return word("null", null);
-            default:
-                return number();
-        }
+        return switch (peek()) {
+            case '{' -> object(deeper(depth));
+            case '[' -> array(deeper(depth));
+            case '"' -> string();
+            case 't' -> word("true", true);
+            case 'f' -> word("false", false);
+            case 'n' -> word("null", null);
+            default -> number();
+        };
     }
 
     private int deeper(int depth) {

@@ -2,11 +2,7 @@ package org.example.idempotency;
 
 /** A leased attempt, as its work sees it. */
 public interface Lease {
-    /**
-     * The operation.
-     *
-     * @return what the server knew when it was begun
-     */
+    /** {@return what the server knew of the operation when it was begun} */
     Operation operation();
 
     /**

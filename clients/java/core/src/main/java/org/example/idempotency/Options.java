@@ -45,62 +45,56 @@ public record Options(String scope, String schema, Duration retention, Duration 
     }
 
     /**
-     * With a scope.
+     * {@return the settings with a scope}
      *
      * @param value the name space of keys
-     * @return the settings
      */
     public Options withScope(String value) {
         return new Options(value, schema, retention, lease, attempts, base, cap, listener);
     }
 
     /**
-     * With a schema.
+     * {@return the settings with a schema}
      *
      * @param value where the extension is installed
-     * @return the settings
      */
     public Options withSchema(String value) {
         return new Options(scope, value, retention, lease, attempts, base, cap, listener);
     }
 
     /**
-     * With a retention.
+     * {@return the settings with a retention}
      *
      * @param value how long records are kept
-     * @return the settings
      */
     public Options withRetention(Duration value) {
         return new Options(scope, schema, value, lease, attempts, base, cap, listener);
     }
 
     /**
-     * With the length of leases.
+     * {@return the settings with the length of leases}
      *
      * @param value how long a lease runs without a heartbeat
-     * @return the settings
      */
     public Options withLease(Duration value) {
         return new Options(scope, schema, retention, value, attempts, base, cap, listener);
     }
 
     /**
-     * With bounds of repetition.
+     * {@return the settings with bounds of repetition}
      *
      * @param most how often a call is made at most
      * @param first the longest wait before the first repetition
      * @param longest the longest wait
-     * @return the settings
      */
     public Options withRetry(int most, Duration first, Duration longest) {
         return new Options(scope, schema, retention, lease, most, first, longest, listener);
     }
 
     /**
-     * With a listener.
+     * {@return the settings with a listener}
      *
      * @param value is told what happens, in the thread of the call or of the heartbeat. What it throws is logged
-     * @return the settings
      */
     public Options withListener(Consumer<Event> value) {
         return new Options(scope, schema, retention, lease, attempts, base, cap, value);

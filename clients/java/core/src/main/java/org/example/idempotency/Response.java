@@ -17,21 +17,19 @@ public record Response(int code, Map<String, String> headers, String payload, by
     public static final Response EMPTY = new Response(0, null, null, null, null);
 
     /**
-     * An answer that is JSON.
+     * {@return an answer that is JSON}
      *
      * @param payload a text of JSON, or null
-     * @return the answer
      */
     public static Response json(String payload) {
         return new Response(0, null, payload, null, null);
     }
 
     /**
-     * An answer with a code.
+     * {@return an answer with a code}
      *
      * @param code a status code
      * @param payload a text of JSON, or null
-     * @return the answer
      */
     public static Response of(int code, String payload) {
         return new Response(code, null, payload, null, null);

@@ -42,9 +42,8 @@ public record Result(Outcome outcome, Response response, boolean replayed, int a
     }
 
     /**
-     * The answer of an operation that has ended with success.
+     * {@return the answer of an operation that has ended with success}
      *
-     * @return the answer
      * @throws Declined if it was refused
      * @throws IdempotencyException.InProgress if somebody else owns it
      */

@@ -35,18 +35,13 @@ public interface Transactions {
      */
     <T> T run(int isolation, Body<T> body) throws Exception;
 
-    /**
-     * Where connections come from that are in no transaction, as those of heartbeats.
-     *
-     * @return the data source of the transactions
-     */
+    /** {@return the data source of the transactions, where those connections come from, too, that are in none, as those of heartbeats} */
     DataSource dataSource();
 
     /**
-     * Transactions on connections of a data source.
+     * {@return transactions on connections of a data source}
      *
      * @param dataSource a pool, if possible
-     * @return the transactions
      */
     static Transactions of(DataSource dataSource) {
         return new JdbcTransactions(dataSource);

@@ -20,10 +20,9 @@ public final class Exchange {
     }
 
     /**
-     * The exchange of a request.
+     * {@return the exchange of a request}
      *
      * @param request the request, as the handler got it
-     * @return its exchange
      * @throws IllegalStateException if the filter does not cover the request
      */
     public static Exchange of(ServletRequest request) {
@@ -33,29 +32,17 @@ public final class Exchange {
         throw new IllegalStateException("no route of the filter covers this request");
     }
 
-    /**
-     * The open transaction.
-     *
-     * @return a connection that the handler neither commits nor closes; null: under a lease
-     */
+    /** {@return the open transaction: a connection that the handler neither commits nor closes; null: under a lease} */
     public Connection connection() {
         return connection;
     }
 
-    /**
-     * The operation.
-     *
-     * @return what the server knew when it was begun; null: the request has no key
-     */
+    /** {@return what the server knew of the operation when it was begun; null: the request has no key} */
     public Operation operation() {
         return operation;
     }
 
-    /**
-     * The lease.
-     *
-     * @return what says whether it is lost; null: there is none
-     */
+    /** {@return the lease, which says whether it is lost; null: there is none} */
     public Lease lease() {
         return lease;
     }

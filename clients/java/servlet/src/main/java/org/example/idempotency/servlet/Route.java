@@ -10,20 +10,18 @@ package org.example.idempotency.servlet;
  */
 public record Route(String template, boolean isLeased) {
     /**
-     * A route whose effects are in the database.
+     * {@return a route whose effects are in the database}
      *
      * @param template names the route
-     * @return the route
      */
     public static Route transaction(String template) {
         return new Route(template, false);
     }
 
     /**
-     * A route whose effects are elsewhere, too.
+     * {@return a route whose effects are elsewhere, too}
      *
      * @param template names the route
-     * @return the route
      */
     public static Route lease(String template) {
         return new Route(template, true);

@@ -22,27 +22,16 @@ import java.lang.annotation.Target;
 @Target(ElementType.METHOD)
 @Retention(RetentionPolicy.RUNTIME)
 public @interface Idempotent {
-    /**
-     * Names the method.
-     *
-     * @return the scope of its keys, behind {@code idempotency.scope} and a dot where that is set: so
-     *     neither may change
-     */
+    /** {@return the scope of the method's keys, behind {@code idempotency.scope} and a dot where that is set: so neither may change} */
     String name();
 
     /**
-     * The key.
-     *
-     * @return an expression of Spring over the arguments, such as {@code #order.id}; its value may
-     *     not be null or empty, nor of a class without {@code toString()}
+     * {@return the key: an expression of Spring over the arguments, such as {@code #order.id}; its value may
+     * not be null or empty, nor of a class without {@code toString()}}
      */
     String key();
 
-    /**
-     * Whether the method runs under a lease, without a transaction, as it calls others.
-     *
-     * @return by default false
-     */
+    /** {@return whether the method runs under a lease, without a transaction, as it calls others; by default false} */
     boolean lease() default false;
 
     /**

@@ -15,10 +15,8 @@ import java.lang.annotation.Target;
 @Retention(RetentionPolicy.RUNTIME)
 public @interface IdempotentRequest {
     /**
-     * Whether the method runs under a lease, without a transaction, as it calls others. What it
-     * writes, it gives to {@link org.example.idempotency.servlet.Exchange#completeWith}.
-     *
-     * @return by default false
+     * {@return whether the method runs under a lease, without a transaction, as it calls others; by default false} What
+     * it writes, it gives to {@link org.example.idempotency.servlet.Exchange#completeWith}.
      */
     boolean lease() default false;
 }
