@@ -124,11 +124,7 @@ class ExampleTest extends OnServer {
     void deliversOnce() throws SQLException {
         assertEquals(2, deliver(Map.of(key + 1, 5, key + 2, 7)));
         assertEquals(1, deliver(Map.of(key + 2, 7, key + 3, 11)));
-        try (Connection connection = pool.getConnection(); var row = connection.createStatement().executeQuery(
-                "SELECT balance FROM account WHERE id = '" + key + "'")) {
-            row.next();
-            assertEquals(123, row.getInt(1));
-        }
+        assertEquals("123", one("SELECT balance FROM account WHERE id = '" + key + "'"));
     }
 
     @Test

@@ -71,10 +71,14 @@ abstract class OnServer {
     }
 
     private int number(String what) throws SQLException {
+        return Integer.parseInt(one("SELECT " + what + " = '" + key + "'"));
+    }
+
+    String one(String query) throws SQLException {
         try (Connection connection = pool.getConnection(); Statement statement = connection.createStatement();
-                ResultSet row = statement.executeQuery("SELECT " + what + " = '" + key + "'")) {
+                ResultSet row = statement.executeQuery(query)) {
             row.next();
-            return row.getInt(1);
+            return row.getString(1);
         }
     }
 }

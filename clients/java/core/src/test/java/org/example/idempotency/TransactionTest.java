@@ -187,11 +187,7 @@ class TransactionTest extends OnServer {
         assertEquals(Outcome.FAILED, result.outcome());
         assertEquals("{\"reason\": \"attempts lost\", \"lost_attempts\": 4}", result.response().payload());
         assertEquals(result.response().payload(), once.lookup(Call.of(key)).response().payload());
-        try (Connection connection = pool.getConnection(); var row = connection.createStatement().executeQuery(
-                "SHOW idempotency.max_lost_attempts")) {
-            row.next();
-            assertEquals("0", row.getString(1));
-        }
+        assertEquals("0", one("SHOW idempotency.max_lost_attempts"));
     }
 
     @Test

@@ -45,20 +45,14 @@ public class Program {
     record Payment(String account, BigDecimal amount, Boolean crash, Long slow) {
         Payment {
             amount = amount == null ? BigDecimal.ZERO : amount;
-        }
-
-        boolean crashes() {
-            return Boolean.TRUE.equals(crash);
-        }
-
-        long sleeps() {
-            return slow == null ? 0 : slow;
+            crash = crash != null && crash;
+            slow = slow == null ? 0 : slow;
         }
 
         /** A crash needs no account. */
         void check() {
             boolean isInteger = amount.stripTrailingZeros().scale() <= 0 && amount.precision() - amount.scale() < 10;
-            if (!isInteger || !crashes() && (account == null || account.isEmpty()) || account != null && account.indexOf('\0') >= 0) {
+            if (!isInteger || !crash && (account == null || account.isEmpty()) || account != null && account.indexOf('\0') >= 0) {
                 throw new Declined(400, "{\"reason\": \"invalid\"}");
             }
         }
@@ -126,9 +120,9 @@ public class Program {
     ResponseEntity<Map<String, Object>> pay(@RequestBody Payment payment) throws InterruptedException {
         payment.check();
         jdbc.getObject().update("INSERT INTO payment (account, amount, kind) VALUES (?, ?, 'payment')", payment.account(), payment.amount().intValue());
-        Thread.sleep(payment.sleeps());
+        Thread.sleep(payment.slow());
         payment.decide();
-        if (payment.crashes()) {
+        if (payment.crash()) {
             throw new IllegalStateException("a crash that was asked for");
         }
         return payment.answer();
@@ -139,13 +133,13 @@ public class Program {
     ResponseEntity<Map<String, Object>> charge(@RequestBody Payment payment, HttpServletRequest request) {
         payment.check();
         try {
-            Thread.sleep(payment.sleeps());
+            Thread.sleep(payment.slow());
         } catch (InterruptedException interrupted) {
             throw new IdempotencyException.NotDone(interrupted);
         }
         payment.decide();
         Exchange.of(request).completeWith(connection -> book(connection, payment));
-        return payment.crashes() ? ResponseEntity.noContent().build() : payment.answer();
+        return payment.crash() ? ResponseEntity.noContent().build() : payment.answer();
     }
 
     private static void book(Connection connection, Payment payment) throws SQLException {
@@ -154,7 +148,7 @@ public class Program {
             insert.setInt(2, payment.amount().intValue());
             insert.executeUpdate();
         }
-        if (payment.crashes()) {
+        if (payment.crash()) {
             throw new IdempotencyException.NotDone(new IllegalStateException("a crash that was asked for"));
         }
     }

@@ -50,7 +50,7 @@ import org.junit.jupiter.api.Test;
 
 /** The filter in front of plain servlets of Tomcat, which speaks HTTP/2, too. */
 class FilterTest {
-    private static final HttpClient CLIENT = HttpClient.newHttpClient();
+    private static final HttpClient CLIENT = HttpClient.newBuilder().version(HttpClient.Version.HTTP_1_1).build();
     private static HikariDataSource pool;
     private static Idempotency once;
     private static Tomcat tomcat;
@@ -131,11 +131,10 @@ class FilterTest {
         }
     }
 
-    private static FilterOptions protect(boolean isLeased, Consumer<FilterOptions> settings) {
+    private static void protect(boolean isLeased, Consumer<FilterOptions> settings) {
         FilterOptions options = new FilterOptions(request -> new Route("/orders", isLeased), request -> request.getHeader("X-User"));
         settings.accept(options);
         filter = new IdempotencyFilter(once, options);
-        return options;
     }
 
     private void answersOk() {
@@ -145,14 +144,21 @@ class FilterTest {
         };
     }
 
-    private HttpRequest.Builder request(String target, String user) {
-        return HttpRequest.newBuilder(URI.create("http://127.0.0.1:" + tomcat.getConnector().getLocalPort() + target))
-                .version(HttpClient.Version.HTTP_1_1).header("Idempotency-Key", key).header("X-User", user);
+    private static URI uri(String target) {
+        return URI.create("http://127.0.0.1:" + tomcat.getConnector().getLocalPort() + target);
     }
 
     private HttpResponse<String> post(String target, String user, String body) throws IOException, InterruptedException {
-        return CLIENT.send(request(target, user).header("Content-Type", "text/plain").POST(BodyPublishers.ofString(body)).build(),
-                HttpResponse.BodyHandlers.ofString());
+        return send(HttpRequest.newBuilder(uri(target)).header("Idempotency-Key", key).header("X-User", user)
+                .header("Content-Type", "text/plain").POST(BodyPublishers.ofString(body)));
+    }
+
+    private static HttpRequest.Builder withoutKey(String body) {
+        return HttpRequest.newBuilder(uri("/orders")).header("X-User", "ann").POST(BodyPublishers.ofString(body));
+    }
+
+    private static HttpResponse<String> send(HttpRequest.Builder request) throws IOException, InterruptedException {
+        return CLIENT.send(request.build(), HttpResponse.BodyHandlers.ofString());
     }
 
     /** Sends a request twice: the second answer is the first, and its marker says whether it was stored. */
@@ -278,9 +284,7 @@ class FilterTest {
         };
         protect(true, FilterOptions::optional);
         assertEquals("{\"no\":1}", twice(402, true).body());
-        HttpRequest bare = HttpRequest.newBuilder(request("/orders", "ann").build().uri()).header("X-User", "ann")
-                .POST(BodyPublishers.noBody()).build();
-        assertEquals(402, CLIENT.send(bare, HttpResponse.BodyHandlers.ofString()).statusCode());
+        assertEquals(402, send(withoutKey("")).statusCode());
         assertEquals(0, effects());
     }
 
@@ -343,10 +347,9 @@ class FilterTest {
             protecting.doFilter(request, response, chain);
         };
         HttpClient second = HttpClient.newBuilder().version(HttpClient.Version.HTTP_2).build();
-        URI uri = request("/orders", "ann").build().uri();
-        assertEquals(401, second.send(HttpRequest.newBuilder(uri).POST(BodyPublishers.noBody()).build(),
+        assertEquals(401, second.send(HttpRequest.newBuilder(uri("/orders")).POST(BodyPublishers.noBody()).build(),
                 HttpResponse.BodyHandlers.ofString()).statusCode());
-        HttpResponse<String> answer = second.send(HttpRequest.newBuilder(uri).header("Idempotency-Key", key).header("X-User", "ann")
+        HttpResponse<String> answer = second.send(withoutKey("").header("Idempotency-Key", key)
                 .header("Content-Type", "application/x-www-form-urlencoded")
                 .POST(BodyPublishers.fromPublisher(BodyPublishers.ofString("seat=1"))).build(), HttpResponse.BodyHandlers.ofString());
         assertEquals(HttpClient.Version.HTTP_2, answer.version());
@@ -409,12 +412,9 @@ class FilterTest {
     void aKeyIsMadeForARequestWithoutOne() throws Exception {
         answersOk();
         protect(false, options -> options.makeKey(request -> request.getHeader("X-Order")));
-        HttpRequest.Builder bare = HttpRequest.newBuilder(request("/orders", "ann").build().uri()).header("X-User", "ann")
-                .POST(BodyPublishers.noBody());
-        assertEquals(400, CLIENT.send(bare.build(), HttpResponse.BodyHandlers.ofString()).statusCode());
-        bare.header("X-Order", key);
+        assertEquals(400, send(withoutKey("")).statusCode());
         for (int i = 0; i < 2; i++) {
-            assertEquals("run 1", CLIENT.send(bare.build(), HttpResponse.BodyHandlers.ofString()).body());
+            assertEquals("run 1", send(withoutKey("").header("X-Order", key)).body());
         }
         assertEquals(1, effects());
     }
@@ -451,10 +451,8 @@ class FilterTest {
         };
         for (boolean isLeased : new boolean[] {false, true}) {
             protect(isLeased, options -> options.optional().passOn(error -> error instanceof IllegalStateException));
-            HttpRequest bare = HttpRequest.newBuilder(request("/orders", "ann").build().uri()).header("X-User", "ann")
-                    .POST(BodyPublishers.ofString("1")).build();
             for (HttpResponse<String> answer : List.of(post("/orders", "ann", "1"), post("/orders", "ann", "1"),
-                    CLIENT.send(bare, HttpResponse.BodyHandlers.ofString()), CLIENT.send(bare, HttpResponse.BodyHandlers.ofString()))) {
+                    send(withoutKey("1")), send(withoutKey("1")))) {
                 assertEquals(500, answer.statusCode());
                 assertTrue(answer.headers().firstValue("Content-Type").orElseThrow().startsWith("text/html"), answer.body());
             }

@@ -116,12 +116,6 @@ class SpringExampleTest {
 
     @RestController
     static class Orders {
-        private final JdbcTemplate jdbc;
-
-        Orders(JdbcTemplate jdbc) {
-            this.jdbc = jdbc;
-        }
-
         @PostMapping("/orders")
         @IdempotentRequest
         ResponseEntity<Map<String, String>> order(@RequestBody String seat) {
@@ -248,9 +242,7 @@ class SpringExampleTest {
 
     @Test
     void theAnnotationHoldsForEachMethodOfHttp() throws Exception {
-        HttpRequest put = HttpRequest.newBuilder(URI.create("http://127.0.0.1:" + context.getEnvironment().getProperty("local.server.port")
-                + "/orders")).header("X-User", "ann").PUT(HttpRequest.BodyPublishers.noBody()).build();
-        assertEquals(400, HttpClient.newHttpClient().send(put, HttpResponse.BodyHandlers.ofString()).statusCode());
+        assertEquals(400, send(request("/orders").header("X-User", "ann").PUT(HttpRequest.BodyPublishers.noBody())).statusCode());
     }
 
     @Test
@@ -288,14 +280,21 @@ class SpringExampleTest {
         assertEquals(0, count(key));
     }
 
+    private static HttpRequest.Builder request(String path) {
+        return HttpRequest.newBuilder(URI.create("http://127.0.0.1:" + context.getEnvironment().getProperty("local.server.port") + path));
+    }
+
+    private static HttpResponse<String> send(HttpRequest.Builder request) throws Exception {
+        return HttpClient.newHttpClient().send(request.build(), HttpResponse.BodyHandlers.ofString());
+    }
+
     private HttpResponse<String> post(String path, String user) throws Exception {
-        HttpRequest.Builder request = HttpRequest.newBuilder(URI.create("http://127.0.0.1:"
-                + context.getEnvironment().getProperty("local.server.port") + path))
-                .header("Idempotency-Key", key).header("Content-Type", "text/plain").POST(HttpRequest.BodyPublishers.ofString(key));
+        HttpRequest.Builder request = request(path).header("Idempotency-Key", key).header("Content-Type", "text/plain")
+                .POST(HttpRequest.BodyPublishers.ofString(key));
         if (user != null) {
             request.header("X-User", user);
         }
-        return HttpClient.newHttpClient().send(request.build(), HttpResponse.BodyHandlers.ofString());
+        return send(request);
     }
 
     @Test
