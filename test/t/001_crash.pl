@@ -1,13 +1,8 @@
 # Crashes: of a backend anywhere in an operation, and of the whole server.
 # Record and effect are there together or not at all (I3), and what was
 # acknowledged is there (I2).
-use strict;
-use warnings;
-
 use Idempotency;
 use IPC::Run;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my $node = new_node('crash', conf => <<'CONF');
 restart_after_crash = on
@@ -15,7 +10,7 @@ wal_writer_delay = 10s
 full_page_writes = off
 CONF
 
-$node->safe_psql('postgres', 'CREATE TABLE effect (key text)');
+query('CREATE TABLE effect (key text)');
 
 my @steps = (
 	[ begin => q{SELECT outcome FROM idem_begin('%s')} ],
@@ -35,7 +30,7 @@ sub state_of
 {
 	my ($key) = @_;
 
-	return $node->safe_psql('postgres', <<"SQL");
+	return query(<<"SQL");
 BEGIN;
 SELECT concat_ws('|', (SELECT count(*) FROM effect WHERE key = '$key'),
 	(SELECT count(*) FROM idempotency_store WHERE idempotency_key = '$key'),
@@ -94,7 +89,7 @@ for my $case (
 
 	kill_backend($session);
 	is(state_of('leased'), '0|1|IN_PROGRESS', 'backend killed after a leased begin');
-	$node->safe_psql('postgres', "SELECT idem_complete('leased', fence => $fence)");
+	query("SELECT idem_complete('leased', fence => $fence)");
 	is(state_of('leased'), '0|1|COMPLETED', 'its fence still ends the lease');
 }
 
@@ -147,10 +142,10 @@ for my $how ('SIGKILL', 'immediate')
 
 	@said = $stdout =~ /^said (\S+)$/mg;
 	cmp_ok(scalar(@said), '<', $count, "$how: in the middle of it");
-	is($node->safe_psql('postgres', 'SELECT count(*) FROM idempotency_store'
+	is(query('SELECT count(*) FROM idempotency_store'
 			. ' WHERE idempotency_key IN (' . join(', ', map { "'$_'" } @said) . ')'),
 		scalar(@said), "$how: what was acknowledged is there");
-	is($node->safe_psql('postgres', <<"SQL"), '0', "$how: record and effect agree");
+	is(query(<<"SQL"), '0', "$how: record and effect agree");
 SELECT count(*) FROM (SELECT key FROM effect WHERE key ~ '^$how-[0-9]+\$') e
 FULL JOIN (SELECT idempotency_key FROM idempotency_store WHERE idempotency_key ~ '^$how-[0-9]+\$') s
 ON s.idempotency_key = e.key WHERE e.key IS NULL OR s.idempotency_key IS NULL
@@ -166,9 +161,9 @@ sub crash_after
 	my ($how, $sql) = @_;
 	my $answer;
 
-	$node->safe_psql('postgres', 'SELECT pg_switch_wal()');
-	$node->safe_psql('postgres', q{INSERT INTO effect VALUES ('synchronous')});
-	$answer = $node->safe_psql('postgres', "SET synchronous_commit = off; $sql");
+	query('SELECT pg_switch_wal()');
+	query(q{INSERT INTO effect VALUES ('synchronous')});
+	$answer = query("SET synchronous_commit = off; $sql");
 	crash($how);
 	start_again($node);
 	return $answer;
@@ -178,8 +173,7 @@ sub stored
 {
 	my ($key) = @_;
 
-	return $node->safe_psql('postgres',
-		"SELECT status FROM idempotency_store WHERE idempotency_key = '$key'");
+	return query("SELECT status FROM idempotency_store WHERE idempotency_key = '$key'");
 }
 
 my $fence;
@@ -196,22 +190,21 @@ is(state_of('async'), '0|0|ACQUIRED', 'so is a transaction-bound operation, whol
 
 $fence = crash_after('SIGKILL', q{SELECT fence FROM idem_begin('k', lease => '1 hour')});
 is(stored('k'), 'PENDING', 'a leased begin is durable');
-cmp_ok($node->safe_psql('postgres', q{SELECT fence FROM idem_begin('l', lease => '1 hour')}),
+cmp_ok(query(q{SELECT fence FROM idem_begin('l', lease => '1 hour')}),
 	'>', $fence, 'and its fence is not given out again');
 
 crash_after('immediate', "SELECT idem_extend('k', '10 hours', fence => $fence)");
-is($node->safe_psql('postgres',
-		q{SELECT lease_expires_at > now() + '9 hours' FROM idempotency_store WHERE idempotency_key = 'k'}),
+is(query(q{SELECT lease_expires_at > now() + '9 hours' FROM idempotency_store WHERE idempotency_key = 'k'}),
 	't', 'an extended lease is durable');
 
 crash_after('immediate', "SELECT idem_complete('k', fence => $fence)");
 is(stored('k'), 'COMPLETED', 'its end is durable');
 
-$fence = $node->safe_psql('postgres', q{SELECT fence FROM idem_begin('m', lease => '1 hour')});
+$fence = query(q{SELECT fence FROM idem_begin('m', lease => '1 hour')});
 crash_after('immediate', "SELECT idem_release('m', fence => $fence)");
 is(stored('m'), '', 'a release is durable');
 
-$node->safe_psql('postgres', q{SELECT idem_begin('n', lease => '1 us')});
+query(q{SELECT idem_begin('n', lease => '1 us')});
 is(crash_after('immediate', q{SELECT outcome FROM idem_begin('n', max_attempts => 1)}),
 	'FAILED', 'an operation whose attempts are exhausted has failed');
 is(stored('n'), 'FAILED', 'and that is durable');

@@ -1,16 +1,11 @@
 # The commit is done and its answer is lost: the client asks again
 # and gets the same answer, byte for byte.
-use strict;
-use warnings;
-
 use Idempotency;
 use IO::Select;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my $node = new_node('lost', conf => 'restart_after_crash = on');
 
-$node->safe_psql('postgres', <<'SQL');
+query(<<'SQL');
 CREATE TABLE effect (key text);
 CREATE FUNCTION handler(request jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT request';
 SQL
@@ -86,7 +81,7 @@ sub query_raw
 my $response = q{'{"a": 1.00, "b": [null, "\u00e9"], "c": "\\\\"}', code => 201, }
   . q{headers => '{"Location": "/orders/1"}', }
   . q{body => (SELECT string_agg(set_byte('\x00', 0, i), '' ORDER BY i) FROM generate_series(0, 255) i)};
-my $expected = $node->safe_psql('postgres', q{SELECT concat_ws('|', 'COMPLETED', 201,}
+my $expected = query(q{SELECT concat_ws('|', 'COMPLETED', 201,}
 	  . q{ '{"Location": "/orders/1"}'::jsonb, '{"a": 1.00, "b": [null, "\u00e9"], "c": "\\\\"}'::jsonb,}
 	  . q{ (SELECT string_agg(set_byte('\x00', 0, i), '' ORDER BY i) FROM generate_series(0, 255) i))});
 
@@ -104,8 +99,7 @@ sub asked_again
 {
 	my ($key) = @_;
 
-	return $node->safe_psql('postgres',
-		q{SELECT concat_ws('|', outcome, response_code, response_headers, response_payload, response_body)}
+	return query(q{SELECT concat_ws('|', outcome, response_code, response_headers, response_payload, response_body)}
 		  . " FROM idem_begin('$key', wait => '60s')");
 }
 
@@ -113,7 +107,7 @@ sub effects
 {
 	my ($key) = @_;
 
-	return $node->safe_psql('postgres', "SELECT count(*) FROM effect WHERE key = '$key'");
+	return query("SELECT count(*) FROM effect WHERE key = '$key'");
 }
 
 # The client sends COMMIT and disconnects.  The server still reads the COMMIT.
@@ -130,7 +124,7 @@ is(effects('left'), '1', 'one effect');
 
 # The same with the COMMIT never sent: then nothing has happened.
 operate_and_leave('silent', sub { close $_[0] });
-is($node->safe_psql('postgres', q{BEGIN; SELECT outcome FROM idem_begin('silent', wait => '60s')}),
+is(query(q{BEGIN; SELECT outcome FROM idem_begin('silent', wait => '60s')}),
 	'ACQUIRED', 'client left before COMMIT: the key is free');
 is(effects('silent'), '0', 'and there is no effect');
 
@@ -181,8 +175,7 @@ SKIP:
 	operate_and_leave('killed', sub
 	{
 		my ($socket) = @_;
-		my $pid = $node->safe_psql('postgres',
-			q{SELECT pid FROM pg_stat_activity WHERE state = 'idle in transaction'});
+		my $pid = query(q{SELECT pid FROM pg_stat_activity WHERE state = 'idle in transaction'});
 
 		$log = '';
 		$trace = IPC::Run::start(

@@ -1,21 +1,17 @@
 # Two-phase commit: nothing unfinished can be prepared, and
 # what is prepared keeps its keys until it ends, also across a restart.
-use strict;
-use warnings;
-
 use Idempotency;
-use Test::More;
 
 my $node = new_node('prepared', conf => 'max_prepared_transactions = 10');
 
-$node->safe_psql('postgres', 'CREATE TABLE effect (key text)');
+query('CREATE TABLE effect (key text)');
 
 sub asked
 {
 	my ($key, $more) = @_;
 
 	$more //= '';
-	return $node->safe_psql('postgres', <<"SQL");
+	return query(<<"SQL");
 BEGIN;
 SELECT concat_ws('|', outcome, response_payload) FROM idem_begin('$key' $more);
 ROLLBACK;
@@ -26,7 +22,7 @@ sub prepare
 {
 	my ($key) = @_;
 
-	$node->safe_psql('postgres', <<"SQL");
+	query(<<"SQL");
 BEGIN;
 SELECT idem_begin('$key');
 INSERT INTO effect VALUES ('$key');
@@ -39,7 +35,7 @@ sub effects
 {
 	my ($key) = @_;
 
-	return $node->safe_psql('postgres', "SELECT count(*) FROM effect WHERE key = '$key'");
+	return query("SELECT count(*) FROM effect WHERE key = '$key'");
 }
 
 is(sqlstate($node, <<'SQL'), 'ID428', 'PREPARE is refused while an operation is pending');
@@ -47,7 +43,7 @@ BEGIN;
 SELECT idem_begin('pending');
 PREPARE TRANSACTION 'pending';
 SQL
-is($node->safe_psql('postgres', 'SELECT count(*) FROM pg_prepared_xacts'), '0', 'nothing was prepared');
+is(query('SELECT count(*) FROM pg_prepared_xacts'), '0', 'nothing was prepared');
 is(asked('pending'), 'ACQUIRED', 'the key is free');
 
 is(sqlstate($node, <<'SQL'), '', 'a released operation may be prepared');
@@ -69,7 +65,7 @@ $node->stop('immediate');
 $node->start;
 is(asked('committed'), 'IN_PROGRESS', 'after a crash: still in progress');
 is(asked('rolled back'), 'IN_PROGRESS', 'both of them');
-is($node->safe_psql('postgres', q{SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid IS NULL}),
+is(query(q{SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid IS NULL}),
 	'2', 'their locks are nobody\'s');
 
 {
@@ -79,25 +75,25 @@ is($node->safe_psql('postgres', q{SELECT count(*) FROM pg_locks WHERE locktype =
 	$waiter->query_until(qr/^$/,
 		"SELECT concat_ws('|', outcome, response_payload) FROM idem_begin('committed', wait => '100s');\n");
 	wait_until('the waiter waits', sub { locks_waiting($node) == 1 });
-	$node->safe_psql('postgres', q{COMMIT PREPARED 'committed'});
+	query(q{COMMIT PREPARED 'committed'});
 	like($waiter->query('SELECT 1'), qr/^COMPLETED\|"done"$/m, 'COMMIT PREPARED wakes a waiter with the answer');
 	$waiter->quit;
 }
 is(asked('committed'), 'COMPLETED|"done"', 'committed: replayed');
 is(effects('committed'), '1', 'with its effect');
 
-$node->safe_psql('postgres', q{ROLLBACK PREPARED 'rolled back'});
+query(q{ROLLBACK PREPARED 'rolled back'});
 is(asked('rolled back'), 'ACQUIRED', 'rolled back: free');
 is(effects('rolled back'), '0', 'without effect');
 
 # A lease from a prepared transaction has no owner until that transaction commits.
-$node->safe_psql('postgres', <<'SQL');
+query(<<'SQL');
 BEGIN;
 CREATE TABLE lease AS SELECT fence FROM idem_begin('leased', lease => '1 hour');
 PREPARE TRANSACTION 'leased';
 SQL
 is(asked('leased'), 'IN_PROGRESS', 'prepared lease: in progress');
-$node->safe_psql('postgres', q{COMMIT PREPARED 'leased'});
+query(q{COMMIT PREPARED 'leased'});
 is(asked('leased'), 'IN_PROGRESS', 'committed lease: in progress');
 is(sqlstate($node, q{SELECT idem_complete('leased', fence => fence) FROM lease}), '', 'its fence ends it');
 

@@ -1,11 +1,6 @@
 # Hot standby and promotion.
-use strict;
-use warnings;
-
 use Idempotency;
 use PostgreSQL::Test::Cluster;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my $primary = new_node('primary', allows_streaming => 1);
 my $standby = PostgreSQL::Test::Cluster->new('standby');

@@ -1,12 +1,7 @@
 # pg_dump and pg_restore: records, marks, claims, policies and
 # the fence sequence come along, whatever the schema is called, and fences never
 # repeat.
-use strict;
-use warnings;
-
 use Idempotency;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my $node = new_node('dump');
 my $directory = PostgreSQL::Test::Utils::tempdir();
@@ -39,7 +34,7 @@ sub dump_and_restore
 
 	$node->command_ok([ 'pg_dump', "--format=$format", '--file', $file, $node->connstr($from) ],
 		"pg_dump of $from, format $format");
-	$node->safe_psql('postgres', "CREATE DATABASE $to TEMPLATE template0");
+	query("CREATE DATABASE $to TEMPLATE template0");
 	$node->command_ok(
 		$format eq 'plain'
 		? [ 'psql', '-Xq', '-v', 'ON_ERROR_STOP=1', '-d', $node->connstr($to), '-f', $file ]
@@ -47,7 +42,7 @@ sub dump_and_restore
 		"restore into $to");
 }
 
-$node->safe_psql('postgres', 'CREATE ROLE teller; CREATE ROLE stranger');
+query('CREATE ROLE teller; CREATE ROLE stranger');
 
 for my $schema ('public', 'idem', '"Odd Schema"')
 {
@@ -55,8 +50,8 @@ for my $schema ('public', 'idem', '"Odd Schema"')
 	my $from = lc "from_$name";
 	my ($fence, $contents);
 
-	$node->safe_psql('postgres', "CREATE DATABASE $from TEMPLATE template0");
-	$node->safe_psql('postgres', "ALTER DATABASE $from SET search_path = $schema, public");
+	query("CREATE DATABASE $from TEMPLATE template0");
+	query("ALTER DATABASE $from SET search_path = $schema, public");
 	$node->safe_psql($from, <<"SQL");
 CREATE SCHEMA IF NOT EXISTS $schema;
 CREATE EXTENSION idempotency SCHEMA $schema;
@@ -81,7 +76,7 @@ SQL
 		my $to = lc "to_${name}_$format";
 
 		dump_and_restore($from, $to, $format);
-		$node->safe_psql('postgres', "ALTER DATABASE $to SET search_path = $schema, public");
+		query("ALTER DATABASE $to SET search_path = $schema, public");
 		is(contents($to, $schema), $contents, "$to: all data");
 		is($node->safe_psql($to, q{SELECT outcome, response_payload, response_body FROM idem_begin('completed', scope => 'scope')}),
 			'COMPLETED|"done"|\x00ff0a', "$to: a replay");

@@ -1,14 +1,10 @@
 # DROP, CREATE and ALTER EXTENSION while other sessions live on, and
 # a server that does not preload the library.
-use strict;
-use warnings;
-
 use Idempotency;
-use Test::More;
 
 my $node = new_node('lifecycle');
 
-$node->safe_psql('postgres', <<'SQL');
+query(<<'SQL');
 CREATE TABLE effect (key text);
 CREATE FUNCTION handler(request jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT request';
 SQL
@@ -42,8 +38,7 @@ for my $loaded ('preloaded', 'not preloaded')
 		$node->append_conf('postgresql.conf', q{shared_preload_libraries = ''});
 		$node->restart;
 	}
-	is($node->safe_psql('postgres', q{SHOW shared_preload_libraries}),
-		$loaded eq 'preloaded' ? 'idempotency' : '', $loaded);
+	is(query(q{SHOW shared_preload_libraries}), $loaded eq 'preloaded' ? 'idempotency' : '', $loaded);
 
 	$old = session($node);
 	$other = session($node);

@@ -1,17 +1,12 @@
 # Many clients and few keys, at every isolation level (I1, I3).
-use strict;
-use warnings;
-
 use Idempotency;
 use IPC::Run;
-use PostgreSQL::Test::Utils;
-use Test::More;
 use Time::HiRes qw(time);
 
 my $node = new_node('concurrency', conf => 'max_connections = 250');
 my $directory = PostgreSQL::Test::Utils::tempdir();
 
-$node->safe_psql('postgres', <<'SQL');
+query(<<'SQL');
 CREATE TABLE effect (run text, key int);
 CREATE FUNCTION handler(request jsonb) RETURNS jsonb LANGUAGE sql AS
 	$$INSERT INTO effect VALUES (request->>'run', (request->>'key')::int) RETURNING to_jsonb(key)$$;
@@ -90,14 +85,13 @@ for my $way ('READ COMMITTED', 'REPEATABLE READ', 'SERIALIZABLE', 'idem_call')
 	$output = finish_pgbench(start_pgbench("$run-more", script_of($run, $way),
 			'-c', $clients, '-t', 100, '--max-tries', 1000));
 	like($output, qr/actually processed: 800\/800/, "$way: duplicates among many clients");
-	is($node->safe_psql('postgres', <<"SQL"), '40|40|40', "$way: each effect once, with its record");
+	is(query(<<"SQL"), '40|40|40', "$way: each effect once, with its record");
 SELECT count(*), count(DISTINCT key),
 	(SELECT count(*) FROM idempotency_store s WHERE s.status = 'COMPLETED'
 		AND s.idempotency_key = '$run ' || (s.response_payload #>> '{}'))
 FROM effect WHERE run = '$run'
 SQL
-	is($node->safe_psql('postgres', q{SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'}),
-		'0', "$way: no lock is left");
+	is(query(q{SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'}), '0', "$way: no lock is left");
 }
 
 # 200 sessions wait for one key.  The owner commits, or rolls back and one of
@@ -126,7 +120,7 @@ SQL
 	like($output, qr/actually processed: $clients\/$clients/, "$clients waiters, $end: all have the answer");
 	cmp_ok($woken, '<', 60, "$clients waiters, $end: soon");
 	note "after $woken s";
-	is($node->safe_psql('postgres', "SELECT count(*) FROM effect WHERE run = 'hot $end'"),
+	is(query("SELECT count(*) FROM effect WHERE run = 'hot $end'"),
 		'1', "$clients waiters, $end: one effect");
 }
 
@@ -144,8 +138,7 @@ SQL
 
 		$waiter->query_until(qr/asking/, "\\echo asking\n"
 			  . "SELECT 'told ' || outcome FROM idem_begin('lease $round', wait => '100s');\n");
-		wait_until('the waiter sleeps', sub { $node->safe_psql('postgres',
-			"SELECT wait_event_type FROM pg_stat_activity WHERE pid = $pid AND state = 'active'") eq 'Extension' });
+		wait_until('the waiter sleeps', sub { query("SELECT wait_event_type FROM pg_stat_activity WHERE pid = $pid AND state = 'active'") eq 'Extension' });
 		$ended = time;
 		ask($owner, "SELECT idem_complete('lease $round', fence => $fence)");
 		$waiter->query_until(qr/told COMPLETED/, '');

@@ -1,16 +1,12 @@
 # What an operation costs: transaction-bound, nothing at begin and one row at the
 # end; a replay, nothing at all.
-use strict;
-use warnings;
-
 use Idempotency;
-use Test::More;
 
 # Page images hide what a record is, so that there are none.
 my $node = new_node('wal', conf => 'full_page_writes = off');
 my ($session, $start, %node_of);
 
-$node->safe_psql('postgres', <<'SQL');
+query(<<'SQL');
 CREATE TABLE effect (key text);
 CREATE FUNCTION handler(request jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT request';
 SQL
@@ -25,12 +21,12 @@ sub position
 sub records_since
 {
 	my ($start) = @_;
-	my $end = $node->safe_psql('postgres', 'SELECT pg_current_wal_flush_lsn()');
+	my $end = query('SELECT pg_current_wal_flush_lsn()');
 	my ($stdout, $stderr);
 	my %count;
 
 	# pg_waldump takes it for an error when there is nothing
-	return {} if $node->safe_psql('postgres', "SELECT '$end'::pg_lsn <= '$start'::pg_lsn") eq 't';
+	return {} if query("SELECT '$end'::pg_lsn <= '$start'::pg_lsn") eq 't';
 	IPC::Run::run([ 'pg_waldump', '-p', $node->data_dir . '/pg_wal', '-s', $start, '-e', $end ],
 		'>', \$stdout, '2>', \$stderr)
 	  or die "pg_waldump failed: $stderr";

@@ -1,12 +1,7 @@
 # Other roles and readers of the log see no key in pg_locks, and no
 # request and no response in any message (71).
-use strict;
-use warnings;
-
 use Idempotency;
 use IPC::Run;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my $node = new_node('secrets', conf => <<'CONF');
 log_statement = none
@@ -20,7 +15,7 @@ my $directory = PostgreSQL::Test::Utils::tempdir();
 
 # Lock ids
 
-$node->safe_psql('postgres', 'CREATE ROLE spy LOGIN; CREATE DATABASE other');
+query('CREATE ROLE spy LOGIN; CREATE DATABASE other');
 $node->safe_psql('other', 'CREATE EXTENSION idempotency');
 {
 	my @owners = map { session($node, $_) } 'postgres', 'other';
@@ -52,7 +47,7 @@ is(sqlstate($node, 'SET ROLE spy; SELECT lock_key FROM idempotency_secret'), '42
 
 my $marker = 'XyzzyMarker';
 
-$node->safe_psql('postgres', <<"SQL");
+query(<<"SQL");
 CREATE FUNCTION raise(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS
 	\$\$BEGIN RAISE EXCEPTION 'handler says %', request USING DETAIL = request, HINT = request; END\$\$;
 CREATE FUNCTION constant(request jsonb) RETURNS jsonb LANGUAGE sql AS
@@ -122,7 +117,7 @@ my @guarded = (
 		  . q{ BEGIN; SELECT idem_begin('guard'); SELECT idem_complete('guard', '"} . $marker . q{"', code => 500); COMMIT},
 		'(?:23505|40001)', 'DROP INDEX guard' ]);
 
-$node->safe_psql('postgres', <<'SQL');
+query(<<'SQL');
 CREATE EXTENSION dblink;
 CREATE FUNCTION elsewhere(statement text) RETURNS SETOF int LANGUAGE sql AS
 	$$SELECT 1 FROM dblink('dbname=postgres host=' || split_part(current_setting('unix_socket_directories'), ',', 1)
@@ -135,7 +130,7 @@ for my $store ('plain store', 'store with a trigger')
 {
 	if ($store ne 'plain store')
 	{
-		$node->safe_psql('postgres', <<'SQL');
+		query(<<'SQL');
 CREATE FUNCTION pass() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RETURN NEW; END$$;
 CREATE TRIGGER pass BEFORE INSERT OR UPDATE ON idempotency_store FOR EACH ROW EXECUTE FUNCTION pass();
 DELETE FROM idempotency_store WHERE idempotency_key IN ('raised', 'constant', 'guard');
@@ -157,19 +152,19 @@ SQL
 		my ($name, $create, $state, $drop) = @$guard;
 		my $from;
 
-		$node->safe_psql('postgres', $create);
+		query($create);
 		$from = -s $node->logfile;
 		like(errors_of("BEGIN;\nSELECT idem_begin('k');\n"
 				  . 'SELECT idem_complete(\'k\', :secret::jsonb, code => 500, body => :bytes::bytea);'),
 			qr/^$state$/, "$store: $name of the owner's");
 		unlike(substr(slurp_file($node->logfile), $from), qr/$marker/i, "$store: nothing of it in the log");
-		$node->safe_psql('postgres', $drop);
+		query($drop);
 	}
 }
 $holder->quit;
 
 # The markers are not in views that count statements or show sessions.
-unlike($node->safe_psql('postgres', 'SELECT * FROM pg_stat_activity'), qr/$marker/, 'nor in pg_stat_activity');
+unlike(query('SELECT * FROM pg_stat_activity'), qr/$marker/, 'nor in pg_stat_activity');
 
 # The search itself works: the text of a statement is in the log.
 $node->psql('postgres', qq{SELECT idem_complete('k', '"$marker"')});

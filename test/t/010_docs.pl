@@ -1,15 +1,10 @@
 # Every example of the documentation gives the result that the documentation shows.
-use strict;
-use warnings;
-
 use File::Find;
 use FindBin;
 
 use Calls;
 use Examples;
 use Idempotency;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my $root = "$FindBin::RealBin/../..";
 my $node = new_node('docs', conf => "max_prepared_transactions = 10\nwal_level = logical\n");
@@ -36,14 +31,13 @@ sub try_in
 	my ($before, @pages) = @_;
 	my @problems;
 
-	$node->safe_psql('postgres', 'CREATE DATABASE example TEMPLATE template0');
+	query('CREATE DATABASE example TEMPLATE template0');
 	$node->safe_psql('example', $before) if $before ne '';
 	@problems = problems_of_pages($node, 'example', @pages);
-	$node->safe_psql('postgres', 'DROP DATABASE example WITH (FORCE)');
-	for my $role (split /\n/, $node->safe_psql('postgres',
-			q{SELECT quote_ident(rolname) FROM pg_roles WHERE oid >= 16384}))
+	query('DROP DATABASE example WITH (FORCE)');
+	for my $role (split /\n/, query(q{SELECT quote_ident(rolname) FROM pg_roles WHERE oid >= 16384}))
 	{
-		$node->safe_psql('postgres', "DROP ROLE $role");
+		query("DROP ROLE $role");
 	}
 	return @problems;
 }

@@ -1,12 +1,7 @@
 # Names that share a lock id wait for each other without need, and
 # nothing worse happens.  Here all of them do: the library is built anew without a
 # bit in its lock ids.
-use strict;
-use warnings;
-
 use Idempotency;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my (undef, $conf) = built_with('-DLOCK_ID_MASK=0');
 my $node = new_node('collision', conf => $conf);
@@ -14,10 +9,7 @@ my ($s1, $s2) = (session($node), session($node));
 
 # The premise: one lock id for all.
 ask($s1, q{BEGIN; SELECT idem_begin('a'), idem_begin('b', scope => 's')});
-is( $node->safe_psql(
-		'postgres',
-		q{SELECT count(*), min(classid::text || objid::text) FROM pg_locks WHERE locktype = 'advisory'}
-	),
+is(query(q{SELECT count(*), min(classid::text || objid::text) FROM pg_locks WHERE locktype = 'advisory'}),
 	'1|00', 'every name has the same lock id');
 
 # Different operations of one transaction stay apart.
@@ -33,10 +25,7 @@ is( ask($s1, q{SELECT idem_complete('a', '"a"'), idem_complete('b', '"b"', scope
 	),
 	'||t',
 	'each ends by its name');
-is( $node->safe_psql(
-		'postgres',
-		q{SELECT scope, idempotency_key, response_payload FROM idempotency_store ORDER BY 2}
-	),
+is(query(q{SELECT scope, idempotency_key, response_payload FROM idempotency_store ORDER BY 2}),
 	qq{|a|"a"\ns|b|"b"},
 	'a record for each');
 
@@ -59,8 +48,7 @@ $s1->quit;
 $s2->quit;
 
 # Many clients, each key several times: still once each.
-$node->safe_psql(
-	'postgres', q{
+query(q{
 	CREATE TABLE effect (key text);
 	CREATE FUNCTION work(r jsonb) RETURNS jsonb LANGUAGE sql AS
 		$$ INSERT INTO effect VALUES (r ->> 0) RETURNING r $$;
@@ -77,8 +65,7 @@ $node->pgbench(
 			SELECT idem_call('work(jsonb)', 'k' || :key, to_jsonb(ARRAY[:key]), wait => '100 s');
 		}
 	});
-is( $node->safe_psql(
-		'postgres', q{SELECT count(*) = count(DISTINCT key), count(*) > 90 FROM effect}),
+is(query(q{SELECT count(*) = count(DISTINCT key), count(*) > 90 FROM effect}),
 	't|t',
 	'each took effect once');
 

@@ -1,12 +1,7 @@
 # The commit callbacks of other extensions.  The guard refuses before
 # they act, and it also refuses operations that they begin.
-use strict;
-use warnings;
-
 use FindBin;
 use Idempotency;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my $module = PostgreSQL::Test::Utils::tempdir();
 
@@ -16,8 +11,7 @@ system_or_bail('make', '-s', '-C', $module, 'with_llvm=no',
 
 my $node = new_node('commit_callbacks');
 
-$node->safe_psql(
-	'postgres', qq{
+query(qq{
 	CREATE FUNCTION run_at_commit(text) RETURNS void
 		AS '$module/commit_callback', 'run_at_commit' LANGUAGE c STRICT;
 	CREATE TABLE effect (key text);
@@ -69,14 +63,10 @@ is( printed(
 	'NOTICE 25000',
 	'the next transaction knows nothing of that');
 
-is( $node->safe_psql(
-		'postgres',
-		q{SELECT string_agg(key, ' ' ORDER BY key) FROM effect}),
+is(query(q{SELECT string_agg(key, ' ' ORDER BY key) FROM effect}),
 	'other other',
 	'and nothing of it was committed');
-is( $node->safe_psql(
-		'postgres',
-		q{SELECT string_agg(idempotency_key, ' ' ORDER BY idempotency_key)
+is(query(q{SELECT string_agg(idempotency_key, ' ' ORDER BY idempotency_key)
 		  FROM idempotency_store WHERE status = 'COMPLETED'}),
 	'k m',
 	'but what was whole');

@@ -1,18 +1,13 @@
 # Objects that somebody has put into the schema before CREATE
 # EXTENSION never run with the rights of a role that reads the views, nor those that
 # somebody has put anywhere with the rights of a superuser who runs the scripts of managed/.
-use strict;
-use warnings;
-
 use Cwd qw(abs_path);
 use File::Basename qw(dirname);
 use Idempotency;
-use Test::More;
 
 my $node = new_node('planted');
 
-$node->safe_psql(
-	'postgres', q{
+query(q{
 	DROP EXTENSION idempotency;
 	CREATE ROLE mallory;
 	CREATE SCHEMA app AUTHORIZATION mallory;
@@ -42,8 +37,7 @@ for my $operator (@planted)
 	my $value = $result eq 'boolean' ? 'true' : q{interval '0'};
 
 	$number++;
-	$node->safe_psql(
-		'postgres', qq{
+	query(qq{
 		SET ROLE mallory;
 		CREATE FUNCTION app.evil$number($left, $right) RETURNS $result LANGUAGE plpgsql AS
 			\$\$BEGIN INSERT INTO app.loot VALUES (current_user); RETURN $value; END\$\$;
@@ -51,9 +45,8 @@ for my $operator (@planted)
 	});
 }
 
-$node->safe_psql('postgres', 'CREATE EXTENSION idempotency SCHEMA app');
-$node->safe_psql(
-	'postgres', q{
+query('CREATE EXTENSION idempotency SCHEMA app');
+query(q{
 	SET search_path = app, pg_catalog;
 	SELECT idem_begin('leased', lease => '1 hour');
 	BEGIN;
@@ -74,22 +67,21 @@ my $plant = q{
 		WHERE pronamespace = 'app'::regnamespace AND obj_description(oid, 'pg_proc') LIKE 'internal:%'
 		GROUP BY p.oid, place) variants
 	WHERE to_regprocedure(format('app.%I(%s)', proname, types)) IS NULL};
-my @functions = split(/\n/, $node->safe_psql('postgres', $plant));
+my @functions = split(/\n/, query($plant));
 
 cmp_ok(scalar @functions, '>=', 6, 'functions are planted');
-$node->safe_psql('postgres', join(';', @functions));
-$node->safe_psql(
-	'postgres', q{
+query(join(';', @functions));
+query(q{
 	SET search_path = app, pg_catalog;
 	SELECT idem_partition_store(interval '4 hours');
 });
-$node->safe_psql('postgres', 'SET search_path = app, pg_catalog; SELECT app.idem_gc()');
-is($node->safe_psql('postgres', 'SELECT count(*) > 1 FROM app.idempotency_partitions WHERE range_start IS NOT NULL'), 't', 'the store has a ring');
-$node->safe_psql('postgres', 'SELECT app.idem_unpartition_store()');
-$node->safe_psql('postgres', 'SET search_path = app, pg_catalog; SELECT app.idem_gc()') for 1 .. 2;
+query('SET search_path = app, pg_catalog; SELECT app.idem_gc()');
+is(query('SELECT count(*) > 1 FROM app.idempotency_partitions WHERE range_start IS NOT NULL'), 't', 'the store has a ring');
+query('SELECT app.idem_unpartition_store()');
+query('SET search_path = app, pg_catalog; SELECT app.idem_gc()') for 1 .. 2;
 
 # The owner of the schema gives its name to another one while a superuser's call waits.
-$node->safe_psql('postgres', 'GRANT CREATE ON DATABASE postgres TO mallory');
+query('GRANT CREATE ON DATABASE postgres TO mallory');
 for my $call (q{app.idem_partition_store('4 hours')}, 'app.idem_unpartition_store()')
 {
 	my ($holder, $caller) = map { session($node) } 1, 2;
@@ -97,16 +89,16 @@ for my $call (q{app.idem_partition_store('4 hours')}, 'app.idem_unpartition_stor
 
 	ask($holder, 'BEGIN; LOCK TABLE app.idempotency_ring IN SHARE MODE');
 	$caller->query_until(qr/asking/, "\\echo asking\nSELECT $call;\n");
-	wait_until('the call waits', sub { $node->safe_psql('postgres', "SELECT count(*) FROM pg_locks WHERE pid = $pid AND NOT granted") > 0 });
+	wait_until('the call waits', sub { query("SELECT count(*) FROM pg_locks WHERE pid = $pid AND NOT granted") > 0 });
 	is(sqlstate($node, q{SET lock_timeout = '10ms'; SET ROLE mallory; ALTER SCHEMA app RENAME TO other}), '55P03', "$call: the schema keeps its name");
 	ask($holder, 'ROLLBACK');
 	ask($caller, 'SELECT 1');
 	$_->quit for $holder, $caller;
 }
 # Nobody else can hold the name, so nobody else calls a function in his schema.
-$node->safe_psql('postgres', q{CREATE ROLE shop; GRANT USAGE, CREATE ON SCHEMA app TO shop; GRANT CREATE ON DATABASE postgres TO shop; GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA app TO shop});
-$node->safe_psql('postgres', "ALTER TABLE app.$_ OWNER TO shop")
-	for qw(idempotency_store idempotency_scope idempotency_ring), split /\n/, $node->safe_psql('postgres', 'SELECT name FROM app.idempotency_partitions');
+query(q{CREATE ROLE shop; GRANT USAGE, CREATE ON SCHEMA app TO shop; GRANT CREATE ON DATABASE postgres TO shop; GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA app TO shop});
+query("ALTER TABLE app.$_ OWNER TO shop")
+	for qw(idempotency_store idempotency_scope idempotency_ring), split /\n/, query('SELECT name FROM app.idempotency_partitions');
 for my $call (q{app.idem_partition_store('4 hours')}, 'app.idem_unpartition_store()')
 {
 	my $as_shop = sub {
@@ -118,27 +110,21 @@ for my $call (q{app.idem_partition_store('4 hours')}, 'app.idem_unpartition_stor
 	};
 	like($as_shop->('mallory'), qr/another role owns the schema/, "$call: refused where the schema is another role's");
 	is($as_shop->($_), '', "$call: not where it is a role's that is trusted: $_") for 'shop', 'postgres', 'pg_database_owner';
-	$node->safe_psql('postgres', 'ALTER DATABASE postgres OWNER TO mallory');
+	query('ALTER DATABASE postgres OWNER TO mallory');
 	like($as_shop->('pg_database_owner'), qr/another role owns the schema/, "$call: the owner of the database is another role");
-	$node->safe_psql('postgres', 'ALTER DATABASE postgres OWNER TO postgres');
-	$node->safe_psql('postgres', 'ALTER FUNCTION app.idem_begin(text, jsonb, text, bytea, interval, interval, int) OWNER TO mallory');
+	query('ALTER DATABASE postgres OWNER TO postgres');
+	query('ALTER FUNCTION app.idem_begin(text, jsonb, text, bytea, interval, interval, int) OWNER TO mallory');
 	is($as_shop->('mallory'), '', "$call: the owner of functions of the extension is trusted");
-	$node->safe_psql('postgres', 'ALTER FUNCTION app.idem_begin(text, jsonb, text, bytea, interval, interval, int) OWNER TO postgres');
+	query('ALTER FUNCTION app.idem_begin(text, jsonb, text, bytea, interval, interval, int) OWNER TO postgres');
 }
-is($node->safe_psql('postgres', q{SELECT string_agg(DISTINCT who, ', ') FROM app.loot}), '', 'no function that was planted has run');
-is($node->safe_psql('postgres', 'SELECT count(*) FROM app.loot'),
-	'0', 'nothing that was planted has run');
-is( $node->safe_psql(
-		'postgres',
-		q{SELECT count(*) FROM pg_depend d JOIN pg_operator o
+is(query(q{SELECT string_agg(DISTINCT who, ', ') FROM app.loot}), '', 'no function that was planted has run');
+is(query('SELECT count(*) FROM app.loot'), '0', 'nothing that was planted has run');
+is(query(q{SELECT count(*) FROM pg_depend d JOIN pg_operator o
 			ON d.refclassid = 'pg_operator'::regclass AND d.refobjid = o.oid
 		  WHERE o.oprnamespace = 'app'::regnamespace}),
 	'0',
 	'and nothing depends on it');
-is( $node->safe_psql(
-		'postgres',
-		q{SET search_path = app; SELECT count(*) FROM pg_get_viewdef('app.idempotency_in_flight'::regclass) v(d) WHERE d LIKE '%OPERATOR(app.%'}
-	),
+is(query(q{SET search_path = app; SELECT count(*) FROM pg_get_viewdef('app.idempotency_in_flight'::regclass) v(d) WHERE d LIKE '%OPERATOR(app.%'}),
 	'0',
 	'the views use the operators of pg_catalog');
 
@@ -217,7 +203,7 @@ sub nobody_else
 	return;
 }
 
-$node->safe_psql('postgres', 'CREATE DATABASE managed TEMPLATE template0');
+query('CREATE DATABASE managed TEMPLATE template0');
 plant_in('trap');
 $node->safe_psql('managed', 'CREATE SCHEMA clean');
 is(run_script('idempotency.sql', 'clean,trap,pg_catalog'), '', 'managed: the script installs with strangers in the search_path');

@@ -1,18 +1,14 @@
 # Waiting for a lease without preloading: no session wakes the waiter, it looks
 # again by itself. And what SQL functions do in a session that has
 # not loaded the library yet.
-use strict;
-use warnings;
-
 use Idempotency;
-use Test::More;
 use Time::HiRes qw(time);
 
 my $node = new_node('not_preloaded');
 
 $node->append_conf('postgresql.conf', q{shared_preload_libraries = ''});
 $node->restart;
-is($node->safe_psql('postgres', 'SHOW shared_preload_libraries'), '', 'not preloaded');
+is(query('SHOW shared_preload_libraries'), '', 'not preloaded');
 
 # A session that waits for the lease of another session; pg_stat_activity shows it.
 sub waiter
@@ -23,7 +19,7 @@ sub waiter
 
 	$session->query_until(qr/started/, "\\echo started\n$sql\n");
 	wait_until('it waits', sub {
-		$node->safe_psql('postgres', "SELECT state = 'active' AND wait_event_type IN ('Extension', 'IPC', 'Timeout')
+		query("SELECT state = 'active' AND wait_event_type IN ('Extension', 'IPC', 'Timeout')
 			FROM pg_stat_activity WHERE pid = $pid") eq 't' });
 	return $session;
 }
@@ -32,7 +28,7 @@ sub fence
 {
 	my ($key) = @_;
 
-	return $node->safe_psql('postgres', "SELECT fence FROM idem_begin('$key', lease => '1 hour')");
+	return query("SELECT fence FROM idem_begin('$key', lease => '1 hour')");
 }
 
 # The output of a waiter when it is done; the next query comes after it.
@@ -47,39 +43,36 @@ sub answer
 my $fence = fence('ends');
 my $waiter = waiter(q{SELECT outcome, response_payload FROM idem_begin('ends', wait => '100 s');});
 
-$node->safe_psql('postgres', "SELECT idem_complete('ends', '42', fence => $fence)");
+query("SELECT idem_complete('ends', '42', fence => $fence)");
 is(answer($waiter), 'COMPLETED|42', 'the end of a lease is seen');
 
 $fence = fence('released');
 $waiter = waiter(q{BEGIN; SELECT outcome, attempt FROM idem_begin('released', wait => '100 s');});
-$node->safe_psql('postgres', "SELECT idem_release('released', fence => $fence)");
+query("SELECT idem_release('released', fence => $fence)");
 is(answer($waiter), 'ACQUIRED|1', 'a lease that was given up is acquired');
 
-$node->safe_psql('postgres', q{SELECT idem_begin('runs out', lease => '1 s')});
-is($node->safe_psql('postgres',
-	q{BEGIN; SELECT outcome, taken_over FROM idem_begin('runs out', wait => '100 s'); ROLLBACK}),
+query(q{SELECT idem_begin('runs out', lease => '1 s')});
+is(query(q{BEGIN; SELECT outcome, taken_over FROM idem_begin('runs out', wait => '100 s'); ROLLBACK}),
 	'ACQUIRED|t', 'a lease that runs out is taken over');
 
 fence('stays');
 my $start = time;
-is($node->safe_psql('postgres',
-	q{SELECT outcome, retry_after > '59 minutes' FROM idem_begin('stays', wait => '500 ms')}),
+is(query(q{SELECT outcome, retry_after > '59 minutes' FROM idem_begin('stays', wait => '500 ms')}),
 	'IN_PROGRESS|t', 'the time runs out');
 cmp_ok(time - $start, '>=', 0.5, 'but not before');
 is(sqlstate($node, q{SET statement_timeout = '200 ms'; SELECT idem_begin('stays', wait => '100 s')}),
 	'57014', 'a wait can be cancelled');
-is($node->safe_psql('postgres', q{SELECT count(*) FROM idempotency_stats WHERE acquired IS NOT NULL}), 0,
-	'nothing is counted');
+is(query(q{SELECT count(*) FROM idempotency_stats WHERE acquired IS NOT NULL}), 0, 'nothing is counted');
 
 $waiter->query('ROLLBACK');
 # A session of its own for each: none has called a function of the library before.
 is(sqlstate($node, q{SELECT idem_partition_store('4 hours')}), '', 'the store gets a ring by the first call of a session');
-is($node->safe_psql('postgres', q{SELECT string_agg(DISTINCT state, ' ' ORDER BY state) FROM idempotency_partitions}),
+is(query(q{SELECT string_agg(DISTINCT state, ' ' ORDER BY state) FROM idempotency_partitions}),
 	'waiting', 'its tables can be looked at');
-is($node->safe_psql('postgres', q{SELECT count(*) FROM idempotency_partitions WHERE state = 'waiting'}),
-	$node->safe_psql('postgres', q{SELECT idem_fingerprint('1') IS NOT NULL AS loaded \gset
+is(query(q{SELECT count(*) FROM idempotency_partitions WHERE state = 'waiting'}),
+	query(q{SELECT idem_fingerprint('1') IS NOT NULL AS loaded \gset
 		SELECT count(*) FROM idempotency_partitions WHERE state = 'waiting'}), 'it is the same with the library');
 is(sqlstate($node, q{SELECT idem_gc()}), '', 'the ring is turned');
-is($node->safe_psql('postgres', q{SELECT count(*) > 1 FROM idempotency_partitions WHERE range_start IS NOT NULL}), 't', 'and used');
+is(query(q{SELECT count(*) > 1 FROM idempotency_partitions WHERE range_start IS NOT NULL}), 't', 'and used');
 
 done_testing();

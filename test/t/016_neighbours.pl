@@ -1,10 +1,6 @@
 # Another library that hooks into the same places, loaded before and after:
 # both do their work.
-use strict;
-use warnings;
-
 use Idempotency;
-use Test::More;
 
 for my $libraries ('pg_stat_statements,idempotency', 'idempotency,pg_stat_statements')
 {

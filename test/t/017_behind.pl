@@ -2,13 +2,8 @@
 # promoted, and a database restored to a point in time.
 # Records and effects agree there, and a request that comes again runs exactly if
 # its effect is missing.
-use strict;
-use warnings;
-
 use Idempotency;
 use PostgreSQL::Test::Cluster;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my $primary = PostgreSQL::Test::Cluster->new('primary');
 

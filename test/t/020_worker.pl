@@ -1,12 +1,7 @@
 # The background collector: which databases it visits, how much it does at a
 # time, and that it blocks no other session.
-use strict;
-use warnings;
-
 use Idempotency;
 use PostgreSQL::Test::Cluster;
-use PostgreSQL::Test::Utils;
-use Test::More;
 use Time::HiRes qw(time);
 
 $Idempotency::soon = 120;
@@ -53,15 +48,6 @@ sub rounds_pass
 	my $before = figure($node, 'sweeps', 'postgres');
 
 	return soon("$count more rounds", sub { figure($node, 'sweeps', 'postgres') >= $before + $count });
-}
-
-sub set
-{
-	my ($server, $name, $value) = @_;
-
-	$server->safe_psql('postgres', "ALTER SYSTEM SET idempotency.$name = $value");
-	$server->reload;
-	return;
 }
 
 # A collector is at work in that database.
@@ -133,7 +119,7 @@ is_collected('collected: in a schema with a strange name', $node, 'other', $weir
 is_collected('collected: in a database with a strange name', $node, 'Quoted, Name');
 rounds_pass(2);
 is(rows($node, 'excluded'), 10, 'not collected: a database that is not named');
-set($node, 'gc_databases', q{'*'});
+reconfigure($node, 'idempotency.gc_databases' => '*');
 is_collected('collected after a reload: every database', $node, 'excluded');
 unlike(trouble_of($node), qr/(?:ERROR|FATAL|PANIC|TRAP|signal)/,
 	'databases without the extension, and those that do not exist, are no errors');
@@ -142,24 +128,24 @@ unlike(trouble_of($node), qr/(?:ERROR|FATAL|PANIC|TRAP|signal)/,
 my $before_reload = -s $node->logfile;
 my $unknown = qr/WARNING:  "idempotency.gc_databases" names databases that do not exist: /;
 
-set($node, 'gc_databases', q{'postgres, Nosuch, "Nosuch", Other, PLAIN'});
+reconfigure($node, 'idempotency.gc_databases' => 'postgres, Nosuch, "Nosuch", Other, PLAIN');
 soon('unknown names are reported after a reload', sub {
 		log_of($node, $before_reload) =~ /$unknown"nosuch", "Nosuch"\n.*HINT:  Names are folded to lower case/ });
 rounds_pass(3);
 is(scalar(() = log_of($node, $before_reload) =~ /$unknown/g), 1, 'and not in each round');
-set($node, 'gc_enabled', 'off');
+reconfigure($node, 'idempotency.gc_enabled' => 'off');
 soon('also while the collector is switched off', sub { 2 == (() = log_of($node, $before_reload) =~ /$unknown/g) });
-set($node, 'gc_enabled', 'on');
-set($node, 'gc_databases', q{'postgres, other'});
+reconfigure($node, 'idempotency.gc_enabled' => 'on');
+reconfigure($node, 'idempotency.gc_databases' => 'postgres, other');
 rounds_pass(2);
 is(scalar(() = log_of($node, $before_reload) =~ /$unknown/g), 3, 'nothing is reported of names that exist');
-set($node, 'gc_databases', q{'*'});
+reconfigure($node, 'idempotency.gc_databases' => '*');
 my $before_all = -s $node->logfile;
 rounds_pass(2);
 is(trouble_of($node, $before_all), '', 'nor of "*"');
 
 # The test can only see that nothing happens, so it takes some intervals.
-set($node, 'gc_enabled', 'off');
+reconfigure($node, 'idempotency.gc_enabled' => 'off');
 rounds_pass(0);
 wait_until('no collector works', sub { !$node->safe_psql('postgres',
 			q{SELECT FROM pg_stat_activity WHERE backend_type = 'idempotency collector' HAVING count(*) > 0}) });
@@ -167,7 +153,7 @@ $node->safe_psql('postgres', 'SELECT pg_sleep(1)');
 put($node, 'other', 10, schema => $weird);
 $node->safe_psql('postgres', 'SELECT pg_sleep(3)');
 is(rows($node, 'other', $weird), 10, 'switched off by a reload');
-set($node, 'gc_enabled', 'on');
+reconfigure($node, 'idempotency.gc_enabled' => 'on');
 is_collected('switched on by a reload', $node, 'other', $weird);
 
 # ---- how much at a time ----
@@ -176,8 +162,8 @@ sub make_backlog
 {
 	my ($database, $count, $batch) = @_;
 
-	set($node, 'gc_enabled', 'off');
-	set($node, 'gc_batch_size', $batch);
+	reconfigure($node, 'idempotency.gc_enabled' => 'off');
+	reconfigure($node, 'idempotency.gc_batch_size' => $batch);
 	$node->safe_psql('postgres', 'SELECT pg_sleep(1.5)');
 	put($node, $database, $count);
 	return;
@@ -191,7 +177,7 @@ CREATE FUNCTION note_step() RETURNS trigger LANGUAGE plpgsql AS
 CREATE TRIGGER note_step AFTER DELETE ON idempotency_store FOR EACH STATEMENT EXECUTE FUNCTION note_step();
 SQL
 make_backlog('backlog', 200_000, 1000);
-set($node, 'gc_enabled', 'on');
+reconfigure($node, 'idempotency.gc_enabled' => 'on');
 wait_for_collector($node, 'backlog');
 is($node->safe_psql('postgres', <<'SQL'), 't', 'the collector shows itself');
 SELECT coalesce(bool_and(application_name IN ('idempotency collector', '')), true)
@@ -207,9 +193,9 @@ soon('no backlog is left to be seen', sub { figure($node, 'backlog_rows', 'backl
 
 # The collector notices a reload in the middle of a backlog, too.
 make_backlog('backlog', 100_000, 50);
-set($node, 'gc_enabled', 'on');
+reconfigure($node, 'idempotency.gc_enabled' => 'on');
 wait_for_collector($node, 'backlog');
-set($node, 'gc_enabled', 'off');
+reconfigure($node, 'idempotency.gc_enabled' => 'off');
 wait_until('nothing moves', sub {
 		my $before = figure($node, 'collected_rows', 'backlog');
 
@@ -221,7 +207,7 @@ cmp_ok(rows($node, 'backlog'), '>', 0, 'switched off in the middle of a backlog'
 # ---- it blocks no other session ----
 
 # CREATE DATABASE ... TEMPLATE, RENAME and DROP succeed. The backlog is still there.
-set($node, 'gc_enabled', 'on');
+reconfigure($node, 'idempotency.gc_enabled' => 'on');
 wait_for_collector($node, 'backlog');
 is(sqlstate($node, 'CREATE DATABASE copy TEMPLATE backlog'), '', 'CREATE DATABASE TEMPLATE while a collector works');
 put($node, 'backlog', 20_000);
@@ -311,9 +297,7 @@ $node->safe_psql('postgres', 'ALTER DATABASE other RESET ALL');
 {
 	local $ENV{PGOPTIONS} = '-c synchronous_commit=local';
 
-	$node->safe_psql('postgres', q{ALTER SYSTEM SET synchronous_standby_names = 'away'});
-	$node->reload;
-	$node->poll_query_until('postgres', q{SELECT current_setting('synchronous_standby_names') = 'away'});
+	reconfigure($node, synchronous_standby_names => 'away');
 	$node->safe_psql('postgres', 'CREATE DATABASE brief');
 	$node->safe_psql('brief', 'CREATE EXTENSION idempotency');
 	put($node, 'brief', 10);
@@ -321,8 +305,7 @@ $node->safe_psql('postgres', 'ALTER DATABASE other RESET ALL');
 	is_collected('collected: while a synchronous standby is away', $node, 'brief');
 	is_collected('collected: in every database', $node, 'excluded');
 	is(sqlstate($node, 'DROP DATABASE brief'), '', 'DROP DATABASE while a synchronous standby is away');
-	$node->safe_psql('postgres', 'ALTER SYSTEM RESET synchronous_standby_names');
-	$node->reload;
+	reconfigure($node, synchronous_standby_names => undef);
 	rounds_pass(1);
 }
 
@@ -378,12 +361,12 @@ $node->safe_psql('excluded', 'DROP TRIGGER at_once ON idempotency_store; DROP TR
 my $first = launcher($node);
 
 make_backlog('excluded', 50_000, 50);
-set($node, 'gc_enabled', 'on');
+reconfigure($node, 'idempotency.gc_enabled' => 'on');
 wait_for_collector($node, 'excluded');
 wait_until('a collector is ended', sub { $node->safe_psql('postgres', <<'SQL') });
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'idempotency collector' AND datname = 'excluded'
 SQL
-set($node, 'gc_batch_size', 10000);
+reconfigure($node, 'idempotency.gc_batch_size' => 10000);
 is_collected('collected: after a collector was ended', $node, 'excluded');
 $node->safe_psql('postgres', "SELECT pg_terminate_backend($first)");
 soon('a launcher that was ended comes back', sub { (launcher($node) || $first) != $first });
@@ -391,7 +374,7 @@ put($node, 'postgres', 10);
 soon('collected: by the new launcher', sub { rows($node, 'postgres') == 3 });
 
 make_backlog('excluded', 100_000, 50);
-set($node, 'gc_enabled', 'on');
+reconfigure($node, 'idempotency.gc_enabled' => 'on');
 wait_for_collector($node, 'excluded');
 my $start = time;
 $node->stop('fast');

@@ -1,11 +1,6 @@
 # pg_cron runs the sweep where the library is not preloaded.  It fires on whole
 # minutes, so this takes one.
-use strict;
-use warnings;
-
 use Idempotency;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 plan skip_all => 'Debian has no pg_cron for this PostgreSQL yet' if !has_pg_cron();
 
@@ -16,29 +11,29 @@ cron.use_background_workers = on
 CONF
 my $weird = '"We ird; %s"';
 
-$node->safe_psql('postgres', "DROP EXTENSION idempotency; CREATE SCHEMA $weird; CREATE EXTENSION idempotency SCHEMA $weird");
-$node->safe_psql('postgres', 'CREATE DATABASE other');
+query("DROP EXTENSION idempotency; CREATE SCHEMA $weird; CREATE EXTENSION idempotency SCHEMA $weird");
+query('CREATE DATABASE other');
 $node->safe_psql('other', 'CREATE EXTENSION idempotency');
 
 is(sqlstate($node, "SELECT $weird.idem_schedule_gc()"), '55000', 'pg_cron is not installed in this database');
-$node->safe_psql('postgres', 'CREATE EXTENSION pg_cron');
+query('CREATE EXTENSION pg_cron');
 
 # Each call gives the same job, and may change its schedule.
-my $id = $node->safe_psql('postgres', "SELECT $weird.idem_schedule_gc('*/5 * * * *')");
+my $id = query("SELECT $weird.idem_schedule_gc('*/5 * * * *')");
 
 like($id, qr/^\d+$/, 'a job id');
-is($node->safe_psql('postgres', "SELECT $weird.idem_schedule_gc('*/5 * * * *')"), $id, 'again: the same job');
-is($node->safe_psql('postgres', "SELECT $weird.idem_schedule_gc()"), $id, 'with another schedule: the same job');
-is($node->safe_psql('postgres', 'SELECT jobid, schedule, database, active FROM cron.job'),
+is(query("SELECT $weird.idem_schedule_gc('*/5 * * * *')"), $id, 'again: the same job');
+is(query("SELECT $weird.idem_schedule_gc()"), $id, 'with another schedule: the same job');
+is(query('SELECT jobid, schedule, database, active FROM cron.job'),
 	"$id|* * * * *|postgres|t", 'one job, with the newest schedule');
 is(sqlstate($node, "SELECT $weird.idem_schedule_gc('$_')"), '22023', "no schedule: $_")
   for 'every now and then', '61 * * * *', '* * * *';
 is(sqlstate($node, "SELECT $weird.idem_schedule_gc(NULL)"), 'ID400', 'no schedule: NULL');
-is($node->safe_psql('postgres', 'SELECT jobid, schedule FROM cron.job'), "$id|* * * * *", 'nothing has changed');
+is(query('SELECT jobid, schedule FROM cron.job'), "$id|* * * * *", 'nothing has changed');
 
 # It fails in any other database than cron.database_name.
 is(sqlstate($node, 'SELECT idem_schedule_gc()', 'other'), '55000', 'another database: refused');
-$node->safe_psql('postgres', <<'SQL');
+query(<<'SQL');
 SELECT cron.schedule_in_database('idempotency gc of other', '* * * * *', 'SELECT public.idem_gc()', 'other')
 SQL
 
@@ -47,11 +42,11 @@ my $expired = q{(idempotency_key, expires_at, status)
 	SELECT CASE n WHEN 0 THEN 'live' ELSE 'expired-' || n END,
 		now() + CASE n WHEN 0 THEN '1 day' ELSE '-1 day' END::interval, 'COMPLETED' FROM generate_series(0, 20) n};
 
-$node->safe_psql('postgres', "INSERT INTO $weird.idempotency_store $expired");
+query("INSERT INTO $weird.idempotency_store $expired");
 $node->safe_psql('other', "INSERT INTO idempotency_store $expired");
 $node->poll_query_until('postgres', "SELECT count(*) = 1 FROM $weird.idempotency_store")
   or die 'the job has not fired';
-is($node->safe_psql('postgres', "SELECT idempotency_key FROM $weird.idempotency_store"), 'live',
+is(query("SELECT idempotency_key FROM $weird.idempotency_store"), 'live',
 	'fired: only what has expired is gone');
 $node->poll_query_until('other', 'SELECT count(*) = 1 FROM idempotency_store')
   or die 'the job of the other database has not fired';
@@ -59,7 +54,7 @@ is($node->safe_psql('other', 'SELECT idempotency_key FROM idempotency_store'), '
 	'fired: in the other database too');
 $node->poll_query_until('postgres', "SELECT count(DISTINCT jobid) = 2 FROM cron.job_run_details WHERE status = 'succeeded'")
   or die 'pg_cron does not report success';
-is($node->safe_psql('postgres', "SELECT count(*) FROM cron.job_run_details WHERE status = 'failed'"), 0, 'no run has failed');
+is(query("SELECT count(*) FROM cron.job_run_details WHERE status = 'failed'"), 0, 'no run has failed');
 unlike(slurp_file($node->logfile), qr/(?:WARNING|PANIC):/, 'nothing else in the log');
 
 done_testing();

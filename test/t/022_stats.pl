@@ -1,16 +1,12 @@
 # Figures: each counter counts every event once, per database, and the view of
 # operations in flight shows them.
-use strict;
-use warnings;
-
 use Idempotency;
-use Test::More;
 
 my $node = new_node('stats', conf => 'max_prepared_transactions = 10');
 my @counters = qw(acquired replayed_completed replayed_failed in_progress mismatches taken_over completed failed
   released forgotten leases_lost commits_refused waits collected_rows sweeps);
 
-$node->safe_psql('postgres', 'CREATE DATABASE other');
+query('CREATE DATABASE other');
 $node->safe_psql('other', <<'SQL');
 CREATE EXTENSION idempotency;
 CREATE FUNCTION handler(request jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT request';
@@ -22,8 +18,7 @@ sub figures
 	my ($database) = @_;
 	my %figure;
 
-	@figure{@counters} = split /\|/, $node->safe_psql('postgres',
-		'SELECT ' . join(', ', map { "coalesce($_, 0)" } @counters)
+	@figure{@counters} = split /\|/, query('SELECT ' . join(', ', map { "coalesce($_, 0)" } @counters)
 		  . " FROM idempotency_stats WHERE datname = '$database'"), -1;
 	return \%figure;
 }
@@ -147,11 +142,11 @@ SQL
 my $session = session($node);
 my $pid = ask($session, 'SELECT pg_backend_pid()');
 
-$node->safe_psql('postgres', 'TRUNCATE idempotency_store');
-$node->safe_psql('postgres', q{SELECT idem_begin('leased', scope => 's', request => '"secret"', lease => '1 hour')});
+query('TRUNCATE idempotency_store');
+query(q{SELECT idem_begin('leased', scope => 's', request => '"secret"', lease => '1 hour')});
 ask($session, 'BEGIN');
 ask($session, q{SELECT idem_begin('bound', request => '"secret"')});
-$node->safe_psql('postgres', <<'SQL');
+query(<<'SQL');
 BEGIN;
 SAVEPOINT s;
 SELECT idem_begin('prepared', request => '"secret"');
@@ -159,25 +154,25 @@ SELECT idem_complete('prepared', '"secret"');
 RELEASE s;
 PREPARE TRANSACTION 'prepared one';
 SQL
-is($node->safe_psql('postgres', $in_flight), <<"ROWS" =~ s/\n\z//r, 'in flight');
+is(query($in_flight), <<"ROWS" =~ s/\n\z//r, 'in flight');
 leased|s|leased|1|t|t||
 prepared||||t|||prepared one
 transaction||||t||$pid|
 ROWS
 is($node->safe_psql('other', 'SELECT count(*) FROM idempotency_in_flight'), 0, 'in flight: not those of another database');
-unlike($node->safe_psql('postgres', 'SELECT * FROM idempotency_in_flight'), qr/secret/, 'in flight: no payload');
+unlike(query('SELECT * FROM idempotency_in_flight'), qr/secret/, 'in flight: no payload');
 ask($session, q{SELECT idem_release('bound'); COMMIT});
 $session->quit;
 $node->restart;
-is($node->safe_psql('postgres', $in_flight), <<'ROWS' =~ s/\n\z//r, 'in flight after a restart');
+is(query($in_flight), <<'ROWS' =~ s/\n\z//r, 'in flight after a restart');
 leased|s|leased|1|t|t||
 prepared||||t|||prepared one
 ROWS
-is($node->safe_psql('postgres', q{BEGIN; SELECT outcome FROM idem_begin('prepared'); ROLLBACK}), 'IN_PROGRESS',
+is(query(q{BEGIN; SELECT outcome FROM idem_begin('prepared'); ROLLBACK}), 'IN_PROGRESS',
 	'what is prepared is in progress');
 
 # Who may look.
-$node->safe_psql('postgres', <<'SQL');
+query(<<'SQL');
 CREATE ROLE monitor LOGIN IN ROLE pg_monitor;
 CREATE ROLE nobody LOGIN;
 SELECT idem_grant('nobody');
@@ -188,19 +183,19 @@ for my $statement ('SELECT FROM idempotency_stats', 'SELECT FROM idempotency_in_
 	is(sqlstate($node, "SET ROLE nobody; $statement"), '42501', "others: $statement");
 }
 is(sqlstate($node, 'SET ROLE monitor; SELECT idem_stats_reset()'), '42501', 'pg_monitor may not reset');
-is($node->safe_psql('postgres', "SET ROLE monitor; $in_flight"), <<'ROWS' =~ s/\n\z//r, 'pg_monitor sees all of it');
+is(query("SET ROLE monitor; $in_flight"), <<'ROWS' =~ s/\n\z//r, 'pg_monitor sees all of it');
 leased|s|leased|1|t|t||
 prepared||||t|||prepared one
 ROWS
-$node->safe_psql('postgres', q{COMMIT PREPARED 'prepared one'});
-is($node->safe_psql('postgres', q{SELECT count(*) FROM idempotency_in_flight WHERE kind <> 'leased'}), 0, 'in flight no more');
+query(q{COMMIT PREPARED 'prepared one'});
+is(query(q{SELECT count(*) FROM idempotency_in_flight WHERE kind <> 'leased'}), 0, 'in flight no more');
 
 # Without preloading nothing is counted.
 $node->append_conf('postgresql.conf', q{shared_preload_libraries = ''});
 $node->restart;
-$node->safe_psql('postgres', q{BEGIN; SELECT idem_begin('n'); SELECT idem_complete('n'); COMMIT; SELECT idem_gc(), idem_stats_reset()});
-is($node->safe_psql('postgres', 'SELECT * FROM idempotency_stats'), 'postgres' . '|' x 24, 'not preloaded: all NULL');
-is($node->safe_psql('postgres', 'SELECT kind, idempotency_key FROM idempotency_in_flight'), 'leased|leased',
+query(q{BEGIN; SELECT idem_begin('n'); SELECT idem_complete('n'); COMMIT; SELECT idem_gc(), idem_stats_reset()});
+is(query('SELECT * FROM idempotency_stats'), 'postgres' . '|' x 24, 'not preloaded: all NULL');
+is(query('SELECT kind, idempotency_key FROM idempotency_in_flight'), 'leased|leased',
 	'not preloaded: what is in flight can be seen');
 
 done_testing();

@@ -1,11 +1,6 @@
 # Owners of several databases let the collector sleep in their triggers. Between
 # any two of these visits the other databases are visited, and the pauses grow.
-use strict;
-use warnings;
-
 use Idempotency;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my $node = new_node('sleeping_owners', conf => "idempotency.gc_enabled = on\nidempotency.gc_interval = 1\n");
 my @sleepy = qw(sleepy1 sleepy2 sleepy3);
@@ -14,7 +9,7 @@ my $expired = q{INSERT INTO idempotency_store (idempotency_key, expires_at, stat
 # The launcher visits them in this order. A neighbour notes each visit in the log.
 for my $database (@sleepy, 'neighbour')
 {
-	$node->safe_psql('postgres', "CREATE DATABASE $database");
+	query("CREATE DATABASE $database");
 	$node->safe_psql($database, "CREATE EXTENSION idempotency; $expired");
 	wait_until("the collector has been in $database", sub { $node->safe_psql($database, 'SELECT count(*) FROM idempotency_store') eq '0' });
 }
@@ -23,9 +18,8 @@ CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE LOG 'n
 CREATE TRIGGER note BEFORE INSERT OR UPDATE ON idempotency_sweep FOR EACH ROW EXECUTE FUNCTION note();
 SQL
 # They begin to sleep at once: the collector is off until all are ready.
-$node->safe_psql('postgres', 'ALTER SYSTEM SET idempotency.gc_enabled = off');
-$node->reload;
-wait_until('nobody collects', sub { $node->safe_psql('postgres', q{SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'idempotency collector'}) eq '0' });
+reconfigure($node, 'idempotency.gc_enabled' => 'off');
+wait_until('nobody collects', sub { query(q{SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'idempotency collector'}) eq '0' });
 $node->safe_psql($_, <<"SQL") for @sleepy;
 CREATE FUNCTION nap() RETURNS trigger LANGUAGE plpgsql AS \$\$ BEGIN PERFORM pg_sleep(3600); RETURN old; END \$\$;
 CREATE TRIGGER nap BEFORE DELETE ON idempotency_store FOR EACH ROW EXECUTE FUNCTION nap();
@@ -33,8 +27,7 @@ $expired
 SQL
 my $start = -s $node->logfile;
 
-$node->safe_psql('postgres', 'ALTER SYSTEM SET idempotency.gc_enabled = on');
-$node->reload;
+reconfigure($node, 'idempotency.gc_enabled' => 'on');
 
 sub visits
 {

@@ -5,13 +5,8 @@
 #
 # With IDEM_INJECTION_POINTS the faults come by the server's own injection points
 # (test/injection/run), otherwise by a setting of this build.
-use strict;
-use warnings;
-
 use FindBin;
 use Idempotency;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my @points = qw(begin-locked begin-decided taken-over end-checked tables-listed length-asked statement-locked count-entered sweep-read ring-read commit-visible);
 my ($stage, $conf) = built_with('-DIDEM_FAULTS');
@@ -38,8 +33,8 @@ my $injected = $ENV{IDEM_INJECTION_POINTS};
 my $held = $injected ? 'InjectionPoint' : 'Extension';    # what a session at a point waits for
 
 # where its functions are found when the schema public is renamed
-$node->safe_psql('postgres', 'CREATE EXTENSION injection_points SCHEMA pg_catalog') if $injected;
-$node->safe_psql('postgres', <<'SQL');
+query('CREATE EXTENSION injection_points SCHEMA pg_catalog') if $injected;
+query(<<'SQL');
 CREATE TABLE effect (key text);
 CREATE FUNCTION work(r jsonb) RETURNS jsonb LANGUAGE sql AS
 	$$INSERT INTO effect VALUES (r ->> 0) RETURNING r -> 0$$;
@@ -91,7 +86,7 @@ sub state_of
 {
 	my ($key) = @_;
 
-	return $node->safe_psql('postgres', <<"SQL");
+	return query(<<"SQL");
 SELECT concat_ws('|', (SELECT count(*) FROM effect WHERE key = '$key'),
 	(SELECT concat_ws('|', status, response_payload) FROM idempotency_store WHERE idempotency_key = '$key'))
 SQL
@@ -100,8 +95,7 @@ SQL
 # I5: the locks of our classes, beside those that sessions hold on purpose
 sub locks_left
 {
-	return $node->safe_psql('postgres',
-		q{SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid BETWEEN 7648 AND 7650});
+	return query(q{SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid BETWEEN 7648 AND 7650});
 }
 
 sub count_in_log
@@ -157,8 +151,7 @@ sub kill_at
 	my $pid = ask($session, 'SELECT pg_backend_pid()');
 
 	$session->query_until(qr/asking/, "\\echo asking\n" . arm($point, 'wait') . "\n$sql\n");
-	wait_until("a session waits at $point", sub { $node->safe_psql('postgres',
-		"SELECT wait_event FROM pg_stat_activity WHERE pid = $pid") eq $point });
+	wait_until("a session waits at $point", sub { query("SELECT wait_event FROM pg_stat_activity WHERE pid = $pid") eq $point });
 	kill 'KILL', $pid;
 	$session->{run}->kill_kill;
 	return;
@@ -169,7 +162,7 @@ sub is_healed
 {
 	my ($way, $key, $name) = @_;
 
-	$node->safe_psql('postgres', script($way, $key)) for 1 .. 2;
+	query(script($way, $key)) for 1 .. 2;
 	is(state_of($key), qq{1|COMPLETED|"$key"}, "$name: once, after two more tries");
 	is(locks_left(), '0', "$name: no lock is left");
 	return;
@@ -197,7 +190,7 @@ for my $way ('bound', 'leased', 'called', 'batched')
 for my $action ('error', 'kill')
 {
 	my $key = "taken-over-$action";
-	my $fence = $node->safe_psql('postgres', "SELECT fence FROM idem_begin('$key', lease => '1 ms')");
+	my $fence = query("SELECT fence FROM idem_begin('$key', lease => '1 ms')");
 
 	run_into('taken-over', $action, script('leased', $key));
 	is(state_of($key), '0|PENDING', "$key: the takeover left nothing");
@@ -211,11 +204,10 @@ for my $action ('error', 'kill')
 {
 	my $key = "sweep-read-$action";
 
-	$node->safe_psql('postgres',
-		"BEGIN; SELECT idem_begin('$key'); SELECT idem_complete('$key', retention => '1 ms'); COMMIT");
+	query("BEGIN; SELECT idem_begin('$key'); SELECT idem_complete('$key', retention => '1 ms'); COMMIT");
 	run_into('sweep-read', $action, 'SELECT pg_sleep(0.01); SELECT idem_gc();');
 	is(state_of($key), '0|COMPLETED', "$key: nothing was deleted");
-	is($node->safe_psql('postgres', 'SELECT idem_gc()'), '1', "$key: the next sweep deletes it");
+	is(query('SELECT idem_gc()'), '1', "$key: the next sweep deletes it");
 	is(locks_left(), '0', "$key: no lock is left");
 }
 
@@ -228,8 +220,7 @@ sub waits
 {
 	my ($session, $type) = @_;
 
-	return $node->safe_psql('postgres',
-		"SELECT wait_event_type FROM pg_stat_activity WHERE pid = $pid{$session} AND state = 'active'") eq $type;
+	return query("SELECT wait_event_type FROM pg_stat_activity WHERE pid = $pid{$session} AND state = 'active'") eq $type;
 }
 
 my %at;
@@ -292,14 +283,14 @@ sub expired_lease
 {
 	my ($key) = @_;
 
-	return $node->safe_psql('postgres', "SELECT fence, pg_sleep(0.01) FROM idem_begin('$key', lease => '1 ms')") =~ s/\|.*//r;
+	return query("SELECT fence, pg_sleep(0.01) FROM idem_begin('$key', lease => '1 ms')") =~ s/\|.*//r;
 }
 
 sub expired_row
 {
 	my ($key) = @_;
 
-	$node->safe_psql('postgres', "BEGIN; SELECT idem_begin('$key');"
+	query("BEGIN; SELECT idem_begin('$key');"
 		  . " SELECT idem_complete('$key', retention => '1 ms'); COMMIT; SELECT pg_sleep(0.01)");
 	return;
 }
@@ -351,7 +342,7 @@ ask($s1, 'ROLLBACK');
 
 # A sweep has locked an expired row, and its key is begun again.
 {
-	$node->safe_psql('postgres', q{DELETE FROM idempotency_store});
+	query(q{DELETE FROM idempotency_store});
 	expired_row('swept');
 	hold($s1, 'sweep-read', 'SELECT idem_gc()');
 	begin_to($s2, 'Lock', q{SELECT outcome, attempt FROM idem_begin('swept', lease => '1 hour')});

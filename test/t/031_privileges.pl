@@ -2,13 +2,8 @@
 # extension has now, taken from the catalog, against every kind of role; what
 # result must be that of docs/security.md, so an object that the page does not
 # have fails the test.
-use strict;
-use warnings;
-
 use FindBin;
 use Idempotency;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my $node = new_node('privileges');
 my $page = slurp_file("$FindBin::RealBin/../../docs/security.md");
@@ -18,8 +13,7 @@ my @roles = qw(postgres idem_owner payer app monitor reader writer nobody);
 
 # The owner of the extension is no superuser any more. "payer" is
 # a member of the role that has claimed scope "pay", "app" is not.
-$node->safe_psql(
-	'postgres', q{
+query(q{
 	DROP EXTENSION idempotency;
 	CREATE ROLE idem_owner LOGIN SUPERUSER;
 	CREATE ROLE payers; CREATE ROLE payer LOGIN IN ROLE payers;
@@ -132,7 +126,7 @@ sub functions
 {
 	my %cells;
 
-	for my $function (split /\n/, $node->safe_psql('postgres', q{
+	for my $function (split /\n/, query(q{
 		SELECT proname || CASE WHEN count(*) OVER (PARTITION BY proname) > 1 THEN '(' || proargtypes[0]::regtype || ')' ELSE '' END
 		FROM pg_proc p JOIN member m ON m.classid = 'pg_proc'::regclass AND m.objid = p.oid}))
 	{
@@ -174,7 +168,7 @@ sub relations
 {
 	my %cells;
 
-	for (split /\n/, $node->safe_psql('postgres', q{
+	for (split /\n/, query(q{
 		SELECT relname, relkind, (SELECT attname FROM pg_attribute WHERE attrelid = c.oid AND attnum = 1)
 		FROM pg_class c JOIN member m ON m.classid = 'pg_class'::regclass AND m.objid = c.oid WHERE relkind <> 'c'}))
 	{
@@ -222,7 +216,7 @@ is(join(' ', sort keys %call), '', 'every call is for a function that exists');
 compare('### Tables, views and the sequence', relations());
 
 # The control: the test notices a right that is granted.
-$node->safe_psql('postgres', 'GRANT SELECT (response_payload) ON idempotency_store TO nobody; GRANT EXECUTE ON FUNCTION idem_gc(int) TO nobody');
+query('GRANT SELECT (response_payload) ON idempotency_store TO nobody; GRANT EXECUTE ON FUNCTION idem_gc(int) TO nobody');
 is(answer('nobody', 'SELECT response_payload FROM idempotency_store LIMIT 0'), 'ok', 'a grant of a column shows');
 is(answer('nobody', 'SELECT idem_gc()'), 'ok', 'and one of a function');
 
@@ -250,7 +244,7 @@ for (@members)
 {
 	my ($role, $made, $inherits, $sets) = @$_;
 
-	$node->safe_psql('postgres', "$made; SELECT idem_grant('$role'), idem_grant('payers')");
+	query("$made; SELECT idem_grant('$role'), idem_grant('payers')");
 	for my $call (q{SELECT idem_lookup('done', 'pay')}, q{SELECT idem_begin('done', scope => 'pay')}, q{SELECT idem_call('echo(jsonb)', 'done', scope => 'pay')},
 		q{SELECT idem_begin_batch('{new}', scope => 'pay')}, q{SELECT idem_advance('stream', 1, 'pay')})
 	{
@@ -262,7 +256,7 @@ for (@members)
 # Who has the privileges of the owner without SET ROLE makes no table that is the owner's.
 if ($since_16)
 {
-	$node->safe_psql('postgres', 'CREATE ROLE deputy; GRANT idem_owner TO deputy WITH INHERIT TRUE, SET FALSE; GRANT CREATE ON SCHEMA public TO deputy');
+	query('CREATE ROLE deputy; GRANT idem_owner TO deputy WITH INHERIT TRUE, SET FALSE; GRANT CREATE ON SCHEMA public TO deputy');
 	is(answer('deputy', 'SELECT idem_gc()'), 'ok', 'a deputy of the owner collects');
 	is(answer('deputy', q{SELECT idem_partition_store('1 hour')}), '42501', 'and makes no ring if he cannot SET ROLE');
 	is(answer('idem_owner', q{SELECT idem_partition_store('1 hour')}), 'ok', 'as the owner does');

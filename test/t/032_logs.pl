@@ -2,16 +2,11 @@
 # prevent it: docs/security.md, "Logs". The extension logs neither
 # (sql/leak.sql, test/t/009_secrets.pl). Here the server does: the test shows each
 # leak, and the setting that closes it.
-use strict;
-use warnings;
-
 use Idempotency;
 use IPC::Run;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my $node = new_node('logs', conf => "shared_preload_libraries = 'idempotency, pg_stat_statements'\npg_stat_statements.track = all\nlog_statement = none\n");
-my $version = $node->safe_psql('postgres', 'SHOW server_version_num');
+my $version = query('SHOW server_version_num');
 my $directory = PostgreSQL::Test::Utils::tempdir();
 my $marker = 'XyzzyMarker';
 my $number = 0;
@@ -24,7 +19,7 @@ my $bound_failing = "BEGIN;\nSELECT outcome FROM idem_begin(:key, request => :se
 my $literal = sub { my ($key) = @_; return qq{BEGIN;\nSELECT idem_begin('$key', request => '"$marker"');\nSELECT idem_complete('$key', '"$marker"');\nCOMMIT;\n} };
 my $literal_failing = sub { my ($key) = @_; return qq{SELECT idem_complete('$key', '"$marker"');\n} };
 
-$node->safe_psql('postgres', 'CREATE EXTENSION pg_stat_statements');
+query('CREATE EXTENSION pg_stat_statements');
 
 # Runs a script once, in a session with these settings, and returns what came
 # into the server's log meanwhile.
@@ -52,7 +47,7 @@ sub log_of
 # they all go through the executor, and auto_explain sees them.
 sub with_trigger
 {
-	$node->safe_psql('postgres', <<'SQL');
+	query(<<'SQL');
 CREATE FUNCTION pass() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RETURN NEW; END$$;
 CREATE TRIGGER pass BEFORE INSERT OR UPDATE ON idempotency_store FOR EACH ROW EXECUTE FUNCTION pass();
 SQL
@@ -154,9 +149,9 @@ sub counted
 {
 	my ($sql) = @_;
 
-	$node->safe_psql('postgres', 'SELECT pg_stat_statements_reset()');
-	$node->safe_psql('postgres', $sql);
-	return $node->safe_psql('postgres', q{SELECT string_agg(query, E'\n') FROM pg_stat_statements});
+	query('SELECT pg_stat_statements_reset()');
+	query($sql);
+	return query(q{SELECT string_agg(query, E'\n') FROM pg_stat_statements});
 }
 
 my $seen = counted($literal->('counted-1'));

@@ -1,12 +1,7 @@
 # Settings that a session changes without a right to, most of all if
 # the library is loaded late and the server does not know them yet; and a pgcrypto
 # that belongs to the owner of the database.
-use strict;
-use warnings;
-
 use Idempotency;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my $node = new_node('tampering', conf => "shared_preload_libraries = ''\nidempotency.seal_key_file = 'idempotency.keys'\nidempotency.max_response_size = 20\nidempotency.max_operations_per_transaction = 2\n");
 my $key_file = $node->data_dir . '/idempotency.keys';
@@ -18,7 +13,7 @@ for my $file ([ $key_file, 'k1' ], [ $mine, 'mine' ])
 	append_to_file($file->[0], "$file->[1] " . ('0123456789abcdef' x 4) . "\n");
 	chmod 0600, $file->[0];
 }
-$node->safe_psql('postgres', q{
+query(q{
 	CREATE EXTENSION pgcrypto;
 	CREATE ROLE app LOGIN; SELECT idem_grant('app');
 	CREATE ROLE landlord LOGIN; CREATE DATABASE rented OWNER landlord});
@@ -30,14 +25,14 @@ sub work
 	my ($tamper, %option) = @_;
 	my $key = 'k' . ++$number;
 	my $response = $option{response} // '1';
-	my $before = $node->safe_psql('postgres', 'SELECT count(*) FROM idempotency_store');
+	my $before = query('SELECT count(*) FROM idempotency_store');
 	my ($status, $stdout, $stderr);
 
 	local $ENV{PGOPTIONS} = $option{options} // '';
 	$node->psql('postgres', "$tamper; BEGIN; SELECT idem_begin('$key'); SELECT idem_complete('$key', '$response'); COMMIT",
 		stdout => \$stdout, stderr => \$stderr, on_error_stop => 0, extra_params => [ '-U', 'app', '-v', 'VERBOSITY=sqlstate' ]);
 	delete $ENV{PGOPTIONS};
-	my $row = $node->safe_psql('postgres', "SELECT coalesce(seal_key, 'in clear') FROM idempotency_store WHERE idempotency_key = '$key'");
+	my $row = query("SELECT coalesce(seal_key, 'in clear') FROM idempotency_store WHERE idempotency_key = '$key'");
 	my $errors = join ' ', $stderr =~ /ERROR:\s+(\w{5})/g;
 
 	return join ' ', grep { $_ ne '' } $row, $errors;
@@ -56,13 +51,13 @@ for my $alter ("ALTER ROLE app SET idempotency.seal_key_file = ''", "ALTER DATAB
 	"ALTER ROLE app IN DATABASE postgres SET idempotency.seal_key_file = '$mine'")
 {
 	# a session that has not loaded the library yet shows the value of the client
-	$node->safe_psql('postgres', $alter);
+	query($alter);
 	is(work('SELECT 1'), 'k1', "$alter, by a superuser");
 	$node->safe_psql('postgres', $alter =~ s/SET (\S+) .*/RESET $1/r);
 }
 $node->psql('postgres', "ALTER ROLE app SET idempotency.seal_key_file = '$mine'", extra_params => [ '-U', 'app' ]);
 is(work('SELECT 1'), 'k1', 'ALTER ROLE by the role itself');
-$node->safe_psql('postgres', 'ALTER ROLE app RESET ALL');
+query('ALTER ROLE app RESET ALL');
 
 # Settings that protect the server
 is(work('SELECT 1', response => '"' . ('x' x 30) . '"'), 'ID413', 'the limit of the response');
@@ -96,21 +91,21 @@ is($landlord->(q{BEGIN; SELECT idem_begin('k'); SELECT idem_complete('k', '1'); 
 is($node->safe_psql('rented', 'SELECT seal_key FROM idempotency_store'), 'k1', 'the response is sealed');
 
 # A claim holds for sessions that have read the rules before: from their next transaction on.
-$node->safe_psql('postgres', 'CREATE ROLE payers');
+query('CREATE ROLE payers');
 {
 	my $session = session($node);
 
 	ask($session, 'SET ROLE app');
 	is(ask($session, q{SELECT idem_lookup('none', 'late') IS NULL}), 't', 'before the claim');
-	$node->safe_psql('postgres', q{SELECT idem_claim_scope('late', 'payers')});
+	query(q{SELECT idem_claim_scope('late', 'payers')});
 	eval { ask($session, q{SELECT idem_lookup('none', 'late')}) };
 	like($@, qr/may not use scope "late"/, 'after it');
-	$node->safe_psql('postgres', q{GRANT payers TO app});
+	query(q{GRANT payers TO app});
 	is(ask($session, q{SELECT idem_lookup('none', 'late') IS NULL}), 't', 'a member from the grant on');
-	$node->safe_psql('postgres', q{REVOKE payers FROM app});
+	query(q{REVOKE payers FROM app});
 	eval { ask($session, q{SELECT idem_lookup('none', 'late')}) };
 	like($@, qr/may not use scope "late"/, 'and no longer than it');
-	$node->safe_psql('postgres', q{DELETE FROM idempotency_scope});
+	query(q{DELETE FROM idempotency_scope});
 	is(ask($session, q{SELECT idem_lookup('none', 'late') IS NULL}), 't', 'whoever changes the table by hand is noticed as well');
 	$session->quit;
 }

@@ -1,16 +1,10 @@
 # The collector starts as a superuser. Triggers of the store run with the rights
 # of the store's owner there, and cannot get back to those of the superuser.
-use strict;
-use warnings;
-
 use Idempotency;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my $node = new_node('collector_rights', conf => "idempotency.gc_enabled = off\nidempotency.gc_interval = 1\n");
 
-$node->safe_psql(
-	'postgres', q{
+query(q{
 	CREATE ROLE keeper LOGIN;
 	GRANT ALL ON SCHEMA public TO keeper;
 	ALTER TABLE idempotency_store OWNER TO keeper;
@@ -37,14 +31,13 @@ $node->safe_psql(
 	CREATE CONSTRAINT TRIGGER deferred AFTER DELETE ON idempotency_store DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION climb();
 	INSERT INTO idempotency_store (expires_at, status, idempotency_key) VALUES (now() - interval '1 hour', 'COMPLETED', 'k')},
 	extra_params => [ '-U', 'keeper' ]);
-$node->safe_psql('postgres', 'ALTER SYSTEM SET idempotency.gc_enabled = on');
-$node->reload;
-wait_until('the record is collected', sub { $node->safe_psql('postgres', 'SELECT count(*) FROM idempotency_store') eq '0' });
+reconfigure($node, 'idempotency.gc_enabled' => 'on');
+wait_until('the record is collected', sub { query('SELECT count(*) FROM idempotency_store') eq '0' });
 
-is($node->safe_psql('postgres', q{SELECT string_agg(what || ': ' || result, ', ' ORDER BY what) FROM seen WHERE what LIKE '%user'}),
+is(query(q{SELECT string_agg(what || ': ' || result, ', ' ORDER BY what) FROM seen WHERE what LIKE '%user'}),
 	'before user: keeper, deferred user: keeper', 'both triggers ran, as the owner of the store');
-is($node->safe_psql('postgres', q{SELECT count(*) FROM seen WHERE result ~ '^[0-9A-Z]{5}$'}), '12', 'and every way up is refused')
-  or diag($node->safe_psql('postgres', 'SELECT * FROM seen'));
-is($node->safe_psql('postgres', q{SELECT rolsuper FROM pg_roles WHERE rolname = 'keeper'}), 'f', 'the owner is no superuser');
+is(query(q{SELECT count(*) FROM seen WHERE result ~ '^[0-9A-Z]{5}$'}), '12', 'and every way up is refused')
+  or diag(query('SELECT * FROM seen'));
+is(query(q{SELECT rolsuper FROM pg_roles WHERE rolname = 'keeper'}), 'f', 'the owner is no superuser');
 
 done_testing();

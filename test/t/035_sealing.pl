@@ -1,52 +1,19 @@
 # Responses that are sealed with pgcrypto, and keyed fingerprints: neither the
 # tables nor the WAL nor a dump has them in clear, and without the
 # right key there is an error, never a second execution.
-use strict;
-use warnings;
-
 use File::Find;
 use Idempotency;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my $node = new_node('sealing', conf => "log_statement = none\nlog_min_messages = debug1\nlog_error_verbosity = verbose\n");
 my $key_file = $node->data_dir . '/idempotency.keys';
 my %secret = map { $_ => unpack('H*', pack('N8', map { int rand 2**32 } 1 .. 8)) } qw(k1 k2 other);
-
-# Writes the whole key file: names and secrets, the newest last.
-sub write_keys
-{
-	my @lines = @_;
-
-	unlink $key_file;
-	append_to_file($key_file, join('', map { "$_\n" } @lines));
-	chmod 0600, $key_file;
-	return;
-}
-
-sub use_key_file
-{
-	my ($value) = @_;
-
-	$node->safe_psql('postgres', "ALTER SYSTEM SET idempotency.seal_key_file = '$value'");
-	$node->reload;
-	wait_until('the setting is known', sub { $node->safe_psql('postgres', 'SHOW idempotency.seal_key_file') eq $value });
-	return;
-}
-
-sub one
-{
-	my ($sql, $database) = @_;
-
-	return $node->safe_psql($database // 'postgres', $sql);
-}
 
 # Everything that the life of an operation stores.
 sub complete
 {
 	my ($key, $response, $database) = @_;
 
-	return one("BEGIN; SELECT outcome FROM idem_begin('$key', request => '\"card 4711\"'); "
+	return query("BEGIN; SELECT outcome FROM idem_begin('$key', request => '\"card 4711\"'); "
 		  . "SELECT idem_complete('$key', $response); COMMIT", $database);
 }
 
@@ -55,7 +22,7 @@ sub replay
 	my ($key, $request) = @_;
 
 	$request = defined $request ? ", request => '$request'" : '';
-	return one("SELECT outcome, response_code, response_headers, response_payload, encode(response_body, 'hex') FROM idem_begin('$key'$request)");
+	return query("SELECT outcome, response_code, response_headers, response_payload, encode(response_body, 'hex') FROM idem_begin('$key'$request)");
 }
 
 my $all = q{'{"payload": "PlainPayload"}', code => 201, headers => '{"h": "PlainHeaders"}', body => 'PlainBody'};
@@ -63,41 +30,41 @@ my $replayed = 'COMPLETED|201|{"h": "PlainHeaders"}|{"payload": "PlainPayload"}|
 
 # The control: without a key nothing is sealed.
 complete('clear', $all);
-is(one(q{SELECT seal_key IS NULL AND sealed IS NULL AND hash_key IS NULL AND response_body = 'PlainBody'
+is(query(q{SELECT seal_key IS NULL AND sealed IS NULL AND hash_key IS NULL AND response_body = 'PlainBody'
 	AND request_hash = idem_fingerprint('"card 4711"') FROM idempotency_store}), 't', 'no key: nothing is sealed');
 is(sqlstate($node, 'SELECT idem_reseal()'), '55000', 'nor is there anything to seal with');
 
 # Large ones, which the store keeps compressed or out of line.
-one(q{CREATE TABLE large AS SELECT n, CASE n WHEN 1 THEN repeat('x', 5000)::bytea WHEN 2 THEN convert_to(repeat(n::text, 50), 'UTF8')
+query(q{CREATE TABLE large AS SELECT n, CASE n WHEN 1 THEN repeat('x', 5000)::bytea WHEN 2 THEN convert_to(repeat(n::text, 50), 'UTF8')
 	ELSE (SELECT string_agg(sha256((n * 1000 + i)::text::bytea), '') FROM generate_series(1, 400 * n) i) END AS body FROM generate_series(1, 6) n});
 for my $n (1 .. 6)
 {
-	one("BEGIN; SELECT idem_begin('large $n'); SELECT idem_complete('large $n', to_jsonb(encode(body, 'hex')), headers => to_jsonb(repeat('h', 3000)), body => body) FROM large WHERE n = $n; COMMIT");
+	query("BEGIN; SELECT idem_begin('large $n'); SELECT idem_complete('large $n', to_jsonb(encode(body, 'hex')), headers => to_jsonb(repeat('h', 3000)), body => body) FROM large WHERE n = $n; COMMIT");
 }
 
 sub large_ones
 {
-	return one(q{SELECT count(*) FROM large l, idem_lookup('large ' || l.n) o
+	return query(q{SELECT count(*) FROM large l, idem_lookup('large ' || l.n) o
 		WHERE o.response_body = l.body AND o.response_payload = to_jsonb(encode(l.body, 'hex')) AND o.response_headers = to_jsonb(repeat('h', 3000))});
 }
 is(large_ones(), '6', 'large responses');
 
 # With one
-write_keys('# keys of the test', '', "k1\t$secret{k1}");
-use_key_file('idempotency.keys');
+write_keys($node, '# keys of the test', '', "k1\t$secret{k1}");
+reconfigure($node, 'idempotency.seal_key_file' => 'idempotency.keys');
 is(sqlstate($node, "BEGIN; SELECT idem_begin('early'); SELECT idem_complete('early', '1')"),
 	'55000', 'sealing needs pgcrypto');
 like(($node->psql('postgres', "BEGIN; SELECT idem_begin('early'); SELECT idem_complete('early', '1')"))[2],
 	qr/HINT:.*CREATE EXTENSION pgcrypto/, 'and says how to get it');
-is(one("BEGIN; SELECT outcome FROM idem_begin('nothing secret'); SELECT idem_complete('nothing secret', code => 204); COMMIT"),
+is(query("BEGIN; SELECT outcome FROM idem_begin('nothing secret'); SELECT idem_complete('nothing secret', code => 204); COMMIT"),
 	"ACQUIRED\n", 'an end without a response does not');
-one('CREATE SCHEMA crypto; CREATE EXTENSION pgcrypto SCHEMA crypto');
+query('CREATE SCHEMA crypto; CREATE EXTENSION pgcrypto SCHEMA crypto');
 
 sub is_sealed
 {
 	my ($key, $with, $name) = @_;
 
-	is(one(qq{SELECT seal_key, response_payload IS NULL AND response_headers IS NULL AND response_body IS NULL,
+	is(query(qq{SELECT seal_key, response_payload IS NULL AND response_headers IS NULL AND response_body IS NULL,
 		sealed IS NOT NULL FROM idempotency_store WHERE idempotency_key = '$key'}), "$with|t|t", "$name: sealed with $with");
 	return;
 }
@@ -105,12 +72,10 @@ sub is_sealed
 complete('sealed', $all);
 is_sealed('sealed', 'k1', 'idem_complete');
 is(replay('sealed', '"card 4711"'), $replayed, 'and replayed as it was');
-is(one("SELECT response_payload FROM idem_lookup('sealed')"), '{"payload": "PlainPayload"}', 'idem_lookup opens it, too');
+is(query("SELECT response_payload FROM idem_lookup('sealed')"), '{"payload": "PlainPayload"}', 'idem_lookup opens it, too');
 # Responses from before the key are refused, unless the setting accepts them.
 is(sqlstate($node, q{SELECT idem_begin('clear')}), '55000', 'what was stored before the key is not replayed');
-one('ALTER SYSTEM SET idempotency.accept_clear_responses = on');
-$node->reload;
-wait_until('clear responses are accepted', sub { one('SHOW idempotency.accept_clear_responses') eq 'on' });
+reconfigure($node, 'idempotency.accept_clear_responses' => 'on');
 is(replay('clear', '"card 4711"'), $replayed, 'but where they are accepted it is, and its fingerprint still compares');
 is(large_ones(), '6', 'large responses, too');
 
@@ -122,32 +87,32 @@ for my $case ([ 'sql null', 'NULL', '||' ], [ 'json null', q{'null'}, '|null|' ]
 	complete($key, $response);
 	is(replay($key), "COMPLETED||$answer", "replayed: $key");
 }
-one(q{CREATE FUNCTION pay(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1'});
-one(q{CREATE FUNCTION decline(jsonb) RETURNS jsonb LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''%'', $1->>0; END'});
-is(one(q{SELECT outcome, replayed, response_payload FROM idem_call('pay(jsonb)', 'called', '"PlainCall"')}),
+query(q{CREATE FUNCTION pay(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1'});
+query(q{CREATE FUNCTION decline(jsonb) RETURNS jsonb LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''%'', $1->>0; END'});
+is(query(q{SELECT outcome, replayed, response_payload FROM idem_call('pay(jsonb)', 'called', '"PlainCall"')}),
 	'COMPLETED|f|"PlainCall"', 'idem_call answers its first caller');
 is_sealed('called', 'k1', 'idem_call');
-is(one(q{SELECT outcome, response_payload->>'message' FROM idem_call('decline(jsonb)', 'declined', '"PlainFailure"')}), 'FAILED|PlainFailure', 'and with a failure');
+is(query(q{SELECT outcome, response_payload->>'message' FROM idem_call('decline(jsonb)', 'declined', '"PlainFailure"')}), 'FAILED|PlainFailure', 'and with a failure');
 is_sealed('declined', 'k1', 'a failure of idem_call');
-is(one(q{SELECT cause, operations FROM idempotency_failures}), 'sealed|1', 'a view opens no failure');
-is(one(q{SELECT outcome, replayed, response_payload->>'message' FROM idem_call('decline(jsonb)', 'declined', '"PlainFailure"')}), 'FAILED|t|PlainFailure', 'which is replayed');
-one(q{SELECT idem_complete('leased', '"PlainLease"', fence => fence) FROM idem_begin('leased', lease => '1 hour')});
+is(query(q{SELECT cause, operations FROM idempotency_failures}), 'sealed|1', 'a view opens no failure');
+is(query(q{SELECT outcome, replayed, response_payload->>'message' FROM idem_call('decline(jsonb)', 'declined', '"PlainFailure"')}), 'FAILED|t|PlainFailure', 'which is replayed');
+query(q{SELECT idem_complete('leased', '"PlainLease"', fence => fence) FROM idem_begin('leased', lease => '1 hour')});
 is_sealed('leased', 'k1', 'a leased operation');
-one(q{BEGIN; SELECT count(*) FROM idem_begin_batch(ARRAY['b1', 'b2']); SELECT idem_complete_batch(ARRAY['b1', 'b2'], ARRAY['"PlainBatch"', NULL]::jsonb[]); COMMIT});
+query(q{BEGIN; SELECT count(*) FROM idem_begin_batch(ARRAY['b1', 'b2']); SELECT idem_complete_batch(ARRAY['b1', 'b2'], ARRAY['"PlainBatch"', NULL]::jsonb[]); COMMIT});
 is_sealed('b1', 'k1', 'a batch');
-one(q{BEGIN; SELECT idem_begin('retry'); SELECT idem_fail('retry', '"PlainRetry"', retryable => true); COMMIT});
+query(q{BEGIN; SELECT idem_begin('retry'); SELECT idem_fail('retry', '"PlainRetry"', retryable => true); COMMIT});
 is_sealed('retry', 'k1', 'a failure to be tried again');
-is(one(q{SELECT outcome, response_payload->>'reason' FROM idem_begin('retry', max_attempts => 1)}), 'FAILED|attempts exhausted', 'and no more');
+is(query(q{SELECT outcome, response_payload->>'reason' FROM idem_begin('retry', max_attempts => 1)}), 'FAILED|attempts exhausted', 'and no more');
 is_sealed('retry', 'k1', 'exhausted attempts');
 # A note of progress goes from one attempt to the next, sealed all the time.
-my $fence = one(q{SELECT fence FROM idem_begin('noted', lease => '1 hour')});
-one(qq{SELECT idem_progress('noted', '"PlainProgress"', fence => $fence, lease => '1 us')});
+my $fence = query(q{SELECT fence FROM idem_begin('noted', lease => '1 hour')});
+query(qq{SELECT idem_progress('noted', '"PlainProgress"', fence => $fence, lease => '1 us')});
 is_sealed('noted', 'k1', 'idem_progress');
-is(one(q{SELECT outcome, response_payload FROM idem_lookup('noted')}), 'IN_PROGRESS|"PlainProgress"', 'idem_lookup opens it');
-is(one(q{SELECT outcome, attempt, response_payload FROM idem_begin('noted', lease => '1 us')}), 'ACQUIRED|2|"PlainProgress"', 'and so does the next owner');
+is(query(q{SELECT outcome, response_payload FROM idem_lookup('noted')}), 'IN_PROGRESS|"PlainProgress"', 'idem_lookup opens it');
+is(query(q{SELECT outcome, attempt, response_payload FROM idem_begin('noted', lease => '1 us')}), 'ACQUIRED|2|"PlainProgress"', 'and so does the next owner');
 is_sealed('noted', 'k1', 'the next attempt');
-is(one(q{SELECT idem_release('noted', fence => fence) FROM idempotency_store WHERE idempotency_key = 'noted'}), 't', 'which is released');
-is(one(q{SELECT outcome, attempt, response_payload FROM idem_begin('noted', lease => '1 us')}), 'ACQUIRED|2|"PlainProgress"', 'leaves it to the one after it');
+is(query(q{SELECT idem_release('noted', fence => fence) FROM idempotency_store WHERE idempotency_key = 'noted'}), 't', 'which is released');
+is(query(q{SELECT outcome, attempt, response_payload FROM idem_begin('noted', lease => '1 us')}), 'ACQUIRED|2|"PlainProgress"', 'leaves it to the one after it');
 # Table files, WAL and dump have no response in clear. The response of 'clear' is
 # the control: the search finds it.
 sub found_in_files
@@ -155,7 +120,7 @@ sub found_in_files
 	my ($text) = @_;
 	my @found;
 
-	one('CHECKPOINT');
+	query('CHECKPOINT');
 	find({ no_chdir => 1, wanted => sub {
 		return unless -f && m{/(?:base|global|pg_wal)/};
 		push @found, $_ if slurp_file($_) =~ /\Q$text\E/;
@@ -176,46 +141,44 @@ for my $format ('plain', 'custom')
 	like($dump, qr/PlainPayload/, "$format dump: the search finds what is not sealed");
 	unlike($dump, qr/Plain(?:Call|Lease|Batch|Retry|Progress)|\Q$secret{k1}\E/, "$format dump: nothing of what is sealed");
 }
-unlike(one('SELECT string_agg(s::text, E\'\n\') FROM idempotency_store s WHERE idempotency_key <> \'clear\''), qr/Plain/,
+unlike(query('SELECT string_agg(s::text, E\'\n\') FROM idempotency_store s WHERE idempotency_key <> \'clear\''), qr/Plain/,
 	'nor does SQL on the table show it, to whoever may read all data');
 
 # Fingerprints
-isnt(one(q{SELECT request_hash FROM idempotency_store WHERE idempotency_key = 'sealed'}), one(q{SELECT idem_fingerprint('"card 4711"')}),
+isnt(query(q{SELECT request_hash FROM idempotency_store WHERE idempotency_key = 'sealed'}), query(q{SELECT idem_fingerprint('"card 4711"')}),
 	'the stored fingerprint cannot be tried out without the key');
 complete('sealed too', 'NULL');
-is(one(q{SELECT count(DISTINCT request_hash), min(octet_length(request_hash)), max(octet_length(request_hash))
+is(query(q{SELECT count(DISTINCT request_hash), min(octet_length(request_hash)), max(octet_length(request_hash))
 	FROM idempotency_store WHERE idempotency_key IN ('sealed', 'sealed too')}), '2|32|32', 'and is another one for another key');
 is(sqlstate($node, q{SELECT idem_begin('sealed', request => '"card 4712"')}), 'ID422', 'another request is a mismatch');
 is(sqlstate($node, q{SELECT idem_begin('clear', request => '"card 4712"')}), 'ID422', 'also against an older fingerprint');
 is(sqlstate($node, q{BEGIN; SELECT idem_begin('here', request => '1'); SELECT idem_begin('here', request => '2')}), 'ID422', 'also in the transaction that began it');
-is(one(q{SELECT outcome FROM idem_begin('sealed', request_hash => idem_fingerprint('"card 4711"'))}), 'COMPLETED', 'a hash that the caller brings compares as well');
+is(query(q{SELECT outcome FROM idem_begin('sealed', request_hash => idem_fingerprint('"card 4711"'))}), 'COMPLETED', 'a hash that the caller brings compares as well');
 
 # Rotation: the newest key seals, older ones still open.
-write_keys("k1 $secret{k1}", "k2  $secret{k2}");
+write_keys($node, "k1 $secret{k1}", "k2  $secret{k2}");
 complete('new', $all);
 is_sealed('new', 'k2', 'after the rotation');
 is(replay('sealed', '"card 4711"'), $replayed, 'the old key still opens, and its fingerprints compare');
 is(replay('new', '"card 4711"'), $replayed, 'so does the new one');
 {
-	my $before = one(q{SELECT string_agg(concat_ws(' ', idempotency_key, status, attempt, fence, request_hash, created_at, updated_at, expires_at), ';'
+	my $before = query(q{SELECT string_agg(concat_ws(' ', idempotency_key, status, attempt, fence, request_hash, created_at, updated_at, expires_at), ';'
 		ORDER BY idempotency_key) FROM idempotency_store});
-	my $responses = one(q{SELECT count(*) FROM idempotency_store WHERE (sealed IS NOT NULL OR response_payload IS NOT NULL) AND seal_key IS DISTINCT FROM 'k2'});
-	my $sealed = one('SELECT idem_reseal(2)');
+	my $responses = query(q{SELECT count(*) FROM idempotency_store WHERE (sealed IS NOT NULL OR response_payload IS NOT NULL) AND seal_key IS DISTINCT FROM 'k2'});
+	my $sealed = query('SELECT idem_reseal(2)');
 
 	is($sealed, '2', 'idem_reseal keeps to its limit');
-	$sealed += one('SELECT idem_reseal()');
+	$sealed += query('SELECT idem_reseal()');
 	is($sealed, $responses, 'and seals what was sealed before, or not at all');
-	is(one('SELECT idem_reseal()'), '0', 'until nothing is left');
-	is(one(q{SELECT string_agg(concat_ws(' ', idempotency_key, status, attempt, fence, request_hash, created_at, updated_at, expires_at), ';'
+	is(query('SELECT idem_reseal()'), '0', 'until nothing is left');
+	is(query(q{SELECT string_agg(concat_ws(' ', idempotency_key, status, attempt, fence, request_hash, created_at, updated_at, expires_at), ';'
 		ORDER BY idempotency_key) FROM idempotency_store}), $before, 'nothing else of a record changes');
 }
 is_sealed('clear', 'k2', 'from before there was a key');
 is_sealed('noted', 'k2', 'a note of progress');
-is(one(q{SELECT outcome, attempt, response_payload FROM idem_begin('noted', lease => '1 us')}), 'ACQUIRED|3|"PlainProgress"', 'which is handed on');
-one('ALTER SYSTEM RESET idempotency.accept_clear_responses');
-$node->reload;
-wait_until('clear responses are refused again', sub { one('SHOW idempotency.accept_clear_responses') eq 'off' });
-is(one(q{SELECT count(*) FROM idempotency_store WHERE idempotency_key LIKE 'large %' AND seal_key = 'k2' AND response_body IS NULL}), '6', 'and so are large responses');
+is(query(q{SELECT outcome, attempt, response_payload FROM idem_begin('noted', lease => '1 us')}), 'ACQUIRED|3|"PlainProgress"', 'which is handed on');
+reconfigure($node, 'idempotency.accept_clear_responses' => undef);
+is(query(q{SELECT count(*) FROM idempotency_store WHERE idempotency_key LIKE 'large %' AND seal_key = 'k2' AND response_body IS NULL}), '6', 'and so are large responses');
 is(large_ones(), '6', 'which are what they were, to the byte');
 is(replay($_, '"card 4711"'), $replayed, "replayed after idem_reseal: $_") for 'clear', 'sealed', 'new';
 
@@ -223,59 +186,59 @@ is(replay($_, '"card 4711"'), $replayed, "replayed after idem_reseal: $_") for '
 sub refuses
 {
 	my ($key, $state, $name) = @_;
-	my $before = one('SELECT md5(string_agg(s::text, \';\' ORDER BY idempotency_key)) FROM idempotency_store s');
+	my $before = query('SELECT md5(string_agg(s::text, \';\' ORDER BY idempotency_key)) FROM idempotency_store s');
 
 	is(sqlstate($node, "SELECT idem_begin('$key')"), $state, "$name: idem_begin");
 	is(sqlstate($node, "SELECT idem_lookup('$key')"), $state, "$name: idem_lookup");
 	is(sqlstate($node, "SELECT idem_call('pay(jsonb)', '$key')"), $state, "$name: idem_call");
-	is(one('SELECT md5(string_agg(s::text, \';\' ORDER BY idempotency_key)) FROM idempotency_store s'), $before, "$name: nothing was written");
+	is(query('SELECT md5(string_agg(s::text, \';\' ORDER BY idempotency_key)) FROM idempotency_store s'), $before, "$name: nothing was written");
 	return;
 }
 
-write_keys("k1 $secret{k1}", "k2 $secret{other}");
+write_keys($node, "k1 $secret{k1}", "k2 $secret{other}");
 refuses('sealed', 'XX001', 'another secret under the same name');
 refuses('noted', 'XX001', 'a note under another secret');
-write_keys("k1 $secret{k1}");
+write_keys($node, "k1 $secret{k1}");
 refuses('sealed', '55000', 'a key that is not there any more');
 refuses('noted', '55000', 'a note under a key that is not there any more');
 like(($node->psql('postgres', q{SELECT idem_begin('noted')}))[2], qr/seal key "k2"|key "k2"/, 'it is named');
 is(sqlstate($node, q{SELECT idem_begin('sealed', request => '"card 4712"')}), '55000', 'a fingerprint of a lost key is no mismatch')
-  if one(q{SELECT hash_key FROM idempotency_store WHERE idempotency_key = 'sealed'}) eq 'k2';
+  if query(q{SELECT hash_key FROM idempotency_store WHERE idempotency_key = 'sealed'}) eq 'k2';
 is(sqlstate($node, q{SELECT idem_begin('new', request => '"card 4711"')}), '55000', 'a fingerprint that needs the lost key');
-use_key_file('');
+reconfigure($node, 'idempotency.seal_key_file' => '');
 refuses('sealed', '55000', 'no key file');
-use_key_file('idempotency.keys');
+reconfigure($node, 'idempotency.seal_key_file' => 'idempotency.keys');
 
-write_keys("k1 $secret{k1}", "k2 $secret{k2}");
-one(q{CREATE TABLE kept AS SELECT * FROM idempotency_store});
-one(q{UPDATE idempotency_store SET sealed = set_byte(sealed, length(sealed) - 5, get_byte(sealed, length(sealed) - 5) # 1) WHERE idempotency_key = 'sealed'});
+write_keys($node, "k1 $secret{k1}", "k2 $secret{k2}");
+query(q{CREATE TABLE kept AS SELECT * FROM idempotency_store});
+query(q{UPDATE idempotency_store SET sealed = set_byte(sealed, length(sealed) - 5, get_byte(sealed, length(sealed) - 5) # 1) WHERE idempotency_key = 'sealed'});
 refuses('sealed', 'XX001', 'damaged data');
-write_keys("k1 $secret{k1}", "k2 $secret{k2}", "k3 $secret{other}");
+write_keys($node, "k1 $secret{k1}", "k2 $secret{k2}", "k3 $secret{other}");
 {
-	my $others = one(q{SELECT count(*) - 1 FROM idempotency_store WHERE sealed IS NOT NULL});
+	my $others = query(q{SELECT count(*) - 1 FROM idempotency_store WHERE sealed IS NOT NULL});
 	my ($status, $sealed, $warnings) = $node->psql('postgres', 'SELECT idem_reseal()');
 
 	is($sealed, $others, 'idem_reseal goes past it, and seals the others');
 	like($warnings, qr/WARNING:  response of operation "sealed" of scope "" was not sealed anew/, 'and says which it was');
 	like($warnings, qr/WARNING:  1 response was passed over/, 'and how many there were');
-	is(one(q{SELECT string_agg(idempotency_key, ' ') FROM idempotency_store WHERE sealed IS NOT NULL AND seal_key <> 'k3'}), 'sealed', 'which stays as it is');
-	one(q{UPDATE idempotency_store s SET sealed = k.sealed, seal_key = k.seal_key FROM kept k WHERE k.scope = s.scope AND k.idempotency_key = s.idempotency_key AND s.idempotency_key <> 'sealed'});
+	is(query(q{SELECT string_agg(idempotency_key, ' ') FROM idempotency_store WHERE sealed IS NOT NULL AND seal_key <> 'k3'}), 'sealed', 'which stays as it is');
+	query(q{UPDATE idempotency_store s SET sealed = k.sealed, seal_key = k.seal_key FROM kept k WHERE k.scope = s.scope AND k.idempotency_key = s.idempotency_key AND s.idempotency_key <> 'sealed'});
 }
-write_keys("k1 $secret{k1}", "k2 $secret{k2}");
-one(q{UPDATE idempotency_store SET sealed = (SELECT sealed FROM kept WHERE idempotency_key = 'called') WHERE idempotency_key = 'sealed'});
+write_keys($node, "k1 $secret{k1}", "k2 $secret{k2}");
+query(q{UPDATE idempotency_store SET sealed = (SELECT sealed FROM kept WHERE idempotency_key = 'called') WHERE idempotency_key = 'sealed'});
 refuses('sealed', 'XX001', 'the response of another operation');
-one(q{UPDATE idempotency_store SET sealed = NULL, seal_key = NULL, response_payload = '"planted"' WHERE idempotency_key = 'noted'});
+query(q{UPDATE idempotency_store SET sealed = NULL, seal_key = NULL, response_payload = '"planted"' WHERE idempotency_key = 'noted'});
 refuses('noted', '55000', 'a note in clear');
 like(($node->psql('postgres', q{SELECT idem_begin('noted')}))[2], qr/progress of operation "noted".*HINT:  The operation is not taken over until its progress can be handed on/s, 'which the message calls so');
 is(sqlstate($node, qq{SELECT idem_extend('noted', '1 us', fence => fence) FROM idempotency_store WHERE idempotency_key = 'noted'}), '55000', 'an extension does not seal it');
 is(sqlstate($node, qq{SELECT idem_release('noted', fence => fence) FROM idempotency_store WHERE idempotency_key = 'noted'}), '55000', 'nor does a release');
-one(q{UPDATE idempotency_store SET sealed = (SELECT sealed FROM kept WHERE idempotency_key = 'sealed'), seal_key = 'k2', response_payload = NULL WHERE idempotency_key = 'noted'});
+query(q{UPDATE idempotency_store SET sealed = (SELECT sealed FROM kept WHERE idempotency_key = 'sealed'), seal_key = 'k2', response_payload = NULL WHERE idempotency_key = 'noted'});
 refuses('noted', 'XX001', 'a note that was a response');
-one(q{UPDATE idempotency_store s SET sealed = '\x' WHERE idempotency_key = 'sealed'});
+query(q{UPDATE idempotency_store s SET sealed = '\x' WHERE idempotency_key = 'sealed'});
 refuses('sealed', 'XX001', 'nothing where a response was');
-one(q{UPDATE idempotency_store s SET seal_key = NULL WHERE idempotency_key = 'new'});
+query(q{UPDATE idempotency_store s SET seal_key = NULL WHERE idempotency_key = 'new'});
 refuses('new', 'XX001', 'no name of a key');
-one(q{UPDATE idempotency_store s SET sealed = k.sealed, seal_key = k.seal_key FROM kept k WHERE k.scope = s.scope AND k.idempotency_key = s.idempotency_key});
+query(q{UPDATE idempotency_store s SET sealed = k.sealed, seal_key = k.seal_key FROM kept k WHERE k.scope = s.scope AND k.idempotency_key = s.idempotency_key});
 is(replay('sealed', '"card 4711"'), $replayed, 'put right again, it is replayed');
 
 # The file itself
@@ -305,39 +268,39 @@ for my $case ([ 'empty', '' ], [ 'comments only', '# nothing' ], [ 'a short secr
 {
 	my ($name, @lines) = @$case;
 
-	write_keys(@lines);
+	write_keys($node, @lines);
 	refused_file('F0000', $name);
 }
 # what is cut is long enough for a secret
-write_keys("k1 $secret", "k2 $secret{k2}");
+write_keys($node, "k1 $secret", "k2 $secret{k2}");
 truncate $key_file, -s($key_file) - 24;
 refused_file('F0000', 'half of a line');
-write_keys("  k1   $secret{k1}  ", "k2 $secret{k2}\r");
+write_keys($node, "  k1   $secret{k1}  ", "k2 $secret{k2}\r");
 is(replay('sealed', '"card 4711"'), $replayed, 'blanks and carriage returns are no part of a key');
 
 # Which roles may set it, and see it
 is(sqlstate($node, q{SET idempotency.seal_key_file = '/tmp/mine'}), '55P02', 'no session can set it');
 is(sqlstate($node, q{ALTER ROLE postgres SET idempotency.seal_key_file = '/tmp/mine'}), '55P02', 'nor a role have it set');
-one('CREATE ROLE app');
+query('CREATE ROLE app');
 is(sqlstate($node, q{SET ROLE app; SHOW idempotency.seal_key_file}), '42501', 'nor everybody see it');
-one('SELECT idem_grant(\'app\')');
-is(one(q{SET ROLE app; SELECT outcome FROM idem_begin('sealed', request => '"card 4711"')}), 'COMPLETED', 'an application needs no right on it, nor on pgcrypto');
-one('REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA crypto FROM PUBLIC');
-is(one(q{SET ROLE app; SELECT outcome FROM idem_begin('sealed', request => '"card 4711"')}), 'COMPLETED', 'even where pgcrypto is closed to it');
+query('SELECT idem_grant(\'app\')');
+is(query(q{SET ROLE app; SELECT outcome FROM idem_begin('sealed', request => '"card 4711"')}), 'COMPLETED', 'an application needs no right on it, nor on pgcrypto');
+query('REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA crypto FROM PUBLIC');
+is(query(q{SET ROLE app; SELECT outcome FROM idem_begin('sealed', request => '"card 4711"')}), 'COMPLETED', 'even where pgcrypto is closed to it');
 
 # A function that only looks like pgcrypto's is never called.
-one(q{CREATE DATABASE fake}); one(q{CREATE EXTENSION idempotency}, 'fake');
-one(q{CREATE FUNCTION pgp_sym_encrypt_bytea(bytea, text, text) RETURNS bytea LANGUAGE sql AS 'SELECT $1'}, 'fake');
+query(q{CREATE DATABASE fake}); query(q{CREATE EXTENSION idempotency}, 'fake');
+query(q{CREATE FUNCTION pgp_sym_encrypt_bytea(bytea, text, text) RETURNS bytea LANGUAGE sql AS 'SELECT $1'}, 'fake');
 is(sqlstate($node, q{BEGIN; SELECT idem_begin('k'); SELECT idem_complete('k', '1')}, 'fake'), '55000', 'a function of that name is not enough');
 
 # A session that is connected when a key is added uses the new key from then on.
-write_keys("k1 $secret{k1}");
+write_keys($node, "k1 $secret{k1}");
 my $living = session($node);
 for my $newest ('k1', 'k2')
 {
-	write_keys("k1 $secret{k1}", "k2 $secret{k2}") if $newest eq 'k2';
+	write_keys($node, "k1 $secret{k1}", "k2 $secret{k2}") if $newest eq 'k2';
 	ask($living, "BEGIN; SELECT idem_begin('living $newest'), idem_complete('living $newest', '1'); COMMIT");
-	is(one("SELECT seal_key FROM idempotency_store WHERE idempotency_key = 'living $newest'"),
+	is(query("SELECT seal_key FROM idempotency_store WHERE idempotency_key = 'living $newest'"),
 		$newest, "a session that lives on seals with $newest");
 }
 $living->quit;
@@ -348,23 +311,23 @@ for my $case ([ 'extend', q{idem_extend('keeper', '1 us', fence => fence) IS NOT
 	my ($name, $call) = @$case;
 	my ($resealing, $owner) = (session($node), session($node));
 
-	one(q{DELETE FROM idempotency_store WHERE idempotency_key = 'keeper'});
-	write_keys("k1 $secret{k1}");
-	one(q{SELECT idem_begin('keeper', lease => '1 us')});
-	one(q{SELECT idem_progress('keeper', '"PlainProgress"', fence => fence) FROM idem_begin('keeper', lease => '1 us')});
+	query(q{DELETE FROM idempotency_store WHERE idempotency_key = 'keeper'});
+	write_keys($node, "k1 $secret{k1}");
+	query(q{SELECT idem_begin('keeper', lease => '1 us')});
+	query(q{SELECT idem_progress('keeper', '"PlainProgress"', fence => fence) FROM idem_begin('keeper', lease => '1 us')});
 	is_sealed('keeper', 'k1', "before $name");
-	write_keys("k1 $secret{k1}", "k2 $secret{k2}");
+	write_keys($node, "k1 $secret{k1}", "k2 $secret{k2}");
 	ask($resealing, 'BEGIN');
 	# which also warns of what was damaged above
 	cmp_ok($resealing->query('SELECT idem_reseal()'), '>', 0, 'a note is sealed anew');
 	$owner->{stdin} .= "SELECT $call FROM idempotency_store WHERE idempotency_key = 'keeper';\n";
 	$owner->{run}->pump_nb;
-	wait_until("$name waits for the row", sub { $owner->{run}->pump_nb; one(q{SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'transactionid'}) });
+	wait_until("$name waits for the row", sub { $owner->{run}->pump_nb; query(q{SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'transactionid'}) });
 	ask($resealing, 'COMMIT');
 	ask($owner, 'SELECT 1');
 	$_->quit for $resealing, $owner;
 	is_sealed('keeper', 'k2', "after $name");
-	is(one(q{SELECT outcome, response_payload FROM idem_begin('keeper', lease => '1 us')}), 'ACQUIRED|"PlainProgress"', 'and handed on');
+	is(query(q{SELECT outcome, response_payload FROM idem_begin('keeper', lease => '1 us')}), 'ACQUIRED|"PlainProgress"', 'and handed on');
 }
 
 # The log of all of this, at debug1, with locations.

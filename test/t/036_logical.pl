@@ -1,14 +1,9 @@
 # Logical replication: records, marks, claims and policies arrive at
 # a subscriber, count there at once, and fences never repeat after a switch. A key that
 # is used again after it has expired arrives, too: nobody but the publisher collects.
-use strict;
-use warnings;
-
 use Cwd qw(abs_path);
 use File::Basename qw(dirname);
 use Idempotency;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my $publisher = new_node('publisher', allows_streaming => 'logical');
 my $subscriber = new_node('subscriber');

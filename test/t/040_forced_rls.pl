@@ -1,18 +1,12 @@
 # FORCE ROW LEVEL SECURITY and an owner who is no superuser, with invalidations
 # of the store all the time, and on a server that discards its caches all the
 # time.
-use strict;
-use warnings;
-
 use Idempotency;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my $node = new_node('forced_rls');
 my $calls = 400;
 
-$node->safe_psql(
-	'postgres', q{
+query(q{
 	CREATE ROLE keeper; CREATE ROLE app; CREATE ROLE reader;
 	SELECT idem_grant('app');
 	BEGIN; SELECT idem_begin('done'), idem_complete('done', '1'); COMMIT;
@@ -63,7 +57,7 @@ $node->safe_psql(
 
 sub answer
 {
-	return $node->safe_psql('postgres', q{WITH t AS (DELETE FROM results RETURNING outcome)
+	return query(q{WITH t AS (DELETE FROM results RETURNING outcome)
 		SELECT string_agg(DISTINCT outcome, ', ' ORDER BY outcome) || ' of ' || count(*) FROM t});
 }
 
@@ -71,9 +65,9 @@ my $right = 'done: COMPLETED, lease: completed, look-up: COMPLETED';
 my $storm = session($node);
 
 $storm->query_until(qr/storm/, "\\echo storm\nCALL storm();\n");
-$node->safe_psql('postgres', "SET ROLE app; CALL calls($calls)");
+query("SET ROLE app; CALL calls($calls)");
 is(answer(), "$right of " . 3 * $calls, 'in a storm of GRANT, REVOKE and ANALYZE');
-$node->safe_psql('postgres', 'INSERT INTO storm VALUES (true); DELETE FROM idempotency_store WHERE idempotency_key <> $$done$$');
+query('INSERT INTO storm VALUES (true); DELETE FROM idempotency_store WHERE idempotency_key <> $$done$$');
 $storm->quit;
 
 # Only servers that were built for tests can do this.
@@ -81,7 +75,7 @@ SKIP:
 {
 	skip 'the server cannot discard its caches', 1
 	  if sqlstate($node, 'SET debug_discard_caches = 1') ne '';
-	$node->safe_psql('postgres', 'SET debug_discard_caches = 1; SET ROLE app; CALL calls(1)');
+	query('SET debug_discard_caches = 1; SET ROLE app; CALL calls(1)');
 	is(answer(), "$right of 3", 'with caches that are discarded at every opportunity');
 }
 

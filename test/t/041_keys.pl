@@ -1,14 +1,9 @@
 # Primary keys that the store must not have, of kinds that only some servers have.
-use strict;
-use warnings;
-
 use Idempotency;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my $node = new_node('keys');
 
-$node->safe_psql('postgres', q{BEGIN; SELECT idem_begin('done'), idem_complete('done', '1'); COMMIT});
+query(q{BEGIN; SELECT idem_begin('done'), idem_complete('done', '1'); COMMIT});
 
 # The errors of calls after a change, which is then undone.
 sub refused
@@ -26,7 +21,7 @@ sub has
 {
 	my ($query) = @_;
 
-	return $node->safe_psql('postgres', "SELECT EXISTS ($query)") eq 't';
+	return query("SELECT EXISTS ($query)") eq 't';
 }
 
 my $new_key = 'ALTER TABLE idempotency_store DROP CONSTRAINT idempotency_store_pkey, ADD PRIMARY KEY';
@@ -50,6 +45,6 @@ SKIP:
 			ALTER TABLE idempotency_store ALTER idempotency_key TYPE text COLLATE lax}),
 		'55000', 'a key that takes "K" and "k" for one is refused');
 }
-is($node->safe_psql('postgres', q{SELECT outcome FROM idem_begin('done')}), 'COMPLETED', 'all of it is undone');
+is(query(q{SELECT outcome FROM idem_begin('done')}), 'COMPLETED', 'all of it is undone');
 
 done_testing();

@@ -1,11 +1,6 @@
 # Tables that the library reads without the executor: one after a data-only
 # restore, and another one that was replaced before the collector reads it.
-use strict;
-use warnings;
-
 use Idempotency;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my $node = new_node('raw_tables', conf => "restart_after_crash = on\nidempotency.gc_interval = 1\n");
 
@@ -20,12 +15,11 @@ sub count_in_log
 
 my $dump = PostgreSQL::Test::Utils::tempdir() . '/data.sql';
 
-$node->safe_psql(
-	'postgres', q{
+query(q{
 	CREATE ROLE app; CREATE ROLE keeper;
 	SELECT idem_claim_scope('restored', 'keeper')});
 $node->command_ok([ 'pg_dump', '-a', '--disable-triggers', '-f', $dump, $node->connstr('postgres') ], 'pg_dump of data only');
-$node->safe_psql('postgres', 'CREATE DATABASE target TEMPLATE template0');
+query('CREATE DATABASE target TEMPLATE template0');
 $node->safe_psql('target', q{CREATE EXTENSION idempotency; SELECT idem_grant('app')});
 
 my $connected = session($node, 'target');
@@ -61,11 +55,9 @@ for my $change (
 	my $hits = count_in_log(qr/ERROR:  idempotency_secret of extension/);
 
 	$node->safe_psql('target', "ALTER TABLE idempotency_secret RENAME TO secret; $change");
-	$node->safe_psql('postgres', 'ALTER SYSTEM SET idempotency.gc_enabled = on');
-	$node->reload;
+	reconfigure($node, 'idempotency.gc_enabled' => 'on');
 	wait_until('the collector has met it', sub { count_in_log(qr/ERROR:  idempotency_secret of extension/) > $hits });
-	$node->safe_psql('postgres', 'ALTER SYSTEM RESET idempotency.gc_enabled');
-	$node->reload;
+	reconfigure($node, 'idempotency.gc_enabled' => undef);
 	is(sqlstate($node, q{SELECT idem_begin('k', lease => '1 hour')}, 'target'), '55000', 'a new session is refused: ' . substr($change, 0, 40));
 	$node->safe_psql('target', 'DROP ' . ($change =~ /VIEW/ ? 'VIEW' : 'TABLE') . ' idempotency_secret; ALTER TABLE secret RENAME TO idempotency_secret');
 }

@@ -1,11 +1,7 @@
 # Notes of progress (docs/guide/calling-a-payment-gateway.md): a worker that charges, notes
 # it, sends a receipt and notes that, and is killed after each of its steps. The next
 # worker does what the note leaves to do.
-use strict;
-use warnings;
-
 use Idempotency;
-use Test::More;
 
 my $node = new_node('progress');
 
@@ -58,9 +54,9 @@ for my $killed_after (0 .. 4)
 	my $pid = ask($worker, 'SELECT pg_backend_pid()');
 
 	$_->() for @steps[ 0 .. $killed_after ];
-	$node->safe_psql('postgres', "SELECT pg_terminate_backend($pid, 60000)");
+	query("SELECT pg_terminate_backend($pid, 60000)");
 	$worker->{run}->finish;
-	$node->safe_psql('postgres', "UPDATE idempotency_store SET lease_expires_at = clock_timestamp() WHERE idempotency_key = '$key'");
+	query("UPDATE idempotency_store SET lease_expires_at = clock_timestamp() WHERE idempotency_key = '$key'");
 	@questions = ();
 	my $next = session($node);
 	$_->() for steps($next, $key);
@@ -68,6 +64,6 @@ for my $killed_after (0 .. 4)
 	is("@questions", "@{ $expected[$killed_after] }", "killed after step $killed_after: what the next worker asks");
 	is(scalar(grep { $_ eq $key } @charges), 1, 'one charge');
 	is(scalar(grep { $_ eq $key } @receipts), 1, 'one receipt');
-	is($node->safe_psql('postgres', "SELECT outcome, attempt, response_payload FROM idem_begin('$key')"), 'COMPLETED|2|"sent"', 'and one end');
+	is(query("SELECT outcome, attempt, response_payload FROM idem_begin('$key')"), 'COMPLETED|2|"sent"', 'and one end');
 }
 done_testing();

@@ -1,16 +1,11 @@
 # Lost attempts: which rollbacks count, what forgets the count, and the limit that
 # ends an operation whose transaction always rolls back (docs/reference/idem_lost_attempts.md).
-use strict;
-use warnings;
-
 use Idempotency;
 use IO::Socket::UNIX;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my $node = new_node('lost', conf => "max_prepared_transactions = 10\nmax_connections = 30\nlog_line_prefix = '%p %e '\n");
 
-$node->safe_psql('postgres', <<'SQL');
+query(<<'SQL');
 CREATE TABLE parent (id int PRIMARY KEY);
 CREATE TABLE effect (key text, parent int REFERENCES parent DEFERRABLE INITIALLY DEFERRED);
 CREATE TABLE many AS SELECT n FROM generate_series(1, 20000) n;
@@ -31,12 +26,12 @@ sub lost
 {
 	my ($key) = @_;
 
-	return $node->safe_psql('postgres', "SELECT idem_lost_attempts('$key')");
+	return query("SELECT idem_lost_attempts('$key')");
 }
 
-is($node->safe_psql('postgres', q{SELECT pg_get_function_arguments(oid), pg_get_function_result(oid) FROM pg_proc WHERE proname = 'idem_lost_attempts'}),
+is(query(q{SELECT pg_get_function_arguments(oid), pg_get_function_result(oid) FROM pg_proc WHERE proname = 'idem_lost_attempts'}),
 	q{key text, scope text DEFAULT ''::text|integer}, 'the function');
-is($node->safe_psql('postgres', q{SELECT name, setting, min_val, context FROM pg_settings WHERE name ~ '^idempotency.*lost' ORDER BY 1}),
+is(query(q{SELECT name, setting, min_val, context FROM pg_settings WHERE name ~ '^idempotency.*lost' ORDER BY 1}),
 	"idempotency.lost_attempts_tracked|10000|0|postmaster\nidempotency.max_lost_attempts|0|0|user", 'the settings');
 
 # ---- a session that ends its transaction itself ----
@@ -104,7 +99,7 @@ for my $case (
 		on_error_stop => 0, stdout => \my $answer, stderr => \my $error);
 	is(lost('k'), $case->[2], $case->[0]);
 	like($error, qr/canceling statement due to statement timeout\s*\z/, 'and the session obeys');
-	$node->safe_psql('postgres', q{BEGIN; SELECT idem_begin('k'), idem_release('k'); COMMIT});
+	query(q{BEGIN; SELECT idem_begin('k'), idem_release('k'); COMMIT});
 }
 $holder->quit;
 
@@ -120,7 +115,7 @@ sub owner
 	ask($session, "$begin");
 	$session->query_until(qr/waits/, "\\echo waits\n$sql\n") if $sql;
 	wait_until('the session waits', sub {
-			$node->safe_psql('postgres', "SELECT wait_event = 'PgSleep' FROM pg_stat_activity WHERE pid = $pid") eq 't' }) if $sql;
+			query("SELECT wait_event = 'PgSleep' FROM pg_stat_activity WHERE pid = $pid") eq 't' }) if $sql;
 	return ($session, $pid);
 }
 
@@ -129,7 +124,7 @@ sub is_gone
 	my ($pid) = @_;
 
 	return wait_until('the session is gone', sub {
-			$node->safe_psql('postgres', "SELECT count(*) FROM pg_stat_activity WHERE pid = $pid") eq '0' });
+			query("SELECT count(*) FROM pg_stat_activity WHERE pid = $pid") eq '0' });
 }
 
 sub lost_and_forgotten
@@ -137,13 +132,13 @@ sub lost_and_forgotten
 	my ($expected, $what) = @_;
 
 	is(lost('k'), $expected, $what);
-	$node->safe_psql('postgres', q{BEGIN; SELECT idem_begin('k'), idem_release('k'); COMMIT});
+	query(q{BEGIN; SELECT idem_begin('k'), idem_release('k'); COMMIT});
 	return;
 }
 
 my ($session, $pid) = owner('SELECT pg_sleep(60);');
 
-$node->safe_psql('postgres', "SELECT pg_cancel_backend($pid)");
+query("SELECT pg_cancel_backend($pid)");
 like($session->query('SELECT 1'), qr/^$/, 'the transaction has failed');
 lost_and_forgotten(0, 'pg_cancel_backend');
 $session->quit;
@@ -151,7 +146,7 @@ $session->quit;
 for my $sql ('', 'SELECT pg_sleep(60);')
 {
 	($session, $pid) = owner($sql);
-	$node->safe_psql('postgres', "SELECT pg_terminate_backend($pid, 60000)");
+	query("SELECT pg_terminate_backend($pid, 60000)");
 	$session->{run}->finish;
 	lost_and_forgotten(0, 'pg_terminate_backend, ' . ($sql ? 'in a statement' : 'between two'));
 }
@@ -205,7 +200,7 @@ sub exchange
 
 exchange('', pack('N', 196608) . "user\0$ENV{PGUSER}\0database\0postgres\0\0");
 exchange('Q', "$begin\0");
-exchange('F', pack('N n n N a5 n', $node->safe_psql('postgres', q{SELECT 'caught'::regproc::oid}), 0, 1, 5, '40001', 0));
+exchange('F', pack('N n n N a5 n', query(q{SELECT 'caught'::regproc::oid}), 0, 1, 5, '40001', 0));
 like(exchange('Q', "SET LOCAL statement_timeout = '10ms'; SELECT pg_sleep(5)\0"), qr/57014/, 'after a call by the fast path a session obeys');
 exchange('Q', "ROLLBACK\0");
 $socket->close;
@@ -243,9 +238,9 @@ for my $case (
 	[ 'a look-up: not', q{SELECT idem_lookup('k')}, 2 ])
 {
 	lose('k', 2);
-	$node->safe_psql('postgres', $case->[1]);
+	query($case->[1]);
 	is(lost('k'), $case->[2], "what forgets: $case->[0]");
-	$node->safe_psql('postgres', q{DELETE FROM idempotency_store; SELECT idem_forget('k')});
+	query(q{DELETE FROM idempotency_store; SELECT idem_forget('k')});
 }
 
 # a savepoint that failed has given the lock up, and its transaction counts when another has ended the operation
@@ -259,7 +254,7 @@ is(lost('k'), 1, 'an attempt is lost after another has ended the operation');
 ask($ends, 'COMMIT');
 is(lost('k'), 0, 'and before the commit of that end, which forgets it');
 $_->quit for $failed, $ends;
-$node->safe_psql('postgres', q{SELECT idem_forget('k')});
+query(q{SELECT idem_forget('k')});
 
 # ---- the limit ----
 
@@ -274,32 +269,32 @@ sub deliver
 my $limited = q{SET idempotency.max_lost_attempts = 3; BEGIN; SELECT outcome, attempt, response_payload FROM idem_begin('poison', '{"order": 1}')};
 
 is(deliver($limited), 'ACQUIRED|1|', "delivery $_ of a poison message") for 1 .. 3;
-is($node->safe_psql('postgres', 'SELECT attempts_lost > 40, operations_losing, operations_near_limit FROM idempotency_stats'), 't|1|1', 'the figures');
+is(query('SELECT attempts_lost > 40, operations_losing, operations_near_limit FROM idempotency_stats'), 't|1|1', 'the figures');
 is(deliver($limited), 'FAILED|1|{"reason": "attempts lost", "lost_attempts": 3}', 'one more would be too many');
 is(lost('poison'), 3, 'the end was rolled back, so nothing is forgotten');
-like($node->safe_psql('postgres', $limited . q{; SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'; ROLLBACK}), qr{^FAILED.*\n1$}, 'until then its lock is held');
-my $final = $node->safe_psql('postgres', "$limited; COMMIT; SELECT outcome, attempt, replayed, response_payload FROM idem_begin('poison', '{\"order\": 1}')");
+like(query($limited . q{; SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'; ROLLBACK}), qr{^FAILED.*\n1$}, 'until then its lock is held');
+my $final = query("$limited; COMMIT; SELECT outcome, attempt, replayed, response_payload FROM idem_begin('poison', '{\"order\": 1}')");
 is($final, "FAILED|1|{\"reason\": \"attempts lost\", \"lost_attempts\": 3}\nFAILED|1|t|{\"reason\": \"attempts lost\", \"lost_attempts\": 3}", 'it stays');
 is(lost('poison'), 0, 'and its attempts are forgotten');
 is(sqlstate($node, q{SELECT idem_begin('poison', '{"order": 2}')}), 'ID422', 'another request with that key is found');
-$node->safe_psql('postgres', q{SELECT idem_forget('poison')});
+query(q{SELECT idem_forget('poison')});
 is(deliver($limited), 'ACQUIRED|1|', 'idem_forget lets it run again');
 is(deliver(q{BEGIN; SELECT outcome FROM idem_begin('poison')}), 'ACQUIRED', 'without a limit it goes on') for 1 .. 4;
-is($node->safe_psql('postgres', 'SELECT operations_losing, operations_near_limit FROM idempotency_stats'), '1|0', 'and near none');
+is(query('SELECT operations_losing, operations_near_limit FROM idempotency_stats'), '1|0', 'and near none');
 
 # a policy, before and after the setting
-$node->safe_psql('postgres', q{SELECT idem_set_policy('jobs*', max_lost_attempts => 1), idem_set_policy('jobs-free', max_lost_attempts => 0)});
+query(q{SELECT idem_set_policy('jobs*', max_lost_attempts => 1), idem_set_policy('jobs-free', max_lost_attempts => 0)});
 is(deliver(q{BEGIN; SELECT outcome FROM idem_begin('j', scope => 'jobs-1')}), 'ACQUIRED', 'a policy');
 is(deliver(q{SET idempotency.max_lost_attempts = 9; BEGIN; SELECT outcome FROM idem_begin('j', scope => 'jobs-1')}), 'FAILED', 'it has precedence over the setting');
 is(deliver(q{SET idempotency.max_lost_attempts = 1; BEGIN; SELECT outcome FROM idem_begin('j', scope => 'jobs-free')}), 'ACQUIRED', 'also with no limit') for 1 .. 2;
 
 # a record of earlier attempts: the number of these is as it was
-$node->safe_psql('postgres', q{BEGIN; SELECT idem_begin('r', scope => 'jobs-1'), idem_fail('r', retryable => true, scope => 'jobs-1'); COMMIT});
+query(q{BEGIN; SELECT idem_begin('r', scope => 'jobs-1'), idem_fail('r', retryable => true, scope => 'jobs-1'); COMMIT});
 is(deliver(q{BEGIN; SELECT outcome, attempt FROM idem_begin('r', scope => 'jobs-1')}), 'ACQUIRED|2', 'a second attempt is lost');
-is($node->safe_psql('postgres', q{SELECT outcome, attempt, response_payload FROM idem_begin('r', scope => 'jobs-1')}),
+is(query(q{SELECT outcome, attempt, response_payload FROM idem_begin('r', scope => 'jobs-1')}),
 	'FAILED|1|{"reason": "attempts lost", "lost_attempts": 1}', 'and ends the operation');
 is(deliver(q{BEGIN; SELECT outcome FROM idem_begin('l', scope => 'jobs-1')}), 'ACQUIRED', 'a lost attempt');
-is($node->safe_psql('postgres', q{SELECT outcome FROM idem_begin('l', scope => 'jobs-1', lease => '1 hour')}), 'FAILED', 'a begin with a lease ends it, too');
+is(query(q{SELECT outcome FROM idem_begin('l', scope => 'jobs-1', lease => '1 hour')}), 'FAILED', 'a begin with a lease ends it, too');
 
 # 99 good messages beside one that is poison
 my $batch = q{SET idempotency.max_lost_attempts = 1; BEGIN; SELECT string_agg(DISTINCT outcome::text, ' ') FROM idem_begin_batch((SELECT array_agg('b' || n) FROM generate_series(1, 100) n))};
@@ -309,16 +304,16 @@ is(lost('b1') + lost('b100'), 0, 'it counts for none of them');
 
 # ---- rights, and other databases ----
 
-$node->safe_psql('postgres', q{CREATE ROLE app LOGIN; CREATE ROLE rival LOGIN; SELECT idem_grant('app'), idem_grant('rival'), idem_claim_scope('mine', 'app')});
-is($node->safe_psql('postgres', q{SET ROLE app; SELECT idem_lost_attempts('k', 'mine')}), 0, 'idem_grant lets a role ask');
+query(q{CREATE ROLE app LOGIN; CREATE ROLE rival LOGIN; SELECT idem_grant('app'), idem_grant('rival'), idem_claim_scope('mine', 'app')});
+is(query(q{SET ROLE app; SELECT idem_lost_attempts('k', 'mine')}), 0, 'idem_grant lets a role ask');
 is(sqlstate($node, q{SET ROLE rival; SELECT idem_lost_attempts('k', 'mine')}), 'ID403', 'but not for the scope of another');
 lose('k');
 # a copy has the same secret, and so the same lock ids
-$node->safe_psql('postgres', 'CREATE DATABASE copy TEMPLATE postgres');
+query('CREATE DATABASE copy TEMPLATE postgres');
 is($node->safe_psql('copy', q{SELECT idem_lost_attempts('k')}), 0, 'each database counts for itself');
 $node->safe_psql('copy', q{BEGIN; SELECT idem_begin('k'); ROLLBACK});
-$node->safe_psql('postgres', 'DROP DATABASE copy');
-$node->safe_psql('postgres', 'CREATE DATABASE copy TEMPLATE postgres');
+query('DROP DATABASE copy');
+query('CREATE DATABASE copy TEMPLATE postgres');
 is($node->safe_psql('copy', q{SELECT idem_lost_attempts('k')}), 0, 'a database of the same name counts anew');
 is(lost('k'), 1, 'and others go on');
 
@@ -335,9 +330,9 @@ is(lost('stays'), 13, 'what is lost again and again stays');
 $node->append_conf('postgresql.conf', 'idempotency.lost_attempts_tracked = 0');
 $node->restart;
 lose('k');
-is($node->safe_psql('postgres', q{SELECT idem_lost_attempts('k') IS NULL, attempts_lost IS NULL, acquired FROM idempotency_stats}), 't|t|1', 'nobody counts');
+is(query(q{SELECT idem_lost_attempts('k') IS NULL, attempts_lost IS NULL, acquired FROM idempotency_stats}), 't|t|1', 'nobody counts');
 $node->append_conf('postgresql.conf', q{shared_preload_libraries = ''});
 $node->restart;
-is($node->safe_psql('postgres', q{SELECT idem_lost_attempts('k') IS NULL, attempts_lost IS NULL FROM idempotency_stats}), 't|t', 'nor without preloading');
+is(query(q{SELECT idem_lost_attempts('k') IS NULL, attempts_lost IS NULL FROM idempotency_stats}), 't|t', 'nor without preloading');
 is(deliver($limited), 'ACQUIRED|1|', 'and no limit is reached') for 1 .. 4;
 done_testing();

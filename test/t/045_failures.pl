@@ -2,13 +2,8 @@
 # page, for every SQLSTATE of this server.  And the text of an error is stored
 # whatever bytes it has, also sealed, in a database of any
 # encoding.
-use strict;
-use warnings;
-
 use FindBin;
 use Idempotency;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my $node = new_node('failures');
 my $page = slurp_file("$FindBin::RealBin/../../docs/reference/idem_call.md");
@@ -34,8 +29,7 @@ is(join(' ', grep { !exists $page{$_} } sort keys %known), '', 'the page has the
 # 10 came with 17, and 72 went
 is(join(' ', grep { /^..$/ && !$known{$_} && !/^(?:10|72|ID)$/ } sort keys %page), '', 'and no class that is none');
 
-$node->safe_psql(
-	'postgres', q{
+query(q{
 	CREATE FUNCTION raise(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
 	BEGIN
 		RAISE EXCEPTION 'raised' USING ERRCODE = request ->> 0;
@@ -63,8 +57,7 @@ sub expected
 
 my @own = qw(45000 56000 A0001 I0001 XY000 ZZZZZ);
 my @all = (@states, (map { "${_}X77" } grep { /^..$/ } sort keys %page), @own);
-my %answer = map { split /\|/ } split /\n/, $node->safe_psql('postgres',
-	'SELECT state, what_happens(state) FROM unnest(ARRAY[' . join(', ', map { "'$_'" } @all) . ']) state');
+my %answer = map { split /\|/ } split /\n/, query('SELECT state, what_happens(state) FROM unnest(ARRAY[' . join(', ', map { "'$_'" } @all) . ']) state');
 my @wrong = map { "$_: " . ($answer{$_} // 'no answer') . ', the page says ' . expected($_) }
   grep { ($answer{$_} // '') ne expected($_) } @all;
 is(join("\n", @wrong), '', 'every SQLSTATE is stored or raised as the page says');
@@ -72,9 +65,7 @@ is(scalar(grep { expected($_) eq 'stored' } @own), scalar @own, 'those of the ap
 
 # ---- texts in any encoding ----
 
-my $key_file = $node->data_dir . '/idempotency.keys';
-append_to_file($key_file, 'k1 ' . unpack('H*', pack('N8', map { int rand 2**32 } 1 .. 8)) . "\n");
-chmod 0600, $key_file;
+my $key_file = write_keys($node, 'k1 ' . '0123456789abcdef' x 4);
 
 my $raise = q{
 	CREATE EXTENSION idempotency;
@@ -114,14 +105,12 @@ for my $case (@cases)
 	my ($encoding, $raised, $stored) = @$case;
 	my $database = 'encoding_' . ++$number;
 
-	$node->safe_psql('postgres', "CREATE DATABASE $database ENCODING '$encoding' LOCALE 'C' TEMPLATE template0");
+	query("CREATE DATABASE $database ENCODING '$encoding' LOCALE 'C' TEMPLATE template0");
 	$node->safe_psql($database, "$raise; CREATE FUNCTION raised() RETURNS text LANGUAGE sql AS \$\$SELECT $raised\$\$");
 	$node->safe_psql($database, "ALTER DATABASE $database SET client_encoding = '$encoding'");
 	for my $sealed (0, 1)
 	{
-		$node->safe_psql('postgres', 'ALTER SYSTEM ' . ($sealed ? "SET idempotency.seal_key_file = '$key_file'" : 'RESET idempotency.seal_key_file'));
-		$node->reload;
-		wait_until('the setting is known', sub { ($node->safe_psql('postgres', 'SHOW idempotency.seal_key_file') ne '') == $sealed });
+		reconfigure($node, 'idempotency.seal_key_file' => $sealed ? $key_file : undef);
 		like(texts($database, "k$sealed"), qr/^FAILED\|P0001\|62616420$stored\|$stored\|\d+\|/,
 			"$encoding, $raised: stored" . ($sealed ? ', sealed' : ''));
 		is($node->safe_psql($database, "SELECT sealed IS NOT NULL FROM idempotency_store WHERE idempotency_key = 'k$sealed'"),

@@ -1,13 +1,8 @@
 # The workflow of docs/guide/workflows.md is killed before each of its statements, and
 # called again: one reservation, one charge, one parcel, or a mug that came back.
-use strict;
-use warnings;
-
 use FindBin;
 
 use Idempotency;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my $node = new_node('workflow');
 my $host = $node->host;
@@ -33,7 +28,7 @@ is(scalar(@functions), 4, 'three handlers and a procedure');
 cmp_ok($gates, '>', 20, 'have many statements');
 
 # The gateway is another system: what it has done stays when we roll back.
-$node->safe_psql('postgres', <<SQL);
+query(<<SQL);
 CREATE EXTENSION dblink;
 $tables
 CREATE TABLE gateway_charge (key text PRIMARY KEY, amount int NOT NULL);
@@ -68,9 +63,9 @@ sub killed_at
 	ask($porter, "SELECT pg_advisory_lock(44, $gate)");
 	$run->query_until(qr/asking/, "\\echo asking\n$call;\n");
 	wait_until('the workflow waits or ends', sub {
-		$state = $node->safe_psql('postgres', "SELECT CASE WHEN wait_event_type = 'Lock' THEN 'waits' WHEN state = 'idle' AND query LIKE 'CALL%' THEN 'ended' END FROM pg_stat_activity WHERE pid = $pid");
+		$state = query("SELECT CASE WHEN wait_event_type = 'Lock' THEN 'waits' WHEN state = 'idle' AND query LIKE 'CALL%' THEN 'ended' END FROM pg_stat_activity WHERE pid = $pid");
 		$state ne '' });
-	$node->safe_psql('postgres', "SELECT pg_terminate_backend($pid, 60000)");
+	query("SELECT pg_terminate_backend($pid, 60000)");
 	$run->{run}->finish;
 	ask($porter, 'SELECT pg_advisory_unlock_all()');
 	return $state eq 'waits';
@@ -89,14 +84,14 @@ for my $name (sort keys %way)
 		my $order = "$name $gate";
 		my $call = qq(CALL fulfil('$order', '{"item": "mug", "amount": $way->{amount}}'));
 
-		$node->safe_psql('postgres', 'TRUNCATE gateway_charge, parcel; UPDATE warehouse SET pieces = 5');
+		query('TRUNCATE gateway_charge, parcel; UPDATE warehouse SET pieces = 5');
 		next if !killed_at($gate, $call);
 		$reached{$gate} = 1;
-		$node->safe_psql('postgres', q{UPDATE idempotency_store SET lease_expires_at = clock_timestamp() WHERE lease_expires_at IS NOT NULL});
-		is($node->safe_psql('postgres', $call), $way->{answer}, "killed before statement $gate, $name: the next run ends it");
-		is($node->safe_psql('postgres', 'SELECT (SELECT pieces FROM warehouse), (SELECT count(*) FROM gateway_charge), (SELECT count(*) FROM parcel)'),
+		query(q{UPDATE idempotency_store SET lease_expires_at = clock_timestamp() WHERE lease_expires_at IS NOT NULL});
+		is(query($call), $way->{answer}, "killed before statement $gate, $name: the next run ends it");
+		is(query('SELECT (SELECT pieces FROM warehouse), (SELECT count(*) FROM gateway_charge), (SELECT count(*) FROM parcel)'),
 			$way->{left}, 'and each step took effect once');
-		is($node->safe_psql('postgres', $call), $way->{answer}, 'a third run answers the same');
+		is(query($call), $way->{answer}, 'a third run answers the same');
 	}
 }
 # what nobody reaches is for orders of what is not sold, for two runs at once, and for a charge that nobody can decide

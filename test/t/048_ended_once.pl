@@ -1,16 +1,11 @@
 # The answer to COMMIT is lost, and the client sends the whole transaction again,
 # in every way in which programs and drivers do that: its business
 # write is committed once, and the record does not change.
-use strict;
-use warnings;
-
 use Idempotency;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my $node = new_node('once', conf => 'max_prepared_transactions = 5');
 
-$node->safe_psql('postgres', <<'SQL');
+query(<<'SQL');
 CREATE TABLE effect (key text);
 CREATE FUNCTION handler(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
 BEGIN
@@ -122,7 +117,7 @@ sub record
 {
 	my ($key) = @_;
 
-	return $node->safe_psql('postgres', "SELECT ctid, s FROM idempotency_store s WHERE idempotency_key = '$key'");
+	return query("SELECT ctid, s FROM idempotency_store s WHERE idempotency_key = '$key'");
 }
 
 my $number = 0;
@@ -143,25 +138,25 @@ sub once
 	$expected = 'lease of operation|is not owned by this transaction' if $expected =~ /^ID/ && $how =~ /simple|extended|prepared/;
 	like($said, qr/$expected/, "$name: repeated, it gets the answer");
 	is($status, $expected =~ /^"|^k/ ? 0 : 1, "$name: as an error, or as an answer");
-	is($node->safe_psql('postgres', "SELECT count(*) FROM effect WHERE key = '$key'"), $writes // 1, "$name: one effect");
+	is(query("SELECT count(*) FROM effect WHERE key = '$key'"), $writes // 1, "$name: one effect");
 	is(record($key), $before, "$name: the record is as it was");
 }
 
 for my $name (sort keys %leased)
 {
 	my $key = 'k' . ++$number;
-	my $fence = $node->safe_psql('postgres', "SELECT fence FROM idem_begin(key => '$key', lease => '1 hour')");
+	my $fence = query("SELECT fence FROM idem_begin(key => '$key', lease => '1 hour')");
 
 	once("leased, $name", $fence, $key, @{ $leased{$name} });
 }
 once("transaction-bound, $_", 0, 'k' . ++$number, @{ $bound{$_} }) for sort keys %bound;
 
 # An old owner comes back and ends the operation again, as it does not know that the end was made.
-my $fence = $node->safe_psql('postgres', q{SELECT fence FROM idem_begin(key => 'old', lease => '1 us')});
-$node->safe_psql('postgres', q{SELECT finish('old', fence) FROM idem_begin(key => 'old', lease => '1 hour')});
+my $fence = query(q{SELECT fence FROM idem_begin(key => 'old', lease => '1 us')});
+query(q{SELECT finish('old', fence) FROM idem_begin(key => 'old', lease => '1 hour')});
 my ($status, $said) = deliver('string', "SELECT finish('old', $fence)");
 like($said, qr/ID409.*DETAIL:  A later attempt took the operation over, and completed it at \d/s, 'an old owner learns who ended it');
-is($node->safe_psql('postgres', q{SELECT count(*) FROM effect WHERE key = 'old'}), '1', 'one effect');
+is(query(q{SELECT count(*) FROM effect WHERE key = 'old'}), '1', 'one effect');
 
 $node->stop;
 done_testing();

@@ -1,13 +1,8 @@
 # With a weak hash, a role could compute the seed of the lock ids from
 # ids of its own names in pg_locks, and then recognise other names.  So an id is
 # SipHash-2-4 of scope and key with 128 secret bits.
-use strict;
-use warnings;
-
 use FindBin;
 use Idempotency;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 # The results of the authors' reference implementation, vectors_sip64 of
 # https://github.com/veorq/SipHash: for the key 000102…0f and the messages "",
@@ -38,8 +33,7 @@ system_or_bail('make', '-s', '-C', $module, 'with_llvm=no', "PG_CONFIG=$ENV{PG_C
 
 my $node = new_node('lock_ids');
 
-$node->safe_psql(
-	'postgres', qq{
+query(qq{
 	CREATE FUNCTION siphash_of(bytea, bytea) RETURNS bigint
 		AS '$module/siphash_vectors', 'siphash_of' LANGUAGE c STRICT;
 });
@@ -48,8 +42,7 @@ $node->safe_psql(
 
 my $message = join '', map { sprintf '%02x', $_ } 0 .. 63;
 
-my $results = $node->safe_psql(
-	'postgres', qq{
+my $results = query(qq{
 	SELECT to_hex(siphash_of('\\x000102030405060708090a0b0c0d0e0f', substr('\\x$message'::bytea, 1, n)))
 	FROM generate_series(0, 63) n ORDER BY n});
 
@@ -58,16 +51,12 @@ my $expected = join "\n", map { s/^0+//r } map { join '', reverse /../g } @vecto
 
 is(scalar @vectors, 64, 'all vectors are here');
 is($results, $expected, "the authors' results");
-is( $node->safe_psql(
-		'postgres',
-		q{SELECT to_hex(siphash_of('\x000102030405060708090a0b0c0d0e0f', '\x000102030405060708090a0b0c0d0e'))}
-	),
+is(query(q{SELECT to_hex(siphash_of('\x000102030405060708090a0b0c0d0e0f', '\x000102030405060708090a0b0c0d0e'))}),
 	'a129ca6149be45e5', "the paper's example");
 
 # ---- what is hashed ----
 
-is( $node->safe_psql('postgres',
-		'SELECT count(*), min(octet_length(lock_key)) FROM idempotency_secret'),
+is(query('SELECT count(*), min(octet_length(lock_key)) FROM idempotency_secret'),
 	'1|16', 'a key of 128 bits');
 is(sqlstate($node, q{UPDATE idempotency_secret SET lock_key = lock_key || '\x00'}), '23514', 'and of no other length');
 
@@ -76,8 +65,7 @@ sub ids
 {
 	my ($sql, $class) = @_;
 
-	return $node->safe_psql(
-		'postgres', qq{BEGIN; DO \$\$BEGIN PERFORM $sql; END\$\$;
+	return query(qq{BEGIN; DO \$\$BEGIN PERFORM $sql; END\$\$;
 		SELECT string_agg(((classid::bigint << 32) | objid::bigint)::text, ' ' ORDER BY objid)
 		FROM pg_locks WHERE locktype = 'advisory' AND objsubid = $class AND pid = pg_backend_pid()});
 }
@@ -88,8 +76,7 @@ sub id_of
 	my ($kind, $scope, $name) = @_;
 	my $message = unpack 'H*', pack('aL', $kind, length $scope) . $scope . $name;
 
-	return $node->safe_psql('postgres',
-		"SELECT siphash_of(lock_key, '\\x$message') FROM idempotency_secret");
+	return query("SELECT siphash_of(lock_key, '\\x$message') FROM idempotency_secret");
 }
 
 my ($operation, $resource) = (0x1DE0, 0x1DE1);
@@ -107,10 +94,10 @@ isnt(ids(q{idem_begin('bc', scope => 'a')}, $operation),
 is(ids(q{idem_lock(ARRAY['account-1'])}, $resource), id_of(r => '', 'account-1'), 'a resource');
 
 # A new installation has a new key.
-my $before = $node->safe_psql('postgres', 'SELECT lock_key FROM idempotency_secret');
+my $before = query('SELECT lock_key FROM idempotency_secret');
 
-$node->safe_psql('postgres', 'DROP EXTENSION idempotency; CREATE EXTENSION idempotency');
-isnt($node->safe_psql('postgres', 'SELECT lock_key FROM idempotency_secret'), $before, 'a new installation has a new key');
+query('DROP EXTENSION idempotency; CREATE EXTENSION idempotency');
+isnt(query('SELECT lock_key FROM idempotency_secret'), $before, 'a new installation has a new key');
 is(ids(q{idem_begin('k')}, $operation), id_of(o => '', 'k'), 'and uses it');
 
 done_testing();

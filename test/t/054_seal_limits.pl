@@ -1,59 +1,41 @@
 # Responses that are small in the database and large as text, that are
 # nested too deeply to be opened again, and that are restored into a
 # database of another encoding.
-use strict;
-use warnings;
-
 use Idempotency;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my $node = new_node('seal_limits');
 my %secret = (k1 => '0123456789abcdef' x 4, k2 => 'fedcba9876543210' x 4, lost => 'f0e1d2c3b4a59687' x 4);
-my $key_file = $node->data_dir . '/idempotency.keys';
 
-sub write_keys
+sub use_keys
 {
-	unlink $key_file;
-	append_to_file($key_file, join('', map { "$_ $secret{$_}\n" } @_));
-	chmod 0600, $key_file;
-	return;
-}
-
-sub one
-{
-	my ($sql, $database) = @_;
-
-	return $node->safe_psql($database // 'postgres', $sql);
+	return write_keys($node, map { "$_ $secret{$_}" } @_);
 }
 
 sub complete
 {
 	my ($key, $response, $database) = @_;
 
-	return one("BEGIN; SELECT outcome FROM idem_begin('$key'); SELECT idem_complete('$key', $response); COMMIT", $database);
+	return query("BEGIN; SELECT outcome FROM idem_begin('$key'); SELECT idem_complete('$key', $response); COMMIT", $database);
 }
 
-one('CREATE EXTENSION pgcrypto');
-one(q{CREATE FUNCTION nested(levels int) RETURNS jsonb LANGUAGE sql AS $$ SELECT (repeat('[', levels) || repeat(']', levels))::jsonb $$});
+query('CREATE EXTENSION pgcrypto');
+query(q{CREATE FUNCTION nested(levels int) RETURNS jsonb LANGUAGE sql AS $$ SELECT (repeat('[', levels) || repeat(']', levels))::jsonb $$});
 # from before there is a key: two that are good, and one that is nested too deeply
 complete("clear $_", qq{'"$_"'}) for 1, 2;
 complete('clear deep', 'nested(1001)');
 
-write_keys('k1');
-one(q{ALTER SYSTEM SET idempotency.seal_key_file = 'idempotency.keys'});
-$node->reload;
-wait_until('the key file is known', sub { one('SHOW idempotency.seal_key_file') eq 'idempotency.keys' });
+use_keys('k1');
+reconfigure($node, 'idempotency.seal_key_file' => 'idempotency.keys');
 
 # ---- numbers ----
 
 # 24 kB of text, of which each number has 131,072 digits when it is spelled out.
-one(q{CREATE TABLE large AS SELECT ('[' || string_agg('1e131071', ',') || ']')::jsonb AS value FROM generate_series(1, 2600)});
+query(q{CREATE TABLE large AS SELECT ('[' || string_agg('1e131071', ',') || ']')::jsonb AS value FROM generate_series(1, 2600)});
 complete('large', "(SELECT value FROM large)");
-is(one(q{SELECT octet_length(sealed) < 100000 FROM idempotency_store WHERE idempotency_key = 'large'}), 't', 'numbers are sealed as short as they are');
-is(one(q{SELECT response_payload = value FROM large, idem_lookup('large')}), 't', 'and replayed');
+is(query(q{SELECT octet_length(sealed) < 100000 FROM idempotency_store WHERE idempotency_key = 'large'}), 't', 'numbers are sealed as short as they are');
+is(query(q{SELECT response_payload = value FROM large, idem_lookup('large')}), 't', 'and replayed');
 complete('large headers', "NULL, headers => (SELECT value FROM large)");
-is(one(q{SELECT octet_length(sealed) < 100000 FROM idempotency_store WHERE idempotency_key = 'large headers'}), 't', 'in headers, too');
+is(query(q{SELECT octet_length(sealed) < 100000 FROM idempotency_store WHERE idempotency_key = 'large headers'}), 't', 'in headers, too');
 
 # The replay equals the response exactly: scale, order, kinds.
 for my $json ('[1.00, 1, 1.0, -0.10, 0, 0.000, -0, 12345678901234567890.123456789, 1e-16383, 1e131071, 1.5e10, -2e-3]',
@@ -61,13 +43,13 @@ for my $json ('[1.00, 1, 1.0, -0.10, 0, 0.000, -0, 12345678901234567890.12345678
 	'{"b": 1, "a": {"d": [1, {"c": null}], "aa": "x"}, "ab": []}', '"\\u20ac \\ud83d\\ude00 \\" \\\\ \\n\\t"')
 {
 	complete("json $json" =~ s/'/''/gr, "'$json'");
-	is(one("SELECT response_payload::text = '$json'::jsonb::text FROM idem_lookup('json $json')"), 't', "to the letter: $json");
+	is(query("SELECT response_payload::text = '$json'::jsonb::text FROM idem_lookup('json $json')"), 't', "to the letter: $json");
 }
 
 # ---- depth ----
 
 complete('deepest', 'nested(1000)');
-is(one(q{SELECT response_payload = nested(1000) FROM idem_lookup('deepest')}), 't', '1000 levels');
+is(query(q{SELECT response_payload = nested(1000) FROM idem_lookup('deepest')}), 't', '1000 levels');
 complete('deepest scalar', q{to_jsonb(1)});
 for my $response ('nested(1001)', 'NULL, headers => nested(1001)', q{jsonb_build_object('a', nested(1000))}, 'nested(6000)')
 {
@@ -75,11 +57,11 @@ for my $response ('nested(1001)', 'NULL, headers => nested(1001)', q{jsonb_build
 }
 like(($node->psql('postgres', q{BEGIN; SELECT idem_begin('deep'); SELECT idem_complete('deep', nested(1001))}))[2],
 	qr/response of operation "deep" of scope "" is nested too deeply to be sealed.*DETAIL.*1000 levels/s, 'with a clear message');
-is(one(q{BEGIN; SELECT outcome FROM idem_begin('deep'); SAVEPOINT a; SELECT idem_complete('deep', '1'); ROLLBACK TO a; SELECT idem_release('deep'); COMMIT}),
+is(query(q{BEGIN; SELECT outcome FROM idem_begin('deep'); SAVEPOINT a; SELECT idem_complete('deep', '1'); ROLLBACK TO a; SELECT idem_release('deep'); COMMIT}),
 	"ACQUIRED\n\nt", 'the operation can be tried again');
-one(q{CREATE FUNCTION answer_deep(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT nested(1001)'});
+query(q{CREATE FUNCTION answer_deep(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT nested(1001)'});
 is(sqlstate($node, q{SELECT idem_call('answer_deep(jsonb)', 'called deep')}), 'ID413', 'idem_call');
-is(one(q{SELECT count(*) FROM idempotency_store WHERE idempotency_key IN ('deep', 'called deep')}), '0', 'nothing of it is stored');
+is(query(q{SELECT count(*) FROM idempotency_store WHERE idempotency_key IN ('deep', 'called deep')}), '0', 'nothing of it is stored');
 
 # A server with less stack than the one that sealed.
 {
@@ -93,16 +75,16 @@ is(one(q{SELECT count(*) FROM idempotency_store WHERE idempotency_key IN ('deep'
 # ---- idem_reseal passes over responses that it cannot open ----
 
 # 30 rows of a key that is lost, before and between those that open
-write_keys('k1', 'lost');
+use_keys('k1', 'lost');
 complete("lost $_", qq{'"$_"'}) for 1 .. 15;
-write_keys('k1', 'lost', 'k2');
+use_keys('k1', 'lost', 'k2');
 complete("good $_", qq{'"$_"'}) for 1 .. 3;
-write_keys('k1', 'k2', 'lost');
+use_keys('k1', 'k2', 'lost');
 complete("lost too $_", qq{'"$_"'}) for 1 .. 15;
-write_keys('k1', 'k2');
+use_keys('k1', 'k2');
 {
 	my $session = session($node);
-	my $wanted = one(q{SELECT count(*) FROM idempotency_store WHERE seal_key = 'k1' OR seal_key IS NULL AND response_payload IS NOT NULL AND idempotency_key <> 'clear deep'});
+	my $wanted = query(q{SELECT count(*) FROM idempotency_store WHERE seal_key = 'k1' OR seal_key IS NULL AND response_payload IS NOT NULL AND idempotency_key <> 'clear deep'});
 	my ($sealed, $rounds, $got) = (0, 0, 0);
 
 	cmp_ok($wanted, '>', 10, 'there are some that open');
@@ -122,21 +104,21 @@ write_keys('k1', 'k2');
 	unlike($session->{stderr}, qr/\Q$secret{lost}\E|\[\[/, 'without secrets and responses');
 	$session->quit;
 }
-is(one('SELECT idem_reseal()'), '0', 'another session finds nothing to do either');
-is(one(q{SELECT string_agg(DISTINCT seal_key, ' ') FROM idempotency_store WHERE idempotency_key !~ '^lost'}), 'k2', 'all that opens is sealed with the newest key');
-is(one(q{SELECT count(*) FROM idempotency_store WHERE seal_key = 'lost'}), '30', 'the others stay');
-is(one(q{SELECT response_payload FROM idem_lookup('clear 2')}), '"2"', 'what was in clear opens');
+is(query('SELECT idem_reseal()'), '0', 'another session finds nothing to do either');
+is(query(q{SELECT string_agg(DISTINCT seal_key, ' ') FROM idempotency_store WHERE idempotency_key !~ '^lost'}), 'k2', 'all that opens is sealed with the newest key');
+is(query(q{SELECT count(*) FROM idempotency_store WHERE seal_key = 'lost'}), '30', 'the others stay');
+is(query(q{SELECT response_payload FROM idem_lookup('clear 2')}), '"2"', 'what was in clear opens');
 is(sqlstate($node, q{SELECT idem_lookup('clear deep')}), '55000', 'and what could not be sealed stays refused');
-write_keys('k1', 'k2', 'lost');
-is(one(q{SELECT response_payload FROM idem_lookup('lost 7')}), '"7"', 'with the lost key they open again');
+use_keys('k1', 'k2', 'lost');
+is(query(q{SELECT response_payload FROM idem_lookup('lost 7')}), '"7"', 'with the lost key they open again');
 
 # An error that concerns all responses ends the call, as before.
-one('DROP EXTENSION pgcrypto');
+query('DROP EXTENSION pgcrypto');
 is(sqlstate($node, 'SELECT idem_reseal()'), '55000', 'no pgcrypto');
-unlink $key_file;
+unlink $node->data_dir . '/idempotency.keys';
 is(sqlstate($node, 'SELECT idem_reseal()'), '58P01', 'no file');
-write_keys('k1', 'k2', 'lost');
-one('CREATE EXTENSION pgcrypto');
+use_keys('k1', 'k2', 'lost');
+query('CREATE EXTENSION pgcrypto');
 
 # ---- encodings ----
 
@@ -148,7 +130,7 @@ sub move
 {
 	my ($from, $to, $encoding) = @_;
 
-	one("CREATE DATABASE $to ENCODING '$encoding' LOCALE 'C' TEMPLATE template0");
+	query("CREATE DATABASE $to ENCODING '$encoding' LOCALE 'C' TEMPLATE template0");
 	$node->command_ok([ 'pg_dump', '--file', "$directory/$to", $node->connstr($from) ], "dump of $from");
 	$node->command_ok([ 'psql', '-Xq', '-v', 'ON_ERROR_STOP=1', '-f', "$directory/$to", $node->connstr($to) ], "restored into $to, $encoding");
 	return;
@@ -163,14 +145,14 @@ for my $way ([ 'UTF8', 'LATIN1' ], [ 'LATIN1', 'UTF8' ])
 {
 	my ($from, $to) = @$way;
 
-	one("CREATE DATABASE \L$from\E_from ENCODING '$from' LOCALE 'C' TEMPLATE template0");
-	one('CREATE EXTENSION pgcrypto; CREATE EXTENSION idempotency', lc "${from}_from");
-	one($complete, lc "${from}_from");
-	one(q{BEGIN; SELECT idem_begin('euro'); SELECT idem_complete('euro', to_jsonb(chr(8364))); COMMIT}, lc "${from}_from") if $from eq 'UTF8';
-	is(one($opens, lc "${from}_from"), 'COMPLETED|t|t|\xfc', "$from: it opens where it was sealed");
+	query("CREATE DATABASE \L$from\E_from ENCODING '$from' LOCALE 'C' TEMPLATE template0");
+	query('CREATE EXTENSION pgcrypto; CREATE EXTENSION idempotency', lc "${from}_from");
+	query($complete, lc "${from}_from");
+	query(q{BEGIN; SELECT idem_begin('euro'); SELECT idem_complete('euro', to_jsonb(chr(8364))); COMMIT}, lc "${from}_from") if $from eq 'UTF8';
+	is(query($opens, lc "${from}_from"), 'COMPLETED|t|t|\xfc', "$from: it opens where it was sealed");
 	move(lc "${from}_from", lc "${to}_to", $to);
-	is(one($opens, lc "${to}_to"), 'COMPLETED|t|t|\xfc', "$from to $to: it opens");
-	is(one('SELECT count(*) FROM idempotency_store WHERE sealed IS NOT NULL AND response_payload IS NULL', lc "${to}_to"), $from eq 'UTF8' ? '2' : '1', "$from to $to: sealed");
+	is(query($opens, lc "${to}_to"), 'COMPLETED|t|t|\xfc', "$from to $to: it opens");
+	is(query('SELECT count(*) FROM idempotency_store WHERE sealed IS NOT NULL AND response_payload IS NULL', lc "${to}_to"), $from eq 'UTF8' ? '2' : '1', "$from to $to: sealed");
 }
 {
 	my ($status, $stdout, $stderr) = $node->psql('latin1_to', q{SELECT idem_lookup('euro')}, extra_params => [ '-v', 'VERBOSITY=verbose' ]);
@@ -180,9 +162,9 @@ for my $way ([ 'UTF8', 'LATIN1' ], [ 'LATIN1', 'UTF8' ])
 }
 
 # SQL_ASCII does not know the encoding of its bytes, and keeps them.
-one(q{CREATE DATABASE ascii_only ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0});
-one('CREATE EXTENSION pgcrypto; CREATE EXTENSION idempotency', 'ascii_only');
-one($complete =~ s/\Q$u\E/(E'\\xfc'::text)/gr, 'ascii_only');
-is(one($opens =~ s/\Q$u\E/(E'\\xfc'::text)/gr, 'ascii_only'), 'COMPLETED|t|t|\xfc', 'SQL_ASCII: bytes that are no UTF-8');
+query(q{CREATE DATABASE ascii_only ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0});
+query('CREATE EXTENSION pgcrypto; CREATE EXTENSION idempotency', 'ascii_only');
+query($complete =~ s/\Q$u\E/(E'\\xfc'::text)/gr, 'ascii_only');
+is(query($opens =~ s/\Q$u\E/(E'\\xfc'::text)/gr, 'ascii_only'), 'COMPLETED|t|t|\xfc', 'SQL_ASCII: bytes that are no UTF-8');
 
 done_testing();

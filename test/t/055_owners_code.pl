@@ -1,27 +1,13 @@
 # Triggers and other code of the owner run with the owner's rights and
 # no others when another role administers the extension: idem_gc, idem_reseal,
 # idem_forget, claims and policies, a store that is divided, called by a superuser or by a role with EXECUTE.
-use strict;
-use warnings;
-
 use Idempotency;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my $node = new_node('owners_code', conf => "idempotency.seal_key_file = 'idempotency.keys'\n");
-my $key_file = $node->data_dir . '/idempotency.keys';
 
-append_to_file($key_file, 'k1 ' . ('0123456789abcdef' x 4) . "\n");
-chmod 0600, $key_file;
+write_keys($node, 'k1 ' . '0123456789abcdef' x 4);
 
-sub one
-{
-	my ($sql, @options) = @_;
-
-	return $node->safe_psql('postgres', $sql, @options);
-}
-
-one(q{
+query(q{
 	CREATE EXTENSION pgcrypto;
 	CREATE ROLE keeper LOGIN;
 	CREATE ROLE janitor LOGIN;
@@ -34,9 +20,9 @@ one(q{
 	CREATE TABLE seen (number serial, what text, result text);
 	ALTER TABLE seen OWNER TO keeper;
 	ALTER SEQUENCE seen_number_seq OWNER TO keeper});
-one("ALTER TABLE $_ OWNER TO keeper") for qw(idempotency_store idempotency_sweep idempotency_scope idempotency_forgotten);
+query("ALTER TABLE $_ OWNER TO keeper") for qw(idempotency_store idempotency_sweep idempotency_scope idempotency_forgotten);
 # unqualified names in the owner's code are found as for the owner
-one(q{
+query(q{
 	CREATE FUNCTION attempt(statement text) RETURNS text LANGUAGE plpgsql AS $$
 	BEGIN
 		EXECUTE statement;
@@ -58,7 +44,7 @@ one(q{
 	extra_params => [ '-U', 'keeper' ]);
 for my $table (qw(idempotency_store idempotency_sweep idempotency_scope idempotency_forgotten))
 {
-	one("CREATE TRIGGER climb BEFORE INSERT OR UPDATE OR DELETE ON $table FOR EACH ROW EXECUTE FUNCTION climb()",
+	query("CREATE TRIGGER climb BEFORE INSERT OR UPDATE OR DELETE ON $table FOR EACH ROW EXECUTE FUNCTION climb()",
 		extra_params => [ '-U', 'keeper' ]);
 }
 
@@ -75,7 +61,7 @@ my %writes = (
 
 sub prepare
 {
-	one(q{SET session_replication_role = replica; TRUNCATE seen; TRUNCATE idempotency_store, idempotency_sweep, idempotency_scope;
+	query(q{SET session_replication_role = replica; TRUNCATE seen; TRUNCATE idempotency_store, idempotency_sweep, idempotency_scope;
 		INSERT INTO idempotency_store (expires_at, status, idempotency_key) VALUES (now() - interval '1 hour', 'COMPLETED', 'old');
 		INSERT INTO idempotency_store (expires_at, status, idempotency_key, response_payload) VALUES (now() + interval '1 hour', 'COMPLETED', 'clear', '1');
 		INSERT INTO idempotency_store (expires_at, status, scope, idempotency_key) VALUES (now() + interval '1 hour', 'FAILED', 'f', 'failed');
@@ -94,46 +80,46 @@ for my $user ('postgres', 'janitor')
 		# the caller's search_path must not reach into the owner's code
 		if ($user eq 'janitor')
 		{
-			one(q{DROP SCHEMA janitor CASCADE; CREATE SCHEMA janitor;
+			query(q{DROP SCHEMA janitor CASCADE; CREATE SCHEMA janitor;
 				CREATE TABLE janitor.seen (number serial, what text, result text); GRANT ALL ON SCHEMA janitor TO PUBLIC; GRANT ALL ON ALL TABLES IN SCHEMA janitor TO PUBLIC;
 				GRANT ALL ON ALL SEQUENCES IN SCHEMA janitor TO PUBLIC;
 				CREATE FUNCTION janitor.attempt(text) RETURNS text LANGUAGE sql AS 'SELECT ''planted by the janitor'''});
 		}
 		my $path = $user eq 'janitor' ? 'SET search_path = janitor, public; CREATE TEMP TABLE seen (number serial, what text, result text);' : '';
-		$after = one("$path BEGIN; $call; SELECT current_user, session_user, current_setting('search_path'), current_setting('work_mem'); COMMIT",
+		$after = query("$path BEGIN; $call; SELECT current_user, session_user, current_setting('search_path'), current_setting('work_mem'); COMMIT",
 			extra_params => [ '-U', $user ]);
 		like($after, qr/^\Q$user|$user|\E(?:janitor, public|"\$user", public)\|4MB$/m, "$name: user and settings are the caller's again");
-		is(one(q{SELECT string_agg(DISTINCT what, ',' ORDER BY what) FROM seen WHERE result = 'keeper'}),
+		is(query(q{SELECT string_agg(DISTINCT what, ',' ORDER BY what) FROM seen WHERE result = 'keeper'}),
 			join(',', sort keys %{ $writes{$call} }), "$name: the triggers ran as the owner");
-		is(one(q{SELECT count(*) FROM seen WHERE what LIKE 'idempotency%' AND result <> 'keeper'}), '0', "$name: and as nobody else");
-		is(one(q{SELECT count(*) FROM seen WHERE what !~ '^idempotency' AND result !~ '^[0-9A-Z]{5}$'}), '0', "$name: every way up is refused")
-		  or diag(one('SELECT * FROM seen'));
-		cmp_ok(one(q{SELECT count(*) FROM seen WHERE result ~ '^42501$'}), '>=', 6, "$name: they were tried");
+		is(query(q{SELECT count(*) FROM seen WHERE what LIKE 'idempotency%' AND result <> 'keeper'}), '0', "$name: and as nobody else");
+		is(query(q{SELECT count(*) FROM seen WHERE what !~ '^idempotency' AND result !~ '^[0-9A-Z]{5}$'}), '0', "$name: every way up is refused")
+		  or diag(query('SELECT * FROM seen'));
+		cmp_ok(query(q{SELECT count(*) FROM seen WHERE result ~ '^42501$'}), '>=', 6, "$name: they were tried");
 	}
 }
-is(one(q{SELECT rolsuper FROM pg_roles WHERE rolname = 'keeper'}), 'f', 'the owner is no superuser');
+is(query(q{SELECT rolsuper FROM pg_roles WHERE rolname = 'keeper'}), 'f', 'the owner is no superuser');
 
 # Deferred triggers would run as the caller, so they are refused; the owner himself
 # and the collector may have them.
 prepare();
-one(q{CREATE CONSTRAINT TRIGGER later AFTER DELETE ON idempotency_store DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION climb()},
+query(q{CREATE CONSTRAINT TRIGGER later AFTER DELETE ON idempotency_store DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION climb()},
 	extra_params => [ '-U', 'keeper' ]);
 is(sqlstate($node, 'SELECT idem_gc()'), '42501', 'a deferred trigger is refused where a superuser calls');
-is(one('SELECT count(*) FROM idempotency_store'), '3', 'and nothing is removed');
-is(one('SELECT idem_gc()', extra_params => [ '-U', 'keeper' ]), '1', 'the owner calls it');
-is(one(q{SELECT count(*) FROM seen WHERE what LIKE 'idempotency_store DELETE' AND result = 'keeper'}), '2', 'then both run');
-one('DROP TRIGGER later ON idempotency_store', extra_params => [ '-U', 'keeper' ]);
+is(query('SELECT count(*) FROM idempotency_store'), '3', 'and nothing is removed');
+is(query('SELECT idem_gc()', extra_params => [ '-U', 'keeper' ]), '1', 'the owner calls it');
+is(query(q{SELECT count(*) FROM seen WHERE what LIKE 'idempotency_store DELETE' AND result = 'keeper'}), '2', 'then both run');
+query('DROP TRIGGER later ON idempotency_store', extra_params => [ '-U', 'keeper' ]);
 
 # The right to call is the caller's own.
-one('CREATE ROLE nobody_special LOGIN; GRANT keeper TO janitor');
+query('CREATE ROLE nobody_special LOGIN; GRANT keeper TO janitor');
 is(sqlstate($node, "SET ROLE nobody_special; $_"), '42501', "no right: $_") for sort keys %writes;
 
 # After an error the caller has his own rights again, in a savepoint and in a block.
 prepare();
-one(q{CREATE OR REPLACE FUNCTION climb() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN SET work_mem = '64kB'; RAISE 'no'; END $$}, extra_params => [ '-U', 'keeper' ]);
+query(q{CREATE OR REPLACE FUNCTION climb() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN SET work_mem = '64kB'; RAISE 'no'; END $$}, extra_params => [ '-U', 'keeper' ]);
 for my $call (sort keys %writes)
 {
-	is(one(qq{BEGIN; DO \$\$ BEGIN EXECUTE '} . $call =~ s/'/''/gr . qq{'; EXCEPTION WHEN raise_exception THEN NULL; END \$\$;
+	is(query(qq{BEGIN; DO \$\$ BEGIN EXECUTE '} . $call =~ s/'/''/gr . qq{'; EXCEPTION WHEN raise_exception THEN NULL; END \$\$;
 		SELECT current_user, current_setting('search_path'), current_setting('work_mem'); COMMIT},
 		extra_params => [ '-U', 'postgres' ]), 'postgres|"$user", public|4MB', "after an error: $call");
 }

@@ -1,12 +1,7 @@
 # What other roles can see and do: overloads that they plant, types,
 # errors in the server's configuration files, and the path of the key
 # file.
-use strict;
-use warnings;
-
 use Idempotency;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 # ---- planted overloads ----
 

@@ -1,14 +1,9 @@
 # A fingerprint costs in proportion to the text of the request,
 # can be cancelled, equals the one that a client computes from the JSON text, and
 # is the same in databases of every encoding.
-use strict;
-use warnings;
-
 use Canonical;
 use Encode qw(decode encode);
 use Idempotency;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my $node = new_node('fingerprint');
 my $seed = $ENV{FINGERPRINT_SEED} // int rand 2**31;
@@ -101,7 +96,7 @@ for my $encoding (sort keys %alphabet)
 	{
 		s/\\u(....)/chr hex $1/ge for @documents;
 	}
-	$node->safe_psql('postgres', "CREATE DATABASE $database TEMPLATE template0 ENCODING '$encoding' LC_COLLATE 'C' LC_CTYPE 'C'");
+	query("CREATE DATABASE $database TEMPLATE template0 ENCODING '$encoding' LC_COLLATE 'C' LC_CTYPE 'C'");
 	$node->safe_psql($database, 'CREATE EXTENSION idempotency');
 	@got = fingerprints($database, @documents);
 	@different = grep { $got[$_] ne fingerprint($documents[$_]) } 0 .. $#documents;
@@ -136,7 +131,7 @@ for my $encoding ('WIN1252', $node->pg_version->major < 19 ? 'MULE_INTERNAL' : (
 	my $database = lc $encoding;
 	my $error;
 
-	$node->safe_psql('postgres', "CREATE DATABASE $database TEMPLATE template0 ENCODING '$encoding' LC_COLLATE 'C' LC_CTYPE 'C'");
+	query("CREATE DATABASE $database TEMPLATE template0 ENCODING '$encoding' LC_COLLATE 'C' LC_CTYPE 'C'");
 	$node->safe_psql($database, 'CREATE EXTENSION idempotency');
 	$node->psql($database, q{SELECT idem_fingerprint(to_jsonb(E'Secret\x81\xe9'::text))},
 		stderr => \$error, extra_params => [ '-v', 'VERBOSITY=verbose' ]);
@@ -146,8 +141,6 @@ for my $encoding ('WIN1252', $node->pg_version->major < 19 ? 'MULE_INTERNAL' : (
 }
 
 # ---- a dump that goes into another encoding ----
-
-my $key_file = $node->data_dir . '/idempotency.keys';
 
 sub life
 {
@@ -174,12 +167,7 @@ sub replay
 }
 
 $node->safe_psql('latin1', life('clear'));
-append_to_file($key_file, 'k1 ' . unpack('H*', pack('N8', map { int rand 2**32 } 1 .. 8)) . "\n");
-chmod 0600, $key_file;
-$node->safe_psql('postgres', 'ALTER SYSTEM SET idempotency.accept_clear_responses = on');
-$node->safe_psql('postgres', "ALTER SYSTEM SET idempotency.seal_key_file = '$key_file'");
-$node->reload;
-wait_until('the setting is known', sub { $node->safe_psql('postgres', 'SHOW idempotency.seal_key_file') eq $key_file });
+reconfigure($node, 'idempotency.accept_clear_responses' => 'on', 'idempotency.seal_key_file' => write_keys($node, 'k1 ' . '0123456789abcdef' x 4));
 $node->safe_psql('latin1', 'CREATE EXTENSION pgcrypto');
 $node->safe_psql('latin1', life('sealed'));
 is($node->safe_psql('latin1', q{SELECT count(*), count(sealed), count(hash_key) FROM idempotency_store}), '2|1|1', 'one of two is sealed');
@@ -187,7 +175,7 @@ is($node->safe_psql('latin1', q{SELECT count(*), count(sealed), count(hash_key) 
 my $dump = PostgreSQL::Test::Utils::tempdir() . '/latin1.sql';
 
 $node->command_ok([ 'pg_dump', '--file', $dump, $node->connstr('latin1') ], 'a dump of LATIN1');
-$node->safe_psql('postgres', q{CREATE DATABASE restored TEMPLATE template0 ENCODING 'UTF8'});
+query(q{CREATE DATABASE restored TEMPLATE template0 ENCODING 'UTF8'});
 $node->command_ok([ 'psql', '-Xq', '-v', 'ON_ERROR_STOP=1', '-d', $node->connstr('restored'), '-f', $dump ], 'goes into UTF8');
 for my $database ('latin1', 'restored')
 {

@@ -1,31 +1,25 @@
 # The guard refuses before the commit callbacks of others act, also
 # of those that are registered in the transaction that is refused: postgres_fdw
 # at the first remote use of a session.
-use strict;
-use warnings;
-
 use FindBin;
 use Idempotency;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my $node = new_node('late_callbacks', conf => "max_prepared_transactions = 5\n");
 my $module = PostgreSQL::Test::Utils::tempdir();
 
 plan skip_all => 'postgres_fdw is not installed'
-  if $node->safe_psql('postgres', q{SELECT count(*) FROM pg_available_extensions WHERE name = 'postgres_fdw'}) eq '0';
+  if query(q{SELECT count(*) FROM pg_available_extensions WHERE name = 'postgres_fdw'}) eq '0';
 
 system_or_bail('cp', glob("$FindBin::RealBin/../commit_callback/*"), $module);
 system_or_bail('make', '-s', '-C', $module, 'with_llvm=no', "PG_CONFIG=$ENV{PG_CONFIG}");
 
 # ---- a server that is remote to itself ----
 
-$node->safe_psql('postgres', 'CREATE DATABASE remote');
+query('CREATE DATABASE remote');
 $node->safe_psql('remote', q{
 	CREATE TABLE effect (what text);
 	CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'});
-$node->safe_psql(
-	'postgres', qq{
+query(qq{
 	CREATE EXTENSION postgres_fdw;
 	CREATE SERVER remote FOREIGN DATA WRAPPER postgres_fdw
 		OPTIONS (host '@{[$node->host]}', port '@{[$node->port]}', dbname 'remote');
@@ -66,11 +60,11 @@ sub sent
 	my ($out, $error);
 
 	$node->safe_psql('remote', 'TRUNCATE effect');
-	$node->safe_psql('postgres', 'TRUNCATE acted; DELETE FROM idempotency_store');
+	query('TRUNCATE acted; DELETE FROM idempotency_store');
 	$node->psql('postgres', '', stdout => \$out, stderr => \$error,
 		extra_params => [ '-v', 'VERBOSITY=sqlstate', map { ('-c', $_) } @messages ]);
 	return join ' ', ($error =~ /ERROR:  (\w+)/g), $node->safe_psql('remote', 'SELECT what FROM effect ORDER BY 1'),
-	  $node->safe_psql('postgres', 'SELECT what FROM acted');
+	  query('SELECT what FROM acted');
 }
 
 my $begin = q{SELECT idem_begin('late')};
@@ -134,7 +128,7 @@ sub pgbench
 	my ($out, $error);
 
 	$node->safe_psql('remote', 'TRUNCATE effect');
-	$node->safe_psql('postgres', 'DELETE FROM idempotency_store');
+	query('DELETE FROM idempotency_store');
 	append_to_file($file, join '', map { "$_\n" } @script);
 	$node->run_log([ 'pgbench', '-n', '-t', 1, '-M', $mode, '-f', $file, $node->connstr('postgres') ], '>', \$out, '2>', \$error);
 	return ($error =~ /neither completed/ ? 'refused ' : '') . $node->safe_psql('remote', 'SELECT what FROM effect');
@@ -163,7 +157,7 @@ is(sent($load, 'BEGIN', $begin, "DO \$\$ BEGIN PERFORM run_at_commit('INSERT INT
 
 # ---- registrations do not pile up ----
 
-$node->safe_psql('postgres', q{
+query(q{
 	CREATE TABLE used (before bigint, after bigint);
 	CREATE FUNCTION top_memory() RETURNS bigint LANGUAGE sql
 		AS $$ SELECT used_bytes FROM pg_backend_memory_contexts WHERE name = 'TopMemoryContext' $$;
@@ -180,7 +174,7 @@ $node->safe_psql('postgres', q{
 
 for my $call ('SELECT many_statements()', 'DO $$ BEGIN PERFORM many_statements(); END $$')
 {
-	is($node->safe_psql('postgres', "TRUNCATE used; DELETE FROM idempotency_store; $call; SELECT after - before < 20000 FROM used") =~ s/\s//gr,
+	is(query("TRUNCATE used; DELETE FROM idempotency_store; $call; SELECT after - before < 20000 FROM used") =~ s/\s//gr,
 		't', "one registration for many statements: $call");
 }
 

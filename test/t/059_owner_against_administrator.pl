@@ -1,19 +1,14 @@
 # The owner of the tables, who is no superuser, puts code on them in every
 # way that a table has for code. A superuser then calls every function and reads every view,
 # and the collector visits the database. The code may run as the owner, never as somebody else.
-use strict;
-use warnings;
-
 use Idempotency;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my $node = new_node('owner_against_administrator', conf => "idempotency.gc_interval = 1\nmax_worker_processes = 16\n");
 my $expired = q{INSERT INTO idempotency_store (expires_at, status, idempotency_key) VALUES (now() - interval '1 hour', 'COMPLETED', 'expired')};
 my @tables = qw(idempotency_store idempotency_scope idempotency_stream idempotency_sweep idempotency_secret);
 
 # A message in the log outlives a rollback.
-$node->safe_psql('postgres', q{CREATE ROLE keeper LOGIN; CREATE DATABASE original});
+query(q{CREATE ROLE keeper LOGIN; CREATE DATABASE original});
 $node->safe_psql('original', qq{CREATE EXTENSION idempotency; $expired});
 $node->safe_psql('original', q{
 	GRANT ALL ON SCHEMA public TO keeper;
@@ -43,7 +38,7 @@ $node->safe_psql('original', q{
 
 # The same with a ring of tables, whose first one is over.
 my @ring = qw(idempotency_ring idempotency_store_p1 idempotency_store_p2);
-$node->safe_psql('postgres', 'CREATE DATABASE ringed TEMPLATE original');
+query('CREATE DATABASE ringed TEMPLATE original');
 $node->safe_psql('ringed', "ALTER TABLE $_ OWNER TO postgres") for @tables, 'idempotency_fence';
 $node->safe_psql('ringed', q{SELECT idem_partition_store('12 hours')});
 $node->safe_psql('ringed', 'SELECT idem_gc()') for 1, 2;
@@ -207,8 +202,8 @@ $node->append_conf('postgresql.conf', 'idempotency.gc_enabled = on');
 $node->reload;
 for my $round (1, 2)
 {
-	$node->safe_psql('postgres', $expired);
-	wait_until("round $round", sub { $node->safe_psql('postgres', 'SELECT count(*) FROM idempotency_store') eq '0' });
+	query($expired);
+	wait_until("round $round", sub { query('SELECT count(*) FROM idempotency_store') eq '0' });
 }
 
 # Refused before anything is opened, or needed by nothing that is called: only the owner inserts into the ring.
@@ -246,6 +241,6 @@ for my $plant ('check', 'default', 'index expression', 'trigger', 'deferred trig
 }
 ok($ran{ $database{"ring: $_"} }{collector}{keeper}, "ring: $_: the collector runs it") for 'check', 'index expression', 'trigger', 'trigger of TRUNCATE', 'deferred trigger';
 ok($ran{ $database{'ring alone'} }{collector}{keeper}, 'ring alone: the collector runs it');
-is($node->safe_psql('postgres', q{SELECT rolsuper FROM pg_roles WHERE rolname = 'keeper'}), 'f', 'the owner is no superuser');
+is(query(q{SELECT rolsuper FROM pg_roles WHERE rolname = 'keeper'}), 'f', 'the owner is no superuser');
 
 done_testing();

@@ -6,13 +6,8 @@
 # call succeeds.  If there are very many, as with cold caches, only some of them
 # fail: the first, and each n-th after it, for a random n.
 # OOM_FULL=1 ("make oom") takes all.
-use strict;
-use warnings;
-
 use FindBin;
 use Idempotency;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my $full = $ENV{OOM_FULL};
 my $seed = $ENV{OOM_SEED} // int rand 2**31;
@@ -193,7 +188,7 @@ sub database
 {
 	my ($name, $path) = @_;
 
-	$node->safe_psql('postgres', "CREATE DATABASE $name");
+	query("CREATE DATABASE $name");
 	$node->safe_psql($name, store_trigger()) if $path eq 'SPI';
 	$node->safe_psql($name, "CREATE EXTENSION idempotency; $functions");
 	$holder = session($node, $name);
@@ -203,11 +198,7 @@ sub database
 
 sub seal
 {
-	append_to_file($key_file, "k1 " . unpack('H*', pack('N8', map { int rand 2**32 } 1 .. 8)) . "\n");
-	chmod 0600, $key_file;
-	$node->safe_psql('postgres', "ALTER SYSTEM SET idempotency.seal_key_file = '$key_file'");
-	$node->reload;
-	wait_until('the setting is known', sub { $node->safe_psql('postgres', 'SHOW idempotency.seal_key_file') eq $key_file });
+	reconfigure($node, 'idempotency.seal_key_file' => write_keys($node, 'k1 ' . '0123456789abcdef' x 4));
 	return;
 }
 
@@ -280,7 +271,7 @@ $holder->quit;
 
 # ---- sealed ----
 
-$node->safe_psql('postgres', 'CREATE DATABASE sealed');
+query('CREATE DATABASE sealed');
 $node->safe_psql('sealed', 'CREATE EXTENSION pgcrypto');
 seal();
 $node->safe_psql('sealed', "CREATE EXTENSION idempotency; $functions");

@@ -1,11 +1,6 @@
 # Events from outside that end a lease or a transaction: the server's timeouts
 # and a clock that somebody sets.
-use strict;
-use warnings;
-
 use Idempotency;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my ($faketime) = glob('/usr/lib/*/faketime/libfaketime.so.1');
 my $clock = PostgreSQL::Test::Utils::tempdir() . '/clock';
@@ -34,24 +29,19 @@ delete $ENV{LD_PRELOAD};
 # key is free: a waiter gets it.
 my @timeouts = ('idle_in_transaction_session_timeout');
 push @timeouts, 'transaction_timeout'
-  if $node->safe_psql('postgres', 'SHOW server_version_num') >= 170000;
+  if query('SHOW server_version_num') >= 170000;
 for my $timeout (@timeouts)
 {
 	my $idle = session($node);
 
 	# long enough for psql to hear the answer first, on a busy machine as well
 	ask($idle, "BEGIN; SELECT idem_begin('idle'); SET $timeout = '2s'");
-	is( $node->safe_psql(
-			'postgres',
-			q{BEGIN; SELECT outcome FROM idem_begin('idle', wait => '100s'); ROLLBACK}
-		),
+	is(query(q{BEGIN; SELECT outcome FROM idem_begin('idle', wait => '100s'); ROLLBACK}),
 		'ACQUIRED',
 		"$timeout ends the owner, and the waiter gets the key");
 	eval { $idle->quit };
 }
-is( $node->safe_psql(
-		'postgres',
-		q{SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'}),
+is(query(q{SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'}),
 	'0',
 	'and no lock is left');
 
@@ -92,8 +82,7 @@ $waiter->{stdin} .=
   "SELECT outcome FROM idem_begin('wait', wait => '300 ms');\n";
 $waiter->{run}->pump_nb;
 set_clock('-1h');
-like($waiter->query('SELECT 1'),
-	qr/IN_PROGRESS\n1/, 'a wait ends in time while the clock is set back');
+like($waiter->query('SELECT 1'), qr/IN_PROGRESS\n1/, 'a wait ends in time while the clock is set back');
 
 $_->quit for $owner, $other, $waiter;
 done_testing();

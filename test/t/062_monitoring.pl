@@ -1,12 +1,7 @@
 # The alerts of docs/operating.md, as a role that has pg_monitor and nothing else:
 # each is silent while all is well, reports the trouble, and is silent again.
-use strict;
-use warnings;
-
 use FindBin;
 use Idempotency;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my $node = new_node('monitoring', conf => 'max_prepared_transactions = 10');
 my $page = slurp_file("$FindBin::RealBin/../../docs/operating.md");
@@ -24,7 +19,7 @@ for my $part (split /^(?=\*\*)/m, $alerts)
 	$alert{$title} = $query =~ s/;\s*\z//r;
 }
 
-$node->safe_psql('postgres', q{
+query(q{
 	CREATE ROLE monitor LOGIN IN ROLE pg_monitor;
 	CREATE FUNCTION handler(request jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT request'});
 
@@ -52,10 +47,10 @@ my @case = (
 	{
 		title => 'Stuck leases',
 		trouble => sub {
-			$node->safe_psql('postgres', q{SELECT idem_begin('stuck', lease => '1 hour');
+			query(q{SELECT idem_begin('stuck', lease => '1 hour');
 				UPDATE idempotency_store SET lease_expires_at = now() - interval '1 hour'});
 		},
-		over => sub { $node->safe_psql('postgres', q{SELECT idem_release('stuck', fence => fence) FROM idempotency_store}) },
+		over => sub { query(q{SELECT idem_release('stuck', fence => fence) FROM idempotency_store}) },
 		says => qr/^\|stuck\|1\|/
 	},
 	{
@@ -65,7 +60,7 @@ my @case = (
 			ask($worker, q{BEGIN; SELECT outcome FROM idem_begin('open')});
 			# its answer comes a moment before it waits for its client
 			wait_until('the session waits', sub {
-				$node->safe_psql('postgres', q{SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction' AND wait_event = 'ClientRead'})
+				query(q{SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction' AND wait_event = 'ClientRead'})
 			});
 		},
 		over => sub { ask($worker, 'ROLLBACK') },
@@ -75,32 +70,32 @@ my @case = (
 		title => 'Orphaned prepared transactions',
 		at_once => { "'5 minutes'" => "'0'" },
 		trouble => sub {
-			$node->safe_psql('postgres', q{BEGIN; SELECT idem_begin('prepared'); SELECT idem_complete('prepared'); PREPARE TRANSACTION 'orphan'});
+			query(q{BEGIN; SELECT idem_begin('prepared'); SELECT idem_complete('prepared'); PREPARE TRANSACTION 'orphan'});
 		},
-		over => sub { $node->safe_psql('postgres', q{ROLLBACK PREPARED 'orphan'}) },
+		over => sub { query(q{ROLLBACK PREPARED 'orphan'}) },
 		says => qr/^orphan\|/
 	},
 	{
 		title => 'A growing backlog',
 		at_once => { '1000000' => '100' },
 		trouble => sub {
-			$node->safe_psql('postgres', q{INSERT INTO idempotency_store (idempotency_key, expires_at, status)
+			query(q{INSERT INTO idempotency_store (idempotency_key, expires_at, status)
 				SELECT n, now() - interval '1 day', 'COMPLETED' FROM generate_series(1, 1000) n});
-			$node->safe_psql('postgres', 'SELECT idem_gc(300)');
+			query('SELECT idem_gc(300)');
 		},
-		over => sub { $node->safe_psql('postgres', 'SELECT idem_gc()') },
+		over => sub { query('SELECT idem_gc()') },
 		says => qr/^postgres\|\d+\|/
 	},
 	{
 		title => 'No collection in this database',
-		trouble => sub { $node->safe_psql('postgres', q{UPDATE idempotency_sweep SET swept_at = now() - interval '1 hour'}) },
-		over => sub { $node->safe_psql('postgres', 'SELECT idem_gc()') },
+		trouble => sub { query(q{UPDATE idempotency_sweep SET swept_at = now() - interval '1 hour'}) },
+		over => sub { query('SELECT idem_gc()') },
 		says => qr/^\d{4}-/
 	},
 	{
 		title => 'No collection in some database of the server',
 		at_once => { "interval '15 minutes'" => "interval '0'", '3 *' => '0 *' },
-		trouble => sub { $node->safe_psql('postgres', 'SELECT idem_gc()') },
+		trouble => sub { query('SELECT idem_gc()') },
 		over => sub { },
 		says => qr/^postgres\|/
 	},
@@ -108,34 +103,34 @@ my @case = (
 		title => 'Collection is left to a publisher that sends nothing',
 		trouble => sub {
 			# as if it had connected once
-			$node->safe_psql('postgres', q{CREATE SUBSCRIPTION forgotten CONNECTION 'dbname=nowhere' PUBLICATION nothing WITH (connect = false, slot_name = NONE);
+			query(q{CREATE SUBSCRIPTION forgotten CONNECTION 'dbname=nowhere' PUBLICATION nothing WITH (connect = false, slot_name = NONE);
 				INSERT INTO pg_subscription_rel (srsubid, srrelid, srsubstate) SELECT oid, 'idempotency_store'::regclass, 'r' FROM pg_subscription});
 		},
-		over => sub { $node->safe_psql('postgres', 'DROP SUBSCRIPTION forgotten') },
+		over => sub { query('DROP SUBSCRIPTION forgotten') },
 		says => qr/^idempotency_store\|forgotten\|f$/
 	},
 	{
 		title => 'Poison messages',
-		trouble => sub { $node->safe_psql('postgres', q{SET idempotency.max_lost_attempts = 2; BEGIN; SELECT idem_begin('poison'); ROLLBACK}) },
-		over => sub { $node->safe_psql('postgres', q{SELECT idem_forget('poison')}) },
+		trouble => sub { query(q{SET idempotency.max_lost_attempts = 2; BEGIN; SELECT idem_begin('poison'); ROLLBACK}) },
+		over => sub { query(q{SELECT idem_forget('poison')}) },
 		says => qr/^postgres\|1\|\d+$/
 	},
 	{
 		title => 'Permanent failures',
 		trouble => sub {
-			$node->safe_psql('postgres', q{BEGIN; SELECT idem_begin('dead', scope => 'letters');
+			query(q{BEGIN; SELECT idem_begin('dead', scope => 'letters');
 				SELECT idem_fail('dead', '{"sqlstate": "23514", "message": "secret"}', 'letters', code => 422); COMMIT});
 		},
-		over => sub { $node->safe_psql('postgres', q{SELECT idem_forget('dead', 'letters')}) },
+		over => sub { query(q{SELECT idem_forget('dead', 'letters')}) },
 		says => qr/^letters\|23514\|422\|1\|/
 	},
 	{
 		title => 'Refused commits, mismatches, lost leases',
 		trouble => sub {
 			$node->psql('postgres', q{SELECT idem_begin('unfinished')});
-			$node->safe_psql('postgres', q{BEGIN; SELECT idem_begin('two', request => '1'); SELECT idem_complete('two'); COMMIT});
+			query(q{BEGIN; SELECT idem_begin('two', request => '1'); SELECT idem_complete('two'); COMMIT});
 			$node->psql('postgres', q{SELECT idem_begin('two', request => '2')});
-			$node->safe_psql('postgres', q{SELECT idem_begin('lost', lease => '1 hour')});
+			query(q{SELECT idem_begin('lost', lease => '1 hour')});
 			$node->psql('postgres', q{SELECT idem_extend('lost', '1 hour', fence => 1)});
 		},
 		over => sub {
@@ -150,7 +145,7 @@ is_deeply([ sort keys %alert ], [ sort map { $_->{title} } @case ], 'every alert
 
 # A store that was never swept is reported, too, until the first sweep.
 is(answer('No collection in this database'), 'NULL', 'a database that was never swept is reported');
-$node->safe_psql('postgres', 'SELECT idem_gc()');
+query('SELECT idem_gc()');
 ask($monitor, 'CREATE TEMP TABLE last_figures AS SELECT datname, commits_refused, mismatches, leases_lost FROM idempotency_stats');
 is(answer($_), '', "all is well: $_") for sort keys %alert;
 for my $case (@case)

@@ -1,11 +1,6 @@
 # The owner of one database cannot stop collection in another one, and databases
 # that come and go leave no trace in the log.
-use strict;
-use warnings;
-
 use Idempotency;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my $node = new_node('hostile', conf => "idempotency.gc_enabled = on\nidempotency.gc_interval = 1\n");
 my @stopped;
@@ -18,7 +13,7 @@ sub create_database
 {
 	my ($name, $with_extension) = @_;
 
-	$node->safe_psql('postgres', "CREATE DATABASE $name");
+	query("CREATE DATABASE $name");
 	$node->safe_psql($name, 'CREATE EXTENSION idempotency') if $with_extension;
 	return;
 }
@@ -55,7 +50,7 @@ sub collectors
 {
 	my ($database, $what) = @_;
 
-	return $node->safe_psql('postgres', <<"SQL");
+	return query(<<"SQL");
 SELECT $what FROM pg_stat_activity WHERE backend_type = 'idempotency collector' AND datname = '$database'
 SQL
 }
@@ -88,7 +83,7 @@ sub waiting_collector
 {
 	my ($locktype) = @_;
 
-	return $node->safe_psql('postgres', <<"SQL");
+	return query(<<"SQL");
 SELECT l.pid FROM pg_locks l LEFT JOIN pg_stat_activity a USING (pid)
 WHERE NOT l.granted AND l.locktype = '$locktype' AND coalesce(a.backend_type, 'idempotency collector') = 'idempotency collector'
 SQL
@@ -111,16 +106,6 @@ sub collector_at_gate
 	put($database, 1);
 	wait_until("a collector waits in $database", sub { waiting_collector('advisory') ne '' });
 	return $session;
-}
-
-# Seconds between two rounds.
-sub set_interval
-{
-	my ($seconds) = @_;
-
-	$node->safe_psql('postgres', "ALTER SYSTEM SET idempotency.gc_interval = $seconds");
-	$node->reload;
-	return;
 }
 
 sub open_gate
@@ -183,7 +168,7 @@ cmp_ok(times_ended($_, $start), '<=', 2 + log(time - $began) / log(2), "$_ is vi
   for qw(closed napping);
 
 # Neither the cost settings of vacuum nor planner settings of the database count.
-$node->safe_psql('postgres', "ALTER DATABASE costly SET $_")
+query("ALTER DATABASE costly SET $_")
   for 'vacuum_cost_page_hit = 10000', 'vacuum_cost_page_miss = 10000', 'vacuum_cost_page_dirty = 10000',
   'random_page_cost = 1e10', 'seq_page_cost = 0', 'enable_tidscan = off', 'jit_above_cost = 0', q{work_mem = '64kB'};
 my $scans = q{SELECT seq_scan FROM pg_stat_all_tables WHERE relname = 'idempotency_store'};
@@ -203,7 +188,7 @@ my %as_text = (array_nulls => 'on', backslash_quote => 'safe_encoding', quote_al
 delete $as_text{standard_conforming_strings} if $node->pg_version->major >= 19;
 my $names = join ', ', map { "'$_'" } sort keys %as_text;
 
-$node->safe_psql('postgres', "ALTER DATABASE twisted SET $_ = " . ($as_text{$_} eq 'off' ? 'on' : 'off')) for sort keys %as_text;
+query("ALTER DATABASE twisted SET $_ = " . ($as_text{$_} eq 'off' ? 'on' : 'off')) for sort keys %as_text;
 $node->safe_psql('twisted', <<"SQL");
 CREATE EXTENSION idempotency;
 CREATE TABLE told (name text, value text);
@@ -235,22 +220,22 @@ ask($gatekeeper, 'SELECT pg_stat_force_next_flush()');
 
 # Each visit is some transactions.
 my $transactions = q{SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = 'gated'};
-my $before_rounds = $node->safe_psql('postgres', $transactions);
+my $before_rounds = query($transactions);
 
 rounds_pass(8);
-is($node->safe_psql('postgres', $transactions), $before_rounds, 'it is not started twice side by side');
+is(query($transactions), $before_rounds, 'it is not started twice side by side');
 is(collectors('gated', 'count(*)'), 1, 'it is still there');
 
 # The next launcher knows of it, too.
 my $launcher = q{SELECT pid FROM pg_stat_activity WHERE backend_type = 'idempotency launcher'};
-my $first = $node->safe_psql('postgres', $launcher);
+my $first = query($launcher);
 
-$node->safe_psql('postgres', "SELECT pg_terminate_backend($first)");
-soon('the launcher is restarted', sub { ($node->safe_psql('postgres', $launcher) || $first) ne $first });
+query("SELECT pg_terminate_backend($first)");
+soon('the launcher is restarted', sub { (query($launcher) || $first) ne $first });
 put('other', 10);
 is_collected('other', 'by the next launcher');
 rounds_pass(4);
-is($node->safe_psql('postgres', $transactions), $before_rounds, 'it is not started by the next launcher');
+is(query($transactions), $before_rounds, 'it is not started by the next launcher');
 
 open_gate($gatekeeper);
 kill 'CONT', $deaf;
@@ -265,7 +250,7 @@ create_database('doomed');
 rounds_pass(1);
 $start = -s $node->logfile;
 $gatekeeper = collector_at_gate('gated');
-$node->safe_psql('postgres', 'DROP DATABASE doomed');
+query('DROP DATABASE doomed');
 open_gate($gatekeeper);
 rounds_pass(2);
 like(log_from($start), qr/background worker "idempotency collector" \(PID \d+\) exited with exit code 1/,
@@ -290,7 +275,7 @@ rounds_pass(2);
 for my $n (1 .. 15)
 {
 	create_database("brief$n", 1);
-	$node->safe_psql('postgres', "DROP DATABASE brief$n" . ($n % 2 ? '' : ' WITH (FORCE)'));
+	query("DROP DATABASE brief$n" . ($n % 2 ? '' : ' WITH (FORCE)'));
 }
 rounds_pass(1);
 is(join("\n", grep { !/terminating connection due to administrator command/ } split /\n/, trouble_from($start)), '',
@@ -301,7 +286,7 @@ create_database('watched', 1);
 $node->safe_psql('watched', $gate);
 $gatekeeper = collector_at_gate('watched');
 $start = -s $node->logfile;
-$node->safe_psql('postgres', 'SELECT pg_terminate_backend(' . collectors('watched', 'pid') . ')');
+query('SELECT pg_terminate_backend(' . collectors('watched', 'pid') . ')');
 soon('a collector that an administrator ended is in the log', sub {
 		log_from($start) =~ /FATAL:  terminating background worker "idempotency collector" due to administrator command/ });
 open_gate($gatekeeper);
@@ -312,16 +297,16 @@ is_collected('watched', 'after an administrator ended a collector');
 $gatekeeper = collector_at_gate('watched');
 push @stopped, collectors('watched', 'pid');
 kill 'STOP', $stopped[-1] or die "cannot stop $stopped[-1]";
-$first = $node->safe_psql('postgres', $launcher);
-set_interval(3600);
-is($node->safe_psql('postgres', "SELECT pg_terminate_backend($first, 20000)"), 't', 'it does not wait for one that does not react');
+$first = query($launcher);
+reconfigure($node, 'idempotency.gc_interval' => 3600);
+is(query("SELECT pg_terminate_backend($first, 20000)"), 't', 'it does not wait for one that does not react');
 kill 'CONT', $stopped[-1];
 open_gate($gatekeeper);
-set_interval(1);
-soon('the launcher is there again', sub { ($node->safe_psql('postgres', $launcher) || $first) ne $first });
+reconfigure($node, 'idempotency.gc_interval' => 1);
+soon('the launcher is there again', sub { (query($launcher) || $first) ne $first });
 
 $gatekeeper = collector_at_gate('watched');
-$first = $node->safe_psql('postgres', $launcher);
+$first = query($launcher);
 kill_server($node);
 soon('it ends with the postmaster', sub { !kill 0, $first });
 eval { $gatekeeper->quit };

@@ -2,12 +2,7 @@
 # dropped the extension, and no other database counts into it before.
 # The library is built anew for few databases, for points at which
 # a test holds a session, and for a collector whose work costs much.
-use strict;
-use warnings;
-
 use Idempotency;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my (undef, $conf) = built_with('-DIDEM_FAULTS -DCOUNTED_DATABASES=4 -DCOST_DELAY_MICROSECONDS=2000000');
 my $node = new_node('slots',
@@ -19,7 +14,7 @@ sub create_database
 {
 	my ($name) = @_;
 
-	$node->safe_psql('postgres', "CREATE DATABASE $name");
+	query("CREATE DATABASE $name");
 	$node->safe_psql($name, 'CREATE EXTENSION idempotency');
 	return;
 }
@@ -27,8 +22,7 @@ sub create_database
 # The databases that are counted.
 sub counted
 {
-	return $node->safe_psql('postgres',
-		q{SELECT string_agg(datname, ' ' ORDER BY datname) FROM idempotency_stats WHERE acquired IS NOT NULL});
+	return query(q{SELECT string_agg(datname, ' ' ORDER BY datname) FROM idempotency_stats WHERE acquired IS NOT NULL});
 }
 
 my $begin = q{BEGIN; SELECT outcome FROM idem_begin('k'); ROLLBACK};
@@ -49,7 +43,7 @@ sub drop_database
 	my ($database) = @_;
 
 	(delete $session{$database})->quit;
-	$node->safe_psql('postgres', "DROP DATABASE $database");
+	query("DROP DATABASE $database");
 	return;
 }
 
@@ -96,7 +90,7 @@ $node->safe_psql('d', 'DROP EXTENSION idempotency');
 sub collector_has_been_in
 {
 	my ($database) = @_;
-	my $rounds = sub { $node->safe_psql('postgres', q{SELECT sum(sweeps) FROM idempotency_stats WHERE datname = 'postgres'}) };
+	my $rounds = sub { query(q{SELECT sum(sweeps) FROM idempotency_stats WHERE datname = 'postgres'}) };
 	my $before = $rounds->();
 
 	return soon("rounds that visit $database", sub { $rounds->() >= $before + 3 });

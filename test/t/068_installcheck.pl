@@ -1,13 +1,8 @@
 # "make installcheck", as a user runs it on a server of his own: the library is
 # not preloaded, another database has the extension, settings are the defaults,
 # the superuser has a name of his own, and the tree is one that only he can read.
-use strict;
-use warnings;
-
 use FindBin;
 use Idempotency;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my $root = "$FindBin::RealBin/../..";
 my $node = new_node('own', conf => "shared_preload_libraries = ''\nidempotency.gc_enabled = on\n");
@@ -18,8 +13,8 @@ my $output;
 system_or_bail('cp', '-R', "$root/src", "$root/sql", "$root/expected", "$root/Makefile",
 	"$root/idempotency.control", glob("$root/idempotency--*.sql"), $tree);
 chmod 0700, $tree;
-is($node->safe_psql('postgres', "SELECT current_setting('shared_preload_libraries')"), '', 'the library is not preloaded');
-$node->safe_psql('postgres', 'CREATE ROLE somebody SUPERUSER LOGIN');
+is(query("SELECT current_setting('shared_preload_libraries')"), '', 'the library is not preloaded');
+query('CREATE ROLE somebody SUPERUSER LOGIN');
 
 # The isolation tests run in test/check; here they would only take time.
 {

@@ -1,13 +1,8 @@
 # A build out of tree: it makes the library that a build in the tree makes, and
 # stops with an error where it cannot.
-use strict;
-use warnings;
-
 use Cwd qw(realpath);
 use FindBin;
 use Idempotency;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my $root = "$FindBin::RealBin/../..";
 my $tree = realpath(PostgreSQL::Test::Utils::tempdir());
@@ -63,8 +58,7 @@ for my $file ('idempotency.control', map { m{([^/]+)$} } glob("$root/idempotency
 # A server may not read the directories of another user.
 system_or_bail('chmod', 'a+rx', $build);
 my $node = new_node('out', conf => "shared_preload_libraries = ''\n");
-is($node->safe_psql('postgres', "LOAD '$build/idempotency.so'; SHOW idempotency.max_attempts"), '0',
-	'a server loads the library');
+is(query("LOAD '$build/idempotency.so'; SHOW idempotency.max_attempts"), '0', 'a server loads the library');
 $node->stop;
 
 for my $list ('list-regress', 'list-isolation')

@@ -5,15 +5,10 @@
 # Where no version but the first is released, an update is tried all the same: to
 # a next version that the test makes itself.  It also has to find what an update
 # script forgets.
-use strict;
-use warnings;
-
 use File::Basename qw(basename);
 use FindBin;
 
 use Idempotency;
-use PostgreSQL::Test::Utils;
-use Test::More;
 use Versions;
 
 my $tree = "$FindBin::RealBin/../..";

@@ -1,12 +1,7 @@
 # Two copies of the library in one session: the second one is refused, and the error names
 # both files.
-use strict;
-use warnings;
-
 use Cwd qw(realpath);
 use Idempotency;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my $node = new_node('copies');
 my ($file) = map { realpath($_) } split /\n/, `find '$ENV{IDEM_STAGE}' -name idempotency.so`;

@@ -1,22 +1,10 @@
 # Each step of the protocol of the ring of tables, and the attack that it stands
 # against: stale sessions, misplaced rows, rows that come between
 # a look and TRUNCATE, tables of others.
-use strict;
-use warnings;
-
 use Idempotency;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my ($stage, $conf) = built_with('-DIDEM_FAULTS');
 my $node = new_node('ring', conf => "$conf\nwal_level = replica\nmax_wal_senders = 2\n");
-
-sub query
-{
-	my ($sql) = @_;
-
-	return $node->safe_psql('postgres', $sql);
-}
 
 # Collection by a session of its own, and what it warns of.
 sub collect
@@ -309,16 +297,12 @@ is(tables_with('queues'), 'store', 'a writer that waited reads the ring again');
 
 # The locks do not last until a standby has answered.
 fill('_p3');
-query(q{ALTER SYSTEM SET synchronous_standby_names = 'nobody'});
-$node->reload;
-wait_until('commits wait for a standby', sub { $node->safe_psql('postgres', 'SHOW synchronous_standby_names') eq 'nobody' });
+reconfigure($node, synchronous_standby_names => 'nobody');
 my ($emptied, $hangs);
 $node->psql('postgres', 'SELECT idem_gc() > 0', stdout => \$emptied, timeout => 60, timed_out => \$hangs);
 is($hangs ? 'it waits' : $emptied, 't', 'COMMIT does not wait for a standby');
 is(tables_with('over _p3'), '', 'when a table was emptied');
-query(q{SET synchronous_commit = local; ALTER SYSTEM RESET synchronous_standby_names});
-$node->reload;
-wait_until('no commit waits', sub { $node->safe_psql('postgres', 'SHOW synchronous_standby_names') eq '' });
+reconfigure($node, synchronous_standby_names => undef);
 
 # The clock was far ahead.
 query(q{TRUNCATE idempotency_store; UPDATE idempotency_ring SET range_start = range_start + interval '4 years', range_end = range_end + interval '4 years'});

@@ -1,23 +1,11 @@
 # A ring of tables in a server's life: load while it is made,
 # turns and goes, dumps, a logical subscriber, a standby, the collector.
-use strict;
-use warnings;
-
 use Idempotency;
 use IPC::Run;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my $node = new_node('ring_life', allows_streaming => 'logical',
 	conf => "idempotency.gc_enabled = on\nidempotency.gc_interval = 1\n");
 my $directory = PostgreSQL::Test::Utils::tempdir();
-
-sub query
-{
-	my ($sql, $database) = @_;
-
-	return $node->safe_psql($database // 'postgres', $sql);
-}
 
 my $ready = q{SELECT count(*) > 0 AND every(range_start IS NOT NULL) FROM idempotency_partitions};
 
@@ -83,8 +71,7 @@ my $contents = q{SELECT md5(string_agg(s::text, E'\n' ORDER BY idempotency_key))
 my $ring = q{SELECT string_agg(format('%s %s %s', name, range_start, range_end), ', ' ORDER BY name) FROM idempotency_partitions};
 my $lease = query(q{SELECT fence FROM idem_begin('leased', lease => '1 hour')});
 
-query('ALTER SYSTEM SET idempotency.gc_enabled = off');
-$node->reload;
+reconfigure($node, 'idempotency.gc_enabled' => 'off');
 wait_until('the collector is off', sub { query('SHOW idempotency.gc_enabled') eq 'off' && query(q{SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'idempotency collector'}) eq '0' });
 my $before = query($contents);
 my $tables = query($ring);
@@ -155,10 +142,7 @@ $standby->stop;
 
 # ---- the collector ----
 
-query('ALTER SYSTEM SET idempotency.gc_enabled = on');
-query(q{ALTER SYSTEM SET idempotency.retention = '2s'});
-$node->reload;
-ok($node->poll_query_until('postgres', q{SELECT current_setting('idempotency.retention') = '2s'}), 'new sessions have the setting');
+reconfigure($node, 'idempotency.gc_enabled' => 'on', 'idempotency.retention' => '2s');
 query('TRUNCATE idempotency_store');
 query('SELECT idem_unpartition_store()');
 ok($node->poll_query_until('postgres', 'SELECT count(*) = 0 FROM idempotency_partitions'), 'the collector drops an empty ring');

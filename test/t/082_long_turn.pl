@@ -1,18 +1,13 @@
 # Turning the ring takes longer than the collector's visits, as it reads a whole table:
 # it may, it keeps what it has done, and nobody who wants the database
 # has to wait for it.
-use strict;
-use warnings;
-
 use Idempotency;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my $node = new_node('long_turn', conf => "idempotency.gc_enabled = on\nidempotency.gc_interval = 1\n");
 
 $Idempotency::patience = 60;
 
-sub query
+sub in_large
 {
 	my ($sql) = @_;
 
@@ -21,13 +16,13 @@ sub query
 
 sub at_work
 {
-	return $node->safe_psql('postgres', q{SELECT count(*) FROM pg_stat_activity
+	return query(q{SELECT count(*) FROM pg_stat_activity
 		WHERE backend_type = 'idempotency collector' AND datname = 'large' AND xact_start < clock_timestamp() - interval '1 second'});
 }
 
 sub ended { return slurp_file($node->logfile) =~ /the worker in database "large" took too long/ }
 
-$node->safe_psql('postgres', "CREATE DATABASE $_") for 'large', 'small';
+query("CREATE DATABASE $_") for 'large', 'small';
 for my $database ('small', 'large')
 {
 	$node->safe_psql($database, <<'SQL');
@@ -61,45 +56,45 @@ CREATE TRIGGER again BEFORE UPDATE ON idempotency_ring FOR EACH ROW WHEN (new.na
 COMMIT;
 SQL
 }
-wait_until('a turn has ended', sub { query('SELECT count(*) FROM done') ne '0' });
+wait_until('a turn has ended', sub { in_large('SELECT count(*) FROM done') ne '0' });
 ok(!ended(), 'seven seconds are not too long for it');
 
 # ---- other databases have as much time ----
 
-wait_until('a turn has ended again', sub { query('SELECT count(*) FROM done') gt '1' });
-my ($from, $to) = split /\|/, query('SELECT ended, next FROM (SELECT ended, lead(began) OVER (ORDER BY began) AS next FROM done) visits ORDER BY 1 LIMIT 1');
-is(query("SELECT '$to'::timestamptz - '$from'::timestamptz >= interval '7 s'"), 't', 'after a long visit a database is left alone for as long');
+wait_until('a turn has ended again', sub { in_large('SELECT count(*) FROM done') gt '1' });
+my ($from, $to) = split /\|/, in_large('SELECT ended, next FROM (SELECT ended, lead(began) OVER (ORDER BY began) AS next FROM done) visits ORDER BY 1 LIMIT 1');
+is(in_large("SELECT '$to'::timestamptz - '$from'::timestamptz >= interval '7 s'"), 't', 'after a long visit a database is left alone for as long');
 cmp_ok($node->safe_psql('small', "SELECT count(*) FROM done WHERE began > '$from' AND ended < '$to'"), '>=', 2, 'and another one is visited meanwhile');
-query('UPDATE gate SET seconds = 5');
+in_large('UPDATE gate SET seconds = 5');
 
 # ---- one table with rows in each transaction ----
 
-query('DROP TRIGGER again ON idempotency_ring');
-wait_until('the first table has a range that lasts', sub { query(q{SELECT range_end > now() FROM idempotency_partitions WHERE name = 'idempotency_store_p1'}) eq 't' });
+in_large('DROP TRIGGER again ON idempotency_ring');
+wait_until('the first table has a range that lasts', sub { in_large(q{SELECT range_end > now() FROM idempotency_partitions WHERE name = 'idempotency_store_p1'}) eq 't' });
 # a look at the tables themselves would be in the way of their turn
-my $turns = query('SELECT count(*) FROM done');
+my $turns = in_large('SELECT count(*) FROM done');
 
-query(<<'SQL');
+in_large(<<'SQL');
 BEGIN;
 UPDATE idempotency_ring SET range_start = now() - interval '3 days', range_end = now() - interval '1 day' WHERE name IN ('idempotency_store_p2', 'idempotency_store_p3');
 INSERT INTO idempotency_store_p2 (idempotency_key, expires_at, status) VALUES ('first', now() - interval '60 hours', 'COMPLETED');
 INSERT INTO idempotency_store_p3 (idempotency_key, expires_at, status) VALUES ('second', now() - interval '36 hours', 'COMPLETED');
 COMMIT;
 SQL
-wait_until('a table was emptied', sub { query('SELECT count(*) FROM done') > $turns });
-is(query('SELECT count(*) FROM done'), $turns + 1, 'one table a visit');
+wait_until('a table was emptied', sub { in_large('SELECT count(*) FROM done') > $turns });
+is(in_large('SELECT count(*) FROM done'), $turns + 1, 'one table a visit');
 # what is left does not wait for the interval
 $node->append_conf('postgresql.conf', 'idempotency.gc_interval = 600');
 $node->reload;
-wait_until('both were emptied', sub { query('SELECT count(*) FROM done') > $turns + 1 });
-is(query('SELECT count(*) FROM idempotency_store'), '0', 'and the other one at the next visit');
+wait_until('both were emptied', sub { in_large('SELECT count(*) FROM done') > $turns + 1 });
+is(in_large('SELECT count(*) FROM idempotency_store'), '0', 'and the other one at the next visit');
 
 # ---- nobody waits for it ----
 
 $node->append_conf('postgresql.conf', 'idempotency.gc_interval = 1');
 $node->reload;
-query('UPDATE gate SET seconds = 200');
-query(q{UPDATE idempotency_ring SET range_start = now() - interval '3 days', range_end = now() - interval '1 day' WHERE name = 'idempotency_store_p1'});
+in_large('UPDATE gate SET seconds = 200');
+in_large(q{UPDATE idempotency_ring SET range_start = now() - interval '3 days', range_end = now() - interval '1 day' WHERE name = 'idempotency_store_p1'});
 wait_until('a turn is at work', sub { at_work() ne '0' });
 is(sqlstate($node, 'DROP DATABASE large'), '', 'DROP DATABASE while it is at work');
 

@@ -1,14 +1,9 @@
 # A standby is promoted in the middle of writes: what was acknowledged is
 # there, with its effect, and the retries of all clients make nothing twice.
-use strict;
-use warnings;
-
 use Idempotency;
 use IPC::Run;
 use List::Util qw(uniq);
 use PostgreSQL::Test::Cluster;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my $keys = 600;
 my $clients = 4;

@@ -1,21 +1,9 @@
 # Who only looks at a store with a ring of tables, and who has no right on it: a reader of
 # the view while tables go, a role that holds a lock on a table, and the predicate locks
 # of SERIALIZABLE.
-use strict;
-use warnings;
-
 use Idempotency;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my $node = new_node('ring_bystanders');
-
-sub query
-{
-	my ($sql) = @_;
-
-	return $node->safe_psql('postgres', $sql);
-}
 
 # ---- predicate locks at SERIALIZABLE ----
 

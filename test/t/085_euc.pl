@@ -1,12 +1,7 @@
 # Keys and scopes in databases of EUC encodings, whose characters have up to four bytes:
 # limits count characters, and nothing is cut within one.
-use strict;
-use warnings;
-
 use Encode qw(encode);
 use Idempotency;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my $node = new_node('euc');
 
@@ -27,7 +22,7 @@ sub run
 	return $error ne '' ? $error : $out =~ s/\n+/ /gr =~ s/^ | $//gr;
 }
 
-$node->safe_psql('postgres', 'CREATE ROLE euc_owner; CREATE ROLE euc_other');
+query('CREATE ROLE euc_owner; CREATE ROLE euc_other');
 for my $encoding (sort keys %characters)
 {
 	my ($one, $two, $bytes) = @{ $characters{$encoding} };
@@ -40,7 +35,7 @@ SELECT FROM idem_complete('%1$s', '"%3$s"', '%2$s');
 COMMIT; SELECT :'outcome'};
 
 	$database = lc $encoding;
-	$node->safe_psql('postgres', "CREATE DATABASE $database TEMPLATE template0 ENCODING '$encoding' LC_COLLATE 'C' LC_CTYPE 'C'");
+	query("CREATE DATABASE $database TEMPLATE template0 ENCODING '$encoding' LC_COLLATE 'C' LC_CTYPE 'C'");
 	$node->safe_psql($database, 'CREATE EXTENSION idempotency');
 	is(run("SELECT octet_length('$one')"), $bytes, "$encoding: a character of $bytes bytes");
 	is(run(sprintf $once, $longest, $longest, $one), 'ACQUIRED', "$encoding: a key and a scope of 255 characters");

@@ -1,12 +1,7 @@
 # What 19 is the first to have, used with the extension: each claim of
 # docs/guide/postgresql-19.md, and of docs/guide/natural-idempotency.md.  On older versions nothing here runs, and nothing counts.
-use strict;
-use warnings;
-
 use Idempotency;
 use PostgreSQL::Test::Cluster;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my ($version) = run_command([ $ENV{PG_CONFIG} // 'pg_config', '--version' ]);
 

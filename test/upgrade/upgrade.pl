@@ -2,14 +2,9 @@
 # first: answers are replayed byte for byte, fences go on
 # growing, leases run on, streams keep their marks, scopes their owners and
 # policies, what is sealed opens, and a ring of tables stays one.
-use strict;
-use warnings;
-
 use Cwd;
 use Idempotency;
 use PostgreSQL::Test::Cluster;
-use PostgreSQL::Test::Utils;
-use Test::More;
 
 my @directories = @ARGV;
 my $logs = getcwd();

@@ -1,25 +1,36 @@
 # What the TAP tests share: servers with the extension, and sessions that return
-# their answers.  Servers find the extension by TEMP_CONFIG.
+# their answers.  Servers find the extension by TEMP_CONFIG.  "use Idempotency" brings
+# strict, warnings, Test::More and PostgreSQL::Test::Utils, too.
 package Idempotency;
 
 use strict;
 use warnings;
 
 use Cwd qw(abs_path);
-use Exporter 'import';
+use Exporter;
 use File::Basename qw(dirname);
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(sleep time);
 
-our @EXPORT = qw(new_node initdb_options session ask sqlstate kill_server start_again wait_until soon figure
-  locks_waiting built_with store_trigger has_pg_cron);
+our @EXPORT = (qw(new_node initdb_options query reconfigure write_keys session ask sqlstate kill_server start_again wait_until
+  soon figure locks_waiting built_with store_trigger has_pg_cron),
+  @Test::More::EXPORT, @PostgreSQL::Test::Utils::EXPORT);
+
+sub import
+{
+	strict->import;
+	warnings->import;
+	goto &Exporter::import;
+}
 
 # How long anything may take before the test counts as hung.
 our $patience = $PostgreSQL::Test::Utils::timeout_default;
 # And where many such things may hang, one after the other.
 our $soon = 60;
+
+my $first;
 
 # The superuser has this name, whoever runs the tests.
 $ENV{PGUSER} = 'postgres';
@@ -53,7 +64,41 @@ sub new_node
 		"autovacuum = off\nidempotency.gc_enabled = off\n" . ($option{conf} // ''));
 	$node->start;
 	$node->safe_psql('postgres', 'CREATE EXTENSION idempotency');
+	$first //= $node;
 	return $node;
+}
+
+# query(SQL, [DATABASE,] OPTION => VALUE...): what the server of the first new_node answers.
+sub query
+{
+	my ($sql, @options) = @_;
+	my $database = @options % 2 ? shift @options : undef;
+
+	return $first->safe_psql($database // 'postgres', $sql, @options);
+}
+
+# Sets settings of a server, or resets them (undef), until new sessions have them.
+sub reconfigure
+{
+	my ($node, %settings) = @_;
+	my $before = $node->safe_psql('postgres', 'SELECT pg_conf_load_time()');
+
+	$node->safe_psql('postgres', "ALTER SYSTEM " . (defined $settings{$_} ? "SET $_ = '$settings{$_}'" : "RESET $_")) for sort keys %settings;
+	$node->reload;
+	wait_until('new sessions have the settings', sub { $node->safe_psql('postgres', "SELECT pg_conf_load_time() > '$before'") eq 't' });
+	return;
+}
+
+# Writes the whole key file of a server: names and secrets, the newest last. Returns its path.
+sub write_keys
+{
+	my ($node, @lines) = @_;
+	my $file = $node->data_dir . '/idempotency.keys';
+
+	unlink $file;
+	append_to_file($file, join('', map { "$_\n" } @lines));
+	chmod 0600, $file;
+	return $file;
 }
 
 # What gives a store that is created after it a trigger, so that the extension
