@@ -34,7 +34,7 @@ CONF
 	return $node;
 }
 
-sub query
+sub result_of
 {
 	my ($node, $database, $sql) = @_;
 
@@ -65,8 +65,8 @@ CREATE EXTENSION pgcrypto;
 CREATE SCHEMA IF NOT EXISTS $schema;
 CREATE EXTENSION idempotency SCHEMA $schema;
 SQL
-		query($node, $database, q{SELECT idem_partition_store('8 days')}) if $database eq $partitioned;
-		query($node, $database, <<'SQL');
+		result_of($node, $database, q{SELECT idem_partition_store('8 days')}) if $database eq $partitioned;
+		result_of($node, $database, <<'SQL');
 SELECT idem_grant('application'), idem_grant('payments'), idem_grant('stranger');
 SELECT idem_claim_scope('pay/*', 'payments');
 SELECT idem_set_policy('pay/*', retention => '7 days', max_attempts => 3, max_response_size => 5000);
@@ -104,7 +104,7 @@ SQL
 	$node->restart;
 	for my $database (sort keys %schema_of)
 	{
-		query($node, $database, <<'SQL');
+		result_of($node, $database, <<'SQL');
 BEGIN;
 SELECT idem_begin('sealed', request => '"card 4711"');
 SELECT idem_complete('sealed', '{"secret": "Plain"}', code => 200, headers => '{"h": "Plain"}', body => '\x01ff00');
@@ -129,7 +129,7 @@ sub contents
 	my ($node, $database) = @_;
 	my @digests = map { "SELECT '$_', count(*), md5(string_agg(t::text, E'\\n' ORDER BY t::text COLLATE \"C\")) FROM $_ t;" } @tables;
 
-	return query($node, $database, <<"SQL");
+	return result_of($node, $database, <<"SQL");
 @digests
 SELECT last_value, is_called FROM idempotency_fence;
 SELECT c.relname, a.grantee::regrole, string_agg(a.privilege_type, ' ' ORDER BY a.privilege_type)
@@ -147,7 +147,7 @@ sub replays
 {
 	my ($node, $database) = @_;
 
-	return query($node, $database, <<'SQL');
+	return result_of($node, $database, <<'SQL');
 SELECT idem_begin('completed', scope => 'scope', request => '{"amount": 1.00}');
 SELECT encode((idem_begin('completed', scope => 'scope')).response_body, 'hex');
 SELECT idem_begin('json null');
@@ -171,39 +171,39 @@ sub check
 	my $title = $node->name . ", $database";
 	my ($fence, $fresh, $again);
 
-	is(query($node, $database, q{SELECT count(*) > 2 FROM idempotency_partitions}), $database eq $partitioned ? 't' : 'f', "$title: partitions");
+	is(result_of($node, $database, q{SELECT count(*) > 2 FROM idempotency_partitions}), $database eq $partitioned ? 't' : 'f', "$title: partitions");
 
 	is(error_of($node, $database, q{SELECT idem_begin('completed', scope => 'scope', request => '{"amount": 2}')}),
 		'ID422', "$title: fingerprints");
 	is(error_of($node, $database, q{SELECT idem_begin('sealed', request => '"card 4712"')}),
 		'ID422', "$title: keyed fingerprints");
-	is(query($node, $database, q{SELECT seal_key, response_payload IS NULL, sealed IS NOT NULL FROM idempotency_store WHERE idempotency_key = 'sealed'}),
+	is(result_of($node, $database, q{SELECT seal_key, response_payload IS NULL, sealed IS NOT NULL FROM idempotency_store WHERE idempotency_key = 'sealed'}),
 		'k1|t|t', "$title: what was sealed is sealed");
 
 	# leases
-	is(query($node, $database, qq{SELECT (r).outcome, (r).fence, (r).retry_after > '20 hours' FROM idem_begin('leased $round', lease => '1 hour') r}),
+	is(result_of($node, $database, qq{SELECT (r).outcome, (r).fence, (r).retry_after > '20 hours' FROM idem_begin('leased $round', lease => '1 hour') r}),
 		'IN_PROGRESS||t', "$title: a lease runs on");
-	$fence = query($node, $database, qq{SELECT fence FROM idempotency_store WHERE idempotency_key = 'leased $round'});
+	$fence = result_of($node, $database, qq{SELECT fence FROM idempotency_store WHERE idempotency_key = 'leased $round'});
 	is(error_of($node, $database, "SELECT idem_complete('leased $round', '1', fence => " . ($fence - 1) . ')'),
 		'ID409', "$title: a stale fence is refused");
 	is(error_of($node, $database, "SELECT idem_complete('leased $round', '1', fence => $fence)"),
 		'', "$title: its own fence ends a lease");
-	is(query($node, $database, qq{SELECT (r).outcome, (r).response_payload FROM idem_begin('leased $round') r}),
+	is(result_of($node, $database, qq{SELECT (r).outcome, (r).response_payload FROM idem_begin('leased $round') r}),
 		'COMPLETED|1', "$title: and that is replayed");
 
 	# fences
-	$fresh = query($node, $database, "SELECT (idem_begin('fresh $round', lease => '1 day')).fence");
+	$fresh = result_of($node, $database, "SELECT (idem_begin('fresh $round', lease => '1 day')).fence");
 	cmp_ok($fresh, '>', $greatest_fence{$database}, "$title: fences go on growing");
-	$again = query($node, $database, qq{SELECT (r).outcome, (r).attempt, (r).taken_over FROM idem_begin('short $round', lease => '1 day') r});
+	$again = result_of($node, $database, qq{SELECT (r).outcome, (r).attempt, (r).taken_over FROM idem_begin('short $round', lease => '1 day') r});
 	is($again, 'ACQUIRED|2|t', "$title: a lease that has run out is taken over");
-	$again = query($node, $database, "SELECT fence FROM idempotency_store WHERE idempotency_key = 'short $round'");
+	$again = result_of($node, $database, "SELECT fence FROM idempotency_store WHERE idempotency_key = 'short $round'");
 	cmp_ok($again, '>', $fresh, "$title: with a fence that grew");
-	is(query($node, $database, 'SELECT count(*) - count(DISTINCT fence) FROM idempotency_store WHERE fence IS NOT NULL'),
+	is(result_of($node, $database, 'SELECT count(*) - count(DISTINCT fence) FROM idempotency_store WHERE fence IS NOT NULL'),
 		0, "$title: no fence twice");
 	$greatest_fence{$database} = $again;
 
 	# streams
-	is(query($node, $database, 'SELECT idem_advance(\'stream\', ' . (41 + $round) . '), idem_advance(\'stream\', ' . (42 + $round) . ')'),
+	is(result_of($node, $database, 'SELECT idem_advance(\'stream\', ' . (41 + $round) . '), idem_advance(\'stream\', ' . (42 + $round) . ')'),
 		'f|t', "$title: the mark of a stream");
 
 	# rights, claims, policies
@@ -217,14 +217,14 @@ sub check
 		qr/^(?:42501|42883)$/, "$title: nobody else has any");
 	is(error_of($node, $database, q{SET ROLE payments; BEGIN; SELECT idem_begin('long', scope => 'pay/card'); SELECT idem_complete('long', to_jsonb(repeat('x', 6000)), 'pay/card')}),
 		'ID413', "$title: a policy limits responses");
-	is(query($node, $database, <<"SQL"), '7 days', "$title: and says how long they are kept");
+	is(result_of($node, $database, <<"SQL"), '7 days', "$title: and says how long they are kept");
 SET ROLE payments; BEGIN;
 DO \$\$ BEGIN PERFORM idem_begin('kept $round', scope => 'pay/card'); PERFORM idem_complete('kept $round', '1', 'pay/card'); END \$\$;
 COMMIT; RESET ROLE;
 SELECT date_trunc('day', expires_at - updated_at + '1 minute') FROM idempotency_store WHERE idempotency_key = 'kept $round';
 SQL
-	is(query($node, $database, q{SELECT count(*) > 0 FROM idempotency_stats}), 't', "$title: the views");
-	is(query($node, $database, q{SELECT count(*) > 50 FROM idempotency_in_flight}), 't', "$title: and what is in flight");
+	is(result_of($node, $database, q{SELECT count(*) > 0 FROM idempotency_stats}), 't', "$title: the views");
+	is(result_of($node, $database, q{SELECT count(*) > 50 FROM idempotency_in_flight}), 't', "$title: and what is in flight");
 	return;
 }
 
@@ -241,7 +241,7 @@ sub check_dump
 	$node->command_ok([ 'pg_dump', '-Fc', '-f', $file, '-d', $node->connstr($database) ], $node->name . ", $database: pg_dump");
 	$node->safe_psql('postgres', "CREATE DATABASE $copy TEMPLATE template0");
 	$node->command_ok([ 'pg_restore', '--exit-on-error', '-d', $node->connstr($copy), $file ], $node->name . ", $database: pg_restore");
-	is(query($node, $copy, $sql), query($node, $database, $sql), $node->name . ", $database: a dump has all rows");
+	is(result_of($node, $copy, $sql), result_of($node, $database, $sql), $node->name . ", $database: a dump has all rows");
 	$node->safe_psql('postgres', "DROP DATABASE $copy");
 	delete $schema_of{$copy};
 	return;
