@@ -7,6 +7,7 @@ import { once } from 'node:events'
 import { test } from 'node:test'
 import { FakeClock } from 'pg-idempotency'
 import { Caller, FileStore, MemoryStore, NoAnswer } from 'pg-idempotency/caller'
+import { portOf } from './support.js'
 
 // Each request takes the next of the answers; the last one stays.
 async function service(t, answers) {
@@ -22,9 +23,7 @@ async function service(t, answers) {
       else if (answer !== 'silence') response.writeHead(answer.status, answer.headers ?? {}).end(answer.body ?? '')
     })
   }).listen(0, '127.0.0.1')
-  await once(server, 'listening')
-  t.after(() => { server.closeAllConnections(); server.close() })
-  return { seen, server, url: `http://127.0.0.1:${server.address().port}/payments` }
+  return { seen, server, url: `http://127.0.0.1:${await portOf(t, server)}/payments` }
 }
 
 // A clock that sleeps through each pause at once, and never through the time-out of a try.

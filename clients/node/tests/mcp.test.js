@@ -17,7 +17,7 @@ import { McpServer } from '@modelcontextprotocol/sdk/server/mcp.js'
 import { Completion, Declined, NotDone, Reconciled } from 'pg-idempotency'
 import { Tools, keyOfArguments } from 'pg-idempotency/mcp'
 import { z } from 'zod'
-import { deferred, effect, effects, idempotencyFor, newKey, poolFor } from './support.js'
+import { deferred, effect, effects, expire, idempotencyFor, newKey, poolFor, portOf } from './support.js'
 
 const SHARED = JSON.parse(readFileSync(new URL('../../conformance/tools.json', import.meta.url), 'utf8'))
 const SCOPE = 'tests tool send ann'
@@ -49,9 +49,6 @@ function assertReplay(answer, first) {
 
 const stored = async (pool, key, scope = SCOPE) => (await pool.query(
   'SELECT status::text, request_hash FROM idempotency_store WHERE idempotency_key = $1 AND scope = $2', [key, scope])).rows
-
-const endLease = async (pool, key) => assert.equal((await pool.query(
-  "UPDATE idempotency_store SET lease_expires_at = now() - interval '1 second' WHERE idempotency_key = $1", [key])).rowCount, 1)
 
 test('scopes and keys are those of the packages for other languages', async () => {
   const asked = []
@@ -183,7 +180,7 @@ test('a lease: in progress, unknown, and nothing is done twice without reconcile
   lost.reject(new Error('socket hang up'))
   assertProblem(await first, 'UNKNOWN')
   assert.deepEqual(errors.map(({ message }) => message), ['socket hang up'])
-  await endLease(pool, key)
+  await expire(pool, key)
   assertProblem(await tools.lease('send', 'ann', key, {}, ran), 'UNKNOWN')
   assertProblem(await tools.lease('send', 'ann', key, {}, ran), 'UNKNOWN')
   assertProblem(await tools.lease('send', 'ann', key, {}, ran, { reconcile: () => Reconciled.unknown({ retryAfter: 1500 }) }), 'UNKNOWN', 2)
@@ -253,10 +250,7 @@ async function startGateway(t) {
     if (gateway.hold) gateway.hold.resolve()
     else answer(200, gateway.charges.get(reference))
   })
-  server.listen(0, '127.0.0.1')
-  await once(server, 'listening')
-  t.after(() => { server.closeAllConnections(); server.close() })
-  return Object.assign(gateway, { url: `http://127.0.0.1:${server.address().port}` })
+  return Object.assign(gateway, { url: `http://127.0.0.1:${await portOf(t, server.listen(0, '127.0.0.1'))}` })
 }
 
 async function guideProgram(t) {
@@ -345,7 +339,7 @@ for (const [name, start] of Object.entries(TRANSPORTS)) {
     server = await start(t, program, { GATEWAY: gateway.url })
     const { structuredContent: { outcome, retryAfterSeconds }, isError } = await charge()
     assert.deepEqual([outcome, isError, retryAfterSeconds > 0 && retryAfterSeconds <= 60], ['IN_PROGRESS', true, true])
-    await endLease(pool, charged)
+    await expire(pool, charged)
     gateway.down = true
     assertProblem(await charge(), 'UNKNOWN', 60)
     gateway.down = false

@@ -1,4 +1,6 @@
 // What the tests share: pools on the private server, and the effects that operations leave.
+import assert from 'node:assert/strict'
+import { once } from 'node:events'
 import pg from 'pg'
 import { randomUUID } from 'node:crypto'
 import net from 'node:net'
@@ -34,6 +36,20 @@ export async function stored(pool, key, scope = 'tests') {
     'SELECT status::text, response_code AS code, attempt FROM idempotency_store WHERE scope = $1 AND idempotency_key = $2',
     [scope, key])
   return rows[0]
+}
+
+/** The lease of a key is over as if its time had passed. */
+export async function expire(pool, key) {
+  const { rowCount } = await pool.query(
+    "UPDATE idempotency_store SET lease_expires_at = clock_timestamp() - interval '1 s' WHERE idempotency_key = $1", [key])
+  assert.equal(rowCount, 1)
+}
+
+/** The port of a server that begins to listen, and ends with the test `t`. */
+export async function portOf(t, server) {
+  if (!server.listening) await once(server, 'listening')
+  t.after(() => { server.closeAllConnections(); server.close() })
+  return server.address().port
 }
 
 /** A socket for a driver that counts round trips: something was sent, and then it is answered. */
