@@ -3,7 +3,7 @@ import pg from 'pg'
 import { serve } from '../serve.mjs'
 import { pay } from './pay.mjs'
 import { openPool } from './pool.mjs'
-import { sqlstate } from './repeat.mjs'
+import { sqlstate } from './once.mjs'
 
 const pool = openPool(pg.Pool)
 const db = drizzle({ client: pool })

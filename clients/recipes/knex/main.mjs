@@ -1,7 +1,7 @@
 import Knex from 'knex'
 import { serve } from '../serve.mjs'
 import { pay } from './pay.mjs'
-import { sqlstate } from './repeat.mjs'
+import { sqlstate } from './once.mjs'
 
 // Its warnings go to the standard output by default.
 const log = { warn: console.error, error: console.error, deprecate: console.error, debug: console.error }

@@ -1,7 +1,7 @@
 import { DataSource } from 'typeorm'
 import { serve } from '../serve.mjs'
 import { pay } from './pay.mjs'
-import { sqlstate } from './repeat.mjs'
+import { sqlstate } from './once.mjs'
 
 const { PGHOST: host, PGPORT: port, PGUSER: username, PGDATABASE: database } = process.env
 const dataSource = await new DataSource({
