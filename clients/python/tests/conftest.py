@@ -88,6 +88,12 @@ def pgbouncer():
         yield f"host={directory} user=postgres dbname=postgres"
 
 
+def run_out(admin, key):
+    """Lets the lease of a key end now."""
+    assert admin.execute("UPDATE idempotency_store SET lease_expires_at = clock_timestamp() - interval '1 second'"
+                         " WHERE idempotency_key = %s AND status = 'PENDING'", (key,)).rowcount == 1
+
+
 def at_once(count, call):
     """What ``call(n)`` gives for each number, all called at the same time."""
     with concurrent.futures.ThreadPoolExecutor(count) as threads:

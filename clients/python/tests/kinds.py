@@ -5,6 +5,7 @@ import contextlib
 import inspect
 import json
 import os
+import time
 from dataclasses import replace
 
 import asyncpg
@@ -103,6 +104,10 @@ class On:
             tx.add(Effect(name=name, value=1))
         else:
             await self.run(tx, f"INSERT INTO effect VALUES ('{name}', 1)")
+
+    async def pause(self):
+        """Lets others go on for a moment."""
+        await awaited((asyncio.sleep if self.kind in ASYNC else time.sleep)(0.02))
 
     async def until(self, signal):
         """Waits for the signal of a lease."""

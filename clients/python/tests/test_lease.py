@@ -7,21 +7,15 @@ import psycopg
 import psycopg_pool
 import pytest
 
-from conftest import QUICK, Held, at_once, insert, insert_async
-from pg_idempotency import (NOT_DONE, UNKNOWN, AsyncIdempotency, BadArgument, Completion, Declined, Done, FakeClock, Idempotency,
-                            LeaseLost, NotDone, Response, TooLarge, Unknown, drive)
+from conftest import QUICK, at_once, insert, insert_async, run_out
+from pg_idempotency import (NOT_DONE, UNKNOWN, AsyncIdempotency, Completion, Declined, Done, FakeClock, Idempotency, LeaseLost,
+                            NotDone, Response, Unknown, drive)
 from pg_idempotency.clock import Clock
 from pg_idempotency.drive import Heartbeat
 
 
 def writes(key):
     return lambda tx: tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
-
-
-def run_out(admin, key):
-    """Lets the lease of a key end now."""
-    assert admin.execute("UPDATE idempotency_store SET lease_expires_at = clock_timestamp() - interval '1 second'"
-                         " WHERE idempotency_key = %s AND status = 'PENDING'", (key,)).rowcount == 1
 
 
 def leave_unended(idem, key):
@@ -42,66 +36,6 @@ def test_end_and_writes_commit_together(idem, key, effects):
     assert [(r.outcome, r.code, r.payload, r.replayed) for r in (first, again)] == [
         ("COMPLETED", 201, {"charge": 1}, False), ("COMPLETED", 201, {"charge": 1}, True)]
     assert effects() == 1
-
-
-def test_a_note_goes_to_the_next_owner(idem, admin, key):
-    seen = []
-
-    def dies(operation, signal):
-        seen.append(operation)
-        idem.progress(operation, {"charged": "ch_0"})
-        idem.progress(operation, {"charged": "ch_1"})
-        raise ZeroDivisionError
-    with pytest.raises(ZeroDivisionError):
-        idem.lease(key, None, dies)
-    run_out(admin, key)
-
-    def goes_on(operation, signal):
-        seen.append(operation)
-        with pytest.raises(LeaseLost):
-            idem.progress(seen[0], "late")
-        with pytest.raises(BadArgument):
-            idem.progress(operation, None)
-        with pytest.raises(TooLarge):
-            idem.progress(operation, "x" * 2_000_000)
-        idem.progress(operation, "sent")
-        return "done"
-    result = idem.lease(key, None, goes_on, reconcile=lambda operation: seen.append(operation) or NOT_DONE)
-    assert [(o.taken_over, o.payload) for o in seen] == [(False, None)] + 2 * [(True, {"charged": "ch_1"})]
-    assert (result.payload, idem.lease(key, None, goes_on).payload) == ("done", "done")
-
-
-def test_a_note_under_asyncio(run, admin, key):
-    async def body(idem):
-        async def work(operation, signal):
-            await idem.progress(operation, [1])
-            return admin.execute("SELECT response_payload FROM idempotency_store WHERE idempotency_key = %s",
-                                 (key,)).fetchone()[0]
-        return await idem.lease(key, None, work)
-    assert run(body).payload == [1]
-
-
-def test_a_lease_waits_without_a_connection(key):
-    """Over a pool of one: the owner ends while another call waits for it."""
-    clock = Held()
-    begun, ended = threading.Event(), []
-    with psycopg_pool.ConnectionPool("", min_size=1, max_size=1, timeout=20) as pool:
-        def work(operation, signal):
-            begun.set()
-            assert clock.asleep.wait(20)
-            return "first"
-
-        owner = threading.Thread(target=lambda: ended.append(Idempotency(pool).lease(key, None, work)))
-        owner.start()
-        assert begun.wait(20)
-        waiter = threading.Thread(target=lambda: ended.append(
-            Idempotency(pool, clock=clock).lease(key, None, lambda *_: "second", wait=20)))
-        waiter.start()
-        owner.join(20)
-        assert [(result.payload, result.replayed) for result in ended] == [("first", False)]
-        clock.go.set()
-        waiter.join(20)
-    assert [(result.payload, result.replayed) for result in ended] == [("first", False), ("first", True)]
 
 
 def test_a_lease_waits_no_longer_than_it_was_told(idem, key):
@@ -258,43 +192,6 @@ def test_the_third_beat_finds_out_that_the_lease_is_over(key):
         raise ZeroDivisionError
     with pytest.raises(ZeroDivisionError):
         Idempotency(connect, clock=clock, retry=QUICK).lease(key, None, work, lease=10)
-
-
-@pytest.fixture
-def short_leases(admin):
-    """A policy that gives leases of six seconds, whatever is asked for."""
-    admin.execute("SELECT idem_set_policy('short', max_lease => '6 seconds')")
-    yield "short"
-    admin.execute("DELETE FROM idempotency_scope WHERE pattern = 'short'")
-
-
-@pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_policy_makes_the_lease_shorter(short_leases, run, idem, key, admin, kind):
-    """Asked for are 30 seconds. Only the end that the server has set counts, so the first beats come in time."""
-    seen, over = set(), []
-
-    def look():
-        end, is_over = admin.execute("SELECT lease_expires_at, lease_expires_at <= clock_timestamp() FROM idempotency_store"
-                                     " WHERE idempotency_key = %s", (key,)).fetchone()
-        seen.add(end)
-        over.extend([end] * is_over)
-
-    async def asynchronous(idem):
-        async def work(operation, signal):
-            while len(seen) < 3 and not signal.is_set():
-                look()
-                await asyncio.sleep(0.02)
-            return signal.is_set()
-        return await idem.lease(key, None, work, scope=short_leases, lease=30)
-
-    def synchronous():
-        def work(operation, signal):
-            while len(seen) < 3 and not signal.wait(0.02):
-                look()
-            return signal.is_set()
-        return idem.lease(key, None, work, scope=short_leases, lease=30)
-    assert (run(asynchronous) if kind == "async" else synchronous()).payload is False
-    assert over == []
 
 
 def test_a_lost_lease_without_an_end_is_an_error(pool, key, admin, effects):

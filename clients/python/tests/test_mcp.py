@@ -27,6 +27,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.types import CallToolResult
 
+from conftest import run_out
 from pg_idempotency import NOT_DONE, UNKNOWN, BadArgument, Completion, Declined, NotDone, Response, TooLarge, Unknown
 from pg_idempotency.mcp import AsyncTools, Tools, key_of_arguments
 
@@ -72,11 +73,6 @@ def replay(first):
 
 def never(*arguments):
     raise AssertionError("ran")
-
-
-def end_lease(admin, key):
-    assert admin.execute("UPDATE idempotency_store SET lease_expires_at = now() - interval '1 second'"
-                         " WHERE idempotency_key = %s", (key,)).rowcount == 1
 
 
 def stored(admin, key):
@@ -250,14 +246,14 @@ def test_a_lease(tools, admin, key, errors):
 
     assert tools.lease("send", "ann", key, {}, work) == problem("UNKNOWN")
     assert [str(error) for error in errors] == ["hang up"]
-    end_lease(admin, key)
+    run_out(admin, key)
     assert tools.lease("send", "ann", key, {}, never) == problem("UNKNOWN")
     assert tools.lease("send", "ann", key, {}, never, reconcile=lambda operation: UNKNOWN) == problem("UNKNOWN")
     assert tools.lease("send", "ann", key, {}, never, reconcile=later) == problem("UNKNOWN", 2)
     assert len(errors) == 1
     assert tools.lease("send", "ann", key, {}, never, reconcile=down) == problem("UNKNOWN")
     assert str(errors[1]) == "down"
-    end_lease(admin, key)
+    run_out(admin, key)
     known = tools.lease("send", "ann", key, {}, lambda operation, signal: {"again": operation.taken_over},
                         reconcile=lambda operation: NOT_DONE)
     assert known["structuredContent"] == {"again": True}
@@ -320,7 +316,7 @@ def test_asyncio(run, admin, key, effects):
             lost = {"key": key + "-3", "fail": True}
             assert as_json(await client.call_tool("charge", lost)) == problem("UNKNOWN")
             assert as_json(await client.call_tool("charge", {"key": "", "fail": True})) == problem("BAD_ARGUMENT")
-            end_lease(admin, key + "-3")
+            run_out(admin, key + "-3")
             assert as_json(await client.call_tool("charge", {**lost, "fail": False})) == problem("UNKNOWN")
 
     run(body)
@@ -495,7 +491,7 @@ def test_a_server_that_is_killed(start, program, gateway, admin, key, tmp_path):
             busy = await charge(client)
             retry = busy["structuredContent"]["retryAfterSeconds"]
             assert busy == problem("IN_PROGRESS", retry) and 0 < retry <= 60
-            end_lease(admin, charged)
+            run_out(admin, charged)
             gateway.down = True
             assert await charge(client) == problem("UNKNOWN")
             gateway.down = False

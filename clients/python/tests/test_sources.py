@@ -8,8 +8,9 @@ import pytest
 from django.db import transaction
 
 import kinds
-from pg_idempotency import (CommitRolledBack, Completion, Declined, FakeClock, Idempotency, KeyReused, LeaseLost, NotDone,
-                            NotReady, sqlstate_of)
+from conftest import run_out
+from pg_idempotency import (NOT_DONE, BadArgument, CommitRolledBack, Completion, Declined, FakeClock, Idempotency, KeyReused,
+                            LeaseLost, NotDone, NotReady, TooLarge, sqlstate_of)
 from pg_idempotency.django import DjangoSource
 
 
@@ -183,6 +184,23 @@ def test_the_session_of_a_lost_connection_is_waited_for(case, proxy, key, admin,
     assert effects() == 1
 
 
+@pytest.mark.parametrize("statements", [0, 1, 5])
+@of("psycopg", "async psycopg")
+def test_two_round_trips_more_than_the_work(case, proxy, key, statements):
+    counts = []
+
+    async def test(idem, on):
+        for name in (key + "warm", key, key):
+            async def work(tx, operation):
+                for _ in range(statements):
+                    await on.insert(tx, key)
+            proxy.reset()
+            await idem.transaction(name, {"a": 1}, work)
+            counts.append((proxy.trips, proxy.flushes))
+    case(test, host=proxy.directory, size=1)
+    assert counts[1:] == [(statements + 2, 0), (2, 0)]
+
+
 @of(*[kind for kind in kinds.BLOCKING + kinds.ASYNC if "+" in kind or kind == "django"])
 def test_no_server_is_an_error_after_the_last_try(case, tmp_path):
     """Pools that are opened before are not asked here."""
@@ -233,6 +251,57 @@ def test_a_lost_answer_at_the_end_of_a_lease(case, proxy, key, effects, cut, rep
     result = case(test, host=proxy.directory)
     assert (result.outcome, result.payload, result.replayed) == ("COMPLETED", {"charge": 1}, replayed)
     assert (proxy.hits, effects()) == (1, 1)
+
+
+@of("psycopg", "async psycopg")
+def test_a_note_goes_to_the_next_owner(case, admin, key):
+    async def test(idem, on):
+        async def dies(operation, signal):
+            seen.append(operation)
+            await idem.progress(operation, {"charged": "ch_0"})
+            await idem.progress(operation, {"charged": "ch_1"})
+            raise ZeroDivisionError
+
+        async def goes_on(operation, signal):
+            seen.append(operation)
+            for owner, note, error in ((seen[0], "late", LeaseLost), (operation, None, BadArgument),
+                                       (operation, "x" * 2_000_000, TooLarge)):
+                with pytest.raises(error):
+                    await idem.progress(owner, note)
+            await idem.progress(operation, "sent")
+            return "done"
+        with pytest.raises(ZeroDivisionError):
+            await idem.lease(key, None, dies)
+        run_out(admin, key)
+        first = await idem.lease(key, None, goes_on, reconcile=lambda operation: seen.append(operation) or NOT_DONE)
+        return [first.payload, (await idem.lease(key, None, goes_on)).payload]
+    seen = []
+    assert case(test) == ["done", "done"]
+    assert [(each.taken_over, each.payload) for each in seen] == [(False, None)] + 2 * [(True, {"charged": "ch_1"})]
+
+
+@of("psycopg", "async psycopg")
+def test_a_policy_makes_the_lease_shorter(case, admin, key):
+    """Asked for are 30 seconds. Only the end that the server has set counts, so the first beats come in time."""
+    seen, over = set(), []
+
+    async def test(idem, on):
+        async def work(operation, signal):
+            while len(seen) < 3 and not signal.is_set():
+                end, is_over = admin.execute(
+                    "SELECT lease_expires_at, lease_expires_at <= clock_timestamp() FROM idempotency_store"
+                    " WHERE idempotency_key = %s", (key,)).fetchone()
+                seen.add(end)
+                over.extend([end] * is_over)
+                await on.pause()
+            return signal.is_set()
+        return await idem.lease(key, None, work, scope="short", lease=30)
+    admin.execute("SELECT idem_set_policy('short', max_lease => '6 seconds')")
+    try:
+        assert case(test).payload is False
+    finally:
+        admin.execute("DELETE FROM idempotency_scope WHERE pattern = 'short'")
+    assert over == []
 
 
 @of("psycopg", "async psycopg")

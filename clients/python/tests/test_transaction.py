@@ -98,24 +98,6 @@ def test_a_schema_of_its_own(pool, admin, key):
     admin.execute("DROP DATABASE other WITH (FORCE)")
 
 
-def test_in_progress(idem, key, effects):
-    begun, end = threading.Event(), threading.Event()
-
-    def work(tx, operation):
-        begun.set()
-        end.wait(20)
-        return insert(key)(tx, operation)
-    thread = threading.Thread(target=idem.transaction, args=(key, None, work))
-    thread.start()
-    begun.wait(20)
-    result = idem.transaction(key, None, insert(key))
-    assert (result.outcome, result.retry_after, result.replayed) == ("IN_PROGRESS", None, False)
-    end.set()
-    assert idem.transaction(key, None, insert(key), wait=20).replayed
-    thread.join()
-    assert effects() == 1
-
-
 def test_who_waits_holds_no_connection(key):
     """Over a pool of two: one has the owner, the other is free although somebody waits for the owner."""
     clock = Held()
@@ -237,40 +219,6 @@ def test_the_work_ends_the_transaction_itself(idem, key, effects):
         idem.transaction(key, None, work)
     assert caught.value.sqlstate == "ID404"
     assert effects() == 0
-
-
-@pytest.mark.parametrize("statements", [0, 1, 5])
-@pytest.mark.parametrize("kind", ["sync", "async"])
-def test_two_round_trips_more_than_the_work(proxy, run, key, statements, kind):
-    conninfo = f"host={proxy.directory} port=5432"
-    counts = []
-
-    async def asynchronous(idem):
-        for name in (key + "warm", key, key):
-            proxy.reset()
-
-            async def work(tx, operation):
-                for _ in range(statements):
-                    await tx.execute("INSERT INTO effect VALUES (%s, 1)", (name,))
-            await idem.transaction(name, {"a": 1}, work)
-            counts.append((proxy.trips, proxy.flushes))
-
-    def synchronous():
-        with psycopg_pool.ConnectionPool(conninfo, min_size=1, max_size=1) as pool:
-            idem = Idempotency(pool)
-            for name in (key + "warm", key, key):
-                proxy.reset()
-
-                def work(tx, operation):
-                    for _ in range(statements):
-                        tx.execute("INSERT INTO effect VALUES (%s, 1)", (name,))
-                idem.transaction(name, {"a": 1}, work)
-                counts.append((proxy.trips, proxy.flushes))
-    if kind == "sync":
-        synchronous()
-    else:
-        run(asynchronous, conninfo, size=1)
-    assert counts[1:] == [(statements + 2, 0), (2, 0)]
 
 
 @pytest.mark.parametrize("refusal", [Declined(402), NotDone()])
