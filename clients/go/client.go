@@ -5,6 +5,8 @@ import (
 	"database/sql"
 	"math/rand"
 	"time"
+
+	"example.org/idempotency/internal/option"
 )
 
 // Options are the defaults of a Client. The zero value is right for most.
@@ -45,18 +47,10 @@ type Client[Tx any] struct {
 
 // New makes a client on a database of package pgxv5 or databasesql.
 func New[Tx any](database Database[Tx], options Options) *Client[Tx] {
-	if options.Lease <= 0 {
-		options.Lease = 30 * time.Second
-	}
-	if options.Retry.Attempts <= 0 {
-		options.Retry.Attempts = 5
-	}
-	if options.Retry.Base <= 0 {
-		options.Retry.Base = 50 * time.Millisecond
-	}
-	if options.Retry.Cap <= 0 {
-		options.Retry.Cap = 2 * time.Second
-	}
+	options.Lease = option.Or(options.Lease, 30*time.Second)
+	options.Retry.Attempts = option.Or(options.Retry.Attempts, 5)
+	options.Retry.Base = option.Or(options.Retry.Base, 50*time.Millisecond)
+	options.Retry.Cap = option.Or(options.Retry.Cap, 2*time.Second)
 	if options.Clock == nil {
 		options.Clock = SystemClock{}
 	}

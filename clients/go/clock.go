@@ -19,10 +19,8 @@ type Clock interface {
 // SystemClock is the machine's clock.
 type SystemClock struct{}
 
-// Now is time.Now.
 func (SystemClock) Now() time.Time { return time.Now() }
 
-// Sleep waits on a timer.
 func (SystemClock) Sleep(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -115,11 +113,4 @@ func WithTimeout(ctx context.Context, clock Clock, d time.Duration) (context.Con
 }
 
 // Detach gives a context with the values of ctx that does not end with it.
-func Detach(ctx context.Context) context.Context { return detached{ctx} }
-
-type detached struct{ values context.Context }
-
-func (detached) Deadline() (time.Time, bool) { return time.Time{}, false }
-func (detached) Done() <-chan struct{}       { return nil }
-func (detached) Err() error                  { return nil }
-func (d detached) Value(key interface{}) any { return d.values.Value(key) }
+func Detach(ctx context.Context) context.Context { return context.WithoutCancel(ctx) }

@@ -64,13 +64,10 @@ type Error struct {
 	cause error
 }
 
-// Error gives the kind of the error and the text of its cause.
 func (e *Error) Error() string { return fmt.Sprintf("%v: %v", e.kind, e.cause) }
 
-// Is compares the error with one of the package's.
 func (e *Error) Is(target error) bool { return target == e.kind }
 
-// Unwrap gives the cause.
 func (e *Error) Unwrap() error { return e.cause }
 
 // ConnectionLost makes an ErrConnectionLost of a driver's error. It is for
@@ -90,10 +87,8 @@ type UnknownError struct {
 // Error does not show the cause's text, which may be another service's.
 func (e *UnknownError) Error() string { return ErrUnknown.Error() }
 
-// Is compares the error with ErrUnknown.
 func (e *UnknownError) Is(target error) bool { return target == ErrUnknown }
 
-// Unwrap gives the cause.
 func (e *UnknownError) Unwrap() error { return e.Cause }
 
 // InProgressError is what a function made by Idempotent returns while somebody
@@ -104,10 +99,8 @@ type InProgressError struct {
 	RetryAfter *time.Duration
 }
 
-// Error gives the text of ErrInProgress.
 func (e *InProgressError) Error() string { return ErrInProgress.Error() }
 
-// Is compares the error with ErrInProgress.
 func (e *InProgressError) Is(target error) bool { return target == ErrInProgress }
 
 // SQLState gives the SQLSTATE of an error of pgx, lib/pq or any driver whose

@@ -1,6 +1,7 @@
 package idempotency
 
 import (
+	"cmp"
 	"encoding/hex"
 	"fmt"
 	"strconv"
@@ -69,10 +70,7 @@ func endOf(text string, call *call, fence int64, response Response, payload []by
 		}
 		headers = textOf(string(marshalled))
 	}
-	retention := response.Retention
-	if retention == 0 {
-		retention = call.retention
-	}
+	retention := cmp.Or(response.Retention, call.retention)
 	return Statement{text, []*string{textOf(call.key), textOrNull(payload), textOf(call.scope), numberOrNull(int64(response.Code)),
 		headers, hexOf(response.Body), numberOrNull(fence), intervalOrNull(retention)}}, nil
 }

@@ -5,6 +5,7 @@ package caller
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"example.org/idempotency"
+	"example.org/idempotency/internal/option"
 )
 
 // ErrGivenUp: no attempt had a final answer. Nobody knows whether the request took
@@ -66,9 +68,8 @@ func (c *Caller) Do(ctx context.Context, intent string, request *http.Request) (
 		if err == nil {
 			delay = c.delay(response, delay)
 			err = fmt.Errorf("status %d", response.StatusCode)
-			discard(response)
 		}
-		if attempt >= c.attempts() || c.clock().Sleep(ctx, delay) != nil {
+		if attempt >= option.Or(c.Attempts, 10) || c.clock().Sleep(ctx, delay) != nil {
 			return nil, fmt.Errorf("%w: %v", ErrGivenUp, err)
 		}
 	}
@@ -86,16 +87,8 @@ func (c *Caller) send(ctx context.Context, key string, request *http.Request) (*
 		}
 		clone.Body = body
 	}
-	header := c.Header
-	if header == "" {
-		header = "Idempotency-Key"
-	}
-	clone.Header.Set(header, strconv.Quote(key))
-	client := c.Client
-	if client == nil {
-		client = http.DefaultClient
-	}
-	response, err := client.Do(clone)
+	clone.Header.Set(cmp.Or(c.Header, "Idempotency-Key"), strconv.Quote(key))
+	response, err := cmp.Or(c.Client, http.DefaultClient).Do(clone)
 	if err != nil {
 		return nil, err
 	}
@@ -112,8 +105,6 @@ func whole(response *http.Response) (*http.Response, error) {
 	response.Body = io.NopCloser(bytes.NewReader(body))
 	return response, nil
 }
-
-func discard(response *http.Response) { _ = response.Body.Close() }
 
 func isFinal(response *http.Response) bool {
 	if response.Header.Get("Idempotency-Replayed") == "true" && response.Header.Get("Retry-After") == "" {
@@ -136,43 +127,19 @@ func (c *Caller) delay(response *http.Response, otherwise time.Duration) time.Du
 	} else if date, err := http.ParseTime(after); err == nil {
 		delay = date.Sub(c.clock().Now())
 	}
-	switch longest := c.longest(); {
-	case delay < 0:
-		return 0
-	case delay > longest:
-		return longest
-	}
-	return delay
+	return min(max(delay, 0), c.longest())
 }
 
 func (c *Caller) backoff(attempt int) time.Duration {
-	base, longest := c.Base, c.longest()
-	if base <= 0 {
-		base = 500 * time.Millisecond
-	}
+	base, longest := option.Or(c.Base, 500*time.Millisecond), c.longest()
 	if attempt < 30 && base<<(attempt-1) < longest {
 		longest = base << (attempt - 1)
 	}
 	return time.Duration(rand.Int63n(int64(longest) + 1))
 }
 
-func (c *Caller) longest() time.Duration {
-	if c.Cap <= 0 {
-		return time.Minute
-	}
-	return c.Cap
-}
-
-func (c *Caller) attempts() int {
-	if c.Attempts <= 0 {
-		return 10
-	}
-	return c.Attempts
-}
+func (c *Caller) longest() time.Duration { return option.Or(c.Cap, time.Minute) }
 
 func (c *Caller) clock() idempotency.Clock {
-	if c.Clock == nil {
-		return idempotency.SystemClock{}
-	}
-	return c.Clock
+	return cmp.Or[idempotency.Clock](c.Clock, idempotency.SystemClock{})
 }

@@ -87,7 +87,7 @@ func TestRepeats(t *testing.T) {
 		t.Fatalf("%d requests, %d sleeps", len(s.keys), len(clock.slept))
 	}
 	for i := range s.keys {
-		if s.keys[i] != s.keys[0] || len(s.keys[i]) != 34 || s.bodies[i] != "body" {
+		if s.keys[i] != s.keys[0] || len(s.keys[i]) < 28 || s.bodies[i] != "body" {
 			t.Fatalf("request %d: key %s, body %q", i, s.keys[i], s.bodies[i])
 		}
 	}
@@ -123,15 +123,13 @@ func TestStores(t *testing.T) {
 			var all sync.WaitGroup
 			keys := make([]string, 20)
 			for i := range keys {
-				all.Add(1)
-				go func(i int) {
-					defer all.Done()
+				all.Go(func() {
 					key, err := store.Key(context.Background(), "one/intent")
 					if err != nil {
 						t.Error(err)
 					}
 					keys[i] = key
-				}(i)
+				})
 			}
 			all.Wait()
 			for _, key := range keys {

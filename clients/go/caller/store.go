@@ -27,17 +27,13 @@ type MemoryStore struct {
 	keys  map[string]string
 }
 
-// Key returns the key of an intent.
 func (s *MemoryStore) Key(_ context.Context, intent string) (string, error) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	if key, known := s.keys[intent]; known {
 		return key, nil
 	}
-	key, err := newKey()
-	if err != nil {
-		return "", err
-	}
+	key := rand.Text()
 	if s.keys == nil {
 		s.keys = map[string]string{}
 	}
@@ -45,7 +41,6 @@ func (s *MemoryStore) Key(_ context.Context, intent string) (string, error) {
 	return key, nil
 }
 
-// Forget drops the key of an intent.
 func (s *MemoryStore) Forget(_ context.Context, intent string) error {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -58,16 +53,12 @@ func (s *MemoryStore) Forget(_ context.Context, intent string) error {
 // directory.
 type FileStore struct{ Dir string }
 
-// Key returns the key of an intent.
 func (s FileStore) Key(_ context.Context, intent string) (string, error) {
 	path := s.path(intent)
 	if key, err := os.ReadFile(path); err == nil || !errors.Is(err, fs.ErrNotExist) {
 		return string(key), err
 	}
-	key, err := newKey()
-	if err != nil {
-		return "", err
-	}
+	key := rand.Text()
 	temporary, err := s.write(key)
 	if err != nil {
 		return "", err
@@ -112,7 +103,6 @@ func (s FileStore) sync() error {
 	return directory.Sync()
 }
 
-// Forget drops the key of an intent.
 func (s FileStore) Forget(_ context.Context, intent string) error {
 	if err := os.Remove(s.path(intent)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -122,13 +112,4 @@ func (s FileStore) Forget(_ context.Context, intent string) error {
 
 func (s FileStore) path(intent string) string {
 	return filepath.Join(s.Dir, fmt.Sprintf("%x", sha256.Sum256([]byte(intent))))
-}
-
-// newKey is 128 random bits.
-func newKey() (string, error) {
-	var random [16]byte
-	if _, err := rand.Read(random[:]); err != nil {
-		return "", err
-	}
-	return fmt.Sprintf("%x", random), nil
 }

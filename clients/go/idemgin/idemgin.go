@@ -4,6 +4,7 @@ package idemgin
 
 import (
 	"bufio"
+	"cmp"
 	"net"
 	"net/http"
 
@@ -83,27 +84,20 @@ func (w *writer) Write(part []byte) (int, error) {
 	return n, err
 }
 
-// WriteString writes the text.
 func (w *writer) WriteString(text string) (int, error) { return w.Write([]byte(text)) }
 
 // Status is 200 where none was set.
 func (w *writer) Status() int {
-	if w.status == 0 {
-		return http.StatusOK
-	}
-	return w.status
+	return cmp.Or(w.status, http.StatusOK)
 }
 
-// Size is how many bytes were written.
 func (w *writer) Size() int { return w.size }
 
-// Written says whether the status is fixed.
 func (w *writer) Written() bool { return w.written }
 
 // Flush sends nothing: the answer is held back.
 func (w *writer) Flush() { w.WriteHeaderNow() }
 
-// Hijack is refused.
 func (w *writer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return w.ResponseWriter.(http.Hijacker).Hijack()
 }
@@ -111,5 +105,4 @@ func (w *writer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 // CloseNotify never fires: the work goes on without its client.
 func (w *writer) CloseNotify() <-chan bool { return make(chan bool) }
 
-// Pusher has none.
 func (w *writer) Pusher() http.Pusher { return nil }

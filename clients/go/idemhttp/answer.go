@@ -1,6 +1,7 @@
 package idemhttp
 
 import (
+	"cmp"
 	"encoding/json"
 	"net/http"
 	"strconv"
@@ -62,10 +63,7 @@ func (a *answer) retryAfter(now time.Time) *time.Duration {
 
 // written makes an answer of a Response: a payload is JSON.
 func written(response idempotency.Response, otherwise int) (*answer, error) {
-	a := &answer{status: response.Code, header: http.Header{}, body: response.Body}
-	if a.status == 0 {
-		a.status = otherwise
-	}
+	a := &answer{status: cmp.Or(response.Code, otherwise), header: http.Header{}, body: response.Body}
 	if response.Body == nil && response.Payload != nil {
 		body, err := json.Marshal(response.Payload)
 		if err != nil {

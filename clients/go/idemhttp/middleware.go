@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -157,7 +158,7 @@ func (m *Middleware[Tx]) read(w http.ResponseWriter, r *http.Request) ([]byte, e
 
 // keyOf is "" for a request that runs without a key.
 func (m *Middleware[Tx]) keyOf(r *http.Request) (string, error) {
-	if m.options.Skip != nil && m.options.Skip(r) || !contains(m.options.Methods, r.Method) {
+	if m.options.Skip != nil && m.options.Skip(r) || !m.needsKey(r.Method) {
 		return "", nil
 	}
 	key, err := keyOf(r, m.options.Header, m.options.Strict)
@@ -173,14 +174,9 @@ func (m *Middleware[Tx]) keyOf(r *http.Request) (string, error) {
 	return key, nil
 }
 
-// contains knows a method in lower case, which routers may take for the same.
-func contains(list []string, wanted string) bool {
-	for _, entry := range list {
-		if strings.EqualFold(entry, wanted) {
-			return true
-		}
-	}
-	return false
+// needsKey knows a method in lower case, which routers may take for the same.
+func (m *Middleware[Tx]) needsKey(method string) bool {
+	return slices.ContainsFunc(m.options.Methods, func(one string) bool { return strings.EqualFold(one, method) })
 }
 
 func (m *Middleware[Tx]) scopeOf(r *http.Request, route string) (string, error) {
@@ -208,10 +204,7 @@ func (m *Middleware[Tx]) waitOf(r *http.Request) time.Duration {
 		if !strings.EqualFold(strings.TrimSpace(name), "wait") || err != nil || m.options.MaxWait < 0 {
 			continue
 		}
-		if wait := time.Duration(n) * time.Second; wait < m.options.MaxWait {
-			return wait
-		}
-		return m.options.MaxWait
+		return min(time.Duration(n)*time.Second, m.options.MaxWait)
 	}
 	return m.options.Wait
 }

@@ -1,6 +1,7 @@
 package idemhttp
 
 import (
+	"cmp"
 	"log"
 	"net/http"
 	"strings"
@@ -119,29 +120,17 @@ func DefaultStatuses(status int) Keep {
 }
 
 func (o *Options) setDefaults() {
-	if o.Header == "" {
-		o.Header = "Idempotency-Key"
-	}
-	if o.Marker == "" {
-		o.Marker = "Idempotency-Replayed"
-	}
+	o.Header = cmp.Or(o.Header, "Idempotency-Key")
+	o.Marker = cmp.Or(o.Marker, "Idempotency-Replayed")
+	o.MaxRequest = cmp.Or(o.MaxRequest, 1<<20)
+	o.MaxResponse = cmp.Or(o.MaxResponse, 1<<20)
+	o.MaxWait = cmp.Or(o.MaxWait, 10*time.Second)
+	o.Timeout = cmp.Or(o.Timeout, 30*time.Second)
 	if o.Methods == nil {
 		o.Methods = []string{http.MethodPost, http.MethodPatch}
 	}
 	if o.Statuses == nil {
 		o.Statuses = DefaultStatuses
-	}
-	if o.MaxRequest == 0 {
-		o.MaxRequest = 1 << 20
-	}
-	if o.MaxResponse == 0 {
-		o.MaxResponse = 1 << 20
-	}
-	if o.MaxWait == 0 {
-		o.MaxWait = 10 * time.Second
-	}
-	if o.Timeout == 0 {
-		o.Timeout = 30 * time.Second
 	}
 	if o.OnError == nil {
 		o.OnError = func(r *http.Request, err error) { log.Printf("idemhttp: %s %s: %v", r.Method, r.URL.Path, err) }

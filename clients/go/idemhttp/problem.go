@@ -38,8 +38,7 @@ var (
 const again = "Send it again, with the same key, after the time in Retry-After."
 
 // problemOf says nothing that comes from the error itself: that may have a key, a
-// scope or SQL in it.
-// header is the name of the key's header.
+// scope or SQL in it. header is the name of the key's header.
 func problemOf(err error, header string) *Problem {
 	problem := func(status int, title, detail string, after time.Duration) *Problem {
 		return &Problem{"about:blank", title, status, detail, after}
@@ -69,7 +68,7 @@ func problemOf(err error, header string) *Problem {
 	case errors.Is(err, idempotency.ErrKeyReused):
 		return problem(422, "Idempotency-Key is already used", "It was used with another request. Use a new key for a new request.", 0)
 	case errors.As(err, &unknown):
-		return problem(503, "It is not known yet whether an earlier attempt took effect", again, atLeastSecond(unknown.RetryAfter))
+		return problem(503, "It is not known yet whether an earlier attempt took effect", again, max(unknown.RetryAfter, time.Second))
 	case errors.Is(err, errTimeout):
 		return problem(503, "The request took too long", again, time.Second)
 	case isBusy(err):
@@ -89,15 +88,8 @@ func isBusy(err error) bool {
 	return idempotency.Transient(err)
 }
 
-func atLeastSecond(d time.Duration) time.Duration {
-	if d < time.Second {
-		return time.Second
-	}
-	return d
-}
-
 func seconds(d time.Duration) string {
-	return strconv.FormatInt(int64(math.Ceil(atLeastSecond(d).Seconds())), 10)
+	return strconv.FormatInt(int64(math.Ceil(max(d, time.Second).Seconds())), 10)
 }
 
 // answered is an error with its answer: Problem is asked once about it.
@@ -130,7 +122,7 @@ func (m *Middleware[Tx]) answered(r *http.Request, err error) *answered {
 	}
 	problem := problemOf(err, m.options.Header)
 	if after != nil {
-		problem.RetryAfter = atLeastSecond(*after)
+		problem.RetryAfter = max(*after, time.Second)
 	}
 	failing := problem.Status == 500
 	if m.options.DescribedBy != "" {

@@ -17,7 +17,6 @@ func newRecorder(max int) *recorder {
 	return &recorder{answer: answer{header: http.Header{}}, max: max}
 }
 
-// Header is the answer's.
 func (r *recorder) Header() http.Header { return r.header }
 
 // WriteHeader sets the status, once. An informational one is not sent.

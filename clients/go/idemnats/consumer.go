@@ -12,11 +12,11 @@ import (
 	"log"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"example.org/idempotency"
 	"example.org/idempotency/internal/broker"
+	"example.org/idempotency/internal/option"
 	"github.com/nats-io/nats.go"
 )
 
@@ -63,8 +63,6 @@ type consumer struct {
 	policy    broker.Policy
 	owns      broker.Owns
 	clock     idempotency.Clock
-	slots     chan struct{}
-	running   sync.WaitGroup
 }
 
 // Consume makes the durable consumer and the stream of its dead letters,
@@ -77,7 +75,6 @@ func Consume[Tx any](ctx context.Context, js nats.JetStreamContext, client *idem
 	}
 	policy := broker.Policy{Tries: options.Tries, Delays: options.Delays}.WithDefaults()
 	c := &consumer{Options: withDefaults(options), jetstream: js, policy: policy, owns: client.OwnsDeadLetter, clock: client.Clock()}
-	c.slots = make(chan struct{}, c.Prefetch)
 	if err := c.make(); err != nil {
 		return fmt.Errorf("idemnats: %w", err)
 	}
@@ -85,24 +82,15 @@ func Consume[Tx any](ctx context.Context, js nats.JetStreamContext, client *idem
 	if err != nil {
 		return fmt.Errorf("idemnats: %w", err)
 	}
-	defer c.running.Wait()
 	defer func() { _ = subscription.Unsubscribe() }() // the connection goes on without us
-	return c.run(ctx, subscription)
+	return broker.Pull(ctx, c.Prefetch, func(free int) ([]*nats.Msg, error) { return c.fetch(ctx, subscription, free) }, c.handle)
 }
 
 func withDefaults(o Options) Options {
-	if o.Prefetch <= 0 {
-		o.Prefetch = 10
-	}
-	if o.AckWait <= 0 {
-		o.AckWait = 30 * time.Second
-	}
-	if o.DeliveryLimit <= 0 {
-		o.DeliveryLimit = 100
-	}
-	if o.DeadWindow <= 0 {
-		o.DeadWindow = 24 * time.Hour
-	}
+	o.Prefetch = option.Or(o.Prefetch, 10)
+	o.AckWait = option.Or(o.AckWait, 30*time.Second)
+	o.DeliveryLimit = option.Or(o.DeliveryLimit, 100)
+	o.DeadWindow = option.Or(o.DeadWindow, 24*time.Hour)
 	if o.OnError == nil {
 		o.OnError = func(err error, _ *nats.Msg) { log.Printf("idemnats: a message of %s: %v", o.Stream, err) }
 	}
@@ -121,35 +109,24 @@ func (c *consumer) make() error {
 	return err
 }
 
-// run fetches as many messages as may be handled.
-func (c *consumer) run(ctx context.Context, subscription *nats.Subscription) error {
-	for ctx.Err() == nil {
-		select {
-		case c.slots <- struct{}{}:
-			<-c.slots
-		case <-ctx.Done():
-			return nil
-		}
-		messages, err := subscription.Fetch(cap(c.slots)-len(c.slots), nats.MaxWait(pause))
-		switch {
-		case errors.Is(err, nats.ErrConnectionClosed), errors.Is(err, nats.ErrBadSubscription):
-			return fmt.Errorf("idemnats: %w", err)
-		case err != nil && !errors.Is(err, nats.ErrTimeout):
-			c.OnError(err, nil)
-			_ = c.clock.Sleep(ctx, pause) // the loop looks at the context
-		}
-		for _, message := range messages {
-			c.slots <- struct{}{}
-			c.running.Add(1)
-			go func(message *nats.Msg) {
-				defer func() { <-c.slots; c.running.Done() }()
-				if err := c.settle(idempotency.Detach(ctx), message); err != nil {
-					c.OnError(err, message) // the message comes again
-				}
-			}(message)
-		}
+// fetch waits for messages, but not for long.
+func (c *consumer) fetch(ctx context.Context, subscription *nats.Subscription, free int) ([]*nats.Msg, error) {
+	messages, err := subscription.Fetch(free, nats.MaxWait(pause))
+	switch {
+	case errors.Is(err, nats.ErrConnectionClosed), errors.Is(err, nats.ErrBadSubscription):
+		return nil, fmt.Errorf("idemnats: %w", err)
+	case err != nil && !errors.Is(err, nats.ErrTimeout):
+		c.OnError(err, nil)
+		_ = c.clock.Sleep(ctx, pause)
 	}
-	return nil
+	return messages, nil
+}
+
+// handle: if the message cannot be settled, it comes again.
+func (c *consumer) handle(ctx context.Context, message *nats.Msg) {
+	if err := c.settle(ctx, message); err != nil {
+		c.OnError(err, message)
+	}
 }
 
 // settle runs the operation of a message, and settles the message.

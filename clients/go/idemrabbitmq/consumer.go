@@ -12,6 +12,7 @@ package idemrabbitmq
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log"
@@ -20,6 +21,7 @@ import (
 
 	"example.org/idempotency"
 	"example.org/idempotency/internal/broker"
+	"example.org/idempotency/internal/option"
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
@@ -50,62 +52,35 @@ type Options struct {
 // connection or the channel is lost, or if the broker ends the consumer: what was
 // not acknowledged then comes again. It opens a channel of its own.
 func Consume[Tx any](ctx context.Context, conn *amqp.Connection, client *idempotency.Client[Tx], options Options) error {
+	if options.Queue == "" || options.Handle == nil {
+		return errors.New("idemrabbitmq: Queue and Handle are required")
+	}
 	ch, err := conn.Channel()
 	if err != nil {
 		return fmt.Errorf("idemrabbitmq: %w", err)
 	}
 	defer ch.Close()
-	return consume(ctx, ch, client.OwnsDeadLetter, options)
-}
-
-// channel is what a consumer needs of an *amqp.Channel.
-type channel interface {
-	publishing
-	declaring
-	Qos(prefetchCount, prefetchSize int, global bool) error
-	Consume(queue, consumer string, autoAck, exclusive, noLocal, noWait bool, args amqp.Table) (<-chan amqp.Delivery, error)
-	Cancel(consumer string, noWait bool) error
-	IsClosed() bool
-	NotifyClose(chan *amqp.Error) chan *amqp.Error
-	Ack(tag uint64, multiple bool) error
-	Nack(tag uint64, multiple, requeue bool) error
+	c := &consumer{options: withDefaults(options), channel: ch, owns: client.OwnsDeadLetter}
+	c.policy = broker.Policy{Tries: c.options.Tries, Delays: c.options.Delays}
+	if err := c.run(ctx); err != nil {
+		return fmt.Errorf("idemrabbitmq: %w", err)
+	}
+	return nil
 }
 
 type consumer struct {
 	options   Options
 	policy    broker.Policy
-	channel   channel
+	channel   *amqp.Channel
 	publisher *publisher
 	owns      broker.Owns
 }
 
-func consume(ctx context.Context, ch channel, owns broker.Owns, options Options) error {
-	if options.Queue == "" || options.Handle == nil {
-		return errors.New("idemrabbitmq: Queue and Handle are required")
-	}
-	options = withDefaults(options)
-	closed := ch.NotifyClose(make(chan *amqp.Error, 1))
-	if err := declare(ch, options); err != nil {
-		return fmt.Errorf("idemrabbitmq: %w", err)
-	}
-	publisher, err := newPublisher(ch)
-	if err != nil {
-		return fmt.Errorf("idemrabbitmq: %w", err)
-	}
-	policy := broker.Policy{Tries: options.Tries, Delays: options.Delays}
-	c := &consumer{options: options, policy: policy, channel: ch, publisher: publisher, owns: owns}
-	return c.run(ctx, closed)
-}
-
 func withDefaults(options Options) Options {
-	if options.Prefetch <= 0 {
-		options.Prefetch = 10
-	}
 	policy := broker.Policy{Tries: options.Tries, Delays: options.Delays}.WithDefaults()
 	options.Tries, options.Delays = policy.Tries, policy.Delays
-	if options.DeliveryLimit <= 0 {
-		options.DeliveryLimit = 20
-	}
+	options.Prefetch = option.Or(options.Prefetch, 10)
+	options.DeliveryLimit = option.Or(options.DeliveryLimit, 20)
 	if options.OnError == nil {
 		options.OnError = func(err error, _ amqp.Delivery) {
 			log.Printf("idemrabbitmq: a message of %s: %v", options.Queue, err)
@@ -114,15 +89,23 @@ func withDefaults(options Options) Options {
 	return options
 }
 
-// run takes messages until there are no more.
-func (c *consumer) run(ctx context.Context, closed <-chan *amqp.Error) error {
-	tag := broker.NewName()
-	if err := c.channel.Qos(c.options.Prefetch, 0, false); err != nil {
-		return fmt.Errorf("idemrabbitmq: %w", err)
+// run makes the queues, and takes messages until there are no more.
+func (c *consumer) run(ctx context.Context) error {
+	closed := c.channel.NotifyClose(make(chan *amqp.Error, 1))
+	err := Declare(c.channel, c.options)
+	if err == nil {
+		c.publisher, err = newPublisher(c.channel)
 	}
+	if err == nil {
+		err = c.channel.Qos(c.options.Prefetch, 0, false)
+	}
+	if err != nil {
+		return err
+	}
+	tag := rand.Text()
 	deliveries, err := c.channel.Consume(c.options.Queue, tag, false, false, false, false, nil)
 	if err != nil {
-		return fmt.Errorf("idemrabbitmq: %w", err)
+		return err
 	}
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -132,16 +115,9 @@ func (c *consumer) run(ctx context.Context, closed <-chan *amqp.Error) error {
 			if !open {
 				return c.ended(closed)
 			}
-			running.Add(1)
-			go func() {
-				defer running.Done()
-				c.handle(idempotency.Detach(ctx), message)
-			}()
+			running.Go(func() { c.handle(idempotency.Detach(ctx), message) })
 		case <-ctx.Done():
-			if err := c.channel.Cancel(tag, false); err != nil {
-				return fmt.Errorf("idemrabbitmq: %w", err)
-			}
-			return nil
+			return c.channel.Cancel(tag, false)
 		}
 	}
 }
@@ -149,12 +125,12 @@ func (c *consumer) run(ctx context.Context, closed <-chan *amqp.Error) error {
 // ended says why there are no more deliveries.
 func (c *consumer) ended(closed <-chan *amqp.Error) error {
 	if !c.channel.IsClosed() {
-		return errors.New("idemrabbitmq: the broker has ended the consumer")
+		return errors.New("the broker has ended the consumer")
 	}
 	if err := <-closed; err != nil {
-		return fmt.Errorf("idemrabbitmq: %w", err)
+		return err
 	}
-	return fmt.Errorf("idemrabbitmq: %w", amqp.ErrClosed)
+	return amqp.ErrClosed
 }
 
 // handle runs the operation of a message, and settles the message. If the broker
@@ -214,7 +190,7 @@ func (c *consumer) fail(ctx context.Context, message amqp.Delivery, failure *ide
 
 // rename puts the message back under a random name.
 func (c *consumer) rename(ctx context.Context, message amqp.Delivery, tries int) error {
-	headers := amqp.Table{broker.TriesHeader: int32(tries), nameHeader: broker.NewName()}
+	headers := amqp.Table{broker.TriesHeader: int32(tries), nameHeader: rand.Text()}
 	return c.replace(ctx, message, c.options.Queue, headers)
 }
 

@@ -29,6 +29,12 @@ func consumeOrders(ctx context.Context, conn *amqp.Connection, client *idempoten
 }
 
 func Example() {
+	// the address of the server is in the environment: PGHOST and so on
+	pool, err := pgxv5.Connect(context.Background(), "sslmode=disable")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer pool.Close()
 	client := idempotency.New(pgxv5.Pool(pool), idempotency.Options{Scope: "orders"})
 	conn, err := amqp.Dial(os.Getenv("DEMO_AMQP"))
 	if err != nil {
@@ -37,7 +43,7 @@ func Example() {
 	defer conn.Close()
 	ch, err := conn.Channel()
 	if err == nil {
-		_, err = pool.Exec(context.Background(), "CREATE TABLE placed (id text)")
+		_, err = pool.Exec(context.Background(), "CREATE EXTENSION IF NOT EXISTS idempotency; CREATE TABLE placed (id text)")
 	}
 	if err != nil {
 		log.Fatal(err)

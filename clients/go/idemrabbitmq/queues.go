@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -14,20 +15,10 @@ import (
 // nameHeader has the name of a message whose operation has failed.
 const nameHeader = "x-idempotency-name"
 
-type declaring interface {
-	QueueDeclare(name string, durable, autoDelete, exclusive, noWait bool, args amqp.Table) (amqp.Queue, error)
-}
-
 // Declare makes the queues that options name: Consume does so as well, and a sender
 // that starts before the first consumer. It fails if a queue is there with other
 // arguments.
 func Declare(ch *amqp.Channel, options Options) error {
-	return declare(ch, options)
-}
-
-// declare makes queues of type quorum. at-least-once, and so reject-publish:
-// otherwise a message can be lost between two queues.
-func declare(ch declaring, options Options) error {
 	options = withDefaults(options)
 	queue := options.Queue
 	dead := amqp.Table{"x-queue-type": "quorum"}
@@ -49,6 +40,8 @@ func declare(ch declaring, options Options) error {
 	return nil
 }
 
+// movesTo: at-least-once, and so a quorum queue and reject-publish. Otherwise a message can
+// be lost between two queues.
 func movesTo(queue string) amqp.Table {
 	return amqp.Table{"x-queue-type": "quorum", "x-dead-letter-exchange": "", "x-dead-letter-routing-key": queue,
 		"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
@@ -80,35 +73,24 @@ func triesOf(message amqp.Delivery) int {
 // expire where the sender did not want it to wait.
 func copyOf(message amqp.Delivery, further amqp.Table) amqp.Publishing {
 	headers := amqp.Table{}
-	for name, value := range message.Headers {
-		headers[name] = value
-	}
-	for name, value := range further {
-		headers[name] = value
-	}
+	maps.Copy(headers, message.Headers)
+	maps.Copy(headers, further)
 	return amqp.Publishing{Headers: headers, ContentType: message.ContentType, ContentEncoding: message.ContentEncoding,
 		DeliveryMode: amqp.Persistent, Priority: message.Priority, CorrelationId: message.CorrelationId,
 		ReplyTo: message.ReplyTo, MessageId: message.MessageId, Timestamp: message.Timestamp, Type: message.Type,
 		AppId: message.AppId, Body: message.Body}
 }
 
-type publishing interface {
-	Confirm(noWait bool) error
-	NotifyPublish(chan amqp.Confirmation) chan amqp.Confirmation
-	NotifyReturn(chan amqp.Return) chan amqp.Return
-	PublishWithContext(ctx context.Context, exchange, key string, mandatory, immediate bool, msg amqp.Publishing) error
-}
-
 // publisher publishes one message at a time, so that a confirmation and a return
 // are known to be its own.
 type publisher struct {
 	mutex     sync.Mutex
-	channel   publishing
+	channel   *amqp.Channel
 	confirmed <-chan amqp.Confirmation
 	returned  <-chan amqp.Return
 }
 
-func newPublisher(ch publishing) (*publisher, error) {
+func newPublisher(ch *amqp.Channel) (*publisher, error) {
 	// The broker's answers must not wait for us: nothing else is read meanwhile.
 	p := &publisher{channel: ch, confirmed: ch.NotifyPublish(make(chan amqp.Confirmation, 1)),
 		returned: ch.NotifyReturn(make(chan amqp.Return, 1))}

@@ -6,15 +6,16 @@ package idemredis
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log"
 	"strings"
-	"sync"
 	"time"
 
 	"example.org/idempotency"
 	"example.org/idempotency/internal/broker"
+	"example.org/idempotency/internal/option"
 	"github.com/gomodule/redigo/redis"
 )
 
@@ -64,14 +65,12 @@ type Options struct {
 
 type consumer struct {
 	Options
-	pool    Pool
-	policy  broker.Policy
-	owns    broker.Owns
-	clock   idempotency.Clock
-	name    string
-	keys    []any
-	slots   chan struct{}
-	running sync.WaitGroup
+	pool   Pool
+	policy broker.Policy
+	owns   broker.Owns
+	clock  idempotency.Clock
+	name   string
+	keys   []any
 }
 
 // Consume makes the group, and consumes until ctx ends. Then it takes no more
@@ -81,31 +80,20 @@ func Consume[Tx any](ctx context.Context, pool Pool, client *idempotency.Client[
 	if options.Stream == "" || options.Group == "" || options.Handle == nil {
 		return errors.New("idemredis: Stream, Group and Handle are required")
 	}
-	c := &consumer{Options: withDefaults(options), pool: pool, owns: client.OwnsDeadLetter, clock: client.Clock(), name: broker.NewName(),
+	c := &consumer{Options: withDefaults(options), pool: pool, owns: client.OwnsDeadLetter, clock: client.Clock(), name: rand.Text(),
 		policy: broker.Policy{Tries: options.Tries, Delays: options.Delays}.WithDefaults(), keys: keysOf(options.Stream, options.Group)}
-	c.slots = make(chan struct{}, c.Prefetch)
 	_, err := c.do("XGROUP", "CREATE", c.Stream, c.Group, "0", "MKSTREAM")
 	if err != nil && !strings.HasPrefix(err.Error(), "BUSYGROUP") {
 		return fmt.Errorf("idemredis: %w", err)
 	}
-	defer c.running.Wait()
-	c.run(ctx)
-	return nil
+	return broker.Pull(ctx, c.Prefetch, func(free int) ([]Entry, error) { return c.fetch(ctx, free), nil }, c.handle)
 }
 
 func withDefaults(o Options) Options {
-	if o.Prefetch <= 0 {
-		o.Prefetch = 10
-	}
-	if o.Idle <= 0 {
-		o.Idle = 30 * time.Second
-	}
-	if o.Poll <= 0 {
-		o.Poll = 500 * time.Millisecond
-	}
-	if o.DeliveryLimit <= 0 {
-		o.DeliveryLimit = 100
-	}
+	o.Prefetch = option.Or(o.Prefetch, 10)
+	o.Idle = option.Or(o.Idle, 30*time.Second)
+	o.Poll = option.Or(o.Poll, 500*time.Millisecond)
+	o.DeliveryLimit = option.Or(o.DeliveryLimit, 100)
 	if o.OnError == nil {
 		o.OnError = func(err error, entry Entry) { log.Printf("idemredis: entry %s of %s: %v", entry.ID, o.Stream, err) }
 	}
@@ -122,30 +110,20 @@ func keysOf(stream, group string) []any {
 	return []any{stream, prefix + "." + group + ".again", prefix + "." + group + ".tries", prefix + "." + group + ".dead"}
 }
 
-// run takes as many entries as may be handled.
-func (c *consumer) run(ctx context.Context) {
-	for ctx.Err() == nil {
-		select {
-		case c.slots <- struct{}{}:
-			<-c.slots
-		case <-ctx.Done():
-			return
-		}
-		entries, err := c.next(cap(c.slots) - len(c.slots))
-		if err != nil {
-			c.OnError(err, Entry{})
-			_ = c.clock.Sleep(ctx, time.Second) // the loop looks at the context
-		}
-		for _, entry := range entries {
-			c.slots <- struct{}{}
-			c.running.Add(1)
-			go func(entry Entry) {
-				defer func() { <-c.slots; c.running.Done() }()
-				if err := c.settle(idempotency.Detach(ctx), entry); err != nil {
-					c.OnError(err, entry) // the entry comes again
-				}
-			}(entry)
-		}
+// fetch waits while Redis is away.
+func (c *consumer) fetch(ctx context.Context, free int) []Entry {
+	entries, err := c.next(free)
+	if err != nil {
+		c.OnError(err, Entry{})
+		_ = c.clock.Sleep(ctx, time.Second)
+	}
+	return entries
+}
+
+// handle: if the entry cannot be settled, it comes again.
+func (c *consumer) handle(ctx context.Context, entry Entry) {
+	if err := c.settle(ctx, entry); err != nil {
+		c.OnError(err, entry)
 	}
 }
 

@@ -146,18 +146,15 @@ func beginAt(level sql.IsolationLevel) (string, error) {
 // even if the work does not look at its context. The function that it returns
 // ends the watch; after it, nothing closes any more.
 func closeWhenOver(ctx context.Context, connection *pgx.Conn) func() {
-	stop, stopped := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(stopped)
-		select {
-		case <-ctx.Done():
-			_ = connection.PgConn().Conn().Close()
-		case <-stop:
-		}
-	}()
+	closed := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		_ = connection.PgConn().Conn().Close()
+		close(closed)
+	})
 	return func() {
-		close(stop)
-		<-stopped
+		if !stop() {
+			<-closed
+		}
 	}
 }
 

@@ -39,7 +39,6 @@ func (t *transaction) Commit(context.Context) error { return errNotYours }
 // Rollback is refused: the client rolls back if the work returns an error.
 func (t *transaction) Rollback(context.Context) error { return errNotYours }
 
-// CopyFrom is pgx's.
 func (t *transaction) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, source pgx.CopyFromSource) (int64, error) {
 	if t.ended {
 		return 0, pgx.ErrTxClosed
@@ -47,7 +46,6 @@ func (t *transaction) CopyFrom(ctx context.Context, table pgx.Identifier, column
 	return t.conn.CopyFrom(ctx, table, columns, source)
 }
 
-// SendBatch is pgx's.
 func (t *transaction) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
 	if t.ended {
 		return closedBatch{}
@@ -61,7 +59,6 @@ func (t *transaction) LargeObjects() pgx.LargeObjects {
 	panic("pgxv5: no large objects in this transaction: call the server's lo_ functions")
 }
 
-// Prepare is pgx's.
 func (t *transaction) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
 	if t.ended {
 		return nil, pgx.ErrTxClosed
@@ -69,7 +66,6 @@ func (t *transaction) Prepare(ctx context.Context, name, sql string) (*pgconn.St
 	return t.conn.Prepare(ctx, name, sql)
 }
 
-// Exec is pgx's.
 func (t *transaction) Exec(ctx context.Context, sql string, arguments ...any) (pgconn.CommandTag, error) {
 	if t.ended {
 		return pgconn.CommandTag{}, pgx.ErrTxClosed
@@ -77,7 +73,6 @@ func (t *transaction) Exec(ctx context.Context, sql string, arguments ...any) (p
 	return t.conn.Exec(ctx, sql, arguments...)
 }
 
-// Query is pgx's.
 func (t *transaction) Query(ctx context.Context, sql string, arguments ...any) (pgx.Rows, error) {
 	if t.ended {
 		return closedRows{}, pgx.ErrTxClosed
@@ -85,7 +80,6 @@ func (t *transaction) Query(ctx context.Context, sql string, arguments ...any) (
 	return t.conn.Query(ctx, sql, arguments...)
 }
 
-// QueryRow is pgx's.
 func (t *transaction) QueryRow(ctx context.Context, sql string, arguments ...any) pgx.Row {
 	if t.ended {
 		return closedRows{}

@@ -3,12 +3,12 @@ package broker
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
+	"sync"
 	"time"
 
 	"example.org/idempotency"
+	"example.org/idempotency/internal/option"
 )
 
 // TriesHeader counts how often the handling of a message ended with an error.
@@ -25,9 +25,7 @@ type Policy struct {
 
 // WithDefaults fills in what was not given.
 func (p Policy) WithDefaults() Policy {
-	if p.Tries <= 0 {
-		p.Tries = 20
-	}
+	p.Tries = option.Or(p.Tries, 20)
 	if len(p.Delays) == 0 {
 		p.Delays = []time.Duration{time.Second, 10 * time.Second, time.Minute}
 	}
@@ -74,6 +72,34 @@ func (p Policy) Delay(after time.Duration) time.Duration {
 	return p.Delays[len(p.Delays)-1]
 }
 
+// Pull fetches messages and handles so many at a time, until ctx ends or fetch fails. It
+// returns after the messages under way, whose context does not end.
+func Pull[Message any](ctx context.Context, atATime int, fetch func(free int) ([]Message, error), handle func(context.Context, Message)) error {
+	slots := make(chan struct{}, atATime)
+	var running sync.WaitGroup
+	defer running.Wait()
+	for ctx.Err() == nil {
+		select {
+		case slots <- struct{}{}:
+			<-slots
+		case <-ctx.Done():
+			return nil
+		}
+		messages, err := fetch(cap(slots) - len(slots))
+		if err != nil {
+			return err
+		}
+		for _, message := range messages {
+			slots <- struct{}{}
+			running.Go(func() {
+				defer func() { <-slots }()
+				handle(idempotency.Detach(ctx), message)
+			})
+		}
+	}
+	return nil
+}
+
 // Repeat calls tell again and again. stop ends that, and waits for a call under way.
 func Repeat(clock idempotency.Clock, period time.Duration, tell func()) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
@@ -88,15 +114,6 @@ func Repeat(clock idempotency.Clock, period time.Duration, tell func()) (stop fu
 		cancel()
 		<-ended
 	}
-}
-
-// NewName is a random name for a message.
-func NewName() string {
-	var random [16]byte
-	if _, err := rand.Read(random[:]); err != nil {
-		panic(err) // the system has no random numbers
-	}
-	return hex.EncodeToString(random[:])
 }
 
 // Owns is Client.OwnsDeadLetter.

@@ -59,7 +59,7 @@ func Pay(ctx context.Context, tx pgx.Tx, p *Payment) (idempotency.Response, erro
 	if p.Amount > 1000 {
 		return idempotency.Response{}, errTooMuch
 	}
-	return p.answer()
+	return p.answer(), nil
 }
 
 // Charge is the work of POST /charges. Nothing happens outside of the database,
@@ -73,8 +73,7 @@ func Charge(ctx context.Context, p *Payment) (idempotency.Completion[pgx.Tx], er
 	}
 	p2 := *p
 	p2.Crash = false
-	response, err := p2.answer()
-	return idempotency.Completion[pgx.Tx]{Response: response, Writes: func(ctx context.Context, tx pgx.Tx) error {
+	return idempotency.Completion[pgx.Tx]{Response: p2.answer(), Writes: func(ctx context.Context, tx pgx.Tx) error {
 		if err := p.insert(ctx, tx, "charge"); err != nil {
 			return err
 		}
@@ -82,7 +81,7 @@ func Charge(ctx context.Context, p *Payment) (idempotency.Completion[pgx.Tx], er
 			return fmt.Errorf("%w: %v", idempotency.ErrNotDone, errCrash)
 		}
 		return nil
-	}}, err
+	}}, nil
 }
 
 func (p *Payment) insert(ctx context.Context, tx pgx.Tx, kind string) error {
@@ -95,17 +94,13 @@ func (p *Payment) sleep(ctx context.Context) error {
 }
 
 // answer panics for a crash, as a mistake in a handler would.
-func (p *Payment) answer() (idempotency.Response, error) {
+func (p *Payment) answer() idempotency.Response {
 	if p.Crash {
 		panic(errCrash)
 	}
-	var random [16]byte
-	if _, err := rand.Read(random[:]); err != nil {
-		return idempotency.Response{}, err
-	}
-	id := fmt.Sprintf("%x", random)
+	id := rand.Text()
 	return idempotency.Response{Code: http.StatusCreated, Headers: map[string]string{"X-Payment": id},
-		Payload: map[string]any{"id": id, "account": p.Account, "amount": int(p.Amount)}}, nil
+		Payload: map[string]any{"id": id, "account": p.Account, "amount": int(p.Amount)}}
 }
 
 // Middleware connects to DATABASE_URL and makes the table, if the role may.

@@ -17,24 +17,10 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	http.Handle("/payments", onlyPost(middleware.Transaction("/payments", pay)))
-	http.Handle("/charges", onlyPost(middleware.Lease("/charges", charge)))
-	http.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != "/" {
-			http.NotFound(w, r)
-		}
-	})
+	http.Handle("POST /payments", middleware.Transaction("/payments", pay))
+	http.Handle("POST /charges", middleware.Lease("/charges", charge))
+	http.HandleFunc("GET /{$}", func(http.ResponseWriter, *http.Request) {})
 	log.Fatal(http.ListenAndServe(payments.Address(), nil))
-}
-
-func onlyPost(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method != http.MethodPost {
-			http.Error(w, "POST only", http.StatusMethodNotAllowed)
-			return
-		}
-		next.ServeHTTP(w, r)
-	})
 }
 
 func pay(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {

@@ -1,0 +1,75 @@
+package brokers
+
+import (
+	"context"
+	"os"
+	"testing"
+
+	"example.org/idempotency"
+	"example.org/idempotency/idemnats"
+	"github.com/nats-io/nats.go"
+)
+
+type natsStream struct {
+	deaf
+	queue string
+	conn  *nats.Conn
+	js    nats.JetStreamContext
+}
+
+func newNATS(t *testing.T, queue string) stage {
+	conn, err := nats.Connect(os.Getenv("DEMO_NATS"))
+	must(t, err)
+	t.Cleanup(conn.Close)
+	js, err := conn.JetStream()
+	must(t, err)
+	_, err = js.AddStream(&nats.StreamConfig{Name: queue, Subjects: []string{queue + ".*"}})
+	must(t, err)
+	return &natsStream{queue: queue, conn: conn, js: js}
+}
+
+func (n *natsStream) send(t *testing.T, keys ...string) {
+	for _, key := range keys {
+		message := nats.NewMsg(n.queue + ".sent")
+		message.Data = []byte(key)
+		// A dead letter has neither of these: the server would refuse it.
+		message.Header.Set(nats.ExpectedStreamHdr, n.queue)
+		_, err := n.js.PublishMsg(message, nats.MsgId(nats.NewInbox()))
+		must(t, err)
+	}
+}
+
+func (n *natsStream) settled(*testing.T) bool {
+	info, err := n.js.ConsumerInfo(n.queue, "test")
+	return err == nil && info.NumPending == 0 && info.NumAckPending == 0
+}
+
+func (n *natsStream) deadLetters(t *testing.T) (keys []string) {
+	info, err := n.js.StreamInfo(n.queue + "-test-dead")
+	must(t, err)
+	for sequence := uint64(1); sequence <= info.State.LastSeq; sequence++ {
+		message, err := n.js.GetMsg(n.queue+"-test-dead", sequence)
+		must(t, err)
+		if message.Subject != n.queue+"-test-dead."+n.queue+".sent" || message.Header.Get("x-idempotency-msg-id") == "" {
+			t.Errorf("%s %v", message.Subject, message.Header)
+		}
+		keys = append(keys, string(message.Data))
+	}
+	return keys
+}
+
+func TestConsumeLeavesNoSubscription(t *testing.T) {
+	s := newScene(t, "nats")
+	n := s.stage.(*natsStream)
+	s.send(t, "one")
+	before := n.conn.NumSubscriptions()
+	ctx, cancel := context.WithCancel(context.Background())
+	must(t, idemnats.Consume(ctx, n.js, s.client, idemnats.Options{Stream: s.queue, Durable: "test",
+		Handle: func(context.Context, *nats.Msg) (*idempotency.Result, error) {
+			cancel()
+			return nil, nil
+		}}))
+	if after := n.conn.NumSubscriptions(); after != before {
+		t.Errorf("%d subscriptions, not %d", after, before)
+	}
+}

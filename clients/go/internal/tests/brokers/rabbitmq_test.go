@@ -1,0 +1,107 @@
+package brokers
+
+import (
+	"context"
+	"errors"
+	"os"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"example.org/idempotency"
+	"example.org/idempotency/idemrabbitmq"
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+type rabbitMQ struct {
+	queue string
+	ch    *amqp.Channel
+	open  atomic.Int64 // messages that are not settled
+	dead  atomic.Int64 // dead letters that were not read
+}
+
+func newRabbitMQ(t *testing.T, queue string) stage {
+	conn, err := amqp.Dial(os.Getenv("DEMO_AMQP"))
+	must(t, err)
+	t.Cleanup(func() { conn.Close() })
+	ch, err := conn.Channel()
+	must(t, err)
+	must(t, idemrabbitmq.Declare(ch, idemrabbitmq.Options{Queue: queue, Delays: delays, DeliveryLimit: deliveryLimit}))
+	return &rabbitMQ{queue: queue, ch: ch}
+}
+
+func (r *rabbitMQ) send(t *testing.T, keys ...string) {
+	for _, key := range keys {
+		r.open.Add(1)
+		must(t, r.ch.PublishWithContext(context.Background(), "", r.queue, true, false,
+			amqp.Publishing{MessageId: key, Body: []byte("{}"), DeliveryMode: amqp.Persistent, Headers: amqp.Table{"own": "1"}}))
+	}
+}
+
+func (r *rabbitMQ) at(point string) {
+	switch point {
+	case "publish":
+		r.open.Add(1)
+	case "ack":
+		r.open.Add(-1)
+	case "bury":
+		r.dead.Add(1)
+		r.open.Add(-1)
+	}
+}
+
+func (r *rabbitMQ) settled(*testing.T) bool { return r.open.Load() == 0 }
+
+// deadLetters waits for the broker, which moves them when it has the time.
+func (r *rabbitMQ) deadLetters(t *testing.T) (keys []string) {
+	for deadline := time.Now().Add(time.Minute); r.dead.Load() > 0; time.Sleep(10 * time.Millisecond) {
+		message, found, err := r.ch.Get(r.queue+".dead", true)
+		must(t, err)
+		if found {
+			r.dead.Add(-1)
+			keys = append(keys, message.MessageId)
+			if message.Headers["own"] != "1" {
+				t.Errorf("headers %v", message.Headers)
+			}
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("not in time: dead letters %v, and %d more", keys, r.dead.Load())
+		}
+	}
+	return keys
+}
+
+// If somebody has deleted a queue, the broker does not take the copy. The message
+// stays where it is.
+func TestNothingIsLostWithoutARetryQueue(t *testing.T) {
+	s := newScene(t, "rabbitmq")
+	ch := s.stage.(*rabbitMQ).ch
+	ctx, cancel := context.WithCancel(context.Background())
+	s.send(t, "good")
+	must(t, s.consume(ctx, Options{Handle: func(_ context.Context, key string) (*idempotency.Result, error) {
+		if s.note(key); len(s.seen) == 2 {
+			cancel()
+			return nil, nil
+		}
+		_, err := ch.QueueDelete(s.queue+".again.20", false, false, false)
+		return nil, errors.Join(errors.New("planned"), err)
+	}}))
+	left, err := ch.QueueDeclarePassive(s.queue, true, false, false, false, nil)
+	if err != nil || len(s.seen) != 2 || len(s.errors) != 2 || left.Messages != 0 {
+		t.Errorf("seen %v, errors %v, left %v %v", s.seen, s.errors, left, err)
+	}
+}
+
+func TestTheBrokerEndsTheConsumer(t *testing.T) {
+	s := newScene(t, "rabbitmq")
+	s.send(t, "good")
+	if err := s.consume(context.Background(), Options{Handle: func(context.Context, string) (*idempotency.Result, error) {
+		_, err := s.stage.(*rabbitMQ).ch.QueueDelete(s.queue, false, false, false)
+		return nil, err
+	}}); err == nil {
+		t.Error("no error")
+	}
+	if err := idemrabbitmq.Consume(context.Background(), nil, s.client, idemrabbitmq.Options{}); err == nil {
+		t.Error("options are required")
+	}
+}

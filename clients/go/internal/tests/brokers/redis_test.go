@@ -1,0 +1,115 @@
+package brokers
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"example.org/idempotency"
+	"example.org/idempotency/idemredis"
+	"github.com/gomodule/redigo/redis"
+)
+
+type redisStream struct {
+	deaf
+	queue string
+	pool  *redis.Pool
+}
+
+func newRedis(t *testing.T, queue string) stage {
+	pool := redisPool()
+	t.Cleanup(func() { pool.Close() })
+	return &redisStream{queue: queue, pool: pool}
+}
+
+func (r *redisStream) do(t *testing.T, command string, arguments ...any) any {
+	t.Helper()
+	conn := r.pool.Get()
+	defer conn.Close()
+	answer, err := conn.Do(command, arguments...)
+	must(t, err)
+	return answer
+}
+
+func (r *redisStream) send(t *testing.T, keys ...string) {
+	for _, key := range keys {
+		r.do(t, "XADD", r.queue, "*", "key", key, "own", "1")
+	}
+}
+
+// settled reads the answer of XINFO GROUPS, names and values in turn.
+func (r *redisStream) settled(t *testing.T) bool {
+	groups, err := redis.Values(r.do(t, "XINFO", "GROUPS", r.queue), nil)
+	must(t, err)
+	if len(groups) == 0 {
+		return false
+	}
+	group, err := redis.Values(groups[0], nil)
+	must(t, err)
+	open := int64(0)
+	for i := 0; i < len(group); i += 2 {
+		if name, _ := redis.String(group[i], nil); name == "pending" || name == "lag" {
+			n, err := redis.Int64(group[i+1], nil)
+			must(t, err)
+			open += n
+		}
+	}
+	return open == 0
+}
+
+func (r *redisStream) deadLetters(t *testing.T) (keys []string) {
+	entries, err := redis.Values(r.do(t, "XRANGE", "{"+r.queue+"}.test.dead", "-", "+"), nil)
+	must(t, err)
+	for _, entry := range entries {
+		parts, err := redis.Values(entry, nil)
+		must(t, err)
+		fields, err := redis.StringMap(parts[1], nil)
+		must(t, err)
+		if fields["own"] != "1" || fields["x-idempotency-id"] == "" {
+			t.Errorf("fields %v", fields)
+		}
+		keys = append(keys, fields["key"])
+	}
+	return keys
+}
+
+// silent is a pool whose Redis makes the group, and answers nothing else.
+type silent struct {
+	redis.ConnWithTimeout
+	t     *testing.T
+	tried func()
+}
+
+var errSilent = errors.New("no answer in time")
+
+func (s *silent) Get() redis.Conn { return s }
+func (s *silent) Close() error    { return nil }
+
+func (s *silent) Do(command string, _ ...any) (any, error) {
+	s.t.Errorf("%s waits without a limit", command)
+	return nil, errSilent
+}
+
+func (s *silent) DoWithTimeout(limit time.Duration, command string, _ ...any) (any, error) {
+	if limit != 12*time.Second {
+		s.t.Errorf("%s waits %v", command, limit)
+	}
+	if command == "XGROUP" {
+		return "OK", nil
+	}
+	s.tried()
+	return nil, errSilent
+}
+
+func TestARedisThatHangsKeepsNoConsumer(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var told []error
+	err := idemredis.Consume(ctx, &silent{t: t, tried: cancel}, idempotency.New[any](nil, idempotency.Options{}), idemredis.Options{
+		Stream: "s", Group: "g", Idle: 10 * time.Second, Poll: 2 * time.Second,
+		Handle:  func(context.Context, idemredis.Entry) (*idempotency.Result, error) { return nil, nil },
+		OnError: func(err error, _ idemredis.Entry) { told = append(told, err) }})
+	if err != nil || len(told) != 1 || !errors.Is(told[0], errSilent) {
+		t.Errorf("%v, told %v", err, told)
+	}
+}
