@@ -14,15 +14,12 @@ import (
 	_ "github.com/lib/pq"
 )
 
-// serverURL has host and port from the environment.
-func serverURL() string {
-	return fmt.Sprintf("postgres:///%s?host=%s&port=%s&user=%s&sslmode=disable",
-		os.Getenv("PGDATABASE"), os.Getenv("PGHOST"), os.Getenv("PGPORT"), os.Getenv("PGUSER"))
-}
+// The rest is in the environment: PGHOST and so on.
+const url = "sslmode=disable"
 
 // TestMain makes the table of the example.
 func TestMain(m *testing.M) {
-	db, err := sql.Open("postgres", serverURL())
+	db, err := sql.Open("postgres", url)
 	if err == nil {
 		_, err = db.Exec("CREATE EXTENSION IF NOT EXISTS idempotency; CREATE TABLE IF NOT EXISTS effect (key text NOT NULL)")
 	}
@@ -35,7 +32,7 @@ func TestMain(m *testing.M) {
 func newKey() string { return fmt.Sprint("example-", time.Now().UnixNano()) }
 
 func Example() {
-	db, err := sql.Open("postgres", serverURL())
+	db, err := sql.Open("postgres", url)
 	if err != nil {
 		log.Fatal(err)
 	}

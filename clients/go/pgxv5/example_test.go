@@ -8,7 +8,6 @@ import (
 	"log"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"strings"
 	"time"
 
@@ -26,11 +25,6 @@ func newKey() string {
 	return fmt.Sprint("example-", firstKey)
 }
 
-func serverURL() string {
-	return fmt.Sprintf("postgres:///%s?host=%s&port=%s&user=%s&sslmode=disable",
-		os.Getenv("PGDATABASE"), os.Getenv("PGHOST"), os.Getenv("PGPORT"), os.Getenv("PGUSER"))
-}
-
 // pay takes money from an account, once for each key.
 func pay(ctx context.Context, client *idempotency.Client[pgx.Tx], key string, account string, amount int) (*idempotency.Result, error) {
 	request := map[string]any{"account": account, "amount": amount}
@@ -46,7 +40,7 @@ func pay(ctx context.Context, client *idempotency.Client[pgx.Tx], key string, ac
 }
 
 func exampleClient() *idempotency.Client[pgx.Tx] {
-	url := serverURL()
+	url := "sslmode=disable" // the rest is in the environment: PGHOST and so on
 	pool, err := pgxv5.Connect(context.Background(), url)
 	if err != nil {
 		log.Fatal(err)

@@ -3,6 +3,7 @@ package core_test
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"math/rand"
 	"sync"
@@ -17,8 +18,14 @@ import (
 // connection waits for the session that it belonged to, for as long as Cap.
 var quick = idempotency.Retry{Base: time.Millisecond, Cap: time.Minute}
 
-func TestSerializationFailures(t *testing.T) {
-	onBoth(t, testSerializationFailures[pgx.Tx], testSerializationFailures[*sql.Tx])
+func TestFaults(t *testing.T) { onBoth(t, faultTests[pgx.Tx](), faultTests[*sql.Tx]()) }
+
+func faultTests[Tx any]() tests[Tx] {
+	return tests[Tx]{
+		"SerializationFailures": testSerializationFailures[Tx], "WriteSkew": testWriteSkew[Tx], "LostConnection": testLostConnection[Tx],
+		"NoServer": testNoServer[Tx], "TerminatedPool": testTerminatedPool[Tx], "TerminatedInside": testTerminatedInside[Tx],
+		"ManyFaults": testManyFaults[Tx],
+	}
 }
 
 func testSerializationFailures[Tx any](t *testing.T, b backend[Tx]) {
@@ -26,14 +33,14 @@ func testSerializationFailures[Tx any](t *testing.T, b backend[Tx]) {
 		var count counter
 		client, key := b.client(t, idempotency.Options{Retry: quick, Hooks: count.hooks()}), newKey()
 		failures := 2
-		work := func(ctx context.Context, tx Tx, _ idempotency.Operation) (idempotency.Response, error) {
+		work := does(func(ctx context.Context, tx Tx) error {
 			must(t, b.insert(ctx, tx, key))
 			if failures == 0 {
-				return idempotency.Response{}, nil
+				return nil
 			}
 			failures--
-			return idempotency.Response{}, b.fail(ctx, tx, state)
-		}
+			return b.exec(ctx, tx, raise(state))
+		})
 		result, err := client.Transaction(background, key, nil, work)
 		must(t, err)
 		same(t, "replayed", result.Replayed, false)
@@ -47,36 +54,29 @@ func testSerializationFailures[Tx any](t *testing.T, b backend[Tx]) {
 	}
 }
 
-func TestWriteSkew(t *testing.T) { onBoth(t, testWriteSkew[pgx.Tx], testWriteSkew[*sql.Tx]) }
-
 // Two at SERIALIZABLE read before either writes. The server refuses one, and its
 // repetition sees what the other has done.
 func testWriteSkew[Tx any](t *testing.T, b backend[Tx]) {
-	_, err := admin(t).Exec("DELETE FROM duty; INSERT INTO duty VALUES ('ann', true), ('bob', true)")
-	must(t, err)
+	execute(t, "DELETE FROM duty; INSERT INTO duty VALUES ('ann', true), ('bob', true)")
 	var count counter
 	client := b.client(t, idempotency.Options{Retry: quick, Hooks: count.hooks()})
-	var both, first sync.WaitGroup
-	both.Add(2)
+	var first sync.WaitGroup
 	first.Add(2)
 	errs := make(chan error, 2)
 	for _, who := range []string{"ann", "bob"} {
-		go func(who string) {
+		go func() {
 			attempt := 0
-			_, err := client.Transaction(background, newKey(), nil, func(ctx context.Context, tx Tx, _ idempotency.Operation) (idempotency.Response, error) {
-				attempt++
-				if err := b.exec(ctx, tx, "CREATE TEMP TABLE others ON COMMIT DROP AS SELECT count(*) AS n FROM duty WHERE on_call"); err != nil {
-					return idempotency.Response{}, err
-				}
-				if attempt == 1 {
+			_, err := client.Transaction(background, newKey(), nil, does(func(ctx context.Context, tx Tx) error {
+				err := b.exec(ctx, tx, "CREATE TEMP TABLE others ON COMMIT DROP AS SELECT count(*) AS n FROM duty WHERE on_call")
+				if attempt++; attempt == 1 {
 					first.Done()
 					first.Wait()
 				}
-				return idempotency.Response{}, b.exec(ctx, tx, fmt.Sprintf(
-					"UPDATE duty SET on_call = false WHERE who = '%s' AND (SELECT n FROM others) > 1", who))
-			}, idempotency.WithIsolation(sql.LevelSerializable))
+				return errors.Join(err, b.exec(ctx, tx, fmt.Sprintf(
+					"UPDATE duty SET on_call = false WHERE who = '%s' AND (SELECT n FROM others) > 1", who)))
+			}), idempotency.WithIsolation(sql.LevelSerializable))
 			errs <- err
-		}(who)
+		}()
 	}
 	must(t, <-errs)
 	must(t, <-errs)
@@ -93,12 +93,10 @@ func TestBackoff(t *testing.T) {
 		Hooks: idempotency.Hooks{Retried: func(e idempotency.Event) { delays = append(delays, e.Delay) }}})
 	done := make(chan error)
 	go func() {
-		_, err := client.Transaction(background, newKey(), nil, func(ctx context.Context, tx pgx.Tx, _ idempotency.Operation) (idempotency.Response, error) {
-			return idempotency.Response{}, onPgx.fail(ctx, tx, "40001")
-		})
+		_, err := client.Transaction(background, newKey(), nil, onPgx.runs(raise("40001")))
 		done <- err
 	}()
-	for i := 0; i < 8; i++ {
+	for range 8 {
 		clock.AwaitSleepers(1)
 		clock.Advance(2 * time.Second)
 	}
@@ -106,18 +104,11 @@ func TestBackoff(t *testing.T) {
 	same(t, "SQLSTATE", idempotency.SQLState(err), "40001")
 	same(t, "delays", len(delays), 8)
 	for i, delay := range delays {
-		longest := 50 * time.Millisecond << i
-		if longest > 2*time.Second {
-			longest = 2 * time.Second
-		}
+		longest := min(50*time.Millisecond<<i, 2*time.Second)
 		if delay < 0 || delay > longest {
 			t.Fatalf("delay %d is %v, longer than %v", i, delay, longest)
 		}
 	}
-}
-
-func TestLostConnection(t *testing.T) {
-	onBoth(t, testLostConnection[pgx.Tx], testLostConnection[*sql.Tx])
 }
 
 // Whatever passes when the connection breaks, and whether or not the server got
@@ -149,8 +140,6 @@ func testLostConnection[Tx any](t *testing.T, b backend[Tx]) {
 	}
 }
 
-func TestNoServer(t *testing.T) { onBoth(t, testNoServer[pgx.Tx], testNoServer[*sql.Tx]) }
-
 func testNoServer[Tx any](t *testing.T, b backend[Tx]) {
 	var count counter
 	p := startProxy(t)
@@ -164,30 +153,26 @@ func testNoServer[Tx any](t *testing.T, b backend[Tx]) {
 	must(t, err)
 }
 
-func TestTerminatedPool(t *testing.T) {
-	onBoth(t, testTerminatedPool[pgx.Tx], testTerminatedPool[*sql.Tx])
-}
-
 // A pool full of connections that the server has closed does not use the attempts
 // up.
 func testTerminatedPool[Tx any](t *testing.T, b backend[Tx]) {
 	const size = 10
-	client := idempotency.New(b.open(t, serverURL()+"&application_name=terminated", size),
+	client := idempotency.New(b.open(t, serverURL+"&application_name=terminated", size),
 		idempotency.Options{Retry: idempotency.Retry{Attempts: 1}})
 	var inside sync.WaitGroup
 	inside.Add(size)
 	errs := make(chan error)
-	for i := 0; i < size; i++ {
+	for range size {
 		go func() {
-			_, err := client.Transaction(background, newKey(), nil, func(context.Context, Tx, idempotency.Operation) (idempotency.Response, error) {
+			_, err := client.Transaction(background, newKey(), nil, does(func(context.Context, Tx) error {
 				inside.Done()
 				inside.Wait()
-				return idempotency.Response{}, nil
-			})
+				return nil
+			}))
 			errs <- err
 		}()
 	}
-	for i := 0; i < size; i++ {
+	for range size {
 		must(t, <-errs)
 	}
 	// the one that has found out whether a pooler is in between may still be at its end
@@ -202,19 +187,15 @@ func testTerminatedPool[Tx any](t *testing.T, b backend[Tx]) {
 	same(t, "effects", effects(t, key), "1")
 }
 
-func TestTerminatedInside(t *testing.T) {
-	onBoth(t, testTerminatedInside[pgx.Tx], testTerminatedInside[*sql.Tx])
-}
-
 func testTerminatedInside[Tx any](t *testing.T, b backend[Tx]) {
 	client, key := b.client(t, idempotency.Options{Retry: quick}), newKey()
 	runs := 0
-	result, err := client.Transaction(background, key, nil, func(ctx context.Context, tx Tx, _ idempotency.Operation) (idempotency.Response, error) {
+	result, err := client.Transaction(background, key, nil, does(func(ctx context.Context, tx Tx) error {
 		if runs++; runs == 1 {
-			return idempotency.Response{}, b.exec(ctx, tx, "SELECT pg_terminate_backend(pg_backend_pid())")
+			return b.exec(ctx, tx, "SELECT pg_terminate_backend(pg_backend_pid())")
 		}
-		return idempotency.Response{}, b.insert(ctx, tx, key)
-	})
+		return b.insert(ctx, tx, key)
+	}))
 	must(t, err)
 	same(t, "replayed", result.Replayed, false)
 	same(t, "runs", runs, 2)
@@ -241,12 +222,12 @@ func testRoundTrips[Tx any](t *testing.T, b backend[Tx], base, perStatement, rep
 	key := ""
 	run := func(statements int) int {
 		before := p.state().Trips
-		_, err := client.Transaction(background, key, nil, func(ctx context.Context, tx Tx, _ idempotency.Operation) (idempotency.Response, error) {
-			for i := 0; i < statements; i++ {
+		_, err := client.Transaction(background, key, nil, does(func(ctx context.Context, tx Tx) error {
+			for range statements {
 				must(t, b.exec(ctx, tx, "INSERT INTO effect VALUES ('trips')"))
 			}
-			return idempotency.Response{Payload: 1}, nil
-		})
+			return nil
+		}))
 		must(t, err)
 		return p.state().Trips - before
 	}
@@ -259,8 +240,6 @@ func testRoundTrips[Tx any](t *testing.T, b backend[Tx], base, perStatement, rep
 	}
 }
 
-func TestManyFaults(t *testing.T) { onBoth(t, testManyFaults[pgx.Tx], testManyFaults[*sql.Tx]) }
-
 // Connections break at random while eight callers send each key three times.
 func testManyFaults[Tx any](t *testing.T, b backend[Tx]) {
 	p := startProxy(t)
@@ -269,11 +248,9 @@ func testManyFaults[Tx any](t *testing.T, b backend[Tx]) {
 	patterns := []string{"^COMMIT", "idem_begin", "INSERT INTO effect"}
 	var all sync.WaitGroup
 	prefix := newKey()
-	for caller := 0; caller < 8; caller++ {
-		all.Add(1)
-		go func(caller int) {
-			defer all.Done()
-			for i := 0; i < 30; i++ {
+	for range 8 {
+		all.Go(func() {
+			for i := range 30 {
 				key := fmt.Sprintf("%s-%d", prefix, i)
 				p.order("arm", faults[rand.Intn(len(faults))], patterns[rand.Intn(len(patterns))])
 				result, err := client.Transaction(background, key, nil, b.note(key), idempotency.WithWait(10*time.Second))
@@ -281,7 +258,7 @@ func testManyFaults[Tx any](t *testing.T, b backend[Tx]) {
 					t.Errorf("%s: %v %v", key, result, err)
 				}
 			}
-		}(caller)
+		})
 	}
 	all.Wait()
 	if hits := p.state().Hits; hits < 20 {

@@ -2,7 +2,6 @@ package core_test
 
 import (
 	"context"
-	"database/sql"
 	"encoding/json"
 	"errors"
 	"os"
@@ -13,8 +12,6 @@ import (
 	"example.org/idempotency"
 	"github.com/jackc/pgx/v5"
 )
-
-func TestIdempotent(t *testing.T) { onBoth(t, testIdempotent[pgx.Tx], testIdempotent[*sql.Tx]) }
 
 func testIdempotent[Tx any](t *testing.T, b backend[Tx]) {
 	client, key := b.client(t, idempotency.Options{}), newKey()

@@ -5,43 +5,27 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"os"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"example.org/idempotency"
 	"example.org/idempotency/databasesql"
+	"example.org/idempotency/internal/tests/kit"
 	"example.org/idempotency/pgxv5"
 	"github.com/jackc/pgx/v5"
 	_ "github.com/lib/pq"
 )
 
-var background = context.Background()
+var (
+	background = context.Background()
+	serverURL  = kit.URL()
+	must       = kit.Must
+)
 
-// TestMain makes the tables. It refuses to run where there is no server.
 func TestMain(m *testing.M) {
-	if os.Getenv("PGHOST") == "" {
-		fmt.Fprintln(os.Stderr, "run clients/go/test, which starts a server")
-		os.Exit(1)
-	}
-	db, err := sql.Open("postgres", serverURL())
-	if err == nil {
-		_, err = db.Exec(`CREATE EXTENSION IF NOT EXISTS idempotency;
-			CREATE TABLE IF NOT EXISTS effect (key text NOT NULL);
-			CREATE TABLE IF NOT EXISTS duty (who text PRIMARY KEY, on_call boolean NOT NULL);
-			CREATE TABLE IF NOT EXISTS account (id text PRIMARY KEY, balance int NOT NULL CHECK (balance >= 0))`)
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	os.Exit(m.Run())
-}
-
-func serverURL() string {
-	return fmt.Sprintf("postgres:///%s?host=%s&port=%s&user=%s&sslmode=disable",
-		os.Getenv("PGDATABASE"), os.Getenv("PGHOST"), os.Getenv("PGPORT"), os.Getenv("PGUSER"))
+	kit.Main(m, `CREATE TABLE IF NOT EXISTS effect (key text NOT NULL);
+		CREATE TABLE IF NOT EXISTS duty (who text PRIMARY KEY, on_call boolean NOT NULL)`)
 }
 
 // backend is a driver under test.
@@ -78,15 +62,41 @@ var onSQL = backend[*sql.Tx]{
 	},
 }
 
-// onBoth runs a test with both drivers.
-func onBoth(t *testing.T, withPgx func(*testing.T, backend[pgx.Tx]), withSQL func(*testing.T, backend[*sql.Tx])) {
-	t.Run("pgx", func(t *testing.T) { withPgx(t, onPgx) })
-	t.Run("database/sql", func(t *testing.T) { withSQL(t, onSQL) })
+// tests are those of one driver, by name.
+type tests[Tx any] map[string]func(*testing.T, backend[Tx])
+
+func (all tests[Tx]) run(t *testing.T, b backend[Tx]) {
+	for name, test := range all {
+		t.Run(name, func(t *testing.T) { test(t, b) })
+	}
+}
+
+// onBoth runs the tests with both drivers.
+func onBoth(t *testing.T, withPgx tests[pgx.Tx], withSQL tests[*sql.Tx]) {
+	t.Run("pgx", func(t *testing.T) { withPgx.run(t, onPgx) })
+	t.Run("database/sql", func(t *testing.T) { withSQL.run(t, onSQL) })
 }
 
 // client is a client on a pool of four.
 func (b backend[Tx]) client(t *testing.T, options idempotency.Options) *idempotency.Client[Tx] {
-	return idempotency.New(b.open(t, serverURL(), 4), options)
+	return idempotency.New(b.open(t, serverURL, 4), options)
+}
+
+// does is work that stores an empty answer.
+func does[Tx any](work func(ctx context.Context, tx Tx) error) idempotency.Work[Tx] {
+	return func(ctx context.Context, tx Tx, _ idempotency.Operation) (idempotency.Response, error) {
+		return idempotency.Response{}, work(ctx, tx)
+	}
+}
+
+// fails is work that returns that error.
+func fails[Tx any](err error) idempotency.Work[Tx] {
+	return does(func(context.Context, Tx) error { return err })
+}
+
+// runs is work of one statement.
+func (b backend[Tx]) runs(statement string) idempotency.Work[Tx] {
+	return does(func(ctx context.Context, tx Tx) error { return b.exec(ctx, tx, statement) })
 }
 
 // note is work that writes one row and answers with a payload.
@@ -100,10 +110,8 @@ func (b backend[Tx]) insert(ctx context.Context, tx Tx, key string) error {
 	return b.exec(ctx, tx, fmt.Sprintf("INSERT INTO effect VALUES ('%s')", key))
 }
 
-// fail raises a SQLSTATE in the transaction.
-func (b backend[Tx]) fail(ctx context.Context, tx Tx, state string) error {
-	return b.exec(ctx, tx, fmt.Sprintf("DO $$ BEGIN RAISE EXCEPTION 'planned' USING ERRCODE = '%s'; END $$", state))
-}
+// raise is a statement that fails.
+func raise(state string) string { return fmt.Sprintf("DO $$ BEGIN RAISE SQLSTATE '%s'; END $$", state) }
 
 var keys atomic.Int64
 
@@ -116,10 +124,16 @@ var firstKey = fmt.Sprintf("k%d", time.Now().UnixNano())
 // admin runs statements beside the client under test.
 func admin(t *testing.T) *sql.DB {
 	t.Helper()
-	db, err := sql.Open("postgres", serverURL())
+	db, err := sql.Open("postgres", serverURL)
 	must(t, err)
 	t.Cleanup(func() { db.Close() })
 	return db
+}
+
+func execute(t *testing.T, statements string, args ...any) {
+	t.Helper()
+	_, err := admin(t).Exec(statements, args...)
+	must(t, err)
 }
 
 func value(t *testing.T, query string, args ...any) string {
@@ -137,13 +151,6 @@ func effects(t *testing.T, key string) string {
 func stored(t *testing.T, key string) string {
 	t.Helper()
 	return value(t, "SELECT coalesce((SELECT status::text FROM idempotency_store WHERE idempotency_key = $1), 'nothing')", key)
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 func same[T comparable](t *testing.T, what string, got, want T) {

@@ -24,26 +24,41 @@ func (b backend[Tx]) answer(key string) idempotency.LeasedWork[Tx] {
 	}
 }
 
+// gives is leased work that ends like that.
+func gives[Tx any](completion idempotency.Completion[Tx], err error) idempotency.LeasedWork[Tx] {
+	return func(context.Context, idempotency.Operation) (idempotency.Completion[Tx], error) {
+		return completion, err
+	}
+}
+
 // runOut lets the lease of a key be over.
 func runOut(t *testing.T, key string) {
 	t.Helper()
-	_, err := admin(t).Exec("UPDATE idempotency_store SET lease_expires_at = now() - interval '1 second' WHERE idempotency_key = $1", key)
-	must(t, err)
+	execute(t, "UPDATE idempotency_store SET lease_expires_at = now() - interval '1 second' WHERE idempotency_key = $1", key)
 }
 
 // abandon leaves an operation whose first attempt ran out of its lease.
 func (b backend[Tx]) abandon(t *testing.T, client *idempotency.Client[Tx], key string) {
 	t.Helper()
 	died := errors.New("died")
-	_, err := client.Lease(background, key, nil, func(context.Context, idempotency.Operation) (idempotency.Completion[Tx], error) {
-		return idempotency.Completion[Tx]{}, died
-	})
+	_, err := client.Lease(background, key, nil, gives(idempotency.Completion[Tx]{}, died))
 	same(t, "is the work's own error", err == died, true)
 	same(t, "stored", stored(t, key), "PENDING")
 	runOut(t, key)
 }
 
-func TestLease(t *testing.T) { onBoth(t, testLease[pgx.Tx], testLease[*sql.Tx]) }
+func TestLeases(t *testing.T) { onBoth(t, leaseTests[pgx.Tx](), leaseTests[*sql.Tx]()) }
+
+func leaseTests[Tx any]() tests[Tx] {
+	return tests[Tx]{
+		"Lease": testLease[Tx], "LeaseDeclined": testLeaseDeclined[Tx], "NotDone": testNotDone[Tx], "Progress": testProgress[Tx],
+		"Reconcile": testReconcile[Tx], "Heartbeat": testHeartbeat[Tx], "SlowBegin": testSlowBegin[Tx],
+		"HeartbeatLosesTheLease": testHeartbeatLosesTheLease[Tx], "HeartbeatWithoutServer": testHeartbeatWithoutServer[Tx],
+		"HangingNetwork": testHangingNetwork[Tx], "LostAnswerToCompletion": testLostAnswerToCompletion[Tx],
+		"CallerGoesAway": testCallerGoesAway[Tx], "TwentyLeasesOnTwoConnections": testTwentyLeases[Tx],
+		"WritesThatFail": testWritesThatFail[Tx],
+	}
+}
 
 func testLease[Tx any](t *testing.T, b backend[Tx]) {
 	var count counter
@@ -71,41 +86,17 @@ func testLease[Tx any](t *testing.T, b backend[Tx]) {
 	same(t, "mismatches", count.mismatch.Load(), 1)
 }
 
-func TestLeaseWithoutWrites(t *testing.T) {
-	onBoth(t, testLeaseWithoutWrites[pgx.Tx], testLeaseWithoutWrites[*sql.Tx])
-}
-
-func testLeaseWithoutWrites[Tx any](t *testing.T, b backend[Tx]) {
-	client, key := b.client(t, idempotency.Options{}), newKey()
-	for _, replayed := range []bool{false, true} {
-		result, err := client.Lease(background, key, nil, func(context.Context, idempotency.Operation) (idempotency.Completion[Tx], error) {
-			return idempotency.Completion[Tx]{Response: idempotency.Response{Body: []byte("done")}}, nil
-		})
-		must(t, err)
-		same(t, "replayed", result.Replayed, replayed)
-		same(t, "body", string(result.Body), "done")
-	}
-}
-
-func TestLeaseDeclined(t *testing.T) {
-	onBoth(t, testLeaseDeclined[pgx.Tx], testLeaseDeclined[*sql.Tx])
-}
-
 // The work declines, or its writes do.
 func testLeaseDeclined[Tx any](t *testing.T, b backend[Tx]) {
 	var count counter
 	client := b.client(t, idempotency.Options{Hooks: count.hooks()})
 	refusal := idempotency.Decline(402, "no")
 	for i, work := range []idempotency.LeasedWork[Tx]{
-		func(context.Context, idempotency.Operation) (idempotency.Completion[Tx], error) {
-			return idempotency.Completion[Tx]{}, refusal
-		},
-		func(context.Context, idempotency.Operation) (idempotency.Completion[Tx], error) {
-			return idempotency.Completion[Tx]{Writes: func(ctx context.Context, tx Tx) error {
-				must(t, b.insert(ctx, tx, "declined"))
-				return refusal
-			}}, nil
-		},
+		gives(idempotency.Completion[Tx]{}, refusal),
+		gives(idempotency.Completion[Tx]{Writes: func(ctx context.Context, tx Tx) error {
+			must(t, b.insert(ctx, tx, "declined"))
+			return refusal
+		}}, nil),
 	} {
 		key := newKey()
 		for _, replayed := range []bool{false, true} {
@@ -120,13 +111,9 @@ func testLeaseDeclined[Tx any](t *testing.T, b backend[Tx]) {
 	same(t, "effects", effects(t, "declined"), "0")
 }
 
-func TestNotDone(t *testing.T) { onBoth(t, testNotDone[pgx.Tx], testNotDone[*sql.Tx]) }
-
 func testNotDone[Tx any](t *testing.T, b backend[Tx]) {
 	client, key := b.client(t, idempotency.Options{}), newKey()
-	_, err := client.Lease(background, key, nil, func(context.Context, idempotency.Operation) (idempotency.Completion[Tx], error) {
-		return idempotency.Completion[Tx]{}, fmt.Errorf("refused: %w", idempotency.ErrNotDone)
-	})
+	_, err := client.Lease(background, key, nil, gives(idempotency.Completion[Tx]{}, fmt.Errorf("refused: %w", idempotency.ErrNotDone)))
 	wantError(t, err, idempotency.ErrNotDone)
 	same(t, "stored", stored(t, key), "nothing")
 	result, err := client.Lease(background, key, nil, b.answer(key))
@@ -134,22 +121,6 @@ func testNotDone[Tx any](t *testing.T, b backend[Tx]) {
 	same(t, "taken over", result.TakenOver, false)
 	same(t, "attempt", result.Attempt, 1)
 }
-
-func TestTakenOver(t *testing.T) { onBoth(t, testTakenOver[pgx.Tx], testTakenOver[*sql.Tx]) }
-
-func testTakenOver[Tx any](t *testing.T, b backend[Tx]) {
-	var count counter
-	client, key := b.client(t, idempotency.Options{Hooks: count.hooks()}), newKey()
-	b.abandon(t, client, key)
-	result, err := client.Lease(background, key, nil, b.answer(key))
-	must(t, err)
-	same(t, "taken over", result.TakenOver, true)
-	same(t, "attempt", result.Attempt, 2)
-	same(t, "hook", count.takenOver.Load(), 1)
-	same(t, "effects", effects(t, key), "1")
-}
-
-func TestProgress(t *testing.T) { onBoth(t, testProgress[pgx.Tx], testProgress[*sql.Tx]) }
 
 func testProgress[Tx any](t *testing.T, b backend[Tx]) {
 	client, key := b.client(t, idempotency.Options{}), newKey()
@@ -179,58 +150,47 @@ func testProgress[Tx any](t *testing.T, b backend[Tx]) {
 	same(t, "effects", effects(t, key), "1")
 }
 
-func TestReconcile(t *testing.T) { onBoth(t, testReconcile[pgx.Tx], testReconcile[*sql.Tx]) }
-
 func testReconcile[Tx any](t *testing.T, b backend[Tx]) {
-	client := b.client(t, idempotency.Options{})
-	reconcile := func(found idempotency.Reconciled, err error) idempotency.Option {
-		return idempotency.WithReconcile(func(_ context.Context, o idempotency.Operation) (idempotency.Reconciled, error) {
-			same(t, "taken over", o.TakenOver, true)
-			return found, err
-		})
-	}
-	t.Run("done", func(t *testing.T) {
+	var count counter
+	client, broken := b.client(t, idempotency.Options{Hooks: count.hooks()}), errors.New("the gateway does not answer")
+	for i, c := range []struct {
+		found            idempotency.Reconciled
+		err              error
+		unknown          time.Duration // the caller has to wait so long
+		payload, effects string
+	}{
+		{idempotency.Done(idempotency.Response{Code: 200, Payload: "found"}), nil, 0, `"found"`, "0"},
+		{idempotency.NotDone(), nil, 0, "2", "1"},
+		{idempotency.Unknown(time.Minute), nil, time.Minute, "", "0"},
+		{idempotency.Reconciled{}, broken, time.Second, "", "0"},
+	} {
 		key := newKey()
 		b.abandon(t, client, key)
-		result, err := client.Lease(background, key, nil, b.answer(key),
-			reconcile(idempotency.Done(idempotency.Response{Code: 200, Payload: "found"}), nil))
-		must(t, err)
-		same(t, "payload", string(result.Payload), `"found"`)
-		same(t, "effects", effects(t, key), "0")
-		same(t, "stored", stored(t, key), "COMPLETED")
-	})
-	t.Run("not done", func(t *testing.T) {
-		key := newKey()
-		b.abandon(t, client, key)
-		result, err := client.Lease(background, key, nil, b.answer(key), reconcile(idempotency.NotDone(), nil))
-		must(t, err)
-		same(t, "attempt", result.Attempt, 2)
-		same(t, "effects", effects(t, key), "1")
-	})
-	t.Run("unknown", func(t *testing.T) {
-		key, broken := newKey(), errors.New("the gateway does not answer")
-		b.abandon(t, client, key)
-		for want, option := range map[time.Duration]idempotency.Option{
-			time.Minute: reconcile(idempotency.Unknown(time.Minute), nil),
-			time.Second: reconcile(idempotency.Reconciled{}, broken),
-		} {
-			_, err := client.Lease(background, key, nil, b.answer(key), option)
-			var unknown *idempotency.UnknownError
-			if !errors.As(err, &unknown) || !errors.Is(err, idempotency.ErrUnknown) {
-				t.Fatalf("got %v", err)
-			}
-			same(t, "retry after", unknown.RetryAfter, want)
-			same(t, "has the cause", errors.Is(err, broken), want == time.Second)
-			same(t, "lease is over", value(t, "SELECT lease_expires_at <= now() FROM idempotency_store WHERE idempotency_key = $1", key), "true")
+		result, err := client.Lease(background, key, nil, b.answer(key), idempotency.WithReconcile(
+			func(_ context.Context, o idempotency.Operation) (idempotency.Reconciled, error) {
+				same(t, "taken over", o.TakenOver, true)
+				return c.found, c.err
+			}))
+		same(t, "hook", count.takenOver.Load(), int64(i+1))
+		same(t, "effects", effects(t, key), c.effects)
+		if c.unknown == 0 {
+			must(t, err)
+			same(t, "payload", string(result.Payload), c.payload)
+			same(t, "stored", stored(t, key), "COMPLETED")
+			continue
 		}
-		result, err := client.Lease(background, key, nil, b.answer(key), reconcile(idempotency.NotDone(), nil))
+		var unknown *idempotency.UnknownError
+		if !errors.As(err, &unknown) || !errors.Is(err, idempotency.ErrUnknown) {
+			t.Fatalf("got %v", err)
+		}
+		same(t, "retry after", unknown.RetryAfter, c.unknown)
+		same(t, "cause", errors.Is(err, broken), c.err != nil)
+		same(t, "lease is over", value(t, "SELECT lease_expires_at <= now() FROM idempotency_store WHERE idempotency_key = $1", key), "true")
+		next, err := b.client(t, idempotency.Options{}).Lease(background, key, nil, b.answer(key))
 		must(t, err)
-		same(t, "taken over", result.TakenOver, true)
-		same(t, "effects", effects(t, key), "1")
-	})
+		same(t, "taken over", next.TakenOver, true)
+	}
 }
-
-func TestHeartbeat(t *testing.T) { onBoth(t, testHeartbeat[pgx.Tx], testHeartbeat[*sql.Tx]) }
 
 // The clock stands still but for Advance: each third of the lease is one beat.
 func testHeartbeat[Tx any](t *testing.T, b backend[Tx]) {
@@ -266,13 +226,11 @@ func (s *slow[Tx]) Acquire(ctx context.Context) (idempotency.Conn[Tx], error) {
 	return s.Database.Acquire(ctx)
 }
 
-func TestSlowBegin(t *testing.T) { onBoth(t, testSlowBegin[pgx.Tx], testSlowBegin[*sql.Tx]) }
-
 // The answer to the begin took 25 of the 30 seconds of the lease, so the first beat is due
 // after a third of the other 5.
 func testSlowBegin[Tx any](t *testing.T, b backend[Tx]) {
 	clock := idempotency.NewFakeClock(time.Unix(0, 0))
-	database := &slow[Tx]{Database: b.open(t, serverURL(), 4), clock: clock}
+	database := &slow[Tx]{Database: b.open(t, serverURL, 4), clock: clock}
 	client, key := idempotency.New[Tx](database, idempotency.Options{Clock: clock}), newKey()
 	_, err := client.Lease(background, key, nil, func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
 		until := func() string {
@@ -291,10 +249,6 @@ func testSlowBegin[Tx any](t *testing.T, b backend[Tx]) {
 		return b.answer(key)(ctx, o)
 	}, idempotency.WithLease(30*time.Second))
 	must(t, err)
-}
-
-func TestHeartbeatLosesTheLease(t *testing.T) {
-	onBoth(t, testHeartbeatLosesTheLease[pgx.Tx], testHeartbeatLosesTheLease[*sql.Tx])
 }
 
 // Somebody else takes the operation over and completes it. The next beat ends the
@@ -330,10 +284,6 @@ func testHeartbeatLosesTheLease[Tx any](t *testing.T, b backend[Tx]) {
 	}
 }
 
-func TestHeartbeatWithoutServer(t *testing.T) {
-	onBoth(t, testHeartbeatWithoutServer[pgx.Tx], testHeartbeatWithoutServer[*sql.Tx])
-}
-
 // While the server cannot be reached, the lease runs out by the client's clock.
 // Nobody took it over, so the end is still accepted.
 func testHeartbeatWithoutServer[Tx any](t *testing.T, b backend[Tx]) {
@@ -357,10 +307,6 @@ func testHeartbeatWithoutServer[Tx any](t *testing.T, b backend[Tx]) {
 
 // A network that hangs closes nothing: the work ends when its lease does, and the end
 // takes no longer than it may.
-func TestHangingNetwork(t *testing.T) {
-	onBoth(t, testHangingNetwork[pgx.Tx], testHangingNetwork[*sql.Tx])
-}
-
 func testHangingNetwork[Tx any](t *testing.T, b backend[Tx]) {
 	for name, work := range map[string]func(context.Context) error{
 		"in the work":    func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() },
@@ -390,10 +336,6 @@ func testHangingNetwork[Tx any](t *testing.T, b backend[Tx]) {
 			same(t, "stored", stored(t, key), "PENDING")
 		})
 	}
-}
-
-func TestLostAnswerToCompletion(t *testing.T) {
-	onBoth(t, testLostAnswerToCompletion[pgx.Tx], testLostAnswerToCompletion[*sql.Tx])
 }
 
 func testLostAnswerToCompletion[Tx any](t *testing.T, b backend[Tx]) {
@@ -429,10 +371,6 @@ func testLostAnswerToCompletion[Tx any](t *testing.T, b backend[Tx]) {
 	}
 }
 
-func TestCallerGoesAway(t *testing.T) {
-	onBoth(t, testCallerGoesAway[pgx.Tx], testCallerGoesAway[*sql.Tx])
-}
-
 // What has happened outside is recorded, although nobody listens any more.
 func testCallerGoesAway[Tx any](t *testing.T, b backend[Tx]) {
 	client, key := b.client(t, idempotency.Options{}), newKey()
@@ -447,35 +385,28 @@ func testCallerGoesAway[Tx any](t *testing.T, b backend[Tx]) {
 	same(t, "effects", effects(t, key), "1")
 }
 
-func TestTwentyLeasesOnTwoConnections(t *testing.T) {
-	onBoth(t, testTwentyLeases[pgx.Tx], testTwentyLeases[*sql.Tx])
-}
-
 // All twenty are in their work at the same moment: none holds a connection.
 func testTwentyLeases[Tx any](t *testing.T, b backend[Tx]) {
-	client := idempotency.New(b.open(t, serverURL(), 2), idempotency.Options{})
+	client := idempotency.New(b.open(t, serverURL, 2), idempotency.Options{})
 	var inside sync.WaitGroup
 	inside.Add(20)
 	errs := make(chan error)
 	prefix := newKey()
-	for i := 0; i < 20; i++ {
-		go func(key string) {
+	for i := range 20 {
+		go func() {
+			key := fmt.Sprintf("%s-%d", prefix, i)
 			_, err := client.Lease(background, key, nil, func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
 				inside.Done()
 				inside.Wait()
 				return b.answer(key)(ctx, o)
 			})
 			errs <- err
-		}(fmt.Sprintf("%s-%d", prefix, i))
+		}()
 	}
-	for i := 0; i < 20; i++ {
+	for range 20 {
 		must(t, <-errs)
 	}
 	same(t, "effects", value(t, "SELECT count(*) FROM effect WHERE key LIKE $1 || '-%'", prefix), "20")
-}
-
-func TestWritesThatFail(t *testing.T) {
-	onBoth(t, testWritesThatFail[pgx.Tx], testWritesThatFail[*sql.Tx])
 }
 
 // 40001 in the writes repeats them, and not the work. Another error leaves the
@@ -489,7 +420,7 @@ func testWritesThatFail[Tx any](t *testing.T, b backend[Tx]) {
 			return idempotency.Completion[Tx]{Writes: func(ctx context.Context, tx Tx) error {
 				must(t, b.insert(ctx, tx, key))
 				if writes++; writes == 1 {
-					return b.fail(ctx, tx, state)
+					return b.exec(ctx, tx, raise(state))
 				}
 				return nil
 			}}, nil
@@ -506,11 +437,6 @@ func testWritesThatFail[Tx any](t *testing.T, b backend[Tx]) {
 	same(t, "SQLSTATE", idempotency.SQLState(err), "P0001")
 	same(t, "stored", stored(t, key), "PENDING")
 	same(t, "effects", effects(t, key), "0")
-}
-
-func TestBatch(t *testing.T) {
-	t.Run("pgx", func(t *testing.T) { testBatch(t, onPgx) })
-	t.Run("database/sql", func(t *testing.T) { testBatch(t, onSQL) })
 }
 
 func testBatch[Tx any](t *testing.T, b backend[Tx]) {

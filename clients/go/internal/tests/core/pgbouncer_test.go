@@ -1,7 +1,7 @@
 package core_test
 
 import (
-	"database/sql"
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -25,19 +25,17 @@ func startPgbouncer(t *testing.T) string {
 }
 
 func TestPgbouncer(t *testing.T) {
-	onBoth(t, func(t *testing.T, b backend[pgx.Tx]) { testPgbouncer(t, b, "") },
-		func(t *testing.T, b backend[*sql.Tx]) { testPgbouncer(t, b, "&binary_parameters=yes") })
+	t.Run("pgx", func(t *testing.T) { testPgbouncer(t, onPgx, "") })
+	t.Run("database/sql", func(t *testing.T) { testPgbouncer(t, onSQL, "&binary_parameters=yes") })
 }
 
 func testPgbouncer[Tx any](t *testing.T, b backend[Tx], parameters string) {
 	client := idempotency.New(b.open(t, startPgbouncer(t)+parameters, 12), idempotency.Options{Retry: quick})
 	prefix := newKey()
 	var all sync.WaitGroup
-	for caller := 0; caller < 12; caller++ {
-		all.Add(1)
-		go func(caller int) {
-			defer all.Done()
-			for i := 0; i < 25; i++ {
+	for range 12 {
+		all.Go(func() {
+			for i := range 25 {
 				key := fmt.Sprintf("%s-%d", prefix, i)
 				var result *idempotency.Result
 				var err error
@@ -50,8 +48,47 @@ func testPgbouncer[Tx any](t *testing.T, b backend[Tx], parameters string) {
 					t.Errorf("%s: %+v %v", key, result, err)
 				}
 			}
-		}(caller)
+		})
 	}
 	all.Wait()
 	same(t, "effects", value(t, "SELECT count(*) || '/' || count(DISTINCT key) FROM effect WHERE key LIKE $1 || '-%'", prefix), "25/25")
+}
+
+// Where the connection is the server's own, begin and complete are prepared, and
+// behind a pooler nothing is.
+func TestPrepared(t *testing.T) {
+	t.Run("directly", func(t *testing.T) { testPrepared(t, serverURL, "[1 2 2]") })
+	t.Run("behind pgbouncer", func(t *testing.T) { testPrepared(t, startPgbouncer(t), "[0 0 0]") })
+}
+
+func testPrepared(t *testing.T, url, expected string) {
+	client := idempotency.New(onPgx.open(t, url, 1), idempotency.Options{})
+	var counts []int
+	for range 3 {
+		_, err := client.Transaction(background, newKey(), nil, does(func(ctx context.Context, tx pgx.Tx) error {
+			var count int
+			err := tx.QueryRow(ctx, "SELECT count(*)::int FROM pg_prepared_statements WHERE statement ~ 'FROM idem_begin\\(|SELECT idem_complete\\('").Scan(&count)
+			counts = append(counts, count)
+			return err
+		}))
+		must(t, err)
+	}
+	same(t, "prepared", fmt.Sprint(counts), expected)
+}
+
+// Statements that somebody threw away are not missed: the whole is repeated on
+// another connection.
+func TestPreparedThrownAway(t *testing.T) {
+	client := idempotency.New(onPgx.open(t, serverURL, 1), idempotency.Options{})
+	runs := 0
+	for range 3 {
+		_, err := client.Transaction(background, newKey(), nil, does(func(ctx context.Context, tx pgx.Tx) error {
+			if runs++; runs == 2 {
+				return onPgx.exec(ctx, tx, "DEALLOCATE ALL")
+			}
+			return nil
+		}))
+		must(t, err)
+	}
+	same(t, "runs", runs, 4)
 }

@@ -14,7 +14,22 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-func TestReplay(t *testing.T) { onBoth(t, testReplay[pgx.Tx], testReplay[*sql.Tx]) }
+func TestTransactions(t *testing.T) {
+	onBoth(t, transactionTests[pgx.Tx](), transactionTests[*sql.Tx]())
+}
+
+func transactionTests[Tx any]() tests[Tx] {
+	return tests[Tx]{
+		"Replay": testReplay[Tx], "NullAndJSONNull": testNullAndJSONNull[Tx], "Mismatch": testMismatch[Tx],
+		"ErrorsBySQLState": testErrorsBySQLState[Tx], "NotReady": testNotReady[Tx], "Forbidden": testForbidden[Tx],
+		"InProgress": testInProgress[Tx], "Declined": testDeclined[Tx], "DeclinedForNow": testDeclinedForNow[Tx],
+		"OtherErrorsStoreNothing": testOtherErrors[Tx], "SwallowedError": testSwallowedError[Tx],
+		"Cancelled": testCancelled[Tx], "Schema": testSchema[Tx], "MaxAttempts": testMaxAttempts[Tx],
+		"MaxLostAttempts": testMaxLostAttempts[Tx], "NotDoneIsNoLostAttempt": testNotDoneIsNoLostAttempt[Tx],
+		"OwnsDeadLetter": testOwnsDeadLetter[Tx], "Retention": testRetention[Tx], "Batch": testBatch[Tx],
+		"Idempotent": testIdempotent[Tx],
+	}
+}
 
 func testReplay[Tx any](t *testing.T, b backend[Tx]) {
 	var count counter
@@ -41,10 +56,6 @@ func testReplay[Tx any](t *testing.T, b backend[Tx]) {
 	same(t, "acquired", count.acquired.Load(), 1)
 }
 
-func TestNullAndJSONNull(t *testing.T) {
-	onBoth(t, testNullAndJSONNull[pgx.Tx], testNullAndJSONNull[*sql.Tx])
-}
-
 func testNullAndJSONNull[Tx any](t *testing.T, b backend[Tx]) {
 	client := b.client(t, idempotency.Options{})
 	for want, payload := range map[string]any{"": nil, "null": json.RawMessage("null")} {
@@ -61,8 +72,6 @@ func testNullAndJSONNull[Tx any](t *testing.T, b backend[Tx]) {
 	}
 }
 
-func TestMismatch(t *testing.T) { onBoth(t, testMismatch[pgx.Tx], testMismatch[*sql.Tx]) }
-
 func testMismatch[Tx any](t *testing.T, b backend[Tx]) {
 	var count counter
 	client, key := b.client(t, idempotency.Options{Hooks: count.hooks()}), newKey()
@@ -77,10 +86,6 @@ func testMismatch[Tx any](t *testing.T, b backend[Tx]) {
 	same(t, "effects", effects(t, key), "1")
 }
 
-func TestErrorsBySQLState(t *testing.T) {
-	onBoth(t, testErrorsBySQLState[pgx.Tx], testErrorsBySQLState[*sql.Tx])
-}
-
 func testErrorsBySQLState[Tx any](t *testing.T, b backend[Tx]) {
 	client, key := b.client(t, idempotency.Options{}), newKey()
 	_, err := client.Transaction(background, strings.Repeat("k", 256), nil, b.note(key))
@@ -93,43 +98,31 @@ func testErrorsBySQLState[Tx any](t *testing.T, b backend[Tx]) {
 		return idempotency.Response{Body: make([]byte, 1<<20+1)}, b.insert(ctx, tx, key)
 	})
 	wantError(t, err, idempotency.ErrTooLarge)
-	_, err = client.Transaction(background, key, nil, func(ctx context.Context, tx Tx, _ idempotency.Operation) (idempotency.Response, error) {
-		return idempotency.Response{}, b.exec(ctx, tx, fmt.Sprintf("SELECT idem_complete('%s')", key))
-	})
+	_, err = client.Transaction(background, key, nil, b.runs(fmt.Sprintf("SELECT idem_complete('%s')", key)))
 	if !errors.Is(err, idempotency.ErrNotOwned) && !errors.Is(err, idempotency.ErrLeaseLost) {
 		t.Fatalf("ended by the work itself: %v", err)
 	}
-	_, err = client.Transaction(background, key, nil, func(ctx context.Context, tx Tx, _ idempotency.Operation) (idempotency.Response, error) {
-		return idempotency.Response{}, b.exec(ctx, tx, "SELECT idem_begin('another key')")
-	})
+	_, err = client.Transaction(background, key, nil, b.runs("SELECT idem_begin('another key')"))
 	wantError(t, err, idempotency.ErrNotEnded)
 	same(t, "stored", stored(t, key), "nothing")
 	same(t, "effects", effects(t, key), "0")
 }
 
-func TestNotReady(t *testing.T) { onBoth(t, testNotReady[pgx.Tx], testNotReady[*sql.Tx]) }
-
 // What is missing is named, with what to do.
 func testNotReady[Tx any](t *testing.T, b backend[Tx]) {
-	_, err := admin(t).Exec("DROP ROLE IF EXISTS nobody_yet; CREATE ROLE nobody_yet LOGIN")
-	must(t, err)
-	t.Cleanup(func() {
-		_, err := admin(t).Exec("DROP ROLE nobody_yet")
-		must(t, err)
-	})
+	execute(t, "DROP ROLE IF EXISTS nobody_yet; CREATE ROLE nobody_yet LOGIN")
+	t.Cleanup(func() { execute(t, "DROP ROLE nobody_yet") })
 	for state, c := range map[string]struct {
 		url, schema, advice string
 	}{
-		"42883": {strings.Replace(serverURL(), "postgres:///postgres", "postgres:///template1", 1), "", "CREATE EXTENSION idempotency"},
-		"3F000": {serverURL(), "elsewhere", "option Schema"},
-		"42501": {strings.Replace(serverURL(), "user=postgres", "user=nobody_yet", 1), "", "idem_grant"},
+		"42883": {strings.Replace(serverURL, "postgres:///postgres", "postgres:///template1", 1), "", "CREATE EXTENSION idempotency"},
+		"3F000": {serverURL, "elsewhere", "option Schema"},
+		"42501": {strings.Replace(serverURL, "user=postgres", "user=nobody_yet", 1), "", "idem_grant"},
 	} {
 		t.Run(state, func(t *testing.T) { // its pool is closed before the role goes
 			client := idempotency.New(b.open(t, c.url, 2), idempotency.Options{Schema: c.schema})
 			_, transaction := client.Transaction(background, newKey(), nil, b.note("x"))
-			_, lease := client.Lease(background, newKey(), nil, func(context.Context, idempotency.Operation) (idempotency.Completion[Tx], error) {
-				return idempotency.Completion[Tx]{}, nil
-			})
+			_, lease := client.Lease(background, newKey(), nil, gives(idempotency.Completion[Tx]{}, nil))
 			batch := client.Run(background, func(ctx context.Context, tx Tx) error {
 				_, err := client.BeginMany(ctx, tx, []string{"k"}, nil)
 				return err
@@ -144,37 +137,31 @@ func testNotReady[Tx any](t *testing.T, b backend[Tx]) {
 	}
 }
 
-func TestForbidden(t *testing.T) { onBoth(t, testForbidden[pgx.Tx], testForbidden[*sql.Tx]) }
-
 func testForbidden[Tx any](t *testing.T, b backend[Tx]) {
-	_, err := admin(t).Exec(`DROP ROLE IF EXISTS stranger; DROP ROLE IF EXISTS owner; CREATE ROLE stranger LOGIN; CREATE ROLE owner;
+	execute(t, `DROP ROLE IF EXISTS stranger; DROP ROLE IF EXISTS owner; CREATE ROLE stranger LOGIN; CREATE ROLE owner;
 		SELECT idem_grant('stranger'), idem_claim_scope('claimed', 'owner')`)
-	must(t, err)
 	t.Cleanup(func() {
-		_, err := admin(t).Exec("SELECT idem_unclaim_scope('claimed'); DROP OWNED BY stranger; DROP ROLE stranger; DROP ROLE owner")
-		must(t, err)
+		execute(t, "SELECT idem_unclaim_scope('claimed'); DROP OWNED BY stranger; DROP ROLE stranger; DROP ROLE owner")
 	})
-	stranger := strings.Replace(serverURL(), "user=postgres", "user=stranger", 1)
+	stranger := strings.Replace(serverURL, "user=postgres", "user=stranger", 1)
 	t.Run("stranger", func(t *testing.T) { // its pool is closed before the role goes
 		client := idempotency.New(b.open(t, stranger, 2), idempotency.Options{})
-		_, err = client.Transaction(background, newKey(), nil, b.note("x"), idempotency.InScope("claimed"))
+		_, err := client.Transaction(background, newKey(), nil, b.note("x"), idempotency.InScope("claimed"))
 		wantError(t, err, idempotency.ErrForbidden)
 	})
 }
 
-func TestInProgress(t *testing.T) { onBoth(t, testInProgress[pgx.Tx], testInProgress[*sql.Tx]) }
-
 func testInProgress[Tx any](t *testing.T, b backend[Tx]) {
 	var count counter
 	clock := idempotency.NewFakeClock(time.Unix(0, 0))
-	client, key := b.client(t, idempotency.Options{Hooks: count.hooks(), Clock: clock}), newKey()
+	client, key := idempotency.New(b.open(t, serverURL, 2), idempotency.Options{Hooks: count.hooks(), Clock: clock}), newKey()
 	entered, leave, done := make(chan bool), make(chan bool), make(chan error)
 	go func() {
-		_, err := client.Transaction(background, key, nil, func(ctx context.Context, tx Tx, _ idempotency.Operation) (idempotency.Response, error) {
+		_, err := client.Transaction(background, key, nil, does(func(ctx context.Context, tx Tx) error {
 			close(entered)
 			<-leave
-			return idempotency.Response{}, b.insert(ctx, tx, key)
-		})
+			return b.insert(ctx, tx, key)
+		}))
 		done <- err
 	}()
 	<-entered
@@ -192,6 +179,11 @@ func testInProgress[Tx any](t *testing.T, b backend[Tx]) {
 		waited <- result
 	}()
 	clock.AwaitSleepers(1)
+	limited, cancel := context.WithTimeout(background, 30*time.Second)
+	defer cancel()
+	if _, err = client.Transaction(limited, newKey(), nil, b.note("other")); err != nil {
+		t.Errorf("the caller that waits holds a connection: %v", err)
+	}
 	close(leave)
 	must(t, <-done)
 	clock.Advance(time.Second)
@@ -202,18 +194,16 @@ func testInProgress[Tx any](t *testing.T, b backend[Tx]) {
 	same(t, "effects", effects(t, key), "1")
 }
 
-func TestDeclined(t *testing.T) { onBoth(t, testDeclined[pgx.Tx], testDeclined[*sql.Tx]) }
-
 func testDeclined[Tx any](t *testing.T, b backend[Tx]) {
 	var count counter
 	client, key := b.client(t, idempotency.Options{Hooks: count.hooks()}), newKey()
-	work := func(ctx context.Context, tx Tx, _ idempotency.Operation) (idempotency.Response, error) {
+	work := does(func(ctx context.Context, tx Tx) error {
 		must(t, b.insert(ctx, tx, key))
-		if b.fail(ctx, tx, "P0001") == nil { // the transaction has failed: a savepoint helps
+		if b.exec(ctx, tx, raise("P0001")) == nil { // the transaction has failed: a savepoint helps
 			t.Error("no error")
 		}
-		return idempotency.Response{}, fmt.Errorf("wrapped: %w", idempotency.Decline(402, map[string]string{"reason": "declined"}))
-	}
+		return fmt.Errorf("wrapped: %w", idempotency.Decline(402, map[string]string{"reason": "declined"}))
+	})
 	for _, replayed := range []bool{false, true} {
 		result, err := client.Transaction(background, key, nil, work)
 		must(t, err)
@@ -229,15 +219,9 @@ func testDeclined[Tx any](t *testing.T, b backend[Tx]) {
 	same(t, "hook", count.declined.Load(), 1)
 }
 
-func TestDeclinedForNow(t *testing.T) {
-	onBoth(t, testDeclinedForNow[pgx.Tx], testDeclinedForNow[*sql.Tx])
-}
-
 func testDeclinedForNow[Tx any](t *testing.T, b backend[Tx]) {
 	client, key := b.client(t, idempotency.Options{}), newKey()
-	decline := func(context.Context, Tx, idempotency.Operation) (idempotency.Response, error) {
-		return idempotency.Response{}, idempotency.Decline(429, nil).Again(time.Hour)
-	}
+	decline := fails[Tx](idempotency.Decline(429, nil).Again(time.Hour))
 	for _, replayed := range []bool{false, true} {
 		result, err := client.Transaction(background, key, nil, decline)
 		must(t, err)
@@ -246,8 +230,7 @@ func testDeclinedForNow[Tx any](t *testing.T, b backend[Tx]) {
 			t.Fatalf("retry after %v", result.RetryAfter)
 		}
 	}
-	_, err := admin(t).Exec("UPDATE idempotency_store SET retry_at = now() - interval '1 second' WHERE idempotency_key = $1", key)
-	must(t, err)
+	execute(t, "UPDATE idempotency_store SET retry_at = now() - interval '1 second' WHERE idempotency_key = $1", key)
 	result, err := client.Transaction(background, key, nil, b.note(key))
 	must(t, err)
 	same(t, "attempt", result.Attempt, 2)
@@ -255,24 +238,20 @@ func testDeclinedForNow[Tx any](t *testing.T, b backend[Tx]) {
 	same(t, "effects", effects(t, key), "1")
 }
 
-func TestOtherErrorsStoreNothing(t *testing.T) {
-	onBoth(t, testOtherErrors[pgx.Tx], testOtherErrors[*sql.Tx])
-}
-
 func testOtherErrors[Tx any](t *testing.T, b backend[Tx]) {
-	client, key := idempotency.New(b.open(t, serverURL(), 1), idempotency.Options{}), newKey()
+	client, key := idempotency.New(b.open(t, serverURL, 1), idempotency.Options{}), newKey()
 	own := errors.New("own")
-	_, err := client.Transaction(background, key, nil, func(ctx context.Context, tx Tx, _ idempotency.Operation) (idempotency.Response, error) {
+	_, err := client.Transaction(background, key, nil, does(func(ctx context.Context, tx Tx) error {
 		must(t, b.insert(ctx, tx, key))
-		return idempotency.Response{}, own
-	})
+		return own
+	}))
 	same(t, "is the work's own error", err == own, true)
 	func() {
 		defer func() { same(t, "panicked as planned", recover() == "planned", true) }()
-		_, _ = client.Transaction(background, key, nil, func(ctx context.Context, tx Tx, _ idempotency.Operation) (idempotency.Response, error) {
+		_, _ = client.Transaction(background, key, nil, does(func(ctx context.Context, tx Tx) error {
 			must(t, b.insert(ctx, tx, key))
 			panic("planned")
-		})
+		}))
 	}()
 	same(t, "effects", effects(t, key), "0")
 	same(t, "stored", stored(t, key), "nothing")
@@ -280,42 +259,21 @@ func testOtherErrors[Tx any](t *testing.T, b backend[Tx]) {
 	must(t, err)
 }
 
-func TestSwallowedError(t *testing.T) {
-	onBoth(t, testSwallowedError[pgx.Tx], testSwallowedError[*sql.Tx])
-}
-
 func testSwallowedError[Tx any](t *testing.T, b backend[Tx]) {
 	client, key := b.client(t, idempotency.Options{}), newKey()
-	swallow := func(ctx context.Context, tx Tx) {
+	swallow := func(ctx context.Context, tx Tx) error {
 		must(t, b.insert(ctx, tx, key))
-		if b.fail(ctx, tx, "P0001") == nil {
+		if b.exec(ctx, tx, raise("P0001")) == nil {
 			t.Error("no error")
 		}
-	}
-	_, err := client.Transaction(background, key, nil, func(ctx context.Context, tx Tx, _ idempotency.Operation) (idempotency.Response, error) {
-		swallow(ctx, tx)
-		return idempotency.Response{}, nil
-	})
-	wantError(t, err, idempotency.ErrCommitRolledBack)
-	err = client.Run(background, func(ctx context.Context, tx Tx) error {
-		swallow(ctx, tx)
 		return nil
-	})
+	}
+	_, err := client.Transaction(background, key, nil, does(swallow))
 	wantError(t, err, idempotency.ErrCommitRolledBack)
+	wantError(t, client.Run(background, swallow), idempotency.ErrCommitRolledBack)
 	same(t, "effects", effects(t, key), "0")
 	same(t, "stored", stored(t, key), "nothing")
 }
-
-func TestRun(t *testing.T) { onBoth(t, testRun[pgx.Tx], testRun[*sql.Tx]) }
-
-func testRun[Tx any](t *testing.T, b backend[Tx]) {
-	client, key := b.client(t, idempotency.Options{}), newKey()
-	must(t, client.Run(background, func(ctx context.Context, tx Tx) error { return b.insert(ctx, tx, key) }))
-	same(t, "effects", effects(t, key), "1")
-	same(t, "stored", stored(t, key), "nothing")
-}
-
-func TestCancelled(t *testing.T) { onBoth(t, testCancelled[pgx.Tx], testCancelled[*sql.Tx]) }
 
 // The work ignores its context and never comes back: the server has rolled back
 // all the same.
@@ -324,12 +282,12 @@ func testCancelled[Tx any](t *testing.T, b backend[Tx]) {
 	ctx, cancel := context.WithCancel(background)
 	entered, leave, done := make(chan bool), make(chan bool), make(chan error)
 	go func() {
-		_, err := client.Transaction(ctx, key, nil, func(ctx context.Context, tx Tx, _ idempotency.Operation) (idempotency.Response, error) {
+		_, err := client.Transaction(ctx, key, nil, does(func(ctx context.Context, tx Tx) error {
 			err := b.insert(ctx, tx, key)
 			close(entered)
 			<-leave
-			return idempotency.Response{}, err
-		})
+			return err
+		}))
 		done <- err
 	}()
 	<-entered
@@ -344,13 +302,10 @@ func testCancelled[Tx any](t *testing.T, b backend[Tx]) {
 	same(t, "effects", effects(t, key), "1")
 }
 
-func TestSchema(t *testing.T) { onBoth(t, testSchema[pgx.Tx], testSchema[*sql.Tx]) }
-
 func testSchema[Tx any](t *testing.T, b backend[Tx]) {
 	database := "schema_" + strings.ReplaceAll(newKey(), "-", "_")
-	_, err := admin(t).Exec("CREATE DATABASE " + database)
-	must(t, err)
-	url := strings.Replace(serverURL(), "postgres:///postgres", "postgres:///"+database, 1)
+	execute(t, "CREATE DATABASE "+database)
+	url := strings.Replace(serverURL, "postgres:///postgres", "postgres:///"+database, 1)
 	db, err := sql.Open("postgres", url)
 	must(t, err)
 	defer db.Close()
@@ -358,22 +313,11 @@ func testSchema[Tx any](t *testing.T, b backend[Tx]) {
 	must(t, err)
 	client := idempotency.New(b.open(t, url, 2), idempotency.Options{Schema: "odd name"})
 	for _, replayed := range []bool{false, true} {
-		result, err := client.Transaction(background, "k", nil, func(context.Context, Tx, idempotency.Operation) (idempotency.Response, error) {
-			return idempotency.Response{}, nil
-		})
+		result, err := client.Transaction(background, "k", nil, fails[Tx](nil))
 		must(t, err)
 		same(t, "replayed", result.Replayed, replayed)
 	}
 }
-
-// fails is work that returns that error.
-func fails[Tx any](err error) idempotency.Work[Tx] {
-	return func(context.Context, Tx, idempotency.Operation) (idempotency.Response, error) {
-		return idempotency.Response{}, err
-	}
-}
-
-func TestMaxAttempts(t *testing.T) { onBoth(t, testMaxAttempts[pgx.Tx], testMaxAttempts[*sql.Tx]) }
 
 // The failure that idem_begin stores by itself is committed.
 func testMaxAttempts[Tx any](t *testing.T, b backend[Tx]) {
@@ -386,10 +330,6 @@ func testMaxAttempts[Tx any](t *testing.T, b backend[Tx]) {
 	same(t, "outcome", result.Outcome, idempotency.Failed)
 	same(t, "payload", string(result.Payload), `{"reason": "attempts exhausted", "attempts": 1}`)
 	same(t, "retryable", value(t, "SELECT retry_at IS NULL FROM idempotency_store WHERE idempotency_key = $1", key), "true")
-}
-
-func TestMaxLostAttempts(t *testing.T) {
-	onBoth(t, testMaxLostAttempts[pgx.Tx], testMaxLostAttempts[*sql.Tx])
 }
 
 func testMaxLostAttempts[Tx any](t *testing.T, b backend[Tx]) {
@@ -412,22 +352,18 @@ func testMaxLostAttempts[Tx any](t *testing.T, b backend[Tx]) {
 	same(t, "stored", value(t, "SELECT status FROM idempotency_store WHERE idempotency_key = $1", key), "FAILED")
 }
 
-func TestNotDoneIsNoLostAttempt(t *testing.T) {
-	onBoth(t, testNotDoneIsNoLostAttempt[pgx.Tx], testNotDoneIsNoLostAttempt[*sql.Tx])
-}
-
 func testNotDoneIsNoLostAttempt[Tx any](t *testing.T, b backend[Tx]) {
-	client, key := idempotency.New(b.open(t, serverURL(), 1), idempotency.Options{}), newKey()
+	client, key := idempotency.New(b.open(t, serverURL, 1), idempotency.Options{}), newKey()
 	notDone := fmt.Errorf("not now: %w", idempotency.ErrNotDone)
 	runs := 0
 	refused := func(key, spoil string) {
 		t.Helper()
-		_, err := client.Transaction(background, key, nil, func(ctx context.Context, tx Tx, _ idempotency.Operation) (idempotency.Response, error) {
+		_, err := client.Transaction(background, key, nil, does(func(ctx context.Context, tx Tx) error {
 			runs++
 			must(t, b.insert(ctx, tx, key))
 			_ = b.exec(ctx, tx, spoil)
-			return idempotency.Response{}, notDone
-		}, idempotency.WithMaxLostAttempts(1))
+			return notDone
+		}), idempotency.WithMaxLostAttempts(1))
 		if err != notDone {
 			t.Fatalf("%s: not the work's error: %v", spoil, err)
 		}
@@ -441,10 +377,6 @@ func testNotDoneIsNoLostAttempt[Tx any](t *testing.T, b backend[Tx]) {
 	refused(newKey(), "SELECT pg_terminate_backend(pg_backend_pid())")
 	same(t, "runs", runs, 4)
 	same(t, "effects", effects(t, key), "1")
-}
-
-func TestOwnsDeadLetter(t *testing.T) {
-	onBoth(t, testOwnsDeadLetter[pgx.Tx], testOwnsDeadLetter[*sql.Tx])
 }
 
 func testOwnsDeadLetter[Tx any](t *testing.T, b backend[Tx]) {
@@ -470,28 +402,21 @@ func testOwnsDeadLetter[Tx any](t *testing.T, b backend[Tx]) {
 	}
 }
 
-func TestRetention(t *testing.T) { onBoth(t, testRetention[pgx.Tx], testRetention[*sql.Tx]) }
-
 func testRetention[Tx any](t *testing.T, b backend[Tx]) {
 	client := b.client(t, idempotency.Options{Retention: time.Hour})
-	for want, run := range map[string]func(string) error{
-		"01:00:00": func(key string) error {
-			_, err := client.Transaction(background, key, nil, b.note(key))
-			return err
-		},
-		"02:00:00": func(key string) error {
-			_, err := client.Transaction(background, key, nil, b.note(key), idempotency.WithRetention(2*time.Hour))
-			return err
-		},
-		"03:00:00": func(key string) error {
-			_, err := client.Transaction(background, key, nil, func(context.Context, Tx, idempotency.Operation) (idempotency.Response, error) {
-				return idempotency.Response{Retention: 3 * time.Hour}, nil
-			})
-			return err
-		},
+	for want, c := range map[string]struct {
+		response idempotency.Response
+		options  []idempotency.Option
+	}{
+		"01:00:00": {},
+		"02:00:00": {options: []idempotency.Option{idempotency.WithRetention(2 * time.Hour)}},
+		"03:00:00": {response: idempotency.Response{Retention: 3 * time.Hour}},
 	} {
 		key := newKey()
-		must(t, run(key))
+		_, err := client.Transaction(background, key, nil, func(context.Context, Tx, idempotency.Operation) (idempotency.Response, error) {
+			return c.response, nil
+		}, c.options...)
+		must(t, err)
 		same(t, "retention", value(t, "SELECT date_trunc('minute', expires_at - updated_at + interval '1 second') FROM idempotency_store WHERE idempotency_key = $1", key), want)
 	}
 }
