@@ -119,6 +119,23 @@ func TestSpellings(t *testing.T) {
 	}
 }
 
+// A body that is packed counts by its bytes.
+func TestPackedBodies(t *testing.T) {
+	for encoding, want := range map[string]string{"": "{}", "Identity": "{}",
+		"gzip": `"sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"`} {
+		r := httptest.NewRequest("POST", "/", nil)
+		r.Header.Set("Content-Type", "application/json")
+		r.Header.Set("Content-Encoding", encoding)
+		print, err := fingerprint(r, []byte("{}"), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if body, err := json.Marshal(print.(map[string]any)["body"]); err != nil || string(body) != want {
+			t.Errorf("%s: %s %v", encoding, body, err)
+		}
+	}
+}
+
 // unmarshal keeps each digit of a number.
 func unmarshal(text []byte, target any) error {
 	decoder := json.NewDecoder(bytes.NewReader(text))

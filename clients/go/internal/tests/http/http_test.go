@@ -11,10 +11,8 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -22,6 +20,7 @@ import (
 	"example.org/idempotency"
 	"example.org/idempotency/idemgin"
 	"example.org/idempotency/idemhttp"
+	"example.org/idempotency/internal/tests/kit"
 	"example.org/idempotency/pgxv5"
 	"github.com/gin-gonic/gin"
 	"github.com/jackc/pgx/v5"
@@ -30,26 +29,11 @@ import (
 
 var pool *pgxpool.Pool
 
-// TestMain makes the tables. It refuses to run where there is no server.
 func TestMain(m *testing.M) {
-	if os.Getenv("PGHOST") == "" {
-		fmt.Fprintln(os.Stderr, "run clients/go/test, which starts a server")
-		os.Exit(1)
-	}
 	log.SetOutput(io.Discard)
 	gin.SetMode(gin.TestMode)
-	var err error
-	if pool, err = pgxv5.Connect(context.Background(), "sslmode=disable"); err == nil {
-		_, err = pool.Exec(context.Background(), "CREATE EXTENSION IF NOT EXISTS idempotency")
-	}
-	if err == nil {
-		_, err = pool.Exec(context.Background(), "CREATE TABLE IF NOT EXISTS effect (key text NOT NULL)")
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	os.Exit(m.Run())
+	pool, _ = kit.Connect() // Main tells of an error
+	kit.Main(m, "CREATE TABLE IF NOT EXISTS effect (key text NOT NULL)")
 }
 
 var (
@@ -88,9 +72,20 @@ func onGin(handler gin.HandlerFunc) http.Handler {
 	return engine
 }
 
-func onEach(t *testing.T, test func(*testing.T, site)) {
+// TestMiddleware plays on each framework what the cases of clients/conformance do not.
+func TestMiddleware(t *testing.T) {
 	for _, s := range sites {
-		t.Run(s.name, func(t *testing.T) { test(t, s) })
+		for name, test := range map[string]func(*testing.T, site){
+			"ReplayByteForByte": testReplayByteForByte, "Statuses": testStatuses, "DeclinedAndRetryAfter": testDeclinedAndRetryAfter,
+			"Failures": testFailures, "WithoutKey": testWithoutKey, "BodyIsNotReadWithoutKey": testBodyIsNotReadWithoutKey,
+			"Nobody": testNobody, "NoRefusalIsALostAttempt": testNoRefusalIsALostAttempt,
+			"ProblemIsAskedOfAnErrorThatIsFinal": testProblemIsAskedOfAnErrorThatIsFinal, "Lifetime": testLifetime,
+			"Services": testServices, "BodyThatWasRead": testBodyThatWasRead, "OwnFingerprint": testOwnFingerprint,
+			"BrokenUploads": testBrokenUploads, "Timeout": testTimeout, "Lease": testLease, "LeaseFailures": testLeaseFailures,
+			"UnknownOutcome": testUnknownOutcome,
+		} {
+			t.Run(s.name+"/"+name, func(t *testing.T) { test(t, s) })
+		}
 	}
 }
 
@@ -122,22 +117,25 @@ func insert(ctx context.Context, tx pgx.Tx, key string) error {
 	return err
 }
 
-func count(t *testing.T, query, key string) (n int) {
-	t.Helper()
-	if err := pool.QueryRow(context.Background(), query, key).Scan(&n); err != nil {
-		t.Fatal(err)
-	}
-	return n
+// inserts is a handler that leaves one effect.
+func inserts(key string) idemhttp.Handler[pgx.Tx] {
+	return func(_ http.ResponseWriter, r *http.Request, tx pgx.Tx) error { return insert(r.Context(), tx, key) }
 }
 
 func expect(t *testing.T, key string, effects, records int) {
 	t.Helper()
-	if n := count(t, "SELECT count(*) FROM effect WHERE key = $1", key); n != effects {
-		t.Fatalf("%d effects, want %d", n, effects)
+	var got, stored int
+	kit.Must(t, pool.QueryRow(context.Background(), `SELECT (SELECT count(*) FROM effect WHERE key = $1),
+		(SELECT count(*) FROM idempotency_store WHERE idempotency_key = $1)`, key).Scan(&got, &stored))
+	if got != effects || stored != records {
+		t.Fatalf("%d effects and %d records, want %d and %d", got, stored, effects, records)
 	}
-	if n := count(t, "SELECT count(*) FROM idempotency_store WHERE idempotency_key = $1", key); n != records {
-		t.Fatalf("%d records, want %d", n, records)
-	}
+}
+
+func execute(t *testing.T, statement string, args ...any) {
+	t.Helper()
+	_, err := pool.Exec(context.Background(), statement, args...)
+	kit.Must(t, err)
 }
 
 func isProblem(t *testing.T, want, status int, header http.Header, body string) {
@@ -149,72 +147,66 @@ func isProblem(t *testing.T, want, status int, header http.Header, body string) 
 	}
 }
 
-func TestReplayByteForByte(t *testing.T) {
-	onEach(t, func(t *testing.T, s site) {
-		key := newKey()
-		handler := s.transaction(middleware(idemhttp.Options{Headers: []string{"X-*"}}), func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
-			body, _ := io.ReadAll(r.Body)
-			w.Header().Set("Set-Cookie", "secret=1")
-			w.Header().Set("X-Id", "7")
-			w.Header().Set("Cache-Control", "no-store")
-			w.WriteHeader(201)
-			_, _ = w.Write(append(body, 0, 0xff))
-			return insert(r.Context(), tx, key)
-		})
-		status, header, first := send(t, handler, "POST", key, `{"a": 1, "b": 2}`)
-		if status != 201 || first != "{\"a\": 1, \"b\": 2}\x00\xff" || header.Get("Set-Cookie") == "" || header.Get("Idempotency-Replayed") != "" {
-			t.Fatalf("%d %v %q", status, header, first)
-		}
-		status, header, again := send(t, handler, "POST", key, `{"b": 2.0, "a":1}`)
-		if status != 201 || again != first || header.Get("Set-Cookie") != "" || header.Get("Cache-Control") != "" || header.Get("X-Id") != "7" || header.Get("Idempotency-Replayed") != "true" {
-			t.Fatalf("%d %v %q", status, header, again)
-		}
-		status, header, body := send(t, handler, "POST", key, `{"a": 2}`)
-		isProblem(t, 422, status, header, body)
-		if strings.Contains(body, key) {
-			t.Fatal(body)
-		}
-		expect(t, key, 1, 1)
+func testReplayByteForByte(t *testing.T, s site) {
+	key := newKey()
+	options := idemhttp.Options{Headers: []string{"X-*"}, Marker: "Idempotent-Replayed"}
+	handler := s.transaction(middleware(options), func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+		body, _ := io.ReadAll(r.Body)
+		w.Header().Set("Set-Cookie", "secret=1")
+		w.Header().Set("X-Id", "7")
+		w.Header().Set("Cache-Control", "no-store")
+		w.Header().Set("Content-Encoding", "gzip")
+		w.WriteHeader(201)
+		_, _ = w.Write(append(body, 0, 0xff))
+		return insert(r.Context(), tx, key)
 	})
+	for i, request := range []string{`{"a": 1, "b": 2}`, `{"b": 2.0, "a":1}`} {
+		status, header, body := send(t, handler, "POST", key, request)
+		if status != 201 || body != "{\"a\": 1, \"b\": 2}\x00\xff" || header.Get("X-Id") != "7" || header.Get("Content-Encoding") != "gzip" {
+			t.Fatalf("%d %v %q", status, header, body)
+		}
+		replayed := i > 0
+		if (header.Get("Set-Cookie") == "") != replayed || (header.Get("Cache-Control") == "") != replayed ||
+			(header.Get("Idempotent-Replayed") == "true") != replayed || header.Get("Idempotency-Replayed") != "" {
+			t.Fatal(header)
+		}
+	}
+	expect(t, key, 1, 1)
 }
 
-func TestStatuses(t *testing.T) {
-	onEach(t, func(t *testing.T, s site) {
-		for _, c := range []struct {
-			status, effects, records int
-			replayed                 string
-		}{{200, 1, 1, "true"}, {303, 1, 1, "true"}, {404, 0, 1, "true"}, {500, 0, 0, ""}, {503, 0, 0, ""},
-			{401, 0, 0, ""}, {403, 0, 0, ""}, {408, 0, 0, ""}, {409, 0, 0, ""}, {425, 0, 0, ""}, {429, 0, 0, ""}} {
-			key := newKey()
-			handler := s.transaction(middleware(idemhttp.Options{}), func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
-				w.WriteHeader(c.status)
-				_, _ = io.WriteString(w, "text")
-				return insert(r.Context(), tx, key)
-			})
-			for _, replayed := range []string{"", c.replayed} {
-				status, header, body := send(t, handler, "POST", key, "")
-				if status != c.status || body != "text" || header.Get("Idempotency-Replayed") != replayed {
-					t.Fatalf("%d %v %q", status, header, body)
-				}
-			}
-			expect(t, key, c.effects, c.records)
-		}
-	})
-}
-
-func TestDeclinedAndRetryAfter(t *testing.T) {
-	onEach(t, func(t *testing.T, s site) {
+func testStatuses(t *testing.T, s site) {
+	for _, c := range []struct {
+		status, effects, records int
+		replayed                 string
+	}{{200, 1, 1, "true"}, {303, 1, 1, "true"}, {404, 0, 1, "true"}, {500, 0, 0, ""}, {503, 0, 0, ""},
+		{401, 0, 0, ""}, {403, 0, 0, ""}, {408, 0, 0, ""}, {409, 0, 0, ""}, {425, 0, 0, ""}, {429, 0, 0, ""}} {
 		key := newKey()
 		handler := s.transaction(middleware(idemhttp.Options{}), func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
-			return idempotency.Decline(429, map[string]int{"b": 1, "a": 2}).Again(time.Hour)
+			w.WriteHeader(c.status)
+			_, _ = io.WriteString(w, "text")
+			return insert(r.Context(), tx, key)
 		})
-		for _, want := range []string{"", "true"} {
+		for _, replayed := range []string{"", c.replayed} {
 			status, header, body := send(t, handler, "POST", key, "")
-			if status != 429 || body != `{"a":2,"b":1}` || !isAbout(header, 3600) || header.Get("Idempotency-Replayed") != want {
+			if status != c.status || body != "text" || header.Get("Idempotency-Replayed") != replayed {
 				t.Fatalf("%d %v %q", status, header, body)
 			}
 		}
+		expect(t, key, c.effects, c.records)
+	}
+}
+
+func testDeclinedAndRetryAfter(t *testing.T, s site) {
+	key := newKey()
+	handler := s.transaction(middleware(idemhttp.Options{}), func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+		return idempotency.Decline(429, map[string]int{"b": 1, "a": 2}).Again(time.Hour)
 	})
+	for _, want := range []string{"", "true"} {
+		status, header, body := send(t, handler, "POST", key, "")
+		if status != 429 || body != `{"a":2,"b":1}` || !isAbout(header, 3600) || header.Get("Idempotency-Replayed") != want {
+			t.Fatalf("%d %v %q", status, header, body)
+		}
+	}
 }
 
 // isAbout says whether Retry-After is that, or up to ten seconds have passed since.
@@ -223,45 +215,43 @@ func isAbout(header http.Header, seconds int) bool {
 	return err == nil && again > seconds-10 && again <= seconds
 }
 
-func TestFailures(t *testing.T) {
-	onEach(t, func(t *testing.T, s site) {
-		for name, c := range map[string]struct {
-			want    int
-			handler idemhttp.Handler[pgx.Tx]
-		}{
-			"error":     {500, func(http.ResponseWriter, *http.Request, pgx.Tx) error { return errors.New("secret") }},
-			"panic":     {500, func(http.ResponseWriter, *http.Request, pgx.Tx) error { panic("secret") }},
-			"too large": {500, func(w http.ResponseWriter, _ *http.Request, _ pgx.Tx) error { return stream(w) }},
-			"upgrade": {500, func(w http.ResponseWriter, _ *http.Request, _ pgx.Tx) error {
-				_, _, err := w.(http.Hijacker).Hijack()
-				if err == nil {
-					t.Error("hijacked")
-				}
-				return nil
-			}},
-			"serialization": {503, func(_ http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
-				_, err := tx.Exec(r.Context(), "DO $$ BEGIN RAISE EXCEPTION 'secret' USING ERRCODE = '40001'; END $$")
-				return err
-			}},
-		} {
-			t.Run(name, func(t *testing.T) {
-				key, told := newKey(), 0
-				handler := s.transaction(middleware(idemhttp.Options{OnError: func(*http.Request, error) { told++ }}),
-					func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
-						if err := insert(r.Context(), tx, key); err != nil {
-							return err
-						}
-						return c.handler(w, r, tx)
-					})
-				status, header, body := send(t, handler, "POST", key, "")
-				isProblem(t, c.want, status, header, body)
-				if strings.Contains(body, "secret") || (told == 1) != (c.want == 500) || (header.Get("Retry-After") == "1") != (c.want == 503) {
-					t.Fatalf("%d %v %q", told, header, body)
-				}
-				expect(t, key, 0, 0)
-			})
-		}
-	})
+func testFailures(t *testing.T, s site) {
+	for name, c := range map[string]struct {
+		want    int
+		handler idemhttp.Handler[pgx.Tx]
+	}{
+		"error":     {500, func(http.ResponseWriter, *http.Request, pgx.Tx) error { return errors.New("secret") }},
+		"panic":     {500, func(http.ResponseWriter, *http.Request, pgx.Tx) error { panic("secret") }},
+		"too large": {500, func(w http.ResponseWriter, _ *http.Request, _ pgx.Tx) error { return stream(w) }},
+		"upgrade": {500, func(w http.ResponseWriter, _ *http.Request, _ pgx.Tx) error {
+			_, _, err := w.(http.Hijacker).Hijack()
+			if err == nil {
+				t.Error("hijacked")
+			}
+			return nil
+		}},
+		"serialization": {503, func(_ http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+			_, err := tx.Exec(r.Context(), "DO $$ BEGIN RAISE EXCEPTION 'secret' USING ERRCODE = '40001'; END $$")
+			return err
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			key, told := newKey(), 0
+			handler := s.transaction(middleware(idemhttp.Options{OnError: func(*http.Request, error) { told++ }}),
+				func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+					if err := insert(r.Context(), tx, key); err != nil {
+						return err
+					}
+					return c.handler(w, r, tx)
+				})
+			status, header, body := send(t, handler, "POST", key, "")
+			isProblem(t, c.want, status, header, body)
+			if strings.Contains(body, "secret") || (told == 1) != (c.want == 500) || (header.Get("Retry-After") == "1") != (c.want == 503) {
+				t.Fatalf("%d %v %q", told, header, body)
+			}
+			expect(t, key, 0, 0)
+		})
+	}
 }
 
 // stream writes until it is stopped, and does not say that it was.
@@ -273,115 +263,90 @@ func stream(w io.Writer) error {
 	}
 }
 
-func TestRefusedRequests(t *testing.T) {
-	onEach(t, func(t *testing.T, s site) {
-		handler := s.transaction(middleware(idemhttp.Options{MaxRequest: 10, DescribedBy: "https://example.org/keys"}), nil)
-		for _, c := range []struct {
-			key, body string
-			want      int
-		}{{"", "", 400}, {`a" b`, "", 400}, {strings.Repeat("k", 256), "", 400}, {newKey(), "01234567890", 413}} {
-			status, header, body := send(t, handler, "POST", c.key, c.body)
-			isProblem(t, c.want, status, header, body)
-			if header.Get("Link") != `<https://example.org/keys>; rel="describedby"` {
-				t.Fatal(header)
-			}
-			if !strings.Contains(body, `"type":"https://example.org/keys"`) {
-				t.Fatal(body)
-			}
+func testWithoutKey(t *testing.T, s site) {
+	mark := newKey()
+	note := inserts(mark)
+	handler := s.transaction(middleware(idemhttp.Options{Optional: true, Skip: func(r *http.Request) bool { return r.Header.Get("Skip") != "" },
+		MakeKey: func(r *http.Request) string { return r.Header.Get("Made") }}), note)
+	runs := 0
+	for _, c := range [][]string{{"POST", ""}, {"GET", mark}, {"GET", `mal"formed`}, {"POST", mark, "Skip", "1"}} {
+		if status, _, body := send(t, handler, c[0], c[1], "", c[2:]...); status != 200 {
+			t.Fatal(status, body)
 		}
+		runs++
+	}
+	expect(t, mark, runs, 0)
+	for i := 0; i < 2; i++ {
+		send(t, handler, "POST", "", "", "Made", mark)
+	}
+	expect(t, mark, runs+1, 1)
+	failing := s.transaction(middleware(idemhttp.Options{}), func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+		w.WriteHeader(404)
+		return note(w, r, tx)
 	})
-}
-
-func TestWithoutKey(t *testing.T) {
-	onEach(t, func(t *testing.T, s site) {
-		mark := newKey()
-		note := func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error { return insert(r.Context(), tx, mark) }
-		handler := s.transaction(middleware(idemhttp.Options{Optional: true, Skip: func(r *http.Request) bool { return r.Header.Get("Skip") != "" },
-			MakeKey: func(r *http.Request) string { return r.Header.Get("Made") }}), note)
-		runs := 0
-		for _, c := range [][]string{{"POST", ""}, {"GET", mark}, {"GET", `mal"formed`}, {"POST", mark, "Skip", "1"}} {
-			if status, _, body := send(t, handler, c[0], c[1], "", c[2:]...); status != 200 {
-				t.Fatal(status, body)
-			}
-			runs++
-		}
-		expect(t, mark, runs, 0)
-		for i := 0; i < 2; i++ {
-			send(t, handler, "POST", "", "", "Made", mark)
-		}
-		expect(t, mark, runs+1, 1)
-		failing := s.transaction(middleware(idemhttp.Options{}), func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
-			w.WriteHeader(404)
-			return note(w, r, tx)
-		})
-		if status, _, _ := send(t, failing, "GET", "", ""); status != 404 {
-			t.Fatal(status)
-		}
-		expect(t, mark, runs+1, 1)
-	})
+	if status, _, _ := send(t, failing, "GET", "", ""); status != 404 {
+		t.Fatal(status)
+	}
+	expect(t, mark, runs+1, 1)
 }
 
 // The handler of a request without a key reads the body as it comes: here the client sends
 // the rest when the handler has got the beginning.
-func TestBodyIsNotReadWithoutKey(t *testing.T) {
-	onEach(t, func(t *testing.T, s site) {
-		mark, begun := newKey(), make(chan bool)
-		m := middleware(idemhttp.Options{MaxRequest: 4, Skip: func(*http.Request) bool { return true }})
-		read := func(r *http.Request) (string, error) {
-			part := make([]byte, 5)
-			_, err := io.ReadFull(r.Body, part)
-			close(begun)
-			rest, failure := io.ReadAll(r.Body)
-			return string(part) + string(rest), errors.Join(err, failure)
+func testBodyIsNotReadWithoutKey(t *testing.T, s site) {
+	mark, begun := newKey(), make(chan bool)
+	m := middleware(idemhttp.Options{MaxRequest: 4, Skip: func(*http.Request) bool { return true }})
+	read := func(r *http.Request) (string, error) {
+		part := make([]byte, 5)
+		_, err := io.ReadFull(r.Body, part)
+		close(begun)
+		rest, failure := io.ReadAll(r.Body)
+		return string(part) + string(rest), errors.Join(err, failure)
+	}
+	for _, handler := range []http.Handler{
+		s.transaction(m, func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+			text, err := read(r)
+			_, _ = w.Write([]byte(text))
+			return errors.Join(err, insert(r.Context(), tx, mark))
+		}),
+		s.lease(m, func(r *http.Request, _ idempotency.Operation) (idempotency.Completion[pgx.Tx], error) {
+			text, err := read(r)
+			return idempotency.Completion[pgx.Tx]{Response: idempotency.Response{Body: []byte(text)},
+				Writes: func(ctx context.Context, tx pgx.Tx) error { return insert(ctx, tx, mark) }}, err
+		}),
+	} {
+		begun = make(chan bool)
+		body, client := io.Pipe()
+		go func() {
+			_, _ = client.Write([]byte("first"))
+			<-begun
+			_, _ = client.Write([]byte(" second"))
+			_ = client.Close()
+		}()
+		recorder := httptest.NewRecorder()
+		handler.ServeHTTP(recorder, httptest.NewRequest("POST", "/route", body))
+		if recorder.Code != 200 || recorder.Body.String() != "first second" {
+			t.Fatal(recorder.Code, recorder.Body)
 		}
-		for _, handler := range []http.Handler{
-			s.transaction(m, func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
-				text, err := read(r)
-				_, _ = w.Write([]byte(text))
-				return errors.Join(err, insert(r.Context(), tx, mark))
-			}),
-			s.lease(m, func(r *http.Request, _ idempotency.Operation) (idempotency.Completion[pgx.Tx], error) {
-				text, err := read(r)
-				return idempotency.Completion[pgx.Tx]{Response: idempotency.Response{Body: []byte(text)},
-					Writes: func(ctx context.Context, tx pgx.Tx) error { return insert(ctx, tx, mark) }}, err
-			}),
-		} {
-			begun = make(chan bool)
-			body, client := io.Pipe()
-			go func() {
-				_, _ = client.Write([]byte("first"))
-				<-begun
-				_, _ = client.Write([]byte(" second"))
-				_ = client.Close()
-			}()
-			recorder := httptest.NewRecorder()
-			handler.ServeHTTP(recorder, httptest.NewRequest("POST", "/route", body))
-			if recorder.Code != 200 || recorder.Body.String() != "first second" {
-				t.Fatal(recorder.Code, recorder.Body)
-			}
-		}
-		expect(t, mark, 2, 0)
-	})
+	}
+	expect(t, mark, 2, 0)
 }
 
-func TestNobody(t *testing.T) {
+func testNobody(t *testing.T, s site) {
 	tenant := func(r *http.Request) string { return r.Header.Get("X-Tenant") }
-	onEach(t, func(t *testing.T, s site) {
-		for _, options := range []idemhttp.Options{{Principal: tenant},
-			{Principal: tenant, Scope: func(*http.Request, string) string { return "of everybody" }},
-			{Scope: func(r *http.Request, _ string) string { return tenant(r) }}} {
-			key := newKey()
-			handler := s.transaction(middleware(options),
-				func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error { return insert(r.Context(), tx, key) })
-			send(t, handler, "POST", key, "", "X-Tenant", "a")
-			status, header, body := send(t, handler, "POST", key, "")
-			isProblem(t, 401, status, header, body)
-			if header.Get("Idempotency-Replayed") != "" {
-				t.Fatal(header)
-			}
-			expect(t, key, 1, 1)
+	for _, options := range []idemhttp.Options{{Principal: tenant},
+		{Principal: tenant, Scope: func(*http.Request, string) string { return "of everybody" }},
+		{Scope: func(r *http.Request, _ string) string { return tenant(r) }}} {
+		key := newKey()
+		handler := s.transaction(middleware(options),
+			inserts(key))
+		send(t, handler, "POST", key, "", "X-Tenant", "a")
+		status, header, body := send(t, handler, "POST", key, "")
+		isProblem(t, 401, status, header, body)
+		if header.Get("Idempotency-Replayed") != "" {
+			t.Fatal(header)
 		}
-	})
+		expect(t, key, 1, 1)
+	}
 }
 
 // Who asks has to be known, or the whole scope: an oversight would give clients the
@@ -398,296 +363,199 @@ func TestWithoutPrincipal(t *testing.T) {
 	t.Fatal("there is a middleware")
 }
 
-func TestMarker(t *testing.T) {
-	onEach(t, func(t *testing.T, s site) {
-		key := newKey()
-		handler := s.transaction(middleware(idemhttp.Options{Marker: "Idempotent-Replayed"}),
-			func(http.ResponseWriter, *http.Request, pgx.Tx) error { return nil })
-		for _, want := range []string{"", "true"} {
-			_, header, _ := send(t, handler, "POST", key, "")
-			if header.Get("Idempotent-Replayed") != want || header.Get("Idempotency-Replayed") != "" {
-				t.Fatal(header)
-			}
-		}
-	})
-}
-
-// An answer below 500 that is not stored is no lost attempt. One of 500 is.
-func TestNoRefusalIsALostAttempt(t *testing.T) {
-	onEach(t, func(t *testing.T, s site) {
-		scope, status := newKey(), 0
-		if _, err := pool.Exec(context.Background(), "SELECT idem_set_policy($1, max_lost_attempts => 2)", scope); err != nil {
-			t.Fatal(err)
-		}
-		handler := s.transaction(middleware(idemhttp.Options{
-			Scope: func(*http.Request, string) string { return scope },
-			Statuses: func(status int) idemhttp.Keep {
-				if status == 404 || status == 500 {
-					return idemhttp.Keep{As: idemhttp.Released}
-				}
-				return idemhttp.DefaultStatuses(status)
-			},
-		}), func(w http.ResponseWriter, _ *http.Request, _ pgx.Tx) error {
-			w.WriteHeader(status)
-			return nil
-		})
-		refused, failing := newKey(), newKey()
-		for _, one := range []struct {
-			key          string
-			status, want int
-		}{{refused, 429, 429}, {refused, 403, 403}, {refused, 404, 404}, {refused, 201, 201},
-			{failing, 500, 500}, {failing, 500, 500}, {failing, 500, 422}} {
-			status = one.status
-			if got, _, body := send(t, handler, "POST", one.key, ""); got != one.want {
-				t.Fatal(one, got, body)
-			}
-		}
-	})
-}
-
-// An error that is answered below 500, by itself or by Problem, is no lost attempt. Another
-// one is, and Problem is asked once about each.
-func TestNoRefusalByAnErrorIsALostAttempt(t *testing.T) {
+// An answer below 500 that is not stored is no lost attempt, be it the handler's, or that
+// of an error, by itself or by Problem. One of 500 is. Problem is asked once about each error.
+func testNoRefusalIsALostAttempt(t *testing.T, s site) {
+	scope, asked, failed := newKey(), 0, 0
+	execute(t, "SELECT idem_set_policy($1, max_lost_attempts => 1)", scope)
 	soldOut, broken := errors.New("sold out"), errors.New("broken")
-	onEach(t, func(t *testing.T, s site) {
-		scope, asked, failed := newKey(), 0, 0
-		if _, err := pool.Exec(context.Background(), "SELECT idem_set_policy($1, max_lost_attempts => 1)", scope); err != nil {
-			t.Fatal(err)
-		}
-		var wrong error
-		handler := s.transaction(middleware(idemhttp.Options{
-			Scope: func(*http.Request, string) string { return scope },
-			OnError: func(_ *http.Request, err error) {
-				if failed++; !errors.Is(err, soldOut) && err != broken {
-					t.Errorf("not the handler's error: %v", err)
-				}
-			},
-			Problem: func(_ *http.Request, err error, problem *idemhttp.Problem) {
-				asked++
-				if errors.Is(err, soldOut) {
-					problem.Status = 409
-				}
-			},
-		}), func(http.ResponseWriter, *http.Request, pgx.Tx) error { return wrong })
-		key := newKey()
-		for _, one := range []struct {
-			wrong error
-			want  int
-		}{{fmt.Errorf("no: %w", soldOut), 409}, {idempotency.ErrKeyReused, 422}, {&idempotency.InProgressError{}, 409},
-			{soldOut, 409}, {broken, 500}, {soldOut, 422}} {
-			wrong = one.wrong
-			if got, _, body := send(t, handler, "POST", key, ""); got != one.want {
-				t.Fatal(one, got, body)
+	var status int
+	var wrong error
+	handler := s.transaction(middleware(idemhttp.Options{
+		Scope: func(*http.Request, string) string { return scope },
+		Statuses: func(status int) idemhttp.Keep {
+			if status == 404 || status == 500 {
+				return idemhttp.Keep{As: idemhttp.Released}
 			}
+			return idemhttp.DefaultStatuses(status)
+		},
+		OnError: func(_ *http.Request, err error) {
+			if failed++; !errors.Is(err, soldOut) && err != broken {
+				t.Errorf("not the handler's error: %v", err)
+			}
+		},
+		Problem: func(_ *http.Request, err error, problem *idemhttp.Problem) {
+			asked++
+			if errors.Is(err, soldOut) {
+				problem.Status = 409
+			}
+		},
+	}), func(w http.ResponseWriter, _ *http.Request, _ pgx.Tx) error {
+		if wrong == nil {
+			w.WriteHeader(status)
 		}
-		// The last one was ended before the handler.
-		if asked != 5 || failed != 3 {
-			t.Fatal(asked, failed)
-		}
+		return wrong
 	})
+	first, second := newKey(), newKey()
+	for _, one := range []struct {
+		key    string
+		status int
+		wrong  error
+		want   int
+	}{{first, 429, nil, 429}, {first, 403, nil, 403}, {first, 404, nil, 404}, {first, 0, fmt.Errorf("no: %w", soldOut), 409},
+		{first, 0, idempotency.ErrKeyReused, 422}, {first, 0, &idempotency.InProgressError{}, 409}, {first, 0, soldOut, 409},
+		{first, 0, broken, 500}, {first, 0, soldOut, 422}, {second, 500, nil, 500}, {second, 201, nil, 422}} {
+		status, wrong = one.status, one.wrong
+		if got, _, body := send(t, handler, "POST", one.key, ""); got != one.want {
+			t.Fatal(one, got, body)
+		}
+	}
+	// After a lost attempt the next one is ended before the handler.
+	if asked != 5 || failed != 3 {
+		t.Fatal(asked, failed)
+	}
 }
 
 // Problem changes no repeat, and where it panics, that is the server's to recover.
-func TestProblemIsAskedOfAnErrorThatIsFinal(t *testing.T) {
-	onEach(t, func(t *testing.T, s site) {
-		panics, runs := false, 0
-		handler := s.transaction(middleware(idemhttp.Options{Problem: func(_ *http.Request, _ error, problem *idemhttp.Problem) {
-			if problem.Status = 409; panics {
-				panic("own")
-			}
-		}}), func(_ http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
-			if runs++; runs == 2 {
-				return nil
-			}
-			_, err := tx.Exec(r.Context(), "DO $$ BEGIN RAISE SQLSTATE '40001'; END $$")
-			if panics {
-				err = errors.New("broken")
-			}
-			return err
-		})
-		if got, _, body := send(t, handler, "POST", newKey(), ""); got != 200 || runs != 2 {
-			t.Fatal(got, body, runs)
+func testProblemIsAskedOfAnErrorThatIsFinal(t *testing.T, s site) {
+	panics, runs := false, 0
+	handler := s.transaction(middleware(idemhttp.Options{Problem: func(_ *http.Request, _ error, problem *idemhttp.Problem) {
+		if problem.Status = 409; panics {
+			panic("own")
 		}
-		panics = true
-		defer func() {
-			if recover() != "own" {
-				t.Fatal("no panic came out")
-			}
-		}()
-		send(t, handler, "POST", newKey(), "")
+	}}), func(_ http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+		if runs++; runs == 2 {
+			return nil
+		}
+		_, err := tx.Exec(r.Context(), "DO $$ BEGIN RAISE SQLSTATE '40001'; END $$")
+		if panics {
+			err = errors.New("broken")
+		}
+		return err
 	})
+	if got, _, body := send(t, handler, "POST", newKey(), ""); got != 200 || runs != 2 {
+		t.Fatal(got, body, runs)
+	}
+	panics = true
+	defer func() {
+		if recover() != "own" {
+			t.Fatal("no panic came out")
+		}
+	}()
+	send(t, handler, "POST", newKey(), "")
 }
 
 // An answer says until when it is kept, the first as each replay. One that is not stored
 // does not.
-func TestLifetime(t *testing.T) {
-	onEach(t, func(t *testing.T, s site) {
-		transactionKey, leaseKey, status := newKey(), newKey(), 429
-		m := middleware(idemhttp.Options{Lifetime: "Idempotency-Expires", Statuses: func(status int) idemhttp.Keep {
-			if status == 429 {
-				return idemhttp.Keep{As: idemhttp.Released}
-			}
-			return idemhttp.DefaultStatuses(status)
-		}})
-		for key, handler := range map[string]http.Handler{
-			transactionKey: s.transaction(m, func(w http.ResponseWriter, _ *http.Request, _ pgx.Tx) error {
-				w.WriteHeader(status)
-				return nil
-			}),
-			leaseKey: s.lease(m, func(*http.Request, idempotency.Operation) (idempotency.Completion[pgx.Tx], error) {
-				return idempotency.Completion[pgx.Tx]{Response: idempotency.Response{Code: status}}, nil
-			}),
-		} {
-			status = 429
-			if _, header, _ := send(t, handler, "POST", key, ""); header.Get("Idempotency-Expires") != "" {
-				t.Fatal(header)
-			}
-			status = 201
-			for _, replayed := range []string{"", "true"} {
-				_, header, _ := send(t, handler, "POST", key, "")
-				var until time.Time
-				err := pool.QueryRow(context.Background(), "SELECT expires_at FROM idempotency_store WHERE idempotency_key = $1", key).Scan(&until)
-				if err != nil || header.Get("Idempotency-Expires") != until.UTC().Format(http.TimeFormat) ||
-					header.Get("Idempotency-Replayed") != replayed {
-					t.Fatal(header, until, err)
-				}
-			}
-			for end, want := range map[string]string{"infinity": "", "10000-01-01Z": "", "9999-12-31 23:59:59Z": "Fri, 31 Dec 9999 23:59:59 GMT"} {
-				_, err := pool.Exec(context.Background(), "UPDATE idempotency_store SET expires_at = $2::text::timestamptz WHERE idempotency_key = $1", key, end)
-				status, header, _ := send(t, handler, "POST", key, "")
-				if err != nil || status != 201 || header.Get("Idempotency-Replayed") != "true" || header.Get("Idempotency-Expires") != want {
-					t.Fatal(end, status, header, err)
-				}
+func testLifetime(t *testing.T, s site) {
+	transactionKey, leaseKey, status := newKey(), newKey(), 429
+	m := middleware(idemhttp.Options{Lifetime: "Idempotency-Expires", Statuses: func(status int) idemhttp.Keep {
+		if status == 429 {
+			return idemhttp.Keep{As: idemhttp.Released}
+		}
+		return idemhttp.DefaultStatuses(status)
+	}})
+	for key, handler := range map[string]http.Handler{
+		transactionKey: s.transaction(m, func(w http.ResponseWriter, _ *http.Request, _ pgx.Tx) error {
+			w.WriteHeader(status)
+			return nil
+		}),
+		leaseKey: s.lease(m, func(*http.Request, idempotency.Operation) (idempotency.Completion[pgx.Tx], error) {
+			return idempotency.Completion[pgx.Tx]{Response: idempotency.Response{Code: status}}, nil
+		}),
+	} {
+		status = 429
+		if _, header, _ := send(t, handler, "POST", key, ""); header.Get("Idempotency-Expires") != "" {
+			t.Fatal(header)
+		}
+		status = 201
+		for _, replayed := range []string{"", "true"} {
+			_, header, _ := send(t, handler, "POST", key, "")
+			var until time.Time
+			err := pool.QueryRow(context.Background(), "SELECT expires_at FROM idempotency_store WHERE idempotency_key = $1", key).Scan(&until)
+			if err != nil || header.Get("Idempotency-Expires") != until.UTC().Format(http.TimeFormat) ||
+				header.Get("Idempotency-Replayed") != replayed {
+				t.Fatal(header, until, err)
 			}
 		}
-	})
+		for end, want := range map[string]string{"infinity": "", "10000-01-01Z": "", "9999-12-31 23:59:59Z": "Fri, 31 Dec 9999 23:59:59 GMT"} {
+			execute(t, "UPDATE idempotency_store SET expires_at = $2::text::timestamptz WHERE idempotency_key = $1", key, end)
+			status, header, _ := send(t, handler, "POST", key, "")
+			if status != 201 || header.Get("Idempotency-Replayed") != "true" || header.Get("Idempotency-Expires") != want {
+				t.Fatal(end, status, header)
+			}
+		}
+	}
 }
 
 // Two services on one database do not get each other's answers.
-func TestServices(t *testing.T) {
-	onEach(t, func(t *testing.T, s site) {
-		for _, options := range []idemhttp.Options{{Principal: idemhttp.Anyone}, {Scope: func(*http.Request, string) string { return "own" }}} {
-			key := newKey()
-			for _, service := range []string{"a", "b", "a"} {
-				client := idempotency.New(pgxv5.Pool(pool), idempotency.Options{Scope: service})
-				handler := s.transaction(idemhttp.New(client, options), func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
-					return insert(r.Context(), tx, key)
-				})
-				if status, _, body := send(t, handler, "POST", key, ""); status != 200 {
-					t.Fatal(status, body)
-				}
-			}
-			expect(t, key, 2, 2)
-		}
-	})
-}
-
-func TestContentEncoding(t *testing.T) {
-	onEach(t, func(t *testing.T, s site) {
+func testServices(t *testing.T, s site) {
+	for _, options := range []idemhttp.Options{{Principal: idemhttp.Anyone}, {Scope: func(*http.Request, string) string { return "own" }}} {
 		key := newKey()
-		handler := s.transaction(middleware(idemhttp.Options{}), func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
-			w.Header().Set("Content-Encoding", "gzip")
-			_, err := w.Write([]byte("\x1f\x8b compressed"))
-			return err
-		})
-		for _, want := range []string{"", "true"} {
-			_, header, _ := send(t, handler, "POST", key, "")
-			if header.Get("Content-Encoding") != "gzip" || header.Get("Idempotency-Replayed") != want {
-				t.Fatal(header)
+		for _, service := range []string{"a", "b", "a"} {
+			client := idempotency.New(pgxv5.Pool(pool), idempotency.Options{Scope: service})
+			handler := s.transaction(idemhttp.New(client, options), inserts(key))
+			if status, _, body := send(t, handler, "POST", key, ""); status != 200 {
+				t.Fatal(status, body)
 			}
 		}
-	})
-}
-
-// JSON that is none does not run, and its key stays unused. A body that is packed counts
-// by its bytes.
-func TestBodiesThatAreNoJSON(t *testing.T) {
-	onEach(t, func(t *testing.T, s site) {
-		handler := func(key string) http.Handler {
-			return s.transaction(middleware(idemhttp.Options{}), func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
-				return insert(r.Context(), tx, key)
-			})
-		}
-		key := newKey()
-		for _, broken := range []string{`{"a":1`, `{"a":NaN}`, " ", "\ufeff{}", "\xff"} {
-			status, header, body := send(t, handler(key), "POST", key, broken)
-			isProblem(t, 400, status, header, body)
-			if !strings.Contains(body, "The body cannot be read") {
-				t.Fatal(body)
-			}
-		}
-		expect(t, key, 0, 0)
-		for _, c := range []struct {
-			body, encoding string
-			status         int
-		}{{"\x1f\x8b packed", "gzip", 200}, {"\x1f\x8b packed", "gzip", 200}, {"\x1f\x8b other", "gzip", 422}, {"{}", "", 422}} {
-			if status, _, body := send(t, handler(key), "POST", key, c.body, "Content-Encoding", c.encoding); status != c.status {
-				t.Fatal(c, status, body)
-			}
-		}
-		expect(t, key, 1, 1)
-		key = newKey()
-		for i, encoding := range []string{"gzip", "Identity"} {
-			if status, _, body := send(t, handler(key), "POST", key, "{}", "Content-Encoding", encoding); status != []int{200, 422}[i] {
-				t.Fatal(encoding, status, body)
-			}
-		}
-	})
+		expect(t, key, 2, 2)
+	}
 }
 
 // Who reads the body first hides it from the middleware.
-func TestBodyThatWasRead(t *testing.T) {
+func testBodyThatWasRead(t *testing.T, s site) {
 	const form, multipart = "application/x-www-form-urlencoded", "multipart/form-data; boundary=b"
 	const parts = "--b\r\nContent-Disposition: form-data; name=\"a\"\r\n\r\n1\r\n--b--\r\n"
 	readAll := func(r *http.Request) { _, _ = io.ReadAll(r.Body) }
-	onEach(t, func(t *testing.T, s site) {
-		for name, c := range map[string]struct {
-			kind, body string
-			first      func(*http.Request)
-			length     int64
-			want       int
-		}{
-			"form":             {form, "a=1", func(r *http.Request) { r.FormValue("a") }, 0, 500},
-			"form in chunks":   {form, "a=1", func(r *http.Request) { r.FormValue("a") }, -1, 500},
-			"multipart":        {multipart, parts, func(r *http.Request) { r.FormValue("a") }, -1, 500},
-			"JSON":             {"application/json", "{}", readAll, 0, 500},
-			"a part":           {"application/json", "[1]", func(r *http.Request) { _, _ = r.Body.Read(make([]byte, 1)) }, 0, 500},
-			"JSON in chunks":   {"application/json", "{}", readAll, -1, 400},
-			"nothing was read": {"application/json", "{}", func(r *http.Request) { r.FormValue("a") }, 0, 200},
-			"form, unread":     {form, "a=1", func(r *http.Request) {}, 0, 200},
-		} {
-			t.Run(name, func(t *testing.T) {
-				key := newKey()
-				handler := s.transaction(middleware(idemhttp.Options{OnError: func(*http.Request, error) {}}),
-					func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error { return insert(r.Context(), tx, key) })
-				before := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-					if c.length < 0 {
-						r.ContentLength = c.length
-					}
-					c.first(r)
-					handler.ServeHTTP(w, r)
-				})
-				status, header, body := send(t, before, "POST", key, c.body, "Content-Type", c.kind)
-				if status != c.want {
-					t.Fatal(status, body)
+	for name, c := range map[string]struct {
+		kind, body string
+		first      func(*http.Request)
+		length     int64
+		want       int
+	}{
+		"form":             {form, "a=1", func(r *http.Request) { r.FormValue("a") }, 0, 500},
+		"form in chunks":   {form, "a=1", func(r *http.Request) { r.FormValue("a") }, -1, 500},
+		"multipart":        {multipart, parts, func(r *http.Request) { r.FormValue("a") }, -1, 500},
+		"JSON":             {"application/json", "{}", readAll, 0, 500},
+		"a part":           {"application/json", "[1]", func(r *http.Request) { _, _ = r.Body.Read(make([]byte, 1)) }, 0, 500},
+		"JSON in chunks":   {"application/json", "{}", readAll, -1, 400},
+		"nothing was read": {"application/json", "{}", func(r *http.Request) { r.FormValue("a") }, 0, 200},
+		"form, unread":     {form, "a=1", func(r *http.Request) {}, 0, 200},
+		"too large":        {form, strings.Repeat("a", 101), func(r *http.Request) {}, 0, 413},
+	} {
+		t.Run(name, func(t *testing.T) {
+			key := newKey()
+			handler := s.transaction(middleware(idemhttp.Options{MaxRequest: 100, DescribedBy: "https://example.org/keys",
+				OnError: func(*http.Request, error) {}}), inserts(key))
+			before := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if c.length < 0 {
+					r.ContentLength = c.length
 				}
-				if c.want == 200 {
-					expect(t, key, 1, 1)
-					return
-				}
-				isProblem(t, c.want, status, header, body)
-				expect(t, key, 0, 0)
+				c.first(r)
+				handler.ServeHTTP(w, r)
 			})
-		}
-	})
+			status, header, body := send(t, before, "POST", key, c.body, "Content-Type", c.kind)
+			if status != c.want {
+				t.Fatal(status, body)
+			}
+			if c.want == 200 {
+				expect(t, key, 1, 1)
+				return
+			}
+			isProblem(t, c.want, status, header, body)
+			if header.Get("Link") != `<https://example.org/keys>; rel="describedby"` || !strings.Contains(body, `"type":"https://example.org/keys"`) {
+				t.Fatal(header, body)
+			}
+			expect(t, key, 0, 0)
+		})
+	}
 }
 
 // A method in lower case is the same method: routers may let it pass.
 func TestMethodInLowerCase(t *testing.T) {
 	key := newKey()
-	handler := middleware(idemhttp.Options{}).Transaction("/route", func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
-		return insert(r.Context(), tx, key)
-	})
+	handler := middleware(idemhttp.Options{}).Transaction("/route", inserts(key))
 	for i, method := range []string{"post", "POST", "Post"} {
 		status, header, body := send(t, handler, method, key, "")
 		if status != 200 || (header.Get("Idempotency-Replayed") == "true") != (i > 0) {
@@ -698,232 +566,163 @@ func TestMethodInLowerCase(t *testing.T) {
 }
 
 // A fingerprint of one's own stands for the body, never for method and target.
-func TestOwnFingerprint(t *testing.T) {
-	onEach(t, func(t *testing.T, s site) {
-		key := newKey()
-		handler := s.transaction(middleware(idemhttp.Options{Fingerprint: func(*http.Request, []byte) (any, error) { return "same", nil }}),
-			func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error { return insert(r.Context(), tx, key) })
-		for _, c := range []struct {
-			target, body string
-			want         int
-		}{{"/route", "1", 200}, {"/route", "2", 200}, {"/route?other", "1", 422}} {
-			request := httptest.NewRequest("POST", c.target, strings.NewReader(c.body))
-			request.Header.Set("Idempotency-Key", key)
-			answer := httptest.NewRecorder()
-			handler.ServeHTTP(answer, request)
-			if answer.Code != c.want {
-				t.Fatal(c, answer.Code, answer.Body)
-			}
+func testOwnFingerprint(t *testing.T, s site) {
+	key := newKey()
+	handler := s.transaction(middleware(idemhttp.Options{Fingerprint: func(*http.Request, []byte) (any, error) { return "same", nil }}),
+		inserts(key))
+	for _, c := range []struct {
+		target, body string
+		want         int
+	}{{"/route", "1", 200}, {"/route", "2", 200}, {"/route?other", "1", 422}} {
+		request := httptest.NewRequest("POST", c.target, strings.NewReader(c.body))
+		request.Header.Set("Idempotency-Key", key)
+		answer := httptest.NewRecorder()
+		handler.ServeHTTP(answer, request)
+		if answer.Code != c.want {
+			t.Fatal(c, answer.Code, answer.Body)
 		}
-		expect(t, key, 1, 1)
-	})
+	}
+	expect(t, key, 1, 1)
 }
 
 // What does not arrive as a whole does not run.
-func TestBrokenUploads(t *testing.T) {
-	onEach(t, func(t *testing.T, s site) {
-		for name, head := range map[string]string{
-			"shorter than it says": "Content-Length: 10\r\n\r\nhalf",
-			"a chunk is missing":   "Transfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n",
-			"a negative length":    "Content-Length: -1\r\n\r\n",
-		} {
-			t.Run(name, func(t *testing.T) {
-				key := newKey()
-				server := httptest.NewServer(s.transaction(middleware(idemhttp.Options{}), func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
-					return insert(r.Context(), tx, key)
-				}))
-				defer server.Close()
-				conn, err := net.Dial("tcp", server.Listener.Addr().String())
-				if err == nil {
-					_, err = fmt.Fprintf(conn, "POST /route HTTP/1.1\r\nHost: x\r\nIdempotency-Key: %s\r\n%s", key, head)
-				}
-				if err == nil {
-					err = conn.(*net.TCPConn).CloseWrite()
-				}
-				if err != nil {
-					t.Fatal(err)
-				}
-				answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
-				if err != nil || answer.StatusCode != 400 {
-					t.Fatal(answer, err)
-				}
-				conn.Close()
-				expect(t, key, 0, 0)
-			})
-		}
-	})
-}
-
-// Clients that wait hold no connection, or a few of them would stall all others.
-func TestPreferWaitHoldsNoConnection(t *testing.T) {
-	onEach(t, func(t *testing.T, s site) {
-		small, err := pgxv5.Connect(context.Background(), "sslmode=disable pool_max_conns=2")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer small.Close()
-		clock := idempotency.NewFakeClock(time.Unix(0, 0))
-		client := idempotency.New(pgxv5.Pool(small), idempotency.Options{Clock: clock})
-		held, free, entered, leave := newKey(), newKey(), make(chan bool), make(chan bool)
-		handler := s.transaction(idemhttp.New(client, idemhttp.Options{Principal: idemhttp.Anyone, Timeout: -1}), func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
-			if r.Header.Get("Hold") != "" {
-				close(entered)
-				<-leave
+func testBrokenUploads(t *testing.T, s site) {
+	for name, head := range map[string]string{
+		"shorter than it says": "Content-Length: 10\r\n\r\nhalf",
+		"a chunk is missing":   "Transfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n",
+		"a negative length":    "Content-Length: -1\r\n\r\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			key := newKey()
+			server := httptest.NewServer(s.transaction(middleware(idemhttp.Options{}), inserts(key)))
+			defer server.Close()
+			conn, err := net.Dial("tcp", server.Listener.Addr().String())
+			if err == nil {
+				_, err = fmt.Fprintf(conn, "POST /route HTTP/1.1\r\nHost: x\r\nIdempotency-Key: %s\r\n%s", key, head)
 			}
-			return insert(r.Context(), tx, strings.Trim(r.Header.Get("Idempotency-Key"), `"`))
+			if err == nil {
+				err = conn.(*net.TCPConn).CloseWrite()
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
+			if err != nil || answer.StatusCode != 400 {
+				t.Fatal(answer, err)
+			}
+			conn.Close()
+			expect(t, key, 0, 0)
 		})
-		var all sync.WaitGroup
-		all.Add(1)
-		go func() {
-			defer all.Done()
-			send(t, handler, "POST", held, "", "Hold", "1")
-		}()
-		<-entered
-		const waiting = 3
-		for range waiting {
-			all.Add(1)
-			go func() {
-				defer all.Done()
-				status, header, body := send(t, handler, "POST", held, "", "Prefer", "wait=10")
-				if status != 200 || header.Get("Idempotency-Replayed") != "true" {
-					t.Error(status, body)
-				}
-			}()
-		}
-		clock.AwaitSleepers(waiting)
-		if status, _, body := send(t, handler, "POST", free, ""); status != 200 {
-			t.Error(status, body)
-		}
-		close(leave)
-		for n := 1; n > 0; {
-			n = count(t, "SELECT 1 - count(*) FROM idempotency_store WHERE idempotency_key = $1 AND status = 'COMPLETED'", held)
-		}
-		clock.Advance(time.Second)
-		all.Wait()
-		expect(t, held, 1, 1)
-		expect(t, free, 1, 1)
-	})
+	}
 }
 
-func TestTimeout(t *testing.T) {
-	onEach(t, func(t *testing.T, s site) {
-		key, clock := newKey(), idempotency.NewFakeClock(time.Unix(0, 0))
-		client := idempotency.New(pgxv5.Pool(pool), idempotency.Options{Clock: clock})
-		entered, leave, left := make(chan bool), make(chan bool), make(chan bool)
-		handler := s.transaction(idemhttp.New(client, idemhttp.Options{Principal: idemhttp.Anyone, Timeout: time.Minute}), func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
-			defer close(left)
-			err := insert(r.Context(), tx, key)
-			close(entered)
-			<-leave
-			return err
+func testTimeout(t *testing.T, s site) {
+	key, clock := newKey(), idempotency.NewFakeClock(time.Unix(0, 0))
+	client := idempotency.New(pgxv5.Pool(pool), idempotency.Options{Clock: clock})
+	entered, leave, left := make(chan bool), make(chan bool), make(chan bool)
+	handler := s.transaction(idemhttp.New(client, idemhttp.Options{Principal: idemhttp.Anyone, Timeout: time.Minute}), func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+		defer close(left)
+		err := insert(r.Context(), tx, key)
+		close(entered)
+		<-leave
+		return err
+	})
+	go func() {
+		<-entered
+		clock.AwaitSleepers(1)
+		clock.Advance(time.Minute)
+	}()
+	status, header, body := send(t, handler, "POST", key, "")
+	isProblem(t, 503, status, header, body)
+	// the handler has not returned, and yet the key is free
+	again := s.transaction(middleware(idemhttp.Options{Wait: time.Minute}), inserts(key))
+	if status, _, body := send(t, again, "POST", key, ""); status != 200 {
+		t.Fatal(status, body)
+	}
+	close(leave)
+	<-left
+	expect(t, key, 1, 1)
+}
+
+func testLease(t *testing.T, s site) {
+	key, m := newKey(), middleware(idemhttp.Options{Headers: []string{"X-Id"}})
+	var handler http.Handler
+	handler = s.lease(m, func(r *http.Request, o idempotency.Operation) (idempotency.Completion[pgx.Tx], error) {
+		status, header, body := send(t, handler, "POST", key, "")
+		isProblem(t, 409, status, header, body)
+		if !isAbout(header, 30) {
+			t.Error(header)
+		}
+		return idempotency.Completion[pgx.Tx]{
+			Response: idempotency.Response{Code: 201, Headers: map[string]string{"X-Id": "7", "X-Other": "8"}, Payload: map[string]int{"bb": 1, "a": 2}},
+			Writes:   func(ctx context.Context, tx pgx.Tx) error { return insert(ctx, tx, key) },
+		}, nil
+	})
+	for _, want := range [][2]string{{"", "8"}, {"true", ""}} {
+		status, header, body := send(t, handler, "POST", key, "")
+		if status != 201 || body != `{"a":2,"bb":1}` || header.Get("X-Id") != "7" || header.Get("X-Other") != want[1] || header.Get("Idempotency-Replayed") != want[0] {
+			t.Fatalf("%d %v %q", status, header, body)
+		}
+	}
+	expect(t, key, 1, 1)
+}
+
+func testLeaseFailures(t *testing.T, s site) {
+	none := idempotency.Completion[pgx.Tx]{}
+	for name, c := range map[string]struct {
+		err              error
+		code, want       int
+		effects, records int
+	}{
+		"not done":  {idempotency.ErrNotDone, 0, 500, 0, 0},
+		"unclear":   {errors.New("secret"), 0, 500, 0, 1},
+		"declined":  {idempotency.Decline(402, "no"), 0, 402, 0, 1},
+		"code 404":  {nil, 404, 404, 0, 1},
+		"code 502":  {nil, 502, 502, 0, 1},
+		"released":  {nil, 429, 429, 0, 0},
+		"code 409":  {nil, 409, 409, 0, 1},
+		"code 429":  {nil, 429, 429, 0, 1},
+		"code 0":    {nil, 0, 200, 1, 1},
+		"from 2 up": {nil, 299, 299, 1, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			key := newKey()
+			options := idemhttp.Options{}
+			if name == "released" {
+				options.Statuses = func(int) idemhttp.Keep { return idemhttp.Keep{As: idemhttp.Released} }
+			}
+			handler := s.lease(middleware(options), func(*http.Request, idempotency.Operation) (idempotency.Completion[pgx.Tx], error) {
+				if c.err != nil {
+					return none, c.err
+				}
+				return idempotency.Completion[pgx.Tx]{Response: idempotency.Response{Code: c.code},
+					Writes: func(ctx context.Context, tx pgx.Tx) error { return insert(ctx, tx, key) }}, nil
+			})
+			if status, _, body := send(t, handler, "POST", key, ""); status != c.want {
+				t.Fatal(status, body)
+			}
+			expect(t, key, c.effects, c.records)
 		})
-		go func() {
-			<-entered
-			clock.AwaitSleepers(1)
-			clock.Advance(time.Minute)
-		}()
+	}
+}
+
+func testUnknownOutcome(t *testing.T, s site) {
+	key := newKey()
+	die := func(*http.Request, idempotency.Operation) (idempotency.Completion[pgx.Tx], error) {
+		return idempotency.Completion[pgx.Tx]{}, errors.New("died")
+	}
+	handler := s.lease(middleware(idemhttp.Options{}), die, idempotency.WithReconcile(
+		func(context.Context, idempotency.Operation) (idempotency.Reconciled, error) {
+			return idempotency.Unknown(90 * time.Second), nil
+		}))
+	status, header, body := send(t, handler, "POST", key, "")
+	isProblem(t, 500, status, header, body)
+	execute(t, "UPDATE idempotency_store SET lease_expires_at = now() WHERE idempotency_key = $1", key)
+	for i := 0; i < 2; i++ {
 		status, header, body := send(t, handler, "POST", key, "")
 		isProblem(t, 503, status, header, body)
-		// the handler has not returned, and yet the key is free
-		again := s.transaction(middleware(idemhttp.Options{Wait: time.Minute}), func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
-			return insert(r.Context(), tx, key)
-		})
-		if status, _, body := send(t, again, "POST", key, ""); status != 200 {
-			t.Fatal(status, body)
+		if header.Get("Retry-After") != "90" {
+			t.Fatal(header)
 		}
-		close(leave)
-		<-left
-		expect(t, key, 1, 1)
-	})
-}
-
-func TestLease(t *testing.T) {
-	onEach(t, func(t *testing.T, s site) {
-		key, m := newKey(), middleware(idemhttp.Options{Headers: []string{"X-Id"}})
-		var handler http.Handler
-		handler = s.lease(m, func(r *http.Request, o idempotency.Operation) (idempotency.Completion[pgx.Tx], error) {
-			status, header, body := send(t, handler, "POST", key, "")
-			isProblem(t, 409, status, header, body)
-			if !isAbout(header, 30) {
-				t.Error(header)
-			}
-			return idempotency.Completion[pgx.Tx]{
-				Response: idempotency.Response{Code: 201, Headers: map[string]string{"X-Id": "7", "X-Other": "8"}, Payload: map[string]int{"bb": 1, "a": 2}},
-				Writes:   func(ctx context.Context, tx pgx.Tx) error { return insert(ctx, tx, key) },
-			}, nil
-		})
-		for _, want := range [][2]string{{"", "8"}, {"true", ""}} {
-			status, header, body := send(t, handler, "POST", key, "")
-			if status != 201 || body != `{"a":2,"bb":1}` || header.Get("X-Id") != "7" || header.Get("X-Other") != want[1] || header.Get("Idempotency-Replayed") != want[0] {
-				t.Fatalf("%d %v %q", status, header, body)
-			}
-		}
-		expect(t, key, 1, 1)
-	})
-}
-
-func TestLeaseFailures(t *testing.T) {
-	onEach(t, func(t *testing.T, s site) {
-		none := idempotency.Completion[pgx.Tx]{}
-		for name, c := range map[string]struct {
-			err              error
-			code, want       int
-			effects, records int
-		}{
-			"not done":  {idempotency.ErrNotDone, 0, 500, 0, 0},
-			"unclear":   {errors.New("secret"), 0, 500, 0, 1},
-			"declined":  {idempotency.Decline(402, "no"), 0, 402, 0, 1},
-			"code 404":  {nil, 404, 404, 0, 1},
-			"code 502":  {nil, 502, 502, 0, 1},
-			"released":  {nil, 429, 429, 0, 0},
-			"code 409":  {nil, 409, 409, 0, 1},
-			"code 429":  {nil, 429, 429, 0, 1},
-			"code 0":    {nil, 0, 200, 1, 1},
-			"from 2 up": {nil, 299, 299, 1, 1},
-		} {
-			t.Run(name, func(t *testing.T) {
-				key := newKey()
-				options := idemhttp.Options{}
-				if name == "released" {
-					options.Statuses = func(int) idemhttp.Keep { return idemhttp.Keep{As: idemhttp.Released} }
-				}
-				handler := s.lease(middleware(options), func(*http.Request, idempotency.Operation) (idempotency.Completion[pgx.Tx], error) {
-					if c.err != nil {
-						return none, c.err
-					}
-					return idempotency.Completion[pgx.Tx]{Response: idempotency.Response{Code: c.code},
-						Writes: func(ctx context.Context, tx pgx.Tx) error { return insert(ctx, tx, key) }}, nil
-				})
-				if status, _, body := send(t, handler, "POST", key, ""); status != c.want {
-					t.Fatal(status, body)
-				}
-				expect(t, key, c.effects, c.records)
-			})
-		}
-	})
-}
-
-func TestUnknownOutcome(t *testing.T) {
-	onEach(t, func(t *testing.T, s site) {
-		key := newKey()
-		die := func(*http.Request, idempotency.Operation) (idempotency.Completion[pgx.Tx], error) {
-			return idempotency.Completion[pgx.Tx]{}, errors.New("died")
-		}
-		handler := s.lease(middleware(idemhttp.Options{}), die, idempotency.WithReconcile(
-			func(context.Context, idempotency.Operation) (idempotency.Reconciled, error) {
-				return idempotency.Unknown(90 * time.Second), nil
-			}))
-		status, header, body := send(t, handler, "POST", key, "")
-		isProblem(t, 500, status, header, body)
-		if _, err := pool.Exec(context.Background(), "UPDATE idempotency_store SET lease_expires_at = now() WHERE idempotency_key = $1", key); err != nil {
-			t.Fatal(err)
-		}
-		for i := 0; i < 2; i++ {
-			status, header, body := send(t, handler, "POST", key, "")
-			isProblem(t, 503, status, header, body)
-			if header.Get("Retry-After") != "90" {
-				t.Fatal(header)
-			}
-		}
-	})
+	}
 }
