@@ -6,22 +6,30 @@ import { Declined } from 'pg-idempotency'
 import { KafkaConsumer } from 'pg-idempotency/kafka'
 import { deferred, idempotencyFor, newKey } from './support.js'
 
-// A consumer beside a group of one partition, which does as the test says.
-async function consume(t, handle) {
+// A consumer beside a kafkajs with a group of one partition, which does as the test says.
+function consumerOf(t, { handle = async () => {}, ...options } = {}) {
   const { idempotency } = idempotencyFor(t)
-  const group = { sent: [], committed: [], errors: [], stale: false, refusals: 0 }
+  const group = { events: [], errors: [], sent: [], committed: [], stale: false, refusals: 0, join: async () => {} }
+  const { events } = group
   const kafka = {
-    consumer: () => ({
-      on() {}, connect() {}, disconnect() {}, subscribe() {}, seek() {}, run: ({ eachBatch }) => { group.deliver = eachBatch },
+    consumer: ({ retry }) => {
+      const number = events.filter((event) => event.startsWith('connect')).length + 1
+      group.crash = retry.restartOnFailure
+      return {
+        on() {}, subscribe() {}, seek() {},
+        connect: async () => { events.push(`connect ${number}`) },
+        run: async ({ eachBatch }) => { group.deliver = eachBatch; await group.join(); events.push(`run ${number}`) },
+        disconnect: async () => { events.push(`disconnect ${number}`) },
+      }
+    },
+    producer: () => ({
+      connect() {}, disconnect: async () => { events.push('end') }, send: async ({ messages }) => { group.sent.push(...messages) },
     }),
-    producer: () => ({ connect() {}, disconnect() {}, send: async ({ messages }) => { group.sent.push(...messages) } }),
   }
-  const topic = newKey()
-  const consumer = await KafkaConsumer.start(kafka, {
-    idempotency, topic, groupId: 'g', handle: (message) => handle(idempotency, message, group), delays: [1],
-    onError: (error) => group.errors.push(error.message),
+  group.start = () => KafkaConsumer.start(kafka, {
+    idempotency, topic: newKey(), groupId: 'g', handle: (message) => handle(idempotency, message, group), delays: [1],
+    onError: (error) => group.errors.push(error.message), ...options,
   })
-  t.after(() => consumer.stop())
   group.batch = () => group.deliver({
     batch: { partition: 0, messages: [{ offset: '7', key: Buffer.from('k'), value: Buffer.from('v'), headers: {} }] },
     heartbeat: async () => {}, isRunning: () => true, isStale: () => group.stale, resolveOffset() {}, pause: () => () => {},
@@ -33,12 +41,19 @@ async function consume(t, handle) {
   return group
 }
 
+async function started(t, options) {
+  const group = consumerOf(t, options)
+  const consumer = await group.start()
+  t.after(() => consumer.stop())
+  return { group, consumer }
+}
+
 const declined = (idempotency, message) => idempotency.transaction(`${message.topic} ${message.offset}`, null, () => {
   throw new Declined(422, 'never')
 })
 
 test('a dead letter whose offset was not committed is not sent again', async (t) => {
-  const group = await consume(t, declined)
+  const { group } = await started(t, { handle: declined })
   group.refusals = 1
   await group.batch()
   assert.deepEqual([group.sent.length, group.committed, group.errors], [1, [], ['the group is rebalancing']])
@@ -47,90 +62,64 @@ test('a dead letter whose offset was not committed is not sent again', async (t)
 })
 
 test('a partition that goes away meanwhile: whoever has it sends the dead letter', async (t) => {
-  const group = await consume(t, async (idempotency, message, group) => {
-    const result = await declined(idempotency, message)
-    group.stale = true
-    return result
+  const { group } = await started(t, {
+    handle: async (idempotency, message, group) => {
+      const result = await declined(idempotency, message)
+      group.stale = true
+      return result
+    },
   })
   await group.batch()
   assert.deepEqual([group.sent, group.committed, group.errors], [[], [], []])
 })
 
-// A consumer whose kafkajs crashes and joins when the test says so.
-async function crashing(t, options = {}) {
-  const { idempotency } = idempotencyFor(t)
-  const events = []
-  const made = { events, errors: [], join: async () => {}, crash: null }
-  const kafka = {
-    consumer: ({ retry }) => {
-      const number = events.filter((event) => event.startsWith('connect')).length + 1
-      made.crash = retry.restartOnFailure
-      return {
-        on() {}, subscribe() {},
-        connect: async () => { events.push(`connect ${number}`) },
-        run: async () => { await made.join(); events.push(`run ${number}`) },
-        disconnect: async () => { events.push(`disconnect ${number}`) },
-      }
-    },
-    producer: () => ({ connect() {}, disconnect: async () => { events.push('end') } }),
-  }
-  made.start = () => KafkaConsumer.start(kafka, {
-    idempotency, topic: newKey(), groupId: 'g', handle() {}, delays: [1], onError: (error) => made.errors.push(error.message), ...options,
-  })
-  return made
-}
-
 test('a consumer that crashed joins again, and one that is stopped does not', async (t) => {
-  const made = await crashing(t)
-  const consumer = await made.start()
+  const { group, consumer } = await started(t)
   const joined = deferred()
-  made.join = joined.resolve
-  assert.equal(await made.crash(new Error('planned')), false)
+  group.join = joined.resolve
+  assert.equal(await group.crash(new Error('planned')), false)
   await joined.promise
   await consumer.stop()
-  assert.deepEqual(made.events, ['connect 1', 'run 1', 'connect 2', 'run 2', 'disconnect 2', 'end'])
-  assert.equal(await made.crash(new Error('planned')), false)
+  assert.deepEqual(group.events, ['connect 1', 'run 1', 'connect 2', 'run 2', 'disconnect 2', 'end'])
+  assert.equal(await group.crash(new Error('planned')), false)
   await consumer.stop()
-  assert.ok(!made.events.includes('connect 3'))
+  assert.ok(!group.events.includes('connect 3'))
 })
 
 test('a stop waits for a consumer that is joining again, and ends it', async (t) => {
-  const made = await crashing(t)
-  const consumer = await made.start()
+  const { group, consumer } = await started(t)
   const [joining, go] = [deferred(), deferred()]
-  made.join = () => (joining.resolve(), go.promise)
-  await made.crash(new Error('planned'))
+  group.join = () => (joining.resolve(), go.promise)
+  await group.crash(new Error('planned'))
   await joining.promise
   const stopped = consumer.stop()
   go.resolve()
   await stopped
-  assert.deepEqual(made.events, ['connect 1', 'run 1', 'connect 2', 'run 2', 'disconnect 2', 'end'])
+  assert.deepEqual(group.events, ['connect 1', 'run 1', 'connect 2', 'run 2', 'disconnect 2', 'end'])
 })
 
 test('a consumer that cannot join again tries until it can, unless its options say no', async (t) => {
-  const made = await crashing(t)
-  const consumer = await made.start()
+  const { group, consumer } = await started(t)
   const joined = deferred()
-  made.join = async () => {
-    made.join = joined.resolve
+  group.join = async () => {
+    group.join = joined.resolve
     throw new Error('no broker')
   }
-  await made.crash(new Error('planned'))
+  await group.crash(new Error('planned'))
   await joined.promise
   await consumer.stop()
-  assert.deepEqual(made.errors, ['no broker'])
-  assert.deepEqual(made.events, ['connect 1', 'run 1', 'connect 2', 'disconnect 2', 'connect 3', 'run 3', 'disconnect 3', 'end'])
+  assert.deepEqual(group.errors, ['no broker'])
+  assert.deepEqual(group.events, ['connect 1', 'run 1', 'connect 2', 'disconnect 2', 'connect 3', 'run 3', 'disconnect 3', 'end'])
 
-  const other = await crashing(t, { consumer: { retry: { restartOnFailure: async () => false } } })
-  const once = await other.start()
+  const { group: other, consumer: once } = await started(t, { consumer: { retry: { restartOnFailure: async () => false } } })
   await other.crash(new Error('planned'))
   await once.stop()
   assert.deepEqual(other.events, ['connect 1', 'run 1', 'disconnect 1', 'end'])
 })
 
 test('a consumer that cannot start leaves no connection', async (t) => {
-  const made = await crashing(t)
-  made.join = async () => { throw new Error('no broker') }
-  await assert.rejects(made.start(), /no broker/)
-  assert.deepEqual(made.events, ['connect 1', 'disconnect 1', 'end'])
+  const group = consumerOf(t)
+  group.join = async () => { throw new Error('no broker') }
+  await assert.rejects(group.start(), /no broker/)
+  assert.deepEqual(group.events, ['connect 1', 'disconnect 1', 'end'])
 })

@@ -2,8 +2,8 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { Completion, Declined, FakeClock, KeyReused, LeaseLost, NotDone, Reconciled, Unknown } from 'pg-idempotency'
-import { deferred, effect, effects, idempotencyFor, newKey, poolFor, stored } from './support.js'
+import { Completion, FakeClock, KeyReused, LeaseLost, NotDone, Reconciled, Unknown } from 'pg-idempotency'
+import { deferred, effect, effects, expire, idempotencyFor, newKey, stored } from './support.js'
 import { Proxy } from './proxy.js'
 
 test('work runs once, and response and writes commit together', async (t) => {
@@ -38,16 +38,6 @@ test('no connection is held while the work runs: twenty leases on a pool of two'
   assert.ok(results.every(({ outcome }) => outcome === 'COMPLETED'))
 })
 
-test('in progress: the others are told how long the lease still runs', async (t) => {
-  const { idempotency } = idempotencyFor(t)
-  const key = newKey()
-  await idempotency.lease(key, null, async () => {
-    const other = await idempotency.lease(key, null, () => assert.fail('ran twice'))
-    assert.equal(other.outcome, 'IN_PROGRESS')
-    assert.ok(other.retryAfter > 25_000 && other.retryAfter <= 30_000)
-  })
-})
-
 test('the third beat finds out that the lease is over', async (t) => {
   const clock = new FakeClock()
   const { idempotency, pool } = idempotencyFor(t, { clock })
@@ -61,7 +51,7 @@ test('the third beat finds out that the lease is over', async (t) => {
     }
     pool.connect = connect
   }, { lease: 10_000 }), LeaseLost)
-  assert.deepEqual(lost, [false, false, true])
+  assert.deepEqual([lost, clock.pending], [[false, false, true], 0])
 })
 
 test('a network that hangs: the work is told when the lease is over, and the call has an end', async (t) => {
@@ -134,7 +124,7 @@ test('the heartbeat extends the lease at each third of it', async (t) => {
 test('a lease waits without a connection: the owner ends over a pool of one', async (t) => {
   const clock = new FakeClock()
   const { idempotency } = idempotencyFor(t, { clock }, { max: 1 })
-  for (const wait of [20_000, '20 s']) {
+  for (const wait of [3_600_000, '1 hour']) {
     const key = newKey()
     const begun = deferred()
     const finish = deferred()
@@ -194,22 +184,6 @@ test('work that does not heed the signal is not waited for', async (t) => {
   await refused
 })
 
-test('a server that does not answer for as long as the lease: lost, by our own clock', async (t) => {
-  const clock = new FakeClock()
-  const proxy = await Proxy.forTest(t)
-  const { idempotency } = idempotencyFor(t, { clock }, proxy.options)
-  const begun = deferred()
-  const leased = idempotency.lease(newKey(), null, () => { begun.resolve(); return new Promise(() => {}) })
-  await begun.promise
-  await proxy.order('refuse')
-  const refused = assert.rejects(leased, LeaseLost)
-  await clock.advance(25_000)
-  assert.equal(clock.pending, 1)
-  await clock.advance(6_000)
-  await refused
-  assert.equal(clock.pending, 0)
-})
-
 test('a heartbeat that fails once is tried again', async (t) => {
   const clock = new FakeClock()
   const proxy = await Proxy.forTest(t)
@@ -222,16 +196,6 @@ test('a heartbeat that fails once is tried again', async (t) => {
     return signal.aborted
   })
   assert.equal(result.payload, false)
-})
-
-test('an error leaves the lease to run out, and the next attempt is told', async (t) => {
-  const { pool, idempotency } = idempotencyFor(t)
-  const key = newKey()
-  await assert.rejects(idempotency.lease(key, null, () => { throw new TypeError('socket hang up') }), TypeError)
-  assert.equal((await idempotency.lease(key, null, () => assert.fail('ran'))).outcome, 'IN_PROGRESS')
-  await expire(pool, key)
-  const result = await idempotency.lease(key, null, ({ takenOver, attempt }) => ({ payload: [takenOver, attempt] }))
-  assert.deepEqual([result.payload, result.takenOver], [[true, 2], true])
 })
 
 test('a note of progress goes to the next owner, and to nobody who lost the lease', async (t) => {
@@ -249,13 +213,14 @@ test('a note of progress goes to the next owner, and to nobody who lost the leas
   const seen = []
   const result = await idempotency.lease(key, null, async (operation) => {
     seen.push(operation.payload)
+    assert.deepEqual([operation.takenOver, operation.attempt], [true, 2])
     await assert.rejects(idempotency.progress(first, 'late'), LeaseLost)
     await assert.rejects(idempotency.progress(operation, undefined), { name: 'BadArgument' })
     await assert.rejects(idempotency.progress(operation, 'x'.repeat(2_000_000)), { name: 'TooLarge' })
     await idempotency.progress(operation, null)
     return 'sent'
   }, { reconcile: (operation) => { seen.push(operation.payload); return Reconciled.notDone } })
-  assert.deepEqual(seen, [{ charged: 'ch_1' }, { charged: 'ch_1' }])
+  assert.deepEqual([seen, result.takenOver], [[{ charged: 'ch_1' }, { charged: 'ch_1' }], true])
   assert.deepEqual([result.payload, (await idempotency.lease(key, null, () => assert.fail('ran'))).payload], ['sent', 'sent'])
 })
 
@@ -271,22 +236,6 @@ test('a note whose answer is lost is stored once more', async (t) => {
   })
   assert.equal((await proxy.order('state')).hits, 1)
   assert.equal((await proxy.order('texts')).filter((text) => text.includes('idem_progress')).length, 2)
-})
-
-test('NotDone frees the key at once', async (t) => {
-  const { pool, idempotency } = idempotencyFor(t)
-  const key = newKey()
-  await assert.rejects(idempotency.lease(key, null, () => { throw new NotDone() }), NotDone)
-  assert.equal(await stored(pool, key), undefined)
-  assert.equal((await idempotency.lease(key, null, ({ attempt }) => attempt)).payload, 1)
-})
-
-test('Declined is stored and replayed', async (t) => {
-  const { idempotency } = idempotencyFor(t)
-  const key = newKey()
-  const run = () => idempotency.lease(key, null, () => { throw new Declined(402, 'no') })
-  const [first, second] = [await run(), await run()]
-  assert.deepEqual([first.outcome, first.code, first.payload, second.replayed], ['FAILED', 402, 'no', true])
 })
 
 test('writes that fail: nothing is written, and the lease stays', async (t) => {
@@ -339,22 +288,6 @@ for (const [what, reconcile] of [
   })
 }
 
-test('an answer lost at the end is looked up, and the writes are there once', async (t) => {
-  const proxy = await Proxy.forTest(t)
-  const { idempotency } = idempotencyFor(t, {}, proxy.options)
-  const direct = poolFor(t)
-  const key = newKey()
-  let calls = 0
-  const result = await idempotency.lease(key, null, async () => {
-    calls++
-    await proxy.order('arm', 'lose')
-    return new Completion({ code: 201, payload: 'once' }, (tx) => effect(tx, key))
-  })
-  assert.deepEqual([result.code, result.payload, result.replayed, calls], [201, 'once', true, 1])
-  assert.equal((await proxy.order('state')).hits, 1)
-  assert.equal(await effects(direct, key), 1)
-})
-
 test('a lease that another attempt has ended is LeaseLost, not its answer', async (t) => {
   const { pool, idempotency } = idempotencyFor(t)
   const key = newKey()
@@ -378,13 +311,6 @@ test('writes are repeated after 40001', async (t) => {
   assert.equal(calls, 3)
   assert.equal(await effects(pool, key), 1)
 })
-
-// The lease is over as if its time had passed.
-async function expire(pool, key) {
-  const { rowCount } = await pool.query(
-    "UPDATE idempotency_store SET lease_expires_at = clock_timestamp() - interval '1 s' WHERE idempotency_key = $1", [key])
-  assert.equal(rowCount, 1)
-}
 
 async function abandoned(pool, idempotency, key) {
   await assert.rejects(idempotency.lease(key, null, () => { throw new TypeError('lost') }), TypeError)

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import * as all from 'pg-idempotency'
-import { BadArgument, CommitRolledBack, Declined, FakeClock, Idempotency, KeyReused, NotDone, TooLarge } from 'pg-idempotency'
+import { BadArgument, CommitRolledBack, Declined, FakeClock, Idempotency, KeyReused, NotDone } from 'pg-idempotency'
 import { deferred, effect, effects, idempotencyFor, newKey, poolFor, stored } from './support.js'
 import { Proxy } from './proxy.js'
 
@@ -118,18 +118,6 @@ test('Declined with retryAfter may be tried again after it', async (t) => {
   assert.deepEqual(await now((tx, { attempt }) => attempt).then(({ payload }) => payload), 2)
 })
 
-test('another error rolls back and stores nothing', async (t) => {
-  const { pool, idempotency } = idempotencyFor(t)
-  const key = newKey()
-  await assert.rejects(idempotency.transaction(key, null, async (tx) => {
-    await effect(tx, key)
-    throw new TypeError('crash')
-  }), TypeError)
-  assert.equal(await effects(pool, key), 0)
-  assert.equal(await stored(pool, key), undefined)
-  assert.equal((await idempotency.transaction(key, null, () => 1)).attempt, 1)
-})
-
 test('while one runs, the others are in progress, or wait', async (t) => {
   const { idempotency } = idempotencyFor(t)
   const key = newKey()
@@ -211,33 +199,24 @@ test('a connection lost at COMMIT, which the server got, ends with the replay', 
   assert.equal(pool.totalCount, 1)
 })
 
-test('a connection lost before COMMIT is repeated from the start', async (t) => {
-  const proxy = await Proxy.forTest(t)
-  const { idempotency } = idempotencyFor(t, {}, proxy.options)
-  const direct = poolFor(t)
-  const key = newKey()
-  let calls = 0
-  const result = await idempotency.transaction(key, null, async (tx) => {
-    await effect(tx, key)
-    if (++calls === 1) await proxy.order('cut')
-    return calls
+for (const [what, end] of [
+  ['is lost before COMMIT', (tx, proxy) => proxy.order('cut')],
+  ['an operator ends', (tx) => tx.query('SELECT pg_terminate_backend(pg_backend_pid())')],
+]) {
+  test(`a session that ${what} is repeated from the start`, async (t) => {
+    const proxy = await Proxy.forTest(t)
+    const { idempotency } = idempotencyFor(t, {}, proxy.options)
+    const key = newKey()
+    let calls = 0
+    const result = await idempotency.transaction(key, null, async (tx) => {
+      await effect(tx, key)
+      if (++calls === 1) await end(tx, proxy)
+      return calls
+    })
+    assert.deepEqual([result.payload, result.replayed], [2, false])
+    assert.equal(await effects(poolFor(t), key), 1)
   })
-  assert.deepEqual([result.payload, result.replayed], [2, false])
-  assert.equal(await effects(direct, key), 1)
-})
-
-test('a session that an operator ends is repeated', async (t) => {
-  const { pool, idempotency } = idempotencyFor(t)
-  const key = newKey()
-  let calls = 0
-  const result = await idempotency.transaction(key, null, async (tx) => {
-    await effect(tx, key)
-    if (++calls === 1) await tx.query('SELECT pg_terminate_backend(pg_backend_pid())')
-    return calls
-  })
-  assert.equal(result.payload, 2)
-  assert.equal(await effects(pool, key), 1)
-})
+}
 
 test('a server that cannot be reached: bounded repeats, then the error', async (t) => {
   const clock = new FakeClock({ auto: true })
@@ -251,16 +230,6 @@ test('a full pool is an error at once, and no connection is lost by it', async (
   await assert.rejects(idempotency.transaction(newKey(), null, () => 1), { code: '53300' })
   client.release()
   assert.equal((await idempotency.transaction(newKey(), null, () => 1)).payload, 1)
-})
-
-test('a response that is too large is TooLarge, and nothing is stored', async (t) => {
-  const { pool, idempotency } = idempotencyFor(t)
-  const key = newKey()
-  await assert.rejects(idempotency.transaction(key, null, async (tx) => {
-    await effect(tx, key)
-    return 'x'.repeat(1_100_000)
-  }), TooLarge)
-  assert.equal(await effects(pool, key), 0)
 })
 
 test('a statement that work did not wait for cannot run outside of the transaction', async (t) => {
@@ -347,23 +316,4 @@ test('hooks see what happens, never a payload, and cannot disturb', async (t) =>
   assert.deepEqual(events[0], { event: 'acquired', scope: 'tests', key, attempt: 1 })
   assert.ok(!JSON.stringify(events).includes('secret'))
   assert.match((await warned).message, /the hook acquired failed/)
-})
-
-test('who waits for another owner holds no connection', async (t) => {
-  const clock = new FakeClock()
-  const { pool, idempotency } = idempotencyFor(t, { clock }, { max: 2 })
-  const key = newKey()
-  const begun = deferred()
-  const finish = deferred()
-  const owner = idempotency.transaction(key, null, () => { begun.resolve(); return finish.promise })
-  await begun.promise
-  const waiter = idempotency.transaction(key, null, () => assert.fail('ran'), { wait: '1 hour' })
-  // It waits here, by the clock, and not on the server.
-  await clock.whenPending(1)
-  assert.equal((await pool.query('SELECT 1 AS one')).rows[0].one, 1)
-  finish.resolve('first')
-  await owner
-  await clock.advance(1000)
-  const { payload, replayed } = await waiter
-  assert.deepEqual([payload, replayed], ['first', true])
 })

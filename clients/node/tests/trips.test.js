@@ -1,8 +1,8 @@
 // Round trips, counted at the client's own socket: n statements of work cost n + 2.
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { Completion, Declined, Idempotency, NotDone } from 'pg-idempotency'
-import { countingSocket, effect, idempotencyFor, newKey, poolFor } from './support.js'
+import { Completion, Declined, NotDone } from 'pg-idempotency'
+import { countingSocket, effect, idempotencyFor, newKey } from './support.js'
 import { Proxy } from './proxy.js'
 
 async function counted(t, poolOptions = {}) {
@@ -61,15 +61,4 @@ test('a lease: one to begin, one to end, and n + 2 with writes', async (t) => {
   assert.equal(await trips(() => idempotency.lease(newKey(), null, () => 1)), 2)
   assert.equal(await trips(() => idempotency.lease(newKey(), null, () =>
     new Completion(1, (tx) => effect(tx, 'trips')))), 1 + 3)
-})
-
-test('pg without our pipeline would need two more', async (t) => {
-  const count = { trips: 0 }
-  const pool = poolFor(t, { stream: () => countingSocket(count), max: 1 })
-  const client = await pool.connect()
-  count.trips = 0
-  for (const text of ['BEGIN', 'SELECT 1', 'SAVEPOINT a', 'SELECT 2', 'COMMIT']) await client.query(text)
-  assert.equal(count.trips, 5)
-  client.release()
-  assert.ok(new Idempotency(pool).clock.now() > 0)
 })
