@@ -88,7 +88,7 @@ sub create_database
 {
 	my ($name, $schema) = @_;
 
-	$node->safe_psql('postgres', qq{CREATE DATABASE "$name"});
+	query(qq{CREATE DATABASE "$name"});
 	$node->safe_psql($name, $schema
 		? "CREATE SCHEMA $schema; CREATE EXTENSION idempotency SCHEMA $schema"
 		: 'CREATE EXTENSION idempotency');
@@ -102,10 +102,10 @@ my $weird = '"We ird; %s"';
 create_database('other', $weird);
 create_database('Quoted, Name');
 create_database('excluded');
-$node->safe_psql('postgres', 'CREATE DATABASE plain');
+query('CREATE DATABASE plain');
 
 soon('the launcher shows itself', sub { launcher($node) });
-is($node->safe_psql('postgres', <<'SQL'), 'idempotency launcher||t', 'how it shows itself');
+is(query(<<'SQL'), 'idempotency launcher||t', 'how it shows itself');
 SELECT application_name, datname, wait_event IS NOT NULL FROM pg_stat_activity WHERE backend_type = 'idempotency launcher'
 SQL
 
@@ -147,11 +147,10 @@ is(trouble_of($node, $before_all), '', 'nor of "*"');
 # The test can only see that nothing happens, so it takes some intervals.
 reconfigure($node, 'idempotency.gc_enabled' => 'off');
 rounds_pass(0);
-wait_until('no collector works', sub { !$node->safe_psql('postgres',
-			q{SELECT FROM pg_stat_activity WHERE backend_type = 'idempotency collector' HAVING count(*) > 0}) });
-$node->safe_psql('postgres', 'SELECT pg_sleep(1)');
+wait_until('no collector works', sub { !query(q{SELECT FROM pg_stat_activity WHERE backend_type = 'idempotency collector' HAVING count(*) > 0}) });
+query('SELECT pg_sleep(1)');
 put($node, 'other', 10, schema => $weird);
-$node->safe_psql('postgres', 'SELECT pg_sleep(3)');
+query('SELECT pg_sleep(3)');
 is(rows($node, 'other', $weird), 10, 'switched off by a reload');
 reconfigure($node, 'idempotency.gc_enabled' => 'on');
 is_collected('switched on by a reload', $node, 'other', $weird);
@@ -164,7 +163,7 @@ sub make_backlog
 
 	reconfigure($node, 'idempotency.gc_enabled' => 'off');
 	reconfigure($node, 'idempotency.gc_batch_size' => $batch);
-	$node->safe_psql('postgres', 'SELECT pg_sleep(1.5)');
+	query('SELECT pg_sleep(1.5)');
 	put($node, $database, $count);
 	return;
 }
@@ -179,7 +178,7 @@ SQL
 make_backlog('backlog', 200_000, 1000);
 reconfigure($node, 'idempotency.gc_enabled' => 'on');
 wait_for_collector($node, 'backlog');
-is($node->safe_psql('postgres', <<'SQL'), 't', 'the collector shows itself');
+is(query(<<'SQL'), 't', 'the collector shows itself');
 SELECT coalesce(bool_and(application_name IN ('idempotency collector', '')), true)
 FROM pg_stat_activity WHERE backend_type = 'idempotency collector'
 SQL
@@ -199,7 +198,7 @@ reconfigure($node, 'idempotency.gc_enabled' => 'off');
 wait_until('nothing moves', sub {
 		my $before = figure($node, 'collected_rows', 'backlog');
 
-		$node->safe_psql('postgres', 'SELECT pg_sleep(2.5)');
+		query('SELECT pg_sleep(2.5)');
 		return figure($node, 'collected_rows', 'backlog') == $before;
 	});
 cmp_ok(rows($node, 'backlog'), '>', 0, 'switched off in the middle of a backlog');
@@ -232,7 +231,7 @@ ask($dropping, 'DROP EXTENSION idempotency');
 # either it waits for the DROP, or it does not and goes on with other databases
 $sweeps = figure($node, 'sweeps', 'postgres');
 wait_until('a collector has met the DROP', sub {
-		figure($node, 'sweeps', 'postgres') >= $sweeps + 2 || $node->safe_psql('postgres', <<'SQL') eq 't' });
+		figure($node, 'sweeps', 'postgres') >= $sweeps + 2 || query(<<'SQL') eq 't' });
 SELECT count(*) > 0 FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE NOT granted AND backend_type = 'idempotency collector'
 SQL
 ask($dropping, 'COMMIT');
@@ -245,7 +244,7 @@ $node->safe_psql('excluded', 'CREATE EXTENSION idempotency');
 $dropping = session($node, 'excluded');
 ask($dropping, 'BEGIN');
 ask($dropping, 'LOCK TABLE pg_enum IN ACCESS EXCLUSIVE MODE');
-wait_until('a collector looks for its objects', sub { $node->safe_psql('postgres', <<'SQL') eq 't' });
+wait_until('a collector looks for its objects', sub { query(<<'SQL') eq 't' });
 SELECT count(*) > 0 FROM pg_locks JOIN pg_stat_activity USING (pid)
 WHERE NOT granted AND backend_type = 'idempotency collector' AND relation = 'pg_enum'::regclass
 SQL
@@ -270,7 +269,7 @@ put($node, 'excluded', 10);
 is_collected('collected: once the lock is gone', $node, 'excluded');
 
 # Settings of a database do not apply to the collector.
-$node->safe_psql('postgres', "ALTER DATABASE other SET $_")
+query("ALTER DATABASE other SET $_")
   for 'default_transaction_read_only = on', q{default_transaction_isolation = 'serializable'},
   q{search_path = ''}, q{statement_timeout = '1ms'}, q{lock_timeout = '1ms'}, q{role = 'pg_monitor'};
 put($node, 'excluded', 10);
@@ -290,7 +289,7 @@ SQL
 soon('collected: whatever the database sets', sub { $node->safe_psql('other',
 			"SET ROLE none; SELECT count(*) FROM $weird.idempotency_store") == 0 });
 }
-$node->safe_psql('postgres', 'ALTER DATABASE other RESET ALL');
+query('ALTER DATABASE other RESET ALL');
 
 # A missing synchronous standby delays commits, but not those of the collector:
 # otherwise it would stay in the database as long.
@@ -298,7 +297,7 @@ $node->safe_psql('postgres', 'ALTER DATABASE other RESET ALL');
 	local $ENV{PGOPTIONS} = '-c synchronous_commit=local';
 
 	reconfigure($node, synchronous_standby_names => 'away');
-	$node->safe_psql('postgres', 'CREATE DATABASE brief');
+	query('CREATE DATABASE brief');
 	$node->safe_psql('brief', 'CREATE EXTENSION idempotency');
 	put($node, 'brief', 10);
 	put($node, 'excluded', 10);
@@ -311,11 +310,11 @@ $node->safe_psql('postgres', 'ALTER DATABASE other RESET ALL');
 
 # A DROP DATABASE that was interrupted leaves a database that nobody can enter
 # (15.4 and later).
-$node->safe_psql('postgres', 'CREATE DATABASE invalid ALLOW_CONNECTIONS false');
-$node->safe_psql('postgres', q{UPDATE pg_database SET datconnlimit = -2, datallowconn = true WHERE datname = 'invalid'});
+query('CREATE DATABASE invalid ALLOW_CONNECTIONS false');
+query(q{UPDATE pg_database SET datconnlimit = -2, datallowconn = true WHERE datname = 'invalid'});
 rounds_pass(2);
 unlike(trouble_of($node), qr/invalid database/, 'not tried: a database that is invalid');
-$node->safe_psql('postgres', 'DROP DATABASE invalid');
+query('DROP DATABASE invalid');
 
 # The pause grows, and other databases are visited.
 my $before_failures = -s $node->logfile;
@@ -363,12 +362,12 @@ my $first = launcher($node);
 make_backlog('excluded', 50_000, 50);
 reconfigure($node, 'idempotency.gc_enabled' => 'on');
 wait_for_collector($node, 'excluded');
-wait_until('a collector is ended', sub { $node->safe_psql('postgres', <<'SQL') });
+wait_until('a collector is ended', sub { query(<<'SQL') });
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'idempotency collector' AND datname = 'excluded'
 SQL
 reconfigure($node, 'idempotency.gc_batch_size' => 10000);
 is_collected('collected: after a collector was ended', $node, 'excluded');
-$node->safe_psql('postgres', "SELECT pg_terminate_backend($first)");
+query("SELECT pg_terminate_backend($first)");
 soon('a launcher that was ended comes back', sub { (launcher($node) || $first) != $first });
 put($node, 'postgres', 10);
 soon('collected: by the new launcher', sub { rows($node, 'postgres') == 3 });
