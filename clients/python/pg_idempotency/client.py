@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timezone
-from typing import Any, Awaitable, Callable, List, Mapping, Optional, Sequence, Union
+from typing import Any, Awaitable, Callable, List, Optional, Sequence, Union
 
 from . import flow, hooks as hook, lease as leases
 from .clock import Clock
@@ -28,13 +28,9 @@ class Base:
         """The name space of the keys of calls that give none; "" if there is none."""
         return self.settings.scope
 
-    def arguments(self, key: str, request: Any, options: Mapping[str, Any]) -> Call:
+    def arguments(self, key: str, request: Any = None, *, scope: Optional[str] = None, wait: Duration = 0,
+                  retention: Optional[Duration] = None, lease: Optional[Duration] = None, **options: Any) -> Call:
         """One call with the defaults filled in."""
-        options = dict(options)
-        scope = options.pop("scope", None)
-        wait = options.pop("wait", 0)
-        retention = options.pop("retention", None)
-        lease = options.pop("lease", None)
         return Call(
             key=key, request=to_json(request), scope=self.settings.scope if scope is None else scope,
             wait=seconds(wait), retention=self.settings.retention if retention is None else seconds(retention),
@@ -42,7 +38,7 @@ class Base:
 
     def leased(self, operation: Operation) -> Call:
         """A call for an operation that is owned by its fence."""
-        return self.arguments(operation.key, None, dict(scope=operation.scope, lease=self.settings.lease))
+        return self.arguments(operation.key, scope=operation.scope, lease=self.settings.lease)
 
     def many(self, keys: Sequence[str], requests: Optional[Sequence[Any]], scope: Optional[str],
              request_hashes: Optional[Sequence[Optional[bytes]]], max_attempts: Optional[int]) -> Statement:
@@ -90,9 +86,9 @@ class Idempotency(Base):
         run more than once: the whole is repeated on 40001, 40P01 and a lost connection.
         Raises KeyReused, BadArgument, Forbidden, TooLarge, CommitRolledBack, the work's error, the driver's error.
         """
-        call = self.arguments(key, request, dict(
-            scope=scope, request_hash=request_hash, wait=wait, max_attempts=max_attempts, max_lost_attempts=max_lost_attempts,
-            retention=retention, isolation=isolation))
+        call = self.arguments(
+            key, request, scope=scope, request_hash=request_hash, wait=wait, max_attempts=max_attempts,
+            max_lost_attempts=max_lost_attempts, retention=retention, isolation=isolation)
         result: Result = self.driver.run(flow.transaction(self.settings, call, work))
         return result
 
@@ -110,9 +106,9 @@ class Idempotency(Base):
         ``transaction``.
         Raises LeaseLost, Unknown, and what ``transaction`` raises.
         """
-        call = self.arguments(key, request, dict(
-            scope=scope, request_hash=request_hash, wait=wait, max_attempts=max_attempts, retention=retention,
-            lease=self.settings.lease if lease is None else lease, reconcile=reconcile))
+        call = self.arguments(
+            key, request, scope=scope, request_hash=request_hash, wait=wait, max_attempts=max_attempts, retention=retention,
+            lease=self.settings.lease if lease is None else lease, reconcile=reconcile)
         result: Result = self.driver.run(leases.lease(self.settings, call, work))
         return result
 
@@ -130,12 +126,12 @@ class Idempotency(Base):
 
         Raises CommitRolledBack, the work's error, the driver's error.
         """
-        call = self.arguments("", None, dict(isolation=isolation))
+        call = self.arguments("", isolation=isolation)
         return self.driver.run(flow.plain_transaction(self.settings, call, work))
 
     def expires_at(self, key: str, *, scope: Optional[str] = None) -> Optional[datetime]:
         """Until when the answer of a key is kept; None where there is none, or it is kept without end."""
-        return as_time(self.driver.run(flow.expiry(self.settings, self.arguments(key, None, dict(scope=scope)))))
+        return as_time(self.driver.run(flow.expiry(self.settings, self.arguments(key, scope=scope))))
 
     def begin_many(self, tx: Any, keys: Sequence[str], requests: Optional[Sequence[Any]] = None, *,
                    scope: Optional[str] = None, request_hashes: Optional[Sequence[Optional[bytes]]] = None,
@@ -169,9 +165,9 @@ class AsyncIdempotency(Base):
                           retention: Optional[Duration] = None,
                           isolation: Optional[str] = None) -> Result:
         """As Idempotency.transaction; ``work`` may be a coroutine function."""
-        call = self.arguments(key, request, dict(
-            scope=scope, request_hash=request_hash, wait=wait, max_attempts=max_attempts, max_lost_attempts=max_lost_attempts,
-            retention=retention, isolation=isolation))
+        call = self.arguments(
+            key, request, scope=scope, request_hash=request_hash, wait=wait, max_attempts=max_attempts,
+            max_lost_attempts=max_lost_attempts, retention=retention, isolation=isolation)
         result: Result = await self.driver.run(flow.transaction(self.settings, call, work))
         return result
 
@@ -180,9 +176,9 @@ class AsyncIdempotency(Base):
                     scope: Optional[str] = None, request_hash: Optional[bytes] = None, wait: Duration = 0,
                     max_attempts: Optional[int] = None, retention: Optional[Duration] = None) -> Result:
         """As Idempotency.lease; ``signal`` is an asyncio.Event, and the work is cancelled when the lease is lost."""
-        call = self.arguments(key, request, dict(
-            scope=scope, request_hash=request_hash, wait=wait, max_attempts=max_attempts, retention=retention,
-            lease=self.settings.lease if lease is None else lease, reconcile=reconcile))
+        call = self.arguments(
+            key, request, scope=scope, request_hash=request_hash, wait=wait, max_attempts=max_attempts, retention=retention,
+            lease=self.settings.lease if lease is None else lease, reconcile=reconcile)
         result: Result = await self.driver.run(leases.lease(self.settings, call, work))
         return result
 
@@ -192,12 +188,12 @@ class AsyncIdempotency(Base):
 
     async def run(self, work: Callable[[Any], Union[Awaitable[Any], Any]], *, isolation: Optional[str] = None) -> Any:
         """As Idempotency.run."""
-        call = self.arguments("", None, dict(isolation=isolation))
+        call = self.arguments("", isolation=isolation)
         return await self.driver.run(flow.plain_transaction(self.settings, call, work))
 
     async def expires_at(self, key: str, *, scope: Optional[str] = None) -> Optional[datetime]:
         """As Idempotency.expires_at."""
-        return as_time(await self.driver.run(flow.expiry(self.settings, self.arguments(key, None, dict(scope=scope)))))
+        return as_time(await self.driver.run(flow.expiry(self.settings, self.arguments(key, scope=scope))))
 
     async def begin_many(self, tx: Any, keys: Sequence[str], requests: Optional[Sequence[Any]] = None, *,
                          scope: Optional[str] = None, request_hashes: Optional[Sequence[Optional[bytes]]] = None,

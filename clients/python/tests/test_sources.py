@@ -379,12 +379,17 @@ def test_many(case, key, effects):
     assert effects() == 3
 
 
-def test_sqlstates_are_found(case, key):
+def test_other_errors_of_the_database_are_not_repeated(case, key):
+    tries = []
+
     async def test(idem, on):
+        async def work(tx, operation):
+            tries.append(1)
+            await on.run(tx, "SELECT 1/0")
         with pytest.raises(Exception) as raised:
-            await idem.transaction(key, None, lambda tx, operation: on.run(tx, "SELECT 1/0"))
+            await idem.transaction(key, None, work)
         return sqlstate_of(raised.value)
-    assert case(test) == "22012"
+    assert (case(test), len(tries)) == ("22012", 1)
 
 
 @of("asyncpg")

@@ -13,7 +13,7 @@ import pytest
 
 import pg_idempotency
 from conftest import QUICK, Held, at_once, insert, insert_async
-from pg_idempotency import (BadArgument, CommitRolledBack, Completion, Declined, Forbidden, Idempotency, Json, KeyReused,
+from pg_idempotency import (BadArgument, Completion, Declined, Forbidden, Idempotency, Json, KeyReused,
                             NotDone, NotReady, Operation, Response, Retry, TooLarge)
 
 
@@ -204,12 +204,6 @@ def test_not_done_is_raised_again_and_no_lost_attempt(idem, key, effects):
     assert (len(runs), effects()) == (4, 0)
 
 
-def test_a_commit_that_answers_rollback_is_seen_by_its_tag(idem, admin, key):
-    """The tag is what counts for `run`: nothing fails there before COMMIT."""
-    with pytest.raises(CommitRolledBack, match="COMMIT answered ROLLBACK"):
-        idem.run(lambda tx: pytest.raises(psycopg.Error, tx.execute, "SELECT 1/0") and None)
-
-
 def test_the_work_ends_the_transaction_itself(idem, key, effects):
     def work(tx, operation):
         insert(key)(tx, operation)
@@ -252,17 +246,6 @@ def test_repeats_are_bounded(pool, key, effects, state):
     assert clock.slept == [1, 2, 3]
     assert [(event.tries, event.sqlstate) for event in events] == [(1, state), (2, state), (3, state)]
     assert effects() == 0
-
-
-def test_other_errors_of_the_database_are_not_repeated(idem, key):
-    tries = []
-
-    def work(tx, operation):
-        tries.append(1)
-        tx.execute("SELECT 1/0")
-    with pytest.raises(psycopg.errors.DivisionByZero):
-        idem.transaction(key, None, work)
-    assert len(tries) == 1
 
 
 def test_an_error_of_the_work_is_not_repeated_when_the_connection_is_gone_too(idem, key, admin):
