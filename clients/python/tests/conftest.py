@@ -50,6 +50,14 @@ def effects(admin, key):
 
 
 @pytest.fixture
+def lease_end(admin):
+    """When the lease of a key ends."""
+    def end(key):
+        return admin.execute("SELECT lease_expires_at FROM idempotency_store WHERE idempotency_key = %s", (key,)).fetchone()[0]
+    return end
+
+
+@pytest.fixture
 def pool():
     with psycopg_pool.ConnectionPool("", min_size=2, max_size=4, timeout=20) as pool:
         pool.wait()

@@ -46,12 +46,8 @@ def test_a_lease_waits_no_longer_than_it_was_told(idem, key):
     assert waiting.settings.clock.now() - before == pytest.approx(3)
 
 
-def test_heartbeats_of_twenty_leases_share_a_pool_of_two(key, admin):
+def test_heartbeats_of_twenty_leases_share_a_pool_of_two(key, lease_end):
     """Each work goes on until its own lease was extended, and holds no connection meanwhile."""
-    def lease_end(name):
-        return admin.execute("SELECT lease_expires_at FROM idempotency_store WHERE idempotency_key = %s",
-                             (name,)).fetchone()[0]
-
     def work(operation, signal):
         first = lease_end(operation.key)
         while lease_end(operation.key) == first:
@@ -79,17 +75,13 @@ class Firing(Clock):
         return lambda: None
 
 
-def test_no_beat_begins_after_the_lease(pool, key, admin):
+def test_no_beat_begins_after_the_lease(pool, key, lease_end):
     clock = Firing()
-
-    def lease_end():
-        return admin.execute("SELECT lease_expires_at FROM idempotency_store WHERE idempotency_key = %s",
-                             (key,)).fetchone()[0]
     leave_unended(Idempotency(pool, clock=clock), key)
-    before = lease_end()
+    before = lease_end(key)
     beat = clock.calls.pop("once")
     beat()
-    assert lease_end() == before
+    assert lease_end(key) == before
     assert "once" not in clock.calls
 
 

@@ -214,12 +214,8 @@ def test_no_server_is_an_error_after_the_last_try(case, tmp_path):
     assert len(retried) == 4
 
 
-def test_leases(case, key, effects, admin):
+def test_leases(case, key, effects, lease_end):
     clock = FakeClock()
-
-    def lease_end():
-        return admin.execute("SELECT lease_expires_at FROM idempotency_store WHERE idempotency_key = %s",
-                             (key + "2",)).fetchone()[0]
 
     async def test(idem, on):
         def work(operation, signal):
@@ -228,10 +224,10 @@ def test_leases(case, key, effects, admin):
         assert [(one.payload, one.replayed) for one in (first, again)] == [("ok", False), ("ok", True)]
 
         async def slow(operation, signal):
-            ends = [lease_end()]
+            ends = [lease_end(operation.key)]
             for _ in range(3):
                 await on.advance(clock, 10)
-                ends.append(lease_end())
+                ends.append(lease_end(operation.key))
             assert len(clock.timers) == 2       # the next beat, and the end of the lease
             return ends == sorted(set(ends))
         assert (await idem.lease(key + "2", None, slow, lease=30)).payload is True
