@@ -845,6 +845,20 @@ describe('hono alone', () => {
     assert.equal((await post(app, '/who')).body, '{"told":"HTTPException"}')
     assert.equal(JSON.parse((await post(app, '/own', null)).body).title, 'Idempotency-Key is missing')
   })
+
+  test('JSON that is none, where only the handler finds out, is refused; a SyntaxError of its own is not', async (t) => {
+    const once = honoIdempotency(new Idempotency(poolFor(t)), { principal: () => newKey(), required: false, onError: () => {} })
+    const app = new Hono()
+    app.post('/read', once.transaction(async (c) => c.json(await c.req.json())))
+    app.post('/own', once.transaction(() => { throw new SyntaxError('own') }))
+    const status = async (path, body, headers) => (await app.request(path, {
+      method: 'POST', body, headers: { 'content-type': 'application/json', ...headers },
+    })).status
+    const keyed = { 'idempotency-key': newKey() }
+    const refused = [await status('/read', '{"a"'), await status('/read', '', keyed), await status('/read', '{"a"', { ...keyed, 'content-encoding': 'x' })]
+    assert.deepEqual(refused, [400, 400, 400])
+    assert.deepEqual([await status('/own', '{}'), await status('/read', '{"a"', { 'content-type': 'text/plain' })], [500, 500])
+  })
 })
 
 test('without a principal there is an error, unless the scope is given', () => {
