@@ -194,7 +194,7 @@ func testStop(t *testing.T, s *scene) {
 		select {
 		case <-returned:
 			t.Error("Consume has not waited")
-		case <-time.After(200 * time.Millisecond):
+		case <-time.After(time.Second): // a fetch of NATS waits for half of that
 		}
 		s.note(key)
 		return nil, inner.Err()
