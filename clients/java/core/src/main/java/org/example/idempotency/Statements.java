@@ -109,48 +109,46 @@ class Statements {
 
     /** With COMMIT it is one trip in place of two, and the driver's commit() afterwards sends nothing. */
     void complete(Connection connection, Call call, long fence, Response response, boolean isCommit) throws SQLException {
-        try (PreparedStatement statement = prepare(connection, isCommit ? completeAndCommit : complete, call.key(), response.payload(),
-                call.scope(), number(fence), number(response.code()), headers(response.headers()), hex(response.body()),
-                interval(retention(call, response)))) {
-            statement.execute();
-        }
+        run(connection, isCommit ? completeAndCommit : complete, call.key(), response.payload(), call.scope(), number(fence),
+                number(response.code()), headers(response.headers()), hex(response.body()), interval(retention(call, response)));
     }
 
     void fail(Connection connection, Call call, long fence, Declined refusal) throws SQLException {
         Response response = refusal.response();
-        one(connection, fail, call.key(), response.payload(), call.scope(), number(fence), number(response.code()),
+        run(connection, fail, call.key(), response.payload(), call.scope(), number(fence), number(response.code()),
                 headers(response.headers()), hex(response.body()), interval(retention(call, response)),
                 String.valueOf(refusal.retryAfter() != null), interval(refusal.retryAfter()));
     }
 
     void release(Connection connection, Operation o) throws SQLException {
-        one(connection, release, o.key(), o.scope(), number(o.fence()));
+        run(connection, release, o.key(), o.scope(), number(o.fence()));
     }
 
     /** Takes a begin in a transaction back, which is rolled back then: so it is no lost attempt. */
     void undo(Connection connection, Operation o) throws SQLException {
-        try (PreparedStatement statement = prepare(connection, undo, o.key(), o.scope(), null)) {
-            statement.execute();
-        }
+        run(connection, undo, o.key(), o.scope(), null);
     }
 
     /** How long the lease runs from the server's answer on, which a policy may have shortened. */
     Duration extend(Connection connection, Operation o, Duration lease) throws SQLException {
-        return duration(new BigDecimal(one(connection, extend, o.key(), interval(lease), o.scope(), number(o.fence()))));
+        try (PreparedStatement statement = prepare(connection, extend, o.key(), interval(lease), o.scope(), number(o.fence()));
+                ResultSet row = statement.executeQuery()) {
+            row.next();
+            return duration(row.getBigDecimal(1));
+        }
     }
 
     void progress(Connection connection, Operation o, String note) throws SQLException {
-        one(connection, progress, o.key(), note, o.scope(), number(o.fence()));
+        run(connection, progress, o.key(), note, o.scope(), number(o.fence()));
     }
 
     private static Duration retention(Call call, Response response) {
         return response.retention() != null ? response.retention() : call.retention();
     }
 
-    private static String one(Connection connection, String sql, String... arguments) throws SQLException {
-        try (PreparedStatement statement = prepare(connection, sql, arguments); ResultSet row = statement.executeQuery()) {
-            row.next();
-            return row.getString(1);
+    private static void run(Connection connection, String sql, String... arguments) throws SQLException {
+        try (PreparedStatement statement = prepare(connection, sql, arguments)) {
+            statement.execute();
         }
     }
 

@@ -25,7 +25,7 @@ class Disturbance implements DisposableBean {
     /** Somebody has interrupted the listener. */
     final CompletableFuture<Void> stopped = new CompletableFuture<>();
     private final JdbcTemplate jdbc;
-    private final HikariDataSource others = new SpringExampleTest.Program().dataSource();
+    private final HikariDataSource others = new SpringExampleTest.Pool().dataSource();
     private final Connection busy;
 
     Disturbance(JdbcTemplate jdbc, @Value("${idempotency.scope}.deposit") String scope) throws SQLException {

@@ -3,7 +3,6 @@ package org.example.idempotency.spring;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertNotNull;
 
-import com.zaxxer.hikari.HikariDataSource;
 import java.io.StringReader;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
@@ -90,7 +89,7 @@ class KafkaExampleTest {
 
     @Configuration(proxyBeanMethods = false)
     @EnableAutoConfiguration
-    @Import({Deposits.class, DepositListener.class, DeadLetters.class, Disturbance.class})
+    @Import({Deposits.class, DepositListener.class, DeadLetters.class, Disturbance.class, SpringExampleTest.Pool.class})
     static class Program {
         /** What is final becomes a dead letter at once; everything else is delivered again, for as long as it takes. */
         @Bean
@@ -101,11 +100,6 @@ class KafkaExampleTest {
             handler.addNotRetryableExceptions(Declined.class, IdempotencyException.KeyReused.class, IdempotencyException.BadArgument.class,
                     IdempotencyException.Forbidden.class, IdempotencyException.TooLarge.class, IllegalArgumentException.class);
             return handler;
-        }
-
-        @Bean
-        HikariDataSource dataSource() {
-            return new SpringExampleTest.Program().dataSource();
         }
 
         @Bean
@@ -131,7 +125,7 @@ class KafkaExampleTest {
     }
 
     static void prepare() {
-        var server = new SpringExampleTest.Program().dataSource();
+        var server = new SpringExampleTest.Pool().dataSource();
         try (server) {
             var jdbc = new JdbcTemplate(server);
             jdbc.execute("CREATE EXTENSION IF NOT EXISTS idempotency");

@@ -5,7 +5,6 @@ import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-import com.zaxxer.hikari.HikariDataSource;
 import java.net.URI;
 import java.time.Duration;
 import java.util.ArrayList;
@@ -66,7 +65,7 @@ class RabbitExampleTest {
 
     @Configuration(proxyBeanMethods = false)
     @EnableAutoConfiguration
-    @Import({Deposits.class, DepositListener.class, Disturbance.class})
+    @Import({Deposits.class, DepositListener.class, Disturbance.class, SpringExampleTest.Pool.class})
     static class Program {
         /** What is final is not tried again. */
         @Bean
@@ -96,11 +95,6 @@ class RabbitExampleTest {
         @Bean
         Queue depositsDead() {
             return QueueBuilder.durable("deposits.dead").quorum().build();
-        }
-
-        @Bean
-        HikariDataSource dataSource() {
-            return new SpringExampleTest.Program().dataSource();
         }
     }
 

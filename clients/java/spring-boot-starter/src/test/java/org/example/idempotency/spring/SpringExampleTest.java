@@ -163,9 +163,7 @@ class SpringExampleTest {
     }
 
     @Configuration(proxyBeanMethods = false)
-    @EnableAutoConfiguration
-    @Import({Seats.class, Orders.class})
-    static class Program {
+    static class Pool {
         @Bean
         HikariDataSource dataSource() {
             HikariDataSource pool = new HikariDataSource();
@@ -175,7 +173,12 @@ class SpringExampleTest {
             pool.setUsername(System.getenv("PGUSER"));
             return pool;
         }
+    }
 
+    @Configuration(proxyBeanMethods = false)
+    @EnableAutoConfiguration
+    @Import({Pool.class, Seats.class, Orders.class})
+    static class Program {
         /** Authentication, where Spring Security's filter stands. */
         @Bean
         FilterRegistrationBean<Filter> authentication() {
