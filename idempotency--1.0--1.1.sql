@@ -429,9 +429,10 @@ COMMENT ON FUNCTION @extschema@.idem_lost_attempts(text, text) IS
 
 ALTER TABLE @extschema@.idempotency_scope
 	ADD COLUMN max_lost_attempts pg_catalog.int4 CHECK (max_lost_attempts OPERATOR(pg_catalog.>=) 0),
-	ADD COLUMN too_large_response pg_catalog.jsonb;
+	ADD COLUMN too_large_response pg_catalog.jsonb
+		CHECK (pg_catalog.octet_length(too_large_response::pg_catalog.text) OPERATOR(pg_catalog.<=) 1000);
 COMMENT ON COLUMN @extschema@.idempotency_scope.max_lost_attempts IS 'how many attempts of an operation may be lost with their transaction; 0: no limit';
-COMMENT ON COLUMN @extschema@.idempotency_scope.too_large_response IS 'what is stored in place of a response that is too large; NULL: that is an error';
+COMMENT ON COLUMN @extschema@.idempotency_scope.too_large_response IS 'what is stored in place of the response of a completed operation that is too large';
 
 DROP FUNCTION @extschema@.idem_set_policy(text, interval, interval, interval, int, int, int, interval);
 CREATE FUNCTION @extschema@.idem_set_policy(

@@ -4,10 +4,10 @@
  */
 #include "postgres.h"
 
-#include "access/detoast.h"
 #include "fmgr.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
+#include "utils/jsonb.h"
 #include "utils/timestamp.h"
 
 #include "base/compat.h"
@@ -16,6 +16,9 @@
 #include "schema/table_owner.h"
 #include "schema/catalog.h"
 #include "scope/scope.h"
+
+/* the constraint of idempotency_scope has this number, too */
+#define LONGEST_TOO_LARGE_RESPONSE 1000
 
 SQL_FUNCTION(idem_claim_scope);
 SQL_FUNCTION(idem_may_use_scope);
@@ -89,16 +92,19 @@ check_bounds(int64 least, int64 chosen, int64 most, const char *names)
 				 errmsg("%s must not decrease in this order", names)));
 }
 
-/* What is stored in place of a response that is too large must not be too large itself. */
+/* Each session keeps all of them in memory. */
 static void
 check_too_large_response(FunctionCallInfo fcinfo)
 {
-	if (PG_ARGISNULL(6) || PG_ARGISNULL(9))
+	Jsonb	   *response;
+
+	if (PG_ARGISNULL(9))
 		return;
-	if (toast_raw_datum_size(PG_GETARG_DATUM(9)) - VARHDRSZ > PG_GETARG_INT32(6))
+	response = PG_GETARG_JSONB_P(9);
+	if (strlen(JsonbToCString(NULL, &response->root, VARSIZE(response))) > LONGEST_TOO_LARGE_RESPONSE)
 		ereport(ERROR,
 				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
-				 errmsg("too_large_response must not be larger than max_response_size")));
+				 errmsg("too_large_response must have at most %d bytes as text", LONGEST_TOO_LARGE_RESPONSE)));
 }
 
 /*

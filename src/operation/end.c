@@ -76,30 +76,24 @@ end_leased(const Handle *handle, const EndRequest *request)
 }
 
 /*
- * What is stored of a response.  The work is done, so the policy of the scope may put
- * another response in place of one that is too large, instead of an error.
+ * The work is done, so the policy of the scope may put another response in place of one
+ * that is too large, instead of an error.  That one is small: see idem_set_policy.
  */
-static Response
-response_to_store(const Handle *handle, const EndRequest *request)
+static bool
+replace_too_large(const Handle *handle, EndRequest *end)
 {
-	Response	stored = request->response;
-	struct varlena *instead = NULL;
+	struct varlena *instead;
 
-	if (request->cut_to_size)
-		return stored;
-	if (request->status == STATUS_COMPLETED && response_size(&stored) > handle->policy.max_response_size)
-		instead = scope_too_large_response(handle->catalog, handle->name->scope);
-	if (instead != NULL)
-		stored = (Response)
+	if (end->status != STATUS_COMPLETED || response_size(&end->response) <= handle->policy.max_response_size)
+		return false;
+	instead = scope_too_large_response(handle->catalog, handle->name->scope);
+	if (instead == NULL)
+		return false;
+	end->response = (Response)
 	{
-		.has_code = stored.has_code,.code = stored.code,.payload = instead
+		.has_code = end->response.has_code,.code = end->response.code,.payload = instead
 	};
-	check_size(handle, &stored, "response");
-	if (instead != NULL)
-		ereport(NOTICE,
-				(errmsg("response of " INT64_FORMAT " bytes is too large: the policy's too_large_response is stored instead",
-						response_size(&request->response))));
-	return stored;
+	return true;
 }
 
 /* End an operation and store its response.  The caller gets the whole response in any case. */
@@ -110,12 +104,19 @@ operation_end(const EndRequest *request)
 	Handle		handle;
 	Record		record;
 	Answer		answer;
+	bool		is_replaced;
 
 	handle_open(&handle, &request->name, RowExclusiveLock);
-	end.response = response_to_store(&handle, request);
+	is_replaced = replace_too_large(&handle, &end);
+	if (!is_replaced && !request->cut_to_size)
+		check_size(&handle, &request->response, "response");
 	if (end.fence == NO_FENCE)
 		end.fence = operation_owner_fence(&handle);
 	record = end.fence == NO_FENCE ? end_owned(&handle, &end) : end_leased(&handle, &end);
+	if (is_replaced)
+		ereport(NOTICE,
+				(errmsg("response of " INT64_FORMAT " bytes is too large: too_large_response of the policy is stored instead",
+						response_size(&request->response))));
 	record.response = request->response;
 	answer = replay(&record, record.updated_at);
 	answer.catalog = handle.catalog;

@@ -56,7 +56,7 @@ for my $schema ('public', 'idem', '"Odd Schema"')
 CREATE SCHEMA IF NOT EXISTS $schema;
 CREATE EXTENSION idempotency SCHEMA $schema;
 SELECT idem_grant('teller'), idem_grant('stranger');
-SELECT idem_claim_scope('bank*', 'teller'), idem_set_policy('bank/eu', retention => '7 days', max_attempts => 3);
+SELECT idem_claim_scope('bank*', 'teller'), idem_set_policy('bank/eu', retention => '7 days', max_attempts => 3, too_large_response => '{"at": "/"}');
 BEGIN;
 SELECT idem_begin('completed', scope => 'scope', request => '1');
 SELECT idem_complete('completed', '"done"', 'scope', 201, '{"a": "b"}', '\\x00ff0a');

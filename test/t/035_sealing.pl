@@ -73,6 +73,11 @@ complete('sealed', $all);
 is_sealed('sealed', 'k1', 'idem_complete');
 is(replay('sealed', '"card 4711"'), $replayed, 'and replayed as it was');
 is(query("SELECT response_payload FROM idem_lookup('sealed')"), '{"payload": "PlainPayload"}', 'idem_lookup opens it, too');
+query(q{SELECT idem_set_policy('', max_response_size => 9, too_large_response => '"elsewhere"')});
+complete('too large', $all);
+query(q{SELECT idem_set_policy('')});
+is_sealed('too large', 'k1', 'what a policy has in place of a response');
+is(replay('too large'), 'COMPLETED|201||"elsewhere"|', 'and it is replayed');
 # Responses from before the key are refused, unless the setting accepts them.
 is(sqlstate($node, q{SELECT idem_begin('clear')}), '55000', 'what was stored before the key is not replayed');
 reconfigure($node, 'idempotency.accept_clear_responses' => 'on');
