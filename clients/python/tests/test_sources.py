@@ -5,6 +5,7 @@ import threading
 
 import asyncpg
 import pytest
+import sqlalchemy
 from django.db import transaction
 
 import kinds
@@ -386,6 +387,27 @@ def test_other_errors_of_the_database_are_not_repeated(case, key):
             await idem.transaction(key, None, work)
         return sqlstate_of(raised.value)
     assert (case(test), len(tries)) == ("22012", 1)
+
+
+@of("connection+psycopg2", "connection+asyncpg")
+def test_a_connection_that_could_not_roll_back_is_not_used_again(case, key):
+    sessions = []
+
+    async def test(idem, on):
+        async def works(tx, operation):
+            sessions.append((await kinds.awaited(tx.execute(sqlalchemy.text("SELECT pg_backend_pid()")))).scalar())
+
+        async def breaks(tx, operation):
+            def fails(connection):
+                raise ValueError
+            await works(tx, operation)
+            sqlalchemy.event.listen(getattr(tx, "sync_connection", tx), "rollback", fails, once=True)
+            raise KeyError("the work's own")
+        with pytest.raises(KeyError, match="the work's own"):
+            await idem.transaction(key, None, breaks)
+        await idem.transaction(key, None, works, wait=20)
+    case(test, size=1)
+    assert len(set(sessions)) == 2
 
 
 @of("asyncpg")
