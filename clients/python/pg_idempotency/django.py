@@ -10,7 +10,7 @@ from typing import Any
 
 from django.db import connections, transaction
 
-from .errors import CommitRolledBack, means_lost, sqlstate_of
+from .errors import CommitRolledBack
 from .framework import FrameworkSession
 from .sql import ROLLBACK_TO, Statement
 from .steps import Answer
@@ -56,8 +56,7 @@ class DjangoSession(FrameworkSession):
         """Rolls back. Gives whether the connection was lost; a lost one is closed, so that Django opens another."""
         driver = self.driver()
         # After a COMMIT that got no answer Django has another connection already.
-        lost = (driver is None or bool(driver.closed) or driver is not self.opened
-                or means_lost(sqlstate_of(error)))
+        lost = driver is None or bool(driver.closed) or driver is not self.opened
         if self.block is not None:
             block, self.block = self.block, None
             try:
