@@ -105,3 +105,16 @@ func TestTheBrokerEndsTheConsumer(t *testing.T) {
 		t.Error("options are required")
 	}
 }
+
+func TestALostConnectionIsAnError(t *testing.T) {
+	s := newScene(t, "rabbitmq")
+	s.send(t, "good")
+	conn, err := amqp.Dial(os.Getenv("DEMO_AMQP"))
+	must(t, err)
+	if err := idemrabbitmq.Consume(context.Background(), conn, s.client, idemrabbitmq.Options{Queue: s.queue, Delays: delays,
+		DeliveryLimit: deliveryLimit, OnError: func(err error, _ amqp.Delivery) { s.fail(err) },
+		Handle: func(context.Context, amqp.Delivery) (*idempotency.Result, error) { return nil, conn.Close() }}); err == nil {
+		t.Error("no error")
+	}
+	s.consumeUntil(t, Options{Handle: s.handle}, s.all(1))
+}
