@@ -145,7 +145,7 @@ idem_set_policy(PG_FUNCTION_ARGS)
 				 errmsg("attempts_limit must be positive")));
 	(void) optional_count(fcinfo, 6, "max_response_size", 0);
 	(void) optional_duration(fcinfo, 7, "max_lease", false, 0);
-	if (count > POLICY_ARGUMENTS_BEFORE)
+	if (count == POLICY_ARGUMENTS)
 	{
 		(void) optional_count(fcinfo, 8, "max_lost_attempts", 0);
 		check_too_large_response(fcinfo);

@@ -76,19 +76,21 @@ end_leased(const Handle *handle, const EndRequest *request)
 }
 
 /*
- * The work is done, so the policy of the scope may put another response in place of one
- * that is too large, instead of an error.  That one is small: see idem_set_policy.
+ * A response that is too large is an error.  But after work that was done, the policy of
+ * the scope may put another one in its place, and that is small: see idem_set_policy.
+ * Gives whether it did.
  */
 static bool
 replace_too_large(const Handle *handle, EndRequest *end)
 {
-	struct varlena *instead;
+	struct varlena *instead = NULL;
 
-	if (end->status != STATUS_COMPLETED || response_size(&end->response) <= handle->policy.max_response_size)
+	if (response_size(&end->response) <= handle->policy.max_response_size)
 		return false;
-	instead = scope_too_large_response(handle->catalog, handle->name->scope);
+	if (end->status == STATUS_COMPLETED)
+		instead = scope_too_large_response(handle->catalog, handle->name->scope);
 	if (instead == NULL)
-		return false;
+		too_large(handle, &end->response, "response");
 	end->response = (Response)
 	{
 		.has_code = end->response.has_code,.code = end->response.code,.payload = instead
@@ -107,9 +109,7 @@ operation_end(const EndRequest *request)
 	bool		is_replaced;
 
 	handle_open(&handle, &request->name, RowExclusiveLock);
-	is_replaced = replace_too_large(&handle, &end);
-	if (!is_replaced && !request->cut_to_size)
-		check_size(&handle, &request->response, "response");
+	is_replaced = !request->cut_to_size && replace_too_large(&handle, &end);
 	if (end.fence == NO_FENCE)
 		end.fence = operation_owner_fence(&handle);
 	record = end.fence == NO_FENCE ? end_owned(&handle, &end) : end_leased(&handle, &end);

@@ -75,7 +75,8 @@ operation_progress(const OperationName *name, int64 fence, int64 lease, struct v
 	TimestampTz expected;
 
 	handle_open(&handle, name, RowExclusiveLock);
-	check_size(&handle, &progress, "progress");
+	if (response_size(&progress) > handle.policy.max_response_size)
+		too_large(&handle, &progress, "progress");
 	operation_owner_require(&handle, fence == NO_FENCE ? leased_fence(&handle) : fence, &record);
 	expected = record.updated_at;
 	record.updated_at = GetCurrentTimestamp();

@@ -102,23 +102,22 @@ response_size(const Response *response)
 	return value_size(response->payload) + value_size(response->headers) + value_size(response->body);
 }
 
-/* An error if a response, or a note of progress, is larger than the scope allows. */
-void
-check_size(const Handle *handle, const Response *response, const char *what)
+/* A response, or a note of progress, is larger than the scope allows. */
+pg_noreturn void
+too_large(const Handle *handle, const Response *response, const char *what)
 {
 	int64		size = response_size(response);
-	int32		limit = handle->policy.max_response_size;
 
-	if (size > limit)
-		ereport(ERROR,
-				(errcode(ERRCODE_IDEM_TOO_LARGE),
-				 handle->policy.has_max_response_size ?
-				 errmsg("%s of " INT64_FORMAT " bytes is larger than the policy of scope \"%s\" allows",
-						what, size, text_to_cstring(handle->name->scope)) :
-				 errmsg("%s of " INT64_FORMAT " bytes is larger than idempotency.max_response_size",
-						what, size),
-				 errdetail("The limit is %d bytes for payload, headers and body together.", limit),
-				 errhint("Store the %s elsewhere and a reference to it here, or raise the limit.", what)));
+	ereport(ERROR,
+			(errcode(ERRCODE_IDEM_TOO_LARGE),
+			 handle->policy.has_max_response_size ?
+			 errmsg("%s of " INT64_FORMAT " bytes is larger than the policy of scope \"%s\" allows",
+					what, size, text_to_cstring(handle->name->scope)) :
+			 errmsg("%s of " INT64_FORMAT " bytes is larger than idempotency.max_response_size",
+					what, size),
+			 errdetail("The limit is %d bytes for payload, headers and body together.",
+					   handle->policy.max_response_size),
+			 errhint("Store the %s elsewhere and a reference to it here, or raise the limit.", what)));
 }
 
 /* ---- answers ---- */

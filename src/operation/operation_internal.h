@@ -33,7 +33,7 @@ extern void handle_note_end(const Handle *handle, bool wakes);
 extern TimestampTz time_after(TimestampTz start, int64 duration, const char *name);
 extern void set_lease(const Handle *handle, Record *record, int64 lease);
 extern int64 response_size(const Response *response);
-extern void check_size(const Handle *handle, const Response *response, const char *what);
+pg_noreturn extern void too_large(const Handle *handle, const Response *response, const char *what);
 
 extern Answer replay(const Record *found, TimestampTz now);
 extern Answer replay_stored(const Record *found, TimestampTz now);

@@ -133,7 +133,7 @@ refresh_patterns(const Catalog *catalog)
 }
 
 static void
-read_patterns(const Catalog *catalog)
+ensure_patterns(const Catalog *catalog)
 {
 	if (!patterns_valid || patterns_generation != catalog->generation)
 		refresh_patterns(catalog);
@@ -197,7 +197,7 @@ scope_policy(const Catalog *catalog, const text *scope)
 	const char *bytes = VARDATA_ANY(scope);
 	int			length = VARSIZE_ANY_EXHDR(scope);
 
-	read_patterns(catalog);
+	ensure_patterns(catalog);
 	if (pattern_count == 0)
 		return &no_policy;
 	if (last_scope != NULL && last_length == length && memcmp(last_scope, bytes, length) == 0)
@@ -281,7 +281,7 @@ scope_too_large_response(const Catalog *catalog, const text *scope)
 	const char *bytes = VARDATA_ANY(scope);
 	int			length = VARSIZE_ANY_EXHDR(scope);
 
-	read_patterns(catalog);
+	ensure_patterns(catalog);
 	for (int i = 0; i < pattern_count; i++)
 	{
 		struct varlena *response = patterns[i].too_large_response;
@@ -330,7 +330,7 @@ scope_unclaim(const Catalog *catalog, text *pattern)
 void
 scope_lay_down(const Catalog *catalog, Datum *values, const bool *nulls, int count)
 {
-	(void) statement_run(count == POLICY_ARGUMENTS_BEFORE ? &lay_down_before : &lay_down,
+	(void) statement_run(count < POLICY_ARGUMENTS ? &lay_down_before : &lay_down,
 						 catalog, values, nulls, InvalidSnapshot);
 	statement_finish();
 	forget_pattern_if_empty(catalog, values[0]);
