@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Dict, Iterator, Mapping, Optional, Type
 
 RETRY_STATES = frozenset({"40001", "40P01"})
-LOST_STATES = frozenset({"57P01", "57P02", "57P03"})
+LOST_STATES = frozenset({"57P01", "57P02", "57P03", "57P05"})
 IN_FAILED_TRANSACTION = "25P02"
 
 

@@ -146,6 +146,23 @@ def test_what_may_help_is_repeated(case, key, effects, sql):
     assert (tries, effects()) == ([1, 1], 1)
 
 
+@of("psycopg", "async psycopg", "session+psycopg", "django")
+def test_a_session_that_was_idle_for_too_long_is_replaced(case, key, effects, admin):
+    async def test(idem, on):
+        async def idles(tx, operation):
+            await on.run(tx, "SET idle_session_timeout = 1")
+            await on.run(tx, f"SET application_name = '{key}'")
+        await idem.transaction(key + "idle", None, idles)
+        while admin.execute("SELECT count(*) FROM pg_stat_activity WHERE application_name = %s", (key,)).fetchone() != (0,):
+            await on.pause()
+
+        async def work(tx, operation):
+            await on.insert(tx, key)
+        return (await idem.transaction(key, None, work)).outcome
+    assert case(test, size=1) == "COMPLETED"
+    assert effects() == 1
+
+
 @pytest.mark.parametrize("cut, replayed", [("lose", True), ("before", False)])
 def test_a_lost_answer_to_commit(case, proxy, key, effects, cut, replayed):
     async def test(idem, on):
