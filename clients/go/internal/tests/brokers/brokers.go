@@ -32,7 +32,7 @@ type Options struct {
 	Tries    int
 	OnError  func(error)
 	// At is called at "ack", "copy" and "bury", as far as the client of the broker tells of
-	// these, and at RabbitMQ's "publish".
+	// these, and at RabbitMQ's "prefetch", "publish" and "stop".
 	At func(point string)
 }
 
@@ -92,9 +92,13 @@ type watchedConn struct {
 // Each Write begins with a frame. One of a method (1) has channel and size, 6 bytes, and
 // then the numbers of a class and of a method.
 func (w *watchedConn) Write(frames []byte) (int, error) {
-	const basic, publish, ack, nack = 60, 40, 80, 120
+	const basic, qos, cancel, publish, ack, nack = 60, 10, 30, 40, 80, 120
 	if frames[0] == 1 && binary.BigEndian.Uint16(frames[7:]) == basic {
 		switch binary.BigEndian.Uint16(frames[9:]) {
+		case qos:
+			w.at("prefetch")
+		case cancel:
+			w.at("stop")
 		case publish:
 			w.copied = true
 			w.at("publish")

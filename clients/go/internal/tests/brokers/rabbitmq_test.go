@@ -106,6 +106,34 @@ func TestTheBrokerEndsTheConsumer(t *testing.T) {
 	}
 }
 
+// Or it would go on sending messages: without a bound, and to a consumer that stops.
+func TestTheBrokerIsToldOfPrefetchAndStop(t *testing.T) {
+	s := newScene(t, "rabbitmq")
+	s.send(t, "good")
+	ctx, cancel := context.WithCancel(context.Background())
+	points := make(chan string, 100)
+	isTold := func(point string) {
+		for timeout := time.After(time.Minute); ; {
+			select {
+			case told := <-points:
+				if told == point {
+					return
+				}
+			case <-timeout:
+				t.Error("the broker was not told of " + point)
+				return
+			}
+		}
+	}
+	must(t, consumeRabbitMQ(ctx, s.queue, s.client, Options{OnError: s.fail, At: func(point string) { points <- point },
+		Handle: func(context.Context, string) (*idempotency.Result, error) {
+			isTold("prefetch")
+			cancel()
+			isTold("stop")
+			return nil, nil
+		}}))
+}
+
 func TestALostConnectionIsAnError(t *testing.T) {
 	s := newScene(t, "rabbitmq")
 	s.send(t, "good")
