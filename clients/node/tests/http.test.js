@@ -141,6 +141,20 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
       })
     }
 
+    test('transaction: an answer that is too large is sent whole; a replay has what the policy has in its place', async (t) => {
+      const whole = 'x'.repeat(300)
+      const { pool, post, errors } = await server(t, () => ({ status: 201, body: whole, headers: { 'Content-Type': 'text/plain' } }), {
+        scope: () => `${framework} large`,
+      })
+      await pool.query(`SELECT idem_set_policy($1, max_response_size => 200, too_large_response => '{"at":"/1"}')`, [`${framework} large`])
+      const key = newKey()
+      const answers = [await post(key), await post(key)]
+      assert.deepEqual(answers.map(({ status, body, headers }) => [status, body, headers['idempotency-replayed']]), [
+        [201, whole, undefined], [201, '{"at":"/1"}', 'true']])
+      assert.equal(answers[1].headers['content-type'], 'application/json')
+      assert.deepEqual(errors, [])
+    })
+
     test('transaction: an answer below 500 that is not stored is no lost attempt, one of 500 is', async (t) => {
       let status
       const { pool, post } = await server(t, () => ({ status }), {
