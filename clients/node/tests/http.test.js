@@ -622,8 +622,8 @@ describe('express alone', () => {
 })
 
 describe('fastify alone', () => {
-  async function app(t, setUp) {
-    const pool = poolFor(t)
+  async function app(t, setUp, options) {
+    const pool = poolFor(t, options)
     const fastify = Fastify()
     const errors = []
     await setUp(fastify, () => fastify.register(fastifyIdempotency, {
@@ -660,10 +660,11 @@ describe('fastify alone', () => {
       }))
       take('/hijack', (reply) => reply.hijack())
       take('/raw', (reply) => reply.raw.end('mine'))
-    })
+    }, { max: 1 })
     const hijacked = await post('/hijack')
     assert.deepEqual([hijacked.status, hijacked.headers['content-type']], [500, 'application/problem+json'])
     assert.equal((await post('/raw')).body, 'mine')
+    // The pool has one connection: it is free again when the refused transaction has ended.
     assert.deepEqual([await effects(pool, name), errors.length], [0, 2])
   })
 
