@@ -5,6 +5,7 @@ import java.sql.SQLNonTransientConnectionException;
 import java.sql.SQLRecoverableException;
 import java.time.Duration;
 import java.util.Map;
+import java.util.Set;
 import java.util.function.Function;
 
 /**
@@ -188,6 +189,8 @@ public abstract sealed class IdempotencyException extends RuntimeException {
             "ID400", BadArgument::new, "ID403", Forbidden::new, "ID404", NotOwned::new, "ID409", LeaseLost::new,
             "ID413", TooLarge::new, "ID422", KeyReused::new, "ID428", NotEnded::new, "25P02", RolledBack::new);
 
+    private static final Set<String> LOST = Set.of("57P01", "57P02", "57P03", "57P05");
+
     private static final Map<String, String> NOT_READY = Map.of(
             "42883", "the functions of the extension were not found: run CREATE EXTENSION idempotency in this database, "
                     + "or name its schema in the options",
@@ -234,7 +237,7 @@ public abstract sealed class IdempotencyException extends RuntimeException {
     }
 
     private static boolean endsConnection(String state) {
-        return state.startsWith("08") || state.equals("57P01") || state.equals("57P02") || state.equals("57P03");
+        return state.startsWith("08") || LOST.contains(state);
     }
 
     /** The exception of this package for an error of one of its own statements, or of COMMIT. */

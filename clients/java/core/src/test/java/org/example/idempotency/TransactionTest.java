@@ -227,6 +227,40 @@ class TransactionTest extends OnServer {
         assertTrue(proxy.order("state").startsWith("{\"hits\": 1,"));
     }
 
+    @ParameterizedTest
+    @ValueSource(booleans = {false, true})
+    void aSessionThatWasIdleForTooLongIsNoAttempt(boolean isLease) throws Exception {
+        var impatient = new Idempotency(Transactions.of(pool), Options.DEFAULT.withRetry(1, Duration.ofMillis(1), Duration.ofMillis(1)));
+        try (Connection watching = pool.getConnection()) {
+            impatient.transaction(Call.of(key + "idle"), (connection, operation) -> {
+                execute(connection, "SET application_name = '" + key + "'");
+                execute(connection, "SET idle_session_timeout = 1");
+                return Response.EMPTY;
+            });
+            execute(watching, "DO $$BEGIN WHILE EXISTS (SELECT FROM pg_stat_activity WHERE application_name = '" + key
+                    + "') LOOP PERFORM pg_stat_clear_snapshot(); END LOOP; END$$");
+            Result result = isLease
+                    ? impatient.lease(Call.of(key), lease -> new Completion(Response.EMPTY, this::effect))
+                    : impatient.transaction(Call.of(key), (connection, operation) -> work(connection));
+            assertEquals(Outcome.COMPLETED, result.outcome());
+        }
+        assertEquals(1, effects());
+    }
+
+    @ParameterizedTest
+    @ValueSource(strings = {"08006", "57P01", "57P02", "57P03", "57P05"})
+    void anEndOfTheConnectionIsRepeated(String state) throws Exception {
+        AtomicInteger runs = new AtomicInteger();
+        once.transaction(Call.of(key), (connection, operation) -> {
+            if (runs.incrementAndGet() == 1) {
+                execute(connection, "DO $$BEGIN RAISE SQLSTATE '" + state + "'; END$$");
+            }
+            return work(connection);
+        });
+        assertEquals(2, runs.get());
+        assertEquals(1, effects());
+    }
+
     @Test
     void whatIsRunningIsInProgressOrWaitedFor() throws Exception {
         CountDownLatch started = new CountDownLatch(1);
