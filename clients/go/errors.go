@@ -123,7 +123,11 @@ func Transient(err error) bool {
 
 // endsConnection: after these the server closes the connection, or opens none.
 func endsConnection(state string) bool {
-	return strings.HasPrefix(state, "08") || state == "57P01" || state == "57P02" || state == "57P03"
+	switch state {
+	case "57P01", "57P02", "57P03", "57P05":
+		return true
+	}
+	return strings.HasPrefix(state, "08")
 }
 
 // ofStatement gives the package's error for an error of one of its own

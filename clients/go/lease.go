@@ -106,7 +106,7 @@ func (c *Client[Tx]) beginLeaseNow(ctx context.Context, call *call) (*Operation,
 	_, err := c.repeat(ctx, call, func(bool) (*Result, error) {
 		asked = c.options.Clock.Now()
 		rows, err := c.query(ctx, c.sql.beginOf(call, call.lease, 0))
-		err = ofBegin(err)
+		err = deadOnArrival(ofBegin(err))
 		if errors.Is(err, ErrKeyReused) {
 			fire(c.options.Hooks.Mismatch, Event{Scope: call.scope, Key: call.key, Err: err})
 		}

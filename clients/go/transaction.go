@@ -224,7 +224,7 @@ func (s *stale) Unwrap() error { return s.error }
 
 func deadOnArrival(err error) error {
 	state := SQLState(err)
-	if errors.Is(err, ErrConnectionLost) && (state == "" || state == "57P01" || state == "57P02") {
+	if errors.Is(err, ErrConnectionLost) && (state == "" || state == "57P01" || state == "57P02" || state == "57P05") {
 		return &stale{err}
 	}
 	return err

@@ -6,12 +6,16 @@ import (
 	"errors"
 	"fmt"
 	"math/rand"
+	"net"
 	"sync"
 	"testing"
 	"time"
 
 	"example.org/idempotency"
+	"example.org/idempotency/pgxv5"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // quick keeps real waits short where the fault is the subject. A begin after a lost
@@ -200,6 +204,42 @@ func testTerminatedInside[Tx any](t *testing.T, b backend[Tx]) {
 	same(t, "replayed", result.Replayed, false)
 	same(t, "runs", runs, 2)
 	same(t, "effects", effects(t, key), "1")
+}
+
+// The server ends a session that was idle for too long. With TLS nobody sees that before
+// the next statement, and so it is here, where the socket is hidden.
+func TestIdleForTooLong(t *testing.T) {
+	key := newKey()
+	config, err := pgxv5.Config(startProxy(t).url() + "&pool_max_conns=1&application_name=" + key)
+	must(t, err)
+	dial := config.ConnConfig.DialFunc
+	config.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+		socket, err := dial(ctx, network, address)
+		return struct{ net.Conn }{socket}, err
+	}
+	pool, err := pgxpool.NewWithConfig(background, config)
+	must(t, err)
+	defer pool.Close()
+	client := idempotency.New(pgxv5.Pool(pool), idempotency.Options{Retry: idempotency.Retry{Attempts: 1}})
+	idle := func() {
+		_, err := client.Transaction(background, newKey(), nil, onPgx.runs("SET idle_session_timeout = 1"))
+		must(t, err)
+		for value(t, "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1", key) != "0" {
+		}
+	}
+	idle()
+	_, err = client.Transaction(background, key, nil, onPgx.note(key))
+	must(t, err)
+	idle()
+	_, err = client.Lease(background, key+"-lease", nil, onPgx.answer(key))
+	must(t, err)
+	same(t, "effects", effects(t, key), "2")
+}
+
+func TestTransientStates(t *testing.T) {
+	for _, state := range []string{"40001", "40P01", "08006", "57P01", "57P02", "57P03", "57P05"} {
+		same(t, state, idempotency.Transient(&pgconn.PgError{Code: state}), true)
+	}
 }
 
 func TestRoundTrips(t *testing.T) {
