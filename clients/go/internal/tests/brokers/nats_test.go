@@ -2,6 +2,7 @@ package brokers
 
 import (
 	"context"
+	"errors"
 	"os"
 	"testing"
 
@@ -71,5 +72,29 @@ func TestConsumeLeavesNoSubscription(t *testing.T) {
 		}}))
 	if after := n.conn.NumSubscriptions(); after != before {
 		t.Errorf("%d subscriptions, not %d", after, before)
+	}
+}
+
+// Nobody opens it again, so Consume would never find another message.
+func TestAClosedConnectionOfNATSIsAnError(t *testing.T) {
+	s := newScene(t, "nats")
+	s.send(t, "one")
+	conn, err := nats.Connect(os.Getenv("DEMO_NATS"))
+	must(t, err)
+	js, err := conn.JetStream()
+	must(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	if err := idemnats.Consume(ctx, js, s.client, idemnats.Options{Stream: s.queue, Durable: "test", Prefetch: 1,
+		Handle: func(context.Context, *nats.Msg) (*idempotency.Result, error) {
+			conn.Close()
+			return nil, nil
+		},
+		OnError: func(_ error, message *nats.Msg) {
+			if message == nil { // a fetch goes on
+				cancel()
+			}
+		}}); !errors.Is(err, nats.ErrBadSubscription) {
+		t.Errorf("got %v", err)
 	}
 }

@@ -106,6 +106,23 @@ func TestTheBrokerEndsTheConsumer(t *testing.T) {
 	}
 }
 
+// A failure that no record ever holds, as of a client that keeps nothing: its tries go on
+// where the message gets a name, and so they end.
+func TestAFailureWithoutARecordIsBounded(t *testing.T) {
+	s := newScene(t, "rabbitmq")
+	s.send(t, "bad")
+	s.consumeUntil(t, Options{Tries: 4, Handle: func(_ context.Context, key string) (*idempotency.Result, error) {
+		if s.note(key); len(s.seen) <= 2 {
+			return nil, errors.New("planned")
+		}
+		return &idempotency.Result{Outcome: idempotency.Failed}, nil
+	}}, s.all(5))
+	s.wantDead(t, "bad")
+	if len(s.seen) != 5 || len(s.errors) != 2 {
+		t.Errorf("seen %v, errors %v", s.seen, s.errors)
+	}
+}
+
 // Or it would go on sending messages: without a bound, and to a consumer that stops.
 func TestTheBrokerIsToldOfPrefetchAndStop(t *testing.T) {
 	s := newScene(t, "rabbitmq")

@@ -232,3 +232,23 @@ func TestStopWaitsForTheCallUnderWay(t *testing.T) {
 		t.Errorf("%d calls when stop returned", calls)
 	}
 }
+
+// Or messages would wait here, and their time to be handled would run, while other
+// consumers have nothing to do.
+func TestPullAsksForAsManyAsAreFree(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	release := make(chan struct{})
+	var asked []int
+	must(t, broker.Pull(ctx, 3, func(free int) ([]string, error) {
+		asked = append(asked, free)
+		if len(asked) == 1 {
+			return []string{"one"}, nil
+		}
+		cancel()
+		close(release)
+		return nil, nil
+	}, func(context.Context, string) { <-release }))
+	if fmt.Sprint(asked) != "[3 2]" {
+		t.Errorf("asked for %v", asked)
+	}
+}
