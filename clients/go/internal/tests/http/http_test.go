@@ -76,7 +76,7 @@ func onGin(handler gin.HandlerFunc) http.Handler {
 func TestMiddleware(t *testing.T) {
 	for _, s := range sites {
 		for name, test := range map[string]func(*testing.T, site){
-			"ReplayByteForByte": testReplayByteForByte, "Statuses": testStatuses, "DeclinedAndRetryAfter": testDeclinedAndRetryAfter,
+			"ReplayByteForByte": testReplayByteForByte, "LeaseReplayByteForByte": testLeaseReplayByteForByte, "Statuses": testStatuses, "DeclinedAndRetryAfter": testDeclinedAndRetryAfter,
 			"Failures": testFailures, "WithoutKey": testWithoutKey, "BodyIsNotReadWithoutKey": testBodyIsNotReadWithoutKey,
 			"Nobody": testNobody, "NoRefusalIsALostAttempt": testNoRefusalIsALostAttempt,
 			"ProblemIsAskedOfAnErrorThatIsFinal": testProblemIsAskedOfAnErrorThatIsFinal, "Lifetime": testLifetime,
@@ -172,6 +172,22 @@ func testReplayByteForByte(t *testing.T, s site) {
 		}
 	}
 	expect(t, key, 1, 1)
+}
+
+func testLeaseReplayByteForByte(t *testing.T, s site) {
+	key := newKey()
+	m := middleware(idemhttp.Options{Headers: []string{"X-Id"}})
+	handler := s.lease(m, func(*http.Request, idempotency.Operation) (idempotency.Completion[pgx.Tx], error) {
+		return idempotency.Completion[pgx.Tx]{Response: idempotency.Response{Code: 201, Payload: map[string]int{"bb": 1, "a": 2},
+			Headers: map[string]string{"X-Id": "7", "X-Other": "8", "Set-Cookie": "secret=1"}}}, nil
+	})
+	for _, replayed := range []bool{false, true} {
+		status, header, body := send(t, handler, "POST", key, "")
+		if status != 201 || body != `{"a":2,"bb":1}` || header.Get("X-Id") != "7" || header.Get("Content-Type") != "application/json" ||
+			(header.Get("X-Other") == "") != replayed || (header.Get("Set-Cookie") == "") != replayed {
+			t.Fatal(status, header, body)
+		}
+	}
 }
 
 func testStatuses(t *testing.T, s site) {
