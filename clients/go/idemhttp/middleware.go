@@ -224,7 +224,10 @@ func (m *Middleware[Tx]) within(r *http.Request, work func(context.Context) (*an
 	done, late := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
-		a, err = work(ctx)
+		err = safely(func() (err error) {
+			a, err = work(ctx)
+			return err
+		})
 	}()
 	go func() {
 		if m.client.Clock().Sleep(ctx, m.options.Timeout) == nil {
@@ -239,12 +242,12 @@ func (m *Middleware[Tx]) within(r *http.Request, work func(context.Context) (*an
 	}
 }
 
-// safely calls a handler and makes an error of a panic, which would else end the
-// process outside of the server's goroutine.
+// safely calls a handler, or a function of the options, and makes an error of a panic, which
+// would else end the process outside of the server's goroutine.
 func safely(handler func() error) (err error) {
 	defer func() {
 		if reason := recover(); reason != nil {
-			err = fmt.Errorf("idemhttp: the handler panicked: %v\n%s", reason, debug.Stack())
+			err = fmt.Errorf("idemhttp: the code of the service panicked: %v\n%s", reason, debug.Stack())
 		}
 	}()
 	return handler()

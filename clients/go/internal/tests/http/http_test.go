@@ -82,7 +82,7 @@ func TestMiddleware(t *testing.T) {
 			"ProblemIsAskedOfAnErrorThatIsFinal": testProblemIsAskedOfAnErrorThatIsFinal, "Lifetime": testLifetime,
 			"Services": testServices, "BodyThatWasRead": testBodyThatWasRead, "OwnFingerprint": testOwnFingerprint,
 			"BrokenUploads": testBrokenUploads, "Timeout": testTimeout, "LeaseFailures": testLeaseFailures,
-			"UnknownOutcome": testUnknownOutcome,
+			"UnknownOutcome": testUnknownOutcome, "FunctionsThatPanic": testFunctionsThatPanic,
 		} {
 			t.Run(s.name+"/"+name, func(t *testing.T) { test(t, s) })
 		}
@@ -178,12 +178,12 @@ func testLeaseReplayByteForByte(t *testing.T, s site) {
 	key := newKey()
 	m := middleware(idemhttp.Options{Headers: []string{"X-Id"}})
 	handler := s.lease(m, func(*http.Request, idempotency.Operation) (idempotency.Completion[pgx.Tx], error) {
-		return idempotency.Completion[pgx.Tx]{Response: idempotency.Response{Code: 201, Payload: map[string]int{"bb": 1, "a": 2},
+		return idempotency.Completion[pgx.Tx]{Response: idempotency.Response{Code: 201, Payload: map[string]int{"aa": 1, "b": 2},
 			Headers: map[string]string{"X-Id": "7", "X-Other": "8", "Set-Cookie": "secret=1"}}}, nil
 	})
 	for _, replayed := range []bool{false, true} {
 		status, header, body := send(t, handler, "POST", key, "")
-		if status != 201 || body != `{"a":2,"bb":1}` || header.Get("X-Id") != "7" || header.Get("Content-Type") != "application/json" ||
+		if status != 201 || body != `{"aa":1,"b":2}` || header.Get("X-Id") != "7" || header.Get("Content-Type") != "application/json" ||
 			(header.Get("X-Other") == "") != replayed || (header.Get("Set-Cookie") == "") != replayed {
 			t.Fatal(status, header, body)
 		}
@@ -599,6 +599,24 @@ func testOwnFingerprint(t *testing.T, s site) {
 		}
 	}
 	expect(t, key, 1, 1)
+}
+
+// The work runs in a goroutine of its own, where a panic would end the process.
+func testFunctionsThatPanic(t *testing.T, s site) {
+	key, told := newKey(), 0
+	m := middleware(idemhttp.Options{Statuses: func(int) idemhttp.Keep { panic("planned") }, OnError: func(*http.Request, error) { told++ }})
+	for _, handler := range []http.Handler{
+		s.transaction(m, inserts(key)),
+		s.lease(m, func(*http.Request, idempotency.Operation) (idempotency.Completion[pgx.Tx], error) {
+			return idempotency.Completion[pgx.Tx]{}, nil
+		}),
+	} {
+		status, header, body := send(t, handler, "POST", key, "")
+		isProblem(t, 500, status, header, body)
+	}
+	if told != 2 {
+		t.Errorf("told of %d errors", told)
+	}
 }
 
 // What does not arrive as a whole does not run.
