@@ -1,6 +1,10 @@
 package idempotency
 
-import "time"
+import (
+	"log"
+	"runtime/debug"
+	"time"
+)
 
 // Event is what a hook is called with. It never has a request or a response.
 type Event struct {
@@ -15,7 +19,7 @@ type Event struct {
 }
 
 // Hooks are called for metrics and logs, in the goroutine of the call, or of the
-// heartbeat. nil is no hook.
+// heartbeat. nil is no hook. A hook that panics is logged, and changes nothing.
 type Hooks struct {
 	// Acquired: the caller owns the operation and runs it.
 	Acquired func(Event)
@@ -36,9 +40,15 @@ type Hooks struct {
 }
 
 func fire(hook func(Event), event Event) {
-	if hook != nil {
-		hook(event)
+	if hook == nil {
+		return
 	}
+	defer func() {
+		if reason := recover(); reason != nil {
+			log.Printf("idempotency: a hook panicked: %v\n%s", reason, debug.Stack())
+		}
+	}()
+	hook(event)
 }
 
 // begun calls the hooks that fit what a begin answered.

@@ -53,8 +53,8 @@ func leaseTests[Tx any]() tests[Tx] {
 	return tests[Tx]{
 		"Lease": testLease[Tx], "LeaseDeclined": testLeaseDeclined[Tx], "NotDone": testNotDone[Tx], "Progress": testProgress[Tx],
 		"Reconcile": testReconcile[Tx], "Heartbeat": testHeartbeat[Tx], "SlowBegin": testSlowBegin[Tx],
-		"HeartbeatLosesTheLease": testHeartbeatLosesTheLease[Tx], "HeartbeatWithoutServer": testHeartbeatWithoutServer[Tx],
-		"HangingNetwork": testHangingNetwork[Tx], "LostAnswerToCompletion": testLostAnswerToCompletion[Tx],
+		"HeartbeatLosesTheLease": testHeartbeatLosesTheLease[Tx], "HooksThatPanic": testHooksThatPanic[Tx],
+		"HeartbeatWithoutServer": testHeartbeatWithoutServer[Tx], "HangingNetwork": testHangingNetwork[Tx], "LostAnswerToCompletion": testLostAnswerToCompletion[Tx],
 		"CallerGoesAway": testCallerGoesAway[Tx], "TwentyLeasesOnTwoConnections": testTwentyLeases[Tx],
 		"WritesThatFail": testWritesThatFail[Tx],
 	}
@@ -282,6 +282,25 @@ func testHeartbeatLosesTheLease[Tx any](t *testing.T, b backend[Tx]) {
 		same(t, "hook", count.leaseLost.Load(), 1)
 		same(t, "effects", effects(t, key), "1")
 	}
+}
+
+// A hook that panics changes nothing, in whichever goroutine it is called.
+func testHooksThatPanic[Tx any](t *testing.T, b backend[Tx]) {
+	broken := func(idempotency.Event) { panic("planned") }
+	clock := idempotency.NewFakeClock(time.Unix(0, 0))
+	client := b.client(t, idempotency.Options{Clock: clock, Hooks: idempotency.Hooks{Acquired: broken, LeaseLost: broken}})
+	key := newKey()
+	_, err := client.Lease(background, key, nil, func(ctx context.Context, _ idempotency.Operation) (idempotency.Completion[Tx], error) {
+		runOut(t, key)
+		_, err := b.client(t, idempotency.Options{}).Lease(background, key, nil, b.answer(key))
+		must(t, err)
+		clock.AwaitSleepers(1)
+		clock.Advance(10 * time.Second)
+		<-ctx.Done()
+		return idempotency.Completion[Tx]{}, ctx.Err()
+	})
+	wantError(t, err, idempotency.ErrLeaseLost)
+	same(t, "effects", effects(t, key), "1")
 }
 
 // While the server cannot be reached, the lease runs out by the client's clock.
