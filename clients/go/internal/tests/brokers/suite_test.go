@@ -81,10 +81,12 @@ func (s *scene) consume(ctx context.Context, options Options) error {
 	return Consumers[s.broker](ctx, s.queue, s.client, options)
 }
 
-func (s *scene) note(key string) {
+// note says how many there are now.
+func (s *scene) note(key string) int {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	s.seen = append(s.seen, key)
+	return len(s.seen)
 }
 
 func (s *scene) fail(err error) {
