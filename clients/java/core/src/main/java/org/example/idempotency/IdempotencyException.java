@@ -10,7 +10,8 @@ import java.util.function.Function;
 
 /**
  * What may go wrong. Each is found by its SQLSTATE, never by a message; the driver's exception is
- * the cause.
+ * the cause. Of one about data that the server cannot read (22xxx), the cause has the first line and
+ * the SQLSTATE: below, the server quotes the data.
  */
 public abstract sealed class IdempotencyException extends RuntimeException {
     private static final long serialVersionUID = 1;

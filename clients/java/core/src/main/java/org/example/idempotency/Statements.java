@@ -82,6 +82,8 @@ class Statements {
                 operations.add(operation(row));
             }
             return operations;
+        } catch (SQLException error) {
+            throw withoutData(error);
         }
     }
 
@@ -90,6 +92,8 @@ class Statements {
                 ResultSet row = statement.executeQuery()) {
             row.next();
             return row.getInt(1);
+        } catch (SQLException error) {
+            throw withoutData(error);
         }
     }
 
@@ -149,6 +153,8 @@ class Statements {
     private static void run(Connection connection, String sql, String... arguments) throws SQLException {
         try (PreparedStatement statement = prepare(connection, sql, arguments)) {
             statement.execute();
+        } catch (SQLException error) {
+            throw withoutData(error);
         }
     }
 
@@ -157,7 +163,20 @@ class Statements {
             statement.execute();
             ResultSet row = statement.getResultSet();
             return row.next() ? operation(row) : null;
+        } catch (SQLException error) {
+            throw withoutData(error);
         }
+    }
+
+    /** Below its message the server quotes the JSON that it cannot read, and that is nothing for a log. */
+    private static SQLException withoutData(SQLException error) {
+        if (error.getSQLState() == null || !error.getSQLState().startsWith("22")) {
+            return error;
+        }
+        String message = error.getMessage().lines().findFirst().orElse("");
+        SQLException quiet = new SQLException(message, error.getSQLState(), error.getErrorCode());
+        quiet.setStackTrace(error.getStackTrace());
+        return quiet;
     }
 
     private static PreparedStatement prepare(Connection connection, String sql, String... arguments) throws SQLException {

@@ -9,6 +9,8 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.io.IOException;
+import java.io.PrintWriter;
+import java.io.StringWriter;
 import java.lang.reflect.InvocationTargetException;
 import java.sql.Connection;
 import java.sql.SQLException;
@@ -22,6 +24,7 @@ import java.util.concurrent.atomic.AtomicInteger;
 import javax.sql.DataSource;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.function.Executable;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
 
@@ -302,6 +305,23 @@ class TransactionTest extends OnServer {
         assertThrows(IdempotencyException.BadArgument.class, () -> once.transaction(Call.of(""), (c, o) -> Response.EMPTY));
         assertThrows(IdempotencyException.BadArgument.class, () -> once.transaction(Call.of(key).withRequest("{"), (c, o) -> Response.EMPTY));
         assertThrows(IllegalArgumentException.class, () -> Options.DEFAULT.withLease(Duration.ZERO));
+    }
+
+    @Test
+    void noExceptionQuotesARequestOrAResponse() {
+        String secret = "{\"card\": \"4111\", \"bad\": \"\\u0000\"}";
+        for (var failing : List.<Executable>of(
+                () -> once.transaction(Call.of(key).withRequest(secret), (connection, operation) -> Response.EMPTY),
+                () -> once.transaction(Call.of(key), (connection, operation) -> Response.json(secret)),
+                () -> once.lease(Call.of(key + "x"), lease -> Completion.of(Response.json(secret))),
+                () -> once.batch(null, batch -> batch.beginMany(List.of(key), List.of(secret))),
+                () -> once.batch(null, batch -> batch.completeMany(List.of(key), List.of(secret))))) {
+            var error = assertThrows(IdempotencyException.class, failing);
+            var trace = new StringWriter();
+            error.printStackTrace(new PrintWriter(trace));
+            assertFalse(trace.toString().contains("4111"), trace::toString);
+            assertEquals("22P05", IdempotencyException.sqlState(error));
+        }
     }
 
     @Test
