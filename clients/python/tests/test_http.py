@@ -188,6 +188,24 @@ def test_what_is_stored_and_what_is_not(pool, key):
                            "Idempotency-Replayed": "true"}, b"\x00b")
 
 
+def test_an_answer_that_is_too_large_is_sent_whole(pool, run, key, admin):
+    """And a replay has what the policy has in its place."""
+    whole = b"x" * 300
+    admin.execute("""SELECT idem_set_policy('large', max_response_size => 200, too_large_response => '{"at": "/1"}')""")
+
+    def handler(environ):
+        return 201, [("Content-Type", "text/plain")], [whole]
+
+    async def on_asgi(idem):
+        app = asgi(idem, lambda body, receive, send: respond(send, 201, whole), scope=lambda asked: "large")
+        return [await asgi_call(app, key + "-asgi") for _ in range(2)]
+    on_wsgi = wsgi(pool, handler, scope=lambda asked: "large")
+    for first, again in ([call_wsgi(on_wsgi, key) for _ in range(2)], run(on_asgi)):
+        assert (first[0], first[2]) == (201, whole)
+        assert (again[0], json.loads(again[2])) == (201, {"at": "/1"})
+        assert "application/json" in again[1].values() or b"application/json" in again[1].values()
+
+
 def test_a_header_that_http_does_not_carry_rolls_back(pool, key, effects):
     def handler(environ):
         current().tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
