@@ -129,14 +129,17 @@ export class NotDone extends Error {
 }
 
 /**
- * The package's error for an error of the driver; any other error as it is.
+ * The package's error for an error of the driver; any other error as it is. The server quotes the JSON that it cannot read, and the
+ * driver's error has that: it is no cause.
  * @param {unknown} error
  * @returns {unknown}
  */
 export function translated(error) {
   const state = sqlstate(error)
-  const Class = state && BY_SQLSTATE[state]
-  if (!Class || error instanceof IdempotencyError) return error
+  if (!state || error instanceof IdempotencyError) return error
+  if (UNREADABLE.has(state)) return new IdempotencyError(/** @type {Error} */ (error).message, { code: state })
+  const Class = BY_SQLSTATE[state]
+  if (!Class) return error
   return new Class(/** @type {Error} */ (error).message, { code: state, cause: error })
 }
 
@@ -160,7 +163,7 @@ export function translatedBegin(error) {
   const state = sqlstate(error)
   if (state && NOT_READY[state]) return new NotReady(NOT_READY[state], { code: state, cause: error })
   return UNREADABLE.has(sqlstate(error) ?? '')
-    ? new BadArgument('the server cannot read the key or the request', { cause: error })
+    ? new BadArgument('the server cannot read the key or the request')
     : translated(error)
 }
 

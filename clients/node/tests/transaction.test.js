@@ -1,5 +1,6 @@
 // transaction(): what commits together, what is replayed, and what is repeated.
 import assert from 'node:assert/strict'
+import { inspect } from 'node:util'
 import { test } from 'node:test'
 import * as all from 'pg-idempotency'
 import { BadArgument, CommitRolledBack, Declined, FakeClock, Idempotency, KeyReused, NotDone } from 'pg-idempotency'
@@ -261,6 +262,18 @@ test('retention, max_attempts and bad arguments', async (t) => {
   await assert.rejects(idempotency.transaction(undefined, null, () => 1), BadArgument)
   await assert.rejects(idempotency.transaction(key, null, () => 1, { wait: '-1 s' }), BadArgument)
   await assert.rejects(idempotency.transaction(key, null, () => 1, { wait: NaN }), BadArgument)
+})
+
+test('no error quotes what the server cannot read', async (t) => {
+  const { idempotency } = idempotencyFor(t)
+  const unreadable = { card: '4111\0' }
+  for (const style of ['transaction', 'lease']) {
+    for (const [request, response] of [[unreadable, 1], [null, unreadable]]) {
+      const error = await idempotency[style](newKey(), request, () => ({ payload: response })).catch((error) => error)
+      assert.ok(error instanceof all.IdempotencyError)
+      assert.ok(!inspect(error).includes('4111'), inspect(error))
+    }
+  }
 })
 
 test('an operation whose attempts are lost too often fails for good', async (t) => {

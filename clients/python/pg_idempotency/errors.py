@@ -184,9 +184,18 @@ def translate_begin(error: BaseException) -> BaseException:
     return own
 
 
+def quotes_data(error: BaseException) -> bool:
+    """Whether the server quotes the JSON that it cannot read. Drivers have that in their message."""
+    return sqlstate_of(error) in UNREADABLE_STATES
+
+
 def translate(error: BaseException) -> BaseException:
-    """The package's own error where the SQLSTATE has one, else the error itself."""
+    """The package's own error where the SQLSTATE has one, or where the driver's one quotes data; else the error itself."""
     state = sqlstate_of(error)
+    if quotes_data(error) and not isinstance(error, IdempotencyError):
+        quiet = IdempotencyError(str([*causes(error)][-1]).partition("\n")[0])
+        quiet.sqlstate = state
+        return quiet
     if state in BY_STATE and not isinstance(error, IdempotencyError):
         own = BY_STATE[state](MESSAGES[state])
         own.__cause__ = error

@@ -14,7 +14,7 @@ from . import hooks as hook
 from . import sql, steps
 from .clock import Clock
 from .errors import (IN_FAILED_TRANSACTION, RETRY_STATES, CommitRolledBack, Declined, IdempotencyError, NotDone, is_unreachable,
-                     means_lost, sqlstate_of, translate, translate_begin)
+                     means_lost, quotes_data, sqlstate_of, translate, translate_begin)
 from .model import (ACQUIRED, FAILED, IN_PROGRESS, Call, Operation, Response, Result, as_response, as_stored, operation_from_row,
                     own_result, stored_result)
 from .retry import Retry
@@ -105,7 +105,7 @@ def own_trip(session: Any, statements: Sequence[sql.Statement],
         translated = meaning(error)
         if translated is error:
             raise
-        raise translated from error
+        raise translated from (None if quotes_data(error) else error)
 
 
 def committing(session: Any, statements: List[sql.Statement], limit: Optional[float] = None) -> Flow:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, List, Optional, Sequence
 
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import OperationalError, StatementError
 
 from .errors import CommitRolledBack
 from .framework import FrameworkSession, cut
@@ -177,5 +177,9 @@ def fetch(connection: Any, statement: Statement) -> Answer:
     """One statement by the driver, with the driver's placeholders."""
     if statement[1] and connection.dialect.paramstyle == "numeric_dollar":
         statement = numbered(statement[0]), statement[1]
-    result = connection.exec_driver_sql(*statement) if statement[1] else connection.exec_driver_sql(statement[0])
+    try:
+        result = connection.exec_driver_sql(*statement) if statement[1] else connection.exec_driver_sql(statement[0])
+    except StatementError as error:
+        error.hide_parameters = True    # its message would have the request or the response
+        raise
     return Answer("", [tuple(row) for row in result] if result.returns_rows else [])

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import traceback
 
 import asyncpg
 import pytest
@@ -10,8 +11,8 @@ from django.db import transaction
 
 import kinds
 from conftest import run_out
-from pg_idempotency import (NOT_DONE, BadArgument, CommitRolledBack, Completion, Declined, FakeClock, Idempotency, KeyReused,
-                            LeaseLost, NotDone, NotReady, TooLarge, sqlstate_of)
+from pg_idempotency import (NOT_DONE, BadArgument, CommitRolledBack, Completion, Declined, FakeClock, Idempotency,
+                            IdempotencyError, KeyReused, LeaseLost, NotDone, NotReady, TooLarge, sqlstate_of)
 from pg_idempotency.django import DjangoSource
 
 
@@ -50,6 +51,22 @@ def test_runs_once_and_replays(case, key, effects):
         return [(one.outcome, one.payload, one.replayed, one.attempt) for one in (first, again)]
     assert case(test) == [("COMPLETED", {"name": key}, replayed, 1) for replayed in (False, True)]
     assert effects() == 1
+
+
+def test_no_error_quotes_a_request_or_a_response(case, key):
+    """The driver's errors do, and a traceback shows what an error comes from."""
+    unreadable, good, other = {"card": "4111\0"}, {"card": "4111 1"}, {"card": "4111 2"}
+
+    async def test(idem, on):
+        async def answers(tx, operation):
+            return unreadable
+        for request, work, state in ((unreadable, plain, "22P05"), (None, answers, "22P05"), (good, plain, "ID422")):
+            with pytest.raises(IdempotencyError) as caught:
+                await idem.transaction(key, request, work)
+                await idem.transaction(key, other, plain)
+            assert sqlstate_of(caught.value) == state
+            assert "4111" not in "".join(traceback.format_exception(None, caught.value, None))
+    case(test)
 
 
 def test_what_rolls_back_leaves_nothing(case, key, effects):
