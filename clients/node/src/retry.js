@@ -2,7 +2,7 @@
 // it, and its begin shows whether an attempt with a lost answer has committed.
 import { ConnectionLost, sqlstate } from './errors.js'
 
-const TRANSIENT = new Set(['40001', '40P01', '57P01', '57P02', '57P03'])
+const TRANSIENT = new Set(['40001', '40P01'])
 
 /**
  * True where the connection has ended, so that nobody knows what became of the last statement.
