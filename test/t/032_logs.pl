@@ -18,6 +18,8 @@ my $bound_failing = "BEGIN;\nSELECT outcome FROM idem_begin(:key, request => :se
 # The same with literals.
 my $literal = sub { my ($key) = @_; return qq{BEGIN;\nSELECT idem_begin('$key', request => '"$marker"');\nSELECT idem_complete('$key', '"$marker"');\nCOMMIT;\n} };
 my $literal_failing = sub { my ($key) = @_; return qq{SELECT idem_complete('$key', '"$marker"');\n} };
+# A request that is no JSON.
+my $unreadable = "SELECT outcome FROM idem_begin(:key, request => :bytes::jsonb);\n";
 
 query('CREATE EXTENSION pg_stat_statements');
 
@@ -39,7 +41,7 @@ sub log_of
 			$node->connstr('postgres') ],
 		'>&', \$output);
 	# that the script did what it was to do
-	like($output, qr/transactions actually processed: 1\/1|(?:ID400|ID404|retention must|is not owned)/, "the script ran: $output") or diag($output);
+	like($output, qr/transactions actually processed: 1\/1|(?:ID400|ID404|retention must|is not owned|invalid input syntax for type json)/, "the script ran: $output") or diag($output);
 	return substr(slurp_file($node->logfile), $from);
 }
 
@@ -65,6 +67,8 @@ my @cases = (
 	[ [], $literal, 0, 'literals that succeed' ],
 	[ [], $literal_failing, 1, 'literals that fail: log_min_error_statement' ],
 	[ ['log_min_error_statement=panic'], $literal_failing, 0, 'unless that is panic' ],
+	[ [], $unreadable, 1, 'JSON that the server cannot read, bind parameters' ],
+	[ ['log_error_verbosity=terse'], $unreadable, 0, 'unless log_error_verbosity is terse' ],
 	[ ['log_statement=all'], $literal, 1, 'log_statement, literals' ],
 	[ ['log_statement=all'], $bound, 1, 'log_statement, bind parameters: log_parameter_max_length' ],
 	[ [ 'log_statement=all', 'log_parameter_max_length=0' ], $bound, 0, 'unless that is 0' ],
