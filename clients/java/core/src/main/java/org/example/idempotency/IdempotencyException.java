@@ -131,12 +131,12 @@ public abstract sealed class IdempotencyException extends RuntimeException {
         }
     }
 
-    /** Another failure of a statement of this package, or of COMMIT. */
+    /** Another failure of a statement of this package, or of COMMIT; or the pool had no connection in time. */
     public static final class Other extends IdempotencyException {
         private static final long serialVersionUID = 1;
 
         Other(Throwable cause) {
-            super("the database refused a statement", cause);
+            super("the database refused a statement, or the pool had no connection", cause);
         }
     }
 
