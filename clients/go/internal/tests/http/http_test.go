@@ -76,7 +76,8 @@ func onGin(handler gin.HandlerFunc) http.Handler {
 func TestMiddleware(t *testing.T) {
 	for _, s := range sites {
 		for name, test := range map[string]func(*testing.T, site){
-			"ReplayByteForByte": testReplayByteForByte, "LeaseReplayByteForByte": testLeaseReplayByteForByte, "Statuses": testStatuses, "DeclinedAndRetryAfter": testDeclinedAndRetryAfter,
+			"ReplayByteForByte": testReplayByteForByte, "LeaseReplayByteForByte": testLeaseReplayByteForByte, "TooLargeIsSentWhole": testTooLargeIsSentWhole,
+			"Statuses": testStatuses, "DeclinedAndRetryAfter": testDeclinedAndRetryAfter,
 			"Failures": testFailures, "WithoutKey": testWithoutKey, "BodyIsNotReadWithoutKey": testBodyIsNotReadWithoutKey,
 			"Nobody": testNobody, "NoRefusalIsALostAttempt": testNoRefusalIsALostAttempt,
 			"ProblemIsAskedOfAnErrorThatIsFinal": testProblemIsAskedOfAnErrorThatIsFinal, "Lifetime": testLifetime,
@@ -188,6 +189,25 @@ func testLeaseReplayByteForByte(t *testing.T, s site) {
 			t.Fatal(status, header, body)
 		}
 	}
+}
+
+// A replay has what the policy has in its place.
+func testTooLargeIsSentWhole(t *testing.T, s site) {
+	key, scope, whole := newKey(), newKey(), strings.Repeat("x", 300)
+	execute(t, `SELECT idem_set_policy($1, max_response_size => 200, too_large_response => '{"at":"/1"}')`, scope)
+	m := middleware(idemhttp.Options{Scope: func(*http.Request, string) string { return scope }})
+	handler := s.transaction(m, func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+		w.WriteHeader(201)
+		_, _ = io.WriteString(w, whole)
+		return insert(r.Context(), tx, key)
+	})
+	for _, want := range []string{whole, `{"at":"/1"}`} {
+		if status, header, body := send(t, handler, "POST", key, ""); status != 201 || body != want ||
+			(header.Get("Content-Type") == "application/json") != (want != whole) {
+			t.Error(status, header, body)
+		}
+	}
+	expect(t, key, 1, 1)
 }
 
 func testStatuses(t *testing.T, s site) {
