@@ -242,6 +242,27 @@ class FilterTest {
     }
 
     @Test
+    void anAnswerThatIsTooLargeIsSentWholeAndReplayedAsThePolicySays() throws Exception {
+        String whole = "x".repeat(300);
+        handler = (request, response) -> {
+            effect(Exchange.of(request).connection());
+            response.setStatus(201);
+            response.getWriter().write(whole);
+        };
+        protect(false, options -> options.scope((request, route) -> key));
+        try (Connection connection = pool.getConnection()) {
+            execute(connection, "SELECT idem_set_policy('shop " + key + "', max_response_size => 200,"
+                    + " too_large_response => '{\"at\": \"/1\"}')");
+        }
+        HttpResponse<String> first = post("/orders", "ann", "1");
+        HttpResponse<String> second = post("/orders", "ann", "1");
+        assertEquals(List.of(201, whole), List.of(first.statusCode(), first.body()));
+        assertEquals(List.of(201, "{\"at\": \"/1\"}"), List.of(second.statusCode(), second.body()));
+        assertEquals("application/json", second.headers().firstValue("Content-Type").orElse(""));
+        assertEquals(1, effects());
+    }
+
+    @Test
     void anErrorThatIsAnsweredBelow500IsNoLostAttempt() throws Exception {
         List<Throwable> asked = new ArrayList<>();
         protect(false, options -> options.scope((request, route) -> request.getHeader("X-User") + key).problem((error, usual) -> {
