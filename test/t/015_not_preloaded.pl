@@ -75,9 +75,4 @@ is(query(q{SELECT count(*) FROM idempotency_partitions WHERE state = 'waiting'})
 is(sqlstate($node, q{SELECT idem_gc()}), '', 'the ring is turned');
 is(query(q{SELECT count(*) > 1 FROM idempotency_partitions WHERE range_start IS NOT NULL}), 't', 'and used');
 
-# SET LOCAL of a setting that the server does not know yet leaves an empty one behind.
-my $empty = q{BEGIN; SET LOCAL idempotency.retention = '7d'; COMMIT;};
-is(sqlstate($node, "$empty SELECT * FROM idempotency_partitions"), '', 'the ring can be looked at after SET LOCAL');
-is(sqlstate($node, "$empty SELECT idem_partition_store('4 hours')"), '', 'and made again');
-
 done_testing();
