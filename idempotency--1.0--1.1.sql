@@ -124,7 +124,7 @@ SELECT c.relname AS name, r.range_start, r.range_end,
 		WHEN r.range_end IS NULL THEN 'waiting'
 		WHEN r.range_end OPERATOR(pg_catalog.<=) pg_catalog.clock_timestamp() THEN 'over'
 		WHEN r.range_start OPERATOR(pg_catalog.>) (pg_catalog.clock_timestamp()
-			OPERATOR(pg_catalog.+) COALESCE(pg_catalog.current_setting('idempotency.retention', true), '24 h')::pg_catalog.interval) THEN 'ahead'
+			OPERATOR(pg_catalog.+) COALESCE(NULLIF(pg_catalog.current_setting('idempotency.retention', true), ''), '24 h')::pg_catalog.interval) THEN 'ahead'
 		ELSE 'live'
 	END AS state
 FROM pg_catalog.pg_extension e
@@ -194,7 +194,7 @@ BEGIN
 			MESSAGE = 'a store that is distributed over the nodes of a Citus cluster has no ring of tables';
 	END IF;
 	EXECUTE format('SELECT %s.idem_check_store($1)', schema_name) USING store;
-	EXECUTE format('SELECT extract(epoch FROM GREATEST(coalesce(current_setting(''idempotency.retention'', true), ''24 h'')::interval,'
+	EXECUTE format('SELECT extract(epoch FROM GREATEST(coalesce(nullif(current_setting(''idempotency.retention'', true), ''''), ''24 h'')::interval,'
 		' max(retention), max(min_retention))) FROM ONLY %s.idempotency_scope', schema_name) INTO retention;
 	-- one for each period of the retention, one that is over and one that is ahead
 	wanted := least(greatest(ceil(retention / step) + 2, 2), 32);

@@ -66,7 +66,9 @@ is(query(q{SELECT count(*) FROM idempotency_stats WHERE acquired IS NOT NULL}), 
 
 $waiter->query('ROLLBACK');
 # A session of its own for each: none has called a function of the library before.
-is(sqlstate($node, q{SELECT idem_partition_store('4 hours')}), '', 'the store gets a ring by the first call of a session');
+# Of a setting of the transaction that nobody knows yet, an empty value is left.
+my $local = q{BEGIN; SET LOCAL idempotency.retention = '2 h'; COMMIT;};
+is(sqlstate($node, "$local SELECT idem_partition_store('4 hours')"), '', 'the store gets a ring by the first call of a session');
 is(query(q{SELECT string_agg(DISTINCT state, ' ' ORDER BY state) FROM idempotency_partitions}),
 	'waiting', 'its tables can be looked at');
 is(query(q{SELECT count(*) FROM idempotency_partitions WHERE state = 'waiting'}),
@@ -74,5 +76,6 @@ is(query(q{SELECT count(*) FROM idempotency_partitions WHERE state = 'waiting'})
 		SELECT count(*) FROM idempotency_partitions WHERE state = 'waiting'}), 'it is the same with the library');
 is(sqlstate($node, q{SELECT idem_gc()}), '', 'the ring is turned');
 is(query(q{SELECT count(*) > 1 FROM idempotency_partitions WHERE range_start IS NOT NULL}), 't', 'and used');
+is(sqlstate($node, "$local SELECT count(state) FROM idempotency_partitions"), '', 'the states of its tables are known');
 
 done_testing();
