@@ -793,7 +793,9 @@ END;
 COMMENT ON FUNCTION @extschema@.idem_failure_cause(jsonb, bool) IS
 	'internal: what a view may show of a stored failure';
 
-CREATE VIEW @extschema@.idempotency_failures AS
+-- A function in the reader's condition, however cheap, sees only what the view shows, and
+-- not the scopes of all other records.
+CREATE VIEW @extschema@.idempotency_failures WITH (security_barrier = true) AS
 SELECT o.scope,
 	CASE WHEN @extschema@.idem_may_use_scope(o.scope)
 		THEN @extschema@.idem_failure_cause(o.response_payload, o.sealed IS NOT NULL) END AS cause,

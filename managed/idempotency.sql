@@ -1883,7 +1883,9 @@ RETURN CASE
 END;
 COMMENT ON FUNCTION idem_failure_cause(jsonb) IS 'internal: what a view may show of a stored failure';
 
-CREATE VIEW idempotency_failures AS
+-- A function in the reader's condition, however cheap, sees only what the view shows, and
+-- nothing of all other records.
+CREATE VIEW idempotency_failures WITH (security_barrier = true) AS
 SELECT scope, idem_failure_cause(response_payload) AS cause, response_code, retry_at IS NOT NULL AS retryable,
 	count(*) AS operations, min(updated_at) AS first_failed_at, max(updated_at) AS last_failed_at
 FROM idempotency_store
