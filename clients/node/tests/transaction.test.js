@@ -133,6 +133,25 @@ test('while one runs, the others are in progress, or wait', async (t) => {
   assert.deepEqual((await waiter).payload, 'done')
 })
 
+test('who waits for another owner holds no connection', async (t) => {
+  const [begun, finish] = [deferred(), deferred()]
+  // Before the pool ends: also where an assertion fails.
+  t.after(() => finish.resolve())
+  const clock = new FakeClock()
+  // A begin that waits on the server is ended.
+  const { pool, idempotency } = idempotencyFor(t, { clock }, { max: 2, statement_timeout: 20_000 })
+  const key = newKey()
+  const owner = idempotency.transaction(key, null, () => { begun.resolve(); return finish.promise })
+  await begun.promise
+  const waiter = idempotency.transaction(key, null, () => assert.fail('ran twice'), { wait: 3_600_000 })
+  await Promise.race([clock.whenPending(1), waiter])
+  assert.equal(pool.totalCount - pool.idleCount, 1)
+  finish.resolve('first')
+  await owner
+  await clock.advance(1000)
+  assert.equal((await waiter).payload, 'first')
+})
+
 test('a caught error of a statement is CommitRolledBack, not success', async (t) => {
   const { pool, idempotency } = idempotencyFor(t)
   const key = newKey()
