@@ -281,6 +281,12 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
       assert.equal(await status('{"a":1}', { headers: { 'content-encoding': 'identity' } }), framework === 'fastify' ? 201 : 422)
     })
 
+    test('JSON that is none: the problem quotes nothing of it, and nobody is told of an error', async (t) => {
+      const { post, errors } = await server(t, () => assert.fail('ran'))
+      const { status, body } = await post(newKey(), '{"secret":x}')
+      assert.deepEqual([status, body.includes('secret'), errors], [400, false, []])
+    })
+
     test('the marker of a replay has a name of one\'s own', async (t) => {
       const { post } = await server(t, () => ({ status: 201 }), { marker: 'Idempotent-Replayed' })
       const key = newKey()
