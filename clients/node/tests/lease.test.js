@@ -288,17 +288,22 @@ for (const [what, reconcile] of [
   })
 }
 
-test('a lease that another attempt has ended is LeaseLost, not its answer', async (t) => {
-  const { pool, idempotency } = idempotencyFor(t)
-  const key = newKey()
-  await assert.rejects(idempotency.lease(key, null, async () => {
-    await expire(pool, key)
-    await idempotency.lease(key, null, () => 'theirs')
-    return new Completion('ours', (tx) => effect(tx, key))
-  }), LeaseLost)
-  assert.equal(await effects(pool, key), 0)
-  assert.equal((await idempotency.lease(key, null, () => 1)).payload, 'theirs')
-})
+for (const [what, hits] of [['comes at once', 0], ['is lost once', 1]]) {
+  test(`a lease that another attempt has ended is LeaseLost, not its answer: the end ${what}`, async (t) => {
+    const proxy = await Proxy.forTest(t)
+    const { pool, idempotency: other } = idempotencyFor(t)
+    const { idempotency } = idempotencyFor(t, {}, proxy.options)
+    const key = newKey()
+    await assert.rejects(idempotency.lease(key, null, async () => {
+      await expire(pool, key)
+      await other.lease(key, null, () => 'theirs')
+      if (hits > 0) await proxy.order('arm', 'before', 'idem_complete')
+      return new Completion('ours', (tx) => effect(tx, key))
+    }), LeaseLost)
+    assert.deepEqual([(await proxy.order('state')).hits, await effects(pool, key)], [hits, 0])
+    assert.equal((await other.lease(key, null, () => 1)).payload, 'theirs')
+  })
+}
 
 test('writes are repeated after 40001', async (t) => {
   const { pool, idempotency } = idempotencyFor(t)
