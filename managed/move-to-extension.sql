@@ -45,13 +45,16 @@ BEGIN
 	SELECT c.relowner INTO owner FROM pg_class c WHERE c.relnamespace = home_id AND c.relname = 'idempotency_store';
 
 	-- A trusted language extension gives up its objects, which then are as those of the script.
+	-- What belongs to another object goes with it: from 17 on the type of an array, or of a
+	-- table's rows, is a member, too.
 	SELECT e.oid, e.extname INTO trusted FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid
 		WHERE d.deptype = 'e' AND d.refclassid = 'pg_extension'::regclass AND d.classid = 'pg_class'::regclass
 		AND d.objid = (SELECT c.oid FROM pg_class c WHERE c.relnamespace = home_id AND c.relname = 'idempotency_pending');
 	IF FOUND THEN
 		FOR object IN
 			SELECT i.type, i.identity FROM pg_depend d, pg_identify_object(d.classid, d.objid, 0) i
-			WHERE d.deptype = 'e' AND d.refclassid = 'pg_extension'::regclass AND d.refobjid = trusted.oid AND i.type <> 'composite type'
+			WHERE d.deptype = 'e' AND d.refclassid = 'pg_extension'::regclass AND d.refobjid = trusted.oid
+			AND NOT EXISTS (SELECT FROM pg_depend p WHERE p.classid = d.classid AND p.objid = d.objid AND p.deptype = 'i')
 		LOOP
 			EXECUTE format('ALTER EXTENSION %I DROP %s %s', trusted.extname, object.type, object.identity);
 		END LOOP;
