@@ -6,6 +6,7 @@ savepoint, as always. asyncpg sends one statement at a time.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, List, Optional, Sequence
 
 import asyncpg
@@ -13,6 +14,10 @@ import asyncpg
 from .errors import CommitRolledBack
 from .sql import BEGIN, COMMIT, ROLLBACK, Statement, numbered
 from .steps import Answer
+
+
+# What asyncpg raises; before Python 3.11 its timeouts were no OSError.
+FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, asyncio.TimeoutError)
 
 
 class AsyncpgSession:
@@ -90,11 +95,13 @@ class AsyncpgSession:
         try:
             if self.block is not None and not lost:
                 await self.block.rollback()
-            await self.close()
-        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+        except FAILURES:
             self.cut()
-            await self.close()
             lost = True
+        try:
+            await self.close()
+        except FAILURES:
+            lost = True     # the pool has ended the connection
         return lost
 
 

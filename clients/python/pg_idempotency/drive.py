@@ -99,6 +99,7 @@ def advance(flow: Flow, value: Any, error: Optional[BaseException]) -> Step:
 
 
 BEAT_LIMIT = 10.0   # seconds for a cancelled beat to end, where its database does not answer
+ROLLBACK_LIMIT = 10.0   # the same for a rollback under asyncio: a task that is cancelled waits for it
 
 
 class Heartbeat:
@@ -121,10 +122,10 @@ class Heartbeat:
                 self.stops[name] = self.after(max(0.0, delay), call)
 
     def start(self, once: Callable[[], Any], watch: Callable[[], Any]) -> None:
-        """Arms the first beat, and the first ``watch``."""
+        """Arms the first beat and ``watch``, or loses a lease that was over before its begin was answered."""
         self.watching = watch
         self.arm("beat", self.beat.period, once)
-        self.arm("watch", self.beat.left(), watch)
+        self.watch()
 
     def watch(self) -> None:
         """Loses a lease that has run out by our own clock: a beat may hang, or wait for a connection."""
@@ -140,6 +141,11 @@ class Heartbeat:
         if self.task is not None:
             self.task.cancel()
         self.stop()
+
+    def check(self) -> None:
+        """Raises LeaseLost, if it is lost: nothing may begin any more."""
+        if self.signal.is_set():
+            raise LeaseLost("the lease was lost")
 
     def stop(self) -> None:
         """Ends it: no beat begins afterwards. Nothing comes of one that is under way, unless the server has it already."""
@@ -202,6 +208,7 @@ class Driver:
         return function(*arguments)
 
     def call_guarded(self, heartbeat: Heartbeat, function: Callable[..., Any], arguments: Tuple[Any, ...]) -> Any:
+        heartbeat.check()
         return function(*arguments)
 
     def start_heartbeat(self, beat: Any) -> Heartbeat:
@@ -262,7 +269,11 @@ class AsyncDriver:
         await to_its_end(session.close())
 
     async def abandon(self, session: AsyncSession, error: BaseException) -> bool:
-        lost: bool = await to_its_end(session.abandon(error))
+        stop = self.clock.after_async(ROLLBACK_LIMIT, later(session.cut))
+        try:
+            lost: bool = await to_its_end(session.abandon(error))
+        finally:
+            stop()
         return lost
 
     async def recover(self) -> None:
@@ -277,8 +288,7 @@ class AsyncDriver:
 
     async def call_guarded(self, heartbeat: Heartbeat, function: Callable[..., Any],
                            arguments: Tuple[Any, ...]) -> Any:
-        if heartbeat.signal.is_set():
-            raise LeaseLost("the lease was lost")
+        heartbeat.check()
         task = asyncio.ensure_future(self.call(function, arguments))
         heartbeat.task = task
         try:

@@ -12,7 +12,7 @@ from django.db import transaction
 import kinds
 from conftest import run_out
 from pg_idempotency import (NOT_DONE, BadArgument, CommitRolledBack, Completion, Declined, FakeClock, Idempotency,
-                            IdempotencyError, KeyReused, LeaseLost, NotDone, NotReady, TooLarge, sqlstate_of)
+                            IdempotencyError, KeyReused, LeaseLost, NotDone, NotReady, TooLarge, drive, sqlstate_of)
 from pg_idempotency.django import DjangoSource
 
 
@@ -336,6 +336,23 @@ def test_a_policy_makes_the_lease_shorter(case, admin, key):
 
 
 @of("psycopg", "async psycopg")
+def test_nothing_begins_after_the_lease(case, admin, key):
+    """The answer to the begin came too late; then reconcile lost the lease."""
+    clock, late = FakeClock(), [30, 0]
+
+    async def test(idem, on):
+        async def reconcile(operation):
+            admin.execute("UPDATE idempotency_store SET fence = fence + 1000000 WHERE idempotency_key = %s", (key,))
+            await on.advance(clock, 10)
+            return NOT_DONE
+        for _ in range(2):
+            with pytest.raises(LeaseLost):
+                await idem.lease(key, None, lambda operation, signal: pytest.fail("begun"), lease=30, reconcile=reconcile)
+            run_out(admin, key)
+    case(test, clock=clock, hooks={"acquired": lambda event: clock.advance(late.pop(0))})
+
+
+@of("psycopg", "async psycopg")
 def test_a_network_that_hangs(case, proxy, key):
     """Nothing is answered, and no connection ends: the work is told when the lease is over, and the call has an end."""
     async def test(idem, on):
@@ -360,6 +377,37 @@ def test_a_server_that_hangs_costs_the_lease_and_no_more(case, key, proxy):
         with pytest.raises(LeaseLost):
             await asyncio.wait_for(idem.lease(key, None, work, lease=1), 60)
     case(test, host=proxy.directory, timeout=2)
+
+
+@of(*kinds.ASYNC)
+def test_a_rollback_over_a_network_that_hangs(case, key, proxy, monkeypatch):
+    """The work's error comes out all the same, and the only connection is given back."""
+    monkeypatch.setattr(drive, "ROLLBACK_LIMIT", 0.1)
+
+    async def test(idem, on):
+        async def work(tx, operation):
+            await on.insert(tx, key)
+            proxy.hang()
+            raise KeyError("the work's own")
+        with pytest.raises(KeyError, match="the work's own"):
+            await idem.transaction(key, None, work)
+        proxy.flow()
+        assert (await idem.transaction(key + "2", None, plain)).payload == "x"
+    case(test, host=proxy.directory, size=1, timeout=5)
+
+
+@of("asyncpg")
+def test_a_begin_over_a_network_that_hangs_is_cancelled(case, key, proxy):
+    async def test(idem, on):
+        await idem.transaction(key, None, plain)
+        proxy.hang()
+        task = asyncio.ensure_future(idem.transaction(key + "2", None, plain))
+        await on.pause()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        proxy.flow()
+    case(test, host=proxy.directory, size=1, timeout=1)
 
 
 @of(*kinds.ASYNC[1:])
