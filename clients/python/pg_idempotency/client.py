@@ -8,6 +8,7 @@ from typing import Any, Awaitable, Callable, List, Optional, Sequence, Union
 from . import flow, hooks as hook, lease as leases
 from .clock import Clock
 from .drive import AsyncDriver, AsyncSource, Driver, Source
+from .errors import translate_begin
 from .model import (Call, Duration, Operation, Result, maybe_seconds, operation_from_row, seconds, to_json)
 from .retry import Retry
 from .sql import Functions, Statement
@@ -30,7 +31,10 @@ class Base:
 
     def arguments(self, key: str, request: Any = None, *, scope: Optional[str] = None, wait: Duration = 0,
                   retention: Optional[Duration] = None, lease: Optional[Duration] = None, **options: Any) -> Call:
-        """One call with the defaults filled in."""
+        """One call with the defaults filled in. Raises TypeError for a key or a scope that is no text: what a driver makes of
+        an object may be another text each time."""
+        if not all(text is None or isinstance(text, str) for text in (key, scope)):
+            raise TypeError("a key and a scope are strings")
         return Call(
             key=key, request=to_json(request), scope=self.settings.scope if scope is None else scope,
             wait=seconds(wait), retention=self.settings.retention if retention is None else seconds(retention),
@@ -43,11 +47,13 @@ class Base:
     def many(self, keys: Sequence[str], requests: Optional[Sequence[Any]], scope: Optional[str],
              request_hashes: Optional[Sequence[Optional[bytes]]], max_attempts: Optional[int]) -> Statement:
         """The statement that begins many."""
+        check_keys(keys)
         return self.settings.functions.begin_many(
             keys, requests, self.settings.scope if scope is None else scope, request_hashes, max_attempts)
 
     def ends(self, keys: Sequence[str], responses: Optional[Sequence[Any]], scope: Optional[str]) -> Statement:
         """The statement that completes many."""
+        check_keys(keys)
         return self.settings.functions.complete_many(
             keys, responses, self.settings.scope if scope is None else scope)
 
@@ -142,12 +148,16 @@ class Idempotency(Base):
         End each that is ACQUIRED, by ``complete_many``. ``requests`` has a JSON value or None for each key.
         """
         statement = self.many(keys, requests, scope, request_hashes, max_attempts)
-        return [operation_from_row(row) for row in self.driver.source.fetch(tx, statement).rows]
+        with flow.own_errors(translate_begin):
+            rows = self.driver.source.fetch(tx, statement).rows
+        return [operation_from_row(row) for row in rows]
 
     def complete_many(self, tx: Any, keys: Sequence[str], responses: Optional[Sequence[Any]] = None, *,
                       scope: Optional[str] = None) -> int:
         """Completes operations that ``begin_many`` acquired, each with its JSON value. Gives how many."""
-        return int(self.driver.source.fetch(tx, self.ends(keys, responses, scope)).rows[0][0])
+        statement = self.ends(keys, responses, scope)
+        with flow.own_errors():
+            return int(self.driver.source.fetch(tx, statement).rows[0][0])
 
 
 class AsyncIdempotency(Base):
@@ -200,12 +210,22 @@ class AsyncIdempotency(Base):
                          max_attempts: Optional[int] = None) -> List[Operation]:
         """As Idempotency.begin_many."""
         statement = self.many(keys, requests, scope, request_hashes, max_attempts)
-        return [operation_from_row(row) for row in (await self.driver.source.fetch(tx, statement)).rows]
+        with flow.own_errors(translate_begin):
+            rows = (await self.driver.source.fetch(tx, statement)).rows
+        return [operation_from_row(row) for row in rows]
 
     async def complete_many(self, tx: Any, keys: Sequence[str], responses: Optional[Sequence[Any]] = None, *,
                             scope: Optional[str] = None) -> int:
         """As Idempotency.complete_many."""
-        return int((await self.driver.source.fetch(tx, self.ends(keys, responses, scope))).rows[0][0])
+        statement = self.ends(keys, responses, scope)
+        with flow.own_errors():
+            return int((await self.driver.source.fetch(tx, statement)).rows[0][0])
+
+
+def check_keys(keys: Sequence[str]) -> None:
+    """Raises TypeError for a string, of which each character would be a key."""
+    if isinstance(keys, str):
+        raise TypeError("many keys are a list of strings")
 
 
 def as_time(epoch: Optional[float]) -> Optional[datetime]:

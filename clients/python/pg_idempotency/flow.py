@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, Iterator, List, Optional, Sequence
 
 from . import hooks as hook
 from . import sql, steps
@@ -93,19 +93,26 @@ def is_pool_timeout(error: BaseException) -> bool:
     return any(kind.__name__ in ("PoolTimeout", "TooManyRequests", "TimeoutError") for kind in type(error).__mro__)
 
 
-def own_trip(session: Any, statements: Sequence[sql.Statement],
-             meaning: Callable[[BaseException], BaseException] = translate, limit: Optional[float] = None) -> Flow:
-    """A round trip of the package's own statements: their errors become the package's. Result: the answers.
-
-    ``limit``: after so many seconds without an answer the connection is cut, and LeaseLost raised. None: never.
-    """
+@contextlib.contextmanager
+def own_errors(meaning: Callable[[BaseException], BaseException] = translate) -> Iterator[None]:
+    """Errors of the package's own statements become the package's."""
     try:
-        return (yield steps.round_trip(session, statements, limit))
+        yield
     except Exception as error:
         translated = meaning(error)
         if translated is error:
             raise
         raise translated from (None if quotes_data(error) else error)
+
+
+def own_trip(session: Any, statements: Sequence[sql.Statement],
+             meaning: Callable[[BaseException], BaseException] = translate, limit: Optional[float] = None) -> Flow:
+    """A round trip of the package's own statements. Result: the answers.
+
+    ``limit``: after so many seconds without an answer the connection is cut, and LeaseLost raised. None: never.
+    """
+    with own_errors(meaning):
+        return (yield steps.round_trip(session, statements, limit))
 
 
 def committing(session: Any, statements: List[sql.Statement], limit: Optional[float] = None) -> Flow:

@@ -59,7 +59,7 @@ def interval(duration: Optional[float]) -> Optional[str]:
 
 def hexadecimal(data: Optional[bytes]) -> Optional[str]:
     """Bytes as PostgreSQL reads a bytea."""
-    return None if data is None else "\\x" + bytes(data).hex()
+    return None if data is None else "\\x" + memoryview(data).hex()
 
 
 def array(values: Optional[Sequence[Optional[str]]]) -> Optional[str]:

@@ -66,6 +66,17 @@ def test_no_error_quotes_a_request_or_a_response(case, key):
                 await idem.transaction(key, other, plain)
             assert sqlstate_of(caught.value) == state
             assert "4111" not in "".join(traceback.format_exception(None, caught.value, None))
+
+        async def begins(tx):
+            await idem.begin_many(tx, [key], [unreadable])
+
+        async def ends(tx):
+            await idem.begin_many(tx, [key + "2"])
+            await idem.complete_many(tx, [key + "2"], [unreadable])
+        for work, error in ((begins, BadArgument), (ends, IdempotencyError)):
+            with pytest.raises(error) as caught:
+                await idem.run(work)
+            assert "4111" not in "".join(traceback.format_exception(None, caught.value, None))
     case(test)
 
 

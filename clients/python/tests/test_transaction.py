@@ -59,6 +59,15 @@ def test_bad_arguments(idem, key, options):
         idem.transaction(options.pop("key", key), None, insert(key), **options)
 
 
+@pytest.mark.parametrize("options", [dict(key=b"k"), dict(key=object()), dict(scope=object()), dict(request_hash=32)])
+def test_what_is_no_text_or_no_bytes_is_refused(idem, key, options):
+    """What it is printed as may be another text each time, and so another operation."""
+    with pytest.raises(TypeError):
+        idem.transaction(options.pop("key", key), None, insert(key), **options)
+    with pytest.raises(TypeError):
+        idem.run(lambda tx: idem.begin_many(tx, key))
+
+
 def test_a_claimed_scope_is_forbidden(admin, key):
     admin.execute("CREATE ROLE stranger LOGIN")
     admin.execute("CREATE ROLE claimer")
