@@ -9,6 +9,7 @@ from datetime import timezone
 from decimal import Decimal
 from email.utils import format_datetime
 from pathlib import Path
+from urllib.parse import unquote
 
 import kinds        # the settings of Django
 import psycopg_pool
@@ -17,6 +18,7 @@ from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.core.handlers.wsgi import WSGIRequest
 from django.http import Http404, HttpResponse
 from django.test import Client, RequestFactory, override_settings
+from django.urls import path as django_path
 from fastapi import BackgroundTasks, Depends, FastAPI, Header, HTTPException
 from fastapi.testclient import TestClient
 from flask import Flask, Response as FlaskResponse, abort
@@ -29,10 +31,10 @@ from conftest import QUICK
 from pg_idempotency import AsyncIdempotency, Done, FakeClock, Idempotency, KeyReused, NotDone, Response, Unknown
 from pg_idempotency.http import Core, Options, Reply, Request, Store, current
 from pg_idempotency.http.asgi import IdempotencyMiddleware as AsgiMiddleware, route_template
-from pg_idempotency.http.django import IdempotencyMiddleware as DjangoMiddleware
+from pg_idempotency.http.django import IdempotencyMiddleware as DjangoMiddleware, route_template as django_template
 from pg_idempotency.http.key import BadKey, read_key
 from pg_idempotency.http.problem import problem_of
-from pg_idempotency.http.wsgi import FlaskIdempotency, IdempotencyMiddleware as WsgiMiddleware
+from pg_idempotency.http.wsgi import FlaskIdempotency, IdempotencyMiddleware as WsgiMiddleware, request_of as wsgi_request
 
 assert kinds.settings.configured
 SPELLINGS = Path(__file__).parents[2] / "conformance" / "spellings.json"
@@ -100,6 +102,22 @@ def test_a_principal_has_to_be_given():
     assert Core(Options(scope=lambda asked: "s")).admit(request(idempotency_key="k")).scope == "s"
 
 
+async def nobody_waits(asked):
+    return False
+
+
+@pytest.mark.filterwarnings("ignore:coroutine 'nobody_waits'")
+@pytest.mark.parametrize("wrong, error", [
+    ({"methods": "POST"}, ValueError), ({"stored_headers": "x-*"}, ValueError), ({"statuses": {404: Store("fail")}}, ValueError),
+    ({"statuses": {"4XX": Store("fail")}}, ValueError), ({"skip": nobody_waits}, TypeError)])
+def test_an_option_that_would_say_nothing_is_refused(wrong, error):
+    for options in (wrong, {"routes": {"/r": wrong}}):
+        with pytest.raises(error):
+            Core(Options(principal=lambda asked: "p", **options)).admit(request(idempotency_key="k"))
+    with pytest.raises(ValueError, match="no such end"):
+        Store("completed")
+
+
 def test_the_scope_of_the_instance_is_part_of_each_scope():
     options = Options(principal=lambda asked: "p", routes={"/own": {"scope": lambda asked: "s"}})
     scopes = [Core(options, lambda space=space: space).admit(request(route=route, idempotency_key="k")).scope
@@ -152,6 +170,14 @@ def test_no_error_shows_anything():
     for error in (Unknown("secret"), NotDone("secret"), NotDone("secret", 3), KeyError("secret"), OSError("secret")):
         assert "secret" not in problem_of(error).detail
     assert (problem_of(Unknown()).status, problem_of(NotDone("", 3)).retry_after) == (503, 3)
+
+
+@pytest.mark.parametrize("target", ["/a%3Fb", "/a?b", "/a%20b/%C3%A9", "/a;b=1,(c)!$&'*+:@~-._"])
+def test_the_target_of_wsgi_is_as_it_was_sent(target):
+    """As the packages for other languages have it. The server has decoded it."""
+    path, _, query = target.partition("?")
+    environ = {"REQUEST_METHOD": "POST", "PATH_INFO": unquote(path, "latin-1"), "QUERY_STRING": query}
+    assert wsgi_request(environ, "/r", b"").target == target
 
 
 def call_wsgi(app, key, body=b"{}", path="/r", method="POST", **extra):
@@ -443,9 +469,12 @@ def test_a_problem_of_your_own(pool, key):
     assert call_wsgi(app, None)[0] == 400
 
 
-def test_a_timeout_is_refused_where_it_cannot_work(pool):
-    with pytest.raises(ValueError):
-        wsgi(pool, lambda environ: None, timeout=1)
+@pytest.mark.parametrize("options", [{"timeout": 1}, {"routes": {"/r": {"timeout": 1}}}])
+def test_a_timeout_is_refused_where_it_cannot_work(pool, options):
+    with pytest.raises(ValueError, match="timeout"):
+        wsgi(pool, lambda environ: None, **options)
+    with override_settings(IDEMPOTENCY=options), pytest.raises(ValueError, match="timeout"):
+        DjangoMiddleware(None)
 
 
 def test_flask_repeats_what_it_has_made_a_500_of(pool, key, effects):
@@ -771,6 +800,14 @@ def test_templates_of_starlette_with_mounts():
     def template(path):
         return route_template({"type": "http", "method": "POST", "path": path, "headers": [], "app": app, "root_path": ""})
     assert [template("/v1/a/7"), template("/b"), template("/c")] == ["/v{n:int}/a/{id}", None, None]
+
+
+def test_django_knows_the_routes_that_a_request_brings():
+    """As a middleware of several hosts has it: without its route the request would run unprotected."""
+    asked = RequestFactory().post("/own")
+    assert django_template(asked) is None
+    asked.urlconf = (django_path("own", lambda request: None),)
+    assert django_template(asked) == "/own"
 
 
 def test_current_is_an_error_elsewhere():

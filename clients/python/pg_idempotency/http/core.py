@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextvars
 import hashlib
+import inspect
 import json
 import re
 import time
@@ -67,6 +68,10 @@ class Store:
 
     end: str
     retention: Optional[Duration] = None
+
+    def __post_init__(self) -> None:
+        if self.end not in ("complete", "fail", "release", "leave"):
+            raise ValueError(f"no such end: {self.end}")
 
 
 # A refusal of the moment, which says nothing of the operation: who asks, how often, and when. Nor does it say that a leased
@@ -130,6 +135,10 @@ class Options:
         if self.principal is None and self.scope is None:
             raise ValueError("the option principal is missing: a function of a request that says who asks, as clients must"
                              ' not get the answers of others. Give lambda request: "anyone" where all clients are one')
+        if isinstance(self.methods, str) or isinstance(self.stored_headers, str):
+            raise ValueError("the options methods and stored_headers are tuples: of a string each character would count")
+        if not all(isinstance(status, str) and re.fullmatch("[1-5]([0-9]{2}|xx)", status) for status in self.statuses):
+            raise ValueError('the option statuses has a status ("404") or a class ("4xx") for each Store')
 
 
 class Exchange:
@@ -253,13 +262,17 @@ class Served:
 
 
 class Core:
-    """Decides for one application, by its Options. ``space()``: the scope of the Idempotency."""
+    """Decides for one application, by its Options. ``space()``: the scope of the Idempotency. ``blocking``: its handlers
+    block, and cannot be given a timeout.
+    """
 
-    def __init__(self, options: Options, space: Callable[[], str] = str) -> None:
+    def __init__(self, options: Options, space: Callable[[], str] = str, *, blocking: bool = False) -> None:
         self.options = options
         self.space = space
         self.by_route: Dict[str, Options] = {
             route: replace(options, **changes) for route, changes in options.routes.items()}
+        if blocking and any(one.timeout is not None for one in (options, *self.by_route.values())):
+            raise ValueError("a blocking handler cannot be given a timeout; use that of the server's workers")
 
     def options_of(self, route: str) -> Options:
         """The options of a route."""
@@ -278,7 +291,10 @@ class Core:
     def is_skipped(self, request: Request) -> bool:
         """Whether keys do not matter to this request."""
         skip = self.options_of(request.route).skip
-        return skip is not None and skip(request)
+        skipped = skip is not None and skip(request)
+        if inspect.isawaitable(skipped):
+            raise TypeError("the option skip is no coroutine function")     # whose coroutine counts as true
+        return bool(skipped)
 
     def asker(self, request: Request) -> Any:
         """What the option principal gives, or its coroutine."""

@@ -41,11 +41,9 @@ class IdempotencyMiddleware:
         given = dict(getattr(settings, "IDEMPOTENCY", {}))
         source = DjangoSource(given.pop("using", "default"))
         self.idempotency = Idempotency(source, **given.pop("client", {}))
-        if given.get("timeout") is not None:
-            raise ValueError("a blocking view cannot be given a timeout; use that of the server's workers")
         if given.get("scope") is None:
             given.setdefault("principal", signed_in)
-        self.core = Core(Options(**given), lambda: self.idempotency.scope)
+        self.core = Core(Options(**given), lambda: self.idempotency.scope, blocking=True)
         self.get_response = get_response
 
     def __call__(self, request: Any) -> Any:
@@ -100,7 +98,7 @@ class IdempotencyMiddleware:
 def route_template(request: Any) -> Optional[str]:
     """The route of Django's resolver, or None."""
     try:
-        return "/" + str(resolve(request.path_info).route)
+        return "/" + str(resolve(request.path_info, getattr(request, "urlconf", None)).route)
     except Resolver404:
         return None
 

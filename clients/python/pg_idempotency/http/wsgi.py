@@ -9,6 +9,7 @@ import io
 import re
 from http import HTTPStatus
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple, Union
+from urllib.parse import quote
 
 from ..client import Idempotency
 from .core import Admitted, Core, Exchange, Headers, Options, Reply, Request, Served
@@ -31,12 +32,10 @@ class IdempotencyMiddleware:
 
     def __init__(self, app: Callable[..., Iterable[bytes]], idempotency: Idempotency,
                  route: Optional[Callable[[Environ], Optional[str]]] = None, **options: Any) -> None:
-        if options.get("timeout") is not None:
-            raise ValueError("a blocking handler cannot be given a timeout; use that of the server's workers")
         self.app = app
         self.idempotency = idempotency
         self.route = route or (lambda environ: str(environ.get("PATH_INFO", "/")))
-        self.core = Core(Options(**options), lambda: idempotency.scope)
+        self.core = Core(Options(**options), lambda: idempotency.scope, blocking=True)
 
     def __call__(self, environ: Environ, start_response: Callable[..., Any]) -> Iterable[bytes]:
         route = self.route(environ)
@@ -122,7 +121,9 @@ def request_of(environ: Environ, route: str, body: bytes) -> Request:
     if environ.get("CONTENT_TYPE"):
         headers.append(("Content-Type", environ["CONTENT_TYPE"]))
     query = environ.get("QUERY_STRING", "")
-    target = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "") + ("?" + query if query else "")
+    # A question mark of the path comes decoded, and would begin the query.
+    path = quote(environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", ""), "/!$&'()*+,;=:@~", "latin-1")
+    target = path + ("?" + query if query else "")
     return Request(environ["REQUEST_METHOD"].upper(), target, route, headers, body, environ)
 
 
