@@ -48,6 +48,8 @@ class Policy:
         """Calls ``handle`` and says what becomes of the message. ``tries``: errors that it has had before."""
         try:
             given = handle()
+            if given is not None and not isinstance(given, (Result, Settlement)):
+                raise TypeError("a handler gives a Result, a Settlement or None")
         except Exception as error:
             logger.error("a message of %s was not handled", self.queue, exc_info=error)
             return self.after_error(error, tries)

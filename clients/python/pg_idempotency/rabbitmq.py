@@ -65,7 +65,8 @@ class Consumer:
     def on_message(self, channel: Any, method: Any, properties: Any, body: bytes) -> None:
         """Runs one message's operation, and settles the message."""
         headers = properties.headers or {}
-        decision = self.decide(properties, body, int(headers.get(TRIES, 0)))
+        tries = headers.get(TRIES)
+        decision = self.decide(properties, body, max(tries, 0) if isinstance(tries, int) else 0)
         settlement = decision.settlement
         if settlement.action == ACK:
             channel.basic_ack(method.delivery_tag)
@@ -78,11 +79,11 @@ class Consumer:
 
     def decide(self, properties: Any, body: bytes, tries: int) -> Decision:
         """What is to become of a message."""
-        key = self.key_of(properties, body)
-        if not key:
-            return Decision(Settlement(DEAD_LETTER, reason="no key"), tries)
-        known = key
-        return self.policy.decide(lambda: self.handle(known, body, properties), tries)
+        def handled() -> Optional[Union[Result, Settlement]]:
+            key = self.key_of(properties, body)
+            return self.handle(key, body, properties) if key else Settlement(DEAD_LETTER, reason="no key")
+
+        return self.policy.decide(handled, tries)
 
     def again(self, method: Any, properties: Any, body: bytes, after: float, tries: int) -> None:
         """Puts a message into the queue from which it comes back."""

@@ -22,6 +22,10 @@ class Settlement:
     after: float = 0.0
     reason: str = ""
 
+    def __post_init__(self) -> None:
+        if self.action not in (ACK, AGAIN, DEAD_LETTER):
+            raise ValueError(f"no such action: {self.action}")
+
 
 def settle(outcome: Union[Result, BaseException]) -> Settlement:
     """What to do with the message of an operation that gave a Result, or raised an error.

@@ -7,7 +7,7 @@ import pika
 import pytest
 
 from pg_idempotency import Declined, KeyReused, NotDone, Result, Settlement, Unknown, owns_dead_letter, settle
-from pg_idempotency.consumer import Policy
+from pg_idempotency.consumer import TRIES, Policy
 from pg_idempotency.rabbitmq import Consumer
 from pg_idempotency.settle import ACK, AGAIN, DEAD_LETTER
 
@@ -39,6 +39,14 @@ def test_errors_wait_longer_each_time_and_are_bounded(idem):
         (OSError(), 0), (OSError(), 1), (Unknown("?", 7), 2), (OSError(), 3), (KeyReused("x"), 0)]]
     assert [(d.settlement.action, d.settlement.after, d.tries) for d in decisions] == [
         (AGAIN, 1, 1), (AGAIN, 2, 2), (AGAIN, 7, 3), (DEAD_LETTER, 0, 4), (DEAD_LETTER, 0, 0)]
+
+
+def test_what_a_handler_gives_is_no_verdict_by_accident(idem):
+    policy = Policy(idem, "q", 3, (1, 2))
+    for given in (True, "ack", {"action": "ack"}):
+        decisions = [policy.decide(lambda: given, tries) for tries in range(3)]
+        assert [(each.settlement.action, each.tries) for each in decisions] == [(AGAIN, 1), (AGAIN, 2), (DEAD_LETTER, 3)]
+    assert policy.decide(lambda: Settlement("done"), 0).settlement.action == AGAIN
 
 
 def test_one_message_owns_the_dead_letter(idem, key):
@@ -94,26 +102,27 @@ def take(channel, queue):
     return None if method is None else (method, properties, body)
 
 
-def test_tries_are_bounded(idem, key):
-    """A handler that always fails: the message comes back, and is a dead letter in the end."""
+@pytest.mark.parametrize("of, tries", [("handle", "odd"), ("key_of", -5)])
+def test_tries_are_bounded(idem, key, of, tries):
+    """What always fails: the message comes back, and is a dead letter in the end. It had a header that is no count."""
     queue = f"test-{key}"
     connection = connect()
     channel = connection.channel()
     calls = []
 
-    def handle(name, body, properties):
-        calls.append(name)
+    def fails(*given):
+        calls.append(of)
         if len(calls) == 2:
             connection.call_later(0.2, channel.stop_consuming)
-        raise RuntimeError("a mistake in the handler")
-    consumer = Consumer(channel, queue, handle, idempotency=idem, tries=2, delays=[0.05, 0.2])
+        raise RuntimeError("a mistake in the service")
+    consumer = Consumer(channel, queue, idempotency=idem, tries=2, delays=[0.05, 0.2], **{"handle": None, of: fails})
     consumer.declare()
-    channel.basic_publish("", queue, b"body", pika.BasicProperties(message_id="m", headers={"own": "1"}))
+    channel.basic_publish("", queue, b"body", pika.BasicProperties(message_id="m", headers={"own": "1", TRIES: tries}))
     consumer.consume()
     deadline = time.monotonic() + 60
     while dead_letters(channel, queue) == 0:    # the broker moves it when it has the time
         assert time.monotonic() < deadline
         connection.sleep(0.05)
     _, properties, body = take(channel, f"{queue}.dead")
-    assert (calls, body, properties.message_id, properties.headers["own"]) == (["m", "m"], b"body", "m", "1")
+    assert (calls, body, properties.message_id, properties.headers["own"]) == ([of, of], b"body", "m", "1")
     connection.close()
