@@ -6,8 +6,10 @@ again sends the same key, and what it asked for takes effect once.
 
 from __future__ import annotations
 
+import asyncio
 import email.utils
 import hashlib
+import http.client
 import os
 import pathlib
 import time
@@ -24,6 +26,7 @@ from .retry import Retry
 from .steps import Flow
 
 AGAIN = frozenset({409, 425, 429, 502, 503, 504})
+LOST = (OSError, http.client.BadStatusLine, http.client.IncompleteRead)     # the latter are none, but broken answers as well
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ def sync_directory(directory: pathlib.Path) -> None:
 
 def fetch_by_urllib(method: str, url: str, headers: Mapping[str, str], body: Optional[bytes],
                     timeout: float = 30) -> Answer:
-    """Sends one request with the standard library. Raises OSError when no answer came in ``timeout`` seconds."""
+    """Sends one request with the standard library. Raises one of LOST when no answer came in ``timeout`` seconds."""
     request = urllib.request.Request(url, data=body, headers=dict(headers), method=method)
     try:
         with urllib.request.urlopen(request, timeout=timeout) as response:
@@ -127,6 +130,11 @@ def fetch_by_urllib(method: str, url: str, headers: Mapping[str, str], body: Opt
     except urllib.error.HTTPError as error:
         with error:
             return Answer(error.code, lower(error.headers), error.read())
+
+
+async def fetch_in_thread(*given: Any) -> Answer:
+    """The same for asyncio."""
+    return await asyncio.to_thread(fetch_by_urllib, *given)
 
 
 def lower(headers: Any) -> Dict[str, str]:
@@ -139,7 +147,7 @@ class BaseCaller:
 
     def __init__(self, store: KeyStore, fetch: Callable[..., Any] = fetch_by_urllib, *,
                  clock: Optional[Clock] = None, retry: Optional[Retry] = None, header: str = "Idempotency-Key",
-                 longest_wait: float = 60, lost: Any = OSError) -> None:
+                 longest_wait: float = 60, lost: Any = LOST) -> None:
         self.store = store
         self.fetch = fetch
         self.clock = clock or Clock()
@@ -185,8 +193,8 @@ class BaseCaller:
 class Caller(BaseCaller):
     """Sends requests that take effect once.
 
-    ``store``: a KeyStore. ``fetch(method, url, headers, body)``: gives an Answer, and raises ``lost`` (OSError, or
-    a tuple of classes) where no answer came. ``retry``: how often; the wait is at least what Retry-After says, but
+    ``store``: a KeyStore. ``fetch(method, url, headers, body)``: gives an Answer, and raises ``lost`` (a class,
+    or a tuple of them; LOST) where no answer came. ``retry``: how often; the wait is at least what Retry-After says, but
     at most ``longest_wait`` seconds. ``clock``: a Clock. ``header``: the name of the key's header.
     """
 
@@ -204,6 +212,9 @@ class Caller(BaseCaller):
 class AsyncCaller(BaseCaller):
     """The same for asyncio; ``fetch`` is a coroutine function."""
 
+    def __init__(self, store: KeyStore, fetch: Callable[..., Any] = fetch_in_thread, **options: Any) -> None:
+        super().__init__(store, fetch, **options)
+
     async def call(self, intent: str, method: str, url: str, body: Optional[bytes] = None,
                    headers: Optional[Mapping[str, str]] = None) -> Answer:
         """As Caller.call."""
@@ -219,7 +230,7 @@ def retry_after(value: Optional[str]) -> float:
     """Seconds of a Retry-After header, which is a number or a date. 0 where it is neither."""
     if value is None:
         return 0.0
-    if value.strip().isdigit():
+    if value.strip().isdecimal():
         return float(value)
     try:
         return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())

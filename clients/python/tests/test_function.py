@@ -140,7 +140,7 @@ def test_retry_after_has_bounds():
     one, clock = caller(Script((503, {"retry-after": "100000"}), (200,)), longest_wait=50)
     one.call("i", "POST", "http://x/")
     assert clock.slept == [50]
-    assert (retry_after("soon"), retry_after(None), retry_after("Wed, 21 Oct 2015 07:28:00 GMT")) == (0, 0, 0)
+    assert [retry_after(each) for each in ("soon", "\u00b2", None, "Wed, 21 Oct 2015 07:28:00 GMT")] == [0] * 4
     assert retry_after("Wed, 21 Oct 2065 07:28:00 GMT") > 1e9
 
 
@@ -168,17 +168,19 @@ def test_async_caller():
     assert len(set(script.keys)) == 1
 
 
-def test_with_the_standard_library():
-    """A server that gives no answer, then 409, then 201."""
-    seen = []
+@pytest.mark.parametrize("kind", [Caller, AsyncCaller])
+def test_with_the_standard_library(kind):
+    """A server that gives no answer, half of one, none of HTTP, then 409, then 201. The loop turns meanwhile."""
+    seen, turned = [], threading.Event()
+    broken = [b"", b"HTTP/1.0 201 -\r\nContent-Length: 9\r\n\r\nhalf", b"hello\r\n\r\n"]
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self):
-            seen.append((self.headers["Idempotency-Key"], self.rfile.read(int(self.headers["Content-Length"]))))
-            if len(seen) == 1:
-                self.close_connection = True
+            seen.append((self.headers["Idempotency-Key"], self.rfile.read(int(self.headers["Content-Length"])), turned.wait(2)))
+            if broken:
+                self.wfile.write(broken.pop(0))
                 return
-            self.send_response(409 if len(seen) == 2 else 201)
+            self.send_response(409 if len(seen) == 4 else 201)
             self.send_header("Retry-After", "3")
             self.end_headers()
             self.wfile.write(b"made")
@@ -188,7 +190,14 @@ def test_with_the_standard_library():
     server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     clock = FakeClock()
-    answer = Caller(DictStore(), clock=clock).call("i", "POST", f"http://127.0.0.1:{server.server_port}/", b"{}")
+    given = "i", "POST", f"http://127.0.0.1:{server.server_port}/", b"{}"
+
+    async def turning():
+        asyncio.get_running_loop().call_soon(turned.set)
+        return await kind(DictStore(), clock=clock).call(*given)
+    if kind is Caller:
+        turned.set()
+    answer = asyncio.run(turning()) if kind is AsyncCaller else kind(DictStore(), clock=clock).call(*given)
     server.shutdown()
-    assert (answer.status, answer.body, len(seen), len(set(seen))) == (201, b"made", 3, 1)
-    assert clock.slept[1] == 3
+    assert (answer.status, answer.body, len(seen), len(set(seen)), seen[0][2]) == (201, b"made", 5, 1, True)
+    assert clock.slept[3] == 3
