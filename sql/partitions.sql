@@ -90,6 +90,12 @@ SELECT * FROM pg_temp.stored() s WHERE s LIKE 'two%';
 SET quote_all_identifiers = on;
 SELECT count(*) FROM idempotency_partitions;
 RESET quote_all_identifiers;
+-- A table that somebody renames keeps its records and gets no more.
+ALTER TABLE idempotency_store_p2 RENAME TO renamed;
+SELECT name, state FROM idempotency_partitions WHERE name = 'renamed';
+SELECT pg_temp.run('soon'), pg_temp.run('renamed', '5 hours');
+SELECT * FROM pg_temp.stored() s WHERE s LIKE 'renamed%';
+ALTER TABLE renamed RENAME TO idempotency_store_p2;
 -- Another period: of ranges to come, and more tables if it needs more.
 SELECT idem_partition_store('12 hours');
 SELECT count(*), count(range_start) FROM idempotency_partitions;
