@@ -5,7 +5,7 @@
  * @typedef {object} Clock
  * @property {() => number} now milliseconds since 1970, which only grow
  * @property {(ms: number, signal?: AbortSignal) => Promise<void>} sleep ends early, without an error, when the signal is aborted
- * @property {(ms: number, call: () => unknown) => () => void} every calls again and again; the result stops it
+ * @property {(ms: number, call: () => unknown) => () => void} every calls again and again, at least each 24 days; the result stops it
  */
 
 // A timer of Node that is longer fires at once.
@@ -29,7 +29,7 @@ export const systemClock = {
     })
   },
   every(ms, call) {
-    const timer = setInterval(call, ms)
+    const timer = setInterval(call, Math.min(ms, LONGEST_TIMER))
     return () => clearInterval(timer)
   },
 }

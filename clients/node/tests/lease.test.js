@@ -81,6 +81,15 @@ test('a heartbeat that gets no connection in time: the lease is lost', async (t)
   taken.release()
 })
 
+test('a lease that is longer than any timer of Node', async (t) => {
+  const { idempotency, pool } = idempotencyFor(t, { lease: '100 days' })
+  const connect = pool.connect.bind(pool)
+  let connections = 0
+  pool.connect = () => { connections++; return sleep(20).then(connect) }
+  const { outcome } = await idempotency.lease(newKey(), null, () => sleep(50))
+  assert.deepEqual([outcome, connections], ['COMPLETED', 2])
+})
+
 test('a policy makes the lease shorter: the first beats come in time', async (t) => {
   const { pool, idempotency } = idempotencyFor(t, { scope: 'short' })
   await pool.query("SELECT idem_set_policy('short', max_lease => '6 seconds')")
