@@ -1,6 +1,7 @@
 // What the consumers of all brokers decide in the same way, and which message of an operation becomes its
 // dead letter.
 import { BadArgument, Forbidden, InProgress, KeyReused, TooLarge, Unknown } from './errors.js'
+import { optionsOf, telling } from './options.js'
 import { settle } from './settle.js'
 
 /**
@@ -36,7 +37,8 @@ export function withDefaults(options, required) {
   for (const name of ['idempotency', 'handle', ...required]) {
     if (!options[name]) throw new BadArgument(`a consumer needs the option ${name}`)
   }
-  return { ...DEFAULTS, ...options }
+  const complete = optionsOf(DEFAULTS, options)
+  return { ...complete, onError: telling('onError', complete.onError) }
 }
 
 /**

@@ -4,6 +4,7 @@ import { systemClock } from './clock.js'
 import { BadArgument } from './errors.js'
 import { idempotent } from './function.js'
 import { lease, progress } from './lease.js'
+import { optionsOf, telling } from './options.js'
 import { pgSource } from './pg.js'
 import { retrying } from './retry.js'
 import { Sql } from './sql.js'
@@ -95,7 +96,7 @@ export class Idempotency {
       scope,
       retention,
       lease: leaseTime,
-      retry: { attempts: 5, base: 50, cap: 2000, ...retry },
+      retry: optionsOf({ attempts: 5, base: 50, cap: 2000 }, retry),
       clock,
       emit: (event, about) => emit(hooks, event, about),
     }
@@ -225,9 +226,6 @@ export class Idempotency {
  * @param {About} about
  */
 function emit(hooks, event, { scope, key, attempt, repeat, code }) {
-  try {
-    hooks[event]?.({ event, scope, key, attempt, ...(event === 'retried' && { repeat, code: /** @type {string | undefined} */ (code) }) })
-  } catch (error) {
-    process.emitWarning(`the hook ${event} failed: ${error.message}`, 'IdempotencyWarning')
-  }
+  telling(event, () =>
+    hooks[event]?.({ event, scope, key, attempt, ...(event === 'retried' && { repeat, code: /** @type {string | undefined} */ (code) }) }))()
 }

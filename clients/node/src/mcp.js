@@ -5,6 +5,7 @@ import { createHash } from 'node:crypto'
 import { scopeOf, toolScope } from './http/spelling.js'
 import { BadArgument, Declined, KeyReused, NotDone, Unknown } from './errors.js'
 import { Completion, Reconciled } from './lease.js'
+import { telling } from './options.js'
 import { toResponse } from './response.js'
 
 /** @typedef {{type: 'text', text: string}} Text */
@@ -42,7 +43,7 @@ export class Tools {
    */
   constructor(idempotency, { onError = (error) => console.error(error) } = {}) {
     this.#idempotency = idempotency
-    this.#onError = onError
+    this.#onError = telling('onError', onError)
   }
 
   /**

@@ -103,7 +103,8 @@ export class RabbitConsumer {
 
   async #settle(message) {
     try {
-      const decision = await decide(this.#options, message, Number(message.properties.headers?.[TRIES] ?? 0))
+      // The sender's own header of that name may be anything.
+      const decision = await decide(this.#options, message, Number(message.properties.headers?.[TRIES]) || 0)
       switch (decision.action) {
         case 'ack': return this.#channel.ack(message)
         case 'again': return await this.#again(message, decision.after, decision.tries)

@@ -480,6 +480,21 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
       assert.deepEqual([reused.status, JSON.parse(reused.body).title, told], [422, 'Idempotency-Key is already used', ['TypeError']])
     })
 
+    test('an onError that fails changes no answer', async (t) => {
+      for (const onError of [() => { throw null }, () => Promise.reject(new Error('planned'))]) {
+        const { post } = await server(t, () => { throw new Error('planned') }, { onError, timeout: 3000 })
+        const { status, headers } = await post(newKey())
+        assert.deepEqual([status, headers['content-type'].split(';')[0]], [500, 'application/problem+json'])
+      }
+    })
+
+    test('an option that is undefined was not given', async (t) => {
+      t.mock.method(console, 'error', () => {})
+      const { post } = await server(t, () => { throw new Error('planned') }, { required: undefined, maxWait: undefined, onError: undefined })
+      const impatient = await post(newKey(), '{}', { headers: { prefer: 'wait=1' } })
+      assert.deepEqual([(await post(undefined)).status, impatient.status], [400, 500])
+    })
+
     test('a lease: reconciled on a takeover, Unknown is 503, a crash leaves the lease', async (t) => {
       let known = () => Reconciled.unknown({ retryAfter: 4100 })
       let crash = true

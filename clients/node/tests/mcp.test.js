@@ -166,6 +166,8 @@ test('an error of the work: nothing is stored, no text of it is shown, and the n
   assert.deepEqual(errors.map(({ message }) => message), ['secret', 'the code of a response is an integer', 'secret'])
   assert.deepEqual([await stored(pool, key), await effects(pool, key)], [[], 0])
   assert.equal(outcomeOf(await tools.transaction('send', 'ann', key, {}, () => 1)), 'COMPLETED')
+  const deaf = new Tools(idempotencyFor(t).idempotency, { onError: () => { throw failure } })
+  assertProblem(await deaf.transaction('send', 'ann', newKey(), {}, () => { throw failure }), 'ERROR')
 })
 
 test('a lease: in progress, unknown, and nothing is done twice without reconcile', async (t) => {

@@ -121,6 +121,16 @@ test('rabbitmq: a stop waits for what is under way, though the connection is gon
   assert.deepEqual([order, closes], [['Channel closed', 'stopped'], 1])
 })
 
+test('an onError that fails, and tries that are no number: the message is settled', async (t) => {
+  const { idempotency } = idempotencyFor(t)
+  const settled = deferred()
+  const rabbit = fakeRabbit({ nack: (message, all, requeue) => settled.resolve(requeue) })
+  const fail = () => { throw new Error('planned') }
+  await RabbitConsumer.start(rabbit.connection, { idempotency, queue: 'q', tries: 1, onError: fail, handle: fail })
+  rabbit.deliver({ properties: { headers: { 'x-idempotency-tries': 'many' } } })
+  assert.equal(await settled.promise, false)
+})
+
 test('nats: a stop gives back what was sent ahead', { timeout: 10_000 }, async (t) => {
   const { idempotency } = idempotencyFor(t)
   const [entered, go] = [deferred(), deferred()]

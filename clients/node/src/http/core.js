@@ -3,6 +3,7 @@
 import { validateHeaderValue } from 'node:http'
 import { Declined, NotDone } from '../errors.js'
 import { Completion } from '../lease.js'
+import { optionsOf, telling } from '../options.js'
 import { Json } from '../response.js'
 import { isTransient } from '../retry.js'
 import { abandoning } from '../transaction.js'
@@ -124,7 +125,8 @@ export class HttpIdempotency {
     }
     this.#idempotency = idempotency
     /** @type {HttpOptions<any> & typeof DEFAULTS} */
-    this.#options = { ...DEFAULTS, ...options }
+    this.#options = optionsOf(DEFAULTS, options)
+    this.#options.onError = telling('onError', this.#options.onError)
     this.#options.methods = this.#options.methods.map((method) => method.toUpperCase())
     this.#isStored = storedHeaders(this.#options.headers)
   }

@@ -2,6 +2,7 @@
 import { routePath } from 'hono/route'
 import { comparable, isJson, mediaType, parseJson, readAll, requestTooLarge, unseen } from './body.js'
 import { HttpIdempotency, responseTooLarge } from './core.js'
+import { telling } from '../options.js'
 import { valuesOf } from './express.js'
 import { knownProblem } from './problem.js'
 
@@ -23,6 +24,7 @@ import { knownProblem } from './problem.js'
  */
 export function honoIdempotency(idempotency, options) {
   const core = new HttpIdempotency(idempotency, options)
+  const onError = options.onError && telling('onError', options.onError)
   const route = (/** @type {'transaction' | 'lease'} */ style) => (/** @type {Function} */ handler) => async (c) => {
     const answer = await core.run(toExchange(c, core.maxRequest), style, async (context) => {
       const given = await called(handler, c, context)
@@ -31,7 +33,7 @@ export function honoIdempotency(idempotency, options) {
         : { ...await toAnswer(given.response, core.maxResponse), writes: given.writes }
     })
     if (!answer.error) return toResponse(answer)
-    if (!hasOwnResponse(answer.error)) giveResponse(answer.error, answer, c.req, options.onError)
+    if (!hasOwnResponse(answer.error)) giveResponse(answer.error, answer, c.req, onError)
     throw answer.error
   }
   return { transaction: route('transaction'), lease: route('lease') }
