@@ -495,6 +495,33 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
       assert.deepEqual([(await post(undefined)).status, impatient.status], [400, 500])
     })
 
+    test('skip and makeKey may be asynchronous, and what is no key, no end and no status is an error', async (t) => {
+      const key = newKey()
+      const answer = async ({ tx, operation }) => {
+        await effect(tx, key)
+        return { status: 201, body: String(operation?.key ?? null) }
+      }
+      const made = await server(t, answer, { skip: async () => false, makeKey: async () => key })
+      assert.equal((await made.post()).body, key)
+      for (const [wrong, name] of [
+        [{ makeKey: () => 7 }, 'makeKey'], [{ statuses: () => 'completed' }, 'statuses'], [{ statuses: async () => 'complete' }, 'statuses'],
+      ]) {
+        const { post, errors } = await server(t, answer, wrong)
+        assert.equal((await post(name === 'makeKey' ? undefined : newKey())).status, 500)
+        assert.deepEqual([errors.length, errors[0].name], [1, 'TypeError'])
+        assert.ok(errors[0].message.includes(name))
+      }
+      assert.equal(await effects(made.pool, key), 1)
+      const refused = await server(t, answer, { mapError: async () => ({ status: 418 }) })
+      assert.equal((await refused.post()).status, 400)
+    })
+
+    test('a stored Retry-After is sent once', async (t) => {
+      const { post } = await server(t, () => ({ status: 400, headers: { 'Retry-After': '120' } }), { headers: ['Retry-After'] })
+      const key = newKey()
+      assert.deepEqual([(await post(key)).headers['retry-after'], (await post(key)).headers['retry-after']], ['120', '120'])
+    })
+
     test('a lease: reconciled on a takeover, Unknown is 503, a crash leaves the lease', async (t) => {
       let known = () => Reconciled.unknown({ retryAfter: 4100 })
       let crash = true
@@ -552,6 +579,36 @@ describe('express alone', () => {
     // The pool has one connection: it is free again when the refused transaction has ended.
     await pool.query('SELECT 1')
     assert.equal(calls, 0)
+  })
+
+  test('an answer that comes when time is up goes nowhere', async (t) => {
+    for (const late of [
+      (res) => res.status(200).set('X-A', 'b').json({}),
+      (res) => { res.writeHead(200, { 'X-A': 'b' }); res.end() },
+      (res) => { res.appendHeader('X-A', 'b'); res.removeHeader('X-A'); res.redirect('/') },
+    ]) {
+      const [go, answered] = [deferred(), deferred()]
+      const { post } = await app(t, 'transaction', (req, res) => {
+        // as a callback does: what it throws ends the process
+        go.promise.then(() => setImmediate(() => { late(res); answered.resolve() }))
+      }, { timeout: 50 })
+      assert.equal((await post()).status, 503)
+      go.resolve()
+      await answered.promise
+    }
+  })
+
+  test('a status as Node sends it, and each cookie of writeHead', async (t) => {
+    const { post } = await app(t, 'transaction', (req, res) => {
+      res.setHeader('Set-Cookie', 'old=1')
+      res.writeHead('201', ['Set-Cookie', 'a=1', 'Set-Cookie', 'b=2', 'X-A', 'c'])
+      res.end()
+    })
+    const { status, headers } = await post()
+    assert.deepEqual([status, headers['set-cookie'], headers['x-a']], [201, ['a=1', 'b=2'], 'c'])
+    const never = await app(t, 'transaction', (req, res) => { res.statusCode = 1000; res.end() })
+    assert.deepEqual([(await never.post()).status, never.errors.length], [500, 1])
+    assert.match(never.errors[0].message, /cannot answer 1000/)
   })
 
   test('a refusal by a deferred constraint: a lost attempt in COMMIT, and none where the work asks for it', async (t) => {

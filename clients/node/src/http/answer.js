@@ -38,7 +38,7 @@ export function fromStored({ outcome, code, headers, payload, body, replayed, re
     headers: {
       ...(json && { 'content-type': 'application/json' }),
       ...headers,
-      ...(ms !== null && retryAfter(ms)),
+      ...(ms !== null && { 'retry-after': retryAfter(ms)['Retry-After'] }),
       ...(replayed && { [marker.toLowerCase()]: 'true' }),
     },
     body: body ?? (json ? Buffer.from(JSON.stringify(payload)) : Buffer.alloc(0)),

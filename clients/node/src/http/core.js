@@ -54,10 +54,10 @@ import { routeScope, scopeOf } from './spelling.js'
  *   method, route and principal. The scope of the Idempotency stands before it
  * @property {string} [header] 'Idempotency-Key'
  * @property {boolean} [required] a request without a key is refused (true), or run as if there were no package (false)
- * @property {(request: Req) => string | undefined} [makeKey] the key of a request without one
+ * @property {(request: Req) => string | undefined | Promise<string | undefined>} [makeKey] the key of a request without one
  * @property {boolean} [strict] keys in quotes only; false
  * @property {string[]} [methods] ['POST', 'PATCH']; others are run as without a key
- * @property {(request: Req) => boolean} [skip] true: run as without a key
+ * @property {(request: Req) => boolean | Promise<boolean>} [skip] true: run as without a key
  * @property {(request: Req) => unknown} [fingerprint] JSON value that is compared in place of media type and body, beside method and target
  * @property {(status: number) => End | {end: End, retention?: import('../index.js').Duration} | undefined} [statuses] what becomes of an answer:
  *   "complete", "fail" (the transaction's writes are undone), "release" (nothing is stored), "leave" (a lease is left to run out). By default
@@ -90,6 +90,7 @@ const MEGABYTE = 1024 * 1024
 // A refusal of the moment, which says nothing of the operation: who asks, how often, and when. Nor does it say that a leased handler has
 // done nothing outside before.
 const PASSING = new Set([401, 403, 408, 409, 425, 429])
+const ENDS = new Set(['complete', 'fail', 'release', 'leave'])
 const DEFAULTS = {
   header: 'Idempotency-Key', marker: 'Idempotency-Replayed', required: true, strict: false, methods: ['POST', 'PATCH'], headers: [], wait: 0,
   maxRequest: MEGABYTE, maxResponse: MEGABYTE, maxWait: 10_000, timeout: 60_000, onError: (error) => console.error(error),
@@ -156,7 +157,7 @@ export class HttpIdempotency {
       return answers.get(error)
     }
     try {
-      const key = this.#isCovered(exchange) ? this.#key(exchange) : undefined
+      const key = await this.#isCovered(exchange) ? await this.#key(exchange) : undefined
       return key === undefined
         ? await this.#runPlain(style, invoke)
         : await this.#runOnce(exchange, key, style, invoke, answerTo)
@@ -165,13 +166,14 @@ export class HttpIdempotency {
     }
   }
 
-  #isCovered({ method, request }) {
-    return this.#options.methods.includes(method) && !this.#options.skip?.(request)
+  async #isCovered({ method, request }) {
+    return this.#options.methods.includes(method) && !await this.#options.skip?.(request)
   }
 
-  #key({ header, request }) {
+  async #key({ header, request }) {
     const { header: name, strict, required, makeKey } = this.#options
-    const key = parseKey(header(name.toLowerCase()), { name, strict }) ?? makeKey?.(request)
+    const key = parseKey(header(name.toLowerCase()), { name, strict }) ?? await makeKey?.(request)
+    if (key !== undefined && typeof key !== 'string') throw new TypeError('the option "makeKey" has to give a string, or undefined')
     if (key === undefined && required) {
       throw new Problem(400, `${name} is missing`, { detail: 'This request needs a key, a string that is new for each new request.' })
     }
@@ -221,8 +223,12 @@ export class HttpIdempotency {
 
   #endOf(status, style) {
     const own = this.#options.statuses?.(status)
-    if (typeof own === 'object') return own
-    if (own) return { end: own }
+    if (own) {
+      const given = typeof own === 'object' ? own : { end: own }
+      // An answer whose writes are not stored must not look like a success by a slip.
+      if (!ENDS.has(given.end)) throw new TypeError('the option "statuses" has to give "complete", "fail", "release" or "leave"')
+      return given
+    }
     if (status < 400) return { end: 'complete' }
     if (status < 500 && !PASSING.has(status)) return { end: 'fail' }
     return { end: style === 'lease' ? 'leave' : 'release' }
@@ -258,7 +264,7 @@ export class HttpIdempotency {
     })
     try {
       const answer = /** @type {HandlerAnswer} */ (await Promise.race([invoke({ ...context, signal }), timeUp]))
-      if (answer.status < 200) throw new Error(`a route that runs once cannot answer ${answer.status}`)
+      if (!isFinal(answer.status)) throw new Error(`a route that runs once cannot answer ${answer.status}`)
       if (answer.body.length > maxResponse) throw responseTooLarge()
       // What HTTP cannot carry: Fastify finds out when it sends, after COMMIT.
       for (const [name, value] of Object.entries(answer.headers)) validateHeaderValue(name, /** @type {string} */ (value))
@@ -343,12 +349,18 @@ export class HttpIdempotency {
     const { mapError, onError, describedBy } = this.#options
     try {
       const own = mapError?.(error, request, usual)
+      if (own && !isFinal(own.status)) throw new TypeError('what the option "mapError" gives has no status')
       return own && rendered(own, describedBy)
     } catch (failure) {
       onError(failure, request)
       return undefined
     }
   }
+}
+
+// Whether HTTP can send it, as the last status of an answer.
+function isFinal(status) {
+  return Number.isInteger(status) && status >= 200 && status <= 999
 }
 
 function causeOf(error) {

@@ -113,6 +113,8 @@ async function bodyOf(req, header, type, isEncoded, maxRequest) {
 }
 
 const LISTENING = ['on', 'addListener', 'prependListener', 'once', 'prependOnceListener', 'off', 'removeListener']
+// What throws when the headers are sent. A handler that is late would end the process by it.
+const HEADING = ['setHeader', 'appendHeader', 'removeHeader', 'setHeaders', 'writeHead']
 const PATCHED = ['write', 'end', 'writeHead', 'flushHeaders', ...LISTENING]
 
 // Stands between a handler and its ServerResponse, from when the handler is called. Before, and after the answer
@@ -186,6 +188,10 @@ class Capture {
     res.end(body)
     res.write = () => false
     res.end = () => res
+    for (const name of HEADING) {
+      const real = res[name]
+      res[name] = (...given) => res.headersSent ? res : real.apply(res, given)
+    }
   }
 
   #reset() {
@@ -219,7 +225,7 @@ class Capture {
     if (!attempt.ended) {
       attempt.ended = true
       process.nextTick(() => attempt.finish.emit('finish'))
-      attempt.resolve({ status: res.statusCode, headers: { ...res.getHeaders() }, body: Buffer.concat(attempt.chunks) })
+      attempt.resolve({ status: res.statusCode | 0, headers: { ...res.getHeaders() }, body: Buffer.concat(attempt.chunks) })
     }
     return res
   }
@@ -230,7 +236,8 @@ class Capture {
     const pairs = Array.isArray(headers)
       ? Array.isArray(headers[0]) ? headers : headers.flatMap((name, i) => i % 2 ? [] : [[name, headers[i + 1]]])
       : typeof headers === 'object' && headers !== null ? Object.entries(headers) : []
-    for (const [name, value] of pairs) res.setHeader(name, value)
+    for (const [name] of pairs) res.removeHeader(name)
+    for (const [name, value] of pairs) res.appendHeader(name, value)
     return res
   }
 }
