@@ -268,6 +268,12 @@ def holds_rules_everywhere(verdict, cluster):
     kept = cluster.value(0, "SELECT expires_at - lease_expires_at FROM idempotency_store"
                          " WHERE scope = '6' AND idempotency_key = 'charge'")
     verdict.check(kept.total_seconds() == 3 * 3600, "a policy holds on the node that has the scope", kept)
+    cluster.do(0, "SELECT idem_set_policy('6', max_response_size => 20, too_large_response => '\"see there\"')")
+    with cluster.connect(1, autocommit=False) as session:
+        session.execute("SELECT idem_begin('large', scope => '6')")
+        session.execute("SELECT idem_complete('large', to_jsonb(repeat('x', 99)), '6')")
+    for node in (0, 1, 2, 3):
+        answers(verdict, cluster, node, "see there", "SELECT response_payload FROM idem_begin('large', scope => '6')")
 
 
 def does_the_rest(verdict, cluster):
