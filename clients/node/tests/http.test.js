@@ -714,6 +714,18 @@ describe('fastify alone', () => {
     return { pool, post, errors }
   }
 
+  test('a redirect has the status that Fastify gives it', async (t) => {
+    const routes = { 302: (reply) => reply.redirect('/'), 303: (reply) => reply.code(303).redirect('/'), 307: (reply) => reply.redirect('/', 307) }
+    const { post } = await app(t, async (fastify, register) => {
+      await register()
+      for (const [path, redirect] of Object.entries(routes)) fastify.post(`/${path}`, fastify.idempotent.transaction(async (request, reply) => redirect(reply)))
+    })
+    for (const path of Object.keys(routes)) {
+      const { status, headers } = await post(`/${path}`)
+      assert.deepEqual([status, headers.location], [Number(path), '/'])
+    }
+  })
+
   test('a body that a hook decodes is compared by the bytes that came', async (t) => {
     const { post } = await app(t, async (fastify, register) => {
       fastify.addHook('preParsing', async (request, reply, payload) => {

@@ -87,6 +87,7 @@ async function runRoute(core, style, handle, request, reply) {
   })
   delete reply.then
   delete reply.send
+  delete reply.redirect
   const attempt = request[ATTEMPT]
   const complete = answer.live ? answer : { ...answer, headers: { ...initial, ...answer.headers } }
   if (reply.sent) {
@@ -110,6 +111,11 @@ async function called(handle, reply, attempt) {
     reply.send(payload)
     attempt.isCalled = true
     return reply
+  }
+  // Fastify takes the 200 of setAnswer for the handler's own.
+  reply.redirect = (url, code = reply.statusCode === 200 ? 302 : reply.statusCode) => {
+    delete reply.redirect
+    return reply.redirect(url, code)
   }
   const returned = handle()
   const value = await returned
