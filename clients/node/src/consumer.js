@@ -38,6 +38,7 @@ export function withDefaults(options, required) {
     if (!options[name]) throw new BadArgument(`a consumer needs the option ${name}`)
   }
   const complete = optionsOf(DEFAULTS, options)
+  if (!complete.delays.length) throw new BadArgument('a consumer needs one of delays at least')
   return { ...complete, onError: telling('onError', complete.onError) }
 }
 
@@ -50,22 +51,30 @@ export function withDefaults(options, required) {
  * @returns {Promise<Decision>}
  */
 export async function decide(options, message, tries) {
-  let given
+  let given, settlement
   try {
     given = await options.handle(message)
+    settlement = settlementOf(given)
   } catch (error) {
     options.onError(error, message)
     return afterError(options, error, tries)
   }
-  if (!given) return { action: 'ack', after: 0, tries }
-  const settlement = 'outcome' in given ? settle(given) : given
   switch (settlement.action) {
     case 'ack': return { action: 'ack', after: 0, tries }
     case 'again': return { action: 'again', after: settlement.after, tries }
-    default: return 'outcome' in given
+    default: return given !== settlement
       ? { action: 'fail', after: 0, tries, failure: given }
       : { action: 'bury', after: 0, tries }
   }
+}
+
+// What is none of these is a mistake of the handler, and no dead letter of work that may have succeeded.
+function settlementOf(given) {
+  if (!given) return { action: 'ack' }
+  if (typeof given === 'object' && 'outcome' in given) return settle(given)
+  const { action, after } = given
+  if (action === 'ack' || action === 'deadLetter' || (action === 'again' && Number.isFinite(after))) return given
+  throw new TypeError('handle has to return a result of the package, or what settle gives')
 }
 
 /**

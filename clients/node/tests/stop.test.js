@@ -131,6 +131,23 @@ test('an onError that fails, and tries that are no number: the message is settle
   assert.equal(await settled.promise, false)
 })
 
+test('what handle returns is no verdict by accident, and a pause is none without a time', async (t) => {
+  const { idempotency } = idempotencyFor(t)
+  for (const [given, settled, told] of [
+    [{ action: 'deadLetter', reason: 'planned' }, 'dead', false], [undefined, 'ack', false],
+    [7, 'dead', true], [{ rows: [] }, 'dead', true], [{ action: 'bury' }, 'dead', true], [{ action: 'again' }, 'dead', true],
+  ]) {
+    const done = deferred()
+    let errors = 0
+    const rabbit = fakeRabbit({ ack: () => done.resolve('ack'), nack: (message, all, requeue) => done.resolve(requeue ? 'back' : 'dead') })
+    await RabbitConsumer.start(rabbit.connection, { idempotency, queue: 'q', tries: 1, onError: () => { errors++ }, handle: async () => given })
+    rabbit.deliver({ properties: {} })
+    assert.deepEqual([await done.promise, errors > 0], [settled, told])
+  }
+  const options = { idempotency, queue: 'q', delays: [], handle: async () => {} }
+  await assert.rejects(RabbitConsumer.start(fakeRabbit({}).connection, options), { name: 'BadArgument' })
+})
+
 test('nats: a stop gives back what was sent ahead', { timeout: 10_000 }, async (t) => {
   const { idempotency } = idempotencyFor(t)
   const [entered, go] = [deferred(), deferred()]
