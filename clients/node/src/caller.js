@@ -54,7 +54,11 @@ export class FileStore {
    */
   async keyFor(intent, make) {
     const file = this.#fileOf(intent)
-    return (await read(file)) ?? this.#create(file, make())
+    for (;;) {
+      // Somebody may forget it between the two.
+      const key = (await read(file)) ?? (await this.#create(file, make()))
+      if (key !== undefined) return key
+    }
   }
 
   /** @param {string} intent */
@@ -62,7 +66,7 @@ export class FileStore {
     await rm(this.#fileOf(intent), { force: true })
   }
 
-  // The name appears with the whole content, and never replaces another's.
+  // The name appears with the whole content, and never replaces another's: undefined where it is there already.
   async #create(file, key) {
     await mkdir(this.#directory, { recursive: true })
     const draft = `${file}.${randomUUID()}`
@@ -73,7 +77,7 @@ export class FileStore {
       return key
     } catch (error) {
       if (error.code !== 'EEXIST') throw error
-      return /** @type {string} */ (await read(file))
+      return undefined
     } finally {
       await rm(draft, { force: true })
     }

@@ -7,7 +7,7 @@ import { once } from 'node:events'
 import { test } from 'node:test'
 import { FakeClock } from 'pg-idempotency'
 import { Caller, FileStore, MemoryStore, NoAnswer } from 'pg-idempotency/caller'
-import { portOf } from './support.js'
+import { newKey, portOf } from './support.js'
 
 // Each request takes the next of the answers; the last one stays.
 async function service(t, answers) {
@@ -81,6 +81,14 @@ test('a service that never answers: the time-out of a try is a lost answer', asy
   await clock.advance(1)
   assert.equal((await sent).status, 201)
   assert.equal(new Set(seen.map(({ key }) => key)).size, 1)
+})
+
+test('a key that is forgotten while it is made: another one, and never none', async () => {
+  const store = new FileStore(await mkdtemp(path.join(process.env.IDEM_WORK, 'keys')))
+  for (let i = 0; i < 300; i++) {
+    const keys = await Promise.all(Array.from({ length: 4 }, () => store.keyFor('x', newKey).finally(() => store.forget('x'))))
+    assert.ok(keys.every((key) => typeof key === 'string' && key.length === 36), keys.join())
+  }
 })
 
 test('a body that cannot be sent twice is refused', async () => {
