@@ -1,8 +1,11 @@
 // Many operations in one transaction, such as the messages of one delivery.
-import { translated, translatedBegin } from './errors.js'
+import { BadArgument, ended, translated, translatedBegin } from './errors.js'
 import { retrying } from './retry.js'
-import { BEGIN, toOperation } from './sql.js'
+import { BEGIN, isText, toOperation } from './sql.js'
 import { commit, inTransaction } from './transaction.js'
+
+// Their connection is somebody else's.
+const over = new WeakSet()
 
 /**
  * A transaction in which operations are begun and completed.
@@ -39,7 +42,7 @@ export class Batch {
    * @throws BadArgument, Forbidden
    */
   async beginMany(keys, requests, { scope = this.#scope, requestHashes, maxAttempts } = {}) {
-    const [{ rows }] = await this.#send(this.#settings.sql.beginMany({ keys, requests, scope, requestHashes, maxAttempts }), translatedBegin)
+    const [{ rows }] = await this.#send(scope, this.#settings.sql.beginMany({ keys, requests, scope, requestHashes, maxAttempts }), translatedBegin)
     const operations = rows.map(toOperation)
     for (const operation of operations) this.#settings.emit(EVENTS[operation.outcome], operation)
     return operations
@@ -54,11 +57,13 @@ export class Batch {
    * @throws NotOwned, TooLarge, BadArgument
    */
   async completeMany(keys, payloads, { scope = this.#scope } = {}) {
-    const [{ rows: [[count]] }] = await this.#send(this.#settings.sql.completeMany({ keys, payloads, scope }))
+    const [{ rows: [[count]] }] = await this.#send(scope, this.#settings.sql.completeMany({ keys, payloads, scope }))
     return Number(count)
   }
 
-  async #send(statement, named = translated) {
+  async #send(scope, statement, named = translated) {
+    if (over.has(this)) throw ended()
+    if (!isText(scope)) throw new BadArgument('a scope is a string')
     try {
       return await this.#connection.send([statement])
     } catch (error) {
@@ -82,7 +87,13 @@ const EVENTS = {
 export function batch(settings, scope, work) {
   return retrying(settings, { scope }, () => inTransaction(settings, async (connection) => {
     await connection.send([BEGIN])
-    const result = await work(new Batch(settings, /** @type {import('./pg.js').Connection<any>} */ (connection), scope))
+    const begun = new Batch(settings, /** @type {import('./pg.js').Connection<any>} */ (connection), scope)
+    let result
+    try {
+      result = await work(begun)
+    } finally {
+      over.add(begun)
+    }
     connection.endWork()
     await commit(connection, [])
     return result

@@ -7,7 +7,7 @@ import { lease, progress } from './lease.js'
 import { optionsOf, telling } from './options.js'
 import { pgSource } from './pg.js'
 import { retrying } from './retry.js'
-import { Sql } from './sql.js'
+import { Sql, isText } from './sql.js'
 import { onConnection, transaction } from './transaction.js'
 
 export { Batch } from './batch.js'
@@ -211,8 +211,8 @@ export class Idempotency {
   #call(key, request, {
     scope = this.#settings.scope, requestHash, wait = 0, maxAttempts, maxLostAttempts, retention = this.#settings.retention,
   }) {
-    if (typeof key !== 'string') throw new BadArgument('a key is a string')
-    if (typeof scope !== 'string') throw new BadArgument('a scope is a string')
+    if (!isText(key)) throw new BadArgument('a key is a string')
+    if (!isText(scope)) throw new BadArgument('a scope is a string')
     return {
       key, request, scope, wait, maxAttempts, maxLostAttempts, retention, requestHash: requestHash ? Buffer.from(requestHash) : null,
     }

@@ -7,6 +7,7 @@ import { BadArgument, Declined, KeyReused, NotDone, Unknown } from './errors.js'
 import { Completion, Reconciled } from './lease.js'
 import { telling } from './options.js'
 import { toResponse } from './response.js'
+import { isText } from './sql.js'
 
 /** @typedef {{type: 'text', text: string}} Text */
 /**
@@ -18,7 +19,6 @@ import { toResponse } from './response.js'
 /** @typedef {ToolOptions & {lease?: import('./index.js').Duration, reconcile?: import('./lease.js').Reconcile}} LeasedToolOptions */
 
 const LONGEST_KEY = 255
-const HALF = /\p{Surrogate}/u
 const MESSAGES = {
   FAILED: 'The operation has failed.',
   IN_PROGRESS: 'Another call with this key is at work. Call again with the same key and arguments to get its answer.',
@@ -129,13 +129,12 @@ function canonical(value) {
     bytes.writeDoubleBE(value + 0)
     return bytes.toString('hex')
   }
-  if (value === null || typeof value === 'boolean' || (typeof value === 'string' && !HALF.test(value))) return JSON.stringify(value)
+  if (value === null || typeof value === 'boolean' || isText(value)) return JSON.stringify(value)
   throw new TypeError('arguments are JSON')
 }
 
-// Half a surrogate pair would be stored as another character: two texts could become one.
 function isName(text) {
-  return typeof text === 'string' && text !== '' && !HALF.test(text)
+  return isText(text) && text !== ''
 }
 
 function isObject(value) {

@@ -1,7 +1,7 @@
 // node-postgres: how the package gets a connection, sends statements, and gives the connection back. A
 // source of connections is anything with `acquire()`; postgres.js has one of its own.
 import net from 'node:net'
-import { ConnectionLost, IdempotencyError, sqlstate } from './errors.js'
+import { ConnectionLost, IdempotencyError, ended, sqlstate } from './errors.js'
 import { Pipeline } from './pipeline.js'
 import { Prepared } from './prepared.js'
 
@@ -36,11 +36,10 @@ export function pgSource(given) {
   if (pool.listenerCount('error') === 0) pool.on('error', () => {})
   return {
     async acquire() {
-      try {
-        return new PgConnection(await pool.connect())
-      } catch (error) {
-        throw unavailable(pool, error)
-      }
+      const client = await pool.connect().catch((error) => { throw unavailable(pool, error) })
+      if (client?.connection?.parse) return new PgConnection(client)
+      client?.release()
+      throw new TypeError('pg-native cannot be used: take the Pool of pg itself')
     },
   }
 }
@@ -64,7 +63,6 @@ class PgConnection {
   #onError = () => { this.#lost = true }
 
   constructor(client) {
-    if (!client.connection?.parse) throw new TypeError('pg-native cannot be used: take the Pool of pg itself')
     this.#client = client
     client.on('error', this.#onError)
     client.on('end', this.#onError)
@@ -151,7 +149,7 @@ function sendCancel({ host, port, processID, secretKey }) {
 const AS_TEXT = { getTypeParser: () => (value) => value }
 
 function refuse(args) {
-  const error = new IdempotencyError('the transaction has ended: await every statement of the work', { code: '25P01' })
+  const error = ended()
   const callback = args.find((arg) => typeof arg === 'function')
   if (!callback) return Promise.reject(error)
   process.nextTick(callback, error)

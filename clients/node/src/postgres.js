@@ -1,7 +1,7 @@
 // postgres.js: a source of connections for Idempotency. postgres.js sends the statements of one connection
 // without waiting for answers, so they share a round trip, each with a Sync of its own. It asks for the types of a
 // statement's parameters the first time that a connection has it: one round trip more then, or always with `prepare: false`.
-import { ConnectionLost, IdempotencyError } from './errors.js'
+import { ConnectionLost, IdempotencyError, ended } from './errors.js'
 import { isLost } from './retry.js'
 
 const LOST = new Set(['CONNECTION_CLOSED', 'CONNECTION_ENDED', 'CONNECTION_DESTROYED', 'CONNECT_TIMEOUT', 'ECONNREFUSED',
@@ -82,9 +82,7 @@ class PostgresConnection {
   }
 
   #open(call) {
-    if (this.#ended) {
-      throw new IdempotencyError('the transaction has ended: await every statement of the work', { code: '25P01' })
-    }
+    if (this.#ended) throw ended()
     return this.#watched(call())
   }
 

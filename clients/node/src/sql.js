@@ -217,6 +217,17 @@ export class Sql {
  * @property {number | string | undefined} retention
  */
 
+// Half a surrogate pair would be stored as another character: two keys could become one.
+const HALF = /\p{Surrogate}/u
+
+/**
+ * @param {unknown} value
+ * @returns {value is string}
+ */
+export function isText(value) {
+  return typeof value === 'string' && !HALF.test(value)
+}
+
 function toText(value) {
   return value === undefined || value === null ? null : String(value)
 }
@@ -225,6 +236,7 @@ function toText(value) {
 function toArray(values) {
   if (values === undefined || values === null) return null
   if (!Array.isArray(values)) throw new BadArgument('keys, requests and payloads are arrays')
+  if (values.some((value) => HALF.test(String(value)))) throw new BadArgument('a key is text')
   const elements = values.map((value) => value === null || value === undefined
     ? 'NULL' : `"${String(value).replaceAll('\\', '\\\\').replaceAll('"', '\\"')}"`)
   return `{${elements.join(',')}}`

@@ -45,6 +45,19 @@ test('a batch that forgets one is refused at COMMIT, and is repeated after 40001
   await assert.rejects(idempotency.batch((batch) => batch.beginMany(['a'], ['a\0'])), BadArgument)
 })
 
+test('a batch that is over begins and completes nothing on a connection that is somebody else\'s', async (t) => {
+  const { idempotency } = idempotencyFor(t, {}, { max: 1 })
+  const refused = { code: '25P01' }
+  let late
+  await idempotency.batch(async (batch) => { late = batch })
+  await idempotency.batch(async (batch) => { late = batch; throw new Error('planned') }).catch(() => {})
+  const { outcome } = await idempotency.transaction(newKey(), null, async () => {
+    await assert.rejects(late.beginMany([newKey()]), refused)
+    await assert.rejects(late.completeMany([newKey()]), refused)
+  })
+  assert.equal(outcome, 'COMPLETED')
+})
+
 test('a plain function runs once for its key', async (t) => {
   const { pool, idempotency } = idempotencyFor(t)
   const pay = idempotency.idempotent(async function pay({ tx, operation }, order, amount) {

@@ -263,6 +263,22 @@ test('a statement that work did not wait for cannot run outside of the transacti
   assert.equal(await effects(pool, key), 0)
 })
 
+test('two keys that would be stored as the same text are refused, and so are two scopes', async (t) => {
+  const { idempotency } = idempotencyFor(t)
+  await assert.rejects(idempotency.transaction('\ud800', null, () => 1), BadArgument)
+  await assert.rejects(idempotency.lease(newKey(), null, () => 1, { scope: '\ud801' }), BadArgument)
+  await assert.rejects(idempotency.batch((batch) => batch.beginMany(['\ud801'])), BadArgument)
+  await assert.rejects(idempotency.batch((batch) => batch.beginMany([newKey()]), { scope: 7 }), BadArgument)
+})
+
+test('a pool of another kind is refused, and none of its connections is lost', async (t) => {
+  const { pool, idempotency } = idempotencyFor(t)
+  const connect = pool.connect.bind(pool)
+  pool.connect = async () => Object.create(await connect(), { connection: { value: undefined } })
+  await assert.rejects(idempotency.transaction(newKey(), null, () => 1), /pg-native cannot be used/)
+  assert.equal(pool.totalCount - pool.idleCount, 0)
+})
+
 test('retention, max_attempts and bad arguments', async (t) => {
   const { pool, idempotency } = idempotencyFor(t)
   const key = newKey()

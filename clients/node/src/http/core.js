@@ -6,6 +6,7 @@ import { Completion } from '../lease.js'
 import { optionsOf, telling } from '../options.js'
 import { Json } from '../response.js'
 import { isTransient } from '../retry.js'
+import { isText } from '../sql.js'
 import { abandoning } from '../transaction.js'
 import { fromStored, parseRetryAfter, storedHeaders, toStored } from './answer.js'
 import { isEncoded, mediaType, requestTooLarge, unreadable } from './body.js'
@@ -301,12 +302,12 @@ export class HttpIdempotency {
   async #scope({ request, method, route }) {
     const { principal, scope } = this.#options
     const who = principal ? await principal(request) : ''
-    if (principal && (typeof who !== 'string' || who === '')) {
+    if (principal && (!isText(who) || who === '')) {
       // Who cannot be told apart from others would get their answers.
       throw new TypeError('the option "principal" has to give a string that is not empty')
     }
     const own = scope ? await scope(request, { method, route, principal: who }) : routeScope(method, route, who)
-    if (typeof own !== 'string' || own === '') throw new TypeError('the option "scope" has to give a string that is not empty')
+    if (!isText(own) || own === '') throw new TypeError('the option "scope" has to give a string that is not empty')
     return scopeOf(this.#idempotency.scope, own)
   }
 
