@@ -28,13 +28,15 @@ from starlette.routing import Mount, Route
 
 import django_urls
 from conftest import QUICK
-from pg_idempotency import AsyncIdempotency, Done, FakeClock, Idempotency, KeyReused, NotDone, Response, Unknown
+from pg_idempotency import AsyncIdempotency, Done, FakeClock, Idempotency, KeyReused, NotDone, Response, Result, Unknown
 from pg_idempotency.http import Core, Options, Reply, Request, Store, current
 from pg_idempotency.http.asgi import IdempotencyMiddleware as AsgiMiddleware, route_template
+from pg_idempotency.http.core import Admitted, Served, kept_headers, stored_reply
 from pg_idempotency.http.django import IdempotencyMiddleware as DjangoMiddleware, route_template as django_template
 from pg_idempotency.http.key import BadKey, read_key
 from pg_idempotency.http.problem import problem_of
-from pg_idempotency.http.wsgi import FlaskIdempotency, IdempotencyMiddleware as WsgiMiddleware, request_of as wsgi_request
+from pg_idempotency.http import wsgi as on_wsgi
+from pg_idempotency.http.wsgi import FlaskIdempotency, IdempotencyMiddleware as WsgiMiddleware
 
 assert kinds.settings.configured
 SPELLINGS = Path(__file__).parents[2] / "conformance" / "spellings.json"
@@ -129,13 +131,14 @@ def test_options_of_a_route_and_of_keys():
     core = Core(Options(principal=lambda asked: "p", routes={
         "/optional": {"required": False}, "/made": {"make_key": lambda asked: "made"}, "/put": {"methods": ("PUT",)},
         "/skipped": {"skip": lambda asked: True}, "/scoped": {"scope": lambda asked: "own"},
-        "/print": {"fingerprint": lambda asked: [1]}}))
+        "/print": {"fingerprint": lambda asked: [1]}, "/alike": {"fingerprint": lambda asked: None}}))
     assert core.admit(request(route="/optional")) is None
-    assert core.admit(request(route="/made")).key == "made"
+    assert [core.admit(request(route="/made", **given)).key for given in ({}, {"idempotency_key": "k"})] == ["made", "k"]
     assert core.admit(request(route="/skipped", idempotency_key="k")) is None
     assert core.admit(request(route="/scoped", idempotency_key="k")).scope == "own"
-    printed = json.loads(core.admit(request(route="/print", idempotency_key="k")).request.text)
-    assert printed == {"method": "POST", "target": "/print", "own": [1]}
+    for route, own in (("/print", [1]), ("/alike", None)):
+        printed = json.loads(core.admit(request(route=route, idempotency_key="k")).request.text)
+        assert printed == {"method": "POST", "target": route, "own": own}
     assert core.admit(request()).status == 400
     assert [core.covers("PUT", "/put"), core.covers("PUT", "/r"), core.covers("POST", None)] == [True, False, False]
 
@@ -177,7 +180,7 @@ def test_the_target_of_wsgi_is_as_it_was_sent(target):
     """As the packages for other languages have it. The server has decoded it."""
     path, _, query = target.partition("?")
     environ = {"REQUEST_METHOD": "POST", "PATH_INFO": unquote(path, "latin-1"), "QUERY_STRING": query}
-    assert wsgi_request(environ, "/r", b"").target == target
+    assert on_wsgi.request_of(environ, "/r", b"").target == target
 
 
 def call_wsgi(app, key, body=b"{}", path="/r", method="POST", **extra):
@@ -225,11 +228,25 @@ def test_an_answer_that_is_too_large_is_sent_whole(pool, run, key, admin):
     async def on_asgi(idem):
         app = asgi(idem, lambda body, receive, send: respond(send, 201, whole), scope=lambda asked: "large")
         return [await asgi_call(app, key + "-asgi") for _ in range(2)]
-    on_wsgi = wsgi(pool, handler, scope=lambda asked: "large")
-    for first, again in ([call_wsgi(on_wsgi, key) for _ in range(2)], run(on_asgi)):
+    app = wsgi(pool, handler, scope=lambda asked: "large")
+    for first, again in ([call_wsgi(app, key) for _ in range(2)], run(on_asgi)):
         assert (first[0], first[2]) == (201, whole)
         assert (again[0], json.loads(again[2])) == (201, {"at": "/1"})
         assert "application/json" in again[1].values() or b"application/json" in again[1].values()
+
+
+def test_a_header_that_comes_more_than_once_is_replayed_as_often():
+    links = [("Link", f"<{one}>") for one in "abc"]
+    kept = kept_headers(Options(principal=str, stored_headers=("link",)), links)
+    assert stored_reply(Result("COMPLETED", headers=kept), "marker").headers == links
+
+
+def test_a_replay_counts_more_than_what_the_handler_answered():
+    """Its run was rolled back, or the answer to its COMMIT was lost."""
+    served = Served(Core(Options(principal=str)), Admitted("k", "s", None, 0, Options(principal=str)))
+    served.reply = Reply(201, [], b"rolled back")
+    answer = served.answer(Result("COMPLETED", 201, body=b"stored", replayed=True))
+    assert (answer.body, served.is_kept) == (b"stored", False)
 
 
 def test_a_header_that_http_does_not_carry_rolls_back(pool, key, effects):
@@ -261,6 +278,10 @@ def test_an_answer_says_until_when_it_is_kept(pool, key, admin, options):
         status, header, _ = call_wsgi(app, key)
         assert (status, header["Idempotency-Replayed"], header.get("Idempotency-Expires")) == (
             201, "true", "Fri, 31 Dec 9999 23:59:59 GMT" if end[0] == "9" else None)
+    app.idempotency.expires_at = lambda *given, **named: 1 / 0
+    assert call_wsgi(app, key)[0] == 201
+    app = wsgi(pool, lambda environ: (500, [], [b""]), lifetime="Idempotency-Expires", **options)
+    assert "Idempotency-Expires" not in {**call_wsgi(app, key + "p")[1], **call_wsgi(app, key + "p")[1]}
     if not options:
         assert Idempotency(pool).expires_at(key, scope="POST /r t").year == 9999
         admin.execute("UPDATE idempotency_store SET expires_at = 'infinity' WHERE idempotency_key = %s", (key,))
@@ -292,9 +313,19 @@ def test_a_body_that_is_not_seen_whole_is_refused(pool, key, extra, status):
     assert seen == [b'{"whole": 1}']
 
 
+class Gone(io.BytesIO):
+    """The body of a client that has gone away."""
+
+    def read(self, *size):
+        raise OSError
+
+
 @pytest.mark.parametrize("extra, status", [
     ({"CONTENT_LENGTH": "100"}, 400), ({"CONTENT_LENGTH": "-1"}, 400), ({"CONTENT_LENGTH": "12"}, 201),
+    ({"CONTENT_LENGTH": "2000000"}, 413), ({"CONTENT_LENGTH": "1000", "wsgi.input": io.BytesIO(b"x" * 1000)}, 413),
+    ({"CONTENT_LENGTH": "12", "wsgi.input": Gone()}, 400),
     ({"HTTP_TRANSFER_ENCODING": "chunked", "wsgi.input_terminated": True}, 411)])
+@override_settings(DATA_UPLOAD_MAX_MEMORY_SIZE=500)
 def test_django_refuses_a_body_that_is_not_seen_whole(key, extra, status):
     """Of a chunked body Django sees nothing, so any two of them would be the same request."""
     middleware = DjangoMiddleware(lambda request: HttpResponse(request.body, status=201))
@@ -303,6 +334,15 @@ def test_django_refuses_a_body_that_is_not_seen_whole(key, extra, status):
         "SERVER_PORT": "80", "wsgi.input": io.BytesIO(b'{"whole": 1}'), "HTTP_X_TENANT": "t", "HTTP_IDEMPOTENCY_KEY": key,
         **extra}))
     assert response.status_code == status
+
+
+def test_django_answers_as_its_view():
+    def view(request):
+        response = HttpResponse(status=503)
+        del response["Content-Type"]
+        return response
+    response = DjangoMiddleware(view)(RequestFactory().post("/raises", HTTP_IDEMPOTENCY_KEY="k", HTTP_X_TENANT="t"))
+    assert (response.status_code, "Content-Type" in response) == (503, False)
 
 
 def test_a_method_in_lower_case_is_the_same(pool, key):
@@ -315,6 +355,7 @@ def test_statuses_can_be_mapped(pool, key):
     answers = iter([(429, [], [b"busy"]), (500, [], [b"no"]), (404, [], [b"none"])])
     app = wsgi(pool, lambda environ: next(answers), statuses={"429": Store("release"), "500": Store("fail", 60)})
     assert [call_wsgi(app, key)[0] for _ in range(3)] == [429, 500, 500]
+    assert call_wsgi(wsgi(pool, lambda environ: (299, [], [b""])), key + "u")[0] == 299     # nobody has registered it
 
 
 @pytest.mark.parametrize("status", [401, 403, 408, 409, 425, 429])
@@ -348,13 +389,15 @@ def test_django_counts_no_refusal_that_is_raised_as_a_lost_attempt(key, admin):
     assert answers[-1].json()["reason"] == "attempts lost"
 
 
-@pytest.mark.parametrize("status", [401, 403, 408, 409, 425, 429])
-def test_a_refusal_of_the_moment_leaves_a_lease(pool, key, status):
+@pytest.mark.parametrize("status, error", [*((status, None) for status in (401, 403, 408, 409, 425, 429)), (422, KeyReused())])
+def test_a_refusal_of_the_moment_leaves_a_lease(pool, key, status, error):
     """The handler may have charged before it was refused: the next owner reconciles, and does not charge again."""
     charges = []
 
     def charge(environ):
         charges.append(key)
+        if error:
+            raise error
         return status, [], [b"not now"]
 
     app = wsgi(pool, charge, lease=30, reconcile=lambda operation: Done(Response(201, body=b"charged")))
@@ -433,12 +476,29 @@ def test_django_stands_behind_its_authentication(key):
 
 
 def test_a_refusal_for_now_is_tried_again(pool, key):
-    answers = iter([(429, [("Retry-After", "0")], [b"busy"]), (429, [("Retry-After", "3600")], [b"later"])])
+    past = "Wed, 21 Oct 2015 07:28:00 GMT"
+    answers = iter([(429, [("Retry-After", after)], [after.encode()]) for after in ("0", past, "3600")])
     app = wsgi(pool, lambda environ: next(answers), statuses={"4xx": Store("fail"), "429": Store("fail")})
-    assert [call_wsgi(app, key)[2] for _ in range(2)] == [b"busy", b"later"]
+    assert [call_wsgi(app, key)[2] for _ in range(3)] == [b"0", past.encode(), b"3600"]
     status, headers, body = call_wsgi(app, key)
-    assert (status, body, headers["Idempotency-Replayed"]) == (429, b"later", "true")
+    assert (status, body, headers["Idempotency-Replayed"]) == (429, b"3600", "true")
     assert 3500 < int(headers["Retry-After"]) <= 3600
+    app = wsgi(pool, lambda environ: (404, [("Retry-After", "soon")], [b"none"]))
+    assert [call_wsgi(app, key + "n")[1].get("Idempotency-Replayed") for _ in range(2)] == [None, "true"]
+
+
+@pytest.mark.parametrize("extra", [{"CONTENT_LENGTH": "100"}, {"wsgi.input_terminated": True}])
+def test_no_more_than_the_limit_is_read(extra):
+    assert on_wsgi.read_body({"wsgi.input": io.BytesIO(b"x" * 100), **extra}, 10) == b"x" * 11
+
+
+@pytest.mark.parametrize("size, status", [(1000, 200), (1001, 500)])
+def test_what_a_handler_writes_has_the_limit_as_well(pool, key, size, status):
+    def app(environ, start_response):
+        start_response("200 -", [])(b"x" * size)
+        return []
+    app = WsgiMiddleware(app, Idempotency(pool), principal=lambda asked: "p", max_response=1000)
+    assert call_wsgi(app, key)[0] == status
 
 
 @pytest.mark.parametrize("size, status", [(1000, 200), (1001, 500)])
@@ -463,10 +523,11 @@ def test_a_handler_that_streams_past_the_limit(pool, key, effects, size, status)
     assert (effects(), closed) == (1 if status == 200 else 0, [True])
 
 
-def test_a_problem_of_your_own(pool, key):
+def test_a_problem_of_your_own(pool, key, caplog):
     app = wsgi(pool, lambda environ: 1 / 0, problem=lambda problem: Reply(problem.status, [("X", "y")], b"own"))
     assert call_wsgi(app, key) == (500, {"X": "y", "Content-Length": "3"}, b"own")
     assert call_wsgi(app, None)[0] == 400
+    assert [record.getMessage() for record in caplog.records] == ["a request failed with 500"]
 
 
 @pytest.mark.parametrize("options", [{"timeout": 1}, {"routes": {"/r": {"timeout": 1}}}])
@@ -600,6 +661,21 @@ def test_asgi_stores_the_bytes_of_a_file(run, key, tmp_path):
     assert run(body) == [b"bytes"] * 2
 
 
+@pytest.mark.parametrize("last, statuses", [("http.disconnect", []), ("http.request", [413])])
+def test_asgi_runs_no_body_that_is_not_whole(last, statuses):
+    """Its client went away, or it goes on past the limit."""
+    given, sent = iter(["http.request", last]), []
+
+    async def receive():
+        return {"type": next(given), "body": b"x" * 10, "more_body": True}
+
+    async def send(message):
+        sent.append(message)
+    app = AsgiMiddleware(None, AsyncIdempotency(lambda: None), principal=lambda asked: "p", max_request=15)
+    asyncio.run(app({"type": "http", "method": "POST", "path": "/r", "headers": []}, receive, send))
+    assert [message["status"] for message in sent[:1]] == statuses
+
+
 def test_asgi_timeout_rolls_back(run, key, effects):
     cancelled = []
 
@@ -610,7 +686,8 @@ def test_asgi_timeout_rolls_back(run, key, effects):
                 await current().tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
                 await receive()     # never tells of a disconnect: it waits for ever
             except asyncio.CancelledError:
-                cancelled.append(True)
+                await asyncio.sleep(0.01)
+                cancelled.append(current().tx is not None)      # the rollback waits for its clean-up
                 raise
         # as it is now: the end of the loop would cancel every task
         return await asgi_call(asgi(idem, handler, timeout=0.3), key), list(cancelled)
@@ -733,11 +810,12 @@ def test_what_flask_calls_on_close_comes_after_commit(pool, key, admin, conflict
     """Once for the answer that is stored, when its server has sent it; not for what was rolled back, and not for a replay."""
     flask = Flask("t")
     FlaskIdempotency(flask, Idempotency(pool, retry=QUICK), principal=lambda asked: "p")
-    seen, answers = [], iter([503, kept, kept])
+    seen, runs, answers = [], [], iter([503, kept, kept])
 
     @flask.post("/r")
     def view():
         exchange = current()
+        runs.append(exchange)
         if kept == 201:
             exchange.tx.execute("INSERT INTO conflict VALUES (%s)", (key,))
         answer = FlaskResponse(status=next(answers))
@@ -745,11 +823,11 @@ def test_what_flask_calls_on_close_comes_after_commit(pool, key, admin, conflict
         @answer.call_on_close
         def look():
             row = admin.execute("SELECT status FROM idempotency_store WHERE idempotency_key = %s", (key,)).fetchone()
-            seen.append((answer.status_code, row, exchange.tx))
+            seen.append((answer.status_code, row, exchange.tx, exchange is runs[-1]))
         return answer
     for given, count in ((503, 0), (kept, 1), (kept, 1)):
         assert (call_wsgi(flask, key)[0], len(seen)) == (given, count)
-    assert seen == [(kept, ("COMPLETED" if kept == 201 else "FAILED",), None)]
+    assert seen == [(kept, ("COMPLETED" if kept == 201 else "FAILED",), None, True)]
 
 
 def test_asgi_repeats_what_starlette_has_made_a_500_of(run, key):

@@ -340,6 +340,7 @@ def test_a_cancelled_caller_cancels_the_work(run, key):
             try:
                 await asyncio.sleep(60)
             except asyncio.CancelledError:
+                await asyncio.sleep(0.01)
                 seen.append("cancelled")
                 raise
         task = asyncio.ensure_future(idem.lease(key, None, work))
@@ -347,7 +348,7 @@ def test_a_cancelled_caller_cancels_the_work(run, key):
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        return seen, (await idem.lease(key, None, insert_async(key))).outcome
+        return list(seen), (await idem.lease(key, None, insert_async(key))).outcome
     assert run(body) == (["cancelled"], "IN_PROGRESS")
 
 

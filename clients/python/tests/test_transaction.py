@@ -13,8 +13,9 @@ import pytest
 
 import pg_idempotency
 from conftest import QUICK, Held, at_once, insert, insert_async
-from pg_idempotency import (BadArgument, Completion, Declined, Forbidden, Idempotency, Json, KeyReused,
+from pg_idempotency import (BadArgument, Clock, Completion, Declined, Forbidden, Idempotency, Json, KeyReused,
                             NotDone, NotReady, Operation, Response, Retry, TooLarge)
+from pg_idempotency.drive import AsyncDriver
 
 
 def test_a_whole_response_is_replayed(idem, key):
@@ -269,6 +270,17 @@ def test_an_error_of_the_work_is_not_repeated_when_the_connection_is_gone_too(id
     assert len(tries) == 1
 
 
+def test_an_exit_is_not_repeated(idem, key):
+    tries = []
+
+    def work(tx, operation):
+        tries.append(1)
+        raise SystemExit from psycopg.errors.SerializationFailure()
+    with pytest.raises(SystemExit):
+        idem.transaction(key, None, work)
+    assert len(tries) == 1
+
+
 def test_a_pool_whose_connections_are_all_dead(key, admin, effects):
     """As after a restart of the server: more dead connections than tries."""
     with psycopg_pool.ConnectionPool("application_name=doomed", min_size=10, max_size=10) as pool:
@@ -482,6 +494,31 @@ def test_cancelled_again_and_again(run, key, effects, style):
         return await idem.transaction(key + "-after", None, insert_async(key))
     assert run(body, size=1, timeout=10).outcome == "COMPLETED"
     assert effects() == 1
+
+
+@pytest.mark.parametrize("step", [lambda driver, session: driver.close(session),
+                                  lambda driver, session: driver.abandon(session, KeyError())])
+def test_what_gives_a_connection_back_comes_to_its_end(step):
+    """The cancellation goes on afterwards."""
+    begun, ended = asyncio.Event(), []
+
+    class Session:
+        async def close(self, *error):
+            begun.set()
+            await asyncio.sleep(0.01)
+            ended.append(True)
+        abandon, cut = close, None
+
+    async def body():
+        task = asyncio.ensure_future(step(AsyncDriver(None, Clock()), Session()))
+        await begun.wait()
+        for _ in range(2):
+            task.cancel()
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert ended
+    asyncio.run(body())
 
 
 def test_behind_pgbouncer(pgbouncer, key, admin):

@@ -186,8 +186,6 @@ class Call:
             raise
         if self.task.done():
             self.task.result()
-        if self.size > self.limit:
-            raise ResponseTooLarge()
         if not self.start:
             raise RuntimeError("the application gave no answer")
         headers: Headers = [(name.decode("latin-1"), value.decode("latin-1"))
