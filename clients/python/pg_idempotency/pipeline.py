@@ -78,7 +78,7 @@ def round_trip(connection: Any, prepared: Prepared, statements: Sequence[Stateme
     try:
         raise_first(results)
     except psycopg.Error as error:
-        if error.sqlstate != GONE or not prepared.names:
+        if error.sqlstate != GONE:
             raise
         # Somebody has thrown our statements away, as DISCARD ALL does: begin again, without any.
         prepared.direct = False

@@ -26,6 +26,7 @@ def test_a_function(idem, key, effects):
         tx.execute("INSERT INTO effect VALUES (%s, %s)", (order, amount))
         return {"paid": (amount,)}
     assert [pay(key, 30), pay(key, amount=30), effects()] == [{"paid": [30]}, {"paid": [30]}, 1]
+    assert pay(key + "1") == pay(key + "1", 1)
     assert (pay.__doc__, str(inspect.signature(pay))) == ("Pays.", "(order, amount=1)")
     with pytest.raises(KeyReused):
         pay(key)
@@ -110,6 +111,12 @@ def test_repeats_with_the_same_key():
     assert (len(set(script.keys)), clock.slept) == (1, [1, 7, 4])
 
 
+@pytest.mark.parametrize("status", [409, 425, 429, 502, 503, 504])
+def test_repeats_what_is_no_end(status):
+    one, _ = caller(Script((status,), (201,)))
+    assert one.call("order-1", "POST", "http://x/").status == 201
+
+
 def test_never_repeats_a_422():
     script = Script((422,), (201,))
     one, clock = caller(script)
@@ -189,15 +196,15 @@ def test_with_the_standard_library(kind):
             pass
     server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    clock = FakeClock()
+    clock, retry = FakeClock(), Retry(base=1, draw=lambda: 0.0)
     given = "i", "POST", f"http://127.0.0.1:{server.server_port}/", b"{}"
 
     async def turning():
         asyncio.get_running_loop().call_soon(turned.set)
-        return await kind(DictStore(), clock=clock).call(*given)
+        return await kind(DictStore(), clock=clock, retry=retry).call(*given)
     if kind is Caller:
         turned.set()
-    answer = asyncio.run(turning()) if kind is AsyncCaller else kind(DictStore(), clock=clock).call(*given)
+    answer = asyncio.run(turning()) if kind is AsyncCaller else kind(DictStore(), clock=clock, retry=retry).call(*given)
     server.shutdown()
     assert (answer.status, answer.body, len(seen), len(set(seen)), seen[0][2]) == (201, b"made", 5, 1, True)
-    assert clock.slept[3] == 3
+    assert clock.slept == [0, 0, 0, 3]

@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import kinds        # the settings of Django
+import psycopg
 import psycopg_pool
 import pytest
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
@@ -34,7 +35,7 @@ from pg_idempotency.http.asgi import IdempotencyMiddleware as AsgiMiddleware, ro
 from pg_idempotency.http.core import Admitted, Served, kept_headers, stored_reply
 from pg_idempotency.http.django import IdempotencyMiddleware as DjangoMiddleware, route_template as django_template
 from pg_idempotency.http.key import BadKey, read_key
-from pg_idempotency.http.problem import problem_of
+from pg_idempotency.http.problem import problem_of, whole_seconds
 from pg_idempotency.http import wsgi as on_wsgi
 from pg_idempotency.http.wsgi import FlaskIdempotency, IdempotencyMiddleware as WsgiMiddleware
 
@@ -173,6 +174,10 @@ def test_no_error_shows_anything():
     for error in (Unknown("secret"), NotDone("secret"), NotDone("secret", 3), KeyError("secret"), OSError("secret")):
         assert "secret" not in problem_of(error).detail
     assert (problem_of(Unknown()).status, problem_of(NotDone("", 3)).retry_after) == (503, 3)
+    for state in ("40001", "40P01", "25006", "53300", "55P03", "57014", "08006"):
+        assert problem_of(psycopg.errors.lookup(state)()).status == 503
+    assert problem_of(psycopg.errors.lookup("42501")()).status == 500
+    assert [whole_seconds(duration) for duration in (None, 0, 0.2, 6.1)] == ["1", "1", "1", "7"]
 
 
 @pytest.mark.parametrize("target", ["/a%3Fb", "/a?b", "/a%20b/%C3%A9", "/a;b=1,(c)!$&'*+:@~-._"])

@@ -8,8 +8,8 @@ import psycopg_pool
 import pytest
 
 from conftest import QUICK, at_once, insert, insert_async, run_out
-from pg_idempotency import (NOT_DONE, UNKNOWN, AsyncIdempotency, Completion, Declined, Done, FakeClock, Idempotency, LeaseLost,
-                            NotDone, Response, Unknown, drive)
+from pg_idempotency import (NOT_DONE, UNKNOWN, AsyncIdempotency, BadArgument, Completion, Declined, Done, FakeClock, Idempotency,
+                            LeaseLost, NotDone, Response, Unknown, drive)
 from pg_idempotency.clock import Clock
 from pg_idempotency.drive import Heartbeat
 
@@ -241,6 +241,26 @@ def test_a_heartbeat_without_a_database_gives_the_lease_up_in_time(key):
     assert idem.lease(key, None, work, lease=30).payload == [False, True]
 
 
+def test_a_lease_lasts_from_when_it_was_asked_for(key):
+    """The answer to its only beat takes five seconds."""
+    clock, takes = FakeClock(), [0, 5]
+
+    def connect():
+        if not takes:
+            raise psycopg.OperationalError("no route")
+        clock.time += takes.pop(0)
+        return psycopg.connect("")
+
+    def work(operation, signal):
+        lost = []
+        for duration in (10, 29, 2):
+            clock.advance(duration)
+            lost.append(signal.is_set())
+        takes.extend([0] * 5)
+        return lost
+    assert Idempotency(connect, clock=clock).lease(key, None, work, lease=30).payload == [False, False, True]
+
+
 def test_an_error_leaves_the_lease(idem, key, admin):
     leave_unended(idem, key)
     assert idem.lease(key, None, insert(key)).outcome == "IN_PROGRESS"
@@ -256,6 +276,32 @@ def test_not_done_releases_at_once(idem, key):
         idem.lease(key, None, work)
     result = idem.lease(key, None, lambda operation, signal: [operation.attempt, operation.taken_over])
     assert result.payload == [1, False]
+
+
+def test_not_done_counts_also_where_the_release_fails(key):
+    down = []
+
+    def connect():
+        return psycopg.connect("host=/nowhere" if down else "")
+
+    def work(operation, signal):
+        down.append(True)
+        raise NotDone("the gateway refused the connection")
+    with pytest.raises(NotDone):
+        Idempotency(connect).lease(key, None, work)
+
+
+def test_a_request_that_cannot_be_read(idem, key):
+    with pytest.raises(BadArgument):
+        idem.lease(key, {"a": "\0"}, lambda operation, signal: 1)
+
+
+def test_a_lost_answer_to_a_failure(proxy, key):
+    def work(operation, signal):
+        proxy.arm("lose", "idem_fail")
+        raise Declined(402)
+    result = Idempotency(lambda: psycopg.connect(f"host={proxy.directory} port=5432"), retry=QUICK).lease(key, None, work)
+    assert (result.outcome, result.code, result.replayed, proxy.hits) == ("FAILED", 402, True, 1)
 
 
 def test_declined_is_stored(idem, key):

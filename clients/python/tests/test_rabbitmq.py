@@ -6,7 +6,8 @@ import time
 import pika
 import pytest
 
-from pg_idempotency import Declined, KeyReused, NotDone, Result, Settlement, Unknown, owns_dead_letter, settle
+from pg_idempotency import (Declined, FakeClock, Idempotency, KeyReused, NotDone, Result, Settlement, Unknown, owns_dead_letter,
+                            settle)
 from pg_idempotency.consumer import TRIES, Policy
 from pg_idempotency.rabbitmq import Consumer
 from pg_idempotency.settle import ACK, AGAIN, DEAD_LETTER
@@ -36,9 +37,12 @@ def test_the_delay_is_the_first_that_is_long_enough(idem):
 def test_errors_wait_longer_each_time_and_are_bounded(idem):
     policy = Policy(idem, "q", 4, (1, 2))
     decisions = [policy.after_error(error, tries) for error, tries in [
-        (OSError(), 0), (OSError(), 1), (Unknown("?", 7), 2), (OSError(), 3), (KeyReused("x"), 0)]]
+        (OSError(), 0), (OSError(), 1), (OSError(), 2), (Unknown("?", 7), 2), (OSError(), 3), (KeyReused("x"), 0)]]
     assert [(d.settlement.action, d.settlement.after, d.tries) for d in decisions] == [
-        (AGAIN, 1, 1), (AGAIN, 2, 2), (AGAIN, 7, 3), (DEAD_LETTER, 0, 4), (DEAD_LETTER, 0, 0)]
+        (AGAIN, 1, 1), (AGAIN, 2, 2), (AGAIN, 2, 3), (AGAIN, 7, 3), (DEAD_LETTER, 0, 4), (DEAD_LETTER, 0, 0)]
+    for wrong in ((0, (1,)), (1, ()), (1, (2, 1))):
+        with pytest.raises(ValueError):
+            Policy(idem, "q", *wrong)
 
 
 def test_what_a_handler_gives_is_no_verdict_by_accident(idem):
@@ -47,6 +51,18 @@ def test_what_a_handler_gives_is_no_verdict_by_accident(idem):
         decisions = [policy.decide(lambda: given, tries) for tries in range(3)]
         assert [(each.settlement.action, each.tries) for each in decisions] == [(AGAIN, 1), (AGAIN, 2), (DEAD_LETTER, 3)]
     assert policy.decide(lambda: Settlement("done"), 0).settlement.action == AGAIN
+
+
+def test_a_dead_letter_that_cannot_be_settled_now_comes_again(pool, idem, key):
+    """Nobody else knows of it: it must not be taken for a copy."""
+    idem.transaction(key, None, decline)
+
+    def asked_meanwhile(tx, operation):
+        policy = Policy(Idempotency(pool, clock=FakeClock()), "busy", 3, (1, 2))
+        decision = policy.decide_by_position(lambda: idem.transaction(key, None, decline), "m1", 0)
+        return [decision.settlement.action, decision.tries]
+    record = idem.transaction(key, None, decline).record
+    assert idem.transaction(record, None, asked_meanwhile, scope="busy.dead").payload == [AGAIN, 1]
 
 
 def test_one_message_owns_the_dead_letter(idem, key):
@@ -117,7 +133,8 @@ def test_tries_are_bounded(idem, key, of, tries):
         raise RuntimeError("a mistake in the service")
     consumer = Consumer(channel, queue, idempotency=idem, tries=2, delays=[0.05, 0.2], **{"handle": None, of: fails})
     consumer.declare()
-    channel.basic_publish("", queue, b"body", pika.BasicProperties(message_id="m", headers={"own": "1", TRIES: tries}))
+    channel.basic_publish("", queue, b"body", pika.BasicProperties(
+        message_id="m", headers={"own": "1", TRIES: tries}, user_id="guest", delivery_mode=1))
     consumer.consume()
     deadline = time.monotonic() + 60
     while dead_letters(channel, queue) == 0:    # the broker moves it when it has the time
@@ -125,4 +142,24 @@ def test_tries_are_bounded(idem, key, of, tries):
         connection.sleep(0.05)
     _, properties, body = take(channel, f"{queue}.dead")
     assert (calls, body, properties.message_id, properties.headers["own"]) == ([of, of], b"body", "m", "1")
+    assert (properties.user_id, properties.delivery_mode) == (None, 2)
+    connection.close()
+
+
+def test_a_message_stays_where_it_is_when_the_queue_of_its_delay_is_missing(idem, key):
+    queue = f"test-{key}"
+    connection = connect()
+    channel = connection.channel()
+
+    def fails(*given):
+        connection.add_callback_threadsafe(channel.stop_consuming)
+        raise RuntimeError("a mistake in the handler")
+    consumer = Consumer(channel, queue, fails, idempotency=idem, delays=[1])
+    consumer.declare()
+    channel.queue_delete(consumer.again_queue(1))
+    channel.basic_publish("", queue, b"body", pika.BasicProperties(message_id="m"))
+    consumer.consume()
+    connection.close()
+    connection = connect()
+    assert take(connection.channel(), queue)[2] == b"body"
     connection.close()

@@ -260,6 +260,19 @@ def test_no_server_is_an_error_after_the_last_try(case, tmp_path):
     assert len(retried) == 4
 
 
+@of("psycopg", "async psycopg", "asyncpg")
+def test_a_pool_in_use_is_waited_for_once(case, key):
+    retried = []
+
+    async def test(idem, on):
+        async def work(tx, operation):
+            with pytest.raises(Exception, match=None if on.kind == "asyncpg" else "couldn't get a connection"):
+                await idem.transaction(key + "2", None, plain)
+        await idem.transaction(key, None, work)
+    case(test, size=1, timeout=0.5, hooks={"retried": retried.append})
+    assert retried == []
+
+
 def test_leases(case, key, effects, lease_end):
     clock = FakeClock()
 

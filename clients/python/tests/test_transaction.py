@@ -5,6 +5,7 @@ import contextlib
 import threading
 from datetime import date, datetime, timezone
 from decimal import Decimal
+from types import SimpleNamespace
 from uuid import UUID
 
 import psycopg
@@ -13,9 +14,10 @@ import pytest
 
 import pg_idempotency
 from conftest import QUICK, Held, at_once, insert, insert_async
-from pg_idempotency import (BadArgument, Clock, Completion, Declined, Forbidden, Idempotency, Json, KeyReused,
+from pg_idempotency import (AsyncIdempotency, BadArgument, Clock, Completion, Declined, Forbidden, Idempotency, Json, KeyReused,
                             NotDone, NotReady, Operation, Response, Retry, TooLarge)
 from pg_idempotency.drive import AsyncDriver
+from pg_idempotency.psycopg import cancel_request, end_statement
 
 
 def test_a_whole_response_is_replayed(idem, key):
@@ -315,6 +317,37 @@ def test_connections_come_back_as_they_were(pool, idem, key):
     assert pool.get_stats().get("connections_lost", 0) == 0
 
 
+class Lender:
+    """A pool whose connection is none."""
+
+    def __init__(self):
+        self.back = 0
+
+    def connection(self):
+        return self
+
+    def __enter__(self):
+        return object()
+
+    def __exit__(self, *error):
+        self.back += 1
+
+    async def __aenter__(self):
+        return self.__enter__()
+
+    async def __aexit__(self, *error):
+        self.__exit__()
+
+
+def test_a_connection_that_cannot_be_used_goes_back(key):
+    lender = Lender()
+    with pytest.raises(AttributeError):
+        Idempotency(lender).transaction(key, None, insert(key))
+    with pytest.raises(AttributeError):
+        asyncio.run(AsyncIdempotency(lender).transaction(key, None, insert(key)))
+    assert lender.back == 2
+
+
 def test_row_factories_of_the_user_do_no_harm(key):
     idem = Idempotency(lambda: psycopg.connect("", row_factory=psycopg.rows.dict_row))
     result = idem.transaction(key, None, lambda tx, operation: tx.execute("SELECT 7 AS n").fetchone())
@@ -431,6 +464,11 @@ def test_a_cancelled_task_rolls_back(run, key, effects, admin, proxy, times):
         return await idem.transaction(key, None, insert_async(key), wait=20)
     assert run(body, f"host={proxy.directory} port=5432").outcome == "COMPLETED"
     assert effects() == 1
+
+
+def test_an_older_libpq_has_no_request_of_its_own():
+    request = cancel_request(SimpleNamespace(pgconn=None))
+    assert asyncio.run(end_statement(request)) is request is None
 
 
 def test_a_network_that_hangs_while_a_task_is_cancelled_again(proxy, run, key, monkeypatch):
