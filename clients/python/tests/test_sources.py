@@ -260,6 +260,14 @@ def test_no_server_is_an_error_after_the_last_try(case, tmp_path):
     assert len(retried) == 4
 
 
+def test_an_isolation_level(case, key):
+    async def test(idem, on):
+        async def work(tx, operation):
+            await on.run(tx, "DO $$ BEGIN ASSERT current_setting('transaction_isolation') = 'serializable'; END $$")
+        return (await idem.transaction(key, None, work, isolation="SERIALIZABLE")).outcome
+    assert case(test) == "COMPLETED"
+
+
 @of("psycopg", "async psycopg", "asyncpg")
 def test_a_pool_in_use_is_waited_for_once(case, key):
     retried = []
