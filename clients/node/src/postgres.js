@@ -7,6 +7,10 @@ import { isLost } from './retry.js'
 const LOST = new Set(['CONNECTION_CLOSED', 'CONNECTION_ENDED', 'CONNECTION_DESTROYED', 'CONNECT_TIMEOUT', 'ECONNREFUSED',
   'ECONNRESET', 'ENOENT', 'EPIPE', 'ETIMEDOUT'])
 
+// What runs a statement, beside the tag itself.
+/** @type {Set<string | symbol>} */
+const SENDING = new Set(['unsafe', 'file', 'notify'])
+
 /**
  * @template Tx
  * @param {{reserve: () => Promise<Tx>}} sql what `postgres(…)` gave. Work gets a reserved connection of it as `tx`, to be used as a tag: tx`SELECT 1`
@@ -45,7 +49,7 @@ class PostgresConnection {
     this.tx = new Proxy(sql, {
       apply: (target, self, args) => this.#open(() => target(...args)),
       get: (target, property) => property === 'release' ? () => this.#open(() => { throw notYours() })
-        : property === 'unsafe' ? (...args) => this.#open(() => target.unsafe(...args))
+        : SENDING.has(property) ? (...args) => this.#open(() => target[property](...args))
           : target[property],
     })
   }

@@ -47,7 +47,9 @@ test('postgres.js: a caught error is CommitRolledBack, and a late statement is r
     await insert(tx, key)
     await tx`SELECT 1/0`.catch(() => {})
   }), CommitRolledBack)
-  assert.throws(() => insert(late, key), { code: '25P01' })
+  for (const send of [() => insert(late, key), () => late.unsafe('SELECT 1'), () => late.file('none.sql'), () => late.notify('channel', '')]) {
+    assert.throws(send, { code: '25P01' })
+  }
   assert.equal(await effects(pool, key), 0)
 })
 
