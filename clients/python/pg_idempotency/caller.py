@@ -120,12 +120,24 @@ def sync_directory(directory: pathlib.Path) -> None:
         os.close(handle)
 
 
+class Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows a redirect, which urllib does as a GET. What names the sender is not for another host."""
+
+    def redirect_request(self, req: urllib.request.Request, *given: Any) -> Optional[urllib.request.Request]:
+        """The request to send there; None: none."""
+        follow = super().redirect_request(req, *given)
+        if follow is not None and (follow.type, follow.host) != (req.type, req.host):
+            for name in ("Authorization", "Proxy-authorization", "Cookie"):
+                follow.headers.pop(name, None)
+        return follow
+
+
 def fetch_by_urllib(method: str, url: str, headers: Mapping[str, str], body: Optional[bytes],
                     timeout: float = 30) -> Answer:
     """Sends one request with the standard library. Raises one of LOST when no answer came in ``timeout`` seconds."""
     request = urllib.request.Request(url, data=body, headers=dict(headers), method=method)
     try:
-        with urllib.request.urlopen(request, timeout=timeout) as response:
+        with urllib.request.build_opener(Redirects).open(request, timeout=timeout) as response:
             return Answer(response.status, lower(response.headers), response.read())
     except urllib.error.HTTPError as error:
         with error:

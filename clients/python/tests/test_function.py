@@ -208,3 +208,29 @@ def test_with_the_standard_library(kind):
     server.shutdown()
     assert (answer.status, answer.body, len(seen), len(set(seen)), seen[0][2]) == (201, b"made", 5, 1, True)
     assert clock.slept == [0, 0, 0, 3]
+
+
+def test_a_redirect_names_the_sender_to_no_other_host():
+    seen = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.send_response(303)
+            self.send_header("Location", f"http://{self.path[1:]}:{self.server.server_port}/")
+            self.end_headers()
+
+        def do_GET(self):
+            seen.append([self.headers[name] for name in ("Authorization", "Cookie", "X-Own")])
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *args):
+            pass
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    headers = {"Authorization": "secret", "Cookie": "secret", "X-Own": "kept"}
+    for host in ("127.0.0.1", "localhost"):
+        url = f"http://127.0.0.1:{server.server_port}/{host}"
+        assert Caller(DictStore()).call(host, "POST", url, b"{}", headers).status == 200
+    server.shutdown()
+    assert seen == [["secret", "secret", "kept"], [None, None, "kept"]]
