@@ -3,6 +3,7 @@ package idempotency
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"math/rand"
 	"time"
 
@@ -160,7 +161,7 @@ func (c *Client[Tx]) repeat(ctx context.Context, call *call, try try) (*Result, 
 	afterLoss := false
 	for attempt, dead := 1, 0; ; attempt++ {
 		result, err := try(afterLoss)
-		if err == nil || ctx.Err() != nil || !Transient(err) {
+		if err == nil || ctx.Err() != nil || errors.Is(err, ErrNotDone) || !Transient(err) {
 			return result, err
 		}
 		afterLoss = afterLoss || SQLState(err) != "40001" && SQLState(err) != "40P01"

@@ -1,6 +1,6 @@
 // Repeats: which errors go away, and how long to wait. The whole transaction is repeated, never a part of
 // it, and its begin shows whether an attempt with a lost answer has committed.
-import { ConnectionLost, sqlstate } from './errors.js'
+import { ConnectionLost, NotDone, sqlstate } from './errors.js'
 
 const TRANSIENT = new Set(['40001', '40P01'])
 
@@ -23,7 +23,8 @@ export function isTransient(error) {
 }
 
 /**
- * Calls `attempt` until it succeeds, fails for good, or has failed `attempts` times; then throws the last error.
+ * Calls `attempt` until it succeeds, fails for good, or has failed `attempts` times; then throws the last error. NotDone is for good,
+ * whatever its cause is.
  * `attempt` gets the errors so far.
  * @template T
  * @param {import('./index.js').Settings} settings
@@ -39,7 +40,7 @@ export async function retrying(settings, about, attempt) {
       return await attempt(errors)
     } catch (error) {
       errors.push(error)
-      if (!isTransient(error) || errors.length >= attempts) throw error
+      if (error instanceof NotDone || !isTransient(error) || errors.length >= attempts) throw error
       settings.emit('retried', { ...about, repeat: errors.length, code: sqlstate(error) })
       await settings.clock.sleep(Math.random() * Math.min(cap, base * 2 ** (errors.length - 1)))
     }

@@ -331,7 +331,7 @@ test('an operation whose attempts are lost too often fails for good', async (t) 
 test('NotDone is thrown again, and its rollback is no lost attempt', async (t) => {
   const { pool, idempotency } = idempotencyFor(t, {}, { max: 1 })
   const key = newKey()
-  const notDone = new NotDone({ cause: new Error('not now') })
+  const notDone = new NotDone({ cause: Object.assign(new Error('not now'), { code: '40001' }) })
   let runs = 0
   const refused = (name, spoil) => assert.rejects(idempotency.transaction(name, null, async (tx) => {
     runs++

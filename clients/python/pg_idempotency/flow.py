@@ -77,7 +77,8 @@ def in_session(body: Callable[[Any], Flow]) -> Flow:
     except BaseException as error:
         lost = yield steps.abandon(session, error)
         state = sqlstate_of(error)
-        if not isinstance(error, Exception):
+        # NotDone is the work's own word, whatever its cause is: nothing is repeated.
+        if not isinstance(error, Exception) or isinstance(error, NotDone):
             raise
         # An error of the work's own is the caller's, also where the connection went away with it.
         gone = means_lost(state) or (lost and is_unreachable(error))

@@ -197,6 +197,7 @@ def test_attempts_are_lost(idem, key, admin):
 
 def test_not_done_is_raised_again_and_no_lost_attempt(idem, key, effects):
     not_done, runs = NotDone("not now"), []
+    why = psycopg.errors.SerializationFailure()
 
     def refused(name, spoil):
         def work(tx, operation):
@@ -204,7 +205,7 @@ def test_not_done_is_raised_again_and_no_lost_attempt(idem, key, effects):
             insert(key)(tx, operation)
             with contextlib.suppress(psycopg.Error):
                 tx.execute(spoil)
-            raise not_done
+            raise not_done from why
         with pytest.raises(NotDone) as caught:
             idem.transaction(name, None, work, max_lost_attempts=1)
         assert caught.value is not_done

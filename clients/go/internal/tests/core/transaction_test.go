@@ -12,6 +12,7 @@ import (
 
 	"example.org/idempotency"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 func TestTransactions(t *testing.T) {
@@ -354,7 +355,7 @@ func testMaxLostAttempts[Tx any](t *testing.T, b backend[Tx]) {
 
 func testNotDoneIsNoLostAttempt[Tx any](t *testing.T, b backend[Tx]) {
 	client, key := idempotency.New(b.open(t, serverURL, 1), idempotency.Options{}), newKey()
-	notDone := fmt.Errorf("not now: %w", idempotency.ErrNotDone)
+	notDone := fmt.Errorf("not now: %w: %w", idempotency.ErrNotDone, &pgconn.PgError{Code: "40001"})
 	runs := 0
 	refused := func(key, spoil string) {
 		t.Helper()

@@ -266,7 +266,8 @@ public final class Idempotency {
             if (known instanceof IdempotencyException.KeyReused) {
                 tell(Event.Type.MISMATCH, call, 0, known);
             }
-            throw known instanceof IdempotencyException.ConnectionLost lost ? lost.onArrival() : known;
+            // A begin that takes too long may be waiting in a session that is alive.
+            throw known instanceof IdempotencyException.ConnectionLost lost && !IdempotencyException.isTimeout(error) ? lost.onArrival() : known;
         }
     }
 
@@ -358,7 +359,8 @@ public final class Idempotency {
 
     /**
      * Makes attempts until one does not fail with 40001, 40P01 or a lost connection. Of a connection
-     * that was dead when it came from the pool nothing was asked, so it is no attempt.
+     * that was dead when it came from the pool nothing was asked, so it is no attempt. NotDone is never
+     * repeated, whatever its cause is.
      */
     <T, X extends Exception> T repeat(Call call, Attempt<T, X> attempt) throws X {
         boolean afterLoss = false;
@@ -367,7 +369,7 @@ public final class Idempotency {
             try {
                 return attempt.run(afterLoss);
             } catch (Exception error) {
-                if (!IdempotencyException.isTransient(error)) {
+                if (error instanceof IdempotencyException.NotDone || !IdempotencyException.isTransient(error)) {
                     throw error;
                 }
                 afterLoss |= !IdempotencyException.isConflict(IdempotencyException.sqlState(error));

@@ -1,5 +1,6 @@
 package org.example.idempotency;
 
+import java.net.SocketTimeoutException;
 import java.sql.SQLException;
 import java.sql.SQLNonTransientConnectionException;
 import java.sql.SQLRecoverableException;
@@ -227,6 +228,16 @@ public abstract sealed class IdempotencyException extends RuntimeException {
     static boolean isOfDatabase(Throwable error) {
         for (Throwable cause = error; cause != null; cause = cause.getCause()) {
             if (cause instanceof SQLException) {
+                return true;
+            }
+        }
+        return false;
+    }
+
+    /** The time of the driver is over, and the server may not know it. */
+    static boolean isTimeout(Throwable error) {
+        for (Throwable cause = error; cause != null; cause = cause.getCause()) {
+            if (cause instanceof SocketTimeoutException) {
                 return true;
             }
         }

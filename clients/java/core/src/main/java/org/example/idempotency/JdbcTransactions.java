@@ -29,12 +29,15 @@ record JdbcTransactions(DataSource dataSource) implements Transactions {
         }
     }
 
-    /** A connection that cannot roll back is gone, and so that was the reason of the error. */
+    /**
+     * A connection that cannot roll back is gone, and so that was the reason of the error. NotDone is the
+     * work's own word, whatever became of the connection.
+     */
     private static void rollBack(Connection connection, Throwable error) {
         try {
             connection.rollback();
         } catch (SQLException gone) {
-            if (error instanceof IdempotencyException.ConnectionLost) {
+            if (error instanceof IdempotencyException.ConnectionLost || error instanceof IdempotencyException.NotDone) {
                 return;
             }
             throw new IdempotencyException.ConnectionLost(error);

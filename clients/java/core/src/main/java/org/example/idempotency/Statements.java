@@ -2,6 +2,8 @@ package org.example.idempotency;
 
 import java.math.BigDecimal;
 import java.math.RoundingMode;
+import java.nio.charset.StandardCharsets;
+import java.sql.Array;
 import java.sql.Connection;
 import java.sql.PreparedStatement;
 import java.sql.ResultSet;
@@ -100,10 +102,25 @@ class Statements {
     private static PreparedStatement prepareMany(Connection connection, String sql, List<String> keys, List<String> values, String scope)
             throws SQLException {
         PreparedStatement statement = connection.prepareStatement(sql);
-        statement.setArray(1, connection.createArrayOf("text", keys.toArray()));
-        statement.setArray(2, values == null ? null : connection.createArrayOf("text", values.toArray()));
-        statement.setString(3, scope);
+        statement.setArray(1, array(connection, keys));
+        statement.setArray(2, values == null ? null : array(connection, values));
+        statement.setString(3, whole(scope));
         return statement;
+    }
+
+    private static Array array(Connection connection, List<String> texts) throws SQLException {
+        for (String text : texts) {
+            whole(text);
+        }
+        return connection.createArrayOf("text", texts.toArray());
+    }
+
+    /** The driver would send "?" for half of a character of two, and two keys could become one. */
+    private static String whole(String text) throws SQLException {
+        if (text != null && !text.equals(new String(text.getBytes(StandardCharsets.UTF_8), StandardCharsets.UTF_8))) {
+            throw new SQLException("half of a character of two is no Unicode", "22021");
+        }
+        return text;
     }
 
     /** Null where there is no record. */
@@ -182,7 +199,7 @@ class Statements {
     private static PreparedStatement prepare(Connection connection, String sql, String... arguments) throws SQLException {
         PreparedStatement statement = connection.prepareStatement(sql);
         for (int i = 0; i < arguments.length; i++) {
-            statement.setString(i + 1, arguments[i]);
+            statement.setString(i + 1, whole(arguments[i]));
         }
         return statement;
     }

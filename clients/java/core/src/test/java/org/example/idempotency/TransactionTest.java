@@ -27,6 +27,7 @@ import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.function.Executable;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
+import org.postgresql.ds.PGSimpleDataSource;
 
 @Timeout(60)
 class TransactionTest extends OnServer {
@@ -218,6 +219,25 @@ class TransactionTest extends OnServer {
     }
 
     @ParameterizedTest
+    @ValueSource(strings = {"SELECT 1", "SELECT 1/0", "SELECT pg_terminate_backend(pg_backend_pid())"})
+    void notDoneIsThrownAgainWhateverBecameOfTheConnection(String spoil) throws Exception {
+        var notDone = new IdempotencyException.NotDone(new SQLException("why", "40001"));
+        AtomicInteger runs = new AtomicInteger();
+        assertSame(notDone, assertThrows(IdempotencyException.NotDone.class, () -> once.transaction(Call.of(key), (connection, operation) -> {
+            runs.incrementAndGet();
+            effect(connection);
+            try {
+                execute(connection, spoil);
+            } catch (SQLException spoilt) {
+                throw notDone;
+            }
+            throw notDone;
+        })));
+        assertEquals(1, runs.get());
+        assertEquals(0, effects());
+    }
+
+    @ParameterizedTest
     @ValueSource(strings = {"before idem_begin", "after idem_begin", "before INSERT INTO effect", "after INSERT INTO effect",
         "before idem_complete", "after idem_complete", "before commit", "after commit"})
     void aLostConnectionLeavesOneEffect(String where) throws Exception {
@@ -305,6 +325,37 @@ class TransactionTest extends OnServer {
         assertThrows(IdempotencyException.BadArgument.class, () -> once.transaction(Call.of(""), (c, o) -> Response.EMPTY));
         assertThrows(IdempotencyException.BadArgument.class, () -> once.transaction(Call.of(key).withRequest("{"), (c, o) -> Response.EMPTY));
         assertThrows(IllegalArgumentException.class, () -> Options.DEFAULT.withLease(Duration.ZERO));
+    }
+
+    @Test
+    void halfOfACharacterIsRefused() throws Exception {
+        String half = key + "\ud800";
+        for (var failing : List.<Executable>of(
+                () -> once.transaction(Call.of(half), (connection, operation) -> work(connection)),
+                () -> once.transaction(Call.of(key).withScope(half), (connection, operation) -> work(connection)),
+                () -> once.transaction(Call.of(key).withRequest('"' + half + '"'), (connection, operation) -> work(connection)),
+                () -> once.transaction(Call.of(key), (connection, operation) -> Response.json('"' + half + '"')),
+                () -> once.batch(null, batch -> batch.beginMany(List.of(half), null)))) {
+            assertEquals("22021", IdempotencyException.sqlState(assertThrows(IdempotencyException.class, failing)));
+        }
+        assertEquals(0, effects());
+        assertFalse(once.transaction(Call.of(key).withRequest("\"\ud83d\ude00\""), (connection, operation) -> work(connection)).replayed());
+    }
+
+    /** Asked again at once, it would leave a session on the server each time. */
+    @Test
+    @Timeout(20)
+    void aBeginThatTakesTooLongIsAnAttempt() throws Exception {
+        var hasty = new PGSimpleDataSource();
+        hasty.setUrl(proxy.url() + "&socketTimeout=1");
+        var client = new Idempotency(Transactions.of(hasty), once.options().withRetry(2, Duration.ZERO, Duration.ZERO));
+        try (Connection blocking = pool.getConnection()) {
+            blocking.setAutoCommit(false);
+            execute(blocking, "LOCK TABLE idempotency_store");
+            assertThrows(IdempotencyException.ConnectionLost.class, () -> client.transaction(Call.of(key), (c, operation) -> work(c)));
+            blocking.rollback();
+        }
+        assertEquals(List.of(Event.Type.RETRIED), events);
     }
 
     @Test

@@ -40,7 +40,7 @@ public record SpringTransactions(PlatformTransactionManager manager, DataSource 
                 throw new IdempotencyException.RolledBack(error);
             }
             // A connection that is lost cannot roll back either, and the first exception says more.
-            if (thrown[0] instanceof IdempotencyException.ConnectionLost) {
+            if (thrown[0] instanceof IdempotencyException.ConnectionLost || thrown[0] instanceof IdempotencyException.NotDone) {
                 throw thrown[0];
             }
             throw isUnstated(error) ? new IdempotencyException.ConnectionLost(error) : error;
