@@ -132,6 +132,7 @@ public final class Idempotency {
      * @throws IdempotencyException as of {@link #transaction}, and LeaseLost, Unknown, NotDone
      */
     public <X extends Exception> Result lease(Call call, LeasedWork<X> work, Reconciled.Finder finder) throws X {
+        transactions.requireNone();
         Call full = call.over(options);
         LeasedAttempt.Begun begun = await(full.maxWait(), b -> b.operation().outcome(),
                 () -> repeat(full, afterLoss -> beginLease(full)));

@@ -35,6 +35,10 @@ public interface Transactions {
      */
     <T> T run(int isolation, Body<T> body) throws Exception;
 
+    /** Throws where the thread is in a transaction of the framework already: a lease is outside of one. */
+    default void requireNone() {
+    }
+
     /** {@return the data source of the transactions, where those connections come from, too, that are in none, as those of heartbeats} */
     DataSource dataSource();
 

@@ -173,7 +173,7 @@ public final class FilterOptions {
     /**
      * The methods that need a key.
      *
-     * @param names by default POST and PATCH
+     * @param names by default POST and PATCH; "*": all
      * @return this
      */
     public FilterOptions methods(String... names) {

@@ -69,7 +69,7 @@ public final class IdempotencyFilter extends HttpFilter {
     @Override
     protected void doFilter(HttpServletRequest request, HttpServletResponse response, FilterChain chain)
             throws IOException, ServletException {
-        Route route = options.methods.contains(request.getMethod().toUpperCase(Locale.ROOT))
+        Route route = options.methods.contains("*") || options.methods.contains(request.getMethod().toUpperCase(Locale.ROOT))
                 ? options.route.apply(request) : null;
         if (route == null) {
             chain.doFilter(request, response);

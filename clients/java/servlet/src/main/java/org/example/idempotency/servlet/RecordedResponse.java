@@ -9,6 +9,8 @@ import java.io.ByteArrayOutputStream;
 import java.io.IOException;
 import java.io.OutputStreamWriter;
 import java.io.PrintWriter;
+import java.lang.reflect.InvocationTargetException;
+import java.lang.reflect.Proxy;
 import java.nio.charset.Charset;
 import java.nio.charset.StandardCharsets;
 import java.time.Instant;
@@ -31,6 +33,7 @@ final class RecordedResponse extends HttpServletResponseWrapper {
     private TooLarge failure;
     private Locale locale = Locale.getDefault();
     private PrintWriter writer;
+    private final List<PrintWriter> writers = new ArrayList<>();     // a handler may hold one from before a reset
     private final ServletOutputStream stream = new Body();
 
     /** The answer is larger than the option says. */
@@ -43,15 +46,25 @@ final class RecordedResponse extends HttpServletResponseWrapper {
     }
 
     RecordedResponse(HttpServletResponse response, int max) {
-        super(response);
+        super(hidden(response));
         this.max = max;
+    }
+
+    /** Tomcat looks for the response behind a wrapper, and ends it, when a forward returns. */
+    private static HttpServletResponse hidden(HttpServletResponse response) {
+        return (HttpServletResponse) Proxy.newProxyInstance(RecordedResponse.class.getClassLoader(), new Class<?>[] {HttpServletResponse.class},
+                (proxy, method, arguments) -> {
+                    try {
+                        return method.invoke(response, arguments);
+                    } catch (InvocationTargetException error) {
+                        throw error.getCause();
+                    }
+                });
     }
 
     /** The answer; an exception where it became too large, even if the handler has swallowed that. */
     Answer finish() throws TooLarge {
-        if (writer != null) {
-            writer.flush();
-        }
+        flushBuffer();
         if (failure != null) {
             throw failure;
         }
@@ -94,6 +107,7 @@ final class RecordedResponse extends HttpServletResponseWrapper {
         if (writer == null) {
             setCharacterEncoding(getCharacterEncoding());
             writer = new PrintWriter(new OutputStreamWriter(stream, Charset.forName(getCharacterEncoding())));
+            writers.add(writer);
         }
         return writer;
     }
@@ -269,9 +283,7 @@ final class RecordedResponse extends HttpServletResponseWrapper {
 
     @Override
     public void flushBuffer() {
-        if (writer != null) {
-            writer.flush();
-        }
+        writers.forEach(PrintWriter::flush);
     }
 
     @Override
@@ -290,6 +302,8 @@ final class RecordedResponse extends HttpServletResponseWrapper {
         resetBuffer();
         headers.clear();
         status = 200;
+        encoding = null;
+        writer = null;
     }
 
     @Override

@@ -34,6 +34,7 @@ import org.springframework.web.servlet.HandlerExecutionChain;
 import org.springframework.web.servlet.HandlerMapping;
 import org.springframework.web.servlet.mvc.method.annotation.RequestMappingHandlerMapping;
 import org.springframework.web.util.ServletRequestPathUtils;
+import tools.jackson.databind.SerializationFeature;
 import tools.jackson.databind.json.JsonMapper;
 
 /** Makes the beans of this package. Each gives way to one of the application's own. */
@@ -71,7 +72,7 @@ public class IdempotencyAutoConfiguration {
     @Bean
     @Role(BeanDefinition.ROLE_INFRASTRUCTURE)
     static DefaultPointcutAdvisor idempotentAdvisor(ObjectProvider<Idempotency> once, ObjectProvider<Json> json) {
-        var advisor = new DefaultPointcutAdvisor(AnnotationMatchingPointcut.forMethodAnnotation(Idempotent.class),
+        var advisor = new DefaultPointcutAdvisor(new AnnotationMatchingPointcut(null, Idempotent.class, true),
                 new IdempotentInterceptor(once::getObject, json::getObject));
         advisor.setOrder(BEFORE_TRANSACTIONAL);
         return advisor;
@@ -88,7 +89,7 @@ public class IdempotencyAutoConfiguration {
             return new Json() {
                 @Override
                 public String write(Object value) {
-                    return mapper.writeValueAsString(value);
+                    return mapper.writer(SerializationFeature.FAIL_ON_EMPTY_BEANS).writeValueAsString(value);
                 }
 
                 @Override
@@ -111,7 +112,7 @@ public class IdempotencyAutoConfiguration {
                 @Override
                 public String write(Object value) {
                     try {
-                        return mapper.writeValueAsString(value);
+                        return mapper.writer(com.fasterxml.jackson.databind.SerializationFeature.FAIL_ON_EMPTY_BEANS).writeValueAsString(value);
                     } catch (JsonProcessingException error) {
                         throw new IllegalArgumentException("the value cannot be written as JSON", error);
                     }
@@ -144,11 +145,12 @@ public class IdempotencyAutoConfiguration {
         FilterRegistrationBean<IdempotencyFilter> idempotencyFilter(Idempotency once, IdempotencyHttp http,
                 @Qualifier("requestMappingHandlerMapping") ObjectProvider<RequestMappingHandlerMapping> mappings) {
             FilterOptions options = new FilterOptions(request -> routeOf(request, mappings.getObject()), http::principal);
-            options.methods("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"); // the annotation says which
+            options.methods("*"); // the annotation says which
             options.passOn(Http::isForSpringSecurity);
             http.configure(options);
             var registration = new FilterRegistrationBean<>(new IdempotencyFilter(once, options));
             registration.setOrder(Ordered.LOWEST_PRECEDENCE);
+            registration.setMatchAfter(true); // also behind those of the same order, and of web.xml
             return registration;
         }
 

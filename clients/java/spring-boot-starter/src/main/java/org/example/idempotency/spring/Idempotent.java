@@ -16,7 +16,8 @@ import java.lang.annotation.Target;
  * is stored, and thrown to each caller; while another call runs, the exception is
  * {@link org.example.idempotency.IdempotencyException.InProgress}. As with all proxies of Spring, a
  * call from within the same object does not pass through it. The method returns its result, and no
- * future or publisher of it.
+ * future or publisher of it. An argument or a result whose class has no property is refused, as its
+ * JSON would say nothing. The annotation may stand on the method of an interface.
  */
 @Documented
 @Target(ElementType.METHOD)

@@ -1,6 +1,8 @@
 package org.example.idempotency.spring;
 
 import java.lang.reflect.Method;
+import java.lang.reflect.Type;
+import java.util.Set;
 import java.util.concurrent.Future;
 import java.util.function.Supplier;
 import org.aopalliance.intercept.MethodInterceptor;
@@ -14,16 +16,25 @@ import org.example.idempotency.Result;
 import org.springframework.aop.support.AopUtils;
 import org.springframework.context.expression.MethodBasedEvaluationContext;
 import org.springframework.core.DefaultParameterNameDiscoverer;
+import org.springframework.core.GenericTypeResolver;
 import org.springframework.core.ParameterNameDiscoverer;
 import org.springframework.core.ReactiveAdapterRegistry;
 import org.springframework.core.annotation.AnnotatedElementUtils;
 import org.springframework.expression.ExpressionParser;
 import org.springframework.expression.spel.standard.SpelExpressionParser;
+import org.springframework.transaction.TransactionDefinition;
+import org.springframework.transaction.annotation.AnnotationTransactionAttributeSource;
+import org.springframework.transaction.interceptor.TransactionAttribute;
+import org.springframework.transaction.interceptor.TransactionAttributeSource;
 
 /** Runs the methods that are {@link Idempotent}. What it needs is asked for at the first call, as advice is made before most beans. */
 final class IdempotentInterceptor implements MethodInterceptor {
     private static final ExpressionParser PARSER = new SpelExpressionParser();
     private static final ParameterNameDiscoverer NAMES = new DefaultParameterNameDiscoverer();
+
+    private static final TransactionAttributeSource TRANSACTIONAL = new AnnotationTransactionAttributeSource(false);
+    private static final Set<Integer> JOINING = Set.of(TransactionDefinition.PROPAGATION_REQUIRED, TransactionDefinition.PROPAGATION_SUPPORTS,
+            TransactionDefinition.PROPAGATION_MANDATORY, TransactionDefinition.PROPAGATION_NESTED);
 
     private final Supplier<Idempotency> once;
     private final Supplier<Json> json;
@@ -35,19 +46,33 @@ final class IdempotentInterceptor implements MethodInterceptor {
 
     @Override
     public Object invoke(MethodInvocation invocation) throws Throwable {
-        Method method = AopUtils.getMostSpecificMethod(invocation.getMethod(), invocation.getThis().getClass());
+        Class<?> type = AopUtils.getTargetClass(invocation.getThis());
+        Method method = AopUtils.getMostSpecificMethod(invocation.getMethod(), type);
         Idempotent annotation = AnnotatedElementUtils.findMergedAnnotation(method, Idempotent.class);
-        refuseAsynchronous(method);
+        refuseAsynchronous(method, method.getReturnType());
+        if (!annotation.lease()) {
+            refuseAnotherTransaction(method, type);
+        }
         Call call = Call.of(keyOf(invocation, method, annotation))
                 .withScope(Identity.function(once.get().options().scope(), annotation.name()))
                 .withMaxLostAttempts(annotation.maxLostAttempts())
                 .withRequest(json.get().write(invocation.getArguments()));
         Object[] fresh = new Object[1];
         Result result = annotation.lease()
-                ? once.get().<Exception>lease(call, lease -> Completion.of(run(invocation, fresh)))
-                : once.get().<Exception>transaction(call, (connection, operation) -> run(invocation, fresh));
+                ? once.get().<Exception>lease(call, lease -> Completion.of(run(invocation, method, fresh)))
+                : once.get().<Exception>transaction(call, (connection, operation) -> run(invocation, method, fresh));
         String stored = result.orThrow().payload();
-        return result.replayed() ? stored == null ? null : json.get().read(stored, method.getGenericReturnType()) : fresh[0];
+        return !result.replayed() ? fresh[0] : stored == null ? null
+                : read(stored, GenericTypeResolver.resolveType(method.getGenericReturnType(), type), annotation.name());
+    }
+
+    /** The error of the application's JSON would quote what it has read. */
+    private Object read(String stored, Type type, String name) {
+        try {
+            return json.get().read(stored, type);
+        } catch (RuntimeException error) {
+            throw new IllegalStateException("the stored result of " + name + " is no " + type.getTypeName() + ": " + error.getClass().getName());
+        }
     }
 
     private static String keyOf(MethodInvocation invocation, Method method, Idempotent annotation) {
@@ -64,20 +89,32 @@ final class IdempotentInterceptor implements MethodInterceptor {
     }
 
     /** What is still running when the method returns would be outside of the transaction and of the stored result. */
-    private static void refuseAsynchronous(Method method) {
-        Class<?> type = method.getReturnType();
+    private static void refuseAsynchronous(Method method, Class<?> type) {
         if (Future.class.isAssignableFrom(type) || ReactiveAdapterRegistry.getSharedInstance().getAdapter(type) != null) {
             throw new IllegalStateException("a method that is @Idempotent returns its result, and no " + type.getName() + ": " + method);
         }
     }
 
+    /** What the method did in a transaction of its own, or in none, would stay when the operation's is rolled back. */
+    private static void refuseAnotherTransaction(Method method, Class<?> type) {
+        TransactionAttribute attribute = TRANSACTIONAL.getTransactionAttribute(method, type);
+        if (attribute != null && !JOINING.contains(attribute.getPropagationBehavior())) {
+            throw new IllegalStateException("a method that is @Idempotent joins the transaction of its operation, which its propagation"
+                    + " does not allow: " + method);
+        }
+    }
+
     /** Each attempt has an invocation of its own. */
-    private Response run(MethodInvocation invocation, Object[] fresh) throws Exception {
+    private Response run(MethodInvocation invocation, Method method, Object[] fresh) throws Exception {
         try {
             var attempt = invocation instanceof org.springframework.aop.ProxyMethodInvocation proxied
                     ? proxied.invocableClone(invocation.getArguments().clone()) : invocation;
             fresh[0] = attempt.proceed();
-            return Response.json(fresh[0] == null ? null : json.get().write(fresh[0]));
+            if (fresh[0] == null) {
+                return Response.json(null);
+            }
+            refuseAsynchronous(method, fresh[0].getClass());
+            return Response.json(json.get().write(fresh[0]));
         } catch (Exception | Error error) {
             throw error;
         } catch (Throwable other) {

@@ -6,10 +6,12 @@ import javax.sql.DataSource;
 import org.example.idempotency.IdempotencyException;
 import org.example.idempotency.Transactions;
 import org.springframework.jdbc.datasource.DataSourceUtils;
+import org.springframework.jdbc.datasource.TransactionAwareDataSourceProxy;
 import org.springframework.transaction.IllegalTransactionStateException;
 import org.springframework.transaction.PlatformTransactionManager;
 import org.springframework.transaction.TransactionSystemException;
 import org.springframework.transaction.UnexpectedRollbackException;
+import org.springframework.transaction.support.ResourceTransactionManager;
 import org.springframework.transaction.support.TransactionSynchronizationManager;
 import org.springframework.transaction.support.TransactionTemplate;
 
@@ -22,10 +24,7 @@ import org.springframework.transaction.support.TransactionTemplate;
 public record SpringTransactions(PlatformTransactionManager manager, DataSource dataSource) implements Transactions {
     @Override
     public <T> T run(int isolation, Body<T> body) throws Exception {
-        if (TransactionSynchronizationManager.isActualTransactionActive()) {
-            throw new IllegalTransactionStateException("an operation opens its transaction by itself, and may have to repeat it:"
-                    + " call it from outside of a transaction");
-        }
+        requireNone();
         var template = new TransactionTemplate(manager);
         if (isolation != 0) {
             template.setIsolationLevel(isolation);
@@ -47,6 +46,14 @@ public record SpringTransactions(PlatformTransactionManager manager, DataSource 
         }
     }
 
+    @Override
+    public void requireNone() {
+        if (TransactionSynchronizationManager.isActualTransactionActive()) {
+            throw new IllegalTransactionStateException("an operation opens its transactions by itself, and may have to repeat them:"
+                    + " call it from outside of a transaction");
+        }
+    }
+
     /** Pools say of a connection that they have closed, when it is to roll back, that it is closed, without a SQLSTATE. */
     private static boolean isUnstated(RuntimeException error) {
         return error instanceof TransactionSystemException && error.getCause() instanceof SQLException
@@ -54,9 +61,12 @@ public record SpringTransactions(PlatformTransactionManager manager, DataSource 
     }
 
     private <T> T within(Body<T> body, RuntimeException[] thrown) {
-        Connection connection = DataSourceUtils.getConnection(dataSource);
+        DataSource bound = dataSource instanceof TransactionAwareDataSourceProxy proxy ? proxy.getTargetDataSource() : dataSource;
+        // Asked first, as a connection of any DataSource becomes one of the transaction when it is taken. JTA binds none before.
+        boolean isBound = !(manager instanceof ResourceTransactionManager) || TransactionSynchronizationManager.hasResource(bound);
+        Connection connection = DataSourceUtils.getConnection(bound);
         try {
-            if (!DataSourceUtils.isConnectionTransactional(connection, dataSource)) {
+            if (!isBound || !DataSourceUtils.isConnectionTransactional(connection, bound)) {
                 throw new IllegalStateException("the transaction manager " + manager.getClass().getName()
                         + " does not say which connection it uses: give Idempotency one for its DataSource");
             }
@@ -67,7 +77,7 @@ public record SpringTransactions(PlatformTransactionManager manager, DataSource 
         } catch (Exception error) {
             throw new Checked(error);
         } finally {
-            DataSourceUtils.releaseConnection(connection, dataSource);
+            DataSourceUtils.releaseConnection(connection, bound);
         }
     }
 

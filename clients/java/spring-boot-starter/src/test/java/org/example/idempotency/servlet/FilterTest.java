@@ -6,6 +6,7 @@ import static org.junit.jupiter.api.Assertions.assertNotNull;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import com.zaxxer.hikari.HikariDataSource;
+import jakarta.servlet.DispatcherType;
 import jakarta.servlet.Filter;
 import jakarta.servlet.ServletException;
 import jakarta.servlet.http.HttpServlet;
@@ -356,6 +357,34 @@ class FilterTest {
         assertEquals("/done", redirect.headers().firstValue("Location").orElseThrow());
         assertEquals("x", redirect.body());
         assertEquals(1, effects());
+    }
+
+    /** Tomcat ends the response behind a wrapper when a forward returns. */
+    @Test
+    void aForwardAnswersTheFirstRequestToo() throws Exception {
+        protect(false, options -> { });
+        handler = (request, response) -> {
+            if (request.getDispatcherType() == DispatcherType.FORWARD) {
+                response.getWriter().write("forwarded");
+            } else {
+                effect(Exchange.of(request).connection());
+                request.getRequestDispatcher("/elsewhere").forward(request, response);
+            }
+        };
+        assertEquals("forwarded", twice(200, true).body());
+        assertEquals(1, effects());
+    }
+
+    @Test
+    void afterAResetTheWriterHasTheNewCharset() throws Exception {
+        protect(false, options -> { });
+        handler = (request, response) -> {
+            response.getWriter().write("broken");
+            response.reset();
+            response.setContentType("text/plain;charset=ISO-8859-1");
+            response.getWriter().write("\u00e9");
+        };
+        assertEquals("\u00e9", twice(200, true).body());
     }
 
     @Test

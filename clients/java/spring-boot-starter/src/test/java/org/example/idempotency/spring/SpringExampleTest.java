@@ -51,8 +51,8 @@ import org.springframework.transaction.annotation.Transactional;
 import org.springframework.transaction.support.TransactionSynchronizationManager;
 import org.springframework.transaction.support.TransactionTemplate;
 import org.springframework.web.bind.annotation.PostMapping;
-import org.springframework.web.bind.annotation.PutMapping;
 import org.springframework.web.bind.annotation.RequestBody;
+import org.springframework.web.bind.annotation.RequestMapping;
 import org.springframework.web.bind.annotation.RestController;
 import org.springframework.web.server.ResponseStatusException;
 
@@ -123,7 +123,7 @@ class SpringExampleTest {
             return ResponseEntity.status(201).body(Map.of("seat", seat));
         }
 
-        @PutMapping("/orders")
+        @RequestMapping("/changes")
         @IdempotentRequest
         void change() {
         }
@@ -179,18 +179,16 @@ class SpringExampleTest {
     @EnableAutoConfiguration
     @Import({Pool.class, Seats.class, Orders.class})
     static class Program {
-        /** Authentication, where Spring Security's filter stands. */
+        /** Authentication of the program's own, which does not say where it stands. */
         @Bean
-        FilterRegistrationBean<Filter> authentication() {
-            var authentication = new FilterRegistrationBean<Filter>((request, response, chain) -> {
+        Filter authentication() {
+            return (request, response, chain) -> {
                 if (REVOKED.contains(String.valueOf(((HttpServletRequest) request).getHeader("X-User")))) {
                     ((HttpServletResponse) response).setStatus(403);
                 } else {
                     chain.doFilter(request, response);
                 }
-            });
-            authentication.setOrder(-100);
-            return authentication;
+            };
         }
 
         /** Spring Security's filter that answers what the program refuses. */
@@ -245,7 +243,9 @@ class SpringExampleTest {
 
     @Test
     void theAnnotationHoldsForEachMethodOfHttp() throws Exception {
-        assertEquals(400, send(request("/orders").header("X-User", "ann").PUT(HttpRequest.BodyPublishers.noBody())).statusCode());
+        for (String method : new String[] {"PUT", "CHANGE"}) {
+            assertEquals(400, send(request("/changes").header("X-User", "ann").method(method, HttpRequest.BodyPublishers.noBody())).statusCode());
+        }
     }
 
     @Test

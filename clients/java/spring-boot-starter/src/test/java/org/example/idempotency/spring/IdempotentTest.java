@@ -1,0 +1,192 @@
+package org.example.idempotency.spring;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.io.PrintWriter;
+import java.io.StringWriter;
+import java.util.List;
+import java.util.UUID;
+import java.util.concurrent.CompletableFuture;
+import javax.sql.DataSource;
+import org.example.idempotency.Call;
+import org.example.idempotency.Completion;
+import org.example.idempotency.Idempotency;
+import org.example.idempotency.Options;
+import org.example.idempotency.Response;
+import org.junit.jupiter.api.AfterAll;
+import org.junit.jupiter.api.BeforeAll;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.function.Executable;
+import org.springframework.boot.WebApplicationType;
+import org.springframework.boot.autoconfigure.EnableAutoConfiguration;
+import org.springframework.boot.builder.SpringApplicationBuilder;
+import org.springframework.context.ConfigurableApplicationContext;
+import org.springframework.context.annotation.Configuration;
+import org.springframework.context.annotation.Import;
+import org.springframework.jdbc.core.JdbcTemplate;
+import org.springframework.jdbc.datasource.TransactionAwareDataSourceProxy;
+import org.springframework.jdbc.support.JdbcTransactionManager;
+import org.springframework.stereotype.Service;
+import org.springframework.transaction.IllegalTransactionStateException;
+import org.springframework.transaction.PlatformTransactionManager;
+import org.springframework.transaction.annotation.Propagation;
+import org.springframework.transaction.annotation.Transactional;
+import org.springframework.transaction.support.TransactionTemplate;
+
+/** Methods that Spring finds elsewhere, or that would not do what they say. */
+class IdempotentTest {
+    private static ConfigurableApplicationContext context;
+    private static JdbcTemplate jdbc;
+    private final String key = UUID.randomUUID().toString();
+    private final Tickets tickets = context.getBean(Tickets.class);
+
+    record Ticket(String seat) { }
+
+    /** No JSON shows what it has. */
+    static final class Hidden { }
+
+    interface Booking<T> {
+        @Idempotent(name = "booking", key = "#key")
+        List<T> book(String key);
+    }
+
+    abstract static class Base<T> implements Booking<T> {
+        final JdbcTemplate jdbc;
+
+        Base(JdbcTemplate jdbc) {
+            this.jdbc = jdbc;
+        }
+
+        abstract T ticket(String key);
+
+        @Override
+        public List<T> book(String key) {
+            jdbc.update("INSERT INTO seat VALUES (?)", key);
+            return List.of(ticket(key));
+        }
+    }
+
+    @Service
+    static class Tickets extends Base<Ticket> {
+        Tickets(JdbcTemplate jdbc) {
+            super(jdbc);
+        }
+
+        @Override
+        Ticket ticket(String key) {
+            return new Ticket(key);
+        }
+
+        @Idempotent(name = "count", key = "#key")
+        public int count(String key, Object... others) {
+            jdbc.update("INSERT INTO seat VALUES (?)", key);
+            return 1;
+        }
+
+        @Idempotent(name = "hides", key = "#key")
+        public Object hides(String key, boolean isLater) {
+            jdbc.update("INSERT INTO seat VALUES (?)", key);
+            return isLater ? CompletableFuture.completedFuture(key) : new Hidden();
+        }
+
+        @Idempotent(name = "leased", key = "#key", lease = true)
+        public void leased(String key) {
+            jdbc.update("INSERT INTO seat VALUES (?)", key);
+        }
+
+        @Idempotent(name = "another", key = "#key")
+        @Transactional(propagation = Propagation.REQUIRES_NEW)
+        public void another(String key) {
+            jdbc.update("INSERT INTO seat VALUES (?)", key);
+        }
+
+        @Idempotent(name = "without", key = "#key")
+        @Transactional(propagation = Propagation.NOT_SUPPORTED)
+        public void without(String key) {
+            jdbc.update("INSERT INTO seat VALUES (?)", key);
+        }
+    }
+
+    @Configuration(proxyBeanMethods = false)
+    @EnableAutoConfiguration
+    @Import({SpringExampleTest.Pool.class, Tickets.class})
+    static class Program { }
+
+    @BeforeAll
+    static void start() {
+        context = new SpringApplicationBuilder(Program.class).web(WebApplicationType.NONE).run("--spring.main.banner-mode=off");
+        jdbc = context.getBean(JdbcTemplate.class);
+        jdbc.execute("CREATE EXTENSION IF NOT EXISTS idempotency");
+        jdbc.execute("CREATE TABLE IF NOT EXISTS seat (name text)");
+    }
+
+    @AfterAll
+    static void stop() {
+        context.close();
+    }
+
+    private int effects() {
+        return jdbc.queryForObject("SELECT count(*) FROM seat WHERE name = ?", Integer.class, key);
+    }
+
+    @Test
+    void theAnnotationOfAnInterfaceHoldsAndATypeVariableIsWhatItStandsFor() {
+        List<Ticket> first = tickets.book(key);
+        Ticket again = tickets.book(key).get(0);
+        assertEquals(first.get(0), again);
+        assertEquals(1, effects());
+    }
+
+    @Test
+    void whatNoJsonShowsIsNeitherComparedNorStored() {
+        assertThrows(RuntimeException.class, () -> tickets.count(key, new Hidden()));
+        assertThrows(RuntimeException.class, () -> tickets.hides(key, false));
+        assertTrue(assertThrows(IllegalStateException.class, () -> tickets.hides(key, true)).getMessage().contains("CompletableFuture"));
+        assertEquals(0, effects());
+    }
+
+    @Test
+    void aMethodThatWouldNotJoinTheTransactionIsRefused() {
+        for (Executable call : List.<Executable>of(() -> tickets.another(key), () -> tickets.without(key))) {
+            assertTrue(assertThrows(IllegalStateException.class, call).getMessage().contains("joins"));
+        }
+        assertEquals(0, effects());
+    }
+
+    /** What it stores would stay when that is rolled back. */
+    @Test
+    void aLeaseIsNotInATransaction() {
+        var template = new TransactionTemplate(context.getBean(PlatformTransactionManager.class));
+        for (Runnable call : List.<Runnable>of(() -> tickets.leased(key),
+                () -> context.getBean(Idempotency.class).lease(Call.of(key), lease -> Completion.of(Response.EMPTY)))) {
+            assertThrows(IllegalTransactionStateException.class, () -> template.executeWithoutResult(status -> call.run()));
+        }
+        tickets.leased(key);
+        assertEquals(1, effects());
+    }
+
+    @Test
+    void aManagerOfAnotherDataSourceIsRefused() throws Exception {
+        var dataSource = context.getBean(DataSource.class);
+        try (var other = new SpringExampleTest.Pool().dataSource()) {
+            other.setAutoCommit(false);
+            var once = new Idempotency(new SpringTransactions(new JdbcTransactionManager(dataSource), other), Options.DEFAULT);
+            assertTrue(assertThrows(IllegalStateException.class, () -> once.transaction(Call.of(key), (c, operation) -> Response.EMPTY))
+                    .getMessage().contains("does not say which connection it uses"));
+        }
+        var same = new SpringTransactions(new JdbcTransactionManager(dataSource), new TransactionAwareDataSourceProxy(dataSource));
+        new Idempotency(same, Options.DEFAULT).transaction(Call.of(key), (connection, operation) -> Response.EMPTY);
+    }
+
+    @Test
+    void noExceptionQuotesAResultThatCannotBeRead() {
+        tickets.count(key);
+        jdbc.update("UPDATE idempotency_store SET response_payload = '\"card 4111\"' WHERE idempotency_key = ?", key);
+        var trace = new StringWriter();
+        assertThrows(IllegalStateException.class, () -> tickets.count(key)).printStackTrace(new PrintWriter(trace));
+        assertFalse(trace.toString().contains("4111"), trace::toString);
+    }
+}
