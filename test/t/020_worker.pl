@@ -136,6 +136,7 @@ is(scalar(() = log_of($node, $before_reload) =~ /$unknown/g), 1, 'and not in eac
 reconfigure($node, 'idempotency.gc_enabled' => 'off');
 soon('also while the collector is switched off', sub { 2 == (() = log_of($node, $before_reload) =~ /$unknown/g) });
 reconfigure($node, 'idempotency.gc_enabled' => 'on');
+soon('and when it is on again', sub { 3 == (() = log_of($node, $before_reload) =~ /$unknown/g) });
 reconfigure($node, 'idempotency.gc_databases' => 'postgres, other');
 rounds_pass(2);
 is(scalar(() = log_of($node, $before_reload) =~ /$unknown/g), 3, 'nothing is reported of names that exist');
