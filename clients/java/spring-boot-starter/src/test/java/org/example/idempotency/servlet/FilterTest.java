@@ -379,12 +379,16 @@ class FilterTest {
     void afterAResetTheWriterHasTheNewCharset() throws Exception {
         protect(false, options -> { });
         handler = (request, response) -> {
-            response.getWriter().write("broken");
+            response.setCharacterEncoding("UTF-16");
+            var held = response.getWriter();
+            held.write("broken");
             response.reset();
+            String encoding = response.getCharacterEncoding();
             response.setContentType("text/plain;charset=ISO-8859-1");
-            response.getWriter().write("\u00e9");
+            response.getWriter().write(encoding + "\u00e9");
+            held.write('!');
         };
-        assertEquals("\u00e9", twice(200, true).body());
+        assertEquals("\0!UTF-8\u00e9", twice(200, true).body());
     }
 
     @Test

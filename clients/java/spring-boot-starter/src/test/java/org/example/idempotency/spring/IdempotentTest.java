@@ -2,11 +2,13 @@ package org.example.idempotency.spring;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertSame;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.io.PrintWriter;
 import java.io.StringWriter;
+import java.sql.SQLException;
 import java.util.List;
 import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
@@ -14,6 +16,7 @@ import javax.sql.DataSource;
 import org.example.idempotency.Call;
 import org.example.idempotency.Completion;
 import org.example.idempotency.Idempotency;
+import org.example.idempotency.IdempotencyException;
 import org.example.idempotency.Options;
 import org.example.idempotency.Response;
 import org.junit.jupiter.api.AfterAll;
@@ -32,8 +35,11 @@ import org.springframework.jdbc.support.JdbcTransactionManager;
 import org.springframework.stereotype.Service;
 import org.springframework.transaction.IllegalTransactionStateException;
 import org.springframework.transaction.PlatformTransactionManager;
+import org.springframework.transaction.TransactionDefinition;
 import org.springframework.transaction.annotation.Propagation;
 import org.springframework.transaction.annotation.Transactional;
+import org.springframework.transaction.support.AbstractPlatformTransactionManager;
+import org.springframework.transaction.support.DefaultTransactionStatus;
 import org.springframework.transaction.support.TransactionTemplate;
 
 /** Methods that Spring finds elsewhere, or that would not do what they say. */
@@ -118,9 +124,7 @@ class IdempotentTest {
     @BeforeAll
     static void start() {
         context = new SpringApplicationBuilder(Program.class).web(WebApplicationType.NONE).run("--spring.main.banner-mode=off");
-        jdbc = context.getBean(JdbcTemplate.class);
-        jdbc.execute("CREATE EXTENSION IF NOT EXISTS idempotency");
-        jdbc.execute("CREATE TABLE IF NOT EXISTS seat (name text)");
+        jdbc = SpringExampleTest.prepared(context);
     }
 
     @AfterAll
@@ -179,6 +183,43 @@ class IdempotentTest {
         }
         var same = new SpringTransactions(new JdbcTransactionManager(dataSource), new TransactionAwareDataSourceProxy(dataSource));
         new Idempotency(same, Options.DEFAULT).transaction(Call.of(key), (connection, operation) -> Response.EMPTY);
+    }
+
+    /** JTA binds no connection of Spring's; this one does nothing at all, so the server refuses what follows. */
+    @Test
+    void aManagerThatBindsNoConnectionIsAsked() {
+        var manager = new AbstractPlatformTransactionManager() {
+            private static final long serialVersionUID = 1;
+
+            @Override
+            protected Object doGetTransaction() {
+                return key;
+            }
+
+            @Override
+            protected void doBegin(Object transaction, TransactionDefinition definition) {
+            }
+
+            @Override
+            protected void doCommit(DefaultTransactionStatus status) {
+            }
+
+            @Override
+            protected void doRollback(DefaultTransactionStatus status) {
+            }
+        };
+        var once = new Idempotency(new SpringTransactions(manager, context.getBean(DataSource.class)), Options.DEFAULT);
+        assertThrows(IdempotencyException.class, () -> once.transaction(Call.of(key), (connection, operation) -> Response.EMPTY));
+    }
+
+    @Test
+    void notDoneIsThrownAgainWhereItsConnectionIsLost() {
+        var notDone = new IdempotencyException.NotDone(new IllegalStateException("why"));
+        assertSame(notDone, assertThrows(IdempotencyException.NotDone.class,
+                () -> context.getBean(Idempotency.class).transaction(Call.of(key), (connection, operation) -> {
+                    assertThrows(SQLException.class, () -> connection.createStatement().execute("SELECT pg_terminate_backend(pg_backend_pid())"));
+                    throw notDone;
+                })));
     }
 
     @Test

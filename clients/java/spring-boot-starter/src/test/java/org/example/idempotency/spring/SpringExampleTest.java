@@ -33,6 +33,7 @@ import org.springframework.boot.WebApplicationType;
 import org.springframework.boot.autoconfigure.EnableAutoConfiguration;
 import org.springframework.boot.builder.SpringApplicationBuilder;
 import org.springframework.boot.web.servlet.FilterRegistrationBean;
+import org.springframework.context.ApplicationContext;
 import org.springframework.context.ConfigurableApplicationContext;
 import org.springframework.context.annotation.Bean;
 import org.springframework.context.annotation.Configuration;
@@ -210,9 +211,14 @@ class SpringExampleTest {
     static void start() {
         context = SpringApplication.run(Program.class, "--server.port=0", "--server.address=127.0.0.1", "--spring.main.banner-mode=off",
                 "--idempotency.scope=shop");
-        jdbc = context.getBean(JdbcTemplate.class);
-        jdbc.execute("CREATE EXTENSION IF NOT EXISTS idempotency");
-        jdbc.execute("CREATE TABLE IF NOT EXISTS seat (name text)");
+        jdbc = prepared(context);
+    }
+
+    static JdbcTemplate prepared(ApplicationContext context) {
+        var template = context.getBean(JdbcTemplate.class);
+        template.execute("CREATE EXTENSION IF NOT EXISTS idempotency");
+        template.execute("CREATE TABLE IF NOT EXISTS seat (name text)");
+        return template;
     }
 
     @AfterAll
