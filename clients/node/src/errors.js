@@ -25,6 +25,9 @@ export class BadArgument extends IdempotencyError {
     super(message, { ...options, code: 'ID400' })
   }
 }
+/** An option that is no duration. It is a mistake of the service: HTTP answers 500, not 400. */
+export class BadDuration extends BadArgument {}
+Object.defineProperty(BadDuration.prototype, 'name', { value: 'BadArgument', configurable: true, writable: true })
 /** ID403: the role may not use this scope. */
 export class Forbidden extends IdempotencyError {}
 /** ID404: this transaction does not own the operation. A mistake of the program. */
@@ -146,6 +149,21 @@ export function translated(error) {
   const Class = BY_SQLSTATE[state]
   if (!Class) return error
   return new Class(/** @type {Error} */ (error).message, { code: state, cause: error })
+}
+
+// A text that is no interval, and more than the type interval holds.
+const NO_INTERVAL = new Set(['22007', '22008', '22015'])
+
+/**
+ * BadArgument where the server could not read a duration of these statements; any other error as it is.
+ * @param {unknown} error
+ * @param {import('./pipeline.js').Statement[]} statements
+ * @returns {unknown}
+ */
+export function unreadDuration(error, statements) {
+  const names = statements.flatMap(({ durations = [] }) => durations)
+  if (names.length === 0 || !NO_INTERVAL.has(sqlstate(error) ?? '')) return error
+  return new BadDuration(`the server cannot read ${names.join(' or ')} as an interval`, { cause: error })
 }
 
 // What text or jsonb does not take: bad JSON or half a surrogate pair, the character NUL, bytes that are no UTF-8, a

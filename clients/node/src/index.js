@@ -7,6 +7,7 @@ import { lease, progress } from './lease.js'
 import { optionsOf, telling } from './options.js'
 import { pgSource } from './pg.js'
 import { retrying } from './retry.js'
+import { checkMilliseconds, toInterval } from './response.js'
 import { Sql, isText } from './sql.js'
 import { onConnection, transaction } from './transaction.js'
 
@@ -90,13 +91,18 @@ export class Idempotency {
   constructor(pool, options = {}) {
     const { scope = '', schema, retention, lease: leaseTime = '30 s', retry = {}, hooks = {}, clock = systemClock } = options
     const source = 'acquire' in pool ? pool : pgSource(pool)
+    const repeats = optionsOf({ attempts: 5, base: 50, cap: 2000 }, retry)
+    checkMilliseconds('retry.base', repeats.base)
+    checkMilliseconds('retry.cap', repeats.cap)
+    const durations = { retention, lease: leaseTime, 'retry.base': repeats.base, 'retry.cap': repeats.cap }
+    for (const [name, duration] of Object.entries(durations)) toInterval(name, duration)
     this.#settings = {
       source,
       sql: new Sql(schema),
       scope,
       retention,
       lease: leaseTime,
-      retry: optionsOf({ attempts: 5, base: 50, cap: 2000 }, retry),
+      retry: repeats,
       clock,
       emit: (event, about) => emit(hooks, event, about),
     }
@@ -150,6 +156,7 @@ export class Idempotency {
    */
   async lease(key, request, work, options = {}) {
     const { lease: time = this.#settings.lease, reconcile } = options
+    toInterval('lease', time)
     return lease(this.#settings, { ...this.#call(key, request, options), lease: time, reconcile }, work)
   }
 
@@ -213,6 +220,8 @@ export class Idempotency {
   }) {
     if (!isText(key)) throw new BadArgument('a key is a string')
     if (!isText(scope)) throw new BadArgument('a scope is a string')
+    toInterval('retention', retention)
+    if (wait !== Infinity) toInterval('wait', wait)
     return {
       key, request, scope, wait, maxAttempts, maxLostAttempts, retention, requestHash: requestHash ? Buffer.from(requestHash) : null,
     }

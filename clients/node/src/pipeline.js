@@ -10,6 +10,7 @@
  * @property {boolean} [repeated] worth to be prepared, where that is possible
  * @property {string} [name] under which it is prepared
  * @property {boolean} [known] it already is
+ * @property {string[]} [durations] options of the caller in it that only the server can read
  */
 /** @typedef {{rows: (string | null)[][], tag: string}} Answer rows as text, and the command tag */
 

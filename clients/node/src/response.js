@@ -1,5 +1,5 @@
 // What work answers with, and how it is stored.
-import { BadArgument } from './errors.js'
+import { BadArgument, BadDuration } from './errors.js'
 
 /**
  * @typedef {object} Response
@@ -53,7 +53,8 @@ export function asParameters(response, retention) {
     code: code === null ? null : String(code),
     headers: toJson(response.headers),
     body: toBytes(response.body),
-    retention: toInterval(response.retention ?? retention),
+    retention: toInterval('retention', response.retention ?? retention),
+    durations: texts({ retention: response.retention ?? retention }),
   }
 }
 
@@ -86,12 +87,36 @@ export function toBytes(body) {
 }
 
 /**
+ * @param {string} name of the option
  * @param {number | string | null | undefined} duration milliseconds, or what PostgreSQL reads as an interval
  * @returns {string | null}
+ * @throws BadArgument: it is neither. What a text means only the server knows
  */
-export function toInterval(duration) {
+export function toInterval(name, duration) {
   if (duration === undefined || duration === null) return null
   if (typeof duration === 'string') return duration
-  if (!Number.isFinite(duration)) throw new BadArgument('a duration is a number of milliseconds, or an interval')
-  return `${duration} milliseconds`
+  if (!Number.isFinite(duration) || Math.abs(duration) > LONGEST) {
+    throw new BadDuration(`${name} is a number of milliseconds, or an interval`)
+  }
+  return `${duration.toFixed(3)} milliseconds`
+}
+
+/**
+ * @param {string} name of the option
+ * @param {unknown} duration a number of milliseconds, without end as well
+ * @throws BadArgument
+ */
+export function checkMilliseconds(name, duration) {
+  if (typeof duration !== 'number' || Number.isNaN(duration)) throw new BadDuration(`${name} is a number of milliseconds`)
+}
+
+// An interval of PostgreSQL has no more milliseconds.
+const LONGEST = 9e15
+
+/**
+ * The names of the durations that only the server can read.
+ * @param {Record<string, unknown>} durations
+ */
+export function texts(durations) {
+  return Object.keys(durations).filter((name) => typeof durations[name] === 'string')
 }

@@ -2,7 +2,7 @@
 // results, travel as text, so that a driver's types cannot change them.
 import { createHash } from 'node:crypto'
 import { BadArgument } from './errors.js'
-import { asParameters, toInterval, toJson } from './response.js'
+import { asParameters, texts, toInterval, toJson } from './response.js'
 
 export const BEGIN = { text: 'BEGIN' }
 export const COMMIT = { text: 'COMMIT' }
@@ -76,17 +76,20 @@ export class Sql {
   }
 
   /**
+   * A retention that is a text is read here, too, so that one which is no interval is refused before the work runs.
    * @param {Call} call
    * @param {{lease?: number | string, longer?: number}} [options] longer: milliseconds to wait for the present owner,
    *   beside what the call itself would wait
    */
   begin(call, { lease, longer = 0 } = {}) {
+    const kept = typeof call.retention === 'string' ? [call.retention] : []
     return {
       repeated: true,
-      text: `SELECT ${COLUMNS} FROM ${this.#prefix}idem_begin($1, $2::text::jsonb, scope => $3, request_hash => $4::bytea,
+      durations: texts({ lease, retention: call.retention }),
+      text: `SELECT ${COLUMNS}${kept.length > 0 ? ', $9::interval::text' : ''} FROM ${this.#prefix}idem_begin($1, $2::text::jsonb, scope => $3, request_hash => $4::bytea,
   lease => $5::interval, wait => $6::interval + $7::interval, max_attempts => $8::int)`,
-      values: [call.key, toJson(call.request ?? undefined), call.scope, call.requestHash, toInterval(lease),
-        toInterval(call.wait), toInterval(longer), toText(call.maxAttempts)],
+      values: [call.key, toJson(call.request ?? undefined), call.scope, call.requestHash, toInterval('lease', lease),
+        toInterval('wait', call.wait), toInterval('retry.cap', longer), toText(call.maxAttempts), ...kept],
     }
   }
 
@@ -101,9 +104,9 @@ export class Sql {
     return [{ text: `SET LOCAL idempotency.max_lost_attempts = ${limit}` }]
   }
 
-  /** @param {string} interval */
-  milliseconds(interval) {
-    return { text: 'SELECT (extract(epoch FROM $1::interval) * 1000)::text', values: [interval] }
+  /** @param {string} wait */
+  milliseconds(wait) {
+    return { durations: ['wait'], text: 'SELECT (extract(epoch FROM $1::interval) * 1000)::text', values: [wait] }
   }
 
   /** @param {{key: string, scope: string}} call */
@@ -127,9 +130,10 @@ export class Sql {
    * @param {number | string | undefined} retention
    */
   complete(operation, response, retention) {
-    const { payload, code, headers, body, retention: kept } = asParameters(response, retention)
+    const { payload, code, headers, body, retention: kept, durations } = asParameters(response, retention)
     return {
       repeated: true,
+      durations,
       text: `SELECT ${this.#prefix}idem_complete($1, $2::text::jsonb, scope => $3, code => $4::int, headers => $5::text::jsonb,
   body => $6::bytea, fence => $7::bigint, retention => $8::interval)::text`,
       values: [operation.key, payload, operation.scope, code, headers, body, toText(operation.fence), kept],
@@ -142,13 +146,14 @@ export class Sql {
    * @param {number | string | undefined} retention
    */
   fail(operation, { response, retryAfter }, retention) {
-    const { payload, code, headers, body, retention: kept } = asParameters(response, retention)
+    const { payload, code, headers, body, retention: kept, durations } = asParameters(response, retention)
     return {
+      durations: [...durations, ...texts({ retryAfter })],
       text: `SELECT ${this.#prefix}idem_fail($1, $2::text::jsonb, scope => $3, code => $4::int, headers => $5::text::jsonb,
   body => $6::bytea, fence => $7::bigint, retryable => $8::text::boolean, retry_after => $9::interval,
   retention => $10::interval)::text`,
       values: [operation.key, payload, operation.scope, code, headers, body, toText(operation.fence),
-        String(retryAfter !== null), toInterval(retryAfter), kept],
+        String(retryAfter !== null), toInterval('retryAfter', retryAfter), kept],
     }
   }
 
@@ -179,7 +184,7 @@ export class Sql {
     return {
       text: `SELECT (extract(epoch FROM ${this.#prefix}idem_extend($1, $2::interval, scope => $3, fence => $4::bigint)
   - clock_timestamp()) * 1000)::text`,
-      values: [key, toInterval(lease), scope, toText(fence)],
+      values: [key, toInterval('lease', lease), scope, toText(fence)],
     }
   }
 

@@ -1,6 +1,6 @@
 // An operation whose whole work is in one transaction: key, effect and response commit together or not at
 // all. n statements of work cost n + 2 round trips, as BEGIN travels with the begin and the end with COMMIT.
-import { CommitRolledBack, Declined, KeyReused, LeaseLost, NotDone, sqlstate, translated, translatedBegin } from './errors.js'
+import { CommitRolledBack, Declined, KeyReused, LeaseLost, NotDone, sqlstate, translated, translatedBegin, unreadDuration } from './errors.js'
 import { toResponse } from './response.js'
 import { answered, completed, failed } from './result.js'
 import { isLost, retrying } from './retry.js'
@@ -104,7 +104,7 @@ export async function begin(settings, call, connection, statements) {
   try {
     return await connection.send(statements)
   } catch (error) {
-    const named = translatedBegin(error)
+    const named = translatedBegin(unreadDuration(error, statements))
     if (named instanceof KeyReused) settings.emit('mismatch', call)
     throw named
   }
@@ -123,7 +123,7 @@ export async function commit(connection, statements, send = (all) => connection.
     answers = await send([...statements, COMMIT])
   } catch (error) {
     if (sqlstate(error) === '25P02') throw rolledBack(error)
-    throw translated(error)
+    throw translated(unreadDuration(error, statements))
   }
   if (answers.at(-1)?.tag !== 'COMMIT') throw rolledBack(undefined)
 }
@@ -246,5 +246,6 @@ export function within({ clock }, limit, promise, late, error = unanswered) {
  * @param {number} limit milliseconds
  */
 export function sendWithin(settings, connection, statements, limit) {
-  return within(settings, limit, connection.send(statements), () => connection.close(true))
+  const sending = connection.send(statements).catch((error) => { throw unreadDuration(error, statements) })
+  return within(settings, limit, sending, () => connection.close(true))
 }

@@ -4,7 +4,7 @@ import { validateHeaderValue } from 'node:http'
 import { Declined, NotDone } from '../errors.js'
 import { Completion } from '../lease.js'
 import { optionsOf, telling } from '../options.js'
-import { Json } from '../response.js'
+import { Json, checkMilliseconds, toInterval } from '../response.js'
 import { isTransient } from '../retry.js'
 import { isText } from '../sql.js'
 import { abandoning } from '../transaction.js'
@@ -118,7 +118,7 @@ export class HttpIdempotency {
   /**
    * @param {import('../index.js').Idempotency<Tx>} idempotency
    * @param {HttpOptions<Req>} options
-   * @throws TypeError: neither `principal` nor `scope` is given
+   * @throws TypeError: neither `principal` nor `scope` is given. BadArgument: an option is no duration
    */
   constructor(idempotency, options) {
     if (typeof options?.principal !== 'function' && typeof options?.scope !== 'function') {
@@ -128,6 +128,7 @@ export class HttpIdempotency {
     this.#idempotency = idempotency
     /** @type {HttpOptions<any> & typeof DEFAULTS} */
     this.#options = optionsOf(DEFAULTS, options)
+    checkDurations(this.#options)
     this.#options.onError = telling('onError', this.#options.onError)
     this.#options.methods = this.#options.methods.map((method) => method.toUpperCase())
     this.#isStored = storedHeaders(this.#options.headers)
@@ -357,6 +358,14 @@ export class HttpIdempotency {
       return undefined
     }
   }
+}
+
+function checkDurations({ wait, maxWait, timeout, retention, lease }) {
+  if (wait !== Infinity) toInterval('wait', wait)
+  checkMilliseconds('maxWait', maxWait)
+  checkMilliseconds('timeout', timeout)
+  toInterval('retention', retention)
+  toInterval('lease', lease)
 }
 
 // Whether HTTP can send it, as the last status of an answer.

@@ -1,0 +1,94 @@
+// What is no duration is refused by name, before the work runs, and where only a text's reader can tell, by the server.
+import assert from 'node:assert/strict'
+import { describe, test } from 'node:test'
+import express from 'express'
+import pg from 'pg'
+import { BadArgument, Declined, Idempotency } from 'pg-idempotency'
+import { expressIdempotency } from 'pg-idempotency/express'
+import { HttpIdempotency } from '../src/http/core.js'
+import { idempotencyFor, newKey, poolFor, portOf, stored } from './support.js'
+
+const nowhere = new pg.Pool({ host: '/nowhere' })
+const refusal = (name) => (error) => error instanceof BadArgument && error.code === 'ID400' && error.name === 'BadArgument' &&
+  error.message.includes(name)
+const notRun = () => assert.fail('the work ran')
+
+describe('a number that is none, or too large, asks no database', () => {
+  const wrong = [NaN, -Infinity, 1e300, true, {}]
+  const endless = [Infinity]
+  const options = {
+    retention: [...wrong, ...endless], lease: [...wrong, ...endless],
+    retry: [...wrong, ...endless, '1 s'].flatMap((value) => [{ base: value }, { cap: value }]),
+  }
+  for (const [name, values] of Object.entries(options)) {
+    test(`${name} of the Idempotency`, () => {
+      for (const value of values) assert.throws(() => new Idempotency(nowhere, { [name]: value }), refusal(name))
+    })
+  }
+  for (const [name, values] of Object.entries({ wait: wrong, retention: [...wrong, ...endless], lease: [...wrong, ...endless] })) {
+    test(`${name} of a call`, async () => {
+      for (const value of values) {
+        const idempotency = new Idempotency(nowhere)
+        await assert.rejects(idempotency.lease('k', null, notRun, { [name]: value }), refusal(name))
+        if (name !== 'lease') await assert.rejects(idempotency.transaction('k', null, notRun, { [name]: value }), refusal(name))
+      }
+    })
+  }
+  for (const name of ['wait', 'maxWait', 'timeout', 'retention', 'lease']) {
+    test(`${name} of the middleware`, () => {
+      for (const value of wrong.filter((one) => one !== -Infinity && (one !== 1e300 || !['maxWait', 'timeout'].includes(name)))) {
+        const make = () => new HttpIdempotency(new Idempotency(nowhere), { principal: () => 'a', [name]: value })
+        assert.throws(make, refusal(name))
+      }
+    })
+  }
+})
+
+describe('a text that is no interval, or too long for one, is refused by the server', () => {
+  for (const text of ['abc', '', '300000000 years', '99999999999999999999 s']) {
+    for (const name of ['wait', 'retention', 'lease']) {
+      test(`${name}: ${JSON.stringify(text)}`, async (t) => {
+        const { pool, idempotency } = idempotencyFor(t)
+        const key = newKey()
+        await assert.rejects(idempotency.lease(key, null, notRun, { [name]: text }), refusal(name))
+        if (name !== 'lease') await assert.rejects(idempotency.transaction(key, null, notRun, { [name]: text }), refusal(name))
+        assert.equal(await stored(pool, key), undefined)
+      })
+    }
+    test(`retention and retryAfter of an answer: ${JSON.stringify(text)}`, async (t) => {
+      const { idempotency } = idempotencyFor(t)
+      const answers = {
+        retention: () => ({ payload: 1, retention: text }),
+        retryAfter: () => { throw new Declined(402, null, { retryAfter: text }) },
+      }
+      for (const [name, work] of Object.entries(answers)) {
+        await assert.rejects(idempotency.transaction(newKey(), null, work), refusal(name))
+        await assert.rejects(idempotency.lease(newKey(), null, work), refusal(name))
+      }
+    })
+  }
+})
+
+test('what PostgreSQL reads as an interval, and any number of milliseconds, is one', async (t) => {
+  const { idempotency } = idempotencyFor(t)
+  for (const duration of ['1 day 02:03:04', 'P1DT1H', '90', '@ 5 minutes', 1e9, 1.5]) {
+    const options = { wait: duration, retention: duration, lease: duration }
+    assert.equal((await idempotency.lease(newKey(), null, () => 1, options)).outcome, 'COMPLETED')
+  }
+  for (const wait of [Infinity, 1e15, 1e-9]) {
+    assert.equal((await idempotency.transaction(newKey(), null, () => 1, { wait })).outcome, 'COMPLETED')
+  }
+})
+
+test('a client of HTTP is not to blame: 500', async (t) => {
+  const app = express()
+  const errors = []
+  const once = expressIdempotency(new Idempotency(poolFor(t)), {
+    principal: () => newKey(), lease: 'abc', onError: (error) => errors.push(error),
+  })
+  app.post('/', once.lease(notRun))
+  const port = await portOf(t, app.listen(0, '127.0.0.1'))
+  const answer = await fetch(`http://127.0.0.1:${port}/`, { method: 'POST', headers: { 'Idempotency-Key': newKey() } })
+  assert.equal(answer.status, 500)
+  assert.match(errors.join(), /lease/)
+})
