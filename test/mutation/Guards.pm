@@ -41,6 +41,7 @@ sub read_guards
 		elsif (/^tests: (.+)/) { $guards[-1]{tests} = $tests = [ map { runs_of(split) } split /;/, $1 ] }
 		elsif (/^-(.*)/) { $guards[-1]{old} .= "$1\n" }
 		elsif (/^\+(.*)/) { $guards[-1]{new} .= "$1\n" }
+		elsif (/^ (.*)/) { my $line = "$1\n"; $guards[-1]{old} .= $line; $guards[-1]{new} .= $line }
 		else { die "$list: what is \"$_\"?\n" }
 	}
 	return @guards;
