@@ -15,8 +15,8 @@ my $directory = PostgreSQL::Test::Utils::tempdir();
 
 # Lock ids
 
-query('CREATE ROLE spy LOGIN; CREATE DATABASE other');
-$node->safe_psql('other', 'CREATE EXTENSION idempotency');
+query('CREATE ROLE spy LOGIN');
+create_database('other');
 {
 	my @owners = map { session($node, $_) } 'postgres', 'other';
 	my ($locks, $ids);
@@ -80,7 +80,7 @@ sub errors_of
 			$node->connstr('postgres')
 		],
 		'>&', \$output);
-	return join ' ', substr(slurp_file($node->logfile), $from) =~ /(?:ERROR|FATAL):  (\w{5}):/g;
+	return join ' ', slurp_file($node->logfile, $from) =~ /(?:ERROR|FATAL):  (\w{5}):/g;
 }
 
 my @cases = (
@@ -144,7 +144,7 @@ SQL
 		my $from = -s $node->logfile;
 
 		is(errors_of($script), $state, "$store: " . ($state || 'no error') . ": $script");
-		unlike(substr(slurp_file($node->logfile), $from), qr/$marker/i, "$store: nothing of it in the log");
+		unlike(slurp_file($node->logfile, $from), qr/$marker/i, "$store: nothing of it in the log");
 	}
 	ask($holder, 'ROLLBACK');
 	for my $guard (@guarded)
@@ -157,7 +157,7 @@ SQL
 		like(errors_of("BEGIN;\nSELECT idem_begin('k');\n"
 				  . 'SELECT idem_complete(\'k\', :secret::jsonb, code => 500, body => :bytes::bytea);'),
 			qr/^$state$/, "$store: $name of the owner's");
-		unlike(substr(slurp_file($node->logfile), $from), qr/$marker/i, "$store: nothing of it in the log");
+		unlike(slurp_file($node->logfile, $from), qr/$marker/i, "$store: nothing of it in the log");
 		query($drop);
 	}
 }

@@ -1,6 +1,7 @@
 # The background collector: which databases it visits, how much it does at a
 # time, and that it blocks no other session.
 use Idempotency;
+use Collector;
 use PostgreSQL::Test::Cluster;
 use Time::HiRes qw(time);
 
@@ -12,44 +13,6 @@ idempotency.gc_interval = 1
 idempotency.gc_databases = 'postgres, other, "Quoted, Name", plain, nosuch'
 CONF
 
-# Records that have expired; or as many that have not.
-sub put
-{
-	my ($server, $database, $count, %option) = @_;
-	my $from = $option{schema} // 'public';
-	my $age = $option{live} ? '-1 day' : '1 day';
-
-	$server->safe_psql($database, <<"SQL");
-INSERT INTO $from.idempotency_store (idempotency_key, expires_at, status)
-SELECT gen_random_uuid(), now() - interval '$age', 'COMPLETED' FROM generate_series(1, $count)
-SQL
-	return;
-}
-
-sub rows
-{
-	my ($server, $database, $schema) = @_;
-
-	$schema //= 'public';
-	return $server->safe_psql($database, "SELECT count(*) FROM $schema.idempotency_store");
-}
-
-sub is_collected
-{
-	my ($what, $server, $database, $schema) = @_;
-
-	return soon($what, sub { rows($server, $database, $schema) == 0 });
-}
-
-# Waits for so many rounds, counted in a database that every round visits.
-sub rounds_pass
-{
-	my ($count) = @_;
-	my $before = figure($node, 'sweeps', 'postgres');
-
-	return soon("$count more rounds", sub { figure($node, 'sweeps', 'postgres') >= $before + $count });
-}
-
 # A collector is at work in that database.
 sub wait_for_collector
 {
@@ -58,40 +21,6 @@ sub wait_for_collector
 	wait_until("a collector works in $database", sub { $server->safe_psql('postgres', <<"SQL") });
 SELECT pid FROM pg_stat_activity WHERE backend_type = 'idempotency collector' AND datname = '$database'
 SQL
-	return;
-}
-
-sub launcher
-{
-	my ($server) = @_;
-
-	return $server->safe_psql('postgres',
-		q{SELECT pid FROM pg_stat_activity WHERE backend_type = 'idempotency launcher'});
-}
-
-sub log_of
-{
-	my ($server, $from) = @_;
-
-	return slurp_file($server->logfile, $from // 0);
-}
-
-sub trouble_of
-{
-	my ($server, $from) = @_;
-
-	return join "\n", grep { /(?:ERROR|FATAL|WARNING|PANIC|TRAP): |terminated by signal/ }
-	  split /\n/, log_of($server, $from);
-}
-
-sub create_database
-{
-	my ($name, $schema) = @_;
-
-	query(qq{CREATE DATABASE "$name"});
-	$node->safe_psql($name, $schema
-		? "CREATE SCHEMA $schema; CREATE EXTENSION idempotency SCHEMA $schema"
-		: 'CREATE EXTENSION idempotency');
 	return;
 }
 
@@ -117,7 +46,7 @@ put($node, 'Quoted, Name', 10);
 soon('collected: only what has expired', sub { rows($node, 'postgres') == 3 });
 is_collected('collected: in a schema with a strange name', $node, 'other', $weird);
 is_collected('collected: in a database with a strange name', $node, 'Quoted, Name');
-rounds_pass(2);
+rounds_pass($node, 2, 'postgres');
 is(rows($node, 'excluded'), 10, 'not collected: a database that is not named');
 reconfigure($node, 'idempotency.gc_databases' => '*');
 is_collected('collected after a reload: every database', $node, 'excluded');
@@ -130,24 +59,24 @@ my $unknown = qr/WARNING:  "idempotency.gc_databases" names databases that do no
 
 reconfigure($node, 'idempotency.gc_databases' => 'postgres, Nosuch, "Nosuch", Other, PLAIN');
 soon('unknown names are reported after a reload', sub {
-		log_of($node, $before_reload) =~ /$unknown"nosuch", "Nosuch"\n.*HINT:  Names are folded to lower case/ });
-rounds_pass(3);
-is(scalar(() = log_of($node, $before_reload) =~ /$unknown/g), 1, 'and not in each round');
+		slurp_file($node->logfile, $before_reload) =~ /$unknown"nosuch", "Nosuch"\n.*HINT:  Names are folded to lower case/ });
+rounds_pass($node, 3, 'postgres');
+is(count_in_log($node, $unknown, $before_reload), 1, 'and not in each round');
 reconfigure($node, 'idempotency.gc_enabled' => 'off');
-soon('also while the collector is switched off', sub { 2 == (() = log_of($node, $before_reload) =~ /$unknown/g) });
+soon('also while the collector is switched off', sub { count_in_log($node, $unknown, $before_reload) == 2 });
 reconfigure($node, 'idempotency.gc_enabled' => 'on');
-soon('and when it is on again', sub { 3 == (() = log_of($node, $before_reload) =~ /$unknown/g) });
+soon('and when it is on again', sub { count_in_log($node, $unknown, $before_reload) == 3 });
 reconfigure($node, 'idempotency.gc_databases' => 'postgres, other');
-rounds_pass(2);
-is(scalar(() = log_of($node, $before_reload) =~ /$unknown/g), 3, 'nothing is reported of names that exist');
+rounds_pass($node, 2, 'postgres');
+is(count_in_log($node, $unknown, $before_reload), 3, 'nothing is reported of names that exist');
 reconfigure($node, 'idempotency.gc_databases' => '*');
 my $before_all = -s $node->logfile;
-rounds_pass(2);
+rounds_pass($node, 2, 'postgres');
 is(trouble_of($node, $before_all), '', 'nor of "*"');
 
 # The test can only see that nothing happens, so it takes some intervals.
 reconfigure($node, 'idempotency.gc_enabled' => 'off');
-rounds_pass(0);
+rounds_pass($node, 0, 'postgres');
 wait_until('no collector works', sub { !query(q{SELECT FROM pg_stat_activity WHERE backend_type = 'idempotency collector' HAVING count(*) > 0}) });
 query('SELECT pg_sleep(1)');
 put($node, 'other', 10, schema => $weird);
@@ -237,7 +166,7 @@ SELECT count(*) > 0 FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE NOT gr
 SQL
 ask($dropping, 'COMMIT');
 $dropping->quit;
-rounds_pass(1);
+rounds_pass($node, 1, 'postgres');
 is(trouble_of($node, $before_drop), '', 'a collector leaves quietly when the extension is dropped');
 
 # It has found the extension, and looks for its objects, when the DROP commits.
@@ -252,7 +181,7 @@ SQL
 ask($dropping, 'DROP EXTENSION idempotency');
 ask($dropping, 'COMMIT');
 $dropping->quit;
-rounds_pass(1);
+rounds_pass($node, 1, 'postgres');
 is(trouble_of($node, $before_drop), '', 'and when it looks for objects that go with the extension');
 $node->safe_psql('excluded', 'CREATE EXTENSION idempotency');
 
@@ -262,7 +191,7 @@ my $locking = session($node, 'excluded');
 ask($locking, 'BEGIN');
 ask($locking, 'LOCK TABLE idempotency_store IN ACCESS EXCLUSIVE MODE');
 put($node, 'other', 10, schema => $weird);
-rounds_pass(2);
+rounds_pass($node, 2, 'postgres');
 is_collected('collected: while the store of another database is locked', $node, 'other', $weird);
 ask($locking, 'COMMIT');
 $locking->quit;
@@ -298,40 +227,38 @@ query('ALTER DATABASE other RESET ALL');
 	local $ENV{PGOPTIONS} = '-c synchronous_commit=local';
 
 	reconfigure($node, synchronous_standby_names => 'away');
-	query('CREATE DATABASE brief');
-	$node->safe_psql('brief', 'CREATE EXTENSION idempotency');
+	create_database('brief');
 	put($node, 'brief', 10);
 	put($node, 'excluded', 10);
 	is_collected('collected: while a synchronous standby is away', $node, 'brief');
 	is_collected('collected: in every database', $node, 'excluded');
 	is(sqlstate($node, 'DROP DATABASE brief'), '', 'DROP DATABASE while a synchronous standby is away');
 	reconfigure($node, synchronous_standby_names => undef);
-	rounds_pass(1);
+	rounds_pass($node, 1, 'postgres');
 }
 
 # A DROP DATABASE that was interrupted leaves a database that nobody can enter
 # (15.4 and later).
 query('CREATE DATABASE invalid ALLOW_CONNECTIONS false');
 query(q{UPDATE pg_database SET datconnlimit = -2, datallowconn = true WHERE datname = 'invalid'});
-rounds_pass(2);
+rounds_pass($node, 2, 'postgres');
 unlike(trouble_of($node), qr/invalid database/, 'not tried: a database that is invalid');
 query('DROP DATABASE invalid');
 
 # The pause grows, and other databases are visited.
 my $before_failures = -s $node->logfile;
 my $since = time;
-my $failures;
 
 $node->safe_psql('excluded', <<'SQL');
 CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one'; END $$;
 CREATE TRIGGER refuse BEFORE DELETE ON idempotency_store FOR EACH ROW EXECUTE FUNCTION refuse();
 SQL
 put($node, 'excluded', 10);
-soon('a sweep fails', sub { log_of($node, $before_failures) =~ /not this one/ });
+soon('a sweep fails', sub { slurp_file($node->logfile, $before_failures) =~ /not this one/ });
 put($node, 'other', 10, schema => $weird);
 is_collected('collected: while another database fails', $node, 'other', $weird);
-rounds_pass(12);
-$failures = () = log_of($node, $before_failures) =~ /ERROR:  not this one/g;
+rounds_pass($node, 12, 'postgres');
+my $failures = count_in_log($node, qr/ERROR:  not this one/, $before_failures);
 cmp_ok($failures, '>=', 2, 'a sweep that fails is tried again');
 cmp_ok($failures, '<=', 2 + log(time - $since) / log(2), 'but later and later');
 $node->safe_psql('excluded', 'DROP TRIGGER refuse ON idempotency_store');
@@ -392,7 +319,7 @@ max_worker_processes = 2
 CONF
 
 soon('no worker is free: the log says so, with a hint', sub {
-		log_of($small) =~ /LOG:  idempotency collector: no background worker is free\n.*HINT:  Raise max_worker_processes/ });
+		slurp_file($small->logfile) =~ /LOG:  idempotency collector: no background worker is free\n.*HINT:  Raise max_worker_processes/ });
 is($small->safe_psql('postgres', q{SELECT outcome FROM idem_begin('k', lease => '1 hour')}),
 	'ACQUIRED', 'no worker is free: functions work');
 put($small, 'postgres', 10);
@@ -401,7 +328,7 @@ $small->append_conf('postgresql.conf', 'max_worker_processes = 1');
 $small->restart;
 is($small->safe_psql('postgres', q{SELECT outcome FROM idem_begin('k')}), 'IN_PROGRESS', 'no launcher: functions work');
 is(launcher($small), '', 'no launcher');
-like(log_of($small), qr/too many background workers/, 'no launcher: the log says so');
+like(slurp_file($small->logfile), qr/too many background workers/, 'no launcher: the log says so');
 $small->append_conf('postgresql.conf', 'max_worker_processes = 8');
 put($small, 'postgres', 10);
 $small->restart;

@@ -12,8 +12,7 @@ CONF
 my $weird = '"We ird; %s"';
 
 query("DROP EXTENSION idempotency; CREATE SCHEMA $weird; CREATE EXTENSION idempotency SCHEMA $weird");
-query('CREATE DATABASE other');
-$node->safe_psql('other', 'CREATE EXTENSION idempotency');
+create_database('other');
 
 is(sqlstate($node, "SELECT $weird.idem_schedule_gc()"), '55000', 'pg_cron is not installed in this database');
 query('CREATE EXTENSION pg_cron');

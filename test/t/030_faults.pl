@@ -98,13 +98,6 @@ sub locks_left
 	return query(q{SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid BETWEEN 7648 AND 7650});
 }
 
-sub count_in_log
-{
-	my ($pattern) = @_;
-
-	return scalar(() = slurp_file($node->logfile) =~ /$pattern/g);
-}
-
 # Arms a point, for the session that runs this.
 sub arm
 {
@@ -122,9 +115,9 @@ sub run_into
 	my %sign = (
 		error => qr/fault at point "$point"|error triggered for injection point $point/,
 		kill => qr/terminated by signal 9/);
-	my $hits = count_in_log($sign{$action});
+	my $hits = count_in_log($node, $sign{$action});
 	my $ready = qr/ready to accept connections/;
-	my $starts = count_in_log($ready);
+	my $starts = count_in_log($node, $ready);
 	my $crashes = $action eq 'kill' || $point eq 'commit-visible';
 
 	if ($injected && $action eq 'kill')
@@ -136,9 +129,9 @@ sub run_into
 		$node->psql('postgres', arm($point, $action) . "\n$sql", on_error_stop => 1,
 			stderr => \my $stderr);
 	}
-	wait_until("the fault $point:$action has hit", sub { count_in_log($sign{$action}) == $hits + 1 });
+	wait_until("the fault $point:$action has hit", sub { count_in_log($node, $sign{$action}) == $hits + 1 });
 	# before the crash it may answer once more
-	wait_until('the server has started again', sub { count_in_log($ready) > $starts }) if $crashes;
+	wait_until('the server has started again', sub { count_in_log($node, $ready) > $starts }) if $crashes;
 	wait_until('the server answers', sub { $node->psql('postgres', 'SELECT 1') == 0 });
 	return;
 }
@@ -386,8 +379,8 @@ for my $instead ('', 'CREATE SCHEMA public; CREATE TABLE public.idempotency_swee
 
 is(locks_left(), '0', 'no lock is left');
 # only for an error after the commit the server itself logs a warning
-is(count_in_log(qr/WARNING:/), count_in_log(qr/WARNING:  AbortTransaction while in COMMIT state/), 'no warning of ours');
-is(count_in_log(qr/PANIC:/), scalar(keys %script), 'no panic but where an error comes after the commit');
+is(count_in_log($node, qr/WARNING:/), count_in_log($node, qr/WARNING:  AbortTransaction while in COMMIT state/), 'no warning of ours');
+is(count_in_log($node, qr/PANIC:/), scalar(keys %script), 'no panic but where an error comes after the commit');
 $_->quit for $s1, $s2, $gate;
 
 done_testing();

@@ -42,7 +42,7 @@ sub log_of
 		'>&', \$output);
 	# that the script did what it was to do
 	like($output, qr/transactions actually processed: 1\/1|(?:ID400|ID404|retention must|is not owned|invalid input syntax for type json)/, "the script ran: $output") or diag($output);
-	return substr(slurp_file($node->logfile), $from);
+	return slurp_file($node->logfile, $from);
 }
 
 # Without changes to the store, statements take the direct path. With a trigger
@@ -131,7 +131,7 @@ sub log_of_deadlock
 	ask($holder, 'ROLLBACK');
 	$other->finish;
 	like($output, qr/transactions actually processed: 1\/1/, 'the other one goes on') or diag($output);
-	return substr(slurp_file($node->logfile), $from);
+	return slurp_file($node->logfile, $from);
 }
 
 for my $case ([ q{SELECT outcome FROM idem_begin('theirs', request => :secret::jsonb, wait => '100 s')}, 0, 'bind parameters' ],

@@ -294,7 +294,7 @@ query('REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA crypto FROM PUBLIC');
 is(query(q{SET ROLE app; SELECT outcome FROM idem_begin('sealed', request => '"card 4711"')}), 'COMPLETED', 'even where pgcrypto is closed to it');
 
 # A function that only looks like pgcrypto's is never called.
-query(q{CREATE DATABASE fake}); query(q{CREATE EXTENSION idempotency}, 'fake');
+create_database('fake');
 query(q{CREATE FUNCTION pgp_sym_encrypt_bytea(bytea, text, text) RETURNS bytea LANGUAGE sql AS 'SELECT $1'}, 'fake');
 is(sqlstate($node, q{BEGIN; SELECT idem_begin('k'); SELECT idem_complete('k', '1')}, 'fake'), '55000', 'a function of that name is not enough');
 

@@ -4,13 +4,6 @@ use Idempotency;
 
 my $node = new_node('raw_tables', conf => "restart_after_crash = on\nidempotency.gc_interval = 1\n");
 
-sub count_in_log
-{
-	my ($pattern) = @_;
-
-	return scalar(() = slurp_file($node->logfile) =~ /$pattern/g);
-}
-
 # ---- pg_dump -a --disable-triggers ----
 
 my $dump = PostgreSQL::Test::Utils::tempdir() . '/data.sql';
@@ -38,7 +31,7 @@ is($node->safe_psql('target', q{SELECT DISTINCT tgenabled FROM pg_trigger WHERE 
 is($may_use->('later'), 'yes', 'another scope is open');
 $node->safe_psql('target', q{SET session_replication_role = replica; INSERT INTO idempotency_scope (pattern, role) VALUES ('later', 'keeper')});
 is($may_use->('later'), 'no', 'and closed when a replica claims it');
-is(count_in_log(qr/changes of table "idempotency_scope" are not announced/), 1, 'the log says so, once a session');
+is(count_in_log($node, qr/changes of table "idempotency_scope" are not announced/), 1, 'the log says so, once a session');
 $node->safe_psql('target', 'ALTER TABLE idempotency_scope ENABLE ALWAYS TRIGGER idem_scope_changed, ENABLE ALWAYS TRIGGER idem_scope_emptied');
 $node->safe_psql('target', q{SET session_replication_role = replica; INSERT INTO idempotency_scope (pattern, role) VALUES ('last', 'keeper')});
 is($may_use->('last'), 'no', 'repaired, every change is announced');
@@ -52,16 +45,16 @@ for my $change (
 	'CREATE TABLE idempotency_secret (LIKE secret) PARTITION BY LIST (only_row)',
 	'CREATE TABLE idempotency_secret (LIKE secret); ALTER TABLE idempotency_secret ALTER lock_key DROP NOT NULL; INSERT INTO idempotency_secret VALUES (true, NULL)')
 {
-	my $hits = count_in_log(qr/ERROR:  idempotency_secret of extension/);
+	my $hits = count_in_log($node, qr/ERROR:  idempotency_secret of extension/);
 
 	$node->safe_psql('target', "ALTER TABLE idempotency_secret RENAME TO secret; $change");
 	reconfigure($node, 'idempotency.gc_enabled' => 'on');
-	wait_until('the collector has met it', sub { count_in_log(qr/ERROR:  idempotency_secret of extension/) > $hits });
+	wait_until('the collector has met it', sub { count_in_log($node, qr/ERROR:  idempotency_secret of extension/) > $hits });
 	reconfigure($node, 'idempotency.gc_enabled' => undef);
 	is(sqlstate($node, q{SELECT idem_begin('k', lease => '1 hour')}, 'target'), '55000', 'a new session is refused: ' . substr($change, 0, 40));
 	$node->safe_psql('target', 'DROP ' . ($change =~ /VIEW/ ? 'VIEW' : 'TABLE') . ' idempotency_secret; ALTER TABLE secret RENAME TO idempotency_secret');
 }
-is(count_in_log(qr/terminated by signal/), 0, 'no process has crashed');
+is(count_in_log($node, qr/terminated by signal/), 0, 'no process has crashed');
 is($node->safe_psql('target', q{SELECT outcome FROM idem_begin('k', lease => '1 hour')}), 'ACQUIRED', 'put back, all is well');
 
 done_testing();

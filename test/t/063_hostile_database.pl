@@ -1,6 +1,7 @@
 # The owner of one database cannot stop collection in another one, and databases
 # that come and go leave no trace in the log.
 use Idempotency;
+use Collector;
 
 my $node = new_node('hostile', conf => "idempotency.gc_enabled = on\nidempotency.gc_interval = 1\n");
 my @stopped;
@@ -8,43 +9,6 @@ my @stopped;
 $Idempotency::patience = 60;
 
 END { kill 'CONT', @stopped if @stopped }
-
-sub create_database
-{
-	my ($name, $with_extension) = @_;
-
-	query("CREATE DATABASE $name");
-	$node->safe_psql($name, 'CREATE EXTENSION idempotency') if $with_extension;
-	return;
-}
-
-sub put
-{
-	my ($database, $count) = @_;
-
-	$node->safe_psql($database, <<"SQL");
-INSERT INTO idempotency_store (idempotency_key, expires_at, status)
-SELECT gen_random_uuid(), now() - interval '1 day', 'COMPLETED' FROM generate_series(1, $count)
-SQL
-	return;
-}
-
-sub is_collected
-{
-	my ($database, $when) = @_;
-
-	return soon("collected: $database, $when",
-		sub { $node->safe_psql($database, 'SELECT count(*) FROM idempotency_store') eq '0' });
-}
-
-# Waits for so many rounds of the launcher.
-sub rounds_pass
-{
-	my ($count) = @_;
-	my $before = figure($node, 'sweeps', 'other');
-
-	return soon("$count rounds", sub { figure($node, 'sweeps', 'other') >= $before + $count });
-}
 
 sub collectors
 {
@@ -55,26 +19,11 @@ SELECT $what FROM pg_stat_activity WHERE backend_type = 'idempotency collector' 
 SQL
 }
 
-# The log from a position on; and the messages in it that no administrator needs.
-sub log_from
-{
-	my ($place) = @_;
-
-	return substr(slurp_file($node->logfile), $place);
-}
-
-sub trouble_from
-{
-	my ($place) = @_;
-
-	return join "\n", grep { /(?:ERROR|FATAL|WARNING|PANIC|TRAP):|terminated by signal/ } split /\n/, log_from($place);
-}
-
 sub times_ended
 {
 	my ($database, $place) = @_;
 
-	return scalar(() = log_from($place) =~ /the worker in database "$database" took too long and was ended/g);
+	return count_in_log($node, qr/the worker in database "$database" took too long and was ended/, $place);
 }
 
 # A collector waits for an advisory lock, or for the lock of a database; in the
@@ -103,7 +52,7 @@ sub collector_at_gate
 	my $session = session($node, $database);
 
 	ask($session, 'SELECT pg_advisory_lock(1)');
-	put($database, 1);
+	put($node, $database, 1);
 	wait_until("a collector waits in $database", sub { waiting_collector('advisory') ne '' });
 	return $session;
 }
@@ -118,14 +67,14 @@ sub open_gate
 }
 
 # The launcher visits them in this order.
-create_database('closed');
-create_database('napping', 1);
-create_database('gated', 1);
-create_database('costly', 1);
-create_database('twisted');
-create_database('other', 1);
+query('CREATE DATABASE closed');
+create_database('napping');
+create_database('gated');
+create_database('costly');
+query('CREATE DATABASE twisted');
+create_database('other');
 $node->safe_psql('gated', $gate);
-rounds_pass(1);
+rounds_pass($node, 1, 'other');
 
 # ---- one database against the others ----
 
@@ -137,8 +86,8 @@ my $renaming = session($node);
 ask($renaming, 'BEGIN');
 ask($renaming, 'ALTER DATABASE closed RENAME TO opened');
 soon('a collector waits for a database that is being renamed', sub { waiting_collector('object') ne '' });
-put('other', 10);
-is_collected('other', 'while a database is being renamed');
+put($node, 'other', 10);
+is_collected('collected: other, while a database is being renamed', $node, 'other');
 
 # Its collector waits for another table of the extension.
 my $locking = session($node, 'gated');
@@ -146,8 +95,8 @@ my $locking = session($node, 'gated');
 ask($locking, 'BEGIN');
 ask($locking, 'LOCK TABLE idempotency_sweep IN ACCESS EXCLUSIVE MODE');
 soon('a collector waits for a locked table', sub { waiting_collector('relation') ne '' });
-put('other', 10);
-is_collected('other', 'while a table of the extension is locked');
+put($node, 'other', 10);
+is_collected('collected: other, while a table of the extension is locked', $node, 'other');
 soon('the collector at the lock was ended', sub { times_ended('gated', $start) > 0 });
 ask($locking, 'ROLLBACK');
 $locking->quit;
@@ -157,13 +106,13 @@ $node->safe_psql('napping', <<'SQL');
 CREATE FUNCTION nap() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(3600); RETURN old; END $$;
 CREATE TRIGGER nap BEFORE DELETE ON idempotency_store FOR EACH ROW EXECUTE FUNCTION nap();
 SQL
-put('napping', 1);
+put($node, 'napping', 1);
 soon('a collector sleeps in a trigger', sub { collectors('napping', 'pid') ne '' });
-put('other', 10);
-is_collected('other', 'while a trigger sleeps');
+put($node, 'other', 10);
+is_collected('collected: other, while a trigger sleeps', $node, 'other');
 soon('the collector at the rename was ended', sub { times_ended('closed', $start) > 0 });
 soon('the collector in the trigger was ended', sub { times_ended('napping', $start) > 0 });
-rounds_pass(12);
+rounds_pass($node, 12, 'other');
 cmp_ok(times_ended($_, $start), '<=', 2 + log(time - $began) / log(2), "$_ is visited later and later")
   for qw(closed napping);
 
@@ -174,9 +123,9 @@ query("ALTER DATABASE costly SET $_")
 my $scans = q{SELECT seq_scan FROM pg_stat_all_tables WHERE relname = 'idempotency_store'};
 my $scans_before = $node->safe_psql('costly', $scans);
 
-put('costly', 50_000);
-put('other', 10);
-is_collected('other', 'while the settings of another database make pages dear');
+put($node, 'costly', 50_000);
+put($node, 'other', 10);
+is_collected('collected: other, while the settings of another database make pages dear', $node, 'other');
 soon('collected: costly, whatever its settings', sub { figure($node, 'collected_rows', 'costly') == 50_000 });
 is($node->safe_psql('costly', $scans), $scans_before,
 	'costly: the plan is not what its settings want');
@@ -196,8 +145,8 @@ CREATE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS \$\$
 	BEGIN INSERT INTO told SELECT name, current_setting(name) FROM unnest(ARRAY[$names]) name; RETURN old; END \$\$;
 CREATE TRIGGER tell BEFORE DELETE ON idempotency_store FOR EACH ROW EXECUTE FUNCTION tell();
 SQL
-put('twisted', 1);
-is_collected('twisted', 'whatever its settings make of text');
+put($node, 'twisted', 1);
+is_collected('collected: twisted, whatever its settings make of text', $node, 'twisted');
 is($node->safe_psql('twisted', q{SELECT string_agg(name || ' = ' || value, ', ' ORDER BY name) FROM told}),
 	join(', ', map { "$_ = $as_text{$_}" } sort keys %as_text), 'text means what it means to the server');
 
@@ -213,100 +162,99 @@ my ($deaf) = collectors('gated', 'pid');
 push @stopped, $deaf;
 kill 'STOP', $deaf or die "cannot stop $deaf";
 soon('a collector that does not react is left behind',
-	sub { log_from($start) =~ /the worker in database "gated" does not react; collection goes on without it/ });
-put('other', 10);
-is_collected('other', 'while a collector does not react');
+	sub { slurp_file($node->logfile, $start) =~ /the worker in database "gated" does not react; collection goes on without it/ });
+put($node, 'other', 10);
+is_collected('collected: other, while a collector does not react', $node, 'other');
 ask($gatekeeper, 'SELECT pg_stat_force_next_flush()');
 
 # Each visit is some transactions.
 my $transactions = q{SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = 'gated'};
 my $before_rounds = query($transactions);
 
-rounds_pass(8);
+rounds_pass($node, 8, 'other');
 is(query($transactions), $before_rounds, 'it is not started twice side by side');
 is(collectors('gated', 'count(*)'), 1, 'it is still there');
 
 # The next launcher knows of it, too.
-my $launcher = q{SELECT pid FROM pg_stat_activity WHERE backend_type = 'idempotency launcher'};
-my $first = query($launcher);
+my $first = launcher($node);
 
 query("SELECT pg_terminate_backend($first)");
-soon('the launcher is restarted', sub { (query($launcher) || $first) ne $first });
-put('other', 10);
-is_collected('other', 'by the next launcher');
-rounds_pass(4);
+soon('the launcher is restarted', sub { (launcher($node) || $first) ne $first });
+put($node, 'other', 10);
+is_collected('collected: other, by the next launcher', $node, 'other');
+rounds_pass($node, 4, 'other');
 is(query($transactions), $before_rounds, 'it is not started by the next launcher');
 
 open_gate($gatekeeper);
 kill 'CONT', $deaf;
 soon('it ends once it can', sub { collectors('gated', "count(*) FILTER (WHERE pid = $deaf)") eq '0' });
-is_collected('gated', 'once the collector has gone');
-is(trouble_from($start), '', 'no trouble in the log');
+is_collected('collected: gated, once the collector has gone', $node, 'gated');
+is(trouble_of($node, $start), '', 'no trouble in the log');
 
 # ---- databases that come and go ----
 
 # A database is gone before its turn in the round comes.
-create_database('doomed');
-rounds_pass(1);
+query('CREATE DATABASE doomed');
+rounds_pass($node, 1, 'other');
 $start = -s $node->logfile;
 $gatekeeper = collector_at_gate('gated');
 query('DROP DATABASE doomed');
 open_gate($gatekeeper);
-rounds_pass(2);
-like(log_from($start), qr/background worker "idempotency collector" \(PID \d+\) exited with exit code 1/,
+rounds_pass($node, 2, 'other');
+like(slurp_file($node->logfile, $start), qr/background worker "idempotency collector" \(PID \d+\) exited with exit code 1/,
 	'a collector was started for a database that is gone');
 
 # A database gets another name while its collector connects.
-create_database('before');
+query('CREATE DATABASE before');
 $renaming = session($node);
 ask($renaming, 'BEGIN');
 ask($renaming, 'ALTER DATABASE before RENAME TO after');
 wait_until('a collector connects', sub { waiting_collector('object') ne '' });
 ask($renaming, 'COMMIT');
 $renaming->quit;
-rounds_pass(2);
+rounds_pass($node, 2, 'other');
 
 # A collector is ended with its database.
 $gatekeeper = collector_at_gate('gated');
 is(sqlstate($node, 'DROP DATABASE gated WITH (FORCE)'), '', 'DROP DATABASE ... WITH (FORCE) while a collector works');
 eval { $gatekeeper->quit };
-rounds_pass(2);
+rounds_pass($node, 2, 'other');
 
 for my $n (1 .. 15)
 {
-	create_database("brief$n", 1);
+	create_database("brief$n");
 	query("DROP DATABASE brief$n" . ($n % 2 ? '' : ' WITH (FORCE)'));
 }
-rounds_pass(1);
-is(join("\n", grep { !/terminating connection due to administrator command/ } split /\n/, trouble_from($start)), '',
+rounds_pass($node, 1, 'other');
+is(join("\n", grep { !/terminating connection due to administrator command/ } split /\n/, trouble_of($node, $start)), '',
 	'databases that come and go leave no trouble in the log');
 
 # If an administrator ends a worker, the log has the usual message.
-create_database('watched', 1);
+create_database('watched');
 $node->safe_psql('watched', $gate);
 $gatekeeper = collector_at_gate('watched');
 $start = -s $node->logfile;
 query('SELECT pg_terminate_backend(' . collectors('watched', 'pid') . ')');
 soon('a collector that an administrator ended is in the log', sub {
-		log_from($start) =~ /FATAL:  terminating background worker "idempotency collector" due to administrator command/ });
+		slurp_file($node->logfile, $start) =~ /FATAL:  terminating background worker "idempotency collector" due to administrator command/ });
 open_gate($gatekeeper);
-is_collected('watched', 'after an administrator ended a collector');
+is_collected('collected: watched, after an administrator ended a collector', $node, 'watched');
 
 # A launcher that waits for a collector notices a shutdown, also of itself
 # alone, and the postmaster's death.  It does not sleep until the next round first.
 $gatekeeper = collector_at_gate('watched');
 push @stopped, collectors('watched', 'pid');
 kill 'STOP', $stopped[-1] or die "cannot stop $stopped[-1]";
-$first = query($launcher);
+$first = launcher($node);
 reconfigure($node, 'idempotency.gc_interval' => 3600);
 is(query("SELECT pg_terminate_backend($first, 20000)"), 't', 'it does not wait for one that does not react');
 kill 'CONT', $stopped[-1];
 open_gate($gatekeeper);
 reconfigure($node, 'idempotency.gc_interval' => 1);
-soon('the launcher is there again', sub { (query($launcher) || $first) ne $first });
+soon('the launcher is there again', sub { (launcher($node) || $first) ne $first });
 
 $gatekeeper = collector_at_gate('watched');
-$first = query($launcher);
+$first = launcher($node);
 kill_server($node);
 soon('it ends with the postmaster', sub { !kill 0, $first });
 eval { $gatekeeper->quit };

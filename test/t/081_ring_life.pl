@@ -94,8 +94,7 @@ for my $format ('plain', 'custom')
 
 # A part: one table of the ring, into a database whose ring has other ranges.
 my $part = query(q{SELECT tableoid::regclass FROM idempotency_store WHERE idempotency_key = 'leased'});
-query('CREATE DATABASE part');
-query('CREATE EXTENSION idempotency', 'part');
+create_database('part');
 query(q{SELECT idem_partition_store('1 year')}, 'part');
 query(q{SELECT idem_partition_store('6 hours'); UPDATE idempotency_ring SET range_start = now() - interval '2 days', range_end = now() - interval '1 day'}, 'part');
 # under a slow load the tables of the rings before are still there, and the last ring has greater numbers than this one

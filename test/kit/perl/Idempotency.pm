@@ -14,8 +14,8 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(sleep time);
 
-our @EXPORT = (qw(new_node initdb_options query reconfigure write_keys session ask sqlstate kill_server start_again wait_until
-  soon figure locks_waiting built_with store_trigger has_pg_cron),
+our @EXPORT = (qw(new_node initdb_options query create_database reconfigure write_keys session ask sqlstate kill_server start_again wait_until
+  soon figure count_in_log locks_waiting built_with store_trigger has_pg_cron),
   @Test::More::EXPORT, @PostgreSQL::Test::Utils::EXPORT);
 
 sub import
@@ -75,6 +75,18 @@ sub query
 	my $database = @options % 2 ? shift @options : undef;
 
 	return $first->safe_psql($database // 'postgres', $sql, @options);
+}
+
+# A database of the first server with the extension, in a schema that it makes if one is named.
+sub create_database
+{
+	my ($name, $schema) = @_;
+
+	query(qq{CREATE DATABASE "$name"});
+	query($schema
+		? "CREATE SCHEMA $schema; CREATE EXTENSION idempotency SCHEMA $schema"
+		: 'CREATE EXTENSION idempotency', $name);
+	return;
 }
 
 # Sets settings of a server, or resets them (undef), until new sessions have them.
@@ -225,6 +237,14 @@ sub figure
 
 	return $node->safe_psql('postgres',
 		"SELECT coalesce(sum($column), 0) FROM idempotency_stats WHERE datname = '$database'");
+}
+
+# How often a pattern is in the log of a server, from that place on.
+sub count_in_log
+{
+	my ($node, $pattern, $from) = @_;
+
+	return scalar(() = slurp_file($node->logfile, $from // 0) =~ /$pattern/g);
 }
 
 # Kills the postmaster, and waits until the system has forgotten it too.
