@@ -20,9 +20,12 @@ class Base:
     def __init__(self, *, scope: str = "", schema: Optional[str] = None, retention: Optional[Duration] = None,
                  lease: Duration = 30, retry: Optional[Retry] = None,
                  hooks: Optional[hook.Hooks] = None, clock: Optional[Clock] = None) -> None:
+        retry = retry or Retry()
+        seconds("retry.base", retry.base)
+        seconds("retry.cap", retry.cap)
         self.settings = flow.Settings(
-            scope=scope, functions=Functions(schema), retention=maybe_seconds(retention), lease=seconds(lease),
-            retry=retry or Retry(), hooks=hook.check(hooks or {}), clock=clock or Clock())
+            scope=scope, functions=Functions(schema), retention=maybe_seconds("retention", retention),
+            lease=seconds("lease", lease), retry=retry, hooks=hook.check(hooks or {}), clock=clock or Clock())
 
     @property
     def scope(self) -> str:
@@ -31,14 +34,14 @@ class Base:
 
     def arguments(self, key: str, request: Any = None, *, scope: Optional[str] = None, wait: Duration = 0,
                   retention: Optional[Duration] = None, lease: Optional[Duration] = None, **options: Any) -> Call:
-        """One call with the defaults filled in. Raises TypeError for a key or a scope that is no text: what a driver makes of
-        an object may be another text each time."""
+        """One call with the defaults filled in. Raises BadArgument for what is no duration, and TypeError for a key or a scope
+        that is no text: what a driver makes of an object may be another text each time."""
         if not all(text is None or isinstance(text, str) for text in (key, scope)):
             raise TypeError("a key and a scope are strings")
         return Call(
             key=key, request=to_json(request), scope=self.settings.scope if scope is None else scope,
-            wait=seconds(wait), retention=self.settings.retention if retention is None else seconds(retention),
-            lease=maybe_seconds(lease), **options)
+            wait=seconds("wait", wait, endless=True), lease=maybe_seconds("lease", lease),
+            retention=self.settings.retention if retention is None else seconds("retention", retention), **options)
 
     def leased(self, operation: Operation) -> Call:
         """A call for an operation that is owned by its fence."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass, field
 from datetime import date, time, timedelta
 from decimal import Decimal
 from typing import Any, Callable, Mapping, Optional, Sequence, Union
 from uuid import UUID
+
+from .errors import BadArgument
 
 Duration = Union[float, int, timedelta]
 
@@ -126,14 +129,23 @@ class Call:
     reconcile: Optional[Callable[[Operation], Any]] = field(default=None, compare=False)
 
 
-def seconds(duration: Duration) -> float:
-    """A duration as seconds."""
-    return duration.total_seconds() if isinstance(duration, timedelta) else float(duration)
+LONGEST = 9e12      # an interval of PostgreSQL has no more seconds
 
 
-def maybe_seconds(duration: Optional[Duration]) -> Optional[float]:
-    """A duration as seconds; None stays None."""
-    return None if duration is None else seconds(duration)
+def seconds(name: str, duration: Duration, *, endless: bool = False) -> float:
+    """A duration, the option ``name``, as seconds. Raises BadArgument for what is none. ``endless``: it may be infinite."""
+    try:
+        value = duration.total_seconds() if isinstance(duration, timedelta) else float(duration)
+    except (TypeError, ValueError, OverflowError):
+        value = math.nan
+    if abs(value) <= LONGEST or (endless and value == math.inf):
+        return value
+    raise BadArgument(f"{name} is a number of seconds, or a timedelta")
+
+
+def maybe_seconds(name: str, duration: Optional[Duration], *, endless: bool = False) -> Optional[float]:
+    """The same; None stays None."""
+    return None if duration is None else seconds(name, duration, endless=endless)
 
 
 def to_json(value: Any) -> Optional[str]:

@@ -19,7 +19,8 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 
 from ..errors import Declined, NotDone
 from ..hooks import logger
-from ..model import COMPLETED, IN_PROGRESS, Completion, Duration, Json, Operation, Response, Result, seconds, to_json
+from ..model import (COMPLETED, IN_PROGRESS, Completion, Duration, Json, Operation, Response, Result, maybe_seconds, seconds,
+                     to_json)
 from .fingerprint import NotJson, fingerprint
 from .key import BadKey, read_key
 from .problem import Problem, ResponseTooLarge, document, in_progress, problem_of, whole_seconds
@@ -72,6 +73,7 @@ class Store:
     def __post_init__(self) -> None:
         if self.end not in ("complete", "fail", "release", "leave"):
             raise ValueError(f"no such end: {self.end}")
+        maybe_seconds("retention", self.retention)
 
 
 # A refusal of the moment, which says nothing of the operation: who asks, how often, and when. Nor does it say that a leased
@@ -139,6 +141,9 @@ class Options:
             raise ValueError("the options methods and stored_headers are tuples: of a string each character would count")
         if not all(isinstance(status, str) and re.fullmatch("[1-5]([0-9]{2}|xx)", status) for status in self.statuses):
             raise ValueError('the option statuses has a status ("404") or a class ("4xx") for each Store')
+        maybe_seconds("lease", self.lease)
+        for name in ("wait", "max_wait", "timeout"):
+            maybe_seconds(name, getattr(self, name), endless=True)
 
 
 class Exchange:
@@ -225,7 +230,7 @@ class Served:
         headers = kept_headers(self.options, reply.headers)
         if store.end == "fail":
             raise Declined(reply.status, headers=headers, body=reply.body, retry_after=retry_after_of(reply.headers),
-                           retention=None if store.retention is None else seconds(store.retention))
+                           retention=maybe_seconds("retention", store.retention))
         response = Response(reply.status, headers, body=reply.body, retention=store.retention)
         return response if exchange.writes is None else Completion(response, exchange.writes)
 
@@ -380,8 +385,8 @@ def wait_of(request: Request, options: Options) -> float:
         for preference in re.split(r"[,;]", value):
             match = re.fullmatch(r'\s*wait\s*=\s*"?(\d{1,9})"?\s*', preference, re.IGNORECASE)
             if match:
-                return min(float(match[1]), seconds(options.max_wait))
-    return seconds(options.wait)
+                return min(float(match[1]), seconds("max_wait", options.max_wait, endless=True))
+    return seconds("wait", options.wait, endless=True)
 
 
 def store_of(options: Options, status: int) -> Store:

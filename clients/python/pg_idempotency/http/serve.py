@@ -10,7 +10,7 @@ from typing import Any, Awaitable, Callable, Dict, Optional, Union
 from .. import steps
 from ..client import AsyncIdempotency, Idempotency
 from ..drive import to_its_end
-from ..model import IN_PROGRESS, Duration, Operation, seconds
+from ..model import IN_PROGRESS, Duration, Operation, maybe_seconds
 from ..steps import Flow
 from .core import Admitted, Exchange, Reply, Served, active
 from .problem import HandlerTimeout
@@ -81,7 +81,7 @@ async def within(limit: Optional[Duration], reply: Awaitable[Reply]) -> Reply:
     task = asyncio.ensure_future(reply)
     done = False
     try:
-        await asyncio.wait([task], timeout=None if limit is None else seconds(limit))
+        await asyncio.wait([task], timeout=maybe_seconds("timeout", limit, endless=True))
         done = task.done()
     finally:
         if not task.done():

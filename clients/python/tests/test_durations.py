@@ -1,0 +1,76 @@
+"""What is no duration is refused by name, before anything is asked of the database."""
+
+import math
+from datetime import timedelta
+
+import pytest
+
+from pg_idempotency import BadArgument, Declined, Idempotency, Response, Retry
+from pg_idempotency.http.core import Options, Store
+
+NONE = (math.nan, -math.inf, 1e300, 10**400, "abc", object())
+BOUNDED = (*NONE, math.inf)
+
+
+def nowhere():
+    raise AssertionError("asked for a connection")
+
+
+def not_run(*given):
+    raise AssertionError("the work ran")
+
+
+def refuses(name, call):
+    with pytest.raises(BadArgument, match=name) as caught:
+        call()
+    assert caught.value.sqlstate == "ID400"
+
+
+@pytest.mark.parametrize("value", BOUNDED, ids=("nan", "-inf", "1e300", "int", "text", "object", "inf"))
+def test_of_a_client(value):
+    refuses("retention", lambda: Idempotency(nowhere, retention=value))
+    refuses("lease", lambda: Idempotency(nowhere, lease=value))
+    if isinstance(value, float) and not value < 0:
+        refuses("retry.base", lambda: Idempotency(nowhere, retry=Retry(base=value)))
+        refuses("retry.cap", lambda: Idempotency(nowhere, retry=Retry(cap=value)))
+
+
+@pytest.mark.parametrize("name,values", [("wait", NONE), ("retention", BOUNDED), ("lease", BOUNDED)])
+def test_of_a_call(name, values):
+    idem = Idempotency(nowhere)
+    for value in values:
+        refuses(name, lambda: idem.lease("k", None, not_run, **{name: value}))
+        if name != "lease":
+            refuses(name, lambda: idem.transaction("k", None, not_run, **{name: value}))
+
+
+@pytest.mark.parametrize("name,values", [("wait", NONE), ("max_wait", NONE), ("timeout", NONE), ("lease", BOUNDED)])
+def test_of_the_middleware(name, values):
+    for value in values:
+        refuses(name, lambda: Options(scope=str, **{name: value}))
+        refuses("retention", lambda: Store("complete", value))
+
+
+@pytest.mark.parametrize("value", BOUNDED, ids=("nan", "-inf", "1e300", "int", "text", "object", "inf"))
+def test_of_an_answer(idem, key, effects, value):
+    def answers(tx, operation):
+        tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
+        return Response(retention=value)
+
+    def declines(**given):
+        def work(*unused):
+            raise Declined(402, **given)
+        return work
+
+    refuses("retention", lambda: idem.transaction(key, None, answers))
+    assert effects() == 0
+    for name in ("retention", "retry_after"):
+        refuses(name, lambda: idem.transaction(key, None, declines(**{name: value})))
+        refuses(name, lambda: idem.lease(f"{key}-{name}", None, declines(**{name: value})))
+
+
+def test_what_is_one(idem, key):
+    for number, value in enumerate((5, 0.5, timedelta(hours=1), 1e9)):
+        options = {"wait": value, "retention": value, "lease": value}
+        assert idem.lease(f"{key}-{number}", None, lambda operation, signal: 1, **options).payload == 1
+    assert idem.transaction(key, None, lambda tx, operation: 1, wait=math.inf).payload == 1
