@@ -45,9 +45,30 @@ $node->safe_psql('ringed', 'SELECT idem_gc()') for 1, 2;
 $node->safe_psql('ringed', q{UPDATE idempotency_ring SET range_start = now() - interval '10 days', range_end = now() - interval '1 day' WHERE name = 'idempotency_store_p1'});
 $node->safe_psql('ringed', "ALTER TABLE $_ OWNER TO keeper") for @tables, 'idempotency_fence', 'idempotency_ring', split /\n/, $node->safe_psql('ringed', 'SELECT name FROM idempotency_partitions');
 
+# Code that every table can have.
+sub on_each
+{
+	my (@on) = @_;
+
+	return (
+		'check' => [ map { "ALTER TABLE $_ ADD CHECK (keeper.note('check') = 0)" } @on ],
+		'index expression' => [ map { "CREATE INDEX ON $_ ((1 + keeper.note('index')))" } @on ],
+		'index predicate' => [ map { "CREATE INDEX ON $_ ((true)) WHERE 0 = keeper.note('index')" } @on ],
+		'statistics' => [ map { ("CREATE STATISTICS s_$_ ON (1 + keeper.note('statistics')), (2 + keeper.note('statistics')) FROM $_", "ANALYZE $_") } @on ],
+		'policy' => [
+			map { ("ALTER TABLE $_ ENABLE ROW LEVEL SECURITY", "ALTER TABLE $_ FORCE ROW LEVEL SECURITY",
+				"CREATE POLICY p ON $_ USING (keeper.note('policy') = 0) WITH CHECK (keeper.note('policy') = 0)") } @on ],
+		'trigger' => [ map { "CREATE TRIGGER t BEFORE INSERT OR UPDATE OR DELETE ON $_ FOR EACH ROW EXECUTE FUNCTION keeper.fire('trigger')" } @on ],
+		'condition of a trigger' => [
+			map { "CREATE TRIGGER t AFTER INSERT OR UPDATE OR DELETE ON $_ FOR EACH ROW WHEN (keeper.note('condition') = 0) EXECUTE FUNCTION keeper.fire('trigger')" } @on ],
+		'deferred trigger' => [
+			map { "CREATE CONSTRAINT TRIGGER t AFTER INSERT OR UPDATE OR DELETE ON $_ DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION keeper.fire('trigger')" } @on ]);
+}
+
 # What the owner puts there, a database for each.
 my $moved = 'ALTER TABLE %1$s RENAME TO moved';
 my %plants = (
+	on_each(@tables),
 	(map { ("partition key of $_" => ["ALTER TABLE $_ RENAME TO moved", "CREATE TABLE public.$_ (x int, tenant int) PARTITION BY RANGE ((x + keeper.note('partition_key')))"]) } @tables),
 	'partition key below' => [
 		'ALTER TABLE idempotency_store RENAME TO moved',
@@ -64,24 +85,12 @@ my %plants = (
 		q{ALTER TABLE idempotency_stream ADD extra int DEFAULT keeper.note('default')},
 		q{ALTER TABLE idempotency_sweep ADD extra int DEFAULT keeper.note('default')},
 		q{ALTER TABLE idempotency_scope ALTER max_attempts SET DEFAULT keeper.note('default')} ],
-	'check' => [ map { "ALTER TABLE $_ ADD CHECK (keeper.note('check') = 0)" } @tables ],
 	'generated column' => [
 		map { "ALTER TABLE $_ ADD extra int GENERATED ALWAYS AS (keeper.note('generated')) STORED" } qw(idempotency_store idempotency_stream idempotency_sweep) ],
 	'generated column of the rules' => [
 		q{ALTER TABLE idempotency_scope ADD extra int GENERATED ALWAYS AS (keeper.note('generated')) STORED} ],
-	'index expression' => [ map { "CREATE INDEX ON $_ ((1 + keeper.note('index')))" } @tables ],
-	'index predicate' => [ map { "CREATE INDEX ON $_ ((true)) WHERE 0 = keeper.note('index')" } @tables ],
-	'statistics' => [ map { ("CREATE STATISTICS s_$_ ON (1 + keeper.note('statistics')), (2 + keeper.note('statistics')) FROM $_", "ANALYZE $_") } @tables ],
-	'policy' => [
-		map { ("ALTER TABLE $_ ENABLE ROW LEVEL SECURITY", "ALTER TABLE $_ FORCE ROW LEVEL SECURITY",
-			"CREATE POLICY p ON $_ USING (keeper.note('policy') = 0) WITH CHECK (keeper.note('policy') = 0)") } @tables ],
 	'rule' => [ map { ("CREATE RULE deleted AS ON DELETE TO $_ DO ALSO SELECT keeper.note('rule')") } @tables ],
 	'rule of inserts' => [ map { ("CREATE RULE inserted AS ON INSERT TO $_ DO ALSO SELECT keeper.note('rule')") } @tables ],
-	'trigger' => [ map { "CREATE TRIGGER t BEFORE INSERT OR UPDATE OR DELETE ON $_ FOR EACH ROW EXECUTE FUNCTION keeper.fire('trigger')" } @tables ],
-	'condition of a trigger' => [
-		map { "CREATE TRIGGER t AFTER INSERT OR UPDATE OR DELETE ON $_ FOR EACH ROW WHEN (keeper.note('condition') = 0) EXECUTE FUNCTION keeper.fire('trigger')" } @tables ],
-	'deferred trigger' => [
-		map { "CREATE CONSTRAINT TRIGGER t AFTER INSERT OR UPDATE OR DELETE ON $_ DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION keeper.fire('trigger')" } @tables ],
 	'type' => [
 		q{CREATE FUNCTION keeper.distance(text, text) RETURNS float8 IMMUTABLE LANGUAGE sql AS 'SELECT keeper.note(''type'')::float8'},
 		'CREATE TYPE keeper.span AS RANGE (subtype = text, subtype_diff = keeper.distance)',
@@ -105,27 +114,16 @@ my %plants = (
 
 # The same on the tables of the ring, and on the one that has their ranges.
 my %on_ring = (
+	on_each(@ring),
 	'partition key' => [ 'ALTER TABLE idempotency_ring RENAME TO moved', q{CREATE TABLE public.idempotency_ring (x int) PARTITION BY RANGE ((x + keeper.note('partition_key')))} ],
 	'partition key of a table' => [
 		'ALTER TABLE idempotency_store_p1 NO INHERIT idempotency_store', 'ALTER TABLE idempotency_store_p1 RENAME TO moved',
 		q{CREATE TABLE public.idempotency_store_p1 (LIKE moved) PARTITION BY RANGE ((attempt + keeper.note('partition_key')))} ],
 	'view' => [ 'ALTER TABLE idempotency_ring RENAME TO moved', q{CREATE VIEW public.idempotency_ring AS SELECT *, keeper.note('view') FROM moved} ],
 	'default' => [ map { "ALTER TABLE $_ ADD extra int DEFAULT keeper.note('default')" } 'idempotency_ring' ],
-	'check' => [ map { "ALTER TABLE $_ ADD CHECK (keeper.note('check') = 0)" } @ring ],
 	'generated column' => [ map { "ALTER TABLE $_ ADD extra int GENERATED ALWAYS AS (keeper.note('generated')) STORED" } 'idempotency_store' ],
-	'index expression' => [ map { "CREATE INDEX ON $_ ((1 + keeper.note('index')))" } @ring ],
-	'index predicate' => [ map { "CREATE INDEX ON $_ ((true)) WHERE 0 = keeper.note('index')" } @ring ],
-	'statistics' => [ map { ("CREATE STATISTICS s_$_ ON (1 + keeper.note('statistics')), (2 + keeper.note('statistics')) FROM $_", "ANALYZE $_") } @ring ],
-	'policy' => [
-		map { ("ALTER TABLE $_ ENABLE ROW LEVEL SECURITY", "ALTER TABLE $_ FORCE ROW LEVEL SECURITY",
-			"CREATE POLICY p ON $_ USING (keeper.note('policy') = 0) WITH CHECK (keeper.note('policy') = 0)") } @ring ],
 	'rule' => [ map { ("CREATE RULE changed AS ON UPDATE TO $_ DO ALSO SELECT keeper.note('rule')") } @ring ],
-	'trigger' => [ map { "CREATE TRIGGER t BEFORE INSERT OR UPDATE OR DELETE ON $_ FOR EACH ROW EXECUTE FUNCTION keeper.fire('trigger')" } @ring ],
 	'trigger of TRUNCATE' => [ map { "CREATE TRIGGER t AFTER TRUNCATE ON $_ EXECUTE FUNCTION keeper.fire('trigger')" } @ring ],
-	'condition of a trigger' => [
-		map { "CREATE TRIGGER t AFTER INSERT OR UPDATE OR DELETE ON $_ FOR EACH ROW WHEN (keeper.note('condition') = 0) EXECUTE FUNCTION keeper.fire('trigger')" } @ring ],
-	'deferred trigger' => [
-		map { "CREATE CONSTRAINT TRIGGER t AFTER INSERT OR UPDATE OR DELETE ON $_ DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION keeper.fire('trigger')" } @ring ],
 	'domain' => [ q{CREATE DOMAIN keeper.narrow AS int CHECK (keeper.note('domain') = 0)}, 'ALTER TABLE idempotency_ring ADD extra keeper.narrow DEFAULT 1' ]);
 $plants{"ring: $_"} = $on_ring{$_} for keys %on_ring;
 # and if idempotency_ring is all that he owns
