@@ -23,11 +23,11 @@ class Naive(Consumer):
             payment = self.book()
             self.pass_point("before commit")
         self.pass_point("after commit")
-        return Answer("paid", payment)
+        return self.paid(payment)
 
     def pay_by_card(self):
-        if self.is_declined():
-            return Answer("declined")
+        if answer := self.refuse_card():
+            return answer
         self.pass_point("before charge")
         try:
             charge = self.gateway.charge(self.delivery.message.id, self.delivery.message.amount)
@@ -37,10 +37,17 @@ class Naive(Consumer):
         with self.shop.transaction():
             payment = self.book(charge)
         self.pass_point("after commit")
+        return self.paid(payment)
+
+    def refuse_card(self):
+        """The Answer where the card must not be charged, else None."""
+        return Answer("declined") if self.is_declined() else None
+
+    def paid(self, payment):
         return Answer("paid", payment)
 
 
-class Unique(Consumer):
+class Unique(Naive):
     """A unique constraint on payment.message_id, and a look-up before the card is
     charged. No payment is booked twice. But the constraint is checked after the
     gateway has charged; a duplicate finds the payment, but not the first answer;
@@ -52,36 +59,17 @@ class Unique(Consumer):
     heading = "UNIQUE\nconstraint"
     script = "unique.sql"
 
-    def pay_by_wallet(self):
-        with self.shop.transaction():
-            if self.is_declined():
-                return Answer("declined")
-            payment = self.book_once()
-            self.pass_point("before commit")
-        self.pass_point("after commit")
-        return Answer("paid", payment) if payment else Answer("duplicate")
+    def refuse_card(self):
+        return super().refuse_card() or (Answer("duplicate") if self.is_paid() else None)
 
-    def pay_by_card(self):
-        if self.is_declined():
-            return Answer("declined")
-        if self.is_paid():
-            return Answer("duplicate")
-        self.pass_point("before charge")
-        try:
-            charge = self.gateway.charge(self.delivery.message.id, self.delivery.message.amount)
-        except GatewayError:
-            return Answer("gateway error", again=SOON)
-        self.pass_point("after charge")
-        with self.shop.transaction():
-            payment = self.book_once(charge)
-        self.pass_point("after commit")
-        return Answer("paid", payment) if payment else Answer("duplicate")
+    def paid(self, payment):
+        return super().paid(payment) if payment else Answer("duplicate")
 
     def is_paid(self):
         return self.shop.execute("SELECT FROM payment WHERE message_id = %s",
                                  (self.delivery.message.id,)).fetchone() is not None
 
-    def book_once(self, charge=None):
+    def book(self, charge=None):
         """The payment's number, or None if it was there already."""
         message = self.delivery.message
         row = self.shop.execute(
