@@ -1,6 +1,6 @@
 // 1. No protection at all, and the least that storing a record can cost.
 
-import { Mismatch, callGateway, pay, payMany, statement, transaction } from './driver/business.mjs';
+import { callGateway, pay, payMany, replay, statement, transaction } from './driver/business.mjs';
 
 const UNIQUE_VIOLATION = '23505';
 
@@ -109,11 +109,4 @@ async function payAndStore(client, operation) {
       JSON.stringify(response)],
   });
   return { replayed: false, response };
-}
-
-function replay(record, operation) {
-  if (!record.request_hash.equals(operation.hash)) {
-    throw new Mismatch();
-  }
-  return { replayed: true, response: record.response_payload };
 }

@@ -2,7 +2,7 @@
 // UPDATE, INSERT PENDING, business, UPDATE COMPLETED. From PostgreSQL 19 on, one
 // statement inserts PENDING or reads the record that is there.
 
-import { Mismatch, callGateway, pay, transaction } from './driver/business.mjs';
+import { callGateway, pay, replay, transaction } from './driver/business.mjs';
 
 const UNIQUE_VIOLATION = '23505';    // somebody else was first: look again
 
@@ -57,11 +57,4 @@ async function payAndStore(client, operation) {
   const status = response.state === 'declined' ? 'FAILED' : 'COMPLETED';
   await client.query({ ...UPDATE, values: [operation.key, status, JSON.stringify(response)] });
   return { replayed: false, response };
-}
-
-function replay(record, operation) {
-  if (!record.request_hash.equals(operation.hash)) {
-    throw new Mismatch();
-  }
-  return { replayed: true, response: record.response_payload };
 }

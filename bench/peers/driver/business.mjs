@@ -12,6 +12,14 @@ export class Busy extends Error {}
 // The same key came with another request.
 export class Mismatch extends Error {}
 
+// The stored answer of a record of hand_store.
+export function replay(record, operation) {
+  if (!record.request_hash.equals(operation.hash)) {
+    throw new Mismatch();
+  }
+  return { replayed: true, response: record.response_payload };
+}
+
 export function operation({ size = 100, declined = false, gateway = 0, key = freshKey() } = {}) {
   const content = {
     account: randomInt(ACCOUNTS) + 1,
