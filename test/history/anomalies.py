@@ -20,6 +20,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+import networkx
 from plan import READ_COMMITTED, SERIALIZABLE
 
 
@@ -49,10 +50,12 @@ class Graph:
         if before is not None and after is not None and before != after:
             getattr(self, kind)[before].add(after)
 
-    def follow(self, node, kinds):
-        """What depends on that."""
-        for kind in kinds:
-            yield from getattr(self, kind).get(node, ())
+    def edges(self, *kinds):
+        """The dependencies of these kinds, of all transactions."""
+        made = networkx.DiGraph((before, after) for kind in kinds
+                                for before, others in getattr(self, kind).items() for after in others)
+        made.add_nodes_from(range(len(self.transactions)))
+        return made
 
     def name_edge(self, before, after):
         """For people."""
@@ -166,30 +169,25 @@ def check_order_of_time(wrong, transactions, writers, final):
 
 def check_cycles(wrong, graph):
     """From the worst to those that only some levels forbid."""
-    nodes = range(len(graph.transactions))
-    for group in strongly_connected(nodes, lambda node: graph.follow(node, ("ww",))):
-        wrong["G0 write cycle"].append(describe(graph, group, ("ww",)))
-    cyclic = strongly_connected(nodes, lambda node: graph.follow(node, ("ww", "wr")))
-    for group in cyclic:
-        text = describe(graph, group, ("ww", "wr"))
-        if "-wr->" in text:
-            wrong["G1c cyclic information flow"].append(text)
+    wrong["G0 write cycle"] += cycles(graph, graph.edges("ww"))
+    flow, dependencies = graph.edges("ww", "wr"), graph.edges("ww", "wr", "rw")
+    cyclic = cycles(graph, flow)
+    wrong["G1c cyclic information flow"] += [text for text in cyclic if "-wr->" in text]
     if not cyclic:
-        check_single(wrong, graph)
-    levels = [transaction.level for transaction in graph.transactions]
-    strict = [node for node in nodes if levels[node] == SERIALIZABLE]
-    for group in strongly_connected(strict, lambda node: (
-            other for other in graph.follow(node, ("ww", "wr", "rw")) if levels[other] == SERIALIZABLE)):
-        wrong["G2 anti-dependency cycle"].append(describe(graph, group, ("ww", "wr", "rw")))
+        check_single(wrong, graph, flow, dependencies)
+    strict = dependencies.subgraph(
+        number for number, transaction in enumerate(graph.transactions) if transaction.level == SERIALIZABLE)
+    wrong["G2 anti-dependency cycle"] += cycles(graph, strict)
 
 
-def check_single(wrong, graph):
+def check_single(wrong, graph, flow, dependencies):
     """What has no cycle of ww and wr has an order: from its end on, what each reaches."""
-    bits = number_by_component(graph)
+    # small numbers: each node's, among those that it has to do with at all
+    bits = {node: bit for part in networkx.weakly_connected_components(dependencies) for bit, node in enumerate(part)}
     reach = {}
-    for node in topological(graph):
+    for node in reversed(list(networkx.topological_sort(flow))):
         reached = 0
-        for other in graph.follow(node, ("ww", "wr")):
+        for other in flow.successors(node):
             reached |= reach[other] | (1 << bits[other])
         reach[node] = reached
     for reader, others in graph.rw.items():
@@ -197,108 +195,19 @@ def check_single(wrong, graph):
             continue
         for other in others:
             if reach[other] >> bits[reader] & 1:
-                path = shortest(graph, other, reader, ("ww", "wr"))
+                path = networkx.shortest_path(flow, other, reader)
                 wrong["G-single read skew"].append(in_words(graph, [reader, *path]))
 
 
-def number_by_component(graph):
-    """Small numbers: each node's, among those that it has to do with at all."""
-    neighbours = defaultdict(set)
-    for edges in (graph.ww, graph.wr, graph.rw):
-        for before, others in edges.items():
-            neighbours[before] |= others
-            for after in others:
-                neighbours[after].add(before)
-    numbers = {}
-    for start in range(len(graph.transactions)):
-        if start in numbers:
-            continue
-        numbers[start] = 0
-        queue = [start]
-        for node in queue:
-            for other in neighbours[node]:
-                if other not in numbers:
-                    numbers[other] = len(queue)
-                    queue.append(other)
-    return numbers
-
-
-def topological(graph):
-    """Each after all that depends on it."""
-    done = set()
-    for start in range(len(graph.transactions)):
-        stack = [(start, graph.follow(start, ("ww", "wr")))] if start not in done else []
-        done.add(start)
-        while stack:
-            node, rest = stack[-1]
-            for other in rest:
-                if other not in done:
-                    done.add(other)
-                    stack.append((other, graph.follow(other, ("ww", "wr"))))
-                    break
-            else:
-                stack.pop()
-                yield node
-
-
-def strongly_connected(nodes, follow):
-    """Tarjan's components of more than one node, without recursion."""
-    index, low, on_stack, stack, found = {}, {}, set(), [], []
-    for start in nodes:
-        if start in index:
-            continue
-        index[start] = low[start] = len(index)
-        stack.append(start)
-        on_stack.add(start)
-        work = [(start, iter(follow(start)))]
-        while work:
-            node, rest = work[-1]
-            for other in rest:
-                if other not in index:
-                    index[other] = low[other] = len(index)
-                    stack.append(other)
-                    on_stack.add(other)
-                    work.append((other, iter(follow(other))))
-                    break
-                if other in on_stack:
-                    low[node] = min(low[node], index[other])
-            else:
-                work.pop()
-                if work:
-                    low[work[-1][0]] = min(low[work[-1][0]], low[node])
-                if low[node] == index[node]:
-                    group = set()
-                    while node not in group:
-                        group.add(stack.pop())
-                    on_stack -= group
-                    if len(group) > 1:
-                        found.append(group)
+def cycles(graph, edges):
+    """A short one in words, of each component that has one."""
+    found = []
+    for group in networkx.strongly_connected_components(edges):
+        if len(group) > 1:
+            start, inside = min(group), edges.subgraph(group)
+            ways = (networkx.shortest_path(inside, other, start) for other in inside.successors(start))
+            found.append(in_words(graph, [start, *min(ways, key=len)]))
     return found
-
-
-def describe(graph, group, kinds):
-    """A short cycle in a component."""
-    start = min(group)
-    return in_words(graph, [start, *min(
-        (shortest(graph, other, start, kinds, group) for other in graph.follow(start, kinds) if other in group),
-        key=len)])
-
-
-def shortest(graph, start, end, kinds, group=None):
-    """The nodes of a way from one to the other, both included."""
-    before = {start: None}
-    queue = [start]
-    for node in queue:
-        if node == end:
-            break
-        for other in graph.follow(node, kinds):
-            if other not in before and (group is None or other in group):
-                before[other] = node
-                queue.append(other)
-    path = [end]
-    while path[-1] != start:
-        path.append(before[path[-1]])
-    return path[::-1]
 
 
 def in_words(graph, nodes):
