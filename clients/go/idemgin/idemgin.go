@@ -14,7 +14,8 @@ import (
 )
 
 // Handler handles a request inside a transaction. c is a copy whose answer is
-// held back until the transaction has committed. An error, or a panic, is a 500; a
+// held back until the transaction has committed. An error, or a panic, is a 500, and so is
+// one of c.Errors, such as of c.JSON, where the status is below 400; a
 // *idempotency.Declined is answered and stored.
 type Handler[Tx any] func(c *gin.Context, tx Tx) error
 
@@ -26,13 +27,19 @@ type LeaseHandler[Tx any] func(c *gin.Context, operation idempotency.Operation) 
 // gin.Context.FullPath gives it, is part of the scope.
 func Transaction[Tx any](m *idemhttp.Middleware[Tx], handler Handler[Tx]) gin.HandlerFunc {
 	return func(c *gin.Context) {
+		own := c.Copy()
 		m.ServeTransaction(c.Writer, c.Request, c.FullPath(), func(w http.ResponseWriter, r *http.Request, tx Tx) error {
-			held := copyOf(c, r)
+			held := copyOf(own, r)
 			answer := &writer{ResponseWriter: w}
 			held.Writer = answer
-			err := handler(held, tx)
+			if err := handler(held, tx); err != nil {
+				return err
+			}
 			answer.WriteHeaderNow()
-			return err
+			if err := held.Errors.Last(); err != nil && answer.Status() < http.StatusBadRequest {
+				return err
+			}
+			return nil
 		})
 		c.Abort()
 	}
@@ -41,15 +48,16 @@ func Transaction[Tx any](m *idemhttp.Middleware[Tx], handler Handler[Tx]) gin.Ha
 // Lease makes a handler under a lease idempotent.
 func Lease[Tx any](m *idemhttp.Middleware[Tx], handler LeaseHandler[Tx], options ...idempotency.Option) gin.HandlerFunc {
 	return func(c *gin.Context) {
+		own := c.Copy()
 		m.ServeLease(c.Writer, c.Request, c.FullPath(), func(r *http.Request, o idempotency.Operation) (idempotency.Completion[Tx], error) {
-			return handler(copyOf(c, r), o)
+			return handler(copyOf(own, r), o)
 		}, options...)
 		c.Abort()
 	}
 }
 
-// copyOf is for a handler that may outlive the request, after a time-out: gin uses
-// contexts again.
+// copyOf is for a handler that may outlive the request, after a time-out, or begin then: gin
+// uses contexts again. So c is a copy itself, and each run has one of its own.
 func copyOf(c *gin.Context, r *http.Request) *gin.Context {
 	held := c.Copy()
 	held.Request = r
@@ -64,7 +72,7 @@ type writer struct {
 }
 
 func (w *writer) WriteHeader(status int) {
-	if !w.written {
+	if !w.written && status > 0 {
 		w.status = status
 	}
 }

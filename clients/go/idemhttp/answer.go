@@ -3,7 +3,9 @@ package idemhttp
 import (
 	"cmp"
 	"encoding/json"
+	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -18,11 +20,21 @@ type answer struct {
 	body   []byte
 }
 
-func (a *answer) send(w http.ResponseWriter) {
+// send keeps the cookies and the Vary of what is outside of the middleware.
+func (a *answer) send(w http.ResponseWriter, r *http.Request) {
+	header := w.Header()
 	for name, values := range a.header {
-		w.Header()[name] = values
+		if name == "Set-Cookie" || name == "Vary" {
+			values = slices.Concat(header[name], values)
+		}
+		header[name] = values
 	}
-	w.Header().Set("Content-Length", strconv.Itoa(len(a.body)))
+	switch {
+	case len(a.body) > 0:
+		header.Set("Content-Length", strconv.Itoa(len(a.body)))
+	case r.Method != http.MethodHead:
+		header.Del("Content-Length") // it would be wrong, or the server knows it
+	}
 	w.WriteHeader(a.status)
 	_, _ = w.Write(a.body) // a client that has gone will ask again
 }
@@ -61,9 +73,15 @@ func (a *answer) retryAfter(now time.Time) *time.Duration {
 	return &after
 }
 
+// isFinal says whether HTTP can send a status, as the last one of an answer.
+func isFinal(status int) bool { return status >= 200 && status <= 999 }
+
 // written makes an answer of a Response: a payload is JSON.
 func written(response idempotency.Response, otherwise int) (*answer, error) {
 	a := &answer{status: cmp.Or(response.Code, otherwise), header: http.Header{}, body: response.Body}
+	if !isFinal(a.status) {
+		return nil, fmt.Errorf("idemhttp: an answer cannot have the status %d", a.status)
+	}
 	if response.Body == nil && response.Payload != nil {
 		body, err := json.Marshal(response.Payload)
 		if err != nil {

@@ -17,7 +17,7 @@ import (
 // bytes of one with a Content-Encoding. own stands in place of media type and body. The
 // packages for other languages make the same.
 func fingerprint(r *http.Request, body []byte, own func(*http.Request, []byte) (any, error)) (any, error) {
-	request := map[string]any{"method": strings.ToUpper(r.Method), "target": r.URL.RequestURI()}
+	request := map[string]any{"method": strings.ToUpper(r.Method), "target": targetOf(r)}
 	if own != nil {
 		value, err := own(r, body)
 		request["own"] = value
@@ -37,6 +37,14 @@ func fingerprint(r *http.Request, body []byte, own func(*http.Request, []byte) (
 		request["body"] = "sha256:" + hex.EncodeToString(sum[:])
 	}
 	return request, nil
+}
+
+// targetOf is the target as it was sent, also where a router has cut a prefix off.
+func targetOf(r *http.Request) string {
+	if strings.HasPrefix(r.RequestURI, "/") {
+		return r.RequestURI
+	}
+	return r.URL.RequestURI()
 }
 
 func mediaTypeOf(r *http.Request) string {

@@ -50,6 +50,18 @@ func TestRetryAfterIsSecondsOrADate(t *testing.T) {
 	}
 }
 
+// A goroutine of the handler may write after it has returned.
+func TestAFinishedAnswerStaysAsItIs(t *testing.T) {
+	r := newRecorder(10)
+	_, _ = r.Write([]byte("sent"))
+	a, err := r.finish()
+	_, _ = r.Write([]byte("late"))
+	r.Header().Set("X-Late", "1")
+	if err != nil || string(a.body) != "sent" || a.header.Get("X-Late") != "" {
+		t.Error(a, err)
+	}
+}
+
 func TestWhatJSONBCanHold(t *testing.T) {
 	for text, want := range map[string]bool{
 		`{"a": [1, 2.5e3, "é", null]}`: true, `"plain"`: true, `{}`: true,

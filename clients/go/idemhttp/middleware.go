@@ -102,14 +102,14 @@ func (e *exchange) with(ctx context.Context) *http.Request {
 func (m *Middleware[Tx]) serve(w http.ResponseWriter, r *http.Request, route string, run func(context.Context, *exchange) (*answer, error)) {
 	e, err := m.receive(w, r, route)
 	if err != nil {
-		m.refuse(r, err).send(w)
+		m.refuse(r, err).send(w, r)
 		return
 	}
 	a, err := m.within(r, func(ctx context.Context) (*answer, error) { return run(ctx, e) })
 	if err != nil {
 		a = m.refuse(r, err)
 	}
-	a.send(w)
+	a.send(w, r)
 }
 
 // receive reads the request and what it asks for.
@@ -220,7 +220,7 @@ func (m *Middleware[Tx]) within(r *http.Request, work func(context.Context) (*an
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var a *answer
-	var err error
+	err := errEnded
 	done, late := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)

@@ -22,7 +22,7 @@ type Options struct {
 	Optional bool
 	// MakeKey makes the key of a request that has none; "" is none.
 	MakeKey func(r *http.Request) string
-	// Methods that need a key; nil: POST and PATCH. Requests of other methods run
+	// Methods that need a key; none: POST and PATCH. Requests of other methods run
 	// without one.
 	Methods []string
 	// Principal names who sends the request, such as the tenant or the user. Keys
@@ -126,7 +126,7 @@ func (o *Options) setDefaults() {
 	o.MaxResponse = cmp.Or(o.MaxResponse, 1<<20)
 	o.MaxWait = cmp.Or(o.MaxWait, 10*time.Second)
 	o.Timeout = cmp.Or(o.Timeout, 30*time.Second)
-	if o.Methods == nil {
+	if len(o.Methods) == 0 {
 		o.Methods = []string{http.MethodPost, http.MethodPatch}
 	}
 	if o.Statuses == nil {

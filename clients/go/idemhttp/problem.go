@@ -33,6 +33,7 @@ var (
 	errResponseTooLarge = errors.New("idemhttp: the handler's answer is too large")
 	errUpgraded         = errors.New("idemhttp: the handler took over the connection")
 	errTimeout          = errors.New("idemhttp: the handler took too long")
+	errEnded            = errors.New("idemhttp: the handler ended its goroutine")
 )
 
 const again = "Send it again, with the same key, after the time in Retry-After."
@@ -130,6 +131,9 @@ func (m *Middleware[Tx]) answered(r *http.Request, err error) *answered {
 	}
 	if m.options.Problem != nil {
 		m.options.Problem(r, err, problem)
+	}
+	if !isFinal(problem.Status) {
+		problem.Status = http.StatusInternalServerError
 	}
 	body, marshalling := json.Marshal(problem)
 	if marshalling != nil {

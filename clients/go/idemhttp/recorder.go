@@ -2,6 +2,7 @@ package idemhttp
 
 import (
 	"bufio"
+	"fmt"
 	"net"
 	"net/http"
 )
@@ -19,9 +20,16 @@ func newRecorder(max int) *recorder {
 
 func (r *recorder) Header() http.Header { return r.header }
 
-// WriteHeader sets the status, once. An informational one is not sent.
+// WriteHeader sets the status, once. An informational one is not sent. It panics where
+// net/http does.
 func (r *recorder) WriteHeader(status int) {
-	if r.status == 0 && status >= 200 {
+	switch {
+	case r.status != 0:
+	case status < 100 || status > 999:
+		panic(fmt.Sprintf("idemhttp: an answer cannot have the status %d", status))
+	case status == http.StatusSwitchingProtocols:
+		r.failure = errUpgraded
+	case isFinal(status):
 		r.status = status
 	}
 }
@@ -45,11 +53,11 @@ func (r *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return nil, nil, r.failure
 }
 
-// finish gives the answer, or why there is none.
+// finish gives the answer, or why there is none. What a goroutine writes later is no part of it.
 func (r *recorder) finish() (*answer, error) {
 	r.WriteHeader(http.StatusOK)
-	if r.header.Get("Content-Type") == "" && len(r.body) > 0 {
+	if r.header.Get("Content-Type") == "" && r.header.Get("Content-Encoding") == "" && len(r.body) > 0 {
 		r.header.Set("Content-Type", http.DetectContentType(r.body))
 	}
-	return &r.answer, r.failure
+	return &answer{r.status, r.header.Clone(), r.body}, r.failure
 }

@@ -1,0 +1,256 @@
+package http_test
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"example.org/idempotency"
+	"example.org/idempotency/idemgin"
+	"example.org/idempotency/idemhttp"
+	"example.org/idempotency/internal/tests/kit"
+	"example.org/idempotency/pgxv5"
+	"github.com/gin-gonic/gin"
+	"github.com/jackc/pgx/v5"
+)
+
+// What HTTP cannot carry is an error before COMMIT, and so is what no replay could say. net/http
+// would panic, or send an informational answer and then 200.
+func TestNoStatusOfHTTP(t *testing.T) {
+	for _, code := range []int{-1, 1, 100, 101, 199, 1000} {
+		for _, s := range sites {
+			m := middleware(idemhttp.Options{OnError: func(*http.Request, error) {}, Statuses: func(int) idemhttp.Keep { return idemhttp.Keep{As: idemhttp.Stored} }})
+			for name, handler := range map[string]func(key string) http.Handler{
+				"declined": func(key string) http.Handler {
+					return s.transaction(m, func(http.ResponseWriter, *http.Request, pgx.Tx) error { return idempotency.Decline(code, "no") })
+				},
+				"lease": func(key string) http.Handler {
+					return s.lease(m, func(*http.Request, idempotency.Operation) (idempotency.Completion[pgx.Tx], error) {
+						return idempotency.Completion[pgx.Tx]{Response: idempotency.Response{Code: code, Payload: "no"}}, nil
+					})
+				},
+				"replay": func(key string) http.Handler {
+					handler := s.transaction(m, inserts(key))
+					send(t, handler, "POST", key, "")
+					execute(t, "UPDATE idempotency_store SET response_code = $2 WHERE idempotency_key = $1", key, code)
+					return handler
+				},
+			} {
+				t.Run(fmt.Sprint(s.name, "/", name, "/", code), func(t *testing.T) {
+					key := newKey()
+					status, header, body := send(t, handler(key), "POST", key, "")
+					isProblem(t, 500, status, header, body)
+					if name == "declined" {
+						expect(t, key, 0, 0)
+					}
+				})
+			}
+		}
+	}
+}
+
+// As net/http has it: a status that is none panics, and an informational one is not the last.
+func TestStatusesOfAHandler(t *testing.T) {
+	for code, want := range map[int]int{0: 500, 42: 500, 1000: 500, 101: 500, 103: 201} {
+		key := newKey()
+		handler := middleware(idemhttp.Options{OnError: func(*http.Request, error) {}}).Transaction("/route",
+			func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+				w.WriteHeader(code)
+				w.WriteHeader(201)
+				return insert(r.Context(), tx, key)
+			})
+		if status, _, body := send(t, handler, "POST", key, ""); status != want {
+			t.Errorf("%d: got %d %s", code, status, body)
+		}
+	}
+}
+
+// gin ignores a status that is not positive: c.JSON(-1, ...) leaves the one that was set.
+func TestGinKeepsAStatus(t *testing.T) {
+	key := newKey()
+	handler := onGin(idemgin.Transaction(middleware(idemhttp.Options{}), func(c *gin.Context, tx pgx.Tx) error {
+		c.Status(402)
+		c.JSON(-1, "no")
+		return insert(c.Request.Context(), tx, key)
+	}))
+	if status, _, body := send(t, handler, "POST", key, ""); status != 402 || body != `"no"` {
+		t.Error(status, body)
+	}
+	expect(t, key, 0, 1)
+}
+
+// An answer that gin could not write is no success.
+func TestGinErrors(t *testing.T) {
+	for name, c := range map[string]struct {
+		answer func(*gin.Context)
+		want   int
+	}{
+		"no JSON":        {func(c *gin.Context) { c.JSON(201, make(chan int)) }, 500},
+		"an error":       {func(c *gin.Context) { _ = c.Error(errors.New("planned")) }, 500},
+		"with an answer": {func(c *gin.Context) { _ = c.AbortWithError(422, errors.New("planned")) }, 422},
+	} {
+		t.Run(name, func(t *testing.T) {
+			key := newKey()
+			handler := onGin(idemgin.Transaction(middleware(idemhttp.Options{OnError: func(*http.Request, error) {}}),
+				func(held *gin.Context, tx pgx.Tx) error {
+					c.answer(held)
+					return insert(held.Request.Context(), tx, key)
+				}))
+			if status, _, body := send(t, handler, "POST", key, ""); status != c.want {
+				t.Error(status, body)
+			}
+			expect(t, key, 0, c.want/422-c.want/500)
+		})
+	}
+}
+
+// gin uses a context again for the next request, maybe before the handler of one that was
+// too late has begun.
+func TestGinHandlerAfterItsTime(t *testing.T) {
+	clock := idempotency.NewFakeClock(time.Unix(0, 0))
+	acquired, next, saw := make(chan bool), make(chan bool), make(chan string, 1)
+	client := idempotency.New(pgxv5.Pool(pool), idempotency.Options{Clock: clock, Hooks: idempotency.Hooks{Acquired: func(idempotency.Event) {
+		close(acquired)
+		<-next
+	}}})
+	m := idemhttp.New(client, idemhttp.Options{Principal: idemhttp.Anyone, Timeout: time.Minute})
+	engine := gin.New()
+	engine.POST("/accounts/:id", idemgin.Lease(m, func(c *gin.Context, _ idempotency.Operation) (idempotency.Completion[pgx.Tx], error) {
+		saw <- c.Param("id")
+		return idempotency.Completion[pgx.Tx]{}, nil
+	}))
+	engine.GET("/other/:id", func(*gin.Context) {})
+	go func() {
+		<-acquired
+		clock.AwaitSleepers(1)
+		clock.Advance(time.Minute)
+	}()
+	request := httptest.NewRequest("POST", "/accounts/ann", nil)
+	request.Header.Set("Idempotency-Key", newKey())
+	answer := httptest.NewRecorder()
+	engine.ServeHTTP(answer, request)
+	if answer.Code != 503 {
+		t.Fatal(answer.Code, answer.Body)
+	}
+	for range 100 {
+		engine.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/other/bob", nil))
+	}
+	close(next)
+	if id := <-saw; id != "ann" {
+		t.Errorf("the handler saw %q", id)
+	}
+}
+
+// A handler whose goroutine ends, as t.FailNow ends it, has no answer.
+func TestHandlerThatEndsItsGoroutine(t *testing.T) {
+	for _, s := range sites {
+		key := newKey()
+		handler := s.transaction(middleware(idemhttp.Options{OnError: func(*http.Request, error) {}}),
+			func(_ http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+				kit.Must(t, insert(r.Context(), tx, key))
+				runtime.Goexit()
+				return nil
+			})
+		status, header, body := send(t, handler, "POST", key, "")
+		isProblem(t, 500, status, header, body)
+		expect(t, key, 0, 0)
+	}
+}
+
+// The target is compared as the client has sent it, also where a router cuts a prefix off.
+func TestTargetBehindAPrefix(t *testing.T) {
+	key := newKey()
+	handler := middleware(idemhttp.Options{}).Transaction("/route", inserts(key))
+	for _, c := range []struct {
+		prefix string
+		want   int
+	}{{"/v1", 200}, {"/v2", 422}} {
+		request := httptest.NewRequest("POST", c.prefix+"/route", nil)
+		request.Header.Set("Idempotency-Key", key)
+		answer := httptest.NewRecorder()
+		http.StripPrefix(c.prefix, handler).ServeHTTP(answer, request)
+		if answer.Code != c.want {
+			t.Error(c.prefix, answer.Code, answer.Body)
+		}
+	}
+}
+
+// No list of methods lets each request run without a key.
+func TestNoMethods(t *testing.T) {
+	handler := middleware(idemhttp.Options{Methods: []string{}}).Transaction("/route", inserts("none"))
+	if status, _, body := send(t, handler, "POST", "", ""); status != 400 {
+		t.Error(status, body)
+	}
+}
+
+// Headers of an answer, over a connection.
+func TestHeadersOfAnAnswer(t *testing.T) {
+	for _, s := range sites {
+		for name, c := range map[string]struct {
+			method  string
+			handler idemhttp.Handler[pgx.Tx]
+			want    map[string]string
+		}{
+			"wrong length": {"POST", func(w http.ResponseWriter, _ *http.Request, _ pgx.Tx) error {
+				w.Header().Set("Content-Length", "9")
+				return nil
+			}, map[string]string{"Content-Length": "0"}},
+			"HEAD": {"HEAD", func(w http.ResponseWriter, _ *http.Request, _ pgx.Tx) error {
+				w.Header().Set("Content-Length", "9")
+				return nil
+			}, map[string]string{"Content-Length": "9"}},
+			"packed": {"POST", func(w http.ResponseWriter, _ *http.Request, _ pgx.Tx) error {
+				w.Header().Set("Content-Encoding", "gzip")
+				_, _ = io.WriteString(w, "\x1f\x8b\x08")
+				return nil
+			}, map[string]string{"Content-Type": "", "Content-Length": "3"}},
+			"of outside": {"POST", func(w http.ResponseWriter, _ *http.Request, _ pgx.Tx) error {
+				http.SetCookie(w, &http.Cookie{Name: "own", Value: "1"})
+				w.Header().Add("Vary", "Accept")
+				return nil
+			}, map[string]string{"Set-Cookie": "session=1, own=1", "Vary": "Origin, Accept"}},
+		} {
+			t.Run(s.name+"/"+name, func(t *testing.T) {
+				inner := s.transaction(middleware(idemhttp.Options{}), c.handler)
+				server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("Set-Cookie", "session=1")
+					w.Header().Set("Vary", "Origin")
+					inner.ServeHTTP(w, r)
+				}))
+				defer server.Close()
+				key := newKey()
+				for round := range 2 {
+					request, err := http.NewRequest(c.method, server.URL+"/route", nil)
+					kit.Must(t, err)
+					request.Header.Set("Idempotency-Key", key)
+					request.Header.Set("Accept-Encoding", "identity")
+					answer, err := http.DefaultTransport.RoundTrip(request)
+					kit.Must(t, err)
+					_, err = io.ReadAll(answer.Body)
+					kit.Must(t, err)
+					for header, want := range c.want {
+						if got := strings.Join(answer.Header.Values(header), ", "); got != want && !(round == 1 && name == "of outside") {
+							t.Errorf("round %d: %s is %q, not %q", round, header, got, want)
+						}
+					}
+				}
+			})
+		}
+	}
+}
+
+// Problem may give a status that is none.
+func TestProblemWithoutAStatus(t *testing.T) {
+	handler := middleware(idemhttp.Options{OnError: func(*http.Request, error) {},
+		Problem: func(_ *http.Request, _ error, problem *idemhttp.Problem) { problem.Status = 0 }}).Transaction("/route",
+		func(http.ResponseWriter, *http.Request, pgx.Tx) error { return errors.New("planned") })
+	if status, _, body := send(t, handler, "POST", newKey(), ""); status != 500 {
+		t.Error(status, body)
+	}
+}
