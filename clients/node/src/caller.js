@@ -4,6 +4,7 @@ import { createHash, randomUUID } from 'node:crypto'
 import { link, mkdir, open, readFile, rm } from 'node:fs/promises'
 import path from 'node:path'
 import { systemClock } from './clock.js'
+import { BadArgument } from './errors.js'
 import { parseRetryAfter } from './http/answer.js'
 
 /**
@@ -163,9 +164,13 @@ export class Caller {
    * @param {RequestInit} init as for fetch; the body is a string or bytes, as it is sent again
    * @returns {Promise<Response>}
    * @throws {NoAnswer} after the last try; send the intent again later
+   * @throws {BadArgument} at once: no request can be made of url and init
    */
   async send(intent, url, init = {}) {
     const { attempts } = this.#options
+    checkBody(init)
+    // A fetch of the caller's own may know what to make of "/orders".
+    if (this.#fetch === globalThis.fetch) checkTarget(url, init)
     const request = await this.#prepare(intent, init)
     let response, error
     for (let attempt = 1; ; attempt++) {
@@ -186,9 +191,6 @@ export class Caller {
   }
 
   async #prepare(intent, init) {
-    if (init.body !== undefined && init.body !== null && typeof init.body !== 'string' && !(init.body instanceof Uint8Array)) {
-      throw new TypeError('the body is sent again: give a string or bytes')
-    }
     const key = await this.#store.keyFor(intent, randomUUID)
     const headers = new Headers(init.headers)
     headers.set(this.#options.header, `"${key}"`)
@@ -206,6 +208,7 @@ export class Caller {
       const body = await response.arrayBuffer()
       return [copyOf(response, body), undefined]
     } catch (error) {
+      if (error?.cause?.code === 'ERR_INVALID_URL') throw notSendable(error)
       return [undefined, error]
     } finally {
       done.abort()
@@ -217,6 +220,26 @@ export class Caller {
     const asked = parseRetryAfter(response?.headers.get('Retry-After') ?? undefined, this.#clock.now())
     return asked ?? Math.random() * Math.min(cap, base * 2 ** (attempt - 1))
   }
+}
+
+/** @param {RequestInit} init */
+function checkBody({ body }) {
+  if (body !== undefined && body !== null && typeof body !== 'string' && !(body instanceof Uint8Array)) {
+    throw new TypeError('the body is sent again: give a string or bytes')
+  }
+}
+
+function checkTarget(url, init) {
+  try {
+    const { protocol } = new URL(new Request(url, { method: 'POST', ...init }).url)
+    if (protocol !== 'http:' && protocol !== 'https:') throw new TypeError(`nothing is sent by ${protocol}`)
+  } catch (error) {
+    throw notSendable(error)
+  }
+}
+
+function notSendable(cause) {
+  return new BadArgument('fetch can make no request of url and init', { cause })
 }
 
 function copyOf({ status, statusText, headers }, body) {

@@ -5,7 +5,7 @@ import http from 'node:http'
 import path from 'node:path'
 import { once } from 'node:events'
 import { test } from 'node:test'
-import { FakeClock } from 'pg-idempotency'
+import { BadArgument, FakeClock } from 'pg-idempotency'
 import { Caller, FileStore, MemoryStore, NoAnswer } from 'pg-idempotency/caller'
 import { newKey, portOf } from './support.js'
 
@@ -89,6 +89,29 @@ test('a key that is forgotten while it is made: another one, and never none', as
     const keys = await Promise.all(Array.from({ length: 4 }, () => store.keyFor('x', newKey).finally(() => store.forget('x'))))
     assert.ok(keys.every((key) => typeof key === 'string' && key.length === 36), keys.join())
   }
+})
+
+test('what can never be sent is refused at once, and keeps no key', async () => {
+  const store = new MemoryStore()
+  const refused = async (caller, url, init) => {
+    await assert.rejects(caller.send('x', url, init), BadArgument)
+    assert.equal(await store.keyFor('x', () => 'none'), 'none')
+    await store.forget('x')
+  }
+  const caller = new Caller({ store, clock: new Pauses() })
+  for (const url of ['/orders', 'no url', '', 'http://', 'http://127.0.0.1:99999/', 'ftp://127.0.0.1/', 'http://a:b@127.0.0.1:1/']) {
+    await refused(caller, url)
+  }
+  await refused(caller, 'http://127.0.0.1:1/', { method: 'GET', body: 'x' })
+})
+
+test('a fetch of its own is asked once for what is no URL to it, and may take another', async () => {
+  const tried = []
+  const wrapped = (url, init) => { tried.push(url); return fetch(url, init) }
+  await assert.rejects(new Caller({ store: new MemoryStore(), fetch: wrapped, clock: new Pauses() }).send('x', '/orders'), BadArgument)
+  assert.deepEqual(tried, ['/orders'])
+  const own = new Caller({ store: new MemoryStore(), fetch: async (url) => new Response(url) })
+  assert.equal(await (await own.send('x', '/orders')).text(), '/orders')
 })
 
 test('a body that cannot be sent twice is refused', async () => {

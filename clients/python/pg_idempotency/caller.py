@@ -12,8 +12,10 @@ import hashlib
 import http.client
 import os
 import pathlib
+import re
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 import uuid
 from dataclasses import dataclass
@@ -22,6 +24,7 @@ from typing import Any, Callable, Dict, Mapping, Optional, Protocol
 from . import steps
 from .clock import Clock
 from .drive import AsyncDriver, Driver
+from .errors import BadArgument
 from .retry import Retry
 from .steps import Flow
 
@@ -149,6 +152,17 @@ async def fetch_in_thread(*given: Any) -> Answer:
     return await asyncio.to_thread(fetch_by_urllib, *given)
 
 
+def check_url(url: str) -> None:
+    """Raises BadArgument for what urllib can send no request to. It takes some of these for a lost answer."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        is_sendable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_sendable = False
+    if not is_sendable or re.search(r"[\x00-\x20\x7f]", url) or not (parts.path + parts.query).isascii():
+        raise BadArgument("the URL is none that a request can be sent to")
+
+
 def lower(headers: Any) -> Dict[str, str]:
     """Headers with names in lower case."""
     return {name.lower(): value for name, value in headers.items()}
@@ -182,7 +196,9 @@ class BaseCaller:
         self.store.remove(intent)
 
     def flow(self, intent: str, method: str, url: str, headers: Mapping[str, str], body: Optional[bytes]) -> Flow:
-        """Sends until there is an end. Result: an Answer."""
+        """Sends until there is an end. Result: an Answer. A fetch of the caller's own may know what to make of any URL."""
+        if self.fetch in (fetch_by_urllib, fetch_in_thread):
+            check_url(url)
         sent = {**headers, self.header: f'"{self.key_of(intent)}"'}
         answer: Optional[Answer] = None
         for tries in range(1, self.retry.attempts + 1):
@@ -215,7 +231,8 @@ class Caller(BaseCaller):
         """Sends the request under the key of ``intent``, a name of yours for what is to happen once.
 
         Repeats after 409, 425, 429, 502, 503, 504 and lost answers, always with the same key. Any other answer is final, 422
-        among them: it is given back. Raises GaveUp. Call ``forget`` when the intent is over.
+        among them: it is given back. Raises GaveUp, and BadArgument at once for what is no URL. Call ``forget`` when the
+        intent is over.
         """
         answer: Answer = Driver(NO_SOURCE, self.clock).run(self.flow(intent, method, url, headers or {}, body))
         return answer

@@ -10,8 +10,8 @@ import threading
 import pytest
 
 from conftest import at_once
-from pg_idempotency import (AsyncCaller, Caller, Declined, DictStore, FakeClock, FileStore, GaveUp, Idempotency, InProgress,
-                            KeyReused, Retry, idempotent)
+from pg_idempotency import (AsyncCaller, BadArgument, Caller, Declined, DictStore, FakeClock, FileStore, GaveUp, Idempotency,
+                            InProgress, KeyReused, Retry, idempotent)
 from pg_idempotency.caller import Answer, retry_after
 
 FUNCTIONS = pathlib.Path(__file__).parents[2] / "conformance/functions.json"
@@ -173,6 +173,24 @@ def test_async_caller():
     one = AsyncCaller(DictStore(), fetch, clock=FakeClock())
     assert asyncio.run(one.call("i", "POST", "http://x/")).status == 201
     assert len(set(script.keys)) == 1
+
+
+@pytest.mark.parametrize("url", [
+    "/orders", "no url", "", "http://", "http://127.0.0.1:99999/", "http://127.0.0.1:0/", "ftp://127.0.0.1/", "odd://127.0.0.1/",
+    "file:///etc/hostname", "http://127.0.0.1:1/a b", "http://127.0.0.1:1/\u00fc", None])
+def test_what_can_never_be_sent_is_refused_at_once(url):
+    clock = FakeClock()
+    callers = [Caller(DictStore(), clock=clock), AsyncCaller(DictStore(), clock=clock)]
+    for caller in callers:
+        with pytest.raises(BadArgument):
+            answer = caller.call("x", "POST", url)
+            asyncio.run(answer)
+        assert (clock.slept, caller.store.keys) == ([], {})
+
+
+def test_a_fetch_of_its_own_may_take_any_url():
+    caller = Caller(DictStore(), lambda method, url, headers, body: Answer(200, {}, url.encode()))
+    assert caller.call("x", "POST", "/orders").body == b"/orders"
 
 
 @pytest.mark.parametrize("kind", [Caller, AsyncCaller])
