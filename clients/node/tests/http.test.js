@@ -795,6 +795,70 @@ describe('fastify alone', () => {
   })
 })
 
+// The response of Node, whose reason phrase the handler sets. Hono sends none.
+const REASONS = {
+  express: (setReason) => {
+    const app = express()
+    const once = expressIdempotency(setReason.idempotency, { principal: () => 'me', onError: setReason.onError })
+    app.post('/', once.transaction(async (req, res, { tx }) => {
+      await setReason(res, tx)
+      res.end()
+    }))
+    return app.listen(0, '127.0.0.1')
+  },
+  fastify: async (setReason) => {
+    const app = Fastify()
+    await app.register(fastifyIdempotency, { idempotency: setReason.idempotency, principal: () => 'me', onError: setReason.onError })
+    app.post('/', app.idempotent.transaction(async (request, reply, { tx }) => {
+      await setReason(reply.raw, tx)
+      return ''
+    }))
+    await app.listen({ port: 0, host: '127.0.0.1' })
+    return app.server
+  },
+}
+
+for (const [framework, serveReasons] of Object.entries(REASONS)) {
+  describe(`${framework}: statusMessage`, () => {
+    async function app(t, setReason) {
+      const pool = poolFor(t)
+      const errors = []
+      const port = await portOf(t, await serveReasons(Object.assign(setReason, {
+        idempotency: new Idempotency(pool, { retry: { base: 0 } }), onError: (error) => errors.push(error.code),
+      })))
+      const post = async (key) => {
+        const request = http.request({ port, host: '127.0.0.1', method: 'POST', path: '/', headers: { 'idempotency-key': key } }).end()
+        const [{ statusCode, statusMessage }] = await events.once(request, 'response')
+        return `${statusCode} ${statusMessage}`
+      }
+      return { pool, post, errors }
+    }
+
+    for (const reason of ['Łódź', 'a\r\nSet-Cookie: b', 'a\0']) {
+      test(`${JSON.stringify(reason)} cannot be sent: rolled back, and a 500`, async (t) => {
+        const key = newKey()
+        const { pool, post, errors } = await app(t, async (res, tx) => { await effect(tx, key); res.statusMessage = reason })
+        for (let i = 0; i < 2; i++) assert.equal(await post(key), '500 Internal Server Error')
+        assert.deepEqual([await effects(pool, key), errors], [0, ['ERR_INVALID_CHAR', 'ERR_INVALID_CHAR']])
+      })
+    }
+
+    test('one that can is sent with its own answer, and with no other', async (t) => {
+      const key = newKey()
+      let calls = 0
+      const { post } = await app(t, async (res) => {
+        if (++calls === 2) throw new Error('planned')
+        if (calls === 3) return
+        res.statusMessage = 'Grüezi'
+        if (calls === 1) throw Object.assign(new Error('planned'), { code: '40001' })
+      })
+      assert.equal(await post(key), '500 Internal Server Error')
+      assert.equal(await post(key), '200 OK')
+      assert.equal(await post(newKey()), '200 Grüezi')
+    })
+  })
+}
+
 describe('hono alone', () => {
   class Declining extends HTTPException {
     getResponse() {

@@ -268,7 +268,8 @@ export class HttpIdempotency {
       const answer = /** @type {HandlerAnswer} */ (await Promise.race([invoke({ ...context, signal }), timeUp]))
       if (!isFinal(answer.status)) throw new Error(`a route that runs once cannot answer ${answer.status}`)
       if (answer.body.length > maxResponse) throw responseTooLarge()
-      // What HTTP cannot carry: Fastify finds out when it sends, after COMMIT.
+      // What HTTP cannot carry: Node finds out when it sends, after COMMIT.
+      if (answer.statusMessage !== undefined) validateHeaderValue('statusMessage', answer.statusMessage)
       for (const [name, value] of Object.entries(answer.headers)) validateHeaderValue(name, /** @type {string} */ (value))
       return answer
     } finally {

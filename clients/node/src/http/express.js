@@ -124,6 +124,7 @@ class Capture {
   #res
   #limit
   #status
+  #statusMessage
   #headers
   /** @type {[string, unknown][] | undefined} */
   #own
@@ -134,6 +135,7 @@ class Capture {
     this.#res = res
     this.#limit = limit
     this.#status = res.statusCode
+    this.#statusMessage = res.statusMessage
     this.#headers = { ...res.getHeaders() }
   }
 
@@ -178,13 +180,14 @@ class Capture {
    * Sends an answer. What a handler writes from now on goes nowhere.
    * @param {import('./problem.js').Answer} answer
    */
-  send({ status, headers, body, live }) {
+  send({ status, statusMessage, headers, body, live }) {
     const res = this.#res
     this.#giveBack()
     if (live) for (const name of res.getHeaderNames()) res.removeHeader(name)
     else this.#reset()
     for (const [name, value] of Object.entries(headers)) res.setHeader(name, value)
     res.statusCode = status
+    if (live) res.statusMessage = statusMessage
     res.end(body)
     res.write = () => false
     res.end = () => res
@@ -198,6 +201,7 @@ class Capture {
     for (const name of this.#res.getHeaderNames()) this.#res.removeHeader(name)
     for (const [name, value] of Object.entries(this.#headers)) this.#res.setHeader(name, value)
     this.#res.statusCode = this.#status
+    this.#res.statusMessage = this.#statusMessage
   }
 
   #write(chunk, encoding, callback) {
@@ -225,7 +229,8 @@ class Capture {
     if (!attempt.ended) {
       attempt.ended = true
       process.nextTick(() => attempt.finish.emit('finish'))
-      attempt.resolve({ status: res.statusCode | 0, headers: { ...res.getHeaders() }, body: Buffer.concat(attempt.chunks) })
+      const { statusMessage } = res
+      attempt.resolve({ status: res.statusCode | 0, statusMessage, headers: { ...res.getHeaders() }, body: Buffer.concat(attempt.chunks) })
     }
     return res
   }

@@ -73,11 +73,11 @@ async function bodyOf(request, header, type, isEncoded, maxRequest) {
 }
 
 async function runRoute(core, style, handle, request, reply) {
-  const initial = { ...reply.getHeaders() }
+  const [initial, statusMessage] = [{ ...reply.getHeaders() }, reply.raw.statusMessage]
   // An async handler that returns its reply would wait until it is sent, which waits for the handler.
   reply.then = undefined
   const answer = await core.run(toExchange(request, core.maxRequest), style, async (context) => {
-    setAnswer(reply, { status: 200, headers: initial })
+    setAnswer(reply, { status: 200, statusMessage, headers: initial })
     const attempt = new Attempt()
     request[ATTEMPT] = attempt
     // An answer that did not come by the hook cannot be stored.
@@ -133,6 +133,7 @@ function tookOver() {
 // Fastify leaves a reply alone that a handler has taken over.
 function sendRaw(raw, { status, headers, body }) {
   if (raw.writableEnded) return
+  raw.statusMessage = ''
   if (raw.headersSent) raw.destroy()
   else raw.writeHead(status, headers).end(body)
 }
@@ -153,9 +154,9 @@ class Attempt {
 async function hold(core, request, reply, payload) {
   const attempt = request[ATTEMPT]
   if (!attempt) return payload
-  const [status, headers] = [reply.statusCode, { ...reply.getHeaders() }]
+  const [status, statusMessage, headers] = [reply.statusCode, reply.raw.statusMessage, { ...reply.getHeaders() }]
   // A stream may never end: the answer is sent all the same when time is up.
-  toBytes(payload, core.maxResponse).then((body) => attempt.give({ status, headers, body }), attempt.refuse)
+  toBytes(payload, core.maxResponse).then((body) => attempt.give({ status, statusMessage, headers, body }), attempt.refuse)
   const answer = await attempt.released
   payload?.destroy?.()
   setAnswer(reply, answer)
@@ -169,7 +170,12 @@ async function toBytes(payload, limit) {
   return readAll(payload, limit, responseTooLarge)
 }
 
-function setAnswer(reply, { status, headers }) {
+/**
+ * @param {any} reply
+ * @param {Pick<import('./problem.js').Answer, 'status' | 'statusMessage' | 'headers'>} answer
+ */
+function setAnswer(reply, { status, statusMessage, headers }) {
+  reply.raw.statusMessage = statusMessage
   for (const name of Object.keys(reply.getHeaders())) reply.removeHeader(name)
   reply.code(status)
   for (const [name, value] of Object.entries(headers)) {

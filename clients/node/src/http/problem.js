@@ -6,7 +6,10 @@ import {
 } from '../errors.js'
 import { isTransient } from '../retry.js'
 
-/** @typedef {{status: number, headers: Record<string, string | string[]>, body: Buffer, live?: boolean, error?: Error}} Answer */
+/**
+ * @typedef {{status: number, headers: Record<string, string | string[]>, body: Buffer, live?: boolean, error?: Error, statusMessage?: string}} Answer
+ *   statusMessage: the handler's own reason phrase, which is not stored
+ */
 
 /** @typedef {{status: number, title?: string, detail?: string, type?: string, headers?: Record<string, string>, body?: string | Uint8Array}} Described */
 
