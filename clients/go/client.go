@@ -4,10 +4,10 @@ import (
 	"context"
 	"database/sql"
 	"errors"
-	"math/rand"
 	"time"
 
 	"example.org/idempotency/internal/option"
+	"example.org/idempotency/internal/retry"
 )
 
 // Options are the defaults of a Client. The zero value is right for most.
@@ -172,7 +172,7 @@ func (c *Client[Tx]) repeat(ctx context.Context, call *call, try try) (*Result, 
 		if attempt >= c.options.Retry.Attempts {
 			return nil, err
 		}
-		delay := c.backoff(attempt)
+		delay := retry.Backoff(c.options.Retry.Base, c.options.Retry.Cap, attempt)
 		fire(c.options.Hooks.Retried, Event{Scope: call.scope, Key: call.key, Err: err, Delay: delay})
 		if c.options.Clock.Sleep(ctx, delay) != nil {
 			return nil, err
@@ -183,11 +183,3 @@ func (c *Client[Tx]) repeat(ctx context.Context, call *call, try try) (*Result, 
 // maxDead is more connections than a pool has, so that a server that was started
 // again does not use the attempts up.
 const maxDead = 100
-
-func (c *Client[Tx]) backoff(attempt int) time.Duration {
-	longest := c.options.Retry.Cap
-	if attempt < 30 && c.options.Retry.Base<<(attempt-1) < longest {
-		longest = c.options.Retry.Base << (attempt - 1)
-	}
-	return time.Duration(rand.Int63n(int64(longest) + 1))
-}

@@ -10,13 +10,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand"
 	"net/http"
 	"strconv"
 	"time"
 
 	"example.org/idempotency"
 	"example.org/idempotency/internal/option"
+	"example.org/idempotency/internal/retry"
 )
 
 // ErrGivenUp: no attempt had a final answer. Nobody knows whether the request took
@@ -33,8 +33,8 @@ type Caller struct {
 	Clock idempotency.Clock
 	// Attempts is how often a request is sent by one Do at most; 0: 10.
 	Attempts int
-	// Base is the longest wait before the first repetition where the server does
-	// not say how long; it doubles. 0: 500 ms.
+	// Base is the longest wait before the first repetition where the server asks for
+	// none that is longer; it doubles. 0: 500 ms.
 	Base time.Duration
 	// Cap is the longest wait, whatever the server says; 0: 1 minute.
 	Cap time.Duration
@@ -46,7 +46,7 @@ type Caller struct {
 // intent names what is to happen once, such as "pay order 17"; a program that was
 // started again calls Do with the same intent and the same request.
 //
-// A lost answer and 409, 429, 502, 503 and 504 are repeated, after the server's
+// A lost answer and 409, 425, 429, 502, 503 and 504 are repeated, after the server's
 // Retry-After. A replay is final, whatever its status, and so is 422. The request
 // must have no body or a GetBody, as http.NewRequest makes it; it is cloned.
 //
@@ -55,7 +55,13 @@ func (c *Caller) Do(ctx context.Context, intent string, request *http.Request) (
 	if request.Body != nil && request.Body != http.NoBody && request.GetBody == nil {
 		return nil, errors.New("caller: the request has no GetBody, so it cannot be sent again")
 	}
+	if intent == "" {
+		return nil, errors.New("caller: the intent is empty: all requests without one would have one key")
+	}
 	key, err := c.Store.Key(ctx, intent)
+	if err == nil && key == "" {
+		err = errors.New("it is empty")
+	}
 	if err != nil {
 		return nil, fmt.Errorf("caller: cannot keep a key: %w", err)
 	}
@@ -64,13 +70,11 @@ func (c *Caller) Do(ctx context.Context, intent string, request *http.Request) (
 		if err == nil && isFinal(response) {
 			return response, nil
 		}
-		delay := c.backoff(attempt)
 		if err == nil {
-			delay = c.delay(response, delay)
 			err = fmt.Errorf("status %d", response.StatusCode)
 		}
-		if attempt >= option.Or(c.Attempts, 10) || c.clock().Sleep(ctx, delay) != nil {
-			return nil, fmt.Errorf("%w: %v", ErrGivenUp, err)
+		if attempt >= option.Or(c.Attempts, 10) || c.clock().Sleep(ctx, c.delay(response, attempt)) != nil {
+			return nil, fmt.Errorf("%w: %w", ErrGivenUp, err)
 		}
 	}
 }
@@ -111,34 +115,24 @@ func isFinal(response *http.Response) bool {
 		return true
 	}
 	switch response.StatusCode {
-	case http.StatusConflict, http.StatusTooManyRequests, http.StatusBadGateway,
+	case http.StatusConflict, http.StatusTooEarly, http.StatusTooManyRequests, http.StatusBadGateway,
 		http.StatusServiceUnavailable, http.StatusGatewayTimeout:
 		return false
 	}
 	return true
 }
 
-// delay obeys Retry-After, as seconds or as a date.
-func (c *Caller) delay(response *http.Response, otherwise time.Duration) time.Duration {
-	after := response.Header.Get("Retry-After")
-	delay := otherwise
-	if n, err := strconv.Atoi(after); err == nil && n >= 0 {
-		delay = time.Duration(n) * time.Second
-	} else if date, err := http.ParseTime(after); err == nil {
-		delay = date.Sub(c.clock().Now())
+// delay is the backoff, or what Retry-After asks for where that is longer.
+func (c *Caller) delay(response *http.Response, attempt int) time.Duration {
+	longest := option.Or(c.Cap, time.Minute)
+	delay := retry.Backoff(option.Or(c.Base, 500*time.Millisecond), longest, attempt)
+	if response != nil {
+		if asked := retry.After(response.Header.Get("Retry-After"), c.clock().Now()); asked != nil {
+			delay = max(delay, *asked)
+		}
 	}
-	return min(max(delay, 0), c.longest())
+	return min(delay, longest)
 }
-
-func (c *Caller) backoff(attempt int) time.Duration {
-	base, longest := option.Or(c.Base, 500*time.Millisecond), c.longest()
-	if attempt < 30 && base<<(attempt-1) < longest {
-		longest = base << (attempt - 1)
-	}
-	return time.Duration(rand.Int63n(int64(longest) + 1))
-}
-
-func (c *Caller) longest() time.Duration { return option.Or(c.Cap, time.Minute) }
 
 func (c *Caller) clock() idempotency.Clock {
 	return cmp.Or[idempotency.Clock](c.Clock, idempotency.SystemClock{})

@@ -96,6 +96,49 @@ func TestRepeats(t *testing.T) {
 	}
 }
 
+// A pause is the backoff at least, so that "0" or the date of a clock that is slow lets nobody
+// call without a pause; and a time that is too long for a Duration is the longest pause.
+func TestPauses(t *testing.T) {
+	for value, want := range map[string]time.Duration{"0": 0, "Thu, 01 Jan 2026 00:00:00 GMT": 0, "-7": 0, "10000000000": time.Minute} {
+		clock := &instant{}
+		s := &service{answers: []func(http.ResponseWriter){status(425, "Retry-After", value), status(201)}}
+		response, err := do(t, s, &caller.Caller{Store: &caller.MemoryStore{}, Clock: clock})
+		if err != nil || response.StatusCode != 201 || clock.slept[0] <= want-1 || want == 0 && clock.slept[0] == 0 {
+			t.Errorf("%q: %v, slept %v", value, err, clock.slept)
+		}
+	}
+}
+
+// noKey is a store that has lost what was in it.
+type noKey struct{ caller.MemoryStore }
+
+func (*noKey) Key(context.Context, string) (string, error) { return "", nil }
+
+func TestNothingIsSentWithoutAnIntentOrAKey(t *testing.T) {
+	request, err := http.NewRequest(http.MethodPost, "http://127.0.0.1:1/", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for intent, store := range map[string]caller.Store{"": &caller.MemoryStore{}, "pay": &noKey{}} {
+		c := &caller.Caller{Store: store, Attempts: 1}
+		if _, err := c.Do(context.Background(), intent, request); err == nil || errors.Is(err, caller.ErrGivenUp) {
+			t.Errorf("%q: %v", intent, err)
+		}
+	}
+}
+
+func TestAContextThatEnds(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	request, err := http.NewRequest(http.MethodPost, "http://127.0.0.1:1/", nil)
+	if err == nil {
+		_, err = (&caller.Caller{Store: &caller.MemoryStore{}}).Do(ctx, "pay", request)
+	}
+	if !errors.Is(err, caller.ErrGivenUp) || !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+}
+
 func TestFinalAnswers(t *testing.T) {
 	for _, final := range []func(http.ResponseWriter){status(200), status(422), status(400), status(402), status(500),
 		status(409, "Idempotency-Replayed", "true")} {
@@ -163,6 +206,14 @@ func TestFileStoreLeavesNothingHalf(t *testing.T) {
 	}
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 {
 		t.Fatal(entries, err)
+	}
+	// who made the file may have died before the directory was on the disk
+	if err := os.Chmod(dir, 0o300); err != nil {
+		t.Fatal(err)
+	}
+	defer os.Chmod(dir, 0o700)
+	if _, err := (caller.FileStore{Dir: dir}).Key(context.Background(), "intent"); err == nil && os.Getuid() != 0 {
+		t.Fatal("a key that may go away")
 	}
 	if _, err := (caller.FileStore{Dir: dir + "/missing"}).Key(context.Background(), "intent"); err == nil {
 		t.Fatal("a key that is not kept")

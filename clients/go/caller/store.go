@@ -55,23 +55,29 @@ type FileStore struct{ Dir string }
 
 func (s FileStore) Key(_ context.Context, intent string) (string, error) {
 	path := s.path(intent)
-	if key, err := os.ReadFile(path); err == nil || !errors.Is(err, fs.ErrNotExist) {
-		return string(key), err
+	key, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		key, err = s.add(path)
 	}
-	key := rand.Text()
-	temporary, err := s.write(key)
 	if err != nil {
 		return "", err
 	}
-	defer os.Remove(temporary)
-	// The first of several that link the file wins: the others read its key.
-	if err := os.Link(temporary, path); errors.Is(err, fs.ErrExist) {
-		kept, err := os.ReadFile(path)
-		return string(kept), err
-	} else if err != nil {
-		return "", err
+	return string(key), s.sync() // who made the file may have died before its name was durable
+}
+
+// add makes the file of a key. The first of several that link it wins: the others read its key.
+func (s FileStore) add(path string) ([]byte, error) {
+	key := rand.Text()
+	temporary, err := s.write(key)
+	if err != nil {
+		return nil, err
 	}
-	return key, s.sync()
+	defer os.Remove(temporary)
+	err = os.Link(temporary, path)
+	if errors.Is(err, fs.ErrExist) {
+		return os.ReadFile(path)
+	}
+	return []byte(key), err
 }
 
 // write makes a file that is whole before it has its name.

@@ -55,24 +55,6 @@ func (a *answer) stored(options *Options, retention time.Duration) idempotency.R
 	return idempotency.Response{Code: a.status, Headers: headers, Body: body, Retention: retention}
 }
 
-// longestRetry is 68 years: more seconds are no time.Duration.
-const longestRetry = 1<<31 - 1
-
-// retryAfter is the answer's own Retry-After, in seconds or as a date, or nil.
-func (a *answer) retryAfter(now time.Time) *time.Duration {
-	value := a.header.Get("Retry-After")
-	if n, err := strconv.Atoi(value); err == nil && n >= 0 {
-		after := time.Duration(min(n, longestRetry)) * time.Second
-		return &after
-	}
-	date, err := http.ParseTime(value)
-	if err != nil {
-		return nil
-	}
-	after := max(date.Sub(now), 0)
-	return &after
-}
-
 // isFinal says whether HTTP can send a status, as the last one of an answer.
 func isFinal(status int) bool { return status >= 200 && status <= 999 }
 

@@ -9,7 +9,6 @@ import (
 	"reflect"
 	"strings"
 	"testing"
-	"time"
 )
 
 func TestKeys(t *testing.T) {
@@ -32,20 +31,6 @@ func TestKeys(t *testing.T) {
 	}{{nil, errNoKey}, {[]string{"a", "a"}, errTwoKeys}, {[]string{"bare"}, errMalformedKey}, {[]string{`"quoted"`}, nil}} {
 		if _, err := keyOf(&http.Request{Header: http.Header{"Idempotency-Key": c.values}}, "idempotency-key", true); err != c.want {
 			t.Errorf("%q: got %v, want %v", c.values, err, c.want)
-		}
-	}
-}
-
-// A failure whose Retry-After is a date may be tried again, as in the other languages.
-func TestRetryAfterIsSecondsOrADate(t *testing.T) {
-	now := time.Date(2026, 11, 3, 9, 5, 0, 0, time.UTC)
-	for value, want := range map[string]time.Duration{
-		"7": 7 * time.Second, "99999999999": longestRetry * time.Second, "Tue, 03 Nov 2026 10:05:00 GMT": time.Hour, "Tue, 03 Nov 2020 09:05:00 GMT": 0,
-		"": -1, "soon": -1, "-7": -1,
-	} {
-		after := (&answer{header: http.Header{"Retry-After": {value}}}).retryAfter(now)
-		if (after == nil) != (want < 0) || after != nil && *after != want {
-			t.Errorf("%q: got %v, want %v", value, after, want)
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"net/http"
 
 	"example.org/idempotency"
+	"example.org/idempotency/internal/retry"
 )
 
 // discarded carries an answer that is sent and not stored. Released, it is an
@@ -29,7 +30,7 @@ func (m *Middleware[Tx]) keep(a *answer) (idempotency.Response, error) {
 	case keep.As == Discarded, keep.As == Released:
 		return stored, &discarded{a, keep.As == Released}
 	case keep.As == Failure:
-		return stored, &idempotency.Declined{Response: stored, RetryAfter: a.retryAfter(m.client.Clock().Now())}
+		return stored, &idempotency.Declined{Response: stored, RetryAfter: retry.After(a.header.Get("Retry-After"), m.client.Clock().Now())}
 	}
 	return stored, nil
 }

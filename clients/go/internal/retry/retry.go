@@ -1,0 +1,34 @@
+// Package retry says how long to wait before something is tried again.
+package retry
+
+import (
+	"math/rand"
+	"net/http"
+	"strconv"
+	"time"
+)
+
+// longest is 68 years: more seconds are no time.Duration.
+const longest = 1<<31 - 1
+
+// After reads a Retry-After, in seconds or as a date. nil: it is neither.
+func After(value string, now time.Time) *time.Duration {
+	var after time.Duration
+	if n, err := strconv.Atoi(value); err == nil && n >= 0 {
+		after = time.Duration(min(n, longest)) * time.Second
+	} else if date, err := http.ParseTime(value); err == nil {
+		after = max(date.Sub(now), 0)
+	} else {
+		return nil
+	}
+	return &after
+}
+
+// Backoff is a random part ("full jitter") of base, which doubles with each attempt from the
+// first on, up to the cap.
+func Backoff(base, cap time.Duration, attempt int) time.Duration {
+	if base < cap>>(attempt-1) {
+		cap = base << (attempt - 1)
+	}
+	return time.Duration(rand.Int63n(int64(cap) + 1))
+}

@@ -1,0 +1,33 @@
+package retry
+
+import (
+	"testing"
+	"time"
+)
+
+func TestRetryAfterIsSecondsOrADate(t *testing.T) {
+	now := time.Date(2026, 11, 3, 9, 5, 0, 0, time.UTC)
+	for value, want := range map[string]time.Duration{
+		"7": 7 * time.Second, "99999999999": longest * time.Second, "Tue, 03 Nov 2026 10:05:00 GMT": time.Hour, "Tue, 03 Nov 2020 09:05:00 GMT": 0,
+		"": -1, "soon": -1, "-7": -1,
+	} {
+		after := After(value, now)
+		if (after == nil) != (want < 0) || after != nil && *after != want {
+			t.Errorf("%q: got %v, want %v", value, after, want)
+		}
+	}
+}
+
+func TestBackoffStaysWithinItsBounds(t *testing.T) {
+	for attempt := 1; attempt < 200; attempt++ {
+		limit := time.Minute
+		if attempt == 1 {
+			limit = 40 * time.Second
+		}
+		for range 100 {
+			if got := Backoff(40*time.Second, time.Minute, attempt); got < 0 || got > limit {
+				t.Fatal(attempt, got)
+			}
+		}
+	}
+}
