@@ -1,7 +1,7 @@
 # The commit is done and its answer is lost: the client asks again
 # and gets the same answer, byte for byte.
 use Idempotency;
-use IO::Select;
+use Wire;
 
 my $node = new_node('lost', conf => 'restart_after_crash = on');
 
@@ -10,71 +10,12 @@ CREATE TABLE effect (key text);
 CREATE FUNCTION handler(request jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT request';
 SQL
 
-# A client that speaks just enough of the protocol to be able to leave without
-# reading an answer.
-sub connect_raw
-{
-	my $socket = $node->raw_connect;
-	my $user = $ENV{PGUSER};
-	my $parameters = pack('N', 196608) . "user\0$user\0database\0postgres\0\0";
-
-	print $socket pack('N', 4 + length $parameters), $parameters;
-	$socket->flush;
-	read_until_ready($socket);
-	return $socket;
-}
-
-# Appends some bytes at most.  If a child ends, such as strace, it interrupts a
-# read: that is no fault of the server.
-sub read_some
-{
-	my ($socket, $bytes, $most) = @_;
-	my $read;
-
-	do { $read = sysread($socket, $$bytes, $most, length $$bytes) } while (!defined $read && $!{EINTR});
-	return $read;
-}
-
-sub read_bytes
-{
-	my ($socket, $count) = @_;
-	my $bytes = '';
-
-	while (length $bytes < $count)
-	{
-		read_some($socket, \$bytes, $count - length $bytes) or die 'the server has gone';
-	}
-	return $bytes;
-}
-
-sub read_until_ready
-{
-	my ($socket) = @_;
-
-	while (1)
-	{
-		my ($type, $length) = unpack('aN', read_bytes($socket, 5));
-		my $body = read_bytes($socket, $length - 4);
-
-		die "unexpected error: $body" if $type eq 'E';
-		return if $type eq 'Z';
-	}
-}
-
-sub send_query
-{
-	my ($socket, $sql) = @_;
-
-	print $socket 'Q', pack('N', 5 + length $sql), "$sql\0";
-	$socket->flush;
-}
-
 sub query_raw
 {
 	my ($socket, $sql) = @_;
 
-	send_query($socket, $sql);
-	read_until_ready($socket);
+	send_message($socket, 'Q', "$sql\0");
+	die "unexpected error: $_->[1]" for grep { $_->[0] eq 'E' } answers($socket);
 }
 
 # Every byte is in the body, and the payload has values that are hard for jsonb.
@@ -88,7 +29,7 @@ my $expected = query(q{SELECT concat_ws('|', 'COMPLETED', 201,}
 sub operate_and_leave
 {
 	my ($key, $leave) = @_;
-	my $socket = connect_raw();
+	my $socket = connect_raw($node);
 
 	query_raw($socket, "BEGIN; SELECT idem_begin('$key'); INSERT INTO effect VALUES ('$key');"
 		  . " SELECT idem_complete('$key', $response)");
@@ -115,7 +56,7 @@ operate_and_leave('left', sub
 {
 	my ($socket) = @_;
 
-	send_query($socket, 'COMMIT');
+	send_message($socket, 'Q', "COMMIT\0");
 	close $socket;
 });
 is(asked_again('left'), $expected, 'client left: the retry gets the answer');
@@ -134,27 +75,15 @@ is(effects('silent'), '0', 'and there is no effect');
 sub extended
 {
 	my ($socket, $sql) = @_;
-	my $parse = "\0$sql\0" . pack('n', 0);
-	my $bind = "\0\0" . pack('nnn', 0, 0, 0);
-	my $execute = "\0" . pack('N', 0);
-	my @answers;
 
-	print $socket 'P', pack('N', 4 + length $parse), $parse;
-	print $socket 'B', pack('N', 4 + length $bind), $bind;
-	print $socket 'E', pack('N', 4 + length $execute), $execute;
-	print $socket 'S', pack('N', 4);
-	$socket->flush;
-	while (1)
-	{
-		my ($type, $length) = unpack('aN', read_bytes($socket, 5));
-		my $body = read_bytes($socket, $length - 4);
-
-		push @answers, $type eq 'E' ? $body =~ /\0C(\w{5})\0/ : $type eq 'D' ? 'row' : ();
-		return "@answers" if $type eq 'Z';
-	}
+	send_message($socket, 'P', "\0$sql\0" . pack('n', 0));
+	send_message($socket, 'B', "\0\0" . pack('nnn', 0, 0, 0));
+	send_message($socket, 'E', "\0" . pack('N', 0));
+	send_message($socket, 'S', '');
+	return join ' ', map { $_->[0] eq 'E' ? $_->[1] =~ /\0C(\w{5})\0/ : $_->[0] eq 'D' ? 'row' : () } answers($socket);
 }
 
-my $extended = connect_raw();
+my $extended = connect_raw($node);
 is(extended($extended, q{SELECT outcome FROM idem_begin('extended')}),
 	'row ID428', 'the row comes first, the refusal after it');
 is( extended(
@@ -184,7 +113,7 @@ SKIP:
 		eval { $trace->pump until $log =~ /attached|not permitted|$^/m && length $log };
 		if ($log =~ /attached/)
 		{
-			send_query($socket, 'COMMIT');
+			send_message($socket, 'Q', "COMMIT\0");
 			# the end, or a reset where the server had not read all that we sent
 			my $answer = '';
 			my $read = read_some($socket, \$answer, 1);

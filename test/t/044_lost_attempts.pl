@@ -1,7 +1,7 @@
 # Lost attempts: which rollbacks count, what forgets the count, and the limit that
 # ends an operation whose transaction always rolls back (docs/reference/idem_lost_attempts.md).
 use Idempotency;
-use IO::Socket::UNIX;
+use Wire;
 
 my $node = new_node('lost', conf => "max_prepared_transactions = 10\nmax_connections = 30\nlog_line_prefix = '%p %e '\n");
 
@@ -178,27 +178,15 @@ for my $case ([ "idle_in_transaction_session_timeout = '10ms'", '25P03' ], $node
 
 # ---- the fast path of the protocol, where no portal is active ----
 
-my $socket = IO::Socket::UNIX->new(Peer => $node->host . '/.s.PGSQL.' . $node->port) or die "no connection: $!";
+my $socket = connect_raw($node);
 
-# Sends a message, and returns what comes until the server is ready again.
+# Sends a message, and returns the bodies of the answers.
 sub exchange
 {
-	my ($type, $message) = @_;
-	my $answer = '';
-
-	$socket->print($type, pack('N', length($message) + 4), $message);
-	while (1)
-	{
-		$socket->read(my $head, 5) == 5 or die 'the server has gone';
-		my ($kind, $length) = unpack 'aN', $head;
-
-		$socket->read(my $body, $length - 4) == $length - 4 or die 'the server has gone' if $length > 4;
-		return $answer if $kind eq 'Z';
-		$answer .= $body // '';
-	}
+	send_message($socket, @_);
+	return join '', map { $_->[1] } answers($socket);
 }
 
-exchange('', pack('N', 196608) . "user\0$ENV{PGUSER}\0database\0postgres\0\0");
 exchange('Q', "$begin\0");
 exchange('F', pack('N n n N a5 n', query(q{SELECT 'caught'::regproc::oid}), 0, 1, 5, '40001', 0));
 like(exchange('Q', "SET LOCAL statement_timeout = '10ms'; SELECT pg_sleep(5)\0"), qr/57014/, 'after a call by the fast path a session obeys');
