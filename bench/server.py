@@ -93,8 +93,9 @@ def check(variant, transactions, before):
 def pgbench(workload, variant, clients, *length):
     """Run a variant, and compare the tables with its counts."""
     before = counters()
+    database = ['options=-csearch_path=managed,public'] if variant.managed else []
     with store_as_asked(variant):
-        result = load(f'{workload.name}/{variant.script or variant.name}', clients, *length)
+        result = load(f'{workload.name}/{variant.script or variant.name}', clients, *length, *database)
     check(variant, result['transactions'], before)
     return result
 

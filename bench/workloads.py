@@ -2,7 +2,8 @@
 
 A variant is a pgbench script, scripts/<workload>/<variant>.sql, or that of another
 variant (`script`). `writes` says by how much one run of the script moves each
-counter; all others must stand still. While a variant `with_trigger` runs, the store
+counter; all others must stand still. A variant that is `managed` has the functions
+without C, which come first in its search_path. While a variant `with_trigger` runs, the store
 has a trigger that never fires, so that all statements on it go through SQL.
 """
 
@@ -26,6 +27,7 @@ class Variant:
     needs: str = ''         # a feature of the server, without which the variant is left out
     script: str = ''        # the variant whose script it runs; '': its own
     with_trigger: bool = False
+    managed: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,15 +73,15 @@ WORKLOADS = (
         Variant('do-select', PAID_BY_HAND, needs='PostgreSQL 19'),
         Variant('extension-hash', PAID_AND_STORED),
         Variant('extension-trigger', PAID_AND_STORED, script='extension', with_trigger=True),
-        Variant('managed', PAID_WITHOUT_C),
-        Variant('managed-hash', PAID_WITHOUT_C),
+        Variant('managed', PAID_WITHOUT_C, script='extension', managed=True),
+        Variant('managed-hash', PAID_WITHOUT_C, script='extension-hash', managed=True),
         Variant('bare', PAID))),
     Workload('replay', 8, (
         Variant('extension'),
         Variant('select'),
         Variant('extension-hash'),
-        Variant('managed'),
-        Variant('managed-hash')), read_only=True),
+        Variant('managed', script='extension', managed=True),
+        Variant('managed-hash', script='extension-hash', managed=True)), read_only=True),
     Workload('call', 8, (
         Variant('extension', PAID_AND_STORED, needs='idem_call'),
         Variant('bare', PAID),
