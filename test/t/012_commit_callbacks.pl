@@ -1,19 +1,14 @@
 # The commit callbacks of other extensions.  The guard refuses before
 # they act, and it also refuses operations that they begin.
-use FindBin;
 use Idempotency;
 
-my $module = PostgreSQL::Test::Utils::tempdir();
-
-system_or_bail('cp', glob("$FindBin::RealBin/../commit_callback/*"), $module);
-system_or_bail('make', '-s', '-C', $module, 'with_llvm=no',
-	"PG_CONFIG=$ENV{PG_CONFIG}");
+my $module = build_module('commit_callback');
 
 my $node = new_node('commit_callbacks');
 
 query(qq{
 	CREATE FUNCTION run_at_commit(text) RETURNS void
-		AS '$module/commit_callback', 'run_at_commit' LANGUAGE c STRICT;
+		AS '$module', 'run_at_commit' LANGUAGE c STRICT;
 	CREATE TABLE effect (key text);
 });
 

@@ -1,7 +1,6 @@
 # With a weak hash, a role could compute the seed of the lock ids from
 # ids of its own names in pg_locks, and then recognise other names.  So an id is
 # SipHash-2-4 of scope and key with 128 secret bits.
-use FindBin;
 use Idempotency;
 
 # The results of the authors' reference implementation, vectors_sip64 of
@@ -25,17 +24,13 @@ my @vectors = qw(
 	bd838d3aafbf8db7 0b1a2a3265d51aea 135079a3231ce660 932b2846e4d70666
 	e1915f5cb1eca46c f325965ca16d629f 575ff28e60381be5 724506eb4c328a95
 );
-my $module = PostgreSQL::Test::Utils::tempdir();
-
-system_or_bail('cp', '-R', glob("$FindBin::RealBin/../siphash/*"),
-	"$FindBin::RealBin/../../src/base", $module);
-system_or_bail('make', '-s', '-C', $module, 'with_llvm=no', "PG_CONFIG=$ENV{PG_CONFIG}");
+my $module = build_module('siphash_vectors');
 
 my $node = new_node('lock_ids');
 
 query(qq{
 	CREATE FUNCTION siphash_of(bytea, bytea) RETURNS bigint
-		AS '$module/siphash_vectors', 'siphash_of' LANGUAGE c STRICT;
+		AS '$module', 'siphash_of' LANGUAGE c STRICT;
 });
 
 # ---- the hash itself ----

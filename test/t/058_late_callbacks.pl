@@ -1,17 +1,13 @@
 # The guard refuses before the commit callbacks of others act, also
 # of those that are registered in the transaction that is refused: postgres_fdw
 # at the first remote use of a session.
-use FindBin;
 use Idempotency;
 
 my $node = new_node('late_callbacks', conf => "max_prepared_transactions = 5\n");
-my $module = PostgreSQL::Test::Utils::tempdir();
+my $module = build_module('commit_callback');
 
 plan skip_all => 'postgres_fdw is not installed'
   if query(q{SELECT count(*) FROM pg_available_extensions WHERE name = 'postgres_fdw'}) eq '0';
-
-system_or_bail('cp', glob("$FindBin::RealBin/../commit_callback/*"), $module);
-system_or_bail('make', '-s', '-C', $module, 'with_llvm=no', "PG_CONFIG=$ENV{PG_CONFIG}");
 
 # ---- a server that is remote to itself ----
 
@@ -49,7 +45,7 @@ query(qq{
 	END \$\$;
 	CREATE TABLE acted (what text);
 	CREATE FUNCTION run_at_commit(text) RETURNS void
-		AS '$module/commit_callback', 'run_at_commit' LANGUAGE c STRICT;
+		AS '$module', 'run_at_commit' LANGUAGE c STRICT;
 });
 
 # Sends each of these as one message, in a session of its own, and returns the

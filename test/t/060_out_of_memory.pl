@@ -6,27 +6,23 @@
 # call succeeds.  If there are very many, as with cold caches, only some of them
 # fail: the first, and each n-th after it, for a random n.
 # OOM_FULL=1 ("make oom") takes all.
-use FindBin;
 use Idempotency;
 
 my $full = $ENV{OOM_FULL};
 my $seed = $ENV{OOM_SEED} // int rand 2**31;
-my $module = PostgreSQL::Test::Utils::tempdir();
+my $module = build_module('no_memory');
 my $node = new_node('out_of_memory', conf => "max_prepared_transactions = 10\nlog_min_messages = log\nlog_statement = none\n");
 my $key_file = $node->data_dir . '/idempotency.keys';
 
 srand $seed;
 note "OOM_SEED=$seed";
-system_or_bail('cp', glob("$FindBin::RealBin/../no_memory/*"), $module);
-system_or_bail('make', '-s', '-C', $module, 'with_llvm=no', "PG_CONFIG=$ENV{PG_CONFIG}");
-
 # ---- calls ----
 
 my $functions = qq{
-	CREATE FUNCTION fail_allocation(int) RETURNS void AS '$module/no_memory' LANGUAGE c STRICT;
-	CREATE FUNCTION allocation_failed() RETURNS boolean AS '$module/no_memory' LANGUAGE c STRICT;
-	CREATE FUNCTION forget_caches() RETURNS void AS '$module/no_memory' LANGUAGE c STRICT;
-	CREATE FUNCTION run_until_error(text) RETURNS void AS '$module/no_memory' LANGUAGE c STRICT;
+	CREATE FUNCTION fail_allocation(int) RETURNS void AS '$module' LANGUAGE c STRICT;
+	CREATE FUNCTION allocation_failed() RETURNS boolean AS '$module' LANGUAGE c STRICT;
+	CREATE FUNCTION forget_caches() RETURNS void AS '$module' LANGUAGE c STRICT;
+	CREATE FUNCTION run_until_error(text) RETURNS void AS '$module' LANGUAGE c STRICT;
 } . q{
 	CREATE TABLE effect (what text);
 	CREATE FUNCTION handler(request jsonb) RETURNS jsonb LANGUAGE sql AS 'INSERT INTO effect VALUES (''called''); SELECT request';

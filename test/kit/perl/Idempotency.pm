@@ -15,7 +15,7 @@ use Test::More;
 use Time::HiRes qw(sleep time);
 
 our @EXPORT = (qw(new_node initdb_options query create_database reconfigure write_keys session ask sqlstate kill_server start_again wait_until
-  soon figure count_in_log locks_waiting built_with store_trigger has_pg_cron),
+  soon figure count_in_log locks_waiting built_with build_module store_trigger has_pg_cron),
   @Test::More::EXPORT, @PostgreSQL::Test::Utils::EXPORT);
 
 sub import
@@ -148,6 +148,18 @@ sub built_with
 	system_or_bail('make', '-s', '-C', $copy, ($ENV{CCACHE_DIR} ? 'CC=ccache cc' : ()), 'with_llvm=no', 'WERROR=1', "PG_CONFIG=$ENV{PG_CONFIG}",
 		"EXTRA_CFLAGS=$flags", "DESTDIR=$stage", 'install');
 	return ($stage, $conf);
+}
+
+# Builds a library of test/modules; returns what CREATE FUNCTION calls it.
+sub build_module
+{
+	my ($name) = @_;
+	my $tree = abs_path(dirname(__FILE__) . '/../../..');
+	my $directory = PostgreSQL::Test::Utils::tempdir();
+
+	system_or_bail('cp', glob("$tree/test/modules/*"), $directory);
+	system_or_bail('make', '-s', '-C', $directory, 'with_llvm=no', "PG_CONFIG=$ENV{PG_CONFIG}", "MODULES=$name", "PG_CPPFLAGS=-I$tree/src");
+	return "$directory/$name";
 }
 
 # The objects of the sources that have one of these names, or include a header that does.
