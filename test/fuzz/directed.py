@@ -1,14 +1,14 @@
 """
-Short scenes for outcomes that chance alone would hardly find.  Each runs once by
-itself, and they are parts of programs like all others: what goes on before and
-after is drawn.
+Short scenes that see every documented outcome.  Each runs once by itself: a run
+never depends on chance to see one of them.  They are parts of programs like all
+others, too: what goes on before and after is drawn.
 """
 from calls import Call
 from values import MARKER, Fence
 
 INSERT, UPDATE, DELETE = 'INSERT', 'UPDATE {s}.idempotency_store SET updated_at', 'DELETE FROM {s}.idempotency_store'
 REPEATABLE = 'BEGIN ISOLATION LEVEL REPEATABLE READ'
-PAYLOAD = f'"{MARKER}"'
+PAYLOAD, OTHER = f'"{MARKER}"', f'"another {MARKER}"'
 
 
 def scenes(functions, main, peer, by_hand, with_kinds):
@@ -90,7 +90,7 @@ def scenes(functions, main, peer, by_hand, with_kinds):
         [*failed, main('begin', REPEATABLE), main('call', call('idem_lookup', key='a')), peer('by hand', hand(UPDATE)), main('call', forget)],
         [*failed, main('begin', 'BEGIN'), main('call', call('idem_lock', resources=['b', 'c'])),
             main('set', ('idempotency.max_operations_per_transaction', '1')), main('call', forget)]]
-    # arguments that are seldom drawn
+    # one call is enough
     for name, given in (('idem_fingerprint', {'request': None}), ('idem_grant', {'role': None}), ('idem_revoke', {'role': None}),
             ('idem_grant', {'role': '4294967295'}), ('idem_revoke', {'role': '0'}), ('idem_schedule_gc', {'schedule': ''}),
             ('idem_reseal', {'max_rows': 0}), ('idem_unclaim_scope', {'pattern': '*a'}), ('idem_set_policy', {'pattern': None}),
@@ -98,12 +98,46 @@ def scenes(functions, main, peer, by_hand, with_kinds):
             ('idem_claim_scope', {'pattern': 'a', 'role': '0'}), ('idem_call', {'handler': 'fuzz.nonesuch(jsonb)', 'key': 'a'}),
             ('idem_call', {'handler': 'fuzz.returns', 'key': 'a'}),
             ('idem_call', {'handler': 'fuzz.secret(jsonb)', 'key': 'a'}), ('idem_lookup', {'key': ''}),
-            ('idem_forget', {'key': ''}), ('idem_forget_failed', {'scope': '', 'reason': ''})):
+            ('idem_forget', {'key': ''}), ('idem_forget_failed', {'scope': '', 'reason': ''}), ('idem_advance', {'stream': '', 'seq': 1}),
+            ('idem_advance', {'stream': 'a', 'seq': 0}), ('idem_begin', {'key': ''}), ('idem_begin', {'key': 'a', 'request': '{'}),
+            ('idem_begin', {'key': 'a'}), ('idem_begin_batch', {'keys': ['']}), ('idem_begin_batch', {'keys': []}),
+            ('idem_call', {'handler': 'fuzz.raises(jsonb)', 'key': 'a'}), ('idem_call', {'handler': 'fuzz.returns(jsonb)', 'key': ''}),
+            ('idem_complete', {'key': 'a'}), ('idem_complete_batch', {'keys': ['']}), ('idem_complete_batch', {'keys': ['a']}),
+            ('idem_complete_batch', {'keys': []}), ('idem_fail', {'key': 'a'}), ('idem_release', {'key': 'a'}),
+            ('idem_extend', {'key': 'a', 'lease': '1 hour'}), ('idem_extend', {'key': 'a', 'lease': '1 hour', 'fence': 1}),
+            ('idem_progress', {'key': 'a', 'progress': PAYLOAD}), ('idem_progress', {'key': 'a', 'progress': PAYLOAD, 'fence': 1}),
+            ('idem_fingerprint', {'request': PAYLOAD}), ('idem_step_key', {'key': 'a', 'step': 'a'}), ('idem_lock', {'resources': ['']}),
+            ('idem_lost_attempts', {'key': ''}), ('idem_lost_stats', {}), ('idem_stats', {}), ('idem_stats_reset', {}),
+            ('idem_grant', {'role': 'fuzz_target'}), ('idem_revoke', {'role': 'fuzz_target'}), ('idem_schedule_gc', {}),
+            ('idem_set_policy', {'pattern': 's'}), ('idem_set_rights', {'role': 'fuzz_target', 'command': 'GRANT %s ON %s TO %s'}),
+            ('idem_unclaim_scope', {'pattern': 's'})):
         found.append([main('call', call(name, **given))])
     found.append([main('set', ('ROLE', 'fuzz_app')), main('call', call('idem_call', handler='fuzz.secret(jsonb)', key='a'))])
     found.append([main('call', call('idem_reseal'))])
+    found += everyday(call, hand, main)
     if with_kinds:
         found += kinds_of_store(call, hand, main, peer)
+    return found
+
+
+def everyday(call, hand, main):
+    """What most drawn programs see, too."""
+    begin, batch, lease = call('idem_begin', key='a'), call('idem_begin_batch', keys=['a']), call('idem_begin', key='a', lease='1 hour')
+    handler = {'handler': 'fuzz.returns(jsonb)', 'key': 'a'}
+    too_large = main('set', ('idempotency.max_response_size', '0'))
+    found = [[main(wait, name)] for wait in ('deadlock', 'blocked') for name in ('idem_advance', 'idem_begin', 'idem_lock')]
+    # the operation has ended, its lease has run out, its request was another
+    for end in ('idem_complete', 'idem_fail'):
+        found.append([main('begin', 'BEGIN'), main('call', begin), main('call', call(end, key='a')), main('call', begin), main('call', batch)])
+    found.append([main('call', lease), main('by hand', hand('UPDATE {s}.idempotency_store SET lease')), main('call', lease)])
+    for name, given in (('idem_begin', {'key': 'a', 'request': OTHER}), ('idem_begin_batch', {'keys': ['a'], 'requests': [OTHER]}),
+            ('idem_call', handler | {'request': OTHER})):
+        found.append([main('call', call('idem_begin', key='a', request=PAYLOAD, lease='1 hour')), main('call', call(name, **given))])
+    # a response or a note that is too large; a record that is forgotten; an old event
+    found.append([too_large, main('call', call('idem_call', **handler))])
+    found.append([too_large, main('call', lease), main('call', call('idem_progress', key='a', progress=PAYLOAD, fence=Fence()))])
+    found.append([main('by hand', hand(INSERT)), main('call', call('idem_forget', key='a'))])
+    found.append([main('call', call('idem_advance', stream='a', seq=seq)) for seq in (2, 1)])
     return found
 
 

@@ -23,6 +23,23 @@ FRESH = -1  # a fence that no client has seen
 MUST_SEE = ('ACQUIRED', 'ACQUIRED taken over', 'IN_PROGRESS', 'COMPLETED', 'FAILED', 'MISMATCH', 'ID400', 'ID404', 'ID409', 'ID422', 'ID428',
     '55P03', 'lost', 'attempts lost', 'true', 'false', 'null', 'void', 'ROLLBACK TO', 'RELEASE')
 
+# rules and their arguments: steps that see all of these, so that no run leaves it to chance
+DIRECTED = (
+    # the request was another; the lease runs out
+    ('begin', 0, 'k', 1, True), ('begin', 1, 'k', 1, True), ('begin', 1, 'k', 2, True), ('begin_batch', 1, ['k'], 2),
+    ('time_passes', 'k'), ('begin', 1, 'k', 1, True), ('complete', 0, 'k', 'stale', 1),
+    # an end that has not committed
+    ('begin_transaction', 1), ('complete', 1, 'k', 'current', 1), ('complete', 0, 'k', 'current', 2),
+    ('end_transaction', 1, True),
+    ('begin', 0, 'k', None, False), ('release', 0, 'k', 'current'), ('forget', 0, 'k'), ('lookup', 0, 'k'),
+    # no lease: it cannot be extended, and its attempt is lost
+    ('whole_transaction', 0, 'k', False, None), ('begin', 0, 'k', None, False), ('begin', 0, 'l', None, False),
+    ('complete', 0, 'l', None, 1),
+    ('begin_transaction', 0), ('begin', 0, 'l', None, False), ('extend', 0, 'l', None),
+    ('limit_changes', 1), ('begin', 0, 'l', None, False),
+    ('begin_transaction', 0), ('savepoint', 0, 'SAVEPOINT'), ('savepoint', 0, 'ROLLBACK TO'), ('savepoint', 0, 'RELEASE'),
+    ('end_transaction', 0, True))
+
 
 @dataclass(frozen=True)
 class Record:
@@ -611,6 +628,17 @@ class Model(RuleBasedStateMachine):
         counted = ', '.join(f"{self.schema}.idem_lost_attempts('{key}')" for key in KEYS)
         given = dict(zip(KEYS, map(int, self.admin.script(f'SELECT {counted}')[0])))
         assert given == self.lost, f'lost attempts: {given}, the model says {self.lost}'
+
+
+def play_directed():
+    """DIRECTED, each step checked as hypothesis does; returns what was seen."""
+    player = Model()
+    for name, *arguments in DIRECTED:
+        getattr(player, name)(*arguments)
+        player.store_is_as_the_model_says()
+        player.locks_are_as_the_model_says()
+        player.lost_attempts_are_as_the_model_says()
+    return Counter(Model.counts)
 
 
 def make(database, schema):
