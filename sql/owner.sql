@@ -117,6 +117,13 @@ CREATE TRIGGER owner_suppress BEFORE INSERT OR UPDATE ON idempotency_store FOR E
 SELECT raises('SELECT idem_complete(''owner-c'')'), raises('SELECT idem_begin(''owner-d'', lease => ''1 hour'')');
 SELECT answer(idem_lookup('owner-c')), idem_lookup('owner-d') IS NULL;
 ROLLBACK;
+-- So it does where the trigger suppresses only the new version of a row: a retry could not help.
+BEGIN;
+SELECT answer(idem_begin('owner-c', lease => '1 hour'));
+CREATE TRIGGER owner_suppress BEFORE UPDATE ON idempotency_store FOR EACH ROW EXECUTE FUNCTION owner_suppress();
+SELECT raises('SELECT idem_complete(''owner-c'')'), raises('SELECT idem_fail(''owner-c'')');
+SELECT answer(idem_lookup('owner-c'));
+ROLLBACK;
 -- A violation of the owner's unique index is reported unchanged, not as 40001.
 BEGIN;
 CREATE UNIQUE INDEX owner_unique ON idempotency_store (response_code) WHERE response_code = 777;

@@ -96,28 +96,26 @@ by_sql_insert(const Catalog *catalog, const Record *record)
 
 	record_to_columns(catalog->status_labels, record, values, nulls);
 	if (statement_run(&insert_record, catalog, values, nulls, InvalidSnapshot) != 1)
-		ereport(ERROR,
-				(errcode(ERRCODE_TRIGGERED_ACTION_EXCEPTION),
-				 errmsg("operation could not be stored"),
-				 errdetail("A trigger or rule on table \"idempotency_store\" suppressed the row.")));
+		row_error_suppressed();
 	statement_finish();
 }
 
 /*
  * Stores a record that replaces the version that the caller has read, or is
- * inserted if that version was collected.
+ * inserted if that version was collected; false: neither was done.
  */
-void
+bool
 by_sql_upsert(const Catalog *catalog, const Record *record, TimestampTz expected)
 {
 	Datum		values[RECORD_COLUMNS + 1];
 	bool		nulls[RECORD_COLUMNS + 1] = {0};
+	bool		stored;
 
 	record_to_columns(catalog->status_labels, record, values, nulls);
 	values[RECORD_COLUMNS] = TimestampTzGetDatum(expected);
-	if (statement_run(&put_record, catalog, values, nulls, InvalidSnapshot) != 1)
-		row_error_lost_race();
+	stored = statement_run(&put_record, catalog, values, nulls, InvalidSnapshot) == 1;
 	statement_finish();
+	return stored;
 }
 
 /* Replaces the version of a row of this table that has been read; false: it is not there any more. */

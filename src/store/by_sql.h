@@ -16,7 +16,7 @@
 extern bool by_sql_find(const Catalog *catalog, Oid table, const OperationName *name, Snapshot snapshot,
 						Record *found, RowPosition *position);
 extern void by_sql_insert(const Catalog *catalog, const Record *record);
-extern void by_sql_upsert(const Catalog *catalog, const Record *record, TimestampTz expected);
+extern bool by_sql_upsert(const Catalog *catalog, const Record *record, TimestampTz expected);
 extern bool by_sql_update(const Catalog *catalog, Oid table, const Record *record);
 extern bool by_sql_delete(const Catalog *catalog, Oid table, const OperationName *name, TimestampTz expected);
 

@@ -240,7 +240,11 @@ kind_leave_other_table(const Catalog *catalog, const OperationName *name, Oid ta
 	/* not there any more: it was collected */
 	if (!delete_in(catalog, position.table, name, *expected) &&
 		find_newest_in(catalog, position.table, name, &found))
+	{
+		if (found.updated_at == *expected)
+			row_error_suppressed();
 		row_error_changed();
+	}
 	*expected = find_newest_in(catalog, target, name, &found) ? found.updated_at : NO_TIME;
 	return true;
 }

@@ -1,7 +1,8 @@
 /*
  * row_error.c
  *		What the errors of writing a row become: 40001 if another writer was
- *		first, and no message that prints the row.
+ *		first, 09000 if the owner's trigger keeps the row out, and no message
+ *		that prints the row.
  *
  * They come from statements and from the direct path.
  */
@@ -50,6 +51,16 @@ row_error_changed(void)
 			(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
 			 errmsg("could not serialize access due to concurrent update"),
 			 errhint("Retry the transaction.")));
+}
+
+/* The owner's trigger or rule returned no row: a retry would end in the same way. */
+void
+row_error_suppressed(void)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_TRIGGERED_ACTION_EXCEPTION),
+			 errmsg("operation could not be stored"),
+			 errdetail("A trigger or rule on table \"idempotency_store\" suppressed the write.")));
 }
 
 /*

@@ -11,6 +11,7 @@
 
 pg_noreturn extern void row_error_lost_race(void);
 pg_noreturn extern void row_error_changed(void);
+pg_noreturn extern void row_error_suppressed(void);
 pg_noreturn extern void row_error_rethrow(MemoryContext context);
 
 #endif							/* IDEM_ROW_ERROR_H */

@@ -99,6 +99,18 @@ put_directly(const Catalog *catalog, const Record *record, TimestampTz expected,
 	PG_END_TRY();
 }
 
+/* A write by SQL has changed no row: another writer was first, unless the version that was read is still there. */
+pg_noreturn static void
+refuse_unwritten(const Catalog *catalog, const OperationName *name, TimestampTz expected)
+{
+	Record		found;
+	RowPosition position;
+
+	if (kind_find(catalog, name, true, &found, &position) && found.updated_at == expected)
+		row_error_suppressed();
+	row_error_lost_race();
+}
+
 static void
 put_by_sql(const Catalog *catalog, const Record *record, TimestampTz expected)
 {
@@ -106,8 +118,8 @@ put_by_sql(const Catalog *catalog, const Record *record, TimestampTz expected)
 		(void) kind_leave_other_table(catalog, &record->name, catalog->tables[TABLE_STORE], &expected);
 	if (expected == NO_TIME)
 		by_sql_insert(catalog, record);
-	else
-		by_sql_upsert(catalog, record, expected);
+	else if (!by_sql_upsert(catalog, record, expected))
+		refuse_unwritten(catalog, &record->name, expected);
 }
 
 /*
@@ -147,5 +159,5 @@ void
 store_delete(const Catalog *catalog, const OperationName *name, TimestampTz expected)
 {
 	if (!kind_delete(catalog, name, expected))
-		row_error_lost_race();
+		refuse_unwritten(catalog, name, expected);
 }

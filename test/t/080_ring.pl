@@ -374,7 +374,13 @@ query('CREATE TRIGGER fire BEFORE INSERT ON idempotency_store_p1 FOR EACH ROW EX
 put('_p1', 'in a table with a trigger', '1 hour');
 is(run('in a table with a trigger'), 'COMPLETED', 'a table of the ring with a trigger is looked into');
 is(query(q{SELECT idem_forget('in a table with a trigger')}), 't', 'and deleted from');
-query('DROP TRIGGER fire ON idempotency_store; DROP TRIGGER fire ON idempotency_store_p1');
+query(q{CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+	CREATE TRIGGER keep BEFORE DELETE ON idempotency_store_p1 FOR EACH ROW EXECUTE FUNCTION keep()});
+put('_p1', 'kept', '1 hour');
+is(sqlstate($node, q{SELECT idem_forget('kept')}), '09000', 'a trigger that keeps a record in the ring is named');
+query(q{UPDATE idempotency_store SET expires_at = now() - interval '1 second' WHERE idempotency_key = 'kept'});
+is(sqlstate($node, q{SELECT FROM idem_begin('kept', lease => '1 hour')}), '09000', 'when it keeps an expired one, too');
+query('DROP TRIGGER fire ON idempotency_store; DROP TRIGGER fire ON idempotency_store_p1; DROP TRIGGER keep ON idempotency_store_p1; DROP FUNCTION keep');
 is(collect(), '', 'without them');
 is(run('again', '1 hour'), 'ACQUIRED', 'the ring');
 like(tables_with('again'), qr/_p/, 'is used again');
