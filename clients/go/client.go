@@ -1,6 +1,7 @@
 package idempotency
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -108,8 +109,11 @@ func WithRetention(retention time.Duration) Option { return func(c *call) { c.re
 // WithIsolation sets the isolation level of the transaction.
 func WithIsolation(level sql.IsolationLevel) Option { return func(c *call) { c.level = level } }
 
-// WithLease says how long the lease of Client.Lease runs without a heartbeat.
-func WithLease(lease time.Duration) Option { return func(c *call) { c.lease = lease } }
+// WithLease says how long the lease of Client.Lease runs without a heartbeat; 0: as
+// the client's options say.
+func WithLease(lease time.Duration) Option {
+	return func(c *call) { c.lease = cmp.Or(lease, c.lease) }
+}
 
 // WithReconcile gives Client.Lease the function that finds out what an attempt
 // did whose lease ran out. Without one, the work has to do it.

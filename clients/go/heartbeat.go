@@ -22,12 +22,20 @@ type heartbeat struct {
 func (c *Client[Tx]) startHeartbeat(ctx context.Context, call *call, o *Operation, until time.Time) *heartbeat {
 	b := &heartbeat{done: make(chan struct{})}
 	b.ctx, b.cancel = context.WithCancel(ctx)
+	lose := func(lost error) {
+		b.lost = lost
+		b.cancel() // before the hook, which may take its time
+		fire(c.options.Hooks.LeaseLost, Event{Scope: o.Scope, Key: o.Key, Attempt: o.Attempt, Err: lost})
+	}
+	if !c.options.Clock.Now().Before(until) {
+		lose(errors.New("the lease was over before its begin was answered"))
+		close(b.done)
+		return b
+	}
 	go func() {
 		defer close(b.done)
 		if lost := c.beat(b.ctx, call, o, until); lost != nil {
-			b.lost = lost
-			fire(c.options.Hooks.LeaseLost, Event{Scope: o.Scope, Key: o.Key, Attempt: o.Attempt, Err: lost})
-			b.cancel()
+			lose(lost)
 		}
 	}()
 	return b
@@ -56,7 +64,7 @@ func (c *Client[Tx]) beat(ctx context.Context, call *call, o *Operation, until t
 		case !clock.Now().Before(until):
 			return fmt.Errorf("the lease could not be extended: %w", err)
 		default:
-			delay = left / 4
+			delay = until.Sub(clock.Now()) / 4
 		}
 	}
 	return nil

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"time"
+
+	"example.org/idempotency/internal/bounded"
 )
 
 // Completion is how the work of a lease ends: with an answer, and with the
@@ -55,6 +57,8 @@ func Unknown(retryAfter time.Duration) Reconciled { return Reconciled{retryAfter
 // attempt. If they are refused because the attempt has ended already, as after an
 // answer that was lost, the stored answer is returned.
 //
+// The work does not begin if the lease, or ctx, is over by then: the operation is released.
+//
 // If the work returns a *Declined, that is stored as a failure. If it returns
 // ErrNotDone, alone or wrapped, the operation is released at once. After any
 // other error nobody knows what has happened outside, so the lease runs out, and
@@ -105,8 +109,8 @@ func (c *Client[Tx]) beginLeaseNow(ctx context.Context, call *call) (*Operation,
 	var asked time.Time
 	_, err := c.repeat(ctx, call, func(bool) (*Result, error) {
 		asked = c.options.Clock.Now()
-		rows, err := c.query(ctx, c.sql.beginOf(call, call.lease, 0))
-		err = deadOnArrival(ofBegin(err))
+		rows, err := c.queryWith(ctx, c.sql.beginOf(call, call.lease, 0), deadOnArrival)
+		err = ofBegin(err)
 		if errors.Is(err, ErrKeyReused) {
 			fire(c.options.Hooks.Mismatch, Event{Scope: call.scope, Key: call.key, Err: err})
 		}
@@ -120,14 +124,19 @@ func (c *Client[Tx]) beginLeaseNow(ctx context.Context, call *call) (*Operation,
 
 // query runs one statement in a transaction of its own.
 func (c *Client[Tx]) query(ctx context.Context, statement Statement) ([]Row, error) {
-	return bounded(ctx, func() ([]Row, error) {
+	return c.queryWith(ctx, statement, func(err error) error { return err })
+}
+
+// queryWith gives each error of the statement, but none of Acquire, to meaning.
+func (c *Client[Tx]) queryWith(ctx context.Context, statement Statement, meaning func(error) error) ([]Row, error) {
+	return bounded.Call(ctx, func() ([]Row, error) {
 		conn, err := c.database.Acquire(ctx)
 		if err != nil {
 			return nil, ofStatement(err)
 		}
 		defer conn.Release()
 		rows, err := conn.Query(ctx, statement)
-		return rows, ofStatement(err)
+		return rows, meaning(ofStatement(err))
 	})
 }
 
@@ -177,30 +186,6 @@ func (c *Client[Tx]) lookup(ctx context.Context, call *call) (stored *Operation,
 	return stored, err
 }
 
-// bounded returns when ctx ends, even if the driver does not: where the network hangs,
-// some wait for their answer for good. A panic is the caller's.
-func bounded[T any](ctx context.Context, do func() (T, error)) (T, error) {
-	var value T
-	var err error
-	var reason any
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		defer func() { reason = recover() }()
-		value, err = do()
-	}()
-	select {
-	case <-done:
-		if reason != nil {
-			panic(reason)
-		}
-		return value, err
-	case <-ctx.Done():
-		var none T
-		return none, ctx.Err()
-	}
-}
-
 // holding is one leased attempt of this process.
 type holding[Tx any] struct {
 	client    *Client[Tx]
@@ -208,6 +193,7 @@ type holding[Tx any] struct {
 	operation *Operation
 	until     time.Time // when the lease that the begin gave is over
 	lost      bool      // the hook has been called
+	idle      bool      // this attempt did not work: nothing has happened outside
 }
 
 // run reconciles and works under the heartbeat.
@@ -225,19 +211,27 @@ func (h *holding[Tx]) run(ctx context.Context, work LeasedWork[Tx]) (Completion[
 }
 
 func (h *holding[Tx]) reconcileAndWork(ctx context.Context, work LeasedWork[Tx]) (Completion[Tx], error) {
-	if !h.operation.TakenOver || h.call.reconcile == nil {
-		return work(ctx, *h.operation)
+	if h.operation.TakenOver && h.call.reconcile != nil {
+		found, err := h.call.reconcile(ctx, *h.operation)
+		switch {
+		case err != nil:
+			return h.rest(&UnknownError{RetryAfter: time.Second, Cause: err})
+		case found.state == isDone:
+			return Completion[Tx]{Response: found.response}, nil
+		case found.state == isUnknown:
+			return h.rest(&UnknownError{RetryAfter: found.retryAfter})
+		}
 	}
-	found, err := h.call.reconcile(ctx, *h.operation)
-	switch {
-	case err != nil:
-		return Completion[Tx]{}, &UnknownError{RetryAfter: time.Second, Cause: err}
-	case found.state == isNotDone:
-		return work(ctx, *h.operation)
-	case found.state == isDone:
-		return Completion[Tx]{Response: found.response}, nil
+	if err := ctx.Err(); err != nil { // somebody else may work by now, or nobody waits
+		return h.rest(err)
 	}
-	return Completion[Tx]{}, &UnknownError{RetryAfter: found.retryAfter}
+	return work(ctx, *h.operation)
+}
+
+// rest ends an attempt that did not work.
+func (h *holding[Tx]) rest(err error) (Completion[Tx], error) {
+	h.idle = true
+	return Completion[Tx]{}, err
 }
 
 // end stores how the attempt ended. It goes on when the caller's context ends:
@@ -254,9 +248,11 @@ func (h *holding[Tx]) end(ctx context.Context, completion Completion[Tx], err er
 	}
 	var refusal *Declined
 	switch {
+	case h.idle:
+		return nil, h.release(ctx, err)
 	case errors.As(err, &refusal):
 		return h.decline(ctx, refusal)
-	case errors.Is(err, ErrUnknown), errors.Is(err, ErrNotDone):
+	case errors.Is(err, ErrNotDone):
 		return nil, h.release(ctx, err)
 	}
 	return nil, err
@@ -299,7 +295,7 @@ func (h *holding[Tx]) decline(ctx context.Context, refusal *Declined) (*Result, 
 // is the answer.
 func (h *holding[Tx]) store(ctx context.Context, result *Result, end func() error) (*Result, error) {
 	_, err := h.client.repeat(ctx, h.call, func(bool) (*Result, error) {
-		return bounded(ctx, func() (*Result, error) { return nil, end() })
+		return bounded.Call(ctx, func() (*Result, error) { return nil, end() })
 	})
 	if errors.Is(err, ErrLeaseLost) {
 		return h.replay(ctx, err)

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -56,7 +57,9 @@ func leaseTests[Tx any]() tests[Tx] {
 		"HeartbeatLosesTheLease": testHeartbeatLosesTheLease[Tx], "HooksThatPanic": testHooksThatPanic[Tx],
 		"HeartbeatWithoutServer": testHeartbeatWithoutServer[Tx], "HangingNetwork": testHangingNetwork[Tx], "LostAnswerToCompletion": testLostAnswerToCompletion[Tx],
 		"CallerGoesAway": testCallerGoesAway[Tx], "TwentyLeasesOnTwoConnections": testTwentyLeases[Tx],
-		"WritesThatFail": testWritesThatFail[Tx],
+		"WritesThatFail": testWritesThatFail[Tx], "NothingBeginsTooLate": testNothingBeginsTooLate[Tx],
+		"WorkThatDoesNotKnow": testWorkThatDoesNotKnow[Tx], "WritesThatExit": testWritesThatExit[Tx],
+		"LateBeat": testLateBeat[Tx], "HookThatWaits": testHookThatWaits[Tx], "NoLease": testNoLease[Tx],
 	}
 }
 
@@ -163,6 +166,7 @@ func testReconcile[Tx any](t *testing.T, b backend[Tx]) {
 		{idempotency.NotDone(), nil, 0, "2", "1"},
 		{idempotency.Unknown(time.Minute), nil, time.Minute, "", "0"},
 		{idempotency.Reconciled{}, broken, time.Second, "", "0"},
+		{idempotency.Reconciled{}, idempotency.Decline(402, "another operation's"), time.Second, "", "0"},
 	} {
 		key := newKey()
 		b.abandon(t, client, key)
@@ -184,7 +188,7 @@ func testReconcile[Tx any](t *testing.T, b backend[Tx]) {
 			t.Fatalf("got %v", err)
 		}
 		same(t, "retry after", unknown.RetryAfter, c.unknown)
-		same(t, "cause", errors.Is(err, broken), c.err != nil)
+		same(t, "cause", unknown.Cause, c.err)
 		same(t, "lease is over", value(t, "SELECT lease_expires_at <= now() FROM idempotency_store WHERE idempotency_key = $1", key), "true")
 		next, err := b.client(t, idempotency.Options{}).Lease(background, key, nil, b.answer(key))
 		must(t, err)
@@ -214,15 +218,30 @@ func testHeartbeat[Tx any](t *testing.T, b backend[Tx]) {
 	same(t, "effects", effects(t, key), "1")
 }
 
-// slow has connections for which one waits, by the clock.
+// slow has a connection for which one waits, by the clock, and perhaps in vain.
 type slow[Tx any] struct {
 	idempotency.Database[Tx]
 	clock *idempotency.FakeClock
-	once  sync.Once
+	mutex sync.Mutex
+	by    time.Duration
+	err   error
+}
+
+// next is how long the next connection takes, and its error.
+func (s *slow[Tx]) next(by time.Duration, err error) (time.Duration, error) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	wasBy, wasErr := s.by, s.err
+	s.by, s.err = by, err
+	return wasBy, wasErr
 }
 
 func (s *slow[Tx]) Acquire(ctx context.Context) (idempotency.Conn[Tx], error) {
-	s.once.Do(func() { s.clock.Advance(25 * time.Second) })
+	by, err := s.next(0, nil)
+	s.clock.Advance(by)
+	if err != nil {
+		return nil, err
+	}
 	return s.Database.Acquire(ctx)
 }
 
@@ -230,7 +249,7 @@ func (s *slow[Tx]) Acquire(ctx context.Context) (idempotency.Conn[Tx], error) {
 // after a third of the other 5.
 func testSlowBegin[Tx any](t *testing.T, b backend[Tx]) {
 	clock := idempotency.NewFakeClock(time.Unix(0, 0))
-	database := &slow[Tx]{Database: b.open(t, serverURL, 4), clock: clock}
+	database := &slow[Tx]{Database: b.open(t, serverURL, 4), clock: clock, by: 25 * time.Second}
 	client, key := idempotency.New[Tx](database, idempotency.Options{Clock: clock}), newKey()
 	_, err := client.Lease(background, key, nil, func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
 		until := func() string {
@@ -456,6 +475,137 @@ func testWritesThatFail[Tx any](t *testing.T, b backend[Tx]) {
 	same(t, "SQLSTATE", idempotency.SQLState(err), "P0001")
 	same(t, "stored", stored(t, key), "PENDING")
 	same(t, "effects", effects(t, key), "0")
+}
+
+// The answer to the begin came too late, reconcile took too long, or the caller has gone.
+func testNothingBeginsTooLate[Tx any](t *testing.T, b backend[Tx]) {
+	for name, c := range map[string]struct {
+		late   time.Duration // the begin takes so long
+		during func(clock *idempotency.FakeClock, key string, cancel func())
+		stored string
+		want   error
+	}{
+		"begin": {31 * time.Second, nil, "nothing", idempotency.ErrLeaseLost},
+		"reconcile": {0, func(clock *idempotency.FakeClock, key string, _ func()) {
+			execute(t, "UPDATE idempotency_store SET fence = fence + 1000000 WHERE idempotency_key = $1", key)
+			clock.AwaitSleepers(1)
+			clock.Advance(10 * time.Second)
+		}, "PENDING", idempotency.ErrLeaseLost},
+		"caller": {0, func(_ *idempotency.FakeClock, _ string, cancel func()) { cancel() }, "PENDING", context.Canceled},
+	} {
+		clock, key := idempotency.NewFakeClock(time.Unix(0, 0)), newKey()
+		if c.during != nil {
+			b.abandon(t, b.client(t, idempotency.Options{}), key)
+		}
+		ctx, cancel := context.WithCancel(background)
+		defer cancel()
+		database := &slow[Tx]{Database: b.open(t, serverURL, 4), clock: clock, by: c.late}
+		_, err := idempotency.New[Tx](database, idempotency.Options{Clock: clock}).Lease(ctx, key, nil,
+			func(context.Context, idempotency.Operation) (idempotency.Completion[Tx], error) {
+				t.Errorf("%s: the work has begun", name)
+				return idempotency.Completion[Tx]{}, nil
+			}, idempotency.WithReconcile(func(ctx context.Context, _ idempotency.Operation) (idempotency.Reconciled, error) {
+				c.during(clock, key, cancel)
+				<-ctx.Done()
+				return idempotency.NotDone(), nil
+			}))
+		wantError(t, err, c.want)
+		same(t, name, stored(t, key), c.stored)
+	}
+}
+
+// What an operation inside of the work or of its writes does not know, nobody knows of
+// this one: the next attempt has to reconcile.
+func testWorkThatDoesNotKnow[Tx any](t *testing.T, b backend[Tx]) {
+	client := b.client(t, idempotency.Options{})
+	unknown := fmt.Errorf("the gateway: %w", &idempotency.UnknownError{RetryAfter: time.Minute})
+	for _, work := range []idempotency.LeasedWork[Tx]{
+		gives(idempotency.Completion[Tx]{}, unknown),
+		gives(idempotency.Completion[Tx]{Writes: func(context.Context, Tx) error { return unknown }}, nil),
+	} {
+		key := newKey()
+		_, err := client.Lease(background, key, nil, work)
+		same(t, "is the work's own error", err == unknown, true)
+		same(t, "stored", stored(t, key), "PENDING")
+	}
+}
+
+// runtime.Goexit, as of t.FailNow, is no success.
+func testWritesThatExit[Tx any](t *testing.T, b backend[Tx]) {
+	client, key := b.client(t, idempotency.Options{}), newKey()
+	var all sync.WaitGroup
+	all.Go(func() {
+		result, err := client.Lease(background, key, nil, gives(idempotency.Completion[Tx]{Writes: func(ctx context.Context, tx Tx) error {
+			must(t, b.insert(ctx, tx, key))
+			runtime.Goexit()
+			return nil
+		}}, nil))
+		t.Errorf("returned %v %v", result, err)
+	})
+	all.Wait()
+	same(t, "effects", effects(t, key), "0")
+}
+
+// listening tells how long each sleep is to be.
+type listening struct {
+	*idempotency.FakeClock
+	sleeps chan time.Duration
+}
+
+func (l listening) Sleep(ctx context.Context, d time.Duration) error {
+	l.sleeps <- d
+	return l.FakeClock.Sleep(ctx, d)
+}
+
+// A beat failed when one of the 30 seconds was left. The next one does not come later.
+func testLateBeat[Tx any](t *testing.T, b backend[Tx]) {
+	clock := listening{idempotency.NewFakeClock(time.Unix(0, 0)), make(chan time.Duration, 10)}
+	database := &slow[Tx]{Database: b.open(t, serverURL, 4), clock: clock.FakeClock}
+	client, key := idempotency.New[Tx](database, idempotency.Options{Clock: clock}), newKey()
+	_, err := client.Lease(background, key, nil, func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
+		database.next(19*time.Second, errors.New("planned"))
+		clock.AwaitSleepers(1)
+		clock.Advance(10 * time.Second)
+		for d := range clock.sleeps {
+			if d < 9*time.Second { // the others are the first beat, and the limit of the second
+				same(t, "in time", d < time.Second, true)
+				return b.answer(key)(ctx, o)
+			}
+		}
+		return idempotency.Completion[Tx]{}, nil
+	})
+	must(t, err)
+}
+
+func testHookThatWaits[Tx any](t *testing.T, b backend[Tx]) {
+	ended := make(chan struct{})
+	clock, key := idempotency.NewFakeClock(time.Unix(0, 0)), newKey()
+	client := b.client(t, idempotency.Options{Clock: clock, Hooks: idempotency.Hooks{LeaseLost: func(idempotency.Event) {
+		select {
+		case <-ended:
+		case <-time.After(10 * time.Second):
+			t.Error("the work goes on while the hook is called")
+		}
+	}}})
+	_, err := client.Lease(background, key, nil, func(ctx context.Context, _ idempotency.Operation) (idempotency.Completion[Tx], error) {
+		execute(t, "UPDATE idempotency_store SET fence = fence + 1000000 WHERE idempotency_key = $1", key)
+		clock.AwaitSleepers(1)
+		clock.Advance(10 * time.Second)
+		<-ctx.Done()
+		close(ended)
+		return idempotency.Completion[Tx]{}, ctx.Err()
+	})
+	wantError(t, err, idempotency.ErrLeaseLost)
+}
+
+// 0 is no lease of its own.
+func testNoLease[Tx any](t *testing.T, b backend[Tx]) {
+	client := b.client(t, idempotency.Options{})
+	for lease, want := range map[time.Duration]error{0: nil, time.Nanosecond: idempotency.ErrBadArgument, -time.Second: idempotency.ErrBadArgument} {
+		key := newKey()
+		_, err := client.Lease(background, key, nil, b.answer(key), idempotency.WithLease(lease))
+		same(t, lease.String(), errors.Is(err, want), true)
+	}
 }
 
 func testBatch[Tx any](t *testing.T, b backend[Tx]) {
