@@ -101,9 +101,21 @@ func (d database) Acquire(ctx context.Context) (idempotency.Conn[pgx.Tx], error)
 	}
 }
 
+// In leaves it to tx to refuse what comes after its end: its connection may be another
+// caller's by then.
 func (d database) In(ctx context.Context, tx pgx.Tx, statement idempotency.Statement) ([]idempotency.Row, error) {
-	rows, _, err := send(ctx, tx.Conn(), statement)
-	return rows, err
+	args := make([]any, len(statement.Args))
+	for i, arg := range statement.Args {
+		args[i] = arg
+	}
+	answer, err := tx.Query(ctx, statement.SQL, args...)
+	if err != nil {
+		return nil, named(ctx, tx.Conn(), err)
+	}
+	rows, err := pgx.CollectRows(answer, func(row pgx.CollectableRow) (idempotency.Row, error) {
+		return rowOf(row.RawValues()), nil
+	})
+	return rows, named(ctx, tx.Conn(), err)
 }
 
 // conn is one connection of the pool.
@@ -154,6 +166,7 @@ func closeWhenOver(ctx context.Context, connection *pgx.Conn) func() {
 	return func() {
 		if !stop() {
 			<-closed
+			_ = connection.Close(ctx) // so that the pool does not take it for a good one
 		}
 	}
 }
@@ -194,6 +207,9 @@ func (c *conn) Rollback(ctx context.Context, statements ...idempotency.Statement
 		return nil
 	}
 	_, _, err := send(ctx, c.pooled.Conn(), rollback)
+	if err != nil && !c.pooled.Conn().IsClosed() {
+		return c.pooled.Conn().Close(ctx) // the work has left rows open
+	}
 	return err
 }
 
@@ -210,26 +226,33 @@ const unknownStatement = "26000"
 // returns the rows of the first statement that has any, and the last tag.
 func send(ctx context.Context, connection *pgx.Conn, statements ...idempotency.Statement) ([]idempotency.Row, string, error) {
 	results, err := run(ctx, connection, statements)
-	if idempotency.SQLState(err) == unknownStatement {
-		// the connection is given up, and the whole is repeated
-		_ = connection.Close(ctx)
-		return nil, "", idempotency.ConnectionLost(err)
-	}
 	if err != nil {
-		if idempotency.SQLState(err) == "" && connection.IsClosed() && ctx.Err() == nil {
-			err = idempotency.ConnectionLost(err)
-		}
-		return nil, "", err
+		return nil, "", named(ctx, connection, err)
 	}
 	var rows []idempotency.Row
 	tag := ""
 	for _, result := range results {
 		if rows == nil && len(result.FieldDescriptions) > 0 {
-			rows = rowsOf(result.Rows)
+			rows = make([]idempotency.Row, len(result.Rows))
+			for i, columns := range result.Rows {
+				rows[i] = rowOf(columns)
+			}
 		}
 		tag = result.CommandTag.String()
 	}
 	return rows, tag, nil
+}
+
+// named says by ConnectionLost that the connection is gone, or is given up: then the whole
+// is repeated.
+func named(ctx context.Context, connection *pgx.Conn, err error) error {
+	switch state := idempotency.SQLState(err); {
+	case state == unknownStatement:
+		_ = connection.Close(ctx)
+	case err == nil || state != "" || !connection.IsClosed() || ctx.Err() != nil:
+		return err
+	}
+	return idempotency.ConnectionLost(err)
 }
 
 // run has what repeats prepared where pgx itself prepares. That is a round trip of its
@@ -274,16 +297,13 @@ func valuesOf(args []*string) [][]byte {
 	return values
 }
 
-func rowsOf(raw [][][]byte) []idempotency.Row {
-	rows := make([]idempotency.Row, len(raw))
-	for i, columns := range raw {
-		rows[i] = make(idempotency.Row, len(columns))
-		for j, column := range columns {
-			if column != nil {
-				text := string(column)
-				rows[i][j] = &text
-			}
+func rowOf(columns [][]byte) idempotency.Row {
+	row := make(idempotency.Row, len(columns))
+	for i, column := range columns {
+		if column != nil {
+			text := string(column)
+			row[i] = &text
 		}
 	}
-	return rows
+	return row
 }

@@ -1,6 +1,7 @@
 package pgxv5
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,42 +13,63 @@ import (
 // errNotYours is what Commit and Rollback of the work's transaction return.
 var errNotYours = errors.New("pgxv5: the client ends the transaction: return an error to roll it back")
 
-// transaction is the pgx.Tx that the work gets. BEGIN was sent with idem_begin,
-// so it cannot be pgx's own.
+// transaction is the pgx.Tx that the work gets, or a savepoint of it. BEGIN was sent
+// with idem_begin, so it cannot be pgx's own.
 type transaction struct {
-	conn       *pgx.Conn
-	savepoints int
-	ended      bool
+	conn   *pgx.Conn
+	parent *transaction // nil: it is no savepoint
+	name   string       // of the savepoint
+	nested int          // savepoints so far
+	ended  bool
 }
+
+// isOver: it has ended, or what it is a savepoint of has.
+func (t *transaction) isOver() bool { return t.ended || t.parent != nil && t.parent.isOver() }
 
 // Begin sets a savepoint.
 func (t *transaction) Begin(ctx context.Context) (pgx.Tx, error) {
-	if t.ended {
+	if t.isOver() {
 		return nil, pgx.ErrTxClosed
 	}
-	t.savepoints++
-	name := fmt.Sprintf("idempotency_nested_%d", t.savepoints)
+	t.nested++
+	name := fmt.Sprintf("%s_%d", cmp.Or(t.name, "idempotency_nested"), t.nested)
 	if _, err := t.conn.Exec(ctx, "SAVEPOINT "+name); err != nil {
 		return nil, err
 	}
-	return &nested{transaction: t, name: name}, nil
+	return &transaction{conn: t.conn, parent: t, name: name}, nil
 }
 
-// Commit is refused: the client commits when the work has returned.
-func (t *transaction) Commit(context.Context) error { return errNotYours }
+// Commit releases a savepoint. Else it is refused: the client commits when the work has
+// returned.
+func (t *transaction) Commit(ctx context.Context) error { return t.end(ctx, "RELEASE SAVEPOINT ") }
 
-// Rollback is refused: the client rolls back if the work returns an error.
-func (t *transaction) Rollback(context.Context) error { return errNotYours }
+// Rollback rolls back to a savepoint. Else it is refused: the client rolls back if the
+// work returns an error.
+func (t *transaction) Rollback(ctx context.Context) error {
+	return t.end(ctx, "ROLLBACK TO SAVEPOINT ")
+}
+
+func (t *transaction) end(ctx context.Context, command string) error {
+	if t.parent == nil {
+		return errNotYours
+	}
+	if t.isOver() {
+		return pgx.ErrTxClosed
+	}
+	t.ended = true
+	_, err := t.conn.Exec(ctx, command+t.name)
+	return err
+}
 
 func (t *transaction) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, source pgx.CopyFromSource) (int64, error) {
-	if t.ended {
+	if t.isOver() {
 		return 0, pgx.ErrTxClosed
 	}
 	return t.conn.CopyFrom(ctx, table, columns, source)
 }
 
 func (t *transaction) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
-	if t.ended {
+	if t.isOver() {
 		return closedBatch{}
 	}
 	return t.conn.SendBatch(ctx, batch)
@@ -60,28 +82,28 @@ func (t *transaction) LargeObjects() pgx.LargeObjects {
 }
 
 func (t *transaction) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
-	if t.ended {
+	if t.isOver() {
 		return nil, pgx.ErrTxClosed
 	}
 	return t.conn.Prepare(ctx, name, sql)
 }
 
 func (t *transaction) Exec(ctx context.Context, sql string, arguments ...any) (pgconn.CommandTag, error) {
-	if t.ended {
+	if t.isOver() {
 		return pgconn.CommandTag{}, pgx.ErrTxClosed
 	}
 	return t.conn.Exec(ctx, sql, arguments...)
 }
 
 func (t *transaction) Query(ctx context.Context, sql string, arguments ...any) (pgx.Rows, error) {
-	if t.ended {
+	if t.isOver() {
 		return closedRows{}, pgx.ErrTxClosed
 	}
 	return t.conn.Query(ctx, sql, arguments...)
 }
 
 func (t *transaction) QueryRow(ctx context.Context, sql string, arguments ...any) pgx.Row {
-	if t.ended {
+	if t.isOver() {
 		return closedRows{}
 	}
 	return t.conn.QueryRow(ctx, sql, arguments...)
@@ -89,25 +111,3 @@ func (t *transaction) QueryRow(ctx context.Context, sql string, arguments ...any
 
 // Conn is the connection. It goes back to the pool when the work has returned.
 func (t *transaction) Conn() *pgx.Conn { return t.conn }
-
-// nested is a savepoint of the work's transaction.
-type nested struct {
-	*transaction
-	name   string
-	closed bool
-}
-
-// Commit releases the savepoint.
-func (n *nested) Commit(ctx context.Context) error { return n.end(ctx, "RELEASE SAVEPOINT ") }
-
-// Rollback rolls back to the savepoint.
-func (n *nested) Rollback(ctx context.Context) error { return n.end(ctx, "ROLLBACK TO SAVEPOINT ") }
-
-func (n *nested) end(ctx context.Context, command string) error {
-	if n.closed || n.ended {
-		return pgx.ErrTxClosed
-	}
-	n.closed = true
-	_, err := n.conn.Exec(ctx, command+n.name)
-	return err
-}
