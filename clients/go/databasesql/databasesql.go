@@ -12,6 +12,7 @@ import (
 	"errors"
 
 	"example.org/idempotency"
+	"example.org/idempotency/internal/bounded"
 )
 
 // DB makes a database known to idempotency.New. The work gets a *sql.Tx, which it
@@ -40,27 +41,37 @@ func (c *conn) Query(ctx context.Context, statement idempotency.Statement) ([]id
 }
 
 func (c *conn) Begin(ctx context.Context, level sql.IsolationLevel, statements ...idempotency.Statement) ([]idempotency.Row, error) {
-	tx, err := c.db.BeginTx(ctx, &sql.TxOptions{Isolation: level})
+	var err error
+	c.tx, err = bounded.Call(ctx, func() (*sql.Tx, error) {
+		return c.db.BeginTx(ctx, &sql.TxOptions{Isolation: level})
+	})
 	if err != nil {
 		return nil, err
 	}
-	c.tx = tx
-	var first []idempotency.Row
-	for _, statement := range statements {
-		rows, err := c.run(ctx, statement)
-		if err != nil {
-			return nil, err
-		}
-		if first == nil {
-			first = rows
-		}
-	}
-	return first, nil
+	return c.run(ctx, statements)
 }
 
-// run takes the short way where there is nothing to send or to read: drivers
+// run returns the rows of the first statement that has any. When ctx ends it returns,
+// also where the driver still waits for an answer, as lib/pq does if the network hangs:
+// then database/sql rolls back as soon as it can.
+func (c *conn) run(ctx context.Context, statements []idempotency.Statement) ([]idempotency.Row, error) {
+	return bounded.Call(ctx, func() (first []idempotency.Row, err error) {
+		for _, statement := range statements {
+			rows, err := c.runOne(ctx, statement)
+			if err != nil {
+				return nil, err
+			}
+			if first == nil {
+				first = rows
+			}
+		}
+		return first, nil
+	})
+}
+
+// runOne takes the short way where there is nothing to send or to read: drivers
 // prepare what has arguments.
-func (c *conn) run(ctx context.Context, statement idempotency.Statement) ([]idempotency.Row, error) {
+func (c *conn) runOne(ctx context.Context, statement idempotency.Statement) ([]idempotency.Row, error) {
 	if len(statement.Args) > 0 {
 		return query(ctx, c.tx, statement)
 	}
@@ -70,13 +81,22 @@ func (c *conn) run(ctx context.Context, statement idempotency.Statement) ([]idem
 
 func (c *conn) Tx() *sql.Tx { return c.tx }
 
+// Commit takes an error of COMMIT that is not the server's for a lost connection: not
+// every driver says so there.
 func (c *conn) Commit(ctx context.Context, statements ...idempotency.Statement) error {
-	for _, statement := range statements {
-		if _, err := c.run(ctx, statement); err != nil {
-			return err
-		}
+	if _, err := c.run(ctx, statements); err != nil {
+		return err
 	}
-	return c.tx.Commit()
+	err := c.end(ctx, c.tx.Commit)
+	if err == nil || ctx.Err() != nil || idempotency.SQLState(err) != "" || errors.Is(err, sql.ErrTxDone) {
+		return err
+	}
+	return idempotency.ConnectionLost(err)
+}
+
+func (c *conn) end(ctx context.Context, end func() error) error {
+	_, err := bounded.Call(ctx, func() (any, error) { return nil, end() })
+	return err
 }
 
 // Rollback finds nothing to do where the context has ended, or a COMMIT failed:
@@ -85,12 +105,8 @@ func (c *conn) Rollback(ctx context.Context, statements ...idempotency.Statement
 	if c.tx == nil {
 		return nil
 	}
-	for _, statement := range statements {
-		if _, err := c.run(ctx, statement); err != nil {
-			break
-		}
-	}
-	if err := c.tx.Rollback(); err != nil && !errors.Is(err, sql.ErrTxDone) {
+	_, _ = c.run(ctx, statements)
+	if err := c.end(ctx, c.tx.Rollback); err != nil && !errors.Is(err, sql.ErrTxDone) {
 		return err
 	}
 	return nil

@@ -1,6 +1,7 @@
 package core_test
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -22,13 +23,16 @@ import (
 // connection waits for the session that it belonged to, for as long as Cap.
 var quick = idempotency.Retry{Base: time.Millisecond, Cap: time.Minute}
 
-func TestFaults(t *testing.T) { onBoth(t, faultTests[pgx.Tx](), faultTests[*sql.Tx]()) }
+func TestFaults(t *testing.T) {
+	onBoth(t, faultTests[pgx.Tx](), faultTests[*sql.Tx]())
+	t.Run("database/sql with pgx", func(t *testing.T) { testLostConnection(t, onSQLBy("pgx")) })
+}
 
 func faultTests[Tx any]() tests[Tx] {
 	return tests[Tx]{
 		"SerializationFailures": testSerializationFailures[Tx], "WriteSkew": testWriteSkew[Tx], "LostConnection": testLostConnection[Tx],
 		"NoServer": testNoServer[Tx], "TerminatedPool": testTerminatedPool[Tx], "TerminatedInside": testTerminatedInside[Tx],
-		"ManyFaults": testManyFaults[Tx],
+		"ManyFaults": testManyFaults[Tx], "HangingTransaction": testHangingTransaction[Tx],
 	}
 }
 
@@ -140,6 +144,55 @@ func testLostConnection[Tx any](t *testing.T, b backend[Tx]) {
 			same(t, "outcome", result.Outcome, idempotency.Completed)
 			same(t, "replayed", result.Replayed, fault.replayed)
 			same(t, "effects", effects(t, key), "1")
+		})
+	}
+}
+
+// A network that hangs closes nothing. The call ends with its context all the same.
+func testHangingTransaction[Tx any](t *testing.T, b backend[Tx]) {
+	own := errors.New("own")
+	for name, c := range map[string]struct {
+		before, inside func(p *proxy)
+		returns, want  error
+		stored         string
+	}{
+		"begin":    {before: func(p *proxy) { p.order("hang") }, stored: "nothing"},
+		"end":      {inside: func(p *proxy) { p.order("hang") }, stored: "nothing"},
+		"commit":   {inside: func(p *proxy) { p.order("arm", "hold", "^COMMIT") }, stored: "COMPLETED"},
+		"rollback": {inside: func(p *proxy) { p.order("hang") }, returns: own, want: own, stored: "nothing"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := startProxy(t)
+			client, key := idempotency.New(b.open(t, p.url(), 1), idempotency.Options{}), newKey()
+			_, err := client.Transaction(background, newKey(), nil, b.note("x"))
+			must(t, err)
+			if c.before != nil {
+				c.before(p)
+			}
+			ctx, cancel := context.WithTimeout(background, 500*time.Millisecond)
+			defer cancel()
+			ended := make(chan error, 1)
+			go func() {
+				_, err := client.Transaction(ctx, key, nil, does(func(ctx context.Context, tx Tx) error {
+					if err := b.insert(ctx, tx, key); err != nil || c.inside == nil {
+						return err
+					}
+					c.inside(p)
+					return c.returns
+				}))
+				ended <- err
+			}()
+			select {
+			case err := <-ended:
+				if want := cmp.Or(c.want, context.DeadlineExceeded); !errors.Is(err, want) {
+					t.Errorf("got %v, want %v", err, want)
+				}
+			case <-time.After(30 * time.Second):
+				t.Error("the call never ends")
+			}
+			p.order("cut")
+			same(t, "stored", stored(t, key), c.stored)
 		})
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"example.org/idempotency/internal/tests/kit"
 	"example.org/idempotency/pgxv5"
 	"github.com/jackc/pgx/v5"
+	_ "github.com/jackc/pgx/v5/stdlib"
 	_ "github.com/lib/pq"
 )
 
@@ -47,19 +48,23 @@ var onPgx = backend[pgx.Tx]{
 	},
 }
 
-var onSQL = backend[*sql.Tx]{
-	open: func(t *testing.T, url string, size int) idempotency.Database[*sql.Tx] {
-		db, err := sql.Open("postgres", url)
-		must(t, err)
-		db.SetMaxOpenConns(size)
-		db.SetMaxIdleConns(size)
-		t.Cleanup(func() { db.Close() })
-		return databasesql.DB(db)
-	},
-	exec: func(ctx context.Context, tx *sql.Tx, statement string) error {
-		_, err := tx.ExecContext(ctx, statement)
-		return err
-	},
+var onSQL = onSQLBy("postgres") // lib/pq
+
+func onSQLBy(driver string) backend[*sql.Tx] {
+	return backend[*sql.Tx]{
+		open: func(t *testing.T, url string, size int) idempotency.Database[*sql.Tx] {
+			db, err := sql.Open(driver, url)
+			must(t, err)
+			db.SetMaxOpenConns(size)
+			db.SetMaxIdleConns(size)
+			t.Cleanup(func() { db.Close() })
+			return databasesql.DB(db)
+		},
+		exec: func(ctx context.Context, tx *sql.Tx, statement string) error {
+			_, err := tx.ExecContext(ctx, statement)
+			return err
+		},
+	}
 }
 
 // tests are those of one driver, by name.
