@@ -163,7 +163,9 @@ func (r *rowReader) headers() map[string]string {
 		return nil
 	}
 	var values map[string]any
-	r.fail(json.Unmarshal([]byte(text), &values))
+	decoder := json.NewDecoder(strings.NewReader(text))
+	decoder.UseNumber() // a number stays as it was written
+	r.fail(decoder.Decode(&values))
 	headers := make(map[string]string, len(values))
 	for name, value := range values {
 		if list, several := value.([]any); several {

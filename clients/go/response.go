@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 )
@@ -103,6 +104,19 @@ func (o *Operation) ran(outcome Outcome, response Response, payload json.RawMess
 		Body: response.Body, Attempt: o.Attempt, TakenOver: o.TakenOver}
 }
 
+// marshalError does not show the cause's text, which may quote the value.
+type marshalError struct{ cause error }
+
+func (e *marshalError) Error() string {
+	var unsupported *json.UnsupportedTypeError
+	if errors.As(e.cause, &unsupported) {
+		return "idempotency: cannot marshal the value: " + unsupported.Error()
+	}
+	return "idempotency: cannot marshal the value"
+}
+
+func (e *marshalError) Unwrap() error { return e.cause }
+
 // asJSON marshals a value; nil stays nil.
 func asJSON(value any) (json.RawMessage, error) {
 	switch value := value.(type) {
@@ -113,7 +127,7 @@ func asJSON(value any) (json.RawMessage, error) {
 	}
 	text, err := json.Marshal(value)
 	if err != nil {
-		return nil, fmt.Errorf("idempotency: cannot marshal the value: %w", err)
+		return nil, &marshalError{err}
 	}
 	return text, nil
 }

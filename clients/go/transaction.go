@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"net"
 	"time"
 )
 
@@ -211,18 +212,26 @@ func (c *Client[Tx]) undo(ctx context.Context, conn Conn[Tx], err error) error {
 		return back.error
 	}
 	gone := conn.Rollback(limited)
-	if err == nil || gone == nil || ctx.Err() != nil || isContextError(err) || errors.Is(err, ErrConnectionLost) {
+	switch over := ctx.Err(); {
+	case err != nil && over != nil && !errors.Is(err, over):
+		return &Error{over, err} // drivers say that the connection is closed, or the statement cancelled
+	case err == nil || gone == nil || isContextError(err) || errors.Is(err, ErrConnectionLost):
 		return err
 	}
 	return ConnectionLost(err)
 }
 
-// stale marks the loss of a connection that was dead when it came from the pool.
+// stale marks the loss of a connection that was dead when it came from the pool. A
+// connection that could not be made is none, nor is one that was waited for in vain.
 type stale struct{ error }
 
 func (s *stale) Unwrap() error { return s.error }
 
 func deadOnArrival(err error) error {
+	var operation *net.OpError
+	if errors.As(err, &operation) && (operation.Op == "dial" || operation.Timeout()) {
+		return err
+	}
 	state := SQLState(err)
 	if errors.Is(err, ErrConnectionLost) && (state == "" || state == "57P01" || state == "57P02" || state == "57P05") {
 		return &stale{err}

@@ -6,8 +6,10 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand"
 	"net"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -32,7 +34,7 @@ func faultTests[Tx any]() tests[Tx] {
 	return tests[Tx]{
 		"SerializationFailures": testSerializationFailures[Tx], "WriteSkew": testWriteSkew[Tx], "LostConnection": testLostConnection[Tx],
 		"NoServer": testNoServer[Tx], "TerminatedPool": testTerminatedPool[Tx], "TerminatedInside": testTerminatedInside[Tx],
-		"ManyFaults": testManyFaults[Tx], "HangingTransaction": testHangingTransaction[Tx],
+		"ManyFaults": testManyFaults[Tx], "HangingTransaction": testHangingTransaction[Tx], "NothingToReach": testNothingToReach[Tx],
 	}
 }
 
@@ -92,6 +94,22 @@ func testWriteSkew[Tx any](t *testing.T, b backend[Tx]) {
 	if count.retried.Load() == 0 {
 		t.Fatal("no serialization failure")
 	}
+}
+
+// Whatever is given, and however often: no delay below 0.
+func TestBackoffWithoutEnd(t *testing.T) {
+	clock := idempotency.NewFakeClock(time.Unix(0, 0))
+	client := onPgx.client(t, idempotency.Options{Clock: clock, Retry: idempotency.Retry{Attempts: 40, Base: time.Hour, Cap: math.MaxInt64}})
+	done := make(chan error)
+	go func() {
+		_, err := client.Transaction(background, newKey(), nil, onPgx.runs(raise("40001")))
+		done <- err
+	}()
+	for range 39 {
+		clock.AwaitSleepers(1)
+		clock.Advance(math.MaxInt64)
+	}
+	same(t, "SQLSTATE", idempotency.SQLState(<-done), "40001")
 }
 
 func TestBackoff(t *testing.T) {
@@ -208,6 +226,55 @@ func testNoServer[Tx any](t *testing.T, b backend[Tx]) {
 	p.order("admit")
 	_, err = client.Transaction(background, newKey(), nil, b.note("x"))
 	must(t, err)
+}
+
+// counting counts the connections that were asked for, which may be of no use.
+type counting[Tx any] struct {
+	idempotency.Database[Tx]
+	asked int
+	err   error
+}
+
+func (c *counting[Tx]) Acquire(ctx context.Context) (idempotency.Conn[Tx], error) {
+	c.asked++
+	conn, err := c.Database.Acquire(ctx)
+	if err != nil || c.err == nil {
+		return conn, err
+	}
+	return useless[Tx]{conn, c.err}, nil
+}
+
+type useless[Tx any] struct {
+	idempotency.Conn[Tx]
+	err error
+}
+
+func (u useless[Tx]) Query(context.Context, idempotency.Statement) ([]idempotency.Row, error) {
+	return nil, u.err
+}
+
+func (u useless[Tx]) Begin(context.Context, sql.IsolationLevel, ...idempotency.Statement) ([]idempotency.Row, error) {
+	return nil, u.err
+}
+
+// Where no connection can be made, or one is waited for in vain, each is an attempt: it is
+// none that was dead in the pool.
+func testNothingToReach[Tx any](t *testing.T, b backend[Tx]) {
+	for _, failure := range []error{nil, &net.OpError{Op: "read", Err: os.ErrDeadlineExceeded}} {
+		p := startProxy(t)
+		database := &counting[Tx]{Database: b.open(t, p.url(), 2), err: failure}
+		client := idempotency.New[Tx](database, idempotency.Options{Retry: idempotency.Retry{Attempts: 2, Base: time.Millisecond}})
+		if failure == nil {
+			p.order("close")
+		}
+		_, err := client.Transaction(background, newKey(), nil, b.note("x"))
+		wantError(t, err, idempotency.ErrConnectionLost)
+		_, err = client.Lease(background, newKey(), nil, b.answer("x"))
+		wantError(t, err, idempotency.ErrConnectionLost)
+		if database.asked > 6 { // the proxy still takes one, which ends at once
+			t.Errorf("%d connections for 4 attempts, with %v", database.asked, failure)
+		}
+	}
 }
 
 // A pool full of connections that the server has closed does not use the attempts
