@@ -30,5 +30,5 @@ func Backoff(base, cap time.Duration, attempt int) time.Duration {
 	if base < cap>>(attempt-1) {
 		cap = base << (attempt - 1)
 	}
-	return time.Duration(rand.Int63n(int64(cap) + 1))
+	return time.Duration(rand.Float64() * float64(cap))
 }

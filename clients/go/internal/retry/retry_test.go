@@ -1,6 +1,7 @@
 package retry
 
 import (
+	"math"
 	"testing"
 	"time"
 )
@@ -19,6 +20,7 @@ func TestRetryAfterIsSecondsOrADate(t *testing.T) {
 }
 
 func TestBackoffStaysWithinItsBounds(t *testing.T) {
+	Backoff(1, math.MaxInt64, 100)
 	for attempt := 1; attempt < 200; attempt++ {
 		limit := time.Minute
 		if attempt == 1 {

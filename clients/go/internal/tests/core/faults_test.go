@@ -6,7 +6,6 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"math"
 	"math/rand"
 	"net"
 	"os"
@@ -94,22 +93,6 @@ func testWriteSkew[Tx any](t *testing.T, b backend[Tx]) {
 	if count.retried.Load() == 0 {
 		t.Fatal("no serialization failure")
 	}
-}
-
-// Whatever is given, and however often: no delay below 0.
-func TestBackoffWithoutEnd(t *testing.T) {
-	clock := idempotency.NewFakeClock(time.Unix(0, 0))
-	client := onPgx.client(t, idempotency.Options{Clock: clock, Retry: idempotency.Retry{Attempts: 40, Base: time.Hour, Cap: math.MaxInt64}})
-	done := make(chan error)
-	go func() {
-		_, err := client.Transaction(background, newKey(), nil, onPgx.runs(raise("40001")))
-		done <- err
-	}()
-	for range 39 {
-		clock.AwaitSleepers(1)
-		clock.Advance(math.MaxInt64)
-	}
-	same(t, "SQLSTATE", idempotency.SQLState(<-done), "40001")
 }
 
 func TestBackoff(t *testing.T) {
