@@ -1,15 +1,15 @@
 // The package's entry: settings and the operations on them.
 import { batch } from './batch.js'
 import { systemClock } from './clock.js'
-import { BadArgument } from './errors.js'
+import { BadArgument, ConnectionLost, LeaseLost } from './errors.js'
 import { idempotent } from './function.js'
-import { lease, progress } from './lease.js'
+import { alone, lease, progress } from './lease.js'
 import { optionsOf, telling } from './options.js'
 import { pgSource } from './pg.js'
 import { retrying } from './retry.js'
 import { checkMilliseconds, toInterval } from './response.js'
 import { Sql, isText } from './sql.js'
-import { onConnection, transaction } from './transaction.js'
+import { transaction } from './transaction.js'
 
 export { Batch } from './batch.js'
 export { FakeClock, systemClock } from './clock.js'
@@ -189,11 +189,16 @@ export class Idempotency {
    * @param {string} key
    * @param {{scope?: string}} [options]
    * @returns {Promise<Date | null>} null: there is none, or it is kept without end
+   * @throws ConnectionLost: the database has not answered for five seconds
    */
   async expiresAt(key, { scope = this.#settings.scope } = {}) {
-    const [{ rows: [[ms]] }] = await retrying(this.#settings, { scope, key }, () =>
-      onConnection(this.#settings, (connection) => connection.send([this.#settings.sql.expiry({ key, scope })])))
-    return ms === null ? null : new Date(Number(ms))
+    try {
+      const [{ rows: [[ms]] }] = await retrying(this.#settings, { scope, key }, () =>
+        alone(this.#settings, { leaseLeft: null }, this.#settings.sql.expiry({ key, scope })))
+      return ms === null ? null : new Date(Number(ms))
+    } catch (error) {
+      throw error instanceof LeaseLost ? new ConnectionLost(error.message, { cause: error }) : error
+    }
   }
 
   /**

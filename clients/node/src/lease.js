@@ -98,8 +98,14 @@ async function reconciled(reconcile, operation, signal) {
   }
 }
 
-// A statement on its own. A database that answers nothing for as long as a lease lasts is not waited for.
-function alone(settings, operation, statement) {
+/**
+ * A statement on its own. A database that answers nothing for as long as a lease lasts is not waited for.
+ * @param {import('./index.js').Settings} settings
+ * @param {Pick<import('./sql.js').Operation, 'leaseLeft'>} operation
+ * @param {import('./pipeline.js').Statement} statement
+ * @returns {Promise<import('./pipeline.js').Answer[]>}
+ */
+export function alone(settings, operation, statement) {
   const limit = patience(operation)
   return onConnection(settings, (connection) => sendWithin(settings, connection, [statement], limit), limit)
 }

@@ -16,6 +16,7 @@ import { Declined, FakeClock, Idempotency, KeyReused, Reconciled, Unknown } from
 import { expressIdempotency } from 'pg-idempotency/express'
 import { fastifyIdempotency } from 'pg-idempotency/fastify'
 import { honoIdempotency } from 'pg-idempotency/hono'
+import { Proxy } from './proxy.js'
 import { deferred, effect, effects, expire, newKey, poolFor, portOf } from './support.js'
 
 // Each framework's way to start a server whose handler is `answer(context, body)`: gives {status, headers, body, writes}.
@@ -1028,6 +1029,24 @@ describe('hono alone', () => {
     assert.deepEqual(refused, [400, 400, 400])
     assert.deepEqual([await status('/own', '{}'), await status('/read', '{"a"', { 'content-type': 'text/plain' })], [500, 500])
   })
+})
+
+test('a database that does not say until when an answer is kept costs the header, and no more', async (t) => {
+  const proxy = await Proxy.forTest(t)
+  const clock = new FakeClock()
+  const once = expressIdempotency(new Idempotency(poolFor(t, { ...proxy.options, max: 1 }), { clock }), { principal: () => newKey(), lifetime: 'Until' })
+  const app = express()
+  app.post('/', once.transaction((req, res) => { res.end('done') }))
+  const port = await portOf(t, app.listen(0, '127.0.0.1'))
+  const post = () => send(port, { method: 'POST', path: '/', body: '', headers: { 'idempotency-key': newKey() } })
+  await proxy.order('arm', 'hold', 'idem_lookup')
+  const held = post()
+  while ((await proxy.order('state')).hits === 0) await sleep(5)
+  await clock.advance(5000)
+  const { status, body, headers } = await Promise.race([held, sleep(10_000, {})])
+  assert.deepEqual([status, body, headers?.until], [200, 'done', undefined])
+  // The connection was cut, and its place in the pool is free.
+  assert.ok((await post()).headers.until)
 })
 
 test('without a principal there is an error, unless the scope is given', () => {

@@ -139,7 +139,10 @@ class Idempotency(Base):
         return self.driver.run(flow.plain_transaction(self.settings, call, work))
 
     def expires_at(self, key: str, *, scope: Optional[str] = None) -> Optional[datetime]:
-        """Until when the answer of a key is kept; None where there is none, or it is kept without end."""
+        """Until when the answer of a key is kept; None where there is none, or it is kept without end.
+
+        Raises the driver's error, also where the database has not answered for five seconds.
+        """
         return as_time(self.driver.run(flow.expiry(self.settings, self.arguments(key, scope=scope))))
 
     def begin_many(self, tx: Any, keys: Sequence[str], requests: Optional[Sequence[Any]] = None, *,

@@ -13,12 +13,14 @@ from typing import Any, Callable, Iterator, List, Optional, Sequence
 from . import hooks as hook
 from . import sql, steps
 from .clock import Clock
-from .errors import (IN_FAILED_TRANSACTION, RETRY_STATES, CommitRolledBack, Declined, IdempotencyError, NotDone, is_unreachable,
-                     means_lost, quotes_data, sqlstate_of, translate, translate_begin)
+from .errors import (IN_FAILED_TRANSACTION, RETRY_STATES, CommitRolledBack, Declined, IdempotencyError, LeaseLost, NotDone,
+                     is_unreachable, means_lost, quotes_data, sqlstate_of, translate, translate_begin)
 from .model import (ACQUIRED, FAILED, IN_PROGRESS, Call, Operation, Response, Result, as_response, as_stored, operation_from_row,
                     own_result, stored_result)
 from .retry import Retry
 from .steps import Answer, Flow
+
+PATIENCE = 5.0      # seconds that a statement beside a transaction is waited for, at least
 
 
 @dataclass(frozen=True)
@@ -258,6 +260,12 @@ def plain_transaction(settings: Settings, call: Call, work: Callable[..., Any]) 
 
 
 def expiry(settings: Settings, call: Call) -> Flow:
-    """Until when an answer is kept. Result: seconds since 1970, or None where there is no record."""
-    answer = yield from retrying(settings, call, lambda: one_statement(settings.functions.expiry(call)))
+    """Until when an answer is kept. Result: seconds since 1970, or None where there is no record.
+
+    A database that does not answer for PATIENCE seconds is not waited for: the driver's error of a connection that is cut.
+    """
+    try:
+        answer = yield from retrying(settings, call, lambda: one_statement(settings.functions.expiry(call), limit=PATIENCE))
+    except LeaseLost as late:
+        raise late.__cause__ or late
     return answer.rows[0][0]

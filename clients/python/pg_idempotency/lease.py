@@ -10,7 +10,7 @@ from typing import Any, Callable, List, Optional
 
 from . import sql, steps
 from .errors import Declined, LeaseLost, NotDone, Unknown, is_unreachable, translate_begin
-from .flow import (Settings, announce_begin, announce_refusal, committing, declined_result, in_session,
+from .flow import (PATIENCE, Settings, announce_begin, announce_refusal, committing, declined_result, in_session,
                    is_pool_timeout, one_statement, own_trip, retrying, waiting)
 from .model import (ACQUIRED, COMPLETED, FAILED, NOT_DONE, Call, Completion, Done, Operation, Result,
                     as_response, operation_from_row, own_result, stored_result)
@@ -40,7 +40,7 @@ def lease(settings: Settings, call: Call, work: Callable[..., Any]) -> Flow:
 
 def patience(call: Call) -> float:
     """For how many seconds an answer of the database is waited for at the end of a lease."""
-    return max(call.lease or 0.0, 5.0)
+    return max(call.lease or 0.0, PATIENCE)
 
 
 def third(lease: float) -> float:

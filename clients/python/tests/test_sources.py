@@ -5,6 +5,7 @@ import threading
 import traceback
 
 import asyncpg
+import psycopg
 import pytest
 import sqlalchemy
 from django.db import transaction
@@ -12,7 +13,7 @@ from django.db import transaction
 import kinds
 from conftest import run_out
 from pg_idempotency import (NOT_DONE, BadArgument, CommitRolledBack, Completion, Declined, FakeClock, Idempotency,
-                            IdempotencyError, KeyReused, LeaseLost, NotDone, NotReady, TooLarge, drive, sqlstate_of)
+                            IdempotencyError, KeyReused, LeaseLost, NotDone, NotReady, TooLarge, drive, sqlstate_of, flow)
 from pg_idempotency.django import DjangoSource
 
 
@@ -394,6 +395,21 @@ def test_a_network_that_hangs(case, proxy, key):
         try:
             with pytest.raises(LeaseLost):
                 await idem.lease(key, None, work, lease=1)
+        finally:
+            proxy.flow()
+    case(test, host=proxy.directory, timeout=5)
+
+
+@of("psycopg", "async psycopg")
+def test_until_when_an_answer_is_kept_over_a_network_that_hangs(case, proxy, key, monkeypatch):
+    monkeypatch.setattr(flow, "PATIENCE", 0.3)
+
+    async def test(idem, on):
+        assert await idem.expires_at(key) is None
+        proxy.hang()
+        try:
+            with pytest.raises(psycopg.Error):
+                await idem.expires_at(key)
         finally:
             proxy.flow()
     case(test, host=proxy.directory, timeout=5)
