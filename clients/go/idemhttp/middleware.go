@@ -4,16 +4,15 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
-	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"example.org/idempotency"
+	"example.org/idempotency/internal/safe"
 )
 
 // Handler handles a request inside a transaction. What it writes to w is held
@@ -224,7 +223,7 @@ func (m *Middleware[Tx]) within(r *http.Request, work func(context.Context) (*an
 	done, late := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
-		err = safely(func() (err error) {
+		err = safe.Call(func() (err error) {
 			a, err = work(ctx)
 			return err
 		})
@@ -240,15 +239,4 @@ func (m *Middleware[Tx]) within(r *http.Request, work func(context.Context) (*an
 	case <-late:
 		return nil, errTimeout
 	}
-}
-
-// safely calls a handler, or a function of the options, and makes an error of a panic, which
-// would else end the process outside of the server's goroutine.
-func safely(handler func() error) (err error) {
-	defer func() {
-		if reason := recover(); reason != nil {
-			err = fmt.Errorf("idemhttp: the code of the service panicked: %v\n%s", reason, debug.Stack())
-		}
-	}()
-	return handler()
 }

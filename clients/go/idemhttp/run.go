@@ -7,6 +7,7 @@ import (
 
 	"example.org/idempotency"
 	"example.org/idempotency/internal/retry"
+	"example.org/idempotency/internal/safe"
 )
 
 // discarded carries an answer that is sent and not stored. Released, it is an
@@ -48,7 +49,7 @@ func declined(refusal *idempotency.Declined) (*answer, error) {
 // error of the transaction.
 func (m *Middleware[Tx]) record(e *exchange, ctx context.Context, tx Tx, handler Handler[Tx]) (*answer, idempotency.Response, error) {
 	recorder := newRecorder(m.options.MaxResponse)
-	err := safely(func() error { return handler(recorder, e.with(ctx), tx) })
+	err := safe.Call(func() error { return handler(recorder, e.with(ctx), tx) })
 	var refusal *idempotency.Declined
 	if errors.As(err, &refusal) {
 		return m.decline(refusal)
@@ -99,7 +100,7 @@ func (m *Middleware[Tx]) refusal(ctx context.Context, e *exchange, err error) er
 		return err
 	}
 	var known *answered
-	panicked := safely(func() error {
+	panicked := safe.Call(func() error {
 		if known = m.answered(e.request, err); known.answer.status < 500 {
 			m.refuse(e.request, known)
 		}
@@ -165,7 +166,7 @@ func (m *Middleware[Tx]) lease(ctx context.Context, e *exchange, handler LeaseHa
 // complete calls a handler once, and makes the bytes that are sent what is stored.
 func (m *Middleware[Tx]) complete(ctx context.Context, e *exchange, o idempotency.Operation, handler LeaseHandler[Tx]) (
 	completion idempotency.Completion[Tx], a *answer, err error) {
-	err = safely(func() (err error) {
+	err = safe.Call(func() (err error) {
 		completion, err = handler(e.with(ctx), o)
 		return err
 	})
@@ -191,7 +192,7 @@ func (m *Middleware[Tx]) complete(ctx context.Context, e *exchange, o idempotenc
 // writes gives a refusal by the writes the bytes that are sent, too.
 func (m *Middleware[Tx]) writes(writes func(context.Context, Tx) error, fresh **answer) func(context.Context, Tx) error {
 	return func(ctx context.Context, tx Tx) error {
-		err := safely(func() error { return writes(ctx, tx) })
+		err := safe.Call(func() error { return writes(ctx, tx) })
 		var refusal *idempotency.Declined
 		if errors.As(err, &refusal) {
 			*fresh, _, err = m.decline(refusal)

@@ -168,15 +168,15 @@ func (c *consumer) beat(message *nats.Msg) {
 }
 
 // bury publishes the message under its own subject, behind the name of the stream.
-// What the sender expected of the other stream does not hold for this one.
+// What the sender has told the server of the other stream does not hold for this one.
 func (c *consumer) bury(message *nats.Msg, about *nats.MsgMetadata) error {
 	dead := nats.NewMsg(c.dead() + "." + message.Subject)
 	dead.Data = message.Data
 	for name, values := range message.Header {
 		switch {
-		case strings.HasPrefix(strings.ToLower(name), "nats-expected-"):
 		case strings.EqualFold(name, nats.MsgIdHdr):
 			dead.Header["x-idempotency-msg-id"] = values
+		case strings.HasPrefix(strings.ToLower(name), "nats-"):
 		default:
 			dead.Header[name] = values
 		}

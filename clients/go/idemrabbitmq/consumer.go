@@ -136,7 +136,7 @@ func (c *consumer) ended(closed <-chan *amqp.Error) error {
 // handle runs the operation of a message, and settles the message. If the broker
 // refuses the settlement, or is gone, the message comes again.
 func (c *consumer) handle(ctx context.Context, message amqp.Delivery) {
-	result, err := c.options.Handle(ctx, message)
+	result, err := broker.Handled(func() (*idempotency.Result, error) { return c.options.Handle(ctx, message) })
 	if err != nil {
 		c.options.OnError(err, message)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"sync"
 	"time"
 
@@ -52,29 +53,31 @@ func againQueue(queue string, delay time.Duration) string {
 }
 
 // triesOf is how many errors the message has had. Brokers and clients choose the
-// size of the number.
+// size of the number, and a sender may have put anything there.
 func triesOf(message amqp.Delivery) int {
-	switch tries := message.Headers[broker.TriesHeader].(type) {
+	tries := int64(0)
+	switch value := message.Headers[broker.TriesHeader].(type) {
 	case int8:
-		return int(tries)
+		tries = int64(value)
 	case uint8:
-		return int(tries)
+		tries = int64(value)
 	case int16:
-		return int(tries)
+		tries = int64(value)
 	case int32:
-		return int(tries)
+		tries = int64(value)
 	case int64:
-		return int(tries)
+		tries = value
 	}
-	return 0
+	return int(min(max(tries, 0), math.MaxInt32-1))
 }
 
-// copyOf is the message with further headers. It is persistent, and does not
-// expire where the sender did not want it to wait.
+// copyOf is the message with further headers. It is persistent, does not expire where
+// the sender did not want it to wait, and goes to no other queue of CC once more.
 func copyOf(message amqp.Delivery, further amqp.Table) amqp.Publishing {
 	headers := amqp.Table{}
 	maps.Copy(headers, message.Headers)
 	maps.Copy(headers, further)
+	delete(headers, "CC")
 	return amqp.Publishing{Headers: headers, ContentType: message.ContentType, ContentEncoding: message.ContentEncoding,
 		DeliveryMode: amqp.Persistent, Priority: message.Priority, CorrelationId: message.CorrelationId,
 		ReplyTo: message.ReplyTo, MessageId: message.MessageId, Timestamp: message.Timestamp, Type: message.Type,

@@ -82,8 +82,7 @@ func Consume[Tx any](ctx context.Context, pool Pool, client *idempotency.Client[
 	}
 	c := &consumer{Options: withDefaults(options), pool: pool, owns: client.OwnsDeadLetter, clock: client.Clock(), name: rand.Text(),
 		policy: broker.Policy{Tries: options.Tries, Delays: options.Delays}.WithDefaults(), keys: keysOf(options.Stream, options.Group)}
-	_, err := c.do("XGROUP", "CREATE", c.Stream, c.Group, "0", "MKSTREAM")
-	if err != nil && !strings.HasPrefix(err.Error(), "BUSYGROUP") {
+	if err := c.make(); err != nil {
 		return fmt.Errorf("idemredis: %w", err)
 	}
 	return broker.Pull(ctx, c.Prefetch, func(free int) ([]Entry, error) { return c.fetch(ctx, free), nil }, c.handle)
@@ -110,9 +109,20 @@ func keysOf(stream, group string) []any {
 	return []any{stream, prefix + "." + group + ".again", prefix + "." + group + ".tries", prefix + "." + group + ".dead"}
 }
 
-// fetch waits while Redis is away.
+func (c *consumer) make() error {
+	_, err := c.do("XGROUP", "CREATE", c.Stream, c.Group, "0", "MKSTREAM")
+	if err != nil && strings.HasPrefix(err.Error(), "BUSYGROUP") {
+		return nil
+	}
+	return err
+}
+
+// fetch waits while Redis is away. One that comes back without its data has no group.
 func (c *consumer) fetch(ctx context.Context, free int) []Entry {
 	entries, err := c.next(free)
+	if err != nil && strings.Contains(err.Error(), "NOGROUP") {
+		err = errors.Join(err, c.make())
+	}
 	if err != nil {
 		c.OnError(err, Entry{})
 		_ = c.clock.Sleep(ctx, time.Second)

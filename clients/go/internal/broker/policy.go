@@ -9,6 +9,7 @@ import (
 
 	"example.org/idempotency"
 	"example.org/idempotency/internal/option"
+	"example.org/idempotency/internal/safe"
 )
 
 // TriesHeader counts how often the handling of a message ended with an error.
@@ -30,6 +31,25 @@ func (p Policy) WithDefaults() Policy {
 		p.Delays = []time.Duration{time.Second, 10 * time.Second, time.Minute}
 	}
 	return p
+}
+
+var errNoOutcome = errors.New("idempotency: Handle has returned a result that is neither completed, failed nor in progress")
+
+// Handled calls a handler. A panic is an error: else the message would end each process that
+// gets it. So is a result without an outcome, which would bring the message again without an end.
+func Handled(handle func() (*idempotency.Result, error)) (result *idempotency.Result, err error) {
+	err = safe.Call(func() (err error) {
+		result, err = handle()
+		return err
+	})
+	if err != nil || result == nil {
+		return nil, err
+	}
+	switch result.Outcome {
+	case idempotency.Completed, idempotency.Failed, idempotency.InProgress:
+		return result, nil
+	}
+	return nil, errNoOutcome
 }
 
 // Decide says what becomes of a message whose handling has ended, and how many
@@ -131,10 +151,10 @@ type Position struct {
 // acknowledged. tell is told of errors.
 func (p Policy) DecideByPosition(ctx context.Context, at Position, owns Owns, tell func(error),
 	handle func() (*idempotency.Result, error)) (idempotency.Settlement, int) {
-	result, err := handle()
+	result, err := Handled(handle)
 	if err == nil && result != nil && idempotency.Settle(result, nil).Do == idempotency.DeadLetter && result.Record == "" {
 		// A failure that this call has stored: the replay names its record.
-		result, err = handle()
+		result, err = Handled(handle)
 	}
 	if err != nil {
 		tell(err)

@@ -75,6 +75,24 @@ func TestConsumeLeavesNoSubscription(t *testing.T) {
 	}
 }
 
+// The stream of the dead letters refuses what the sender has told the server of its own stream.
+func TestADeadLetterTellsTheServerNothing(t *testing.T) {
+	s := newScene(t, "nats")
+	n := s.stage.(*natsStream)
+	_, err := n.js.UpdateStream(&nats.StreamConfig{Name: s.queue, Subjects: []string{s.queue + ".*"}, AllowRollup: true})
+	must(t, err)
+	message := nats.NewMsg(s.queue + ".sent")
+	message.Data = []byte("argument")
+	message.Header.Set(nats.MsgRollup, nats.MsgRollupSubject)
+	_, err = n.js.PublishMsg(message, nats.MsgId("one"))
+	must(t, err)
+	s.consumeUntil(t, Options{Handle: func(_ context.Context, key string) (*idempotency.Result, error) {
+		s.note(key)
+		return nil, idempotency.ErrBadArgument
+	}}, s.all(1))
+	s.wantDead(t, "argument")
+}
+
 // Nobody opens it again, so Consume would never find another message.
 func TestAClosedConnectionOfNATSIsAnError(t *testing.T) {
 	s := newScene(t, "nats")

@@ -3,6 +3,7 @@ package brokers
 import (
 	"context"
 	"errors"
+	"math"
 	"os"
 	"sync/atomic"
 	"testing"
@@ -103,6 +104,45 @@ func TestTheBrokerEndsTheConsumer(t *testing.T) {
 	}
 	if err := idemrabbitmq.Consume(context.Background(), nil, s.client, idemrabbitmq.Options{}); err == nil {
 		t.Error("options are required")
+	}
+}
+
+// What a sender puts into the header of the tries is no reason to fail, nor to end no more.
+func TestTriesOfASender(t *testing.T) {
+	for tries, want := range map[any]int{int32(-5): 3, int64(math.MinInt64): 3, "many": 3, int64(math.MaxInt64): 1} {
+		s := newScene(t, "rabbitmq")
+		r := s.stage.(*rabbitMQ)
+		r.open.Add(1)
+		must(t, r.ch.PublishWithContext(context.Background(), "", s.queue, true, false,
+			amqp.Publishing{MessageId: "bad", Headers: amqp.Table{"own": "1", "x-idempotency-tries": tries}}))
+		s.consumeUntil(t, Options{Tries: 3, Handle: func(_ context.Context, key string) (*idempotency.Result, error) {
+			s.note(key)
+			return nil, errors.New("planned")
+		}}, s.all(1))
+		s.wantDead(t, "bad")
+		if len(s.seen) != want {
+			t.Errorf("%v: seen %v", tries, s.seen)
+		}
+	}
+}
+
+// A copy that waits for its time goes to no further queue that the sender has named.
+func TestNoCopyForOthers(t *testing.T) {
+	s := newScene(t, "rabbitmq")
+	r := s.stage.(*rabbitMQ)
+	other, err := r.ch.QueueDeclare("", false, false, true, false, nil)
+	must(t, err)
+	r.open.Add(1)
+	must(t, r.ch.PublishWithContext(context.Background(), "", s.queue, true, false,
+		amqp.Publishing{MessageId: "good", Headers: amqp.Table{"CC": []any{other.Name}}}))
+	s.consumeUntil(t, Options{Handle: func(_ context.Context, key string) (*idempotency.Result, error) {
+		if s.note(key) < 3 {
+			return nil, errors.New("planned")
+		}
+		return nil, nil
+	}}, s.all(3))
+	if other, err = r.ch.QueueDeclarePassive(other.Name, false, false, true, false, nil); err != nil || other.Messages != 1 {
+		t.Errorf("%d messages, %v", other.Messages, err)
 	}
 }
 

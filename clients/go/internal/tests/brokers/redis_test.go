@@ -74,6 +74,56 @@ func (r *redisStream) deadLetters(t *testing.T) (keys []string) {
 	return keys
 }
 
+// An entry whose dead letter cannot be added is not acknowledged.
+func TestNoEntryIsLost(t *testing.T) {
+	s := newScene(t, "redis")
+	r := s.stage.(*redisStream)
+	r.do(t, "SET", "{"+s.queue+"}.test.dead", "no stream")
+	s.send(t, "argument")
+	ctx, cancel := context.WithCancel(context.Background())
+	must(t, s.consume(ctx, Options{Handle: func(context.Context, string) (*idempotency.Result, error) {
+		cancel()
+		return nil, idempotency.ErrBadArgument
+	}}))
+	if len(s.errors) != 2 || s.settled(t) {
+		t.Errorf("errors %v", s.errors)
+	}
+}
+
+// An entry that another consumer has settled meanwhile is neither a dead letter nor does it pause.
+func TestAnEntryIsSettledOnce(t *testing.T) {
+	for _, failure := range []error{idempotency.ErrBadArgument, errors.New("planned")} {
+		s := newScene(t, "redis")
+		r := s.stage.(*redisStream)
+		s.send(t, "one")
+		ctx, cancel := context.WithCancel(context.Background())
+		must(t, s.consume(ctx, Options{Handle: func(context.Context, string) (*idempotency.Result, error) {
+			cancel()
+			entries, err := redis.Values(r.do(t, "XRANGE", s.queue, "-", "+"), nil)
+			must(t, err)
+			r.do(t, "XACK", s.queue, "test", entries[0].([]any)[0])
+			return nil, failure
+		}}))
+		if again := r.do(t, "ZCARD", "{"+s.queue+"}.test.again"); len(r.deadLetters(t)) != 0 || again != int64(0) {
+			t.Errorf("%v: dead letters %v, %v pause", failure, r.deadLetters(t), again)
+		}
+	}
+}
+
+// A Redis that comes back without its data has no group.
+func TestTheGroupIsMadeAgain(t *testing.T) {
+	s := newScene(t, "redis")
+	r := s.stage.(*redisStream)
+	s.send(t, "one")
+	s.consumeUntil(t, Options{Handle: func(_ context.Context, key string) (*idempotency.Result, error) {
+		if s.note(key) == 1 {
+			r.do(t, "DEL", s.queue)
+			s.send(t, "two")
+		}
+		return nil, nil
+	}}, s.all(2))
+}
+
 // silent is a pool whose Redis makes the group, and answers nothing else.
 type silent struct {
 	redis.ConnWithTimeout

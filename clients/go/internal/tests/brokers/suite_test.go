@@ -47,7 +47,7 @@ func TestConsumers(t *testing.T) {
 		t.Run(broker, func(t *testing.T) {
 			t.Parallel()
 			for name, test := range map[string]func(*testing.T, *scene){
-				"copies and failures": testCopies, "a dead letter that is sent again": testSentAgain, "errors": testErrors, "stop": testStop,
+				"copies and failures": testCopies, "a dead letter that is sent again": testSentAgain, "errors": testErrors, "accidents": testAccidents, "stop": testStop,
 			} {
 				t.Run(name, func(t *testing.T) { test(t, newScene(t, broker)) })
 			}
@@ -185,6 +185,22 @@ func testErrors(t *testing.T, s *scene) {
 	}
 	if times[1].Sub(times[0]) < 20*time.Millisecond || times[2].Sub(times[1]) < 100*time.Millisecond {
 		t.Errorf("too early: %v", times)
+	}
+}
+
+// A panic would end each process that gets the message, and a result without an outcome would
+// bring it again for ever.
+func testAccidents(t *testing.T, s *scene) {
+	s.send(t, "panic", "result")
+	s.consumeUntil(t, Options{Tries: 3, Handle: func(_ context.Context, key string) (*idempotency.Result, error) {
+		if s.note(key); key == "panic" {
+			panic("planned")
+		}
+		return &idempotency.Result{Code: 200}, nil
+	}}, s.all(6))
+	s.wantDead(t, "panic", "result")
+	if len(s.seen) != 6 || len(s.errors) != 6 {
+		t.Errorf("seen %v, errors %v", s.seen, s.errors)
 	}
 }
 
