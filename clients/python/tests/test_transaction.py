@@ -99,15 +99,21 @@ def test_scopes_are_apart(idem, key, effects):
     assert effects() == 2
 
 
-def test_a_schema_of_its_own(pool, admin, key):
-    admin.execute('CREATE DATABASE other')
+@pytest.fixture
+def other(admin):
+    """A database of the test's own, which goes with it."""
+    admin.execute("CREATE DATABASE other")
+    yield
+    admin.execute("DROP DATABASE other WITH (FORCE)")
+
+
+def test_a_schema_of_its_own(other, key):
     with psycopg.connect("dbname=other", autocommit=True) as connection:
         connection.execute('CREATE SCHEMA "Odd %"; CREATE EXTENSION idempotency SCHEMA "Odd %"')
     idem = Idempotency(lambda: psycopg.connect("dbname=other"), schema="Odd %")
     assert not idem.transaction(key, {"a": 1}, lambda tx, operation: 1).replayed
     assert idem.transaction(key, {"a": 1}, lambda tx, operation: 1).replayed
     assert not idem.lease(key + "l", {"a": 1}, lambda operation, signal: 1).replayed
-    admin.execute("DROP DATABASE other WITH (FORCE)")
 
 
 def test_who_waits_holds_no_connection(key):
