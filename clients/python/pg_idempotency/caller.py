@@ -67,12 +67,15 @@ class DictStore:
         self.keys: Dict[str, str] = {}
 
     def get(self, intent: str) -> Optional[str]:
+        """The key of an intent, or None."""
         return self.keys.get(intent)
 
     def add(self, intent: str, key: str) -> None:
+        """Keeps a key; the first one to add a key wins."""
         self.keys.setdefault(intent, key)
 
     def remove(self, intent: str) -> None:
+        """Forgets the key of an intent, if there is one."""
         self.keys.pop(intent, None)
 
 
@@ -88,13 +91,14 @@ class FileStore:
         return self.directory / hashlib.sha256(intent.encode()).hexdigest()
 
     def get(self, intent: str) -> Optional[str]:
+        """The key of an intent, or None. Raises OSError for a file that cannot be read."""
         try:
             return self.path(intent).read_text(encoding="ascii")
         except FileNotFoundError:
             return None
 
     def add(self, intent: str, key: str) -> None:
-        """The first one to add a key wins. The file has its whole content when it gets its name."""
+        """Keeps a key; the first one to add a key wins. The file has its whole content when it gets its name."""
         path = self.path(intent)
         draft = path.with_suffix(f".{uuid.uuid4().hex}")
         with open(draft, "w", encoding="ascii") as file:
@@ -110,6 +114,7 @@ class FileStore:
         sync_directory(self.directory)
 
     def remove(self, intent: str) -> None:
+        """Forgets the key of an intent, if there is one."""
         self.path(intent).unlink(missing_ok=True)
         sync_directory(self.directory)
 
@@ -230,7 +235,7 @@ class Caller(BaseCaller):
              headers: Optional[Mapping[str, str]] = None) -> Answer:
         """Sends the request under the key of ``intent``, a name of yours for what is to happen once.
 
-        Repeats after 409, 425, 429, 502, 503, 504 and lost answers, always with the same key. Any other answer is final, 422
+        ``method``, ``url``, ``body`` (bytes, or None) and ``headers`` are sent each time, with the key's header. Repeats after 409, 425, 429, 502, 503, 504 and lost answers, always with the same key. Any other answer is final, 422
         among them: it is given back. Raises GaveUp, and BadArgument at once for what is no URL. Call ``forget`` when the
         intent is over.
         """

@@ -85,13 +85,14 @@ class Idempotency(Base):
                     isolation: Optional[str] = None) -> Result:
         """Runs ``work(tx, operation)`` in the transaction that also stores its response, or gives the stored answer.
 
-        ``request``: a JSON value; None: no check. ``request_hash``: 32 bytes in its place. ``wait``: seconds to wait
+        ``key``: a string of 1 to 255 characters, which names the operation within ``scope``; None: the client's scope.
+        ``request``: a JSON value, with which a repeat is compared; None: no check. ``request_hash``: 32 bytes in its place. ``wait``: seconds to wait
         for the present owner, without a connection. ``max_attempts``: which attempt is the last. ``max_lost_attempts``:
         how many attempts may be lost with their transaction: the next one is FAILED, for good, and a consumer makes its
         message a dead letter; 0: no limit; None: as the server says. A policy of the scope comes first, and where the
         server does not preload the library nobody counts. Declined and NotDone of the work are no lost attempts.
         ``retention``: seconds to keep the answer.
-        ``isolation``: "REPEATABLE READ" or "SERIALIZABLE". ``work`` gives back a JSON value or a Response, and may
+        ``isolation``: "REPEATABLE READ" or "SERIALIZABLE", else ValueError; None: as the database says. ``work`` gives back a JSON value or a Response, and may
         run more than once: the whole is repeated on 40001, 40P01 and a lost connection.
         Raises KeyReused, BadArgument, Forbidden, TooLarge, CommitRolledBack, the work's error, the driver's error.
         """
@@ -111,8 +112,8 @@ class Idempotency(Base):
         the lease is lost; stop then. ``work`` gives back a response, or a Completion, whose writes commit with it.
         It raises NotDone if nothing happened, and Declined for a failure that is to be stored. After any other error
         the lease runs out, and the next begin has ``taken_over``. ``reconcile(operation)`` is asked first then, and
-        answers Done(response), NOT_DONE or UNKNOWN. The other arguments are those of
-        ``transaction``.
+        answers Done(response), NOT_DONE or UNKNOWN. ``key``, ``request``, ``scope``, ``request_hash``, ``wait``,
+        ``max_attempts`` and ``retention``: see ``transaction``.
         Raises LeaseLost, Unknown, and what ``transaction`` raises.
         """
         call = self.arguments(
@@ -124,34 +125,37 @@ class Idempotency(Base):
     def progress(self, operation: Operation, note: Any) -> None:
         """Leaves a note of how far the work of a lease came: a JSON value, not None. It is stored when this returns.
 
-        If the lease runs out, the next owner gets it: ``taken_over`` is true, and ``payload`` is the note of the attempt
+        ``operation``: what the work was given. ``note``: takes the place of the note before. If the lease runs out, the next owner gets it: ``taken_over`` is true, and ``payload`` is the note of the attempt
         before. Repeated as in ``transaction``.
         Raises LeaseLost where somebody else owns the operation, TooLarge, BadArgument.
         """
         self.driver.run(leases.progress(self.settings, self.leased(operation), operation, note))
 
     def run(self, work: Callable[[Any], Any], *, isolation: Optional[str] = None) -> Any:
-        """Runs ``work(tx)`` in a transaction, repeated as in ``transaction``. Gives what work gives back.
+        """Runs ``work(tx)`` in a transaction without an operation of its own, such as for a batch. Gives what work gives back.
 
+        ``work`` may run more than once: the whole is repeated as in ``transaction``. ``isolation``: as there.
         Raises CommitRolledBack, the work's error, the driver's error.
         """
         call = self.arguments("", isolation=isolation)
         return self.driver.run(flow.plain_transaction(self.settings, call, work))
 
     def expires_at(self, key: str, *, scope: Optional[str] = None) -> Optional[datetime]:
-        """Until when the answer of a key is kept; None where there is none, or it is kept without end.
+        """Until when the answer of a ``key`` is kept; None where there is none, or it is kept without end.
 
-        Raises the driver's error, also where the database has not answered for five seconds.
+        ``scope``: None: the client's scope. Raises Forbidden and the driver's error, also where the database has not answered for five seconds.
         """
         return as_time(self.driver.run(flow.expiry(self.settings, self.arguments(key, scope=scope))))
 
     def begin_many(self, tx: Any, keys: Sequence[str], requests: Optional[Sequence[Any]] = None, *,
                    scope: Optional[str] = None, request_hashes: Optional[Sequence[Optional[bytes]]] = None,
                    max_attempts: Optional[int] = None) -> List[Operation]:
-        """Begins an operation for each key, in the transaction of the connection ``tx``. Does not wait.
+        """Begins an operation for each of ``keys``, in the transaction of the connection ``tx``. Does not wait.
 
         Gives an Operation for each key, in order. Its outcome may be MISMATCH: the key had another request.
-        End each that is ACQUIRED, by ``complete_many``. ``requests`` has a JSON value or None for each key.
+        End each that is ACQUIRED, by ``complete_many``. ``requests`` has a JSON value or None for each key, or
+        ``request_hashes`` 32 bytes or None. ``scope``: None: the client's. ``max_attempts``: which attempt is the last.
+        Raises BadArgument, Forbidden, NotReady, TypeError where ``keys`` is one string, the driver's error.
         """
         statement = self.many(keys, requests, scope, request_hashes, max_attempts)
         with flow.own_errors(translate_begin):
@@ -160,7 +164,12 @@ class Idempotency(Base):
 
     def complete_many(self, tx: Any, keys: Sequence[str], responses: Optional[Sequence[Any]] = None, *,
                       scope: Optional[str] = None) -> int:
-        """Completes operations that ``begin_many`` acquired, each with its JSON value. Gives how many."""
+        """Completes operations that ``begin_many`` acquired in this transaction of ``tx``. Gives how many.
+
+        ``keys``, ``scope``: as there. ``responses`` has a JSON value or None for each key; None: none for any.
+        Raises TooLarge, BadArgument, TypeError where ``keys`` is one string, and the driver's error, with ID404 for an operation
+        that this transaction has not begun.
+        """
         statement = self.ends(keys, responses, scope)
         with flow.own_errors():
             return int(self.driver.source.fetch(tx, statement).rows[0][0])

@@ -87,7 +87,7 @@ class Timer:
 class FakeClock(Clock):
     """A clock for tests. ``advance`` moves it; ``sleep`` moves it, too, and returns at once.
 
-    ``slept``: the duration of each sleep so far, in seconds.
+    ``now``: its first time, in seconds. ``slept``: the duration of each sleep so far, in seconds.
     """
 
     def __init__(self, now: float = 0.0) -> None:

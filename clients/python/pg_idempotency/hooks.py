@@ -13,7 +13,10 @@ NAMES = frozenset({"acquired", "replayed", "in_progress", "mismatch", "taken_ove
 
 @dataclass(frozen=True)
 class Event:
-    """What a hook is called with. ``attempt`` counts attempts of the operation; ``tries`` the repeats of this call."""
+    """What a hook is called with: its ``name``, the operation's ``scope`` and ``key``, and what is known, else None.
+
+    ``attempt`` counts attempts of the operation; ``tries`` the repeats of this call. ``sqlstate``: of the error behind it.
+    """
 
     name: str
     scope: str

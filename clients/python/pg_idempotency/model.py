@@ -33,6 +33,10 @@ class Json:
 class Operation:
     """An operation as the database answered a begin. Durations are seconds.
 
+    ``outcome``: ACQUIRED: this call runs it; IN_PROGRESS: somebody else does; COMPLETED, FAILED: its stored end; MISMATCH, of
+    ``begin_many`` alone: the key had another request. ``attempt``: from 1. ``replayed``: the rest is from the store.
+    ``retry_after``: how long the owner's lease lasts, or until a failure may be tried again; None: not known, or never.
+    ``code``, ``headers``, ``payload`` and ``body``: the stored Response. ``record``: see Result.
     ``taken_over``: an earlier leased attempt ran out without an end, so its outside effects are unknown.
     ``fence``: the fencing token of a leased attempt, None without a lease. ``lease_left``: how long its lease lasts by the
     server, which may be less than was asked for.
@@ -95,6 +99,7 @@ UNKNOWN = "unknown"     # answer of reconcile: nobody can tell
 class Result:
     """The end of a call. ``outcome`` is COMPLETED, FAILED or IN_PROGRESS; ``retry_after`` is in seconds.
 
+    ``code``, ``headers``, ``payload`` and ``body``: those of the Response, or of Declined.
     ``replayed``: the answer came from the store, and this call did not run the work to its end.
     ``taken_over``: this call ran after an earlier leased attempt that has no end.
     ``record``: of a replay, names the stored record; another one where the operation ran anew. None: not a replay.
