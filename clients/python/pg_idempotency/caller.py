@@ -235,7 +235,8 @@ class Caller(BaseCaller):
              headers: Optional[Mapping[str, str]] = None) -> Answer:
         """Sends the request under the key of ``intent``, a name of yours for what is to happen once.
 
-        ``method``, ``url``, ``body`` (bytes, or None) and ``headers`` are sent each time, with the key's header. Repeats after 409, 425, 429, 502, 503, 504 and lost answers, always with the same key. Any other answer is final, 422
+        ``method``, ``url``, ``body`` (bytes, or None) and ``headers`` are sent each time, with the key's header. Repeats
+        after 409, 425, 429, 502, 503, 504 and lost answers, always with the same key. Any other answer is final, 422
         among them: it is given back. Raises GaveUp, and BadArgument at once for what is no URL. Call ``forget`` when the
         intent is over.
         """

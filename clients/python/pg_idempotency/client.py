@@ -86,14 +86,15 @@ class Idempotency(Base):
         """Runs ``work(tx, operation)`` in the transaction that also stores its response, or gives the stored answer.
 
         ``key``: a string of 1 to 255 characters, which names the operation within ``scope``; None: the client's scope.
-        ``request``: a JSON value, with which a repeat is compared; None: no check. ``request_hash``: 32 bytes in its place. ``wait``: seconds to wait
-        for the present owner, without a connection. ``max_attempts``: which attempt is the last. ``max_lost_attempts``:
-        how many attempts may be lost with their transaction: the next one is FAILED, for good, and a consumer makes its
-        message a dead letter; 0: no limit; None: as the server says. A policy of the scope comes first, and where the
-        server does not preload the library nobody counts. Declined and NotDone of the work are no lost attempts.
-        ``retention``: seconds to keep the answer.
-        ``isolation``: "REPEATABLE READ" or "SERIALIZABLE", else ValueError; None: as the database says. ``work`` gives back a JSON value or a Response, and may
-        run more than once: the whole is repeated on 40001, 40P01 and a lost connection.
+        ``request``: a JSON value, with which a repeat is compared; None: no check. ``request_hash``: 32 bytes in its
+        place. ``wait``: seconds to wait for the present owner, without a connection. ``max_attempts``: which attempt is
+        the last. ``max_lost_attempts``: how many attempts may be lost with their transaction: the next one is FAILED, for
+        good, and a consumer makes its message a dead letter; 0: no limit; None: as the server says. A policy of the scope
+        comes first, and where the server does not preload the library nobody counts. Declined and NotDone of the work are
+        no lost attempts. ``retention``: seconds to keep the answer.
+        ``isolation``: "REPEATABLE READ" or "SERIALIZABLE", else ValueError; None: as the database says. ``work`` gives
+        back a JSON value or a Response, and may run more than once: the whole is repeated on 40001, 40P01 and a lost
+        connection.
         Raises KeyReused, BadArgument, Forbidden, TooLarge, CommitRolledBack, the work's error, the driver's error.
         """
         call = self.arguments(
@@ -125,8 +126,9 @@ class Idempotency(Base):
     def progress(self, operation: Operation, note: Any) -> None:
         """Leaves a note of how far the work of a lease came: a JSON value, not None. It is stored when this returns.
 
-        ``operation``: what the work was given. ``note``: takes the place of the note before. If the lease runs out, the next owner gets it: ``taken_over`` is true, and ``payload`` is the note of the attempt
-        before. Repeated as in ``transaction``.
+        ``operation``: what the work was given. ``note``: takes the place of the note before. If the lease runs out, the
+        next owner gets it: ``taken_over`` is true, and ``payload`` is the note of the attempt before. Repeated as in
+        ``transaction``.
         Raises LeaseLost where somebody else owns the operation, TooLarge, BadArgument.
         """
         self.driver.run(leases.progress(self.settings, self.leased(operation), operation, note))
@@ -143,7 +145,8 @@ class Idempotency(Base):
     def expires_at(self, key: str, *, scope: Optional[str] = None) -> Optional[datetime]:
         """Until when the answer of a ``key`` is kept; None where there is none, or it is kept without end.
 
-        ``scope``: None: the client's scope. Raises Forbidden and the driver's error, also where the database has not answered for five seconds.
+        ``scope``: None: the client's scope. Raises Forbidden and the driver's error, also where the database has not
+        answered for five seconds.
         """
         return as_time(self.driver.run(flow.expiry(self.settings, self.arguments(key, scope=scope))))
 
