@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"strconv"
 	"time"
 
@@ -48,12 +49,16 @@ type Caller struct {
 //
 // A lost answer and 409, 425, 429, 502, 503 and 504 are repeated, after the server's
 // Retry-After. A replay is final, whatever its status, and so is 422. The request
-// must have no body or a GetBody, as http.NewRequest makes it; it is cloned.
+// must have no body or a GetBody, as http.NewRequest makes it; it is cloned. What can be sent
+// to no URL is idempotency.ErrBadArgument at once.
 //
 // The key stays in the store: call Forget when the answer is in your books.
 func (c *Caller) Do(ctx context.Context, intent string, request *http.Request) (*http.Response, error) {
 	if request.Body != nil && request.Body != http.NoBody && request.GetBody == nil {
 		return nil, errors.New("caller: the request has no GetBody, so it cannot be sent again")
+	}
+	if !c.isSendable(request.URL) {
+		return nil, fmt.Errorf("%w: the URL is none that a request can be sent to", idempotency.ErrBadArgument)
 	}
 	if intent == "" {
 		return nil, errors.New("caller: the intent is empty: all requests without one would have one key")
@@ -77,6 +82,15 @@ func (c *Caller) Do(ctx context.Context, intent string, request *http.Request) (
 			return nil, fmt.Errorf("%w: %w", ErrGivenUp, err)
 		}
 	}
+}
+
+// isSendable is false for what net/http takes no request to, which it says like that an answer
+// was lost. A transport of the caller's own may know what to make of any URL.
+func (c *Caller) isSendable(target *url.URL) bool {
+	if c.Client != nil && c.Client.Transport != nil {
+		return true
+	}
+	return target != nil && target.Host != "" && (target.Scheme == "http" || target.Scheme == "https")
 }
 
 // Forget drops the key of an intent that is over.

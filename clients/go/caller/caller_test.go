@@ -127,6 +127,31 @@ func TestNothingIsSentWithoutAnIntentOrAKey(t *testing.T) {
 	}
 }
 
+// transport answers anything.
+type transport struct{}
+
+func (transport) RoundTrip(*http.Request) (*http.Response, error) {
+	return &http.Response{StatusCode: 201, Body: http.NoBody}, nil
+}
+
+func TestNoURL(t *testing.T) {
+	for _, target := range []string{"/orders", "ftp://example.org/", "http:///orders", "example.org:80"} {
+		request, err := http.NewRequest(http.MethodPost, target, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		clock := &instant{}
+		_, err = (&caller.Caller{Store: &caller.MemoryStore{}, Clock: clock}).Do(context.Background(), "pay", request)
+		if !errors.Is(err, idempotency.ErrBadArgument) || len(clock.slept) > 0 {
+			t.Error(target, err)
+		}
+		own := &caller.Caller{Store: &caller.MemoryStore{}, Client: &http.Client{Transport: transport{}}}
+		if response, err := own.Do(context.Background(), "pay", request); err != nil || response.StatusCode != 201 {
+			t.Error(target, err)
+		}
+	}
+}
+
 func TestAContextThatEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()

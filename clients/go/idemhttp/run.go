@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"time"
 
 	"example.org/idempotency"
 	"example.org/idempotency/internal/retry"
@@ -140,11 +141,13 @@ func (m *Middleware[Tx]) conclude(ctx context.Context, e *exchange, result *idem
 }
 
 // setLifetime says until when an answer is kept, if that is a time, and a date of HTTP can
-// say it. The answer is true without it.
+// say it. The answer is true without it, so it does not wait long for a database that hangs.
 func (m *Middleware[Tx]) setLifetime(ctx context.Context, e *exchange, a *answer) {
 	if m.options.Lifetime == "" {
 		return
 	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
 	if until, err := m.client.ExpiresAt(ctx, e.key, m.callOptions(e)...); err == nil && !until.IsZero() && until.UTC().Year() < 10000 {
 		a.header.Set(m.options.Lifetime, until.UTC().Format(http.TimeFormat))
 	}

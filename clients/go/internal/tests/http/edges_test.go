@@ -1,6 +1,7 @@
 package http_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -144,6 +145,38 @@ func TestGinHandlerAfterItsTime(t *testing.T) {
 	close(next)
 	if id := <-saw; id != "ann" {
 		t.Errorf("the handler saw %q", id)
+	}
+}
+
+// The time until which an answer is kept is asked after COMMIT, of a database that may hang then.
+func TestLifetimeOfADatabaseThatHangs(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	lock, err := pool.Begin(ctx)
+	kit.Must(t, err)
+	defer lock.Rollback(context.Background())
+	handler := middleware(idemhttp.Options{Timeout: -1, Lifetime: "Idempotency-Expires"}).Transaction("/route",
+		func(_ http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+			// it waits until this transaction has ended, and the look-up behind it
+			_, err := tx.Exec(r.Context(), "LOCK TABLE idempotency_store IN ROW EXCLUSIVE MODE")
+			go lock.Exec(ctx, "LOCK TABLE idempotency_store IN ACCESS EXCLUSIVE MODE")
+			for waits := false; err == nil && !waits; {
+				err = tx.QueryRow(r.Context(), "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted AND mode = 'AccessExclusiveLock'").Scan(&waits)
+			}
+			return err
+		})
+	answered := make(chan int, 1)
+	go func() {
+		status, _, _ := send(t, handler, "POST", newKey(), "")
+		answered <- status
+	}()
+	select {
+	case status := <-answered:
+		if status != 200 {
+			t.Error(status)
+		}
+	case <-time.After(time.Minute):
+		t.Error("no answer")
 	}
 }
 
