@@ -15,6 +15,7 @@ from typing import Any, Awaitable, Callable, Dict, List, Mapping, MutableMapping
 from ..client import AsyncIdempotency
 from ..drive import to_its_end
 from .core import Admitted, Core, Exchange, Headers, Options, Reply, Request, Served
+from .fingerprint import target_of_asgi
 from .problem import ResponseTooLarge
 from .serve import serve_async
 
@@ -103,10 +104,8 @@ class IdempotencyMiddleware:
 
 def request_of(scope: Scope, route: str, body: bytes) -> Request:
     """The request as the core sees it."""
-    query = scope.get("query_string", b"").decode("latin-1")
-    path = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1").split("?", 1)[0]
     headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
-    return Request(scope["method"].upper(), path + ("?" + query if query else ""), route, headers, body, scope)
+    return Request(scope["method"].upper(), target_of_asgi(scope), route, headers, body, scope)
 
 
 def without_sending(extensions: Optional[Mapping[str, Any]]) -> Dict[str, Any]:

@@ -18,6 +18,7 @@ from django.urls import Resolver404, resolve
 from ..client import Idempotency
 from ..django import DjangoSource
 from .core import Admitted, Core, Exchange, Headers, Options, Reply, Request, Served
+from .fingerprint import target_of_asgi, target_of_wsgi
 from .problem import ResponseTooLarge
 from .serve import serve
 
@@ -104,8 +105,10 @@ def route_template(request: Any) -> Optional[str]:
 
 
 def request_of(request: Any, route: str, body: bytes) -> Request:
-    """The request as the core sees it."""
-    return Request(request.method.upper(), request.get_full_path(), route, list(request.headers.items()), body, request)
+    """The request as the core sees it. Django's own full path escapes more than other frameworks do."""
+    scope = getattr(request, "scope", None)
+    target = target_of_wsgi(request.META, request.path, "utf-8") if scope is None else target_of_asgi(scope)
+    return Request(request.method.upper(), target, route, list(request.headers.items()), body, request)
 
 
 def capture(response: Any, limit: int) -> Reply:

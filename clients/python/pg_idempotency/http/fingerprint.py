@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from typing import Any, List, Optional, Sequence
+from typing import Any, List, Mapping, Optional, Sequence
+from urllib.parse import quote, unquote
 
 from ..model import Json
 
@@ -17,6 +18,31 @@ LONGEST_EXPONENT = 4
 
 class NotJson(Exception):
     """A body is no JSON, although its type says so."""
+
+
+def target_of(path: str, raw_path: Optional[str], query: str, encoding: str = "utf-8") -> str:
+    """Path and query of a request, as the client sent them where the server says so.
+
+    ``path``: decoded by ``encoding``. ``raw_path``: percent-encoded, or None. One that is not that of ``path`` does not count:
+    somebody has changed the path since, and two requests must not be taken for one. An escaped path is as good, as the
+    application sees no more. A question mark without a query is none, which ASGI does not tell of.
+    """
+    if raw_path is None or unquote(raw_path, encoding) != path:
+        raw_path = quote(path, "/!$&'()*+,;=:@~", encoding)
+    return raw_path + ("?" + query if query else "")
+
+
+def target_of_wsgi(environ: Mapping[str, Any], path: str, encoding: str) -> str:
+    """The target under WSGI, which has the raw one where a server adds it: gunicorn, uWSGI, mod_wsgi, Werkzeug."""
+    raw = environ.get("RAW_URI") or environ.get("REQUEST_URI")
+    return target_of(path, raw and raw.split("?", 1)[0], environ.get("QUERY_STRING", ""), encoding)
+
+
+def target_of_asgi(scope: Mapping[str, Any]) -> str:
+    """The target under ASGI."""
+    raw = scope.get("raw_path")
+    query = scope.get("query_string", b"").decode("latin-1")
+    return target_of(scope["path"], raw and raw.decode("latin-1").split("?", 1)[0], query)
 
 
 def refuse_constant(name: str) -> Any:

@@ -9,10 +9,10 @@ import io
 import re
 from http import HTTPStatus
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple, Union
-from urllib.parse import quote
 
 from ..client import Idempotency
 from .core import Admitted, Core, Exchange, Headers, Options, Reply, Request, Served
+from .fingerprint import target_of_wsgi
 from .problem import ResponseTooLarge
 from .serve import serve
 
@@ -120,10 +120,7 @@ def request_of(environ: Environ, route: str, body: bytes) -> Request:
                         for name, value in environ.items() if name.startswith("HTTP_")]
     if environ.get("CONTENT_TYPE"):
         headers.append(("Content-Type", environ["CONTENT_TYPE"]))
-    query = environ.get("QUERY_STRING", "")
-    # A question mark of the path comes decoded, and would begin the query.
-    path = quote(environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", ""), "/!$&'()*+,;=:@~", "latin-1")
-    target = path + ("?" + query if query else "")
+    target = target_of_wsgi(environ, environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", ""), "latin-1")
     return Request(environ["REQUEST_METHOD"].upper(), target, route, headers, body, environ)
 
 
