@@ -7,7 +7,9 @@ import psycopg
 import pytest
 
 README = pathlib.Path(__file__).parent.parent / "README.md"
-BLOCKS = re.findall(r"^## ([^\n]+)$|^```python\n(.*?)^```", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+TEXT = README.read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^## ([^\n]+)$|^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+[TABLES] = re.findall(r"^```sql\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
 
 
 def named_blocks():
@@ -24,10 +26,7 @@ def named_blocks():
 def tables():
     with psycopg.connect("", autocommit=True) as connection:
         connection.execute("DROP TABLE IF EXISTS account, card_payment, shipment; DELETE FROM idempotency_store")
-        connection.execute("CREATE TABLE account (id text PRIMARY KEY, balance numeric NOT NULL)")
-        connection.execute("INSERT INTO account SELECT unnest('{alice,bob,carol,dave,erin,frank}'::text[]), 100")
-        connection.execute("CREATE TABLE card_payment (id text PRIMARY KEY, amount numeric, charge text)")
-        connection.execute("CREATE TABLE shipment (id text PRIMARY KEY, amount int)")
+        connection.execute(TABLES)
         yield
         balances = dict(connection.execute("SELECT id, balance::int FROM account").fetchall())
         connection.execute("DROP TABLE account, card_payment, shipment")
