@@ -131,11 +131,11 @@ export class NatsConsumer {
   // Under the message's own subject, behind the name of the stream.
   async #bury(message) {
     const { headers } = message
-    for (const name of headers?.keys() ?? []) {
-      // What the sender expected of the other stream.
-      if (/^nats-expected-/i.test(name)) headers.delete(name)
-    }
     const id = headers?.get('Nats-Msg-Id')
+    for (const name of headers?.keys() ?? []) {
+      // What the sender has told the server of the other stream.
+      if (/^nats-/i.test(name)) headers.delete(name)
+    }
     if (id) headers.set('x-idempotency-msg-id', id)
     await this.#jetstream.publish(`${this.#dead}.${message.subject}`, message.data, { headers, msgID: String(message.seq) })
   }

@@ -156,7 +156,8 @@ export class RabbitConsumer {
   // The copy is safe before the original goes. After a crash in between there are two, of one operation.
   async #replace(message, queue, further) {
     const { properties, content } = message
-    const headers = { ...properties.headers, ...further }
+    // A copy goes to no queue of the sender's CC once more.
+    const headers = { ...properties.headers, ...further, CC: undefined }
     try {
       await this.#publish(queue, content, { ...properties, headers, persistent: true, expiration: undefined, userId: undefined })
     } catch (error) {

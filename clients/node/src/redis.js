@@ -56,15 +56,17 @@ redis.call('ZADD', KEYS[2], time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[3
 redis.call('HSET', KEYS[3], ARGV[2], ARGV[4])
 return 1`
 
-// Of two consumers that have the same entry, one acknowledges it.
+// Of two consumers that have the same entry, one acknowledges it. Redis takes nothing back where a script fails, so the dead letter
+// comes first.
 const END = `
-if redis.call('XACK', KEYS[1], ARGV[1], ARGV[2]) == 0 then return 0 end
-redis.call('ZREM', KEYS[2], ARGV[2])
-redis.call('HDEL', KEYS[3], ARGV[2])
+if #redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[2], ARGV[2], 1) == 0 then return 0 end
 if ARGV[3] == 'bury' then
   local entry = redis.call('XRANGE', KEYS[1], ARGV[2], ARGV[2])[1]
   redis.call('XADD', KEYS[4], '*', 'x-idempotency-id', ARGV[2], unpack(entry and entry[2] or {'trimmed', '1'}))
 end
+redis.call('XACK', KEYS[1], ARGV[1], ARGV[2])
+redis.call('ZREM', KEYS[2], ARGV[2])
+redis.call('HDEL', KEYS[3], ARGV[2])
 return 1`
 
 /** Consumes a stream. Each entry is acknowledged when its operation has ended. */
@@ -136,8 +138,12 @@ export class RedisConsumer {
   }
 
   async #make() {
-    const { stream, group } = this.#options
     await this.#answer(this.#reader.connect())
+    await this.#makeGroup()
+  }
+
+  async #makeGroup() {
+    const { stream, group } = this.#options
     try {
       await this.#send(this.#client, ['XGROUP', 'CREATE', stream, group, '0', 'MKSTREAM'])
     } catch (error) {
@@ -157,6 +163,8 @@ export class RedisConsumer {
         if (this.#running.size >= prefetch) await Promise.race(this.#running)
       } catch (error) {
         onError(error, undefined)
+        // A Redis that comes back without its data has no group.
+        if (error.message.includes('NOGROUP')) await this.#makeGroup().catch((failure) => onError(failure, undefined))
         await idempotency.clock.sleep(1000, stopping)
       }
     }

@@ -3,6 +3,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { headers } from 'nats'
 import { BadArgument, Declined, ownsDeadLetter } from 'pg-idempotency'
 import { openStage, stages } from './stages.js'
 import { effects, idempotencyFor, newKey } from './support.js'
@@ -110,6 +111,55 @@ test('rabbitmq: without its retry queue a message stays where it is', { timeout:
   await until(() => seen.length === 2, 'a redelivery')
   await consumer.stop()
   assert.deepEqual(errors, [`there is no queue ${stage.queue}.again.20`])
+})
+
+test('rabbitmq: a copy goes to no queue of CC once more', { timeout: 120_000 }, async (t) => {
+  const { stage, start } = await stageFor(t, 'rabbitmq')
+  const other = `${stage.queue}.other`
+  await stage.channel.assertQueue(other, { autoDelete: true })
+  stage.channel.sendToQueue(stage.queue, Buffer.from('one'), { CC: other })
+  let seen = 0
+  const consumer = await start({ handle: async () => (++seen < 3 ? { action: 'again', after: 1 } : undefined) })
+  await until(async () => seen === 3 && await stage.settled(), 'all is settled')
+  await consumer.stop()
+  assert.equal((await stage.channel.checkQueue(other)).messageCount, 1)
+  await stage.channel.deleteQueue(other)
+})
+
+test('nats: a dead letter tells the server nothing', { timeout: 120_000 }, async (t) => {
+  const { stage, dead, start } = await stageFor(t, 'nats')
+  await stage.manager.streams.update(stage.queue, { allow_rollup_hdrs: true })
+  const rollup = headers()
+  rollup.set('Nats-Rollup', 'sub')
+  await stage.jetstream.publish(`${stage.queue}.sent`, 'one', { headers: rollup })
+  const consumer = await start({ handle: async () => { throw new BadArgument('planned') } })
+  assert.deepEqual(await dead(1), ['one'])
+  await consumer.stop()
+})
+
+test('redis: an entry whose dead letter cannot be added is not acknowledged', { timeout: 120_000 }, async (t) => {
+  const { stage, start } = await stageFor(t, 'redis')
+  await stage.client.set(`{${stage.queue}}.test.dead`, 'no stream')
+  await stage.send(['one'])
+  const errors = []
+  const consumer = await start({ handle: async () => { throw new BadArgument('planned') }, onError: (error) => errors.push(error) })
+  await until(() => errors.length === 2, 'both errors')
+  await consumer.stop()
+  assert.equal(await stage.settled(), false)
+})
+
+test('redis: a group that is lost is made again', { timeout: 120_000 }, async (t) => {
+  const { stage, start } = await stageFor(t, 'redis')
+  const seen = []
+  await stage.send(['one'])
+  const consumer = await start({ handle: async (message) => {
+    if (seen.push(stage.key(message)) > 1) return
+    await stage.client.del(stage.queue)
+    await stage.send(['two'])
+  } })
+  await until(async () => seen.length === 2, 'the second entry')
+  await consumer.stop()
+  assert.deepEqual(seen, ['one', 'two'])
 })
 
 test('one message owns the dead letter of a failure', async (t) => {

@@ -129,6 +129,7 @@ class Consumer:
         harmless. If the broker does not take the copy, the message goes back to where it was.
         """
         properties.headers = {**(properties.headers or {}), **further}
+        properties.headers.pop("CC", None)      # the copy goes to none of these queues once more
         properties.delivery_mode = 2
         properties.expiration = None
         properties.user_id = None

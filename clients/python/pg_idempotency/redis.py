@@ -55,15 +55,17 @@ redis.call('HSET', KEYS[3], ARGV[2], ARGV[4])
 return 1
 """
 
-# Of two consumers that have the same entry, one acknowledges it.
+# Of two consumers that have the same entry, one acknowledges it. Redis takes nothing back where a script fails, so the
+# dead letter comes first.
 END = """
-if redis.call('XACK', KEYS[1], ARGV[1], ARGV[2]) == 0 then return 0 end
-redis.call('ZREM', KEYS[2], ARGV[2])
-redis.call('HDEL', KEYS[3], ARGV[2])
+if #redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[2], ARGV[2], 1) == 0 then return 0 end
 if ARGV[3] == 'bury' then
   local entry = redis.call('XRANGE', KEYS[1], ARGV[2], ARGV[2])[1]
   redis.call('XADD', KEYS[4], '*', 'x-idempotency-id', ARGV[2], unpack(entry and entry[2] or {'trimmed', '1'}))
 end
+redis.call('XACK', KEYS[1], ARGV[1], ARGV[2])
+redis.call('ZREM', KEYS[2], ARGV[2])
+redis.call('HDEL', KEYS[3], ARGV[2])
 return 1
 """
 

@@ -15,6 +15,7 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from pg_idempotency import BadArgument, Declined, Idempotency
 from pg_idempotency import kafka as on_kafka
 from pg_idempotency import redis as on_redis
+from pg_idempotency.settle import DEAD_LETTER, Settlement
 
 BROKER = {"bootstrap_servers": os.environ["DEMO_KAFKA"], "api_version_auto_timeout_ms": 60000}
 
@@ -177,6 +178,16 @@ def test_an_entry_that_two_consumers_have_is_settled_once(key):
         consumer.run(on_redis.END, "test", entry.id, "bury")
     consumer.run(on_redis.PAUSE, "test", entry.id, 1000, 1)
     assert (stage.dead_letters(), stage.client.exists(*consumer.keys[1:3])) == (["twice"], 0)
+
+
+def test_an_entry_whose_dead_letter_cannot_be_added_is_not_acknowledged(key):
+    stage = RedisStage(key)
+    stage.client.set(f"{{{key}}}.test.dead", "no stream")
+    stage.send(["one"])
+    consumer = stage.consumer(Idempotency(lambda: psycopg.connect("")), lambda name: Settlement(DEAD_LETTER))
+    with pytest.raises(redis.ResponseError):
+        consumer.settle(consumer.next()[0])
+    assert not stage.settled()
 
 
 class Claiming:

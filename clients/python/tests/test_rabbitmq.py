@@ -104,6 +104,26 @@ def test_copies_leave_one_dead_letter(idem, key, admin):
     connection.close()
 
 
+def test_a_copy_goes_to_no_queue_of_cc_once_more(idem, key):
+    connection = connect()
+    channel = connection.channel()
+    other = channel.queue_declare("", exclusive=True).method.queue
+    seen = []
+
+    def handle(name, body, properties):
+        seen.append(name)
+        if len(seen) == 3:
+            connection.add_callback_threadsafe(channel.stop_consuming)
+            return None
+        return Settlement(AGAIN, 0.01)
+    consumer = Consumer(channel, f"cc-{key}", handle, idempotency=idem, delays=[0.01])
+    consumer.declare()
+    channel.basic_publish("", f"cc-{key}", b"", pika.BasicProperties(message_id="one", headers={"CC": [other]}))
+    consumer.consume()
+    assert channel.queue_declare(other, passive=True).method.message_count == 1
+    connection.close()
+
+
 def dead_letters(channel, queue):
     return channel.queue_declare(f"{queue}.dead", passive=True).method.message_count
 
