@@ -13,7 +13,7 @@ import sys
 # (file, what stands around its list, which list): the parentheses are around the list
 PLACES = [
     ('README.md', r'^\* \*\*PostgreSQL\*\* (.*) are tested by each change', 'supported'),
-    ('README.md', r'^packaging/deb 15 .*/deb/(15/.* Debian; also .*)$', 'packaged'),
+    ('README.md', r'^packaging/deb 15 .*/deb/(15/.* # Debian 12; .* also .*)$', 'packaged'),
     ('Makefile', r'^check-all: ## every test on PostgreSQL (.*), and pg_upgrade', 'supported'),
     ('Makefile', r'^deb: ## for Debian: PostgreSQL (.*) \(root', 'packaged'),
     ('META.json', r'^ +"PostgreSQL": "(.*)\.0\.0"', 'oldest'),
