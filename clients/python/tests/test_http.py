@@ -262,6 +262,14 @@ def test_a_header_that_http_does_not_carry_rolls_back(pool, key, effects):
     assert effects() == 0
 
 
+def test_a_payload_without_a_body_is_compact(pool, key, admin):
+    """As of what was stored by SQL. The packages for other languages send the same."""
+    admin.execute("BEGIN; SELECT idem_begin('{0}', scope => 'POST /r t'); SELECT idem_complete('{0}', scope => 'POST /r t',"
+                  " response => '{1}'); COMMIT".format(key, '{"a": [1, null, "\u00fc: , \\\\\\""]}'))
+    status, headers, body = call_wsgi(wsgi(pool, lambda environ: 1 / 0), key)
+    assert (status, headers["Content-Type"], body.decode()) == (200, "application/json", '{"a":[1,null,"\u00fc: , \\\\\\""]}')
+
+
 def test_the_marker_of_a_replay_has_a_name_of_your_own(pool, key):
     app = wsgi(pool, lambda environ: (201, [], [b""]), marker="Idempotent-Replayed")
     headers = [call_wsgi(app, key)[1] for _ in range(2)]

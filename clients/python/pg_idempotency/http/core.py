@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextvars
 import hashlib
 import inspect
-import json
 import re
 import time
 from dataclasses import dataclass, field, replace
@@ -441,7 +440,7 @@ def stored_reply(result: Result, marker: str) -> Reply:
         headers.extend((name, str(one)) for one in (value if isinstance(value, list) else [value]))
     body = result.body
     if body is None:
-        body = b"" if result.payload is None else json.dumps(result.payload).encode()
+        body = (to_json(result.payload) or "").encode()
         if body and not any(name.lower() == "content-type" for name, _ in headers):
             headers.append(("Content-Type", "application/json"))
     if result.retry_after is not None:
