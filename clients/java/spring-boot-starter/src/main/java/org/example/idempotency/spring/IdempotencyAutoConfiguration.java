@@ -15,6 +15,7 @@ import org.springframework.aop.support.annotation.AnnotationMatchingPointcut;
 import org.springframework.beans.factory.ObjectProvider;
 import org.springframework.beans.factory.annotation.Qualifier;
 import org.springframework.beans.factory.config.BeanDefinition;
+import org.springframework.beans.factory.config.ConfigurableListableBeanFactory;
 import org.springframework.boot.autoconfigure.AutoConfiguration;
 import org.springframework.boot.autoconfigure.condition.ConditionalOnBean;
 import org.springframework.boot.autoconfigure.condition.ConditionalOnClass;
@@ -71,9 +72,15 @@ public class IdempotencyAutoConfiguration {
 
     @Bean
     @Role(BeanDefinition.ROLE_INFRASTRUCTURE)
-    static DefaultPointcutAdvisor idempotentAdvisor(ObjectProvider<Idempotency> once, ObjectProvider<Json> json) {
+    static IdempotentNames idempotentNames(ConfigurableListableBeanFactory beans) {
+        return new IdempotentNames(beans);
+    }
+
+    @Bean
+    @Role(BeanDefinition.ROLE_INFRASTRUCTURE)
+    static DefaultPointcutAdvisor idempotentAdvisor(ObjectProvider<Idempotency> once, ObjectProvider<Json> json, IdempotentNames names) {
         var advisor = new DefaultPointcutAdvisor(new AnnotationMatchingPointcut(null, Idempotent.class, true),
-                new IdempotentInterceptor(once::getObject, json::getObject));
+                new IdempotentInterceptor(once::getObject, json::getObject, names));
         advisor.setOrder(BEFORE_TRANSACTIONAL);
         return advisor;
     }

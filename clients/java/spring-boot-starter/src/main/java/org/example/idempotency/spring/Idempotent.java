@@ -23,7 +23,10 @@ import java.lang.annotation.Target;
 @Target(ElementType.METHOD)
 @Retention(RetentionPolicy.RUNTIME)
 public @interface Idempotent {
-    /** {@return the scope of the method's keys, behind {@code idempotency.scope} and a dot where that is set: so neither may change} */
+    /**
+     * {@return the scope of the method's keys, behind {@code idempotency.scope} and a dot where that is set: so neither may change;
+     * a context in which another method has it does not start}
+     */
     String name();
 
     /**

@@ -38,10 +38,12 @@ final class IdempotentInterceptor implements MethodInterceptor {
 
     private final Supplier<Idempotency> once;
     private final Supplier<Json> json;
+    private final IdempotentNames names;
 
-    IdempotentInterceptor(Supplier<Idempotency> once, Supplier<Json> json) {
+    IdempotentInterceptor(Supplier<Idempotency> once, Supplier<Json> json, IdempotentNames names) {
         this.once = once;
         this.json = json;
+        this.names = names;
     }
 
     @Override
@@ -49,6 +51,7 @@ final class IdempotentInterceptor implements MethodInterceptor {
         Class<?> type = AopUtils.getTargetClass(invocation.getThis());
         Method method = AopUtils.getMostSpecificMethod(invocation.getMethod(), type);
         Idempotent annotation = AnnotatedElementUtils.findMergedAnnotation(method, Idempotent.class);
+        names.claim(method);
         refuseAsynchronous(method, method.getReturnType());
         if (!annotation.lease()) {
             refuseAnotherTransaction(method, type);

@@ -145,6 +145,13 @@ class IdempotentTest {
     }
 
     @Test
+    void aProgramWhoseMethodsWouldShareTheirOperationsDoesNotStart() {
+        var program = new SpringApplicationBuilder(Program.class, IdempotentNamesTest.Overloaded.class).web(WebApplicationType.NONE);
+        var error = assertThrows(IllegalStateException.class, () -> program.run("--spring.main.banner-mode=off"));
+        assertTrue(error.getMessage().contains("\"pay\""), error.getMessage());
+    }
+
+    @Test
     void whatNoJsonShowsIsNeitherComparedNorStored() {
         assertThrows(RuntimeException.class, () -> tickets.count(key, new Hidden()));
         assertThrows(RuntimeException.class, () -> tickets.hides(key, false));
