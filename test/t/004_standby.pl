@@ -1,14 +1,9 @@
 # Hot standby and promotion.
 use Idempotency;
-use PostgreSQL::Test::Cluster;
 
 my $primary = new_node('primary', allows_streaming => 1);
-my $standby = PostgreSQL::Test::Cluster->new('standby');
+my $standby = new_standby($primary);
 my ($fence, $newest);
-
-$primary->backup('base');
-$standby->init_from_backup($primary, 'base', has_streaming => 1);
-$standby->start;
 
 $primary->safe_psql('postgres', <<'SQL');
 CREATE TABLE effect (key text);

@@ -11,13 +11,8 @@ $primary->init(extra => initdb_options(), allows_streaming => 1, has_archiving =
 $primary->append_conf('postgresql.conf', "autovacuum = off\nidempotency.gc_enabled = off\n");
 $primary->start;
 $primary->safe_psql('postgres', 'CREATE EXTENSION idempotency; CREATE TABLE effect (key text)');
-$primary->backup('base');
-
-my $standby = PostgreSQL::Test::Cluster->new('standby');
-$standby->init_from_backup($primary, 'base', has_streaming => 1);
 # when it is promoted it must not write into the primary's archive, which is restored below
-$standby->append_conf('postgresql.conf', 'archive_mode = off');
-$standby->start;
+my $standby = new_standby($primary, 'archive_mode = off');
 
 # An operation with one effect, unless it was done before.
 sub request

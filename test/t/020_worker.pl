@@ -2,7 +2,6 @@
 # time, and that it blocks no other session.
 use Idempotency;
 use Collector;
-use PostgreSQL::Test::Cluster;
 use Time::HiRes qw(time);
 
 $Idempotency::soon = 120;
@@ -338,12 +337,8 @@ $small->stop;
 # ---- a standby ----
 
 my $primary = new_node('primary', allows_streaming => 1);
-my $standby = PostgreSQL::Test::Cluster->new('standby');
+my $standby = new_standby($primary, "idempotency.gc_enabled = on\nidempotency.gc_interval = 1");
 
-$primary->backup('base');
-$standby->init_from_backup($primary, 'base', has_streaming => 1);
-$standby->append_conf('postgresql.conf', "idempotency.gc_enabled = on\nidempotency.gc_interval = 1");
-$standby->start;
 put($primary, 'postgres', 10);
 $primary->wait_for_catchup($standby);
 is(launcher($standby), '', 'standby: no launcher');

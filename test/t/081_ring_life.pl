@@ -130,10 +130,7 @@ $subscriber->stop;
 
 # ---- a standby ----
 
-$node->backup('base');
-my $standby = PostgreSQL::Test::Cluster->new('standby');
-$standby->init_from_backup($node, 'base', has_streaming => 1);
-$standby->start;
+my $standby = new_standby($node);
 query(q{BEGIN; SELECT idem_begin('for the standby'); SELECT idem_complete('for the standby', '7'); COMMIT});
 $node->wait_for_catchup($standby);
 is($standby->safe_psql('postgres', q{SELECT outcome, response_payload FROM idem_lookup('for the standby')}), 'COMPLETED|7', 'a standby looks records up');

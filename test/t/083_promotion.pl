@@ -3,13 +3,11 @@
 use Idempotency;
 use IPC::Run;
 use List::Util qw(uniq);
-use PostgreSQL::Test::Cluster;
 
 my $keys = 600;
 my $clients = 4;
 my $directory = PostgreSQL::Test::Utils::tempdir();
 my $primary = new_node('primary', allows_streaming => 1);
-my $standby = PostgreSQL::Test::Cluster->new('standby');
 
 $primary->safe_psql('postgres', <<'SQL');
 CREATE TABLE effect (key text);
@@ -34,9 +32,7 @@ BEGIN
 END
 $$;
 SQL
-$primary->backup('base');
-$standby->init_from_backup($primary, 'base', has_streaming => 1);
-$standby->start;
+my $standby = new_standby($primary);
 $primary->append_conf('postgresql.conf', "synchronous_standby_names = '*'\n");
 $primary->reload;
 $primary->poll_query_until('postgres', q{SELECT sync_state = 'sync' FROM pg_stat_replication}) or die 'the standby does not follow';

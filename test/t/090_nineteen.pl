@@ -102,13 +102,10 @@ cmp_ok($primary->safe_psql('ring', 'SELECT count(*) FROM ONLY idempotency_store'
 # ---- WAIT FOR LSN before idem_lookup on a standby ----
 
 {
-	my $standby = PostgreSQL::Test::Cluster->new('standby');
+	my $standby = new_standby($primary);
 	my $lookup = q{SELECT outcome FROM idem_lookup('on its way')};
 	my $lsn;
 
-	$primary->backup('base');
-	$standby->init_from_backup($primary, 'base', has_streaming => 1);
-	$standby->start;
 	$primary->wait_for_catchup($standby);
 	$standby->safe_psql('postgres', 'SELECT pg_wal_replay_pause()');
 	$standby->poll_query_until('postgres', q{SELECT pg_get_wal_replay_pause_state() = 'paused'});

@@ -14,7 +14,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(sleep time);
 
-our @EXPORT = (qw(new_node initdb_options query create_database reconfigure write_keys session ask sqlstate kill_server start_again wait_until
+our @EXPORT = (qw(new_node new_standby initdb_options query create_database reconfigure write_keys session ask sqlstate kill_server start_again wait_until
   soon figure count_in_log locks_waiting built_with build_module store_trigger has_pg_cron),
   @Test::More::EXPORT, @PostgreSQL::Test::Utils::EXPORT);
 
@@ -66,6 +66,19 @@ sub new_node
 	$node->safe_psql('postgres', 'CREATE EXTENSION idempotency');
 	$first //= $node;
 	return $node;
+}
+
+# A running standby of a server, with more settings if some are given.
+sub new_standby
+{
+	my ($primary, $conf) = @_;
+	my $standby = PostgreSQL::Test::Cluster->new('standby');
+
+	$primary->backup('base');
+	$standby->init_from_backup($primary, 'base', has_streaming => 1);
+	$standby->append_conf('postgresql.conf', $conf // '');
+	$standby->start;
+	return $standby;
 }
 
 # query(SQL, [DATABASE,] OPTION => VALUE...): what the server of the first new_node answers.
