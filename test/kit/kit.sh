@@ -17,6 +17,8 @@ failures=()   # what failed, in words
 good=0        # of the verdict that was added last
 bad=0
 stopped=false # by a signal
+work=         # of make_work
+made_work=
 harness=$(realpath "$0")
 harness=${harness#"$repo"/}
 
@@ -35,6 +37,7 @@ end_with_verdict() {
 	end_groups
 	[[ $1 -eq 0 ]] || note 1 "$harness ended with status $1"
 	at_end
+	[[ -z $made_work ]] || rm -rf --one-file-system "$made_work"
 	name_failures
 	echo "$passed passed, $failed failed"
 	[[ $failed -eq 0 && $passed -gt 0 ]] || exit 1
@@ -50,6 +53,15 @@ name_failures() {
 # For a harness to define: what is cleared away, or kept, before the verdict.
 at_end() {
 	:
+}
+
+# make_work NAME: a directory, $work, that any user may enter, and that goes away before
+# the verdict.
+make_work() {
+	made_work=$(mktemp -d "${TMPDIR:-/tmp}/idempotency-$1.XXXXXX")
+	chmod 755 "$made_work"
+	# shellcheck disable=SC2034  # for the harness
+	work=$made_work
 }
 
 # Passes the signal on to the command that runs for us; its verdict still counts.
