@@ -323,6 +323,19 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
       assert.deepEqual([(await post(key)).status, await effects(pool, key)], [500, 0])
     })
 
+    for (const style of ['transaction', 'lease']) {
+      test(`${style}: a code that is no status of HTTP is neither stored nor replayed`, async (t) => {
+        let code
+        const { pool, post } = await server(t, () => { throw new Declined(code, 'no') }, { style })
+        for (code of [1, 100, 1000]) assert.equal((await post(newKey())).status, 500)
+        const key = newKey()
+        code = 402
+        assert.equal((await post(key)).status, 402)
+        await pool.query('UPDATE idempotency_store SET response_code = 1 WHERE idempotency_key = $1', [key])
+        assert.equal((await post(key)).status, 500)
+      })
+    }
+
     test('an empty body is one like any other', async (t) => {
       const { post } = await server(t, () => ({ status: 201 }))
       const key = newKey()

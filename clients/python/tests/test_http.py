@@ -29,7 +29,7 @@ from starlette.routing import Mount, Route
 
 import django_urls
 from conftest import QUICK
-from pg_idempotency import AsyncIdempotency, Done, FakeClock, Idempotency, KeyReused, NotDone, Response, Result, Unknown
+from pg_idempotency import AsyncIdempotency, Declined, Done, FakeClock, Idempotency, KeyReused, NotDone, Response, Result, Unknown
 from pg_idempotency.http import Core, Options, Reply, Request, Store, current
 from pg_idempotency.http.asgi import IdempotencyMiddleware as AsgiMiddleware, route_template
 from pg_idempotency.http.core import Admitted, Served, kept_headers, stored_reply
@@ -268,6 +268,21 @@ def test_a_payload_without_a_body_is_compact(pool, key, admin):
                   " response => '{1}'); COMMIT".format(key, '{"a": [1, null, "\u00fc: , \\\\\\""]}'))
     status, headers, body = call_wsgi(wsgi(pool, lambda environ: 1 / 0), key)
     assert (status, headers["Content-Type"], body.decode()) == (200, "application/json", '{"a":[1,null,"\u00fc: , \\\\\\""]}')
+
+
+@pytest.mark.parametrize("options", [{}, {"lease": 30}])
+def test_a_code_that_is_no_status_of_http_is_neither_stored_nor_replayed(pool, key, admin, options):
+    def handler(environ):
+        raise Declined(code)
+    app = wsgi(pool, handler, **options)
+    for code in (1, 100, 1000):
+        assert call_wsgi(app, f"{key}-{code}")[0] == 500
+    code = 402
+    assert call_wsgi(app, key)[0] == 402
+    admin.execute("UPDATE idempotency_store SET response_code = 1 WHERE idempotency_key = %s", (key,))
+    assert call_wsgi(app, key)[0] == 500
+    assert admin.execute("SELECT count(*) FROM idempotency_store WHERE starts_with(idempotency_key, %s) AND response_code > 1",
+                         (key,)).fetchone()[0] == 0
 
 
 def test_the_marker_of_a_replay_has_a_name_of_your_own(pool, key):

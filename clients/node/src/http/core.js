@@ -187,6 +187,7 @@ export class HttpIdempotency {
     const perform = async (context) => {
       live = undefined
       const answer = await this.#limited(invoke, context).catch((error) => {
+        if (error instanceof Declined) checkStatus(error.response.code ?? 422)
         throw style === 'transaction' ? asRefusal(error, answerTo) : error
       })
       live = { ...answer, live: true }
@@ -199,6 +200,7 @@ export class HttpIdempotency {
       : await this.#idempotency.lease(key, request, (operation, signal) => perform({ operation, signal }), options)
     if (result.outcome === 'IN_PROGRESS') throw inProgress(result.retryAfter)
     const answer = live && !result.replayed ? live : fromStored(result, this.#options.marker)
+    checkStatus(answer.status)
     return { ...answer, headers: { ...answer.headers, ...await this.#lifetime(key, options.scope) } }
   }
 
@@ -266,7 +268,7 @@ export class HttpIdempotency {
     })
     try {
       const answer = /** @type {HandlerAnswer} */ (await Promise.race([invoke({ ...context, signal }), timeUp]))
-      if (!isFinal(answer.status)) throw new Error(`a route that runs once cannot answer ${answer.status}`)
+      checkStatus(answer.status)
       if (answer.body.length > maxResponse) throw responseTooLarge()
       // What HTTP cannot carry: Node finds out when it sends, after COMMIT.
       if (answer.statusMessage !== undefined) validateHeaderValue('statusMessage', answer.statusMessage)
@@ -372,6 +374,10 @@ function checkDurations({ wait, maxWait, timeout, retention, lease }) {
 // Whether HTTP can send it, as the last status of an answer.
 function isFinal(status) {
   return Number.isInteger(status) && status >= 200 && status <= 999
+}
+
+function checkStatus(status) {
+  if (!isFinal(status)) throw new Error(`a route that runs once cannot answer ${status}`)
 }
 
 function causeOf(error) {

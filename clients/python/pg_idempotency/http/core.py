@@ -220,6 +220,7 @@ class Served:
         self.reply = reply
         if len(reply.body) > self.options.max_response:
             raise ResponseTooLarge()
+        check_status(reply.status)
         check_headers(reply.headers)
         store = store_of(self.options, reply.status)
         if store.end in ("release", "leave"):
@@ -234,7 +235,12 @@ class Served:
         return response if exchange.writes is None else Completion(response, exchange.writes)
 
     def refuse(self, error: Exception) -> None:
-        """Raises Released for an error of a handler in a transaction that is answered below 500: it is a refusal, too."""
+        """Raises Released for an error of a handler in a transaction that is answered below 500: it is a refusal, too.
+
+        Raises ValueError for a Declined that is none of HTTP.
+        """
+        if isinstance(error, Declined):
+            check_status(error.code or 422)
         problem = problem_of(error)
         if problem.status < 500 and self.options.lease is None:
             raise Released(self.core.problem_reply(problem, self.options)) from error
@@ -246,6 +252,7 @@ class Served:
         if not result.replayed and self.reply is not None:
             self.is_kept = True
             return self.reply
+        check_status(result.code or 200)
         return stored_reply(result, self.options.marker)
 
     def lasting(self, reply: Reply, until: Optional[datetime]) -> Reply:
@@ -410,6 +417,12 @@ def retry_after_of(headers: Headers) -> Optional[float]:
         except ValueError:
             return None
     return None
+
+
+def check_status(status: int) -> None:
+    """Raises ValueError for what HTTP cannot send as the last status of an answer."""
+    if not 200 <= status <= 999:
+        raise ValueError(f"an answer cannot have the status {status}")
 
 
 def check_headers(headers: Headers) -> None:

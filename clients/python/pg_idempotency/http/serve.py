@@ -63,9 +63,9 @@ def serving(idem: Union[Idempotency, AsyncIdempotency], served: Served, handler:
     run, work = (idem.transaction, in_transaction) if served.options.lease is None else (idem.lease, in_lease)
     try:
         result = yield steps.call(partial(run, admitted.key, admitted.request, work, **arguments(admitted)))
+        reply = served.answer(result)
     except Exception as error:
         return served.refusal(error)
-    reply = served.answer(result)
     if served.options.lifetime is None or result.outcome == IN_PROGRESS:
         return reply
     with contextlib.suppress(Exception):    # the answer is true without it
