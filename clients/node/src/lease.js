@@ -79,6 +79,9 @@ function acquireNow(settings, call) {
   }))
 }
 
+// This attempt did nothing. After an Unknown of the work, as of another operation, nobody knows that.
+class Unreconciled extends Unknown {}
+
 async function perform(call, operation, signal, work) {
   if (!operation.takenOver || !call.reconcile) return work(operation, signal)
   const known = await reconciled(call.reconcile, operation, signal)
@@ -86,7 +89,7 @@ async function perform(call, operation, signal, work) {
     case 'done': return known.response
     case 'notDone': return work(operation, signal)
     default:
-      throw new Unknown('nobody knows whether an earlier attempt took effect', { retryAfter: known?.retryAfter ?? null })
+      throw new Unreconciled('nobody knows whether an earlier attempt took effect', { retryAfter: known?.retryAfter ?? null })
   }
 }
 
@@ -94,7 +97,7 @@ async function reconciled(reconcile, operation, signal) {
   try {
     return await reconcile(operation, signal)
   } catch (error) {
-    throw new Unknown('the earlier attempt could not be reconciled', { cause: error })
+    throw new Unreconciled('the earlier attempt could not be reconciled', { cause: error })
   }
 }
 
@@ -139,7 +142,7 @@ function unlessLost(signal, run) {
 
 async function giveUp(settings, call, operation, error) {
   if (error instanceof Declined) return decline(settings, call, operation, error)
-  if (error instanceof NotDone || error instanceof Unknown) await release(settings, operation)
+  if (error instanceof NotDone || error instanceof Unreconciled) await release(settings, operation)
   throw error
 }
 

@@ -297,6 +297,17 @@ for (const [what, reconcile] of [
   })
 }
 
+test('work that does not know, as of another operation, leaves the lease: the next attempt reconciles', async (t) => {
+  const { pool, idempotency } = idempotencyFor(t)
+  const doubt = () => { throw new Unknown('the gateway did not answer') }
+  for (const work of [doubt, () => new Completion(1, doubt)]) {
+    const key = newKey()
+    await assert.rejects(idempotency.lease(key, null, work), Unknown)
+    const { rows: [row] } = await pool.query('SELECT status FROM idempotency_store WHERE idempotency_key = $1', [key])
+    assert.equal(row?.status, 'PENDING')
+  }
+})
+
 for (const [what, hits] of [['comes at once', 0], ['is lost once', 1]]) {
   test(`a lease that another attempt has ended is LeaseLost, not its answer: the end ${what}`, async (t) => {
     const proxy = await Proxy.forTest(t)

@@ -108,7 +108,7 @@ def owned(settings: Settings, call: Call, operation: Operation, heartbeat: Any, 
     """Reconciles, works and ends an operation that this call owns."""
     writes: List[Callable[[Any], Any]] = []
     try:
-        done = yield from reconciled(call, operation, heartbeat)
+        done = yield from reconciled(settings, call, operation, heartbeat)
         if done is None:
             value = yield steps.call_guarded(heartbeat, work, operation, heartbeat.signal)
         else:
@@ -123,23 +123,27 @@ def owned(settings: Settings, call: Call, operation: Operation, heartbeat: Any, 
         yield from end(settings, call, heartbeat, [], settings.functions.fail(call, operation, declined))
         settings.emit("declined", call, attempt=operation.attempt)
         return declined_result(operation, declined)
-    except (NotDone, Unknown):
-        # Nothing happened, or nobody knows: the next begin need not wait for the lease. If an
-        # earlier attempt has no end, the database remembers that.
+    except NotDone:
         yield from release(settings, call, operation)
         raise
 
 
-def reconciled(call: Call, operation: Operation, heartbeat: Any) -> Flow:
+def reconciled(settings: Settings, call: Call, operation: Operation, heartbeat: Any) -> Flow:
     """What became of an earlier attempt: Done, or None when the work is to run. Raises Unknown."""
     if not operation.taken_over or call.reconcile is None:
         return None
-    answer = yield steps.call_guarded(heartbeat, call.reconcile, operation)
-    if isinstance(answer, Done):
-        return answer
-    if answer == NOT_DONE:
-        return None
-    raise Unknown()
+    try:
+        answer = yield steps.call_guarded(heartbeat, call.reconcile, operation)
+        if isinstance(answer, Done):
+            return answer
+        if answer == NOT_DONE:
+            return None
+        raise Unknown()
+    except Unknown:
+        # This attempt did nothing: the next begin need not wait for the lease. The database
+        # remembers that an earlier one has no end. An Unknown of the work is none of these.
+        yield from release(settings, call, operation)
+        raise
 
 
 def end(settings: Settings, call: Call, heartbeat: Any, writes: List[Callable[[Any], Any]],

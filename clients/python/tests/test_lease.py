@@ -366,6 +366,17 @@ def test_an_error_in_the_writes_leaves_nothing(idem, key, effects, admin):
                          (key,)).fetchone() == ("PENDING",)
 
 
+def test_work_that_does_not_know_leaves_the_lease(idem, key, admin):
+    """As of another operation inside of it: the next attempt has to reconcile."""
+    def raises(*_):
+        raise Unknown()
+    for number, work in enumerate((raises, lambda operation, signal: Completion(1, raises))):
+        with pytest.raises(Unknown):
+            idem.lease(f"{key}-{number}", None, work)
+        assert admin.execute("SELECT status::text FROM idempotency_store WHERE idempotency_key = %s",
+                             (f"{key}-{number}",)).fetchone() == ("PENDING",)
+
+
 def test_not_done_in_the_writes_releases(idem, key, effects):
     def work(operation, signal):
         def write(tx):

@@ -12,6 +12,8 @@ final class LeasedAttempt {
     private final Call call;
     private final Operation operation;
     private final long asked;
+    /** Then an Unknown may be the work's, as of another operation: nobody knows what happened outside. */
+    private boolean hasBegun;
 
     /** What a begin answered. The lease may run since it was asked, however long the answer took. */
     record Begun(Operation operation, long asked) { }
@@ -31,9 +33,12 @@ final class LeasedAttempt {
         } catch (Declined refusal) {
             heartbeat.stop();
             return refuse(refusal);
-        } catch (IdempotencyException.Unknown | IdempotencyException.NotDone reason) {
+        } catch (IdempotencyException.NotDone reason) {
             heartbeat.stop();
             throw released(reason);
+        } catch (IdempotencyException.Unknown reason) {
+            heartbeat.stop();
+            throw hasBegun ? reason : released(reason);
         } catch (Exception error) {
             heartbeat.stop();
             if (heartbeat.isLost()) {
@@ -48,7 +53,7 @@ final class LeasedAttempt {
 
     private <X extends Exception> Completion reconcileAndWork(Lease lease, LeasedWork<X> work, Reconciled.Finder finder) throws X {
         if (!operation.takenOver() || finder == null) {
-            return work.run(lease);
+            return begin(lease, work);
         }
         Reconciled found;
         try {
@@ -62,6 +67,11 @@ final class LeasedAttempt {
         if (found instanceof Reconciled.Unknown unknown) {
             throw new IdempotencyException.Unknown(unknown.retryAfter(), null);
         }
+        return begin(lease, work);
+    }
+
+    private <X extends Exception> Completion begin(Lease lease, LeasedWork<X> work) throws X {
+        hasBegun = true;
         return work.run(lease);
     }
 

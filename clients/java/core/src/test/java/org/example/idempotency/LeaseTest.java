@@ -105,6 +105,16 @@ class LeaseTest extends OnServer {
     }
 
     @Test
+    void afterWorkThatDoesNotKnowTheNextAttemptFindsOut() {
+        Call call = Call.of(key).withLease(Duration.ofSeconds(1));
+        var reason = new IdempotencyException.Unknown(Duration.ZERO, null);
+        assertSame(reason, assertThrows(IdempotencyException.Unknown.class, () -> once.lease(call, lease -> {
+            throw reason;
+        })));
+        assertTrue(once.lease(call.withWait(Duration.ofSeconds(20)), lease -> done()).takenOver());
+    }
+
+    @Test
     void thePolicysLeaseIsKeptAlive() throws Exception {
         sql("SELECT idem_set_policy('short', max_lease => '5 seconds')");
         Result result = once.lease(Call.of(key).withScope("short"), lease -> {
