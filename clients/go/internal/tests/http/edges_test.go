@@ -122,9 +122,9 @@ func TestGinHandlerAfterItsTime(t *testing.T) {
 	}}})
 	m := idemhttp.New(client, idemhttp.Options{Principal: idemhttp.Anyone, Timeout: time.Minute})
 	engine := gin.New()
-	engine.POST("/accounts/:id", idemgin.Lease(m, func(c *gin.Context, _ idempotency.Operation) (idempotency.Completion[pgx.Tx], error) {
+	engine.POST("/accounts/:id", idemgin.Transaction(m, func(c *gin.Context, _ pgx.Tx) error {
 		saw <- c.Param("id")
-		return idempotency.Completion[pgx.Tx]{}, nil
+		return nil
 	}))
 	engine.GET("/other/:id", func(*gin.Context) {})
 	go func() {
