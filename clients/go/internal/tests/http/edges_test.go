@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -151,15 +152,19 @@ func TestGinHandlerAfterItsTime(t *testing.T) {
 // The time until which an answer is kept is asked after COMMIT, of a database that may hang then.
 func TestLifetimeOfADatabaseThatHangs(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
 	lock, err := pool.Begin(ctx)
 	kit.Must(t, err)
-	defer lock.Rollback(context.Background())
+	var locking sync.WaitGroup
+	defer func() {
+		cancel()
+		locking.Wait()
+		lock.Rollback(context.Background())
+	}()
 	handler := middleware(idemhttp.Options{Timeout: -1, Lifetime: "Idempotency-Expires"}).Transaction("/route",
 		func(_ http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
 			// it waits until this transaction has ended, and the look-up behind it
 			_, err := tx.Exec(r.Context(), "LOCK TABLE idempotency_store IN ROW EXCLUSIVE MODE")
-			go lock.Exec(ctx, "LOCK TABLE idempotency_store IN ACCESS EXCLUSIVE MODE")
+			locking.Go(func() { lock.Exec(ctx, "LOCK TABLE idempotency_store IN ACCESS EXCLUSIVE MODE") })
 			for waits := false; err == nil && !waits; {
 				err = tx.QueryRow(r.Context(), "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted AND mode = 'AccessExclusiveLock'").Scan(&waits)
 			}
