@@ -5,7 +5,7 @@ import { Declined, LeaseLost, NotDone, Unknown, translated } from './errors.js'
 import { Heartbeat } from './heartbeat.js'
 import { toResponse } from './response.js'
 import { answered, completed, failed } from './result.js'
-import { isLost, retrying } from './retry.js'
+import { retrying } from './retry.js'
 import { BEGIN, toOperation } from './sql.js'
 import { begin, commit, inTransaction, onConnection, sendWithin, waiting } from './transaction.js'
 
@@ -63,10 +63,11 @@ export async function lease(settings, call, work) {
     outcome = await unlessLost(heartbeat.signal, () => perform(call, operation, heartbeat.signal, work))
   } catch (error) {
     heartbeat.stop()
+    if (heartbeat.signal.aborted && error === heartbeat.signal.reason) return replay(settings, operation, error, { isTold: true })
     return giveUp(settings, call, operation, error)
   }
   heartbeat.stop()
-  if (heartbeat.signal.aborted) throw heartbeat.signal.reason
+  if (heartbeat.signal.aborted) return replay(settings, operation, heartbeat.signal.reason, { isTold: true })
   return complete(settings, call, operation, outcome)
 }
 
@@ -188,32 +189,34 @@ async function complete(settings, call, operation, outcome) {
   }
 }
 
-// After a lost answer the end may have been stored: then its repeat is ID409, and the answer is the replay.
+// After a lost answer the end may have been stored: then its repeat is ID409.
 async function end(settings, operation, once) {
   const { scope, key } = operation
-  let lost = false
   try {
-    return await retrying(settings, { scope, key }, async (errors) => {
-      lost = errors.some(isLost)
-      return once()
-    })
+    return await retrying(settings, { scope, key }, once)
   } catch (error) {
     const named = translated(error)
     if (!(named instanceof LeaseLost)) throw named
-    const replay = lost ? await lookUp(settings, operation) : null
-    if (replay) return answered(settings, replay)
-    settings.emit('leaseLost', operation)
-    throw named
+    return replay(settings, operation, named, { isTold: false })
   }
 }
 
-// The stored end, if it is that of our own attempt.
-async function lookUp(settings, operation) {
+// What is stored is the answer, whichever attempt came to its end: the next begin would get it. LeaseLost where there is no end yet,
+// or the database does not say. `isTold`: the heartbeat has told of the loss.
+async function replay(settings, operation, lost, { isTold }) {
+  const stored = await lookUp(settings, operation, isTold).catch(() => null)
+  if (!isTold && stored?.attempt !== operation.attempt) settings.emit('leaseLost', operation)
+  if (!stored) throw lost
+  return answered(settings, stored)
+}
+
+// The stored end; null: none. Where the heartbeat could not reach the database, it is asked once more, and no longer waited for.
+async function lookUp(settings, operation, isTold) {
   const { scope, key } = operation
-  const [{ rows: [row] }] = await retrying(settings, { scope, key }, () =>
-    alone(settings, operation, settings.sql.lookup(operation)))
+  const ask = () => alone(settings, operation, settings.sql.lookup(operation))
+  const [{ rows: [row] }] = await (isTold ? ask() : retrying(settings, { scope, key }, ask))
   if (!row || row[0] === null) return null
   const found = toOperation(row)
   const ended = found.outcome === 'COMPLETED' || found.outcome === 'FAILED'
-  return ended && found.attempt === operation.attempt ? found : null
+  return ended ? found : null
 }

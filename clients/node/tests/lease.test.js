@@ -309,21 +309,53 @@ test('work that does not know, as of another operation, leaves the lease: the ne
 })
 
 for (const [what, hits] of [['comes at once', 0], ['is lost once', 1]]) {
-  test(`a lease that another attempt has ended is LeaseLost, not its answer: the end ${what}`, async (t) => {
+  test(`a lease that another attempt has ended has its answer: the end ${what}`, async (t) => {
     const proxy = await Proxy.forTest(t)
     const { pool, idempotency: other } = idempotencyFor(t)
-    const { idempotency } = idempotencyFor(t, {}, proxy.options)
+    const events = []
+    const hooks = { leaseLost: ({ event }) => events.push(event), replayed: ({ event }) => events.push(event) }
+    const { idempotency } = idempotencyFor(t, { hooks }, proxy.options)
     const key = newKey()
-    await assert.rejects(idempotency.lease(key, null, async () => {
+    const { payload, replayed } = await idempotency.lease(key, null, async () => {
       await expire(pool, key)
       await other.lease(key, null, () => 'theirs')
       if (hits > 0) await proxy.order('arm', 'before', 'idem_complete')
       return new Completion('ours', (tx) => effect(tx, key))
-    }), LeaseLost)
+    })
+    assert.deepEqual([payload, replayed, events], ['theirs', true, ['leaseLost', 'replayed']])
     assert.deepEqual([(await proxy.order('state')).hits, await effects(pool, key)], [hits, 0])
     assert.equal((await other.lease(key, null, () => 1)).payload, 'theirs')
   })
 }
+
+test('so has one whose heartbeat finds out, whether its work heeds the signal or not', async (t) => {
+  for (const end of [() => 'ours', () => new Promise(() => {}), (signal) => { throw signal.reason }]) {
+    const clock = new FakeClock()
+    const lost = []
+    const { pool, idempotency } = idempotencyFor(t, { clock, hooks: { leaseLost: ({ event }) => lost.push(event) } })
+    const { idempotency: other } = idempotencyFor(t)
+    const key = newKey()
+    const { payload, replayed } = await idempotency.lease(key, null, async (operation, signal) => {
+      await expire(pool, key)
+      await other.lease(key, null, () => 'theirs')
+      await clock.advance(11_000)
+      assert.equal(signal.aborted, true)
+      return end(signal)
+    })
+    assert.deepEqual([payload, replayed, lost], ['theirs', true, ['leaseLost']])
+  }
+})
+
+test('a lease that another attempt owns is LeaseLost', async (t) => {
+  const { pool, idempotency } = idempotencyFor(t)
+  const key = newKey()
+  await assert.rejects(idempotency.lease(key, null, async () => {
+    await expire(pool, key)
+    await assert.rejects(idempotency.lease(key, null, () => { throw new TypeError('lost') }), TypeError)
+    return new Completion('ours', (tx) => effect(tx, key))
+  }), LeaseLost)
+  assert.equal(await effects(pool, key), 0)
+})
 
 test('writes are repeated after 40001', async (t) => {
   const { pool, idempotency } = idempotencyFor(t)
