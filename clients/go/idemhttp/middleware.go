@@ -91,7 +91,7 @@ type exchange struct {
 // with gives a request that a handler can read from the start. Without a key nothing is
 // compared or repeated, so the body comes as it came.
 func (e *exchange) with(ctx context.Context) *http.Request {
-	r := e.request.WithContext(ctx)
+	r := e.request.Clone(ctx)
 	if e.key != "" {
 		r.Body = io.NopCloser(bytes.NewReader(e.body))
 	}

@@ -185,6 +185,30 @@ func TestLifetimeOfADatabaseThatHangs(t *testing.T) {
 	}
 }
 
+// A handler that runs again gets the request as it came, whatever it has made of it before.
+func TestARepeatedHandlerGetsTheRequestAsItCame(t *testing.T) {
+	for _, s := range sites {
+		runs := 0
+		handler := s.transaction(middleware(idemhttp.Options{}), func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+			if r.Header.Get("Authorization") == "" || r.URL.Path != "/route" || r.FormValue("a") != "1" {
+				w.WriteHeader(401)
+				return nil
+			}
+			r.Header.Del("Authorization")
+			r.URL.Path = "/"
+			if runs++; runs == 1 {
+				_, err := tx.Exec(r.Context(), "DO $$ BEGIN RAISE SQLSTATE '40001'; END $$")
+				return err
+			}
+			return nil
+		})
+		status, _, _ := send(t, handler, "POST", newKey(), "a=1", "Content-Type", "application/x-www-form-urlencoded", "Authorization", "ann")
+		if status != 200 || runs != 2 {
+			t.Error(status, runs)
+		}
+	}
+}
+
 // A handler whose goroutine ends, as t.FailNow ends it, has no answer.
 func TestHandlerThatEndsItsGoroutine(t *testing.T) {
 	for _, s := range sites {
