@@ -88,7 +88,7 @@ func (c *conn) Commit(ctx context.Context, statements ...idempotency.Statement) 
 		return err
 	}
 	err := c.end(ctx, c.tx.Commit)
-	if err == nil || ctx.Err() != nil || idempotency.SQLState(err) != "" || errors.Is(err, sql.ErrTxDone) {
+	if err == nil || ctx.Err() != nil || idempotency.SQLState(err) != "" {
 		return err
 	}
 	return idempotency.ConnectionLost(err)
