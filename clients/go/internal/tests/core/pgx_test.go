@@ -3,6 +3,7 @@ package core_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"net"
 	"sync"
 	"testing"
@@ -55,6 +56,12 @@ func TestSavepoints(t *testing.T) {
 		return nil
 	}))
 	must(t, err)
+	planned := errors.New("planned")
+	_, err = client.Transaction(background, newKey(), nil, does(func(_ context.Context, tx pgx.Tx) error {
+		late = append(late, tx)
+		return planned
+	}))
+	wantError(t, err, planned)
 	_, err = client.Transaction(background, newKey(), nil, does(func(context.Context, pgx.Tx) error {
 		refused()
 		return nil

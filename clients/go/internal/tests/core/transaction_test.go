@@ -29,7 +29,7 @@ func transactionTests[Tx any]() tests[Tx] {
 		"MaxLostAttempts": testMaxLostAttempts[Tx], "NotDoneIsNoLostAttempt": testNotDoneIsNoLostAttempt[Tx],
 		"OwnsDeadLetter": testOwnsDeadLetter[Tx], "Retention": testRetention[Tx], "Batch": testBatch[Tx],
 		"Idempotent": testIdempotent[Tx], "HeadersOfOthers": testHeadersOfOthers[Tx], "ErrorsQuoteNothing": testErrorsQuoteNothing[Tx],
-		"CancelledStatement": testCancelledStatement[Tx],
+		"CancelledStatement": testCancelledStatement[Tx], "LimitOfTheWork": testLimitOfTheWork[Tx],
 	}
 }
 
@@ -341,6 +341,19 @@ func testCancelledStatement[Tx any](t *testing.T, b backend[Tx]) {
 		cancel()
 		wantError(t, err, context.DeadlineExceeded)
 	}
+}
+
+// A limit of the work's own is its error, although the driver has closed the connection.
+func testLimitOfTheWork[Tx any](t *testing.T, b backend[Tx]) {
+	runs := 0
+	_, err := b.client(t, idempotency.Options{Retry: quick}).Transaction(background, newKey(), nil, does(func(ctx context.Context, tx Tx) error {
+		runs++
+		limited, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+		defer cancel()
+		return errors.Join(b.exec(limited, tx, "SELECT pg_sleep(60)"), limited.Err())
+	}))
+	wantError(t, err, context.DeadlineExceeded)
+	same(t, "runs", runs, 1)
 }
 
 func testSchema[Tx any](t *testing.T, b backend[Tx]) {
