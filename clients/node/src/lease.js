@@ -215,7 +215,6 @@ async function lookUp(settings, operation, isTold) {
   const { scope, key } = operation
   const ask = () => alone(settings, operation, settings.sql.lookup(operation))
   const [{ rows: [row] }] = await (isTold ? ask() : retrying(settings, { scope, key }, ask))
-  if (!row || row[0] === null) return null
   const found = toOperation(row)
   const ended = found.outcome === 'COMPLETED' || found.outcome === 'FAILED'
   return ended ? found : null

@@ -248,7 +248,8 @@ test('a note whose answer is lost is stored once more', async (t) => {
 })
 
 test('writes that fail: nothing is written, and the lease stays', async (t) => {
-  const { pool, idempotency } = idempotencyFor(t)
+  const lost = []
+  const { pool, idempotency } = idempotencyFor(t, { hooks: { leaseLost: (event) => lost.push(event) } })
   const key = newKey()
   const run = (error) => idempotency.lease(key, null, () => new Completion(1, async (tx) => {
     await effect(tx, key)
@@ -261,6 +262,7 @@ test('writes that fail: nothing is written, and the lease stays', async (t) => {
   assert.equal(await effects(pool, key), 0)
   const result = await idempotency.lease(key, null, ({ takenOver }) => takenOver)
   assert.equal(result.payload, true, 'the first attempt has to be reconciled all the same')
+  assert.equal(lost.length, 0)
 })
 
 for (const [what, answer, expected] of [
@@ -355,6 +357,25 @@ test('a lease that another attempt owns is LeaseLost', async (t) => {
     return new Completion('ours', (tx) => effect(tx, key))
   }), LeaseLost)
   assert.equal(await effects(pool, key), 0)
+})
+
+test('an end that is stored, and whose answer is lost, is replayed', async (t) => {
+  const proxy = await Proxy.forTest(t)
+  const lost = []
+  const { idempotency } = idempotencyFor(t, { hooks: { leaseLost: (event) => lost.push(event) } }, proxy.options)
+  const result = await idempotency.lease(newKey(), null, async () => {
+    await proxy.order('arm', 'lose', 'idem_complete')
+    return { code: 201, payload: 'ours' }
+  })
+  assert.deepEqual([result.replayed, result.code, result.payload, lost.length], [true, 201, 'ours', 0])
+  assert.equal((await proxy.order('state')).hits, 1)
+})
+
+test('a lease that was released is LeaseLost', async (t) => {
+  const { pool, idempotency } = idempotencyFor(t)
+  const key = newKey()
+  await assert.rejects(idempotency.lease(key, null, ({ fence }) =>
+    pool.query('SELECT idem_release($1, scope => $2, fence => $3)', [key, 'tests', String(fence)])), LeaseLost)
 })
 
 test('writes are repeated after 40001', async (t) => {
