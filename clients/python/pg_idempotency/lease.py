@@ -139,10 +139,12 @@ def reconciled(settings: Settings, call: Call, operation: Operation, heartbeat: 
         if answer == NOT_DONE:
             return None
         raise Unknown()
-    except Unknown:
+    except (Unknown, Declined) as error:
         # This attempt did nothing: the next begin need not wait for the lease. The database
         # remembers that an earlier one has no end. An Unknown of the work is none of these.
         yield from release(settings, call, operation)
+        if isinstance(error, Declined):   # of another operation: what became of this one it does not say
+            raise Unknown() from error
         raise
 
 

@@ -341,6 +341,18 @@ def test_reconcile_does_not_know(idem, key, admin):
     assert (result.payload, result.attempt) == ("at last", 2)
 
 
+def test_what_reconcile_declines_is_not_the_answer(idem, key, admin):
+    leave_unended(idem, key)
+    run_out(admin, key)
+
+    def reconcile(operation):
+        raise Declined(409, payload="of another operation")
+    with pytest.raises(Unknown) as raised:
+        idem.lease(key, None, lambda operation, signal: 1 / 0, reconcile=reconcile)
+    assert isinstance(raised.value.__cause__, Declined)
+    assert idem.lease(key, None, lambda operation, signal: 1 / 0, reconcile=lambda operation: Done(1)).payload == 1
+
+
 def test_reconcile_is_not_asked_at_first(idem, key):
     assert idem.lease(key, None, lambda operation, signal: 1, reconcile=lambda operation: 1 / 0).payload == 1
 
