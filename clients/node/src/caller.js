@@ -6,6 +6,7 @@ import path from 'node:path'
 import { systemClock } from './clock.js'
 import { BadArgument } from './errors.js'
 import { parseRetryAfter } from './http/answer.js'
+import { checkCount, checkMilliseconds } from './response.js'
 
 /**
  * @typedef {object} KeyStore
@@ -147,9 +148,12 @@ export class Caller {
    * @param {{store: KeyStore, fetch?: typeof globalThis.fetch, clock?: import('./clock.js').Clock, attempts?: number, base?: number, cap?: number,
    *   timeout?: number, header?: string}} options attempts in all (8); pauses are drawn between 0 and `base` (200) milliseconds, twice as
    *   much each time, up to `cap` (10 000), or as Retry-After says. timeout: milliseconds for one try (30 000). header: 'Idempotency-Key'
+   * @throws {BadArgument} a number is none
    */
   constructor({ store, fetch = globalThis.fetch, clock = systemClock, attempts = 8, base = 200, cap = 10_000, timeout = 30_000,
     header = 'Idempotency-Key' }) {
+    checkCount('attempts', attempts)
+    for (const [name, duration] of Object.entries({ base, cap, timeout })) checkMilliseconds(name, duration)
     this.#store = store
     this.#fetch = fetch
     this.#clock = clock
@@ -176,7 +180,7 @@ export class Caller {
     for (let attempt = 1; ; attempt++) {
       [response, error] = await this.#try(url, request)
       if (response && !RETRIED.has(response.status)) return response
-      if (init.signal?.aborted || attempt === attempts) throw new NoAnswer(response, error)
+      if (init.signal?.aborted || attempt >= attempts) throw new NoAnswer(response, error)
       await response?.body?.cancel()
       await this.#clock.sleep(this.#pause(response, attempt), init.signal ?? undefined)
     }

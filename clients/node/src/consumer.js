@@ -2,6 +2,7 @@
 // dead letter.
 import { BadArgument, Forbidden, InProgress, KeyReused, TooLarge, Unknown } from './errors.js'
 import { optionsOf, telling } from './options.js'
+import { checkCount, checkMilliseconds } from './response.js'
 import { settle } from './settle.js'
 
 /**
@@ -39,6 +40,8 @@ export function withDefaults(options, required) {
   }
   const complete = optionsOf(DEFAULTS, options)
   if (!complete.delays.length) throw new BadArgument('a consumer needs one of delays at least')
+  for (const delay of complete.delays) checkMilliseconds('each of delays', delay)
+  checkCount('tries', complete.tries)
   return { ...complete, onError: telling('onError', complete.onError) }
 }
 

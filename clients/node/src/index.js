@@ -7,7 +7,7 @@ import { alone, lease, progress } from './lease.js'
 import { optionsOf, telling } from './options.js'
 import { pgSource } from './pg.js'
 import { retrying } from './retry.js'
-import { checkMilliseconds, toInterval } from './response.js'
+import { checkCount, checkMilliseconds, toInterval } from './response.js'
 import { Sql, isText } from './sql.js'
 import { transaction } from './transaction.js'
 
@@ -92,6 +92,7 @@ export class Idempotency {
     const { scope = '', schema, retention, lease: leaseTime = '30 s', retry = {}, hooks = {}, clock = systemClock } = options
     const source = 'acquire' in pool ? pool : pgSource(pool)
     const repeats = optionsOf({ attempts: 5, base: 50, cap: 2000 }, retry)
+    checkCount('retry.attempts', repeats.attempts)
     checkMilliseconds('retry.base', repeats.base)
     checkMilliseconds('retry.cap', repeats.cap)
     const durations = { retention, lease: leaseTime, 'retry.base': repeats.base, 'retry.cap': repeats.cap }

@@ -110,6 +110,15 @@ export function checkMilliseconds(name, duration) {
   if (typeof duration !== 'number' || Number.isNaN(duration)) throw new BadDuration(`${name} is a number of milliseconds`)
 }
 
+/**
+ * @param {string} name of the option
+ * @param {unknown} count from 1, without end as well. With NaN or a text no number of repeats would be the last.
+ * @throws BadArgument
+ */
+export function checkCount(name, count) {
+  if (typeof count !== 'number' || !(count >= 1)) throw new BadArgument(`${name} is a number from 1`)
+}
+
 // An interval of PostgreSQL has no more milliseconds.
 const LONGEST = 9e15
 

@@ -4,7 +4,9 @@ import { describe, test } from 'node:test'
 import express from 'express'
 import pg from 'pg'
 import { BadArgument, Declined, Idempotency } from 'pg-idempotency'
+import { Caller, MemoryStore } from 'pg-idempotency/caller'
 import { expressIdempotency } from 'pg-idempotency/express'
+import { withDefaults } from '../src/consumer.js'
 import { HttpIdempotency } from '../src/http/core.js'
 import { idempotencyFor, newKey, poolFor, portOf, stored } from './support.js'
 
@@ -16,9 +18,12 @@ const notRun = () => assert.fail('the work ran')
 describe('a number that is none, or too large, asks no database', () => {
   const wrong = [NaN, -Infinity, 1e300, true, {}]
   const endless = [Infinity]
+  // A repeat is the last one where its number is not below the limit: nothing is below NaN.
+  const counts = [NaN, 0, -1, '8', true, null]
   const options = {
     retention: [...wrong, ...endless], lease: [...wrong, ...endless],
-    retry: [...wrong, ...endless, '1 s'].flatMap((value) => [{ base: value }, { cap: value }]),
+    retry: [...[...wrong, ...endless, '1 s'].flatMap((value) => [{ base: value }, { cap: value }]),
+      ...counts.map((attempts) => ({ attempts }))],
   }
   for (const [name, values] of Object.entries(options)) {
     test(`${name} of the Idempotency`, () => {
@@ -32,6 +37,19 @@ describe('a number that is none, or too large, asks no database', () => {
         await assert.rejects(idempotency.lease('k', null, notRun, { [name]: value }), refusal(name))
         if (name !== 'lease') await assert.rejects(idempotency.transaction('k', null, notRun, { [name]: value }), refusal(name))
       }
+    })
+  }
+  for (const name of ['attempts', 'base', 'cap', 'timeout']) {
+    test(`${name} of a Caller`, () => {
+      for (const value of name === 'attempts' ? counts : [NaN, '1 s', null]) {
+        assert.throws(() => new Caller({ store: new MemoryStore(), [name]: value }), refusal(name))
+      }
+    })
+  }
+  for (const [name, values] of Object.entries({ tries: counts, delays: [[NaN], [1, '2'], []] })) {
+    test(`${name} of a consumer`, () => {
+      const options = { idempotency: new Idempotency(nowhere), handle: notRun, topic: 't' }
+      for (const value of values) assert.throws(() => withDefaults({ ...options, [name]: value }, ['topic']), refusal(name))
     })
   }
   for (const name of ['wait', 'maxWait', 'timeout', 'retention', 'lease']) {
