@@ -19,7 +19,7 @@ from pg_idempotency import Idempotency, Response  # noqa: E402
 
 ORDER = json.loads(sys.argv[1])
 RETRIED = re.compile(r'40001|40P01|08...|57P0[123]')
-pool = ConnectionPool('', min_size=ORDER['clients'], max_size=ORDER['clients'])
+pool = ConnectionPool('', min_size=ORDER['clients'], max_size=ORDER['clients'], open=True)
 idempotency = Idempotency(pool, scope='payments')
 
 

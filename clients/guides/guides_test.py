@@ -246,7 +246,7 @@ def main():
     """All, with a pool of one connection."""
     with Verdict() as verdict:
         play_api_client(verdict)
-        pool = psycopg_pool.ConnectionPool("", min_size=1, max_size=1, timeout=10)
+        pool = psycopg_pool.ConnectionPool("", min_size=1, max_size=1, timeout=10, open=True)
         with psycopg.connect("", autocommit=True) as admin, pool:
             play_gateway(verdict, admin, pool)
             play_commerce(verdict, admin)

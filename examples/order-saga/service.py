@@ -21,7 +21,7 @@ class Service:
     def __init__(self, name, actions):
         self.name = name
         self.actions = actions
-        self.pool = psycopg_pool.ConnectionPool(os.environ["DATABASE_URL"], min_size=1, max_size=2, timeout=5)
+        self.pool = psycopg_pool.ConnectionPool(os.environ["DATABASE_URL"], min_size=1, max_size=2, timeout=5, open=True)
         self.idempotency = Idempotency(self.pool, scope=name)
 
     def run(self):

@@ -258,7 +258,7 @@ class FilterTest {
         HttpResponse<String> first = post("/orders", "ann", "1");
         HttpResponse<String> second = post("/orders", "ann", "1");
         assertEquals(List.of(201, whole), List.of(first.statusCode(), first.body()));
-        assertEquals(List.of(201, "{\"at\": \"/1\"}"), List.of(second.statusCode(), second.body()));
+        assertEquals(List.of(201, "{\"at\":\"/1\"}"), List.of(second.statusCode(), second.body()));
         assertEquals("application/json", second.headers().firstValue("Content-Type").orElse(""));
         assertEquals(1, effects());
     }
