@@ -608,20 +608,27 @@ BEGIN
 				EXCLUDED.response_headers, EXCLUDED.response_payload, EXCLUDED.response_body)
 		WHERE s.updated_at = expected;
 	IF NOT FOUND THEN
-		PERFORM idem_lost_race();
+		PERFORM idem_refuse_unwritten(new.idempotency_key, new.scope, expected);
 	END IF;
 END
 $$;
 COMMENT ON FUNCTION idem_put(idempotency_store, timestamptz) IS 'internal: stores a record';
 
-CREATE FUNCTION idem_lost_race() RETURNS void
+-- Another writer was first, unless what the caller has read, or that there was nothing, is
+-- still so.
+CREATE FUNCTION idem_refuse_unwritten(key text, name_scope text, expected timestamptz) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 BEGIN
+	IF expected IS NOT DISTINCT FROM
+		(SELECT s.updated_at FROM idempotency_store s WHERE s.scope = name_scope AND s.idempotency_key = key) THEN
+		RAISE EXCEPTION 'operation could not be stored' USING ERRCODE = 'triggered_action_exception',
+			DETAIL = 'A trigger or rule on table "idempotency_store" suppressed the write.';
+	END IF;
 	RAISE EXCEPTION 'operation was stored concurrently by another writer'
 		USING ERRCODE = 'serialization_failure', HINT = 'Retry the transaction.';
 END
 $$;
-COMMENT ON FUNCTION idem_lost_race() IS 'internal: the error of a row that somebody else has written';
+COMMENT ON FUNCTION idem_refuse_unwritten(text, text, timestamptz) IS 'internal: the error of a row that was not written';
 
 -- What leases and their ends write is durable when COMMIT returns.
 CREATE FUNCTION idem_force_sync() RETURNS void
@@ -1343,7 +1350,7 @@ BEGIN
 		PERFORM idem_keep_fence(fence);
 		DELETE FROM idempotency_store s WHERE s.scope = name_scope AND s.idempotency_key = key AND s.updated_at = expected;
 		IF NOT FOUND THEN
-			PERFORM idem_lost_race();
+			PERFORM idem_refuse_unwritten(key, name_scope, expected);
 		END IF;
 	END IF;
 	PERFORM idem_force_sync();
@@ -1846,7 +1853,7 @@ BEGIN
 	DELETE FROM idempotency_store s
 		WHERE s.scope = stored.scope AND s.idempotency_key = stored.idempotency_key AND s.updated_at = stored.updated_at;
 	IF NOT FOUND THEN
-		PERFORM idem_lost_race();
+		PERFORM idem_refuse_unwritten(stored.idempotency_key, stored.scope, stored.updated_at);
 	END IF;
 	PERFORM idem_force_sync();
 END
