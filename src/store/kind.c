@@ -241,7 +241,7 @@ kind_leave_other_table(const Catalog *catalog, const OperationName *name, Oid ta
 	if (!delete_in(catalog, position.table, name, *expected) &&
 		find_newest_in(catalog, position.table, name, &found))
 	{
-		if (found.updated_at == *expected)
+		if (found.updated_at == *expected && !store_tables_is_plain(position.table))
 			row_error_suppressed();
 		row_error_changed();
 	}

@@ -99,14 +99,19 @@ put_directly(const Catalog *catalog, const Record *record, TimestampTz expected,
 	PG_END_TRY();
 }
 
-/* A write by SQL has changed no row: another writer was first, unless the version that was read is still there. */
+/*
+ * A write has changed no row: another writer was first, unless the version that was read
+ * is still there.  In a plain table it may be so after idem_reseal, which leaves
+ * updated_at as it is, and there is nothing that suppresses a write.
+ */
 pg_noreturn static void
 refuse_unwritten(const Catalog *catalog, const OperationName *name, TimestampTz expected)
 {
 	Record		found;
 	RowPosition position;
 
-	if (kind_find(catalog, name, true, &found, &position) && found.updated_at == expected)
+	if (kind_find(catalog, name, true, &found, &position) && found.updated_at == expected &&
+		!store_tables_is_plain(position.table))
 		row_error_suppressed();
 	row_error_lost_race();
 }

@@ -351,6 +351,16 @@ is($node->psql('postgres', 'BEGIN; ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES 
 	0, 'default privileges give no right on the tables');
 is(query(q{SELECT count(*) FROM pg_depend WHERE deptype = 'e' AND objid IN (SELECT name::regclass FROM idempotency_partitions)}), '0', 'they are no members of the extension');
 
+# As idem_reseal does, an UPDATE leaves updated_at as it is. The record is still there, and no trigger has kept it.
+put('_p1', 'resealed', '1 hour');
+ask($gate, q{BEGIN; UPDATE idempotency_store SET response_code = 200 WHERE idempotency_key = 'resealed'});
+$writer->{stderr} = '';
+$writer->query_until(qr/asking/, "\\echo asking\nBEGIN ISOLATION LEVEL REPEATABLE READ; SELECT idem_forget('resealed');\n");
+wait_until('the writer waits', waiting($writer_pid, 'Lock'));
+ask($gate, 'COMMIT');
+$writer->query('ROLLBACK');
+like($writer->{stderr}, qr/stored concurrently by another writer/, 'at REPEATABLE READ a record that was sealed meanwhile is a lost race');
+
 # ---- something that needs SQL, added later ----
 
 is(run('before', '1 hour'), 'ACQUIRED', 'an operation');
