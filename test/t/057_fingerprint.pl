@@ -11,8 +11,10 @@ my $seed = $ENV{FINGERPRINT_SEED} // int rand 2**31;
 note "FINGERPRINT_SEED=$seed";
 srand $seed;
 
+# U+10FFFD and not U+10FFFF: for a noncharacter Encode writes U+FFFD, so that two
+# names of one object could become one.
 my %alphabet = (
-	UTF8 => [ 'a' .. 'e', "\x{e9}", "\x{fc}", "\x{3042}", "\x{10ffff}", "\x{1f600}", ' ', "\n", '"', '\\' ],
+	UTF8 => [ 'a' .. 'e', "\x{e9}", "\x{fc}", "\x{3042}", "\x{10fffd}", "\x{1f600}", ' ', "\n", '"', '\\' ],
 	LATIN1 => [ 'a' .. 'e', map { chr } 0xa1 .. 0xff ],
 	EUC_JP => [ 'a' .. 'e', "\x{3042}", "\x{30a2}", "\x{6f22}", "\x{5b57}", "\x{ff71}" ],
 	# the bytes are taken as they are: a client of SQL_ASCII sends UTF-8
