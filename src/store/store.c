@@ -156,7 +156,7 @@ store_reseal(const Catalog *catalog, Oid table, const Record *record)
 	if (!(store_tables_is_plain(table) ?
 		  direct_change(catalog, table, &record->name, record, record->updated_at) == TM_Ok :
 		  by_sql_update(catalog, table, record)))
-		row_error_lost_race();
+		refuse_unwritten(catalog, &record->name, record->updated_at);
 }
 
 /* Deletes the version that the caller has read; if another writer has changed it, 40001. */

@@ -170,8 +170,13 @@ is(replay('new', '"card 4711"'), $replayed, 'so does the new one');
 	my $before = query(q{SELECT string_agg(concat_ws(' ', idempotency_key, status, attempt, fence, request_hash, created_at, updated_at, expires_at), ';'
 		ORDER BY idempotency_key) FROM idempotency_store});
 	my $responses = query(q{SELECT count(*) FROM idempotency_store WHERE (sealed IS NOT NULL OR response_payload IS NOT NULL) AND seal_key IS DISTINCT FROM 'k2'});
-	my $sealed = query('SELECT idem_reseal(2)');
+	my $sealed;
 
+	query(q{CREATE FUNCTION suppress() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+		CREATE TRIGGER suppress BEFORE UPDATE ON idempotency_store FOR EACH ROW EXECUTE FUNCTION suppress()});
+	is(sqlstate($node, 'SELECT idem_reseal()'), '09000', 'a trigger that keeps the old version is named');
+	query('DROP FUNCTION suppress CASCADE');
+	$sealed = query('SELECT idem_reseal(2)');
 	is($sealed, '2', 'idem_reseal keeps to its limit');
 	$sealed += query('SELECT idem_reseal()');
 	is($sealed, $responses, 'and seals what was sealed before, or not at all');
