@@ -20,7 +20,7 @@ import gateway
 import ledger
 import plan
 import psycopg
-from clients import Shared, run_client
+from clients import Client, Shared
 from findings import Findings, is_noticed, keep_evidence
 from report import figures, print_report
 from servers import Clock, Pair
@@ -109,8 +109,7 @@ class Run:
         while not os.path.exists(self.options.gateway):
             time.sleep(0.05)
         for index in range(self.options.clients):
-            client = processes.Process(
-                target=run_client, args=(index, self.options, self.shared, self.ledger))
+            client = processes.Process(target=Client(index, self.options, self.shared, self.ledger).run)
             client.start()
             self.clients.append(client)
 

@@ -7,7 +7,7 @@ import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-from findings import by_event, ended_badly, fences_given_twice, fences_out_of_order, locks_left, overlaps
+from findings import by_event, clients_stuck, fences_given_twice, fences_out_of_order, locks_left, overlaps
 
 RECORDS = """SELECT idempotency_key, status::text, response_payload::text,
     encode(response_body, 'hex'), response_code, fence
@@ -119,7 +119,7 @@ def check_drained(findings, pair, events, processes):
             "SELECT idempotency_key FROM idempotency_store"
             " WHERE status = 'PENDING' AND scope = 'bank'").fetchall()
         findings.add("I5 locks left", locks_left(connection))
-        findings.add("I6 clients stuck", [line["keys"] for line in events["stuck"]] + ended_badly(processes))
+        findings.add("I6 clients stuck", clients_stuck(events, processes))
         findings.add("I6 leases left", (key for (key,) in pending))
         findings.add("I6 rows left", rows_left(pair, connection))
     findings.add("amcheck", amcheck(pair))

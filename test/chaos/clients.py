@@ -5,19 +5,17 @@ the command tag, begin again after a lost connection, ask the gateway before the
 in a taken-over attempt. The answers go into the ledger.
 """
 
-import os
-import random
 import secrets
-import signal
 import time
 import uuid
 from dataclasses import dataclass
 
+import client
 import psycopg
+from client import GivenUp
 from gateway import Gateway
 from ledger import now
 from plan import operation
-from psycopg.rows import namedtuple_row
 from psycopg.types.json import Jsonb
 
 LEASE = "1500 milliseconds"
@@ -42,7 +40,7 @@ PLACEHOLDER = """SELECT idem_complete(%s, '{"placeholder": true}', scope => 'ban
     retention => '15 milliseconds')"""
 
 # What a fault may make of a statement. Everything else is a mistake of somebody's.
-TRANSIENT = ("40001", "40P01", "53", "57", "58", "08", "ID409", None)
+TRANSIENT = ("40001", "40P01", "53", "57", "58", "08", "ID409")
 # What an end by fence says when somebody has the operation's lock for longer than
 # idempotency.end_wait. DDL on partitions and an operation can meet in a deadlock, and a
 # server whose clock was set on finds it only after as much time: its timers are faked, too.
@@ -50,140 +48,51 @@ LOCK_NOT_FREE = "55P03"
 
 
 @dataclass
-class Shared:
-    """What the clients share with the controller, without locks: a stopped client
-    would never give one back."""
+class Shared(client.Shared):
+    """What the clients share with the controller."""
 
-    stopping: object
-    progress: object        # of each client: the operation it is at
     leased: object          # of each client: it owns a lease now
 
 
-class GivenUp(Exception):
-    """The operation is not over, and has to be begun again."""
-
-
-class Client:
+class Client(client.Client):
     """One process."""
 
-    def __init__(self, index, options, shared, ledger):
-        self.index = index
-        self.options = options
-        self.shared = shared
-        self.ledger = ledger
-        self.connection = None
+    operation = staticmethod(operation)
+
+    def __init__(self, *given):
+        super().__init__(*given)
         self.gateway = None
-        self.deadline = None
-        self.rng = random.Random(f"{options.seed}/client/{index}")
         self.ways = {"bound": self.bound, "leased": self.leased,
                      "called": self.called, "batched": self.batched}
 
     def run(self):
-        """Delivers until it is told to stop, and then what it has begun."""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        """With a connection of its own to the gateway."""
         self.gateway = Gateway(self.options.gateway)
-        number = 0
-        while not self.shared.stopping.value:
-            planned = operation(self.options.seed, number, self.options.clients)
-            self.shared.progress[self.index] = number
-            if self.index in planned.copies:
-                self.meet_others(planned)
-                self.prepare(planned)
-            for copy, client in enumerate(planned.copies):
-                if client == self.index:
-                    self.deliver(planned, copy)
-            number += 1
-        self.shared.progress[self.index] = 1 << 40
-        self.ledger.write("finished", client=self.index, operations=number)
-
-    def meet_others(self, planned):
-        """Lets the deliveries of one operation come at once, unless somebody is far."""
-        patience = now() + 0.05
-        while now() < patience and any(
-                self.shared.progress[client] < planned.number for client in planned.copies):
-            time.sleep(0.002)
+        super().run()
 
     def prepare(self, planned):
         """What comes before the first delivery of some operations."""
-        if planned.copies[0] != self.index:
-            return
         if planned.recycled:
             self.attempt(planned, self.leave_placeholder)
         if planned.forgotten:
             self.attempt(planned, self.forget)
 
-    def deliver(self, planned, copy):
-        """Tries until the end of the operation is known."""
-        self.ledger.write("delivery", number=planned.number, copy=copy)
-        while not self.attempt(planned, self.ways[planned.way]):
-            self.check_patience(planned)
-            time.sleep(self.rng.uniform(0.002, 0.03))
-
-    def check_patience(self, planned):
-        """When the faults have stopped, everything has to come to an end (I6)."""
-        if self.shared.stopping.value:
-            self.deadline = self.deadline or now() + self.options.patience
-            if now() > self.deadline:
-                self.ledger.write("stuck", keys=planned.keys)
-                raise SystemExit(1)
-
-    def attempt(self, planned, way):
-        """True when the way has got to the end; errors are counted and judged."""
-        try:
-            return way(planned)
-        except psycopg.Error as error:
-            self.note_error(error, planned)
-        except GivenUp:
-            pass
-        self.clear()
-        return False
-
     def note_error(self, error, planned):
         """Faults show as errors; any other error is a finding."""
         state = error.sqlstate
-        known = (state is None or any(state.startswith(prefix) for prefix in TRANSIENT if prefix)
-                 or (state == LOCK_NOT_FREE and planned.way == "leased"))
+        known = state is None or state.startswith(TRANSIENT) or (
+            state == LOCK_NOT_FREE and planned.way == "leased")
         self.ledger.write("error" if known else "unexpected", sqlstate=state, way=planned.way,
                           isolation=planned.isolation if planned.way == "bound" else None,
                           message=str(error)[:300])
 
-    def clear(self):
-        """Leaves a connection that can be used, or none."""
-        if self.connection is None:
-            return
-        try:
-            if not self.connection.closed:
-                self.connection.execute("ROLLBACK", prepare=False)
-        except psycopg.Error:
-            self.connection.close()
-        if self.connection.closed:
-            self.connection = None
-
-    def execute(self, statement, arguments=None, **options):
-        """Runs a statement on a connection to whoever is the primary now."""
-        if self.connection is None:
-            self.connect()
-        return self.connection.execute(statement, arguments, **options)
-
-    def connect(self):
-        """Half of the clients are behind the proxy."""
+    def address(self):
+        """Of whoever is the primary now. Half of the clients are behind the proxy."""
         directory = self.options.proxy
         if self.index % 2:
             with open(self.options.target, encoding="utf-8") as file:
                 directory = file.read()
-        self.connection = psycopg.connect(
-            host=directory, port=5432, user="teller", dbname="bank", autocommit=True,
-            connect_timeout=5, row_factory=namedtuple_row,
-            application_name=f"client {self.index}", options="-c client_min_messages=error")
-
-    def start(self, isolation="READ COMMITTED"):
-        """Begins a transaction."""
-        self.execute(f"BEGIN ISOLATION LEVEL {isolation}", prepare=False)
-
-    def commit(self):
-        """Only the tag says that it was one."""
-        if self.execute("COMMIT", prepare=False).statusmessage != "COMMIT":
-            raise GivenUp
+        return {"host": directory, "port": 5432, "user": "teller", "dbname": "bank", "connect_timeout": 5}
 
     def note_answer(self, key, row):
         """Writes an answer down if it is an end, and says whether."""
@@ -211,13 +120,6 @@ class Client:
             outcome, code = "COMPLETED", 201
         ((name, value),) = payload.obj.items()
         return outcome, f'{{"{name}": "{value}"}}', body.hex(), code
-
-    def own(self, key, since):
-        """The session was in possession from then until now, and is not dead: the
-        statement that shows it comes after."""
-        until = now()
-        self.execute("SELECT 1", prepare=False)
-        self.ledger.write("owned", key=key, since=since, until=until, client=self.index)
 
     def bound(self, planned):
         """Begin, effect and end in one transaction."""
@@ -343,9 +245,3 @@ class Client:
             self.ledger.write("refused", key=key)
             self.clear()
         return True
-
-
-def run_client(index, options, shared, ledger):
-    """The body of a client process."""
-    os.setpgid(0, 0)
-    Client(index, options, shared, ledger).run()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import anomalies
 from clients import digest
-from findings import by_event, ended_badly, fences_given_twice, fences_out_of_order, locks_left, overlaps
+from findings import by_event, clients_stuck, fences_given_twice, fences_out_of_order, locks_left, overlaps
 from plan import number_of, origin
 
 RECORDS = """SELECT idempotency_key, status::text, response_payload::text,
@@ -172,7 +172,7 @@ def count_errors(events):
 def check_drained(findings, connection, events, processes):
     """On the server, when all clients have gone."""
     findings.add("locks left", locks_left(connection))
-    findings.add("clients stuck", [line["key"] for line in events["stuck"]] + ended_badly(processes))
+    findings.add("clients stuck", clients_stuck(events, processes))
     findings.add("leases left", (key for (key,) in connection.execute(
         "SELECT idempotency_key FROM idempotency_store WHERE status = 'PENDING'").fetchall()))
     findings.add("prepared transactions left", (

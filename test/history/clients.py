@@ -8,17 +8,14 @@ operation is for the lists and the store to say.
 
 import hashlib
 import json
-import os
-import random
 import secrets
-import signal
 import time
-from dataclasses import dataclass
 
+import client
 import psycopg
+from client import GivenUp
 from ledger import now
 from plan import READ_COMMITTED, element, operation
-from psycopg.rows import namedtuple_row
 from psycopg.types.json import Jsonb
 
 LEASE = "400 milliseconds"
@@ -44,19 +41,7 @@ READ = "SELECT elements FROM list WHERE id = %s"
 APPEND = "SELECT append(%s, %s)"
 
 # What a storm may make of a statement. Everything else is a mistake of somebody's.
-TRANSIENT = ("40001", "40P01", "53", "55P03", "57", "08", "ID409", None)
-
-
-@dataclass
-class Shared:
-    """What the clients share with the controller."""
-
-    stopping: object
-    progress: object        # of each client: the operation it is at
-
-
-class GivenUp(Exception):
-    """The operation is not over, and has to be begun again."""
+TRANSIENT = ("40001", "40P01", "53", "55P03", "57", "08", "ID409")
 
 
 def digest(outcome, payload, body, code):
@@ -64,79 +49,32 @@ def digest(outcome, payload, body, code):
     return hashlib.sha256(repr((outcome, payload, body, code)).encode()).hexdigest()[:20]
 
 
-class Client:
+class Client(client.Client):
     """One process."""
 
-    def __init__(self, index, options, shared, ledger):
-        self.index = index
-        self.options = options
-        self.shared = shared
-        self.ledger = ledger
-        self.connection = None
-        self.deadline = None
-        self.runs = index << 20
-        self.rng = random.Random(f"{options.seed}/client/{index}")
+    operation = staticmethod(operation)
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.runs = self.index << 20
         self.ways = {"bound": self.bound, "prepared": self.bound, "leased": self.leased,
                      "called": self.called, "forgotten": self.forgotten}
 
-    def run(self):
-        """Delivers until it is told to stop, and then what it has begun."""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        number = 0
-        while not self.shared.stopping.value:
-            planned = operation(self.options.seed, number, self.options.clients)
-            self.shared.progress[self.index] = number
-            if self.index in planned.copies:
-                self.meet_others(planned)
-                if planned.recycled and planned.copies[0] == self.index:
-                    self.attempt(planned, self.leave_placeholder)
-            for client in planned.copies:
-                if client == self.index:
-                    self.deliver(planned)
-            number += 1
-        self.shared.progress[self.index] = 1 << 40
-        self.ledger.write("finished", client=self.index, operations=number)
-
-    def meet_others(self, planned):
-        """Lets the deliveries of one operation come at once, unless somebody is far."""
-        patience = now() + 0.05
-        while now() < patience and any(
-                self.shared.progress[client] < planned.number for client in planned.copies):
-            time.sleep(0.001)
+    def prepare(self, planned):
+        """What comes before the first delivery of some operations."""
+        if planned.recycled:
+            self.attempt(planned, self.leave_placeholder)
 
     def deliver(self, planned):
-        """Tries until the end of the operation is known; sometimes somebody else uses its
-        key for another request."""
-        self.ledger.write("delivery", number=planned.number)
-        while not self.attempt(planned, self.ways[planned.way]):
-            self.check_patience(planned)
-            time.sleep(self.rng.uniform(0.001, 0.02))
+        """Sometimes somebody else uses its key for another request."""
+        super().deliver(planned)
         if planned.way != "forgotten" and self.rng.random() < 0.03:
             self.attempt(planned, self.mistake)
-
-    def check_patience(self, planned):
-        """When the storms are over, everything has to come to an end."""
-        if self.shared.stopping.value:
-            self.deadline = self.deadline or now() + self.options.patience
-            if now() > self.deadline:
-                self.ledger.write("stuck", key=planned.key)
-                raise SystemExit(1)
-
-    def attempt(self, planned, way):
-        """True when the way has got to the end; errors are counted and judged."""
-        try:
-            return way(planned)
-        except psycopg.Error as error:
-            self.note_error(error, planned)
-        except GivenUp:
-            pass
-        self.clear()
-        return False
 
     def note_error(self, error, planned):
         """Storms show as errors; any other error is a finding."""
         state = error.sqlstate
-        known = state is None or any(state.startswith(prefix) for prefix in TRANSIENT if prefix)
+        known = state is None or state.startswith(TRANSIENT)
         if state == "40001" and planned.level == READ_COMMITTED:
             known = False
         if state == "ID409" and planned.way != "leased":
@@ -144,35 +82,9 @@ class Client:
         self.ledger.write("error" if known else "unexpected", sqlstate=state,
                           key=planned.key, level=planned.level, message=str(error)[:300])
 
-    def clear(self):
-        """Leaves a connection that can be used, or none."""
-        if self.connection is None:
-            return
-        try:
-            if not self.connection.closed:
-                self.connection.execute("ROLLBACK", prepare=False)
-        except psycopg.Error:
-            self.connection.close()
-        if self.connection.closed:
-            self.connection = None
-
-    def execute(self, statement, arguments=None, **options):
-        """Runs a statement, on a new connection if need be."""
-        if self.connection is None:
-            self.connection = psycopg.connect(
-                user="client", dbname=self.options.database, autocommit=True,
-                row_factory=namedtuple_row, application_name=f"client {self.index}",
-                options="-c client_min_messages=error")
-        return self.connection.execute(statement, arguments, **options)
-
-    def start(self, level):
-        """Begins a transaction."""
-        self.execute(f"BEGIN ISOLATION LEVEL {level}", prepare=False)
-
-    def commit(self, command="COMMIT"):
-        """Only the tag says that it was one."""
-        if self.execute(command, prepare=False).statusmessage == "ROLLBACK":
-            raise GivenUp
+    def address(self):
+        """Of the path's database."""
+        return {"user": "client", "dbname": self.options.database}
 
     def begin(self, planned, lease=None):
         """Asks for the operation."""
@@ -243,13 +155,6 @@ class Client:
         if fence is not None and self.rng.random() < 0.02:
             time.sleep(LEASE_SECONDS + 0.1)
 
-    def own(self, planned, since):
-        """The session was in possession from then until now, and is not dead: the
-        statement that shows it comes after."""
-        until = now()
-        self.execute("SELECT 1", prepare=False)
-        self.ledger.write("owned", key=planned.key, since=since, until=until)
-
     def bound(self, planned):
         """Begin, effect and end in one transaction."""
         asked = now()
@@ -261,7 +166,7 @@ class Client:
             return self.answered(planned, row, asked)
         since = now()
         time.sleep(planned.thinks[0])
-        self.own(planned, since)
+        self.own(planned.key, since)
         answer = self.end(planned)
         time.sleep(planned.thinks[2])
         if planned.way == "prepared":
@@ -400,9 +305,3 @@ class Client:
         self.clear()
         self.ledger.write("mistake", key=planned.key, outcome=outcome)
         return True
-
-
-def run_client(index, options, shared, ledger):
-    """The body of a client process."""
-    os.setpgid(0, 0)
-    Client(index, options, shared, ledger).run()

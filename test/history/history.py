@@ -23,7 +23,8 @@ import checks
 import ledger
 import plan
 import psycopg
-from clients import Shared, run_client
+from client import Shared
+from clients import Client
 from findings import Findings, is_noticed, keep_evidence
 from storms import DECK, DECK_BY_EXPIRY, Storms
 from verdict import Verdict
@@ -124,8 +125,7 @@ class Run:
         """Clients and storms, until all operations have come to an end."""
         self.create()
         for index in range(self.options.clients):
-            client = processes.Process(target=run_client,
-                                       args=(index, self.options, self.shared, self.ledger))
+            client = processes.Process(target=Client(index, self.options, self.shared, self.ledger).run)
             client.start()
             self.clients.append(client)
         seconds = self.seconds()

@@ -85,10 +85,10 @@ def fences_given_twice(events):
             if times > 1)
 
 
-def ended_badly(clients):
-    """Clients that did not end by themselves."""
-    return [f"client {index} ended with {client.exitcode}"
-            for index, client in enumerate(clients) if client.exitcode != 0]
+def clients_stuck(events, clients):
+    """Operations that did not come to an end, and clients that did not end by themselves."""
+    return [f"{line['way']}-{line['number']}" for line in events["stuck"]] + [
+        f"client {index} ended with {client.exitcode}" for index, client in enumerate(clients) if client.exitcode != 0]
 
 
 def is_noticed(guard, checks, failed):
