@@ -30,12 +30,10 @@ func TestNoStatusOfHTTP(t *testing.T) {
 			m := middleware(idemhttp.Options{OnError: func(*http.Request, error) {}, Statuses: func(int) idemhttp.Keep { return idemhttp.Keep{As: idemhttp.Stored} }})
 			for name, handler := range map[string]func(key string) http.Handler{
 				"declined": func(key string) http.Handler {
-					return s.transaction(m, func(http.ResponseWriter, *http.Request, pgx.Tx) error { return idempotency.Decline(code, "no") })
+					return s.transaction(m, fails(idempotency.Decline(code, "no")))
 				},
 				"lease": func(key string) http.Handler {
-					return s.lease(m, func(*http.Request, idempotency.Operation) (idempotency.Completion[pgx.Tx], error) {
-						return idempotency.Completion[pgx.Tx]{Response: idempotency.Response{Code: code, Payload: "no"}}, nil
-					})
+					return s.lease(m, answers(idempotency.Response{Code: code, Payload: "no"}))
 				},
 				"replay": func(key string) http.Handler {
 					handler := s.transaction(m, inserts(key))
@@ -46,8 +44,7 @@ func TestNoStatusOfHTTP(t *testing.T) {
 			} {
 				t.Run(fmt.Sprint(s.name, "/", name, "/", code), func(t *testing.T) {
 					key := newKey()
-					status, header, body := send(t, handler(key), "POST", key, "")
-					isProblem(t, 500, status, header, body)
+					expectProblem(t, 500, handler(key), key)
 					if name == "declined" {
 						expect(t, key, 0, 0)
 					}
@@ -67,9 +64,7 @@ func TestStatusesOfAHandler(t *testing.T) {
 				w.WriteHeader(201)
 				return insert(r.Context(), tx, key)
 			})
-		if status, _, body := send(t, handler, "POST", key, ""); status != want {
-			t.Errorf("%d: got %d %s", code, status, body)
-		}
+		expectStatus(t, want, handler, "POST", key, "")
 	}
 }
 
@@ -81,8 +76,8 @@ func TestGinKeepsAStatus(t *testing.T) {
 		c.JSON(-1, "no")
 		return insert(c.Request.Context(), tx, key)
 	}))
-	if status, _, body := send(t, handler, "POST", key, ""); status != 402 || body != `"no"` {
-		t.Error(status, body)
+	if _, body := expectStatus(t, 402, handler, "POST", key, ""); body != `"no"` {
+		t.Error(body)
 	}
 	expect(t, key, 0, 1)
 }
@@ -104,9 +99,7 @@ func TestGinErrors(t *testing.T) {
 					c.answer(held)
 					return insert(held.Request.Context(), tx, key)
 				}))
-			if status, _, body := send(t, handler, "POST", key, ""); status != c.want {
-				t.Error(status, body)
-			}
+			expectStatus(t, c.want, handler, "POST", key, "")
 			expect(t, key, 0, c.want/422-c.want/500)
 		})
 	}
@@ -202,9 +195,9 @@ func TestARepeatedHandlerGetsTheRequestAsItCame(t *testing.T) {
 			}
 			return nil
 		})
-		status, _, _ := send(t, handler, "POST", newKey(), "a=1", "Content-Type", "application/x-www-form-urlencoded", "Authorization", "ann")
-		if status != 200 || runs != 2 {
-			t.Error(status, runs)
+		expectStatus(t, 200, handler, "POST", newKey(), "a=1", "Content-Type", "application/x-www-form-urlencoded", "Authorization", "ann")
+		if runs != 2 {
+			t.Error(runs)
 		}
 	}
 }
@@ -219,8 +212,7 @@ func TestHandlerThatEndsItsGoroutine(t *testing.T) {
 				runtime.Goexit()
 				return nil
 			})
-		status, header, body := send(t, handler, "POST", key, "")
-		isProblem(t, 500, status, header, body)
+		expectProblem(t, 500, handler, key)
 		expect(t, key, 0, 0)
 	}
 }
@@ -246,9 +238,7 @@ func TestTargetBehindAPrefix(t *testing.T) {
 // No list of methods lets each request run without a key.
 func TestNoMethods(t *testing.T) {
 	handler := middleware(idemhttp.Options{Methods: []string{}}).Transaction("/route", inserts("none"))
-	if status, _, body := send(t, handler, "POST", "", ""); status != 400 {
-		t.Error(status, body)
-	}
+	expectStatus(t, 400, handler, "POST", "", "")
 }
 
 // Headers of an answer, over a connection.
@@ -256,7 +246,7 @@ func TestHeadersOfAnAnswer(t *testing.T) {
 	for _, s := range sites {
 		for name, c := range map[string]struct {
 			method  string
-			handler idemhttp.Handler[pgx.Tx]
+			handler work
 			want    map[string]string
 		}{
 			"wrong length": {"POST", func(w http.ResponseWriter, _ *http.Request, _ pgx.Tx) error {
@@ -310,9 +300,6 @@ func TestHeadersOfAnAnswer(t *testing.T) {
 // Problem may give a status that is none.
 func TestProblemWithoutAStatus(t *testing.T) {
 	handler := middleware(idemhttp.Options{OnError: func(*http.Request, error) {},
-		Problem: func(_ *http.Request, _ error, problem *idemhttp.Problem) { problem.Status = 0 }}).Transaction("/route",
-		func(http.ResponseWriter, *http.Request, pgx.Tx) error { return errors.New("planned") })
-	if status, _, body := send(t, handler, "POST", newKey(), ""); status != 500 {
-		t.Error(status, body)
-	}
+		Problem: func(_ *http.Request, _ error, problem *idemhttp.Problem) { problem.Status = 0 }}).Transaction("/route", fails(errors.New("planned")))
+	expectStatus(t, 500, handler, "POST", newKey(), "")
 }

@@ -43,28 +43,33 @@ var (
 
 func newKey() string { return fmt.Sprintf("%s-%d", firstKey, keys.Add(1)) }
 
+type (
+	wrapper    = *idemhttp.Middleware[pgx.Tx]
+	work       = idemhttp.Handler[pgx.Tx]
+	leaseWork  = idemhttp.LeaseHandler[pgx.Tx]
+	completion = idempotency.Completion[pgx.Tx]
+)
+
 // site is a service with one route, on one of the frameworks.
 type site struct {
 	name        string
-	transaction func(*idemhttp.Middleware[pgx.Tx], idemhttp.Handler[pgx.Tx]) http.Handler
-	lease       func(*idemhttp.Middleware[pgx.Tx], idemhttp.LeaseHandler[pgx.Tx], ...idempotency.Option) http.Handler
+	transaction func(wrapper, work) http.Handler
+	lease       func(wrapper, leaseWork, ...idempotency.Option) http.Handler
 }
 
-var sites = []site{
-	{"net/http", func(m *idemhttp.Middleware[pgx.Tx], h idemhttp.Handler[pgx.Tx]) http.Handler {
-		return m.Transaction("/route", h)
-	},
-		func(m *idemhttp.Middleware[pgx.Tx], h idemhttp.LeaseHandler[pgx.Tx], o ...idempotency.Option) http.Handler {
-			return m.Lease("/route", h, o...)
-		}},
-	{"gin", func(m *idemhttp.Middleware[pgx.Tx], h idemhttp.Handler[pgx.Tx]) http.Handler {
+var sites = []site{{
+	"net/http",
+	func(m wrapper, h work) http.Handler { return m.Transaction("/route", h) },
+	func(m wrapper, h leaseWork, o ...idempotency.Option) http.Handler { return m.Lease("/route", h, o...) },
+}, {
+	"gin",
+	func(m wrapper, h work) http.Handler {
 		return onGin(idemgin.Transaction(m, func(c *gin.Context, tx pgx.Tx) error { return h(c.Writer, c.Request, tx) }))
-	}, func(m *idemhttp.Middleware[pgx.Tx], h idemhttp.LeaseHandler[pgx.Tx], o ...idempotency.Option) http.Handler {
-		return onGin(idemgin.Lease(m, func(c *gin.Context, op idempotency.Operation) (idempotency.Completion[pgx.Tx], error) {
-			return h(c.Request, op)
-		}, o...))
-	}},
-}
+	},
+	func(m wrapper, h leaseWork, o ...idempotency.Option) http.Handler {
+		return onGin(idemgin.Lease(m, func(c *gin.Context, op idempotency.Operation) (completion, error) { return h(c.Request, op) }, o...))
+	},
+}}
 
 func onGin(handler gin.HandlerFunc) http.Handler {
 	engine := gin.New()
@@ -90,7 +95,7 @@ func TestMiddleware(t *testing.T) {
 	}
 }
 
-func middleware(options idemhttp.Options) *idemhttp.Middleware[pgx.Tx] {
+func middleware(options idemhttp.Options) wrapper {
 	if options.Principal == nil {
 		options.Principal = idemhttp.Anyone
 	}
@@ -113,14 +118,44 @@ func send(t *testing.T, handler http.Handler, method, key, body string, headers 
 	return recorder.Code, recorder.Header(), recorder.Body.String()
 }
 
+// expectStatus is a send whose answer must have that status. It gives the rest.
+func expectStatus(t *testing.T, want int, handler http.Handler, method, key, body string, headers ...string) (http.Header, string) {
+	t.Helper()
+	status, header, answer := send(t, handler, method, key, body, headers...)
+	if status != want {
+		t.Fatal(status, header, answer)
+	}
+	return header, answer
+}
+
+// expectProblem is a POST whose answer must be a problem of that status.
+func expectProblem(t *testing.T, want int, handler http.Handler, key string, headers ...string) (http.Header, string) {
+	t.Helper()
+	status, header, body := send(t, handler, "POST", key, "", headers...)
+	isProblem(t, want, status, header, body)
+	return header, body
+}
+
 func insert(ctx context.Context, tx pgx.Tx, key string) error {
 	_, err := tx.Exec(ctx, "INSERT INTO effect VALUES ($1)", key)
 	return err
 }
 
 // inserts is a handler that leaves one effect.
-func inserts(key string) idemhttp.Handler[pgx.Tx] {
+func inserts(key string) work {
 	return func(_ http.ResponseWriter, r *http.Request, tx pgx.Tx) error { return insert(r.Context(), tx, key) }
+}
+
+// answers is work with a lease that leaves no effect.
+func answers(response idempotency.Response) leaseWork {
+	return func(*http.Request, idempotency.Operation) (completion, error) {
+		return completion{Response: response}, nil
+	}
+}
+
+// fails is work that ends with that error.
+func fails(err error) work {
+	return func(http.ResponseWriter, *http.Request, pgx.Tx) error { return err }
 }
 
 func expect(t *testing.T, key string, effects, records int) {
@@ -178,15 +213,13 @@ func testReplayByteForByte(t *testing.T, s site) {
 func testLeaseReplayByteForByte(t *testing.T, s site) {
 	key := newKey()
 	m := middleware(idemhttp.Options{Headers: []string{"X-Id"}})
-	handler := s.lease(m, func(*http.Request, idempotency.Operation) (idempotency.Completion[pgx.Tx], error) {
-		return idempotency.Completion[pgx.Tx]{Response: idempotency.Response{Code: 201, Payload: map[string]int{"aa": 1, "b": 2},
-			Headers: map[string]string{"X-Id": "7", "X-Other": "8", "Set-Cookie": "secret=1"}}}, nil
-	})
+	handler := s.lease(m, answers(idempotency.Response{Code: 201, Payload: map[string]int{"aa": 1, "b": 2},
+		Headers: map[string]string{"X-Id": "7", "X-Other": "8", "Set-Cookie": "secret=1"}}))
 	for _, replayed := range []bool{false, true} {
-		status, header, body := send(t, handler, "POST", key, "")
-		if status != 201 || body != `{"aa":1,"b":2}` || header.Get("X-Id") != "7" || header.Get("Content-Type") != "application/json" ||
+		header, body := expectStatus(t, 201, handler, "POST", key, "")
+		if body != `{"aa":1,"b":2}` || header.Get("X-Id") != "7" || header.Get("Content-Type") != "application/json" ||
 			(header.Get("X-Other") == "") != replayed || (header.Get("Set-Cookie") == "") != replayed {
-			t.Fatal(status, header, body)
+			t.Fatal(header, body)
 		}
 	}
 }
@@ -202,9 +235,9 @@ func testTooLargeIsSentWhole(t *testing.T, s site) {
 		return insert(r.Context(), tx, key)
 	})
 	for _, want := range []string{whole, `{"at":"/1"}`} {
-		if status, header, body := send(t, handler, "POST", key, ""); status != 201 || body != want ||
-			(header.Get("Content-Type") == "application/json") != (want != whole) {
-			t.Error(status, header, body)
+		header, body := expectStatus(t, 201, handler, "POST", key, "")
+		if body != want || (header.Get("Content-Type") == "application/json") != (want != whole) {
+			t.Error(header, body)
 		}
 	}
 	expect(t, key, 1, 1)
@@ -223,9 +256,9 @@ func testStatuses(t *testing.T, s site) {
 			return insert(r.Context(), tx, key)
 		})
 		for _, replayed := range []string{"", c.replayed} {
-			status, header, body := send(t, handler, "POST", key, "")
-			if status != c.status || body != "text" || header.Get("Idempotency-Replayed") != replayed {
-				t.Fatalf("%d %v %q", status, header, body)
+			header, body := expectStatus(t, c.status, handler, "POST", key, "")
+			if body != "text" || header.Get("Idempotency-Replayed") != replayed {
+				t.Fatal(header, body)
 			}
 		}
 		expect(t, key, c.effects, c.records)
@@ -234,13 +267,11 @@ func testStatuses(t *testing.T, s site) {
 
 func testDeclinedAndRetryAfter(t *testing.T, s site) {
 	key := newKey()
-	handler := s.transaction(middleware(idemhttp.Options{}), func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
-		return idempotency.Decline(429, map[string]int{"b": 1, "a": 2}).Again(time.Hour)
-	})
+	handler := s.transaction(middleware(idemhttp.Options{}), fails(idempotency.Decline(429, map[string]int{"b": 1, "a": 2}).Again(time.Hour)))
 	for _, want := range []string{"", "true"} {
-		status, header, body := send(t, handler, "POST", key, "")
-		if status != 429 || body != `{"a":2,"b":1}` || !isAbout(header, 3600) || header.Get("Idempotency-Replayed") != want {
-			t.Fatalf("%d %v %q", status, header, body)
+		header, body := expectStatus(t, 429, handler, "POST", key, "")
+		if body != `{"a":2,"b":1}` || !isAbout(header, 3600) || header.Get("Idempotency-Replayed") != want {
+			t.Fatal(header, body)
 		}
 	}
 }
@@ -254,9 +285,9 @@ func isAbout(header http.Header, seconds int) bool {
 func testFailures(t *testing.T, s site) {
 	for name, c := range map[string]struct {
 		want    int
-		handler idemhttp.Handler[pgx.Tx]
+		handler work
 	}{
-		"error":     {500, func(http.ResponseWriter, *http.Request, pgx.Tx) error { return errors.New("secret") }},
+		"error":     {500, fails(errors.New("secret"))},
 		"panic":     {500, func(http.ResponseWriter, *http.Request, pgx.Tx) error { panic("secret") }},
 		"too large": {500, func(w http.ResponseWriter, _ *http.Request, _ pgx.Tx) error { return stream(w) }},
 		"upgrade": {500, func(w http.ResponseWriter, _ *http.Request, _ pgx.Tx) error {
@@ -280,8 +311,7 @@ func testFailures(t *testing.T, s site) {
 					}
 					return c.handler(w, r, tx)
 				})
-			status, header, body := send(t, handler, "POST", key, "")
-			isProblem(t, c.want, status, header, body)
+			header, body := expectProblem(t, c.want, handler, key)
 			if strings.Contains(body, "secret") || (told == 1) != (c.want == 500) || (header.Get("Retry-After") == "1") != (c.want == 503) {
 				t.Fatalf("%d %v %q", told, header, body)
 			}
@@ -306,9 +336,7 @@ func testWithoutKey(t *testing.T, s site) {
 		MakeKey: func(r *http.Request) string { return r.Header.Get("Made") }}), note)
 	runs := 0
 	for _, c := range [][]string{{"POST", ""}, {"GET", mark}, {"GET", `mal"formed`}, {"POST", mark, "Skip", "1"}} {
-		if status, _, body := send(t, handler, c[0], c[1], "", c[2:]...); status != 200 {
-			t.Fatal(status, body)
-		}
+		expectStatus(t, 200, handler, c[0], c[1], "", c[2:]...)
 		runs++
 	}
 	expect(t, mark, runs, 0)
@@ -320,9 +348,7 @@ func testWithoutKey(t *testing.T, s site) {
 		w.WriteHeader(404)
 		return note(w, r, tx)
 	})
-	if status, _, _ := send(t, failing, "GET", "", ""); status != 404 {
-		t.Fatal(status)
-	}
+	expectStatus(t, 404, failing, "GET", "", "")
 	expect(t, mark, runs+1, 1)
 }
 
@@ -344,9 +370,9 @@ func testBodyIsNotReadWithoutKey(t *testing.T, s site) {
 			_, _ = w.Write([]byte(text))
 			return errors.Join(err, insert(r.Context(), tx, mark))
 		}),
-		s.lease(m, func(r *http.Request, _ idempotency.Operation) (idempotency.Completion[pgx.Tx], error) {
+		s.lease(m, func(r *http.Request, _ idempotency.Operation) (completion, error) {
 			text, err := read(r)
-			return idempotency.Completion[pgx.Tx]{Response: idempotency.Response{Body: []byte(text)},
+			return completion{Response: idempotency.Response{Body: []byte(text)},
 				Writes: func(ctx context.Context, tx pgx.Tx) error { return insert(ctx, tx, mark) }}, err
 		}),
 	} {
@@ -373,12 +399,9 @@ func testNobody(t *testing.T, s site) {
 		{Principal: tenant, Scope: func(*http.Request, string) string { return "of everybody" }},
 		{Scope: func(r *http.Request, _ string) string { return tenant(r) }}} {
 		key := newKey()
-		handler := s.transaction(middleware(options),
-			inserts(key))
+		handler := s.transaction(middleware(options), inserts(key))
 		send(t, handler, "POST", key, "", "X-Tenant", "a")
-		status, header, body := send(t, handler, "POST", key, "")
-		isProblem(t, 401, status, header, body)
-		if header.Get("Idempotency-Replayed") != "" {
+		if header, _ := expectProblem(t, 401, handler, key); header.Get("Idempotency-Replayed") != "" {
 			t.Fatal(header)
 		}
 		expect(t, key, 1, 1)
@@ -442,9 +465,7 @@ func testNoRefusalIsALostAttempt(t *testing.T, s site) {
 		{first, 0, idempotency.ErrKeyReused, 422}, {first, 0, &idempotency.InProgressError{}, 409}, {first, 0, soldOut, 409},
 		{first, 0, broken, 500}, {first, 0, soldOut, 422}, {second, 500, nil, 500}, {second, 201, nil, 422}} {
 		status, wrong = one.status, one.wrong
-		if got, _, body := send(t, handler, "POST", one.key, ""); got != one.want {
-			t.Fatal(one, got, body)
-		}
+		expectStatus(t, one.want, handler, "POST", one.key, "")
 	}
 	// After a lost attempt the next one is ended before the handler.
 	if asked != 5 || failed != 3 {
@@ -469,8 +490,8 @@ func testProblemIsAskedOfAnErrorThatIsFinal(t *testing.T, s site) {
 		}
 		return err
 	})
-	if got, _, body := send(t, handler, "POST", newKey(), ""); got != 200 || runs != 2 {
-		t.Fatal(got, body, runs)
+	if expectStatus(t, 200, handler, "POST", newKey(), ""); runs != 2 {
+		t.Fatal(runs)
 	}
 	panics = true
 	defer func() {
@@ -496,8 +517,8 @@ func testLifetime(t *testing.T, s site) {
 			w.WriteHeader(status)
 			return nil
 		}),
-		leaseKey: s.lease(m, func(*http.Request, idempotency.Operation) (idempotency.Completion[pgx.Tx], error) {
-			return idempotency.Completion[pgx.Tx]{Response: idempotency.Response{Code: status}}, nil
+		leaseKey: s.lease(m, func(*http.Request, idempotency.Operation) (completion, error) {
+			return completion{Response: idempotency.Response{Code: status}}, nil
 		}),
 	} {
 		status = 429
@@ -516,9 +537,9 @@ func testLifetime(t *testing.T, s site) {
 		}
 		for end, want := range map[string]string{"infinity": "", "10000-01-01Z": "", "9999-12-31 23:59:59Z": "Fri, 31 Dec 9999 23:59:59 GMT"} {
 			execute(t, "UPDATE idempotency_store SET expires_at = $2::text::timestamptz WHERE idempotency_key = $1", key, end)
-			status, header, _ := send(t, handler, "POST", key, "")
-			if status != 201 || header.Get("Idempotency-Replayed") != "true" || header.Get("Idempotency-Expires") != want {
-				t.Fatal(end, status, header)
+			header, _ := expectStatus(t, 201, handler, "POST", key, "")
+			if header.Get("Idempotency-Replayed") != "true" || header.Get("Idempotency-Expires") != want {
+				t.Fatal(end, header)
 			}
 		}
 	}
@@ -531,9 +552,7 @@ func testServices(t *testing.T, s site) {
 		for _, service := range []string{"a", "b", "a"} {
 			client := idempotency.New(pgxv5.Pool(pool), idempotency.Options{Scope: service})
 			handler := s.transaction(idemhttp.New(client, options), inserts(key))
-			if status, _, body := send(t, handler, "POST", key, ""); status != 200 {
-				t.Fatal(status, body)
-			}
+			expectStatus(t, 200, handler, "POST", key, "")
 		}
 		expect(t, key, 2, 2)
 	}
@@ -571,15 +590,12 @@ func testBodyThatWasRead(t *testing.T, s site) {
 				c.first(r)
 				handler.ServeHTTP(w, r)
 			})
-			status, header, body := send(t, before, "POST", key, c.body, "Content-Type", c.kind)
-			if status != c.want {
-				t.Fatal(status, body)
-			}
+			header, body := expectStatus(t, c.want, before, "POST", key, c.body, "Content-Type", c.kind)
 			if c.want == 200 {
 				expect(t, key, 1, 1)
 				return
 			}
-			isProblem(t, c.want, status, header, body)
+			isProblem(t, c.want, c.want, header, body)
 			if header.Get("Link") != `<https://example.org/keys>; rel="describedby"` || !strings.Contains(body, `"type":"https://example.org/keys"`) {
 				t.Fatal(header, body)
 			}
@@ -593,9 +609,9 @@ func TestMethodInLowerCase(t *testing.T) {
 	key := newKey()
 	handler := middleware(idemhttp.Options{}).Transaction("/route", inserts(key))
 	for i, method := range []string{"post", "POST", "Post"} {
-		status, header, body := send(t, handler, method, key, "")
-		if status != 200 || (header.Get("Idempotency-Replayed") == "true") != (i > 0) {
-			t.Fatal(method, status, header, body)
+		header, _ := expectStatus(t, 200, handler, method, key, "")
+		if (header.Get("Idempotency-Replayed") == "true") != (i > 0) {
+			t.Fatal(method, header)
 		}
 	}
 	expect(t, key, 1, 1)
@@ -627,12 +643,9 @@ func testFunctionsThatPanic(t *testing.T, s site) {
 	m := middleware(idemhttp.Options{Statuses: func(int) idemhttp.Keep { panic("planned") }, OnError: func(*http.Request, error) { told++ }})
 	for _, handler := range []http.Handler{
 		s.transaction(m, inserts(key)),
-		s.lease(m, func(*http.Request, idempotency.Operation) (idempotency.Completion[pgx.Tx], error) {
-			return idempotency.Completion[pgx.Tx]{}, nil
-		}),
+		s.lease(m, answers(idempotency.Response{})),
 	} {
-		status, header, body := send(t, handler, "POST", key, "")
-		isProblem(t, 500, status, header, body)
+		expectProblem(t, 500, handler, key)
 	}
 	if told != 2 {
 		t.Errorf("told of %d errors", told)
@@ -651,15 +664,10 @@ func testBrokenUploads(t *testing.T, s site) {
 			server := httptest.NewServer(s.transaction(middleware(idemhttp.Options{}), inserts(key)))
 			defer server.Close()
 			conn, err := net.Dial("tcp", server.Listener.Addr().String())
-			if err == nil {
-				_, err = fmt.Fprintf(conn, "POST /route HTTP/1.1\r\nHost: x\r\nIdempotency-Key: %s\r\n%s", key, head)
-			}
-			if err == nil {
-				err = conn.(*net.TCPConn).CloseWrite()
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, err)
+			_, err = fmt.Fprintf(conn, "POST /route HTTP/1.1\r\nHost: x\r\nIdempotency-Key: %s\r\n%s", key, head)
+			kit.Must(t, err)
+			kit.Must(t, conn.(*net.TCPConn).CloseWrite())
 			answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
 			if err != nil || answer.StatusCode != 400 {
 				t.Fatal(answer, err)
@@ -686,20 +694,17 @@ func testTimeout(t *testing.T, s site) {
 		clock.AwaitSleepers(1)
 		clock.Advance(time.Minute)
 	}()
-	status, header, body := send(t, handler, "POST", key, "")
-	isProblem(t, 503, status, header, body)
+	expectProblem(t, 503, handler, key)
 	// the handler has not returned, and yet the key is free
 	again := s.transaction(middleware(idemhttp.Options{Wait: time.Minute}), inserts(key))
-	if status, _, body := send(t, again, "POST", key, ""); status != 200 {
-		t.Fatal(status, body)
-	}
+	expectStatus(t, 200, again, "POST", key, "")
 	close(leave)
 	<-left
 	expect(t, key, 1, 1)
 }
 
 func testLeaseFailures(t *testing.T, s site) {
-	none := idempotency.Completion[pgx.Tx]{}
+	none := completion{}
 	for name, c := range map[string]struct {
 		err              error
 		code, want       int
@@ -722,19 +727,16 @@ func testLeaseFailures(t *testing.T, s site) {
 			if name == "released" {
 				options.Statuses = func(int) idemhttp.Keep { return idemhttp.Keep{As: idemhttp.Released} }
 			}
-			handler := s.lease(middleware(options), func(*http.Request, idempotency.Operation) (idempotency.Completion[pgx.Tx], error) {
+			handler := s.lease(middleware(options), func(*http.Request, idempotency.Operation) (completion, error) {
 				if c.err != nil {
 					return none, c.err
 				}
-				return idempotency.Completion[pgx.Tx]{Response: idempotency.Response{Code: c.code},
+				return completion{Response: idempotency.Response{Code: c.code},
 					Writes: func(ctx context.Context, tx pgx.Tx) error { return insert(ctx, tx, key) }}, nil
 			})
-			if status, _, body := send(t, handler, "POST", key, ""); status != c.want {
-				t.Fatal(status, body)
-			}
+			expectStatus(t, c.want, handler, "POST", key, "")
 			if name == "unclear" { // the lease runs out
-				status, header, body := send(t, handler, "POST", key, "")
-				if isProblem(t, 409, status, header, body); !isAbout(header, 30) {
+				if header, _ := expectProblem(t, 409, handler, key); !isAbout(header, 30) {
 					t.Fatal(header)
 				}
 			}
@@ -745,20 +747,17 @@ func testLeaseFailures(t *testing.T, s site) {
 
 func testUnknownOutcome(t *testing.T, s site) {
 	key := newKey()
-	die := func(*http.Request, idempotency.Operation) (idempotency.Completion[pgx.Tx], error) {
-		return idempotency.Completion[pgx.Tx]{}, errors.New("died")
+	die := func(*http.Request, idempotency.Operation) (completion, error) {
+		return completion{}, errors.New("died")
 	}
 	handler := s.lease(middleware(idemhttp.Options{}), die, idempotency.WithReconcile(
 		func(context.Context, idempotency.Operation) (idempotency.Reconciled, error) {
 			return idempotency.Unknown(90 * time.Second), nil
 		}))
-	status, header, body := send(t, handler, "POST", key, "")
-	isProblem(t, 500, status, header, body)
+	expectProblem(t, 500, handler, key)
 	execute(t, "UPDATE idempotency_store SET lease_expires_at = now() WHERE idempotency_key = $1", key)
 	for i := 0; i < 2; i++ {
-		status, header, body := send(t, handler, "POST", key, "")
-		isProblem(t, 503, status, header, body)
-		if header.Get("Retry-After") != "90" {
+		if header, _ := expectProblem(t, 503, handler, key); header.Get("Retry-After") != "90" {
 			t.Fatal(header)
 		}
 	}
