@@ -48,9 +48,13 @@ type Caller struct {
 // started again calls Do with the same intent and the same request.
 //
 // A lost answer and 409, 425, 429, 502, 503 and 504 are repeated, after the server's
-// Retry-After. A replay is final, whatever its status, and so is 422. The request
+// Retry-After. A replay is final, whatever its status, and so is 422. If the pause would
+// outlast the context, Do ends at once with ErrGivenUp. The request
 // must have no body or a GetBody, as http.NewRequest makes it; it is cloned. What can be sent
 // to no URL is idempotency.ErrBadArgument at once.
+//
+// A redirect is followed where it keeps the method and stays with its origin: 307 and 308,
+// for GET and HEAD 301 to 303 as well. Any other redirect is the final answer.
 //
 // The key stays in the store: call Forget when the answer is in your books.
 func (c *Caller) Do(ctx context.Context, intent string, request *http.Request) (*http.Response, error) {
@@ -78,7 +82,7 @@ func (c *Caller) Do(ctx context.Context, intent string, request *http.Request) (
 		if err == nil {
 			err = fmt.Errorf("status %d", response.StatusCode)
 		}
-		if attempt >= option.Or(c.Attempts, 10) || c.clock().Sleep(ctx, c.delay(response, attempt)) != nil {
+		if attempt >= option.Or(c.Attempts, 10) || c.sleep(ctx, c.delay(response, attempt)) != nil {
 			return nil, fmt.Errorf("%w: %w", ErrGivenUp, err)
 		}
 	}
@@ -106,11 +110,32 @@ func (c *Caller) send(ctx context.Context, key string, request *http.Request) (*
 		clone.Body = body
 	}
 	clone.Header.Set(cmp.Or(c.Header, "Idempotency-Key"), strconv.Quote(key))
-	response, err := cmp.Or(c.Client, http.DefaultClient).Do(clone)
+	client := *cmp.Or(c.Client, http.DefaultClient)
+	client.CheckRedirect = keepsRequest(client.CheckRedirect)
+	response, err := client.Do(clone)
 	if err != nil {
 		return nil, err
 	}
 	return whole(response)
+}
+
+// longestChain is after how many redirects the next one is the answer.
+const longestChain = 10
+
+// keepsRequest refuses a redirect that net/http would follow with another method, as it does
+// without the effect, and one to an origin that the key is not for. own is the client's check.
+func keepsRequest(own func(*http.Request, []*http.Request) error) func(*http.Request, []*http.Request) error {
+	return func(next *http.Request, via []*http.Request) error {
+		first := via[0]
+		if next.Method != first.Method || next.URL.Scheme != first.URL.Scheme || next.URL.Host != first.URL.Host ||
+			len(via) > longestChain {
+			return http.ErrUseLastResponse
+		}
+		if own == nil {
+			return nil
+		}
+		return own(next, via)
+	}
 }
 
 // whole reads the answer: one that breaks off is a lost one.
@@ -146,6 +171,14 @@ func (c *Caller) delay(response *http.Response, attempt int) time.Duration {
 		}
 	}
 	return min(delay, longest)
+}
+
+// sleep fails at once where the context ends before the pause does.
+func (c *Caller) sleep(ctx context.Context, pause time.Duration) error {
+	if end, bounded := ctx.Deadline(); bounded && time.Until(end) < pause {
+		return context.DeadlineExceeded
+	}
+	return c.clock().Sleep(ctx, pause)
 }
 
 func (c *Caller) clock() idempotency.Clock {

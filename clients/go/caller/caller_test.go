@@ -7,8 +7,11 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -109,6 +112,72 @@ func TestPauses(t *testing.T) {
 	}
 }
 
+// A redirect that would send the request as a GET, or the key to another origin, is the answer.
+func TestRedirects(t *testing.T) {
+	var stranger atomic.Int32
+	other := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { stranger.Add(1) }))
+	defer other.Close()
+	for _, c := range []struct {
+		method, location string
+		code, want       int
+	}{
+		{"POST", "/there", 301, 301}, {"POST", "/there", 302, 302}, {"POST", "/there", 303, 303}, {"PUT", "/there", 302, 302},
+		{"POST", "/there", 307, 201}, {"PUT", "/there", 308, 201}, {"GET", "/there", 302, 201}, {"HEAD", "/there", 303, 201},
+		{"POST", other.URL, 307, 307}, {"GET", other.URL, 302, 302}, {"POST", "/", 308, 308},
+	} {
+		var there []string
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/there" {
+				body, _ := io.ReadAll(r.Body)
+				there = append(there, r.Method, r.Header.Get("Idempotency-Key"), string(body))
+				w.WriteHeader(http.StatusCreated)
+				return
+			}
+			w.Header().Set("Location", c.location)
+			w.WriteHeader(c.code)
+		}))
+		var body io.Reader
+		if c.method == "POST" || c.method == "PUT" {
+			body = strings.NewReader("body")
+		}
+		request, err := http.NewRequest(c.method, server.URL, body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		store := &caller.MemoryStore{}
+		response, err := (&caller.Caller{Store: store, Clock: &instant{}}).Do(context.Background(), "pay", request)
+		server.Close()
+		if err != nil || response.StatusCode != c.want {
+			t.Errorf("%v: %v %v", c, response, err)
+		}
+		key, _ := store.Key(context.Background(), "pay")
+		sent := ""
+		if body != nil {
+			sent = "body"
+		}
+		if c.want == 201 && !slices.Equal(there, []string{c.method, strconv.Quote(key), sent}) || c.want != 201 && there != nil {
+			t.Errorf("%v: arrived as %q", c, there)
+		}
+	}
+	if stranger.Load() > 0 {
+		t.Error("another origin was asked")
+	}
+}
+
+func TestTheClientsOwnCheckOfRedirects(t *testing.T) {
+	server := httptest.NewServer(http.RedirectHandler("/there", http.StatusTemporaryRedirect))
+	defer server.Close()
+	request, err := http.NewRequest(http.MethodPost, server.URL, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	response, err := (&caller.Caller{Store: &caller.MemoryStore{}, Client: client}).Do(context.Background(), "pay", request)
+	if err != nil || response.StatusCode != 307 || response.Request.URL.Path != "" {
+		t.Fatal(response, err)
+	}
+}
+
 // noKey is a store that has lost what was in it.
 type noKey struct{ caller.MemoryStore }
 
@@ -161,6 +230,26 @@ func TestAContextThatEnds(t *testing.T) {
 	}
 	if !errors.Is(err, caller.ErrGivenUp) || !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
+	}
+}
+
+// The pause is bounded, and one that outlasts the context is not begun.
+func TestAPauseBeyondTheContext(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	for after, sent := range map[string]int{"100000": 1, "20": 2} {
+		s := &service{answers: []func(http.ResponseWriter){status(409, "Retry-After", after), status(201)}}
+		server := httptest.NewServer(s)
+		request, err := http.NewRequest(http.MethodPost, server.URL, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		clock := &instant{}
+		_, err = (&caller.Caller{Store: &caller.MemoryStore{}, Clock: clock}).Do(ctx, "pay", request)
+		server.Close()
+		if errors.Is(err, caller.ErrGivenUp) != (sent == 1) || len(s.keys) != sent || len(clock.slept) != sent-1 {
+			t.Errorf("%s: %v, %d requests, slept %v", after, err, len(s.keys), clock.slept)
+		}
 	}
 }
 

@@ -137,6 +137,9 @@ export class NoAnswer extends Error {
 // In progress, too early, too many, and the answers of a service or of a proxy that did not get to the end.
 const RETRIED = new Set([409, 425, 429, 502, 503, 504])
 
+const REDIRECTS = new Set([301, 302, 303, 307, 308])
+const LONGEST_CHAIN = 10
+
 /** Sends each intent with its own key, and again with the same key until there is an answer. */
 export class Caller {
   #store
@@ -146,23 +149,26 @@ export class Caller {
 
   /**
    * @param {{store: KeyStore, fetch?: typeof globalThis.fetch, clock?: import('./clock.js').Clock, attempts?: number, base?: number, cap?: number,
-   *   timeout?: number, header?: string}} options attempts in all (8); pauses are drawn between 0 and `base` (200) milliseconds, twice as
-   *   much each time, up to `cap` (10 000), or as Retry-After says. timeout: milliseconds for one try (30 000). header: 'Idempotency-Key'
+   *   longestWait?: number, deadline?: number, timeout?: number, header?: string}} options attempts in all (8); pauses are drawn between 0
+   *   and `base` (200) milliseconds, twice as much each time, up to `cap` (10 000), and last at least as long as Retry-After says, up to
+   *   `longestWait` (60 000). deadline: milliseconds from `send` on; a pause that would outlast it is NoAnswer at once. timeout:
+   *   milliseconds for one try (30 000). header: 'Idempotency-Key'
    * @throws {BadArgument} a number is none
    */
-  constructor({ store, fetch = globalThis.fetch, clock = systemClock, attempts = 8, base = 200, cap = 10_000, timeout = 30_000,
-    header = 'Idempotency-Key' }) {
+  constructor({ store, fetch = globalThis.fetch, clock = systemClock, attempts = 8, base = 200, cap = 10_000, longestWait = 60_000,
+    deadline = Infinity, timeout = 30_000, header = 'Idempotency-Key' }) {
     checkCount('attempts', attempts)
-    for (const [name, duration] of Object.entries({ base, cap, timeout })) checkMilliseconds(name, duration)
+    for (const [name, duration] of Object.entries({ base, cap, longestWait, deadline, timeout })) checkMilliseconds(name, duration)
     this.#store = store
     this.#fetch = fetch
     this.#clock = clock
-    this.#options = { attempts, base, cap, timeout, header }
+    this.#options = { attempts, base, cap, longestWait, deadline, timeout, header }
   }
 
   /**
    * Sends a request until there is an answer. 409, 425, 429, 502, 503, 504 and lost answers are tried again with the same key; any other answer
-   * is returned, a 422 and a 500 too.
+   * is returned, a 422, a 500 and a replay too. A redirect is followed where it keeps the method (307 and 308, for GET and HEAD 301 to 303)
+   * and stays with its origin; any other one is returned.
    * @param {string} intent what is wanted, such as "order 17: pay": the same for all tries, and another one for another request
    * @param {string | URL} url
    * @param {RequestInit} init as for fetch; the body is a string or bytes, as it is sent again
@@ -171,7 +177,8 @@ export class Caller {
    * @throws {BadArgument} at once: no request can be made of url and init
    */
   async send(intent, url, init = {}) {
-    const { attempts } = this.#options
+    const { attempts, deadline } = this.#options
+    const end = this.#clock.now() + deadline
     checkBody(init)
     // A fetch of the caller's own may know what to make of "/orders".
     if (this.#fetch === globalThis.fetch) checkTarget(url, init)
@@ -179,10 +186,11 @@ export class Caller {
     let response, error
     for (let attempt = 1; ; attempt++) {
       [response, error] = await this.#try(url, request)
-      if (response && !RETRIED.has(response.status)) return response
-      if (init.signal?.aborted || attempt >= attempts) throw new NoAnswer(response, error)
+      if (response && isFinal(response)) return response
+      const pause = this.#pause(response, attempt)
+      if (init.signal?.aborted || attempt >= attempts || this.#clock.now() + pause > end) throw new NoAnswer(response, error)
       await response?.body?.cancel()
-      await this.#clock.sleep(this.#pause(response, attempt), init.signal ?? undefined)
+      await this.#clock.sleep(pause, init.signal ?? undefined)
     }
   }
 
@@ -201,13 +209,26 @@ export class Caller {
     return { method: 'POST', ...init, headers }
   }
 
+  // fetch would follow 301 to 303 as a GET, without the effect, and give the key to any origin.
+  async #follow(url, request) {
+    const redirect = request.redirect === 'error' ? 'error' : 'manual'
+    let response = await this.#fetch(url, { ...request, redirect })
+    for (let hops = 0; hops < LONGEST_CHAIN && request.redirect !== 'manual'; hops++) {
+      const next = targetOf(response, response.url || url, request.method)
+      if (!next) break
+      await response.body?.cancel()
+      response = await this.#fetch(next, { ...request, redirect })
+    }
+    return response
+  }
+
   async #try(url, request) {
     const late = new AbortController()
     const done = new AbortController()
     this.#clock.sleep(this.#options.timeout, done.signal).then(() => late.abort())
     const signal = request.signal ? AbortSignal.any([request.signal, late.signal]) : late.signal
     try {
-      const response = await this.#fetch(url, { ...request, signal })
+      const response = await this.#follow(url, { ...request, signal })
       // The answer is there when its body is.
       const body = await response.arrayBuffer()
       return [copyOf(response, body), undefined]
@@ -220,10 +241,24 @@ export class Caller {
   }
 
   #pause(response, attempt) {
-    const { base, cap } = this.#options
-    const asked = parseRetryAfter(response?.headers.get('Retry-After') ?? undefined, this.#clock.now())
-    return asked ?? Math.random() * Math.min(cap, base * 2 ** (attempt - 1))
+    const { base, cap, longestWait } = this.#options
+    const asked = parseRetryAfter(response?.headers.get('Retry-After') ?? undefined, this.#clock.now()) ?? 0
+    return Math.max(Math.min(asked, longestWait), Math.random() * Math.min(cap, base * 2 ** (attempt - 1)))
   }
+}
+
+// Another try gives no other answer. A replay is final whatever its status, unless it names a time.
+function isFinal({ status, headers }) {
+  return !RETRIED.has(status) || (headers.get('Idempotency-Replayed') === 'true' && !headers.has('Retry-After'))
+}
+
+// Where to send the same request: undefined if the answer is no redirect, or one that is not followed.
+function targetOf({ status, headers }, url, method) {
+  const location = headers.get('Location')
+  const keepsMethod = status === 307 || status === 308 || /^(GET|HEAD)$/i.test(method)
+  if (!REDIRECTS.has(status) || !keepsMethod || location === null || !URL.canParse(location, url)) return undefined
+  const next = new URL(location, url)
+  return next.origin === new URL(url).origin ? next : undefined
 }
 
 /** @param {RequestInit} init */

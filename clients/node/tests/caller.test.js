@@ -16,7 +16,7 @@ async function service(t, answers) {
     const chunks = []
     request.on('data', (chunk) => chunks.push(chunk))
     request.on('end', () => {
-      seen.push({ key: request.headers['idempotency-key'], body: Buffer.concat(chunks).toString() })
+      seen.push({ method: request.method, key: request.headers['idempotency-key'], body: Buffer.concat(chunks).toString() })
       const answer = answers.length > 1 ? answers.shift() : answers[0]
       if (answer === 'cut') request.socket.destroy()
       else if (answer === 'half') response.writeHead(201, { 'Content-Length': '10' }).write('abc', () => request.socket.destroy())
@@ -51,6 +51,46 @@ test('retries 409, 503 and lost answers with the same key, and obeys Retry-After
   assert.match(seen[0].key, /^"[0-9a-f-]{36}"$/)
   assert.ok(seen.every(({ body }) => body === '{"a":1}'))
   assert.deepEqual([clock.slept[1], clock.slept[3]], [7000, 9000])
+})
+
+test('a pause is bounded, is never none, and is not begun beyond the deadline', async (t) => {
+  const { url } = await service(t, [409, 503, 503, 503].map((status, i) => (
+    { status, headers: { 'Retry-After': ['0', '999999', '20', '999999'][i] } })))
+  const clock = new Pauses()
+  clock.now = () => clock.slept.reduce((sum, ms) => sum + ms, 0)
+  const caller = new Caller({ store: new MemoryStore(), clock, deadline: 90_000 })
+  await assert.rejects(caller.send('x', url), (error) => error instanceof NoAnswer && error.response.status === 503)
+  assert.deepEqual(clock.slept.slice(1), [60_000, 20_000])
+  assert.ok(clock.slept[0] > 0)
+})
+
+test('a replay is final, unless it names a time', async (t) => {
+  const replayed = { 'Idempotency-Replayed': 'true' }
+  const { seen, url } = await service(t, [{ status: 409, headers: { ...replayed, 'Retry-After': '5' } }, { status: 409, headers: replayed }])
+  assert.equal((await new Caller({ store: new MemoryStore(), clock: new Pauses() }).send('x', url)).status, 409)
+  assert.equal(seen.length, 2)
+})
+
+test('a redirect that would send a GET, or the key to another origin, is the answer', async (t) => {
+  const stranger = await service(t, [{ status: 200 }])
+  for (const [method, status, location, want] of [
+    ['POST', 301, '/there', 301], ['POST', 302, '/there', 302], ['POST', 303, '/there', 303], ['PUT', 302, '/there', 302],
+    ['POST', 307, '/there', 201], ['PUT', 308, '/there', 201], ['GET', 302, '/there', 201], ['HEAD', 303, '/there', 201],
+    ['POST', 307, stranger.url, 307], ['GET', 302, stranger.url, 302], ['POST', 307, 'http://', 307],
+  ]) {
+    const { seen, url } = await service(t, [{ status, headers: { Location: location } }, { status: 201 }])
+    const body = method === 'POST' || method === 'PUT' ? 'body' : undefined
+    const response = await new Caller({ store: new MemoryStore(), clock: new Pauses() }).send('x', url, { method, body })
+    assert.equal(response.status, want)
+    assert.equal(seen.length, want === 201 ? 2 : 1)
+    assert.ok(seen.every((one) => one.method === method && one.key === seen[0].key && one.body === (body ?? '')))
+    const manual = await service(t, [{ status: 307, headers: { Location: '/there' } }, { status: 201 }])
+    assert.equal((await new Caller({ store: new MemoryStore() }).send('x', manual.url, { redirect: 'manual' })).status, 307)
+  }
+  const { seen, url } = await service(t, [{ status: 308, headers: { Location: '/payments' } }])
+  assert.equal((await new Caller({ store: new MemoryStore() }).send('x', url)).status, 308)
+  assert.equal(seen.length, 11)
+  assert.deepEqual(stranger.seen, [])
 })
 
 test('never retries a 422, nor a 500', async (t) => {

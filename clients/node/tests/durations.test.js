@@ -39,7 +39,7 @@ describe('a number that is none, or too large, asks no database', () => {
       }
     })
   }
-  for (const name of ['attempts', 'base', 'cap', 'timeout']) {
+  for (const name of ['attempts', 'base', 'cap', 'longestWait', 'deadline', 'timeout']) {
     test(`${name} of a Caller`, () => {
       for (const value of name === 'attempts' ? counts : [NaN, '1 s', null]) {
         assert.throws(() => new Caller({ store: new MemoryStore(), [name]: value }), refusal(name))

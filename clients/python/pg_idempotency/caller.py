@@ -10,6 +10,7 @@ import asyncio
 import email.utils
 import hashlib
 import http.client
+import math
 import os
 import pathlib
 import re
@@ -19,7 +20,7 @@ import urllib.parse
 import urllib.request
 import uuid
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Mapping, Optional, Protocol
+from typing import Any, Callable, Dict, Mapping, Optional, Protocol, Tuple
 
 from . import steps
 from .clock import Clock
@@ -129,15 +130,27 @@ def sync_directory(directory: pathlib.Path) -> None:
 
 
 class Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows a redirect, which urllib does as a GET. What names the sender is not for another host."""
+    """Follows a redirect that keeps the method and stays with its origin.
 
-    def redirect_request(self, req: urllib.request.Request, *given: Any) -> Optional[urllib.request.Request]:
+    Any other one is the answer: urllib would follow it as a GET, without the effect, and the key is not for another origin.
+    """
+
+    def redirect_request(self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any,
+                         newurl: str) -> Optional[urllib.request.Request]:
         """The request to send there; None: none."""
-        follow = super().redirect_request(req, *given)
-        if follow is not None and (follow.type, follow.host) != (req.type, req.host):
-            for name in ("Authorization", "Proxy-authorization", "Cookie"):
-                follow.headers.pop(name, None)
-        return follow
+        method = req.get_method()
+        keeps_method = code in (307, 308) or method in ("GET", "HEAD")
+        if not keeps_method or origin(newurl) != origin(req.full_url):
+            return None
+        return urllib.request.Request(newurl, data=req.data, headers=req.headers, method=method)
+
+    http_error_308 = urllib.request.HTTPRedirectHandler.http_error_302      # of Python 3.11 on
+
+
+def origin(url: str) -> Tuple[str, str]:
+    """Scheme, host and port of a URL."""
+    parts = urllib.parse.urlsplit(url)
+    return parts.scheme, parts.netloc
 
 
 def fetch_by_urllib(method: str, url: str, headers: Mapping[str, str], body: Optional[bytes],
@@ -173,18 +186,25 @@ def lower(headers: Any) -> Dict[str, str]:
     return {name.lower(): value for name, value in headers.items()}
 
 
+def is_final(answer: Answer) -> bool:
+    """Whether another try gives no other answer. A replay is final whatever its status, unless it names a time."""
+    is_replay = answer.headers.get("idempotency-replayed") == "true" and "retry-after" not in answer.headers
+    return is_replay or answer.status not in AGAIN
+
+
 class BaseCaller:
     """What both callers share; does no I/O but that of the store."""
 
     def __init__(self, store: KeyStore, fetch: Callable[..., Any] = fetch_by_urllib, *,
                  clock: Optional[Clock] = None, retry: Optional[Retry] = None, header: str = "Idempotency-Key",
-                 longest_wait: float = 60, lost: Any = LOST) -> None:
+                 longest_wait: float = 60, deadline: Optional[float] = None, lost: Any = LOST) -> None:
         self.store = store
         self.fetch = fetch
         self.clock = clock or Clock()
         self.retry = retry or Retry(attempts=8, base=0.5, cap=30)
         self.header = header
         self.longest_wait = longest_wait
+        self.deadline = deadline
         self.lost = lost
 
     def key_of(self, intent: str) -> str:
@@ -202,6 +222,7 @@ class BaseCaller:
 
     def flow(self, intent: str, method: str, url: str, headers: Mapping[str, str], body: Optional[bytes]) -> Flow:
         """Sends until there is an end. Result: an Answer. A fetch of the caller's own may know what to make of any URL."""
+        end = math.inf if self.deadline is None else self.clock.now() + self.deadline
         if self.fetch in (fetch_by_urllib, fetch_in_thread):
             check_url(url)
         sent = {**headers, self.header: f'"{self.key_of(intent)}"'}
@@ -211,10 +232,12 @@ class BaseCaller:
                 answer = yield steps.call(self.fetch, method, url, sent, body)
             except self.lost:
                 answer = None
-            if answer is not None and answer.status not in AGAIN:
+            if answer is not None and is_final(answer):
                 return answer
-            if tries < self.retry.attempts:
-                yield steps.sleep(self.wait(tries, answer))
+            wait = self.wait(tries, answer)
+            if tries == self.retry.attempts or self.clock.now() + wait > end:
+                break
+            yield steps.sleep(wait)
         raise GaveUp(answer)
 
     def wait(self, tries: int, answer: Optional[Answer]) -> float:
@@ -228,7 +251,8 @@ class Caller(BaseCaller):
 
     ``store``: a KeyStore. ``fetch(method, url, headers, body)``: gives an Answer, and raises ``lost`` (a class,
     or a tuple of them; LOST) where no answer came. ``retry``: how often; the wait is at least what Retry-After says, but
-    at most ``longest_wait`` seconds. ``clock``: a Clock. ``header``: the name of the key's header.
+    at most ``longest_wait`` seconds. ``deadline``: seconds from the call on; a wait that would outlast it is GaveUp at
+    once. ``clock``: a Clock. ``header``: the name of the key's header.
     """
 
     def call(self, intent: str, method: str, url: str, body: Optional[bytes] = None,
@@ -237,8 +261,9 @@ class Caller(BaseCaller):
 
         ``method``, ``url``, ``body`` (bytes, or None) and ``headers`` are sent each time, with the key's header. Repeats
         after 409, 425, 429, 502, 503, 504 and lost answers, always with the same key. Any other answer is final, 422
-        among them: it is given back. Raises GaveUp, and BadArgument at once for what is no URL. Call ``forget`` when the
-        intent is over.
+        among them: it is given back. So is a redirect, but one that keeps the method (307 and 308, for GET and HEAD 301
+        to 303) and stays with its origin is followed by the fetch of the package. Raises GaveUp, and BadArgument at once
+        for what is no URL. Call ``forget`` when the intent is over.
         """
         answer: Answer = Driver(NO_SOURCE, self.clock).run(self.flow(intent, method, url, headers or {}, body))
         return answer

@@ -151,6 +151,20 @@ def test_retry_after_has_bounds():
     assert retry_after("Wed, 21 Oct 2065 07:28:00 GMT") > 1e9
 
 
+def test_a_wait_beyond_the_deadline_is_not_begun():
+    script = Script((409, {"retry-after": "20"}), (409, {"retry-after": "100000"}), (201,))
+    one, clock = caller(script, deadline=50)
+    with pytest.raises(GaveUp) as caught:
+        one.call("i", "POST", "http://x/")
+    assert (caught.value.answer.status, clock.slept) == (409, [20])
+
+
+def test_a_replay_is_final_unless_it_names_a_time():
+    replayed = {"idempotency-replayed": "true"}
+    one, clock = caller(Script((409, {**replayed, "retry-after": "5"}), (409, replayed), (201,)))
+    assert (one.call("i", "POST", "http://x/").status, clock.slept) == (409, [5])
+
+
 def test_keys_outlive_the_process(tmp_path):
     script = Script((200,), (200,))
     intent = "../an intent / with \n odd characters"
@@ -228,27 +242,31 @@ def test_with_the_standard_library(kind):
     assert clock.slept == [0, 0, 0, 3]
 
 
-def test_a_redirect_names_the_sender_to_no_other_host():
-    seen = []
+@pytest.mark.parametrize("method, code, target, want", [
+    ("POST", 301, "/there", 301), ("POST", 302, "/there", 302), ("POST", 303, "/there", 303), ("PUT", 302, "/there", 302),
+    ("POST", 307, "/there", 201), ("PUT", 308, "/there", 201), ("GET", 302, "/there", 201), ("HEAD", 303, "/there", 201),
+    ("POST", 307, "http://localhost:{}/there", 307), ("GET", 302, "http://localhost:{}/there", 302), ("POST", 308, "/", 308)])
+def test_a_redirect_keeps_method_and_origin_or_is_the_answer(method, code, target, want):
+    there = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            self.send_response(303)
-            self.send_header("Location", f"http://{self.path[1:]}:{self.server.server_port}/")
+        def any(self):
+            body = self.rfile.read(int(self.headers["Content-Length"] or 0))
+            if self.path == "/there":
+                there.append((self.command, self.headers["Idempotency-Key"], self.headers["Authorization"], body))
+            self.send_response(201 if self.path == "/there" else code)
+            self.send_header("Location", target.format(self.server.server_port))
+            self.send_header("Content-Length", "0")
             self.end_headers()
-
-        def do_GET(self):
-            seen.append([self.headers[name] for name in ("Authorization", "Cookie", "X-Own")])
-            self.send_response(200)
-            self.end_headers()
+        do_GET = do_HEAD = do_POST = do_PUT = any
 
         def log_message(self, *args):
             pass
     server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    headers = {"Authorization": "secret", "Cookie": "secret", "X-Own": "kept"}
-    for host in ("127.0.0.1", "localhost"):
-        url = f"http://127.0.0.1:{server.server_port}/{host}"
-        assert Caller(DictStore()).call(host, "POST", url, b"{}", headers).status == 200
+    caller = Caller(DictStore(), clock=FakeClock())
+    body = b"{}" if method in ("POST", "PUT") else None
+    answer = caller.call("pay", method, f"http://127.0.0.1:{server.server_port}/", body, {"Authorization": "secret"})
     server.shutdown()
-    assert seen == [["secret", "secret", "kept"], [None, None, "kept"]]
+    assert answer.status == want
+    assert there == [(method, f'"{caller.key_of("pay")}"', "secret", body or b"")] * (want == 201)
