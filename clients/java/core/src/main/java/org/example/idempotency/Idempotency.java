@@ -204,7 +204,7 @@ public final class Idempotency {
                 if (o.outcome() != Outcome.ACQUIRED) {
                     return Result.of(o);
                 }
-                Response response = called(failure, () -> workOn(connection, o, work));
+                Response response = workOn(connection, o, failure, work);
                 statements.complete(connection, call, 0, response, transactions instanceof JdbcTransactions);
                 return Result.ran(o, Outcome.COMPLETED, response, null);
             });
@@ -213,9 +213,9 @@ public final class Idempotency {
         }
     }
 
-    private <X extends Exception> Response workOn(Connection connection, Operation o, Work<X> work) throws X {
+    private <X extends Exception> Response workOn(Connection connection, Operation o, Throwable[] failure, Work<X> work) throws X {
         try {
-            return work.run(WorkConnection.of(connection), o);
+            return called(failure, () -> work.run(WorkConnection.of(connection), o));
         } catch (Declined | IdempotencyException.NotDone reason) {
             undo(connection, o);
             throw reason;
@@ -277,10 +277,12 @@ public final class Idempotency {
         T get() throws SQLException;
     }
 
-    /** Calls what is the caller's, and notes what it threw: that is thrown as it is. */
-    static <T, X extends Exception> T called(Throwable[] failure, Callable<T, X> body) throws X {
+    /** Calls what is the caller's, and writes what its framework held back. Notes what they threw: that is thrown as it is. */
+    <T, X extends Exception> T called(Throwable[] failure, Callable<T, X> body) throws X {
         try {
-            return body.call();
+            T value = body.call();
+            transactions.flush();
+            return value;
         } catch (Throwable error) {
             failure[0] = error;
             throw error;

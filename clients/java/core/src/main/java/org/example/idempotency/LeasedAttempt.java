@@ -98,7 +98,7 @@ final class LeasedAttempt {
     private void completeWith(Completion completion) throws SQLException {
         Throwable[] failure = new Throwable[1];
         client.<Void, SQLException>inTransaction(call, failure, c -> {
-            Idempotency.<Void, SQLException>called(failure, () -> {
+            client.<Void, SQLException>called(failure, () -> {
                 completion.writes().run(WorkConnection.of(c));
                 return null;
             });

@@ -35,6 +35,13 @@ public interface Transactions {
      */
     <T> T run(int isolation, Body<T> body) throws Exception;
 
+    /**
+     * In the transaction, when the work has returned: writes what the framework still holds back, as an ORM
+     * does. So what the database says to that is an exception of the work, and not of the commit.
+     */
+    default void flush() {
+    }
+
     /** Throws where the thread is in a transaction of the framework already: a lease is outside of one. */
     default void requireNone() {
     }

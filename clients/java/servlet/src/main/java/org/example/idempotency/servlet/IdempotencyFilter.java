@@ -305,7 +305,9 @@ public final class IdempotencyFilter extends HttpFilter {
         /** An answer below 500 is the handler's own, also where it is one to an exception: its rollback is no lost attempt. */
         private Response work(Connection connection, Operation operation) throws Exception {
             try {
-                return handle(new Exchange(connection, operation, null));
+                Response answer = handle(new Exchange(connection, operation, null));
+                once.transactions().flush();
+                return answer;
             } catch (Unstored unstored) {
                 throw unstored.answer.status() < 500 ? new IdempotencyException.NotDone(unstored) : unstored;
             } catch (Declined | IdempotencyException.NotDone own) {

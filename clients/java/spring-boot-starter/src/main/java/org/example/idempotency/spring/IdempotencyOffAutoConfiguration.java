@@ -43,6 +43,11 @@ public class IdempotencyOffAutoConfiguration {
         }
 
         @Override
+        public void flush() {
+            own.flush();
+        }
+
+        @Override
         public DataSource dataSource() {
             return own.dataSource();
         }

@@ -9,6 +9,7 @@ import org.springframework.jdbc.datasource.DataSourceUtils;
 import org.springframework.jdbc.datasource.TransactionAwareDataSourceProxy;
 import org.springframework.transaction.IllegalTransactionStateException;
 import org.springframework.transaction.PlatformTransactionManager;
+import org.springframework.transaction.TransactionDefinition;
 import org.springframework.transaction.TransactionSystemException;
 import org.springframework.transaction.UnexpectedRollbackException;
 import org.springframework.transaction.support.ResourceTransactionManager;
@@ -44,6 +45,18 @@ public record SpringTransactions(PlatformTransactionManager manager, DataSource 
             }
             throw isUnstated(error) ? new IdempotencyException.ConnectionLost(error) : error;
         }
+    }
+
+    /** Joins the transaction, as only that knows the session of an ORM. One that was marked is rolled back anyway. */
+    @Override
+    public void flush() {
+        var joined = new TransactionTemplate(manager);
+        joined.setPropagationBehavior(TransactionDefinition.PROPAGATION_MANDATORY);
+        joined.executeWithoutResult(status -> {
+            if (!status.isRollbackOnly()) {
+                status.flush();
+            }
+        });
     }
 
     @Override

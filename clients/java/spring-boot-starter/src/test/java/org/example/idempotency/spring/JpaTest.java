@@ -1,0 +1,367 @@
+package org.example.idempotency.spring;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertInstanceOf;
+import static org.junit.jupiter.api.Assertions.assertSame;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+
+import jakarta.persistence.Entity;
+import jakarta.persistence.EntityManager;
+import jakarta.persistence.Id;
+import jakarta.persistence.Version;
+import jakarta.servlet.http.HttpServletRequest;
+import java.lang.reflect.Method;
+import java.net.URI;
+import java.net.http.HttpClient;
+import java.net.http.HttpRequest;
+import java.net.http.HttpResponse;
+import java.time.Duration;
+import java.util.List;
+import java.util.Map;
+import java.util.UUID;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.ExecutionException;
+import org.example.idempotency.Call;
+import org.example.idempotency.Completion;
+import org.example.idempotency.Declined;
+import org.example.idempotency.Idempotency;
+import org.example.idempotency.IdempotencyException;
+import org.example.idempotency.Response;
+import org.example.idempotency.servlet.FilterOptions;
+import org.example.idempotency.servlet.Problem;
+import org.junit.jupiter.api.AfterAll;
+import org.junit.jupiter.api.BeforeAll;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.extension.ExtensionContext;
+import org.junit.jupiter.api.extension.InvocationInterceptor;
+import org.junit.jupiter.api.extension.ReflectiveInvocationContext;
+import org.junit.jupiter.api.extension.RegisterExtension;
+import org.springframework.boot.SpringApplication;
+import org.springframework.boot.autoconfigure.EnableAutoConfiguration;
+import org.springframework.boot.persistence.autoconfigure.EntityScan;
+import org.springframework.context.ConfigurableApplicationContext;
+import org.springframework.context.annotation.Bean;
+import org.springframework.context.annotation.Configuration;
+import org.springframework.context.annotation.Import;
+import org.springframework.core.task.AsyncTaskExecutor;
+import org.springframework.dao.DataIntegrityViolationException;
+import org.springframework.data.jpa.repository.JpaRepository;
+import org.springframework.data.jpa.repository.config.EnableJpaRepositories;
+import org.springframework.jdbc.core.JdbcTemplate;
+import org.springframework.orm.ObjectOptimisticLockingFailureException;
+import org.springframework.orm.jpa.JpaTransactionManager;
+import org.springframework.stereotype.Service;
+import org.springframework.transaction.PlatformTransactionManager;
+import org.springframework.transaction.annotation.Transactional;
+import org.springframework.web.bind.annotation.PostMapping;
+import org.springframework.web.bind.annotation.RequestBody;
+import org.springframework.web.bind.annotation.RestController;
+
+/** Key and effect are one transaction where JPA makes it, on virtual threads where Java has them. */
+@Timeout(60)
+class JpaTest {
+    private static final boolean HAS_VIRTUAL = Runtime.version().feature() >= 21;
+    private static ConfigurableApplicationContext context;
+    private static JdbcTemplate jdbc;
+    private final String key = UUID.randomUUID().toString();
+    private final Payments payments = context.getBean(Payments.class);
+    private final EntityManager manager = context.getBean(EntityManager.class);
+    private final Idempotency once = context.getBean(Idempotency.class);
+
+    @Entity(name = "jpa_payment")
+    static class Payment {
+        @Id
+        String id;
+        int amount;
+        @Version
+        int version;
+
+        Payment() {
+        }
+
+        Payment(String id, int amount) {
+            this.id = id;
+            this.amount = amount;
+        }
+    }
+
+    interface Ledger extends JpaRepository<Payment, String> { }
+
+    @Service
+    static class Payments {
+        private final EntityManager manager;
+        private final Ledger ledger;
+        private int runs;
+        private int conflicts;
+
+        Payments(EntityManager manager, Ledger ledger) {
+            this.manager = manager;
+            this.ledger = ledger;
+        }
+
+        /** Nothing is written before the transaction commits. */
+        @Idempotent(name = "persist", key = "#key", maxLostAttempts = -1)
+        @Transactional
+        public String persist(String key, Exception then) throws Exception {
+            manager.persist(new Payment(key, ++runs));
+            if (then != null) {
+                throw then;
+            }
+            return key;
+        }
+
+        @Idempotent(name = "save", key = "#key")
+        public int save(String key) {
+            return ledger.save(new Payment(key, 7)).amount;
+        }
+
+        /** The first run conflicts, and is repeated. */
+        @Idempotent(name = "conflict", key = "#key")
+        public int conflict(String key) {
+            manager.persist(new Payment(key, 1));
+            if (++conflicts == 1) {
+                manager.createNativeQuery("DO $$BEGIN RAISE 'conflict' USING ERRCODE = '40001'; END$$").executeUpdate();
+            }
+            return conflicts;
+        }
+
+        @Idempotent(name = "swallow", key = "#key")
+        public void swallow(String key) {
+            manager.persist(new Payment(key, 1));
+            assertThrows(RuntimeException.class, () -> ledger.saveAndFlush(new Payment(null, 1)));
+        }
+
+        /** Another transaction has changed the row, which only the flush finds out. */
+        @Idempotent(name = "stale", key = "#key")
+        public void stale(String key) {
+            manager.find(Payment.class, key).amount++;
+            jdbc.update("UPDATE jpa_payment SET version = version + 1 WHERE id = ?", key);
+        }
+
+        @Idempotent(name = "leased", key = "#key", lease = true)
+        public int leased(String key) {
+            return ledger.save(new Payment(key, 7)).amount;
+        }
+    }
+
+    @RestController
+    static class Orders {
+        private final EntityManager manager;
+
+        Orders(EntityManager manager) {
+            this.manager = manager;
+        }
+
+        /** The EntityManager is that of the whole request. */
+        @PostMapping("/payments")
+        @IdempotentRequest
+        Map<String, Boolean> pay(@RequestBody String id) {
+            manager.persist(new Payment(id, 7));
+            return Map.of("virtual", isVirtual());
+        }
+    }
+
+    @Configuration(proxyBeanMethods = false)
+    @EnableAutoConfiguration
+    @EntityScan(basePackageClasses = JpaTest.class)
+    @EnableJpaRepositories(basePackageClasses = JpaTest.class, considerNestedRepositories = true)
+    @Import({SpringExampleTest.Pool.class, Payments.class, Orders.class})
+    static class Program {
+        @Bean
+        IdempotencyHttp http() {
+            return new IdempotencyHttp() {
+                @Override
+                public String principal(HttpServletRequest request) {
+                    return "ann";
+                }
+
+                @Override
+                public void configure(FilterOptions options) {
+                    options.problem((error, usual) -> error instanceof DataIntegrityViolationException
+                            ? new Problem(409, null, "It is there", null, null) : usual);
+                }
+            };
+        }
+    }
+
+    @BeforeAll
+    static void start() {
+        context = SpringApplication.run(Program.class, "--server.port=0", "--server.address=127.0.0.1", "--spring.main.banner-mode=off",
+                "--spring.autoconfigure.exclude=");
+        jdbc = SpringExampleTest.prepared(context);
+        jdbc.execute("CREATE TABLE IF NOT EXISTS jpa_payment (id text PRIMARY KEY, amount int, version int)");
+    }
+
+    @AfterAll
+    static void stop() {
+        context.close();
+    }
+
+    /** Each test runs on a thread of the program. */
+    @RegisterExtension
+    static final InvocationInterceptor ON_ITS_THREADS = new InvocationInterceptor() {
+        @Override
+        public void interceptTestMethod(Invocation<Void> test, ReflectiveInvocationContext<Method> method, ExtensionContext extension)
+                throws Throwable {
+            try {
+                context.getBean("applicationTaskExecutor", AsyncTaskExecutor.class).submit(() -> {
+                    assertEquals(HAS_VIRTUAL, isVirtual());
+                    try {
+                        return test.proceed();
+                    } catch (Error | Exception failure) {
+                        throw failure;
+                    } catch (Throwable other) {
+                        throw new IllegalStateException(other);
+                    }
+                }).get();
+            } catch (ExecutionException failed) {
+                throw failed.getCause();
+            }
+        }
+    };
+
+    private static boolean isVirtual() {
+        return Thread.currentThread().toString().startsWith("VirtualThread");
+    }
+
+    private int effects() {
+        return count("jpa_payment WHERE id = ?");
+    }
+
+    private int records() {
+        return count("idempotency_store WHERE idempotency_key = ?");
+    }
+
+    private int count(String where) {
+        return jdbc.queryForObject("SELECT count(*) FROM " + where, Integer.class, key);
+    }
+
+    private void assertNothingIsStored() {
+        assertEquals(0, effects());
+        assertEquals(0, records());
+    }
+
+    @Test
+    void keyAndEffectAreOneTransaction() throws Exception {
+        assertInstanceOf(JpaTransactionManager.class, context.getBean(PlatformTransactionManager.class));
+        for (int i = 0; i < 2; i++) {
+            assertEquals(key, payments.persist(key, null));
+        }
+        assertEquals(1, effects());
+        assertEquals(1, count("idempotency_store s JOIN jpa_payment p ON p.xmin = s.xmin WHERE s.idempotency_key = ?"));
+    }
+
+    @Test
+    void aRepositoryJoins() {
+        assertEquals(7, payments.save(key));
+        assertEquals(7, payments.save(key));
+        assertEquals(1, count("idempotency_store s JOIN jpa_payment p ON p.xmin = s.xmin WHERE s.idempotency_key = ?"));
+    }
+
+    @Test
+    void bothAreRolledBack() throws Exception {
+        RuntimeException broken = new IllegalStateException("broken");
+        assertSame(broken, assertThrows(IllegalStateException.class, () -> payments.persist(key, broken)));
+        assertNothingIsStored();
+        assertEquals(key, payments.persist(key, null));
+        assertEquals(1, effects());
+    }
+
+    @Test
+    void aRefusalIsStoredWithoutTheEffect() {
+        for (int i = 0; i < 2; i++) {
+            assertEquals(402, assertThrows(Declined.class, () -> payments.persist(key, new Declined(402, null))).response().code());
+        }
+        assertEquals(0, effects());
+        assertEquals(1, records());
+    }
+
+    /** As it would be without the annotation. */
+    @Test
+    void whatTheFlushRefusesIsTheCallersError() throws Exception {
+        jdbc.update("INSERT INTO jpa_payment VALUES (?, 1, 0)", key);
+        for (int i = 0; i < 2; i++) {
+            assertEquals("23505", IdempotencyException.sqlState(
+                    assertThrows(DataIntegrityViolationException.class, () -> payments.persist(key, null))));
+        }
+        assertThrows(ObjectOptimisticLockingFailureException.class, () -> payments.stale(key));
+        assertEquals(0, records());
+        jdbc.update("DELETE FROM jpa_payment");
+        assertEquals(key, payments.persist(key, null));
+        assertEquals(1, effects());
+    }
+
+    @Test
+    void aFailureThatWasSwallowedIsNotStored() {
+        assertThrows(IdempotencyException.RolledBack.class, () -> payments.swallow(key));
+        assertNothingIsStored();
+    }
+
+    @Test
+    void aConflictRepeatsTheWholeWithNothingLeftFromTheFirstRun() {
+        assertEquals(2, payments.conflict(key));
+        assertEquals(1, effects());
+    }
+
+    @Test
+    void theClientItselfJoinsToo() throws Exception {
+        assertThrows(DataIntegrityViolationException.class, () -> once.batch(null, batch -> {
+            batch.beginMany(List.of(key), null);
+            manager.persist(new Payment(key, 1));
+            jdbc.update("INSERT INTO jpa_payment VALUES (?, 1, 0)", key);
+            return batch.completeMany(List.of(key), null);
+        }));
+        assertThrows(DataIntegrityViolationException.class, () -> once.lease(Call.of(key), lease -> new Completion(Response.EMPTY, c -> {
+            manager.persist(new Payment(key, 1));
+            jdbc.update("INSERT INTO jpa_payment VALUES (?, 1, 0)", key);
+        })));
+        assertEquals(0, effects());
+    }
+
+    @Test
+    void aLeasedMethodHasTransactionsOfItsOwn() {
+        assertEquals(7, payments.leased(key));
+        assertEquals(7, payments.leased(key));
+        assertEquals(1, effects());
+    }
+
+    @Test
+    void theThreadOfALeaseThatIsLostIsInterrupted() {
+        var lost = assertThrows(IdempotencyException.LeaseLost.class,
+                () -> once.lease(Call.of(key).withLease(Duration.ofSeconds(1)), lease -> {
+                    jdbc.queryForList("SELECT idem_release(?, fence => ?)", key, lease.operation().fence());
+                    new CountDownLatch(1).await();
+                    return Completion.of(Response.EMPTY);
+                }));
+        assertInstanceOf(InterruptedException.class, lost.getCause());
+        assertFalse(Thread.currentThread().isInterrupted());
+    }
+
+    @Test
+    void aRequestIsHandledOnce() throws Exception {
+        for (int i = 0; i < 2; i++) {
+            HttpResponse<String> response = post();
+            assertEquals("{\"virtual\":" + HAS_VIRTUAL + '}', response.body());
+            assertEquals(i == 1, response.headers().firstValue("Idempotency-Replayed").isPresent());
+        }
+        assertEquals(1, effects());
+    }
+
+    @Test
+    void whatTheFlushRefusesIsAProblemOfTheProgramAndNoLostAttempt() throws Exception {
+        jdbc.queryForList("SELECT idem_set_policy('POST /payments *', max_lost_attempts => 1)");
+        jdbc.update("INSERT INTO jpa_payment VALUES (?, 1, 0)", key);
+        for (int i = 0; i < 2; i++) {
+            assertEquals(409, post().statusCode());
+        }
+        assertEquals(0, records());
+    }
+
+    private HttpResponse<String> post() throws Exception {
+        var uri = URI.create("http://127.0.0.1:" + context.getEnvironment().getProperty("local.server.port") + "/payments");
+        return HttpClient.newHttpClient().send(HttpRequest.newBuilder(uri).header("Idempotency-Key", key)
+                .POST(HttpRequest.BodyPublishers.ofString(key)).build(), HttpResponse.BodyHandlers.ofString());
+    }
+}
