@@ -3,6 +3,7 @@ import assert from 'node:assert/strict'
 import { once } from 'node:events'
 import pg from 'pg'
 import { randomUUID } from 'node:crypto'
+import http from 'node:http'
 import net from 'node:net'
 import { Idempotency } from 'pg-idempotency'
 
@@ -73,4 +74,22 @@ export function deferred() {
   let resolve, reject
   const promise = new Promise((a, b) => { resolve = a; reject = b })
   return { promise, resolve, reject }
+}
+
+/** Sends a request, and gives the answer once it is there. */
+export function send(port, { method, path, headers, body }) {
+  return new Promise((resolve, reject) => {
+    const request = http.request({ port, host: '127.0.0.1', method, path, agent: false,
+      headers: { ...headers, 'content-length': Buffer.byteLength(body) } }, (answer) => {
+      const chunks = []
+      answer.on('data', (chunk) => chunks.push(chunk))
+      answer.on('error', reject)
+      answer.on('end', () => {
+        const bytes = Buffer.concat(chunks)
+        resolve({ status: answer.statusCode, reason: answer.statusMessage, headers: answer.headers, bytes, body: bytes.toString() })
+      })
+    })
+    request.on('error', reject)
+    request.end(body)
+  })
 }

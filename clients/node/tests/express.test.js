@@ -1,0 +1,182 @@
+// What Express alone has: its response is written to, and parsers stand before it.
+import assert from 'node:assert/strict'
+import events from 'node:events'
+import { Readable } from 'node:stream'
+import { pipeline } from 'node:stream/promises'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { gzipSync } from 'node:zlib'
+import { test } from 'node:test'
+import express from 'express'
+import { FakeClock, Idempotency } from 'pg-idempotency'
+import { expressIdempotency } from 'pg-idempotency/express'
+import { Proxy } from './proxy.js'
+import { deferred, newKey, poolFor, portOf, send } from './support.js'
+
+// A server with one route; `before` are handlers that stand before it.
+async function app(t, style, handler, { before = [], pool = poolFor(t), ...options } = {}) {
+  const app = express()
+  const errors = []
+  t.mock.method(console, 'error', (error) => errors.push(error))
+  const once = expressIdempotency(new Idempotency(pool), { principal: () => newKey(), ...options })
+  app.post('/do', ...before, once[style](handler))
+  app.use((error, req, res, next) => res.headersSent ? next(error) : res.status(500).end('own'))
+  const port = await portOf(t, app.listen(0, '127.0.0.1'))
+  const post = (key = newKey(), body = '{}', type = 'application/json', headers = {}) => send(port,
+    { method: 'POST', path: '/do', body, headers: { 'content-type': type, 'idempotency-key': key, ...headers } })
+  return { post, errors }
+}
+
+test('a request that is answered while it waits for a connection: nothing runs, and the process goes on', async (t) => {
+  const pool = poolFor(t, { max: 1 })
+  const taken = await pool.connect()
+  let calls = 0
+  let ended
+  const gone = new Promise((resolve) => { ended = resolve })
+  const giveUp = (req, res, next) => {
+    setImmediate(() => { res.status(503).end('too slow'); ended() })
+    next()
+  }
+  const { post } = await app(t, 'transaction', (req, res) => { calls++; res.end('done') }, { pool, before: [giveUp] })
+  const answer = post()
+  await gone
+  taken.release()
+  assert.deepEqual([(await answer).status, (await answer).body], [503, 'too slow'])
+  // The pool has one connection: it is free again when the refused transaction has ended.
+  await pool.query('SELECT 1')
+  assert.equal(calls, 0)
+})
+
+test('an answer that comes when time is up goes nowhere', async (t) => {
+  for (const late of [
+    (res) => res.status(200).set('X-A', 'b').json({}),
+    (res) => { res.writeHead(200, { 'X-A': 'b' }); res.end() },
+    (res) => { res.appendHeader('X-A', 'b'); res.removeHeader('X-A'); res.redirect('/') },
+  ]) {
+    const [go, answered] = [deferred(), deferred()]
+    const { post } = await app(t, 'transaction', (req, res) => {
+      // as a callback does: what it throws ends the process
+      go.promise.then(() => setImmediate(() => { late(res); answered.resolve() }))
+    }, { timeout: 50 })
+    assert.equal((await post()).status, 503)
+    go.resolve()
+    await answered.promise
+  }
+})
+
+test('a status as Node sends it, and each cookie of writeHead', async (t) => {
+  const { post } = await app(t, 'transaction', (req, res) => {
+    res.setHeader('Set-Cookie', 'old=1')
+    res.writeHead('201', ['Set-Cookie', 'a=1', 'Set-Cookie', 'b=2', 'X-A', 'c'])
+    res.end()
+  })
+  const { status, headers } = await post()
+  assert.deepEqual([status, headers['set-cookie'], headers['x-a']], [201, ['a=1', 'b=2'], 'c'])
+  const never = await app(t, 'transaction', (req, res) => { res.statusCode = 1000; res.end() })
+  assert.deepEqual([(await never.post()).status, never.errors.length], [500, 1])
+  assert.match(never.errors[0].message, /cannot answer 1000/)
+})
+
+test('a refusal by a deferred constraint: a lost attempt in COMMIT, and none where the work asks for it', async (t) => {
+  const pool = poolFor(t)
+  await pool.query(`CREATE TABLE deferred (n int UNIQUE DEFERRABLE INITIALLY DEFERRED); INSERT INTO deferred VALUES (1);
+    SELECT idem_set_policy('deferred', max_lost_attempts => 1)`)
+  for (const [ending, answers] of [['SELECT 1', [409, 422]], ['SET CONSTRAINTS ALL IMMEDIATE', [409, 409]]]) {
+    const { post } = await app(t, 'transaction', async (req, res, { tx }) => {
+      await tx.query('INSERT INTO deferred VALUES (1)')
+      await tx.query(ending)
+      res.status(201).end()
+    }, { scope: () => 'deferred', mapError: (error) => error.code === '23505' ? { status: 409, title: 'taken' } : undefined })
+    const key = newKey()
+    assert.deepEqual([(await post(key)).status, (await post(key)).status], answers, ending)
+  }
+})
+
+test('a header that HTTP cannot carry goes to the error handler', async (t) => {
+  const { post } = await app(t, 'transaction', () => { throw new Error('no') },
+    { mapError: () => ({ status: 400, title: 'no', headers: { 'X-Name': 'Łódź' } }) })
+  assert.deepEqual([(await post()).body, (await post()).status], ['own', 500])
+})
+
+for (const style of ['transaction', 'lease']) {
+  for (const [name, write] of Object.entries({
+    pipeline: (res) => pipeline(Readable.from([Buffer.from('do'), Buffer.from('ne')]), res),
+    'a callback of end': (res) => new Promise((resolve) => { res.end('done', resolve) }),
+    'the event finish': (res) => { const finished = events.once(res, 'finish'); res.end('done'); return finished },
+  })) {
+    test(`${style}: a handler may wait for ${name}`, async (t) => {
+      const { post } = await app(t, style, async (req, res) => { await write(res) }, { principal: () => 'me', timeout: 5000 })
+      const key = newKey()
+      const [first, second] = [await post(key), await post(key)]
+      assert.deepEqual([first.status, first.body, second.status, second.body], [200, 'done', 200, 'done'])
+      assert.equal(second.headers['idempotency-replayed'], 'true')
+    })
+  }
+}
+
+test('a body that a parser has read without keeping it is refused where it says too little', async (t) => {
+  const { post, errors } = await app(t, 'transaction', (req, res) => { res.status(201).end() }, { principal: () => 'me', before: [express.json()] })
+  const status = async (body, type = 'application/json') => (await post(newKey(), body, type)).status
+  assert.deepEqual([await status('{"n":1}'), await status('[]'), await status('{}'), await status('x=1', 'text/x-any')], [201, 201, 201, 201])
+  for (const lossy of ['{"n":9007199254740993}', '[1e400]', '{"n":"\ufffd"}']) assert.equal(await status(lossy), 500)
+  assert.match(errors[0].message, /keepBody/)
+  assert.equal(errors.length, 3)
+})
+
+test('a stream that a middleware has read, or that Express 4 has left with {}', async (t) => {
+  const swallow = async (req, res, next) => { req.resume(); await events.once(req, 'end'); req.body = {}; next() }
+  const eaten = await app(t, 'transaction', (req, res) => { res.end('ran') }, { principal: () => 'me', before: [swallow] })
+  for (const type of ['multipart/form-data; boundary=b', 'text/xml']) assert.equal((await eaten.post(newKey(), '<a/>', type)).status, 500)
+  const four = await app(t, 'transaction', (req, res) => { res.end('ran') }, { principal: () => 'me', before: [(req, res, next) => { req.body = {}; next() }] })
+  const key = newKey()
+  const status = async (body) => (await four.post(key, body, 'text/xml')).status
+  assert.deepEqual([await status('<a/>'), await status('<a/>'), await status('<b/>')], [200, 200, 422])
+})
+
+test('JSON with a Content-Encoding that no parser has decoded is refused; one that a parser has, is compared by its value', async (t) => {
+  const gzip = { 'content-encoding': 'gzip' }
+  const seen = []
+  const handler = (req, res) => { seen.push(req.body); res.status(201).end() }
+  const bare = await app(t, 'transaction', handler, { principal: () => 'me' })
+  const { status, headers } = await bare.post(newKey(), gzipSync('{"a":1}'), 'application/json', gzip)
+  assert.deepEqual([status, headers['accept-encoding'], seen], [415, 'identity', []])
+  const parsing = await app(t, 'transaction', handler, { principal: () => 'me', before: [express.json()] })
+  const key = newKey()
+  const ask = async (body) => (await parsing.post(key, gzipSync(body), 'application/json', gzip)).status
+  assert.deepEqual([await ask('{"a":1}'), await ask('{ "a": 1 }'), await ask('{"a":2}')], [201, 201, 422])
+  assert.deepEqual(seen, [{ a: 1 }])
+})
+
+for (const timeout of [0, Infinity, 2 ** 40]) {
+  test(`a timeout of ${timeout} does not fire at once`, async (t) => {
+    const { post } = await app(t, 'transaction', async (req, res) => { await sleep(50); res.end('done') }, { timeout })
+    assert.equal((await post()).status, 200)
+  })
+}
+
+for (const option of ['principal', 'scope']) {
+  test(`a ${option} that is none: 500, and nothing runs`, async (t) => {
+    for (const nobody of [undefined, null, '', 0, 7, { id: 1 }]) {
+      const { post, errors } = await app(t, 'transaction', () => assert.fail('ran'), { [option]: () => nobody })
+      assert.equal((await post()).status, 500)
+      assert.deepEqual(errors.map(({ message }) => message), [`the option "${option}" has to give a string that is not empty`])
+    }
+  })
+}
+
+test('a database that does not say until when an answer is kept costs the header, and no more', async (t) => {
+  const proxy = await Proxy.forTest(t)
+  const clock = new FakeClock()
+  const once = expressIdempotency(new Idempotency(poolFor(t, { ...proxy.options, max: 1 }), { clock }), { principal: () => newKey(), lifetime: 'Until' })
+  const app = express()
+  app.post('/', once.transaction((req, res) => { res.end('done') }))
+  const port = await portOf(t, app.listen(0, '127.0.0.1'))
+  const post = () => send(port, { method: 'POST', path: '/', body: '', headers: { 'idempotency-key': newKey() } })
+  await proxy.order('arm', 'hold', 'idem_lookup')
+  const held = post()
+  while ((await proxy.order('state')).hits === 0) await sleep(5)
+  await clock.advance(5000)
+  const { status, body, headers } = await Promise.race([held, sleep(10_000, {})])
+  assert.deepEqual([status, body, headers?.until], [200, 'done', undefined])
+  // The connection was cut, and its place in the pool is free.
+  assert.ok((await post()).headers.until)
+})

@@ -1,0 +1,177 @@
+// What Hono alone has: errors with a response, and the onError of an application.
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { Hono } from 'hono'
+import { HTTPException } from 'hono/http-exception'
+import { Idempotency, KeyReused } from 'pg-idempotency'
+import { honoIdempotency } from 'pg-idempotency/hono'
+import { effect, effects, newKey, poolFor } from './support.js'
+
+class Declining extends HTTPException {
+  getResponse() {
+    return Response.json({ reason: this.message }, { status: 402, headers: { 'X-Reason': 'own', 'Set-Cookie': 'a=1' } })
+  }
+}
+class Broken extends HTTPException {
+  getResponse() {
+    throw new RangeError('no response')
+  }
+}
+const THROWN = {
+  '/response': () => new HTTPException(401, { res: Response.json({ who: '?' }, { headers: { 'WWW-Authenticate': 'Bearer realm="a"' } }) }),
+  '/stream': () => new HTTPException(429, { res: new Response(new Blob(['slowly']).stream(), { headers: { 'Retry-After': '7' } }) }),
+  '/own': () => new Declining(500, { message: 'poor' }),
+  '/message': () => new HTTPException(409, { message: 'taken' }),
+  '/busy': () => new HTTPException(503, { res: new Response('later', { headers: { 'X-Mine': 'yes' } }) }),
+  '/broken': () => new Broken(403),
+}
+const told = (error, c) => c.json({ told: error.constructor.name }, error.status === 503 ? 502 : 418, { 'X-Told': error.message })
+// What stands above the routes: Hono's own answer, the application's, and that of a part of it.
+const APPLICATIONS = {
+  'no onError': (routes) => routes,
+  onError: (routes) => routes.onError(told),
+  'onError of a part': (routes) => new Hono().route('/', routes.onError(told)).onError((error, c) => c.text('the outer one', 500)),
+}
+
+function routes(wrap) {
+  const app = new Hono()
+  for (const [path, error] of Object.entries(THROWN)) {
+    app.post(path, wrap(async (c, context) => {
+      c.header('X-Before', 'set')
+      if (context?.tx) await effect(context.tx, 'hono thrown')
+      throw error()
+    }))
+  }
+  return app
+}
+
+async function post(app, path, key = newKey()) {
+  const headers = { 'content-type': 'application/json', ...(key && { 'idempotency-key': key }) }
+  const response = await app.request(path, { method: 'POST', body: '{}', headers }).catch((error) => error)
+  // as Hono itself does with '/broken'
+  if (response instanceof Error) return { rejected: response.message }
+  return { status: response.status, headers: [...response.headers], body: await response.text() }
+}
+
+for (const [name, application] of Object.entries(APPLICATIONS)) {
+  test(`${name}: an error that has a response is answered as without the package`, async (t) => {
+    const pool = poolFor(t)
+    const once = honoIdempotency(new Idempotency(pool), { scope: () => 'hono thrown', required: false, onError: (error) => errors.push(error) })
+    await pool.query("SELECT idem_set_policy('hono thrown', max_lost_attempts => 1)")
+    const errors = []
+    const without = application(routes((handler) => handler))
+    const [transaction, lease] = [once.transaction, once.lease].map((wrap) => application(routes(wrap)))
+    for (const path of Object.keys(THROWN)) {
+      const expected = await post(without, path)
+      assert.ok(expected.rejected || expected.headers.some(([name]) => name === 'x-before'), path)
+      const key = newKey()
+      assert.deepEqual([await post(transaction, path, key), await post(transaction, path, null), await post(lease, path)], [expected, expected, expected], path)
+      // what is refused is no lost attempt, and is not stored
+      const again = await post(transaction, path, key)
+      if (path === '/busy' || path === '/broken') assert.equal(JSON.parse(again.body).reason, 'attempts lost', path)
+      else assert.deepEqual(again, expected, path)
+    }
+    assert.equal(await effects(pool, 'hono thrown'), 0)
+    assert.deepEqual(errors, [])
+  })
+}
+
+// Errors without a response. The second one says by its status that it is a refusal.
+const PLAIN = {
+  '/plain': new Error('plain'),
+  '/status': Object.assign(new Error('status'), { status: 409 }),
+}
+
+// An application whose handlers throw what PLAIN has, and the errors that its parts are told of.
+async function throwing(t, { application = (routes) => routes, ...options } = {}) {
+  const pool = poolFor(t)
+  const heard = []
+  const scope = newKey()
+  await pool.query('SELECT idem_set_policy($1, max_lost_attempts => 1)', [scope])
+  const once = honoIdempotency(new Idempotency(pool), { scope: () => scope, describedBy: '/keys', required: false, ...options })
+  const app = new Hono()
+  for (const [path, error] of Object.entries(PLAIN)) {
+    app.post(path, once.transaction(async (c, { tx }) => { await effect(tx, scope); throw error }))
+    app.post(`/lease${path}`, once.lease(() => { throw error }))
+  }
+  t.mock.method(console, 'error', (error) => heard.push(`console: ${error.message}`))
+  return { app: application(app, heard), heard, scope, pool }
+}
+
+const answering = (routes, heard) => routes.onError((error, c) => {
+  heard.push(`application: ${error.message}`)
+  return told(error, c)
+})
+
+test('the onError of the application answers an error of a handler, which rolls back; without a status it is a lost attempt', async (t) => {
+  const { app, heard, scope, pool } = await throwing(t, { application: answering })
+  for (const [path, error] of Object.entries(PLAIN)) {
+    const key = newKey()
+    for (const answer of [await post(app, path, key), await post(app, path, null), await post(app, `/lease${path}`)]) {
+      assert.deepEqual([answer.status, answer.body], [418, '{"told":"Error"}'], path)
+      assert.deepEqual(answer.headers.find(([name]) => name === 'x-told'), ['x-told', error.message])
+    }
+    const again = await post(app, path, key)
+    if (path === '/plain') assert.equal(JSON.parse(again.body).reason, 'attempts lost')
+    else assert.equal(again.status, 418)
+  }
+  assert.equal(await effects(pool, scope), 0)
+  assert.deepEqual(new Set(heard), new Set(Object.values(PLAIN).map(({ message }) => `application: ${message}`)))
+})
+
+test('without an onError of the application the answer is a problem, and the console is told', async (t) => {
+  const { app, heard } = await throwing(t)
+  const seen = []
+  for (const path of ['/plain', '/plain', '/status']) {
+    const { status, headers, body } = await post(app, path)
+    seen.push([status, JSON.parse(body).title, new Headers(headers).get('link')])
+  }
+  const link = '</keys>; rel="describedby"'
+  assert.deepEqual(seen, [[500, 'Internal Server Error', link], [500, 'Internal Server Error', link], [409, 'Conflict', link]])
+  assert.deepEqual(heard, ['console: plain', 'console: plain'])
+})
+
+test('an onError that is given to the package is told of what becomes a 500, whoever answers', async (t) => {
+  for (const application of [answering, undefined]) {
+    const errors = []
+    const { app } = await throwing(t, { application, onError: (error) => errors.push(error) })
+    for (const path of Object.keys(PLAIN)) await post(app, path)
+    assert.deepEqual(errors, [PLAIN['/plain']])
+  }
+})
+
+test('mapError comes before the application; errors of the package, and those that a repeat may heal, are problems', async (t) => {
+  const pool = poolFor(t)
+  const once = honoIdempotency(new Idempotency(pool, { retry: { attempts: 1 } }), {
+    principal: (request) => { if (request.path === '/who') throw THROWN['/response'](); return newKey() },
+    mapError: (error) => error.message === 'mine' ? { status: 410, title: 'gone' } : undefined,
+  })
+  const app = new Hono().onError(told)
+  const thrown = {
+    '/mine': new HTTPException(403, { message: 'mine' }), '/own': new Error('mine'), '/who': null,
+    '/reused': new KeyReused('another one', {}), '/busy': Object.assign(new Error('busy'), { code: '40001' }), '/string': 'no error',
+    '/frozen': Object.freeze(new Error('takes no response')),
+  }
+  for (const [path, error] of Object.entries(thrown)) app.post(path, once.transaction(() => { throw error }))
+  t.mock.method(console, 'error', () => {})
+  const titles = []
+  for (const path of Object.keys(thrown).filter((path) => path !== '/who')) titles.push(JSON.parse((await post(app, path)).body).title)
+  assert.deepEqual(titles, [
+    'gone', 'gone', 'Idempotency-Key is already used', 'The service is busy', 'Internal Server Error', 'Internal Server Error'])
+  assert.equal((await post(app, '/who')).body, '{"told":"HTTPException"}')
+  assert.equal(JSON.parse((await post(app, '/own', null)).body).title, 'Idempotency-Key is missing')
+})
+
+test('JSON that is none, where only the handler finds out, is refused; a SyntaxError of its own is not', async (t) => {
+  const once = honoIdempotency(new Idempotency(poolFor(t)), { principal: () => newKey(), required: false, onError: () => {} })
+  const app = new Hono()
+  app.post('/read', once.transaction(async (c) => c.json(await c.req.json())))
+  app.post('/own', once.transaction(() => { throw new SyntaxError('own') }))
+  const status = async (path, body, headers) => (await app.request(path, {
+    method: 'POST', body, headers: { 'content-type': 'application/json', ...headers },
+  })).status
+  const keyed = { 'idempotency-key': newKey() }
+  const refused = [await status('/read', '{"a"'), await status('/read', '', keyed), await status('/read', '{"a"', { ...keyed, 'content-encoding': 'x' })]
+  assert.deepEqual(refused, [400, 400, 400])
+  assert.deepEqual([await status('/own', '{}'), await status('/read', '{"a"', { 'content-type': 'text/plain' })], [500, 500])
+})
