@@ -78,6 +78,12 @@ public class IdempotencyAutoConfiguration {
 
     @Bean
     @Role(BeanDefinition.ROLE_INFRASTRUCTURE)
+    static OneTransaction idempotentTransactions() {
+        return new OneTransaction();
+    }
+
+    @Bean
+    @Role(BeanDefinition.ROLE_INFRASTRUCTURE)
     static DefaultPointcutAdvisor idempotentAdvisor(ObjectProvider<Idempotency> once, ObjectProvider<Json> json, IdempotentNames names) {
         var advisor = new DefaultPointcutAdvisor(new AnnotationMatchingPointcut(null, Idempotent.class, true),
                 new IdempotentInterceptor(once::getObject, json::getObject, names));

@@ -83,6 +83,7 @@ public record SpringTransactions(PlatformTransactionManager manager, DataSource 
                 throw new IllegalStateException("the transaction manager " + manager.getClass().getName()
                         + " does not say which connection it uses: give Idempotency one for its DataSource");
             }
+            TransactionSynchronizationManager.bindResource(SpringTransactions.class, manager);
             return body.run(connection);
         } catch (RuntimeException error) {
             thrown[0] = error;
@@ -90,8 +91,15 @@ public record SpringTransactions(PlatformTransactionManager manager, DataSource 
         } catch (Exception error) {
             throw new Checked(error);
         } finally {
+            TransactionSynchronizationManager.unbindResourceIfPossible(SpringTransactions.class);
             DataSourceUtils.releaseConnection(connection, bound);
         }
+    }
+
+    /** Whether the thread is in the work of an operation whose transaction is of another manager. */
+    static boolean isWithinOneOfAnother(PlatformTransactionManager asking) {
+        Object operations = TransactionSynchronizationManager.getResource(SpringTransactions.class);
+        return operations != null && operations != asking;
     }
 
     /** Carries an exception through Spring. */
