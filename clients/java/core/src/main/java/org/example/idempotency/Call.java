@@ -115,8 +115,11 @@ public record Call(String key, String scope, String request, byte[] requestHash,
         return new Call(key, scope, request, requestHash, maxWait, lease, maxAttempts, maxLostAttempts, retention, value);
     }
 
-    /** The call with the client's settings where it has none of its own. */
+    /** The call with the client's settings where it has none of its own. No time is longer than 36500 days, or it is an IllegalArgumentException. */
     Call over(Options options) {
+        Durations.check("wait", maxWait);
+        Durations.check("lease", lease);
+        Durations.check("retention", retention);
         return new Call(key, scope != null ? scope : options.scope(), request, requestHash,
                 maxWait != null ? maxWait : Duration.ZERO, lease != null ? lease : options.lease(), maxAttempts,
                 maxLostAttempts, retention != null ? retention : options.retention(), isolation);

@@ -16,10 +16,11 @@ public final class Declined extends RuntimeException {
      * A refusal.
      *
      * @param response the answer that is stored
-     * @param retryAfter how long until the operation may be tried again; null: never
+     * @param retryAfter how long until the operation may be tried again, 36500 days at most; null: never
      */
     public Declined(Response response, Duration retryAfter) {
         super("declined with code " + response.code());
+        Durations.check("retryAfter", retryAfter);
         this.response = response;
         this.retryAfter = retryAfter;
     }

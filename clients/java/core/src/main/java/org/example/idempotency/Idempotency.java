@@ -394,10 +394,8 @@ public final class Idempotency {
     }
 
     private Duration backoff(int attempt) {
-        long longest = options.cap().toNanos();
-        if (attempt < 30) {
-            longest = Math.min(longest, options.base().multipliedBy(1L << (attempt - 1)).toNanos());
-        }
+        double grown = Math.scalb((double) options.base().toNanos(), attempt - 1);
+        long longest = (long) Math.min(grown, options.cap().toNanos());
         return Duration.ofNanos(ThreadLocalRandom.current().nextLong(longest + 1));
     }
 

@@ -19,7 +19,16 @@ public sealed interface Reconciled {
      *
      * @param retryAfter how long to wait before the next try
      */
-    record Unknown(Duration retryAfter) implements Reconciled { }
+    record Unknown(Duration retryAfter) implements Reconciled {
+        /**
+         * Checks the time.
+         *
+         * @param retryAfter how long to wait before the next try, 36500 days at most
+         */
+        public Unknown {
+            Durations.check("retryAfter", retryAfter);
+        }
+    }
 
     /** Finds out what an attempt did. */
     @FunctionalInterface

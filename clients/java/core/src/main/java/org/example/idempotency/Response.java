@@ -17,6 +17,20 @@ public record Response(int code, Map<String, String> headers, String payload, by
     public static final Response EMPTY = new Response(0, null, null, null, null);
 
     /**
+     * Checks the retention.
+     *
+     * @param code a status code of your own, as HTTP's; 0: none
+     * @param headers names and values; null: none
+     * @param payload JSON; null: none
+     * @param body bytes that are replayed as they are; null: none
+     * @param retention how long the record is kept, 36500 days at most; null: as the call says
+     * @throws IllegalArgumentException if it is
+     */
+    public Response {
+        Durations.check("retention", retention);
+    }
+
+    /**
      * {@return an answer that is JSON}
      *
      * @param payload a text of JSON, or null

@@ -17,6 +17,8 @@ import org.example.idempotency.Reconciled;
 
 /** Settings of an {@link IdempotencyFilter}. Routes and principal have to be given; each other is safe. */
 public final class FilterOptions {
+    private static final Duration LONGEST = Duration.ofDays(36_500);
+
     final Function<HttpServletRequest, Route> route;
     final Function<HttpServletRequest, String> principal;
     String header = "Idempotency-Key";
@@ -163,10 +165,7 @@ public final class FilterOptions {
      * @return this
      */
     public FilterOptions timeout(Duration limit) {
-        if (limit.isNegative()) {
-            throw new IllegalArgumentException("a time limit is not below 0");
-        }
-        timeout = limit;
+        timeout = checked("timeout", limit);
         return this;
     }
 
@@ -226,9 +225,16 @@ public final class FilterOptions {
      * @return this
      */
     public FilterOptions waits(Duration usual, Duration longest) {
-        wait = usual;
-        maxWait = longest;
+        wait = checked("wait", usual);
+        maxWait = checked("maxWait", longest);
         return this;
+    }
+
+    private static Duration checked(String name, Duration time) {
+        if (time.isNegative() || time.compareTo(LONGEST) > 0) {
+            throw new IllegalArgumentException(name + " must be between 0 and 36500 days");
+        }
+        return time;
     }
 
     /**

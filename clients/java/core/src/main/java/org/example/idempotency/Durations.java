@@ -1,0 +1,18 @@
+package org.example.idempotency;
+
+import java.time.Duration;
+
+/** The server takes no longer times, and further on they overflow a clock or an interval. */
+final class Durations {
+    private static final Duration LONGEST = Duration.ofDays(36_500);
+
+    private Durations() {
+    }
+
+    /** Throws IllegalArgumentException, with the name, at a time that is out of range. Null is none. */
+    static void check(String name, Duration time) {
+        if (time != null && (time.compareTo(LONGEST) > 0 || time.compareTo(LONGEST.negated()) < 0)) {
+            throw new IllegalArgumentException(name + " must not be longer than 36500 days");
+        }
+    }
+}

@@ -1,0 +1,51 @@
+package org.example.idempotency;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.time.Duration;
+import java.util.List;
+import java.util.function.Consumer;
+import org.junit.jupiter.api.Test;
+
+/** A time that no statement and no clock can hold is refused where it is given, and its name is in the message. */
+class DurationsTest {
+    private static final Duration LONGEST = Duration.ofDays(36_500);
+    private record Option(String name, Consumer<Duration> give) { }
+
+    private static final List<Option> OPTIONS = List.of(
+            new Option("lease", Options.DEFAULT::withLease),
+            new Option("retention", Options.DEFAULT::withRetention),
+            new Option("base", time -> Options.DEFAULT.withRetry(2, time, Duration.ZERO)),
+            new Option("cap", time -> Options.DEFAULT.withRetry(2, Duration.ZERO, time)),
+            new Option("wait", time -> Call.of("k").withWait(time).over(Options.DEFAULT)),
+            new Option("lease", time -> Call.of("k").withLease(time).over(Options.DEFAULT)),
+            new Option("retention", time -> Call.of("k").withRetention(time).over(Options.DEFAULT)),
+            new Option("retention", time -> new Response(0, null, null, null, time)),
+            new Option("retryAfter", time -> new Declined(Response.EMPTY, time)),
+            new Option("retryAfter", Reconciled.Unknown::new));
+
+    @Test
+    void whatIsOutOfRangeIsNamed() {
+        for (Option option : OPTIONS) {
+            option.give.accept(LONGEST);
+            for (Duration time : List.of(Duration.ofSeconds(Long.MAX_VALUE), Duration.ofSeconds(Long.MIN_VALUE), LONGEST.plusNanos(1))) {
+                String message = assertThrows(IllegalArgumentException.class, () -> option.give.accept(time), option::name).getMessage();
+                assertTrue(message.contains(option.name), message);
+            }
+        }
+    }
+
+    @Test
+    void aBackoffGrowsBeyondEachClock() {
+        var once = new Idempotency(Transactions.of(null), Options.DEFAULT.withRetry(70, LONGEST, Duration.ofNanos(1)));
+        int[] runs = new int[1];
+        var conflict = new IllegalStateException(new java.sql.SQLException("conflict", "40001"));
+        assertThrows(IllegalStateException.class, () -> once.repeat(Call.of("k"), afterLoss -> {
+            runs[0]++;
+            throw conflict;
+        }));
+        assertEquals(70, runs[0]);
+    }
+}

@@ -1,0 +1,28 @@
+package org.example.idempotency.servlet;
+
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.time.Duration;
+import java.util.List;
+import java.util.function.Consumer;
+import org.junit.jupiter.api.Test;
+
+class FilterOptionsTest {
+    private record Option(String name, Consumer<Duration> give) { }
+
+    private static final FilterOptions OPTIONS = new FilterOptions(request -> null, request -> null);
+
+    @Test
+    void aTimeThatIsOutOfRangeIsNamed() {
+        for (Option option : List.of(new Option("timeout", OPTIONS::timeout), new Option("wait", time -> OPTIONS.waits(time, Duration.ZERO)),
+                new Option("maxWait", time -> OPTIONS.waits(Duration.ZERO, time)))) {
+            option.give.accept(Duration.ofDays(36_500));
+            option.give.accept(Duration.ZERO);
+            for (Duration time : List.of(Duration.ofSeconds(Long.MAX_VALUE), Duration.ofNanos(-1), Duration.ofDays(36_500).plusNanos(1))) {
+                String message = assertThrows(IllegalArgumentException.class, () -> option.give.accept(time), option::name).getMessage();
+                assertTrue(message.startsWith(option.name), message);
+            }
+        }
+    }
+}
