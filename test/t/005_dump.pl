@@ -4,7 +4,6 @@
 use Idempotency;
 
 my $node = new_node('dump');
-my $directory = PostgreSQL::Test::Utils::tempdir();
 
 # Everything that belongs to the data, in a form that can be compared.
 sub contents
@@ -25,21 +24,6 @@ sub begin_leased
 	my ($database, $key) = @_;
 
 	return $node->safe_psql($database, "SELECT fence FROM idem_begin('$key', lease => '1 hour')");
-}
-
-sub dump_and_restore
-{
-	my ($from, $to, $format) = @_;
-	my $file = "$directory/$to";
-
-	$node->command_ok([ 'pg_dump', "--format=$format", '--file', $file, $node->connstr($from) ],
-		"pg_dump of $from, format $format");
-	query("CREATE DATABASE $to TEMPLATE template0");
-	$node->command_ok(
-		$format eq 'plain'
-		? [ 'psql', '-Xq', '-v', 'ON_ERROR_STOP=1', '-d', $node->connstr($to), '-f', $file ]
-		: [ 'pg_restore', '--exit-on-error', '-d', $node->connstr($to), $file ],
-		"restore into $to");
 }
 
 query('CREATE ROLE teller; CREATE ROLE stranger');

@@ -124,17 +124,6 @@ query('CREATE EXTENSION pgcrypto');
 
 # Characters as numbers, so that no client's encoding comes between.
 my $u = q{chr(252)};	# LATIN SMALL LETTER U WITH DIAERESIS, in UTF8 and in LATIN1
-my $directory = PostgreSQL::Test::Utils::tempdir();
-
-sub move
-{
-	my ($from, $to, $encoding) = @_;
-
-	query("CREATE DATABASE $to ENCODING '$encoding' LOCALE 'C' TEMPLATE template0");
-	$node->command_ok([ 'pg_dump', '--file', "$directory/$to", $node->connstr($from) ], "dump of $from");
-	$node->command_ok([ 'psql', '-Xq', '-v', 'ON_ERROR_STOP=1', '-f', "$directory/$to", $node->connstr($to) ], "restored into $to, $encoding");
-	return;
-}
 
 my $complete = qq{BEGIN; SELECT count(*) FROM idem_begin('key ' || $u, scope => 'scope ' || $u);
 	SELECT idem_complete('key ' || $u, jsonb_build_object('name ' || $u, 'value ' || $u), scope => 'scope ' || $u, headers => to_jsonb($u), body => '\\xfc'); COMMIT};
@@ -150,7 +139,7 @@ for my $way ([ 'UTF8', 'LATIN1' ], [ 'LATIN1', 'UTF8' ])
 	query($complete, lc "${from}_from");
 	query(q{BEGIN; SELECT idem_begin('euro'); SELECT idem_complete('euro', to_jsonb(chr(8364))); COMMIT}, lc "${from}_from") if $from eq 'UTF8';
 	is(query($opens, lc "${from}_from"), 'COMPLETED|t|t|\xfc', "$from: it opens where it was sealed");
-	move(lc "${from}_from", lc "${to}_to", $to);
+	dump_and_restore(lc "${from}_from", lc "${to}_to", 'plain', "ENCODING '$to' LOCALE 'C'");
 	is(query($opens, lc "${to}_to"), 'COMPLETED|t|t|\xfc', "$from to $to: it opens");
 	is(query('SELECT count(*) FROM idempotency_store WHERE sealed IS NOT NULL AND response_payload IS NULL', lc "${to}_to"), $from eq 'UTF8' ? '2' : '1', "$from to $to: sealed");
 }

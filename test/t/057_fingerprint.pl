@@ -174,11 +174,7 @@ $node->safe_psql('latin1', 'CREATE EXTENSION pgcrypto');
 $node->safe_psql('latin1', life('sealed'));
 is($node->safe_psql('latin1', q{SELECT count(*), count(sealed), count(hash_key) FROM idempotency_store}), '2|1|1', 'one of two is sealed');
 
-my $dump = PostgreSQL::Test::Utils::tempdir() . '/latin1.sql';
-
-$node->command_ok([ 'pg_dump', '--file', $dump, $node->connstr('latin1') ], 'a dump of LATIN1');
-query(q{CREATE DATABASE restored TEMPLATE template0 ENCODING 'UTF8'});
-$node->command_ok([ 'psql', '-Xq', '-v', 'ON_ERROR_STOP=1', '-d', $node->connstr('restored'), '-f', $dump ], 'goes into UTF8');
+dump_and_restore('latin1', 'restored', 'plain', q{ENCODING 'UTF8'});
 for my $database ('latin1', 'restored')
 {
 	for my $name ('clear', 'sealed')

@@ -75,17 +75,11 @@ reconfigure($node, 'idempotency.gc_enabled' => 'off');
 wait_until('the collector is off', sub { query('SHOW idempotency.gc_enabled') eq 'off' && query(q{SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'idempotency collector'}) eq '0' });
 my $before = query($contents);
 my $tables = query($ring);
+my $dump;
+
 for my $format ('plain', 'custom')
 {
-	my $file = "$directory/dump.$format";
-
-	$node->command_ok([ 'pg_dump', "--format=$format", '--file', $file, $node->connstr('postgres') ], "pg_dump, $format");
-	query("CREATE DATABASE $format TEMPLATE template0");
-	$node->command_ok(
-		$format eq 'plain'
-		? [ 'psql', '-Xq', '-v', 'ON_ERROR_STOP=1', '-d', $node->connstr($format), '-f', $file ]
-		: [ 'pg_restore', '--exit-on-error', '--jobs=2', '-d', $node->connstr($format), $file ],
-		"restore, $format");
+	$dump = dump_and_restore('postgres', $format, $format);
 	is(query($contents, $format), $before, 'with all records');
 	is(query($ring, $format), $tables, 'and the same ring');
 	cmp_ok(query(q{SELECT fence FROM idem_begin('next', lease => '1 hour')}, $format), '>', $lease, 'fences go on');
@@ -99,7 +93,7 @@ query(q{SELECT idem_partition_store('1 year')}, 'part');
 query(q{SELECT idem_partition_store('6 hours'); UPDATE idempotency_ring SET range_start = now() - interval '2 days', range_end = now() - interval '1 day'}, 'part');
 # under a slow load the tables of the rings before are still there, and the last ring has greater numbers than this one
 query("CREATE TABLE $part (LIKE idempotency_store INCLUDING ALL) INHERITS (idempotency_store)", 'part') if query("SELECT to_regclass('$part') IS NULL", 'part') eq 't';
-$node->command_ok([ 'pg_restore', '--exit-on-error', '--data-only', '--table', $part, '-d', $node->connstr('part'), "$directory/dump.custom" ], 'pg_restore of one table');
+$node->command_ok([ 'pg_restore', '--exit-on-error', '--data-only', '--table', $part, '-d', $node->connstr('part'), $dump ], 'pg_restore of one table');
 is(query(q{SELECT outcome FROM idem_begin('leased')}, 'part'), 'IN_PROGRESS', 'its records are found');
 query('SELECT idem_gc()', 'part') for 1 .. 3;
 is(query(q{SELECT outcome FROM idem_begin('leased')}, 'part'), 'IN_PROGRESS', 'and stay, though their ranges are over');

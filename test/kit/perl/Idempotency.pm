@@ -14,7 +14,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(sleep time);
 
-our @EXPORT = (qw(new_node new_standby initdb_options query create_database reconfigure write_keys session ask sqlstate kill_server start_again wait_until
+our @EXPORT = (qw(new_node new_standby initdb_options query create_database dump_and_restore reconfigure write_keys session ask sqlstate kill_server start_again wait_until
   soon figure count_in_log locks_waiting built_with build_module store_trigger has_pg_cron),
   @Test::More::EXPORT, @PostgreSQL::Test::Utils::EXPORT);
 
@@ -100,6 +100,20 @@ sub create_database
 		? "CREATE SCHEMA $schema; CREATE EXTENSION idempotency SCHEMA $schema"
 		: 'CREATE EXTENSION idempotency', $name);
 	return;
+}
+
+# Dumps a database of the first server, and restores it into a new one with these
+# options of CREATE DATABASE.  Returns the dump.
+sub dump_and_restore
+{
+	my ($from, $to, $format, $options) = @_;
+	my $dump = PostgreSQL::Test::Utils::tempdir() . "/$format";
+	my @restore = $format eq 'plain' ? ('psql', '-Xq', '-v', 'ON_ERROR_STOP=1', '-f') : ('pg_restore', '--exit-on-error', '--jobs=2');
+
+	query("CREATE DATABASE $to TEMPLATE template0 " . ($options // ''));
+	$first->command_ok([ 'pg_dump', "--format=$format", '--file', $dump, $first->connstr($from) ], "pg_dump of $from, format $format");
+	$first->command_ok([ @restore, $dump, '-d', $first->connstr($to) ], "restore into $to");
+	return $dump;
 }
 
 # Sets settings of a server, or resets them (undef), until new sessions have them.
