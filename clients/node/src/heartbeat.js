@@ -41,8 +41,8 @@ export class Heartbeat {
 
   // What the server answered to a statement that was sent at that time.
   #lasts(since, left) {
-    this.#deadline = since + (left ?? 0)
-    this.#period = Math.max(Math.ceil((left ?? 0) / 3), 1)
+    this.#deadline = since + left
+    this.#period = Math.ceil(left / 3)
   }
 
   #left() {
@@ -50,15 +50,16 @@ export class Heartbeat {
   }
 
   #arm() {
-    if (this.#stopped) return
-    this.#stopTicks = this.#settings.clock.every(Math.max(Math.min(this.#period, this.#left()), 1), () => {
+    const left = this.#left()
+    if (left <= 0) return this.#lose(new LeaseLost('the lease could not be extended in time', { code: 'ID409' }))
+    this.#stopTicks = this.#settings.clock.every(Math.min(this.#period, left), () => {
       this.#stopTicks()
       return this.#tick()
     })
   }
 
   async #tick() {
-    const lost = this.#left() <= 0 ? new LeaseLost('the lease could not be extended in time', { code: 'ID409' }) : await this.#extend()
+    const lost = this.#left() > 0 ? await this.#extend() : undefined
     if (this.#stopped) return
     if (lost) this.#lose(lost)
     else this.#arm()
@@ -82,7 +83,6 @@ export class Heartbeat {
   }
 
   #lose(error) {
-    this.stop()
     this.#settings.emit('leaseLost', this.#operation)
     this.#controller.abort(error)
   }

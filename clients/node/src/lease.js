@@ -37,7 +37,7 @@ export const Reconciled = Object.freeze({
    * Nobody knows: the caller gets the error Unknown, and the next begin reconciles again.
    * @param {{retryAfter?: number}} [options] milliseconds until somebody may know
    */
-  unknown: (options = {}) => ({ state: /** @type {const} */ ('unknown'), retryAfter: options.retryAfter ?? null }),
+  unknown: (options = {}) => ({ state: /** @type {const} */ ('unknown'), retryAfter: options.retryAfter }),
 })
 
 /**
@@ -84,11 +84,15 @@ function acquireNow(settings, call) {
 class Unreconciled extends Unknown {}
 
 async function perform(call, operation, signal, work) {
+  // The answer to the begin may come after the lease, and that of reconcile, too.
+  signal.throwIfAborted()
   if (!operation.takenOver || !call.reconcile) return work(operation, signal)
   const known = await reconciled(call.reconcile, operation, signal)
   switch (known?.state) {
     case 'done': return known.response
-    case 'notDone': return work(operation, signal)
+    case 'notDone':
+      signal.throwIfAborted()
+      return work(operation, signal)
     default:
       throw new Unreconciled('nobody knows whether an earlier attempt took effect', { retryAfter: known?.retryAfter ?? null })
   }

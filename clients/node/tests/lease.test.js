@@ -45,8 +45,8 @@ test('the third beat finds out that the lease is over', async (t) => {
   const lost = []
   await assert.rejects(idempotency.lease(newKey(), null, async (operation, signal) => {
     pool.connect = () => Promise.reject(new Error('down'))
-    for (let beats = 0; beats < 3; beats++) {
-      await clock.advance(3334)
+    for (const ms of [3334, 3334, 3332]) {
+      await clock.advance(ms)
       lost.push(signal.aborted)
     }
     pool.connect = connect
@@ -111,7 +111,11 @@ test('a policy makes the lease shorter: the first beats come in time', async (t)
 
 test('the heartbeat extends the lease at each third of it', async (t) => {
   const clock = new FakeClock()
-  const { pool, idempotency } = idempotencyFor(t, { clock, lease: '90 s' })
+  const lost = []
+  const { pool, idempotency } = idempotencyFor(t, { clock, lease: '90 s', hooks: { leaseLost: (event) => lost.push(event) } })
+  const connect = pool.connect.bind(pool)
+  const end = deferred()
+  let underWay
   const key = newKey()
   const left = async () => (await pool.query(
     'SELECT lease_expires_at FROM idempotency_store WHERE idempotency_key = $1', [key])).rows[0].lease_expires_at
@@ -124,10 +128,15 @@ test('the heartbeat extends the lease at each third of it', async (t) => {
     const after = await left()
     await clock.advance(10 * operation.leaseLeft)
     assert.ok(await left() > after)
+    pool.connect = () => end.promise.then(connect)
+    underWay = clock.advance(operation.leaseLeft / 3 + 1)
+    pool.connect = connect
     return 'long'
   })
   assert.equal(result.payload, 'long')
-  assert.equal(clock.pending, 0)
+  end.resolve()
+  await underWay
+  assert.deepEqual([clock.pending, lost], [0, []])
 })
 
 test('a lease waits without a connection: the owner ends over a pool of one', async (t) => {
@@ -154,11 +163,37 @@ test('a lease waits no longer than it was told', async (t) => {
   const { idempotency } = idempotencyFor(t)
   const key = newKey()
   await assert.rejects(idempotency.lease(key, null, () => { throw new TypeError('socket hang up') }), TypeError)
-  const clock = new FakeClock({ auto: true })
-  const { idempotency: waiting } = idempotencyFor(t, { clock })
-  assert.equal((await waiting.lease(key, null, () => assert.fail('ran'), { wait: 3000 })).outcome, 'IN_PROGRESS')
-  assert.equal(clock.now(), 3000)
-  await assert.rejects(waiting.lease(key, null, () => assert.fail('ran'), { wait: 'soon' }), { code: 'ID400' })
+  for (const [base, pauses] of [[0, [10, 20, 40, 80, 160, 320, 640, 1000, 730]], [300, [300, 600, 1000, 1000, 100]]]) {
+    const slept = []
+    const clock = new FakeClock({ auto: true })
+    const sleepOf = clock.sleep.bind(clock)
+    clock.sleep = (ms) => { slept.push(ms); return sleepOf(ms) }
+    const { idempotency: waiting } = idempotencyFor(t, { clock, retry: { base } })
+    assert.equal((await waiting.lease(key, null, () => assert.fail('ran'), { wait: 3000 })).outcome, 'IN_PROGRESS')
+    assert.deepEqual(slept, pauses)
+    await assert.rejects(waiting.lease(key, null, () => assert.fail('ran'), { wait: 'soon' }), { code: 'ID400' })
+  }
+})
+
+test('nothing begins after the lease', async (t) => {
+  // The answer to the begin came too late; then reconcile lost the lease.
+  const clock = new FakeClock()
+  const late = [30_000, 0]
+  const { pool, idempotency } = idempotencyFor(t, { clock, hooks: { acquired: () => { clock.advance(late.shift()) } } })
+  const key = newKey()
+  const begun = []
+  for (const reconciles of [0, 1]) {
+    await assert.rejects(idempotency.lease(key, null, () => begun.push('work'), {
+      reconcile: async () => {
+        begun.push('reconcile')
+        await pool.query('UPDATE idempotency_store SET fence = fence + 1000000 WHERE idempotency_key = $1', [key])
+        await clock.advance(11_000)
+        return Reconciled.notDone
+      },
+    }), LeaseLost)
+    assert.equal(begun.length, reconciles)
+    await expire(pool, key)
+  }
 })
 
 test('a lost lease aborts the work, and its result is not stored', async (t) => {
@@ -208,7 +243,9 @@ test('a heartbeat that fails once is tried again', async (t) => {
 })
 
 test('a note of progress goes to the next owner, and to nobody who lost the lease', async (t) => {
-  const { pool, idempotency } = idempotencyFor(t)
+  const events = []
+  const note = ({ event }) => events.push(event)
+  const { pool, idempotency } = idempotencyFor(t, { hooks: { acquired: note, takenOver: note } })
   const key = newKey()
   let first
   await assert.rejects(idempotency.lease(key, null, async (operation) => {
@@ -230,6 +267,7 @@ test('a note of progress goes to the next owner, and to nobody who lost the leas
     return 'sent'
   }, { reconcile: (operation) => { seen.push(operation.payload); return Reconciled.notDone } })
   assert.deepEqual([seen, result.takenOver], [[{ charged: 'ch_1' }, { charged: 'ch_1' }], true])
+  assert.deepEqual(events, ['acquired', 'acquired', 'takenOver'])
   assert.deepEqual([result.payload, (await idempotency.lease(key, null, () => assert.fail('ran'))).payload], ['sent', 'sent'])
 })
 
