@@ -65,7 +65,6 @@ class PgConnection {
   constructor(client) {
     this.#client = client
     client.on('error', this.#onError)
-    client.on('end', this.#onError)
     this.tx = this.#guarded()
   }
 
@@ -88,17 +87,13 @@ class PgConnection {
   close(broken) {
     if (this.#closed) return
     this.#closed = true
-    this.#ended = true
-    this.#client.release(broken || this.#lost)
-    // A connection that is ended still tells of its end.
-    if (broken || this.#lost) return
+    this.#client.release(broken)
     this.#client.off('error', this.#onError)
-    this.#client.off('end', this.#onError)
   }
 
   #sendPipeline(statements) {
     return Prepared.of(this.#client).roundTrip(statements, (all) => new Promise((resolve, reject) => {
-      this.#client.query(new Pipeline(all, (error, answers) => error ? reject(error) : resolve(answers ?? [])))
+      this.#client.query(new Pipeline(all, (error, answers) => error ? reject(error) : resolve(answers)))
     }))
   }
 
@@ -108,7 +103,7 @@ class PgConnection {
       this.#client.query({ text, values, rowMode: 'array', types: AS_TEXT, queryMode: 'extended' })))
     return answers.map((answer) => {
       if (answer.status === 'rejected') throw answer.reason
-      return { rows: answer.value.rows, tag: answer.value.command ?? '' }
+      return { rows: answer.value.rows, tag: answer.value.command }
     })
   }
 
@@ -120,11 +115,7 @@ class PgConnection {
   // The client, for as long as the transaction is open. A statement that came later would run outside of
   // it, on a connection that somebody else has taken from the pool.
   #guarded() {
-    const query = (...args) => {
-      if (this.#ended) return refuse(args)
-      const result = this.#client.query(...args)
-      return result?.catch ? result.catch((error) => { throw this.named(error) }) : result
-    }
+    const query = (...args) => this.#ended ? refuse(args) : this.#client.query(...args)
     const own = { query, release: notYours, end: notYours }
     return new Proxy(this.#client, {
       get(client, property) {
@@ -138,7 +129,6 @@ class PgConnection {
 
 // A CancelRequest of PostgreSQL's protocol, on a connection of its own. A server that has gone need not hear of it.
 function sendCancel({ host, port, processID, secretKey }) {
-  if (!processID) return
   const request = Buffer.alloc(16)
   for (const [index, number] of [16, 80877102, processID, secretKey].entries()) request.writeInt32BE(number | 0, 4 * index)
   const socket = host.startsWith('/') ? net.connect(`${host}/.s.PGSQL.${port}`) : net.connect(port, host)

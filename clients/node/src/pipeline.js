@@ -22,7 +22,7 @@ export class Pipeline {
 
   /**
    * @param {Statement[]} statements
-   * @param {(error: Error | null, answers?: Answer[]) => void} callback
+   * @param {(error: Error | null, answers: Answer[]) => void} callback
    */
   constructor(statements, callback) {
     this.#statements = statements
@@ -70,7 +70,7 @@ export class Pipeline {
   }
 
   handleError(error) {
-    this.callback(error)
+    this.callback(error, [])
   }
 
   handleReadyForQuery() {

@@ -79,7 +79,6 @@ class PostgresConnection {
   close(broken) {
     if (this.#closed) return
     this.#closed = true
-    this.#ended = true
     if (this.#lost) return
     if (!broken) this.#sql.release()
     else this.#sql`SELECT pg_terminate_backend(pg_backend_pid())`.catch(() => {})

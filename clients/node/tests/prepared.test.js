@@ -19,12 +19,15 @@ async function onConnection(pool, use) {
 
 test('begin and complete are prepared from the second transaction on', async (t) => {
   const { idempotency, pool } = idempotencyFor(t, {}, { max: 1 })
+  const listeners = () => onConnection(pool, (client) => client.eventNames().map((name) => [name, client.listenerCount(name)]))
+  const before = await listeners()
   const counts = []
   for (let i = 0; i < 3; i++) {
     await idempotency.transaction(newKey(), null, async (tx) => { counts.push(await ours(tx)) })
   }
   assert.deepEqual(counts, [0, 2, 2])
   assert.equal(await onConnection(pool, ours), 2)
+  assert.deepEqual(await listeners(), before)
 })
 
 test('a statement that failed when it was new is prepared again', async (t) => {

@@ -1,9 +1,11 @@
 // transaction(): what commits together, what is replayed, and what is repeated.
 import assert from 'node:assert/strict'
-import { inspect } from 'node:util'
 import { test } from 'node:test'
+import { setImmediate as turn } from 'node:timers/promises'
+import { inspect, promisify } from 'node:util'
+import pg from 'pg'
 import * as all from 'pg-idempotency'
-import { BadArgument, CommitRolledBack, Declined, FakeClock, Idempotency, KeyReused, NotDone } from 'pg-idempotency'
+import { BadArgument, CommitRolledBack, Completion, Declined, FakeClock, Idempotency, KeyReused, NotDone } from 'pg-idempotency'
 import { deferred, effect, effects, idempotencyFor, newKey, poolFor, stored } from './support.js'
 import { Proxy } from './proxy.js'
 
@@ -238,6 +240,30 @@ for (const [what, end] of [
   })
 }
 
+test('the session of a lost connection is waited for', async (t) => {
+  const proxy = await Proxy.forTest(t)
+  const { idempotency } = idempotencyFor(t, {}, proxy.options)
+  const pool = poolFor(t)
+  const key = newKey()
+  const waits = async (count) => {
+    const waiting = 'SELECT count(*)::int AS count FROM pg_locks WHERE NOT granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())'
+    while ((await pool.query(waiting)).rows[0].count !== count) await turn()
+  }
+  const holder = await pool.connect()
+  await holder.query('SELECT pg_advisory_lock(1)')
+  const run = idempotency.transaction(key, null, async (tx) => {
+    // While it waits, the session does not notice that its connection has ended, and so it still has the key.
+    await tx.query('SELECT pg_advisory_xact_lock(1)')
+    await effect(tx, key)
+  })
+  await Promise.race([run, waits(1)])
+  await proxy.order('cut')
+  await Promise.race([run, waits(2)])
+  holder.release(true)
+  assert.equal((await run).outcome, 'COMPLETED')
+  assert.equal(await effects(pool, key), 1)
+})
+
 test('a server that cannot be reached: bounded repeats, then the error', { timeout: 10_000 }, async (t) => {
   const clock = new FakeClock({ auto: true })
   const retry = { attempts: undefined, base: undefined }
@@ -251,16 +277,42 @@ test('a full pool is an error at once, and no connection is lost by it', async (
   await assert.rejects(idempotency.transaction(newKey(), null, () => 1), { code: '53300' })
   client.release()
   assert.equal((await idempotency.transaction(newKey(), null, () => 1)).payload, 1)
+  const ended = new pg.Pool()
+  await ended.end()
+  await assert.rejects(new Idempotency(ended).transaction(newKey(), null, () => 1), { code: '53300' })
 })
 
 test('a statement that work did not wait for cannot run outside of the transaction', async (t) => {
   const { pool, idempotency } = idempotencyFor(t, {}, { max: 1 })
   const key = newKey()
+  const styles = [
+    (work) => idempotency.transaction(newKey(), null, work),
+    (work) => idempotency.lease(newKey(), null, () => new Completion(1, work)),
+    (work) => idempotency.batch(({ tx }) => work(tx)),
+  ]
+  const ends = [() => 1, () => { throw new Declined(402) }, () => { throw new NotDone() }, () => { throw new TypeError('planned') }]
   let late
-  await idempotency.transaction(key, null, (tx) => { late = tx; return 1 })
-  await assert.rejects(effect(late, key), { code: '25P01' })
+  for (const style of styles) {
+    for (const end of ends) {
+      const statements = []
+      await style((tx) => {
+        late = tx
+        // The first comes while the end is sent.
+        statements.push(assert.rejects(turn().then(() => effect(tx, key)), { code: '25P01' }))
+        return end()
+      }).catch(() => {})
+      await Promise.all([...statements, assert.rejects(effect(late, key), { code: '25P01' })])
+    }
+  }
+  await assert.rejects(promisify(late.query)('SELECT 1'), { code: '25P01' })
   assert.throws(() => late.release(), { code: '2D000' })
   assert.equal(await effects(pool, key), 0)
+})
+
+test('what work gets has the members of its client', async (t) => {
+  const { idempotency } = idempotencyFor(t)
+  const { payload } = await idempotency.transaction(newKey(), null, (tx) => [tx.escapeIdentifier('a"b'), typeof tx.processID])
+  assert.deepEqual(payload, ['"a""b"', 'number'])
 })
 
 test('two keys that would be stored as the same text are refused, and so are two scopes', async (t) => {
@@ -273,6 +325,8 @@ test('two keys that would be stored as the same text are refused, and so are two
 
 test('a pool of another kind is refused, and none of its connections is lost', async (t) => {
   const { pool, idempotency } = idempotencyFor(t)
+  new Idempotency(pool)
+  assert.equal(pool.listenerCount('error'), 1)
   const connect = pool.connect.bind(pool)
   pool.connect = async () => Object.create(await connect(), { connection: { value: undefined } })
   await assert.rejects(idempotency.transaction(newKey(), null, () => 1), /pg-native cannot be used/)
@@ -361,6 +415,7 @@ test('hooks see what happens, never a payload, and cannot disturb', async (t) =>
   })
   await idempotency.transaction(key, 'secret', () => 1)
   await idempotency.transaction(key, 'other secret', () => 1).catch(() => {})
+  await idempotency.transaction('', 'secret', () => 1).catch(() => {})
   await idempotency.transaction(newKey(), 'secret', () => { throw new Declined(402, 'secret') })
   assert.deepEqual(events.map(({ event }) => event), ['acquired', 'inProgress', 'replayed', 'mismatch', 'acquired', 'declined'])
   assert.deepEqual(events[0], { event: 'acquired', scope: 'tests', key, attempt: 1 })

@@ -1,7 +1,7 @@
 // Round trips, counted at the client's own socket: n statements of work cost n + 2.
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { Completion, Declined, NotDone } from 'pg-idempotency'
+import { Completion, Declined, KeyReused, NotDone } from 'pg-idempotency'
 import { countingSocket, effect, idempotencyFor, newKey } from './support.js'
 import { Proxy } from './proxy.js'
 
@@ -29,6 +29,7 @@ for (const pipeline of [false, true]) {
       })
       assert.equal(await trips(run), n + 2)
       assert.equal(await trips(run), 2, 'a replay')
+      await assert.rejects(idempotency.transaction(key, 'another', () => 1), KeyReused)
     }
   })
 }
