@@ -69,10 +69,11 @@ export class Heartbeat {
   async #extend() {
     const { clock, sql } = this.#settings
     const sent = clock.now()
+    const limit = this.#left()
     try {
       const extending = onConnection(this.#settings, (connection) =>
-        sendWithin(this.#settings, connection, [sql.extend(this.#operation, this.#lease)], this.#left()))
-      const [{ rows: [[left]] }] = await within(this.#settings, this.#left(), extending, () => {})
+        sendWithin(this.#settings, connection, [sql.extend(this.#operation, this.#lease)], limit))
+      const [{ rows: [[left]] }] = await within(this.#settings, limit, extending, () => {})
       this.#lasts(sent, Number(left))
       return undefined
     } catch (error) {

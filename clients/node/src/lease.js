@@ -62,12 +62,11 @@ export async function lease(settings, call, work) {
   try {
     outcome = await unlessLost(heartbeat.signal, () => perform(call, operation, heartbeat.signal, work))
   } catch (error) {
-    heartbeat.stop()
-    if (heartbeat.signal.aborted && error === heartbeat.signal.reason) return replay(settings, operation, error, { isTold: true })
+    if (heartbeat.signal.aborted) return replay(settings, operation, heartbeat.signal.reason, { isTold: true })
     return giveUp(settings, call, operation, error)
+  } finally {
+    heartbeat.stop()
   }
-  heartbeat.stop()
-  if (heartbeat.signal.aborted) return replay(settings, operation, heartbeat.signal.reason, { isTold: true })
   return complete(settings, call, operation, outcome)
 }
 
@@ -94,7 +93,7 @@ async function perform(call, operation, signal, work) {
       signal.throwIfAborted()
       return work(operation, signal)
     default:
-      throw new Unreconciled('nobody knows whether an earlier attempt took effect', { retryAfter: known?.retryAfter ?? null })
+      throw new Unreconciled('nobody knows whether an earlier attempt took effect', { retryAfter: known?.retryAfter })
   }
 }
 
@@ -119,7 +118,7 @@ export function alone(settings, operation, statement) {
 }
 
 function patience(operation) {
-  return Math.max(operation.leaseLeft ?? 0, 5000)
+  return Math.max(operation.leaseLeft, 5000)
 }
 
 /**
@@ -188,8 +187,7 @@ async function complete(settings, call, operation, outcome) {
       return completed(operation, response)
     }, patience(operation)))
   } catch (error) {
-    if (error instanceof NotDone || error instanceof Declined) return giveUp(settings, call, operation, error)
-    throw error
+    return giveUp(settings, call, operation, error)
   }
 }
 

@@ -229,7 +229,7 @@ const unanswered = () => abandoning(new LeaseLost('the database did not answer i
  */
 export function within({ clock }, limit, promise, late, error = unanswered) {
   return new Promise((resolve, reject) => {
-    const stop = clock.every(Math.max(limit, 1), () => {
+    const stop = clock.every(limit, () => {
       stop()
       late()
       reject(error())

@@ -1,8 +1,8 @@
 // lease(): work outside of the database, its heartbeat, and what is known when it fails.
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { setTimeout as sleep } from 'node:timers/promises'
-import { Completion, FakeClock, KeyReused, LeaseLost, NotDone, Reconciled, Unknown } from 'pg-idempotency'
+import { setImmediate as turn, setTimeout as sleep } from 'node:timers/promises'
+import { Completion, Declined, FakeClock, KeyReused, LeaseLost, NotDone, Reconciled, Unknown } from 'pg-idempotency'
 import { deferred, effect, effects, expire, idempotencyFor, newKey, stored } from './support.js'
 import { Proxy } from './proxy.js'
 
@@ -46,10 +46,11 @@ test('the third beat finds out that the lease is over', async (t) => {
   await assert.rejects(idempotency.lease(newKey(), null, async (operation, signal) => {
     pool.connect = () => Promise.reject(new Error('down'))
     for (const ms of [3334, 3334, 3332]) {
+      // Also where the last beat could reach the database.
+      if (ms === 3332) pool.connect = connect
       await clock.advance(ms)
       lost.push(signal.aborted)
     }
-    pool.connect = connect
   }, { lease: 10_000 }), LeaseLost)
   assert.deepEqual([lost, clock.pending], [[false, false, true], 0])
 })
@@ -295,6 +296,11 @@ test('writes that fail: nothing is written, and the lease stays', async (t) => {
   }))
   await assert.rejects(run(new TypeError('crash')), TypeError)
   assert.deepEqual(await stored(pool, key), { status: 'PENDING', code: null, attempt: 1 })
+  const declined = newKey()
+  const decline = (work) => idempotency.lease(declined, null, work)
+  const failed = await decline(() => new Completion(1, async (tx) => { await effect(tx, key); throw new Declined(402, 'no') }))
+  const again = await decline(() => assert.fail('ran'))
+  assert.deepEqual({ ...again, replayed: false, record: null }, failed)
   await expire(pool, key)
   await assert.rejects(run(new NotDone()), NotDone)
   assert.equal(await effects(pool, key), 0)
@@ -314,6 +320,8 @@ for (const [what, answer, expected] of [
     const run = () => idempotency.lease(key, null, () => 'worked', { reconcile: answer })
     assert.equal((await run()).payload, expected)
     assert.equal((await run()).replayed, true)
+    const first = await idempotency.lease(newKey(), null, () => 'first', { reconcile: () => assert.fail('nobody was before') })
+    assert.equal(first.payload, 'first')
   })
 }
 
@@ -377,7 +385,7 @@ test('so has one whose heartbeat finds out, whether its work heeds the signal or
     const key = newKey()
     const { payload, replayed } = await idempotency.lease(key, null, async (operation, signal) => {
       await expire(pool, key)
-      await other.lease(key, null, () => 'theirs')
+      await other.lease(key, null, () => { throw new Declined(402, 'theirs') })
       await clock.advance(11_000)
       assert.equal(signal.aborted, true)
       return end(signal)
@@ -400,14 +408,49 @@ test('a lease that another attempt owns is LeaseLost', async (t) => {
 test('an end that is stored, and whose answer is lost, is replayed', async (t) => {
   const proxy = await Proxy.forTest(t)
   const lost = []
-  const { idempotency } = idempotencyFor(t, { hooks: { leaseLost: (event) => lost.push(event) } }, proxy.options)
+  const { pool, idempotency } = idempotencyFor(t, { hooks: { leaseLost: (event) => lost.push(event) } }, proxy.options)
+  const connect = pool.connect.bind(pool)
+  let connects = 0
   const result = await idempotency.lease(newKey(), null, async () => {
     await proxy.order('arm', 'lose', 'idem_complete')
+    // The end, its repeat, and the look for the end: that is repeated, too.
+    pool.connect = () => ++connects === 3 ? Promise.reject(new Error('down')) : connect()
     return { code: 201, payload: 'ours' }
   })
   assert.deepEqual([result.replayed, result.code, result.payload, lost.length], [true, 201, 'ours', 0])
   assert.equal((await proxy.order('state')).hits, 1)
 })
+
+test('NotDone counts also where the release fails', async (t) => {
+  const lost = []
+  const { pool, idempotency } = idempotencyFor(t, { hooks: { leaseLost: ({ event }) => lost.push(event) } })
+  await assert.rejects(idempotency.lease(newKey(), null, () => {
+    pool.connect = () => Promise.reject(new Error('down'))
+    throw new NotDone()
+  }), NotDone)
+  assert.deepEqual(lost, ['leaseLost'])
+})
+
+for (const [lease, patience] of [['2 s', 5000], ['90 s', 90_000]]) {
+  test(`the end of a lease of ${lease} is waited for ${patience} ms, and a connection that comes later goes back`, async (t) => {
+    const clock = new FakeClock()
+    const { pool, idempotency } = idempotencyFor(t, { clock }, { max: 1 })
+    let taken
+    const refused = assert.rejects(idempotency.lease(newKey(), null, async () => { taken = await pool.connect() }, { lease }), LeaseLost)
+    // The end is sent, and then the question what became of it.
+    for (const sent of [1, 2]) {
+      while (pool.waitingCount < sent) await turn()
+      await clock.advance(patience - 1000)
+      await turn()
+      assert.equal(pool.waitingCount, sent)
+      await clock.advance(1000)
+    }
+    await refused
+    taken.release()
+    while (pool.waitingCount > 0) await turn()
+    assert.equal(pool.idleCount, 1)
+  })
+}
 
 test('a lease that was released is LeaseLost', async (t) => {
   const { pool, idempotency } = idempotencyFor(t)

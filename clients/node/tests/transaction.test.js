@@ -291,12 +291,14 @@ test('a statement that work did not wait for cannot run outside of the transacti
     (work) => idempotency.batch(({ tx }) => work(tx)),
   ]
   const ends = [() => 1, () => { throw new Declined(402) }, () => { throw new NotDone() }, () => { throw new TypeError('planned') }]
+  const processes = new Set()
   let late
   for (const style of styles) {
     for (const end of ends) {
       const statements = []
       await style((tx) => {
         late = tx
+        processes.add(tx.processID)
         // The first comes while the end is sent.
         statements.push(assert.rejects(turn().then(() => effect(tx, key)), { code: '25P01' }))
         return end()
@@ -306,7 +308,21 @@ test('a statement that work did not wait for cannot run outside of the transacti
   }
   await assert.rejects(promisify(late.query)('SELECT 1'), { code: '25P01' })
   assert.throws(() => late.release(), { code: '2D000' })
-  assert.equal(await effects(pool, key), 0)
+  assert.deepEqual([processes.size, await effects(pool, key)], [1, 0])
+})
+
+test('a connection goes back after an error of the server, and is ended where that is not certain', async () => {
+  for (const [code, statement, transaction] of [['22012', false, true], ['57P01', true, true], [undefined, true, true]]) {
+    const broken = []
+    const connection = {
+      send: async () => { throw Object.assign(new Error('planned'), { code }) },
+      named: (error) => error, endWork() {}, cancel() {}, close: (given) => broken.push(given),
+    }
+    const idempotency = new Idempotency({ acquire: async () => connection }, { retry: { attempts: 1 } })
+    await assert.rejects(idempotency.expiresAt('key'), /planned/)
+    await assert.rejects(idempotency.transaction('key', null, () => 1), /planned/)
+    assert.deepEqual(broken, [statement, transaction], code)
+  }
 })
 
 test('what work gets has the members of its client', async (t) => {
@@ -387,18 +403,18 @@ test('NotDone is thrown again, and its rollback is no lost attempt', async (t) =
   const key = newKey()
   const notDone = new NotDone({ cause: Object.assign(new Error('not now'), { code: '40001' }) })
   let runs = 0
-  const refused = (name, spoil) => assert.rejects(idempotency.transaction(name, null, async (tx) => {
+  const refused = (name, spoil, thrown = notDone) => assert.rejects(idempotency.transaction(name, null, async (tx) => {
     runs++
     await effect(tx, name)
     await tx.query(spoil).catch(() => {})
-    throw notDone
-  }, { maxLostAttempts: 1 }), (error) => error === notDone, spoil)
+    throw thrown
+  }, { maxLostAttempts: 1 }), (error) => error === thrown, spoil)
   await refused(key, 'SELECT 1')
   await refused(key, 'SELECT 1/0')
   await refused(key, 'ROLLBACK')
   assert.equal((await idempotency.transaction(key, null, () => 1)).outcome, 'COMPLETED')
-  await refused(newKey(), 'SELECT pg_terminate_backend(pg_backend_pid())')
-  assert.deepEqual([runs, await effects(pool, key)], [4, 0])
+  for (const thrown of [notDone, new NotDone()]) await refused(newKey(), 'SELECT pg_terminate_backend(pg_backend_pid())', thrown)
+  assert.deepEqual([runs, await effects(pool, key)], [5, 0])
 })
 
 test('hooks see what happens, never a payload, and cannot disturb', async (t) => {
