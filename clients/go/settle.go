@@ -38,7 +38,10 @@ const againAfter = time.Second
 // again; the broker's limit of deliveries, or the consumer, bounds that.
 func Settle(result *Result, err error) Settlement {
 	var unknown *UnknownError
+	var elsewhere *InProgressError
 	switch {
+	case errors.As(err, &elsewhere):
+		return again(elsewhere.RetryAfter)
 	case errors.As(err, &unknown):
 		return again(&unknown.RetryAfter)
 	case errors.Is(err, ErrKeyReused), errors.Is(err, ErrBadArgument), errors.Is(err, ErrForbidden), errors.Is(err, ErrTooLarge):

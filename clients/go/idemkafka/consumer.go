@@ -98,8 +98,9 @@ func (c *consumer) ConsumeClaim(session sarama.ConsumerGroupSession, claim saram
 func (c *consumer) settle(ctx context.Context, message *sarama.ConsumerMessage) bool {
 	tries := 0
 	for ctx.Err() == nil {
-		var settlement idempotency.Settlement
-		settlement, tries = c.decide(idempotency.Detach(ctx), message, tries)
+		decision := c.decide(idempotency.Detach(ctx), message, tries)
+		settlement := decision.Settlement
+		tries = decision.Tries
 		if settlement.Do == idempotency.DeadLetter {
 			if ctx.Err() != nil {
 				return false // the partition is somebody else's, who sends it
@@ -121,7 +122,7 @@ func (c *consumer) settle(ctx context.Context, message *sarama.ConsumerMessage) 
 	return false
 }
 
-func (c *consumer) decide(ctx context.Context, message *sarama.ConsumerMessage, tries int) (idempotency.Settlement, int) {
+func (c *consumer) decide(ctx context.Context, message *sarama.ConsumerMessage, tries int) broker.Decision {
 	at := broker.Position{Queue: c.Topic + "." + c.Group, Name: fmt.Sprintf("%d/%d", message.Partition, message.Offset), Tries: tries}
 	return c.policy.DecideByPosition(ctx, at, c.owns, func(err error) { c.OnError(err, message) },
 		func() (*idempotency.Result, error) { return c.Handle(ctx, message) })

@@ -12,6 +12,7 @@ import (
 	"log"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"example.org/idempotency"
@@ -42,7 +43,8 @@ type Options struct {
 	// growing; empty: 1 s, 10 s, 60 s.
 	Delays []time.Duration
 	// Tries: a message whose handling ends with an error is a dead letter if it was
-	// delivered so often; 0: 20.
+	// delivered so often; 0: 20. Deliveries at which this consumer was told InProgress
+	// count neither here nor for DeliveryLimit.
 	Tries int
 	// DeliveryLimit: a message that was delivered more often, for whatever reason, is a
 	// dead letter; 0: 100.
@@ -63,6 +65,38 @@ type consumer struct {
 	policy    broker.Policy
 	owns      broker.Owns
 	clock     idempotency.Clock
+	elsewhere elsewhere
+}
+
+// elsewhere counts, for each message of the stream, the deliveries whose operation another
+// worker was running. The server does not know which these were, and counts all.
+type elsewhere struct {
+	mutex sync.Mutex
+	times map[uint64]int
+}
+
+// mostElsewhere bounds what is remembered of messages that other consumers settle.
+const mostElsewhere = 10_000
+
+func (e *elsewhere) of(message uint64) int {
+	e.mutex.Lock()
+	defer e.mutex.Unlock()
+	return e.times[message]
+}
+
+// note counts a delivery that is over.
+func (e *elsewhere) note(message uint64, decision broker.Decision) {
+	e.mutex.Lock()
+	defer e.mutex.Unlock()
+	switch {
+	case decision.Do != idempotency.Again:
+		delete(e.times, message)
+	case decision.InProgress:
+		if len(e.times) >= mostElsewhere {
+			clear(e.times)
+		}
+		e.times[message]++
+	}
 }
 
 // Consume makes the durable consumer and the stream of its dead letters,
@@ -74,7 +108,8 @@ func Consume[Tx any](ctx context.Context, js nats.JetStreamContext, client *idem
 		return errors.New("idemnats: Stream, Durable and Handle are required")
 	}
 	policy := broker.Policy{Tries: options.Tries, Delays: options.Delays}.WithDefaults()
-	c := &consumer{Options: withDefaults(options), jetstream: js, policy: policy, owns: client.OwnsDeadLetter, clock: client.Clock()}
+	c := &consumer{Options: withDefaults(options), jetstream: js, policy: policy, owns: client.OwnsDeadLetter, clock: client.Clock(),
+		elsewhere: elsewhere{times: map[uint64]int{}}}
 	if err := c.make(); err != nil {
 		return fmt.Errorf("idemnats: %w", err)
 	}
@@ -135,10 +170,11 @@ func (c *consumer) settle(ctx context.Context, message *nats.Msg) error {
 	if err != nil {
 		return err
 	}
-	settlement := c.decide(ctx, message, about)
-	switch settlement.Do {
+	decision := c.decide(ctx, message, about)
+	c.elsewhere.note(about.Sequence.Stream, decision)
+	switch decision.Do {
 	case idempotency.Again:
-		return message.NakWithDelay(settlement.After)
+		return message.NakWithDelay(decision.After)
 	case idempotency.DeadLetter:
 		if err := c.bury(message, about); err != nil {
 			return err
@@ -147,17 +183,17 @@ func (c *consumer) settle(ctx context.Context, message *nats.Msg) error {
 	return message.Ack()
 }
 
-func (c *consumer) decide(ctx context.Context, message *nats.Msg, about *nats.MsgMetadata) idempotency.Settlement {
-	if about.NumDelivered > uint64(c.DeliveryLimit) {
-		return idempotency.Settlement{Do: idempotency.DeadLetter}
+func (c *consumer) decide(ctx context.Context, message *nats.Msg, about *nats.MsgMetadata) broker.Decision {
+	deliveries := max(int(about.NumDelivered)-c.elsewhere.of(about.Sequence.Stream), 1) // a consumer that was made anew counts anew
+	if deliveries > c.DeliveryLimit {
+		return broker.Decision{Settlement: idempotency.Settlement{Do: idempotency.DeadLetter}}
 	}
 	stop := broker.Repeat(c.clock, c.AckWait/3, func() { c.beat(message) })
 	defer stop()
 	at := broker.Position{Queue: c.Stream + "-" + c.Durable, Name: strconv.FormatUint(about.Sequence.Stream, 10),
-		Tries: int(about.NumDelivered) - 1}
-	settlement, _ := c.policy.DecideByPosition(ctx, at, c.owns, func(err error) { c.OnError(err, message) },
+		Tries: deliveries - 1}
+	return c.policy.DecideByPosition(ctx, at, c.owns, func(err error) { c.OnError(err, message) },
 		func() (*idempotency.Result, error) { return c.Handle(ctx, message) })
-	return settlement
 }
 
 // beat tells the server that the message is being handled.

@@ -140,28 +140,28 @@ func (c *consumer) handle(ctx context.Context, message amqp.Delivery) {
 	if err != nil {
 		c.options.OnError(err, message)
 	}
-	settlement, tries := c.policy.Decide(result, err, triesOf(message))
-	switch {
-	case settlement.Do == idempotency.Ack:
-		err = c.channel.Ack(message.DeliveryTag, false)
-	case settlement.Do == idempotency.Again:
-		err = c.again(ctx, message, settlement.After, tries)
-	case err == nil:
-		err = c.fail(ctx, message, result, tries)
-	default:
-		err = c.bury(message)
+	decision := c.policy.Decide(result, err, triesOf(message))
+	if err == nil && decision.Do == idempotency.DeadLetter {
+		err = c.fail(ctx, message, result, decision.Tries)
+	} else {
+		err = c.settle(ctx, message, decision)
 	}
 	if err != nil {
 		c.options.OnError(err, message)
 	}
 }
 
-// again puts the message into the queue from which it comes back. If the broker
-// does not take it, this delivery goes back to where it was.
-func (c *consumer) again(ctx context.Context, message amqp.Delivery, after time.Duration, tries int) error {
-	delay := c.policy.Delay(after)
-	headers := amqp.Table{broker.TriesHeader: int32(tries)}
-	return c.replace(ctx, message, againQueue(c.options.Queue, delay), headers)
+// settle does what was decided. "Again" puts the message into the queue from which it comes
+// back. If the broker does not take it, this delivery goes back to where it was.
+func (c *consumer) settle(ctx context.Context, message amqp.Delivery, decision broker.Decision) error {
+	switch decision.Do {
+	case idempotency.Ack:
+		return c.channel.Ack(message.DeliveryTag, false)
+	case idempotency.Again:
+		headers := amqp.Table{broker.TriesHeader: int32(decision.Tries)}
+		return c.replace(ctx, message, againQueue(c.options.Queue, c.policy.Delay(decision.After)), headers)
+	}
+	return c.bury(message)
 }
 
 // fail settles a message whose operation has failed for good.
@@ -177,15 +177,8 @@ func (c *consumer) fail(ctx context.Context, message amqp.Delivery, failure *ide
 		}
 		return c.rename(ctx, message, tries+1)
 	}
-	owns, err := c.owns(ctx, c.options.Queue, failure, name)
-	if err != nil {
-		c.options.OnError(err, message)
-		return c.again(ctx, message, c.policy.Delays[0], tries)
-	}
-	if !owns {
-		return c.channel.Ack(message.DeliveryTag, false)
-	}
-	return c.bury(message)
+	at := broker.Position{Queue: c.options.Queue, Name: name, Tries: tries}
+	return c.settle(ctx, message, c.policy.DecideFailure(ctx, at, failure, c.owns, func(err error) { c.options.OnError(err, message) }))
 }
 
 // rename puts the message back under a random name.

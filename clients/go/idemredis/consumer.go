@@ -56,8 +56,8 @@ type Options struct {
 	Delays []time.Duration
 	// Tries: after so many errors of Handle an entry is a dead letter; 0: 20.
 	Tries int
-	// DeliveryLimit: an entry that was delivered more often, for whatever reason, is a
-	// dead letter; 0: 100.
+	// DeliveryLimit: an entry that was delivered more often, for whatever reason but
+	// InProgress, is a dead letter; 0: 100.
 	DeliveryLimit int
 	// OnError is told of errors, of Handle and of Redis; nil: they are logged.
 	OnError func(err error, entry Entry)
@@ -185,11 +185,15 @@ func readEntries(values []any, err error) ([]Entry, error) {
 
 // settle runs the operation of an entry, and settles the entry.
 func (c *consumer) settle(ctx context.Context, entry Entry) error {
-	settlement, tries := c.decide(ctx, entry)
+	decision := c.decide(ctx, entry)
 	var err error
-	switch settlement.Do {
+	switch decision.Do {
 	case idempotency.Again:
-		_, err = c.script(pauseEntry, c.Group, entry.ID, settlement.After.Milliseconds()+1, tries)
+		deliveries := entry.Deliveries
+		if decision.InProgress {
+			deliveries--
+		}
+		_, err = c.script(pauseEntry, c.Group, entry.ID, decision.After.Milliseconds()+1, decision.Tries, c.name, deliveries)
 	case idempotency.DeadLetter:
 		_, err = c.script(endEntry, c.Group, entry.ID, "bury")
 	default:
@@ -198,9 +202,9 @@ func (c *consumer) settle(ctx context.Context, entry Entry) error {
 	return err
 }
 
-func (c *consumer) decide(ctx context.Context, entry Entry) (idempotency.Settlement, int) {
+func (c *consumer) decide(ctx context.Context, entry Entry) broker.Decision {
 	if entry.Deliveries > c.DeliveryLimit {
-		return idempotency.Settlement{Do: idempotency.DeadLetter}, entry.Tries
+		return broker.Decision{Settlement: idempotency.Settlement{Do: idempotency.DeadLetter}}
 	}
 	stop := broker.Repeat(c.clock, c.Idle/3, func() { c.beat(entry) })
 	defer stop()

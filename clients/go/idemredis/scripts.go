@@ -32,12 +32,13 @@ for _, id in ipairs(ids) do
 end
 return taken`
 
-// pauseEntry leaves an entry pending until its time.
+// pauseEntry leaves an entry pending until its time, with so many deliveries.
 const pauseEntry = `
 if #redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[2], ARGV[2], 1) == 0 then return 0 end
 local time = redis.call('TIME')
 redis.call('ZADD', KEYS[2], time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[3], ARGV[2])
 redis.call('HSET', KEYS[3], ARGV[2], ARGV[4])
+redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[5], 0, ARGV[2], 'RETRYCOUNT', ARGV[6], 'JUSTID')
 return 1`
 
 // endEntry acknowledges an entry: of two consumers that have the same one, one does. Redis

@@ -3,7 +3,7 @@
 import { BadArgument, Forbidden, InProgress, KeyReused, TooLarge, Unknown } from './errors.js'
 import { optionsOf, telling } from './options.js'
 import { checkCount, checkMilliseconds } from './response.js'
-import { settle } from './settle.js'
+import { againAfter, settle } from './settle.js'
 
 /**
  * @template [M=unknown]
@@ -20,8 +20,11 @@ import { settle } from './settle.js'
  * @property {'ack' | 'again' | 'bury' | 'fail'} action bury: this very message is a dead letter; fail: the operation has one
  * @property {number} after milliseconds, of 'again'
  * @property {number} tries errors so far
+ * @property {boolean} [inProgress] another worker runs the operation, so this delivery counts neither as a try nor as a delivery
  * @property {import('./result.js').Result} [failure] of 'fail'
  */
+
+const HOPELESS = [KeyReused, BadArgument, Forbidden, TooLarge]
 
 export const TRIES = 'x-idempotency-tries'
 
@@ -59,12 +62,12 @@ export async function decide(options, message, tries) {
     given = await options.handle(message)
     settlement = settlementOf(given)
   } catch (error) {
-    options.onError(error, message)
-    return afterError(options, error, tries)
+    const decision = afterError(options, message, error, tries)
+    return HOPELESS.some((kind) => error instanceof kind) ? { ...decision, action: 'bury', after: 0 } : decision
   }
   switch (settlement.action) {
     case 'ack': return { action: 'ack', after: 0, tries }
-    case 'again': return { action: 'again', after: settlement.after, tries }
+    case 'again': return { action: 'again', after: settlement.after, tries, inProgress: given.outcome === 'IN_PROGRESS' }
     default: return given !== settlement
       ? { action: 'fail', after: 0, tries, failure: given }
       : { action: 'bury', after: 0, tries }
@@ -81,14 +84,20 @@ function settlementOf(given) {
 }
 
 /**
- * @param {Pick<Required<CommonOptions>, 'delays' | 'tries'>} options
+ * InProgress, as of a function of `idempotent`, is the result that it stands for.
+ * @template M
+ * @param {Required<CommonOptions<M>>} options
+ * @param {M} message
  * @param {unknown} error
  * @param {number} tries
  * @returns {Decision}
  */
-function afterError({ delays, tries: limit }, error, tries) {
-  const hopeless = [KeyReused, BadArgument, Forbidden, TooLarge].some((kind) => error instanceof kind)
-  if (hopeless || tries + 1 >= limit) return { action: 'bury', after: 0, tries: tries + 1 }
+function afterError({ delays, tries: limit, onError }, message, error, tries) {
+  if (error instanceof InProgress) {
+    return { action: 'again', after: againAfter(error.retryAfter), tries, inProgress: true }
+  }
+  onError(error, message)
+  if (tries + 1 >= limit) return { action: 'bury', after: 0, tries: tries + 1 }
   const pause = delays[Math.min(tries, delays.length - 1)]
   const asked = error instanceof Unknown ? error.retryAfter ?? 0 : 0
   return { action: 'again', after: Math.max(pause, asked), tries: tries + 1 }
@@ -107,13 +116,24 @@ export async function decideByPosition(options, message, { queue, name, tries })
   let decision = await decide(options, message, tries)
   // A failure that this call has stored: the replay names its record.
   if (decision.failure?.record === null) decision = await decide(options, message, tries)
-  if (!decision.failure) return decision
+  return decision.failure ? decideFailure(options, message, decision.failure, { queue, name, tries }) : decision
+}
+
+/**
+ * Says what becomes of a message whose operation has failed for good.
+ * @template M
+ * @param {Required<CommonOptions<M>>} options
+ * @param {M} message
+ * @param {import('./result.js').Result} failure a replay
+ * @param {{queue: string, name: string, tries: number}} position
+ * @returns {Promise<Decision>} never 'fail'
+ */
+export async function decideFailure(options, message, failure, { queue, name, tries }) {
   try {
-    const owns = await ownsDeadLetter(options.idempotency, queue, decision.failure, name)
+    const owns = await ownsDeadLetter(options.idempotency, queue, failure, name)
     return { action: owns ? 'bury' : 'ack', after: 0, tries }
   } catch (error) {
-    options.onError(error, message)
-    return afterError(options, null, tries)
+    return afterError(options, message, error, tries)
   }
 }
 

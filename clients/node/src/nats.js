@@ -17,6 +17,8 @@ import { decideByPosition, withDefaults } from './consumer.js'
 /** @typedef {import('./consumer.js').CommonOptions<import('nats').JsMsg> & NatsOptions} NatsConsumerOptions */
 
 const NANOSECONDS = 1_000_000
+// What is remembered of messages that other consumers settle.
+const MOST_ELSEWHERE = 10_000
 const DEFAULTS = { prefetch: 10, ackWait: 30_000, deliveryLimit: 100, deadWindow: 86_400_000 }
 
 /** Consumes a stream. Each message is acknowledged when its operation has ended. */
@@ -28,13 +30,15 @@ export class NatsConsumer {
   #messages
   #running = new Set()
   #stopping = false
+  // For each message, the deliveries whose operation another worker was running. The server does not know which these were, and counts all.
+  #elsewhere = new Map()
   /** @type {Promise<void>} */
   #loop = Promise.resolve()
 
   /**
    * Makes the durable consumer and the stream of its dead letters, `<stream>-<durable>-dead`, and begins to consume.
    * @param {import('nats').NatsConnection} connection of nats
-   * @param {NatsConsumerOptions} options `tries` counts deliveries, as the server does
+   * @param {NatsConsumerOptions} options `tries` counts deliveries, as the server does, but those at which this consumer was told IN_PROGRESS
    * @returns {Promise<NatsConsumer>}
    */
   static async start(connection, options) {
@@ -106,7 +110,8 @@ export class NatsConsumer {
       }
     })
     try {
-      const { action, after } = await this.#decide(message)
+      const { action, after, inProgress } = await this.#decide(message)
+      this.#note(message.seq, action, inProgress)
       if (action === 'again') message.nak(Math.ceil(after))
       else {
         if (action === 'bury') await this.#bury(message)
@@ -120,10 +125,20 @@ export class NatsConsumer {
     }
   }
 
+  #note(seq, action, inProgress) {
+    if (action !== 'again') this.#elsewhere.delete(seq)
+    else if (inProgress) {
+      if (this.#elsewhere.size >= MOST_ELSEWHERE) this.#elsewhere.clear()
+      this.#elsewhere.set(seq, (this.#elsewhere.get(seq) ?? 0) + 1)
+    }
+  }
+
+  /** @returns {Promise<import('./consumer.js').Decision>} */
   async #decide(message) {
     const { stream, durable, deliveryLimit } = this.#options
-    const { deliveryCount } = message.info
-    if (deliveryCount > deliveryLimit) return { action: 'bury', after: 0 }
+    // A consumer that was made anew counts anew.
+    const deliveryCount = Math.max(message.info.deliveryCount - (this.#elsewhere.get(message.seq) ?? 0), 1)
+    if (deliveryCount > deliveryLimit) return { action: 'bury', after: 0, tries: deliveryCount }
     return decideByPosition(this.#options, message,
       { queue: `${stream}-${durable}`, name: String(message.seq), tries: deliveryCount - 1 })
   }

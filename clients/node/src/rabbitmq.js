@@ -3,7 +3,7 @@
 // whose operation failed is first put back under a random name: then a redelivery of it differs from a copy, and the
 // operation leaves one dead letter.
 import { randomUUID } from 'node:crypto'
-import { TRIES, decide, ownsDeadLetter, withDefaults } from './consumer.js'
+import { TRIES, decide, decideFailure, withDefaults } from './consumer.js'
 
 /**
  * @typedef {object} RabbitOptions
@@ -105,52 +105,37 @@ export class RabbitConsumer {
     try {
       // The sender's own header of that name may be anything.
       const decision = await decide(this.#options, message, Number(message.properties.headers?.[TRIES]) || 0)
-      switch (decision.action) {
-        case 'ack': return this.#channel.ack(message)
-        case 'again': return await this.#again(message, decision.after, decision.tries)
-        case 'fail': return await this.#fail(message, decision.failure, decision.tries)
-        default: return this.#bury(message)
-      }
+      await (decision.action === 'fail' ? this.#fail(message, decision.failure, decision.tries) : this.#obey(message, decision))
     } catch (error) {
       // The broker is gone, or refuses: it will deliver the message again.
       this.#options.onError(error, message)
     }
   }
 
-  // Into the queue from which the message comes back.
-  #again(message, after, tries) {
+  // "Again" is the queue from which the message comes back. The broker moves a dead letter: a consumer that dies leaves neither two nor none.
+  #obey(message, { action, after, tries }) {
     const { queue, delays } = this.#options
+    if (action === 'ack') return this.#channel.ack(message)
+    if (action === 'bury') return this.#channel.nack(message, false, false)
     const delay = delays.find((each) => each >= after) ?? delays.at(-1)
     return this.#replace(message, `${queue}.again.${delay}`, { [TRIES]: tries })
   }
 
   // The operation has failed for good.
   async #fail(message, failure, tries) {
-    const { idempotency, queue, delays, tries: limit, onError } = this.#options
+    const { queue, tries: limit } = this.#options
     const name = message.properties.headers?.[NAME]
     if (!name) return this.#rename(message, tries)
     if (failure.record === null) {
       // The record went away meanwhile, and the operation failed anew.
-      return tries + 1 >= limit ? this.#bury(message) : this.#rename(message, tries + 1)
+      return tries + 1 >= limit ? this.#obey(message, { action: 'bury', after: 0, tries }) : this.#rename(message, tries + 1)
     }
-    let owns
-    try {
-      owns = await ownsDeadLetter(idempotency, queue, failure, name)
-    } catch (error) {
-      onError(error, message)
-      return this.#again(message, delays[0], tries)
-    }
-    return owns ? this.#bury(message) : this.#channel.ack(message)
+    return this.#obey(message, await decideFailure(this.#options, message, failure, { queue, name, tries }))
   }
 
   // Back under a random name.
   #rename(message, tries) {
     return this.#replace(message, this.#options.queue, { [TRIES]: tries, [NAME]: randomUUID() })
-  }
-
-  // The broker moves it: a consumer that dies leaves neither two dead letters nor none.
-  #bury(message) {
-    this.#channel.nack(message, false, false)
   }
 
   // The copy is safe before the original goes. After a crash in between there are two, of one operation.

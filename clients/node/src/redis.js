@@ -13,7 +13,7 @@ import { within } from './transaction.js'
  * @property {number} [idle] milliseconds after which the entries of a consumer that died come again; 30 000. While `handle` runs, the entry is
  *   claimed anew at each third of it
  * @property {number} [poll] milliseconds between two looks for entries whose time has come; 500
- * @property {number} [deliveryLimit] an entry that was delivered so often, for whatever reason, is a dead letter; 100
+ * @property {number} [deliveryLimit] an entry that was delivered so often, for whatever reason but IN_PROGRESS, is a dead letter; 100
  */
 /** @typedef {{id: string, fields: Record<string, string>, deliveries: number, tries: number}} Entry */
 /** @typedef {import('./consumer.js').CommonOptions<Entry> & RedisOptions} RedisConsumerOptions */
@@ -49,11 +49,13 @@ for _, id in ipairs(ids) do
 end
 return taken`
 
+// The entry stays pending until its time, with so many deliveries.
 const AGAIN = `
 if #redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[2], ARGV[2], 1) == 0 then return 0 end
 local time = redis.call('TIME')
 redis.call('ZADD', KEYS[2], time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[3], ARGV[2])
 redis.call('HSET', KEYS[3], ARGV[2], ARGV[4])
+redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[5], 0, ARGV[2], 'RETRYCOUNT', ARGV[6], 'JUSTID')
 return 1`
 
 // Of two consumers that have the same entry, one acknowledges it. Redis takes nothing back where a script fails, so the dead letter
@@ -184,8 +186,9 @@ export class RedisConsumer {
   async #settle(entry) {
     const { group, onError } = this.#options
     try {
-      const { action, after, tries } = await this.#claiming(entry, () => this.#decide(entry))
-      if (action === 'again') await this.#run(AGAIN, [group, entry.id, Math.ceil(after), tries])
+      const { action, after, tries, inProgress } = await this.#claiming(entry, () => this.#decide(entry))
+      const deliveries = entry.deliveries - (inProgress ? 1 : 0)
+      if (action === 'again') await this.#run(AGAIN, [group, entry.id, Math.ceil(after), tries, this.#name, deliveries])
       else await this.#run(END, [group, entry.id, action])
     } catch (error) {
       // Redis is gone: the entry comes again.

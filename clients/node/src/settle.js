@@ -14,7 +14,15 @@
 export function settle(result, { pause = 1000 } = {}) {
   if (result.outcome === 'COMPLETED') return { action: 'ack' }
   if (result.outcome === 'IN_PROGRESS' || result.retryAfter !== null) {
-    return { action: 'again', after: Math.max(1, Math.ceil(result.retryAfter ?? pause)) }
+    return { action: 'again', after: againAfter(result.retryAfter, pause) }
   }
   return { action: 'deadLetter', reason: 'failed' }
+}
+
+/**
+ * @param {number | null} retryAfter milliseconds
+ * @param {number} [pause] where it does not say how long
+ */
+export function againAfter(retryAfter, pause = 1000) {
+  return Math.max(1, Math.ceil(retryAfter ?? pause))
 }

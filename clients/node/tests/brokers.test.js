@@ -4,7 +4,7 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { headers } from 'nats'
-import { BadArgument, Declined, ownsDeadLetter } from 'pg-idempotency'
+import { BadArgument, Declined, InProgress, ownsDeadLetter } from 'pg-idempotency'
 import { openStage, stages } from './stages.js'
 import { effects, idempotencyFor, newKey } from './support.js'
 
@@ -74,6 +74,28 @@ for (const broker of Object.keys(stages)) {
     assert.deepEqual(await dead(2), ['bad argument', 'broken'])
     assert.deepEqual(errors, ['planned', 'planned', 'planned', 'planned'])
     assert.ok(times[1] - times[0] >= 20 && times[2] - times[1] >= 100, times.join())
+  })
+
+  test(`${broker}: what another worker runs uses up no try`, { timeout: 120_000 }, async (t) => {
+    const { stage, start } = await stageFor(t, broker)
+    const [sent, seen, errors] = [['result', 'function'], [], []]
+    const handle = async (message) => {
+      const key = stage.key(message)
+      if (!sent.includes(key)) return undefined
+      seen.push(key)
+      const times = seen.filter((one) => one === key).length
+      if (times === 4) throw new Error('planned')
+      if (times > 4) return undefined
+      if (key === 'function') throw new InProgress(1)
+      return { outcome: 'IN_PROGRESS', retryAfter: 1 }
+    }
+    await stage.send(sent)
+    // the queue of RabbitMQ has its limit already
+    const limit = broker === 'rabbitmq' ? {} : { deliveryLimit: 2 }
+    const consumer = await start({ handle, tries: 2, ...limit, onError: (error, message) => message && errors.push(error.message) })
+    await until(async () => (seen.length >= 10 || errors.length > 2) && await stage.settled(), 'all is settled')
+    await consumer.stop()
+    assert.deepEqual([seen.length, errors, await stage.deadLetters()], [10, ['planned', 'planned'], []])
   })
 
   test(`${broker}: what is under way when the consumer stops is settled`, { timeout: 120_000 }, async (t) => {

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Optional, Sequence, Union
 
 from .client import Idempotency
-from .errors import NotDone, Unknown
+from .errors import InProgress, NotDone, Unknown
 from .hooks import logger
 from .model import FAILED, IN_PROGRESS, Result
 from .settle import ACK, AGAIN, DEAD_LETTER, FINAL, Settlement, settle
@@ -22,12 +22,14 @@ DELAYS = (1.0, 10.0, 60.0)
 class Decision:
     """``settlement`` of a message; ``tries``: how many errors it has had; ``failure``: its operation failed for good.
 
-    A dead letter without ``failure`` is this very message.
+    A dead letter without ``failure`` is this very message. ``in_progress``: another worker runs the operation, so this
+    delivery counts neither as a try nor as a delivery.
     """
 
     settlement: Settlement
     tries: int
     failure: Optional[Result] = None
+    in_progress: bool = False
 
 
 class Policy:
@@ -51,17 +53,22 @@ class Policy:
             if given is not None and not isinstance(given, (Result, Settlement)):
                 raise TypeError("a handler gives a Result, a Settlement or None")
         except Exception as error:
-            logger.error("a message of %s was not handled", self.queue, exc_info=error)
             return self.after_error(error, tries)
         if given is None:
             return Decision(Settlement(ACK), tries)
         if isinstance(given, Settlement):
             return Decision(given, tries)
         settlement = settle(given)
-        return Decision(settlement, tries, given if settlement.action == DEAD_LETTER else None)
+        return Decision(settlement, tries, given if settlement.action == DEAD_LETTER else None, given.outcome == IN_PROGRESS)
 
     def after_error(self, error: Exception, tries: int) -> Decision:
-        """What becomes of a message whose handling raised an error."""
+        """What becomes of a message whose handling raised an error.
+
+        InProgress, as of a function of ``idempotent``, is the result that it stands for.
+        """
+        if isinstance(error, InProgress):
+            return Decision(settle(error), tries, in_progress=True)
+        logger.error("a message of %s was not handled", self.queue, exc_info=error)
         if isinstance(error, FINAL):
             return Decision(settle(error), tries)
         if tries + 1 >= self.tries:
@@ -80,23 +87,19 @@ class Policy:
         if decision.failure is not None and decision.failure.record is None:
             # A failure that this call has stored: the replay names its record.
             decision = self.decide(handle, tries)
-        if decision.failure is None:
-            return decision
+        return decision if decision.failure is None else self.decide_failure(decision.failure, name, tries)
+
+    def decide_failure(self, failure: Result, name: str, tries: int) -> Decision:
+        """What becomes of a message whose operation has failed for good. ``failure``: a replay."""
         try:
-            if self.owns(decision.failure, name):
-                return Decision(decision.settlement, tries)
-            return Decision(Settlement(ACK, reason="a copy of a dead letter"), tries)
+            owns = owns_dead_letter(self.idempotency, self.queue, failure, name)
         except Exception as error:
-            logger.error("a dead letter of %s was not settled", self.queue, exc_info=error)
             return self.after_error(error, tries)
+        return Decision(settle(failure) if owns else Settlement(ACK, reason="a copy of a dead letter"), tries)
 
     def delay(self, after: float) -> float:
         """The shortest of the delays that is not shorter, or the last."""
         return next((delay for delay in self.delays if delay >= after), self.delays[-1])
-
-    def owns(self, failure: Result, message: str) -> bool:
-        """Whether this message becomes the dead letter of its operation."""
-        return owns_dead_letter(self.idempotency, self.queue, failure, message)
 
 
 def owns_dead_letter(idempotency: Idempotency, queue: str, failure: Result, message: str) -> bool:
@@ -108,14 +111,14 @@ def owns_dead_letter(idempotency: Idempotency, queue: str, failure: Result, mess
 
     ``failure``: a replay; if this call ran the operation, call again first. ``message``: names the message, so that
     redeliveries have the same name and other messages another: a position in a log, or a random identifier that the
-    consumer added. Raises what ``transaction`` raises, and Unknown while another consumer asks.
+    consumer added. Raises what ``transaction`` raises, and InProgress while another consumer asks.
     """
     if failure.record is None:
         raise ValueError("the failure is no replay")
     answer = idempotency.transaction(
         failure.record, None, lambda tx, operation: message, scope=f"{queue}.dead", wait=5)
     if answer.outcome == IN_PROGRESS:
-        raise Unknown("another consumer settles the dead letter", answer.retry_after)
+        raise InProgress(answer.retry_after)
     # FAILED: its attempts were lost too often. Nobody owns it, and two dead letters are better than none.
     owner: Any = answer.payload
     return answer.outcome == FAILED or bool(owner == message)

@@ -67,15 +67,10 @@ class Consumer:
         headers = properties.headers or {}
         tries = headers.get(TRIES)
         decision = self.decide(properties, body, max(tries, 0) if isinstance(tries, int) else 0)
-        settlement = decision.settlement
-        if settlement.action == ACK:
-            channel.basic_ack(method.delivery_tag)
-        elif settlement.action == AGAIN:
-            self.again(method, properties, body, settlement.after, decision.tries)
-        elif decision.failure is not None:
+        if decision.failure is not None:
             self.fail(method, properties, body, decision, decision.failure)
         else:
-            self.bury(method, settlement.reason)
+            self.settle(method, properties, body, decision)
 
     def decide(self, properties: Any, body: bytes, tries: int) -> Decision:
         """What is to become of a message."""
@@ -85,9 +80,16 @@ class Consumer:
 
         return self.policy.decide(handled, tries)
 
-    def again(self, method: Any, properties: Any, body: bytes, after: float, tries: int) -> None:
-        """Puts a message into the queue from which it comes back."""
-        self.replace(method, properties, body, self.again_queue(self.policy.delay(after)), {TRIES: tries})
+    def settle(self, method: Any, properties: Any, body: bytes, decision: Decision) -> None:
+        """Does what was decided. "Again" is the queue from which the message comes back."""
+        settlement = decision.settlement
+        if settlement.action == ACK:
+            self.channel.basic_ack(method.delivery_tag)
+        elif settlement.action == AGAIN:
+            queue = self.again_queue(self.policy.delay(settlement.after))
+            self.replace(method, properties, body, queue, {TRIES: decision.tries})
+        else:
+            self.bury(method, settlement.reason)
 
     def fail(self, method: Any, properties: Any, body: bytes, decision: Decision, failure: Result) -> None:
         """Settles a message whose operation has failed for good."""
@@ -102,16 +104,7 @@ class Consumer:
             else:
                 self.rename(method, properties, body, decision.tries + 1)
             return
-        try:
-            owns = self.policy.owns(failure, name)
-        except Exception as error:
-            logger.error("a dead letter of %s was not settled", self.queue, exc_info=error)
-            self.again(method, properties, body, self.policy.delays[0], decision.tries)
-            return
-        if owns:
-            self.bury(method, decision.settlement.reason)
-        else:
-            self.channel.basic_ack(method.delivery_tag)
+        self.settle(method, properties, body, self.policy.decide_failure(failure, name, decision.tries))
 
     def rename(self, method: Any, properties: Any, body: bytes, tries: int) -> None:
         """Puts a message back under a random name."""

@@ -52,6 +52,7 @@ if #redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[2], ARGV[2], 1) == 0 then retu
 local time = redis.call('TIME')
 redis.call('ZADD', KEYS[2], time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[3], ARGV[2])
 redis.call('HSET', KEYS[3], ARGV[2], ARGV[4])
+redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[5], 0, ARGV[2], 'RETRYCOUNT', ARGV[6], 'JUSTID')
 return 1
 """
 
@@ -89,7 +90,7 @@ class Consumer:
     an entry is a dead letter. ``delays``: seconds after the first error, the second, and so on; growing. ``idle``: seconds
     after which the entries of a consumer that died come again; while ``handle`` runs, the entry is claimed anew at each
     third of it. ``poll``: seconds between two looks for entries whose time has come. ``delivery_limit``: an entry that was
-    delivered so often, for whatever reason, is a dead letter. Call ``declare`` before ``consume``.
+    delivered so often, for whatever reason but IN_PROGRESS, is a dead letter. Call ``declare`` before ``consume``.
     """
 
     def __init__(self, client: Any, stream: str, group: str,
@@ -153,7 +154,8 @@ class Consumer:
             stop_claiming()
         settlement = decision.settlement
         if settlement.action == AGAIN:
-            self.run(PAUSE, self.group, entry.id, milliseconds(settlement.after), decision.tries)
+            self.run(PAUSE, self.group, entry.id, milliseconds(settlement.after), decision.tries, self.name,
+                     entry.deliveries - decision.in_progress)
             return
         if settlement.action == DEAD_LETTER:
             logger.warning("an entry of %s becomes a dead letter: %s", self.stream, settlement.reason)

@@ -12,7 +12,7 @@ import pytest
 import redis
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
-from pg_idempotency import BadArgument, Declined, Idempotency
+from pg_idempotency import BadArgument, Declined, Idempotency, InProgress
 from pg_idempotency import kafka as on_kafka
 from pg_idempotency import redis as on_redis
 from pg_idempotency.settle import DEAD_LETTER, Settlement
@@ -158,6 +158,22 @@ def test_errors_come_again_later_and_are_bounded(stage, idem):
     assert times[1] - times[0] >= 0.02 and times[2] - times[1] >= 0.3
 
 
+def test_what_another_worker_runs_uses_up_no_try(stage, idem):
+    seen = []
+
+    def handle(name):
+        seen.append(name)
+        times = seen.count(name)
+        if times == 4:
+            raise RuntimeError("planned")
+        if times < 4:
+            raise InProgress(0.01)
+    stage.send(["one"])
+    limit = {"delivery_limit": 2} if isinstance(stage, RedisStage) else {}
+    consume_until(stage, stage.consumer(idem, handle, tries=2, **limit), lambda: len(seen) == 5)
+    assert stage.dead_letters() == []
+
+
 def test_an_entry_that_kills_its_consumers(key):
     """Redis counts deliveries: an entry that is never settled becomes a dead letter in the end."""
     stage = RedisStage(f"{key}-{time.time_ns()}")
@@ -176,7 +192,7 @@ def test_an_entry_that_two_consumers_have_is_settled_once(key):
     [entry] = consumer.next()
     for _ in range(2):
         consumer.run(on_redis.END, "test", entry.id, "bury")
-    consumer.run(on_redis.PAUSE, "test", entry.id, 1000, 1)
+    consumer.run(on_redis.PAUSE, "test", entry.id, 1000, 1, "other", 1)
     assert (stage.dead_letters(), stage.client.exists(*consumer.keys[1:3])) == (["twice"], 0)
 
 

@@ -6,8 +6,8 @@ import time
 import pika
 import pytest
 
-from pg_idempotency import (Declined, FakeClock, Idempotency, KeyReused, NotDone, Result, Settlement, Unknown, owns_dead_letter,
-                            settle)
+from pg_idempotency import (Declined, FakeClock, Idempotency, InProgress, KeyReused, NotDone, Result, Settlement, Unknown,
+                            owns_dead_letter, settle)
 from pg_idempotency.consumer import TRIES, Policy
 from pg_idempotency.rabbitmq import Consumer
 from pg_idempotency.settle import ACK, AGAIN, DEAD_LETTER
@@ -45,6 +45,17 @@ def test_errors_wait_longer_each_time_and_are_bounded(idem):
             Policy(idem, "q", *wrong)
 
 
+@pytest.mark.parametrize("retry_after, after", [(None, 1), (7, 7)])
+def test_what_another_worker_runs_uses_up_no_try(idem, retry_after, after):
+    """Neither as a result nor as the error of a function that runs once."""
+    def function():
+        raise InProgress(retry_after)
+    for handle in (function, lambda: result("IN_PROGRESS", retry_after=retry_after)):
+        decision = Policy(idem, "q", 1, (3,)).decide(handle, 0)
+        assert (decision.settlement.action, decision.settlement.after, decision.tries) == (AGAIN, after, 0)
+        assert decision.in_progress
+
+
 def test_what_a_handler_gives_is_no_verdict_by_accident(idem):
     policy = Policy(idem, "q", 3, (1, 2))
     for given in (True, "ack", {"action": "ack"}):
@@ -62,7 +73,7 @@ def test_a_dead_letter_that_cannot_be_settled_now_comes_again(pool, idem, key):
         decision = policy.decide_by_position(lambda: idem.transaction(key, None, decline), "m1", 0)
         return [decision.settlement.action, decision.tries]
     record = idem.transaction(key, None, decline).record
-    assert idem.transaction(record, None, asked_meanwhile, scope="busy.dead").payload == [AGAIN, 1]
+    assert idem.transaction(record, None, asked_meanwhile, scope="busy.dead").payload == [AGAIN, 0]
 
 
 def test_one_message_owns_the_dead_letter(idem, key):

@@ -35,13 +35,27 @@ func (p Policy) WithDefaults() Policy {
 
 var errNoOutcome = errors.New("idempotency: Handle has returned a result that is neither completed, failed nor in progress")
 
+// Decision is what becomes of a message, and how many errors it has had then.
+type Decision struct {
+	idempotency.Settlement
+	Tries int
+	// InProgress: another worker runs the operation, so this delivery counts neither as a try
+	// nor as a delivery.
+	InProgress bool
+}
+
 // Handled calls a handler. A panic is an error: else the message would end each process that
 // gets it. So is a result without an outcome, which would bring the message again without an end.
+// ErrInProgress, as of a function of idempotency.Idempotent, is the result that it stands for.
 func Handled(handle func() (*idempotency.Result, error)) (result *idempotency.Result, err error) {
 	err = safe.Call(func() (err error) {
 		result, err = handle()
 		return err
 	})
+	var elsewhere *idempotency.InProgressError
+	if errors.As(err, &elsewhere) {
+		return &idempotency.Result{Outcome: idempotency.InProgress, RetryAfter: elsewhere.RetryAfter}, nil
+	}
 	if err != nil || result == nil {
 		return nil, err
 	}
@@ -52,24 +66,23 @@ func Handled(handle func() (*idempotency.Result, error)) (result *idempotency.Re
 	return nil, errNoOutcome
 }
 
-// Decide says what becomes of a message whose handling has ended, and how many
-// errors it has had then. tries is how many it had before. Neither a result nor an
-// error: there was nothing to do.
-func (p Policy) Decide(result *idempotency.Result, err error, tries int) (idempotency.Settlement, int) {
+// Decide says what becomes of a message whose handling has ended. tries is how many errors it
+// had before. Neither a result nor an error: there was nothing to do.
+func (p Policy) Decide(result *idempotency.Result, err error, tries int) Decision {
 	if result == nil && err == nil {
-		return idempotency.Settlement{Do: idempotency.Ack}, tries
+		return Decision{Settlement: idempotency.Settlement{Do: idempotency.Ack}, Tries: tries}
 	}
 	settlement := idempotency.Settle(result, err)
-	if err == nil || settlement.Do != idempotency.Again {
-		return settlement, tries
+	if err != nil && settlement.Do == idempotency.Again {
+		return p.AfterError(err, tries)
 	}
-	return p.AfterError(err, tries)
+	return Decision{settlement, tries, err == nil && result.Outcome == idempotency.InProgress}
 }
 
 // AfterError is Decide for an error that may go away.
-func (p Policy) AfterError(err error, tries int) (idempotency.Settlement, int) {
+func (p Policy) AfterError(err error, tries int) Decision {
 	if tries+1 >= p.Tries {
-		return idempotency.Settlement{Do: idempotency.DeadLetter}, tries + 1
+		return Decision{Settlement: idempotency.Settlement{Do: idempotency.DeadLetter}, Tries: tries + 1}
 	}
 	pause := p.Delays[len(p.Delays)-1]
 	if tries < len(p.Delays) {
@@ -79,7 +92,7 @@ func (p Policy) AfterError(err error, tries int) (idempotency.Settlement, int) {
 	if errors.As(err, &unknown) && unknown.RetryAfter > pause {
 		pause = unknown.RetryAfter
 	}
-	return idempotency.Settlement{Do: idempotency.Again, After: pause}, tries + 1
+	return Decision{Settlement: idempotency.Settlement{Do: idempotency.Again, After: pause}, Tries: tries + 1}
 }
 
 // Delay is the shortest of the delays that is not shorter than after, or the last.
@@ -150,7 +163,7 @@ type Position struct {
 // message: the one that owns the dead letter of a failure becomes it, the others are
 // acknowledged. tell is told of errors.
 func (p Policy) DecideByPosition(ctx context.Context, at Position, owns Owns, tell func(error),
-	handle func() (*idempotency.Result, error)) (idempotency.Settlement, int) {
+	handle func() (*idempotency.Result, error)) Decision {
 	result, err := Handled(handle)
 	if err == nil && result != nil && idempotency.Settle(result, nil).Do == idempotency.DeadLetter && result.Record == "" {
 		// A failure that this call has stored: the replay names its record.
@@ -159,17 +172,27 @@ func (p Policy) DecideByPosition(ctx context.Context, at Position, owns Owns, te
 	if err != nil {
 		tell(err)
 	}
-	settlement, tries := p.Decide(result, err, at.Tries)
-	if err != nil || settlement.Do != idempotency.DeadLetter {
-		return settlement, tries
+	decision := p.Decide(result, err, at.Tries)
+	if err != nil || decision.Do != idempotency.DeadLetter {
+		return decision
 	}
-	owned, err := owns(ctx, at.Queue, result, at.Name)
-	if err != nil {
+	return p.DecideFailure(ctx, at, result, owns, tell)
+}
+
+// DecideFailure says what becomes of a message whose operation has failed for good. failure is
+// a replay.
+func (p Policy) DecideFailure(ctx context.Context, at Position, failure *idempotency.Result, owns Owns, tell func(error)) Decision {
+	owned := false
+	busy, err := Handled(func() (_ *idempotency.Result, err error) {
+		owned, err = owns(ctx, at.Queue, failure, at.Name)
+		return nil, err
+	})
+	switch {
+	case err != nil:
 		tell(err)
-		return p.AfterError(err, tries)
+		return p.AfterError(err, at.Tries)
+	case owned:
+		return Decision{Settlement: idempotency.Settlement{Do: idempotency.DeadLetter}, Tries: at.Tries}
 	}
-	if !owned {
-		return idempotency.Settlement{Do: idempotency.Ack}, tries
-	}
-	return settlement, tries
+	return p.Decide(busy, nil, at.Tries)
 }

@@ -3,6 +3,7 @@
 package brokers
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"net"
@@ -30,7 +31,9 @@ type Options struct {
 	// needs none, and Kafka 4 seconds at least.
 	Patience time.Duration
 	Tries    int
-	OnError  func(error)
+	// DeliveryLimit: 0: more than a test of crashes could reach, as always with RabbitMQ.
+	DeliveryLimit int
+	OnError       func(error)
 	// At is called at "ack", "copy" and "bury", as far as the client of the broker tells of
 	// these, and at RabbitMQ's "prefetch", "publish" and "stop".
 	At func(point string)
@@ -42,7 +45,7 @@ type Consume func(ctx context.Context, queue string, client *idempotency.Client[
 // Consumers are by the name of the broker, whose address is in the environment.
 var Consumers = map[string]Consume{"rabbitmq": consumeRabbitMQ, "nats": consumeNATS, "redis": consumeRedis, "kafka": consumeKafka}
 
-// Short times, and no limit of deliveries that a test of crashes could reach.
+// Short times.
 var delays = []time.Duration{20 * time.Millisecond, 100 * time.Millisecond}
 
 const deliveryLimit = 1000
@@ -125,7 +128,7 @@ func consumeNATS(ctx context.Context, queue string, client *idempotency.Client[p
 		return err
 	}
 	return idemnats.Consume(ctx, burying{js, options.At}, client, idemnats.Options{Stream: queue, Durable: "test", Prefetch: 4,
-		Delays: delays, DeliveryLimit: deliveryLimit, AckWait: options.Patience, Tries: options.Tries,
+		Delays: delays, DeliveryLimit: cmp.Or(options.DeliveryLimit, deliveryLimit), AckWait: options.Patience, Tries: options.Tries,
 		OnError: func(err error, _ *nats.Msg) { options.OnError(err) },
 		Handle: func(ctx context.Context, message *nats.Msg) (*idempotency.Result, error) {
 			return options.Handle(ctx, string(message.Data))
@@ -148,7 +151,7 @@ func consumeRedis(ctx context.Context, queue string, client *idempotency.Client[
 	pool := redisPool()
 	defer pool.Close()
 	return idemredis.Consume(ctx, watchedPool{pool, options.At}, client, idemredis.Options{Stream: queue, Group: "test", Prefetch: 4,
-		Delays: delays, DeliveryLimit: deliveryLimit, Idle: options.Patience, Poll: 20 * time.Millisecond, Tries: options.Tries,
+		Delays: delays, DeliveryLimit: cmp.Or(options.DeliveryLimit, deliveryLimit), Idle: options.Patience, Poll: 20 * time.Millisecond, Tries: options.Tries,
 		OnError: func(err error, _ idemredis.Entry) { options.OnError(err) },
 		Handle: func(ctx context.Context, entry idemredis.Entry) (*idempotency.Result, error) {
 			return options.Handle(ctx, entry.Fields["key"])

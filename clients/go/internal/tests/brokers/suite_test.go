@@ -47,7 +47,8 @@ func TestConsumers(t *testing.T) {
 		t.Run(broker, func(t *testing.T) {
 			t.Parallel()
 			for name, test := range map[string]func(*testing.T, *scene){
-				"copies and failures": testCopies, "a dead letter that is sent again": testSentAgain, "errors": testErrors, "accidents": testAccidents, "stop": testStop,
+				"copies and failures": testCopies, "a dead letter that is sent again": testSentAgain, "errors": testErrors, "accidents": testAccidents,
+				"in progress": testInProgress, "stop": testStop,
 			} {
 				t.Run(name, func(t *testing.T) { test(t, newScene(t, broker)) })
 			}
@@ -87,6 +88,19 @@ func (s *scene) note(key string) int {
 	defer s.mutex.Unlock()
 	s.seen = append(s.seen, key)
 	return len(s.seen)
+}
+
+// noteOf says how often this one was seen.
+func (s *scene) noteOf(key string) (times int) {
+	s.note(key)
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	for _, seen := range s.seen {
+		if seen == key {
+			times++
+		}
+	}
+	return times
 }
 
 func (s *scene) fail(err error) {
@@ -200,6 +214,28 @@ func testAccidents(t *testing.T, s *scene) {
 	}}, s.all(6))
 	s.wantDead(t, "panic", "result")
 	if len(s.seen) != 6 || len(s.errors) != 6 {
+		t.Errorf("seen %v, errors %v", s.seen, s.errors)
+	}
+}
+
+// While another worker runs the operation, no try and no delivery counts: not as a result, and
+// not as the error of a function that runs once.
+func testInProgress(t *testing.T, s *scene) {
+	soon := time.Millisecond
+	s.send(t, "result", "function")
+	s.consumeUntil(t, Options{Tries: 2, DeliveryLimit: 2, Handle: func(_ context.Context, key string) (*idempotency.Result, error) {
+		switch n := s.noteOf(key); {
+		case n == 4:
+			return nil, errors.New("planned")
+		case n > 4:
+			return nil, nil
+		case key == "result":
+			return &idempotency.Result{Outcome: idempotency.InProgress, RetryAfter: &soon}, nil
+		}
+		return nil, fmt.Errorf("function: %w", &idempotency.InProgressError{RetryAfter: &soon})
+	}}, s.all(10))
+	s.wantDead(t)
+	if len(s.seen) != 10 || len(s.errors) != 2 {
 		t.Errorf("seen %v, errors %v", s.seen, s.errors)
 	}
 }

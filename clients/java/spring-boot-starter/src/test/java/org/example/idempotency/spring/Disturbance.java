@@ -27,11 +27,13 @@ class Disturbance implements DisposableBean {
     private final JdbcTemplate jdbc;
     private final HikariDataSource others = new SpringExampleTest.Pool().dataSource();
     private final Connection busy;
+    private final Connection held;
 
     Disturbance(JdbcTemplate jdbc, @Value("${idempotency.scope}.deposit") String scope) throws SQLException {
         this.jdbc = jdbc;
         busy = own(scope, "busy");
-        own(scope, "held", "stopped");
+        held = own(scope, "held");
+        own(scope, "stopped");
     }
 
     /** Another session has operations in progress until it rolls back. */
@@ -56,6 +58,8 @@ class Disturbance implements DisposableBean {
             events.add("gone " + new JdbcTemplate(others).queryForObject("SELECT pg_terminate_backend(?, 60000)", Boolean.class, session));
         } else if (what.equals("IN_PROGRESS busy")) {
             busy.rollback();
+        } else if (what.equals("IN_PROGRESS held") && Collections.frequency(events, what) > 20) {
+            held.rollback();
         } else if (isFirst && what.equals("IN_PROGRESS stopped")) {
             Thread.currentThread().interrupt();
             stopped.complete(null);
