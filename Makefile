@@ -140,6 +140,7 @@ endif
 # One after the other in this order; "setup" has what the others share.
 setup_first = $(filter setup,$(1)) $(filter-out setup,$(1))
 REGRESS := $(call setup_first,$(call files,sql/,.sql))
+REGRESS_OPTS = --launcher=$(tree)/sql/unaligned
 ISOLATION := $(call setup_first,$(call files,test/isolation/specs/,.spec))
 ISOLATION_OPTS = --inputdir=$(tree)/test/isolation --load-extension=idempotency
 

@@ -1,7 +1,5 @@
 -- If the owner has replaced objects of the extension by others, they are refused,
 -- not misread. Each change is undone.
-\pset format unaligned
-\pset tuples_only on
 CREATE FUNCTION pg_temp.altered(change text) RETURNS SETOF text LANGUAGE plpgsql AS $$
 DECLARE
 	states text[];

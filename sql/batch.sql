@@ -1,6 +1,4 @@
 -- idem_begin_batch and idem_complete_batch: many operations in one call.
-\pset format unaligned
-\pset tuples_only on
 -- A row per key, in input order; a key that comes twice is acquired once.
 SELECT fence FROM idem_begin('batch-leased', lease => '1 hour') \gset
 BEGIN;

@@ -1,6 +1,4 @@
 -- A key of a batch that was used with another request gets MISMATCH, and does not affect the others.
-\pset format unaligned
-\pset tuples_only on
 BEGIN;
 SELECT answer(idem_begin('mismatch-done', '{"card": "4711"}')), answer(idem_begin('mismatch-failed', '1')), answer(idem_begin('mismatch-retry', '1')), answer(idem_begin('mismatch-open'));
 SELECT idem_complete('mismatch-done', '"done"', code => 201, headers => '{"h": 1}', body => '\x01'), idem_fail('mismatch-failed', '"failed"', code => 402),

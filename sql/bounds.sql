@@ -1,6 +1,4 @@
 -- Limits of one transaction: locks and memory.
-\pset format unaligned
-\pset tuples_only on
 
 -- A release that has to keep its lock still counts.
 SET idempotency.max_operations_per_transaction = 3;

@@ -1,6 +1,4 @@
 -- idem_call: begin, run a handler, end, in one call.
-\pset format unaligned
-\pset tuples_only on
 CREATE TABLE call_effect (n jsonb, xid xid DEFAULT pg_current_xact_id()::xid, who name DEFAULT current_user);
 CREATE FUNCTION call_pay(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
 BEGIN

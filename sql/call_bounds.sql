@@ -1,6 +1,4 @@
 -- A stored error is cut to the size limit of responses, and never fails because of it.
-\pset format unaligned
-\pset tuples_only on
 CREATE FUNCTION bounds_raise(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
 BEGIN
 	RAISE EXCEPTION USING MESSAGE = repeat('m', (request ->> 0)::int), DETAIL = repeat('d', (request ->> 1)::int), HINT = repeat('h', (request ->> 2)::int);

@@ -1,6 +1,4 @@
 -- idem_call: the class of an error decides whether it is stored, and whether a retry runs the handler.
-\pset format unaligned
-\pset tuples_only on
 CREATE TABLE classes_run (state text);
 CREATE SEQUENCE classes_runs;
 CREATE FUNCTION classes_raise(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$

@@ -1,6 +1,4 @@
 -- idem_call: which errors are a failure of the operation, and which parts of them are stored.
-\pset format unaligned
-\pset tuples_only on
 CREATE FUNCTION errors_raise(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
 BEGIN
 	PERFORM idem_call('errors_echo(jsonb)', 'errors-inner', request);

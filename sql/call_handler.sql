@@ -1,6 +1,4 @@
 -- idem_call: which functions can be handlers, and with whose rights they run.
-\pset format unaligned
-\pset tuples_only on
 CREATE FUNCTION handler_two(jsonb, int DEFAULT 1) RETURNS jsonb LANGUAGE sql AS 'SELECT $1';
 CREATE FUNCTION handler_none() RETURNS jsonb LANGUAGE sql AS 'SELECT ''1''::jsonb';
 CREATE FUNCTION handler_json(json) RETURNS jsonb LANGUAGE sql AS 'SELECT ''1''::jsonb';

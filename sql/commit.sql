@@ -1,7 +1,5 @@
 -- COMMIT is refused while an operation is
 -- unfinished, whatever the way in which the transaction ends.
-\pset format unaligned
-\pset tuples_only on
 CREATE TEMP TABLE effect (n int);
 
 -- Autocommit without a lease. The message begins with the missing command.

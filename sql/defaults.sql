@@ -1,7 +1,5 @@
 -- Default privileges of the role that creates the extension give no right on it:
 -- neither on tables nor on the functions of the administrator.
-\pset format unaligned
-\pset tuples_only on
 CREATE ROLE regress_idem_default;
 BEGIN;
 ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO regress_idem_default, PUBLIC;

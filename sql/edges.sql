@@ -1,7 +1,5 @@
 -- Edge cases that no other test reaches: the last possible time, limits after a
 -- rollback, a page with more expired rows, and a store with rules.
-\pset format unaligned
-\pset tuples_only on
 
 -- A retention, from a rule that the owner wrote by hand, that ends less than an hour
 -- before the last possible time, beyond that time, and beyond the largest number:

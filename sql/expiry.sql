@@ -1,7 +1,5 @@
 -- Retention: how long a record is kept, and when it has expired. A collector may
 -- remove expired records at any time, which makes no difference.
-\pset format unaligned
-\pset tuples_only on
 
 CREATE FUNCTION pg_temp.kept(name text) RETURNS interval LANGUAGE sql AS $$
 	SELECT expires_at - coalesce(retry_at, updated_at) FROM idempotency_store WHERE idempotency_key = name

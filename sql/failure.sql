@@ -1,6 +1,4 @@
 -- Failures: permanent, retryable, and too many attempts.
-\pset format unaligned
-\pset tuples_only on
 
 -- A failure that is not retryable is the stored end, as a success is.
 BEGIN;

@@ -1,6 +1,4 @@
 -- The view of failures: grouped by scope and cause, without keys and payloads.
-\pset format unaligned
-\pset tuples_only on
 SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = 'idempotency_failures'::regclass AND attnum > 0 ORDER BY attnum;
 
 TRUNCATE idempotency_store;

@@ -1,7 +1,5 @@
 -- A fence is greater than that of every earlier attempt of its
 -- operation, whatever happened to the sequence, or there is an error.
-\pset format unaligned
-\pset tuples_only on
 
 CREATE ROLE regress_idem_fence;
 SELECT idem_grant('regress_idem_fence');

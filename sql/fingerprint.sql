@@ -1,6 +1,4 @@
 -- idem_fingerprint: equal exactly if the values are equal by jsonb's "=". idem_step_key.
-\pset format unaligned
-\pset tuples_only on
 
 CREATE TEMP TABLE value AS SELECT row_number() OVER () AS n, value FROM (VALUES
 	('null'), ('true'), ('false'), ('0'), ('-0'), ('0.0'), ('1'), ('1.0'), ('1.00'), ('10'), ('1e1'), ('1E+1'), ('0.1e2'), ('-1'), ('-1.0'),

@@ -1,8 +1,6 @@
 -- FORCE ROW LEVEL SECURITY and an owner who is no superuser. An
 -- invalidation of the store comes after a statement was analyzed and before it runs:
 -- an index expression, which is evaluated for the plan, grants a right.
-\pset format unaligned
-\pset tuples_only on
 BEGIN;
 SELECT answer(idem_begin('forced-done')), idem_complete('forced-done', '1');
 COMMIT;
@@ -29,8 +27,6 @@ ALTER TABLE idempotency_store SET (autovacuum_enabled = off);
 CREATE INDEX forced ON idempotency_store ((forced_expression(1)));
 -- Each in a session that has not planned anything before; row security is on for the owner.
 \c -
-\pset format unaligned
-\pset tuples_only on
 SELECT count(*) FROM idempotency_store WHERE idempotency_key LIKE 'forced-%';
 SET ROLE regress_idem_forced;
 SELECT count(*) FROM idempotency_store WHERE idempotency_key LIKE 'forced-%';

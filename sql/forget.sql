@@ -1,6 +1,4 @@
 -- idem_forget: removes the record of an operation, so that it may run again.
-\pset format unaligned
-\pset tuples_only on
 
 -- Operations that have ended, permanently or retryably, and released ones.
 BEGIN;

@@ -1,6 +1,4 @@
 -- idem_forget_failed: removes failures of a scope, and notes who did it and why.
-\pset format unaligned
-\pset tuples_only on
 DELETE FROM idempotency_store;
 CREATE FUNCTION make_failures() RETURNS void LANGUAGE plpgsql AS $$
 BEGIN

@@ -1,7 +1,5 @@
 -- Every way to call the functions: positions, names, unknown literals, and
 -- an idem_operation in place of key, scope and fence.
-\pset format unaligned
-\pset tuples_only on
 
 -- The signatures of the contract, which clients call by name and by position.
 SELECT p.proname COLLATE "C" || '(' || pg_get_function_arguments(p.oid) || ') RETURNS ' || pg_get_function_result(p.oid)

@@ -1,6 +1,4 @@
 -- idem_gc: which rows it removes, which rows it keeps, and where it goes on.
-\pset format unaligned
-\pset tuples_only on
 -- A background collector may be at work. Rows that it must not remove are inserted
 -- and removed in one transaction.
 

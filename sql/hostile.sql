@@ -1,7 +1,5 @@
 -- Callers and objects that an attacker has prepared: wrappers, restricted operations,
 -- calls with wrong types, casts, event triggers.
-\pset format unaligned
-\pset tuples_only on
 CREATE ROLE regress_idem_hostile;
 CREATE ROLE regress_idem_definer;
 CREATE ROLE regress_idem_outsider;

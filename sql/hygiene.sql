@@ -1,6 +1,4 @@
 -- The catalog entries that the script made: each query lists those that are wrong.
-\pset format unaligned
-\pset tuples_only on
 CREATE TEMP VIEW member AS
 SELECT d.classid, d.objid FROM pg_depend d JOIN pg_extension e ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
 WHERE d.deptype = 'e' AND e.extname = 'idempotency';

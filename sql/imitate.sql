@@ -1,7 +1,5 @@
 -- The extension's statements are checked against the owner's rights. No other
 -- statements are, whatever their text and whenever they run.
-\pset format unaligned
-\pset tuples_only on
 CREATE ROLE regress_idem_imitator;
 SELECT idem_grant('regress_idem_imitator');
 CREATE SCHEMA imitate AUTHORIZATION regress_idem_imitator;

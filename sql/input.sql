@@ -1,6 +1,4 @@
 -- Arguments of functions. Every wrong one is ID400.
-\pset format unaligned
-\pset tuples_only on
 
 CREATE FUNCTION pg_temp.handle(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1';
 

@@ -1,7 +1,5 @@
 -- Which kinds of table the store may be. It must ensure one row per operation:
 -- any other table is refused at the first use, and not later.
-\pset format unaligned
-\pset tuples_only on
 BEGIN;
 SELECT answer(idem_begin('key-done')), idem_complete('key-done', '1');
 COMMIT;

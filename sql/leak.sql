@@ -1,6 +1,4 @@
 -- No message, detail, hint or context repeats a request or a response.
-\pset format unaligned
-\pset tuples_only on
 -- All texts of an error, while the statement itself does not contain the secret.
 CREATE TEMP TABLE secret AS SELECT '{"card": "s3cret"}'::jsonb AS j, 's3cret'::bytea AS b;
 CREATE FUNCTION pg_temp.leaks(statement text) RETURNS text LANGUAGE plpgsql AS $$

@@ -1,6 +1,4 @@
 -- Leased operations: begin, in progress, complete, extend, release.
-\pset format unaligned
-\pset tuples_only on
 
 -- The lease is written at once, and needs no end in its transaction.
 SELECT fence FROM idem_begin('lease-1', lease => '1 hour') \gset

@@ -1,6 +1,4 @@
 -- Isolation levels, read-only transactions, and code that runs as another user.
-\pset format unaligned
-\pset tuples_only on
 
 -- One session sees its own operations at every level.
 CREATE FUNCTION pg_temp.life(name text) RETURNS SETOF text LANGUAGE plpgsql AS $$

@@ -1,6 +1,4 @@
 -- The locks of a session: on operations, on the table, and their limit.
-\pset format unaligned
-\pset tuples_only on
 
 -- Taken by one statement, released by another; after an end kept until COMMIT.
 BEGIN;

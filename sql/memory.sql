@@ -1,7 +1,5 @@
 -- If a transaction begins and releases again and again, its memory does
 -- not grow, whatever the order, and also inside savepoints.
-\pset format unaligned
-\pset tuples_only on
 
 -- Memory of the transaction: bytes of the contexts that live as long as it does, or longer.
 CREATE FUNCTION pg_temp.kept() RETURNS bigint LANGUAGE sql AS $$

@@ -1,6 +1,4 @@
 -- Every error of the extension's own, in full: SQLSTATE, message, detail, hint.
-\pset format unaligned
-\pset tuples_only on
 
 SELECT answer(idem_begin('messages-leased', scope => 'shop', request => '1', lease => '1 hour'));
 BEGIN;

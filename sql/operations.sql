@@ -1,6 +1,4 @@
 -- idem_complete, idem_fail, idem_release and idem_extend take the result of idem_begin: its name and its fence.
-\pset format unaligned
-\pset tuples_only on
 
 -- In PL/pgSQL, bound to the transaction.
 CREATE FUNCTION pg_temp.run(key text, scope text, what text) RETURNS text LANGUAGE plpgsql AS $$

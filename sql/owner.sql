@@ -1,6 +1,4 @@
 -- Triggers, constraints and more that the owner adds to the store: operations answer as before.
-\pset format unaligned
-\pset tuples_only on
 CREATE FUNCTION owner_echo(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1';
 -- Every kind of read and write; the answers, and then a summary of the rows.
 CREATE FUNCTION owner_life(name text) RETURNS text LANGUAGE plpgsql AS $$

@@ -1,7 +1,5 @@
 -- A store with a ring of tables by expiry: records that are there twice, and rights. How it turns is
 -- in test/t/080_ring.pl.
-\pset format unaligned
-\pset tuples_only on
 \set VERBOSITY terse
 
 -- Where: in the store itself, or in the table of the ring that has this number.

@@ -1,6 +1,4 @@
 -- Policies: defaults that arguments override, within bounds.
-\pset format unaligned
-\pset tuples_only on
 CREATE FUNCTION pg_temp.kept(key text) RETURNS interval LANGUAGE sql AS $$
 	SELECT expires_at - updated_at FROM idempotency_store WHERE idempotency_key = key
 $$;

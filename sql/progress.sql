@@ -1,6 +1,4 @@
 -- Progress: the owner of a lease leaves a note, and the next owner finds it.
-\pset format unaligned
-\pset tuples_only on
 
 CREATE FUNCTION pg_temp.noted(o idem_operation) RETURNS text LANGUAGE sql AS $$
 	SELECT concat_ws(' ', o.outcome, o.attempt, CASE WHEN o.taken_over THEN 'taken over' END, coalesce(o.response_payload::text, 'no note'))

@@ -1,7 +1,5 @@
 -- Tables that are read without the executor, replaced by other objects or changed:
 -- an error, never a crash, and never an open scope.
-\pset format unaligned
-\pset tuples_only on
 SET client_min_messages = warning;
 CREATE ROLE regress_idem_raw;
 CREATE ACCESS METHOD raw_method TYPE TABLE HANDLER heap_tableam_handler;

@@ -1,6 +1,4 @@
 -- Transaction-bound operations: begin, complete, replay.
-\pset format unaligned
-\pset tuples_only on
 
 -- Key, effect and response commit together. The replay is the stored answer,
 -- in the transaction that ended it and in every later one.

@@ -1,6 +1,4 @@
 -- The same key means the same request: ID422 before anything else.
-\pset format unaligned
-\pset tuples_only on
 
 BEGIN;
 SELECT answer(idem_begin('request-1', request => '{"amount": 1, "to": "a"}'));

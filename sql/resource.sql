@@ -1,6 +1,4 @@
 -- Names that several operations share: idem_lock, and idem_advance, which refuses to go back.
-\pset format unaligned
-\pset tuples_only on
 
 -- All of them until the transaction ends, each once; a second call adds none.
 BEGIN;

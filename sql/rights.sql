@@ -1,6 +1,4 @@
 -- Rights: no role has any until idem_grant; tables never.
-\pset format unaligned
-\pset tuples_only on
 CREATE ROLE regress_idem_app;
 CREATE ROLE "regress_idem ""other""; DROP TABLE x; --";
 CREATE FUNCTION rights_echo(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1';

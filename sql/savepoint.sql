@@ -1,7 +1,5 @@
 -- A rollback to a savepoint undoes the begins and
 -- ends after it.
-\pset format unaligned
-\pset tuples_only on
 
 -- Begun inside: forgotten and unlocked.
 BEGIN;

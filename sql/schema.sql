@@ -1,6 +1,4 @@
 -- The extension in any schema, moved, dropped and created in an open session.
-\pset format unaligned
-\pset tuples_only on
 SET client_min_messages = warning;
 -- The life of operations, by the functions of one schema.
 CREATE FUNCTION schema_life(place text, name text) RETURNS SETOF text LANGUAGE plpgsql AS $$

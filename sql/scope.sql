@@ -1,6 +1,4 @@
 -- Scopes that belong to roles, and policies.
-\pset format unaligned
-\pset tuples_only on
 CREATE ROLE regress_idem_pay;
 CREATE ROLE regress_idem_pay_2025 IN ROLE regress_idem_pay;
 CREATE ROLE regress_idem_pay_2026 IN ROLE regress_idem_pay;

@@ -1,6 +1,4 @@
 -- Settings: defaults, units, limits, and who may set what.
-\pset format unaligned
-\pset tuples_only on
 -- Without preloading they exist from the first call on.
 SELECT idem_step_key('settings', '1');
 SELECT name, setting, unit, context, min_val, boot_val FROM pg_settings
@@ -61,8 +59,6 @@ DO $$ BEGIN
 	EXECUTE format('ALTER DATABASE %I SET idempotency.max_operations_per_transaction = 7', current_database());
 END $$;
 \c -
-\pset format unaligned
-\pset tuples_only on
 SELECT idem_step_key('settings', '2');
 SELECT current_setting('idempotency.retention'), current_setting('idempotency.max_operations_per_transaction');
 DO $$ BEGIN

@@ -1,6 +1,4 @@
 -- With any search_path and with planted objects.
-\pset format unaligned
-\pset tuples_only on
 CREATE FUNCTION shadow_echo(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1';
 -- Operations that run every statement on the tables.
 CREATE FUNCTION shadow_life(name text) RETURNS text LANGUAGE plpgsql AS $$

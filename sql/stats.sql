@@ -1,6 +1,4 @@
 -- Figures: the rows of the views, the right to read them, and a missing pg_cron.
-\pset format unaligned
-\pset tuples_only on
 
 SELECT relname COLLATE "C", string_agg(attname || ' ' || format_type(atttypid, atttypmod), ', ' ORDER BY attnum)
 FROM pg_attribute JOIN pg_class c ON c.oid = attrelid

@@ -1,6 +1,4 @@
 -- A lease that ran out: the next begin takes the operation over.
-\pset format unaligned
-\pset tuples_only on
 
 SELECT fence AS fence1, created_at AS created FROM idem_begin('takeover-1', lease => '1 hour') \gset
 SELECT let_lease_run_out('takeover-1');

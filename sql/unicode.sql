@@ -3,8 +3,6 @@ SELECT getdatabaseencoding() <> 'UTF8' AS skip \gset
 \if :skip
 \quit
 \endif
-\pset format unaligned
-\pset tuples_only on
 
 -- Characters count, not bytes: 255 of four bytes each, in key and scope.
 CREATE TEMP TABLE long AS SELECT string_agg(chr(65536 + n), '') AS name FROM generate_series(1, 255) n;

@@ -1,6 +1,4 @@
 -- The writes of an operation: one row, once.
-\pset format unaligned
-\pset tuples_only on
 
 -- Rows inserted, updated and deleted in all tables of the database so far.
 CREATE FUNCTION pg_temp.written() RETURNS bigint[] LANGUAGE sql VOLATILE AS $$
