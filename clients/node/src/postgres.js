@@ -2,7 +2,6 @@
 // without waiting for answers, so they share a round trip, each with a Sync of its own. It asks for the types of a
 // statement's parameters the first time that a connection has it: one round trip more then, or always with `prepare: false`.
 import { ConnectionLost, IdempotencyError, ended } from './errors.js'
-import { isLost } from './retry.js'
 
 const LOST = new Set(['CONNECTION_CLOSED', 'CONNECTION_ENDED', 'CONNECTION_DESTROYED', 'CONNECT_TIMEOUT', 'ECONNREFUSED',
   'ECONNRESET', 'ENOENT', 'EPIPE', 'ETIMEDOUT'])
@@ -43,6 +42,8 @@ class PostgresConnection {
   #ended = false
   #lost = false
   #running = new Set()
+  /** @type {Promise<unknown> | undefined} */
+  #cancelled
 
   constructor(sql) {
     this.#sql = sql
@@ -72,16 +73,25 @@ class PostgresConnection {
     this.#ended = true
   }
 
+  // Their own cancel() drops this promise: an error of it would end the process. So would a part of a query, which is never sent.
   cancel() {
-    for (const query of this.#running) query.cancel()
+    const sent = [...this.#running].filter(({ executed }) => executed)
+    this.#cancelled = Promise.allSettled(sent.map((query) => query.canceller(query)))
   }
 
   close(broken) {
     if (this.#closed) return
     this.#closed = true
     if (this.#lost) return
-    if (!broken) this.#sql.release()
-    else this.#sql`SELECT pg_terminate_backend(pg_backend_pid())`.catch(() => {})
+    if (broken) this.#giveBack()
+    else this.#sql.release()
+  }
+
+  // When the server has nothing more to do for it: postgres.js would never use a connection again that was ended from here.
+  async #giveBack() {
+    await this.#cancelled
+    const isLost = await this.#sql`ROLLBACK`.then(() => false, (error) => LOST.has(error.code))
+    if (!isLost) this.#sql.release()
   }
 
   #open(call) {
@@ -99,7 +109,7 @@ class PostgresConnection {
     }
     query.reject = (error) => {
       this.#running.delete(query)
-      if (isLost(named(error))) this.#lost = true
+      if (LOST.has(error?.code)) this.#lost = true
       reject(error)
     }
     return query

@@ -1,15 +1,21 @@
 // The same on connections of postgres.js.
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import { setImmediate as turn } from 'node:timers/promises'
 import postgres from 'postgres'
 import { CommitRolledBack, Completion, Declined, Idempotency, KeyReused } from 'pg-idempotency'
 import { postgresSource } from 'pg-idempotency/postgres'
 import { countingSocket, effects, newKey, poolFor } from './support.js'
+import { abandoning } from '../src/transaction.js'
 import { Proxy } from './proxy.js'
 
-function setUp(t, options = {}) {
+function connect(t, options) {
   const sql = postgres({ host: process.env.PGHOST, port: Number(process.env.PGPORT), max: 3, onnotice: () => {}, ...options })
   t.after(() => sql.end({ timeout: 1 }))
+  return sql
+}
+
+function setUp(t, options = {}, sql = connect(t, options)) {
   return new Idempotency(postgresSource(sql), { scope: 'postgres.js', retry: { base: 1, cap: 20 } })
 }
 
@@ -44,6 +50,7 @@ test('postgres.js: a caught error is CommitRolledBack, and a late statement is r
   let late
   await assert.rejects(idempotency.transaction(key, null, async (tx) => {
     late = tx
+    assert.throws(() => tx.release(), { code: '2D000' })
     await insert(tx, key)
     await tx`SELECT 1/0`.catch(() => {})
   }), CommitRolledBack)
@@ -75,6 +82,60 @@ test('postgres.js: a connection lost at COMMIT ends with the replay', async (t) 
   })
   assert.deepEqual([result.replayed, result.payload], [true, 'once'])
   assert.equal(await effects(pool, key), 1)
+})
+
+const ends = (tx) => tx`SELECT pg_terminate_backend(pg_backend_pid())`
+for (const [what, end] of [
+  ['ends', ends],
+  ['ends, and the work goes on,', (tx) => ends(tx).catch(() => {})],
+]) {
+  test(`postgres.js: a session that an operator ${what} is repeated from the start`, async (t) => {
+    const idempotency = setUp(t)
+    const key = newKey()
+    let calls = 0
+    const { payload } = await idempotency.transaction(key, null, async (tx) => {
+      await insert(tx, key)
+      if (++calls === 1) await end(tx)
+      return calls
+    })
+    assert.deepEqual([payload, await effects(poolFor(t), key)], [2, 1])
+  })
+}
+
+for (const isReachable of [true, false]) {
+  const end = isReachable ? 'is ended' : 'that cannot be ended does no harm'
+  test(`postgres.js: a statement that nobody waits for any more ${end}, and its connection is used again`, async (t) => {
+    const sql = connect(t, { max: 1 })
+    const idempotency = setUp(t, {}, sql)
+    const { path } = sql.options
+    const pool = poolFor(t)
+    const key = newKey()
+    for (let turns = 0; turns < 2; turns++) {
+      let pid, statement
+      await assert.rejects(idempotency.transaction(key, null, async (tx) => {
+        [{ pid }] = await tx`SELECT ${tx`pg_backend_pid()`} AS ${tx('pid')}`
+        await insert(tx, key)
+        statement = tx`SELECT pg_sleep(600)`.catch((error) => error)
+        while ((await pool.query("SELECT 1 FROM pg_stat_activity WHERE pid = $1 AND wait_event = 'PgSleep'", [pid])).rowCount === 0) await turn()
+        if (!isReachable) sql.options.path = '/nowhere'
+        throw abandoning(new Error('too late'))
+      }), /too late/)
+      if (!isReachable) await pool.query('SELECT pg_cancel_backend($1)', [pid])
+      assert.equal((await statement).code, '57014')
+      sql.options.path = path
+      const next = await idempotency.transaction(newKey(), null, async (tx) => (await tx`SELECT pg_backend_pid() AS pid`)[0].pid)
+      assert.equal(next.payload, pid)
+    }
+    assert.equal(await effects(pool, key), 0)
+  })
+}
+
+test('postgres.js: what cannot be reached, and a parser of the user\'s for text', async (t) => {
+  const run = (options, work = () => 1) => setUp(t, options).transaction(newKey(), null, work)
+  const own = Object.assign(new Error('the work'), { code: 'ECONNRESET' })
+  await assert.rejects(run({}, () => { throw own }), (error) => error === own)
+  await assert.rejects(run({ host: '127.0.0.1', port: 1, backoff: 0 }), { name: 'ConnectionLost', code: '08006' })
+  await assert.rejects(run({ types: { text: { to: 25, from: [25], parse: Number, serialize: String } } }), { code: '42804' })
 })
 
 test('postgres.js: n + 2 round trips once a connection knows the statements', async (t) => {
