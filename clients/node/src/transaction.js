@@ -58,10 +58,11 @@ export async function waiting(settings, call, attempt) {
 
 // Only the server can read an interval.
 async function milliseconds(settings, call) {
-  if (typeof call.wait === 'number') return call.wait
-  const [{ rows: [[wait]] }] = await onConnection(settings, (connection) =>
-    begin(settings, call, connection, [settings.sql.milliseconds(call.wait)]))
-  return Number(wait)
+  const { scope, key, wait } = call
+  if (typeof wait === 'number') return wait
+  const [{ rows: [[read]] }] = await retrying(settings, { scope, key }, () => onConnection(settings, (connection) =>
+    begin(settings, call, connection, [settings.sql.milliseconds(wait)])))
+  return Number(read)
 }
 
 async function run(settings, call, connection, operation, work) {

@@ -264,6 +264,14 @@ test('the session of a lost connection is waited for', async (t) => {
   assert.equal(await effects(pool, key), 1)
 })
 
+test('a wait that only the server can read is read again after a lost answer', async (t) => {
+  const proxy = await Proxy.forTest(t)
+  const { idempotency } = idempotencyFor(t, {}, proxy.options)
+  await proxy.order('arm', 'lose', '::interval')
+  assert.equal((await idempotency.transaction(newKey(), null, () => 1, { wait: '1 s' })).payload, 1)
+  assert.equal((await proxy.order('state')).hits, 1)
+})
+
 test('a server that cannot be reached: bounded repeats, then the error', { timeout: 10_000 }, async (t) => {
   const clock = new FakeClock({ auto: true })
   const retry = { attempts: undefined, base: undefined }
