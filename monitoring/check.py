@@ -10,6 +10,7 @@ import json
 import os
 import random
 import re
+import shlex
 import socket
 import subprocess
 import time
@@ -44,6 +45,15 @@ def write(name, content):
     with open(os.path.join(WORK, name), 'w', encoding='utf-8') as file:
         file.write(content)
     return os.path.join(WORK, name)
+
+
+def command_of_page(program, ours):
+    """As docs/guide/monitoring.md prints it, with our files in place of the page's."""
+    with open(path('../docs/guide/monitoring.md'), encoding='utf-8') as page:
+        line = next(line for line in page if line.startswith(f'{program} '))
+    for word in shlex.split(line):
+        flag, equals, value = word.rpartition('=')
+        yield flag + equals + ours.get(value, value)
 
 
 def free_port():
@@ -118,9 +128,9 @@ class Programs:
         source = f'postgres://metrics@:5432/postgres?host={os.environ["PGHOST"]}&sslmode=disable'
         config = yaml.safe_load(text('sql_exporter.yml'))
         config['jobs'][0].update(interval='500ms', connections=[source])
-        self.start('sql_exporter', [
-            'prometheus-sql-exporter', f'-web.listen-address=127.0.0.1:{self.ports["sql_exporter"]}',
-            '-config.file', write('sql_exporter.yml', yaml.safe_dump(config))])
+        command = command_of_page('prometheus-sql-exporter', {
+            'monitoring/sql_exporter.yml': write('sql_exporter.yml', yaml.safe_dump(config))})
+        self.start('sql_exporter', [*command, f'-web.listen-address=127.0.0.1:{self.ports["sql_exporter"]}'])
 
     def start_prometheus(self):
         config = yaml.safe_load(text('prometheus.yml'))
@@ -129,10 +139,10 @@ class Programs:
                                 for name in ('recording', 'alerts')]
         for job in config['scrape_configs']:
             job['static_configs'] = [{'targets': [f'127.0.0.1:{self.ports[job["job_name"]]}']}]
-        self.start('prometheus', [
-            'prometheus', f'--config.file={write("prometheus.yml", yaml.safe_dump(config))}',
-            f'--storage.tsdb.path={WORK}/data', f'--web.console.templates={path("console")}',
-            f'--web.listen-address=127.0.0.1:{self.ports["prometheus"]}'])
+        command = command_of_page('prometheus', {
+            'monitoring/prometheus.yml': write('prometheus.yml', yaml.safe_dump(config)),
+            'monitoring/console': path('console'), '/tmp/prometheus': f'{WORK}/data'})
+        self.start('prometheus', [*command, f'--web.listen-address=127.0.0.1:{self.ports["prometheus"]}'])
 
     def get(self, where):
         with urllib.request.urlopen(f'http://127.0.0.1:{self.ports["prometheus"]}{where}', timeout=10) as answer:
