@@ -146,6 +146,13 @@ is_deeply(
 like($demo, qr{\b4,058/4,058\b}, 'and its number of deliveries');
 is(join(' ', grep { $readme !~ /\b$_\b/ } slurp_file("$root/docs/reference/versions.md") =~ /^\| (\d+)/mg), '', 'README names the tested versions');
 
+my @members = split /\n/, query(q{SELECT relname FROM pg_class c JOIN pg_depend ON objid = c.oid AND classid = 'pg_class'::regclass
+	WHERE refobjid = (SELECT oid FROM pg_extension WHERE extname = 'idempotency') AND deptype = 'e' AND relkind IN ('r', 'v', 'S')});
+my $types = slurp_file("$root/docs/reference/types.md");
+
+cmp_ok(scalar(@members), '>', 10, 'the extension has tables, views and a sequence');
+is(join(' ', grep { $types !~ /\b$_\b/ } @members), '', 'docs/reference/types.md names each of them');
+
 # The pictures of the page on performance are those of its tables; and what shows
 # something says it in words, too.  First the check itself.
 sub without_words
