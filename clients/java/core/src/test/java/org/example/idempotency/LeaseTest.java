@@ -8,10 +8,16 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.io.IOException;
+import java.sql.SQLException;
 import java.time.Duration;
+import java.util.Collections;
 import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.locks.LockSupport;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
+import org.postgresql.ds.PGSimpleDataSource;
 
 @Timeout(60)
 class LeaseTest extends OnServer {
@@ -42,6 +48,7 @@ class LeaseTest extends OnServer {
             return done();
         });
         assertTrue(result.replayed());
+        assertFalse(events.contains(Event.Type.LEASE_LOST));
         assertEquals(1, effects());
     }
 
@@ -59,6 +66,7 @@ class LeaseTest extends OnServer {
         assertEquals(Outcome.FAILED, byWrites.outcome());
         assertTrue(once.lease(Call.of(key + "x"), lease -> done()).replayed());
         assertEquals(0, effects());
+        assertEquals(2, Collections.frequency(events, Event.Type.DECLINED));
     }
 
     @Test
@@ -155,12 +163,93 @@ class LeaseTest extends OnServer {
     }
 
     @Test
+    void nobodyFindsOutWhatTheFirstAttemptDid() throws Exception {
+        assertFalse(once.lease(Call.of(key), lease -> done(), operation -> {
+            throw new AssertionError("there was no attempt before");
+        }).takenOver());
+    }
+
+    @Test
+    void whatTheDatabaseRefusesToTheWritesIsNotStored() throws Exception {
+        var refused = assertThrows(IdempotencyException.Other.class, () -> once.lease(Call.of(key), lease -> new Completion(Response.EMPTY, c -> {
+            effect(c);
+            execute(c, "INSERT INTO effect VALUES (NULL)");
+        })));
+        assertEquals("23502", IdempotencyException.sqlState(refused));
+        assertEquals(0, effects());
+        assertTrue(isLeased());
+    }
+
+    @Test
+    void whatCannotBeReleasedIsSaidBesideTheReason() {
+        var reason = new IdempotencyException.NotDone(null);
+        assertSame(reason, assertThrows(IdempotencyException.NotDone.class, () -> once.lease(Call.of(key), lease -> {
+            pool.close();
+            throw reason;
+        })));
+        assertEquals(1, reason.getSuppressed().length);
+    }
+
+    /** Of each answer that another attempt gave meanwhile. */
+    @ParameterizedTest
+    @ValueSource(strings = {"idem_complete", "idem_fail", "idem_extend"})
+    void whoWasTakenOverGetsTheAnswerOfTheOtherIfThereIsOne(String end) throws Exception {
+        LeasedWork<SQLException> overtaken = lease -> {
+            sql("UPDATE idempotency_store SET lease_expires_at = clock_timestamp() WHERE idempotency_key = '" + key + "'",
+                    "SELECT " + end + "(o, " + (end.equals("idem_extend") ? "'1 minute'" : "'1'") + ") FROM idem_begin('" + key
+                            + "', lease => '1 minute') o");
+            return done();
+        };
+        if (end.equals("idem_extend")) {
+            assertThrows(IdempotencyException.LeaseLost.class, () -> once.lease(Call.of(key), overtaken));
+        } else {
+            Result other = once.lease(Call.of(key), overtaken);
+            assertEquals("1", other.response().payload());
+            assertTrue(other.replayed());
+        }
+        assertEquals(1, Collections.frequency(events, Event.Type.LEASE_LOST));
+        assertEquals(0, effects());
+    }
+
+    /** The work does not heed the interrupt, which ends with it. */
+    @Test
+    void aLossIsToldOnceAndBeforeTheLeaseIsOver() throws Exception {
+        long start = System.nanoTime();
+        assertThrows(IdempotencyException.LeaseLost.class, () -> once.lease(Call.of(key).withLease(Duration.ofSeconds(6)), lease -> {
+            sql("SELECT idem_release('" + key + "', fence => " + lease.operation().fence() + ")");
+            while (!lease.isLost()) {
+                LockSupport.parkNanos(10_000_000);
+            }
+            return done();
+        }));
+        assertTrue(System.nanoTime() - start < Duration.ofSeconds(5).toNanos());
+        assertFalse(Thread.interrupted());
+        assertEquals(1, Collections.frequency(events, Event.Type.LEASE_LOST));
+        assertEquals(0, effects());
+    }
+
+    @Test
+    void anInterruptOfTheWorksOwnStaysAndNoneComesBehindIt() throws Exception {
+        var plain = new PGSimpleDataSource(); // a pool would not wait for a connection
+        plain.setUrl(proxy.url());
+        var client = new Idempotency(Transactions.of(plain), once.options());
+        client.lease(Call.of(key).withLease(Duration.ofSeconds(1)), lease -> {
+            Thread.currentThread().interrupt();
+            return done();
+        });
+        assertTrue(Thread.interrupted());
+        Thread.sleep(700); // a beat would come after a third of a second, and lose
+        assertFalse(events.contains(Event.Type.LEASE_LOST));
+    }
+
+    @Test
     void whoWasTakenOverStoresNothing() throws Exception {
         var lost = assertThrows(IdempotencyException.LeaseLost.class, () -> once.lease(Call.of(key), lease -> {
             sql("SELECT idem_release('" + key + "', fence => " + lease.operation().fence() + ")");
             return done();
         }));
         assertEquals("ID409", IdempotencyException.sqlState(lost));
+        assertEquals(1, Collections.frequency(events, Event.Type.LEASE_LOST));
         assertEquals(0, effects());
         assertNull(once.lookup(Call.of(key)));
     }

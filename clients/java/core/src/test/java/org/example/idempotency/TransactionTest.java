@@ -6,6 +6,7 @@ import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertSame;
 import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTimeout;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.io.IOException;
@@ -26,6 +27,7 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.function.Executable;
 import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.EnumSource;
 import org.junit.jupiter.params.provider.ValueSource;
 import org.postgresql.ds.PGSimpleDataSource;
 
@@ -93,6 +95,40 @@ class TransactionTest extends OnServer {
         assertEquals(1, runs.get());
         assertEquals(0, effects());
         assertEquals(List.of(Event.Type.ACQUIRED, Event.Type.ACQUIRED, Event.Type.DECLINED, Event.Type.REPLAYED), events);
+    }
+
+    /** Between the rollback of the work and the transaction of the refusal. */
+    @ParameterizedTest
+    @EnumSource(names = {"COMPLETED", "FAILED", "IN_PROGRESS"})
+    void aRefusalThatARetryHasOvertakenIsItsAnswer(Outcome what) throws Exception {
+        AtomicInteger transactions = new AtomicInteger();
+        var overtaken = new Idempotency(new Transactions() {
+            @Override
+            public <T> T run(int isolation, Body<T> body) throws Exception {
+                if (transactions.incrementAndGet() == 2) {
+                    sql("BEGIN", "SELECT idem_begin('" + key + "')", switch (what) {
+                        case COMPLETED -> "SELECT idem_complete('" + key + "')";
+                        case FAILED -> "SELECT idem_fail('" + key + "')";
+                        default -> "SELECT idem_release('" + key + "')";
+                    }, "COMMIT");
+                    if (what == Outcome.IN_PROGRESS) {
+                        sql("SELECT idem_begin('" + key + "', lease => '1 minute')");
+                    }
+                }
+                return Transactions.of(pool).run(isolation, body);
+            }
+
+            @Override
+            public DataSource dataSource() {
+                return pool;
+            }
+        }, once.options());
+        Result result = overtaken.transaction(Call.of(key), (connection, operation) -> {
+            throw new Declined(402, null);
+        });
+        assertEquals(what, result.outcome());
+        assertEquals(0, result.response().code());
+        assertFalse(events.contains(Event.Type.DECLINED));
     }
 
     @Test
@@ -315,6 +351,26 @@ class TransactionTest extends OnServer {
         assertEquals(1, effects());
     }
 
+    /** The thread stays interrupted, for whoever called. */
+    @Test
+    void anInterruptEndsAWait() throws Exception {
+        var plain = new PGSimpleDataSource();
+        plain.setUrl(proxy.url());
+        var patient = new Idempotency(Transactions.of(plain), Options.DEFAULT.withRetry(9, Duration.ofDays(1), Duration.ofDays(1)));
+        sql("SELECT idem_begin('" + key + "', lease => '1 minute')");
+        Thread.currentThread().interrupt();
+        Result busy = patient.transaction(Call.of(key).withWait(Duration.ofDays(1)), (connection, operation) -> work(connection));
+        assertEquals(Outcome.IN_PROGRESS, busy.outcome());
+        assertTrue(Thread.currentThread().isInterrupted());
+        AtomicInteger runs = new AtomicInteger();
+        assertThrows(SQLException.class, () -> patient.transaction(Call.of(key + "x"), (connection, operation) -> {
+            runs.incrementAndGet();
+            throw new SQLException("conflict", "40001");
+        }));
+        assertTrue(Thread.interrupted());
+        assertEquals(1, runs.get());
+    }
+
     @Test
     void whatIsMissingIsSaidWithWhatToDo() throws Exception {
         var elsewhere = new Idempotency(Transactions.of(pool), Options.DEFAULT.withSchema("no\"where"));
@@ -385,7 +441,61 @@ class TransactionTest extends OnServer {
                     () -> new Idempotency(transactions, Options.DEFAULT.withSchema("nonesuch")).lookup(Call.of(key)));
             assertEquals(0, kept.getNetworkTimeout());
             assertFalse(kept.getAutoCommit());
+            Call strict = Call.of(key).withIsolation(Connection.TRANSACTION_SERIALIZABLE);
+            for (boolean fails : new boolean[] {true, false}) {
+                kept.setAutoCommit(true);
+                IOException broken = new IOException();
+                try {
+                    new Idempotency(transactions, Options.DEFAULT).transaction(strict, (connection, operation) -> {
+                        assertEquals(Connection.TRANSACTION_SERIALIZABLE, connection.getTransactionIsolation());
+                        if (fails) {
+                            throw broken;
+                        }
+                        return Response.EMPTY;
+                    });
+                } catch (IOException error) {
+                    assertSame(broken, error);
+                }
+                assertTrue(kept.getAutoCommit());
+                assertEquals(Connection.TRANSACTION_READ_COMMITTED, kept.getTransactionIsolation());
+            }
         }
+    }
+
+    @Test
+    void aPoolWhoseConnectionsDoNotCommitByThemselvesCommitsALease() throws Exception {
+        try (Connection kept = pool.getConnection()) {
+            kept.setAutoCommit(false);
+            Connection unclosed = instead(Connection.class, "close", null, kept);
+            var client = new Idempotency(Transactions.of(instead(DataSource.class, "getConnection", unclosed, pool)), Options.DEFAULT);
+            client.lease(Call.of(key), lease -> {
+                assertTrue(isLeased());
+                return Completion.of(Response.EMPTY);
+            });
+            assertEquals(Outcome.COMPLETED, once.lookup(Call.of(key)).outcome());
+        }
+    }
+
+    @Test
+    void aStatementOfItsOwnDoesNotHangLongerThanALease() {
+        var client = new Idempotency(Transactions.of(pool), Options.DEFAULT.withLease(Duration.ofMillis(500))
+                .withRetry(1, Duration.ZERO, Duration.ZERO));
+        assertNull(client.lookup(Call.of(key)));
+        assertTimeout(Duration.ofSeconds(20), () -> {
+            proxy.order("hang");
+            assertThrows(IdempotencyException.ConnectionLost.class, () -> client.lookup(Call.of(key)));
+        });
+    }
+
+    @Test
+    void theRetentionOfTheOptionsIsTheUsualOne() throws Exception {
+        var client = new Idempotency(Transactions.of(pool), Options.DEFAULT.withRetention(Duration.ofDays(3)));
+        client.transaction(Call.of(key), (connection, operation) -> Response.EMPTY);
+        client.transaction(Call.of(key + "x").withRetention(Duration.ofDays(5)), (connection, operation) -> Response.EMPTY);
+        Operation usual = once.lookup(Call.of(key));
+        Operation own = once.lookup(Call.of(key + "x"));
+        assertEquals(3, Duration.between(usual.createdAt(), usual.expiresAt()).toDays());
+        assertEquals(5, Duration.between(own.createdAt(), own.expiresAt()).toDays());
     }
 
     @Test

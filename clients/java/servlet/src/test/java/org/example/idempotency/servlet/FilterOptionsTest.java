@@ -7,11 +7,20 @@ import java.time.Duration;
 import java.util.List;
 import java.util.function.Consumer;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.function.Executable;
 
 class FilterOptionsTest {
     private record Option(String name, Consumer<Duration> give) { }
 
     private static final FilterOptions OPTIONS = new FilterOptions(request -> null, request -> null);
+
+    @Test
+    void whatCannotBeMissingIsNotNull() {
+        for (Executable missing : List.<Executable>of(() -> new FilterOptions(null, request -> null), () -> new FilterOptions(request -> null, null),
+                () -> OPTIONS.makeKey(null), () -> OPTIONS.problem(null), () -> OPTIONS.passOn(null))) {
+            assertThrows(NullPointerException.class, missing);
+        }
+    }
 
     @Test
     void aTimeThatIsOutOfRangeIsNamed() {

@@ -3,6 +3,8 @@ package org.example.idempotency.servlet;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNotNull;
+import static org.junit.jupiter.api.Assertions.assertNull;
+import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import com.zaxxer.hikari.HikariDataSource;
@@ -33,6 +35,7 @@ import java.util.Map;
 import java.util.UUID;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.function.Consumer;
+import java.util.stream.Stream;
 import org.apache.catalina.Context;
 import org.apache.catalina.LifecycleException;
 import org.apache.catalina.startup.Tomcat;
@@ -339,6 +342,81 @@ class FilterTest {
     }
 
     @Test
+    void noOptionStoresACookie() throws Exception {
+        handler = (request, response) -> {
+            response.setHeader("Set-Cookie", "a=b");
+            response.setHeader("X-Own", "1");
+            response.setHeader("Y", "1");
+        };
+        protect(false, options -> options.headers("set-*", "SET-COOKIE", "x-*"));
+        twice(200, true);
+        HttpResponse<String> replay = post("/orders", "ann", "1");
+        assertEquals(List.of(false, true, false), Stream.of("Set-Cookie", "X-Own", "Y").map(name -> replay.headers().map().containsKey(name)).toList());
+    }
+
+    /** A writer says nothing of what its stream has thrown. */
+    @Test
+    void anAnswerThatBecameTooLargeIsNotStoredThoughNobodyWasTold() throws Exception {
+        handler = (request, response) -> {
+            effect(Exchange.of(request).connection());
+            response.getWriter().write("12345678901");
+        };
+        protect(false, options -> options.limits(10, 10));
+        assertTrue(twice(500, false).body().contains("\"The answer is too large to be stored\""));
+        assertEquals(0, effects());
+        protect(false, options -> options.limits(10, 11));
+        assertEquals(200, post("/orders", "ann", "1").statusCode());
+    }
+
+    @Test
+    void anAnswerThatWouldComeLaterIsRefused() throws Exception {
+        protect(false, options -> { });
+        for (Handler late : List.<Handler>of((request, response) -> request.startAsync(),
+                (request, response) -> request.startAsync(request, response),
+                (request, response) -> request.getParts(),
+                (request, response) -> request.getPart("a"),
+                (request, response) -> request.getInputStream().setReadListener(null),
+                (request, response) -> response.getOutputStream().setWriteListener(null),
+                (request, response) -> response.setTrailerFields(Map::of))) {
+            handler = (request, response) -> {
+                assertFalse(request.isAsyncSupported());
+                assertThrows(IllegalStateException.class, () -> late.handle(request, response));
+                runs.incrementAndGet();
+                throw new IllegalStateException();
+            };
+            twice(500, false);
+        }
+        assertEquals(14, runs.get());
+    }
+
+    @Test
+    void anotherAttemptFindsNoAttributeOfTheOneBefore() throws Exception {
+        protect(false, options -> { });
+        handler = (request, response) -> {
+            assertNull(request.getAttribute("seen"));
+            request.setAttribute("seen", true);
+            effect(Exchange.of(request).connection());
+            if (runs.incrementAndGet() == 1) {
+                throw new SQLException("conflict", "40001");
+            }
+        };
+        twice(200, true);
+        assertEquals(2, runs.get());
+        assertEquals(1, effects());
+    }
+
+    @Test
+    void whatTheFilterDoesNotCoverHasNoExchange() throws Exception {
+        protect(false, options -> options.methods("PUT"));
+        handler = (request, response) -> {
+            assertThrows(IllegalStateException.class, () -> Exchange.of(request));
+            runs.incrementAndGet();
+        };
+        twice(200, false);
+        assertEquals(2, runs.get());
+    }
+
+    @Test
     void aRedirectOfServlet61WaitsForTheCommit() throws Exception {
         protect(false, options -> { });
         handler = (request, response) -> {
@@ -422,6 +500,7 @@ class FilterTest {
                     execute(Exchange.of(request).connection(), "SELECT pg_sleep(20)");
                 } catch (SQLException error) {
                     cancelled[0] = error.getSQLState();
+                    throw new Declined(402, null); // behind its time it has nothing to say
                 }
             }
             response.setStatus(201);

@@ -2,6 +2,7 @@ package org.example.idempotency.spring;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertSame;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
@@ -177,6 +178,20 @@ class IdempotentTest {
         }
         tickets.leased(key);
         assertEquals(1, effects());
+    }
+
+    /** Spring rolls it back at the commit. */
+    @Test
+    void aFailureThatWasSwallowedIsNotStored() {
+        var once = context.getBean(Idempotency.class);
+        var joined = new TransactionTemplate(context.getBean(PlatformTransactionManager.class));
+        assertThrows(IdempotencyException.RolledBack.class, () -> once.transaction(Call.of(key), (connection, operation) -> {
+            jdbc.update("INSERT INTO seat VALUES (?)", key);
+            assertThrows(NumberFormatException.class, () -> joined.executeWithoutResult(status -> Integer.parseInt("x")));
+            return Response.EMPTY;
+        }));
+        assertEquals(0, effects());
+        assertNull(once.lookup(Call.of(key)));
     }
 
     @Test
