@@ -119,7 +119,7 @@ class Heartbeat:
         """Calls ``call`` after so many seconds, unless it is stopped before."""
         with self.lock:
             if not self.ended:
-                self.stops[name] = self.after(max(0.0, delay), call)
+                self.stops[name] = self.after(delay, call)
 
     def start(self, once: Callable[[], Any], watch: Callable[[], Any]) -> None:
         """Arms the first beat and ``watch``, or loses a lease that was over before its begin was answered."""
@@ -298,8 +298,6 @@ class AsyncDriver:
             task.cancel()
             await to_its_end(asyncio.wait([task]))
             raise
-        finally:
-            heartbeat.task = None
         if task.cancelled() and heartbeat.signal.is_set():
             raise LeaseLost("the lease was lost")
         return task.result()

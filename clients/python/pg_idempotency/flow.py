@@ -13,7 +13,7 @@ from typing import Any, Callable, Iterator, List, Optional, Sequence
 from . import hooks as hook
 from . import sql, steps
 from .clock import Clock
-from .errors import (IN_FAILED_TRANSACTION, RETRY_STATES, CommitRolledBack, Declined, IdempotencyError, LeaseLost, NotDone,
+from .errors import (IN_FAILED_TRANSACTION, RETRY_STATES, CommitRolledBack, Declined, KeyReused, LeaseLost, NotDone,
                      is_unreachable, means_lost, quotes_data, sqlstate_of, translate, translate_begin)
 from .model import (ACQUIRED, FAILED, IN_PROGRESS, Call, Operation, Response, Result, as_response, as_stored, operation_from_row,
                     own_result, stored_result)
@@ -44,7 +44,6 @@ class Again(Exception):
     """Inside of the package: the whole may be repeated. ``error`` is what happened."""
 
     def __init__(self, error: BaseException, lost: bool) -> None:
-        super().__init__()
         self.error = error
         self.lost = lost
 
@@ -155,7 +154,7 @@ def announce_begin(settings: Settings, call: Call, operation: Operation) -> None
 
 def announce_refusal(settings: Settings, call: Call, error: BaseException) -> None:
     """Calls the hook of a key that was used with another request."""
-    if isinstance(error, IdempotencyError) and error.sqlstate == "ID422":
+    if isinstance(error, KeyReused):
         settings.emit("mismatch", call, sqlstate=error.sqlstate)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from conftest import QUICK, at_once, insert, insert_async, run_out
 from pg_idempotency import (NOT_DONE, UNKNOWN, AsyncIdempotency, BadArgument, Completion, Declined, Done, FakeClock, Idempotency,
-                            LeaseLost, NotDone, Response, Unknown, drive)
+                            LeaseLost, NotDone, Response, Retry, Unknown, drive)
 from pg_idempotency.clock import Clock
 from pg_idempotency.drive import Heartbeat
 
@@ -38,12 +38,17 @@ def test_end_and_writes_commit_together(idem, key, effects):
     assert effects() == 1
 
 
-def test_a_lease_waits_no_longer_than_it_was_told(idem, key):
+@pytest.mark.parametrize("base, pauses", [(0, [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1, 0.73]), (0.3, [0.3, 0.6, 1, 1, 0.1])])
+def test_a_lease_waits_no_longer_than_it_was_told(idem, run, key, base, pauses):
     leave_unended(idem, key)
-    waiting = Idempotency(lambda: psycopg.connect(""), clock=FakeClock())
-    before = waiting.settings.clock.now()
+    clocks = [FakeClock(), FakeClock()]
+    waiting = Idempotency(lambda: psycopg.connect(""), clock=clocks[0], retry=Retry(base=base))
     assert waiting.lease(key, None, lambda *_: "second", wait=3).outcome == "IN_PROGRESS"
-    assert waiting.settings.clock.now() - before == pytest.approx(3)
+
+    async def body(waiting):
+        return (await waiting.lease(key, None, lambda *_: "second", wait=3)).outcome
+    assert run(body, clock=clocks[1], retry=Retry(base=base)) == "IN_PROGRESS"
+    assert [clock.slept for clock in clocks] == [pytest.approx(pauses)] * 2
 
 
 def test_heartbeats_of_twenty_leases_share_a_pool_of_two(key, lease_end):
@@ -96,7 +101,8 @@ def test_the_end_of_a_lease_stops_a_beat_that_is_armed_meanwhile():
     heartbeat = Heartbeat(None, threading.Event(), after)
     heartbeat.arm("beat", 5, lambda: None)
     threads[0].join()
-    assert stopped == [5]
+    heartbeat.lose()    # by a beat that was under way
+    assert (stopped, heartbeat.signal.is_set()) == ([5], False)
 
 
 class Hasty(Clock):
@@ -217,6 +223,15 @@ def test_a_lost_lease_cancels_a_task(run, key, admin, effects):
         return await idem.lease(key, None, work, lease=30), cancelled
     result, cancelled = run(body, clock=clock)
     assert (result.payload, result.replayed, cancelled) == ("theirs", True, [True])
+
+
+def test_work_that_is_cancelled_by_itself_has_lost_no_lease(run, key):
+    async def body(idem):
+        async def work(operation, signal):
+            raise asyncio.CancelledError
+        with pytest.raises(asyncio.CancelledError):
+            await idem.lease(key, None, work)
+    run(body)
 
 
 def test_a_heartbeat_without_a_database_gives_the_lease_up_in_time(key):
@@ -400,7 +415,9 @@ def test_not_done_in_the_writes_releases(idem, key, effects):
     assert (effects(), idem.lease(key, None, lambda operation, signal: 2).payload) == (0, 2)
 
 
-def test_a_cancelled_caller_cancels_the_work(run, key):
+@pytest.mark.parametrize("times, swallows", [(1, True), (2, False)])
+def test_a_cancelled_caller_cancels_the_work(run, key, times, swallows):
+    """However often it is cancelled, and whatever the work makes of it."""
     async def body(idem):
         begun, seen = asyncio.Event(), []
 
@@ -411,10 +428,13 @@ def test_a_cancelled_caller_cancels_the_work(run, key):
             except asyncio.CancelledError:
                 await asyncio.sleep(0.01)
                 seen.append("cancelled")
-                raise
+                if not swallows:
+                    raise
         task = asyncio.ensure_future(idem.lease(key, None, work))
         await begun.wait()
-        task.cancel()
+        for _ in range(times):
+            task.cancel()
+            await asyncio.sleep(0)
         with pytest.raises(asyncio.CancelledError):
             await task
         return list(seen), (await idem.lease(key, None, insert_async(key))).outcome

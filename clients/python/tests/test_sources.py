@@ -507,7 +507,7 @@ def test_many(case, key, effects):
 
 
 def test_other_errors_of_the_database_are_not_repeated(case, key):
-    tries = []
+    tries, clock = [], FakeClock()
 
     async def test(idem, on):
         async def work(tx, operation):
@@ -516,7 +516,8 @@ def test_other_errors_of_the_database_are_not_repeated(case, key):
         with pytest.raises(Exception) as raised:
             await idem.transaction(key, None, work)
         return sqlstate_of(raised.value)
-    assert (case(test), len(tries)) == ("22012", 1)
+    assert (case(test, clock=clock), len(tries)) == ("22012", 1)
+    assert clock.timers == []       # of the rollback
 
 
 @of("connection+psycopg2", "connection+asyncpg")

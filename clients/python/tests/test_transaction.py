@@ -292,13 +292,23 @@ def test_an_exit_is_not_repeated(idem, key):
 
 def test_a_pool_whose_connections_are_all_dead(key, admin, effects):
     """As after a restart of the server: more dead connections than tries."""
-    with psycopg_pool.ConnectionPool("application_name=doomed", min_size=10, max_size=10) as pool:
-        pool.wait()
+    def end_all():
         assert admin.execute("SELECT count(pg_terminate_backend(pid, 10000)) FROM pg_stat_activity"
                              " WHERE application_name = 'doomed'").fetchone() == (10,)
+    with psycopg_pool.ConnectionPool("application_name=doomed", min_size=10, max_size=10) as pool:
+        pool.wait()
+        end_all()
         idem = Idempotency(pool, retry=Retry(attempts=3, base=0.001))
         assert idem.transaction(key, None, insert(key)).outcome == "COMPLETED"
-    assert effects() == 1
+
+    async def body():
+        async with psycopg_pool.AsyncConnectionPool("application_name=doomed", min_size=10, max_size=10) as pool:
+            await pool.wait()
+            end_all()
+            idem = AsyncIdempotency(pool, retry=Retry(attempts=3, base=0.001))
+            return (await idem.transaction(key + "a", None, insert_async(key))).outcome
+    assert asyncio.run(body()) == "COMPLETED"
+    assert effects() == 2
 
 
 def test_no_server_is_an_error_after_the_last_try(tmp_path, key):
@@ -322,6 +332,40 @@ def test_connections_come_back_as_they_were(pool, idem, key):
         assert (connection.autocommit, connection.prepare_threshold) == before
         assert connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
     assert pool.get_stats().get("connections_lost", 0) == 0
+
+
+def test_connections_come_back_as_they_were_async(run, key):
+    async def body(idem):
+        async def state():
+            async with idem.driver.source.pool.connection() as connection:
+                return connection.autocommit, connection.prepare_threshold, connection.info.backend_pid
+
+        async def breaks(tx, operation):
+            raise KeyError("the work's own")
+        before = await state()
+        await idem.transaction(key, None, insert_async(key))
+        with pytest.raises(KeyError):
+            await idem.transaction(key + "x", None, breaks)
+        assert await state() == before
+    run(body, size=1)
+
+
+def test_connections_of_a_function_are_closed(key):
+    made = []
+
+    def connect():
+        made.append(psycopg.connect(""))
+        return made[-1]
+
+    async def connect_async():
+        made.append(await psycopg.AsyncConnection.connect(""))
+        return made[-1]
+    for name, work in ((key, lambda tx, operation: 1), (key + "x", lambda tx, operation: 1 / 0)):
+        with contextlib.suppress(ZeroDivisionError):
+            Idempotency(connect).transaction(name, None, work)
+        with contextlib.suppress(ZeroDivisionError):
+            asyncio.run(AsyncIdempotency(connect_async).transaction(name + "a", None, work))
+    assert [connection.closed for connection in made] == [True] * 4
 
 
 class Lender:
@@ -377,7 +421,7 @@ def test_the_isolation_level_of_the_connection_counts(key, idem):
 
 
 @pytest.mark.parametrize("prepare, prepared", [(False, 0), (True, 1)])
-def test_statements_are_prepared_only_when_asked_for(key, prepare, prepared):
+def test_statements_are_prepared_only_when_asked_for(run, key, prepare, prepared):
     with psycopg_pool.ConnectionPool("", min_size=1, max_size=1) as pool:
         idem = Idempotency(pool, prepare=prepare)
 
@@ -387,20 +431,31 @@ def test_statements_are_prepared_only_when_asked_for(key, prepare, prepared):
             return tx.execute("SELECT count(*) FROM pg_prepared_statements").fetchone()[0]
         assert idem.transaction(key, None, work).payload == prepared
 
+    async def work_async(tx, operation):
+        for _ in range(8):
+            await tx.execute("SELECT %s::int", (1,))
+        return (await (await tx.execute("SELECT count(*) FROM pg_prepared_statements")).fetchone())[0]
+
+    async def body(idem):
+        return (await idem.transaction(key + "a", None, work_async)).payload
+    assert run(body, size=1, prepare=prepare) == prepared
+
 
 def test_hooks_get_names_and_numbers(pool, key, caplog):
     events = []
     idem = Idempotency(pool, scope="hooked", hooks={
-        name: events.append for name in ("acquired", "replayed", "mismatch", "declined")})
-    idem.transaction(key, {"secret": "s3cret"}, insert(key))
+        name: events.append for name in ("acquired", "replayed", "in_progress", "mismatch", "declined")})
+    idem.transaction(key, {"secret": "s3cret"}, lambda tx, operation: idem.transaction(key, None, insert(key)).outcome)
     idem.transaction(key, {"secret": "s3cret"}, insert(key))
     with pytest.raises(KeyReused):
         idem.transaction(key, {"secret": "other"}, insert(key))
+    with pytest.raises(BadArgument):
+        idem.transaction("", {"secret": "other"}, insert(key))
 
     def work(tx, operation):
         raise Declined(402, {"secret": "s3cret"})
     idem.transaction(key + "d", None, work)
-    assert [event.name for event in events] == ["acquired", "replayed", "mismatch", "acquired", "declined"]
+    assert [event.name for event in events] == ["acquired", "in_progress", "replayed", "mismatch", "acquired", "declined"]
     assert {event.scope for event in events} == {"hooked"}
     assert "s3cret" not in repr(events)
     broken = Idempotency(pool, hooks={"acquired": lambda event: 1 / 0})
