@@ -1,26 +1,21 @@
 # The list of guards (test/mutation/guards), and how one is taken out of a tree.
 package Guards;
 
-use strict;
-use warnings;
+use v5.36;
 
 use Exporter 'import';
 
 our @EXPORT = qw(read_file write_file read_guards without take_out);
 
-sub read_file
+sub read_file ($path)
 {
-	my ($path) = @_;
-
 	open my $file, '<', $path or die "$path: $!\n";
 	local $/;
 	return scalar <$file>;
 }
 
-sub write_file
+sub write_file ($path, $text)
 {
-	my ($path, $text) = @_;
-
 	open my $file, '>', $path or die "$path: $!\n";
 	print $file $text;
 	close $file or die "$path: $!\n";
@@ -28,9 +23,8 @@ sub write_file
 }
 
 # Of each guard of a list: its name, file, tests, and the text before and after.
-sub read_guards
+sub read_guards ($list)
 {
-	my ($list) = @_;
 	my (@guards, $file, $tests);
 
 	for (split /\n/, read_file($list))
@@ -49,18 +43,15 @@ sub read_guards
 
 # One run for each TAP test, so that it is known which one fails; one for the tests of
 # regress or isolation, on the direct path unless another suite is named.
-sub runs_of
+sub runs_of ($suite, @names)
 {
-	my ($suite, @names) = @_;
-
 	return map { [ $suite, $_ ] } @names if $suite eq 'tap';
 	return [ $suite =~ /-/ ? $suite : "$suite-directly", @names ];
 }
 
 # The file without the guard; dies unless the old lines occur exactly once.
-sub without
+sub without ($tree, $guard)
 {
-	my ($tree, $guard) = @_;
 	my $text = "\n" . read_file("$tree/$guard->{file}");
 	my $old = "\n$guard->{old}";
 	my $at = index $text, $old;
@@ -73,10 +64,8 @@ sub without
 }
 
 # Leaves the tree without the guard; it is the caller's copy.
-sub take_out
+sub take_out ($tree, $guard)
 {
-	my ($tree, $guard) = @_;
-
 	write_file("$tree/$guard->{file}", without($tree, $guard));
 	return;
 }

@@ -18,18 +18,14 @@ my @steps = (
 	[ complete => q{SELECT idem_complete('%s', '"done"')} ],
 	[ commit => 'COMMIT' ]);
 
-sub statement
+sub statement ($step, $key)
 {
-	my ($step, $key) = @_;
-
 	return $step->[1] =~ s/%s/$key/r;
 }
 
 # Effects, records, and the answer of the next begin.
-sub state_of
+sub state_of ($key)
 {
-	my ($key) = @_;
-
 	return query(<<"SQL");
 BEGIN;
 SELECT concat_ws('|', (SELECT count(*) FROM effect WHERE key = '$key'),
@@ -40,9 +36,8 @@ SQL
 }
 
 # Runs an operation as far as that step; returns the session.
-sub go_to
+sub go_to ($key, $last)
 {
-	my ($key, $last) = @_;
 	my $session = session($node);
 
 	ask($session, 'BEGIN');
@@ -55,9 +50,8 @@ sub go_to
 }
 
 # Kills the backend of a session; the server then restarts by itself.
-sub kill_backend
+sub kill_backend ($session)
 {
-	my ($session) = @_;
 	my $pid = ask($session, 'SELECT pg_backend_pid()');
 
 	kill 'KILL', $pid;
@@ -94,10 +88,8 @@ for my $case (
 }
 
 # kill -9 hits the postmaster, or the server stops immediately.
-sub crash
+sub crash ($how)
 {
-	my ($how) = @_;
-
 	$how eq 'SIGKILL' ? kill_server($node) : $node->stop('immediate');
 }
 
@@ -156,9 +148,8 @@ SQL
 # left shared memory.  Here the WAL writer is slow, there are no page images, and
 # a new segment keeps the few records in one page, so that nothing else flushes
 # them: the plain insert that serves as a control is lost every time.
-sub crash_after
+sub crash_after ($how, $sql)
 {
-	my ($how, $sql) = @_;
 	my $answer;
 
 	query('SELECT pg_switch_wal()');
@@ -169,10 +160,8 @@ sub crash_after
 	return $answer;
 }
 
-sub stored
+sub stored ($key)
 {
-	my ($key) = @_;
-
 	return query("SELECT status FROM idempotency_store WHERE idempotency_key = '$key'");
 }
 

@@ -10,10 +10,8 @@ CREATE TABLE effect (key text);
 CREATE FUNCTION handler(request jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT request';
 SQL
 
-sub query_raw
+sub query_raw ($socket, $sql)
 {
-	my ($socket, $sql) = @_;
-
 	send_message($socket, 'Q', "$sql\0");
 	die "unexpected error: $_->[1]" for grep { $_->[0] eq 'E' } answers($socket);
 }
@@ -26,9 +24,8 @@ my $expected = query(q{SELECT concat_ws('|', 'COMPLETED', 201,}
 	  . q{ '{"Location": "/orders/1"}'::jsonb, '{"a": 1.00, "b": [null, "\u00e9"], "c": "\\\\"}'::jsonb,}
 	  . q{ (SELECT string_agg(set_byte('\x00', 0, i), '' ORDER BY i) FROM generate_series(0, 255) i))});
 
-sub operate_and_leave
+sub operate_and_leave ($key, $leave)
 {
-	my ($key, $leave) = @_;
 	my $socket = connect_raw($node);
 
 	query_raw($socket, "BEGIN; SELECT idem_begin('$key'); INSERT INTO effect VALUES ('$key');"
@@ -36,18 +33,14 @@ sub operate_and_leave
 	$leave->($socket);
 }
 
-sub asked_again
+sub asked_again ($key)
 {
-	my ($key) = @_;
-
 	return query(q{SELECT concat_ws('|', outcome, response_code, response_headers, response_payload, response_body)}
 		  . " FROM idem_begin('$key', wait => '60s')");
 }
 
-sub effects
+sub effects ($key)
 {
-	my ($key) = @_;
-
 	return query("SELECT count(*) FROM effect WHERE key = '$key'");
 }
 
@@ -72,10 +65,8 @@ is(effects('silent'), '0', 'and there is no effect');
 # In the extended protocol the answer to a statement comes before its
 # transaction has ended.  A client that does not wait for the end gets ACQUIRED
 # for an operation that is then refused.
-sub extended
+sub extended ($socket, $sql)
 {
-	my ($socket, $sql) = @_;
-
 	send_message($socket, 'P', "\0$sql\0" . pack('n', 0));
 	send_message($socket, 'B', "\0\0" . pack('nnn', 0, 0, 0));
 	send_message($socket, 'E', "\0" . pack('N', 0));

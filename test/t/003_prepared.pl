@@ -6,11 +6,8 @@ my $node = new_node('prepared', conf => 'max_prepared_transactions = 10');
 
 query('CREATE TABLE effect (key text)');
 
-sub asked
+sub asked ($key, $more = '')
 {
-	my ($key, $more) = @_;
-
-	$more //= '';
 	return query(<<"SQL");
 BEGIN;
 SELECT concat_ws('|', outcome, response_payload) FROM idem_begin('$key' $more);
@@ -18,10 +15,8 @@ ROLLBACK;
 SQL
 }
 
-sub prepare
+sub prepare ($key)
 {
-	my ($key) = @_;
-
 	query(<<"SQL");
 BEGIN;
 SELECT idem_begin('$key');
@@ -31,10 +26,8 @@ PREPARE TRANSACTION '$key';
 SQL
 }
 
-sub effects
+sub effects ($key)
 {
-	my ($key) = @_;
-
 	return query("SELECT count(*) FROM effect WHERE key = '$key'");
 }
 

@@ -6,10 +6,8 @@ use Idempotency;
 my $node = new_node('dump');
 
 # Everything that belongs to the data, in a form that can be compared.
-sub contents
+sub contents ($database, $schema)
 {
-	my ($database, $schema) = @_;
-
 	return $node->safe_psql($database, <<"SQL");
 SELECT md5(string_agg(s::text, E'\\n' ORDER BY scope, idempotency_key)) FROM $schema.idempotency_store s;
 SELECT md5(string_agg(s::text, E'\\n' ORDER BY scope, stream)) FROM $schema.idempotency_stream s;
@@ -19,10 +17,8 @@ SELECT last_value, is_called FROM $schema.idempotency_fence;
 SQL
 }
 
-sub begin_leased
+sub begin_leased ($database, $key)
 {
-	my ($database, $key) = @_;
-
 	return $node->safe_psql($database, "SELECT fence FROM idem_begin('$key', lease => '1 hour')");
 }
 

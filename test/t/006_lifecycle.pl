@@ -11,10 +11,8 @@ SQL
 
 # Uses everything that a session keeps between calls: the places of the objects,
 # the plans of all statements, and the types.  Returns the answers.
-sub exercise
+sub exercise ($session, $key)
 {
-	my ($session, $key) = @_;
-
 	return join ' ', map { ask($session, $_) } (
 		"BEGIN; SELECT outcome FROM idem_begin('$key')",
 		"SELECT idem_complete('$key', '1'); COMMIT",

@@ -12,9 +12,8 @@ CREATE FUNCTION handler(request jsonb) RETURNS jsonb LANGUAGE sql AS
 	$$INSERT INTO effect VALUES (request->>'run', (request->>'key')::int) RETURNING to_jsonb(key)$$;
 SQL
 
-sub start_pgbench
+sub start_pgbench ($name, $script, @options)
 {
-	my ($name, $script, @options) = @_;
 	my $bench = { output => '', started => time };
 
 	append_to_file("$directory/$name.sql", $script);
@@ -25,18 +24,14 @@ sub start_pgbench
 }
 
 # The report of pgbench, and whether it succeeded.
-sub finish_pgbench
+sub finish_pgbench ($bench)
 {
-	my ($bench) = @_;
-
 	return $bench->{run}->finish ? $bench->{output} : "failed: $bench->{output}";
 }
 
 # How the work is done: with begin and complete, or in one call.
-sub script_of
+sub script_of ($run, $way)
 {
-	my ($run, $way) = @_;
-
 	return <<"SQL" if $way eq 'idem_call';
 \\set key random(1, 40)
 SELECT outcome FROM idem_call('handler(jsonb)', '$run ' || :key,

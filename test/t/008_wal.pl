@@ -18,9 +18,8 @@ sub position
 }
 
 # The WAL since then, as counts of "resource manager, record, relation".
-sub records_since
+sub records_since ($start)
 {
-	my ($start) = @_;
 	my $end = query('SELECT pg_current_wal_flush_lsn()');
 	my ($stdout, $stderr);
 	my %count;

@@ -64,9 +64,8 @@ SQL
 # SQLSTATEs that the server logged for it.
 my $scripts = 0;
 
-sub errors_of
+sub errors_of ($script)
 {
-	my ($script) = @_;
 	my $file = "$directory/" . ++$scripts . '.sql';
 	my $from = -s $node->logfile;
 	my $output = '';

@@ -12,11 +12,9 @@ my @files;
 
 # Tries each page in a new database, and drops the roles that the page before
 # has left in the cluster.
-sub try_examples
+sub try_examples ($markdown, $before = '')
 {
-	my ($markdown, $before) = @_;
-
-	return try_in($before // '', [ '', $markdown ]);
+	return try_in($before, [ '', $markdown ]);
 }
 
 # Pages, [name, text] each, one after the other in one database.
@@ -26,9 +24,8 @@ sub try_pages
 }
 
 # The same in a database in which the statements of $before have run.
-sub try_in
+sub try_in ($before, @pages)
 {
-	my ($before, @pages) = @_;
 	my @problems;
 
 	query('CREATE DATABASE example TEMPLATE template0');
@@ -124,9 +121,8 @@ is(join("\n", grep { slurp_file("$root/$_") =~ /^SELECT.*\bfence => \d/m } @orde
 is(join("\n", try_pages(map { [ $_, slurp_file("$root/$_") ] } @order)), '', 'all pages in one database');
 
 # README has the figures of the recorded demo, and the versions that were tested.
-sub figures
+sub figures ($text, @titles)
 {
-	my ($text, @titles) = @_;
 	# bytes, so a class of characters would not do
 	my $border = qr/\s*(?:\||│)\s*/;
 	my %row = map { my (undef, $title, @cells) = split $border; ($title => "@cells[0 .. 3]") } grep { /(?:$border.*){6}/ } split /\n/, $text;
@@ -155,9 +151,8 @@ is(join(' ', grep { $types !~ /\b$_\b/ } @members), '', 'docs/reference/types.md
 
 # The pictures of the page on performance are those of its tables; and what shows
 # something says it in words, too.  First the check itself.
-sub without_words
+sub without_words ($markdown)
 {
-	my ($markdown) = @_;
 	my @diagrams = $markdown =~ /^```mermaid\n(.*?)^```/msg;
 
 	return ((grep { length $_ < 20 } $markdown =~ /!\[([^\]]*)\]\(/g), grep { !/^\s*accTitle: \w.*\n\s*accDescr: \w/m } @diagrams);
@@ -180,9 +175,8 @@ is(scalar(my @silent = without_words("![](a)\n![A picture with enough words](b)\
 is(join(' ', grep { without_words(slurp_file("$root/$_")) } @order), '', 'each picture and diagram has its words');
 
 # Each row of these tables names tests that exist, or says why there is none.  First the check itself.
-sub problems_of_rows
+sub problems_of_rows ($page)
 {
-	my ($page) = @_;
 	my @rows = $page =~ s/^\|.*\n\|---.*\n//mgr =~ /^\|.*\|$/mg;
 	my @problems = @rows ? () : ('no rows');
 
@@ -268,9 +262,8 @@ is_deeply([ ambiguous_names({ 'a.c' => "static bool\nlook(void)\n", 'b.c' => "st
 is(join("\n", ambiguous_names(read_sources("$root/src"))), '', 'no two functions of src/ have one name');
 
 # The model names the functions that its steps stand for.  First the check itself.
-sub missing_functions
+sub missing_functions ($model, $sources)
 {
-	my ($model, $sources) = @_;
 	my @named = ($model =~ /\w\.c, ([a-z_]+)/g, $model =~ m{^/\* ([a-z_]+) \*/$}mg);
 
 	return ('none is named') if !@named;

@@ -13,9 +13,8 @@ query(qq{
 });
 
 # What psql prints in one session: notices, SQLSTATEs.
-sub printed
+sub printed (@sql)
 {
-	my (@sql) = @_;
 	my $stderr;
 
 	$node->psql(

@@ -1,6 +1,5 @@
 # The last lines of a harness name what failed, its own and that of the commands it runs.
-use strict;
-use warnings;
+use v5.36;
 
 use FindBin;
 use PostgreSQL::Test::Utils;
@@ -11,9 +10,8 @@ my $directory = PostgreSQL::Test::Utils::tempdir();
 
 # What a harness of these lines prints at its end, from the first "failed: " on, and its
 # exit status.
-sub end_of
+sub end_of ($lines)
 {
-	my ($lines) = @_;
 	my $script = "$directory/harness";
 
 	append_to_file($script, "set -euo pipefail\nsource '$root/test/kit/kit.sh'\ngive_verdict\n$lines");

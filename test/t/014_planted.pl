@@ -172,9 +172,8 @@ my $trap = q{
 	$do$;
 	RESET ROLE};
 
-sub plant_in
+sub plant_in ($schema)
 {
-	my ($schema) = @_;
 	my $types = join(', ', map { "'$_'" } @types);
 
 	(my $sql = $trap) =~ s/SCHEMA_/$schema/g;
@@ -184,9 +183,8 @@ sub plant_in
 }
 
 # Runs a script as the superuser, and returns what it says.
-sub run_script
+sub run_script ($script, $path)
 {
-	my ($script, $path) = @_;
 	my ($out, $err);
 
 	local $ENV{PGOPTIONS} = "-c search_path=$path";
@@ -195,10 +193,8 @@ sub run_script
 }
 
 # Has anybody else than the role of the planted code run it?
-sub nobody_else
+sub nobody_else ($name, @schemas)
 {
-	my ($name, @schemas) = @_;
-
 	is($node->safe_psql('managed', "SELECT is_called FROM $_.others"), 'f', "$name, in schema $_") for @schemas;
 	return;
 }
@@ -221,10 +217,8 @@ $node->safe_psql('managed', 'DROP SCHEMA clean CASCADE; DROP SCHEMA open CASCADE
 
 # The owner of the functions is not trusted by the superuser who moves them: his code is
 # everywhere on his tables, and tries to become more than it is.
-sub by_mallory
+sub by_mallory ($sql)
 {
-	my ($sql) = @_;
-
 	$node->safe_psql('managed', "SET search_path = managed, pg_temp; $sql", extra_params => [ '-U', 'mallory' ]);
 	return;
 }
@@ -268,10 +262,8 @@ $node->safe_psql('managed', 'CREATE ROLE mallet; ALTER FUNCTION managed.idem_gra
 plant_in('managed');
 
 # Tables that are not what the script has created.
-sub refused
+sub refused ($change, $undo, $message, $name)
 {
-	my ($change, $undo, $message, $name) = @_;
-
 	by_mallory($change);
 	like(run_script('move-to-extension.sql', 'trap,managed,pg_catalog'), $message, "move: $name is refused");
 	nobody_else('move: and nothing has run as the superuser', qw(trap managed));

@@ -11,9 +11,8 @@ $node->restart;
 is(query('SHOW shared_preload_libraries'), '', 'not preloaded');
 
 # A session that waits for the lease of another session; pg_stat_activity shows it.
-sub waiter
+sub waiter ($sql)
 {
-	my ($sql) = @_;
 	my $session = session($node);
 	my $pid = ask($session, 'SELECT pg_backend_pid()');
 
@@ -24,17 +23,14 @@ sub waiter
 	return $session;
 }
 
-sub fence
+sub fence ($key)
 {
-	my ($key) = @_;
-
 	return query("SELECT fence FROM idem_begin('$key', lease => '1 hour')");
 }
 
 # The output of a waiter when it is done; the next query comes after it.
-sub answer
+sub answer ($session)
 {
-	my ($session) = @_;
 	my $answer = $session->query('SELECT 1');
 
 	return $answer =~ s/\n?1$//r;

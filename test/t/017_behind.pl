@@ -15,10 +15,8 @@ $primary->safe_psql('postgres', 'CREATE EXTENSION idempotency; CREATE TABLE effe
 my $standby = new_standby($primary, 'archive_mode = off');
 
 # An operation with one effect, unless it was done before.
-sub request
+sub request ($node, $key)
 {
-	my ($node, $key) = @_;
-
 	return $node->safe_psql('postgres', <<"SQL");
 CREATE OR REPLACE FUNCTION work(request jsonb) RETURNS jsonb LANGUAGE sql AS
 	'INSERT INTO effect VALUES (request->>''key''); SELECT request';
@@ -27,10 +25,8 @@ SQL
 }
 
 # Which keys have an effect, and which have a record.
-sub effects_and_records
+sub effects_and_records ($node)
 {
-	my ($node) = @_;
-
 	return $node->safe_psql('postgres', <<'SQL');
 SELECT (SELECT string_agg(key, ' ' ORDER BY key) FROM effect),
 	(SELECT string_agg(idempotency_key, ' ' ORDER BY idempotency_key) FROM idempotency_store)

@@ -13,10 +13,8 @@ idempotency.gc_databases = 'postgres, other, "Quoted, Name", plain, nosuch'
 CONF
 
 # A collector is at work in that database.
-sub wait_for_collector
+sub wait_for_collector ($server, $database)
 {
-	my ($server, $database) = @_;
-
 	wait_until("a collector works in $database", sub { $server->safe_psql('postgres', <<"SQL") });
 SELECT pid FROM pg_stat_activity WHERE backend_type = 'idempotency collector' AND datname = '$database'
 SQL
@@ -86,10 +84,8 @@ is_collected('switched on by a reload', $node, 'other', $weird);
 
 # ---- how much at a time ----
 
-sub make_backlog
+sub make_backlog ($database, $count, $batch)
 {
-	my ($database, $count, $batch) = @_;
-
 	reconfigure($node, 'idempotency.gc_enabled' => 'off');
 	reconfigure($node, 'idempotency.gc_batch_size' => $batch);
 	query('SELECT pg_sleep(1.5)');

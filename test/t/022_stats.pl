@@ -13,9 +13,8 @@ CREATE FUNCTION handler(request jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT req
 SQL
 
 # Every counter of a database, as read in another one.
-sub figures
+sub figures ($database)
 {
-	my ($database) = @_;
 	my %figure;
 
 	@figure{@counters} = split /\|/, query('SELECT ' . join(', ', map { "coalesce($_, 0)" } @counters)
@@ -24,12 +23,10 @@ sub figures
 }
 
 # The counters that a script has changed, by how much, sorted by name.
-sub moved
+sub moved ($script, $database = 'other')
 {
-	my ($script, $database) = @_;
 	my ($before, $after);
 
-	$database //= 'other';
 	$before = figures($database);
 	$node->psql($database, $script, on_error_stop => 0, stderr => \my $ignored);
 	$after = figures($database);

@@ -12,9 +12,8 @@ my @points = qw(begin-locked begin-decided taken-over end-checked tables-listed 
 my ($stage, $conf) = built_with('-DIDEM_FAULTS');
 
 # The build of all other tests contains nothing of it.
-sub traces
+sub traces ($directory)
 {
-	my ($directory) = @_;
 	my ($library) = split /\n/, `find '$directory' -name idempotency.so`;
 	my $code = slurp_file($library);
 
@@ -74,18 +73,14 @@ SELECT idem_complete_batch('{%s}', ARRAY['"%s"'::jsonb]);
 COMMIT;
 SQL
 
-sub script
+sub script ($way, $key)
 {
-	my ($way, $key) = @_;
-
 	return $script{$way} =~ s/%s/$key/gr;
 }
 
 # Effects and records.
-sub state_of
+sub state_of ($key)
 {
-	my ($key) = @_;
-
 	return query(<<"SQL");
 SELECT concat_ws('|', (SELECT count(*) FROM effect WHERE key = '$key'),
 	(SELECT concat_ws('|', status, response_payload) FROM idempotency_store WHERE idempotency_key = '$key'))
@@ -99,19 +94,16 @@ sub locks_left
 }
 
 # Arms a point, for the session that runs this.
-sub arm
+sub arm ($point, $action)
 {
-	my ($point, $action) = @_;
-
 	return "SET idempotency.fault = '$point:$action';" if !$injected;
 	return "SELECT injection_points_set_local(); SELECT injection_points_attach('$point', '$action');";
 }
 
 # Runs a script into a fault, and waits until the server works again.  At a point
 # where nothing may fail any more, an error crashes the server.
-sub run_into
+sub run_into ($point, $action, $sql)
 {
-	my ($point, $action, $sql) = @_;
 	my %sign = (
 		error => qr/fault at point "$point"|error triggered for injection point $point/,
 		kill => qr/terminated by signal 9/);
@@ -137,9 +129,8 @@ sub run_into
 }
 
 # An injection point cannot kill: the session is killed while it waits there.
-sub kill_at
+sub kill_at ($point, $sql)
 {
-	my ($point, $sql) = @_;
 	my $session = session($node);
 	my $pid = ask($session, 'SELECT pg_backend_pid()');
 
@@ -151,10 +142,8 @@ sub kill_at
 }
 
 # The client retries, as it must, until it gets an answer.
-sub is_healed
+sub is_healed ($way, $key, $name)
 {
-	my ($way, $key, $name) = @_;
-
 	query(script($way, $key)) for 1 .. 2;
 	is(state_of($key), qq{1|COMPLETED|"$key"}, "$name: once, after two more tries");
 	is(locks_left(), '0', "$name: no lock is left");
@@ -209,20 +198,16 @@ my $gate = session($node);
 my ($s1, $s2) = (session($node), session($node));
 my %pid = map { $_ => ask($_, 'SELECT pg_backend_pid()') } $s1, $s2;
 
-sub waits
+sub waits ($session, $type)
 {
-	my ($session, $type) = @_;
-
 	return query("SELECT wait_event_type FROM pg_stat_activity WHERE pid = $pid{$session} AND state = 'active'") eq $type;
 }
 
 my %at;
 
 # A session runs a statement as far as the point.
-sub hold
+sub hold ($session, $point, $sql)
 {
-	my ($session, $point, $sql) = @_;
-
 	ask($gate, 'SELECT pg_advisory_lock(428)') if !$injected;
 	ask($session, arm($point, 'wait'));
 	$at{$session} = $point;
@@ -231,10 +216,8 @@ sub hold
 }
 
 # Starts a statement, and returns when the session waits in it.
-sub begin_to
+sub begin_to ($session, $type, $sql)
 {
-	my ($session, $type, $sql) = @_;
-
 	$session->{stderr} = '';
 	$session->query_until(qr/asking/, "\\echo asking\n$sql;\n");
 	wait_until("a session waits ($type)", sub { waits($session, $type) });
@@ -242,26 +225,22 @@ sub begin_to
 }
 
 # The result of the statement that was started: its answer or its error.
-sub outcome
+sub outcome ($session)
 {
-	my ($session) = @_;
 	my $answer = $session->query('') =~ s/^\s+|\s+$//gr;
 
 	return $session->{stderr} =~ /ERROR:\s+(.*)/ ? $1 : $answer;
 }
 
-sub outcome_of
+sub outcome_of ($session, $sql)
 {
-	my ($session, $sql) = @_;
-
 	$session->{stderr} = '';
 	my $answer = $session->query($sql);
 	return $session->{stderr} =~ /ERROR:\s+(.*)/ ? $1 : $answer;
 }
 
-sub let_go
+sub let_go ($session)
 {
-	my ($session) = @_;
 	my $answer;
 
 	ask($gate, $injected ?
@@ -272,17 +251,13 @@ sub let_go
 	return $answer;
 }
 
-sub expired_lease
+sub expired_lease ($key)
 {
-	my ($key) = @_;
-
 	return query("SELECT fence, pg_sleep(0.01) FROM idem_begin('$key', lease => '1 ms')") =~ s/\|.*//r;
 }
 
-sub expired_row
+sub expired_row ($key)
 {
-	my ($key) = @_;
-
 	query("BEGIN; SELECT idem_begin('$key');"
 		  . " SELECT idem_complete('$key', retention => '1 ms'); COMMIT; SELECT pg_sleep(0.01)");
 	return;

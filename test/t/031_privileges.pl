@@ -99,18 +99,16 @@ my %not_refused = (idem_schedule_gc => '55000', idem_reseal => '55000', idem_sco
 
 # The answer that a role gets; everything is rolled back. The session belongs to
 # the role, except for the preparation in the same transaction.
-sub answer
+sub answer ($role, $statement)
 {
-	my ($role, $statement) = @_;
 	my ($before, $after) = $statement =~ /^(?:(.*)\|)?(.*)$/s;
 
 	return sqlstate($node, join('; ', 'BEGIN', $before // (), "SET LOCAL SESSION AUTHORIZATION $role", $after, 'ROLLBACK')) || 'ok';
 }
 
 # A cell of the page: the answer, or that in a free scope and in the claimed one.
-sub function_cell
+sub function_cell ($role, $name, $statement)
 {
-	my ($role, $name, $statement) = @_;
 	my @answers = map { answer($role, sprintf $statement, $_) } $statement =~ /%(?:1\$)?s/ && $statement !~ /%%s/ ? ('free', 'pay') : ('');
 
 	for (@answers)
@@ -141,9 +139,8 @@ sub functions
 }
 
 # What a role may do with a relation, tried on no row.
-sub relation_cell
+sub relation_cell ($role, $relation, $kind, $column)
 {
-	my ($role, $relation, $kind, $column) = @_;
 	my %statement = $kind eq 'S' ?
 	  (read => "SELECT * FROM $relation", write => "SELECT nextval('$relation'), setval('$relation', 1)") : (
 		read => "SELECT * FROM $relation LIMIT 0",
@@ -181,9 +178,8 @@ sub relations
 
 # The tables of the page: the cells by the name in the first column, where several
 # may share a row.
-sub rows_of_page
+sub rows_of_page ($heading)
 {
-	my ($heading) = @_;
 	my ($section) = $page =~ /^\Q$heading\E\n(.*?)^##/ms;
 	my %cells;
 
@@ -200,9 +196,8 @@ sub rows_of_page
 	return %cells;
 }
 
-sub compare
+sub compare ($heading, %found)
 {
-	my ($heading, %found) = @_;
 	my %said = rows_of_page($heading);
 
 	cmp_ok(scalar(keys %found), '>', 5, "$heading: the catalog has some");

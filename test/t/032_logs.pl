@@ -25,9 +25,8 @@ query('CREATE EXTENSION pg_stat_statements');
 
 # Runs a script once, in a session with these settings, and returns what came
 # into the server's log meanwhile.
-sub log_of
+sub log_of ($settings, $script)
 {
-	my ($settings, $script) = @_;
 	my $key = 'logs-' . ++$number;
 	my $file = "$directory/$number.sql";
 	my $from = -s $node->logfile;
@@ -114,9 +113,8 @@ for my $case (
 }
 ask($holder, 'ROLLBACK');
 
-sub log_of_deadlock
+sub log_of_deadlock ($script)
 {
-	my ($script) = @_;
 	my $file = "$directory/deadlock.sql";
 	my $from = -s $node->logfile;
 	my $output = '';
@@ -149,10 +147,8 @@ $holder->quit;
 like(log_of(\@explain_quietly, $bound), qr/INSERT INTO public\.idempotency_store.*\$1/, 'auto_explain sees the statement that stores');
 
 # pg_stat_statements keeps literals of statements that it does not normalize.
-sub counted
+sub counted ($sql)
 {
-	my ($sql) = @_;
-
 	query('SELECT pg_stat_statements_reset()');
 	query($sql);
 	return query(q{SELECT string_agg(query, E'\n') FROM pg_stat_statements});

@@ -20,9 +20,8 @@ query(q{
 
 # A new session of the application changes settings, then works. Returns its
 # answers, and the name of the key that sealed the response.
-sub work
+sub work ($tamper, %option)
 {
-	my ($tamper, %option) = @_;
 	my $key = 'k' . ++$number;
 	my $response = $option{response} // '1';
 	my $before = query('SELECT count(*) FROM idempotency_store');

@@ -9,18 +9,14 @@ my $key_file = $node->data_dir . '/idempotency.keys';
 my %secret = map { $_ => unpack('H*', pack('N8', map { int rand 2**32 } 1 .. 8)) } qw(k1 k2 other);
 
 # Everything that the life of an operation stores.
-sub complete
+sub complete ($key, $response, $database = undef)
 {
-	my ($key, $response, $database) = @_;
-
 	return query("BEGIN; SELECT outcome FROM idem_begin('$key', request => '\"card 4711\"'); "
 		  . "SELECT idem_complete('$key', $response); COMMIT", $database);
 }
 
-sub replay
+sub replay ($key, $request = undef)
 {
-	my ($key, $request) = @_;
-
 	$request = defined $request ? ", request => '$request'" : '';
 	return query("SELECT outcome, response_code, response_headers, response_payload, encode(response_body, 'hex') FROM idem_begin('$key'$request)");
 }
@@ -60,10 +56,8 @@ is(query("BEGIN; SELECT outcome FROM idem_begin('nothing secret'); SELECT idem_c
 	"ACQUIRED\n", 'an end without a response does not');
 query('CREATE SCHEMA crypto; CREATE EXTENSION pgcrypto SCHEMA crypto');
 
-sub is_sealed
+sub is_sealed ($key, $with, $name)
 {
-	my ($key, $with, $name) = @_;
-
 	is(query(qq{SELECT seal_key, response_payload IS NULL AND response_headers IS NULL AND response_body IS NULL,
 		sealed IS NOT NULL FROM idempotency_store WHERE idempotency_key = '$key'}), "$with|t|t", "$name: sealed with $with");
 	return;
@@ -120,9 +114,8 @@ is(query(q{SELECT idem_release('noted', fence => fence) FROM idempotency_store W
 is(query(q{SELECT outcome, attempt, response_payload FROM idem_begin('noted', lease => '1 us')}), 'ACQUIRED|2|"PlainProgress"', 'leaves it to the one after it');
 # Table files, WAL and dump have no response in clear. The response of 'clear' is
 # the control: the search finds it.
-sub found_in_files
+sub found_in_files ($text)
 {
-	my ($text) = @_;
 	my @found;
 
 	query('CHECKPOINT');
@@ -193,9 +186,8 @@ is(large_ones(), '6', 'which are what they were, to the byte');
 is(replay($_, '"card 4711"'), $replayed, "replayed after idem_reseal: $_") for 'clear', 'sealed', 'new';
 
 # Without the right key, or with damaged data: an error and no second execution.
-sub refuses
+sub refuses ($key, $state, $name)
 {
-	my ($key, $state, $name) = @_;
 	my $before = query('SELECT md5(string_agg(s::text, \';\' ORDER BY idempotency_key)) FROM idempotency_store s');
 
 	is(sqlstate($node, "SELECT idem_begin('$key')"), $state, "$name: idem_begin");
@@ -252,10 +244,8 @@ query(q{UPDATE idempotency_store s SET sealed = k.sealed, seal_key = k.seal_key 
 is(replay('sealed', '"card 4711"'), $replayed, 'put right again, it is replayed');
 
 # The file itself
-sub refused_file
+sub refused_file ($state, $name)
 {
-	my ($state, $name) = @_;
-
 	is(sqlstate($node, q{SELECT idem_begin('sealed')}), $state, "$name: $state");
 	is(sqlstate($node, 'SELECT idem_reseal()'), $state, "$name: idem_reseal");
 	is(sqlstate($node, q{BEGIN; SELECT idem_begin('unsealed'); SELECT idem_complete('unsealed', '1')}), $state, "$name: nothing is stored in clear instead");

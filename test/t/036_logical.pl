@@ -57,29 +57,23 @@ is($subscriber->safe_psql('postgres', q{SELECT idem_advance('stream', 8), idem_a
 $session->quit;
 
 # A key that is used again after it has expired.
-sub use_again
+sub use_again ($answer, $database = undef)
 {
-	my ($answer, $database) = @_;
-
 	$publisher->safe_psql($database // 'postgres', "BEGIN; SELECT idem_begin('again'); SELECT idem_complete('again', '$answer', retention => '1 hour'); COMMIT");
 	return;
 }
 
 # The row expires on both sides, and the subscriber tries to collect it.
-sub expire
+sub expire ($database = undef)
 {
-	my ($database) = @_;
-
 	$publisher->safe_psql($database // 'postgres', q{UPDATE idempotency_store SET expires_at = now() - interval '1 hour' WHERE idempotency_key = 'again'});
 	$publisher->wait_for_catchup($database // 'all_of_it');
 	$subscriber->safe_psql($database // 'postgres', 'SELECT idem_gc()') for 1 .. 3;
 	return;
 }
 
-sub answers
+sub answers ($database = undef)
 {
-	my ($database) = @_;
-
 	$publisher->wait_for_catchup($database // 'all_of_it');
 	return $subscriber->safe_psql($database // 'postgres', q{SELECT response_payload, (SELECT count(*) FROM idempotency_store WHERE idempotency_key = 'again') FROM idem_lookup('again')});
 }

@@ -6,9 +6,8 @@ my $node = new_node('keys');
 query(q{BEGIN; SELECT idem_begin('done'), idem_complete('done', '1'); COMMIT});
 
 # The errors of calls after a change, which is then undone.
-sub refused
+sub refused ($change)
 {
-	my ($change) = @_;
 	my %states;
 
 	$states{ sqlstate($node, "BEGIN; $change; $_") } = 1
@@ -17,10 +16,8 @@ sub refused
 	return join ' ', sort keys %states;
 }
 
-sub has
+sub has ($query)
 {
-	my ($query) = @_;
-
 	return query("SELECT EXISTS ($query)") eq 't';
 }
 

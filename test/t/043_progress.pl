@@ -9,9 +9,8 @@ my $node = new_node('progress');
 my (@charges, @receipts, @questions);
 
 # The steps of a worker, one at a time. The first one that is not in the note may have happened.
-sub steps
+sub steps ($session, $key)
 {
-	my ($session, $key) = @_;
 	my ($fence, $note, $taken_over);
 
 	return (

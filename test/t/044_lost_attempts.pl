@@ -22,10 +22,8 @@ CREATE PROCEDURE forgets_end(key text) LANGUAGE plpgsql AS $$ BEGIN PERFORM idem
 CREATE PROCEDURE breaks(key text) LANGUAGE plpgsql AS $$ BEGIN PERFORM idem_begin(key); PERFORM idem_complete(key); INSERT INTO effect VALUES (key, 99); COMMIT; END $$;
 SQL
 
-sub lost
+sub lost ($key)
 {
-	my ($key) = @_;
-
 	return query("SELECT idem_lost_attempts('$key')");
 }
 
@@ -106,9 +104,8 @@ $holder->quit;
 # ---- a session that somebody ends ----
 
 # A transaction that owns the operation 'k' and waits; its session, and its pid.
-sub owner
+sub owner ($sql)
 {
-	my ($sql) = @_;
 	my $session = session($node);
 	my $pid = ask($session, 'SELECT pg_backend_pid()');
 
@@ -119,18 +116,14 @@ sub owner
 	return ($session, $pid);
 }
 
-sub is_gone
+sub is_gone ($pid)
 {
-	my ($pid) = @_;
-
 	return wait_until('the session is gone', sub {
 			query("SELECT count(*) FROM pg_stat_activity WHERE pid = $pid") eq '0' });
 }
 
-sub lost_and_forgotten
+sub lost_and_forgotten ($expected, $what)
 {
-	my ($expected, $what) = @_;
-
 	is(lost('k'), $expected, $what);
 	query(q{BEGIN; SELECT idem_begin('k'), idem_release('k'); COMMIT});
 	return;
@@ -196,11 +189,9 @@ lost_and_forgotten(1, 'a call by the fast path');
 
 # ---- what forgets ----
 
-sub lose
+sub lose ($key, $times = 1)
 {
-	my ($key, $times) = @_;
-
-	$node->safe_psql('postgres', join '', map { "BEGIN; SELECT idem_begin('$key'); ROLLBACK;" } 1 .. $times // 1);
+	$node->safe_psql('postgres', join '', map { "BEGIN; SELECT idem_begin('$key'); ROLLBACK;" } 1 .. $times);
 	return;
 }
 
@@ -246,10 +237,8 @@ query(q{SELECT idem_forget('k')});
 
 # ---- the limit ----
 
-sub deliver
+sub deliver ($sql)
 {
-	my ($sql) = @_;
-
 	$node->psql('postgres', "$sql; SELECT 1/0; ROLLBACK", on_error_stop => 0, stdout => \my $answer, stderr => \my $error);
 	return $answer;
 }

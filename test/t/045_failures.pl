@@ -48,10 +48,8 @@ query(q{
 	$$});
 
 # "stored" or "raised", by the page, for a SQLSTATE.
-sub expected
+sub expected ($state)
 {
-	my ($state) = @_;
-
 	return $page{$state} // $page{ substr $state, 0, 2 } // $page{"the application's own"};
 }
 
@@ -77,9 +75,8 @@ my $raise = q{
 	$$};
 
 # The texts of a stored failure, in hexadecimal, twice: of the first answer and of the replay.
-sub texts
+sub texts ($database, $key)
 {
-	my ($database, $key) = @_;
 	my $call = "SELECT outcome, response_payload ->> 'sqlstate', encode((response_payload ->> 'message')::bytea, 'hex'), "
 	  . "encode((response_payload ->> 'detail')::bytea, 'hex'), octet_length(response_payload ->> 'hint'), right(encode((response_payload ->> 'hint')::bytea, 'hex'), 4) "
 	  . "FROM idem_call('raise(jsonb)', '$key', '1')";

@@ -13,9 +13,8 @@ my $port = $node->port;
 my $guide = slurp_file("$FindBin::RealBin/../../docs/guide/workflows.md");
 my $gates = 0;
 
-sub with_gates
+sub with_gates ($function)
 {
-	my ($function) = @_;
 	my ($head, $body) = $function =~ /^(.*?^BEGIN\n)(.*)/ms or die $function;
 
 	$body =~ s/^( +)(?!ELSE|ELSIF|END)(?=\S)/$1 . 'PERFORM gate(' . ++$gates . "); "/gme;
@@ -53,9 +52,8 @@ my $porter = session($node);	# holds one gate
 my %reached;
 
 # Runs the workflow until it waits at the gate, and kills it there. false: it ended before.
-sub killed_at
+sub killed_at ($gate, $call)
 {
-	my ($gate, $call) = @_;
 	my $run = session($node);
 	my $pid = ask($run, 'SELECT pg_backend_pid()');
 	my $state;

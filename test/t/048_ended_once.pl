@@ -96,9 +96,8 @@ my %bound = (
 my $scripts = PostgreSQL::Test::Utils::tempdir();
 
 # Sends it as psql or pgbench do, and returns the status and the whole output.
-sub deliver
+sub deliver ($how, $sql)
 {
-	my ($how, $sql) = @_;
 	my $script = "$scripts/script";
 	my ($out, $err, $status) = ('', '');
 	my @command;
@@ -113,18 +112,15 @@ sub deliver
 	return ($status, "$out$err");
 }
 
-sub record
+sub record ($key)
 {
-	my ($key) = @_;
-
 	return query("SELECT ctid, s FROM idempotency_store s WHERE idempotency_key = '$key'");
 }
 
 my $number = 0;
 
-sub once
+sub once ($name, $fence, $key, $how, $sql, $expected, $writes = 1)
 {
-	my ($name, $fence, $key, $how, $sql, $expected, $writes) = @_;
 	my ($status, $said, $before);
 
 	s/:k:/$key/g, s/:f:/$fence/g for $sql, $expected;
@@ -138,7 +134,7 @@ sub once
 	$expected = 'lease of operation|is not owned by this transaction' if $expected =~ /^ID/ && $how =~ /simple|extended|prepared/;
 	like($said, qr/$expected/, "$name: repeated, it gets the answer");
 	is($status, $expected =~ /^"|^k/ ? 0 : 1, "$name: as an error, or as an answer");
-	is(query("SELECT count(*) FROM effect WHERE key = '$key'"), $writes // 1, "$name: one effect");
+	is(query("SELECT count(*) FROM effect WHERE key = '$key'"), $writes, "$name: one effect");
 	is(record($key), $before, "$name: the record is as it was");
 }
 

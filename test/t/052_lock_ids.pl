@@ -56,19 +56,16 @@ is(query('SELECT count(*), min(octet_length(lock_key)) FROM idempotency_secret')
 is(sqlstate($node, q{UPDATE idempotency_secret SET lock_key = lock_key || '\x00'}), '23514', 'and of no other length');
 
 # The ids of the locks that a statement takes, as numbers.
-sub ids
+sub ids ($sql, $class)
 {
-	my ($sql, $class) = @_;
-
 	return query(qq{BEGIN; DO \$\$BEGIN PERFORM $sql; END\$\$;
 		SELECT string_agg(((classid::bigint << 32) | objid::bigint)::text, ' ' ORDER BY objid)
 		FROM pg_locks WHERE locktype = 'advisory' AND objsubid = $class AND pid = pg_backend_pid()});
 }
 
 # As documented: kind, length of the scope, scope, name.
-sub id_of
+sub id_of ($kind, $scope, $name)
 {
-	my ($kind, $scope, $name) = @_;
 	my $message = unpack 'H*', pack('aL', $kind, length $scope) . $scope . $name;
 
 	return query("SELECT siphash_of(lock_key, '\\x$message') FROM idempotency_secret");

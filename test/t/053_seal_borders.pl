@@ -7,10 +7,8 @@ my $secret = '0123456789abcdef' x 4;
 
 write_keys($node, "k1 $secret");
 
-sub complete
+sub complete ($key, $response, $database = undef)
 {
-	my ($key, $response, $database) = @_;
-
 	return query("BEGIN; SELECT outcome FROM idem_begin('$key'); SELECT idem_complete('$key', '$response', code => 201); COMMIT", $database);
 }
 
@@ -73,10 +71,8 @@ sub put_back
 }
 
 # The operation answers with that SQLSTATE, and nothing runs again.
-sub refused
+sub refused ($state, $name, $change)
 {
-	my ($state, $name, $change) = @_;
-
 	query($change);
 	is(sqlstate($node, q{SELECT idem_begin('genuine')}), $state, "$name: idem_begin");
 	is(sqlstate($node, q{SELECT idem_lookup('genuine')}), $state, "$name: idem_lookup");

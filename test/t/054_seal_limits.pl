@@ -11,10 +11,8 @@ sub use_keys
 	return write_keys($node, map { "$_ $secret{$_}" } @_);
 }
 
-sub complete
+sub complete ($key, $response, $database = undef)
 {
-	my ($key, $response, $database) = @_;
-
 	return query("BEGIN; SELECT outcome FROM idem_begin('$key'); SELECT idem_complete('$key', $response); COMMIT", $database);
 }
 

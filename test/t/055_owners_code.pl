@@ -71,11 +71,8 @@ sub prepare
 }
 
 # The triggers of these writes ran, and could not get at other rights. One statement may be no way up.
-sub ran_as_owner
+sub ran_as_owner ($name, $writes, $harmless = '')
 {
-	my ($name, $writes, $harmless) = @_;
-
-	$harmless //= '';
 	is(query(q{SELECT string_agg(what, ',' ORDER BY what) FROM (SELECT what || ' ' || count(*) FROM seen WHERE result = 'keeper' GROUP BY what) s (what)}),
 		join(',', map { "$_ $writes->{$_}" } sort keys %$writes), "$name: the triggers ran as the owner");
 	is(query(q{SELECT count(*) FROM seen WHERE what LIKE 'idempotency%' AND result <> 'keeper'}), '0', "$name: and as nobody else");

@@ -37,9 +37,8 @@ sub random_number
 	  . one_of('', '', 'e' . int rand 10, 'E+' . int rand 300, 'e-' . int rand 300, 'e100000', 'e-16000');
 }
 
-sub random_string
+sub random_string ($alphabet, $length)
 {
-	my ($alphabet, $length) = @_;
 	my $string = join '', map { one_of(@$alphabet) } 1 .. rand $length;
 
 	$string =~ s/([\\"])/\\$1/g;
@@ -48,16 +47,13 @@ sub random_string
 	return qq("$string");
 }
 
-sub escaped
+sub escaped ($character)
 {
-	my ($character) = @_;
-
 	return join '', map { sprintf '\\u%04x', $_ } unpack 'n*', encode('UTF-16BE', $character);
 }
 
-sub random_json
+sub random_json ($alphabet, $depth)
 {
-	my ($alphabet, $depth) = @_;
 	my $kind = int rand($depth > 0 ? 9 : 6);
 	my $space = one_of('', ' ', "\n\t");
 
@@ -74,9 +70,8 @@ sub random_json
 my $file = PostgreSQL::Test::Utils::tempdir() . '/documents.sql';
 
 # The fingerprints that a database computes.
-sub fingerprints
+sub fingerprints ($database, @documents)
 {
-	my ($database, @documents) = @_;
 	my $client = $database =~ /sql_ascii|win|mule/ ? '' : "SET client_encoding = 'UTF8';\n";
 	my ($out, $error);
 
@@ -113,10 +108,8 @@ is((fingerprints('latin1', $names))[0], (fingerprints('utf8', $names))[0], 'memb
 
 # ---- keys of steps ----
 
-sub step_key
+sub step_key ($database)
 {
-	my ($database) = @_;
-
 	return $node->safe_psql($database,
 		encode('UTF-8', "SET client_encoding = 'UTF8'; SELECT idem_step_key(repeat('\x{e9}', 254), 'step')"));
 }
@@ -144,10 +137,8 @@ for my $encoding ('WIN1252', $node->pg_version->major < 19 ? 'MULE_INTERNAL' : (
 
 # ---- a dump that goes into another encoding ----
 
-sub life
+sub life ($name)
 {
-	my ($name) = @_;
-
 	return encode('UTF-8', <<"SQL");
 SET client_encoding = 'UTF8';
 BEGIN;
@@ -157,9 +148,8 @@ COMMIT;
 SQL
 }
 
-sub replay
+sub replay ($database, $name, $json)
 {
-	my ($database, $name, $json) = @_;
 	my ($out, $error);
 
 	$node->psql($database, encode('UTF-8', "SET client_encoding = 'UTF8'; "
@@ -187,9 +177,8 @@ for my $database ('latin1', 'restored')
 # ---- time and memory ----
 
 # The most memory that a backend has ever had, in MB.
-sub peak
+sub peak ($session)
 {
-	my ($session) = @_;
 	my $pid = ask($session, 'SELECT pg_backend_pid()');
 	my ($kilobytes) = slurp_file("/proc/$pid/status") =~ /^VmHWM:\s+(\d+)/m;
 
@@ -212,10 +201,8 @@ SKIP:
 }
 
 # Memory in the contexts that live as long as the session.
-sub kept
+sub kept ($session)
 {
-	my ($session) = @_;
-
 	return ask($session, q{SELECT sum(used_bytes) FROM pg_backend_memory_contexts
 		WHERE name = 'TopMemoryContext' OR name LIKE 'idem%'});
 }

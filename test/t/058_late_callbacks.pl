@@ -117,9 +117,8 @@ is(sent($load, 'BEGIN', $begin, 'SAVEPOINT s', $end, $use{'an INSERT'}[0], 'ROLL
 
 # ---- the extended protocol ----
 
-sub pgbench
+sub pgbench ($mode, @script)
 {
-	my ($mode, @script) = @_;
 	my $file = PostgreSQL::Test::Utils::tempdir() . '/script';
 	my ($out, $error);
 

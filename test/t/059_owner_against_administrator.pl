@@ -46,10 +46,8 @@ $node->safe_psql('ringed', q{UPDATE idempotency_ring SET range_start = now() - i
 $node->safe_psql('ringed', "ALTER TABLE $_ OWNER TO keeper") for @tables, 'idempotency_fence', 'idempotency_ring', split /\n/, $node->safe_psql('ringed', 'SELECT name FROM idempotency_partitions');
 
 # Code that every table can have.
-sub on_each
+sub on_each (@on)
 {
-	my (@on) = @_;
-
 	return (
 		'check' => [ map { "ALTER TABLE $_ ADD CHECK (keeper.note('check') = 0)" } @on ],
 		'index expression' => [ map { "CREATE INDEX ON $_ ((1 + keeper.note('index')))" } @on ],

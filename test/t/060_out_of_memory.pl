@@ -139,9 +139,8 @@ my %calls = (
 		q{(SELECT count(*) FROM (VALUES (idem_release('p')), (idem_begin('q') IS NULL), (idem_complete('q') IS NULL), (idem_begin('p', '2') IS NULL)) v)},
 		q{is_pending('p') AND (idem_lookup('q') IS NULL) = $1} ]);
 
-sub fail_each
+sub fail_each ($database, $what, $prepare, $name, $first, $step)
 {
-	my ($database, $what, $prepare, $name, $first, $step) = @_;
 	my ($before, $call, $check) = @{ $calls{$name} };
 	my ($out, $error, $count);
 
@@ -165,10 +164,8 @@ my %prepare = (
 my %long = map { $_ => 1 } 'claim', 'collect', 'policy';
 my $holder;
 
-sub fail_all
+sub fail_all ($database, $what, $how, @names)
 {
-	my ($database, $what, $how, @names) = @_;
-
 	for my $name (@names ? @names : sort keys %calls)
 	{
 		my ($prepare, $step) = @{ $prepare{$how} };
@@ -180,10 +177,8 @@ sub fail_all
 	return;
 }
 
-sub database
+sub database ($name, $path)
 {
-	my ($name, $path) = @_;
-
 	query("CREATE DATABASE $name");
 	$node->safe_psql($name, store_trigger()) if $path eq 'SPI';
 	$node->safe_psql($name, "CREATE EXTENSION idempotency; $functions");
@@ -209,9 +204,8 @@ fail_all('spi', 'SPI', 'cold', $full ? () : ('complete', 'complete by fence'));
 # ---- COMMIT and PREPARE ----
 
 # One session: transactions in which the n-th allocation of the end fails.
-sub endings
+sub endings ($key, $body, $end, $most)
 {
-	my ($key, $body, $end, $most) = @_;
 	my ($out, $error);
 	my $sql = join '', map {
 		"BEGIN; INSERT INTO effect VALUES ('$key$_'); SELECT idem_begin('$key$_'); " . ($body =~ s/KEY/$key$_/r)

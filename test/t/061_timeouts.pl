@@ -5,10 +5,8 @@ use Idempotency;
 my ($faketime) = glob('/usr/lib/*/faketime/libfaketime.so.1');
 my $clock = PostgreSQL::Test::Utils::tempdir() . '/clock';
 
-sub set_clock
+sub set_clock ($offset)
 {
-	my ($offset) = @_;
-
 	open my $file, '>', "$clock.new" or die $!;
 	print $file "$offset\n";
 	close $file;

@@ -29,9 +29,8 @@ my $worker = session($node);
 ask($monitor, '\pset null NULL');
 
 # The rows of an alert, after some of its words were replaced.
-sub answer
+sub answer ($title, %replace)
 {
-	my ($title, %replace) = @_;
 	my $query = $alert{$title};
 
 	for my $words (keys %replace)

@@ -10,28 +10,22 @@ $Idempotency::patience = 60;
 
 END { kill 'CONT', @stopped if @stopped }
 
-sub collectors
+sub collectors ($database, $what)
 {
-	my ($database, $what) = @_;
-
 	return query(<<"SQL");
 SELECT $what FROM pg_stat_activity WHERE backend_type = 'idempotency collector' AND datname = '$database'
 SQL
 }
 
-sub times_ended
+sub times_ended ($database, $place)
 {
-	my ($database, $place) = @_;
-
 	return count_in_log($node, qr/the worker in database "$database" took too long and was ended/, $place);
 }
 
 # A collector waits for an advisory lock, or for the lock of a database; in the
 # latter case pg_stat_activity does not show it as a session yet.
-sub waiting_collector
+sub waiting_collector ($locktype)
 {
-	my ($locktype) = @_;
-
 	return query(<<"SQL");
 SELECT l.pid FROM pg_locks l LEFT JOIN pg_stat_activity a USING (pid)
 WHERE NOT l.granted AND l.locktype = '$locktype' AND coalesce(a.backend_type, 'idempotency collector') = 'idempotency collector'
@@ -46,9 +40,8 @@ CREATE TRIGGER gate BEFORE DELETE ON idempotency_store FOR EACH ROW EXECUTE FUNC
 SQL
 
 # A session that holds the gate, and a collector that waits at it.
-sub collector_at_gate
+sub collector_at_gate ($database)
 {
-	my ($database) = @_;
 	my $session = session($node, $database);
 
 	ask($session, 'SELECT pg_advisory_lock(1)');
@@ -57,10 +50,8 @@ sub collector_at_gate
 	return $session;
 }
 
-sub open_gate
+sub open_gate ($session)
 {
-	my ($session) = @_;
-
 	ask($session, 'SELECT pg_advisory_unlock(1)');
 	$session->quit;
 	return;

@@ -20,19 +20,15 @@ my $begin = q{BEGIN; SELECT outcome FROM idem_begin('k'); ROLLBACK};
 my %session;
 
 # Counts once in that database, in the session that stays.
-sub count_in
+sub count_in ($database)
 {
-	my ($database) = @_;
-
 	$session{$database} //= session($node, $database);
 	ask($session{$database}, $begin);
 	return;
 }
 
-sub drop_database
+sub drop_database ($database)
 {
-	my ($database) = @_;
-
 	(delete $session{$database})->quit;
 	query("DROP DATABASE $database");
 	return;
@@ -78,9 +74,8 @@ wait_until('a session is counting', sub {
 			AND wait_event_type = 'Extension' AND pid <> pg_backend_pid()}) eq '1' });
 $node->safe_psql('d', 'DROP EXTENSION idempotency');
 
-sub collector_has_been_in
+sub collector_has_been_in ($database)
 {
-	my ($database) = @_;
 	my $before = figure($node, 'sweeps', 'postgres');
 
 	return soon("rounds that visit $database", sub { figure($node, 'sweeps', 'postgres') >= $before + 3 });

@@ -1,7 +1,6 @@
 # What a new user is told where something on the machine is in the way: one line that
 # names the cause and what helps.
-use strict;
-use warnings;
+use v5.36;
 
 use Cwd qw(realpath);
 use File::Temp;
@@ -16,16 +15,13 @@ my $work = realpath(PostgreSQL::Test::Utils::tempdir());
 my ($pg_config) = split /\n/, said_by("command -v '$ENV{PG_CONFIG}'");
 
 # The output of a shell command, with its errors.
-sub said_by
+sub said_by ($command)
 {
-	my ($command) = @_;
-
 	return scalar `( $command ) 2>&1`;
 }
 
-sub is_one_line
+sub is_one_line ($command, $message, $what)
 {
-	my ($command, $message, $what) = @_;
 	my $said = said_by($command);
 
 	like($said, $message, $what);
@@ -33,10 +29,8 @@ sub is_one_line
 	return;
 }
 
-sub write_file
+sub write_file ($path, $content)
 {
-	my ($path, $content) = @_;
-
 	open my $file, '>', $path or die "$path: $!";
 	print $file $content;
 	close $file or die "$path: $!";
@@ -44,9 +38,8 @@ sub write_file
 }
 
 # A pg_config that answers other things than the real one.
-sub pg_config_with
+sub pg_config_with ($name, %other)
 {
-	my ($name, %other) = @_;
 	my $cases = join '', map { "$_) echo '$other{$_}'; exit ;;\n" } sort keys %other;
 	my $path = write_file("$work/$name", "#!/bin/sh\ncase \$1 in\n${cases}esac\nexec '$pg_config' \"\$@\"\n");
 
@@ -84,10 +77,8 @@ major_version() { echo 15; }
 headers_package x
 SH
 
-sub chosen
+sub chosen (@kept)
 {
-	my (@kept) = @_;
-
 	unlink glob("$cache/*");
 	write_file("$cache/postgresql-server-dev-15_${_}_amd64.deb", '') for @kept;
 	return said_by("IDEMPOTENCY_CACHE='$cache' bash '$work/ask'") =~ s/.*_(.*)_amd64.deb\n/$1/r;
@@ -152,9 +143,8 @@ unlink $log;
 
 # Starts a command in a process group of its own, as a shell of a user does; its output
 # goes into a file.
-sub start_group
+sub start_group ($environment, @command)
 {
-	my ($environment, @command) = @_;
 	my $pid = fork // die "fork: $!";
 
 	return $pid if $pid;
@@ -167,10 +157,8 @@ sub start_group
 	exec @command or die;
 }
 
-sub wait_for_file
+sub wait_for_file ($pattern)
 {
-	my ($pattern) = @_;
-
 	for (1 .. 60_000)
 	{
 		# glob gives back a name without a wildcard, whether or not there is such a file

@@ -14,9 +14,8 @@ system_or_bail('cp', '-R', "$root/src", "$root/sql", "$root/test", "$root/Makefi
 unlink glob("$tree/src/*.o"), glob("$tree/src/*/*.o"), glob("$tree/src/*/*.bc"), glob("$tree/*.so");
 
 # What make says, with its errors, and its exit status.
-sub make
+sub make ($directory, @arguments)
 {
-	my ($directory, @arguments) = @_;
 	my $log = "$build/log";
 	my $status = system("make -s -C '$directory' with_llvm=no 'PG_CONFIG=$ENV{PG_CONFIG}' @arguments >'$log' 2>&1");
 
@@ -24,17 +23,15 @@ sub make
 }
 
 # What the server and the SQL functions look for.  A build for coverage has more.
-sub names_in
+sub names_in ($library)
 {
-	my ($library) = @_;
 	my @names = map { (split)[-1] } split /\n/, `nm -D --defined-only '$library'`;
 
 	return join "\n", sort grep { /^(?:pg_finfo_|Pg_magic_func$|_PG_init$)/ } @names;
 }
 
-sub fails_with
+sub fails_with ($message, $what, @arguments)
 {
-	my ($message, $what, @arguments) = @_;
 	my ($status, $said) = make(@arguments);
 
 	ok($status != 0, $what);

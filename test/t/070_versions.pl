@@ -97,27 +97,22 @@ SELECT has_function_privilege('app_@name@', 'idem_begin(text, jsonb, text, bytea
 SELECT (SELECT count(*) FROM idempotency_store), (SELECT count(*) FROM idempotency_in_flight);
 SQL
 
-sub create
+sub create ($name, $version)
 {
-	my ($name, $version) = @_;
-
 	$node->safe_psql('postgres', "CREATE DATABASE $name");
 	$node->safe_psql($name, "CREATE EXTENSION idempotency VERSION '$version'");
 	return;
 }
 
-sub for_database
+sub for_database ($sql, $name)
 {
-	my ($sql, $name) = @_;
-
 	return $sql =~ s/\@name\@/$name/gr;
 }
 
 # Updates a database in use, with a session that has an operation open, and one
 # that has plans. Returns the objects afterwards.
-sub update
+sub update ($from, $to)
 {
-	my ($from, $to) = @_;
 	my $name = lc "u_${from}_to_$to" =~ s/\W/_/gr;
 	my ($open, $known, $before, $told);
 
@@ -151,16 +146,13 @@ sub update
 }
 
 # Without the rights of the application, which a new installation has not.
-sub for_roles
+sub for_roles ($objects, $name)
 {
-	my ($objects, $name) = @_;
-
 	return $objects =~ s/,?"?app_$name=\w+\/\w+"?//gr;
 }
 
-sub fresh
+sub fresh ($version)
 {
-	my ($version) = @_;
 	my $name = 'fresh_' . lc $version =~ s/\W/_/gr;
 
 	create($name, $version);

@@ -1,7 +1,6 @@
 # One library of a major version loads on each of its minor releases: it needs no
 # function of the server that the oldest one lacks.
-use strict;
-use warnings;
+use v5.36;
 
 use FindBin;
 use PostgreSQL::Test::Utils;
@@ -17,10 +16,8 @@ sub said_by
 
 # Symbols of a file by the letter that nm has for their kind; not those of the C
 # library, which have a version.
-sub symbols
+sub symbols ($file, $kind)
 {
-	my ($file, $kind) = @_;
-
 	return map { /^[0-9a-f]* *$kind (\w+)$/ ? $1 : () } split /\n/, said_by('nm', '-D', $file);
 }
 

@@ -12,19 +12,16 @@ system_or_bail('cp', $file, "$work/idempotency.so");
 symlink $file, "$work/same.so";
 
 # As psql prints the error of a statement in a session that has made another one before.
-sub error_of
+sub error_of ($sql)
 {
-	my ($sql) = @_;
 	my ($stdout, $stderr);
 
 	$node->psql('postgres', $sql, stdout => \$stdout, stderr => \$stderr, extra_params => [ '-v', 'VERBOSITY=verbose' ]);
 	return $stderr;
 }
 
-sub is_refused
+sub is_refused ($sql, $second, $first, $what)
 {
-	my ($sql, $second, $first, $what) = @_;
-
 	like(error_of($sql), qr/ERROR:  55000: cannot load "\Q$second\E", as this session has loaded "\Q$first\E"/, $what);
 	return;
 }

@@ -18,17 +18,13 @@ sub collect
 sub states { return query(q{SELECT string_agg(DISTINCT state, ' ' ORDER BY state) FROM idempotency_partitions}) }
 
 # Where the records of a name are: in the store itself, or in a table of the ring.
-sub tables_with
+sub tables_with ($key)
 {
-	my ($key) = @_;
-
 	return query("SELECT string_agg(replace(tableoid::regclass::text, 'idempotency_', ''), ' ' ORDER BY expires_at) FROM idempotency_store WHERE idempotency_key = '$key'");
 }
 
-sub run
+sub run ($key, $retention = undef)
 {
-	my ($key, $retention) = @_;
-
 	return query(sprintf q{BEGIN; SELECT outcome FROM idem_begin('%1$s') \gset
 \if `test :outcome = ACQUIRED && echo 1 || echo 0`
 SELECT FROM idem_complete('%1$s', '1'%2$s);
@@ -36,27 +32,21 @@ SELECT FROM idem_complete('%1$s', '1'%2$s);
 COMMIT; SELECT :'outcome'}, $key, $retention ? ", retention => '$retention'" : '') =~ s/\n//gr;
 }
 
-sub put
+sub put ($table, $key, $expires, $more = undef)
 {
-	my ($table, $key, $expires, $more) = @_;
-
 	return query("INSERT INTO idempotency_store$table (idempotency_key, status, expires_at, response_payload"
 		  . ($more ? ", lease_expires_at, fence) VALUES ('$key', 'PENDING'" : ") VALUES ('$key', 'COMPLETED'")
 		  . ", now() + interval '$expires', '1'" . ($more ? ", $more)" : ')'));
 }
 
 # A table whose range was over at this time, as sessions of now find it.
-sub make_over
+sub make_over ($table, $ago)
 {
-	my ($table, $ago) = @_;
-
 	return query("UPDATE idempotency_ring SET kept_until = NULL, range_start = now() - interval '10 days', range_end = now() - interval '$ago' WHERE name = 'idempotency_store$table'");
 }
 
-sub waiting
+sub waiting ($pid, $type)
 {
-	my ($pid, $type) = @_;
-
 	return sub { query("SELECT count(*) FROM pg_stat_activity WHERE pid = $pid AND wait_event_type = '$type'") eq '1' };
 }
 
@@ -166,10 +156,8 @@ $_->quit for @skewed;
 
 # ---- over: emptied when all in it has expired, and not before ----
 
-sub fill
+sub fill ($table)
 {
-	my ($table) = @_;
-
 	put($table, "over $table", '-1 day');
 	make_over($table, '1 day');
 	return;
@@ -250,9 +238,8 @@ query('DROP SCHEMA public CASCADE; ALTER SCHEMA moved RENAME TO public');
 is(tables_with('over _p2'), '', 'and the table is emptied');
 
 # A table without a page is passed over without a lock. It may be another file by then, or none.
-sub hold_at
+sub hold_at ($point, $session, $sql)
 {
-	my ($point, $session, $sql) = @_;
 	my $pid = ask($session, "SET idempotency.fault = '$point:wait'; SELECT pg_backend_pid()");
 
 	ask($gate, 'SELECT pg_advisory_lock(428)');
@@ -332,9 +319,8 @@ query('TRUNCATE idempotency_store');
 
 # ---- identity: whose tables they are ----
 
-sub refuses
+sub refuses ($change, $why)
 {
-	my ($change, $why) = @_;
 	my ($stdout, $stderr);
 
 	$node->psql('postgres', "BEGIN; $change; SELECT idem_begin('k', lease => '1 s'); ROLLBACK", stdout => \$stdout, stderr => \$stderr);

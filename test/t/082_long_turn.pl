@@ -7,10 +7,8 @@ my $node = new_node('long_turn', conf => "idempotency.gc_enabled = on\nidempoten
 
 $Idempotency::patience = 60;
 
-sub in_large
+sub in_large ($sql)
 {
-	my ($sql) = @_;
-
 	return $node->safe_psql('large', $sql);
 }
 

@@ -38,19 +38,16 @@ $primary->reload;
 $primary->poll_query_until('postgres', q{SELECT sync_state = 'sync' FROM pg_stat_replication}) or die 'the standby does not follow';
 
 # Half of the keys in one transaction, half with a lease, which needs two.
-sub statements_for
+sub statements_for ($number)
 {
-	my ($number) = @_;
-
 	return "SELECT handle('$number');\n" if $number % 2;
 	return "SELECT outcome = 'ACQUIRED' AS mine, fence FROM idem_begin('$number', lease => '3 s', wait => '100 s') \\gset\n"
 	  . "\\if :mine\nSELECT finish('$number', :fence);\n\\endif\n";
 }
 
 # A client that sends these; what it has printed, when it has ended.
-sub start_client
+sub start_client ($node, $name, @numbers)
 {
-	my ($node, $name, @numbers) = @_;
 	my $output = '';
 
 	append_to_file("$directory/$name.sql", join '', map { statements_for($_) } @numbers);

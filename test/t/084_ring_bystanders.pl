@@ -8,10 +8,8 @@ my $node = new_node('ring_bystanders');
 # ---- predicate locks at SERIALIZABLE ----
 
 # How many operations of new keys take.
-sub predicate_locks
+sub predicate_locks ($operations)
 {
-	my ($operations) = @_;
-
 	return (split /\n/, query(qq{BEGIN ISOLATION LEVEL SERIALIZABLE;
 		SELECT FROM (SELECT idem_begin(n || md5(random()::text)) AS o FROM generate_series(1, $operations) n) b, idem_complete(b.o) OFFSET 1000000;
 		SELECT count(*) FROM pg_locks WHERE mode = 'SIReadLock' AND pid = pg_backend_pid();
@@ -19,10 +17,8 @@ sub predicate_locks
 }
 
 # Enough rows that the index of a table has many pages.
-sub fill
+sub fill ($table)
 {
-	my ($table) = @_;
-
 	return query("INSERT INTO $table (idempotency_key, status, expires_at) SELECT md5('$table' || n), 'COMPLETED', now() + interval '1 hour' FROM generate_series(1, 10000) n");
 }
 

@@ -13,9 +13,8 @@ my %characters = (
 	EUC_TW => [ "\x{4e42}", "\x{4e2d}", 4 ]);
 my $database;
 
-sub run
+sub run ($sql)
 {
-	my ($sql) = @_;
 	my ($out, $error);
 
 	$node->psql($database, encode('UTF-8', "SET client_encoding = 'UTF8';\n$sql"), stdout => \$out, stderr => \$error, extra_params => [ '-v', 'VERBOSITY=verbose' ]);

@@ -2,8 +2,7 @@
 # these folders say of that.
 package Calls;
 
-use strict;
-use warnings;
+use v5.36;
 
 use Exporter 'import';
 use PostgreSQL::Test::Utils;
@@ -14,9 +13,8 @@ our @EXPORT = qw(read_sources calls_of folders_of calls_of_folders page_problems
 my %everywhere = map { $_ => 1 } qw(compat fault);
 
 # { "begin.c" => its text, … } without comments, strings and directives.
-sub read_sources
+sub read_sources ($directory)
 {
-	my ($directory) = @_;
 	my %sources;
 
 	for my $path (glob "$directory/*.[ch] $directory/*/*.[ch]")
@@ -34,9 +32,8 @@ sub read_sources
 
 # What other files may use of a file: functions and variables that are not
 # static, and inline functions of headers.
-sub names_of
+sub names_of ($name, $text)
 {
-	my ($name, $text) = @_;
 	my $hidden = $name =~ /\.c$/ ? qr/static/ : qr/(?!static inline)\w/;
 	my @names;
 
@@ -46,17 +43,14 @@ sub names_of
 }
 
 # What a file has under a name for itself.
-sub own_names_of
+sub own_names_of ($text)
 {
-	my ($text) = @_;
-
 	return map { $_ => 1 } $text =~ /^static[^\n;={]*?\n?(\w+)(?=\(|;| =|\[)/mg;
 }
 
 # { begin => { store => 1, … }, … }: whose names stand in a file.
-sub calls_of
+sub calls_of ($sources)
 {
-	my ($sources) = @_;
 	my (%owner, %calls);
 
 	for my $name (keys %$sources)
@@ -83,9 +77,8 @@ sub calls_of
 }
 
 # Names that several files give to functions of their own, with these files.
-sub ambiguous_names
+sub ambiguous_names ($sources)
 {
-	my ($sources) = @_;
 	my %files;
 
 	for my $name (grep { /\.c$/ } sort keys %$sources)
@@ -96,18 +89,15 @@ sub ambiguous_names
 }
 
 # { begin => "operation", … }: in which folder of src/ a file is.
-sub folders_of
+sub folders_of ($directory)
 {
-	my ($directory) = @_;
-
 	return { map { m{([^/]+)/(\w+)\.[ch]$}; $2 => $1 } glob "$directory/*/*.[ch]" };
 }
 
 # { operation => { store => 1, … }, … }: the same calls between folders.  What is in
 # no folder, module.c, calls all of them.
-sub calls_of_folders
+sub calls_of_folders ($calls, $folders)
 {
-	my ($calls, $folders) = @_;
 	my %calls;
 
 	for my $file (keys %$calls)
@@ -122,9 +112,8 @@ sub calls_of_folders
 
 # What is wrong with the page of a folder: rows "| `begin.c` | what it does |" that
 # are missing or too many, and its line "Calls: scope, store."
-sub page_problems
+sub page_problems ($folder, $page, $files, $called)
 {
-	my ($folder, $page, $files, $called) = @_;
 	my %row = map { $_ => 1 } $page =~ /^\| `(\w+\.[ch])` \| \S/mg;
 	my ($said) = $page =~ /^Calls: (.*)\.$/m;
 	my $calls = join(', ', sort keys %$called) || 'nobody';
@@ -139,9 +128,8 @@ sub page_problems
 
 # What is wrong with the order of the folders "| `operation` | ... |" on the page of src/:
 # each calls those below it only.
-sub order_problems
+sub order_problems ($page, $calls)
 {
-	my ($page, $calls) = @_;
 	my @order = $page =~ m{^\| \[`(\w+)`\]}mg;
 	my %place = map { $order[$_] => $_ } 0 .. $#order;
 	my @problems = map { "$_ has no row" } grep { !defined $place{$_} } sort keys %$calls;
@@ -156,9 +144,8 @@ sub order_problems
 }
 
 # Files that call each other in a circle, if there are any.
-sub cycle_of
+sub cycle_of ($calls)
 {
-	my ($calls) = @_;
 	my %left = map { $_ => { %{ $calls->{$_} } } } keys %$calls;
 
 	while (my @leaves = grep { !%{ $left{$_} } } keys %left)

@@ -3,8 +3,7 @@
 # extension's own code.
 package Canonical;
 
-use strict;
-use warnings;
+use v5.36;
 
 use Digest::SHA qw(sha256_hex);
 use Encode qw(encode);
@@ -25,20 +24,16 @@ sub fingerprint
 }
 
 # The bytes that are hashed.
-sub canonical
+sub canonical ($json)
 {
-	my ($json) = @_;
-
 	$json =~ s{("(?:[^"\\]+|\\.)*+")|(-?\d[-+.\deE]*)}{$1 // qq("$mark$2")}ge;
 	my $value = $reader->decode($json);
 
 	return ref($value) =~ /^(?:HASH|ARRAY)$/ ? value($value) : 'r' . value($value) . ']';
 }
 
-sub value
+sub value ($value)
 {
-	my ($value) = @_;
-
 	return 'z' if !defined $value;
 	return $value ? 't' : 'f' if JSON::PP::is_bool($value);
 	return object(%$value) if ref $value eq 'HASH';
@@ -48,17 +43,14 @@ sub value
 }
 
 # A letter, the length in bytes, the bytes.
-sub token
+sub token ($letter, $bytes)
 {
-	my ($letter, $bytes) = @_;
-
 	return $letter . pack('N', length $bytes) . $bytes;
 }
 
 # Shorter names come first.
-sub object
+sub object (%value)
 {
-	my (%value) = @_;
 	my %member = map { encode('UTF-8', $_) => value($value{$_}) } keys %value;
 
 	return '{' . join('', map { token('s', $_) . $member{$_} }

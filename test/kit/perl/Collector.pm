@@ -8,9 +8,8 @@ use Idempotency;
 our @EXPORT = qw(put rows is_collected rounds_pass launcher trouble_of);
 
 # Records that have expired; or as many that have not.
-sub put
+sub put ($server, $database, $count, %option)
 {
-	my ($server, $database, $count, %option) = @_;
 	my $from = $option{schema} // 'public';
 	my $age = $option{live} ? '-1 day' : '1 day';
 
@@ -21,46 +20,36 @@ SQL
 	return;
 }
 
-sub rows
+sub rows ($server, $database, $schema = 'public')
 {
-	my ($server, $database, $schema) = @_;
-
-	$schema //= 'public';
 	return $server->safe_psql($database, "SELECT count(*) FROM $schema.idempotency_store");
 }
 
-sub is_collected
+sub is_collected ($what, $server, $database, $schema = 'public')
 {
-	my ($what, $server, $database, $schema) = @_;
-
 	return soon($what, sub { rows($server, $database, $schema) == 0 });
 }
 
 # Waits for so many rounds, counted in a database that every round visits.
-sub rounds_pass
+sub rounds_pass ($server, $count, $database)
 {
-	my ($server, $count, $database) = @_;
 	my $before = figure($server, 'sweeps', $database);
 
 	return soon("$count more rounds", sub { figure($server, 'sweeps', $database) >= $before + $count });
 }
 
 # Its process; empty if there is none.
-sub launcher
+sub launcher ($server)
 {
-	my ($server) = @_;
-
 	return $server->safe_psql('postgres',
 		q{SELECT pid FROM pg_stat_activity WHERE backend_type = 'idempotency launcher'});
 }
 
 # The messages from a place of the log on that no administrator needs.
-sub trouble_of
+sub trouble_of ($server, $from = 0)
 {
-	my ($server, $from) = @_;
-
 	return join "\n", grep { /(?:ERROR|FATAL|WARNING|PANIC|TRAP): |terminated by signal/ }
-	  split /\n/, slurp_file($server->logfile, $from // 0);
+	  split /\n/, slurp_file($server->logfile, $from);
 }
 
 1;

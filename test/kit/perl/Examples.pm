@@ -9,19 +9,17 @@
 # or that has no statement before it.
 package Examples;
 
-use strict;
-use warnings;
+use v5.36;
 
 use Exporter 'import';
 use IPC::Run;
 use PostgreSQL::Test::Utils;
 
-our @EXPORT = qw(problems_of problems_of_pages pages_in_order);
+our @EXPORT = qw(problems_of_pages pages_in_order);
 
 # The statements of a file, each with its line and what is announced of it.
-sub parse
+sub parse ($markdown)
 {
-	my ($markdown) = @_;
 	my (@statements, @stray, $block, $start, $indent, $number);
 
 	for my $line (split /\n/, $markdown)
@@ -46,9 +44,8 @@ sub parse
 }
 
 # Cuts a block into statements, as psql would.
-sub parse_block
+sub parse_block ($block, $line, $statements, $stray)
 {
-	my ($block, $line, $statements, $stray) = @_;
 	my ($text, $first, $atomic, $parentheses) = ('', undef, 0, 0);
 	my $had_one = 0;
 	my $finish = sub
@@ -107,10 +104,8 @@ sub parse_block
 	push @$stray, "$first: the statement has no end" if $text =~ /\S/;
 }
 
-sub announce
+sub announce ($comment, $line, $statement, $stray)
 {
-	my ($comment, $line, $statement, $stray) = @_;
-
 	if (!defined $statement)
 	{
 		push @$stray, "$line: no statement before \"$comment\"";
@@ -130,27 +125,17 @@ sub announce
 }
 
 # The pages that a page links to, in the order in which they are first named.
-sub pages_in_order
+sub pages_in_order ($markdown)
 {
-	my ($markdown) = @_;
 	my %seen;
 
 	return grep { !$seen{$_}++ } $markdown =~ /\]\(([^)#:]+\.md)(?:#[^)]*)?\)/g;
 }
 
-# What is wrong with the examples of a page, each with its line.
-sub problems_of
+# What is wrong with the examples of pages, [name, text] each, read one after the other
+# in one database and one session; each with its line.
+sub problems_of_pages ($node, $database, @pages)
 {
-	my ($node, $database, $markdown) = @_;
-
-	return problems_of_pages($node, $database, [ '', $markdown ]);
-}
-
-# The same of several pages, [name, text] each, read one after the other in one
-# database and one session.
-sub problems_of_pages
-{
-	my ($node, $database, @pages) = @_;
 	my ($script, $output, $messages) = ("\\set VERBOSITY verbose\n", '', '');
 	my ($statements, $problems) = ([], []);
 

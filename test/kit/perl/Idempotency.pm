@@ -1,10 +1,10 @@
 # What the TAP tests share: servers with the extension, and sessions that return
 # their answers.  Servers find the extension by TEMP_CONFIG.  "use Idempotency" brings
-# strict, warnings, Test::More and PostgreSQL::Test::Utils, too.
+# strict, warnings, signatures, Test::More and PostgreSQL::Test::Utils, too.
 package Idempotency;
 
-use strict;
-use warnings;
+use v5.36;
+use feature ();
 
 use Cwd qw(abs_path);
 use Exporter;
@@ -22,6 +22,8 @@ sub import
 {
 	strict->import;
 	warnings->import;
+	feature->import('signatures');
+	warnings->unimport('experimental::signatures');
 	goto &Exporter::import;
 }
 
@@ -51,9 +53,8 @@ sub has_pg_cron
 }
 
 # A running server with the extension in database "postgres".
-sub new_node
+sub new_node ($name, %option)
 {
-	my ($name, %option) = @_;
 	my ($copy) = ($option{conf} // '') =~ /^# server: (.*)/m;
 	my $node = PostgreSQL::Test::Cluster->new($name, $copy ? (install_path => $copy) : ());
 
@@ -69,32 +70,28 @@ sub new_node
 }
 
 # A running standby of a server, with more settings if some are given.
-sub new_standby
+sub new_standby ($primary, $conf = '')
 {
-	my ($primary, $conf) = @_;
 	my $standby = PostgreSQL::Test::Cluster->new('standby');
 
 	$primary->backup('base');
 	$standby->init_from_backup($primary, 'base', has_streaming => 1);
-	$standby->append_conf('postgresql.conf', $conf // '');
+	$standby->append_conf('postgresql.conf', $conf);
 	$standby->start;
 	return $standby;
 }
 
 # query(SQL, [DATABASE,] OPTION => VALUE...): what the server of the first new_node answers.
-sub query
+sub query ($sql, @options)
 {
-	my ($sql, @options) = @_;
 	my $database = @options % 2 ? shift @options : undef;
 
 	return $first->safe_psql($database // 'postgres', $sql, @options);
 }
 
 # A database of the first server with the extension, in a schema that it makes if one is named.
-sub create_database
+sub create_database ($name, $schema = undef)
 {
-	my ($name, $schema) = @_;
-
 	query(qq{CREATE DATABASE "$name"});
 	query($schema
 		? "CREATE SCHEMA $schema; CREATE EXTENSION idempotency SCHEMA $schema"
@@ -104,22 +101,20 @@ sub create_database
 
 # Dumps a database of the first server, and restores it into a new one with these
 # options of CREATE DATABASE.  Returns the dump.
-sub dump_and_restore
+sub dump_and_restore ($from, $to, $format, $options = '')
 {
-	my ($from, $to, $format, $options) = @_;
 	my $dump = PostgreSQL::Test::Utils::tempdir() . "/$format";
 	my @restore = $format eq 'plain' ? ('psql', '-Xq', '-v', 'ON_ERROR_STOP=1', '-f') : ('pg_restore', '--exit-on-error', '--jobs=2');
 
-	query("CREATE DATABASE $to TEMPLATE template0 " . ($options // ''));
+	query("CREATE DATABASE $to TEMPLATE template0 $options");
 	$first->command_ok([ 'pg_dump', "--format=$format", '--file', $dump, $first->connstr($from) ], "pg_dump of $from, format $format");
 	$first->command_ok([ @restore, $dump, '-d', $first->connstr($to) ], "restore into $to");
 	return $dump;
 }
 
 # Sets settings of a server, or resets them (undef), until new sessions have them.
-sub reconfigure
+sub reconfigure ($node, %settings)
 {
-	my ($node, %settings) = @_;
 	my $before = $node->safe_psql('postgres', 'SELECT pg_conf_load_time()');
 
 	$node->safe_psql('postgres', "ALTER SYSTEM " . (defined $settings{$_} ? "SET $_ = '$settings{$_}'" : "RESET $_")) for sort keys %settings;
@@ -129,9 +124,8 @@ sub reconfigure
 }
 
 # Writes the whole key file of a server: names and secrets, the newest last. Returns its path.
-sub write_keys
+sub write_keys ($node, @lines)
 {
-	my ($node, @lines) = @_;
 	my $file = $node->data_dir . '/idempotency.keys';
 
 	unlink $file;
@@ -151,9 +145,8 @@ sub store_trigger
 # Sources that they do not concern are not compiled anew.
 # Returns the stage, and the settings by which a server of new_node finds this build.  A
 # server that has no such setting looks beside itself: a copy of it does.
-sub built_with
+sub built_with ($flags)
 {
-	my ($flags) = @_;
 	my $tree = abs_path(dirname(__FILE__) . '/../../..');
 	my $stage = PostgreSQL::Test::Utils::tempdir();
 	my $copy = PostgreSQL::Test::Utils::tempdir();
@@ -178,9 +171,8 @@ sub built_with
 }
 
 # Builds a library of test/modules; returns what CREATE FUNCTION calls it.
-sub build_module
+sub build_module ($name)
 {
-	my ($name) = @_;
 	my $tree = abs_path(dirname(__FILE__) . '/../../..');
 	my $directory = PostgreSQL::Test::Utils::tempdir();
 
@@ -190,9 +182,8 @@ sub build_module
 }
 
 # The objects of the sources that have one of these names, or include a header that does.
-sub objects_with
+sub objects_with ($directory, @names)
 {
-	my ($directory, @names) = @_;
 	my %text = map { $_ => slurp_file($_) } glob("$directory/*.[ch] $directory/*/*.[ch]");
 	my $pattern = join '|', map { "\\b$_\\b" } @names;
 	my %found;
@@ -208,18 +199,15 @@ sub objects_with
 }
 
 # A session that lives until its quit, or until somebody kills it.
-sub session
+sub session ($node, $database = undef)
 {
-	my ($node, $database) = @_;
-
 	return $node->background_psql($database // 'postgres',
 		on_error_stop => 0);
 }
 
 # What a session answers; dies if that is an error or a warning.
-sub ask
+sub ask ($session, $sql)
 {
-	my ($session, $sql) = @_;
 	my $answer;
 
 	$session->{stderr} = '';
@@ -231,9 +219,8 @@ sub ask
 
 # The SQLSTATE by which statements fail, each sent for itself in one session;
 # '' if none does.
-sub sqlstate
+sub sqlstate ($node, $sql, $database = undef)
 {
-	my ($node, $sql, $database) = @_;
 	my ($stdout, $stderr);
 
 	$node->psql(
@@ -246,9 +233,8 @@ sub sqlstate
 }
 
 # Waits until the code returns true.
-sub wait_until
+sub wait_until ($what, $code)
 {
-	my ($what, $code) = @_;
 	my $deadline = time + $patience;
 
 	until ($code->())
@@ -261,35 +247,29 @@ sub wait_until
 
 # Reports a failure, where wait_until would end the test, so that one thing that
 # hangs does not hide the others.
-sub soon
+sub soon ($what, $code)
 {
-	my ($what, $code) = @_;
 	my $done = eval { local $patience = $soon; wait_until($what, $code); 1 };
 
 	return ok($done, $what);
 }
 
 # Of idempotency_stats, 0 for a database that is not counted.
-sub figure
+sub figure ($node, $column, $database)
 {
-	my ($node, $column, $database) = @_;
-
 	return $node->safe_psql('postgres',
 		"SELECT coalesce(sum($column), 0) FROM idempotency_stats WHERE datname = '$database'");
 }
 
 # How often a pattern is in the log of a server, from that place on.
-sub count_in_log
+sub count_in_log ($node, $pattern, $from = 0)
 {
-	my ($node, $pattern, $from) = @_;
-
-	return scalar(() = slurp_file($node->logfile, $from // 0) =~ /$pattern/g);
+	return scalar(() = slurp_file($node->logfile, $from) =~ /$pattern/g);
 }
 
 # Kills the postmaster, and waits until the system has forgotten it too.
-sub kill_server
+sub kill_server ($node)
 {
-	my ($node) = @_;
 	my ($pid) = slurp_file($node->data_dir . '/postmaster.pid') =~ /^(\d+)/;
 
 	$node->kill9;
@@ -299,20 +279,16 @@ sub kill_server
 
 # Starts a server whose postmaster was killed: its children may take a moment
 # to notice, and as long as one of them lives nothing new can start.
-sub start_again
+sub start_again ($node)
 {
-	my ($node) = @_;
-
 	wait_until('the server starts again',
 		sub { $node->start(fail_ok => 1) });
 	return;
 }
 
 # How many sessions wait for a lock of ours.
-sub locks_waiting
+sub locks_waiting ($node)
 {
-	my ($node) = @_;
-
 	return $node->safe_psql('postgres',
 		"SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted");
 }

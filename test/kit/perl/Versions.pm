@@ -2,8 +2,7 @@
 # frozen, and whether an update leads to the same catalog as a new installation.
 package Versions;
 
-use strict;
-use warnings;
+use v5.36;
 
 use Digest::SHA;
 use Exporter 'import';
@@ -12,26 +11,21 @@ use PostgreSQL::Test::Utils;
 our @EXPORT = qw(scripts default_version frozen checksum objects interface interface_of_library);
 
 # The versions that have a script of their own, without update scripts.
-sub scripts
+sub scripts ($tree)
 {
-	my ($tree) = @_;
-
 	return sort map { m{--([^-/]+)\.sql$} ? $1 : () } glob("$tree/idempotency--*.sql");
 }
 
-sub default_version
+sub default_version ($tree)
 {
-	my ($tree) = @_;
 	my ($version) = slurp_file("$tree/idempotency.control") =~ /^default_version = '([^']+)'/m;
 
 	return $version;
 }
 
 # Frozen scripts and their SHA-256, as sha256sum writes them.
-sub frozen
+sub frozen ($tree)
 {
-	my ($tree) = @_;
-
 	return map { /^([0-9a-f]{64})  (\S+)$/ ? ($2 => $1) : die "not a checksum: $_" }
 	  split /\n/, slurp_file("$tree/test/frozen.sha256");
 }
@@ -124,17 +118,14 @@ line (text) AS (
 SELECT text FROM line ORDER BY text COLLATE "C"
 SQL
 
-sub interface
+sub interface ($node, $database)
 {
-	my ($node, $database) = @_;
-
 	return split /\n/, $node->safe_psql($database, $interface);
 }
 
 # The same of the library, whose versions have no scripts: settings and SQLSTATEs.
-sub interface_of_library
+sub interface_of_library ($node, $tree)
 {
-	my ($node, $tree) = @_;
 	my @settings = split /\n/, $node->safe_psql('postgres', <<'SQL');
 LOAD 'idempotency';
 SELECT format('setting %s: %s in %s, %s, default %s', name, vartype, coalesce(unit, 'no unit'), context, coalesce(quote_literal(boot_val), 'none'))
@@ -145,10 +136,8 @@ SQL
 	return (@settings, map { "SQLSTATE $_" } sort @states);
 }
 
-sub objects
+sub objects ($node, $database)
 {
-	my ($node, $database) = @_;
-
 	return $node->safe_psql($database, $objects);
 }
 

@@ -2,17 +2,15 @@
 # reading an answer, or call by the fast path.
 package Wire;
 
-use strict;
-use warnings;
+use v5.36;
 
 use Exporter 'import';
 
 our @EXPORT = qw(connect_raw send_message answers read_some);
 
 # A session of the superuser in database "postgres".
-sub connect_raw
+sub connect_raw ($node)
 {
-	my ($node) = @_;
 	my $socket = $node->raw_connect;
 
 	send_message($socket, '', pack('N', 196608) . "user\0$ENV{PGUSER}\0database\0postgres\0\0");
@@ -20,19 +18,16 @@ sub connect_raw
 	return $socket;
 }
 
-sub send_message
+sub send_message ($socket, $type, $body)
 {
-	my ($socket, $type, $body) = @_;
-
 	print $socket $type, pack('N', 4 + length $body), $body;
 	$socket->flush;
 	return;
 }
 
 # The messages until the server is ready again, each with its type and its body.
-sub answers
+sub answers ($socket)
 {
-	my ($socket) = @_;
 	my @messages;
 
 	while (1)
@@ -45,9 +40,8 @@ sub answers
 	}
 }
 
-sub read_bytes
+sub read_bytes ($socket, $count)
 {
-	my ($socket, $count) = @_;
 	my $bytes = '';
 
 	while (length $bytes < $count)
@@ -59,9 +53,8 @@ sub read_bytes
 
 # Appends some bytes at most.  If a child ends, such as strace, it interrupts a
 # read: that is no fault of the server.
-sub read_some
+sub read_some ($socket, $bytes, $most)
 {
-	my ($socket, $bytes, $most) = @_;
 	my $read;
 
 	do { $read = sysread($socket, $$bytes, $most, length $$bytes) } while (!defined $read && $!{EINTR});
