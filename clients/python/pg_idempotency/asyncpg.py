@@ -42,7 +42,7 @@ class AsyncpgSession:
     async def round_trip(self, statements: Sequence[Statement]) -> List[Answer]:
         """Runs the statements one after the other."""
         # Only a COMMIT by itself can meet a failed transaction: asyncpg does not show what it answered.
-        if len(statements) == 1 and statements[0][0] == COMMIT:
+        if statements[0][0] == COMMIT:
             await self.look()
         return [await self.run(one) for one in statements]
 

@@ -138,7 +138,7 @@ async def source_of(kind, stack, host, size, timeout):
         return await stack.enter_async_context(psycopg_pool.AsyncConnectionPool(**options))
     if kind == "asyncpg":
         return AsyncpgSource(await stack.enter_async_context(
-            asyncpg.create_pool(host=host, min_size=1, max_size=size, init=codec_of_the_user)), timeout=timeout)
+            asyncpg.create_pool(host=host, min_size=0, max_size=size, init=codec_of_the_user)), timeout=timeout)
     if kind == "django":
         stack.enter_context(django_at(host))
         return DjangoSource()
