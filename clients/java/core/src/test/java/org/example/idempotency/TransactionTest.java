@@ -6,7 +6,7 @@ import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertSame;
 import static org.junit.jupiter.api.Assertions.assertThrows;
-import static org.junit.jupiter.api.Assertions.assertTimeout;
+import static org.junit.jupiter.api.Assertions.assertTimeoutPreemptively;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.io.IOException;
@@ -481,7 +481,7 @@ class TransactionTest extends OnServer {
         var client = new Idempotency(Transactions.of(pool), Options.DEFAULT.withLease(Duration.ofMillis(500))
                 .withRetry(1, Duration.ZERO, Duration.ZERO));
         assertNull(client.lookup(Call.of(key)));
-        assertTimeout(Duration.ofSeconds(20), () -> {
+        assertTimeoutPreemptively(Duration.ofSeconds(20), () -> {
             proxy.order("hang");
             assertThrows(IdempotencyException.ConnectionLost.class, () -> client.lookup(Call.of(key)));
         });

@@ -45,7 +45,9 @@ import org.apache.tomcat.util.descriptor.web.FilterMap;
 import org.example.idempotency.Call;
 import org.example.idempotency.Declined;
 import org.example.idempotency.Idempotency;
+import org.example.idempotency.IdempotencyException;
 import org.example.idempotency.Options;
+import org.example.idempotency.Reconciled;
 import org.example.idempotency.Response;
 import org.example.idempotency.Transactions;
 import org.junit.jupiter.api.AfterAll;
@@ -403,6 +405,58 @@ class FilterTest {
         twice(200, true);
         assertEquals(2, runs.get());
         assertEquals(1, effects());
+    }
+
+    @Test
+    void whatALeasedHandlerHasNotDoneIsFreeAtOnce() throws Exception {
+        protect(true, options -> { });
+        handler = (request, response) -> {
+            if (runs.incrementAndGet() == 1) {
+                throw new ServletException(new IdempotencyException.NotDone(null));
+            }
+        };
+        assertEquals(500, post("/orders", "ann", "1").statusCode());
+        assertEquals(200, post("/orders", "ann", "1").statusCode());
+    }
+
+    @Test
+    void whatWasFoundOutIsTheAnswer() throws Exception {
+        protect(true, options -> options.reconcile(operation -> new Reconciled.Done(Response.of(201, "1"))));
+        handler = (request, response) -> {
+            throw new ServletException("unclear");
+        };
+        assertEquals(500, post("/orders", "ann", "1").statusCode());
+        try (Connection connection = pool.getConnection()) {
+            execute(connection, "UPDATE idempotency_store SET lease_expires_at = clock_timestamp() WHERE idempotency_key = '" + key + "'");
+        }
+        assertEquals("1", twice(201, true).body());
+    }
+
+    /** Of a body that has no length nobody can tell, but by its header. */
+    @Test
+    void aBodyOfWhichAFilterInFrontHasReadIsRefused() throws Exception {
+        answersOk();
+        protect(false, options -> { });
+        Filter protecting = filter;
+        HttpRequest.Builder chunked = withoutKey("").header("Idempotency-Key", key).header("Content-Type", "application/x-www-form-urlencoded")
+                .POST(BodyPublishers.fromPublisher(BodyPublishers.ofString("seat=1")));
+        assertEquals(200, send(chunked).statusCode());
+        filter = (request, response, chain) -> {
+            request.getParameter("seat");
+            protecting.doFilter(request, response, chain);
+        };
+        assertEquals(400, send(chunked).statusCode());
+        filter = (request, response, chain) -> {
+            request.getInputStream().read();
+            protecting.doFilter(request, response, chain);
+        };
+        assertEquals(400, post("/orders", "ann", "12").statusCode());
+        filter = (request, response, chain) -> {
+            request.getReader();
+            protecting.doFilter(request, response, chain);
+        };
+        assertEquals(400, post("/orders", "ann", "12").statusCode());
+        assertEquals(1, runs.get());
     }
 
     @Test
