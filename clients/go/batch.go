@@ -2,6 +2,7 @@ package idempotency
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"strconv"
 )
@@ -19,7 +20,7 @@ func (c *Client[Tx]) BeginMany(ctx context.Context, tx Tx, keys []string, reques
 	if err != nil {
 		return nil, err
 	}
-	payloads, err := payloadsOf(len(keys), requests)
+	payloads, err := payloadsOf(len(keys), requests, requestJSON)
 	if err != nil {
 		return nil, err
 	}
@@ -47,7 +48,7 @@ func (c *Client[Tx]) CompleteMany(ctx context.Context, tx Tx, keys []string, pay
 	if err != nil {
 		return 0, err
 	}
-	responses, err := payloadsOf(len(keys), payloads)
+	responses, err := payloadsOf(len(keys), payloads, asJSON)
 	if err != nil {
 		return 0, err
 	}
@@ -71,7 +72,7 @@ func keysOf(keys []string) *string {
 }
 
 // payloadsOf is a jsonb array, or NULL where there is nothing.
-func payloadsOf(keys int, values []any) (*string, error) {
+func payloadsOf(keys int, values []any, marshal func(any) (json.RawMessage, error)) (*string, error) {
 	if values == nil {
 		return nil, nil
 	}
@@ -80,7 +81,7 @@ func payloadsOf(keys int, values []any) (*string, error) {
 	}
 	texts := make([]*string, len(values))
 	for i, value := range values {
-		text, err := asJSON(value)
+		text, err := marshal(value)
 		if err != nil {
 			return nil, err
 		}

@@ -126,7 +126,7 @@ func (c *Client[Tx]) newCall(key string, request any, options []Option) (*call, 
 	for _, option := range options {
 		option(call)
 	}
-	text, err := asJSON(request)
+	text, err := requestJSON(request)
 	if text != nil {
 		call.request = textOf(string(text))
 	}

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"example.org/idempotency/internal/jsontext"
 )
 
 // Response is the answer that work gives, and that is stored. The zero Response
@@ -125,9 +127,18 @@ func asJSON(value any) (json.RawMessage, error) {
 	case json.RawMessage:
 		return value, nil
 	}
-	text, err := json.Marshal(value)
+	text, err := jsontext.Marshal(value)
 	if err != nil {
 		return nil, &marshalError{err}
 	}
 	return text, nil
+}
+
+// requestJSON is asJSON for what is compared with that of a repeat.
+func requestJSON(value any) (json.RawMessage, error) {
+	text, err := asJSON(value)
+	if err == nil && !jsontext.Keeps(value, text) {
+		err = &Error{ErrBadArgument, errors.New("a text of the request is no UTF-8")}
+	}
+	return text, err
 }

@@ -2,7 +2,6 @@ package idemhttp
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"slices"
@@ -11,6 +10,7 @@ import (
 	"time"
 
 	"example.org/idempotency"
+	"example.org/idempotency/internal/jsontext"
 )
 
 // answer is what a client gets.
@@ -65,7 +65,7 @@ func written(response idempotency.Response, otherwise int) (*answer, error) {
 		return nil, fmt.Errorf("idemhttp: an answer cannot have the status %d", a.status)
 	}
 	if response.Body == nil && response.Payload != nil {
-		body, err := json.Marshal(response.Payload)
+		body, err := jsontext.Marshal(response.Payload)
 		if err != nil {
 			return nil, err
 		}

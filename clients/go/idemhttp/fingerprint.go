@@ -39,17 +39,32 @@ func fingerprint(r *http.Request, body []byte, own func(*http.Request, []byte) (
 	return request, nil
 }
 
-// targetOf is the target as it was sent, also where a router has cut a prefix off.
+// targetOf is the target as it was sent, also where a router has cut a prefix off. A question
+// mark without a query is none, which not all frameworks tell of.
 func targetOf(r *http.Request) string {
-	if strings.HasPrefix(r.RequestURI, "/") {
-		return r.RequestURI
+	target := r.RequestURI
+	if !strings.HasPrefix(target, "/") {
+		target = r.URL.RequestURI()
 	}
-	return r.URL.RequestURI()
+	if path, query, _ := strings.Cut(target, "?"); query == "" {
+		target = path
+	}
+	return latin1(target)
 }
 
 func mediaTypeOf(r *http.Request) string {
 	mediaType, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";")
-	return strings.ToLower(strings.TrimSpace(mediaType))
+	return strings.ToLower(strings.TrimSpace(latin1(mediaType)))
+}
+
+// latin1 makes a character of each byte, as the other languages read what HTTP has beside ASCII.
+// As JSON, bytes that are no UTF-8 would all be the same.
+func latin1(text string) string {
+	characters := make([]rune, len(text))
+	for i := range characters {
+		characters[i] = rune(text[i])
+	}
+	return string(characters)
 }
 
 func isEncoded(r *http.Request) bool {

@@ -116,6 +116,23 @@ func TestSpellings(t *testing.T) {
 	}
 }
 
+// What HTTP has beside ASCII counts byte by byte, as in the other languages, and an empty query is none.
+func TestTargets(t *testing.T) {
+	for target, want := range map[string]string{"/a": "/a", "/a?": "/a", "/a??": "/a??", "/a?b=%ff": "/a?b=%ff", "/\xff": "/\u00ff",
+		"/\xfe": "/\u00fe", "/\u00e9": "/\u00c3\u00a9"} {
+		r := httptest.NewRequest("POST", "/", nil)
+		r.RequestURI = target
+		r.Header.Set("Content-Type", "\xfe")
+		print, err := fingerprint(r, nil, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := print.(map[string]any); got["target"] != want || got["type"] != "\u00fe" {
+			t.Errorf("%q: %q", target, got)
+		}
+	}
+}
+
 // A body that is packed counts by its bytes.
 func TestPackedBodies(t *testing.T) {
 	for encoding, want := range map[string]string{"": "{}", "Identity": "{}",

@@ -54,7 +54,7 @@ type Options struct {
 	MaxResponse int
 	// Skip lets a request run as one without a key.
 	Skip func(r *http.Request) bool
-	// Wait is how long a retry waits for the first request before its 409.
+	// Wait is how long a retry waits for the first request before its 409; 0, or below: it does not.
 	Wait time.Duration
 	// MaxWait bounds what a client may ask for by "Prefer: wait=n"; 0: 10 s, below
 	// 0: the preference is ignored. No connection is held meanwhile.

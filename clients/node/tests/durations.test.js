@@ -58,6 +58,8 @@ describe('a number that is none, or too large, asks no database', () => {
         const make = () => new HttpIdempotency(new Idempotency(nowhere), { principal: () => 'a', [name]: value })
         assert.throws(make, refusal(name))
       }
+      // The server would say so of each request.
+      assert.throws(() => new HttpIdempotency(new Idempotency(nowhere), { principal: () => 'a', [name]: -1 }), refusal(name))
     })
   }
 })

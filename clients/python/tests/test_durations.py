@@ -49,6 +49,9 @@ def test_of_the_middleware(name, values):
     for value in values:
         refuses(name, lambda: Options(scope=str, **{name: value}))
         refuses("retention", lambda: Store("complete", value))
+    for value in (-1, timedelta(seconds=-1)):       # the server would say so of each request
+        refuses(name, lambda: Options(scope=str, **{name: value}))
+        refuses("retention", lambda: Store("complete", value))
 
 
 @pytest.mark.parametrize("value", BOUNDED, ids=("nan", "-inf", "1e300", "int", "text", "object", "inf"))

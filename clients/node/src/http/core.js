@@ -1,7 +1,7 @@
 // HTTP without a framework: from a request to an answer that is given once. An adapter describes the request,
 // calls the handler, and sends the answer; it sends nothing before the answer is stored.
 import { validateHeaderValue } from 'node:http'
-import { Declined, NotDone } from '../errors.js'
+import { BadArgument, Declined, NotDone } from '../errors.js'
 import { Completion } from '../lease.js'
 import { optionsOf, telling } from '../options.js'
 import { Json, checkMilliseconds, toInterval } from '../response.js'
@@ -88,6 +88,8 @@ import { routeScope, scopeOf } from './spelling.js'
  */
 
 const MEGABYTE = 1024 * 1024
+// A question mark without a query is none, which not all frameworks tell of.
+const EMPTY_QUERY = /(?<=^[^?]*)\?$/
 // A refusal of the moment, which says nothing of the operation: who asks, how often, and when. Nor does it say that a leased handler has
 // done nothing outside before.
 const PASSING = new Set([401, 403, 408, 409, 425, 429])
@@ -282,7 +284,8 @@ export class HttpIdempotency {
   async #fingerprint(exchange) {
     const { fingerprint, maxRequest } = this.#options
     if (Number(exchange.header('content-length')[0] ?? 0) > maxRequest) throw requestTooLarge()
-    const { method, target } = exchange
+    const { method } = exchange
+    const target = exchange.target.replace(EMPTY_QUERY, '')
     if (fingerprint) return { method, target, own: (await fingerprint(exchange.request)) ?? null }
     const type = mediaType(exchange.header('content-type')[0])
     const body = await exchange.body(type, isEncoded(exchange.header('content-encoding')))
@@ -369,6 +372,10 @@ function checkDurations({ wait, maxWait, timeout, retention, lease }) {
   checkMilliseconds('timeout', timeout)
   toInterval('retention', retention)
   toInterval('lease', lease)
+  // The server would say so of each request, whose client can do nothing about it.
+  for (const [name, duration] of Object.entries({ wait, maxWait, timeout, retention, lease })) {
+    if (Number(duration) < 0) throw new BadArgument(`${name} is below 0`)
+  }
 }
 
 // Whether HTTP can send it, as the last status of an answer.

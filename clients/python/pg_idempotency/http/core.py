@@ -16,7 +16,7 @@ from datetime import datetime
 from email.utils import format_datetime, parsedate_to_datetime
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 
-from ..errors import Declined, NotDone
+from ..errors import BadArgument, Declined, NotDone
 from ..hooks import logger
 from ..model import (COMPLETED, IN_PROGRESS, Completion, Duration, Json, Operation, Response, Result, maybe_seconds, seconds,
                      to_json)
@@ -59,6 +59,13 @@ class Reply:
     body: bytes = b""
 
 
+def check_duration(name: str, duration: Optional[Duration], *, endless: bool = False) -> None:
+    """Raises BadArgument for no duration, and for one below 0: of that the server would complain to each client."""
+    value = maybe_seconds(name, duration, endless=endless)
+    if value is not None and value < 0:
+        raise BadArgument(f"{name} is below 0")
+
+
 @dataclass(frozen=True)
 class Store:
     """What becomes of a status. ``end`` is "complete", "fail" (the work is rolled back, the answer is stored),
@@ -72,7 +79,7 @@ class Store:
     def __post_init__(self) -> None:
         if self.end not in ("complete", "fail", "release", "leave"):
             raise ValueError(f"no such end: {self.end}")
-        maybe_seconds("retention", self.retention)
+        check_duration("retention", self.retention)
 
 
 # A refusal of the moment, which says nothing of the operation: who asks, how often, and when. Nor does it say that a leased
@@ -140,9 +147,9 @@ class Options:
             raise ValueError("the options methods and stored_headers are tuples: of a string each character would count")
         if not all(isinstance(status, str) and re.fullmatch("[1-5]([0-9]{2}|xx)", status) for status in self.statuses):
             raise ValueError('the option statuses has a status ("404") or a class ("4xx") for each Store')
-        maybe_seconds("lease", self.lease)
+        check_duration("lease", self.lease)
         for name in ("wait", "max_wait", "timeout"):
-            maybe_seconds(name, getattr(self, name), endless=True)
+            check_duration(name, getattr(self, name), endless=True)
 
 
 class Exchange:

@@ -213,11 +213,11 @@ func testReplayByteForByte(t *testing.T, s site) {
 func testLeaseReplayByteForByte(t *testing.T, s site) {
 	key := newKey()
 	m := middleware(idemhttp.Options{Headers: []string{"X-Id"}})
-	handler := s.lease(m, answers(idempotency.Response{Code: 201, Payload: map[string]int{"aa": 1, "b": 2},
+	handler := s.lease(m, answers(idempotency.Response{Code: 201, Payload: map[string]any{"aa": 1, "b": "<&>"},
 		Headers: map[string]string{"X-Id": "7", "X-Other": "8", "Set-Cookie": "secret=1"}}))
 	for _, replayed := range []bool{false, true} {
 		header, body := expectStatus(t, 201, handler, "POST", key, "")
-		if body != `{"aa":1,"b":2}` || header.Get("X-Id") != "7" || header.Get("Content-Type") != "application/json" ||
+		if body != `{"aa":1,"b":"<&>"}` || header.Get("X-Id") != "7" || header.Get("Content-Type") != "application/json" ||
 			(header.Get("X-Other") == "") != replayed || (header.Get("Set-Cookie") == "") != replayed {
 			t.Fatal(header, body)
 		}
@@ -227,14 +227,14 @@ func testLeaseReplayByteForByte(t *testing.T, s site) {
 // A replay has what the policy has in its place.
 func testTooLargeIsSentWhole(t *testing.T, s site) {
 	key, scope, whole := newKey(), newKey(), strings.Repeat("x", 300)
-	execute(t, `SELECT idem_set_policy($1, max_response_size => 200, too_large_response => '{"at":"/1"}')`, scope)
+	execute(t, `SELECT idem_set_policy($1, max_response_size => 200, too_large_response => '{"at":"/1?a&b"}')`, scope)
 	m := middleware(idemhttp.Options{Scope: func(*http.Request, string) string { return scope }})
 	handler := s.transaction(m, func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
 		w.WriteHeader(201)
 		_, _ = io.WriteString(w, whole)
 		return insert(r.Context(), tx, key)
 	})
-	for _, want := range []string{whole, `{"at":"/1"}`} {
+	for _, want := range []string{whole, `{"at":"/1?a&b"}`} {
 		header, body := expectStatus(t, 201, handler, "POST", key, "")
 		if body != want || (header.Get("Content-Type") == "application/json") != (want != whole) {
 			t.Error(header, body)

@@ -187,7 +187,8 @@ public final class IdempotencyFilter extends HttpFilter {
     }
 
     private String fingerprint(HttpServletRequest request, byte[] body) throws Refused {
-        String target = request.getRequestURI() + (request.getQueryString() == null ? "" : '?' + request.getQueryString());
+        String query = request.getQueryString();
+        String target = request.getRequestURI() + (query == null || query.isEmpty() ? "" : '?' + query);
         if (options.fingerprint != null) {
             return Identity.fingerprint(request.getMethod(), target, options.fingerprint.apply(new ReceivedRequest(request, body)));
         }
