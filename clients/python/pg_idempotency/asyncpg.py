@@ -16,8 +16,8 @@ from .sql import BEGIN, COMMIT, ROLLBACK, Statement, numbered
 from .steps import Answer
 
 
-# What asyncpg raises; before Python 3.11 its timeouts were no OSError.
-FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, asyncio.TimeoutError)
+# What asyncpg raises; before Python 3.11 its timeouts were no OSError. A connection that has ended may get InternalClientError.
+FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, asyncio.TimeoutError)
 
 
 class AsyncpgSession:
@@ -44,7 +44,10 @@ class AsyncpgSession:
         # Only a COMMIT by itself can meet a failed transaction: asyncpg does not show what it answered.
         if statements[0][0] == COMMIT:
             await self.look()
-        return [await self.run(one) for one in statements]
+        try:
+            return [await self.run(one) for one in statements]
+        except asyncpg.InternalClientError as error:
+            raise asyncpg.ConnectionDoesNotExistError("the connection has ended") from error
 
     async def look(self) -> None:
         """Raises CommitRolledBack where the transaction has failed."""
@@ -74,8 +77,16 @@ class AsyncpgSession:
         return Answer(text, [])
 
     async def close(self) -> None:
-        """Gives the connection back."""
-        await self.manager.__aexit__(None, None, None)
+        """Gives the connection back. Its transaction has ended, so it matters to nobody whether the connection has, too."""
+        await self.give_back()
+
+    async def give_back(self) -> bool:
+        """Gives whether the pool could reset the connection; else the pool has ended it."""
+        try:
+            await self.manager.__aexit__(None, None, None)
+        except FAILURES:
+            return False
+        return True
 
     def cut(self) -> None:
         """Ends the connection at once."""
@@ -98,11 +109,7 @@ class AsyncpgSession:
         except FAILURES:
             self.cut()
             lost = True
-        try:
-            await self.close()
-        except FAILURES:
-            lost = True     # the pool has ended the connection
-        return lost
+        return not await self.give_back() or lost
 
 
 class AsyncpgSource:

@@ -542,6 +542,38 @@ def test_a_connection_that_could_not_roll_back_is_not_used_again(case, key):
 
 
 @of("asyncpg")
+@pytest.mark.parametrize("error", [asyncpg.ConnectionDoesNotExistError, asyncpg.InternalClientError])
+def test_a_connection_that_ends_behind_commit_fails_no_call(case, key, effects, monkeypatch, error):
+    """The pool resets a connection that it gets back. asyncpg calls some lost connections an internal error."""
+    async def reset(connection, **options):
+        raise error("the connection has ended")
+    monkeypatch.setattr(asyncpg.Connection, "reset", reset)
+
+    async def test(idem, on):
+        async def work(tx, operation):
+            await on.insert(tx, key)
+        assert (await idem.transaction(key, None, work)).outcome == "COMPLETED"
+    case(test)
+    assert effects() == 1
+
+
+@of("asyncpg")
+def test_what_asyncpg_says_of_an_idle_connection_that_has_ended_is_repeated(case, key, monkeypatch):
+    fetch, calls = asyncpg.Connection.fetch, []
+
+    async def ended_once(connection, *arguments, **options):
+        calls.append(connection)
+        if len(calls) == 1:
+            raise asyncpg.InternalClientError("cannot switch to state 12; another operation (2) is in progress")
+        return await fetch(connection, *arguments, **options)
+    monkeypatch.setattr(asyncpg.Connection, "fetch", ended_once)
+
+    async def test(idem, on):
+        assert (await idem.transaction(key, None, plain)).payload == "x"
+    case(test)
+
+
+@of("asyncpg")
 def test_a_transaction_of_asyncpg_in_the_work_is_a_savepoint(case, key, effects):
     async def test(idem, on):
         async def work(tx, operation):
