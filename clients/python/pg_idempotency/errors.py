@@ -152,8 +152,9 @@ def is_unreachable(error: BaseException) -> bool:
     state = sqlstate_of(error)
     if state is not None:
         return means_lost(state)
-    # psycopg's pipeline has the general class for a connection that ends
-    return any(kind.__name__ in ("OperationalError", "InterfaceError") or type(cause).__name__ == "DatabaseError"
+    # psycopg's pipeline has the general class for a connection that ends, and asyncpg may have that of its own mistakes
+    unreachable = ("OperationalError", "InterfaceError", "InternalClientError")
+    return any(kind.__name__ in unreachable or type(cause).__name__ == "DatabaseError"
                for cause in causes(error) for kind in type(cause).__mro__)
 
 

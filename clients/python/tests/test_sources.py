@@ -574,6 +574,21 @@ def test_what_asyncpg_says_of_an_idle_connection_that_has_ended_is_repeated(case
 
 
 @of("asyncpg")
+def test_what_asyncpg_says_of_an_ended_connection_in_the_work_is_repeated(case, key):
+    async def test(idem, on):
+        async def work(tx, operation):
+            calls.append(tx)
+            if len(calls) == 1:
+                tx.terminate()
+                raise asyncpg.InternalClientError("cannot switch to state 15; another operation (2) is in progress")
+            return "x"
+        assert (await idem.transaction(key, None, work)).payload == "x"
+    calls = []
+    case(test)
+    assert len(calls) == 2
+
+
+@of("asyncpg")
 def test_a_transaction_of_asyncpg_in_the_work_is_a_savepoint(case, key, effects):
     async def test(idem, on):
         async def work(tx, operation):
