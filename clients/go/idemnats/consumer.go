@@ -2,7 +2,7 @@
 // server what idempotency.Settle says. A message has a number in its stream, which
 // stays the same when it is delivered again, and "again after n" is the server's
 // own. A dead letter is published, and the stream of the dead letters drops a second
-// one of the same number.
+// one of the same message.
 package idemnats
 
 import (
@@ -217,6 +217,8 @@ func (c *consumer) bury(message *nats.Msg, about *nats.MsgMetadata) error {
 			dead.Header[name] = values
 		}
 	}
-	_, err := c.jetstream.PublishMsg(dead, nats.MsgId(strconv.FormatUint(about.Sequence.Stream, 10)))
+	// no name of NATS has a dot, so that the id of another stream and durable is another one
+	id := fmt.Sprintf("%s.%s.%d", c.Stream, c.Durable, about.Sequence.Stream)
+	_, err := c.jetstream.PublishMsg(dead, nats.MsgId(id))
 	return err
 }

@@ -1,6 +1,6 @@
 // NATS JetStream, by nats: tells the server what `settle` says. A message has a number in its stream, which stays
 // the same when it is delivered again, and "again after n" is the server's own. A dead letter is published, and the
-// stream of the dead letters drops a second one of the same number.
+// stream of the dead letters drops a second one of the same message.
 import { decideByPosition, withDefaults } from './consumer.js'
 
 /**
@@ -152,6 +152,9 @@ export class NatsConsumer {
       if (/^nats-/i.test(name)) headers.delete(name)
     }
     if (id) headers.set('x-idempotency-msg-id', id)
-    await this.#jetstream.publish(`${this.#dead}.${message.subject}`, message.data, { headers, msgID: String(message.seq) })
+    const { stream, durable } = this.#options
+    // No name of NATS has a dot, so that the id of another stream and durable is another one.
+    const msgID = `${stream}.${durable}.${message.seq}`
+    await this.#jetstream.publish(`${this.#dead}.${message.subject}`, message.data, { headers, msgID })
   }
 }

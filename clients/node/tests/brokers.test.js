@@ -159,6 +159,19 @@ test('nats: a dead letter tells the server nothing', { timeout: 120_000 }, async
   await consumer.stop()
 })
 
+// The second message of one number would be a copy for the stream of the dead letters.
+test('nats: two consumers whose dead letters are in one stream', { timeout: 120_000 }, async (t) => {
+  const { stage: { manager, jetstream, queue }, start } = await stageFor(t, 'nats')
+  await manager.streams.add({ name: `${queue}-x`, subjects: [`${queue}-x.*`] })
+  for (const [stream, durable] of [[queue, 'x-test'], [`${queue}-x`, 'test']]) {
+    await jetstream.publish(`${stream}.sent`, 'one')
+    const consumer = await start({ stream, durable, handle: async () => { throw new BadArgument('planned') } })
+    await until(async () => (await manager.consumers.info(stream, durable)).ack_floor.stream_seq === 1, 'it is settled')
+    await consumer.stop()
+  }
+  assert.equal((await manager.streams.info(`${queue}-x-test-dead`)).state.messages, 2)
+})
+
 test('redis: an entry whose dead letter cannot be added is not acknowledged', { timeout: 120_000 }, async (t) => {
   const { stage, start } = await stageFor(t, 'redis')
   await stage.client.set(`{${stage.queue}}.test.dead`, 'no stream')

@@ -93,6 +93,30 @@ func TestADeadLetterTellsTheServerNothing(t *testing.T) {
 	s.wantDead(t, "argument")
 }
 
+// The second message of one number would be a copy for the stream of the dead letters.
+func TestTwoConsumersOfOneDeadStream(t *testing.T) {
+	s := newScene(t, "nats")
+	n := s.stage.(*natsStream)
+	streams := map[string]string{s.queue: "x-y", s.queue + "-x": "y"}
+	for stream, durable := range streams {
+		_, err := n.js.AddStream(&nats.StreamConfig{Name: stream, Subjects: []string{stream + ".*"}})
+		must(t, err)
+		_, err = n.js.Publish(stream+".sent", []byte(stream))
+		must(t, err)
+		ctx, cancel := context.WithCancel(context.Background())
+		must(t, idemnats.Consume(ctx, n.js, s.client, idemnats.Options{Stream: stream, Durable: durable,
+			Handle: func(context.Context, *nats.Msg) (*idempotency.Result, error) {
+				cancel()
+				return nil, idempotency.ErrBadArgument
+			}}))
+	}
+	info, err := n.js.StreamInfo(s.queue + "-x-y-dead")
+	must(t, err)
+	if info.State.Msgs != uint64(len(streams)) {
+		t.Errorf("%d dead letters", info.State.Msgs)
+	}
+}
+
 // Nobody opens it again, so Consume would never find another message.
 func TestAClosedConnectionOfNATSIsAnError(t *testing.T) {
 	s := newScene(t, "nats")
