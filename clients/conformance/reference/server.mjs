@@ -88,7 +88,8 @@ function parse(text) {
 
 function fingerprint(request, text) {
   if (wrong('no-fingerprint')) return null
-  const target = wrong('target-not-compared') ? '' : request.url
+  const sent = wrong('empty-query-compared') ? request.url : request.url.replace(/(?<=^[^?]*)\?$/, '')
+  const target = wrong('target-not-compared') ? '' : sent
   const body = wrong('body-as-text') ? text : JSON.parse(text || 'null')
   return JSON.stringify({ method: wrong('any-method') ? 'POST' : request.method, target, body })
 }
