@@ -83,16 +83,28 @@ public record SpringTransactions(PlatformTransactionManager manager, DataSource 
                 throw new IllegalStateException("the transaction manager " + manager.getClass().getName()
                         + " does not say which connection it uses: give Idempotency one for its DataSource");
             }
-            TransactionSynchronizationManager.bindResource(SpringTransactions.class, manager);
-            return body.run(connection);
+            return noted(body, connection);
         } catch (RuntimeException error) {
             thrown[0] = error;
             throw error;
         } catch (Exception error) {
             throw new Checked(error);
         } finally {
-            TransactionSynchronizationManager.unbindResourceIfPossible(SpringTransactions.class);
             DataSourceUtils.releaseConnection(connection, bound);
+        }
+    }
+
+    /** For isWithinOneOfAnother. There is an outer manager where the transaction of an operation is suspended for another operation. */
+    private <T> T noted(Body<T> body, Connection connection) throws Exception {
+        Object outer = TransactionSynchronizationManager.unbindResourceIfPossible(SpringTransactions.class);
+        TransactionSynchronizationManager.bindResource(SpringTransactions.class, manager);
+        try {
+            return body.run(connection);
+        } finally {
+            TransactionSynchronizationManager.unbindResource(SpringTransactions.class);
+            if (outer != null) {
+                TransactionSynchronizationManager.bindResource(SpringTransactions.class, outer);
+            }
         }
     }
 

@@ -24,9 +24,7 @@ import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.function.Executable;
-import org.springframework.boot.WebApplicationType;
 import org.springframework.boot.autoconfigure.EnableAutoConfiguration;
-import org.springframework.boot.builder.SpringApplicationBuilder;
 import org.springframework.context.ConfigurableApplicationContext;
 import org.springframework.context.annotation.Configuration;
 import org.springframework.context.annotation.Import;
@@ -124,7 +122,7 @@ class IdempotentTest {
 
     @BeforeAll
     static void start() {
-        context = new SpringApplicationBuilder(Program.class).web(WebApplicationType.NONE).run("--spring.main.banner-mode=off");
+        context = SpringExampleTest.withoutWeb(Program.class);
         jdbc = SpringExampleTest.prepared(context);
     }
 
@@ -134,7 +132,7 @@ class IdempotentTest {
     }
 
     private int effects() {
-        return jdbc.queryForObject("SELECT count(*) FROM seat WHERE name = ?", Integer.class, key);
+        return SpringExampleTest.effects(jdbc, key);
     }
 
     @Test
@@ -147,8 +145,8 @@ class IdempotentTest {
 
     @Test
     void aProgramWhoseMethodsWouldShareTheirOperationsDoesNotStart() {
-        var program = new SpringApplicationBuilder(Program.class, IdempotentNamesTest.Overloaded.class).web(WebApplicationType.NONE);
-        var error = assertThrows(IllegalStateException.class, () -> program.run("--spring.main.banner-mode=off"));
+        var error = assertThrows(IllegalStateException.class,
+                () -> SpringExampleTest.withoutWeb(Program.class, IdempotentNamesTest.Overloaded.class));
         assertTrue(error.getMessage().contains("\"pay\""), error.getMessage());
     }
 

@@ -17,9 +17,7 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.function.Executable;
 import org.springframework.beans.factory.NoUniqueBeanDefinitionException;
 import org.springframework.beans.factory.annotation.Qualifier;
-import org.springframework.boot.WebApplicationType;
 import org.springframework.boot.autoconfigure.EnableAutoConfiguration;
-import org.springframework.boot.builder.SpringApplicationBuilder;
 import org.springframework.context.ConfigurableApplicationContext;
 import org.springframework.context.annotation.Bean;
 import org.springframework.context.annotation.Configuration;
@@ -31,6 +29,7 @@ import org.springframework.jdbc.support.JdbcTransactionManager;
 import org.springframework.stereotype.Service;
 import org.springframework.transaction.IllegalTransactionStateException;
 import org.springframework.transaction.PlatformTransactionManager;
+import org.springframework.transaction.TransactionDefinition;
 import org.springframework.transaction.annotation.Propagation;
 import org.springframework.transaction.annotation.Transactional;
 import org.springframework.transaction.support.TransactionTemplate;
@@ -146,7 +145,7 @@ class OneTransactionTest {
 
     @BeforeAll
     static void start() {
-        context = new SpringApplicationBuilder(Program.class).web(WebApplicationType.NONE).run("--spring.main.banner-mode=off");
+        context = SpringExampleTest.withoutWeb(Program.class);
         jdbc = SpringExampleTest.prepared(context);
     }
 
@@ -156,7 +155,7 @@ class OneTransactionTest {
     }
 
     private int effects() {
-        return jdbc.queryForObject("SELECT count(*) FROM seat WHERE name = ?", Integer.class, key);
+        return SpringExampleTest.effects(jdbc, key);
     }
 
     @Test
@@ -181,6 +180,21 @@ class OneTransactionTest {
     }
 
     @Test
+    void anOperationMayRunWithinOneThatIsSuspended() throws Exception {
+        var suspended = new TransactionTemplate(context.getBean("usualManager", PlatformTransactionManager.class));
+        suspended.setPropagationBehavior(TransactionDefinition.PROPAGATION_NOT_SUPPORTED);
+        once.transaction(Call.of(key), (connection, operation) -> {
+            suspended.execute(status -> once.transaction(Call.of(key + " within"), (other, inner) -> {
+                jdbc.update("INSERT INTO seat VALUES (?)", key);
+                return Response.EMPTY;
+            }));
+            assertThrows(IllegalTransactionStateException.class, () -> books.write(key));
+            return Response.EMPTY;
+        });
+        assertEquals(1, effects());
+    }
+
+    @Test
     void itMayReadAndWriteOutsideOfOne() {
         for (int i = 0; i < 2; i++) {
             assertEquals(2, payments.reads(key));
@@ -192,8 +206,7 @@ class OneTransactionTest {
 
     @Test
     void whichManagerIsMeantIsNotGuessed() {
-        var program = new SpringApplicationBuilder(Undecided.class).web(WebApplicationType.NONE);
-        var error = assertThrows(Exception.class, () -> program.run("--spring.main.banner-mode=off"));
+        var error = assertThrows(Exception.class, () -> SpringExampleTest.withoutWeb(Undecided.class));
         while (!(error instanceof NoUniqueBeanDefinitionException) && error.getCause() instanceof Exception cause) {
             error = cause;
         }

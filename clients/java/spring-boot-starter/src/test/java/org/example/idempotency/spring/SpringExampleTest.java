@@ -226,8 +226,16 @@ class SpringExampleTest {
         context.close();
     }
 
+    static ConfigurableApplicationContext withoutWeb(Class<?>... programs) {
+        return new SpringApplicationBuilder(programs).web(WebApplicationType.NONE).run("--spring.main.banner-mode=off");
+    }
+
+    static int effects(JdbcTemplate template, String seat) {
+        return template.queryForObject("SELECT count(*) FROM seat WHERE name = ?", Integer.class, seat);
+    }
+
     private static int count(String seat) {
-        return jdbc.queryForObject("SELECT count(*) FROM seat WHERE name = ?", Integer.class, seat);
+        return effects(jdbc, seat);
     }
 
     @Test
