@@ -29,7 +29,7 @@ FOLDER = os.path.dirname(os.path.abspath(__file__))
 PATIENCE = 120      # seconds, for one run
 LANGUAGES = {
     'node': ('Node.js', ['node', os.path.join(FOLDER, 'node.mjs')]),
-    'python': ('Python', ['/usr/bin/python3', os.path.join(FOLDER, 'python.py')]),
+    'python': ('Python', [os.environ.get('BENCH_PYTHON', ''), os.path.join(FOLDER, 'python.py')]),
     'go': ('Go', [os.environ.get('BENCH_GO', '')]),
     'java': ('Java', ['java', '-cp', os.environ.get('BENCH_JAVA', ''), 'Payments']),
 }

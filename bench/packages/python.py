@@ -1,4 +1,3 @@
-#!/usr/bin/python3
 """Payments by the package of Python, and by hand. See __init__.py."""
 
 import hashlib
