@@ -18,9 +18,8 @@ my @tables = qw(idempotency_store idempotency_stream idempotency_scope idempoten
 
 # A cluster of its own for every server.  The collector is on, so that it would
 # do harm if it ran while pg_upgrade does.
-sub new_cluster
+sub new_cluster ($directory)
 {
-	my ($directory) = @_;
 	my $name = $directory =~ s/.*\///r;
 	my $node = PostgreSQL::Test::Cluster->new($name, install_path => $directory);
 
@@ -34,25 +33,19 @@ CONF
 	return $node;
 }
 
-sub result_of
+sub result_of ($node, $database, $sql)
 {
-	my ($node, $database, $sql) = @_;
-
 	return $node->safe_psql($database, "SET search_path = $schema_of{$database}, public;\n$sql");
 }
 
-sub error_of
+sub error_of ($node, $database, $sql)
 {
-	my ($node, $database, $sql) = @_;
-
 	return sqlstate($node, "SET search_path = $schema_of{$database}, public; $sql", $database);
 }
 
 # Operations of every kind, by roles of every kind.
-sub fill
+sub fill ($node)
 {
-	my ($node) = @_;
-
 	$node->safe_psql('postgres', 'CREATE ROLE application LOGIN; CREATE ROLE payments LOGIN; CREATE ROLE stranger LOGIN; CREATE ROLE outsider LOGIN');
 	for my $database (sort keys %schema_of)
 	{
@@ -114,19 +107,16 @@ SQL
 	return;
 }
 
-sub use_key
+sub use_key ($node)
 {
-	my ($node) = @_;
-
 	$node->append_conf('postgresql.conf', "idempotency.seal_key_file = '$key_file'\nidempotency.accept_clear_responses = on\n");
 	return;
 }
 
 # Everything that is stored and must not change, in a form that can be compared.
 # Rights that the owner has by default may be listed or not, and 17 has one more.
-sub contents
+sub contents ($node, $database)
 {
-	my ($node, $database) = @_;
 	my @digests = map { "SELECT '$_', count(*), md5(string_agg(t::text, E'\\n' ORDER BY t::text COLLATE \"C\")) FROM $_ t;" } @tables;
 
 	return result_of($node, $database, <<"SQL");
@@ -143,10 +133,8 @@ SQL
 }
 
 # What callers are answered.  Reads only.
-sub replays
+sub replays ($node, $database)
 {
-	my ($node, $database) = @_;
-
 	return result_of($node, $database, <<'SQL');
 SELECT idem_begin('completed', scope => 'scope', request => '{"amount": 1.00}');
 SELECT encode((idem_begin('completed', scope => 'scope')).response_body, 'hex');
@@ -165,9 +153,8 @@ SQL
 
 # What has to work in a database that has been upgraded; each round leaves it
 # with one lease, one overdue lease and one mark less.
-sub check
+sub check ($node, $database, $round)
 {
-	my ($node, $database, $round) = @_;
 	my $title = $node->name . ", $database";
 	my ($fence, $fresh, $again);
 
@@ -229,9 +216,8 @@ SQL
 }
 
 # A copy by pg_dump still has the rows, as the tables are known to be data.
-sub check_dump
+sub check_dump ($node, $database)
 {
-	my ($node, $database) = @_;
 	my $copy = "copy_of_$database";
 	my $file = "$logs/" . $node->name . ".$database.dump";
 	my @kept = grep { $_ ne 'idempotency_secret' } @tables;
@@ -248,9 +234,8 @@ sub check_dump
 }
 
 # Runs in a directory of its own: it writes its scripts where it is.
-sub upgrade
+sub upgrade ($old, $new, $mode)
 {
-	my ($old, $new, $mode) = @_;
 	my $directory = "$logs/pg_upgrade-" . $new->name;
 
 	mkdir $directory;
@@ -269,9 +254,8 @@ sub upgrade
 
 # In the mode that pg_upgrade runs servers in, nothing of ours may run: it has noted
 # the next transaction id before, so what takes one then is lost.
-sub check_binary_upgrade_mode
+sub check_binary_upgrade_mode ($node)
 {
-	my ($node) = @_;
 	my $collectors = q{SELECT count(*) FROM pg_stat_activity WHERE backend_type LIKE 'idempotency launcher'};
 	my @pg_ctl = ('pg_ctl', '-w', '-s', '-D', $node->data_dir, '-l', $node->logfile);
 
