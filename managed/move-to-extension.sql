@@ -154,7 +154,7 @@ BEGIN
 	DROP SEQUENCE idempotency_managed.idempotency_fence;
 	DROP TYPE idempotency_managed.idem_operation, idempotency_managed.idem_outcome, idempotency_managed.idempotency_status;
 	DROP SCHEMA idempotency_managed;
-	RAISE NOTICE '% records moved; every new fence is greater than %', moved, fence;
+	RAISE NOTICE '% % moved; every new fence is greater than %', moved, CASE moved WHEN 1 THEN 'record' ELSE 'records' END, fence;
 END
 $$;
 
