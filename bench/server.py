@@ -67,7 +67,6 @@ def reset():
 
 
 def version():
-    """The major version of PostgreSQL."""
     return int(sql('SHOW server_version_num')[0]) // 10000
 
 
@@ -164,7 +163,6 @@ def costs():
 
 
 def costs_of_wal():
-    """Bytes of WAL so far."""
     return int(sql("SELECT pg_current_wal_insert_lsn() - '0/0'")[0])
 
 

@@ -153,7 +153,6 @@ class Programs:
         return json.loads(self.get(f'/api/v1/query?{asked}'))['data']['result']
 
     def firing(self):
-        """The alerts that fire."""
         return {alert['metric']['alertname'] for alert in self.query('ALERTS{alertstate="firing"}')}
 
 

@@ -15,7 +15,6 @@ PRODUCTS = {'.git', 'node_modules', 'types', 'dist', '__pycache__'}
 
 
 def wrong(text, allowed):
-    """Yields (line, mention)."""
     for match in MENTION.finditer(text):
         if not any(re.match(re.escape(value) + r'(?![\w-])', match.group()) for value in allowed):
             yield text.count('\n', 0, match.start()) + 1, match.group()

@@ -88,11 +88,9 @@ class Stage:
         self.program = Program(directory, proxy)
 
     def scalar(self, query, *arguments):
-        """The one value of a query."""
         return self.database.execute(query, arguments).fetchone()[0]
 
     def check(self, what, got, expected):
-        """One check: two values are the same."""
         self.verdict.check(got == expected, f"{self.name}: {what}", f"    expected {expected}, got {got}")
 
     def account(self, name, sqlstate=None, times=1):
@@ -103,7 +101,6 @@ class Stage:
             self.database.execute("INSERT INTO trouble VALUES (%s, %s, %s)", (name, sqlstate, times))
 
     def balance(self, name):
-        """What an account has."""
         return self.scalar("SELECT balance FROM account WHERE id = %s", name)
 
     def effects(self, key):
@@ -215,7 +212,6 @@ SCENES = (play_answers, play_in_progress, play_retries, play_lost_connections, p
 
 
 def play(directory, path, proxy, verdict):
-    """The whole scenario with one program."""
     stage = Stage(directory, path, proxy, verdict)
     try:
         for scene in SCENES:

@@ -40,7 +40,6 @@ VIOLATIONS = {
 
 
 def arguments():
-    """What the caller wants."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--seed", default=os.environ.get("CHAOS_SEED") or str(secrets.randbelow(10**9)))
     parser.add_argument("--minutes", type=float, default=float(os.environ.get("CHAOS_MINUTES") or 5))
@@ -114,7 +113,6 @@ class Run:
             self.clients.append(client)
 
     def launch(self, function, *given):
-        """A process that runs until the end."""
         process = processes.Process(target=function, args=given, daemon=True)
         process.start()
         self.others.append(process)
@@ -175,7 +173,6 @@ class Run:
         return len(findings.checks) - len(failed), len(failed)
 
     def stop(self):
-        """Nothing of it goes on."""
         for process in self.clients + self.others:
             if process.is_alive():
                 process.kill()
@@ -191,7 +188,6 @@ def missing_events(evidence):
 
 
 def main():
-    """One run and its verdict."""
     options = arguments()
     if options.schedule:
         print(plan.fingerprint(options.seed, options.clients, options.wanted))

@@ -101,7 +101,6 @@ def main():
 
 
 def spoiled(wrong):
-    """Sound evidence with one thing wrong."""
     evidence = copy.deepcopy(sound())
     wrong(evidence)
     return evidence

@@ -27,7 +27,6 @@ class Evidence:
 
 
 def gather(connection, ledger, charges):
-    """All that is known at the end."""
     return Evidence(
         events=by_event(ledger),
         charges=charges,
@@ -39,7 +38,6 @@ def gather(connection, ledger, charges):
 
 
 def check(findings, evidence, opening_balance):
-    """The checks that need no server."""
     effects = Counter(row[0] for row in evidence.effects)
     charged = Counter(line["key"] for line in evidence.charges if line["event"] == "charged")
     findings.add("I1 effects twice", (key for key, times in effects.items() if times > 1))

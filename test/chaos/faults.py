@@ -124,7 +124,6 @@ class Controller:
         self.restart("kill postmaster", self.pair.primary.kill)
 
     def restart(self, name, how):
-        """Down, and up again."""
         busy = self.when_busy()
         how()
         self.pair.primary.start()

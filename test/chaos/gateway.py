@@ -78,7 +78,6 @@ class Gateway:
         self.stream = connection.makefile("rw")
 
     def ask(self, **request):
-        """Sends one request and returns the answer."""
         self.stream.write(json.dumps(request) + "\n")
         self.stream.flush()
         return json.loads(self.stream.readline())

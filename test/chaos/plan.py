@@ -63,7 +63,6 @@ class Operation:
 
 
 def operation(seed, number, clients):
-    """The operation of that number."""
     rng = random.Random(f"{seed}/operation/{number}")
     way = rng.choices(list(WAYS), list(WAYS.values()))[0]
     deliveries = rng.choices((1, 2, 3, 4), (2, 4, 2, 2))[0]

@@ -4,7 +4,6 @@ from collections import Counter
 
 
 def figures(options, schedule, evidence, ended):
-    """The facts of the run."""
     deliveries = Counter(line["number"] for line in evidence.events["delivery"])
     yield "seed", options.seed
     yield "schedule", schedule
@@ -19,7 +18,6 @@ def figures(options, schedule, evidence, ended):
 
 
 def print_report(lines, controller, unavailable, findings):
-    """All of it, for people."""
     for name, value in lines:
         print(f"{name + ':':<28} {value}")
     print("faults:                      struck     hit")

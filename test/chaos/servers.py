@@ -77,7 +77,6 @@ class Node:
         os.mkdir(self.socket)
 
     def run(self, program, *arguments, check=True, faked=False):
-        """Runs one of the server's programs."""
         environment = {**os.environ, **(self.clock.environment if faked else {})}
         path = os.path.join(os.environ["PG_BINDIR"], program)
         done = subprocess.run([path, *arguments], env=environment, check=False, text=True,
@@ -92,13 +91,11 @@ class Node:
         return ["--waldir", self.wal] if self.wal else []
 
     def create(self):
-        """A new, empty primary."""
         self.run("initdb", "-D", self.data, "-A", "trust", "-U", "postgres", "--no-sync",
                  "--locale=C", "--encoding=UTF8", "--wal-segsize=1", *self.place_of_wal())
         self.configure()
 
     def copy_from(self, primary):
-        """A new standby of that primary."""
         for path in filter(None, (self.data, self.wal)):
             shutil.rmtree(path, ignore_errors=True)
         self.run("pg_basebackup", "-D", self.data, "-c", "fast", "--no-sync", "-R", "-d",
@@ -138,7 +135,6 @@ class Node:
         self.start()
 
     def stop(self, mode):
-        """As pg_ctl does."""
         self.run("pg_ctl", "stop", "-s", "-w", "-m", mode, "-D", self.data, check=False)
 
     def postmaster(self):
@@ -171,7 +167,6 @@ class Node:
                                options="-c synchronous_commit=local", **options)
 
     def answers(self):
-        """Does it take connections?"""
         try:
             with self.connect("postgres") as connection:
                 connection.execute("SELECT 1")
@@ -188,7 +183,6 @@ class Node:
             return False
 
     def count_in_log(self, pattern):
-        """How often that is in its log."""
         if not os.path.exists(self.log):
             return 0
         with open(self.log, encoding="utf-8", errors="replace") as file:
@@ -207,7 +201,6 @@ class Pair:
         self.promotions = 0
 
     def create(self, schema):
-        """Both, with the bank."""
         self.primary.create()
         self.primary.start()
         with self.primary.connect("postgres") as connection:
@@ -261,7 +254,6 @@ class Pair:
                 node.stop("immediate")
 
     def count_in_logs(self, pattern):
-        """How often that is in either log."""
         return sum(node.count_in_log(pattern) for node in self.nodes)
 
 

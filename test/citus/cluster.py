@@ -87,7 +87,6 @@ class Cluster:
         return f"{self.work}/{node}"
 
     def control(self, node, *arguments, check=True):
-        """pg_ctl."""
         subprocess.run(["pg_ctl", "-s", "-w", "-t", "60", "-D", self.directory(node),
                         "-l", f"{self.work}/{node}.log", *arguments], check=check, stdout=subprocess.DEVNULL)
 
@@ -113,13 +112,11 @@ class Cluster:
                                     dbname=self.database, **options)
 
     def do(self, node, sql, *arguments, user="postgres"):
-        """The rows of one statement."""
         with self.connect(node, user=user) as session:
             cursor = session.execute(sql, arguments or None)
             return cursor.fetchall() if cursor.description else []
 
     def value(self, node, sql, *arguments):
-        """The only value of one statement."""
         return self.do(node, sql, *arguments)[0][0]
 
     def everywhere(self, sql, user="postgres"):
@@ -149,11 +146,9 @@ class Cluster:
             session.rollback()
 
     def shard_of(self, tenant, table="idempotency_store"):
-        """The shard of a tenant."""
         return self.value(0, f"SELECT get_shard_id_for_distribution_column(%s, %s::{self.tenants})", table, tenant)
 
     def node_of(self, tenant, table="idempotency_store"):
-        """The node with the shard of a tenant."""
         return self.ports.index(self.value(0, """SELECT n.nodeport FROM pg_dist_placement p JOIN pg_dist_node n USING (groupid)
             WHERE p.shardid = %s""", self.shard_of(tenant, table)))
 

@@ -31,7 +31,6 @@ def kept(session, key, tenant):
 
 
 def processor_seconds(cluster):
-    """What all processes of the cluster have used."""
     ticks = 0
     for node in range(len(cluster.ports)):
         with open(f"{cluster.directory(node)}/postmaster.pid", encoding="utf-8") as file:
@@ -44,13 +43,11 @@ def processor_seconds(cluster):
 
 
 def children(parent):
-    """Of a process."""
     with open(f"/proc/{parent}/task/{parent}/children", encoding="utf-8") as file:
         return file.read().split()
 
 
 def wal(cluster):
-    """Bytes that all nodes have written."""
     return sum(cluster.value(node, "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint") for node in range(len(cluster.ports)))
 
 
@@ -67,12 +64,10 @@ def measure(cluster, kind, node, name):
 
 
 def medians(rows):
-    """Column by column."""
     return [statistics.median(column) for column in zip(*rows)]
 
 
 def report(cluster, workers, node):
-    """One line for each of the two."""
     rows = {bare: [], kept: []}
     # the first rows of each shard cost more WAL
     for kind in rows:

@@ -118,7 +118,6 @@ def split(cluster, chance):
 
 
 def kill(cluster, chance):
-    """A worker."""
     cluster.kill(chance.randrange(1, len(cluster.ports)))
     return 1
 
@@ -189,7 +188,6 @@ def balances(verdict, cluster, delivered):
 
 
 def prepare(cluster):
-    """The tables of the bank."""
     cluster.do(0, "CREATE TABLE account (tenant bigint PRIMARY KEY, balance bigint NOT NULL)")
     cluster.do(0, "CREATE TABLE payment (tenant bigint NOT NULL, key text NOT NULL)")
     cluster.do(0, "ALTER TABLE payment REPLICA IDENTITY FULL")
@@ -230,7 +228,6 @@ def is_intact(verdict, cluster):
 
 
 def main():
-    """All of it."""
     with Verdict() as verdict, Cluster("moves") as cluster, cluster.pooler(2) as pool:
         prepare(cluster)
         began = time.monotonic()

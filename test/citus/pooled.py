@@ -90,7 +90,6 @@ def pipelines(verdict, clients):
 
 
 def main():
-    """All of it."""
     with Verdict() as verdict, Cluster("pooled", 2) as cluster, cluster.pooler(1) as connect:
         cluster.do(0, "CREATE TABLE account (tenant bigint PRIMARY KEY, balance bigint NOT NULL)")
         cluster.do(0, "SELECT create_distributed_table('account', 'tenant', shard_count := 4)")

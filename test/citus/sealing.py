@@ -25,7 +25,6 @@ def give_keys(cluster, node, *names):
 
 
 def give_all_keys(cluster, *names):
-    """The same file on all nodes."""
     for node in range(len(cluster.ports)):
         give_keys(cluster, node, *names)
 
@@ -184,7 +183,6 @@ def passes_over_moving(verdict, cluster):
 
 
 def main():
-    """All of it."""
     with Verdict() as verdict, Cluster("sealing") as cluster:
         cluster.do(0, "CREATE EXTENSION pgcrypto")
         cluster.do(0, "CREATE TABLE account (tenant bigint PRIMARY KEY)")

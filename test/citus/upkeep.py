@@ -23,7 +23,6 @@ def block_of_guide(first_line):
 
 
 def distribute(cluster):
-    """A business table, and the store beside it."""
     cluster.do(0, "SELECT create_distributed_table('account', 'tenant', shard_count := 8)")
     cluster.do(0, "SELECT idem_distribute_store('account')")
 
@@ -117,7 +116,6 @@ def collects_later(verdict, cluster):
 
 
 def run_tool(cluster, program, database, *arguments):
-    """pg_dump or pg_restore, on the coordinator."""
     subprocess.run([program, "-h", cluster.work, "-p", str(cluster.ports[0]), "-U", "postgres", "-d", database, *arguments],
                    check=True)
 
@@ -205,7 +203,6 @@ def is_dropped(verdict, cluster):
 
 
 def main():
-    """All of it."""
     with Verdict() as verdict, Cluster("upkeep") as cluster:
         cluster.do(0, "CREATE ROLE monitor LOGIN IN ROLE pg_monitor")
         cluster.do(0, "CREATE ROLE app LOGIN")

@@ -169,7 +169,6 @@ def play_model(task, phases=(Phase.generate, Phase.shrink)):
 
 
 def models_and_smith(total, seed, found):
-    """Both at the same time."""
     smith.prepare()
     with multiprocessing.get_context('spawn').Pool(2) as pool:
         queries = pool.apply_async(smith.run, [(max(total // 50, 1000), seed, {})])

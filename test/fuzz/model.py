@@ -327,7 +327,6 @@ class Model(RuleBasedStateMachine):
             'future': self.newest + 1000000}[kind]
 
     def attempt(self, client, sql, say, *arguments):
-        """Ask the model, then the server."""
         try:
             state = say(client, *arguments)
         except Expected as error:

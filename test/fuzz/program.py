@@ -160,7 +160,6 @@ def each_scene(functions, with_kinds=True):
 
 
 def programs(functions, with_kinds):
-    """Lists of steps."""
     directed = st.sampled_from(each_scene(functions, with_kinds))
     blocks = [maker(functions) for maker in BLOCKS] + [directed] * DIRECTED
     block = st.integers(0, len(blocks) - 1).flatmap(blocks.__getitem__)

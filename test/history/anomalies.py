@@ -58,7 +58,6 @@ class Graph:
         return made
 
     def name_edge(self, before, after):
-        """For people."""
         for kind in ("ww", "wr", "rw"):
             if after in getattr(self, kind).get(before, ()):
                 return f"-{kind}-> {self.transactions[after].name}"
@@ -211,6 +210,5 @@ def cycles(graph, edges):
 
 
 def in_words(graph, nodes):
-    """A cycle in words."""
     edges = [graph.name_edge(before, after) for before, after in zip(nodes, nodes[1:])]
     return " ".join([graph.transactions[nodes[0]].name, *edges])

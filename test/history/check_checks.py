@@ -179,7 +179,6 @@ def found_in(evidence):
 
 
 def spoiled(wrong):
-    """Sound evidence with one thing wrong."""
     evidence = copy.deepcopy(sound())
     wrong(evidence)
     return evidence
@@ -197,7 +196,6 @@ def check_operations():
 
 
 def main():
-    """All of them."""
     with Verdict() as verdict:
         for name, good in (*check_histories(), *check_operations()):
             verdict.check(good, name)

@@ -33,7 +33,6 @@ class Evidence:
 
 
 def gather(connection, ledger, plan):
-    """All that is known at the end."""
     return Evidence(
         events=by_event(ledger),
         lists=dict(connection.execute("SELECT id, elements FROM list").fetchall()),
@@ -42,7 +41,6 @@ def gather(connection, ledger, plan):
 
 
 def check(findings, evidence):
-    """The checks that need no server."""
     runs = effects(evidence)
     check_effects(findings, evidence, runs)
     check_answers(findings, evidence, runs)

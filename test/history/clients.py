@@ -83,11 +83,9 @@ class Client(client.Client):
                           key=planned.key, level=planned.level, message=str(error)[:300])
 
     def address(self):
-        """Of the path's database."""
         return {"user": "client", "dbname": self.options.database}
 
     def begin(self, planned, lease=None):
-        """Asks for the operation."""
         return self.execute(BEGIN, (planned.key, Jsonb(planned.request()), lease,
                                     self.rng.choice(WAITS))).fetchone()
 
@@ -118,7 +116,6 @@ class Client(client.Client):
         return self.note_answer(planned, row)
 
     def read(self, name):
-        """The elements of a list."""
         row = self.execute(READ, (name,)).fetchone()
         return row.elements if row else []
 

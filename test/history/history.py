@@ -46,7 +46,6 @@ VIOLATIONS = {
 
 
 def arguments():
-    """What the caller wants."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--seed", default=os.environ.get("HISTORY_SEED") or str(secrets.randbelow(10**9)))
     parser.add_argument("--seconds", type=float, default=float(os.environ.get("HISTORY_SECONDS") or 120),
@@ -89,7 +88,6 @@ class Run:
         self.storms = Storms(options, self.connect, path)
 
     def connect(self, **options):
-        """A superuser's connection."""
         return psycopg.connect(dbname=self.options.database, autocommit=True, **options)
 
     def create(self):
@@ -142,7 +140,6 @@ class Run:
             passed > 5 * seconds or min(self.shared.progress) >= self.options.operations)
 
     def judge(self):
-        """The findings, and the evidence."""
         findings = Findings()
         planned = partial(plan.operation, self.options.seed, clients=self.options.clients)
         with self.connect() as connection:
@@ -160,14 +157,12 @@ class Run:
         return findings, evidence
 
     def stop(self):
-        """Nothing of it goes on."""
         for process in self.clients:
             if process.is_alive():
                 process.kill()
 
 
 def read_text(path):
-    """A file."""
     with open(path, encoding="utf-8") as file:
         return file.read()
 
@@ -187,7 +182,6 @@ def log_trouble():
 
 
 def print_report(run, findings, evidence):
-    """All of it, for people."""
     events = evidence.events
     ways = Counter(key.split("-")[0] for key in evidence.records)
     deliveries = Counter(line["number"] for line in events["delivery"])
@@ -244,7 +238,6 @@ def go_all_paths(options, base):
 
 
 def main():
-    """One run and its verdict."""
     options = arguments()
     if options.plan:
         print(plan.fingerprint(options.seed, options.clients))

@@ -43,7 +43,6 @@ class Operation:
 
     @property
     def key(self):
-        """Its idempotency key."""
         return f"{self.way}-{self.number}"
 
     def request(self):
@@ -81,7 +80,6 @@ def level_of_block(seed, block):
 
 @lru_cache(maxsize=4096)
 def operation(seed, number, clients):
-    """The operation of that number."""
     rng = random.Random(f"{seed}/operation/{number}")
     block = number // BLOCK
     way = rng.choices(list(WAYS), list(WAYS.values()))[0]

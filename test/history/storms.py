@@ -107,7 +107,6 @@ class Storms:
         """Nothing strikes; the clients work all the same."""
 
     def settle(self):
-        """When the clients have gone."""
         self.over.set()
         for thread in self.threads:
             thread.join(30)

@@ -114,7 +114,6 @@ class Client:
         return self.connection.execute(statement, arguments, **options)
 
     def start(self, level="READ COMMITTED"):
-        """Begins a transaction."""
         self.execute(f"BEGIN ISOLATION LEVEL {level}", prepare=False)
 
     def commit(self, command="COMMIT"):

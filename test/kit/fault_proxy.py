@@ -58,12 +58,10 @@ class Proxy:
             self.statements = []
 
     def state(self):
-        """What has been counted."""
         with self.lock:
             return {"hits": self.hits, "trips": self.trips, "flushes": self.flushes}
 
     def texts(self):
-        """Of the statements that were asked or parsed."""
         return list(self.statements)
 
     def arm(self, action, pattern=COMMIT, inserted=False):
@@ -97,7 +95,6 @@ class Proxy:
         self.flowing.set()
 
     def cut(self):
-        """Ends all connections."""
         with self.lock:
             for session in self.sessions:
                 session.end()
@@ -112,7 +109,6 @@ class Proxy:
         self.refusing = False
 
     def close(self):
-        """For good."""
         self.refuse()
         self.listener.close()
 
@@ -134,7 +130,6 @@ class Proxy:
             self.fault = self.fault or fault
 
     def hit(self):
-        """A fault has happened."""
         with self.lock:
             self.hits += 1
 
@@ -152,7 +147,6 @@ class Proxy:
             return action
 
     def serve(self):
-        """Until the listener is closed."""
         while True:
             try:
                 down, _ = self.listener.accept()
@@ -272,7 +266,6 @@ class Session:
             self.doom = fault
 
     def answers(self):
-        """From the server to the client."""
         for kind, whole in messages(self.up):
             self.proxy.flowing.wait()
             if self.mute:
@@ -394,7 +387,6 @@ class Program:
 
 
 def main():
-    """Orders, until there are no more."""
     listener = listen_at(sys.argv[1])
     proxy = Proxy(listener, lambda: connect_to(sys.argv[2]))
     name = listener.getsockname()

@@ -37,7 +37,6 @@ class Findings:
         self.checks[name] = list(wrong)
 
     def failed(self):
-        """Names of the checks that found something."""
         return [name for name, wrong in self.checks.items() if wrong]
 
     def report(self):
@@ -49,7 +48,6 @@ class Findings:
 
 
 def by_event(ledger):
-    """The lines of a ledger."""
     events = defaultdict(list)
     for line in ledger:
         events[line["event"]].append(line)

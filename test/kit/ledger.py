@@ -23,11 +23,9 @@ class Ledger:
         self.file = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o644)
 
     def write(self, event, **facts):
-        """Appends one line."""
         os.write(self.file, (json.dumps({"event": event, **facts}) + "\n").encode())
 
 
 def read(path):
-    """All lines."""
     with open(path, encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]

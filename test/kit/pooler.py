@@ -50,12 +50,10 @@ def pooler(connections, server=os.environ, more=""):
 
 
 def socket_in(directory, server=os.environ):
-    """Its path."""
     return f'{directory}/.s.PGSQL.{server["PGPORT"]}'
 
 
 def wait_for(path, process):
-    """Until it answers."""
     deadline = time.monotonic() + 30
     while True:
         try:
@@ -68,7 +66,6 @@ def wait_for(path, process):
 
 
 def main():
-    """Until the end of the input."""
     with pooler(int(sys.argv[1])) as directory:
         print(directory, flush=True)
         sys.stdin.read()

@@ -25,7 +25,6 @@ def audit(world, intents=None):
 
 
 def read_gateway(world):
-    """What the gateway has booked, from its file."""
     with sqlite3.connect(f"file:{world.gateway_books}?mode=ro", uri=True) as books:
         return books.execute("SELECT kind, order_id, amount, charge FROM entry WHERE status = 201").fetchall()
 
@@ -89,7 +88,6 @@ def what_is_left(world, name, seconds=60):
 
 
 def open_operations(world, name):
-    """How many have begun and not ended."""
     return world.query(name, "SELECT count(*) FROM idempotency_store WHERE status <> 'COMPLETED'")[0][0]
 
 

@@ -18,14 +18,12 @@ class Chaos:
         self.thread = threading.Thread(target=self.run)
 
     def run(self):
-        """Until it is over."""
         while not self.over.wait(self.chance.expovariate(1 / self.pause)):
             victim = self.draw()
             self.tell(victim.name)
             self.kills += victim.kill()
 
     def draw(self):
-        """The next one."""
         if not self.deck:
             self.deck = self.world.victims()
             self.chance.shuffle(self.deck)

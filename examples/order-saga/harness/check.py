@@ -24,7 +24,6 @@ STOCK = {"mug": 10_000, "kettle": 100, "beans": 100, "grinder": 0}
 
 
 def main():
-    """One world for all of it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("mode", choices=("orchestrated", "choreographed"))
     parser.add_argument("--seconds", type=float)

@@ -33,13 +33,11 @@ class Intent:
 
 
 def draw_all(seed, orders):
-    """The customers of a seed."""
     chance = random.Random(seed)
     return [draw(number, chance) for number in range(orders)]
 
 
 def draw(number, chance):
-    """The next one."""
     goods = chance.sample(GOODS, chance.randint(1, 3))
     if chance.random() < 0.08:
         goods.append(SCARCE)
@@ -118,7 +116,6 @@ class Customers:
             time.sleep(0.5)
 
     def counted(self, fetch):
-        """Counts the requests."""
         def count(*arguments):
             with self.counting:
                 self.asked += 1

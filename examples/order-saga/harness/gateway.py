@@ -79,7 +79,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.answer(status, body)
 
     def answer(self, status, body):
-        """Sends JSON."""
         text = json.dumps(body).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(text)))

@@ -78,7 +78,6 @@ def wait_for_end(world):
 
 
 def report(world, customers):
-    """Prints the books."""
     counts = [world.query(name, "SELECT coalesce(sum(sent), 0), count(*) FROM outbox")[0] for name in SERVICES]
     sent, messages = map(sum, zip(*counts))
     print(f"\n{messages} messages, sent {sent} times; {world.duplicates} duplicates were turned away. "
@@ -100,16 +99,13 @@ class Lines:
         self.chaos = None
 
     def clock(self):
-        """Minutes and seconds since the beginning."""
         seconds = int(time.monotonic() - self.began)
         return f"{seconds // 60:3}:{seconds % 60:02}"
 
     def killed(self, name):
-        """A line of the timeline."""
         print(f"{self.clock()} killed: {name}", flush=True)
 
     def row(self):
-        """A line of the table."""
         orders = dict(self.world.query("orders", "SELECT state, count(*) FROM orders GROUP BY 1"))
         compensations, = self.world.query("orders", "SELECT count(*) FROM history WHERE cause = ANY(%s)", list(COMPENSATIONS))[0]
         ends = [orders.pop(state, 0) for state in ("CONFIRMED", "CANCELLED")]
@@ -119,7 +115,6 @@ class Lines:
 
     @contextlib.contextmanager
     def every(self, seconds):
-        """A row now and then, meanwhile."""
         over = threading.Event()
 
         def rows():
@@ -135,7 +130,6 @@ class Lines:
 
 
 def wait_for_interrupt():
-    """Until somebody has seen enough."""
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             time.sleep(3600)

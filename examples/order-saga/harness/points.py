@@ -59,7 +59,6 @@ class Postgres(Session):
         self.running = deque()
 
     def read(self, kind, body):
-        """Of Query, Parse and Bind."""
         if kind in b"QPB":
             text, _ = self.texts_of(kind, body)
             if kind != b"P":
@@ -95,11 +94,9 @@ class Amqp(Session):
         self.hand_on("out", self.down, self.up)
 
     def answers(self):
-        """From the broker."""
         self.hand_on("in", self.up, self.down)
 
     def hand_on(self, direction, source, sink):
-        """Frame by frame."""
         while True:
             head = exactly(source, 7)
             frame = head + exactly(source, struct.unpack_from("!I", head, 3)[0] + 1)

@@ -28,12 +28,10 @@ class Program:
         self.lock = threading.Lock()
 
     def start(self):
-        """Starts it, and keeps it running."""
         threading.Thread(target=self.supervise, daemon=True).start()
         return self
 
     def supervise(self):
-        """Runs the program again and again."""
         while not self.stopping:
             self.allowed.wait()
             with self.lock:
@@ -57,7 +55,6 @@ class Program:
         self.kill()
 
     def let_go(self):
-        """Starts it again."""
         self.allowed.set()
 
     def kill(self):
@@ -69,7 +66,6 @@ class Program:
             return running
 
     def stop(self):
-        """For good."""
         self.allowed.set()
         with self.lock:
             self.stopping = True
@@ -94,7 +90,6 @@ class Database:
         return True
 
     def pg_ctl(self, *arguments):
-        """Waits until it is done."""
         program = os.path.join(os.environ["PG_BINDIR"], "pg_ctl")
         subprocess.run([program, "-s", "-w", "-t", "60", "-D", os.environ["PGDATA"], *arguments],
                        check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)

@@ -43,12 +43,10 @@ class Scene:
         self.order = None
 
     def place(self):
-        """The customer clicks, as often as the intent says."""
         self.customers.order(self.intent)
         self.order = self.intent.answers[0]
 
     def cancel(self):
-        """The customer thinks better of it."""
         self.customers.cancel(self.intent)
 
     def value(self, database, statement):
@@ -57,11 +55,9 @@ class Scene:
         return rows[0][0] if rows else None
 
     def change(self, database, statement, *arguments):
-        """Of a row."""
         self.world.query(database, statement + " RETURNING 1", *arguments)
 
     def expect(self, database, statement, value):
-        """Comes in time."""
         try:
             wait_for(lambda: self.value(database, statement) == value, self.patience, "")
             self.verdict.check(True, f"{self.name}: {statement} is {value}")
@@ -69,7 +65,6 @@ class Scene:
             self.verdict.check(False, f"{self.name}: {statement} is {value}", self.value(database, statement))
 
     def check(self, good, what, details=""):
-        """Of this moment."""
         self.verdict.check(good, f"{self.name}: {what}", details)
 
     def kill_before(self, program, beginning):
@@ -78,7 +73,6 @@ class Scene:
         tap.arm(next(point for point in tap.seen if point[0] == "before" and point[1].startswith(beginning)))
 
     def expect_death(self, program):
-        """It has come there."""
         with contextlib.suppress(RuntimeError):
             wait_for(lambda: not self.taps[program].armed, self.patience, "")
         self.check(self.taps[program].disarm(), f"{program} was killed")

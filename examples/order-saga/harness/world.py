@@ -67,13 +67,11 @@ class World:
                 database.execute(file.read_text())
 
     def fill_stock(self):
-        """What is on the shelves."""
         with psycopg.connect(dbname="inventory") as database:
             for sku, count in self.stock.items():
                 database.execute("INSERT INTO stock VALUES (%s, %s)", (sku, count))
 
     def start_programs(self):
-        """Each with its own addresses."""
         self.shop_port, self.gateway_port = free_ports(2)
         self.gateway_books = self.work / "gateway.books"
         self.add("gateway", [PYTHON, HERE / "harness/gateway.py", self.gateway_port, self.gateway_books, self.seed,
@@ -86,13 +84,11 @@ class World:
             self.add(f"relay-{name}", [PYTHON, HERE / "relay/main.py"], self.addresses(f"relay-{name}", name))
 
     def add_service(self, name, command):
-        """A service with its database."""
         self.add(name, command, {
             **self.addresses(name, name), "PORT": str(self.shop_port),
             "GATEWAY_URL": f"http://127.0.0.1:{self.gateway_port}", **self.settings})
 
     def addresses(self, program, database):
-        """The addresses that a program needs."""
         url = f'postgres://{database}@localhost/{database}?host={os.environ["PGHOST"]}'
         return {
             "MODE": self.mode, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": f"{ROOT}/clients/python:{HERE}",
@@ -100,12 +96,10 @@ class World:
             "AMQP_URL": self.proxied(program, "broker", os.environ["DEMO_AMQP"])}
 
     def add(self, name, command, environment):
-        """Starts a program."""
         self.programs[name] = Program(
             name, [str(part) for part in command], environment, self.log, self.hear).start()
 
     def victims(self):
-        """What may be killed."""
         return [self.database, self.broker, *(self.programs[name] for name in sorted(self.programs))]
 
     def hear(self, _, line):
@@ -115,7 +109,6 @@ class World:
                 self.duplicates += 1
 
     def wait_until_ready(self, seconds=180):
-        """Until every program is at work."""
         for program in self.programs.values():
             if not program.ready.wait(seconds):
                 raise RuntimeError(f"{program.name} did not start; see {self.work / 'log'}")
@@ -123,11 +116,9 @@ class World:
 
     @property
     def address(self):
-        """Of the shop."""
         return f"http://127.0.0.1:{self.shop_port}"
 
     def is_open(self):
-        """Whether the shop answers."""
         try:
             with urllib.request.urlopen(f"{self.address}/catalog", timeout=2):
                 return True
@@ -151,7 +142,6 @@ class World:
         return orders, messages
 
     def stop(self):
-        """Ends what was started here."""
         for program in self.programs.values():
             program.stop()
         self.broker.stop()
