@@ -8,10 +8,8 @@ each step lasts until Prometheus says so.
 
 import json
 import os
-import random
 import re
 import shlex
-import socket
 import subprocess
 import time
 import urllib.parse
@@ -19,6 +17,7 @@ import urllib.request
 
 import yaml
 
+from ports import free_ports
 from verdict import Verdict
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -54,16 +53,6 @@ def command_of_page(program, ours):
     for word in shlex.split(line):
         flag, equals, value = word.rpartition('=')
         yield flag + equals + ours.get(value, value)
-
-
-def free_port():
-    """Below those that the system gives to connections: hardly anybody gets it meanwhile."""
-    while True:
-        try:
-            with socket.create_server(('127.0.0.1', random.randrange(20000, 32000))) as one:
-                return one.getsockname()[1]
-        except OSError:
-            continue
 
 
 def wait_for(what):
@@ -109,7 +98,7 @@ class Session:
 class Programs:
     def __init__(self):
         self.running = {}
-        self.ports = {name: free_port() for name in ('sql_exporter', 'prometheus')}
+        self.ports = dict(zip(('sql_exporter', 'prometheus'), free_ports(2)))
 
     def start(self, name, command):
         log = open(os.path.join(WORK, f'{name}.log'), 'a', encoding='utf-8')

@@ -5,7 +5,8 @@ import time
 
 import psycopg
 
-from cluster import HOST, Cluster, free_ports
+from cluster import HOST, Cluster
+from ports import free_ports
 from verdict import Verdict
 
 # type of the tenants, and two of them

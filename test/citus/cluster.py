@@ -3,15 +3,14 @@
 import contextlib
 import functools
 import os
-import random
 import re
-import socket
 import subprocess
 import time
 
 import psycopg
 
 import pooler
+from ports import free_ports
 
 SETTINGS = """
 listen_addresses = '127.0.0.1'
@@ -30,16 +29,6 @@ citus.recover_2pc_interval = 1s
 """
 
 HOST = "127.0.0.1"
-
-
-def free_ports(count):
-    """Ports that nobody listens on, below those that the system gives to clients."""
-    with contextlib.ExitStack() as stack:
-        sockets = []
-        while len(sockets) < count:
-            with contextlib.suppress(OSError):
-                sockets.append(stack.enter_context(socket.create_server((HOST, random.randrange(20000, 32768)))))
-        return [each.getsockname()[1] for each in sockets]
 
 
 def knows_statements():

@@ -2,9 +2,7 @@
 
 import os
 import pathlib
-import random
 import shutil
-import socket
 import threading
 import time
 import urllib.error
@@ -12,6 +10,7 @@ import urllib.request
 
 import psycopg
 
+from ports import free_ports
 from programs import Broker, Database, Program
 
 HERE = pathlib.Path(__file__).resolve().parent.parent
@@ -154,17 +153,3 @@ def wait_for(condition, seconds, otherwise):
         if time.monotonic() > until:
             raise RuntimeError(otherwise)
         time.sleep(0.2)
-
-
-def free_ports(count):
-    """Ports that nobody listens on, below those that the system gives to connections: nobody gets one meanwhile."""
-    found = []
-    for port in random.sample(range(20000, 32000), 12000):
-        if len(found) == count:
-            break
-        try:
-            socket.create_server(("127.0.0.1", port)).close()
-            found.append(port)
-        except OSError:
-            continue
-    return found
