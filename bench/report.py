@@ -2,7 +2,6 @@
 
 import json
 import statistics
-import sys
 
 HEADINGS = ('measure', 'median', 'quartiles', 'range', 'target', '')
 
@@ -44,25 +43,6 @@ def show(title, entries):
 
 
 def show_table(title, headings, rows):
-    try:
-        show_rich(title, headings, rows) if sys.stdout.isatty() else show_plain(title, headings, rows)
-    except ImportError:
-        show_plain(title, headings, rows)
-
-
-def show_rich(title, headings, rows):
-    from rich.console import Console
-    from rich.table import Table
-    colours = {'met': '[green]met[/]', 'missed': '[red]missed[/]'}
-    table = Table(title=title)
-    for heading in headings:
-        table.add_column(heading, justify='left' if heading in ('measure', 'peer', '') else 'right')
-    for cell in rows:
-        table.add_row(*cell[:-1], colours.get(cell[-1], cell[-1]))
-    Console().print(table)
-
-
-def show_plain(title, headings, rows):
     widths = [max(map(len, column)) for column in zip(headings, *rows)]
     print(title)
     for cell in (headings, *rows):
