@@ -274,9 +274,7 @@ class Log:
         self.start = os.path.getsize(self.path)
 
     def lines(self, pattern):
-        with open(self.path, encoding='utf-8', errors='replace') as log:
-            log.seek(self.start)
-            return [line.rstrip()[:300] for line in log if pattern.search(line)]
+        return [line.rstrip()[:300] for line in self.all_lines() if pattern.search(line)]
 
     def all_lines(self):
         with open(self.path, encoding='utf-8', errors='replace') as log:

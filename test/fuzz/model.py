@@ -77,12 +77,7 @@ class Client:
     """A session, and what the model knows of its transaction."""
 
     def __init__(self, database):
-        import os
-        os.environ['PGOPTIONS'] = '-c lock_timeout=15ms -c statement_timeout=20s'
-        try:
-            self.session = Session(database)
-        finally:
-            del os.environ['PGOPTIONS']
+        self.session = Session(database, '-c lock_timeout=15ms -c statement_timeout=20s')
         self.forget()
 
     def forget(self):

@@ -185,12 +185,7 @@ class Runner:
         self.kind_changed = False
 
     def connect(self):
-        import os
-        os.environ['PGOPTIONS'] = BASE_OPTIONS
-        try:
-            self.main, self.peer = Session(self.database), Session(self.database)
-        finally:
-            del os.environ['PGOPTIONS']
+        self.main, self.peer = Session(self.database, BASE_OPTIONS), Session(self.database, BASE_OPTIONS)
         self.admin = Session(self.database)
 
     def run(self, program):

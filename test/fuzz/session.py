@@ -32,9 +32,9 @@ def describe(result):
 class Session:
     """One backend."""
 
-    def __init__(self, database, role='postgres'):
+    def __init__(self, database, options=''):
         self.connection = pq.PGconn.connect(
-            f"dbname='{database}' user='{role}' application_name=fuzz client_encoding=UTF8".encode())
+            f"dbname='{database}' user=postgres application_name=fuzz client_encoding=UTF8 options='{options}'".encode())
         if self.connection.status != pq.ConnStatus.OK:
             raise Crash(self.connection.error_message.decode('utf-8', 'replace'))
         self.notices = []
