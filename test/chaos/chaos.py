@@ -21,7 +21,7 @@ import ledger
 import plan
 import psycopg
 from clients import Client, Shared
-from findings import Findings, is_noticed, keep_evidence
+from findings import Findings, keep_evidence, weigh
 from report import figures, print_report
 from servers import Clock, Pair
 from verdict import Verdict
@@ -162,15 +162,8 @@ class Run:
         schedule = plan.fingerprint(self.options.seed, self.options.clients, self.options.wanted)
         print_report(figures(self.options, schedule, evidence, lost), controller,
                      self.unavailable, findings)
-        return self.verdict(findings)
-
-    def verdict(self, findings):
-        """With a guard taken out, the run is as it should be if that was noticed."""
         failed = findings.failed()
-        if self.options.without_guard:
-            guard = self.options.without_guard
-            return (1, 0) if is_noticed(guard, VIOLATIONS[guard], failed) else (0, 1)
-        return len(findings.checks) - len(failed), len(failed)
+        return weigh(self.options.without_guard, VIOLATIONS, failed, len(findings.checks) - len(failed))
 
     def stop(self):
         for process in self.clients + self.others:

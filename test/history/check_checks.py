@@ -6,12 +6,11 @@ and what looks like one and is allowed. The others are the ledger, lists and rec
 operations. Prints a line for each and ends with "N passed, N failed".
 """
 
-import copy
 from collections import defaultdict
 
 import anomalies
 import checks
-from findings import Findings
+from findings import spoil
 from plan import READ_COMMITTED, REPEATABLE_READ, SERIALIZABLE, Operation, element
 from verdict import Verdict
 
@@ -171,27 +170,14 @@ WRONG = {
 }
 
 
-def found_in(evidence):
-    """Names of the checks that find something, and of all."""
-    findings = Findings()
-    checks.check(findings, evidence)
-    return findings.failed(), list(findings.checks)
-
-
-def spoiled(wrong):
-    evidence = copy.deepcopy(sound())
-    wrong(evidence)
-    return evidence
-
-
 def check_operations():
     """The sound evidence, and every way to be wrong."""
-    failed, names = found_in(sound())
+    failed, names = spoil(sound(), lambda evidence: None, checks.check)
     yield f"sound evidence {failed or ''}", not failed
     graphs = set(anomalies.find([], {}))
     for name in names:
         if name not in graphs:
-            seen = [name in found_in(spoiled(wrong))[0] for wrong in WRONG.get(name, ())]
+            seen = [name in spoil(sound(), wrong, checks.check)[0] for wrong in WRONG.get(name, ())]
             yield name, seen and all(seen)
 
 

@@ -25,7 +25,7 @@ import plan
 import psycopg
 from client import Shared
 from clients import Client
-from findings import Findings, is_noticed, keep_evidence
+from findings import Findings, keep_evidence, weigh
 from storms import DECK, DECK_BY_EXPIRY, Storms
 from verdict import Verdict
 
@@ -208,13 +208,6 @@ def print_report(run, findings, evidence):
     findings.report()
 
 
-def weigh(options, failed, passed):
-    """With a guard taken out, the run is as it should be if that was noticed."""
-    if not options.without_guard:
-        return passed, len(failed)
-    return (1, 0) if is_noticed(options.without_guard, VIOLATIONS[options.without_guard], failed) else (0, 1)
-
-
 def go_all_paths(options, base):
     """Path after path; the names of the checks that failed, and how many passed."""
     failed, passed, missing = [], 0, set(checks.EVENTS)
@@ -252,7 +245,7 @@ def main():
             wrong, good = go_all_paths(options, base)
             print(f"checks that found something:  {', '.join(wrong) or 'none'}")
             print(f"{time.monotonic() - start:.0f} seconds")
-            verdict.count(*weigh(options, wrong, good))
+            verdict.count(*weigh(options.without_guard, VIOLATIONS, wrong, good))
         finally:
             if verdict.failed or not verdict.passed:
                 keep_evidence("history", options.seed, [

@@ -89,11 +89,22 @@ def clients_stuck(events, clients):
         f"client {index} ended with {client.exitcode}" for index, client in enumerate(clients) if client.exitcode != 0]
 
 
-def is_noticed(guard, checks, failed):
-    """Without a guard a run is as it should be if one of these checks has failed."""
-    seen = any(name in failed for name in checks)
+def weigh(guard, violations, failed, passed):
+    """How many passed and failed. Without a guard a run is as it should be if one of the guard's
+    checks has failed."""
+    if not guard:
+        return passed, len(failed)
+    seen = any(name in failed for name in violations[guard])
     print(f"what comes of \"{guard}\" was " + ("noticed" if seen else "NOT noticed"))
-    return seen
+    return int(seen), int(not seen)
+
+
+def spoil(evidence, wrong, check):
+    """The names of the checks that find something in evidence with one thing wrong, and of all checks."""
+    findings = Findings()
+    wrong(evidence)
+    check(findings, evidence)
+    return findings.failed(), list(findings.checks)
 
 
 def keep_evidence(name, seed, files):
