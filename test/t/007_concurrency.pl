@@ -123,7 +123,6 @@ SQL
 # after a second: eight times over, far beyond the bound.
 {
 	my ($owner, $waiter) = (session($node), session($node));
-	my $pid = ask($waiter, 'SELECT pg_backend_pid()');
 	my $spent = 0;
 
 	for my $round (1 .. 8)
@@ -131,9 +130,7 @@ SQL
 		my $fence = ask($owner, "SELECT fence FROM idem_begin('lease $round', lease => '1 hour')");
 		my $ended;
 
-		$waiter->query_until(qr/asking/, "\\echo asking\n"
-			  . "SELECT 'told ' || outcome FROM idem_begin('lease $round', wait => '100s');\n");
-		wait_until('the waiter sleeps', sub { query("SELECT wait_event_type FROM pg_stat_activity WHERE pid = $pid AND state = 'active'") eq 'Extension' });
+		start_waiting($waiter, "SELECT 'told ' || outcome FROM idem_begin('lease $round', wait => '100s')", 'Extension');
 		$ended = time;
 		ask($owner, "SELECT idem_complete('lease $round', fence => $fence)");
 		$waiter->query_until(qr/told COMPLETED/, '');

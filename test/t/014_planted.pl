@@ -85,11 +85,9 @@ query('GRANT CREATE ON DATABASE postgres TO mallory');
 for my $call (q{app.idem_partition_store('4 hours')}, 'app.idem_unpartition_store()')
 {
 	my ($holder, $caller) = map { session($node) } 1, 2;
-	my $pid = ask($caller, 'SELECT pg_backend_pid()');
 
 	ask($holder, 'BEGIN; LOCK TABLE app.idempotency_ring IN SHARE MODE');
-	$caller->query_until(qr/asking/, "\\echo asking\nSELECT $call;\n");
-	wait_until('the call waits', sub { query("SELECT count(*) FROM pg_locks WHERE pid = $pid AND NOT granted") > 0 });
+	start_waiting($caller, "SELECT $call");
 	is(sqlstate($node, q{SET lock_timeout = '10ms'; SET ROLE mallory; ALTER SCHEMA app RENAME TO other}), '55P03', "$call: the schema keeps its name");
 	ask($holder, 'ROLLBACK');
 	ask($caller, 'SELECT 1');
@@ -291,8 +289,7 @@ refused('CREATE CAST (idempotency_status AS text) WITH FUNCTION trap.status(idem
 my ($holder, $mover) = map { session($node, 'managed') } 1, 2;
 my $mover_pid = ask($mover, 'SELECT pg_backend_pid()');
 ask($holder, 'BEGIN; LOCK TABLE managed.idempotency_store IN ACCESS SHARE MODE');
-$mover->query_until(qr/asking/, "\\echo asking\n\\i $managed/move-to-extension.sql\n");
-wait_until('the script waits', sub { $node->safe_psql('managed', "SELECT count(*) FROM pg_locks WHERE pid = $mover_pid AND NOT granted") > 0 });
+start_waiting($mover, "\\i $managed/move-to-extension.sql");
 is(sqlstate($node, q{SET lock_timeout = '10ms'; ALTER SCHEMA managed RENAME TO other}, 'managed'), '55P03', 'move: nobody gives the name of the schema to another one');
 $node->safe_psql('managed', "SELECT pg_cancel_backend($mover_pid)");
 $mover->query('SELECT 1');

@@ -196,13 +196,6 @@ for my $action ('error', 'kill')
 # From here on sessions wait at a point while others go on.
 my $gate = session($node);
 my ($s1, $s2) = (session($node), session($node));
-my %pid = map { $_ => ask($_, 'SELECT pg_backend_pid()') } $s1, $s2;
-
-sub waits ($session, $type)
-{
-	return query("SELECT wait_event_type FROM pg_stat_activity WHERE pid = $pid{$session} AND state = 'active'") eq $type;
-}
-
 my %at;
 
 # A session runs a statement as far as the point.
@@ -211,16 +204,7 @@ sub hold ($session, $point, $sql)
 	ask($gate, 'SELECT pg_advisory_lock(428)') if !$injected;
 	ask($session, arm($point, 'wait'));
 	$at{$session} = $point;
-	begin_to($session, $held, $sql);
-	return;
-}
-
-# Starts a statement, and returns when the session waits in it.
-sub begin_to ($session, $type, $sql)
-{
-	$session->{stderr} = '';
-	$session->query_until(qr/asking/, "\\echo asking\n$sql;\n");
-	wait_until("a session waits ($type)", sub { waits($session, $type) });
+	start_waiting($session, $sql, $held);
 	return;
 }
 
@@ -232,11 +216,9 @@ sub outcome ($session)
 	return $session->{stderr} =~ /ERROR:\s+(.*)/ ? $1 : $answer;
 }
 
-sub outcome_of ($session, $sql)
+sub error_of ($session, $sql)
 {
-	$session->{stderr} = '';
-	my $answer = $session->query($sql);
-	return $session->{stderr} =~ /ERROR:\s+(.*)/ ? $1 : $answer;
+	return complaint($session, $sql) =~ /ERROR:\s+(.*)/ ? $1 : '';
 }
 
 sub let_go ($session)
@@ -282,7 +264,7 @@ hold($s1, 'begin-decided', q{SELECT outcome FROM idem_begin('raw')});
 ask($s2, q{INSERT INTO idempotency_store (scope, idempotency_key, status, attempt, created_at, updated_at, expires_at)
 	VALUES ('', 'raw', 'COMPLETED', 1, now(), now(), 'infinity')});
 is(let_go($s1), 'ACQUIRED', 'a raw writer is not seen');
-like(outcome_of($s1, q{SELECT idem_complete('raw')}), qr{^operation was stored concurrently}, 'but its row is not written over');
+like(error_of($s1, q{SELECT idem_complete('raw')}), qr{^operation was stored concurrently}, 'but its row is not written over');
 ask($s1, 'ROLLBACK');
 
 # An old owner has compared its fence, and a new one comes.
@@ -302,7 +284,7 @@ ask($s1, 'ROLLBACK');
 	my $fence = expired_lease('taken');
 
 	hold($s1, 'taken-over', q{SELECT attempt, taken_over FROM idem_begin('taken', lease => '1 hour')});
-	begin_to($s2, 'Lock', "SELECT idem_complete('taken', '\"old\"', fence => $fence)");
+	start_waiting($s2, "SELECT idem_complete('taken', '\"old\"', fence => $fence)");
 	is(let_go($s1), '2|t', 'the new owner has won');
 	like(outcome($s2), qr/^lease of operation .* was lost/, 'and the old one gets an error');
 	is(state_of('taken'), '0|PENDING', 'nothing of it was written');
@@ -313,7 +295,7 @@ ask($s1, 'ROLLBACK');
 	query(q{DELETE FROM idempotency_store});
 	expired_row('swept');
 	hold($s1, 'sweep-read', 'SELECT idem_gc()');
-	begin_to($s2, 'Lock', q{SELECT outcome, attempt FROM idem_begin('swept', lease => '1 hour')});
+	start_waiting($s2, q{SELECT outcome, attempt FROM idem_begin('swept', lease => '1 hour')});
 	is(let_go($s1), '1', 'the sweep deletes the row');
 	is(outcome($s2), 'ACQUIRED|1', 'whose key is then acquired');
 	is(state_of('swept'), '0|PENDING', 'and stays so');

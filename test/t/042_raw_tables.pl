@@ -17,9 +17,8 @@ $node->safe_psql('target', q{CREATE EXTENSION idempotency; SELECT idem_grant('ap
 
 my $connected = session($node, 'target');
 my $may_use = sub {
-	$connected->{stderr} = '';
-	$connected->query("SELECT idem_lookup('k', scope => '$_[0]')");
-	return $connected->{stderr} =~ /may not use scope/ ? 'no' : $connected->{stderr} =~ /ERROR/ ? $connected->{stderr} : 'yes';
+	my $complaint = complaint($connected, "SELECT idem_lookup('k', scope => '$_[0]')");
+	return $complaint =~ /may not use scope/ ? 'no' : $complaint =~ /ERROR/ ? $complaint : 'yes';
 };
 
 ask($connected, 'SET ROLE app');

@@ -217,9 +217,7 @@ sub kept ($session)
 		CREATE SEQUENCE hashed});
 	for my $try (1 .. 8)
 	{
-		$session->{stderr} = '';
-		$session->query("SET statement_timeout = 100; SELECT idem_fingerprint(v), nextval('hashed') FROM large");
-		$cancelled++ if $session->{stderr} =~ /statement timeout/;
+		$cancelled++ if complaint($session, "SET statement_timeout = 100; SELECT idem_fingerprint(v), nextval('hashed') FROM large") =~ /statement timeout/;
 		ask($session, 'RESET statement_timeout');
 		$before = kept($session) if $try == 2;
 	}

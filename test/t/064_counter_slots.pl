@@ -68,10 +68,7 @@ my $gate = session($node, 'd');
 
 ask($gate, 'SELECT pg_advisory_lock(428)');
 ask($session{d}, q{SET idempotency.fault = 'count-entered:wait'});
-$session{d}->query_until(qr/asking/, "\\echo asking\nSELECT idem_stats_reset();\n");
-wait_until('a session is counting', sub {
-		$node->safe_psql('d', q{SELECT count(*) FROM pg_stat_activity WHERE datname = 'd' AND query ~ 'idem_stats_reset' AND wait_event IS NOT NULL
-			AND wait_event_type = 'Extension' AND pid <> pg_backend_pid()}) eq '1' });
+start_waiting($session{d}, 'SELECT idem_stats_reset()', 'Extension');
 $node->safe_psql('d', 'DROP EXTENSION idempotency');
 
 sub collector_has_been_in ($database)

@@ -45,11 +45,6 @@ sub make_over ($table, $ago)
 	return query("UPDATE idempotency_ring SET kept_until = NULL, range_start = now() - interval '10 days', range_end = now() - interval '$ago' WHERE name = 'idempotency_store$table'");
 }
 
-sub waiting ($pid, $type)
-{
-	return sub { query("SELECT count(*) FROM pg_stat_activity WHERE pid = $pid AND wait_event_type = '$type'") eq '1' };
-}
-
 # ---- made: the ring is used when everybody has heard of it ----
 
 my $old = session($node);
@@ -139,18 +134,8 @@ is(query('SELECT sum(pg_relation_size(name::regclass)) FROM idempotency_partitio
 my @skewed = map { session($node) } 1 .. 2;
 ask($skewed[$_], 'BEGIN ISOLATION LEVEL SERIALIZABLE; SELECT outcome FROM idem_lookup(' . (1 - $_) . '::text)') for 0, 1;
 my $lost = 0;
-for my $i (0, 1)
-{
-	$skewed[$i]->{stderr} = '';
-	$skewed[$i]->query("SELECT outcome FROM idem_begin('$i'); SELECT idem_complete('$i', '1')");
-	$lost++ if $skewed[$i]->{stderr} =~ /could not serialize/;
-}
-for my $i (0, 1)
-{
-	$skewed[$i]->{stderr} = '';
-	$skewed[$i]->query('COMMIT');
-	$lost++ if $skewed[$i]->{stderr} =~ /could not serialize/;
-}
+$lost += complaint($skewed[$_], "SELECT outcome FROM idem_begin('$_'); SELECT idem_complete('$_', '1')") =~ /could not serialize/ for 0, 1;
+$lost += complaint($skewed[$_], 'COMMIT') =~ /could not serialize/ for 0, 1;
 cmp_ok($lost, '>', 0, 'one of two that have not seen each other fails');
 $_->quit for @skewed;
 
@@ -196,14 +181,13 @@ cmp_ok(query(q{SELECT fence FROM idem_begin('fence', lease => '1 ms')}), '>', 50
 my $gate = session($node);
 my $writer = session($node);
 my $collector = session($node);
-my ($writer_pid, $collector_pid) = map { ask($_, 'SELECT pg_backend_pid()') } $writer, $collector;
+my $writer_pid = ask($writer, 'SELECT pg_backend_pid()');
 
 sub at_the_gate
 {
 	ask($gate, 'SELECT pg_advisory_lock(428)');
 	ask($collector, q{SET idempotency.fault = 'ring-read:wait'});
-	$collector->query_until(qr/asking/, "\\echo asking\nSELECT idem_gc();\n");
-	wait_until('the table is read', waiting($collector_pid, 'Extension'));
+	start_waiting($collector, 'SELECT idem_gc()', 'Extension');
 	return;
 }
 
@@ -211,7 +195,8 @@ fill('_p2');
 at_the_gate();
 is(query(q{SELECT count(*) FROM idempotency_store_p2}), '1', 'readers go on while the table is read');
 $writer->query_until(qr/asking/, "\\echo asking\nINSERT INTO idempotency_store_p2 (idempotency_key, status, expires_at) VALUES ('late', 'COMPLETED', now() + interval '1 hour');\n");
-wait_until('the writer waits, or is done', sub { waiting($writer_pid, 'Lock')->() || query(q{SELECT count(*) FROM idempotency_store_p2}) eq '2' });
+wait_until('the writer waits, or is done', sub {
+		query("SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = $writer_pid") eq 't' || query(q{SELECT count(*) FROM idempotency_store_p2}) eq '2' });
 ask($gate, 'SELECT pg_advisory_unlock_all()');
 ask($collector, 'SELECT 1');
 ask($writer, 'SELECT 1');
@@ -240,11 +225,9 @@ is(tables_with('over _p2'), '', 'and the table is emptied');
 # A table without a page is passed over without a lock. It may be another file by then, or none.
 sub hold_at ($point, $session, $sql)
 {
-	my $pid = ask($session, "SET idempotency.fault = '$point:wait'; SELECT pg_backend_pid()");
-
+	ask($session, "SET idempotency.fault = '$point:wait'");
 	ask($gate, 'SELECT pg_advisory_lock(428)');
-	$session->query_until(qr/asking/, "\\echo asking\n$sql;\n");
-	wait_until("a session waits at $point", waiting($pid, 'Extension'));
+	start_waiting($session, $sql, 'Extension');
 	return;
 }
 
@@ -274,8 +257,7 @@ query(q{UPDATE idempotency_ring SET kept_until = NULL, range_start = now() + int
 query('TRUNCATE ONLY idempotency_store_p2');	# its new file makes sessions read the ring
 ask($writer, q{BEGIN; SELECT outcome FROM idem_begin('queues')});
 at_the_gate();
-$writer->query_until(qr/asking/, "\\echo asking\nSELECT idem_complete('queues', '1', retention => '401 days'); COMMIT;\n");
-wait_until('the writer waits', waiting($writer_pid, 'Lock'));
+start_waiting($writer, q{SELECT idem_complete('queues', '1', retention => '401 days'); COMMIT});
 ask($gate, 'SELECT pg_advisory_unlock_all()');
 ask($collector, 'SELECT 1');
 ask($writer, 'SELECT 1');
@@ -340,9 +322,7 @@ is(query(q{SELECT count(*) FROM pg_depend WHERE deptype = 'e' AND objid IN (SELE
 # As idem_reseal does, an UPDATE leaves updated_at as it is. The record is still there, and no trigger has kept it.
 put('_p1', 'resealed', '1 hour');
 ask($gate, q{BEGIN; UPDATE idempotency_store SET response_code = 200 WHERE idempotency_key = 'resealed'});
-$writer->{stderr} = '';
-$writer->query_until(qr/asking/, "\\echo asking\nBEGIN ISOLATION LEVEL REPEATABLE READ; SELECT idem_forget('resealed');\n");
-wait_until('the writer waits', waiting($writer_pid, 'Lock'));
+start_waiting($writer, q{BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT idem_forget('resealed')});
 ask($gate, 'COMMIT');
 $writer->query('ROLLBACK');
 like($writer->{stderr}, qr/stored concurrently by another writer/, 'at REPEATABLE READ a record that was sealed meanwhile is a lost race');

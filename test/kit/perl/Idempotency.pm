@@ -14,7 +14,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(sleep time);
 
-our @EXPORT = (qw(new_node new_standby initdb_options query create_database dump_and_restore reconfigure write_keys session ask sqlstate kill_server start_again wait_until
+our @EXPORT = (qw(new_node new_standby initdb_options query create_database dump_and_restore reconfigure write_keys session ask complaint start_waiting sqlstate kill_server start_again wait_until
   soon figure count_in_log locks_waiting built_with build_module store_trigger has_pg_cron),
   @Test::More::EXPORT, @PostgreSQL::Test::Utils::EXPORT);
 
@@ -215,6 +215,26 @@ sub ask ($session, $sql)
 	die "\"$sql\" failed: $session->{stderr}"
 	  if $session->{stderr} =~ /ERROR:|FATAL:|WARNING:/;
 	return $answer;
+}
+
+# The errors and warnings of a statement in a session.
+sub complaint ($session, $sql)
+{
+	$session->{stderr} = '';
+	$session->query($sql);
+	return $session->{stderr};
+}
+
+# Starts a statement in a session of the first server, and returns when it waits: for a lock,
+# or for what else is named.  What it answers comes before the answer to the next statement.
+sub start_waiting ($session, $sql, $type = 'Lock')
+{
+	my $pid = ask($session, 'SELECT pg_backend_pid()');
+
+	$session->{stderr} = '';
+	$session->query_until(qr/asking/, "\\echo asking\n$sql;\n");
+	wait_until("a session waits ($type)", sub { query("SELECT wait_event_type FROM pg_stat_activity WHERE pid = $pid AND state = 'active'") eq $type });
+	return;
 }
 
 # The SQLSTATE by which statements fail, each sent for itself in one session;
