@@ -189,7 +189,6 @@ export class Caller {
       if (response && isFinal(response)) return response
       const pause = this.#pause(response, attempt)
       if (init.signal?.aborted || attempt >= attempts || this.#clock.now() + pause > end) throw new NoAnswer(response, error)
-      await response?.body?.cancel()
       await this.#clock.sleep(pause, init.signal ?? undefined)
     }
   }

@@ -1,13 +1,14 @@
 // The client's half, against a server that answers as it is told.
 import assert from 'node:assert/strict'
-import { mkdtemp, readdir } from 'node:fs/promises'
+import { createHash } from 'node:crypto'
+import { mkdir, mkdtemp, readdir } from 'node:fs/promises'
 import http from 'node:http'
 import path from 'node:path'
 import { once } from 'node:events'
 import { test } from 'node:test'
 import { BadArgument, FakeClock } from 'pg-idempotency'
 import { Caller, FileStore, MemoryStore, NoAnswer } from 'pg-idempotency/caller'
-import { newKey, portOf } from './support.js'
+import { deferred, newKey, portOf } from './support.js'
 
 // Each request takes the next of the answers; the last one stays.
 async function service(t, answers) {
@@ -16,7 +17,8 @@ async function service(t, answers) {
     const chunks = []
     request.on('data', (chunk) => chunks.push(chunk))
     request.on('end', () => {
-      seen.push({ method: request.method, key: request.headers['idempotency-key'], body: Buffer.concat(chunks).toString() })
+      const { method, url, headers: { 'idempotency-key': key, 'content-type': type } } = request
+      seen.push({ method, url, key, type, body: Buffer.concat(chunks).toString() })
       const answer = answers.length > 1 ? answers.shift() : answers[0]
       if (answer === 'cut') request.socket.destroy()
       else if (answer === 'half') response.writeHead(201, { 'Content-Length': '10' }).write('abc', () => request.socket.destroy())
@@ -44,12 +46,12 @@ test('retries 409, 503 and lost answers with the same key, and obeys Retry-After
     { status: 201, body: 'done' }])
   const clock = new Pauses()
   const caller = new Caller({ store: new MemoryStore(), clock })
-  const response = await caller.send('order 1', url, { body: '{"a":1}' })
+  const response = await caller.send('order 1', url, { body: '{"a":1}', headers: { 'Content-Type': 'application/json' } })
   assert.deepEqual([response.status, await response.text()], [201, 'done'])
   assert.equal(seen.length, 5)
   assert.equal(new Set(seen.map(({ key }) => key)).size, 1)
   assert.match(seen[0].key, /^"[0-9a-f-]{36}"$/)
-  assert.ok(seen.every(({ body }) => body === '{"a":1}'))
+  assert.ok(seen.every(({ body, type }) => body === '{"a":1}' && type === 'application/json'))
   assert.deepEqual([clock.slept[1], clock.slept[3]], [7000, 9000])
 })
 
@@ -75,15 +77,16 @@ test('a redirect that would send a GET, or the key to another origin, is the ans
   const stranger = await service(t, [{ status: 200 }])
   for (const [method, status, location, want] of [
     ['POST', 301, '/there', 301], ['POST', 302, '/there', 302], ['POST', 303, '/there', 303], ['PUT', 302, '/there', 302],
-    ['POST', 307, '/there', 201], ['PUT', 308, '/there', 201], ['GET', 302, '/there', 201], ['HEAD', 303, '/there', 201],
-    ['POST', 307, stranger.url, 307], ['GET', 302, stranger.url, 302], ['POST', 307, 'http://', 307],
+    ['POST', 307, '/there', 201], ['PUT', 308, '/there', 201], ['get', 302, '/there', 201], ['HEAD', 303, '/there', 201],
+    ['POST', 307, stranger.url, 307], ['GET', 302, stranger.url, 302], ['POST', 307, 'http://', 307], ['POST', 307, undefined, 307],
+    ['GET', 200, '/there', 200],
   ]) {
-    const { seen, url } = await service(t, [{ status, headers: { Location: location } }, { status: 201 }])
-    const body = method === 'POST' || method === 'PUT' ? 'body' : undefined
+    const { seen, url } = await service(t, [{ status, headers: location && { Location: location } }, { status: 201 }])
+    const body = { POST: 'body', PUT: Buffer.from('body') }[method] ?? null
     const response = await new Caller({ store: new MemoryStore(), clock: new Pauses() }).send('x', url, { method, body })
     assert.equal(response.status, want)
     assert.equal(seen.length, want === 201 ? 2 : 1)
-    assert.ok(seen.every((one) => one.method === method && one.key === seen[0].key && one.body === (body ?? '')))
+    assert.ok(seen.every((one) => one.method === method.toUpperCase() && one.key === seen[0].key && one.body === String(body ?? '')))
     const manual = await service(t, [{ status: 307, headers: { Location: '/there' } }, { status: 201 }])
     assert.equal((await new Caller({ store: new MemoryStore() }).send('x', manual.url, { redirect: 'manual' })).status, 307)
   }
@@ -91,21 +94,30 @@ test('a redirect that would send a GET, or the key to another origin, is the ans
   assert.equal((await new Caller({ store: new MemoryStore() }).send('x', url)).status, 308)
   assert.equal(seen.length, 11)
   assert.deepEqual(stranger.seen, [])
+  const chain = await service(t, [{ status: 307, headers: { Location: '/a/b' } }, { status: 307, headers: { Location: 'c' } }, { status: 201 }])
+  assert.equal((await new Caller({ store: new MemoryStore() }).send('x', chain.url)).status, 201)
+  assert.deepEqual(chain.seen.map(({ url }) => url), ['/payments', '/a/b', '/a/c'])
+  await assert.rejects(new Caller({ store: new MemoryStore(), attempts: 1 }).send('x', url, { redirect: 'error' }), NoAnswer)
 })
 
-test('never retries a 422, nor a 500', async (t) => {
-  for (const status of [422, 500, 402, 200]) {
-    const { seen, url } = await service(t, [{ status }])
-    assert.equal((await new Caller({ store: new MemoryStore() }).send('x', url)).status, status)
-    assert.equal(seen.length, 1)
+test('what asks for another try, and what is the answer', async (t) => {
+  for (const [statuses, tries] of [[[422, 500, 402, 200, 204], 1], [[409, 425, 429, 502, 503, 504], 2]]) {
+    for (const status of statuses) {
+      const { seen, url } = await service(t, [{ status }, { status: 201 }])
+      const answer = await new Caller({ store: new MemoryStore(), clock: new Pauses() }).send('x', url)
+      const want = tries === 1 ? status : 201
+      assert.deepEqual([answer.status, answer.statusText, seen.length], [want, http.STATUS_CODES[want], tries])
+    }
   }
 })
 
 test('gives up after the last try, and says what it knows', async (t) => {
   const { seen, url } = await service(t, [{ status: 503 }])
-  const caller = new Caller({ store: new MemoryStore(), clock: new Pauses(), attempts: 3 })
+  const clock = new Pauses()
+  t.mock.method(Math, 'random', () => 1)
+  const caller = new Caller({ store: new MemoryStore(), clock, attempts: 4, cap: 500 })
   await assert.rejects(caller.send('x', url), (error) => error instanceof NoAnswer && error.response.status === 503)
-  assert.equal(seen.length, 3)
+  assert.deepEqual([seen.length, clock.slept], [4, [200, 400, 500]])
   const cut = await service(t, ['cut'])
   await assert.rejects(caller.send('y', cut.url), (error) => error instanceof NoAnswer && error.response === undefined)
 })
@@ -114,14 +126,31 @@ test('a service that never answers: the time-out of a try is a lost answer', asy
   const { seen, server, url } = await service(t, ['silence', { status: 201 }])
   const clock = new FakeClock()
   const arrived = once(server, 'request')
-  const sent = new Caller({ store: new MemoryStore(), clock, timeout: 5000, base: 0 }).send('x', url)
+  const sent = new Caller({ store: new MemoryStore(), clock, timeout: 5000, base: 0 })
+    .send('x', url, { signal: new AbortController().signal })
   await arrived
   await clock.advance(5000)
   await clock.whenPending(1)
   await clock.advance(1)
   assert.equal((await sent).status, 201)
-  assert.equal(new Set(seen.map(({ key }) => key)).size, 1)
+  assert.deepEqual([new Set(seen.map(({ key }) => key)).size, clock.pending], [1, 0])
 })
+
+for (const [when, sleeps] of [['a try', 1], ['a pause', 2]]) {
+  test(`a caller that gives up in ${when} gets NoAnswer, and nothing more is sent`, async (t) => {
+    const { seen, server, url } = await service(t, [sleeps === 1 ? 'silence' : { status: 503 }])
+    const [clock, stop, arrived, asleep] = [new FakeClock(), new AbortController(), once(server, 'request'), deferred()]
+    const sleep = t.mock.method(clock, 'sleep', (...given) => {
+      if (sleep.mock.callCount() + 1 === sleeps) asleep.resolve()
+      return FakeClock.prototype.sleep.apply(clock, given)
+    })
+    const refused = assert.rejects(new Caller({ store: new MemoryStore(), clock }).send('x', url, { signal: stop.signal }), NoAnswer)
+    await Promise.all([arrived, asleep.promise])
+    stop.abort()
+    await refused
+    assert.deepEqual([seen.length, clock.pending], [1, 0])
+  })
+}
 
 test('a key that is forgotten while it is made: another one, and never none', async () => {
   const store = new FileStore(await mkdtemp(path.join(process.env.IDEM_WORK, 'keys')))
@@ -156,6 +185,16 @@ test('a fetch of its own is asked once for what is no URL to it, and may take an
 
 test('a body that cannot be sent twice is refused', async () => {
   await assert.rejects(new Caller({ store: new MemoryStore() }).send('x', 'http://127.0.0.1:1', { body: new ReadableStream() }), TypeError)
+})
+
+test('a store that cannot be read is an error; one in memory has the same key until it is forgotten', async () => {
+  const directory = await mkdtemp(path.join(process.env.IDEM_WORK, 'keys'))
+  await mkdir(path.join(directory, createHash('sha256').update('x').digest('hex')))
+  await assert.rejects(new FileStore(directory).keyFor('x', newKey), { code: 'EISDIR' })
+  const store = new MemoryStore()
+  const [first, second] = [await store.keyFor('x', newKey), await store.keyFor('x', newKey)]
+  await new Caller({ store }).forget('x')
+  assert.deepEqual([first === second, first === await store.keyFor('x', newKey)], [true, false])
 })
 
 test('keys outlive the process, and two processes agree on one', async () => {

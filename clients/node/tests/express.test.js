@@ -18,11 +18,12 @@ async function app(t, style, handler, { before = [], pool = poolFor(t), ...optio
   const errors = []
   t.mock.method(console, 'error', (error) => errors.push(error))
   const once = expressIdempotency(new Idempotency(pool), { principal: () => newKey(), ...options })
-  app.post('/do', ...before, once[style](handler))
+  // As Express 4 does, which lets go of the promise.
+  app.post('/do', ...before, (req, res, next) => { once[style](handler)(req, res, next) })
   app.use((error, req, res, next) => res.headersSent ? next(error) : res.status(500).end('own'))
   const port = await portOf(t, app.listen(0, '127.0.0.1'))
   const post = (key = newKey(), body = '{}', type = 'application/json', headers = {}) => send(port,
-    { method: 'POST', path: '/do', body, headers: { 'content-type': type, 'idempotency-key': key, ...headers } })
+    { method: 'POST', path: '/do', body, headers: { 'content-type': type, 'Idempotency-Key': key, ...headers } })
   return { post, errors }
 }
 
@@ -33,32 +34,33 @@ test('a request that is answered while it waits for a connection: nothing runs, 
   let ended
   const gone = new Promise((resolve) => { ended = resolve })
   const giveUp = (req, res, next) => {
+    res.removeHeader('X-Powered-By')
     setImmediate(() => { res.status(503).end('too slow'); ended() })
     next()
   }
-  const { post } = await app(t, 'transaction', (req, res) => { calls++; res.end('done') }, { pool, before: [giveUp] })
+  const { post, errors } = await app(t, 'transaction', (req, res) => { calls++; res.end('done') }, { pool, before: [giveUp] })
   const answer = post()
   await gone
   taken.release()
   assert.deepEqual([(await answer).status, (await answer).body], [503, 'too slow'])
   // The pool has one connection: it is free again when the refused transaction has ended.
   await pool.query('SELECT 1')
-  assert.equal(calls, 0)
+  assert.deepEqual([calls, errors.length], [0, 1])
 })
 
 test('an answer that comes when time is up goes nowhere', async (t) => {
   for (const late of [
     (res) => res.status(200).set('X-A', 'b').json({}),
-    (res) => { res.writeHead(200, { 'X-A': 'b' }); res.end() },
+    (res) => { res.writeHead(200, { 'X-A': 'b' }); res.write('late'); res.end('later') },
+    (res) => { res.setHeaders(new Map([['X-A', 'b']])); res.setHeader('X-A', 'c') },
     (res) => { res.appendHeader('X-A', 'b'); res.removeHeader('X-A'); res.redirect('/') },
   ]) {
-    const [go, answered] = [deferred(), deferred()]
+    const answered = deferred()
     const { post } = await app(t, 'transaction', (req, res) => {
       // as a callback does: what it throws ends the process
-      go.promise.then(() => setImmediate(() => { late(res); answered.resolve() }))
+      res.once('prefinish', () => process.nextTick(() => { late(res); answered.resolve() }))
     }, { timeout: 50 })
     assert.equal((await post()).status, 503)
-    go.resolve()
     await answered.promise
   }
 })
@@ -66,14 +68,75 @@ test('an answer that comes when time is up goes nowhere', async (t) => {
 test('a status as Node sends it, and each cookie of writeHead', async (t) => {
   const { post } = await app(t, 'transaction', (req, res) => {
     res.setHeader('Set-Cookie', 'old=1')
-    res.writeHead('201', ['Set-Cookie', 'a=1', 'Set-Cookie', 'b=2', 'X-A', 'c'])
+    res.writeHead('201', 'Made', ['Set-Cookie', 'a=1', 'Set-Cookie', 'b=2', 'X-A', 'c'])
     res.end()
   })
-  const { status, headers } = await post()
-  assert.deepEqual([status, headers['set-cookie'], headers['x-a']], [201, ['a=1', 'b=2'], 'c'])
+  const { status, reason, headers } = await post()
+  assert.deepEqual([status, reason, headers['set-cookie'], headers['x-a']], [201, 'Made', ['a=1', 'b=2'], 'c'])
   const never = await app(t, 'transaction', (req, res) => { res.statusCode = 1000; res.end() })
   assert.deepEqual([(await never.post()).status, never.errors.length], [500, 1])
   assert.match(never.errors[0].message, /cannot answer 1000/)
+})
+
+// Each writes "done", with the header X-A.
+const WAYS = {
+  'chunks in an encoding, with callbacks': async (res) => {
+    await new Promise((written) => res.set('X-A', 'b').write('ZA==', 'base64', written))
+    await new Promise((written) => res.write('o', written))
+    await new Promise((ended) => res.end('6e65', 'hex', ended))
+  },
+  'end with nothing, and again': async (res) => {
+    res.set('X-A', 'b').write('done')
+    await new Promise((ended) => res.end(null, ended))
+    res.status(500).end('more')
+  },
+  'end with a callback alone': (res) => new Promise((ended) => { res.set('X-A', 'b').write('done'); res.end(ended) }),
+  'the head first': (res) => { res.set('X-A', 'b').flushHeaders(); res.status(203).end('done') },
+  'writeHead with pairs': (res) => res.writeHead(203, [['X-A', 'b']]).end('done'),
+  'writeHead without headers': (res) => res.set('X-A', 'b').writeHead(203, null).end('done'),
+  'another response after a failed COMMIT': async (res, calls) => {
+    res.removeHeader('X-Powered-By')
+    if (calls === 1) res.status(500).set('X-B', 'c')
+    if (calls === 1) throw Object.assign(new Error('planned'), { code: '40001' })
+    res.set('X-A', 'b').end('done')
+  },
+  ...Object.fromEntries(['on', 'once', 'addListener', 'prependListener', 'prependOnceListener'].map((name) => [
+    `a listener of finish by ${name}`, (res) => new Promise((finished) => res[name]('finish', finished).set('X-A', 'b').end('done')),
+  ])),
+  ...Object.fromEntries(['off', 'removeListener'].map((name) => [`no listener of finish by ${name}`, (res) => {
+    const listener = () => assert.fail('heard')
+    res.on('finish', listener)[name]('finish', listener).set('X-A', 'b').end('done')
+  }])),
+}
+
+for (const [name, write] of Object.entries(WAYS)) {
+  test(`a handler may answer by ${name}`, async (t) => {
+    let calls = 0
+    const before = [(req, res, next) => { res.set('X-Before', 'set'); next() }]
+    const options = { principal: () => 'me', headers: ['X-A'], timeout: 2000, before }
+    const { post } = await app(t, 'transaction', async (req, res) => { await write(res, ++calls) }, options)
+    const key = newKey()
+    const [first, second] = [await post(key), await post(key)]
+    for (const { status, body, headers } of [first, second]) {
+      assert.deepEqual([status < 204, body, headers['x-a'], headers['x-b'], headers['x-before']], [true, 'done', 'b', undefined, 'set'])
+    }
+    assert.deepEqual([second.headers['idempotency-replayed'], second.status], ['true', first.status])
+    assert.equal(first.headers['x-powered-by'], name.startsWith('another') ? undefined : 'Express')
+  })
+}
+
+test('a handler that is mounted: where is part of the scope, and of what is compared', async (t) => {
+  const application = express()
+  const idempotency = new Idempotency(poolFor(t))
+  for (const [path, options] of [['/own', { principal: () => 'me' }], ['/same', { scope: () => 'mounted' }]]) {
+    const handle = expressIdempotency(idempotency, options).transaction((req, res) => { res.status(201).end() })
+    for (const version of ['/v1', '/v2']) application.use(`${path}${version}`, handle)
+  }
+  const port = await portOf(t, application.listen(0, '127.0.0.1'))
+  const headers = { 'Idempotency-Key': newKey() }
+  const seen = []
+  for (const path of ['/own/v1', '/own/v2', '/same/v1', '/same/v2']) seen.push((await send(port, { method: 'POST', path, body: '', headers })).status)
+  assert.deepEqual(seen, [201, 201, 201, 422])
 })
 
 test('a refusal by a deferred constraint: a lost attempt in COMMIT, and none where the work asks for it', async (t) => {
@@ -123,13 +186,33 @@ test('a body that a parser has read without keeping it is refused where it says 
 })
 
 test('a stream that a middleware has read, or that Express 4 has left with {}', async (t) => {
-  const swallow = async (req, res, next) => { req.resume(); await events.once(req, 'end'); req.body = {}; next() }
+  let left
+  const swallow = async (req, res, next) => { req.resume(); await events.once(req, 'end'); req.body = left; next() }
   const eaten = await app(t, 'transaction', (req, res) => { res.end('ran') }, { principal: () => 'me', before: [swallow] })
-  for (const type of ['multipart/form-data; boundary=b', 'text/xml']) assert.equal((await eaten.post(newKey(), '<a/>', type)).status, 500)
+  for (const [type, body] of [
+    ['text/xml', {}], ['text/xml', undefined], ['application/json', undefined], ['multipart/form-data; boundary=b', { field: '1' }],
+  ]) {
+    left = body
+    assert.equal((await eaten.post(newKey(), '<a/>', type)).status, 500)
+  }
+  left = undefined
+  assert.equal((await eaten.post(newKey(), '')).status, 200)
   const four = await app(t, 'transaction', (req, res) => { res.end('ran') }, { principal: () => 'me', before: [(req, res, next) => { req.body = {}; next() }] })
   const key = newKey()
   const status = async (body) => (await four.post(key, body, 'text/xml')).status
   assert.deepEqual([await status('<a/>'), await status('<a/>'), await status('<b/>')], [200, 200, 422])
+})
+
+test('what was kept is compared though a middleware has made text of it; bytes that were no text cannot be', async (t) => {
+  const { keepBody } = expressIdempotency(new Idempotency(poolFor(t)), { principal: () => 'me' })
+  for (const [encoding, answers] of [['hex', [200, 200, 422]], ['utf8', [500, 500, 500]]]) {
+    const read = async (req, res, next) => { req.setEncoding(encoding).resume(); await events.once(req, 'end'); next() }
+    const { post } = await app(t, 'transaction', (req, res) => { res.end('ran') }, { principal: () => 'me', before: [keepBody(), keepBody(), read] })
+    const key = newKey()
+    const seen = []
+    for (const byte of [0xff, 0xff, 0xfe]) seen.push((await post(key, Buffer.from([byte]), 'text/plain')).status)
+    assert.deepEqual(seen, answers, encoding)
+  }
 })
 
 test('JSON with a Content-Encoding that no parser has decoded is refused; one that a parser has, is compared by its value', async (t) => {
@@ -139,6 +222,8 @@ test('JSON with a Content-Encoding that no parser has decoded is refused; one th
   const bare = await app(t, 'transaction', handler, { principal: () => 'me' })
   const { status, headers } = await bare.post(newKey(), gzipSync('{"a":1}'), 'application/json', gzip)
   assert.deepEqual([status, headers['accept-encoding'], seen], [415, 'identity', []])
+  for (const [body, type] of [['{"a":1}'], [''], ['b', 'text/plain']]) assert.equal((await bare.post(newKey(), body, type)).status, 201)
+  assert.deepEqual(seen.splice(0), [{ a: 1 }, undefined, Buffer.from('b')])
   const parsing = await app(t, 'transaction', handler, { principal: () => 'me', before: [express.json()] })
   const key = newKey()
   const ask = async (body) => (await parsing.post(key, gzipSync(body), 'application/json', gzip)).status
@@ -175,7 +260,7 @@ test('a database that does not say until when an answer is kept costs the header
   const held = post()
   while ((await proxy.order('state')).hits === 0) await sleep(5)
   await clock.advance(5000)
-  const { status, body, headers } = await Promise.race([held, sleep(10_000, {})])
+  const { status, body, headers } = await Promise.race([held, sleep(10_000, {}, { ref: false })])
   assert.deepEqual([status, body, headers?.until], [200, 'done', undefined])
   // The connection was cut, and its place in the pool is free.
   assert.ok((await post()).headers.until)

@@ -21,8 +21,11 @@ async function app(t, setUp, options) {
   return { pool, post, errors }
 }
 
-test('a redirect has the status that Fastify gives it', async (t) => {
-  const routes = { 302: (reply) => reply.redirect('/'), 303: (reply) => reply.code(303).redirect('/'), 307: (reply) => reply.redirect('/', 307) }
+test('a redirect, and a Response, have the status that Fastify gives them', async (t) => {
+  const routes = {
+    302: (reply) => reply.redirect('/'), 303: (reply) => reply.code(303).redirect('/'), 307: (reply) => reply.redirect('/', 307),
+    402: () => new Response('no', { status: 402, headers: { Location: '/' } }),
+  }
   const { post } = await app(t, async (fastify, register) => {
     await register()
     for (const [path, redirect] of Object.entries(routes)) fastify.post(`/${path}`, fastify.idempotent.transaction(async (request, reply) => redirect(reply)))
@@ -57,12 +60,15 @@ test('a handler that takes over its reply is rolled back at once, and answered',
     }))
     take('/hijack', (reply) => reply.hijack())
     take('/raw', (reply) => reply.raw.end('mine'))
+    take('/part', (reply) => { reply.hijack(); reply.raw.write('part') })
+    fastify.post('/later', fastify.idempotent.transaction((request, reply, { tx }) => { effect(tx, name).then(() => reply.raw.end('mine')) }))
   }, { max: 1 })
   const hijacked = await post('/hijack')
   assert.deepEqual([hijacked.status, hijacked.headers['content-type']], [500, 'application/problem+json'])
-  assert.equal((await post('/raw')).body, 'mine')
+  for (const path of ['/raw', '/later']) assert.equal((await post(path)).body, 'mine')
+  await assert.rejects(post('/part'), { code: 'ECONNRESET' })
   // The pool has one connection: it is free again when the refused transaction has ended.
-  assert.deepEqual([await effects(pool, name), errors.length], [0, 2])
+  assert.deepEqual([await effects(pool, name), errors.length], [0, 4])
 })
 
 test('an async handler that ends without an answer has an empty one', async (t) => {
@@ -70,33 +76,60 @@ test('an async handler that ends without an answer has an empty one', async (t) 
     await register()
     fastify.post('/nothing', fastify.idempotent.transaction(async () => {}))
     fastify.post('/later', fastify.idempotent.transaction((request, reply) => { setImmediate(() => reply.send('later')) }))
+    fastify.post('/reply', fastify.idempotent.transaction((request, reply) => { setImmediate(() => reply.send('later')); return reply }))
   })
   const { status, body } = await post('/nothing')
-  assert.deepEqual([status, body, (await post('/later')).body], [200, '', 'later'])
+  assert.deepEqual([status, body, (await post('/later')).body, (await post('/reply')).body], [200, '', 'later', 'later'])
 })
 
 test('hooks of others that take their time: one answer, also of a handler that throws after it', async (t) => {
+  let sends = 0
   const { post, errors } = await app(t, async (fastify, register) => {
-    fastify.addHook('onSend', (request, reply, payload) => new Promise((resolve) => setImmediate(resolve, payload)))
+    fastify.addHook('onSend', (request, reply, payload) => new Promise((resolve) => { sends++; setImmediate(resolve, payload) }))
     await register()
     fastify.post('/sent', fastify.idempotent.transaction(async (request, reply) => { reply.send('sent') }))
     fastify.post('/thrown', fastify.idempotent.transaction(async (request, reply) => { reply.send('sent'); throw new Error('after') }))
   })
   assert.equal((await post('/sent')).body, 'sent')
   const { status, body } = await post('/thrown')
-  assert.deepEqual([status, JSON.parse(body).title, errors], [500, 'Internal Server Error', ['after']])
+  assert.deepEqual([status, JSON.parse(body).title, errors, sends], [500, 'Internal Server Error', ['after'], 2])
 })
 
 test('other errors, and other routes, are left to the application', async (t) => {
   const { post } = await app(t, async (fastify, register) => {
     await register()
-    fastify.setErrorHandler((error, request, reply) => reply.code(418).send('mine'))
+    fastify.addHook('onRequest', async (request, reply) => { reply.header('X-Before', 'set') })
+    fastify.setErrorHandler((error, request, reply) => reply.code(418).send(error.message))
     fastify.post('/plain', async () => 'plain')
     fastify.post('/refused', { preHandler: async () => { throw new Error('no') } }, fastify.idempotent.transaction(async () => 'x'))
     fastify.post('/own', { errorHandler: (error, request, reply) => reply.code(417).send('own') }, fastify.idempotent.transaction(async () => 'x'))
   })
+  assert.equal((await post('/refused')).body, 'no')
   const broken = (path) => post(path, '{"a":').then(({ status }) => status)
   assert.deepEqual([await broken('/plain'), (await post('/refused')).status, await broken('/refused'), await broken('/own')], [418, 418, 400, 417])
   const unsupported = await post('/refused', 'a', 'text/x-any')
-  assert.deepEqual([unsupported.status, unsupported.headers['content-type']], [415, 'application/problem+json'])
+  assert.deepEqual([unsupported.status, unsupported.headers['content-type'], unsupported.headers['x-before']], [415, 'application/problem+json', 'set'])
+})
+
+test('what stands before a handler stays: hooks of its route, headers, and the server as `this`', async (t) => {
+  let server
+  const { post } = await app(t, async (fastify, register) => {
+    server = fastify
+    await register()
+    fastify.addHook('onRequest', async (request, reply) => { reply.headers({ 'X-Before': 'set', 'X-Gone': 'set' }) })
+    const refuse = async (request, reply) => reply.code(401).send('who?')
+    const route = (path, handler, options = {}) => fastify.post(path, options, fastify.idempotent.transaction(handler))
+    for (const [path, onRequest] of [['/guarded', refuse], ['/guards', [async () => {}, refuse]]]) route(path, () => assert.fail('ran'), { onRequest })
+    route('/this', async function (request, reply) { assert.equal(this, server); return reply.removeHeader('X-Gone').send('ran') })
+    route('/thrown', async () => { throw new Error('planned') })
+    fastify.addContentTypeParser('multipart/form-data', (request, payload, done) => { payload.resume(); done() })
+  })
+  const seen = []
+  for (const path of ['/guarded', '/guards', '/this', '/thrown']) {
+    const { status, headers } = await post(path)
+    seen.push([status, headers['x-before'], headers['x-gone']])
+  }
+  assert.deepEqual(seen, [[401, 'set', 'set'], [401, 'set', 'set'], [200, 'set', undefined], [500, 'set', 'set']])
+  // a body that this package cannot see
+  assert.equal((await post('/this', 'x', 'multipart/form-data')).status, 500)
 })

@@ -1,5 +1,6 @@
 // What Hono alone has: errors with a response, and the onError of an application.
 import assert from 'node:assert/strict'
+import { gzipSync } from 'node:zlib'
 import { test } from 'node:test'
 import { Hono } from 'hono'
 import { HTTPException } from 'hono/http-exception'
@@ -134,9 +135,9 @@ test('without an onError of the application the answer is a problem, and the con
 test('an onError that is given to the package is told of what becomes a 500, whoever answers', async (t) => {
   for (const application of [answering, undefined]) {
     const errors = []
-    const { app } = await throwing(t, { application, onError: (error) => errors.push(error) })
+    const { app, heard } = await throwing(t, { application, onError: (error) => errors.push(error) })
     for (const path of Object.keys(PLAIN)) await post(app, path)
-    assert.deepEqual(errors, [PLAIN['/plain']])
+    assert.deepEqual([errors, heard.filter((one) => one.startsWith('console'))], [[PLAIN['/plain']], []])
   }
 })
 
@@ -167,11 +168,58 @@ test('JSON that is none, where only the handler finds out, is refused; a SyntaxE
   const app = new Hono()
   app.post('/read', once.transaction(async (c) => c.json(await c.req.json())))
   app.post('/own', once.transaction(() => { throw new SyntaxError('own') }))
+  app.post('/other', once.transaction(() => { throw new RangeError('other') }))
   const status = async (path, body, headers) => (await app.request(path, {
     method: 'POST', body, headers: { 'content-type': 'application/json', ...headers },
   })).status
   const keyed = { 'idempotency-key': newKey() }
   const refused = [await status('/read', '{"a"'), await status('/read', '', keyed), await status('/read', '{"a"', { ...keyed, 'content-encoding': 'x' })]
   assert.deepEqual(refused, [400, 400, 400])
-  assert.deepEqual([await status('/own', '{}'), await status('/read', '{"a"', { 'content-type': 'text/plain' })], [500, 500])
+  const failed = [await status('/own', '{}'), await status('/other', '{"a"'), await status('/read', '{"a"', { 'content-type': 'text/plain' })]
+  assert.deepEqual(failed, [500, 500, 500])
+})
+
+// The bytes are compared that a middleware has read, if it has kept them.
+const READ = {
+  text: [[200, 200, 422], [500, 500, 500]], arrayBuffer: [[200, 200, 422], [200, 200, 422]], json: [[200, 200, 422], [500, 500, 500]],
+  blob: [[500, 500, 500], [500, 500, 500]],
+}
+
+for (const [read, answers] of Object.entries(READ)) {
+  test(`a body that a middleware has read by ${read}()`, async (t) => {
+    const errors = []
+    const once = honoIdempotency(new Idempotency(poolFor(t)), { principal: () => 'me', onError: (error) => errors.push(error) })
+    const app = new Hono()
+    app.use(async (c, next) => { await c.req[read](); await next() })
+    app.post('/', once.transaction((c) => c.text('done')))
+    const seen = []
+    for (const [one, other] of [['"a"', '"b"'], ['"\xff"', '"\xfe"']]) {
+      const headers = { 'content-type': 'application/json', 'idempotency-key': newKey() }
+      const ask = async (text) => (await app.request('/', { method: 'POST', body: Buffer.from(text, 'latin1'), headers })).status
+      seen.push([await ask(one), await ask(one), await ask(other)])
+    }
+    assert.deepEqual(seen, answers)
+    assert.ok(errors.every(({ message }) => message.includes('cannot be compared')))
+    if (read !== 'arrayBuffer') return
+    const headers = { 'content-type': 'application/json', 'content-encoding': 'gzip', 'idempotency-key': newKey() }
+    assert.equal((await app.request('/', { method: 'POST', body: gzipSync('{}'), headers })).status, 200)
+  })
+}
+
+test('an answer without a body, also of another realm, to a request without one; its handler sees that the client has gone', async (t) => {
+  const once = honoIdempotency(new Idempotency(poolFor(t)), { principal: () => 'me' })
+  const gone = new AbortController()
+  const app = new Hono()
+  app.post('/:status', once.transaction(async (c) => {
+    if (c.req.raw.body) gone.abort()
+    return { status: Number(c.req.param('status')), headers: new Headers({ 'X-Gone': c.req.raw.signal.aborted }), body: null }
+  }))
+  for (const status of [204, 205, 304]) {
+    const headers = { 'idempotency-key': newKey() }
+    const seen = []
+    for (let i = 0; i < 2; i++) seen.push((await app.request(`/${status}`, { method: 'POST', headers })).status)
+    assert.deepEqual(seen, [status, status])
+  }
+  const request = new Request('http://localhost/200', { method: 'POST', body: '{}', headers: { 'idempotency-key': newKey() }, signal: gone.signal })
+  assert.equal((await app.request(request)).headers.get('x-gone'), 'true')
 })

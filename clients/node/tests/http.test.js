@@ -242,6 +242,14 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
       assert.deepEqual([await ask('Bearer ada'), await ask(), await ask('Bearer bob')], [401, 401, 'run 2'])
     })
 
+    test('the template of a route is part of the scope; its path and its query are compared', async (t) => {
+      const { status } = await server(t, () => ({ status: 201 }))
+      const key = newKey()
+      const seen = []
+      for (const path of ['/do/1', '/do/1?', '/do/2', '/do/1?a=1']) seen.push(await status(key, '{}', { path }))
+      assert.deepEqual(seen, [201, 201, 422, 422])
+    })
+
     test('a fingerprint of one\'s own is compared beside method and target', async (t) => {
       const { status } = await server(t, () => ({ status: 201 }), {
         fingerprint: () => 1, methods: ['POST', 'put'], scope: () => `${framework} own fingerprint`,
@@ -313,11 +321,12 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
 
     test('a header that HTTP cannot carry: nothing commits', async (t) => {
       const key = newKey()
+      let headers
       const { pool, post } = await server(t, async ({ tx }) => {
         await effect(tx, key)
-        return { status: 201, headers: { 'X-Name': 'Łódź' } }
+        return { status: 201, headers }
       })
-      assert.deepEqual([(await post(key)).status, await effects(pool, key)], [500, 0])
+      for (headers of [{ 'X-Name': 'Łódź' }, { 'X Name': 'x' }]) assert.deepEqual([(await post(key)).status, await effects(pool, key)], [500, 0])
     })
 
     for (const style of ['transaction', 'lease']) {
@@ -390,8 +399,14 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
     test('a stream that stalls is answered when time is up', async (t) => {
       const stalled = new Readable({ read() {} })
       stalled.push('a')
-      const { post } = await server(t, () => ({ status: 200, body: stalled }), { timeout: 100 })
-      assert.equal((await post(newKey())).status, 503)
+      const cancelled = deferred()
+      for (const body of framework === 'express' ? [stalled] : [stalled, new ReadableStream({ cancel: cancelled.resolve })]) {
+        const { post } = await server(t, () => ({ status: 200, body }), { timeout: 100 })
+        assert.equal((await post(newKey())).status, 503)
+      }
+      if (framework === 'express') return
+      assert.ok(stalled.destroyed)
+      await cancelled.promise
     })
 
     test('a stream is stored; one without an end is refused at the limit', async (t) => {
@@ -515,7 +530,8 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
       const made = await server(t, answer, { skip: async () => false, makeKey: async () => key })
       assert.equal((await made.post()).body, key)
       for (const [wrong, name] of [
-        [{ makeKey: () => 7 }, 'makeKey'], [{ statuses: () => 'completed' }, 'statuses'], [{ statuses: async () => 'complete' }, 'statuses'],
+        [{ makeKey: () => 7 }, 'makeKey'], [{ statuses: () => 'completed' }, 'statuses'],
+        [{ statuses: async () => { throw new Error('planned') } }, 'statuses'],
       ]) {
         const { post, errors } = await server(t, answer, wrong)
         assert.equal((await post(name === 'makeKey' ? undefined : newKey())).status, 500)
@@ -523,7 +539,7 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
         assert.ok(errors[0].message.includes(name))
       }
       assert.equal(await effects(made.pool, key), 1)
-      const refused = await server(t, answer, { mapError: async () => ({ status: 418 }) })
+      const refused = await server(t, answer, { mapError: async () => { throw new Error('planned') } })
       assert.equal((await refused.post()).status, 400)
     })
 

@@ -5,6 +5,7 @@ import { readFileSync } from 'node:fs'
 import { test } from 'node:test'
 import { HttpIdempotency } from 'pg-idempotency/http'
 import { comparable } from '../src/http/body.js'
+import { hash, isStorable, routeScope, scopeOf } from '../src/http/spelling.js'
 
 const SPELLINGS = JSON.parse(readFileSync(new URL('../../conformance/spellings.json', import.meta.url), 'utf8'))
 
@@ -50,4 +51,19 @@ test('scopes and fingerprints are those of the packages for other languages', as
     const isText = body !== '' && !String(fingerprint.body).startsWith('sha256:')
     assert.equal(begun[0].text.endsWith(`"body":${body}}`), isText)
   }
+})
+
+test('what jsonb can hold is compared as it came', () => {
+  const digits = (count) => '1'.repeat(count)
+  for (const [text, want] of [
+    ['['.repeat(200) + ']'.repeat(200), true], ['['.repeat(201) + ']'.repeat(201), false], ['{"a":'.repeat(201) + '1' + '}'.repeat(201), false],
+    [`[${'{},[1],'.repeat(250)}1]`, true], [digits(1000), true], [digits(1001), false], [`-${digits(1000)}`, false],
+    ['1e9999', true], ['1E10000', false], ['1e-9999', false], [`["${'['.repeat(300)}\\"${digits(1001)}"]`, true],
+  ]) assert.equal(isStorable(text), want, text.slice(0, 20))
+})
+
+test('a scope that the server does not take is hashed', () => {
+  assert.equal(routeScope('post', '/a b', 'me'), 'POST /a%20b me')
+  for (const own of ['a'.repeat(256), 'a\0']) assert.equal(scopeOf('', own), hash(own))
+  for (const own of ['a'.repeat(255), '𝄞'.repeat(255)]) assert.equal(scopeOf('', own), own)
 })

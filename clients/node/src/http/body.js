@@ -22,15 +22,16 @@ export function requestTooLarge() {
 }
 
 /**
- * @param {AsyncIterable<any>} stream
+ * @param {any} stream of Node, or of the web
  * @param {number} limit bytes
  * @param {() => Error} tooLarge
+ * @param {AbortSignal} [signal] cancels a stream of the web
  * @returns {Promise<Buffer>}
  */
-export async function readAll(stream, limit, tooLarge) {
+export async function readAll(stream, limit, tooLarge, signal) {
   const chunks = []
   let size = 0
-  for await (const chunk of stream) {
+  for await (const chunk of signal && stream.pipeThrough ? stream.pipeThrough(new TransformStream(), { signal }) : stream) {
     const bytes = Buffer.from(chunk)
     size += bytes.length
     if (size > limit) throw tooLarge()
@@ -85,7 +86,7 @@ export function comparable(bytes, type, encoded = false) {
  */
 export function comparableParsed(body, type) {
   if (body instanceof Uint8Array) return comparable(body, type)
-  if (body === undefined || body === null) return 'null'
+  if (body === null) return 'null'
   refuseRounded(body)
   const text = typeof body === 'string' && !isJson(type) ? body : JSON.stringify(body)
   if (text.includes('\ufffd')) throw unseen()
@@ -117,13 +118,16 @@ const KEPT = Symbol('pg-idempotency.body')
  */
 export function keep(request, limit) {
   if (request[KEPT]) return
-  const kept = { chunks: /** @type {Buffer[]} */ ([]), size: 0, ended: false }
+  const kept = { chunks: /** @type {Buffer[]} */ ([]), size: 0, ended: false, isLossy: false }
   request[KEPT] = kept
   const emit = request.emit
   request.emit = function (event, ...args) {
     if (event === 'end') kept.ended = true
     if (event === 'data' && kept.size <= limit) {
-      const bytes = Buffer.from(args[0])
+      const [chunk] = args
+      // After setEncoding there is text, which does not say what was sent in the place of U+FFFD.
+      kept.isLossy ||= typeof chunk === 'string' && chunk.includes('\ufffd')
+      const bytes = Buffer.from(chunk, this.readableEncoding)
       kept.chunks.push(bytes)
       kept.size += bytes.length
     }
@@ -139,6 +143,7 @@ export function keep(request, limit) {
 export function keptBody(request, limit) {
   const kept = request[KEPT]
   if (kept?.size > limit) throw requestTooLarge()
+  if (kept?.isLossy) throw unseen()
   return kept?.ended ? Buffer.concat(kept.chunks) : undefined
 }
 

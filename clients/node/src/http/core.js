@@ -1,6 +1,6 @@
 // HTTP without a framework: from a request to an answer that is given once. An adapter describes the request,
 // calls the handler, and sends the answer; it sends nothing before the answer is stored.
-import { validateHeaderValue } from 'node:http'
+import { validateHeaderName, validateHeaderValue } from 'node:http'
 import { BadArgument, Declined, NotDone } from '../errors.js'
 import { Completion } from '../lease.js'
 import { optionsOf, telling } from '../options.js'
@@ -232,7 +232,7 @@ export class HttpIdempotency {
     if (own) {
       const given = typeof own === 'object' ? own : { end: own }
       // An answer whose writes are not stored must not look like a success by a slip.
-      if (!ENDS.has(given.end)) throw new TypeError('the option "statuses" has to give "complete", "fail", "release" or "leave"')
+      if (!ENDS.has(given.end)) throw refused(own, 'the option "statuses" has to give "complete", "fail", "release" or "leave"')
       return given
     }
     if (status < 400) return { end: 'complete' }
@@ -274,7 +274,10 @@ export class HttpIdempotency {
       if (answer.body.length > maxResponse) throw responseTooLarge()
       // What HTTP cannot carry: Node finds out when it sends, after COMMIT.
       if (answer.statusMessage !== undefined) validateHeaderValue('statusMessage', answer.statusMessage)
-      for (const [name, value] of Object.entries(answer.headers)) validateHeaderValue(name, /** @type {string} */ (value))
+      for (const [name, value] of Object.entries(answer.headers)) {
+        validateHeaderName(name)
+        validateHeaderValue(name, /** @type {string} */ (value))
+      }
       return answer
     } finally {
       done.abort()
@@ -357,13 +360,19 @@ export class HttpIdempotency {
     const { mapError, onError, describedBy } = this.#options
     try {
       const own = mapError?.(error, request, usual)
-      if (own && !isFinal(own.status)) throw new TypeError('what the option "mapError" gives has no status')
+      if (own && !isFinal(own.status)) throw refused(own, 'what the option "mapError" gives has no status')
       return own && rendered(own, describedBy)
     } catch (failure) {
       onError(failure, request)
       return undefined
     }
   }
+}
+
+// It may be a promise, whose own rejection must not end the process.
+function refused(given, message) {
+  Promise.resolve(given).catch(() => {})
+  return new TypeError(message)
 }
 
 function checkDurations({ wait, maxWait, timeout, retention, lease }) {

@@ -103,13 +103,14 @@ async function bodyOf(req, header, type, isEncoded, maxRequest) {
     const bytes = await readAll(req, maxRequest, requestTooLarge)
     if (bytes.length > 0 && isJson(type) && isEncoded) throw encoded()
     if (bytes.length > 0) req.body = isJson(type) ? parseJson(bytes) : bytes
-    return comparable(bytes, type, isEncoded)
+    return comparable(bytes, type)
   }
   if (!saysBody(header)) return 'null'
-  const isEmpty = req.body === undefined || req.body === null || (typeof req.body === 'object' && Object.keys(req.body).length === 0)
+  const { body } = req
+  const isEmpty = typeof body === 'object' && Object.keys(body ?? {}).length === 0
   // Files are beside the fields, and {} is what a parser leaves of a body that is none of its own.
-  if (type === 'multipart/form-data' || (isEmpty && !isJson(type))) throw unseen()
-  return comparableParsed(req.body, type)
+  if (body === undefined || type === 'multipart/form-data' || (isEmpty && !isJson(type))) throw unseen()
+  return comparableParsed(body, type)
 }
 
 const LISTENING = ['on', 'addListener', 'prependListener', 'once', 'prependOnceListener', 'off', 'removeListener']
@@ -144,7 +145,7 @@ class Capture {
     this.#own = PATCHED.map((name) => [name, Object.hasOwn(res, name) ? res[name] : undefined])
     res.write = (chunk, encoding, callback) => this.#write(chunk, encoding, callback)
     res.end = (chunk, encoding, callback) => this.#end(chunk, encoding, callback)
-    res.writeHead = (status, ...rest) => this.#writeHead(status, rest.at(-1))
+    res.writeHead = (status, reason, headers) => this.#writeHead(status, reason, headers)
     res.flushHeaders = () => {}
     // A handler may wait until its answer is written: for the event, by a callback of end(), or in a pipeline. It
     // hears of that when it has ended its answer, and others hear when the answer is sent.
@@ -191,10 +192,7 @@ class Capture {
     res.end(body)
     res.write = () => false
     res.end = () => res
-    for (const name of HEADING) {
-      const real = res[name]
-      res[name] = (...given) => res.headersSent ? res : real.apply(res, given)
-    }
+    for (const name of HEADING) res[name] = () => res
   }
 
   #reset() {
@@ -235,9 +233,10 @@ class Capture {
     return res
   }
 
-  #writeHead(status, headers) {
+  #writeHead(status, reason, headers = reason) {
     const res = this.#res
     res.statusCode = status
+    if (typeof reason === 'string') res.statusMessage = reason
     const pairs = Array.isArray(headers)
       ? Array.isArray(headers[0]) ? headers : headers.flatMap((name, i) => i % 2 ? [] : [[name, headers[i + 1]]])
       : typeof headers === 'object' && headers !== null ? Object.entries(headers) : []

@@ -78,7 +78,7 @@ async function runRoute(core, style, handle, request, reply) {
   reply.then = undefined
   const answer = await core.run(toExchange(request, core.maxRequest), style, async (context) => {
     setAnswer(reply, { status: 200, statusMessage, headers: initial })
-    const attempt = new Attempt()
+    const attempt = new Attempt(context.signal)
     request[ATTEMPT] = attempt
     // An answer that did not come by the hook cannot be stored.
     reply.raw.once('finish', () => attempt.refuse(tookOver()))
@@ -86,8 +86,6 @@ async function runRoute(core, style, handle, request, reply) {
     return writes ? { ...given, writes } : given
   })
   delete reply.then
-  delete reply.send
-  delete reply.redirect
   const attempt = request[ATTEMPT]
   const complete = answer.live ? answer : { ...answer, headers: { ...initial, ...answer.headers } }
   if (reply.sent) {
@@ -142,11 +140,10 @@ function sendRaw(raw, { status, headers, body }) {
 class Attempt {
   isCalled = false
 
-  constructor() {
+  constructor(signal) {
+    this.signal = signal
     this.answered = new Promise((resolve, reject) => { this.give = resolve; this.refuse = reject })
     this.released = new Promise((resolve) => { this.release = resolve })
-    // A handler that throws after it has answered: the error is the handler's.
-    this.answered.catch(() => {})
   }
 }
 
@@ -154,20 +151,25 @@ class Attempt {
 async function hold(core, request, reply, payload) {
   const attempt = request[ATTEMPT]
   if (!attempt) return payload
+  // Fastify takes the status and the headers of a Response when it sends, which is after COMMIT.
+  if (payload instanceof Response) {
+    reply.code(payload.status)
+    for (const [name, value] of payload.headers) reply.header(name, value)
+    payload = payload.body
+  }
   const [status, statusMessage, headers] = [reply.statusCode, reply.raw.statusMessage, { ...reply.getHeaders() }]
   // A stream may never end: the answer is sent all the same when time is up.
-  toBytes(payload, core.maxResponse).then((body) => attempt.give({ status, statusMessage, headers, body }), attempt.refuse)
+  toBytes(payload, core.maxResponse, attempt.signal).then((body) => attempt.give({ status, statusMessage, headers, body }), attempt.refuse)
   const answer = await attempt.released
   payload?.destroy?.()
   setAnswer(reply, answer)
   return answer.body
 }
 
-async function toBytes(payload, limit) {
+async function toBytes(payload, limit, signal) {
   if (payload === undefined || payload === null) return Buffer.alloc(0)
   if (typeof payload === 'string' || payload instanceof Uint8Array) return Buffer.from(payload)
-  if (payload instanceof Response) return toBytes(payload.body, limit)
-  return readAll(payload, limit, responseTooLarge)
+  return readAll(payload, limit, responseTooLarge, signal)
 }
 
 /**

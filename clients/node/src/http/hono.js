@@ -29,8 +29,8 @@ export function honoIdempotency(idempotency, options) {
     const answer = await core.run(toExchange(c, core.maxRequest), style, async (context) => {
       const given = await called(handler, c, context)
       return given instanceof Response || !given?.response
-        ? toAnswer(given, core.maxResponse)
-        : { ...await toAnswer(given.response, core.maxResponse), writes: given.writes }
+        ? toAnswer(given, core.maxResponse, context.signal)
+        : { ...await toAnswer(given.response, core.maxResponse, context.signal), writes: given.writes }
     })
     if (!answer.error) return toResponse(answer)
     if (!hasOwnResponse(answer.error)) giveResponse(answer.error, answer, c.req, onError)
@@ -111,17 +111,17 @@ async function bodyOf(c, type, isEncoded, maxRequest) {
   if (raw.bodyUsed) throw unseen()
   if (!raw.body) return 'null'
   const bytes = await readAll(raw.body, maxRequest, requestTooLarge)
-  c.req.raw = new Request(raw.url, { method: raw.method, headers: raw.headers, body: new Uint8Array(bytes) })
+  c.req.raw = new Request(raw.url, { method: raw.method, headers: raw.headers, body: new Uint8Array(bytes), signal: raw.signal })
   return comparable(bytes, type, isEncoded)
 }
 
-async function toAnswer(response, maxResponse) {
+async function toAnswer(response, maxResponse, signal) {
   const headers = {}
   for (const [name, value] of response.headers) {
     if (name === 'set-cookie') headers[name] = response.headers.getSetCookie()
     else headers[name] = value
   }
-  const body = response.body ? await readAll(response.body, maxResponse, responseTooLarge) : Buffer.alloc(0)
+  const body = response.body ? await readAll(response.body, maxResponse, responseTooLarge, signal) : Buffer.alloc(0)
   return { status: response.status, headers, body }
 }
 
