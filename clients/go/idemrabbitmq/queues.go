@@ -72,12 +72,14 @@ func triesOf(message amqp.Delivery) int {
 }
 
 // copyOf is the message with further headers. It is persistent, does not expire where
-// the sender did not want it to wait, and goes to no other queue of CC once more.
+// the sender did not want it to wait, and goes to no other queue of CC once more. The broker
+// does not take it for one that goes in a circle.
 func copyOf(message amqp.Delivery, further amqp.Table) amqp.Publishing {
 	headers := amqp.Table{}
 	maps.Copy(headers, message.Headers)
 	maps.Copy(headers, further)
 	delete(headers, "CC")
+	delete(headers, "x-death")
 	return amqp.Publishing{Headers: headers, ContentType: message.ContentType, ContentEncoding: message.ContentEncoding,
 		DeliveryMode: amqp.Persistent, Priority: message.Priority, CorrelationId: message.CorrelationId,
 		ReplyTo: message.ReplyTo, MessageId: message.MessageId, Timestamp: message.Timestamp, Type: message.Type,

@@ -24,6 +24,8 @@ import { againAfter, settle } from './settle.js'
  * @property {import('./result.js').Result} [failure] of 'fail'
  */
 
+const OUTCOMES = ['COMPLETED', 'FAILED', 'IN_PROGRESS']
+
 const HOPELESS = [KeyReused, BadArgument, Forbidden, TooLarge]
 
 export const TRIES = 'x-idempotency-tries'
@@ -76,8 +78,8 @@ export async function decide(options, message, tries) {
 
 // What is none of these is a mistake of the handler, and no dead letter of work that may have succeeded.
 function settlementOf(given) {
-  if (!given) return { action: 'ack' }
-  if (typeof given === 'object' && 'outcome' in given) return settle(given)
+  if (given === undefined || given === null) return { action: 'ack' }
+  if (OUTCOMES.includes(given.outcome)) return settle(given)
   const { action, after } = given
   if (action === 'ack' || action === 'deadLetter' || (action === 'again' && Number.isFinite(after))) return given
   throw new TypeError('handle has to return a result of the package, or what settle gives')

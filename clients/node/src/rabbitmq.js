@@ -104,7 +104,7 @@ export class RabbitConsumer {
   async #settle(message) {
     try {
       // The sender's own header of that name may be anything.
-      const decision = await decide(this.#options, message, Number(message.properties.headers?.[TRIES]) || 0)
+      const decision = await decide(this.#options, message, Math.max(Number(message.properties.headers?.[TRIES]) || 0, 0))
       await (decision.action === 'fail' ? this.#fail(message, decision.failure, decision.tries) : this.#obey(message, decision))
     } catch (error) {
       // The broker is gone, or refuses: it will deliver the message again.
@@ -125,7 +125,7 @@ export class RabbitConsumer {
   async #fail(message, failure, tries) {
     const { queue, tries: limit } = this.#options
     const name = message.properties.headers?.[NAME]
-    if (!name) return this.#rename(message, tries)
+    if (typeof name !== 'string') return this.#rename(message, tries)
     if (failure.record === null) {
       // The record went away meanwhile, and the operation failed anew.
       return tries + 1 >= limit ? this.#obey(message, { action: 'bury', after: 0, tries }) : this.#rename(message, tries + 1)
@@ -141,8 +141,8 @@ export class RabbitConsumer {
   // The copy is safe before the original goes. After a crash in between there are two, of one operation.
   async #replace(message, queue, further) {
     const { properties, content } = message
-    // A copy goes to no queue of the sender's CC once more.
-    const headers = { ...properties.headers, ...further, CC: undefined }
+    // A copy goes to no queue of the sender's CC once more, and the broker does not take it for one that goes in a circle.
+    const headers = { ...properties.headers, ...further, CC: undefined, 'x-death': undefined }
     try {
       await this.#publish(queue, content, { ...properties, headers, persistent: true, expiration: undefined, userId: undefined })
     } catch (error) {

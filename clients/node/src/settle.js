@@ -13,7 +13,7 @@
  */
 export function settle(result, { pause = 1000 } = {}) {
   if (result.outcome === 'COMPLETED') return { action: 'ack' }
-  if (result.outcome === 'IN_PROGRESS' || result.retryAfter !== null) {
+  if (result.outcome === 'IN_PROGRESS' || (result.retryAfter ?? null) !== null) {
     return { action: 'again', after: againAfter(result.retryAfter, pause) }
   }
   return { action: 'deadLetter', reason: 'failed' }

@@ -121,5 +121,7 @@ test('settle says what becomes of a message', () => {
   assert.deepEqual(settle({ outcome: 'IN_PROGRESS', retryAfter: 1500.5 }), { action: 'again', after: 1501 })
   assert.deepEqual(settle({ outcome: 'IN_PROGRESS', retryAfter: null }, { pause: 5 }), { action: 'again', after: 5 })
   assert.deepEqual(settle({ outcome: 'FAILED', retryAfter: 0 }), { action: 'again', after: 1 })
-  assert.deepEqual(settle({ outcome: 'FAILED', retryAfter: null }), { action: 'deadLetter', reason: 'failed' })
+  for (const none of [{}, { retryAfter: null }]) {
+    assert.deepEqual(settle({ outcome: 'FAILED', ...none }), { action: 'deadLetter', reason: 'failed' })
+  }
 })

@@ -53,7 +53,8 @@ class Policy:
             if given is not None and not isinstance(given, (Result, Settlement)):
                 raise TypeError("a handler gives a Result, a Settlement or None")
         except Exception as error:
-            return self.after_error(error, tries)
+            decision = self.after_error(error, tries)
+            return Decision(settle(error), tries) if isinstance(error, FINAL) else decision
         if given is None:
             return Decision(Settlement(ACK), tries)
         if isinstance(given, Settlement):
@@ -69,8 +70,6 @@ class Policy:
         if isinstance(error, InProgress):
             return Decision(settle(error), tries, in_progress=True)
         logger.error("a message of %s was not handled", self.queue, exc_info=error)
-        if isinstance(error, FINAL):
-            return Decision(settle(error), tries)
         if tries + 1 >= self.tries:
             return Decision(Settlement(DEAD_LETTER, reason="tries exhausted"), tries + 1)
         pause = self.delays[min(tries, len(self.delays) - 1)]

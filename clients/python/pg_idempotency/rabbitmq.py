@@ -94,7 +94,7 @@ class Consumer:
     def fail(self, method: Any, properties: Any, body: bytes, decision: Decision, failure: Result) -> None:
         """Settles a message whose operation has failed for good."""
         name = (properties.headers or {}).get(NAME)
-        if name is None:
+        if not isinstance(name, str):
             self.rename(method, properties, body, decision.tries)
             return
         if failure.record is None:
@@ -123,6 +123,7 @@ class Consumer:
         """
         properties.headers = {**(properties.headers or {}), **further}
         properties.headers.pop("CC", None)      # the copy goes to none of these queues once more
+        properties.headers.pop("x-death", None)     # the broker does not take the copy for one that goes in a circle
         properties.delivery_mode = 2
         properties.expiration = None
         properties.user_id = None

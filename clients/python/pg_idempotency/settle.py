@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Union
 
@@ -25,6 +26,8 @@ class Settlement:
     def __post_init__(self) -> None:
         if self.action not in (ACK, AGAIN, DEAD_LETTER):
             raise ValueError(f"no such action: {self.action}")
+        if not math.isfinite(self.after):
+            raise ValueError("no broker waits without end")
 
 
 def settle(outcome: Union[Result, BaseException]) -> Settlement:

@@ -1,5 +1,6 @@
 """What consumers decide, and a consumer of a real RabbitMQ. What happens when consumers die is in clients/brokers."""
 
+import math
 import os
 import time
 
@@ -36,13 +37,17 @@ def test_the_delay_is_the_first_that_is_long_enough(idem):
 
 def test_errors_wait_longer_each_time_and_are_bounded(idem):
     policy = Policy(idem, "q", 4, (1, 2))
-    decisions = [policy.after_error(error, tries) for error, tries in [
+    decisions = [policy.decide(lambda: throw(error), tries) for error, tries in [
         (OSError(), 0), (OSError(), 1), (OSError(), 2), (Unknown("?", 7), 2), (OSError(), 3), (KeyReused("x"), 0)]]
     assert [(d.settlement.action, d.settlement.after, d.tries) for d in decisions] == [
         (AGAIN, 1, 1), (AGAIN, 2, 2), (AGAIN, 2, 3), (AGAIN, 7, 3), (DEAD_LETTER, 0, 4), (DEAD_LETTER, 0, 0)]
     for wrong in ((0, (1,)), (1, ()), (1, (2, 1))):
         with pytest.raises(ValueError):
             Policy(idem, "q", *wrong)
+
+
+def throw(error):
+    raise error
 
 
 @pytest.mark.parametrize("retry_after, after", [(None, 1), (7, 7)])
@@ -56,12 +61,19 @@ def test_what_another_worker_runs_uses_up_no_try(idem, retry_after, after):
         assert decision.in_progress
 
 
+def test_an_error_of_the_owner_is_none_of_the_message(idem):
+    """Such as the right to its scope: there is time to give it, before each copy is a dead letter."""
+    decision = Policy(idem, "q" * 300, 3, (1, 2)).decide_failure(Result("FAILED", record="r"), "m1", 0)
+    assert (decision.settlement.action, decision.settlement.after, decision.tries) == (AGAIN, 1, 1)
+
+
 def test_what_a_handler_gives_is_no_verdict_by_accident(idem):
     policy = Policy(idem, "q", 3, (1, 2))
     for given in (True, "ack", {"action": "ack"}):
         decisions = [policy.decide(lambda: given, tries) for tries in range(3)]
         assert [(each.settlement.action, each.tries) for each in decisions] == [(AGAIN, 1), (AGAIN, 2), (DEAD_LETTER, 3)]
-    assert policy.decide(lambda: Settlement("done"), 0).settlement.action == AGAIN
+    for wrong in (("done",), (AGAIN, math.inf)):
+        assert policy.decide(lambda: Settlement(*wrong), 0).settlement.reason == "ValueError"
 
 
 def test_a_dead_letter_that_cannot_be_settled_now_comes_again(pool, idem, key):
@@ -115,7 +127,8 @@ def test_copies_leave_one_dead_letter(idem, key, admin):
     connection.close()
 
 
-def test_a_copy_goes_to_no_queue_of_cc_once_more(idem, key):
+def test_a_copy_goes_to_no_queue_of_cc_once_more_and_comes_back(idem, key):
+    """The broker drops what dies in a queue a second time, and was rejected nowhere in between."""
     connection = connect()
     channel = connection.channel()
     other = channel.queue_declare("", exclusive=True).method.queue
@@ -129,7 +142,9 @@ def test_a_copy_goes_to_no_queue_of_cc_once_more(idem, key):
         return Settlement(AGAIN, 0.01)
     consumer = Consumer(channel, f"cc-{key}", handle, idempotency=idem, delays=[0.01])
     consumer.declare()
-    channel.basic_publish("", f"cc-{key}", b"", pika.BasicProperties(message_id="one", headers={"CC": [other]}))
+    death = {"count": 1, "reason": "delivery_limit", "queue": f"cc-{key}", "exchange": "", "routing-keys": [f"cc-{key}"]}
+    channel.basic_publish("", f"cc-{key}", b"", pika.BasicProperties(
+        message_id="one", headers={"CC": [other], "x-death": [death]}))
     consumer.consume()
     assert channel.queue_declare(other, passive=True).method.message_count == 1
     connection.close()

@@ -126,7 +126,8 @@ func TestTriesOfASender(t *testing.T) {
 	}
 }
 
-// A copy that waits for its time goes to no further queue that the sender has named.
+// A copy that waits for its time goes to no further queue that the sender has named. The broker
+// would drop one that dies in a queue a second time, and was rejected nowhere in between.
 func TestNoCopyForOthers(t *testing.T) {
 	s := newScene(t, "rabbitmq")
 	r := s.stage.(*rabbitMQ)
@@ -134,7 +135,8 @@ func TestNoCopyForOthers(t *testing.T) {
 	must(t, err)
 	r.open.Add(1)
 	must(t, r.ch.PublishWithContext(context.Background(), "", s.queue, true, false,
-		amqp.Publishing{MessageId: "good", Headers: amqp.Table{"CC": []any{other.Name}}}))
+		amqp.Publishing{MessageId: "good", Headers: amqp.Table{"CC": []any{other.Name}, "x-death": []any{amqp.Table{
+			"count": int64(1), "reason": "delivery_limit", "queue": s.queue, "exchange": "", "routing-keys": []any{s.queue}}}}}))
 	s.consumeUntil(t, Options{Handle: func(_ context.Context, key string) (*idempotency.Result, error) {
 		if s.note(key) < 3 {
 			return nil, errors.New("planned")

@@ -266,6 +266,17 @@ func testStop(t *testing.T, s *scene) {
 	}
 }
 
+// Such as the right to its scope: there is time to give it, before each copy is a dead letter.
+func TestAnErrorOfTheOwnerIsNoneOfTheMessage(t *testing.T) {
+	forbidden := func(context.Context, string, *idempotency.Result, string) (bool, error) {
+		return false, idempotency.ErrForbidden
+	}
+	decision := broker.Policy{}.WithDefaults().DecideFailure(context.Background(), broker.Position{}, &idempotency.Result{}, forbidden, func(error) {})
+	if decision.Do != idempotency.Again || decision.Tries != 1 {
+		t.Errorf("got %+v", decision)
+	}
+}
+
 func TestStopWaitsForTheCallUnderWay(t *testing.T) {
 	clock := idempotency.NewFakeClock(time.Now())
 	entered, stopping := make(chan struct{}), make(chan struct{})
