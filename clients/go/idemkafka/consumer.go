@@ -137,7 +137,10 @@ func (c *consumer) bury(message *sarama.ConsumerMessage) error {
 		dead.Key = sarama.ByteEncoder(message.Key)
 	}
 	for _, header := range message.Headers {
-		dead.Headers = append(dead.Headers, *header)
+		// One that was sent again has that of its first message.
+		if string(header.Key) != OriginHeader {
+			dead.Headers = append(dead.Headers, *header)
+		}
 	}
 	_, _, err := c.producer.SendMessage(dead)
 	return err

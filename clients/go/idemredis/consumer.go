@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"regexp"
 	"strings"
 	"time"
 
@@ -99,11 +100,13 @@ func withDefaults(o Options) Options {
 	return o
 }
 
+var hashTag = regexp.MustCompile(`\{.+\}`)
+
 // keysOf are the keys of the scripts. What is in braces decides in which node of a
 // cluster a key is, and a script needs all its keys in one.
 func keysOf(stream, group string) []any {
 	prefix := stream
-	if !strings.Contains(stream, "{") {
+	if !hashTag.MatchString(stream) {
 		prefix = "{" + stream + "}"
 	}
 	return []any{stream, prefix + "." + group + ".again", prefix + "." + group + ".tries", prefix + "." + group + ".dead"}

@@ -28,6 +28,8 @@ for _, id in ipairs(ids) do
 	if entry then
 		local pending = redis.call('XPENDING', stream, group, id, id, 1)[1]
 		taken[#taken + 1] = {entry[1], entry[2], pending[4], tonumber(redis.call('HGET', tries, id) or 0)}
+	else
+		redis.call('HDEL', tries, id)
 	end
 end
 return taken`
@@ -42,12 +44,15 @@ redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[5], 0, ARGV[2], 'RETRYCOUNT', ARGV[6
 return 1`
 
 // endEntry acknowledges an entry: of two consumers that have the same one, one does. Redis
-// takes nothing back where a script fails, so the dead letter comes first.
+// takes nothing back where a script fails, so the dead letter comes first. Lua passes on 8000
+// values at most.
 const endEntry = `
 if #redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[2], ARGV[2], 1) == 0 then return 0 end
 if ARGV[3] == 'bury' then
 	local entry = redis.call('XRANGE', KEYS[1], ARGV[2], ARGV[2])[1]
-	redis.call('XADD', KEYS[4], '*', 'x-idempotency-id', ARGV[2], unpack(entry and entry[2] or {'trimmed', '1'}))
+	local fields = entry and entry[2] or {'trimmed', '1'}
+	if #fields > 4000 then fields = {'x-idempotency-fields', cjson.encode(fields)} end
+	redis.call('XADD', KEYS[4], '*', 'x-idempotency-id', ARGV[2], unpack(fields))
 end
 redis.call('XACK', KEYS[1], ARGV[1], ARGV[2])
 redis.call('ZREM', KEYS[2], ARGV[2])

@@ -26,10 +26,11 @@ export class NatsConsumer {
   #jetstream
   /** @type {any} */
   #options
-  /** @type {any} */
+  #connection
+  /** @type {any} what was asked for */
   #messages
   #running = new Set()
-  #stopping = false
+  #stopping = new AbortController()
   // For each message, the deliveries whose operation another worker was running. The server does not know which these were, and counts all.
   #elsewhere = new Map()
   /** @type {Promise<void>} */
@@ -53,14 +54,15 @@ export class NatsConsumer {
    * @param {NatsConsumerOptions} options
    */
   constructor(connection, options) {
+    this.#connection = connection
     this.#jetstream = connection.jetstream()
     this.#options = options
   }
 
   /** Takes no more messages, and waits for those under way. */
   async stop() {
-    this.#stopping = true
-    await this.#messages.close()
+    this.#stopping.abort()
+    await this.#messages?.close()
     await this.#loop
     await Promise.all(this.#running)
   }
@@ -81,22 +83,35 @@ export class NatsConsumer {
   }
 
   async #consume() {
-    const { stream, durable, prefetch } = this.#options
-    const consumer = await this.#jetstream.consumers.get(stream, durable)
-    this.#messages = await consumer.consume({ max_messages: prefetch })
-    this.#loop = this.#take().catch((error) => this.#options.onError(error, undefined))
+    const { stream, durable } = this.#options
+    this.#loop = this.#take(await this.#jetstream.consumers.get(stream, durable))
   }
 
-  async #take() {
+  async #take(consumer) {
+    const { prefetch, idempotency, onError } = this.#options
+    while (!this.#stopping.signal.aborted) {
+      try {
+        await this.#fetch(consumer)
+        if (this.#running.size >= prefetch) await Promise.race(this.#running)
+      } catch (error) {
+        onError(error, undefined)
+        if (this.#connection.isClosed()) return
+        await idempotency.clock.sleep(1000, this.#stopping.signal)
+      }
+    }
+  }
+
+  // As many as are free: the time of a message that waits here would run, and the server give it to others.
+  async #fetch(consumer) {
+    this.#messages = await consumer.fetch({ max_messages: this.#options.prefetch - this.#running.size, expires: 1000 })
     for await (const message of this.#messages) {
-      if (this.#stopping) {
-        // It was sent ahead: another consumer gets it at once.
+      if (this.#stopping.signal.aborted) {
+        // Another consumer gets it at once.
         message.nak()
         continue
       }
       const done = this.#settle(message).finally(() => this.#running.delete(done))
       this.#running.add(done)
-      if (this.#running.size >= this.#options.prefetch) await Promise.race(this.#running)
     }
   }
 

@@ -45,6 +45,8 @@ for _, id in ipairs(ids) do
   if entry then
     local pending = redis.call('XPENDING', stream, group, id, id, 1)[1]
     taken[#taken + 1] = {entry[1], entry[2], pending[4], tonumber(redis.call('HGET', tries, id) or 0)}
+  else
+    redis.call('HDEL', tries, id)
   end
 end
 return taken`
@@ -59,12 +61,14 @@ redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[5], 0, ARGV[2], 'RETRYCOUNT', ARGV[6
 return 1`
 
 // Of two consumers that have the same entry, one acknowledges it. Redis takes nothing back where a script fails, so the dead letter
-// comes first.
+// comes first. Lua passes on 8000 values at most.
 const END = `
 if #redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[2], ARGV[2], 1) == 0 then return 0 end
 if ARGV[3] == 'bury' then
   local entry = redis.call('XRANGE', KEYS[1], ARGV[2], ARGV[2])[1]
-  redis.call('XADD', KEYS[4], '*', 'x-idempotency-id', ARGV[2], unpack(entry and entry[2] or {'trimmed', '1'}))
+  local fields = entry and entry[2] or {'trimmed', '1'}
+  if #fields > 4000 then fields = {'x-idempotency-fields', cjson.encode(fields)} end
+  redis.call('XADD', KEYS[4], '*', 'x-idempotency-id', ARGV[2], unpack(fields))
 end
 redis.call('XACK', KEYS[1], ARGV[1], ARGV[2])
 redis.call('ZREM', KEYS[2], ARGV[2])
@@ -180,7 +184,8 @@ export class RedisConsumer {
     if (this.#stopping.signal.aborted) return []
     const read = await this.#send(this.#reader, ['XREADGROUP', 'GROUP', group, this.#name, 'COUNT', String(count),
       'BLOCK', String(poll), 'STREAMS', stream, '>'], poll)
-    return (read?.[0][1] ?? []).map(([id, fields]) => toEntry([id, fields, 1, 0]))
+    const streams = Array.isArray(read) ? read : Object.entries(read ?? {})    // in RESP 2, or 3
+    return streams.flatMap(([, entries]) => entries).map(([id, fields]) => toEntry([id, fields, 1, 0]))
   }
 
   async #settle(entry) {

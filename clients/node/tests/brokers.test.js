@@ -4,6 +4,7 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { headers } from 'nats'
+import { createClient } from 'redis'
 import { BadArgument, Declined, InProgress, ownsDeadLetter } from 'pg-idempotency'
 import { openStage, stages } from './stages.js'
 import { effects, idempotencyFor, newKey } from './support.js'
@@ -148,6 +149,17 @@ test('rabbitmq: a copy goes to no queue of CC once more', { timeout: 120_000 }, 
   await stage.channel.deleteQueue(other)
 })
 
+// The broker drops what dies in a queue a second time, and was rejected nowhere in between.
+test('rabbitmq: a dead letter of the broker that is sent again comes back after an error', { timeout: 120_000 }, async (t) => {
+  const { stage, start } = await stageFor(t, 'rabbitmq')
+  const death = { count: 1, reason: 'delivery_limit', queue: stage.queue, exchange: '', 'routing-keys': [stage.queue] }
+  stage.channel.sendToQueue(stage.queue, Buffer.from('one'), { headers: { 'x-death': [death] } })
+  let seen = 0
+  const consumer = await start({ handle: async () => { if (++seen === 1) throw new Error('planned') } })
+  await until(() => seen === 2, 'it comes back')
+  await consumer.stop()
+})
+
 test('nats: a dead letter tells the server nothing', { timeout: 120_000 }, async (t) => {
   const { stage, dead, start } = await stageFor(t, 'nats')
   await stage.manager.streams.update(stage.queue, { allow_rollup_hdrs: true })
@@ -156,6 +168,28 @@ test('nats: a dead letter tells the server nothing', { timeout: 120_000 }, async
   await stage.jetstream.publish(`${stage.queue}.sent`, 'one', { headers: rollup })
   const consumer = await start({ handle: async () => { throw new BadArgument('planned') } })
   assert.deepEqual(await dead(1), ['one'])
+  await consumer.stop()
+})
+
+test('nats: no message comes again because others are handled', { timeout: 120_000 }, async (t) => {
+  const { stage, start } = await stageFor(t, 'nats')
+  const seen = []
+  await stage.send(['1', '2', '3', '4', '5', '6'])
+  const handle = async (message) => { seen.push(stage.key(message)); await sleep(900) }
+  const consumer = await start({ handle, prefetch: 2, ackWait: 600 })
+  await until(async () => seen.length >= 6 && await stage.settled(), 'all is settled')
+  await consumer.stop()
+  assert.deepEqual(seen.sort(), ['1', '2', '3', '4', '5', '6'])
+})
+
+test('nats: a connection that is closed for good, and a consumer that is gone, are told', { timeout: 120_000 }, async (t) => {
+  const { stage, start } = await stageFor(t, 'nats')
+  const errors = []
+  const consumer = await start({ handle: async () => {}, onError: (error) => errors.push(error.message) })
+  await stage.manager.consumers.delete(stage.queue, 'test')
+  await until(() => errors.length > 0, 'the consumer is gone')
+  await stage.connection.close()
+  await until(() => errors.at(-1).includes('CLOSED'), 'the connection is closed')
   await consumer.stop()
 })
 
@@ -181,6 +215,42 @@ test('redis: an entry whose dead letter cannot be added is not acknowledged', { 
   await until(() => errors.length === 2, 'both errors')
   await consumer.stop()
   assert.equal(await stage.settled(), false)
+})
+
+test('redis: a dead letter of more fields than a script passes on', { timeout: 120_000 }, async (t) => {
+  const { stage, start } = await stageFor(t, 'redis')
+  const fields = Array.from({ length: 4500 }, (_, n) => `field ${n}`)
+  await stage.client.xAdd(stage.queue, '*', Object.fromEntries(fields.map((name) => [name, 'value'])))
+  const consumer = await start({ handle: async () => { throw new BadArgument('planned') } })
+  await until(() => stage.settled(), 'it is settled')
+  await consumer.stop()
+  const [{ message }] = await stage.client.xRange(`{${stage.queue}}.test.dead`, '-', '+')
+  assert.deepEqual(JSON.parse(message['x-idempotency-fields']), fields.flatMap((name) => [name, 'value']))
+})
+
+test('redis: nothing is left of an entry that is deleted while it pauses', { timeout: 120_000 }, async (t) => {
+  const { stage, start } = await stageFor(t, 'redis')
+  await stage.send(['one', 'two'])
+  const handle = async (entry) => {
+    if (stage.key(entry) === 'two') return
+    await stage.client.xDel(stage.queue, entry.id)
+    throw new Error('planned')
+  }
+  const consumer = await start({ handle })
+  await until(async () => await stage.settled() && await stage.client.exists([`{${stage.queue}}.test.again`, `{${stage.queue}}.test.tries`]) === 0, 'all is gone')
+  await consumer.stop()
+})
+
+test('redis: a client that speaks RESP 3', { timeout: 120_000 }, async (t) => {
+  const { stage, start } = await stageFor(t, 'redis')
+  stage.client.destroy()
+  stage.client = await createClient({ url: process.env.DEMO_REDIS, RESP: 3 }).connect()
+  await stage.send(['one'])
+  let deliveries
+  const consumer = await start({ handle: async (entry) => { deliveries = entry.deliveries } })
+  await until(() => deliveries, 'it is handled')
+  await consumer.stop()
+  assert.equal(deliveries, 1)
 })
 
 test('redis: a group that is lost is made again', { timeout: 120_000 }, async (t) => {

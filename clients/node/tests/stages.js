@@ -132,9 +132,9 @@ class NatsStage {
 
 // Its messages are watched as they come.
 function watchMessages(consumer, atEnd) {
-  const consume = consumer.consume.bind(consumer)
-  consumer.consume = async (options) => {
-    const messages = await consume(options)
+  const fetch = consumer.fetch.bind(consumer)
+  consumer.fetch = async (options) => {
+    const messages = await fetch(options)
     const iterate = messages[Symbol.asyncIterator].bind(messages)
     messages[Symbol.asyncIterator] = async function* watched() {
       for await (const message of { [Symbol.asyncIterator]: iterate }) {

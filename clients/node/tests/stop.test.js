@@ -6,7 +6,7 @@ import { FakeClock } from 'pg-idempotency'
 import { NatsConsumer } from 'pg-idempotency/nats'
 import { RabbitConsumer } from 'pg-idempotency/rabbitmq'
 import { RedisConsumer } from 'pg-idempotency/redis'
-import { deferred, idempotencyFor } from './support.js'
+import { deferred, idempotencyFor, newKey } from './support.js'
 
 const never = new Promise(() => {})
 
@@ -135,39 +135,62 @@ test('what handle returns is no verdict by accident, and a pause is none without
   const { idempotency } = idempotencyFor(t)
   for (const [given, settled, told] of [
     [{ action: 'deadLetter', reason: 'planned' }, 'dead', false], [undefined, 'ack', false],
+    [null, 'ack', false], [false, 'dead', true], [0, 'dead', true], [{ outcome: 'done', retryAfter: null }, 'dead', true],
     [7, 'dead', true], [{ rows: [] }, 'dead', true], [{ action: 'bury' }, 'dead', true], [{ action: 'again' }, 'dead', true],
   ]) {
     const done = deferred()
     let errors = 0
     const rabbit = fakeRabbit({ ack: () => done.resolve('ack'), nack: (message, all, requeue) => done.resolve(requeue ? 'back' : 'dead') })
     await RabbitConsumer.start(rabbit.connection, { idempotency, queue: 'q', tries: 1, onError: () => { errors++ }, handle: async () => given })
-    rabbit.deliver({ properties: {} })
+    rabbit.deliver({ properties: { headers: { 'x-idempotency-tries': -5 } } })
     assert.deepEqual([await done.promise, errors > 0], [settled, told])
   }
   const options = { idempotency, queue: 'q', delays: [], handle: async () => {} }
   await assert.rejects(RabbitConsumer.start(fakeRabbit({}).connection, options), { name: 'BadArgument' })
 })
 
+test('rabbitmq: a name that is no text is none: a redelivery of its message would be taken for a copy', async (t) => {
+  const { idempotency } = idempotencyFor(t)
+  const failure = { outcome: 'FAILED', retryAfter: null, record: newKey() }
+  const renamed = deferred()
+  const rabbit = fakeRabbit({ nack() {}, once() {}, off() {}, sendToQueue: (queue, content, { headers }) => renamed.resolve(headers) })
+  await RabbitConsumer.start(rabbit.connection, { idempotency, queue: newKey(), handle: async () => failure })
+  rabbit.deliver({ properties: { headers: { 'x-idempotency-name': { no: 'text' } } } })
+  assert.equal(typeof (await renamed.promise)['x-idempotency-name'], 'string')
+})
+
+// Such as the right to its scope: there is time to give it, before each copy is a dead letter.
+test('rabbitmq: an error of the owner is none of the message', async (t) => {
+  const { idempotency } = idempotencyFor(t)
+  const again = deferred()
+  const rabbit = fakeRabbit({ nack() {}, once() {}, off() {}, sendToQueue: (queue, content, { headers }) => again.resolve(headers) })
+  const handle = async () => ({ outcome: 'FAILED', retryAfter: null, record: newKey() })
+  await RabbitConsumer.start(rabbit.connection, { idempotency, queue: 'q'.repeat(300), handle, onError: () => {} })
+  rabbit.deliver({ properties: { headers: { 'x-idempotency-name': 'one' } } })
+  assert.deepEqual(await again.promise, { 'x-idempotency-name': 'one', 'x-idempotency-tries': 1, CC: undefined, 'x-death': undefined })
+})
+
 test('nats: a stop gives back what was sent ahead', { timeout: 10_000 }, async (t) => {
   const { idempotency } = idempotencyFor(t)
-  const [entered, go] = [deferred(), deferred()]
+  const [entered, go, closing] = [deferred(), deferred(), deferred()]
   const [handled, settled] = [[], []]
   const message = (seq) => ({ seq, info: { deliveryCount: 1 }, working() {}, ack: () => settled.push(`ack ${seq}`), nak: () => settled.push(`nak ${seq}`) })
   async function* messages() {
     yield message(1)
+    await closing.promise
     yield message(2)
   }
-  const sent = Object.assign(messages(), { close: async () => {} })
+  const sent = Object.assign(messages(), { close: async () => { closing.resolve() } })
   const consumer = await NatsConsumer.start({
-    jetstream: () => ({ consumers: { get: async () => ({ consume: async () => sent }) } }),
+    jetstream: () => ({ consumers: { get: async () => ({ fetch: async () => sent }) } }),
     jetstreamManager: async () => ({ streams: { add() {} }, consumers: { add() {} } }),
   }, {
-    idempotency, stream: 's', durable: 'd', prefetch: 1,
+    idempotency, stream: 's', durable: 'd', prefetch: 2,
     handle: async ({ seq }) => { handled.push(seq); entered.resolve(); await go.promise },
   })
   await entered.promise
   const stopped = consumer.stop()
   go.resolve()
   await stopped
-  assert.deepEqual([handled, settled], [[1], ['ack 1', 'nak 2']])
+  assert.deepEqual([handled, settled.sort()], [[1], ['ack 1', 'nak 2']])
 })

@@ -24,13 +24,14 @@ ORIGIN = "x-idempotency-message"
 class Consumer:
     """Consumes ``topic`` by a ``kafka.KafkaConsumer`` of your own, one message at a time.
 
-    ``consumer``: with a ``group_id`` and ``enable_auto_commit=False``; ``consume`` subscribes it. ``producer``: a
-    ``kafka.KafkaProducer`` with ``acks="all"``, without serializers, for dead letters. ``handle(message)``: runs the
-    operation of a ConsumerRecord and gives its Result, or a Settlement; None: acknowledge. ``idempotency``: remembers
-    which message of an operation became its dead letter. ``tries``: after so many errors of ``handle`` a message is a
-    dead letter; they are counted by the consumer that has the partition, and begin anew when it dies or the partition
-    moves. ``delays``: seconds after the first error, the second, and so on; growing.
-    ``dead_topic``: ``<topic>.<group>.dead``. ``poll``: seconds to wait for messages.
+    ``consumer``: with a ``group_id`` and ``enable_auto_commit=False``; ``consume`` subscribes it. Let it have no
+    deserializers: one that fails stops the partition. ``producer``: a ``kafka.KafkaProducer`` with ``acks="all"``,
+    for dead letters, without serializers, or with the inverse ones. ``handle(message)``: runs the operation of a
+    ConsumerRecord and gives its Result, or a Settlement; None: acknowledge. ``idempotency``: remembers which message
+    of an operation became its dead letter. ``tries``: after so many errors of ``handle`` a message is a dead letter;
+    they are counted by the consumer that has the partition, and begin anew when it dies or the partition moves.
+    ``delays``: seconds after the first error, the second, and so on; growing. ``dead_topic``:
+    ``<topic>.<group>.dead``. ``poll``: seconds to wait for messages.
     """
 
     def __init__(self, consumer: Any, producer: Any, topic: str,
@@ -54,6 +55,7 @@ class Consumer:
 
     def consume(self) -> None:
         """Consumes until ``stop`` is called; then close the KafkaConsumer. Raises kafka-python's errors."""
+        self.consumer.unsubscribe()     # or, after an error, poll would go on behind messages that are not settled
         self.consumer.subscribe([self.topic])
         while not self.stopping:
             self.resume()
@@ -110,9 +112,10 @@ class Consumer:
     def bury(self, message: Any) -> None:
         """Sends a dead letter, and returns when the brokers have it."""
         origin = f"{message.topic}/{message.partition}/{message.offset}"
-        self.producer.send(
-            self.dead_topic, key=message.key, value=message.value, timestamp_ms=message.timestamp,
-            headers=[*message.headers, (ORIGIN, origin.encode())]).get(timeout=30)
+        # One that was sent again has that of its first message.
+        headers = [*(each for each in message.headers if each[0] != ORIGIN), (ORIGIN, origin.encode())]
+        self.producer.send(self.dead_topic, key=message.key, value=message.value, timestamp_ms=message.timestamp,
+                           headers=headers).get(timeout=30)
 
     def pause(self, partition: Any, offset: int, after: float) -> None:
         """Lets a partition wait, and go on with the message of that offset."""

@@ -8,8 +8,9 @@ when, and only when, its entry is acknowledged.
 from __future__ import annotations
 
 import math
+import re
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, List, Optional, Sequence, Union
 
 from .client import Idempotency
@@ -42,6 +43,8 @@ for _, id in ipairs(ids) do
   if entry then
     local pending = redis.call('XPENDING', stream, group, id, id, 1)[1]
     taken[#taken + 1] = {entry[1], entry[2], pending[4], tonumber(redis.call('HGET', tries, id) or 0)}
+  else
+    redis.call('HDEL', tries, id)
   end
 end
 return taken
@@ -57,12 +60,14 @@ return 1
 """
 
 # Of two consumers that have the same entry, one acknowledges it. Redis takes nothing back where a script fails, so the
-# dead letter comes first.
+# dead letter comes first. Lua passes on 8000 values at most.
 END = """
 if #redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[2], ARGV[2], 1) == 0 then return 0 end
 if ARGV[3] == 'bury' then
   local entry = redis.call('XRANGE', KEYS[1], ARGV[2], ARGV[2])[1]
-  redis.call('XADD', KEYS[4], '*', 'x-idempotency-id', ARGV[2], unpack(entry and entry[2] or {'trimmed', '1'}))
+  local fields = entry and entry[2] or {'trimmed', '1'}
+  if #fields > 4000 then fields = {'x-idempotency-fields', cjson.encode(fields)} end
+  redis.call('XADD', KEYS[4], '*', 'x-idempotency-id', ARGV[2], unpack(fields))
 end
 redis.call('XACK', KEYS[1], ARGV[1], ARGV[2])
 redis.call('ZREM', KEYS[2], ARGV[2])
@@ -108,7 +113,7 @@ class Consumer:
         self.delivery_limit = delivery_limit
         self.name = str(uuid.uuid4())
         # What is in braces decides in which node of a cluster a key is, and a script needs all its keys in one.
-        prefix = stream if "{" in stream else f"{{{stream}}}"
+        prefix = stream if re.search("{.+}", stream) else f"{{{stream}}}"
         self.keys = [stream, *(f"{prefix}.{group}.{name}" for name in ("again", "tries", "dead"))]
         self.stopping = False
 
@@ -135,15 +140,14 @@ class Consumer:
         taken = self.run(TAKE, self.group, self.name, milliseconds(self.idle), 1)
         if taken:
             return [Entry(text(each[0]), pairs(each[1]), each[2], each[3]) for each in taken]
+        # So that redis-py makes nothing else of the answer, which is a list in RESP 2, and a dict in RESP 3.
         read = self.client.execute_command(
-            "XREADGROUP", "GROUP", self.group, self.name, "COUNT", 1, "BLOCK", milliseconds(self.poll),
-            "STREAMS", self.stream, ">")
+            "XREADGROUP GROUP", self.group, self.name, "COUNT", 1, "BLOCK", milliseconds(self.poll),
+            "STREAMS", self.stream, ">", NEVER_DECODE=True)
         if not read:
             return []
-        # redis-py has read the answer already, in one of two forms.
         entries = (read if isinstance(read, list) else list(read.items()))[0][1]
-        return [Entry(text(entry[0]), entry[1] if isinstance(entry[1], dict) else pairs(entry[1]), 1, 0)
-                for entry in entries]
+        return [Entry(text(each[0]), pairs(each[1]), 1, 0) for each in entries]
 
     def settle(self, entry: Entry) -> None:
         """Runs one entry's operation, and settles the entry."""
@@ -165,7 +169,12 @@ class Consumer:
         """What is to become of an entry."""
         if entry.deliveries > self.delivery_limit:
             return Decision(Settlement(DEAD_LETTER, reason="delivered too often"), entry.tries)
-        return self.policy.decide_by_position(lambda: self.handle(entry), entry.id, entry.tries)
+        return self.policy.decide_by_position(lambda: self.handle(self.decoded(entry)), entry.id, entry.tries)
+
+    def decoded(self, entry: Entry) -> Entry:
+        """The entry as the client decodes it. Read so, one that it cannot decode would stop each consumer."""
+        decode = self.client.get_encoder().decode
+        return replace(entry, fields={decode(name): decode(value) for name, value in entry.fields.items()})
 
     def claim(self, entry: Entry) -> None:
         """Tells Redis that the entry is being handled."""
@@ -177,7 +186,7 @@ class Consumer:
 
     def run(self, script: str, *arguments: Any) -> Any:
         """Runs a script on the consumer's keys."""
-        return self.client.execute_command("EVAL", script, len(self.keys), *self.keys, *arguments)
+        return self.client.execute_command("EVAL", script, len(self.keys), *self.keys, *arguments, NEVER_DECODE=True)
 
 
 def milliseconds(seconds: float) -> int:

@@ -3,9 +3,11 @@
 What happens when consumers die is in clients/brokers.
 """
 
+import json
 import os
 import threading
 import time
+from types import SimpleNamespace
 
 import psycopg
 import pytest
@@ -15,7 +17,7 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from pg_idempotency import BadArgument, Declined, Idempotency, InProgress
 from pg_idempotency import kafka as on_kafka
 from pg_idempotency import redis as on_redis
-from pg_idempotency.settle import DEAD_LETTER, Settlement
+from pg_idempotency.settle import AGAIN, DEAD_LETTER, Settlement
 
 BROKER = {"bootstrap_servers": os.environ["DEMO_KAFKA"], "api_version_auto_timeout_ms": 60000}
 
@@ -206,18 +208,65 @@ def test_an_entry_whose_dead_letter_cannot_be_added_is_not_acknowledged(key):
     assert not stage.settled()
 
 
+def test_a_dead_letter_of_more_fields_than_a_script_passes_on(key):
+    stage = RedisStage(f"{key}-{time.time_ns()}")
+    stage.client.xadd(stage.queue, {f"field {n}": "value" for n in range(4500)})
+    consumer = on_redis.Consumer(stage.client, stage.queue, "test", lambda entry: Settlement(DEAD_LETTER),
+                                 idempotency=Idempotency(lambda: psycopg.connect("")))
+    consumer.declare()
+    consume_until(stage, consumer, lambda: True)
+    [(_, fields)] = stage.client.xrange(consumer.keys[3])
+    assert json.loads(fields[b"x-idempotency-fields"])[-2:] == ["field 4499", "value"]
+
+
+def test_nothing_is_left_of_an_entry_that_is_deleted_while_it_pauses(key):
+    stage = RedisStage(f"{key}-{time.time_ns()}")
+    consumer = stage.consumer(Idempotency(lambda: psycopg.connect("")), lambda name: Settlement(AGAIN))
+    stage.send(["one"])
+    [entry] = consumer.next()
+    consumer.run(on_redis.PAUSE, "test", entry.id, 0, 1, "other", 1)
+    stage.client.xdel(stage.queue, entry.id)
+    assert consumer.next() == [] and stage.client.exists(*consumer.keys[1:3]) == 0
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+@pytest.mark.parametrize("decodes", [False, True])
+def test_whatever_the_client_speaks_and_decodes(key, protocol, decodes):
+    """An entry that it cannot decode is a dead letter in the end, and no other waits for it."""
+    stage = RedisStage(f"{key}-{time.time_ns()}")
+    client = redis.Redis.from_url(os.environ["DEMO_REDIS"], protocol=protocol, decode_responses=decodes)
+    seen = []
+    consumer = on_redis.Consumer(client, stage.queue, "test", seen.append, idempotency=Idempotency(lambda: psycopg.connect("")),
+                                 tries=2, delays=[0.02], poll=0.02)
+    consumer.declare()
+    stage.send([b"\xff", b"one"])
+    consume_until(stage, consumer, lambda: True)
+    fields = [{"key": "one"}] if decodes else [{b"key": b"\xff"}, {b"key": b"one"}]
+    assert [(entry.fields, entry.deliveries) for entry in seen] == [(each, 1) for each in fields]
+    assert stage.client.xlen(consumer.keys[3]) == (1 if decodes else 0)
+
+
+@pytest.mark.parametrize("stream, prefix", [("s", "{s}"), ("{a}s", "{a}s"), ("a{b", "{a{b}")])
+def test_the_keys_of_all_languages_are_the_same(stream, prefix):
+    consumer = on_redis.Consumer(None, stream, "g", None, idempotency=Idempotency(lambda: psycopg.connect("")))
+    assert consumer.keys[3] == f"{prefix}.g.dead"
+
+
 class Claiming:
     """A client of Redis whose claims take longer than the handler."""
 
     def __init__(self):
         self.entered, self.handled, self.ended = threading.Event(), threading.Event(), []
 
-    def execute_command(self, command, *arguments):
+    def execute_command(self, command, *arguments, **options):
         if command == "XCLAIM":
             self.entered.set()
             self.handled.wait()
             time.sleep(0.02)    # an end that does not wait for the claim comes now
         self.ended.append(command)
+
+    def get_encoder(self):
+        return redis.connection.Encoder("utf-8", "strict", False)
 
 
 def test_a_claim_under_way_ends_before_its_entry():
@@ -230,6 +279,42 @@ def test_a_claim_under_way_ends_before_its_entry():
     consumer.settle(on_redis.Entry("1-0", {}, 1, 0))
     assert client.ended[-1] == "EVAL"
     assert set(client.ended[:-1]) == {"XCLAIM"}
+
+
+def test_a_dead_letter_that_is_sent_again_has_one_origin():
+    sent = []
+
+    class Producer:
+        def send(self, topic, **message):
+            sent.append(message["headers"])
+            return self
+
+        def get(self, timeout):
+            pass
+
+    class Source:
+        config = {"group_id": "g", "enable_auto_commit": False}
+    consumer = on_kafka.Consumer(Source, Producer(), "t", None, idempotency=Idempotency(lambda: psycopg.connect("")))
+    consumer.bury(SimpleNamespace(topic="t", partition=0, offset=7, key=None, value=None, timestamp=0,
+                                  headers=[(on_kafka.ORIGIN, b"t/0/3"), ("own", b"1")]))
+    assert sent == [[("own", b"1"), (on_kafka.ORIGIN, b"t/0/7")]]
+
+
+def test_what_an_error_of_kafka_has_left_comes_when_it_consumes_again(key):
+    stage = KafkaStage(f"{key}-{time.time_ns()}")
+    stage.send(["one", "two", "three"])
+    seen = []
+
+    def handle(name):
+        seen.append(name)
+        return Settlement(DEAD_LETTER) if len(seen) == 1 else None
+    consumer = stage.consumer(Idempotency(lambda: psycopg.connect("")), handle)
+    commit = consumer.consumer.commit
+    consumer.consumer.commit = lambda offsets: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        consumer.consume()
+    consumer.consumer.commit = commit
+    consume_until(stage, consumer, lambda: set(seen) == {"one", "two", "three"})
 
 
 def test_kafka_needs_commits_of_its_own(key):

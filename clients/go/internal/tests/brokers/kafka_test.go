@@ -33,7 +33,10 @@ func newTopic(t *testing.T, queue string) stage {
 }
 
 func (k *topic) sendTo(t *testing.T, topic, key string) {
-	_, _, err := k.producer.SendMessage(&sarama.ProducerMessage{Topic: topic, Key: sarama.StringEncoder(key), Value: sarama.StringEncoder("{}")})
+	// As a dead letter that is sent again: the next one has its own.
+	origin := sarama.RecordHeader{Key: []byte(idemkafka.OriginHeader), Value: []byte("another")}
+	_, _, err := k.producer.SendMessage(&sarama.ProducerMessage{Topic: topic, Key: sarama.StringEncoder(key), Value: sarama.StringEncoder("{}"),
+		Headers: []sarama.RecordHeader{origin}})
 	must(t, err)
 }
 
@@ -76,7 +79,7 @@ func (k *topic) deadLetters(t *testing.T) (keys []string) {
 		if message.Key == "first" {
 			continue
 		}
-		if len(message.Headers) != 2 || message.Headers[0] != idemkafka.OriginHeader {
+		if len(message.Headers) != 2 || message.Headers[0] != idemkafka.OriginHeader || message.Headers[1] == "another" {
 			t.Errorf("headers %v", message.Headers)
 		}
 		keys = append(keys, message.Key)

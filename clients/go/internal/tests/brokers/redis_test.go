@@ -3,6 +3,8 @@ package brokers
 import (
 	"context"
 	"errors"
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -107,6 +109,57 @@ func TestAnEntryIsSettledOnce(t *testing.T) {
 		if again := r.do(t, "ZCARD", "{"+s.queue+"}.test.again"); len(r.deadLetters(t)) != 0 || again != int64(0) {
 			t.Errorf("%v: dead letters %v, %v pause", failure, r.deadLetters(t), again)
 		}
+	}
+}
+
+func TestADeadLetterOfMoreFieldsThanAScriptPassesOn(t *testing.T) {
+	s := newScene(t, "redis")
+	r := s.stage.(*redisStream)
+	arguments := []any{s.queue, "*"}
+	for n := range 4500 {
+		arguments = append(arguments, n, "value")
+	}
+	r.do(t, "XADD", arguments...)
+	s.consumeUntil(t, Options{Handle: func(_ context.Context, key string) (*idempotency.Result, error) {
+		s.note(key)
+		return nil, idempotency.ErrBadArgument
+	}}, s.all(1))
+	entries := r.do(t, "XRANGE", "{"+s.queue+"}.test.dead", "-", "+").([]any)
+	fields, err := redis.StringMap(entries[0].([]any)[1], nil)
+	must(t, err)
+	if !strings.HasSuffix(fields["x-idempotency-fields"], `"4499","value"]`) {
+		t.Errorf("%d bytes", len(fields["x-idempotency-fields"]))
+	}
+}
+
+func TestNothingIsLeftOfAnEntryThatIsDeletedWhileItPauses(t *testing.T) {
+	s := newScene(t, "redis")
+	r := s.stage.(*redisStream)
+	s.send(t, "one", "two")
+	s.consumeUntil(t, Options{Handle: func(_ context.Context, key string) (*idempotency.Result, error) {
+		if s.note(key); key == "two" {
+			return nil, nil
+		}
+		entries := r.do(t, "XRANGE", s.queue, "-", "+", "COUNT", 1).([]any)
+		r.do(t, "XDEL", s.queue, entries[0].([]any)[0])
+		return nil, errors.New("planned")
+	}}, func() bool {
+		return s.all(2)() && r.do(t, "EXISTS", "{"+s.queue+"}.test.again", "{"+s.queue+"}.test.tries") == int64(0)
+	})
+}
+
+// The consumers of all languages have the same keys, so that a group may have several.
+func TestTheNameOfAStreamMayHaveABrace(t *testing.T) {
+	r := newRedis(t, fmt.Sprintf("{%d", time.Now().UnixNano())).(*redisStream)
+	r.send(t, "one")
+	ctx, cancel := context.WithCancel(context.Background())
+	must(t, idemredis.Consume(ctx, r.pool, idempotency.New[any](nil, idempotency.Options{}), idemredis.Options{Stream: r.queue, Group: "test",
+		Handle: func(context.Context, idemredis.Entry) (*idempotency.Result, error) {
+			cancel()
+			return nil, idempotency.ErrBadArgument
+		}}))
+	if dead := r.deadLetters(t); len(dead) != 1 {
+		t.Errorf("dead letters %v", dead)
 	}
 }
 
