@@ -13,6 +13,7 @@ import org.example.idempotency.Idempotency;
 import org.example.idempotency.Identity;
 import org.example.idempotency.Response;
 import org.example.idempotency.Result;
+import org.springframework.aop.ProxyMethodInvocation;
 import org.springframework.aop.support.AopUtils;
 import org.springframework.context.expression.MethodBasedEvaluationContext;
 import org.springframework.core.DefaultParameterNameDiscoverer;
@@ -33,8 +34,8 @@ final class IdempotentInterceptor implements MethodInterceptor {
     private static final ParameterNameDiscoverer NAMES = new DefaultParameterNameDiscoverer();
 
     private static final TransactionAttributeSource TRANSACTIONAL = new AnnotationTransactionAttributeSource(false);
-    private static final Set<Integer> JOINING = Set.of(TransactionDefinition.PROPAGATION_REQUIRED, TransactionDefinition.PROPAGATION_SUPPORTS,
-            TransactionDefinition.PROPAGATION_MANDATORY, TransactionDefinition.PROPAGATION_NESTED);
+    private static final Set<Integer> APART = Set.of(TransactionDefinition.PROPAGATION_REQUIRES_NEW,
+            TransactionDefinition.PROPAGATION_NOT_SUPPORTED, TransactionDefinition.PROPAGATION_NEVER);
 
     private final Supplier<Idempotency> once;
     private final Supplier<Json> json;
@@ -101,7 +102,7 @@ final class IdempotentInterceptor implements MethodInterceptor {
     /** What the method did in a transaction of its own, or in none, would stay when the operation's is rolled back. */
     private static void refuseAnotherTransaction(Method method, Class<?> type) {
         TransactionAttribute attribute = TRANSACTIONAL.getTransactionAttribute(method, type);
-        if (attribute != null && !JOINING.contains(attribute.getPropagationBehavior())) {
+        if (attribute != null && APART.contains(attribute.getPropagationBehavior())) {
             throw new IllegalStateException("a method that is @Idempotent joins the transaction of its operation, which its propagation"
                     + " does not allow: " + method);
         }
@@ -110,9 +111,7 @@ final class IdempotentInterceptor implements MethodInterceptor {
     /** Each attempt has an invocation of its own. */
     private Response run(MethodInvocation invocation, Method method, Object[] fresh) throws Exception {
         try {
-            var attempt = invocation instanceof org.springframework.aop.ProxyMethodInvocation proxied
-                    ? proxied.invocableClone(invocation.getArguments().clone()) : invocation;
-            fresh[0] = attempt.proceed();
+            fresh[0] = ((ProxyMethodInvocation) invocation).invocableClone().proceed();
             if (fresh[0] == null) {
                 return Response.json(null);
             }

@@ -5,6 +5,7 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.util.List;
+import java.util.function.UnaryOperator;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
@@ -39,6 +40,13 @@ class IdempotentNamesTest {
 
     static class Inheriting extends Base { }
 
+    static class Sibling implements Charges<String> {
+        @Override
+        public String charge(String key) {
+            return key;
+        }
+    }
+
     static class Numbers implements Charges<Integer> {
         @Override
         @Idempotent(name = "charge", key = "#key")
@@ -49,7 +57,15 @@ class IdempotentNamesTest {
 
     static class Stranger {
         @Idempotent(name = "charge", key = "#key")
-        public String take(String key) {
+        public String charge(String key) {
+            return key;
+        }
+    }
+
+    static class Late implements UnaryOperator<String> {
+        @Override
+        @Idempotent(name = "charge", key = "#key")
+        public String apply(String key) {
             return key;
         }
     }
@@ -69,25 +85,24 @@ class IdempotentNamesTest {
     /** With and without proxies, of classes and of interfaces. */
     private static void start(boolean byClass, String scope, Class<?>... types) {
         try (var context = new AnnotationConfigApplicationContext()) {
-            context.registerBean(IdempotentNames.class, () -> new IdempotentNames(context.getBeanFactory()));
-            context.registerBean(DefaultPointcutAdvisor.class, () -> new DefaultPointcutAdvisor(
-                    new AnnotationMatchingPointcut(null, Idempotent.class, true),
-                    new IdempotentInterceptor(null, null, context.getBean(IdempotentNames.class))));
-            context.registerBean(DefaultAdvisorAutoProxyCreator.class, () -> {
-                var creator = new DefaultAdvisorAutoProxyCreator();
-                creator.setProxyTargetClass(byClass);
-                return creator;
-            });
+            prepare(context, byClass);
             for (int i = 0; i < types.length; i++) {
-                String name = "bean" + i;
-                registered(context, name, types[i], scope);
+                context.registerBean("bean" + i, types[i], definition -> definition.setScope(scope));
             }
             context.refresh();
         }
     }
 
-    private static <T> void registered(AnnotationConfigApplicationContext context, String name, Class<T> type, String scope) {
-        context.registerBean(name, type, definition -> definition.setScope(scope));
+    private static void prepare(AnnotationConfigApplicationContext context, boolean byClass) {
+        context.registerBean(IdempotentNames.class, () -> new IdempotentNames(context.getBeanFactory()));
+        context.registerBean(DefaultPointcutAdvisor.class, () -> new DefaultPointcutAdvisor(
+                new AnnotationMatchingPointcut(null, Idempotent.class, true),
+                new IdempotentInterceptor(null, null, context.getBean(IdempotentNames.class))));
+        context.registerBean(DefaultAdvisorAutoProxyCreator.class, () -> {
+            var creator = new DefaultAdvisorAutoProxyCreator();
+            creator.setProxyTargetClass(byClass);
+            return creator;
+        });
     }
 
     @ParameterizedTest
@@ -97,7 +112,7 @@ class IdempotentNamesTest {
             for (Class<?> other : List.of(Base.class, Derived.class, Numbers.class)) {
                 var error = assertThrows(IllegalStateException.class, () -> start(byClass, scope, other, Stranger.class));
                 assertTrue(error.getMessage().contains("\"charge\""), error.getMessage());
-                assertTrue(error.getMessage().contains("Stranger.take(java.lang.String)"), error.getMessage());
+                assertTrue(error.getMessage().contains("Stranger.charge(java.lang.String)"), error.getMessage());
                 assertTrue(error.getMessage().contains(".charge("), error.getMessage());
             }
             assertThrows(IllegalStateException.class, () -> start(byClass, scope, Overloaded.class));
@@ -111,16 +126,22 @@ class IdempotentNamesTest {
             start(byClass, scope, Base.class, Base.class);
             start(byClass, scope, Base.class, Inheriting.class, Inheriting.class);
             start(byClass, scope, Base.class, Derived.class);
+            start(byClass, scope, Base.class, Sibling.class);
             start(byClass, scope, Derived.class, Inheriting.class, Base.class);
             start(byClass, scope, Stranger.class, Stranger.class);
         }
     }
 
     @Test
-    void whatShowsItsClassLateIsRefusedByTheFirstCall() throws NoSuchMethodException {
-        var names = new IdempotentNames(null);
-        names.claim(Base.class.getMethod("charge", String.class));
-        var error = assertThrows(IllegalStateException.class, () -> names.claim(Stranger.class.getMethod("take", String.class)));
-        assertEquals(2, error.getMessage().split("IdempotentNamesTest").length - 1, error.getMessage());
+    void whatShowsItsClassLateIsRefusedByTheFirstCall() {
+        try (var context = new AnnotationConfigApplicationContext()) {
+            prepare(context, false);
+            context.registerBean(Base.class);
+            context.registerBean("late", UnaryOperator.class, Late::new, definition -> definition.setLazyInit(true));
+            context.refresh();
+            var late = (UnaryOperator<?>) context.getBean("late");
+            var error = assertThrows(IllegalStateException.class, () -> late.apply(null));
+            assertEquals(2, error.getMessage().split("IdempotentNamesTest").length - 1, error.getMessage());
+        }
     }
 }

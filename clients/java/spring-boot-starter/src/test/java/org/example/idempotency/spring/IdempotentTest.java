@@ -7,9 +7,12 @@ import static org.junit.jupiter.api.Assertions.assertSame;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import com.zaxxer.hikari.HikariDataSource;
 import java.io.PrintWriter;
 import java.io.StringWriter;
+import java.sql.Connection;
 import java.sql.SQLException;
+import java.time.Duration;
 import java.util.List;
 import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
@@ -29,12 +32,15 @@ import org.springframework.context.ConfigurableApplicationContext;
 import org.springframework.context.annotation.Configuration;
 import org.springframework.context.annotation.Import;
 import org.springframework.jdbc.core.JdbcTemplate;
+import org.springframework.jdbc.datasource.DataSourceTransactionManager;
 import org.springframework.jdbc.datasource.TransactionAwareDataSourceProxy;
 import org.springframework.jdbc.support.JdbcTransactionManager;
 import org.springframework.stereotype.Service;
 import org.springframework.transaction.IllegalTransactionStateException;
 import org.springframework.transaction.PlatformTransactionManager;
 import org.springframework.transaction.TransactionDefinition;
+import org.springframework.transaction.TransactionSystemException;
+import org.springframework.transaction.UnexpectedRollbackException;
 import org.springframework.transaction.annotation.Propagation;
 import org.springframework.transaction.annotation.Transactional;
 import org.springframework.transaction.support.AbstractPlatformTransactionManager;
@@ -98,6 +104,7 @@ class IdempotentTest {
         }
 
         @Idempotent(name = "leased", key = "#key", lease = true)
+        @Transactional(propagation = Propagation.REQUIRES_NEW)
         public void leased(String key) {
             jdbc.update("INSERT INTO seat VALUES (?)", key);
         }
@@ -110,7 +117,13 @@ class IdempotentTest {
 
         @Idempotent(name = "without", key = "#key")
         @Transactional(propagation = Propagation.NOT_SUPPORTED)
-        public void without(String key) {
+        void without(String key) {
+            jdbc.update("INSERT INTO seat VALUES (?)", key);
+        }
+
+        @Idempotent(name = "never", key = "#key")
+        @Transactional(propagation = Propagation.NEVER)
+        public void never(String key) {
             jdbc.update("INSERT INTO seat VALUES (?)", key);
         }
     }
@@ -140,6 +153,7 @@ class IdempotentTest {
         List<Ticket> first = tickets.book(key);
         Ticket again = tickets.book(key).get(0);
         assertEquals(first.get(0), again);
+        assertThrows(UnsupportedOperationException.class, first::clear, "what the method returned is not read from its JSON");
         assertEquals(1, effects());
     }
 
@@ -160,7 +174,7 @@ class IdempotentTest {
 
     @Test
     void aMethodThatWouldNotJoinTheTransactionIsRefused() {
-        for (Executable call : List.<Executable>of(() -> tickets.another(key), () -> tickets.without(key))) {
+        for (Executable call : List.<Executable>of(() -> tickets.another(key), () -> tickets.without(key), () -> tickets.never(key))) {
             assertTrue(assertThrows(IllegalStateException.class, call).getMessage().contains("joins"));
         }
         assertEquals(0, effects());
@@ -174,6 +188,7 @@ class IdempotentTest {
                 () -> context.getBean(Idempotency.class).lease(Call.of(key), lease -> Completion.of(Response.EMPTY)))) {
             assertThrows(IllegalTransactionStateException.class, () -> template.executeWithoutResult(status -> call.run()));
         }
+        tickets.leased(key);
         tickets.leased(key);
         assertEquals(1, effects());
     }
@@ -205,6 +220,14 @@ class IdempotentTest {
         new Idempotency(same, Options.DEFAULT).transaction(Call.of(key), (connection, operation) -> Response.EMPTY);
     }
 
+    @Test
+    void theIsolationOfACallIsThatOfItsTransaction() throws SQLException {
+        context.getBean(Idempotency.class).transaction(Call.of(key).withIsolation(Connection.TRANSACTION_SERIALIZABLE), (connection, operation) -> {
+            assertEquals(Connection.TRANSACTION_SERIALIZABLE, connection.getTransactionIsolation());
+            return Response.EMPTY;
+        });
+    }
+
     /** JTA binds no connection of Spring's; this one does nothing at all, so the server refuses what follows. */
     @Test
     void aManagerThatBindsNoConnectionIsAsked() {
@@ -230,10 +253,61 @@ class IdempotentTest {
         };
         var once = new Idempotency(new SpringTransactions(manager, context.getBean(DataSource.class)), Options.DEFAULT);
         assertThrows(IdempotencyException.class, () -> once.transaction(Call.of(key), (connection, operation) -> Response.EMPTY));
+        manager.setTransactionSynchronization(AbstractPlatformTransactionManager.SYNCHRONIZATION_NEVER);
+        assertTrue(assertThrows(IllegalStateException.class, () -> once.transaction(Call.of(key), (connection, operation) -> Response.EMPTY))
+                .getMessage().contains("does not say which connection it uses"));
+        assertEquals(0, context.getBean(HikariDataSource.class).getHikariPoolMXBean().getActiveConnections());
     }
 
     @Test
-    void notDoneIsThrownAgainWhereItsConnectionIsLost() {
+    void whatOnlyTheCommitRefusesIsAnOther() {
+        var dataSource = context.getBean(DataSource.class);
+        jdbc.execute("CREATE TABLE IF NOT EXISTS self (id int PRIMARY KEY, other int REFERENCES self DEFERRABLE INITIALLY DEFERRED)");
+        for (var manager : List.of(context.getBean(PlatformTransactionManager.class), new DataSourceTransactionManager(dataSource))) {
+            var once = new Idempotency(new SpringTransactions(manager, dataSource), Options.DEFAULT);
+            var refused = assertThrows(IdempotencyException.Other.class, () -> once.transaction(Call.of(key), (connection, operation) -> {
+                jdbc.update("INSERT INTO self VALUES (1, 2)");
+                return Response.EMPTY;
+            }));
+            assertEquals("23503", IdempotencyException.sqlState(refused));
+        }
+    }
+
+    /** A pool says of it that it is closed, without a SQLSTATE, when it is to roll back. */
+    @Test
+    void aLostConnectionIsRepeatedAndOneThatWasDeadOnArrivalIsNoAttempt() throws Exception {
+        try (var pool = new SpringExampleTest.Pool().dataSource()) {
+            pool.setMaximumPoolSize(1);
+            var once = new Idempotency(new SpringTransactions(new JdbcTransactionManager(pool), pool),
+                    Options.DEFAULT.withRetry(2, Duration.ZERO, Duration.ZERO));
+            String ownId;
+            try (var idle = pool.getConnection(); var statement = idle.createStatement();
+                    var row = statement.executeQuery("SELECT pg_backend_pid()")) {
+                row.next();
+                ownId = row.getString(1);
+            }
+            assertEquals(true, jdbc.queryForObject("SELECT pg_terminate_backend(" + ownId + ", 60000)", Boolean.class));
+            int[] runs = new int[1];
+            once.transaction(Call.of(key), (connection, operation) -> {
+                new JdbcTemplate(pool).update("INSERT INTO seat VALUES (?)", key);
+                if (++runs[0] == 1) {
+                    new JdbcTemplate(pool).execute("SELECT pg_terminate_backend(pg_backend_pid())");
+                }
+                return Response.EMPTY;
+            });
+            assertEquals(2, runs[0]);
+            assertEquals(1, effects());
+        }
+    }
+
+    @Test
+    void whatTheWorkThrowsIsThrownWhateverBecameOfItsConnection() {
+        for (var own : List.of(new UnexpectedRollbackException("of another transaction"), new TransactionSystemException("of another"),
+                new IllegalStateException(new SQLException("without a state")))) {
+            assertSame(own, assertThrows(RuntimeException.class, () -> context.getBean(Idempotency.class).transaction(Call.of(key), (c, operation) -> {
+                throw own;
+            })));
+        }
         var notDone = new IdempotencyException.NotDone(new IllegalStateException("why"));
         assertSame(notDone, assertThrows(IdempotencyException.NotDone.class,
                 () -> context.getBean(Idempotency.class).transaction(Call.of(key), (connection, operation) -> {

@@ -11,6 +11,7 @@ import jakarta.persistence.EntityManager;
 import jakarta.persistence.Id;
 import jakarta.persistence.Version;
 import jakarta.servlet.http.HttpServletRequest;
+import java.io.IOException;
 import java.lang.reflect.Method;
 import java.net.URI;
 import java.net.http.HttpClient;
@@ -55,6 +56,7 @@ import org.springframework.orm.jpa.JpaTransactionManager;
 import org.springframework.stereotype.Service;
 import org.springframework.transaction.PlatformTransactionManager;
 import org.springframework.transaction.annotation.Transactional;
+import org.springframework.transaction.interceptor.TransactionAspectSupport;
 import org.springframework.web.bind.annotation.PostMapping;
 import org.springframework.web.bind.annotation.RequestBody;
 import org.springframework.web.bind.annotation.RestController;
@@ -104,7 +106,7 @@ class JpaTest {
         /** Nothing is written before the transaction commits. */
         @Idempotent(name = "persist", key = "#key", maxLostAttempts = -1)
         @Transactional
-        public String persist(String key, Exception then) throws Exception {
+        public String persist(String key, Throwable then) throws Throwable {
             manager.persist(new Payment(key, ++runs));
             if (then != null) {
                 throw then;
@@ -119,7 +121,9 @@ class JpaTest {
 
         /** The first run conflicts, and is repeated. */
         @Idempotent(name = "conflict", key = "#key")
+        @Transactional
         public int conflict(String key) {
+            assertFalse(TransactionAspectSupport.currentTransactionStatus().isNewTransaction()); // @Transactional holds for each run
             manager.persist(new Payment(key, 1));
             if (++conflicts == 1) {
                 manager.createNativeQuery("DO $$BEGIN RAISE 'conflict' USING ERRCODE = '40001'; END$$").executeUpdate();
@@ -129,7 +133,8 @@ class JpaTest {
 
         @Idempotent(name = "swallow", key = "#key")
         public void swallow(String key) {
-            manager.persist(new Payment(key, 1));
+            jdbc.update("INSERT INTO jpa_payment VALUES (?, 1, 0)", key);
+            manager.persist(new Payment(key, 1)); // a flush would fail
             assertThrows(RuntimeException.class, () -> ledger.saveAndFlush(new Payment(null, 1)));
         }
 
@@ -244,7 +249,7 @@ class JpaTest {
     }
 
     @Test
-    void keyAndEffectAreOneTransaction() throws Exception {
+    void keyAndEffectAreOneTransaction() throws Throwable {
         assertInstanceOf(JpaTransactionManager.class, context.getBean(PlatformTransactionManager.class));
         for (int i = 0; i < 2; i++) {
             assertEquals(key, payments.persist(key, null));
@@ -261,10 +266,11 @@ class JpaTest {
     }
 
     @Test
-    void bothAreRolledBack() throws Exception {
-        RuntimeException broken = new IllegalStateException("broken");
-        assertSame(broken, assertThrows(IllegalStateException.class, () -> payments.persist(key, broken)));
-        assertNothingIsStored();
+    void bothAreRolledBackWhateverIsThrown() throws Throwable {
+        for (Throwable broken : List.of(new IllegalStateException("broken"), new AssertionError("broken"), new IOException("broken"))) {
+            assertSame(broken, assertThrows(Throwable.class, () -> payments.persist(key, broken)));
+            assertNothingIsStored();
+        }
         assertEquals(key, payments.persist(key, null));
         assertEquals(1, effects());
     }
@@ -280,7 +286,7 @@ class JpaTest {
 
     /** As it would be without the annotation. */
     @Test
-    void whatTheFlushRefusesIsTheCallersError() throws Exception {
+    void whatTheFlushRefusesIsTheCallersError() throws Throwable {
         jdbc.update("INSERT INTO jpa_payment VALUES (?, 1, 0)", key);
         for (int i = 0; i < 2; i++) {
             assertEquals("23505", IdempotencyException.sqlState(

@@ -97,7 +97,7 @@ class SpringExampleTest {
 
         @Idempotent(name = "later", key = "#key")
         public CompletableFuture<String> later(Object key) {
-            return CompletableFuture.completedFuture(key.toString());
+            return null;
         }
 
         @Idempotent(name = "count", key = "#key")
@@ -245,6 +245,7 @@ class SpringExampleTest {
         assertEquals(1, count(key));
         assertThrows(IdempotencyException.KeyReused.class, () -> seats.book(key, "another"));
         assertThrows(IllegalArgumentException.class, () -> seats.book("", key));
+        assertThrows(IllegalArgumentException.class, () -> seats.book(null, key));
     }
 
     @Test
