@@ -17,7 +17,7 @@ import org.example.idempotency.Reconciled;
 
 /** Settings of an {@link IdempotencyFilter}. Routes and principal have to be given; each other is safe. */
 public final class FilterOptions {
-    private static final Duration LONGEST = Duration.ofDays(36_500);
+    static final Duration LONGEST = Duration.ofDays(36_500);
 
     final Function<HttpServletRequest, Route> route;
     final Function<HttpServletRequest, String> principal;

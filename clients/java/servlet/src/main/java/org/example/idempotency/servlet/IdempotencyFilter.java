@@ -225,7 +225,7 @@ public final class IdempotencyFilter extends HttpFilter {
         long length = request.getContentLengthLong();
         byte[] body;
         try {
-            body = length > options.maxRequest ? null : request.getInputStream().readNBytes(options.maxRequest + 1);
+            body = length > options.maxRequest ? null : request.getInputStream().readNBytes((int) Math.min(options.maxRequest + 1L, Integer.MAX_VALUE));
         } catch (IOException | IllegalStateException broken) {
             throw new Refused(Problem.BODY_BROKEN);
         }

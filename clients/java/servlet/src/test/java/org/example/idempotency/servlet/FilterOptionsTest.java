@@ -6,6 +6,7 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import java.time.Duration;
 import java.util.List;
 import java.util.function.Consumer;
+import java.util.function.Function;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.function.Executable;
 
@@ -33,5 +34,9 @@ class FilterOptionsTest {
                 assertTrue(message.startsWith(option.name), message);
             }
         }
+        Function<Duration, Problem> later = time -> new Problem(503, null, "Later", null, time);
+        later.apply(Duration.ofDays(36_500));
+        assertTrue(assertThrows(IllegalArgumentException.class, () -> later.apply(Duration.ofDays(36_500).plusNanos(1))).getMessage()
+                .startsWith("retryAfter"));
     }
 }

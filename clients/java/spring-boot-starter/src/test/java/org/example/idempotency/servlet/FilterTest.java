@@ -4,6 +4,7 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNotNull;
 import static org.junit.jupiter.api.Assertions.assertNull;
+import static org.junit.jupiter.api.Assertions.assertSame;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -33,8 +34,11 @@ import java.util.Deque;
 import java.util.List;
 import java.util.Map;
 import java.util.UUID;
+import java.util.concurrent.CopyOnWriteArrayList;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.function.Consumer;
+import java.util.logging.LogRecord;
+import java.util.logging.Logger;
 import java.util.stream.Stream;
 import org.apache.catalina.Context;
 import org.apache.catalina.LifecycleException;
@@ -366,8 +370,10 @@ class FilterTest {
         protect(false, options -> options.limits(10, 10));
         assertTrue(twice(500, false).body().contains("\"The answer is too large to be stored\""));
         assertEquals(0, effects());
-        protect(false, options -> options.limits(10, 11));
-        assertEquals(200, post("/orders", "ann", "1").statusCode());
+        for (int most : new int[] {11, Integer.MAX_VALUE}) {
+            protect(false, options -> options.limits(most, most));
+            assertEquals(200, post("/orders", "ann", "1").statusCode());
+        }
     }
 
     @Test
@@ -616,16 +622,66 @@ class FilterTest {
         HttpResponse<String> own = post("/orders", "ann", "1");
         assertEquals("{\"type\": \"https://example.com/tea\", \"title\": \"No \\\"tea\\\"\\u000a\", \"status\": 418}", own.body());
         assertEquals("7", own.headers().firstValue("Retry-After").orElseThrow());
-        assertEquals(401, post("/orders", "", "1").statusCode());
+        HttpResponse<String> nobody = post("/orders", "", "1");
+        assertEquals(401, nobody.statusCode());
+        assertEquals("<https://example.com/keys>; rel=\"describedby\"", nobody.headers().firstValue("Link").orElseThrow());
+        assertTrue(nobody.body().startsWith("{\"type\": \"https://example.com/keys\", "), nobody.body());
         for (Problem wrong : new Problem[] {null, new Problem(7, null, "no status", null, null)}) {
             protect(false, options -> options.problem((error, usual) -> wrong));
-            assertEquals(500, post("/orders", "ann", "1").statusCode());
+            HttpResponse<String> usual = post("/orders", "ann", "1");
+            assertEquals(500, usual.statusCode());
+            assertEquals("application/problem+json", usual.headers().firstValue("Content-Type").orElseThrow());
+            assertTrue(usual.body().startsWith("{\"type\": \"about:blank\", "), usual.body());
+            assertTrue(usual.headers().firstValue("Link").isEmpty());
+        }
+    }
+
+    /** Nobody else says why: the client gets no message of an exception. */
+    @Test
+    void aFailureIsLoggedAndARefusalIsNot() throws Exception {
+        List<Throwable> logged = new CopyOnWriteArrayList<>();
+        var log = Logger.getLogger(IdempotencyFilter.class.getName());
+        var listening = new java.util.logging.Handler() {
+            @Override
+            public void publish(LogRecord entry) {
+                logged.add(entry.getThrown());
+            }
+
+            @Override
+            public void flush() {
+            }
+
+            @Override
+            public void close() {
+            }
+        };
+        log.addHandler(listening);
+        try {
+            RuntimeException broken = new IllegalStateException("broken");
+            handler = (request, response) -> {
+                throw broken;
+            };
+            for (boolean isLeased : new boolean[] {false, true}) {
+                protect(isLeased, options -> { });
+                post("/orders", "ann", "1");
+                assertSame(broken, logged.remove(0));
+            }
+            post("/orders", "", "1");
+            RuntimeException own = new IllegalArgumentException("own");
+            protect(false, options -> options.problem((error, usual) -> {
+                throw own;
+            }));
+            assertEquals(401, post("/orders", "", "1").statusCode());
+            assertEquals(List.of(own), logged);
+        } finally {
+            log.removeHandler(listening);
         }
     }
 
     /** Tomcat, which stands in front, makes a page of it. */
     @Test
     void whatIsPassedOnIsNotAnsweredHere() throws Exception {
+        List<Class<?>> passed = new ArrayList<>();
         handler = (request, response) -> {
             Connection connection = Exchange.of(request).connection();
             if (connection != null) {
@@ -638,13 +694,23 @@ class FilterTest {
         };
         for (boolean isLeased : new boolean[] {false, true}) {
             protect(isLeased, options -> options.optional().passOn(error -> error instanceof IllegalStateException));
+            Filter protecting = filter;
+            filter = (request, response, chain) -> {
+                try {
+                    protecting.doFilter(request, response, chain);
+                } catch (ServletException | RuntimeException error) {
+                    passed.add(error.getClass());
+                    throw error;
+                }
+            };
             for (HttpResponse<String> answer : List.of(post("/orders", "ann", "1"), post("/orders", "ann", "1"),
                     send(withoutKey("1")), send(withoutKey("1")))) {
                 assertEquals(500, answer.statusCode());
                 assertTrue(answer.headers().firstValue("Content-Type").orElseThrow().startsWith("text/html"), answer.body());
             }
         }
-        assertEquals(8, runs.get());
+        List<Class<?>> thrown = List.of(ServletException.class, IllegalStateException.class);
+        assertEquals(Stream.generate(() -> thrown).limit(4).flatMap(List::stream).toList(), passed);
         assertEquals(0, effects());
     }
 
