@@ -51,7 +51,19 @@ class IdentityTest {
     @Test
     void nobodyHasNoScope() {
         assertThrows(IllegalArgumentException.class, () -> Identity.scope("", "POST", "/", ""));
-        assertThrows(IllegalArgumentException.class, () -> Identity.scope("", "POST", "/", "\ud800"));
+        assertThrows(IllegalArgumentException.class, () -> Identity.scope("", "POST", "/", null));
+        for (String half : new String[] {"\ud800", "\udfff"}) {
+            assertThrows(IllegalArgumentException.class, () -> Identity.scope("", "POST", "/", half));
+        }
+    }
+
+    @Test
+    void aScopeThatTheServerDoesNotTakeIsHashed() {
+        assertEquals("shop POST / ann", Identity.scope("shop", "post", "/", "ann"));
+        assertEquals("\ud83d\ude00".repeat(255), Identity.scope("", "\ud83d\ude00".repeat(255)));
+        for (String own : new String[] {"a".repeat(256), "\0", "a\0"}) {
+            assertTrue(Identity.scope("", own).startsWith("sha256:"));
+        }
     }
 
     @Test
@@ -68,13 +80,16 @@ class IdentityTest {
     }
 
     @ParameterizedTest
-    @ValueSource(strings = {"{\"a\": [1, 2.5e3, \"é\", null]}", "\"plain\"", "{}", " [ ] ", "\"\\u0000\\b\"", "-0.5E-10", "[true, false]"})
+    @ValueSource(strings = {"{\"a\": [1, 2.5e3, \"é\", null]}", "\"plain\"", "{}", " [ ] ", "\"\\u0000\\b\"", "-0.5E-10", "[true, false]",
+        "{ \"a\" : 1 , \"b\" : { } }", "\"\\u00e9\""})
     void jsonIsComparedAsJson(String body) {
         assertTrue(print(body).endsWith("\"body\": " + body + "}"), print(body));
     }
 
     @ParameterizedTest
     @ValueSource(strings = {"{", "{\"a\"}", "{\"a\": 1,}", "[1,]", "[1 2]", "01", "1.", "+1", "1e", "nul", "\"", "\"\n\"", "\"\\x\"", "\"\\u12g4\"",
+        "\"\\x1234\"", "\"\\u+123\"", "\"\\u12", "\"\\u004",
+        "trux", "[nulx]", "{\"a\" 1}", "[1}", "1ee12345",
         "{} {}", "'a'", "1 x", " ", "NaN", "\ufeff{}"})
     void whatIsNoJsonIsRefused(String body) {
         assertThrows(IllegalArgumentException.class, () -> print(body));
@@ -87,13 +102,16 @@ class IdentityTest {
         for (String body : List.of("1e99999", "1E-100000", "[".repeat(300) + "]".repeat(300), "9".repeat(1001))) {
             assertTrue(print(body).contains("sha256:"), body);
         }
+        for (String body : List.of("[".repeat(200) + "]".repeat(200), "9".repeat(1000), "1e9999")) {
+            assertTrue(print(body).endsWith(body + '}'), body);
+        }
         byte[] notUnicode = {'"', (byte) 0xff, '"'};
         assertTrue(Identity.fingerprint("POST", "/", "application/json", false, notUnicode).contains("sha256:"));
         assertTrue(Identity.fingerprint("POST", "/", null, false, new byte[0]).endsWith("\"type\": \"\", \"body\": null}"));
     }
 
     private static String print(String body) {
-        return print("application/x+json; charset=utf-8", false, body);
+        return print("application/x+json ; charset=utf-8", false, body);
     }
 
     private static String print(String type, boolean isEncoded, String body) {

@@ -225,7 +225,8 @@ public final class IdempotencyFilter extends HttpFilter {
         long length = request.getContentLengthLong();
         byte[] body;
         try {
-            body = length > options.maxRequest ? null : request.getInputStream().readNBytes((int) Math.min(options.maxRequest + 1L, Integer.MAX_VALUE));
+            int most = (int) Math.min(options.maxRequest + 1L, Integer.MAX_VALUE);
+            body = length > options.maxRequest ? null : request.getInputStream().readNBytes(most);
         } catch (IOException | IllegalStateException broken) {
             throw new Refused(Problem.BODY_BROKEN);
         }

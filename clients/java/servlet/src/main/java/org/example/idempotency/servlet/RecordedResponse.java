@@ -233,7 +233,7 @@ final class RecordedResponse extends HttpServletResponseWrapper {
     public void setCharacterEncoding(String name) {
         encoding = name;
         String type = getContentType();
-        if (type != null && !type.toLowerCase(Locale.ROOT).contains("charset=")) {
+        if (name != null && type != null && !type.toLowerCase(Locale.ROOT).contains("charset=")) {
             setContentType(type + ";charset=" + name);
         }
     }

@@ -1,14 +1,24 @@
 package org.example.idempotency.servlet;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertNull;
+import static org.junit.jupiter.api.Assertions.assertThrows;
 
 import java.nio.charset.StandardCharsets;
+import java.time.Duration;
+import java.time.Instant;
+import java.time.temporal.ChronoUnit;
+import java.util.List;
+import java.util.Map;
+import org.example.idempotency.Outcome;
 import org.example.idempotency.Response;
+import org.example.idempotency.Result;
+import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 
-/** What becomes of a stored payload without a body, as of one that was stored by SQL. */
 class AnswerTest {
+    /** Of what has no body, as what was stored by SQL. */
     @ParameterizedTest
     @CsvSource(delimiter = '|', quoteCharacter = '`', value = {
         "`{\"a\": 1, \"b\": [1.0, null, {}]}`|`{\"a\":1,\"b\":[1.0,null,{}]}`",
@@ -18,5 +28,55 @@ class AnswerTest {
     void aPayloadIsCompact(String stored, String sent) {
         byte[] body = Answer.of(new Response(201, null, stored, null, null), 200).body();
         assertEquals(sent, new String(body, StandardCharsets.UTF_8));
+    }
+
+    private static final Duration HOUR = Duration.ofHours(1);
+
+    @Test
+    void aRetryAfterIsSecondsOrADateHoweverFar() {
+        Map<String, Duration> read = Map.of("999999999", Duration.ofSeconds(999_999_999), " 7 ", Duration.ofSeconds(7),
+                "Tue, 03 Nov 2020 09:05:00 GMT", Duration.ZERO);
+        read.forEach((value, time) -> assertEquals(time, withRetryAfter(value).retryAfter(), value));
+        String later = RecordedResponse.httpDate(Instant.now().plus(HOUR).plusSeconds(30));
+        assertEquals(HOUR, withRetryAfter(later).retryAfter().truncatedTo(ChronoUnit.MINUTES));
+        assertNull(withRetryAfter("soon").retryAfter());
+        assertNull(withRetryAfter("7", "8").retryAfter());
+        Map<Duration, String> sent = Map.of(Duration.ZERO, "1", Duration.ofSeconds(1), "1", Duration.ofNanos(1_000_000_001), "2");
+        sent.forEach((time, value) -> {
+            Answer answer = withRetryAfter("7");
+            answer.retryAfter(time);
+            assertEquals(List.of(value), answer.headers().get("Retry-After"));
+        });
+    }
+
+    private static Answer withRetryAfter(String... values) {
+        Answer answer = new Answer(503, Answer.noHeaders(), new byte[0]);
+        answer.headers().put("Retry-After", List.of(values));
+        return answer;
+    }
+
+    @Test
+    void whatHttpCarriesIsChecked() {
+        for (int status : new int[] {200, 599}) {
+            new Answer(status, Map.of("A", List.of("\t \u00ff~")), new byte[0]).checked();
+        }
+        for (int status : new int[] {199, 600}) {
+            assertThrows(IllegalArgumentException.class, () -> new Answer(status, Map.of(), new byte[0]).checked());
+        }
+        Map.of("a b", "1", "", "1", "a", "\n").forEach((name, value) -> assertThrows(IllegalArgumentException.class,
+                () -> new Answer(200, Map.of(name, List.of(value)), new byte[0]).checked()));
+    }
+
+    @Test
+    void aResultIsAnAnswer() {
+        Response bytes = new Response(0, Map.of("ETag", "1"), "1", new byte[1], null);
+        assertEquals(Map.of("ETag", List.of("1")), Answer.of(bytes, 200).headers());
+        assertEquals(Map.of(), Answer.of(Response.EMPTY, 200).headers());
+        for (boolean isReplayed : new boolean[] {false, true}) {
+            Answer failed = Answer.of(new Result(Outcome.FAILED, bytes, isReplayed, 1, false, HOUR, null), "Replayed");
+            assertEquals(List.of(422, List.of("3600"), isReplayed),
+                    List.of(failed.status(), failed.headers().get("Retry-After"), failed.headers().containsKey("Replayed")));
+            assertEquals(200, Answer.of(new Result(Outcome.COMPLETED, bytes, isReplayed, 1, false, null, null), "Replayed").status());
+        }
     }
 }

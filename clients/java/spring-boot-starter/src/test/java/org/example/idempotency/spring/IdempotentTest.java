@@ -304,7 +304,7 @@ class IdempotentTest {
     void whatTheWorkThrowsIsThrownWhateverBecameOfItsConnection() {
         for (var own : List.of(new UnexpectedRollbackException("of another transaction"), new TransactionSystemException("of another"),
                 new IllegalStateException(new SQLException("without a state")))) {
-            assertSame(own, assertThrows(RuntimeException.class, () -> context.getBean(Idempotency.class).transaction(Call.of(key), (c, operation) -> {
+            assertSame(own, assertThrows(RuntimeException.class, () -> context.getBean(Idempotency.class).transaction(Call.of(key), (c, o) -> {
                 throw own;
             })));
         }
