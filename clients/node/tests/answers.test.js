@@ -1,8 +1,10 @@
-// Which answer stands for which error and for which stored result, and what a parsed body is compared by.
+// The HTTP core without a server and a database: what it asks of an Idempotency, and what it answers.
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import { FakeClock } from 'pg-idempotency'
+import { HttpIdempotency } from 'pg-idempotency/http'
 import {
-  BadArgument, BadDuration, Forbidden, InProgress, KeyReused, LeaseLost, NotDone, TooLarge, Unknown,
+  BadArgument, BadDuration, Declined, Forbidden, InProgress, KeyReused, LeaseLost, NotDone, TooLarge, Unknown,
 } from '../src/errors.js'
 import { fromStored, parseRetryAfter, storedHeaders, toStored } from '../src/http/answer.js'
 import { comparableParsed } from '../src/http/body.js'
@@ -65,3 +67,80 @@ test('a parsed body is compared by its value where it says all', () => {
   assert.match(comparableParsed(JSON.parse('['.repeat(201) + ']'.repeat(201)), 'application/json'), hashed)
   for (const lossy of [2 ** 53, { a: [NaN] }, '\ufffd']) assert.throws(() => comparableParsed(lossy, 'application/json'), /keepBody/)
 })
+
+const REPLAY = { outcome: 'COMPLETED', code: 200, headers: null, payload: undefined, body: Buffer.from('stored'), replayed: true, retryAfter: null }
+const ANSWER = { status: 201, headers: {}, body: Buffer.from('mine') }
+
+// One request; `own` has the calls of an Idempotency.
+function request(own, options, { style = 'transaction', prefer = [], handle = async () => ANSWER, passOn } = {}) {
+  const headers = { 'idempotency-key': ['k'], prefer }
+  const exchange = { request: {}, method: 'POST', target: '/do', route: '/do', header: (name) => headers[name] ?? [], body: async () => 'null', passOn }
+  return new HttpIdempotency({ scope: 's', clock: new FakeClock(), ...own }, { principal: () => 'me', ...options }).run(exchange, style, handle)
+}
+
+test('the options of a call, and what the client prefers', async () => {
+  const asked = []
+  const transaction = async (key, request, work, options) => { asked.push(options); return REPLAY }
+  const own = { retention: '1 h', lease: '2 s', maxAttempts: 3, reconcile: () => {} }
+  for (const prefer of [[], ['wait=1'], ['respond-async', 'x, WAIT = "2"; y'], ['wait=9'], ['await=1'], ['wait=1s']]) {
+    await request({ transaction }, { wait: 7, maxWait: 3000, ...own }, { prefer })
+  }
+  assert.deepEqual(asked, [7, 1000, 2000, 3000, 7, 7].map((wait) => ({ scope: 's POST /do me', wait, ...own })))
+})
+
+test('what becomes of an error of a handler, of a body parser, and of a status that is none', async () => {
+  const told = []
+  const onError = (error) => told.push(error)
+  const cause = new Error('planned')
+  const transaction = async (key, request, work) => work({}, {})
+  const handle = async () => { throw new NotDone({ cause }) }
+  assert.equal((await request({ transaction }, { onError }, { handle, passOn: (error) => void told.push(error) })).status, 500)
+  assert.deepEqual(told.splice(0), [cause, cause])
+  const once = new HttpIdempotency({}, { principal: () => 'me', wait: Infinity, onError })
+  for (const [error, status, title] of [
+    [{ status: 413 }, 413, 'The request is too large'], [{ statusCode: 413 }, 413, 'The request is too large'],
+    [{ statusCode: 400 }, 400, 'The body cannot be read'], [{ statusCode: 415 }, 415, 'Unsupported Media Type'], [null, 500, 'Internal Server Error'],
+  ]) {
+    const { status: given, body } = once.bodyProblem(error, {})
+    assert.deepEqual([given, JSON.parse(body).title], [status, title])
+  }
+  for (const status of [199, 201.5, 1000]) {
+    assert.equal((await request({ transaction }, { onError }, { handle: async () => ({ ...ANSWER, status }) })).status, 500)
+  }
+  assert.deepEqual(told.map((error) => error?.message.replace(/.*answer /, '')), [undefined, '199', '201.5', '1000'])
+})
+
+test('the answer of a call that was repeated is that of the last one, or the stored one', async () => {
+  const elsewhere = await request({ transaction: async (key, request, work) => { await work({}, {}); return REPLAY } })
+  assert.deepEqual([elsewhere.status, String(elsewhere.body)], [200, 'stored'])
+  let calls = 0
+  const transaction = async (key, request, work) => {
+    await work({}, {})
+    await assert.rejects(work({}, {}), Declined)
+    return { ...REPLAY, outcome: 'FAILED', code: 402, replayed: false }
+  }
+  const handle = async () => {
+    if (++calls === 2) throw new Declined(402)
+    return ANSWER
+  }
+  assert.equal((await request({ transaction }, {}, { handle })).status, 402)
+})
+
+for (const [end, status, isAborted] of [['an answer', 201, false], ['the loss of the lease', 201, true], ['its time', 503, true]]) {
+  test(`the signal of a handler that ends by ${end}, and its timer`, async () => {
+    const clock = new FakeClock()
+    const lost = new AbortController()
+    let signal
+    const lease = async (key, request, work) => { await work({}, lost.signal); return { ...REPLAY, replayed: false } }
+    const handle = async (context) => {
+      signal = context.signal
+      if (isAborted) await new Promise((resolve) => signal.addEventListener('abort', resolve))
+      return ANSWER
+    }
+    const answered = request({ lease, clock }, {}, { style: 'lease', handle })
+    if (isAborted) await clock.whenPending(1)
+    if (status === 503) await clock.advance(60_000)
+    else if (isAborted) lost.abort()
+    assert.deepEqual([(await answered).status, signal.aborted, clock.pending], [status, isAborted, 0])
+  })
+}

@@ -78,7 +78,7 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
       const idempotency = new Idempotency(pool, { retry: { base: 1, cap: 20 }, clock })
       const errors = []
       const port = await portOf(t, await start(idempotency, style, {
-        principal: () => 'me', scope: (request, { method, route, principal }) => `${framework} ${method} ${route} ${principal}`,
+        principal: async () => 'me', scope: async (request, { method, route, principal }) => `${framework} ${method} ${route} ${principal}`,
         onError: (error) => errors.push(error), ...options,
       }, answer))
       const post = (key, body = '{}', { headers = {}, path = '/do/1', method = 'POST' } = {}) => send(port, {
@@ -110,12 +110,13 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
     })
 
     test('4xx: the writes are undone, the answer is stored; with Retry-After it may be tried again', async (t) => {
-      const key = newKey()
+      const [key, redirected] = [newKey(), newKey()]
       let headers = {}
-      const { pool, post } = await server(t, async ({ tx }) => {
-        await effect(tx, key)
-        return { status: 402, body: 'not now', headers }
+      const { pool, post } = await server(t, async ({ tx, operation }) => {
+        await effect(tx, operation.key)
+        return { status: operation.key === redirected ? 303 : 402, body: 'not now', headers }
       })
+      assert.deepEqual([(await post(redirected)).status, await effects(pool, redirected)], [303, 1])
       assert.equal((await post(key)).status, 402)
       assert.equal((await post(key)).headers['idempotency-replayed'], 'true')
       assert.equal(await effects(pool, key), 0)
@@ -156,7 +157,7 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
 
     test('transaction: an answer below 500 that is not stored is no lost attempt, one of 500 is', async (t) => {
       let status
-      const { pool, post } = await server(t, () => ({ status }), {
+      const { pool, post, errors } = await server(t, () => ({ status }), {
         scope: () => `${framework} lost`, statuses: (status) => status === 404 ? 'release' : undefined,
       })
       await pool.query('SELECT idem_set_policy($1, max_lost_attempts => 2)', [`${framework} lost`])
@@ -166,7 +167,7 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
       assert.deepEqual(seen, [429, 403, 404, 201])
       const failing = newKey()
       status = 500
-      assert.deepEqual([(await post(failing)).status, (await post(failing)).status, (await post(failing)).status], [500, 500, 422])
+      assert.deepEqual([(await post(failing)).status, (await post(failing)).status, (await post(failing)).status, errors], [500, 500, 422, []])
     })
 
     test('transaction: an error that is answered below 500 is no lost attempt, another one is', async (t) => {
@@ -208,13 +209,15 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
     })
 
     // The handler may have charged before it was refused: the next owner reconciles, and does not charge again.
-    test('lease: a refusal of the moment leaves the lease', async (t) => {
+    test('lease: a refusal of the moment leaves the lease, and so does an error', async (t) => {
       let status
       let charges = 0
-      const { pool, post } = await server(t, () => { charges++; return { status } }, {
-        style: 'lease', reconcile: () => Reconciled.done({ code: 201, body: 'charged' }),
-      })
-      for (status of [401, 403, 408, 409, 425, 429]) {
+      const { pool, post } = await server(t, () => {
+        charges++
+        if (status === 404) throw REFUSALS[framework](404)
+        return { status }
+      }, { style: 'lease', reconcile: () => Reconciled.done({ code: 201, body: 'charged' }) })
+      for (status of [401, 403, 404, 408, 409, 425, 429]) {
         const key = newKey()
         charges = 0
         assert.deepEqual([(await post(key)).status, (await post(key)).status], [status, 409])
@@ -252,10 +255,11 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
 
     test('a fingerprint of one\'s own is compared beside method and target', async (t) => {
       const { status } = await server(t, () => ({ status: 201 }), {
-        fingerprint: () => 1, methods: ['POST', 'put'], scope: () => `${framework} own fingerprint`,
+        fingerprint: async (request) => headerOf(request, 'x-own'), methods: ['POST', 'put'], scope: () => `${framework} own fingerprint`,
       })
       const key = newKey()
       assert.deepEqual([await status(key, '{"a":1}'), await status(key, '{"a":2}')], [201, 201])
+      assert.equal(await status(key, '{"a":1}', { headers: { 'x-own': '1' } }), 422)
       assert.deepEqual([await status(key, '{}', { path: '/do/2' }), await status(key, '{}', { method: 'PUT' })], [422, 422])
     })
 
@@ -333,12 +337,17 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
       test(`${style}: a code that is no status of HTTP is neither stored nor replayed`, async (t) => {
         let code
         const { pool, post } = await server(t, () => { throw new Declined(code, 'no') }, { style })
-        for (code of [1, 100, 1000]) assert.equal((await post(newKey())).status, 500)
         const key = newKey()
+        for (code of [1, 100, 1000]) {
+          assert.equal((await post(key + code)).status, 500)
+          const { rows } = await pool.query('SELECT response_code FROM idempotency_store WHERE idempotency_key = $1', [key + code])
+          assert.ok(rows.every(({ response_code: stored }) => stored === null))
+        }
         code = 402
         assert.equal((await post(key)).status, 402)
         await pool.query('UPDATE idempotency_store SET response_code = 1 WHERE idempotency_key = $1', [key])
-        assert.equal((await post(key)).status, 500)
+        const { status, headers } = await post(key)
+        assert.deepEqual([status, headers['content-type']], [500, 'application/problem+json'])
       })
     }
 
@@ -392,6 +401,10 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
       const { status, body } = await post(key)
       assert.deepEqual([status, JSON.parse(body).title], [500, 'The answer is too large to be stored'])
       assert.deepEqual([await effects(pool, key), errors.length], [0, 1])
+      for (const style of ['transaction', 'lease']) {
+        const keyless = await server(t, () => ({ status: 201, body: 'x'.repeat(1001) }), { style, maxResponse: 1000, required: false })
+        assert.equal((await keyless.post()).status, 500)
+      }
       size = 1000
       assert.equal((await post(key)).status, 201)
     })
@@ -472,10 +485,16 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
       assert.equal((await made.post()).headers['idempotency-replayed'], 'true')
       const skipped = await server(t, answer, { skip: () => true })
       assert.deepEqual([(await skipped.post(key)).body, (await skipped.post(key)).body], ['null', 'null'])
+      const before = await effects(optional.pool, key)
       const failing = await server(t, async (context) => ({ ...await answer(context), status: 400 }), { required: false })
-      const before = await effects(failing.pool, key)
       assert.equal((await failing.post()).status, 400)
-      assert.equal(await effects(failing.pool, key), before)
+      let status
+      const leased = await server(t, () => ({ status, writes: (tx) => effect(tx, key) }), { required: false, style: 'lease' })
+      for (status of [400, 201]) {
+        assert.equal(await effects(optional.pool, key), before)
+        assert.equal((await leased.post()).status, status)
+      }
+      assert.equal(await effects(optional.pool, key), before + 1)
     })
 
     test('problems of one\'s own, and a page that describes them', async (t) => {

@@ -192,8 +192,8 @@ export class HttpIdempotency {
         if (error instanceof Declined) checkStatus(error.response.code ?? 422)
         throw style === 'transaction' ? asRefusal(error, answerTo) : error
       })
-      live = { ...answer, live: true }
-      return this.#ended(live, style)
+      live = answer
+      return this.#ended(answer, style)
     }
     const request = await this.#fingerprint(exchange)
     const options = await this.#callOptions(exchange)
@@ -246,12 +246,12 @@ export class HttpIdempotency {
       const answer = await this.#limited(invoke, { operation: null })
       const { writes } = answer
       if (writes && answer.status < 400) await this.#idempotency.batch(({ tx }) => Promise.resolve(writes(tx)))
-      return { ...answer, live: true }
+      return answer
     }
     return this.#idempotency.batch(async ({ tx }) => {
       const answer = await this.#limited(invoke, { tx, operation: null })
-      if (answer.status >= 400) throw new Unstored({ ...answer, live: true })
-      return { ...answer, live: true }
+      if (answer.status >= 400) throw new Unstored(answer)
+      return answer
     })
   }
 
@@ -278,7 +278,7 @@ export class HttpIdempotency {
         validateHeaderName(name)
         validateHeaderValue(name, /** @type {string} */ (value))
       }
-      return answer
+      return { ...answer, live: true }
     } finally {
       done.abort()
     }
