@@ -1,5 +1,6 @@
 // The HTTP core without a server and a database: what it asks of an Idempotency, and what it answers.
 import assert from 'node:assert/strict'
+import { readFileSync } from 'node:fs'
 import { test } from 'node:test'
 import { FakeClock } from 'pg-idempotency'
 import { HttpIdempotency } from 'pg-idempotency/http'
@@ -7,8 +8,9 @@ import {
   BadArgument, BadDuration, Declined, Forbidden, InProgress, KeyReused, LeaseLost, NotDone, TooLarge, Unknown,
 } from '../src/errors.js'
 import { fromStored, parseRetryAfter, storedHeaders, toStored } from '../src/http/answer.js'
-import { comparableParsed } from '../src/http/body.js'
+import { comparable, comparableParsed } from '../src/http/body.js'
 import { problemFor, rendered } from '../src/http/problem.js'
+import { hash, isStorable, routeScope, scopeOf } from '../src/http/spelling.js'
 
 test('the status of each error, and when a client may try again', () => {
   const withCode = (code) => Object.assign(new Error('of the database'), { code })
@@ -42,6 +44,7 @@ test('what is stored of an answer, and what is sent of it', () => {
   assert.deepEqual(answered({}), [200, 'application/json', undefined, 'true', '{"a":1}'])
   assert.deepEqual(answered({ outcome: 'FAILED', retryAfter: 0, replayed: false }), [422, 'application/json', '1', undefined, '{"a":1}'])
   assert.deepEqual(answered({ code: 202, headers: { 'content-type': 'a/b+json' } }), [202, 'a/b+json', undefined, 'true', '{"a":1}'])
+  assert.deepEqual(answered({ headers: { 'retry-after': '120' }, retryAfter: 119_500 })[2], '120')
   assert.deepEqual(answered({ body: Buffer.from('b') }), [200, undefined, undefined, 'true', 'b'])
   assert.deepEqual(answered({ payload: undefined }), [200, undefined, undefined, 'true', ''])
   const headers = { Mine: ['a', 'b'], 'X-A': 7, ETag: 'e', 'Set-Cookie': 'c', Other: 'd' }
@@ -71,10 +74,11 @@ test('a parsed body is compared by its value where it says all', () => {
 const REPLAY = { outcome: 'COMPLETED', code: 200, headers: null, payload: undefined, body: Buffer.from('stored'), replayed: true, retryAfter: null }
 const ANSWER = { status: 201, headers: {}, body: Buffer.from('mine') }
 
-// One request; `own` has the calls of an Idempotency.
-function request(own, options, { style = 'transaction', prefer = [], handle = async () => ANSWER, passOn } = {}) {
-  const headers = { 'idempotency-key': ['k'], prefer }
-  const exchange = { request: {}, method: 'POST', target: '/do', route: '/do', header: (name) => headers[name] ?? [], body: async () => 'null', passOn }
+// One request; `own` has the calls of an Idempotency, and `about` the request.
+function request(own, options, { style = 'transaction', handle = async () => ANSWER, prefer = [], type = '', body = () => 'null', ...about } = {}) {
+  const headers = { 'idempotency-key': ['k'], 'content-type': [type], prefer }
+  const header = (name) => headers[name] ?? []
+  const exchange = { request: {}, method: 'POST', target: '/do', route: '/do', header, ...about, body: async (kind) => body(kind) }
   return new HttpIdempotency({ scope: 's', clock: new FakeClock(), ...own }, { principal: () => 'me', ...options }).run(exchange, style, handle)
 }
 
@@ -111,8 +115,8 @@ test('what becomes of an error of a handler, of a body parser, and of a status t
 })
 
 test('the answer of a call that was repeated is that of the last one, or the stored one', async () => {
-  const elsewhere = await request({ transaction: async (key, request, work) => { await work({}, {}); return REPLAY } })
-  assert.deepEqual([elsewhere.status, String(elsewhere.body)], [200, 'stored'])
+  const elsewhere = await request({ transaction: async (key, request, work) => { await work({}, {}); return REPLAY } }, { marker: 'Again' })
+  assert.deepEqual([elsewhere.status, String(elsewhere.body), elsewhere.headers], [200, 'stored', { again: 'true' }])
   let calls = 0
   const transaction = async (key, request, work) => {
     await work({}, {})
@@ -144,3 +148,53 @@ for (const [end, status, isAborted] of [['an answer', 201, false], ['the loss of
     assert.deepEqual([(await answered).status, signal.aborted, clock.pending], [status, isAborted, 0])
   })
 }
+
+// The packages for all languages have the same scopes and fingerprints, or one key would be two operations for two services
+// behind one address.
+const SPELLINGS = JSON.parse(readFileSync(new URL('../../conformance/spellings.json', import.meta.url), 'utf8'))
+
+const isJson = (text) => {
+  try {
+    JSON.parse(text)
+    return true
+  } catch {
+    return false
+  }
+}
+
+test('scopes and fingerprints are those of the packages for other languages', async () => {
+  assert(SPELLINGS.length > 10)
+  for (const spelling of SPELLINGS) {
+    const { service, principal, type, body, fingerprint } = spelling
+    const begun = []
+    const transaction = async (key, request, work, { scope }) => { begun.push({ scope, text: request.text }); return REPLAY }
+    const about = { ...spelling, body: (kind) => comparable(Buffer.from(body), kind) }
+    const { status } = await request({ scope: service, transaction }, { principal: () => principal }, about)
+    if (type === 'application/json' && body !== '' && !isJson(body)) {
+      // Here such a request is no operation at all.
+      assert.deepEqual({ status, begun }, { status: 400, begun: [] })
+      continue
+    }
+    assert.equal(status, 200)
+    assert.equal(begun[0].scope, spelling.scope)
+    assert.deepEqual(JSON.parse(begun[0].text), fingerprint)
+    // JSON.parse rounds numbers: the digits are there.
+    const isText = body !== '' && !String(fingerprint.body).startsWith('sha256:')
+    assert.equal(begun[0].text.endsWith(`"body":${body}}`), isText)
+  }
+})
+
+test('what jsonb can hold is compared as it came', () => {
+  const digits = (count) => '1'.repeat(count)
+  for (const [text, want] of [
+    ['['.repeat(200) + ']'.repeat(200), true], ['['.repeat(201) + ']'.repeat(201), false], ['{"a":'.repeat(201) + '1' + '}'.repeat(201), false],
+    [`[${'{},[1],'.repeat(250)}1]`, true], [digits(1000), true], [digits(1001), false], [`-${digits(1000)}`, false],
+    ['1e9999', true], ['1E10000', false], ['1e-9999', false], [`["${'['.repeat(300)}\\"${digits(1001)}"]`, true],
+  ]) assert.equal(isStorable(text), want, text.slice(0, 20))
+})
+
+test('a scope that the server does not take is hashed', () => {
+  assert.equal(routeScope('post', '/a b', 'me'), 'POST /a%20b me')
+  for (const own of ['a'.repeat(256), 'a\0']) assert.equal(scopeOf('', own), hash(own))
+  for (const own of ['a'.repeat(255), '𝄞'.repeat(255)]) assert.equal(scopeOf('', own), own)
+})

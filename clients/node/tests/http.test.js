@@ -251,6 +251,7 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
       const seen = []
       for (const path of ['/do/1', '/do/1?', '/do/2', '/do/1?a=1']) seen.push(await status(key, '{}', { path }))
       assert.deepEqual(seen, [201, 201, 422, 422])
+      assert.equal(await status(key, '{}', { headers: { 'content-type': 'Application/JSON ; charset=utf-8' } }), 201)
     })
 
     test('a fingerprint of one\'s own is compared beside method and target', async (t) => {
@@ -288,21 +289,13 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
       for (let i = 0; i < 2; i++) assert.equal(await ask(gzipSync('{"a":1}')), once)
       assert.equal(await ask(gzipSync('{"a":2}')), other)
       if (framework === 'hono') assert.equal(await ask('{"a":1}'), 422)
-      assert.equal(await ask('{"a":1}', 'identity'), plain)
+      for (const none of ['Identity', '']) assert.equal(await ask('{"a":1}', none), plain)
     })
 
     test('JSON that is none: the problem quotes nothing of it, and nobody is told of an error', async (t) => {
       const { post, errors } = await server(t, () => assert.fail('ran'))
       const { status, body } = await post(newKey(), '{"secret":x}')
       assert.deepEqual([status, body.includes('secret'), errors], [400, false, []])
-    })
-
-    test('the marker of a replay has a name of one\'s own', async (t) => {
-      const { post } = await server(t, () => ({ status: 201 }), { marker: 'Idempotent-Replayed' })
-      const key = newKey()
-      await post(key)
-      const { headers } = await post(key)
-      assert.deepEqual([headers['idempotent-replayed'], headers['idempotency-replayed']], ['true', undefined])
     })
 
     test('an answer says until when it is kept', async (t) => {
@@ -560,12 +553,6 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
       assert.equal(await effects(made.pool, key), 1)
       const refused = await server(t, answer, { mapError: async () => { throw new Error('planned') } })
       assert.equal((await refused.post()).status, 400)
-    })
-
-    test('a stored Retry-After is sent once', async (t) => {
-      const { post } = await server(t, () => ({ status: 400, headers: { 'Retry-After': '120' } }), { headers: ['Retry-After'] })
-      const key = newKey()
-      assert.deepEqual([(await post(key)).headers['retry-after'], (await post(key)).headers['retry-after']], ['120', '120'])
     })
 
     test('a lease: reconciled on a takeover, Unknown is 503, a crash leaves the lease', async (t) => {

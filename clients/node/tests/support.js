@@ -80,7 +80,7 @@ export function deferred() {
 export function send(port, { method, path, headers, body }) {
   return new Promise((resolve, reject) => {
     const request = http.request({ port, host: '127.0.0.1', method, path, agent: false,
-      headers: { ...headers, 'content-length': Buffer.byteLength(body) } }, (answer) => {
+      headers: headers['transfer-encoding'] ? headers : { ...headers, 'content-length': Buffer.byteLength(body) } }, (answer) => {
       const chunks = []
       answer.on('data', (chunk) => chunks.push(chunk))
       answer.on('error', reject)

@@ -99,7 +99,7 @@ export function valuesOf(raw, name) {
 async function bodyOf(req, header, type, isEncoded, maxRequest) {
   const kept = keptBody(req, maxRequest)
   if (kept) return comparable(kept, type, isEncoded)
-  if (!req.readableDidRead && !req.readableEnded) {
+  if (!req.readableDidRead) {
     const bytes = await readAll(req, maxRequest, requestTooLarge)
     if (bytes.length > 0 && isJson(type) && isEncoded) throw encoded()
     if (bytes.length > 0) req.body = isJson(type) ? parseJson(bytes) : bytes
@@ -173,7 +173,7 @@ class Capture {
     if (!this.#own) this.#takeOver()
     this.#reset()
     return new Promise((resolve, reject) => {
-      this.#attempt = { chunks: [], size: 0, resolve, reject, ended: false, finish: new EventEmitter() }
+      this.#attempt = { chunks: [], size: 0, resolve, reject, finish: new EventEmitter() }
     })
   }
 
@@ -212,7 +212,7 @@ class Capture {
       // A stream without an end pauses here.
       return false
     }
-    if (!attempt.ended) attempt.chunks.push(bytes)
+    attempt.chunks.push(bytes)
     if (callback) process.nextTick(callback)
     return true
   }
@@ -224,12 +224,9 @@ class Capture {
     if (typeof encoding === 'function') [encoding, callback] = [undefined, encoding]
     if (chunk !== undefined && chunk !== null) this.#write(chunk, encoding)
     if (callback) attempt.finish.once('finish', callback)
-    if (!attempt.ended) {
-      attempt.ended = true
-      process.nextTick(() => attempt.finish.emit('finish'))
-      const { statusMessage } = res
-      attempt.resolve({ status: res.statusCode | 0, statusMessage, headers: { ...res.getHeaders() }, body: Buffer.concat(attempt.chunks) })
-    }
+    process.nextTick(() => attempt.finish.emit('finish'))
+    const { statusMessage } = res
+    attempt.resolve({ status: res.statusCode | 0, statusMessage, headers: { ...res.getHeaders() }, body: Buffer.concat(attempt.chunks) })
     return res
   }
 
