@@ -20,7 +20,7 @@ test('the status of each error, and when a client may try again', () => {
     ...['25006', '53300', '55P03', '57014', '40001', '40P01'].map((code) => [withCode(code), 503, '1']), [withCode('23505'), 500],
     [new NotDone(), 503, '1'], [new NotDone({ cause: new KeyReused('x') }), 422],
     [{ statusCode: 404 }, 404], [{ status: 404, statusCode: 500 }, 404], [{ status: 400 }, 400], [{ status: 499 }, 499],
-    [{ status: 399 }, 500], [{ status: 500 }, 500], [{ status: '404' }, 500], [{ status: 404.5 }, 500], [null, 500], [undefined, 500],
+    [{ status: 399 }, 500], [{ status: 503 }, 500], [{ status: '404' }, 500], [{ status: 404.5 }, 500], [null, 500], [undefined, 500],
   ]) {
     const problem = problemFor(error)
     assert.deepEqual([problem.status, problem.headers['Retry-After']], [status, retryAfter], String(error?.code ?? error?.status))
@@ -100,7 +100,8 @@ test('what becomes of an error of a handler, of a body parser, and of a status t
   const handle = async () => { throw new NotDone({ cause }) }
   assert.equal((await request({ transaction }, { onError }, { handle, passOn: (error) => void told.push(error) })).status, 500)
   assert.deepEqual(told.splice(0), [cause, cause])
-  const once = new HttpIdempotency({}, { principal: () => 'me', wait: Infinity, onError })
+  const causes = []
+  const once = new HttpIdempotency({}, { principal: () => 'me', wait: Infinity, onError, mapError: (error) => void causes.push(error?.cause) })
   for (const [error, status, title] of [
     [{ status: 413 }, 413, 'The request is too large'], [{ statusCode: 413 }, 413, 'The request is too large'],
     [{ statusCode: 400 }, 400, 'The body cannot be read'], [{ statusCode: 415 }, 415, 'Unsupported Media Type'], [null, 500, 'Internal Server Error'],
@@ -108,6 +109,7 @@ test('what becomes of an error of a handler, of a body parser, and of a status t
     const { status: given, body } = once.bodyProblem(error, {})
     assert.deepEqual([given, JSON.parse(body).title], [status, title])
   }
+  assert.deepEqual(causes, [undefined, undefined, { statusCode: 400 }, undefined, undefined])
   for (const status of [199, 201.5, 1000]) {
     assert.equal((await request({ transaction }, { onError }, { handle: async () => ({ ...ANSWER, status }) })).status, 500)
   }

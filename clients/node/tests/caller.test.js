@@ -144,11 +144,12 @@ for (const [when, sleeps] of [['a try', 1], ['a pause', 2]]) {
       if (sleep.mock.callCount() + 1 === sleeps) asleep.resolve()
       return FakeClock.prototype.sleep.apply(clock, given)
     })
-    const refused = assert.rejects(new Caller({ store: new MemoryStore(), clock }).send('x', url, { signal: stop.signal }), NoAnswer)
+    const wrapped = t.mock.fn(fetch)
+    const refused = assert.rejects(new Caller({ store: new MemoryStore(), clock, fetch: wrapped }).send('x', url, { signal: stop.signal }), NoAnswer)
     await Promise.all([arrived, asleep.promise])
     stop.abort()
     await refused
-    assert.deepEqual([seen.length, clock.pending], [1, 0])
+    assert.deepEqual([seen.length, wrapped.mock.callCount(), clock.pending], [1, sleeps, 0])
   })
 }
 
