@@ -114,8 +114,8 @@ func keysOf(stream, group string) []any {
 
 func (c *consumer) make() error {
 	_, err := c.do("XGROUP", "CREATE", c.Stream, c.Group, "0", "MKSTREAM")
-	if err != nil && strings.HasPrefix(err.Error(), "BUSYGROUP") {
-		return nil
+	if err == nil || strings.HasPrefix(err.Error(), "BUSYGROUP") {
+		_, err = c.script(tidy, c.Group)
 	}
 	return err
 }

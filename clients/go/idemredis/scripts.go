@@ -3,6 +3,13 @@ package idemredis
 // Scripts run as a whole. Their keys are the stream, and what belongs to the group:
 // the entries that pause, the errors of each entry, the dead letters.
 
+// tidy: each consumer that is gone has left its name. One that lives has its own again when it
+// reads. Without the right to it the names stay.
+const tidy = `
+for _, consumer in ipairs(redis.pcall('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
+	if consumer[4] == 0 then redis.pcall('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], consumer[2]) end
+end`
+
 // take gives entries of consumers that died, and entries whose pause is over.
 // XAUTOCLAIM would take those that still pause.
 const take = `

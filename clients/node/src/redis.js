@@ -21,6 +21,13 @@ import { within } from './transaction.js'
 
 const DEFAULTS = { prefetch: 10, idle: 30_000, poll: 500, deliveryLimit: 100 }
 
+// Each consumer that is gone has left its name. One that lives has its own again when it reads.
+// Without the right to it the names stay.
+const TIDY = `
+for _, consumer in ipairs(redis.pcall('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
+  if consumer[4] == 0 then redis.pcall('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], consumer[2]) end
+end`
+
 // Entries of consumers that died, and entries whose pause is over. XAUTOCLAIM would take those that still pause.
 const TAKE = `
 local stream, again, tries = KEYS[1], KEYS[2], KEYS[3]
@@ -146,6 +153,7 @@ export class RedisConsumer {
   async #make() {
     await this.#answer(this.#reader.connect())
     await this.#makeGroup()
+    await this.#run(TIDY, [this.#options.group])
   }
 
   async #makeGroup() {

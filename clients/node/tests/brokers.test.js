@@ -228,6 +228,19 @@ test('redis: a dead letter of more fields than a script passes on', { timeout: 1
   assert.deepEqual(JSON.parse(message['x-idempotency-fields']), fields.flatMap((name) => [name, 'value']))
 })
 
+test('redis: a consumer that is gone leaves its name only with entries', { timeout: 120_000 }, async (t) => {
+  const { stage, start } = await stageFor(t, 'redis')
+  for (const answer of [{ action: 'again', after: 60_000 }, { action: 'ack' }]) {
+    await stage.send(['one'])
+    let handled = false
+    const consumer = await start({ handle: async () => { handled = true; return answer } })
+    await until(() => handled, 'it is handled')
+    await consumer.stop()
+  }
+  await (await start({ handle: async () => {} })).stop()
+  assert.deepEqual((await stage.client.xInfoConsumers(stage.queue, 'test')).map(({ pending }) => pending), [1])
+})
+
 test('redis: nothing is left of an entry that is deleted while it pauses', { timeout: 120_000 }, async (t) => {
   const { stage, start } = await stageFor(t, 'redis')
   await stage.send(['one', 'two'])

@@ -14,6 +14,7 @@ const never = new Promise(() => {})
 function fakeRedis(answer) {
   const redis = { commands: [], signals: [], reader: { isOpen: false } }
   const sendCommand = async (command, options) => {
+    if (command[1]?.includes('DELCONSUMER')) return null
     redis.commands.push(command)
     redis.signals.push(options?.abortSignal)
     return answer(command)

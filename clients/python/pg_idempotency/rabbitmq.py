@@ -154,6 +154,5 @@ def milliseconds(seconds: float) -> int:
 
 
 def message_id(properties: Any, body: bytes) -> Optional[str]:
-    """The id that the sender gave the message."""
-    given: Optional[str] = properties.message_id
-    return given
+    """The id that the sender gave the message. pika gives bytes where it is no UTF-8."""
+    return properties.message_id if isinstance(properties.message_id, str) else None

@@ -19,6 +19,14 @@ from .hooks import logger
 from .model import Result
 from .settle import AGAIN, DEAD_LETTER, Settlement
 
+# Each consumer that is gone has left its name. One that lives has its own again when it reads.
+# Without the right to it the names stay.
+TIDY = """
+for _, consumer in ipairs(redis.pcall('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
+  if consumer[4] == 0 then redis.pcall('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], consumer[2]) end
+end
+"""
+
 # Entries of consumers that died, and entries whose pause is over. XAUTOCLAIM would take those that still pause.
 TAKE = """
 local stream, again, tries = KEYS[1], KEYS[2], KEYS[3]
@@ -124,6 +132,7 @@ class Consumer:
         except Exception as error:
             if not str(error).startswith("BUSYGROUP"):
                 raise
+        self.run(TIDY, self.group)
 
     def consume(self) -> None:
         """Consumes until ``stop`` is called. Raises redis-py's errors when the server is away."""

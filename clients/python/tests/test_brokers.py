@@ -219,6 +219,16 @@ def test_a_dead_letter_of_more_fields_than_a_script_passes_on(key):
     assert json.loads(fields[b"x-idempotency-fields"])[-2:] == ["field 4499", "value"]
 
 
+def test_a_consumer_that_is_gone_leaves_its_name_only_with_entries(key):
+    stage = RedisStage(f"{key}-{time.time_ns()}")
+    first, second = (stage.consumer(Idempotency(lambda: psycopg.connect("")), None) for _ in range(2))
+    stage.send(["one", "two"])
+    first.next()
+    second.run(on_redis.END, "test", second.next()[0].id, "ack")
+    second.declare()
+    assert [each["name"].decode() for each in stage.client.xinfo_consumers(stage.queue, "test")] == [first.name]
+
+
 def test_nothing_is_left_of_an_entry_that_is_deleted_while_it_pauses(key):
     stage = RedisStage(f"{key}-{time.time_ns()}")
     consumer = stage.consumer(Idempotency(lambda: psycopg.connect("")), lambda name: Settlement(AGAIN))

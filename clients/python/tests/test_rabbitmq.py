@@ -117,13 +117,13 @@ def test_copies_leave_one_dead_letter(idem, key, admin):
         return idem.transaction(f"{key} {name}", None, decline)
     consumer = Consumer(channel, queue, handle, idempotency=idem)
     consumer.declare()
-    for name in ("bad", "bad", None):
+    for name in ("bad", "bad", None, b"\xff"):
         channel.basic_publish("", queue, b"body", pika.BasicProperties(message_id=name))
-    while dead_letters(channel, queue) < 2:
+    while dead_letters(channel, queue) < 3:
         channel.basic_publish("", queue, b"", pika.BasicProperties(message_id="last"))
         consumer.consume()
     names = [taken[1].message_id for taken in iter(lambda: take(channel, f"{queue}.dead"), None)]
-    assert sorted(names, key=str) == [None, "bad"]
+    assert sorted(names, key=str) == [None, b"\xff", "bad"]
     connection.close()
 
 

@@ -132,6 +132,31 @@ func TestADeadLetterOfMoreFieldsThanAScriptPassesOn(t *testing.T) {
 	}
 }
 
+// Each consumer has a name of its own, and Redis keeps it.
+func TestAConsumerThatIsGoneLeavesItsNameOnlyWithEntries(t *testing.T) {
+	s := newScene(t, "redis")
+	r := s.stage.(*redisStream)
+	later := time.Hour
+	for _, key := range []string{"pauses", "done", ""} {
+		ctx, cancel := context.WithCancel(context.Background())
+		if key == "" {
+			cancel()
+		} else {
+			s.send(t, key)
+		}
+		must(t, s.consume(ctx, Options{Handle: func(context.Context, string) (*idempotency.Result, error) {
+			cancel()
+			if key == "done" {
+				return nil, nil
+			}
+			return &idempotency.Result{Outcome: idempotency.InProgress, RetryAfter: &later}, nil
+		}}))
+	}
+	if names := r.do(t, "XINFO", "CONSUMERS", s.queue, "test").([]any); len(names) != 1 {
+		t.Errorf("%d names", len(names))
+	}
+}
+
 func TestNothingIsLeftOfAnEntryThatIsDeletedWhileItPauses(t *testing.T) {
 	s := newScene(t, "redis")
 	r := s.stage.(*redisStream)
@@ -194,11 +219,11 @@ func (s *silent) Do(command string, _ ...any) (any, error) {
 	return nil, errSilent
 }
 
-func (s *silent) DoWithTimeout(limit time.Duration, command string, _ ...any) (any, error) {
+func (s *silent) DoWithTimeout(limit time.Duration, command string, arguments ...any) (any, error) {
 	if limit != 12*time.Second {
 		s.t.Errorf("%s waits %v", command, limit)
 	}
-	if command == "XGROUP" {
+	if command == "XGROUP" || strings.Contains(fmt.Sprint(arguments...), "DELCONSUMER") {
 		return "OK", nil
 	}
 	s.tried()
