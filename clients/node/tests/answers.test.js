@@ -89,7 +89,10 @@ test('the options of a call, and what the client prefers', async () => {
   for (const prefer of [[], ['wait=1'], ['respond-async', 'x, WAIT = "2"; y'], ['wait=9'], ['await=1'], ['wait=1s']]) {
     await request({ transaction }, { wait: 7, maxWait: 3000, ...own }, { prefer })
   }
-  assert.deepEqual(asked, [7, 1000, 2000, 3000, 7, 7].map((wait) => ({ scope: 's POST /do me', wait, ...own })))
+  assert.deepEqual(asked.splice(0), [7, 1000, 2000, 3000, 7, 7].map((wait) => ({ scope: 's POST /do me', wait, ...own })))
+  // An option that is undefined was not given.
+  await request({ transaction }, { wait: undefined, maxWait: undefined, retention: undefined }, { prefer: ['wait=11'] })
+  assert.deepEqual(asked, [{ scope: 's POST /do me', wait: 10_000, maxAttempts: undefined }])
 })
 
 test('what becomes of an error of a handler, of a body parser, and of a status that is none', async () => {

@@ -173,6 +173,8 @@ test('what can never be sent is refused at once, and keeps no key', async () => 
     await refused(caller, url)
   }
   await refused(caller, 'http://127.0.0.1:1/', { method: 'GET', body: 'x' })
+  await assert.rejects(caller.send('x', 'http://127.0.0.1:1', { body: new ReadableStream() }), TypeError)
+  assert.equal(await store.keyFor('x', () => 'none'), 'none')
 })
 
 test('a fetch of its own is asked once for what is no URL to it, and may take another', async () => {
@@ -182,10 +184,6 @@ test('a fetch of its own is asked once for what is no URL to it, and may take an
   assert.deepEqual(tried, ['/orders'])
   const own = new Caller({ store: new MemoryStore(), fetch: async (url) => new Response(url) })
   assert.equal(await (await own.send('x', '/orders')).text(), '/orders')
-})
-
-test('a body that cannot be sent twice is refused', async () => {
-  await assert.rejects(new Caller({ store: new MemoryStore() }).send('x', 'http://127.0.0.1:1', { body: new ReadableStream() }), TypeError)
 })
 
 test('a store that cannot be read is an error; one in memory has the same key until it is forgotten', async () => {

@@ -20,7 +20,7 @@ async function app(t, style, handler, { before = [], pool = poolFor(t), ...optio
   const once = expressIdempotency(new Idempotency(pool), { principal: () => newKey(), ...options })
   // As Express 4 does, which lets go of the promise.
   app.post('/do', ...before, (req, res, next) => { runs.push(once[style](handler)(req, res, next)) })
-  app.use((error, req, res, next) => res.headersSent ? next(error) : res.status(500).end('own'))
+  app.use((error, req, res, next) => res.headersSent ? next(errors.push(error)) : res.status(500).end('own'))
   const port = await portOf(t, app.listen(0, '127.0.0.1'))
   const post = (key = newKey(), body = '{}', type = 'application/json', headers = {}) => send(port,
     { method: 'POST', path: '/do', body, headers: { 'content-type': type, 'Idempotency-Key': key, ...headers } })
@@ -194,6 +194,7 @@ test('a stream that a middleware has read, or that Express 4 has left with {}', 
     left = body
     assert.equal((await eaten.post(newKey(), '<a/>', type)).status, 500)
   }
+  assert.ok(eaten.errors.every(({ message }) => message.includes('keepBody')))
   left = undefined
   const chunked = { 'transfer-encoding': 'chunked' }
   assert.deepEqual([(await eaten.post(newKey(), '')).status, (await eaten.post(newKey(), 'a', 'text/xml', chunked)).status], [200, 500])
@@ -220,7 +221,7 @@ test('what was kept is compared though a middleware has made text of it; bytes t
     const key = newKey()
     const seen = []
     for (const byte of [0xff, 0xff, 0xfe]) seen.push((await post(key, Buffer.from([byte]), 'text/plain')).status)
-    assert.deepEqual(seen, answers, encoding)
+    assert.deepEqual([seen, (await post(newKey(), '{}')).status], [answers, 200], encoding)
   }
 })
 

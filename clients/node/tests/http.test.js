@@ -9,7 +9,7 @@ import express from 'express'
 import Fastify from 'fastify'
 import { Hono } from 'hono'
 import { HTTPException } from 'hono/http-exception'
-import { Declined, FakeClock, Idempotency, KeyReused, Reconciled, Unknown } from 'pg-idempotency'
+import { Declined, FakeClock, Idempotency, KeyReused, Reconciled } from 'pg-idempotency'
 import { expressIdempotency } from 'pg-idempotency/express'
 import { fastifyIdempotency } from 'pg-idempotency/fastify'
 import { honoIdempotency } from 'pg-idempotency/hono'
@@ -284,12 +284,15 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
     test('the bytes of a body with a Content-Encoding are compared', async (t) => {
       const key = newKey()
       const { status } = await server(t, () => ({ status: 201 }), { keepBody: true })
-      const ask = (body, encoding = 'gzip') => status(key, body, { headers: { 'content-encoding': encoding } })
-      const [once, other, plain] = framework === 'fastify' ? [400, 400, 201] : [201, 422, 422]
+      const ask = (body, headers = { 'content-encoding': 'gzip' }) => status(key, body, { headers })
+      const [once, other] = framework === 'fastify' ? [400, 400] : [201, 422]
       for (let i = 0; i < 2; i++) assert.equal(await ask(gzipSync('{"a":1}')), once)
       assert.equal(await ask(gzipSync('{"a":2}')), other)
-      if (framework === 'hono') assert.equal(await ask('{"a":1}'), 422)
-      for (const none of ['Identity', '']) assert.equal(await ask('{"a":1}', none), plain)
+      if (framework !== 'fastify') assert.equal(await ask('{"a":1}', {}), 422)
+      const plain = newKey()
+      for (const [body, encoding] of [['{"a":1}', 'identity'], ['{ "a":1}', 'Identity'], ['{"a": 1}', '']]) {
+        assert.equal(await status(plain, body, { headers: { 'content-encoding': encoding } }), 201)
+      }
     })
 
     test('JSON that is none: the problem quotes nothing of it, and nobody is told of an error', async (t) => {
@@ -526,13 +529,6 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
       }
     })
 
-    test('an option that is undefined was not given', async (t) => {
-      t.mock.method(console, 'error', () => {})
-      const { post } = await server(t, () => { throw new Error('planned') }, { required: undefined, maxWait: undefined, onError: undefined })
-      const impatient = await post(newKey(), '{}', { headers: { prefer: 'wait=1' } })
-      assert.deepEqual([(await post(undefined)).status, impatient.status], [400, 500])
-    })
-
     test('skip and makeKey may be asynchronous, and what is no key, no end and no status is an error', async (t) => {
       const key = newKey()
       const answer = async ({ tx, operation }) => {
@@ -574,7 +570,6 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
       crash = false
       known = () => Reconciled.notDone
       assert.deepEqual([(await post(key)).body, (await post(key)).body, await effects(pool, key)], ['charged', 'charged', 1])
-      assert.ok(new Unknown('x') instanceof Error)
     })
 
     // Hono sends no reason phrase.
