@@ -32,8 +32,7 @@ public record Keep(Kind as, Duration retention) {
     public static Keep byDefault(int status) {
         return new Keep(switch (status) {
             case 401, 403, 408, 409, 425, 429 -> Kind.DISCARDED;
-            default -> status >= 200 && status < 400 ? Kind.STORED
-                    : status >= 400 && status < 500 ? Kind.REFUSAL : Kind.DISCARDED;
+            default -> status < 200 || status >= 500 ? Kind.DISCARDED : status < 400 ? Kind.STORED : Kind.REFUSAL;
         }, null);
     }
 }

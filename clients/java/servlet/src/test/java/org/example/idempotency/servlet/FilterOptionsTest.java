@@ -1,10 +1,12 @@
 package org.example.idempotency.servlet;
 
+import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.time.Duration;
 import java.util.List;
+import java.util.Map;
 import java.util.function.Consumer;
 import java.util.function.Function;
 import org.junit.jupiter.api.Test;
@@ -21,6 +23,13 @@ class FilterOptionsTest {
                 () -> OPTIONS.makeKey(null), () -> OPTIONS.problem(null), () -> OPTIONS.passOn(null))) {
             assertThrows(NullPointerException.class, missing);
         }
+    }
+
+    @Test
+    void whatIsStoredDependsOnTheStatus() {
+        Map.of(Keep.Kind.STORED, List.of(200, 399), Keep.Kind.REFUSAL, List.of(400, 402, 404, 407, 410, 422, 424, 426, 428, 430, 499),
+                Keep.Kind.DISCARDED, List.of(199, 401, 403, 408, 409, 425, 429, 500))
+                .forEach((kind, statuses) -> statuses.forEach(status -> assertEquals(kind, Keep.byDefault(status).as(), status::toString)));
     }
 
     @Test

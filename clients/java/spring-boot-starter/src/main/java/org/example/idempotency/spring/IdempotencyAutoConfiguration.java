@@ -39,18 +39,9 @@ import tools.jackson.databind.SerializationFeature;
 import tools.jackson.databind.json.JsonMapper;
 
 /** Makes the beans of this package. Each gives way to one of the application's own. */
-@AutoConfiguration(afterName = {
-    "org.springframework.boot.jdbc.autoconfigure.DataSourceTransactionManagerAutoConfiguration",
-    "org.springframework.boot.hibernate.autoconfigure.HibernateJpaAutoConfiguration",
-    "org.springframework.boot.transaction.autoconfigure.TransactionAutoConfiguration",
+@AutoConfiguration(afterName = { // whose beans a condition below asks for
     "org.springframework.boot.jackson.autoconfigure.JacksonAutoConfiguration",
-    "org.springframework.boot.jackson2.autoconfigure.Jackson2AutoConfiguration",
-    "org.springframework.boot.webmvc.autoconfigure.WebMvcAutoConfiguration",
-    "org.springframework.boot.autoconfigure.jdbc.DataSourceTransactionManagerAutoConfiguration",
-    "org.springframework.boot.autoconfigure.orm.jpa.HibernateJpaAutoConfiguration",
-    "org.springframework.boot.autoconfigure.transaction.TransactionAutoConfiguration",
-    "org.springframework.boot.autoconfigure.jackson.JacksonAutoConfiguration",
-    "org.springframework.boot.autoconfigure.web.servlet.WebMvcAutoConfiguration"})
+    "org.springframework.boot.jackson2.autoconfigure.Jackson2AutoConfiguration"})
 @ConditionalOnProperty(name = "idempotency.enabled", matchIfMissing = true)
 @EnableConfigurationProperties(IdempotencyProperties.class)
 public class IdempotencyAutoConfiguration {

@@ -433,6 +433,8 @@ class FilterTest {
     void whatALeasedHandlerHasNotDoneIsFreeAtOnce() throws Exception {
         protect(true, options -> { });
         handler = (request, response) -> {
+            assertFalse(Exchange.of(request).lease().isLost());
+            assertEquals(key, Exchange.of(request).operation().key());
             if (runs.incrementAndGet() == 1) {
                 throw new ServletException(new IdempotencyException.NotDone(null));
             }
