@@ -287,8 +287,8 @@ class TransactionTest extends OnServer {
     }
 
     @ParameterizedTest
-    @ValueSource(booleans = {false, true})
-    void aSessionThatWasIdleForTooLongIsNoAttempt(boolean isLease) throws Exception {
+    @ValueSource(strings = {"transaction", "isolation", "lease"})
+    void aSessionThatWasIdleForTooLongIsNoAttempt(String what) throws Exception {
         var impatient = new Idempotency(Transactions.of(pool), Options.DEFAULT.withRetry(1, Duration.ofMillis(1), Duration.ofMillis(1)));
         try (Connection watching = pool.getConnection()) {
             impatient.transaction(Call.of(key + "idle"), (connection, operation) -> {
@@ -298,9 +298,10 @@ class TransactionTest extends OnServer {
             });
             execute(watching, "DO $$BEGIN WHILE EXISTS (SELECT FROM pg_stat_activity WHERE application_name = '" + key
                     + "') LOOP PERFORM pg_stat_clear_snapshot(); END LOOP; END$$");
-            Result result = isLease
-                    ? impatient.lease(Call.of(key), lease -> new Completion(Response.EMPTY, this::effect))
-                    : impatient.transaction(Call.of(key), (connection, operation) -> work(connection));
+            Call call = Call.of(key).withIsolation(what.equals("isolation") ? Connection.TRANSACTION_SERIALIZABLE : 0);
+            Result result = what.equals("lease")
+                    ? impatient.lease(call, lease -> new Completion(Response.EMPTY, this::effect))
+                    : impatient.transaction(call, (connection, operation) -> work(connection));
             assertEquals(Outcome.COMPLETED, result.outcome());
         }
         assertEquals(1, effects());
