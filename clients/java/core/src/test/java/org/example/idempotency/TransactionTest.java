@@ -321,6 +321,21 @@ class TransactionTest extends OnServer {
         assertEquals(1, effects());
     }
 
+    /** What cannot be rolled back was lost, whatever the work makes of it. */
+    @Test
+    void aLostConnectionThatTheWorkHidesIsRepeated() throws Exception {
+        AtomicInteger runs = new AtomicInteger();
+        once.transaction(Call.of(key), (connection, operation) -> {
+            if (runs.incrementAndGet() == 1) {
+                assertThrows(SQLException.class, () -> execute(connection, "SELECT pg_terminate_backend(pg_backend_pid())"));
+                throw new IllegalStateException("the work's own");
+            }
+            return work(connection);
+        });
+        assertEquals(2, runs.get());
+        assertEquals(1, effects());
+    }
+
     @Test
     void whatIsRunningIsInProgressOrWaitedFor() throws Exception {
         CountDownLatch started = new CountDownLatch(1);

@@ -175,7 +175,7 @@ class JpaTest {
     @Import({SpringExampleTest.Pool.class, Payments.class, Orders.class})
     static class Program {
         @Bean
-        IdempotencyHttp http() {
+        IdempotencyHttp caller() {
             return new IdempotencyHttp() {
                 @Override
                 public String principal(HttpServletRequest request) {

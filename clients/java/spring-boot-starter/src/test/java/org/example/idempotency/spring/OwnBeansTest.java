@@ -1,0 +1,125 @@
+package org.example.idempotency.spring;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+
+import com.fasterxml.jackson.databind.ObjectMapper;
+import com.fasterxml.jackson.databind.SerializationFeature;
+import jakarta.servlet.Filter;
+import jakarta.servlet.http.HttpServletRequest;
+import jakarta.servlet.http.HttpServletRequestWrapper;
+import java.lang.reflect.Type;
+import java.net.URI;
+import java.net.http.HttpClient;
+import java.net.http.HttpRequest;
+import java.net.http.HttpResponse;
+import java.util.UUID;
+import javax.sql.DataSource;
+import org.example.idempotency.Idempotency;
+import org.example.idempotency.Options;
+import org.junit.jupiter.api.Test;
+import org.springframework.boot.SpringApplication;
+import org.springframework.boot.WebApplicationType;
+import org.springframework.boot.autoconfigure.EnableAutoConfiguration;
+import org.springframework.boot.builder.SpringApplicationBuilder;
+import org.springframework.context.annotation.Bean;
+import org.springframework.context.annotation.Configuration;
+import org.springframework.context.annotation.Import;
+import org.springframework.transaction.PlatformTransactionManager;
+
+/** What is there by default, and what gives way to beans of the program. */
+class OwnBeansTest {
+    private final String key = UUID.randomUUID().toString();
+
+    /** Nobody says who asks, but for a filter in front. */
+    @Configuration(proxyBeanMethods = false)
+    @EnableAutoConfiguration
+    @Import({SpringExampleTest.Pool.class, SpringExampleTest.Orders.class})
+    static class Usual {
+        @Bean
+        Filter authentication() {
+            return (request, response, chain) -> chain.doFilter(new HttpServletRequestWrapper((HttpServletRequest) request) {
+                @Override
+                public String getRemoteUser() {
+                    return getHeader("X-User");
+                }
+            }, response);
+        }
+    }
+
+    @Configuration(proxyBeanMethods = false)
+    @EnableAutoConfiguration
+    @Import({SpringExampleTest.Pool.class, WithJackson2.class})
+    static class Own {
+        @Bean
+        Idempotency own(PlatformTransactionManager manager, DataSource dataSource) {
+            return new Idempotency(new SpringTransactions(manager, dataSource), Options.DEFAULT.withScope("own"));
+        }
+
+        @Bean
+        Json ownJson() {
+            return new Json() {
+                @Override
+                public String write(Object value) {
+                    return "\"own\"";
+                }
+
+                @Override
+                public Object read(String json, Type type) {
+                    return json;
+                }
+            };
+        }
+    }
+
+    @Configuration(proxyBeanMethods = false)
+    @EnableAutoConfiguration
+    @Import({SpringExampleTest.Pool.class, SpringExampleTest.Seats.class})
+    static class WithJackson2 {
+        @Bean
+        ObjectMapper mapper() {
+            return new ObjectMapper().disable(SerializationFeature.FAIL_ON_EMPTY_BEANS);
+        }
+    }
+
+    @Test
+    void whoAsksIsTheRemoteUserAndNobodyElse() throws Exception {
+        try (var context = SpringApplication.run(Usual.class, "--server.port=0", "--server.address=127.0.0.1", "--spring.main.banner-mode=off")) {
+            SpringExampleTest.prepared(context);
+            String address = "http://127.0.0.1:" + context.getEnvironment().getProperty("local.server.port");
+            var change = HttpRequest.newBuilder(URI.create(address + "/changes")).header("Idempotency-Key", key);
+            assertEquals(401, status(change));
+            assertEquals(200, status(change.header("X-User", "ann")));
+            assertEquals(404, status(HttpRequest.newBuilder(URI.create(address + "/nowhere"))));
+        }
+    }
+
+    private static int status(HttpRequest.Builder request) throws Exception {
+        return HttpClient.newHttpClient().send(request.build(), HttpResponse.BodyHandlers.discarding()).statusCode();
+    }
+
+    @Test
+    void theClientAndTheJsonOfTheProgramComeFirst() {
+        try (var context = SpringExampleTest.withoutWeb(Own.class)) {
+            assertEquals("own", context.getBean(Idempotency.class).options().scope());
+            assertEquals("\"own\"", context.getBean(Json.class).write(null));
+        }
+    }
+
+    @Test
+    void withoutJackson3ItIsJackson2() {
+        try (var context = new SpringApplicationBuilder(WithJackson2.class).web(WebApplicationType.NONE).run("--spring.main.banner-mode=off",
+                "--spring.autoconfigure.exclude=org.springframework.boot.jackson.autoconfigure.JacksonAutoConfiguration,"
+                + "org.springframework.boot.hibernate.autoconfigure.HibernateJpaAutoConfiguration,"
+                + "org.springframework.boot.data.jpa.autoconfigure.DataJpaRepositoriesAutoConfiguration")) {
+            SpringExampleTest.prepared(context);
+            var seats = context.getBean(SpringExampleTest.Seats.class);
+            for (int i = 0; i < 2; i++) {
+                assertEquals(1, seats.count(key));
+            }
+            var json = context.getBean(Json.class);
+            assertThrows(IllegalArgumentException.class, () -> json.write(new SpringExampleTest.Nameless()));
+            assertThrows(IllegalStateException.class, () -> json.read("{", int.class));
+        }
+    }
+}
