@@ -13,7 +13,7 @@ import java.util.concurrent.TimeoutException;
  * Extends a lease until it is stopped. When the lease is lost, it interrupts the thread that works:
  * when the server says so, or when the lease could not be extended before it ran out.
  */
-final class Heartbeat implements Lease {
+final class Heartbeat implements Lease, AutoCloseable {
     private static final ExecutorService THREADS = Executors.newCachedThreadPool(task -> {
         Thread thread = new Thread(task, "idempotency-heartbeat");
         thread.setDaemon(true);
@@ -57,7 +57,8 @@ final class Heartbeat implements Lease {
     }
 
     /** An interrupt that came from here ends with the work. */
-    synchronized void stop() {
+    @Override
+    public synchronized void close() {
         stopped.countDown();
         if (interrupted) {
             interrupted = false;

@@ -28,25 +28,19 @@ final class LeasedAttempt {
     <X extends Exception> Result run(LeasedWork<X> work, Reconciled.Finder finder) throws X {
         Completion completion;
         Heartbeat heartbeat = Heartbeat.start(client, call, operation, asked + operation.leaseLeft().toNanos());
-        try {
+        try (heartbeat) { // which is closed before what is caught
             completion = reconcileAndWork(heartbeat, work, finder);
         } catch (Declined refusal) {
-            heartbeat.stop();
             return refuse(refusal);
         } catch (IdempotencyException.NotDone reason) {
-            heartbeat.stop();
             throw released(reason);
         } catch (IdempotencyException.Unknown reason) {
-            heartbeat.stop();
             throw hasBegun ? reason : released(reason);
         } catch (Exception error) {
-            heartbeat.stop();
             if (heartbeat.isLost()) {
                 throw new IdempotencyException.LeaseLost(error);
             }
             throw error;
-        } finally {
-            heartbeat.stop();
         }
         return complete(completion, heartbeat);
     }
