@@ -49,6 +49,14 @@ test('a request that is answered while it waits for a connection: nothing runs, 
   assert.deepEqual([calls, errors.length], [0, 1])
 })
 
+test('a client that goes while it sends is no error of the server', async (t) => {
+  const gone = (req, res, next) => { next(); req.socket.destroy() }
+  const { post, errors, runs } = await app(t, 'transaction', () => assert.fail('ran'), { before: [gone] })
+  await assert.rejects(post(newKey(), 'x'.repeat(900_000)))
+  await Promise.all(runs)
+  assert.deepEqual([runs.length, errors], [1, []])
+})
+
 test('an answer that comes when time is up goes nowhere', async (t) => {
   for (const late of [
     (res) => res.status(200).set('X-A', 'b').json({}),

@@ -175,6 +175,8 @@ test('JSON that is none, where only the handler finds out, is refused; a SyntaxE
   const keyed = { 'idempotency-key': newKey() }
   const refused = [await status('/read', '{"a"'), await status('/read', '', keyed), await status('/read', '{"a"', { ...keyed, 'content-encoding': 'x' })]
   assert.deepEqual(refused, [400, 400, 400])
+  const cut = new ReadableStream({ pull: (controller) => controller.error(new Error('cut')) })
+  assert.equal((await app.request('/read', { method: 'POST', body: cut, duplex: 'half', headers: keyed })).status, 400)
   const failed = [await status('/own', '{}'), await status('/other', '{"a"'), await status('/read', '{"a"', { 'content-type': 'text/plain' })]
   assert.deepEqual(failed, [500, 500, 500])
 })

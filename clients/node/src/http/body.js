@@ -40,6 +40,20 @@ export async function readAll(stream, limit, tooLarge, signal) {
   return Buffer.concat(chunks)
 }
 
+/**
+ * The body of a request. That it ends in the middle is its client's doing.
+ * @param {any} stream
+ * @param {number} limit bytes
+ * @throws {Problem}
+ */
+export async function readRequest(stream, limit) {
+  try {
+    return await readAll(stream, limit, requestTooLarge)
+  } catch (error) {
+    throw error instanceof Problem ? error : unreadable(error)
+  }
+}
+
 /** @param {unknown} cause error of a parser, which may quote the body */
 export function unreadable(cause) {
   return new Problem(400, 'The body cannot be read', { detail: 'It is not what its Content-Type says.', cause })

@@ -2,7 +2,7 @@
 import { EventEmitter } from 'node:events'
 import { HttpIdempotency, responseTooLarge } from './core.js'
 import {
-  comparable, comparableParsed, encoded, isJson, keep, keptBody, parseJson, readAll, requestTooLarge, saysBody, unseen,
+  comparable, comparableParsed, encoded, isJson, keep, keptBody, parseJson, readRequest, saysBody, unseen,
 } from './body.js'
 
 /**
@@ -100,7 +100,7 @@ async function bodyOf(req, header, type, isEncoded, maxRequest) {
   const kept = keptBody(req, maxRequest)
   if (kept) return comparable(kept, type, isEncoded)
   if (!req.readableDidRead) {
-    const bytes = await readAll(req, maxRequest, requestTooLarge)
+    const bytes = await readRequest(req, maxRequest)
     if (bytes.length > 0 && isJson(type) && isEncoded) throw encoded()
     if (bytes.length > 0) req.body = isJson(type) ? parseJson(bytes) : bytes
     return comparable(bytes, type)

@@ -1,6 +1,6 @@
 // Hono: a handler gives back a Response, which is read, stored, and sent.
 import { routePath } from 'hono/route'
-import { comparable, isJson, mediaType, parseJson, readAll, requestTooLarge, unseen } from './body.js'
+import { comparable, isJson, mediaType, parseJson, readAll, readRequest, unseen } from './body.js'
 import { HttpIdempotency, responseTooLarge } from './core.js'
 import { telling } from '../options.js'
 import { valuesOf } from './express.js'
@@ -110,7 +110,7 @@ async function bodyOf(c, type, isEncoded, maxRequest) {
   }
   if (raw.bodyUsed) throw unseen()
   if (!raw.body) return 'null'
-  const bytes = await readAll(raw.body, maxRequest, requestTooLarge)
+  const bytes = await readRequest(raw.body, maxRequest)
   c.req.raw = new Request(raw.url, { method: raw.method, headers: raw.headers, body: new Uint8Array(bytes), signal: raw.signal })
   return comparable(bytes, type, isEncoded)
 }
