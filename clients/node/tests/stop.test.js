@@ -195,3 +195,18 @@ test('nats: a stop gives back what was sent ahead', { timeout: 10_000 }, async (
   await stopped
   assert.deepEqual([handled, settled.sort()], [[1], ['ack 1', 'nak 2']])
 })
+
+test('nats: a connection that is closed for good is told once', async (t) => {
+  const clock = new FakeClock()
+  const { idempotency } = idempotencyFor(t, { clock })
+  const told = deferred()
+  const consumer = await NatsConsumer.start({
+    isClosed: () => true,
+    jetstream: () => ({ consumers: { get: async () => ({ fetch: async () => { throw new Error('closed') } }) } }),
+    jetstreamManager: async () => ({ streams: { add() {} }, consumers: { add() {} } }),
+  }, { idempotency, stream: 's', durable: 'd', handle: async () => {}, onError: told.resolve })
+  assert.equal((await told.promise).message, 'closed')
+  await new Promise(setImmediate)
+  assert.equal(clock.pending, 0)
+  await consumer.stop()
+})

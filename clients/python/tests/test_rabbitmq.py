@@ -10,7 +10,7 @@ import pytest
 from pg_idempotency import (Declined, FakeClock, Idempotency, InProgress, KeyReused, NotDone, Result, Settlement, Unknown,
                             owns_dead_letter, settle)
 from pg_idempotency.consumer import TRIES, Policy
-from pg_idempotency.rabbitmq import Consumer
+from pg_idempotency.rabbitmq import NAME, Consumer
 from pg_idempotency.settle import ACK, AGAIN, DEAD_LETTER
 
 
@@ -109,21 +109,23 @@ def test_copies_leave_one_dead_letter(idem, key, admin):
     queue = f"test-{key}"
     connection = connect()
     channel = connection.channel()
+    handled = set()
 
     def handle(name, body, properties):
+        handled.add(name)
         if name == "last":
             connection.add_callback_threadsafe(channel.stop_consuming)
             return None
         return idem.transaction(f"{key} {name}", None, decline)
-    consumer = Consumer(channel, queue, handle, idempotency=idem)
+    consumer = Consumer(channel, queue, handle, idempotency=idem, tries=1)
     consumer.declare()
     for name in ("bad", "bad", None, b"\xff"):
-        channel.basic_publish("", queue, b"body", pika.BasicProperties(message_id=name))
+        channel.basic_publish("", queue, b"body", pika.BasicProperties(message_id=name, headers={NAME: b"no text"}))
     while dead_letters(channel, queue) < 3:
         channel.basic_publish("", queue, b"", pika.BasicProperties(message_id="last"))
         consumer.consume()
     names = [taken[1].message_id for taken in iter(lambda: take(channel, f"{queue}.dead"), None)]
-    assert sorted(names, key=str) == [None, b"\xff", "bad"]
+    assert sorted(names, key=str) == [None, b"\xff", "bad"] and handled == {"bad", "last"}
     connection.close()
 
 
