@@ -16,6 +16,8 @@ import java.time.Duration;
 import java.util.List;
 import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.Flow;
+import java.util.function.Function;
 import javax.sql.DataSource;
 import org.example.idempotency.Call;
 import org.example.idempotency.Completion;
@@ -31,6 +33,8 @@ import org.springframework.boot.autoconfigure.EnableAutoConfiguration;
 import org.springframework.context.ConfigurableApplicationContext;
 import org.springframework.context.annotation.Configuration;
 import org.springframework.context.annotation.Import;
+import org.springframework.core.ReactiveAdapterRegistry;
+import org.springframework.core.ReactiveTypeDescriptor;
 import org.springframework.jdbc.core.JdbcTemplate;
 import org.springframework.jdbc.datasource.DataSourceTransactionManager;
 import org.springframework.jdbc.datasource.TransactionAwareDataSourceProxy;
@@ -103,6 +107,11 @@ class IdempotentTest {
             return isLater ? CompletableFuture.completedFuture(key) : new Hidden();
         }
 
+        @Idempotent(name = "publishes", key = "#key")
+        public Flow.Publisher<String> publishes(String key) {
+            return null;
+        }
+
         @Idempotent(name = "leased", key = "#key", lease = true)
         @Transactional(propagation = Propagation.REQUIRES_NEW)
         public void leased(String key) {
@@ -170,6 +179,15 @@ class IdempotentTest {
         assertThrows(RuntimeException.class, () -> tickets.hides(key, false));
         assertTrue(assertThrows(IllegalStateException.class, () -> tickets.hides(key, true)).getMessage().contains("CompletableFuture"));
         assertEquals(0, effects());
+    }
+
+    /** Spring knows those whose library is there, as Reactor registers its own; here is none. */
+    @Test
+    void aPublisherIsRefused() throws Exception {
+        ReactiveAdapterRegistry.class.getMethod("registerReactiveType", ReactiveTypeDescriptor.class, Function.class, Function.class)
+                .invoke(ReactiveAdapterRegistry.getSharedInstance(), ReactiveTypeDescriptor.noValue(Flow.Publisher.class, () -> null),
+                        Function.identity(), Function.identity());
+        assertTrue(assertThrows(IllegalStateException.class, () -> tickets.publishes(key)).getMessage().contains("Publisher"));
     }
 
     @Test
