@@ -109,6 +109,9 @@ func (c *Caller) send(ctx context.Context, key string, request *http.Request) (*
 		}
 		clone.Body = body
 	}
+	if clone.Header == nil {
+		clone.Header = http.Header{}
+	}
 	clone.Header.Set(cmp.Or(c.Header, "Idempotency-Key"), strconv.Quote(key))
 	client := *cmp.Or(c.Client, http.DefaultClient)
 	client.CheckRedirect = keepsRequest(client.CheckRedirect)
