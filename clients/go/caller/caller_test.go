@@ -104,7 +104,7 @@ func TestRepeats(t *testing.T) {
 func TestPauses(t *testing.T) {
 	for value, want := range map[string]time.Duration{"0": 0, "Thu, 01 Jan 2026 00:00:00 GMT": 0, "-7": 0, "10000000000": time.Minute} {
 		clock := &instant{}
-		s := &service{answers: []func(http.ResponseWriter){status(425, "Retry-After", value), status(201)}}
+		s := &service{answers: []func(http.ResponseWriter){status(425, "Retry-After", value, "Idempotency-Replayed", "true"), status(201)}}
 		response, err := do(t, s, &caller.Caller{Store: &caller.MemoryStore{}, Clock: clock})
 		if err != nil || response.StatusCode != 201 || clock.slept[0] <= want-1 || want == 0 && clock.slept[0] == 0 {
 			t.Errorf("%q: %v, slept %v", value, err, clock.slept)
@@ -124,6 +124,7 @@ func TestRedirects(t *testing.T) {
 		{"POST", "/there", 301, 301}, {"POST", "/there", 302, 302}, {"POST", "/there", 303, 303}, {"PUT", "/there", 302, 302},
 		{"POST", "/there", 307, 201}, {"PUT", "/there", 308, 201}, {"GET", "/there", 302, 201}, {"HEAD", "/there", 303, 201},
 		{"POST", other.URL, 307, 307}, {"GET", other.URL, 302, 302}, {"POST", "/", 308, 308},
+		{"POST", "https://HOST/there", 307, 307},
 	} {
 		var there []string
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -133,7 +134,7 @@ func TestRedirects(t *testing.T) {
 				w.WriteHeader(http.StatusCreated)
 				return
 			}
-			w.Header().Set("Location", c.location)
+			w.Header().Set("Location", strings.Replace(c.location, "HOST", r.Host, 1))
 			w.WriteHeader(c.code)
 		}))
 		var body io.Reader
@@ -194,13 +195,27 @@ func TestNothingIsSentWithoutAnIntentOrAKey(t *testing.T) {
 			t.Errorf("%q: %v", intent, err)
 		}
 	}
+	request.Body = io.NopCloser(strings.NewReader("once"))
+	_, err = (&caller.Caller{Store: &caller.MemoryStore{}, Attempts: 1}).Do(context.Background(), "pay", request)
+	if err == nil || errors.Is(err, caller.ErrGivenUp) {
+		t.Errorf("a body that cannot be sent again: %v", err)
+	}
 }
 
-// transport answers anything.
-type transport struct{}
+// transport answers anything, and counts the answers that are not closed.
+type transport struct {
+	io.Reader
+	open int
+}
 
-func (transport) RoundTrip(*http.Request) (*http.Response, error) {
-	return &http.Response{StatusCode: 201, Body: http.NoBody}, nil
+func (t *transport) RoundTrip(*http.Request) (*http.Response, error) {
+	t.open++
+	return &http.Response{StatusCode: 201, Body: t}, nil
+}
+
+func (t *transport) Close() error {
+	t.open--
+	return nil
 }
 
 func TestNoURL(t *testing.T) {
@@ -214,10 +229,11 @@ func TestNoURL(t *testing.T) {
 		if !errors.Is(err, idempotency.ErrBadArgument) || len(clock.slept) > 0 {
 			t.Error(target, err)
 		}
-		own := &caller.Caller{Store: &caller.MemoryStore{}, Client: &http.Client{Transport: transport{}}}
-		request.Header = nil // as net/http takes it, too
-		if response, err := own.Do(context.Background(), "pay", request); err != nil || response.StatusCode != 201 {
-			t.Error(target, err)
+		answering := &transport{Reader: strings.NewReader("text")}
+		own := &caller.Caller{Store: &caller.MemoryStore{}, Client: &http.Client{Transport: answering}}
+		request.Header, request.Body, request.GetBody = nil, http.NoBody, nil // as net/http takes it, too
+		if response, err := own.Do(context.Background(), "pay", request); err != nil || response.StatusCode != 201 || answering.open != 0 {
+			t.Error(target, err, answering.open)
 		}
 	}
 }
@@ -272,6 +288,28 @@ func TestGivesUp(t *testing.T) {
 	}
 	if _, err := do(t, s, c); err != nil || s.keys[3] != s.keys[0] {
 		t.Fatal(err, s.keys)
+	}
+}
+
+func TestOptions(t *testing.T) {
+	for _, c := range []*caller.Caller{{Base: 1}, {Base: time.Hour, Cap: 1}} {
+		clock, sent := &instant{}, 0
+		c.Store, c.Clock, c.Header = &caller.MemoryStore{}, clock, "X-Key"
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if sent++; r.Header.Get("X-Key") == "" || r.Header.Get("Idempotency-Key") != "" {
+				t.Error(r.Header)
+			}
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}))
+		request, err := http.NewRequest(http.MethodPost, server.URL, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = c.Do(context.Background(), "pay", request)
+		server.Close()
+		if !errors.Is(err, caller.ErrGivenUp) || sent != 10 || slices.Max(clock.slept) > time.Microsecond {
+			t.Errorf("%v, %d requests, slept %v", err, sent, clock.slept)
+		}
 	}
 }
 
