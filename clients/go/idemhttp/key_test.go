@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 func TestKeys(t *testing.T) {
@@ -18,6 +19,7 @@ func TestKeys(t *testing.T) {
 		strings.Repeat("k", 255):               strings.Repeat("k", 255),
 		"":                                     "", `""`: "", `"a`: "", `a"`: "", `"a"b`: "", `"a\n"`: "", `"a\`: "", "a b": "", `"ä"`: "", "ä": "", "\"\x01\"": "",
 		"\"\x7f\"": "", "\"a\tb\"": "", `"a", "b"`: "", "a,b": "", `("a" "b")`: "", `"a";`: "", `"a";=`: "", `"a";A`: "",
+		`"a"bc`: "", `"a";pA`: "", `"a";1p`: "", `"a";p=`: "", `"a";p=(b)`: "",
 		strings.Repeat("k", 256): "",
 	} {
 		key, err := keyOf(&http.Request{Header: http.Header{"Idempotency-Key": {value}}}, "Idempotency-Key", false)
@@ -67,7 +69,7 @@ func TestScopes(t *testing.T) {
 	for _, c := range [][3]string{{"", "/a", ""}, {"", "/a", "b"}, {"", "/b", "b"}, {"", "/a", long}, {"", "/a", long + "x"},
 		{"", "/a", "\xff"}, {"", "/a", "\x00"}, {"s", "/a", "b"}, {"s", "/a b", ""}, {"s POST", "/a", "b"}, {"s", "/a", "b "}} {
 		scope := scopeOf(c[0], routeScope("POST", c[1], c[2]))
-		if scopes[scope] || len(scope) > 255 {
+		if scopes[scope] || len(scope) > 255 || !utf8.ValidString(scope) {
 			t.Errorf("%.20q: scope %q", c, scope)
 		}
 		scopes[scope] = true
@@ -119,10 +121,10 @@ func TestSpellings(t *testing.T) {
 // What HTTP has beside ASCII counts byte by byte, as in the other languages, and an empty query is none.
 func TestTargets(t *testing.T) {
 	for target, want := range map[string]string{"/a": "/a", "/a?": "/a", "/a??": "/a??", "/a?b=%ff": "/a?b=%ff", "/\xff": "/\u00ff",
-		"/\xfe": "/\u00fe", "/\u00e9": "/\u00c3\u00a9"} {
+		"/\xfe": "/\u00fe", "/\u00e9": "/\u00c3\u00a9", "http://example.org/a": "/"} {
 		r := httptest.NewRequest("POST", "/", nil)
 		r.RequestURI = target
-		r.Header.Set("Content-Type", "\xfe")
+		r.Header.Set("Content-Type", "\xfe ;a=b")
 		print, err := fingerprint(r, nil, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -135,11 +137,11 @@ func TestTargets(t *testing.T) {
 
 // A body that is packed counts by its bytes.
 func TestPackedBodies(t *testing.T) {
-	for encoding, want := range map[string]string{"": "{}", "Identity": "{}",
-		"gzip": `"sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"`} {
+	const packed = `"sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"`
+	for encoding, want := range map[string]string{"": "{}", "Identity": "{}", "gzip": packed, "identity,gzip": packed} {
 		r := httptest.NewRequest("POST", "/", nil)
 		r.Header.Set("Content-Type", "application/json")
-		r.Header.Set("Content-Encoding", encoding)
+		r.Header["Content-Encoding"] = strings.Split(encoding, ",")
 		print, err := fingerprint(r, []byte("{}"), nil)
 		if err != nil {
 			t.Fatal(err)
