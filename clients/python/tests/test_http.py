@@ -29,13 +29,14 @@ from starlette.routing import Mount, Route
 
 import django_urls
 from conftest import QUICK
-from pg_idempotency import AsyncIdempotency, Declined, Done, FakeClock, Idempotency, KeyReused, NotDone, Response, Result, Unknown
+from pg_idempotency import (AsyncIdempotency, Declined, Done, FakeClock, Forbidden, Idempotency, KeyReused, NotDone, Response,
+                            Result, TooLarge, Unknown)
 from pg_idempotency.http import Core, Options, Reply, Request, Store, current
-from pg_idempotency.http.asgi import IdempotencyMiddleware as AsgiMiddleware, route_template
-from pg_idempotency.http.core import Admitted, Served, kept_headers, stored_reply
+from pg_idempotency.http.asgi import IdempotencyMiddleware as AsgiMiddleware, route_template, send_reply as asgi_send_reply
+from pg_idempotency.http.core import Admitted, Exchange, NotStored, Served, kept_headers, stored_reply
 from pg_idempotency.http.django import IdempotencyMiddleware as DjangoMiddleware, route_template as django_template
 from pg_idempotency.http.key import BadKey, read_key
-from pg_idempotency.http.problem import problem_of, whole_seconds
+from pg_idempotency.http.problem import document, problem_of, whole_seconds
 from pg_idempotency.http import wsgi as on_wsgi
 from pg_idempotency.http.wsgi import FlaskIdempotency, IdempotencyMiddleware as WsgiMiddleware
 
@@ -173,11 +174,14 @@ def test_what_jsonb_cannot_hold_or_is_encoded_counts_by_its_bytes():
 def test_no_error_shows_anything():
     for error in (Unknown("secret"), NotDone("secret"), NotDone("secret", 3), KeyError("secret"), OSError("secret")):
         assert "secret" not in problem_of(error).detail
-    assert (problem_of(Unknown()).status, problem_of(NotDone("", 3)).retry_after) == (503, 3)
+    assert (problem_of(Unknown()).retry_after, problem_of(NotDone("", 3)).retry_after) == (1, 3)
+    assert [problem_of(error).status for error in (Unknown(), Forbidden(), TooLarge())] == [503, 403, 413]
     for state in ("40001", "40P01", "25006", "53300", "55P03", "57014", "08006"):
         assert problem_of(psycopg.errors.lookup(state)()).status == 503
     assert problem_of(psycopg.errors.lookup("42501")()).status == 500
     assert [whole_seconds(duration) for duration in (None, 0, 0.2, 6.1)] == ["1", "1", "1", "7"]
+    headers, body = document(problem_of(KeyError()), "/keys")
+    assert (dict(headers)["Link"], json.loads(body)["type"]) == ('</keys>; rel="describedby"', "/keys")
 
 
 @pytest.mark.parametrize("target", ["/a%3Fb", "/a?b", "/a%20b/%C3%A9", "/a;b=1,(c)!$&'*+:@~-._"])
@@ -244,6 +248,21 @@ def test_a_header_that_comes_more_than_once_is_replayed_as_often():
     links = [("Link", f"<{one}>") for one in "abc"]
     kept = kept_headers(Options(principal=str, stored_headers=("link",)), links)
     assert stored_reply(Result("COMPLETED", headers=kept), "marker").headers == links
+
+
+def test_a_type_that_was_stored_stays_the_only_one():
+    own = [("content-type", "application/vnd.api+json")]
+    assert stored_reply(Result("COMPLETED", headers=dict(own), payload={}), "marker").headers == own
+
+
+def test_an_answer_is_kept_as_its_status_says():
+    options = Options(principal=str, lease=30, statuses={"2xx": Store("complete", 60), "4xx": Store("fail", 70)})
+    served = Served(Core(options), Admitted("k", "s", None, 0, options))
+    assert served.outcome(Exchange(None, None), Reply(201)).retention == 60
+    for status, error in ((404, Declined), (600, NotStored), (1000, ValueError)):
+        with pytest.raises(Exception) as raised:
+            served.outcome(Exchange(None, None), Reply(status))
+        assert (type(raised.value), getattr(raised.value, "retention", None)) == (error, 70 if status == 404 else None)
 
 
 def test_a_replay_counts_more_than_what_the_handler_answered():
@@ -384,6 +403,17 @@ def test_statuses_can_be_mapped(pool, key):
     app = wsgi(pool, lambda environ: next(answers), statuses={"429": Store("release"), "500": Store("fail", 60)})
     assert [call_wsgi(app, key)[0] for _ in range(3)] == [429, 500, 500]
     assert call_wsgi(wsgi(pool, lambda environ: (299, [], [b""])), key + "u")[0] == 299     # nobody has registered it
+
+
+@pytest.mark.parametrize("status", [200, 204, 304])
+def test_an_answer_that_has_no_body_has_no_length(run, status):
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+    run(lambda idem: asgi_send_reply(send, Reply(status)))
+    on_wsgi.send_reply(lambda line, headers: sent.append({"headers": headers}), Reply(status))
+    assert [len(message["headers"]) for message in sent if "headers" in message] == 2 * [int(status == 200)]
 
 
 @pytest.mark.parametrize("status", [401, 403, 408, 409, 425, 429])

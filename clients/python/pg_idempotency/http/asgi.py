@@ -14,7 +14,7 @@ from typing import Any, Awaitable, Callable, Dict, List, Mapping, MutableMapping
 
 from ..client import AsyncIdempotency
 from ..drive import to_its_end
-from .core import Admitted, Core, Exchange, Headers, Options, Reply, Request, Served
+from .core import WITHOUT_LENGTH, Admitted, Core, Exchange, Headers, Options, Reply, Request, Served
 from .fingerprint import target_of_asgi
 from .problem import ResponseTooLarge
 from .serve import serve_async
@@ -205,7 +205,7 @@ class Call:
 async def send_reply(send: Send, reply: Reply) -> None:
     """Sends an answer."""
     headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers]
-    if not any(name in (b"content-length", b"transfer-encoding") for name, _ in headers) and reply.status != 204:
+    if not any(name in (b"content-length", b"transfer-encoding") for name, _ in headers) and reply.status not in WITHOUT_LENGTH:
         headers.append((b"content-length", str(len(reply.body)).encode()))
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
     await send({"type": "http.response.body", "body": reply.body})

@@ -409,7 +409,7 @@ def store_of(options: Options, status: int) -> Store:
         for name in names:
             if name in statuses:
                 return statuses[name]
-    return Store("release")
+    return Store("leave")       # a class of its own is no refusal
 
 
 def retry_after_of(headers: Headers) -> Optional[float]:
@@ -424,6 +424,9 @@ def retry_after_of(headers: Headers) -> Optional[float]:
         except ValueError:
             return None
     return None
+
+
+WITHOUT_LENGTH = (204, 304)     # a Content-Length of theirs would be wrong, or that of another answer
 
 
 def check_status(status: int) -> None:

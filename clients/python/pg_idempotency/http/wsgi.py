@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple, Union
 
 from ..client import Idempotency
-from .core import Admitted, Core, Exchange, Headers, Options, Reply, Request, Served
+from .core import WITHOUT_LENGTH, Admitted, Core, Exchange, Headers, Options, Reply, Request, Served
 from .fingerprint import target_of_wsgi
 from .problem import ResponseTooLarge
 from .serve import serve
@@ -177,7 +177,7 @@ def phrase(status: int) -> str:
 def send_reply(start_response: Callable[..., Any], reply: Reply) -> Iterable[bytes]:
     """Sends an answer."""
     headers = list(reply.headers)
-    if not any(name.lower() == "content-length" for name, _ in headers) and reply.status != 204:
+    if not any(name.lower() == "content-length" for name, _ in headers) and reply.status not in WITHOUT_LENGTH:
         headers.append(("Content-Length", str(len(reply.body))))
     start_response(f"{reply.status} {phrase(reply.status)}", headers)
     return [reply.body]
