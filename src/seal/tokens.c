@@ -34,8 +34,8 @@ tokens_put_text(StringInfo message, const char *start, int length)
 }
 
 /* In the encoding of the database; an error where that lacks a character. */
-char *
-tokens_get_text(StringInfo message, int *length)
+static char *
+get_text(StringInfo message, int *length)
 {
 	char	   *bytes;
 	char	   *converted;
@@ -147,7 +147,7 @@ get_string(StringInfo message)
 {
 	JsonbValue	value = {.type = jbvString};
 
-	value.val.string.val = tokens_get_text(message, &value.val.string.len);
+	value.val.string.val = get_text(message, &value.val.string.len);
 	return value;
 }
 

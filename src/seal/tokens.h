@@ -11,7 +11,6 @@
 #include "utils/jsonb.h"
 
 extern void tokens_put_text(StringInfo message, const char *bytes, int length);
-extern char *tokens_get_text(StringInfo message, int *length);
 extern bool tokens_put_jsonb(StringInfo message, Jsonb *value, int max_depth);
 extern Jsonb *tokens_get_jsonb(StringInfo message);
 
