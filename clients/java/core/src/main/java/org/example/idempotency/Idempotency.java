@@ -267,8 +267,7 @@ public final class Idempotency {
             if (known instanceof IdempotencyException.KeyReused) {
                 tell(Event.Type.MISMATCH, call, 0, known);
             }
-            // A begin that takes too long may be waiting in a session that is alive.
-            throw known instanceof IdempotencyException.ConnectionLost lost && !IdempotencyException.isTimeout(error) ? lost.onArrival() : known;
+            throw IdempotencyException.onArrival(known);
         }
     }
 
@@ -297,11 +296,17 @@ public final class Idempotency {
 
     /** Runs a body; an exception of the database that is not the one of the caller's code becomes one of this package. */
     <T, X extends Exception> T inTransaction(Call call, Throwable[] failure, Transactions.Body<T> body) throws X {
+        boolean[] isOpen = new boolean[1];
         try {
-            return transactions.run(call.isolation(), body);
+            return transactions.run(call.isolation(), connection -> {
+                isOpen[0] = true;
+                return body.run(connection);
+            });
         } catch (Exception error) {
             if (error != failure[0] && IdempotencyException.isOfDatabase(error)) {
-                throw IdempotencyException.of(error);
+                IdempotencyException known = IdempotencyException.of(error);
+                // The isolation level is the first that is asked for; without one it was the pool that had no connection.
+                throw isOpen[0] || call.isolation() == 0 ? known : IdempotencyException.onArrival(known);
             }
             throw Idempotency.<X>asThrown(error);
         }

@@ -4,6 +4,7 @@ import java.net.SocketTimeoutException;
 import java.sql.SQLException;
 import java.sql.SQLNonTransientConnectionException;
 import java.sql.SQLRecoverableException;
+import java.sql.SQLTransientConnectionException;
 import java.time.Duration;
 import java.util.Map;
 import java.util.Set;
@@ -121,12 +122,6 @@ public abstract sealed class IdempotencyException extends RuntimeException {
             super("the connection was lost", cause);
         }
 
-        /** It was dead when it came from the pool, so nothing was asked of it. */
-        ConnectionLost onArrival() {
-            isOnArrival = true;
-            return this;
-        }
-
         boolean isOnArrival() {
             return isOnArrival;
         }
@@ -192,6 +187,7 @@ public abstract sealed class IdempotencyException extends RuntimeException {
             "ID413", TooLarge::new, "ID422", KeyReused::new, "ID428", NotEnded::new, "25P02", RolledBack::new);
 
     private static final Set<String> LOST = Set.of("57P01", "57P02", "57P03", "57P05");
+    private static final Set<String> NO_CONNECTION = Set.of("08001", "08004", "57P03");
 
     private static final Map<String, String> NOT_READY = Map.of(
             "42883", "the functions of the extension were not found: run CREATE EXTENSION idempotency in this database, "
@@ -234,14 +230,18 @@ public abstract sealed class IdempotencyException extends RuntimeException {
         return false;
     }
 
-    /** The time of the driver is over, and the server may not know it. */
-    static boolean isTimeout(Throwable error) {
-        for (Throwable cause = error; cause != null; cause = cause.getCause()) {
-            if (cause instanceof SocketTimeoutException) {
-                return true;
+    /**
+     * The exception of the first statement on a connection. One that is lost then was dead when it came from the pool, so nothing was
+     * asked of it. That is not so where the pool or the server had none; nor where the time is over, as the session may be alive and wait.
+     */
+    static IdempotencyException onArrival(IdempotencyException error) {
+        if (error instanceof ConnectionLost lost && !NO_CONNECTION.contains(sqlState(error))) {
+            lost.isOnArrival = true;
+            for (Throwable cause = error; cause != null; cause = cause.getCause()) {
+                lost.isOnArrival &= !(cause instanceof SocketTimeoutException || cause instanceof SQLTransientConnectionException);
             }
         }
-        return false;
+        return error;
     }
 
     static boolean isConflict(String state) {

@@ -10,7 +10,10 @@ record JdbcTransactions(DataSource dataSource) implements Transactions {
     public <T> T run(int isolation, Body<T> body) throws Exception {
         try (Connection connection = dataSource.getConnection()) {
             boolean autoCommit = connection.getAutoCommit();
-            int usual = isolation == 0 ? 0 : isolate(connection, isolation);
+            int usual = isolation == 0 ? 0 : connection.getTransactionIsolation();
+            if (isolation != 0) {
+                connection.setTransactionIsolation(isolation);
+            }
             connection.setAutoCommit(false);
             T value;
             try {
@@ -23,20 +26,6 @@ record JdbcTransactions(DataSource dataSource) implements Transactions {
             }
             restore(connection, autoCommit, usual);
             return value;
-        }
-    }
-
-    /** Gives the level of before. The first that asks the server: a connection that was dead in the pool shows here. */
-    private static int isolate(Connection connection, int isolation) throws SQLException {
-        try {
-            int usual = connection.getTransactionIsolation();
-            connection.setTransactionIsolation(isolation);
-            return usual;
-        } catch (SQLException error) {
-            if (IdempotencyException.of(error) instanceof IdempotencyException.ConnectionLost lost && !IdempotencyException.isTimeout(error)) {
-                throw lost.onArrival();
-            }
-            throw error;
         }
     }
 

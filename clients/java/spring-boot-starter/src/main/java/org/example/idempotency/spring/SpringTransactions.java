@@ -23,6 +23,16 @@ import org.springframework.transaction.support.TransactionTemplate;
  * @param dataSource the one of the manager
  */
 public record SpringTransactions(PlatformTransactionManager manager, DataSource dataSource) implements Transactions {
+    /**
+     * Takes what is behind a proxy that gives the connection of the thread's transaction: what is outside of one would end that.
+     *
+     * @param manager opens the transactions
+     * @param dataSource the one of the manager
+     */
+    public SpringTransactions {
+        dataSource = dataSource instanceof TransactionAwareDataSourceProxy proxy ? proxy.getTargetDataSource() : dataSource;
+    }
+
     @Override
     public <T> T run(int isolation, Body<T> body) throws Exception {
         requireNone();
@@ -74,12 +84,11 @@ public record SpringTransactions(PlatformTransactionManager manager, DataSource 
     }
 
     private <T> T within(Body<T> body, RuntimeException[] thrown) {
-        DataSource bound = dataSource instanceof TransactionAwareDataSourceProxy proxy ? proxy.getTargetDataSource() : dataSource;
         // Asked first, as a connection of any DataSource becomes one of the transaction when it is taken. JTA binds none before.
-        boolean isBound = !(manager instanceof ResourceTransactionManager) || TransactionSynchronizationManager.hasResource(bound);
-        Connection connection = DataSourceUtils.getConnection(bound);
+        boolean isBound = !(manager instanceof ResourceTransactionManager) || TransactionSynchronizationManager.hasResource(dataSource);
+        Connection connection = DataSourceUtils.getConnection(dataSource);
         try {
-            if (!isBound || !DataSourceUtils.isConnectionTransactional(connection, bound)) {
+            if (!isBound || !DataSourceUtils.isConnectionTransactional(connection, dataSource)) {
                 throw new IllegalStateException("the transaction manager " + manager.getClass().getName()
                         + " does not say which connection it uses: give Idempotency one for its DataSource");
             }
@@ -90,7 +99,7 @@ public record SpringTransactions(PlatformTransactionManager manager, DataSource 
         } catch (Exception error) {
             throw new Checked(error);
         } finally {
-            DataSourceUtils.releaseConnection(connection, bound);
+            DataSourceUtils.releaseConnection(connection, dataSource);
         }
     }
 

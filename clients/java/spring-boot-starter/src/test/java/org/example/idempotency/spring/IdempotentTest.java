@@ -29,6 +29,8 @@ import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.function.Executable;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
 import org.springframework.boot.autoconfigure.EnableAutoConfiguration;
 import org.springframework.context.ConfigurableApplicationContext;
 import org.springframework.context.annotation.Configuration;
@@ -235,7 +237,14 @@ class IdempotentTest {
                     .getMessage().contains("does not say which connection it uses"));
         }
         var same = new SpringTransactions(new JdbcTransactionManager(dataSource), new TransactionAwareDataSourceProxy(dataSource));
-        new Idempotency(same, Options.DEFAULT).transaction(Call.of(key), (connection, operation) -> Response.EMPTY);
+        var once = new Idempotency(same, Options.DEFAULT);
+        once.transaction(Call.of(key), (connection, operation) -> Response.EMPTY);
+        new TransactionTemplate(same.manager()).executeWithoutResult(status -> {
+            jdbc.update("INSERT INTO seat VALUES (?)", key);
+            once.lookup(Call.of(key)); // on a connection of its own, as this one would commit
+            status.setRollbackOnly();
+        });
+        assertEquals(0, effects());
     }
 
     @Test
@@ -292,8 +301,9 @@ class IdempotentTest {
     }
 
     /** A pool says of it that it is closed, without a SQLSTATE, when it is to roll back. */
-    @Test
-    void aLostConnectionIsRepeatedAndOneThatWasDeadOnArrivalIsNoAttempt() throws Exception {
+    @ParameterizedTest
+    @ValueSource(ints = {0, Connection.TRANSACTION_SERIALIZABLE})
+    void aLostConnectionIsRepeatedAndOneThatWasDeadOnArrivalIsNoAttempt(int isolation) throws Exception {
         try (var pool = new SpringExampleTest.Pool().dataSource()) {
             pool.setMaximumPoolSize(1);
             var once = new Idempotency(new SpringTransactions(new JdbcTransactionManager(pool), pool),
@@ -306,7 +316,7 @@ class IdempotentTest {
             }
             assertEquals(true, jdbc.queryForObject("SELECT pg_terminate_backend(" + ownId + ", 60000)", Boolean.class));
             int[] runs = new int[1];
-            once.transaction(Call.of(key), (connection, operation) -> {
+            once.transaction(Call.of(key).withIsolation(isolation), (connection, operation) -> {
                 new JdbcTemplate(pool).update("INSERT INTO seat VALUES (?)", key);
                 if (++runs[0] == 1) {
                     new JdbcTemplate(pool).execute("SELECT pg_terminate_backend(pg_backend_pid())");
