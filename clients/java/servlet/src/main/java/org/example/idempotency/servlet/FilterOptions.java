@@ -64,7 +64,7 @@ public final class FilterOptions {
      * @return this
      */
     public FilterOptions header(String name) {
-        header = name;
+        header = checkedHeader(name);
         return this;
     }
 
@@ -75,7 +75,7 @@ public final class FilterOptions {
      * @return this
      */
     public FilterOptions marker(String name) {
-        marker = name;
+        marker = checkedHeader(name);
         return this;
     }
 
@@ -86,17 +86,20 @@ public final class FilterOptions {
      * @return this
      */
     public FilterOptions lifetime(String name) {
-        lifetime = name;
+        lifetime = name == null ? null : checkedHeader(name);
         return this;
     }
 
     /**
      * The documentation of your keys, to which each problem points.
      *
-     * @param address its address
+     * @param address its address; null: none
      * @return this
      */
     public FilterOptions describedBy(String address) {
+        if (address != null) {
+            Answer.check("Link", address);
+        }
         describedBy = address;
         return this;
     }
@@ -228,6 +231,11 @@ public final class FilterOptions {
         wait = checked("wait", usual);
         maxWait = checked("maxWait", longest);
         return this;
+    }
+
+    private static String checkedHeader(String name) {
+        Answer.check(name, "");
+        return name;
     }
 
     private static Duration checked(String name, Duration time) {

@@ -34,7 +34,8 @@ import org.example.idempotency.Result;
  * first answer, byte for byte.
  *
  * <ul>
- *   <li>400: the key is missing or malformed, or there are two; or the body is not the JSON that its type says
+ *   <li>400: the key is missing or malformed, or there are two; or the body is not the JSON that its type says,
+ *       or the parameters cannot be read
  *   <li>401: nobody asks
  *   <li>409: the first request is still running; Retry-After says when to come again
  *   <li>413: the request is too large
@@ -69,13 +70,18 @@ public final class IdempotencyFilter extends HttpFilter {
     @Override
     protected void doFilter(HttpServletRequest request, HttpServletResponse response, FilterChain chain)
             throws IOException, ServletException {
-        Route route = options.methods.contains("*") || options.methods.contains(request.getMethod().toUpperCase(Locale.ROOT))
-                ? options.route.apply(request) : null;
+        Route route = needsKey(request) ? options.route.apply(request) : null;
         if (route == null) {
             chain.doFilter(request, response);
             return;
         }
         answer(request, response, chain, route).send(response);
+    }
+
+    /** What a handler forwards to belongs to its operation. */
+    private boolean needsKey(HttpServletRequest request) {
+        return request.getAttribute(Exchange.class.getName()) == null
+                && (options.methods.contains("*") || options.methods.contains(request.getMethod().toUpperCase(Locale.ROOT)));
     }
 
     private Answer answer(HttpServletRequest request, HttpServletResponse response, FilterChain chain, Route route)
@@ -396,8 +402,8 @@ public final class IdempotencyFilter extends HttpFilter {
                 if (cause instanceof Declined declined) {
                     return refusal(declined);
                 }
-                if (cause instanceof IdempotencyException.NotDone notDone) {
-                    return notDone;
+                if (cause instanceof IdempotencyException.NotDone || cause instanceof ReceivedRequest.Unreadable) {
+                    return (RuntimeException) cause;
                 }
                 if (options.passOn.test(cause)) {
                     return new IdempotencyException.NotDone(new PassedOn(error));

@@ -59,7 +59,7 @@ public record Problem(int status, String type, String title, String detail, Dura
     }
 
     static Problem of(Throwable error) {
-        if (error instanceof IdempotencyException.BadArgument) {
+        if (error instanceof IdempotencyException.BadArgument || error instanceof ReceivedRequest.Unreadable) {
             return new Problem(400, "The request is not acceptable", "The idempotency key or the request cannot be used.", null);
         } else if (error instanceof IdempotencyException.Forbidden) {
             return new Problem(403, "This Idempotency-Key may not be used here", "The service has no right to it.", null);

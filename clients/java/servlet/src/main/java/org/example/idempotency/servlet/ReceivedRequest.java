@@ -52,9 +52,26 @@ final class ReceivedRequest extends HttpServletRequestWrapper {
         return getCharacterEncoding() == null ? StandardCharsets.UTF_8 : Charset.forName(getCharacterEncoding());
     }
 
-    /** Those of the query and, of a form, those of the body: the container cannot read it any more. */
+    /** The client has sent parameters that are none, such as a "%" without a number. */
+    static final class Unreadable extends RuntimeException {
+        private static final long serialVersionUID = 1;
+
+        Unreadable(RuntimeException cause) {
+            super("the parameters of the request cannot be read", cause);
+        }
+    }
+
     @Override
     public Map<String, String[]> getParameterMap() {
+        try {
+            return parameters();
+        } catch (IllegalArgumentException | IllegalStateException broken) { // the one of URLDecoder, the other of the container
+            throw new Unreadable(broken);
+        }
+    }
+
+    /** Those of the query and, of a form, those of the body: the container cannot read it any more. */
+    private Map<String, String[]> parameters() {
         Map<String, String[]> parameters = new LinkedHashMap<>(super.getParameterMap());
         String type = getContentType() == null ? "" : getContentType().split(";", 2)[0].strip();
         if (type.equalsIgnoreCase("application/x-www-form-urlencoded")) {

@@ -26,8 +26,12 @@ final class TimeLimit {
     static final class Over extends RuntimeException {
         private static final long serialVersionUID = 1;
 
-        Over(Throwable cause) {
-            super("the handler took too long", cause);
+        /** What the handler threw is no cause: a conflict would be repeated. */
+        Over(Throwable thrown) {
+            super("the handler took too long");
+            if (thrown != null) {
+                addSuppressed(thrown);
+            }
         }
     }
 

@@ -26,6 +26,15 @@ class FilterOptionsTest {
     }
 
     @Test
+    void whatHttpDoesNotCarryIsNoHeader() {
+        for (Executable wrong : List.<Executable>of(() -> OPTIONS.header("a b"), () -> OPTIONS.marker(""), () -> OPTIONS.lifetime("a\n"),
+                () -> OPTIONS.describedBy("https://example.com/\u2603"))) {
+            assertThrows(IllegalArgumentException.class, wrong);
+        }
+        OPTIONS.lifetime(null).describedBy(null);
+    }
+
+    @Test
     void whatIsStoredDependsOnTheStatus() {
         Map.of(Keep.Kind.STORED, List.of(200, 399), Keep.Kind.REFUSAL, List.of(400, 402, 404, 407, 410, 422, 424, 426, 428, 430, 499),
                 Keep.Kind.DISCARDED, List.of(199, 401, 403, 408, 409, 425, 429, 500))

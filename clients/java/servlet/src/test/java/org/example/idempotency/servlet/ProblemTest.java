@@ -61,7 +61,7 @@ class ProblemTest {
         TimeLimit.run(Duration.ZERO, null, () -> hasRun[0] = true);
         assertTrue(hasRun[0]);
         var late = assertThrows(TimeLimit.Over.class, () -> TimeLimit.run(Duration.ofMillis(1), null, () -> Thread.sleep(60_000)));
-        assertEquals(InterruptedException.class, late.getCause().getClass());
+        assertEquals(InterruptedException.class, late.getSuppressed()[0].getClass());
         assertEquals(503, Problem.of(late).status());
     }
 }

@@ -113,6 +113,8 @@ class FilterTest {
         FilterMap everywhere = new FilterMap();
         everywhere.setFilterName("idempotency");
         everywhere.addURLPattern("/*");
+        everywhere.setDispatcher("REQUEST");
+        everywhere.setDispatcher("FORWARD");
         context.addFilterMap(everywhere);
         tomcat.start();
     }
@@ -490,6 +492,24 @@ class FilterTest {
         assertEquals(1, runs.get());
     }
 
+    /** Which the container says of a query, and the request itself of a form. */
+    @Test
+    void parametersThatCannotBeReadAreTheClientsMistake() throws Exception {
+        protect(false, options -> options.scope((request, route) -> key));
+        try (Connection connection = pool.getConnection()) {
+            execute(connection, "SELECT idem_set_policy('shop " + key + "', max_lost_attempts => 1)");
+        }
+        handler = (request, response) -> {
+            effect(Exchange.of(request).connection());
+            response.getWriter().write(request.getParameter("seat"));
+        };
+        for (String body : new String[] {"seat=%zz", "seat=%zz", "seat=%41"}) {
+            assertEquals(body.equals("seat=%41") ? 200 : 400, send(withoutKey(body).header("Idempotency-Key", key)
+                    .header("Content-Type", "application/x-www-form-urlencoded")).statusCode());
+        }
+        assertEquals(1, effects());
+    }
+
     @Test
     void aBodyIsTakenUpToItsLimitWhetherItHasALengthOrNot() throws Exception {
         answersOk();
@@ -594,6 +614,22 @@ class FilterTest {
         protect(false, options -> { });
         assertEquals(201, post("/orders", "ann", "1").statusCode());
         assertEquals(1, effects());
+    }
+
+    /** Behind its time a conflict is none that is repeated. */
+    @Test
+    void aHandlerThatTookTooLongIsNotRepeated() throws Exception {
+        protect(false, options -> options.timeout(Duration.ofMillis(200)));
+        handler = (request, response) -> {
+            runs.incrementAndGet();
+            try {
+                Thread.sleep(60_000);
+            } catch (InterruptedException late) {
+                throw new SQLException("conflict", "40001");
+            }
+        };
+        assertEquals(503, post("/orders", "ann", "1").statusCode());
+        assertEquals(1, runs.get());
     }
 
     /** What it does with the interrupt is its own affair: it said nothing in time. */
