@@ -2,6 +2,7 @@ package org.example.idempotency.spring;
 
 import com.fasterxml.jackson.core.JsonProcessingException;
 import com.fasterxml.jackson.databind.ObjectMapper;
+import jakarta.servlet.DispatcherType;
 import jakarta.servlet.http.HttpServletRequest;
 import java.lang.reflect.Type;
 import javax.sql.DataSource;
@@ -29,6 +30,7 @@ import org.springframework.context.annotation.Bean;
 import org.springframework.context.annotation.Configuration;
 import org.springframework.context.annotation.Role;
 import org.springframework.core.Ordered;
+import org.springframework.core.annotation.Order;
 import org.springframework.transaction.PlatformTransactionManager;
 import org.springframework.web.method.HandlerMethod;
 import org.springframework.web.servlet.HandlerExecutionChain;
@@ -82,7 +84,8 @@ public class IdempotencyAutoConfiguration {
         return advisor;
     }
 
-    /** JSON by Jackson 3. */
+    /** JSON by Jackson 3, also where there are both. */
+    @Order(1)
     @Configuration(proxyBeanMethods = false)
     @ConditionalOnClass(JsonMapper.class)
     static class Jackson3 {
@@ -153,6 +156,7 @@ public class IdempotencyAutoConfiguration {
             options.passOn(Http::isForSpringSecurity);
             http.configure(options);
             var registration = new FilterRegistrationBean<>(new IdempotencyFilter(once, options));
+            registration.setDispatcherTypes(DispatcherType.REQUEST, DispatcherType.FORWARD, DispatcherType.ASYNC); // from a method without it, too
             registration.setOrder(Ordered.LOWEST_PRECEDENCE);
             registration.setMatchAfter(true); // also behind those of the same order, and of web.xml
             return registration;

@@ -13,6 +13,7 @@ import java.net.URI;
 import java.net.http.HttpClient;
 import java.net.http.HttpRequest;
 import java.net.http.HttpResponse;
+import java.util.Set;
 import java.util.UUID;
 import javax.sql.DataSource;
 import org.example.idempotency.Idempotency;
@@ -103,6 +104,13 @@ class OwnBeansTest {
         try (var context = SpringExampleTest.withoutWeb(Own.class)) {
             assertEquals("own", context.getBean(Idempotency.class).options().scope());
             assertEquals("\"own\"", context.getBean(Json.class).write(null));
+        }
+    }
+
+    @Test
+    void ofBothJacksonsItIs3() {
+        try (var context = SpringExampleTest.withoutWeb(WithJackson2.class)) {
+            assertEquals(Set.of("idempotencyJson"), context.getBeansOfType(Json.class).keySet());
         }
     }
 

@@ -28,6 +28,8 @@ import org.example.idempotency.Response;
 import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
 import org.springframework.boot.SpringApplication;
 import org.springframework.boot.WebApplicationType;
 import org.springframework.boot.autoconfigure.EnableAutoConfiguration;
@@ -51,6 +53,7 @@ import org.springframework.transaction.IllegalTransactionStateException;
 import org.springframework.transaction.annotation.Transactional;
 import org.springframework.transaction.support.TransactionSynchronizationManager;
 import org.springframework.transaction.support.TransactionTemplate;
+import org.springframework.web.bind.annotation.PathVariable;
 import org.springframework.web.bind.annotation.PostMapping;
 import org.springframework.web.bind.annotation.RequestBody;
 import org.springframework.web.bind.annotation.RequestMapping;
@@ -122,6 +125,16 @@ class SpringExampleTest {
         ResponseEntity<Map<String, String>> order(@RequestBody String seat) {
             jdbc.update("INSERT INTO seat VALUES (?)", seat);
             return ResponseEntity.status(201).body(Map.of("seat", seat));
+        }
+
+        /** Runs what another method is annotated for. */
+        @PostMapping("/old-orders/{how}")
+        void old(@PathVariable String how, HttpServletRequest request, HttpServletResponse response) throws Exception {
+            if (how.equals("forward")) {
+                request.getRequestDispatcher("/orders").forward(request, response);
+            } else {
+                request.startAsync().dispatch("/orders");
+            }
         }
 
         @RequestMapping("/changes")
@@ -328,6 +341,17 @@ class SpringExampleTest {
         assertFalse(post("/orders", "bob").headers().firstValue("Idempotency-Replayed").isPresent());
         assertEquals(2, count(key));
         assertEquals(422, post("/orders?dry=1", "ann").statusCode());
+    }
+
+    @ParameterizedTest
+    @ValueSource(strings = {"/old-orders/forward", "/old-orders/dispatch"})
+    void theAnnotationHoldsForWhatAnotherMethodPassesOn(String path) throws Exception {
+        for (boolean isReplay : new boolean[] {false, true}) {
+            HttpResponse<String> answer = post(path, "ann");
+            assertEquals(201, answer.statusCode());
+            assertEquals(isReplay, answer.headers().firstValue("Idempotency-Replayed").isPresent());
+        }
+        assertEquals(1, count(key));
     }
 
     @Test
