@@ -3,6 +3,7 @@
 // when, its entry is acknowledged.
 import { randomUUID } from 'node:crypto'
 import { decideByPosition, withDefaults } from './consumer.js'
+import { BadArgument } from './errors.js'
 import { within } from './transaction.js'
 
 /**
@@ -12,7 +13,7 @@ import { within } from './transaction.js'
  * @property {number} [prefetch] entries at a time; 10
  * @property {number} [idle] milliseconds after which the entries of a consumer that died come again; 30 000. While `handle` runs, the entry is
  *   claimed anew at each third of it
- * @property {number} [poll] milliseconds between two looks for entries whose time has come; 500
+ * @property {number} [poll] milliseconds between two looks for entries whose time has come, from 1; 500
  * @property {number} [deliveryLimit] an entry that was delivered so often, for whatever reason but IN_PROGRESS, is a dead letter; 100
  */
 /** @typedef {{id: string, fields: Record<string, string>, deliveries: number, tries: number}} Entry */
@@ -82,6 +83,11 @@ redis.call('ZREM', KEYS[2], ARGV[2])
 redis.call('HDEL', KEYS[3], ARGV[2])
 return 1`
 
+// For Redis 0 is without end: an entry whose pause is over would wait for a new one.
+function checkWhole(name, duration) {
+  if (!Number.isSafeInteger(duration) || duration < 1) throw new BadArgument(`${name} is a whole number of milliseconds from 1`)
+}
+
 /** Consumes a stream. Each entry is acknowledged when its operation has ended. */
 export class RedisConsumer {
   #client
@@ -104,7 +110,10 @@ export class RedisConsumer {
    * @returns {Promise<RedisConsumer>}
    */
   static async start(client, options) {
-    const consumer = new RedisConsumer(client, { ...DEFAULTS, ...withDefaults(options, ['stream', 'group']) })
+    const complete = { ...DEFAULTS, ...withDefaults(options, ['stream', 'group']) }
+    checkWhole('idle', complete.idle)
+    checkWhole('poll', complete.poll)
+    const consumer = new RedisConsumer(client, complete)
     try {
       await consumer.#make()
     } catch (error) {

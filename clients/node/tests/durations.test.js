@@ -4,6 +4,7 @@ import { describe, test } from 'node:test'
 import pg from 'pg'
 import { BadArgument, Declined, Idempotency } from 'pg-idempotency'
 import { Caller, MemoryStore } from 'pg-idempotency/caller'
+import { RedisConsumer } from 'pg-idempotency/redis'
 import { withDefaults } from '../src/consumer.js'
 import { BadDuration } from '../src/errors.js'
 import { HttpIdempotency } from '../src/http/core.js'
@@ -51,6 +52,14 @@ describe('a number that is none, or too large, asks no database', () => {
     test(`${name} of a consumer`, () => {
       const options = { idempotency: new Idempotency(nowhere), handle: notRun, topic: 't' }
       for (const value of values) assert.throws(() => withDefaults({ ...options, [name]: value }, ['topic']), refusal(name))
+    })
+  }
+  for (const name of ['idle', 'poll']) {
+    test(`${name} of a consumer of Redis`, async () => {
+      const options = { idempotency: new Idempotency(nowhere), handle: notRun, stream: 's', group: 'g' }
+      for (const value of [NaN, Infinity, -1, 0, 0.5, '500']) {
+        await assert.rejects(RedisConsumer.start({}, { ...options, [name]: value }), refusal(name))
+      }
     })
   }
   for (const name of ['wait', 'maxWait', 'timeout', 'retention', 'lease']) {

@@ -7,14 +7,12 @@ again sends the same key, and what it asked for takes effect once.
 from __future__ import annotations
 
 import asyncio
-import email.utils
 import hashlib
 import http.client
 import math
 import os
 import pathlib
 import re
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -26,7 +24,7 @@ from . import steps
 from .clock import Clock
 from .drive import AsyncDriver, Driver
 from .errors import BadArgument
-from .retry import Retry
+from .retry import Retry, seconds_until
 from .steps import Flow
 
 AGAIN = frozenset({409, 425, 429, 502, 503, 504})
@@ -94,9 +92,11 @@ class FileStore:
     def get(self, intent: str) -> Optional[str]:
         """The key of an intent, or None. Raises OSError for a file that cannot be read."""
         try:
-            return self.path(intent).read_text(encoding="ascii")
+            key = self.path(intent).read_text(encoding="ascii")
         except FileNotFoundError:
             return None
+        sync_directory(self.directory)      # who has added it may have died before
+        return key
 
     def add(self, intent: str, key: str) -> None:
         """Keeps a key; the first one to add a key wins. The file has its whole content when it gets its name."""
@@ -209,12 +209,11 @@ class BaseCaller:
 
     def key_of(self, intent: str) -> str:
         """The key of an intent, which is stored when this returns."""
-        key = self.store.get(intent)
-        if key is None:
-            self.store.add(intent, str(uuid.uuid4()))
+        while True:
             key = self.store.get(intent)
-        assert key is not None
-        return key
+            if key is not None:
+                return key
+            self.store.add(intent, str(uuid.uuid4()))
 
     def forget(self, intent: str) -> None:
         """The intent is over. The same intent later is a new one, with a new key."""
@@ -242,8 +241,8 @@ class BaseCaller:
 
     def wait(self, tries: int, answer: Optional[Answer]) -> float:
         """Seconds until the next try: what Retry-After asks for, or the backoff where that is longer."""
-        asked = retry_after(answer.headers.get("retry-after")) if answer else 0.0
-        return max(min(asked, self.longest_wait), self.retry.delay(tries))
+        asked = seconds_until(answer.headers.get("retry-after", "")) if answer else None
+        return max(min(asked or 0.0, self.longest_wait), self.retry.delay(tries))
 
 
 class Caller(BaseCaller):
@@ -284,15 +283,3 @@ class AsyncCaller(BaseCaller):
 
 
 NO_SOURCE: Any = None   # a caller has no database
-
-
-def retry_after(value: Optional[str]) -> float:
-    """Seconds of a Retry-After header, which is a number or a date. 0 where it is neither."""
-    if value is None:
-        return 0.0
-    if value.strip().isdecimal():
-        return float(value)
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except (TypeError, ValueError):
-        return 0.0

@@ -23,6 +23,8 @@ class DjangoSession(FrameworkSession):
         self.using = using
         self.handle = connections[using]
         self.handle.ensure_connection()
+        if not (self.handle.get_autocommit() or self.handle.in_atomic_block):
+            raise RuntimeError("Django's autocommit is off: nobody would commit")
         self.opened = self.handle.connection
 
     def driver(self) -> Any:

@@ -102,14 +102,17 @@ class Consumer:
     ``idempotency``: remembers which entry of an operation became its dead letter. ``tries``: after so many errors of ``handle``
     an entry is a dead letter. ``delays``: seconds after the first error, the second, and so on; growing. ``idle``: seconds
     after which the entries of a consumer that died come again; while ``handle`` runs, the entry is claimed anew at each
-    third of it. ``poll``: seconds between two looks for entries whose time has come. ``delivery_limit``: an entry that was
-    delivered so often, for whatever reason but IN_PROGRESS, is a dead letter. Call ``declare`` before ``consume``.
+    third of it. ``poll``: seconds between two looks for entries whose time has come, above 0. ``delivery_limit``: an entry
+    that was delivered so often, for whatever reason but IN_PROGRESS, is a dead letter. Call ``declare`` before ``consume``.
     """
 
     def __init__(self, client: Any, stream: str, group: str,
                  handle: Callable[[Entry], Optional[Union[Result, Settlement]]], *, idempotency: Idempotency,
                  tries: int = 20, delays: Sequence[float] = DELAYS, idle: float = 30.0, poll: float = 0.5,
                  delivery_limit: int = 100) -> None:
+        for option, seconds in (("idle", idle), ("poll", poll)):
+            if not 0 < seconds < math.inf:
+                raise ValueError(f"{option} is a number of seconds above 0")
         self.client = client
         self.stream = stream
         self.group = group

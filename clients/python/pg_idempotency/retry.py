@@ -1,9 +1,13 @@
-"""How often, and after how long, a transaction is repeated."""
+"""How often, and after how long, a transaction or a request is repeated."""
 
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import dataclass, field
+from datetime import timezone
+from email.utils import parsedate_to_datetime
+from typing import Optional
 
 
 @dataclass(frozen=True)
@@ -28,3 +32,18 @@ class Retry:
         draw = self.draw
         assert callable(draw)
         return float(draw()) * min(self.cap, self.base * 2.0 ** (tries - 1))
+
+
+LONGEST = 999_999_999.0
+
+
+def seconds_until(value: str) -> Optional[float]:
+    """Seconds of a Retry-After header, which is a number or a date. None where it is neither."""
+    if value.strip().isdecimal():
+        return min(float(value), LONGEST)
+    try:
+        date = parsedate_to_datetime(value)
+    except (ValueError, OverflowError):
+        return None
+    # "-0000" is a time without a zone for Python, and UTC for all others
+    return max(0.0, (date if date.tzinfo else date.replace(tzinfo=timezone.utc)).timestamp() - time.time())

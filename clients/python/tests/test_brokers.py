@@ -262,6 +262,14 @@ def test_the_keys_of_all_languages_are_the_same(stream, prefix):
     assert consumer.keys[3] == f"{prefix}.g.dead"
 
 
+@pytest.mark.parametrize("option", ["idle", "poll"])
+@pytest.mark.parametrize("value", [0, -1, float("inf"), float("nan")])
+def test_a_redis_that_is_asked_without_end_or_pause_is_refused(option, value):
+    """BLOCK 0 is for ever: an entry whose pause is over would wait for a new one."""
+    with pytest.raises(ValueError, match=option):
+        on_redis.Consumer(None, "s", "g", None, idempotency=Idempotency(lambda: psycopg.connect("")), **{option: value})
+
+
 class Claiming:
     """A client of Redis whose claims take longer than the handler."""
 

@@ -4,15 +4,22 @@ import asyncio
 import http.server
 import inspect
 import json
+import os
 import pathlib
+import stat
 import threading
+import time
+import uuid
+from datetime import datetime, timedelta, timezone
+from email.utils import format_datetime
 
 import pytest
 
 from conftest import at_once
 from pg_idempotency import (AsyncCaller, BadArgument, Caller, Declined, DictStore, FakeClock, FileStore, GaveUp, Idempotency,
                             InProgress, KeyReused, Retry, idempotent)
-from pg_idempotency.caller import Answer, retry_after
+from pg_idempotency.caller import Answer
+from pg_idempotency.retry import seconds_until
 
 FUNCTIONS = pathlib.Path(__file__).parents[2] / "conformance/functions.json"
 
@@ -129,7 +136,7 @@ def test_gives_up_and_goes_on_with_the_same_key():
     one, clock = caller(script)
     with pytest.raises(GaveUp) as caught:
         one.call("order-1", "POST", "http://x/")
-    assert caught.value.answer.status == 503
+    assert (caught.value.answer.status, str(caught.value), str(GaveUp(None))) == (503, "the last answer was 503", "no answer")
     one.call("order-1", "POST", "http://x/")
     assert len(set(script.keys)) == 1
     one.forget("order-1")
@@ -143,12 +150,26 @@ def test_other_errors_are_not_repeated():
         one.call("order-1", "POST", "http://x/")
 
 
-def test_retry_after_has_bounds():
+def test_retry_after_has_bounds(time_zone, monkeypatch):
     one, clock = caller(Script((503, {"retry-after": "100000"}), (200,)), longest_wait=50)
     one.call("i", "POST", "http://x/")
     assert clock.slept == [50]
-    assert [retry_after(each) for each in ("soon", "\u00b2", None, "Wed, 21 Oct 2015 07:28:00 GMT")] == [0] * 4
-    assert retry_after("Wed, 21 Oct 2065 07:28:00 GMT") > 1e9
+    assert [seconds_until(each) for each in ("soon", "\u00b2", "Wed, 21 Oct 99999999999999999999 07:28:00 GMT")] == [None] * 3
+    assert (seconds_until("Wed, 21 Oct 2015 07:28:00 GMT"), seconds_until("9" * 400)) == (0, 999999999)
+    monkeypatch.setenv("TZ", "EST5")
+    time.tzset()
+    for utc in ("GMT", "-0000"):
+        asked = seconds_until(format_datetime(datetime.now(timezone.utc) + timedelta(hours=1))[:-5] + utc)
+        assert 3590 < asked <= 3600
+    one, clock = caller(Script((503, {"retry-after": "soon"}), (200,)))
+    assert (one.call("i", "POST", "http://x/").status, clock.slept) == (200, [1])
+
+
+@pytest.fixture
+def time_zone():
+    """Puts back what a test has set, after its monkeypatch."""
+    yield
+    time.tzset()
 
 
 def test_a_wait_beyond_the_deadline_is_not_begun():
@@ -170,8 +191,27 @@ def test_keys_outlive_the_process(tmp_path):
     intent = "../an intent / with \n odd characters"
     for _ in range(2):
         Caller(FileStore(tmp_path / "keys"), script).call(intent, "POST", "http://x/")
-    assert len(set(script.keys)) == 1
-    assert len(list((tmp_path / "keys").iterdir())) == 1
+    store = FileStore(tmp_path / "keys")
+    assert script.keys == [f'"{uuid.UUID(store.get(intent))}"'] * 2
+    assert len(list(store.directory.iterdir())) == 1
+    store.remove(intent)
+    assert store.get(intent) is None
+
+
+def test_names_and_keys_are_durable(tmp_path, monkeypatch):
+    """Also that of a key which somebody else has added: it may have died before it could see to that."""
+    synced, handles = [], len(os.listdir("/proc/self/fd"))
+
+    def sync(handle):
+        found = os.fstat(handle)
+        synced.append("directory" if stat.S_ISDIR(found.st_mode) else found.st_size)
+    monkeypatch.setattr(os, "fsync", sync)
+    store = FileStore(tmp_path)
+    store.add("i", "key")
+    assert store.get("i") == "key"
+    store.remove("i")
+    assert synced == [3, "directory", "directory", "directory"]
+    assert len(os.listdir("/proc/self/fd")) == handles
 
 
 def test_one_intent_has_one_key_whoever_adds_it(tmp_path):
@@ -207,8 +247,23 @@ def test_a_fetch_of_its_own_may_take_any_url():
     assert caller.call("x", "POST", "/orders").body == b"/orders"
 
 
+@pytest.fixture
+def serve():
+    """Starts a server of a handler, and gives its port."""
+    servers = []
+
+    def start(handler):
+        handler.log_message = lambda *given: None
+        servers.append(http.server.HTTPServer(("127.0.0.1", 0), handler))
+        threading.Thread(target=servers[-1].serve_forever, args=(0.01,), daemon=True).start()
+        return servers[-1].server_port
+    yield start
+    for server in servers:
+        server.shutdown()
+
+
 @pytest.mark.parametrize("kind", [Caller, AsyncCaller])
-def test_with_the_standard_library(kind):
+def test_with_the_standard_library(kind, serve):
     """A server that gives no answer, half of one, none of HTTP, then 409, then 201. The loop turns meanwhile."""
     seen, turned = [], threading.Event()
     broken = [b"", b"HTTP/1.0 201 -\r\nContent-Length: 9\r\n\r\nhalf", b"hello\r\n\r\n"]
@@ -223,13 +278,8 @@ def test_with_the_standard_library(kind):
             self.send_header("Retry-After", "3")
             self.end_headers()
             self.wfile.write(b"made")
-
-        def log_message(self, *args):
-            pass
-    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     clock, retry = FakeClock(), Retry(base=1, draw=lambda: 0.0)
-    given = "i", "POST", f"http://127.0.0.1:{server.server_port}/", b"{}"
+    given = "i", "POST", f"http://127.0.0.1:{serve(Handler)}/", b"{}"
 
     async def turning():
         asyncio.get_running_loop().call_soon(turned.set)
@@ -237,7 +287,6 @@ def test_with_the_standard_library(kind):
     if kind is Caller:
         turned.set()
     answer = asyncio.run(turning()) if kind is AsyncCaller else kind(DictStore(), clock=clock, retry=retry).call(*given)
-    server.shutdown()
     assert (answer.status, answer.body, len(seen), len(set(seen)), seen[0][2]) == (201, b"made", 5, 1, True)
     assert clock.slept == [0, 0, 0, 3]
 
@@ -246,7 +295,7 @@ def test_with_the_standard_library(kind):
     ("POST", 301, "/there", 301), ("POST", 302, "/there", 302), ("POST", 303, "/there", 303), ("PUT", 302, "/there", 302),
     ("POST", 307, "/there", 201), ("PUT", 308, "/there", 201), ("GET", 302, "/there", 201), ("HEAD", 303, "/there", 201),
     ("POST", 307, "http://localhost:{}/there", 307), ("GET", 302, "http://localhost:{}/there", 302), ("POST", 308, "/", 308)])
-def test_a_redirect_keeps_method_and_origin_or_is_the_answer(method, code, target, want):
+def test_a_redirect_keeps_method_and_origin_or_is_the_answer(serve, method, code, target, want):
     there = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -259,14 +308,8 @@ def test_a_redirect_keeps_method_and_origin_or_is_the_answer(method, code, targe
             self.send_header("Content-Length", "0")
             self.end_headers()
         do_GET = do_HEAD = do_POST = do_PUT = any
-
-        def log_message(self, *args):
-            pass
-    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     caller = Caller(DictStore(), clock=FakeClock())
     body = b"{}" if method in ("POST", "PUT") else None
-    answer = caller.call("pay", method, f"http://127.0.0.1:{server.server_port}/", body, {"Authorization": "secret"})
-    server.shutdown()
+    answer = caller.call("pay", method, f"http://127.0.0.1:{serve(Handler)}/", body, {"Authorization": "secret"})
     assert answer.status == want
     assert there == [(method, f'"{caller.key_of("pay")}"', "secret", body or b"")] * (want == 201)

@@ -9,6 +9,7 @@ from datetime import timezone
 from decimal import Decimal
 from email.utils import format_datetime
 from pathlib import Path
+from unittest.mock import ANY
 from urllib.parse import unquote
 
 import kinds        # the settings of Django
@@ -113,7 +114,8 @@ async def nobody_waits(asked):
 @pytest.mark.filterwarnings("ignore:coroutine 'nobody_waits'")
 @pytest.mark.parametrize("wrong, error", [
     ({"methods": "POST"}, ValueError), ({"stored_headers": "x-*"}, ValueError), ({"statuses": {404: Store("fail")}}, ValueError),
-    ({"statuses": {"4XX": Store("fail")}}, ValueError), ({"skip": nobody_waits}, TypeError)])
+    ({"statuses": {"4XX": Store("fail")}}, ValueError), ({"skip": nobody_waits}, TypeError), ({"header": "the key"}, ValueError),
+    ({"marker": "\u0142"}, ValueError), ({"lifetime": "until:"}, ValueError), ({"describedby": "/\r\n"}, ValueError)])
 def test_an_option_that_would_say_nothing_is_refused(wrong, error):
     for options in (wrong, {"routes": {"/r": wrong}}):
         with pytest.raises(error):
@@ -216,6 +218,10 @@ def wsgi(pool, handler, **options):
     return WsgiMiddleware(app, Idempotency(pool, retry=QUICK), **options)
 
 
+def declined(*payload, **more):
+    raise Declined(402, *payload, **more)
+
+
 def test_what_is_stored_and_what_is_not(pool, key):
     def handler(environ):
         return 201, [("Content-Type", "text/plain"), ("Set-Cookie", "a=b"), ("X-Own", "1"), ("ETag", '"e"')], [b"\x00", b"b"]
@@ -273,11 +279,27 @@ def test_a_replay_counts_more_than_what_the_handler_answered():
     assert (answer.body, served.is_kept) == (b"stored", False)
 
 
-def test_a_header_that_http_does_not_carry_rolls_back(pool, key, effects):
+@pytest.mark.parametrize("end", [lambda headers: (201, list(headers.items()), [b""]), lambda headers: declined(headers=headers)])
+def test_a_header_that_http_does_not_carry_rolls_back(pool, key, effects, end):
     def handler(environ):
         current().tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
-        return 201, [("X-Name", "\u0141\u00f3d\u017a")], [b""]
-    assert call_wsgi(wsgi(pool, handler), key)[0] == 500
+        return end({"X-Name": "\u0141\u00f3d\u017a"})
+    assert [call_wsgi(wsgi(pool, handler), key)[::2] for _ in range(2)] == [(500, ANY)] * 2
+    assert effects() == 0
+    with pool.connection() as connection:
+        assert connection.execute("SELECT FROM idempotency_store WHERE idempotency_key = %s", (key,)).fetchone() is None
+
+
+def test_an_answer_that_was_rolled_back_is_not_given(pool, key, effects, conflict):
+    """COMMIT fails, and the next run is declined."""
+    ends = [lambda: (201, [], [b"paid"]), lambda: declined({"no": 1})]
+
+    def handler(environ):
+        current().tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
+        current().tx.execute("INSERT INTO conflict VALUES (%s)", (key,))
+        return ends.pop(0)()
+    app = wsgi(pool, handler)
+    assert [call_wsgi(app, key)[::2] for _ in range(2)] == [(402, b'{"no":1}')] * 2
     assert effects() == 0
 
 
@@ -290,7 +312,7 @@ def test_a_payload_without_a_body_is_compact(pool, key, admin):
 
 
 @pytest.mark.parametrize("options", [{}, {"lease": 30}])
-def test_a_code_that_is_no_status_of_http_is_neither_stored_nor_replayed(pool, key, admin, options):
+def test_what_http_cannot_send_is_neither_stored_nor_replayed(pool, key, admin, options):
     def handler(environ):
         raise Declined(code)
     app = wsgi(pool, handler, **options)
@@ -298,9 +320,10 @@ def test_a_code_that_is_no_status_of_http_is_neither_stored_nor_replayed(pool, k
         assert call_wsgi(app, f"{key}-{code}")[0] == 500
     code = 402
     assert call_wsgi(app, key)[0] == 402
-    admin.execute("UPDATE idempotency_store SET response_code = 1 WHERE idempotency_key = %s", (key,))
-    assert call_wsgi(app, key)[0] == 500
-    assert admin.execute("SELECT count(*) FROM idempotency_store WHERE starts_with(idempotency_key, %s) AND response_code > 1",
+    for change in ("response_code = 1", """response_code = 402, response_headers = '{"X-A": "\u0142"}'"""):
+        admin.execute(f"UPDATE idempotency_store SET {change} WHERE idempotency_key = %s", (key,))
+        assert call_wsgi(app, key)[0] == 500
+    assert admin.execute("SELECT count(*) FROM idempotency_store WHERE starts_with(idempotency_key, %s) AND response_code <> 402",
                          (key,)).fetchone()[0] == 0
 
 
@@ -541,8 +564,9 @@ def test_a_refusal_for_now_is_tried_again(pool, key):
     status, headers, body = call_wsgi(app, key)
     assert (status, body, headers["Idempotency-Replayed"]) == (429, b"3600", "true")
     assert 3500 < int(headers["Retry-After"]) <= 3600
-    app = wsgi(pool, lambda environ: (404, [("Retry-After", "soon")], [b"none"]))
-    assert [call_wsgi(app, key + "n")[1].get("Idempotency-Replayed") for _ in range(2)] == [None, "true"]
+    for after in ("soon", "Wed, 21 Oct 99999999999999999999 07:28:00 GMT"):
+        app = wsgi(pool, lambda environ: (404, [("Retry-After", after)], [b"none"]))
+        assert [call_wsgi(app, key + after[:3])[1].get("Idempotency-Replayed") for _ in range(2)] == [None, "true"]
 
 
 @pytest.mark.parametrize("extra", [{"CONTENT_LENGTH": "100"}, {"wsgi.input_terminated": True}])
@@ -719,8 +743,9 @@ def test_asgi_stores_the_bytes_of_a_file(run, key, tmp_path):
     assert run(body) == [b"bytes"] * 2
 
 
+@pytest.mark.parametrize("options", [{}, {"skip": lambda asked: True}])
 @pytest.mark.parametrize("last, statuses", [("http.disconnect", []), ("http.request", [413])])
-def test_asgi_runs_no_body_that_is_not_whole(last, statuses):
+def test_asgi_runs_no_body_that_is_not_whole(last, statuses, options):
     """Its client went away, or it goes on past the limit."""
     given, sent = iter(["http.request", last]), []
 
@@ -729,7 +754,7 @@ def test_asgi_runs_no_body_that_is_not_whole(last, statuses):
 
     async def send(message):
         sent.append(message)
-    app = AsgiMiddleware(None, AsyncIdempotency(lambda: None), principal=lambda asked: "p", max_request=15)
+    app = AsgiMiddleware(None, AsyncIdempotency(lambda: None), principal=lambda asked: "p", max_request=15, **options)
     asyncio.run(app({"type": "http", "method": "POST", "path": "/r", "headers": []}, receive, send))
     assert [message["status"] for message in sent[:1]] == statuses
 

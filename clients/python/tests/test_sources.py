@@ -8,7 +8,7 @@ import asyncpg
 import psycopg
 import pytest
 import sqlalchemy
-from django.db import transaction
+from django.db import connection, transaction
 
 import kinds
 from conftest import run_out
@@ -624,3 +624,14 @@ def test_django_inside_of_another_transaction_is_refused(key):
         idem.transaction(key, None, plain)
     with transaction.atomic(), pytest.raises(RuntimeError):
         idem.lease(key, None, plain)
+
+
+def test_django_without_autocommit_is_refused(key):
+    """What nobody commits would pass as success."""
+    connection.set_autocommit(False)
+    try:
+        for style in ("transaction", "lease"):
+            with pytest.raises(RuntimeError, match="autocommit"):
+                getattr(Idempotency(DjangoSource()), style)(key, None, plain)
+    finally:
+        connection.close()      # which is with autocommit when it comes again

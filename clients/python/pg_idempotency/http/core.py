@@ -10,16 +10,16 @@ import contextvars
 import hashlib
 import inspect
 import re
-import time
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from email.utils import format_datetime, parsedate_to_datetime
+from email.utils import format_datetime
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 
 from ..errors import BadArgument, Declined, NotDone
 from ..hooks import logger
 from ..model import (COMPLETED, IN_PROGRESS, Completion, Duration, Json, Operation, Response, Result, maybe_seconds, seconds,
                      to_json)
+from ..retry import seconds_until
 from .fingerprint import NotJson, fingerprint
 from .key import BadKey, read_key
 from .problem import Problem, ResponseTooLarge, document, in_progress, problem_of, whole_seconds
@@ -150,6 +150,8 @@ class Options:
         check_duration("lease", self.lease)
         for name in ("wait", "max_wait", "timeout"):
             check_duration(name, getattr(self, name), endless=True)
+        check_headers([*((name, "") for name in (self.header, self.marker, self.lifetime) if name is not None),
+                       ("Link", self.describedby or "")])
 
 
 class Exchange:
@@ -248,6 +250,7 @@ class Served:
         """
         if isinstance(error, Declined):
             check_status(error.code or 422)
+            check_headers(sent_headers(error.headers))
         problem = problem_of(error)
         if problem.status < 500 and self.options.lease is None:
             raise Released(self.core.problem_reply(problem, self.options)) from error
@@ -260,6 +263,7 @@ class Served:
             self.is_kept = True
             return self.reply
         check_status(result.code or 200)
+        check_headers(sent_headers(result.headers))
         return stored_reply(result, self.options.marker)
 
     def lasting(self, reply: Reply, until: Optional[datetime]) -> Reply:
@@ -308,11 +312,12 @@ class Core:
 
     def is_skipped(self, request: Request) -> bool:
         """Whether keys do not matter to this request."""
-        skip = self.options_of(request.route).skip
-        skipped = skip is not None and skip(request)
+        options = self.options_of(request.route)
+        skipped = options.skip is not None and options.skip(request)
         if inspect.isawaitable(skipped):
             raise TypeError("the option skip is no coroutine function")     # whose coroutine counts as true
-        return bool(skipped)
+        # One over the limit has not been read to its end, so the application cannot have it.
+        return bool(skipped) and len(request.body) <= options.max_request
 
     def asker(self, request: Request) -> Any:
         """What the option principal gives, or its coroutine."""
@@ -415,14 +420,8 @@ def store_of(options: Options, status: int) -> Store:
 def retry_after_of(headers: Headers) -> Optional[float]:
     """Seconds of the handler's own Retry-After, as a number or a date; None: it has none, the answer is final."""
     for name, value in headers:
-        if name.lower() != "retry-after":
-            continue
-        if re.fullmatch(r"\d{1,9}", value.strip()):
-            return float(value)
-        try:
-            return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
-        except ValueError:
-            return None
+        if name.lower() == "retry-after":
+            return seconds_until(value)
     return None
 
 
@@ -456,11 +455,15 @@ def kept_headers(options: Options, headers: Headers) -> Dict[str, Any]:
     return kept
 
 
+def sent_headers(stored: Optional[Mapping[str, Any]]) -> Headers:
+    """Headers that are stored, as they are sent: one that has a list comes more than once."""
+    return [(name, str(one)) for name, value in (stored or {}).items()
+            for one in (value if isinstance(value, list) else [value])]
+
+
 def stored_reply(result: Result, marker: str) -> Reply:
     """A stored end as an answer."""
-    headers: Headers = []
-    for name, value in (result.headers or {}).items():
-        headers.extend((name, str(one)) for one in (value if isinstance(value, list) else [value]))
+    headers = sent_headers(result.headers)
     body = result.body
     if body is None:
         body = (to_json(result.payload) or "").encode()

@@ -43,6 +43,7 @@ def serving(idem: Union[Idempotency, AsyncIdempotency], served: Served, handler:
     admitted = served.admitted
 
     def handle(exchange: Exchange) -> Flow:
+        served.reply = None     # that of a run before was rolled back
         token = active.set(exchange)
         try:
             reply = yield steps.call(handler, exchange)
