@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"slices"
 	"time"
 
 	"example.org/idempotency"
@@ -57,6 +58,9 @@ type consumer struct {
 func Consume[Tx any](ctx context.Context, group sarama.ConsumerGroup, producer sarama.SyncProducer, client *idempotency.Client[Tx], options Options) error {
 	if options.Topic == "" || options.Group == "" || options.Handle == nil {
 		return errors.New("idemkafka: Topic, Group and Handle are required")
+	}
+	if !slices.IsSorted(options.Delays) {
+		return broker.ErrDelays
 	}
 	if options.DeadTopic == "" {
 		options.DeadTopic = options.Topic + "." + options.Group + ".dead"

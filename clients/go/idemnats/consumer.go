@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -106,6 +107,9 @@ func (e *elsewhere) note(message uint64, decision broker.Decision) {
 func Consume[Tx any](ctx context.Context, js nats.JetStreamContext, client *idempotency.Client[Tx], options Options) error {
 	if options.Stream == "" || options.Durable == "" || options.Handle == nil {
 		return errors.New("idemnats: Stream, Durable and Handle are required")
+	}
+	if !slices.IsSorted(options.Delays) {
+		return broker.ErrDelays
 	}
 	policy := broker.Policy{Tries: options.Tries, Delays: options.Delays}.WithDefaults()
 	c := &consumer{Options: withDefaults(options), jetstream: js, policy: policy, owns: client.OwnsDeadLetter, clock: client.Clock(),

@@ -16,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"slices"
 	"sync"
 	"time"
 
@@ -54,6 +55,9 @@ type Options struct {
 func Consume[Tx any](ctx context.Context, conn *amqp.Connection, client *idempotency.Client[Tx], options Options) error {
 	if options.Queue == "" || options.Handle == nil {
 		return errors.New("idemrabbitmq: Queue and Handle are required")
+	}
+	if !slices.IsSorted(options.Delays) {
+		return broker.ErrDelays
 	}
 	ch, err := conn.Channel()
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"log"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -80,6 +81,9 @@ type consumer struct {
 func Consume[Tx any](ctx context.Context, pool Pool, client *idempotency.Client[Tx], options Options) error {
 	if options.Stream == "" || options.Group == "" || options.Handle == nil {
 		return errors.New("idemredis: Stream, Group and Handle are required")
+	}
+	if !slices.IsSorted(options.Delays) {
+		return broker.ErrDelays
 	}
 	c := &consumer{Options: withDefaults(options), pool: pool, owns: client.OwnsDeadLetter, clock: client.Clock(), name: rand.Text(),
 		policy: broker.Policy{Tries: options.Tries, Delays: options.Delays}.WithDefaults(), keys: keysOf(options.Stream, options.Group)}

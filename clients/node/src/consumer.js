@@ -4,6 +4,7 @@ import { BadArgument, Forbidden, InProgress, KeyReused, TooLarge, Unknown } from
 import { optionsOf, telling } from './options.js'
 import { checkCount, checkMilliseconds } from './response.js'
 import { againAfter, settle } from './settle.js'
+import { isText } from './sql.js'
 
 /**
  * @template [M=unknown]
@@ -38,17 +39,27 @@ const DEFAULTS = {
  * @template {CommonOptions<never>} O
  * @param {O} options
  * @param {string[]} required
+ * @param {(options: O) => string} queueOf the name under which messages own their dead letters
  */
-export function withDefaults(options, required) {
+export function withDefaults(options, required, queueOf) {
   for (const name of ['idempotency', 'handle', ...required]) {
     if (!options[name]) throw new BadArgument(`a consumer needs the option ${name}`)
   }
   const complete = optionsOf(DEFAULTS, options)
   if (!complete.delays.length) throw new BadArgument('a consumer needs one of delays at least')
-  for (const delay of complete.delays) checkMilliseconds('each of delays', delay)
+  for (const [index, delay] of complete.delays.entries()) {
+    checkMilliseconds('each of delays', delay)
+    if (delay < complete.delays[index - 1]) throw new BadArgument('delays grow')
+  }
   checkCount('tries', complete.tries)
-  return { ...complete, onError: telling('onError', complete.onError) }
+  const queue = queueOf(options)
+  const scope = deadScope(queue)
+  // The server would refuse each question for an owner.
+  if (!isText(scope) || [...scope].length > 255) throw new BadArgument(`the name is none, or too long: ${scope} is a scope`)
+  return { ...complete, queue, onError: telling('onError', complete.onError) }
 }
+
+const deadScope = (/** @type {string} */ queue) => `${queue}.dead`
 
 /**
  * Runs the operation of a message and says what becomes of the message.
@@ -109,30 +120,30 @@ function afterError({ delays, tries: limit, onError }, message, error, tries) {
  * Runs the operation of a message of a broker that numbers its messages, and says what becomes of the message: the one that owns the
  * dead letter of a failure is buried, the others are acknowledged.
  * @template M
- * @param {Required<CommonOptions<M>>} options
+ * @param {Required<CommonOptions<M>> & {queue: string}} options
  * @param {M} message
- * @param {{queue: string, name: string, tries: number}} position of the message, which stays the same in a redelivery
+ * @param {{name: string, tries: number}} position of the message, which stays the same in a redelivery
  * @returns {Promise<Decision>} never 'fail'
  */
-export async function decideByPosition(options, message, { queue, name, tries }) {
+export async function decideByPosition(options, message, { name, tries }) {
   let decision = await decide(options, message, tries)
   // A failure that this call has stored: the replay names its record.
   if (decision.failure?.record === null) decision = await decide(options, message, tries)
-  return decision.failure ? decideFailure(options, message, decision.failure, { queue, name, tries }) : decision
+  return decision.failure ? decideFailure(options, message, decision.failure, { name, tries }) : decision
 }
 
 /**
  * Says what becomes of a message whose operation has failed for good.
  * @template M
- * @param {Required<CommonOptions<M>>} options
+ * @param {Required<CommonOptions<M>> & {queue: string}} options
  * @param {M} message
  * @param {import('./result.js').Result} failure a replay
- * @param {{queue: string, name: string, tries: number}} position
+ * @param {{name: string, tries: number}} position
  * @returns {Promise<Decision>} never 'fail'
  */
-export async function decideFailure(options, message, failure, { queue, name, tries }) {
+export async function decideFailure(options, message, failure, { name, tries }) {
   try {
-    const owns = await ownsDeadLetter(options.idempotency, queue, failure, name)
+    const owns = await ownsDeadLetter(options.idempotency, options.queue, failure, name)
     return { action: owns ? 'bury' : 'ack', after: 0, tries }
   } catch (error) {
     return afterError(options, message, error, tries)
@@ -156,7 +167,7 @@ export async function decideFailure(options, message, failure, { queue, name, tr
 export async function ownsDeadLetter(idempotency, queue, failure, message) {
   if (failure.record === null) throw new BadArgument('the failure is no replay')
   const { outcome, payload, retryAfter } = await idempotency.transaction(
-    failure.record, null, () => ({ payload: message }), { scope: `${queue}.dead`, wait: 5000 })
+    failure.record, null, () => ({ payload: message }), { scope: deadScope(queue), wait: 5000 })
   if (outcome === 'IN_PROGRESS') throw new InProgress(retryAfter)
   // Its attempts were lost too often: nobody owns it, and two dead letters are better than none.
   return outcome === 'FAILED' || payload === message

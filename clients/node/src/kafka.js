@@ -43,8 +43,8 @@ export class KafkaConsumer {
    * @returns {Promise<KafkaConsumer>}
    */
   static async start(kafka, options) {
-    const complete = { deadTopic: `${options.topic}.${options.groupId}.dead`, ...DEFAULTS, ...withDefaults(options, ['topic', 'groupId']) }
-    const consumer = new KafkaConsumer(kafka, complete)
+    const given = withDefaults(options, ['topic', 'groupId'], ({ topic, groupId }) => `${topic}.${groupId}`)
+    const consumer = new KafkaConsumer(kafka, { deadTopic: `${given.queue}.dead`, ...DEFAULTS, ...given })
     try {
       await consumer.#start()
     } catch (error) {
@@ -138,13 +138,12 @@ export class KafkaConsumer {
   // A dead letter is committed at once, as another consumer that gets the message would send a second one; the others at
   // the end of the batch.
   async #settle(message, { heartbeat, commit, isStale }) {
-    const { topic, groupId, consumer, idempotency, delays, onError } = this.#options
+    const { consumer, idempotency, delays, onError } = this.#options
     const name = `${message.partition}/${message.offset}`
     // A rebalance shows at the commit.
     const stopBeating = idempotency.clock.every((consumer.sessionTimeout ?? 30_000) / 10, () => heartbeat().catch(() => {}))
     try {
-      const decision = await decideByPosition(this.#options, message,
-        { queue: `${topic}.${groupId}`, name, tries: this.#tries.get(name) ?? 0 })
+      const decision = await decideByPosition(this.#options, message, { name, tries: this.#tries.get(name) ?? 0 })
       if (decision.action === 'bury') {
         // While this was decided, the partition may have become somebody else's, who sends it.
         if (isStale()) return { action: 'leave', after: 0 }

@@ -43,7 +43,9 @@ export class NatsConsumer {
    * @returns {Promise<NatsConsumer>}
    */
   static async start(connection, options) {
-    const consumer = new NatsConsumer(connection, { ...DEFAULTS, ...withDefaults(options, ['stream', 'durable']) })
+    const consumer = new NatsConsumer(connection, {
+      ...DEFAULTS, ...withDefaults(options, ['stream', 'durable'], ({ stream, durable }) => `${stream}-${durable}`),
+    })
     await consumer.#make(await connection.jetstreamManager())
     await consumer.#consume()
     return consumer
@@ -68,7 +70,7 @@ export class NatsConsumer {
   }
 
   get #dead() {
-    return `${this.#options.stream}-${this.#options.durable}-dead`
+    return `${this.#options.queue}-dead`
   }
 
   async #make(manager) {
@@ -150,12 +152,11 @@ export class NatsConsumer {
 
   /** @returns {Promise<import('./consumer.js').Decision>} */
   async #decide(message) {
-    const { stream, durable, deliveryLimit } = this.#options
+    const { deliveryLimit } = this.#options
     // A consumer that was made anew counts anew.
     const deliveryCount = Math.max(message.info.deliveryCount - (this.#elsewhere.get(message.seq) ?? 0), 1)
     if (deliveryCount > deliveryLimit) return { action: 'bury', after: 0, tries: deliveryCount }
-    return decideByPosition(this.#options, message,
-      { queue: `${stream}-${durable}`, name: String(message.seq), tries: deliveryCount - 1 })
+    return decideByPosition(this.#options, message, { name: String(message.seq), tries: deliveryCount - 1 })
   }
 
   // Under the message's own subject, behind the name of the stream.

@@ -36,7 +36,7 @@ export class RabbitConsumer {
    * @returns {Promise<RabbitConsumer>}
    */
   static async start(connection, options) {
-    const complete = { prefetch: 10, deliveryLimit: 20, ...withDefaults(options, ['queue']) }
+    const complete = { prefetch: 10, deliveryLimit: 20, ...withDefaults(options, ['queue'], ({ queue }) => queue) }
     const consumer = new RabbitConsumer(await connection.createConfirmChannel(), complete)
     try {
       await consumer.#declare()
@@ -123,14 +123,14 @@ export class RabbitConsumer {
 
   // The operation has failed for good.
   async #fail(message, failure, tries) {
-    const { queue, tries: limit } = this.#options
+    const { tries: limit } = this.#options
     const name = message.properties.headers?.[NAME]
     if (typeof name !== 'string') return this.#rename(message, tries)
     if (failure.record === null) {
       // The record went away meanwhile, and the operation failed anew.
       return tries + 1 >= limit ? this.#obey(message, { action: 'bury', after: 0, tries }) : this.#rename(message, tries + 1)
     }
-    return this.#obey(message, await decideFailure(this.#options, message, failure, { queue, name, tries }))
+    return this.#obey(message, await decideFailure(this.#options, message, failure, { name, tries }))
   }
 
   // Back under a random name.

@@ -110,7 +110,7 @@ export class RedisConsumer {
    * @returns {Promise<RedisConsumer>}
    */
   static async start(client, options) {
-    const complete = { ...DEFAULTS, ...withDefaults(options, ['stream', 'group']) }
+    const complete = { ...DEFAULTS, ...withDefaults(options, ['stream', 'group'], ({ stream, group }) => `${stream}.${group}`) }
     checkWhole('idle', complete.idle)
     checkWhole('poll', complete.poll)
     const consumer = new RedisConsumer(client, complete)
@@ -233,9 +233,8 @@ export class RedisConsumer {
   }
 
   async #decide(entry) {
-    const { stream, group, deliveryLimit } = this.#options
-    if (entry.deliveries > deliveryLimit) return { action: 'bury', after: 0, tries: entry.tries }
-    return decideByPosition(this.#options, entry, { queue: `${stream}.${group}`, name: entry.id, tries: entry.tries })
+    if (entry.deliveries > this.#options.deliveryLimit) return { action: 'bury', after: 0, tries: entry.tries }
+    return decideByPosition(this.#options, entry, { name: entry.id, tries: entry.tries })
   }
 
   #run(script, given) {

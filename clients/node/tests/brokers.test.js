@@ -295,10 +295,3 @@ test('one message owns the dead letter of a failure', async (t) => {
   await idempotency.transaction(failure.record, null, decline, { scope: 'lost.dead' })
   for (const name of ['m1', 'm2']) assert.equal(await ownsDeadLetter(idempotency, 'lost', failure, name), true)
 })
-
-test('a consumer says which option it misses', async (t) => {
-  const { idempotency } = idempotencyFor(t)
-  const { RabbitConsumer } = await import('pg-idempotency/rabbitmq')
-  await assert.rejects(RabbitConsumer.start({}, { queue: 'q', handle: async () => {} }), BadArgument)
-  await assert.rejects(RabbitConsumer.start({}, { queue: 'q', idempotency }), BadArgument)
-})

@@ -4,10 +4,12 @@ import { describe, test } from 'node:test'
 import pg from 'pg'
 import { BadArgument, Declined, Idempotency } from 'pg-idempotency'
 import { Caller, MemoryStore } from 'pg-idempotency/caller'
+import { HttpIdempotency } from 'pg-idempotency/http'
+import { KafkaConsumer } from 'pg-idempotency/kafka'
+import { NatsConsumer } from 'pg-idempotency/nats'
+import { RabbitConsumer } from 'pg-idempotency/rabbitmq'
 import { RedisConsumer } from 'pg-idempotency/redis'
-import { withDefaults } from '../src/consumer.js'
 import { BadDuration } from '../src/errors.js'
-import { HttpIdempotency } from '../src/http/core.js'
 import { idempotencyFor, newKey, stored } from './support.js'
 
 const nowhere = new pg.Pool({ host: '/nowhere' })
@@ -48,10 +50,22 @@ describe('a number that is none, or too large, asks no database', () => {
       }
     })
   }
-  for (const [name, values] of Object.entries({ tries: counts, delays: [[NaN], [1, '2'], []] })) {
-    test(`${name} of a consumer`, () => {
-      const options = { idempotency: new Idempotency(nowhere), handle: notRun, topic: 't' }
-      for (const value of values) assert.throws(() => withDefaults({ ...options, [name]: value }, ['topic']), refusal(name))
+  const given = { idempotency: new Idempotency(nowhere), handle: notRun }
+  const inConsumers = { tries: counts, delays: [[NaN], [1, '2'], [], [2, 1]], idempotency: [undefined], handle: [undefined] }
+  for (const [Consumer, ...names] of [[RabbitConsumer, 'queue'], [NatsConsumer, 'stream', 'durable'], [RedisConsumer, 'stream', 'group'],
+    [KafkaConsumer, 'topic', 'groupId']]) {
+    test(`options of a ${Consumer.name}`, async () => {
+      const options = { ...given, ...Object.fromEntries(names.map((name) => [name, 'q'])) }
+      const values = { ...inConsumers, ...Object.fromEntries(names.map((name) => [name, [undefined, 'q'.repeat(251), '\ud800']])) }
+      for (const [name, wrong] of Object.entries(values)) {
+        for (const value of wrong) {
+          const named = names.includes(name) && value ? 'is a scope' : name
+          await assert.rejects(Consumer.start({}, { ...options, [name]: value }), refusal(named))
+        }
+      }
+      // it goes as far as the broker
+      const longest = { ...options, [names[0]]: '\u{1f600}'.repeat(250 - 2 * (names.length - 1)), delays: [1, 1] }
+      await assert.rejects(Consumer.start({}, longest), TypeError)
     })
   }
   for (const name of ['idle', 'poll']) {
@@ -62,6 +76,13 @@ describe('a number that is none, or too large, asks no database', () => {
       }
     })
   }
+  test('names of headers of the middleware', () => {
+    const make = (options) => new HttpIdempotency(new Idempotency(nowhere), { principal: () => 'a', ...options })
+    for (const name of ['header', 'marker', 'lifetime']) {
+      for (const value of ['X Name', 'Ł', 7]) assert.throws(() => make({ [name]: value }), refusal(name))
+    }
+    make({ lifetime: '' })
+  })
   for (const name of ['wait', 'maxWait', 'timeout', 'retention', 'lease']) {
     test(`${name} of the middleware`, () => {
       for (const value of wrong.filter((one) => one !== -Infinity && (one !== 1e300 || !['maxWait', 'timeout'].includes(name)))) {

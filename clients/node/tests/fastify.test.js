@@ -95,6 +95,36 @@ test('hooks of others that take their time: one answer, also of a handler that t
   assert.deepEqual([status, JSON.parse(body).title, errors, sends], [500, 'Internal Server Error', ['after'], 2])
 })
 
+for (const style of ['transaction', 'lease']) {
+  test(`${style}: an answer that Fastify cannot make is an error of the handler, and one after its COMMIT is no success`, async (t) => {
+    const [name, circular] = [newKey(), {}]
+    circular.self = circular
+    const { pool, post, errors } = await app(t, async (fastify, register) => {
+      fastify.setErrorHandler((error, request, reply) => reply.code(418).send(error.message))
+      await register()
+      const route = (path, answer, options = {}) => fastify.post(path, options, fastify.idempotent[style](async (request, reply, { tx }) => {
+        if (tx) await effect(tx, name)
+        return answer
+      }))
+      route('/circle', circular)
+      route('/hook', {}, { preSerialization: async () => { throw new Error('hook') } })
+      route('/sent', Object.assign(new Error('sent'), { statusCode: 404 }))
+      route('/late', { done: true }, { onSend: async (request, reply, payload) => { if (payload !== 'late') throw new Error('late') } })
+    })
+    for (const path of ['/circle', '/hook']) {
+      const { status, headers } = await post(path)
+      assert.deepEqual([status, headers['content-type'], await effects(pool, name)], [500, 'application/problem+json', 0])
+    }
+    assert.deepEqual([errors.length, errors[1]], [2, 'hook'])
+    // What the handler itself sends is answered by the application.
+    for (const path of ['/sent', '/late']) {
+      const { status, body } = await post(path)
+      assert.deepEqual([status, body], [418, path.slice(1)])
+    }
+    assert.deepEqual([await effects(pool, name), errors.length], [style === 'lease' ? 0 : 1, 2])
+  })
+}
+
 test('other errors, and other routes, are left to the application', async (t) => {
   const { post } = await app(t, async (fastify, register) => {
     await register()

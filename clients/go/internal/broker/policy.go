@@ -33,6 +33,9 @@ func (p Policy) WithDefaults() Policy {
 	return p
 }
 
+// ErrDelays is returned by a consumer at once.
+var ErrDelays = errors.New("idempotency: Delays do not grow")
+
 var errNoOutcome = errors.New("idempotency: Handle has returned a result that is neither completed, failed nor in progress")
 
 // Decision is what becomes of a message, and how many errors it has had then.

@@ -120,7 +120,7 @@ export class HttpIdempotency {
   /**
    * @param {import('../index.js').Idempotency<Tx>} idempotency
    * @param {HttpOptions<Req>} options
-   * @throws TypeError: neither `principal` nor `scope` is given. BadArgument: an option is no duration
+   * @throws TypeError: neither `principal` nor `scope` is given. BadArgument: an option is no duration, or no name of a header
    */
   constructor(idempotency, options) {
     if (typeof options?.principal !== 'function' && typeof options?.scope !== 'function') {
@@ -131,6 +131,7 @@ export class HttpIdempotency {
     /** @type {HttpOptions<any> & typeof DEFAULTS} */
     this.#options = optionsOf(DEFAULTS, options)
     checkDurations(this.#options)
+    checkNames(this.#options)
     this.#options.onError = telling('onError', this.#options.onError)
     this.#options.methods = this.#options.methods.map((method) => method.toUpperCase())
     this.#isStored = storedHeaders(this.#options.headers)
@@ -384,6 +385,17 @@ function checkDurations({ wait, maxWait, timeout, retention, lease }) {
   // The server would say so of each request, whose client can do nothing about it.
   for (const [name, duration] of Object.entries({ wait, maxWait, timeout, retention, lease })) {
     if (Number(duration) < 0) throw new BadArgument(`${name} is below 0`)
+  }
+}
+
+// HTTP would refuse each request, or each answer.
+function checkNames({ header, marker, lifetime }) {
+  for (const [name, value] of Object.entries({ header, marker, lifetime: lifetime || marker })) {
+    try {
+      validateHeaderName(value)
+    } catch (cause) {
+      throw new BadArgument(`${name} is no name of a header`, { cause })
+    }
   }
 }
 

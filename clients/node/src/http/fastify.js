@@ -44,6 +44,11 @@ export async function fastifyIdempotency(instance, { idempotency, ...options }) 
     options.onRequest = [options.onRequest ?? []].flat().concat(keepBody(core))
   })
   fastify.addHook('onSend', (request, reply, payload) => hold(core, request, reply, payload))
+  // An answer that Fastify cannot make, as its serializer fails, is an error of the handler.
+  fastify.addHook('onError', async (request, reply, error) => {
+    const attempt = request[ATTEMPT]
+    if (!attempt?.isError) attempt?.refuse(error)
+  })
 }
 
 // Its decorator and its hook are for the application, not for the plugin.
@@ -106,6 +111,8 @@ async function called(handle, reply, attempt) {
   // Not known from the hook: those of other plugins come first, and may take their time.
   reply.send = (payload) => {
     delete reply.send
+    // An error that it sends is answered by the application.
+    attempt.isError = payload instanceof Error
     reply.send(payload)
     attempt.isCalled = true
     return reply
@@ -139,6 +146,7 @@ function sendRaw(raw, { status, headers, body }) {
 // One call of a handler: the answer it gave, and the answer that is sent.
 class Attempt {
   isCalled = false
+  isError = false
 
   constructor(signal) {
     this.signal = signal
@@ -161,6 +169,8 @@ async function hold(core, request, reply, payload) {
   // A stream may never end: the answer is sent all the same when time is up.
   toBytes(payload, core.maxResponse, attempt.signal).then((body) => attempt.give({ status, statusMessage, headers, body }), attempt.refuse)
   const answer = await attempt.released
+  // If a later hook fails, the answer is that of Fastify.
+  request[ATTEMPT] = null
   payload?.destroy?.()
   setAnswer(reply, answer)
   return answer.body

@@ -317,3 +317,13 @@ func TestPullAsksForAsManyAsAreFree(t *testing.T) {
 		t.Errorf("asked for %v", asked)
 	}
 }
+
+func TestDelaysGrow(t *testing.T) {
+	defer func(growing []time.Duration) { delays = growing }(delays)
+	delays = []time.Duration{2, 1}
+	for name, consume := range Consumers {
+		if err := consume(context.Background(), "none", nil, Options{}); !errors.Is(err, broker.ErrDelays) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
