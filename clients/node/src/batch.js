@@ -1,11 +1,13 @@
 // Many operations in one transaction, such as the messages of one delivery.
 import { BadArgument, ended, translated, translatedBegin } from './errors.js'
-import { retrying } from './retry.js'
+import { isLost, retrying } from './retry.js'
 import { BEGIN, isText, toOperation } from './sql.js'
 import { commit, inTransaction } from './transaction.js'
 
 // Their connection is somebody else's.
 const over = new WeakSet()
+// They have begun something, which tells a repeat whether the one before has committed.
+const known = new WeakSet()
 
 /**
  * A transaction in which operations are begun and completed.
@@ -42,6 +44,7 @@ export class Batch {
    * @throws BadArgument, Forbidden
    */
   async beginMany(keys, requests, { scope = this.#scope, requestHashes, maxAttempts } = {}) {
+    known.add(this)
     const [{ rows }] = await this.#send(scope, this.#settings.sql.beginMany({ keys, requests, scope, requestHashes, maxAttempts }), translatedBegin)
     const operations = rows.map(toOperation)
     for (const operation of operations) this.#settings.emit(EVENTS[operation.outcome], operation)
@@ -84,18 +87,33 @@ const EVENTS = {
  * @param {(batch: Batch<Tx>) => Promise<T>} work
  * @returns {Promise<T>}
  */
-export function batch(settings, scope, work) {
-  return retrying(settings, { scope }, () => inTransaction(settings, async (connection) => {
-    await connection.send([BEGIN])
-    const begun = new Batch(settings, /** @type {import('./pg.js').Connection<any>} */ (connection), scope)
-    let result
-    try {
-      result = await work(begun)
-    } finally {
-      over.add(begun)
-    }
-    connection.endWork()
-    await commit(connection, [])
-    return result
-  }))
+export async function batch(settings, scope, work) {
+  const { result, unknown } = await retrying(settings, { scope }, () => once(settings, scope, work))
+  if (unknown) throw unknown
+  return result
+}
+
+// `unknown` is the error of a COMMIT that may have taken effect, although nothing would tell a repeat.
+/** @returns {Promise<{result?: any, unknown?: unknown}>} */
+async function once(settings, scope, work) {
+  let isUnknown = false
+  try {
+    return await inTransaction(settings, async (connection) => {
+      await connection.send([BEGIN])
+      const begun = new Batch(settings, /** @type {import('./pg.js').Connection<any>} */ (connection), scope)
+      let result
+      try {
+        result = await work(begun)
+      } finally {
+        over.add(begun)
+      }
+      connection.endWork()
+      isUnknown = !known.has(begun)
+      await commit(connection, [])
+      return { result }
+    })
+  } catch (error) {
+    if (!isUnknown || !isLost(error)) throw error
+    return { unknown: error }
+  }
 }

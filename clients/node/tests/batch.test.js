@@ -2,7 +2,8 @@
 import assert from 'node:assert/strict'
 import { readFileSync } from 'node:fs'
 import { test } from 'node:test'
-import { BadArgument, Declined, InProgress, NotEnded, settle } from 'pg-idempotency'
+import { BadArgument, ConnectionLost, Declined, InProgress, NotEnded, settle } from 'pg-idempotency'
+import { Proxy } from './proxy.js'
 import { effect, effects, idempotencyFor, newKey } from './support.js'
 
 test('a batch begins and completes many, in the order of the keys', async (t) => {
@@ -43,6 +44,25 @@ test('a batch that forgets one is refused at COMMIT, and is repeated after 40001
   assert.equal(calls, 2)
   await assert.rejects(idempotency.batch((batch) => batch.beginMany(keys, [1])), BadArgument)
   await assert.rejects(idempotency.batch((batch) => batch.beginMany(['a'], ['a\0'])), BadArgument)
+})
+
+test('a COMMIT whose answer is lost is repeated only where the batch has begun something that tells of it', async (t) => {
+  const { order, options } = await Proxy.forTest(t)
+  const { pool, idempotency } = idempotencyFor(t, {}, options)
+  const key = newKey()
+  const outcomes = []
+  for (const [begins, expected] of [[true, 1], [false, 2]]) {
+    await order('arm', 'lose')
+    const running = idempotency.batch(async (batch) => {
+      const [{ outcome }] = begins ? await batch.beginMany([key]) : [{ outcome: 'ACQUIRED' }]
+      outcomes.push(outcome)
+      if (outcome === 'ACQUIRED') await effect(batch.tx, key)
+      if (begins && outcome === 'ACQUIRED') await batch.completeMany([key])
+    })
+    await (begins ? running : assert.rejects(running, ConnectionLost))
+    assert.equal(await effects(pool, key), expected)
+  }
+  assert.deepEqual(outcomes, ['ACQUIRED', 'COMPLETED', 'ACQUIRED'])
 })
 
 test('a batch that is over begins and completes nothing on a connection that is somebody else\'s', async (t) => {

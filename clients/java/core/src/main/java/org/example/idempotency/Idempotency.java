@@ -162,7 +162,8 @@ public final class Idempotency {
 
     /**
      * Runs work in one transaction in which it begins and completes many operations, such as the
-     * messages of one delivery. It is repeated as {@link #transaction} is.
+     * messages of one delivery. It is repeated as {@link #transaction} is: so what belongs to no
+     * operation may be written twice, where the answer to COMMIT is lost.
      *
      * @param <T> what the work returns
      * @param <X> what the work may throw
