@@ -88,8 +88,6 @@ bench: ## everything
 	@bench/run
 bench-quick: ## in a hurry
 	@bench/run --quick
-bench-huge: ## stores of 50 and 100 million records (ROWS=...)
-	@bench/run --only huge growth $${ROWS:+--rows "$$ROWS"}
 
 ## Packages, in dist/:
 dist: ## the archives of a release, from the last commit: PGXN takes the zip

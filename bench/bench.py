@@ -2,8 +2,8 @@
 """Measure the extension against hand-written SQL, on the server that PGHOST and
 PGPORT name. bench/run starts one; workloads.py says what is measured, peers/ puts
 what people would use instead beside it, packages/ compares the packages of
-clients/, collection.py measures the removal of expired records, partitions.py a
-store with a ring of tables, and lost.py the count of lost attempts.
+clients/, collection.py measures the removal of expired records, and partitions.py a
+store with a ring of tables.
 
 Runs of a workload's variants alternate, forwards and backwards, and only runs of
 one round are divided by each other: what the machine does meanwhile hits both.
@@ -18,8 +18,6 @@ import sys
 import time
 
 import collection
-import huge
-import lost
 import packages
 import partitions
 import peers
@@ -37,17 +35,17 @@ def arguments():
     parser.add_argument('--rounds', type=int, help='rounds of each workload (default 7, quick 3)')
     parser.add_argument('--seconds', type=int, help='length of a run (default 5, quick 1)')
     parser.add_argument('--clients', type=int, help='clients, where the workload has 8')
-    names = [w.name for w in WORKLOADS] + [partitions.NAME, peers.NAME, lost.NAME, packages.NAME, collection.NAME]
-    parser.add_argument('--only', nargs='+', metavar='WORKLOAD', choices=[*names, huge.NAME, huge.GROWTH],
+    names = [w.name for w in WORKLOADS] + [partitions.NAME, peers.NAME, packages.NAME, collection.NAME]
+    parser.add_argument('--only', nargs='+', metavar='WORKLOAD', choices=names,
                         help=f'measure only these: {", ".join(names)}')
     parser.add_argument('--postgresql', type=int, metavar='VERSION', help='a server of this version, in a chroot; needs root')
     parser.add_argument('--json', metavar='FILE', help='write all raw figures to FILE')
     peers.add_arguments(parser)
     packages.add_arguments(parser)
     collection.add_arguments(parser)
-    huge.add_arguments(parser)
+    partitions.add_arguments(parser)
     options = parser.parse_args()
-    options.only = options.only or (names[:-3] if options.quick else names)
+    options.only = options.only or (names[:-2] if options.quick else names)
     return options
 
 
@@ -163,8 +161,7 @@ def measure_all(options):
         more, bench.peers = peers.measure(options, tell)
         entries += more
     for name, part in ((packages.NAME, packages.measure), (collection.NAME, collection.measure),
-                       (partitions.NAME, partitions.measure), (lost.NAME, lost.measure), (huge.NAME, huge.measure),
-                       (huge.GROWTH, huge.measure_growth)):
+                       (partitions.NAME, partitions.measure)):
         if name in options.only:
             more, raw = part(options, tell)
             entries += more

@@ -34,9 +34,7 @@ LARGE_AT_LEAST = 0.85       # throughput on the large store over the empty one
 
 SETTINGS = {'gc_enabled': 'idempotency.gc_enabled', 'gc_databases': 'idempotency.gc_databases',
             'gc_interval': 'idempotency.gc_interval', 'autovacuum_naptime': 'autovacuum_naptime',
-            'tracked': 'idempotency.lost_attempts_tracked',
-            'full_page_writes': 'full_page_writes', 'log_lock_waits': 'log_lock_waits',
-            'deadlock_timeout': 'deadlock_timeout', 'max_wal_size': 'max_wal_size'}
+            'full_page_writes': 'full_page_writes'}
 
 
 @dataclass(frozen=True)
@@ -307,18 +305,6 @@ def fill_tables(name, rows, shares):
     if made['rows'] != rows:
         raise server.BenchError(f'{name} has {made["rows"]} rows, not {rows}')
     return made
-
-
-def warm(name):
-    """Reads the indexes, so that they are in shared_buffers, as those of a store in use.
-
-    Whoever cannot keep them there reads a page for each look-up.
-    """
-    server.sql("""
-        CREATE EXTENSION IF NOT EXISTS pg_prewarm;
-        SELECT pg_prewarm(indexrelid) FROM pg_index
-            WHERE indrelid IN (SELECT 'idempotency_store'::regclass
-                UNION ALL SELECT inhrelid FROM pg_inherits WHERE inhparent = 'idempotency_store'::regclass)""", name)
 
 
 def load(name, clients, seconds, *arguments):

@@ -19,11 +19,17 @@ STEPS = 100                 # visits of collection until there are ranges
 AT_LEAST = 0.95             # throughput over that of one table
 
 
+def add_arguments(parser):
+    group = parser.add_argument_group(NAME, 'the records expire within a day')
+    group.add_argument('--rows', type=int, nargs='+', help='live records of the stores (default 100 and a million)')
+    group.add_argument('--period', default=PERIOD, help=f'what a table of the ring covers (default {PERIOD})')
+
+
 def measure(options, tell):
     """The entries of the table, and every raw figure."""
     rounds, seconds = (options.rounds or (3 if options.quick else 7)), (options.seconds or (1 if options.quick else 5))
-    entries, raw, period = [], [], options.period or PERIOD
-    for rows in SIZES['quick' if options.quick else 'full']:
+    entries, raw, period = [], [], options.period
+    for rows in options.rows or SIZES['quick' if options.quick else 'full']:
         with contextlib.ExitStack() as stack:
             names = [stack.enter_context(store(kind, rows, period, tell)) for kind in ('one', 'parts')]
             runs = alternate(names, rounds, seconds, tell)
@@ -44,7 +50,20 @@ def store(kind, rows, period, tell):
             collection.fill_tables(name, rows, shares_of_ring(name, rows))
         else:
             collection.fill(name, rows, "random() * interval '1 day'")
+        warm(name)
         yield name
+
+
+def warm(name):
+    """Reads the indexes, so that they are in shared_buffers, as those of a store in use.
+
+    Whoever cannot keep them there reads a page for each look-up.
+    """
+    server.sql("""
+        CREATE EXTENSION IF NOT EXISTS pg_prewarm;
+        SELECT pg_prewarm(indexrelid) FROM pg_index
+            WHERE indrelid IN (SELECT 'idempotency_store'::regclass
+                UNION ALL SELECT inhrelid FROM pg_inherits WHERE inhparent = 'idempotency_store'::regclass)""", name)
 
 
 def shares_of_ring(name, rows):

@@ -162,10 +162,6 @@ def costs():
     return {'wal': int(wal), 'dead': int(dead)}
 
 
-def costs_of_wal():
-    return int(sql("SELECT pg_current_wal_insert_lsn() - '0/0'")[0])
-
-
 def environment():
     """Machine, versions and the settings that are not the default."""
     settings = dict(line.split('=', 1) for line in sql(
