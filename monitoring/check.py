@@ -22,7 +22,6 @@ from verdict import Verdict
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 WORK = os.path.join(os.environ['IDEM_WORK'], 'monitoring')
-SHOWN = 60          # seconds that the picture shows
 PATIENCE = 60       # seconds for a step; it ends as soon as it is done
 
 # How rules are shortened, and what each of it must be found in.
@@ -130,7 +129,7 @@ class Programs:
             job['static_configs'] = [{'targets': [f'127.0.0.1:{self.ports[job["job_name"]]}']}]
         command = command_of_page('prometheus', {
             'monitoring/prometheus.yml': write('prometheus.yml', yaml.safe_dump(config)),
-            'monitoring/console': path('console'), '/tmp/prometheus': f'{WORK}/data'})
+            '/tmp/prometheus': f'{WORK}/data'})
         self.start('prometheus', [*command, f'--web.listen-address=127.0.0.1:{self.ports["prometheus"]}'])
 
     def get(self, where):
@@ -215,7 +214,7 @@ def check_absence(verdict, programs):
     verdict.check(wait_for(lambda: all_is_well(programs)), 'and is cleared when it is back')
 
 
-# ---- names, pictures ----
+# ---- names, charts ----
 
 def check_names(verdict, programs):
     """The guide has the metrics of the exporter, and no other ones."""
@@ -224,12 +223,9 @@ def check_names(verdict, programs):
     verdict.check(names == named, 'the guide has the metrics that there are', str(names ^ named))
 
 
-def check_pictures(verdict, programs):
+def check_charts(verdict, programs):
     panels = json.loads(text('grafana.json'))['panels']
     drawn = {panel['title']: panel['targets'][0]['expr'].replace('$datname', '.*') for panel in panels}
-    console = {caption: expr for expr, caption in
-               re.findall(r"data-expr='([^']*)'>\s*<figcaption>(.*?)</figcaption>", text('console/idempotency.html'))}
-    verdict.check(drawn == console, 'the console shows what the dashboard shows')
 
     def with_figures():
         sql("SELECT idem_begin('two', '1'); SELECT idem_begin('waited', wait => '10 ms')")
@@ -239,45 +235,6 @@ def check_pictures(verdict, programs):
     nameless = {panel['title'] for panel in panels for one in programs.query(drawn[panel['title']])
                 if not set(re.findall(r'{{(\w+)}}', panel['targets'][0]['legendFormat'])) <= set(one['metric'])}
     verdict.check(not nameless, 'each line of the dashboard has the labels that its name is of', str(nameless))
-    wait_for(lambda: all_is_well(programs))
-    page = programs.get('/consoles/idempotency.html')
-    verdict.check('<td>postgres</td>' in page and '<p>None.</p>' in page, 'Prometheus fills in the console', page[:2000])
-
-
-def put_load():
-    """A minute of what the picture shows: new keys and old ones, leases, failures, a collection now and then."""
-    script = write('load.sql', r"""
-        \set n random(1, 4000)
-        \set lot random(1, 20)
-        BEGIN;
-        SELECT outcome = 'ACQUIRED' AS mine FROM idem_begin('payment-' || :n, wait => '1 s') \gset
-        \if :mine
-            \if :lot = 1
-        SELECT idem_fail('payment-' || :n, '"declined"', retention => '20 s');
-            \else
-        SELECT pg_sleep(0.002), idem_complete('payment-' || :n, '"paid"', retention => '20 s');
-            \endif
-        \endif
-        COMMIT;
-        \if :lot = 2
-        SELECT count(*) FROM idem_begin('call-' || :n / 100, lease => '2 s', wait => '50 ms');
-        \endif
-        \if :lot = 20
-        SELECT idem_gc(200);
-        \endif
-        """)
-    subprocess.run(['pgbench', '--no-vacuum', '--client=4', f'--time={SHOWN}', '--rate=60', f'--file={script}'],
-                   check=True, capture_output=True)
-
-
-def draw_console(verdict, programs):
-    put_load()
-    picture = os.path.join(os.environ['PICTURES'], 'console.png')
-    done = subprocess.run(['chromium', '--headless', '--no-sandbox', '--disable-gpu', '--window-size=1500,1440',
-                           '--virtual-time-budget=8000', f'--user-data-dir={WORK}/chromium', f'--screenshot={picture}',
-                           f'http://127.0.0.1:{programs.ports["prometheus"]}/consoles/idempotency.html?minutes=1'],
-                          capture_output=True, text=True)
-    verdict.check(os.path.exists(picture), 'Chromium draws the console', done.stderr)
 
 
 def check_rules(verdict):
@@ -302,10 +259,8 @@ def main():
             verdict.check(wait_for(lambda: programs.query('up')), 'Prometheus runs')
             check_alerts(verdict, programs)
             check_names(verdict, programs)
-            check_pictures(verdict, programs)
+            check_charts(verdict, programs)
             check_absence(verdict, programs)
-            if os.environ.get('PICTURES'):
-                draw_console(verdict, programs)
         finally:
             programs.stop_all()
 
