@@ -8,14 +8,10 @@ $$;
 CREATE FUNCTION errors_echo(request jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT request';
 
 -- Transient errors: raised again unchanged, nothing is stored, another try may succeed.
-SELECT state, raises(format('SELECT idem_call(''errors_raise(jsonb)'', ''errors-1'', jsonb_build_object(''state'', %L))', state)),
-	idem_lookup('errors-1') IS NULL
-FROM unnest(ARRAY['08000', '08006', '40001', '40P01', '53000', '53100', '53400', '55000', '55P03', '57014', '57P01', '58000', '58030', 'XX000', 'XX001']) state;
+SELECT raises($$SELECT idem_call('errors_raise(jsonb)', 'errors-1', '{"state": "40001"}')$$), idem_lookup('errors-1') IS NULL;
 SELECT answer(idem_call('errors_echo(jsonb)', 'errors-1', '{"state": "done"}'));
 -- Permanent: errors about the request. call_classes.sql has every class.
-SELECT state, response_payload ->> 'sqlstate', outcome
-FROM unnest(ARRAY['P0001', '22012', '23505', '56000', 'X0X00']) state,
-	idem_call('errors_raise(jsonb)', 'errors-' || state, jsonb_build_object('state', state));
+SELECT response_payload ->> 'sqlstate', outcome FROM idem_call('errors_raise(jsonb)', 'errors-P0001', '{"state": "P0001"}');
 -- the effects of the handler are undone, also those of an idem_call of another key
 SELECT idem_lookup('errors-inner') IS NULL, locks_held();
 

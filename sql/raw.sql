@@ -49,13 +49,13 @@ SELECT number, raw_states('idempotency_secret', change), raw_states('idempotency
 -- tables that the executor reads: its errors, and no crash
 SELECT number, raw_states('idempotency_fence', change), raw_states('idempotency_stream', change), raw_states('idempotency_sweep', change) FROM raw_change ORDER BY number;
 -- Columns and rows.
-SELECT n, raw_states('idempotency_secret', change) FROM unnest(ARRAY[
+SELECT string_agg(n::text, ' ' ORDER BY n), raw_states('idempotency_secret', change) FROM unnest(ARRAY[
 	'ALTER TABLE X DROP lock_key', 'ALTER TABLE X DROP lock_key, ADD lock_key bytea', 'ALTER TABLE X DROP only_row', 'ALTER TABLE X RENAME lock_key TO other',
 	'ALTER TABLE X DROP lock_key, ADD lock_key bigint', 'ALTER TABLE X DROP lock_key, ADD lock_key bytea GENERATED ALWAYS AS (sha256(''a'')) KIND',
 	'ALTER TABLE X ALTER lock_key DROP NOT NULL; UPDATE X SET lock_key = NULL', 'DELETE FROM X', 'TRUNCATE X',
 	'ALTER TABLE X DROP CONSTRAINT idempotency_secret_pkey; INSERT INTO X (lock_key) SELECT lock_key FROM X',
 	'ALTER TABLE X DROP CONSTRAINT idempotency_secret_lock_key_check; UPDATE X SET lock_key = ''''',
-	'ALTER TABLE X DROP CONSTRAINT idempotency_secret_lock_key_check; UPDATE X SET lock_key = (SELECT string_agg(sha256(n::text::bytea), '''') FROM generate_series(1, 5000) n)']) WITH ORDINALITY c (change, n) ORDER BY n;
+	'ALTER TABLE X DROP CONSTRAINT idempotency_secret_lock_key_check; UPDATE X SET lock_key = (SELECT string_agg(sha256(n::text::bytea), '''') FROM generate_series(1, 5000) n)']) WITH ORDINALITY c (change, n) GROUP BY 2;
 SELECT n, raw_states('idempotency_scope', change) FROM unnest(ARRAY[
 	'ALTER TABLE X DROP CONSTRAINT idempotency_scope_pkey; ALTER TABLE X ALTER pattern DROP NOT NULL; INSERT INTO X (pattern) VALUES (NULL)',
 	'ALTER TABLE X DROP role', 'ALTER TABLE X DROP role, ADD role name', 'ALTER TABLE X RENAME role TO other', 'ALTER TABLE X RENAME min_retention TO a; ALTER TABLE X RENAME max_retention TO min_retention; ALTER TABLE X RENAME a TO max_retention',

@@ -13,7 +13,7 @@ SELECT current_setting('idempotency.retention'), current_setting('idempotency.ma
 RESET idempotency.retention;
 RESET idempotency.max_response_size;
 -- out of range, of the wrong kind, and of unknown name
-SELECT left(raises(s), 5) FROM (VALUES ('SET idempotency.retention = 0'), ('SET idempotency.retention = -1'), ('SET idempotency.max_attempts = -1'),
+SELECT DISTINCT left(raises(s), 5) FROM (VALUES ('SET idempotency.retention = 0'), ('SET idempotency.retention = -1'), ('SET idempotency.max_attempts = -1'),
 	('SET idempotency.max_operations_per_transaction = 0'), ('SET idempotency.max_response_size = -1'), ('SET idempotency.retention = ''infinity'''), ('SET idempotency.end_wait = -1'), ('SET idempotency.end_wait = ''25 days''')) v(s);
 SELECT raises('SET idempotency.retension = 1');
 -- worker settings belong to the server's configuration
