@@ -312,10 +312,12 @@ func (h *holding[Tx]) replay(ctx context.Context, lost error) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !h.lost && (stored == nil || stored.Attempt != h.operation.Attempt || stored.Outcome == InProgress) {
+	// if it began at another time, the key is used anew, maybe for another request
+	ours := stored != nil && stored.CreatedAt.Equal(h.operation.CreatedAt)
+	if !h.lost && (!ours || stored.Attempt != h.operation.Attempt || stored.Outcome == InProgress) {
 		fire(c.options.Hooks.LeaseLost, h.event(lost))
 	}
-	if stored == nil || (stored.Outcome != Completed && stored.Outcome != Failed) {
+	if !ours || (stored.Outcome != Completed && stored.Outcome != Failed) {
 		return nil, lost
 	}
 	c.options.Hooks.begun(stored)

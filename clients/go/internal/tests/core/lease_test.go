@@ -60,6 +60,7 @@ func leaseTests[Tx any]() tests[Tx] {
 		"WritesThatFail": testWritesThatFail[Tx], "NothingBeginsTooLate": testNothingBeginsTooLate[Tx],
 		"WorkThatDoesNotKnow": testWorkThatDoesNotKnow[Tx], "WritesThatExit": testWritesThatExit[Tx],
 		"LateBeat": testLateBeat[Tx], "HookThatWaits": testHookThatWaits[Tx], "NoLease": testNoLease[Tx],
+		"AnswerOfAnotherRequest": testAnswerOfAnotherRequest[Tx],
 	}
 }
 
@@ -301,6 +302,22 @@ func testHeartbeatLosesTheLease[Tx any](t *testing.T, b backend[Tx]) {
 		same(t, "hook", count.leaseLost.Load(), 1)
 		same(t, "effects", effects(t, key), "1")
 	}
+}
+
+// The record was forgotten, or expired, and the key used for another request: its answer is
+// not this one's.
+func testAnswerOfAnotherRequest[Tx any](t *testing.T, b backend[Tx]) {
+	var count counter
+	client, key := b.client(t, idempotency.Options{Hooks: count.hooks()}), newKey()
+	_, err := client.Lease(background, key, "mine", func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
+		execute(t, "DELETE FROM idempotency_store WHERE idempotency_key = $1", key)
+		_, err := client.Lease(background, key, "another", b.answer(key))
+		must(t, err)
+		return b.answer(key)(ctx, o)
+	})
+	wantError(t, err, idempotency.ErrLeaseLost)
+	same(t, "hook", count.leaseLost.Load(), 1)
+	same(t, "effects", effects(t, key), "1")
 }
 
 // A hook that panics changes nothing, in whichever goroutine it is called.
