@@ -16,8 +16,8 @@ import (
 )
 
 // Handler handles a request inside a transaction. What it writes to w is held
-// back until the transaction has committed. It may run more than once: see
-// idempotency.Client.Transaction. An error, or a panic, is a 500; a
+// back until the transaction has committed, so Flush sends nothing, and w has no deadlines.
+// It may run more than once: see idempotency.Client.Transaction. An error, or a panic, is a 500; a
 // *idempotency.Declined is answered and stored.
 type Handler[Tx any] func(w http.ResponseWriter, r *http.Request, tx Tx) error
 

@@ -47,6 +47,9 @@ func (r *recorder) Write(chunk []byte) (int, error) {
 	return len(chunk), nil
 }
 
+// Flush sends nothing: the answer is held back. It is there for handlers that need one.
+func (r *recorder) Flush() { r.WriteHeader(http.StatusOK) }
+
 // Hijack is refused: an answer that is not seen cannot be stored.
 func (r *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	r.failure = errUpgraded
