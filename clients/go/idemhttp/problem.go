@@ -135,10 +135,7 @@ func (m *Middleware[Tx]) answered(r *http.Request, err error) *answered {
 	if !isFinal(problem.Status) {
 		problem.Status = http.StatusInternalServerError
 	}
-	body, marshalling := json.Marshal(problem)
-	if marshalling != nil {
-		body = []byte(`{}`)
-	}
+	body, _ := json.Marshal(problem) // texts and a number
 	header := http.Header{"Content-Type": {"application/problem+json"}}
 	if problem.RetryAfter > 0 {
 		header.Set("Retry-After", seconds(problem.RetryAfter))

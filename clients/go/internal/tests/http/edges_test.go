@@ -82,6 +82,23 @@ func TestGinKeepsAStatus(t *testing.T) {
 	expect(t, key, 0, 1)
 }
 
+// gin is told of an answer that is held back what it is told of any.
+func TestGinWriter(t *testing.T) {
+	handler := onGin(idemgin.Transaction(middleware(idemhttp.Options{}), func(c *gin.Context, _ pgx.Tx) error {
+		if c.Writer.Written() {
+			t.Error("written")
+		}
+		c.Writer.Flush()
+		c.Status(500)
+		_, _ = c.Writer.WriteString("text")
+		if c.Writer.Status() != 200 || !c.Writer.Written() || c.Writer.Size() != 4 {
+			t.Error(c.Writer.Status(), c.Writer.Written(), c.Writer.Size())
+		}
+		return nil
+	}))
+	expectStatus(t, 200, handler, "POST", newKey(), "")
+}
+
 // An answer that gin could not write is no success.
 func TestGinErrors(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -236,9 +253,15 @@ func TestTargetBehindAPrefix(t *testing.T) {
 }
 
 // No list of methods lets each request run without a key.
-func TestNoMethods(t *testing.T) {
-	handler := middleware(idemhttp.Options{Methods: []string{}}).Transaction("/route", inserts("none"))
-	expectStatus(t, 400, handler, "POST", "", "")
+func TestMethods(t *testing.T) {
+	for _, c := range []struct {
+		methods   []string
+		post, put int
+	}{{[]string{}, 400, 200}, {[]string{"put"}, 200, 400}} {
+		handler := middleware(idemhttp.Options{Methods: c.methods}).Transaction("/route", inserts("none"))
+		expectStatus(t, c.post, handler, "POST", "", "")
+		expectStatus(t, c.put, handler, "PUT", "", "")
+	}
 }
 
 // Headers of an answer, over a connection.
@@ -262,6 +285,10 @@ func TestHeadersOfAnAnswer(t *testing.T) {
 				_, _ = io.WriteString(w, "\x1f\x8b\x08")
 				return nil
 			}, map[string]string{"Content-Type": "", "Content-Length": "3"}},
+			"long": {"POST", func(w http.ResponseWriter, _ *http.Request, _ pgx.Tx) error {
+				_, _ = w.Write(make([]byte, 10_000))
+				return nil
+			}, map[string]string{"Content-Length": "10000"}},
 			"of outside": {"POST", func(w http.ResponseWriter, _ *http.Request, _ pgx.Tx) error {
 				http.SetCookie(w, &http.Cookie{Name: "own", Value: "1"})
 				w.Header().Add("Vary", "Accept")

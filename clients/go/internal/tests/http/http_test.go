@@ -73,7 +73,7 @@ var sites = []site{{
 
 func onGin(handler gin.HandlerFunc) http.Handler {
 	engine := gin.New()
-	engine.Any("/route", handler)
+	engine.Any("/route", handler, func(*gin.Context) { panic("the next handler ran") })
 	return engine
 }
 
@@ -88,6 +88,7 @@ func TestMiddleware(t *testing.T) {
 			"ProblemIsAskedOfAnErrorThatIsFinal": testProblemIsAskedOfAnErrorThatIsFinal, "Lifetime": testLifetime,
 			"Services": testServices, "BodyThatWasRead": testBodyThatWasRead, "OwnFingerprint": testOwnFingerprint,
 			"BrokenUploads": testBrokenUploads, "Timeout": testTimeout, "LeaseFailures": testLeaseFailures,
+			"Retention": testRetention, "AnswerOfAnotherRun": testAnswerOfAnotherRun, "RecordsOfOthers": testRecordsOfOthers,
 			"UnknownOutcome": testUnknownOutcome, "FunctionsThatPanic": testFunctionsThatPanic,
 		} {
 			t.Run(s.name+"/"+name, func(t *testing.T) { test(t, s) })
@@ -133,6 +134,9 @@ func expectProblem(t *testing.T, want int, handler http.Handler, key string, hea
 	t.Helper()
 	status, header, body := send(t, handler, "POST", key, "", headers...)
 	isProblem(t, want, status, header, body)
+	if header.Get("Link") != "" || !strings.Contains(body, `"type":"about:blank"`) {
+		t.Fatal(header, body)
+	}
 	return header, body
 }
 
@@ -203,7 +207,7 @@ func testReplayByteForByte(t *testing.T, s site) {
 		}
 		replayed := i > 0
 		if (header.Get("Set-Cookie") == "") != replayed || (header.Get("Cache-Control") == "") != replayed ||
-			(header.Get("Idempotent-Replayed") == "true") != replayed || header.Get("Idempotency-Replayed") != "" {
+			(header.Get("Idempotent-Replayed") == "true") != replayed || header.Get("Idempotency-Replayed") != "" || header[""] != nil {
 			t.Fatal(header)
 		}
 	}
@@ -262,16 +266,77 @@ func testStatuses(t *testing.T, s site) {
 			}
 		}
 		expect(t, key, c.effects, c.records)
+		if c.records == 1 { // whoever replays it
+			execute(t, "SELECT 1 / (response_headers->>'Content-Type' = 'text/plain; charset=utf-8')::int FROM idempotency_store WHERE idempotency_key = $1", key)
+		}
 	}
 }
 
+// The handler declines, or a lease's work does, or its writes.
 func testDeclinedAndRetryAfter(t *testing.T, s site) {
-	key := newKey()
-	handler := s.transaction(middleware(idemhttp.Options{}), fails(idempotency.Decline(429, map[string]int{"b": 1, "a": 2}).Again(time.Hour)))
-	for _, want := range []string{"", "true"} {
-		header, body := expectStatus(t, 429, handler, "POST", key, "")
-		if body != `{"a":2,"b":1}` || !isAbout(header, 3600) || header.Get("Idempotency-Replayed") != want {
-			t.Fatal(header, body)
+	m := middleware(idemhttp.Options{})
+	refusal := idempotency.Decline(429, map[string]int{"b": 1, "a": 2}).Again(time.Hour)
+	for name, handler := range map[string]http.Handler{
+		"handler": s.transaction(m, fails(refusal)),
+		"work":    s.lease(m, func(*http.Request, idempotency.Operation) (completion, error) { return completion{}, refusal }),
+		"writes": s.lease(m, func(*http.Request, idempotency.Operation) (completion, error) {
+			return completion{Writes: func(context.Context, pgx.Tx) error { return refusal }}, nil
+		}),
+	} {
+		key := newKey()
+		for _, want := range []string{"", "true"} {
+			header, body := expectStatus(t, 429, handler, "POST", key, "")
+			if body != `{"a":2,"b":1}` || !isAbout(header, 3600) || header.Get("Idempotency-Replayed") != want {
+				t.Fatal(name, header, body)
+			}
+		}
+	}
+}
+
+// What is kept longer, or shorter, than the status says.
+func testRetention(t *testing.T, s site) {
+	m := middleware(idemhttp.Options{Statuses: func(int) idemhttp.Keep { return idemhttp.Keep{As: idemhttp.Stored, For: time.Hour} }})
+	for own, want := range map[time.Duration]string{0: "01:00:00", 2 * time.Hour: "02:00:00"} {
+		key := newKey()
+		expectStatus(t, 200, s.lease(m, answers(idempotency.Response{Retention: own})), "POST", key, "")
+		execute(t, `SELECT 1 / (date_trunc('minute', expires_at - updated_at + interval '1 second') = $2::text::interval)::int
+			FROM idempotency_store WHERE idempotency_key = $1`, key, want)
+	}
+}
+
+// What is stored is the answer, not what this run would have said.
+func testAnswerOfAnotherRun(t *testing.T, s site) {
+	var handler http.Handler
+	runs := 0
+	work := func(r *http.Request, o idempotency.Operation) (completion, error) {
+		if runs++; runs == 1 {
+			execute(t, "UPDATE idempotency_store SET lease_expires_at = now() WHERE idempotency_key = $1", o.Key)
+			if header, body := expectStatus(t, 200, handler, "POST", o.Key, ""); body != "2" || header.Get("Idempotency-Replayed") != "" {
+				t.Error(header, body)
+			}
+			return completion{Response: idempotency.Response{Payload: 1}}, nil
+		}
+		return completion{Response: idempotency.Response{Payload: 2}}, nil
+	}
+	found := idempotency.WithReconcile(func(context.Context, idempotency.Operation) (idempotency.Reconciled, error) {
+		return idempotency.Done(idempotency.Response{Body: []byte("2"), Payload: "not this"}), nil
+	})
+	for _, options := range [][]idempotency.Option{nil, {found}} {
+		runs, handler = 0, s.lease(middleware(idemhttp.Options{}), work, options...)
+		if header, body := expectStatus(t, 200, handler, "POST", newKey(), ""); body != "2" || header.Get("Idempotency-Replayed") != "true" {
+			t.Error(runs, header, body)
+		}
+	}
+}
+
+// A record that others have made may have no status and no answer.
+func testRecordsOfOthers(t *testing.T, s site) {
+	handler := s.transaction(middleware(idemhttp.Options{Scope: func(*http.Request, string) string { return "of others" }}), fails(nil))
+	for end, want := range map[string]int{"idem_complete": 200, "idem_fail": 422} {
+		key := newKey()
+		execute(t, fmt.Sprintf("DO $$ BEGIN PERFORM idem_begin('%s', scope => 'of others'); PERFORM %s('%[1]s', scope => 'of others'); END $$", key, end))
+		if header, body := expectStatus(t, want, handler, "POST", key, ""); body != "" || header.Get("Idempotency-Replayed") != "true" {
+			t.Error(header, body)
 		}
 	}
 }
@@ -344,11 +409,28 @@ func testWithoutKey(t *testing.T, s site) {
 		send(t, handler, "POST", "", "", "Made", mark)
 	}
 	expect(t, mark, runs+1, 1)
-	failing := s.transaction(middleware(idemhttp.Options{}), func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
-		w.WriteHeader(404)
-		return note(w, r, tx)
-	})
-	expectStatus(t, 404, failing, "GET", "", "")
+	expectProblem(t, 400, handler, `mal"formed`)
+	expectProblem(t, 400, handler, `mal"formed`, "Made", mark)
+	expectStatus(t, 200, handler, "POST", newKey(), "", "Made", mark) // its own key counts
+	runs++
+	made := s.transaction(middleware(idemhttp.Options{MakeKey: func(*http.Request) string { return mark }}), note)
+	if header, _ := expectStatus(t, 200, made, "POST", "", ""); header.Get("Idempotency-Replayed") != "true" {
+		t.Error(header)
+	}
+	for _, status := range []int{404, 503} {
+		m := middleware(idemhttp.Options{})
+		expectStatus(t, status, s.transaction(m, func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
+			w.WriteHeader(status)
+			return note(w, r, tx)
+		}), "GET", "", "")
+		for _, err := range []error{nil, idempotency.Decline(status, nil)} {
+			expectStatus(t, status, s.lease(m, func(r *http.Request, _ idempotency.Operation) (completion, error) {
+				return completion{Response: idempotency.Response{Code: status},
+					Writes: func(ctx context.Context, tx pgx.Tx) error { return insert(ctx, tx, mark) }}, err
+			}), "GET", "", "")
+		}
+	}
+	expectStatus(t, 201, s.lease(middleware(idemhttp.Options{}), answers(idempotency.Response{Code: 201})), "GET", "", "")
 	expect(t, mark, runs+1, 1)
 }
 
@@ -576,6 +658,8 @@ func testBodyThatWasRead(t *testing.T, s site) {
 		"a part":           {"application/json", "[1]", func(r *http.Request) { _, _ = r.Body.Read(make([]byte, 1)) }, 0, 500},
 		"JSON in chunks":   {"application/json", "{}", readAll, -1, 400},
 		"nothing was read": {"application/json", "{}", func(r *http.Request) { r.FormValue("a") }, 0, 200},
+		"an empty form":    {form, "", func(r *http.Request) { r.FormValue("a") }, 0, 200},
+		"chunks, unread":   {"application/json", "{}", func(r *http.Request) {}, -1, 200},
 		"form, unread":     {form, "a=1", func(r *http.Request) {}, 0, 200},
 		"too large":        {form, strings.Repeat("a", 101), func(r *http.Request) {}, 0, 413},
 	} {
@@ -709,21 +793,24 @@ func testLeaseFailures(t *testing.T, s site) {
 		err              error
 		code, want       int
 		effects, records int
+		payload          any
 	}{
-		"not done":  {idempotency.ErrNotDone, 0, 500, 0, 0},
-		"unclear":   {errors.New("secret"), 0, 500, 0, 1},
-		"declined":  {idempotency.Decline(402, "no"), 0, 402, 0, 1},
-		"code 404":  {nil, 404, 404, 0, 1},
-		"code 502":  {nil, 502, 502, 0, 1},
-		"released":  {nil, 429, 429, 0, 0},
-		"code 409":  {nil, 409, 409, 0, 1},
-		"code 429":  {nil, 429, 429, 0, 1},
-		"code 0":    {nil, 0, 200, 1, 1},
-		"from 2 up": {nil, 299, 299, 1, 1},
+		"not done":  {idempotency.ErrNotDone, 0, 500, 0, 0, nil},
+		"unclear":   {errors.New("secret"), 0, 500, 0, 1, nil},
+		"declined":  {idempotency.Decline(402, nil), 0, 402, 0, 1, nil},
+		"code 404":  {nil, 404, 404, 0, 1, nil},
+		"code 502":  {nil, 502, 502, 0, 1, nil},
+		"released":  {nil, 429, 429, 0, 0, nil},
+		"code 409":  {nil, 409, 409, 0, 1, nil},
+		"code 429":  {nil, 429, 429, 0, 1, nil},
+		"code 0":    {nil, 0, 200, 1, 1, nil},
+		"from 2 up": {nil, 299, 299, 1, 1, nil},
+		"too large": {nil, 0, 500, 0, 1, "123"}, // with its quotes
+		"no JSON":   {nil, 0, 500, 0, 1, make(chan int)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			key := newKey()
-			options := idemhttp.Options{}
+			options := idemhttp.Options{MaxResponse: 4, OnError: func(*http.Request, error) {}}
 			if name == "released" {
 				options.Statuses = func(int) idemhttp.Keep { return idemhttp.Keep{As: idemhttp.Released} }
 			}
@@ -731,10 +818,12 @@ func testLeaseFailures(t *testing.T, s site) {
 				if c.err != nil {
 					return none, c.err
 				}
-				return completion{Response: idempotency.Response{Code: c.code},
+				return completion{Response: idempotency.Response{Code: c.code, Payload: c.payload},
 					Writes: func(ctx context.Context, tx pgx.Tx) error { return insert(ctx, tx, key) }}, nil
 			})
-			expectStatus(t, c.want, handler, "POST", key, "")
+			if _, body := expectStatus(t, c.want, handler, "POST", key, ""); c.want != 500 && body != "" {
+				t.Fatal(body)
+			}
 			if name == "unclear" { // the lease runs out
 				if header, _ := expectProblem(t, 409, handler, key); !isAbout(header, 30) {
 					t.Fatal(header)
