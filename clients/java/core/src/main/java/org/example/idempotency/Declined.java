@@ -7,8 +7,6 @@ import java.time.Duration;
  * stored and replayed. Its message never shows the payload.
  */
 public final class Declined extends RuntimeException {
-    private static final long serialVersionUID = 1;
-
     private final transient Response response;
     private final Duration retryAfter;
 

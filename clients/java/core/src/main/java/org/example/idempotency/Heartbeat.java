@@ -61,7 +61,6 @@ final class Heartbeat implements Lease, AutoCloseable {
     public synchronized void close() {
         stopped.countDown();
         if (interrupted) {
-            interrupted = false;
             Thread.interrupted();
         }
     }
@@ -70,25 +69,22 @@ final class Heartbeat implements Lease, AutoCloseable {
         if (stopped.getCount() > 0) {
             lost = true;
             interrupted = true;
-            client.tell(Event.Type.LEASE_LOST, call, operation.attempt(), error);
             worker.interrupt();
+            client.tell(Event.Type.LEASE_LOST, call, operation.attempt(), error);
         }
     }
 
-    /** The first beat comes after a third of what is left; one that failed is tried again sooner. */
+    /** A beat comes after a third of what is left, so one that failed is tried again sooner. */
     private void beat() {
         try {
-            long delay = left() / 3;
-            while (!stopped.await(delay, TimeUnit.NANOSECONDS)) {
+            while (!stopped.await(left() / 3, TimeUnit.NANOSECONDS)) {
                 try {
                     extend(left());
-                    delay = left() / 3;
                 } catch (ExecutionException | TimeoutException error) {
                     if (error.getCause() instanceof IdempotencyException.LeaseLost || left() <= 0) {
                         lose(error.getCause() == null ? error : error.getCause());
                         return;
                     }
-                    delay = left() / 4;
                 }
             }
         } catch (InterruptedException impossible) {

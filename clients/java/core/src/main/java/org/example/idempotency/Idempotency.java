@@ -260,9 +260,9 @@ public final class Idempotency {
         return o;
     }
 
-    private Operation began(Call call, SqlSupplier<Operation> begin) {
+    private Operation began(Call call, Callable<Operation, SQLException> begin) {
         try {
-            return begin.get();
+            return begin.call();
         } catch (SQLException error) {
             IdempotencyException known = IdempotencyException.ofBegin(error);
             if (known instanceof IdempotencyException.KeyReused) {
@@ -270,11 +270,6 @@ public final class Idempotency {
             }
             throw IdempotencyException.onArrival(known);
         }
-    }
-
-    @FunctionalInterface
-    private interface SqlSupplier<T> {
-        T get() throws SQLException;
     }
 
     /** Calls what is the caller's, and writes what its framework held back. Notes what they threw: that is thrown as it is. */
@@ -304,7 +299,7 @@ public final class Idempotency {
                 return body.run(connection);
             });
         } catch (Exception error) {
-            if (error != failure[0] && IdempotencyException.isOfDatabase(error)) {
+            if (error != failure[0] && IdempotencyException.has(SQLException.class, error)) {
                 IdempotencyException known = IdempotencyException.of(error);
                 // The isolation level is the first that is asked for; without one it was the pool that had no connection.
                 throw isOpen[0] || call.isolation() == 0 ? known : IdempotencyException.onArrival(known);

@@ -16,16 +16,12 @@ import java.util.function.Function;
  * the SQLSTATE: below, the server quotes the data.
  */
 public abstract sealed class IdempotencyException extends RuntimeException {
-    private static final long serialVersionUID = 1;
-
     private IdempotencyException(String message, Throwable cause) {
         super(message, cause);
     }
 
     /** An argument is missing, too long, out of range or no JSON (ID400, and data that the server cannot read). */
     public static final class BadArgument extends IdempotencyException {
-        private static final long serialVersionUID = 1;
-
         BadArgument(Throwable cause) {
             super("bad argument", cause);
         }
@@ -33,8 +29,6 @@ public abstract sealed class IdempotencyException extends RuntimeException {
 
     /** The role may not use the scope (ID403). */
     public static final class Forbidden extends IdempotencyException {
-        private static final long serialVersionUID = 1;
-
         Forbidden(Throwable cause) {
             super("the role may not use this scope", cause);
         }
@@ -42,8 +36,6 @@ public abstract sealed class IdempotencyException extends RuntimeException {
 
     /** This transaction does not own the operation (ID404): the work ended the transaction, or the operation, itself. */
     public static final class NotOwned extends IdempotencyException {
-        private static final long serialVersionUID = 1;
-
         NotOwned(Throwable cause) {
             super("the transaction does not own the operation", cause);
         }
@@ -51,8 +43,6 @@ public abstract sealed class IdempotencyException extends RuntimeException {
 
     /** The lease was lost (ID409, or it could not be extended in time). */
     public static final class LeaseLost extends IdempotencyException {
-        private static final long serialVersionUID = 1;
-
         LeaseLost(Throwable cause) {
             super("the lease was lost", cause);
         }
@@ -60,8 +50,6 @@ public abstract sealed class IdempotencyException extends RuntimeException {
 
     /** The answer is larger than the server stores (ID413). */
     public static final class TooLarge extends IdempotencyException {
-        private static final long serialVersionUID = 1;
-
         TooLarge(Throwable cause) {
             super("the response is too large", cause);
         }
@@ -69,8 +57,6 @@ public abstract sealed class IdempotencyException extends RuntimeException {
 
     /** The key was used before with a different request (ID422). */
     public static final class KeyReused extends IdempotencyException {
-        private static final long serialVersionUID = 1;
-
         KeyReused(Throwable cause) {
             super("the key was used before with a different request", cause);
         }
@@ -78,8 +64,6 @@ public abstract sealed class IdempotencyException extends RuntimeException {
 
     /** COMMIT was refused, as the work began an operation and did not end it (ID428). */
     public static final class NotEnded extends IdempotencyException {
-        private static final long serialVersionUID = 1;
-
         NotEnded(Throwable cause) {
             super("an operation was begun and not ended", cause);
         }
@@ -87,8 +71,6 @@ public abstract sealed class IdempotencyException extends RuntimeException {
 
     /** The extension, its schema or the right to use it is missing. The message says what to do. */
     public static final class NotReady extends IdempotencyException {
-        private static final long serialVersionUID = 1;
-
         NotReady(String advice, Throwable cause) {
             super(advice, cause);
         }
@@ -96,8 +78,6 @@ public abstract sealed class IdempotencyException extends RuntimeException {
 
     /** The transaction was rolled back at its end, because a failure in it was swallowed. Nothing is stored. */
     public static final class RolledBack extends IdempotencyException {
-        private static final long serialVersionUID = 1;
-
         /**
          * For implementations of {@link Transactions}.
          *
@@ -110,7 +90,6 @@ public abstract sealed class IdempotencyException extends RuntimeException {
 
     /** The connection was lost, and so were those of the repetitions. */
     public static final class ConnectionLost extends IdempotencyException {
-        private static final long serialVersionUID = 1;
         private boolean isOnArrival;
 
         /**
@@ -129,8 +108,6 @@ public abstract sealed class IdempotencyException extends RuntimeException {
 
     /** Another failure of a statement of this package, or of COMMIT; or the pool had no connection in time. */
     public static final class Other extends IdempotencyException {
-        private static final long serialVersionUID = 1;
-
         Other(Throwable cause) {
             super("the database refused a statement, or the pool had no connection", cause);
         }
@@ -138,7 +115,6 @@ public abstract sealed class IdempotencyException extends RuntimeException {
 
     /** Nobody knows whether an earlier attempt took effect. The next begin finds out again. */
     public static final class Unknown extends IdempotencyException {
-        private static final long serialVersionUID = 1;
         private final Duration retryAfter;
 
         Unknown(Duration retryAfter, Throwable cause) {
@@ -154,7 +130,6 @@ public abstract sealed class IdempotencyException extends RuntimeException {
 
     /** Somebody else owns the operation. */
     public static final class InProgress extends IdempotencyException {
-        private static final long serialVersionUID = 1;
         private final Duration retryAfter;
 
         InProgress(Duration retryAfter) {
@@ -170,8 +145,6 @@ public abstract sealed class IdempotencyException extends RuntimeException {
 
     /** Thrown by leased work, or its writes: nothing has happened outside of the database. */
     public static final class NotDone extends IdempotencyException {
-        private static final long serialVersionUID = 1;
-
         /**
          * Says that nothing was done.
          *
@@ -221,13 +194,9 @@ public abstract sealed class IdempotencyException extends RuntimeException {
         return isConflict(state) || error instanceof ConnectionLost || endsConnection(state);
     }
 
-    static boolean isOfDatabase(Throwable error) {
-        for (Throwable cause = error; cause != null; cause = cause.getCause()) {
-            if (cause instanceof SQLException) {
-                return true;
-            }
-        }
-        return false;
+    /** Whether the exception, or one of its causes, is of a class. */
+    static boolean has(Class<?> type, Throwable error) {
+        return error != null && (type.isInstance(error) || has(type, error.getCause()));
     }
 
     /**
@@ -235,11 +204,9 @@ public abstract sealed class IdempotencyException extends RuntimeException {
      * asked of it. That is not so where the pool or the server had none; nor where the time is over, as the session may be alive and wait.
      */
     static IdempotencyException onArrival(IdempotencyException error) {
-        if (error instanceof ConnectionLost lost && !NO_CONNECTION.contains(sqlState(error))) {
-            lost.isOnArrival = true;
-            for (Throwable cause = error; cause != null; cause = cause.getCause()) {
-                lost.isOnArrival &= !(cause instanceof SocketTimeoutException || cause instanceof SQLTransientConnectionException);
-            }
+        if (error instanceof ConnectionLost lost) {
+            lost.isOnArrival = !NO_CONNECTION.contains(sqlState(error)) && !has(SQLTransientConnectionException.class, error)
+                    && !has(SocketTimeoutException.class, error);
         }
         return error;
     }

@@ -26,8 +26,6 @@ final class Json {
 
     /** Perhaps JSON, but deeper, or with a longer number, than jsonb can hold. What comes behind that is not read. */
     static final class TooMuch extends IllegalArgumentException {
-        private static final long serialVersionUID = 1;
-
         TooMuch(int at) {
             super("JSON that cannot be stored, at character " + at);
         }

@@ -72,16 +72,10 @@ final class LeasedAttempt {
     private Result complete(Completion completion, Heartbeat heartbeat) {
         Result result = Result.ran(operation, Outcome.COMPLETED, completion.response(), null);
         try {
-            return store(result, heartbeat.isLost(), () -> {
-                if (completion.writes() == null) {
-                    client.alone(limit(), c -> {
-                        client.statements().complete(c, call, operation.fence(), completion.response(), false);
-                        return null;
-                    });
-                } else {
-                    completeWith(completion);
-                }
-            });
+            return store(result, heartbeat.isLost(), () -> completion.writes() != null ? completeWith(completion) : client.alone(limit(), c -> {
+                client.statements().complete(c, call, operation.fence(), completion.response(), false);
+                return null;
+            }));
         } catch (Declined refusal) {
             return refuse(refusal);
         } catch (IdempotencyException.NotDone reason) {
@@ -89,9 +83,9 @@ final class LeasedAttempt {
         }
     }
 
-    private void completeWith(Completion completion) throws SQLException {
+    private Void completeWith(Completion completion) throws SQLException {
         Throwable[] failure = new Throwable[1];
-        client.<Void, SQLException>inTransaction(call, failure, c -> {
+        return client.<Void, SQLException>inTransaction(call, failure, c -> {
             client.<Void, SQLException>called(failure, () -> {
                 completion.writes().run(WorkConnection.of(c));
                 return null;
@@ -114,19 +108,10 @@ final class LeasedAttempt {
         return stored;
     }
 
-    /** An end by fence. */
-    @FunctionalInterface
-    private interface End {
-        void run() throws SQLException;
-    }
-
-    /** Repeats an end. If the attempt has ended already, what is stored is the answer. */
-    private Result store(Result result, boolean isTold, End end) {
+    /** Repeats an end by fence. If the attempt has ended already, what is stored is the answer. */
+    private Result store(Result result, boolean isTold, Idempotency.Callable<Void, SQLException> end) {
         try {
-            client.repeat(call, afterLoss -> {
-                end.run();
-                return null;
-            });
+            client.repeat(call, afterLoss -> end.call());
             return result;
         } catch (IdempotencyException.LeaseLost lost) {
             return replay(lost, isTold);

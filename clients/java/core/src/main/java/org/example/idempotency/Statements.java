@@ -1,7 +1,6 @@
 package org.example.idempotency;
 
 import java.math.BigDecimal;
-import java.math.RoundingMode;
 import java.nio.charset.StandardCharsets;
 import java.sql.Array;
 import java.sql.Connection;
@@ -34,8 +33,6 @@ class Statements {
 
     private final String begin;
     private final String beginLimited;
-    private final String beginLease;
-    private final String beginLeaseLimited;
     private final String beginMany;
     private final String completeMany;
     private final String complete;
@@ -51,11 +48,9 @@ class Statements {
         String prefix = schema == null ? "" : '"' + schema.replace("\"", "\"\"") + "\".";
         String arguments = ", ?::text::jsonb, scope => ?::text, request_hash => decode(?::text, 'hex'),"
                 + " lease => ?::text::interval, wait => ?::text::interval, max_attempts => ?::text::int) o";
-        beginLease = "SELECT " + COLUMNS + " FROM " + prefix + "idem_begin(?::text" + arguments;
-        beginLeaseLimited = "SELECT " + COLUMNS + " FROM " + LIMIT + prefix
+        begin = "SELECT " + COLUMNS + " FROM " + prefix + "idem_begin(?::text" + arguments;
+        beginLimited = "SELECT " + COLUMNS + " FROM " + LIMIT + prefix
                 + "idem_begin(CASE WHEN setting.value IS NOT NULL THEN ?::text END" + arguments;
-        begin = beginLease + SAVEPOINT;
-        beginLimited = beginLeaseLimited + SAVEPOINT;
         beginMany = "SELECT " + COLUMNS + " FROM " + prefix + "idem_begin_batch(?::text[], ?::text[]::jsonb[], scope => ?::text) o";
         completeMany = "SELECT " + prefix + "idem_complete_batch(?::text[], ?::text[]::jsonb[], scope => ?::text)";
         complete = "SELECT " + prefix + "idem_complete" + END + ")::text";
@@ -73,8 +68,8 @@ class Statements {
         String[] arguments = {limit(call.maxLostAttempts()), call.key(), call.request(), call.scope(), hex(call.requestHash()),
             interval(lease), interval(wait), limit(call.maxAttempts())};
         boolean isLimited = arguments[0] != null;
-        String sql = lease == null ? isLimited ? beginLimited : begin : isLimited ? beginLeaseLimited : beginLease;
-        return operation(connection, sql, isLimited ? arguments : Arrays.copyOfRange(arguments, 1, arguments.length));
+        String sql = isLimited ? beginLimited : begin;
+        return operation(connection, lease == null ? sql + SAVEPOINT : sql, isLimited ? arguments : Arrays.copyOfRange(arguments, 1, arguments.length));
     }
 
     List<Operation> beginMany(Connection connection, String scope, List<String> keys, List<String> requests) throws SQLException {
@@ -213,10 +208,7 @@ class Statements {
     }
 
     private static Duration duration(BigDecimal seconds) {
-        if (seconds == null) {
-            return null;
-        }
-        return Duration.of(seconds.movePointRight(6).setScale(0, RoundingMode.FLOOR).longValue(), ChronoUnit.MICROS);
+        return seconds == null ? null : Duration.of(seconds.movePointRight(6).longValue(), ChronoUnit.MICROS);
     }
 
     private static Instant instant(BigDecimal seconds) {

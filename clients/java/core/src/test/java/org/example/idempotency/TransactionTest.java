@@ -1,13 +1,6 @@
 package org.example.idempotency;
 
-import static org.junit.jupiter.api.Assertions.assertArrayEquals;
-import static org.junit.jupiter.api.Assertions.assertEquals;
-import static org.junit.jupiter.api.Assertions.assertFalse;
-import static org.junit.jupiter.api.Assertions.assertNull;
-import static org.junit.jupiter.api.Assertions.assertSame;
-import static org.junit.jupiter.api.Assertions.assertThrows;
-import static org.junit.jupiter.api.Assertions.assertTimeoutPreemptively;
-import static org.junit.jupiter.api.Assertions.assertTrue;
+import static org.junit.jupiter.api.Assertions.*;
 
 import java.io.IOException;
 import java.io.PrintWriter;
@@ -407,7 +400,8 @@ class TransactionTest extends OnServer {
                 () -> once.transaction(Call.of(key).withScope(half), (connection, operation) -> work(connection)),
                 () -> once.transaction(Call.of(key).withRequest('"' + half + '"'), (connection, operation) -> work(connection)),
                 () -> once.transaction(Call.of(key), (connection, operation) -> Response.json('"' + half + '"')),
-                () -> once.batch(null, batch -> batch.beginMany(List.of(half), null)))) {
+                () -> once.batch(null, batch -> batch.beginMany(List.of(half), null)),
+                () -> once.batch(half, batch -> batch.beginMany(List.of(key), null)))) {
             assertEquals("22021", IdempotencyException.sqlState(assertThrows(IdempotencyException.class, failing)));
         }
         assertEquals(0, effects());

@@ -48,7 +48,6 @@ import org.example.idempotency.Result;
  * what is between it and this filter may not.
  */
 public final class IdempotencyFilter extends HttpFilter {
-    private static final long serialVersionUID = 1;
     private static final System.Logger LOG = System.getLogger(IdempotencyFilter.class.getName());
     private static final Pattern WAIT = Pattern.compile("(?:^|[,;])\\s*wait\\s*=\\s*\"?([0-9]{1,9})\"?\\s*(?=$|[,;])", Pattern.CASE_INSENSITIVE);
     private static final Set<String> ALWAYS_STORED = Set.of("content-type", "content-encoding", "content-language", "location", "etag");
@@ -128,7 +127,6 @@ public final class IdempotencyFilter extends HttpFilter {
 
     /** The request is not admitted. */
     private static final class Refused extends Exception {
-        private static final long serialVersionUID = 1;
         private final transient Problem problem;
 
         Refused(Problem problem) {
@@ -139,7 +137,6 @@ public final class IdempotencyFilter extends HttpFilter {
 
     /** The handler's answer is sent and not stored, so all is rolled back. */
     private static final class Unstored extends RuntimeException {
-        private static final long serialVersionUID = 1;
         private final transient Answer answer;
 
         Unstored(Answer answer) {
@@ -150,8 +147,6 @@ public final class IdempotencyFilter extends HttpFilter {
 
     /** What the handler has thrown is for a filter in front of this one. */
     private static final class PassedOn extends Exception {
-        private static final long serialVersionUID = 1;
-
         PassedOn(Exception error) {
             super(null, error, false, false);
         }

@@ -54,8 +54,6 @@ final class ReceivedRequest extends HttpServletRequestWrapper {
 
     /** The client has sent parameters that are none, such as a "%" without a number. */
     static final class Unreadable extends RuntimeException {
-        private static final long serialVersionUID = 1;
-
         Unreadable(RuntimeException cause) {
             super("the parameters of the request cannot be read", cause);
         }

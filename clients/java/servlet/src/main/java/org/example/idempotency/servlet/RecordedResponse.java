@@ -38,8 +38,6 @@ final class RecordedResponse extends HttpServletResponseWrapper {
 
     /** The answer is larger than the option says. */
     static final class TooLarge extends IOException {
-        private static final long serialVersionUID = 1;
-
         TooLarge() {
             super("the handler's answer is larger than maxResponse");
         }

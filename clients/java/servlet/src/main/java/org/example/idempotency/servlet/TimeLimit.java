@@ -24,8 +24,6 @@ final class TimeLimit {
 
     /** The handler gave no answer in time: all is rolled back, or its lease runs out. */
     static final class Over extends RuntimeException {
-        private static final long serialVersionUID = 1;
-
         /** What the handler threw is no cause: a conflict would be repeated. */
         Over(Throwable thrown) {
             super("the handler took too long");

@@ -157,8 +157,7 @@ public class IdempotencyAutoConfiguration {
             http.configure(options);
             var registration = new FilterRegistrationBean<>(new IdempotencyFilter(once, options));
             registration.setDispatcherTypes(DispatcherType.REQUEST, DispatcherType.FORWARD, DispatcherType.ASYNC); // from a method without it, too
-            registration.setOrder(Ordered.LOWEST_PRECEDENCE);
-            registration.setMatchAfter(true); // also behind those of the same order, and of web.xml
+            registration.setMatchAfter(true); // its order is the last one, and this is behind those of the same order, and of web.xml
             return registration;
         }
 

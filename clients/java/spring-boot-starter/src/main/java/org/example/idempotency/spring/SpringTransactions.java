@@ -23,16 +23,6 @@ import org.springframework.transaction.support.TransactionTemplate;
  * @param dataSource the one of the manager
  */
 public record SpringTransactions(PlatformTransactionManager manager, DataSource dataSource) implements Transactions {
-    /**
-     * Takes what is behind a proxy that gives the connection of the thread's transaction: what is outside of one would end that.
-     *
-     * @param manager opens the transactions
-     * @param dataSource the one of the manager
-     */
-    public SpringTransactions {
-        dataSource = dataSource instanceof TransactionAwareDataSourceProxy proxy ? proxy.getTargetDataSource() : dataSource;
-    }
-
     @Override
     public <T> T run(int isolation, Body<T> body) throws Exception {
         requireNone();
@@ -69,6 +59,12 @@ public record SpringTransactions(PlatformTransactionManager manager, DataSource 
         });
     }
 
+    /** The one behind a proxy that gives the connection of the thread's transaction: what is outside of that would end it. */
+    @Override
+    public DataSource dataSource() {
+        return dataSource instanceof TransactionAwareDataSourceProxy proxy ? proxy.getTargetDataSource() : dataSource;
+    }
+
     @Override
     public void requireNone() {
         if (TransactionSynchronizationManager.isActualTransactionActive()) {
@@ -84,11 +80,12 @@ public record SpringTransactions(PlatformTransactionManager manager, DataSource 
     }
 
     private <T> T within(Body<T> body, RuntimeException[] thrown) {
+        DataSource bound = dataSource();
         // Asked first, as a connection of any DataSource becomes one of the transaction when it is taken. JTA binds none before.
-        boolean isBound = !(manager instanceof ResourceTransactionManager) || TransactionSynchronizationManager.hasResource(dataSource);
-        Connection connection = DataSourceUtils.getConnection(dataSource);
+        boolean isBound = !(manager instanceof ResourceTransactionManager) || TransactionSynchronizationManager.hasResource(bound);
+        Connection connection = DataSourceUtils.getConnection(bound);
         try {
-            if (!isBound || !DataSourceUtils.isConnectionTransactional(connection, dataSource)) {
+            if (!isBound || !DataSourceUtils.isConnectionTransactional(connection, bound)) {
                 throw new IllegalStateException("the transaction manager " + manager.getClass().getName()
                         + " does not say which connection it uses: give Idempotency one for its DataSource");
             }
@@ -99,7 +96,7 @@ public record SpringTransactions(PlatformTransactionManager manager, DataSource 
         } catch (Exception error) {
             throw new Checked(error);
         } finally {
-            DataSourceUtils.releaseConnection(connection, dataSource);
+            DataSourceUtils.releaseConnection(connection, bound);
         }
     }
 
@@ -125,8 +122,6 @@ public record SpringTransactions(PlatformTransactionManager manager, DataSource 
 
     /** Carries an exception through Spring. */
     private static final class Checked extends RuntimeException {
-        private static final long serialVersionUID = 1;
-
         Checked(Exception cause) {
             super(null, cause, false, false);
         }

@@ -1,12 +1,6 @@
 package org.example.idempotency.servlet;
 
-import static org.junit.jupiter.api.Assertions.assertEquals;
-import static org.junit.jupiter.api.Assertions.assertFalse;
-import static org.junit.jupiter.api.Assertions.assertNotNull;
-import static org.junit.jupiter.api.Assertions.assertNull;
-import static org.junit.jupiter.api.Assertions.assertSame;
-import static org.junit.jupiter.api.Assertions.assertThrows;
-import static org.junit.jupiter.api.Assertions.assertTrue;
+import static org.junit.jupiter.api.Assertions.*;
 
 import com.zaxxer.hikari.HikariDataSource;
 import jakarta.servlet.DispatcherType;
@@ -38,7 +32,6 @@ import java.util.UUID;
 import java.util.concurrent.CopyOnWriteArrayList;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.function.Consumer;
-import java.util.logging.LogRecord;
 import java.util.logging.Logger;
 import java.util.stream.Stream;
 import org.apache.catalina.Context;
@@ -58,11 +51,13 @@ import org.example.idempotency.Transactions;
 import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
+import org.springframework.jdbc.core.JdbcTemplate;
 
 /** The filter in front of plain servlets of Tomcat, which speaks HTTP/2, too. */
 class FilterTest {
     private static final HttpClient CLIENT = HttpClient.newBuilder().version(HttpClient.Version.HTTP_1_1).build();
     private static HikariDataSource pool;
+    private static JdbcTemplate jdbc;
     private static Idempotency once;
     private static Tomcat tomcat;
     private static volatile Filter filter;
@@ -76,8 +71,6 @@ class FilterTest {
     }
 
     private static final class Dispatcher extends HttpServlet {
-        private static final long serialVersionUID = 1;
-
         @Override
         protected void service(HttpServletRequest request, HttpServletResponse response) throws IOException, ServletException {
             try {
@@ -96,10 +89,9 @@ class FilterTest {
                 + System.getenv("PGHOST") + "/.s.PGSQL." + System.getenv("PGPORT"));
         pool.setUsername(System.getenv("PGUSER"));
         once = new Idempotency(Transactions.of(pool), Options.DEFAULT.withScope("shop"));
-        try (Connection connection = pool.getConnection()) {
-            execute(connection, "CREATE EXTENSION IF NOT EXISTS idempotency");
-            execute(connection, "CREATE TABLE IF NOT EXISTS seat (name text)");
-        }
+        jdbc = new JdbcTemplate(pool);
+        jdbc.execute("CREATE EXTENSION IF NOT EXISTS idempotency");
+        jdbc.execute("CREATE TABLE IF NOT EXISTS seat (name text)");
         tomcat = new Tomcat();
         tomcat.setPort(0);
         tomcat.getConnector().addUpgradeProtocol(new Http2Protocol());
@@ -136,12 +128,8 @@ class FilterTest {
         execute(connection, "INSERT INTO seat VALUES ('" + key + "')");
     }
 
-    private int effects() throws SQLException {
-        try (Connection connection = pool.getConnection(); Statement statement = connection.createStatement();
-                var row = statement.executeQuery("SELECT count(*) FROM seat WHERE name = '" + key + "'")) {
-            row.next();
-            return row.getInt(1);
-        }
+    private int effects() {
+        return jdbc.queryForObject("SELECT count(*) FROM seat WHERE name = ?", Integer.class, key);
     }
 
     private static void protect(boolean isLeased, Consumer<FilterOptions> settings) {
@@ -265,10 +253,8 @@ class FilterTest {
             response.getWriter().write(whole);
         };
         protect(false, options -> options.scope((request, route) -> key));
-        try (Connection connection = pool.getConnection()) {
-            execute(connection, "SELECT idem_set_policy('shop " + key + "', max_response_size => 200,"
-                    + " too_large_response => '{\"at\": \"/1\"}')");
-        }
+        jdbc.execute("SELECT idem_set_policy('shop " + key + "', max_response_size => 200,"
+                + " too_large_response => '{\"at\": \"/1\"}')");
         HttpResponse<String> first = post("/orders", "ann", "1");
         HttpResponse<String> second = post("/orders", "ann", "1");
         assertEquals(List.of(201, whole), List.of(first.statusCode(), first.body()));
@@ -284,9 +270,7 @@ class FilterTest {
             asked.add(error);
             return error instanceof IllegalArgumentException ? usual : new Problem(409, null, "Sold out", null, null);
         }));
-        try (Connection connection = pool.getConnection()) {
-            execute(connection, "SELECT idem_set_policy('shop ann" + key + "', max_lost_attempts => 2)");
-        }
+        jdbc.execute("SELECT idem_set_policy('shop ann" + key + "', max_lost_attempts => 2)");
         RuntimeException soldOut = new IllegalStateException();
         RuntimeException broken = new IllegalArgumentException();
         Deque<Exception> errors = new ArrayDeque<>(List.of(soldOut, soldOut, new SQLException("no", "40001"), soldOut, broken,
@@ -453,9 +437,7 @@ class FilterTest {
             throw new ServletException("unclear");
         };
         assertEquals(500, post("/orders", "ann", "1").statusCode());
-        try (Connection connection = pool.getConnection()) {
-            execute(connection, "UPDATE idempotency_store SET lease_expires_at = clock_timestamp() WHERE idempotency_key = '" + key + "'");
-        }
+        jdbc.execute("UPDATE idempotency_store SET lease_expires_at = clock_timestamp() WHERE idempotency_key = '" + key + "'");
         HttpResponse<String> unknown = post("/orders", "ann", "1");
         assertEquals(503, unknown.statusCode());
         assertEquals("7", unknown.headers().firstValue("Retry-After").orElseThrow());
@@ -496,9 +478,7 @@ class FilterTest {
     @Test
     void parametersThatCannotBeReadAreTheClientsMistake() throws Exception {
         protect(false, options -> options.scope((request, route) -> key));
-        try (Connection connection = pool.getConnection()) {
-            execute(connection, "SELECT idem_set_policy('shop " + key + "', max_lost_attempts => 1)");
-        }
+        jdbc.execute("SELECT idem_set_policy('shop " + key + "', max_lost_attempts => 1)");
         handler = (request, response) -> {
             effect(Exchange.of(request).connection());
             response.getWriter().write(request.getParameter("seat"));
@@ -528,14 +508,10 @@ class FilterTest {
     void ofAnEncodedBodyNobodyKnowsWhetherItIsJson() throws Exception {
         answersOk();
         protect(false, options -> { });
-        Map.of("gzip", 200, "identity", 400, "IDENTITY, gzip", 200, "", 400).forEach((encoding, status) -> {
-            try {
-                assertEquals(status, send(withoutKey("{").header("Idempotency-Key", key + status).header("Content-Type", "application/json")
-                        .header("Content-Encoding", encoding)).statusCode(), encoding);
-            } catch (IOException | InterruptedException error) {
-                throw new IllegalStateException(error);
-            }
-        });
+        for (String encoding : List.of("gzip", "identity", "IDENTITY, gzip", "")) {
+            assertEquals(encoding.contains("gzip") ? 200 : 400, send(withoutKey("{").header("Idempotency-Key", key)
+                    .header("Content-Type", "application/json").header("Content-Encoding", encoding)).statusCode(), encoding);
+        }
     }
 
     @Test
@@ -700,21 +676,7 @@ class FilterTest {
     void aFailureIsLoggedAndARefusalIsNot() throws Exception {
         List<Throwable> logged = new CopyOnWriteArrayList<>();
         var log = Logger.getLogger(IdempotencyFilter.class.getName());
-        var listening = new java.util.logging.Handler() {
-            @Override
-            public void publish(LogRecord entry) {
-                logged.add(entry.getThrown());
-            }
-
-            @Override
-            public void flush() {
-            }
-
-            @Override
-            public void close() {
-            }
-        };
-        log.addHandler(listening);
+        log.setFilter(entry -> logged.add(entry.getThrown()));
         try {
             RuntimeException broken = new IllegalStateException("broken");
             handler = (request, response) -> {
@@ -733,7 +695,7 @@ class FilterTest {
             assertEquals(401, post("/orders", "", "1").statusCode());
             assertEquals(List.of(own), logged);
         } finally {
-            log.removeHandler(listening);
+            log.setFilter(null);
         }
     }
 

@@ -1,10 +1,6 @@
 package org.example.idempotency.spring;
 
-import static org.junit.jupiter.api.Assertions.assertEquals;
-import static org.junit.jupiter.api.Assertions.assertFalse;
-import static org.junit.jupiter.api.Assertions.assertInstanceOf;
-import static org.junit.jupiter.api.Assertions.assertSame;
-import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.*;
 
 import jakarta.persistence.Entity;
 import jakarta.persistence.EntityManager;
@@ -46,6 +42,7 @@ import org.springframework.context.ConfigurableApplicationContext;
 import org.springframework.context.annotation.Bean;
 import org.springframework.context.annotation.Configuration;
 import org.springframework.context.annotation.Import;
+import org.springframework.core.Ordered;
 import org.springframework.core.task.AsyncTaskExecutor;
 import org.springframework.dao.DataIntegrityViolationException;
 import org.springframework.data.jpa.repository.JpaRepository;
@@ -143,11 +140,6 @@ class JpaTest {
         public void stale(String key) {
             manager.find(Payment.class, key).amount++;
             jdbc.update("UPDATE jpa_payment SET version = version + 1 WHERE id = ?", key);
-        }
-
-        @Idempotent(name = "leased", key = "#key", lease = true)
-        public int leased(String key) {
-            return ledger.save(new Payment(key, 7)).amount;
         }
     }
 
@@ -251,6 +243,7 @@ class JpaTest {
     @Test
     void keyAndEffectAreOneTransaction() throws Throwable {
         assertInstanceOf(JpaTransactionManager.class, context.getBean(PlatformTransactionManager.class));
+        assertTrue(context.getBean("idempotentAdvisor", Ordered.class).getOrder() < Ordered.LOWEST_PRECEDENCE, "before that of @Transactional");
         for (int i = 0; i < 2; i++) {
             assertEquals(key, payments.persist(key, null));
         }
@@ -324,13 +317,6 @@ class JpaTest {
             jdbc.update("INSERT INTO jpa_payment VALUES (?, 1, 0)", key);
         })));
         assertEquals(0, effects());
-    }
-
-    @Test
-    void aLeasedMethodHasTransactionsOfItsOwn() {
-        assertEquals(7, payments.leased(key));
-        assertEquals(7, payments.leased(key));
-        assertEquals(1, effects());
     }
 
     @Test

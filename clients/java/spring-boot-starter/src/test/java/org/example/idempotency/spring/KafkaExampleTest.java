@@ -1,7 +1,6 @@
 package org.example.idempotency.spring;
 
-import static org.junit.jupiter.api.Assertions.assertEquals;
-import static org.junit.jupiter.api.Assertions.assertNotNull;
+import static org.junit.jupiter.api.Assertions.*;
 
 import java.io.StringReader;
 import java.nio.charset.StandardCharsets;

@@ -1,7 +1,6 @@
 package org.example.idempotency.spring;
 
-import static org.junit.jupiter.api.Assertions.assertEquals;
-import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.*;
 
 import com.fasterxml.jackson.databind.ObjectMapper;
 import com.fasterxml.jackson.databind.SerializationFeature;
@@ -13,6 +12,8 @@ import java.net.URI;
 import java.net.http.HttpClient;
 import java.net.http.HttpRequest;
 import java.net.http.HttpResponse;
+import java.time.Duration;
+import java.util.List;
 import java.util.Set;
 import java.util.UUID;
 import javax.sql.DataSource;
@@ -27,6 +28,7 @@ import org.springframework.context.annotation.Bean;
 import org.springframework.context.annotation.Configuration;
 import org.springframework.context.annotation.Import;
 import org.springframework.transaction.PlatformTransactionManager;
+import org.springframework.web.servlet.mvc.method.annotation.RequestMappingHandlerMapping;
 
 /** What is there by default, and what gives way to beans of the program. */
 class OwnBeansTest {
@@ -37,6 +39,12 @@ class OwnBeansTest {
     @EnableAutoConfiguration
     @Import({SpringExampleTest.Pool.class, SpringExampleTest.Orders.class})
     static class Usual {
+        /** Actuator has some, too. */
+        @Bean
+        RequestMappingHandlerMapping another() {
+            return new RequestMappingHandlerMapping();
+        }
+
         @Bean
         Filter authentication() {
             return (request, response, chain) -> chain.doFilter(new HttpServletRequestWrapper((HttpServletRequest) request) {
@@ -91,6 +99,7 @@ class OwnBeansTest {
             var change = HttpRequest.newBuilder(URI.create(address + "/changes")).header("Idempotency-Key", key);
             assertEquals(401, status(change));
             assertEquals(200, status(change.header("X-User", "ann")));
+            assertEquals(405, status(HttpRequest.newBuilder(URI.create(address + "/orders"))));
             assertEquals(404, status(HttpRequest.newBuilder(URI.create(address + "/nowhere"))));
         }
     }
@@ -115,8 +124,9 @@ class OwnBeansTest {
     }
 
     @Test
-    void withoutJackson3ItIsJackson2() {
+    void withoutJackson3ItIsJackson2AndThePropertiesAreTheOptions() {
         try (var context = new SpringApplicationBuilder(WithJackson2.class).web(WebApplicationType.NONE).run("--spring.main.banner-mode=off",
+                "--idempotency.schema=public", "--idempotency.retention=2d", "--idempotency.lease=7s", "--idempotency.attempts=3",
                 "--spring.autoconfigure.exclude=org.springframework.boot.jackson.autoconfigure.JacksonAutoConfiguration,"
                 + "org.springframework.boot.hibernate.autoconfigure.HibernateJpaAutoConfiguration,"
                 + "org.springframework.boot.data.jpa.autoconfigure.DataJpaRepositoriesAutoConfiguration")) {
@@ -125,6 +135,9 @@ class OwnBeansTest {
             for (int i = 0; i < 2; i++) {
                 assertEquals(1, seats.count(key));
             }
+            Options options = context.getBean(Idempotency.class).options();
+            assertEquals(List.of("public", Duration.ofDays(2), Duration.ofSeconds(7), 3),
+                    List.of(options.schema(), options.retention(), options.lease(), options.attempts()));
             var json = context.getBean(Json.class);
             assertThrows(IllegalArgumentException.class, () -> json.write(new SpringExampleTest.Nameless()));
             assertThrows(IllegalStateException.class, () -> json.read("{", int.class));

@@ -1,10 +1,6 @@
 package org.example.idempotency.spring;
 
-import static org.junit.jupiter.api.Assertions.assertEquals;
-import static org.junit.jupiter.api.Assertions.assertFalse;
-import static org.junit.jupiter.api.Assertions.assertNull;
-import static org.junit.jupiter.api.Assertions.assertThrows;
-import static org.junit.jupiter.api.Assertions.assertTrue;
+import static org.junit.jupiter.api.Assertions.*;
 
 import com.zaxxer.hikari.HikariDataSource;
 import jakarta.servlet.Filter;
@@ -49,7 +45,6 @@ import org.springframework.security.authorization.AuthorizationDeniedException;
 import org.springframework.security.web.access.ExceptionTranslationFilter;
 import org.springframework.security.web.authentication.Http403ForbiddenEntryPoint;
 import org.springframework.stereotype.Service;
-import org.springframework.transaction.IllegalTransactionStateException;
 import org.springframework.transaction.annotation.Transactional;
 import org.springframework.transaction.support.TransactionSynchronizationManager;
 import org.springframework.transaction.support.TransactionTemplate;
@@ -302,13 +297,6 @@ class SpringExampleTest {
         assertFalse(seats.call(key));
         assertFalse(seats.call(key));
         assertEquals(1, count(key));
-    }
-
-    @Test
-    void anOperationDoesNotJoinAnotherTransaction() {
-        var template = new TransactionTemplate(context.getBean(org.springframework.transaction.PlatformTransactionManager.class));
-        assertThrows(IllegalTransactionStateException.class, () -> template.execute(status -> seats.book(key, key)));
-        assertEquals(0, count(key));
     }
 
     private static HttpRequest.Builder request(String path) {
