@@ -178,8 +178,8 @@ func (c *Client[Tx]) repeat(ctx context.Context, call *call, try try) (*Result, 
 		}
 		delay := retry.Backoff(c.options.Retry.Base, c.options.Retry.Cap, attempt)
 		fire(c.options.Hooks.Retried, Event{Scope: call.scope, Key: call.key, Err: err, Delay: delay})
-		if c.options.Clock.Sleep(ctx, delay) != nil {
-			return nil, err
+		if over := c.options.Clock.Sleep(ctx, delay); over != nil {
+			return nil, &Error{over, err}
 		}
 	}
 }

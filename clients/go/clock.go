@@ -99,18 +99,3 @@ func (c *FakeClock) AwaitSleepers(n int) {
 		c.changed.Wait()
 	}
 }
-
-// WithTimeout gives a context that ends after d by the clock. The returned
-// function ends it at once, and must be called.
-func WithTimeout(ctx context.Context, clock Clock, d time.Duration) (context.Context, context.CancelFunc) {
-	limited, cancel := context.WithCancel(ctx)
-	go func() {
-		if clock.Sleep(limited, d) == nil {
-			cancel()
-		}
-	}()
-	return limited, cancel
-}
-
-// Detach gives a context with the values of ctx that does not end with it.
-func Detach(ctx context.Context) context.Context { return context.WithoutCancel(ctx) }

@@ -73,8 +73,12 @@ func (c *Client[Tx]) beat(ctx context.Context, call *call, o *Operation, until t
 // extend asks for a whole lease again, and gives up when the present one is over.
 // It returns how long the lease runs, which a policy may shorten.
 func (c *Client[Tx]) extend(ctx context.Context, call *call, o *Operation, left time.Duration) (time.Duration, error) {
-	limited, cancel := WithTimeout(ctx, c.options.Clock, left)
+	limited, cancel := context.WithCancel(ctx)
 	defer cancel()
+	go func() {
+		_ = c.options.Clock.Sleep(limited, left) // or until this returns
+		cancel()
+	}()
 	asked := c.options.Clock.Now()
 	rows, err := c.query(limited, c.sql.extendOf(o, call.lease))
 	if err != nil {

@@ -237,7 +237,7 @@ func (h *holding[Tx]) rest(err error) (Completion[Tx], error) {
 // end stores how the attempt ended. It goes on when the caller's context ends:
 // what has happened outside must not go unrecorded.
 func (h *holding[Tx]) end(ctx context.Context, completion Completion[Tx], err error) (*Result, error) {
-	ctx, cancel := context.WithTimeout(Detach(ctx), h.call.lease+rollbackTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.call.lease+rollbackTimeout)
 	defer cancel()
 	if err == nil {
 		var result *Result

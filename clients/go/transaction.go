@@ -205,7 +205,7 @@ func (c *Client[Tx]) commit(ctx context.Context, conn Conn[Tx], closing []Statem
 // reason of the error. ErrNotDone is the work's own word, whatever became of the
 // connection: nothing is repeated.
 func (c *Client[Tx]) undo(ctx context.Context, conn Conn[Tx], err error) error {
-	limited, cancel := context.WithTimeout(Detach(ctx), rollbackTimeout)
+	limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
 	defer cancel()
 	if back, ok := err.(*takenBack); ok {
 		_ = conn.Rollback(limited, back.statements...)

@@ -212,7 +212,7 @@ func (m *Middleware[Tx]) waitOf(r *http.Request) time.Duration {
 // client goes away. When the time is over, the context ends, and with it the
 // transaction, even if the handler never returns.
 func (m *Middleware[Tx]) within(r *http.Request, work func(context.Context) (*answer, error)) (*answer, error) {
-	ctx := idempotency.Detach(r.Context())
+	ctx := context.WithoutCancel(r.Context())
 	if m.options.Timeout < 0 {
 		return work(ctx)
 	}

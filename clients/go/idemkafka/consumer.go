@@ -102,7 +102,7 @@ func (c *consumer) ConsumeClaim(session sarama.ConsumerGroupSession, claim saram
 func (c *consumer) settle(ctx context.Context, message *sarama.ConsumerMessage) bool {
 	tries := 0
 	for ctx.Err() == nil {
-		decision := c.decide(idempotency.Detach(ctx), message, tries)
+		decision := c.decide(context.WithoutCancel(ctx), message, tries)
 		settlement := decision.Settlement
 		tries = decision.Tries
 		if settlement.Do == idempotency.DeadLetter {

@@ -119,7 +119,7 @@ func (c *consumer) run(ctx context.Context) error {
 			if !open {
 				return c.ended(closed)
 			}
-			running.Go(func() { c.handle(idempotency.Detach(ctx), message) })
+			running.Go(func() { c.handle(context.WithoutCancel(ctx), message) })
 		case <-ctx.Done():
 			return c.channel.Cancel(tag, false)
 		}

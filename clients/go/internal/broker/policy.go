@@ -129,7 +129,7 @@ func Pull[Message any](ctx context.Context, atATime int, fetch func(free int) ([
 			slots <- struct{}{}
 			running.Go(func() {
 				defer func() { <-slots }()
-				handle(idempotency.Detach(ctx), message)
+				handle(context.WithoutCancel(ctx), message)
 			})
 		}
 	}

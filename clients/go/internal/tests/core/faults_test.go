@@ -32,7 +32,7 @@ func TestFaults(t *testing.T) {
 func faultTests[Tx any]() tests[Tx] {
 	return tests[Tx]{
 		"SerializationFailures": testSerializationFailures[Tx], "WriteSkew": testWriteSkew[Tx], "LostConnection": testLostConnection[Tx],
-		"NoServer": testNoServer[Tx], "TerminatedPool": testTerminatedPool[Tx], "TerminatedInside": testTerminatedInside[Tx],
+		"NoServer": testNoServer[Tx], "TerminatedPool": testTerminatedPool[Tx],
 		"ManyFaults": testManyFaults[Tx], "HangingTransaction": testHangingTransaction[Tx], "NothingToReach": testNothingToReach[Tx],
 	}
 }
@@ -101,10 +101,11 @@ func TestBackoff(t *testing.T) {
 	client := onPgx.client(t, idempotency.Options{Clock: clock, Retry: idempotency.Retry{Attempts: 9},
 		Hooks: idempotency.Hooks{Retried: func(e idempotency.Event) { delays = append(delays, e.Delay) }}})
 	done := make(chan error)
-	go func() {
-		_, err := client.Transaction(background, newKey(), nil, onPgx.runs(raise("40001")))
+	run := func(ctx context.Context) {
+		_, err := client.Transaction(ctx, newKey(), nil, onPgx.runs(raise("40001")))
 		done <- err
-	}()
+	}
+	go run(background)
 	for range 8 {
 		clock.AwaitSleepers(1)
 		clock.Advance(2 * time.Second)
@@ -118,6 +119,13 @@ func TestBackoff(t *testing.T) {
 			t.Fatalf("delay %d is %v, longer than %v", i, delay, longest)
 		}
 	}
+	ctx, cancel := context.WithCancel(background)
+	go run(ctx)
+	clock.AwaitSleepers(1)
+	cancel()
+	err = <-done
+	wantError(t, err, context.Canceled)
+	same(t, "SQLSTATE", idempotency.SQLState(err), "40001")
 }
 
 // Whatever passes when the connection breaks, and whether or not the server got
@@ -291,21 +299,6 @@ func testTerminatedPool[Tx any](t *testing.T, b backend[Tx]) {
 	key := newKey()
 	_, err := client.Transaction(background, key, nil, b.note(key))
 	must(t, err)
-	same(t, "effects", effects(t, key), "1")
-}
-
-func testTerminatedInside[Tx any](t *testing.T, b backend[Tx]) {
-	client, key := b.client(t, idempotency.Options{Retry: quick}), newKey()
-	runs := 0
-	result, err := client.Transaction(background, key, nil, does(func(ctx context.Context, tx Tx) error {
-		if runs++; runs == 1 {
-			return b.exec(ctx, tx, "SELECT pg_terminate_backend(pg_backend_pid())")
-		}
-		return b.insert(ctx, tx, key)
-	}))
-	must(t, err)
-	same(t, "replayed", result.Replayed, false)
-	same(t, "runs", runs, 2)
 	same(t, "effects", effects(t, key), "1")
 }
 

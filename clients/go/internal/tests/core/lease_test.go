@@ -54,13 +54,13 @@ func leaseTests[Tx any]() tests[Tx] {
 	return tests[Tx]{
 		"Lease": testLease[Tx], "LeaseDeclined": testLeaseDeclined[Tx], "NotDone": testNotDone[Tx], "Progress": testProgress[Tx],
 		"Reconcile": testReconcile[Tx], "Heartbeat": testHeartbeat[Tx], "SlowBegin": testSlowBegin[Tx],
-		"HeartbeatLosesTheLease": testHeartbeatLosesTheLease[Tx], "HooksThatPanic": testHooksThatPanic[Tx],
+		"HeartbeatLosesTheLease": testHeartbeatLosesTheLease[Tx], "HooksThatFail": testHooksThatFail[Tx],
 		"HeartbeatWithoutServer": testHeartbeatWithoutServer[Tx], "HangingNetwork": testHangingNetwork[Tx], "LostAnswerToCompletion": testLostAnswerToCompletion[Tx],
 		"CallerGoesAway": testCallerGoesAway[Tx], "TwentyLeasesOnTwoConnections": testTwentyLeases[Tx],
 		"WritesThatFail": testWritesThatFail[Tx], "NothingBeginsTooLate": testNothingBeginsTooLate[Tx],
 		"WorkThatDoesNotKnow": testWorkThatDoesNotKnow[Tx], "WritesThatExit": testWritesThatExit[Tx],
-		"LateBeat": testLateBeat[Tx], "HookThatWaits": testHookThatWaits[Tx], "NoLease": testNoLease[Tx],
-		"AnswerOfAnotherRequest": testAnswerOfAnotherRequest[Tx],
+		"LateBeat": testLateBeat[Tx], "NoLease": testNoLease[Tx],
+		"EndOfALostLease": testEndOfALostLease[Tx],
 	}
 }
 
@@ -197,21 +197,31 @@ func testReconcile[Tx any](t *testing.T, b backend[Tx]) {
 	}
 }
 
+// awaitBeat moves the clock, and waits until the lease is extended.
+func awaitBeat(t *testing.T, clock *idempotency.FakeClock, key string, after time.Duration) {
+	t.Helper()
+	until := func() string {
+		return value(t, "SELECT lease_expires_at FROM idempotency_store WHERE idempotency_key = $1", key)
+	}
+	before := until()
+	clock.AwaitSleepers(1)
+	clock.Advance(after)
+	for looks := 0; until() == before; looks++ {
+		if looks == 600 {
+			t.Fatal("no beat")
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
 // The clock stands still but for Advance: each third of the lease is one beat.
 func testHeartbeat[Tx any](t *testing.T, b backend[Tx]) {
 	clock := idempotency.NewFakeClock(time.Unix(0, 0))
 	client, key := b.client(t, idempotency.Options{Clock: clock}), newKey()
 	_, err := client.Lease(background, key, nil, func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
-		until := func() string {
-			return value(t, "SELECT lease_expires_at FROM idempotency_store WHERE idempotency_key = $1", key)
-		}
-		for beat, before := 0, until(); beat < 4; beat++ {
-			clock.AwaitSleepers(1)
-			clock.Advance(10 * time.Second)
-			for until() == before {
-				same(t, "cancelled", ctx.Err() == nil, true)
-			}
-			before = until()
+		for range 4 {
+			awaitBeat(t, clock, key, 10*time.Second)
+			same(t, "cancelled", ctx.Err() == nil, true)
 		}
 		return b.answer(key)(ctx, o)
 	}, idempotency.WithLease(30*time.Second))
@@ -253,19 +263,7 @@ func testSlowBegin[Tx any](t *testing.T, b backend[Tx]) {
 	database := &slow[Tx]{Database: b.open(t, serverURL, 4), clock: clock, by: 25 * time.Second}
 	client, key := idempotency.New[Tx](database, idempotency.Options{Clock: clock}), newKey()
 	_, err := client.Lease(background, key, nil, func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
-		until := func() string {
-			return value(t, "SELECT lease_expires_at FROM idempotency_store WHERE idempotency_key = $1", key)
-		}
-		before := until()
-		clock.AwaitSleepers(1)
-		clock.Advance(2 * time.Second)
-		for looks := 0; until() == before; looks++ {
-			if looks == 600 {
-				t.Error("no beat")
-				break
-			}
-			time.Sleep(100 * time.Millisecond)
-		}
+		awaitBeat(t, clock, key, 2*time.Second)
 		return b.answer(key)(ctx, o)
 	}, idempotency.WithLease(30*time.Second))
 	must(t, err)
@@ -304,41 +302,6 @@ func testHeartbeatLosesTheLease[Tx any](t *testing.T, b backend[Tx]) {
 	}
 }
 
-// The record was forgotten, or expired, and the key used for another request: its answer is
-// not this one's.
-func testAnswerOfAnotherRequest[Tx any](t *testing.T, b backend[Tx]) {
-	var count counter
-	client, key := b.client(t, idempotency.Options{Hooks: count.hooks()}), newKey()
-	_, err := client.Lease(background, key, "mine", func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
-		execute(t, "DELETE FROM idempotency_store WHERE idempotency_key = $1", key)
-		_, err := client.Lease(background, key, "another", b.answer(key))
-		must(t, err)
-		return b.answer(key)(ctx, o)
-	})
-	wantError(t, err, idempotency.ErrLeaseLost)
-	same(t, "hook", count.leaseLost.Load(), 1)
-	same(t, "effects", effects(t, key), "1")
-}
-
-// A hook that panics changes nothing, in whichever goroutine it is called.
-func testHooksThatPanic[Tx any](t *testing.T, b backend[Tx]) {
-	broken := func(idempotency.Event) { panic("planned") }
-	clock := idempotency.NewFakeClock(time.Unix(0, 0))
-	client := b.client(t, idempotency.Options{Clock: clock, Hooks: idempotency.Hooks{Acquired: broken, LeaseLost: broken}})
-	key := newKey()
-	_, err := client.Lease(background, key, nil, func(ctx context.Context, _ idempotency.Operation) (idempotency.Completion[Tx], error) {
-		runOut(t, key)
-		_, err := b.client(t, idempotency.Options{}).Lease(background, key, nil, b.answer(key))
-		must(t, err)
-		clock.AwaitSleepers(1)
-		clock.Advance(10 * time.Second)
-		<-ctx.Done()
-		return idempotency.Completion[Tx]{}, ctx.Err()
-	})
-	wantError(t, err, idempotency.ErrLeaseLost)
-	same(t, "effects", effects(t, key), "1")
-}
-
 // While the server cannot be reached, the lease runs out by the client's clock.
 // Nobody took it over, so the end is still accepted.
 func testHeartbeatWithoutServer[Tx any](t *testing.T, b backend[Tx]) {
@@ -370,7 +333,7 @@ func testHangingNetwork[Tx any](t *testing.T, b backend[Tx]) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p := startProxy(t)
-			client, key := idempotency.New(b.open(t, p.url(), 2), idempotency.Options{Lease: 500 * time.Millisecond}), newKey()
+			client, key := idempotency.New(b.open(t, p.url(), 2), idempotency.Options{Lease: 2 * time.Second}), newKey()
 			ended := make(chan error, 1)
 			go func() {
 				_, err := client.Lease(background, key, nil, func(ctx context.Context, _ idempotency.Operation) (completion idempotency.Completion[Tx], err error) {
@@ -594,16 +557,67 @@ func testLateBeat[Tx any](t *testing.T, b backend[Tx]) {
 	must(t, err)
 }
 
-func testHookThatWaits[Tx any](t *testing.T, b backend[Tx]) {
+// The answer of the operation is that of whoever ended it. If the record has gone since, by its
+// expiry or by idem_forget, the key is another operation's, maybe for another request.
+func testEndOfALostLease[Tx any](t *testing.T, b backend[Tx]) {
+	takeOver := func(work idempotency.LeasedWork[Tx]) func(string) {
+		return func(key string) {
+			runOut(t, key)
+			_, _ = b.client(t, idempotency.Options{}).Lease(background, key, nil, work)
+		}
+	}
+	for name, c := range map[string]struct {
+		meanwhile func(key string)
+		want      idempotency.Outcome // "": the lease is lost
+	}{
+		"completed": {takeOver(b.answer("lost")), idempotency.Completed},
+		"declined":  {takeOver(gives(idempotency.Completion[Tx]{}, idempotency.Decline(402, nil))), idempotency.Failed},
+		"goes on":   {takeOver(gives(idempotency.Completion[Tx]{}, errors.New("died"))), ""},
+		"no longer ours": {func(key string) {
+			execute(t, "UPDATE idempotency_store SET fence = fence + 1000000 WHERE idempotency_key = $1", key)
+		}, ""},
+		"another operation": {func(key string) {
+			execute(t, "DELETE FROM idempotency_store WHERE idempotency_key = $1", key)
+			_, err := b.client(t, idempotency.Options{}).Lease(background, key, "another", b.answer("lost"))
+			must(t, err)
+		}, ""},
+	} {
+		for _, refusal := range []error{nil, idempotency.Decline(429, nil)} {
+			var count counter
+			client, key := b.client(t, idempotency.Options{Hooks: count.hooks()}), newKey()
+			result, err := client.Lease(background, key, "mine", func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
+				c.meanwhile(key)
+				completion, _ := b.answer(key)(ctx, o)
+				return completion, refusal
+			})
+			if c.want == "" {
+				wantError(t, err, idempotency.ErrLeaseLost)
+			} else {
+				must(t, err)
+				same(t, name, result.Outcome, c.want)
+				same(t, "replayed", result.Replayed, true)
+			}
+			same(t, "leases lost", count.leaseLost.Load(), 1)
+			same(t, "declined", count.declined.Load(), 0)
+			same(t, "effects", effects(t, key), "0")
+		}
+	}
+}
+
+// A hook that waits, or panics, changes nothing, in whichever goroutine it is called.
+func testHooksThatFail[Tx any](t *testing.T, b backend[Tx]) {
 	ended := make(chan struct{})
 	clock, key := idempotency.NewFakeClock(time.Unix(0, 0)), newKey()
-	client := b.client(t, idempotency.Options{Clock: clock, Hooks: idempotency.Hooks{LeaseLost: func(idempotency.Event) {
-		select {
-		case <-ended:
-		case <-time.After(10 * time.Second):
-			t.Error("the work goes on while the hook is called")
-		}
-	}}})
+	client := b.client(t, idempotency.Options{Clock: clock, Hooks: idempotency.Hooks{
+		Acquired: func(idempotency.Event) { panic("planned") },
+		LeaseLost: func(idempotency.Event) {
+			select {
+			case <-ended:
+			case <-time.After(10 * time.Second):
+				t.Error("the work goes on while the hook is called")
+			}
+			panic("planned")
+		}}})
 	_, err := client.Lease(background, key, nil, func(ctx context.Context, _ idempotency.Operation) (idempotency.Completion[Tx], error) {
 		execute(t, "UPDATE idempotency_store SET fence = fence + 1000000 WHERE idempotency_key = $1", key)
 		clock.AwaitSleepers(1)

@@ -29,8 +29,8 @@ func transactionTests[Tx any]() tests[Tx] {
 		"MaxLostAttempts": testMaxLostAttempts[Tx], "NotDoneIsNoLostAttempt": testNotDoneIsNoLostAttempt[Tx],
 		"OwnsDeadLetter": testOwnsDeadLetter[Tx], "Retention": testRetention[Tx], "Batch": testBatch[Tx],
 		"Idempotent": testIdempotent[Tx], "HeadersOfOthers": testHeadersOfOthers[Tx], "ErrorsQuoteNothing": testErrorsQuoteNothing[Tx],
-		"TextsThatAreNoUTF8": testTextsThatAreNoUTF8[Tx],
-		"CancelledStatement": testCancelledStatement[Tx], "LimitOfTheWork": testLimitOfTheWork[Tx],
+		"RequestsThatNobodyCanRead": testRequestsThatNobodyCanRead[Tx],
+		"CancelledStatement":        testCancelledStatement[Tx], "LimitOfTheWork": testLimitOfTheWork[Tx],
 	}
 }
 
@@ -85,18 +85,19 @@ func testHeadersOfOthers[Tx any](t *testing.T, b backend[Tx]) {
 	same(t, "headers", fmt.Sprint(result.Headers), "map[Content-Length:12345678 X-Ids:9007199254740993, b]")
 }
 
-// As JSON, they would be one request.
-func testTextsThatAreNoUTF8[Tx any](t *testing.T, b backend[Tx]) {
+// Texts that are no UTF-8 would be one request as JSON, and the server cannot read the others.
+func testRequestsThatNobodyCanRead[Tx any](t *testing.T, b backend[Tx]) {
 	client := b.client(t, idempotency.Options{})
 	type order struct{ Name string }
-	for _, request := range []any{"\xff", order{"\xfe"}, map[string]any{"a": []string{"\xff"}}} {
+	for _, request := range []any{"\xff", order{"\xfe"}, map[string]any{"a": []string{"\xff"}}, "\x00", json.RawMessage("{"),
+		json.RawMessage("\"\xff\""), json.RawMessage("1e200000"), json.RawMessage(strings.Repeat("[", 100_000))} {
 		_, err := client.Transaction(background, newKey(), request, b.note("x"))
 		batch := client.Run(background, func(ctx context.Context, tx Tx) error {
 			_, err := client.BeginMany(ctx, tx, []string{"k"}, []any{request})
 			return err
 		})
 		if !errors.Is(err, idempotency.ErrBadArgument) || !errors.Is(batch, idempotency.ErrBadArgument) {
-			t.Errorf("%q: %v, %v", request, err, batch)
+			t.Errorf("%.20q: %v, %v", request, err, batch)
 		}
 	}
 	result, err := client.Transaction(background, newKey(), order{"\ufffd"}, b.note(newKey()))
