@@ -65,15 +65,20 @@ func (c *instant) Sleep(ctx context.Context, d time.Duration) error {
 
 var _ idempotency.Clock = &instant{}
 
-func do(t *testing.T, s *service, c *caller.Caller) (*http.Response, error) {
+func post(t *testing.T, url string) *http.Request {
 	t.Helper()
-	server := httptest.NewServer(s)
-	defer server.Close()
-	request, err := http.NewRequest(http.MethodPost, server.URL, strings.NewReader("body"))
+	request, err := http.NewRequest(http.MethodPost, url, strings.NewReader("body"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return c.Do(context.Background(), "pay order 17", request)
+	return request
+}
+
+func do(t *testing.T, s http.Handler, c *caller.Caller) (*http.Response, error) {
+	t.Helper()
+	server := httptest.NewServer(s)
+	defer server.Close()
+	return c.Do(context.Background(), "pay order 17", post(t, server.URL))
 }
 
 func TestRepeats(t *testing.T) {
@@ -166,14 +171,8 @@ func TestRedirects(t *testing.T) {
 }
 
 func TestTheClientsOwnCheckOfRedirects(t *testing.T) {
-	server := httptest.NewServer(http.RedirectHandler("/there", http.StatusTemporaryRedirect))
-	defer server.Close()
-	request, err := http.NewRequest(http.MethodPost, server.URL, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
 	client := &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
-	response, err := (&caller.Caller{Store: &caller.MemoryStore{}, Client: client}).Do(context.Background(), "pay", request)
+	response, err := do(t, http.RedirectHandler("/there", http.StatusTemporaryRedirect), &caller.Caller{Store: &caller.MemoryStore{}, Client: client})
 	if err != nil || response.StatusCode != 307 || response.Request.URL.Path != "" {
 		t.Fatal(response, err)
 	}
@@ -185,18 +184,15 @@ type noKey struct{ caller.MemoryStore }
 func (*noKey) Key(context.Context, string) (string, error) { return "", nil }
 
 func TestNothingIsSentWithoutAnIntentOrAKey(t *testing.T) {
-	request, err := http.NewRequest(http.MethodPost, "http://127.0.0.1:1/", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	request := post(t, "http://127.0.0.1:1/")
 	for intent, store := range map[string]caller.Store{"": &caller.MemoryStore{}, "pay": &noKey{}} {
 		c := &caller.Caller{Store: store, Attempts: 1}
 		if _, err := c.Do(context.Background(), intent, request); err == nil || errors.Is(err, caller.ErrGivenUp) {
 			t.Errorf("%q: %v", intent, err)
 		}
 	}
-	request.Body = io.NopCloser(strings.NewReader("once"))
-	_, err = (&caller.Caller{Store: &caller.MemoryStore{}, Attempts: 1}).Do(context.Background(), "pay", request)
+	request.GetBody = nil
+	_, err := (&caller.Caller{Store: &caller.MemoryStore{}, Attempts: 1}).Do(context.Background(), "pay", request)
 	if err == nil || errors.Is(err, caller.ErrGivenUp) {
 		t.Errorf("a body that cannot be sent again: %v", err)
 	}
@@ -220,12 +216,8 @@ func (t *transport) Close() error {
 
 func TestNoURL(t *testing.T) {
 	for _, target := range []string{"/orders", "ftp://example.org/", "http:///orders", "example.org:80"} {
-		request, err := http.NewRequest(http.MethodPost, target, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		clock := &instant{}
-		_, err = (&caller.Caller{Store: &caller.MemoryStore{}, Clock: clock}).Do(context.Background(), "pay", request)
+		request, clock := post(t, target), &instant{}
+		_, err := (&caller.Caller{Store: &caller.MemoryStore{}, Clock: clock}).Do(context.Background(), "pay", request)
 		if !errors.Is(err, idempotency.ErrBadArgument) || len(clock.slept) > 0 {
 			t.Error(target, err)
 		}
@@ -241,10 +233,7 @@ func TestNoURL(t *testing.T) {
 func TestAContextThatEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	request, err := http.NewRequest(http.MethodPost, "http://127.0.0.1:1/", nil)
-	if err == nil {
-		_, err = (&caller.Caller{Store: &caller.MemoryStore{}}).Do(ctx, "pay", request)
-	}
+	_, err := (&caller.Caller{Store: &caller.MemoryStore{}}).Do(ctx, "pay", post(t, "http://127.0.0.1:1/"))
 	if !errors.Is(err, caller.ErrGivenUp) || !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}
@@ -257,12 +246,8 @@ func TestAPauseBeyondTheContext(t *testing.T) {
 	for after, sent := range map[string]int{"100000": 1, "20": 2} {
 		s := &service{answers: []func(http.ResponseWriter){status(409, "Retry-After", after), status(201)}}
 		server := httptest.NewServer(s)
-		request, err := http.NewRequest(http.MethodPost, server.URL, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
 		clock := &instant{}
-		_, err = (&caller.Caller{Store: &caller.MemoryStore{}, Clock: clock}).Do(ctx, "pay", request)
+		_, err := (&caller.Caller{Store: &caller.MemoryStore{}, Clock: clock}).Do(ctx, "pay", post(t, server.URL))
 		server.Close()
 		if errors.Is(err, caller.ErrGivenUp) != (sent == 1) || len(s.keys) != sent || len(clock.slept) != sent-1 {
 			t.Errorf("%s: %v, %d requests, slept %v", after, err, len(s.keys), clock.slept)
@@ -295,18 +280,12 @@ func TestOptions(t *testing.T) {
 	for _, c := range []*caller.Caller{{Base: 1}, {Base: time.Hour, Cap: 1}} {
 		clock, sent := &instant{}, 0
 		c.Store, c.Clock, c.Header = &caller.MemoryStore{}, clock, "X-Key"
-		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, err := do(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if sent++; r.Header.Get("X-Key") == "" || r.Header.Get("Idempotency-Key") != "" {
 				t.Error(r.Header)
 			}
 			w.WriteHeader(http.StatusServiceUnavailable)
-		}))
-		request, err := http.NewRequest(http.MethodPost, server.URL, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, err = c.Do(context.Background(), "pay", request)
-		server.Close()
+		}), c)
 		if !errors.Is(err, caller.ErrGivenUp) || sent != 10 || slices.Max(clock.slept) > time.Microsecond {
 			t.Errorf("%v, %d requests, slept %v", err, sent, clock.slept)
 		}

@@ -32,7 +32,7 @@ func TestFaults(t *testing.T) {
 func faultTests[Tx any]() tests[Tx] {
 	return tests[Tx]{
 		"SerializationFailures": testSerializationFailures[Tx], "WriteSkew": testWriteSkew[Tx], "LostConnection": testLostConnection[Tx],
-		"NoServer": testNoServer[Tx], "TerminatedPool": testTerminatedPool[Tx],
+		"TerminatedPool": testTerminatedPool[Tx],
 		"ManyFaults": testManyFaults[Tx], "HangingTransaction": testHangingTransaction[Tx], "NothingToReach": testNothingToReach[Tx],
 	}
 }
@@ -204,19 +204,6 @@ func testHangingTransaction[Tx any](t *testing.T, b backend[Tx]) {
 			same(t, "stored", stored(t, key), c.stored)
 		})
 	}
-}
-
-func testNoServer[Tx any](t *testing.T, b backend[Tx]) {
-	var count counter
-	p := startProxy(t)
-	client := idempotency.New(b.open(t, p.url(), 2), idempotency.Options{Retry: quick, Hooks: count.hooks()})
-	p.order("refuse")
-	_, err := client.Transaction(background, newKey(), nil, b.note("x"))
-	wantError(t, err, idempotency.ErrConnectionLost)
-	same(t, "transient", idempotency.Transient(err), true)
-	p.order("admit")
-	_, err = client.Transaction(background, newKey(), nil, b.note("x"))
-	must(t, err)
 }
 
 // counting counts the connections that were asked for, which may be of no use.

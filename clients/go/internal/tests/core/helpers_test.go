@@ -94,6 +94,11 @@ func does[Tx any](work func(ctx context.Context, tx Tx) error) idempotency.Work[
 	}
 }
 
+// responds is work with that answer.
+func responds[Tx any](response idempotency.Response) idempotency.Work[Tx] {
+	return func(context.Context, Tx, idempotency.Operation) (idempotency.Response, error) { return response, nil }
+}
+
 // fails is work that returns that error.
 func fails[Tx any](err error) idempotency.Work[Tx] {
 	return does(func(context.Context, Tx) error { return err })

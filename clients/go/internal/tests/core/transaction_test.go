@@ -64,9 +64,7 @@ func testNullAndJSONNull[Tx any](t *testing.T, b backend[Tx]) {
 	for want, payload := range map[string]any{"": nil, "null": json.RawMessage("null")} {
 		key := newKey()
 		for i := 0; i < 2; i++ {
-			result, err := client.Transaction(background, key, nil, func(context.Context, Tx, idempotency.Operation) (idempotency.Response, error) {
-				return idempotency.Response{Payload: payload}, nil
-			})
+			result, err := client.Transaction(background, key, nil, responds[Tx](idempotency.Response{Payload: payload}))
 			must(t, err)
 			same(t, "payload", string(result.Payload), want)
 			same(t, "payload is nil", result.Payload == nil, want == "")
@@ -111,9 +109,7 @@ func testErrorsQuoteNothing[Tx any](t *testing.T, b backend[Tx]) {
 	client := b.client(t, idempotency.Options{})
 	for _, payload := range []any{json.Number("secret"), json.RawMessage(`{"a": secret}`), "\x00secret", json.RawMessage("\"\xffsecret\"")} {
 		_, request := client.Transaction(background, newKey(), payload, b.note("x"))
-		_, response := client.Transaction(background, newKey(), nil, func(context.Context, Tx, idempotency.Operation) (idempotency.Response, error) {
-			return idempotency.Response{Payload: payload}, nil
-		})
+		_, response := client.Transaction(background, newKey(), nil, responds[Tx](idempotency.Response{Payload: payload}))
 		batch := client.Run(background, func(ctx context.Context, tx Tx) error {
 			_, err := client.BeginMany(ctx, tx, []string{"k"}, []any{payload})
 			return err
@@ -489,9 +485,7 @@ func testRetention[Tx any](t *testing.T, b backend[Tx]) {
 		"03:00:00": {response: idempotency.Response{Retention: 3 * time.Hour}},
 	} {
 		key := newKey()
-		_, err := client.Transaction(background, key, nil, func(context.Context, Tx, idempotency.Operation) (idempotency.Response, error) {
-			return c.response, nil
-		}, c.options...)
+		_, err := client.Transaction(background, key, nil, responds[Tx](c.response), c.options...)
 		must(t, err)
 		same(t, "retention", value(t, "SELECT date_trunc('minute', expires_at - updated_at + interval '1 second') FROM idempotency_store WHERE idempotency_key = $1", key), want)
 	}
