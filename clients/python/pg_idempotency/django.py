@@ -22,7 +22,6 @@ class DjangoSession(FrameworkSession):
     def __init__(self, using: str) -> None:
         self.using = using
         self.handle = connections[using]
-        self.handle.ensure_connection()
         if not (self.handle.get_autocommit() or self.handle.in_atomic_block):
             raise RuntimeError("Django's autocommit is off: nobody would commit")
         self.opened = self.handle.connection

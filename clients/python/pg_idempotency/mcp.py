@@ -23,7 +23,6 @@ from .model import FAILED, IN_PROGRESS, UNKNOWN, Completion, Duration, Json, Ope
 
 Answer = TypeVar("Answer")
 
-LONGEST_KEY = 255
 MESSAGES = {
     "FAILED": "The operation has failed.",
     "IN_PROGRESS": "Another call with this key is at work. Call again with the same key and arguments to get its answer.",
@@ -72,7 +71,7 @@ class ToolBase(Generic[Answer]):
             raise TypeError("the principal of a call is a string that is not empty: who asks, as you have authenticated it")
         if arguments is not None and not isinstance(arguments, Mapping):
             raise TypeError("the arguments of a call are a mapping")
-        if not is_name(key) or len(key) > LONGEST_KEY or "\0" in key:
+        if not is_name(key) or "\0" in key:
             return None
         scope = scope_within(self.space, f"tool {escaped(name)} {escaped(principal)}")
         # what JSON does not have, such as NaN, the database refuses

@@ -136,6 +136,7 @@ def test_gives_up_and_goes_on_with_the_same_key():
     one, clock = caller(script)
     with pytest.raises(GaveUp) as caught:
         one.call("order-1", "POST", "http://x/")
+    assert len(clock.slept) == 4
     assert (caught.value.answer.status, str(caught.value), str(GaveUp(None))) == (503, "the last answer was 503", "no answer")
     one.call("order-1", "POST", "http://x/")
     assert len(set(script.keys)) == 1
@@ -217,16 +218,6 @@ def test_names_and_keys_are_durable(tmp_path, monkeypatch):
 def test_one_intent_has_one_key_whoever_adds_it(tmp_path):
     keys = at_once(8, lambda n: Caller(FileStore(tmp_path), None).key_of("same"))
     assert len(keys) == 8 and len(set(keys)) == 1
-
-
-def test_async_caller():
-    script = Script(OSError("lost"), (409,), (201,))
-
-    async def fetch(method, url, headers, body):
-        return script(method, url, headers, body)
-    one = AsyncCaller(DictStore(), fetch, clock=FakeClock())
-    assert asyncio.run(one.call("i", "POST", "http://x/")).status == 201
-    assert len(set(script.keys)) == 1
 
 
 @pytest.mark.parametrize("url", [

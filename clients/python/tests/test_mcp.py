@@ -28,7 +28,7 @@ from mcp.server.mcpserver import Context, MCPServer
 from mcp.types import CallToolResult
 
 from conftest import run_out
-from pg_idempotency import NOT_DONE, UNKNOWN, BadArgument, Completion, Declined, NotDone, Response, TooLarge, Unknown
+from pg_idempotency import NOT_DONE, UNKNOWN, BadArgument, Completion, Declined, Done, NotDone, Response, TooLarge, Unknown
 from pg_idempotency.mcp import AsyncTools, Tools, key_of_arguments
 
 ROOT = Path(__file__).parents[3]
@@ -300,7 +300,10 @@ def test_asyncio(run, admin, key, effects):
             async def work(operation, signal):
                 raise ConnectionError("hang up") if fail else Declined(402, {"reason": "no money"})
 
-            return await tools.lease("charge", "ann", key, {}, work)
+            async def found(operation):
+                return Done({"charge": "ch_1"})
+
+            return await tools.lease("charge", "ann", key, {}, work, reconcile=None if fail else found)
 
         async with Client(server) as client:
             asked = {"pg-idempotency/key": key}
@@ -317,7 +320,9 @@ def test_asyncio(run, admin, key, effects):
             assert as_json(await client.call_tool("charge", lost)) == problem("UNKNOWN")
             assert as_json(await client.call_tool("charge", {"key": "", "fail": True})) == problem("BAD_ARGUMENT")
             run_out(admin, key + "-3")
-            assert as_json(await client.call_tool("charge", {**lost, "fail": False})) == problem("UNKNOWN")
+            assert as_json(await client.call_tool("charge", lost)) == problem("UNKNOWN")
+            known = await client.call_tool("charge", {**lost, "fail": False})
+            assert known.structured_content == {"charge": "ch_1"}
 
     run(body)
     assert effects() == 1

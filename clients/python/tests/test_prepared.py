@@ -7,7 +7,7 @@ import psycopg_pool
 import pytest
 
 from conftest import QUICK, insert
-from pg_idempotency import BadArgument, Declined, Idempotency
+from pg_idempotency import BadArgument, Idempotency
 
 OURS = "SELECT count(*) FROM pg_prepared_statements WHERE name LIKE 'pg_idempotency%'"
 
@@ -71,25 +71,6 @@ def test_statements_that_somebody_threw_away(one, idem, key, effects):
             other.transaction(f"{key}-other-{n}", None, prepared)
         assert other.transaction(key + "within", None, work).outcome == "COMPLETED"
     assert (len(runs), effects()) == (2, 2)
-
-
-def test_a_failure_after_prepared_ends(idem, key):
-    def declined(tx, operation):
-        raise Declined(402, "no")
-    for n in range(3):
-        idem.transaction(f"{key}-{n}", None, prepared)
-    assert idem.transaction(key, None, declined).code == 402
-    assert idem.transaction(key, None, declined).replayed
-
-
-def test_asyncio(run, key):
-    async def count(tx, operation):
-        cursor = await tx.execute(OURS, prepare=False)
-        return (await cursor.fetchone())[0]
-
-    async def body(idem):
-        return [(await idem.transaction(f"{key}-{n}", None, count)).payload for n in range(3)]
-    assert run(body, size=1) == [0, 2, 2]
 
 
 def test_a_text_of_any_encoding(key):

@@ -1,11 +1,11 @@
 """The same flow over each kind of connection: psycopg's, asyncpg's, SQLAlchemy's and Django's."""
 
 import asyncio
+import contextlib
 import threading
 import traceback
 
 import asyncpg
-import psycopg
 import pytest
 import sqlalchemy
 from django.db import connection, transaction
@@ -13,8 +13,10 @@ from django.db import connection, transaction
 import kinds
 from conftest import run_out
 from pg_idempotency import (NOT_DONE, BadArgument, CommitRolledBack, Completion, Declined, FakeClock, Idempotency,
-                            IdempotencyError, KeyReused, LeaseLost, NotDone, NotReady, TooLarge, drive, sqlstate_of, flow)
+                            IdempotencyError, KeyReused, LeaseLost, NotDone, NotReady, Response, TooLarge, drive, flow,
+                            sqlstate_of)
 from pg_idempotency.django import DjangoSource
+from pg_idempotency.errors import is_unreachable
 
 
 @pytest.fixture(params=kinds.BLOCKING + kinds.ASYNC)
@@ -33,6 +35,12 @@ def of(*some):
     return pytest.mark.parametrize("case", some, indirect=True)
 
 
+@pytest.fixture
+def impatient(monkeypatch):
+    """What a hanging database is waited for at the end of a lease is the lease."""
+    monkeypatch.setattr("pg_idempotency.lease.PATIENCE", 0)
+
+
 def plain(tx, operation):
     return "x"
 
@@ -41,16 +49,21 @@ def test_runs_once_and_replays(case, key, effects):
     async def test(idem, on):
         async def work(tx, operation):
             await on.insert(tx, key)
-            return {"name": key}
-        first = await idem.transaction(key, {"a": 1}, work, request_hash=None)
-        again = await idem.transaction(key, {"a": 1}, work)
+            return Response(201, {"X-A": "b", "n": 1}, {"p": None}, b"")
+
+        async def serializable(tx, operation):
+            await on.run(tx, "DO $$ BEGIN ASSERT current_setting('transaction_isolation') = 'serializable'; END $$")
+        answers = [await idem.transaction(key, {"a": 1}, work) for _ in range(2)]
         with pytest.raises(KeyReused):
             await idem.transaction(key, {"a": 2}, work)
-        await idem.transaction(key + "s", None, plain, isolation="SERIALIZABLE", retention=60, max_lost_attempts=5,
-                               request_hash=b"x" * 32)
+        for end in (ord("x"), ord("y")):
+            with pytest.raises(KeyReused) if end == ord("y") else contextlib.nullcontext():
+                await idem.transaction(key + "s", None, serializable, isolation="SERIALIZABLE", retention=60,
+                                       max_lost_attempts=5, request_hash=b"x" * 31 + bytes([end]))
         assert await idem.expires_at(key + "s") is not None
-        return [(one.outcome, one.payload, one.replayed, one.attempt) for one in (first, again)]
-    assert case(test) == [("COMPLETED", {"name": key}, replayed, 1) for replayed in (False, True)]
+        return [(one.outcome, one.code, one.headers, one.payload, one.body, one.replayed, one.attempt) for one in answers]
+    assert case(test) == [
+        ("COMPLETED", 201, {"X-A": "b", "n": 1}, {"p": None}, b"", replayed, 1) for replayed in (False, True)]
     assert effects() == 1
 
 
@@ -84,7 +97,7 @@ def test_no_error_quotes_a_request_or_a_response(case, key):
 def test_what_rolls_back_leaves_nothing(case, key, effects):
     async def test(idem, on):
         async def declines(tx, operation):
-            await on.insert(tx, key)
+            await catches(tx)
             raise Declined(402, {"no": 1}, headers={"a": "b"}, body=b"\0\xff")
 
         async def breaks(tx, operation):
@@ -141,6 +154,7 @@ def test_a_session_that_is_ended_unflushed_does_not_pass_as_success(case, key, e
                 else:
                     await kinds.awaited(tx.delete(effect))
             await kinds.awaited(getattr(tx, end)())
+            await kinds.awaited(tx.close())     # once more, with no change left
 
         async def declined(tx, operation):
             await on.insert(tx, key + "2")
@@ -178,18 +192,22 @@ def test_what_may_help_is_repeated(case, key, effects, sql):
 @of("psycopg", "async psycopg", "session+psycopg", "django")
 def test_a_session_that_was_idle_for_too_long_is_replaced(case, key, effects, admin):
     async def test(idem, on):
-        async def idles(tx, operation):
+        async def idles(tx):
             await on.run(tx, "SET idle_session_timeout = 1")
             await on.run(tx, f"SET application_name = '{key}'")
-        await idem.transaction(key + "idle", None, idles)
-        while admin.execute("SELECT count(*) FROM pg_stat_activity WHERE application_name = %s", (key,)).fetchone() != (0,):
-            await on.pause()
 
         async def work(tx, operation):
             await on.insert(tx, key)
-        return (await idem.transaction(key, None, work)).outcome
-    assert case(test, size=1) == "COMPLETED"
-    assert effects() == 1
+
+        def leased(operation, signal):
+            return Completion(1, lambda tx: on.insert(tx, key))
+        for style, work in (("transaction", work), ("lease", leased)):
+            await idem.run(idles)
+            while admin.execute("SELECT FROM pg_stat_activity WHERE application_name = %s", (key,)).fetchone():
+                await on.pause()
+            assert (await getattr(idem, style)(key + style, None, work)).outcome == "COMPLETED"
+    case(test, size=1)
+    assert effects() == 2
 
 
 @pytest.mark.parametrize("cut, replayed", [("lose", True), ("before", False)])
@@ -231,6 +249,41 @@ def test_the_session_of_a_lost_connection_is_waited_for(case, proxy, key, admin,
     assert effects() == 1
 
 
+@of("psycopg", "async psycopg")
+def test_connections_come_back_as_they_were(case, key):
+    async def test(idem, on):
+        async def breaks(tx, operation):
+            raise KeyError("the work's own")
+        pool = getattr(idem, "idem", idem).driver.source.pool
+
+        async def state():
+            lent = pool.connection()
+            if on.kind == "psycopg":
+                with lent as connection:
+                    return connection.autocommit, connection.prepare_threshold, connection.info.backend_pid
+            async with lent as connection:
+                return connection.autocommit, connection.prepare_threshold, connection.info.backend_pid
+        before = await state()
+        await idem.transaction(key, None, plain)
+        with pytest.raises(KeyError):
+            await idem.transaction(key + "x", None, breaks)
+        assert await state() == before
+    case(test, size=1)
+
+
+@pytest.mark.parametrize("prepare, prepared", [(False, 0), (True, 1)])
+@of("psycopg", "async psycopg")
+def test_statements_are_prepared_only_when_asked_for(case, key, prepare, prepared):
+    async def test(idem, on):
+        async def work(tx, operation):
+            for _ in range(8):
+                await kinds.awaited(tx.execute("SELECT %s::int", (1,)))
+            found = await kinds.awaited(tx.execute("SELECT count(*) FROM pg_prepared_statements"))
+            return (await kinds.awaited(found.fetchone()))[0]
+        return (await idem.transaction(key, None, work)).payload
+    assert case(test, size=1, prepare=prepare) == prepared
+
+
 @pytest.mark.parametrize("statements", [0, 1, 5])
 @of("psycopg", "async psycopg")
 def test_two_round_trips_more_than_the_work(case, proxy, key, statements):
@@ -259,14 +312,6 @@ def test_no_server_is_an_error_after_the_last_try(case, tmp_path):
         assert not isinstance(raised.value, NotReady)
     case(test, host=str(tmp_path), hooks={"retried": retried.append})
     assert len(retried) == 4
-
-
-def test_an_isolation_level(case, key):
-    async def test(idem, on):
-        async def work(tx, operation):
-            await on.run(tx, "DO $$ BEGIN ASSERT current_setting('transaction_isolation') = 'serializable'; END $$")
-        return (await idem.transaction(key, None, work, isolation="SERIALIZABLE")).outcome
-    assert case(test) == "COMPLETED"
 
 
 @of("psycopg", "async psycopg", "asyncpg")
@@ -386,7 +431,7 @@ def test_nothing_begins_after_the_lease(case, admin, key):
 
 
 @of("psycopg", "async psycopg")
-def test_a_network_that_hangs(case, proxy, key):
+def test_a_network_that_hangs(case, proxy, key, impatient):
     """Nothing is answered, and no connection ends: the work is told when the lease is over, and the call has an end."""
     async def test(idem, on):
         async def work(operation, signal):
@@ -400,7 +445,6 @@ def test_a_network_that_hangs(case, proxy, key):
     case(test, host=proxy.directory, timeout=5)
 
 
-@of("psycopg", "async psycopg")
 def test_until_when_an_answer_is_kept_over_a_network_that_hangs(case, proxy, key, monkeypatch):
     monkeypatch.setattr(flow, "PATIENCE", 0.3)
 
@@ -408,15 +452,16 @@ def test_until_when_an_answer_is_kept_over_a_network_that_hangs(case, proxy, key
         assert await idem.expires_at(key) is None
         proxy.hang()
         try:
-            with pytest.raises(psycopg.Error):
+            with pytest.raises(Exception) as raised:
                 await idem.expires_at(key)
+            assert is_unreachable(raised.value)
         finally:
             proxy.flow()
     case(test, host=proxy.directory, timeout=5)
 
 
 @of(*kinds.ASYNC)
-def test_a_server_that_hangs_costs_the_lease_and_no_more(case, key, proxy):
+def test_a_server_that_hangs_costs_the_lease_and_no_more(case, key, proxy, impatient):
     """The end gets no answer: the connection is cut after as long as a lease lasts."""
     async def test(idem, on):
         def work(operation, signal):
@@ -624,6 +669,10 @@ def test_django_inside_of_another_transaction_is_refused(key):
         idem.transaction(key, None, plain)
     with transaction.atomic(), pytest.raises(RuntimeError):
         idem.lease(key, None, plain)
+    block = transaction.atomic()
+    block._from_testcase = True
+    with block:     # of a TestCase, which rolls back
+        assert idem.transaction(key, None, plain).payload == "x"
 
 
 def test_django_without_autocommit_is_refused(key):
