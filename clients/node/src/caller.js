@@ -7,6 +7,7 @@ import { systemClock } from './clock.js'
 import { BadArgument } from './errors.js'
 import { parseRetryAfter } from './http/answer.js'
 import { checkCount, checkMilliseconds } from './response.js'
+import { isText } from './sql.js'
 
 /**
  * @typedef {object} KeyStore
@@ -174,11 +175,12 @@ export class Caller {
    * @param {RequestInit} init as for fetch; the body is a string or bytes, as it is sent again
    * @returns {Promise<Response>}
    * @throws {NoAnswer} after the last try; send the intent again later
-   * @throws {BadArgument} at once: no request can be made of url and init
+   * @throws {BadArgument} at once: the intent is none, or no request can be made of url and init
    */
   async send(intent, url, init = {}) {
     const { attempts, deadline } = this.#options
     const end = this.#clock.now() + deadline
+    if (!isText(intent) || intent === '') throw new BadArgument('an intent is a string that is not empty')
     checkBody(init)
     // A fetch of the caller's own may know what to make of "/orders".
     if (this.#fetch === globalThis.fetch) checkTarget(url, init)

@@ -3,14 +3,14 @@
 import { BadArgument, Forbidden, InProgress, KeyReused, TooLarge, Unknown } from './errors.js'
 import { optionsOf, telling } from './options.js'
 import { checkCount, checkMilliseconds } from './response.js'
-import { againAfter, settle } from './settle.js'
 import { isText } from './sql.js'
 
+/** @typedef {{action: 'ack'} | {action: 'again', after: number} | {action: 'deadLetter', reason: string}} Settlement */
 /**
  * @template [M=unknown]
  * @typedef {object} CommonOptions
  * @property {import('./index.js').Idempotency} idempotency remembers which message of an operation became its dead letter
- * @property {(message: M) => Promise<import('./result.js').Result | import('./settle.js').Settlement | void>} handle runs the operation of a
+ * @property {(message: M) => Promise<import('./result.js').Result | Settlement | void>} handle runs the operation of a
  *   message: the result of `transaction` or `lease`, or what `settle` gives; nothing: acknowledge
  * @property {number} [tries] after so many errors of `handle` a message is a dead letter; 20
  * @property {number[]} [delays] milliseconds, growing: the pauses after the first error, the second, and so on. [1000, 10 000, 60 000]
@@ -85,6 +85,31 @@ export async function decide(options, message, tries) {
       ? { action: 'fail', after: 0, tries, failure: given }
       : { action: 'bury', after: 0, tries }
   }
+}
+
+/**
+ * What to tell the broker about the message of an operation.
+ *
+ * A failure for good goes to the dead letters. In progress elsewhere, and a failure that may be tried again: again after
+ * so many milliseconds.
+ * @param {import('./result.js').Result} result
+ * @param {{pause?: number}} [options] milliseconds where the result does not say how long; 1000
+ * @returns {Settlement}
+ */
+export function settle(result, { pause = 1000 } = {}) {
+  if (result.outcome === 'COMPLETED') return { action: 'ack' }
+  if (result.outcome === 'IN_PROGRESS' || (result.retryAfter ?? null) !== null) {
+    return { action: 'again', after: againAfter(result.retryAfter, pause) }
+  }
+  return { action: 'deadLetter', reason: 'failed' }
+}
+
+/**
+ * @param {number | null} retryAfter milliseconds
+ * @param {number} [pause] where it does not say how long
+ */
+function againAfter(retryAfter, pause = 1000) {
+  return Math.max(1, Math.ceil(retryAfter ?? pause))
 }
 
 // What is none of these is a mistake of the handler, and no dead letter of work that may have succeeded.

@@ -3,11 +3,13 @@
 
 /** Base class. `code` is the SQLSTATE, `cause` the driver's error where there is one. */
 export class IdempotencyError extends Error {
+  static code = 'XX000'
+
   /**
    * @param {string} message what happened, without request or response
-   * @param {{code?: string, cause?: unknown}} [options] SQLSTATE and the error behind it
+   * @param {{code?: string, cause?: unknown}} [options] SQLSTATE, by default that of the class, and the error behind it
    */
-  constructor(message, { code = 'XX000', cause } = {}) {
+  constructor(message, { code = new.target.code, cause } = {}) {
     super(message, cause === undefined ? undefined : { cause })
     /** @type {string} SQLSTATE */
     this.code = code
@@ -17,13 +19,7 @@ export class IdempotencyError extends Error {
 
 /** ID400: an argument is missing, too long, out of range, or nothing that the server can read. */
 export class BadArgument extends IdempotencyError {
-  /**
-   * @param {string} message
-   * @param {{cause?: unknown}} [options]
-   */
-  constructor(message, options = {}) {
-    super(message, { ...options, code: 'ID400' })
-  }
+  static code = 'ID400'
 }
 /** An option that is no duration. It is a mistake of the service: HTTP answers 500, not 400. */
 export class BadDuration extends BadArgument {}
@@ -33,7 +29,9 @@ export class Forbidden extends IdempotencyError {}
 /** ID404: this transaction does not own the operation. A mistake of the program. */
 export class NotOwned extends IdempotencyError {}
 /** ID409: the lease was lost; another attempt owns the operation, or it has ended. */
-export class LeaseLost extends IdempotencyError {}
+export class LeaseLost extends IdempotencyError {
+  static code = 'ID409'
+}
 /** ID413: the response is larger than the server stores. */
 export class TooLarge extends IdempotencyError {}
 /** ID422: the key was used before with another request. */
@@ -51,24 +49,12 @@ const BY_SQLSTATE = {
 
 /** 08006: the connection ended, so it is unknown whether the last statement took effect. */
 export class ConnectionLost extends IdempotencyError {
-  /**
-   * @param {string} message
-   * @param {{cause?: unknown}} [options]
-   */
-  constructor(message, options = {}) {
-    super(message, { ...options, code: '08006' })
-  }
+  static code = '08006'
 }
 
 /** 40000: COMMIT answered ROLLBACK, or could only have done so. Nothing was stored. */
 export class CommitRolledBack extends IdempotencyError {
-  /**
-   * @param {string} message
-   * @param {{cause?: unknown}} [options]
-   */
-  constructor(message, options = {}) {
-    super(message, { ...options, code: '40000' })
-  }
+  static code = '40000'
 }
 
 /** The error of a statement that comes when its transaction has ended. */

@@ -51,7 +51,7 @@ export class Heartbeat {
 
   #arm() {
     const left = this.#left()
-    if (left <= 0) return this.#lose(new LeaseLost('the lease could not be extended in time', { code: 'ID409' }))
+    if (left <= 0) return this.#lose(new LeaseLost('the lease could not be extended in time'))
     this.#stopTicks = this.#settings.clock.every(Math.min(this.#period, left), () => {
       this.#stopTicks()
       return this.#tick()

@@ -13,19 +13,18 @@ import { transaction } from './transaction.js'
 
 export { Batch } from './batch.js'
 export { FakeClock, systemClock } from './clock.js'
-export { ownsDeadLetter } from './consumer.js'
+export { ownsDeadLetter, settle } from './consumer.js'
 export {
   BadArgument, CommitRolledBack, ConnectionLost, Declined, Forbidden, IdempotencyError, InProgress, KeyReused,
   LeaseLost, NotDone, NotEnded, NotReady, NotOwned, TooLarge, Unknown, sqlstate,
 } from './errors.js'
 export { Completion, Reconciled } from './lease.js'
-export { settle } from './settle.js'
 
 /** @typedef {import('./result.js').Result} Result */
 /** @typedef {import('./response.js').Response} Response */
 /** @typedef {import('./sql.js').Operation} Operation */
 /** @typedef {import('./clock.js').Clock} Clock */
-/** @typedef {import('./settle.js').Settlement} Settlement */
+/** @typedef {import('./consumer.js').Settlement} Settlement */
 /**
  * A duration is a number of milliseconds, or a string that PostgreSQL reads as an interval.
  * @typedef {number | string} Duration

@@ -71,8 +71,13 @@ export function toJson(value) {
   } catch (error) {
     throw new BadArgument('the value is not JSON', { cause: error })
   }
-  if (text === undefined) throw new BadArgument('the value is not JSON')
+  // Of some values it makes {}, whatever they hold: two requests would be one.
+  if (text === undefined || isOpaque(value)) throw new BadArgument('the value is not JSON')
   return text
+}
+
+function isOpaque(value) {
+  return value instanceof Map || value instanceof Set || typeof value?.then === 'function'
 }
 
 /**

@@ -32,13 +32,25 @@ export function answered(settings, operation) {
 }
 
 /**
- * The answer of work that has just been completed.
+ * The answer of work that has just been completed. Its payload is as JSON has it, so that it equals that of its replays.
  * @param {import('./sql.js').Operation} operation
  * @param {import('./response.js').Response} response
  * @returns {Result}
  */
-export function completed(operation, response) {
-  return ofThisRun('COMPLETED', operation, response, null)
+export function completed({ attempt, takenOver }, { code, headers, payload, body }) {
+  const json = toJson(payload)
+  return {
+    outcome: 'COMPLETED',
+    code: code ?? null,
+    headers: headers ?? null,
+    payload: json === null ? undefined : JSON.parse(json),
+    body: toBytes(body),
+    replayed: false,
+    attempt,
+    retryAfter: null,
+    takenOver,
+    record: null,
+  }
 }
 
 /**
@@ -50,29 +62,5 @@ export function completed(operation, response) {
  */
 export function failed(settings, operation, { response, retryAfter }) {
   settings.emit('declined', operation)
-  return ofThisRun('FAILED', operation, response, typeof retryAfter === 'number' ? retryAfter : null)
-}
-
-/**
- * The payload as JSON has it, so that the first answer and its replays are equal.
- * @param {Result['outcome']} outcome
- * @param {import('./sql.js').Operation} operation
- * @param {import('./response.js').Response} response
- * @param {number | null} retryAfter
- * @returns {Result}
- */
-function ofThisRun(outcome, { attempt, takenOver }, { code, headers, payload, body }, retryAfter) {
-  const json = toJson(payload)
-  return {
-    outcome,
-    code: code ?? null,
-    headers: headers ?? null,
-    payload: json === null ? undefined : JSON.parse(json),
-    body: toBytes(body),
-    replayed: false,
-    attempt,
-    retryAfter,
-    takenOver,
-    record: null,
-  }
+  return { ...completed(operation, response), outcome: 'FAILED', retryAfter: typeof retryAfter === 'number' ? retryAfter : null }
 }

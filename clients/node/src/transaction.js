@@ -216,7 +216,7 @@ function acquire(settings, limit) {
   return within(settings, limit, acquiring, () => { acquiring.then((late) => late.close(false), () => {}) })
 }
 
-const unanswered = () => abandoning(new LeaseLost('the database did not answer in time', { code: 'ID409' }))
+const unanswered = () => abandoning(new LeaseLost('the database did not answer in time'))
 
 /**
  * What the promise gives, if it does so in time; the error otherwise, and `late` is called.

@@ -173,6 +173,8 @@ test('what can never be sent is refused at once, and keeps no key', async () => 
     await refused(caller, url)
   }
   await refused(caller, 'http://127.0.0.1:1/', { method: 'GET', body: 'x' })
+  // All requests whose intent is missing would have one key.
+  for (const intent of ['', undefined, 7, '\ud800']) await assert.rejects(caller.send(intent, 'http://127.0.0.1:1/'), BadArgument)
   await assert.rejects(caller.send('x', 'http://127.0.0.1:1', { body: new ReadableStream() }), TypeError)
   assert.equal(await store.keyFor('x', () => 'none'), 'none')
 })

@@ -208,8 +208,13 @@ test('a database that cannot be reached: an error, as nothing has begun', async 
 })
 
 test('options are those of the call, and none is another scope', async (t) => {
-  const { pool, tools } = toolsFor(t)
+  const { pool, tools, errors } = toolsFor(t)
   const key = newKey()
+  // A mistake of the server is none of the caller's.
+  for (const wait of ['soon', NaN]) {
+    assertProblem(await tools.transaction('send', 'ann', newKey(), {}, () => assert.fail('ran'), { wait }), 'ERROR')
+    assert.match(errors.pop().message, /wait/)
+  }
   await tools.transaction('send', 'ann', key, {}, () => 1, { scope: 'mine', requestHash: Buffer.alloc(32), retention: '90 days' })
   assert.equal((await stored(pool, key)).length, 1)
   assertProblem(await tools.transaction('send', 'ann', key, { a: 1 }, () => 1, { requestHash: Buffer.alloc(32) }), 'KEY_REUSED')
