@@ -216,19 +216,6 @@ test('a lost lease aborts the work, and its result is not stored', async (t) => 
   assert.deepEqual(lost.map(({ event }) => event), ['leaseLost'])
 })
 
-test('work that does not heed the signal is not waited for', async (t) => {
-  const clock = new FakeClock()
-  const { pool, idempotency } = idempotencyFor(t, { clock })
-  const key = newKey()
-  const begun = deferred()
-  const leased = idempotency.lease(key, null, (operation) => { begun.resolve(operation); return new Promise(() => {}) })
-  const { fence } = await begun.promise
-  await pool.query('SELECT idem_release($1, scope => $2, fence => $3)', [key, 'tests', String(fence)])
-  const refused = assert.rejects(leased, LeaseLost)
-  await clock.advance(11_000)
-  await refused
-})
-
 test('a heartbeat that fails once is tried again', async (t) => {
   const clock = new FakeClock()
   const proxy = await Proxy.forTest(t)
@@ -451,13 +438,6 @@ for (const [lease, patience] of [['2 s', 5000], ['90 s', 90_000]]) {
     assert.equal(pool.idleCount, 1)
   })
 }
-
-test('a lease that was released is LeaseLost', async (t) => {
-  const { pool, idempotency } = idempotencyFor(t)
-  const key = newKey()
-  await assert.rejects(idempotency.lease(key, null, ({ fence }) =>
-    pool.query('SELECT idem_release($1, scope => $2, fence => $3)', [key, 'tests', String(fence)])), LeaseLost)
-})
 
 test('writes are repeated after 40001', async (t) => {
   const { pool, idempotency } = idempotencyFor(t)

@@ -3,7 +3,7 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { setImmediate as turn } from 'node:timers/promises'
 import postgres from 'postgres'
-import { CommitRolledBack, Completion, Declined, Idempotency, KeyReused } from 'pg-idempotency'
+import { CommitRolledBack, Declined, Idempotency, KeyReused } from 'pg-idempotency'
 import { postgresSource } from 'pg-idempotency/postgres'
 import { countingSocket, effects, newKey, poolFor } from './support.js'
 import { abandoning } from '../src/transaction.js'
@@ -58,16 +58,6 @@ test('postgres.js: a caught error is CommitRolledBack, and a late statement is r
     assert.throws(send, { code: '25P01' })
   }
   assert.equal(await effects(pool, key), 0)
-})
-
-test('postgres.js: a lease with writes', async (t) => {
-  const idempotency = setUp(t)
-  const pool = poolFor(t)
-  const key = newKey()
-  const run = () => idempotency.lease(key, null, () => new Completion('charged', (tx) => insert(tx, key)))
-  assert.equal((await run()).replayed, false)
-  assert.equal((await run()).payload, 'charged')
-  assert.equal(await effects(pool, key), 1)
 })
 
 test('postgres.js: a connection lost at COMMIT ends with the replay', async (t) => {

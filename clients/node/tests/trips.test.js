@@ -34,27 +34,19 @@ for (const pipeline of [false, true]) {
   })
 }
 
-test('declined: n + 2 as well', async (t) => {
+test('declined, and not done: n + 2 as well', async (t) => {
   const proxy = await Proxy.forTest(t)
   const { idempotency, trips } = await counted(t, proxy.options)
-  const key = newKey()
+  const ending = (error) => trips(() => idempotency.transaction(newKey(), null, async (tx) => {
+    await effect(tx, 'trips')
+    throw error
+  }).catch(() => {}))
   await proxy.order('reset')
-  assert.equal(await trips(() => idempotency.transaction(key, null, async (tx) => {
-    await effect(tx, key)
-    throw new Declined(402)
-  })), 3)
+  assert.equal(await ending(new Declined(402)), 3)
   const statements = await proxy.order('texts')
   assert.deepEqual(statements.map((text) => text.match(/^\w+/)[0]),
     ['BEGIN', 'SELECT', 'SAVEPOINT', 'INSERT', 'ROLLBACK', 'SELECT', 'COMMIT'])
-})
-
-test('not done: n + 2 as well', async (t) => {
-  const { idempotency, trips } = await counted(t)
-  const key = newKey()
-  assert.equal(await trips(() => idempotency.transaction(key, null, async (tx) => {
-    await effect(tx, key)
-    throw new NotDone()
-  }).catch(() => {})), 3)
+  assert.equal(await ending(new NotDone()), 3)
 })
 
 test('a lease: one to begin, one to end, and n + 2 with writes', async (t) => {
