@@ -21,23 +21,6 @@ test('work runs once, and response and writes commit together', async (t) => {
   await assert.rejects(idempotency.lease(key, { a: 2 }, () => 1), KeyReused)
 })
 
-test('no connection is held while the work runs: twenty leases on a pool of two', async (t) => {
-  const { pool, idempotency } = idempotencyFor(t, {}, { max: 2, connectionTimeoutMillis: 10_000 })
-  const go = deferred()
-  let running = 0
-  const all = deferred()
-  const leases = Array.from({ length: 20 }, () => idempotency.lease(newKey(), null, async () => {
-    if (++running === 20) all.resolve()
-    await go.promise
-    return 1
-  }))
-  await all.promise
-  assert.deepEqual([pool.totalCount - pool.idleCount, pool.waitingCount], [0, 0])
-  go.resolve()
-  const results = await Promise.all(leases)
-  assert.ok(results.every(({ outcome }) => outcome === 'COMPLETED'))
-})
-
 test('the third beat finds out that the lease is over', async (t) => {
   const clock = new FakeClock()
   const { idempotency, pool } = idempotencyFor(t, { clock })

@@ -2,7 +2,6 @@
 // behind a pooler.
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { Declined } from 'pg-idempotency'
 import { effect, effects, idempotencyFor, newKey } from './support.js'
 
 const ours = (connection) => connection.query("SELECT name FROM pg_prepared_statements WHERE name LIKE 'pg_idempotency%'")
@@ -56,11 +55,4 @@ test('statements that somebody threw away are not missed', async (t) => {
   })
   assert.equal(result.outcome, 'COMPLETED')
   assert.deepEqual([runs, await effects(pool, key), await effects(pool, within)], [2, 1, 1])
-})
-
-test('a failure after prepared ends', async (t) => {
-  const { idempotency } = idempotencyFor(t, {}, { max: 1 })
-  for (let i = 0; i < 3; i++) await idempotency.transaction(newKey(), null, () => 1)
-  const { outcome, code } = await idempotency.transaction(newKey(), null, () => { throw new Declined(402) })
-  assert.deepEqual([outcome, code], ['FAILED', 402])
 })
