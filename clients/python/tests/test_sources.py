@@ -165,6 +165,14 @@ def test_a_session_that_is_ended_unflushed_does_not_pass_as_success(case, key, e
             await on.insert(tx, key)
             await kinds.awaited(tx.flush())
             await kinds.awaited(tx.close())
+
+        async def taken_back(tx, operation):
+            await on.insert(tx, key)
+            await kinds.awaited(tx.flush())
+            await kinds.awaited(tx.rollback())
+        with pytest.raises(Exception) as raised:
+            await idem.transaction(key + "t", None, taken_back)
+        assert sqlstate_of(raised.value) == "ID404"
         with pytest.raises(CommitRolledBack, match="not flushed"):
             await idem.transaction(key, None, work)
         assert (await idem.transaction(key + "d", None, declined)).code == 402
