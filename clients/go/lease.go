@@ -54,8 +54,8 @@ func Unknown(retryAfter time.Duration) Reconciled { return Reconciled{retryAfter
 // context ends. key and request are as for Transaction.
 //
 // The work's answer and its writes commit together, under the fence of the
-// attempt. If they are refused because the attempt has ended already, as after an
-// answer that was lost, the stored answer is returned.
+// attempt. If the lease is lost and the operation has ended already, as after an
+// answer that was lost, the stored answer is returned, whatever the work returns.
 //
 // The work does not begin if the lease, or ctx, is over by then: the operation is released.
 //
@@ -249,11 +249,14 @@ func (h *holding[Tx]) end(ctx context.Context, completion Completion[Tx], err er
 	var refusal *Declined
 	switch {
 	case h.idle:
-		return nil, h.release(ctx, err)
+		h.release(ctx)
 	case errors.As(err, &refusal):
 		return h.decline(ctx, refusal)
 	case errors.Is(err, ErrNotDone):
-		return nil, h.release(ctx, err)
+		h.release(ctx)
+	}
+	if h.lost {
+		return h.replay(ctx, err)
 	}
 	return nil, err
 }
@@ -291,8 +294,7 @@ func (h *holding[Tx]) decline(ctx context.Context, refusal *Declined) (*Result, 
 	return result, err
 }
 
-// store repeats an end by fence. If the attempt has ended already, what is stored
-// is the answer.
+// store repeats an end by fence.
 func (h *holding[Tx]) store(ctx context.Context, result *Result, end func() error) (*Result, error) {
 	_, err := h.client.repeat(ctx, h.call, func(bool) (*Result, error) {
 		return bounded.Call(ctx, func() (*Result, error) { return nil, end() })
@@ -306,11 +308,13 @@ func (h *holding[Tx]) store(ctx context.Context, result *Result, end func() erro
 	return result, nil
 }
 
+// replay: what is stored is the answer, whichever attempt came to its end. lost is returned
+// where there is no end yet, or the database does not say.
 func (h *holding[Tx]) replay(ctx context.Context, lost error) (*Result, error) {
 	c := h.client
 	stored, err := c.lookup(ctx, h.call)
 	if err != nil {
-		return nil, err
+		return nil, lost
 	}
 	// if it began at another time, the key is used anew, maybe for another request
 	ours := stored != nil && stored.CreatedAt.Equal(h.operation.CreatedAt)
@@ -327,13 +331,12 @@ func (h *holding[Tx]) replay(ctx context.Context, lost error) (*Result, error) {
 }
 
 // release takes the begin back. If that fails, the lease runs out: the same, only
-// later. So the reason of the release is returned, whatever becomes of it.
-func (h *holding[Tx]) release(ctx context.Context, reason error) error {
+// later.
+func (h *holding[Tx]) release(ctx context.Context) {
 	_, _ = h.client.repeat(ctx, h.call, func(bool) (*Result, error) {
 		_, err := h.client.query(ctx, h.client.sql.releaseOf(h.operation))
 		return nil, err
 	})
-	return reason
 }
 
 func (h *holding[Tx]) event(err error) Event {

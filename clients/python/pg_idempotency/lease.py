@@ -25,14 +25,17 @@ def lease(settings: Settings, call: Call, work: Callable[..., Any]) -> Flow:
     heartbeat = yield steps.start_heartbeat(Beat(settings, call, operation, begun))
     try:
         return (yield from owned(settings, call, operation, heartbeat, work))
-    except LeaseLost as lost:
+    except Exception as error:
+        # Work that heeds the signal raises what it likes.
+        if not (isinstance(error, LeaseLost) or heartbeat.signal.is_set()):
+            raise
         settings.emit("lease_lost", call, attempt=operation.attempt)
         try:
             ended = yield from ended_result(settings, call)
         except Exception:
             ended = None    # the database says nothing now
         if ended is None:
-            raise lost
+            raise
         return ended
     finally:
         yield steps.stop_heartbeat(heartbeat)

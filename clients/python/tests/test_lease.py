@@ -120,8 +120,9 @@ def test_a_beat_that_does_not_end_is_not_waited_for_longer_than_its_limit_async(
     asyncio.run(body())
 
 
-def test_the_heartbeat_loses_the_lease(pool, key, admin, effects):
-    """Another one takes the operation over and completes it while the work still runs."""
+@pytest.mark.parametrize("failure", [None, ZeroDivisionError(), NotDone()])
+def test_the_heartbeat_loses_the_lease(pool, key, admin, effects, failure):
+    """Another one takes the operation over and completes it while the work still runs, which may heed that and raise."""
     clock = FakeClock()
     events = []
     idem = Idempotency(pool, clock=clock, hooks={"lease_lost": events.append, "taken_over": events.append})
@@ -133,6 +134,8 @@ def test_the_heartbeat_loses_the_lease(pool, key, admin, effects):
         assert not signal.is_set()
         clock.advance(10)
         assert signal.is_set()
+        if failure is not None:
+            raise failure
         return Completion("ours", writes(key))
     result = idem.lease(key, None, work, lease=30)
     assert (result.payload, result.replayed, effects()) == ("theirs", True, 1)
