@@ -39,7 +39,7 @@ def as_text(value: Any, encoding: str) -> Optional[bytes]:
     """An argument as the server reads it; the statements have the casts. Raises DataError for NUL, where libpq would stop."""
     if value is None:
         return None
-    text = str(value).lower() if isinstance(value, bool) else str(value)
+    text = str(value)
     if "\0" in text:
         raise psycopg.DataError("PostgreSQL's texts cannot contain NUL")
     return text.encode(encoding)
