@@ -134,13 +134,15 @@ class LeaseTest extends OnServer {
     @ParameterizedTest
     @ValueSource(booleans = {false, true})
     void aNetworkThatHangsOrAPoolThatHasNothingLosesTheLeaseInTime(boolean isPool) throws Exception {
+        pool.setMaximumPoolSize(1);
         long start = System.nanoTime();
         var lost = assertThrows(IdempotencyException.LeaseLost.class,
                 () -> once.lease(Call.of(key).withLease(Duration.ofSeconds(1)), lease -> {
-                    for (int i = 0; isPool && i < pool.getMaximumPoolSize(); i++) {
+                    if (isPool) {
                         pool.getConnection();
+                    } else {
+                        proxy.order("hang");
                     }
-                    proxy.order("hang");
                     new CountDownLatch(1).await();
                     return done();
                 }));
@@ -196,16 +198,21 @@ class LeaseTest extends OnServer {
         LeasedWork<SQLException> overtaken = lease -> {
             sql("UPDATE idempotency_store SET lease_expires_at = clock_timestamp() WHERE idempotency_key = '" + key + "'",
                     "SELECT " + end + " FROM idem_begin('" + key + "', lease => '1 minute') o");
+            if (end.startsWith("idem_fail")) {
+                throw new Declined(402, null);
+            }
             return done();
         };
         if (end.endsWith("'1')")) {
             Result other = once.lease(Call.of(key), overtaken);
             assertEquals("1", other.response().payload());
             assertTrue(other.replayed());
+            assertTrue(events.contains(Event.Type.REPLAYED));
         } else {
             var lost = assertThrows(IdempotencyException.LeaseLost.class, () -> once.lease(Call.of(key), overtaken));
             assertEquals("ID409", IdempotencyException.sqlState(lost));
         }
+        assertFalse(events.contains(Event.Type.DECLINED));
         assertEquals(1, Collections.frequency(events, Event.Type.LEASE_LOST));
         assertEquals(0, effects());
     }

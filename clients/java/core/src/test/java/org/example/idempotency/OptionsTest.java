@@ -4,12 +4,28 @@ import static org.junit.jupiter.api.Assertions.*;
 
 import java.time.Duration;
 import java.util.List;
+import java.util.function.Consumer;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.function.Executable;
 
 class OptionsTest {
     private static final Duration BELOW = Duration.ofNanos(-1);
     private static final Duration NONE = Duration.ZERO;
+    private static final Duration LONGEST = Duration.ofDays(36_500);
+
+    private record Option(String name, Consumer<Duration> give) { }
+
+    private static final List<Option> OPTIONS = List.of(
+            new Option("lease", Options.DEFAULT::withLease),
+            new Option("retention", Options.DEFAULT::withRetention),
+            new Option("base", time -> Options.DEFAULT.withRetry(2, time, Duration.ZERO)),
+            new Option("cap", time -> Options.DEFAULT.withRetry(2, Duration.ZERO, time)),
+            new Option("wait", time -> Call.of("k").withWait(time).over(Options.DEFAULT)),
+            new Option("lease", time -> Call.of("k").withLease(time).over(Options.DEFAULT)),
+            new Option("retention", time -> Call.of("k").withRetention(time).over(Options.DEFAULT)),
+            new Option("retention", time -> new Response(0, null, null, null, time)),
+            new Option("retryAfter", time -> new Declined(Response.EMPTY, time)),
+            new Option("retryAfter", Reconciled.Unknown::new));
 
     @Test
     void whatIsMissingOrOutOfBoundsIsRefused() {
@@ -22,5 +38,17 @@ class OptionsTest {
             assertThrows(IllegalArgumentException.class, wrong);
         }
         usual.withSchema(null).withRetention(null).withRetry(1, NONE, NONE);
+    }
+
+    /** A time that no statement and no clock can hold is refused where it is given, and its name is in the message. */
+    @Test
+    void whatIsOutOfRangeIsNamed() {
+        for (Option option : OPTIONS) {
+            option.give.accept(LONGEST);
+            for (Duration time : List.of(Duration.ofSeconds(Long.MAX_VALUE), Duration.ofSeconds(Long.MIN_VALUE), LONGEST.plusNanos(1))) {
+                String message = assertThrows(IllegalArgumentException.class, () -> option.give.accept(time), option::name).getMessage();
+                assertTrue(message.contains(option.name), message);
+            }
+        }
     }
 }

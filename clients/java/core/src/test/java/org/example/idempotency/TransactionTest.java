@@ -9,6 +9,7 @@ import java.lang.reflect.InvocationTargetException;
 import java.sql.Connection;
 import java.sql.SQLException;
 import java.time.Duration;
+import java.util.Arrays;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
@@ -452,18 +453,19 @@ class TransactionTest extends OnServer {
             assertEquals(0, kept.getNetworkTimeout());
             assertFalse(kept.getAutoCommit());
             Call strict = Call.of(key).withIsolation(Connection.TRANSACTION_SERIALIZABLE);
-            for (boolean fails : new boolean[] {true, false}) {
+            for (Throwable broken : Arrays.asList(new IOException(), new LinkageError(), null)) {
                 kept.setAutoCommit(true);
-                IOException broken = new IOException();
                 try {
                     new Idempotency(transactions, Options.DEFAULT).transaction(strict, (connection, operation) -> {
                         assertEquals(Connection.TRANSACTION_SERIALIZABLE, connection.getTransactionIsolation());
-                        if (fails) {
-                            throw broken;
+                        if (broken instanceof IOException error) {
+                            throw error;
+                        } else if (broken instanceof LinkageError error) {
+                            throw error;
                         }
                         return Response.EMPTY;
                     });
-                } catch (IOException error) {
+                } catch (IOException | LinkageError error) {
                     assertSame(broken, error);
                 }
                 assertTrue(kept.getAutoCommit());
