@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strconv"
 	"time"
+
+	"example.org/idempotency/internal/safe"
 )
 
 // heartbeat extends a lease until it is stopped. lost and ctx.Err() say, after
@@ -80,7 +82,11 @@ func (c *Client[Tx]) extend(ctx context.Context, call *call, o *Operation, left 
 		cancel()
 	}()
 	asked := c.options.Clock.Now()
-	rows, err := c.query(limited, c.sql.extendOf(o, call.lease))
+	var rows []Row
+	err := safe.Call(func() (err error) { // here a panic of the pool's functions would end the process
+		rows, err = c.query(limited, c.sql.extendOf(o, call.lease))
+		return err
+	})
 	if err != nil {
 		return 0, err
 	}

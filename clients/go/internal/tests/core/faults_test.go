@@ -33,7 +33,7 @@ func faultTests[Tx any]() tests[Tx] {
 	return tests[Tx]{
 		"SerializationFailures": testSerializationFailures[Tx], "WriteSkew": testWriteSkew[Tx], "LostConnection": testLostConnection[Tx],
 		"TerminatedPool": testTerminatedPool[Tx],
-		"ManyFaults": testManyFaults[Tx], "HangingTransaction": testHangingTransaction[Tx], "NothingToReach": testNothingToReach[Tx],
+		"ManyFaults":     testManyFaults[Tx], "HangingTransaction": testHangingTransaction[Tx], "NothingToReach": testNothingToReach[Tx],
 	}
 }
 

@@ -229,6 +229,9 @@ func testHeartbeat[Tx any](t *testing.T, b backend[Tx]) {
 	same(t, "effects", effects(t, key), "1")
 }
 
+// errPanic is what a function of the pool panics with.
+var errPanic = errors.New("planned")
+
 // slow has a connection for which one waits, by the clock, and perhaps in vain.
 type slow[Tx any] struct {
 	idempotency.Database[Tx]
@@ -250,6 +253,9 @@ func (s *slow[Tx]) next(by time.Duration, err error) (time.Duration, error) {
 func (s *slow[Tx]) Acquire(ctx context.Context) (idempotency.Conn[Tx], error) {
 	by, err := s.next(0, nil)
 	s.clock.Advance(by)
+	if err == errPanic {
+		panic(err)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -531,13 +537,20 @@ func (l listening) Sleep(ctx context.Context, d time.Duration) error {
 	return l.FakeClock.Sleep(ctx, d)
 }
 
-// A beat failed when one of the 30 seconds was left. The next one does not come later.
+// A beat failed when one of the 30 seconds was left. The next one does not come later. A panic
+// would end the process.
 func testLateBeat[Tx any](t *testing.T, b backend[Tx]) {
+	for _, failure := range []error{errors.New("planned"), errPanic} {
+		b.beatLate(t, failure)
+	}
+}
+
+func (b backend[Tx]) beatLate(t *testing.T, failure error) {
 	clock := listening{idempotency.NewFakeClock(time.Unix(0, 0)), make(chan time.Duration, 10)}
 	database := &slow[Tx]{Database: b.open(t, serverURL, 4), clock: clock.FakeClock}
 	client, key := idempotency.New[Tx](database, idempotency.Options{Clock: clock}), newKey()
 	_, err := client.Lease(background, key, nil, func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
-		database.next(19*time.Second, errors.New("planned"))
+		database.next(19*time.Second, failure)
 		clock.AwaitSleepers(1)
 		clock.Advance(10 * time.Second)
 		for d := range clock.sleeps {

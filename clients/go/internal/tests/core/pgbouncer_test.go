@@ -58,6 +58,7 @@ func testPgbouncer[Tx any](t *testing.T, b backend[Tx], parameters string) {
 // behind a pooler nothing is.
 func TestPrepared(t *testing.T) {
 	t.Run("directly", func(t *testing.T) { testPrepared(t, serverURL, "[1 2 2]") })
+	t.Run("as the url says", func(t *testing.T) { testPrepared(t, serverURL+"&default_query_exec_mode=exec", "[0 0 0]") })
 	t.Run("behind pgbouncer", func(t *testing.T) { testPrepared(t, startPgbouncer(t), "[0 0 0]") })
 }
 

@@ -47,6 +47,13 @@ func TestSavepoints(t *testing.T) {
 		must(t, undone.Rollback(ctx))
 		must(t, kept.Commit(ctx))
 		wantError(t, kept.Rollback(ctx), pgx.ErrTxClosed)
+		copied, err := tx.CopyFrom(ctx, pgx.Identifier{"effect"}, []string{"key"}, pgx.CopyFromRows([][]any{{"copied"}}))
+		same(t, "copied", copied, 1)
+		prepared, failure := tx.Prepare(ctx, "own", "SELECT 1")
+		must(t, errors.Join(err, failure))
+		batch := &pgx.Batch{}
+		batch.Queue(prepared.Name)
+		must(t, tx.SendBatch(ctx, batch).Close())
 		late = []pgx.Tx{kept, undone, left, inside}
 		refused()
 		if tx.Commit(ctx) == nil || tx.Rollback(ctx) == nil {
