@@ -138,9 +138,7 @@ func (c *conn) Begin(ctx context.Context, level sql.IsolationLevel, statements .
 	connection := c.pooled.Conn()
 	c.tx = &transaction{conn: connection}
 	rows, _, err := send(ctx, connection, append([]idempotency.Statement{{SQL: begin}}, statements...)...)
-	if err == nil {
-		c.stop = closeWhenOver(ctx, connection)
-	}
+	c.stop = closeWhenOver(ctx, connection)
 	return rows, err
 }
 

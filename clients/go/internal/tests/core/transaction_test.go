@@ -29,8 +29,8 @@ func transactionTests[Tx any]() tests[Tx] {
 		"MaxLostAttempts": testMaxLostAttempts[Tx], "NotDoneIsNoLostAttempt": testNotDoneIsNoLostAttempt[Tx],
 		"OwnsDeadLetter": testOwnsDeadLetter[Tx], "Retention": testRetention[Tx], "Batch": testBatch[Tx],
 		"Idempotent": testIdempotent[Tx], "HeadersOfOthers": testHeadersOfOthers[Tx], "ErrorsQuoteNothing": testErrorsQuoteNothing[Tx],
-		"RequestsThatNobodyCanRead": testRequestsThatNobodyCanRead[Tx],
-		"CancelledStatement":        testCancelledStatement[Tx], "LimitOfTheWork": testLimitOfTheWork[Tx],
+		"Isolation": testIsolation[Tx], "RequestsThatNobodyCanRead": testRequestsThatNobodyCanRead[Tx],
+		"CancelledStatement": testCancelledStatement[Tx], "LimitOfTheWork": testLimitOfTheWork[Tx],
 	}
 }
 
@@ -372,6 +372,16 @@ func testLimitOfTheWork[Tx any](t *testing.T, b backend[Tx]) {
 	}))
 	wantError(t, err, context.DeadlineExceeded)
 	same(t, "runs", runs, 1)
+}
+
+func testIsolation[Tx any](t *testing.T, b backend[Tx]) {
+	client := b.client(t, idempotency.Options{})
+	for level, name := range map[sql.IsolationLevel]string{sql.LevelDefault: "read committed", sql.LevelReadCommitted: "read committed",
+		sql.LevelRepeatableRead: "repeatable read", sql.LevelSerializable: "serializable", sql.LevelLinearizable: ""} {
+		work := b.runs(fmt.Sprintf("SELECT 1 / (current_setting('transaction_isolation') = '%s')::int", name))
+		_, err := client.Transaction(background, newKey(), nil, work, idempotency.WithIsolation(level))
+		same(t, fmt.Sprint(level, err), err == nil, name != "")
+	}
 }
 
 func testSchema[Tx any](t *testing.T, b backend[Tx]) {
