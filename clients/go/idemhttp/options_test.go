@@ -68,6 +68,9 @@ func TestProblems(t *testing.T) {
 			t.Errorf("%v: %+v", err, problem)
 		}
 	}
+	if problem := problemOf(&idempotency.UnknownError{RetryAfter: 90 * time.Second}, ""); problem.RetryAfter != 90*time.Second {
+		t.Error(problem)
+	}
 	if problem := problemOf(errResponseTooLarge, ""); problem.Title != "The answer is too large to be stored" {
 		t.Error(problem)
 	}

@@ -234,24 +234,6 @@ func TestHandlerThatEndsItsGoroutine(t *testing.T) {
 	}
 }
 
-// The target is compared as the client has sent it, also where a router cuts a prefix off.
-func TestTargetBehindAPrefix(t *testing.T) {
-	key := newKey()
-	handler := middleware(idemhttp.Options{}).Transaction("/route", inserts(key))
-	for _, c := range []struct {
-		prefix string
-		want   int
-	}{{"/v1", 200}, {"/v2", 422}} {
-		request := httptest.NewRequest("POST", c.prefix+"/route", nil)
-		request.Header.Set("Idempotency-Key", key)
-		answer := httptest.NewRecorder()
-		http.StripPrefix(c.prefix, handler).ServeHTTP(answer, request)
-		if answer.Code != c.want {
-			t.Error(c.prefix, answer.Code, answer.Body)
-		}
-	}
-}
-
 // No list of methods lets each request run without a key.
 func TestMethods(t *testing.T) {
 	for _, c := range []struct {

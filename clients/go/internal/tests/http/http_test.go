@@ -82,14 +82,14 @@ func TestMiddleware(t *testing.T) {
 	for _, s := range sites {
 		for name, test := range map[string]func(*testing.T, site){
 			"ReplayByteForByte": testReplayByteForByte, "LeaseReplayByteForByte": testLeaseReplayByteForByte, "TooLargeIsSentWhole": testTooLargeIsSentWhole,
-			"Statuses": testStatuses, "DeclinedAndRetryAfter": testDeclinedAndRetryAfter,
-			"Failures": testFailures, "WithoutKey": testWithoutKey, "BodyIsNotReadWithoutKey": testBodyIsNotReadWithoutKey,
+			"DeclinedAndRetryAfter": testDeclinedAndRetryAfter,
+			"Failures":              testFailures, "WithoutKey": testWithoutKey, "BodyIsNotReadWithoutKey": testBodyIsNotReadWithoutKey,
 			"Nobody": testNobody, "NoRefusalIsALostAttempt": testNoRefusalIsALostAttempt,
 			"ProblemIsAskedOfAnErrorThatIsFinal": testProblemIsAskedOfAnErrorThatIsFinal, "Lifetime": testLifetime,
 			"Services": testServices, "BodyThatWasRead": testBodyThatWasRead, "OwnFingerprint": testOwnFingerprint,
 			"BrokenUploads": testBrokenUploads, "Timeout": testTimeout, "LeaseFailures": testLeaseFailures,
 			"Retention": testRetention, "AnswerOfAnotherRun": testAnswerOfAnotherRun, "RecordsOfOthers": testRecordsOfOthers,
-			"UnknownOutcome": testUnknownOutcome, "FunctionsThatPanic": testFunctionsThatPanic,
+			"FunctionsThatPanic": testFunctionsThatPanic,
 		} {
 			t.Run(s.name+"/"+name, func(t *testing.T) { test(t, s) })
 		}
@@ -245,31 +245,6 @@ func testTooLargeIsSentWhole(t *testing.T, s site) {
 		}
 	}
 	expect(t, key, 1, 1)
-}
-
-func testStatuses(t *testing.T, s site) {
-	for _, c := range []struct {
-		status, effects, records int
-		replayed                 string
-	}{{200, 1, 1, "true"}, {303, 1, 1, "true"}, {404, 0, 1, "true"}, {500, 0, 0, ""}, {503, 0, 0, ""},
-		{401, 0, 0, ""}, {403, 0, 0, ""}, {408, 0, 0, ""}, {409, 0, 0, ""}, {425, 0, 0, ""}, {429, 0, 0, ""}} {
-		key := newKey()
-		handler := s.transaction(middleware(idemhttp.Options{}), func(w http.ResponseWriter, r *http.Request, tx pgx.Tx) error {
-			w.WriteHeader(c.status)
-			_, _ = io.WriteString(w, "text")
-			return insert(r.Context(), tx, key)
-		})
-		for _, replayed := range []string{"", c.replayed} {
-			header, body := expectStatus(t, c.status, handler, "POST", key, "")
-			if body != "text" || header.Get("Idempotency-Replayed") != replayed {
-				t.Fatal(header, body)
-			}
-		}
-		expect(t, key, c.effects, c.records)
-		if c.records == 1 { // whoever replays it
-			execute(t, "SELECT 1 / (response_headers->>'Content-Type' = 'text/plain; charset=utf-8')::int FROM idempotency_store WHERE idempotency_key = $1", key)
-		}
-	}
 }
 
 // The handler declines, or a lease's work does, or its writes.
@@ -831,23 +806,5 @@ func testLeaseFailures(t *testing.T, s site) {
 			}
 			expect(t, key, c.effects, c.records)
 		})
-	}
-}
-
-func testUnknownOutcome(t *testing.T, s site) {
-	key := newKey()
-	die := func(*http.Request, idempotency.Operation) (completion, error) {
-		return completion{}, errors.New("died")
-	}
-	handler := s.lease(middleware(idemhttp.Options{}), die, idempotency.WithReconcile(
-		func(context.Context, idempotency.Operation) (idempotency.Reconciled, error) {
-			return idempotency.Unknown(90 * time.Second), nil
-		}))
-	expectProblem(t, 500, handler, key)
-	execute(t, "UPDATE idempotency_store SET lease_expires_at = now() WHERE idempotency_key = $1", key)
-	for i := 0; i < 2; i++ {
-		if header, _ := expectProblem(t, 503, handler, key); header.Get("Retry-After") != "90" {
-			t.Fatal(header)
-		}
 	}
 }
