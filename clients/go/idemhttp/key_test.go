@@ -40,6 +40,12 @@ func TestKeys(t *testing.T) {
 // A goroutine of the handler may write after it has returned.
 func TestAFinishedAnswerStaysAsItIs(t *testing.T) {
 	r := newRecorder(10)
+	r.Header().Set("Content-Type", "own")
+	_, _ = r.Write([]byte("text"))
+	if a, err := r.finish(); err != nil || a.header.Get("Content-Type") != "own" {
+		t.Error(a, err)
+	}
+	r = newRecorder(10)
 	_, _ = r.Write([]byte("sent"))
 	a, err := r.finish()
 	_, _ = r.Write([]byte("late"))

@@ -679,12 +679,12 @@ func TestMethodInLowerCase(t *testing.T) {
 // A fingerprint of one's own stands for the body, never for method and target.
 func testOwnFingerprint(t *testing.T, s site) {
 	key := newKey()
-	handler := s.transaction(middleware(idemhttp.Options{Fingerprint: func(*http.Request, []byte) (any, error) { return "same", nil }}),
+	handler := s.transaction(middleware(idemhttp.Options{Fingerprint: func(_ *http.Request, body []byte) (any, error) { return body[0], nil }}),
 		inserts(key))
 	for _, c := range []struct {
 		target, body string
 		want         int
-	}{{"/route", "1", 200}, {"/route", "2", 200}, {"/route?other", "1", 422}} {
+	}{{"/route", "1", 200}, {"/route", "12", 200}, {"/route", "2", 422}, {"/route?other", "1", 422}} {
 		request := httptest.NewRequest("POST", c.target, strings.NewReader(c.body))
 		request.Header.Set("Idempotency-Key", key)
 		answer := httptest.NewRecorder()
@@ -785,7 +785,7 @@ func testLeaseFailures(t *testing.T, s site) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			key := newKey()
-			options := idemhttp.Options{MaxResponse: 4, OnError: func(*http.Request, error) {}}
+			options := idemhttp.Options{MaxResponse: 4}
 			if name == "released" {
 				options.Statuses = func(int) idemhttp.Keep { return idemhttp.Keep{As: idemhttp.Released} }
 			}
