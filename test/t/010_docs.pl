@@ -149,8 +149,7 @@ my $types = slurp_file("$root/docs/reference/types.md");
 cmp_ok(scalar(@members), '>', 10, 'the extension has tables, views and a sequence');
 is(join(' ', grep { $types !~ /\b$_\b/ } @members), '', 'docs/reference/types.md names each of them');
 
-# The pictures of the page on performance are those of its tables; and what shows
-# something says it in words, too.  First the check itself.
+# What shows something says it in words, too.  First the check itself.
 sub without_words ($markdown)
 {
 	my @diagrams = $markdown =~ /^```mermaid\n(.*?)^```/msg;
@@ -158,19 +157,6 @@ sub without_words ($markdown)
 	return ((grep { length $_ < 20 } $markdown =~ /!\[([^\]]*)\]\(/g), grep { !/^\s*accTitle: \w.*\n\s*accDescr: \w/m } @diagrams);
 }
 
-SKIP:
-{
-	skip 'no python3', 2 if !-x '/usr/bin/python3';
-
-	my $drawn = PostgreSQL::Test::Utils::tempdir();
-
-	system_or_bail('/usr/bin/python3', "$root/bench/page_pictures.py", $drawn);
-	my @pictures = map { s{.*/}{}r } glob("$drawn/*.svg");
-
-	cmp_ok(scalar(@pictures), '>', 2, 'pictures are drawn');
-	is(join(' ', grep { slurp_file("$drawn/$_") ne slurp_file("$root/docs/images/$_") } @pictures), '',
-		'docs/images has the figures of docs/performance.md: else run bench/page_pictures.py');
-}
 is(scalar(my @silent = without_words("![](a)\n![A picture with enough words](b)\n```mermaid\nflowchart TD\n```\n")), 2, 'words: a sample');
 is(join(' ', grep { without_words(slurp_file("$root/$_")) } @order), '', 'each picture and diagram has its words');
 
