@@ -66,7 +66,6 @@ BEGIN
 	-- what was known before the change is noticed to be none any more
 	PERFORM idem_lookup('changed');
 	EXECUTE change;
-	RAISE NOTICE '%', change;
 	RAISE NOTICE '  begin: %', raises('SELECT idem_begin(''changed-new'')');
 	RAISE NOTICE '  replay: %', raises('SELECT idem_begin(''changed'')');
 	ROLLBACK;

@@ -13,9 +13,9 @@ CREATE FUNCTION handler_domain(handler_domain) RETURNS jsonb LANGUAGE sql AS 'SE
 CREATE PROCEDURE handler_procedure(INOUT jsonb) LANGUAGE sql AS 'SELECT $1';
 CREATE AGGREGATE handler_aggregate(jsonb) (sfunc = jsonb_concat, stype = jsonb);
 CREATE FUNCTION handler_window(jsonb) RETURNS jsonb WINDOW LANGUAGE internal AS 'window_first_value';
-SELECT handler, raises(format('SELECT idem_call(%L, ''handler-1'', ''1'')', handler))
+SELECT string_agg(handler, ' ' ORDER BY handler COLLATE "C"), raises(format('SELECT idem_call(%L, ''handler-1'', ''1'')', handler))
 FROM unnest(ARRAY['handler_two(jsonb,int)', 'handler_none()', 'handler_json(json)', 'handler_text(jsonb)', 'handler_void(jsonb)', 'handler_set(jsonb)',
-	'handler_table(jsonb)', 'handler_any(anyelement)', 'handler_variadic(jsonb[])', 'handler_domain(handler_domain)', 'handler_procedure(jsonb)', 'handler_aggregate(jsonb)', 'handler_window(jsonb)']) handler;
+	'handler_table(jsonb)', 'handler_any(anyelement)', 'handler_variadic(jsonb[])', 'handler_domain(handler_domain)', 'handler_procedure(jsonb)', 'handler_aggregate(jsonb)', 'handler_window(jsonb)']) handler GROUP BY 2;
 -- a function that never existed, or was dropped
 SELECT raises('SELECT idem_call(0::regprocedure, ''handler-1'')'), raises('SELECT idem_call(NULL, ''handler-1'')'),
 	left(raises('SELECT idem_call(''handler_missing(jsonb)'', ''handler-1'')'), 5);

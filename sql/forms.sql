@@ -1,23 +1,6 @@
 -- Every way to call the functions: positions, names, unknown literals, and
 -- an idem_operation in place of key, scope and fence.
 
--- The signatures of the contract, which clients call by name and by position.
-SELECT p.proname COLLATE "C" || '(' || pg_get_function_arguments(p.oid) || ') RETURNS ' || pg_get_function_result(p.oid)
-FROM pg_proc p JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e'
-JOIN pg_extension e ON d.refobjid = e.oid AND e.extname = 'idempotency'
-WHERE p.proname IN ('idem_begin', 'idem_complete', 'idem_fail', 'idem_release', 'idem_extend', 'idem_progress',
-	'idem_lookup', 'idem_forget', 'idem_call', 'idem_fingerprint', 'idem_step_key', 'idem_lock', 'idem_advance',
-	'idem_begin_batch', 'idem_complete_batch', 'idem_grant', 'idem_revoke')
-ORDER BY 1;
-SELECT t.typname, string_agg(l.enumlabel, ', ' ORDER BY l.enumsortorder)
-FROM pg_type t JOIN pg_enum l ON t.oid = l.enumtypid
-WHERE t.oid IN ('idempotency_status'::regtype, 'idem_outcome'::regtype) GROUP BY 1 ORDER BY 1;
-SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute
-WHERE attrelid = 'idem_operation'::regclass AND attnum > 0 ORDER BY attnum;
-SELECT string_agg(attname, ', ' ORDER BY array_position(conkey, attnum)) FROM pg_constraint
-JOIN pg_attribute ON attrelid = conrelid AND attnum = ANY (conkey)
-WHERE conrelid = 'idempotency_store'::regclass AND contype = 'p';
-
 -- Literals of unknown type mean the form with a key.
 BEGIN;
 SELECT answer(idem_begin('forms-1')), answer(idem_begin('forms-2')), answer(idem_begin('forms-3', scope => 'forms'));

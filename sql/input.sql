@@ -3,16 +3,16 @@
 CREATE FUNCTION pg_temp.handle(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1';
 
 -- Keys and scopes in every function that takes them: NULL, empty, too long, huge.
-SELECT f, (SELECT string_agg(left(raises('SELECT ' || replace(f, '?', bad)), 5), ' ')
+SELECT string_agg(f, ', ' ORDER BY f COLLATE "C"), (SELECT string_agg(left(raises('SELECT ' || replace(f, '?', bad)), 5), ' ')
 	FROM unnest(ARRAY['NULL', '''''', 'repeat(''k'', 256)', 'repeat(''k'', 10000000)']) bad)
 FROM (VALUES ('idem_begin(?)'), ('idem_begin(?, lease => ''1 s'')'), ('idem_complete(?)'), ('idem_complete(?, fence => 9223372036854775807)'),
 	('idem_fail(?)'), ('idem_release(?)'), ('idem_release(?, fence => 9223372036854775807)'), ('idem_extend(?, ''1 s'')'), ('idem_lookup(?)'),
-	('idem_call(''pg_temp.handle(jsonb)'', ?)')) v(f);
-SELECT f, (SELECT string_agg(left(raises('SELECT ' || replace(f, '?', bad)), 5), ' ')
+	('idem_call(''pg_temp.handle(jsonb)'', ?)')) v(f) GROUP BY 2;
+SELECT string_agg(f, ', ' ORDER BY f COLLATE "C"), (SELECT string_agg(left(raises('SELECT ' || replace(f, '?', bad)), 5), ' ')
 	FROM unnest(ARRAY['NULL', 'repeat(''s'', 256)', 'repeat(''s'', 10000000)']) bad)
 FROM (VALUES ('idem_begin(''k'', scope => ?)'), ('idem_complete(''k'', scope => ?)'), ('idem_fail(''k'', scope => ?)'),
 	('idem_release(''k'', ?)'), ('idem_extend(''k'', ''1 s'', ?)'), ('idem_lookup(''k'', ?)'),
-	('idem_call(''pg_temp.handle(jsonb)'', ''k'', scope => ?)')) v(f);
+	('idem_call(''pg_temp.handle(jsonb)'', ''k'', scope => ?)')) v(f) GROUP BY 2;
 SELECT raises('SELECT idem_begin(NULL)'), raises('SELECT idem_begin('''')'), raises('SELECT idem_begin(repeat(''k'', 256))'),
 	raises('SELECT idem_begin(''k'', scope => NULL)'), raises('SELECT idem_begin(''k'', scope => repeat(''s'', 256))');
 

@@ -14,7 +14,6 @@ BEGIN
 	FOREACH call IN ARRAY ARRAY['SELECT idem_begin(''key-new'')', 'SELECT idem_begin(''key-done'')', 'SELECT idem_lookup(''key-done'')', 'SELECT idem_begin(''key-leased'', lease => ''1 hour'')', 'SELECT idem_gc()'] LOOP
 		seen := seen || raises_in_full(call);
 	END LOOP;
-	RAISE NOTICE '%', change;
 	RAISE NOTICE '  % of % calls: %', cardinality(array_positions(seen, seen[1])), cardinality(seen), regexp_replace(seen[1], '\n  HINT.*', '');
 	ROLLBACK;
 END
@@ -47,7 +46,6 @@ CALL key_refused('CREATE TABLE key_child () INHERITS (idempotency_store); CREATE
 CREATE PROCEDURE key_taken(change text) LANGUAGE plpgsql AS $$
 BEGIN
 	EXECUTE change;
-	RAISE NOTICE '%', change;
 	RAISE NOTICE '  %, %', answer(idem_begin('key-done')), answer(idem_begin('key-leased', lease => '1 hour'));
 	PERFORM idem_complete('key-leased', '2', fence => (SELECT fence FROM idempotency_store WHERE idempotency_key = 'key-leased'));
 	RAISE NOTICE '  %', answer(idem_lookup('key-leased'));

@@ -64,12 +64,7 @@ SELECT idem_lookup('levels-5') IS NULL;
 -- the same function works outside of one
 SELECT levels_run(1, 'SELECT idem_begin(''levels-6'', lease => ''1 hour'')'), answer(idem_lookup('levels-6'));
 
--- Nothing that begins or ends runs in a parallel worker.
-SELECT proname COLLATE "C", provolatile, proparallel FROM pg_proc
-WHERE proname IN ('idem_begin', 'idem_complete', 'idem_fail', 'idem_release', 'idem_extend', 'idem_call', 'idem_fingerprint', 'idem_step_key')
-ORDER BY 1, oid;
-SELECT proparallel IN ('r', 'u'), provolatile <> 'i' FROM pg_proc WHERE proname = 'idem_lookup';
--- they are immutable: an index can be built on them
+-- Two functions are immutable: an index can be built on them.
 CREATE TABLE levels_index (request jsonb, step text);
 CREATE INDEX ON levels_index (idem_fingerprint(request), idem_step_key('key', step));
 DROP TABLE levels_index;

@@ -59,4 +59,3 @@ ROLLBACK;
 CREATE TABLE resource_table AS SELECT 1 AS n;
 CREATE FUNCTION resource_queue(n int) RETURNS int LANGUAGE plpgsql IMMUTABLE SET search_path = public AS 'BEGIN PERFORM idem_advance(''stream 1'', 1000); RETURN n; END';
 SELECT raises('CREATE INDEX ON resource_table (resource_queue(n))');
-SELECT proname COLLATE "C", provolatile, proparallel FROM pg_proc WHERE proname IN ('idem_lock', 'idem_advance', 'idem_begin_batch', 'idem_complete_batch') ORDER BY 1;
