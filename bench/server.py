@@ -27,19 +27,19 @@ def run(command, **options):
 
 
 @contextlib.contextmanager
-def of_version(version, *more):
-    """A server in a chroot that has this version, with settings; yields the environment that
-    leads to it. It goes away when its input ends."""
-    settings = ('shared_buffers = 1GB', 'max_wal_size = 4GB', 'checkpoint_timeout = 1h', 'max_connections = 200', *more)
+def of_version(version):
+    """A server in a chroot that has this version; yields the environment that leads to it. It
+    goes away when its input ends."""
+    settings = ('shared_buffers = 1GB', 'max_wal_size = 4GB', 'checkpoint_timeout = 1h', 'max_connections = 200')
     root = os.path.dirname(FOLDER)
     command = [os.path.join(root, 'dev', 'chroot'), str(version), 'dev/throwaway-server',
                *(part for setting in settings for part in ('--conf', setting)),
-               'sh', '-c', 'echo "server: $PGHOST $PGPORT $PGDATA"; cat >/dev/null']
+               'sh', '-c', 'echo "server: $PGHOST $PGPORT"; cat >/dev/null']
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as held:
         for line in held.stdout:
             if line.startswith('server: '):
-                _, host, port, data = line.split()
-                yield {'PGHOST': host, 'PGPORT': port, 'PGUSER': 'postgres', 'PGDATABASE': 'postgres', 'PGDATA': data}
+                _, host, port = line.split()
+                yield {'PGHOST': host, 'PGPORT': port, 'PGUSER': 'postgres', 'PGDATABASE': 'postgres'}
                 return
     raise BenchError(f'no server of PostgreSQL {version}: dev/chroot says why')
 
