@@ -4,6 +4,7 @@ import static org.junit.jupiter.api.Assertions.*;
 
 import jakarta.servlet.http.Cookie;
 import jakarta.servlet.http.HttpServletRequest;
+import jakarta.servlet.http.HttpServletRequestWrapper;
 import jakarta.servlet.http.HttpServletResponse;
 import java.io.IOException;
 import java.lang.reflect.Proxy;
@@ -164,6 +165,17 @@ class WrappersTest {
         for (String other : new String[] {null, "text/plain"}) {
             assertEquals(Set.of("a"), request(other, null, "b=1").getParameterMap().keySet());
         }
+    }
+
+    @Test
+    void whatTheContainerCannotReadIsNoMistakeOfTheHandler() {
+        var broken = new HttpServletRequestWrapper(container(HttpServletRequest.class, Map.of())) {
+            @Override
+            public Map<String, String[]> getParameterMap() {
+                throw new IllegalStateException("as Tomcat throws it");
+            }
+        };
+        assertThrows(ReceivedRequest.Unreadable.class, () -> new ReceivedRequest(broken, new byte[0]).getParameter("a"));
     }
 
     @Test
