@@ -198,7 +198,5 @@ def translate(error: BaseException) -> BaseException:
         quiet.sqlstate = state
         return quiet
     if state in BY_STATE and not isinstance(error, IdempotencyError):
-        own = BY_STATE[state](MESSAGES[state])
-        own.__cause__ = error
-        return own
+        return BY_STATE[state](MESSAGES[state])
     return error

@@ -97,8 +97,12 @@ def test_no_error_quotes_a_request_or_a_response(case, key):
 def test_what_rolls_back_leaves_nothing(case, key, effects):
     async def test(idem, on):
         async def declines(tx, operation):
-            await catches(tx)
+            await on.insert(tx, key)
             raise Declined(402, {"no": 1}, headers={"a": "b"}, body=b"\0\xff")
+
+        async def declines_spoiled(tx, operation):
+            await catches(tx)
+            raise Declined(409)
 
         async def breaks(tx, operation):
             await on.insert(tx, key)
@@ -121,6 +125,7 @@ def test_what_rolls_back_leaves_nothing(case, key, effects):
             assert (one.outcome, one.code, one.payload, one.headers, one.body, one.retry_after) == (
                 "FAILED", 402, {"no": 1}, {"a": "b"}, b"\0\xff", None)
         assert (first.replayed, again.replayed) == (False, True)
+        assert (await idem.transaction(key + "s", None, declines_spoiled)).code == 409
         with pytest.raises(KeyError, match="the work's own"):
             await idem.transaction(key + "e", None, breaks)
         with pytest.raises(CommitRolledBack):
