@@ -82,7 +82,7 @@ test('a plain function runs once for its key', async (t) => {
   const { pool, idempotency } = idempotencyFor(t)
   const pay = idempotency.idempotent(async function pay({ tx, operation }, order, amount) {
     await effect(tx, order)
-    if (amount > 1000) throw new Declined(402, { reason: 'declined' })
+    if (amount > 1000) throw new Declined(402, { reason: 'declined' }, { headers: { 'X-A': 'b' }, body: 'no', retryAfter: 60_000 })
     return { order, amount, attempt: operation.attempt }
   }, { key: (order) => order, scope: 'functions' })
   const order = newKey()
@@ -92,7 +92,11 @@ test('a plain function runs once for its key', async (t) => {
   assert.equal(await effects(pool, order), 1)
   const large = newKey()
   for (let i = 0; i < 2; i++) {
-    await assert.rejects(pay(large, 2000), (error) => error instanceof Declined && error.response.code === 402)
+    await assert.rejects(pay(large, 2000), (error) => {
+      const { code, headers, body } = error.response
+      assert.deepEqual([code, headers, String(body), error.retryAfter > 0], [402, { 'X-A': 'b' }, 'no', true])
+      return error instanceof Declined
+    })
   }
 })
 
@@ -105,10 +109,10 @@ test('functions do not share operations, and each needs a name', async (t) => {
   const order = newKey()
   assert.deepEqual([await charge(order), await ship(order), await again(order)], ['charged', 'shipped', 'shipped'])
   assert.throws(() => idempotency.idempotent(() => 1, options), BadArgument)
-  assert.throws(() => idempotency.idempotent(() => 1, { ...options, name: '' }), BadArgument)
+  for (const name of ['', null]) assert.throws(() => idempotency.idempotent(() => 1, { ...options, name }), BadArgument)
   // as a minifier renames it, and other functions
-  for (const run of [function uz() {}, function uz() {}.bind(null), { default: () => {} }.default]) {
-    assert.throws(() => idempotency.idempotent(run, options), { code: 'ID400', message: /"(bound )?(uz|default)".*"name"/ })
+  for (const run of [function uz() {}, function uz() {}.bind(null).bind(null), { default: () => {} }.default]) {
+    assert.throws(() => idempotency.idempotent(run, options), { code: 'ID400', message: /"(bound )*(uz|default)".*"name"/ })
   }
   assert.throws(() => idempotency.idempotent((() => {}).bind(null), options), BadArgument)
   assert.equal(await idempotency.idempotent(function u() { return 'sent' }, { ...options, name: 'u' })(order), 'sent')
