@@ -38,7 +38,8 @@ final class LeasedAttempt {
             throw hasBegun ? reason : released(reason);
         } catch (Exception error) {
             if (heartbeat.isLost()) {
-                throw new IdempotencyException.LeaseLost(error);
+                IdempotencyException.LeaseLost lost = new IdempotencyException.LeaseLost(error);
+                throw hasBegun ? lost : released(lost);
             }
             throw error;
         }
@@ -64,7 +65,11 @@ final class LeasedAttempt {
         return begin(lease, work);
     }
 
+    /** The answer to the begin may come after the lease, and that of the finder, too. */
     private <X extends Exception> Completion begin(Lease lease, LeasedWork<X> work) throws X {
+        if (lease.isLost()) {
+            throw new IdempotencyException.LeaseLost(null);
+        }
         hasBegun = true;
         return work.run(lease);
     }

@@ -8,6 +8,7 @@ import java.time.Duration;
 import java.util.Collections;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.locks.LockSupport;
+import javax.sql.DataSource;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -215,6 +216,21 @@ class LeaseTest extends OnServer {
         assertFalse(events.contains(Event.Type.DECLINED));
         assertEquals(1, Collections.frequency(events, Event.Type.LEASE_LOST));
         assertEquals(0, effects());
+    }
+
+    /** The pool had no connection for so long. */
+    @Test
+    void noWorkBeginsAfterTheLease() {
+        var slow = (DataSource) java.lang.reflect.Proxy.newProxyInstance(DataSource.class.getClassLoader(), new Class<?>[] {DataSource.class},
+                (self, method, arguments) -> {
+                    LockSupport.parkNanos(Duration.ofMillis(600).toNanos());
+                    return method.invoke(pool, arguments);
+                });
+        var client = new Idempotency(Transactions.of(slow), once.options());
+        assertThrows(IdempotencyException.LeaseLost.class, () -> client.lease(Call.of(key).withLease(Duration.ofMillis(500)), lease -> {
+            throw new AssertionError("the work has begun");
+        }));
+        assertNull(once.lookup(Call.of(key)));
     }
 
     /** The work does not heed the interrupt, which ends with it. */
