@@ -33,7 +33,7 @@ export function answered(settings, operation) {
 
 /**
  * The answer of work that has just been completed. Its payload is as JSON has it, so that it equals that of its replays.
- * @param {import('./sql.js').Operation} operation
+ * @param {Pick<import('./sql.js').Operation, 'takenOver'> & {attempt: number | null}} operation
  * @param {import('./response.js').Response} response
  * @returns {Result}
  */

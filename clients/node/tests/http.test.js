@@ -572,6 +572,31 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
       assert.deepEqual([(await post(key)).body, (await post(key)).body, await effects(pool, key)], ['charged', 'charged', 1])
     })
 
+    test('a lease whose writes decline answers so, with a key and without', async (t) => {
+      const key = newKey()
+      const decline = async (tx) => {
+        await effect(tx, key)
+        throw new Declined(402, { reason: 'no money' })
+      }
+      const { pool, post } = await server(t, () => ({ status: 201, body: 'charged', writes: decline }), { style: 'lease', required: false })
+      for (const answer of [await post(key), await post(key), await post()]) {
+        assert.deepEqual([answer.status, answer.body], [402, '{"reason":"no money"}'])
+      }
+      assert.equal(await effects(pool, key), 0)
+    })
+
+    for (const [what, headers] of [['name of a header', { 'a b': '1' }], ['header', { 'X-A': 'a\r\nb' }]]) {
+      test(`who declines with a ${what} that HTTP cannot carry gets a 500, and stores nothing`, async (t) => {
+        const keys = [newKey(), newKey()]
+        const declined = () => { throw new Declined(402, {}, { headers }) }
+        const { pool, status } = await server(t, declined, { required: false })
+        const leased = await server(t, () => ({ writes: declined }), { style: 'lease' })
+        assert.deepEqual([await status(), await status(keys[0]), await leased.status(keys[1])], [500, 500, 500])
+        const { rows } = await pool.query("SELECT 1 FROM idempotency_store WHERE idempotency_key = ANY ($1) AND status <> 'PENDING'", [keys])
+        assert.deepEqual(rows, [])
+      })
+    }
+
     // Hono sends no reason phrase.
     if (framework === 'hono') return
     for (const reason of ['Łódź', 'a\r\nSet-Cookie: b', 'a\0']) {

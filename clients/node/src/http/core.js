@@ -5,6 +5,7 @@ import { BadArgument, Declined, NotDone } from '../errors.js'
 import { Completion } from '../lease.js'
 import { optionsOf, telling } from '../options.js'
 import { Json, checkMilliseconds, toInterval } from '../response.js'
+import { completed } from '../result.js'
 import { isTransient } from '../retry.js'
 import { isText } from '../sql.js'
 import { abandoning } from '../transaction.js'
@@ -164,7 +165,7 @@ export class HttpIdempotency {
     try {
       const key = await this.#isCovered(exchange) ? await this.#key(exchange) : undefined
       return key === undefined
-        ? await this.#runPlain(style, invoke)
+        ? await this.#runPlain(style, invoke).catch((error) => this.#refusal(error))
         : await this.#runOnce(exchange, key, style, invoke, answerTo)
     } catch (error) {
       return this.problem(error, exchange.request, answerTo(error))
@@ -190,12 +191,23 @@ export class HttpIdempotency {
     const perform = async (context) => {
       live = undefined
       const answer = await this.#limited(invoke, context).catch((error) => {
-        if (error instanceof Declined) checkStatus(error.response.code ?? 422)
+        if (error instanceof Declined) this.#refusal(error)
         throw style === 'transaction' ? asRefusal(error, answerTo) : error
       })
       live = answer
-      return this.#ended(answer, style)
+      return this.#ended({ ...answer, writes: writesOf(answer) }, style)
     }
+    // Writes that decline have another answer than the handler's.
+    const writesOf = (/** @type {HandlerAnswer<Tx>} */ { writes, ...answer }) => writes && (async (/** @type {Tx} */ tx) => {
+      live = undefined
+      try {
+        await writes(tx)
+      } catch (error) {
+        this.#refusal(error)
+        throw error
+      }
+      live = answer
+    })
     const request = await this.#fingerprint(exchange)
     const options = await this.#callOptions(exchange)
     const result = style === 'transaction'
@@ -203,7 +215,7 @@ export class HttpIdempotency {
       : await this.#idempotency.lease(key, request, (operation, signal) => perform({ operation, signal }), options)
     if (result.outcome === 'IN_PROGRESS') throw inProgress(result.retryAfter)
     const answer = live && !result.replayed ? live : fromStored(result, this.#options.marker)
-    checkStatus(answer.status)
+    checkSendable(answer)
     return { ...answer, headers: { ...answer.headers, ...await this.#lifetime(key, options.scope) } }
   }
 
@@ -256,6 +268,17 @@ export class HttpIdempotency {
     })
   }
 
+  // The answer of who declines. Throws where HTTP cannot carry it, and any other error as it is.
+  #refusal(error) {
+    if (!(error instanceof Declined)) throw error
+    const { response, retryAfter } = error
+    const answer = fromStored({
+      ...completed({ attempt: null, takenOver: false }, response), outcome: 'FAILED', retryAfter: typeof retryAfter === 'number' ? retryAfter : null,
+    }, this.#options.marker)
+    checkSendable(answer)
+    return answer
+  }
+
   // The handler's answer, if it comes in time and is one that can be stored.
   async #limited(invoke, context) {
     const { timeout, maxResponse } = this.#options
@@ -271,14 +294,8 @@ export class HttpIdempotency {
     })
     try {
       const answer = /** @type {HandlerAnswer} */ (await Promise.race([invoke({ ...context, signal }), timeUp]))
-      checkStatus(answer.status)
       if (answer.body.length > maxResponse) throw responseTooLarge()
-      // What HTTP cannot carry: Node finds out when it sends, after COMMIT.
-      if (answer.statusMessage !== undefined) validateHeaderValue('statusMessage', answer.statusMessage)
-      for (const [name, value] of Object.entries(answer.headers)) {
-        validateHeaderName(name)
-        validateHeaderValue(name, /** @type {string} */ (value))
-      }
+      checkSendable(answer)
       return { ...answer, live: true }
     } finally {
       done.abort()
@@ -404,8 +421,14 @@ function isFinal(status) {
   return Number.isInteger(status) && status >= 200 && status <= 999
 }
 
-function checkStatus(status) {
+// What HTTP cannot carry: Node finds out when it sends, after COMMIT.
+function checkSendable(/** @type {import('./problem.js').Answer} */ { status, statusMessage, headers }) {
   if (!isFinal(status)) throw new Error(`a route that runs once cannot answer ${status}`)
+  if (statusMessage !== undefined) validateHeaderValue('statusMessage', statusMessage)
+  for (const [name, value] of Object.entries(headers)) {
+    validateHeaderName(name)
+    validateHeaderValue(name, /** @type {string} */ (value))
+  }
 }
 
 function causeOf(error) {
