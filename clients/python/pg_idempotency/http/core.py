@@ -17,8 +17,8 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 
 from ..errors import BadArgument, Declined, NotDone
 from ..hooks import logger
-from ..model import (COMPLETED, IN_PROGRESS, Completion, Duration, Json, Operation, Response, Result, maybe_seconds, seconds,
-                     to_json)
+from ..model import (COMPLETED, FAILED, IN_PROGRESS, Completion, Duration, Json, Operation, Response, Result, maybe_seconds,
+                     seconds, to_json)
 from ..retry import seconds_until
 from .fingerprint import NotJson, fingerprint
 from .key import BadKey, read_key
@@ -214,7 +214,8 @@ class Admitted:
 class Served:
     """One request's way: the replies of its handler, of which the last one counts.
 
-    ``is_kept``: that one is stored, by a COMMIT that is known.
+    ``ends``: the outcome of the operation that has this reply. Writes of a lease that decline have another one.
+    ``is_kept``: it is stored, by a COMMIT that is known.
     """
 
     def __init__(self, core: "Core", admitted: Admitted) -> None:
@@ -222,6 +223,7 @@ class Served:
         self.admitted = admitted
         self.options = admitted.options
         self.reply: Optional[Reply] = None
+        self.ends = COMPLETED
         self.is_kept = False
 
     def outcome(self, exchange: Exchange, reply: Reply) -> Any:
@@ -237,6 +239,7 @@ class Served:
             released = reply.status < 500 if self.options.lease is None else store.end == "release"
             raise Released(reply) if released else NotStored(reply)
         headers = kept_headers(self.options, reply.headers)
+        self.ends = FAILED if store.end == "fail" else COMPLETED
         if store.end == "fail":
             raise Declined(reply.status, headers=headers, body=reply.body, retry_after=retry_after_of(reply.headers),
                            retention=maybe_seconds("retention", store.retention))
@@ -259,7 +262,7 @@ class Served:
         """The answer to the client: the handler's own where it ran to its end, else what is stored."""
         if result.outcome == IN_PROGRESS:
             return self.core.problem_reply(in_progress(result.retry_after), self.options)
-        if not result.replayed and self.reply is not None:
+        if not result.replayed and self.reply is not None and result.outcome == self.ends:
             self.is_kept = True
             return self.reply
         check_status(result.code or 200)
