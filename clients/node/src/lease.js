@@ -212,12 +212,13 @@ async function replay(settings, operation, lost, { isTold }) {
   return answered(settings, stored)
 }
 
-// The stored end; null: none. Where the heartbeat could not reach the database, it is asked once more, and no longer waited for.
+// The stored end; null: none. One that began at another time is another operation's: the key was used anew, maybe for another request.
+// Where the heartbeat could not reach the database, it is asked once more, and no longer waited for.
 async function lookUp(settings, operation, isTold) {
   const { scope, key } = operation
   const ask = () => alone(settings, operation, settings.sql.lookup(operation))
   const [{ rows: [row] }] = await (isTold ? ask() : retrying(settings, { scope, key }, ask))
   const found = toOperation(row)
   const ended = found.outcome === 'COMPLETED' || found.outcome === 'FAILED'
-  return ended ? found : null
+  return ended && found.created === operation.created ? found : null
 }

@@ -31,6 +31,7 @@ const COLUMNS = `outcome::text, idempotency_key, scope, attempt::text, taken_ove
  * @property {unknown} payload undefined: none was stored
  * @property {Buffer | null} body
  * @property {string | null} record of a replay: names the stored record. Another one where the operation ran anew
+ * @property {string | null} created when its first attempt began, in microseconds since 1970
  */
 
 /**
@@ -54,6 +55,7 @@ export function toOperation([outcome, key, scope, attempt, takenOver, replayed, 
     payload: payload === null ? undefined : JSON.parse(payload),
     body: body === null ? null : Buffer.from(body, 'hex'),
     record: replayed === 'true' ? toRecord(scope, key, created) : null,
+    created,
   }
 }
 

@@ -375,6 +375,16 @@ test('a lease that another attempt owns is LeaseLost', async (t) => {
   assert.equal(await effects(pool, key), 0)
 })
 
+test('a lost lease gets no answer of another operation with its key', async (t) => {
+  const { pool, idempotency } = idempotencyFor(t)
+  const key = newKey()
+  await assert.rejects(idempotency.lease(key, 'mine', async () => {
+    await pool.query('DELETE FROM idempotency_store WHERE idempotency_key = $1', [key])
+    await idempotency.lease(key, 'another', () => 'theirs')
+    return 'ours'
+  }), LeaseLost)
+})
+
 test('an end that is stored, and whose answer is lost, is replayed', async (t) => {
   const proxy = await Proxy.forTest(t)
   const lost = []

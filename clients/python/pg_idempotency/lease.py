@@ -31,7 +31,7 @@ def lease(settings: Settings, call: Call, work: Callable[..., Any]) -> Flow:
             raise
         settings.emit("lease_lost", call, attempt=operation.attempt)
         try:
-            ended = yield from ended_result(settings, call)
+            ended = yield from ended_result(settings, call, operation)
         except Exception:
             ended = None    # the database says nothing now
         if ended is None:
@@ -191,13 +191,17 @@ def release(settings: Settings, call: Call, operation: Operation) -> Flow:
         return
 
 
-def ended_result(settings: Settings, call: Call) -> Flow:
-    """The stored end of an operation whose lease was lost: ours, if only its answer was lost. None: no end yet."""
+def ended_result(settings: Settings, call: Call, ours: Operation) -> Flow:
+    """The stored end of an operation whose lease was lost: ours, if only its answer was lost. None: no end yet, or the
+    key was used anew since, maybe for another request.
+    """
     answer = yield from retrying(
         settings, call, lambda: one_statement(settings.functions.lookup(call), limit=patience(call)))
     if answer.rows[0][0] not in (COMPLETED, FAILED):
         return None
     operation = operation_from_row(answer.rows[0])
+    if operation.created != ours.created:
+        return None
     announce_begin(settings, call, operation)
     result: Result = stored_result(operation)
     return result

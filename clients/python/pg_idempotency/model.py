@@ -39,7 +39,7 @@ class Operation:
     ``code``, ``headers``, ``payload`` and ``body``: the stored Response. ``record``: see Result.
     ``taken_over``: an earlier leased attempt ran out without an end, so its outside effects are unknown.
     ``fence``: the fencing token of a leased attempt, None without a lease. ``lease_left``: how long its lease lasts by the
-    server, which may be less than was asked for.
+    server, which may be less than was asked for. ``created``: when its first attempt began, in microseconds since 1970.
     """
 
     outcome: str
@@ -56,6 +56,7 @@ class Operation:
     body: Optional[bytes] = None
     record: Optional[str] = None
     lease_left: Optional[float] = None
+    created: Optional[int] = None
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,7 @@ def operation_from_row(row: Sequence[Any]) -> Operation:
         headers=None if headers is None else json.loads(headers),
         payload=None if payload is None else json.loads(payload),
         body=None if body is None else bytes.fromhex(body),
-        record=record_of(scope, key, created) if replayed else None)
+        record=record_of(scope, key, created) if replayed else None, created=created)
 
 
 def record_of(scope: str, key: str, created: int) -> str:

@@ -176,6 +176,17 @@ def test_a_lost_lease_without_an_end_is_an_error(pool, key, admin, effects):
     assert effects() == 0
 
 
+def test_a_lost_lease_gets_no_answer_of_another_operation_with_its_key(pool, key, admin):
+    idem = Idempotency(pool)
+
+    def work(operation, signal):
+        admin.execute("DELETE FROM idempotency_store WHERE idempotency_key = %s", (key,))
+        idem.lease(key, "another", lambda *given: "theirs", lease=30)
+        return "ours"
+    with pytest.raises(LeaseLost):
+        idem.lease(key, "mine", work, lease=30)
+
+
 def test_a_lost_lease_cancels_a_task(run, key, admin, effects):
     clock = FakeClock()
 

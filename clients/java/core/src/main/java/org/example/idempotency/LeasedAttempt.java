@@ -127,6 +127,9 @@ final class LeasedAttempt {
 
     private Result replay(IdempotencyException.LeaseLost lost, boolean isTold) {
         Operation stored = client.lookup(call);
+        if (stored != null && !stored.createdAt().equals(operation.createdAt())) {
+            stored = null; // the key was used anew, maybe for another request
+        }
         boolean isOurs = stored != null && stored.attempt() == operation.attempt() && stored.outcome() != Outcome.IN_PROGRESS;
         if (!isOurs && !isTold) {
             client.tell(Event.Type.LEASE_LOST, call, operation.attempt(), lost);

@@ -218,6 +218,16 @@ class LeaseTest extends OnServer {
         assertEquals(0, effects());
     }
 
+    /** The record has gone since, by its expiry or by idem_forget. */
+    @Test
+    void aLostLeaseGetsNoAnswerOfAnotherOperationWithItsKey() {
+        assertThrows(IdempotencyException.LeaseLost.class, () -> once.lease(Call.of(key).withRequest("\"mine\""), lease -> {
+            sql("DELETE FROM idempotency_store WHERE idempotency_key = '" + key + "'");
+            once.lease(Call.of(key).withRequest("\"another\""), other -> done());
+            return done();
+        }));
+    }
+
     /** The pool had no connection for so long. */
     @Test
     void noWorkBeginsAfterTheLease() {
