@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"log"
-	"slices"
 	"time"
 
 	"example.org/idempotency"
@@ -59,19 +58,19 @@ func Consume[Tx any](ctx context.Context, group sarama.ConsumerGroup, producer s
 	if options.Topic == "" || options.Group == "" || options.Handle == nil {
 		return errors.New("idemkafka: Topic, Group and Handle are required")
 	}
-	if !slices.IsSorted(options.Delays) {
-		return broker.ErrDelays
+	policy, err := broker.Policy{Queue: options.Topic + "." + options.Group, Tries: options.Tries, Delays: options.Delays}.Checked()
+	if err != nil {
+		return err
 	}
 	if options.DeadTopic == "" {
-		options.DeadTopic = options.Topic + "." + options.Group + ".dead"
+		options.DeadTopic = policy.Queue + ".dead"
 	}
 	if options.OnError == nil {
 		options.OnError = func(err error, _ *sarama.ConsumerMessage) {
 			log.Printf("idemkafka: a message of %s: %v", options.Topic, err)
 		}
 	}
-	c := &consumer{Options: options, producer: producer, owns: client.OwnsDeadLetter, clock: client.Clock(),
-		policy: broker.Policy{Tries: options.Tries, Delays: options.Delays}.WithDefaults()}
+	c := &consumer{Options: options, producer: producer, policy: policy, owns: client.OwnsDeadLetter, clock: client.Clock()}
 	for ctx.Err() == nil {
 		if err := group.Consume(ctx, []string{c.Topic}, c); err != nil && ctx.Err() == nil {
 			return fmt.Errorf("idemkafka: %w", err)
@@ -127,7 +126,7 @@ func (c *consumer) settle(ctx context.Context, message *sarama.ConsumerMessage) 
 }
 
 func (c *consumer) decide(ctx context.Context, message *sarama.ConsumerMessage, tries int) broker.Decision {
-	at := broker.Position{Queue: c.Topic + "." + c.Group, Name: fmt.Sprintf("%d/%d", message.Partition, message.Offset), Tries: tries}
+	at := broker.Position{Name: fmt.Sprintf("%d/%d", message.Partition, message.Offset), Tries: tries}
 	return c.policy.DecideByPosition(ctx, at, c.owns, func(err error) { c.OnError(err, message) },
 		func() (*idempotency.Result, error) { return c.Handle(ctx, message) })
 }

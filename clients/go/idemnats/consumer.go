@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"log"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -108,10 +107,10 @@ func Consume[Tx any](ctx context.Context, js nats.JetStreamContext, client *idem
 	if options.Stream == "" || options.Durable == "" || options.Handle == nil {
 		return errors.New("idemnats: Stream, Durable and Handle are required")
 	}
-	if !slices.IsSorted(options.Delays) {
-		return broker.ErrDelays
+	policy, err := broker.Policy{Queue: options.Stream + "-" + options.Durable, Tries: options.Tries, Delays: options.Delays}.Checked()
+	if err != nil {
+		return err
 	}
-	policy := broker.Policy{Tries: options.Tries, Delays: options.Delays}.WithDefaults()
 	c := &consumer{Options: withDefaults(options), jetstream: js, policy: policy, owns: client.OwnsDeadLetter, clock: client.Clock(),
 		elsewhere: elsewhere{times: map[uint64]int{}}}
 	if err := c.make(); err != nil {
@@ -194,7 +193,7 @@ func (c *consumer) decide(ctx context.Context, message *nats.Msg, about *nats.Ms
 	}
 	stop := broker.Repeat(c.clock, c.AckWait/3, func() { c.beat(message) })
 	defer stop()
-	at := broker.Position{Queue: c.Stream + "-" + c.Durable, Name: strconv.FormatUint(about.Sequence.Stream, 10),
+	at := broker.Position{Name: strconv.FormatUint(about.Sequence.Stream, 10),
 		Tries: deliveries - 1}
 	return c.policy.DecideByPosition(ctx, at, c.owns, func(err error) { c.OnError(err, message) },
 		func() (*idempotency.Result, error) { return c.Handle(ctx, message) })

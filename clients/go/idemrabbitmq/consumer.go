@@ -16,7 +16,6 @@ import (
 	"errors"
 	"fmt"
 	"log"
-	"slices"
 	"sync"
 	"time"
 
@@ -56,16 +55,16 @@ func Consume[Tx any](ctx context.Context, conn *amqp.Connection, client *idempot
 	if options.Queue == "" || options.Handle == nil {
 		return errors.New("idemrabbitmq: Queue and Handle are required")
 	}
-	if !slices.IsSorted(options.Delays) {
-		return broker.ErrDelays
+	policy, err := policyOf(options)
+	if err != nil {
+		return err
 	}
 	ch, err := conn.Channel()
 	if err != nil {
 		return fmt.Errorf("idemrabbitmq: %w", err)
 	}
 	defer ch.Close()
-	c := &consumer{options: withDefaults(options), channel: ch, owns: client.OwnsDeadLetter}
-	c.policy = broker.Policy{Tries: c.options.Tries, Delays: c.options.Delays}
+	c := &consumer{options: withDefaults(options), policy: policy, channel: ch, owns: client.OwnsDeadLetter}
 	if err := c.run(ctx); err != nil {
 		return fmt.Errorf("idemrabbitmq: %w", err)
 	}
@@ -80,9 +79,11 @@ type consumer struct {
 	owns      broker.Owns
 }
 
+func policyOf(options Options) (broker.Policy, error) {
+	return broker.Policy{Queue: options.Queue, Tries: options.Tries, Delays: options.Delays}.Checked()
+}
+
 func withDefaults(options Options) Options {
-	policy := broker.Policy{Tries: options.Tries, Delays: options.Delays}.WithDefaults()
-	options.Tries, options.Delays = policy.Tries, policy.Delays
 	options.Prefetch = option.Or(options.Prefetch, 10)
 	options.DeliveryLimit = option.Or(options.DeliveryLimit, 20)
 	if options.OnError == nil {
@@ -181,7 +182,7 @@ func (c *consumer) fail(ctx context.Context, message amqp.Delivery, failure *ide
 		}
 		return c.rename(ctx, message, tries+1)
 	}
-	at := broker.Position{Queue: c.options.Queue, Name: name, Tries: tries}
+	at := broker.Position{Name: name, Tries: tries}
 	return c.settle(ctx, message, c.policy.DecideFailure(ctx, at, failure, c.owns, func(err error) { c.options.OnError(err, message) }))
 }
 

@@ -21,6 +21,10 @@ const nameHeader = "x-idempotency-name"
 // arguments.
 func Declare(ch *amqp.Channel, options Options) error {
 	options = withDefaults(options)
+	policy, err := policyOf(options)
+	if err != nil {
+		return err
+	}
 	queue := options.Queue
 	dead := amqp.Table{"x-queue-type": "quorum"}
 	if _, err := ch.QueueDeclare(queue+".dead", true, false, false, false, dead); err != nil {
@@ -31,7 +35,7 @@ func Declare(ch *amqp.Channel, options Options) error {
 	if _, err := ch.QueueDeclare(queue, true, false, false, false, moves); err != nil {
 		return err
 	}
-	for _, delay := range options.Delays {
+	for _, delay := range policy.Delays {
 		moves := movesTo(queue)
 		moves["x-message-ttl"] = delay.Milliseconds()
 		if _, err := ch.QueueDeclare(againQueue(queue, delay), true, false, false, false, moves); err != nil {

@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"log"
 	"regexp"
-	"slices"
 	"strings"
 	"time"
 
@@ -82,11 +81,12 @@ func Consume[Tx any](ctx context.Context, pool Pool, client *idempotency.Client[
 	if options.Stream == "" || options.Group == "" || options.Handle == nil {
 		return errors.New("idemredis: Stream, Group and Handle are required")
 	}
-	if !slices.IsSorted(options.Delays) {
-		return broker.ErrDelays
+	policy, err := broker.Policy{Queue: options.Stream + "." + options.Group, Tries: options.Tries, Delays: options.Delays}.Checked()
+	if err != nil {
+		return err
 	}
-	c := &consumer{Options: withDefaults(options), pool: pool, owns: client.OwnsDeadLetter, clock: client.Clock(), name: rand.Text(),
-		policy: broker.Policy{Tries: options.Tries, Delays: options.Delays}.WithDefaults(), keys: keysOf(options.Stream, options.Group)}
+	c := &consumer{Options: withDefaults(options), pool: pool, policy: policy, owns: client.OwnsDeadLetter, clock: client.Clock(), name: rand.Text(),
+		keys: keysOf(options.Stream, options.Group)}
 	if err := c.make(); err != nil {
 		return fmt.Errorf("idemredis: %w", err)
 	}
@@ -215,7 +215,7 @@ func (c *consumer) decide(ctx context.Context, entry Entry) broker.Decision {
 	}
 	stop := broker.Repeat(c.clock, c.Idle/3, func() { c.beat(entry) })
 	defer stop()
-	at := broker.Position{Queue: c.Stream + "." + c.Group, Name: entry.ID, Tries: entry.Tries}
+	at := broker.Position{Name: entry.ID, Tries: entry.Tries}
 	return c.policy.DecideByPosition(ctx, at, c.owns, func(err error) { c.OnError(err, entry) },
 		func() (*idempotency.Result, error) { return c.Handle(ctx, entry) })
 }

@@ -4,8 +4,10 @@ package broker
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"example.org/idempotency"
 	"example.org/idempotency/internal/option"
@@ -17,6 +19,8 @@ const TriesHeader = "x-idempotency-tries"
 
 // Policy bounds the errors of one message.
 type Policy struct {
+	// Queue is the name under which messages own their dead letters.
+	Queue string
 	// Tries: after so many errors the message is a dead letter; 0: 20.
 	Tries int
 	// Delays are the waits after the first error, the second, and so on; the last is
@@ -24,17 +28,26 @@ type Policy struct {
 	Delays []time.Duration
 }
 
-// WithDefaults fills in what was not given.
-func (p Policy) WithDefaults() Policy {
+// Checked fills in what was not given. Its errors are those of a consumer that cannot begin.
+func (p Policy) Checked() (Policy, error) {
 	p.Tries = option.Or(p.Tries, 20)
 	if len(p.Delays) == 0 {
 		p.Delays = []time.Duration{time.Second, 10 * time.Second, time.Minute}
 	}
-	return p
+	switch {
+	case !slices.IsSorted(p.Delays):
+		return p, ErrDelays
+	case utf8.RuneCountInString(p.Queue+".dead") > 255: // the server would refuse each question for an owner
+		return p, ErrName
+	}
+	return p, nil
 }
 
-// ErrDelays is returned by a consumer at once.
-var ErrDelays = errors.New("idempotency: Delays do not grow")
+// What a consumer returns at once.
+var (
+	ErrDelays = errors.New("idempotency: Delays do not grow")
+	ErrName   = errors.New("idempotency: the name of the consumer is too long")
+)
 
 var errNoOutcome = errors.New("idempotency: Handle has returned a result that is neither completed, failed nor in progress")
 
@@ -158,8 +171,8 @@ type Owns func(ctx context.Context, queue string, failure *idempotency.Result, m
 // Position names a message of a broker that numbers its messages. A redelivery has
 // the same Name.
 type Position struct {
-	Queue, Name string
-	Tries       int
+	Name  string
+	Tries int
 }
 
 // DecideByPosition runs the operation of a message and says what becomes of the
@@ -187,7 +200,7 @@ func (p Policy) DecideByPosition(ctx context.Context, at Position, owns Owns, te
 func (p Policy) DecideFailure(ctx context.Context, at Position, failure *idempotency.Result, owns Owns, tell func(error)) Decision {
 	owned := false
 	busy, err := Handled(func() (_ *idempotency.Result, err error) {
-		owned, err = owns(ctx, at.Queue, failure, at.Name)
+		owned, err = owns(ctx, p.Queue, failure, at.Name)
 		return nil, err
 	})
 	switch {

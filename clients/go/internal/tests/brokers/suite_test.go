@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"sort"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -271,7 +272,9 @@ func TestAnErrorOfTheOwnerIsNoneOfTheMessage(t *testing.T) {
 	forbidden := func(context.Context, string, *idempotency.Result, string) (bool, error) {
 		return false, idempotency.ErrForbidden
 	}
-	decision := broker.Policy{}.WithDefaults().DecideFailure(context.Background(), broker.Position{}, &idempotency.Result{}, forbidden, func(error) {})
+	policy, err := broker.Policy{}.Checked()
+	must(t, err)
+	decision := policy.DecideFailure(context.Background(), broker.Position{}, &idempotency.Result{}, forbidden, func(error) {})
 	if decision.Do != idempotency.Again || decision.Tries != 1 {
 		t.Errorf("got %+v", decision)
 	}
@@ -318,11 +321,16 @@ func TestPullAsksForAsManyAsAreFree(t *testing.T) {
 	}
 }
 
-func TestDelaysGrow(t *testing.T) {
-	defer func(growing []time.Duration) { delays = growing }(delays)
-	delays = []time.Duration{2, 1}
+func TestOptionsThatCannotBe(t *testing.T) {
+	growing := delays
+	defer func() { delays = growing }()
 	for name, consume := range Consumers {
+		delays = []time.Duration{2, 1}
 		if err := consume(context.Background(), "none", nil, Options{}); !errors.Is(err, broker.ErrDelays) {
+			t.Errorf("%s: %v", name, err)
+		}
+		delays = growing
+		if err := consume(context.Background(), strings.Repeat("q", 251), nil, Options{}); !errors.Is(err, broker.ErrName) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
