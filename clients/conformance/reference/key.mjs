@@ -3,7 +3,7 @@
 import { createHash, randomUUID } from 'node:crypto'
 
 const QUOTED = /^"((?:[ !#-[\]-~]|\\["\\])*)"((?:;[a-z*][a-z0-9_.*-]*(?:=[\w.-]+)?)*)$/
-const BARE = /^[\w.~-]+$/
+const BARE = /^[!#-'*+\--:<-[\]-~]+$/
 
 // An error whose message may be shown to the client.
 export class Refused extends Error {

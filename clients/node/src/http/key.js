@@ -3,8 +3,8 @@
 import { parseItem } from 'structured-headers'
 import { Problem } from './problem.js'
 
-// What a key may look like without quotes: visible, and nothing with a meaning in structured fields.
-const BARE = /^[A-Za-z0-9!#$%&'*+./=@^_`|~-][A-Za-z0-9!#$%&'*+./:=@^_`|~-]*$/
+// What a key may look like without quotes: visible ASCII without what delimits strings, lists and parameters.
+const BARE = /^[!#-'*+\--:<-[\]-~]+$/
 const LONGEST = 255
 
 /**

@@ -8,8 +8,8 @@ from typing import Optional, Sequence
 LONGEST = 255
 # RFC 8941, 3.3.3: printable ASCII; a quote and a backslash are escaped
 QUOTED = re.compile(r'"((?:[\x20-\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"')
-# what clients send without quotes: UUIDs, ULIDs, base64, and tokens of RFC 8941
-BARE = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~:/=-]+")
+# without quotes: visible ASCII without what delimits strings, lists and parameters
+BARE = re.compile(r"[!#-'*+\--:<-\[\]-~]+")
 
 
 class BadKey(Exception):
