@@ -3,6 +3,7 @@
 import { ConnectionLost, NotDone, sqlstate } from './errors.js'
 
 const TRANSIENT = new Set(['40001', '40P01'])
+const DATABASE_DROPPED = '57P04'
 
 /**
  * True where the connection has ended, so that nobody knows what became of the last statement.
@@ -40,7 +41,8 @@ export async function retrying(settings, about, attempt) {
       return await attempt(errors)
     } catch (error) {
       errors.push(error)
-      if (error instanceof NotDone || !isTransient(error) || errors.length >= attempts) throw error
+      const isFinal = error instanceof NotDone || sqlstate(error) === DATABASE_DROPPED || !isTransient(error)
+      if (isFinal || errors.length >= attempts) throw error
       settings.emit('retried', { ...about, repeat: errors.length, code: sqlstate(error) })
       await settings.clock.sleep(Math.random() * Math.min(cap, base * 2 ** (errors.length - 1)))
     }

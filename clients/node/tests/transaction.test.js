@@ -336,6 +336,15 @@ test('a connection goes back after an error of the server, and is ended where th
   }
 })
 
+test('nothing is repeated where the database was dropped', async () => {
+  for (const [code, expected] of [['57P05', 2], ['57P04', 1]]) {
+    let calls = 0
+    const acquire = async () => { calls++; throw Object.assign(new Error('planned'), { code }) }
+    await assert.rejects(new Idempotency({ acquire }, { retry: { attempts: 2, base: 1 } }).expiresAt('key'), /planned/)
+    assert.equal(calls, expected, code)
+  }
+})
+
 test('what work gets has the members of its client', async (t) => {
   const { idempotency } = idempotencyFor(t)
   const { payload } = await idempotency.transaction(newKey(), null, (tx) => [tx.escapeIdentifier('a"b'), typeof tx.processID])

@@ -55,6 +55,7 @@ export function parseRetryAfter(value, now) {
   if (value === undefined || Array.isArray(value)) return null
   const text = String(value).trim()
   if (/^\d{1,9}$/.test(text)) return Number(text) * 1000
-  const date = Date.parse(text)
+  // Dates of HTTP begin with the day of the week. V8 takes "1.5" for a date.
+  const date = /^[A-Za-z]{3}/.test(text) ? Date.parse(text) : NaN
   return Number.isNaN(date) ? null : Math.max(0, date - now)
 }
