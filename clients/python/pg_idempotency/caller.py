@@ -222,6 +222,8 @@ class BaseCaller:
     def flow(self, intent: str, method: str, url: str, headers: Mapping[str, str], body: Optional[bytes]) -> Flow:
         """Sends until there is an end. Result: an Answer. A fetch of the caller's own may know what to make of any URL."""
         end = math.inf if self.deadline is None else self.clock.now() + self.deadline
+        if not isinstance(intent, str) or not intent:
+            raise BadArgument("an intent is a string that is not empty")    # all others would have one key
         if self.fetch in (fetch_by_urllib, fetch_in_thread):
             check_url(url)
         sent = {**headers, self.header: f'"{self.key_of(intent)}"'}

@@ -8,8 +8,8 @@ from typing import Any, Awaitable, Callable, List, Optional, Sequence, Union
 from . import flow, hooks as hook, lease as leases
 from .clock import Clock
 from .drive import AsyncDriver, AsyncSource, Driver, Source
-from .errors import translate_begin
-from .model import (Call, Duration, Operation, Result, maybe_seconds, operation_from_row, seconds, to_json)
+from .errors import BadArgument, translate_begin
+from .model import (Call, Duration, Operation, Result, is_text, maybe_seconds, operation_from_row, seconds, to_json)
 from .retry import Retry
 from .sql import Functions, Statement
 
@@ -34,12 +34,16 @@ class Base:
 
     def arguments(self, key: str, request: Any = None, *, scope: Optional[str] = None, wait: Duration = 0,
                   retention: Optional[Duration] = None, lease: Optional[Duration] = None, **options: Any) -> Call:
-        """One call with the defaults filled in. Raises BadArgument for what is no duration, and TypeError for a key or a scope
-        that is no text: what a driver makes of an object may be another text each time."""
+        """One call with the defaults filled in. Raises BadArgument for what is no duration, and for text that the database cannot
+        hold; and TypeError for a key or a scope that is no text: what a driver makes of an object may be another text each
+        time."""
         if not all(text is None or isinstance(text, str) for text in (key, scope)):
             raise TypeError("a key and a scope are strings")
+        asked = to_json(request)
+        for text in (key, scope, asked):
+            check_text(text)
         return Call(
-            key=key, request=to_json(request), scope=self.settings.scope if scope is None else scope,
+            key=key, request=asked, scope=self.settings.scope if scope is None else scope,
             wait=seconds("wait", wait, endless=True), lease=maybe_seconds("lease", lease),
             retention=self.settings.retention if retention is None else seconds("retention", retention), **options)
 
@@ -239,6 +243,12 @@ class AsyncIdempotency(Base):
         statement = self.ends(keys, responses, scope)
         with flow.own_errors():
             return int((await self.driver.source.fetch(tx, statement)).rows[0][0])
+
+
+def check_text(text: Optional[str]) -> None:
+    """Raises BadArgument for NUL and for half a surrogate pair, which drivers refuse before the server can."""
+    if text is not None and ("\0" in text or not (text.isascii() or is_text(text))):
+        raise BadArgument("a key, a scope and a request are text that PostgreSQL can hold")
 
 
 def check_keys(keys: Sequence[str]) -> None:

@@ -16,6 +16,7 @@ from .settle import ACK, AGAIN, DEAD_LETTER, FINAL, Settlement, settle
 
 TRIES = "x-idempotency-tries"
 DELAYS = (1.0, 10.0, 60.0)
+LONGEST_SCOPE = 255
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class Policy:
     def __init__(self, idempotency: Idempotency, queue: str, tries: int, delays: Sequence[float]) -> None:
         if tries < 1 or not delays or sorted(delays) != list(delays):
             raise ValueError("tries are at least 1, and delays grow")
+        if len(dead_scope(queue)) > LONGEST_SCOPE:
+            raise ValueError("the name of the consumer is too long")    # the server would refuse each question for an owner
         self.idempotency = idempotency
         self.queue = queue
         self.tries = tries
@@ -101,6 +104,11 @@ class Policy:
         return next((delay for delay in self.delays if delay >= after), self.delays[-1])
 
 
+def dead_scope(queue: str) -> str:
+    """The scope in which messages of a queue own their dead letters."""
+    return f"{queue}.dead"
+
+
 def owns_dead_letter(idempotency: Idempotency, queue: str, failure: Result, message: str) -> bool:
     """Whether a message is the one that becomes the dead letter of an operation that failed.
 
@@ -115,7 +123,7 @@ def owns_dead_letter(idempotency: Idempotency, queue: str, failure: Result, mess
     if failure.record is None:
         raise ValueError("the failure is no replay")
     answer = idempotency.transaction(
-        failure.record, None, lambda tx, operation: message, scope=f"{queue}.dead", wait=5)
+        failure.record, None, lambda tx, operation: message, scope=dead_scope(queue), wait=5)
     if answer.outcome == IN_PROGRESS:
         raise InProgress(answer.retry_after)
     # FAILED: its attempts were lost too often. Nobody owns it, and two dead letters are better than none.

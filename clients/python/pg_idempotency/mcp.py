@@ -19,7 +19,7 @@ from .client import AsyncIdempotency, Base, Idempotency
 from .errors import BadArgument, Declined, KeyReused, NotDone, Unknown
 from .hooks import logger
 from .http.core import escaped, scope_within
-from .model import FAILED, IN_PROGRESS, UNKNOWN, Completion, Duration, Json, Operation, Result, as_response
+from .model import FAILED, IN_PROGRESS, UNKNOWN, Completion, Duration, Json, Operation, Result, as_response, is_text
 
 Answer = TypeVar("Answer")
 
@@ -226,11 +226,6 @@ def canonical(value: Any) -> str:
     if isinstance(value, (int, float)) and abs(value) <= sys.float_info.max:
         return struct.pack(">d", value + 0.0).hex()
     raise TypeError("arguments are JSON")
-
-
-def is_text(value: Any) -> bool:
-    """Whether it is text that the database can hold: half a surrogate pair is none."""
-    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def is_name(value: Any) -> bool:

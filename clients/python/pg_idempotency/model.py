@@ -163,6 +163,11 @@ def to_json(value: Any) -> Optional[str]:
     return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=as_text)
 
 
+def is_text(value: Any) -> bool:
+    """Whether it is text that the database can hold: half a surrogate pair is none."""
+    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
+
+
 def as_text(value: Any) -> str:
     """A value that JSON has no form for, as Django and Pydantic write it: no digit is lost."""
     if isinstance(value, (date, time)):

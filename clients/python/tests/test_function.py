@@ -199,6 +199,12 @@ def test_keys_outlive_the_process(tmp_path):
     assert store.get(intent) is None
 
 
+def test_an_intent_is_text(tmp_path):
+    for intent in ("", None, 7):
+        with pytest.raises(BadArgument):
+            Caller(FileStore(tmp_path), Script()).call(intent, "POST", "http://x/")
+
+
 def test_names_and_keys_are_durable(tmp_path, monkeypatch):
     """Also that of a key which somebody else has added: it may have died before it could see to that."""
     synced, handles = [], len(os.listdir("/proc/self/fd"))

@@ -8,6 +8,7 @@ import pytest
 
 from conftest import QUICK, insert
 from pg_idempotency import BadArgument, Idempotency
+from pg_idempotency.pipeline import as_text
 
 OURS = "SELECT count(*) FROM pg_prepared_statements WHERE name LIKE 'pg_idempotency%'"
 
@@ -84,6 +85,8 @@ def test_a_text_of_any_encoding(key):
 def test_nul_in_a_key_is_refused(idem, key):
     """It does not become the key that ends before it."""
     with pytest.raises(psycopg.DataError):
+        as_text(key + "\0x", "utf-8")
+    with pytest.raises(BadArgument):
         idem.transaction(key + "\0x", None, insert(key))
     assert not idem.transaction(key, None, insert(key)).replayed
 

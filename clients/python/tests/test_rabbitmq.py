@@ -41,9 +41,10 @@ def test_errors_wait_longer_each_time_and_are_bounded(idem):
         (OSError(), 0), (OSError(), 1), (OSError(), 2), (Unknown("?", 7), 2), (OSError(), 3), (KeyReused("x"), 0)]]
     assert [(d.settlement.action, d.settlement.after, d.tries) for d in decisions] == [
         (AGAIN, 1, 1), (AGAIN, 2, 2), (AGAIN, 2, 3), (AGAIN, 7, 3), (DEAD_LETTER, 0, 4), (DEAD_LETTER, 0, 0)]
-    for wrong in ((0, (1,)), (1, ()), (1, (2, 1))):
+    for wrong in (("q", 0, (1,)), ("q", 1, ()), ("q", 1, (2, 1)), ("q" * 251, 1, (1,))):
         with pytest.raises(ValueError):
-            Policy(idem, "q", *wrong)
+            Policy(idem, *wrong)
+    Policy(idem, "q" * 250, 1, (1,))
 
 
 def throw(error):
@@ -63,7 +64,7 @@ def test_what_another_worker_runs_uses_up_no_try(idem, retry_after, after):
 
 def test_an_error_of_the_owner_is_none_of_the_message(idem):
     """Such as the right to its scope: there is time to give it, before each copy is a dead letter."""
-    decision = Policy(idem, "q" * 300, 3, (1, 2)).decide_failure(Result("FAILED", record="r"), "m1", 0)
+    decision = Policy(idem, "q", 3, (1, 2)).decide_failure(Result("FAILED", record="r\0"), "m1", 0)
     assert (decision.settlement.action, decision.settlement.after, decision.tries) == (AGAIN, 1, 1)
 
 

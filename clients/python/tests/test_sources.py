@@ -67,6 +67,16 @@ def test_runs_once_and_replays(case, key, effects):
     assert effects() == 1
 
 
+def test_text_that_the_database_cannot_hold_is_a_bad_argument(case, key):
+    """Not the driver's own error: a message with it would come again and again."""
+    async def test(idem, on):
+        for name, request, scope in ((key + "\0", None, ""), (key + "\ud800", None, ""), (key, None, "s\0"),
+                                     (key, None, "s\udfff"), (key, "é\ud800", "")):
+            with pytest.raises(BadArgument):
+                await idem.transaction(name, request, plain, scope=scope)
+    case(test)
+
+
 def test_no_error_quotes_a_request_or_a_response(case, key):
     """The driver's errors do, and a traceback shows what an error comes from."""
     unreadable, good, other = {"card": "4111\0"}, {"card": "4111 1"}, {"card": "4111 2"}
