@@ -40,6 +40,8 @@ check-recipes: ## the client code of docs/ in seven more languages (ONLY=pattern
 	@clients/recipes/check $${ONLY:+"$$ONLY"}
 check-citus: ## a distributed store, on a coordinator and three workers (needs an installed Citus)
 	@test/citus/run
+check-plproxy: ## the functions for PL/Proxy of the guide on scaling out
+	@test/plproxy/run
 check-managed: ## the functions without C, for managed databases
 	@test/managed/run
 check-monitoring: ## the files for Prometheus and Grafana
