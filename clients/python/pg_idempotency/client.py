@@ -247,7 +247,7 @@ class AsyncIdempotency(Base):
 
 def check_text(text: Optional[str]) -> None:
     """Raises BadArgument for NUL and for half a surrogate pair, which drivers refuse before the server can."""
-    if text is not None and ("\0" in text or not (text.isascii() or is_text(text))):
+    if text is not None and ("\0" in text or not is_text(text)):
         raise BadArgument("a key, a scope and a request are text that PostgreSQL can hold")
 
 

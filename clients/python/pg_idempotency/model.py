@@ -165,7 +165,10 @@ def to_json(value: Any) -> Optional[str]:
 
 def is_text(value: Any) -> bool:
     """Whether it is text that the database can hold: half a surrogate pair is none."""
-    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
 
 
 def as_text(value: Any) -> str:

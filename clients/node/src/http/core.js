@@ -214,8 +214,7 @@ export class HttpIdempotency {
       ? await this.#idempotency.transaction(key, request, (tx, operation) => perform({ tx, operation }), options)
       : await this.#idempotency.lease(key, request, (operation, signal) => perform({ operation, signal }), options)
     if (result.outcome === 'IN_PROGRESS') throw inProgress(result.retryAfter)
-    const answer = live && !result.replayed ? live : fromStored(result, this.#options.marker)
-    checkSendable(answer)
+    const answer = live && !result.replayed ? live : sendable(fromStored(result, this.#options.marker))
     return { ...answer, headers: { ...answer.headers, ...await this.#lifetime(key, options.scope) } }
   }
 
@@ -272,11 +271,9 @@ export class HttpIdempotency {
   #refusal(error) {
     if (!(error instanceof Declined)) throw error
     const { response, retryAfter } = error
-    const answer = fromStored({
+    return sendable(fromStored({
       ...completed({ attempt: null, takenOver: false }, response), outcome: 'FAILED', retryAfter: typeof retryAfter === 'number' ? retryAfter : null,
-    }, this.#options.marker)
-    checkSendable(answer)
-    return answer
+    }, this.#options.marker))
   }
 
   // The handler's answer, if it comes in time and is one that can be stored.
@@ -295,8 +292,7 @@ export class HttpIdempotency {
     try {
       const answer = /** @type {HandlerAnswer} */ (await Promise.race([invoke({ ...context, signal }), timeUp]))
       if (answer.body.length > maxResponse) throw responseTooLarge()
-      checkSendable(answer)
-      return { ...answer, live: true }
+      return { ...sendable(answer), live: true }
     } finally {
       done.abort()
     }
@@ -421,14 +417,20 @@ function isFinal(status) {
   return Number.isInteger(status) && status >= 200 && status <= 999
 }
 
-// What HTTP cannot carry: Node finds out when it sends, after COMMIT.
-function checkSendable(/** @type {import('./problem.js').Answer} */ { status, statusMessage, headers }) {
+// Throws for what HTTP cannot carry: Node finds out when it sends, after COMMIT.
+/**
+ * @template {import('./problem.js').Answer} A
+ * @param {A} answer
+ */
+function sendable(answer) {
+  const { status, statusMessage, headers } = answer
   if (!isFinal(status)) throw new Error(`a route that runs once cannot answer ${status}`)
   if (statusMessage !== undefined) validateHeaderValue('statusMessage', statusMessage)
   for (const [name, value] of Object.entries(headers)) {
     validateHeaderName(name)
     validateHeaderValue(name, /** @type {string} */ (value))
   }
+  return answer
 }
 
 function causeOf(error) {
