@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Iterator, List, NoReturn, Optional, Sequence
 
 from . import hooks as hook
 from . import sql, steps
@@ -101,10 +101,15 @@ def own_errors(meaning: Callable[[BaseException], BaseException] = translate) ->
     try:
         yield
     except Exception as error:
-        translated = meaning(error)
-        if translated is error:
-            raise
-        raise translated from (None if quotes_data(error) else error)
+        raise_own(error, meaning)
+
+
+def raise_own(error: Exception, meaning: Callable[[BaseException], BaseException]) -> NoReturn:
+    """Raises an error of a statement of the package's own as the package's."""
+    translated = meaning(error)
+    if translated is error:
+        raise error
+    raise translated from (None if quotes_data(error) else error)
 
 
 def own_trip(session: Any, statements: Sequence[sql.Statement],
@@ -113,8 +118,10 @@ def own_trip(session: Any, statements: Sequence[sql.Statement],
 
     ``limit``: after so many seconds without an answer the connection is cut, and LeaseLost raised. None: never.
     """
-    with own_errors(meaning):
+    try:
         return (yield steps.round_trip(session, statements, limit))
+    except Exception as error:
+        raise_own(error, meaning)
 
 
 def committing(session: Any, statements: List[sql.Statement], limit: Optional[float] = None) -> Flow:
@@ -172,9 +179,10 @@ def waiting(settings: Settings, call: Call, once: Callable[[Call], Flow]) -> Flo
     could take them all.
     """
     until = settings.clock.now() + call.wait
+    now = replace(call, wait=0.0) if call.wait > 0 else call    # one below 0 is refused by the server
     pause = max(settings.retry.base, 0.01)
     while True:
-        result = yield from once(replace(call, wait=min(call.wait, 0.0)))    # one below 0 is refused by the server
+        result = yield from once(now)
         left = until - settings.clock.now()
         if result[0].outcome != IN_PROGRESS or left <= 0:
             return result

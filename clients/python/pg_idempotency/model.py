@@ -160,7 +160,7 @@ def to_json(value: Any) -> Optional[str]:
         return None
     if isinstance(value, Json):
         return value.text
-    return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=as_text)
+    return ENCODER.encode(value)
 
 
 def is_text(value: Any) -> bool:
@@ -178,6 +178,9 @@ def as_text(value: Any) -> str:
     if isinstance(value, UUID) or isinstance(value, Decimal) and value.is_finite():
         return str(value)
     raise TypeError(f"JSON has no form for a {type(value).__name__}, or for this value of it")
+
+
+ENCODER = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=as_text)
 
 
 def as_stored(value: Any) -> Any:

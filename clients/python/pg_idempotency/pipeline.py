@@ -29,10 +29,10 @@ Command = Tuple[Optional[bytes], Callable[[], Any]]
 
 
 @lru_cache(maxsize=256)
-def named(text: str) -> Tuple[str, bytes]:
+def named(text: str, encoding: str) -> Tuple[bytes, bytes]:
     """A statement with the server's placeholders, and the name that it is prepared under."""
     sql = numbered(text)
-    return sql, b"pg_idempotency_" + hashlib.sha256(sql.encode()).hexdigest()[:32].encode()
+    return sql.encode(encoding), b"pg_idempotency_" + hashlib.sha256(sql.encode()).hexdigest()[:32].encode()
 
 
 def as_text(value: Any, encoding: str) -> Optional[bytes]:
@@ -62,7 +62,10 @@ class Prepared:
     @classmethod
     def on(cls, connection: Any) -> "Prepared":
         """What is known of this connection."""
-        return cls.known.setdefault(connection, cls())
+        known = cls.known.get(connection)
+        if known is None:
+            known = cls.known[connection] = cls()
+        return known
 
 
 def round_trip(connection: Any, prepared: Prepared, statements: Sequence[Statement]) -> Waiting:
@@ -93,9 +96,8 @@ def round_trip(connection: Any, prepared: Prepared, statements: Sequence[Stateme
 
 def commands_of(pgconn: Any, prepared: Prepared, statement: Statement, encoding: str) -> List[Command]:
     """What sends a statement; before it, with its name, what prepares it, if need be."""
-    sql, name = named(statement[0])
+    text, name = named(statement[0], encoding)
     values = [as_text(value, encoding) for value in statement[1]]
-    text = sql.encode(encoding)
     if not (prepared.direct and values):
         return [(None, partial(pgconn.send_query_params, text, values))]
     run: Command = (None, partial(pgconn.send_query_prepared, name, values))
@@ -146,13 +148,9 @@ def raise_first(results: Sequence[Any]) -> None:
 
 def answer(result: Any, encoding: str) -> Answer:
     """Tag and rows of a result."""
-    loaders = [LOADERS.get(result.ftype(column), str) for column in range(result.nfields)]
-    rows: List[Sequence[Any]] = [
-        tuple(load(result.get_value(row, column), loader, encoding) for column, loader in enumerate(loaders))
-        for row in range(result.ntuples)]
+    rows: List[Sequence[Any]] = []
+    for row in range(result.ntuples):
+        values = [result.get_value(row, column) for column in range(result.nfields)]
+        rows.append([None if value is None else LOADERS.get(result.ftype(column), str)(value.decode(encoding))
+                     for column, value in enumerate(values)])
     return Answer((result.command_status or b"").decode(), rows)
-
-
-def load(value: Optional[bytes], loader: Callable[[str], Any], encoding: str) -> Any:
-    """A value of a row."""
-    return None if value is None else loader(value.decode(encoding))

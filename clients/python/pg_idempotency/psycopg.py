@@ -1,8 +1,7 @@
 """Connections of psycopg 3, from a pool or made anew, sync and async.
 
-The package sends BEGIN itself, so the connection is in autocommit mode meanwhile:
-otherwise psycopg would add a BEGIN with a round trip of its own. Both settings
-that are changed are kept by psycopg, not by the server, and are put back.
+The package sends BEGIN itself, past psycopg, which sends none of its own in a transaction. The one setting that is
+changed is kept by psycopg, not by the server, and is put back.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ import inspect
 from typing import Any, AsyncContextManager, Callable, ContextManager, List, Optional, Sequence
 
 import psycopg
-from psycopg import Pipeline, generators, waiting
+from psycopg import generators, waiting
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from .drive import to_its_end
 from .framework import cut
 from .pipeline import Prepared, round_trip
-from .sql import BEGIN, Statement
+from .sql import BEGIN, ROLLBACK, Statement, plain
 from .steps import Answer
 
 
@@ -44,12 +43,19 @@ async def answer_async(cursor: Any) -> Answer:
     return Answer(cursor.statusmessage or "", await cursor.fetchall() if cursor.description else [])
 
 
-def with_isolation(connection: Any, statement: Statement) -> Statement:
-    """A plain BEGIN gets the isolation level that the connection has in psycopg."""
+def with_isolation(connection: Any, statements: Sequence[Statement]) -> Sequence[Statement]:
+    """A plain BEGIN, which is the first, gets the isolation level that the connection has in psycopg."""
     level = connection.isolation_level
-    if statement[0] != BEGIN or level is None:
-        return statement
-    return f"{BEGIN} ISOLATION LEVEL {level.name.replace('_', ' ')}", ()
+    if statements[0][0] != BEGIN or level is None:
+        return statements
+    return [(f"{BEGIN} ISOLATION LEVEL {level.name.replace('_', ' ')}", ()), *statements[1:]]
+
+
+def refuse_transaction(connection: Any) -> None:
+    """What is open on the connection already would commit, or go, with the operation."""
+    status = connection.pgconn.transaction_status
+    if status not in (TransactionStatus.IDLE, TransactionStatus.UNKNOWN):
+        raise psycopg.ProgrammingError(f"the connection is not free: its transaction status is {TransactionStatus(status).name}")
 
 
 def is_lost(connection: Any) -> bool:
@@ -89,8 +95,8 @@ class PsycopgSession:
         self.manager = manager
         self.handle = manager.__enter__()
         try:
-            self.autocommit, self.threshold = self.handle.autocommit, self.handle.prepare_threshold
-            self.handle.autocommit = True
+            refuse_transaction(self.handle)
+            self.threshold = self.handle.prepare_threshold
             self.prepared = Prepared.on(self.handle)
             if not may_prepare(prepare, self.prepared):
                 self.handle.prepare_threshold = None
@@ -100,22 +106,14 @@ class PsycopgSession:
 
     def round_trip(self, statements: Sequence[Statement]) -> List[Answer]:
         """Runs the statements in one round trip."""
-        statements = [with_isolation(self.handle, one) for one in statements]
-        if len(statements) == 1 or not Pipeline.is_supported():
-            return [answer(self.execute(one)) for one in statements]
+        statements = with_isolation(self.handle, statements)
         with self.handle.lock:
             answers: List[Answer] = self.handle.wait(round_trip(self.handle, self.prepared, statements))
         return answers
 
-    def execute(self, statement: Statement) -> Any:
-        """Starts one statement."""
-        return execute(self.handle, statement)
-
     def close(self) -> None:
         """Gives the connection back as it came."""
-        if not self.handle.closed:
-            self.handle.autocommit = self.autocommit
-            self.handle.prepare_threshold = self.threshold
+        self.handle.prepare_threshold = self.threshold
         self.manager.__exit__(None, None, None)
 
     def cut(self) -> None:
@@ -134,7 +132,7 @@ class PsycopgSession:
                     self.handle.cancel()
                 self.handle.close()
             elif status != TransactionStatus.IDLE and not lost:
-                self.execute(("ROLLBACK", ()))
+                execute(self.handle, plain(ROLLBACK))
         except psycopg.Error:
             self.handle.close()
             lost = True
@@ -212,15 +210,14 @@ class AsyncPsycopgSession:
         self.manager = manager
         self.prepare = prepare
         self.handle: Any = None
-        self.autocommit = False
         self.threshold: Optional[int] = None
 
     async def open(self) -> "AsyncPsycopgSession":
         """Takes the connection."""
         self.handle = await self.manager.__aenter__()
         try:
-            self.autocommit, self.threshold = self.handle.autocommit, self.handle.prepare_threshold
-            await self.handle.set_autocommit(True)
+            refuse_transaction(self.handle)
+            self.threshold = self.handle.prepare_threshold
             self.request = cancel_request(self.handle)
             self.prepared = Prepared.on(self.handle)
             if not may_prepare(self.prepare, self.prepared):
@@ -232,22 +229,14 @@ class AsyncPsycopgSession:
 
     async def round_trip(self, statements: Sequence[Statement]) -> List[Answer]:
         """Runs the statements in one round trip."""
-        statements = [with_isolation(self.handle, one) for one in statements]
-        if len(statements) == 1 or not Pipeline.is_supported():
-            return [await answer_async(await self.execute(one)) for one in statements]
+        statements = with_isolation(self.handle, statements)
         async with self.handle.lock:
             answers: List[Answer] = await self.handle.wait(round_trip(self.handle, self.prepared, statements))
         return answers
 
-    async def execute(self, statement: Statement) -> Any:
-        """Starts one statement."""
-        return await execute_async(self.handle, statement)
-
     async def close(self) -> None:
         """Gives the connection back as it came."""
-        if not self.handle.closed:
-            await self.handle.set_autocommit(self.autocommit)
-            self.handle.prepare_threshold = self.threshold
+        self.handle.prepare_threshold = self.threshold
         await self.manager.__aexit__(None, None, None)
 
     def cut(self) -> None:
@@ -267,7 +256,7 @@ class AsyncPsycopgSession:
                 # and hold the operation
                 await end_statement(self.request)
             elif status != TransactionStatus.IDLE and not lost:
-                await self.execute(("ROLLBACK", ()))
+                await execute_async(self.handle, plain(ROLLBACK))
         except psycopg.Error:
             await self.handle.close()
             lost = True

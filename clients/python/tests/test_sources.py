@@ -6,6 +6,7 @@ import threading
 import traceback
 
 import asyncpg
+import psycopg
 import pytest
 import sqlalchemy
 from django.db import connection, transaction
@@ -291,6 +292,21 @@ def test_connections_come_back_as_they_were(case, key):
         with pytest.raises(KeyError):
             await idem.transaction(key + "x", None, breaks)
         assert await state() == before
+    case(test, size=1)
+
+
+@of("psycopg", "async psycopg")
+def test_a_connection_in_a_transaction_is_refused(case, key, monkeypatch):
+    """What its user has written would commit with the operation."""
+    async def test(idem, on):
+        pool = getattr(idem, "idem", idem).driver.source.pool
+        used = await kinds.awaited(pool.getconn())
+        await on.insert(used, key)
+        with monkeypatch.context() as patch, pytest.raises(psycopg.ProgrammingError, match="not free: .* is INTRANS"):
+            patch.setattr(pool, "connection", lambda: contextlib.nullcontext(used))
+            await idem.transaction(key, None, plain)
+        await kinds.awaited(used.rollback())
+        await kinds.awaited(pool.putconn(used))
     case(test, size=1)
 
 
