@@ -1136,9 +1136,10 @@ COMMENT ON FUNCTION idem_max_response_size() IS 'internal: how many bytes a resp
 CREATE FUNCTION idem_check_size(what text, response jsonb, headers jsonb, body bytea) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 DECLARE
-	-- a length word of four bytes is not part of the response
-	size bigint := coalesce(pg_column_size(response) - 4, 0) + coalesce(pg_column_size(headers) - 4, 0)
-		+ coalesce(octet_length(body), 0);
+	-- uncompressed: #> unpacks a value that comes from a table; a length word of four bytes
+	-- is not part of it
+	size bigint := coalesce(pg_column_size(response #> '{}') - 4, 0)
+		+ coalesce(pg_column_size(headers #> '{}') - 4, 0) + coalesce(octet_length(body), 0);
 	most bigint := idem_max_response_size();
 BEGIN
 	IF size > most THEN

@@ -57,6 +57,21 @@ SELECT pg_temp.expect(:'answers' =
 	'8000 1000 900 P0001 34, 8000 1000 934 P0001 0, 8192 1742 0 P0001 0, 34 0 0 P0001 0, 32 0 0 P0001 1, 0 0 0 P0001 0, P0001 40, P0001 0, ',
 	'a stored error is cut as in the extension, between characters');
 
+-- The size of a response that a table has compressed, also when plans have become generic.
+CREATE TEMP TABLE compressed AS SELECT to_jsonb(repeat('x', 6000)) AS response;
+CREATE FUNCTION pg_temp.complete_compressed(n int, size int) RETURNS bool LANGUAGE plpgsql AS $$
+BEGIN
+	PERFORM set_config('idempotency.max_response_size', size::text, true), idem_begin('compressed-' || n);
+	PERFORM idem_complete('compressed-' || n, response) FROM compressed;
+	RETURN true;
+EXCEPTION WHEN SQLSTATE 'ID413' THEN
+	RETURN false;
+END
+$$;
+SELECT pg_temp.expect(bool_and(pg_temp.complete_compressed(n, 6008 - n % 2) = (n % 2 = 0)),
+	'a compressed response counts uncompressed')
+FROM generate_series(1, 20) n;
+
 -- An operator's code is not run by others without their knowing: idem_forget, too.
 BEGIN;
 SELECT idem_begin('answers-6'), idem_complete('answers-6') \gset
