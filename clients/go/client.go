@@ -165,11 +165,12 @@ func (c *Client[Tx]) repeat(ctx context.Context, call *call, try try) (*Result, 
 	afterLoss := false
 	for attempt, dead := 1, 0; ; attempt++ {
 		result, err := try(afterLoss)
+		wasStale, err := unmarked(err)
 		if err == nil || ctx.Err() != nil || errors.Is(err, ErrNotDone) || !Transient(err) {
 			return result, err
 		}
 		afterLoss = afterLoss || SQLState(err) != "40001" && SQLState(err) != "40P01"
-		if isDeadOnArrival(err) && dead < maxDead {
+		if wasStale && dead < maxDead {
 			dead, attempt = dead+1, attempt-1
 			continue
 		}

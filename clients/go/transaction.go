@@ -155,9 +155,10 @@ func (c *Client[Tx]) Run(ctx context.Context, work func(ctx context.Context, tx 
 	if err != nil {
 		return err
 	}
-	return c.inTransaction(ctx, call.level, nil, func(tx Tx, _ []Row) ([]Statement, error) {
+	_, err = unmarked(c.inTransaction(ctx, call.level, nil, func(tx Tx, _ []Row) ([]Statement, error) {
 		return []Statement{{SQL: stillAlive}}, work(ctx, tx)
-	})
+	}))
+	return err
 }
 
 // inTransaction opens a transaction with the opening statements, runs the body
@@ -223,6 +224,7 @@ func (c *Client[Tx]) undo(ctx context.Context, conn Conn[Tx], err error) error {
 
 // stale marks the loss of a connection that was dead when it came from the pool. A
 // connection that could not be made is none, nor is one that was waited for in vain.
+// No caller gets the mark: it is not for the operation in whose work the call was.
 type stale struct{ error }
 
 func (s *stale) Unwrap() error { return s.error }
@@ -239,7 +241,9 @@ func deadOnArrival(err error) error {
 	return err
 }
 
-func isDeadOnArrival(err error) bool {
-	var s *stale
-	return errors.As(err, &s)
+func unmarked(err error) (wasStale bool, _ error) {
+	if s, isStale := err.(*stale); isStale {
+		return true, s.error
+	}
+	return false, err
 }

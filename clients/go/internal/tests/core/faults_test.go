@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"math/rand"
@@ -34,6 +35,7 @@ func faultTests[Tx any]() tests[Tx] {
 		"SerializationFailures": testSerializationFailures[Tx], "WriteSkew": testWriteSkew[Tx], "LostConnection": testLostConnection[Tx],
 		"TerminatedPool": testTerminatedPool[Tx],
 		"ManyFaults":     testManyFaults[Tx], "HangingTransaction": testHangingTransaction[Tx], "NothingToReach": testNothingToReach[Tx],
+		"LossOfTheWork": testLossOfTheWork[Tx],
 	}
 }
 
@@ -252,6 +254,28 @@ func testNothingToReach[Tx any](t *testing.T, b backend[Tx]) {
 		if database.asked > 6 { // the proxy still takes one, which ends at once
 			t.Errorf("%d connections for 4 attempts, with %v", database.asked, failure)
 		}
+	}
+}
+
+// The connections that work loses are another client's, so each loss is an attempt of its own.
+func testLossOfTheWork[Tx any](t *testing.T, b backend[Tx]) {
+	outer := b.client(t, idempotency.Options{Retry: idempotency.Retry{Attempts: 2, Base: time.Millisecond}})
+	inner := idempotency.New[Tx](&counting[Tx]{Database: b.open(t, serverURL, 1), err: driver.ErrBadConn},
+		idempotency.Options{Retry: idempotency.Retry{Attempts: 1}})
+	for name, call := range map[string]func() error{
+		"run": func() error { return inner.Run(background, func(context.Context, Tx) error { return nil }) },
+		"lease": func() error {
+			_, err := inner.Lease(background, newKey(), nil, b.answer("x"))
+			return err
+		},
+	} {
+		runs := 0
+		_, err := outer.Transaction(background, newKey(), nil, does(func(context.Context, Tx) error {
+			runs++
+			return call()
+		}))
+		wantError(t, err, idempotency.ErrConnectionLost)
+		same(t, name, runs, 2)
 	}
 }
 

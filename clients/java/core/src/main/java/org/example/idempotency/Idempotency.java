@@ -377,7 +377,7 @@ public final class Idempotency {
                     throw error;
                 }
                 afterLoss |= !IdempotencyException.isConflict(IdempotencyException.sqlState(error));
-                if (error instanceof IdempotencyException.ConnectionLost lost && lost.isOnArrival() && dead < MAX_DEAD) {
+                if (error instanceof IdempotencyException.ConnectionLost lost && lost.takeOnArrival() && dead < MAX_DEAD) {
                     dead++;
                     n--;
                     continue;

@@ -101,8 +101,11 @@ public abstract sealed class IdempotencyException extends RuntimeException {
             super("the connection was lost", cause);
         }
 
-        boolean isOnArrival() {
-            return isOnArrival;
+        /** True once: to the operation in whose work the call was, the connection is one that was lost. */
+        boolean takeOnArrival() {
+            boolean was = isOnArrival;
+            isOnArrival = false;
+            return was;
         }
     }
 

@@ -58,9 +58,10 @@ class RepetitionTest {
                     return null;
                 }
             }, Options.DEFAULT.withRetry(2, Duration.ZERO, Duration.ZERO));
-            assertThrows(IdempotencyException.ConnectionLost.class,
+            var lost = assertThrows(IdempotencyException.ConnectionLost.class,
                     () -> once.transaction(Call.of("k").withIsolation(opening.isolation()), (connection, operation) -> Response.EMPTY));
             assertEquals(opening.runs(), runs[0], opening::toString);
+            assertEquals(2, attempts(2, Duration.ZERO, lost)); // where it comes from the work, it was not the pool of this client
         }
     }
 
