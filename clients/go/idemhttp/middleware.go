@@ -198,8 +198,9 @@ func (m *Middleware[Tx]) scopeOf(r *http.Request, route string) (string, error) 
 // waitOf obeys "Prefer: wait=n" (RFC 7240), up to the limit.
 func (m *Middleware[Tx]) waitOf(r *http.Request) time.Duration {
 	for _, preference := range strings.Split(strings.Join(r.Header.Values("Prefer"), ","), ",") {
-		name, value, _ := strings.Cut(strings.TrimSpace(preference), "=")
-		n, err := strconv.ParseUint(strings.TrimSpace(value), 10, 31)
+		preference, _, _ = strings.Cut(preference, ";") // before its parameters
+		name, value, _ := strings.Cut(preference, "=")
+		n, err := strconv.ParseUint(strings.Trim(value, "\" \t"), 10, 31)
 		if !strings.EqualFold(strings.TrimSpace(name), "wait") || err != nil || m.options.MaxWait < 0 {
 			continue
 		}

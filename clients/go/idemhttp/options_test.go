@@ -40,6 +40,7 @@ func TestHowLongARequestWaits(t *testing.T) {
 		{nil, 0, time.Minute}, {[]string{"wait=3"}, 0, 3 * time.Second}, {[]string{"respond-async", "a=1, Wait = 3"}, 0, 3 * time.Second},
 		{[]string{"wait=30"}, 0, 10 * time.Second}, {[]string{"wait=30"}, 20 * time.Second, 20 * time.Second}, {[]string{"wait=0"}, 0, 0},
 		{[]string{"wait=3"}, -1, time.Minute}, {[]string{"waits=3"}, 0, time.Minute}, {[]string{"wait"}, 0, time.Minute},
+		{[]string{`x; y, wait = "3" ; z`}, 0, 3 * time.Second}, {[]string{"x; wait=3"}, 0, time.Minute},
 		{[]string{"wait=-3"}, 0, time.Minute}, {[]string{"wait=3000000000"}, 0, time.Minute},
 	} {
 		m := Middleware[any]{options: Options{Wait: time.Minute, MaxWait: c.max}}

@@ -8,16 +8,16 @@ import (
 	"time"
 )
 
-// longest is 68 years: more seconds are no time.Duration.
-const longest = 1<<31 - 1
+// longest is 68 years: the server takes no time of more than 100.
+const longest = (1<<31 - 1) * time.Second
 
 // After reads a Retry-After, in seconds or as a date. nil: it is neither.
 func After(value string, now time.Time) *time.Duration {
 	var after time.Duration
 	if n, err := strconv.Atoi(value); err == nil && n >= 0 {
-		after = time.Duration(min(n, longest)) * time.Second
+		after = time.Duration(min(n, int(longest/time.Second))) * time.Second
 	} else if date, err := http.ParseTime(value); err == nil {
-		after = max(date.Sub(now), 0)
+		after = min(max(date.Sub(now), 0), longest)
 	} else {
 		return nil
 	}

@@ -9,7 +9,8 @@ import (
 func TestRetryAfterIsSecondsOrADate(t *testing.T) {
 	now := time.Date(2026, 11, 3, 9, 5, 0, 0, time.UTC)
 	for value, want := range map[string]time.Duration{
-		"7": 7 * time.Second, "99999999999": longest * time.Second, "Tue, 03 Nov 2026 10:05:00 GMT": time.Hour, "Tue, 03 Nov 2020 09:05:00 GMT": 0,
+		"7": 7 * time.Second, "99999999999": longest, "Fri, 31 Dec 9999 23:59:59 GMT": longest,
+		"Tue, 03 Nov 2026 10:05:00 GMT": time.Hour, "Tue, 03 Nov 2020 09:05:00 GMT": 0,
 		"": -1, "soon": -1, "-7": -1,
 	} {
 		after := After(value, now)

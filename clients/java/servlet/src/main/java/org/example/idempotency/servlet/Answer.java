@@ -95,7 +95,7 @@ record Answer(int status, Map<String, List<String>> headers, byte[] body) {
         }
     }
 
-    /** The answer's own Retry-After, in seconds, up to 31 years, or a date; null: it has none. */
+    /** The answer's own Retry-After, in seconds, up to 31 years, or a date, up to 100; null: it has none. */
     Duration retryAfter() {
         List<String> values = headers.getOrDefault("Retry-After", List.of());
         if (values.size() != 1) {
@@ -107,6 +107,9 @@ record Answer(int status, Map<String, List<String>> headers, byte[] body) {
         }
         try {
             Duration left = Duration.between(Instant.now(), DateTimeFormatter.RFC_1123_DATE_TIME.parse(value, Instant::from));
+            if (left.compareTo(FilterOptions.LONGEST) > 0) {
+                return FilterOptions.LONGEST;
+            }
             return left.isNegative() ? Duration.ZERO : left;
         } catch (DateTimeParseException unknown) {
             return null;
