@@ -6,6 +6,13 @@
 -- with the schema in the path, an operator or function that somebody has planted there
 -- could match better than that of pg_catalog.
 
+-- Statistics for the planner would keep values of responses for longer than the records.
+-- Nothing is looked up by them.
+ALTER TABLE @extschema@.idempotency_store ALTER response_headers SET STATISTICS 0,
+	ALTER response_payload SET STATISTICS 0, ALTER response_body SET STATISTICS 0;
+DELETE FROM pg_catalog.pg_statistic
+	WHERE starelid OPERATOR(pg_catalog.=) '@extschema@.idempotency_store'::pg_catalog.regclass;
+
 -- A ring of tables by expiry
 
 CREATE TABLE @extschema@.idempotency_ring (
@@ -221,6 +228,8 @@ BEGIN
 		LOOP
 			EXECUTE command;
 		END LOOP;
+		EXECUTE format('ALTER TABLE %s ALTER response_headers SET STATISTICS 0, ALTER response_payload SET STATISTICS 0,'
+			' ALTER response_body SET STATISTICS 0', new_table);
 		EXECUTE format('ALTER TABLE %s OWNER TO %I', new_table, (SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = store));
 		has := has + 1;
 	END LOOP;

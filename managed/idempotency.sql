@@ -127,6 +127,9 @@ CREATE TABLE idempotency_store (
 	response_body		bytea,
 	PRIMARY KEY (scope, idempotency_key)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_limit = 1000);
+-- Statistics for the planner would keep values of responses for longer than the records.
+ALTER TABLE idempotency_store ALTER response_headers SET STATISTICS 0,
+	ALTER response_payload SET STATISTICS 0, ALTER response_body SET STATISTICS 0;
 COMMENT ON TABLE idempotency_store IS 'one row per operation that has ended or is leased; written by the idem_ functions only';
 
 -- Its rows never outlive their transaction, so a crash may empty it, and it needs no

@@ -72,6 +72,12 @@ SELECT pg_temp.expect(bool_and(pg_temp.complete_compressed(n, 6008 - n % 2) = (n
 	'a compressed response counts uncompressed')
 FROM generate_series(1, 20) n;
 
+-- No response gets into a view of statistics.
+DO $$ BEGIN PERFORM idem_complete(idem_begin(n::text, scope => 'counted'), '"s3cret"', headers => '"s3cret"', body => 's3cret') FROM generate_series(1, 50) n; END $$;
+ANALYZE idempotency_store;
+SELECT pg_temp.expect(string_agg(attname, ' ') = 'scope', 'the planner''s statistics have no response')
+FROM pg_stats WHERE tablename = 'idempotency_store' AND concat(most_common_vals, histogram_bounds) ~ 's3cret|733363726574|counted';
+
 -- An operator's code is not run by others without their knowing: idem_forget, too.
 BEGIN;
 SELECT idem_begin('answers-6'), idem_complete('answers-6') \gset

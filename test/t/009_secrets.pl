@@ -165,6 +165,25 @@ $holder->quit;
 # The markers are not in views that count statements or show sessions.
 unlike(query('SELECT * FROM pg_stat_activity'), qr/$marker/, 'nor in pg_stat_activity');
 
+# The server keeps no values of responses for its planner: they would outlive the records.
+sub columns_with_values ($setup)
+{
+	query(<<"SQL", 'older');
+$setup;
+SELECT count(idem_complete(idem_begin(n::text), '"$marker"', headers => '"$marker"', body => '$marker')) FROM generate_series(1, 50) n;
+ANALYZE;
+SQL
+	return query(<<'SQL', 'older');
+SELECT string_agg(DISTINCT attname, ' ') FROM pg_stats
+WHERE tablename LIKE 'idempotency%' AND concat(most_common_vals, histogram_bounds) ~ 'XyzzyMarker|58797a7a79|COMPLETED'
+SQL
+}
+
+query('CREATE DATABASE older');
+is(columns_with_values(q{CREATE EXTENSION idempotency VERSION '1.0'}), 'response_body response_headers response_payload status', 'version 1.0 had them');
+is(columns_with_values("ALTER EXTENSION idempotency UPDATE; DELETE FROM idempotency_store"), 'status', 'no response in the planner\'s statistics');
+is(columns_with_values("DELETE FROM idempotency_store; SELECT idem_partition_store('12 hours'); SELECT idem_gc()"), 'status', 'nor in those of a ring');
+
 # The search itself works: the text of a statement is in the log.
 $node->psql('postgres', qq{SELECT idem_complete('k', '"$marker"')});
 like(slurp_file($node->logfile), qr/$marker/, 'a literal in a statement that fails is logged by the server');
