@@ -1,7 +1,8 @@
 // Several statements in one round trip. node-postgres sends a query only after the answer to the one
 // before it, so BEGIN and COMMIT would cost a round trip each. A Pipeline is one "query" for its queue, and writes
-// Parse, Bind, Describe and Execute of each statement, and then a single Sync: after an error the server skips the
-// rest. A statement without a name is parsed each time, which poolers in transaction mode require.
+// Parse, Bind and Execute of each statement, and then a single Sync: after an error the server skips the rest. All
+// values are text, so it asks for no description of the rows. A statement without a name is parsed each time, which
+// poolers in transaction mode require.
 
 /**
  * @typedef {object} Statement
@@ -38,7 +39,6 @@ export class Pipeline {
         if (name && !known) connection.close({ type: 'S', name })
         if (!known) connection.parse({ text, name, types: [] })
         connection.bind({ portal: '', statement: name, values, binary: false })
-        connection.describe({ type: 'P', name: '' })
         connection.execute({ portal: '', rows: 0 })
       }
       connection.sync()
@@ -48,7 +48,6 @@ export class Pipeline {
     return null
   }
 
-  handleRowDescription() {}
   handlePortalSuspended() {}
   handleCopyData() {}
 
