@@ -54,7 +54,7 @@ class Network:
 NETWORKS = (
     Network('here', 0, 8, 0.5, (('{}: the package / the same by hand', 'glue', 0.95),)),
     Network('1 ms', 1, 1, 3, (('{}, network of 1 ms: the package / SELECT FOR UPDATE, INSERT, UPDATE', 'hand', 1.3),
-                           ('{}, network of 1 ms: the package / the bare transaction', 'bare', 0.95))),
+                              ('{}, network of 1 ms: the package / the bare transaction', 'bare', 0.95))),
 )
 
 
