@@ -65,7 +65,7 @@ func problemOf(err error, header string) *Problem {
 	case errors.Is(err, errRequestTooLarge):
 		return problem(413, "The request is too large", "The body of the request is larger than this service takes.", 0)
 	case errors.Is(err, idempotency.ErrTooLarge):
-		return problem(413, "The answer is too large to be stored", "Nothing was done.", 0)
+		return problem(413, "The answer is too large to be stored", "Nothing was stored.", 0)
 	case errors.Is(err, idempotency.ErrKeyReused):
 		return problem(422, "Idempotency-Key is already used", "It was used with another request. Use a new key for a new request.", 0)
 	case errors.As(err, &unknown):
@@ -75,7 +75,7 @@ func problemOf(err error, header string) *Problem {
 	case isBusy(err):
 		return problem(503, "The service is busy", again, time.Second)
 	case errors.Is(err, errResponseTooLarge):
-		return problem(500, "The answer is too large to be stored", "Nothing was done.", 0)
+		return problem(500, "The answer is too large to be stored", "Nothing was stored.", 0)
 	}
 	return problem(500, "Internal Server Error", "The service could not handle the request.", 0)
 }

@@ -52,7 +52,7 @@ const BY_CLASS = [
   [Forbidden, () => new Problem(403, 'This Idempotency-Key may not be used here', { detail: 'The service has no right to it.' })],
   [KeyReused, () => new Problem(422, 'Idempotency-Key is already used',
     { detail: 'It was used with another request. Use a new key for a new request.' })],
-  [TooLarge, () => new Problem(413, 'The answer is too large to be stored', { detail: 'Nothing was done.' })],
+  [TooLarge, () => new Problem(413, 'The answer is too large to be stored', { detail: 'Nothing was stored.' })],
   [InProgress, (error) => inProgress(error.retryAfter)],
   [LeaseLost, () => inProgress(null)],
   [Unknown, (error) => busy('It is not known yet whether an earlier attempt took effect', error.retryAfter)],

@@ -51,13 +51,13 @@ def problem_of(error: BaseException) -> Problem:
     if isinstance(error, (InProgress, LeaseLost)):
         return in_progress(getattr(error, "retry_after", None))
     if isinstance(error, TooLarge):
-        return Problem(413, "The answer is too large to be stored", "Nothing was done.")
+        return Problem(413, "The answer is too large to be stored", "Nothing was stored.")
     if isinstance(error, Unknown):
         return Problem(503, "It is not known yet whether an earlier attempt took effect", AGAIN, error.retry_after or 1)
     if isinstance(error, NotDone) and error.retry_after is not None:
         return Problem(503, "The request was not processed", AGAIN, error.retry_after)
     if isinstance(error, ResponseTooLarge):
-        return Problem(500, "The answer is too large to be stored", "Nothing was done.")
+        return Problem(500, "The answer is too large to be stored", "Nothing was stored.")
     if isinstance(error, HandlerTimeout):
         return Problem(503, "The request took too long", AGAIN, 1)
     if is_transient(error):

@@ -66,7 +66,7 @@ public record Problem(int status, String type, String title, String detail, Dura
         } else if (error instanceof IdempotencyException.LeaseLost) {
             return inProgress(null);
         } else if (error instanceof IdempotencyException.TooLarge) {
-            return new Problem(413, "The answer is too large to be stored", "Nothing was done.", null);
+            return new Problem(413, "The answer is too large to be stored", "Nothing was stored.", null);
         } else if (error instanceof IdempotencyException.KeyReused) {
             return new Problem(422, "Idempotency-Key is already used",
                     "It was used with another request. Use a new key for a new request.", null);
@@ -77,7 +77,7 @@ public record Problem(int status, String type, String title, String detail, Dura
         } else if (isBusy(error)) {
             return new Problem(503, "The service is busy", AGAIN, SECOND);
         } else if (error instanceof RecordedResponse.TooLarge) {
-            return new Problem(500, "The answer is too large to be stored", "Nothing was done.", null);
+            return new Problem(500, "The answer is too large to be stored", "Nothing was stored.", null);
         }
         return FAILED;
     }
