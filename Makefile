@@ -36,7 +36,7 @@ saga: ## four services, a broker and a shop, killed at random (MODE=choreographe
 ## Test one part:
 check-clients: ## the packages for Node.js, Python, Go and Java (ONLY=pattern: some parts)
 	@clients/check $${ONLY:+"$$ONLY"}
-check-recipes: ## the client code of docs/ in seven more languages (ONLY=pattern; 800 MB of packages)
+check-recipes: ## the client code of docs/ in other languages (ONLY=pattern; 800 MB of packages)
 	@clients/recipes/check $${ONLY:+"$$ONLY"}
 check-citus: ## a distributed store, on a coordinator and three workers (needs an installed Citus)
 	@test/citus/run
