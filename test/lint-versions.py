@@ -24,7 +24,7 @@ PLACES = [
     ('docs/support.md', r'Now these are (.*)\. \[Versions', 'supported'),
     ('docs/support.md', r'^\| Debian packages \| (.*); for amd64 \|$', 'packaged'),
     ('docs/packages.md', r'^\| Debian \|.*?(`deb/.*): `postgresql-15', 'packaged'),
-    ('docs/reference/versions.md', r'compiler \| tests passed \|\n\|-.*\n((?:\|.*\n)*)', 'supported'),
+    ('docs/reference/versions.md', r'^\| PostgreSQL \| on \|\n\|-.*\n((?:\|.*\n)*)', 'supported'),
     ('docs/reference/versions.md', r'`pg_upgrade` from each version to the next \((.*)\)', 'supported'),
 ]
 # a version that the list has, and not the number of a Debian release, of a minor one or of tests
