@@ -20,6 +20,7 @@ import gateway
 import ledger
 import plan
 import psycopg
+from client import PATIENCE
 from clients import Client, Shared
 from findings import Findings, keep_evidence, weigh
 from report import figures, print_report
@@ -43,13 +44,8 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--seed", default=os.environ.get("CHAOS_SEED") or str(secrets.randbelow(10**9)))
     parser.add_argument("--minutes", type=float, default=float(os.environ.get("CHAOS_MINUTES") or 5))
-    parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--patience", type=float, default=120,
-                        help="seconds that clients may need to come to an end")
     parser.add_argument("--faults", default=",".join(plan.DECK),
                         help="names, separated by commas")
-    parser.add_argument("--store", default=os.environ.get("STORE") or "one table",
-                        choices=("one table", "partitioned"), help="at the beginning")
     parser.add_argument("--without-guard", choices=VIOLATIONS,
                         help="the server is built without this guard: must be noticed")
     parser.add_argument("--schedule", action="store_true",
@@ -74,8 +70,8 @@ class Run:
         self.others = []
         self.clients = []
         self.shared = Shared(processes.RawValue("i", 0),
-                             processes.RawArray("q", options.clients),
-                             processes.RawArray("i", options.clients))
+                             processes.RawArray("q", plan.CLIENTS),
+                             processes.RawArray("i", plan.CLIENTS))
         self.proxy = None
         self.ledger = ledger.Ledger(os.path.join(base, "ledger"))
         disks = self.find_disks()
@@ -100,14 +96,12 @@ class Run:
         with self.pair.primary.connect() as connection:
             connection.execute("INSERT INTO account SELECT i, %s FROM generate_series(0, %s) i",
                                (plan.BALANCE, plan.ACCOUNTS - 1))
-            if self.options.store == "partitioned":
-                connection.execute("SELECT idem_partition_store('4 hours')")
         os.mkdir(self.options.proxy)
         self.launch(gateway.serve, self.options.gateway, os.path.join(self.base, "charges"))
         self.proxy = fault_proxy.Program(os.path.join(self.options.proxy, ".s.PGSQL.5432"), f"@{self.pair.target}")
         while not os.path.exists(self.options.gateway):
             time.sleep(0.05)
-        for index in range(self.options.clients):
+        for index in range(plan.CLIENTS):
             client = processes.Process(target=Client(index, self.options, self.shared, self.ledger).run)
             client.start()
             self.clients.append(client)
@@ -141,7 +135,7 @@ class Run:
             controller.strike(name)
         self.shared.stopping.value = 1
         for client in self.clients:
-            client.join(self.options.patience + 60)
+            client.join(PATIENCE + 60)
         sweeper.join(30)
         return controller
 
@@ -159,7 +153,7 @@ class Run:
         findings.add("faults that never hit",
                      [name for name in self.options.wanted if not controller.hits[name]])
         findings.add("events that never came", missing_events(evidence))
-        schedule = plan.fingerprint(self.options.seed, self.options.clients, self.options.wanted)
+        schedule = plan.fingerprint(self.options.seed, self.options.wanted)
         print_report(figures(self.options, schedule, evidence, lost), controller,
                      self.unavailable, findings)
         failed = findings.failed()
@@ -183,7 +177,7 @@ def missing_events(evidence):
 def main():
     options = arguments()
     if options.schedule:
-        print(plan.fingerprint(options.seed, options.clients, options.wanted))
+        print(plan.fingerprint(options.seed, options.wanted))
         return
     if options.list_guards:
         print("\n".join(VIOLATIONS))

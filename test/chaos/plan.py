@@ -1,6 +1,6 @@
 """What is delivered to whom, and which fault comes when: decided by the seed.
 
-The same seed and number of clients always give the same operations and the same order
+The same seed always gives the same operations and the same order
 of faults. Only the interleaving is left to the operating system.
 """
 
@@ -8,6 +8,7 @@ import hashlib
 import random
 from dataclasses import dataclass
 
+CLIENTS = 8
 ACCOUNTS = 40
 BALANCE = 1_000_000
 
@@ -62,7 +63,7 @@ class Operation:
                 "amount": self.amount, "declined": self.declined}
 
 
-def operation(seed, number, clients):
+def operation(seed, number):
     rng = random.Random(f"{seed}/operation/{number}")
     way = rng.choices(list(WAYS), list(WAYS.values()))[0]
     deliveries = rng.choices((1, 2, 3, 4), (2, 4, 2, 2))[0]
@@ -71,7 +72,7 @@ def operation(seed, number, clients):
     return Operation(
         number=number,
         way=way,
-        copies=tuple(rng.randrange(clients) for _ in range(deliveries)),
+        copies=tuple(rng.randrange(CLIENTS) for _ in range(deliveries)),
         keys=tuple(f"{way}-{number}" + (f"-{i}" if size > 1 else "") for i in range(size)),
         source=source,
         target=target,
@@ -94,11 +95,11 @@ def faults(seed, wanted):
             yield rng.uniform(0.1, 1.0), name
 
 
-def fingerprint(seed, clients, wanted):
+def fingerprint(seed, wanted):
     """Tells whether two runs had the same schedule."""
     digest = hashlib.sha256()
     for number in range(2000):
-        digest.update(repr(operation(seed, number, clients)).encode())
+        digest.update(repr(operation(seed, number)).encode())
     for step, _ in zip(faults(seed, wanted), range(500)):
         digest.update(repr(step).encode())
     return digest.hexdigest()[:12]

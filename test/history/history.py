@@ -23,7 +23,7 @@ import checks
 import ledger
 import plan
 import psycopg
-from client import Shared
+from client import PATIENCE, Shared
 from clients import Client
 from findings import Findings, keep_evidence, weigh
 from storms import DECK, DECK_BY_EXPIRY, Storms
@@ -52,10 +52,6 @@ def arguments():
                         help="of all paths together")
     parser.add_argument("--operations", type=int, default=0,
                         help="of each path: goes on until it has had so many, for five times as long at most")
-    parser.add_argument("--clients", type=int, default=8, choices=range(2, 9))
-    parser.add_argument("--patience", type=float, default=60,
-                        help="seconds that clients may need to come to an end")
-    parser.add_argument("--paths", default=",".join(PATHS), help="ways to the store: direct, trigger, partitioned")
     parser.add_argument("--storms", help="names, separated by commas")
     parser.add_argument("--without-guard", choices=VIOLATIONS,
                         help="the server is built without this guard: must be noticed")
@@ -63,15 +59,14 @@ def arguments():
     parser.add_argument("--list-guards", action="store_true",
                         help="only print the guards that --without-guard knows")
     options = parser.parse_args()
-    options.paths = [name for name in options.paths.split(",") if name]
     if options.storms is None:
         options.storms = ",".join(DECK | DECK_BY_EXPIRY)
         if options.without_guard:
             options.storms = "swap" if "lock of the store" in options.without_guard else ""
     options.wanted = [name for name in options.storms.split(",") if name]
-    unknown = set(options.wanted) - set(DECK) - set(DECK_BY_EXPIRY) | set(options.paths) - set(PATHS)
-    if unknown or not options.paths:
-        parser.error(f"no such storm, or path: {', '.join(sorted(unknown))}")
+    unknown = set(options.wanted) - set(DECK) - set(DECK_BY_EXPIRY)
+    if unknown:
+        parser.error(f"no such storm: {', '.join(sorted(unknown))}")
     return options
 
 
@@ -83,7 +78,7 @@ class Run:
         self.path = path
         options.database = f"history_{path}"
         self.ledger = ledger.Ledger(os.path.join(base, path))
-        self.shared = Shared(processes.RawValue("i", 0), processes.RawArray("q", options.clients))
+        self.shared = Shared(processes.RawValue("i", 0), processes.RawArray("q", plan.CLIENTS))
         self.clients = []
         self.storms = Storms(options, self.connect, path)
 
@@ -117,12 +112,12 @@ class Run:
 
     def seconds(self):
         """How long this path shall last."""
-        return self.options.seconds / len(self.options.paths)
+        return self.options.seconds / len(PATHS)
 
     def go(self):
         """Clients and storms, until all operations have come to an end."""
         self.create()
-        for index in range(self.options.clients):
+        for index in range(plan.CLIENTS):
             client = processes.Process(target=Client(index, self.options, self.shared, self.ledger).run)
             client.start()
             self.clients.append(client)
@@ -131,7 +126,7 @@ class Run:
         self.storms.rage(lambda: self.is_enough(time.monotonic() - start, seconds))
         self.shared.stopping.value = 1
         for client in self.clients:
-            client.join(self.options.patience + 30)
+            client.join(PATIENCE + 30)
         self.storms.settle()
 
     def is_enough(self, passed, seconds):
@@ -141,7 +136,7 @@ class Run:
 
     def judge(self):
         findings = Findings()
-        planned = partial(plan.operation, self.options.seed, clients=self.options.clients)
+        planned = partial(plan.operation, self.options.seed)
         with self.connect() as connection:
             evidence = checks.gather(connection, ledger.read(self.ledger.path), planned)
             checks.check_drained(findings, connection, evidence.events, self.clients)
@@ -211,7 +206,7 @@ def print_report(run, findings, evidence):
 def go_all_paths(options, base):
     """Path after path; the names of the checks that failed, and how many passed."""
     failed, passed, missing = [], 0, set(checks.EVENTS)
-    for path in options.paths:
+    for path in PATHS:
         run = Run(options, path, base)
         try:
             run.go()
@@ -233,7 +228,7 @@ def go_all_paths(options, base):
 def main():
     options = arguments()
     if options.plan:
-        print(plan.fingerprint(options.seed, options.clients))
+        print(plan.fingerprint(options.seed))
         return
     if options.list_guards:
         print("\n".join(VIOLATIONS))

@@ -1,9 +1,8 @@
 """What the clients do: decided by the seed.
 
-The same seed and number of clients always give the same operations. Each belongs to a
-block, whose operations share a few lists, so that lists stay short and meet often. Blocks
-of one isolation level alternate with blocks of all of them: a level promises most where
-everybody keeps to it.
+The same seed always gives the same operations. Each belongs to a block, whose operations
+share a few lists, so that lists stay short and meet often. Blocks of one isolation level
+alternate with blocks of all of them: a level promises most where everybody keeps to it.
 """
 
 import hashlib
@@ -22,6 +21,7 @@ WAYS = {"bound": 35, "called": 27, "leased": 28, "prepared": 5, "forgotten": 5}
 
 BLOCK = 120         # operations
 LISTS = 6           # of a block
+CLIENTS = 8
 STEPS_BITS = 3      # of an element: which step of its operation
 RUN_BITS = 24       # of an element: which execution
 
@@ -79,7 +79,7 @@ def level_of_block(seed, block):
 
 
 @lru_cache(maxsize=4096)
-def operation(seed, number, clients):
+def operation(seed, number):
     rng = random.Random(f"{seed}/operation/{number}")
     block = number // BLOCK
     way = rng.choices(list(WAYS), list(WAYS.values()))[0]
@@ -89,7 +89,7 @@ def operation(seed, number, clients):
         way=way,
         level=level_of_block(seed, block) or rng.choice(LEVELS),
         steps=steps(rng, block, way),
-        copies=tuple(rng.randrange(clients) for _ in range(deliveries)),
+        copies=tuple(rng.randrange(CLIENTS) for _ in range(deliveries)),
         declined=way != "forgotten" and rng.random() < 0.05,
         recycled=way in ("bound", "called") and rng.random() < 0.15,
         shadowed=way == "bound" and rng.random() < 0.1,
@@ -109,9 +109,9 @@ def steps(rng, block, way):
     return tuple(chosen)
 
 
-def fingerprint(seed, clients):
+def fingerprint(seed):
     """Tells whether two runs had the same operations."""
     digest = hashlib.sha256()
     for number in range(2000):
-        digest.update(repr(operation(seed, number, clients)).encode())
+        digest.update(repr(operation(seed, number)).encode())
     return digest.hexdigest()[:12]

@@ -14,6 +14,8 @@ import psycopg
 from ledger import now
 from psycopg.rows import namedtuple_row
 
+PATIENCE = 120      # seconds that clients may need to come to an end
+
 
 @dataclass
 class Shared:
@@ -47,7 +49,7 @@ class Client:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         number = 0
         while not self.shared.stopping.value:
-            planned = self.operation(self.options.seed, number, self.options.clients)
+            planned = self.operation(self.options.seed, number)
             self.shared.progress[self.index] = number
             if self.index in planned.copies:
                 self.meet_others(planned)
@@ -77,7 +79,7 @@ class Client:
     def check_patience(self, planned):
         """When nothing is disturbed any more, everything has to come to an end."""
         if self.shared.stopping.value:
-            self.deadline = self.deadline or now() + self.options.patience
+            self.deadline = self.deadline or now() + PATIENCE
             if now() > self.deadline:
                 self.ledger.write("stuck", number=planned.number, way=planned.way)
                 raise SystemExit(1)
