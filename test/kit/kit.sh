@@ -249,11 +249,6 @@ guard_taken_out() {
 	done
 }
 
-# Whether the arguments ask for help, which needs no server.
-asks_for_help() {
-	[[ " $* " == *" --help "* || " $* " == *" -h "* ]]
-}
-
 # What single TAP tests need: a real pg_cron, strace to cut a connection, and a
 # clock to set.
 provision_for_tap() {
@@ -275,7 +270,8 @@ need_citus() {
 
 # run_tap PG_CONFIG DIRECTORY TEST... [:: ARG...]: counts the top-level assertions of
 # TAP tests, which write into the directory.  Raw output is kept there for counting;
-# prove itself shows a summary, and stays silent about what went well.
+# prove itself shows a summary, and stays silent about what went well.  Two more at a time
+# than there are processors: half of the time the tests wait, for a round of the collector say.
 run_tap() {
 	local directory=$2 status=0 programs names name
 	programs=$("$1" --pgxs)
@@ -288,7 +284,7 @@ run_tap() {
 		TESTDIR="$directory" TESTDATADIR="$directory/tmp_check" \
 		TESTLOGDIR="$directory/tmp_check/log" \
 		PERL_TEST_HARNESS_DUMP_TAP="$directory/raw" \
-		prove --timer -j "$(nproc)" "$@" || status=$?
+		prove --timer -j "$(($(nproc) + 2))" "$@" || status=$?
 	mapfile -t names < <(name_failed_tap "$directory/raw")
 	add "$(count_tap "$directory" '^ok')" \
 		"$(($(count_tap "$directory" '^not ok') + $(count_dead "$directory")))" \

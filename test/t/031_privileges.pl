@@ -94,6 +94,10 @@ my %call = (
 	idem_grant => q{SELECT idem_grant('other')},
 	idem_revoke => q{SELECT idem_revoke('payer')});
 
+my $session = session($node);	# for more than a thousand statements
+
+$session->query('\set VERBOSITY sqlstate');
+
 # Errors that these raise after the check of rights are no refusal.
 my %not_refused = (idem_schedule_gc => '55000', idem_reseal => '55000', idem_scope_changed => '39P01');
 
@@ -102,8 +106,9 @@ my %not_refused = (idem_schedule_gc => '55000', idem_reseal => '55000', idem_sco
 sub answer ($role, $statement)
 {
 	my ($before, $after) = $statement =~ /^(?:(.*)\|)?(.*)$/s;
+	my $said = complaint($session, join('; ', 'BEGIN', $before // (), "SET LOCAL SESSION AUTHORIZATION $role", $after, 'ROLLBACK;'));
 
-	return sqlstate($node, join('; ', 'BEGIN', $before // (), "SET LOCAL SESSION AUTHORIZATION $role", $after, 'ROLLBACK')) || 'ok';
+	return $said =~ /ERROR:\s+(\w{5})/ ? $1 : $said || 'ok';
 }
 
 # A cell of the page: the answer, or that in a free scope and in the claimed one.

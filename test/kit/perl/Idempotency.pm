@@ -9,6 +9,7 @@ use feature ();
 use Cwd qw(abs_path);
 use Exporter;
 use File::Basename qw(dirname);
+use List::Util qw(min);
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -252,15 +253,16 @@ sub sqlstate ($node, $sql, $database = undef)
 	return $stderr =~ /(?:ERROR|FATAL):\s+(\w{5})/ ? $1 : $stderr;
 }
 
-# Waits until the code returns true.
+# Waits until the code returns true.  It mostly asks the server by a psql of its own, which
+# costs more than what is waited for: the longer it takes, the less often it is asked.
 sub wait_until ($what, $code)
 {
-	my $deadline = time + $patience;
+	my $start = time;
 
 	until ($code->())
 	{
-		die "timed out waiting until $what" if time > $deadline;
-		sleep 0.1;
+		die "timed out waiting until $what" if time > $start + $patience;
+		sleep min(0.05 + (time - $start) / 10, 0.3);
 	}
 	return;
 }
