@@ -34,7 +34,6 @@ def arguments():
     parser.add_argument('--quick', action='store_true', help='short runs, two minutes in all')
     parser.add_argument('--rounds', type=int, help='rounds of each workload (default 7, quick 3)')
     parser.add_argument('--seconds', type=int, help='length of a run (default 5, quick 1)')
-    parser.add_argument('--clients', type=int, help='clients, where the workload has 8')
     names = [w.name for w in WORKLOADS] + [partitions.NAME, peers.NAME, packages.NAME, collection.NAME]
     parser.add_argument('--only', nargs='+', metavar='WORKLOAD', choices=names,
                         help=f'measure only these: {", ".join(names)}')
@@ -42,7 +41,6 @@ def arguments():
     parser.add_argument('--json', metavar='FILE', help='write all raw figures to FILE')
     peers.add_arguments(parser)
     packages.add_arguments(parser)
-    collection.add_arguments(parser)
     partitions.add_arguments(parser)
     options = parser.parse_args()
     options.only = options.only or (names[:-2] if options.quick else names)
@@ -74,9 +72,6 @@ class Bench:
     def seconds(self):
         return self.options.seconds or (1 if self.options.quick else 5)
 
-    def clients(self, workload):
-        return self.options.clients if self.options.clients and workload.clients == 8 else workload.clients
-
     def measure(self, workload):
         """All rounds of a workload; operations a second by variant and round."""
         variants = self.timed(workload)
@@ -92,14 +87,14 @@ class Bench:
             return
         tell(f'{workload.name}: warming up')
         for variant in variants:
-            server.pgbench(workload, variant, self.clients(workload), '--time=1')
+            server.pgbench(workload, variant, workload.clients, '--time=1')
 
     def one_run(self, workload, variant, number):
         if not workload.read_only:
             server.reset()
-        result = server.pgbench(workload, variant, self.clients(workload), f'--time={self.seconds()}')
+        result = server.pgbench(workload, variant, workload.clients, f'--time={self.seconds()}')
         self.raw.append({'workload': workload.name, 'variant': variant.name, 'round': number,
-                         'seconds': self.seconds(), 'clients': self.clients(workload),
+                         'seconds': self.seconds(), 'clients': workload.clients,
                          'throughput': result['tps'] * variant.operations, **result})
 
     def compare(self, comparison):

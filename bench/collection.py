@@ -43,7 +43,6 @@ class Plan:
     steady: int         # seconds, after the first retention
     interval: int       # seconds between the collector's rounds meanwhile
     naptime: int        # seconds between autovacuum's visits meanwhile
-    pairs: int          # of steady runs, with the worker and without
     backlog: int        # rows
     slice: int          # seconds of rate-limited load at a time
     live: int           # rows
@@ -51,36 +50,15 @@ class Plan:
     seconds: int        # length of those
 
 
-FULL = {'retention': 30, 'steady': 180, 'interval': 5, 'naptime': 2, 'pairs': 1, 'backlog': 5_000_000, 'slice': 10,
-        'live': 10_000_000, 'rounds': 7, 'seconds': 5}
-QUICK = {'retention': 5, 'steady': 10, 'interval': 2, 'naptime': 2, 'pairs': 1, 'backlog': 200_000, 'slice': 3,
-         'live': 200_000, 'rounds': 3, 'seconds': 2}
-
-
-def add_arguments(parser):
-    group = parser.add_argument_group(
-        NAME, 'takes a quarter of an hour and 7 GB of disk; --quick leaves it out, or with --only makes it small')
-    group.add_argument('--parts', nargs='+', choices=[p.__name__ for p in PARTS], default=[p.__name__ for p in PARTS],
-                       help='measure only these (default: all three)')
-    group.add_argument('--retention', type=int, help='seconds that a record is kept (default 30, quick 5)')
-    group.add_argument('--steady', type=int, help='seconds of steady load after that (default 180, quick 10)')
-    group.add_argument('--interval', type=int, help='idempotency.gc_interval meanwhile (default 5, quick 2)')
-    group.add_argument('--naptime', type=int, help='autovacuum_naptime meanwhile (default and quick 2)')
-    group.add_argument('--pairs', type=int, help='runs of it with the worker, and without (default 1)')
-    group.add_argument('--backlog', type=int, help='expired rows (default 5 million, quick 200000)')
-    group.add_argument('--live', type=int, help='rows of the large store (default 10 million, quick 200000)')
-
-
-def plan(options):
-    given = vars(options)
-    return Plan(**{name: given.get(name) or value for name, value in (QUICK if options.quick else FULL).items()})
+FULL = Plan(retention=30, steady=180, interval=5, naptime=2, backlog=5_000_000, slice=10, live=10_000_000, rounds=7, seconds=5)
+QUICK = Plan(retention=5, steady=10, interval=2, naptime=2, backlog=200_000, slice=3, live=200_000, rounds=3, seconds=2)
 
 
 def measure(options, tell):
     """The entries of the table, and every raw figure."""
-    chosen, entries, raw = plan(options), [], []
+    chosen, entries, raw = QUICK if options.quick else FULL, [], []
     try:
-        for part in (part for part in PARTS if part.__name__ in options.parts):
+        for part in (steady, backlog, large):
             part_entries, part_raw = part(chosen, tell)
             entries += part_entries
             raw += [{'workload': NAME, 'part': part.__name__, **r} for r in part_raw]
@@ -97,20 +75,16 @@ def steady(chosen, tell):
     with database('bench_steady') as name:
         server.sql(f"ALTER DATABASE {name} SET idempotency.retention = '{chosen.retention}s'")
         configure(gc_interval=chosen.interval, autovacuum_naptime=chosen.naptime)
-        for number in range(chosen.pairs):
-            for worker in (True, False) if number % 2 == 0 else (False, True):
-                tell(f'{NAME}: steady load {"with" if worker else "without"} the worker,'
-                     f' {number + 1} of {chosen.pairs}')
-                runs.append({'round': number, 'worker': worker, **steady_run(name, chosen, worker)})
+        for worker in (True, False):
+            tell(f'{NAME}: steady load {"with" if worker else "without"} the worker')
+            runs.append({'worker': worker, **steady_run(name, chosen, worker)})
     configure(gc_interval=None, autovacuum_naptime=None)
-    with_worker, without = ([r for r in runs if r['worker'] == worker] for worker in (True, False))
+    collected, without = runs
     return [
-        report.row('steady load with the worker / without collection',
-                   [a['tps'] / b['tps'] for a, b in zip(with_worker, without)], STEADY_AT_LEAST),
+        report.row('steady load with the worker / without collection', [collected['tps'] / without['tps']], STEADY_AT_LEAST),
         report.row('… size of the store at the end / after the first retention',
-                   [r['size'] / r['first_size'] for r in with_worker], STEADY_SIZE_AT_MOST, at_most=True),
-        report.row('… the same without collection',
-                   [r['size'] / r['first_size'] for r in without], None)], runs
+                   [collected['size'] / collected['first_size']], STEADY_SIZE_AT_MOST, at_most=True),
+        report.row('… the same without collection', [without['size'] / without['first_size']], None)], runs
 
 
 def steady_run(name, chosen, worker):
@@ -332,6 +306,3 @@ def check(name, before, transactions):
         raise server.BenchError(f'{name}: {after["rows"]} rows and {collected} collected,'
                                 f' of {before["rows"]} rows and {transactions} transactions')
     return collected
-
-
-PARTS = (steady, backlog, large)

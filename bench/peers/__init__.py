@@ -19,14 +19,9 @@ CASES = ('in turn', 'at once', 'declined', 'killed', 'stalled')
 
 
 def add_arguments(parser):
-    group = parser.add_argument_group(NAME, 'takes three quarters of an hour; --quick makes a small selection')
+    group = parser.add_argument_group(NAME, 'takes a quarter of an hour; --quick makes a small selection')
     group.add_argument('--peer', nargs='+', metavar='PEER', choices=[p.name for p in plan.PEERS],
                        help=f'only these: {", ".join(p.name for p in plan.PEERS)}')
-    group.add_argument('--workload', nargs='+', metavar='WORKLOAD', choices=[w.name for w in plan.WORKLOADS],
-                       help=f'only these: {", ".join(w.name for w in plan.WORKLOADS)}')
-    group.add_argument('--peer-rounds', type=int, help='rounds of each workload (default 5, quick 3)')
-    group.add_argument('--peer-seconds', type=float, help='length of a run (default 2, quick 0.7)')
-    group.add_argument('--no-faults', action='store_true', help='test duplicates without killing and stopping consumers')
 
 
 def measure(options, tell):
@@ -46,15 +41,12 @@ def measure(options, tell):
 class Peers:
     def __init__(self, options, tell):
         self.options, self.tell = options, tell
-        self.rounds = options.peer_rounds or (3 if options.quick else 5)
-        self.seconds = options.peer_seconds or (0.7 if options.quick else 2)
-        node, database = int(services.node_version().split('.')[0]), server.version()
+        self.rounds, self.seconds = (3, 0.7) if options.quick else (5, 2)
+        database = server.version()
         chosen = options.peer or (plan.QUICK_PEERS if options.quick else [p.name for p in plan.PEERS])
-        self.left_out = {p: f'Node {p.node}' if p.node > node else f'PostgreSQL {p.server}'
-                         for p in plan.PEERS if p.name in chosen and (p.node > node or p.server > database)}
+        self.left_out = [p for p in plan.PEERS if p.name in chosen and p.server > database]
         self.peers = [p for p in plan.PEERS if p.name in chosen and p not in self.left_out]
-        workloads = plan.QUICK_WORKLOADS if options.quick and not options.workload else plan.WORKLOADS
-        self.workloads = [w for w in workloads if not options.workload or w.name in options.workload]
+        self.workloads = plan.WORKLOADS[:1] if options.quick else plan.WORKLOADS
         self.verdicts, self.runs, self.counted, self.failed = {}, [], {}, {}
         self.environment = services.environment()
 
@@ -66,7 +58,7 @@ class Peers:
                 self.tell(f'{NAME}: duplicate deliveries to {peer.name}')
                 reset()
                 self.verdicts[peer.name] = services.driver(
-                    'judge', peer=peer.name, keys=KEYS, faults=not (self.options.quick or self.options.no_faults))
+                    'judge', peer=peer.name, keys=KEYS, faults=not self.options.quick)
         self.table('duplicate deliveries; cases that ended in one payment and one answer',
                    ('peer', *CASES), [self.verdict_row(p) for p in self.peers if p.name in self.verdicts])
         for name in plan.EXTENSION:
@@ -89,10 +81,10 @@ class Peers:
                 result = self.run(peer, workload, seconds=self.seconds, warmup=min(0.5, self.seconds / 3))
                 if result:
                     self.runs.append({'peer': peer.name, 'workload': workload.name, 'round': number,
-                                      'clients': workload.clients, 'size': workload.size, **result})
+                                      'clients': workload.clients, **result})
 
     def count(self, workload):
-        if self.options.quick or not workload.count:
+        if self.options.quick:
             return
         for peer in self.members(workload):
             self.tell(f'{NAME}: {workload.name}, counting {peer.name}')
@@ -109,7 +101,7 @@ class Peers:
         try:
             result = services.driver(
                 'run', peer=peer.name, kind=workload.kind, clients=1 if one_client else workload.clients,
-                size=workload.size, gateway=workload.gateway, declined=workload.declined, **length)
+                gateway=workload.gateway, **length)
             self.check(peer, workload, result['effects'])
             return result
         except server.BenchError as error:
@@ -139,7 +131,7 @@ class Peers:
 
     def entries(self):
         entries = [self.compare(c) for c in plan.COMPARISONS if self.has(c.workload, c.of) and self.has(c.workload, c.to)]
-        return entries + [report.skipped(p.title, why) for p, why in self.left_out.items()]
+        return entries + [report.skipped(p.title, f'PostgreSQL {p.server}') for p in self.left_out]
 
     def has(self, workload, name):
         return bool(self.series(workload, name, 'throughput'))
@@ -158,7 +150,7 @@ class Peers:
                             for (peer, workload), figures in self.counted.items()]}
 
     def show(self, workload):
-        self.table(f'{workload.name}, {text(workload.clients, "client")}, {workload.size} bytes', FIGURES,
+        self.table(f'{workload.name}, {workload.clients} clients', FIGURES,
                    [self.figures_row(workload, p) for p in self.members(workload)])
 
     def table(self, title, headings, rows):
@@ -211,15 +203,9 @@ def number(value, digits):
     return '' if value is None else f'{value:.{digits}f}'
 
 
-def text(count, noun):
-    return f'{count} {noun}{"" if count == 1 else "s"}'
-
-
 def reset():
     """The same tables before every run, and an empty Redis."""
-    tables = server.sql("SELECT oid::regclass FROM pg_class WHERE relkind = 'r' AND relnamespace = to_regnamespace('dbos')"
-                        " AND relname !~ 'migration'")
-    server.sql('TRUNCATE peer_payments RESTART IDENTITY;' + (f'TRUNCATE {",".join(tables)} CASCADE;' if tables else ''))
+    server.sql('TRUNCATE peer_payments RESTART IDENTITY')
     server.reset()
     server.sql('VACUUM (ANALYZE) peer_payments')
     services.redis_command('flushall')

@@ -1,6 +1,6 @@
 // 1. No protection at all, and the least that storing a record can cost.
 
-import { callGateway, pay, payMany, replay, statement, transaction } from './driver/business.mjs';
+import { callGateway, pay, replay, statement, transaction } from './driver/business.mjs';
 
 const UNIQUE_VIOLATION = '23505';
 
@@ -22,7 +22,6 @@ export const bare = {
         await callGateway(operation);
         return { replayed: false, response: await pay(client, operation) };
       }),
-      batch: (operations) => transaction(pool, (client) => payMany(client, operations)),
     };
   },
 };
@@ -66,16 +65,6 @@ export const insert = {
         return replay((await pool.query({ ...SELECT, values: [operation.key] })).rows[0], operation);
       }
     },
-    batch: (operations) => transaction(pool, async (client) => {
-      const responses = await payMany(client, operations);
-      await client.query({
-        name: 'record-insert-many',
-        text: `INSERT INTO hand_store (idempotency_key, request_hash, status, response_payload, expires_at)
-          SELECT k, h, 'COMPLETED', r, now() + interval '1 day' FROM unnest($1::text[], $2::bytea[], $3::jsonb[]) AS t(k, h, r)`,
-        values: [operations.map((o) => o.key), operations.map((o) => o.hash),
-          operations.map((o) => JSON.stringify(responses.get(o.key)))],
-      });
-    }),
   }),
 };
 

@@ -1,6 +1,6 @@
 // The extension, in its forms.
 
-import { Busy, callGateway, pay, payMany, statement, transaction } from './driver/business.mjs';
+import { Busy, callGateway, pay, statement, transaction } from './driver/business.mjs';
 import { declinedAsAnswer } from './bare.mjs';
 
 const CALL = {
@@ -59,25 +59,8 @@ export const inTransaction = {
       });
       return { replayed: false, response };
     }),
-    batch: (operations) => transaction(pool, (client) => batch(client, operations)),
   }),
 };
-
-async function batch(client, operations) {
-  const keys = operations.map((o) => o.key);
-  const { rows } = await client.query({
-    name: 'idem-begin-batch',
-    text: 'SELECT idempotency_key, outcome FROM idem_begin_batch($1, requests => $2::jsonb[])',
-    values: [keys, operations.map((o) => o.request)],
-  });
-  const acquired = new Set(rows.filter((r) => r.outcome === 'ACQUIRED').map((r) => r.idempotency_key));
-  const responses = await payMany(client, operations.filter((o) => acquired.has(o.key)));
-  await client.query({
-    name: 'idem-complete-batch',
-    text: 'SELECT idem_complete_batch($1, $2::jsonb[])',
-    values: [[...responses.keys()], [...responses.values()].map((r) => JSON.stringify(r))],
-  });
-}
 
 export const leased = {
   name: 'ext-lease',

@@ -14,7 +14,6 @@ class Peer:
     name: str
     title: str
     redis: bool = False
-    node: int = 0           # the version of Node that its libraries ask for
     server: int = 0         # the version of PostgreSQL that its SQL needs
 
 
@@ -24,10 +23,8 @@ class Workload:
     kind: str               # of driver/run.mjs
     peers: tuple
     clients: int = 8
-    size: int = 100         # bytes of the request, and of the answer
     gateway: int = 0        # milliseconds outside the database
-    declined: float = 0.0   # part of the payments
-    count: int = 500        # operations of a run that is counted, not timed; 0: as another's
+    count: int = 500        # operations of a run that is counted, not timed
 
 
 PEERS = (
@@ -43,7 +40,6 @@ PEERS = (
     Peer('redis-lock', '4 Redis lock around 3', redis=True),
     Peer('redis-barrier', '4 Redis Lua barrier before 1', redis=True),
     Peer('redis-state', '4 Redis state record, two locks', redis=True),
-    Peer('dbos', '5 DBOS', node=20),
     Peer('ext-call', 'idem_call'),
     Peer('ext-call-raise', 'idem_call, failures raised'),
     Peer('ext-txn', 'idem_begin, idem_complete'),
@@ -51,27 +47,14 @@ PEERS = (
 )
 
 EXTENSION = ('ext-call', 'ext-call-raise', 'ext-txn', 'ext-lease')
-ONE_CALL = ('bare-call', 'plpgsql', 'plpgsql-catch')
 WRITERS = tuple(p.name for p in PEERS if p.name != 'select')
 PROTECTED = tuple(name for name in WRITERS if name not in ('bare', 'bare-call'))
-SOME = ('plpgsql', 'client-rc', 'redis-lock', 'redis-barrier', 'ext-call', 'ext-txn')
-LEASED = ('client-rc', 'redis-lock', 'redis-barrier', 'redis-state', 'dbos', 'ext-lease')
+LEASED = ('client-rc', 'redis-lock', 'redis-barrier', 'redis-state', 'ext-lease')
 
-SIZES = {10_000: '10 kB', 200_000: '200 kB'}
-CLIENTS = (1, 2, 4, 16, 32, 64)
-
-FRESH = Workload('fresh', 'fresh', WRITERS)
 WORKLOADS = (
-    FRESH,
-    Workload('3 in turn', 'turn', WRITERS, count=200),
-    Workload('3 at once', 'once', WRITERS, count=20),     # DBOS looks for another's answer once a second
+    Workload('fresh', 'fresh', WRITERS),
     Workload('replay', 'replay', ('select', *PROTECTED)),
-    Workload('hot key', 'hot', ('select', *PROTECTED)),
     Workload('gateway 20 ms', 'fresh', LEASED, clients=64, gateway=20, count=50),
-    Workload('batch of 100', 'batch', ('bare', 'insert', 'plpgsql', 'ext-txn'), clients=1, count=50),
-    Workload('half declined', 'fresh', (*ONE_CALL, 'client-rc', 'redis-lock', 'redis-barrier', *EXTENSION), declined=0.5),
-    *(Workload(text, 'fresh', (*SOME, 'redis-state', 'ext-lease'), size=size, count=200) for size, text in SIZES.items()),
-    *(Workload(f'{number} clients' if number > 1 else '1 client', 'fresh', SOME, clients=number, count=0) for number in CLIENTS),
 )
 
 COMPARISONS = (
@@ -85,11 +68,8 @@ COMPARISONS = (
     Comparison('begin, complete / SELECT FOR UPDATE, INSERT, UPDATE', 'fresh', 'ext-txn', 'client-rc'),
     Comparison('begin, complete / INSERT ON CONFLICT DO SELECT, UPDATE', 'fresh', 'ext-txn', 'do-select'),
     Comparison('begin, complete / SELECT by key, plain INSERT', 'fresh', 'ext-txn', 'select-insert'),
-    Comparison('idem_call / DBOS', 'fresh', 'ext-call', 'dbos'),
-    Comparison('leased begin, complete / DBOS', 'gateway 20 ms', 'ext-lease', 'dbos'),
     Comparison('replay by idem_call / SELECT by key', 'replay', 'ext-call', 'select'),
     Comparison('replay by idem_begin / INSERT ON CONFLICT DO SELECT', 'replay', 'ext-txn', 'do-select'),
-    Comparison('batch / batch by ON CONFLICT, UPDATE', 'batch of 100', 'ext-txn', 'plpgsql'),
 )
 # A client in Node spends more than the server: its throughput hides what the
 # server saves, the server's own time does not.
@@ -97,6 +77,5 @@ COMPARISONS += tuple(
     Comparison(f'{c.title}, server time', c.workload, c.of, c.to, measure='cpu')
     for c in COMPARISONS if c.workload in ('fresh', 'replay'))
 
-# In two minutes there is only time for comparisons with a target.
+# In two minutes there is only time for comparisons with a target, and for the first workload.
 QUICK_PEERS = ('redis-lock', 'redis-barrier', 'redis-state', 'ext-call', 'ext-lease')
-QUICK_WORKLOADS = (FRESH,)

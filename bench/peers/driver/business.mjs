@@ -20,31 +20,17 @@ export function replay(record, operation) {
   return { replayed: true, response: record.response_payload };
 }
 
-export function operation({ size = 100, declined = false, gateway = 0, key = freshKey() } = {}) {
+export function operation({ declined = false, gateway = 0 } = {}) {
+  const key = randomBytes(16).toString('hex');
   const content = {
     account: randomInt(ACCOUNTS) + 1,
     amount: declined ? TOO_MUCH : randomInt(100) + 1,
     currency: 'EUR',
     reference: key,
-  };
-  content.data = filler(size - JSON.stringify(content).length - 10);
+    data: 'one',
+  };      // as JSON, 100 bytes
   const request = JSON.stringify(content);
   return { key, gateway, ...content, request, hash: createHash('sha256').update(request).digest() };
-}
-
-function freshKey() {
-  return randomBytes(16).toString('hex');
-}
-
-// Does not compress; the same pool for all, as making it costs time.
-const pool = randomBytes(300_000).toString('base64');
-
-function filler(length) {
-  if (length <= 0) {
-    return '';
-  }
-  const from = randomInt(pool.length - length);
-  return pool.slice(from, from + length);
 }
 
 export const UPDATE = {
@@ -72,33 +58,6 @@ export async function callGateway(operation) {
   if (operation.gateway) {
     await sleep(operation.gateway);
   }
-}
-
-// Many payments in two statements; the accounts of a batch may repeat.
-export const UPDATE_MANY = {
-  name: 'business-update-many',
-  text: `UPDATE accounts SET balance = balance - total
-    FROM (SELECT a, sum(m) AS total FROM unnest($1::int[], $2::numeric[]) AS t(a, m) GROUP BY a ORDER BY a) AS t
-    WHERE id = a`,
-};
-export const INSERT_MANY = {
-  name: 'business-insert-many',
-  text: `INSERT INTO peer_payments (account, amount, reference)
-    SELECT * FROM unnest($1::int[], $2::numeric[], $3::text[]) RETURNING id, reference`,
-};
-
-// Responses by key. Accounts are locked one batch after the other, in no order
-// that two batches would share: a deadlock is retried by the caller.
-export async function payMany(client, operations) {
-  const accounts = operations.map((o) => o.account);
-  const amounts = operations.map((o) => o.amount);
-  await client.query({ ...UPDATE_MANY, values: [accounts, amounts] });
-  const { rows } = await client.query({
-    ...INSERT_MANY, values: [accounts, amounts, operations.map((o) => o.key)],
-  });
-  const data = new Map(operations.map((o) => [o.key, o.data]));
-  return new Map(rows.map((r) =>
-    [r.reference, { payment: Number(r.id), state: 'accepted', data: data.get(r.reference) }]));
 }
 
 const RETRIED = new Set(['40001', '40P01']);

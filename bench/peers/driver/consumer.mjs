@@ -9,10 +9,10 @@ import { roundTrips, setTripwire } from './wire.mjs';
 
 const order = JSON.parse(process.argv[2]);
 const made = { ...order.operation, hash: Buffer.from(order.operation.hash, 'hex') };
-const opened = await open(find(order.peer), { clients: 2, lease: order.lease, executor: order.executor });
+const opened = await open(find(order.peer), { clients: 2, lease: order.lease });
 
 // Everything is warm before the wire is set: so each answer belongs to the operation.
-await answer(opened, operation({ size: 0 }));
+await answer(opened, operation());
 if (order.at) {
   setTripwire(order.at, order.action, order.milliseconds);
 }

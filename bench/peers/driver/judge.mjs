@@ -62,7 +62,7 @@ async function stalled(answers) {
 async function many(deliveries, wanted = {}) {
   const verdicts = [];
   for (let i = 0; i < order.keys; i++) {
-    const made = operation({ size: 0, ...wanted });
+    const made = operation(wanted);
     verdicts.push(await judge(made, await deliveries(made), wanted.declined ? 0 : 1));
   }
   return sum(verdicts);
@@ -73,7 +73,7 @@ async function atEveryAnswer(answers, deliveries) {
   const verdicts = [];
   await Promise.all(Array.from({ length: AT_ONCE }, async () => {
     for (let at; (at = todo.shift());) {
-      const made = operation({ size: 0 });
+      const made = operation();
       verdicts.push(await judge(made, await deliveries(made, at), 1));
     }
   }));
@@ -103,7 +103,7 @@ async function deliver(made) {
 // A delivery in a process of its own: how it ended, and whether its wire tripped.
 async function consume(made, wire, tripped = () => {}) {
   const child = spawn(process.execPath, [CONSUMER, JSON.stringify({
-    peer: peer.name, lease: LEASE, patience: PATIENCE, executor: `consumer-${made.key}`,
+    peer: peer.name, lease: LEASE, patience: PATIENCE,
     operation: { ...made, hash: made.hash.toString('hex') }, ...wire,
   })], { stdio: ['ignore', 'pipe', 'inherit'] });
   const result = {};
@@ -147,7 +147,7 @@ function sum(verdicts) {
 
 // How many answers an operation waits for, and so how many cases there are.
 async function answersOfOne() {
-  const result = await consume(operation({ size: 0 }), {});
+  const result = await consume(operation(), {});
   if (!result.response || !result.trips) {
     throw new Error(`a delivery without faults ended in ${JSON.stringify(result)}`);
   }
@@ -156,7 +156,7 @@ async function answersOfOne() {
 
 async function main() {
   await database.connect();
-  opened = await open(peer, { clients: 8, lease: LEASE, executor: 'judge' });
+  opened = await open(peer, { clients: 8, lease: LEASE });
   const verdict = { 'in turn': await inTurn(), 'at once': await atOnce(), declined: await declined() };
   if (order.faults) {
     const answers = await answersOfOne();

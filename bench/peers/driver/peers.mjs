@@ -4,14 +4,13 @@ import './wire.mjs';
 import pg from 'pg';
 import { bare, bareCall, insert, select, selectInsert } from '../bare.mjs';
 import { clientReadCommitted, doSelect } from '../client-side.mjs';
-import { dbos } from '../dbos.mjs';
 import { call, callRaise, inTransaction, leased } from '../extension.mjs';
 import { plpgsql, plpgsqlCatch } from '../plpgsql.mjs';
 import { redisBarrier, redisLock, redisState } from '../redis.mjs';
 
 export const PEERS = [
   bare, bareCall, insert, select, selectInsert, plpgsql, plpgsqlCatch, clientReadCommitted, doSelect,
-  redisLock, redisBarrier, redisState, dbos, call, callRaise, inTransaction, leased,
+  redisLock, redisBarrier, redisState, call, callRaise, inTransaction, leased,
 ];
 
 export function find(name) {
@@ -24,20 +23,16 @@ export function find(name) {
 
 // The peer, ready to take deliveries. Each has the same driver, a connection a
 // client, and at most one connection to Redis, as one process has.
-export async function open(peer, { clients, lease = 30_000, executor = 'local' }) {
+export async function open(peer, { clients, lease = 30_000 }) {
   const pool = new pg.Pool({ max: clients, idleTimeoutMillis: 0 });
   pool.on('error', () => {});     // a connection that is lost shows at the next query
-  const redisSocket = process.env.BENCH_REDIS;
-  const redis = peer.redis ? await connectRedis(redisSocket) : null;
-  const opened = await peer.open({ pool, redis, redisSocket, lease, executor, clients });
+  const redis = peer.redis ? await connectRedis(process.env.BENCH_REDIS) : null;
+  const opened = await peer.open({ pool, redis, lease });
   return {
     ...opened,
     async close() {
-      await opened.close?.();
       redis?.disconnect();
-      if (!pool.ended) {
-        await pool.end();
-      }
+      await pool.end();
     },
   };
 }

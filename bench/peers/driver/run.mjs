@@ -11,7 +11,6 @@ import { find, open } from './peers.mjs';
 import { roundTrips } from './wire.mjs';
 
 const PREPARED = 2000;      // records for those that replay
-const BATCH = 100;
 const WARM_UP = 20;         // operations before round trips are counted
 
 const order = JSON.parse(process.argv[2]);
@@ -19,50 +18,22 @@ const accepted = new Set();
 const stored = [];
 
 function next() {
-  const { size, gateway, declined = 0 } = order;
-  const made = operation({ size, gateway, declined: Math.random() < declined });
-  made.accept = () => accepted.add(made.key);
-  return made;
+  return operation({ gateway: order.gateway });
 }
 
 async function deliver(opened, made) {
   const { response } = await answer(opened, made);
   if (response.state === 'accepted') {
-    made.accept();
+    accepted.add(made.key);
   }
 }
 
-// A unit of work of each kind, and how many operations it ends.
+// An operation of each kind.
 const KINDS = {
-  fresh: { operations: 1, work: (opened) => deliver(opened, next()) },
-  turn: {
-    operations: 1,
-    async work(opened) {
-      const made = next();
-      for (let i = 0; i < 3; i++) {
-        await deliver(opened, made);
-      }
-    },
-  },
-  once: {
-    operations: 1,
-    work(opened) {
-      const made = next();
-      return Promise.all([1, 2, 3].map(() => deliver(opened, made)));
-    },
-  },
+  fresh: { work: (opened) => deliver(opened, next()) },
   replay: {
-    operations: 1, prepared: PREPARED,
+    prepared: PREPARED,
     work: (opened) => deliver(opened, stored[Math.floor(Math.random() * stored.length)]),
-  },
-  hot: { operations: 1, prepared: 1, work: (opened) => deliver(opened, stored[0]) },
-  batch: {
-    operations: BATCH,
-    async work(opened) {
-      const many = Array.from({ length: BATCH }, next);
-      await opened.batch(many);
-      many.forEach((made) => made.accept());
-    },
   },
 };
 
@@ -85,7 +56,7 @@ async function prepare(opened, peer) {
   }
 }
 
-// Every client until the time is over; the latencies of its units.
+// Every client until the time is over; the latencies of its operations.
 async function load(opened, clients, seconds) {
   const latencies = [];
   const until = performance.now() + seconds * 1000;
@@ -112,12 +83,11 @@ async function timed(peer) {
   const client = process.cpuUsage(own);
   const spent = serverCpu();
   await opened.close();
-  const units = latencies.length;
-  const operations = units * kind.operations;
+  const operations = latencies.length;
   latencies.sort((a, b) => a - b);
   return {
     operations, seconds: took, throughput: operations / took,
-    p50: latencies[Math.floor(units * 0.5)], p99: latencies[Math.floor(units * 0.99)],
+    p50: latencies[Math.floor(operations * 0.5)], p99: latencies[Math.floor(operations * 0.99)],
     cpu_postgres: (spent.postgres - cpu.postgres) / 1e6 / operations,    // ms an operation: seconds a thousand
     cpu_redis: (spent.redis - cpu.redis) / 1e6 / operations,
     cpu_client: (client.user + client.system) / 1e3 / operations,
@@ -137,11 +107,11 @@ async function counted(peer) {
   const made = roundTrips() - trips;
   await opened.close();
   const after = await counters();
-  const operations = (order.count + WARM_UP) * kind.operations;
+  const operations = order.count + WARM_UP;
   const per = (of, to) => (of - to) / operations;
   const redisAfter = redis && await redisCounters();
   return {
-    trips: made / order.count / kind.operations,
+    trips: made / order.count,
     ...!kind.prepared && {
       wal: per(after.wal, before.wal), dead: per(after.dead, before.dead), stored: per(after.stored, before.stored),
       redis_memory: redis ? per(redisAfter.memory, redis.memory) : 0,
