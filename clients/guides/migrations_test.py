@@ -232,39 +232,11 @@ def play_rails(verdict):
     tool.check_down("down")
 
 
-def play_prisma(verdict):
-    """Prisma, whose shadow database gets the migration, too."""
-    tool = Tool(verdict, "prisma", ["node", "node_modules/prisma/build/index.js"])
-    # without these it would download engines
-    os.environ |= {"PRISMA_SCHEMA_ENGINE_BINARY": "/bin/true", "PRISMA_QUERY_ENGINE_LIBRARY": "/bin/true",
-                   "CHECKPOINT_DISABLE": "1"}
-    diff = ("migrate", "diff", "--from-migrations", "migrations", "--to-schema-datamodel", "schema.prisma", "--script")
-    tool.place("migrations/up.sql", "migrations/20260101000000_idempotency/migration.sql")
-    tool.write("schema.prisma", 'datasource db {\n  provider = "postgresql"\n  url = "postgresql://unused"\n}\n'
-                                'model account {\n  id Int @id\n}\n')
-    tool.write("migrations/migration_lock.toml", 'provider = "postgresql"\n')
-    tool.check_up("migrate", "deploy")
-    tool.check(tool.run(*diff) and 'CREATE TABLE "account"' in tool.said and "idempotency_" not in tool.said,
-               "the shadow database shows the model as the only difference")
-    model = tool.said[tool.said.index("-- CreateTable"):]
-    tool.write("migrations/20260102000000_account/migration.sql", model)
-    tool.check(tool.run("migrate", "deploy"), "the model's migration")
-    tool.check(tool.run(*diff, "--exit-code"), "no difference is left")
-    tool.check(tool.run("db", "pull", "--print") and "model account" in tool.said and "idempotency_" not in tool.said,
-               "db pull does not see the extension")
-    tool.check(tool.run("migrate", "reset", "--force", "--skip-generate") and tool.begin() == "COMPLETED",
-               "reset leaves the records")
-    tool.check(tool.one("SELECT count(*) FROM pg_database WHERE datname ~ 'shadow'") == 0, "the shadow database is gone")
-    tool.write("migrations/20260103000000_no_idempotency/migration.sql", DOWN)
-    tool.check(not tool.run("migrate", "deploy") and "still has records" in tool.said, "down refuses to drop a record")
-    tool.check(tool.begin() == "COMPLETED", "the record is there")
-
-
 def main():
     """All of them."""
     with Verdict() as verdict:
         play_files(verdict)
-        for play in (play_django, play_alembic, play_flyway, play_rails, play_prisma):
+        for play in (play_django, play_alembic, play_flyway, play_rails):
             play(verdict)
 
 
