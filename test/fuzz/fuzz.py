@@ -1,8 +1,7 @@
 #!/usr/bin/python3
 """
 Fuzzes the extension on the server that the environment names, a private one:
-programs of calls, the model, and sqlsmith.  Ends with tables of what was done
-and one line, "N passed, N failed".
+programs of calls, and the model.  Ends with one line, "N passed, N failed".
 
 --model plays only the model, against one database.  With --without-guard the
 server lacks that guard of test/mutation/guards, and the model must disagree.
@@ -19,7 +18,6 @@ from pathlib import Path
 
 import calls
 import model
-import smith
 from documented import Documentation
 from program import Runner, each_scene, programs
 from session import Session
@@ -147,7 +145,7 @@ def work(task):
     except Exception as error:
         outcome['failures'][str(error)] = explain(error)
     if runner is not None:
-        outcome.update(counts=runner.counts, calls=runner.calls, refused=runner.refused_input, kinds=runner.kinds)
+        outcome.update(counts=runner.counts, calls=runner.calls)
     return outcome
 
 
@@ -168,34 +166,19 @@ def play_model(task, phases=(Phase.generate, Phase.shrink)):
     return {'where': database, 'failure': failure, 'counts': counts, 'directed': directed}
 
 
-def models_and_smith(total, seed, found):
-    smith.prepare()
+def play_models(total, seed):
     with multiprocessing.get_context('spawn').Pool(2) as pool:
-        queries = pool.apply_async(smith.run, [(max(total // 50, 1000), seed, {})])
-        played = pool.map(play_model, [(database, max(total // 600, 50), seed + i)
+        return pool.map(play_model, [(database, max(total // 600, 50), seed + i)
             for i, (database, _, kind) in enumerate(DATABASES) if kind != 'partitioned'], chunksize=1)
-        return played, queries.get()
 
 
 def judge_models(verdict, played):
     counts = sum((Counter(play['counts']) for play in played), Counter())
-    table('The model', sorted(counts.items()), ['answer', 'times'])
-    print()
     for play in played:
         verdict.check(play['failure'] is None, f'the model and {play["where"]} agree', play['failure'])
     missing = [what for what in model.MUST_SEE if not all(play['directed'][what] for play in played)]
     verdict.check(not missing, f'the model has seen everything in its directed steps; {sum(counts.values())} answers in all',
         ', '.join(missing))
-
-
-def judge_smith(verdict, outcome, log):
-    table('sqlsmith', sorted(outcome['calls'].items()), ['function', 'calls'])
-    print()
-    verdict.check(outcome['status'] == 0, 'sqlsmith came to its end', outcome['output'])
-    verdict.check(len(outcome['calls']) >= smith.FEWEST_FUNCTIONS and sum(outcome['calls'].values()) > 0,
-        f'sqlsmith has reached {len(outcome["calls"])} functions')
-    errors = smith.internal_errors(log.all_lines(), smith.sources(HERE.parent.parent))
-    verdict.check(not errors, 'no internal error of the extension', '\n'.join(errors[:20]))
 
 
 class Standby:
@@ -274,12 +257,9 @@ class Log:
         self.start = os.path.getsize(self.path)
 
     def lines(self, pattern):
-        return [line.rstrip()[:300] for line in self.all_lines() if pattern.search(line)]
-
-    def all_lines(self):
         with open(self.path, encoding='utf-8', errors='replace') as log:
             log.seek(self.start)
-            yield from log
+            return [line.rstrip()[:300] for line in log if pattern.search(line)]
 
     def trouble(self):
         return [line for line in self.lines(TROUBLE) if not EXPECTED.search(line)]
@@ -298,25 +278,6 @@ def log_shows_what_is_there(log):
     return found
 
 
-def table(title, rows, heads):
-    rows = [heads] + [[str(cell) for cell in row] for row in rows]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(heads))]
-    print(f'\n{title}')
-    for row in rows:
-        print('  ' + '  '.join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
-
-
-def report(totals):
-    functions = sorted(totals['calls'])
-    table('Calls', [(name, totals['calls'][name], ', '.join(
-        f'{what} {count}' for (function, what), count in sorted(totals['counts'].items()) if function == name))
-        for name in functions], ['function', 'calls', 'answers'])
-    table('SQLSTATEs', [(code, count) for code, count in sorted(totals['states'].items())], ['SQLSTATE', 'times'])
-    table('Refused by PostgreSQL before the function was called', sorted(totals['refused'].items()), ['SQLSTATE', 'times'])
-    table('Around the calls', sorted(totals['kinds'].items()), ['what', 'times'])
-    print(flush=True)
-
-
 def never_seen(totals, documentation):
     """Documented outcomes and results that no scene had: what drawn programs see differs from run to run."""
     missing = []
@@ -332,13 +293,7 @@ def never_seen(totals, documentation):
 
 
 def add_up(outcomes):
-    totals = {key: sum((Counter(outcome.get(key) or {}) for outcome in outcomes), Counter())
-        for key in ('counts', 'scenes', 'calls', 'refused', 'kinds')}
-    totals['states'] = Counter()
-    for (_, what), count in totals['counts'].items():
-        if re.fullmatch('[0-9A-Z]{5}', what):
-            totals['states'][what] += count
-    return totals
+    return {key: sum((Counter(outcome.get(key) or {}) for outcome in outcomes), Counter()) for key in ('counts', 'scenes', 'calls')}
 
 
 def fuzz(verdict):
@@ -362,9 +317,8 @@ def fuzz(verdict):
     seal()
     outcomes += in_databases('sealed', total * SEALED, seed + 10**9, found)
     outcomes += on_standby(total, seed, found)
-    played, queries = models_and_smith(total, seed, found)
+    played = play_models(total, seed)
     totals = add_up(outcomes)
-    report(totals)
     for outcome in outcomes:
         verdict.check(not outcome['failures'], f'{outcome["where"]}: documented answers, no crash, no warning,'
             ' no leak, no lock left', '\n'.join(outcome['failures'].values()))
@@ -377,7 +331,6 @@ def fuzz(verdict):
         verdict.check(growth and growth[0] < MAX_GROWTH and growth[1] < MAX_GROWTH_KB,
             f'{outcome["where"]}: since a quarter of the run a session has grown by {growth} (bytes of contexts, kB of memory)')
     judge_models(verdict, played)
-    judge_smith(verdict, queries, log)
     for database, _, _ in DATABASES:
         complaints = amcheck(database)
         verdict.check(not complaints, f'amcheck of {database}', '\n'.join(complaints))

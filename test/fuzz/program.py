@@ -176,8 +176,6 @@ class Runner:
         self.standby = standby
         self.counts = Counter()  # (function, SQLSTATE or result)
         self.calls = Counter()
-        self.refused_input = Counter()  # by PostgreSQL, before the function was called
-        self.kinds = Counter()
         self.programs = 0
         self.main = self.peer = self.admin = None
         self.connect()
@@ -241,7 +239,6 @@ class Runner:
 
     def step(self, step):
         session = self.peer if step.peer else self.main
-        self.kinds[step.kind] += 1
         if session.in_error and step.kind != 'verb':
             session.script('ROLLBACK')
         if self.standby and step.kind in ('by hand', 'deadlock', 'blocked'):
@@ -283,7 +280,6 @@ class Runner:
             return
         if self.is_serializable_standby(result) or \
                 result.sqlstate not in self.documentation.specific(name) and self.is_input(session, statement, result.sqlstate):
-            self.refused_input[result.sqlstate] += 1
             return
         self.check_error(name, call.signature.internal, result)
         self.counts[name, result.sqlstate] += 1
@@ -335,17 +331,14 @@ class Runner:
         if verb == 'PREPARE':
             self.prepare(session)
             return
-        result = self.around(session, verb, AROUND | AT_COMMIT)
+        self.around(session, verb, AROUND | AT_COMMIT)
         session.to_undo = session.to_undo and session.in_transaction and verb != 'ROLLBACK AND CHAIN'
-        if result.sqlstate == 'ID428':
-            self.kinds['COMMIT refused'] += 1
 
     def prepare(self, session):
         """Two-phase commit, at once; a standby refuses the first phase."""
         self.around(session, 'RESET ROLE')
         if self.around(session, f"PREPARE TRANSACTION '{self.database}'", AROUND | AT_COMMIT).sqlstate is None:
             self.around(session, f"COMMIT PREPARED '{self.database}'", set())
-            self.kinds['prepared'] += 1
 
     def set(self, session, name, value):
         local = 'LOCAL ' if session.in_transaction else ''
