@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 
 from consumer import WAKE_UP, run_consumer
+from plan import SEED
 
 processes = multiprocessing.get_context("fork")
 
@@ -58,7 +59,7 @@ class Broker:
         self.databases = databases
         self.consumers = consumers
         self.watch = watch
-        self.rng = random.Random(plan.seed)
+        self.rng = random.Random(SEED)
         self.ready = deque(plan.deliveries)
         self.later = []
         self.order = itertools.count()

@@ -1,7 +1,7 @@
 """The plan of a run: deliveries and faults, decided before anything runs.
 
-The same file, seed and limit always give the same plan. Only the interleaving
-of the consumers is left to the operating system.
+The same file always gives the same plan. Only the interleaving of the consumers
+is left to the operating system.
 """
 
 import json
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from messages import Message
 
+SEED = 1        # of the shuffle and of the faults
 TAMPERED = 12
 KILLS = 12
 
@@ -48,7 +49,6 @@ class Plan:
     """All deliveries in order; faults and outages by message id; and the numbers
     of deliveries after which the broker kills a working consumer."""
 
-    seed: int
     limit: int
     messages: list
     deliveries: list
@@ -69,12 +69,11 @@ class Plan:
         return sum(1 for fault in self.faults.values() if fault.endswith("charge"))
 
 
-def make_plan(file, seed, limit=None):
-    """A Plan for this MessageFile. Without a limit, the largest twentieth of
-    the payments is declined."""
-    rng = random.Random(seed)
-    limit = limit or percentile([message.amount for message in file.messages], 0.95)
-    plan = Plan(seed, limit, file.messages, [], {}, {})
+def make_plan(file):
+    """A Plan for this MessageFile. The largest twentieth of the payments is declined."""
+    rng = random.Random(SEED)
+    limit = percentile([message.amount for message in file.messages], 0.95)
+    plan = Plan(limit, file.messages, [], {}, {})
     plan_faults(plan, rng)
     plan_deliveries(plan, file, rng)
     plan_kills(plan, rng)

@@ -1,18 +1,17 @@
 #!/usr/bin/env -S --block-signal=INT /usr/bin/python3
 """A shop's payments, delivered 3 to 5 times each, with and without idempotency.
 
-    shop.py [FILE]        start it with demo/run, which brings a server
+    shop.py NAME <FILE    start it with demo/run, which brings a server; messages call the file so
 
 The same deliveries go to four kinds of consumer, one after the other. Each run
 has a database for the shop and one for the card gateway.
 The exit code is 0 when every payment took effect exactly once with idempotency
 and some did not without; 1 when not, or when a run did not get to its end; 2
-for a file or an option that cannot be used.
+for a file that cannot be used.
 """
 
 import interrupts
 
-import argparse
 import os
 import sys
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from without import ByHand, Naive, Unique
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 KINDS = (Protected, Naive, Unique, ByHand)
+CONSUMERS = 8   # at once
 
 
 @dataclass(frozen=True)
@@ -48,30 +48,6 @@ class Run:
     plan: Plan
     tally: Tally
     findings: Findings
-
-
-def read_arguments():
-    parser = argparse.ArgumentParser(prog="demo", description="A shop's payments, with and without idempotency.")
-    parser.add_argument("file", nargs="?", default=os.path.join(HERE, "payments.jsonl"),
-                        help="JSON lines, '-' for standard input (default: ten payments)")
-    parser.add_argument("--name", help="what to call the file in messages")
-    parser.add_argument("--check", action="store_true", help="only say whether file and options can be used")
-    parser.add_argument("--seed", type=int, default=1, help="of the shuffle and of the faults (default: 1)")
-    parser.add_argument("--consumers", type=number(2, 40), default=8, help="how many at once (default: 8)")
-    parser.add_argument("--limit", type=number(1, None),
-                        help="cents; larger payments are declined (default: the largest 5 percent are)")
-    return parser.parse_args()
-
-
-def number(least, most):
-    """An argparse type: a whole number within these bounds."""
-    def parse(text):
-        value = int(text)
-        if value < least or (most and value > most):
-            raise argparse.ArgumentTypeError(f"must be at least {least}" + (f", at most {most}" if most else ""))
-        return value
-    parse.__name__ = "number"
-    return parse
 
 
 def prepare(plan, databases, kind):
@@ -113,12 +89,12 @@ def fill_gateway(gateway, plan):
             copy.write_row((message_id, outage.removeprefix("gateway ")))
 
 
-def perform(console, arguments, plan, kind):
+def perform(console, plan, kind):
     """One run from empty databases to the audit."""
     databases = Databases(f"shop_{kind.name}", f"gateway_{kind.name}")
     prepare(plan, databases, kind)
     with report.progress(console, kind.title, len(plan.deliveries)) as watch:
-        tally = Broker(plan, kind, databases, arguments.consumers, watch).run()
+        tally = Broker(plan, kind, databases, CONSUMERS, watch).run()
     return Run(kind, plan, tally, audit(databases, kind is Protected))
 
 
@@ -136,16 +112,14 @@ def judge(protected, *others):
 
 
 def main():
-    arguments = read_arguments()
-    file = open_and_read(arguments.file, arguments.name)
-    if arguments.check:
-        return 0
+    name = sys.argv[1]
+    file = open_and_read("-", name)
     console = report.make_console()
     console.print(
-        f"{report.count(len(file.messages))} payments from {printable(arguments.name or arguments.file)}, each"
-        f" delivered 3 to 5 times in random order to {arguments.consumers} consumers."
+        f"{report.count(len(file.messages))} payments from {printable(name)}, each"
+        f" delivered 3 to 5 times in random order to {CONSUMERS} consumers."
         " Some of these are killed at work, and the card gateway is flaky.", markup=False)
-    runs = [perform(console, arguments, make_plan(file, arguments.seed, arguments.limit), kind) for kind in KINDS]
+    runs = [perform(console, make_plan(file), kind) for kind in KINDS]
     problems = judge(*runs)
     report.print_table(console, runs)
     report.print_money(console, runs)
