@@ -1,10 +1,10 @@
 // postgres.js: a source of connections for Idempotency. postgres.js sends the statements of one connection
 // without waiting for answers, so they share a round trip, each with a Sync of its own. It asks for the types of a
 // statement's parameters the first time that a connection has it: one round trip more then, or always with `prepare: false`.
-import { ConnectionLost, IdempotencyError, ended } from './errors.js'
+import { ConnectionLost, IdempotencyError, ended, sqlstate } from './errors.js'
 
-const LOST = new Set(['CONNECTION_CLOSED', 'CONNECTION_ENDED', 'CONNECTION_DESTROYED', 'CONNECT_TIMEOUT', 'ECONNREFUSED',
-  'ECONNRESET', 'ENOENT', 'EPIPE', 'ETIMEDOUT'])
+// What a query fails with whose connection has ended, beside errors of the operating system.
+const LOST = new Set(['CONNECTION_CLOSED', 'CONNECTION_DESTROYED', 'ECONNRESET', 'EPIPE'])
 
 // What runs a statement, beside the tag itself.
 /** @type {Set<string | symbol>} */
@@ -16,23 +16,42 @@ const SENDING = new Set(['unsafe', 'file', 'notify'])
  * @returns {import('./pg.js').Source<Tx>}
  */
 export function postgresSource(sql) {
-  return {
-    async acquire() {
-      try {
-        return new PostgresConnection(await sql.reserve())
-      } catch (error) {
-        throw named(error)
-      }
-    },
+  const waiting = new Set()
+  const { options } = /** @type {any} */ (sql)
+  const { onclose } = options
+  options.onclose = (id) => {
+    onclose?.(id)
+    for (const ask of waiting) queueMicrotask(ask)
   }
+  return { acquire: () => acquire(sql, waiting) }
 }
 
-function named(error) {
-  return LOST.has(error?.code) ? new ConnectionLost('the connection was lost', { cause: error }) : error
+// When a connection ends, postgres.js forgets one of those that wait for a connection, for ever. So each asks once more.
+function acquire(sql, waiting) {
+  let reserved
+  return new Promise((resolve, reject) => {
+    const ask = async () => {
+      try {
+        const own = await sql.reserve()
+        if (reserved) own.release()
+        else resolve(new PostgresConnection(reserved = own))
+      } catch (error) {
+        reject(sqlstate(error) ? error : lost(error))
+      }
+      waiting.delete(ask)
+    }
+    waiting.add(ask)
+    ask()
+  })
+}
+
+/** @param {unknown} [cause] */
+function lost(cause) {
+  return new ConnectionLost('the connection was lost', { cause })
 }
 
 // postgres.js takes a connection that has ended back by itself. To send on such a connection, or to give it back once
-// more, would end the process; so the first error of that kind is remembered.
+// more, would end the process; so it is remembered that the connection has ended, also where no statement was running.
 
 /** @typedef {import('./pg.js').Connection} Connection */
 /** @implements {Connection} */
@@ -44,6 +63,11 @@ class PostgresConnection {
   #running = new Set()
   /** @type {Promise<unknown> | undefined} */
   #cancelled
+  // As their own begin() does it. The answer says that more statements may be sent.
+  #onexecute = (connection) => {
+    connection.onclose = () => { this.#lost = true }
+    return true
+  }
 
   constructor(sql) {
     this.#sql = sql
@@ -56,51 +80,57 @@ class PostgresConnection {
   }
 
   async send(statements) {
-    if (this.#lost) throw new ConnectionLost('the connection was lost')
+    if (this.#lost) throw lost()
     const answers = await Promise.allSettled(statements.map(({ text, values = [] }) =>
-      this.#watched(this.#sql.unsafe(text, values, { prepare: true })).values()))
+      this.#watched(this.#sql.unsafe(text, values, { prepare: true, onexecute: this.#onexecute })).values()))
     return answers.map((answer) => {
-      if (answer.status === 'rejected') throw named(answer.reason)
+      if (answer.status === 'rejected') throw this.named(answer.reason)
       return { rows: answer.value.map((row) => row.map(asText)), tag: answer.value.command }
     })
   }
 
   named(error) {
-    return this.#lost ? named(error) : error
+    return this.#lost ? lost(error) : error
   }
 
   endWork() {
     this.#ended = true
   }
 
-  // Their own cancel() drops this promise: an error of it would end the process. So would a part of a query, which is never sent.
+  // Their own cancel() drops this promise: an error of it would end the process. Statements behind the active one fail with it.
   cancel() {
-    const sent = [...this.#running].filter(({ executed }) => executed)
-    this.#cancelled = Promise.allSettled(sent.map((query) => query.canceller(query)))
+    const active = [...this.#running].filter((query) => query.active)
+    this.#cancelled = Promise.allSettled(active.map((query) => query.canceller(query)))
   }
 
   close(broken) {
     if (this.#closed) return
     this.#closed = true
-    if (this.#lost) return
     if (broken) this.#giveBack()
-    else this.#sql.release()
+    else if (!this.#lost) this.#sql.release()
   }
 
   // When the server has nothing more to do for it: postgres.js would never use a connection again that was ended from here.
   async #giveBack() {
     await this.#cancelled
-    const isLost = await this.#sql`ROLLBACK`.then(() => false, (error) => LOST.has(error.code))
-    if (!isLost) this.#sql.release()
+    await this.send([{ text: 'ROLLBACK' }]).catch(() => {})
+    if (!this.#lost) this.#sql.release()
   }
 
   #open(call) {
     if (this.#ended) throw ended()
-    return this.#watched(call())
+    const query = this.#watched(call())
+    const { handle } = query
+    // It is sent when somebody awaits it, which may be later.
+    query.handle = () => {
+      if (this.#ended) query.reject(ended())
+      else if (this.#lost) query.reject(lost())
+      else handle.call(query)
+    }
+    return query
   }
 
   #watched(query) {
-    if (typeof query?.reject !== 'function') return query
     const { resolve, reject } = query
     this.#running.add(query)
     query.resolve = (rows) => {
@@ -109,7 +139,8 @@ class PostgresConnection {
     }
     query.reject = (error) => {
       this.#running.delete(query)
-      if (LOST.has(error?.code)) this.#lost = true
+      // A file that cannot be read is an error of the operating system, too, but comes before the query is sent.
+      if (query.state && (LOST.has(error?.code) || error?.syscall)) this.#lost = true
       reject(error)
     }
     return query

@@ -1,11 +1,13 @@
 // The same on connections of postgres.js.
 import assert from 'node:assert/strict'
+import { once } from 'node:events'
+import net from 'node:net'
 import { test } from 'node:test'
-import { setImmediate as turn } from 'node:timers/promises'
+import { setImmediate as turn, setTimeout as sleep } from 'node:timers/promises'
 import postgres from 'postgres'
 import { CommitRolledBack, Declined, Idempotency, KeyReused } from 'pg-idempotency'
 import { postgresSource } from 'pg-idempotency/postgres'
-import { countingSocket, effects, newKey, poolFor } from './support.js'
+import { countingSocket, deferred, effects, newKey, poolFor } from './support.js'
 import { abandoning } from '../src/transaction.js'
 import { Proxy } from './proxy.js'
 
@@ -16,8 +18,10 @@ function connect(t, options) {
 }
 
 function setUp(t, options = {}, sql = connect(t, options)) {
-  return new Idempotency(postgresSource(sql), { scope: 'postgres.js', retry: { base: 1, cap: 20 } })
+  return new Idempotency(postgresSource(sql), { scope: 'postgres.js', retry: { base: 1, cap: 60_000 } })
 }
+
+const connectedSocket = (socket = new net.Socket()) => socket.connect(`${process.env.PGHOST}/.s.PGSQL.${process.env.PGPORT}`)
 
 const insert = (tx, name) => tx`INSERT INTO effect VALUES (${name}, 1)`
 
@@ -47,9 +51,10 @@ test('postgres.js: a caught error is CommitRolledBack, and a late statement is r
   const idempotency = setUp(t)
   const pool = poolFor(t)
   const key = newKey()
-  let late
+  let late, unsent
   await assert.rejects(idempotency.transaction(key, null, async (tx) => {
     late = tx
+    unsent = insert(tx, key)
     assert.throws(() => tx.release(), { code: '2D000' })
     await insert(tx, key)
     await tx`SELECT 1/0`.catch(() => {})
@@ -57,6 +62,7 @@ test('postgres.js: a caught error is CommitRolledBack, and a late statement is r
   for (const send of [() => insert(late, key), () => late.unsafe('SELECT 1'), () => late.file('none.sql'), () => late.notify('channel', '')]) {
     assert.throws(send, { code: '25P01' })
   }
+  await assert.rejects(unsent, { code: '25P01' })
   assert.equal(await effects(pool, key), 0)
 })
 
@@ -76,21 +82,71 @@ test('postgres.js: a connection lost at COMMIT ends with the replay', async (t) 
 
 const ends = (tx) => tx`SELECT pg_terminate_backend(pg_backend_pid())`
 for (const [what, end] of [
-  ['ends', ends],
-  ['ends, and the work goes on,', (tx) => ends(tx).catch(() => {})],
+  ['in a statement', ({ tx }) => ends(tx)],
+  ['in a statement, and the work goes on', ({ tx }) => ends(tx).catch(() => tx`SELECT 1`.catch(() => {}))],
+  ['between two statements', async ({ tx, pool, closed }) => {
+    const [{ pid }] = await tx`SELECT pg_backend_pid() AS pid`
+    await pool.query('SELECT pg_terminate_backend($1)', [pid])
+    await closed
+  }],
+  ['by an error of its socket', ({ tx, socket }) => {
+    setTimeout(() => socket.destroy(Object.assign(new Error('planned'), { code: 'EHOSTUNREACH', syscall: 'read' })), 10)
+    return tx`SELECT pg_sleep(0.1)`
+  }],
 ]) {
-  test(`postgres.js: a session that an operator ${what} is repeated from the start`, async (t) => {
-    const idempotency = setUp(t)
+  test(`postgres.js: the session ends ${what}: repeated from the start`, { timeout: 20_000 }, async (t) => {
+    const pool = poolFor(t)
+    const closed = deferred()
+    let socket
+    const idempotency = setUp(t, { onclose: closed.resolve, socket: () => (socket = connectedSocket()) })
     const key = newKey()
     let calls = 0
     const { payload } = await idempotency.transaction(key, null, async (tx) => {
       await insert(tx, key)
-      if (++calls === 1) await end(tx)
+      if (++calls === 1) await end({ tx, pool, socket, closed: closed.promise })
       return calls
     })
-    assert.deepEqual([payload, await effects(poolFor(t), key)], [2, 1])
+    assert.deepEqual([payload, await effects(pool, key)], [2, 1])
   })
 }
+
+test('postgres.js: a connection goes back once, and to one', { timeout: 20_000 }, async (t) => {
+  const sockets = []
+  const sql = connect(t, { max: 2, socket: () => sockets[sockets.push(connectedSocket()) - 1] })
+  const { acquire } = postgresSource(sql)
+  const isPending = async (promise) => await Promise.race([promise, sleep(50)]) === undefined
+  const [first, second] = [await acquire(), await acquire()]
+  // One of these is forgotten by postgres.js when a connection ends.
+  const waiting = [acquire(), acquire()]
+  const sent = first.send([{ text: 'SELECT pg_sleep($1::text::int)', values: ['1'] }])
+  await turn()
+  sockets[0].destroy()
+  await assert.rejects(sent, { name: 'ConnectionLost' })
+  first.close(true)
+  second.close(false)
+  second.close(false)
+  const [third, fourth] = await Promise.all(waiting)
+  // A cancellation under way would end a statement of whoever is next.
+  const [query, cancelled] = [third.tx`SELECT pg_sleep(0.01)`, deferred()]
+  query.canceller = () => cancelled.promise
+  const asleep = query.then()
+  await turn()
+  third.cancel()
+  third.close(true)
+  await asleep
+  const fifth = acquire()
+  assert.ok(await isPending(fifth))
+  cancelled.resolve()
+  await fifth
+  const sixth = acquire()
+  assert.ok(await isPending(sixth))
+  // One that has ended goes nowhere.
+  await fourth.send([{ text: 'BEGIN' }])
+  sockets[1].destroy()
+  await once(sockets[1], 'close')
+  fourth.close(false)
+  await (await sixth).send([{ text: 'ROLLBACK' }])
+})
 
 for (const isReachable of [true, false]) {
   const end = isReachable ? 'is ended' : 'that cannot be ended does no harm'
@@ -104,7 +160,7 @@ for (const isReachable of [true, false]) {
       let pid, statement
       await assert.rejects(idempotency.transaction(key, null, async (tx) => {
         [{ pid }] = await tx`SELECT ${tx`pg_backend_pid()`} AS ${tx('pid')}`
-        await insert(tx, key)
+        for await (const rows of insert(tx, key).cursor()) assert.equal(rows.length, 0)
         statement = tx`SELECT pg_sleep(600)`.catch((error) => error)
         while ((await pool.query("SELECT 1 FROM pg_stat_activity WHERE pid = $1 AND wait_event = 'PgSleep'", [pid])).rowCount === 0) await turn()
         if (!isReachable) sql.options.path = '/nowhere'
@@ -121,16 +177,20 @@ for (const isReachable of [true, false]) {
 }
 
 test('postgres.js: what cannot be reached, and a parser of the user\'s for text', async (t) => {
-  const run = (options, work = () => 1) => setUp(t, options).transaction(newKey(), null, work)
+  const run = (options, work = () => 1, idempotency = setUp(t, options)) => idempotency.transaction(newKey(), null, work)
   const own = Object.assign(new Error('the work'), { code: 'ECONNRESET' })
   await assert.rejects(run({}, () => { throw own }), (error) => error === own)
+  const one = setUp(t, { max: 1 })
+  await assert.rejects(run({}, (tx) => tx.file('none.sql'), one), { code: 'ENOENT' })
+  assert.equal((await run({}, undefined, one)).payload, 1)
+  await assert.rejects(run({ database: 'nowhere' }), { code: '3D000' })
   await assert.rejects(run({ host: '127.0.0.1', port: 1, backoff: 0 }), { name: 'ConnectionLost', code: '08006' })
   await assert.rejects(run({ types: { text: { to: 25, from: [25], parse: Number, serialize: String } } }), { code: '42804' })
 })
 
 test('postgres.js: n + 2 round trips once a connection knows the statements', async (t) => {
   const count = { trips: 0 }
-  const idempotency = setUp(t, { max: 1, socket: () => countingSocket(count).connect(`${process.env.PGHOST}/.s.PGSQL.${process.env.PGPORT}`) })
+  const idempotency = setUp(t, { max: 1, socket: () => connectedSocket(countingSocket(count)) })
   const run = () => idempotency.transaction(newKey(), 1, (tx) => insert(tx, 'trips'), { maxLostAttempts: 5 })
   await run()
   count.trips = 0
