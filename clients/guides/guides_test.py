@@ -1,7 +1,5 @@
 """The Python of the guides, called with gateways and messages of all kinds."""
 
-import io
-import json
 import os
 import sys
 import types
@@ -12,9 +10,8 @@ import psycopg_pool
 from pg_idempotency import Idempotency
 from verdict import Verdict
 
-sys.path[:0] = ["apiclient", "commerce", "gateway", "outbox", "queue"]
+sys.path[:0] = ["apiclient", "gateway", "outbox", "queue"]
 import card  # noqa: E402
-import checkout  # noqa: E402
 import consumer  # noqa: E402
 import relay  # noqa: E402
 import send  # noqa: E402
@@ -86,49 +83,6 @@ def play_gateway(verdict, admin, pool):
                   " WHERE idempotency_key = 'py-timeout'")
     check("reconciled", pay(gateway, "py-timeout")[:2], (201, {"charge": "ch_py-timeout"}))
     check("charged once after a timeout", (gateway.calls, paid("py-timeout")), (1, 1))
-
-
-def play_commerce(verdict, admin):
-    """Headers, codes and lifetime of the protocol."""
-    def post(key=None, items="1", token="token-of-ada", shop=None):
-        body = f'{{"items": {items}}}'.encode()
-        environ = {"REQUEST_METHOD": "POST", "PATH_INFO": "/checkout_sessions", "CONTENT_TYPE": "application/json",
-                   "CONTENT_LENGTH": str(len(body)), "wsgi.input": io.BytesIO(body), "HTTP_AUTHORIZATION": f"Bearer {token}"}
-        if key is not None:
-            environ["HTTP_IDEMPOTENCY_KEY"] = key
-        begun = []
-        app = shop or newest
-        answer = json.loads(b"".join(app(environ, lambda status, headers: begun.append((int(status[:3]), dict(headers))))))
-        (status, headers), = begun
-        verdict.check((headers.get("Idempotency-Key"), headers["Content-Type"]) == (key, "application/json"),
-                      "commerce: the answer has the key", f"    {headers}")
-        return (status, answer.get("id") or f"{answer['type']} {answer['code']}",
-                headers.get("Idempotent-Replayed"), headers.get("Retry-After"))
-
-    def check(what, got, expected):
-        verdict.check(got == expected, f"commerce: {what}", f"    expected {expected}, got {got}")
-
-    scope = "shop POST /checkout_sessions ada"
-    with psycopg_pool.ConnectionPool("options='-c idempotency.retention=1h'", min_size=1, timeout=10) as pool:
-        newest, older = checkout.checkout(pool), checkout.checkout(pool, conflict=409)
-        check("no key", post(), (400, "invalid_request idempotency_key_required", None, None))
-        check("what is no key", post("no key"), (400, "invalid_request invalid", None, None))
-        check("a stranger", post("cart", token="nobody"), (401, "invalid_request invalid", None, None))
-        first = post("cart")
-        check("the first request", (first[0], first[2]), (201, None))
-        check("a replay", post("cart"), (201, first[1], "true", None))
-        check("the key of another request", post("cart", items="2"), (422, "invalid_request idempotency_conflict", None, None))
-        check("the same, in an older version of the protocol", post("cart", items="2", shop=older),
-              (409, "invalid_request idempotency_conflict", None, None))
-        check("another user", post("cart", token="token-of-bob")[1] != first[1], True)
-        check("the lifetime", admin.execute(
-            "SELECT expires_at - updated_at = '24 hours' FROM idempotency_store WHERE (scope, idempotency_key) = (%s, 'cart')",
-            (scope,)).fetchone(), (True,))
-        with admin.transaction(force_rollback=True):
-            admin.execute("SELECT idem_begin('busy', scope => %s)", (scope,))
-            check("in progress", post("busy"), (409, "invalid_request idempotency_in_flight", None, "1"))
-        check("no longer in progress", post("busy")[0], 201)
-    check("each took effect once", admin.execute("SELECT count(*) FROM checkout_session").fetchone(), (3,))
 
 
 def play_queue(verdict, admin, pool):
@@ -249,7 +203,6 @@ def main():
         pool = psycopg_pool.ConnectionPool("", min_size=1, max_size=1, timeout=10, open=True)
         with psycopg.connect("", autocommit=True) as admin, pool:
             play_gateway(verdict, admin, pool)
-            play_commerce(verdict, admin)
             play_queue(verdict, admin, pool)
             play_outbox(verdict, admin)
 
