@@ -2,7 +2,6 @@ package idempotency
 
 import (
 	"context"
-	"errors"
 	"time"
 )
 
@@ -20,9 +19,6 @@ import (
 //
 // Errors: as of Transaction, and ErrInProgress while another consumer asks.
 func (c *Client[Tx]) OwnsDeadLetter(ctx context.Context, queue string, failure *Result, message string) (bool, error) {
-	if failure.Record == "" {
-		return false, errors.New("idempotency: the failure is no replay")
-	}
 	answer, err := c.Transaction(ctx, failure.Record, nil, func(context.Context, Tx, Operation) (Response, error) {
 		return Response{Payload: message}, nil
 	}, InScope(queue+".dead"), WithWait(5*time.Second))

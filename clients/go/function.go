@@ -16,7 +16,12 @@ func Idempotent[Tx, In, Out any](client *Client[Tx], name string, f func(ctx con
 	if name == "" {
 		panic("idempotency: a function that runs once needs a name")
 	}
-	options = append(options[:len(options):len(options)], func(c *call) { c.scope = functionScope(c.scope, name) })
+	options = append(options[:len(options):len(options)], func(c *call) {
+		if c.scope != "" {
+			c.scope += "."
+		}
+		c.scope += name
+	})
 	return func(ctx context.Context, key string, in In) (out Out, err error) {
 		result, err := client.Transaction(ctx, key, in, func(ctx context.Context, tx Tx, _ Operation) (Response, error) {
 			out, err := f(ctx, tx, in)
@@ -30,13 +35,6 @@ func Idempotent[Tx, In, Out any](client *Client[Tx], name string, f func(ctx con
 		}
 		return out, err
 	}
-}
-
-func functionScope(service, name string) string {
-	if service == "" {
-		return name
-	}
-	return service + "." + name
 }
 
 // failure is the error that an answer without success stands for.

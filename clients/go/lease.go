@@ -168,17 +168,17 @@ func (c *Client[Tx]) ExpiresAt(ctx context.Context, key string, options ...Optio
 		return time.Time{}, err
 	}
 	stored, err := c.lookup(ctx, call)
-	if err != nil || stored == nil {
+	if err != nil {
 		return time.Time{}, err
 	}
 	return stored.ExpiresAt, nil
 }
 
-// lookup reads the record of a call; nil: there is none.
+// lookup reads the record of a call, all of which is zero where there is none.
 func (c *Client[Tx]) lookup(ctx context.Context, call *call) (stored *Operation, err error) {
 	_, err = c.repeat(ctx, call, func(bool) (*Result, error) {
 		rows, err := c.query(ctx, c.sql.lookupOf(call))
-		if err == nil && len(rows) == 1 {
+		if err == nil {
 			stored, err = readOperation(rows[0])
 		}
 		return nil, err
@@ -317,7 +317,7 @@ func (h *holding[Tx]) replay(ctx context.Context, lost error) (*Result, error) {
 		return nil, lost
 	}
 	// if it began at another time, the key is used anew, maybe for another request
-	ours := stored != nil && stored.CreatedAt.Equal(h.operation.CreatedAt)
+	ours := stored.CreatedAt.Equal(h.operation.CreatedAt)
 	if !h.lost && (!ours || stored.Attempt != h.operation.Attempt || stored.Outcome == InProgress) {
 		fire(c.options.Hooks.LeaseLost, h.event(lost))
 	}

@@ -87,7 +87,7 @@ func (d *Declined) Error() string { return fmt.Sprintf("idempotency: declined wi
 // resultOf is the answer of an operation that was not acquired.
 func resultOf(o *Operation) *Result {
 	return &Result{Outcome: o.Outcome, Code: o.Code, Headers: o.Headers, Payload: o.Payload, Body: o.Body,
-		Replayed: o.Replayed, Attempt: o.Attempt, RetryAfter: o.RetryAfter, TakenOver: o.TakenOver, Record: o.record()}
+		Replayed: o.Replayed, Attempt: o.Attempt, RetryAfter: o.RetryAfter, Record: o.record()}
 }
 
 // record is computed in the same way by the packages for other languages, so

@@ -38,9 +38,8 @@ func newStatements(schema string) statements {
 		release: "SELECT " + schema + "idem_release" + releaseArgs + "::text",
 		extend: "SELECT extract(epoch FROM " + schema + "idem_extend($1::text, $4::text::interval," +
 			" scope => $2::text, fence => $3::text::bigint) - clock_timestamp())::text",
-		progress: "SELECT " + schema + "idem_progress($1::text, $4::text::jsonb, scope => $2::text, fence => $3::text::bigint)::text",
-		lookup: "SELECT " + operationColumns + " FROM " + schema +
-			"idem_lookup($1::text, scope => $2::text) o WHERE o.outcome IS NOT NULL",
+		progress:     "SELECT " + schema + "idem_progress($1::text, $4::text::jsonb, scope => $2::text, fence => $3::text::bigint)::text",
+		lookup:       "SELECT " + operationColumns + " FROM " + schema + "idem_lookup($1::text, scope => $2::text) o",
 		beginMany:    "SELECT " + operationColumns + " FROM " + schema + "idem_begin_batch" + beginManyArgs + " o",
 		completeMany: "SELECT " + schema + "idem_complete_batch" + completeManyArg + "::text",
 	}
@@ -73,10 +72,6 @@ func endOf(text string, call *call, fence int64, response Response, payload []by
 	retention := cmp.Or(response.Retention, call.retention)
 	return Statement{text, []*string{textOf(call.key), textOrNull(payload), textOf(call.scope), numberOrNull(int64(response.Code)),
 		headers, hexOf(response.Body), numberOrNull(fence), intervalOrNull(retention)}}, nil
-}
-
-func (s *statements) completeOf(call *call, fence int64, response Response, payload []byte) (Statement, error) {
-	return endOf(s.complete, call, fence, response, payload)
 }
 
 func (s *statements) failOf(call *call, fence int64, declined *Declined, payload []byte) (Statement, error) {

@@ -133,7 +133,7 @@ func (c *Client[Tx]) completed(call *call, o *Operation, response Response) (*Re
 	if err != nil {
 		return nil, nil, err
 	}
-	statement, err := c.sql.completeOf(call, o.Fence, response, payload)
+	statement, err := endOf(c.sql.complete, call, o.Fence, response, payload)
 	return o.ran(Completed, response, payload), []Statement{statement}, err
 }
 

@@ -316,7 +316,7 @@ func TestStores(t *testing.T) {
 				t.Fatal(other, err)
 			}
 			for i := 0; i < 2; i++ {
-				if err := store.Forget(context.Background(), "one/intent"); err != nil {
+				if err := (&caller.Caller{Store: store}).Forget(context.Background(), "one/intent"); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -18,7 +18,7 @@ func testIdempotent[Tx any](t *testing.T, b backend[Tx]) {
 	var inner func() error
 	double := idempotency.Idempotent(client, "double", func(ctx context.Context, tx Tx, n int) (int, error) {
 		if n < 0 {
-			return 0, idempotency.Decline(400, "negative")
+			return 0, idempotency.Decline(400, nil).Again(time.Hour)
 		}
 		if inner != nil {
 			must(t, inner())
@@ -37,17 +37,24 @@ func testIdempotent[Tx any](t *testing.T, b backend[Tx]) {
 		same(t, "result", n, 42)
 	}
 	same(t, "effects", effects(t, key), "1")
-	same(t, "scope", value(t, "SELECT scope FROM idempotency_store WHERE idempotency_key = $1", key), "double")
-	_, err := double(background, key, 22)
+	nothing := idempotency.Idempotent(client, "nothing", func(context.Context, Tx, any) (any, error) { return nil, nil })
+	_, err := nothing(background, key, nil)
+	must(t, err)
+	_, err = double(background, key, 22)
 	wantError(t, err, idempotency.ErrKeyReused)
 	refused := newKey()
 	for i := 0; i < 2; i++ {
 		_, err := double(background, refused, -1)
 		var refusal *idempotency.Declined
-		if !errors.As(err, &refusal) || refusal.Code != 400 {
+		if !errors.As(err, &refusal) || refusal.Code != 400 || refusal.Payload != nil || refusal.RetryAfter == nil {
 			t.Fatalf("got %v", err)
 		}
 	}
+	leased := newKey()
+	execute(t, "SELECT idem_begin($1, scope => 'double', lease => '1 minute')", leased)
+	_, err = double(background, leased, 21)
+	var busy *idempotency.InProgressError
+	same(t, "says when", errors.As(err, &busy) && busy.RetryAfter != nil, true)
 }
 
 // The packages for all languages have the same scopes, or one key would be two operations.
@@ -59,19 +66,22 @@ func TestScopesOfFunctions(t *testing.T) {
 		Own                  *string
 	}
 	must(t, json.Unmarshal(text, &functions))
+	work := func(context.Context, pgx.Tx, int) (int, error) { return 1, nil }
 	for _, f := range functions {
 		client, key := onPgx.client(t, idempotency.Options{Scope: f.Service}), newKey()
-		var options []idempotency.Option
+		options := make([]idempotency.Option, 0, 2) // with room that two functions must not share
 		if f.Own != nil {
 			options = append(options, idempotency.InScope(*f.Own))
 		}
-		_, err := idempotency.Idempotent(client, f.Name, func(context.Context, pgx.Tx, int) (int, error) { return 1, nil }, options...)(background, key, 1)
+		once := idempotency.Idempotent(client, f.Name, work, options...)
+		idempotency.Idempotent(client, "another", work, options...)
+		_, err := once(background, key, 1)
 		must(t, err)
 		same(t, "scope", value(t, "SELECT scope FROM idempotency_store WHERE idempotency_key = $1", key), f.Scope)
 	}
 	same(t, "functions", len(functions) > 3, true)
 	defer func() { same(t, "panic", recover() != nil, true) }()
-	idempotency.Idempotent(onPgx.client(t, idempotency.Options{}), "", func(context.Context, pgx.Tx, int) (int, error) { return 1, nil })
+	idempotency.Idempotent(onPgx.client(t, idempotency.Options{}), "", work)
 }
 
 func TestSettle(t *testing.T) {
@@ -88,7 +98,10 @@ func TestSettle(t *testing.T) {
 		{&idempotency.Result{Outcome: idempotency.InProgress}, nil, idempotency.Settlement{Do: idempotency.Again, After: time.Second}},
 		{nil, idempotency.ErrKeyReused, idempotency.Settlement{Do: idempotency.DeadLetter}},
 		{nil, idempotency.ErrBadArgument, idempotency.Settlement{Do: idempotency.DeadLetter}},
+		{&idempotency.Result{Outcome: idempotency.Failed, RetryAfter: new(time.Duration)}, nil, idempotency.Settlement{Do: idempotency.Again, After: time.Second}},
 		{nil, idempotency.ErrTooLarge, idempotency.Settlement{Do: idempotency.DeadLetter}},
+		{nil, idempotency.ErrForbidden, idempotency.Settlement{Do: idempotency.DeadLetter}},
+		{nil, &idempotency.InProgressError{RetryAfter: &minute}, idempotency.Settlement{Do: idempotency.Again, After: minute}},
 		{nil, &idempotency.UnknownError{RetryAfter: minute}, idempotency.Settlement{Do: idempotency.Again, After: minute}},
 		{nil, errors.New("any"), idempotency.Settlement{Do: idempotency.Again, After: time.Second}},
 	} {

@@ -116,6 +116,14 @@ func (b backend[Tx]) note(key string) idempotency.Work[Tx] {
 	}
 }
 
+// beginMany is a batch that begins and does nothing.
+func beginMany[Tx any](client *idempotency.Client[Tx], keys []string, requests []any) error {
+	return client.Run(background, func(ctx context.Context, tx Tx) error {
+		_, err := client.BeginMany(ctx, tx, keys, requests)
+		return err
+	})
+}
+
 func (b backend[Tx]) insert(ctx context.Context, tx Tx, key string) error {
 	return b.exec(ctx, tx, fmt.Sprintf("INSERT INTO effect VALUES ('%s')", key))
 }

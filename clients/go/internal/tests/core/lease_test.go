@@ -3,6 +3,7 @@ package core_test
 import (
 	"context"
 	"database/sql"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"runtime"
@@ -56,7 +57,7 @@ func leaseTests[Tx any]() tests[Tx] {
 		"Reconcile": testReconcile[Tx], "Heartbeat": testHeartbeat[Tx], "SlowBegin": testSlowBegin[Tx],
 		"HeartbeatLosesTheLease": testHeartbeatLosesTheLease[Tx], "HooksThatFail": testHooksThatFail[Tx],
 		"HeartbeatWithoutServer": testHeartbeatWithoutServer[Tx], "HangingNetwork": testHangingNetwork[Tx], "LostAnswerToCompletion": testLostAnswerToCompletion[Tx],
-		"CallerGoesAway": testCallerGoesAway[Tx], "TwentyLeasesOnTwoConnections": testTwentyLeases[Tx],
+		"CallerGoesAway": testCallerGoesAway[Tx],
 		"WritesThatFail": testWritesThatFail[Tx], "NothingBeginsTooLate": testNothingBeginsTooLate[Tx],
 		"WorkThatDoesNotKnow": testWorkThatDoesNotKnow[Tx], "WritesThatExit": testWritesThatExit[Tx],
 		"LateBeat": testLateBeat[Tx], "NoLease": testNoLease[Tx],
@@ -64,9 +65,10 @@ func leaseTests[Tx any]() tests[Tx] {
 	}
 }
 
+// The pool has one connection, which no lease holds while it works.
 func testLease[Tx any](t *testing.T, b backend[Tx]) {
 	var count counter
-	client, key := b.client(t, idempotency.Options{Hooks: count.hooks()}), newKey()
+	client, key := idempotency.New(b.open(t, serverURL, 1), idempotency.Options{Hooks: count.hooks()}), newKey()
 	for _, replayed := range []bool{false, true} {
 		result, err := client.Lease(background, key, map[string]int{"n": 1}, func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
 			same(t, "stored meanwhile", stored(t, key), "PENDING")
@@ -116,7 +118,7 @@ func testLeaseDeclined[Tx any](t *testing.T, b backend[Tx]) {
 }
 
 func testNotDone[Tx any](t *testing.T, b backend[Tx]) {
-	client, key := b.client(t, idempotency.Options{}), newKey()
+	client, key := b.client(t, idempotency.Options{Scope: "not done"}), newKey()
 	_, err := client.Lease(background, key, nil, gives(idempotency.Completion[Tx]{}, fmt.Errorf("refused: %w", idempotency.ErrNotDone)))
 	wantError(t, err, idempotency.ErrNotDone)
 	same(t, "stored", stored(t, key), "nothing")
@@ -127,7 +129,7 @@ func testNotDone[Tx any](t *testing.T, b backend[Tx]) {
 }
 
 func testProgress[Tx any](t *testing.T, b backend[Tx]) {
-	client, key := b.client(t, idempotency.Options{}), newKey()
+	client, key := b.client(t, idempotency.Options{Scope: "progress"}), newKey()
 	var first idempotency.Operation
 	died := errors.New("died")
 	_, err := client.Lease(background, key, nil, func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
@@ -217,7 +219,7 @@ func awaitBeat(t *testing.T, clock *idempotency.FakeClock, key string, after tim
 // The clock stands still but for Advance: each third of the lease is one beat.
 func testHeartbeat[Tx any](t *testing.T, b backend[Tx]) {
 	clock := idempotency.NewFakeClock(time.Unix(0, 0))
-	client, key := b.client(t, idempotency.Options{Clock: clock}), newKey()
+	client, key := b.client(t, idempotency.Options{Scope: "beat", Clock: clock}), newKey()
 	_, err := client.Lease(background, key, nil, func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
 		for range 4 {
 			awaitBeat(t, clock, key, 10*time.Second)
@@ -370,7 +372,7 @@ func testLostAnswerToCompletion[Tx any](t *testing.T, b backend[Tx]) {
 	} {
 		var count counter
 		p := startProxy(t)
-		client, key := idempotency.New(b.open(t, p.url(), 2), idempotency.Options{Retry: quick, Hooks: count.hooks()}), newKey()
+		client, key := idempotency.New(b.open(t, p.url(), 2), idempotency.Options{Scope: "lost", Retry: quick, Hooks: count.hooks()}), newKey()
 		result, err := client.Lease(background, key, nil, func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
 			p.order("arm", fault.when, fault.pattern)
 			completion, err := b.answer(key)(ctx, o)
@@ -401,30 +403,6 @@ func testCallerGoesAway[Tx any](t *testing.T, b backend[Tx]) {
 	must(t, err)
 	same(t, "stored", stored(t, key), "COMPLETED")
 	same(t, "effects", effects(t, key), "1")
-}
-
-// All twenty are in their work at the same moment: none holds a connection.
-func testTwentyLeases[Tx any](t *testing.T, b backend[Tx]) {
-	client := idempotency.New(b.open(t, serverURL, 2), idempotency.Options{})
-	var inside sync.WaitGroup
-	inside.Add(20)
-	errs := make(chan error)
-	prefix := newKey()
-	for i := range 20 {
-		go func() {
-			key := fmt.Sprintf("%s-%d", prefix, i)
-			_, err := client.Lease(background, key, nil, func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
-				inside.Done()
-				inside.Wait()
-				return b.answer(key)(ctx, o)
-			})
-			errs <- err
-		}()
-	}
-	for range 20 {
-		must(t, <-errs)
-	}
-	same(t, "effects", value(t, "SELECT count(*) FROM effect WHERE key LIKE $1 || '-%'", prefix), "20")
 }
 
 // 40001 in the writes repeats them, and not the work. Another error leaves the
@@ -647,7 +625,8 @@ func testNoLease[Tx any](t *testing.T, b backend[Tx]) {
 }
 
 func testBatch[Tx any](t *testing.T, b backend[Tx]) {
-	client, prefix := b.client(t, idempotency.Options{Scope: "batch"}), newKey()
+	var count counter
+	client, prefix := b.client(t, idempotency.Options{Scope: "batch", Hooks: count.hooks()}), newKey()
 	keys := []string{prefix + `"a\`, prefix + "b", prefix + "b", prefix + "{c}"}
 	run := func(requests []any) (outcomes string, completed int) {
 		must(t, client.Run(background, func(ctx context.Context, tx Tx) error {
@@ -675,14 +654,14 @@ func testBatch[Tx any](t *testing.T, b backend[Tx]) {
 	outcomes, completed = run([]any{"2", "any", nil, `"\`})
 	same(t, "outcomes", outcomes, "MISMATCH COMPLETED1 COMPLETED1 COMPLETED3 ")
 	same(t, "completed", completed, 0)
-	err := client.Run(background, func(ctx context.Context, tx Tx) error {
-		_, err := client.BeginMany(ctx, tx, keys, []any{1})
+	same(t, "hooks", fmt.Sprint(count.acquired.Load(), count.inProgress.Load(), count.mismatch.Load(), count.replayed.Load()), "3 1 1 3")
+	wantError(t, beginMany(client, keys, []any{1}), idempotency.ErrBadArgument)
+	wantError(t, beginMany(client, []string{strings.Repeat("k", 300)}, nil), idempotency.ErrBadArgument)
+	wantError(t, client.Run(background, func(ctx context.Context, tx Tx) error {
+		if _, err := client.CompleteMany(ctx, tx, keys[:1], []any{func() {}}); !errors.As(err, new(*json.UnsupportedTypeError)) {
+			t.Error(err)
+		}
+		_, err := client.CompleteMany(ctx, tx, keys, nil)
 		return err
-	})
-	wantError(t, err, idempotency.ErrBadArgument)
-	err = client.Run(background, func(ctx context.Context, tx Tx) error {
-		_, err := client.BeginMany(ctx, tx, []string{strings.Repeat("k", 300)}, nil)
-		return err
-	})
-	wantError(t, err, idempotency.ErrBadArgument)
+	}), idempotency.ErrNotOwned)
 }
