@@ -191,4 +191,4 @@ export function sqlstate(of) {
 }
 
 // Errors of the operating system that look like a SQLSTATE.
-const SYSTEM = new Set(['EPIPE', 'EBUSY', 'EPERM', 'EROFS', 'EXDEV', 'EBADF', 'EFBIG', 'EAGAIN'])
+const SYSTEM = new Set(['EPIPE', 'EBUSY', 'EPERM', 'EROFS', 'EXDEV', 'EBADF', 'EFBIG'])

@@ -6,7 +6,7 @@ import { scopeOf, toolScope } from './http/spelling.js'
 import { BadArgument, BadDuration, Declined, KeyReused, NotDone, Unknown } from './errors.js'
 import { Completion, Reconciled } from './lease.js'
 import { telling } from './options.js'
-import { toResponse } from './response.js'
+import { isOpaque, toResponse } from './response.js'
 import { isText } from './sql.js'
 
 /** @typedef {{type: 'text', text: string}} Text */
@@ -18,7 +18,6 @@ import { isText } from './sql.js'
 /** @typedef {Omit<import('./index.js').CallOptions, 'scope' | 'requestHash'>} ToolOptions */
 /** @typedef {ToolOptions & {lease?: import('./index.js').Duration, reconcile?: import('./lease.js').Reconcile}} LeasedToolOptions */
 
-const LONGEST_KEY = 255
 const MESSAGES = {
   FAILED: 'The operation has failed.',
   IN_PROGRESS: 'Another call with this key is at work. Call again with the same key and arguments to get its answer.',
@@ -81,11 +80,19 @@ export class Tools {
    */
   async lease(name, principal, key, args, work, options = {}) {
     const { reconcile = () => Reconciled.unknown() } = options
+    // A failure that reconcile has found is stored as one of the work.
+    let found
     return this.#answer(name, principal, key, args, true, (chosen, request, scope, entered) =>
       this.#idempotency.lease(chosen, request, async (operation, signal) => {
         entered()
-        return declining(await work(operation, signal))
-      }, { ...options, reconcile, scope, requestHash: undefined }))
+        return declining(found ?? await work(operation, signal))
+      }, { ...options, scope, requestHash: undefined, reconcile: async (operation, signal) => {
+        entered()
+        const known = await reconcile(operation, signal)
+        if (known?.state !== 'done' || !isFailure(known.response)) return known
+        found = known.response
+        return Reconciled.notDone
+      } }))
   }
 
   async #answer(name, principal, key, args, leased, run) {
@@ -93,7 +100,7 @@ export class Tools {
     if (!isName(principal)) throw new TypeError('the principal of a call is a string that is not empty: who asks, as you have authenticated it')
     const request = args ?? {}
     if (!isObject(request)) throw new TypeError('the arguments of a call are an object')
-    if (!isName(key) || [...key].length > LONGEST_KEY) return problem('BAD_ARGUMENT')
+    if (!isName(key)) return problem('BAD_ARGUMENT')
     let began = false
     try {
       return answered(await run(key, request, scopeOf(this.#idempotency.scope, toolScope(name, principal)), () => { began = true }))
@@ -118,9 +125,10 @@ export function keyOfArguments(args) {
 }
 
 // JSON with members in the order of their UTF-16, without blanks, and each number as the bytes of a double in hexadecimal.
-function canonical(value) {
+function canonical(given) {
+  const value = typeof given?.toJSON === 'function' ? given.toJSON() : given
   if (Array.isArray(value)) return `[${value.map(canonical).join(',')}]`
-  if (isObject(value)) {
+  if (isObject(value) && !isOpaque(value)) {
     const names = Object.keys(value).filter((name) => value[name] !== undefined).sort()
     return `{${names.map((name) => `${canonical(name)}:${canonical(value[name])}`).join(',')}}`
   }
@@ -145,10 +153,19 @@ function isToolResult(value) {
   return isObject(value) && Array.isArray(value.content)
 }
 
+// The result of a tool in what work returned.
+function resultOf(value) {
+  return /** @type {any} */ (toResponse(value instanceof Completion ? value.response : value).payload)
+}
+
+function isFailure(value) {
+  const result = resultOf(value)
+  return isToolResult(result) && Boolean(result.isError)
+}
+
 // An error result is a failure: the writes of its work are undone.
 function declining(value) {
-  const result = /** @type {any} */ (toResponse(value instanceof Completion ? value.response : value).payload)
-  if (isToolResult(result) && result.isError) throw new Declined(null, result)
+  if (isFailure(value)) throw new Declined(null, resultOf(value))
   return value
 }
 

@@ -76,7 +76,8 @@ export function toJson(value) {
   return text
 }
 
-function isOpaque(value) {
+/** @param {any} value */
+export function isOpaque(value) {
   return value instanceof Map || value instanceof Set || typeof value?.then === 'function'
 }
 

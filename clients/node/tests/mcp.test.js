@@ -60,7 +60,8 @@ test('scopes and keys are those of the packages for other languages', async () =
   assert.equal(new Set(asked).size, asked.length)
   assert.deepEqual(SHARED.keys.map(({ arguments: text }) => keyOfArguments(JSON.parse(text))), SHARED.keys.map(({ key }) => key))
   assert.equal(keyOfArguments({ a: undefined }), keyOfArguments({}))
-  for (const value of [NaN, 1n, () => 1, '\ud800']) assert.throws(() => keyOfArguments({ value }), TypeError)
+  assert.equal(keyOfArguments({ at: new Date(0) }), keyOfArguments({ at: '1970-01-01T00:00:00.000Z' }))
+  for (const value of [NaN, 1n, () => 1, '\ud800', new Map([[1, 2]]), new Set([1]), Promise.resolve(1)]) assert.throws(() => keyOfArguments({ value }), TypeError)
 })
 
 test('the same key once; a replay says so, and other arguments are refused', async (t) => {
@@ -115,7 +116,7 @@ test('what is no key, and what cannot be stored', async (t) => {
 
 test('the answers that work may give', async (t) => {
   const { tools } = toolsFor(t)
-  const image = { content: [{ type: 'image', data: 'aGk=', mimeType: 'image/png' }], _meta: { mine: 1 } }
+  const image = { content: [{ type: 'image', data: 'aGk=', mimeType: 'image/png' }], _meta: { mine: 1, 'pg-idempotency/outcome': 'FAILED' } }
   for (const [returned, content, structuredContent] of [
     [7, [{ type: 'text', text: '7' }], { result: 7 }],
     [undefined, [{ type: 'text', text: 'null' }], { result: null }],
@@ -140,7 +141,8 @@ test('the answers that work may give', async (t) => {
 test('a failure is stored, and its writes are undone', async (t) => {
   const { pool, tools } = toolsFor(t)
   const own = { content: [{ type: 'text', text: 'no money' }], isError: true }
-  for (const end of [() => { throw new Declined(402, { reason: 'no money' }) }, () => own, () => ({ payload: own })]) {
+  for (const end of [() => { throw new Declined(402, { reason: 'no money' }) }, () => own, () => ({ payload: own }),
+    () => { throw new Declined(402, { ...own, isError: false }) }]) {
     const key = newKey()
     const call = () => tools.transaction('send', 'ann', key, {}, async (tx) => { await effect(tx, key); return end() })
     const first = await call()
@@ -152,7 +154,9 @@ test('a failure is stored, and its writes are undone', async (t) => {
   const key = newKey()
   const leased = await tools.lease('send', 'ann', key, {}, () => new Completion(own, (tx) => effect(tx, key)))
   assert.deepEqual([outcomeOf(leased), await effects(pool, key)], ['FAILED', 0])
-  assertProblem(await tools.transaction('send', 'ann', newKey(), {}, () => { throw new Declined(409, null, { retryAfter: 1200 }) }), 'FAILED', 2)
+  for (const [payload, retryAfter, seconds] of [[null, 1200, 2], [null, 0, 1], [undefined, undefined, undefined]]) {
+    assertProblem(await tools.transaction('send', 'ann', newKey(), {}, () => { throw new Declined(409, payload, { retryAfter }) }), 'FAILED', seconds)
+  }
 })
 
 test('an error of the work: nothing is stored, no text of it is shown, and the next call runs', async (t) => {
@@ -166,6 +170,9 @@ test('an error of the work: nothing is stored, no text of it is shown, and the n
   assert.deepEqual(errors.map(({ message }) => message), ['secret', 'the code of a response is an integer', 'secret'])
   assert.deepEqual([await stored(pool, key), await effects(pool, key)], [[], 0])
   assert.equal(outcomeOf(await tools.transaction('send', 'ann', key, {}, () => 1)), 'COMPLETED')
+  const { mock } = t.mock.method(console, 'error', () => {})
+  assertProblem(await new Tools(idempotencyFor(t).idempotency).transaction('send', 'ann', newKey(), {}, () => { throw failure }), 'ERROR')
+  assert.deepEqual(mock.calls.map(({ arguments: told }) => told), [[failure]])
   const deaf = new Tools(idempotencyFor(t).idempotency, { onError: () => { throw failure } })
   assertProblem(await deaf.transaction('send', 'ann', newKey(), {}, () => { throw failure }), 'ERROR')
 })
@@ -189,6 +196,19 @@ test('a lease: in progress, unknown, and nothing is done twice without reconcile
   assert.equal(errors.length, 1)
   assertProblem(await tools.lease('send', 'ann', key, {}, ran, { reconcile: () => { throw new Error('down') } }), 'UNKNOWN')
   assert.equal(errors[1].cause.message, 'down')
+  const refused = { content: [{ type: 'text', text: 'no money' }], isError: true }
+  const lapsed = newKey()
+  await tools.lease('send', 'ann', lapsed, {}, () => { throw new Error('socket hang up') })
+  await expire(pool, lapsed)
+  assertProblem(await tools.lease('send', 'ann', lapsed, {}, ran, { reconcile: () => Reconciled.done({ code: 'x', payload: 1 }) }), 'UNKNOWN')
+  await expire(pool, lapsed)
+  const nothing = newKey()
+  await tools.lease('send', 'ann', nothing, {}, () => { throw new Error('socket hang up') })
+  await expire(pool, nothing)
+  assert.equal(outcomeOf(await tools.lease('send', 'ann', nothing, {}, ran, { reconcile: () => Reconciled.done() })), 'COMPLETED')
+  const found = await tools.lease('send', 'ann', lapsed, {}, ran, { reconcile: () => Reconciled.done(refused) })
+  assert.deepEqual([outcomeOf(found), found.content, found.isError], ['FAILED', refused.content, true])
+  assertReplay(await tools.lease('send', 'ann', lapsed, {}, ran), found)
   const known = await tools.lease('send', 'ann', key, {}, ({ attempt }) => ({ attempt }), { reconcile: () => Reconciled.notDone })
   assert.equal(known.structuredContent.attempt, 2)
   assertReplay(await tools.lease('send', 'ann', key, {}, ran), known)
@@ -218,6 +238,7 @@ test('options are those of the call, and none is another scope', async (t) => {
   await tools.transaction('send', 'ann', key, {}, () => 1, { scope: 'mine', requestHash: Buffer.alloc(32), retention: '90 days' })
   assert.equal((await stored(pool, key)).length, 1)
   assertProblem(await tools.transaction('send', 'ann', key, { a: 1 }, () => 1, { requestHash: Buffer.alloc(32) }), 'KEY_REUSED')
+  assertProblem(await tools.lease('send', 'ann', key, { a: 1 }, () => 1, { scope: 'mine', requestHash: Buffer.alloc(32) }), 'KEY_REUSED')
   const { rows: [{ days }] } = await pool.query(
     "SELECT round(extract(epoch FROM expires_at - now()) / 86400)::int AS days FROM idempotency_store WHERE idempotency_key = $1", [key])
   assert.equal(days, 90)
