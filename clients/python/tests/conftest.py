@@ -14,6 +14,8 @@ from pg_idempotency import AsyncIdempotency, Clock, Idempotency, Retry
 from fault_proxy import Proxy, connect_to, listen_at
 from pooler import pooler
 
+# pytest's own directory has the user's name alone, which is somebody else in a chroot
+os.environ["PYTEST_DEBUG_TEMPROOT"] = os.environ["IDEM_WORK"]
 numbers = itertools.count()
 # Pauses are short. A begin after a lost connection waits until the server has noticed the loss, for as long as `cap`.
 QUICK = Retry(base=0.001, cap=60)
