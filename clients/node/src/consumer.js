@@ -187,12 +187,11 @@ export async function decideFailure(options, message, failure, { name, tries }) 
  * @param {string} message names the message: redeliveries have the same name, other messages another. A position in a log, or a
  *   random identifier that the consumer added
  * @returns {Promise<boolean>}
- * @throws as `transaction`, and InProgress while another consumer asks
+ * @throws as `transaction`, BadArgument where the failure is no replay, and InProgress while another consumer asks
  */
 export async function ownsDeadLetter(idempotency, queue, failure, message) {
-  if (failure.record === null) throw new BadArgument('the failure is no replay')
   const { outcome, payload, retryAfter } = await idempotency.transaction(
-    failure.record, null, () => ({ payload: message }), { scope: deadScope(queue), wait: 5000 })
+    /** @type {string} */ (failure.record), null, () => ({ payload: message }), { scope: deadScope(queue), wait: 5000 })
   if (outcome === 'IN_PROGRESS') throw new InProgress(retryAfter)
   // Its attempts were lost too often: nobody owns it, and two dead letters are better than none.
   return outcome === 'FAILED' || payload === message

@@ -100,8 +100,6 @@ export class RedisConsumer {
   #stopping = new AbortController()
   /** @type {Promise<void>} */
   #loop = Promise.resolve()
-  /** @type {Promise<void> | undefined} */
-  #stopped
 
   /**
    * Makes the group, and begins to consume. If it fails, it leaves no connection.
@@ -143,12 +141,7 @@ export class RedisConsumer {
    * Takes no more entries, and waits for those under way. For each answer of Redis it waits as long as `idle` at most, or 5 seconds
    * where `idle` is shorter: what Redis has not answered then comes again.
    */
-  stop() {
-    this.#stopped ??= this.#end()
-    return this.#stopped
-  }
-
-  async #end() {
+  async stop() {
     this.#stopping.abort()
     await this.#loop
     await Promise.all(this.#running)

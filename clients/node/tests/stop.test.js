@@ -2,10 +2,11 @@
 // up here, so that no test waits.
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { FakeClock, Forbidden } from 'pg-idempotency'
+import { FakeClock, Forbidden, Unknown, ownsDeadLetter } from 'pg-idempotency'
 import { NatsConsumer } from 'pg-idempotency/nats'
 import { RabbitConsumer } from 'pg-idempotency/rabbitmq'
 import { RedisConsumer } from 'pg-idempotency/redis'
+import { decide } from '../src/consumer.js'
 import { deferred, idempotencyFor, newKey } from './support.js'
 
 const never = new Promise(() => {})
@@ -21,7 +22,10 @@ function fakeRedis(answer) {
   }
   redis.client = { sendCommand, duplicate: () => redis.reader }
   Object.assign(redis.reader, {
-    sendCommand, on() {}, connect: async () => { redis.reader.isOpen = true }, destroy: () => { redis.reader.isOpen = false },
+    sendCommand, on() {}, connect: async () => { redis.reader.isOpen = true }, destroy: () => {
+      assert.ok(redis.reader.isOpen)
+      redis.reader.isOpen = false
+    },
   })
   return redis
 }
@@ -39,6 +43,9 @@ test('redis: a start that fails leaves no connection', async (t) => {
   const refused = fakeRedis(() => { throw new Error('WRONGTYPE planned') })
   await assert.rejects(redisConsumer(t, refused).started, /WRONGTYPE/)
   assert.equal(refused.reader.isOpen, false)
+  const closed = fakeRedis(() => never)
+  closed.reader.connect = async () => { throw new Error('planned') }
+  await assert.rejects(redisConsumer(t, closed).started, /planned/)
   const silent = fakeRedis(() => never)
   silent.reader.connect = () => { silent.reader.isOpen = true; return never }
   const { clock, started } = redisConsumer(t, silent)
@@ -47,41 +54,77 @@ test('redis: a start that fails leaves no connection', async (t) => {
   assert.equal(silent.reader.isOpen, false)
 })
 
-test('redis: a server that hangs does not keep a stop', { timeout: 10_000 }, async (t) => {
-  const redis = fakeRedis(([command]) => command === 'XGROUP' ? 'OK' : never)
-  const errors = []
-  const { clock, started } = redisConsumer(t, redis, { onError: (error) => errors.push(error.message) })
-  const consumer = await started
-  const stopped = consumer.stop()
-  await clock.advance(30_000)
-  await stopped
-  await consumer.stop()
-  assert.deepEqual(errors, ['Redis did not answer in time'])
-  assert.deepEqual([redis.commands.length, redis.signals.at(-1).aborted], [2, true])
-  assert.deepEqual([redis.reader.isOpen, clock.pending], [false, 0])
-})
+for (const [idle, patience] of [[30_000, 30_000], [1000, 5000]]) {
+  test(`redis: a server that hangs does not keep a stop; idle ${idle}`, { timeout: 10_000 }, async (t) => {
+    const redis = fakeRedis(([command]) => command === 'XGROUP' ? 'OK' : never)
+    const errors = []
+    const { clock, started } = redisConsumer(t, redis, { idle, onError: (error) => errors.push(error.message) })
+    const consumer = await started
+    let isStopped = false
+    const stopped = consumer.stop().then(() => { isStopped = true })
+    await clock.advance(patience - 1)
+    await new Promise(setImmediate)
+    assert.equal(isStopped, false)
+    await clock.advance(1)
+    await stopped
+    await consumer.stop()
+    assert.deepEqual(errors, ['Redis did not answer in time'])
+    assert.deepEqual([redis.commands.length, redis.signals.at(-1).aborted], [2, true])
+    assert.deepEqual([redis.reader.isOpen, clock.pending], [false, 0])
+  })
+}
 
-test('redis: an entry under way is settled, or comes again, before a stop ends', { timeout: 10_000 }, async (t) => {
-  const [entered, go] = [deferred(), deferred()]
-  const order = []
-  const entries = [['1-0', ['name', 'value'], 1, 0]]
+for (const prefetch of [1, 2]) {
+  test(`redis: ${prefetch} at a time; what is under way is settled, or comes again, before a stop ends`, { timeout: 10_000 }, async (t) => {
+    const [entered, go] = [deferred(), deferred()]
+    const order = []
+    const entries = [['1-0', ['name', 'value'], 1, 0]]
+    const redis = fakeRedis((command) => {
+      if (isTake(command)) return entries.splice(0)
+      return command[0] === 'EVAL' ? never : new Promise(setImmediate)
+    })
+    const { clock, started } = redisConsumer(t, redis, {
+      prefetch, onError: (error) => order.push(error.message), handle: async () => { entered.resolve(); await go.promise },
+    })
+    const consumer = await started
+    await entered.promise
+    await new Promise(setImmediate)
+    assert.equal(redis.commands.filter(isTake).length > 1, prefetch > 1)
+    const stopped = consumer.stop().then(() => order.push('stopped'))
+    go.resolve()
+    // The acknowledgement waits for its answer.
+    while (!redis.commands.some((command) => command[0] === 'EVAL' && !isTake(command))) await new Promise(setImmediate)
+    await clock.advance(30_000)
+    await stopped
+    assert.deepEqual(order, ['Redis did not answer in time', 'stopped'])
+    assert.equal(clock.pending, 0)
+  })
+}
+
+test('redis: an entry that was delivered too often is a dead letter, and is not handled', { timeout: 10_000 }, async (t) => {
+  const ended = deferred()
+  const entries = [['1-0', [], 101, 0]]
   const redis = fakeRedis((command) => {
     if (isTake(command)) return entries.splice(0)
-    return command[0] === 'EVAL' ? never : null
+    if (command[0] === 'EVAL') ended.resolve(command.slice(-2))
+    return command[0] === 'EVAL' ? 1 : new Promise(setImmediate)
   })
-  const { clock, started } = redisConsumer(t, redis, {
-    prefetch: 1, onError: (error) => order.push(error.message), handle: async () => { entered.resolve(); await go.promise },
-  })
-  const consumer = await started
-  await entered.promise
-  const stopped = consumer.stop().then(() => order.push('stopped'))
-  go.resolve()
-  // The acknowledgement waits for its answer.
-  while (redis.commands.at(-1)[0] !== 'EVAL' || isTake(redis.commands.at(-1))) await new Promise(setImmediate)
-  await clock.advance(30_000)
-  await stopped
-  assert.deepEqual(order, ['Redis did not answer in time', 'stopped'])
-  assert.equal(clock.pending, 0)
+  const consumer = await redisConsumer(t, redis, { handle: () => assert.fail('handled') }).started
+  assert.deepEqual(await ended.promise, ['1-0', 'bury'])
+  await consumer.stop()
+})
+
+test('the pause after an error, and an owner of a dead letter who is being found', async () => {
+  const planned = new Error('planned')
+  for (const [error, tries, after] of [
+    [planned, 0, 20], [planned, 1, 100], [planned, 7, 100],
+    [new Unknown('', { retryAfter: 50 }), 0, 50], [new Unknown('', { retryAfter: 50 }), 1, 100], [new Unknown(''), 0, 20],
+  ]) {
+    const options = { delays: [20, 100], tries: 20, onError() {}, handle: async () => { throw error } }
+    assert.deepEqual(await decide(options, {}, tries), { action: 'again', after, tries: tries + 1 })
+  }
+  const asked = { transaction: async () => ({ outcome: 'IN_PROGRESS', retryAfter: 7 }) }
+  await assert.rejects(ownsDeadLetter(asked, 'q', { record: 'r' }, 'm'), { name: 'InProgress', retryAfter: 7 })
 })
 
 /** A connection of amqplib, with one channel. */
