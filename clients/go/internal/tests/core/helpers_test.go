@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"example.org/idempotency"
 	"example.org/idempotency/databasesql"
@@ -22,11 +21,11 @@ var (
 	background = context.Background()
 	serverURL  = kit.URL()
 	must       = kit.Must
+	newKey     = kit.NewKey
 )
 
 func TestMain(m *testing.M) {
-	kit.Main(m, `CREATE TABLE IF NOT EXISTS effect (key text NOT NULL);
-		CREATE TABLE IF NOT EXISTS duty (who text PRIMARY KEY, on_call boolean NOT NULL)`)
+	kit.Main(m, "CREATE TABLE IF NOT EXISTS effect (key text NOT NULL)")
 }
 
 // backend is a driver under test.
@@ -130,14 +129,6 @@ func (b backend[Tx]) insert(ctx context.Context, tx Tx, key string) error {
 
 // raise is a statement that fails.
 func raise(state string) string { return fmt.Sprintf("DO $$ BEGIN RAISE SQLSTATE '%s'; END $$", state) }
-
-var keys atomic.Int64
-
-// newKey is a key that no other test has.
-func newKey() string { return fmt.Sprintf("%s-%d", firstKey, keys.Add(1)) }
-
-// firstKey lets the tests run again on the same server.
-var firstKey = fmt.Sprintf("k%d", time.Now().UnixNano())
 
 // admin runs statements beside the client under test.
 func admin(t *testing.T) *sql.DB {

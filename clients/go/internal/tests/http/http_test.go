@@ -13,7 +13,6 @@ import (
 	"net/http/httptest"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -36,12 +35,7 @@ func TestMain(m *testing.M) {
 	kit.Main(m, "CREATE TABLE IF NOT EXISTS effect (key text NOT NULL)")
 }
 
-var (
-	firstKey = fmt.Sprintf("h%d", time.Now().UnixNano())
-	keys     atomic.Int64
-)
-
-func newKey() string { return fmt.Sprintf("%s-%d", firstKey, keys.Add(1)) }
+var newKey = kit.NewKey
 
 type (
 	wrapper    = *idemhttp.Middleware[pgx.Tx]

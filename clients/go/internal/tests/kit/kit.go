@@ -5,7 +5,9 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"example.org/idempotency/pgxv5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -43,6 +45,15 @@ func URL() string {
 
 // Connect makes a pool on the server of the environment.
 func Connect() (*pgxpool.Pool, error) { return pgxv5.Connect(context.Background(), URL()) }
+
+var (
+	keys atomic.Int64
+	// firstKey lets the tests run again on the same server.
+	firstKey = time.Now().UnixNano()
+)
+
+// NewKey is a key that no other test has.
+func NewKey() string { return fmt.Sprintf("k%d-%d", firstKey, keys.Add(1)) }
 
 // Must ends the test at an error.
 func Must(t *testing.T, err error) {

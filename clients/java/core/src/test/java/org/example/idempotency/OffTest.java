@@ -34,6 +34,7 @@ class OffTest extends OnServer {
             assertFalse(once.lease(call, lease -> {
                 once.progress(lease.operation(), "1");
                 assertFalse(lease.isLost());
+                assertTrue(lease.operation().fence() > 0);
                 return new Completion(Response.EMPTY, this::effect);
             }).replayed());
         }

@@ -372,7 +372,6 @@ public final class IdempotencyFilter extends HttpFilter {
 
         /** Calls the handler once, and decides what becomes of its answer. */
         private Response handle(Exchange exchange) throws Exception {
-            fresh = null;
             RecordedResponse recorded = new RecordedResponse(response, options.maxResponse);
             Set<String> before = new HashSet<>(Collections.list(request.getAttributeNames()));
             request.setAttribute(Exchange.class.getName(), exchange);
@@ -421,7 +420,7 @@ public final class IdempotencyFilter extends HttpFilter {
                 case STORED -> answer.stored(this::isStored, keep.retention());
                 case REFUSAL -> throw new Declined(answer.stored(this::isStored, keep.retention()), answer.retryAfter());
                 case DISCARDED -> throw new Unstored(answer);
-                case RELEASED -> throw call.key() == null ? new Unstored(answer) : new IdempotencyException.NotDone(new Unstored(answer));
+                case RELEASED -> throw new IdempotencyException.NotDone(new Unstored(answer));
             };
         }
 

@@ -230,6 +230,10 @@ class FilterTest {
         assertEquals("run 1", post("/orders", "ann", "1").body());
         assertEquals(422, post("/orders", "ann", "2").statusCode());
         assertEquals("run 2", post("/orders", "bob", "1").body());
+        assertKeptForThreeDays();
+    }
+
+    private void assertKeptForThreeDays() {
         var stored = once.lookup(Call.of(key).withScope("shop POST /orders ann"));
         assertEquals(3, Duration.between(stored.createdAt(), stored.expiresAt()).toDays());
     }
@@ -270,21 +274,26 @@ class FilterTest {
             asked.add(error);
             return error instanceof IllegalArgumentException ? usual : new Problem(409, null, "Sold out", null, null);
         }));
-        jdbc.execute("SELECT idem_set_policy('shop ann" + key + "', max_lost_attempts => 2)");
+        jdbc.execute("SELECT idem_set_policy('shop ann" + key + "', max_lost_attempts => 3)");
+        Exception none = new IOException();
         RuntimeException soldOut = new IllegalStateException();
         RuntimeException broken = new IllegalArgumentException();
-        Deque<Exception> errors = new ArrayDeque<>(List.of(soldOut, soldOut, new SQLException("no", "40001"), soldOut, broken,
+        Deque<Exception> errors = new ArrayDeque<>(List.of(soldOut, soldOut, new SQLException("no", "40001"), soldOut, broken, none,
                 new Declined(402, null)));
         handler = (request, response) -> {
             effect(Exchange.of(request).connection());
             Exception error = errors.pop();
+            if (error == none) {
+                response.setStatus(500);
+                return;
+            }
             if (error instanceof RuntimeException unchecked) {
                 throw unchecked;
             }
             throw new ServletException(error);
         };
-        // The third is repeated: that one is lost, and the one that is broken.
-        for (int status : new int[] {409, 409, 409, 500, 422}) {
+        // The third is repeated: that one is lost, and the one that is broken, and the one that is answered so.
+        for (int status : new int[] {409, 409, 409, 500, 500, 422}) {
             assertEquals(status, post("/orders", "ann", "1").statusCode());
         }
         assertEquals(402, post("/orders", "bob", "1").statusCode());
@@ -329,10 +338,22 @@ class FilterTest {
         }
     }
 
+    /** It was committed. */
+    @Test
+    void anAnswerIsSentThoughNobodyCanSayHowLongItIsKept() throws Exception {
+        handler = (request, response) -> execute(Exchange.of(request).connection(), "ALTER FUNCTION idem_lookup(text, text) RENAME TO gone");
+        protect(false, options -> options.lifetime("Expires"));
+        try {
+            assertEquals(200, post("/orders", "ann", "1").statusCode());
+        } finally {
+            jdbc.execute("ALTER FUNCTION gone(text, text) RENAME TO idem_lookup");
+        }
+    }
+
     @Test
     void aRefusalOfAServletIsReplayedByteForByteWithoutItsCookie() throws Exception {
         handler = (request, response) -> {
-            throw new Declined(new Response(409, Map.of("Set-Cookie", "a=b", "ETag", "\"1\""), "{\"no\":1}", null, null), null);
+            throw new Declined(new Response(409, Map.of("Set-Cookie", "a=b", "ETag", "\"1\""), "{\"no\":1}", null, Duration.ofDays(3)), null);
         };
         protect(false, options -> { });
         HttpResponse<String> first = twice(409, true);
@@ -341,6 +362,7 @@ class FilterTest {
         assertFalse(replay.headers().firstValue("Set-Cookie").isPresent());
         assertEquals("\"1\"", replay.headers().firstValue("ETag").orElseThrow());
         assertEquals("application/json", replay.headers().firstValue("Content-Type").orElseThrow());
+        assertKeptForThreeDays();
     }
 
     @Test
@@ -395,7 +417,7 @@ class FilterTest {
 
     @Test
     void anotherAttemptFindsNoAttributeOfTheOneBefore() throws Exception {
-        protect(false, options -> { });
+        protect(false, options -> options.timeout(Duration.ZERO)); // no limit
         handler = (request, response) -> {
             assertNull(request.getAttribute("seen"));
             assertEquals(1, request.getAttribute("before"));
@@ -443,6 +465,19 @@ class FilterTest {
         assertEquals("7", unknown.headers().firstValue("Retry-After").orElseThrow());
         found[0] = new Reconciled.Done(Response.of(201, "1"));
         assertEquals("1", twice(201, true).body());
+    }
+
+    /** Another attempt took over, and its answer is the one of the operation. */
+    @Test
+    void whatIsStoredIsSentInPlaceOfWhatTheHandlerSaid() throws Exception {
+        protect(true, options -> { });
+        handler = (request, response) -> {
+            jdbc.update("UPDATE idempotency_store SET lease_expires_at = clock_timestamp() WHERE idempotency_key = ?", key);
+            jdbc.queryForList("SELECT idem_complete(o, '2')::text FROM idem_begin(?, scope => ?, lease => '1 minute') o", key,
+                    Exchange.of(request).operation().scope());
+            response.getWriter().write("1");
+        };
+        assertEquals("2", post("/orders", "ann", "1").body());
     }
 
     /** Of a body that has no length nobody can tell, but by its header. */
@@ -687,6 +722,7 @@ class FilterTest {
                 post("/orders", "ann", "1");
                 assertSame(broken, logged.remove(0));
             }
+            assertEquals(422, post("/orders", "ann", "2").statusCode());
             post("/orders", "", "1");
             RuntimeException own = new IllegalArgumentException("own");
             protect(false, options -> options.problem((error, usual) -> {
