@@ -6,15 +6,11 @@
 import { readFileSync } from 'node:fs'
 import { fileURLToPath } from 'node:url'
 import { choose, readCases } from './cases.mjs'
-import { collect, Database } from './database.mjs'
+import { collect } from './database.mjs'
 
 const here = (path) => fileURLToPath(new URL(path, import.meta.url))
 const wrongs = JSON.parse(readFileSync(here('../reference/wrong.json'), 'utf8'))
-const entries = choose(readCases(here('../cases.json')), {})
-const pairs = entries.map(({ theCase, route }) => `${theCase.name} ${route}`)
-const restarting = new Set(entries.filter(({ needs }) => needs.restart).map(({ theCase }) => theCase.name))
-const original = process.env.DATABASE_URL
-const LANES = 3     // wrong servers at a time
+const pairs = choose(readCases(here('../cases.json')), {}).map(({ theCase, route }) => `${theCase.name} ${route}`)
 const shown = new Set()
 let passed = 0
 let failed = 0
@@ -26,8 +22,8 @@ function report(good, name, detail = '') {
 }
 
 // What the runner says of the reference server: {ok: [...], failed: [...]}.
-async function runAgainst(wrong, options, database) {
-  const environment = ['env', ...(wrong ? [`WRONG=${wrong}`] : ['-u', 'WRONG']), `DATABASE_URL=${database}`]
+async function runAgainst(wrong, options) {
+  const environment = ['env', ...(wrong ? [`WRONG=${wrong}`] : ['-u', 'WRONG'])]
   const { output } = await collect(environment[0], [...environment.slice(1), here('../run'), '--all', ...options, here('../reference/server')])
   const lines = (start) => output.split('\n').filter((line) => line.startsWith(`${start} `))
     .map((line) => line.slice(start.length + 1).split(':')[0])
@@ -35,15 +31,15 @@ async function runAgainst(wrong, options, database) {
 }
 
 async function right() {
-  const { ok, output } = await runAgainst(undefined, [], original)
+  const { ok, output } = await runAgainst(undefined, [])
   report(pairs.every((pair) => ok.includes(pair)) && ok.length === pairs.length, 'the right server passes every case', output)
 }
 
 // Each of its cases fails on one route at least.
-async function wrong(name, database) {
+async function wrong(name) {
   const cases = wrongs[name]
   const only = cases.flatMap((one) => ['--only', one])
-  const { failed: found, output } = await runAgainst(name, ['--timeout', '6', '--retry-for', '8', ...only], database)
+  const { failed: found, output } = await runAgainst(name, ['--timeout', '6', '--retry-for', '8', ...only])
   for (const pair of found) shown.add(pair)
   const missed = cases.filter((one) => !found.some((pair) => pair.startsWith(`${one} `)))
   const started = !/the program (ended|did not answer)/.test(output)
@@ -61,31 +57,12 @@ function page() {
     `missing: ${unnamed.join(', ')}; unknown: ${unknown.join(', ')}`)
 }
 
-// A lane has a database of its own, as runs install the gate and remove it.
-async function databaseOf(lane) {
-  const [template] = await new Database(original).run('SELECT current_database()')
-  await new Database(original).run(`CREATE DATABASE lane${lane} TEMPLATE ${template}`)
-  return original.replace(/\/[^/?]*(\?|$)/, `/lane${lane}$1`)
-}
-
-// Most of the time of a wrong server goes by in waiting for it. Who restarts PostgreSQL is alone.
-async function allWrong(names) {
-  const alone = names.filter((name) => wrongs[name].some((one) => restarting.has(one)))
-  const others = names.filter((name) => !alone.includes(name))
-  for (const name of alone) await wrong(name, original)
-  const databases = []
-  for (let lane = 1; lane <= LANES; lane++) databases.push(await databaseOf(lane))
-  await Promise.all(databases.map(async (database) => {
-    for (let name; (name = others.shift());) await wrong(name, database)
-  }))
-}
-
 const chosen = process.argv.slice(2)
 if (chosen.length === 0) {
   page()
   await right()
 }
-await allWrong(chosen.length > 0 ? chosen : Object.keys(wrongs))
+for (const name of chosen.length > 0 ? chosen : Object.keys(wrongs)) await wrong(name)
 if (chosen.length === 0) {
   for (const pair of pairs) report(shown.has(pair), `${pair} fails against a wrong server`)
 }
