@@ -216,15 +216,16 @@ test('nats: a stop gives back what was sent ahead', { timeout: 10_000 }, async (
   const { idempotency } = idempotencyFor(t)
   const [entered, go, closing] = [deferred(), deferred(), deferred()]
   const [handled, settled] = [[], []]
-  const message = (seq) => ({ seq, info: { deliveryCount: 1 }, working() {}, ack: () => settled.push(`ack ${seq}`), nak: () => settled.push(`nak ${seq}`) })
+  const message = (seq, deliveryCount = 1) => ({ seq, info: { deliveryCount }, working() {}, ack: () => settled.push(`ack ${seq}`), nak: () => settled.push(`nak ${seq}`) })
   async function* messages() {
+    yield message(0, 101)
     yield message(1)
     await closing.promise
     yield message(2)
   }
   const sent = Object.assign(messages(), { close: async () => { closing.resolve() } })
   const consumer = await NatsConsumer.start({
-    jetstream: () => ({ consumers: { get: async () => ({ fetch: async () => sent }) } }),
+    jetstream: () => ({ consumers: { get: async () => ({ fetch: async () => sent }) }, publish: async () => settled.push('bury') }),
     jetstreamManager: async () => ({ streams: { add() {} }, consumers: { add() {} } }),
   }, {
     idempotency, stream: 's', durable: 'd', prefetch: 2,
@@ -234,7 +235,7 @@ test('nats: a stop gives back what was sent ahead', { timeout: 10_000 }, async (
   const stopped = consumer.stop()
   go.resolve()
   await stopped
-  assert.deepEqual([handled, settled.sort()], [[1], ['ack 1', 'nak 2']])
+  assert.deepEqual([handled, settled.sort()], [[1], ['ack 0', 'ack 1', 'bury', 'nak 2']])
 })
 
 test('nats: a connection that is closed for good is told once', async (t) => {
