@@ -216,7 +216,9 @@ test('nats: a stop gives back what was sent ahead', { timeout: 10_000 }, async (
   const { idempotency } = idempotencyFor(t)
   const [entered, go, closing] = [deferred(), deferred(), deferred()]
   const [handled, settled] = [[], []]
-  const message = (seq, deliveryCount = 1) => ({ seq, info: { deliveryCount }, working() {}, ack: () => settled.push(`ack ${seq}`), nak: () => settled.push(`nak ${seq}`) })
+  const message = (seq, deliveryCount = 1) => ({
+    seq, info: { deliveryCount }, working() {}, ack: () => settled.push(`ack ${seq}`), nak: () => settled.push(`nak ${seq}`),
+  })
   async function* messages() {
     yield message(0, 101)
     yield message(1)
