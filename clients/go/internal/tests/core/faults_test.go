@@ -32,7 +32,7 @@ func TestFaults(t *testing.T) {
 
 func faultTests[Tx any]() tests[Tx] {
 	return tests[Tx]{
-		"SerializationFailures": testSerializationFailures[Tx], "LostConnection": testLostConnection[Tx],
+		"SerializationFailures": testSerializationFailures[Tx], "WriteSkew": testWriteSkew[Tx], "LostConnection": testLostConnection[Tx],
 		"TerminatedPool": testTerminatedPool[Tx],
 		"ManyFaults":     testManyFaults[Tx], "HangingTransaction": testHangingTransaction[Tx], "NothingToReach": testNothingToReach[Tx],
 		"LossOfTheWork": testLossOfTheWork[Tx],
@@ -62,6 +62,38 @@ func testSerializationFailures[Tx any](t *testing.T, b backend[Tx]) {
 		same(t, "SQLSTATE of the last", idempotency.SQLState(err), state)
 		same(t, "attempts", failures, 95)
 		same(t, "transient", idempotency.Transient(err), true)
+	}
+}
+
+// Two at SERIALIZABLE read before either writes. The server refuses one, and its
+// repetition sees what the other has done.
+func testWriteSkew[Tx any](t *testing.T, b backend[Tx]) {
+	execute(t, "DELETE FROM duty; INSERT INTO duty VALUES ('ann', true), ('bob', true)")
+	var count counter
+	client := b.client(t, idempotency.Options{Retry: quick, Hooks: count.hooks()})
+	var first sync.WaitGroup
+	first.Add(2)
+	errs := make(chan error, 2)
+	for _, who := range []string{"ann", "bob"} {
+		go func() {
+			attempt := 0
+			_, err := client.Transaction(background, newKey(), nil, does(func(ctx context.Context, tx Tx) error {
+				err := b.exec(ctx, tx, "CREATE TEMP TABLE others ON COMMIT DROP AS SELECT count(*) AS n FROM duty WHERE on_call")
+				if attempt++; attempt == 1 {
+					first.Done()
+					first.Wait()
+				}
+				return errors.Join(err, b.exec(ctx, tx, fmt.Sprintf(
+					"UPDATE duty SET on_call = false WHERE who = '%s' AND (SELECT n FROM others) > 1", who)))
+			}), idempotency.WithIsolation(sql.LevelSerializable))
+			errs <- err
+		}()
+	}
+	must(t, <-errs)
+	must(t, <-errs)
+	same(t, "on call", value(t, "SELECT count(*) FROM duty WHERE on_call"), "1")
+	if count.retried.Load() == 0 {
+		t.Fatal("no serialization failure")
 	}
 }
 

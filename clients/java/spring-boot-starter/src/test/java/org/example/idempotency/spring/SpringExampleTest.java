@@ -316,6 +316,21 @@ class SpringExampleTest {
         return send(request);
     }
 
+    @Test
+    void aReplayIsForWhomGotTheFirstAnswer() throws Exception {
+        assertEquals(401, post("/orders", null).statusCode());
+        assertEquals(0, count(key));
+        HttpResponse<String> first = post("/orders", "ann");
+        HttpResponse<String> replay = post("/orders", "ann");
+        assertEquals(201, first.statusCode());
+        assertEquals(first.body(), replay.body());
+        assertTrue(replay.headers().firstValue("Idempotency-Replayed").isPresent());
+        assertEquals(401, post("/orders", null).statusCode());
+        assertFalse(post("/orders", "bob").headers().firstValue("Idempotency-Replayed").isPresent());
+        assertEquals(2, count(key));
+        assertEquals(422, post("/orders?dry=1", "ann").statusCode());
+    }
+
     @ParameterizedTest
     @ValueSource(strings = {"/old-orders/forward", "/old-orders/dispatch"})
     void theAnnotationHoldsForWhatAnotherMethodPassesOn(String path) throws Exception {
