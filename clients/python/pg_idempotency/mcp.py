@@ -19,7 +19,8 @@ from .client import AsyncIdempotency, Base, Idempotency
 from .errors import BadArgument, Declined, KeyReused, NotDone, Unknown
 from .hooks import logger
 from .http.core import escaped, scope_within
-from .model import FAILED, IN_PROGRESS, UNKNOWN, Completion, Duration, Json, Operation, Result, as_response, is_text
+from .model import (FAILED, IN_PROGRESS, NOT_DONE, UNKNOWN, Completion, Done, Duration, Json, Operation, Result, as_response,
+                    is_text)
 
 Answer = TypeVar("Answer")
 
@@ -43,15 +44,29 @@ class Call:
         self.request = request
         self.scope = scope
         self.began = False
+        self.found: Any = None
 
     def entering(self, work: Callable[..., Any]) -> Callable[..., Any]:
         """The work, which notes that it has begun."""
         def run(*arguments: Any) -> Any:
             self.began = True
-            value = work(*arguments)
-            return declining_later(value) if inspect.isawaitable(value) else declining(value)
+            return then(declining, work(*arguments) if self.found is None else self.found)
 
         return run
+
+    def asking(self, reconcile: Callable[[Operation], Any]) -> Callable[[Operation], Any]:
+        """The question, which notes the same. A failure that it finds is stored as one of the work, which does not run."""
+        def note(answer: Any) -> Any:
+            if not (isinstance(answer, Done) and failure_of(answer.response)):
+                return answer
+            self.found = answer.response
+            return NOT_DONE
+
+        def ask(operation: Operation) -> Any:
+            self.began = True
+            return then(note, reconcile(operation))
+
+        return ask
 
 
 class ToolBase(Generic[Answer]):
@@ -161,7 +176,7 @@ class Tools(ToolBase[Answer]):
             return self.problem("BAD_ARGUMENT")
         try:
             return self.answer(self.idempotency.lease(
-                call.key, call.request, call.entering(work), lease=lease, reconcile=call.entering(reconcile or nobody_knows),
+                call.key, call.request, call.entering(work), lease=lease, reconcile=call.asking(reconcile or nobody_knows),
                 scope=call.scope, wait=wait, max_attempts=max_attempts, retention=retention))
         except Exception as error:
             return self.failure(error, call, leased=True)
@@ -200,7 +215,7 @@ class AsyncTools(ToolBase[Answer]):
             return self.problem("BAD_ARGUMENT")
         try:
             return self.answer(await self.idempotency.lease(
-                call.key, call.request, call.entering(work), lease=lease, reconcile=call.entering(reconcile or nobody_knows),
+                call.key, call.request, call.entering(work), lease=lease, reconcile=call.asking(reconcile or nobody_knows),
                 scope=call.scope, wait=wait, max_attempts=max_attempts, retention=retention))
         except Exception as error:
             return self.failure(error, call, leased=True)
@@ -238,17 +253,26 @@ def is_tool_result(value: Any) -> bool:
     return isinstance(value, dict) and isinstance(value.get("content"), list)
 
 
+def failure_of(value: Any) -> Optional[Dict[str, Any]]:
+    """The error result in what work gave back, if it is one."""
+    result = as_response(value.response if isinstance(value, Completion) else value).payload
+    return result if is_tool_result(result) and result.get("isError") else None
+
+
 def declining(value: Any) -> Any:
     """What work gave back. An error result is a failure: the writes of its work are undone."""
-    result = as_response(value.response if isinstance(value, Completion) else value).payload
-    if is_tool_result(result) and result.get("isError"):
-        raise Declined(payload=result)
+    failure = failure_of(value)
+    if failure is not None:
+        raise Declined(payload=failure)
     return value
 
 
-async def declining_later(value: Awaitable[Any]) -> Any:
-    """The same for asyncio."""
-    return declining(await value)
+def then(function: Callable[[Any], Any], value: Any) -> Any:
+    """The function of the value, which may still have to come."""
+    async def later() -> Any:
+        return function(await value)
+
+    return later() if inspect.isawaitable(value) else function(value)
 
 
 def nobody_knows(operation: Operation) -> Any:

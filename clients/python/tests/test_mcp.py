@@ -260,6 +260,24 @@ def test_a_lease(tools, admin, key, errors):
     assert tools.lease("send", "ann", key, {}, never) == replay(known)
 
 
+def test_a_failure_that_reconcile_finds(run, tools, admin, key):
+    """It is stored as one of the work."""
+    async def later(operation):
+        return Done(Response(payload=OWN))
+
+    async def as_task(idem, name):
+        return await AsyncTools(idem, same).lease("send", "ann", name, {}, never, reconcile=later)
+
+    ask = {key: lambda name: tools.lease("send", "ann", name, {}, never, reconcile=lambda operation: Done(OWN)),
+           key + "-async": lambda name: run(lambda idem: as_task(idem, name))}
+    for name, again in ask.items():
+        assert tools.lease("send", "ann", name, {}, lambda operation, signal: 1 / 0) == problem("UNKNOWN")
+        run_out(admin, name)
+        found = again(name)
+        assert found == {**OWN, "_meta": {META + "outcome": "FAILED"}}
+        assert tools.lease("send", "ann", name, {}, never) == replay(found)
+
+
 def test_an_answer_that_cannot_be_stored(tools, key, errors):
     assert tools.lease("send", "ann", key, {}, lambda operation, signal: "x" * 2_000_000) == problem("UNKNOWN")
     assert [type(error) for error in errors] == [TooLarge]
