@@ -76,9 +76,9 @@ export function toJson(value) {
   return text
 }
 
-/** @param {any} value */
+/** @param {unknown} value */
 export function isOpaque(value) {
-  return value instanceof Map || value instanceof Set || typeof value?.then === 'function'
+  return value instanceof Map || value instanceof Set || typeof /** @type {any} */ (value)?.then === 'function'
 }
 
 /**
