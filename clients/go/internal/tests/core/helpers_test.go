@@ -25,7 +25,8 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	kit.Main(m, "CREATE TABLE IF NOT EXISTS effect (key text NOT NULL)")
+	kit.Main(m, `CREATE TABLE IF NOT EXISTS effect (key text NOT NULL);
+		CREATE TABLE IF NOT EXISTS duty (who text PRIMARY KEY, on_call boolean NOT NULL)`)
 }
 
 // backend is a driver under test.
