@@ -49,7 +49,7 @@ import org.example.idempotency.Result;
  */
 public final class IdempotencyFilter extends HttpFilter {
     private static final System.Logger LOG = System.getLogger(IdempotencyFilter.class.getName());
-    private static final Pattern WAIT = Pattern.compile("(?:^|[,;])\\s*wait\\s*=\\s*\"?([0-9]{1,9})\"?\\s*(?=$|[,;])", Pattern.CASE_INSENSITIVE);
+    private static final Pattern WAIT = Pattern.compile("(?:^|,)\\s*wait\\s*=\\s*\"?([0-9]{1,9})\"?\\s*(?=$|[,;])", Pattern.CASE_INSENSITIVE);
     private static final Set<String> ALWAYS_STORED = Set.of("content-type", "content-encoding", "content-language", "location", "etag");
 
     private final transient Idempotency once;

@@ -51,6 +51,8 @@ import org.example.idempotency.Transactions;
 import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
 import org.springframework.jdbc.core.JdbcTemplate;
 
 /** The filter in front of plain servlets of Tomcat, which speaks HTTP/2, too. */
@@ -231,6 +233,21 @@ class FilterTest {
         assertEquals(422, post("/orders", "ann", "2").statusCode());
         assertEquals("run 2", post("/orders", "bob", "1").body());
         assertKeptForThreeDays();
+    }
+
+    /** "wait" is a preference, and no parameter of another one. */
+    @ParameterizedTest
+    @CsvSource(delimiter = '!', value = {"wait=3 ! 3", "a=1, Wait = 3 ! 3", "x; y, wait = \"3\" ; z ! 3", "wait=30 ! 10", "wait=0 ! 0",
+        "x ! 60", "wait ! 60", "waits=3 ! 60", "await=3 ! 60", "wait=-3 ! 60", "wait=3s ! 60", "wait=3000000000 ! 60", "x; wait=3 ! 60"})
+    void aRequestWaitsAsLongAsItsClientPrefers(String prefer, long seconds) throws Exception {
+        answersOk();
+        List<Duration> waits = new ArrayList<>();
+        protect(false, options -> options.waits(Duration.ofMinutes(1), Duration.ofSeconds(10)).call(call -> {
+            waits.add(call.maxWait());
+            return call;
+        }));
+        send(withoutKey("").header("Idempotency-Key", key).header("Prefer", "respond-async").header("Prefer", prefer));
+        assertEquals(List.of(Duration.ofSeconds(seconds)), waits);
     }
 
     private void assertKeptForThreeDays() {
