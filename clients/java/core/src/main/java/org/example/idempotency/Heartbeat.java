@@ -1,6 +1,7 @@
 package org.example.idempotency;
 
 import java.time.Duration;
+import java.util.concurrent.Callable;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.ExecutorService;
@@ -95,13 +96,17 @@ final class Heartbeat implements Lease, AutoCloseable {
     /** Asks for a whole lease again, and gives up when the present one is over. */
     private void extend(long left) throws InterruptedException, ExecutionException, TimeoutException {
         long asked = System.nanoTime();
-        Future<Duration> beat = THREADS.submit(() -> client.alone(Duration.ofNanos(left),
-                connection -> client.statements().extend(connection, operation, call.lease())));
+        until = asked + within(left, () -> client.alone(Duration.ofNanos(left),
+                connection -> client.statements().extend(connection, operation, call.lease()))).toNanos();
+    }
+
+    /** Asks the database on another thread, as a pool, or a network that hangs, may hold it up for longer. */
+    static <T> T within(long nanos, Callable<T> question) throws InterruptedException, ExecutionException, TimeoutException {
+        Future<T> answer = THREADS.submit(question);
         try {
-            until = asked + beat.get(left, TimeUnit.NANOSECONDS).toNanos();
-        } catch (TimeoutException late) {
-            beat.cancel(true);
-            throw late;
+            return answer.get(nanos, TimeUnit.NANOSECONDS);
+        } finally {
+            answer.cancel(true);
         }
     }
 }

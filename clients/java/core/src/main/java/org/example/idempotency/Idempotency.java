@@ -107,7 +107,7 @@ public final class Idempotency {
      *
      * <p>The answer and its writes commit together, under the fence of the attempt. If that is
      * refused because the attempt has ended already, as after an answer that was lost, the stored
-     * answer is returned.
+     * answer is returned. So it is where the lease was lost and another attempt has ended, whatever the work throws.
      *
      * @param <X> what the work may throw
      * @param call the key and what belongs to it

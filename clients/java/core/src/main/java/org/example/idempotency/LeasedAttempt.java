@@ -2,6 +2,8 @@ package org.example.idempotency;
 
 import java.sql.SQLException;
 import java.time.Duration;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.TimeoutException;
 
 /** One leased attempt of this process. */
 final class LeasedAttempt {
@@ -32,14 +34,12 @@ final class LeasedAttempt {
             completion = reconcileAndWork(heartbeat, work, finder);
         } catch (Declined refusal) {
             return refuse(refusal);
-        } catch (IdempotencyException.NotDone reason) {
-            throw released(reason);
-        } catch (IdempotencyException.Unknown reason) {
-            throw hasBegun ? reason : released(reason);
         } catch (Exception error) {
+            if (!hasBegun || error instanceof IdempotencyException.NotDone) {
+                release(error);
+            }
             if (heartbeat.isLost()) {
-                IdempotencyException.LeaseLost lost = new IdempotencyException.LeaseLost(error);
-                throw hasBegun ? lost : released(lost);
+                return replay(new IdempotencyException.LeaseLost(error), true);
             }
             throw error;
         }
@@ -84,7 +84,8 @@ final class LeasedAttempt {
         } catch (Declined refusal) {
             return refuse(refusal);
         } catch (IdempotencyException.NotDone reason) {
-            throw released(reason);
+            release(reason);
+            throw reason;
         }
     }
 
@@ -125,8 +126,9 @@ final class LeasedAttempt {
         }
     }
 
+    /** What is stored is the answer, whichever attempt has ended. The loss is thrown where there is no end yet, or the database does not say. */
     private Result replay(IdempotencyException.LeaseLost lost, boolean isTold) {
-        Operation stored = client.lookup(call);
+        Operation stored = stored();
         if (stored != null && !stored.createdAt().equals(operation.createdAt())) {
             stored = null; // the key was used anew, maybe for another request
         }
@@ -141,8 +143,20 @@ final class LeasedAttempt {
         return Result.of(stored).asReplay();
     }
 
+    /** Null where there is no record, or none could be read within the time of a lease: it may be the database that lost the lease. */
+    private Operation stored() {
+        try {
+            return Heartbeat.within(call.lease().toNanos(), () -> client.lookup(call));
+        } catch (ExecutionException | TimeoutException unknown) {
+            return null;
+        } catch (InterruptedException interrupted) {
+            Thread.currentThread().interrupt();
+            return null;
+        }
+    }
+
     /** Takes the begin back. If that fails, the lease runs out: the same, only later. */
-    private <E extends IdempotencyException> E released(E reason) {
+    private void release(Exception reason) {
         try {
             client.repeat(call, afterLoss -> client.alone(limit(), c -> {
                 client.statements().release(c, operation);
@@ -151,7 +165,6 @@ final class LeasedAttempt {
         } catch (IdempotencyException failure) {
             reason.addSuppressed(failure);
         }
-        return reason;
     }
 
     private Duration limit() {

@@ -12,6 +12,7 @@ import javax.sql.DataSource;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
 import org.junit.jupiter.params.provider.ValueSource;
 import org.postgresql.ds.PGSimpleDataSource;
 
@@ -192,27 +193,36 @@ class LeaseTest extends OnServer {
         assertEquals(1, reason.getSuppressed().length);
     }
 
-    /** Of each answer that another attempt gave meanwhile. */
+    /** Of each answer that another attempt gave meanwhile, and of work that ends as if nothing were, or heeds the interrupt. */
     @ParameterizedTest
-    @ValueSource(strings = {"idem_complete(o, '1')", "idem_fail(o, '1')", "idem_extend(o, '1 minute')", "idem_release(o)"})
-    void whoWasTakenOverGetsTheAnswerOfTheOtherIfThereIsOne(String end) throws Exception {
-        LeasedWork<SQLException> overtaken = lease -> {
+    @CsvSource(delimiter = '!', value = {"idem_complete(o, '1') ! done", "idem_fail(o, '1') ! declined", "idem_extend(o, '1 minute') ! done",
+        "idem_release(o) ! done", "idem_complete(o, '1') ! interrupted", "idem_fail(o, '1') ! not done",
+        "idem_extend(o, '1 minute') ! interrupted", "idem_release(o) ! not done"})
+    void whoWasTakenOverGetsTheAnswerOfTheOtherIfThereIsOne(String end, String how) throws Exception {
+        LeasedWork<Exception> overtaken = lease -> {
             sql("UPDATE idempotency_store SET lease_expires_at = clock_timestamp() WHERE idempotency_key = '" + key + "'",
                     "SELECT " + end + " FROM idem_begin('" + key + "', lease => '1 minute') o");
-            if (end.startsWith("idem_fail")) {
-                throw new Declined(402, null);
+            switch (how) {
+                case "declined" -> throw new Declined(402, null);
+                case "interrupted" -> new CountDownLatch(1).await();
+                case "not done" -> throw new IdempotencyException.NotDone(
+                        assertThrows(InterruptedException.class, () -> new CountDownLatch(1).await()));
+                default -> { }
             }
             return done();
         };
+        Call call = Call.of(key).withLease(Duration.ofSeconds(1));
         if (end.endsWith("'1')")) {
-            Result other = once.lease(Call.of(key), overtaken);
+            Result other = once.lease(call, overtaken);
             assertEquals("1", other.response().payload());
             assertTrue(other.replayed());
             assertTrue(events.contains(Event.Type.REPLAYED));
         } else {
-            var lost = assertThrows(IdempotencyException.LeaseLost.class, () -> once.lease(Call.of(key), overtaken));
-            assertEquals("ID409", IdempotencyException.sqlState(lost));
+            var lost = assertThrows(IdempotencyException.LeaseLost.class, () -> once.lease(call, overtaken));
+            assertTrue(how.equals("done") ? "ID409".equals(IdempotencyException.sqlState(lost))
+                    : IdempotencyException.has(InterruptedException.class, lost), lost::toString);
         }
+        assertFalse(Thread.interrupted());
         assertFalse(events.contains(Event.Type.DECLINED));
         assertEquals(1, Collections.frequency(events, Event.Type.LEASE_LOST));
         assertEquals(0, effects());
