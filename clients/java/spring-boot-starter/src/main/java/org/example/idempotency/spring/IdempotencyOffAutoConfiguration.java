@@ -1,6 +1,7 @@
 package org.example.idempotency.spring;
 
 import java.sql.Connection;
+import java.sql.Savepoint;
 import javax.sql.DataSource;
 import org.example.idempotency.Idempotency;
 import org.example.idempotency.Options;
@@ -27,7 +28,7 @@ public class IdempotencyOffAutoConfiguration {
         return Idempotency.off(new Joining(new SpringTransactions(manager, dataSource)), Options.DEFAULT);
     }
 
-    /** Takes part in the transaction of a test, which rolls it back. */
+    /** Takes part in the transaction of a test, which rolls it back. What fails, or declines, leaves nothing to the rest of the test. */
     private record Joining(SpringTransactions own) implements Transactions {
         @Override
         public <T> T run(int isolation, Body<T> body) throws Exception {
@@ -36,7 +37,13 @@ public class IdempotencyOffAutoConfiguration {
             }
             Connection connection = DataSourceUtils.getConnection(dataSource());
             try {
-                return body.run(connection);
+                Savepoint before = connection.setSavepoint();
+                try {
+                    return body.run(connection);
+                } catch (Throwable error) {
+                    connection.rollback(before);
+                    throw error;
+                }
             } finally {
                 DataSourceUtils.releaseConnection(connection, dataSource());
             }

@@ -20,6 +20,7 @@ import org.example.idempotency.Call;
 import org.example.idempotency.Declined;
 import org.example.idempotency.Idempotency;
 import org.example.idempotency.IdempotencyException;
+import org.example.idempotency.Outcome;
 import org.example.idempotency.Response;
 import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.BeforeAll;
@@ -369,13 +370,21 @@ class SpringExampleTest {
     void whereItIsOffEachCallRunsAndTakesPartInTheTransactionOfATest() {
         try (var off = new SpringApplicationBuilder(Program.class).web(WebApplicationType.NONE)
                 .run("--idempotency.enabled=false", "--spring.main.banner-mode=off")) {
+            var once = off.getBean(Idempotency.class);
             Runnable calls = () -> {
                 off.getBean(Seats.class).book(key, key);
                 off.getBean(Seats.class).book(key, key);
-                off.getBean(Idempotency.class).transaction(Call.of(key), (connection, operation) -> {
-                    off.getBean(JdbcTemplate.class).update("INSERT INTO seat VALUES (?)", key);
+                once.transaction(Call.of(key), (connection, operation) -> write(off));
+                assertEquals(Outcome.FAILED, once.transaction(Call.of(key), (connection, operation) -> {
+                    write(off);
+                    throw new Declined(402, null);
+                }).outcome());
+                assertThrows(DataAccessException.class, () -> once.transaction(Call.of(key), (connection, operation) -> {
+                    write(off);
+                    off.getBean(JdbcTemplate.class).execute("SELECT 1/0");
                     return Response.EMPTY;
-                });
+                }));
+                assertEquals(3, effects(off.getBean(JdbcTemplate.class), key));
             };
             off.getBean(TransactionTemplate.class).executeWithoutResult(test -> {
                 calls.run();
@@ -383,8 +392,12 @@ class SpringExampleTest {
             });
             assertEquals(0, count(key));
             calls.run();
-            assertEquals(3, count(key));
         }
         assertNull(context.getBean(Idempotency.class).lookup(Call.of(key).withScope("shop.book-seat")));
+    }
+
+    private Response write(ApplicationContext program) {
+        program.getBean(JdbcTemplate.class).update("INSERT INTO seat VALUES (?)", key);
+        return Response.EMPTY;
     }
 }
