@@ -27,7 +27,19 @@ SCHEMA = 'idempotency'
 DUMPED = ''.join(f"SELECT pg_extension_config_dump('{name}', '');\n"
                  for name in ('idempotency_store', 'idempotency_fence', 'idempotency_forgotten'))
 UPDATED = re.compile(r'CREATE (FUNCTION|VIEW|TABLE idempotency_forgotten)|COMMENT ON (FUNCTION|VIEW|TABLE idempotency_forgotten)|'
-                     r'GRANT |DO |SELECT (pg_catalog\.)?set_config|SET LOCAL')
+                     r'ALTER TABLE idempotency_store ALTER |GRANT |DO |SELECT (pg_catalog\.)?set_config|SET LOCAL')
+# Version 1.0 left values of responses in the statistics, where only superusers may delete. A
+# change of the type removes them, also one to the same type, which leaves the rows alone.
+REMOVE_STATISTICS = """DO $$
+BEGIN
+	IF EXISTS (SELECT FROM pg_stats WHERE schemaname = current_schema() AND tablename = 'idempotency_store'
+		AND attname LIKE 'response\\_%') THEN
+		ALTER TABLE idempotency_store ALTER response_headers TYPE jsonb,
+			ALTER response_payload TYPE jsonb, ALTER response_body TYPE bytea;
+	END IF;
+END
+$$;
+"""
 
 
 def statements(script):
@@ -70,6 +82,7 @@ def update_of(kept):
     script = ''.join(s for s in kept if UPDATED.match(code_of(s)))
     script = re.sub(r"^(\tEXECUTE format\(')?CREATE (FUNCTION|VIEW) ", r'\1CREATE OR REPLACE \2 ', script, flags=re.M)
     script = once(script, 'CREATE TABLE ', 'CREATE TABLE IF NOT EXISTS ') + '\n' + DUMPED
+    script = once(script, 'ALTER TABLE idempotency_store ALTER ', REMOVE_STATISTICS + 'ALTER TABLE idempotency_store ALTER ')
     # what roles have been granted stays
     return once(script, 'WHERE a.grantee <> m.owner', 'WHERE a.grantee = 0')
 
