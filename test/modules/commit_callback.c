@@ -1,7 +1,7 @@
 /*
  * commit_callback.c
  *		Stands in for other extensions that act in their commit callbacks, as
- *		postgres_fdw and Citus do.  Only for test/t/012_commit_callbacks.pl.
+ *		postgres_fdw and Citus do.  Only for test/t/058_late_callbacks.pl.
  */
 #include "postgres.h"
 

@@ -21,16 +21,13 @@ sub has ($query)
 	return query("SELECT EXISTS ($query)") eq 't';
 }
 
-my $new_key = 'ALTER TABLE idempotency_store DROP CONSTRAINT idempotency_store_pkey, ADD PRIMARY KEY';
-
-is(refused("$new_key (scope, idempotency_key, attempt)"), '55000', 'a key with a further column is refused');
-
 SKIP:
 {
 	skip 'no keys over time before 18', 1 if $node->pg_version < 18;
 	skip 'no btree_gist', 1 if !has(q{SELECT FROM pg_available_extensions WHERE name = 'btree_gist'});
 	is(refused("CREATE EXTENSION btree_gist; ALTER TABLE idempotency_store ADD during tstzrange DEFAULT '[,)';"
-			  . "$new_key (scope, idempotency_key, during WITHOUT OVERLAPS)"),
+			  . 'ALTER TABLE idempotency_store DROP CONSTRAINT idempotency_store_pkey,'
+			  . ' ADD PRIMARY KEY (scope, idempotency_key, during WITHOUT OVERLAPS)'),
 		'55000', 'a key over time is refused');
 }
 

@@ -57,7 +57,7 @@ sub sent
 
 	$node->safe_psql('remote', 'TRUNCATE effect');
 	query('TRUNCATE acted; DELETE FROM idempotency_store');
-	$node->psql('postgres', '', stdout => \$out, stderr => \$error,
+	$node->psql('postgres', '', stdout => \$out, stderr => \$error, on_error_stop => 0,
 		extra_params => [ '-v', 'VERBOSITY=sqlstate', map { ('-c', $_) } @messages ]);
 	return join ' ', ($error =~ /ERROR:  (\w+)/g), $node->safe_psql('remote', 'SELECT what FROM effect ORDER BY 1'),
 	  query('SELECT what FROM acted');
@@ -149,6 +149,15 @@ is(sent($load, "$begin; $late"), 'ID428  ', 'another extension: in one message w
 is(sent($load, 'BEGIN', $begin, $late, $end, 'COMMIT'), ' acted', 'another extension: it acts when nothing is unfinished');
 is(sent($load, 'BEGIN', $begin, "DO \$\$ BEGIN PERFORM run_at_commit('INSERT INTO acted VALUES (''acted'')'); END \$\$", 'COMMIT'),
 	'ID428  ', 'another extension: from a DO block');
+is(sent($late, $load, 'BEGIN', $late, $begin, 'COMMIT'), 'ID428  acted', 'another extension: it was there before the library');
+
+# It begins an operation itself, in its callback.
+my $begins = q{SELECT run_at_commit('SELECT idem_begin(''at commit'')')};
+my @whole = ('BEGIN', q{SELECT idem_begin('whole'), idem_complete('whole')}, 'COMMIT');
+
+is(sent($load, 'BEGIN', $begins, 'COMMIT'), 'ID428  ', 'a first begin during COMMIT is refused');
+is(sent($load, 'BEGIN', $begins, $begin, $end, 'COMMIT', @whole), '25000  ', 'a begin after the guard has passed is refused');
+is(query('SELECT string_agg(idempotency_key, $$ $$) FROM idempotency_store'), 'whole', 'the next transaction knows nothing of that');
 
 # ---- registrations do not pile up ----
 
