@@ -177,8 +177,7 @@ def main():
             environment = server.environment()
     except server.BenchError as error:
         sys.exit(f'bench: {error}')
-    title = f'{bench.rounds} rounds, PostgreSQL {environment["server"]}'
-    report.show(title, entries)
+    report.show(f'PostgreSQL {environment["server"]}', entries)
     if options.json:
         results = {
             'date': began_at.isoformat(timespec='seconds'), 'took_seconds': round(time.monotonic() - started),
