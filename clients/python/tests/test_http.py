@@ -29,7 +29,7 @@ from starlette.responses import FileResponse, Response as StarletteResponse
 from starlette.routing import Mount, Route
 
 import django_urls
-from conftest import QUICK
+from conftest import QUICK, run_out
 from pg_idempotency import (AsyncIdempotency, Declined, Done, Forbidden, Idempotency, KeyReused, LeaseLost, NotDone,
                             Response, Result, TooLarge, Unknown)
 from pg_idempotency.http import Core, Options, Reply, Request, Store, current
@@ -650,6 +650,21 @@ def test_writes_of_a_lease_that_decline_are_the_answer(pool, key):
         return 201, [], [b"charged"]
     app = wsgi(pool, handler, lease=30)
     assert [call_wsgi(app, key)[::2] for _ in range(2)] == [(402, b'{"reason":"no money"}')] * 2
+
+
+@pytest.mark.parametrize("wrong", [{"code": 100}, {"headers": {"X-A": "a\r\nb"}}])
+def test_what_http_cannot_send_ends_no_lease(pool, key, admin, wrong):
+    """Neither by writes that decline, nor by an answer of reconcile: each replay would be a 500."""
+    def decline(tx):
+        raise Declined(**wrong)
+
+    def handler(environ):
+        current().complete_with(decline)
+        return 201, [], [b""]
+    app = wsgi(pool, handler, lease=30, reconcile=lambda operation: Done(Response(**wrong)))
+    for _ in range(2):
+        assert call_wsgi(app, key)[0] == 500
+        run_out(admin, key)
 
 
 def test_flasks_teardown_comes_before_commit_and_may_fail_it(pool, key, effects, admin):

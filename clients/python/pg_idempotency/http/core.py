@@ -252,8 +252,7 @@ class Served:
         Raises ValueError for a Declined that is none of HTTP.
         """
         if isinstance(error, Declined):
-            check_status(error.code or 422)
-            check_headers(sent_headers(error.headers))
+            check_end(error)
         problem = problem_of(error)
         if problem.status < 500 and self.options.lease is None:
             raise Released(self.core.problem_reply(problem, self.options)) from error
@@ -265,8 +264,7 @@ class Served:
         if not result.replayed and self.reply is not None and result.outcome == self.ends:
             self.is_kept = True
             return self.reply
-        check_status(result.code or 200)
-        check_headers(sent_headers(result.headers))
+        check_end(result)
         return stored_reply(result, self.options.marker)
 
     def lasting(self, reply: Reply, until: Optional[datetime]) -> Reply:
@@ -442,6 +440,12 @@ def check_headers(headers: Headers) -> None:
     for name, value in headers:
         if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name) or not re.fullmatch(r"[\t\x20-\x7e\x80-\xff]*", value):
             raise ValueError(f"the header {name!r} has a character that HTTP does not carry")
+
+
+def check_end(end: Union[Result, Response, Declined]) -> None:
+    """Raises ValueError for an end that HTTP cannot send."""
+    check_status(end.code or 200)
+    check_headers(sent_headers(end.headers))
 
 
 def kept_headers(options: Options, headers: Headers) -> Dict[str, Any]:

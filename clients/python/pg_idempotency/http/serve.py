@@ -10,19 +10,11 @@ from typing import Any, Awaitable, Callable, Dict, Optional, Union
 from .. import steps
 from ..client import AsyncIdempotency, Idempotency
 from ..drive import to_its_end
-from ..model import IN_PROGRESS, Duration, Operation, maybe_seconds
+from ..errors import Declined
+from ..model import IN_PROGRESS, Done, Duration, Operation, as_response, maybe_seconds
 from ..steps import Flow
-from .core import Admitted, Exchange, Reply, Served, active
+from .core import Exchange, Reply, Served, active, check_end
 from .problem import HandlerTimeout
-
-
-def arguments(admitted: Admitted) -> Dict[str, Any]:
-    """The arguments that both styles of a route have."""
-    options = admitted.options
-    named: Dict[str, Any] = dict(scope=admitted.scope, wait=admitted.wait, max_attempts=options.max_attempts)
-    if options.lease is not None:
-        named.update(lease=options.lease, reconcile=options.reconcile)
-    return named
 
 
 def serve(idem: Idempotency, served: Served, handler: Callable[[Exchange], Reply]) -> Reply:
@@ -40,7 +32,7 @@ async def serve_async(idem: AsyncIdempotency, served: Served, handler: Callable[
 
 def serving(idem: Union[Idempotency, AsyncIdempotency], served: Served, handler: Callable[[Exchange], Any]) -> Flow:
     """The flow of both. Result: a Reply."""
-    admitted = served.admitted
+    admitted, options = served.admitted, served.options
 
     def handle(exchange: Exchange) -> Flow:
         served.reply = None     # that of a run before was rolled back
@@ -53,7 +45,22 @@ def serving(idem: Union[Idempotency, AsyncIdempotency], served: Served, handler:
         finally:
             active.reset(token)
             exchange.tx = None
+        exchange.writes = exchange.writes and sendable(exchange.writes)
         return served.outcome(exchange, reply)
+
+    def sendable(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """A function whose own end of the lease is stored before it is an answer: what HTTP cannot send fails here."""
+        def checked(given: Any) -> Flow:
+            try:
+                value = yield steps.call(function, given)
+            except Declined as declined:
+                check_end(declined)
+                raise
+            if isinstance(value, Done):
+                check_end(as_response(value.response))
+            return value
+
+        return lambda given: idem.driver.run(checked(given))
 
     def in_transaction(tx: Any, operation: Operation) -> Any:
         return idem.driver.run(handle(Exchange(tx, operation)))
@@ -61,13 +68,16 @@ def serving(idem: Union[Idempotency, AsyncIdempotency], served: Served, handler:
     def in_lease(operation: Operation, signal: Any) -> Any:
         return idem.driver.run(handle(Exchange(None, operation, signal)))
 
-    run, work = (idem.transaction, in_transaction) if served.options.lease is None else (idem.lease, in_lease)
+    named: Dict[str, Any] = dict(scope=admitted.scope, wait=admitted.wait, max_attempts=options.max_attempts)
+    run, work = (idem.transaction, in_transaction) if options.lease is None else (idem.lease, in_lease)
+    if options.lease is not None:
+        named.update(lease=options.lease, reconcile=options.reconcile and sendable(options.reconcile))
     try:
-        result = yield steps.call(partial(run, admitted.key, admitted.request, work, **arguments(admitted)))
+        result = yield steps.call(partial(run, admitted.key, admitted.request, work, **named))
         reply = served.answer(result)
     except Exception as error:
         return served.refusal(error)
-    if served.options.lifetime is None or result.outcome == IN_PROGRESS:
+    if options.lifetime is None or result.outcome == IN_PROGRESS:
         return reply
     with contextlib.suppress(Exception):    # the answer is true without it
         until = yield steps.call(partial(idem.expires_at, admitted.key, scope=admitted.scope))
