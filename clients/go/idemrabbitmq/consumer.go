@@ -64,7 +64,8 @@ func Consume[Tx any](ctx context.Context, conn *amqp.Connection, client *idempot
 		return fmt.Errorf("idemrabbitmq: %w", err)
 	}
 	defer ch.Close()
-	c := &consumer{options: withDefaults(options), policy: policy, channel: ch, owns: client.OwnsDeadLetter}
+	c := &consumer{options: withDefaults(options), policy: policy, channel: ch, owns: client.OwnsDeadLetter,
+		clock: client.Clock()}
 	if err := c.run(ctx); err != nil {
 		return fmt.Errorf("idemrabbitmq: %w", err)
 	}
@@ -77,6 +78,8 @@ type consumer struct {
 	channel   *amqp.Channel
 	publisher *publisher
 	owns      broker.Owns
+	clock     idempotency.Clock
+	stopping  context.Context // ends when no more messages are taken
 }
 
 func policyOf(options Options) (broker.Policy, error) {
@@ -114,6 +117,9 @@ func (c *consumer) run(ctx context.Context) error {
 	}
 	var running sync.WaitGroup
 	defer running.Wait()
+	var stop func()
+	c.stopping, stop = context.WithCancel(ctx)
+	defer stop()
 	for {
 		select {
 		case message, open := <-deliveries:
@@ -163,6 +169,9 @@ func (c *consumer) settle(ctx context.Context, message amqp.Delivery, decision b
 	case idempotency.Ack:
 		return c.channel.Ack(message.DeliveryTag, false)
 	case idempotency.Again:
+		if _, named := nameOf(message); named {
+			return c.retry(ctx, message, decision)
+		}
 		headers := amqp.Table{broker.TriesHeader: int32(decision.Tries)}
 		return c.replace(ctx, message, againQueue(c.options.Queue, c.policy.Delay(decision.After)), headers)
 	}
@@ -171,7 +180,7 @@ func (c *consumer) settle(ctx context.Context, message amqp.Delivery, decision b
 
 // fail settles a message whose operation has failed for good.
 func (c *consumer) fail(ctx context.Context, message amqp.Delivery, failure *idempotency.Result, tries int) error {
-	name, named := message.Headers[nameHeader].(string)
+	name, named := nameOf(message)
 	if !named {
 		return c.rename(ctx, message, tries)
 	}
@@ -184,6 +193,21 @@ func (c *consumer) fail(ctx context.Context, message amqp.Delivery, failure *ide
 	}
 	at := broker.Position{Name: name, Tries: tries}
 	return c.settle(ctx, message, c.policy.DecideFailure(ctx, at, failure, c.owns, func(err error) { c.options.OnError(err, message) }))
+}
+
+// retry handles a message with a name once more: a copy with the same name would own the
+// dead letter as well. If Consume ends meanwhile, the broker delivers the message again.
+func (c *consumer) retry(ctx context.Context, message amqp.Delivery, decision broker.Decision) error {
+	if c.clock.Sleep(c.stopping, c.policy.Delay(decision.After)) == nil {
+		message.Headers[broker.TriesHeader] = int32(decision.Tries)
+		c.handle(ctx, message)
+	}
+	return nil
+}
+
+func nameOf(message amqp.Delivery) (name string, named bool) {
+	name, named = message.Headers[nameHeader].(string)
+	return name, named
 }
 
 // rename puts the message back under a random name.

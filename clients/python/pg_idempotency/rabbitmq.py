@@ -85,6 +85,11 @@ class Consumer:
         settlement = decision.settlement
         if settlement.action == ACK:
             self.channel.basic_ack(method.delivery_tag)
+        elif settlement.action == AGAIN and name_of(properties):
+            # A copy with the same name would own the dead letter as well. If we die meanwhile, the broker delivers it again.
+            properties.headers[TRIES] = decision.tries
+            self.channel.connection.call_later(
+                self.policy.delay(settlement.after), lambda: self.retry(method, properties, body))
         elif settlement.action == AGAIN:
             queue = self.again_queue(self.policy.delay(settlement.after))
             self.replace(method, properties, body, queue, {TRIES: decision.tries})
@@ -93,8 +98,8 @@ class Consumer:
 
     def fail(self, method: Any, properties: Any, body: bytes, decision: Decision, failure: Result) -> None:
         """Settles a message whose operation has failed for good."""
-        name = (properties.headers or {}).get(NAME)
-        if not isinstance(name, str):
+        name = name_of(properties)
+        if name is None:
             self.rename(method, properties, body, decision.tries)
             return
         if failure.record is None:
@@ -105,6 +110,11 @@ class Consumer:
                 self.rename(method, properties, body, decision.tries + 1)
             return
         self.settle(method, properties, body, self.policy.decide_failure(failure, name, decision.tries))
+
+    def retry(self, method: Any, properties: Any, body: bytes) -> None:
+        """Handles a message once more, unless the broker has it back."""
+        if self.channel.is_open:
+            self.on_message(self.channel, method, properties, body)
 
     def rename(self, method: Any, properties: Any, body: bytes, tries: int) -> None:
         """Puts a message back under a random name."""
@@ -140,6 +150,12 @@ class Consumer:
     def again_queue(self, delay: float) -> str:
         """The name of the queue that holds messages for so many seconds."""
         return f"{self.queue}.again.{milliseconds(delay)}"
+
+
+def name_of(properties: Any) -> Optional[str]:
+    """The name that ``rename`` gave a message."""
+    name = (properties.headers or {}).get(NAME)
+    return name if isinstance(name, str) else None
 
 
 def moves_to(queue: str) -> Dict[str, Any]:

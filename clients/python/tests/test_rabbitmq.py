@@ -5,10 +5,11 @@ import os
 import time
 
 import pika
+import psycopg
 import pytest
 
-from pg_idempotency import (Declined, FakeClock, Idempotency, InProgress, KeyReused, NotDone, Result, Settlement, Unknown,
-                            owns_dead_letter, settle)
+from pg_idempotency import (Declined, FakeClock, Idempotency, InProgress, KeyReused, NotDone, Result, Retry, Settlement,
+                            Unknown, owns_dead_letter, settle)
 from pg_idempotency.consumer import TRIES, Policy
 from pg_idempotency.rabbitmq import NAME, Consumer
 from pg_idempotency.settle import ACK, AGAIN, DEAD_LETTER
@@ -153,8 +154,62 @@ def test_a_copy_goes_to_no_queue_of_cc_once_more_and_comes_back(idem, key):
     connection.close()
 
 
+def test_a_message_that_may_own_the_dead_letter_has_no_copy(idem, key):
+    """A copy with its name would own the dead letter, too, if the consumer died before it acknowledged the message."""
+    queue = f"test-{key}"
+    connection = connect()
+    channel = connection.channel()
+    published = []
+    publish = channel.basic_publish
+    channel.basic_publish = lambda exchange, to, *given, **named: (published.append(to), publish(exchange, to, *given, **named))
+    asked = []
+
+    def fails_twice():
+        asked.append(time.monotonic())
+        if len(asked) == 3:
+            connection.call_later(0.2, channel.stop_consuming)
+        return psycopg.connect("" if len(asked) > 2 else "host=/nowhere")
+    consumer = Consumer(channel, queue, lambda name, body, properties: idem.transaction(key, None, decline),
+                        idempotency=Idempotency(fails_twice, retry=Retry(attempts=1)), tries=3, delays=[0.05, 0.2])
+    consumer.declare()
+    publish("", queue, b"body", pika.BasicProperties(message_id="m"))
+    consumer.consume()
+    assert published == [queue] and asked[1] - asked[0] >= 0.05 and asked[2] - asked[1] >= 0.2
+    wait_for_dead_letter(connection, channel, queue)
+    connection.close()
+
+
 def dead_letters(channel, queue):
     return channel.queue_declare(f"{queue}.dead", passive=True).method.message_count
+
+
+def test_a_message_that_pauses_goes_back_with_its_channel(idem, key):
+    queue = f"test-{key}"
+    connection = connect()
+    channel = connection.channel()
+    asked = []
+
+    def fails():
+        asked.append(key)
+        connection.add_callback_threadsafe(channel.stop_consuming)
+        return psycopg.connect("host=/nowhere")
+    consumer = Consumer(channel, queue, lambda name, body, properties: idem.transaction(key, None, decline),
+                        idempotency=Idempotency(fails, retry=Retry(attempts=1)), delays=[0.05])
+    consumer.declare()
+    channel.basic_publish("", queue, b"body", pika.BasicProperties(message_id="m"))
+    consumer.consume()
+    channel.close()
+    connection.sleep(0.1)
+    assert asked == [key] and take(connection.channel(), queue)[2] == b"body"
+    connection.close()
+
+
+def wait_for_dead_letter(connection, channel, queue):
+    """The broker moves it when it has the time."""
+    deadline = time.monotonic() + 60
+    while dead_letters(channel, queue) == 0:
+        assert time.monotonic() < deadline
+        connection.sleep(0.05)
 
 
 def connect():
@@ -185,10 +240,7 @@ def test_tries_are_bounded(idem, key, of, tries):
     channel.basic_publish("", queue, b"body", pika.BasicProperties(
         message_id="m", headers={"own": "1", TRIES: tries}, user_id="guest", delivery_mode=1))
     consumer.consume()
-    deadline = time.monotonic() + 60
-    while dead_letters(channel, queue) == 0:    # the broker moves it when it has the time
-        assert time.monotonic() < deadline
-        connection.sleep(0.05)
+    wait_for_dead_letter(connection, channel, queue)
     _, properties, body = take(channel, f"{queue}.dead")
     assert (calls, body, properties.message_id, properties.headers["own"]) == ([of, of], b"body", "m", "1")
     assert (properties.user_id, properties.delivery_mode) == (None, 2)

@@ -11,6 +11,8 @@ import (
 
 	"example.org/idempotency"
 	"example.org/idempotency/idemrabbitmq"
+	"example.org/idempotency/pgxv5"
+	"github.com/jackc/pgx/v5"
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
@@ -91,6 +93,63 @@ func TestNothingIsLostWithoutARetryQueue(t *testing.T) {
 	if err != nil || len(s.seen) != 2 || len(s.errors) != 2 || left.Messages != 0 {
 		t.Errorf("seen %v, errors %v, left %v %v", s.seen, s.errors, left, err)
 	}
+}
+
+// A copy with its name would own the dead letter, too, if the consumer died before it
+// acknowledged the message.
+func TestAMessageThatMayOwnTheDeadLetterHasNoCopy(t *testing.T) {
+	s := newScene(t, "rabbitmq")
+	copies := &publishing{stage: s.stage}
+	s.stage = copies
+	good, fails := s.client, failing{pgxv5.Pool(s.pool), new(atomic.Int64)}
+	options := Options{Tries: 3, Handle: func(ctx context.Context, key string) (*idempotency.Result, error) {
+		s.note(key)
+		return good.Transaction(ctx, key, nil, Work(s.queue+key, func() {}))
+	}}
+	fails.times.Store(3)
+	s.send(t, "bad")
+
+	clock := idempotency.NewFakeClock(time.Now())
+	s.client = idempotency.New[pgx.Tx](fails, idempotency.Options{Clock: clock})
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() {
+		clock.AwaitSleepers(1)
+		cancel() // it waits for no message that pauses
+	}()
+	must(t, s.consume(ctx, options))
+
+	s.client = idempotency.New[pgx.Tx](fails, idempotency.Options{})
+	s.consumeUntil(t, options, s.all(5))
+	s.wantDead(t, "bad")
+	if len(s.seen) != 5 || len(s.errors) != 3 || copies.number.Load() != 1 {
+		t.Errorf("seen %v, errors %v, %d copies", s.seen, s.errors, copies.number.Load())
+	}
+}
+
+// publishing counts copies.
+type publishing struct {
+	stage
+	number atomic.Int64
+}
+
+func (p *publishing) at(point string) {
+	if point == "publish" {
+		p.number.Add(1)
+	}
+	p.stage.at(point)
+}
+
+// failing gives no connection, so many times.
+type failing struct {
+	idempotency.Database[pgx.Tx]
+	times *atomic.Int64
+}
+
+func (f failing) Acquire(ctx context.Context) (idempotency.Conn[pgx.Tx], error) {
+	if f.times.Add(-1) >= 0 {
+		return nil, errors.New("planned")
+	}
+	return f.Database.Acquire(ctx)
 }
 
 func TestTheBrokerEndsTheConsumer(t *testing.T) {
