@@ -9,7 +9,8 @@ from . import flow, hooks as hook, lease as leases
 from .clock import Clock
 from .drive import AsyncDriver, AsyncSource, Driver, Source
 from .errors import BadArgument, translate_begin
-from .model import (Call, Duration, Operation, Result, is_text, maybe_seconds, operation_from_row, seconds, to_json)
+from .model import (Call, Duration, Operation, Result, check_duration, is_text, maybe_seconds, operation_from_row, seconds,
+                    to_json)
 from .retry import Retry
 from .sql import Functions, Statement
 
@@ -23,6 +24,8 @@ class Base:
         retry = retry or Retry()
         seconds("retry.base", retry.base)
         seconds("retry.cap", retry.cap)
+        for name, duration in (("retention", retention), ("lease", lease)):
+            check_duration(name, duration, positive=True)
         self.settings = flow.Settings(
             scope=scope, functions=Functions(schema), retention=maybe_seconds("retention", retention),
             lease=seconds("lease", lease), retry=retry, hooks=hook.check(hooks or {}), clock=clock or Clock())

@@ -12,7 +12,7 @@ from .client import Idempotency
 from .errors import InProgress, NotDone, Unknown
 from .hooks import logger
 from .model import FAILED, IN_PROGRESS, Result
-from .settle import ACK, AGAIN, DEAD_LETTER, FINAL, Settlement, settle
+from .settle import ACK, AGAIN, DEAD_LETTER, Settlement, is_final, settle
 
 TRIES = "x-idempotency-tries"
 DELAYS = (1.0, 10.0, 60.0)
@@ -57,7 +57,7 @@ class Policy:
                 raise TypeError("a handler gives a Result, a Settlement or None")
         except Exception as error:
             decision = self.after_error(error, tries)
-            return Decision(settle(error), tries) if isinstance(error, FINAL) else decision
+            return Decision(settle(error), tries) if is_final(error) else decision
         if given is None:
             return Decision(Settlement(ACK), tries)
         if isinstance(given, Settlement):

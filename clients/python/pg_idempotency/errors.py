@@ -38,6 +38,10 @@ class BadArgument(IdempotencyError):
     sqlstate = "ID400"
 
 
+class BadOption(BadArgument):
+    """An option of the service's own is not valid: no fault of a client, nor of a message."""
+
+
 class LeaseLost(IdempotencyError):
     """ID409: the fence is no longer current. Stop: another attempt owns the operation."""
 

@@ -16,7 +16,7 @@ import sys
 from typing import Any, Awaitable, Callable, Dict, Generic, Mapping, Optional, TypeVar, Union
 
 from .client import AsyncIdempotency, Base, Idempotency
-from .errors import BadArgument, Declined, KeyReused, NotDone, Unknown
+from .errors import BadArgument, BadOption, Declined, KeyReused, NotDone, Unknown
 from .hooks import logger
 from .http.core import escaped, scope_within
 from .model import (FAILED, IN_PROGRESS, NOT_DONE, UNKNOWN, Completion, Done, Duration, Json, Operation, Result, as_response,
@@ -112,7 +112,7 @@ class ToolBase(Generic[Answer]):
         """What an error is for an agent. Those that it does not show are told to ``on_error``."""
         if isinstance(error, KeyReused):
             return self.problem("KEY_REUSED")
-        if isinstance(error, BadArgument) and not call.began:
+        if isinstance(error, BadArgument) and not isinstance(error, BadOption) and not call.began:
             return self.problem("BAD_ARGUMENT")
         if isinstance(error, Unknown):
             return self.problem("UNKNOWN", error.retry_after)

@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import Any, Callable, Mapping, Optional, Sequence, Union
 from uuid import UUID
 
-from .errors import BadArgument
+from .errors import BadOption
 
 Duration = Union[float, int, timedelta]
 
@@ -146,12 +146,20 @@ def seconds(name: str, duration: Duration, *, endless: bool = False) -> float:
         value = math.nan
     if abs(value) <= LONGEST or (endless and value == math.inf):
         return value
-    raise BadArgument(f"{name} is a number of seconds, or a timedelta")
+    raise BadOption(f"{name} is a number of seconds, or a timedelta")
 
 
 def maybe_seconds(name: str, duration: Optional[Duration], *, endless: bool = False) -> Optional[float]:
     """The same; None stays None."""
     return None if duration is None else seconds(name, duration, endless=endless)
+
+
+def check_duration(name: str, duration: Optional[Duration], *, endless: bool = False, positive: bool = False) -> None:
+    """Raises BadOption for what is no duration, for one below 0, and for 0 where ``positive``: the server would refuse it
+    each time."""
+    value = maybe_seconds(name, duration, endless=endless)
+    if value is not None and (value < 0 or positive and value == 0):
+        raise BadOption(f"{name} is too short")
 
 
 def to_json(value: Any) -> Optional[str]:

@@ -6,13 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import Union
 
-from .errors import BadArgument, Forbidden, InProgress, KeyReused, NotDone, TooLarge, Unknown
+from .errors import BadArgument, BadOption, Forbidden, InProgress, KeyReused, NotDone, TooLarge, Unknown
 from .model import COMPLETED, IN_PROGRESS, Result
 
 ACK = "ack"
 AGAIN = "again"
 DEAD_LETTER = "dead letter"
-FINAL = (KeyReused, BadArgument, Forbidden, TooLarge)
 
 
 @dataclass(frozen=True)
@@ -37,11 +36,16 @@ def settle(outcome: Union[Result, BaseException]) -> Settlement:
     """
     if isinstance(outcome, Result):
         return settle_result(outcome)
-    if isinstance(outcome, FINAL):
+    if is_final(outcome):
         return Settlement(DEAD_LETTER, reason=str(outcome))
     if isinstance(outcome, (InProgress, NotDone, Unknown)) and outcome.retry_after is not None:
         return Settlement(AGAIN, outcome.retry_after, type(outcome).__name__)
     return Settlement(AGAIN, 1.0, type(outcome).__name__)
+
+
+def is_final(error: BaseException) -> bool:
+    """Whether the message can never succeed. An option can be mended: its message waits for that."""
+    return isinstance(error, (KeyReused, BadArgument, Forbidden, TooLarge)) and not isinstance(error, BadOption)
 
 
 def settle_result(result: Result) -> Settlement:

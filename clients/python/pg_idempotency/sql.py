@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, List, Optional, Sequence, Tuple
 
-from .errors import BadArgument, Declined
+from .errors import BadOption, Declined
 from .model import Call, Operation, Response, maybe_seconds, to_json
 
 Statement = Tuple[str, Tuple[Any, ...]]
@@ -48,7 +48,7 @@ def limit_lost(limit: Optional[int]) -> List[Statement]:
     if limit is None:
         return []
     if not isinstance(limit, int) or not 0 <= limit < 2**31:
-        raise BadArgument("max_lost_attempts is a whole number from 0")
+        raise BadOption("max_lost_attempts is a whole number from 0")
     return [plain(f"SET LOCAL idempotency.max_lost_attempts = {int(limit)}")]
 
 

@@ -35,6 +35,15 @@ def test_of_a_client(value):
         refuses("retry.cap", lambda: Idempotency(nowhere, retry=Retry(cap=value)))
 
 
+@pytest.mark.parametrize("value", [0, -1, timedelta()])
+def test_too_short_for_each_call(value):
+    """The server would refuse each message, and its consumer would make a dead letter of it."""
+    for name in ("retention", "lease"):
+        refuses(name, lambda: Idempotency(nowhere, **{name: value}))
+    refuses("lease", lambda: Options(scope=str, lease=value))
+    refuses("retention", lambda: Store("complete", value))
+
+
 @pytest.mark.parametrize("name,values", [("wait", NONE), ("retention", BOUNDED), ("lease", BOUNDED)])
 def test_of_a_call(name, values):
     idem = Idempotency(nowhere)

@@ -29,6 +29,7 @@ from mcp.types import CallToolResult
 
 from conftest import run_out
 from pg_idempotency import NOT_DONE, UNKNOWN, BadArgument, Completion, Declined, Done, NotDone, Response, TooLarge, Unknown
+from pg_idempotency.errors import BadOption
 from pg_idempotency.mcp import AsyncTools, Tools, key_of_arguments
 
 ROOT = Path(__file__).parents[3]
@@ -220,7 +221,8 @@ def test_an_error_of_the_work(tools, admin, key, effects, errors):
     assert tools.transaction("send", "ann", key, {}, lambda tx, operation: object()) == problem("ERROR")
     assert tools.lease("send", "ann", key, {}, not_done) == problem("ERROR")
     assert tools.transaction("send", "ann", key, {}, bad_argument) == problem("ERROR")
-    assert [type(error) for error in errors] == [ValueError, TypeError, NotDone, BadArgument]
+    assert tools.transaction("send", "ann", key, {}, never, wait="soon") == problem("ERROR")
+    assert [type(error) for error in errors] == [ValueError, TypeError, NotDone, BadArgument, BadOption]
     assert (stored(admin, key), effects()) == ([], 0)
     assert outcome_of(tools.transaction("send", "ann", key, {}, lambda tx, operation: 1)) == "COMPLETED"
 

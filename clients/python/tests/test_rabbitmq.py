@@ -8,9 +8,10 @@ import pika
 import psycopg
 import pytest
 
-from pg_idempotency import (Declined, FakeClock, Idempotency, InProgress, KeyReused, NotDone, Result, Retry, Settlement,
-                            Unknown, owns_dead_letter, settle)
+from pg_idempotency import (BadArgument, Declined, FakeClock, Idempotency, InProgress, KeyReused, NotDone, Result, Retry,
+                            Settlement, Unknown, owns_dead_letter, settle)
 from pg_idempotency.consumer import TRIES, Policy
+from pg_idempotency.http.problem import problem_of
 from pg_idempotency.rabbitmq import NAME, Consumer
 from pg_idempotency.settle import ACK, AGAIN, DEAD_LETTER
 
@@ -76,6 +77,15 @@ def test_what_a_handler_gives_is_no_verdict_by_accident(idem):
         assert [(each.settlement.action, each.tries) for each in decisions] == [(AGAIN, 1), (AGAIN, 2), (DEAD_LETTER, 3)]
     for wrong in (("done",), (AGAIN, math.inf)):
         assert policy.decide(lambda: Settlement(*wrong), 0).settlement.reason == "ValueError"
+
+
+@pytest.mark.parametrize("options", [{"wait": "soon"}, {"retention": math.nan}, {"max_lost_attempts": -1}])
+def test_a_wrong_option_is_no_fault_of_a_message(idem, key, options):
+    with pytest.raises(BadArgument) as caught:
+        idem.transaction(key, None, decline, **options)
+    decision = Policy(idem, "q", 3, (2,)).decide(lambda: throw(caught.value), 0)
+    assert (decision.settlement.action, decision.tries, settle(caught.value).action) == (AGAIN, 1, AGAIN)
+    assert problem_of(caught.value).status == 500
 
 
 def test_a_dead_letter_that_cannot_be_settled_now_comes_again(pool, idem, key):

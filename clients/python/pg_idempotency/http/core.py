@@ -15,10 +15,10 @@ from datetime import datetime
 from email.utils import format_datetime
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 
-from ..errors import BadArgument, Declined, NotDone
+from ..errors import Declined, NotDone
 from ..hooks import logger
-from ..model import (COMPLETED, FAILED, IN_PROGRESS, Completion, Duration, Json, Operation, Response, Result, maybe_seconds,
-                     seconds, to_json)
+from ..model import (COMPLETED, FAILED, IN_PROGRESS, Completion, Duration, Json, Operation, Response, Result, check_duration,
+                     maybe_seconds, seconds, to_json)
 from ..retry import seconds_until
 from .fingerprint import NotJson, fingerprint
 from .key import BadKey, read_key
@@ -59,13 +59,6 @@ class Reply:
     body: bytes = b""
 
 
-def check_duration(name: str, duration: Optional[Duration], *, endless: bool = False) -> None:
-    """Raises BadArgument for no duration, and for one below 0: of that the server would complain to each client."""
-    value = maybe_seconds(name, duration, endless=endless)
-    if value is not None and value < 0:
-        raise BadArgument(f"{name} is below 0")
-
-
 @dataclass(frozen=True)
 class Store:
     """What becomes of a status. ``end`` is "complete", "fail" (the work is rolled back, the answer is stored),
@@ -79,7 +72,7 @@ class Store:
     def __post_init__(self) -> None:
         if self.end not in ("complete", "fail", "release", "leave"):
             raise ValueError(f"no such end: {self.end}")
-        check_duration("retention", self.retention)
+        check_duration("retention", self.retention, positive=True)
 
 
 # A refusal of the moment, which says nothing of the operation: who asks, how often, and when. Nor does it say that a leased
@@ -147,7 +140,7 @@ class Options:
             raise ValueError("the options methods and stored_headers are tuples: of a string each character would count")
         if not all(isinstance(status, str) and re.fullmatch("[1-5]([0-9]{2}|xx)", status) for status in self.statuses):
             raise ValueError('the option statuses has a status ("404") or a class ("4xx") for each Store')
-        check_duration("lease", self.lease)
+        check_duration("lease", self.lease, positive=True)
         for name in ("wait", "max_wait", "timeout"):
             check_duration(name, getattr(self, name), endless=True)
         check_headers([*((name, "") for name in (self.header, self.marker, self.lifetime) if name is not None),

@@ -7,8 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import List, Optional, Tuple
 
-from ..errors import (RETRY_STATES, BadArgument, Forbidden, InProgress, KeyReused, LeaseLost, NotDone, TooLarge, Unknown,
-                      is_unreachable, sqlstate_of)
+from ..errors import (RETRY_STATES, BadArgument, BadOption, Forbidden, InProgress, KeyReused, LeaseLost, NotDone, TooLarge,
+                      Unknown, is_unreachable, sqlstate_of)
 
 BUSY_STATES = frozenset({"25006", "53300", "55P03", "57014"})
 
@@ -41,7 +41,7 @@ def in_progress(retry_after: Optional[float]) -> Problem:
 
 def problem_of(error: BaseException) -> Problem:
     """The problem that a client gets for an error."""
-    if isinstance(error, BadArgument):
+    if isinstance(error, BadArgument) and not isinstance(error, BadOption):
         return Problem(400, "The request is not acceptable", "The idempotency key or the request is not valid.")
     if isinstance(error, Forbidden):
         return Problem(403, "This Idempotency-Key may not be used here", "The service has no right to it.")
