@@ -32,11 +32,11 @@ UPDATED = re.compile(r'CREATE (FUNCTION|VIEW|TABLE idempotency_forgotten)|COMMEN
 # change of the type removes them, also one to the same type, which leaves the rows alone.
 REMOVE_STATISTICS = """DO $$
 BEGIN
-	IF EXISTS (SELECT FROM pg_stats WHERE schemaname = current_schema() AND tablename = 'idempotency_store'
-		AND attname LIKE 'response\\_%') THEN
-		ALTER TABLE idempotency_store ALTER response_headers TYPE jsonb,
-			ALTER response_payload TYPE jsonb, ALTER response_body TYPE bytea;
-	END IF;
+    IF EXISTS (SELECT FROM pg_stats WHERE schemaname = current_schema() AND tablename = 'idempotency_store'
+        AND attname LIKE 'response\\_%') THEN
+        ALTER TABLE idempotency_store ALTER response_headers TYPE jsonb,
+            ALTER response_payload TYPE jsonb, ALTER response_body TYPE bytea;
+    END IF;
 END
 $$;
 """
