@@ -87,10 +87,10 @@ test('the options of a call, and what the client prefers', async () => {
   const asked = []
   const transaction = async (key, request, work, options) => { asked.push(options); return REPLAY }
   const own = { retention: '1 h', lease: '2 s', maxAttempts: 3, reconcile: () => {} }
-  for (const prefer of [[], ['wait=1'], ['respond-async', 'x, WAIT = "2"; y'], ['wait=9'], ['await=1'], ['wait=1s']]) {
+  for (const prefer of [[], ['wait=1'], ['respond-async', 'x, WAIT = "2"; y'], ['wait=9'], ['await=1'], ['wait=1s'], ['x; wait=1']]) {
     await request({ transaction }, { wait: 7, maxWait: 3000, ...own }, { prefer })
   }
-  assert.deepEqual(asked.splice(0), [7, 1000, 2000, 3000, 7, 7].map((wait) => ({ scope: 's POST /do me', wait, ...own })))
+  assert.deepEqual(asked.splice(0), [7, 1000, 2000, 3000, 7, 7, 7].map((wait) => ({ scope: 's POST /do me', wait, ...own })))
   // An option that is undefined was not given.
   await request({ transaction }, { wait: undefined, maxWait: undefined, retention: undefined }, { prefer: ['wait=11'] })
   assert.deepEqual(asked, [{ scope: 's POST /do me', wait: 10_000, maxAttempts: undefined }])

@@ -139,7 +139,8 @@ def test_options_of_a_route_and_of_keys():
     assert [core.covers("PUT", "/put"), core.covers("PUT", "/r"), core.covers("POST", None)] == [True, False, False]
 
 
-@pytest.mark.parametrize("prefer, wait", [("wait=3", 3), ("respond-async, wait=100", 10), ("wait=x", 2), ("awaits=5", 2)])
+@pytest.mark.parametrize("prefer, wait", [("wait=3", 3), ("respond-async, wait=100", 10), ("wait=x", 2), ("awaits=5", 2),
+                                          ("x; wait=5", 2), ("wait=5; x", 5)])
 def test_prefer(prefer, wait):
     core = Core(Options(principal=lambda asked: "p", wait=2))
     assert core.admit(request(idempotency_key="k", prefer=prefer)).wait == wait

@@ -46,6 +46,6 @@ function malformed(name, detail) {
  * @returns {number | undefined}
  */
 export function preferredWait(prefer) {
-  const found = prefer?.match(/(?:^|[,;])\s*wait\s*=\s*"?(\d{1,9})"?\s*(?:$|[,;])/i)
+  const found = prefer?.match(/(?:^|,)\s*wait\s*=\s*"?(\d{1,9})"?\s*(?:$|[,;])/i)
   return found ? Number(found[1]) : undefined
 }

@@ -394,8 +394,8 @@ def request_of(request: Request, options: Options) -> Json:
 def wait_of(request: Request, options: Options) -> float:
     """Seconds to wait for a request in progress: the route's, or the client's by Prefer (RFC 7240)."""
     for value in request.values("prefer"):
-        for preference in re.split(r"[,;]", value):
-            match = re.fullmatch(r'\s*wait\s*=\s*"?(\d{1,9})"?\s*', preference, re.IGNORECASE)
+        for preference in value.split(","):
+            match = re.fullmatch(r'\s*wait\s*=\s*"?(\d{1,9})"?\s*(;.*)?', preference, re.IGNORECASE)
             if match:
                 return min(float(match[1]), seconds("max_wait", options.max_wait, endless=True))
     return seconds("wait", options.wait, endless=True)
