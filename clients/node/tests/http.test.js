@@ -41,7 +41,7 @@ const FRAMEWORKS = {
     await app.register(fastifyIdempotency, { idempotency, ...options })
     app.all('/do/:id', app.idempotent[style](async (request, reply, context) => {
       const { status = 200, headers = {}, body = '', writes } = await answer(context, request.body, reply.raw)
-      reply.code(status).headers(headers).send(body)
+      reply.code(status).headers(headers).send(body ?? undefined)
       return writes ?? reply
     }))
     await app.listen({ port: 0, host: '127.0.0.1' })
@@ -107,6 +107,18 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
       assert.equal(first.headers['idempotency-replayed'], undefined)
       assert.deepEqual([second.headers['set-cookie'], second.headers.server, second.headers['idempotency-replayed']],
         [undefined, undefined, 'true'])
+    })
+
+    test('an answer without a Content-Type replays without one', async (t) => {
+      // The server that Hono stands on gives each body a type.
+      const type = framework === 'hono' ? 'text/plain; charset=UTF-8' : undefined
+      for (const [status, body, want] of [[201, null], [402, null], [200, Readable.from([Buffer.from('streamed')]), type]]) {
+        const { post } = await server(t, () => ({ status, body }))
+        const key = newKey()
+        const [first, second] = [await post(key), await post(key)]
+        assert.equal(second.headers['idempotency-replayed'], 'true')
+        assert.deepEqual([first.headers['content-type'], second.headers['content-type']], [want, want], String(status))
+      }
     })
 
     test('4xx: the writes are undone, the answer is stored; with Retry-After it may be tried again', async (t) => {

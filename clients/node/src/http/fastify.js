@@ -100,7 +100,10 @@ async function runRoute(core, style, handle, request, reply) {
   } else {
     request[ATTEMPT] = null
     setAnswer(reply, complete)
+    const isTyped = reply.hasHeader('content-type')
     reply.send(complete.body)
+    // Fastify has given the bytes a type, and sends nothing before the hook has ended.
+    if (!isTyped) reply.removeHeader('content-type')
   }
   return reply
 }

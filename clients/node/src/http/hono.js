@@ -132,5 +132,5 @@ function toResponse({ status, headers, body }) {
   for (const [name, value] of Object.entries(headers)) {
     for (const one of [value].flat()) all.append(name, one)
   }
-  return new Response(WITHOUT_BODY.has(status) ? null : new Uint8Array(body), { status, headers: all })
+  return new Response(WITHOUT_BODY.has(status) || body.length === 0 ? null : new Uint8Array(body), { status, headers: all })
 }
