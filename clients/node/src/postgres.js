@@ -47,7 +47,7 @@ function acquire(sql, waiting) {
 
 /** @param {unknown} [cause] */
 function lost(cause) {
-  return new ConnectionLost('the connection was lost', { cause })
+  return new ConnectionLost('the connection was lost, or what was prepared on it', { cause })
 }
 
 // postgres.js takes a connection that has ended back by itself. To send on such a connection, or to give it back once
@@ -89,8 +89,9 @@ class PostgresConnection {
     })
   }
 
+  // A statement that somebody has thrown away, as DISCARD ALL does, postgres.js prepares the next time: the whole is repeated.
   named(error) {
-    return this.#lost ? lost(error) : error
+    return this.#lost || sqlstate(error) === '26000' ? lost(error) : error
   }
 
   endWork() {

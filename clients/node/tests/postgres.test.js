@@ -197,3 +197,21 @@ test('postgres.js: n + 2 round trips once a connection knows the statements', as
   await run()
   assert.equal(count.trips, 3)
 })
+
+test('postgres.js: statements that somebody threw away are not missed', async (t) => {
+  const sql = connect(t, { max: 1 })
+  const idempotency = setUp(t, {}, sql)
+  const pool = poolFor(t)
+  const discard = (tx) => tx.unsafe('DEALLOCATE ALL')
+  for (const isWithin of [false, true]) {
+    const key = newKey()
+    await idempotency.transaction(newKey(), null, (tx) => insert(tx, 'known'))
+    if (!isWithin) await discard(sql)
+    let runs = 0
+    await idempotency.transaction(key, null, async (tx) => {
+      await insert(tx, key)
+      if (isWithin && ++runs === 1) await discard(tx)
+    })
+    assert.equal(await effects(pool, key), 1)
+  }
+})
