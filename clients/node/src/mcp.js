@@ -6,7 +6,7 @@ import { scopeOf, toolScope } from './http/spelling.js'
 import { BadArgument, BadDuration, Declined, KeyReused, NotDone, Unknown } from './errors.js'
 import { Completion, Reconciled } from './lease.js'
 import { telling } from './options.js'
-import { isOpaque, toResponse } from './response.js'
+import { isOpaque, isResponse } from './response.js'
 import { isText } from './sql.js'
 
 /** @typedef {{type: 'text', text: string}} Text */
@@ -155,7 +155,8 @@ function isToolResult(value) {
 
 // The result of a tool in what work returned.
 function resultOf(value) {
-  return /** @type {any} */ (toResponse(value instanceof Completion ? value.response : value).payload)
+  const response = value instanceof Completion ? value.response : value
+  return isResponse(response) ? /** @type {any} */ (response.payload) : response
 }
 
 function isFailure(value) {

@@ -21,20 +21,23 @@ export class Json {
 const FIELDS = new Set(['code', 'headers', 'payload', 'body', 'retention'])
 
 /**
- * The response in what work returned. An object with `payload` or `body`, and nothing but the fields of a response, is one;
- * anything else is the payload.
+ * The response in what work returned, with its payload as JSON.
  * @param {unknown} value
  * @returns {Response}
+ * @throws BadArgument
  */
 export function toResponse(value) {
-  return isResponse(value) ? value : { payload: value }
+  const response = isResponse(value) ? value : { payload: value }
+  const text = toJson(response.payload)
+  return text === null ? response : { ...response, payload: new Json(text) }
 }
 
 /**
+ * An object with `payload` or `body`, and nothing but the fields of a response, is one; anything else is the payload.
  * @param {unknown} value
  * @returns {value is Response}
  */
-function isResponse(value) {
+export function isResponse(value) {
   if (value === null || typeof value !== 'object' || Array.isArray(value)) return false
   return (Object.hasOwn(value, 'payload') || Object.hasOwn(value, 'body')) &&
     Object.keys(value).every((name) => FIELDS.has(name))
@@ -65,20 +68,39 @@ export function asParameters(response, retention) {
 export function toJson(value) {
   if (value === undefined) return null
   if (value instanceof Json) return value.text
-  let text
+  let cause
   try {
-    text = JSON.stringify(value)
+    const text = JSON.stringify(value)
+    if (text !== undefined && !isLossy(value)) return text
   } catch (error) {
-    throw new BadArgument('the value is not JSON', { cause: error })
+    cause = error
   }
-  // Of some values it makes {}, whatever they hold: two requests would be one.
-  if (text === undefined || isOpaque(value)) throw new BadArgument('the value is not JSON')
-  return text
+  throw new BadArgument('the value is not JSON', { cause })
 }
 
-/** @param {unknown} value */
-export function isOpaque(value) {
-  return value instanceof Map || value instanceof Set || typeof /** @type {any} */ (value)?.then === 'function'
+/**
+ * True where JSON.stringify makes null or {} of something in a value, whatever that holds: two requests would be the same one.
+ * @param {any} value
+ * @returns {boolean}
+ */
+function isLossy(value) {
+  if (typeof value === 'number') return !Number.isFinite(value)
+  if (typeof value !== 'object' || value === null) return false
+  if (typeof value.toJSON === 'function') return value instanceof Date ? Number.isNaN(value.getTime()) : isLossy(value.toJSON())
+  const members = Object.values(value)
+  return isOpaque(value, members) || members.some(isLossy)
+}
+
+const SHOWN = new Set(['[object Object]', '[object Array]'])
+
+/**
+ * True for an object of which JSON.stringify sees nothing, such as a Map or a Promise.
+ * @param {object} value
+ * @param {unknown[]} [members]
+ */
+export function isOpaque(value, members = Object.values(value)) {
+  return typeof (/** @type {{then?: unknown}} */ (value)).then === 'function' ||
+    (members.length === 0 && !SHOWN.has(Object.prototype.toString.call(value)) && !ArrayBuffer.isView(value))
 }
 
 /**

@@ -44,7 +44,8 @@ test('an error keeps its name where a minifier has renamed its class', () => {
 
 test('a plain value is the payload, and nothing is no payload', async (t) => {
   const { idempotency } = idempotencyFor(t)
-  for (const [value, payload] of [[undefined, undefined], [null, null], [5, 5], [{ code: 5 }, { code: 5 }], [[1], [1]],
+  let times = 0
+  for (const [value, payload] of [[undefined, undefined], [null, null], [5, 5], [{ code: 5 }, { code: 5 }], [[1], [1]], [{ toJSON: () => ++times }, 1],
     [{ payload: 1, more: 2 }, { payload: 1, more: 2 }], [{ payload: { payload: 1 } }, { payload: 1 }]]) {
     const key = newKey()
     const first = await idempotency.transaction(key, null, () => value)
@@ -53,17 +54,27 @@ test('a plain value is the payload, and nothing is no payload', async (t) => {
   }
 })
 
-test('a value that is not JSON is refused, and nothing is stored', async (t) => {
+// JSON.stringify makes null or {} of them: two requests would be the same one.
+const LOSSY = [NaN, -Infinity, new Date(NaN), Promise.resolve(1), { then() {} }, new Map([[1, 2]]), new Set([1]), /a/, new URLSearchParams('a=1')]
+
+test('a value that is not JSON is refused, at any depth, and nothing is stored', async (t) => {
   const { pool, idempotency } = idempotencyFor(t)
-  // JSON.stringify makes {} of the last ones.
-  const empty = [Promise.resolve(1), new Map(), new Set()]
-  for (const request of empty) await assert.rejects(idempotency.transaction(newKey(), request, () => assert.fail('ran')), BadArgument)
-  for (const value of [1n, () => 1, { payload: 1n }, { code: 1.5, payload: 1 }, { body: 5 }, ...empty.map((payload) => ({ payload }))]) {
+  const lossy = LOSSY.flatMap((value) => [value, { a: [value] }, { toJSON: () => [value] }])
+  for (const request of lossy) await assert.rejects(idempotency.transaction(newKey(), request, () => assert.fail('ran')), BadArgument)
+  for (const value of [1n, () => 1, { payload: 1n }, { code: 1.5, payload: 1 }, { body: 5 }, ...lossy.map((payload) => ({ payload }))]) {
     const key = newKey()
     await assert.rejects(idempotency.transaction(key, null, async (tx) => { await effect(tx, key); return value }), BadArgument)
     assert.equal(await effects(pool, key), 0)
     assert.equal(await stored(pool, key), undefined)
   }
+  await assert.rejects(idempotency.transaction(newKey(), 1n, () => assert.fail('ran')), ({ cause }) => cause instanceof TypeError)
+  class Order {
+    get [Symbol.toStringTag]() { return 'Order' }
+    items = [new Uint8Array(0), Buffer.from('a'), new Date(0), undefined]
+    total = () => 1
+  }
+  const { payload } = await idempotency.transaction(newKey(), null, () => ({ payload: [new Order(), {}, []] }))
+  assert.deepEqual(payload, [{ items: [{}, { type: 'Buffer', data: [97] }, '1970-01-01T00:00:00.000Z', null] }, {}, []])
 })
 
 test('another request under the key is KeyReused, the members\' order does not matter', async (t) => {
