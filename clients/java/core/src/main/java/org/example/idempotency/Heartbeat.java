@@ -53,6 +53,11 @@ final class Heartbeat implements Lease, AutoCloseable {
         return lost || left() <= 0;
     }
 
+    /** Whether the listener knows of the loss. */
+    boolean hasTold() {
+        return lost;
+    }
+
     private long left() {
         return until - System.nanoTime();
     }
@@ -81,9 +86,9 @@ final class Heartbeat implements Lease, AutoCloseable {
             while (!stopped.await(left() / 3, TimeUnit.NANOSECONDS)) {
                 try {
                     extend(left());
-                } catch (ExecutionException | TimeoutException error) {
-                    if (error.getCause() instanceof IdempotencyException.LeaseLost || left() <= 0) {
-                        lose(error.getCause() == null ? error : error.getCause());
+                } catch (IdempotencyException | TimeoutException error) {
+                    if (error instanceof IdempotencyException.LeaseLost || left() <= 0) {
+                        lose(error);
                         return;
                     }
                 }
@@ -94,17 +99,19 @@ final class Heartbeat implements Lease, AutoCloseable {
     }
 
     /** Asks for a whole lease again, and gives up when the present one is over. */
-    private void extend(long left) throws InterruptedException, ExecutionException, TimeoutException {
+    private void extend(long left) throws InterruptedException, TimeoutException {
         long asked = System.nanoTime();
         until = asked + within(left, () -> client.alone(Duration.ofNanos(left),
                 connection -> client.statements().extend(connection, operation, call.lease()))).toNanos();
     }
 
     /** Asks the database on another thread, as a pool, or a network that hangs, may hold it up for longer. */
-    static <T> T within(long nanos, Callable<T> question) throws InterruptedException, ExecutionException, TimeoutException {
+    static <T> T within(long nanos, Callable<T> question) throws InterruptedException, TimeoutException {
         Future<T> answer = THREADS.submit(question);
         try {
             return answer.get(nanos, TimeUnit.NANOSECONDS);
+        } catch (ExecutionException error) {
+            throw IdempotencyException.of(error.getCause());
         } finally {
             answer.cancel(true);
         }

@@ -6,13 +6,12 @@ import java.time.Duration;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.TimeUnit;
 import java.util.function.Function;
-import javax.sql.DataSource;
 
 /**
  * Runs operations once, in one database. It is safe for use by many threads.
  *
  * <pre>{@code
- * var once = new Idempotency(dataSource);
+ * var once = new Idempotency(Transactions.of(dataSource), Options.DEFAULT);
  * Result result = once.transaction(Call.of(key).withRequest(json), (connection, operation) -> {
  *     insert(connection, payment);
  *     return Response.of(201, answer);
@@ -28,15 +27,6 @@ public final class Idempotency {
     private final Transactions transactions;
     private final Options options;
     private final Statements statements;
-
-    /**
-     * A client with the usual settings.
-     *
-     * @param dataSource a pool of connections
-     */
-    public Idempotency(DataSource dataSource) {
-        this(Transactions.of(dataSource), Options.DEFAULT);
-    }
 
     /**
      * A client.
@@ -134,12 +124,15 @@ public final class Idempotency {
     public <X extends Exception> Result lease(Call call, LeasedWork<X> work, Reconciled.Finder finder) throws X {
         transactions.requireNone();
         Call full = call.over(options);
-        LeasedAttempt.Begun begun = await(full.maxWait(), b -> b.operation().outcome(),
-                () -> repeat(full, afterLoss -> beginLease(full)));
-        tellBegun(begun.operation());
-        return begun.operation().outcome() == Outcome.ACQUIRED
-                ? new LeasedAttempt(this, full, begun).run(work, finder)
-                : Result.of(begun.operation());
+        long[] asked = new long[1]; // the lease may run since then, however long the answer took
+        Operation o = await(full.maxWait(), Operation::outcome, () -> repeat(full, afterLoss -> {
+            asked[0] = System.nanoTime();
+            return alone(full.lease(), c -> began(full, () -> statements.begin(c, full, full.lease(), Duration.ZERO)));
+        }));
+        tellBegun(o);
+        return o.outcome() == Outcome.ACQUIRED
+                ? new LeasedAttempt(this, full, o, asked[0] + o.leaseLeft().toNanos()).run(work, finder)
+                : Result.of(o);
     }
 
     /**
@@ -315,12 +308,6 @@ public final class Idempotency {
     }
 
     // ---- statements of a lease ----
-
-    private LeasedAttempt.Begun beginLease(Call call) {
-        long asked = System.nanoTime();
-        Operation o = alone(call.lease(), c -> began(call, () -> statements.begin(c, call, call.lease(), Duration.ZERO)));
-        return new LeasedAttempt.Begun(o, asked);
-    }
 
     Statements statements() {
         return statements;

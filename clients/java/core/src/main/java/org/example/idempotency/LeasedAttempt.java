@@ -2,7 +2,6 @@ package org.example.idempotency;
 
 import java.sql.SQLException;
 import java.time.Duration;
-import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeoutException;
 
 /** One leased attempt of this process. */
@@ -13,25 +12,22 @@ final class LeasedAttempt {
     private final Idempotency client;
     private final Call call;
     private final Operation operation;
-    private final long asked;
+    private final Heartbeat heartbeat;
     /** Then an Unknown may be the work's, as of another operation: nobody knows what happened outside. */
     private boolean hasBegun;
 
-    /** What a begin answered. The lease may run since it was asked, however long the answer took. */
-    record Begun(Operation operation, long asked) { }
-
-    LeasedAttempt(Idempotency client, Call call, Begun begun) {
+    /** Until when the lease lasts is a time of System.nanoTime(). */
+    LeasedAttempt(Idempotency client, Call call, Operation operation, long until) {
         this.client = client;
         this.call = call;
-        this.operation = begun.operation();
-        this.asked = begun.asked();
+        this.operation = operation;
+        heartbeat = Heartbeat.start(client, call, operation, until);
     }
 
     <X extends Exception> Result run(LeasedWork<X> work, Reconciled.Finder finder) throws X {
         Completion completion;
-        Heartbeat heartbeat = Heartbeat.start(client, call, operation, asked + operation.leaseLeft().toNanos());
         try (heartbeat) { // which is closed before what is caught
-            completion = reconcileAndWork(heartbeat, work, finder);
+            completion = reconcileAndWork(work, finder);
         } catch (Declined refusal) {
             return refuse(refusal);
         } catch (Exception error) {
@@ -39,16 +35,16 @@ final class LeasedAttempt {
                 release(error);
             }
             if (heartbeat.isLost()) {
-                return replay(new IdempotencyException.LeaseLost(error), true);
+                return replay(new IdempotencyException.LeaseLost(error));
             }
             throw error;
         }
-        return complete(completion, heartbeat);
+        return complete(completion);
     }
 
-    private <X extends Exception> Completion reconcileAndWork(Lease lease, LeasedWork<X> work, Reconciled.Finder finder) throws X {
+    private <X extends Exception> Completion reconcileAndWork(LeasedWork<X> work, Reconciled.Finder finder) throws X {
         if (!operation.takenOver() || finder == null) {
-            return begin(lease, work);
+            return begin(work);
         }
         Reconciled found;
         try {
@@ -62,22 +58,22 @@ final class LeasedAttempt {
         if (found instanceof Reconciled.Unknown unknown) {
             throw new IdempotencyException.Unknown(unknown.retryAfter(), null);
         }
-        return begin(lease, work);
+        return begin(work);
     }
 
     /** The answer to the begin may come after the lease, and that of the finder, too. */
-    private <X extends Exception> Completion begin(Lease lease, LeasedWork<X> work) throws X {
-        if (lease.isLost()) {
+    private <X extends Exception> Completion begin(LeasedWork<X> work) throws X {
+        if (heartbeat.isLost()) {
             throw new IdempotencyException.LeaseLost(null);
         }
         hasBegun = true;
-        return work.run(lease);
+        return work.run(heartbeat);
     }
 
-    private Result complete(Completion completion, Heartbeat heartbeat) {
+    private Result complete(Completion completion) {
         Result result = Result.ran(operation, Outcome.COMPLETED, completion.response(), null);
         try {
-            return store(result, heartbeat.isLost(), () -> completion.writes() != null ? completeWith(completion) : client.alone(limit(), c -> {
+            return store(result, () -> completion.writes() != null ? completeWith(completion) : client.alone(limit(), c -> {
                 client.statements().complete(c, call, operation.fence(), completion.response(), false);
                 return null;
             }));
@@ -104,7 +100,7 @@ final class LeasedAttempt {
 
     private Result refuse(Declined refusal) {
         Result result = Result.ran(operation, Outcome.FAILED, refusal.response(), refusal.retryAfter());
-        Result stored = store(result, false, () -> client.alone(limit(), c -> {
+        Result stored = store(result, () -> client.alone(limit(), c -> {
             client.statements().fail(c, call, operation.fence(), refusal);
             return null;
         }));
@@ -115,39 +111,39 @@ final class LeasedAttempt {
     }
 
     /** Repeats an end by fence. If the attempt has ended already, what is stored is the answer. */
-    private Result store(Result result, boolean isTold, Idempotency.Callable<Void, SQLException> end) {
+    private Result store(Result result, Idempotency.Callable<Void, SQLException> end) {
         try {
             client.repeat(call, afterLoss -> end.call());
             return result;
         } catch (IdempotencyException.LeaseLost lost) {
-            return replay(lost, isTold);
+            return replay(lost);
         } catch (SQLException error) {
             throw IdempotencyException.of(error);
         }
     }
 
     /** What is stored is the answer, whichever attempt has ended. The loss is thrown where there is no end yet, or the database does not say. */
-    private Result replay(IdempotencyException.LeaseLost lost, boolean isTold) {
+    private Result replay(IdempotencyException.LeaseLost lost) {
         Operation stored = stored();
         if (stored != null && !stored.createdAt().equals(operation.createdAt())) {
             stored = null; // the key was used anew, maybe for another request
         }
         boolean isOurs = stored != null && stored.attempt() == operation.attempt() && stored.outcome() != Outcome.IN_PROGRESS;
-        if (!isOurs && !isTold) {
+        if (!isOurs && !heartbeat.hasTold()) {
             client.tell(Event.Type.LEASE_LOST, call, operation.attempt(), lost);
         }
         if (stored == null || stored.outcome() != Outcome.COMPLETED && stored.outcome() != Outcome.FAILED) {
             throw lost;
         }
         client.tellBegun(stored);
-        return Result.of(stored).asReplay();
+        return Result.of(stored);
     }
 
     /** Null where there is no record, or none could be read within the time of a lease: it may be the database that lost the lease. */
     private Operation stored() {
         try {
             return Heartbeat.within(call.lease().toNanos(), () -> client.lookup(call));
-        } catch (ExecutionException | TimeoutException unknown) {
+        } catch (IdempotencyException | TimeoutException unknown) {
             return null;
         } catch (InterruptedException interrupted) {
             Thread.currentThread().interrupt();

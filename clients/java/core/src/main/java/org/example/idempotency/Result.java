@@ -28,10 +28,6 @@ public record Result(Outcome outcome, Response response, boolean replayed, int a
         return new Result(outcome, response, false, o.attempt(), o.takenOver(), retryAfter, null);
     }
 
-    Result asReplay() {
-        return new Result(outcome, response, true, attempt, takenOver, retryAfter, record);
-    }
-
     /** The clients for other languages compute the same, so their consumers may share a queue. */
     private static String recordOf(Operation o) {
         if (!o.replayed()) {

@@ -197,17 +197,24 @@ class LeaseTest extends OnServer {
     @ParameterizedTest
     @CsvSource(delimiter = '!', value = {"idem_complete(o, '1') ! done", "idem_fail(o, '1') ! declined", "idem_extend(o, '1 minute') ! done",
         "idem_release(o) ! done", "idem_complete(o, '1') ! interrupted", "idem_fail(o, '1') ! not done",
-        "idem_extend(o, '1 minute') ! interrupted", "idem_release(o) ! not done"})
+        "idem_extend(o, '1 minute') ! interrupted", "idem_release(o) ! not done", "idem_complete(o, '1') ! declined late"})
     void whoWasTakenOverGetsTheAnswerOfTheOtherIfThereIsOne(String end, String how) throws Exception {
         LeasedWork<Exception> overtaken = lease -> {
             sql("UPDATE idempotency_store SET lease_expires_at = clock_timestamp() WHERE idempotency_key = '" + key + "'",
                     "SELECT " + end + " FROM idem_begin('" + key + "', lease => '1 minute') o");
-            switch (how) {
-                case "declined" -> throw new Declined(402, null);
-                case "interrupted" -> new CountDownLatch(1).await();
-                case "not done" -> throw new IdempotencyException.NotDone(
-                        assertThrows(InterruptedException.class, () -> new CountDownLatch(1).await()));
-                default -> { }
+            try {
+                if (!how.equals("done") && !how.equals("declined")) {
+                    new CountDownLatch(1).await();
+                }
+            } catch (InterruptedException loss) {
+                if (how.equals("interrupted")) {
+                    throw loss;
+                } else if (how.equals("not done")) {
+                    throw new IdempotencyException.NotDone(loss);
+                }
+            }
+            if (how.startsWith("declined")) {
+                throw new Declined(402, null);
             }
             return done();
         };
@@ -281,6 +288,18 @@ class LeaseTest extends OnServer {
         });
         assertTrue(Thread.interrupted());
         Thread.sleep(700); // a beat would come after a third of a second, and lose
+        assertFalse(events.contains(Event.Type.LEASE_LOST));
+    }
+
+    @Test
+    void aBeatThatIsUnderWayWhenTheWorkEndsLosesNothing() throws Exception {
+        IOException broken = new IOException();
+        assertSame(broken, assertThrows(IOException.class, () -> once.lease(Call.of(key).withLease(Duration.ofSeconds(1)), lease -> {
+            proxy.order("hang");
+            Thread.sleep(500); // the first beat has come
+            throw broken;
+        })));
+        Thread.sleep(700); // its time is over
         assertFalse(events.contains(Event.Type.LEASE_LOST));
     }
 
