@@ -86,8 +86,7 @@ public final class IdempotencyFilter extends HttpFilter {
     private Answer answer(HttpServletRequest request, HttpServletResponse response, FilterChain chain, Route route)
             throws ServletException {
         try {
-            Handling handling = new Handling(request, response, chain, receive(request, route));
-            return handling.answer(route.isLeased());
+            return new Handling(request, response, chain, route).answer(route.isLeased());
         } catch (Refused refused) {
             return refuse(null, refused.problem);
         } catch (PassedOn passed) {
@@ -162,17 +161,12 @@ public final class IdempotencyFilter extends HttpFilter {
     // ---- what a request asks for ----
 
     /** Who asks is known before anything else, and a part of what is looked up. */
-    private Received receive(HttpServletRequest request, Route route) throws Refused {
+    private String principal(HttpServletRequest request) throws Refused {
         String principal = options.principal.apply(request);
         if (principal == null || principal.isEmpty()) {
             throw new Refused(Problem.NOBODY);
         }
-        String key = key(request);
-        String scope = scope(request, route, principal);
-        byte[] body = body(request);
-        Call call = options.call.apply(Call.of(key).withWait(wait(request)));
-        return new Received(new Call(key, scope, fingerprint(request, body), null, call.maxWait(), call.lease(), call.maxAttempts(),
-                call.maxLostAttempts(), call.retention(), call.isolation()), body);
+        return principal;
     }
 
     private String scope(HttpServletRequest request, Route route, String principal) throws Refused {
@@ -201,8 +195,6 @@ public final class IdempotencyFilter extends HttpFilter {
             throw new Refused(Problem.NOT_JSON);
         }
     }
-
-    private record Received(Call call, byte[] body) { }
 
     /** Null: the request runs without. */
     private String key(HttpServletRequest request) throws Refused {
@@ -250,7 +242,7 @@ public final class IdempotencyFilter extends HttpFilter {
     }
 
     /** "Prefer: wait=n" (RFC 7240), up to the limit. */
-    private Duration wait(HttpServletRequest request) {
+    private Duration preferredWait(HttpServletRequest request) {
         Matcher wait = WAIT.matcher(String.join(",", Collections.list(request.getHeaders("Prefer"))));
         if (!wait.find()) {
             return options.wait;
@@ -271,12 +263,17 @@ public final class IdempotencyFilter extends HttpFilter {
         private Exception thrown;
         private Answer toThrown;
 
-        Handling(HttpServletRequest request, HttpServletResponse response, FilterChain chain, Received received) {
+        Handling(HttpServletRequest request, HttpServletResponse response, FilterChain chain, Route route) throws Refused {
             this.request = request;
             this.response = response;
             this.chain = chain;
-            this.call = received.call();
-            this.body = received.body();
+            String principal = principal(request);
+            String key = key(request);
+            String scope = scope(request, route, principal);
+            body = body(request);
+            Call own = options.call.apply(Call.of(key).withWait(preferredWait(request)));
+            call = new Call(key, scope, fingerprint(request, body), null, own.maxWait(), own.lease(), own.maxAttempts(),
+                    own.maxLostAttempts(), own.retention(), own.isolation());
         }
 
         Answer answer(boolean isLeased) throws Exception {
