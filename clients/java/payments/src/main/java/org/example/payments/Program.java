@@ -3,6 +3,7 @@ package org.example.payments;
 import com.zaxxer.hikari.HikariDataSource;
 import jakarta.servlet.http.HttpServletRequest;
 import java.math.BigDecimal;
+import java.net.URI;
 import java.sql.Connection;
 import java.sql.SQLException;
 import java.util.Map;
@@ -23,6 +24,7 @@ import org.springframework.web.bind.annotation.GetMapping;
 import org.springframework.web.bind.annotation.PostMapping;
 import org.springframework.web.bind.annotation.RequestBody;
 import org.springframework.web.bind.annotation.RestController;
+import org.springframework.web.util.UriComponentsBuilder;
 
 /** The conformance program on Spring Boot: PORT and DATABASE_URL come from the environment. */
 @SpringBootApplication
@@ -81,13 +83,21 @@ public class Program {
         SpringApplication.run(Program.class, arguments);
     }
 
+    /** On an address as libpq takes it: {@code postgres://user:password@host:port/database?host=/directory}. */
     @Bean
     static HikariDataSource dataSource() {
-        DatabaseUrl url = DatabaseUrl.of(System.getenv("DATABASE_URL"));
+        URI url = URI.create(System.getenv("DATABASE_URL"));
+        int port = url.getPort() < 0 ? 5432 : url.getPort();
+        String directory = UriComponentsBuilder.fromUri(url).build().getQueryParams().getFirst("host");
         HikariDataSource pool = new HikariDataSource();
-        pool.setJdbcUrl(url.jdbcUrl());
-        pool.setUsername(url.user());
-        pool.setPassword(url.password());
+        pool.setJdbcUrl("jdbc:postgresql://" + url.getHost() + ':' + port + url.getRawPath() + "?sslmode=disable&gssEncMode=disable"
+                + (directory == null ? "" : "&socketFactory=org.newsclub.net.unix.AFUNIXSocketFactory$FactoryArg&socketFactoryArg="
+                + directory + "/.s.PGSQL." + port));
+        if (url.getUserInfo() != null) {
+            String[] user = url.getUserInfo().split(":", 2);
+            pool.setUsername(user[0]);
+            pool.setPassword(user.length < 2 ? null : user[1]);
+        }
         pool.setMaximumPoolSize(20);
         pool.setMinimumIdle(0);
         pool.setConnectionTimeout(2000);
