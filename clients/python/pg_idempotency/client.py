@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
-from typing import Any, Awaitable, Callable, List, Optional, Sequence, Union
+from datetime import datetime
+from typing import Any, Callable, List, Optional, Sequence
 
 from . import flow, hooks as hook, lease as leases
 from .clock import Clock
-from .drive import AsyncDriver, AsyncSource, Driver, Source
-from .errors import BadArgument, translate_begin
-from .model import (Call, Duration, Operation, Result, check_duration, is_text, maybe_seconds, operation_from_row, seconds,
-                    to_json)
+from .drive import AsyncDriver, AsyncSource, Driver, Source, awaited
+from .errors import BadArgument
+from .model import (Call, Duration, Operation, Result, check_duration, is_text, maybe_seconds, seconds, to_json)
 from .retry import Retry
 from .sql import Functions, Statement
 
@@ -138,7 +137,8 @@ class Idempotency(Base):
         ``transaction``.
         Raises LeaseLost where somebody else owns the operation, TooLarge, BadArgument.
         """
-        self.driver.run(leases.progress(self.settings, self.leased(operation), operation, note))
+        done: None = self.driver.run(leases.progress(self.settings, self.leased(operation), operation, note))
+        return done
 
     def run(self, work: Callable[[Any], Any], *, isolation: Optional[str] = None) -> Any:
         """Runs ``work(tx)`` in a transaction without an operation of its own, such as for a batch. Gives what work gives back.
@@ -156,7 +156,8 @@ class Idempotency(Base):
         ``scope``: None: the client's scope. Raises Forbidden and the driver's error, also where the database has not
         answered for five seconds.
         """
-        return as_time(self.driver.run(flow.expiry(self.settings, self.arguments(key, scope=scope))))
+        until: Optional[datetime] = self.driver.run(flow.expiry(self.settings, self.arguments(key, scope=scope)))
+        return until
 
     def begin_many(self, tx: Any, keys: Sequence[str], requests: Optional[Sequence[Any]] = None, *,
                    scope: Optional[str] = None, request_hashes: Optional[Sequence[Optional[bytes]]] = None,
@@ -168,10 +169,9 @@ class Idempotency(Base):
         ``request_hashes`` 32 bytes or None. ``scope``: None: the client's. ``max_attempts``: which attempt is the last.
         Raises BadArgument, Forbidden, NotReady, TypeError where ``keys`` is one string, the driver's error.
         """
-        statement = self.many(keys, requests, scope, request_hashes, max_attempts)
-        with flow.own_errors(translate_begin):
-            rows = self.driver.source.fetch(tx, statement).rows
-        return [operation_from_row(row) for row in rows]
+        operations: List[Operation] = self.driver.run(flow.begin_many(
+            self.driver.source.fetch, tx, self.many(keys, requests, scope, request_hashes, max_attempts)))
+        return operations
 
     def complete_many(self, tx: Any, keys: Sequence[str], responses: Optional[Sequence[Any]] = None, *,
                       scope: Optional[str] = None) -> int:
@@ -181,71 +181,30 @@ class Idempotency(Base):
         Raises TooLarge, BadArgument, TypeError where ``keys`` is one string, and the driver's error, with ID404 for an operation
         that this transaction has not begun.
         """
-        statement = self.ends(keys, responses, scope)
-        with flow.own_errors():
-            return int(self.driver.source.fetch(tx, statement).rows[0][0])
+        count: int = self.driver.run(flow.complete_many(
+            self.driver.source.fetch, tx, self.ends(keys, responses, scope)))
+        return count
 
 
 class AsyncIdempotency(Base):
     """The same for asyncio: ``source`` is a psycopg_pool.AsyncConnectionPool, an object whose ``connection()``
     is an async context manager, or a function that gives an AsyncConnection. Other arguments: see Idempotency.
+
+    Its methods are those of Idempotency as coroutine functions, and so may be what they are given. ``signal`` of leased
+    work is an asyncio.Event, and the work is cancelled when the lease is lost.
     """
 
     def __init__(self, source: Any, *, prepare: Optional[bool] = None, **settings: Any) -> None:
         super().__init__(**settings)
         self.driver = AsyncDriver(async_source(source, prepare), self.settings.clock)
 
-    async def transaction(self, key: str, request: Any, work: Callable[[Any, Operation], Union[Awaitable[Any], Any]],
-                          *, scope: Optional[str] = None, request_hash: Optional[bytes] = None, wait: Duration = 0,
-                          max_attempts: Optional[int] = None, max_lost_attempts: Optional[int] = None,
-                          retention: Optional[Duration] = None,
-                          isolation: Optional[str] = None) -> Result:
-        """As Idempotency.transaction; ``work`` may be a coroutine function."""
-        call = self.arguments(
-            key, request, scope=scope, request_hash=request_hash, wait=wait, max_attempts=max_attempts,
-            max_lost_attempts=max_lost_attempts, retention=retention, isolation=isolation)
-        result: Result = await self.driver.run(flow.transaction(self.settings, call, work))
-        return result
-
-    async def lease(self, key: str, request: Any, work: Callable[[Operation, Any], Union[Awaitable[Any], Any]], *,
-                    lease: Optional[Duration] = None, reconcile: Optional[Callable[[Operation], Any]] = None,
-                    scope: Optional[str] = None, request_hash: Optional[bytes] = None, wait: Duration = 0,
-                    max_attempts: Optional[int] = None, retention: Optional[Duration] = None) -> Result:
-        """As Idempotency.lease; ``signal`` is an asyncio.Event, and the work is cancelled when the lease is lost."""
-        call = self.arguments(
-            key, request, scope=scope, request_hash=request_hash, wait=wait, max_attempts=max_attempts, retention=retention,
-            lease=self.settings.lease if lease is None else lease, reconcile=reconcile)
-        result: Result = await self.driver.run(leases.lease(self.settings, call, work))
-        return result
-
-    async def progress(self, operation: Operation, note: Any) -> None:
-        """As Idempotency.progress."""
-        await self.driver.run(leases.progress(self.settings, self.leased(operation), operation, note))
-
-    async def run(self, work: Callable[[Any], Union[Awaitable[Any], Any]], *, isolation: Optional[str] = None) -> Any:
-        """As Idempotency.run."""
-        call = self.arguments("", isolation=isolation)
-        return await self.driver.run(flow.plain_transaction(self.settings, call, work))
-
-    async def expires_at(self, key: str, *, scope: Optional[str] = None) -> Optional[datetime]:
-        """As Idempotency.expires_at."""
-        return as_time(await self.driver.run(flow.expiry(self.settings, self.arguments(key, scope=scope))))
-
-    async def begin_many(self, tx: Any, keys: Sequence[str], requests: Optional[Sequence[Any]] = None, *,
-                         scope: Optional[str] = None, request_hashes: Optional[Sequence[Optional[bytes]]] = None,
-                         max_attempts: Optional[int] = None) -> List[Operation]:
-        """As Idempotency.begin_many."""
-        statement = self.many(keys, requests, scope, request_hashes, max_attempts)
-        with flow.own_errors(translate_begin):
-            rows = (await self.driver.source.fetch(tx, statement)).rows
-        return [operation_from_row(row) for row in rows]
-
-    async def complete_many(self, tx: Any, keys: Sequence[str], responses: Optional[Sequence[Any]] = None, *,
-                            scope: Optional[str] = None) -> int:
-        """As Idempotency.complete_many."""
-        statement = self.ends(keys, responses, scope)
-        with flow.own_errors():
-            return int((await self.driver.source.fetch(tx, statement)).rows[0][0])
+    transaction = awaited(Idempotency.transaction)
+    lease = awaited(Idempotency.lease)
+    progress = awaited(Idempotency.progress)
+    run = awaited(Idempotency.run)
+    expires_at = awaited(Idempotency.expires_at)
+    begin_many = awaited(Idempotency.begin_many)
+    complete_many = awaited(Idempotency.complete_many)
 
 
 def check_text(text: Optional[str]) -> None:
@@ -258,11 +217,6 @@ def check_keys(keys: Sequence[str]) -> None:
     """Raises TypeError for a string, of which each character would be a key."""
     if isinstance(keys, str):
         raise TypeError("many keys are a list of strings")
-
-
-def as_time(epoch: Optional[float]) -> Optional[datetime]:
-    """A time from seconds since 1970."""
-    return None if epoch is None else datetime.fromtimestamp(epoch, timezone.utc)
 
 
 def sync_source(source: Any, prepare: Optional[bool]) -> Source:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import threading
-from typing import Any, Awaitable, Callable, Dict, Generator, List, Optional, Protocol, Sequence, Tuple
+from typing import (Any, Awaitable, Callable, Concatenate, Coroutine, Dict, Generator, List, Optional, ParamSpec, Protocol,
+                    Sequence, Tuple, TypeVar, cast)
 
 from .clock import Clock, Stop
 from .errors import LeaseLost
@@ -66,6 +68,20 @@ async def to_its_end(work: Awaitable[Any]) -> Any:
     if cancelled is not None:
         raise cancelled
     return task.result()
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def awaited(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
+    """A method that gives what its driver runs, for a class whose driver is an AsyncDriver."""
+    @functools.wraps(method)
+    async def call(self: Any, /, *given: P.args, **named: P.kwargs) -> R:
+        result: R = await cast(Awaitable[R], method(self, *given, **named))
+        return result
+
+    return call
 
 
 class Cut:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Iterator, List, NoReturn, Optional, Sequence
+from datetime import datetime, timezone
+from typing import Any, Callable, List, NoReturn, Optional, Sequence
 
 from . import hooks as hook
 from . import sql, steps
@@ -93,15 +94,6 @@ def in_session(body: Callable[[Any], Flow]) -> Flow:
 def is_pool_timeout(error: BaseException) -> bool:
     """The pool has waited long enough already: repeating would only make the queue longer."""
     return any(kind.__name__ in ("PoolTimeout", "TooManyRequests", "TimeoutError") for kind in type(error).__mro__)
-
-
-@contextlib.contextmanager
-def own_errors(meaning: Callable[[BaseException], BaseException] = translate) -> Iterator[None]:
-    """Errors of the package's own statements become the package's."""
-    try:
-        yield
-    except Exception as error:
-        raise_own(error, meaning)
 
 
 def raise_own(error: Exception, meaning: Callable[[BaseException], BaseException]) -> NoReturn:
@@ -267,7 +259,7 @@ def plain_transaction(settings: Settings, call: Call, work: Callable[..., Any]) 
 
 
 def expiry(settings: Settings, call: Call) -> Flow:
-    """Until when an answer is kept. Result: seconds since 1970, or None where there is no record.
+    """Until when an answer is kept. Result: a datetime, or None where there is no record.
 
     A database that does not answer for PATIENCE seconds is not waited for: the driver's error of a connection that is cut.
     """
@@ -275,4 +267,26 @@ def expiry(settings: Settings, call: Call) -> Flow:
         answer = yield from retrying(settings, call, lambda: one_statement(settings.functions.expiry(call), limit=PATIENCE))
     except LeaseLost as late:
         raise late.__cause__ or late
-    return answer.rows[0][0]
+    epoch = answer.rows[0][0]
+    return None if epoch is None else datetime.fromtimestamp(epoch, timezone.utc)
+
+
+def begin_many(fetch: Callable[..., Any], tx: Any, statement: sql.Statement) -> Flow:
+    """Begins operations in a transaction of the user. Result: an Operation for each."""
+    rows = yield from in_transaction(fetch, tx, statement, translate_begin)
+    return [operation_from_row(row) for row in rows]
+
+
+def complete_many(fetch: Callable[..., Any], tx: Any, statement: sql.Statement) -> Flow:
+    """Completes operations in a transaction of the user. Result: how many."""
+    rows = yield from in_transaction(fetch, tx, statement, translate)
+    return int(rows[0][0])
+
+
+def in_transaction(fetch: Callable[..., Any], tx: Any, statement: sql.Statement,
+                   meaning: Callable[[BaseException], BaseException]) -> Flow:
+    """A statement in a transaction of the user, by the ``fetch`` of its source. Result: its rows."""
+    try:
+        return (yield steps.call(fetch, tx, statement)).rows
+    except Exception as error:
+        raise_own(error, meaning)

@@ -2,7 +2,7 @@
 
 from typing import Any, assert_type
 
-from pg_idempotency import AsyncIdempotency, Idempotency, Operation, idempotent
+from pg_idempotency import AsyncIdempotency, Idempotency, Operation, Result, idempotent
 
 
 def of(idem: Idempotency, idem_async: AsyncIdempotency) -> None:
@@ -25,3 +25,5 @@ def of(idem: Idempotency, idem_async: AsyncIdempotency) -> None:
 
     async def main() -> None:
         assert_type(await ship("order"), int)
+        assert_type(await idem_async.transaction("order", None, max), Result)
+        await idem_async.transaction(1, None, max)  # type: ignore[arg-type]
