@@ -4,13 +4,9 @@ package pgxv5
 
 import (
 	"context"
-	"net"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // shouldPing: pgx pings a connection that was idle for a second.
 var shouldPing func(context.Context, pgxpool.ShouldPingParams) bool
-
-// isClosedByPeer knows no way to look without waiting.
-func isClosedByPeer(net.Conn) bool { return false }

@@ -85,20 +85,13 @@ func Pool(pool *pgxpool.Pool) idempotency.Database[pgx.Tx] { return database{poo
 
 type database struct{ pool *pgxpool.Pool }
 
-// Acquire passes over connections that the server has closed meanwhile.
+// Acquire leaves it to the pool to pass over dead connections.
 func (d database) Acquire(ctx context.Context) (idempotency.Conn[pgx.Tx], error) {
-	for {
-		pooled, err := d.pool.Acquire(ctx)
-		if err != nil {
-			return nil, err
-		}
-		if !isClosedByPeer(pooled.Conn().PgConn().Conn()) {
-			return &conn{pooled: pooled}, nil
-		}
-		_ = pooled.Conn().PgConn().Conn().Close()
-		_ = pooled.Conn().Close(ctx)
-		pooled.Release()
+	pooled, err := d.pool.Acquire(ctx)
+	if err != nil {
+		return nil, err
 	}
+	return &conn{pooled: pooled}, nil
 }
 
 // In leaves it to tx to refuse what comes after its end: its connection may be another

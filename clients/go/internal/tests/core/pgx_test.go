@@ -14,6 +14,13 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
+func TestConnectWhereNothingAnswers(t *testing.T) {
+	if pool, err := pgxv5.Connect(background, "postgres:///?host="+t.TempDir()); err == nil {
+		pool.Close()
+		t.Fatal("no error")
+	}
+}
+
 // A savepoint that is over, or whose transaction is, does nothing more.
 func TestSavepoints(t *testing.T) {
 	client, key := idempotency.New(onPgx.open(t, serverURL, 1), idempotency.Options{}), newKey()
