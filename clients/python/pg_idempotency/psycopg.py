@@ -7,8 +7,9 @@ changed is kept by psycopg, not by the server, and is put back.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
-from typing import Any, AsyncContextManager, Callable, ContextManager, List, Optional, Sequence
+from typing import Any, AsyncContextManager, AsyncIterator, Awaitable, Callable, ContextManager, List, Optional, Sequence
 
 import psycopg
 from psycopg import generators, waiting
@@ -20,27 +21,6 @@ from .framework import cut
 from .pipeline import Prepared, round_trip
 from .sql import BEGIN, ROLLBACK, Statement, plain
 from .steps import Answer
-
-
-def execute(connection: Any, statement: Statement) -> Any:
-    """One statement by a cursor that neither the pool's nor the user's settings change."""
-    return psycopg.Cursor(connection, row_factory=tuple_row).execute(statement[0], statement[1], prepare=False)
-
-
-async def execute_async(connection: Any, statement: Statement) -> Any:
-    """The same for asyncio."""
-    cursor = psycopg.AsyncCursor(connection, row_factory=tuple_row)
-    return await cursor.execute(statement[0], statement[1], prepare=False)
-
-
-def answer(cursor: Any) -> Answer:
-    """Tag and rows of a cursor whose statement has ended."""
-    return Answer(cursor.statusmessage or "", cursor.fetchall() if cursor.description else [])
-
-
-async def answer_async(cursor: Any) -> Answer:
-    """The same for asyncio."""
-    return Answer(cursor.statusmessage or "", await cursor.fetchall() if cursor.description else [])
 
 
 def with_isolation(connection: Any, statements: Sequence[Statement]) -> Sequence[Statement]:
@@ -132,7 +112,7 @@ class PsycopgSession:
                     self.handle.cancel()
                 self.handle.close()
             elif status != TransactionStatus.IDLE and not lost:
-                execute(self.handle, plain(ROLLBACK))
+                self.round_trip([plain(ROLLBACK)])
         except psycopg.Error:
             self.handle.close()
             lost = True
@@ -160,8 +140,9 @@ class PsycopgSource:
             check()
 
     def fetch(self, tx: Any, statement: Statement) -> Answer:
-        """One statement in a transaction of the user."""
-        return answer(execute(tx, statement))
+        """One statement in a transaction of the user, by a cursor that neither the pool's nor the user's settings change."""
+        cursor = psycopg.Cursor(tx, row_factory=tuple_row)
+        return Answer("", cursor.execute(*statement, prepare=False).fetchall())
 
 
 class Connecting:
@@ -172,35 +153,17 @@ class Connecting:
 
     def connection(self) -> Any:
         connection = self.connect()
-        return AwaitedConnection(connection) if inspect.isawaitable(connection) else ClosingConnection(connection)
+        return closing_later(connection) if inspect.isawaitable(connection) else contextlib.closing(connection)
 
 
-class ClosingConnection:
-    """Closes the connection at the end."""
-
-    def __init__(self, connection: Any) -> None:
-        self.connection = connection
-
-    def __enter__(self) -> Any:
-        return self.connection
-
-    def __exit__(self, *error: Any) -> None:
-        self.connection.close()
-
-
-class AwaitedConnection:
-    """The same for asyncio."""
-
-    def __init__(self, pending: Any) -> None:
-        self.pending = pending
-        self.connection: Any = None
-
-    async def __aenter__(self) -> Any:
-        self.connection = await self.pending
-        return self.connection
-
-    async def __aexit__(self, *error: Any) -> None:
-        await self.connection.close()
+@contextlib.asynccontextmanager
+async def closing_later(pending: Awaitable[Any]) -> AsyncIterator[Any]:
+    """Closes the connection that still has to come."""
+    connection = await pending
+    try:
+        yield connection
+    finally:
+        await connection.close()
 
 
 class AsyncPsycopgSession:
@@ -256,7 +219,7 @@ class AsyncPsycopgSession:
                 # and hold the operation
                 await end_statement(self.request)
             elif status != TransactionStatus.IDLE and not lost:
-                await execute_async(self.handle, plain(ROLLBACK))
+                await self.round_trip([plain(ROLLBACK)])
         except psycopg.Error:
             await self.handle.close()
             lost = True
@@ -284,5 +247,6 @@ class AsyncPsycopgSource:
             await check()
 
     async def fetch(self, tx: Any, statement: Statement) -> Answer:
-        """One statement in a transaction of the user."""
-        return await answer_async(await execute_async(tx, statement))
+        """As PsycopgSource.fetch."""
+        cursor = psycopg.AsyncCursor(tx, row_factory=tuple_row)
+        return Answer("", await (await cursor.execute(*statement, prepare=False)).fetchall())

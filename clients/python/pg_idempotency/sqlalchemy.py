@@ -71,7 +71,7 @@ class SQLAlchemySession(FrameworkSession):
 
     def abandon(self, error: BaseException) -> bool:
         """Rolls back and gives the connection back. Gives whether it was lost."""
-        lost = bool(self.connection.invalidated) or bool(getattr(error, "connection_invalidated", False))
+        lost = bool(self.connection.invalidated)
         try:
             # a Session that failed has taken its transaction back already
             if self.block is not None and self.block.is_active:

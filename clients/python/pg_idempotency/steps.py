@@ -7,7 +7,7 @@ blocking and one by asyncio. So there is one copy of every decision.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Generator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Generator, NamedTuple, Optional, Sequence, Tuple
 
 from .sql import Statement
 
@@ -26,7 +26,7 @@ class Answer(NamedTuple):
     """What one statement of a round trip was answered: its command tag, and its rows."""
 
     tag: str
-    rows: List[Sequence[Any]]
+    rows: Sequence[Sequence[Any]]
 
 
 def open_session() -> Step:

@@ -137,7 +137,7 @@ def test_copies_and_failures(stage, idem, admin):
         return idem.transaction(name, None, work)
 
     stage.send(["good", "bad", "late", "good", "bad", "bad2", "bad"])
-    consume_until(stage, stage.consumer(idem, handle), lambda: len(set(seen)) == 4)
+    consume_until(stage, stage.consumer(idem, handle, tries=1), lambda: len(set(seen)) == 4)    # no copy uses one up
     assert sorted(stage.dead_letters()) == ["bad", "bad2"]
     effects = admin.execute("SELECT name, count(*) FROM effect WHERE starts_with(name, %s) GROUP BY name", (stage.queue,))
     assert dict(effects.fetchall()) == {stage.queue + "good": 1, stage.queue + "late": 1}

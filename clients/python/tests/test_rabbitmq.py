@@ -40,9 +40,10 @@ def test_the_delay_is_the_first_that_is_long_enough(idem):
 def test_errors_wait_longer_each_time_and_are_bounded(idem):
     policy = Policy(idem, "q", 4, (1, 2))
     decisions = [policy.decide(lambda: throw(error), tries) for error, tries in [
-        (OSError(), 0), (OSError(), 1), (OSError(), 2), (Unknown("?", 7), 2), (OSError(), 3), (KeyReused("x"), 0)]]
+        (OSError(), 0), (OSError(), 1), (OSError(), 2), (Unknown("?", 7), 2), (NotDone("?", 7), 2), (OSError(), 3),
+        (KeyReused("x"), 0)]]
     assert [(d.settlement.action, d.settlement.after, d.tries) for d in decisions] == [
-        (AGAIN, 1, 1), (AGAIN, 2, 2), (AGAIN, 2, 3), (AGAIN, 7, 3), (DEAD_LETTER, 0, 4), (DEAD_LETTER, 0, 0)]
+        (AGAIN, 1, 1), (AGAIN, 2, 2), (AGAIN, 2, 3), (AGAIN, 7, 3), (AGAIN, 7, 3), (DEAD_LETTER, 0, 4), (DEAD_LETTER, 0, 0)]
     for wrong in (("q", 0, (1,)), ("q", 1, ()), ("q", 1, (2, 1)), ("q" * 251, 1, (1,))):
         with pytest.raises(ValueError):
             Policy(idem, *wrong)

@@ -47,8 +47,11 @@ def plain(tx, operation):
 
 
 def test_runs_once_and_replays(case, key, effects):
+    given = []
+
     async def test(idem, on):
         async def work(tx, operation):
+            given.append(tx)
             await on.insert(tx, key)
             return Response(201, {"X-A": "b", "n": 1}, {"p": None}, b"")
 
@@ -62,6 +65,8 @@ def test_runs_once_and_replays(case, key, effects):
                 await idem.transaction(key + "s", None, serializable, isolation="SERIALIZABLE", retention=60,
                                        max_lost_attempts=5, request_hash=b"x" * 31 + bytes([end]))
         assert await idem.expires_at(key + "s") is not None
+        if on.kind.startswith("session"):
+            assert not given[0].in_transaction()    # it is closed
         return [(one.outcome, one.code, one.headers, one.payload, one.body, one.replayed, one.attempt) for one in answers]
     assert case(test) == [
         ("COMPLETED", 201, {"X-A": "b", "n": 1}, {"p": None}, b"", replayed, 1) for replayed in (False, True)]
