@@ -91,25 +91,20 @@ export async function decide(options, message, tries) {
  * What to tell the broker about the message of an operation.
  *
  * A failure for good goes to the dead letters. In progress elsewhere, and a failure that may be tried again: again after
- * so many milliseconds.
+ * so many milliseconds, 1000 where the result does not say how many.
  * @param {import('./result.js').Result} result
- * @param {{pause?: number}} [options] milliseconds where the result does not say how long; 1000
  * @returns {Settlement}
  */
-export function settle(result, { pause = 1000 } = {}) {
+export function settle(result) {
   if (result.outcome === 'COMPLETED') return { action: 'ack' }
   if (result.outcome === 'IN_PROGRESS' || (result.retryAfter ?? null) !== null) {
-    return { action: 'again', after: againAfter(result.retryAfter, pause) }
+    return { action: 'again', after: againAfter(result.retryAfter) }
   }
   return { action: 'deadLetter', reason: 'failed' }
 }
 
-/**
- * @param {number | null} retryAfter milliseconds
- * @param {number} [pause] where it does not say how long
- */
-function againAfter(retryAfter, pause = 1000) {
-  return Math.max(1, Math.ceil(retryAfter ?? pause))
+function againAfter(retryAfter) {
+  return Math.max(1, Math.ceil(retryAfter ?? 1000))
 }
 
 // What is none of these is a mistake of the handler, and no dead letter of work that may have succeeded.

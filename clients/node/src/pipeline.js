@@ -48,9 +48,6 @@ export class Pipeline {
     return null
   }
 
-  handlePortalSuspended() {}
-  handleCopyData() {}
-
   handleDataRow(message) {
     this.#rows.push(message.fields)
   }
@@ -58,14 +55,6 @@ export class Pipeline {
   handleCommandComplete(message) {
     this.#answers.push({ rows: this.#rows, tag: message.text })
     this.#rows = []
-  }
-
-  handleEmptyQuery() {
-    this.handleCommandComplete({ text: '' })
-  }
-
-  handleCopyInResponse(connection) {
-    connection.sendCopyFail('no data')
   }
 
   handleError(error) {

@@ -4,7 +4,6 @@
 // of at its start is then not the one that answers `pg_backend_pid()`, as a pooler makes up a number of its own.
 import { createHash } from 'node:crypto'
 import { ConnectionLost, sqlstate } from './errors.js'
-import { BEGIN } from './sql.js'
 
 /** @typedef {import('./pipeline.js').Statement} Statement */
 /** @typedef {import('./pipeline.js').Answer} Answer */
@@ -34,18 +33,20 @@ export class Prepared {
   }
 
   /**
-   * Sends statements in one round trip. The first that begins a transaction also asks who answers.
+   * Sends statements in one round trip. The first one also asks who answers.
    * @param {Statement[]} statements
    * @param {(statements: Statement[]) => Promise<Answer[]>} send
    */
   async roundTrip(statements, send) {
-    const asks = this.#direct === undefined && statements[0] === BEGIN
+    const asks = this.#direct === undefined
     const named = statements.map((statement) => this.#named(statement))
     let answers
     try {
       answers = await send(asks ? [...named, WHO] : named)
     } catch (error) {
-      throw this.#forgotten(named, error)
+      if (sqlstate(error) !== '26000') throw error
+      // Somebody has thrown our statements away, as DISCARD ALL does. This connection is given up, and the whole is repeated on another.
+      throw new ConnectionLost('the session has lost its prepared statements', { cause: error })
     }
     if (asks) this.#direct = answers.pop()?.rows[0][0] === String(this.#processID)
     for (const { name } of named) if (name) this.#names.add(name)
@@ -57,18 +58,6 @@ export class Prepared {
     if (!this.#direct || !statement.repeated) return statement
     const name = nameOf(statement.text)
     return { ...statement, name, known: this.#names.has(name) }
-  }
-
-  // Somebody has thrown our statements away, as DISCARD ALL does. This connection is given up, and the whole is
-  // repeated on another; should it come back all the same, nothing is prepared on it any more.
-  /**
-   * @param {Statement[]} named
-   * @param {any} error
-   */
-  #forgotten(named, error) {
-    if (sqlstate(error) !== '26000' || !named.some(({ known }) => known)) return error
-    this.#direct = false
-    return new ConnectionLost('the session has lost its prepared statements', { cause: error })
   }
 }
 

@@ -29,14 +29,15 @@ test('begin and complete are prepared from the second transaction on', async (t)
   assert.deepEqual(await listeners(), before)
 })
 
-test('a statement that failed when it was new is prepared again', async (t) => {
-  const { idempotency } = idempotencyFor(t, {}, { max: 1 })
+test('a statement that failed when it was new is prepared again, and one that is prepared may fail', async (t) => {
+  const { idempotency, pool } = idempotencyFor(t, {}, { max: 1 })
+  const refused = () => assert.rejects(idempotency.transaction('x'.repeat(256), null, () => 1), { code: 'ID400' })
   await idempotency.transaction(newKey(), null, () => 1)
-  for (let i = 0; i < 2; i++) {
-    // The first time the begin is new, and is refused.
-    await assert.rejects(idempotency.transaction('x'.repeat(256), null, () => 1), { code: 'ID400' })
-  }
+  // The first time the begin is new, and is refused.
+  for (let i = 0; i < 2; i++) await refused()
   assert.equal((await idempotency.transaction(newKey(), null, () => 1)).outcome, 'COMPLETED')
+  await refused()
+  assert.equal(await onConnection(pool, ours), 2)
 })
 
 test('statements that somebody threw away are not missed', async (t) => {
