@@ -198,7 +198,7 @@ export class Sql {
     return {
       text: `SELECT ${COLUMNS} FROM ${this.#prefix}idem_begin_batch($1::text[], $2::text[]::jsonb[], scope => $3,
   request_hashes => $4::text[]::bytea[], max_attempts => $5::int)`,
-      values: [toArray(keys), toArray(requests?.map((value) => toJson(value ?? undefined))), scope,
+      values: [toKeys(keys), toArray(requests?.map((value) => toJson(value ?? undefined))), scope,
         toArray(requestHashes?.map((hash) => hash && `\\x${Buffer.from(hash).toString('hex')}`)), toText(maxAttempts)],
     }
   }
@@ -207,7 +207,7 @@ export class Sql {
   completeMany({ keys, payloads, scope }) {
     return {
       text: `SELECT ${this.#prefix}idem_complete_batch($1::text[], $2::text[]::jsonb[], scope => $3)::text`,
-      values: [toArray(keys), toArray(payloads?.map(toJson)), scope],
+      values: [toKeys(keys), toArray(payloads?.map(toJson)), scope],
     }
   }
 }
@@ -239,12 +239,15 @@ function toText(value) {
   return value === undefined || value === null ? null : String(value)
 }
 
-// An array in PostgreSQL's text form.
+function toKeys(keys) {
+  if (!Array.isArray(keys) || !keys.every(isText)) throw new BadArgument('keys are an array of strings')
+  return toArray(keys)
+}
+
+// An array in PostgreSQL's text form. What is no string is NULL.
 function toArray(values) {
-  if (values === undefined || values === null) return null
-  if (!Array.isArray(values)) throw new BadArgument('keys, requests and payloads are arrays')
-  if (values.some((value) => HALF.test(String(value)))) throw new BadArgument('a key is text')
-  const elements = values.map((value) => value === null || value === undefined
-    ? 'NULL' : `"${String(value).replaceAll('\\', '\\\\').replaceAll('"', '\\"')}"`)
+  if (values === undefined) return null
+  const elements = values.map((value) => typeof value !== 'string'
+    ? 'NULL' : `"${value.replaceAll('\\', '\\\\').replaceAll('"', '\\"')}"`)
   return `{${elements.join(',')}}`
 }

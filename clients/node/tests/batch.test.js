@@ -26,6 +26,19 @@ test('a batch begins and completes many, in the order of the keys', async (t) =>
   for (const key of keys) assert.equal(await effects(pool, key), 1)
 })
 
+test('a batch compares requests by their hashes, and none where there is none', async (t) => {
+  const { idempotency } = idempotencyFor(t)
+  const keys = [newKey(), newKey()]
+  const outcomes = (...bytes) => idempotency.batch(async (batch) => {
+    const operations = await batch.beginMany(keys, undefined, { requestHashes: bytes.map((byte) => byte && Buffer.alloc(32, byte)) })
+    const mine = operations.filter(({ outcome }) => outcome === 'ACQUIRED')
+    await batch.completeMany(mine.map(({ key }) => key))
+    return operations.map(({ outcome }) => outcome)
+  })
+  assert.deepEqual(await outcomes(1, null), ['ACQUIRED', 'ACQUIRED'])
+  assert.deepEqual(await outcomes(2, 2), ['MISMATCH', 'COMPLETED'])
+})
+
 test('a batch that forgets one is refused at COMMIT, and is repeated after 40001', async (t) => {
   const { pool, idempotency } = idempotencyFor(t)
   const keys = [newKey(), newKey()]

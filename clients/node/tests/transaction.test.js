@@ -81,7 +81,7 @@ test('another request under the key is KeyReused, the members\' order does not m
   const { idempotency } = idempotencyFor(t)
   const key = newKey()
   await idempotency.transaction(key, { a: 1, b: 2 }, () => 1)
-  assert.equal((await idempotency.transaction(key, { b: 2, a: 1 }, () => 2)).payload, 1)
+  for (const request of [{ b: 2, a: 1 }, null]) assert.equal((await idempotency.transaction(key, request, () => 2)).payload, 1)
   await assert.rejects(idempotency.transaction(key, { a: 2 }, () => 2), (error) =>
     error instanceof KeyReused && error.code === 'ID422')
 })
@@ -366,7 +366,11 @@ test('two keys that would be stored as the same text are refused, and so are two
   const { idempotency } = idempotencyFor(t)
   await assert.rejects(idempotency.transaction('\ud800', null, () => 1), BadArgument)
   await assert.rejects(idempotency.lease(newKey(), null, () => 1, { scope: '\ud801' }), BadArgument)
-  await assert.rejects(idempotency.batch((batch) => batch.beginMany(['\ud801'])), BadArgument)
+  // Such keys of a batch, too: '[object Object]' would be one key for two.
+  for (const keys of [['\ud801'], [{}], [7], [undefined], [null], 'keys', undefined]) {
+    await assert.rejects(idempotency.batch((batch) => batch.beginMany(keys)), BadArgument)
+    await assert.rejects(idempotency.batch((batch) => batch.completeMany(keys)), BadArgument)
+  }
   await assert.rejects(idempotency.batch((batch) => batch.beginMany([newKey()]), { scope: 7 }), BadArgument)
 })
 
