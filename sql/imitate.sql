@@ -5,12 +5,12 @@ SELECT idem_grant('regress_idem_imitator');
 CREATE SCHEMA imitate AUTHORIZATION regress_idem_imitator;
 CREATE TABLE imitate.wording (name text PRIMARY KEY, sql text, parameters text);
 GRANT SELECT ON imitate.wording TO regress_idem_imitator;
--- as in src/store/store.c and src/scope/scope.c
+-- to the letter as in src/store/by_sql.c and src/scope/scope.c, whose plans this session has
 INSERT INTO imitate.wording VALUES
 	('find', 'SELECT created_at, updated_at, expires_at, lease_expires_at, retry_at, fence, status, attempt, response_code, scope, idempotency_key, request_hash,'
-	' response_headers, response_payload, response_body, hash_key, seal_key, sealed, ctid FROM public.idempotency_store'
+	' response_headers, response_payload, response_body, hash_key, seal_key, sealed, ctid, tableoid FROM ONLY public.idempotency_store'
 	' WHERE scope OPERATOR(pg_catalog.=) $1 AND idempotency_key OPERATOR(pg_catalog.=) $2', '''imitate'', ''imitate-1'''),
-	('delete', 'DELETE FROM public.idempotency_store WHERE scope OPERATOR(pg_catalog.=) $1 AND idempotency_key OPERATOR(pg_catalog.=) $2 AND updated_at OPERATOR(pg_catalog.=) $3',
+	('delete', 'DELETE FROM ONLY public.idempotency_store WHERE scope OPERATOR(pg_catalog.=) $1 AND idempotency_key OPERATOR(pg_catalog.=) $2 AND updated_at OPERATOR(pg_catalog.=) $3',
 	'''imitate'', ''imitate-1'', clock_timestamp()'),
 	('unclaim', 'UPDATE public.idempotency_scope SET role = NULL WHERE pattern OPERATOR(pg_catalog.=) $1 AND role IS NOT NULL', '''imitate''');
 
@@ -46,6 +46,9 @@ BEGIN
 		+ cardinality(array_positions(answers, '42501: permission denied for table idempotency_scope')) || ' of ' || cardinality(answers);
 END
 $$;
+RESET ROLE;
+SELECT idem_unclaim_scope('imitate');
+SET ROLE regress_idem_imitator;
 SELECT public.answer(public.idem_begin('imitate-1', scope => 'imitate', lease => '1 hour'));
 SELECT imitate.ways();
 -- prepared, before and after the extension has made its plans again
