@@ -36,8 +36,8 @@ type Conn[Tx any] interface {
 	Begin(ctx context.Context, level sql.IsolationLevel, statements ...Statement) ([]Row, error)
 	// Tx is the open transaction, as the caller's work gets it.
 	Tx() Tx
-	// Commit sends the statements and COMMIT. It fails with ErrCommitRolledBack
-	// if COMMIT answered ROLLBACK.
+	// Commit sends the statements and COMMIT. Whether COMMIT rolled back the client knows by
+	// the statements: in a transaction that has failed each of them is an error.
 	Commit(ctx context.Context, statements ...Statement) error
 	// Rollback sends the statements and ROLLBACK. It ends the transaction if there still
 	// is one, also where a statement fails. It fails only if the connection is gone.

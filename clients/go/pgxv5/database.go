@@ -3,7 +3,6 @@ package pgxv5
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
 	"strconv"
 	"sync"
@@ -119,8 +118,7 @@ type conn struct {
 }
 
 func (c *conn) Query(ctx context.Context, statement idempotency.Statement) ([]idempotency.Row, error) {
-	rows, _, err := send(ctx, c.pooled.Conn(), statement)
-	return rows, err
+	return send(ctx, c.pooled.Conn(), statement)
 }
 
 func (c *conn) Begin(ctx context.Context, level sql.IsolationLevel, statements ...idempotency.Statement) ([]idempotency.Row, error) {
@@ -130,7 +128,7 @@ func (c *conn) Begin(ctx context.Context, level sql.IsolationLevel, statements .
 	}
 	connection := c.pooled.Conn()
 	c.tx = &transaction{conn: connection}
-	rows, _, err := send(ctx, connection, append([]idempotency.Statement{{SQL: begin}}, statements...)...)
+	rows, err := send(ctx, connection, append([]idempotency.Statement{{SQL: begin}}, statements...)...)
 	c.stop = closeWhenOver(ctx, connection)
 	return rows, err
 }
@@ -147,16 +145,11 @@ func beginAt(level sql.IsolationLevel) (string, error) {
 
 // closeWhenOver closes the socket when ctx ends, so that the server rolls back
 // even if the work does not look at its context. The function that it returns
-// ends the watch; after it, nothing closes any more.
+// ends the watch.
 func closeWhenOver(ctx context.Context, connection *pgx.Conn) func() {
-	closed := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() {
-		_ = connection.PgConn().Conn().Close()
-		close(closed)
-	})
+	stop := context.AfterFunc(ctx, func() { _ = connection.PgConn().Conn().Close() })
 	return func() {
 		if !stop() {
-			<-closed
 			_ = connection.Close(ctx) // so that the pool does not take it for a good one
 		}
 	}
@@ -173,11 +166,7 @@ func (c *conn) Tx() pgx.Tx { return c.tx }
 
 func (c *conn) Commit(ctx context.Context, statements ...idempotency.Statement) error {
 	c.tx.ended = true
-	_, tag, err := send(ctx, c.pooled.Conn(), append(statements, idempotency.Statement{SQL: "COMMIT"})...)
-	c.unwatch()
-	if err == nil && tag != "COMMIT" {
-		return idempotency.ErrCommitRolledBack
-	}
+	_, err := send(ctx, c.pooled.Conn(), append(statements, idempotency.Statement{SQL: "COMMIT"})...)
 	return err
 }
 
@@ -189,15 +178,12 @@ func (c *conn) Rollback(ctx context.Context, statements ...idempotency.Statement
 	}
 	if len(statements) > 0 {
 		// where one fails, ROLLBACK was not reached: it follows below
-		_, _, _ = send(ctx, c.pooled.Conn(), append(statements, rollback)...)
-	}
-	if c.pooled.Conn().IsClosed() {
-		return idempotency.ConnectionLost(errors.New("pgxv5: the connection is closed"))
+		_, _ = send(ctx, c.pooled.Conn(), append(statements, rollback)...)
 	}
 	if c.pooled.Conn().PgConn().TxStatus() == 'I' {
 		return nil
 	}
-	_, _, err := send(ctx, c.pooled.Conn(), rollback)
+	_, err := send(ctx, c.pooled.Conn(), rollback)
 	if err != nil && !c.pooled.Conn().IsClosed() {
 		return c.pooled.Conn().Close(ctx) // the work has left rows open
 	}
@@ -214,24 +200,21 @@ func (c *conn) Release() {
 const unknownStatement = "26000"
 
 // send sends all statements in one round trip, in the extended protocol. It
-// returns the rows of the first statement that has any, and the last tag.
-func send(ctx context.Context, connection *pgx.Conn, statements ...idempotency.Statement) ([]idempotency.Row, string, error) {
+// returns the rows of the first statement that has any.
+func send(ctx context.Context, connection *pgx.Conn, statements ...idempotency.Statement) (rows []idempotency.Row, err error) {
 	results, err := run(ctx, connection, statements)
 	if err != nil {
-		return nil, "", named(ctx, connection, err)
+		return nil, named(ctx, connection, err)
 	}
-	var rows []idempotency.Row
-	tag := ""
 	for _, result := range results {
-		if rows == nil && len(result.FieldDescriptions) > 0 {
-			rows = make([]idempotency.Row, len(result.Rows))
-			for i, columns := range result.Rows {
-				rows[i] = rowOf(columns)
+		if len(result.FieldDescriptions) > 0 {
+			for _, columns := range result.Rows {
+				rows = append(rows, rowOf(columns))
 			}
+			break
 		}
-		tag = result.CommandTag.String()
 	}
-	return rows, tag, nil
+	return rows, nil
 }
 
 // named says by ConnectionLost that the connection is gone, or is given up: then the whole
