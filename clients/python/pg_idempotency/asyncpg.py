@@ -12,7 +12,7 @@ from typing import Any, List, Optional, Sequence
 import asyncpg
 
 from .errors import CommitRolledBack
-from .sql import BEGIN, COMMIT, ROLLBACK, Statement, numbered
+from .sql import BEGIN, COMMIT, Statement, numbered
 from .steps import Answer
 
 
@@ -67,9 +67,6 @@ class AsyncpgSession:
         elif text == COMMIT:
             block, self.block = self.block, None
             await block.commit()
-        elif text == ROLLBACK:
-            block, self.block = self.block, None
-            await block.rollback()
         elif statement[1]:
             return await fetch(self.handle, statement)
         else:
@@ -102,13 +99,12 @@ class AsyncpgSession:
 
     async def abandon(self, error: BaseException) -> bool:
         """Rolls back and gives the connection back. Gives whether it was lost; raises nothing of the driver."""
-        lost = self.is_lost()
         try:
-            if self.block is not None and not lost:
+            if self.block is not None and not self.is_lost():
                 await self.block.rollback()
         except FAILURES:
             self.cut()
-            lost = True
+        lost = self.is_lost()
         return not await self.give_back() or lost
 
 

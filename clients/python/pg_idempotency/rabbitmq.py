@@ -141,8 +141,6 @@ class Consumer:
             self.channel.basic_publish("", queue, body, properties, mandatory=True)
         except Exception as error:
             logger.error("%s did not take a message", queue, exc_info=error)
-            if not self.channel.is_open:
-                raise
             self.channel.basic_nack(method.delivery_tag, requeue=True)
         else:
             self.channel.basic_ack(method.delivery_tag)

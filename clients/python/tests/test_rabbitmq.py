@@ -172,7 +172,11 @@ def test_a_message_that_may_own_the_dead_letter_has_no_copy(idem, key):
     channel = connection.channel()
     published = []
     publish = channel.basic_publish
-    channel.basic_publish = lambda exchange, to, *given, **named: (published.append(to), publish(exchange, to, *given, **named))
+
+    def publishing(exchange, to, body, properties, **named):
+        published.append((to, properties.expiration))
+        publish(exchange, to, body, properties, **named)
+    channel.basic_publish = publishing
     asked = []
 
     def fails_twice():
@@ -183,15 +187,36 @@ def test_a_message_that_may_own_the_dead_letter_has_no_copy(idem, key):
     consumer = Consumer(channel, queue, lambda name, body, properties: idem.transaction(key, None, decline),
                         idempotency=Idempotency(fails_twice, retry=Retry(attempts=1)), tries=3, delays=[0.05, 0.2])
     consumer.declare()
-    publish("", queue, b"body", pika.BasicProperties(message_id="m"))
+    publish("", queue, b"body", pika.BasicProperties(message_id="m", expiration="60000"))
     consumer.consume()
-    assert published == [queue] and asked[1] - asked[0] >= 0.05 and asked[2] - asked[1] >= 0.2
+    assert published == [(queue, None)] and asked[1] - asked[0] >= 0.05 and asked[2] - asked[1] >= 0.2
     wait_for_dead_letter(connection, channel, queue)
     connection.close()
 
 
 def dead_letters(channel, queue):
     return channel.queue_declare(f"{queue}.dead", passive=True).method.message_count
+
+
+def test_a_failure_without_a_record_is_bounded(idem, key):
+    """As of a client that keeps nothing: its tries go on where the message gets a name."""
+    queue = f"test-{key}"
+    connection = connect()
+    channel = connection.channel()
+    seen = []
+
+    def handle(name, body, properties):
+        seen.append(name)
+        if len(seen) == 3:
+            connection.call_later(0.2, channel.stop_consuming)
+        return result("FAILED")
+    consumer = Consumer(channel, queue, handle, idempotency=idem, tries=2)
+    consumer.declare()
+    channel.basic_publish("", queue, b"body", pika.BasicProperties(message_id="m"))
+    consumer.consume()
+    assert seen == ["m"] * 3
+    wait_for_dead_letter(connection, channel, queue)
+    connection.close()
 
 
 def test_a_message_that_pauses_goes_back_with_its_channel(idem, key):
