@@ -22,7 +22,7 @@ from typing import Any, Callable, Dict, Mapping, Optional, Protocol, Tuple
 
 from . import steps
 from .clock import Clock
-from .drive import AsyncDriver, Driver
+from .drive import AsyncDriver, Driver, awaited
 from .errors import BadArgument
 from .retry import Retry, seconds_until
 from .steps import Flow
@@ -256,6 +256,8 @@ class Caller(BaseCaller):
     once. ``clock``: a Clock. ``header``: the name of the key's header.
     """
 
+    driver = Driver
+
     def call(self, intent: str, method: str, url: str, body: Optional[bytes] = None,
              headers: Optional[Mapping[str, str]] = None) -> Answer:
         """Sends the request under the key of ``intent``, a name of yours for what is to happen once.
@@ -266,22 +268,19 @@ class Caller(BaseCaller):
         to 303) and stays with its origin is followed by the fetch of the package. Raises GaveUp, and BadArgument at once
         for what is no URL. Call ``forget`` when the intent is over.
         """
-        answer: Answer = Driver(NO_SOURCE, self.clock).run(self.flow(intent, method, url, headers or {}, body))
+        answer: Answer = self.driver(NO_SOURCE, self.clock).run(self.flow(intent, method, url, headers or {}, body))
         return answer
 
 
 class AsyncCaller(BaseCaller):
     """The same for asyncio; ``fetch`` is a coroutine function."""
 
+    driver = AsyncDriver
+
     def __init__(self, store: KeyStore, fetch: Callable[..., Any] = fetch_in_thread, **options: Any) -> None:
         super().__init__(store, fetch, **options)
 
-    async def call(self, intent: str, method: str, url: str, body: Optional[bytes] = None,
-                   headers: Optional[Mapping[str, str]] = None) -> Answer:
-        """As Caller.call."""
-        answer: Answer = await AsyncDriver(NO_SOURCE, self.clock).run(
-            self.flow(intent, method, url, headers or {}, body))
-        return answer
+    call = awaited(Caller.call)
 
 
 NO_SOURCE: Any = None   # a caller has no database

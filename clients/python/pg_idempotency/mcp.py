@@ -13,14 +13,17 @@ import json
 import math
 import struct
 import sys
-from typing import Any, Awaitable, Callable, Dict, Generic, Mapping, Optional, TypeVar, Union
+from typing import Any, Callable, Dict, Generic, Mapping, Optional, TypeVar
 
-from .client import AsyncIdempotency, Base, Idempotency
+from . import steps
+from .client import AsyncIdempotency, Idempotency
+from .drive import awaited
 from .errors import BadArgument, BadOption, Declined, KeyReused, NotDone, Unknown
 from .hooks import logger
 from .http.core import escaped, scope_within
 from .model import (FAILED, IN_PROGRESS, NOT_DONE, UNKNOWN, Completion, Done, Duration, Json, Operation, Result, as_response,
                     is_text)
+from .steps import Flow
 
 Answer = TypeVar("Answer")
 
@@ -72,8 +75,9 @@ class Call:
 class ToolBase(Generic[Answer]):
     """What both kinds share: the arguments of a call, and what its end is for an agent."""
 
-    def __init__(self, idempotency: Base, result: Callable[[Dict[str, Any]], Answer],
+    def __init__(self, idempotency: Any, result: Callable[[Dict[str, Any]], Answer],
                  on_error: Optional[Callable[[BaseException], Any]] = None) -> None:
+        self.idempotency = idempotency
         self.space = idempotency.scope
         self.result = result
         self.on_error = on_error or log_error
@@ -91,6 +95,15 @@ class ToolBase(Generic[Answer]):
         scope = scope_within(self.space, f"tool {escaped(name)} {escaped(principal)}")
         # what JSON does not have, such as NaN, the database refuses
         return Call(key, Json(json.dumps(dict(arguments or {}))), scope)
+
+    def answering(self, call: Optional[Call], start: Callable[[Call], Any], *, leased: bool) -> Flow:
+        """Starts the operation of a call. Result: the answer."""
+        if call is None:
+            return self.problem("BAD_ARGUMENT")
+        try:
+            return self.answer((yield steps.call(start, call)))
+        except Exception as error:
+            return self.failure(error, call, leased=leased)
 
     def answer(self, result: Result) -> Answer:
         """The end of an operation."""
@@ -139,7 +152,6 @@ class Tools(ToolBase[Answer]):
     def __init__(self, idempotency: Idempotency, result: Callable[[Dict[str, Any]], Answer],
                  on_error: Optional[Callable[[BaseException], Any]] = None) -> None:
         super().__init__(idempotency, result, on_error)
-        self.idempotency = idempotency
 
     def transaction(self, name: str, principal: str, key: Any, arguments: Optional[Mapping[str, Any]],
                     work: Callable[[Any, Operation], Any], *, wait: Duration = 0, max_attempts: Optional[int] = None,
@@ -152,15 +164,14 @@ class Tools(ToolBase[Answer]):
         ``isError`` a failure: its writes are undone. Other arguments: see ``Idempotency.transaction``.
         Raises TypeError where name, principal or arguments are none: a mistake of the server.
         """
-        call = self.call(name, principal, key, arguments)
-        if call is None:
-            return self.problem("BAD_ARGUMENT")
-        try:
-            return self.answer(self.idempotency.transaction(
+        def start(call: Call) -> Any:
+            return self.idempotency.transaction(
                 call.key, call.request, call.entering(work), scope=call.scope, wait=wait, max_attempts=max_attempts,
-                max_lost_attempts=max_lost_attempts, retention=retention))
-        except Exception as error:
-            return self.failure(error, call, leased=False)
+                max_lost_attempts=max_lost_attempts, retention=retention)
+
+        call = self.call(name, principal, key, arguments)
+        answer: Answer = self.idempotency.driver.run(self.answering(call, start, leased=False))
+        return answer
 
     def lease(self, name: str, principal: str, key: Any, arguments: Optional[Mapping[str, Any]],
               work: Callable[[Operation, Any], Any], *, lease: Optional[Duration] = None,
@@ -171,54 +182,25 @@ class Tools(ToolBase[Answer]):
         After an attempt without an end ``reconcile`` is asked; where there is none, the answer is UNKNOWN, and the work does
         not run. NotDone of the work frees the key; any other error but Declined is answered UNKNOWN.
         """
-        call = self.call(name, principal, key, arguments)
-        if call is None:
-            return self.problem("BAD_ARGUMENT")
-        try:
-            return self.answer(self.idempotency.lease(
+        def start(call: Call) -> Any:
+            return self.idempotency.lease(
                 call.key, call.request, call.entering(work), lease=lease, reconcile=call.asking(reconcile or nobody_knows),
-                scope=call.scope, wait=wait, max_attempts=max_attempts, retention=retention))
-        except Exception as error:
-            return self.failure(error, call, leased=True)
+                scope=call.scope, wait=wait, max_attempts=max_attempts, retention=retention)
+
+        call = self.call(name, principal, key, arguments)
+        answer: Answer = self.idempotency.driver.run(self.answering(call, start, leased=True))
+        return answer
 
 
 class AsyncTools(ToolBase[Answer]):
-    """The same for asyncio, over an AsyncIdempotency."""
+    """The same for asyncio, over an AsyncIdempotency: ``work`` and ``reconcile`` may be coroutine functions."""
 
     def __init__(self, idempotency: AsyncIdempotency, result: Callable[[Dict[str, Any]], Answer],
                  on_error: Optional[Callable[[BaseException], Any]] = None) -> None:
         super().__init__(idempotency, result, on_error)
-        self.idempotency = idempotency
 
-    async def transaction(self, name: str, principal: str, key: Any, arguments: Optional[Mapping[str, Any]],
-                          work: Callable[[Any, Operation], Union[Awaitable[Any], Any]], *, wait: Duration = 0,
-                          max_attempts: Optional[int] = None, max_lost_attempts: Optional[int] = None,
-                          retention: Optional[Duration] = None) -> Answer:
-        """As Tools.transaction; ``work`` may be a coroutine function."""
-        call = self.call(name, principal, key, arguments)
-        if call is None:
-            return self.problem("BAD_ARGUMENT")
-        try:
-            return self.answer(await self.idempotency.transaction(
-                call.key, call.request, call.entering(work), scope=call.scope, wait=wait, max_attempts=max_attempts,
-                max_lost_attempts=max_lost_attempts, retention=retention))
-        except Exception as error:
-            return self.failure(error, call, leased=False)
-
-    async def lease(self, name: str, principal: str, key: Any, arguments: Optional[Mapping[str, Any]],
-                    work: Callable[[Operation, Any], Union[Awaitable[Any], Any]], *, lease: Optional[Duration] = None,
-                    reconcile: Optional[Callable[[Operation], Any]] = None, wait: Duration = 0,
-                    max_attempts: Optional[int] = None, retention: Optional[Duration] = None) -> Answer:
-        """As Tools.lease; ``work`` and ``reconcile`` may be coroutine functions."""
-        call = self.call(name, principal, key, arguments)
-        if call is None:
-            return self.problem("BAD_ARGUMENT")
-        try:
-            return self.answer(await self.idempotency.lease(
-                call.key, call.request, call.entering(work), lease=lease, reconcile=call.asking(reconcile or nobody_knows),
-                scope=call.scope, wait=wait, max_attempts=max_attempts, retention=retention))
-        except Exception as error:
-            return self.failure(error, call, leased=True)
+    transaction = awaited(Tools[Answer].transaction)
+    lease = awaited(Tools[Answer].lease)
 
 
 def key_of_arguments(arguments: Mapping[str, Any]) -> str:
