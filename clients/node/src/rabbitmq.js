@@ -24,6 +24,7 @@ export class RabbitConsumer {
   /** @type {string | undefined} */
   #tag
   #running = new Set()
+  #stopping = new AbortController()
   /** @type {Promise<unknown>} */
   #publishing = Promise.resolve()
   /** @type {Promise<void> | undefined} */
@@ -69,6 +70,7 @@ export class RabbitConsumer {
   }
 
   async #end() {
+    this.#stopping.abort()
     await unlessClosed(() => this.#channel.cancel(this.#tag))
     await Promise.all(this.#running)
     await this.#close()
@@ -118,14 +120,24 @@ export class RabbitConsumer {
     if (action === 'ack') return this.#channel.ack(message)
     if (action === 'bury') return this.#channel.nack(message, false, false)
     const delay = delays.find((each) => each >= after) ?? delays.at(-1)
+    if (nameOf(message)) return this.#retry(message, delay, tries)
     return this.#replace(message, `${queue}.again.${delay}`, { [TRIES]: tries })
+  }
+
+  // A copy with the same name would own the dead letter as well. If the consumer ends meanwhile, the broker delivers the message again.
+  async #retry(message, delay, tries) {
+    const { idempotency } = this.#options
+    await idempotency.clock.sleep(delay, this.#stopping.signal)
+    if (this.#stopping.signal.aborted) return
+    message.properties.headers[TRIES] = tries
+    await this.#settle(message)
   }
 
   // The operation has failed for good.
   async #fail(message, failure, tries) {
     const { tries: limit } = this.#options
-    const name = message.properties.headers?.[NAME]
-    if (typeof name !== 'string') return this.#rename(message, tries)
+    const name = nameOf(message)
+    if (!name) return this.#rename(message, tries)
     if (failure.record === null) {
       // The record went away meanwhile, and the operation failed anew.
       return tries + 1 >= limit ? this.#obey(message, { action: 'bury', after: 0, tries }) : this.#rename(message, tries + 1)
@@ -173,6 +185,12 @@ export class RabbitConsumer {
     }
     if (returned) throw new Error(`there is no queue ${queue}`)
   }
+}
+
+// The name that `#rename` has given.
+function nameOf({ properties }) {
+  const name = properties.headers?.[NAME]
+  return typeof name === 'string' ? name : undefined
 }
 
 // A channel that has ended, and perhaps the connection with it, delivers nothing more.

@@ -149,6 +149,28 @@ test('rabbitmq: a copy goes to no queue of CC once more', { timeout: 120_000 }, 
   await stage.channel.deleteQueue(other)
 })
 
+// A copy with its name would own the dead letter, too, if the consumer died before it acknowledged the message.
+test('rabbitmq: a message that may own the dead letter has no copy', { timeout: 45_000 }, async (t) => {
+  const { stage, idempotency, dead, start } = await stageFor(t, 'rabbitmq')
+  const [errors, tries, copies] = [[], [], []]
+  stage.watch((point) => copies.push(point))
+  const handle = async (message) => {
+    tries.push(message.properties.headers['x-idempotency-tries'])
+    if ([2, 3].includes(tries.length)) throw new Error('planned')
+    return idempotency.transaction(stage.key(message), null, () => { throw new Declined(402) })
+  }
+  const options = { handle, delays: [20, 60_000], onError: (error) => errors.push(error.message) }
+  await stage.send(['bad'])
+  const first = await start(options)
+  await until(() => errors.length === 2, 'it waits for a minute')
+  await first.stop()
+  assert.deepEqual(tries, [undefined, 0, 1])
+  const second = await start(options)
+  assert.deepEqual([await dead(1), tries.length, errors], [['bad'], 4, ['planned', 'planned']])
+  await second.stop()
+  assert.deepEqual(copies, ['ack', 'copy', 'bury'])
+})
+
 // The broker drops what dies in a queue a second time, and was rejected nowhere in between.
 test('rabbitmq: a dead letter of the broker that is sent again comes back after an error', { timeout: 120_000 }, async (t) => {
   const { stage, start } = await stageFor(t, 'rabbitmq')
