@@ -187,21 +187,30 @@ test('nats: a dead letter tells the server nothing', { timeout: 120_000 }, async
   await stage.manager.streams.update(stage.queue, { allow_rollup_hdrs: true })
   const rollup = headers()
   rollup.set('Nats-Rollup', 'sub')
+  rollup.set('Nats-Msg-Id', 'own')
   await stage.jetstream.publish(`${stage.queue}.sent`, 'one', { headers: rollup })
   const consumer = await start({ handle: async () => { throw new BadArgument('planned') } })
   assert.deepEqual(await dead(1), ['one'])
   await consumer.stop()
+  const { header } = await stage.manager.streams.getMessage(`${stage.queue}-test-dead`, { seq: 1 })
+  assert.equal(header.get('x-idempotency-msg-id'), 'own')
 })
 
 test('nats: no message comes again because others are handled', { timeout: 120_000 }, async (t) => {
   const { stage, start } = await stageFor(t, 'nats')
-  const seen = []
+  const [seen, errors, counts] = [[], [], []]
+  let running = 0
   await stage.send(['1', '2', '3', '4', '5', '6'])
-  const handle = async (message) => { seen.push(stage.key(message)); await sleep(900) }
-  const consumer = await start({ handle, prefetch: 2, ackWait: 600 })
+  const handle = async (message) => {
+    seen.push(stage.key(message))
+    counts.push(++running)
+    await sleep(900)
+    running--
+  }
+  const consumer = await start({ handle, prefetch: 2, ackWait: 600, onError: (error) => errors.push(error) })
   await until(async () => seen.length >= 6 && await stage.settled(), 'all is settled')
   await consumer.stop()
-  assert.deepEqual(seen.sort(), ['1', '2', '3', '4', '5', '6'])
+  assert.deepEqual([seen.sort(), Math.max(...counts), errors], [['1', '2', '3', '4', '5', '6'], 2, []])
 })
 
 test('nats: a connection that is closed for good, and a consumer that is gone, are told', { timeout: 120_000 }, async (t) => {

@@ -129,9 +129,10 @@ test('the pause after an error, and an owner of a dead letter who is being found
 
 /** A connection of amqplib, with one channel. */
 function fakeRabbit(methods) {
-  const rabbit = { closed: 0 }
+  const rabbit = { closed: 0, declared: {} }
   const channel = {
-    on() {}, assertQueue: async () => {}, prefetch: async () => {}, ack() {}, cancel: async () => {},
+    on: (event, listener) => { rabbit.fail = listener }, prefetch: async (count) => { rabbit.prefetch = count }, ack() {}, cancel: async () => {},
+    assertQueue: async (queue, options) => { rabbit.declared[queue] = options },
     consume: async (queue, deliver) => { rabbit.deliver = deliver; return { consumerTag: 'tag' } },
     close: async () => { rabbit.closed++ }, ...methods,
   }
@@ -144,6 +145,26 @@ test('rabbitmq: a start that fails leaves no channel', async (t) => {
   const rabbit = fakeRabbit({ assertQueue: async () => { throw new TypeError('planned') } })
   await assert.rejects(RabbitConsumer.start(rabbit.connection, { idempotency, queue: 'q', handle: async () => {} }), /planned/)
   assert.equal(rabbit.closed, 1)
+})
+
+test('rabbitmq: what the queues are made with; a channel that fails, and a consumer that the broker ends, are told', async (t) => {
+  const { idempotency } = idempotencyFor(t)
+  const told = []
+  const rabbit = fakeRabbit({ cancel: async (tag) => told.push(tag), close: async () => told.push('closed') })
+  const consumer = await RabbitConsumer.start(rabbit.connection, {
+    idempotency, queue: 'q', deliveryLimit: 7, prefetch: 3, delays: [5], handle: async () => {}, onError: ({ message }) => told.push(message) })
+  const moves = (queue) => ({
+    'x-queue-type': 'quorum', 'x-dead-letter-exchange': '', 'x-dead-letter-routing-key': queue, 'x-dead-letter-strategy': 'at-least-once',
+    'x-overflow': 'reject-publish' })
+  assert.deepEqual([rabbit.declared, rabbit.prefetch], [{
+    q: { durable: true, arguments: { 'x-delivery-limit': 7, ...moves('q.dead') } },
+    'q.dead': { durable: true, arguments: { 'x-queue-type': 'quorum' } },
+    'q.again.5': { durable: true, arguments: { 'x-message-ttl': 5, ...moves('q') } },
+  }, 3])
+  rabbit.fail(new Error('failed'))
+  rabbit.deliver(null)
+  await consumer.stop()
+  assert.deepEqual(told, ['failed', 'the broker has ended the consumer', 'tag', 'closed'])
 })
 
 test('rabbitmq: a stop waits for what is under way, though the connection is gone; a second one is the first', async (t) => {
@@ -191,66 +212,125 @@ test('what handle returns is no verdict by accident, and a pause is none without
   }
 })
 
-test('rabbitmq: a name that is no text is none: a redelivery of its message would be taken for a copy', async (t) => {
-  const { idempotency } = idempotencyFor(t)
-  const failure = { outcome: 'FAILED', retryAfter: null, record: newKey() }
-  const renamed = deferred()
-  const rabbit = fakeRabbit({ nack() {}, once() {}, off() {}, sendToQueue: (queue, content, { headers }) => renamed.resolve(headers) })
-  await RabbitConsumer.start(rabbit.connection, { idempotency, queue: newKey(), handle: async () => failure })
-  rabbit.deliver({ properties: { headers: { 'x-idempotency-name': { no: 'text' } } } })
-  assert.equal(typeof (await renamed.promise)['x-idempotency-name'], 'string')
-})
+// A redelivery of a message whose name is no text would be taken for a copy. One that failed anew has no stored failure yet.
+for (const [what, name, record, tries, expected] of [
+  ['a name that is no text', { no: 'text' }, newKey(), 0, 0], ['a failure that is no replay', 'one', null, 18, 19], ['the last of these', 'one', null, 19, false],
+]) {
+  test(`rabbitmq: ${what}: another name, or a dead letter`, async (t) => {
+    const { idempotency } = idempotencyFor(t)
+    const settled = deferred()
+    const rabbit = fakeRabbit({
+      nack: (message, all, requeue) => settled.resolve(requeue), once() {}, off() {},
+      sendToQueue: (queue, content, { headers }) => settled.resolve(headers),
+    })
+    await RabbitConsumer.start(rabbit.connection, {
+      idempotency, queue: newKey(), handle: async () => ({ outcome: 'FAILED', retryAfter: null, record }) })
+    rabbit.deliver({ properties: { headers: { 'x-idempotency-name': name, 'x-idempotency-tries': tries } } })
+    const headers = await settled.promise
+    assert.equal(headers?.['x-idempotency-tries'] ?? headers, expected)
+    if (headers) assert.match(headers['x-idempotency-name'], /^[0-9a-f-]{36}$/)
+  })
+}
 
 // Such as the right to its scope: there is time to give it, before each copy is a dead letter.
 test('rabbitmq: an error of the owner is none of the message', async () => {
   const idempotency = { transaction: async () => { throw new Forbidden('planned') } }
   const again = deferred()
-  const rabbit = fakeRabbit({ nack() {}, once() {}, off() {}, sendToQueue: (queue, content, { headers }) => again.resolve(headers) })
+  const rabbit = fakeRabbit({ nack() {}, once() {}, off() {}, sendToQueue: (queue, content, options) => again.resolve(options) })
   const handle = async () => ({ outcome: 'FAILED', retryAfter: null, record: newKey() })
   await RabbitConsumer.start(rabbit.connection, { idempotency, queue: 'q', handle, onError: () => {} })
-  rabbit.deliver({ properties: { headers: { 'x-idempotency-name': 'one' } } })
-  assert.deepEqual(await again.promise, { 'x-idempotency-name': 'one', 'x-idempotency-tries': 1, CC: undefined, 'x-death': undefined })
+  const headers = { 'x-idempotency-name': 'one' }
+  rabbit.deliver({ properties: { headers: { ...headers, CC: 'other', 'x-death': [] }, type: 'own', expiration: '5', userId: 'sender' } })
+  assert.deepEqual(await again.promise, {
+    type: 'own', headers: { ...headers, 'x-idempotency-tries': 1, CC: undefined, 'x-death': undefined }, persistent: true, mandatory: true,
+    expiration: undefined, userId: undefined,
+  })
 })
 
-test('nats: a stop gives back what was sent ahead', { timeout: 10_000 }, async (t) => {
+// What the broker returns has no other sign of which copy it was.
+test('rabbitmq: one copy at a time; a message whose copy the broker refuses goes back', async (t) => {
   const { idempotency } = idempotencyFor(t)
-  const [entered, go, closing] = [deferred(), deferred(), deferred()]
-  const [handled, settled] = [[], []]
-  const message = (seq, deliveryCount = 1) => ({
-    seq, info: { deliveryCount }, working() {}, ack: () => settled.push(`ack ${seq}`), nak: () => settled.push(`nak ${seq}`),
+  const [events, confirms] = [[], []]
+  const rabbit = fakeRabbit({
+    once() {}, off() {}, sendToQueue: (queue, content, options, confirm) => { events.push(`copy ${content}`); confirms.push(confirm) },
+    ack: ({ content }) => events.push(`ack ${content}`), nack: ({ content }, all, requeue) => events.push(`nack ${content} ${requeue}`),
   })
-  async function* messages() {
-    yield message(0, 101)
-    yield message(1)
-    await closing.promise
-    yield message(2)
+  await RabbitConsumer.start(rabbit.connection, {
+    idempotency, queue: 'q', handle: async () => ({ action: 'again', after: 1 }), onError: ({ message }) => events.push(message) })
+  for (const content of [1, 2]) rabbit.deliver({ content, properties: {} })
+  for (const refusal of [new Error('refused'), null]) {
+    await new Promise(setImmediate)
+    confirms.shift()(refusal)
   }
-  const sent = Object.assign(messages(), { close: async () => { closing.resolve() } })
-  const consumer = await NatsConsumer.start({
-    jetstream: () => ({ consumers: { get: async () => ({ fetch: async () => sent }) }, publish: async () => settled.push('bury') }),
-    jetstreamManager: async () => ({ streams: { add() {} }, consumers: { add() {} } }),
-  }, {
-    idempotency, stream: 's', durable: 'd', prefetch: 2,
-    handle: async ({ seq }) => { handled.push(seq); entered.resolve(); await go.promise },
-  })
-  await entered.promise
-  const stopped = consumer.stop()
-  go.resolve()
-  await stopped
-  assert.deepEqual([handled, settled.sort()], [[1], ['ack 0', 'ack 1', 'bury', 'nak 2']])
+  await new Promise(setImmediate)
+  assert.deepEqual(events, ['copy 1', 'refused', 'nack 1 true', 'copy 2', 'ack 2'])
 })
 
-test('nats: a connection that is closed for good is told once', async (t) => {
+/** A NatsConsumer of a connection whose `fetch` gives messages. */
+async function natsConsumer(t, { fetch, isClosed = () => true, settled = [], ...options }) {
   const clock = new FakeClock()
   const { idempotency } = idempotencyFor(t, { clock })
-  const told = deferred()
+  const made = []
   const consumer = await NatsConsumer.start({
-    isClosed: () => true,
-    jetstream: () => ({ consumers: { get: async () => ({ fetch: async () => { throw new Error('closed') } }) } }),
-    jetstreamManager: async () => ({ streams: { add() {} }, consumers: { add() {} } }),
-  }, { idempotency, stream: 's', durable: 'd', handle: async () => {}, onError: told.resolve })
-  assert.equal((await told.promise).message, 'closed')
-  await new Promise(setImmediate)
-  assert.equal(clock.pending, 0)
+    isClosed, jetstream: () => ({ consumers: { get: async () => ({ fetch }) }, publish: async () => settled.push('bury') }),
+    jetstreamManager: async () => ({ streams: { add: (given) => made.push(given) }, consumers: { add: (...given) => made.push(given) } }),
+  }, { idempotency, stream: 's', durable: 'd', handle: async () => {}, ...options })
+  return { clock, consumer, made }
+}
+
+for (const order of [['go', 'late'], ['late', 'go']]) {
+  test('nats: a stop waits for what is under way, and gives back what was sent ahead', { timeout: 10_000 }, async (t) => {
+    const [entered, closing, ends] = [deferred(), deferred(), { go: deferred(), late: deferred() }]
+    const [handled, settled] = [[], []]
+    const message = (seq, deliveryCount = 1) => ({
+      seq, info: { deliveryCount }, working() {}, ack: () => settled.push(`ack ${seq}`), nak: () => settled.push(`nak ${seq}`),
+    })
+    async function* messages() {
+      yield message(0, 101)
+      yield message(1)
+      await ends.late.promise
+      yield message(2)
+    }
+    const { consumer } = await natsConsumer(t, {
+      settled, prefetch: 2, fetch: async () => Object.assign(messages(), { close: async () => { closing.resolve() } }),
+      handle: async ({ seq }) => { handled.push(seq); entered.resolve(); await ends.go.promise },
+    })
+    await entered.promise
+    let isStopped = false
+    const stopped = consumer.stop().then(() => { isStopped = true })
+    await closing.promise
+    for (const end of order) {
+      await new Promise(setImmediate)
+      assert.equal(isStopped, false)
+      ends[end].resolve()
+    }
+    await stopped
+    assert.deepEqual([handled, settled.sort()], [[1], ['ack 0', 'ack 1', 'bury', 'nak 2']])
+  })
+}
+
+test('nats: what the server refuses is told, and tried again later; a connection that is closed for good is told once', async (t) => {
+  const errors = []
+  const refused = (what) => () => { throw new Error(what) }
+  const [handling, go] = [deferred(), deferred()]
+  const message = { seq: 1, info: { deliveryCount: 1 }, working: refused('working'), ack: refused('ack') }
+  const fetches = [() => Object.assign([message], { close() {} })]
+  let isOpen = true
+  const { clock, consumer, made } = await natsConsumer(t, {
+    ackWait: 30_000, filter: 's.a', deadWindow: 1000, isClosed: () => !isOpen, onError: ({ message }) => errors.push(message),
+    fetch: async () => (fetches.shift() ?? refused('fetch'))(), handle: () => { handling.resolve(); return go.promise },
+  })
+  await handling.promise
+  assert.deepEqual(made, [{ name: 's-d-dead', subjects: ['s-d-dead.>'], duplicate_window: 1e9 }, ['s', {
+    durable_name: 'd', ack_policy: 'explicit', ack_wait: 3e10, max_deliver: -1, max_ack_pending: -1, filter_subject: 's.a' }]])
+  // The pause after a fetch, and the next word to the server.
+  await clock.whenPending(2)
+  await clock.advance(900)
+  assert.deepEqual(errors.splice(0), ['fetch'])
+  isOpen = false
+  await clock.advance(9100)
+  go.resolve()
+  while (clock.pending > 0) await new Promise(setImmediate)
+  assert.deepEqual(errors.sort(), ['ack', 'fetch', 'working'])
   await consumer.stop()
 })
