@@ -2,6 +2,7 @@
 // consumer that crashes while it is stopped.
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { Declined } from 'pg-idempotency'
 import { KafkaConsumer } from 'pg-idempotency/kafka'
 import { deferred, idempotencyFor, newKey } from './support.js'
@@ -14,25 +15,27 @@ function consumerOf(t, { handle = async () => {}, ...options } = {}) {
   const kafka = {
     consumer: ({ retry }) => {
       const number = events.filter((event) => event.startsWith('connect')).length + 1
-      group.crash = retry.restartOnFailure
+      let tell
+      group.crash = (error) => { tell({ payload: { error } }); return retry.restartOnFailure(error) }
       return {
-        on() {}, subscribe() {}, seek() {},
+        on: (event, listener) => { tell = listener }, subscribe() {}, seek() {},
         connect: async () => { events.push(`connect ${number}`) },
-        run: async ({ eachBatch }) => { group.deliver = eachBatch; await group.join(); events.push(`run ${number}`) },
+        run: async ({ eachBatch, ...options }) => { Object.assign(group, { deliver: eachBatch, options }); await group.join(); events.push(`run ${number}`) },
         disconnect: async () => { events.push(`disconnect ${number}`) },
       }
     },
     producer: () => ({
-      connect() {}, disconnect: async () => { events.push('end') }, send: async ({ messages }) => { group.sent.push(...messages) },
+      connect: () => group.connect?.(), disconnect: async () => { events.push('end') }, send: async ({ acks, messages }) => { group.sent.push({ acks, ...messages[0] }) },
     }),
   }
   group.start = () => KafkaConsumer.start(kafka, {
     idempotency, topic: newKey(), groupId: 'g', handle: (message) => handle(idempotency, message, group), delays: [1],
     onError: (error) => group.errors.push(error.message), ...options,
   })
-  group.batch = () => group.deliver({
-    batch: { partition: 0, messages: [{ offset: '7', key: Buffer.from('k'), value: Buffer.from('v'), headers: {} }] },
-    heartbeat: async () => {}, isRunning: () => true, isStale: () => group.stale, resolveOffset() {}, pause: () => () => {},
+  group.batch = (...more) => group.deliver({
+    batch: { partition: 0, messages: ['9007199254740993', ...more].map((offset) => ({ offset, key: Buffer.from('k'), headers: {} })) },
+    heartbeat: async () => { group.beaten?.resolve(); throw new Error('the group is rebalancing') },
+    isRunning: () => !group.stopping, isStale: () => group.stale, resolveOffset() {}, pause: () => () => { group.isResumed = true },
     commitOffsetsIfNecessary: async ({ topics: [{ partitions: [{ offset }] }] }) => {
       if (group.refusals-- > 0) throw new Error('the group is rebalancing')
       group.committed.push(offset)
@@ -57,20 +60,45 @@ test('a dead letter whose offset was not committed is not sent again', async (t)
   group.refusals = 1
   await group.batch()
   assert.deepEqual([group.sent.length, group.committed, group.errors], [1, [], ['the group is rebalancing']])
+  const [{ acks, headers }] = group.sent
+  assert.deepEqual([acks, headers['x-idempotency-message'].replace(/^[0-9a-f-]{36}/, 'topic')], [-1, 'topic/0/9007199254740993'])
+  assert.deepEqual(group.options, { autoCommit: false, eachBatchAutoResolve: false, partitionsConsumedConcurrently: 1 })
   await group.batch()
-  assert.deepEqual([group.sent.length, group.committed.at(-1)], [1, '8'])
+  assert.deepEqual([group.sent.length, group.committed.at(-1)], [1, '9007199254740994'])
 })
 
 test('a partition that goes away meanwhile: whoever has it sends the dead letter', async (t) => {
   const { group } = await started(t, {
+    consumer: { sessionTimeout: 100 },
     handle: async (idempotency, message, group) => {
       const result = await declined(idempotency, message)
+      group.beaten = deferred()
+      await group.beaten.promise
       group.stale = true
       return result
     },
   })
   await group.batch()
   assert.deepEqual([group.sent, group.committed, group.errors], [[], [], []])
+})
+
+for (const reason of ['stopping', 'stale']) {
+  test(`a batch ends with the message that is under way where its consumer is ${reason}`, async (t) => {
+    const seen = []
+    const { group } = await started(t, {
+      handle: async (idempotency, { offset }, group) => { group[reason] = true; seen.push(offset) },
+    })
+    await group.batch('9007199254740994')
+    assert.deepEqual([seen, group.committed], [['9007199254740993'], ['9007199254740994']])
+  })
+}
+
+test('a partition that pauses when its consumer stops is not resumed', async (t) => {
+  const { group, consumer } = await started(t, { handle: async () => ({ action: 'again', after: 60_000 }) })
+  await group.batch()
+  await consumer.stop()
+  await new Promise(setImmediate)
+  assert.equal(group.isResumed, undefined)
 })
 
 test('a consumer that crashed joins again, and one that is stopped does not', async (t) => {
@@ -108,11 +136,12 @@ test('a consumer that cannot join again tries until it can, unless its options s
   await group.crash(new Error('planned'))
   await joined.promise
   await consumer.stop()
-  assert.deepEqual(group.errors, ['no broker'])
+  assert.deepEqual(group.errors, ['planned', 'no broker'])
   assert.deepEqual(group.events, ['connect 1', 'run 1', 'connect 2', 'disconnect 2', 'connect 3', 'run 3', 'disconnect 3', 'end'])
 
   const { group: other, consumer: once } = await started(t, { consumer: { retry: { restartOnFailure: async () => false } } })
   await other.crash(new Error('planned'))
+  await sleep(20)
   await once.stop()
   assert.deepEqual(other.events, ['connect 1', 'run 1', 'disconnect 1', 'end'])
 })
@@ -121,5 +150,7 @@ test('a consumer that cannot start leaves no connection', async (t) => {
   const group = consumerOf(t)
   group.join = async () => { throw new Error('no broker') }
   await assert.rejects(group.start(), /no broker/)
-  assert.deepEqual(group.events, ['connect 1', 'disconnect 1', 'end'])
+  group.connect = group.join
+  await assert.rejects(group.start(), /no broker/)
+  assert.deepEqual(group.events, ['connect 1', 'disconnect 1', 'end', 'end'])
 })
