@@ -234,36 +234,44 @@ for (const [what, name, record, tries, expected] of [
 
 // Such as the right to its scope: there is time to give it, before each copy is a dead letter.
 test('rabbitmq: an error of the owner is none of the message', async () => {
-  const idempotency = { transaction: async () => { throw new Forbidden('planned') } }
-  const again = deferred()
-  const rabbit = fakeRabbit({ nack() {}, once() {}, off() {}, sendToQueue: (queue, content, options) => again.resolve(options) })
-  const handle = async () => ({ outcome: 'FAILED', retryAfter: null, record: newKey() })
+  const idempotency = { clock: new FakeClock({ auto: true }), transaction: async () => { throw new Forbidden('planned') } }
+  const [acked, tries] = [deferred(), []]
+  const rabbit = fakeRabbit({ ack: acked.resolve })
+  const handle = async ({ properties: { headers } }) => {
+    return tries.push(headers['x-idempotency-tries']) > 1 ? { action: 'ack' } : { outcome: 'FAILED', retryAfter: null, record: newKey() }
+  }
   await RabbitConsumer.start(rabbit.connection, { idempotency, queue: 'q', handle, onError: () => {} })
-  const headers = { 'x-idempotency-name': 'one' }
-  rabbit.deliver({ properties: { headers: { ...headers, CC: 'other', 'x-death': [] }, type: 'own', expiration: '5', userId: 'sender' } })
-  assert.deepEqual(await again.promise, {
-    type: 'own', headers: { ...headers, 'x-idempotency-tries': 1, CC: undefined, 'x-death': undefined }, persistent: true, mandatory: true,
-    expiration: undefined, userId: undefined,
-  })
+  rabbit.deliver({ properties: { headers: { 'x-idempotency-name': 'one' } } })
+  await acked.promise
+  assert.deepEqual(tries, [undefined, 1])
 })
 
 // What the broker returns has no other sign of which copy it was.
 test('rabbitmq: one copy at a time; a message whose copy the broker refuses goes back', async (t) => {
   const { idempotency } = idempotencyFor(t)
-  const [events, confirms] = [[], []]
+  const [events, confirms, copies] = [[], [], []]
   const rabbit = fakeRabbit({
-    once() {}, off() {}, sendToQueue: (queue, content, options, confirm) => { events.push(`copy ${content}`); confirms.push(confirm) },
+    once() {}, off() {}, sendToQueue: (queue, content, options, confirm) => {
+      events.push(`copy ${content}`)
+      copies.push(options)
+      confirms.push(confirm)
+    },
     ack: ({ content }) => events.push(`ack ${content}`), nack: ({ content }, all, requeue) => events.push(`nack ${content} ${requeue}`),
   })
   await RabbitConsumer.start(rabbit.connection, {
     idempotency, queue: 'q', handle: async () => ({ action: 'again', after: 1 }), onError: ({ message }) => events.push(message) })
-  for (const content of [1, 2]) rabbit.deliver({ content, properties: {} })
+  const properties = { headers: { own: '1', CC: 'other', 'x-death': [] }, type: 'own', expiration: '5', userId: 'sender' }
+  for (const content of [1, 2]) rabbit.deliver({ content, properties })
   for (const refusal of [new Error('refused'), null]) {
     await new Promise(setImmediate)
     confirms.shift()(refusal)
   }
   await new Promise(setImmediate)
   assert.deepEqual(events, ['copy 1', 'refused', 'nack 1 true', 'copy 2', 'ack 2'])
+  assert.deepEqual(copies[0], {
+    type: 'own', headers: { own: '1', 'x-idempotency-tries': 0, CC: undefined, 'x-death': undefined }, persistent: true, mandatory: true,
+    expiration: undefined, userId: undefined,
+  })
 })
 
 /** A NatsConsumer of a connection whose `fetch` gives messages. */
