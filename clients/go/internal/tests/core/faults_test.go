@@ -413,3 +413,20 @@ func testManyFaults[Tx any](t *testing.T, b backend[Tx]) {
 	}
 	same(t, "effects", value(t, "SELECT count(*) || '/' || count(DISTINCT key) FROM effect WHERE key LIKE $1 || '-%'", prefix), "30/30")
 }
+
+// A sleeper that has gone is none that a test waits for.
+func TestFakeClock(t *testing.T) {
+	clock := idempotency.NewFakeClock(time.Now())
+	must(t, clock.Sleep(background, 0))
+	ctx, cancel := context.WithCancel(background)
+	ended := make(chan error)
+	sleep := func(ctx context.Context) { ended <- clock.Sleep(ctx, time.Second) }
+	go sleep(ctx)
+	clock.AwaitSleepers(1)
+	cancel()
+	wantError(t, <-ended, context.Canceled)
+	go sleep(background)
+	clock.AwaitSleepers(1)
+	clock.Advance(time.Second)
+	must(t, <-ended)
+}
