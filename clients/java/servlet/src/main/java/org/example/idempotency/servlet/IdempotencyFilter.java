@@ -187,7 +187,7 @@ public final class IdempotencyFilter extends HttpFilter {
         if (options.fingerprint != null) {
             return Identity.fingerprint(request.getMethod(), target, options.fingerprint.apply(new ReceivedRequest(request, body)));
         }
-        boolean isEncoded = Collections.list(request.getHeaders("Content-Encoding")).stream().map(String::strip)
+        boolean isEncoded = Collections.list(request.getHeaders("Content-Encoding")).stream()
                 .anyMatch(encoding -> !encoding.isEmpty() && !encoding.equalsIgnoreCase("identity"));
         try {
             return Identity.fingerprint(request.getMethod(), target, request.getContentType(), isEncoded, body);

@@ -144,6 +144,10 @@ class WrappersTest {
     void whatIsTooLargeIsSaidAtTheLatestAtTheEnd() throws IOException {
         assertAnswer(200, null, "x".repeat(20), response -> response.getWriter().write("x".repeat(20)));
         assertThrows(RecordedResponse.TooLarge.class, () -> answer(response -> response.getWriter().write("x".repeat(21))));
+        assertThrows(RecordedResponse.TooLarge.class, () -> answer(response -> {
+            response.getOutputStream().write(new byte[20]);
+            response.getOutputStream().write('x');
+        }));
         assertThrows(RecordedResponse.TooLarge.class, () -> answer(response -> assertThrows(RecordedResponse.TooLarge.class,
                 () -> response.getOutputStream().write(new byte[21]))));
     }
