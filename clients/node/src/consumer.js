@@ -1,6 +1,6 @@
 // What the consumers of all brokers decide in the same way, and which message of an operation becomes its
 // dead letter.
-import { BadArgument, Forbidden, InProgress, KeyReused, TooLarge, Unknown } from './errors.js'
+import { BadArgument, BadDuration, Forbidden, InProgress, KeyReused, TooLarge, Unknown } from './errors.js'
 import { optionsOf, telling } from './options.js'
 import { checkCount, checkMilliseconds } from './response.js'
 import { isText } from './sql.js'
@@ -27,7 +27,9 @@ import { isText } from './sql.js'
 
 const OUTCOMES = ['COMPLETED', 'FAILED', 'IN_PROGRESS']
 
-const HOPELESS = [KeyReused, BadArgument, Forbidden, TooLarge]
+// An option can be mended: its message waits for that.
+const isHopeless = (/** @type {unknown} */ error) =>
+  [KeyReused, BadArgument, Forbidden, TooLarge].some((kind) => error instanceof kind) && !(error instanceof BadDuration)
 
 export const TRIES = 'x-idempotency-tries'
 
@@ -76,7 +78,7 @@ export async function decide(options, message, tries) {
     settlement = settlementOf(given)
   } catch (error) {
     const decision = afterError(options, message, error, tries)
-    return HOPELESS.some((kind) => error instanceof kind) ? { ...decision, action: 'bury', after: 0 } : decision
+    return isHopeless(error) ? { ...decision, action: 'bury', after: 0 } : decision
   }
   switch (settlement.action) {
     case 'ack': return { action: 'ack', after: 0, tries }
