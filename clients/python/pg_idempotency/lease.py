@@ -132,7 +132,8 @@ def owned(settings: Settings, call: Call, operation: Operation, heartbeat: Any, 
 
 
 def reconciled(settings: Settings, call: Call, operation: Operation, heartbeat: Any) -> Flow:
-    """What became of an earlier attempt: Done, or None when the work is to run. Raises Unknown."""
+    """What became of an earlier attempt: Done, or None when the work is to run. Raises Unknown, also for what ``reconcile``
+    raises: that does not say what became of it."""
     if not operation.taken_over or call.reconcile is None:
         return None
     try:
@@ -142,13 +143,15 @@ def reconciled(settings: Settings, call: Call, operation: Operation, heartbeat: 
         if answer == NOT_DONE:
             return None
         raise Unknown()
-    except (Unknown, Declined) as error:
+    except Exception as error:
+        if isinstance(error, LeaseLost) and heartbeat.signal.is_set():
+            raise
         # This attempt did nothing: the next begin need not wait for the lease. The database
         # remembers that an earlier one has no end. An Unknown of the work is none of these.
         yield from release(settings, call, operation)
-        if isinstance(error, Declined):   # of another operation: what became of this one it does not say
-            raise Unknown() from error
-        raise
+        if isinstance(error, Unknown):
+            raise
+        raise Unknown() from error
 
 
 def end(settings: Settings, call: Call, heartbeat: Any, writes: List[Callable[[Any], Any]],

@@ -128,6 +128,8 @@ class ToolBase(Generic[Answer]):
         if isinstance(error, BadArgument) and not isinstance(error, BadOption) and not call.began:
             return self.problem("BAD_ARGUMENT")
         if isinstance(error, Unknown):
+            if error.__cause__ is not None:     # what reconcile raised
+                self.on_error(error.__cause__)
             return self.problem("UNKNOWN", error.retry_after)
         self.on_error(error)
         return self.problem("UNKNOWN" if leased and call.began and not isinstance(error, NotDone) else "ERROR")

@@ -18,6 +18,10 @@ def writes(key):
     return lambda tx: tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
 
 
+def declines(*_):
+    raise Declined(409)
+
+
 def leave_unended(idem, key):
     """An attempt whose work raises: its lease stays."""
     with pytest.raises(ZeroDivisionError):
@@ -279,16 +283,18 @@ def test_reconcile_does_not_know(idem, key, admin):
     assert (result.payload, result.attempt, result.taken_over) == ("at last", 2, True)
 
 
-def test_what_reconcile_declines_is_not_the_answer(idem, key, admin):
+@pytest.mark.parametrize("error", [Declined(409), NotDone(), LeaseLost(), OSError()],
+                         ids=lambda error: type(error).__name__)
+def test_what_reconcile_raises_is_not_the_answer(idem, key, admin, error):
     leave_unended(idem, key)
     run_out(admin, key)
 
-    def reconcile(operation, signal=None):
-        raise Declined(409, payload="of another operation")
+    def reconcile(operation):
+        raise error
     with pytest.raises(Unknown) as raised:
         idem.lease(key, None, lambda operation, signal: 1 / 0, reconcile=reconcile)
-    assert isinstance(raised.value.__cause__, Declined)
-    declined = idem.lease(key, None, reconcile, reconcile=lambda operation: NOT_DONE)
+    assert raised.value.__cause__ is error
+    declined = idem.lease(key, None, declines, reconcile=lambda operation: NOT_DONE)
     assert (declined.outcome, declined.code, declined.taken_over) == ("FAILED", 409, True)
 
 

@@ -249,7 +249,6 @@ def test_a_lease(tools, admin, key, errors):
     assert len(errors) == 1
     assert tools.lease("send", "ann", key, {}, never, reconcile=down) == problem("UNKNOWN")
     assert str(errors[1]) == "down"
-    run_out(admin, key)
     known = tools.lease("send", "ann", key, {}, lambda operation, signal: {"again": operation.taken_over},
                         reconcile=lambda operation: NOT_DONE)
     assert known["structuredContent"] == {"again": True}
