@@ -86,7 +86,7 @@ function request(own, options, { style = 'transaction', handle = async () => ANS
 test('the options of a call, and what the client prefers', async () => {
   const asked = []
   const transaction = async (key, request, work, options) => { asked.push(options); return REPLAY }
-  const own = { retention: '1 h', lease: '2 s', maxAttempts: 3, reconcile: () => {} }
+  const own = { retention: '1 h', lease: '2 s', maxAttempts: 3 }
   for (const prefer of [[], ['wait=1'], ['respond-async', 'x, WAIT = "2"; y'], ['wait=9'], ['await=1'], ['wait=1s'], ['x; wait=1']]) {
     await request({ transaction }, { wait: 7, maxWait: 3000, ...own }, { prefer })
   }

@@ -9,7 +9,7 @@ import express from 'express'
 import Fastify from 'fastify'
 import { Hono } from 'hono'
 import { HTTPException } from 'hono/http-exception'
-import { Declined, FakeClock, Idempotency, KeyReused, Reconciled } from 'pg-idempotency'
+import { Completion, Declined, FakeClock, Idempotency, KeyReused, Reconciled } from 'pg-idempotency'
 import { expressIdempotency } from 'pg-idempotency/express'
 import { fastifyIdempotency } from 'pg-idempotency/fastify'
 import { honoIdempotency } from 'pg-idempotency/hono'
@@ -582,6 +582,33 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
       crash = false
       known = () => Reconciled.notDone
       assert.deepEqual([(await post(key)).body, (await post(key)).body, await effects(pool, key)], ['charged', 'charged', 1])
+    })
+
+    test('what reconcile has found and HTTP cannot send is not stored', async (t) => {
+      let known
+      const { pool, post, errors } = await server(t, () => { throw new Error('the gateway hung up') }, {
+        style: 'lease', reconcile: () => Reconciled.done(known),
+      })
+      const declining = (code) => new Completion({ code: 201 }, () => { throw new Declined(code) })
+      for (const [wrong, right, status] of [
+        [{ code: 99, payload: 1 }, { code: 201, body: 'charged' }, 503], [{ headers: { 'X-A': 'a\r\nb' }, payload: 1 }, 'charged', 503],
+        [new Completion({ code: 99, payload: 1 }, (tx) => effect(tx, 'wrong')), new Completion(1, (tx) => effect(tx, 'right')), 503],
+        [declining(99), declining(402), 500],
+      ]) {
+        const key = newKey()
+        await post(key)
+        errors.length = 0
+        for (known of [wrong, wrong]) {
+          await expire(pool, key)
+          assert.deepEqual([(await post(key)).status, errors.splice(0).length], [status, 1])
+        }
+        await expire(pool, key)
+        known = right
+        const [first, again] = [await post(key), await post(key)]
+        assert.deepEqual([again.status, again.body, again.headers['idempotency-replayed']], [first.status, first.body, 'true'])
+        assert.ok(first.status < 500)
+      }
+      assert.deepEqual([await effects(pool, 'wrong'), await effects(pool, 'right') > 0], [0, true])
     })
 
     test('a lease whose writes decline answers so, with a key and without', async (t) => {

@@ -2,9 +2,9 @@
 // calls the handler, and sends the answer; it sends nothing before the answer is stored.
 import { validateHeaderName, validateHeaderValue } from 'node:http'
 import { BadArgument, Declined, NotDone } from '../errors.js'
-import { Completion } from '../lease.js'
+import { Completion, Reconciled } from '../lease.js'
 import { optionsOf, telling } from '../options.js'
-import { Json, checkMilliseconds, toInterval } from '../response.js'
+import { Json, checkMilliseconds, toInterval, toResponse } from '../response.js'
 import { completed } from '../result.js'
 import { isTransient } from '../retry.js'
 import { isText } from '../sql.js'
@@ -75,7 +75,8 @@ import { routeScope, scopeOf } from './spelling.js'
  * @property {string} [describedBy] address of your page about keys: the `type` of problems, and a Link header
  * @property {(error: unknown, request: Req, problem: import('./problem.js').Described) => import('./problem.js').Described | undefined} [mapError]
  *   a problem of your own in place of `problem`; with `body` and a Content-Type an answer of another shape
- * @property {(error: unknown, request: Req) => void} [onError] called with each error that becomes a 500; by default it is logged on the console
+ * @property {(error: unknown, request: Req) => void} [onError] called with each error that becomes a 500, and with an answer of `reconcile` that
+ *   HTTP cannot send; by default it is logged on the console
  * @property {import('../index.js').Duration} [retention]
  * @property {import('../index.js').Duration} [lease]
  * @property {number} [maxAttempts]
@@ -200,12 +201,7 @@ export class HttpIdempotency {
     // Writes that decline have another answer than the handler's.
     const writesOf = (/** @type {HandlerAnswer<Tx>} */ { writes, ...answer }) => writes && (async (/** @type {Tx} */ tx) => {
       live = undefined
-      try {
-        await writes(tx)
-      } catch (error) {
-        this.#refusal(error)
-        throw error
-      }
+      await this.#checked(writes)(tx)
       live = answer
     })
     const request = await this.#fingerprint(exchange)
@@ -271,9 +267,39 @@ export class HttpIdempotency {
   #refusal(error) {
     if (!(error instanceof Declined)) throw error
     const { response, retryAfter } = error
-    return sendable(fromStored({
-      ...completed({ attempt: null, takenOver: false }, response), outcome: 'FAILED', retryAfter: typeof retryAfter === 'number' ? retryAfter : null,
-    }, this.#options.marker))
+    return this.#sendable(response, { outcome: 'FAILED', retryAfter: typeof retryAfter === 'number' ? retryAfter : null })
+  }
+
+  #sendable(response, end) {
+    return sendable(fromStored({ ...completed({ attempt: null, takenOver: false }, response), ...end }, this.#options.marker))
+  }
+
+  // Writes that decline with what HTTP cannot carry fail.
+  #checked(writes) {
+    return async (tx) => {
+      try {
+        await writes(tx)
+      } catch (error) {
+        this.#refusal(error)
+        throw error
+      }
+    }
+  }
+
+  // What reconcile has found ends the operation only if HTTP can carry it: else each replay would be a 500.
+  #reconciling(reconcile, request) {
+    return async (operation, signal) => {
+      const known = await reconcile(operation, signal)
+      if (known?.state !== 'done') return known
+      const { response, writes } = known.response instanceof Completion ? known.response : { response: known.response, writes: undefined }
+      try {
+        this.#sendable(toResponse(response), {})
+      } catch (error) {
+        this.#options.onError(error, request)
+        throw error
+      }
+      return writes ? Reconciled.done(new Completion(response, this.#checked(writes))) : known
+    }
   }
 
   // The handler's answer, if it comes in time and is one that can be stored.
@@ -318,7 +344,7 @@ export class HttpIdempotency {
       maxAttempts,
       ...(retention !== undefined && { retention }),
       ...(lease !== undefined && { lease }),
-      ...(reconcile && { reconcile }),
+      ...(reconcile && { reconcile: this.#reconciling(reconcile, exchange.request) }),
     }
   }
 
