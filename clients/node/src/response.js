@@ -91,16 +91,21 @@ function isLossy(value) {
   return isOpaque(value, members) || members.some(isLossy)
 }
 
-const SHOWN = new Set(['[object Object]', '[object Array]'])
-
 /**
- * True for an object of which JSON.stringify sees nothing, such as a Map or a Promise.
+ * True for an object of which JSON.stringify sees nothing, such as a Map, a Promise, or one with private members only.
  * @param {object} value
  * @param {unknown[]} [members]
  */
 export function isOpaque(value, members = Object.values(value)) {
-  return typeof (/** @type {{then?: unknown}} */ (value)).then === 'function' ||
-    (members.length === 0 && !SHOWN.has(Object.prototype.toString.call(value)) && !ArrayBuffer.isView(value))
+  return typeof (/** @type {{then?: unknown}} */ (value)).then === 'function' || value instanceof Map || value instanceof Set ||
+    (members.length === 0 && !isEmpty(value))
+}
+
+// Without members: an array, or an object of no class. A prototype without one of its own is Object.prototype, maybe of another realm.
+function isEmpty(value) {
+  if (Array.isArray(value) || (ArrayBuffer.isView(value) && !(value instanceof DataView))) return true
+  const prototype = Object.getPrototypeOf(value)
+  return prototype === null || Object.getPrototypeOf(prototype) === null
 }
 
 /**

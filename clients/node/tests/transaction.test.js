@@ -3,6 +3,7 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { setImmediate as turn } from 'node:timers/promises'
 import { inspect, promisify } from 'node:util'
+import { runInNewContext } from 'node:vm'
 import pg from 'pg'
 import * as all from 'pg-idempotency'
 import { BadArgument, CommitRolledBack, Completion, Declined, FakeClock, Idempotency, KeyReused, NotDone } from 'pg-idempotency'
@@ -54,8 +55,14 @@ test('a plain value is the payload, and nothing is no payload', async (t) => {
   }
 })
 
-// JSON.stringify makes null or {} of them: two requests would be the same one.
-const LOSSY = [NaN, -Infinity, new Date(NaN), Promise.resolve(1), { then() {} }, new Map([[1, 2]]), new Set([1]), /a/, new URLSearchParams('a=1')]
+class Hidden {
+  #own
+  constructor(own) { this.#own = own }
+  get own() { return this.#own }
+}
+// JSON.stringify makes null, {} or the least of them: two requests would be the same one.
+const LOSSY = [NaN, -Infinity, new Date(NaN), Promise.resolve(1), { then() {} }, new Map([[1, 2]]), new Set([1]), /a/, new URLSearchParams('a=1'),
+  new Hidden(1), new DataView(new ArrayBuffer(1)), Object.assign(new Map([[1, 2]]), { a: 1 }), Object.assign(new Set([1]), { a: 1 })]
 
 test('a value that is not JSON is refused, at any depth, and nothing is stored', async (t) => {
   const { pool, idempotency } = idempotencyFor(t)
@@ -73,8 +80,8 @@ test('a value that is not JSON is refused, at any depth, and nothing is stored',
     items = [new Uint8Array(0), Buffer.from('a'), new Date(0), undefined]
     total = () => 1
   }
-  const { payload } = await idempotency.transaction(newKey(), null, () => ({ payload: [new Order(), {}, []] }))
-  assert.deepEqual(payload, [{ items: [{}, { type: 'Buffer', data: [97] }, '1970-01-01T00:00:00.000Z', null] }, {}, []])
+  const { payload } = await idempotency.transaction(newKey(), null, () => ({ payload: [new Order(), {}, [], Object.create(null), runInNewContext('({})')] }))
+  assert.deepEqual(payload, [{ items: [{}, { type: 'Buffer', data: [97] }, '1970-01-01T00:00:00.000Z', null] }, {}, [], {}, {}])
 })
 
 test('another request under the key is KeyReused, the members\' order does not matter', async (t) => {
