@@ -161,8 +161,8 @@ async function release(settings, operation) {
 
 async function decline(settings, call, operation, declined) {
   return end(settings, operation, async () => {
-    await alone(settings, operation, settings.sql.fail(operation, declined, call.retention))
-    return failed(settings, operation, declined)
+    const answers = await alone(settings, operation, settings.sql.fail(operation, declined, call.retention))
+    return failed(settings, operation, declined, answers[0])
   })
 }
 

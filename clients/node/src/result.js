@@ -58,9 +58,10 @@ export function completed({ attempt, takenOver }, { code, headers, payload, body
  * @param {import('./index.js').Settings} settings
  * @param {import('./sql.js').Operation} operation
  * @param {import('./errors.js').Declined} declined
+ * @param {import('./pipeline.js').Answer} answer to the statement of `fail`
  * @returns {Result}
  */
-export function failed(settings, operation, { response, retryAfter }) {
+export function failed(settings, operation, { response }, { rows: [[, retryAfter]] }) {
   settings.emit('declined', operation)
-  return { ...completed(operation, response), outcome: 'FAILED', retryAfter: typeof retryAfter === 'number' ? retryAfter : null }
+  return { ...completed(operation, response), outcome: 'FAILED', retryAfter: retryAfter === null ? null : Number(retryAfter) }
 }

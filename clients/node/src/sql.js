@@ -143,6 +143,7 @@ export class Sql {
   }
 
   /**
+   * Only the server can read a retryAfter that is a text: the answer has its milliseconds.
    * @param {{key: string, scope: string, fence: bigint | null}} operation
    * @param {import('./errors.js').Declined} declined
    * @param {number | string | undefined} retention
@@ -153,7 +154,7 @@ export class Sql {
       durations: [...durations, ...texts({ retryAfter })],
       text: `SELECT ${this.#prefix}idem_fail($1, $2::text::jsonb, scope => $3, code => $4::int, headers => $5::text::jsonb,
   body => $6::bytea, fence => $7::bigint, retryable => $8::text::boolean, retry_after => $9::interval,
-  retention => $10::interval)::text`,
+  retention => $10::interval)::text, (extract(epoch FROM $9::interval) * 1000)::text`,
       values: [operation.key, payload, operation.scope, code, headers, body, toText(operation.fence),
         String(retryAfter !== null), toInterval('retryAfter', retryAfter), kept],
     }

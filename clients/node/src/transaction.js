@@ -75,8 +75,8 @@ async function run(settings, call, connection, operation, work) {
     if (error instanceof NotDone) return takeBack(settings, connection, operation, error)
     if (!(error instanceof Declined)) throw error
     connection.endWork()
-    await commit(connection, [ROLLBACK_TO, sql.fail(operation, error, call.retention)])
-    return failed(settings, operation, error)
+    const answers = await commit(connection, [ROLLBACK_TO, sql.fail(operation, error, call.retention)])
+    return failed(settings, operation, error, answers[1])
   }
   connection.endWork()
   await commit(connection, [sql.complete(operation, response, call.retention)])
@@ -127,6 +127,7 @@ export async function commit(connection, statements, send = (all) => connection.
     throw translated(unreadDuration(error, statements))
   }
   if (answers.at(-1)?.tag !== 'COMMIT') throw rolledBack(undefined)
+  return answers
 }
 
 function rolledBack(cause) {

@@ -6,7 +6,7 @@ import { inspect, promisify } from 'node:util'
 import { runInNewContext } from 'node:vm'
 import pg from 'pg'
 import * as all from 'pg-idempotency'
-import { BadArgument, CommitRolledBack, Completion, Declined, FakeClock, Idempotency, KeyReused, NotDone } from 'pg-idempotency'
+import { BadArgument, CommitRolledBack, Completion, Declined, FakeClock, Idempotency, KeyReused, NotDone, settle } from 'pg-idempotency'
 import { deferred, effect, effects, idempotencyFor, newKey, poolFor, stored } from './support.js'
 import { Proxy } from './proxy.js'
 
@@ -140,6 +140,12 @@ test('Declined with retryAfter may be tried again after it', async (t) => {
   const now = (work) => idempotency.transaction(other, null, work)
   await now(() => { throw new Declined(429, null, { retryAfter: 0 }) })
   assert.deepEqual(await now((tx, { attempt }) => attempt).then(({ payload }) => payload), 2)
+  // what a text means the first answer says, too, and a consumer brings the message again
+  const work = () => { throw new Declined(429, null, { retryAfter: '1 minute' }) }
+  for (const style of ['transaction', 'lease']) {
+    const first = await idempotency[style](newKey(), null, work)
+    assert.deepEqual([first.retryAfter, settle(first)], [60_000, { action: 'again', after: 60_000 }])
+  }
 })
 
 test('while one runs, the others are in progress, or wait', async (t) => {
