@@ -45,6 +45,8 @@ test('what is stored of an answer, and what is sent of it', () => {
   assert.deepEqual(answered({ outcome: 'FAILED', retryAfter: 0, replayed: false }), [422, 'application/json', '1', undefined, '{"a":1}'])
   assert.deepEqual(answered({ code: 202, headers: { 'content-type': 'a/b+json' } }), [202, 'a/b+json', undefined, 'true', '{"a":1}'])
   assert.deepEqual(answered({ headers: { 'retry-after': '120' }, retryAfter: 119_500 })[2], '120')
+  const { headers: once } = fromStored({ ...result, headers: { 'Content-Type': 'a/b', 'Retry-After': '30', AGAIN: 'no' }, retryAfter: 12_000 }, 'Again')
+  assert.deepEqual(once, { 'content-type': 'a/b', 'retry-after': '12', again: 'true' })
   assert.deepEqual(answered({ body: Buffer.from('b') }), [200, undefined, undefined, 'true', 'b'])
   assert.deepEqual(answered({ payload: undefined }), [200, undefined, undefined, 'true', ''])
   const headers = { Mine: ['a', 'b'], 'X-A': 7, ETag: 'e', 'Set-Cookie': 'c', Other: 'd' }

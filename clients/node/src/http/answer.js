@@ -37,7 +37,8 @@ export function fromStored({ outcome, code, headers, payload, body, replayed, re
     status: code ?? (outcome === 'COMPLETED' ? 200 : 422),
     headers: {
       ...(json && { 'content-type': 'application/json' }),
-      ...headers,
+      // The names are those of a Declined, or of SQL, in any case of letters.
+      ...Object.fromEntries(Object.entries(headers ?? {}).map(([name, value]) => [name.toLowerCase(), value])),
       ...(ms !== null && { 'retry-after': retryAfter(ms)['Retry-After'] }),
       ...(replayed && { [marker.toLowerCase()]: 'true' }),
     },
