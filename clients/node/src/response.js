@@ -128,7 +128,7 @@ export function toBytes(body) {
 export function toInterval(name, duration) {
   if (duration === undefined || duration === null) return null
   if (typeof duration === 'string') return duration
-  if (!Number.isFinite(duration) || Math.abs(duration) > LONGEST) {
+  if (!Number.isFinite(duration) || Math.abs(duration) > 9e15) {
     throw new BadDuration(`${name} is a number of milliseconds, or an interval`)
   }
   return `${duration.toFixed(3)} milliseconds`
@@ -152,8 +152,8 @@ export function checkCount(name, count) {
   if (typeof count !== 'number' || !(count >= 1)) throw new BadArgument(`${name} is a number from 1`)
 }
 
-// An interval of PostgreSQL has no more milliseconds.
-const LONGEST = 9e15
+/** The server takes no longer duration: milliseconds of 36,500 days. */
+export const LONGEST = 36_500 * 86_400_000
 
 /**
  * The names of the durations that only the server can read.

@@ -60,6 +60,7 @@ test('the milliseconds of a Retry-After', () => {
     [undefined, null], [['1', '2'], null], ['2', 2000], [2, 2000], [' 2 ', 2000], ['', null], ['soon', null], ['1234567890', null],
     ['1.5', null], ['2026-01-02', null],
     ['Thu, 01 Jan 2026 00:00:03 GMT', 3000], ['Wed, 31 Dec 2025 23:59:59 GMT', 0],
+    ['Thu, 01 Jan 2999 00:00:00 GMT', 36_500 * 86_400_000],
   ]) assert.equal(parseRetryAfter(value, now), ms, String(value))
 })
 

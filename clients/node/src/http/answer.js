@@ -1,4 +1,5 @@
 // Answers of handlers: which headers are stored, how an answer is stored, and how a stored one is sent again.
+import { LONGEST } from '../response.js'
 import { retryAfter } from './problem.js'
 
 const STORED = ['content-type', 'content-language', 'content-encoding', 'location', 'etag']
@@ -58,5 +59,5 @@ export function parseRetryAfter(value, now) {
   if (/^\d{1,9}$/.test(text)) return Number(text) * 1000
   // Dates of HTTP begin with the day of the week. V8 takes "1.5" for a date.
   const date = /^[A-Za-z]{3}/.test(text) ? Date.parse(text) : NaN
-  return Number.isNaN(date) ? null : Math.max(0, date - now)
+  return Number.isNaN(date) ? null : Math.min(Math.max(0, date - now), LONGEST)
 }
