@@ -21,9 +21,10 @@ export class IdempotencyError extends Error {
 export class BadArgument extends IdempotencyError {
   static code = 'ID400'
 }
-/** An option that is no duration. It is a mistake of the service: HTTP answers 500, not 400. */
-export class BadDuration extends BadArgument {}
-Object.defineProperty(BadDuration.prototype, 'name', { value: 'BadArgument', configurable: true, writable: true })
+/** An option, an answer of the work or a fingerprint, and none of the client's: HTTP answers 500, not 400, and a message comes again. */
+export class ServiceMistake extends BadArgument {}
+/** An option that is no duration. */
+export class BadDuration extends ServiceMistake {}
 /** ID403: the role may not use this scope. */
 export class Forbidden extends IdempotencyError {}
 /** ID404: this transaction does not own the operation. A mistake of the program. */
@@ -88,7 +89,13 @@ const CLASSES = {
   IdempotencyError, BadArgument, Forbidden, NotOwned, LeaseLost, TooLarge, KeyReused, NotEnded, NotReady, ConnectionLost, CommitRolledBack,
   Unknown, InProgress,
 }
-for (const [name, { prototype }] of Object.entries(CLASSES)) Object.defineProperty(prototype, 'name', { value: name, configurable: true, writable: true })
+for (const [name, { prototype }] of Object.entries(CLASSES)) nameAs(name, prototype)
+// To the user both are the class that is exported.
+for (const { prototype } of [ServiceMistake, BadDuration]) nameAs('BadArgument', prototype)
+
+function nameAs(value, prototype) {
+  Object.defineProperty(prototype, 'name', { value, configurable: true, writable: true })
+}
 
 /**
  * Thrown by work: the operation has failed for a reason that is an answer. Its writes are rolled back, the

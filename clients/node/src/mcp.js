@@ -3,7 +3,7 @@
 // the packages for all languages write alike.
 import { createHash } from 'node:crypto'
 import { scopeOf, toolScope } from './http/spelling.js'
-import { BadArgument, BadDuration, Declined, KeyReused, NotDone, Unknown } from './errors.js'
+import { BadArgument, Declined, KeyReused, NotDone, ServiceMistake, Unknown } from './errors.js'
 import { Completion, Reconciled } from './lease.js'
 import { telling } from './options.js'
 import { isOpaque, isResponse } from './response.js'
@@ -106,7 +106,7 @@ export class Tools {
       return answered(await run(key, request, scopeOf(this.#idempotency.scope, toolScope(name, principal)), () => { began = true }))
     } catch (error) {
       if (error instanceof KeyReused) return problem('KEY_REUSED')
-      if (error instanceof BadArgument && !(error instanceof BadDuration) && !began) return problem('BAD_ARGUMENT')
+      if (error instanceof BadArgument && !(error instanceof ServiceMistake) && !began) return problem('BAD_ARGUMENT')
       if (!(error instanceof Unknown) || error.cause) this.#onError(error instanceof NotDone && error.cause ? error.cause : error)
       if (error instanceof Unknown) return problem('UNKNOWN', error.retryAfter)
       return problem(leased && began && !(error instanceof NotDone) ? 'UNKNOWN' : 'ERROR')

@@ -1,5 +1,5 @@
 // What work answers with, and how it is stored.
-import { BadArgument, BadDuration } from './errors.js'
+import { BadArgument, BadDuration, ServiceMistake } from './errors.js'
 
 /**
  * @typedef {object} Response
@@ -50,7 +50,7 @@ export function isResponse(value) {
  */
 export function asParameters(response, retention) {
   const code = response.code ?? null
-  if (code !== null && !Number.isInteger(code)) throw new BadArgument('the code of a response is an integer')
+  if (code !== null && !Number.isInteger(code)) throw new ServiceMistake('the code of a response is an integer')
   return {
     payload: toJson(response.payload),
     code: code === null ? null : String(code),
@@ -63,9 +63,10 @@ export function asParameters(response, retention) {
 
 /**
  * @param {unknown} value
+ * @param {typeof BadArgument} [Refusal] of a value that is none; by default the service has made it
  * @returns {string | null} null: SQL NULL
  */
-export function toJson(value) {
+export function toJson(value, Refusal = ServiceMistake) {
   if (value === undefined) return null
   if (value instanceof Json) return value.text
   let cause
@@ -75,7 +76,7 @@ export function toJson(value) {
   } catch (error) {
     cause = error
   }
-  throw new BadArgument('the value is not JSON', { cause })
+  throw new Refusal('the value is not JSON', { cause })
 }
 
 /**
@@ -116,7 +117,7 @@ export function toBytes(body) {
   if (body === undefined || body === null) return null
   if (typeof body === 'string') return Buffer.from(body)
   if (body instanceof Uint8Array) return Buffer.from(body.buffer, body.byteOffset, body.byteLength)
-  throw new BadArgument('a body is a string or bytes')
+  throw new ServiceMistake('a body is a string or bytes')
 }
 
 /**

@@ -90,7 +90,7 @@ export class Sql {
       durations: texts({ lease, retention: call.retention }),
       text: `SELECT ${COLUMNS}${kept.length > 0 ? ', $9::interval::text' : ''} FROM ${this.#prefix}idem_begin($1, $2::text::jsonb, scope => $3, request_hash => $4::bytea,
   lease => $5::interval, wait => $6::interval + $7::interval, max_attempts => $8::int)`,
-      values: [call.key, toJson(call.request ?? undefined), call.scope, call.requestHash, toInterval('lease', lease),
+      values: [call.key, toJson(call.request ?? undefined, BadArgument), call.scope, call.requestHash, toInterval('lease', lease),
         toInterval('wait', call.wait), toInterval('retry.cap', longer), toText(call.maxAttempts), ...kept],
     }
   }
@@ -199,7 +199,7 @@ export class Sql {
     return {
       text: `SELECT ${COLUMNS} FROM ${this.#prefix}idem_begin_batch($1::text[], $2::text[]::jsonb[], scope => $3,
   request_hashes => $4::text[]::bytea[], max_attempts => $5::int)`,
-      values: [toKeys(keys), toArray(requests?.map((value) => toJson(value ?? undefined))), scope,
+      values: [toKeys(keys), toArray(requests?.map((value) => toJson(value ?? undefined, BadArgument))), scope,
         toArray(requestHashes?.map((hash) => hash && `\\x${Buffer.from(hash).toString('hex')}`)), toText(maxAttempts)],
     }
   }
@@ -208,7 +208,7 @@ export class Sql {
   completeMany({ keys, payloads, scope }) {
     return {
       text: `SELECT ${this.#prefix}idem_complete_batch($1::text[], $2::text[]::jsonb[], scope => $3)::text`,
-      values: [toKeys(keys), toArray(payloads?.map(toJson)), scope],
+      values: [toKeys(keys), toArray(payloads?.map((payload) => toJson(payload))), scope],
     }
   }
 }

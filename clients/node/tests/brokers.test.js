@@ -6,7 +6,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { headers } from 'nats'
 import { createClient } from 'redis'
 import { BadArgument, Declined, InProgress, ownsDeadLetter } from 'pg-idempotency'
-import { BadDuration } from '../src/errors.js'
+import { ServiceMistake } from '../src/errors.js'
 import { openStage, stages } from './stages.js'
 import { effects, idempotencyFor, newKey } from './support.js'
 
@@ -65,7 +65,7 @@ for (const broker of Object.keys(stages)) {
       const key = stage.key(message)
       if (key === 'broken') {
         times.push(performance.now())
-        throw times.length === 1 ? new BadDuration('planned') : new Error('planned')
+        throw times.length === 1 ? new ServiceMistake('planned') : new Error('planned')
       }
       if (key === 'bad argument') throw new BadArgument('planned')
     }

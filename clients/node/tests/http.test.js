@@ -342,6 +342,15 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
     })
 
     for (const style of ['transaction', 'lease']) {
+      test(`${style}: what is no JSON of a handler or a fingerprint is a 500, and the service is told`, async (t) => {
+        let own = NaN
+        const { post, errors } = await server(t, () => { throw new Declined(402, { own }) }, { style, fingerprint: () => ({ own: own || 1 }) })
+        assert.equal((await post(newKey())).status, 500)
+        own = 1n
+        assert.equal((await post(newKey())).status, 500)
+        assert.deepEqual(errors.map(({ message }) => message), Array(2).fill('the value is not JSON'))
+      })
+
       test(`${style}: a code that is no status of HTTP is neither stored nor replayed`, async (t) => {
         let code
         const { pool, post } = await server(t, () => { throw new Declined(code, 'no') }, { style })

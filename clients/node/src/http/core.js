@@ -4,7 +4,7 @@ import { validateHeaderName, validateHeaderValue } from 'node:http'
 import { BadArgument, Declined, NotDone } from '../errors.js'
 import { Completion, Reconciled } from '../lease.js'
 import { optionsOf, telling } from '../options.js'
-import { Json, checkMilliseconds, toInterval, toResponse } from '../response.js'
+import { Json, checkMilliseconds, toInterval, toJson, toResponse } from '../response.js'
 import { completed } from '../result.js'
 import { isTransient } from '../retry.js'
 import { isText } from '../sql.js'
@@ -329,7 +329,7 @@ export class HttpIdempotency {
     if (Number(exchange.header('content-length')[0] ?? 0) > maxRequest) throw requestTooLarge()
     const { method } = exchange
     const target = exchange.target.replace(EMPTY_QUERY, '')
-    if (fingerprint) return { method, target, own: (await fingerprint(exchange.request)) ?? null }
+    if (fingerprint) return new Json(/** @type {string} */ (toJson({ method, target, own: (await fingerprint(exchange.request)) ?? null })))
     const type = mediaType(exchange.header('content-type')[0])
     const body = await exchange.body(type, isEncoded(exchange.header('content-encoding')))
     return new Json(`${JSON.stringify({ method, target, type }).slice(0, -1)},"body":${body}}`)

@@ -2,7 +2,7 @@
 // handler: a client gets what it can act upon, the service's own log gets the error.
 import { STATUS_CODES } from 'node:http'
 import {
-  BadArgument, BadDuration, Forbidden, InProgress, KeyReused, LeaseLost, NotDone, TooLarge, Unknown, sqlstate,
+  BadArgument, Forbidden, InProgress, KeyReused, LeaseLost, NotDone, ServiceMistake, TooLarge, Unknown, sqlstate,
 } from '../errors.js'
 import { isTransient } from '../retry.js'
 
@@ -47,7 +47,7 @@ export function inProgress(ms) {
 
 /** @type {[Function, (error: any) => Problem][]} */
 const BY_CLASS = [
-  [BadDuration, () => new Problem(500, 'Internal Server Error')],
+  [ServiceMistake, () => new Problem(500, 'Internal Server Error')],
   [BadArgument, () => new Problem(400, 'The request is not acceptable', { detail: 'The Idempotency-Key or the request is not acceptable.' })],
   [Forbidden, () => new Problem(403, 'This Idempotency-Key may not be used here', { detail: 'The service has no right to it.' })],
   [KeyReused, () => new Problem(422, 'Idempotency-Key is already used',
