@@ -7,7 +7,10 @@ general class.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, Mapping, Optional, Type
+from typing import TYPE_CHECKING, Any, Dict, Iterator, Mapping, Optional, Type
+
+if TYPE_CHECKING:
+    from .model import Duration
 
 RETRY_STATES = frozenset({"40001", "40P01"})
 LOST_STATES = frozenset({"57P01", "57P02", "57P03", "57P05"})
@@ -42,6 +45,12 @@ class BadOption(BadArgument):
     """An option of the service's own is not valid: no fault of a client, nor of a message."""
 
 
+def asked(retry_after: Optional[Duration]) -> Optional[float]:
+    """``retry_after`` in seconds. Raises BadOption for what is no duration."""
+    from .model import maybe_seconds    # it needs these errors
+    return maybe_seconds("retry_after", retry_after)
+
+
 class LeaseLost(IdempotencyError):
     """ID409: the fence is no longer current. Stop: another attempt owns the operation."""
 
@@ -49,11 +58,11 @@ class LeaseLost(IdempotencyError):
 
 
 class InProgress(IdempotencyError):
-    """Another call runs the operation. ``retry_after``: seconds after which another try makes sense, or None."""
+    """Another call runs the operation. ``retry_after``: seconds (or a timedelta) after which another try makes sense, or None."""
 
-    def __init__(self, retry_after: Optional[float] = None) -> None:
+    def __init__(self, retry_after: Optional[Duration] = None) -> None:
         super().__init__("another call runs the operation")
-        self.retry_after = retry_after
+        self.retry_after = asked(retry_after)
 
 
 class TooLarge(IdempotencyError):
@@ -74,43 +83,43 @@ class CommitRolledBack(IdempotencyError):
 class Unknown(IdempotencyError):
     """Reconciliation could not tell whether an earlier attempt took effect. Nobody owns the operation now.
 
-    ``retry_after``: seconds after which another try makes sense, or None.
+    ``retry_after``: seconds (or a timedelta) after which another try makes sense, or None.
     """
 
     def __init__(self, message: str = "the outcome of an earlier attempt is unknown",
-                 retry_after: Optional[float] = None) -> None:
+                 retry_after: Optional[Duration] = None) -> None:
         super().__init__(message)
-        self.retry_after = retry_after
+        self.retry_after = asked(retry_after)
 
 
 class NotDone(Exception):
     """Raise it from leased work: nothing has happened outside. The operation is released at once. In a transaction it rolls
     back, and is no lost attempt.
 
-    ``retry_after``: seconds after which another try makes sense, or None.
+    ``retry_after``: seconds (or a timedelta) after which another try makes sense, or None.
     """
 
-    def __init__(self, message: str = "nothing was done", retry_after: Optional[float] = None) -> None:
+    def __init__(self, message: str = "nothing was done", retry_after: Optional[Duration] = None) -> None:
         super().__init__(message)
-        self.retry_after = retry_after
+        self.retry_after = asked(retry_after)
 
 
 class Declined(Exception):
     """Raise it from work: roll the work back, and store this failure as the answer.
 
     ``code``: status code, an int. ``payload``: a JSON value, or None. ``headers``: a mapping, or None.
-    ``retry_after``: seconds after which the operation may be tried again; None: never, the failure is final.
-    ``body``: bytes to store beside or in place of the payload. ``retention``: seconds to keep the record.
+    ``retry_after``: seconds (or a timedelta) after which the operation may be tried again; None: never, the failure is final.
+    ``body``: bytes to store beside or in place of the payload. ``retention``: seconds (or a timedelta) to keep the record.
     """
 
     def __init__(self, code: Optional[int] = None, payload: Any = None, *,
-                 headers: Optional[Mapping[str, Any]] = None, retry_after: Optional[float] = None,
-                 body: Optional[bytes] = None, retention: Optional[float] = None) -> None:
+                 headers: Optional[Mapping[str, Any]] = None, retry_after: Optional[Duration] = None,
+                 body: Optional[bytes] = None, retention: Optional[Duration] = None) -> None:
         super().__init__(f"declined with {code}")
         self.code = code
         self.payload = payload
         self.headers = headers
-        self.retry_after = retry_after
+        self.retry_after = asked(retry_after)
         self.body = body
         self.retention = retention
 

@@ -112,12 +112,11 @@ class Functions:
     def fail(self, call: Call, operation: Operation, declined: Declined) -> Statement:
         """idem_fail; retryable where the failure says when."""
         retention = maybe_seconds("retention", declined.retention)
-        retry_after = maybe_seconds("retry_after", declined.retry_after)
         return (f"SELECT {self.name('idem_fail')}(%s::text, %s::jsonb, %s::text, %s::int, %s::jsonb, %s::bytea,"
                 " %s::bigint, %s::boolean, %s::interval, %s::interval)",
                 (call.key, to_json(declined.payload), call.scope, declined.code,
                  to_json(None if declined.headers is None else dict(declined.headers)), hexadecimal(declined.body),
-                 operation.fence, retry_after is not None, interval(retry_after),
+                 operation.fence, declined.retry_after is not None, interval(declined.retry_after),
                  interval(call.retention if retention is None else retention)))
 
     def extend(self, call: Call, operation: Operation) -> Statement:

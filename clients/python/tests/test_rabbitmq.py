@@ -3,6 +3,7 @@
 import math
 import os
 import time
+from datetime import timedelta
 
 import pika
 import psycopg
@@ -25,7 +26,8 @@ def result(outcome, replayed=False, retry_after=None):
     (result("IN_PROGRESS"), AGAIN, 1), (result("IN_PROGRESS", retry_after=7), AGAIN, 7),
     (result("FAILED"), DEAD_LETTER, 0), (result("FAILED", retry_after=3), AGAIN, 3),
     (result("FAILED", True), DEAD_LETTER, 0),
-    (KeyReused("x"), DEAD_LETTER, 0), (NotDone("x", 9), AGAIN, 9), (OSError(), AGAIN, 1)])
+    (KeyReused("x"), DEAD_LETTER, 0), (NotDone("x", 9), AGAIN, 9), (OSError(), AGAIN, 1),
+    *((error(retry_after=timedelta(minutes=1)), AGAIN, 60) for error in (NotDone, Unknown, InProgress))])
 def test_settle(outcome, action, after):
     settlement = settle(outcome)
     assert isinstance(settlement, Settlement)

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import threading
-from datetime import date, datetime, timezone
+from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from types import SimpleNamespace
 from uuid import UUID
@@ -126,6 +126,14 @@ def test_what_is_missing_is_named(admin, key):
     finally:
         admin.execute("DROP ROLE nobody_yet")
         admin.execute("DROP DATABASE bare WITH (FORCE)")
+
+
+def test_a_failure_that_may_be_tried_again_after_a_timedelta(idem, key):
+    def work(*given):
+        raise Declined(503, retry_after=timedelta(minutes=1))
+    first = [run(key + name, None, work) for name, run in (("t", idem.transaction), ("l", idem.lease))]
+    assert [result.retry_after for result in first] == [60, 60]
+    assert 50 < idem.transaction(key + "t", None, work).retry_after <= 60
 
 
 def test_attempts_are_lost(idem, key, admin):
