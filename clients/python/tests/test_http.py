@@ -30,8 +30,8 @@ from starlette.routing import Mount, Route
 
 import django_urls
 from conftest import QUICK, run_out
-from pg_idempotency import (AsyncIdempotency, Declined, Done, Forbidden, Idempotency, KeyReused, LeaseLost, NotDone,
-                            Response, Result, TooLarge, Unknown)
+from pg_idempotency import (AsyncIdempotency, Completion, Declined, Done, Forbidden, Idempotency, KeyReused, LeaseLost,
+                            NotDone, Response, Result, TooLarge, Unknown)
 from pg_idempotency.http import Core, Options, Reply, Request, Store, current
 from pg_idempotency.http.asgi import IdempotencyMiddleware as AsgiMiddleware, route_template, send_reply as asgi_send_reply
 from pg_idempotency.http.core import Admitted, Exchange, NotStored, Served, kept_headers, stored_reply
@@ -655,17 +655,18 @@ def test_writes_of_a_lease_that_decline_are_the_answer(pool, key):
 
 @pytest.mark.parametrize("wrong", [{"code": 100}, {"headers": {"X-A": "a\r\nb"}}])
 def test_what_http_cannot_send_ends_no_lease(pool, key, admin, wrong):
-    """Neither by writes that decline, nor by an answer of reconcile: each replay would be a 500."""
+    """Neither by writes that decline, nor by an answer of reconcile or its writes: each replay would be a 500."""
     def decline(tx):
         raise Declined(**wrong)
 
     def handler(environ):
         current().complete_with(decline)
         return 201, [], [b""]
-    app = wsgi(pool, handler, lease=30, reconcile=lambda operation: Done(Response(**wrong)))
-    for _ in range(2):
-        assert call_wsgi(app, key)[0] == 500
-        run_out(admin, key)
+    answers = [Response(**wrong), Completion(Response(**wrong), lambda tx: None), Completion({}, decline)]
+    app = wsgi(pool, handler, lease=30, reconcile=lambda operation: Done(answers.pop(0)))
+    assert call_wsgi(app, key)[0] == 500
+    run_out(admin, key)
+    assert [call_wsgi(app, key)[0] for _ in range(3)] == [503, 503, 500]
 
 
 def test_flasks_teardown_comes_before_commit_and_may_fail_it(pool, key, effects, admin):

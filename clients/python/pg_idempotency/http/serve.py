@@ -11,7 +11,7 @@ from .. import steps
 from ..client import AsyncIdempotency, Idempotency
 from ..drive import to_its_end
 from ..errors import Declined
-from ..model import IN_PROGRESS, Done, Duration, Operation, as_response, maybe_seconds
+from ..model import IN_PROGRESS, Completion, Done, Duration, Operation, as_response, maybe_seconds
 from ..steps import Flow
 from .core import Exchange, Reply, Served, active, check_end
 from .problem import HandlerTimeout
@@ -57,7 +57,11 @@ def serving(idem: Union[Idempotency, AsyncIdempotency], served: Served, handler:
                 check_end(declined)
                 raise
             if isinstance(value, Done):
-                check_end(as_response(value.response))
+                end = value.response
+                if isinstance(end, Completion):
+                    value = Done(Completion(end.response, sendable(end.writes)))
+                    end = end.response
+                check_end(as_response(end))
             return value
 
         return lambda given: idem.driver.run(checked(given))
