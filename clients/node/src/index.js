@@ -7,7 +7,7 @@ import { alone, lease, progress } from './lease.js'
 import { optionsOf, telling } from './options.js'
 import { pgSource } from './pg.js'
 import { retrying } from './retry.js'
-import { checkCount, checkMilliseconds, toInterval } from './response.js'
+import { checkCount, checkMilliseconds, checkWhole, toInterval } from './response.js'
 import { Sql, isText } from './sql.js'
 import { transaction } from './transaction.js'
 
@@ -227,6 +227,7 @@ export class Idempotency {
     if (!isText(key)) throw new BadArgument('a key is a string')
     if (!isText(scope)) throw new BadArgument('a scope is a string')
     toInterval('retention', retention)
+    checkWhole('maxAttempts', maxAttempts)
     if (wait !== Infinity) toInterval('wait', wait)
     return {
       key, request, scope, wait, maxAttempts, maxLostAttempts, retention, requestHash: requestHash ? Buffer.from(requestHash) : null,

@@ -124,13 +124,16 @@ export function toBytes(body) {
  * @param {string} name of the option
  * @param {number | string | null | undefined} duration milliseconds, or what PostgreSQL reads as an interval
  * @returns {string | null}
- * @throws BadArgument: it is neither. What a text means only the server knows
+ * @throws BadDuration: it is neither, or the server would refuse it. What a text means only the server knows
  */
 export function toInterval(name, duration) {
   if (duration === undefined || duration === null) return null
   if (typeof duration === 'string') return duration
-  if (!Number.isFinite(duration) || Math.abs(duration) > 9e15) {
-    throw new BadDuration(`${name} is a number of milliseconds, or an interval`)
+  // The server takes microseconds, and never sees a wait.
+  const shortest = ABOVE_ZERO.has(name) ? 0.001 : 0
+  const longest = name === 'wait' ? 9e15 : LONGEST
+  if (!Number.isFinite(duration) || duration < shortest || duration > longest) {
+    throw new BadDuration(`${name} is a number of milliseconds${shortest > 0 ? ' above 0' : ' from 0'}, up to 36500 days, or an interval`)
   }
   return `${duration.toFixed(3)} milliseconds`
 }
@@ -153,8 +156,20 @@ export function checkCount(name, count) {
   if (typeof count !== 'number' || !(count >= 1)) throw new BadArgument(`${name} is a number from 1`)
 }
 
+const ABOVE_ZERO = new Set(['retention', 'lease'])
+
 /** The server takes no longer duration: milliseconds of 36,500 days. */
 export const LONGEST = 36_500 * 86_400_000
+
+/**
+ * @param {string} name of the option
+ * @param {unknown} count undefined or null: not given
+ * @throws ServiceMistake
+ */
+export function checkWhole(name, count) {
+  if ((count ?? null) === null) return
+  if (!Number.isInteger(count) || Number(count) < 0 || Number(count) > 2_147_483_647) throw new ServiceMistake(`${name} is a whole number from 0`)
+}
 
 /**
  * The names of the durations that only the server can read.

@@ -2,7 +2,7 @@
 // results, travel as text, so that a driver's types cannot change them.
 import { createHash } from 'node:crypto'
 import { BadArgument } from './errors.js'
-import { asParameters, texts, toInterval, toJson } from './response.js'
+import { asParameters, checkWhole, texts, toInterval, toJson } from './response.js'
 
 export const BEGIN = { text: 'BEGIN' }
 export const COMMIT = { text: 'COMMIT' }
@@ -101,8 +101,8 @@ export class Sql {
    * @returns {import('./pipeline.js').Statement[]}
    */
   limitLost(limit) {
-    if (limit === undefined) return []
-    if (!Number.isInteger(limit) || limit < 0 || limit > 2_147_483_647) throw new BadArgument('maxLostAttempts is a whole number from 0')
+    checkWhole('maxLostAttempts', limit)
+    if ((limit ?? null) === null) return []
     return [{ text: `SET LOCAL idempotency.max_lost_attempts = ${limit}` }]
   }
 
@@ -196,6 +196,7 @@ export class Sql {
    *   maxAttempts?: number}} call
    */
   beginMany({ keys, requests, scope, requestHashes, maxAttempts }) {
+    checkWhole('maxAttempts', maxAttempts)
     return {
       text: `SELECT ${COLUMNS} FROM ${this.#prefix}idem_begin_batch($1::text[], $2::text[]::jsonb[], scope => $3,
   request_hashes => $4::text[]::bytea[], max_attempts => $5::int)`,

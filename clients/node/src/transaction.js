@@ -1,6 +1,6 @@
 // An operation whose whole work is in one transaction: key, effect and response commit together or not at
 // all. n statements of work cost n + 2 round trips, as BEGIN travels with the begin and the end with COMMIT.
-import { CommitRolledBack, Declined, KeyReused, LeaseLost, NotDone, sqlstate, translated, translatedBegin, unreadDuration } from './errors.js'
+import { BadDuration, CommitRolledBack, Declined, KeyReused, LeaseLost, NotDone, sqlstate, translated, translatedBegin, unreadDuration } from './errors.js'
 import { toResponse } from './response.js'
 import { answered, completed, failed } from './result.js'
 import { isLost, retrying } from './retry.js'
@@ -48,8 +48,7 @@ export async function waiting(settings, call, attempt) {
   const wait = await milliseconds(settings, call)
   const until = clock.now() + wait
   for (let pause = Math.max(retry.base, 10); ; pause = Math.min(2 * pause, 1000)) {
-    // One below 0 is refused by the server.
-    const acquired = await attempt({ ...call, wait: Math.min(wait, 0) })
+    const acquired = await attempt({ ...call, wait: 0 })
     const left = until - clock.now()
     if (acquired.operation.outcome !== 'IN_PROGRESS' || left <= 0) return acquired
     await clock.sleep(Math.min(pause, left))
@@ -62,6 +61,7 @@ async function milliseconds(settings, call) {
   if (typeof wait === 'number') return wait
   const [{ rows: [[read]] }] = await retrying(settings, { scope, key }, () => onConnection(settings, (connection) =>
     begin(settings, call, connection, [settings.sql.milliseconds(wait)])))
+  if (Number(read) < 0) throw new BadDuration('wait is below 0')
   return Number(read)
 }
 

@@ -9,23 +9,26 @@ import { KafkaConsumer } from 'pg-idempotency/kafka'
 import { NatsConsumer } from 'pg-idempotency/nats'
 import { RabbitConsumer } from 'pg-idempotency/rabbitmq'
 import { RedisConsumer } from 'pg-idempotency/redis'
-import { BadDuration } from '../src/errors.js'
+import { BadDuration, ServiceMistake } from '../src/errors.js'
 import { idempotencyFor, newKey, stored } from './support.js'
 
 const nowhere = new pg.Pool({ host: '/nowhere' })
 const refusal = (name) => (error) => error instanceof BadArgument && error.code === 'ID400' && error.name === 'BadArgument' &&
   error.message.includes(name)
 // By its class HTTP knows that the client is not to blame.
+const mistake = (name) => (error) => error instanceof ServiceMistake && refusal(name)(error)
 const duration = (name) => (error) => error instanceof BadDuration && refusal(name)(error)
 const notRun = () => assert.fail('the work ran')
 
 describe('a number that is none, or too large, asks no database', () => {
-  const wrong = [NaN, -Infinity, 1e300, true, {}]
+  const wrong = [NaN, -Infinity, -1, 1e300, true, {}]
+  // The server refuses them, of each call.
+  const refused = [0, 36_500 * 86_400_000 + 1]
   const endless = [Infinity]
   // A repeat is the last one where its number is not below the limit: nothing is below NaN.
   const counts = [NaN, 0, -1, '8', true, null]
   const options = {
-    retention: [...wrong, ...endless], lease: [...wrong, ...endless],
+    retention: [...wrong, ...endless, ...refused], lease: [...wrong, ...endless, ...refused],
     retry: [...[...wrong, ...endless, '1 s'].flatMap((value) => [{ base: value }, { cap: value }]),
       ...counts.map((attempts) => ({ attempts }))],
   }
@@ -34,12 +37,15 @@ describe('a number that is none, or too large, asks no database', () => {
       for (const value of values) assert.throws(() => new Idempotency(nowhere, { [name]: value }), refusal(name))
     })
   }
-  for (const [name, values] of Object.entries({ wait: wrong, retention: [...wrong, ...endless], lease: [...wrong, ...endless] })) {
+  for (const [name, values] of Object.entries({
+    wait: wrong, retention: [...wrong, ...endless, ...refused], lease: [...wrong, ...endless, ...refused],
+    maxAttempts: [NaN, -1, 1.5, '3', 2 ** 31],
+  })) {
     test(`${name} of a call`, async () => {
       for (const value of values) {
         const idempotency = new Idempotency(nowhere)
-        await assert.rejects(idempotency.lease('k', null, notRun, { [name]: value }), refusal(name))
-        if (name !== 'lease') await assert.rejects(idempotency.transaction('k', null, notRun, { [name]: value }), refusal(name))
+        await assert.rejects(idempotency.lease('k', null, notRun, { [name]: value }), mistake(name))
+        if (name !== 'lease') await assert.rejects(idempotency.transaction('k', null, notRun, { [name]: value }), mistake(name))
       }
     })
   }
@@ -83,6 +89,27 @@ describe('a number that is none, or too large, asks no database', () => {
     }
     make({ lifetime: '' })
   })
+  test('numbers of an answer and of a batch', async (t) => {
+    const { idempotency } = idempotencyFor(t)
+    for (const retention of [0, -1, 1e300]) {
+      await assert.rejects(idempotency.transaction(newKey(), null, () => ({ payload: 1, retention })), duration('retention'))
+    }
+    for (const retryAfter of [-1, 1e300]) {
+      await assert.rejects(idempotency.transaction(newKey(), null, () => { throw new Declined(402, null, { retryAfter }) }), duration('retryAfter'))
+    }
+    for (const maxLostAttempts of [-1, 1.5, NaN]) {
+      await assert.rejects(idempotency.transaction(newKey(), null, notRun, { maxLostAttempts }), mistake('maxLostAttempts'))
+    }
+    await assert.rejects(idempotency.batch((batch) => batch.beginMany([newKey()], [], { maxAttempts: -1 })), mistake('maxAttempts'))
+    for (const style of ['transaction', 'lease']) {
+      await assert.rejects(idempotency[style](newKey(), null, notRun, { wait: '-1 s' }), duration('wait'))
+    }
+  })
+  for (const [name, value] of [['retention', 0], ['lease', 0], ['maxAttempts', -1], ['maxAttempts', 1.5]]) {
+    test(`${name}: ${value} of the middleware`, () => {
+      assert.throws(() => new HttpIdempotency(new Idempotency(nowhere), { principal: () => 'a', [name]: value }), mistake(name))
+    })
+  }
   for (const name of ['wait', 'maxWait', 'timeout', 'retention', 'lease']) {
     test(`${name} of the middleware`, () => {
       for (const value of wrong.filter((one) => one !== -Infinity && (one !== 1e300 || !['maxWait', 'timeout'].includes(name)))) {

@@ -231,7 +231,7 @@ test('options are those of the call, and none is another scope', async (t) => {
   const { pool, tools, errors } = toolsFor(t)
   const key = newKey()
   // A mistake of the server is none of the caller's.
-  for (const wait of ['soon', NaN]) {
+  for (const wait of ['soon', NaN, -1, '-1 s']) {
     assertProblem(await tools.transaction('send', 'ann', newKey(), {}, () => assert.fail('ran'), { wait }), 'ERROR')
     assert.match(errors.pop().message, /wait/)
   }

@@ -4,7 +4,7 @@ import { validateHeaderName, validateHeaderValue } from 'node:http'
 import { BadArgument, Declined, NotDone } from '../errors.js'
 import { Completion, Reconciled } from '../lease.js'
 import { optionsOf, telling } from '../options.js'
-import { Json, checkMilliseconds, toInterval, toJson, toResponse } from '../response.js'
+import { Json, checkMilliseconds, checkWhole, toInterval, toJson, toResponse } from '../response.js'
 import { completed } from '../result.js'
 import { isTransient } from '../retry.js'
 import { isText } from '../sql.js'
@@ -122,7 +122,7 @@ export class HttpIdempotency {
   /**
    * @param {import('../index.js').Idempotency<Tx>} idempotency
    * @param {HttpOptions<Req>} options
-   * @throws TypeError: neither `principal` nor `scope` is given. BadArgument: an option is no duration, or no name of a header
+   * @throws TypeError: neither `principal` nor `scope` is given. BadArgument: an option is no duration, a number out of its range, or no name of a header
    */
   constructor(idempotency, options) {
     if (typeof options?.principal !== 'function' && typeof options?.scope !== 'function') {
@@ -132,7 +132,7 @@ export class HttpIdempotency {
     this.#idempotency = idempotency
     /** @type {HttpOptions<any> & typeof DEFAULTS} */
     this.#options = optionsOf(DEFAULTS, options)
-    checkDurations(this.#options)
+    checkNumbers(this.#options)
     checkNames(this.#options)
     this.#options.onError = telling('onError', this.#options.onError)
     this.#options.methods = this.#options.methods.map((method) => method.toUpperCase())
@@ -415,12 +415,13 @@ function refused(given, message) {
   return new TypeError(message)
 }
 
-function checkDurations({ wait, maxWait, timeout, retention, lease }) {
+function checkNumbers({ wait, maxWait, timeout, retention, lease, maxAttempts }) {
   if (wait !== Infinity) toInterval('wait', wait)
   checkMilliseconds('maxWait', maxWait)
   checkMilliseconds('timeout', timeout)
   toInterval('retention', retention)
   toInterval('lease', lease)
+  checkWhole('maxAttempts', maxAttempts)
   // The server would say so of each request, whose client can do nothing about it.
   for (const [name, duration] of Object.entries({ wait, maxWait, timeout, retention, lease })) {
     if (Number(duration) < 0) throw new BadArgument(`${name} is below 0`)
