@@ -8,6 +8,7 @@ import java.util.concurrent.TimeoutException;
 final class LeasedAttempt {
     /** How long a lost answer, or a network that hangs, may hold up the end. */
     private static final Duration END = Duration.ofSeconds(5);
+    private static final Duration SECOND = Duration.ofSeconds(1);
 
     private final Idempotency client;
     private final Call call;
@@ -50,15 +51,15 @@ final class LeasedAttempt {
         try {
             found = finder.find(operation);
         } catch (Exception error) {
-            throw new IdempotencyException.Unknown(Duration.ofSeconds(1), error);
+            throw new IdempotencyException.Unknown(SECOND, error);
         }
         if (found instanceof Reconciled.Done done) {
             return Completion.of(done.response());
         }
-        if (found instanceof Reconciled.Unknown unknown) {
-            throw new IdempotencyException.Unknown(unknown.retryAfter(), null);
+        if (found instanceof Reconciled.NotDone) {
+            return begin(work);
         }
-        return begin(work);
+        throw new IdempotencyException.Unknown(found instanceof Reconciled.Unknown unknown ? unknown.retryAfter() : SECOND, null);
     }
 
     /** The answer to the begin may come after the lease, and that of the finder, too. */

@@ -37,7 +37,7 @@ public sealed interface Reconciled {
          * Finds out. It runs under the lease, as the work does.
          *
          * @param operation the operation, which was taken over
-         * @return what was found
+         * @return what was found; null: as {@link Unknown}, in one second
          * @throws Exception as {@link Unknown}, in one second
          */
         Reconciled find(Operation operation) throws Exception;

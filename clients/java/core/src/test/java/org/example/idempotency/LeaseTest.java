@@ -94,6 +94,8 @@ class LeaseTest extends OnServer {
         assertSame(broken, assertThrows(IdempotencyException.Unknown.class, () -> once.lease(patient, lease -> done(), operation -> {
             throw broken;
         })).getCause());
+        assertEquals(Duration.ofSeconds(1), assertThrows(IdempotencyException.Unknown.class,
+                () -> once.lease(patient, lease -> done(), operation -> null)).retryAfter());
         Result result = once.lease(patient, lease -> done(), operation -> {
             assertTrue(operation.takenOver());
             return new Reconciled.Done(Response.of(200, "\"found\""));
