@@ -153,7 +153,8 @@ test('what PostgreSQL reads as an interval, and any number of milliseconds, is o
     const options = { wait: duration, retention: duration, lease: duration }
     assert.equal((await idempotency.lease(newKey(), null, () => 1, options)).outcome, 'COMPLETED')
   }
-  for (const wait of [Infinity, 1e15, 1e-9]) {
-    assert.equal((await idempotency.transaction(newKey(), null, () => 1, { wait })).outcome, 'COMPLETED')
+  for (const options of [{ wait: Infinity }, { wait: 1e15 }, { wait: 1e-9 }, { maxAttempts: null, maxLostAttempts: null }, { maxLostAttempts: 0 },
+    { retention: 36_500 * 86_400_000 }]) {
+    assert.equal((await idempotency.transaction(newKey(), null, () => 1, options)).outcome, 'COMPLETED')
   }
 })
