@@ -27,7 +27,7 @@ public record Options(String scope, String schema, Duration retention, Duration 
      *
      * @param scope the name space of keys, where a call does not name another; not null
      * @param schema where the extension is installed; null: search_path finds it
-     * @param retention how long records are kept; null: the server's setting. No time is longer than 36500 days
+     * @param retention how long records are kept, above 0; null: the server's setting. No time is longer than 36500 days
      * @param lease how long a lease runs without a heartbeat; above 0
      * @param attempts how often a call is made at most; above 0
      * @param base the longest wait before the first repetition; not below 0
@@ -39,8 +39,9 @@ public record Options(String scope, String schema, Duration retention, Duration 
         if (scope == null || lease == null || base == null || cap == null || listener == null) {
             throw new IllegalArgumentException("scope, lease, base, cap and listener may not be null");
         }
-        if (lease.isNegative() || lease.isZero() || attempts < 1 || base.isNegative() || cap.isNegative()) {
-            throw new IllegalArgumentException("lease and attempts must be above 0, and base and cap not below");
+        boolean keepsNothing = retention != null && (retention.isNegative() || retention.isZero());
+        if (keepsNothing || lease.isNegative() || lease.isZero() || attempts < 1 || base.isNegative() || cap.isNegative()) {
+            throw new IllegalArgumentException("retention, lease and attempts must be above 0, and base and cap not below");
         }
         Durations.check("retention", retention);
         Durations.check("lease", lease);

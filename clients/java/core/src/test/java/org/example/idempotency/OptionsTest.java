@@ -33,7 +33,8 @@ class OptionsTest {
         for (Executable wrong : List.<Executable>of(
                 () -> usual.withScope(null), () -> usual.withLease(null), () -> usual.withListener(null),
                 () -> usual.withRetry(1, null, NONE), () -> usual.withRetry(1, NONE, null),
-                () -> usual.withLease(NONE), () -> usual.withLease(BELOW), () -> usual.withRetry(0, NONE, NONE),
+                () -> usual.withLease(NONE), () -> usual.withLease(BELOW), () -> usual.withRetention(NONE), () -> usual.withRetention(BELOW),
+                () -> usual.withRetry(0, NONE, NONE),
                 () -> usual.withRetry(1, BELOW, NONE), () -> usual.withRetry(1, NONE, BELOW))) {
             assertThrows(IllegalArgumentException.class, wrong);
         }
