@@ -282,7 +282,8 @@ public final class FilterOptions {
     }
 
     /**
-     * Finds out what a leased attempt did whose lease ran out.
+     * Finds out what a leased attempt did whose lease ran out. An answer that HTTP does not carry is not stored: the
+     * outcome is unknown then, which is a 503.
      *
      * @param function is asked in place of the handler
      * @return this

@@ -26,6 +26,7 @@ import org.example.idempotency.Identity;
 import org.example.idempotency.Lease;
 import org.example.idempotency.Operation;
 import org.example.idempotency.Outcome;
+import org.example.idempotency.Reconciled;
 import org.example.idempotency.Response;
 import org.example.idempotency.Result;
 
@@ -329,7 +330,7 @@ public final class IdempotencyFilter extends HttpFilter {
 
         private Answer lease() throws Exception {
             if (call.key() != null) {
-                return conclude(once.<Exception>lease(call, this::leased, options.finder));
+                return conclude(once.<Exception>lease(call, this::leased, options.finder == null ? null : this::find));
             }
             Exchange exchange = new Exchange(null, null, null);
             handle(exchange);
@@ -350,6 +351,15 @@ public final class IdempotencyFilter extends HttpFilter {
                 throw passed;
             }
             throw released;
+        }
+
+        /** It is Unknown, and not stored, where HTTP does not carry the answer: no replay could be sent. */
+        private Reconciled find(Operation operation) throws Exception {
+            Reconciled found = options.finder.find(operation);
+            if (found instanceof Reconciled.Done done) {
+                Answer.of(done.response(), 200).checked();
+            }
+            return found;
         }
 
         private Completion leased(Lease lease) throws Exception {

@@ -59,6 +59,8 @@ import org.springframework.jdbc.core.JdbcTemplate;
 /** The filter in front of plain servlets of Tomcat, which speaks HTTP/2, too. */
 class FilterTest {
     private static final HttpClient CLIENT = HttpClient.newBuilder().version(HttpClient.Version.HTTP_1_1).build();
+    private static final List<Response> NOT_CARRIED = List.of(Response.of(7, null), Response.of(1000, null),
+            new Response(402, Map.of("ETag", "\"\u2603\""), null, null, null));
     private static HikariDataSource pool;
     private static JdbcTemplate jdbc;
     private static Idempotency once;
@@ -386,8 +388,7 @@ class FilterTest {
     @Test
     void anAnswerThatHttpDoesNotCarryIsNotStored() throws Exception {
         protect(false, options -> { });
-        for (Response response : new Response[] {Response.of(7, null), Response.of(1000, null),
-            new Response(402, Map.of("ETag", "\"\u2603\""), null, null, null)}) {
+        for (Response response : NOT_CARRIED) {
             handler = (request, answer) -> {
                 throw new Declined(response, null);
             };
@@ -481,6 +482,10 @@ class FilterTest {
         HttpResponse<String> unknown = post("/orders", "ann", "1");
         assertEquals(503, unknown.statusCode());
         assertEquals("7", unknown.headers().firstValue("Retry-After").orElseThrow());
+        for (Response response : NOT_CARRIED) {
+            found[0] = new Reconciled.Done(response);
+            assertEquals(503, post("/orders", "ann", "1").statusCode());
+        }
         found[0] = new Reconciled.Done(Response.of(201, "1"));
         assertEquals("1", twice(201, true).body());
     }
