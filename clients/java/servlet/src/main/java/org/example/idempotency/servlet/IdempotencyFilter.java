@@ -403,7 +403,7 @@ public final class IdempotencyFilter extends HttpFilter {
                 if (cause instanceof Declined declined) {
                     return refusal(declined);
                 }
-                if (cause instanceof IdempotencyException.NotDone || cause instanceof ReceivedRequest.Unreadable) {
+                if (cause instanceof IdempotencyException || cause instanceof ReceivedRequest.Unreadable) {
                     return (RuntimeException) cause;
                 }
                 if (options.passOn.test(cause)) {

@@ -65,6 +65,8 @@ public record Problem(int status, String type, String title, String detail, Dura
             return new Problem(403, "This Idempotency-Key may not be used here", "The service has no right to it.", null);
         } else if (error instanceof IdempotencyException.LeaseLost) {
             return inProgress(null);
+        } else if (error instanceof IdempotencyException.InProgress running) {
+            return inProgress(running.retryAfter());
         } else if (error instanceof IdempotencyException.TooLarge) {
             return new Problem(413, "The answer is too large to be stored", "Nothing was stored.", null);
         } else if (error instanceof IdempotencyException.KeyReused) {

@@ -321,6 +321,23 @@ class FilterTest {
         assertEquals(0, effects());
     }
 
+    /** Frameworks wrap what the call of another operation has thrown. */
+    @ParameterizedTest
+    @CsvSource({"1, 409", "2, 422"})
+    void anErrorOfAnotherOperationIsAnsweredAsOneOfTheFilter(String asked, int status) throws Exception {
+        jdbc.execute("SELECT idem_begin('" + key + "', '1', scope => 'another', lease => '1 minute')");
+        Call another = Call.of(key).withScope("another").withRequest(asked);
+        handler = (request, response) -> {
+            try {
+                once.transaction(another, (connection, operation) -> Response.EMPTY).orThrow();
+            } catch (IdempotencyException error) {
+                throw new ServletException(error);
+            }
+        };
+        protect(false, options -> { });
+        assertEquals(status == 409, twice(status, false).headers().firstValue("Retry-After").isPresent());
+    }
+
     @Test
     void whatTheWritesOfALeaseRefuseIsTheAnswer() throws Exception {
         handler = (request, response) -> {
