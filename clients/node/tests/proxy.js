@@ -12,15 +12,19 @@ export class Proxy {
   #child
   #lines
 
+  static async start({ host = process.env.PGHOST, port = process.env.PGPORT } = {}) {
+    const proxy = new Proxy()
+    proxy.#child = spawn('python3', [PROGRAM, '-', upstream(host, port)], { stdio: ['pipe', 'pipe', 'inherit'] })
+    proxy.#lines = createInterface({ input: proxy.#child.stdout })[Symbol.asyncIterator]()
+    proxy.port = await proxy.#line()
+    return proxy
+  }
+
   /** One that ends with the test, and how a pool goes through it. */
   static async forTest(t) {
-    const proxy = new Proxy()
-    const { PGHOST, PGPORT } = process.env
-    proxy.#child = spawn('python3', [PROGRAM, '-', upstream(PGHOST, PGPORT)], { stdio: ['pipe', 'pipe', 'inherit'] })
-    proxy.#lines = createInterface({ input: proxy.#child.stdout })[Symbol.asyncIterator]()
-    const port = await proxy.#line()
+    const proxy = await Proxy.start()
     t.after(() => proxy.stop())
-    return { order: (...order) => proxy.order(...order), options: { host: '127.0.0.1', port, ssl: false } }
+    return { order: (...order) => proxy.order(...order), options: { host: '127.0.0.1', port: proxy.port, ssl: false } }
   }
 
   /** Its result, when it is carried out. */
