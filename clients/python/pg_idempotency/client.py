@@ -9,7 +9,7 @@ from . import flow, hooks as hook, lease as leases
 from .clock import Clock
 from .drive import AsyncDriver, AsyncSource, Driver, Source, awaited
 from .errors import BadArgument
-from .model import (Call, Duration, Operation, Result, check_duration, is_text, maybe_seconds, seconds, to_json)
+from .model import (Call, Duration, Operation, Result, check_count, is_text, maybe_seconds, seconds, to_json)
 from .retry import Retry
 from .sql import Functions, Statement
 
@@ -23,11 +23,9 @@ class Base:
         retry = retry or Retry()
         seconds("retry.base", retry.base)
         seconds("retry.cap", retry.cap)
-        for name, duration in (("retention", retention), ("lease", lease)):
-            check_duration(name, duration, positive=True)
         self.settings = flow.Settings(
-            scope=scope, functions=Functions(schema), retention=maybe_seconds("retention", retention),
-            lease=seconds("lease", lease), retry=retry, hooks=hook.check(hooks or {}), clock=clock or Clock())
+            scope=scope, functions=Functions(schema), retention=maybe_seconds("retention", retention, positive=True),
+            lease=seconds("lease", lease, positive=True), retry=retry, hooks=hook.check(hooks or {}), clock=clock or Clock())
 
     @property
     def scope(self) -> str:
@@ -36,18 +34,21 @@ class Base:
 
     def arguments(self, key: str, request: Any = None, *, scope: Optional[str] = None, wait: Duration = 0,
                   retention: Optional[Duration] = None, lease: Optional[Duration] = None, **options: Any) -> Call:
-        """One call with the defaults filled in. Raises BadArgument for what is no duration, and for text that the database cannot
-        hold; and TypeError for a key or a scope that is no text: what a driver makes of an object may be another text each
-        time."""
+        """One call with the defaults filled in. Raises BadOption for what is no duration or no number of attempts, BadArgument
+        for text that the database cannot hold, and TypeError for a key or a scope that is no text: what a driver makes of an
+        object may be another text each time."""
         if not all(text is None or isinstance(text, str) for text in (key, scope)):
             raise TypeError("a key and a scope are strings")
         asked = to_json(request)
         for text in (key, scope, asked):
             check_text(text)
+        for name in ("max_attempts", "max_lost_attempts"):
+            check_count(name, options.get(name))
         return Call(
             key=key, request=asked, scope=self.settings.scope if scope is None else scope,
-            wait=seconds("wait", wait, endless=True), lease=maybe_seconds("lease", lease),
-            retention=self.settings.retention if retention is None else seconds("retention", retention), **options)
+            wait=seconds("wait", wait, endless=True), lease=maybe_seconds("lease", lease, positive=True),
+            retention=self.settings.retention if retention is None else seconds("retention", retention, positive=True),
+            **options)
 
     def leased(self, operation: Operation) -> Call:
         """A call for an operation that is owned by its fence."""
@@ -57,6 +58,7 @@ class Base:
              request_hashes: Optional[Sequence[Optional[bytes]]], max_attempts: Optional[int]) -> Statement:
         """The statement that begins many."""
         check_keys(keys)
+        check_count("max_attempts", max_attempts)
         return self.settings.functions.begin_many(
             keys, requests, self.settings.scope if scope is None else scope, request_hashes, max_attempts)
 

@@ -171,7 +171,7 @@ def waiting(settings: Settings, call: Call, once: Callable[[Call], Flow]) -> Flo
     could take them all.
     """
     until = settings.clock.now() + call.wait
-    now = replace(call, wait=0.0) if call.wait > 0 else call    # one below 0 is refused by the server
+    now = replace(call, wait=0.0)
     pause = max(settings.retry.base, 0.01)
     while True:
         result = yield from once(now)

@@ -135,31 +135,34 @@ class Call:
     reconcile: Optional[Callable[[Operation], Any]] = field(default=None, compare=False)
 
 
-LONGEST = 9e12      # an interval of PostgreSQL has no more seconds
+LONGEST = 36500 * 86400.0       # the server takes no longer interval
+SHORTEST = 1e-6                 # one that is shorter it has as 0
 
 
-def seconds(name: str, duration: Duration, *, endless: bool = False) -> float:
-    """A duration, the option ``name``, as seconds. Raises BadArgument for what is none. ``endless``: it may be infinite."""
+def seconds(name: str, duration: Duration, *, endless: bool = False, positive: bool = False) -> float:
+    """A duration, the option ``name``, as seconds. Raises BadOption for what the server would refuse each time: for what is
+    none, is below 0 or over LONGEST, and for 0 where ``positive``. ``endless``: it may be infinite."""
     try:
         value = duration.total_seconds() if isinstance(duration, timedelta) else float(duration)
     except (TypeError, ValueError, OverflowError):
         value = math.nan
-    if abs(value) <= LONGEST or (endless and value == math.inf):
-        return value
-    raise BadOption(f"{name} is a number of seconds, or a timedelta")
-
-
-def maybe_seconds(name: str, duration: Optional[Duration], *, endless: bool = False) -> Optional[float]:
-    """The same; None stays None."""
-    return None if duration is None else seconds(name, duration, endless=endless)
-
-
-def check_duration(name: str, duration: Optional[Duration], *, endless: bool = False, positive: bool = False) -> None:
-    """Raises BadOption for what is no duration, for one below 0, and for 0 where ``positive``: the server would refuse it
-    each time."""
-    value = maybe_seconds(name, duration, endless=endless)
-    if value is not None and (value < 0 or positive and value == 0):
+    if not (value <= LONGEST or endless and value == math.inf):
+        raise BadOption(f"{name} is a number of seconds, or a timedelta, of at most 36,500 days")
+    if value < (SHORTEST if positive else 0):
         raise BadOption(f"{name} is too short")
+    return value
+
+
+def maybe_seconds(name: str, duration: Optional[Duration], *, endless: bool = False,
+                  positive: bool = False) -> Optional[float]:
+    """The same; None stays None."""
+    return None if duration is None else seconds(name, duration, endless=endless, positive=positive)
+
+
+def check_count(name: str, count: Optional[int]) -> None:
+    """Raises BadOption for what is no number of attempts."""
+    if count is not None and not (isinstance(count, int) and 0 <= count < 2**31):
+        raise BadOption(f"{name} is a whole number from 0")
 
 
 def to_json(value: Any) -> Optional[str]:

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, List, Optional, Sequence, Tuple
 
-from .errors import BadOption, Declined
+from .errors import Declined
 from .model import Call, Operation, Response, maybe_seconds, to_json
 
 Statement = Tuple[str, Tuple[Any, ...]]
@@ -47,8 +47,6 @@ def limit_lost(limit: Optional[int]) -> List[Statement]:
     """The limit of lost attempts for the rest of the transaction. SET takes no parameters, and no snapshot."""
     if limit is None:
         return []
-    if not isinstance(limit, int) or not 0 <= limit < 2**31:
-        raise BadOption("max_lost_attempts is a whole number from 0")
     return [plain(f"SET LOCAL idempotency.max_lost_attempts = {int(limit)}")]
 
 
@@ -102,7 +100,7 @@ class Functions:
 
     def complete(self, call: Call, operation: Operation, response: Response) -> Statement:
         """idem_complete."""
-        retention = maybe_seconds("retention", response.retention)
+        retention = maybe_seconds("retention", response.retention, positive=True)
         return (f"SELECT {self.name('idem_complete')}(%s::text, %s::jsonb, %s::text, %s::int, %s::jsonb, %s::bytea,"
                 " %s::bigint, %s::interval)",
                 (call.key, to_json(response.payload), call.scope, response.code,
@@ -111,7 +109,7 @@ class Functions:
 
     def fail(self, call: Call, operation: Operation, declined: Declined) -> Statement:
         """idem_fail; retryable where the failure says when."""
-        retention = maybe_seconds("retention", declined.retention)
+        retention = maybe_seconds("retention", declined.retention, positive=True)
         return (f"SELECT {self.name('idem_fail')}(%s::text, %s::jsonb, %s::text, %s::int, %s::jsonb, %s::bytea,"
                 " %s::bigint, %s::boolean, %s::interval, %s::interval)",
                 (call.key, to_json(declined.payload), call.scope, declined.code,

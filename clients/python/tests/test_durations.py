@@ -5,10 +5,12 @@ from datetime import timedelta
 
 import pytest
 
-from pg_idempotency import BadArgument, Declined, Idempotency, Response, Retry
+from pg_idempotency import Declined, Idempotency, Response, Retry
+from pg_idempotency.errors import BadOption
 from pg_idempotency.http.core import Options, Store
 
-NONE = (math.nan, -math.inf, 1e300, 10**400, "abc", object())
+OVER = timedelta(days=36500, seconds=1)     # the server takes no more
+NONE = (math.nan, -math.inf, OVER, 10**400, "abc", object())
 BOUNDED = (*NONE, math.inf)
 
 
@@ -21,12 +23,12 @@ def not_run(*given):
 
 
 def refuses(name, call):
-    with pytest.raises(BadArgument, match=name) as caught:
+    with pytest.raises(BadOption, match=name) as caught:
         call()
     assert caught.value.sqlstate == "ID400"
 
 
-@pytest.mark.parametrize("value", BOUNDED, ids=("nan", "-inf", "1e300", "int", "text", "object", "inf"))
+@pytest.mark.parametrize("value", BOUNDED, ids=("nan", "-inf", "over", "int", "text", "object", "inf"))
 def test_of_a_client(value):
     refuses("retention", lambda: Idempotency(nowhere, retention=value))
     refuses("lease", lambda: Idempotency(nowhere, lease=value))
@@ -35,7 +37,7 @@ def test_of_a_client(value):
         refuses("retry.cap", lambda: Idempotency(nowhere, retry=Retry(cap=value)))
 
 
-@pytest.mark.parametrize("value", [0, -1, timedelta()])
+@pytest.mark.parametrize("value", [0, -1, timedelta(), 1e-9])
 def test_too_short_for_each_call(value):
     """The server would refuse each message, and its consumer would make a dead letter of it."""
     for name in ("retention", "lease"):
@@ -44,7 +46,17 @@ def test_too_short_for_each_call(value):
     refuses("retention", lambda: Store("complete", value))
 
 
-@pytest.mark.parametrize("name,values", [("wait", NONE), ("retention", BOUNDED), ("lease", BOUNDED)])
+@pytest.mark.parametrize("value", [-1, 1.5, "1", 2**31])
+def test_what_counts_no_attempts(value):
+    idem = Idempotency(nowhere)
+    refuses("max_attempts", lambda: Options(scope=str, max_attempts=value))
+    refuses("max_attempts", lambda: idem.transaction("k", None, not_run, max_attempts=value))
+    refuses("max_attempts", lambda: idem.lease("k", None, not_run, max_attempts=value))
+    refuses("max_attempts", lambda: idem.begin_many(None, ["k"], max_attempts=value))
+    refuses("max_lost_attempts", lambda: idem.transaction("k", None, not_run, max_lost_attempts=value))
+
+
+@pytest.mark.parametrize("name,values", [("wait", (*NONE, -1)), ("retention", (*BOUNDED, -1, 0)), ("lease", (*BOUNDED, -1, 0))])
 def test_of_a_call(name, values):
     idem = Idempotency(nowhere)
     for value in values:
@@ -63,7 +75,7 @@ def test_of_the_middleware(name, values):
         refuses("retention", lambda: Store("complete", value))
 
 
-@pytest.mark.parametrize("value", BOUNDED, ids=("nan", "-inf", "1e300", "int", "text", "object", "inf"))
+@pytest.mark.parametrize("value", [*BOUNDED, -1, 0], ids=("nan", "-inf", "over", "int", "text", "object", "inf", "-1", "0"))
 def test_of_an_answer(idem, key, effects, value):
     def answers(tx, operation):
         tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
@@ -76,7 +88,7 @@ def test_of_an_answer(idem, key, effects, value):
 
     refuses("retention", lambda: idem.transaction(key, None, answers))
     assert effects() == 0
-    for name in ("retention", "retry_after"):
+    for name in ("retention", "retry_after") if value else ("retention",):
         refuses(name, lambda: idem.transaction(key, None, declines(**{name: value})))
         refuses(name, lambda: idem.lease(f"{key}-{name}", None, declines(**{name: value})))
 

@@ -82,7 +82,9 @@ def test_what_a_handler_gives_is_no_verdict_by_accident(idem):
         assert policy.decide(lambda: Settlement(*wrong), 0).settlement.reason == "ValueError"
 
 
-@pytest.mark.parametrize("options", [{"wait": "soon"}, {"retention": math.nan}, {"max_lost_attempts": -1}])
+@pytest.mark.parametrize("options", [
+    {"wait": "soon"}, {"wait": -1}, {"retention": math.nan}, {"retention": 0}, {"retention": timedelta(days=36501)},
+    {"max_attempts": -1}, {"max_attempts": 1.5}, {"max_attempts": 2**31}, {"max_lost_attempts": -1}])
 def test_a_wrong_option_is_no_fault_of_a_message(idem, key, options):
     with pytest.raises(BadArgument) as caught:
         idem.transaction(key, None, decline, **options)

@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 
 from ..errors import Declined, NotDone
 from ..hooks import logger
-from ..model import (COMPLETED, FAILED, IN_PROGRESS, Completion, Duration, Json, Operation, Response, Result, check_duration,
+from ..model import (COMPLETED, FAILED, IN_PROGRESS, Completion, Duration, Json, Operation, Response, Result, check_count,
                      maybe_seconds, seconds, to_json)
 from ..retry import seconds_until
 from .fingerprint import NotJson, fingerprint
@@ -72,7 +72,7 @@ class Store:
     def __post_init__(self) -> None:
         if self.end not in ("complete", "fail", "release", "leave"):
             raise ValueError(f"no such end: {self.end}")
-        check_duration("retention", self.retention, positive=True)
+        maybe_seconds("retention", self.retention, positive=True)
 
 
 # A refusal of the moment, which says nothing of the operation: who asks, how often, and when. Nor does it say that a leased
@@ -140,9 +140,10 @@ class Options:
             raise ValueError("the options methods and stored_headers are tuples: of a string each character would count")
         if not all(isinstance(status, str) and re.fullmatch("[1-5]([0-9]{2}|xx)", status) for status in self.statuses):
             raise ValueError('the option statuses has a status ("404") or a class ("4xx") for each Store')
-        check_duration("lease", self.lease, positive=True)
+        maybe_seconds("lease", self.lease, positive=True)
+        check_count("max_attempts", self.max_attempts)
         for name in ("wait", "max_wait", "timeout"):
-            check_duration(name, getattr(self, name), endless=True)
+            maybe_seconds(name, getattr(self, name), endless=True)
         check_headers([*((name, "") for name in (self.header, self.marker, self.lifetime) if name is not None),
                        ("Link", self.describedby or "")])
 
