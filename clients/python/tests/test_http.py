@@ -244,6 +244,9 @@ def test_a_header_that_comes_more_than_once_is_replayed_as_often():
 def test_a_type_that_was_stored_stays_the_only_one():
     own = [("content-type", "application/vnd.api+json")]
     assert stored_reply(Result("COMPLETED", headers=dict(own), payload={}), "marker").headers == own
+    waits = {"retry-after": "30", "x": "y"}     # it was as long when it was stored
+    assert stored_reply(Result("FAILED", headers=waits, retry_after=12), "marker").headers == [("x", "y"), ("Retry-After", "12")]
+    assert stored_reply(Result("FAILED", headers=waits), "marker").headers == [*waits.items()]
 
 
 def test_an_answer_is_kept_as_its_status_says():

@@ -470,7 +470,8 @@ def stored_reply(result: Result, marker: str) -> Reply:
         body = (to_json(result.payload) or "").encode()
         if body and not any(name.lower() == "content-type" for name, _ in headers):
             headers.append(("Content-Type", "application/json"))
-    if result.retry_after is not None:
+    if result.retry_after is not None:      # in place of the one that was right when it was stored
+        headers = [(name, value) for name, value in headers if name.lower() != "retry-after"]
         headers.append(("Retry-After", whole_seconds(result.retry_after)))
     if result.replayed:
         headers.append((marker, "true"))
