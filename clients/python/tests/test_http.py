@@ -799,6 +799,15 @@ def test_asgi_timeout_rolls_back(run, key, effects):
     assert (seen, effects()) == ([True], 0)
 
 
+def test_asgi_without_a_timeout(run, key):
+    async def body(idem):
+        async def handler(body, receive, send):
+            await asyncio.sleep(0.01)
+            await respond(send)
+        return await asgi_call(asgi(idem, handler, timeout=0), key)
+    assert run(body)[0] == 200
+
+
 def test_asgi_stream_past_the_limit(run, key, effects):
     async def body(idem):
         async def handler(body, receive, send):

@@ -103,7 +103,7 @@ class Options:
     ``marker``: name of the header that says of an answer that it is a replay.
     ``lifetime``: name of a header with the time until which an answer is kept; None: no such header, and no look for it.
     ``describedby``: address of your documentation. ``problem(problem)``: a Reply of your own for errors.
-    ``timeout``: seconds for a handler, under asyncio only. ``lease``: seconds; None: one transaction.
+    ``timeout``: seconds for a handler, under asyncio only; 0: no limit. ``lease``: seconds; None: one transaction.
     ``reconcile(operation)``: see ``Idempotency.lease``. ``routes``: options of single routes, by template.
     """
 

@@ -90,13 +90,14 @@ def serving(idem: Union[Idempotency, AsyncIdempotency], served: Served, handler:
 
 
 async def within(limit: Optional[Duration], reply: Awaitable[Reply]) -> Reply:
-    """The reply, if it comes in so many seconds. Raises HandlerTimeout; the handler is cancelled then, and its
-    clean-up waited for, as when we are cancelled ourselves: it must not go on with a connection that is not its own.
+    """The reply, if it comes in so many seconds; 0 and None: without a limit. Raises HandlerTimeout; the handler is cancelled
+    then, and its clean-up waited for, as when we are cancelled ourselves: it must not go on with a connection that is not
+    its own.
     """
     task = asyncio.ensure_future(reply)
     done = False
     try:
-        await asyncio.wait([task], timeout=maybe_seconds("timeout", limit, endless=True))
+        await asyncio.wait([task], timeout=maybe_seconds("timeout", limit, endless=True) or None)
         done = task.done()
     finally:
         if not task.done():
