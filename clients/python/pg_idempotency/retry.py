@@ -46,4 +46,5 @@ def seconds_until(value: str) -> Optional[float]:
     except (ValueError, OverflowError):
         return None
     # "-0000" is a time without a zone for Python, and UTC for all others
-    return max(0.0, (date if date.tzinfo else date.replace(tzinfo=timezone.utc)).timestamp() - time.time())
+    left = (date if date.tzinfo else date.replace(tzinfo=timezone.utc)).timestamp() - time.time()
+    return min(max(0.0, left), LONGEST)
