@@ -80,6 +80,7 @@ type call struct {
 	retention   time.Duration
 	level       sql.IsolationLevel
 	reconcile   func(context.Context, Operation) (Reconciled, error)
+	checkFound  func(Response) error
 }
 
 // InScope names the scope of the key.
@@ -119,6 +120,12 @@ func WithLease(lease time.Duration) Option {
 // did whose lease ran out. Without one, the work has to do it.
 func WithReconcile(reconcile func(context.Context, Operation) (Reconciled, error)) Option {
 	return func(c *call) { c.reconcile = reconcile }
+}
+
+// WithReconcileCheck gives Client.Lease a check of the answer of a Done. What it refuses
+// is not stored, and the outcome is Unknown. It is for adapters, such as idemhttp.
+func WithReconcileCheck(check func(Response) error) Option {
+	return func(c *call) { c.checkFound = check }
 }
 
 func (c *Client[Tx]) newCall(key string, request any, options []Option) (*call, error) {

@@ -213,6 +213,9 @@ func (h *holding[Tx]) run(ctx context.Context, work LeasedWork[Tx]) (Completion[
 func (h *holding[Tx]) reconcileAndWork(ctx context.Context, work LeasedWork[Tx]) (Completion[Tx], error) {
 	if h.operation.TakenOver && h.call.reconcile != nil {
 		found, err := h.call.reconcile(ctx, *h.operation)
+		if err == nil && found.state == isDone && h.call.checkFound != nil {
+			err = h.call.checkFound(found.response)
+		}
 		switch {
 		case err != nil:
 			return h.rest(&UnknownError{RetryAfter: time.Second, Cause: err})

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/http"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -57,6 +58,23 @@ func (a *answer) stored(options *Options, retention time.Duration) idempotency.R
 
 // isFinal says whether HTTP can send a status, as the last one of an answer.
 func isFinal(status int) bool { return status >= 200 && status <= 999 }
+
+// Of characters that HTTP does not carry net/http makes others, and the packages for other
+// languages cannot send a stored answer that has them.
+var (
+	headerName  = regexp.MustCompile("^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")
+	headerValue = regexp.MustCompile(`^[^\x00-\x08\x0a-\x1f\x7f]*$`)
+)
+
+// carried is written for an answer that is not stored yet: it has only what HTTP can carry.
+func carried(response idempotency.Response, otherwise int) (*answer, error) {
+	for name, value := range response.Headers {
+		if !headerName.MatchString(name) || !headerValue.MatchString(value) {
+			return nil, fmt.Errorf("idemhttp: the header %q has a character that HTTP does not carry", name)
+		}
+	}
+	return written(response, otherwise)
+}
 
 // written makes an answer of a Response: a payload is JSON.
 func written(response idempotency.Response, otherwise int) (*answer, error) {

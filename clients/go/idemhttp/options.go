@@ -67,7 +67,8 @@ type Options struct {
 	DescribedBy string
 	// Problem may change a problem before it is sent.
 	Problem func(r *http.Request, err error, problem *Problem)
-	// OnError is called with each error that becomes a 500; nil: it is logged.
+	// OnError is called with each error that becomes a 500, and where HTTP cannot carry the
+	// answer of a reconcile function; nil: it is logged.
 	OnError func(r *http.Request, err error)
 	// Call has options for each call, such as idempotency.WithRetention.
 	Call []idempotency.Option

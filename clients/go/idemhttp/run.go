@@ -39,7 +39,7 @@ func (m *Middleware[Tx]) keep(a *answer) (idempotency.Response, error) {
 
 // declined makes the answer of a handler that has returned a Declined.
 func declined(refusal *idempotency.Declined) (*answer, error) {
-	a, err := written(refusal.Response, http.StatusUnprocessableEntity)
+	a, err := carried(refusal.Response, http.StatusUnprocessableEntity)
 	if err == nil && refusal.RetryAfter != nil {
 		a.header.Set("Retry-After", seconds(*refusal.RetryAfter))
 	}
@@ -162,8 +162,19 @@ func (m *Middleware[Tx]) lease(ctx context.Context, e *exchange, handler LeaseHa
 			completion.Writes = m.writes(completion.Writes, &fresh)
 		}
 		return completion, err
-	}, m.callOptions(e, options...)...)
+	}, append(m.callOptions(e, options...), m.reconcileCheck(e))...)
 	return m.conclude(ctx, e, result, err, fresh)
+}
+
+// reconcileCheck: a record that HTTP cannot carry would be an error in each replay.
+func (m *Middleware[Tx]) reconcileCheck(e *exchange) idempotency.Option {
+	return idempotency.WithReconcileCheck(func(response idempotency.Response) error {
+		_, err := carried(response, http.StatusOK)
+		if err != nil {
+			m.options.OnError(e.request, err)
+		}
+		return err
+	})
 }
 
 // complete calls a handler once, and makes the bytes that are sent what is stored.
@@ -182,7 +193,7 @@ func (m *Middleware[Tx]) complete(ctx context.Context, e *exchange, o idempotenc
 		return completion, nil, err
 	}
 	retention := completion.Retention
-	if a, err = written(completion.Response, http.StatusOK); err != nil {
+	if a, err = carried(completion.Response, http.StatusOK); err != nil {
 		return completion, nil, err
 	}
 	completion.Response, err = m.keep(a)

@@ -83,7 +83,8 @@ func TestMiddleware(t *testing.T) {
 			"Services": testServices, "BodyThatWasRead": testBodyThatWasRead, "OwnFingerprint": testOwnFingerprint,
 			"BrokenUploads": testBrokenUploads, "Timeout": testTimeout, "LeaseFailures": testLeaseFailures,
 			"Retention": testRetention, "AnswerOfAnotherRun": testAnswerOfAnotherRun, "RecordsOfOthers": testRecordsOfOthers,
-			"FunctionsThatPanic": testFunctionsThatPanic,
+			"FunctionsThatPanic": testFunctionsThatPanic, "ReconciledAnswers": testReconciledAnswers,
+			"AnswersThatHTTPDoesNotCarry": testAnswersThatHTTPDoesNotCarry,
 		} {
 			t.Run(s.name+"/"+name, func(t *testing.T) { test(t, s) })
 		}
@@ -295,6 +296,45 @@ func testAnswerOfAnotherRun(t *testing.T, s site) {
 		if header, body := expectStatus(t, 200, handler, "POST", newKey(), ""); body != "2" || header.Get("Idempotency-Replayed") != "true" {
 			t.Error(runs, header, body)
 		}
+	}
+}
+
+// The outcome is unknown then, and the next attempt reconciles again: what is stored can be sent.
+func testReconciledAnswers(t *testing.T, s site) {
+	key := newKey()
+	var found idempotency.Response
+	told := 0
+	options := idemhttp.Options{OnError: func(*http.Request, error) { told++ }}
+	handler := s.lease(middleware(options), func(*http.Request, idempotency.Operation) (completion, error) {
+		return completion{}, errors.New("unclear")
+	}, idempotency.WithReconcile(func(context.Context, idempotency.Operation) (idempotency.Reconciled, error) {
+		return idempotency.Done(found), nil
+	}))
+	expectStatus(t, 500, handler, "POST", key, "")
+	execute(t, "UPDATE idempotency_store SET lease_expires_at = now() WHERE idempotency_key = $1", key)
+	for _, found = range notCarried {
+		expectProblem(t, 503, handler, key)
+	}
+	if told != 1+len(notCarried) {
+		t.Error(told)
+	}
+	found = idempotency.Response{Code: 201, Headers: map[string]string{"ETag": "\"caf\u00e9\"\t"}}
+	for range 2 {
+		expectStatus(t, 201, handler, "POST", key, "")
+	}
+}
+
+// HTTP has no such status, name or value.
+var notCarried = []idempotency.Response{{Code: 99}, {Code: 1000}, {Headers: map[string]string{"a b": ""}},
+	{Headers: map[string]string{"": ""}}, {Headers: map[string]string{"ETag": "a\r\nb"}}, {Headers: map[string]string{"ETag": "\x7f"}}}
+
+// It is an error before anything is stored.
+func testAnswersThatHTTPDoesNotCarry(t *testing.T, s site) {
+	for _, wrong := range notCarried {
+		key := newKey()
+		expectProblem(t, 500, s.transaction(middleware(idemhttp.Options{}), fails(&idempotency.Declined{Response: wrong})), key)
+		expect(t, key, 0, 0)
+		expectProblem(t, 500, s.lease(middleware(idemhttp.Options{}), answers(wrong)), key)
 	}
 }
 
