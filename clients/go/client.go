@@ -5,6 +5,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"time"
 
 	"example.org/idempotency/internal/option"
@@ -133,11 +134,25 @@ func (c *Client[Tx]) newCall(key string, request any, options []Option) (*call, 
 	for _, option := range options {
 		option(call)
 	}
+	if err := checkTimes(call.lease, call.retention); err != nil {
+		return nil, err
+	}
 	text, err := requestJSON(request)
 	if text != nil {
 		call.request = textOf(string(text))
 	}
 	return call, err
+}
+
+// checkTimes refuses what the server would refuse. It is no ErrBadArgument: not the message
+// or the request is wrong, but the program, so a consumer gets its message again.
+func checkTimes(times ...time.Duration) error {
+	for _, d := range times {
+		if d != 0 && d < time.Microsecond || d > 36_500*24*time.Hour {
+			return fmt.Errorf("idempotency: a lease or a retention of %v is below a microsecond, or above 36500 days", d)
+		}
+	}
+	return nil
 }
 
 // await asks again until the operation is not in progress, or the time to wait is over.

@@ -34,8 +34,9 @@ const againAfter = time.Second
 //
 // A stored failure that is final is a dead letter: see Client.OwnsDeadLetter where
 // the message may have copies. So is a message that can never be begun:
-// ErrKeyReused, ErrBadArgument, ErrForbidden, ErrTooLarge. Any other error comes
-// again; the broker's limit of deliveries, or the consumer, bounds that.
+// ErrKeyReused, ErrBadArgument, ErrForbidden, ErrTooLarge. Any other error, as that
+// of a lease or a retention below 0, comes again; the broker's limit of deliveries, or
+// the consumer, bounds that.
 func Settle(result *Result, err error) Settlement {
 	var unknown *UnknownError
 	var elsewhere *InProgressError

@@ -69,6 +69,9 @@ func endOf(text string, call *call, fence int64, response Response, payload []by
 		}
 		headers = textOf(string(marshalled))
 	}
+	if err := checkTimes(response.Retention); err != nil {
+		return Statement{}, err
+	}
 	retention := cmp.Or(response.Retention, call.retention)
 	return Statement{text, []*string{textOf(call.key), textOrNull(payload), textOf(call.scope), numberOrNull(int64(response.Code)),
 		headers, hexOf(response.Body), numberOrNull(fence), intervalOrNull(retention)}}, nil

@@ -60,7 +60,7 @@ func leaseTests[Tx any]() tests[Tx] {
 		"CallerGoesAway": testCallerGoesAway[Tx],
 		"WritesThatFail": testWritesThatFail[Tx], "NothingBeginsTooLate": testNothingBeginsTooLate[Tx],
 		"WorkThatDoesNotKnow": testWorkThatDoesNotKnow[Tx], "WritesThatExit": testWritesThatExit[Tx],
-		"LateBeat": testLateBeat[Tx], "NoLease": testNoLease[Tx],
+		"LateBeat": testLateBeat[Tx], "Times": testTimes[Tx],
 		"EndOfALostLease": testEndOfALostLease[Tx],
 	}
 }
@@ -614,13 +614,21 @@ func testHooksThatFail[Tx any](t *testing.T, b backend[Tx]) {
 	wantError(t, err, idempotency.ErrLeaseLost)
 }
 
-// 0 is no lease of its own.
-func testNoLease[Tx any](t *testing.T, b backend[Tx]) {
+// 0 is none of its own. A wrong one is the program's fault, and not the message's.
+func testTimes[Tx any](t *testing.T, b backend[Tx]) {
+	const longest = 36_500 * 24 * time.Hour
 	client := b.client(t, idempotency.Options{})
-	for lease, want := range map[time.Duration]error{0: nil, time.Nanosecond: idempotency.ErrBadArgument, -time.Second: idempotency.ErrBadArgument} {
-		key := newKey()
-		_, err := client.Lease(background, key, nil, b.answer(key), idempotency.WithLease(lease))
-		same(t, lease.String(), errors.Is(err, want), true)
+	for own, isRight := range map[time.Duration]bool{0: true, longest: true, longest + 1: false, time.Nanosecond: false, -time.Second: false} {
+		key, answer := newKey(), idempotency.Response{Retention: own}
+		_, lease := client.Lease(background, key, nil, b.answer(key), idempotency.WithLease(own))
+		_, option := b.client(t, idempotency.Options{Retention: own}).Transaction(background, newKey(), nil, b.note(key))
+		_, call := client.Transaction(background, newKey(), nil, b.note(key), idempotency.WithRetention(own))
+		_, response := client.Transaction(background, newKey(), nil, responds[Tx](answer))
+		_, refusal := client.Transaction(background, newKey(), nil, fails[Tx](&idempotency.Declined{Response: answer}))
+		for i, err := range []error{lease, option, call, response, refusal} {
+			same(t, fmt.Sprint(own, i), err == nil, isRight)
+			same(t, fmt.Sprint(own, i), err == nil || idempotency.Settle(nil, err).Do == idempotency.Again, true)
+		}
 	}
 }
 
