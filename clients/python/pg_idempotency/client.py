@@ -57,16 +57,14 @@ class Base:
     def many(self, keys: Sequence[str], requests: Optional[Sequence[Any]], scope: Optional[str],
              request_hashes: Optional[Sequence[Optional[bytes]]], max_attempts: Optional[int]) -> Statement:
         """The statement that begins many."""
-        check_keys(keys)
         check_count("max_attempts", max_attempts)
         return self.settings.functions.begin_many(
-            keys, requests, self.settings.scope if scope is None else scope, request_hashes, max_attempts)
+            checked_keys(keys), requests, self.settings.scope if scope is None else scope, request_hashes, max_attempts)
 
     def ends(self, keys: Sequence[str], responses: Optional[Sequence[Any]], scope: Optional[str]) -> Statement:
         """The statement that completes many."""
-        check_keys(keys)
         return self.settings.functions.complete_many(
-            keys, responses, self.settings.scope if scope is None else scope)
+            checked_keys(keys), responses, self.settings.scope if scope is None else scope)
 
 
 class Idempotency(Base):
@@ -169,7 +167,7 @@ class Idempotency(Base):
         Gives an Operation for each key, in order. Its outcome may be MISMATCH: the key had another request.
         End each that is ACQUIRED, by ``complete_many``. ``requests`` has a JSON value or None for each key, or
         ``request_hashes`` 32 bytes or None. ``scope``: None: the client's. ``max_attempts``: which attempt is the last.
-        Raises BadArgument, Forbidden, NotReady, TypeError where ``keys`` is one string, the driver's error.
+        Raises BadArgument, Forbidden, NotReady, TypeError where ``keys`` are no strings, the driver's error.
         """
         operations: List[Operation] = self.driver.run(flow.begin_many(
             self.driver.source.fetch, tx, self.many(keys, requests, scope, request_hashes, max_attempts)))
@@ -180,7 +178,7 @@ class Idempotency(Base):
         """Completes operations that ``begin_many`` acquired in this transaction of ``tx``. Gives how many.
 
         ``keys``, ``scope``: as there. ``responses`` has a JSON value or None for each key; None: none for any.
-        Raises TooLarge, BadArgument, TypeError where ``keys`` is one string, and the driver's error, with ID404 for an operation
+        Raises TooLarge, BadArgument, TypeError where ``keys`` are no strings, and the driver's error, with ID404 for an operation
         that this transaction has not begun.
         """
         count: int = self.driver.run(flow.complete_many(
@@ -215,10 +213,15 @@ def check_text(text: Optional[str]) -> None:
         raise BadArgument("a key, a scope and a request are text that PostgreSQL can hold")
 
 
-def check_keys(keys: Sequence[str]) -> None:
-    """Raises TypeError for a string, of which each character would be a key."""
-    if isinstance(keys, str):
+def checked_keys(keys: Sequence[str]) -> List[str]:
+    """The keys of many. Raises TypeError where one is no string, and for a string, of which each character would be a key;
+    BadArgument for text that the database cannot hold."""
+    given = list(keys)
+    if isinstance(keys, str) or not all(isinstance(key, str) for key in given):
         raise TypeError("many keys are a list of strings")
+    for key in given:
+        check_text(key)
+    return given
 
 
 def sync_source(source: Any, prepare: Optional[bool]) -> Source:

@@ -138,13 +138,13 @@ class Functions:
         """idem_begin_batch: a row of COLUMNS for each key, in order."""
         return (f"SELECT {COLUMNS} FROM {self.name('idem_begin_batch')}(%s::text[], %s::jsonb[], %s::text,"
                 " %s::bytea[], %s::int)",
-                (array(list(keys)), array(json_texts(requests)), scope,
+                (array(keys), array(json_texts(requests)), scope,
                  array(None if hashes is None else [hexadecimal(one) for one in hashes]), max_attempts))
 
     def complete_many(self, keys: Sequence[str], responses: Optional[Sequence[Any]], scope: str) -> Statement:
         """idem_complete_batch: how many it ended."""
         return (f"SELECT {self.name('idem_complete_batch')}(%s::text[], %s::jsonb[], %s::text)",
-                (array(list(keys)), array(json_texts(responses)), scope))
+                (array(keys), array(json_texts(responses)), scope))
 
 
 PLACEHOLDER = re.compile(r"%s(::(?!(?:int|bigint|boolean)\b|text\b(?!\[))[a-z]+(\[\])?)?|%%")

@@ -47,8 +47,12 @@ def test_what_is_no_text_or_no_bytes_is_refused(idem, key, options):
     """What it is printed as may be another text each time, and so another operation."""
     with pytest.raises(TypeError):
         idem.transaction(options.pop("key", key), None, insert(key), **options)
-    with pytest.raises(TypeError):
-        idem.run(lambda tx: idem.begin_many(tx, key))
+    for keys in (key, [key, 1], [key, b"k"], [key, None]):
+        for many in (idem.begin_many, idem.complete_many):
+            with pytest.raises(TypeError, match="keys"):
+                idem.run(lambda tx: many(tx, keys))
+    with pytest.raises(BadArgument):
+        idem.run(lambda tx: idem.begin_many(tx, [key, "\0"]))
 
 
 def test_a_claimed_scope_is_forbidden(admin, key):
