@@ -138,7 +138,7 @@ func asJSON(value any) (json.RawMessage, error) {
 func requestJSON(value any) (json.RawMessage, error) {
 	text, err := asJSON(value)
 	if err == nil && !jsontext.Keeps(value, text) {
-		err = &Error{ErrBadArgument, errors.New("a text of the request is no UTF-8")}
+		err = &Error{ErrBadArgument, errors.New("a text of the request is no UTF-8, or JSON shows no field of it")}
 	}
 	return text, err
 }

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"reflect"
+	"slices"
 	"unicode/utf8"
 )
 
@@ -18,9 +19,27 @@ func Marshal(value any) (json.RawMessage, error) {
 }
 
 // Keeps says whether text, the JSON of a value, tells it from all others. If a string is no UTF-8,
-// it does not: each byte that is none became the same \ufffd.
+// it does not: each byte that is none became the same \ufffd. Nor does that of a struct whose
+// fields are all unexported: it is {}.
 func Keeps(value any, text json.RawMessage) bool {
-	return !bytes.Contains(text, []byte(`\ufffd`)) || isUTF8(reflect.ValueOf(value))
+	return (!bytes.Contains(text, []byte(`\ufffd`)) || isUTF8(reflect.ValueOf(value))) &&
+		(string(text) != "{}" || !isHidden(reflect.ValueOf(value)))
+}
+
+// isHidden: it has fields, and encoding/json sees none of them.
+func isHidden(value reflect.Value) bool {
+	for value.Kind() == reflect.Pointer {
+		value = value.Elem()
+	}
+	if value.Kind() != reflect.Struct || value.NumField() == 0 {
+		return false
+	}
+	fields := reflect.VisibleFields(value.Type())
+	if value.CanAddr() {
+		value = value.Addr() // a method of the pointer counts, too
+	}
+	_, isOfItsOwn := value.Interface().(json.Marshaler)
+	return !isOfItsOwn && !slices.ContainsFunc(fields, func(field reflect.StructField) bool { return field.IsExported() })
 }
 
 func isUTF8(value reflect.Value) bool {

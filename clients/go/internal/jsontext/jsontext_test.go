@@ -2,6 +2,7 @@ package jsontext
 
 import (
 	"encoding/json"
+	"math/big"
 	"testing"
 )
 
@@ -15,6 +16,19 @@ func TestMarshalKeepsWhatWasWritten(t *testing.T) {
 		t.Error("a function became JSON")
 	}
 }
+
+type (
+	hidden   struct{ amount int }
+	promoted struct {
+		Amount int `json:",omitempty"`
+	}
+	ofItsOwn  struct{ amount int }
+	atPointer struct{ amount int }
+)
+
+func (*atPointer) MarshalJSON() ([]byte, error) { return []byte("{}"), nil }
+
+func (ofItsOwn) MarshalJSON() ([]byte, error) { return []byte("{}"), nil }
 
 func TestKeeps(t *testing.T) {
 	type named struct {
@@ -30,6 +44,9 @@ func TestKeeps(t *testing.T) {
 		{map[int]any{1: bad}, false}, {named{Name: bad}, false}, {&named{In: named{Name: bad}}, false},
 		{"\ufffd", true}, {named{Name: "good", In: (*named)(nil)}, true}, {[]byte(bad), true}, {nil, true},
 		{map[string]any{"sent": json.RawMessage(`"\ufffd"`)}, true},
+		{hidden{1}, false}, {&hidden{1}, false}, {struct{ hidden }{}, false}, {struct{}{}, true}, {map[string]int{}, true},
+		{(*hidden)(nil), true}, {struct{ promoted }{}, true}, {struct{ *promoted }{}, true}, {ofItsOwn{1}, true}, {&ofItsOwn{1}, true},
+		{*big.NewInt(1), false}, {&atPointer{1}, true},
 	} {
 		text, err := Marshal(c.value)
 		if err != nil {

@@ -87,11 +87,11 @@ func testHeadersOfOthers[Tx any](t *testing.T, b backend[Tx]) {
 	}
 }
 
-// Texts that are no UTF-8 would be one request as JSON, and the server cannot read the others.
+// Texts that are no UTF-8, and structs without an exported field, would be one request as JSON, and the server cannot read the others.
 func testRequestsThatNobodyCanRead[Tx any](t *testing.T, b backend[Tx]) {
 	client := b.client(t, idempotency.Options{})
 	type order struct{ Name string }
-	for _, request := range []any{"\xff", order{"\xfe"}, map[string]any{"a": []string{"\xff"}}, "\x00", json.RawMessage("{"),
+	for _, request := range []any{"\xff", order{"\xfe"}, struct{ amount int }{1}, map[string]any{"a": []string{"\xff"}}, "\x00", json.RawMessage("{"),
 		json.RawMessage("\"\xff\""), json.RawMessage("1e200000"), json.RawMessage(strings.Repeat("[", 100_000))} {
 		_, err := client.Transaction(background, newKey(), request, b.note("x"))
 		batch := beginMany(client, []string{"k"}, []any{request})
