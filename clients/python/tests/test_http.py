@@ -670,6 +670,7 @@ def test_what_http_cannot_send_ends_no_lease(pool, key, admin, wrong):
     assert call_wsgi(app, key)[0] == 500
     run_out(admin, key)
     assert [call_wsgi(app, key)[0] for _ in range(3)] == [503, 503, 500]
+    run_out(admin, key)
 
 
 def test_flasks_teardown_comes_before_commit_and_may_fail_it(pool, key, effects, admin):
