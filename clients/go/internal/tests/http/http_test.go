@@ -303,12 +303,13 @@ func testAnswerOfAnotherRun(t *testing.T, s site) {
 func testReconciledAnswers(t *testing.T, s site) {
 	key := newKey()
 	var found idempotency.Response
+	var failed error
 	told := 0
 	options := idemhttp.Options{OnError: func(*http.Request, error) { told++ }}
 	handler := s.lease(middleware(options), func(*http.Request, idempotency.Operation) (completion, error) {
 		return completion{}, errors.New("unclear")
 	}, idempotency.WithReconcile(func(context.Context, idempotency.Operation) (idempotency.Reconciled, error) {
-		return idempotency.Done(found), nil
+		return idempotency.Done(found), failed
 	}))
 	expectStatus(t, 500, handler, "POST", key, "")
 	execute(t, "UPDATE idempotency_store SET lease_expires_at = now() WHERE idempotency_key = $1", key)
@@ -318,6 +319,9 @@ func testReconciledAnswers(t *testing.T, s site) {
 	if told != 1+len(notCarried) {
 		t.Error(told)
 	}
+	found, failed = idempotency.Response{}, errors.New("planned") // what comes with an error is no answer
+	expectProblem(t, 503, handler, key)
+	failed = nil
 	found = idempotency.Response{Code: 201, Headers: map[string]string{"ETag": "\"caf\u00e9\"\t"}}
 	for range 2 {
 		expectStatus(t, 201, handler, "POST", key, "")
