@@ -132,7 +132,7 @@ reseal_record(Record *record, Round *round)
 static void
 reseal_records(Record *records, int64 count, Round *round)
 {
-	MemoryContext row = AllocSetContextCreate(CurrentMemoryContext, "idempotency reseal",
+	MemoryContext row = AllocSetContextCreate(CurrentMemoryContext, "idempotency reseal row",
 											  ALLOCSET_DEFAULT_SIZES);
 	MemoryContext caller = CurrentMemoryContext;
 
@@ -171,10 +171,17 @@ reseal_step(void *state, ItemPointer from, ItemPointer end, int64 max_rows)
 {
 	Round	   *round = state;
 	int64		before = round->sealed;
+	MemoryContext caller = CurrentMemoryContext;
+	/* a call may walk over the whole store: only the records of one step are kept in memory */
+	MemoryContext step = AllocSetContextCreate(caller, "idempotency reseal", ALLOCSET_DEFAULT_SIZES);
 	Record	   *records;
-	int64		found = bulk_find_unsealed(round->catalog, round->table, from, end, round->key, max_rows, &records);
+	int64		found;
 
+	MemoryContextSwitchTo(step);
+	found = bulk_find_unsealed(round->catalog, round->table, from, end, round->key, max_rows, &records);
 	reseal_records(records, found, round);
+	MemoryContextSwitchTo(caller);
+	MemoryContextDelete(step);
 	return round->sealed - before;
 }
 

@@ -174,6 +174,16 @@ is(replay('new', '"card 4711"'), $replayed, 'so does the new one');
 	$sealed += query('SELECT idem_reseal()');
 	is($sealed, $responses, 'and seals what was sealed before, or not at all');
 	is(query('SELECT idem_reseal()'), '0', 'until nothing is left');
+	query(q{CREATE TABLE memory (used bigint);
+		CREATE FUNCTION note_memory() RETURNS trigger LANGUAGE plpgsql
+			AS 'BEGIN INSERT INTO memory SELECT sum(used_bytes) FROM pg_backend_memory_contexts; RETURN NEW; END';
+		CREATE TRIGGER note_memory BEFORE UPDATE ON idempotency_store FOR EACH ROW WHEN (NEW.idempotency_key LIKE '%00')
+			EXECUTE FUNCTION note_memory();
+		INSERT INTO idempotency_store (scope, idempotency_key, expires_at, status, response_payload)
+			SELECT 'many', i, 'infinity', 'COMPLETED', to_jsonb(repeat('x', 1700)) FROM generate_series(1, 4000) i});
+	is(query('SELECT idem_reseal(4000)'), '4000', 'a large store in one call');
+	cmp_ok(query('SELECT max(used) - min(used) FROM memory'), '<', 3e6, 'takes memory for a piece of it');
+	query(q{DROP FUNCTION note_memory CASCADE; DELETE FROM idempotency_store WHERE scope = 'many'});
 	is(query(q{SELECT string_agg(concat_ws(' ', idempotency_key, status, attempt, fence, request_hash, created_at, updated_at, expires_at), ';'
 		ORDER BY idempotency_key) FROM idempotency_store}), $before, 'nothing else of a record changes');
 }
