@@ -11,6 +11,7 @@
 #include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/jsonb.h"
+#include "utils/memutils.h"
 #include "utils/tuplestore.h"
 
 #include "base/compat.h"
@@ -97,6 +98,34 @@ fingerprints_arguments(FunctionCallInfo fcinfo, int requests, int request_hashes
 	return fingerprints;
 }
 
+/* Each key has a memory of its own: to seal or open a response takes several times its size. */
+static MemoryContext
+memory_of_key(void)
+{
+	return AllocSetContextCreate(CurrentMemoryContext, "idempotency batch", ALLOCSET_DEFAULT_SIZES);
+}
+
+static void
+begin_key(const BeginRequest *request, ReturnSetInfo *result)
+{
+	Answer		answer = operation_begin(request);
+
+	answer_to_tuplestore(&answer, result->setResult, result->setDesc);
+}
+
+static void
+complete_key(const OperationName *name, const Values *responses, int i)
+{
+	EndRequest	request = {
+		.name = *name,
+		.status = STATUS_COMPLETED
+	};
+
+	if (has_value(responses, i))
+		request.response.payload = PG_DETOAST_DATUM_PACKED(responses->values[i]);
+	(void) operation_end(&request);
+}
+
 /* idem_begin_batch(keys, requests, scope, request_hashes, max_attempts) */
 Datum
 idem_begin_batch(PG_FUNCTION_ARGS)
@@ -105,6 +134,8 @@ idem_begin_batch(PG_FUNCTION_ARGS)
 	Batch		batch;
 	bytea	  **fingerprints;
 	int32		max_attempts;
+	MemoryContext key = memory_of_key();
+	MemoryContext caller = CurrentMemoryContext;
 
 	require_writable("idem_begin_batch()");
 	batch = batch_arguments(fcinfo, 0, 2);
@@ -119,11 +150,12 @@ idem_begin_batch(PG_FUNCTION_ARGS)
 			.max_attempts = max_attempts,
 			.answers_mismatch = true
 		};
-		Answer		answer;
 
 		CHECK_FOR_INTERRUPTS();
-		answer = operation_begin(&request);
-		answer_to_tuplestore(&answer, result->setResult, result->setDesc);
+		MemoryContextSwitchTo(key);
+		begin_key(&request, result);
+		MemoryContextSwitchTo(caller);
+		MemoryContextReset(key);
 	}
 	return (Datum) 0;
 }
@@ -134,21 +166,19 @@ idem_complete_batch(PG_FUNCTION_ARGS)
 {
 	Batch		batch;
 	Values		responses;
+	MemoryContext key = memory_of_key();
+	MemoryContext caller = CurrentMemoryContext;
 
 	require_writable("idem_complete_batch()");
 	batch = batch_arguments(fcinfo, 0, 2);
 	responses = values_argument(fcinfo, 1, JSONBOID, "responses", &batch);
 	for (int i = 0; i < batch.count; i++)
 	{
-		EndRequest	request = {
-			.name = batch.names[i],
-			.status = STATUS_COMPLETED
-		};
-
 		CHECK_FOR_INTERRUPTS();
-		if (has_value(&responses, i))
-			request.response.payload = PG_DETOAST_DATUM_PACKED(responses.values[i]);
-		(void) operation_end(&request);
+		MemoryContextSwitchTo(key);
+		complete_key(&batch.names[i], &responses, i);
+		MemoryContextSwitchTo(caller);
+		MemoryContextReset(key);
 	}
 	PG_RETURN_INT64(batch.count);
 }

@@ -44,6 +44,21 @@ for my $json ('[1.00, 1, 1.0, -0.10, 0, 0.000, -0, 12345678901234567890.12345678
 	is(query("SELECT response_payload::text = '$json'::jsonb::text FROM idem_lookup('json $json')"), 't', "to the letter: $json");
 }
 
+# ---- memory ----
+
+# To seal or open a response takes several times its size.  A batch takes that for one response at a time.
+query(q{CREATE FUNCTION megabytes() RETURNS int LANGUAGE sql VOLATILE AS 'SELECT (sum(total_bytes) / 1000000)::int FROM pg_backend_memory_contexts';
+	CREATE TABLE twenty AS SELECT array_agg('memory ' || i) AS keys, array_agg(response) AS megabyte_each
+		FROM generate_series(1, 20) i, LATERAL (SELECT to_jsonb(string_agg(md5(i || ' ' || j), '')) FROM generate_series(1, 31000) j) _ (response)});
+{
+	my $keys = query('SELECT keys FROM twenty');
+
+	like(query(q{BEGIN; SELECT count(*) FROM twenty, idem_begin_batch(keys); SELECT idem_complete_batch(keys, megabyte_each), megabytes() FROM twenty; COMMIT}),
+		qr/^20\n20\|(?:2\d|3\d)$/, 'completed: that of the arguments and of one response');
+	# the first of its rows: what it took is there until the next one
+	cmp_ok(query("SELECT megabytes() FROM idem_begin_batch('$keys') LIMIT 1"), '<', 15, 'replayed: that of one response');
+}
+
 # ---- depth ----
 
 complete('deepest', 'nested(1000)');
