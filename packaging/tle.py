@@ -8,6 +8,7 @@ It writes into dist/tle, or that directory:
     idempotency.control, idempotency--VERSION.sql   the extension, as files: database.dev takes these
     idempotency--FROM--VERSION.sql                  for each FROM: an update from that version
     install.sql                                     the same for pg_tle, which has no files: run it with psql
+    update--FROM--VERSION.sql                       for each FROM: for who has run the script itself with psql
 
 An extension's script must not end the transaction, and says what a dump has to contain.
 The schema is named in the control file. An update makes the functions and views anew, and
@@ -28,14 +29,21 @@ DUMPED = ''.join(f"SELECT pg_extension_config_dump('{name}', '');\n"
                  for name in ('idempotency_store', 'idempotency_fence', 'idempotency_forgotten'))
 UPDATED = re.compile(r'CREATE (FUNCTION|VIEW|TABLE idempotency_forgotten)|COMMENT ON (FUNCTION|VIEW|TABLE idempotency_forgotten)|'
                      r'ALTER TABLE idempotency_store ALTER |GRANT |DO |SELECT (pg_catalog\.)?set_config|SET LOCAL')
-# Version 1.0 left values of responses in the statistics, where only superusers may delete. A
-# change of the type removes them, also one to the same type, which leaves the rows alone.
-REMOVE_STATISTICS = """DO $$
+# What CREATE OR REPLACE cannot change of version 1.0. It left values of responses in the statistics,
+# where only superusers may delete: a change of the type removes them, also one to the same
+# type, which leaves the rows alone.
+SINCE_1_0 = """DO $$
 BEGIN
     IF EXISTS (SELECT FROM pg_stats WHERE schemaname = current_schema() AND tablename = 'idempotency_store'
-        AND attname LIKE 'response\\_%') THEN
+        AND attname IN ('response_headers', 'response_payload', 'response_body')) THEN
         ALTER TABLE idempotency_store ALTER response_headers TYPE jsonb,
             ALTER response_payload TYPE jsonb, ALTER response_body TYPE bytea;
+    END IF;
+    IF EXISTS (SELECT FROM pg_attribute WHERE attrelid = 'idempotency_pending'::regclass AND attname = 'judged') THEN
+        ALTER TABLE idempotency_pending RENAME judged TO expected;
+        DROP FUNCTION idem_put(idempotency_store, timestamptz), idem_check_size(jsonb, jsonb, bytea),
+            idem_end(text, text, bigint, idempotency_status, int, jsonb, jsonb, bytea, interval, interval),
+            idem_lost_race(), idem_prolong(text, text, bigint, interval);
     END IF;
 END
 $$;
@@ -81,8 +89,8 @@ def without_transaction(script):
 def update_of(kept):
     script = ''.join(s for s in kept if UPDATED.match(code_of(s)))
     script = re.sub(r"^(\tEXECUTE format\(')?CREATE (FUNCTION|VIEW) ", r'\1CREATE OR REPLACE \2 ', script, flags=re.M)
-    script = once(script, 'CREATE TABLE ', 'CREATE TABLE IF NOT EXISTS ') + '\n' + DUMPED
-    script = once(script, 'ALTER TABLE idempotency_store ALTER ', REMOVE_STATISTICS + 'ALTER TABLE idempotency_store ALTER ')
+    script = once(script, 'CREATE TABLE ', 'CREATE TABLE IF NOT EXISTS ')
+    script = once(script, 'ALTER TABLE idempotency_store ALTER ', SINCE_1_0 + 'ALTER TABLE idempotency_store ALTER ')
     # what roles have been granted stays
     return once(script, 'WHERE a.grantee <> m.owner', 'WHERE a.grantee = 0')
 
@@ -128,13 +136,15 @@ def main():
     version = re.search(r"^default_version = '(.*)'$", (HOME / 'idempotency.control').read_text(), re.M)[1]
     kept = without_transaction((HOME / 'managed' / 'idempotency.sql').read_text())
     script = ''.join(kept) + '\n' + DUMPED
-    updates = {before: update_of(kept) for before in arguments.before}
+    update = update_of(kept)
+    updates = {before: update + '\n' + DUMPED for before in arguments.before}
     files = {
         'idempotency.control': f"comment = '{COMMENT}'\ndefault_version = '{version}'\nrelocatable = false\n"
                                f"superuser = false\ntrusted = false\nschema = '{SCHEMA}'\n",
         f'idempotency--{version}.sql': script,
         'install.sql': install_of(version, script, updates),
-        **{f'idempotency--{before}--{version}.sql': update for before, update in updates.items()},
+        **{f'idempotency--{before}--{version}.sql': text for before, text in updates.items()},
+        **{f'update--{before}--{version}.sql': f'BEGIN;\n{update}COMMIT;\n' for before in updates},
     }
     arguments.to.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
