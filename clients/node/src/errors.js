@@ -144,11 +144,11 @@ export function translated(error) {
   return new Class(/** @type {Error} */ (error).message, { code: state, cause: error })
 }
 
-// A text that is no interval, and more than the type interval holds.
-const NO_INTERVAL = new Set(['22007', '22008', '22015'])
+// A text that is no interval, more than the type interval holds, and what the functions would refuse.
+const NO_INTERVAL = new Set(['22007', '22008', '22015', '22012'])
 
 /**
- * BadArgument where the server could not read a duration of these statements; any other error as it is.
+ * BadArgument where the server does not take a duration of these statements; any other error as it is.
  * @param {unknown} error
  * @param {import('./pipeline.js').Statement[]} statements
  * @returns {unknown}
@@ -156,7 +156,7 @@ const NO_INTERVAL = new Set(['22007', '22008', '22015'])
 export function unreadDuration(error, statements) {
   const names = statements.flatMap(({ durations = [] }) => durations)
   if (names.length === 0 || !NO_INTERVAL.has(sqlstate(error) ?? '')) return error
-  return new BadDuration(`the server cannot read ${names.join(' or ')} as an interval`, { cause: error })
+  return new BadDuration(`the server does not take ${names.join(' or ')} as a duration`, { cause: error })
 }
 
 // What text or jsonb does not take: bad JSON or half a surrogate pair, the character NUL, bytes that are no UTF-8, a

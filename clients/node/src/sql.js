@@ -68,6 +68,12 @@ function toNumber(text) {
   return text === null ? null : Number(text)
 }
 
+// A duration that the function would refuse each time. ID400 may be about the key, which is the client's; division by zero is not.
+function inRange(parameter, atLeast) {
+  const given = `${parameter}::interval`
+  return `CASE WHEN ${given} ${atLeast} '0' AND ${given} <= '36500 days' THEN ${given} ELSE ${given} / 0 END`
+}
+
 /** The statements for a schema; without one, the search path finds the functions. */
 export class Sql {
   #prefix
@@ -78,7 +84,7 @@ export class Sql {
   }
 
   /**
-   * A retention that is a text is read here, too, so that one which is no interval is refused before the work runs.
+   * A retention that is a text is read here, too, so that one which the server does not take is refused before the work runs.
    * @param {Call} call
    * @param {{lease?: number | string, longer?: number}} [options] longer: milliseconds to wait for the present owner,
    *   beside what the call itself would wait
@@ -88,8 +94,8 @@ export class Sql {
     return {
       repeated: true,
       durations: texts({ lease, retention: call.retention }),
-      text: `SELECT ${COLUMNS}${kept.length > 0 ? ', $9::interval::text' : ''} FROM ${this.#prefix}idem_begin($1, $2::text::jsonb, scope => $3, request_hash => $4::bytea,
-  lease => $5::interval, wait => $6::interval + $7::interval, max_attempts => $8::int)`,
+      text: `SELECT ${COLUMNS}${kept.length > 0 ? `, ${inRange('$9', '>')}::text` : ''} FROM ${this.#prefix}idem_begin($1, $2::text::jsonb, scope => $3, request_hash => $4::bytea,
+  lease => ${inRange('$5', '>')}, wait => $6::interval + $7::interval, max_attempts => $8::int)`,
       values: [call.key, toJson(call.request ?? undefined, BadArgument), call.scope, call.requestHash, toInterval('lease', lease),
         toInterval('wait', call.wait), toInterval('retry.cap', longer), toText(call.maxAttempts), ...kept],
     }
@@ -137,7 +143,7 @@ export class Sql {
       repeated: true,
       durations,
       text: `SELECT ${this.#prefix}idem_complete($1, $2::text::jsonb, scope => $3, code => $4::int, headers => $5::text::jsonb,
-  body => $6::bytea, fence => $7::bigint, retention => $8::interval)::text`,
+  body => $6::bytea, fence => $7::bigint, retention => ${inRange('$8', '>')})::text`,
       values: [operation.key, payload, operation.scope, code, headers, body, toText(operation.fence), kept],
     }
   }
@@ -153,8 +159,8 @@ export class Sql {
     return {
       durations: [...durations, ...texts({ retryAfter })],
       text: `SELECT ${this.#prefix}idem_fail($1, $2::text::jsonb, scope => $3, code => $4::int, headers => $5::text::jsonb,
-  body => $6::bytea, fence => $7::bigint, retryable => $8::text::boolean, retry_after => $9::interval,
-  retention => $10::interval)::text, (extract(epoch FROM $9::interval) * 1000)::text`,
+  body => $6::bytea, fence => $7::bigint, retryable => $8::text::boolean, retry_after => ${inRange('$9', '>=')},
+  retention => ${inRange('$10', '>')})::text, (extract(epoch FROM $9::interval) * 1000)::text`,
       values: [operation.key, payload, operation.scope, code, headers, body, toText(operation.fence),
         String(retryAfter !== null), toInterval('retryAfter', retryAfter), kept],
     }

@@ -1,7 +1,7 @@
 // An operation whose whole work is in one transaction: key, effect and response commit together or not at
 // all. n statements of work cost n + 2 round trips, as BEGIN travels with the begin and the end with COMMIT.
-import { BadDuration, CommitRolledBack, Declined, KeyReused, LeaseLost, NotDone, sqlstate, translated, translatedBegin, unreadDuration } from './errors.js'
-import { toResponse } from './response.js'
+import { CommitRolledBack, Declined, KeyReused, LeaseLost, NotDone, sqlstate, translated, translatedBegin, unreadDuration } from './errors.js'
+import { toInterval, toResponse } from './response.js'
 import { answered, completed, failed } from './result.js'
 import { isLost, retrying } from './retry.js'
 import { BEGIN, COMMIT, ROLLBACK, ROLLBACK_TO, SAVEPOINT, toOperation } from './sql.js'
@@ -61,7 +61,7 @@ async function milliseconds(settings, call) {
   if (typeof wait === 'number') return wait
   const [{ rows: [[read]] }] = await retrying(settings, { scope, key }, () => onConnection(settings, (connection) =>
     begin(settings, call, connection, [settings.sql.milliseconds(wait)])))
-  if (Number(read) < 0) throw new BadDuration('wait is below 0')
+  toInterval('wait', Number(read))
   return Number(read)
 }
 

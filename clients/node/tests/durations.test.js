@@ -101,9 +101,6 @@ describe('a number that is none, or too large, asks no database', () => {
       await assert.rejects(idempotency.transaction(newKey(), null, notRun, { maxLostAttempts }), mistake('maxLostAttempts'))
     }
     await assert.rejects(idempotency.batch((batch) => batch.beginMany([newKey()], [], { maxAttempts: -1 })), mistake('maxAttempts'))
-    for (const style of ['transaction', 'lease']) {
-      await assert.rejects(idempotency[style](newKey(), null, notRun, { wait: '-1 s' }), duration('wait'))
-    }
   })
   for (const [name, value] of [['retention', 0], ['lease', 0], ['maxAttempts', -1], ['maxAttempts', 1.5]]) {
     test(`${name}: ${value} of the middleware`, () => {
@@ -122,9 +119,9 @@ describe('a number that is none, or too large, asks no database', () => {
   }
 })
 
-describe('a text that is no interval, or too long for one, is refused by the server', () => {
-  for (const text of ['abc', '', '300000000 years', '99999999999999999999 s']) {
-    for (const name of ['wait', 'retention', 'lease']) {
+describe('a text that is no interval, or one that the server does not take, is refused before the work', () => {
+  for (const text of ['abc', '', '300000000 years', '99999999999999999999 s', '-1 s', '999999 years', '0 s']) {
+    for (const name of text === '0 s' ? ['retention', 'lease'] : ['wait', 'retention', 'lease']) {
       test(`${name}: ${JSON.stringify(text)}`, async (t) => {
         const { pool, idempotency } = idempotencyFor(t)
         const key = newKey()
@@ -138,6 +135,10 @@ describe('a text that is no interval, or too long for one, is refused by the ser
       const answers = {
         retention: () => ({ payload: 1, retention: text }),
         retryAfter: () => { throw new Declined(402, null, { retryAfter: text }) },
+      }
+      if (text === '0 s') {
+        assert.equal((await idempotency.transaction(newKey(), null, answers.retryAfter)).retryAfter, 0)
+        delete answers.retryAfter
       }
       for (const [name, work] of Object.entries(answers)) {
         await assert.rejects(idempotency.transaction(newKey(), null, work), duration(name))
