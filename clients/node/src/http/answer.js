@@ -1,6 +1,6 @@
 // Answers of handlers: which headers are stored, how an answer is stored, and how a stored one is sent again.
 import { LONGEST } from '../response.js'
-import { retryAfter } from './problem.js'
+import { inLowerCase, retryAfter } from './problem.js'
 
 const STORED = ['content-type', 'content-language', 'content-encoding', 'location', 'etag']
 
@@ -38,8 +38,7 @@ export function fromStored({ outcome, code, headers, payload, body, replayed, re
     status: code ?? (outcome === 'COMPLETED' ? 200 : 422),
     headers: {
       ...(json && { 'content-type': 'application/json' }),
-      // The names are those of a Declined, or of SQL, in any case of letters.
-      ...Object.fromEntries(Object.entries(headers ?? {}).map(([name, value]) => [name.toLowerCase(), value])),
+      ...inLowerCase(headers ?? {}),
       ...(ms !== null && { 'retry-after': retryAfter(ms)['Retry-After'] }),
       ...(replayed && { [marker.toLowerCase()]: 'true' }),
     },

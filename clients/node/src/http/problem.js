@@ -86,6 +86,16 @@ export function problemFor(error) {
   return new Problem(500, 'Internal Server Error')
 }
 
+/**
+ * Names as a Declined, mapError or SQL has given them, in any case of letters: else one header could come twice.
+ * @template V
+ * @param {Record<string, V>} headers
+ * @returns {Record<string, V>}
+ */
+export function inLowerCase(headers) {
+  return Object.fromEntries(Object.entries(headers).map(([name, value]) => [name.toLowerCase(), value]))
+}
+
 function busy(title, ms) {
   return new Problem(503, title, { detail: 'Send it again, with the same key, after the time in Retry-After.', headers: retryAfter(ms) })
 }
@@ -101,7 +111,7 @@ export function rendered({ status, title, detail, type, headers = {}, body }, de
     headers: {
       ...(body === undefined && { 'content-type': 'application/problem+json' }),
       ...(describedBy && { link: `<${describedBy}>; rel="describedby"` }),
-      ...headers,
+      ...inLowerCase(headers),
     },
     body: Buffer.from(body ?? JSON.stringify({ type: type ?? describedBy ?? 'about:blank', title, status, detail })),
   }
