@@ -115,11 +115,14 @@ public record Call(String key, String scope, String request, byte[] requestHash,
         return new Call(key, scope, request, requestHash, maxWait, lease, maxAttempts, maxLostAttempts, retention, value);
     }
 
-    /** The call with the client's settings where it has none of its own. No time is longer than 36500 days, or it is an IllegalArgumentException. */
+    /**
+     * The call with the client's settings where it has none of its own. No time is longer than 36500 days, and lease and
+     * retention are above 0, or it is an IllegalArgumentException: not the message or the request is wrong, but the program.
+     */
     Call over(Options options) {
         Durations.check("wait", maxWait);
-        Durations.check("lease", lease);
-        Durations.check("retention", retention);
+        Durations.checkPositive("lease", lease);
+        Durations.checkPositive("retention", retention);
         return new Call(key, scope != null ? scope : options.scope(), request, requestHash,
                 maxWait != null ? maxWait : Duration.ZERO, lease != null ? lease : options.lease(), maxAttempts,
                 maxLostAttempts, retention != null ? retention : options.retention(), isolation);

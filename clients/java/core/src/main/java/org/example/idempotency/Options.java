@@ -39,12 +39,11 @@ public record Options(String scope, String schema, Duration retention, Duration 
         if (scope == null || lease == null || base == null || cap == null || listener == null) {
             throw new IllegalArgumentException("scope, lease, base, cap and listener may not be null");
         }
-        boolean keepsNothing = retention != null && (retention.isNegative() || retention.isZero());
-        if (keepsNothing || lease.isNegative() || lease.isZero() || attempts < 1 || base.isNegative() || cap.isNegative()) {
-            throw new IllegalArgumentException("retention, lease and attempts must be above 0, and base and cap not below");
+        if (attempts < 1 || base.isNegative() || cap.isNegative()) {
+            throw new IllegalArgumentException("attempts must be above 0, and base and cap not below");
         }
-        Durations.check("retention", retention);
-        Durations.check("lease", lease);
+        Durations.checkPositive("retention", retention);
+        Durations.checkPositive("lease", lease);
         Durations.check("base", base);
         Durations.check("cap", cap);
     }

@@ -17,16 +17,17 @@ public sealed interface Reconciled {
     /**
      * Nobody knows yet.
      *
-     * @param retryAfter how long to wait before the next try
+     * @param retryAfter how long to wait before the next try; null: one second
      */
     record Unknown(Duration retryAfter) implements Reconciled {
         /**
          * Checks the time.
          *
-         * @param retryAfter how long to wait before the next try, 36500 days at most
+         * @param retryAfter how long to wait before the next try, 36500 days at most; null: one second
          */
         public Unknown {
             Durations.check("retryAfter", retryAfter);
+            retryAfter = retryAfter == null ? Duration.ofSeconds(1) : retryAfter;
         }
     }
 

@@ -23,11 +23,11 @@ public record Response(int code, Map<String, String> headers, String payload, by
      * @param headers names and values; null: none
      * @param payload JSON; null: none
      * @param body bytes that are replayed as they are; null: none
-     * @param retention how long the record is kept, 36500 days at most; null: as the call says
-     * @throws IllegalArgumentException if it is
+     * @param retention how long the record is kept, above 0, 36500 days at most; null: as the call says
+     * @throws IllegalArgumentException if it is out of these bounds
      */
     public Response {
-        Durations.check("retention", retention);
+        Durations.checkPositive("retention", retention);
     }
 
     /**

@@ -33,12 +33,13 @@ class OptionsTest {
         for (Executable wrong : List.<Executable>of(
                 () -> usual.withScope(null), () -> usual.withLease(null), () -> usual.withListener(null),
                 () -> usual.withRetry(1, null, NONE), () -> usual.withRetry(1, NONE, null),
-                () -> usual.withLease(NONE), () -> usual.withLease(BELOW), () -> usual.withRetention(NONE), () -> usual.withRetention(BELOW),
                 () -> usual.withRetry(0, NONE, NONE),
                 () -> usual.withRetry(1, BELOW, NONE), () -> usual.withRetry(1, NONE, BELOW))) {
             assertThrows(IllegalArgumentException.class, wrong);
         }
         usual.withSchema(null).withRetention(null).withRetry(1, NONE, NONE);
+        assertEquals(NONE, new Declined(Response.EMPTY, BELOW).retryAfter());
+        assertEquals(Duration.ofSeconds(1), new Reconciled.Unknown(null).retryAfter());
     }
 
     /** A time that no statement and no clock can hold is refused where it is given, and its name is in the message. */
@@ -46,7 +47,9 @@ class OptionsTest {
     void whatIsOutOfRangeIsNamed() {
         for (Option option : OPTIONS) {
             option.give.accept(LONGEST);
-            for (Duration time : List.of(Duration.ofSeconds(Long.MAX_VALUE), Duration.ofSeconds(Long.MIN_VALUE), LONGEST.plusNanos(1))) {
+            boolean isPositive = option.name.equals("lease") || option.name.equals("retention");
+            Duration wrong = isPositive ? Duration.ofNanos(999) : LONGEST.plusNanos(1);
+            for (Duration time : List.of(Duration.ofSeconds(Long.MAX_VALUE), Duration.ofSeconds(Long.MIN_VALUE), LONGEST.plusNanos(1), wrong)) {
                 String message = assertThrows(IllegalArgumentException.class, () -> option.give.accept(time), option::name).getMessage();
                 assertTrue(message.contains(option.name), message);
             }

@@ -127,6 +127,9 @@ class TransactionTest extends OnServer {
 
     @Test
     void aRefusalForAWhileIsTriedAgain() throws Exception {
+        once.transaction(Call.of(key), (connection, operation) -> {
+            throw new Declined(Response.of(429, null), Duration.ofSeconds(-1));
+        });
         Result refused = once.transaction(Call.of(key), (connection, operation) -> {
             throw new Declined(Response.of(429, null), Duration.ofHours(1));
         });
