@@ -73,9 +73,9 @@ record Answer(int status, Map<String, List<String>> headers, byte[] body) {
         headers.put(name, new ArrayList<>(List.of(value)));
     }
 
-    /** What HTTP cannot carry is an error of the handler now: after COMMIT it would be too late to say so. */
+    /** What HTTP cannot carry is an error: of a handler before COMMIT, after which it would be too late to say so. */
     Answer checked() {
-        if (status < 200 || status > 599) {
+        if (status < 200 || status > 999) {
             throw new IllegalArgumentException("a route that runs once cannot answer " + status);
         }
         headers.forEach((name, values) -> values.forEach(value -> check(name, value)));

@@ -127,7 +127,7 @@ public final class FilterOptions {
     /**
      * Makes the key of a request that has none.
      *
-     * @param function gives a key; null or "": there is none
+     * @param function gives a key; null: there is none
      * @return this
      */
     public FilterOptions makeKey(Function<HttpServletRequest, String> function) {

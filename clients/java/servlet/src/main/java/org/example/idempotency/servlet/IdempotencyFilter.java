@@ -87,7 +87,7 @@ public final class IdempotencyFilter extends HttpFilter {
     private Answer answer(HttpServletRequest request, HttpServletResponse response, FilterChain chain, Route route)
             throws ServletException {
         try {
-            return new Handling(request, response, chain, route).answer(route.isLeased());
+            return new Handling(request, response, chain, route).answer();
         } catch (Refused refused) {
             return refuse(null, refused.problem);
         } catch (PassedOn passed) {
@@ -201,7 +201,7 @@ public final class IdempotencyFilter extends HttpFilter {
     private String key(HttpServletRequest request) throws Refused {
         List<String> values = Collections.list(request.getHeaders(options.header));
         String made = values.isEmpty() ? options.makeKey.apply(request) : null;
-        if (made != null && !made.isEmpty()) {
+        if (made != null) {
             return made;
         }
         if (values.isEmpty() && options.isOptional) {
@@ -258,6 +258,7 @@ public final class IdempotencyFilter extends HttpFilter {
         private final HttpServletRequest request;
         private final HttpServletResponse response;
         private final FilterChain chain;
+        private final boolean isLeased;
         private final Call call;
         private final byte[] body;
         private Answer fresh;
@@ -268,6 +269,7 @@ public final class IdempotencyFilter extends HttpFilter {
             this.request = request;
             this.response = response;
             this.chain = chain;
+            isLeased = route.isLeased();
             String principal = principal(request);
             String key = key(request);
             String scope = scope(request, route, principal);
@@ -277,7 +279,7 @@ public final class IdempotencyFilter extends HttpFilter {
                     own.maxLostAttempts(), own.retention(), own.isolation());
         }
 
-        Answer answer(boolean isLeased) throws Exception {
+        Answer answer() throws Exception {
             try {
                 return isLeased ? lease() : transact();
             } catch (Declined withoutKey) {
@@ -427,7 +429,7 @@ public final class IdempotencyFilter extends HttpFilter {
                 case STORED -> answer.stored(this::isStored, keep.retention());
                 case REFUSAL -> throw new Declined(answer.stored(this::isStored, keep.retention()), answer.retryAfter());
                 case DISCARDED -> throw new Unstored(answer);
-                case RELEASED -> throw new IdempotencyException.NotDone(new Unstored(answer));
+                case RELEASED -> throw isLeased ? new IdempotencyException.NotDone(new Unstored(answer)) : new Unstored(answer);
             };
         }
 
@@ -443,7 +445,7 @@ public final class IdempotencyFilter extends HttpFilter {
             if (result.outcome() == Outcome.IN_PROGRESS) {
                 throw new Refused(Problem.inProgress(result.retryAfter()));
             }
-            Answer answer = fresh == null || result.replayed() ? Answer.of(result, options.marker) : fresh;
+            Answer answer = fresh == null || result.replayed() ? Answer.of(result, options.marker).checked() : fresh;
             if (options.lifetime != null) {
                 lifetime(answer);
             }

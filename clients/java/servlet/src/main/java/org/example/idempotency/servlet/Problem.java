@@ -74,6 +74,9 @@ public record Problem(int status, String type, String title, String detail, Dura
                     "It was used with another request. Use a new key for a new request.", null);
         } else if (error instanceof IdempotencyException.Unknown unknown) {
             return new Problem(503, "It is not known yet whether an earlier attempt took effect", AGAIN, unknown.retryAfter());
+        } else if (error instanceof IdempotencyException.NotDone released) {
+            return released.getCause() != null ? of(released.getCause())
+                    : new Problem(503, "The request was not processed", AGAIN, SECOND);
         } else if (error instanceof TimeLimit.Over) {
             return new Problem(503, "The request took too long", AGAIN, SECOND);
         } else if (isBusy(error)) {

@@ -290,7 +290,8 @@ class FilterTest {
     @Test
     void anErrorThatIsAnsweredBelow500IsNoLostAttempt() throws Exception {
         List<Throwable> asked = new ArrayList<>();
-        protect(false, options -> options.scope((request, route) -> request.getHeader("X-User") + key).problem((error, usual) -> {
+        protect(false, options -> options.scope((request, route) -> request.getHeader("X-User") + key).statuses(
+                status -> new Keep(Keep.Kind.RELEASED, null)).problem((error, usual) -> {
             asked.add(error);
             return error instanceof IllegalArgumentException ? usual : new Problem(409, null, "Sold out", null, null);
         }));
@@ -413,6 +414,8 @@ class FilterTest {
         }
         handler = (request, response) -> response.setStatus(101);
         twice(500, false);
+        jdbc.queryForList("SELECT idem_complete(o, code => 99)::text FROM idem_begin(?, scope => 'shop POST /orders ann') o", key);
+        twice(500, false);
     }
 
     @Test
@@ -479,12 +482,17 @@ class FilterTest {
         handler = (request, response) -> {
             assertFalse(Exchange.of(request).lease().isLost());
             assertEquals(key, Exchange.of(request).operation().key());
-            if (runs.incrementAndGet() == 1) {
-                throw new ServletException(new IdempotencyException.NotDone(null));
+            int run = runs.incrementAndGet();
+            if (run < 3) {
+                throw new ServletException(new IdempotencyException.NotDone(run == 1 ? null : new IOException()));
             }
         };
-        assertEquals(500, post("/orders", "ann", "1").statusCode());
-        assertEquals(200, post("/orders", "ann", "1").statusCode());
+        HttpResponse<String> first = post("/orders", "ann", "1");
+        assertTrue(first.body().contains("The request was not processed"), first::body);
+        assertEquals(List.of(503, "1"), List.of(first.statusCode(), first.headers().firstValue("Retry-After").orElse("")));
+        for (int status : new int[] {500, 200}) {
+            assertEquals(status, post("/orders", "ann", "1").statusCode());
+        }
     }
 
     @Test
@@ -720,7 +728,8 @@ class FilterTest {
             assertEquals("run 1", send(withoutKey("").header("X-Order", key)).body());
         }
         assertEquals("run 2", send(withoutKey("").header("X-Order", key).header("Idempotency-Key", key + "x")).body());
-        protect(false, options -> options.optional().makeKey(request -> ""));
+        protect(false, options -> options.optional().makeKey(request -> request.getHeader("X-Order")));
+        assertEquals(400, send(withoutKey("").header("X-Order", "")).statusCode());
         assertEquals("run 3", send(withoutKey("")).body());
         assertEquals(3, effects());
     }
