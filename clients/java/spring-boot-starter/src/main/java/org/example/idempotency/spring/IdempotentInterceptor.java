@@ -61,21 +61,19 @@ final class IdempotentInterceptor implements MethodInterceptor {
                 .withScope(Identity.function(once.get().options().scope(), annotation.name()))
                 .withMaxLostAttempts(annotation.maxLostAttempts())
                 .withRequest(json.get().write(invocation.getArguments()));
-        Object[] fresh = new Object[1];
+        Type returned = GenericTypeResolver.resolveType(method.getGenericReturnType(), type);
         Result result = annotation.lease()
-                ? once.get().<Exception>lease(call, lease -> Completion.of(run(invocation, method, fresh)))
-                : once.get().<Exception>transaction(call, (connection, operation) -> run(invocation, method, fresh));
-        String stored = result.orThrow().payload();
-        return !result.replayed() ? fresh[0] : stored == null ? null
-                : read(stored, GenericTypeResolver.resolveType(method.getGenericReturnType(), type), annotation.name());
+                ? once.get().<Exception>lease(call, lease -> Completion.of(run(invocation, method, returned)))
+                : once.get().<Exception>transaction(call, (connection, operation) -> run(invocation, method, returned));
+        return read(result.orThrow().payload(), method, returned);
     }
 
     /** The error of the application's JSON would quote what it has read. */
-    private Object read(String stored, Type type, String name) {
+    private Object read(String result, Method method, Type type) {
         try {
-            return json.get().read(stored, type);
+            return result == null ? null : json.get().read(result, type);
         } catch (RuntimeException error) {
-            throw new IllegalStateException("the stored result of " + name + " is no " + type.getTypeName() + ": " + error.getClass().getName());
+            throw new IllegalStateException("the JSON of a result is no " + type.getTypeName() + ": " + method + ": " + error.getClass().getName());
         }
     }
 
@@ -108,15 +106,17 @@ final class IdempotentInterceptor implements MethodInterceptor {
         }
     }
 
-    /** Each attempt has an invocation of its own. */
-    private Response run(MethodInvocation invocation, Method method, Object[] fresh) throws Exception {
+    /** Each attempt has an invocation of its own. What no replay could read is refused before it is stored. */
+    private Response run(MethodInvocation invocation, Method method, Type returned) throws Exception {
         try {
-            fresh[0] = ((ProxyMethodInvocation) invocation).invocableClone().proceed();
-            if (fresh[0] == null) {
+            Object value = ((ProxyMethodInvocation) invocation).invocableClone().proceed();
+            if (value == null) {
                 return Response.json(null);
             }
-            refuseAsynchronous(method, fresh[0].getClass());
-            return Response.json(json.get().write(fresh[0]));
+            refuseAsynchronous(method, value.getClass());
+            String result = json.get().write(value);
+            read(result, method, returned);
+            return Response.json(result);
         } catch (Exception | Error error) {
             throw error;
         } catch (Throwable other) {
