@@ -144,11 +144,14 @@ func (c *Client[Tx]) newCall(key string, request any, options []Option) (*call, 
 	return call, err
 }
 
+// longest is what the server takes.
+const longest = 36_500 * 24 * time.Hour
+
 // checkTimes refuses what the server would refuse. It is no ErrBadArgument: not the message
 // or the request is wrong, but the program, so a consumer gets its message again.
 func checkTimes(times ...time.Duration) error {
 	for _, d := range times {
-		if d != 0 && d < time.Microsecond || d > 36_500*24*time.Hour {
+		if d != 0 && d < time.Microsecond || d > longest {
 			return fmt.Errorf("idempotency: a lease or a retention of %v is below a microsecond, or above 36500 days", d)
 		}
 	}

@@ -81,7 +81,7 @@ func (s *statements) failOf(call *call, fence int64, declined *Declined, payload
 	statement, err := endOf(s.fail, call, fence, declined.Response, payload)
 	retryable, after := "false", (*string)(nil)
 	if declined.RetryAfter != nil {
-		retryable, after = "true", intervalOf(*declined.RetryAfter)
+		retryable, after = "true", intervalOf(min(max(*declined.RetryAfter, 0), longest))
 	}
 	statement.Args = append(statement.Args, &retryable, after)
 	return statement, err

@@ -28,8 +28,9 @@ type Options struct {
 	// Principal names who sends the request, such as the tenant or the user. Keys
 	// of different principals are different keys. "" is nobody: the answer is 401, and
 	// nothing runs or is replayed. It has to be given, or Scope: Anyone, where all
-	// clients are one. It is asked before there is any answer, so let authentication
-	// come before the middleware, and Principal read what it has found.
+	// clients are one. It is asked before there is any answer, also of a request that runs
+	// without a key, so let authentication come before the middleware, and Principal read
+	// what it has found.
 	Principal func(r *http.Request) string
 	// Scope makes the scope, in place of method, route and principal. The scope of the
 	// client stands before it. Principal is asked all the same, if it is given. "" is
@@ -59,8 +60,9 @@ type Options struct {
 	// MaxWait bounds what a client may ask for by "Prefer: wait=n"; 0: 10 s, below
 	// 0: the preference is ignored. No connection is held meanwhile.
 	MaxWait time.Duration
-	// Timeout is how long a handler may take; 0: 30 s, below 0: no limit. After it
-	// the client gets 503 and the transaction is rolled back, or the lease runs out.
+	// Timeout is how long a handler may take, with the wait for the first request before it;
+	// 0: 30 s, below 0: no limit. After it the client gets 503 and the transaction is rolled
+	// back, or the lease runs out.
 	Timeout time.Duration
 	// DescribedBy is the address of the documentation of your keys. Each problem
 	// has it as a Link and as its type.

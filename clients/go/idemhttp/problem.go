@@ -70,6 +70,8 @@ func problemOf(err error, header string) *Problem {
 		return problem(422, "Idempotency-Key is already used", "It was used with another request. Use a new key for a new request.", 0)
 	case errors.As(err, &unknown):
 		return problem(503, "It is not known yet whether an earlier attempt took effect", again, max(unknown.RetryAfter, time.Second))
+	case err == idempotency.ErrNotDone: // with a cause, that is answered
+		return problem(503, "The request was not processed", again, time.Second)
 	case errors.Is(err, errTimeout):
 		return problem(503, "The request took too long", again, time.Second)
 	case isBusy(err):

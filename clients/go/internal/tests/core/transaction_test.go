@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -267,6 +268,8 @@ func testDeclined[Tx any](t *testing.T, b backend[Tx]) {
 
 func testDeclinedForNow[Tx any](t *testing.T, b backend[Tx]) {
 	client, key := b.client(t, idempotency.Options{}), newKey()
+	_, err := client.Transaction(background, newKey(), nil, fails[Tx](idempotency.Decline(429, nil).Again(math.MaxInt64)))
+	must(t, err)
 	decline := fails[Tx](idempotency.Decline(429, nil).Again(time.Hour))
 	for _, replayed := range []bool{false, true} {
 		result, err := client.Transaction(background, key, nil, decline)
@@ -400,7 +403,7 @@ func testSchema[Tx any](t *testing.T, b backend[Tx]) {
 // The failure that idem_begin stores by itself is committed.
 func testMaxAttempts[Tx any](t *testing.T, b backend[Tx]) {
 	client, key := b.client(t, idempotency.Options{}), newKey()
-	decline := fails[Tx](idempotency.Decline(429, nil).Again(0))
+	decline := fails[Tx](idempotency.Decline(429, nil).Again(-time.Second)) // over: now
 	_, err := client.Transaction(background, key, nil, decline, idempotency.WithMaxAttempts(-1))
 	must(t, err)
 	undone := errors.New("undone")
