@@ -597,13 +597,14 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
     test('what reconcile has found and HTTP cannot send is not stored', async (t) => {
       let known
       const { pool, post, errors } = await server(t, () => { throw new Error('the gateway hung up') }, {
-        style: 'lease', reconcile: () => Reconciled.done(known),
+        style: 'lease', reconcile: () => Reconciled.done(known), maxResponse: 200,
       })
-      const declining = (code) => new Completion({ code: 201 }, () => { throw new Declined(code) })
+      const declining = (code, payload) => new Completion({ code: 201 }, () => { throw new Declined(code, payload) })
       for (const [wrong, right, status] of [
         [{ code: 99, payload: 1 }, { code: 201, body: 'charged' }, 503], [{ headers: { 'X-A': 'a\r\nb' }, payload: 1 }, 'charged', 503],
         [new Completion({ code: 99, payload: 1 }, (tx) => effect(tx, 'wrong')), new Completion(1, (tx) => effect(tx, 'right')), 503],
-        [declining(99), declining(402), 500],
+        [declining(99), declining(402), 500], [{ body: 'x'.repeat(201) }, { body: 'x'.repeat(200) }, 503],
+        [declining(402, 'x'.repeat(199)), declining(402, 'x'.repeat(198)), 500],
       ]) {
         const key = newKey()
         await post(key)
@@ -645,6 +646,20 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
         assert.deepEqual(rows, [])
       })
     }
+
+    test('Set-Cookie is not stored where a handler declines, nor where reconcile has found it', async (t) => {
+      const headers = { 'Set-Cookie': 'a=b', 'X-A': 'b' }
+      const { pool, post } = await server(t, () => { throw new Declined(402, 1, { headers }) })
+      const leased = await server(t, () => { throw new Error('planned') }, {
+        style: 'lease', reconcile: () => Reconciled.done({ code: 402, payload: 1, headers }),
+      })
+      const key = newKey()
+      await leased.post(key)
+      await expire(pool, key)
+      for (const { status, headers } of [await post(newKey()), await leased.post(key)]) {
+        assert.deepEqual([status, headers['x-a'], headers['set-cookie']], [402, 'b', undefined])
+      }
+    })
 
     // Hono sends no reason phrase.
     if (framework === 'hono') return

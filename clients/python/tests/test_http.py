@@ -656,7 +656,17 @@ def test_writes_of_a_lease_that_decline_are_the_answer(pool, key):
     assert [call_wsgi(app, key)[::2] for _ in range(2)] == [(402, b'{"reason":"no money"}')] * 2
 
 
-@pytest.mark.parametrize("wrong", [{"code": 100}, {"headers": {"X-A": "a\r\nb"}}])
+def test_a_cookie_is_not_stored_where_somebody_declines_or_reconciles(pool, key, admin):
+    headers = {"set-cookie": "a=b", "X-A": "b"}
+    app = wsgi(pool, lambda environ: declined(headers=headers))
+    leased = wsgi(pool, lambda environ: 1 / 0, lease=30, reconcile=lambda operation: Done(Response(402, headers)))
+    assert call_wsgi(leased, key)[0] == 500
+    run_out(admin, key)
+    for status, sent, _ in (call_wsgi(leased, key), call_wsgi(app, f"{key}-declined")):
+        assert (status, sent["X-A"], "set-cookie" in sent) == (402, "b", False)
+
+
+@pytest.mark.parametrize("wrong", [{"code": 100}, {"headers": {"X-A": "a\r\nb"}}, {"body": b"x" * 100}, {"payload": "x" * 98}])
 def test_what_http_cannot_send_ends_no_lease(pool, key, admin, wrong):
     """Neither by writes that decline, nor by an answer of reconcile or its writes: each replay would be a 500."""
     def decline(tx):
@@ -666,7 +676,7 @@ def test_what_http_cannot_send_ends_no_lease(pool, key, admin, wrong):
         current().complete_with(decline)
         return 201, [], [b""]
     answers = [Response(**wrong), Completion(Response(**wrong), lambda tx: None), Completion({}, decline)]
-    app = wsgi(pool, handler, lease=30, reconcile=lambda operation: Done(answers.pop(0)))
+    app = wsgi(pool, handler, lease=30, max_response=99, reconcile=lambda operation: Done(answers.pop(0)))
     assert call_wsgi(app, key)[0] == 500
     run_out(admin, key)
     assert [call_wsgi(app, key)[0] for _ in range(3)] == [503, 503, 500]

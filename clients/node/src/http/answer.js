@@ -4,6 +4,8 @@ import { inLowerCase, retryAfter } from './problem.js'
 
 const STORED = ['content-type', 'content-language', 'content-encoding', 'location', 'etag']
 
+const isCookie = (/** @type {string} */ name) => name.toLowerCase().startsWith('set-cookie')
+
 /**
  * A test for the names of headers that are stored. Set-Cookie never is: it is for one client.
  * @param {string[]} more names, or beginnings with a star, such as X-*
@@ -12,8 +14,17 @@ const STORED = ['content-type', 'content-language', 'content-encoding', 'locatio
 export function storedHeaders(more) {
   const names = new Set([...STORED, ...more.filter((name) => !name.endsWith('*')).map((name) => name.toLowerCase())])
   const beginnings = more.filter((name) => name.endsWith('*')).map((name) => name.slice(0, -1).toLowerCase())
-  return (name) => !name.startsWith('set-cookie') &&
+  return (name) => !isCookie(name) &&
     (names.has(name) || beginnings.some((beginning) => name.startsWith(beginning)))
+}
+
+/**
+ * What is declined, or what reconcile has found, as it is stored.
+ * @param {import('../response.js').Response} response
+ */
+export function withoutCookies(response) {
+  const { headers } = response
+  return headers ? { ...response, headers: Object.fromEntries(Object.entries(headers).filter(([name]) => !isCookie(name))) } : response
 }
 
 /**

@@ -9,7 +9,7 @@ import { completed } from '../result.js'
 import { isTransient } from '../retry.js'
 import { isText } from '../sql.js'
 import { abandoning } from '../transaction.js'
-import { fromStored, parseRetryAfter, storedHeaders, toStored } from './answer.js'
+import { fromStored, parseRetryAfter, storedHeaders, toStored, withoutCookies } from './answer.js'
 import { isEncoded, mediaType, requestTooLarge, unreadable } from './body.js'
 import { parseKey, preferredWait } from './key.js'
 import { Problem, inProgress, problemFor, rendered } from './problem.js'
@@ -266,12 +266,15 @@ export class HttpIdempotency {
   // The answer of who declines. Throws where HTTP cannot carry it, and any other error as it is.
   #refusal(error) {
     if (!(error instanceof Declined)) throw error
+    error.response = withoutCookies(error.response)
     const { response, retryAfter } = error
     return this.#sendable(response, { outcome: 'FAILED', retryAfter: typeof retryAfter === 'number' ? retryAfter : null })
   }
 
   #sendable(response, end) {
-    return sendable(fromStored({ ...completed({ attempt: null, takenOver: false }, response), ...end }, this.#options.marker))
+    const answer = sendable(fromStored({ ...completed({ attempt: null, takenOver: false }, response), ...end }, this.#options.marker))
+    if (answer.body.length > this.#options.maxResponse) throw responseTooLarge()
+    return answer
   }
 
   // Writes that decline with what HTTP cannot carry fail.
@@ -291,14 +294,16 @@ export class HttpIdempotency {
     return async (operation, signal) => {
       const known = await reconcile(operation, signal)
       if (known?.state !== 'done') return known
-      const { response, writes } = known.response instanceof Completion ? known.response : { response: known.response, writes: undefined }
+      const { response: found, writes } = known.response instanceof Completion ? known.response : { response: known.response, writes: undefined }
+      let response
       try {
-        this.#sendable(toResponse(response), {})
+        response = withoutCookies(toResponse(found))
+        this.#sendable(response, {})
       } catch (error) {
         this.#options.onError(error, request)
         throw error
       }
-      return writes ? Reconciled.done(new Completion(response, this.#checked(writes))) : known
+      return Reconciled.done(writes ? new Completion(response, this.#checked(writes)) : response)
     }
   }
 

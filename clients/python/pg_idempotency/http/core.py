@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from email.utils import format_datetime
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, TypeVar, Union
 
 from ..errors import Declined, NotDone
 from ..hooks import logger
@@ -25,6 +25,7 @@ from .key import BadKey, read_key
 from .problem import Problem, ResponseTooLarge, document, in_progress, problem_of, whole_seconds
 
 Headers = List[Tuple[str, str]]
+End = TypeVar("End", Response, Declined)
 MEGABYTE = 1 << 20
 ALWAYS_STORED = ("content-type", "content-encoding")
 
@@ -243,10 +244,10 @@ class Served:
     def refuse(self, error: Exception) -> None:
         """Raises Released for an error of a handler in a transaction that is answered below 500: it is a refusal, too.
 
-        Raises ValueError for a Declined that is none of HTTP.
+        Raises ValueError for a Declined that is none of HTTP, and ResponseTooLarge.
         """
         if isinstance(error, Declined):
-            check_end(error)
+            storable(error, self.options)
         problem = problem_of(error)
         if problem.status < 500 and self.options.lease is None:
             raise Released(self.core.problem_reply(problem, self.options)) from error
@@ -440,6 +441,19 @@ def check_end(end: Union[Result, Response, Declined]) -> None:
     """Raises ValueError for an end that HTTP cannot send."""
     check_status(end.code or 200)
     check_headers(sent_headers(end.headers))
+
+
+def storable(end: End, options: Options) -> End:
+    """What is declined, or what reconcile has found, as it is stored: without Set-Cookie. Raises ValueError for what HTTP cannot
+    send, and ResponseTooLarge."""
+    check_end(end)
+    if len((to_json(end.payload) or "").encode() if end.body is None else end.body) > options.max_response:
+        raise ResponseTooLarge()
+    headers = end.headers and {name: value for name, value in end.headers.items() if name.lower() != "set-cookie"}
+    if isinstance(end, Response):
+        return replace(end, headers=headers)
+    end.headers = headers
+    return end
 
 
 def kept_headers(options: Options, headers: Headers) -> Dict[str, Any]:

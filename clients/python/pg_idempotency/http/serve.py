@@ -13,7 +13,7 @@ from ..drive import to_its_end
 from ..errors import Declined
 from ..model import IN_PROGRESS, Completion, Done, Duration, Operation, as_response, maybe_seconds
 from ..steps import Flow
-from .core import Exchange, Reply, Served, active, check_end
+from .core import Exchange, Reply, Served, active, storable
 from .problem import HandlerTimeout
 
 
@@ -54,15 +54,14 @@ def serving(idem: Union[Idempotency, AsyncIdempotency], served: Served, handler:
             try:
                 value = yield steps.call(function, given)
             except Declined as declined:
-                check_end(declined)
+                storable(declined, options)
                 raise
-            if isinstance(value, Done):
-                end = value.response
-                if isinstance(end, Completion):
-                    value = Done(Completion(end.response, sendable(end.writes)))
-                    end = end.response
-                check_end(as_response(end))
-            return value
+            if not isinstance(value, Done):
+                return value
+            found = value.response
+            if isinstance(found, Completion):
+                return Done(Completion(storable(as_response(found.response), options), sendable(found.writes)))
+            return Done(storable(as_response(found), options))
 
         return lambda given: idem.driver.run(checked(given))
 
