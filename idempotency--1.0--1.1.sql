@@ -160,7 +160,8 @@ AS $$
 DECLARE
 	schema_name text;
 	store regclass;
-	step numeric := extract(epoch FROM period);
+	-- a year of "epoch" has 365.25 days, and its months have 30
+	step numeric := extract(epoch FROM period) - extract(year FROM period) * 453600;
 	retention numeric;
 	wanted int;
 	has int;
@@ -172,6 +173,8 @@ BEGIN
 	IF period IS NULL OR NOT isfinite(period) OR step < 1 OR step > 31622400 THEN
 		RAISE EXCEPTION 'period must be from one second to one year' USING ERRCODE = 'ID400';
 	END IF;
+	-- ranges do not follow the calendar, nor the time zone of the session that collects
+	period := make_interval(secs => step::float8);
 	-- until the end nobody gives the name of the schema to another one, whose functions would run
 	IF has_table_privilege('pg_namespace', 'UPDATE') THEN
 		PERFORM FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'idempotency' FOR KEY SHARE OF n;

@@ -26,6 +26,7 @@ $$;
 SELECT raises('SELECT idem_partition_store(NULL)');
 SELECT raises('SELECT idem_partition_store(''0'')');
 SELECT raises('SELECT idem_partition_store(''2 years'')');
+SELECT raises('SELECT idem_partition_store(''1 year -365 days'')');
 BEGIN;
 CREATE ROLE regress_idem_partitioner;
 SELECT idem_grant('regress_idem_partitioner');
@@ -100,6 +101,9 @@ SELECT count(*), count(range_start) FROM idempotency_partitions;
 SELECT idem_partition_store('2 hours');
 SELECT count(*), count(range_start) FROM idempotency_partitions;
 SELECT DISTINCT period, leaving FROM idempotency_ring;
+-- A month has 30 days, whatever the calendar and the time zone say.
+SELECT idem_partition_store('1 month');
+SELECT DISTINCT timestamptz '2026-12-31' + period - '2026-12-31' FROM idempotency_ring;
 SET LOCAL log_min_messages = error;
 SELECT idem_partition_store('10 minutes');
 SELECT count(*) FROM idempotency_partitions;
