@@ -169,7 +169,10 @@ def test_what_jsonb_cannot_hold_or_is_encoded_counts_by_its_bytes():
 def test_no_error_shows_anything():
     for error in (Unknown("secret"), NotDone("secret"), NotDone("secret", 3), KeyError("secret"), OSError("secret")):
         assert "secret" not in problem_of(error).detail
-    assert (problem_of(Unknown()).retry_after, problem_of(NotDone("", 3)).retry_after) == (1, 3)
+    caused, timed = NotDone(), NotDone("", 3)
+    caused.__cause__ = timed.__cause__ = KeyReused()
+    assert [(problem_of(error).status, problem_of(error).retry_after) for error in (Unknown(), NotDone(), timed, caused)] == [
+        (503, 1), (503, 1), (503, 3), (422, None)]
     assert [problem_of(error).status for error in (Unknown(), Forbidden(), TooLarge(), LeaseLost())] == [503, 403, 413, 409]
     for state in ("40001", "40P01", "25006", "53300", "55P03", "57014", "08006"):
         assert problem_of(psycopg.errors.lookup(state)()).status == 503

@@ -54,8 +54,10 @@ def problem_of(error: BaseException) -> Problem:
         return Problem(413, "The answer is too large to be stored", "Nothing was stored.")
     if isinstance(error, Unknown):
         return Problem(503, "It is not known yet whether an earlier attempt took effect", AGAIN, error.retry_after or 1)
-    if isinstance(error, NotDone) and error.retry_after is not None:
-        return Problem(503, "The request was not processed", AGAIN, error.retry_after)
+    if isinstance(error, NotDone):
+        if error.retry_after is None and error.__cause__ is not None:
+            return problem_of(error.__cause__)
+        return Problem(503, "The request was not processed", AGAIN, error.retry_after or 1)
     if isinstance(error, ResponseTooLarge):
         return Problem(500, "The answer is too large to be stored", "Nothing was stored.")
     if isinstance(error, HandlerTimeout):
