@@ -173,8 +173,6 @@ BEGIN
 	IF period IS NULL OR NOT isfinite(period) OR step < 1 OR step > 31622400 THEN
 		RAISE EXCEPTION 'period must be from one second to one year' USING ERRCODE = 'ID400';
 	END IF;
-	-- ranges do not follow the calendar, nor the time zone of the session that collects
-	period := make_interval(secs => step::float8);
 	-- until the end nobody gives the name of the schema to another one, whose functions would run
 	IF has_table_privilege('pg_namespace', 'UPDATE') THEN
 		PERFORM FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'idempotency' FOR KEY SHARE OF n;
@@ -239,7 +237,9 @@ BEGIN
 	EXECUTE format('DELETE FROM %s.idempotency_ring WHERE name NOT IN (SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid'
 		' WHERE i.inhparent = $1)', schema_name) USING store;
 	EXECUTE format('INSERT INTO %s.idempotency_ring (name, period) SELECT DISTINCT c.relname, $2 FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid'
-		' WHERE i.inhparent = $1 ON CONFLICT (name) DO UPDATE SET period = EXCLUDED.period, leaving = false', schema_name) USING store, period;
+		' WHERE i.inhparent = $1 ON CONFLICT (name) DO UPDATE SET period = EXCLUDED.period, leaving = false', schema_name)
+		-- ranges do not follow the calendar, nor the time zone of the session that collects
+		USING store, make_interval(secs => step::float8);
 END
 $$;
 COMMENT ON FUNCTION @extschema@.idem_partition_store(interval) IS

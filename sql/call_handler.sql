@@ -98,6 +98,9 @@ DROP SCHEMA regress_idem_closed;
 SELECT raises('SELECT idem_call(''handler_missing'', ''handler-11'')'), raises('SELECT idem_call(''handler_missing(jsonb)'', ''handler-11'')');
 SELECT raises_in_full('SELECT idem_call(0::regprocedure, ''handler-11'')');
 SELECT raises_in_full('SELECT idem_call(''handler_text(jsonb)'', ''handler-11'')');
+-- A handler that makes the transaction read-only: the end is refused.
+CREATE FUNCTION handler_closes(request jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT set_config('transaction_read_only', 'on', true) IS NULL; SELECT $1 $$;
+SELECT raises('SELECT idem_call(''handler_closes(jsonb)'', ''handler-11'', record_failure => false)');
 SELECT idem_revoke('regress_idem_caller');
 DROP OWNED BY regress_idem_caller;
 DROP ROLE regress_idem_caller;

@@ -175,6 +175,8 @@ run_and_end(const Call *call, const OperationName *name)
 	else if (!run_caught(call, &function, name, &end.response))
 		end.status = STATUS_FAILED;
 
+	/* the handler may have made the transaction read-only */
+	require_writable("idem_call()");
 	/* the texts of an error have been cut to size already */
 	end.cut_to_size = end.status == STATUS_FAILED;
 	return operation_end(&end);
