@@ -45,7 +45,8 @@ class Base:
         for name in ("max_attempts", "max_lost_attempts"):
             check_count(name, options.get(name))
         return Call(
-            key=key, request=asked, scope=self.settings.scope if scope is None else scope,
+            key=key and str.__str__(key), request=asked,    # str() of an enum is its name
+            scope=self.settings.scope if scope is None else str.__str__(scope),
             wait=seconds("wait", wait, endless=True), lease=maybe_seconds("lease", lease, positive=True),
             retention=self.settings.retention if retention is None else seconds("retention", retention, positive=True),
             **options)
@@ -170,7 +171,7 @@ class Idempotency(Base):
         Raises BadArgument, Forbidden, NotReady, TypeError where ``keys`` are no strings, the driver's error.
         """
         operations: List[Operation] = self.driver.run(flow.begin_many(
-            self.driver.source.fetch, tx, self.many(keys, requests, scope, request_hashes, max_attempts)))
+            self.settings, self.driver.source.fetch, tx, self.many(keys, requests, scope, request_hashes, max_attempts)))
         return operations
 
     def complete_many(self, tx: Any, keys: Sequence[str], responses: Optional[Sequence[Any]] = None, *,

@@ -9,15 +9,15 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from typing import Any, Callable, List, NoReturn, Optional, Sequence
+from typing import Any, Callable, List, NoReturn, Optional, Sequence, Union
 
 from . import hooks as hook
 from . import sql, steps
 from .clock import Clock
 from .errors import (IN_FAILED_TRANSACTION, RETRY_STATES, CommitRolledBack, Declined, KeyReused, LeaseLost, NotDone,
                      is_unreachable, means_lost, quotes_data, sqlstate_of, translate, translate_begin)
-from .model import (ACQUIRED, FAILED, IN_PROGRESS, Call, Operation, Response, Result, as_response, as_stored, operation_from_row,
-                    own_result, stored_result)
+from .model import (ACQUIRED, FAILED, IN_PROGRESS, MISMATCH, Call, Operation, Response, Result, as_response, as_stored,
+                    operation_from_row, own_result, stored_result)
 from .retry import Retry
 from .steps import Answer, Flow
 
@@ -36,9 +36,9 @@ class Settings:
     hooks: hook.Hooks = field(default_factory=dict)
     clock: Clock = field(default_factory=Clock)
 
-    def emit(self, name: str, call: Call, **more: Any) -> None:
+    def emit(self, name: str, about: Union[Call, Operation], **more: Any) -> None:
         """Calls a hook."""
-        hook.emit(self.hooks, hook.Event(name, call.scope, call.key, **more))
+        hook.emit(self.hooks, hook.Event(name, about.scope, about.key, **more))
 
 
 class Again(Exception):
@@ -139,16 +139,14 @@ def one_statement(statement: sql.Statement, meaning: Callable[[BaseException], B
     return (yield from in_session(body))
 
 
-def announce_begin(settings: Settings, call: Call, operation: Operation) -> None:
-    """Calls the hook that fits what a begin was answered."""
-    if operation.outcome == ACQUIRED:
-        settings.emit("acquired", call, attempt=operation.attempt)
-        if operation.taken_over:
-            settings.emit("taken_over", call, attempt=operation.attempt)
-    elif operation.outcome == IN_PROGRESS:
-        settings.emit("in_progress", call, attempt=operation.attempt)
-    else:
-        settings.emit("replayed", call, attempt=operation.attempt)
+EVENTS = {ACQUIRED: "acquired", IN_PROGRESS: "in_progress", MISMATCH: "mismatch"}
+
+
+def announce_begin(settings: Settings, operation: Operation) -> None:
+    """Calls the hooks that fit what a begin was answered."""
+    settings.emit(EVENTS.get(operation.outcome, "replayed"), operation, attempt=operation.attempt)
+    if operation.taken_over:
+        settings.emit("taken_over", operation, attempt=operation.attempt)
 
 
 def announce_refusal(settings: Settings, call: Call, error: BaseException) -> None:
@@ -186,7 +184,7 @@ def transaction(settings: Settings, call: Call, work: Callable[..., Any]) -> Flo
     """One operation in one transaction, repeated as a whole where that may help. Result: a Result."""
     operation, result = yield from waiting(settings, call, lambda now: one_transaction(settings, now, work))
     if result is None:
-        announce_begin(settings, call, operation)
+        announce_begin(settings, operation)
         result = stored_result(operation)
     return result
 
@@ -210,7 +208,7 @@ def one_transaction(settings: Settings, call: Call, work: Callable[..., Any]) ->
             # COMMIT, as idem_begin itself writes when the attempts are exhausted
             yield from committing(session, [])
             return operation, None
-        announce_begin(settings, call, operation)
+        announce_begin(settings, operation)
         return operation, (yield from run_work(settings, call, work, session, operation))
 
     def once() -> Flow:
@@ -271,10 +269,13 @@ def expiry(settings: Settings, call: Call) -> Flow:
     return None if epoch is None else datetime.fromtimestamp(epoch, timezone.utc)
 
 
-def begin_many(fetch: Callable[..., Any], tx: Any, statement: sql.Statement) -> Flow:
+def begin_many(settings: Settings, fetch: Callable[..., Any], tx: Any, statement: sql.Statement) -> Flow:
     """Begins operations in a transaction of the user. Result: an Operation for each."""
     rows = yield from in_transaction(fetch, tx, statement, translate_begin)
-    return [operation_from_row(row) for row in rows]
+    operations = [operation_from_row(row) for row in rows]
+    for operation in operations:
+        announce_begin(settings, operation)
+    return operations
 
 
 def complete_many(fetch: Callable[..., Any], tx: Any, statement: sql.Statement) -> Flow:

@@ -12,7 +12,7 @@ from . import sql, steps
 from .errors import Declined, LeaseLost, NotDone, Unknown, is_unreachable, translate_begin
 from .flow import (PATIENCE, Settings, announce_begin, announce_refusal, committing, declined_result, in_session,
                    is_pool_timeout, one_statement, own_trip, retrying, waiting)
-from .model import (ACQUIRED, COMPLETED, FAILED, NOT_DONE, Call, Completion, Done, Operation, Result,
+from .model import (ACQUIRED, COMPLETED, FAILED, NOT_DONE, Call, Completion, Done, Operation,
                     as_response, operation_from_row, own_result, stored_result)
 from .steps import Flow
 
@@ -29,14 +29,16 @@ def lease(settings: Settings, call: Call, work: Callable[..., Any]) -> Flow:
         # Work that heeds the signal raises what it likes.
         if not (isinstance(error, LeaseLost) or heartbeat.signal.is_set()):
             raise
-        settings.emit("lease_lost", call, attempt=operation.attempt)
         try:
-            ended = yield from ended_result(settings, call, operation)
+            ended = yield from stored_end(settings, call, operation)
         except Exception:
             ended = None    # the database says nothing now
+        if ended is None or ended.attempt != operation.attempt:
+            settings.emit("lease_lost", call, attempt=operation.attempt)
         if ended is None:
             raise
-        return ended
+        announce_begin(settings, ended)
+        return stored_result(ended)
     finally:
         yield steps.stop_heartbeat(heartbeat)
 
@@ -54,7 +56,7 @@ def third(lease: float) -> float:
 def begin(settings: Settings, call: Call) -> Flow:
     """The begin in a transaction of its own. Result: an Operation, and when the begin was sent."""
     operation, begun = yield from waiting(settings, call, lambda now: begin_now(settings, now))
-    announce_begin(settings, call, operation)
+    announce_begin(settings, operation)
     return operation, begun
 
 
@@ -194,7 +196,7 @@ def release(settings: Settings, call: Call, operation: Operation) -> Flow:
         return
 
 
-def ended_result(settings: Settings, call: Call, ours: Operation) -> Flow:
+def stored_end(settings: Settings, call: Call, ours: Operation) -> Flow:
     """The stored end of an operation whose lease was lost: ours, if only its answer was lost. None: no end yet, or the
     key was used anew since, maybe for another request.
     """
@@ -203,8 +205,4 @@ def ended_result(settings: Settings, call: Call, ours: Operation) -> Flow:
     if answer.rows[0][0] not in (COMPLETED, FAILED):
         return None
     operation = operation_from_row(answer.rows[0])
-    if operation.created != ours.created:
-        return None
-    announce_begin(settings, call, operation)
-    result: Result = stored_result(operation)
-    return result
+    return operation if operation.created == ours.created else None

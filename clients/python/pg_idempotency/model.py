@@ -171,7 +171,22 @@ def to_json(value: Any) -> Optional[str]:
         return None
     if isinstance(value, Json):
         return value.text
-    return ENCODER.encode(value)
+    text = ENCODER.encode(value)
+    check_names(value)
+    return text
+
+
+def check_names(value: Any) -> None:
+    """Raises ValueError where JSON makes one name of two keys, such as 1 and "1": one of the members would count for nothing."""
+    values = [value]
+    while values:
+        one = values.pop()
+        if isinstance(one, dict):
+            if len({key if isinstance(key, str) else ENCODER.encode(key) for key in one}) < len(one):
+                raise ValueError("two keys of a dict are one in JSON")
+            values.extend(one.values())
+        elif isinstance(one, (list, tuple)):
+            values.extend(one)
 
 
 def is_text(value: Any) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from operator import index
 from typing import Any, List, Optional, Sequence, Tuple
 
 from .errors import Declined
@@ -53,6 +54,11 @@ def limit_lost(limit: Optional[int]) -> List[Statement]:
 def interval(duration: Optional[float]) -> Optional[str]:
     """Seconds as PostgreSQL reads an interval."""
     return None if duration is None else f"{duration:.6f} seconds"
+
+
+def integer(number: Optional[int]) -> Optional[int]:
+    """A number of an enum as the number."""
+    return None if number is None else index(number)
 
 
 def hexadecimal(data: Optional[bytes]) -> Optional[str]:
@@ -103,7 +109,7 @@ class Functions:
         retention = maybe_seconds("retention", response.retention, positive=True)
         return (f"SELECT {self.name('idem_complete')}(%s::text, %s::jsonb, %s::text, %s::int, %s::jsonb, %s::bytea,"
                 " %s::bigint, %s::interval)",
-                (call.key, to_json(response.payload), call.scope, response.code,
+                (call.key, to_json(response.payload), call.scope, integer(response.code),
                  to_json(None if response.headers is None else dict(response.headers)), hexadecimal(response.body),
                  operation.fence, interval(call.retention if retention is None else retention)))
 
@@ -112,7 +118,7 @@ class Functions:
         retention = maybe_seconds("retention", declined.retention, positive=True)
         return (f"SELECT {self.name('idem_fail')}(%s::text, %s::jsonb, %s::text, %s::int, %s::jsonb, %s::bytea,"
                 " %s::bigint, %s::boolean, %s::interval, %s::interval)",
-                (call.key, to_json(declined.payload), call.scope, declined.code,
+                (call.key, to_json(declined.payload), call.scope, integer(declined.code),
                  to_json(None if declined.headers is None else dict(declined.headers)), hexadecimal(declined.body),
                  operation.fence, declined.retry_after is not None, interval(declined.retry_after),
                  interval(call.retention if retention is None else retention)))

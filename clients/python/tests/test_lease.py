@@ -257,8 +257,11 @@ def test_a_lost_answer_to_a_failure(proxy, key):
     def work(operation, signal):
         proxy.arm("lose", "idem_fail")
         raise Declined(402)
-    result = Idempotency(lambda: psycopg.connect(f"host={proxy.directory} port=5432"), retry=QUICK).lease(key, None, work)
-    assert (result.outcome, result.code, result.replayed, proxy.hits) == ("FAILED", 402, True, 1)
+    lost = []
+    idem = Idempotency(
+        lambda: psycopg.connect(f"host={proxy.directory} port=5432"), retry=QUICK, hooks={"lease_lost": lost.append})
+    result = idem.lease(key, None, work)
+    assert (result.outcome, result.code, result.replayed, proxy.hits, lost) == ("FAILED", 402, True, 1, [])
 
 
 def test_reconcile_knows_that_it_was_done(idem, key, admin, effects):

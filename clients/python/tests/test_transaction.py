@@ -5,6 +5,7 @@ import contextlib
 import threading
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
+from enum import Enum
 from types import SimpleNamespace
 from uuid import UUID
 
@@ -15,7 +16,7 @@ import pytest
 import pg_idempotency
 from conftest import QUICK, Held, at_once, insert, insert_async
 from pg_idempotency import (AsyncIdempotency, BadArgument, Clock, Completion, Declined, Forbidden, Idempotency, Json, KeyReused,
-                            NotDone, NotReady, Operation, Retry, TooLarge)
+                            NotDone, NotReady, Operation, Response, Retry, TooLarge)
 from pg_idempotency.drive import AsyncDriver
 from pg_idempotency.psycopg import cancel_request, end_statement
 
@@ -349,6 +350,9 @@ def test_hooks_get_names_and_numbers(pool, key, caplog):
         raise Declined(402, {"secret": "s3cret"})
     idem.transaction(key + "d", None, work)
     assert [event.name for event in events] == ["acquired", "in_progress", "replayed", "mismatch", "acquired", "declined"]
+    del events[:]
+    idem.run(lambda tx: idem.begin_many(tx, [key, key], ["", {"secret": "s3cret"}]))
+    assert [(event.name, event.key) for event in events] == [("mismatch", key), ("replayed", key)]
     assert {event.scope for event in events} == {"hooked"}
     assert "s3cret" not in repr(events)
     broken = Idempotency(pool, hooks={"acquired": lambda event: 1 / 0})
@@ -371,10 +375,17 @@ def test_values_that_json_has_no_form_for(idem, key, effects):
     def decline(tx, operation):
         raise Declined(402, value)
     assert [idem.transaction(key + "d", None, decline).payload for _ in range(2)] == [text, text]
-    for nothing in (Decimal("NaN"), object(), float("nan")):
+    for nothing in (Decimal("NaN"), object(), float("nan"), {1: "paid", "1": "open"}, [({None: 1, "null": 1},)]):
         with pytest.raises((TypeError, ValueError), match="JSON"):
             idem.transaction(key + "n", None, lambda tx, operation: insert(key)(tx, operation) and nothing)
     assert effects() == 0
+
+
+def test_an_enum_is_its_value(idem, key):
+    name, code = Enum("Name", {"key": key}, type=str), Enum("Code", {"paid": 201}, type=int)
+    first = idem.transaction(name.key, None, lambda tx, operation: Response(code.paid), scope=Enum("S", {"a": "b"}, type=str).a)
+    again = idem.transaction(key, None, lambda tx, operation: 1 / 0, scope="b")
+    assert (first.code, again.code, again.replayed) == (201, 201, True)
 
 
 @pytest.mark.parametrize("times", [1, 2])
