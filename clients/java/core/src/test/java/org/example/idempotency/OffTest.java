@@ -3,6 +3,7 @@ package org.example.idempotency;
 import static org.junit.jupiter.api.Assertions.*;
 
 import java.sql.SQLException;
+import java.time.Duration;
 import java.util.List;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
@@ -31,8 +32,9 @@ class OffTest extends OnServer {
             });
             assertEquals(Outcome.COMPLETED, result.outcome());
             assertFalse(result.replayed());
-            assertFalse(once.lease(call, lease -> {
+            assertFalse(once.lease(call.withLease(Duration.ofMillis(300)), lease -> {
                 once.progress(lease.operation(), "1");
+                Thread.sleep(400);
                 assertFalse(lease.isLost());
                 assertTrue(lease.operation().fence() > 0);
                 return new Completion(Response.EMPTY, this::effect);

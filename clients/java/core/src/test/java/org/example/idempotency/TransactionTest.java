@@ -318,6 +318,21 @@ class TransactionTest extends OnServer {
         assertEquals(1, effects());
     }
 
+    /** Until then it owns the operation. */
+    @Test
+    void theSessionOfALostConnectionIsWaitedFor() throws Exception {
+        AtomicInteger runs = new AtomicInteger();
+        Result result = once.transaction(Call.of(key), (connection, operation) -> {
+            if (runs.incrementAndGet() == 1) {
+                connection.setNetworkTimeout(Runnable::run, 100);
+                execute(connection, "SELECT pg_sleep(1)");
+            }
+            return work(connection);
+        });
+        assertEquals(Outcome.COMPLETED, result.outcome());
+        assertEquals(1, effects());
+    }
+
     /** What cannot be rolled back was lost, whatever the work makes of it. */
     @Test
     void aLostConnectionThatTheWorkHidesIsRepeated() throws Exception {
@@ -393,7 +408,6 @@ class TransactionTest extends OnServer {
         assertEquals("3F000", IdempotencyException.sqlState(missing));
         assertThrows(IdempotencyException.BadArgument.class, () -> once.transaction(Call.of(""), (c, o) -> Response.EMPTY));
         assertThrows(IdempotencyException.BadArgument.class, () -> once.transaction(Call.of(key).withRequest("{"), (c, o) -> Response.EMPTY));
-        assertThrows(IllegalArgumentException.class, () -> Options.DEFAULT.withLease(Duration.ZERO));
     }
 
     @Test
@@ -511,6 +525,8 @@ class TransactionTest extends OnServer {
         Operation own = once.lookup(Call.of(key + "x"));
         assertEquals(3, Duration.between(usual.createdAt(), usual.expiresAt()).toDays());
         assertEquals(5, Duration.between(own.createdAt(), own.expiresAt()).toDays());
+        sql("UPDATE idempotency_store SET expires_at = 'infinity' WHERE idempotency_key = '" + key + "'");
+        assertNull(once.lookup(Call.of(key)).expiresAt());
     }
 
     @Test

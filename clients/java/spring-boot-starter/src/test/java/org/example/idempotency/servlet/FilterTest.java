@@ -376,13 +376,21 @@ class FilterTest {
         }
     }
 
-    /** It was committed. */
+    /** It was committed: its record is over at once, or never is, or is not found. */
     @Test
     void anAnswerIsSentThoughNobodyCanSayHowLongItIsKept() throws Exception {
-        handler = (request, response) -> execute(Exchange.of(request).connection(), "ALTER FUNCTION idem_lookup(text, text) RENAME TO gone");
+        handler = (request, response) -> { };
+        protect(false, options -> options.lifetime("Expires").call(call -> call.withRetention(Duration.ofNanos(1000))));
+        assertTrue(twice(200, false).headers().firstValue("Expires").isEmpty());
         protect(false, options -> options.lifetime("Expires"));
+        post("/orders", "bob", "1");
+        jdbc.update("UPDATE idempotency_store SET expires_at = 'infinity' WHERE idempotency_key = ?", key);
+        HttpResponse<String> endless = post("/orders", "bob", "1");
+        assertEquals(200, endless.statusCode());
+        assertTrue(endless.headers().firstValue("Expires").isEmpty());
+        handler = (request, response) -> execute(Exchange.of(request).connection(), "ALTER FUNCTION idem_lookup(text, text) RENAME TO gone");
         try {
-            assertEquals(200, post("/orders", "ann", "1").statusCode());
+            assertEquals(200, post("/orders", "cat", "1").statusCode());
         } finally {
             jdbc.execute("ALTER FUNCTION gone(text, text) RENAME TO idem_lookup");
         }
@@ -564,7 +572,11 @@ class FilterTest {
         jdbc.execute("SELECT idem_set_policy('shop " + key + "', max_lost_attempts => 1)");
         handler = (request, response) -> {
             effect(Exchange.of(request).connection());
-            response.getWriter().write(request.getParameter("seat"));
+            try {
+                response.getWriter().write(request.getParameter("seat"));
+            } catch (RuntimeException unreadable) {
+                throw new ServletException(unreadable);
+            }
         };
         for (String body : new String[] {"seat=%zz", "seat=%zz", "seat=%41"}) {
             assertEquals(body.equals("seat=%41") ? 200 : 400, send(withoutKey(body).header("Idempotency-Key", key)
@@ -707,7 +719,7 @@ class FilterTest {
             }
             response.setStatus(201);
         };
-        protect(true, options -> options.timeout(Duration.ofMillis(200)));
+        protect(true, options -> options.timeout(Duration.ofMillis(200)).passOn(error -> true));
         Filter protecting = filter;
         filter = (request, response, chain) -> {
             protecting.doFilter(request, response, chain);
@@ -748,7 +760,8 @@ class FilterTest {
         assertEquals(401, nobody.statusCode());
         assertEquals("<https://example.com/keys>; rel=\"describedby\"", nobody.headers().firstValue("Link").orElseThrow());
         assertTrue(nobody.body().startsWith("{\"type\": \"https://example.com/keys\", "), nobody.body());
-        for (Problem wrong : new Problem[] {null, new Problem(7, null, "no status", null, null)}) {
+        for (Problem wrong : new Problem[] {null, new Problem(7, null, "no status", null, null),
+            new Problem(503, null, "never", null, Duration.ofSeconds(Long.MAX_VALUE, 1))}) {
             protect(false, options -> options.problem((error, usual) -> wrong));
             HttpResponse<String> usual = post("/orders", "ann", "1");
             assertEquals(500, usual.statusCode());
@@ -774,6 +787,10 @@ class FilterTest {
                 post("/orders", "ann", "1");
                 assertSame(broken, logged.remove(0));
             }
+            protect(false, options -> options.problem((error, usual) -> new Problem(409, null, "Sold out", null, null)));
+            assertEquals(409, post("/orders", "bob", "1").statusCode());
+            assertSame(broken, logged.remove(0));
+            protect(true, options -> { });
             assertEquals(422, post("/orders", "ann", "2").statusCode());
             post("/orders", "", "1");
             RuntimeException own = new IllegalArgumentException("own");
