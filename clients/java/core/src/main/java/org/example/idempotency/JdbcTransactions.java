@@ -15,17 +15,16 @@ record JdbcTransactions(DataSource dataSource) implements Transactions {
                 connection.setTransactionIsolation(isolation);
             }
             connection.setAutoCommit(false);
-            T value;
             try {
-                value = body.run(connection);
+                T value = body.run(connection);
                 connection.commit();
+                return value;
             } catch (Throwable error) {
                 rollBack(connection, error);
-                restore(connection, autoCommit, usual);
                 throw error;
+            } finally {
+                restore(connection, autoCommit, usual);
             }
-            restore(connection, autoCommit, usual);
-            return value;
         }
     }
 

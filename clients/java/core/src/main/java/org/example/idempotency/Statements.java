@@ -73,25 +73,20 @@ class Statements {
     }
 
     List<Operation> beginMany(Connection connection, String scope, List<String> keys, List<String> requests) throws SQLException {
-        try (PreparedStatement statement = prepareMany(connection, beginMany, keys, requests, scope); ResultSet row = statement.executeQuery()) {
+        return ask(prepareMany(connection, beginMany, keys, requests, scope), row -> {
             List<Operation> operations = new ArrayList<>();
             while (row.next()) {
                 operations.add(operation(row));
             }
             return operations;
-        } catch (SQLException error) {
-            throw withoutData(error);
-        }
+        });
     }
 
     int completeMany(Connection connection, String scope, List<String> keys, List<String> payloads) throws SQLException {
-        try (PreparedStatement statement = prepareMany(connection, completeMany, keys, payloads, scope);
-                ResultSet row = statement.executeQuery()) {
+        return ask(prepareMany(connection, completeMany, keys, payloads, scope), row -> {
             row.next();
             return row.getInt(1);
-        } catch (SQLException error) {
-            throw withoutData(error);
-        }
+        });
     }
 
     private static PreparedStatement prepareMany(Connection connection, String sql, List<String> keys, List<String> values, String scope)
@@ -147,11 +142,10 @@ class Statements {
 
     /** How long the lease runs from the server's answer on, which a policy may have shortened. */
     Duration extend(Connection connection, Operation o, Duration lease) throws SQLException {
-        try (PreparedStatement statement = prepare(connection, extend, o.key(), interval(lease), o.scope(), number(o.fence()));
-                ResultSet row = statement.executeQuery()) {
+        return ask(prepare(connection, extend, o.key(), interval(lease), o.scope(), number(o.fence())), row -> {
             row.next();
             return duration(row.getBigDecimal(1));
-        }
+        });
     }
 
     void progress(Connection connection, Operation o, String note) throws SQLException {
@@ -163,18 +157,23 @@ class Statements {
     }
 
     private static void run(Connection connection, String sql, String... arguments) throws SQLException {
-        try (PreparedStatement statement = prepare(connection, sql, arguments)) {
-            statement.execute();
-        } catch (SQLException error) {
-            throw withoutData(error);
-        }
+        ask(prepare(connection, sql, arguments), row -> null);
     }
 
     private static Operation operation(Connection connection, String sql, String... arguments) throws SQLException {
-        try (PreparedStatement statement = prepare(connection, sql, arguments)) {
-            statement.execute();
-            ResultSet row = statement.getResultSet();
-            return row.next() ? operation(row) : null;
+        return ask(prepare(connection, sql, arguments), row -> row.next() ? operation(row) : null);
+    }
+
+    /** Reads the first answer. */
+    @FunctionalInterface
+    private interface Reader<T> {
+        T read(ResultSet row) throws SQLException;
+    }
+
+    private static <T> T ask(PreparedStatement prepared, Reader<T> reader) throws SQLException {
+        try (prepared) {
+            prepared.execute();
+            return reader.read(prepared.getResultSet());
         } catch (SQLException error) {
             throw withoutData(error);
         }
@@ -187,7 +186,6 @@ class Statements {
         }
         String message = error.getMessage().lines().findFirst().orElse("");
         SQLException quiet = new SQLException(message, error.getSQLState(), error.getErrorCode());
-        quiet.setStackTrace(error.getStackTrace());
         return quiet;
     }
 

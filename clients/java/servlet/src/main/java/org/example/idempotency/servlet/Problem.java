@@ -25,22 +25,6 @@ public record Problem(int status, String type, String title, String detail, Dura
             "The body of the request is larger than this service takes.", null);
     static final Problem FAILED = new Problem(500, "Internal Server Error", "The service could not handle the request.", null);
 
-    /**
-     * Checks the time.
-     *
-     * @param status of HTTP, the same in the body
-     * @param type an address that names the kind of problem; null: the usual one
-     * @param title the same each time, and in all languages
-     * @param detail what the client can do; null: none
-     * @param retryAfter 36500 days at most; null: none
-     * @throws IllegalArgumentException if it is longer
-     */
-    public Problem {
-        if (retryAfter != null && retryAfter.compareTo(FilterOptions.LONGEST) > 0) {
-            throw new IllegalArgumentException("retryAfter must not be longer than 36500 days");
-        }
-    }
-
     private Problem(int status, String title, String detail, Duration retryAfter) {
         this(status, null, title, detail, retryAfter);
     }
