@@ -12,15 +12,11 @@ import (
 	"unicode/utf8"
 )
 
+// What the cases of clients/conformance leave open.
 func TestKeys(t *testing.T) {
 	for value, want := range map[string]string{
-		`"a"`: "a", "a": "a", ` "a" `: "a", `"a b"`: "a b", `"a\"b\\c"`: `a"b\c`, `"a";p=1;q`: "a", `"a"; p`: "a",
-		"8e03978e-40d5-43dd-bc93-6894a57f9324": "8e03978e-40d5-43dd-bc93-6894a57f9324",
-		strings.Repeat("k", 255):               strings.Repeat("k", 255),
-		"":                                     "", `""`: "", `"a`: "", `a"`: "", `"a"b`: "", `"a\n"`: "", `"a\`: "", "a b": "", `"ä"`: "", "ä": "", "\"\x01\"": "",
-		"\"\x7f\"": "", "\"a\tb\"": "", `"a", "b"`: "", "a,b": "", `("a" "b")`: "", `"a";`: "", `"a";=`: "", `"a";A`: "",
-		`"a"bc`: "", `"a";pA`: "", `"a";1p`: "", `"a";p=`: "", `"a";p=(b)`: "",
-		strings.Repeat("k", 256): "",
+		`"a";p=1;q`: "a", `"a"; p`: "a", `"a";`: "", `"a";=`: "", `"a";A`: "", `"a"bc`: "", `"a";pA`: "", `"a";1p`: "", `"a";p=`: "",
+		`"a";p=(b)`: "", `"a\`: "",
 	} {
 		key, err := keyOf(&http.Request{Header: http.Header{"Idempotency-Key": {value}}}, "Idempotency-Key", false)
 		if key != want || (err == nil) != (want != "") {
