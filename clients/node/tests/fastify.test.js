@@ -21,6 +21,16 @@ async function app(t, setUp, options) {
   return { pool, post, errors }
 }
 
+test('a body that is too large is read to its end before it is refused', async (t) => {
+  const complete = []
+  const { post } = await app(t, async (fastify, register) => {
+    fastify.addHook('onSend', async (request) => { complete.push(request.raw.complete) })
+    await register()
+    fastify.post('/', fastify.idempotent.transaction(() => 'ran'))
+  })
+  assert.deepEqual([(await post('/', 'x'.repeat(5_000_000))).status, complete], [413, [true]])
+})
+
 test('a redirect, and a Response, have the status that Fastify gives them', async (t) => {
   const routes = {
     302: (reply) => reply.redirect('/'), 303: (reply) => reply.code(303).redirect('/'), 307: (reply) => reply.redirect('/', 307),

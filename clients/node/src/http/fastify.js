@@ -1,5 +1,6 @@
 // Fastify, as a plugin. A reply goes through Fastify's hooks and its serializer; the plugin's last hook holds it
 // until the answer is stored, and puts another in its place where it was not.
+import { finished } from 'node:stream'
 import { HttpIdempotency, responseTooLarge } from './core.js'
 import { comparable, keep, keptBody, readAll, saysBody, unseen } from './body.js'
 import { valuesOf } from './express.js'
@@ -61,7 +62,8 @@ function bodyErrors(core) {
     if (!error.code?.startsWith('FST_ERR_CTP_')) throw error
     const { status, headers, body } = core.bodyProblem(error, request)
     setAnswer(reply, { status, headers: { ...reply.getHeaders(), ...headers } })
-    reply.send(body)
+    // Fastify has not read it: a connection that is closed while its client still sends is reset, and the answer may be lost.
+    finished(request.raw.resume(), () => reply.send(body))
   }
 }
 
