@@ -11,7 +11,7 @@ from .drive import AsyncDriver, AsyncSource, Driver, Source, awaited
 from .errors import BadArgument
 from .model import (Call, Duration, Operation, Result, check_count, is_text, maybe_seconds, seconds, to_json)
 from .retry import Retry
-from .sql import Functions, Statement
+from .sql import Functions
 
 
 class Base:
@@ -45,27 +45,18 @@ class Base:
         for name in ("max_attempts", "max_lost_attempts"):
             check_count(name, options.get(name))
         return Call(
-            key=key and str.__str__(key), request=asked,    # str() of an enum is its name
-            scope=self.settings.scope if scope is None else str.__str__(scope),
+            key=key and str.__str__(key), request=asked, scope=self.in_scope(scope),
             wait=seconds("wait", wait, endless=True), lease=maybe_seconds("lease", lease, positive=True),
             retention=self.settings.retention if retention is None else seconds("retention", retention, positive=True),
             **options)
 
+    def in_scope(self, scope: Optional[str]) -> str:
+        """The scope of a call. Of an enum str() would be its name. Raises TypeError for what is no text."""
+        return str.__str__(self.settings.scope if scope is None else scope)
+
     def leased(self, operation: Operation) -> Call:
         """A call for an operation that is owned by its fence."""
         return self.arguments(operation.key, scope=operation.scope, lease=self.settings.lease)
-
-    def many(self, keys: Sequence[str], requests: Optional[Sequence[Any]], scope: Optional[str],
-             request_hashes: Optional[Sequence[Optional[bytes]]], max_attempts: Optional[int]) -> Statement:
-        """The statement that begins many."""
-        check_count("max_attempts", max_attempts)
-        return self.settings.functions.begin_many(
-            checked_keys(keys), requests, self.settings.scope if scope is None else scope, request_hashes, max_attempts)
-
-    def ends(self, keys: Sequence[str], responses: Optional[Sequence[Any]], scope: Optional[str]) -> Statement:
-        """The statement that completes many."""
-        return self.settings.functions.complete_many(
-            checked_keys(keys), responses, self.settings.scope if scope is None else scope)
 
 
 class Idempotency(Base):
@@ -170,8 +161,10 @@ class Idempotency(Base):
         ``request_hashes`` 32 bytes or None. ``scope``: None: the client's. ``max_attempts``: which attempt is the last.
         Raises BadArgument, Forbidden, NotReady, TypeError where ``keys`` are no strings, the driver's error.
         """
-        operations: List[Operation] = self.driver.run(flow.begin_many(
-            self.settings, self.driver.source.fetch, tx, self.many(keys, requests, scope, request_hashes, max_attempts)))
+        check_count("max_attempts", max_attempts)
+        statement = self.settings.functions.begin_many(
+            checked_keys(keys), requests, self.in_scope(scope), request_hashes, max_attempts)
+        operations: List[Operation] = self.driver.run(flow.begin_many(self.settings, self.driver.source.fetch, tx, statement))
         return operations
 
     def complete_many(self, tx: Any, keys: Sequence[str], responses: Optional[Sequence[Any]] = None, *,
@@ -182,8 +175,8 @@ class Idempotency(Base):
         Raises TooLarge, BadArgument, TypeError where ``keys`` are no strings, and the driver's error, with ID404 for an operation
         that this transaction has not begun.
         """
-        count: int = self.driver.run(flow.complete_many(
-            self.driver.source.fetch, tx, self.ends(keys, responses, scope)))
+        statement = self.settings.functions.complete_many(checked_keys(keys), responses, self.in_scope(scope))
+        count: int = self.driver.run(flow.complete_many(self.driver.source.fetch, tx, statement))
         return count
 
 

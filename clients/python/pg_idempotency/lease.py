@@ -19,7 +19,8 @@ from .steps import Flow
 
 def lease(settings: Settings, call: Call, work: Callable[..., Any]) -> Flow:
     """One leased operation from begin to end. Result: a Result."""
-    operation, begun = yield from begin(settings, call)
+    operation, begun = yield from waiting(settings, call, lambda now: begin_now(settings, now))
+    announce_begin(settings, operation)
     if operation.outcome != ACQUIRED:
         return stored_result(operation)
     heartbeat = yield steps.start_heartbeat(Beat(settings, call, operation, begun))
@@ -48,20 +49,8 @@ def patience(call: Call) -> float:
     return max(call.lease or 0.0, PATIENCE)
 
 
-def third(lease: float) -> float:
-    """A third of a lease in seconds, rounded up to whole milliseconds: the third beat must not come just before the end."""
-    return math.ceil(lease * 1000 / 3) / 1000
-
-
-def begin(settings: Settings, call: Call) -> Flow:
-    """The begin in a transaction of its own. Result: an Operation, and when the begin was sent."""
-    operation, begun = yield from waiting(settings, call, lambda now: begin_now(settings, now))
-    announce_begin(settings, operation)
-    return operation, begun
-
-
 def begin_now(settings: Settings, call: Call) -> Flow:
-    """One begin, repeated where that may help. Result: an Operation, and when its begin was sent."""
+    """One begin in a transaction of its own, repeated where that may help. Result: an Operation, and when its begin was sent."""
     def once() -> Flow:
         begun = settings.clock.now()
         answer = yield from one_statement(settings.functions.begin(call), translate_begin)
@@ -88,7 +77,8 @@ class Beat:
     def lasts(self, since: float, left: Optional[float]) -> None:
         """What the server answered to a statement that was sent at ``since``."""
         self.deadline = since + (left or 0.0)
-        self.period = third(left or 0.0)
+        # in whole milliseconds: the third beat must not come just before the end
+        self.period = math.ceil((left or 0.0) * 1000 / 3) / 1000
 
     def left(self) -> float:
         """Seconds until the deadline."""

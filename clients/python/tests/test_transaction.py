@@ -383,9 +383,11 @@ def test_values_that_json_has_no_form_for(idem, key, effects):
 
 def test_an_enum_is_its_value(idem, key):
     name, code = Enum("Name", {"key": key}, type=str), Enum("Code", {"paid": 201}, type=int)
-    first = idem.transaction(name.key, None, lambda tx, operation: Response(code.paid), scope=Enum("S", {"a": "b"}, type=str).a)
+    scope = Enum("S", {"a": "b"}, type=str).a
+    first = idem.transaction(name.key, None, lambda tx, operation: Response(code.paid), scope=scope)
     again = idem.transaction(key, None, lambda tx, operation: 1 / 0, scope="b")
-    assert (first.code, again.code, again.replayed) == (201, 201, True)
+    many = idem.run(lambda tx: idem.begin_many(tx, [name.key], scope=scope))
+    assert [(one.code, one.replayed) for one in (first, again, *many)] == [(201, False), (201, True), (201, True)]
 
 
 @pytest.mark.parametrize("times", [1, 2])
