@@ -10,6 +10,8 @@
 
 #include <limits.h>
 
+#include "access/parallel.h"
+#include "access/xact.h"
 #include "miscadmin.h"
 #include "utils/guc.h"
 #include "utils/varlena.h"
@@ -93,14 +95,31 @@ read_files_quietly(void)
 	return items;
 }
 
+/*
+ * While a parallel query runs, the server gives no setting a value.  So what the session or
+ * the server has set would be lost for the rest of the session, also the file of the keys.
+ */
+static void
+refuse_in_parallel(const char *name)
+{
+	if (IsInParallelMode())
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_TRANSACTION_STATE),
+				 errmsg("cannot load the library of extension \"%s\" in a parallel query while \"%s\" is set",
+						EXTENSION_NAME, name),
+				 errhint("Preload the library, or call one of its functions before the query.")));
+}
+
 static void
 apply_file_settings(ConfigVariable *items)
 {
 	for (ConfigVariable *item = items; item; item = item->next)
 	{
-		if (!item->ignore && pg_strncasecmp(item->name, EXTENSION_NAME ".", strlen(EXTENSION_NAME) + 1) == 0)
-			(void) set_config_option(item->name, item->value, PGC_SIGHUP, PGC_S_FILE,
-									 GUC_ACTION_SET, true, LOG_SERVER_ONLY, false);
+		if (item->ignore || pg_strncasecmp(item->name, EXTENSION_NAME ".", strlen(EXTENSION_NAME) + 1) != 0)
+			continue;
+		refuse_in_parallel(item->name);
+		(void) set_config_option(item->name, item->value, PGC_SIGHUP, PGC_S_FILE,
+								 GUC_ACTION_SET, true, LOG_SERVER_ONLY, false);
 	}
 	FreeConfigVariables(items);
 }
@@ -113,10 +132,23 @@ is_defined(const char *name)
 		(GetConfigOptionFlags(name, true) & GUC_CUSTOM_PLACEHOLDER) == 0;
 }
 
+/* Is there a value that the server would not let us keep? */
+static void
+require_no_loss(const char *name)
+{
+	const char *value = GetConfigOption(name, true, false);
+
+	if (value != NULL && *value != '\0')
+		refuse_in_parallel(name);
+}
+
 #define DEFINE(kind, name, ...) \
 	do { \
 		if (!is_defined(name)) \
+		{ \
+			require_no_loss(name); \
 			DefineCustom##kind##Variable(name, __VA_ARGS__); \
+		} \
 	} while (0)
 
 static void
@@ -229,6 +261,9 @@ settings_define(void)
 {
 	ConfigVariable *items = NULL;
 
+	/* what may run in a parallel worker uses no setting */
+	if (IsParallelWorker() && IsInParallelMode())
+		return;
 	/* before anything is defined: a call that fails here can be tried again */
 	if (!process_shared_preload_libraries_in_progress)
 		items = read_files_quietly();

@@ -74,4 +74,24 @@ is(sqlstate($node, q{SELECT idem_gc()}), '', 'the ring is turned');
 is(query(q{SELECT count(*) > 1 FROM idempotency_partitions WHERE range_start IS NOT NULL}), 't', 'and used');
 is(sqlstate($node, "$local SELECT count(state) FROM idempotency_partitions"), '', 'the states of its tables are known');
 
+# A parallel query is the first to call a function of the library. There the server sets no parameter.
+query(q{CREATE FUNCTION hash(request jsonb) RETURNS bytea LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS 'BEGIN RETURN idem_fingerprint(request); END';
+	CREATE TABLE many AS SELECT to_jsonb(i) AS request FROM generate_series(1, 1000) i; ANALYZE many});
+
+sub in_parallel ($setting)
+{
+	return "SET parallel_setup_cost = 0; SET parallel_tuple_cost = 0; SET min_parallel_table_scan_size = 0; "
+	  . "SET $setting; SELECT count(hash(request)) FROM many";
+}
+
+my $mine = q{SET idempotency.retention = '7d';};
+is(sqlstate($node, $mine . in_parallel('max_parallel_workers = 0')), '25000', 'the leader does not lose a setting');
+my (undef, $counted, $complaints) = $node->psql('postgres', $mine . in_parallel('parallel_leader_participation = off'));
+is($counted . $complaints, '1000', 'a worker needs none');
+$node->append_conf('postgresql.conf', q{idempotency.seal_key_file = 'keys'});
+$node->reload;
+like(($node->psql('postgres', in_parallel('max_parallel_workers = 0'),
+	connstr => $node->connstr('postgres') . q{ options='-c idempotency.gc_enabled= -c idempotency.seal_key_file='}))[2],
+	qr/while "idempotency.*" is set/, 'nor one of the server that the connection hides');
+
 done_testing();
