@@ -153,7 +153,8 @@ func whole(response *http.Response) (*http.Response, error) {
 }
 
 func isFinal(response *http.Response) bool {
-	if response.Header.Get("Idempotency-Replayed") == "true" && response.Header.Get("Retry-After") == "" {
+	isReplay := response.Header.Get("Idempotency-Replayed") == "true" || response.Header.Get("Idempotent-Replayed") == "true"
+	if isReplay && response.Header.Get("Retry-After") == "" {
 		return true
 	}
 	switch response.StatusCode {

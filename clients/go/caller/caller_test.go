@@ -257,7 +257,7 @@ func TestAPauseBeyondTheContext(t *testing.T) {
 
 func TestFinalAnswers(t *testing.T) {
 	for _, final := range []func(http.ResponseWriter){status(200), status(422), status(400), status(402), status(500),
-		status(409, "Idempotency-Replayed", "true")} {
+		status(409, "Idempotency-Replayed", "true"), status(503, "Idempotent-Replayed", "true")} {
 		s := &service{answers: []func(http.ResponseWriter){final}}
 		if _, err := do(t, s, &caller.Caller{Store: &caller.MemoryStore{}}); err != nil || len(s.keys) != 1 {
 			t.Fatal(err, s.keys)

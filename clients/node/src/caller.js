@@ -250,7 +250,8 @@ export class Caller {
 
 // Another try gives no other answer. A replay is final whatever its status, unless it names a time.
 function isFinal({ status, headers }) {
-  return !RETRIED.has(status) || (headers.get('Idempotency-Replayed') === 'true' && !headers.has('Retry-After'))
+  const isReplay = [headers.get('Idempotency-Replayed'), headers.get('Idempotent-Replayed')].includes('true')
+  return !RETRIED.has(status) || (isReplay && !headers.has('Retry-After'))
 }
 
 // Where to send the same request: undefined if the answer is no redirect, or one that is not followed.

@@ -67,10 +67,12 @@ test('a pause is bounded, is never none, and is not begun beyond the deadline', 
 })
 
 test('a replay is final, unless it names a time', async (t) => {
-  const replayed = { 'Idempotency-Replayed': 'true' }
-  const { seen, url } = await service(t, [{ status: 409, headers: { ...replayed, 'Retry-After': '5' } }, { status: 409, headers: replayed }])
-  assert.equal((await new Caller({ store: new MemoryStore(), clock: new Pauses() }).send('x', url)).status, 409)
-  assert.equal(seen.length, 2)
+  for (const marker of ['Idempotency-Replayed', 'Idempotent-Replayed']) {
+    const replayed = { [marker]: 'true' }
+    const { seen, url } = await service(t, [{ status: 409, headers: { ...replayed, 'Retry-After': '5' } }, { status: 409, headers: replayed }])
+    assert.equal((await new Caller({ store: new MemoryStore(), clock: new Pauses() }).send('x', url)).status, 409)
+    assert.equal(seen.length, 2)
+  }
 })
 
 test('a redirect that would send a GET, or the key to another origin, is the answer', async (t) => {

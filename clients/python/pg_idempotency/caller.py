@@ -188,8 +188,8 @@ def lower(headers: Any) -> Dict[str, str]:
 
 def is_final(answer: Answer) -> bool:
     """Whether another try gives no other answer. A replay is final whatever its status, unless it names a time."""
-    is_replay = answer.headers.get("idempotency-replayed") == "true" and "retry-after" not in answer.headers
-    return is_replay or answer.status not in AGAIN
+    is_replay = "true" in (answer.headers.get("idempotency-replayed"), answer.headers.get("idempotent-replayed"))
+    return answer.status not in AGAIN or (is_replay and "retry-after" not in answer.headers)
 
 
 class BaseCaller:

@@ -184,8 +184,9 @@ def test_a_wait_beyond_the_deadline_is_not_begun():
     assert (caught.value.answer.status, clock.slept) == (409, [20])
 
 
-def test_a_replay_is_final_unless_it_names_a_time():
-    replayed = {"idempotency-replayed": "true"}
+@pytest.mark.parametrize("marker", ["idempotency-replayed", "idempotent-replayed"])
+def test_a_replay_is_final_unless_it_names_a_time(marker):
+    replayed = {marker: "true"}
     one, clock = caller(Script((409, {**replayed, "retry-after": "5"}), (409, replayed), (201,)))
     assert (one.call("i", "POST", "http://x/").status, clock.slept) == (409, [5])
 
