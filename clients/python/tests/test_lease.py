@@ -9,9 +9,12 @@ import pytest
 
 from conftest import QUICK, at_once, insert_async, run_out
 from pg_idempotency import (NOT_DONE, UNKNOWN, AsyncIdempotency, Completion, Declined, Done, FakeClock, Idempotency,
-                            LeaseLost, NotDone, Response, Retry, Unknown, drive)
+                            LeaseLost, NotDone, Operation, Response, Retry, Unknown, drive)
 from pg_idempotency.clock import Clock
 from pg_idempotency.drive import Heartbeat
+from pg_idempotency.flow import Settings
+from pg_idempotency.lease import Beat, patience
+from pg_idempotency.model import Call
 
 
 def writes(key):
@@ -144,6 +147,13 @@ def test_the_heartbeat_loses_the_lease(pool, key, admin, effects, failure):
     result = idem.lease(key, None, work, lease=30)
     assert (result.payload, result.replayed, effects()) == ("theirs", True, 1)
     assert [event.name for event in events] == ["taken_over", "lease_lost"]
+
+
+def test_how_long_a_beat_and_an_answer_may_take():
+    calls = [Call("k", None, "", lease=lease) for lease in (1, 30)]
+    assert [patience(call) for call in calls] == [5, 30]
+    beats = [Beat(Settings(), call, Operation("ACQUIRED", "", "k", 1, lease_left=call.lease), 0.0) for call in calls]
+    assert [beat.period for beat in beats] == [0.334, 10]
 
 
 def test_the_third_beat_finds_out_that_the_lease_is_over(key):

@@ -422,15 +422,13 @@ function refused(given, message) {
 
 function checkNumbers({ wait, maxWait, timeout, retention, lease, maxAttempts }) {
   if (wait !== Infinity) toInterval('wait', wait)
-  checkMilliseconds('maxWait', maxWait)
-  checkMilliseconds('timeout', timeout)
+  for (const [name, duration] of Object.entries({ maxWait, timeout })) {
+    checkMilliseconds(name, duration)
+    if (duration < 0) throw new BadArgument(`${name} is below 0`)
+  }
   toInterval('retention', retention)
   toInterval('lease', lease)
   checkWhole('maxAttempts', maxAttempts)
-  // The server would say so of each request, whose client can do nothing about it.
-  for (const [name, duration] of Object.entries({ wait, maxWait, timeout, retention, lease })) {
-    if (Number(duration) < 0) throw new BadArgument(`${name} is below 0`)
-  }
 }
 
 // HTTP would refuse each request, or each answer.
