@@ -81,7 +81,7 @@ type call struct {
 	retention   time.Duration
 	level       sql.IsolationLevel
 	reconcile   func(context.Context, Operation) (Reconciled, error)
-	checkFound  func(Response) error
+	checkFound  func(Response) (Response, error)
 }
 
 // InScope names the scope of the key.
@@ -123,9 +123,10 @@ func WithReconcile(reconcile func(context.Context, Operation) (Reconciled, error
 	return func(c *call) { c.reconcile = reconcile }
 }
 
-// WithReconcileCheck gives Client.Lease a check of the answer of a Done. What it refuses
-// is not stored, and the outcome is Unknown. It is for adapters, such as idemhttp.
-func WithReconcileCheck(check func(Response) error) Option {
+// WithReconcileCheck gives Client.Lease a check of the answer of a Done, which returns what
+// is stored of it. What it refuses is not stored, and the outcome is Unknown. It is for
+// adapters, such as idemhttp.
+func WithReconcileCheck(check func(Response) (Response, error)) Option {
 	return func(c *call) { c.checkFound = check }
 }
 

@@ -214,7 +214,7 @@ func (h *holding[Tx]) reconcileAndWork(ctx context.Context, work LeasedWork[Tx])
 	if h.operation.TakenOver && h.call.reconcile != nil {
 		found, err := h.call.reconcile(ctx, *h.operation)
 		if err == nil && found.state == isDone && h.call.checkFound != nil {
-			err = h.call.checkFound(found.response)
+			found.response, err = h.call.checkFound(found.response)
 		}
 		switch {
 		case err != nil:

@@ -3,7 +3,9 @@ package idemhttp
 import (
 	"context"
 	"errors"
+	"maps"
 	"net/http"
+	"strings"
 	"time"
 
 	"example.org/idempotency"
@@ -71,9 +73,17 @@ func (m *Middleware[Tx]) record(e *exchange, ctx context.Context, tx Tx, handler
 	return a, stored, err
 }
 
+// bounded refuses an answer that MaxResponse does not allow.
+func (m *Middleware[Tx]) bounded(a *answer, err error) (*answer, error) {
+	if err == nil && len(a.body) > m.options.MaxResponse {
+		return nil, errResponseTooLarge
+	}
+	return a, err
+}
+
 // decline stores the bytes that are sent.
 func (m *Middleware[Tx]) decline(refusal *idempotency.Declined) (*answer, idempotency.Response, error) {
-	a, err := declined(refusal)
+	a, err := m.bounded(declined(refusal))
 	if err != nil {
 		return nil, idempotency.Response{}, err
 	}
@@ -166,14 +176,17 @@ func (m *Middleware[Tx]) lease(ctx context.Context, e *exchange, handler LeaseHa
 	return m.conclude(ctx, e, result, err, fresh)
 }
 
-// reconcileCheck: a record that HTTP cannot carry would be an error in each replay.
+// reconcileCheck: a record that HTTP cannot carry would be an error in each replay, and a
+// cookie would go to whoever asks.
 func (m *Middleware[Tx]) reconcileCheck(e *exchange) idempotency.Option {
-	return idempotency.WithReconcileCheck(func(response idempotency.Response) error {
-		_, err := carried(response, http.StatusOK)
+	return idempotency.WithReconcileCheck(func(response idempotency.Response) (idempotency.Response, error) {
+		_, err := m.bounded(carried(response, http.StatusOK))
 		if err != nil {
 			m.options.OnError(e.request, err)
 		}
-		return err
+		response.Headers = maps.Clone(response.Headers)
+		maps.DeleteFunc(response.Headers, func(name, _ string) bool { return strings.EqualFold(name, "Set-Cookie") })
+		return response, err
 	})
 }
 

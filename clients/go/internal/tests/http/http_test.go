@@ -305,7 +305,7 @@ func testReconciledAnswers(t *testing.T, s site) {
 	var found idempotency.Response
 	var failed error
 	told := 0
-	options := idemhttp.Options{OnError: func(*http.Request, error) { told++ }}
+	options := idemhttp.Options{MaxResponse: 4, OnError: func(*http.Request, error) { told++ }}
 	handler := s.lease(middleware(options), func(*http.Request, idempotency.Operation) (completion, error) {
 		return completion{}, errors.New("unclear")
 	}, idempotency.WithReconcile(func(context.Context, idempotency.Operation) (idempotency.Reconciled, error) {
@@ -313,18 +313,20 @@ func testReconciledAnswers(t *testing.T, s site) {
 	}))
 	expectStatus(t, 500, handler, "POST", key, "")
 	execute(t, "UPDATE idempotency_store SET lease_expires_at = now() WHERE idempotency_key = $1", key)
-	for _, found = range notCarried {
+	for _, found = range append(notCarried, idempotency.Response{Payload: "long"}) {
 		expectProblem(t, 503, handler, key)
 	}
-	if told != 1+len(notCarried) {
+	if told != 2+len(notCarried) {
 		t.Error(told)
 	}
 	found, failed = idempotency.Response{}, errors.New("planned") // what comes with an error is no answer
 	expectProblem(t, 503, handler, key)
 	failed = nil
-	found = idempotency.Response{Code: 201, Headers: map[string]string{"ETag": "\"caf\u00e9\"\t"}}
+	found = idempotency.Response{Code: 201, Body: []byte("1234"), Headers: map[string]string{"ETag": "\"caf\u00e9\"\t", "set-cookie": "a=b"}}
 	for range 2 {
-		expectStatus(t, 201, handler, "POST", key, "")
+		if header, _ := expectStatus(t, 201, handler, "POST", key, ""); header.Get("Set-Cookie") != "" || header.Get("ETag") == "" {
+			t.Error(header)
+		}
 	}
 }
 
@@ -821,6 +823,7 @@ func testLeaseFailures(t *testing.T, s site) {
 		"from 2 up": {nil, 299, 299, 1, 1, nil},
 		"too large": {nil, 0, 500, 0, 1, "123"}, // with its quotes
 		"no JSON":   {nil, 0, 500, 0, 1, make(chan int)},
+		"refusal":   {&idempotency.Declined{Response: idempotency.Response{Payload: "123"}}, 0, 500, 0, 1, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			key := newKey()

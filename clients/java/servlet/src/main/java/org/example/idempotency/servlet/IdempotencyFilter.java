@@ -6,6 +6,7 @@ import jakarta.servlet.http.HttpFilter;
 import jakarta.servlet.http.HttpServletRequest;
 import jakarta.servlet.http.HttpServletResponse;
 import java.io.IOException;
+import java.io.UncheckedIOException;
 import java.nio.charset.StandardCharsets;
 import java.sql.Connection;
 import java.sql.SQLException;
@@ -14,7 +15,9 @@ import java.util.Collections;
 import java.util.HashSet;
 import java.util.List;
 import java.util.Locale;
+import java.util.Map;
 import java.util.Set;
+import java.util.TreeMap;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import org.example.idempotency.Call;
@@ -358,10 +361,26 @@ public final class IdempotencyFilter extends HttpFilter {
         /** It is Unknown, and not stored, where HTTP does not carry the answer: no replay could be sent. */
         private Reconciled find(Operation operation) throws Exception {
             Reconciled found = options.finder.find(operation);
-            if (found instanceof Reconciled.Done done) {
-                Answer.of(done.response(), 200).checked();
+            return found instanceof Reconciled.Done done ? new Reconciled.Done(storable(done.response())) : found;
+        }
+
+        /** Without Set-Cookie, which would go to whoever asks. */
+        private Response storable(Response response) {
+            bounded(Answer.of(response, 200));
+            if (response.headers() == null) {
+                return response;
             }
-            return found;
+            Map<String, String> headers = new TreeMap<>(String.CASE_INSENSITIVE_ORDER);
+            headers.putAll(response.headers());
+            headers.remove("Set-Cookie");
+            return new Response(response.code(), headers, response.payload(), response.body(), response.retention());
+        }
+
+        private Answer bounded(Answer answer) {
+            if (answer.body().length > options.maxResponse) {
+                throw new UncheckedIOException(new RecordedResponse.TooLarge());
+            }
+            return answer.checked();
         }
 
         private Completion leased(Lease lease) throws Exception {
@@ -417,7 +436,7 @@ public final class IdempotencyFilter extends HttpFilter {
 
         /** The bytes that are sent are stored. */
         private Declined refusal(Declined declined) {
-            fresh = Answer.of(declined.response(), 422).checked();
+            fresh = bounded(Answer.of(declined.response(), 422));
             fresh.retryAfter(declined.retryAfter());
             return new Declined(fresh.stored(this::isStored, declined.response().retention()), declined.retryAfter());
         }

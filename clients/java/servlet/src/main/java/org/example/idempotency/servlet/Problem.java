@@ -65,7 +65,7 @@ public record Problem(int status, String type, String title, String detail, Dura
             return new Problem(503, "The request took too long", AGAIN, SECOND);
         } else if (isBusy(error)) {
             return new Problem(503, "The service is busy", AGAIN, SECOND);
-        } else if (error instanceof RecordedResponse.TooLarge) {
+        } else if (error instanceof RecordedResponse.TooLarge || error.getCause() instanceof RecordedResponse.TooLarge) {
             return new Problem(500, "The answer is too large to be stored", "Nothing was stored.", null);
         }
         return FAILED;

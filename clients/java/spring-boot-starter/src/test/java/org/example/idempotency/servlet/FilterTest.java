@@ -449,11 +449,15 @@ class FilterTest {
     /** A writer says nothing of what its stream has thrown. */
     @Test
     void anAnswerThatBecameTooLargeIsNotStoredThoughNobodyWasTold() throws Exception {
+        protect(false, options -> options.limits(10, 10));
+        handler = (request, response) -> {
+            throw new Declined(Response.of(402, "12345678901"), null);
+        };
+        assertTrue(twice(500, false).body().contains("\"The answer is too large to be stored\""));
         handler = (request, response) -> {
             effect(Exchange.of(request).connection());
             response.getWriter().write("12345678901");
         };
-        protect(false, options -> options.limits(10, 10));
         assertTrue(twice(500, false).body().contains("\"The answer is too large to be stored\""));
         assertEquals(0, effects());
         for (int most : new int[] {11, Integer.MAX_VALUE}) {
@@ -506,7 +510,7 @@ class FilterTest {
     @Test
     void whatWasFoundOutIsTheAnswer() throws Exception {
         Reconciled[] found = {new Reconciled.Unknown(Duration.ofSeconds(7))};
-        protect(true, options -> options.reconcile(operation -> found[0]));
+        protect(true, options -> options.limits(10, 10).reconcile(operation -> found[0]));
         handler = (request, response) -> {
             throw new ServletException("unclear");
         };
@@ -519,8 +523,12 @@ class FilterTest {
             found[0] = new Reconciled.Done(response);
             assertEquals(503, post("/orders", "ann", "1").statusCode());
         }
-        found[0] = new Reconciled.Done(Response.of(201, "1"));
-        assertEquals("1", twice(201, true).body());
+        found[0] = new Reconciled.Done(Response.of(201, "12345678901"));
+        assertEquals(503, post("/orders", "ann", "1").statusCode());
+        found[0] = new Reconciled.Done(new Response(201, Map.of("set-cookie", "a=b", "ETag", "\"1\""), "1234567890", null, null));
+        HttpResponse<String> answer = twice(201, true);
+        assertEquals("1234567890", answer.body());
+        assertEquals(List.of("\"1\"", ""), List.of(answer.headers().firstValue("ETag").orElse(""), answer.headers().firstValue("Set-Cookie").orElse("")));
     }
 
     /** Another attempt took over, and its answer is the one of the operation. */
