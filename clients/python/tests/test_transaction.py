@@ -222,6 +222,17 @@ def test_an_error_of_the_work_is_not_repeated_when_the_connection_is_gone_too(id
     assert len(tries) == 1
 
 
+def test_that_another_server_is_gone_is_not_repeated(idem, key):
+    tries = []
+
+    def work(tx, operation):
+        tries.append(1)
+        raise psycopg.OperationalError("that of the warehouse")
+    with pytest.raises(psycopg.OperationalError, match="warehouse"):
+        idem.transaction(key, None, work)
+    assert len(tries) == 1
+
+
 def test_an_exit_is_not_repeated(idem, key):
     tries = []
 
