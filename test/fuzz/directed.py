@@ -69,6 +69,9 @@ def scenes(functions, main, peer, by_hand, with_kinds):
             peer('call', call('idem_begin', key='a')), main('call', last)])
         found.append([main('begin', 'BEGIN'), main('call', call('idem_lock', resources=['b', 'c'])),
             main('set', ('idempotency.max_operations_per_transaction', '1')), main('call', last)])
+    for last in fenced:
+        found.append([peer('call', lease), main('begin', 'BEGIN'), main('call', call('idem_lock', resources=['b', 'c'])),
+            main('set', ('idempotency.max_operations_per_transaction', '1')), main('call', last)])
     # another end of the same attempt has not committed
     for last in fenced:
         found.append([peer('call', lease), peer('begin', 'BEGIN'), peer('call', fenced[0]), main('call', last)])
