@@ -20,7 +20,9 @@ export function storedHeaders(more) {
 
 /**
  * What is declined, or what reconcile has found, as it is stored.
- * @param {import('../response.js').Response} response
+ * @template {import('../response.js').Response} R
+ * @param {R} response
+ * @returns {R}
  */
 export function withoutCookies(response) {
   const { headers } = response
