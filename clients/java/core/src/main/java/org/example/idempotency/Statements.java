@@ -185,8 +185,7 @@ class Statements {
             return error;
         }
         String message = error.getMessage().lines().findFirst().orElse("");
-        SQLException quiet = new SQLException(message, error.getSQLState(), error.getErrorCode());
-        return quiet;
+        return new SQLException(message, error.getSQLState(), error.getErrorCode());
     }
 
     private static PreparedStatement prepare(Connection connection, String sql, String... arguments) throws SQLException {

@@ -7,8 +7,9 @@ import java.lang.annotation.RetentionPolicy;
 import java.lang.annotation.Target;
 
 /**
- * Of all calls of a method with the same key, one runs, and all return its result, read from its JSON:
- * the first call, too, so what JSON drops nobody gets. Arguments are compared as JSON; another call with the same key and other arguments throws
+ * Of all calls of a method with the same key, one runs, and all return its result, read from its
+ * JSON: the first call, too, so what JSON drops nobody gets. Arguments are compared as JSON; another
+ * call with the same key and other arguments throws
  * {@link org.example.idempotency.IdempotencyException.KeyReused}.
  *
  * <p>The operation opens the transaction, and the method joins it, with {@code @Transactional} or
@@ -17,7 +18,9 @@ import java.lang.annotation.Target;
  * {@link org.example.idempotency.IdempotencyException.InProgress}. As with all proxies of Spring, a
  * call from within the same object does not pass through it. The method returns its result, and no
  * future or publisher of it. An argument or a result whose class has no property is refused, as its
- * JSON would say nothing, and so is a result that cannot be read from its JSON: nothing is stored. The annotation may stand on the method of an interface.
+ * JSON would say nothing. A result that cannot be read from its JSON rolls the transaction back; with
+ * a lease it is stored, as the work has taken effect, and each call throws. The annotation may stand
+ * on the method of an interface.
  */
 @Documented
 @Target(ElementType.METHOD)

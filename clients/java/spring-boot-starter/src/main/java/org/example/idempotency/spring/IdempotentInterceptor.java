@@ -63,9 +63,15 @@ final class IdempotentInterceptor implements MethodInterceptor {
                 .withRequest(json.get().write(invocation.getArguments()));
         Type returned = GenericTypeResolver.resolveType(method.getGenericReturnType(), type);
         Result result = annotation.lease()
-                ? once.get().<Exception>lease(call, lease -> Completion.of(run(invocation, method, returned)))
-                : once.get().<Exception>transaction(call, (connection, operation) -> run(invocation, method, returned));
+                ? once.get().<Exception>lease(call, lease -> Completion.of(run(invocation, method)))
+                : once.get().<Exception>transaction(call, (connection, operation) -> readable(run(invocation, method), method, returned));
         return read(result.orThrow().payload(), method, returned);
+    }
+
+    /** What no replay could read is rolled back. The effect of leased work would stay, and its next attempt repeat it. */
+    private Response readable(Response response, Method method, Type type) {
+        read(response.payload(), method, type);
+        return response;
     }
 
     /** The error of the application's JSON would quote what it has read. */
@@ -106,17 +112,15 @@ final class IdempotentInterceptor implements MethodInterceptor {
         }
     }
 
-    /** Each attempt has an invocation of its own. What no replay could read is refused before it is stored. */
-    private Response run(MethodInvocation invocation, Method method, Type returned) throws Exception {
+    /** Each attempt has an invocation of its own. */
+    private Response run(MethodInvocation invocation, Method method) throws Exception {
         try {
             Object value = ((ProxyMethodInvocation) invocation).invocableClone().proceed();
             if (value == null) {
                 return Response.json(null);
             }
             refuseAsynchronous(method, value.getClass());
-            String result = json.get().write(value);
-            read(result, method, returned);
-            return Response.json(result);
+            return Response.json(json.get().write(value));
         } catch (Exception | Error error) {
             throw error;
         } catch (Throwable other) {

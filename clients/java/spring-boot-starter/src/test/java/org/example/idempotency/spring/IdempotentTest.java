@@ -112,6 +112,12 @@ class IdempotentTest {
             return new Ticket(key);
         }
 
+        @Idempotent(name = "names later", key = "#key", lease = true)
+        public Named namesLater(String key) {
+            jdbc.update("INSERT INTO seat VALUES (?)", key);
+            return new Ticket(key);
+        }
+
         @Idempotent(name = "publishes", key = "#key")
         public Flow.Publisher<String> publishes(String key) {
             return null;
@@ -185,6 +191,16 @@ class IdempotentTest {
         assertThrows(IllegalStateException.class, () -> tickets.names(key));
         assertTrue(assertThrows(IllegalStateException.class, () -> tickets.hides(key, true)).getMessage().contains("CompletableFuture"));
         assertEquals(0, effects());
+    }
+
+    @Test
+    void leasedWorkWhoseResultCannotBeReadRunsOnceAllTheSame() {
+        for (int call = 0; call < 2; call++) {
+            assertThrows(IllegalStateException.class, () -> tickets.namesLater(key));
+            jdbc.update("UPDATE idempotency_store SET lease_expires_at = clock_timestamp() WHERE idempotency_key = ?"
+                    + " AND status = 'PENDING'", key);
+        }
+        assertEquals(1, effects());
     }
 
     /** Spring knows those whose library is there, as Reactor registers its own; here is none. */
