@@ -83,7 +83,9 @@ func TestClosedByPeer(t *testing.T) {
 	} {
 		client, server := connect(t, "tcp", "127.0.0.1:0")
 		c.happens(client, server)
-		time.Sleep(10 * time.Millisecond)
+		for end := time.Now().Add(10 * time.Second); c.want && !isClosedByPeer(client) && time.Now().Before(end); {
+			time.Sleep(time.Millisecond)
+		}
 		if isClosedByPeer(client) != c.want || isClosedByPeer(encrypted{client}) != c.want {
 			t.Errorf("%s: not %v", name, c.want)
 		}

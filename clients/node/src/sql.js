@@ -68,9 +68,11 @@ function toNumber(text) {
   return text === null ? null : Number(text)
 }
 
-// A duration that the function would refuse each time. ID400 may be about the key, which is the client's; division by zero is not.
-function inRange(parameter, atLeast) {
+// A text may be a duration that the function would refuse each time, as only the server reads it. ID400 may be about the key, which is the
+// client's; division by zero is not.
+function toDuration(parameter, isText, atLeast) {
   const given = `${parameter}::interval`
+  if (!isText) return given
   return `CASE WHEN ${given} ${atLeast} '0' AND ${given} <= '36500 days' THEN ${given} ELSE ${given} / 0 END`
 }
 
@@ -94,8 +96,8 @@ export class Sql {
     return {
       repeated: true,
       durations: texts({ lease, retention: call.retention }),
-      text: `SELECT ${COLUMNS}${kept.length > 0 ? `, ${inRange('$9', '>')}::text` : ''} FROM ${this.#prefix}idem_begin($1, $2::text::jsonb, scope => $3, request_hash => $4::bytea,
-  lease => ${inRange('$5', '>')}, wait => $6::interval + $7::interval, max_attempts => $8::int)`,
+      text: `SELECT ${COLUMNS}${kept.length > 0 ? `, ${toDuration('$9', true, '>')}::text` : ''} FROM ${this.#prefix}idem_begin($1, $2::text::jsonb, scope => $3, request_hash => $4::bytea,
+  lease => ${toDuration('$5', typeof lease === 'string', '>')}, wait => $6::interval + $7::interval, max_attempts => $8::int)`,
       values: [call.key, toJson(call.request ?? undefined, BadArgument), call.scope, call.requestHash, toInterval('lease', lease),
         toInterval('wait', call.wait), toInterval('retry.cap', longer), toText(call.maxAttempts), ...kept],
     }
@@ -143,7 +145,7 @@ export class Sql {
       repeated: true,
       durations,
       text: `SELECT ${this.#prefix}idem_complete($1, $2::text::jsonb, scope => $3, code => $4::int, headers => $5::text::jsonb,
-  body => $6::bytea, fence => $7::bigint, retention => ${inRange('$8', '>')})::text`,
+  body => $6::bytea, fence => $7::bigint, retention => ${toDuration('$8', durations.length > 0, '>')})::text`,
       values: [operation.key, payload, operation.scope, code, headers, body, toText(operation.fence), kept],
     }
   }
@@ -159,8 +161,8 @@ export class Sql {
     return {
       durations: [...durations, ...texts({ retryAfter })],
       text: `SELECT ${this.#prefix}idem_fail($1, $2::text::jsonb, scope => $3, code => $4::int, headers => $5::text::jsonb,
-  body => $6::bytea, fence => $7::bigint, retryable => $8::text::boolean, retry_after => ${inRange('$9', '>=')},
-  retention => ${inRange('$10', '>')})::text, (extract(epoch FROM $9::interval) * 1000)::text`,
+  body => $6::bytea, fence => $7::bigint, retryable => $8::text::boolean, retry_after => ${toDuration('$9', typeof retryAfter === 'string', '>=')},
+  retention => ${toDuration('$10', durations.length > 0, '>')})::text, (extract(epoch FROM $9::interval) * 1000)::text`,
       values: [operation.key, payload, operation.scope, code, headers, body, toText(operation.fence),
         String(retryAfter !== null), toInterval('retryAfter', retryAfter), kept],
     }
