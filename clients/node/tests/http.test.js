@@ -649,7 +649,7 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
 
     test('Set-Cookie is not stored where a handler declines, nor where reconcile has found it', async (t) => {
       const headers = { 'Set-Cookie': 'a=b', 'X-A': 'b' }
-      const { pool, post } = await server(t, () => { throw new Declined(402, 1, { headers }) })
+      const { pool, post } = await server(t, () => { throw new Declined(402, 1, { headers }) }, { required: false })
       const leased = await server(t, () => { throw new Error('planned') }, {
         style: 'lease', reconcile: () => Reconciled.done({ code: 402, payload: 1, headers }),
       })
@@ -659,6 +659,7 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
       for (const { status, headers } of [await post(newKey()), await leased.post(key)]) {
         assert.deepEqual([status, headers['x-a'], headers['set-cookie']], [402, 'b', undefined])
       }
+      assert.deepEqual((await post(undefined)).headers['set-cookie'], ['a=b'], 'without a key nothing is stored')
     })
 
     // Hono sends no reason phrase.

@@ -266,9 +266,10 @@ export class HttpIdempotency {
   // The answer of who declines. Throws where HTTP cannot carry it, and any other error as it is.
   #refusal(error) {
     if (!(error instanceof Declined)) throw error
-    error.response = withoutCookies(error.response)
     const { response, retryAfter } = error
-    return this.#sendable(response, { outcome: 'FAILED', retryAfter: typeof retryAfter === 'number' ? retryAfter : null })
+    const answer = this.#sendable(response, { outcome: 'FAILED', retryAfter: typeof retryAfter === 'number' ? retryAfter : null })
+    error.response = withoutCookies(response)
+    return answer
   }
 
   #sendable(response, end) {
