@@ -9,7 +9,7 @@ import { pgSource } from './pg.js'
 import { retrying } from './retry.js'
 import { checkCount, checkMilliseconds, checkWhole, toInterval } from './response.js'
 import { Sql, isText } from './sql.js'
-import { transaction } from './transaction.js'
+import { milliseconds, transaction } from './transaction.js'
 
 export { Batch } from './batch.js'
 export { FakeClock, systemClock } from './clock.js'
@@ -200,6 +200,16 @@ export class Idempotency {
     } catch (error) {
       throw error instanceof LeaseLost ? new ConnectionLost(error.message, { cause: error }) : error
     }
+  }
+
+  /**
+   * The milliseconds of a duration: only the server can read a text.
+   * @param {Duration} duration
+   * @returns {Promise<number>}
+   * @throws BadArgument
+   */
+  async milliseconds(duration) {
+    return milliseconds(this.#settings, { scope: this.#settings.scope, wait: duration })
   }
 
   /**

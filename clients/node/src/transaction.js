@@ -56,7 +56,7 @@ export async function waiting(settings, call, attempt) {
 }
 
 // Only the server can read an interval.
-async function milliseconds(settings, call) {
+export async function milliseconds(settings, call) {
   const { scope, key, wait } = call
   if (typeof wait === 'number') return wait
   const [{ rows: [[read]] }] = await retrying(settings, { scope, key }, () => onConnection(settings, (connection) =>

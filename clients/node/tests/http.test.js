@@ -496,11 +496,13 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
       const optional = await server(t, answer, { required: false })
       assert.equal((await optional.post()).body, 'null')
       assert.equal((await optional.post(undefined, '{}', { method: 'PUT' })).body, 'null')
+      const nobody = await server(t, answer, { required: false, principal: () => '' })
+      assert.equal((await nobody.post()).status, 500)
       assert.equal(await effects(optional.pool, key), 2)
       const made = await server(t, answer, { makeKey: () => 'made-' + key })
       assert.equal((await made.post()).body, 'made-' + key)
       assert.equal((await made.post()).headers['idempotency-replayed'], 'true')
-      const skipped = await server(t, answer, { skip: () => true })
+      const skipped = await server(t, answer, { skip: () => true, principal: () => '' })
       assert.deepEqual([(await skipped.post(key)).body, (await skipped.post(key)).body], ['null', 'null'])
       const before = await effects(optional.pool, key)
       const failing = await server(t, async (context) => ({ ...await answer(context), status: 400 }), { required: false })
@@ -647,19 +649,27 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
       })
     }
 
-    test('Set-Cookie is not stored where a handler declines, nor where reconcile has found it', async (t) => {
+    test('Set-Cookie goes to who is declined, and is not stored, nor where reconcile has found it', async (t) => {
       const headers = { 'Set-Cookie': 'a=b', 'X-A': 'b' }
-      const { pool, post } = await server(t, () => { throw new Declined(402, 1, { headers }) }, { required: false })
+      const decline = () => { throw new Declined(402, 1, { headers, retryAfter: '1 hour' }) }
+      const { post } = await server(t, decline, { required: false })
+      const writes = await server(t, () => ({ writes: decline }), { style: 'lease' })
       const leased = await server(t, () => { throw new Error('planned') }, {
         style: 'lease', reconcile: () => Reconciled.done({ code: 402, payload: 1, headers }),
       })
-      const key = newKey()
+      const [key, ...keys] = [newKey(), newKey(), newKey()]
       await leased.post(key)
-      await expire(pool, key)
-      for (const { status, headers } of [await post(newKey()), await leased.post(key)]) {
-        assert.deepEqual([status, headers['x-a'], headers['set-cookie']], [402, 'b', undefined])
+      await expire(leased.pool, key)
+      const answer = async (posted) => {
+        const { status, headers } = await posted
+        return [status, headers['x-a'], headers['set-cookie'], headers['retry-after']]
       }
-      assert.deepEqual((await post(undefined)).headers['set-cookie'], ['a=b'], 'without a key nothing is stored')
+      assert.deepEqual(await answer(leased.post(key)), [402, 'b', undefined, undefined])
+      assert.deepEqual(await answer(post(undefined)), [402, 'b', ['a=b'], '3600'])
+      for (const send of [() => post(keys[0]), () => writes.post(keys[1])]) {
+        assert.deepEqual(await answer(send()), [402, 'b', ['a=b'], '3600'])
+        assert.deepEqual(await answer(send()), [402, 'b', undefined, '3600'])
+      }
     })
 
     // Hono sends no reason phrase.

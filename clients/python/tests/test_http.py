@@ -659,14 +659,23 @@ def test_writes_of_a_lease_that_decline_are_the_answer(pool, key):
     assert [call_wsgi(app, key)[::2] for _ in range(2)] == [(402, b'{"reason":"no money"}')] * 2
 
 
-def test_a_cookie_is_not_stored_where_somebody_declines_or_reconciles(pool, key, admin):
+def test_a_cookie_goes_to_who_is_declined_and_is_not_stored(pool, key, admin):
+    """Nor where reconcile has found it."""
     headers = {"set-cookie": "a=b", "X-A": "b"}
-    app = wsgi(pool, lambda environ: declined(headers=headers))
+
+    def writes(environ):
+        current().complete_with(lambda tx: declined(headers=headers))
+        return 201, [], [b"charged"]
+
+    def answer(app, key):
+        status, sent, _ = call_wsgi(app, key)
+        return status, sent["X-A"], sent.get("set-cookie")
     leased = wsgi(pool, lambda environ: 1 / 0, lease=30, reconcile=lambda operation: Done(Response(402, headers)))
     assert call_wsgi(leased, key)[0] == 500
     run_out(admin, key)
-    for status, sent, _ in (call_wsgi(leased, key), call_wsgi(app, f"{key}-declined")):
-        assert (status, sent["X-A"], "set-cookie" in sent) == (402, "b", False)
+    assert answer(leased, key) == (402, "b", None)
+    for number, app in enumerate((wsgi(pool, lambda environ: declined(headers=headers)), wsgi(pool, writes, lease=30))):
+        assert [answer(app, f"{key}-{number}") for _ in range(2)] == [(402, "b", "a=b"), (402, "b", None)]
 
 
 @pytest.mark.parametrize("wrong", [{"code": 100}, {"headers": {"X-A": "a\r\nb"}}, {"body": b"x" * 100}, {"payload": "x" * 98}])

@@ -50,8 +50,8 @@ import { routeScope, scopeOf } from './spelling.js'
  * @template [Req=unknown]
  * @typedef {object} AllOptions
  * @property {(request: Req) => string | undefined | Promise<string | undefined>} [principal] who asks: a tenant or a user,
- *   a string that is not empty: anything else is a 500. Part of the scope. It has to be given, or `scope`: `() => 'anyone'` where all
- *   clients are one
+ *   a string that is not empty: anything else is a 500. Asked first, also where there is no key. Part of the scope. It has to be given, or
+ *   `scope`: `() => 'anyone'` where all clients are one
  * @property {(request: Req, about: {method: string, route: string, principal: string}) => string | Promise<string>} [scope] in place of
  *   method, route and principal. The scope of the Idempotency stands before it
  * @property {string} [header] 'Idempotency-Key'
@@ -164,10 +164,11 @@ export class HttpIdempotency {
       return answers.get(error)
     }
     try {
-      const key = await this.#isCovered(exchange) ? await this.#key(exchange) : undefined
+      const who = await this.#isCovered(exchange) ? await this.#principal(exchange.request) : undefined
+      const key = who === undefined ? undefined : await this.#key(exchange)
       return key === undefined
-        ? await this.#runPlain(style, invoke).catch((error) => this.#refusal(error))
-        : await this.#runOnce(exchange, key, style, invoke, answerTo)
+        ? await this.#runPlain(style, invoke).catch((error) => this.#plainRefusal(error))
+        : await this.#runOnce({ ...exchange, who }, key, style, invoke, answerTo)
     } catch (error) {
       return this.problem(error, exchange.request, answerTo(error))
     }
@@ -188,11 +189,11 @@ export class HttpIdempotency {
   }
 
   async #runOnce(exchange, key, style, invoke, answerTo) {
-    let live
+    let live, declined
     const perform = async (context) => {
       live = undefined
       const answer = await this.#limited(invoke, context).catch((error) => {
-        if (error instanceof Declined) this.#refusal(error)
+        if (error instanceof Declined) declined = this.#refusal(error)
         throw style === 'transaction' ? asRefusal(error, answerTo) : error
       })
       live = answer
@@ -201,7 +202,7 @@ export class HttpIdempotency {
     // Writes that decline have another answer than the handler's.
     const writesOf = (/** @type {HandlerAnswer<Tx>} */ { writes, ...answer }) => writes && (async (/** @type {Tx} */ tx) => {
       live = undefined
-      await this.#checked(writes)(tx)
+      await this.#checked(writes, (answer) => { declined = answer })(tx)
       live = answer
     })
     const request = await this.#fingerprint(exchange)
@@ -210,7 +211,9 @@ export class HttpIdempotency {
       ? await this.#idempotency.transaction(key, request, (tx, operation) => perform({ tx, operation }), options)
       : await this.#idempotency.lease(key, request, (operation, signal) => perform({ operation, signal }), options)
     if (result.outcome === 'IN_PROGRESS') throw inProgress(result.retryAfter)
-    const answer = live && !result.replayed ? live : sendable(fromStored(result, this.#options.marker))
+    // What is stored of a refusal has lost its cookies.
+    const headers = (!result.replayed && declined?.headers) || result.headers
+    const answer = live && !result.replayed ? live : sendable(fromStored({ ...result, headers }, this.#options.marker))
     return { ...answer, headers: { ...answer.headers, ...await this.#lifetime(key, options.scope) } }
   }
 
@@ -272,6 +275,13 @@ export class HttpIdempotency {
     return answer
   }
 
+  // The same where nothing is stored, so that the server has not yet read a duration that is a text.
+  async #plainRefusal(error) {
+    const isText = error instanceof Declined && typeof error.retryAfter === 'string'
+    if (isText) error.retryAfter = await this.#idempotency.milliseconds(error.retryAfter)
+    return this.#refusal(error)
+  }
+
   #sendable(response, end) {
     const answer = sendable(fromStored({ ...completed({ attempt: null, takenOver: false }, response), ...end }, this.#options.marker))
     if (answer.body.length > this.#options.maxResponse) throw responseTooLarge()
@@ -279,12 +289,12 @@ export class HttpIdempotency {
   }
 
   // Writes that decline with what HTTP cannot carry fail.
-  #checked(writes) {
+  #checked(writes, refused = (_answer) => {}) {
     return async (tx) => {
       try {
         await writes(tx)
       } catch (error) {
-        this.#refusal(error)
+        refused(this.#refusal(error))
         throw error
       }
     }
@@ -354,14 +364,20 @@ export class HttpIdempotency {
     }
   }
 
-  // A key is the client's own choice, so two clients may choose the same.
-  async #scope({ request, method, route }) {
-    const { principal, scope } = this.#options
+  // Asked before anything else, also of a request that runs without a key. '' where the scope alone counts.
+  async #principal(request) {
+    const { principal } = this.#options
     const who = principal ? await principal(request) : ''
     if (principal && (!isText(who) || who === '')) {
       // Who cannot be told apart from others would get their answers.
       throw new TypeError('the option "principal" has to give a string that is not empty')
     }
+    return who
+  }
+
+  // A key is the client's own choice, so two clients may choose the same.
+  async #scope({ request, method, route, who }) {
+    const { scope } = this.#options
     const own = scope ? await scope(request, { method, route, principal: who }) : routeScope(method, route, who)
     if (!isText(own) || own === '') throw new TypeError('the option "scope" has to give a string that is not empty')
     return scopeOf(this.#idempotency.scope, own)

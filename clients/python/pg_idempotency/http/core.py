@@ -210,7 +210,7 @@ class Served:
     """One request's way: the replies of its handler, of which the last one counts.
 
     ``ends``: the outcome of the operation that has this reply. Writes of a lease that decline have another one.
-    ``is_kept``: it is stored, by a COMMIT that is known.
+    ``is_kept``: it is stored, by a COMMIT that is known. ``declined``: the headers of a Declined, of which no cookie is stored.
     """
 
     def __init__(self, core: "Core", admitted: Admitted) -> None:
@@ -220,6 +220,7 @@ class Served:
         self.reply: Optional[Reply] = None
         self.ends = COMPLETED
         self.is_kept = False
+        self.declined: Optional[Mapping[str, Any]] = None
 
     def outcome(self, exchange: Exchange, reply: Reply) -> Any:
         """The reply as work gives it back. Raises Declined, NotStored or ResponseTooLarge."""
@@ -244,13 +245,18 @@ class Served:
     def refuse(self, error: Exception) -> None:
         """Raises Released for an error of a handler in a transaction that is answered below 500: it is a refusal, too.
 
-        Raises ValueError for a Declined that is none of HTTP, and ResponseTooLarge.
+        Raises as ``decline``.
         """
         if isinstance(error, Declined):
-            storable(error, self.options)
+            self.decline(error)
         problem = problem_of(error)
         if problem.status < 500 and self.options.lease is None:
             raise Released(self.core.problem_reply(problem, self.options)) from error
+
+    def decline(self, declined: Declined) -> None:
+        """Makes it what is stored. Raises ValueError for one that is none of HTTP, and ResponseTooLarge."""
+        self.declined = declined.headers
+        storable(declined, self.options)
 
     def answer(self, result: Result) -> Reply:
         """The answer to the client: the handler's own where it ran to its end, else what is stored."""
@@ -260,6 +266,8 @@ class Served:
             self.is_kept = True
             return self.reply
         check_end(result)
+        if not result.replayed and self.declined is not None:
+            result = replace(result, headers=self.declined)
         return stored_reply(result, self.options.marker)
 
     def lasting(self, reply: Reply, until: Optional[datetime]) -> Reply:

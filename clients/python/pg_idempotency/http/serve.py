@@ -54,7 +54,7 @@ def serving(idem: Union[Idempotency, AsyncIdempotency], served: Served, handler:
             try:
                 value = yield steps.call(function, given)
             except Declined as declined:
-                storable(declined, options)
+                served.decline(declined)
                 raise
             if not isinstance(value, Done):
                 return value
