@@ -128,14 +128,17 @@ export function toBytes(body) {
  */
 export function toInterval(name, duration) {
   if (duration === undefined || duration === null) return null
-  if (typeof duration === 'string') return duration
+  const isText = typeof duration === 'string'
+  // PostgreSQL reads a bare number as seconds.
+  const milliseconds = isText ? Number(duration) * 1000 : duration
+  if (isText && Number.isNaN(milliseconds)) return duration
   // The server takes microseconds, and never sees a wait.
   const shortest = ABOVE_ZERO.has(name) ? 0.001 : 0
   const longest = name === 'wait' ? 9e15 : LONGEST
-  if (!Number.isFinite(duration) || duration < shortest || duration > longest) {
+  if (!Number.isFinite(milliseconds) || milliseconds < shortest || milliseconds > longest) {
     throw new BadDuration(`${name} is a number of milliseconds${shortest > 0 ? ' above 0' : ' from 0'}, up to 36500 days, or an interval`)
   }
-  return `${duration.toFixed(3)} milliseconds`
+  return isText ? duration : `${milliseconds.toFixed(3)} milliseconds`
 }
 
 /**

@@ -94,15 +94,18 @@ describe('a number that is none, or too large, asks no database', () => {
     for (const retention of [0, -1, 1e300]) {
       await assert.rejects(idempotency.transaction(newKey(), null, () => ({ payload: 1, retention })), duration('retention'))
     }
-    for (const retryAfter of [-1, 1e300]) {
-      await assert.rejects(idempotency.transaction(newKey(), null, () => { throw new Declined(402, null, { retryAfter }) }), duration('retryAfter'))
+    const declining = (retryAfter) => idempotency.transaction(newKey(), null, () => { throw new Declined(402, null, { retryAfter }) })
+    for (const past of [-1, -1e300]) assert.equal((await declining(past)).retryAfter, 0)
+    for (const retryAfter of [NaN, 1e300]) {
+      await assert.rejects(declining(retryAfter), duration('retryAfter'))
     }
     for (const maxLostAttempts of [-1, 1.5, NaN]) {
       await assert.rejects(idempotency.transaction(newKey(), null, notRun, { maxLostAttempts }), mistake('maxLostAttempts'))
     }
     await assert.rejects(idempotency.batch((batch) => batch.beginMany([newKey()], [], { maxAttempts: -1 })), mistake('maxAttempts'))
   })
-  for (const [name, value] of [['retention', 0], ['lease', 0], ['maxAttempts', -1], ['maxAttempts', 1.5]]) {
+  for (const [name, value] of [['retention', 0], ['lease', 0], ['maxAttempts', -1], ['maxAttempts', 1.5], ['wait', '-1'], ['retention', '0'],
+    ['lease', '3153600001']]) {
     test(`${name}: ${value} of the middleware`, () => {
       assert.throws(() => new HttpIdempotency(new Idempotency(nowhere), { principal: () => 'a', [name]: value }), mistake(name))
     })

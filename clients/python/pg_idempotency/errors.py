@@ -46,9 +46,9 @@ class BadOption(BadArgument):
 
 
 def asked(retry_after: Optional[Duration]) -> Optional[float]:
-    """``retry_after`` in seconds. Raises BadOption for what is no duration."""
-    from .model import maybe_seconds    # it needs these errors
-    return maybe_seconds("retry_after", retry_after)
+    """``retry_after`` in seconds; one that has passed is 0. Raises BadOption for what is no duration."""
+    from .model import seconds    # it needs these errors
+    return None if retry_after is None else seconds("retry_after", retry_after, past=True)
 
 
 class LeaseLost(IdempotencyError):
@@ -108,7 +108,7 @@ class Declined(Exception):
     """Raise it from work: roll the work back, and store this failure as the answer.
 
     ``code``: status code, an int. ``payload``: a JSON value, or None. ``headers``: a mapping, or None.
-    ``retry_after``: seconds (or a timedelta) after which the operation may be tried again; None: never, the failure is final.
+    ``retry_after``: seconds (or a timedelta) after which the operation may be tried again; below 0: now; None: never.
     ``body``: bytes to store beside or in place of the payload. ``retention``: seconds (or a timedelta) to keep the record.
     """
 

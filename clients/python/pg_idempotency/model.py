@@ -139,15 +139,18 @@ LONGEST = 36500 * 86400.0       # the server takes no longer interval
 SHORTEST = 1e-6                 # one that is shorter it has as 0
 
 
-def seconds(name: str, duration: Duration, *, endless: bool = False, positive: bool = False) -> float:
+def seconds(name: str, duration: Duration, *, endless: bool = False, positive: bool = False,
+            past: bool = False) -> float:
     """A duration, the option ``name``, as seconds. Raises BadOption for what the server would refuse each time: for what is
-    none, is below 0 or over LONGEST, and for 0 where ``positive``. ``endless``: it may be infinite."""
+    none, is below 0 or over LONGEST, and for 0 where ``positive``. ``endless``: it may be infinite. ``past``: below 0 is 0."""
     try:
         value = duration.total_seconds() if isinstance(duration, timedelta) else float(duration)
     except (TypeError, ValueError, OverflowError):
         value = math.nan
     if not (value <= LONGEST or endless and value == math.inf):
         raise BadOption(f"{name} is a number of seconds, or a timedelta, of at most 36,500 days")
+    if past:
+        return max(value, 0.0)
     if value < (SHORTEST if positive else 0):
         raise BadOption(f"{name} is too short")
     return value

@@ -88,7 +88,10 @@ def test_of_an_answer(idem, key, effects, value):
 
     refuses("retention", lambda: idem.transaction(key, None, answers))
     assert effects() == 0
-    for name in ("retention", "retry_after") if value else ("retention",):
+    # One that has passed, as one that was computed, is now.
+    if (is_past := value in (-1, 0, -math.inf)):
+        assert idem.transaction(f"{key}-past", None, declines(retry_after=value)).retry_after == 0
+    for name in ("retention",) if is_past else ("retention", "retry_after"):
         refuses(name, lambda: idem.transaction(key, None, declines(**{name: value})))
         refuses(name, lambda: idem.lease(f"{key}-{name}", None, declines(**{name: value})))
 
