@@ -42,10 +42,8 @@ class Peers:
     def __init__(self, options, tell):
         self.options, self.tell = options, tell
         self.rounds, self.seconds = (3, 0.7) if options.quick else (5, 2)
-        database = server.version()
         chosen = options.peer or (plan.QUICK_PEERS if options.quick else [p.name for p in plan.PEERS])
-        self.left_out = [p for p in plan.PEERS if p.name in chosen and p.server > database]
-        self.peers = [p for p in plan.PEERS if p.name in chosen and p not in self.left_out]
+        self.peers = [p for p in plan.PEERS if p.name in chosen]
         self.workloads = plan.WORKLOADS[:1] if options.quick else plan.WORKLOADS
         self.verdicts, self.runs, self.counted, self.failed = {}, [], {}, {}
         self.environment = services.environment()
@@ -54,19 +52,18 @@ class Peers:
 
     def judge(self):
         for peer in self.peers:
-            if peer.name != 'select':
-                self.tell(f'{NAME}: duplicate deliveries to {peer.name}')
-                reset()
-                self.verdicts[peer.name] = services.driver(
-                    'judge', peer=peer.name, keys=KEYS, faults=not self.options.quick)
+            self.tell(f'{NAME}: duplicate deliveries to {peer.name}')
+            reset()
+            self.verdicts[peer.name] = services.driver(
+                'judge', peer=peer.name, keys=KEYS, faults=not self.options.quick)
         self.table('duplicate deliveries; cases that ended in one payment and one answer',
-                   ('peer', *CASES), [self.verdict_row(p) for p in self.peers if p.name in self.verdicts])
+                   ('peer', *CASES), [self.verdict_row(p) for p in self.peers])
         for name in plan.EXTENSION:
             if name in self.verdicts and self.remark(None, name):
                 raise server.BenchError(f'{name} fails the test of duplicate deliveries: {self.verdicts[name]}')
 
     def is_right(self, name):
-        return all(self.verdicts[name][case]['right'] for case in ('in turn', 'at once') if name in self.verdicts)
+        return all(self.verdicts[name][case]['right'] for case in ('in turn', 'at once'))
 
     # ---- figures ----
 
@@ -100,7 +97,7 @@ class Peers:
         reset()
         try:
             result = services.driver(
-                'run', peer=peer.name, kind=workload.kind, clients=1 if one_client else workload.clients,
+                'run', peer=peer.name, clients=1 if one_client else workload.clients,
                 gateway=workload.gateway, **length)
             self.check(peer, workload, result['effects'])
             return result
@@ -130,8 +127,7 @@ class Peers:
         return statistics.median(values) if values else None
 
     def entries(self):
-        entries = [self.compare(c) for c in plan.COMPARISONS if self.has(c.workload, c.of) and self.has(c.workload, c.to)]
-        return entries + [report.skipped(p.title, f'PostgreSQL {p.server}') for p in self.left_out]
+        return [self.compare(c) for c in plan.COMPARISONS if self.has(c.workload, c.of) and self.has(c.workload, c.to)]
 
     def has(self, workload, name):
         return bool(self.series(workload, name, 'throughput'))

@@ -1,6 +1,5 @@
-// 3. The usual pattern, statement by statement from the client: SELECT FOR
-// UPDATE, INSERT PENDING, business, UPDATE COMPLETED. From PostgreSQL 19 on, one
-// statement inserts PENDING or reads the record that is there.
+// 2. The usual pattern, statement by statement from the client: SELECT FOR
+// UPDATE, INSERT PENDING, business, UPDATE COMPLETED.
 
 import { callGateway, pay, replay, transaction } from './driver/business.mjs';
 
@@ -15,11 +14,6 @@ const INSERT = {
   text: `INSERT INTO hand_store (idempotency_key, request_hash, status, expires_at)
     VALUES ($1, $2, 'PENDING', now() + interval '1 day')`,
 };
-const INSERT_OR_SELECT = {
-  name: 'client-insert-or-select',
-  text: `${INSERT.text} ON CONFLICT (scope, idempotency_key) DO SELECT
-    RETURNING old.idempotency_key IS NOT NULL AS known, status, request_hash, response_payload`,
-};
 const UPDATE = {
   name: 'client-update',
   text: `UPDATE hand_store SET status = $2, response_payload = $3, updated_at = clock_timestamp()
@@ -28,16 +22,6 @@ const UPDATE = {
 
 export const clientReadCommitted = {
   name: 'client-rc', open: async ({ pool }) => ({ deliver: (operation) => protectedPayment(pool, operation) }),
-};
-
-export const doSelect = {
-  name: 'do-select',
-  open: async ({ pool }) => ({
-    deliver: (operation) => transaction(pool, async (client) => {
-      const { rows } = await client.query({ ...INSERT_OR_SELECT, values: [operation.key, operation.hash] });
-      return rows[0].known ? replay(rows[0], operation) : payAndStore(client, operation);
-    }),
-  }),
 };
 
 export function protectedPayment(pool, operation) {

@@ -1,15 +1,10 @@
 // The extension, in its forms.
 
 import { Busy, callGateway, pay, statement, transaction } from './driver/business.mjs';
-import { declinedAsAnswer } from './bare.mjs';
 
 const CALL = {
   name: 'idem-call',
   text: "SELECT outcome, replayed, response_payload FROM idem_call('peer_pay(jsonb)', $1, $2)",
-};
-const CALL_RAISE = {
-  name: 'idem-call-raise',
-  text: "SELECT outcome, replayed, response_payload FROM idem_call('peer_pay(jsonb)', $1, $2, record_failure => false)",
 };
 const BEGIN = {
   name: 'idem-begin',
@@ -27,20 +22,13 @@ const RELEASE = { name: 'idem-release', text: 'SELECT idem_release($1, fence => 
 
 export const call = {
   name: 'ext-call',
-  open: async ({ pool }) => ({ deliver: (operation) => oneCall(pool, CALL, operation) }),
-};
-
-export const callRaise = {
-  name: 'ext-call-raise',
   open: async ({ pool }) => ({
-    deliver: (operation) => declinedAsAnswer(() => oneCall(pool, CALL_RAISE, operation)),
+    async deliver({ key, request }) {
+      const { rows } = await statement(pool, { ...CALL, values: [key, request] });
+      return answer(rows[0]);
+    },
   }),
 };
-
-async function oneCall(pool, query, { key, request }) {
-  const { rows } = await statement(pool, { ...query, values: [key, request] });
-  return answer(rows[0]);
-}
 
 export const inTransaction = {
   name: 'ext-txn',

@@ -1,4 +1,4 @@
-// 4. Redis in front of PostgreSQL, in the three ways that are common.
+// 3. Redis in front of PostgreSQL, in the three ways that are common.
 
 import { randomUUID } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';

@@ -2,16 +2,12 @@
 
 import './wire.mjs';
 import pg from 'pg';
-import { bare, bareCall, insert, select, selectInsert } from '../bare.mjs';
-import { clientReadCommitted, doSelect } from '../client-side.mjs';
-import { call, callRaise, inTransaction, leased } from '../extension.mjs';
-import { plpgsql, plpgsqlCatch } from '../plpgsql.mjs';
+import { bare } from '../bare.mjs';
+import { clientReadCommitted } from '../client-side.mjs';
+import { call, inTransaction, leased } from '../extension.mjs';
 import { redisBarrier, redisLock, redisState } from '../redis.mjs';
 
-export const PEERS = [
-  bare, bareCall, insert, select, selectInsert, plpgsql, plpgsqlCatch, clientReadCommitted, doSelect,
-  redisLock, redisBarrier, redisState, call, callRaise, inTransaction, leased,
-];
+const PEERS = [bare, clientReadCommitted, redisLock, redisBarrier, redisState, call, inTransaction, leased];
 
 export function find(name) {
   const peer = PEERS.find((p) => p.name === name);

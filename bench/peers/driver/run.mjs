@@ -1,4 +1,4 @@
-// One run of one peer: node run.mjs '{"peer": …, "kind": …, "clients": …, …}'.
+// One run of one peer: node run.mjs '{"peer": …, "clients": …, …}'.
 // Prints one line of JSON. Clients run in a closed loop; the measurement begins
 // when connections, statements and scripts are warm.
 
@@ -10,49 +10,16 @@ import { counters, redisCounters, serverCpu } from './meters.mjs';
 import { find, open } from './peers.mjs';
 import { roundTrips } from './wire.mjs';
 
-const PREPARED = 2000;      // records for those that replay
 const WARM_UP = 20;         // operations before round trips are counted
 
 const order = JSON.parse(process.argv[2]);
 const accepted = new Set();
-const stored = [];
 
-function next() {
-  return operation({ gateway: order.gateway });
-}
-
-async function deliver(opened, made) {
+async function deliver(opened) {
+  const made = operation({ gateway: order.gateway });
   const { response } = await answer(opened, made);
   if (response.state === 'accepted') {
     accepted.add(made.key);
-  }
-}
-
-// An operation of each kind.
-const KINDS = {
-  fresh: { work: (opened) => deliver(opened, next()) },
-  replay: {
-    prepared: PREPARED,
-    work: (opened) => deliver(opened, stored[Math.floor(Math.random() * stored.length)]),
-  },
-};
-
-const kind = KINDS[order.kind];
-
-async function prepare(opened, peer) {
-  if (!kind.prepared) {
-    return;
-  }
-  const maker = peer.stores ? await open(peer.stores, order) : opened;
-  const todo = Array.from({ length: kind.prepared }, next);
-  stored.push(...todo);
-  await Promise.all(Array.from({ length: order.clients }, async () => {
-    for (let made; (made = todo.pop());) {
-      await deliver(maker, made);
-    }
-  }));
-  if (maker !== opened) {
-    await maker.close();
   }
 }
 
@@ -62,7 +29,7 @@ async function load(opened, clients, seconds) {
   const until = performance.now() + seconds * 1000;
   await Promise.all(Array.from({ length: clients }, async () => {
     for (let now = performance.now(); now < until;) {
-      await kind.work(opened);
+      await deliver(opened);
       const ended = performance.now();
       latencies.push(ended - now);
       now = ended;
@@ -73,7 +40,6 @@ async function load(opened, clients, seconds) {
 
 async function timed(peer) {
   const opened = await open(peer, order);
-  await prepare(opened, peer);
   await load(opened, order.clients, order.warmup);
   const cpu = serverCpu();
   const own = process.cpuUsage();
@@ -100,10 +66,9 @@ async function counted(peer) {
   const redis = peer.redis && await redisCounters();
   const before = await counters();
   const opened = await open(peer, order);
-  await prepare(opened, peer);
-  await repeat(WARM_UP, () => kind.work(opened));
+  await repeat(WARM_UP, () => deliver(opened));
   const trips = roundTrips();
-  await repeat(order.count, () => kind.work(opened));
+  await repeat(order.count, () => deliver(opened));
   const made = roundTrips() - trips;
   await opened.close();
   const after = await counters();
@@ -112,11 +77,9 @@ async function counted(peer) {
   const redisAfter = redis && await redisCounters();
   return {
     trips: made / order.count,
-    ...!kind.prepared && {
-      wal: per(after.wal, before.wal), dead: per(after.dead, before.dead), stored: per(after.stored, before.stored),
-      redis_memory: redis ? per(redisAfter.memory, redis.memory) : 0,
-      redis_log: redis ? per(redisAfter.log, redis.log) : 0,
-    },
+    wal: per(after.wal, before.wal), dead: per(after.dead, before.dead), stored: per(after.stored, before.stored),
+    redis_memory: redis ? per(redisAfter.memory, redis.memory) : 0,
+    redis_log: redis ? per(redisAfter.log, redis.log) : 0,
   };
 }
 
