@@ -1,10 +1,8 @@
 -- idem_begin_batch and idem_complete_batch: many operations in one call.
 -- A row per key, in input order; a key that comes twice is acquired once.
 SELECT fence FROM idem_begin('batch-leased', lease => '1 hour') \gset
-BEGIN;
-SELECT answer(idem_begin('batch-done', request => '1')), answer(idem_begin('batch-failed')), answer(idem_begin('batch-retry'));
-SELECT idem_complete('batch-done', '"done"'), idem_fail('batch-failed', '"failed"'), idem_fail('batch-retry', retryable => true);
-COMMIT;
+SELECT answer(idem_begin('batch-done', request => '1')), answer(idem_begin('batch-failed')), answer(idem_begin('batch-retry')),
+	idem_complete('batch-done', '"done"'), idem_fail('batch-failed', '"failed"'), idem_fail('batch-retry', retryable => true);
 BEGIN;
 SELECT idempotency_key, scope, answer(b) FROM idem_begin_batch(ARRAY['batch-z', 'batch-done', 'batch-a', 'batch-failed', 'batch-z', 'batch-leased', 'batch-retry']) b;
 -- transaction-bound, each with its lock

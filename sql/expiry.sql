@@ -48,25 +48,16 @@ SELECT answer(idem_begin('expiry-11', max_attempts => 1));
 SELECT idem_release('expiry-11');
 COMMIT;
 -- The new record replaces the old one, and keeps nothing of it
-BEGIN;
-SELECT answer(idem_begin('expiry-15', request => '2'));
-SELECT idem_complete('expiry-15', '"first"', code => 1, headers => '1', body => '\x01');
-COMMIT;
+SELECT answer(idem_begin('expiry-15', request => '2')), idem_complete('expiry-15', '"first"', code => 1, headers => '1', body => '\x01');
 SELECT answer(idem_begin('expiry-15'));
 UPDATE idempotency_store SET created_at = now() - interval '1 year', expires_at = now() - interval '1 month'
 WHERE idempotency_key = 'expiry-15';
-BEGIN;
-SELECT answer(idem_begin('expiry-15'));
-SELECT idem_complete('expiry-15', '"second"');
-COMMIT;
+SELECT answer(idem_begin('expiry-15')), idem_complete('expiry-15', '"second"');
 SELECT answer(idem_begin('expiry-15', request => '3'));
 SELECT created_at >= now() - interval '1 hour', request_hash FROM idempotency_store WHERE idempotency_key = 'expiry-15';
 -- released after it had expired: no record is left
 SELECT let_expire('expiry-15');
-BEGIN;
-SELECT answer(idem_begin('expiry-15'));
-SELECT idem_release('expiry-15');
-COMMIT;
+SELECT answer(idem_begin('expiry-15')), idem_release('expiry-15');
 SELECT idem_lookup('expiry-15') IS NULL;
 
 -- A leased record never expires before its lease does: not when it is begun,

@@ -9,10 +9,7 @@ COMMIT;
 SELECT answer(idem_begin('failure-1')), answer(idem_begin('failure-1', lease => '1 hour'));
 SELECT status, attempt, retry_at FROM idempotency_store WHERE idempotency_key = 'failure-1';
 -- without an error, and with JSON null for one
-BEGIN;
-SELECT answer(idem_begin('failure-2')), answer(idem_begin('failure-3'));
-SELECT idem_fail('failure-2'), idem_fail('failure-3', 'null');
-COMMIT;
+SELECT answer(idem_begin('failure-2')), answer(idem_begin('failure-3')), idem_fail('failure-2'), idem_fail('failure-3', 'null');
 SELECT answer(idem_begin('failure-2')), answer(idem_begin('failure-3'));
 -- rolled back, it is no end
 BEGIN;
@@ -22,10 +19,8 @@ ROLLBACK;
 SELECT idem_lookup('failure-4') IS NULL;
 
 -- Retryable at once: FAILED for idem_lookup, ACQUIRED for idem_begin.
-BEGIN;
-SELECT answer(idem_begin('failure-5', request => '5'));
-SELECT idem_fail('failure-5', '{"try": 1}', code => 503, headers => '1', body => '\x01', retryable => true);
-COMMIT;
+SELECT answer(idem_begin('failure-5', request => '5')),
+	idem_fail('failure-5', '{"try": 1}', code => 503, headers => '1', body => '\x01', retryable => true);
 SELECT created_at AS created FROM idempotency_store WHERE idempotency_key = 'failure-5' \gset
 SELECT answer(idem_lookup('failure-5'));
 BEGIN;
@@ -56,10 +51,7 @@ SELECT answer(idem_begin('failure-6', wait => '1 s'));
 -- the limit does not count before the next attempt is due
 SELECT answer(idem_begin('failure-6', max_attempts => 1));
 SELECT let_retry('failure-6');
-BEGIN;
-SELECT answer(idem_begin('failure-6'));
-SELECT idem_fail('failure-6', '{"try": 2}');
-COMMIT;
+SELECT answer(idem_begin('failure-6')), idem_fail('failure-6', '{"try": 2}');
 SELECT answer(idem_begin('failure-6'));
 
 -- Leased attempts fail and are tried again the same way; each has its fence.

@@ -64,10 +64,7 @@ SELECT last_value > :old FROM idempotency_fence;
 -- When the row loses its fence, the sequence catches up with it: a transaction takes the operation over ...
 SELECT pg_temp.old_lease('fence-7') AS old \gset
 SET ROLE regress_idem_fence;
-BEGIN;
-SELECT answer(idem_begin(key => 'fence-7'));
-SELECT idem_fail(key => 'fence-7', retryable => true);
-COMMIT;
+SELECT answer(idem_begin(key => 'fence-7')), idem_fail(key => 'fence-7', retryable => true);
 SELECT pg_temp.lease('fence-7') > :old;
 RESET ROLE;
 -- ... its attempts are exhausted ...

@@ -1,17 +1,13 @@
 -- idem_forget: removes the record of an operation, so that it may run again.
 
 -- Operations that have ended, permanently or retryably, and released ones.
-BEGIN;
-SELECT answer(idem_begin(key => 'forget-1', request => '1')), answer(idem_begin(key => 'forget-2')), answer(idem_begin(key => 'forget-3', scope => 'forget'));
-SELECT idem_complete(key => 'forget-1', response => '"done"'), idem_fail(key => 'forget-2'), idem_fail(key => 'forget-3', scope => 'forget', retryable => true);
-COMMIT;
+SELECT answer(idem_begin(key => 'forget-1', request => '1')), answer(idem_begin(key => 'forget-2')), answer(idem_begin(key => 'forget-3', scope => 'forget')),
+	idem_complete(key => 'forget-1', response => '"done"'), idem_fail(key => 'forget-2'), idem_fail(key => 'forget-3', scope => 'forget', retryable => true);
 SELECT idem_forget(key => 'forget-1'), idem_forget(key => 'forget-1'), idem_lookup(key => 'forget-1') IS NULL;
 SELECT idem_forget('forget-3'), idem_forget('forget-3', 'forget'), idem_forget(key => 'forget-2');
 -- the operation may run again, with another request, and as if never begun
-BEGIN;
-SELECT answer(idem_begin(key => 'forget-1', request => '2')), answer(idem_begin(key => 'forget-3', scope => 'forget'));
-SELECT idem_complete(key => 'forget-1', response => '"again"'), idem_release(key => 'forget-3', scope => 'forget');
-COMMIT;
+SELECT answer(idem_begin(key => 'forget-1', request => '2')), answer(idem_begin(key => 'forget-3', scope => 'forget')),
+	idem_complete(key => 'forget-1', response => '"again"'), idem_release(key => 'forget-3', scope => 'forget');
 SELECT answer(idem_begin(key => 'forget-1'));
 SELECT idem_forget(key => 'forget-none');
 

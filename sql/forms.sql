@@ -54,10 +54,7 @@ SELECT scope, answer(idem_lookup(idempotency_key, scope)), expires_at - coalesce
 FROM idempotency_store WHERE idempotency_key = 'forms-op' ORDER BY 1;
 
 -- A payload by position is the request: it is compared.
-BEGIN;
-SELECT answer(idem_begin('positions-1', '{"amount": 30, "to": "bob"}'));
-SELECT idem_complete('positions-1', '"paid"');
-COMMIT;
+SELECT answer(idem_begin('positions-1', '{"amount": 30, "to": "bob"}')), idem_complete('positions-1', '"paid"');
 SELECT answer(idem_begin('positions-1', '{"to": "bob", "amount": 30.0}'));
 SELECT raises($$SELECT idem_begin('positions-1', '{"amount": 31, "to": "bob"}')$$);
 PREPARE begin_by_position AS SELECT answer(idem_begin($1, $2));
@@ -65,10 +62,8 @@ EXECUTE begin_by_position('positions-1', '{"to": "bob", "amount": 30}');
 EXECUTE begin_by_position('positions-1', '{"to": "bob", "amount": 31}');
 \echo :SQLSTATE
 -- with a scope behind it
-BEGIN;
-SELECT answer(idem_begin('positions-1', '1', 'positions')), answer(idem_begin('positions-1', '1.0', 'positions'));
-SELECT idem_complete('positions-1', '"there"', 'positions');
-COMMIT;
+SELECT answer(idem_begin('positions-1', '1', 'positions')), answer(idem_begin('positions-1', '1.0', 'positions')),
+	idem_complete('positions-1', '"there"', 'positions');
 SELECT answer(idem_begin('positions-1', NULL, 'positions')), answer(idem_lookup('positions-1', 'positions'));
 SELECT raises($$SELECT idem_begin('positions-1', '2', 'positions')$$);
 -- the same in batches, and in idem_call, whose handler gets the request

@@ -35,10 +35,7 @@ SELECT idem_complete('replay-2', '"lost"');
 ROLLBACK;
 SELECT n FROM effect;
 SELECT idem_lookup('replay-2') IS NULL;
-BEGIN;
-SELECT answer(idem_begin('replay-2'));
-SELECT idem_complete('replay-2', '"kept"');
-COMMIT;
+SELECT answer(idem_begin('replay-2')), idem_complete('replay-2', '"kept"');
 SELECT answer(idem_begin('replay-2'));
 
 -- SQL NULL and JSON null stay distinct, and so do no bytes and an empty string.
@@ -68,10 +65,8 @@ SELECT response_body = many, length(response_body), response_payload = to_jsonb(
 FROM bytes, idem_begin('replay-many');
 
 -- The scope is part of the name; scope and key are not just concatenated.
-BEGIN;
-SELECT answer(idem_begin('replay-1', scope => 'replay')), answer(idem_begin('1', scope => 'replay-')), answer(idem_begin('-1', scope => 'replay'));
-SELECT idem_complete('replay-1', '1', 'replay'), idem_complete('1', '2', 'replay-'), idem_complete('-1', '3', 'replay');
-COMMIT;
+SELECT answer(idem_begin('replay-1', scope => 'replay')), answer(idem_begin('1', scope => 'replay-')), answer(idem_begin('-1', scope => 'replay')),
+	idem_complete('replay-1', '1', 'replay'), idem_complete('1', '2', 'replay-'), idem_complete('-1', '3', 'replay');
 SELECT answer(idem_begin('1', scope => 'replay-')), answer(idem_begin('-1', scope => 'replay')), answer(idem_begin('replay-1', scope => 'replay'));
 SELECT idem_lookup('-1') IS NULL, idem_lookup('-1', 'REPLAY') IS NULL;
 

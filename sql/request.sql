@@ -19,15 +19,9 @@ SELECT request_hash = idem_fingerprint('{"amount": 1, "to": "a"}') FROM idempote
 -- JSON null is a request, SQL NULL is none: no check if a side has none
 SELECT raises($$SELECT idem_begin('request-1', request => 'null')$$);
 SELECT answer(idem_begin('request-1')), answer(idem_begin('request-1', request => NULL, request_hash => NULL));
-BEGIN;
-SELECT answer(idem_begin('request-2')), answer(idem_begin('request-2', request => '2'));
-SELECT idem_complete('request-2');
-COMMIT;
+SELECT answer(idem_begin('request-2')), answer(idem_begin('request-2', request => '2')), idem_complete('request-2');
 SELECT answer(idem_begin('request-2', request => '2')), answer(idem_begin('request-2', request => '3'));
-BEGIN;
-SELECT answer(idem_begin('request-3', request => 'null'));
-SELECT idem_complete('request-3');
-COMMIT;
+SELECT answer(idem_begin('request-3', request => 'null')), idem_complete('request-3');
 SELECT answer(idem_begin('request-3', request => 'null'));
 SELECT raises($$SELECT idem_begin('request-3', request => '0')$$);
 
@@ -80,10 +74,7 @@ SELECT answer(idem_begin('request-1', request => '{"amount": 1, "to": "a"}'));
 
 -- An expired record counts as absent, whatever its request was.
 SELECT let_expire('request-1');
-BEGIN;
-SELECT answer(idem_begin('request-1', request => '{"amount": 2}'));
-SELECT idem_complete('request-1');
-COMMIT;
+SELECT answer(idem_begin('request-1', request => '{"amount": 2}')), idem_complete('request-1');
 SELECT raises($$SELECT idem_begin('request-1', request => '{"amount": 1, "to": "a"}')$$);
 -- released: likewise
 BEGIN;

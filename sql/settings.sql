@@ -47,10 +47,7 @@ SET LOCAL idempotency.retention = '2h';
 SELECT answer(idem_begin('settings-1')), answer(idem_begin('settings-2')), answer(idem_begin('settings-3', lease => '1 hour'));
 SELECT idem_complete('settings-1'), settings_end(), idem_complete('settings-3');
 COMMIT;
-BEGIN;
-SELECT answer(idem_begin('settings-4'));
-SELECT idem_complete('settings-4');
-COMMIT;
+SELECT answer(idem_begin('settings-4')), idem_complete('settings-4');
 SELECT idempotency_key, expires_at - updated_at FROM idempotency_store WHERE idempotency_key ~ '^settings-' ORDER BY 1;
 
 -- Set for the database: sessions that start later have it, preloaded or not.

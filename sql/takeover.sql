@@ -91,10 +91,7 @@ SELECT answer(idem_begin('takeover-4'));
 SELECT fence FROM idem_begin('takeover-5', lease => '1 hour') \gset
 SELECT let_lease_run_out('takeover-5');
 SELECT ctid FROM idempotency_store WHERE idempotency_key = 'takeover-5' \gset
-BEGIN;
-SELECT answer(idem_begin('takeover-5'));
-SELECT idem_release('takeover-5');
-COMMIT;
+SELECT answer(idem_begin('takeover-5')), idem_release('takeover-5');
 SELECT answer(idem_lookup('takeover-5')), ctid = :'ctid', fence = :fence FROM idempotency_store WHERE idempotency_key = 'takeover-5';
 BEGIN;
 SELECT answer(idem_begin('takeover-5'));

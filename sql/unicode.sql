@@ -6,10 +6,7 @@ SELECT getdatabaseencoding() <> 'UTF8' AS skip \gset
 
 -- Characters count, not bytes: 255 of four bytes each, in key and scope.
 CREATE TEMP TABLE long AS SELECT string_agg(chr(65536 + n), '') AS name FROM generate_series(1, 255) n;
-BEGIN;
-SELECT answer(idem_begin(name, scope => name)) FROM long;
-SELECT idem_complete(name, '1', name) FROM long;
-COMMIT;
+SELECT answer(idem_begin(name, scope => name)), idem_complete(name, '1', name) FROM long;
 SELECT answer(idem_begin(name, scope => name)), octet_length(name) FROM long;
 SELECT raises(format('SELECT idem_begin(%L)', name || 'x')), raises(format('SELECT idem_begin(''k'', scope => %L)', name || 'x')) FROM long;
 
@@ -27,10 +24,7 @@ SELECT idem_fingerprint(to_jsonb(U&'\00e9'::text)) = idem_fingerprint(to_jsonb(U
 -- The server itself refuses invalid UTF-8.
 SELECT left(raises($$SELECT idem_begin(convert_from('\xff', 'UTF8'))$$), 5), left(raises($$SELECT idem_begin(E'\xc3')$$), 5);
 -- the bytes of a response need not be text
-BEGIN;
-SELECT answer(idem_begin('unicode-1'));
-SELECT idem_complete('unicode-1', '"\u00e9"', body => '\xff00c3');
-COMMIT;
+SELECT answer(idem_begin('unicode-1')), idem_complete('unicode-1', '"\u00e9"', body => '\xff00c3');
 SELECT response_payload = to_jsonb(U&'\00e9'::text), response_body FROM idem_begin('unicode-1');
 -- If an error is too long for its scope, it is cut between two characters.
 CREATE FUNCTION unicode_raise(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION '%', repeat(U&'\00e9', 100); END $$;
