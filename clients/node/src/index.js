@@ -26,7 +26,7 @@ export { Completion, Reconciled } from './lease.js'
 /** @typedef {import('./clock.js').Clock} Clock */
 /** @typedef {import('./consumer.js').Settlement} Settlement */
 /**
- * A duration is a number of milliseconds, or a string that PostgreSQL reads as an interval.
+ * A duration is a number of milliseconds, or a string that PostgreSQL reads as an interval: '90' has seconds.
  * @typedef {number | string} Duration
  */
 /**

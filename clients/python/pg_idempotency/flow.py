@@ -93,7 +93,7 @@ def in_session(body: Callable[[Any], Flow]) -> Flow:
 
 def is_pool_timeout(error: BaseException) -> bool:
     """The pool has waited long enough already: repeating would only make the queue longer."""
-    return any(kind.__name__ in ("PoolTimeout", "TooManyRequests", "TimeoutError") for kind in type(error).__mro__)
+    return type(error).__name__ in ("PoolTimeout", "TooManyRequests", "TimeoutError")
 
 
 def raise_own(error: Exception, meaning: Callable[[BaseException], BaseException]) -> NoReturn:

@@ -177,6 +177,30 @@ def test_the_third_beat_finds_out_that_the_lease_is_over(key):
         Idempotency(connect, clock=clock, retry=QUICK).lease(key, None, work, lease=10)
 
 
+@pytest.mark.parametrize("is_lost", [True, False])
+@pytest.mark.parametrize("error,tries", [
+    (psycopg.OperationalError, 2), (psycopg_pool.PoolTimeout, 1), (psycopg_pool.TooManyRequests, 1), (TimeoutError, 1), (ValueError, 1)])
+def test_an_end_for_which_there_is_no_connection(key, error, tries, is_lost):
+    """A pool that is full is asked once. Where the lease is over, that it is lost is what the caller has to know."""
+    clock = FakeClock()
+    opened = []
+
+    def connect():
+        opened.append(1)
+        if len(opened) > 1:
+            raise error
+        return psycopg.connect("")
+
+    def work(operation, signal):
+        clock.advance(11 if is_lost else 0)
+        assert signal.is_set() == is_lost
+        opened[:] = [1]
+    with pytest.raises(LeaseLost if is_lost and error is not ValueError else error):
+        Idempotency(connect, clock=clock, retry=Retry(attempts=2)).lease(key, None, work, lease=10)
+    if not is_lost:
+        assert len(opened) == 1 + tries
+
+
 def test_a_lost_lease_without_an_end_is_an_error(pool, key, admin, effects):
     clock = FakeClock()
     idem = Idempotency(pool, clock=clock)
