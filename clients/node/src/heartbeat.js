@@ -42,7 +42,7 @@ export class Heartbeat {
   // What the server answered to a statement that was sent at that time.
   #lasts(since, left) {
     this.#deadline = since + left
-    this.#period = Math.ceil(left / 3)
+    this.#period = left / 3
   }
 
   #left() {

@@ -40,7 +40,7 @@ test('the third beat finds out that the lease is over', async (t) => {
 
 test('a network that hangs: the work is told when the lease is over, and the call has an end', async (t) => {
   const proxy = await Proxy.forTest(t)
-  const { idempotency } = idempotencyFor(t, {}, { ...proxy.options, max: 2, connectionTimeoutMillis: 2000 })
+  const { pool, idempotency } = idempotencyFor(t, {}, { ...proxy.options, max: 2, connectionTimeoutMillis: 2000 })
   const told = deferred()
   const lease = idempotency.lease(newKey(), null, async (operation, signal) => {
     await proxy.order('hang')
@@ -49,6 +49,7 @@ test('a network that hangs: the work is told when the lease is over, and the cal
   }, { lease: '1 s' })
   await assert.rejects(lease, LeaseLost)
   await told.promise
+  assert.equal(pool.totalCount, 0, 'a connection that hangs is ended')
   // The same while the end is sent.
   const other = await Proxy.forTest(t)
   const { idempotency: ending } = idempotencyFor(t, {}, { ...other.options, max: 2, connectionTimeoutMillis: 2000 })
@@ -197,6 +198,29 @@ test('a lost lease aborts the work, and its result is not stored', async (t) => 
   assert.ok(reason instanceof LeaseLost)
   assert.equal(await stored(pool, key), undefined)
   assert.deepEqual(lost.map(({ event }) => event), ['leaseLost'])
+})
+
+test('a lease lasts from when it was asked for', async (t) => {
+  let late = 0
+  const clock = new FakeClock()
+  const now = clock.now.bind(clock)
+  clock.now = () => now() + late
+  const { pool, idempotency } = idempotencyFor(t, { clock })
+  const connect = pool.connect.bind(pool)
+  const lost = []
+  await assert.rejects(idempotency.lease(newKey(), null, async (operation, signal) => {
+    // The answer to its only beat takes five seconds.
+    pool.connect = () => {
+      late = 5000
+      pool.connect = () => Promise.reject(new Error('down'))
+      return connect()
+    }
+    for (const ms of [10_000, 24_000, 2000]) {
+      await clock.advance(ms)
+      lost.push(signal.aborted)
+    }
+  }, { lease: 30_000 }), Error)
+  assert.deepEqual(lost, [false, false, true])
 })
 
 test('a heartbeat that fails once is tried again', async (t) => {

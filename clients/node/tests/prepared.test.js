@@ -32,10 +32,12 @@ test('begin and complete are prepared from the second transaction on', async (t)
 test('a statement that failed when it was new is prepared again, and one that is prepared may fail', async (t) => {
   const { idempotency, pool } = idempotencyFor(t, {}, { max: 1 })
   const refused = () => assert.rejects(idempotency.transaction('x'.repeat(256), null, () => 1), { code: 'ID400' })
-  await idempotency.transaction(newKey(), null, () => 1)
+  // The complete is new, and is not even prepared.
+  await assert.rejects(idempotency.transaction(newKey(), null, (tx) => tx.query('SELECT 1/0').catch(() => {})), { name: 'CommitRolledBack' })
   // The first time the begin is new, and is refused.
   for (let i = 0; i < 2; i++) await refused()
-  assert.equal((await idempotency.transaction(newKey(), null, () => 1)).outcome, 'COMPLETED')
+  let runs = 0
+  assert.equal((await idempotency.transaction(newKey(), null, () => ++runs)).payload, 1)
   await refused()
   assert.equal(await onConnection(pool, ours), 2)
 })

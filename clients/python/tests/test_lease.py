@@ -177,6 +177,14 @@ def test_the_third_beat_finds_out_that_the_lease_is_over(key):
         Idempotency(connect, clock=clock, retry=QUICK).lease(key, None, work, lease=10)
 
 
+def test_no_timer_keeps_a_process_that_ends():
+    before = threading.enumerate()
+    stops = [Clock().after(60, print), Clock().every(60, print)]
+    assert [thread.daemon for thread in threading.enumerate() if thread not in before] == [True, True]
+    for stop in stops:
+        stop()
+
+
 @pytest.mark.parametrize("is_lost", [True, False])
 @pytest.mark.parametrize("error,tries", [
     (psycopg.OperationalError, 2), (psycopg_pool.PoolTimeout, 1), (psycopg_pool.TooManyRequests, 1), (TimeoutError, 1), (ValueError, 1)])
@@ -243,6 +251,22 @@ def test_a_lost_lease_cancels_a_task(run, key, admin, effects):
         return await idem.lease(key, None, work, lease=30), cancelled
     result, cancelled = run(body, clock=clock)
     assert (result.payload, result.replayed, cancelled) == ("theirs", True, [True])
+
+
+def test_a_task_that_lost_its_lease_may_raise_what_it_likes(run, key, admin):
+    clock = FakeClock()
+
+    async def body(idem):
+        async def work(operation, signal):
+            admin.execute("UPDATE idempotency_store SET fence = fence + 1000000 WHERE idempotency_key = %s", (key,))
+            asyncio.ensure_future(clock.advance_async(10))
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                raise ZeroDivisionError
+        with pytest.raises(ZeroDivisionError):
+            await idem.lease(key, None, work, lease=30)
+    run(body, clock=clock)
 
 
 def test_work_that_is_cancelled_by_itself_has_lost_no_lease(run, key):

@@ -14,8 +14,8 @@ from django.db import connection, transaction
 import kinds
 from conftest import run_out
 from pg_idempotency import (NOT_DONE, BadArgument, CommitRolledBack, Completion, Declined, FakeClock, Idempotency,
-                            IdempotencyError, KeyReused, LeaseLost, NotDone, NotReady, Response, TooLarge, drive, flow,
-                            sqlstate_of)
+                            IdempotencyError, KeyReused, LeaseLost, NotDone, NotReady, Response, TooLarge, Unknown, drive,
+                            flow, sqlstate_of)
 from pg_idempotency.django import DjangoSource
 from pg_idempotency.errors import is_unreachable
 
@@ -459,16 +459,16 @@ def test_a_policy_makes_the_lease_shorter(case, admin, key):
 
 @of("psycopg", "async psycopg")
 def test_nothing_begins_after_the_lease(case, admin, key):
-    """The answer to the begin came too late; then reconcile lost the lease."""
-    clock, late = FakeClock(), [30, 0]
+    """The answer to the begin came too late; then reconcile lost the lease, and failed."""
+    clock, late = FakeClock(), [30, 0, 0]
 
     async def test(idem, on):
         async def reconcile(operation):
             admin.execute("UPDATE idempotency_store SET fence = fence + 1000000 WHERE idempotency_key = %s", (key,))
             await on.advance(clock, 10)
-            return NOT_DONE
-        for _ in range(2):
-            with pytest.raises(LeaseLost):
+            return NOT_DONE if error is LeaseLost else 1 / 0
+        for error in (LeaseLost, LeaseLost, Unknown):
+            with pytest.raises(error):
                 await idem.lease(key, None, lambda operation, signal: pytest.fail("begun"), lease=30, reconcile=reconcile)
             run_out(admin, key)
     case(test, clock=clock, hooks={"acquired": lambda event: clock.advance(late.pop(0))})
