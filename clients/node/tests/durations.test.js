@@ -123,8 +123,8 @@ describe('a number that is none, or too large, asks no database', () => {
 })
 
 describe('a text that is no interval, or one that the server does not take, is refused before the work', () => {
-  for (const text of ['abc', '', '300000000 years', '99999999999999999999 s', '-1 s', '999999 years', '0 s']) {
-    for (const name of text === '0 s' ? ['retention', 'lease'] : ['wait', 'retention', 'lease']) {
+  for (const text of ['abc', '', '300000000 years', '99999999999999999999 s', '-1 s', '999999 years', '36501 days', '0 s']) {
+    for (const name of ['0 s', '36501 days'].includes(text) ? ['retention', 'lease'] : ['wait', 'retention', 'lease']) {
       test(`${name}: ${JSON.stringify(text)}`, async (t) => {
         const { pool, idempotency } = idempotencyFor(t)
         const key = newKey()

@@ -166,10 +166,9 @@ class Heartbeat:
     def stop(self) -> None:
         """Ends it: no beat begins afterwards. Nothing comes of one that is under way, unless the server has it already."""
         with self.lock:
-            if not self.ended:
-                self.ended = True
-                stopped = [stop() for stop in self.stops.values()]
-                self.ending = [task for task in stopped if task is not None]
+            self.ended = True
+            stopped = [stop() for stop in self.stops.values()]
+        self.ending = [task for task in stopped if task is not None]
 
 
 class Driver:

@@ -185,9 +185,20 @@ def test_no_timer_keeps_a_process_that_ends():
         stop()
 
 
+def test_a_timer_that_is_stopped_calls_nothing_async():
+    called = []
+
+    async def body():
+        Clock().after_async(0, drive.later(lambda: called.append(1)))()
+        await asyncio.sleep(0.05)
+    asyncio.run(body())
+    assert called == []
+
+
 @pytest.mark.parametrize("is_lost", [True, False])
 @pytest.mark.parametrize("error,tries", [
-    (psycopg.OperationalError, 2), (psycopg_pool.PoolTimeout, 1), (psycopg_pool.TooManyRequests, 1), (TimeoutError, 1), (ValueError, 1)])
+    (psycopg.OperationalError, 2), (psycopg_pool.PoolTimeout, 1), (psycopg_pool.TooManyRequests, 1), (TimeoutError, 1),
+    (ValueError, 1)])
 def test_an_end_for_which_there_is_no_connection(key, error, tries, is_lost):
     """A pool that is full is asked once. Where the lease is over, that it is lost is what the caller has to know."""
     clock = FakeClock()

@@ -233,15 +233,15 @@ def test_that_another_server_is_gone_is_not_repeated(idem, key):
     assert len(tries) == 1
 
 
-def test_an_exit_is_not_repeated(idem, key):
+def test_an_exit_is_rolled_back_and_not_repeated(idem, key):
     tries = []
 
     def work(tx, operation):
         tries.append(1)
         raise SystemExit from psycopg.errors.SerializationFailure()
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as raised:
         idem.transaction(key, None, work)
-    assert len(tries) == 1
+    assert (len(tries), idem.transaction(key, None, insert(key)).outcome) == (1, "COMPLETED"), raised
 
 
 def test_a_pool_whose_connections_are_all_dead(key, admin, effects):
