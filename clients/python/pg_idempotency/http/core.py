@@ -89,7 +89,8 @@ class Options:
     """How routes treat keys. Each may be given for a route alone, by ``routes``.
 
     ``header``: name of the header. ``required``: without a key the answer is 400; otherwise the handler runs
-    unprotected. ``make_key(request)``: the key of a request that has none, or None. ``strict``: only quoted keys.
+    unprotected: it has no ``current()``, and a Declined is an error like any other.
+    ``make_key(request)``: the key of a request that has none, or None. ``strict``: only quoted keys.
     ``methods``: of which methods. ``principal(request)``: who asks, a part of the scope. The middleware stands before
     the application, so this function has to authenticate the request: it gives a string that is not empty, None for a
     stranger (the answer is 401), or a Reply to answer with; anything else raises TypeError. A coroutine under ASGI.
