@@ -13,6 +13,7 @@
 
 #include "access/xact.h"
 #include "common/int.h"
+#include "utils/memutils.h"
 #include "utils/timestamp.h"
 
 #include "base/compat.h"
@@ -350,7 +351,8 @@ try_begin(Begin *begin, int64 lock_wait)
 /*
  * Waits for the present owner and tries again, until the operation has ended,
  * is ours, or the time is up.  The wait for an open transaction is in the lock
- * manager; the wait for a lease lasts until it ends.
+ * manager; the wait for a lease lasts until it ends.  Of the tries, which may be
+ * very many, only the last one keeps its memory.
  */
 static Answer
 begin_until(Begin *begin)
@@ -359,12 +361,17 @@ begin_until(Begin *begin)
 	Deadline	deadline = deadline_after(wait);
 	LeaseWait	lease_wait = lease_wait_prepare(begin->handle.id);
 	int64		left = wait;
+	MemoryContext caller = CurrentMemoryContext;
+	MemoryContext try = AllocSetContextCreate(caller, "idempotency try", ALLOCSET_SMALL_SIZES);
 	Answer		answer;
 
 	for (;;)
 	{
+		MemoryContextReset(try);
+		MemoryContextSwitchTo(try);
 		/* the lock was free, so a lease runs: there is no transaction to wait for */
 		answer = try_begin(begin, begin->locked ? 0 : left);
+		MemoryContextSwitchTo(caller);
 		left = deadline_left(&deadline);
 		if (answer.outcome != OUTCOME_IN_PROGRESS || left <= 0)
 			break;

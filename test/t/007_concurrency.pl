@@ -141,4 +141,26 @@ SQL
 	$_->quit for $owner, $waiter;
 }
 
+# Other leases that end wake a waiter, too: it looks again, and needs no more memory.
+{
+	my $waiter = session($node);
+	my $pid = ask($waiter, 'SELECT pg_backend_pid()');
+	my $used = sub {
+		my ($from, $bytes) = -s $node->logfile;
+
+		query("SELECT pg_log_backend_memory_contexts($pid)");
+		wait_until('a session shows its memory', sub { ($bytes) = slurp_file($node->logfile, $from) =~ /\[$pid\].*Grand total: .* (\d+) used/ });
+		return $bytes;
+	};
+	my $before;
+
+	query(q{SELECT idem_progress(o, (SELECT jsonb_agg(md5(n::text)) FROM generate_series(1, 50) n)) FROM idem_begin('patient', lease => '1 hour') o});
+	start_waiting($waiter, "SELECT idem_begin('patient', wait => '100s')", 'Extension');
+	$before = $used->();
+	query(q{DO $$ BEGIN FOR n IN 1 .. 20000 LOOP PERFORM idem_release(idem_begin('other ' || n, lease => '1 hour')); COMMIT; END LOOP; END $$});
+	cmp_ok($used->() - $before, '<', 100_000, 'a waiter keeps nothing of what it has seen');
+	query(q{SELECT idem_complete('patient', fence => fence) FROM idempotency_store WHERE idempotency_key = 'patient'});
+	$waiter->quit;
+}
+
 done_testing();
