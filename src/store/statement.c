@@ -25,6 +25,7 @@
 #include "utils/builtins.h"
 #include "utils/guc.h"
 #include "utils/lsyscache.h"
+#include "utils/memutils.h"
 #include "utils/plancache.h"
 
 #include "base/compat.h"
@@ -248,13 +249,38 @@ prepare_plan(Statement *statement, const Catalog *catalog)
 	pfree(sql);
 }
 
+/*
+ * The same statement with a plan that no outer call is using: that may be for another
+ * table.  Planning may run the owner's code, too, and a trigger may begin operations.
+ * (Inlined, it would be suspected of variables that a longjmp clobbers.)
+ */
+static pg_noinline Statement *
+not_running(Statement *statement)
+{
+	while (statement->is_running)
+	{
+		Statement  *inner = statement->inner;
+
+		if (inner == NULL)
+		{
+			inner = MemoryContextAlloc(TopMemoryContext, sizeof(Statement));
+			*inner = *statement;
+			inner->plan = NULL;
+			inner->is_running = false;
+			statement->inner = inner;
+		}
+		inner->store_table = statement->store_table;
+		statement = inner;
+	}
+	return statement;
+}
+
 /* A plan for the objects of this moment. */
 static void
 have_plan(Statement *statement, const Catalog *catalog)
 {
 	store_owner = catalog->store_owner;
-	/* not a plan that an outer call is using */
-	if (statement->plan != NULL && statement->running == 1 &&
+	if (statement->plan != NULL &&
 		(statement->generation != catalog->generation || statement->store_table != statement->planned_for))
 		forget_plan(statement);
 	if (statement->plan == NULL)
@@ -300,7 +326,7 @@ statement_failed(Planning *run, const Catalog *catalog, MemoryContext context)
 	/* the end of the transaction restores the rest */
 	if (was_planning)
 		planning = run->outer;
-	run->statement->running--;
+	run->statement->is_running = false;
 	if (was_planning && is_renamed_schema(run->statement, catalog))
 	{
 		MemoryContextSwitchTo(context);
@@ -325,10 +351,11 @@ lock_table_of(const Statement *statement, LOCKMODE mode)
  * statements that write.  The rows are there until statement_finish.
  */
 uint64
-statement_run(Statement *statement, const Catalog *catalog,
+statement_run(Statement *wanted, const Catalog *catalog,
 			  Datum *values, const bool *nulls, Snapshot snapshot)
 {
 	MemoryContext context = CurrentMemoryContext;
+	Statement  *statement = not_running(wanted);
 	Planning	run = {.statement = statement};
 	Caller		caller;
 
@@ -337,8 +364,7 @@ statement_run(Statement *statement, const Catalog *catalog,
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "could not connect to SPI");
 	caller = table_owner_enter_statement(statement->relation);
-	/* planning may run the owner's code, too, which may begin operations */
-	statement->running++;
+	statement->is_running = true;
 	PG_TRY();
 	{
 		start_planning(&run);
@@ -353,7 +379,7 @@ statement_run(Statement *statement, const Catalog *catalog,
 	/* rules of the owner may have left nothing to execute */
 	if (planning == &run)
 		end_planning(&run);
-	statement->running--;
+	statement->is_running = false;
 	table_owner_leave(&caller);
 	return SPI_processed;
 }

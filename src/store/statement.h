@@ -30,12 +30,13 @@ typedef struct Statement
 	Oid			relation;		/* which has the table's name, and is locked */
 	uint64		generation;		/* of the catalog that the plan is for */
 	Oid			planned_for;	/* the store_table of the plan */
-	int			running;		/* how deep: a trigger may begin operations */
+	bool		is_running;
+	struct Statement *inner;	/* for a call while it runs */
 	struct Statement *next;		/* that has a plan */
 } Statement;
 
 extern void statement_register(void);
-extern uint64 statement_run(Statement *statement, const Catalog *catalog,
+extern uint64 statement_run(Statement *wanted, const Catalog *catalog,
 							Datum *values, const bool *nulls, Snapshot snapshot);
 extern Datum statement_column(int row, int column, bool *is_null);
 extern void statement_columns(int row, Datum *values, bool *nulls);

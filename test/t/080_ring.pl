@@ -350,6 +350,14 @@ query('CREATE TRIGGER fire BEFORE INSERT ON idempotency_store_p1 FOR EACH ROW EX
 put('_p1', 'in a table with a trigger', '1 hour');
 is(run('in a table with a trigger'), 'COMPLETED', 'a table of the ring with a trigger is looked into');
 is(query(q{SELECT idem_forget('in a table with a trigger')}), 't', 'and deleted from');
+query(q{CREATE FUNCTION forget() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM idem_forget('second') WHERE old.idempotency_key = 'first'; RETURN old; END $$;
+	CREATE TRIGGER forget BEFORE DELETE ON idempotency_store_p1 FOR EACH ROW EXECUTE FUNCTION forget();
+	CREATE TRIGGER forget BEFORE DELETE ON idempotency_store_p2 FOR EACH ROW EXECUTE FUNCTION forget()});
+put('_p1', 'first', '1 hour');
+put('_p2', 'second', '1 hour');
+is(query(q{SELECT idem_forget('first')}), 't', 'while a trigger deletes a record of another table of the ring');
+is(tables_with('first') . tables_with('second'), '', 'both are gone');
+query('DROP FUNCTION forget CASCADE');
 query(q{CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
 	CREATE TRIGGER keep BEFORE DELETE ON idempotency_store_p1 FOR EACH ROW EXECUTE FUNCTION keep()});
 put('_p1', 'kept', '1 hour');
