@@ -75,14 +75,3 @@ SELECT raises(s) FROM (VALUES ('SELECT idem_release(NULL::idem_operation)'), ('S
 
 -- Literals of unknown type still mean the form with a key.
 SELECT raises('SELECT idem_release(''operations-8'')'), raises('SELECT idem_extend(''operations-8'', ''1 s'')'), raises('SELECT idem_release(NULL)');
-
--- A role that may begin may end, in either form.
-CREATE ROLE regress_idem_operations;
-SELECT idem_grant('regress_idem_operations');
-SELECT count(*), bool_and(has_function_privilege('regress_idem_operations', oid, 'EXECUTE')), bool_or(has_function_privilege('public', oid, 'EXECUTE'))
-FROM pg_proc WHERE proname IN ('idem_complete', 'idem_fail', 'idem_release', 'idem_extend');
-SELECT idem_revoke('regress_idem_operations');
-SELECT bool_or(has_function_privilege('regress_idem_operations', oid, 'EXECUTE'))
-FROM pg_proc WHERE proname IN ('idem_complete', 'idem_fail', 'idem_release', 'idem_extend');
-DROP OWNED BY regress_idem_operations;
-DROP ROLE regress_idem_operations;

@@ -21,6 +21,7 @@ query(q{
 	CREATE ROLE monitor LOGIN IN ROLE pg_monitor;
 	CREATE ROLE reader LOGIN IN ROLE pg_read_all_data;
 	CREATE ROLE writer LOGIN IN ROLE pg_write_all_data;
+	CREATE ROLE statistician LOGIN IN ROLE pg_read_all_stats;
 	SET ROLE idem_owner;
 	CREATE EXTENSION idempotency;
 	SELECT idem_grant('payer'), idem_grant('app'), idem_claim_scope('pay', 'payers');
@@ -214,6 +215,8 @@ sub compare ($heading, %found)
 compare('### Functions', functions());
 is(join(' ', sort keys %call), '', 'every call is for a function that exists');
 compare('### Tables, views and the sequence', relations());
+my @monitoring = map { @roles = ($_); +{ relations() } } 'monitor', 'statistician';
+is_deeply($monitoring[1], $monitoring[0], 'pg_read_all_stats reads what pg_monitor reads');
 
 # The control: the test notices a right that is granted.
 query('GRANT SELECT (response_payload) ON idempotency_store TO nobody; GRANT EXECUTE ON FUNCTION idem_gc(int) TO nobody');
