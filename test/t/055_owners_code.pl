@@ -4,7 +4,7 @@
 # and when the collector, which starts as a superuser, removes a record.
 use Idempotency;
 
-my $node = new_node('owners_code', conf => "idempotency.seal_key_file = 'idempotency.keys'\nidempotency.gc_interval = 1\n");
+my $node = new_node('owners_code', conf => "idempotency.seal_key_file = 'idempotency.keys'\n");
 
 write_keys($node, 'k1 ' . '0123456789abcdef' x 4);
 
