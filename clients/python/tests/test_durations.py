@@ -37,6 +37,12 @@ def test_of_a_client(value):
         refuses("retry.cap", lambda: Idempotency(nowhere, retry=Retry(cap=value)))
 
 
+@pytest.mark.parametrize("wrong", [{"attempts": 0}, {"base": -1}, {"cap": -1}])
+def test_of_a_retry(wrong):
+    with pytest.raises(ValueError, match="attempts must be at least 1, base and cap at least 0"):
+        Retry(**wrong)
+
+
 @pytest.mark.parametrize("value", [0, -1, timedelta(), 1e-9])
 def test_too_short_for_each_call(value):
     """The server would refuse each message, and its consumer would make a dead letter of it."""
