@@ -32,6 +32,8 @@ import org.springframework.transaction.interceptor.TransactionAttributeSource;
 final class IdempotentInterceptor implements MethodInterceptor {
     private static final ExpressionParser PARSER = new SpelExpressionParser();
     private static final ParameterNameDiscoverer NAMES = new DefaultParameterNameDiscoverer();
+    /** The code of a record whose result is not there. */
+    private static final int UNWRITTEN = 500;
 
     private static final TransactionAttributeSource TRANSACTIONAL = new AnnotationTransactionAttributeSource(false);
     private static final Set<Integer> APART = Set.of(TransactionDefinition.PROPAGATION_REQUIRES_NEW,
@@ -63,21 +65,43 @@ final class IdempotentInterceptor implements MethodInterceptor {
                 .withRequest(json.get().write(invocation.getArguments()));
         Type returned = GenericTypeResolver.resolveType(method.getGenericReturnType(), type);
         Result result = annotation.lease()
-                ? once.get().<Exception>lease(call, lease -> Completion.of(run(invocation, method)))
-                : once.get().<Exception>transaction(call, (connection, operation) -> readable(run(invocation, method), method, returned));
-        return read(result.orThrow().payload(), method, returned);
+                ? lease(call, invocation, method)
+                : once.get().<Exception>transaction(call,
+                        (connection, operation) -> readable(written(run(invocation), method), method, returned));
+        return read(result.orThrow(), method, returned);
     }
 
-    /** What no replay could read is rolled back. The effect of leased work would stay, and its next attempt repeat it. */
+    /** The effect of leased work stays, so its next attempt would repeat it: what is no JSON ends the operation, too. */
+    private Result lease(Call call, MethodInvocation invocation, Method method) throws Exception {
+        RuntimeException[] unwritten = new RuntimeException[1];
+        Result result = once.get().<Exception>lease(call, lease -> {
+            Object value = run(invocation);
+            try {
+                return Completion.of(written(value, method));
+            } catch (RuntimeException error) {
+                unwritten[0] = error;
+                return Completion.of(Response.of(UNWRITTEN, null));
+            }
+        });
+        if (unwritten[0] != null) {
+            throw unwritten[0];
+        }
+        return result;
+    }
+
+    /** What no replay could read is rolled back. */
     private Response readable(Response response, Method method, Type type) {
-        read(response.payload(), method, type);
+        read(response, method, type);
         return response;
     }
 
     /** The error of the application's JSON would quote what it has read. */
-    private Object read(String result, Method method, Type type) {
+    private Object read(Response response, Method method, Type type) {
+        if (response.code() == UNWRITTEN) {
+            throw new IllegalStateException("the result of the call that ran was no JSON: " + method);
+        }
         try {
-            return result == null ? null : json.get().read(result, type);
+            return response.payload() == null ? null : json.get().read(response.payload(), type);
         } catch (RuntimeException error) {
             throw new IllegalStateException("the JSON of a result is no " + type.getTypeName() + ": " + method + ": " + error.getClass().getName());
         }
@@ -112,15 +136,18 @@ final class IdempotentInterceptor implements MethodInterceptor {
         }
     }
 
+    private Response written(Object value, Method method) {
+        if (value == null) {
+            return Response.EMPTY;
+        }
+        refuseAsynchronous(method, value.getClass());
+        return Response.json(json.get().write(value));
+    }
+
     /** Each attempt has an invocation of its own. */
-    private Response run(MethodInvocation invocation, Method method) throws Exception {
+    private static Object run(MethodInvocation invocation) throws Exception {
         try {
-            Object value = ((ProxyMethodInvocation) invocation).invocableClone().proceed();
-            if (value == null) {
-                return Response.json(null);
-            }
-            refuseAsynchronous(method, value.getClass());
-            return Response.json(json.get().write(value));
+            return ((ProxyMethodInvocation) invocation).invocableClone().proceed();
         } catch (Exception | Error error) {
             throw error;
         } catch (Throwable other) {

@@ -114,8 +114,12 @@ class IdempotentTest {
 
         @Idempotent(name = "names later", key = "#key", lease = true)
         public Named namesLater(String key) {
-            jdbc.update("INSERT INTO seat VALUES (?)", key);
-            return new Ticket(key);
+            return names(key);
+        }
+
+        @Idempotent(name = "hides later", key = "#key", lease = true)
+        public Object hidesLater(String key, boolean isLater) {
+            return hides(key, isLater);
         }
 
         @Idempotent(name = "publishes", key = "#key")
@@ -194,13 +198,15 @@ class IdempotentTest {
     }
 
     @Test
-    void leasedWorkWhoseResultCannotBeReadRunsOnceAllTheSame() {
+    void leasedWorkWhoseResultCannotBeStoredOrReadRunsOnceAllTheSame() {
         for (int call = 0; call < 2; call++) {
             assertThrows(IllegalStateException.class, () -> tickets.namesLater(key));
-            jdbc.update("UPDATE idempotency_store SET lease_expires_at = clock_timestamp() WHERE idempotency_key = ?"
+            assertThrows(RuntimeException.class, () -> tickets.hidesLater(key, true));
+            assertThrows(RuntimeException.class, () -> tickets.hidesLater(key + "x", false));
+            jdbc.update("UPDATE idempotency_store SET lease_expires_at = clock_timestamp() WHERE idempotency_key LIKE ? || '%'"
                     + " AND status = 'PENDING'", key);
         }
-        assertEquals(1, effects());
+        assertEquals(List.of(2, 1), List.of(effects(), SpringExampleTest.effects(jdbc, key + "x")));
     }
 
     /** Spring knows those whose library is there, as Reactor registers its own; here is none. */
@@ -280,6 +286,17 @@ class IdempotentTest {
         assertTrue(assertThrows(IllegalStateException.class, () -> once.transaction(Call.of(key), (connection, operation) -> Response.EMPTY))
                 .getMessage().contains("does not say which connection it uses"));
         assertEquals(0, context.getBean(HikariDataSource.class).getHikariPoolMXBean().getActiveConnections());
+    }
+
+    @Test
+    void aLeaseEndsInTheTransactionThatItsWritesHaveMarked() {
+        var joined = new TransactionTemplate(context.getBean(PlatformTransactionManager.class));
+        assertThrows(IdempotencyException.RolledBack.class, () -> context.getBean(Idempotency.class).lease(Call.of(key),
+                lease -> new Completion(Response.EMPTY, connection -> joined.executeWithoutResult(status -> {
+                    jdbc.update("INSERT INTO seat VALUES (?)", key);
+                    status.setRollbackOnly();
+                }))));
+        assertEquals(0, effects());
     }
 
     @Test
