@@ -105,7 +105,7 @@ func WithMaxAttempts(attempts int) Option { return func(c *call) { c.maxAttempts
 // first, and where the server does not preload the library nobody counts.
 func WithMaxLostAttempts(attempts int) Option { return func(c *call) { c.maxLost = attempts } }
 
-// WithRetention says how long the record is kept.
+// WithRetention says how long the record is kept; 0: the server's setting.
 func WithRetention(retention time.Duration) Option { return func(c *call) { c.retention = retention } }
 
 // WithIsolation sets the isolation level of the transaction.

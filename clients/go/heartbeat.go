@@ -90,9 +90,6 @@ func (c *Client[Tx]) extend(ctx context.Context, call *call, o *Operation, left 
 	if err != nil {
 		return 0, err
 	}
-	if len(rows) != 1 || len(rows[0]) != 1 || rows[0][0] == nil {
-		return 0, errors.New("idempotency: idem_extend returned no time")
-	}
 	seconds, err := strconv.ParseFloat(*rows[0][0], 64)
 	took := c.options.Clock.Now().Sub(asked)
 	return time.Duration(seconds*float64(time.Second)) - took, err

@@ -203,8 +203,7 @@ func (h *holding[Tx]) run(ctx context.Context, work LeasedWork[Tx]) (Completion[
 	completion, err := h.reconcileAndWork(beat.ctx, work)
 	beat.stop()
 	h.lost = beat.lost != nil
-	var refusal *Declined
-	if err != nil && h.lost && !errors.As(err, &refusal) {
+	if err != nil && h.lost {
 		return completion, &Error{ErrLeaseLost, err}
 	}
 	return completion, err
@@ -244,9 +243,8 @@ func (h *holding[Tx]) end(ctx context.Context, completion Completion[Tx], err er
 	defer cancel()
 	if err == nil {
 		var result *Result
-		result, err = h.complete(ctx, completion)
-		if err == nil || errors.Is(err, ErrLeaseLost) {
-			return result, err
+		if result, err = h.complete(ctx, completion); err == nil {
+			return result, nil
 		}
 	}
 	var refusal *Declined
@@ -328,9 +326,7 @@ func (h *holding[Tx]) replay(ctx context.Context, lost error) (*Result, error) {
 		return nil, lost
 	}
 	c.options.Hooks.begun(stored)
-	result := resultOf(stored)
-	result.Replayed = true
-	return result, nil
+	return resultOf(stored), nil
 }
 
 // release takes the begin back. If that fails, the lease runs out: the same, only

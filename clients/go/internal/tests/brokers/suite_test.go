@@ -280,6 +280,26 @@ func TestAnErrorOfTheOwnerIsNoneOfTheMessage(t *testing.T) {
 	}
 }
 
+func TestPausesGrowUntilTheLast(t *testing.T) {
+	policy, err := broker.Policy{}.Checked()
+	must(t, err)
+	unknown := &idempotency.UnknownError{RetryAfter: 30 * time.Second}
+	for _, c := range []struct {
+		tries int
+		err   error
+		want  idempotency.Settlement
+	}{
+		{2, unknown, idempotency.Settlement{Do: idempotency.Again, After: time.Minute}},
+		{1, unknown, idempotency.Settlement{Do: idempotency.Again, After: 30 * time.Second}},
+		{18, errors.New("planned"), idempotency.Settlement{Do: idempotency.Again, After: time.Minute}},
+		{19, errors.New("planned"), idempotency.Settlement{Do: idempotency.DeadLetter}},
+	} {
+		if got := policy.AfterError(c.err, c.tries); got.Settlement != c.want {
+			t.Errorf("after %d tries: %+v", c.tries, got)
+		}
+	}
+}
+
 func TestStopWaitsForTheCallUnderWay(t *testing.T) {
 	clock := idempotency.NewFakeClock(time.Now())
 	entered, stopping := make(chan struct{}), make(chan struct{})

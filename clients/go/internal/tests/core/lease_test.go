@@ -146,6 +146,7 @@ func testProgress[Tx any](t *testing.T, b backend[Tx]) {
 		wantError(t, client.Progress(ctx, first, "late"), idempotency.ErrLeaseLost)
 		wantError(t, client.Progress(ctx, o, strings.Repeat("x", 2_000_000)), idempotency.ErrTooLarge)
 		wantError(t, client.Progress(ctx, o, nil), idempotency.ErrBadArgument)
+		same(t, "is no JSON", errors.As(client.Progress(ctx, o, func() {}), new(*json.UnsupportedTypeError)), true)
 		must(t, client.Progress(ctx, o, "sent"))
 		return b.answer(key)(ctx, o)
 	}, idempotency.WithReconcile(func(_ context.Context, o idempotency.Operation) (idempotency.Reconciled, error) {
@@ -488,7 +489,7 @@ func testWorkThatDoesNotKnow[Tx any](t *testing.T, b backend[Tx]) {
 	}
 }
 
-// runtime.Goexit, as of t.FailNow, is no success.
+// runtime.Goexit, as of t.FailNow, is no success, and leaves no heartbeat.
 func testWritesThatExit[Tx any](t *testing.T, b backend[Tx]) {
 	client, key := b.client(t, idempotency.Options{}), newKey()
 	var all sync.WaitGroup
@@ -500,8 +501,17 @@ func testWritesThatExit[Tx any](t *testing.T, b backend[Tx]) {
 		}}, nil))
 		t.Errorf("returned %v %v", result, err)
 	})
+	var during context.Context
+	all.Go(func() {
+		_, _ = client.Lease(background, newKey(), nil, func(ctx context.Context, _ idempotency.Operation) (idempotency.Completion[Tx], error) {
+			during = ctx
+			runtime.Goexit()
+			return idempotency.Completion[Tx]{}, nil
+		})
+	})
 	all.Wait()
 	same(t, "effects", effects(t, key), "0")
+	wantError(t, during.Err(), context.Canceled) // with the heartbeat
 }
 
 // listening tells how long each sleep is to be.
@@ -515,15 +525,15 @@ func (l listening) Sleep(ctx context.Context, d time.Duration) error {
 	return l.FakeClock.Sleep(ctx, d)
 }
 
-// A beat failed when one of the 30 seconds was left. The next one does not come later. A panic
-// would end the process.
+// A beat failed, or was answered late, when one of the 30 seconds was left. The next one does not
+// come later. A panic would end the process.
 func testLateBeat[Tx any](t *testing.T, b backend[Tx]) {
-	for _, failure := range []error{errors.New("planned"), errPanic} {
-		b.beatLate(t, failure)
+	for failure, within := range map[error]time.Duration{errors.New("planned"): time.Second, errPanic: time.Second, nil: 4 * time.Second} {
+		b.beatLate(t, failure, within)
 	}
 }
 
-func (b backend[Tx]) beatLate(t *testing.T, failure error) {
+func (b backend[Tx]) beatLate(t *testing.T, failure error, within time.Duration) {
 	clock := listening{idempotency.NewFakeClock(time.Unix(0, 0)), make(chan time.Duration, 10)}
 	database := &slow[Tx]{Database: b.open(t, serverURL, 4), clock: clock.FakeClock}
 	client, key := idempotency.New[Tx](database, idempotency.Options{Clock: clock}), newKey()
@@ -531,12 +541,13 @@ func (b backend[Tx]) beatLate(t *testing.T, failure error) {
 		database.next(19*time.Second, failure)
 		clock.AwaitSleepers(1)
 		clock.Advance(10 * time.Second)
-		for d := range clock.sleeps {
-			if d < 9*time.Second { // the others are the first beat, and the limit of the second
-				same(t, "in time", d < time.Second, true)
+		for range 3 { // two are the first beat, and the limit of the second
+			if d := <-clock.sleeps; d < 9*time.Second {
+				same(t, "in time", d < within, true)
 				return b.answer(key)(ctx, o)
 			}
 		}
+		t.Error("too late")
 		return idempotency.Completion[Tx]{}, nil
 	})
 	must(t, err)
@@ -581,6 +592,7 @@ func testEndOfALostLease[Tx any](t *testing.T, b backend[Tx]) {
 				must(t, err)
 				same(t, name, result.Outcome, c.want)
 				same(t, "replayed", result.Replayed, true)
+				same(t, "replays", count.replayed.Load(), 1)
 			}
 			same(t, "leases lost", count.leaseLost.Load(), 1)
 			same(t, "declined", count.declined.Load(), 0)

@@ -15,7 +15,7 @@ import org.springframework.transaction.PlatformTransactionManager;
 import org.springframework.transaction.support.TransactionSynchronizationManager;
 
 /** With {@code idempotency.enabled=false}: whoever has the client injected gets one that is off. */
-@AutoConfiguration(after = IdempotencyAutoConfiguration.class)
+@AutoConfiguration
 @ConditionalOnProperty(name = "idempotency.enabled", havingValue = "false")
 public class IdempotencyOffAutoConfiguration {
     /** For Spring. */

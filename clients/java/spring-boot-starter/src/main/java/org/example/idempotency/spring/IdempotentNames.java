@@ -10,7 +10,6 @@ import org.springframework.beans.factory.SmartInitializingSingleton;
 import org.springframework.beans.factory.config.ConfigurableListableBeanFactory;
 import org.springframework.core.MethodIntrospector;
 import org.springframework.core.annotation.AnnotatedElementUtils;
-import org.springframework.core.annotation.AnnotationUtils;
 import org.springframework.core.annotation.MergedAnnotation;
 import org.springframework.core.annotation.MergedAnnotations;
 import org.springframework.core.annotation.MergedAnnotations.SearchStrategy;
@@ -37,7 +36,7 @@ final class IdempotentNames implements SmartInitializingSingleton {
     public void afterSingletonsInstantiated() {
         for (String bean : beans.getBeanNamesForType(Object.class, true, false)) {
             Class<?> type = AutoProxyUtils.determineTargetClass(beans, bean);
-            if (type != null && AnnotationUtils.isCandidateClass(type, Idempotent.class)) {
+            if (type != null) {
                 methodsOf(ClassUtils.getUserClass(type)).forEach(this::claim);
             }
         }

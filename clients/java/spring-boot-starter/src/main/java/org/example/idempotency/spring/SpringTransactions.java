@@ -9,7 +9,6 @@ import org.springframework.jdbc.datasource.DataSourceUtils;
 import org.springframework.jdbc.datasource.TransactionAwareDataSourceProxy;
 import org.springframework.transaction.IllegalTransactionStateException;
 import org.springframework.transaction.PlatformTransactionManager;
-import org.springframework.transaction.TransactionDefinition;
 import org.springframework.transaction.TransactionSystemException;
 import org.springframework.transaction.UnexpectedRollbackException;
 import org.springframework.transaction.support.ResourceTransactionManager;
@@ -50,9 +49,7 @@ public record SpringTransactions(PlatformTransactionManager manager, DataSource 
     /** Joins the transaction, as only that knows the session of an ORM. One that was marked is rolled back anyway. */
     @Override
     public void flush() {
-        var joined = new TransactionTemplate(manager);
-        joined.setPropagationBehavior(TransactionDefinition.PROPAGATION_MANDATORY);
-        joined.executeWithoutResult(status -> {
+        new TransactionTemplate(manager).executeWithoutResult(status -> {
             if (!status.isRollbackOnly()) {
                 status.flush();
             }

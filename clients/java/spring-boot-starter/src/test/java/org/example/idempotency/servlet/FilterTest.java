@@ -515,6 +515,7 @@ class FilterTest {
             throw new ServletException("unclear");
         };
         assertEquals(500, post("/orders", "ann", "1").statusCode());
+        assertEquals(500, post("/orders", "bob", "1").statusCode());
         jdbc.execute("UPDATE idempotency_store SET lease_expires_at = clock_timestamp() WHERE idempotency_key = '" + key + "'");
         HttpResponse<String> unknown = post("/orders", "ann", "1");
         assertEquals(503, unknown.statusCode());
@@ -529,6 +530,8 @@ class FilterTest {
         HttpResponse<String> answer = twice(201, true);
         assertEquals("1234567890", answer.body());
         assertEquals(List.of("\"1\"", ""), List.of(answer.headers().firstValue("ETag").orElse(""), answer.headers().firstValue("Set-Cookie").orElse("")));
+        found[0] = new Reconciled.Done(Response.EMPTY);
+        assertEquals(200, post("/orders", "bob", "1").statusCode());
     }
 
     /** Another attempt took over, and its answer is the one of the operation. */

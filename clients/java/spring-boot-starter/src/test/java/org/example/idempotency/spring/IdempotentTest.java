@@ -176,7 +176,8 @@ class IdempotentTest {
     void theAnnotationOfAnInterfaceHoldsAndATypeVariableIsWhatItStandsFor() {
         List<Ticket> first = tickets.book(key);
         List<Ticket> again = tickets.book(key);
-        assertEquals(first.get(0), again.get(0));
+        assertEquals(new Ticket(key), first.get(0));
+        assertEquals(first, again);
         assertSame(again.getClass(), first.getClass(), "the first caller gets what the others get, and no more");
         assertEquals(1, effects());
     }

@@ -32,6 +32,10 @@ import org.springframework.web.servlet.mvc.method.annotation.RequestMappingHandl
 
 /** What is there by default, and what gives way to beans of the program. */
 class OwnBeansTest {
+    private static final String WITHOUT_JACKSON_3 = "--spring.autoconfigure.exclude="
+            + "org.springframework.boot.jackson.autoconfigure.JacksonAutoConfiguration,"
+            + "org.springframework.boot.hibernate.autoconfigure.HibernateJpaAutoConfiguration,"
+            + "org.springframework.boot.data.jpa.autoconfigure.DataJpaRepositoriesAutoConfiguration";
     private final String key = UUID.randomUUID().toString();
 
     /** Nobody says who asks, but for a filter in front. */
@@ -124,12 +128,18 @@ class OwnBeansTest {
     }
 
     @Test
+    void aProgramWithoutABeanOfJacksonStarts() {
+        try (var context = new SpringApplicationBuilder(IdempotentTest.Program.class).web(WebApplicationType.NONE)
+                .run("--spring.main.banner-mode=off", WITHOUT_JACKSON_3)) {
+            assertTrue(context.getBeansOfType(Json.class).isEmpty());
+        }
+    }
+
+    @Test
     void withoutJackson3ItIsJackson2AndThePropertiesAreTheOptions() {
         try (var context = new SpringApplicationBuilder(WithJackson2.class).web(WebApplicationType.NONE).run("--spring.main.banner-mode=off",
                 "--idempotency.schema=public", "--idempotency.retention=2d", "--idempotency.lease=7s", "--idempotency.attempts=3",
-                "--spring.autoconfigure.exclude=org.springframework.boot.jackson.autoconfigure.JacksonAutoConfiguration,"
-                + "org.springframework.boot.hibernate.autoconfigure.HibernateJpaAutoConfiguration,"
-                + "org.springframework.boot.data.jpa.autoconfigure.DataJpaRepositoriesAutoConfiguration")) {
+                WITHOUT_JACKSON_3)) {
             SpringExampleTest.prepared(context);
             var seats = context.getBean(SpringExampleTest.Seats.class);
             for (int i = 0; i < 2; i++) {

@@ -168,6 +168,7 @@ class SpringExampleTest {
         @PostMapping("/forbidden-to-a-lease")
         @IdempotentRequest(lease = true)
         void forbiddenToALease(@RequestBody String seat) {
+            assertFalse(TransactionSynchronizationManager.isActualTransactionActive());
             throw new AuthorizationDeniedException("as @PreAuthorize throws it");
         }
     }
