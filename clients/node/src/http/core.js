@@ -289,7 +289,7 @@ export class HttpIdempotency {
   }
 
   // Writes that decline with what HTTP cannot carry fail.
-  #checked(writes, refused = (_answer) => {}) {
+  #checked(writes, /** @type {(answer: import('./problem.js').Answer) => void} */ refused = () => {}) {
     return async (tx) => {
       try {
         await writes(tx)
