@@ -496,6 +496,7 @@ CREATE FUNCTION @extschema@.idem_prepare_node(tenant_type pg_catalog.text, roles
 RETURNS pg_catalog.void
 LANGUAGE plpgsql VOLATILE STRICT PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
+SET quote_all_identifiers = off
 SET citus.enable_ddl_propagation = off
 AS $$
 DECLARE
@@ -579,6 +580,7 @@ CREATE FUNCTION @extschema@.idem_distribute_store(colocate_with pg_catalog.regcl
 RETURNS pg_catalog.void
 LANGUAGE plpgsql VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
+SET quote_all_identifiers = off
 SET citus.enable_unsafe_triggers = on
 AS $$
 DECLARE

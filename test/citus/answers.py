@@ -122,6 +122,9 @@ def distribute(cluster, kind):
     """Business tables of tenants of a type, and the store beside them."""
     first, second = TYPES[kind]
     cluster.tenants = kind
+    if kind == "uuid":
+        # its name has quotes then
+        cluster.do(0, f"ALTER DATABASE {cluster.database} SET quote_all_identifiers = on")
     cluster.do(0, f"CREATE TABLE account (tenant {kind} PRIMARY KEY, balance bigint NOT NULL)")
     cluster.do(0, "SELECT create_distributed_table('account', 'tenant', shard_count := 8)")
     cluster.do(0, "INSERT INTO account VALUES (%s, 100), (%s, 100)", first, second)
