@@ -265,7 +265,7 @@ own() {
 build_quietly() {
 	local log=$1
 	shift
-	if ! "${drop[@]}" "$@" >"$log" 2>&1 || grep -v '^make' "$log" | grep -q 'warning:'; then
+	if ! "${drop[@]}" "$@" >"$log" 2>&1 || grep -v '^make' "$log" | grep 'warning:' >/dev/null; then
 		cat "$log" >&2
 		die "the build failed, or warned"
 	fi

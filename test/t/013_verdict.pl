@@ -45,6 +45,12 @@ is_deeply([ end_of("expect one true\nfalse\n") ],
 my ($many) = end_of("for n in {1..23}; do note 1 number; done\n");
 is($many, ("failed: number\n" x 20) . qq{failed: and 3 more, see "not ok" above\n0 passed, 23 failed\n}, 'as many as fit on a screen');
 
+# The lines behind the warning are more than a pipe takes.
+is_deeply([ end_of("drop=()\nbuild_quietly '$directory/build.log' bash -c 'echo x.c:1: warning: y; seq 100000'\n") ],
+	[ "failed: $directory/harness ended with status 1\n0 passed, 1 failed\n", 1 ], 'a build that warns');
+is_deeply([ end_of("drop=()\nexpect builds build_quietly '$directory/build.log' seq 100000\n") ],
+	[ "1 passed, 0 failed\n", 0 ], 'a build that does not');
+
 # The parts of continuous integration leave logs.
 append_to_file("$directory/part.log", "not ok: x\nfailed: x\n    1 passed, 0 failed\n3 passed, 1 failed\nmake: *** [Makefile:1: x] Error 1\n");
 is_deeply([ end_of("add_verdict '$directory/part.log' 2 part 'part.log: '\n") ],
