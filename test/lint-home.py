@@ -3,14 +3,14 @@
 
     test/lint-home.py DIRECTORY
 
-An address is what ends like this project's: HOST/.../idempotency, with what follows, and
-maintainers at HOST. It is right if PROJECT has it, or what it begins with.
+An address is what ends like this project's: HOST/.../idempotency, with what follows,
+maintainers at HOST, and a groupId of Maven. It is right if PROJECT has it, or what it begins with.
 """
 import os
 import re
 import sys
 
-MENTION = re.compile(r'(?:https://)?(?:[\w-]+\.)+[a-z]{2,}/(?:[\w-]+/)*idempotency(?:[/.]\w+)*|maintainers@[\w.-]*\w')
+MENTION = re.compile(r'(?:https://)?(?:[\w-]+\.)+[a-z]{2,}/(?:[\w-]+/)*idempotency(?:[/.]\w+)*|maintainers@[\w.-]*\w|(?<=<groupId>)[\w.]+\.idempotency')
 PRODUCTS = {'.git', 'node_modules', 'types', 'dist', '__pycache__'}
 
 
@@ -24,7 +24,7 @@ def main(root):
     with open(os.path.join(root, 'PROJECT'), encoding='utf-8') as file:
         values = dict(line.split() for line in file if line.strip() and not line.startswith('#'))
     # what pages and tests use for the service of a reader
-    allowed = ['https://example.com/docs', *(values[name] for name in ('home', 'source', 'contact', 'module'))]
+    allowed = ['https://example.com/docs', *(values[name] for name in ('home', 'source', 'contact', 'module', 'group'))]
     found, failed = 0, False
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(set(folders) - PRODUCTS)
