@@ -1,6 +1,6 @@
 // What the consumers of all brokers decide in the same way, and which message of an operation becomes its
 // dead letter.
-import { BadArgument, Forbidden, InProgress, KeyReused, ServiceMistake, TooLarge, Unknown } from './errors.js'
+import { BadArgument, Forbidden, InProgress, KeyReused, ServiceMistake, TooLarge, Unknown, Unstorable } from './errors.js'
 import { optionsOf, telling } from './options.js'
 import { checkCount, checkMilliseconds } from './response.js'
 import { isText } from './sql.js'
@@ -29,7 +29,7 @@ const OUTCOMES = ['COMPLETED', 'FAILED', 'IN_PROGRESS']
 
 // A service can be mended: its message waits for that.
 const isHopeless = (/** @type {unknown} */ error) =>
-  [KeyReused, BadArgument, Forbidden, TooLarge].some((kind) => error instanceof kind) && !(error instanceof ServiceMistake)
+  [KeyReused, BadArgument, Forbidden, TooLarge, Unstorable].some((kind) => error instanceof kind) && !(error instanceof ServiceMistake)
 
 export const TRIES = 'x-idempotency-tries'
 

@@ -75,6 +75,16 @@ export class Unknown extends IdempotencyError {
   }
 }
 
+/**
+ * The work of a lease was done, and its answer could not be stored: the operation has ended without one, and no attempt repeats it. The call
+ * that did the work gets the error of its answer; this one is for the calls after it.
+ */
+export class Unstorable extends IdempotencyError {
+  constructor() {
+    super('the work was done, and its answer could not be stored', { code: 'ID500' })
+  }
+}
+
 /** A plain function was called while another call of the same operation runs. */
 export class InProgress extends IdempotencyError {
   /** @param {number | null} retryAfter milliseconds until the owner's lease ends, null where that is not known */
@@ -87,7 +97,7 @@ export class InProgress extends IdempotencyError {
 // A bundler that minifies renames the classes, but not these members. A class of the user's that extends one of them has its own name.
 const CLASSES = {
   IdempotencyError, BadArgument, Forbidden, NotOwned, LeaseLost, TooLarge, KeyReused, NotEnded, NotReady, ConnectionLost, CommitRolledBack,
-  Unknown, InProgress,
+  Unknown, Unstorable, InProgress,
 }
 for (const [name, { prototype }] of Object.entries(CLASSES)) nameAs(name, prototype)
 // To the user both are the class that is exported.

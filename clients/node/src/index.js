@@ -16,7 +16,7 @@ export { FakeClock, systemClock } from './clock.js'
 export { ownsDeadLetter, settle } from './consumer.js'
 export {
   BadArgument, CommitRolledBack, ConnectionLost, Declined, Forbidden, IdempotencyError, InProgress, KeyReused,
-  LeaseLost, NotDone, NotEnded, NotReady, NotOwned, TooLarge, Unknown, sqlstate,
+  LeaseLost, NotDone, NotEnded, NotReady, NotOwned, TooLarge, Unknown, Unstorable, sqlstate,
 } from './errors.js'
 export { Completion, Reconciled } from './lease.js'
 
@@ -149,10 +149,11 @@ export class Idempotency {
    * @param {unknown} request
    * @param {import('./lease.js').LeasedWork} work gets the operation, with fence, attempt and takenOver, and a signal that is aborted
    *   when the lease is lost. Returns a response, a payload, or a Completion. Throws Declined to store a failure, NotDone where nothing
-   *   has happened outside; any other error leaves the lease to run out
+   *   has happened outside; any other error leaves the lease to run out. A response that cannot be stored ends the operation without one: this call
+   *   throws its error, and calls after it Unstorable
    * @param {LeaseOptions} [options] reconcile: called in place of work on a takeover, and answers by `Reconciled`
    * @returns {Promise<import('./result.js').Result>}
-   * @throws as `transaction`, and LeaseLost, Unknown, NotDone
+   * @throws as `transaction`, and LeaseLost, Unknown, NotDone, Unstorable
    */
   async lease(key, request, work, options = {}) {
     const { lease: time = this.#settings.lease, reconcile } = options

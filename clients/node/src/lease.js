@@ -1,9 +1,9 @@
 // An operation whose work is outside of the database, such as a call of a payment gateway. No connection is
 // held while it runs. What such work has done when it fails is not known, so by default the lease is left to run
 // out: the next begin is told `takenOver`, and reconciles.
-import { Declined, LeaseLost, NotDone, Unknown, translated } from './errors.js'
+import { BadArgument, BadDuration, Declined, LeaseLost, NotDone, TooLarge, Unknown, Unstorable, sqlstate, translated } from './errors.js'
 import { Heartbeat } from './heartbeat.js'
-import { toResponse } from './response.js'
+import { isResponse, toResponse } from './response.js'
 import { answered, completed, failed } from './result.js'
 import { retrying } from './retry.js'
 import { BEGIN, toOperation } from './sql.js'
@@ -54,20 +54,20 @@ export const Reconciled = Object.freeze({
  */
 export async function lease(settings, call, work) {
   const { operation, begun } = await waiting(settings, call, (now) => acquireNow(settings, now))
-  if (operation.outcome !== 'ACQUIRED') return answered(settings, operation)
+  if (operation.outcome !== 'ACQUIRED') return known(settings, operation)
   settings.emit('acquired', operation)
   if (operation.takenOver) settings.emit('takenOver', operation)
   const heartbeat = new Heartbeat(settings, operation, call.lease, begun)
-  let outcome
+  let done
   try {
-    outcome = await unlessLost(heartbeat.signal, () => perform(call, operation, heartbeat.signal, work))
+    done = await unlessLost(heartbeat.signal, () => perform(call, operation, heartbeat.signal, work))
   } catch (error) {
     if (heartbeat.signal.aborted) return replay(settings, operation, heartbeat.signal.reason, { isTold: true })
     return giveUp(settings, call, operation, error)
   } finally {
     heartbeat.stop()
   }
-  return complete(settings, call, operation, outcome)
+  return complete(settings, call, operation, done)
 }
 
 function acquireNow(settings, call) {
@@ -85,15 +85,16 @@ class Unreconciled extends Unknown {}
 async function perform(call, operation, signal, work) {
   // The answer to the begin may come after the lease, and that of reconcile, too.
   signal.throwIfAborted()
-  if (!operation.takenOver || !call.reconcile) return work(operation, signal)
-  const known = await reconciled(call.reconcile, operation, signal)
-  switch (known?.state) {
-    case 'done': return known.response
+  const worked = async () => ({ outcome: await work(operation, signal), isOfWork: true })
+  if (!operation.takenOver || !call.reconcile) return worked()
+  const found = await reconciled(call.reconcile, operation, signal)
+  switch (found?.state) {
+    case 'done': return { outcome: found.response, isOfWork: false }
     case 'notDone':
       signal.throwIfAborted()
-      return work(operation, signal)
+      return worked()
     default:
-      throw new Unreconciled('nobody knows whether an earlier attempt took effect', { retryAfter: known?.retryAfter })
+      throw new Unreconciled('nobody knows whether an earlier attempt took effect', { retryAfter: found?.retryAfter })
   }
 }
 
@@ -166,29 +167,62 @@ async function decline(settings, call, operation, declined) {
   })
 }
 
-async function complete(settings, call, operation, outcome) {
+// `isOfWork`: the work was done. What reconcile has found and cannot be stored, it is asked for again.
+async function complete(settings, call, operation, { outcome, isOfWork }) {
   const { response: value, writes } = outcome instanceof Completion ? outcome : { response: outcome, writes: null }
-  const response = toResponse(value)
-  const statement = settings.sql.complete(operation, response, call.retention)
-  if (!writes) {
-    return end(settings, operation, async () => {
-      await alone(settings, operation, statement)
-      return completed(operation, response)
-    })
-  }
+  let statement
+  let hasWritten = false
   try {
+    const response = toResponse(value)
+    statement = settings.sql.complete(operation, response, call.retention)
+    const once = async () => {
+      if (!writes) await alone(settings, operation, statement)
+      else await inTransaction(settings, commitWith, patience(operation))
+      return completed(operation, response)
+    }
     // The end comes first: a stale fence is refused before anything is written.
-    return await end(settings, operation, () => inTransaction(settings, async (connection) => {
+    const commitWith = async (connection) => {
       const send = (statements) => sendWithin(settings, connection, statements, patience(operation))
       await send([BEGIN, statement])
-      await writes(connection.tx)
+      hasWritten = true
+      await writes?.(connection.tx)
       connection.endWork()
       await commit(connection, [], send)
-      return completed(operation, response)
-    }, patience(operation)))
+    }
+    return await end(settings, operation, once)
   } catch (error) {
-    return giveUp(settings, call, operation, error)
+    if (!isOfWork || hasWritten || (statement && !isOfAnswer(error))) return giveUp(settings, call, operation, error)
+    const retention = isResponse(value) && !(error instanceof BadDuration) ? value.retention : undefined
+    return withoutAnswer(settings, call, operation, { error, writes, retention })
   }
+}
+
+// True where the server does not take a response: data that it cannot read, and more than it holds.
+function isOfAnswer(error) {
+  return error instanceof BadArgument || error instanceof TooLarge || /^(22|54)/.test(sqlstate(error) ?? '')
+}
+
+/** What is stored in place of an answer that cannot be. */
+export const WITHOUT_ANSWER = Object.freeze({ code: 500, payload: undefined })
+
+// Ends what was done, with its writes, so that no attempt repeats it. Throws what was wrong with its answer, unless another end is stored.
+async function withoutAnswer(settings, call, operation, { error, writes, retention }) {
+  const response = { ...WITHOUT_ANSWER, retention }
+  const result = await complete(settings, call, operation, { outcome: writes ? new Completion(response, writes) : response, isOfWork: false })
+    .catch(() => { throw error })
+  if (result.outcome === 'FAILED' || result.replayed) return result
+  throw error
+}
+
+/**
+ * The stored answer.
+ * @throws Unstorable where there is none
+ */
+function known(settings, operation) {
+  const result = answered(settings, operation)
+  const { outcome, code, headers, payload, body } = result
+  if (outcome === 'COMPLETED' && code === WITHOUT_ANSWER.code && headers === null && payload === undefined && body === null) throw new Unstorable()
+  return result
 }
 
 // After a lost answer the end may have been stored: then its repeat is ID409.
@@ -209,7 +243,7 @@ async function replay(settings, operation, lost, { isTold }) {
   const stored = await lookUp(settings, operation, isTold).catch(() => null)
   if (!isTold && stored?.attempt !== operation.attempt) settings.emit('leaseLost', operation)
   if (!stored) throw lost
-  return answered(settings, stored)
+  return known(settings, stored)
 }
 
 // The stored end; null: none. One that began at another time is another operation's: the key was used anew, maybe for another request.

@@ -3,7 +3,7 @@
 // the packages for all languages write alike.
 import { createHash } from 'node:crypto'
 import { scopeOf, toolScope } from './http/spelling.js'
-import { BadArgument, Declined, KeyReused, NotDone, ServiceMistake, Unknown } from './errors.js'
+import { BadArgument, Declined, KeyReused, NotDone, ServiceMistake, Unknown, Unstorable } from './errors.js'
 import { Completion, Reconciled } from './lease.js'
 import { telling } from './options.js'
 import { isOpaque, isResponse } from './response.js'
@@ -109,7 +109,7 @@ export class Tools {
       if (error instanceof BadArgument && !(error instanceof ServiceMistake) && !began) return problem('BAD_ARGUMENT')
       if (!(error instanceof Unknown) || error.cause) this.#onError(error instanceof NotDone && error.cause ? error.cause : error)
       if (error instanceof Unknown) return problem('UNKNOWN', error.retryAfter)
-      return problem(leased && began && !(error instanceof NotDone) ? 'UNKNOWN' : 'ERROR')
+      return problem(error instanceof Unstorable || (leased && began && !(error instanceof NotDone)) ? 'UNKNOWN' : 'ERROR')
     }
   }
 }

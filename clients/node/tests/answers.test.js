@@ -5,7 +5,7 @@ import { test } from 'node:test'
 import { FakeClock } from 'pg-idempotency'
 import { HttpIdempotency } from 'pg-idempotency/http'
 import {
-  BadArgument, Declined, Forbidden, InProgress, KeyReused, LeaseLost, NotDone, ServiceMistake, TooLarge, Unknown,
+  BadArgument, Declined, Forbidden, InProgress, KeyReused, LeaseLost, NotDone, ServiceMistake, TooLarge, Unknown, Unstorable,
 } from '../src/errors.js'
 import { fromStored, parseRetryAfter, storedHeaders, toStored } from '../src/http/answer.js'
 import { comparable, comparableParsed } from '../src/http/body.js'
@@ -16,6 +16,7 @@ test('the status of each error, and when a client may try again', () => {
   const withCode = (code) => Object.assign(new Error('of the database'), { code })
   for (const [error, status, retryAfter] of [
     [new ServiceMistake('x'), 500], [new BadArgument('x'), 400], [new Forbidden('x'), 403], [new KeyReused('x'), 422], [new TooLarge('x'), 413],
+    [new Unstorable(), 500],
     [new InProgress(4100), 409, '5'], [new LeaseLost('x'), 409, '1'], [new Unknown('x'), 503, '1'], [new Unknown('x', { retryAfter: 2000 }), 503, '2'],
     ...['25006', '53300', '55P03', '57014', '40001', '40P01'].map((code) => [withCode(code), 503, '1']), [withCode('23505'), 500],
     [new NotDone(), 503, '1'], [new NotDone({ cause: new KeyReused('x') }), 422],

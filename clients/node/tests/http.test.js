@@ -624,6 +624,35 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
       assert.deepEqual([await effects(pool, 'wrong'), await effects(pool, 'right') > 0], [0, true])
     })
 
+    test('a lease whose handler gave an answer that cannot be sent or stored is done, with its writes', async (t) => {
+      const bytes = 'x'.repeat(1001)
+      const scope = (request) => `${framework} unstorable ${headerOf(request, 'x-scope') ?? ''}`
+      let answer
+      let runs = 0
+      const { pool, post, errors } = await server(t, () => { runs++; return answer() }, { style: 'lease', scope, maxResponse: 1000 })
+      await pool.query('SELECT idem_set_policy($1, max_response_size => 200)', [`${framework} unstorable small`])
+      const stream = () => Readable.from([Buffer.alloc(600), Buffer.alloc(600)])
+      for (const [body, headers, written] of [[() => bytes, {}, 1], [stream, {}, framework === 'hono' ? 1 : 0], [() => 'x'.repeat(900), { 'x-scope': 'small' }, 1]]) {
+        const key = newKey()
+        runs = errors.length = 0
+        answer = () => ({ status: 201, body: body(), writes: (tx) => effect(tx, key) })
+        const seen = []
+        for (let call = 0; call < 3; call++) {
+          const { status, body: problem } = await post(key, '{}', { headers })
+          seen.push([status, JSON.parse(problem).title])
+        }
+        const again = [500, 'The answer could not be stored']
+        assert.deepEqual(seen, [[500, 'The answer is too large to be stored'], again, again])
+        assert.deepEqual([runs, errors.length, await effects(pool, key)], [1, 3, written])
+      }
+      const key = newKey()
+      answer = () => ({ status: 503, body: bytes })
+      assert.equal((await post(key)).status, 500)
+      await expire(pool, key)
+      answer = () => ({ status: 201, body: 'second' })
+      assert.equal((await post(key)).body, 'second')
+    })
+
     test('a lease whose writes decline answers so, with a key and without', async (t) => {
       const key = newKey()
       const decline = async (tx) => {

@@ -216,8 +216,10 @@ test('a lease: in progress, unknown, and nothing is done twice without reconcile
 
 test('a leased call whose answer cannot be stored is unknown', async (t) => {
   const { tools, errors } = toolsFor(t)
-  assertProblem(await tools.lease('send', 'ann', newKey(), {}, () => 'x'.repeat(2_000_000)), 'UNKNOWN')
-  assert.equal(errors[0].name, 'TooLarge')
+  const key = newKey()
+  assertProblem(await tools.lease('send', 'ann', key, {}, () => 'x'.repeat(2_000_000)), 'UNKNOWN')
+  assertProblem(await tools.lease('send', 'ann', key, {}, () => assert.fail('ran')), 'UNKNOWN')
+  assert.deepEqual(errors.map(({ name }) => name), ['TooLarge', 'Unstorable'])
 })
 
 test('a database that cannot be reached: an error, as nothing has begun', async (t) => {

@@ -2,7 +2,7 @@
 // up here, so that no test waits.
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { FakeClock, Forbidden, Unknown, ownsDeadLetter } from 'pg-idempotency'
+import { FakeClock, Forbidden, Unknown, Unstorable, ownsDeadLetter } from 'pg-idempotency'
 import { NatsConsumer } from 'pg-idempotency/nats'
 import { RabbitConsumer } from 'pg-idempotency/rabbitmq'
 import { RedisConsumer } from 'pg-idempotency/redis'
@@ -123,6 +123,9 @@ test('the pause after an error, and an owner of a dead letter who is being found
     const options = { delays: [20, 100], tries: 20, onError() {}, handle: async () => { throw error } }
     assert.deepEqual(await decide(options, {}, tries), { action: 'again', after, tries: tries + 1 })
   }
+  // Its record stays, so no other try has another end.
+  const hopeless = { delays: [20], tries: 20, onError() {}, handle: async () => { throw new Unstorable() } }
+  assert.equal((await decide(hopeless, {}, 0)).action, 'bury')
   const asked = { transaction: async () => ({ outcome: 'IN_PROGRESS', retryAfter: 7 }) }
   await assert.rejects(ownsDeadLetter(asked, 'q', { record: 'r' }, 'm'), { name: 'InProgress', retryAfter: 7 })
 })

@@ -1,8 +1,8 @@
 // HTTP without a framework: from a request to an answer that is given once. An adapter describes the request,
 // calls the handler, and sends the answer; it sends nothing before the answer is stored.
 import { validateHeaderName, validateHeaderValue } from 'node:http'
-import { BadArgument, Declined, NotDone } from '../errors.js'
-import { Completion, Reconciled } from '../lease.js'
+import { BadArgument, Declined, NotDone, TooLarge } from '../errors.js'
+import { Completion, Reconciled, WITHOUT_ANSWER } from '../lease.js'
 import { optionsOf, telling } from '../options.js'
 import { Json, checkMilliseconds, checkWhole, toInterval, toJson, toResponse } from '../response.js'
 import { completed } from '../result.js'
@@ -189,9 +189,21 @@ export class HttpIdempotency {
   }
 
   async #runOnce(exchange, key, style, invoke, answerTo) {
-    let live, declined
+    let live, declined, unsendable
     const perform = async (context) => {
-      live = undefined
+      try {
+        return await handle(context)
+      } catch (error) {
+        if (style === 'transaction' || !unsent.has(error)) throw error
+        // The handler is done, also where its answer cannot be sent.
+        unsendable = error
+        const { retention, writes } = this.#endWithout(error)
+        const response = { ...WITHOUT_ANSWER, retention }
+        return writes ? new Completion(response, /** @type {any} */ (writesOf(/** @type {any} */ ({ writes })))) : response
+      }
+    }
+    const handle = async (context) => {
+      live = unsendable = undefined
       const answer = await this.#limited(invoke, context).catch((error) => {
         if (error instanceof Declined) declined = this.#refusal(error)
         throw style === 'transaction' ? asRefusal(error, answerTo) : error
@@ -209,7 +221,8 @@ export class HttpIdempotency {
     const options = await this.#callOptions(exchange)
     const result = style === 'transaction'
       ? await this.#idempotency.transaction(key, request, (tx, operation) => perform({ tx, operation }), options)
-      : await this.#idempotency.lease(key, request, (operation, signal) => perform({ operation, signal }), options)
+      : await this.#idempotency.lease(key, request, (operation, signal) => perform({ operation, signal }), options).catch(asOfLease)
+    if (unsendable && result.outcome === 'COMPLETED' && !result.replayed) throw unsendable
     if (result.outcome === 'IN_PROGRESS') throw inProgress(result.retryAfter)
     // What is stored of a refusal has lost its cookies.
     const headers = (!result.replayed && declined?.headers) || result.headers
@@ -236,6 +249,14 @@ export class HttpIdempotency {
     const unstored = new Unstored(answer)
     // In a transaction an answer below 500 is a refusal: its rollback is no lost attempt.
     throw (style === 'lease' ? end === 'release' : answer.status < 500) ? new NotDone({ cause: unstored }) : unstored
+  }
+
+  // The end of a lease whose handler gave an answer that cannot be sent. One that is not stored leaves the lease.
+  #endWithout(error) {
+    const { status, writes } = unsent.get(error)
+    const { end, retention } = isFinal(status) ? this.#endOf(status, 'lease') : { end: 'complete' }
+    if (end !== 'complete') throw error
+    return { retention, writes }
   }
 
   #endOf(status, style) {
@@ -333,8 +354,12 @@ export class HttpIdempotency {
     })
     try {
       const answer = /** @type {HandlerAnswer} */ (await Promise.race([invoke({ ...context, signal }), timeUp]))
-      if (answer.body.length > maxResponse) throw responseTooLarge()
-      return { ...sendable(answer), live: true }
+      if (answer.body.length > maxResponse) throw responseTooLarge(answer)
+      try {
+        return { ...sendable(answer), live: true }
+      } catch (error) {
+        throw ofAnswer(error, answer)
+      }
     } finally {
       done.abort()
     }
@@ -484,6 +509,11 @@ function causeOf(error) {
   return error instanceof NotDone ? error.cause : error
 }
 
+// To a client a 413 says that nothing was done.
+function asOfLease(error) {
+  throw error instanceof TooLarge ? responseTooLarge({}, error) : error
+}
+
 // An error of a handler that is answered below 500 is a refusal, as such an answer is: its rollback is no lost attempt. What may be
 // repeated goes on as it is.
 function asRefusal(error, answerTo) {
@@ -492,6 +522,24 @@ function asRefusal(error, answerTo) {
   return answer.status < 500 ? new NotDone({ cause: new Unstored(answer) }) : error
 }
 
-export function responseTooLarge() {
-  return new Problem(500, 'The answer is too large to be stored')
+// Errors about the answer that a handler gave, and what is known of that.
+const unsent = new WeakMap()
+
+/**
+ * @template {object} E
+ * @param {E} error
+ * @param {{status?: unknown, writes?: unknown}} [answer]
+ * @returns {E}
+ */
+export function ofAnswer(error, { status, writes } = {}) {
+  if (Object(error) === error) unsent.set(error, { status, writes })
+  return error
+}
+
+/**
+ * @param {{status?: unknown, writes?: unknown}} [answer]
+ * @param {unknown} [cause]
+ */
+export function responseTooLarge(answer, cause) {
+  return ofAnswer(new Problem(500, 'The answer is too large to be stored', { cause }), answer)
 }

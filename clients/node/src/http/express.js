@@ -205,10 +205,10 @@ class Capture {
   #write(chunk, encoding, callback) {
     const attempt = this.#attempt
     if (typeof encoding === 'function') [encoding, callback] = [undefined, encoding]
-    const bytes = typeof chunk === 'string' ? Buffer.from(chunk, encoding) : Buffer.from(chunk)
+    const bytes = bytesOf(chunk, encoding)
     attempt.size += bytes.length
     if (attempt.size > this.#limit) {
-      attempt.reject(responseTooLarge())
+      attempt.reject(responseTooLarge({ status: this.#res.statusCode }))
       // A stream without an end pauses here.
       return false
     }
@@ -222,7 +222,7 @@ class Capture {
     const res = this.#res
     if (typeof chunk === 'function') [chunk, callback] = [undefined, chunk]
     if (typeof encoding === 'function') [encoding, callback] = [undefined, encoding]
-    if (chunk !== undefined && chunk !== null) this.#write(chunk, encoding)
+    if (chunk !== undefined && chunk !== null) attempt.chunks.push(bytesOf(chunk, encoding))
     if (callback) attempt.finish.once('finish', callback)
     process.nextTick(() => attempt.finish.emit('finish'))
     const { statusMessage } = res
@@ -241,4 +241,8 @@ class Capture {
     for (const [name, value] of pairs) res.appendHeader(name, value)
     return res
   }
+}
+
+function bytesOf(chunk, encoding) {
+  return typeof chunk === 'string' ? Buffer.from(chunk, encoding) : Buffer.from(chunk)
 }

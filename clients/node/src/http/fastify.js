@@ -1,7 +1,7 @@
 // Fastify, as a plugin. A reply goes through Fastify's hooks and its serializer; the plugin's last hook holds it
 // until the answer is stored, and puts another in its place where it was not.
 import { finished } from 'node:stream'
-import { HttpIdempotency, responseTooLarge } from './core.js'
+import { HttpIdempotency, ofAnswer, responseTooLarge } from './core.js'
 import { comparable, keep, keptBody, readAll, saysBody, unseen } from './body.js'
 import { valuesOf } from './express.js'
 
@@ -45,10 +45,10 @@ export async function fastifyIdempotency(instance, { idempotency, ...options }) 
     options.onRequest = [options.onRequest ?? []].flat().concat(keepBody(core))
   })
   fastify.addHook('onSend', (request, reply, payload) => hold(core, request, reply, payload))
-  // An answer that Fastify cannot make, as its serializer fails, is an error of the handler.
+  // An answer that Fastify cannot make, as its serializer fails, is an error of the handler, which is done.
   fastify.addHook('onError', async (request, reply, error) => {
     const attempt = request[ATTEMPT]
-    if (!attempt?.isError) attempt?.refuse(error)
+    if (!attempt?.isError) attempt?.refuse(ofAnswer(error))
   })
 }
 
@@ -172,7 +172,7 @@ async function hold(core, request, reply, payload) {
   }
   const [status, statusMessage, headers] = [reply.statusCode, reply.raw.statusMessage, { ...reply.getHeaders() }]
   // A stream may never end: the answer is sent all the same when time is up.
-  toBytes(payload, core.maxResponse, attempt.signal).then((body) => attempt.give({ status, statusMessage, headers, body }), attempt.refuse)
+  toBytes(payload, core.maxResponse, status, attempt.signal).then((body) => attempt.give({ status, statusMessage, headers, body }), attempt.refuse)
   const answer = await attempt.released
   // If a later hook fails, the answer is that of Fastify.
   request[ATTEMPT] = null
@@ -181,10 +181,10 @@ async function hold(core, request, reply, payload) {
   return answer.body
 }
 
-async function toBytes(payload, limit, signal) {
+async function toBytes(payload, limit, status, signal) {
   if (payload === undefined || payload === null) return Buffer.alloc(0)
   if (typeof payload === 'string' || payload instanceof Uint8Array) return Buffer.from(payload)
-  return readAll(payload, limit, responseTooLarge, signal)
+  return readAll(payload, limit, () => responseTooLarge({ status }), signal)
 }
 
 /**

@@ -30,7 +30,7 @@ export function honoIdempotency(idempotency, options) {
       const given = await called(handler, c, context)
       return given instanceof Response || !given?.response
         ? toAnswer(given, core.maxResponse, context.signal)
-        : { ...await toAnswer(given.response, core.maxResponse, context.signal), writes: given.writes }
+        : toAnswer(given.response, core.maxResponse, context.signal, given.writes)
     })
     if (!answer.error) return toResponse(answer)
     if (!hasOwnResponse(answer.error)) giveResponse(answer.error, answer, c.req, onError)
@@ -115,14 +115,14 @@ async function bodyOf(c, type, isEncoded, maxRequest) {
   return comparable(bytes, type, isEncoded)
 }
 
-async function toAnswer(response, maxResponse, signal) {
+async function toAnswer(response, maxResponse, signal, writes) {
   const headers = {}
   for (const [name, value] of response.headers) {
     if (name === 'set-cookie') headers[name] = response.headers.getSetCookie()
     else headers[name] = value
   }
-  const body = response.body ? await readAll(response.body, maxResponse, responseTooLarge, signal) : Buffer.alloc(0)
-  return { status: response.status, headers, body }
+  const body = response.body ? await readAll(response.body, maxResponse, () => responseTooLarge({ status: response.status, writes }), signal) : Buffer.alloc(0)
+  return { status: response.status, headers, body, writes }
 }
 
 const WITHOUT_BODY = new Set([204, 205, 304])

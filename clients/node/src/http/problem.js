@@ -2,7 +2,7 @@
 // handler: a client gets what it can act upon, the service's own log gets the error.
 import { STATUS_CODES } from 'node:http'
 import {
-  BadArgument, Forbidden, InProgress, KeyReused, LeaseLost, NotDone, ServiceMistake, TooLarge, Unknown, sqlstate,
+  BadArgument, Forbidden, InProgress, KeyReused, LeaseLost, NotDone, ServiceMistake, TooLarge, Unknown, Unstorable, sqlstate,
 } from '../errors.js'
 import { isTransient } from '../retry.js'
 
@@ -53,6 +53,7 @@ const BY_CLASS = [
   [KeyReused, () => new Problem(422, 'Idempotency-Key is already used',
     { detail: 'It was used with another request. Use a new key for a new request.' })],
   [TooLarge, () => new Problem(413, 'The answer is too large to be stored', { detail: 'Nothing was stored.' })],
+  [Unstorable, () => new Problem(500, 'The answer could not be stored', { detail: 'The request was done, and is not repeated.' })],
   [InProgress, (error) => inProgress(error.retryAfter)],
   [LeaseLost, () => inProgress(null)],
   [Unknown, (error) => busy('It is not known yet whether an earlier attempt took effect', error.retryAfter)],
