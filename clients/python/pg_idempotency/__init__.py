@@ -5,7 +5,7 @@ from .client import AsyncIdempotency, Idempotency
 from .clock import Clock, FakeClock
 from .consumer import owns_dead_letter
 from .errors import (BadArgument, CommitRolledBack, Declined, Forbidden, IdempotencyError, InProgress, KeyReused,
-                     LeaseLost, NotDone, NotReady, TooLarge, Unknown, sqlstate_of)
+                     LeaseLost, NotDone, NotReady, TooLarge, Unknown, Unstorable, sqlstate_of)
 from .function import idempotent
 from .hooks import Event
 from .model import (ACQUIRED, COMPLETED, FAILED, IN_PROGRESS, MISMATCH, NOT_DONE, UNKNOWN, Completion, Done, Json,
@@ -20,5 +20,5 @@ __all__ = [
     "CommitRolledBack", "Completion", "Declined", "DictStore", "Done", "Event", "FAILED", "FakeClock",
     "FileStore", "Forbidden", "GaveUp", "IN_PROGRESS", "Idempotency", "IdempotencyError", "InProgress", "Json", "KeyReused",
     "LeaseLost", "MISMATCH", "NOT_DONE", "NotDone", "NotReady", "Operation", "Response", "Result", "Retry", "Settlement",
-    "TooLarge", "UNKNOWN", "Unknown", "idempotent", "owns_dead_letter", "settle", "sqlstate_of",
+    "TooLarge", "UNKNOWN", "Unknown", "Unstorable", "idempotent", "owns_dead_letter", "settle", "sqlstate_of",
 ]

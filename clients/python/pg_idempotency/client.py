@@ -112,8 +112,9 @@ class Idempotency(Base):
         It raises NotDone if nothing happened, and Declined for a failure that is to be stored. After any other error
         the lease runs out, and the next begin has ``taken_over``. ``reconcile(operation)`` is asked first then, and
         answers Done(response), NOT_DONE or UNKNOWN. ``key``, ``request``, ``scope``, ``request_hash``, ``wait``,
-        ``max_attempts`` and ``retention``: see ``transaction``.
-        Raises LeaseLost, Unknown, and what ``transaction`` raises.
+        ``max_attempts`` and ``retention``: see ``transaction``. A response that cannot be stored ends the operation without
+        one: this call raises its error, and calls after it Unstorable.
+        Raises LeaseLost, Unknown, Unstorable, and what ``transaction`` raises.
         """
         call = self.arguments(
             key, request, scope=scope, request_hash=request_hash, wait=wait, max_attempts=max_attempts, retention=retention,

@@ -92,6 +92,14 @@ class Unknown(IdempotencyError):
         self.retry_after = asked(retry_after)
 
 
+class Unstorable(IdempotencyError):
+    """The work of a lease was done, and its answer could not be stored: the operation has ended without one, and no attempt
+    repeats it. The call that did the work gets the error of its answer; this one is for the calls after it."""
+
+    def __init__(self) -> None:
+        super().__init__("the work was done, and its answer could not be stored")
+
+
 class NotDone(Exception):
     """Raise it from leased work: nothing has happened outside. The operation is released at once. In a transaction it rolls
     back, and is no lost attempt.
@@ -201,6 +209,14 @@ def translate_begin(error: BaseException) -> BaseException:
 def quotes_data(error: BaseException) -> bool:
     """Whether the server quotes the JSON that it cannot read. Drivers have that in their message."""
     return sqlstate_of(error) in UNREADABLE_STATES
+
+
+def is_of_answer(error: BaseException) -> bool:
+    """Whether the server or its driver does not take a response: data that it cannot read, and more than it holds."""
+    state = sqlstate_of(error)
+    if state is not None:
+        return state[:2] in ("22", "54") or state in (BadArgument.sqlstate, TooLarge.sqlstate)
+    return any(isinstance(cause, (TypeError, ValueError)) or type(cause).__name__ == "DataError" for cause in causes(error))
 
 
 def translate(error: BaseException) -> BaseException:

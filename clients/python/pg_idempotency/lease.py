@@ -9,12 +9,23 @@ import math
 from typing import Any, Callable, List, Optional
 
 from . import sql, steps
-from .errors import Declined, LeaseLost, NotDone, Unknown, is_unreachable, translate_begin
+from .errors import (BadOption, Declined, LeaseLost, NotDone, Unknown, Unstorable, is_of_answer, is_unreachable,
+                     translate_begin)
 from .flow import (PATIENCE, Settings, announce_begin, announce_refusal, committing, declined_result, in_session,
                    is_pool_timeout, one_statement, own_trip, retrying, waiting)
-from .model import (ACQUIRED, COMPLETED, FAILED, NOT_DONE, Call, Completion, Done, Operation,
+from .model import (ACQUIRED, COMPLETED, FAILED, NOT_DONE, Call, Completion, Done, Operation, Response, Result,
                     as_response, operation_from_row, own_result, stored_result)
 from .steps import Flow
+
+WITHOUT_ANSWER = 500    # the code of what is stored in place of an answer that cannot be
+
+
+class Refused(Exception):
+    """Inside of the package: a response cannot be stored. ``error`` is what was wrong with it. ``lost``: so was the lease."""
+
+    def __init__(self, error: Exception, *, lost: bool = False) -> None:
+        self.error = error
+        self.lost = lost
 
 
 def lease(settings: Settings, call: Call, work: Callable[..., Any]) -> Flow:
@@ -22,13 +33,15 @@ def lease(settings: Settings, call: Call, work: Callable[..., Any]) -> Flow:
     operation, begun = yield from waiting(settings, call, lambda now: begin_now(settings, now))
     announce_begin(settings, operation)
     if operation.outcome != ACQUIRED:
-        return stored_result(operation)
+        return known(operation)
     heartbeat = yield steps.start_heartbeat(Beat(settings, call, operation, begun))
     try:
         return (yield from owned(settings, call, operation, heartbeat, work))
     except Exception as error:
+        refused = error if isinstance(error, Refused) else None
         # Work that heeds the signal raises what it likes.
-        if not (isinstance(error, LeaseLost) or heartbeat.signal.is_set()):
+        if not (isinstance(error, LeaseLost) or heartbeat.signal.is_set() or refused and refused.lost):
+            raise_refused(refused)
             raise
         try:
             ended = yield from stored_end(settings, call, operation)
@@ -36,12 +49,27 @@ def lease(settings: Settings, call: Call, work: Callable[..., Any]) -> Flow:
             ended = None    # the database says nothing now
         if ended is None or ended.attempt != operation.attempt:
             settings.emit("lease_lost", call, attempt=operation.attempt)
-        if ended is None:
+        if ended is None or refused and ended.attempt == operation.attempt:
+            raise_refused(refused)
             raise
         announce_begin(settings, ended)
-        return stored_result(ended)
+        return known(ended)
     finally:
         yield steps.stop_heartbeat(heartbeat)
+
+
+def raise_refused(refused: Optional[Refused]) -> None:
+    """Raises what was wrong with a response."""
+    if refused is not None:
+        raise refused.error from refused.error.__cause__
+
+
+def known(operation: Operation) -> Result:
+    """The stored answer. Raises Unstorable where there is none."""
+    if (operation.outcome == COMPLETED and operation.code == WITHOUT_ANSWER
+            and operation.headers is None and operation.payload is None and operation.body is None):
+        raise Unstorable()
+    return stored_result(operation)
 
 
 def patience(call: Call) -> float:
@@ -100,20 +128,16 @@ class Beat:
 
 
 def owned(settings: Settings, call: Call, operation: Operation, heartbeat: Any, work: Callable[..., Any]) -> Flow:
-    """Reconciles, works and ends an operation that this call owns."""
-    writes: List[Callable[[Any], Any]] = []
+    """Reconciles, works and ends an operation that this call owns. Raises Refused."""
     try:
         done = yield from reconciled(settings, call, operation, heartbeat)
-        if done is None:
-            value = yield steps.call_guarded(heartbeat, work, operation, heartbeat.signal)
-        else:
-            value = done.response
-        if isinstance(value, Completion):
-            writes.append(value.writes)
-            value = value.response
-        response = as_response(value)
-        yield from end(settings, call, heartbeat, writes, settings.functions.complete(call, operation, response))
-        return own_result(operation, response)
+        if done is not None:
+            return (yield from complete(settings, call, operation, heartbeat, done.response))
+        value = yield steps.call_guarded(heartbeat, work, operation, heartbeat.signal)
+        try:
+            return (yield from complete(settings, call, operation, heartbeat, value))
+        except Refused as refused:
+            return (yield from complete_without(settings, call, operation, heartbeat, value, refused.error))
     except Declined as declined:
         yield from end(settings, call, heartbeat, [], settings.functions.fail(call, operation, declined))
         settings.emit("declined", call, attempt=operation.attempt)
@@ -121,6 +145,34 @@ def owned(settings: Settings, call: Call, operation: Operation, heartbeat: Any, 
     except NotDone:
         yield from release(settings, call, operation)
         raise
+
+
+def complete(settings: Settings, call: Call, operation: Operation, heartbeat: Any, value: Any) -> Flow:
+    """Ends an operation with what its work, or ``reconcile``, gave back. Raises Refused."""
+    given, writes = (value.response, [value.writes]) if isinstance(value, Completion) else (value, [])
+    response = as_response(given)
+    try:
+        ending = settings.functions.complete(call, operation, response)
+    except Exception as error:
+        raise Refused(error) from error
+    yield from end(settings, call, heartbeat, writes, ending)
+    return own_result(operation, response)
+
+
+def complete_without(settings: Settings, call: Call, operation: Operation, heartbeat: Any, value: Any, error: Exception) -> Flow:
+    """Ends work that was done, with its writes, so that no attempt repeats it. Raises Refused with what was wrong with its
+    answer, and what the writes raise to end it otherwise."""
+    given = as_response(value.response if isinstance(value, Completion) else value)
+    response = Response(WITHOUT_ANSWER, retention=None if isinstance(error, BadOption) else given.retention)
+    lost = False
+    try:
+        yield from complete(settings, call, operation, heartbeat,
+                            Completion(response, value.writes) if isinstance(value, Completion) else response)
+    except (Declined, NotDone):
+        raise
+    except Exception as failure:
+        lost = isinstance(failure, LeaseLost)
+    raise Refused(error, lost=lost)
 
 
 def reconciled(settings: Settings, call: Call, operation: Operation, heartbeat: Any) -> Flow:
@@ -151,18 +203,21 @@ def end(settings: Settings, call: Call, heartbeat: Any, writes: List[Callable[[A
     """The writes and the end in one transaction, repeated where that may help. A repeat never ends it twice.
 
     A database that answers nothing for as long as a lease lasts is not waited for: LeaseLost. So is one that cannot be
-    reached when the lease is over.
+    reached when the lease is over. Refused, where it does not take the end.
     """
     limit = patience(call)
 
     def body(session: Any) -> Flow:
-        if not writes:
-            yield from own_trip(session, [ending], limit=limit)
-            return
-        yield from own_trip(session, [sql.plain(sql.BEGIN)], limit=limit)
+        if writes:
+            yield from own_trip(session, [sql.plain(sql.BEGIN)], limit=limit)
         for write in writes:
             yield steps.call(write, session.handle)
-        yield from committing(session, [ending], limit)
+        try:
+            yield from committing(session, [ending], limit) if writes else own_trip(session, [ending], limit=limit)
+        except Exception as error:
+            if is_of_answer(error):
+                raise Refused(error) from error
+            raise
 
     try:
         yield from retrying(settings, call, lambda: in_session(body))

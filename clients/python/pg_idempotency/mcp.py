@@ -18,7 +18,7 @@ from typing import Any, Callable, Dict, Generic, Mapping, Optional, TypeVar
 from . import steps
 from .client import AsyncIdempotency, Idempotency
 from .drive import awaited
-from .errors import BadArgument, BadOption, Declined, KeyReused, NotDone, Unknown
+from .errors import BadArgument, BadOption, Declined, KeyReused, NotDone, Unknown, Unstorable
 from .hooks import logger
 from .http.core import escaped, scope_within
 from .model import (FAILED, IN_PROGRESS, NOT_DONE, UNKNOWN, Completion, Done, Duration, Json, Operation, Result, as_response,
@@ -132,7 +132,8 @@ class ToolBase(Generic[Answer]):
                 self.on_error(error.__cause__)
             return self.problem("UNKNOWN", error.retry_after)
         self.on_error(error)
-        return self.problem("UNKNOWN" if leased and call.began and not isinstance(error, NotDone) else "ERROR")
+        unknown = isinstance(error, Unstorable) or leased and call.began and not isinstance(error, NotDone)
+        return self.problem("UNKNOWN" if unknown else "ERROR")
 
     def problem(self, outcome: str, retry_after: Optional[float] = None, replayed: bool = False) -> Answer:
         """An end without an answer of the work."""

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Union
 
-from .errors import BadArgument, BadOption, Forbidden, InProgress, KeyReused, NotDone, TooLarge, Unknown
+from .errors import BadArgument, BadOption, Forbidden, InProgress, KeyReused, NotDone, TooLarge, Unknown, Unstorable
 from .model import COMPLETED, IN_PROGRESS, Result
 
 ACK = "ack"
@@ -45,7 +45,7 @@ def settle(outcome: Union[Result, BaseException]) -> Settlement:
 
 def is_final(error: BaseException) -> bool:
     """Whether the message can never succeed. An option can be mended: its message waits for that."""
-    return isinstance(error, (KeyReused, BadArgument, Forbidden, TooLarge)) and not isinstance(error, BadOption)
+    return isinstance(error, (KeyReused, BadArgument, Forbidden, TooLarge, Unstorable)) and not isinstance(error, BadOption)
 
 
 def settle_result(result: Result) -> Settlement:

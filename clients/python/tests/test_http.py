@@ -256,7 +256,8 @@ def test_an_answer_is_kept_as_its_status_says():
     options = Options(principal=str, lease=30, statuses={"2xx": Store("complete", 60), "4xx": Store("fail", 70)})
     served = Served(Core(options), Admitted("k", "s", None, 0, options))
     assert served.outcome(Exchange(None, None), Reply(201)).retention == 60
-    for status, error in ((404, Declined), (600, NotStored), (1000, ValueError)):
+    assert (served.outcome(Exchange(None, None), Reply(1000)), type(served.unsendable)) == (Response(500), ValueError)
+    for status, error in ((404, Declined), (600, NotStored)):
         with pytest.raises(Exception) as raised:
             served.outcome(Exchange(None, None), Reply(status))
         assert (type(raised.value), getattr(raised.value, "retention", None)) == (error, 70 if status == 404 else None)
@@ -695,6 +696,29 @@ def test_what_http_cannot_send_ends_no_lease(pool, key, admin, wrong):
     run_out(admin, key)
 
 
+@pytest.mark.parametrize("reply", [(201, [], [b"x" * 1001]), (201, [], [b"x"] * 2000), (201, [], [b"x" * 900]), (99, [], [b""]),
+                                   (201, [("X-A", "a\r\nb")], [b""])])
+def test_a_lease_whose_handler_gave_an_answer_that_cannot_be_sent_or_stored_is_done(pool, key, effects, admin, caplog, reply):
+    def handler(environ):
+        runs.append(environ)
+        current().complete_with(lambda tx: tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,)))
+        return reply
+    runs = []
+    admin.execute("SELECT idem_set_policy('unstorable', max_response_size => 200)")
+    app = wsgi(pool, handler, lease=30, max_response=1000, scope=lambda asked: "unstorable")
+    answers = [call_wsgi(app, key) for _ in range(3)]
+    again = (500, "The answer could not be stored")
+    title = "The answer is too large to be stored" if reply[0] == 201 and not reply[1] else "Internal Server Error"
+    assert [(status, json.loads(body)["title"]) for status, _, body in answers] == [(500, title), again, again]
+    assert (len(runs), effects(), len(caplog.records)) == (1, 1, 3)
+
+
+def test_a_lease_whose_handler_gave_an_answer_that_is_not_stored_runs_out(pool, key, admin):
+    app = wsgi(pool, lambda environ: (503, [], [b"x" * 1001]), lease=30, max_response=1000)
+    assert call_wsgi(app, key)[0] == 500
+    run_out(admin, key)
+
+
 def test_flasks_teardown_comes_before_commit_and_may_fail_it(pool, key, effects, admin):
 
     def close(tx):
@@ -840,6 +864,20 @@ def test_asgi_stream_past_the_limit(run, key, effects):
                 await send({"type": "http.response.body", "body": b"x" * 1000, "more_body": True})
         return await asgi_call(asgi(idem, handler, max_response=5000), key)
     assert (run(body)[0], effects()) == (500, 0)
+
+
+def test_asgi_a_lease_that_streams_past_the_limit_is_done(run, key):
+    async def body(idem):
+        async def handler(body, receive, send):
+            runs.append(body)
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            while True:
+                await send({"type": "http.response.body", "body": b"x" * 1000, "more_body": True})
+        app = asgi(idem, handler, max_response=5000, lease=30)
+        return [json.loads((await asgi_call(app, key))[2])["title"] for _ in range(2)]
+    runs = []
+    assert run(body) == ["The answer is too large to be stored", "The answer could not be stored"]
+    assert len(runs) == 1
 
 
 def test_asgi_goes_on_when_its_server_gives_up(run, key, effects):

@@ -2,14 +2,16 @@
 
 import asyncio
 import threading
+from dataclasses import replace
 
 import psycopg
 import psycopg_pool
 import pytest
 
 from conftest import QUICK, at_once, insert_async, run_out
-from pg_idempotency import (NOT_DONE, UNKNOWN, AsyncIdempotency, Completion, Declined, Done, FakeClock, Idempotency,
-                            LeaseLost, NotDone, Operation, Response, Retry, Unknown, drive)
+from pg_idempotency import (NOT_DONE, UNKNOWN, AsyncIdempotency, BadArgument, Completion, Declined, Done, FakeClock, Idempotency,
+                            LeaseLost, NotDone, Operation, Response, Retry, TooLarge, Unknown, Unstorable, drive, idempotent,
+                            sqlstate_of)
 from pg_idempotency.clock import Clock
 from pg_idempotency.drive import Heartbeat
 from pg_idempotency.flow import Settings
@@ -218,6 +220,133 @@ def test_an_end_for_which_there_is_no_connection(key, error, tries, is_lost):
         Idempotency(connect, clock=clock, retry=Retry(attempts=2)).lease(key, None, work, lease=10)
     if not is_lost:
         assert len(opened) == 1 + tries
+
+
+def cycle():
+    """A list that JSON cannot have."""
+    value = []
+    value.append(value)
+    return value
+
+
+@pytest.mark.parametrize("answer, error", [
+    (print, TypeError), (cycle(), ValueError), ({"rate": float("nan")}, ValueError), (b"bytes", TypeError),
+    ({1: 1, "1": 2}, ValueError),
+    (Response(body=7), TypeError), (Response(code="x", payload=1), TypeError), (Response(payload=1, retention=-1), BadArgument),
+    (Response(payload=1, headers={"a": object()}), TypeError), ("a\0b", "22P05"), (Response(code=2**40, payload=1), "22003"),
+    ("\ud800", UnicodeEncodeError), ("x" * 2_000_000, TooLarge)])
+@pytest.mark.parametrize("with_writes", [False, True])
+def test_work_whose_answer_cannot_be_stored_is_done_and_not_repeated(idem, key, admin, effects, answer, error, with_writes):
+    runs = []
+
+    def work(operation, signal):
+        runs.append(operation)
+        return Completion(answer, writes(key)) if with_writes else answer
+    with pytest.raises(Exception) as raised:
+        idem.lease(key, None, work)
+    assert sqlstate_of(raised.value) == error if isinstance(error, str) else isinstance(raised.value, error)
+    assert admin.execute("SELECT status::text, response_code FROM idempotency_store WHERE idempotency_key = %s",
+                         (key,)).fetchall() == [("COMPLETED", 500)]
+    for _ in range(2):
+        with pytest.raises(Unstorable, match="^the work was done, and its answer could not be stored$"):
+            idem.lease(key, None, work, reconcile=declines)
+    assert (len(runs), effects()) == (1, int(with_writes))
+
+
+def test_a_function_whose_result_cannot_be_stored_is_done(idem, key):
+    runs = []
+
+    @idempotent(idem, key=lambda name: name, lease=30)
+    def once(operation, signal, name):
+        runs.append(name)
+        return object()
+    for error in (TypeError, Unstorable):
+        with pytest.raises(error):
+            once(key)
+    assert runs == [key]
+
+
+def test_an_answer_that_cannot_be_stored_is_kept_away_for_as_long_as_it_asked_for(idem, key, admin):
+    with pytest.raises(TooLarge):
+        idem.lease(key, None, lambda *_: Response(payload="x" * 2_000_000, retention=90 * 86400))
+    assert admin.execute("SELECT round(extract(epoch FROM expires_at - now()) / 86400)::int FROM idempotency_store"
+                         " WHERE idempotency_key = %s", (key,)).fetchone() == (90,)
+
+
+@pytest.mark.parametrize("answer", [Response(500, payload=1), Response(500, body=b""), Response(500, headers={}), Response(501)])
+def test_an_answer_with_the_code_500_is_one(idem, key, answer):
+    first = idem.lease(key, None, lambda *_: answer)
+    assert replace(idem.lease(key, None, declines), replayed=False, record=None) == first
+
+
+def test_what_reconcile_has_found_and_cannot_be_stored_is_asked_for_again(idem, key, admin):
+    leave_unended(idem, key)
+    for found, error in ((object(), TypeError), ("x" * 2_000_000, TooLarge)):
+        run_out(admin, key)
+        with pytest.raises(error):
+            idem.lease(key, None, declines, reconcile=lambda operation: Done(found))
+    run_out(admin, key)
+    assert idem.lease(key, None, declines, reconcile=lambda operation: Done("found")).payload == "found"
+
+
+def test_an_answer_that_cannot_be_stored_and_an_end_whose_answer_is_lost(proxy, key, admin):
+    events = []
+    idem = Idempotency(lambda: psycopg.connect(f"host={proxy.directory}"), retry=QUICK, hooks={"lease_lost": events.append})
+
+    def work(operation, signal):
+        proxy.arm("lose", "idem_complete")
+        return object()
+    with pytest.raises(TypeError):
+        idem.lease(key, None, work)
+    assert (proxy.hits, events) == (1, [])
+    with pytest.raises(Unstorable):
+        idem.lease(key, None, declines)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+@pytest.mark.parametrize("is_told", [True, False])
+def test_an_answer_that_cannot_be_stored_of_a_lease_that_is_lost(idem, key, admin, effects, ends, is_told):
+    """The stored one is the answer, and the error where there is none."""
+    def work(operation, signal):
+        run_out(admin, key)
+        if ends:
+            idem.lease(key, None, lambda *_: "theirs")
+        else:
+            leave_unended(idem, key)
+        if is_told:
+            signal.set()
+        return Completion(object(), writes(key))
+    if ends:
+        assert idem.lease(key, None, work).payload == "theirs"
+    else:
+        with pytest.raises(TypeError):
+            idem.lease(key, None, work)
+    assert effects() == 0
+
+
+def test_an_answer_that_cannot_be_stored_of_a_lease_that_ran_out(idem, key, admin):
+    def work(operation, signal):
+        run_out(admin, key)
+        signal.set()
+        return object()
+    for error in (TypeError, Unstorable):
+        with pytest.raises(error):
+            idem.lease(key, None, work)
+
+
+def test_writes_that_decline_or_fail_as_an_answer_may(idem, key, admin):
+    calls = []
+
+    def fail(tx):
+        calls.append(tx)
+        tx.execute("SELECT 'x'::int")
+    assert idem.lease(key + "d", None, lambda *_: Completion(object(), declines)).code == 409
+    for number, (answer, error) in enumerate((("good", "22P02"), (object(), None))):
+        with pytest.raises(Exception) as raised:
+            idem.lease(key + str(number), None, lambda *_: Completion(answer, fail))
+        assert sqlstate_of(raised.value) == error
+        run_out(admin, key + str(number))
+    assert len(calls) == 2
 
 
 def test_a_lost_lease_without_an_end_is_an_error(pool, key, admin, effects):

@@ -28,7 +28,8 @@ from mcp.server.mcpserver import Context, MCPServer
 from mcp.types import CallToolResult
 
 from conftest import run_out
-from pg_idempotency import NOT_DONE, UNKNOWN, BadArgument, Completion, Declined, Done, NotDone, Response, TooLarge, Unknown
+from pg_idempotency import (NOT_DONE, UNKNOWN, BadArgument, Completion, Declined, Done, NotDone, Response, TooLarge, Unknown,
+                            Unstorable)
 from pg_idempotency.errors import BadOption
 from pg_idempotency.mcp import AsyncTools, Tools, key_of_arguments
 
@@ -275,7 +276,8 @@ def test_a_failure_that_reconcile_finds(run, tools, admin, key):
 
 def test_an_answer_that_cannot_be_stored(tools, key, errors):
     assert tools.lease("send", "ann", key, {}, lambda operation, signal: "x" * 2_000_000) == problem("UNKNOWN")
-    assert [type(error) for error in errors] == [TooLarge]
+    assert tools.lease("send", "ann", key, {}, never) == problem("UNKNOWN")
+    assert [type(error) for error in errors] == [TooLarge, Unstorable]
 
 
 def test_a_database_that_cannot_be_reached(tools, key, errors, pool):

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from pg_idempotency import (BadArgument, Declined, FakeClock, Idempotency, InProgress, KeyReused, NotDone, Result, Retry,
-                            Settlement, Unknown, owns_dead_letter, settle)
+                            Settlement, Unknown, Unstorable, owns_dead_letter, settle)
 from pg_idempotency.consumer import TRIES, Policy
 from pg_idempotency.http.problem import problem_of
 from pg_idempotency.rabbitmq import NAME, Consumer
@@ -26,7 +26,7 @@ def result(outcome, replayed=False, retry_after=None):
     (result("IN_PROGRESS"), AGAIN, 1), (result("IN_PROGRESS", retry_after=7), AGAIN, 7),
     (result("FAILED"), DEAD_LETTER, 0), (result("FAILED", retry_after=3), AGAIN, 3),
     (result("FAILED", True), DEAD_LETTER, 0),
-    (KeyReused("x"), DEAD_LETTER, 0), (NotDone("x", 9), AGAIN, 9), (OSError(), AGAIN, 1),
+    (KeyReused("x"), DEAD_LETTER, 0), (Unstorable(), DEAD_LETTER, 0), (NotDone("x", 9), AGAIN, 9), (OSError(), AGAIN, 1),
     *((error(retry_after=timedelta(minutes=1)), AGAIN, 60) for error in (NotDone, Unknown, InProgress))])
 def test_settle(outcome, action, after):
     settlement = settle(outcome)

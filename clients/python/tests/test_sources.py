@@ -14,8 +14,8 @@ from django.db import connection, transaction
 import kinds
 from conftest import run_out
 from pg_idempotency import (NOT_DONE, BadArgument, CommitRolledBack, Completion, Declined, FakeClock, Idempotency,
-                            IdempotencyError, KeyReused, LeaseLost, NotDone, NotReady, Response, TooLarge, Unknown, drive,
-                            flow, sqlstate_of)
+                            IdempotencyError, Json, KeyReused, LeaseLost, NotDone, NotReady, Response, TooLarge, Unknown,
+                            Unstorable, drive, flow, sqlstate_of)
 from pg_idempotency.django import DjangoSource
 from pg_idempotency.errors import is_unreachable
 
@@ -404,6 +404,22 @@ def test_a_lost_answer_at_the_end_of_a_lease(case, proxy, key, effects, cut, rep
     result = case(test, host=proxy.directory)
     assert (result.outcome, result.payload, result.replayed) == ("COMPLETED", {"charge": 1}, replayed)
     assert (proxy.hits, effects()) == (1, 1)
+
+
+@pytest.mark.parametrize("answer", ["a\0b", "\ud800", Json("\0"), Response(code=2**40), "x" * 2_000_000])
+def test_work_whose_answer_cannot_be_stored_is_done(case, key, answer):
+    async def test(idem, on):
+        def work(operation, signal):
+            runs.append(operation)
+            return answer
+        with pytest.raises(Exception) as first:
+            await idem.lease(key, None, work)
+        with pytest.raises(Unstorable):
+            await idem.lease(key, None, work)
+        return first.type
+    runs = []
+    assert case(test) not in (Unstorable, LeaseLost)
+    assert len(runs) == 1
 
 
 @of("psycopg", "async psycopg")

@@ -177,13 +177,13 @@ class Call:
                 await self.stored.wait()
 
     async def reply(self) -> Reply:
-        """The answer as a whole. Raises what the application raises, and ResponseTooLarge as soon as it is over the limit."""
+        """The answer as a whole, or until it is over the limit. Raises what the application raises."""
         try:
             await self.answered
         except asyncio.CancelledError:
             await self.undo()
             raise
-        if self.task.done():
+        if self.task.done() and self.size <= self.limit:
             self.task.result()
         if not self.start:
             raise RuntimeError("the application gave no answer")

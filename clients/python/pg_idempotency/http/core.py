@@ -15,8 +15,9 @@ from datetime import datetime
 from email.utils import format_datetime
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, TypeVar, Union
 
-from ..errors import Declined, NotDone
+from ..errors import Declined, NotDone, TooLarge
 from ..hooks import logger
+from ..lease import WITHOUT_ANSWER
 from ..model import (COMPLETED, FAILED, IN_PROGRESS, Completion, Duration, Json, Operation, Response, Result, check_count,
                      maybe_seconds, seconds, to_json)
 from ..retry import seconds_until
@@ -211,7 +212,8 @@ class Served:
     """One request's way: the replies of its handler, of which the last one counts.
 
     ``ends``: the outcome of the operation that has this reply. Writes of a lease that decline have another one.
-    ``is_kept``: it is stored, by a COMMIT that is known. ``declined``: the headers of a Declined, of which no cookie is stored.
+    ``unsendable``: the handler of a lease is done, and this is wrong with its reply. ``is_kept``: the reply is stored, by a
+    COMMIT that is known. ``declined``: the headers of a Declined, of which no cookie is stored.
     """
 
     def __init__(self, core: "Core", admitted: Admitted) -> None:
@@ -220,17 +222,22 @@ class Served:
         self.options = admitted.options
         self.reply: Optional[Reply] = None
         self.ends = COMPLETED
+        self.unsendable: Optional[Exception] = None
         self.is_kept = False
         self.declined: Optional[Mapping[str, Any]] = None
 
     def outcome(self, exchange: Exchange, reply: Reply) -> Any:
         """The reply as work gives it back. Raises Declined, NotStored or ResponseTooLarge."""
-        self.reply = reply
-        if len(reply.body) > self.options.max_response:
-            raise ResponseTooLarge()
-        check_status(reply.status)
-        check_headers(reply.headers)
+        self.reply, self.unsendable = reply, None
         store = store_of(self.options, reply.status)
+        try:
+            check_reply(reply, self.options.max_response)
+        except Exception as error:
+            # A lease that would not be left ends: its handler is done.
+            if self.options.lease is None or is_final(reply.status) and store.end != "complete":
+                raise
+            self.unsendable = error
+            return self.ending(exchange, Response(WITHOUT_ANSWER, retention=store.retention))
         if store.end in ("release", "leave"):
             # In a transaction an answer below 500 is a refusal: its rollback is no lost attempt.
             released = reply.status < 500 if self.options.lease is None else store.end == "release"
@@ -240,7 +247,11 @@ class Served:
         if store.end == "fail":
             raise Declined(reply.status, headers=headers, body=reply.body, retry_after=retry_after_of(reply.headers),
                            retention=maybe_seconds("retention", store.retention))
-        response = Response(reply.status, headers, body=reply.body, retention=store.retention)
+        return self.ending(exchange, Response(reply.status, headers, body=reply.body, retention=store.retention))
+
+    @staticmethod
+    def ending(exchange: Exchange, response: Response) -> Union[Response, Completion]:
+        """The response, with the writes of a lease."""
         return response if exchange.writes is None else Completion(response, exchange.writes)
 
     def refuse(self, error: Exception) -> None:
@@ -263,6 +274,8 @@ class Served:
         """The answer to the client: the handler's own where it ran to its end, else what is stored."""
         if result.outcome == IN_PROGRESS:
             return self.core.problem_reply(in_progress(result.retry_after), self.options)
+        if self.unsendable is not None and result.outcome == COMPLETED and not result.replayed:
+            raise self.unsendable
         if not result.replayed and self.reply is not None and result.outcome == self.ends:
             self.is_kept = True
             return self.reply
@@ -282,7 +295,11 @@ class Served:
         """The answer to the client after an error. The error itself goes to the log."""
         if isinstance(error, NotStored):
             return error.reply
-        problem = problem_of(error)
+        if isinstance(error, TooLarge) and self.options.lease is not None:
+            # To a client a 413 says that nothing was done.
+            problem = problem_of(ResponseTooLarge())
+        else:
+            problem = problem_of(error)
         if problem.status >= 500:
             logger.error("a request failed with %d", problem.status, exc_info=error)
         return self.core.problem_reply(problem, self.options)
@@ -433,9 +450,22 @@ def retry_after_of(headers: Headers) -> Optional[float]:
 WITHOUT_LENGTH = (204, 304)     # a Content-Length of theirs would be wrong, or that of another answer
 
 
+def is_final(status: int) -> bool:
+    """Whether HTTP can send it, as the last status of an answer."""
+    return 200 <= status <= 999
+
+
+def check_reply(reply: Reply, limit: int) -> None:
+    """Raises ResponseTooLarge, and ValueError for what HTTP cannot send."""
+    if len(reply.body) > limit:
+        raise ResponseTooLarge()
+    check_status(reply.status)
+    check_headers(reply.headers)
+
+
 def check_status(status: int) -> None:
     """Raises ValueError for what HTTP cannot send as the last status of an answer."""
-    if not 200 <= status <= 999:
+    if not is_final(status):
         raise ValueError(f"an answer cannot have the status {status}")
 
 

@@ -19,7 +19,6 @@ from ..client import Idempotency
 from ..django import DjangoSource
 from .core import Admitted, Core, Exchange, Headers, Options, Reply, Request, Served
 from .fingerprint import target_of_asgi, target_of_wsgi
-from .problem import ResponseTooLarge
 from .serve import serve
 
 
@@ -112,14 +111,14 @@ def request_of(request: Any, route: str, body: bytes) -> Request:
 
 
 def capture(response: Any, limit: int) -> Reply:
-    """A response as a whole. Raises ResponseTooLarge as soon as it is over the limit."""
+    """A response as a whole, or until it is over the limit."""
     chunks = []
     size = 0
     for chunk in response.streaming_content if response.streaming else [response.content]:
         chunks.append(bytes(chunk))
         size += len(chunks[-1])
         if size > limit:
-            raise ResponseTooLarge()
+            break
     headers: Headers = [(name, str(value)) for name, value in response.items()]
     headers.extend(("Set-Cookie", morsel.OutputString()) for morsel in response.cookies.values())
     return Reply(response.status_code, headers, b"".join(chunks))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import List, Optional, Tuple
 
 from ..errors import (RETRY_STATES, BadArgument, BadOption, Forbidden, InProgress, KeyReused, LeaseLost, NotDone, TooLarge,
-                      Unknown, is_unreachable, sqlstate_of)
+                      Unknown, Unstorable, is_unreachable, sqlstate_of)
 
 BUSY_STATES = frozenset({"25006", "53300", "55P03", "57014"})
 
@@ -52,6 +52,8 @@ def problem_of(error: BaseException) -> Problem:
         return in_progress(getattr(error, "retry_after", None))
     if isinstance(error, TooLarge):
         return Problem(413, "The answer is too large to be stored", "Nothing was stored.")
+    if isinstance(error, Unstorable):
+        return Problem(500, "The answer could not be stored", "The request was done, and is not repeated.")
     if isinstance(error, Unknown):
         return Problem(503, "It is not known yet whether an earlier attempt took effect", AGAIN, error.retry_after or 1)
     if isinstance(error, NotDone):

@@ -13,7 +13,6 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tupl
 from ..client import Idempotency
 from .core import WITHOUT_LENGTH, Admitted, Core, Exchange, Headers, Options, Reply, Request, Served
 from .fingerprint import target_of_wsgi
-from .problem import ResponseTooLarge
 from .serve import serve
 
 Environ = Dict[str, Any]
@@ -149,8 +148,7 @@ def with_body(environ: Environ, body: bytes) -> Environ:
 
 
 def capture(app: Callable[..., Iterable[bytes]], environ: Environ, limit: int, given: List[Iterable[bytes]]) -> Reply:
-    """What the application answers, as a whole, and in ``given`` as it came. It is not closed.
-    Raises ResponseTooLarge as soon as it is over the limit."""
+    """What the application answers, as a whole or until it is over the limit, and in ``given`` as it came. It is not closed."""
     started: List[Tuple[str, Headers]] = []
     chunks: List[bytes] = []
 
@@ -164,7 +162,7 @@ def capture(app: Callable[..., Iterable[bytes]], environ: Environ, limit: int, g
         chunks.append(chunk)
         size += len(chunk)
         if size > limit:
-            raise ResponseTooLarge()
+            break
     status, headers = started[-1]
     return Reply(int(status.split(" ", 1)[0]), list(headers), b"".join(chunks))
 
