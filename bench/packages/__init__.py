@@ -10,7 +10,7 @@ says how many operations have ended, and how many a second:
 
 Sides by hand have their driver's defaults: psycopg, pgx and pgjdbc prepare what is repeated, node-postgres does not.
 pgjdbc sends BEGIN along with the first statement, so its bare transaction has a round trip less than the others.
-A run in Java is timed when its compiler rests.
+A run in Java or Node.js is timed when its compiler rests.
 """
 
 import contextlib
