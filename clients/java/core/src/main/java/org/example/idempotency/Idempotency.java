@@ -99,12 +99,15 @@ public final class Idempotency {
      * refused because the attempt has ended already, as after an answer that was lost, the stored
      * answer is returned. So it is where the lease was lost and another attempt has ended, whatever the work throws.
      *
+     * <p>An answer that cannot be stored ends the operation without one, and with the writes: no attempt repeats it. This
+     * call throws what was wrong, and calls after it Unstorable. After such an answer of a function the lease runs out.
+     *
      * @param <X> what the work may throw
      * @param call the key and what belongs to it
      * @param work the work
      * @return as of {@link #transaction}
      * @throws X what the work has thrown: the lease runs out, and the next attempt takes over
-     * @throws IdempotencyException as of {@link #transaction}, and LeaseLost, Unknown, NotDone
+     * @throws IdempotencyException as of {@link #transaction}, and LeaseLost, Unknown, Unstorable, NotDone
      */
     public <X extends Exception> Result lease(Call call, LeasedWork<X> work) throws X {
         return lease(call, work, null);
@@ -132,7 +135,7 @@ public final class Idempotency {
         tellBegun(o);
         return o.outcome() == Outcome.ACQUIRED
                 ? new LeasedAttempt(this, full, o, asked[0] + o.leaseLeft().toNanos()).run(work, finder)
-                : Result.of(o);
+                : LeasedAttempt.known(o);
     }
 
     /**

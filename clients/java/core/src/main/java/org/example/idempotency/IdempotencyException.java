@@ -131,6 +131,16 @@ public abstract sealed class IdempotencyException extends RuntimeException {
         }
     }
 
+    /**
+     * The work of a lease was done, and its answer could not be stored: the operation has ended without one, and no attempt repeats it.
+     * The call that did the work gets what was wrong with the answer; this one is for the calls after it.
+     */
+    public static final class Unstorable extends IdempotencyException {
+        Unstorable() {
+            super("the work was done, and its answer could not be stored", null);
+        }
+    }
+
     /** Somebody else owns the operation. */
     public static final class InProgress extends IdempotencyException {
         private final Duration retryAfter;

@@ -9,6 +9,8 @@ final class LeasedAttempt {
     /** How long a lost answer, or a network that hangs, may hold up the end. */
     private static final Duration END = Duration.ofSeconds(5);
     private static final Duration SECOND = Duration.ofSeconds(1);
+    /** What is stored in place of an answer that cannot be. */
+    private static final Response WITHOUT_ANSWER = Response.of(500, null);
 
     private final Idempotency client;
     private final Call call;
@@ -16,6 +18,7 @@ final class LeasedAttempt {
     private final Heartbeat heartbeat;
     /** Then an Unknown may be the work's, as of another operation: nobody knows what happened outside. */
     private boolean hasBegun;
+    private boolean haveWritesFailed;
 
     /** Until when the lease lasts is a time of System.nanoTime(). */
     LeasedAttempt(Idempotency client, Call call, Operation operation, long until) {
@@ -40,7 +43,7 @@ final class LeasedAttempt {
             }
             throw error;
         }
-        return complete(completion);
+        return finish(completion);
     }
 
     private <X extends Exception> Completion reconcileAndWork(LeasedWork<X> work, Reconciled.Finder finder) throws X {
@@ -71,6 +74,54 @@ final class LeasedAttempt {
         return work.run(heartbeat);
     }
 
+    /** The stored answer. Throws Unstorable where there is none. */
+    static Result known(Operation o) {
+        if (o.outcome() == Outcome.COMPLETED && WITHOUT_ANSWER.equals(o.response())) {
+            throw new IdempotencyException.Unstorable();
+        }
+        return Result.of(o);
+    }
+
+    /** Ends what was done. What the finder has found and cannot be stored, it is asked for again. */
+    private Result finish(Completion completion) {
+        try {
+            return complete(completion);
+        } catch (RuntimeException error) {
+            if (!hasBegun || haveWritesFailed || !isOfAnswer(error)) {
+                throw error;
+            }
+            return withoutAnswer(completion, error);
+        }
+    }
+
+    /** Whether an answer cannot be stored: there is none, or the server cannot read it, or it is more than it holds. */
+    private static boolean isOfAnswer(RuntimeException error) {
+        String state = IdempotencyException.sqlState(error);
+        return error instanceof IdempotencyException.TooLarge || error instanceof IdempotencyException.BadArgument
+                || state.startsWith("22") || state.startsWith("54") || IdempotencyException.has(NullPointerException.class, error);
+    }
+
+    /**
+     * Ends work with its writes, so that no attempt repeats it. Throws what was wrong with its answer, unless another end is
+     * stored: that of the writes, or of who had the lease meanwhile.
+     */
+    private Result withoutAnswer(Completion completion, RuntimeException wrong) {
+        Response answer = completion == null ? null : completion.response();
+        Response none = new Response(WITHOUT_ANSWER.code(), null, null, null, answer == null ? null : answer.retention());
+        Result result;
+        try {
+            result = complete(new Completion(none, completion == null ? null : completion.writes()));
+        } catch (IdempotencyException.NotDone reason) {
+            throw reason;
+        } catch (RuntimeException failure) {
+            throw wrong;
+        }
+        if (result.outcome() == Outcome.COMPLETED && !result.replayed()) {
+            throw wrong;
+        }
+        return result;
+    }
+
     private Result complete(Completion completion) {
         Result result = Result.ran(operation, Outcome.COMPLETED, completion.response(), null);
         try {
@@ -88,6 +139,14 @@ final class LeasedAttempt {
 
     private Void completeWith(Completion completion) throws SQLException {
         Throwable[] failure = new Throwable[1];
+        try {
+            return completeWith(completion, failure);
+        } finally {
+            haveWritesFailed = failure[0] != null;
+        }
+    }
+
+    private Void completeWith(Completion completion, Throwable[] failure) throws SQLException {
         return client.<Void, SQLException>inTransaction(call, failure, c -> {
             client.<Void, SQLException>called(failure, () -> {
                 completion.writes().run(WorkConnection.of(c));
@@ -137,7 +196,7 @@ final class LeasedAttempt {
             throw lost;
         }
         client.tellBegun(stored);
-        return Result.of(stored);
+        return known(stored);
     }
 
     /** Null where there is no record, or none could be read within the time of a lease: it may be the database that lost the lease. */

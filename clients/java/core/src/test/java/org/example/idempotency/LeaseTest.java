@@ -3,9 +3,13 @@ package org.example.idempotency;
 import static org.junit.jupiter.api.Assertions.*;
 
 import java.io.IOException;
+import java.sql.Connection;
 import java.sql.SQLException;
 import java.time.Duration;
 import java.util.Collections;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.locks.LockSupport;
 import javax.sql.DataSource;
@@ -64,6 +68,122 @@ class LeaseTest extends OnServer {
         assertTrue(once.lease(Call.of(key + "x"), lease -> done()).replayed());
         assertEquals(0, effects());
         assertEquals(2, Collections.frequency(events, Event.Type.DECLINED));
+    }
+
+    private static void effect(Connection connection, String own) throws SQLException {
+        execute(connection, "INSERT INTO effect VALUES ('" + own + "')");
+    }
+
+    private int effects(String own) throws SQLException {
+        return Integer.parseInt(one("SELECT count(*) FROM effect WHERE key = '" + own + "'"));
+    }
+
+    private void runOut(String own) throws SQLException {
+        sql("UPDATE idempotency_store SET lease_expires_at = clock_timestamp() WHERE idempotency_key = '" + own + "'");
+    }
+
+    private void abandon(String own) {
+        assertThrows(IOException.class, () -> once.lease(Call.of(own), lease -> {
+            throw new IOException("died");
+        }));
+    }
+
+    private static final String LARGE = '"' + "x".repeat(2_000_000) + '"';
+
+    private static Map<String, Response> unstorable() {
+        Map<String, Response> all = new HashMap<>(Map.of("broken", Response.json("{"), "NUL", Response.json("\"a\\u0000b\""),
+                "half", Response.json("\"\ud800\""), "large", Response.json(LARGE)));
+        all.put("none", null);
+        all.put("header", new Response(200, Collections.singletonMap("a", null), null, null, null));
+        return all;
+    }
+
+    @Test
+    void workWhoseAnswerCannotBeStoredIsDoneAndNotRepeated() throws Exception {
+        for (Map.Entry<String, Response> answer : unstorable().entrySet()) {
+            for (boolean writes : new boolean[] {false, true}) {
+                String own = key + answer.getKey() + writes;
+                int[] runs = new int[1];
+                LeasedWork<Exception> work = lease -> {
+                    runs[0]++;
+                    return new Completion(answer.getValue(), writes ? connection -> effect(connection, own) : null);
+                };
+                RuntimeException first = assertThrows(RuntimeException.class, () -> once.lease(Call.of(own), work), own);
+                assertFalse(first instanceof IdempotencyException.Unstorable, own);
+                assertEquals(answer.getKey().equals("large"), first instanceof IdempotencyException.TooLarge);
+                for (int repeat = 0; repeat < 2; repeat++) {
+                    assertEquals("the work was done, and its answer could not be stored",
+                            assertThrows(IdempotencyException.Unstorable.class, () -> once.lease(Call.of(own), work), own).getMessage());
+                }
+                assertEquals(List.of(1, writes ? 1 : 0, 500), List.of(runs[0], effects(own), once.lookup(Call.of(own)).response().code()));
+            }
+        }
+        assertThrows(NullPointerException.class, () -> once.lease(Call.of(key), lease -> null));
+        assertThrows(IdempotencyException.Unstorable.class, () -> once.lease(Call.of(key), lease -> done()));
+    }
+
+    @Test
+    void whatCannotBeStoredIsKeptAwayForAsLongAsItAskedFor() {
+        Response answer = new Response(0, null, LARGE, null, Duration.ofDays(90));
+        assertThrows(IdempotencyException.TooLarge.class, () -> once.lease(Call.of(key), lease -> Completion.of(answer)));
+        Operation stored = once.lookup(Call.of(key));
+        assertEquals(90, Duration.between(stored.createdAt(), stored.expiresAt()).toDays());
+    }
+
+    @Test
+    void anAnswerWithTheCode500IsOne() {
+        for (Response answer : List.of(Response.of(500, "1"), new Response(500, null, null, new byte[0], null),
+                new Response(500, Map.of(), null, null, null), Response.of(501, null))) {
+            String own = key + answer.code() + answer.payload() + answer.headers();
+            once.lease(Call.of(own), lease -> Completion.of(answer));
+            assertEquals(answer.code(), once.lease(Call.of(own), lease -> done()).response().code());
+        }
+    }
+
+    @Test
+    void whatTheFinderHasFoundAndCannotBeStoredItIsAskedForAgain() throws Exception {
+        abandon(key);
+        for (String found : List.of("{", LARGE)) {
+            runOut(key);
+            assertThrows(IdempotencyException.class,
+                    () -> once.lease(Call.of(key), lease -> done(), operation -> new Reconciled.Done(Response.json(found))));
+        }
+        runOut(key);
+        assertEquals("1", once.lease(Call.of(key), lease -> done(), operation -> new Reconciled.Done(Response.json("1"))).response().payload());
+        assertEquals(0, effects());
+    }
+
+    @Test
+    void anAnswerThatCannotBeStoredAndOtherEnds() throws Exception {
+        for (boolean isEnded : new boolean[] {true, false}) {
+            String own = key + isEnded;
+            LeasedWork<Exception> late = lease -> {
+                runOut(own);
+                if (isEnded) {
+                    once.lease(Call.of(own), other -> Completion.of(Response.of(202, null)));
+                } else {
+                    abandon(own);
+                }
+                return Completion.of(Response.json(LARGE));
+            };
+            if (isEnded) {
+                assertEquals(202, once.lease(Call.of(own), late).response().code());
+            } else {
+                assertThrows(IdempotencyException.class, () -> once.lease(Call.of(own), late));
+            }
+        }
+        Declined refusal = new Declined(402, null);
+        assertEquals(Outcome.FAILED, once.lease(Call.of(key + "d"), lease -> new Completion(Response.json(LARGE), c -> {
+            throw refusal;
+        })).outcome());
+        int[] calls = new int[1];
+        for (Response answer : List.of(Response.EMPTY, Response.json(null))) {
+            assertThrows(IdempotencyException.Other.class, () -> once.<Exception>lease(Call.of(key + ++calls[0]), lease -> new Completion(answer, c -> {
+                calls[0]++;
+                c.createStatement().execute("SELECT 'x'::int");
+            })));
+        }
+        assertEquals(4, calls[0]);
     }
 
     @Test

@@ -265,6 +265,8 @@ public final class IdempotencyFilter extends HttpFilter {
         private final Call call;
         private final byte[] body;
         private Answer fresh;
+        /** What is wrong with the answer of a leased handler that is done: it cannot be sent, or stored. */
+        private Exception unsendable;
         private Exception thrown;
         private Answer toThrown;
 
@@ -335,7 +337,7 @@ public final class IdempotencyFilter extends HttpFilter {
 
         private Answer lease() throws Exception {
             if (call.key() != null) {
-                return conclude(once.<Exception>lease(call, this::leased, options.finder == null ? null : this::find));
+                return conclude(leased());
             }
             Exchange exchange = new Exchange(null, null, null);
             handle(exchange);
@@ -346,6 +348,20 @@ public final class IdempotencyFilter extends HttpFilter {
                 });
             }
             return fresh;
+        }
+
+        private Result leased() throws Exception {
+            Result result;
+            try {
+                result = once.<Exception>lease(call, this::leased, options.finder == null ? null : this::find);
+            } catch (IdempotencyException.TooLarge error) {
+                // To a client a 413 says that nothing was done.
+                throw new UncheckedIOException(new RecordedResponse.TooLarge());
+            }
+            if (unsendable != null && result.outcome() == Outcome.COMPLETED && !result.replayed()) {
+                throw unsendable;
+            }
+            return result;
         }
 
         private static Answer answerOf(IdempotencyException.NotDone released) throws PassedOn {
@@ -401,6 +417,38 @@ public final class IdempotencyFilter extends HttpFilter {
         /** Calls the handler once, and decides what becomes of its answer. */
         private Response handle(Exchange exchange) throws Exception {
             RecordedResponse recorded = new RecordedResponse(response, options.maxResponse);
+            Answer answer;
+            boolean hasAnswered = false;
+            unsendable = null;
+            try {
+                call(exchange, recorded);
+                hasAnswered = true;
+                answer = recorded.finish().checked();
+            } catch (Exception error) {
+                if (exchange.lease() == null || !hasAnswered && !isTooLarge(error)) {
+                    throw error;
+                }
+                return withoutAnswer(recorded.getStatus(), error);
+            }
+            return keep(answer);
+        }
+
+        /** Frameworks wrap what its stream has told a handler. */
+        private static boolean isTooLarge(Throwable error) {
+            return error instanceof RecordedResponse.TooLarge || error.getCause() != null && isTooLarge(error.getCause());
+        }
+
+        /** A handler that has answered is done. But a lease that would have run out after its answer does so. */
+        private Response withoutAnswer(int status, Exception error) throws Exception {
+            Keep keep = status < 200 || status > 999 ? new Keep(Keep.Kind.STORED, null) : options.statuses.apply(status);
+            if (keep.as() != Keep.Kind.STORED) {
+                throw error;
+            }
+            unsendable = error;
+            return new Response(500, null, null, null, keep.retention());
+        }
+
+        private void call(Exchange exchange, RecordedResponse recorded) throws Exception {
             Set<String> before = new HashSet<>(Collections.list(request.getAttributeNames()));
             request.setAttribute(Exchange.class.getName(), exchange);
             try {
@@ -412,7 +460,6 @@ public final class IdempotencyFilter extends HttpFilter {
                 Collections.list(request.getAttributeNames()).stream().filter(name -> !before.contains(name))
                         .forEach(request::removeAttribute);
             }
-            return keep(recorded.finish().checked());
         }
 
         /** Frameworks wrap what a handler has thrown. */

@@ -53,6 +53,8 @@ public record Problem(int status, String type, String title, String detail, Dura
             return inProgress(running.retryAfter());
         } else if (error instanceof IdempotencyException.TooLarge) {
             return new Problem(413, "The answer is too large to be stored", "Nothing was stored.", null);
+        } else if (error instanceof IdempotencyException.Unstorable) {
+            return new Problem(500, "The answer could not be stored", "The request was done, and is not repeated.", null);
         } else if (error instanceof IdempotencyException.KeyReused) {
             return new Problem(422, "Idempotency-Key is already used",
                     "It was used with another request. Use a new key for a new request.", null);

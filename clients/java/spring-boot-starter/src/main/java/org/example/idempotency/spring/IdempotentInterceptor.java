@@ -32,8 +32,8 @@ import org.springframework.transaction.interceptor.TransactionAttributeSource;
 final class IdempotentInterceptor implements MethodInterceptor {
     private static final ExpressionParser PARSER = new SpelExpressionParser();
     private static final ParameterNameDiscoverer NAMES = new DefaultParameterNameDiscoverer();
-    /** The code of a record whose result is not there. */
-    private static final int UNWRITTEN = 500;
+    /** What the core takes for a result that could not be stored. */
+    private static final Response UNWRITTEN = Response.of(500, null);
 
     private static final TransactionAttributeSource TRANSACTIONAL = new AnnotationTransactionAttributeSource(false);
     private static final Set<Integer> APART = Set.of(TransactionDefinition.PROPAGATION_REQUIRES_NEW,
@@ -80,10 +80,10 @@ final class IdempotentInterceptor implements MethodInterceptor {
                 return Completion.of(written(value, method));
             } catch (RuntimeException error) {
                 unwritten[0] = error;
-                return Completion.of(Response.of(UNWRITTEN, null));
+                return Completion.of(UNWRITTEN);
             }
         });
-        if (unwritten[0] != null) {
+        if (unwritten[0] != null && !result.replayed()) {
             throw unwritten[0];
         }
         return result;
@@ -97,9 +97,6 @@ final class IdempotentInterceptor implements MethodInterceptor {
 
     /** The error of the application's JSON would quote what it has read. */
     private Object read(Response response, Method method, Type type) {
-        if (response.code() == UNWRITTEN) {
-            throw new IllegalStateException("the result of the call that ran was no JSON: " + method);
-        }
         try {
             return response.payload() == null ? null : json.get().read(response.payload(), type);
         } catch (RuntimeException error) {

@@ -467,6 +467,46 @@ class FilterTest {
     }
 
     @Test
+    void aLeaseWhoseHandlerGaveAnAnswerThatCannotBeSentOrStoredIsDone() throws Exception {
+        String tooLarge = "\"The answer is too large to be stored\"";
+        for (String what : new String[] {"limit", "wrapped", "server", "status"}) {
+            int[] runs = new int[1];
+            protect(true, options -> options.limits(1000, 1000).scope((request, route) -> "unstorable " + key + what));
+            jdbc.execute("SELECT idem_set_policy('shop unstorable " + key + "server', max_response_size => 200)");
+            handler = (request, response) -> {
+                runs[0]++;
+                Exchange.of(request).completeWith(connection -> effect(connection));
+                response.setStatus(what.equals("status") ? 199 : 201);
+                String body = "x".repeat(what.equals("server") ? 900 : what.equals("status") ? 1 : 1001);
+                if (what.equals("wrapped")) {
+                    try {
+                        response.getOutputStream().write(body.getBytes(StandardCharsets.UTF_8));
+                    } catch (IOException error) {
+                        throw new ServletException(error);
+                    }
+                }
+                response.getWriter().write(body);
+            };
+            int before = effects();
+            HttpResponse<String> first = post("/orders", "ann", what);
+            assertEquals(List.of(500, !what.equals("status")), List.of(first.statusCode(), first.body().contains(tooLarge)), what);
+            for (int repeat = 0; repeat < 2; repeat++) {
+                HttpResponse<String> again = post("/orders", "ann", what);
+                assertEquals(500, again.statusCode());
+                assertTrue(again.body().contains("\"The answer could not be stored\""), again.body());
+            }
+            assertEquals(List.of(1, before + 1), List.of(runs[0], effects()), what);
+        }
+        protect(true, options -> options.limits(1000, 1000));
+        handler = (request, response) -> {
+            response.setStatus(503);
+            response.getWriter().write("x".repeat(1001));
+        };
+        assertEquals(500, post("/orders", "ann", "left").statusCode());
+        assertEquals(409, post("/orders", "ann", "left").statusCode());
+    }
+
+    @Test
     void anotherAttemptFindsNoAttributeOfTheOneBefore() throws Exception {
         protect(false, options -> options.timeout(Duration.ZERO)); // no limit
         handler = (request, response) -> {

@@ -17,6 +17,7 @@ import javax.sql.DataSource;
 import org.example.idempotency.Call;
 import org.example.idempotency.Completion;
 import org.example.idempotency.Idempotency;
+import org.example.idempotency.Identity;
 import org.example.idempotency.IdempotencyException;
 import org.example.idempotency.Options;
 import org.example.idempotency.Response;
@@ -117,6 +118,11 @@ class IdempotentTest {
             return names(key);
         }
 
+        @Idempotent(name = "count later", key = "#key", lease = true)
+        public int countLater(String key) {
+            return count(key);
+        }
+
         @Idempotent(name = "hides later", key = "#key", lease = true)
         public Object hidesLater(String key, boolean isLater) {
             return hides(key, isLater);
@@ -198,12 +204,25 @@ class IdempotentTest {
         assertEquals(0, effects());
     }
 
+    /** Not each record with that code is one whose result could not be stored. */
+    @Test
+    void aLeasedResultWithTheCode500IsRead() {
+        Idempotency once = context.getBean(Idempotency.class);
+        String scope = Identity.function(once.options().scope(), "count later");
+        once.lease(Call.of(key).withScope(scope), lease -> Completion.of(Response.of(500, "7")));
+        assertEquals(7, tickets.countLater(key));
+        once.lease(Call.of(key + "x").withScope(scope), lease -> Completion.of(Response.of(500, null)));
+        assertThrows(IdempotencyException.Unstorable.class, () -> tickets.countLater(key + "x"));
+        assertEquals(0, effects());
+    }
+
     @Test
     void leasedWorkWhoseResultCannotBeStoredOrReadRunsOnceAllTheSame() {
         for (int call = 0; call < 2; call++) {
             assertThrows(IllegalStateException.class, () -> tickets.namesLater(key));
-            assertThrows(RuntimeException.class, () -> tickets.hidesLater(key, true));
-            assertThrows(RuntimeException.class, () -> tickets.hidesLater(key + "x", false));
+            Class<? extends RuntimeException> kind = call == 0 ? RuntimeException.class : IdempotencyException.Unstorable.class;
+            assertThrows(kind, () -> tickets.hidesLater(key, true));
+            assertThrows(kind, () -> tickets.hidesLater(key + "x", false));
             jdbc.update("UPDATE idempotency_store SET lease_expires_at = clock_timestamp() WHERE idempotency_key LIKE ? || '%'"
                     + " AND status = 'PENDING'", key);
         }
