@@ -43,7 +43,6 @@ func Config(url string) (*pgxpool.Config, error) {
 	if config.ConnConfig.DefaultQueryExecMode == pgx.QueryExecModeCacheStatement {
 		config.BeforeConnect = (&prober{}).choose
 	}
-	config.ShouldPing = shouldPing
 	return config, nil
 }
 
