@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"strings"
-	"syscall"
 	"time"
 )
 
@@ -137,7 +136,7 @@ func ofStatement(err error) error {
 	if kind, known := byState[state]; known {
 		return &Error{kind, err}
 	}
-	if err != nil && !errors.Is(err, ErrConnectionLost) && (endsConnection(state) || isSocketError(err)) {
+	if !errors.Is(err, ErrConnectionLost) && (endsConnection(state) || isSocketError(err)) {
 		return ConnectionLost(err)
 	}
 	return err
@@ -168,17 +167,8 @@ func ofBegin(err error) error {
 // isSocketError says whether a driver's error without a SQLSTATE means that the
 // connection is gone.
 func isSocketError(err error) bool {
-	if isContextError(err) || SQLState(err) != "" {
-		return false
-	}
-	for _, gone := range []error{driver.ErrBadConn, io.EOF, io.ErrUnexpectedEOF, net.ErrClosed,
-		syscall.ECONNRESET, syscall.EPIPE, syscall.ECONNREFUSED} {
-		if errors.Is(err, gone) {
-			return true
-		}
-	}
 	var operation *net.OpError
-	return errors.As(err, &operation)
+	return errors.As(err, &operation) || errors.Is(err, driver.ErrBadConn) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
 func isContextError(err error) bool {

@@ -297,9 +297,7 @@ func (h *holding[Tx]) decline(ctx context.Context, refusal *Declined) (*Result, 
 
 // store repeats an end by fence.
 func (h *holding[Tx]) store(ctx context.Context, result *Result, end func() error) (*Result, error) {
-	_, err := h.client.repeat(ctx, h.call, func(bool) (*Result, error) {
-		return bounded.Call(ctx, func() (*Result, error) { return nil, end() })
-	})
+	_, err := h.client.repeat(ctx, h.call, func(bool) (*Result, error) { return nil, end() })
 	if errors.Is(err, ErrLeaseLost) {
 		return h.replay(ctx, err)
 	}

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"net"
+	"strings"
 	"time"
 )
 
@@ -36,8 +37,8 @@ func (c *Client[Tx]) Transaction(ctx context.Context, key string, request any, w
 	}
 	var result *Result
 	err = c.await(ctx, call.wait, func() (_ Outcome, err error) {
-		result, err = c.repeat(ctx, call, func(afterLoss bool) (*Result, error) {
-			return c.transact(ctx, call, work, afterLoss)
+		result, err = c.repeat(ctx, call, func(again bool) (*Result, error) {
+			return c.transact(ctx, call, work, again)
 		})
 		if err != nil {
 			return "", err
@@ -53,11 +54,11 @@ func (c *Client[Tx]) Transaction(ctx context.Context, key string, request any, w
 	return result, nil
 }
 
-// transact is one attempt. After a lost connection the session that it belonged
-// to may still be ending, so the begin waits for it a little.
-func (c *Client[Tx]) transact(ctx context.Context, call *call, work Work[Tx], afterLoss bool) (result *Result, err error) {
+// transact is one attempt. If the one before lost its connection, its session may still be
+// ending, so the begin waits for it a little.
+func (c *Client[Tx]) transact(ctx context.Context, call *call, work Work[Tx], again bool) (result *Result, err error) {
 	wait := time.Duration(0)
-	if afterLoss {
+	if again {
 		wait = c.options.Retry.Cap
 	}
 	opening := append(limitLost(call), c.sql.beginOf(call, 0, wait), Statement{SQL: setSavepoint})
@@ -206,7 +207,7 @@ func (c *Client[Tx]) commit(ctx context.Context, conn Conn[Tx], closing []Statem
 // reason of the error. ErrNotDone is the work's own word, whatever became of the
 // connection: nothing is repeated.
 func (c *Client[Tx]) undo(ctx context.Context, conn Conn[Tx], err error) error {
-	limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
+	limited, cancel := context.WithTimeout(ctx, rollbackTimeout)
 	defer cancel()
 	if back, ok := err.(*takenBack); ok {
 		_ = conn.Rollback(limited, back.statements...)
@@ -214,9 +215,9 @@ func (c *Client[Tx]) undo(ctx context.Context, conn Conn[Tx], err error) error {
 	}
 	gone := conn.Rollback(limited)
 	switch over := ctx.Err(); {
-	case err != nil && over != nil && !errors.Is(err, over):
+	case over != nil:
 		return &Error{over, err} // drivers say that the connection is closed, or the statement cancelled
-	case err == nil || gone == nil || isContextError(err) || errors.Is(err, ErrConnectionLost):
+	case gone == nil || isContextError(err):
 		return err
 	}
 	return ConnectionLost(err)
@@ -235,7 +236,7 @@ func deadOnArrival(err error) error {
 		return err
 	}
 	state := SQLState(err)
-	if errors.Is(err, ErrConnectionLost) && (state == "" || state == "57P01" || state == "57P02" || state == "57P05") {
+	if errors.Is(err, ErrConnectionLost) && state != "57P03" && !strings.HasPrefix(state, "08") {
 		return &stale{err}
 	}
 	return err

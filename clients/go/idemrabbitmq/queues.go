@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"strconv"
 	"sync"
 	"time"
 
@@ -59,19 +60,7 @@ func againQueue(queue string, delay time.Duration) string {
 // triesOf is how many errors the message has had. Brokers and clients choose the
 // size of the number, and a sender may have put anything there.
 func triesOf(message amqp.Delivery) int {
-	tries := int64(0)
-	switch value := message.Headers[broker.TriesHeader].(type) {
-	case int8:
-		tries = int64(value)
-	case uint8:
-		tries = int64(value)
-	case int16:
-		tries = int64(value)
-	case int32:
-		tries = int64(value)
-	case int64:
-		tries = value
-	}
+	tries, _ := strconv.ParseInt(fmt.Sprint(message.Headers[broker.TriesHeader]), 10, 64)
 	return int(min(max(tries, 0), math.MaxInt32-1))
 }
 

@@ -1,31 +1,24 @@
 // Package bounded ends calls of drivers that do not look at their context.
 package bounded
 
-import (
-	"context"
-	"runtime"
-)
+import "context"
 
 // Call returns when ctx ends, even if the driver does not: where the network hangs, some
-// wait for their answer for good. A panic is the caller's, and so is runtime.Goexit.
+// wait for their answer for good. A panic is the caller's.
 func Call[T any](ctx context.Context, do func() (T, error)) (T, error) {
 	var value T
 	var err error
 	var reason any
-	returned, done := false, make(chan struct{})
+	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		defer func() { reason = recover() }()
 		value, err = do()
-		returned = true
 	}()
 	select {
 	case <-done:
 		if reason != nil {
 			panic(reason)
-		}
-		if !returned {
-			runtime.Goexit()
 		}
 		return value, err
 	case <-ctx.Done():

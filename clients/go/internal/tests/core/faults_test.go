@@ -7,6 +7,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand"
 	"net"
 	"os"
@@ -35,7 +36,7 @@ func faultTests[Tx any]() tests[Tx] {
 		"SerializationFailures": testSerializationFailures[Tx], "WriteSkew": testWriteSkew[Tx], "LostConnection": testLostConnection[Tx],
 		"TerminatedPool": testTerminatedPool[Tx],
 		"ManyFaults":     testManyFaults[Tx], "HangingTransaction": testHangingTransaction[Tx], "NothingToReach": testNothingToReach[Tx],
-		"LossOfTheWork": testLossOfTheWork[Tx],
+		"LossOfTheWork": testLossOfTheWork[Tx], "SessionThatStillEnds": testSessionThatStillEnds[Tx],
 	}
 }
 
@@ -159,6 +160,23 @@ func testLostConnection[Tx any](t *testing.T, b backend[Tx]) {
 	}
 }
 
+// Until the session of a lost connection has ended, it owns the operation.
+func testSessionThatStillEnds[Tx any](t *testing.T, b backend[Tx]) {
+	p := startProxy(t)
+	client, key, runs := idempotency.New(b.open(t, p.url(), 2), idempotency.Options{Retry: quick}), newKey(), 0
+	result, err := client.Transaction(background, key, nil, does(func(ctx context.Context, tx Tx) error {
+		if runs++; runs == 1 {
+			time.AfterFunc(200*time.Millisecond, func() { p.order("cut") })
+			return b.exec(ctx, tx, "SELECT pg_sleep(1)")
+		}
+		return b.insert(ctx, tx, key)
+	}))
+	must(t, err)
+	same(t, "outcome", result.Outcome, idempotency.Completed)
+	same(t, "runs", runs, 2)
+	same(t, "effects", effects(t, key), "1")
+}
+
 // A network that hangs closes nothing. The call ends with its context all the same.
 func testHangingTransaction[Tx any](t *testing.T, b backend[Tx]) {
 	own := errors.New("own")
@@ -240,7 +258,8 @@ func (u useless[Tx]) Begin(context.Context, sql.IsolationLevel, ...idempotency.S
 // Where no connection can be made, or one is waited for in vain, each is an attempt: it is
 // none that was dead in the pool.
 func testNothingToReach[Tx any](t *testing.T, b backend[Tx]) {
-	for _, failure := range []error{nil, &net.OpError{Op: "read", Err: os.ErrDeadlineExceeded}} {
+	for _, failure := range []error{nil, &net.OpError{Op: "read", Err: os.ErrDeadlineExceeded},
+		&pgconn.PgError{Code: "57P03"}, &pgconn.PgError{Code: "08004"}} {
 		p := startProxy(t)
 		database := &counting[Tx]{Database: b.open(t, p.url(), 2), err: failure}
 		client := idempotency.New[Tx](database, idempotency.Options{Retry: idempotency.Retry{Attempts: 2, Base: time.Millisecond}})
@@ -260,22 +279,24 @@ func testNothingToReach[Tx any](t *testing.T, b backend[Tx]) {
 // The connections that work loses are another client's, so each loss is an attempt of its own.
 func testLossOfTheWork[Tx any](t *testing.T, b backend[Tx]) {
 	outer := b.client(t, idempotency.Options{Retry: idempotency.Retry{Attempts: 2, Base: time.Millisecond}})
-	inner := idempotency.New[Tx](&counting[Tx]{Database: b.open(t, serverURL, 1), err: driver.ErrBadConn},
-		idempotency.Options{Retry: idempotency.Retry{Attempts: 1}})
-	for name, call := range map[string]func() error{
-		"run": func() error { return inner.Run(background, func(context.Context, Tx) error { return nil }) },
-		"lease": func() error {
-			_, err := inner.Lease(background, newKey(), nil, b.answer("x"))
-			return err
-		},
-	} {
-		runs := 0
-		_, err := outer.Transaction(background, newKey(), nil, does(func(context.Context, Tx) error {
-			runs++
-			return call()
-		}))
-		wantError(t, err, idempotency.ErrConnectionLost)
-		same(t, name, runs, 2)
+	for _, loss := range []error{driver.ErrBadConn, io.ErrUnexpectedEOF} {
+		inner := idempotency.New[Tx](&counting[Tx]{Database: b.open(t, serverURL, 1), err: loss},
+			idempotency.Options{Retry: idempotency.Retry{Attempts: 1}})
+		for name, call := range map[string]func() error{
+			"run": func() error { return inner.Run(background, func(context.Context, Tx) error { return nil }) },
+			"lease": func() error {
+				_, err := inner.Lease(background, newKey(), nil, b.answer("x"))
+				return err
+			},
+		} {
+			runs := 0
+			_, err := outer.Transaction(background, newKey(), nil, does(func(context.Context, Tx) error {
+				runs++
+				return call()
+			}))
+			wantError(t, err, idempotency.ErrConnectionLost)
+			same(t, name, runs, 2)
+		}
 	}
 }
 

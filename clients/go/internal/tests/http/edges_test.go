@@ -3,7 +3,6 @@ package http_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -21,38 +20,6 @@ import (
 	"github.com/gin-gonic/gin"
 	"github.com/jackc/pgx/v5"
 )
-
-// What HTTP cannot carry is an error before COMMIT, and so is what no replay could say. net/http
-// would panic, or send an informational answer and then 200.
-func TestNoStatusOfHTTP(t *testing.T) {
-	for _, code := range []int{-1, 1, 100, 101, 199, 1000} {
-		for _, s := range sites {
-			m := middleware(idemhttp.Options{OnError: func(*http.Request, error) {}, Statuses: func(int) idemhttp.Keep { return idemhttp.Keep{As: idemhttp.Stored} }})
-			for name, handler := range map[string]func(key string) http.Handler{
-				"declined": func(key string) http.Handler {
-					return s.transaction(m, fails(idempotency.Decline(code, "no")))
-				},
-				"lease": func(key string) http.Handler {
-					return s.lease(m, answers(idempotency.Response{Code: code, Payload: "no"}))
-				},
-				"replay": func(key string) http.Handler {
-					handler := s.transaction(m, inserts(key))
-					send(t, handler, "POST", key, "")
-					execute(t, "UPDATE idempotency_store SET response_code = $2 WHERE idempotency_key = $1", key, code)
-					return handler
-				},
-			} {
-				t.Run(fmt.Sprint(s.name, "/", name, "/", code), func(t *testing.T) {
-					key := newKey()
-					expectProblem(t, 500, handler(key), key)
-					if name == "declined" {
-						expect(t, key, 0, 0)
-					}
-				})
-			}
-		}
-	}
-}
 
 // As net/http has it: a status that is none panics, and an informational one is not the last.
 func TestStatusesOfAHandler(t *testing.T) {

@@ -331,17 +331,24 @@ func testReconciledAnswers(t *testing.T, s site) {
 }
 
 // HTTP has no such status, name or value.
-var notCarried = []idempotency.Response{{Code: 99}, {Code: 1000}, {Headers: map[string]string{"a b": ""}},
+var notCarried = []idempotency.Response{{Code: -1}, {Code: 199}, {Code: 1000}, {Headers: map[string]string{"a b": ""}},
 	{Headers: map[string]string{"": ""}}, {Headers: map[string]string{"ETag": "a\r\nb"}}, {Headers: map[string]string{"ETag": "\x7f"}}}
 
-// It is an error before anything is stored.
+// It is an error before anything is stored, and so is what no replay could say. net/http would panic,
+// or send an informational answer and then 200.
 func testAnswersThatHTTPDoesNotCarry(t *testing.T, s site) {
+	m := middleware(idemhttp.Options{})
 	for _, wrong := range notCarried {
 		key := newKey()
-		expectProblem(t, 500, s.transaction(middleware(idemhttp.Options{}), fails(&idempotency.Declined{Response: wrong})), key)
+		expectProblem(t, 500, s.transaction(m, fails(&idempotency.Declined{Response: wrong})), key)
 		expect(t, key, 0, 0)
-		expectProblem(t, 500, s.lease(middleware(idemhttp.Options{}), answers(wrong)), key)
+		expectProblem(t, 500, s.lease(m, answers(wrong)), key)
 	}
+	key := newKey()
+	handler := s.transaction(m, inserts(key))
+	expectStatus(t, 200, handler, "POST", key, "")
+	execute(t, "UPDATE idempotency_store SET response_code = 101 WHERE idempotency_key = $1", key)
+	expectProblem(t, 500, handler, key)
 }
 
 // A record that others have made may have no status and no answer.
