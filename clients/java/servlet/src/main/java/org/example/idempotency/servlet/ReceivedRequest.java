@@ -20,6 +20,7 @@ import java.util.Collections;
 import java.util.Enumeration;
 import java.util.LinkedHashMap;
 import java.util.Map;
+import java.util.stream.Stream;
 
 /** A request whose body was read, and can be read again from its start. */
 final class ReceivedRequest extends HttpServletRequestWrapper {
@@ -88,9 +89,7 @@ final class ReceivedRequest extends HttpServletRequestWrapper {
     }
 
     private static String[] both(String[] first, String[] second) {
-        String[] all = Arrays.copyOf(first, first.length + second.length);
-        System.arraycopy(second, 0, all, first.length, second.length);
-        return all;
+        return Stream.concat(Arrays.stream(first), Arrays.stream(second)).toArray(String[]::new);
     }
 
     @Override

@@ -54,18 +54,6 @@ class AnswerTest {
     }
 
     @Test
-    void whatHttpCarriesIsChecked() {
-        for (int status : new int[] {200, 999}) {
-            new Answer(status, Map.of("A", List.of("\t \u00ff~")), new byte[0]).checked();
-        }
-        for (int status : new int[] {199, 1000}) {
-            assertThrows(IllegalArgumentException.class, () -> new Answer(status, Map.of(), new byte[0]).checked());
-        }
-        Map.of("a b", "1", "", "1", "a", "\n").forEach((name, value) -> assertThrows(IllegalArgumentException.class,
-                () -> new Answer(200, Map.of(name, List.of(value)), new byte[0]).checked()));
-    }
-
-    @Test
     void aResultIsAnAnswer() {
         Response bytes = new Response(0, Map.of("ETag", "1"), "1", new byte[1], null);
         assertEquals(Map.of("ETag", List.of("1")), Answer.of(bytes, 200).headers());

@@ -28,7 +28,7 @@ class FilterOptionsTest {
                 () -> OPTIONS.describedBy("https://example.com/\u2603"))) {
             assertThrows(IllegalArgumentException.class, wrong);
         }
-        OPTIONS.lifetime(null).describedBy(null);
+        OPTIONS.lifetime(null).describedBy("\t \u00ff~").describedBy(null);
     }
 
     @Test

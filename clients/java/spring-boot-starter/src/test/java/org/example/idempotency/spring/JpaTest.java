@@ -13,11 +13,9 @@ import java.net.URI;
 import java.net.http.HttpClient;
 import java.net.http.HttpRequest;
 import java.net.http.HttpResponse;
-import java.time.Duration;
 import java.util.List;
 import java.util.Map;
 import java.util.UUID;
-import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutionException;
 import org.example.idempotency.Call;
 import org.example.idempotency.Completion;
@@ -109,11 +107,6 @@ class JpaTest {
                 throw then;
             }
             return key;
-        }
-
-        @Idempotent(name = "save", key = "#key")
-        public int save(String key) {
-            return ledger.save(new Payment(key, 7)).amount;
         }
 
         /** The first run conflicts, and is repeated. */
@@ -252,13 +245,6 @@ class JpaTest {
     }
 
     @Test
-    void aRepositoryJoins() {
-        assertEquals(7, payments.save(key));
-        assertEquals(7, payments.save(key));
-        assertEquals(1, count("idempotency_store s JOIN jpa_payment p ON p.xmin = s.xmin WHERE s.idempotency_key = ?"));
-    }
-
-    @Test
     void bothAreRolledBackWhateverIsThrown() throws Throwable {
         for (Throwable broken : List.of(new IllegalStateException("broken"), new AssertionError("broken"), new IOException("broken"))) {
             assertSame(broken, assertThrows(Throwable.class, () -> payments.persist(key, broken)));
@@ -317,18 +303,6 @@ class JpaTest {
             jdbc.update("INSERT INTO jpa_payment VALUES (?, 1, 0)", key);
         })));
         assertEquals(0, effects());
-    }
-
-    @Test
-    void theThreadOfALeaseThatIsLostIsInterrupted() {
-        var lost = assertThrows(IdempotencyException.LeaseLost.class,
-                () -> once.lease(Call.of(key).withLease(Duration.ofSeconds(1)), lease -> {
-                    jdbc.queryForList("SELECT idem_release(?, fence => ?)", key, lease.operation().fence());
-                    new CountDownLatch(1).await();
-                    return Completion.of(Response.EMPTY);
-                }));
-        assertInstanceOf(InterruptedException.class, lost.getCause());
-        assertFalse(Thread.currentThread().isInterrupted());
     }
 
     @Test

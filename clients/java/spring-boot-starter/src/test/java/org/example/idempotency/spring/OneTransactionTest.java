@@ -13,7 +13,6 @@ import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.function.Executable;
-import org.springframework.beans.factory.NoUniqueBeanDefinitionException;
 import org.springframework.beans.factory.annotation.Qualifier;
 import org.springframework.boot.autoconfigure.EnableAutoConfiguration;
 import org.springframework.context.ConfigurableApplicationContext;
@@ -122,25 +121,6 @@ class OneTransactionTest {
         }
     }
 
-    @Configuration(proxyBeanMethods = false)
-    @EnableAutoConfiguration
-    static class Undecided {
-        @Bean
-        HikariDataSource dataSource() {
-            return new SpringExampleTest.Pool().dataSource();
-        }
-
-        @Bean
-        PlatformTransactionManager one(HikariDataSource dataSource) {
-            return new JdbcTransactionManager(dataSource);
-        }
-
-        @Bean
-        PlatformTransactionManager two(HikariDataSource dataSource) {
-            return new JdbcTransactionManager(dataSource);
-        }
-    }
-
     @BeforeAll
     static void start() {
         context = SpringExampleTest.withoutWeb(Program.class);
@@ -200,14 +180,5 @@ class OneTransactionTest {
         assertEquals(1, effects());
         books.write(key);
         assertEquals(2, effects());
-    }
-
-    @Test
-    void whichManagerIsMeantIsNotGuessed() {
-        var error = assertThrows(Exception.class, () -> SpringExampleTest.withoutWeb(Undecided.class));
-        while (!(error instanceof NoUniqueBeanDefinitionException) && error.getCause() instanceof Exception cause) {
-            error = cause;
-        }
-        assertEquals(PlatformTransactionManager.class, ((NoUniqueBeanDefinitionException) error).getBeanType());
     }
 }

@@ -104,11 +104,6 @@ class SpringExampleTest {
             return 1;
         }
 
-        @Idempotent(name = "call", key = "#key", lease = true)
-        public boolean call(String key) {
-            jdbc.update("INSERT INTO seat VALUES (?)", key);
-            return TransactionSynchronizationManager.isActualTransactionActive();
-        }
     }
 
     /** Has no toString(). */
@@ -267,13 +262,6 @@ class SpringExampleTest {
     }
 
     @Test
-    void theAnnotationHoldsForEachMethodOfHttp() throws Exception {
-        for (String method : new String[] {"PUT", "CHANGE"}) {
-            assertEquals(400, send(request("/changes").header("X-User", "ann").method(method, HttpRequest.BodyPublishers.noBody())).statusCode());
-        }
-    }
-
-    @Test
     void aRefusalIsStoredThoughTheTransactionWasMarked() {
         jdbc.queryForList("SELECT idem_set_policy('shop.refuse', max_lost_attempts => 1)");
         for (int i = 0; i < 2; i++) {
@@ -294,13 +282,6 @@ class SpringExampleTest {
         }
     }
 
-    @Test
-    void aLeasedMethodHasNoTransaction() {
-        assertFalse(seats.call(key));
-        assertFalse(seats.call(key));
-        assertEquals(1, count(key));
-    }
-
     private static HttpRequest.Builder request(String path) {
         return HttpRequest.newBuilder(URI.create("http://127.0.0.1:" + context.getEnvironment().getProperty("local.server.port") + path));
     }
@@ -310,27 +291,8 @@ class SpringExampleTest {
     }
 
     private HttpResponse<String> post(String path, String user) throws Exception {
-        HttpRequest.Builder request = request(path).header("Idempotency-Key", key).header("Content-Type", "text/plain")
-                .POST(HttpRequest.BodyPublishers.ofString(key));
-        if (user != null) {
-            request.header("X-User", user);
-        }
-        return send(request);
-    }
-
-    @Test
-    void aReplayIsForWhomGotTheFirstAnswer() throws Exception {
-        assertEquals(401, post("/orders", null).statusCode());
-        assertEquals(0, count(key));
-        HttpResponse<String> first = post("/orders", "ann");
-        HttpResponse<String> replay = post("/orders", "ann");
-        assertEquals(201, first.statusCode());
-        assertEquals(first.body(), replay.body());
-        assertTrue(replay.headers().firstValue("Idempotency-Replayed").isPresent());
-        assertEquals(401, post("/orders", null).statusCode());
-        assertFalse(post("/orders", "bob").headers().firstValue("Idempotency-Replayed").isPresent());
-        assertEquals(2, count(key));
-        assertEquals(422, post("/orders?dry=1", "ann").statusCode());
+        return send(request(path).header("Idempotency-Key", key).header("X-User", user).header("Content-Type", "text/plain")
+                .POST(HttpRequest.BodyPublishers.ofString(key)));
     }
 
     @ParameterizedTest
