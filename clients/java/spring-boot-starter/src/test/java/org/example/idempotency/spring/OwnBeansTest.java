@@ -14,21 +14,27 @@ import java.net.http.HttpRequest;
 import java.net.http.HttpResponse;
 import java.time.Duration;
 import java.util.List;
+import java.util.Map;
 import java.util.Set;
 import java.util.UUID;
 import javax.sql.DataSource;
+import org.example.idempotency.Call;
 import org.example.idempotency.Idempotency;
 import org.example.idempotency.Options;
 import org.junit.jupiter.api.Test;
+import org.springframework.beans.factory.support.DefaultListableBeanFactory;
 import org.springframework.boot.SpringApplication;
 import org.springframework.boot.WebApplicationType;
 import org.springframework.boot.autoconfigure.EnableAutoConfiguration;
 import org.springframework.boot.builder.SpringApplicationBuilder;
+import org.springframework.context.annotation.AnnotatedBeanDefinitionReader;
 import org.springframework.context.annotation.Bean;
 import org.springframework.context.annotation.Configuration;
 import org.springframework.context.annotation.Import;
 import org.springframework.transaction.PlatformTransactionManager;
+import org.springframework.web.context.support.StandardServletEnvironment;
 import org.springframework.web.servlet.mvc.method.annotation.RequestMappingHandlerMapping;
+import tools.jackson.databind.json.JsonMapper;
 
 /** What is there by default, and what gives way to beans of the program. */
 class OwnBeansTest {
@@ -135,16 +141,37 @@ class OwnBeansTest {
         }
     }
 
+    /** Or a program without them would not start. */
+    @Test
+    void classesThatAreNotThereAreNotAskedFor() {
+        Map.of(JsonMapper.class, IdempotencyAutoConfiguration.Jackson3.class, ObjectMapper.class, IdempotencyAutoConfiguration.Jackson2.class,
+                RequestMappingHandlerMapping.class, IdempotencyAutoConfiguration.Http.class).forEach((missing, configuration) -> {
+                    var beans = new DefaultListableBeanFactory();
+                    beans.setBeanClassLoader(new ClassLoader() {
+                        @Override
+                        public Class<?> loadClass(String name) throws ClassNotFoundException {
+                            if (name.equals(missing.getName())) {
+                                throw new ClassNotFoundException(name);
+                            }
+                            return super.loadClass(name);
+                        }
+                    });
+                    new AnnotatedBeanDefinitionReader(beans, new StandardServletEnvironment()).register(configuration);
+                    assertEquals(0, beans.getBeanNamesForType(configuration).length, missing::getName);
+                });
+    }
+
     @Test
     void withoutJackson3ItIsJackson2AndThePropertiesAreTheOptions() {
         try (var context = new SpringApplicationBuilder(WithJackson2.class).web(WebApplicationType.NONE).run("--spring.main.banner-mode=off",
                 "--idempotency.schema=public", "--idempotency.retention=2d", "--idempotency.lease=7s", "--idempotency.attempts=3",
-                WITHOUT_JACKSON_3)) {
+                "--spring.aop.auto=false", WITHOUT_JACKSON_3)) { // without AspectJ Spring heeds advice of its own kind only
             SpringExampleTest.prepared(context);
             var seats = context.getBean(SpringExampleTest.Seats.class);
             for (int i = 0; i < 2; i++) {
                 assertEquals(1, seats.count(key));
             }
+            assertNotNull(context.getBean(Idempotency.class).lookup(Call.of(key).withScope("count")));
             Options options = context.getBean(Idempotency.class).options();
             assertEquals(List.of("public", Duration.ofDays(2), Duration.ofSeconds(7), 3),
                     List.of(options.schema(), options.retention(), options.lease(), options.attempts()));
