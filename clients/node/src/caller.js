@@ -74,9 +74,9 @@ export class FileStore {
     await mkdir(this.#directory, { recursive: true })
     const draft = `${file}.${randomUUID()}`
     try {
-      await writeThrough(draft, key)
+      await sync(draft, 'wx', key)
       await link(draft, file)
-      await syncDirectory(this.#directory)
+      await sync(this.#directory, 'r')
       return key
     } catch (error) {
       if (error.code !== 'EEXIST') throw error
@@ -100,19 +100,11 @@ async function read(file) {
   }
 }
 
-async function writeThrough(file, text) {
-  const handle = await open(file, 'wx')
+// On disk when it returns: a directory, or a file with this text.
+async function sync(file, flags, text) {
+  const handle = await open(file, flags)
   try {
-    await handle.writeFile(text)
-    await handle.sync()
-  } finally {
-    await handle.close()
-  }
-}
-
-async function syncDirectory(directory) {
-  const handle = await open(directory)
-  try {
+    if (text !== undefined) await handle.writeFile(text)
     await handle.sync()
   } finally {
     await handle.close()

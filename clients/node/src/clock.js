@@ -1,5 +1,6 @@
 // Time. Every timer and every pause of the package goes through a clock, so that a test of leases and of
 // retries can let an hour pass in a moment.
+import { setTimeout } from 'node:timers/promises'
 
 /**
  * @typedef {object} Clock
@@ -17,16 +18,7 @@ export const systemClock = {
   now: () => performance.timeOrigin + performance.now(),
   async sleep(ms, signal) {
     for (; ms > LONGEST_TIMER && !signal?.aborted; ms -= LONGEST_TIMER) await this.sleep(LONGEST_TIMER, signal)
-    return new Promise((resolve) => {
-      if (signal?.aborted) return resolve()
-      const end = () => {
-        clearTimeout(timer)
-        signal?.removeEventListener('abort', end)
-        resolve()
-      }
-      const timer = setTimeout(end, ms)
-      signal?.addEventListener('abort', end)
-    })
+    await setTimeout(ms, undefined, { signal }).catch(() => {})
   },
   every(ms, call) {
     const timer = setInterval(call, Math.min(ms, LONGEST_TIMER))
