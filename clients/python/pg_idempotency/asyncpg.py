@@ -30,7 +30,6 @@ class AsyncpgSession:
         self.handle: Any = None
 
     async def open(self) -> "AsyncpgSession":
-        """Takes the connection."""
         try:
             self.handle = await self.manager.__aenter__()
         except OSError as error:
@@ -40,7 +39,6 @@ class AsyncpgSession:
         return self
 
     async def round_trip(self, statements: Sequence[Statement]) -> List[Answer]:
-        """Runs the statements one after the other."""
         # Only a COMMIT by itself can meet a failed transaction: asyncpg does not show what it answered.
         if statements[0][0] == COMMIT:
             await self.look()
@@ -86,7 +84,6 @@ class AsyncpgSession:
         return True
 
     def cut(self) -> None:
-        """Ends the connection at once."""
         if not self.is_lost():
             self.handle.terminate()
 
@@ -98,7 +95,6 @@ class AsyncpgSession:
             return True     # the pool has taken it back by itself
 
     async def abandon(self, error: BaseException) -> bool:
-        """Rolls back and gives the connection back. Gives whether it was lost; raises nothing of the driver."""
         try:
             if self.block is not None and not self.is_lost():
                 await self.block.rollback()
@@ -123,7 +119,6 @@ class AsyncpgSource:
         await self.pool.expire_connections()
 
     async def fetch(self, tx: Any, statement: Statement) -> Answer:
-        """One statement in a transaction of the user."""
         return await fetch(tx, statement)
 
 

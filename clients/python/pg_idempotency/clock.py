@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from typing import Any, Awaitable, Callable, List, Optional
+from typing import Any, Awaitable, Callable, Iterator, List, Optional
 
 Stop = Callable[[], Any]
 
@@ -126,31 +126,23 @@ class FakeClock(Clock):
 
     def advance(self, duration: float) -> None:
         """Moves the time on by that many seconds, and makes each call that falls due, in order."""
-        end = self.time + duration
-        timer = self.next_due(end)
-        while timer is not None:
+        for timer in self.due(duration):
             timer.call()
-            timer = self.next_due(end)
-        self.time = end
 
     async def advance_async(self, duration: float) -> None:
         """The same for calls that are awaited."""
-        end = self.time + duration
-        timer = self.next_due(end)
-        while timer is not None:
+        for timer in self.due(duration):
             await timer.call()
-            timer = self.next_due(end)
-        self.time = end
 
-    def next_due(self, end: float) -> Optional[Timer]:
-        """The next timer that is due until ``end``; the time is moved there."""
-        due = [timer for timer in self.timers if timer.due <= end]
-        if not due:
-            return None
-        timer = min(due, key=lambda one: one.due)
-        self.time = timer.due
-        if timer.period is None:
-            self.timers.remove(timer)
-        else:
-            timer.due += timer.period
-        return timer
+    def due(self, duration: float) -> Iterator[Timer]:
+        """Each timer that falls due within that many seconds, with the time moved to it; then the time is at their end."""
+        end = self.time + duration
+        while due := [timer for timer in self.timers if timer.due <= end]:
+            timer = min(due, key=lambda one: one.due)
+            self.time = timer.due
+            if timer.period is None:
+                self.timers.remove(timer)
+            else:
+                timer.due += timer.period
+            yield timer
+        self.time = end

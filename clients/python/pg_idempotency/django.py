@@ -82,7 +82,6 @@ class DjangoSource:
         """Django has no pool."""
 
     def fetch(self, tx: Any, statement: Statement) -> Answer:
-        """One statement in a transaction of the user."""
         return fetch(tx, statement)
 
 

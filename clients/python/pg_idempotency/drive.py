@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import threading
-from typing import (Any, Awaitable, Callable, Concatenate, Coroutine, Dict, Generator, List, Optional, ParamSpec, Protocol,
-                    Sequence, Tuple, TypeVar, cast)
+from typing import (Any, Awaitable, Callable, Concatenate, Coroutine, Dict, Generator, Iterator, List, Optional, ParamSpec,
+                    Protocol, Sequence, Tuple, TypeVar, cast)
 
 from .clock import Clock, Stop
 from .errors import LeaseLost
@@ -16,7 +17,11 @@ from .steps import Answer, Flow, Step
 
 
 class Session(Protocol):
-    """A connection that a call has for itself. ``handle`` is what the work is given."""
+    """A connection that a call has for itself. ``handle`` is what the work is given.
+
+    ``close``: gives the connection back as it came. ``abandon``: rolls back, and does the same; it gives whether the
+    connection was lost, and raises nothing of the driver. ``cut``: ends the connection at once, from any thread.
+    """
 
     handle: Any
 
@@ -27,7 +32,7 @@ class Session(Protocol):
 
 
 class Source(Protocol):
-    """Where connections come from."""
+    """Where connections come from. ``fetch``: one statement in a transaction of the user."""
 
     def open(self) -> Session: ...
     def recover(self) -> None: ...
@@ -84,21 +89,24 @@ def awaited(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[An
     return call
 
 
-class Cut:
-    """Cuts the connection of a session whose server does not answer."""
+@contextlib.contextmanager
+def cutting(session: Any, limit: float, after: Callable[[float, Callable[[], None]], Stop]) -> Iterator[None]:
+    """Cuts the connection of a session whose server does not answer in so many seconds: LeaseLost."""
+    is_cut = threading.Event()
 
-    def __init__(self, session: Any) -> None:
-        self.session = session
-        self.done = False
+    def cut() -> None:
+        is_cut.set()
+        session.cut()
 
-    def __call__(self) -> None:
-        self.done = True
-        self.session.cut()
-
-    def explain(self, error: Exception) -> None:
-        """Raises LeaseLost, if the error comes from the cut."""
-        if self.done:
+    stop = after(limit, cut)
+    try:
+        yield
+    except Exception as error:
+        if is_cut.is_set():
             raise LeaseLost("the database did not answer in time") from error
+        raise
+    finally:
+        stop()
 
 
 def later(call: Callable[[], None]) -> Callable[[], Awaitable[None]]:
@@ -197,15 +205,8 @@ class Driver:
     def round_trip(self, session: Session, statements: Sequence[Statement], limit: Optional[float]) -> Sequence[Answer]:
         if limit is None:
             return session.round_trip(statements)
-        cut = Cut(session)
-        stop = self.clock.after(limit, cut)
-        try:
+        with cutting(session, limit, self.clock.after):
             return session.round_trip(statements)
-        except Exception as error:
-            cut.explain(error)
-            raise
-        finally:
-            stop()
 
     def close(self, session: Session) -> None:
         session.close()
@@ -251,7 +252,6 @@ class AsyncDriver:
         self.clock = clock
 
     async def run(self, flow: Generator[Step, Any, Any]) -> Any:
-        """Runs a flow to its end. Gives its result, or raises its error."""
         value, error = None, None
         while True:
             try:
@@ -270,15 +270,8 @@ class AsyncDriver:
                    limit: Optional[float]) -> Sequence[Answer]:
         if limit is None:
             return await session.round_trip(statements)
-        cut = Cut(session)
-        stop = self.clock.after_async(limit, later(cut))
-        try:
+        with cutting(session, limit, lambda delay, call: self.clock.after_async(delay, later(call))):
             return await session.round_trip(statements)
-        except Exception as error:
-            cut.explain(error)
-            raise
-        finally:
-            stop()
 
     async def close(self, session: AsyncSession) -> None:
         await to_its_end(session.close())

@@ -35,7 +35,6 @@ class FrameworkSession(ABC):
     block: Any = None
 
     def round_trip(self, statements: Sequence[Statement]) -> List[Answer]:
-        """Runs the statements one after the other."""
         return [self.run(one) for one in statements]
 
     def run(self, statement: Statement) -> Answer:
@@ -66,7 +65,6 @@ class FrameworkSession(ABC):
         return Answer(COMMIT, [])
 
     def cut(self) -> None:
-        """Ends the connection at once, from any thread."""
         cut(self.driver)
 
     @abstractmethod

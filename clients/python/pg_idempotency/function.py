@@ -90,7 +90,6 @@ def work_of(function: Callable[..., Any], given: int, args: Any, kwargs: Any) ->
 
 
 def value_of(result: Result) -> Any:
-    """The value of a call."""
     if result.outcome == IN_PROGRESS:
         raise InProgress(result.retry_after)
     if result.outcome != COMPLETED:

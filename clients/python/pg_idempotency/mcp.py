@@ -106,7 +106,6 @@ class ToolBase(Generic[Answer]):
             return self.failure(error, call, leased=leased)
 
     def answer(self, result: Result) -> Answer:
-        """The end of an operation."""
         payload, replayed = result.payload, result.replayed
         if result.outcome == IN_PROGRESS or (result.outcome == FAILED and payload is None):
             return self.problem(result.outcome, result.retry_after, replayed)

@@ -38,11 +38,6 @@ def refuse_transaction(connection: Any) -> None:
         raise psycopg.ProgrammingError(f"the connection is not free: its transaction status is {TransactionStatus(status).name}")
 
 
-def is_lost(connection: Any) -> bool:
-    """Whether the connection ended without having been closed by its user."""
-    return bool(connection.broken)
-
-
 def may_prepare(asked: Optional[bool], prepared: Prepared) -> bool:
     """Whether psycopg may prepare statements of the work: as the user says, or where no pooler is in between."""
     return bool(prepared.direct) if asked is None else asked
@@ -85,24 +80,20 @@ class PsycopgSession:
             raise
 
     def round_trip(self, statements: Sequence[Statement]) -> List[Answer]:
-        """Runs the statements in one round trip."""
         statements = with_isolation(self.handle, statements)
         with self.handle.lock:
             answers: List[Answer] = self.handle.wait(round_trip(self.handle, self.prepared, statements))
         return answers
 
     def close(self) -> None:
-        """Gives the connection back as it came."""
         self.handle.prepare_threshold = self.threshold
         self.manager.__exit__(None, None, None)
 
     def cut(self) -> None:
-        """Ends the connection at once, from any thread."""
         cut(lambda: self.handle)
 
     def abandon(self, error: BaseException) -> bool:
-        """Rolls back and gives the connection back. Gives whether it was lost; raises nothing."""
-        lost = is_lost(self.handle)
+        lost = bool(self.handle.broken)
         try:
             status = self.handle.info.transaction_status
             if status == TransactionStatus.ACTIVE:
@@ -176,7 +167,6 @@ class AsyncPsycopgSession:
         self.threshold: Optional[int] = None
 
     async def open(self) -> "AsyncPsycopgSession":
-        """Takes the connection."""
         self.handle = await self.manager.__aenter__()
         try:
             refuse_transaction(self.handle)
@@ -191,24 +181,20 @@ class AsyncPsycopgSession:
         return self
 
     async def round_trip(self, statements: Sequence[Statement]) -> List[Answer]:
-        """Runs the statements in one round trip."""
         statements = with_isolation(self.handle, statements)
         async with self.handle.lock:
             answers: List[Answer] = await self.handle.wait(round_trip(self.handle, self.prepared, statements))
         return answers
 
     async def close(self) -> None:
-        """Gives the connection back as it came."""
         self.handle.prepare_threshold = self.threshold
         await self.manager.__aexit__(None, None, None)
 
     def cut(self) -> None:
-        """Ends the connection at once, from any thread."""
         cut(lambda: self.handle)
 
     async def abandon(self, error: BaseException) -> bool:
-        """Rolls back and gives the connection back. Gives whether it was lost; raises nothing of the driver."""
-        lost = is_lost(self.handle)
+        lost = bool(self.handle.broken)
         try:
             status = self.handle.info.transaction_status
             if status == TransactionStatus.ACTIVE:
@@ -247,6 +233,5 @@ class AsyncPsycopgSource:
             await check()
 
     async def fetch(self, tx: Any, statement: Statement) -> Answer:
-        """As PsycopgSource.fetch."""
         cursor = psycopg.AsyncCursor(tx, row_factory=tuple_row)
         return Answer("", await (await cursor.execute(*statement, prepare=False)).fetchall())

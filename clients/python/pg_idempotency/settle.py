@@ -35,7 +35,13 @@ def settle(outcome: Union[Result, BaseException]) -> Settlement:
     A stored failure that is final is a dead letter: see ``owns_dead_letter`` where the message may have copies.
     """
     if isinstance(outcome, Result):
-        return settle_result(outcome)
+        if outcome.outcome == COMPLETED:
+            return Settlement(ACK)
+        if outcome.outcome == IN_PROGRESS:
+            return Settlement(AGAIN, 1.0 if outcome.retry_after is None else outcome.retry_after, "in progress")
+        if outcome.retry_after is not None:
+            return Settlement(AGAIN, outcome.retry_after, "failed for now")
+        return Settlement(DEAD_LETTER, reason=f"failed with {outcome.code}")
     if is_final(outcome):
         return Settlement(DEAD_LETTER, reason=str(outcome))
     if isinstance(outcome, (InProgress, NotDone, Unknown)) and outcome.retry_after is not None:
@@ -46,14 +52,3 @@ def settle(outcome: Union[Result, BaseException]) -> Settlement:
 def is_final(error: BaseException) -> bool:
     """Whether the message can never succeed. An option can be mended: its message waits for that."""
     return isinstance(error, (KeyReused, BadArgument, Forbidden, TooLarge, Unstorable)) and not isinstance(error, BadOption)
-
-
-def settle_result(result: Result) -> Settlement:
-    """What to do after a Result."""
-    if result.outcome == COMPLETED:
-        return Settlement(ACK)
-    if result.outcome == IN_PROGRESS:
-        return Settlement(AGAIN, 1.0 if result.retry_after is None else result.retry_after, "in progress")
-    if result.retry_after is not None:
-        return Settlement(AGAIN, result.retry_after, "failed for now")
-    return Settlement(DEAD_LETTER, reason=f"failed with {result.code}")

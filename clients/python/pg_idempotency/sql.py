@@ -105,7 +105,6 @@ class Functions:
                 f" FROM {self.name('idem_lookup')}(%s::text, %s::text)", (call.key, call.scope))
 
     def complete(self, call: Call, operation: Operation, response: Response) -> Statement:
-        """idem_complete."""
         retention = maybe_seconds("retention", response.retention, positive=True)
         return (f"SELECT {self.name('idem_complete')}(%s::text, %s::jsonb, %s::text, %s::int, %s::jsonb, %s::bytea,"
                 " %s::bigint, %s::interval)",

@@ -64,13 +64,11 @@ class SQLAlchemySession(FrameworkSession):
         return fetch(self.connection, statement)
 
     def close(self) -> None:
-        """Gives the connection back."""
         if self.session is not None:
             self.session.close()
         self.connection.close()
 
     def abandon(self, error: BaseException) -> bool:
-        """Rolls back and gives the connection back. Gives whether it was lost."""
         lost = bool(self.connection.invalidated)
         try:
             # a Session that failed has taken its transaction back already
@@ -118,21 +116,17 @@ class AsyncSQLAlchemySession:
             self.inner.keep(self.session.sync_session)
 
     async def round_trip(self, statements: Sequence[Statement]) -> List[Answer]:
-        """Runs the statements one after the other."""
         answers: List[Answer] = await self.connection.run_sync(lambda connection: self.inner.round_trip(statements))
         return answers
 
     async def close(self) -> None:
-        """Gives the connection back."""
         await self.connection.run_sync(lambda connection: self.inner.close())
 
     async def abandon(self, error: BaseException) -> bool:
-        """Rolls back and gives the connection back. Gives whether it was lost."""
         lost: bool = await self.connection.run_sync(lambda connection: self.inner.abandon(error))
         return lost
 
     def cut(self) -> None:
-        """Ends the connection at once."""
         driver = self.inner.driver().driver_connection
         if hasattr(driver, "terminate"):
             driver.terminate()      # asyncpg

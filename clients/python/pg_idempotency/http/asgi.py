@@ -103,7 +103,6 @@ class IdempotencyMiddleware:
 
 
 def request_of(scope: Scope, route: str, body: bytes) -> Request:
-    """The request as the core sees it."""
     headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
     return Request(scope["method"].upper(), target_of_asgi(scope), route, headers, body, scope)
 
@@ -203,7 +202,6 @@ class Call:
 
 
 async def send_reply(send: Send, reply: Reply) -> None:
-    """Sends an answer."""
     headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers]
     if not any(name in (b"content-length", b"transfer-encoding") for name, _ in headers) and reply.status not in WITHOUT_LENGTH:
         headers.append((b"content-length", str(len(reply.body)).encode()))

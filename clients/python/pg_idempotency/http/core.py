@@ -394,7 +394,6 @@ class Core:
         return scope_within(self.space(), own)
 
     def problem_reply(self, problem: Problem, options: Options) -> Reply:
-        """A problem as an answer."""
         if options.problem is not None:
             return options.problem(problem)
         headers, body = document(problem, options.describedby)

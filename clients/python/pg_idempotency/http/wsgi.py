@@ -114,7 +114,6 @@ class FlaskIdempotency(IdempotencyMiddleware):
 
 
 def request_of(environ: Environ, route: str, body: bytes) -> Request:
-    """The request as the core sees it."""
     headers: Headers = [(name[5:].replace("_", "-"), value)
                         for name, value in environ.items() if name.startswith("HTTP_")]
     if environ.get("CONTENT_TYPE"):
@@ -173,7 +172,6 @@ def phrase(status: int) -> str:
 
 
 def send_reply(start_response: Callable[..., Any], reply: Reply) -> Iterable[bytes]:
-    """Sends an answer."""
     headers = list(reply.headers)
     if not any(name.lower() == "content-length" for name, _ in headers) and reply.status not in WITHOUT_LENGTH:
         headers.append(("Content-Length", str(len(reply.body))))
