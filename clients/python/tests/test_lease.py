@@ -9,7 +9,7 @@ import psycopg_pool
 import pytest
 
 from conftest import QUICK, at_once, insert_async, run_out
-from pg_idempotency import (NOT_DONE, UNKNOWN, AsyncIdempotency, BadArgument, Completion, Declined, Done, FakeClock, Idempotency,
+from pg_idempotency import (NOT_DONE, AsyncIdempotency, BadArgument, Completion, Declined, Done, FakeClock, Idempotency,
                             LeaseLost, NotDone, Operation, Response, Retry, TooLarge, Unknown, Unstorable, drive, idempotent,
                             sqlstate_of)
 from pg_idempotency.clock import Clock
@@ -474,16 +474,6 @@ def test_reconcile_knows_that_it_was_done(idem, key, admin, effects):
     assert (result.code, result.payload, asked, effects()) == (201, "found", [2], 1)
 
 
-def test_reconcile_does_not_know(idem, key, admin):
-    leave_unended(idem, key)
-    run_out(admin, key)
-    for _ in range(2):
-        with pytest.raises(Unknown):
-            idem.lease(key, None, lambda operation, signal: 1 / 0, reconcile=lambda operation: UNKNOWN)
-    result = idem.lease(key, None, lambda operation, signal: 1 / 0, reconcile=lambda operation: Done("at last"))
-    assert (result.payload, result.attempt, result.taken_over) == ("at last", 2, True)
-
-
 @pytest.mark.parametrize("error", [Declined(409), NotDone(), LeaseLost(), OSError()],
                          ids=lambda error: type(error).__name__)
 def test_what_reconcile_raises_is_not_the_answer(idem, key, admin, error):
@@ -513,39 +503,23 @@ def test_a_lost_answer_at_begin_waits_for_the_lease(proxy, key):
     assert 25 < result.retry_after <= 30
 
 
-def test_an_error_in_the_writes_leaves_nothing(idem, key, effects, admin):
+@pytest.mark.parametrize("error, status", [(KeyError("own"), ("PENDING",)), (Unknown(), ("PENDING",)), (NotDone(), None)])
+@pytest.mark.parametrize("in_writes", [False, True])
+def test_an_error_of_the_work_or_its_writes(idem, key, effects, admin, error, status, in_writes):
+    """Nothing is written, and the lease stays, also for an Unknown of another operation: the next attempt has to reconcile.
+    NotDone releases."""
+    def write(tx):
+        writes(key)(tx)
+        raise error
+
     def work(operation, signal):
-        def write(tx):
-            writes(key)(tx)
-            raise KeyError("in the writes")
-        return Completion(1, write)
-    with pytest.raises(KeyError):
+        if in_writes:
+            return Completion(1, write)
+        raise error
+    with pytest.raises(type(error)) as raised:
         idem.lease(key, None, work)
-    assert effects() == 0
-    assert admin.execute("SELECT status::text FROM idempotency_store WHERE idempotency_key = %s",
-                         (key,)).fetchone() == ("PENDING",)
-
-
-def test_work_that_does_not_know_leaves_the_lease(idem, key, admin):
-    """As of another operation inside of it: the next attempt has to reconcile."""
-    def raises(*_):
-        raise Unknown()
-    for number, work in enumerate((raises, lambda operation, signal: Completion(1, raises))):
-        with pytest.raises(Unknown):
-            idem.lease(f"{key}-{number}", None, work)
-        assert admin.execute("SELECT status::text FROM idempotency_store WHERE idempotency_key = %s",
-                             (f"{key}-{number}",)).fetchone() == ("PENDING",)
-
-
-def test_not_done_in_the_writes_releases(idem, key, effects):
-    def work(operation, signal):
-        def write(tx):
-            writes(key)(tx)
-            raise NotDone()
-        return Completion(1, write)
-    with pytest.raises(NotDone):
-        idem.lease(key, None, work)
-    assert (effects(), idem.lease(key, None, lambda operation, signal: 2).payload) == (0, 2)
+    stored = admin.execute("SELECT status::text FROM idempotency_store WHERE idempotency_key = %s", (key,)).fetchone()
+    assert (raised.value, effects(), stored) == (error, 0, status)
 
 
 @pytest.mark.parametrize("times, swallows", [(1, True), (2, False)])

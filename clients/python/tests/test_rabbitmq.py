@@ -17,6 +17,14 @@ from pg_idempotency.rabbitmq import NAME, Consumer
 from pg_idempotency.settle import ACK, AGAIN, DEAD_LETTER
 
 
+@pytest.fixture
+def broker(key):
+    """A connection, its channel, and the name of a queue of the test's own."""
+    connection = pika.BlockingConnection(pika.URLParameters(os.environ["DEMO_AMQP"] + "?heartbeat=0"))
+    yield connection, connection.channel(), f"test-{key}"
+    connection.close()
+
+
 def result(outcome, replayed=False, retry_after=None):
     return Result(outcome, code=402, replayed=replayed, retry_after=retry_after)
 
@@ -122,10 +130,8 @@ def decline(tx, operation):
     raise Declined(402)
 
 
-def test_copies_leave_one_dead_letter(idem, key, admin):
-    queue = f"test-{key}"
-    connection = connect()
-    channel = connection.channel()
+def test_copies_leave_one_dead_letter(idem, key, broker):
+    connection, channel, queue = broker
     handled = set()
 
     def handle(name, body, properties):
@@ -143,13 +149,11 @@ def test_copies_leave_one_dead_letter(idem, key, admin):
         consumer.consume()
     names = [taken[1].message_id for taken in iter(lambda: take(channel, f"{queue}.dead"), None)]
     assert sorted(names, key=str) == [None, b"\xff", "bad"] and handled == {"bad", "last"}
-    connection.close()
 
 
-def test_a_copy_goes_to_no_queue_of_cc_once_more_and_comes_back(idem, key):
+def test_a_copy_goes_to_no_queue_of_cc_once_more_and_comes_back(idem, broker):
     """The broker drops what dies in a queue a second time, and was rejected nowhere in between."""
-    connection = connect()
-    channel = connection.channel()
+    connection, channel, queue = broker
     other = channel.queue_declare("", exclusive=True).method.queue
     seen = []
 
@@ -159,21 +163,18 @@ def test_a_copy_goes_to_no_queue_of_cc_once_more_and_comes_back(idem, key):
             connection.add_callback_threadsafe(channel.stop_consuming)
             return None
         return Settlement(AGAIN, 0.01)
-    consumer = Consumer(channel, f"cc-{key}", handle, idempotency=idem, delays=[0.01])
+    consumer = Consumer(channel, queue, handle, idempotency=idem, delays=[0.01])
     consumer.declare()
-    death = {"count": 1, "reason": "delivery_limit", "queue": f"cc-{key}", "exchange": "", "routing-keys": [f"cc-{key}"]}
-    channel.basic_publish("", f"cc-{key}", b"", pika.BasicProperties(
+    death = {"count": 1, "reason": "delivery_limit", "queue": queue, "exchange": "", "routing-keys": [queue]}
+    channel.basic_publish("", queue, b"", pika.BasicProperties(
         message_id="one", headers={"CC": [other], "x-death": [death]}))
     consumer.consume()
     assert channel.queue_declare(other, passive=True).method.message_count == 1
-    connection.close()
 
 
-def test_a_message_that_may_own_the_dead_letter_has_no_copy(idem, key):
+def test_a_message_that_may_own_the_dead_letter_has_no_copy(idem, key, broker):
     """A copy with its name would own the dead letter, too, if the consumer died before it acknowledged the message."""
-    queue = f"test-{key}"
-    connection = connect()
-    channel = connection.channel()
+    connection, channel, queue = broker
     published = []
     publish = channel.basic_publish
 
@@ -195,18 +196,15 @@ def test_a_message_that_may_own_the_dead_letter_has_no_copy(idem, key):
     consumer.consume()
     assert published == [(queue, None)] and asked[1] - asked[0] >= 0.05 and asked[2] - asked[1] >= 0.2
     wait_for_dead_letter(connection, channel, queue)
-    connection.close()
 
 
 def dead_letters(channel, queue):
     return channel.queue_declare(f"{queue}.dead", passive=True).method.message_count
 
 
-def test_a_failure_without_a_record_is_bounded(idem, key):
+def test_a_failure_without_a_record_is_bounded(idem, broker):
     """As of a client that keeps nothing: its tries go on where the message gets a name."""
-    queue = f"test-{key}"
-    connection = connect()
-    channel = connection.channel()
+    connection, channel, queue = broker
     seen = []
 
     def handle(name, body, properties):
@@ -220,13 +218,10 @@ def test_a_failure_without_a_record_is_bounded(idem, key):
     consumer.consume()
     assert seen == ["m"] * 3
     wait_for_dead_letter(connection, channel, queue)
-    connection.close()
 
 
-def test_a_message_that_pauses_goes_back_with_its_channel(idem, key):
-    queue = f"test-{key}"
-    connection = connect()
-    channel = connection.channel()
+def test_a_message_that_pauses_goes_back_with_its_channel(idem, key, broker):
+    connection, channel, queue = broker
     asked = []
 
     def fails():
@@ -241,7 +236,6 @@ def test_a_message_that_pauses_goes_back_with_its_channel(idem, key):
     channel.close()
     connection.sleep(0.1)
     assert asked == [key] and take(connection.channel(), queue)[2] == b"body"
-    connection.close()
 
 
 def wait_for_dead_letter(connection, channel, queue):
@@ -252,10 +246,6 @@ def wait_for_dead_letter(connection, channel, queue):
         connection.sleep(0.05)
 
 
-def connect():
-    return pika.BlockingConnection(pika.URLParameters(os.environ["DEMO_AMQP"] + "?heartbeat=0"))
-
-
 def take(channel, queue):
     """The next message of a queue, or None."""
     method, properties, body = channel.basic_get(queue, auto_ack=True)
@@ -263,11 +253,9 @@ def take(channel, queue):
 
 
 @pytest.mark.parametrize("of, tries", [("handle", "odd"), ("key_of", -5)])
-def test_tries_are_bounded(idem, key, of, tries):
+def test_tries_are_bounded(idem, of, tries, broker):
     """What always fails: the message comes back, and is a dead letter in the end. It had a header that is no count."""
-    queue = f"test-{key}"
-    connection = connect()
-    channel = connection.channel()
+    connection, channel, queue = broker
     calls = []
 
     def fails(*given):
@@ -284,13 +272,10 @@ def test_tries_are_bounded(idem, key, of, tries):
     _, properties, body = take(channel, f"{queue}.dead")
     assert (calls, body, properties.message_id, properties.headers["own"]) == ([of, of], b"body", "m", "1")
     assert (properties.user_id, properties.delivery_mode) == (None, 2)
-    connection.close()
 
 
-def test_a_message_stays_where_it_is_when_the_queue_of_its_delay_is_missing(idem, key):
-    queue = f"test-{key}"
-    connection = connect()
-    channel = connection.channel()
+def test_a_message_stays_where_it_is_when_the_queue_of_its_delay_is_missing(idem, broker):
+    connection, channel, queue = broker
 
     def fails(*given):
         connection.add_callback_threadsafe(channel.stop_consuming)
@@ -307,4 +292,3 @@ def test_a_message_stays_where_it_is_when_the_queue_of_its_delay_is_missing(idem
         connection.sleep(0.05)
         taken = take(channel, queue)
     assert taken[2] == b"body"
-    connection.close()
