@@ -52,7 +52,7 @@ def test_too_short_for_each_call(value):
     refuses("retention", lambda: Store("complete", value))
 
 
-@pytest.mark.parametrize("value", [-1, 1.5, "1", 2**31])
+@pytest.mark.parametrize("value", [-1, 1.5, "1; COMMIT", 2**31])
 def test_what_counts_no_attempts(value):
     idem = Idempotency(nowhere)
     refuses("max_attempts", lambda: Options(scope=str, max_attempts=value))

@@ -637,14 +637,6 @@ def test_flask_repeats_what_it_has_made_a_500_of(pool, key, effects):
     assert (tries[3:], effects()) == ([None], 2)
 
 
-def test_writes_of_a_lease_that_decline_are_the_answer(pool, key):
-    def handler(environ):
-        current().complete_with(lambda tx: declined({"reason": "no money"}))
-        return 201, [], [b"charged"]
-    app = wsgi(pool, handler, lease=30)
-    assert [call_wsgi(app, key)[::2] for _ in range(2)] == [(402, b'{"reason":"no money"}')] * 2
-
-
 def test_a_cookie_goes_to_who_is_declined_and_is_not_stored(pool, key, admin):
     """Nor where reconcile has found it."""
     headers = {"set-cookie": "a=b", "X-A": "b"}

@@ -328,9 +328,9 @@ def test_statements_are_prepared_only_when_asked_for(case, key, prepare, prepare
     assert case(test, size=1, prepare=prepare) == prepared
 
 
-@pytest.mark.parametrize("statements", [0, 1, 5])
+@pytest.mark.parametrize("statements, refusal", [(0, None), (1, None), (5, None), (1, Declined(402)), (1, NotDone())])
 @of("psycopg", "async psycopg")
-def test_two_round_trips_more_than_the_work(case, proxy, key, statements):
+def test_two_round_trips_more_than_the_work(case, proxy, key, statements, refusal):
     counts = []
 
     async def test(idem, on):
@@ -338,11 +338,15 @@ def test_two_round_trips_more_than_the_work(case, proxy, key, statements):
             async def work(tx, operation):
                 for _ in range(statements):
                     await on.insert(tx, key)
+                if refusal:
+                    raise refusal
             proxy.reset()
-            await idem.transaction(name, {"a": 1}, work)
+            with contextlib.suppress(NotDone):
+                await idem.transaction(name, {"a": 1}, work)
             counts.append((proxy.trips, proxy.flushes))
     case(test, host=proxy.directory, size=1)
-    assert counts[1:] == [(statements + 2, 0), (2, 0)]
+    replay = statements + 2 if isinstance(refusal, NotDone) else 2
+    assert counts[1:] == [(statements + 2, 0), (replay, 0)]
 
 
 @of(*[kind for kind in kinds.BLOCKING + kinds.ASYNC if "psycopg" not in kind or "+" in kind])
