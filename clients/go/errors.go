@@ -39,6 +39,10 @@ var (
 	ErrConnectionLost = errors.New("idempotency: the connection was lost")
 	// ErrUnknown: nobody knows whether the operation took effect. See UnknownError.
 	ErrUnknown = errors.New("idempotency: the outcome of the operation is unknown")
+	// ErrUnstorable: the work of a lease was done, and its answer could not be stored. The
+	// operation has ended without one, and no attempt repeats it. The call that did the work
+	// gets the error of its answer; this one is for the calls after it.
+	ErrUnstorable = errors.New("idempotency: the work was done, and its answer could not be stored")
 	// ErrInProgress: somebody else owns the operation. See InProgressError.
 	ErrInProgress = errors.New("idempotency: the operation is in progress")
 	// ErrNotDone is returned by the work of a lease, alone or wrapped, to say that

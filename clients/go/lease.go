@@ -3,9 +3,11 @@ package idempotency
 import (
 	"context"
 	"errors"
+	"strings"
 	"time"
 
 	"example.org/idempotency/internal/bounded"
+	"example.org/idempotency/internal/safe"
 )
 
 // Completion is how the work of a lease ends: with an answer, and with the
@@ -59,13 +61,18 @@ func Unknown(retryAfter time.Duration) Reconciled { return Reconciled{retryAfter
 //
 // The work does not begin if the lease, or ctx, is over by then: the operation is released.
 //
+// An answer of the work that cannot be stored ends the operation without one, and with the
+// writes: no attempt repeats it. The error says what was wrong, and calls after it get
+// ErrUnstorable. After such an answer of a reconcile function the lease runs out.
+//
 // If the work returns a *Declined, that is stored as a failure. If it returns
 // ErrNotDone, alone or wrapped, the operation is released at once. After any
 // other error nobody knows what has happened outside, so the lease runs out, and
 // the next begin gets TakenOver. The error is returned as it is.
 //
 // If TakenOver, and there is a reconcile function (WithReconcile), it decides: see
-// Reconciled. Errors: as of Transaction, and ErrLeaseLost, ErrUnknown.
+// Reconciled. Errors: as of Transaction, and ErrLeaseLost, ErrUnknown,
+// ErrUnstorable.
 func (c *Client[Tx]) Lease(ctx context.Context, key string, request any, work LeasedWork[Tx], options ...Option) (*Result, error) {
 	call, err := c.newCall(key, request, options)
 	if err != nil {
@@ -76,7 +83,7 @@ func (c *Client[Tx]) Lease(ctx context.Context, key string, request any, work Le
 		return nil, err
 	}
 	if o.Outcome != Acquired {
-		return resultOf(o), nil
+		return known(o)
 	}
 	held := &holding[Tx]{client: c, call: call, operation: o, until: asked.Add(o.LeaseLeft)}
 	completion, err := held.run(ctx, work)
@@ -194,6 +201,8 @@ type holding[Tx any] struct {
 	until     time.Time // when the lease that the begin gave is over
 	lost      bool      // the hook has been called
 	idle      bool      // this attempt did not work: nothing has happened outside
+	worked    bool      // its work was called
+	refused   bool      // its answer cannot be stored
 }
 
 // run reconciles and works under the heartbeat.
@@ -227,6 +236,7 @@ func (h *holding[Tx]) reconcileAndWork(ctx context.Context, work LeasedWork[Tx])
 	if err := ctx.Err(); err != nil { // somebody else may work by now, or nobody waits
 		return h.rest(err)
 	}
+	h.worked = true
 	return work(ctx, *h.operation)
 }
 
@@ -246,6 +256,9 @@ func (h *holding[Tx]) end(ctx context.Context, completion Completion[Tx], err er
 		if result, err = h.complete(ctx, completion); err == nil {
 			return result, nil
 		}
+		if h.worked && h.refused {
+			return h.withoutAnswer(ctx, completion, err)
+		}
 	}
 	var refusal *Declined
 	switch {
@@ -264,19 +277,69 @@ func (h *holding[Tx]) end(ctx context.Context, completion Completion[Tx], err er
 
 func (h *holding[Tx]) complete(ctx context.Context, completion Completion[Tx]) (*Result, error) {
 	c := h.client
-	result, closing, err := c.completed(h.call, h.operation, completion.Response)
-	if err != nil {
+	var result *Result
+	var closing []Statement
+	err := safe.Call(func() (err error) { // a MarshalJSON may panic
+		result, closing, err = c.completed(h.call, h.operation, completion.Response)
+		return err
+	})
+	if h.refused = err != nil; h.refused {
 		return nil, err
 	}
-	return h.store(ctx, result, func() error {
+	failed := false // the writes
+	result, err = h.store(ctx, result, func() error {
 		if completion.Writes == nil {
 			_, err := c.query(ctx, closing[0])
 			return err
 		}
 		return c.inTransaction(ctx, h.call.level, nil, func(tx Tx, _ []Row) ([]Statement, error) {
-			return closing, completion.Writes(ctx, tx)
+			err := completion.Writes(ctx, tx)
+			failed = err != nil
+			return closing, err
 		})
 	})
+	h.refused = !failed && isOfAnswer(err)
+	return result, err
+}
+
+// isOfAnswer: the server does not take it, as it cannot read it, or it is more than it holds.
+func isOfAnswer(err error) bool {
+	state := SQLState(err)
+	return errors.Is(err, ErrTooLarge) || errors.Is(err, ErrBadArgument) || strings.HasPrefix(state, "22") || strings.HasPrefix(state, "54")
+}
+
+// codeWithoutAnswer is the code of what is stored in place of an answer that cannot be.
+const codeWithoutAnswer = 500
+
+// withoutAnswer ends work that was done, with its writes, so that no attempt repeats it. It
+// returns what was wrong with the answer, unless another end is stored: that of the writes,
+// or of who had the lease meanwhile.
+func (h *holding[Tx]) withoutAnswer(ctx context.Context, completion Completion[Tx], wrong error) (*Result, error) {
+	retention := completion.Retention
+	if checkTimes(retention) != nil {
+		retention = 0
+	}
+	completion.Response = Response{Code: codeWithoutAnswer, Retention: retention}
+	result, err := h.complete(ctx, completion)
+	var refusal *Declined
+	switch {
+	case err == nil && result.Replayed:
+		return result, nil
+	case errors.As(err, &refusal):
+		return h.decline(ctx, refusal)
+	case errors.Is(err, ErrNotDone):
+		h.release(ctx)
+		return nil, err
+	}
+	return nil, wrong
+}
+
+// known is the stored answer, or ErrUnstorable where there is none.
+func known(o *Operation) (*Result, error) {
+	if o.Outcome == Completed && o.Code == codeWithoutAnswer && o.Headers == nil && o.Payload == nil && o.Body == nil {
+		return nil, ErrUnstorable
+	}
+	return resultOf(o), nil
 }
 
 func (h *holding[Tx]) decline(ctx context.Context, refusal *Declined) (*Result, error) {
@@ -324,7 +387,7 @@ func (h *holding[Tx]) replay(ctx context.Context, lost error) (*Result, error) {
 		return nil, lost
 	}
 	c.options.Hooks.begun(stored)
-	return resultOf(stored), nil
+	return known(stored)
 }
 
 // release takes the begin back. If that fails, the lease runs out: the same, only

@@ -34,7 +34,8 @@ const againAfter = time.Second
 //
 // A stored failure that is final is a dead letter: see Client.OwnsDeadLetter where
 // the message may have copies. So is a message that can never be begun:
-// ErrKeyReused, ErrBadArgument, ErrForbidden, ErrTooLarge. Any other error, as that
+// ErrKeyReused, ErrBadArgument, ErrForbidden, ErrTooLarge; and one whose work was done,
+// ErrUnstorable. Any other error, as that
 // of a lease or a retention below 0, comes again; the broker's limit of deliveries, or
 // the consumer, bounds that.
 func Settle(result *Result, err error) Settlement {
@@ -45,7 +46,8 @@ func Settle(result *Result, err error) Settlement {
 		return again(elsewhere.RetryAfter)
 	case errors.As(err, &unknown):
 		return again(&unknown.RetryAfter)
-	case errors.Is(err, ErrKeyReused), errors.Is(err, ErrBadArgument), errors.Is(err, ErrForbidden), errors.Is(err, ErrTooLarge):
+	case errors.Is(err, ErrKeyReused), errors.Is(err, ErrBadArgument), errors.Is(err, ErrForbidden), errors.Is(err, ErrTooLarge),
+		errors.Is(err, ErrUnstorable):
 		return Settlement{Do: DeadLetter}
 	case err != nil:
 		return again(nil)

@@ -64,6 +64,8 @@ func problemOf(err error, header string) *Problem {
 		return problem(409, "A request is outstanding for this Idempotency-Key", again, time.Second)
 	case errors.Is(err, errRequestTooLarge):
 		return problem(413, "The request is too large", "The body of the request is larger than this service takes.", 0)
+	case errors.Is(err, idempotency.ErrUnstorable):
+		return problem(500, "The answer could not be stored", "The request was done, and is not repeated.", 0)
 	case errors.Is(err, idempotency.ErrTooLarge):
 		return problem(413, "The answer is too large to be stored", "Nothing was stored.", 0)
 	case errors.Is(err, idempotency.ErrKeyReused):

@@ -1,8 +1,10 @@
 package idemhttp
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"net/http"
 	"strings"
@@ -165,14 +167,25 @@ func (m *Middleware[Tx]) setLifetime(ctx context.Context, e *exchange, a *answer
 
 func (m *Middleware[Tx]) lease(ctx context.Context, e *exchange, handler LeaseHandler[Tx], options []idempotency.Option) (*answer, error) {
 	var fresh *answer
+	var wrong *unsent
 	result, err := m.client.Lease(ctx, e.key, e.print, func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
 		completion, a, err := m.complete(ctx, e, o, handler)
-		fresh = a
+		fresh, wrong = a, nil
+		if errors.As(err, &wrong) {
+			retention := cmp.Or(completion.Retention, wrong.retention)
+			completion.Response, err = idempotency.Response{Code: http.StatusInternalServerError, Retention: retention}, nil
+		}
 		if completion.Writes != nil {
 			completion.Writes = m.writes(completion.Writes, &fresh)
 		}
 		return completion, err
 	}, append(m.callOptions(e, options...), m.reconcileCheck(e))...)
+	switch {
+	case errors.Is(err, idempotency.ErrTooLarge):
+		err = fmt.Errorf("%w: %v", errResponseTooLarge, err) // to a client a 413 says that nothing was done
+	case err == nil && wrong != nil && result.Outcome == idempotency.Completed && !result.Replayed:
+		err = wrong.error
+	}
 	return m.conclude(ctx, e, result, err, fresh)
 }
 
@@ -188,6 +201,28 @@ func (m *Middleware[Tx]) reconcileCheck(e *exchange) idempotency.Option {
 		maps.DeleteFunc(response.Headers, func(name, _ string) bool { return strings.EqualFold(name, "Set-Cookie") })
 		return response, err
 	})
+}
+
+// unsent is what is wrong with the answer of a handler that is done: it cannot be sent or
+// stored.
+type unsent struct {
+	error
+	retention time.Duration
+}
+
+func (u *unsent) Unwrap() error { return u.error }
+
+// asUnsent marks the error of an answer, unless it is one that is not stored as a success: its
+// lease runs out.
+func (m *Middleware[Tx]) asUnsent(status int, err error) error {
+	keep := Keep{As: Stored}
+	if isFinal(status) {
+		keep = m.options.Statuses(status)
+	}
+	if keep.As != Stored {
+		return err
+	}
+	return &unsent{err, keep.For}
 }
 
 // complete calls a handler once, and makes the bytes that are sent what is stored.
@@ -206,8 +241,9 @@ func (m *Middleware[Tx]) complete(ctx context.Context, e *exchange, o idempotenc
 		return completion, nil, err
 	}
 	retention := completion.Retention
-	if a, err = carried(completion.Response, http.StatusOK); err != nil {
-		return completion, nil, err
+	a, err = m.bounded(carried(completion.Response, http.StatusOK))
+	if err != nil {
+		return completion, nil, m.asUnsent(cmp.Or(completion.Code, http.StatusOK), err)
 	}
 	completion.Response, err = m.keep(a)
 	if retention != 0 {

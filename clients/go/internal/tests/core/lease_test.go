@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"strings"
 	"sync"
@@ -61,7 +62,8 @@ func leaseTests[Tx any]() tests[Tx] {
 		"WritesThatFail": testWritesThatFail[Tx], "NothingBeginsTooLate": testNothingBeginsTooLate[Tx],
 		"WorkThatDoesNotKnow": testWorkThatDoesNotKnow[Tx], "WritesThatExit": testWritesThatExit[Tx],
 		"LateBeat": testLateBeat[Tx], "Times": testTimes[Tx],
-		"EndOfALostLease": testEndOfALostLease[Tx],
+		"EndOfALostLease": testEndOfALostLease[Tx], "Unstorable": testUnstorable[Tx], "UnstorableKinds": testUnstorableKinds[Tx],
+		"UnstorableAndOtherEnds": testUnstorableAndOtherEnds[Tx], "AnswersWithCode500": testAnswersWithCode500[Tx],
 	}
 }
 
@@ -597,6 +599,134 @@ func testEndOfALostLease[Tx any](t *testing.T, b backend[Tx]) {
 			same(t, "leases lost", count.leaseLost.Load(), 1)
 			same(t, "declined", count.declined.Load(), 0)
 			same(t, "effects", effects(t, key), "0")
+		}
+	}
+}
+
+// panics is a value whose JSON cannot be made.
+type panics struct{}
+
+func (panics) MarshalJSON() ([]byte, error) { panic("planned") }
+
+var large = strings.Repeat("x", 2_000_000)
+
+// The work was done, so no attempt repeats it.
+func testUnstorable[Tx any](t *testing.T, b backend[Tx]) {
+	cycle := map[string]any{}
+	cycle["self"] = cycle
+	client := b.client(t, idempotency.Options{})
+	for name, response := range map[string]idempotency.Response{
+		"function": {Payload: func() {}}, "cycle": {Payload: cycle}, "NaN": {Payload: math.NaN()}, "panic": {Payload: panics{}},
+		"NUL": {Payload: "a\x00b"}, "half": {Payload: json.RawMessage(`"\ud800"`)}, "broken": {Payload: json.RawMessage("{")},
+		"code": {Code: 1 << 40}, "retention": {Retention: -1}, "large": {Payload: large}, "header": {Headers: map[string]string{"a": "\x00"}},
+	} {
+		for _, writes := range []bool{false, true} {
+			runs, key := 0, newKey()
+			work := func(context.Context, idempotency.Operation) (idempotency.Completion[Tx], error) {
+				runs++
+				completion := idempotency.Completion[Tx]{Response: response}
+				if writes {
+					completion.Writes = func(ctx context.Context, tx Tx) error { return b.insert(ctx, tx, key) }
+				}
+				return completion, nil
+			}
+			result, err := client.Lease(background, key, nil, work)
+			if result != nil || err == nil || errors.Is(err, idempotency.ErrUnstorable) {
+				t.Fatal(name, result, err)
+			}
+			same(t, name, value(t, "SELECT status || ' ' || response_code FROM idempotency_store WHERE idempotency_key = $1", key), "COMPLETED 500")
+			for range 2 {
+				_, err = client.Lease(background, key, nil, work)
+				wantError(t, err, idempotency.ErrUnstorable)
+				same(t, "settled", idempotency.Settle(nil, err).Do, idempotency.DeadLetter)
+			}
+			same(t, name, runs, 1)
+			same(t, name, effects(t, key), map[bool]string{false: "0", true: "1"}[writes])
+		}
+	}
+}
+
+// It is kept for as long as it asked for, and an answer of a reconcile function is asked for again.
+func testUnstorableKinds[Tx any](t *testing.T, b backend[Tx]) {
+	client, key := b.client(t, idempotency.Options{}), newKey()
+	_, err := client.Lease(background, key, nil, gives(idempotency.Completion[Tx]{Response: idempotency.Response{Payload: large, Retention: 90 * 24 * time.Hour}}, nil))
+	wantError(t, err, idempotency.ErrTooLarge)
+	same(t, "days", value(t, "SELECT round(extract(epoch FROM expires_at - now()) / 86400) FROM idempotency_store WHERE idempotency_key = $1", key), "90")
+	key = newKey()
+	b.abandon(t, client, key)
+	for _, found := range []any{func() {}, large, "found"} {
+		result, err := client.Lease(background, key, nil, b.answer(key), idempotency.WithReconcile(
+			func(context.Context, idempotency.Operation) (idempotency.Reconciled, error) {
+				return idempotency.Done(idempotency.Response{Payload: found}), nil
+			}))
+		if found == "found" {
+			must(t, err)
+			same(t, "payload", string(result.Payload), `"found"`)
+			return
+		}
+		same(t, "refused", err != nil && !errors.Is(err, idempotency.ErrUnstorable), true)
+		same(t, "stored", stored(t, key), "PENDING")
+		runOut(t, key)
+	}
+}
+
+// What was wrong with the answer is the error, unless another end is stored.
+func testUnstorableAndOtherEnds[Tx any](t *testing.T, b backend[Tx]) {
+	client := b.client(t, idempotency.Options{})
+	wrong := idempotency.Response{Payload: large}
+	for _, theirs := range []error{nil, errors.New("died")} {
+		key := newKey()
+		result, err := client.Lease(background, key, nil, func(context.Context, idempotency.Operation) (idempotency.Completion[Tx], error) {
+			runOut(t, key)
+			_, _ = client.Lease(background, key, nil, gives(idempotency.Completion[Tx]{Response: idempotency.Response{Code: 201}}, theirs))
+			return idempotency.Completion[Tx]{Response: idempotency.Response{Payload: func() {}}}, nil
+		})
+		if theirs == nil {
+			must(t, err)
+			same(t, "theirs", result.Code, 201)
+		} else {
+			same(t, "the error of the answer", err != nil && !errors.Is(err, idempotency.ErrLeaseLost), true)
+		}
+	}
+	p, key := startProxy(t), newKey()
+	far := idempotency.New(b.open(t, p.url(), 2), idempotency.Options{Retry: quick})
+	_, err := far.Lease(background, key, nil, func(context.Context, idempotency.Operation) (idempotency.Completion[Tx], error) {
+		p.order("arm", "after", "idem_complete")
+		return idempotency.Completion[Tx]{Response: idempotency.Response{Payload: func() {}}}, nil
+	})
+	same(t, "cuts", p.state().Hits, 1)
+	same(t, "the answer to the end was lost", err != nil && !errors.Is(err, idempotency.ErrUnstorable), true)
+	same(t, "stored", stored(t, key), "COMPLETED")
+	end := func(key string, response idempotency.Response, fails error) (*idempotency.Result, error) {
+		return client.Lease(background, key, nil, gives(idempotency.Completion[Tx]{Response: response, Writes: func(context.Context, Tx) error { return fails }}, nil))
+	}
+	result, err := end(newKey(), wrong, idempotency.Decline(402, nil))
+	must(t, err)
+	same(t, "declined", result.Outcome, idempotency.Failed)
+	key = newKey()
+	_, err = end(key, wrong, idempotency.ErrNotDone)
+	wantError(t, err, idempotency.ErrNotDone)
+	same(t, "released", stored(t, key), "nothing")
+	for _, response := range []idempotency.Response{wrong, {}} {
+		key = newKey()
+		calls := 0
+		_, err = client.Lease(background, key, nil, gives(idempotency.Completion[Tx]{Response: response, Writes: func(context.Context, Tx) error {
+			calls++
+			return &idempotency.UnknownError{}
+		}}, nil))
+		wantError(t, err, idempotency.ErrUnknown)
+		same(t, "left", stored(t, key)+fmt.Sprint(calls), "PENDING1")
+	}
+}
+
+func testAnswersWithCode500[Tx any](t *testing.T, b backend[Tx]) {
+	client := b.client(t, idempotency.Options{})
+	for _, response := range []idempotency.Response{{Code: 500, Payload: 1}, {Code: 500, Body: []byte{}}, {Code: 500, Headers: map[string]string{}}, {Code: 501}} {
+		key := newKey()
+		for range 2 {
+			result, err := client.Lease(background, key, nil, gives(idempotency.Completion[Tx]{Response: response}, nil))
+			must(t, err)
+			same(t, "code", result.Code, response.Code)
 		}
 	}
 }

@@ -84,7 +84,7 @@ func TestMiddleware(t *testing.T) {
 			"BrokenUploads": testBrokenUploads, "Timeout": testTimeout, "LeaseFailures": testLeaseFailures,
 			"Retention": testRetention, "AnswerOfAnotherRun": testAnswerOfAnotherRun, "RecordsOfOthers": testRecordsOfOthers,
 			"FunctionsThatPanic": testFunctionsThatPanic, "ReconciledAnswers": testReconciledAnswers,
-			"AnswersThatHTTPDoesNotCarry": testAnswersThatHTTPDoesNotCarry,
+			"AnswersThatHTTPDoesNotCarry": testAnswersThatHTTPDoesNotCarry, "UnstorableAnswers": testUnstorableAnswers,
 		} {
 			t.Run(s.name+"/"+name, func(t *testing.T) { test(t, s) })
 		}
@@ -333,6 +333,48 @@ func testReconciledAnswers(t *testing.T, s site) {
 // HTTP has no such status, name or value.
 var notCarried = []idempotency.Response{{Code: -1}, {Code: 199}, {Code: 1000}, {Headers: map[string]string{"a b": ""}},
 	{Headers: map[string]string{"": ""}}, {Headers: map[string]string{"ETag": "a\r\nb"}}, {Headers: map[string]string{"ETag": "\x7f"}}}
+
+// The handler is done, so no request repeats it.
+func testUnstorableAnswers(t *testing.T, s site) {
+	execute(t, "SELECT idem_set_policy('unstorable small', max_response_size => 200)")
+	scope := func(r *http.Request, _ string) string {
+		return strings.TrimSpace("unstorable " + r.Header.Get("X-Scope"))
+	}
+	large, tooLarge := []byte(strings.Repeat("x", 1001)), "The answer is too large to be stored"
+	for name, c := range map[string]struct {
+		response idempotency.Response
+		scope    string
+		title    string
+	}{
+		"limit": {idempotency.Response{Body: large}, "", tooLarge}, "server": {idempotency.Response{Body: large[:900]}, "small", tooLarge},
+		"status": {idempotency.Response{Code: 99}, "", "Internal Server Error"}, "JSON": {idempotency.Response{Payload: func() {}}, "", "Internal Server Error"},
+	} {
+		runs, key := 0, newKey()
+		handler := s.lease(middleware(idemhttp.Options{MaxResponse: 1000, Scope: scope}), func(r *http.Request, _ idempotency.Operation) (completion, error) {
+			runs++
+			return completion{Response: c.response, Writes: func(ctx context.Context, tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, "INSERT INTO effect VALUES ($1)", key)
+				return err
+			}}, nil
+		})
+		for _, title := range []string{c.title, "The answer could not be stored", "The answer could not be stored"} {
+			if _, body := expectProblem(t, 500, handler, key, "X-Scope", c.scope); !strings.Contains(body, title) {
+				t.Error(name, body)
+			}
+		}
+		expect(t, key, 1, 1)
+		if runs != 1 {
+			t.Error(name, runs)
+		}
+	}
+	key := newKey()
+	expectProblem(t, 500, s.lease(middleware(idemhttp.Options{MaxResponse: 1000}), answers(idempotency.Response{Code: 503, Body: large})), key)
+	var status string
+	kit.Must(t, pool.QueryRow(context.Background(), "SELECT status FROM idempotency_store WHERE idempotency_key = $1", key).Scan(&status))
+	if status != "PENDING" {
+		t.Error(status)
+	}
+}
 
 // It is an error before anything is stored, and so is what no replay could say. net/http would panic,
 // or send an informational answer and then 200.
@@ -828,8 +870,8 @@ func testLeaseFailures(t *testing.T, s site) {
 		"code 429":  {nil, 429, 429, 0, 1, nil},
 		"code 0":    {nil, 0, 200, 1, 1, nil},
 		"from 2 up": {nil, 299, 299, 1, 1, nil},
-		"too large": {nil, 0, 500, 0, 1, "123"}, // with its quotes
-		"no JSON":   {nil, 0, 500, 0, 1, make(chan int)},
+		"too large": {nil, 0, 500, 1, 1, "123"}, // with its quotes
+		"no JSON":   {nil, 0, 500, 1, 1, make(chan int)},
 		"refusal":   {&idempotency.Declined{Response: idempotency.Response{Payload: "123"}}, 0, 500, 0, 1, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
