@@ -66,7 +66,8 @@ func (r *Result) Decode(target any) error {
 type Declined struct {
 	// Response is what is stored.
 	Response
-	// RetryAfter: the operation may be tried again after that time; below 0: now, nil: never.
+	// RetryAfter: the operation may be tried again after that time, 36500 days at most;
+	// below 0: now, nil: never.
 	RetryAfter *time.Duration
 }
 

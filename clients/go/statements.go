@@ -81,7 +81,10 @@ func (s *statements) failOf(call *call, fence int64, declined *Declined, payload
 	statement, err := endOf(s.fail, call, fence, declined.Response, payload)
 	retryable, after := "false", (*string)(nil)
 	if declined.RetryAfter != nil {
-		retryable, after = "true", intervalOf(min(max(*declined.RetryAfter, 0), longest))
+		retryable, after = "true", intervalOf(max(*declined.RetryAfter, 0))
+		if err == nil && *declined.RetryAfter > longest {
+			err = fmt.Errorf("idempotency: a RetryAfter of %v is above 36500 days", *declined.RetryAfter)
+		}
 	}
 	statement.Args = append(statement.Args, &retryable, after)
 	return statement, err

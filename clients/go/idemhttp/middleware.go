@@ -114,11 +114,15 @@ func (m *Middleware[Tx]) serve(w http.ResponseWriter, r *http.Request, route str
 // receive reads the request and what it asks for.
 func (m *Middleware[Tx]) receive(w http.ResponseWriter, r *http.Request, route string) (*exchange, error) {
 	e := &exchange{request: r}
-	var err error
+	// a stranger is not told of keys
+	principal, err := m.principalOf(r)
+	if err != nil {
+		return nil, err
+	}
 	if e.key, err = m.keyOf(r); err != nil {
 		return nil, err
 	}
-	if e.scope, err = m.scopeOf(r, route); err != nil {
+	if e.scope, err = m.scopeOf(r, route, principal); err != nil {
 		return nil, err
 	}
 	if e.key == "" {
@@ -178,13 +182,19 @@ func (m *Middleware[Tx]) needsKey(method string) bool {
 	return slices.ContainsFunc(m.options.Methods, func(one string) bool { return strings.EqualFold(one, method) })
 }
 
-func (m *Middleware[Tx]) scopeOf(r *http.Request, route string) (string, error) {
-	principal := ""
-	if m.options.Principal != nil {
-		if principal = m.options.Principal(r); principal == "" {
-			return "", errNobody
-		}
+// principalOf is "" where the scope alone counts.
+func (m *Middleware[Tx]) principalOf(r *http.Request) (string, error) {
+	if m.options.Principal == nil {
+		return "", nil
 	}
+	principal := m.options.Principal(r)
+	if principal == "" {
+		return "", errNobody
+	}
+	return principal, nil
+}
+
+func (m *Middleware[Tx]) scopeOf(r *http.Request, route, principal string) (string, error) {
 	if m.options.Scope != nil {
 		scope := m.options.Scope(r, route)
 		if scope == "" {

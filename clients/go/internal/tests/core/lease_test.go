@@ -772,6 +772,13 @@ func testTimes[Tx any](t *testing.T, b backend[Tx]) {
 			same(t, fmt.Sprint(own, i), err == nil || idempotency.Settle(nil, err).Do == idempotency.Again, true)
 		}
 	}
+	for after, isRight := range map[time.Duration]bool{-time.Second: true, longest: true, longest + 1: false} {
+		key := newKey()
+		_, err := client.Transaction(background, key, nil, fails[Tx](idempotency.Decline(402, nil).Again(after)))
+		same(t, fmt.Sprint(after), err == nil, isRight)
+		same(t, fmt.Sprint(after), stored(t, key), map[bool]string{true: "FAILED", false: "nothing"}[isRight])
+		same(t, fmt.Sprint(after), err == nil || idempotency.Settle(nil, err).Do == idempotency.Again, true)
+	}
 }
 
 func testBatch[Tx any](t *testing.T, b backend[Tx]) {

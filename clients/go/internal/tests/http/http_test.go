@@ -551,6 +551,10 @@ func testNobody(t *testing.T, s site) {
 			t.Fatal(header)
 		}
 		expect(t, key, 1, 1)
+		if options.Principal != nil { // asked first: nobody learns of the key
+			expectProblem(t, 401, handler, "")
+			expectProblem(t, 401, handler, "", "Idempotency-Key", `"`)
+		}
 	}
 }
 
