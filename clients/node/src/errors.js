@@ -116,8 +116,8 @@ export class Declined extends Error {
    * @param {number | null} code status of the answer, such as 402
    * @param {unknown} [payload] JSON value of the answer
    * @param {{headers?: Record<string, string>, retryAfter?: number | string | null, body?: Uint8Array | string,
-   *   retention?: number | string}} [options] retryAfter: milliseconds (below 0: now) or a PostgreSQL
-   *   interval; then the operation may be tried again after it. Without it the failure is permanent.
+   *   retention?: number | string}} [options] retryAfter: milliseconds or a PostgreSQL interval, below
+   *   0: now; then the operation may be tried again after it. Without it the failure is permanent.
    */
   constructor(code, payload, { headers, retryAfter = null, body, retention } = {}) {
     super(`the operation was declined${code === null ? '' : ` with ${code}`}`)

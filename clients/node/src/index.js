@@ -204,13 +204,13 @@ export class Idempotency {
   }
 
   /**
-   * The milliseconds of a duration: only the server can read a text.
+   * The milliseconds of a duration, which may be below 0: only the server can read a text.
    * @param {Duration} duration
    * @returns {Promise<number>}
    * @throws BadArgument
    */
   async milliseconds(duration) {
-    return milliseconds(this.#settings, { scope: this.#settings.scope, wait: duration })
+    return milliseconds(this.#settings, { scope: this.#settings.scope, wait: duration }, 'retryAfter')
   }
 
   /**

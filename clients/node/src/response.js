@@ -133,7 +133,7 @@ export function toInterval(name, duration) {
   const milliseconds = isText ? Number(duration) * 1000 : duration
   if (isText && Number.isNaN(milliseconds)) return duration
   // The server takes microseconds, and never sees a wait.
-  const shortest = ABOVE_ZERO.has(name) ? 0.001 : 0
+  const shortest = ABOVE_ZERO.has(name) ? 0.001 : name === 'retryAfter' ? -Infinity : 0
   const longest = name === 'wait' ? 9e15 : LONGEST
   if (!Number.isFinite(milliseconds) || milliseconds < shortest || milliseconds > longest) {
     throw new BadDuration(`${name} is a number of milliseconds${shortest > 0 ? ' above 0' : ' from 0'}, up to 36500 days, or an interval`)

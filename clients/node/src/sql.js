@@ -158,11 +158,13 @@ export class Sql {
    */
   fail(operation, { response, retryAfter }, retention) {
     const { payload, code, headers, body, retention: kept, durations } = asParameters(response, retention)
+    const isText = typeof retryAfter === 'string'
+    const after = isText ? "greatest($9::interval, '0')" : '$9::interval'
     return {
       durations: [...durations, ...texts({ retryAfter })],
       text: `SELECT ${this.#prefix}idem_fail($1, $2::text::jsonb, scope => $3, code => $4::int, headers => $5::text::jsonb,
-  body => $6::bytea, fence => $7::bigint, retryable => $8::text::boolean, retry_after => ${toDuration('$9', typeof retryAfter === 'string', '>=')},
-  retention => ${toDuration('$10', durations.length > 0, '>')})::text, (extract(epoch FROM $9::interval) * 1000)::text`,
+  body => $6::bytea, fence => $7::bigint, retryable => $8::text::boolean, retry_after => ${toDuration(after, isText, '>=')},
+  retention => ${toDuration('$10', durations.length > 0, '>')})::text, (extract(epoch FROM ${after}) * 1000)::text`,
       values: [operation.key, payload, operation.scope, code, headers, body, toText(operation.fence),
         String(retryAfter !== null), toInterval('retryAfter', retryAfter), kept],
     }

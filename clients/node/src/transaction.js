@@ -56,12 +56,12 @@ export async function waiting(settings, call, attempt) {
 }
 
 // Only the server can read an interval.
-export async function milliseconds(settings, call) {
+export async function milliseconds(settings, call, name = 'wait') {
   const { scope, key, wait } = call
   if (typeof wait === 'number') return wait
   const [{ rows: [[read]] }] = await retrying(settings, { scope, key }, () => onConnection(settings, (connection) =>
     begin(settings, call, connection, [settings.sql.milliseconds(wait)])))
-  toInterval('wait', Number(read))
+  toInterval(name, Number(read))
   return Number(read)
 }
 
