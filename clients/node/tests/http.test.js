@@ -624,6 +624,14 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
       assert.deepEqual([await effects(pool, 'wrong'), await effects(pool, 'right') > 0], [0, true])
     })
 
+    test('without a key, too, what may be tried again since a while says so', async (t) => {
+      const { post } = await server(t, () => { throw new Declined(402, 1, { retryAfter: '-1 hour' }) }, { required: false })
+      for (const key of [undefined, newKey()]) {
+        const { status, headers } = await post(key)
+        assert.deepEqual([status, headers['retry-after']], [402, '1'])
+      }
+    })
+
     test('a lease whose handler gave an answer that cannot be sent or stored is done, with its writes', async (t) => {
       const bytes = 'x'.repeat(1001)
       const scope = (request) => `${framework} unstorable ${headerOf(request, 'x-scope') ?? ''}`
@@ -680,7 +688,8 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
 
     test('Set-Cookie goes to who is declined, and is not stored, nor where reconcile has found it', async (t) => {
       const headers = { 'Set-Cookie': 'a=b', 'X-A': 'b' }
-      const decline = () => { throw new Declined(402, 1, { headers, retryAfter: '1 hour' }) }
+      const refusal = new Declined(402, 1, { headers, retryAfter: '1 hour' })
+      const decline = () => { throw refusal }
       const { post } = await server(t, decline, { required: false })
       const writes = await server(t, () => ({ writes: decline }), { style: 'lease' })
       const leased = await server(t, () => { throw new Error('planned') }, {

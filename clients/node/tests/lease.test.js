@@ -399,7 +399,7 @@ for (const [what, answer, error] of [
   ['bytes that are none', { body: 7 }, BadArgument], ['a code that is none', { code: 'x', payload: 1 }, BadArgument],
   ['a retention that is none', { payload: 1, retention: -1 }, BadArgument], ['a retention of the past', { payload: 1, retention: '-1 s' }, BadArgument],
   ['a header that is none', { payload: 1, headers: { a: 1n } }, BadArgument],
-  ['NUL', 'a\0b', { code: '22P05' }], ['half a character', '\ud800', { code: '22P02' }], ['a code of more than an int', { code: 2 ** 40, payload: 1 }, { code: '22003' }],
+  ['a member that throws', { get payload() { throw new RangeError('broken') } }, RangeError], ['NUL', 'a\0b', { code: '22P05' }], ['half a character', '\ud800', { code: '22P02' }], ['a code of more than an int', { code: 2 ** 40, payload: 1 }, { code: '22003' }],
   ['more than is stored', LARGE, TooLarge],
 ]) {
   test(`work whose answer cannot be stored is done, and not repeated: ${what}`, async (t) => {

@@ -640,9 +640,13 @@ def test_flask_repeats_what_it_has_made_a_500_of(pool, key, effects):
 def test_a_cookie_goes_to_who_is_declined_and_is_not_stored(pool, key, admin):
     """Nor where reconcile has found it."""
     headers = {"set-cookie": "a=b", "X-A": "b"}
+    refusal = Declined(402, headers=headers)    # one object, which is raised more than once
+
+    def decline(_):
+        raise refusal
 
     def writes(environ):
-        current().complete_with(lambda tx: declined(headers=headers))
+        current().complete_with(decline)
         return 201, [], [b"charged"]
 
     def answer(app, key):
@@ -652,7 +656,7 @@ def test_a_cookie_goes_to_who_is_declined_and_is_not_stored(pool, key, admin):
     assert call_wsgi(leased, key)[0] == 500
     run_out(admin, key)
     assert answer(leased, key) == (402, "b", None)
-    for number, app in enumerate((wsgi(pool, lambda environ: declined(headers=headers)), wsgi(pool, writes, lease=30))):
+    for number, app in enumerate((wsgi(pool, decline), wsgi(pool, writes, lease=30))):
         assert [answer(app, f"{key}-{number}") for _ in range(2)] == [(402, "b", "a=b"), (402, "b", None)]
 
 

@@ -205,7 +205,10 @@ export class HttpIdempotency {
     const handle = async (context) => {
       live = unsendable = undefined
       const answer = await this.#limited(invoke, context).catch((error) => {
-        if (error instanceof Declined) declined = this.#refusal(error)
+        if (error instanceof Declined) {
+          declined = this.#refusal(error)
+          throw withoutCookie(error)
+        }
         throw style === 'transaction' ? asRefusal(error, answerTo) : error
       })
       live = answer
@@ -291,16 +294,13 @@ export class HttpIdempotency {
   #refusal(error) {
     if (!(error instanceof Declined)) throw error
     const { response, retryAfter } = error
-    const answer = this.#sendable(response, { outcome: 'FAILED', retryAfter: typeof retryAfter === 'number' ? retryAfter : null })
-    error.response = withoutCookies(response)
-    return answer
+    return this.#sendable(response, { outcome: 'FAILED', retryAfter: typeof retryAfter === 'number' ? retryAfter : null })
   }
 
   // The same where nothing is stored, so that the server has not yet read a duration that is a text.
   async #plainRefusal(error) {
     const isText = error instanceof Declined && typeof error.retryAfter === 'string'
-    if (isText) error.retryAfter = await this.#idempotency.milliseconds(error.retryAfter)
-    return this.#refusal(error)
+    return this.#refusal(isText ? declining(error.response, await this.#idempotency.milliseconds(error.retryAfter)) : error)
   }
 
   #sendable(response, end) {
@@ -316,7 +316,7 @@ export class HttpIdempotency {
         await writes(tx)
       } catch (error) {
         refused(this.#refusal(error))
-        throw error
+        throw withoutCookie(error)
       }
     }
   }
@@ -507,6 +507,15 @@ function sendable(answer) {
 
 function causeOf(error) {
   return error instanceof NotDone ? error.cause : error
+}
+
+// The work may throw the same object again.
+function withoutCookie({ response, retryAfter }) {
+  return declining(withoutCookies(response), retryAfter)
+}
+
+function declining({ code, payload, ...options }, retryAfter) {
+  return new Declined(code, payload, { ...options, retryAfter })
 }
 
 // To a client a 413 says that nothing was done.

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from email.utils import format_datetime
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, TypeVar, Union
+from typing import Any, Callable, Dict, List, Mapping, NoReturn, Optional, Tuple, TypeVar, Union
 
 from ..errors import Declined, NotDone, TooLarge
 from ..hooks import logger
@@ -265,10 +265,11 @@ class Served:
         if problem.status < 500 and self.options.lease is None:
             raise Released(self.core.problem_reply(problem, self.options)) from error
 
-    def decline(self, declined: Declined) -> None:
-        """Makes it what is stored. Raises ValueError for one that is none of HTTP, and ResponseTooLarge."""
+    def decline(self, declined: Declined) -> NoReturn:
+        """Raises what is stored of it, ValueError for one that is none of HTTP, and ResponseTooLarge."""
+        stored = storable(declined, self.options)
         self.declined = declined.headers
-        storable(declined, self.options)
+        raise stored
 
     def answer(self, result: Result) -> Reply:
         """The answer to the client: the handler's own where it ran to its end, else what is stored."""
@@ -490,8 +491,8 @@ def storable(end: End, options: Options) -> End:
     headers = end.headers and {name: value for name, value in end.headers.items() if name.lower() != "set-cookie"}
     if isinstance(end, Response):
         return replace(end, headers=headers)
-    end.headers = headers
-    return end
+    # the work may raise the same object again
+    return Declined(end.code, end.payload, headers=headers, retry_after=end.retry_after, body=end.body, retention=end.retention)
 
 
 def kept_headers(options: Options, headers: Headers) -> Dict[str, Any]:

@@ -55,7 +55,6 @@ def serving(idem: Union[Idempotency, AsyncIdempotency], served: Served, handler:
                 value = yield steps.call(function, given)
             except Declined as declined:
                 served.decline(declined)
-                raise
             if not isinstance(value, Done):
                 return value
             found = value.response
