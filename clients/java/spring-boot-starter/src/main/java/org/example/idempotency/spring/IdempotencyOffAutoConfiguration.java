@@ -35,17 +35,13 @@ public class IdempotencyOffAutoConfiguration {
             if (!TransactionSynchronizationManager.isActualTransactionActive()) {
                 return own.run(isolation, body);
             }
-            Connection connection = DataSourceUtils.getConnection(dataSource());
+            Connection connection = DataSourceUtils.getConnection(dataSource()); // the end of the transaction gives it back
+            Savepoint before = connection.setSavepoint();
             try {
-                Savepoint before = connection.setSavepoint();
-                try {
-                    return body.run(connection);
-                } catch (Throwable error) {
-                    connection.rollback(before);
-                    throw error;
-                }
-            } finally {
-                DataSourceUtils.releaseConnection(connection, dataSource());
+                return body.run(connection);
+            } catch (Throwable error) {
+                connection.rollback(before);
+                throw error;
             }
         }
 

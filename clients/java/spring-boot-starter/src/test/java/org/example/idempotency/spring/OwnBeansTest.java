@@ -124,6 +124,10 @@ class OwnBeansTest {
             assertEquals("own", context.getBean(Idempotency.class).options().scope());
             assertEquals("\"own\"", context.getBean(Json.class).write(null));
         }
+        try (var off = new SpringApplicationBuilder(Own.class).web(WebApplicationType.NONE)
+                .run("--spring.main.banner-mode=off", "--idempotency.enabled=false")) {
+            assertEquals("own", off.getBean(Idempotency.class).options().scope());
+        }
     }
 
     @Test
