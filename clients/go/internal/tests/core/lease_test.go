@@ -710,11 +710,11 @@ func testUnstorableAndOtherEnds[Tx any](t *testing.T, b backend[Tx]) {
 	for _, response := range []idempotency.Response{wrong, {}} {
 		key = newKey()
 		calls := 0
-		_, err = client.Lease(background, key, nil, gives(idempotency.Completion[Tx]{Response: response, Writes: func(context.Context, Tx) error {
+		_, err = client.Lease(background, key, nil, gives(idempotency.Completion[Tx]{Response: response, Writes: func(ctx context.Context, tx Tx) error {
 			calls++
-			return &idempotency.UnknownError{}
+			return b.exec(ctx, tx, raise("22P02"))
 		}}, nil))
-		wantError(t, err, idempotency.ErrUnknown)
+		same(t, "the error of the writes", idempotency.SQLState(err), "22P02")
 		same(t, "left", stored(t, key)+fmt.Sprint(calls), "PENDING1")
 	}
 }
