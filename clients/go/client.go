@@ -181,19 +181,21 @@ func (c *Client[Tx]) await(ctx context.Context, wait time.Duration, ask func() (
 // longestPoll is between two questions of await.
 const longestPoll = 500 * time.Millisecond
 
-// try makes one attempt at a call. again: the one before may still be ending.
-type try func(again bool) (*Result, error)
+// try makes one attempt at a call. afterLoss: one before has lost its connection.
+type try func(afterLoss bool) (*Result, error)
 
 // repeat makes attempts until one does not fail with 40001, 40P01 or a lost
 // connection. Of a connection that was dead when it came from the pool nothing
 // was asked, so it is no attempt.
 func (c *Client[Tx]) repeat(ctx context.Context, call *call, try try) (*Result, error) {
+	afterLoss := false
 	for attempt, dead := 1, 0; ; attempt++ {
-		result, err := try(attempt > 1)
+		result, err := try(afterLoss)
 		wasStale, err := unmarked(err)
 		if err == nil || errors.Is(err, ErrNotDone) || !Transient(err) {
 			return result, err
 		}
+		afterLoss = afterLoss || SQLState(err) != "40001" && SQLState(err) != "40P01"
 		if wasStale && dead < maxDead {
 			dead, attempt = dead+1, attempt-1
 			continue

@@ -37,8 +37,8 @@ func (c *Client[Tx]) Transaction(ctx context.Context, key string, request any, w
 	}
 	var result *Result
 	err = c.await(ctx, call.wait, func() (_ Outcome, err error) {
-		result, err = c.repeat(ctx, call, func(again bool) (*Result, error) {
-			return c.transact(ctx, call, work, again)
+		result, err = c.repeat(ctx, call, func(afterLoss bool) (*Result, error) {
+			return c.transact(ctx, call, work, afterLoss)
 		})
 		if err != nil {
 			return "", err
@@ -54,11 +54,11 @@ func (c *Client[Tx]) Transaction(ctx context.Context, key string, request any, w
 	return result, nil
 }
 
-// transact is one attempt. If the one before lost its connection, its session may still be
-// ending, so the begin waits for it a little.
-func (c *Client[Tx]) transact(ctx context.Context, call *call, work Work[Tx], again bool) (result *Result, err error) {
+// transact is one attempt. The session of a lost connection may still be ending, so the begin
+// waits for it a little.
+func (c *Client[Tx]) transact(ctx context.Context, call *call, work Work[Tx], afterLoss bool) (result *Result, err error) {
 	wait := time.Duration(0)
-	if again {
+	if afterLoss {
 		wait = c.options.Retry.Cap
 	}
 	opening := append(limitLost(call), c.sql.beginOf(call, 0, wait), Statement{SQL: setSavepoint})

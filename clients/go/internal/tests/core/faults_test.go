@@ -37,6 +37,7 @@ func faultTests[Tx any]() tests[Tx] {
 		"TerminatedPool": testTerminatedPool[Tx],
 		"ManyFaults":     testManyFaults[Tx], "HangingTransaction": testHangingTransaction[Tx], "NothingToReach": testNothingToReach[Tx],
 		"LossOfTheWork": testLossOfTheWork[Tx], "SessionThatStillEnds": testSessionThatStillEnds[Tx],
+		"TakenBetweenAttempts": testTakenBetweenAttempts[Tx],
 	}
 }
 
@@ -175,6 +176,24 @@ func testSessionThatStillEnds[Tx any](t *testing.T, b backend[Tx]) {
 	same(t, "outcome", result.Outcome, idempotency.Completed)
 	same(t, "runs", runs, 2)
 	same(t, "effects", effects(t, key), "1")
+}
+
+// Who begins the operation between two attempts is no session of ours, so nobody waits for its end.
+func testTakenBetweenAttempts[Tx any](t *testing.T, b backend[Tx]) {
+	key := newKey()
+	other, err := admin(t).Begin()
+	must(t, err)
+	defer other.Rollback()
+	client := b.client(t, idempotency.Options{Retry: idempotency.Retry{Base: time.Millisecond, Cap: time.Hour},
+		Hooks: idempotency.Hooks{Retried: func(idempotency.Event) {
+			_, err := other.Exec("SELECT idem_begin($1)", key)
+			must(t, err)
+		}}})
+	ctx, cancel := context.WithTimeout(background, 10*time.Second)
+	defer cancel()
+	result, err := client.Transaction(ctx, key, nil, b.runs(raise("40001")))
+	must(t, err)
+	same(t, "outcome", result.Outcome, idempotency.InProgress)
 }
 
 // A network that hangs closes nothing. The call ends with its context all the same.
