@@ -97,7 +97,8 @@ class KafkaExampleTest {
             pauses.setMaxInterval(10_000);
             var handler = new DefaultErrorHandler(new DeadLetterPublishingRecoverer(kafka), pauses);
             handler.addNotRetryableExceptions(Declined.class, IdempotencyException.KeyReused.class, IdempotencyException.BadArgument.class,
-                    IdempotencyException.Forbidden.class, IdempotencyException.TooLarge.class, IllegalArgumentException.class);
+                    IdempotencyException.Forbidden.class, IdempotencyException.TooLarge.class, IdempotencyException.Unstorable.class,
+                    IllegalArgumentException.class);
             return handler;
         }
 

@@ -69,8 +69,8 @@ class RabbitExampleTest {
         RabbitListenerRetrySettingsCustomizer finalFailures() {
             return settings -> {
                 settings.setExceptionExcludes(List.of(IdempotencyException.KeyReused.class, IdempotencyException.BadArgument.class,
-                        IdempotencyException.Forbidden.class, IdempotencyException.TooLarge.class, IllegalArgumentException.class,
-                        MessageConversionException.class));
+                        IdempotencyException.Forbidden.class, IdempotencyException.TooLarge.class, IdempotencyException.Unstorable.class,
+                        IllegalArgumentException.class, MessageConversionException.class));
                 settings.setExceptionPredicate(error -> !(error.getCause() instanceof Declined refusal && refusal.retryAfter() == null));
             };
         }
@@ -175,10 +175,13 @@ class RabbitExampleTest {
         var failures = new ArrayList<Exception>(List.of(new Declined(402, null), new IllegalArgumentException(), new MessageConversionException("")));
         for (var type : List.of(IdempotencyException.KeyReused.class, IdempotencyException.BadArgument.class,
                 IdempotencyException.Forbidden.class, IdempotencyException.TooLarge.class)) {
-            var constructor = type.getDeclaredConstructor(Throwable.class);
-            constructor.setAccessible(true);
-            failures.add(constructor.newInstance((Throwable) null));
+            var ofCause = type.getDeclaredConstructor(Throwable.class);
+            ofCause.setAccessible(true);
+            failures.add(ofCause.newInstance((Throwable) null));
         }
+        var constructor = IdempotencyException.Unstorable.class.getDeclaredConstructor();
+        constructor.setAccessible(true);
+        failures.add(constructor.newInstance());
         failures.forEach(error -> assertFalse(policy.shouldRetry(new ListenerExecutionFailedException("", error)), error::toString));
     }
 }
