@@ -1,4 +1,4 @@
--- A store with a ring of tables by expiry: records that are there twice, and rights. How it turns is
+-- A store with a ring of tables by expiry: records that are there twice, and rights. How it rotates is
 -- in test/t/080_ring.pl.
 \set VERBOSITY terse
 
@@ -52,7 +52,7 @@ SELECT :store = 'idempotency_store'::regclass::oid, pg_temp.stored();
 SELECT name, state, range_start, range_end, rows_estimate, bytes > 0 FROM idempotency_partitions ORDER BY name;
 SELECT DISTINCT c.relkind, c.relpersistence, c.relowner = s.relowner, c.reloptions = s.reloptions, (SELECT count(*) FROM pg_index WHERE indrelid = c.oid AND indisprimary)
 	FROM pg_class c JOIN pg_inherits ON inhrelid = c.oid JOIN pg_class s ON s.oid = inhparent WHERE s.relname = 'idempotency_store';
--- Collection in the transaction that has made it turns nothing.
+-- Collection in the transaction that has made it rotates nothing.
 SELECT idem_gc() >= 0;
 SELECT DISTINCT state FROM idempotency_partitions;
 -- Ranges, as collection gives them.

@@ -19,7 +19,7 @@
 
 #include "base/compat.h"
 #include "collector/gc.h"
-#include "collector/turn.h"
+#include "collector/rotation.h"
 #include "schema/catalog.h"
 #include "schema/store_tables.h"
 #include "shared/lock.h"
@@ -228,15 +228,15 @@ gc_is_alone(void)
 		!TransactionIdIsValid(GetTopTransactionIdIfAny());
 }
 
-/* Turns the ring.  A sweep in the same transaction comes first: turning keeps its locks until COMMIT. */
+/* Rotates the ring.  A sweep in the same transaction comes first: a rotation keeps its locks until COMMIT. */
 void
-gc_turn(const Catalog *catalog, Sweep *progress)
+gc_rotate(const Catalog *catalog, Sweep *progress)
 {
 	int64		removed;
 
 	if (catalog->store_kind != STORE_RING || !is_only_sweep())
 		return;
-	removed = turn_ring(catalog, progress->max_turns, &progress->turned);
+	removed = rotate_ring(catalog, progress->max_rotations, &progress->rotated);
 	progress->removed += removed;
 	stats_add(COUNT_COLLECTED_ROWS, removed);
 }

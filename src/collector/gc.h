@@ -20,8 +20,8 @@ typedef struct Sweep
 	int64		max_rows;
 	BlockNumber max_pages;
 	bool		goes_round;		/* on to the first page after the last one */
-	int			max_turns;		/* tables of the ring that are emptied */
-	int			turned;			/* that were */
+	int			max_rotations;		/* tables of the ring that are emptied */
+	int			rotated;			/* that were */
 	int64		removed;
 	BlockNumber seen;			/* pages */
 	int			finished;		/* how often the sweep reached the end of the store */
@@ -30,6 +30,6 @@ typedef struct Sweep
 
 extern void gc_sweep(const Catalog *catalog, Sweep *sweep);
 extern bool gc_is_alone(void);
-extern void gc_turn(const Catalog *catalog, Sweep *sweep);
+extern void gc_rotate(const Catalog *catalog, Sweep *sweep);
 
 #endif							/* IDEM_GC_H */

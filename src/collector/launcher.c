@@ -8,7 +8,7 @@
  *
  * The owner of one database cannot stop collection in the others.  So the
  * launcher waits for no worker for longer than a visit may last: then it ends
- * the worker, and visits that database again later and later.  Turning a
+ * the worker, and visits that database again later and later.  Rotating a
  * ring of tables may last longer, and is followed by a pause of its length.  After each
  * visit that was longer than usual, the other databases come first.  A worker
  * that does not react is abandoned.  While the launcher waits it hears of new
@@ -43,8 +43,8 @@
  * together are less than that.
  */
 #define GRACE_MICROSECONDS INT64CONST(2000000)
-/* how long turning the ring may last, which reads a whole table of it */
-#define TURN_MICROSECONDS INT64CONST(300000000)
+/* how long a rotation of the ring may last, which reads a whole table of it */
+#define ROTATION_MICROSECONDS INT64CONST(300000000)
 /* how often the launcher looks whether somebody wants the database meanwhile */
 #define LOOK_MICROSECONDS INT64CONST(1000000)
 /* how long a visit usually lasts at most */
@@ -134,13 +134,13 @@ end_worker(const Database *database, BackgroundWorkerHandle *handle)
 }
 
 /*
- * Waits until the worker has turned the ring, but not while somebody drops or copies the
+ * Waits until the worker has rotated the ring, but not while somebody drops or copies the
  * database, and no longer than it may last; false when the worker must end.
  */
 static bool
-turn_may_end(const Database *database, BackgroundWorkerHandle *handle)
+rotation_may_end(const Database *database, BackgroundWorkerHandle *handle)
 {
-	Deadline	deadline = deadline_after(TURN_MICROSECONDS);
+	Deadline	deadline = deadline_after(ROTATION_MICROSECONDS);
 
 	while (visit_is_long(database->oid))
 	{
@@ -153,7 +153,7 @@ turn_may_end(const Database *database, BackgroundWorkerHandle *handle)
 
 /*
  * Waits for a worker as long as it may stay; false when it must end.  A worker that
- * turns the ring has more time, and then as much again as others for the rest of its
+ * rotates the ring has more time, and then as much again as others for the rest of its
  * visit.
  */
 static bool
@@ -161,7 +161,7 @@ ends_in_time(const Database *database, BackgroundWorkerHandle *handle, bool may_
 {
 	return ends_within(handle, STAY_MICROSECONDS) ||
 		(may_take_long && visit_is_long(database->oid) &&
-		 turn_may_end(database, handle) && ends_within(handle, STAY_MICROSECONDS));
+		 rotation_may_end(database, handle) && ends_within(handle, STAY_MICROSECONDS));
 }
 
 /* Starts the worker of a database and waits for its end; false: it could not start. */

@@ -108,28 +108,28 @@ nap_for_cost(const Deadline *deadline)
 
 /* The launcher has to know when a visit will last longer. */
 static void
-turn(const Catalog *catalog, Sweep *sweep)
+rotate(const Catalog *catalog, Sweep *sweep)
 {
 	visit_takes_long(catalog->store_kind == STORE_RING);
-	gc_turn(catalog, sweep);
+	gc_rotate(catalog, sweep);
 }
 
 /*
- * Turns the ring: each table in a transaction of its own, so that its locks are
+ * Rotates the ring: each table in a transaction of its own, so that its locks are
  * short, and one with rows a visit, as it is read to its end; true if there was one.
  */
 static bool
-turn_for_a_while(void)
+rotate_for_a_while(void)
 {
 	Deadline	deadline = deadline_after(VISIT_MICROSECONDS);
 	Sweep		sweep = {0};
 
 	do
 	{
-		sweep.max_turns = 1;
-		sweep.turned = 0;
-		work_once(turn, &sweep);
-	} while (sweep.turned > 0 && sweep.removed == 0 && setting_gc_enabled &&
+		sweep.max_rotations = 1;
+		sweep.rotated = 0;
+		work_once(rotate, &sweep);
+	} while (sweep.rotated > 0 && sweep.removed == 0 && setting_gc_enabled &&
 			 deadline_left(&deadline) > 0);
 	visit_takes_long(false);
 	return sweep.removed > 0;
@@ -166,7 +166,7 @@ sweep_on(const Deadline *deadline, bool *has_backlog)
 static VisitResult
 sweep_for_a_while(void)
 {
-	bool		emptied_one = setting_gc_enabled && turn_for_a_while();
+	bool		emptied_one = setting_gc_enabled && rotate_for_a_while();
 	Deadline	deadline = deadline_after(VISIT_MICROSECONDS);
 	bool		has_backlog = false;
 

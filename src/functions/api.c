@@ -347,7 +347,7 @@ idem_advance(PG_FUNCTION_ARGS)
 Datum
 idem_gc(PG_FUNCTION_ARGS)
 {
-	Sweep		sweep = {.max_pages = GC_PAGES,.goes_round = true,.max_turns = INT_MAX};
+	Sweep		sweep = {.max_pages = GC_PAGES,.goes_round = true,.max_rotations = INT_MAX};
 	bool		is_alone = gc_is_alone();
 	const Catalog *catalog;
 	Caller		caller;
@@ -358,10 +358,10 @@ idem_gc(PG_FUNCTION_ARGS)
 	caller = table_owner_enter_call(catalog->store_owner);
 	gc_sweep(catalog, &sweep);
 	if (is_alone)
-		gc_turn(catalog, &sweep);
+		gc_rotate(catalog, &sweep);
 	table_owner_leave(&caller);
 	/* otherwise the locks of emptied tables would be held until a standby has answered */
-	if (sweep.turned > 0 && synchronous_commit > SYNCHRONOUS_COMMIT_LOCAL_FLUSH)
+	if (sweep.rotated > 0 && synchronous_commit > SYNCHRONOUS_COMMIT_LOCAL_FLUSH)
 		(void) set_config_option("synchronous_commit", "local", PGC_USERSET, PGC_S_SESSION,
 								 GUC_ACTION_LOCAL, true, 0, false);
 	PG_RETURN_INT64(sweep.removed);

@@ -177,7 +177,7 @@ done:	atomic { ME.writes = 0; ME.open = 0; owner = 0; waits = waits & (3 - BIT);
 #define MAY_DROP	(waits == 0)
 #endif
 
-/* turn.c, try_turn.  A lock that is not free: the next time. */
+/* rotation.c, try_rotation.  A lock that is not free: the next time. */
 proctype Collection()
 {
 	bit fits;
@@ -190,7 +190,7 @@ end:
 		:: exists -> t = 2
 		fi;
 		emptying = t };
-		/* turn.c, lock_out_writers */
+		/* rotation.c, lock_out_writers */
 		if
 #ifdef NO_SHARE
 		:: true
@@ -201,7 +201,7 @@ end:
 		fi;
 		/* bulk.c, bulk_content */
 		fits = MAY_EMPTY(t);
-		/* turn.c, empty_or_drop: the lock, and what COMMIT makes visible */
+		/* rotation.c, empty_or_drop: the lock, and what COMMIT makes visible */
 		if
 		:: d_step { fits && !IN_USE(t) -> excludes = 1 };
 			atomic {
@@ -242,10 +242,10 @@ proctype Owner()
 	byte t;
 end:
 	do
-	/* idem_partition_store and its COMMIT; turn.c, change_ring: the set of transactions */
+	/* idem_partition_store and its COMMIT; rotation.c, change_ring: the set of transactions */
 	:: d_step { !exists && emptying == 0 -> exists = 1; leaving = 0; has_range = 0;
 		waits = OPEN_NOW; invalidate_all() }
-	/* turn.c, empty_or_drop: the first range */
+	/* rotation.c, empty_or_drop: the first range */
 	:: d_step { exists && !has_range && !leaving && emptying == 0 && MAY_HAVE_RANGE && !IN_USE(2) &&
 			row[2] != LIVE ->
 		row[2] = NONE; has_range = 1; target = 2; invalidate_all() }

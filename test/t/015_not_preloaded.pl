@@ -70,7 +70,7 @@ is(query(q{SELECT string_agg(DISTINCT state, ' ' ORDER BY state) FROM idempotenc
 is(query(q{SELECT count(*) FROM idempotency_partitions WHERE state = 'waiting'}),
 	query(q{SELECT idem_fingerprint('1') IS NOT NULL AS loaded \gset
 		SELECT count(*) FROM idempotency_partitions WHERE state = 'waiting'}), 'it is the same with the library');
-is(sqlstate($node, q{SELECT idem_gc()}), '', 'the ring is turned');
+is(sqlstate($node, q{SELECT idem_gc()}), '', 'the ring is rotated');
 is(query(q{SELECT count(*) > 1 FROM idempotency_partitions WHERE range_start IS NOT NULL}), 't', 'and used');
 is(sqlstate($node, "$local SELECT count(state) FROM idempotency_partitions"), '', 'the states of its tables are known');
 

@@ -77,7 +77,7 @@ is(query(q{SELECT count(*) FROM (SELECT range_start, lag(range_end) OVER (ORDER 
 
 # A transaction that ends later than it was made in, but is the same that makes it.
 is($node->psql('postgres', q{DO $$ BEGIN PERFORM idem_partition_store('12 hours'); UPDATE idempotency_ring SET range_start = NULL, range_end = NULL, waits_for = NULL; PERFORM idem_gc(); END $$}), 0, 'collection in a transaction that has written');
-is(states(), 'waiting', 'turns nothing');
+is(states(), 'waiting', 'rotates nothing');
 collect();
 
 # ---- write: where the range of now says ----
@@ -252,7 +252,7 @@ $_->quit for $before, $missing;
 query('TRUNCATE idempotency_store');
 
 # A session that writes to it waits, and puts the record where the new range says. The old
-# one is of a clock that was wrong: so an empty table has its turn while the range has room.
+# one is of a clock that was wrong: so an empty table is rotated while the range has room.
 query(q{UPDATE idempotency_ring SET kept_until = NULL, range_start = now() + interval '400 days', range_end = now() + interval '402 days' WHERE name = 'idempotency_store_p2'});
 query('TRUNCATE ONLY idempotency_store_p2');	# its new file makes sessions read the ring
 ask($writer, q{BEGIN; SELECT outcome FROM idem_begin('queues')});

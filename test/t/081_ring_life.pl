@@ -1,5 +1,5 @@
 # A ring of tables in a server's life: load while it is made,
-# turns and goes, dumps, a logical subscriber, a standby, the collector.
+# rotates and goes, dumps, a logical subscriber, a standby, the collector.
 use Idempotency;
 use IPC::Run;
 
@@ -9,7 +9,7 @@ my $directory = PostgreSQL::Test::Utils::tempdir();
 
 my $ready = q{SELECT count(*) > 0 AND every(range_start IS NOT NULL) FROM idempotency_partitions};
 
-# ---- load while the ring is made, turns and goes ----
+# ---- load while the ring is made, rotates and goes ----
 
 query(<<'SQL');
 CREATE TABLE effect (key int, worker int);
@@ -137,7 +137,7 @@ query('TRUNCATE idempotency_store');
 query('SELECT idem_unpartition_store()');
 ok($node->poll_query_until('postgres', 'SELECT count(*) = 0 FROM idempotency_partitions'), 'the collector drops an empty ring');
 query(q{SELECT idem_partition_store('1 second')});
-ok($node->poll_query_until('postgres', $ready), 'and turns a new one');
+ok($node->poll_query_until('postgres', $ready), 'and rotates a new one');
 my $last = query('SELECT max(range_end) FROM idempotency_partitions');
 query(q{BEGIN; SELECT idem_begin('brief ' || n) FROM generate_series(1, 500) n; SELECT idem_complete('brief ' || n) FROM generate_series(1, 500) n; COMMIT});
 ok($node->poll_query_until('postgres', 'SELECT count(*) = 0 FROM idempotency_store'), 'it empties what is over');

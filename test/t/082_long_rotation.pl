@@ -1,9 +1,9 @@
-# Turning the ring takes longer than the collector's visits, as it reads a whole table:
+# A rotation of the ring takes longer than the collector's visits, as it reads a whole table:
 # it may, it keeps what it has done, and nobody who wants the database
 # has to wait for it.
 use Idempotency;
 
-my $node = new_node('long_turn', conf => "idempotency.gc_enabled = on\nidempotency.gc_interval = 1\n");
+my $node = new_node('long_rotation', conf => "idempotency.gc_enabled = on\nidempotency.gc_interval = 1\n");
 
 $Idempotency::patience = 60;
 
@@ -54,12 +54,12 @@ CREATE TRIGGER again BEFORE UPDATE ON idempotency_ring FOR EACH ROW WHEN (new.na
 COMMIT;
 SQL
 }
-wait_until('a turn has ended', sub { in_large('SELECT count(*) FROM done') ne '0' });
+wait_until('a rotation has ended', sub { in_large('SELECT count(*) FROM done') ne '0' });
 ok(!ended(), 'seven seconds are not too long for it');
 
 # ---- other databases have as much time ----
 
-wait_until('a turn has ended again', sub { in_large('SELECT count(*) FROM done') gt '1' });
+wait_until('a rotation has ended again', sub { in_large('SELECT count(*) FROM done') gt '1' });
 my ($from, $to) = split /\|/, in_large('SELECT ended, next FROM (SELECT ended, lead(began) OVER (ORDER BY began) AS next FROM done) visits ORDER BY 1 LIMIT 1');
 is(in_large("SELECT '$to'::timestamptz - '$from'::timestamptz >= interval '7 s'"), 't', 'after a long visit a database is left alone for as long');
 cmp_ok($node->safe_psql('small', "SELECT count(*) FROM done WHERE began > '$from' AND ended < '$to'"), '>=', 2, 'and another one is visited meanwhile');
@@ -69,8 +69,8 @@ in_large('UPDATE gate SET seconds = 5');
 
 in_large('DROP TRIGGER again ON idempotency_ring');
 wait_until('the first table has a range that lasts', sub { in_large(q{SELECT range_end > now() FROM idempotency_partitions WHERE name = 'idempotency_store_p1'}) eq 't' });
-# a look at the tables themselves would be in the way of their turn
-my $turns = in_large('SELECT count(*) FROM done');
+# a look at the tables themselves would be in the way of their rotation
+my $rotations = in_large('SELECT count(*) FROM done');
 
 in_large(<<'SQL');
 BEGIN;
@@ -79,12 +79,12 @@ INSERT INTO idempotency_store_p2 (idempotency_key, expires_at, status) VALUES ('
 INSERT INTO idempotency_store_p3 (idempotency_key, expires_at, status) VALUES ('second', now() - interval '36 hours', 'COMPLETED');
 COMMIT;
 SQL
-wait_until('a table was emptied', sub { in_large('SELECT count(*) FROM done') > $turns });
-is(in_large('SELECT count(*) FROM done'), $turns + 1, 'one table a visit');
+wait_until('a table was emptied', sub { in_large('SELECT count(*) FROM done') > $rotations });
+is(in_large('SELECT count(*) FROM done'), $rotations + 1, 'one table a visit');
 # what is left does not wait for the interval
 $node->append_conf('postgresql.conf', 'idempotency.gc_interval = 600');
 $node->reload;
-wait_until('both were emptied', sub { in_large('SELECT count(*) FROM done') > $turns + 1 });
+wait_until('both were emptied', sub { in_large('SELECT count(*) FROM done') > $rotations + 1 });
 is(in_large('SELECT count(*) FROM idempotency_store'), '0', 'and the other one at the next visit');
 
 # ---- nobody waits for it ----
@@ -93,7 +93,7 @@ $node->append_conf('postgresql.conf', 'idempotency.gc_interval = 1');
 $node->reload;
 in_large('UPDATE gate SET seconds = 200');
 in_large(q{UPDATE idempotency_ring SET range_start = now() - interval '3 days', range_end = now() - interval '1 day' WHERE name = 'idempotency_store_p1'});
-wait_until('a turn is at work', sub { at_work() ne '0' });
+wait_until('a rotation is at work', sub { at_work() ne '0' });
 is(sqlstate($node, 'DROP DATABASE large'), '', 'DROP DATABASE while it is at work');
 
 $node->stop('fast');

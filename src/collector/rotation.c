@@ -1,6 +1,6 @@
 /*
- * turn.c
- *		Turns the ring of tables: collection empties a table when all that is in it
+ * rotation.c
+ *		Rotates the ring of tables: collection empties a table when all that is in it
  *		has expired, and gives it the next range.
  *
  * The content of a table decides, not its range, nor the clock alone: rows may be
@@ -30,7 +30,7 @@
 #include "base/compat.h"
 #include "base/fault.h"
 #include "base/subtransaction.h"
-#include "collector/turn.h"
+#include "collector/rotation.h"
 #include "schema/catalog.h"
 #include "schema/store_tables.h"
 #include "store/bulk.h"
@@ -40,8 +40,8 @@
 /* how long others wait behind collection at most, in ms; NOWAIT would fail while a writer queues */
 #define PATIENCE "10"
 
-/* a table whose turn it may be */
-typedef struct Turn
+/* a table that may be due */
+typedef struct Rotation
 {
 	const Catalog *catalog;
 	char		name[NAMEDATALEN];
@@ -56,7 +56,7 @@ typedef struct Turn
 	bool		is_done;
 	int64		removed;
 	TimestampTz kept_until;		/* 0: nothing keeps it */
-} Turn;
+} Rotation;
 
 /* ---- the rows of idempotency_ring ---- */
 
@@ -128,11 +128,11 @@ static Statement set_use = {
 };
 
 static void
-change_row(const Turn *turn, Statement *statement)
+change_row(const Rotation *rotation, Statement *statement)
 {
-	Datum		values[2] = {CStringGetDatum(turn->name), TimestampTzGetDatum(turn->kept_until)};
+	Datum		values[2] = {CStringGetDatum(rotation->name), TimestampTzGetDatum(rotation->kept_until)};
 
-	change_ring(turn->catalog, statement, values);
+	change_ring(rotation->catalog, statement, values);
 }
 
 static Datum
@@ -159,7 +159,7 @@ member_named(const Catalog *catalog, const char *name)
 }
 
 static List *
-turns_due(const Catalog *catalog)
+rotations_due(const Catalog *catalog)
 {
 	MemoryContext context = CurrentMemoryContext;
 	List	   *due = NIL;
@@ -167,17 +167,17 @@ turns_due(const Catalog *catalog)
 
 	for (uint64 i = 0; i < count; i++)
 	{
-		Turn	   *turn = MemoryContextAllocZero(context, sizeof(Turn));
+		Rotation   *rotation = MemoryContextAllocZero(context, sizeof(Rotation));
 		MemoryContext inner = MemoryContextSwitchTo(context);
 
-		turn->catalog = catalog;
-		strlcpy(turn->name, NameStr(*DatumGetName(column(i, 1))), NAMEDATALEN);
-		turn->has_range = DatumGetBool(column(i, 2));
-		turn->is_leaving = DatumGetBool(column(i, 3));
-		turn->cutoff = DatumGetTimestampTz(column(i, 4));
-		turn->is_over = DatumGetBool(column(i, 5));
-		turn->table = member_named(catalog, turn->name);
-		due = lappend(due, turn);
+		rotation->catalog = catalog;
+		strlcpy(rotation->name, NameStr(*DatumGetName(column(i, 1))), NAMEDATALEN);
+		rotation->has_range = DatumGetBool(column(i, 2));
+		rotation->is_leaving = DatumGetBool(column(i, 3));
+		rotation->cutoff = DatumGetTimestampTz(column(i, 4));
+		rotation->is_over = DatumGetBool(column(i, 5));
+		rotation->table = member_named(catalog, rotation->name);
+		due = lappend(due, rotation);
 		MemoryContextSwitchTo(inner);
 	}
 	statement_finish();
@@ -210,25 +210,25 @@ has_pages(Oid table)
  * would have to wait for it; or autovacuum works on its TOAST table.
  */
 static bool
-lock_out_writers(const Turn *turn)
+lock_out_writers(const Rotation *rotation)
 {
-	if (!ConditionalLockRelationOid(turn->table, AccessExclusiveLock))
+	if (!ConditionalLockRelationOid(rotation->table, AccessExclusiveLock))
 		return false;
-	UnlockRelationOid(turn->table, AccessExclusiveLock);
-	if (!ConditionalLockRelationOid(turn->table, ShareLock))
+	UnlockRelationOid(rotation->table, AccessExclusiveLock);
+	if (!ConditionalLockRelationOid(rotation->table, ShareLock))
 		return false;
-	if (!OidIsValid(turn->long_values) || ConditionalLockRelationOid(turn->long_values, ShareLock))
+	if (!OidIsValid(rotation->long_values) || ConditionalLockRelationOid(rotation->long_values, ShareLock))
 		return true;
-	UnlockRelationOid(turn->table, ShareLock);
+	UnlockRelationOid(rotation->table, ShareLock);
 	return false;
 }
 
 static void
-let_writers_in(const Turn *turn)
+let_writers_in(const Rotation *rotation)
 {
-	UnlockRelationOid(turn->table, ShareLock);
-	if (OidIsValid(turn->long_values))
-		UnlockRelationOid(turn->long_values, ShareLock);
+	UnlockRelationOid(rotation->table, ShareLock);
+	if (OidIsValid(rotation->long_values))
+		UnlockRelationOid(rotation->long_values, ShareLock);
 }
 
 /*
@@ -257,43 +257,43 @@ drop_table(Oid table)
 
 /* Called while writers are locked out and no record of the table is needed. */
 static void
-empty_or_drop(Turn *turn)
+empty_or_drop(Rotation *rotation)
 {
-	LockRelationOid(turn->table, AccessExclusiveLock);
-	if (OidIsValid(turn->long_values))
-		LockRelationOid(turn->long_values, AccessExclusiveLock);
-	if (turn->is_leaving && !turn->has_range)
+	LockRelationOid(rotation->table, AccessExclusiveLock);
+	if (OidIsValid(rotation->long_values))
+		LockRelationOid(rotation->long_values, AccessExclusiveLock);
+	if (rotation->is_leaving && !rotation->has_range)
 	{
-		drop_table(turn->table);
-		change_row(turn, &forget_table);
+		drop_table(rotation->table);
+		change_row(rotation, &forget_table);
 	}
 	else
 	{
-		empty_table(turn->table);
-		change_row(turn, &give_next_range);
+		empty_table(rotation->table);
+		change_row(rotation, &give_next_range);
 	}
-	turn->is_done = true;
+	rotation->is_done = true;
 }
 
 static void
-try_turn(void *argument)
+try_rotation(void *argument)
 {
-	Turn	   *turn = argument;
+	Rotation   *rotation = argument;
 	Content		content;
 
-	if ((!turn->is_over && has_pages(turn->table)) || !lock_out_writers(turn))
+	if ((!rotation->is_over && has_pages(rotation->table)) || !lock_out_writers(rotation))
 		return;
-	content = bulk_content(turn->catalog, turn->table);
+	content = bulk_content(rotation->catalog, rotation->table);
 	FAULT_POINT("ring-read");
-	if (content.needed_until > turn->cutoff)
-		turn->kept_until = content.needed_until;
-	if (turn->kept_until != 0 || !is_kept(content.fence))
+	if (content.needed_until > rotation->cutoff)
+		rotation->kept_until = content.needed_until;
+	if (rotation->kept_until != 0 || !is_kept(content.fence))
 	{
-		let_writers_in(turn);
+		let_writers_in(rotation);
 		return;
 	}
-	empty_or_drop(turn);
-	turn->removed = content.rows;
+	empty_or_drop(rotation);
+	rotation->removed = content.rows;
 }
 
 /* True for an error that a change of the ring by its owner can cause: collection goes on. */
@@ -320,36 +320,36 @@ try_to(void (*run) (void *), void *argument)
 	if (error->sqlerrcode != ERRCODE_LOCK_NOT_AVAILABLE)
 		ereport(WARNING,
 				(errcode(error->sqlerrcode),
-				 errmsg("could not turn the ring of the store: %s", error->message),
+				 errmsg("could not rotate the ring of the store: %s", error->message),
 				 errhint("Collection goes on without it, and tries again the next time.")));
 	return false;
 }
 
 static void
-keep_table(Turn *turn)
+keep_table(Rotation *rotation)
 {
 	ereport(WARNING,
-			(errmsg("table \"%s\" of the store has records that expire after its range", turn->name),
+			(errmsg("table \"%s\" of the store has records that expire after its range", rotation->name),
 			 errdetail("The last one expires at %s. The table is emptied after that.",
-					   timestamptz_to_str(turn->kept_until)),
+					   timestamptz_to_str(rotation->kept_until)),
 			 errhint("Somebody has changed or loaded records. View idempotency_partitions shows when the table is looked at again.")));
-	change_row(turn, &keep_until);
+	change_row(rotation, &keep_until);
 }
 
 static void
-turn_table(Turn *turn)
+rotate_table(Rotation *rotation)
 {
-	Relation	table = table_open(turn->table, AccessShareLock);
+	Relation	table = table_open(rotation->table, AccessShareLock);
 
-	turn->long_values = table->rd_rel->reltoastrelid;
+	rotation->long_values = table->rd_rel->reltoastrelid;
 	table_close(table, AccessShareLock);
-	if (!try_to(try_turn, turn))
+	if (!try_to(try_rotation, rotation))
 	{
-		turn->is_done = false;
-		turn->removed = 0;
+		rotation->is_done = false;
+		rotation->removed = 0;
 	}
-	else if (turn->kept_until != 0)
-		keep_table(turn);
+	else if (rotation->kept_until != 0)
+		keep_table(rotation);
 }
 
 /* ---- all of them ---- */
@@ -372,14 +372,14 @@ record_use(const Catalog *catalog)
 typedef struct Round
 {
 	const Catalog *catalog;
-	int			max_turns;
-	int			turned;
+	int			max_rotations;
+	int			rotated;
 	int64		removed;
 } Round;
 
 /* A table with rows is the last one, as its locks are held until COMMIT. */
 static void
-turn_tables(void *argument)
+rotate_tables(void *argument)
 {
 	Round	   *round = argument;
 	Datum		values[1] = {ObjectIdGetDatum(round->catalog->tables[TABLE_STORE])};
@@ -387,31 +387,31 @@ turn_tables(void *argument)
 
 	record_use(round->catalog);
 	change_ring(round->catalog, &wait_for_others, values);
-	foreach(cell, turns_due(round->catalog))
+	foreach(cell, rotations_due(round->catalog))
 	{
-		Turn	   *turn = lfirst(cell);
+		Rotation   *rotation = lfirst(cell);
 
-		if (round->turned >= round->max_turns || round->removed > 0)
+		if (round->rotated >= round->max_rotations || round->removed > 0)
 			return;
-		if (OidIsValid(turn->table) && OidIsValid(store_table_subscription(turn->table)))
+		if (OidIsValid(rotation->table) && OidIsValid(store_table_subscription(rotation->table)))
 			continue;			/* who empties it, too */
-		if (OidIsValid(turn->table))
-			turn_table(turn);
-		else if (turn->is_leaving)
-			change_row(turn, &forget_table);
-		round->turned += turn->is_done;
-		round->removed += turn->removed;
+		if (OidIsValid(rotation->table))
+			rotate_table(rotation);
+		else if (rotation->is_leaving)
+			change_row(rotation, &forget_table);
+		round->rotated += rotation->is_done;
+		round->removed += rotation->removed;
 	}
 }
 
 /*
  * Called as the owner of the store, in a transaction that is for collection alone;
- * empties tables until so many are turned, and returns how many rows are gone.
+ * empties tables until so many are rotated, and returns how many rows are gone.
  */
 int64
-turn_ring(const Catalog *catalog, int max_turns, int *turned)
+rotate_ring(const Catalog *catalog, int max_rotations, int *rotated)
 {
-	Round		round = {.catalog = catalog,.max_turns = max_turns};
+	Round		round = {.catalog = catalog,.max_rotations = max_rotations};
 	int			nest_level = NewGUCNestLevel();
 
 	/* version 1.0 of the extension has no ring */
@@ -419,10 +419,10 @@ turn_ring(const Catalog *catalog, int max_turns, int *turned)
 	{
 		(void) set_config_option("lock_timeout", PATIENCE, PGC_USERSET, PGC_S_SESSION,
 								 GUC_ACTION_SAVE, true, 0, false);
-		if (!try_to(turn_tables, &round))
-			round.turned = round.removed = 0;
+		if (!try_to(rotate_tables, &round))
+			round.rotated = round.removed = 0;
 	}
 	AtEOXact_GUC(true, nest_level);
-	*turned += round.turned;
+	*rotated += round.rotated;
 	return round.removed;
 }
