@@ -10,7 +10,8 @@ import os
 import re
 import sys
 
-MENTION = re.compile(r'(?:https://)?(?:[\w-]+\.)+[a-z]{2,}/(?:[\w-]+/)*idempotency(?:[/.]\w+)*|maintainers@[\w.-]*\w|(?<=<groupId>)[\w.]+\.idempotency')
+MENTION = re.compile(r'(?:https://)?(?:[\w-]+\.)+[a-z]{2,}/(?:[\w-]+/)*idempotency(?:[/.]\w+)*'
+                     r'|maintainers@[\w.-]*\w|(?<=<groupId>)[\w.]+\.idempotency')
 PRODUCTS = {'.git', 'node_modules', 'types', 'dist', '__pycache__'}
 
 
