@@ -14,9 +14,10 @@ readme_command() {
 
 # runs_readme_command WHAT DIRECTORY: as root, there.
 runs_readme_command() (
+	command=$(readme_command "$1") || exit
 	# shellcheck disable=SC2317  # the command calls it
 	sudo() { "$@"; }
-	cd "$2" && eval "$(readme_command "$1")"
+	cd "$2" && eval "$command"
 )
 
 # first_transaction COMMAND [ARG...]: runs the section "First transaction", and
