@@ -79,7 +79,7 @@ CALL changed('ALTER TYPE idem_operation RENAME TO changed_operation');
 CALL changed('ALTER TYPE idempotency_status RENAME VALUE ''COMPLETED'' TO ''DONE''');
 
 -- If claims cannot be read, no scope is open.
-SELECT idem_claim_scope('changed scope', CURRENT_ROLE::regrole);
+SELECT FROM idem_claim_scope('changed scope', CURRENT_ROLE::regrole);
 CALL changed('ALTER TABLE idempotency_scope ADD COLUMN more int');
 CALL changed('ALTER TABLE idempotency_scope RENAME TO changed_scope');
 SELECT idem_unclaim_scope('changed scope');
@@ -88,7 +88,7 @@ SELECT idem_unclaim_scope('changed scope');
 BEGIN;
 UPDATE idempotency_store SET attempt = 2147483647, status = 'FAILED', retry_at = now() WHERE idempotency_key = 'changed';
 SELECT answer(idem_begin('changed'));
-SELECT idem_complete('changed', '2');
+SELECT FROM idem_complete('changed', '2');
 SELECT answer(idem_lookup('changed'));
 ROLLBACK;
 

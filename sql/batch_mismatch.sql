@@ -6,7 +6,7 @@ SELECT idem_complete('mismatch-done', '"done"', code => 201, headers => '{"h": 1
 COMMIT;
 SELECT answer(idem_begin('mismatch-leased', '1', lease => '1 hour'));
 SELECT answer(idem_begin('mismatch-late', '1', lease => '1 hour'));
-SELECT let_lease_run_out('mismatch-late');
+SELECT FROM let_lease_run_out('mismatch-late');
 
 -- Whatever the status of the record, and before IN_PROGRESS, as ID422. The other keys are begun.
 CREATE VIEW mismatch_count AS SELECT mismatches, acquired, in_progress, replayed_completed + replayed_failed AS replayed

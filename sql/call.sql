@@ -65,16 +65,16 @@ ROLLBACK;
 -- Every kind of begin: in progress, taken over, retryable, exhausted.
 SELECT fence FROM idem_begin('call-13', lease => '1 hour') \gset
 SELECT answer(idem_call('call_pay(jsonb)', 'call-13', '13')), answer(idem_call('call_pay(jsonb)', 'call-13', '13', wait => '5 ms')), call_count();
-SELECT let_lease_run_out('call-13');
+SELECT FROM let_lease_run_out('call-13');
 SELECT answer(idem_call('call_echo(jsonb)', 'call-13', '13'));
 SELECT raises(format($$SELECT idem_complete('call-13', fence => %s)$$, :fence));
 BEGIN;
 SELECT answer(idem_begin('call-14'));
 SELECT answer(idem_call('call_echo(jsonb)', 'call-14', '14'));
-SELECT idem_fail('call-14', retryable => true);
+SELECT FROM idem_fail('call-14', retryable => true);
 SELECT answer(idem_call('call_echo(jsonb)', 'call-14', '14')), answer(idem_begin('call-14'));
 SELECT answer(idem_begin('call-15'));
-SELECT idem_fail('call-15', retryable => true);
+SELECT FROM idem_fail('call-15', retryable => true);
 COMMIT;
 SET idempotency.max_attempts = 1;
 SELECT answer(idem_call('call_echo(jsonb)', 'call-15'));

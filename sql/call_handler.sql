@@ -35,7 +35,7 @@ SELECT o.response_payload = jsonb_build_array(request), o.replayed FROM large, i
 
 -- The caller needs EXECUTE on the handler,
 CREATE ROLE regress_idem_caller;
-SELECT idem_grant('regress_idem_caller');
+SELECT FROM idem_grant('regress_idem_caller');
 CREATE TABLE handler_who (who name, path text);
 CREATE FUNCTION handler_who(jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
 BEGIN
@@ -101,6 +101,6 @@ SELECT raises_in_full('SELECT idem_call(''handler_text(jsonb)'', ''handler-11'')
 -- A handler that makes the transaction read-only: the end is refused.
 CREATE FUNCTION handler_closes(request jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT set_config('transaction_read_only', 'on', true) IS NULL; SELECT $1 $$;
 SELECT raises('SELECT idem_call(''handler_closes(jsonb)'', ''handler-11'', record_failure => false)');
-SELECT idem_revoke('regress_idem_caller');
+SELECT FROM idem_revoke('regress_idem_caller');
 DROP OWNED BY regress_idem_caller;
 DROP ROLE regress_idem_caller;

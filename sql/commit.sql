@@ -11,20 +11,20 @@ SELECT outcome FROM idem_begin('commit-1', scope => 'some scope', lease => '1 ho
 BEGIN;
 INSERT INTO effect VALUES (1);
 SELECT answer(idem_begin('commit-2')), answer(idem_begin('commit-3'));
-SELECT idem_complete('commit-2');
+SELECT FROM idem_complete('commit-2');
 COMMIT;
 \echo :SQLSTATE
 SELECT count(*) FROM effect;
 SELECT idem_lookup('commit-2') IS NULL, idem_lookup('commit-3') IS NULL;
 BEGIN;
 SELECT answer(idem_begin('commit-3'));
-SELECT idem_complete('commit-3');
+SELECT FROM idem_complete('commit-3');
 COMMIT;
 \echo :SQLSTATE
 -- A retry of a failed operation is unfinished, too; a leased one is not.
 BEGIN;
 SELECT answer(idem_begin('commit-4'));
-SELECT idem_fail('commit-4', retryable => true);
+SELECT FROM idem_fail('commit-4', retryable => true);
 SELECT answer(idem_begin('commit-4')), answer(idem_begin('commit-5', lease => '1 hour'));
 COMMIT;
 \echo :SQLSTATE
@@ -36,7 +36,7 @@ COMMIT AND CHAIN;
 \echo :SQLSTATE
 BEGIN;
 SELECT answer(idem_begin('commit-6'));
-SELECT idem_complete('commit-6');
+SELECT FROM idem_complete('commit-6');
 COMMIT AND CHAIN;
 SELECT raises($$SELECT idem_complete('commit-6')$$);
 SELECT answer(idem_begin('commit-6')), answer(idem_begin('commit-7'));
@@ -113,7 +113,7 @@ COMMIT;
 \echo :SQLSTATE
 BEGIN;
 SELECT answer(idem_begin('commit-17'));
-SELECT idem_complete('commit-17');
+SELECT FROM idem_complete('commit-17');
 SET TRANSACTION READ ONLY;
 COMMIT;
 \echo :SQLSTATE
@@ -121,7 +121,7 @@ COMMIT;
 -- COMMIT of a failed transaction is a ROLLBACK, and no error.
 BEGIN;
 SELECT answer(idem_begin('commit-18'));
-SELECT idem_complete('commit-18');
+SELECT FROM idem_complete('commit-18');
 SELECT 1 / 0;
 \set QUIET off
 COMMIT;

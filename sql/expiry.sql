@@ -40,10 +40,10 @@ SELECT idem_lookup('expiry-1') IS NULL;
 -- the limit of attempts counts from the start again
 BEGIN;
 SELECT answer(idem_begin('expiry-11'));
-SELECT idem_fail('expiry-11', retryable => true);
+SELECT FROM idem_fail('expiry-11', retryable => true);
 SELECT answer(idem_begin('expiry-11'));
-SELECT idem_fail('expiry-11', retryable => true);
-SELECT let_expire('expiry-11');
+SELECT FROM idem_fail('expiry-11', retryable => true);
+SELECT FROM let_expire('expiry-11');
 SELECT answer(idem_begin('expiry-11', max_attempts => 1));
 SELECT idem_release('expiry-11');
 COMMIT;
@@ -56,7 +56,7 @@ SELECT answer(idem_begin('expiry-15')), idem_complete('expiry-15', '"second"');
 SELECT answer(idem_begin('expiry-15', request => '3'));
 SELECT created_at >= now() - interval '1 hour', request_hash FROM idempotency_store WHERE idempotency_key = 'expiry-15';
 -- released after it had expired: no record is left
-SELECT let_expire('expiry-15');
+SELECT FROM let_expire('expiry-15');
 SELECT answer(idem_begin('expiry-15')), idem_release('expiry-15');
 SELECT idem_lookup('expiry-15') IS NULL;
 
@@ -71,10 +71,10 @@ SELECT expires_at >= lease_expires_at, lease_expires_at = :'extended', lease_exp
 FROM idempotency_store WHERE idempotency_key = 'expiry-13';
 RESET idempotency.retention;
 -- nor when somebody has changed its expiry by hand.
-SELECT let_expire('expiry-12');
+SELECT FROM let_expire('expiry-12');
 SELECT answer(idem_begin('expiry-12')), answer(idem_lookup('expiry-12'));
 -- When both times have passed, it is absent: no takeover, attempt 1.
-SELECT let_lease_run_out('expiry-12');
+SELECT FROM let_lease_run_out('expiry-12');
 SELECT idem_lookup('expiry-12') IS NULL;
 SELECT answer(idem_begin('expiry-12', lease => '1 hour'));
 SELECT fence > :fence1 FROM idempotency_store WHERE idempotency_key = 'expiry-12';
@@ -82,6 +82,6 @@ SELECT fence > :fence1 FROM idempotency_store WHERE idempotency_key = 'expiry-12
 SELECT fence FROM idem_begin('expiry-14', lease => '1 hour') \gset
 BEGIN;
 SELECT let_lease_run_out('expiry-14'), let_expire('expiry-14');
-SELECT idem_complete('expiry-14', '14', fence => :fence);
+SELECT FROM idem_complete('expiry-14', '14', fence => :fence);
 COMMIT;
 SELECT answer(idem_begin('expiry-14'));

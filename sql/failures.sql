@@ -14,20 +14,20 @@ BEGIN;
 SELECT count(*) FROM unnest(ARRAY['{"reason": "secret"}', '{"reason": ["attempts lost"]}', '{"sqlstate": "23514 "}', '{"sqlstate": "secre"}', '{"sqlstate": 23514.5}', 'null', '["sqlstate"]', '5', NULL]::jsonb[])
 	WITH ORDINALITY o (error, n), idem_begin('own-' || n, scope => 'failures') b, LATERAL (SELECT idem_fail(b, error, 402)) f;
 SELECT outcome FROM idem_begin('state', scope => 'failures');
-SELECT idem_fail('state', '{"sqlstate": "P0001", "secret": 1}', 'failures', retryable => true, retry_after => '1 hour');
+SELECT FROM idem_fail('state', '{"sqlstate": "P0001", "secret": 1}', 'failures', retryable => true, retry_after => '1 hour');
 SELECT outcome FROM idem_begin('done', scope => 'failures');
-SELECT idem_complete('done', '{"sqlstate": "22000"}', 'failures');
+SELECT FROM idem_complete('done', '{"sqlstate": "22000"}', 'failures');
 COMMIT;
 -- the extension's own end, and a record that has expired
 SELECT outcome FROM idem_begin('exhausted', scope => 'failures-2', lease => '1 hour');
-SELECT let_lease_run_out('exhausted');
+SELECT FROM let_lease_run_out('exhausted');
 SELECT outcome, response_payload FROM idem_begin('exhausted', scope => 'failures-2', max_attempts => 1);
 BEGIN;
 SELECT outcome FROM idem_begin('expired', scope => 'failures-2');
-SELECT idem_fail('expired', scope => 'failures-2');
+SELECT FROM idem_fail('expired', scope => 'failures-2');
 SELECT outcome FROM idem_begin('running', scope => 'failures-2', lease => '1 hour');
 COMMIT;
-SELECT let_expire('expired');
+SELECT FROM let_expire('expired');
 SELECT scope, cause, response_code, retryable, operations, first_failed_at <= last_failed_at AND last_failed_at <= clock_timestamp()
 FROM idempotency_failures ORDER BY scope, cause COLLATE "C";
 SELECT first_failed_at = (SELECT min(updated_at) FROM idempotency_store WHERE idempotency_key LIKE 'own-%'),
@@ -39,7 +39,7 @@ SELECT count(*) FROM idempotency_failures f WHERE f::text ~ 'secre|called|own-';
 -- stored is for the members of its role.
 CREATE ROLE regress_idem_owner_of_failures;
 CREATE ROLE regress_idem_monitor IN ROLE pg_monitor;
-SELECT idem_claim_scope('failures', 'regress_idem_owner_of_failures');
+SELECT FROM idem_claim_scope('failures', 'regress_idem_owner_of_failures');
 CREATE FUNCTION pg_temp.leak(anything anyelement) RETURNS bool LANGUAGE plpgsql IMMUTABLE COST 0.0001 AS $$
 BEGIN
 	IF anything IS NOT NULL THEN

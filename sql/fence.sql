@@ -2,7 +2,7 @@
 -- operation, whatever happened to the sequence, or there is an error.
 
 CREATE ROLE regress_idem_fence;
-SELECT idem_grant('regress_idem_fence');
+SELECT FROM idem_grant('regress_idem_fence');
 SELECT last_value AS before FROM idempotency_fence \gset
 CREATE FUNCTION pg_temp.lease(name text) RETURNS bigint LANGUAGE sql AS $$
 	SELECT fence FROM idem_begin(key => name, lease => '1 hour')
@@ -27,7 +27,7 @@ ALTER SEQUENCE idempotency_fence CACHE 100;
 SELECT raises_in_full($$SELECT pg_temp.lease('fence-2')$$);
 SELECT nextval('idempotency_fence') AS cached \gset
 -- an end needs no new fence, nor does a transaction
-SELECT idem_complete(key => 'fence-1', fence => :fence1);
+SELECT FROM idem_complete(key => 'fence-1', fence => :fence1);
 BEGIN;
 SELECT answer(idem_begin(key => 'fence-2')), idem_release(key => 'fence-2');
 COMMIT;
@@ -72,7 +72,7 @@ SELECT pg_temp.old_lease('fence-8') AS old \gset
 SET ROLE regress_idem_fence;
 SELECT answer(idem_begin(key => 'fence-8', max_attempts => 1));
 RESET ROLE;
-SELECT let_expire('fence-8');
+SELECT FROM let_expire('fence-8');
 SELECT pg_temp.lease('fence-8') > :old;
 -- ... the first attempt is released ...
 SELECT pg_temp.old_lease('fence-9') AS old \gset
@@ -87,7 +87,7 @@ SELECT idem_release(key => 'fence-10', fence => :old);
 SELECT fence > :old, attempt FROM idempotency_store WHERE idempotency_key = 'fence-10';
 -- ... and before its record is collected: the first sweep lets the sequence catch up, the next one removes the record.
 SELECT pg_temp.old_lease('fence-17') AS old \gset
-SELECT let_expire('fence-17');
+SELECT FROM let_expire('fence-17');
 SELECT idem_gc() >= 0, count(*) FROM idempotency_store WHERE idempotency_key = 'fence-17';
 SELECT count(*) FROM idempotency_store WHERE idempotency_key = 'fence-17';
 SELECT idem_gc() > 0;
@@ -96,7 +96,7 @@ SELECT pg_temp.lease('fence-17') > :old;
 -- If the sequence is ahead, it does not change.
 SELECT last_value FROM idempotency_fence \gset
 SELECT pg_temp.lease('fence-11') = :last_value + 1;
-SELECT let_lease_run_out('fence-11');
+SELECT FROM let_lease_run_out('fence-11');
 SELECT pg_temp.lease('fence-11') = :last_value + 2;
 
 -- No number is left: an error, never an overflow.
@@ -108,7 +108,7 @@ SELECT raises(s) FROM (VALUES ($$SELECT idem_begin(key => 'fence-12')$$), ($$SEL
 UPDATE idempotency_store SET attempt = 2 WHERE idempotency_key = 'fence-13';
 SELECT raises($$SELECT idem_release(key => 'fence-13', fence => 9223372036854775807)$$);
 -- its owner can end it, and the end keeps the fence
-SELECT idem_complete(key => 'fence-14', fence => 9223372036854775807);
+SELECT FROM idem_complete(key => 'fence-14', fence => 9223372036854775807);
 SELECT fence, answer(idem_lookup(key => 'fence-14')) FROM idempotency_store WHERE idempotency_key = 'fence-14';
 -- the end of a sequence with a smaller MAXVALUE
 SELECT pg_temp.old_lease('fence-15') AS old \gset
@@ -117,7 +117,7 @@ BEGIN
 	EXECUTE format('ALTER SEQUENCE idempotency_fence MAXVALUE %s', most);
 END
 $$;
-SELECT pg_temp.ends_at(:old);
+SELECT FROM pg_temp.ends_at(:old);
 SELECT left(raises($$SELECT pg_temp.lease('fence-15')$$), 5), fence = :old FROM idempotency_store WHERE idempotency_key = 'fence-15';
 SELECT setval('idempotency_fence', :old) = :old, raises($$SELECT pg_temp.lease('fence-16')$$) ~ '^2200H: nextval: reached maximum value of sequence';
 ALTER SEQUENCE idempotency_fence NO MAXVALUE;

@@ -42,7 +42,7 @@ SELECT answer(idem_lookup('forced-done'));
 SET ROLE regress_idem_forced_app;
 SELECT answer(idem_begin('forced-leased'));
 SELECT idem_extend('forced-leased', '2 hours', fence => :fence) > now();
-SELECT idem_complete('forced-leased', '2', fence => :fence);
+SELECT FROM idem_complete('forced-leased', '2', fence => :fence);
 SELECT answer(idem_lookup('forced-leased'));
 RESET ROLE;
 -- there was an invalidation each time

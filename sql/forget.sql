@@ -15,7 +15,7 @@ SELECT idem_forget(key => 'forget-none');
 SELECT fence FROM idem_begin(key => 'forget-4', lease => '1 hour') \gset
 SELECT regexp_replace(raises_in_full($$SELECT idem_forget(key => 'forget-4')$$), 'until .*\.', 'until ... .');
 SELECT answer(idem_lookup(key => 'forget-4'));
-SELECT let_lease_run_out('forget-4');
+SELECT FROM let_lease_run_out('forget-4');
 SELECT idem_forget(key => 'forget-4');
 SELECT raises_why(format($$SELECT idem_complete(key => 'forget-4', fence => %s)$$, :fence)), idem_release(key => 'forget-4', fence => :fence);
 SELECT attempt, taken_over, fence > :fence FROM idem_begin(key => 'forget-4', lease => '1 hour');
@@ -24,11 +24,11 @@ SELECT last_value AS before FROM idempotency_fence \gset
 UPDATE idempotency_store SET fence = 1000000, lease_expires_at = now() - interval '1 s' WHERE idempotency_key = 'forget-4';
 SELECT idem_forget(key => 'forget-4');
 SELECT fence > 1000000 FROM idem_begin(key => 'forget-4', lease => '1 hour');
-SELECT let_lease_run_out('forget-4');
+SELECT FROM let_lease_run_out('forget-4');
 SELECT idem_forget(key => 'forget-4'), setval('idempotency_fence', :before) = :before;
 
 -- An expired record counts as none, and is removed all the same.
-SELECT let_expire('forget-1');
+SELECT FROM let_expire('forget-1');
 SELECT idem_forget(key => 'forget-1'), count(*) FROM idempotency_store WHERE idempotency_key = 'forget-1';
 SELECT count(*) FROM idempotency_store WHERE idempotency_key = 'forget-1';
 
@@ -92,13 +92,13 @@ SET ROLE regress_idem_forget;
 SELECT idem_forget(key => 'forget-5');
 RESET ROLE;
 REVOKE EXECUTE ON FUNCTION idem_forget FROM regress_idem_forget;
-SELECT idem_grant('regress_idem_forget');
+SELECT FROM idem_grant('regress_idem_forget');
 SET ROLE regress_idem_forget;
 SELECT raises($$SELECT idem_forget(key => 'forget-5')$$);
 RESET ROLE;
 GRANT EXECUTE ON FUNCTION idem_forget TO regress_idem_forget;
 CREATE ROLE regress_idem_forget_owner;
-SELECT idem_claim_scope('forget', 'regress_idem_forget_owner');
+SELECT FROM idem_claim_scope('forget', 'regress_idem_forget_owner');
 SET ROLE regress_idem_forget;
 SELECT left(raises($$SELECT idem_forget(key => 'forget-3', scope => 'forget')$$), 5);
 RESET ROLE;

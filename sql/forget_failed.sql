@@ -11,8 +11,8 @@ BEGIN
 	PERFORM idem_begin('elsewhere', scope => 'dead-2'), idem_fail('elsewhere', scope => 'dead-2');
 END
 $$;
-SELECT make_failures();
-SELECT let_expire('expired');
+SELECT FROM make_failures();
+SELECT FROM let_expire('expired');
 
 -- The cause that the view shows, the bound with the oldest first, then all: never what has completed, is leased, or is of another scope.
 SELECT idem_forget_failed('dead', 'the account is there now', cause => '23514'), idem_forget_failed('dead', 'nothing', cause => '23514');
@@ -24,7 +24,7 @@ SELECT scope, idempotency_key, status FROM idempotency_store ORDER BY 1, 2;
 -- they run again from the first attempt, with another request
 BEGIN;
 SELECT outcome, attempt FROM idem_begin('state', '2', scope => 'dead');
-SELECT idem_complete('state', '"again"', 'dead');
+SELECT FROM idem_complete('state', '"again"', 'dead');
 COMMIT;
 -- a row for each call that has removed something
 SELECT session_role = session_user, role = current_user, forgotten_at <= clock_timestamp(), scope, cause, reason, operations FROM idempotency_forgotten ORDER BY forgotten_at;
@@ -32,20 +32,20 @@ DELETE FROM idempotency_forgotten;
 
 -- It is undone with its transaction, and what this transaction owns is passed over.
 DELETE FROM idempotency_store;
-SELECT make_failures();
+SELECT FROM make_failures();
 BEGIN;
 SELECT idem_forget_failed('dead', 'undone'), locks_held();
 ROLLBACK;
 SELECT count(*), (SELECT count(*) FROM idempotency_forgotten) FROM idempotency_store WHERE status = 'FAILED';
-SELECT let_retry('later');
+SELECT FROM let_retry('later');
 BEGIN;
 SELECT answer(idem_begin('later', scope => 'dead'));
 SELECT idem_forget_failed('dead', 'all but one', max_rows => 10);
-SELECT idem_complete('later', scope => 'dead');
+SELECT FROM idem_complete('later', scope => 'dead');
 COMMIT;
 -- a limit on locks counts them
 DELETE FROM idempotency_store;
-SELECT make_failures();
+SELECT FROM make_failures();
 BEGIN;
 SET LOCAL idempotency.max_operations_per_transaction = 2;
 SELECT left(raises($$SELECT idem_forget_failed('dead', 'too many')$$), 5), idem_forget_failed('dead', 'two', max_rows => 2);
@@ -75,7 +75,7 @@ DROP ROLE regress_idem_desk, regress_idem_desk_owner;
 
 -- A cause is the same here and in the view.
 DELETE FROM idempotency_store;
-SELECT make_failures();
+SELECT FROM make_failures();
 BEGIN;
 SELECT count(*) FROM unnest(ARRAY['{"reason": "attempts lost"}', '{"reason": "attempts exhausted"}', '{"reason": "other"}', '{"sqlstate": "secre"}', '{"sqlstate": "SH001"}']::jsonb[]) error, idem_begin(error::text, scope => 'dead') o, idem_fail(o, error);
 COMMIT;

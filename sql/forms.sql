@@ -4,18 +4,18 @@
 -- Literals of unknown type mean the form with a key.
 BEGIN;
 SELECT answer(idem_begin('forms-1')), answer(idem_begin('forms-2')), answer(idem_begin('forms-3', scope => 'forms'));
-SELECT idem_complete('forms-1');
-SELECT idem_complete('forms-2', '{"a":1}');
-SELECT idem_fail('forms-3', '{"a":1}', 'forms');
+SELECT FROM idem_complete('forms-1');
+SELECT FROM idem_complete('forms-2', '{"a":1}');
+SELECT FROM idem_fail('forms-3', '{"a":1}', 'forms');
 COMMIT;
 SELECT answer(idem_lookup('forms-1')), answer(idem_lookup('forms-2')), answer(idem_lookup('forms-3', 'forms'));
 
 -- Every argument by position, with and without a fence.
 BEGIN;
 SELECT fence FROM idem_begin('forms-4', NULL, 'forms', sha256('r'), '1 hour', '0', 3) \gset
-SELECT idem_complete('forms-4', '{"p": 4}', 'forms', 204, '{"h": 4}', '\x04', :fence, '4 hours');
+SELECT FROM idem_complete('forms-4', '{"p": 4}', 'forms', 204, '{"h": 4}', '\x04', :fence, '4 hours');
 SELECT fence FROM idem_begin('forms-5', '{"r": 5}', 'forms', NULL, '1 hour', '0', 3) \gset
-SELECT idem_fail('forms-5', '{"p": 5}', 'forms', 505, '{"h": 5}', '\x05', :fence, true, '1 hour', '4 hours');
+SELECT FROM idem_fail('forms-5', '{"p": 5}', 'forms', 505, '{"h": 5}', '\x05', :fence, true, '1 hour', '4 hours');
 SELECT fence FROM idem_begin('forms-6', NULL, 'forms', NULL, '1 hour') \gset
 SELECT idem_extend('forms-6', '2 hours', 'forms', :fence) > clock_timestamp() + interval '1 hour';
 SELECT idem_release('forms-6', 'forms', :fence);
@@ -31,7 +31,7 @@ SELECT answer(idem_begin(lease => NULL, request => '7', scope => 'forms', key =>
 SELECT idem_complete(retention => '1 hour', body => '\x07', headers => '7', code => 7,
 	scope => 'forms', response => '{"p": 7}', key => 'forms-7');
 SELECT answer(idem_begin(key => 'forms-8')), answer(idem_lookup(scope => '', key => 'forms-8'));
-SELECT idem_fail(key => 'forms-8', error => '{"p": 8}', retryable => true, retry_after => '1 hour');
+SELECT FROM idem_fail(key => 'forms-8', error => '{"p": 8}', retryable => true, retry_after => '1 hour');
 COMMIT;
 SELECT answer(idem_lookup('forms-7', 'forms')), answer(idem_lookup('forms-8'));
 

@@ -56,15 +56,15 @@ SELECT fence > :fence, attempt, taken_over FROM idem_begin('gc-lost', lease => '
 -- An expired operation that this transaction has begun needs no row to end.
 BEGIN;
 SELECT answer(idem_begin('gc-anew'));
-SELECT idem_complete('gc-anew', '"old"');
-SELECT let_expire('gc-anew');
+SELECT FROM idem_complete('gc-anew', '"old"');
+SELECT FROM let_expire('gc-anew');
 SELECT answer(idem_begin('gc-anew'));
 SELECT idem_gc();
-SELECT idem_complete('gc-anew', '"new"');
+SELECT FROM idem_complete('gc-anew', '"new"');
 SELECT answer(idem_lookup('gc-anew'));
 COMMIT;
 BEGIN;
-SELECT let_expire('gc-anew');
+SELECT FROM let_expire('gc-anew');
 SELECT answer(idem_begin('gc-anew'));
 SELECT idem_gc();
 SELECT idem_release('gc-anew');
@@ -74,12 +74,12 @@ SELECT idem_lookup('gc-anew') IS NULL;
 -- No more than max_rows, and the next call goes on from there.
 BEGIN;
 TRUNCATE idempotency_store;
-SELECT pg_temp.put_expired(100);
+SELECT FROM pg_temp.put_expired(100);
 SELECT idem_gc(1), idem_gc(30), idem_gc(30);
 SELECT count(*) FROM idempotency_store;
 SELECT idem_gc(39), idem_gc(39);
 -- One call on a small store reads it once, whatever its start.
-SELECT pg_temp.put_expired(100);
+SELECT FROM pg_temp.put_expired(100);
 UPDATE idempotency_sweep SET next_page = 5;
 SELECT idem_gc();
 SELECT count(*) FROM idempotency_store;
@@ -87,14 +87,14 @@ SELECT count(*) FROM idempotency_store;
 SELECT round, pg_temp.put_expired(50), idem_gc(40), idem_gc(40) FROM generate_series(1, 3) round;
 SELECT count(*) FROM idempotency_store;
 -- More pages than one statement looks at.
-SELECT pg_temp.put_expired(1500);
+SELECT FROM pg_temp.put_expired(1500);
 SELECT pg_relation_size('idempotency_store') / current_setting('block_size')::int > 128;
 SELECT idem_gc();
 SELECT count(*) FROM idempotency_store;
 
 -- The position is remembered, and rolled back with what was removed.
 TRUNCATE idempotency_store;
-SELECT pg_temp.put_expired(1500);
+SELECT FROM pg_temp.put_expired(1500);
 UPDATE idempotency_sweep SET next_page = 0;
 SAVEPOINT sweep;
 SELECT idem_gc(1200);
@@ -105,10 +105,10 @@ SELECT idem_gc(1200), idem_gc(200), idem_gc(200);
 SELECT count(*) FROM idempotency_store;
 -- The store has fewer pages than the position of the last sweep, or is empty.
 TRUNCATE idempotency_store;
-SELECT pg_temp.put_expired(10);
+SELECT FROM pg_temp.put_expired(10);
 SELECT idem_gc();
 UPDATE idempotency_sweep SET next_page = 4294967295;
-SELECT pg_temp.put_expired(10);
+SELECT FROM pg_temp.put_expired(10);
 SELECT idem_gc();
 TRUNCATE idempotency_store;
 SELECT idem_gc();
@@ -130,9 +130,9 @@ BEGIN READ ONLY;
 SELECT raises('SELECT idem_gc()');
 COMMIT;
 CREATE ROLE regress_idem_gc;
-SELECT idem_grant('regress_idem_gc');
+SELECT FROM idem_grant('regress_idem_gc');
 SET ROLE regress_idem_gc;
 SELECT raises('SELECT idem_gc()');
 RESET ROLE;
-SELECT idem_revoke('regress_idem_gc');
+SELECT FROM idem_revoke('regress_idem_gc');
 DROP ROLE regress_idem_gc;

@@ -6,7 +6,7 @@ CREATE ROLE regress_idem_outsider;
 SELECT idem_grant(r) FROM unnest(ARRAY['regress_idem_definer', 'regress_idem_outsider']::regrole[]) r;
 CREATE SCHEMA hostile;
 GRANT ALL ON SCHEMA hostile TO regress_idem_hostile, regress_idem_definer, regress_idem_outsider;
-SELECT idem_claim_scope('hostile', 'regress_idem_definer');
+SELECT FROM idem_claim_scope('hostile', 'regress_idem_definer');
 CREATE FUNCTION pg_temp.states(statements text[]) RETURNS text LANGUAGE sql AS $$
 	SELECT string_agg(left(public.raises(s), 5), ' ') FROM unnest(statements) s
 $$;
@@ -39,7 +39,7 @@ FROM (VALUES ('(ACQUIRED,hostile,hostile-1,1,f,f,1,,,,,,,,,)'), ('(ACQUIRED,host
 RESET ROLE;
 -- Privileges of a member who does not inherit them count after SET ROLE only.
 CREATE ROLE regress_idem_noinherit NOINHERIT IN ROLE regress_idem_definer;
-SELECT idem_grant('regress_idem_noinherit');
+SELECT FROM idem_grant('regress_idem_noinherit');
 BEGIN;
 SET LOCAL ROLE regress_idem_noinherit;
 SELECT raises('SELECT idem_lookup(''hostile-1'', ''hostile'')');
@@ -115,7 +115,7 @@ SET LOCAL client_min_messages = notice;
 DROP EXTENSION idempotency;
 CREATE EXTENSION idempotency;
 SET LOCAL client_min_messages = warning;
-SELECT idem_grant('regress_idem_hostile');
+SELECT FROM idem_grant('regress_idem_hostile');
 ALTER TABLE idempotency_store ADD extra int;
 ROLLBACK;
 DROP EVENT TRIGGER regress_idem_drop;

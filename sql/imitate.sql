@@ -1,7 +1,7 @@
 -- The extension's statements are checked against the owner's rights. No other
 -- statements are, whatever their text and whenever they run.
 CREATE ROLE regress_idem_imitator;
-SELECT idem_grant('regress_idem_imitator');
+SELECT FROM idem_grant('regress_idem_imitator');
 CREATE SCHEMA imitate AUTHORIZATION regress_idem_imitator;
 CREATE TABLE imitate.wording (name text PRIMARY KEY, sql text, parameters text);
 GRANT SELECT ON imitate.wording TO regress_idem_imitator;
@@ -130,7 +130,7 @@ SELECT (idem_call('imitate.handler(jsonb)', 'imitate-2')).response_payload;
 RESET ROLE;
 -- the records are there
 SELECT answer(idem_lookup('imitate-1', 'imitate'));
-SELECT idem_revoke('regress_idem_imitator');
+SELECT FROM idem_revoke('regress_idem_imitator');
 DELETE FROM idempotency_store WHERE idempotency_key LIKE 'imitate-%';
 SET client_min_messages = warning;
 DROP OWNED BY regress_idem_imitator CASCADE;

@@ -43,7 +43,7 @@ COMMIT;
 BEGIN;
 SELECT answer(idem_begin('locks-5'));
 SELECT pg_advisory_unlock_all(), locks_held();
-SELECT idem_complete('locks-5');
+SELECT FROM idem_complete('locks-5');
 COMMIT;
 -- nor take them: SQL has the classes 1 and 2, Citus 4 to 16
 BEGIN;

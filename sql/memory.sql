@@ -33,7 +33,7 @@ CALL pg_temp.rounds($$SELECT idem_begin('memory-a'), idem_begin('memory-b'), ide
 CALL pg_temp.rounds($$SELECT idem_begin('memory-a' || $1), idem_begin('memory-b' || $1, '1'), idem_release('memory-a' || $1), idem_release('memory-b' || $1)$$);
 \echo while others are open, one of them ended
 SELECT answer(idem_begin('memory-open', '1')), answer(idem_begin('memory-ended'));
-SELECT idem_complete('memory-ended');
+SELECT FROM idem_complete('memory-ended');
 CALL pg_temp.rounds($$SELECT idem_begin('memory-' || $1, '2'), idem_release('memory-' || $1)$$);
 \echo in a savepoint
 CALL pg_temp.rounds($$SELECT pg_temp.in_savepoint('idem_begin(''memory-s'')', 'idem_release(''memory-s'')'), $1$$);
@@ -55,13 +55,13 @@ BEGIN;
 SELECT answer(idem_begin('memory-v', '1'));
 SAVEPOINT s;
 SELECT answer(idem_begin('memory-w')), idem_release('memory-w');
-SELECT idem_complete('memory-v');
+SELECT FROM idem_complete('memory-v');
 SAVEPOINT t;
 SELECT answer(idem_begin('memory-w')), answer(idem_begin('memory-x'));
 RELEASE t;
 SELECT idem_release('memory-w'), raises($$SELECT idem_complete('memory-v')$$);
 ROLLBACK TO s;
 SELECT answer(idem_begin('memory-v', '1')), raises($$SELECT idem_complete('memory-w')$$), raises($$SELECT idem_complete('memory-x')$$);
-SELECT idem_complete('memory-v', '"once"');
+SELECT FROM idem_complete('memory-v', '"once"');
 COMMIT;
 SELECT idempotency_key, response_payload FROM idempotency_store WHERE idempotency_key ~ '^memory-[v-x]';

@@ -141,7 +141,7 @@ $$;
 BEGIN;
 CREATE TRIGGER owner_nested AFTER INSERT ON idempotency_store FOR EACH ROW EXECUTE FUNCTION owner_nested();
 SELECT answer(idem_begin('owner-g', scope => 'outer'));
-SELECT idem_complete('owner-g', '"outer"', 'outer');
+SELECT FROM idem_complete('owner-g', '"outer"', 'outer');
 SELECT answer(idem_begin('owner-g', scope => 'outer')), answer(idem_begin('owner-g', scope => 'inner'));
 ROLLBACK;
 -- Columns that the owner makes NOT NULL are never NULL, on a new row and on an old one.
@@ -169,6 +169,6 @@ BEGIN;
 SELECT answer(idem_begin('owner-' || letter)) FROM unnest('{i,j,k}'::text[]) letter;
 SELECT idem_complete('owner-' || letter, '1') FROM unnest('{i,j}'::text[]) letter;
 COMMIT;
-SELECT idem_complete('owner-h', '1', fence => 1);
+SELECT FROM idem_complete('owner-h', '1', fence => 1);
 SELECT answer(idem_lookup('owner-' || letter)) FROM unnest('{h,i,j,k}'::text[]) letter;
 DELETE FROM idempotency_store WHERE idempotency_key ~ '^owner-[h-k]$';

@@ -29,7 +29,7 @@ SELECT raises('SELECT idem_partition_store(''2 years'')');
 SELECT raises('SELECT idem_partition_store(''1 year -365 days'')');
 BEGIN;
 CREATE ROLE regress_idem_partitioner;
-SELECT idem_grant('regress_idem_partitioner');
+SELECT FROM idem_grant('regress_idem_partitioner');
 SET LOCAL ROLE regress_idem_partitioner;
 SELECT raises('SELECT idem_partition_store(''4 hours'')');
 SELECT raises('SELECT idem_unpartition_store()');
@@ -38,7 +38,7 @@ SELECT raises('SELECT * FROM idempotency_ring');
 ROLLBACK;
 -- A store without a ring has no tables to show, and nothing to unmake.
 SELECT * FROM idempotency_partitions;
-SELECT idem_unpartition_store();
+SELECT FROM idem_unpartition_store();
 
 -- From here on, all of it is undone at the end.
 BEGIN;
@@ -46,7 +46,7 @@ TRUNCATE idempotency_store;
 SELECT pg_temp.run('before'), pg_temp.run('before-long', '1 year');
 SELECT answer(idem_begin('leased', lease => '4 hours'));
 SELECT 'idempotency_store'::regclass::oid AS store \gset
-SELECT idem_partition_store('4 hours');
+SELECT FROM idem_partition_store('4 hours');
 -- The store is the same table, and no row has moved.
 SELECT :store = 'idempotency_store'::regclass::oid, pg_temp.stored();
 SELECT name, state, range_start, range_end, rows_estimate, bytes > 0 FROM idempotency_partitions ORDER BY name;
@@ -69,7 +69,7 @@ SELECT pg_temp.run('soon', '5 hours'), pg_temp.run('hours', '9 hours'), pg_temp.
 -- An end moves the record.
 SELECT answer(idem_begin('moves', lease => '4 hours'));
 SELECT pg_temp.stored();
-SELECT idem_complete('moves', '"moved"', fence => (SELECT fence FROM idempotency_store WHERE idempotency_key = 'moves'), retention => '5 hours');
+SELECT FROM idem_complete('moves', '"moved"', fence => (SELECT fence FROM idempotency_store WHERE idempotency_key = 'moves'), retention => '5 hours');
 SELECT * FROM pg_temp.stored() s WHERE s LIKE 'moves%';
 -- Released; a batch.
 SELECT answer(idem_begin('released', lease => '1 hour'));
@@ -96,19 +96,19 @@ SELECT pg_temp.run('soon'), pg_temp.run('renamed', '5 hours');
 SELECT * FROM pg_temp.stored() s WHERE s LIKE 'renamed%';
 ALTER TABLE renamed RENAME TO idempotency_store_p2;
 -- Another period: of ranges to come, and more tables if it needs more.
-SELECT idem_partition_store('12 hours');
+SELECT FROM idem_partition_store('12 hours');
 SELECT count(*), count(range_start) FROM idempotency_partitions;
-SELECT idem_partition_store('2 hours');
+SELECT FROM idem_partition_store('2 hours');
 SELECT count(*), count(range_start) FROM idempotency_partitions;
 SELECT DISTINCT period, leaving FROM idempotency_ring;
 -- A month has 30 days, whatever the calendar and the time zone say.
-SELECT idem_partition_store('1 month');
+SELECT FROM idem_partition_store('1 month');
 SELECT DISTINCT timestamptz '2026-12-31' + period - '2026-12-31' FROM idempotency_ring;
 SET LOCAL log_min_messages = error;
 SELECT idem_partition_store('10 minutes');
 SELECT count(*) FROM idempotency_partitions;
 -- No range is given any more; all that is there stays.
-SELECT idem_unpartition_store();
+SELECT FROM idem_unpartition_store();
 SELECT DISTINCT leaving FROM idempotency_ring;
 SELECT pg_temp.run('before'), pg_temp.run('soon'), pg_temp.run('two');
 ROLLBACK;
@@ -118,7 +118,7 @@ BEGIN;
 CREATE TABLE idempotency_store_p2 ();
 CREATE TYPE idempotency_store_p3 AS (a int);
 SET LOCAL client_min_messages = notice;
-SELECT idem_partition_store('12 hours');
+SELECT FROM idem_partition_store('12 hours');
 SELECT name FROM idempotency_partitions ORDER BY name;
 ROLLBACK;
 

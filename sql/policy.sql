@@ -12,7 +12,7 @@ $$;
 
 -- Retention: the setting, the policy of the scope, the argument, the bounds.
 SELECT pg_temp.keep('policy-1', 'short'), pg_temp.keep('policy-2', 'short', '5 min');
-SELECT idem_set_policy('short*', retention => '1 hour', min_retention => '10 min', max_retention => '2 h');
+SELECT FROM idem_set_policy('short*', retention => '1 hour', min_retention => '10 min', max_retention => '2 h');
 SELECT pg_temp.keep('policy-3', 'short'), pg_temp.keep('policy-4', 'shorter', '5 min'), pg_temp.keep('policy-5', 'short', '30 min'), pg_temp.keep('policy-6', 'short', '1 day');
 SELECT pg_temp.keep('policy-7', 'other');
 SET idempotency.retention = '7d';
@@ -22,7 +22,7 @@ RESET idempotency.retention;
 SELECT idem_set_policy('bounds', max_retention => '1 min'), idem_set_policy('bounds/long', min_retention => '2 days');
 SELECT pg_temp.keep('policy-10', 'bounds'), pg_temp.keep('policy-11', 'bounds/long');
 -- a longer pattern keeps the properties of shorter ones that it does not set
-SELECT idem_set_policy('short/er', max_retention => '20 min');
+SELECT FROM idem_set_policy('short/er', max_retention => '20 min');
 SELECT pg_temp.keep('policy-12', 'short/er'), pg_temp.keep('policy-13', 'short/er', '1 min');
 -- the same for idem_call, idem_fail and leases
 CREATE FUNCTION policy_echo(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1';
@@ -35,7 +35,7 @@ SELECT answer(idem_begin('policy-16', scope => 'short', lease => '1 min'));
 SELECT expires_at - lease_expires_at FROM idempotency_store WHERE idempotency_key = 'policy-16';
 
 -- Attempts.
-SELECT idem_set_policy('tries', max_attempts => 2, attempts_limit => 3);
+SELECT FROM idem_set_policy('tries', max_attempts => 2, attempts_limit => 3);
 CREATE FUNCTION pg_temp.attempts(key text, most int DEFAULT NULL) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	made int := 0;
@@ -53,9 +53,9 @@ $$;
 SELECT pg_temp.attempts('policy-20'), pg_temp.attempts('policy-21', 1), pg_temp.attempts('policy-22', 3), pg_temp.attempts('policy-23', 4), pg_temp.attempts('policy-24', 0);
 SET idempotency.max_attempts = 1;
 SELECT pg_temp.attempts('policy-25');
-SELECT idem_set_policy('tries', max_attempts => 0);
+SELECT FROM idem_set_policy('tries', max_attempts => 0);
 SELECT pg_temp.attempts('policy-26');
-SELECT idem_set_policy('tries');
+SELECT FROM idem_set_policy('tries');
 SELECT pg_temp.attempts('policy-27');
 RESET idempotency.max_attempts;
 
@@ -66,7 +66,7 @@ SELECT answer(idem_begin('policy-30', scope => 'big')), answer(idem_begin('polic
 SET LOCAL idempotency.max_response_size = 10;
 SELECT raises_in_full('SELECT idem_complete(''policy-30'', scope => ''big'', body => repeat(''x'', 101)::bytea)');
 SELECT raises_in_full('SELECT idem_complete(''policy-32'', body => repeat(''x'', 101)::bytea)');
-SELECT idem_complete('policy-30', scope => 'big', body => repeat('x', 100)::bytea);
+SELECT FROM idem_complete('policy-30', scope => 'big', body => repeat('x', 100)::bytea);
 SELECT raises('SELECT idem_complete(''policy-31'', ''1'', scope => ''none'')'), idem_complete('policy-31', scope => 'none'), idem_complete('policy-32');
 COMMIT;
 
@@ -78,7 +78,7 @@ CREATE FUNCTION pg_temp.replayed(key text, scope text) RETURNS text LANGUAGE sql
 BEGIN;
 SELECT answer(idem_begin('policy-33', scope => 'large')), answer(idem_begin('policy-34', scope => 'large/more')), answer(idem_begin('policy-35', scope => 'large/null'));
 SELECT idem_complete('policy-33', scope => 'large', code => 201, headers => '{"Type": "b"}', body => repeat('x', 60)::bytea);
-SELECT idem_complete('policy-34', to_jsonb(repeat('x', 30)), scope => 'large/more', code => 202, headers => '{"Type": "b"}');
+SELECT FROM idem_complete('policy-34', to_jsonb(repeat('x', 30)), scope => 'large/more', code => 202, headers => '{"Type": "b"}');
 SELECT idem_complete('policy-35', to_jsonb(repeat('x', 80)), scope => 'large/null');
 COMMIT;
 SELECT pg_temp.replayed('policy-33', 'large'), pg_temp.replayed('policy-34', 'large/more'), pg_temp.replayed('policy-35', 'large/null');
@@ -149,7 +149,7 @@ SELECT count(idem_set_policy(pattern)) FROM idempotency_scope;
 
 -- A note of progress is bounded as a response and a lease are.
 BEGIN;
-SELECT idem_set_policy('policy-progress', max_response_size => 20, max_lease => '1 minute');
+SELECT FROM idem_set_policy('policy-progress', max_response_size => 20, max_lease => '1 minute');
 SELECT fence FROM idem_begin('noted', lease => '1 hour', scope => 'policy-progress') \gset
 SELECT raises(format($$SELECT idem_progress('noted', '"longer than that"', 'policy-progress', %s)$$, :fence));
 SELECT idem_progress('noted', '6', 'policy-progress', :fence, '1 hour') < clock_timestamp() + interval '2 minutes';
@@ -159,8 +159,8 @@ ROLLBACK;
 SELECT idem_set_policy('policy-lost', max_lost_attempts => 0), raises($$SELECT idem_set_policy('p', max_lost_attempts => -1)$$),
 	left(raises($$INSERT INTO idempotency_scope (pattern, max_lost_attempts) VALUES ('p', -1)$$), 5);
 SELECT max_attempts, max_lost_attempts FROM idempotency_scope WHERE pattern = 'policy-lost';
-SELECT idem_set_policy('policy-lost', max_attempts => 2, max_lost_attempts => 3);
-SELECT idem_set_policy('policy-lost', max_attempts => 2);
+SELECT FROM idem_set_policy('policy-lost', max_attempts => 2, max_lost_attempts => 3);
+SELECT FROM idem_set_policy('policy-lost', max_attempts => 2);
 SELECT max_attempts, max_lost_attempts FROM idempotency_scope WHERE pattern = 'policy-lost';
-SELECT idem_set_policy('policy-lost');
+SELECT FROM idem_set_policy('policy-lost');
 SELECT count(*) FROM idempotency_scope WHERE pattern IN ('policy-lost', 'p');

@@ -31,7 +31,7 @@ SELECT idem_release('progress-1', fence => :third), pg_temp.noted(idem_lookup('p
 SELECT pg_temp.noted(o), o.fence AS fourth FROM idem_begin('progress-1', lease => '1 hour') o \gset
 \echo :noted
 -- It is gone when the operation ends, also if that has no response.
-SELECT idem_complete('progress-1', fence => :fourth);
+SELECT FROM idem_complete('progress-1', fence => :fourth);
 SELECT pg_temp.noted(idem_begin('progress-1')), pg_temp.noted(idem_lookup('progress-1'));
 SELECT raises(format($$SELECT idem_progress('progress-1', '1', fence => %s)$$, :fourth));
 

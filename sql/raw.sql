@@ -5,7 +5,7 @@ CREATE ROLE regress_idem_raw;
 CREATE ACCESS METHOD raw_method TYPE TABLE HANDLER heap_tableam_handler;
 CREATE FOREIGN DATA WRAPPER raw_wrapper;
 CREATE SERVER raw_server FOREIGN DATA WRAPPER raw_wrapper;
-SELECT idem_claim_scope('raw', 'regress_idem_raw');
+SELECT FROM idem_claim_scope('raw', 'regress_idem_raw');
 BEGIN;
 SELECT answer(idem_begin('raw-done')), idem_complete('raw-done', '1');
 COMMIT;

@@ -10,7 +10,7 @@ $$;
 CREATE TRIGGER begin_others BEFORE INSERT ON idempotency_store FOR EACH STATEMENT EXECUTE FUNCTION pg_temp.begin_others();
 BEGIN;
 SELECT answer(idem_begin(key => 'reenter-1', request => '2'));
-SELECT idem_complete(key => 'reenter-1');
+SELECT FROM idem_complete(key => 'reenter-1');
 SELECT request_hash = idem_fingerprint('2') FROM idempotency_store WHERE idempotency_key = 'reenter-1';
 ROLLBACK;
 DROP TRIGGER begin_others ON idempotency_store;

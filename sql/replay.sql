@@ -31,7 +31,7 @@ COMMIT;
 BEGIN;
 SELECT answer(idem_begin('replay-2'));
 INSERT INTO effect VALUES (2);
-SELECT idem_complete('replay-2', '"lost"');
+SELECT FROM idem_complete('replay-2', '"lost"');
 ROLLBACK;
 SELECT n FROM effect;
 SELECT idem_lookup('replay-2') IS NULL;
@@ -41,8 +41,8 @@ SELECT answer(idem_begin('replay-2'));
 -- SQL NULL and JSON null stay distinct, and so do no bytes and an empty string.
 BEGIN;
 SELECT answer(idem_begin('replay-nothing')), answer(idem_begin('replay-null'));
-SELECT idem_complete('replay-nothing');
-SELECT idem_complete('replay-null', 'null', code => 0, headers => 'null', body => '');
+SELECT FROM idem_complete('replay-nothing');
+SELECT FROM idem_complete('replay-null', 'null', code => 0, headers => 'null', body => '');
 COMMIT;
 SELECT answer(idem_begin('replay-nothing'));
 SELECT answer(idem_begin('replay-null'));
@@ -76,7 +76,7 @@ BEGIN;
 SELECT answer(idem_begin('replay-3'));
 SELECT answer(idem_begin('replay-3')), answer(idem_begin('replay-3', wait => '1 s'));
 SELECT answer(idem_begin('replay-3', lease => '1 hour')), answer(idem_lookup('replay-3'));
-SELECT idem_complete('replay-3');
+SELECT FROM idem_complete('replay-3');
 -- an operation that has ended has no owner any more
 SELECT raises(s) FROM (VALUES
 	($$SELECT idem_complete('replay-3')$$), ($$SELECT idem_fail('replay-3')$$),

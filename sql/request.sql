@@ -5,7 +5,7 @@ SELECT answer(idem_begin('request-1', request => '{"amount": 1, "to": "a"}'));
 -- refused while this transaction holds the operation, as IN_PROGRESS would be
 SELECT raises($$SELECT idem_begin('request-1', request => '{"amount": 2}')$$);
 SELECT answer(idem_begin('request-1', request => '{"to": "a", "amount": 1.0}'));
-SELECT idem_complete('request-1', '"paid"');
+SELECT FROM idem_complete('request-1', '"paid"');
 SELECT raises($$SELECT idem_begin('request-1', request => '{"amount": 2}')$$);
 COMMIT;
 
@@ -36,7 +36,7 @@ SELECT answer(idem_begin('request-5', request => '5', lease => '1 hour'));
 SELECT raises($$SELECT idem_begin('request-5', request => '6')$$);
 SELECT raises($$SELECT idem_begin('request-5', request => '6', lease => '1 hour', wait => '1 s')$$);
 SELECT answer(idem_begin('request-5', request => '5.0'));
-SELECT let_lease_run_out('request-5');
+SELECT FROM let_lease_run_out('request-5');
 SELECT raises($$SELECT idem_begin('request-5', request => '6', lease => '1 hour')$$);
 -- before the limit of attempts, too
 SELECT raises($$SELECT idem_begin('request-5', request => '6', max_attempts => 1)$$);
@@ -45,7 +45,7 @@ SELECT answer(idem_begin('request-5', lease => '1 hour'));
 SELECT raises($$SELECT idem_begin('request-5', request => '6')$$);
 -- and the first attempt with a request sets it
 SELECT answer(idem_begin('request-6', lease => '1 hour'));
-SELECT let_lease_run_out('request-6');
+SELECT FROM let_lease_run_out('request-6');
 SELECT answer(idem_begin('request-6', request => '6', lease => '1 hour'));
 SELECT raises($$SELECT idem_begin('request-6', request => '7')$$);
 
@@ -61,7 +61,7 @@ FROM unnest(ARRAY['request-7', 'request-8', 'request-9']) key;
 BEGIN;
 SELECT answer(idem_begin('request-8'));
 SELECT raises($$SELECT idem_begin('request-8', request => '0')$$);
-SELECT idem_complete('request-8');
+SELECT FROM idem_complete('request-8');
 COMMIT;
 SELECT raises($$SELECT idem_begin('request-8', request => '0')$$);
 
@@ -73,7 +73,7 @@ COMMIT;
 SELECT answer(idem_begin('request-1', request => '{"amount": 1, "to": "a"}'));
 
 -- An expired record counts as absent, whatever its request was.
-SELECT let_expire('request-1');
+SELECT FROM let_expire('request-1');
 SELECT answer(idem_begin('request-1', request => '{"amount": 2}')), idem_complete('request-1');
 SELECT raises($$SELECT idem_begin('request-1', request => '{"amount": 1, "to": "a"}')$$);
 -- released: likewise

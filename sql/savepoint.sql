@@ -17,28 +17,28 @@ SELECT answer(idem_begin('savepoint-2'));
 SAVEPOINT a;
 ROLLBACK TO a;
 SELECT answer(idem_begin('savepoint-2')), locks_held();
-SELECT idem_complete('savepoint-2');
+SELECT FROM idem_complete('savepoint-2');
 COMMIT;
 -- Ended inside: pending again.
 BEGIN;
 SELECT answer(idem_begin('savepoint-3', request => '3'));
 SAVEPOINT a;
-SELECT idem_complete('savepoint-3', '"lost"');
+SELECT FROM idem_complete('savepoint-3', '"lost"');
 ROLLBACK TO a;
 SELECT answer(idem_begin('savepoint-3')), raises($$SELECT idem_begin('savepoint-3', request => '4')$$);
-SELECT idem_fail('savepoint-3', '"lost, too"');
+SELECT FROM idem_fail('savepoint-3', '"lost, too"');
 ROLLBACK TO a;
 SELECT idem_release('savepoint-3');
 ROLLBACK TO a;
 SELECT answer(idem_lookup('savepoint-3')), locks_held();
-SELECT idem_complete('savepoint-3', '"kept"');
+SELECT FROM idem_complete('savepoint-3', '"kept"');
 COMMIT;
 SELECT answer(idem_begin('savepoint-3', request => '3'));
 -- pending again, it is unfinished at COMMIT
 BEGIN;
 SELECT answer(idem_begin('savepoint-4'));
 SAVEPOINT a;
-SELECT idem_complete('savepoint-4');
+SELECT FROM idem_complete('savepoint-4');
 ROLLBACK TO a;
 COMMIT;
 \echo :SQLSTATE
@@ -55,7 +55,7 @@ SELECT idem_release('savepoint-5');
 SELECT answer(idem_begin('savepoint-5', request => '5'));
 ROLLBACK TO b;
 SELECT raises($$SELECT idem_begin('savepoint-5', request => '6')$$), locks_held();
-SELECT idem_complete('savepoint-5');
+SELECT FROM idem_complete('savepoint-5');
 COMMIT;
 -- A released savepoint passes its begins and ends to its parent: to end them there,
 BEGIN;
@@ -67,7 +67,7 @@ SELECT idem_release('savepoint-6'), locks_held();
 SAVEPOINT a;
 SELECT answer(idem_begin('savepoint-6'));
 RELEASE a;
-SELECT idem_complete('savepoint-6');
+SELECT FROM idem_complete('savepoint-6');
 COMMIT;
 -- to be refused there,
 BEGIN;
@@ -93,7 +93,7 @@ SELECT answer(idem_begin('savepoint-8-' || n)) FROM generate_series(1, 4) n;
 ROLLBACK TO a;
 SELECT locks_held();
 SELECT n, coalesce(answer(idem_lookup('savepoint-8-' || n)), 'nothing') FROM generate_series(1, 4) n;
-SELECT idem_complete('savepoint-8-1', '"outside"');
+SELECT FROM idem_complete('savepoint-8-1', '"outside"');
 COMMIT;
 -- A block that swallows an error is a savepoint.
 DO $$
@@ -119,14 +119,14 @@ SELECT answer(idem_begin('savepoint-9-1'));
 -- A retryable failure and its next attempt, in one transaction.
 BEGIN;
 SELECT answer(idem_begin('savepoint-10'));
-SELECT idem_fail('savepoint-10', '"try 1"', retryable => true);
+SELECT FROM idem_fail('savepoint-10', '"try 1"', retryable => true);
 SAVEPOINT a;
 SELECT answer(idem_begin('savepoint-10'));
-SELECT idem_complete('savepoint-10', '"lost"');
+SELECT FROM idem_complete('savepoint-10', '"lost"');
 ROLLBACK TO a;
 SELECT answer(idem_lookup('savepoint-10'));
 SELECT answer(idem_begin('savepoint-10'));
-SELECT idem_complete('savepoint-10', '"try 2"');
+SELECT FROM idem_complete('savepoint-10', '"try 2"');
 COMMIT;
 SELECT answer(idem_begin('savepoint-10'));
 -- Leased: the rollback undoes the record, and so it does its end and extension.
@@ -137,11 +137,11 @@ ROLLBACK TO a;
 SELECT locks_held(), answer(idem_begin('savepoint-11', lease => '1 hour'));
 SAVEPOINT b;
 SELECT idem_extend('savepoint-11', '3 hours') > clock_timestamp() + interval '2 hours';
-SELECT idem_complete('savepoint-11', '"lost"');
+SELECT FROM idem_complete('savepoint-11', '"lost"');
 ROLLBACK TO b;
 SELECT answer(idem_lookup('savepoint-11')), retry_after <= '1 hour' FROM idem_begin('savepoint-11');
 SELECT idem_release('savepoint-11');
 ROLLBACK TO b;
-SELECT idem_complete('savepoint-11', '"kept"');
+SELECT FROM idem_complete('savepoint-11', '"kept"');
 COMMIT;
 SELECT answer(idem_begin('savepoint-11'));

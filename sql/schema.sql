@@ -56,7 +56,7 @@ COMMIT;
 BEGIN;
 SELECT answer(idem_begin('schema-4'));
 ALTER SCHEMA public RENAME TO schema_moved;
-SELECT schema_moved.idem_complete('schema-4', '4');
+SELECT FROM schema_moved.idem_complete('schema-4', '4');
 ALTER SCHEMA schema_moved RENAME TO public;
 COMMIT;
 SELECT answer(idem_begin('schema-4'));

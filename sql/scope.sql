@@ -36,7 +36,7 @@ BEGIN;
 SELECT answer(idem_begin('there', scope => 'pay', request => '1')), idem_complete('there', '"secret"', 'pay');
 SELECT answer(idem_begin('leased', scope => 'pay', lease => '1 hour'));
 COMMIT;
-SELECT idem_claim_scope('pay', 'regress_idem_pay');
+SELECT FROM idem_claim_scope('pay', 'regress_idem_pay');
 SELECT k, who, string_agg(DISTINCT regexp_replace(pg_temp.as_role(who, format(s, k)), '^(ID404|ID409|ID422)$', 'ok'), ' ')
 FROM unnest(ARRAY['there', 'leased', 'absent']) k, unnest(ARRAY['regress_idem_pay', 'regress_idem_pay_2025', 'regress_idem_shop']) who,
 	unnest(ARRAY['SELECT idem_lookup(%L, ''pay'')', 'DO $d$ BEGIN PERFORM idem_begin(%L, scope => ''pay'', request => ''2'', lease => ''1 s''); RAISE SQLSTATE ''ID409''; END $d$',
@@ -66,7 +66,7 @@ SELECT idem_claim_scope('*', 'regress_idem_shop'), idem_claim_scope('pay*', 'reg
 	idem_claim_scope('pay', 'regress_idem_shop');
 SELECT scope_matrix(ARRAY['', 'pay', 'payx', 'pay/shop', 'pay/shop2', 'pa']);
 -- a policy of a longer pattern does not remove a claim
-SELECT idem_set_policy('payx*', max_attempts => 3);
+SELECT FROM idem_set_policy('payx*', max_attempts => 3);
 SELECT scope_matrix(ARRAY['payx', 'payxy']);
 SELECT idem_unclaim_scope('pay*'), idem_unclaim_scope('pay*'), idem_unclaim_scope('payx*'), idem_unclaim_scope('nobody claimed it');
 SELECT scope_matrix(ARRAY['pay', 'payx', 'pay/shop', 'pay/shop2']);
@@ -76,12 +76,12 @@ SELECT pattern, role FROM idempotency_scope ORDER BY 1;
 
 -- A claim can be rolled back; in its own transaction it counts at once.
 BEGIN;
-SELECT idem_claim_scope('pay', 'regress_idem_pay');
+SELECT FROM idem_claim_scope('pay', 'regress_idem_pay');
 SELECT scope_matrix(ARRAY['pay']);
 ROLLBACK;
 SELECT scope_matrix(ARRAY['pay']);
 -- A role that is renamed or dropped has no members: the scope stays closed.
-SELECT idem_claim_scope('pay', 'regress_idem_pay');
+SELECT FROM idem_claim_scope('pay', 'regress_idem_pay');
 ALTER ROLE regress_idem_pay RENAME TO regress_idem_paid;
 CREATE ROLE regress_idem_pay;
 SELECT pg_temp.as_role(r, 'SELECT idem_lookup(''there'', ''pay'')') FROM unnest(ARRAY['regress_idem_paid', 'regress_idem_shop']) r;

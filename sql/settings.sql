@@ -38,7 +38,7 @@ DROP ROLE regress_idem_settings;
 BEGIN;
 SET LOCAL idempotency.retention = '2h';
 SELECT answer(idem_begin('settings-1')), answer(idem_begin('settings-2'));
-SELECT idem_complete('settings-1');
+SELECT FROM idem_complete('settings-1');
 COMMIT;
 \echo :SQLSTATE
 CREATE FUNCTION settings_end() RETURNS void LANGUAGE sql SET idempotency.retention = '3h' AS 'SELECT idem_complete(''settings-2'')';

@@ -55,7 +55,7 @@ RESET client_min_messages;
 
 -- A caller's own operators must not run with the owner's rights.
 CREATE ROLE regress_idem_shadow;
-SELECT idem_grant('regress_idem_shadow');
+SELECT FROM idem_grant('regress_idem_shadow');
 CREATE SCHEMA shadow_hostile AUTHORIZATION regress_idem_shadow;
 SET ROLE regress_idem_shadow;
 CREATE TABLE shadow_hostile.seen (who name, what text);
@@ -96,7 +96,7 @@ SELECT 'a'::text = 'a'::text;
 RESET search_path;
 RESET ROLE;
 SELECT who, what FROM shadow_hostile.seen;
-SELECT idem_revoke('regress_idem_shadow');
+SELECT FROM idem_revoke('regress_idem_shadow');
 DROP OWNED BY regress_idem_shadow;
 DROP ROLE regress_idem_shadow;
 ALTER TABLE idempotency_store DROP CONSTRAINT idempotency_store_attempt_check;

@@ -11,15 +11,15 @@ SELECT answer(idem_begin('stats-1', request => '"secret"'));
 SELECT answer(idem_begin('stats-2', scope => 'stats', request => '"secret"', lease => '1 hour'));
 SELECT kind, scope, idempotency_key, attempt, age BETWEEN '0' AND '1 minute', lease_left > '59 minutes', pid = pg_backend_pid(), gid
 FROM idempotency_in_flight ORDER BY kind COLLATE "C", scope;
-SELECT idem_complete('stats-1', '"secret"');
+SELECT FROM idem_complete('stats-1', '"secret"');
 COMMIT;
-SELECT let_lease_run_out('stats-2');
+SELECT FROM let_lease_run_out('stats-2');
 -- the lease is over, and nobody has taken it over or ended it
 SELECT kind, scope, idempotency_key, attempt, age < '1 minute', lease_left < '0', pid, gid FROM idempotency_in_flight;
 -- Locks that do not belong to operations are not shown.
 BEGIN;
 SELECT idem_lock(ARRAY['stats']);
-SELECT pg_advisory_xact_lock(1);
+SELECT FROM pg_advisory_xact_lock(1);
 SELECT idem_gc() IS NULL;
 SELECT count(*) FROM idempotency_in_flight WHERE kind <> 'leased';
 COMMIT;

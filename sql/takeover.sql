@@ -1,7 +1,7 @@
 -- A lease that ran out: the next begin takes the operation over.
 
 SELECT fence AS fence1, created_at AS created FROM idem_begin('takeover-1', lease => '1 hour') \gset
-SELECT let_lease_run_out('takeover-1');
+SELECT FROM let_lease_run_out('takeover-1');
 -- only a begin takes over
 SELECT answer(idem_lookup('takeover-1'));
 SELECT outcome, attempt, taken_over, replayed, fence > :fence1, created_at = :'created', updated_at > :'created', retry_after,
@@ -16,7 +16,7 @@ SELECT raises_why(format(s, :fence1)) FROM (VALUES
 SELECT idem_release('takeover-1', fence => :fence1);
 SELECT status, fence = :fence2, ctid = :'ctid' FROM idempotency_store WHERE idempotency_key = 'takeover-1';
 -- the new one completes, after which the old one is refused as before
-SELECT idem_complete('takeover-1', '"second"', fence => :fence2);
+SELECT FROM idem_complete('takeover-1', '"second"', fence => :fence2);
 SELECT raises_why(format($$SELECT idem_complete('takeover-1', '1', fence => %s)$$, :fence1)), idem_release('takeover-1', fence => :fence1);
 SELECT answer(idem_begin('takeover-1'));
 
@@ -44,7 +44,7 @@ SELECT raises_why(format($$SELECT idem_complete('takeover-2', fence => %s)$$, fe
 SELECT answer(idem_begin('takeover-2', lease => '1 hour', max_attempts => 5));
 SELECT s.fence > max(f.fence) FROM idempotency_store s, fences f WHERE idempotency_key = 'takeover-2' GROUP BY s.fence;
 -- begun and released in one transaction
-SELECT let_lease_run_out('takeover-2');
+SELECT FROM let_lease_run_out('takeover-2');
 BEGIN;
 SELECT answer(idem_begin('takeover-2', lease => '1 hour'));
 SELECT idem_release('takeover-2'), answer(idem_begin('takeover-2'));
@@ -52,13 +52,13 @@ SELECT idem_release('takeover-2'), answer(idem_lookup('takeover-2'));
 COMMIT;
 SELECT answer(idem_begin('takeover-2', lease => '1 hour'));
 -- a retryable failure
-SELECT idem_fail('takeover-8', '"busy"', fence => (idem_begin('takeover-8', lease => '1 hour')).fence, retryable => true);
+SELECT FROM idem_fail('takeover-8', '"busy"', fence => (idem_begin('takeover-8', lease => '1 hour')).fence, retryable => true);
 SELECT idem_release('takeover-8', fence => (idem_begin('takeover-8', lease => '1 hour')).fence);
 SELECT answer(idem_begin('takeover-8', lease => '1 hour'));
 
 -- Taken over without a lease: transaction-bound, without a fence.
 SELECT fence AS fence1 FROM idem_begin('takeover-3', request => '3', lease => '1 hour') \gset
-SELECT let_lease_run_out('takeover-3');
+SELECT FROM let_lease_run_out('takeover-3');
 BEGIN;
 SELECT answer(idem_begin('takeover-3')), answer(idem_begin('takeover-3')), answer(idem_lookup('takeover-3'));
 -- nothing is written before its end
@@ -68,35 +68,35 @@ SELECT raises_why(format(s, :fence1)), left(raises(format(s, :fence1)), 5) FROM 
 	('SELECT idem_complete(''takeover-3'', fence => %s)'), ('SELECT idem_fail(''takeover-3'', fence => %s)'),
 	('SELECT idem_extend(''takeover-3'', ''1 hour'', fence => %s)'), ('SELECT idem_extend(''takeover-3'', ''1 hour'')')) v(s);
 SELECT idem_release('takeover-3', fence => :fence1);
-SELECT idem_complete('takeover-3', '"bound"');
+SELECT FROM idem_complete('takeover-3', '"bound"');
 COMMIT;
 SELECT answer(idem_begin('takeover-3', request => '3'));
 SELECT raises_why(format($$SELECT idem_complete('takeover-3', fence => %s)$$, :fence1));
 SELECT status, attempt, fence, lease_expires_at FROM idempotency_store WHERE idempotency_key = 'takeover-3';
 -- the next lease has a greater fence all the same
-SELECT let_expire('takeover-3');
+SELECT FROM let_expire('takeover-3');
 SELECT fence > :fence1, attempt FROM idem_begin('takeover-3', lease => '1 hour');
 
 -- It is unfinished at COMMIT as any other, and a rollback undoes the takeover.
 SELECT fence FROM idem_begin('takeover-4', lease => '1 hour') \gset
-SELECT let_lease_run_out('takeover-4');
+SELECT FROM let_lease_run_out('takeover-4');
 SELECT answer(idem_begin('takeover-4'));
 BEGIN;
 SELECT answer(idem_begin('takeover-4'));
 ROLLBACK;
 SELECT answer(idem_lookup('takeover-4'));
-SELECT idem_complete('takeover-4', '"first"', fence => :fence);
+SELECT FROM idem_complete('takeover-4', '"first"', fence => :fence);
 SELECT answer(idem_begin('takeover-4'));
 -- After the release, the record of the lease that ran out is unchanged.
 SELECT fence FROM idem_begin('takeover-5', lease => '1 hour') \gset
-SELECT let_lease_run_out('takeover-5');
+SELECT FROM let_lease_run_out('takeover-5');
 SELECT ctid FROM idempotency_store WHERE idempotency_key = 'takeover-5' \gset
 SELECT answer(idem_begin('takeover-5')), idem_release('takeover-5');
 SELECT answer(idem_lookup('takeover-5')), ctid = :'ctid', fence = :fence FROM idempotency_store WHERE idempotency_key = 'takeover-5';
 BEGIN;
 SELECT answer(idem_begin('takeover-5'));
 ROLLBACK;
-SELECT idem_complete('takeover-5', fence => :fence);
+SELECT FROM idem_complete('takeover-5', fence => :fence);
 -- The same for a retryable failure, and for an expired record.
 BEGIN;
 SELECT answer(idem_begin('takeover-9')), idem_fail('takeover-9', '"busy"', retryable => true);
@@ -108,7 +108,7 @@ SELECT idem_release('takeover-9'), locks_held();
 SELECT answer(idem_begin('takeover-9')), idem_release('takeover-9');
 COMMIT;
 SELECT answer(idem_lookup('takeover-9')), ctid = :'ctid' FROM idempotency_store WHERE idempotency_key = 'takeover-9';
-SELECT let_expire('takeover-9');
+SELECT FROM let_expire('takeover-9');
 BEGIN;
 SELECT answer(idem_begin('takeover-9'));
 SELECT idem_release('takeover-9'), idem_lookup('takeover-9') IS NULL, count(*) FROM idempotency_store WHERE idempotency_key = 'takeover-9';
@@ -116,7 +116,7 @@ COMMIT;
 
 -- At the limit of attempts the operation fails, and the owner of the lease that ran out is refused.
 SELECT fence FROM idem_begin('takeover-6', lease => '1 hour') \gset
-SELECT let_lease_run_out('takeover-6');
+SELECT FROM let_lease_run_out('takeover-6');
 SELECT answer(idem_begin('takeover-6', max_attempts => 1)) ~ 'FAILED .* "attempts exhausted"';
 SELECT raises_why(format(s, :fence)) FROM (VALUES ('SELECT idem_complete(''takeover-6'', fence => %s)'),
 	('SELECT idem_fail(''takeover-6'', fence => %s)'), ('SELECT idem_extend(''takeover-6'', ''1 s'', fence => %s)')) v(s);

@@ -40,12 +40,12 @@ SELECT pg_temp.writes(s) FROM (VALUES
 	('SELECT idem_complete(''writes-5'', fence => ' || :fence || ')'), ('SELECT raises(''SELECT idem_complete(''''writes-5'''', ''''2'''', fence => ' || :fence || ')'')'),
 	('SELECT idem_release(''writes-5'', fence => ' || :fence || ')'), ($$SELECT idem_begin('writes-5')$$)) v(s);
 SELECT pg_temp.writes($$SELECT idem_begin('writes-6', lease => '1 hour')$$);
-SELECT let_lease_run_out('writes-6');
+SELECT FROM let_lease_run_out('writes-6');
 BEGIN;
 SELECT pg_temp.writes(s) FROM (VALUES ($$SELECT idem_begin('writes-6')$$), ($$SELECT idem_complete('writes-6')$$)) v(s);
 ROLLBACK;
 SELECT pg_temp.writes($$SELECT idem_begin('writes-6', lease => '1 hour')$$);
-SELECT let_lease_run_out('writes-6');
+SELECT FROM let_lease_run_out('writes-6');
 SELECT pg_temp.writes(s) FROM (VALUES ($$SELECT idem_begin('writes-6', max_attempts => 2)$$), ($$SELECT idem_begin('writes-6', max_attempts => 2)$$)) v(s);
 BEGIN;
 SELECT pg_temp.writes(s) FROM (VALUES ($$SELECT idem_begin('writes-7', lease => '1 hour')$$), ($$SELECT idem_release('writes-7')$$)) v(s);
