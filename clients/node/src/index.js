@@ -149,8 +149,8 @@ export class Idempotency {
    * @param {unknown} request
    * @param {import('./lease.js').LeasedWork} work gets the operation, with fence, attempt and takenOver, and a signal that is aborted
    *   when the lease is lost. Returns a response, a payload, or a Completion. Throws Declined to store a failure, NotDone where nothing
-   *   has happened outside; any other error leaves the lease to run out. A response that cannot be stored ends the operation without one: this call
-   *   throws its error, and calls after it Unstorable
+   *   has happened outside; any other error leaves the lease to run out. A response that cannot be stored ends the operation without one, and so
+   *   does such a Declined: this call throws its error, and calls after it Unstorable
    * @param {LeaseOptions} [options] reconcile: called in place of work on a takeover, and answers by `Reconciled`
    * @returns {Promise<import('./result.js').Result>}
    * @throws as `transaction`, and LeaseLost, Unknown, NotDone, Unstorable

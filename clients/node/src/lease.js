@@ -160,11 +160,18 @@ async function release(settings, operation) {
   }
 }
 
+// Who declines has done the work, too, also where the refusal cannot be stored.
 async function decline(settings, call, operation, declined) {
-  return end(settings, operation, async () => {
-    const answers = await alone(settings, operation, settings.sql.fail(operation, declined, call.retention))
-    return failed(settings, operation, declined, answers[0])
-  })
+  const { response } = declined
+  try {
+    return await end(settings, operation, async () => {
+      const answers = await alone(settings, operation, settings.sql.fail(operation, declined, call.retention))
+      return failed(settings, operation, declined, answers[0])
+    })
+  } catch (error) {
+    if (!isOfAnswer(error)) throw error
+    return withoutAnswer(settings, call, operation, { error, writes: null, retention: retentionOf(response, error) })
+  }
 }
 
 // `isOfWork`: the work was done. What reconcile has found and cannot be stored, it is asked for again.
@@ -192,9 +199,12 @@ async function complete(settings, call, operation, { outcome, isOfWork }) {
     return await end(settings, operation, once)
   } catch (error) {
     if (!isOfWork || hasWritten || (statement && !isOfAnswer(error))) return giveUp(settings, call, operation, error)
-    const retention = isResponse(value) && !(error instanceof BadDuration) ? value.retention : undefined
-    return withoutAnswer(settings, call, operation, { error, writes, retention })
+    return withoutAnswer(settings, call, operation, { error, writes, retention: isResponse(value) ? retentionOf(value, error) : undefined })
   }
+}
+
+function retentionOf(/** @type {import('./response.js').Response} */ { retention }, error) {
+  return error instanceof BadDuration ? undefined : retention
 }
 
 // True where the server does not take a response: data that it cannot read, and more than it holds.

@@ -390,6 +390,12 @@ test('so has one whose heartbeat finds out, whether its work heeds the signal or
   }
 })
 
+async function days(pool, key) {
+  const { rows: [{ days }] } = await pool.query(
+    'SELECT round(extract(epoch FROM expires_at - now()) / 86400)::int AS days FROM idempotency_store WHERE idempotency_key = $1', [key])
+  return days
+}
+
 const cycle = {}
 cycle.self = cycle
 const LARGE = 'x'.repeat(2_000_000)
@@ -419,6 +425,51 @@ for (const [what, answer, error] of [
   })
 }
 
+for (const [what, payload, options, error] of [
+  ['a cycle', cycle, {}, BadArgument], ['a bigint', 1n, {}, BadArgument], ['NUL', 'a\0b', {}, { code: '22P05' }],
+  ['half a character', '\ud800', {}, { code: '22P02' }], ['more than is stored', LARGE, {}, TooLarge],
+  ['a header that is none', 1, { headers: { a: 1n } }, BadArgument], ['a retention that is none', 1, { retention: '-1 s' }, BadArgument],
+  ['a time that is none', 1, { retryAfter: NaN }, BadArgument], ['a text that is no time', 1, { retryAfter: 'soon' }, BadArgument],
+]) {
+  test(`work that declines with what cannot be stored is done, and not repeated: ${what}`, async (t) => {
+    const { pool, idempotency } = idempotencyFor(t)
+    const decline = () => { throw new Declined(402, payload, options) }
+    const declining = async (tx) => { await effect(tx, what); decline() }
+    const answering = (answer) => () => new Completion(answer, declining)
+    for (const [work, wrong] of [[decline, error], [answering('good'), error], [answering(() => {}), BadArgument]]) {
+      const key = newKey()
+      let runs = 0
+      const run = () => idempotency.lease(key, null, () => { runs++; return work() })
+      await assert.rejects(run(), wrong)
+      assert.deepEqual(await stored(pool, key), { status: 'COMPLETED', code: 500, attempt: 1 })
+      await assert.rejects(run(), { name: 'Unstorable' })
+      assert.deepEqual([runs, await effects(pool, what)], [1, 0])
+    }
+    const key = newKey()
+    const inTransaction = idempotency.transaction(key, null, async (tx) => { await effect(tx, what); decline() })
+    await assert.rejects(inTransaction, error)
+    assert.deepEqual([await stored(pool, key), await effects(pool, what)], [undefined, 0])
+  })
+}
+
+test('what is declined and cannot be stored is kept away for as long as it asked for', async (t) => {
+  const { pool, idempotency } = idempotencyFor(t)
+  const key = newKey()
+  await assert.rejects(idempotency.lease(key, null, () => { throw new Declined(402, LARGE, { retention: '90 days' }) }), TooLarge)
+  assert.equal(await days(pool, key), 90)
+})
+
+test('a refusal that does not reach the database leaves the lease', async (t) => {
+  const proxy = await Proxy.forTest(t)
+  const { pool, idempotency } = idempotencyFor(t, { retry: { attempts: 1 } }, proxy.options)
+  const key = newKey()
+  await assert.rejects(idempotency.lease(key, null, async () => {
+    await proxy.order('arm', 'before', 'idem_fail')
+    throw new Declined(402)
+  }), { name: 'ConnectionLost' })
+  assert.deepEqual(await stored(pool, key), { status: 'PENDING', code: null, attempt: 1 })
+})
+
 test('a function whose result cannot be stored: the same', async (t) => {
   const { idempotency } = idempotencyFor(t)
   let runs = 0
@@ -433,9 +484,7 @@ test('an answer that cannot be stored is kept away for as long as it asked for',
   const { pool, idempotency } = idempotencyFor(t)
   const key = newKey()
   await assert.rejects(idempotency.lease(key, null, () => ({ payload: LARGE, retention: '90 days' })), TooLarge)
-  const { rows: [{ days }] } = await pool.query(
-    'SELECT round(extract(epoch FROM expires_at - now()) / 86400)::int AS days FROM idempotency_store WHERE idempotency_key = $1', [key])
-  assert.equal(days, 90)
+  assert.equal(await days(pool, key), 90)
 })
 
 test('an answer with the code 500 is one', async (t) => {

@@ -113,7 +113,7 @@ class Idempotency(Base):
         the lease runs out, and the next begin has ``taken_over``. ``reconcile(operation)`` is asked first then, and
         answers Done(response), NOT_DONE or UNKNOWN. ``key``, ``request``, ``scope``, ``request_hash``, ``wait``,
         ``max_attempts`` and ``retention``: see ``transaction``. A response that cannot be stored ends the operation without
-        one: this call raises its error, and calls after it Unstorable.
+        one, and so does such a Declined: this call raises its error, and calls after it Unstorable.
         Raises LeaseLost, Unknown, Unstorable, and what ``transaction`` raises.
         """
         call = self.arguments(

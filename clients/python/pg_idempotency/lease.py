@@ -139,9 +139,11 @@ def owned(settings: Settings, call: Call, operation: Operation, heartbeat: Any, 
         except Refused as refused:
             return (yield from complete_without(settings, call, operation, heartbeat, value, refused.error))
     except Declined as declined:
-        yield from end(settings, call, heartbeat, [], settings.functions.fail(call, operation, declined))
-        settings.emit("declined", call, attempt=operation.attempt)
-        return declined_result(operation, declined)
+        try:
+            return (yield from decline(settings, call, operation, heartbeat, declined))
+        except Refused as refused:
+            none = Response(retention=declined.retention)
+            return (yield from complete_without(settings, call, operation, heartbeat, none, refused.error))
     except NotDone:
         yield from release(settings, call, operation)
         raise
@@ -151,12 +153,15 @@ def complete(settings: Settings, call: Call, operation: Operation, heartbeat: An
     """Ends an operation with what its work, or ``reconcile``, gave back. Raises Refused."""
     given, writes = (value.response, [value.writes]) if isinstance(value, Completion) else (value, [])
     response = as_response(given)
-    try:
-        ending = settings.functions.complete(call, operation, response)
-    except Exception as error:
-        raise Refused(error) from error
-    yield from end(settings, call, heartbeat, writes, ending)
+    yield from end(settings, call, heartbeat, writes, lambda: settings.functions.complete(call, operation, response))
     return own_result(operation, response)
+
+
+def decline(settings: Settings, call: Call, operation: Operation, heartbeat: Any, declined: Declined) -> Flow:
+    """Ends an operation whose work has declined. Raises Refused: who declines has done the work, too."""
+    yield from end(settings, call, heartbeat, [], lambda: settings.functions.fail(call, operation, declined))
+    settings.emit("declined", call, attempt=operation.attempt)
+    return declined_result(operation, declined)
 
 
 def complete_without(settings: Settings, call: Call, operation: Operation, heartbeat: Any, value: Any, error: Exception) -> Flow:
@@ -199,13 +204,18 @@ def reconciled(settings: Settings, call: Call, operation: Operation, heartbeat: 
 
 
 def end(settings: Settings, call: Call, heartbeat: Any, writes: List[Callable[[Any], Any]],
-        ending: sql.Statement) -> Flow:
-    """The writes and the end in one transaction, repeated where that may help. A repeat never ends it twice.
+        make: Callable[[], sql.Statement]) -> Flow:
+    """The writes and the end in one transaction, repeated where that may help. A repeat never ends it twice. ``make``: gives
+    the statement that ends it.
 
     A database that answers nothing for as long as a lease lasts is not waited for: LeaseLost. So is one that cannot be
     reached when the lease is over. Refused, where it does not take the end.
     """
     limit = patience(call)
+    try:
+        ending = make()
+    except Exception as error:
+        raise Refused(error) from error
 
     def body(session: Any) -> Flow:
         if writes:

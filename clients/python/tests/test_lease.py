@@ -222,6 +222,12 @@ def test_an_end_for_which_there_is_no_connection(key, error, tries, is_lost):
         assert len(opened) == 1 + tries
 
 
+def days(admin, key):
+    """For how many days the record of a key is kept."""
+    return admin.execute("SELECT round(extract(epoch FROM expires_at - now()) / 86400)::int FROM idempotency_store"
+                         " WHERE idempotency_key = %s", (key,)).fetchone()[0]
+
+
 def cycle():
     """A list that JSON cannot have."""
     value = []
@@ -253,6 +259,55 @@ def test_work_whose_answer_cannot_be_stored_is_done_and_not_repeated(idem, key, 
     assert (len(runs), effects()) == (1, int(with_writes))
 
 
+@pytest.mark.parametrize("wrong, error", [
+    ({"payload": print}, TypeError), ({"payload": cycle()}, ValueError), ({"payload": "a\0b"}, "22P05"),
+    ({"payload": "\ud800"}, UnicodeEncodeError), ({"payload": "x" * 2_000_000}, TooLarge), ({"code": 2**40}, "22003"),
+    ({"code": "x"}, TypeError), ({"headers": {"a": object()}}, TypeError), ({"body": 7}, TypeError), ({"retention": -1}, BadArgument)])
+def test_work_that_declines_with_what_cannot_be_stored_is_done_and_not_repeated(idem, key, admin, effects, wrong, error):
+    def decline(tx, operation=None):
+        if operation:
+            tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
+        raise Declined(**{"code": 402, **wrong})
+
+    def declining(answer):
+        return lambda *_: Completion(answer, lambda tx: decline(tx, "writes"))
+    for number, work in enumerate((decline, declining("good"), declining(object()))):
+        own, runs = f"{key}-{number}", []
+        with pytest.raises(Exception) as raised:
+            idem.lease(own, None, lambda operation, signal: runs.append(1) or work(None))
+        if number < 2:
+            assert sqlstate_of(raised.value) == error if isinstance(error, str) else isinstance(raised.value, error)
+        assert admin.execute("SELECT status::text, response_code FROM idempotency_store WHERE idempotency_key = %s",
+                             (own,)).fetchall() == [("COMPLETED", 500)]
+        with pytest.raises(Unstorable):
+            idem.lease(own, None, lambda *_: runs.append(1))
+        assert runs == [1]
+    with pytest.raises(Exception) as raised:
+        idem.transaction(key, None, decline)
+    assert sqlstate_of(raised.value) == error if isinstance(error, str) else isinstance(raised.value, error)
+    assert idem.transaction(key, None, lambda *_: "free").payload == "free"
+    assert effects() == 0
+
+
+def test_what_is_declined_and_cannot_be_stored_is_kept_away_for_as_long_as_it_asked_for(idem, key, admin):
+    def decline(operation, signal):
+        raise Declined(402, "x" * 2_000_000, retention=90 * 86400)
+    with pytest.raises(TooLarge):
+        idem.lease(key, None, decline)
+    assert days(admin, key) == 90
+
+
+def test_a_refusal_that_does_not_reach_the_database_leaves_the_lease(proxy, key, admin):
+    idem = Idempotency(lambda: psycopg.connect(f"host={proxy.directory}"), retry=Retry(attempts=1))
+
+    def work(operation, signal):
+        proxy.arm("before", "idem_fail")
+        raise Declined(402)
+    with pytest.raises(psycopg.OperationalError):
+        idem.lease(key, None, work)
+    run_out(admin, key)
+
+
 def test_a_function_whose_result_cannot_be_stored_is_done(idem, key):
     runs = []
 
@@ -269,8 +324,7 @@ def test_a_function_whose_result_cannot_be_stored_is_done(idem, key):
 def test_an_answer_that_cannot_be_stored_is_kept_away_for_as_long_as_it_asked_for(idem, key, admin):
     with pytest.raises(TooLarge):
         idem.lease(key, None, lambda *_: Response(payload="x" * 2_000_000, retention=90 * 86400))
-    assert admin.execute("SELECT round(extract(epoch FROM expires_at - now()) / 86400)::int FROM idempotency_store"
-                         " WHERE idempotency_key = %s", (key,)).fetchone() == (90,)
+    assert days(admin, key) == 90
 
 
 @pytest.mark.parametrize("answer", [Response(500, payload=1), Response(500, body=b""), Response(500, headers={}), Response(501)])
