@@ -307,6 +307,9 @@ def test_what_http_cannot_send_is_neither_stored_nor_replayed(pool, key, admin, 
     app = wsgi(pool, handler, **options)
     for code in (1, 100, 1000):
         assert call_wsgi(app, f"{key}-{code}")[0] == 500
+        kept = admin.execute("DELETE FROM idempotency_store WHERE idempotency_key = %s RETURNING status::text, response_code",
+                             (f"{key}-{code}",)).fetchall()
+        assert kept == ([("COMPLETED", 500)] if options else [])     # the handler of a lease is done
     code = 402
     assert call_wsgi(app, key)[0] == 402
     for change in ("response_code = 1", """response_code = 402, response_headers = '{"X-A": "\u0142"}'"""):
@@ -692,6 +695,23 @@ def test_a_lease_whose_handler_gave_an_answer_that_cannot_be_sent_or_stored_is_d
     title = "The answer is too large to be stored" if reply[0] == 201 and not reply[1] else "Internal Server Error"
     assert [(status, json.loads(body)["title"]) for status, _, body in answers] == [(500, title), again, again]
     assert (len(runs), effects(), len(caplog.records)) == (1, 1, 3)
+
+
+@pytest.mark.parametrize("end", [
+    lambda: declined("x" * 1001), lambda: declined("x" * 900), lambda: declined(object()),
+    lambda: declined(headers={"X-A": "a\r\nb"}),
+    lambda: (402, [], [b"x" * 1001]), lambda: (402, [], [b"x" * 900]), lambda: (402, [("X-A", "a\r\nb")], [b""])])
+def test_a_lease_whose_handler_declines_by_what_cannot_be_sent_or_stored_is_done(pool, key, effects, admin, caplog, end):
+    def handler(environ):
+        runs.append(environ)
+        current().complete_with(lambda tx: tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,)))
+        return end()
+    runs = []
+    admin.execute("SELECT idem_set_policy('unstorable', max_response_size => 200)")
+    app = wsgi(pool, handler, lease=30, max_response=1000, scope=lambda asked: "unstorable")
+    (first, *_), (again, _, body) = [call_wsgi(app, key) for _ in range(2)]
+    assert (first, again, json.loads(body)["title"]) == (500, 500, "The answer could not be stored")
+    assert (len(runs), effects(), len(caplog.records)) == (1, 0, 2)
 
 
 def test_a_lease_whose_handler_gave_an_answer_that_is_not_stored_runs_out(pool, key, admin):

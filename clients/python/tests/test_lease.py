@@ -262,7 +262,8 @@ def test_work_whose_answer_cannot_be_stored_is_done_and_not_repeated(idem, key, 
 @pytest.mark.parametrize("wrong, error", [
     ({"payload": print}, TypeError), ({"payload": cycle()}, ValueError), ({"payload": "a\0b"}, "22P05"),
     ({"payload": "\ud800"}, UnicodeEncodeError), ({"payload": "x" * 2_000_000}, TooLarge), ({"code": 2**40}, "22003"),
-    ({"code": "x"}, TypeError), ({"headers": {"a": object()}}, TypeError), ({"body": 7}, TypeError), ({"retention": -1}, BadArgument)])
+    ({"code": "x"}, TypeError), ({"headers": {"a": object()}}, TypeError), ({"body": 7}, TypeError),
+    ({"retention": -1}, BadArgument)])
 def test_work_that_declines_with_what_cannot_be_stored_is_done_and_not_repeated(idem, key, admin, effects, wrong, error):
     def decline(tx, operation=None):
         if operation:

@@ -258,8 +258,8 @@ export class HttpIdempotency {
   #endWithout(error) {
     const { status, writes } = unsent.get(error)
     const { end, retention } = isFinal(status) ? this.#endOf(status, 'lease') : { end: 'complete' }
-    if (end !== 'complete') throw error
-    return { retention, writes }
+    if (end !== 'complete' && end !== 'fail') throw error
+    return { retention, writes: end === 'complete' ? writes : undefined }
   }
 
   #endOf(status, style) {
@@ -294,7 +294,11 @@ export class HttpIdempotency {
   #refusal(error) {
     if (!(error instanceof Declined)) throw error
     const { response, retryAfter } = error
-    return this.#sendable(response, { outcome: 'FAILED', retryAfter: typeof retryAfter === 'number' ? retryAfter : null })
+    try {
+      return this.#sendable(response, { outcome: 'FAILED', retryAfter: typeof retryAfter === 'number' ? retryAfter : null })
+    } catch (wrong) {
+      throw ofAnswer(wrong)
+    }
   }
 
   // The same where nothing is stored, so that the server has not yet read a duration that is a text.

@@ -234,10 +234,11 @@ class Served:
             check_reply(reply, self.options.max_response)
         except Exception as error:
             # A lease that would not be left ends: its handler is done.
-            if self.options.lease is None or is_final(reply.status) and store.end != "complete":
+            if self.options.lease is None or is_final(reply.status) and store.end not in ("complete", "fail"):
                 raise
             self.unsendable = error
-            return self.ending(exchange, Response(WITHOUT_ANSWER, retention=store.retention))
+            none = Response(WITHOUT_ANSWER, retention=store.retention)
+            return none if store.end == "fail" else self.ending(exchange, none)
         if store.end in ("release", "leave"):
             # In a transaction an answer below 500 is a refusal: its rollback is no lost attempt.
             released = reply.status < 500 if self.options.lease is None else store.end == "release"
@@ -254,16 +255,26 @@ class Served:
         """The response, with the writes of a lease."""
         return response if exchange.writes is None else Completion(response, exchange.writes)
 
-    def refuse(self, error: Exception) -> None:
-        """Raises Released for an error of a handler in a transaction that is answered below 500: it is a refusal, too.
+    def refuse(self, error: Exception) -> Optional[Response]:
+        """What ends a lease whose handler has declined by what cannot be sent: it is done. None: leave the error as it is.
 
-        Raises as ``decline``.
+        Raises as ``decline``, and Released for an error of a handler in a transaction that is answered below 500: it is a
+        refusal, too.
         """
         if isinstance(error, Declined):
-            self.decline(error)
+            try:
+                self.decline(error)
+            except Declined:
+                raise
+            except Exception as wrong:
+                if self.options.lease is None:
+                    raise
+                self.unsendable = wrong
+                return Response(WITHOUT_ANSWER)
         problem = problem_of(error)
         if problem.status < 500 and self.options.lease is None:
             raise Released(self.core.problem_reply(problem, self.options)) from error
+        return None
 
     def decline(self, declined: Declined) -> NoReturn:
         """Raises what is stored of it, ValueError for one that is none of HTTP, and ResponseTooLarge."""

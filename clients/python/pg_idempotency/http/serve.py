@@ -40,8 +40,10 @@ def serving(idem: Union[Idempotency, AsyncIdempotency], served: Served, handler:
         try:
             reply = yield steps.call(handler, exchange)
         except Exception as error:
-            served.refuse(error)
-            raise
+            ended = served.refuse(error)
+            if ended is None:
+                raise
+            return ended
         finally:
             active.reset(token)
             exchange.tx = None
