@@ -62,8 +62,8 @@ func Unknown(retryAfter time.Duration) Reconciled { return Reconciled{retryAfter
 // The work does not begin if the lease, or ctx, is over by then: the operation is released.
 //
 // An answer of the work that cannot be stored ends the operation without one, and with the
-// writes: no attempt repeats it. The error says what was wrong, and calls after it get
-// ErrUnstorable. After such an answer of a reconcile function the lease runs out.
+// writes: no attempt repeats it. So does such a *Declined, without writes. The error says what
+// was wrong, and calls after it get ErrUnstorable. After such an answer of a reconcile function the lease runs out.
 //
 // If the work returns a *Declined, that is stored as a failure. If it returns
 // ErrNotDone, alone or wrapped, the operation is released at once. After any
@@ -277,13 +277,10 @@ func (h *holding[Tx]) end(ctx context.Context, completion Completion[Tx], err er
 
 func (h *holding[Tx]) complete(ctx context.Context, completion Completion[Tx]) (*Result, error) {
 	c := h.client
-	var result *Result
-	var closing []Statement
-	err := safe.Call(func() (err error) { // a MarshalJSON may panic
-		result, closing, err = c.completed(h.call, h.operation, completion.Response)
-		return err
+	result, closing, err := h.closing(func() (*Result, []Statement, error) {
+		return c.completed(h.call, h.operation, completion.Response)
 	})
-	if h.refused = err != nil; h.refused {
+	if err != nil {
 		return nil, err
 	}
 	failed := false // the writes
@@ -300,6 +297,16 @@ func (h *holding[Tx]) complete(ctx context.Context, completion Completion[Tx]) (
 	})
 	h.refused = !failed && isOfAnswer(err)
 	return result, err
+}
+
+// closing makes the statement of an end: a MarshalJSON may panic.
+func (h *holding[Tx]) closing(of func() (*Result, []Statement, error)) (result *Result, closing []Statement, err error) {
+	err = safe.Call(func() (err error) {
+		result, closing, err = of()
+		return err
+	})
+	h.refused = err != nil
+	return result, closing, err
 }
 
 // isOfAnswer: the server does not take it, as it cannot read it, or it is more than it holds.
@@ -342,16 +349,22 @@ func known(o *Operation) (*Result, error) {
 	return resultOf(o), nil
 }
 
+// decline ends work that was done, too, so a refusal that cannot be stored is as such an answer.
 func (h *holding[Tx]) decline(ctx context.Context, refusal *Declined) (*Result, error) {
 	c := h.client
-	result, closing, err := c.declined(h.call, h.operation, refusal)
-	if err != nil {
-		return nil, err
-	}
-	result, err = h.store(ctx, result, func() error {
-		_, err := c.query(ctx, closing[0])
-		return err
+	result, closing, err := h.closing(func() (*Result, []Statement, error) {
+		return c.declined(h.call, h.operation, refusal)
 	})
+	if err == nil {
+		result, err = h.store(ctx, result, func() error {
+			_, err := c.query(ctx, closing[0])
+			return err
+		})
+		h.refused = isOfAnswer(err)
+	}
+	if h.refused {
+		return h.withoutAnswer(ctx, Completion[Tx]{Response: refusal.Response}, err)
+	}
 	if err == nil && !result.Replayed {
 		fire(c.options.Hooks.Declined, h.event(nil))
 	}

@@ -167,24 +167,24 @@ func (m *Middleware[Tx]) setLifetime(ctx context.Context, e *exchange, a *answer
 
 func (m *Middleware[Tx]) lease(ctx context.Context, e *exchange, handler LeaseHandler[Tx], options []idempotency.Option) (*answer, error) {
 	var fresh *answer
-	var wrong *unsent
 	result, err := m.client.Lease(ctx, e.key, e.print, func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
 		completion, a, err := m.complete(ctx, e, o, handler)
-		fresh, wrong = a, nil
+		fresh = a
+		var wrong *unsent
 		if errors.As(err, &wrong) {
-			retention := cmp.Or(completion.Retention, wrong.retention)
-			completion.Response, err = idempotency.Response{Code: http.StatusInternalServerError, Retention: retention}, nil
+			completion.Response, err = wrong.response(), nil
 		}
 		if completion.Writes != nil {
-			completion.Writes = m.writes(completion.Writes, &fresh)
+			completion.Writes = m.leasedWrites(completion.Writes, &fresh)
 		}
 		return completion, err
 	}, append(m.callOptions(e, options...), m.reconcileCheck(e))...)
+	var wrong *unsent
 	switch {
+	case errors.As(err, &wrong):
+		err = wrong.error
 	case errors.Is(err, idempotency.ErrTooLarge):
 		err = fmt.Errorf("%w: %v", errResponseTooLarge, err) // to a client a 413 says that nothing was done
-	case err == nil && wrong != nil && result.Outcome == idempotency.Completed && !result.Replayed:
-		err = wrong.error
 	}
 	return m.conclude(ctx, e, result, err, fresh)
 }
@@ -212,17 +212,37 @@ type unsent struct {
 
 func (u *unsent) Unwrap() error { return u.error }
 
-// asUnsent marks the error of an answer, unless it is one that is not stored as a success: its
-// lease runs out.
-func (m *Middleware[Tx]) asUnsent(status int, err error) error {
-	keep := Keep{As: Stored}
+// response cannot be stored either, so that the operation ends without an answer.
+func (u *unsent) response() idempotency.Response {
+	return idempotency.Response{Payload: u, Retention: u.retention}
+}
+
+func (u *unsent) MarshalJSON() ([]byte, error) { return nil, u }
+
+// asUnsent marks the error of an answer, unless it is one that is not stored: its lease runs
+// out. The writes of a failure are not made.
+func (m *Middleware[Tx]) asUnsent(completion *idempotency.Completion[Tx], err error) error {
+	status, keep := cmp.Or(completion.Code, http.StatusOK), Keep{As: Stored}
 	if isFinal(status) {
 		keep = m.options.Statuses(status)
 	}
-	if keep.As != Stored {
+	switch keep.As {
+	case Failure:
+		completion.Writes = nil
+	case Stored:
+	default:
 		return err
 	}
-	return &unsent{err, keep.For}
+	return &unsent{err, cmp.Or(completion.Retention, keep.For)}
+}
+
+// declineDone is decline for a handler under a lease.
+func (m *Middleware[Tx]) declineDone(refusal *idempotency.Declined) (*answer, error) {
+	a, _, err := m.decline(refusal)
+	if a == nil {
+		err = &unsent{err, refusal.Retention}
+	}
+	return a, err
 }
 
 // complete calls a handler once, and makes the bytes that are sent what is stored.
@@ -234,8 +254,8 @@ func (m *Middleware[Tx]) complete(ctx context.Context, e *exchange, o idempotenc
 	})
 	var refusal *idempotency.Declined
 	if errors.As(err, &refusal) {
-		a, _, err = m.decline(refusal)
-		return completion, a, err
+		a, err = m.declineDone(refusal)
+		return idempotency.Completion[Tx]{}, a, err
 	}
 	if err != nil {
 		return completion, nil, err
@@ -243,7 +263,8 @@ func (m *Middleware[Tx]) complete(ctx context.Context, e *exchange, o idempotenc
 	retention := completion.Retention
 	a, err = m.bounded(carried(completion.Response, http.StatusOK))
 	if err != nil {
-		return completion, nil, m.asUnsent(cmp.Or(completion.Code, http.StatusOK), err)
+		err = m.asUnsent(&completion, err)
+		return completion, nil, err
 	}
 	completion.Response, err = m.keep(a)
 	if retention != 0 {
@@ -258,7 +279,19 @@ func (m *Middleware[Tx]) writes(writes func(context.Context, Tx) error, fresh **
 		err := safe.Call(func() error { return writes(ctx, tx) })
 		var refusal *idempotency.Declined
 		if errors.As(err, &refusal) {
-			*fresh, _, err = m.decline(refusal)
+			*fresh, err = m.declineDone(refusal)
+		}
+		return err
+	}
+}
+
+func (m *Middleware[Tx]) leasedWrites(writes func(context.Context, Tx) error, fresh **answer) func(context.Context, Tx) error {
+	checked := m.writes(writes, fresh)
+	return func(ctx context.Context, tx Tx) error {
+		err := checked(ctx, tx)
+		var wrong *unsent
+		if errors.As(err, &wrong) {
+			return &idempotency.Declined{Response: wrong.response()}
 		}
 		return err
 	}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"example.org/idempotency"
+	"example.org/idempotency/internal/safe"
 	"github.com/jackc/pgx/v5"
 )
 
@@ -620,38 +621,63 @@ func testUnstorable[Tx any](t *testing.T, b backend[Tx]) {
 		"NUL": {Payload: "a\x00b"}, "half": {Payload: json.RawMessage(`"\ud800"`)}, "broken": {Payload: json.RawMessage("{")},
 		"code": {Code: 1 << 40}, "retention": {Retention: -1}, "large": {Payload: large}, "header": {Headers: map[string]string{"a": "\x00"}},
 	} {
-		for _, writes := range []bool{false, true} {
+		for end, written := range map[string]string{"answer": "0", "writes": "1", "declined": "0", "declining writes": "0"} {
 			runs, key := 0, newKey()
-			work := func(context.Context, idempotency.Operation) (idempotency.Completion[Tx], error) {
+			work := func(context.Context, idempotency.Operation) (completion idempotency.Completion[Tx], err error) {
 				runs++
-				completion := idempotency.Completion[Tx]{Response: response}
-				if writes {
+				refusal := &idempotency.Declined{Response: response}
+				switch end {
+				case "answer":
+					completion.Response = response
+				case "writes":
+					completion.Response = response
 					completion.Writes = func(ctx context.Context, tx Tx) error { return b.insert(ctx, tx, key) }
+				case "declined":
+					err = refusal
+				case "declining writes":
+					completion.Writes = func(ctx context.Context, tx Tx) error { return errors.Join(refusal, b.insert(ctx, tx, key)) }
 				}
-				return completion, nil
+				return completion, err
 			}
 			result, err := client.Lease(background, key, nil, work)
 			if result != nil || err == nil || errors.Is(err, idempotency.ErrUnstorable) {
-				t.Fatal(name, result, err)
+				t.Fatal(name, end, result, err)
 			}
-			same(t, name, value(t, "SELECT status || ' ' || response_code FROM idempotency_store WHERE idempotency_key = $1", key), "COMPLETED 500")
+			same(t, name+" "+end, stored(t, key)+value(t, "SELECT response_code FROM idempotency_store WHERE idempotency_key = $1", key), "COMPLETED500")
 			for range 2 {
 				_, err = client.Lease(background, key, nil, work)
 				wantError(t, err, idempotency.ErrUnstorable)
 				same(t, "settled", idempotency.Settle(nil, err).Do, idempotency.DeadLetter)
 			}
 			same(t, name, runs, 1)
-			same(t, name, effects(t, key), map[bool]string{false: "0", true: "1"}[writes])
+			same(t, name, effects(t, key), written)
 		}
+		key := newKey()
+		err := safe.Call(func() error {
+			_, err := client.Transaction(background, key, nil, does(func(ctx context.Context, tx Tx) error {
+				return errors.Join(&idempotency.Declined{Response: response}, b.insert(ctx, tx, key))
+			}))
+			return err
+		})
+		same(t, name+" in a transaction", fmt.Sprint(err != nil)+stored(t, key)+effects(t, key), "truenothing0")
 	}
 }
+
+const days = "SELECT round(extract(epoch FROM expires_at - now()) / 86400) FROM idempotency_store WHERE idempotency_key = $1"
 
 // It is kept for as long as it asked for, and an answer of a reconcile function is asked for again.
 func testUnstorableKinds[Tx any](t *testing.T, b backend[Tx]) {
 	client, key := b.client(t, idempotency.Options{}), newKey()
 	_, err := client.Lease(background, key, nil, gives(idempotency.Completion[Tx]{Response: idempotency.Response{Payload: large, Retention: 90 * 24 * time.Hour}}, nil))
 	wantError(t, err, idempotency.ErrTooLarge)
-	same(t, "days", value(t, "SELECT round(extract(epoch FROM expires_at - now()) / 86400) FROM idempotency_store WHERE idempotency_key = $1", key), "90")
+	same(t, "days", value(t, days, key), "90")
+	key = newKey()
+	_, err = client.Lease(background, key, nil, gives(idempotency.Completion[Tx]{}, &idempotency.Declined{Response: idempotency.Response{Payload: large, Retention: 90 * 24 * time.Hour}}))
+	wantError(t, err, idempotency.ErrTooLarge)
+	same(t, "days", value(t, days, key), "90")
+	after := time.Duration(math.MaxInt64)
+	_, err = client.Lease(background, key+"r", nil, gives(idempotency.Completion[Tx]{}, &idempotency.Declined{RetryAfter: &after}))
+	same(t, "time", fmt.Sprint(err != nil)+stored(t, key+"r"), "trueCOMPLETED")
 	key = newKey()
 	b.abandon(t, client, key)
 	for _, found := range []any{func() {}, large, "found"} {

@@ -349,23 +349,68 @@ func testUnstorableAnswers(t *testing.T, s site) {
 		"limit": {idempotency.Response{Body: large}, "", tooLarge}, "server": {idempotency.Response{Body: large[:900]}, "small", tooLarge},
 		"status": {idempotency.Response{Code: 99}, "", "Internal Server Error"}, "JSON": {idempotency.Response{Payload: func() {}}, "", "Internal Server Error"},
 	} {
-		runs, key := 0, newKey()
-		handler := s.lease(middleware(idemhttp.Options{MaxResponse: 1000, Scope: scope}), func(r *http.Request, _ idempotency.Operation) (completion, error) {
-			runs++
-			return completion{Response: c.response, Writes: func(ctx context.Context, tx pgx.Tx) error {
+		for end, written := range map[string]int{"answer": 1, "failure": 0, "declined": 0, "declining writes": 0} {
+			runs, key := 0, newKey()
+			inserts := func(ctx context.Context, tx pgx.Tx) error {
 				_, err := tx.Exec(ctx, "INSERT INTO effect VALUES ($1)", key)
 				return err
-			}}, nil
-		})
-		for _, title := range []string{c.title, "The answer could not be stored", "The answer could not be stored"} {
-			if _, body := expectProblem(t, 500, handler, key, "X-Scope", c.scope); !strings.Contains(body, title) {
-				t.Error(name, body)
+			}
+			options := idemhttp.Options{MaxResponse: 1000, Scope: scope, OnError: func(_ *http.Request, err error) {
+				if strings.Contains(err.Error(), "cannot marshal") {
+					t.Error(name, end, err)
+				}
+			}}
+			if end == "failure" {
+				options.Statuses = func(int) idemhttp.Keep { return idemhttp.Keep{As: idemhttp.Failure} }
+			}
+			handler := s.lease(middleware(options), func(*http.Request, idempotency.Operation) (completion, error) {
+				runs++
+				refusal := &idempotency.Declined{Response: c.response}
+				switch end {
+				case "declined":
+					return completion{Writes: inserts}, refusal
+				case "declining writes":
+					return completion{Writes: func(ctx context.Context, tx pgx.Tx) error { return errors.Join(refusal, inserts(ctx, tx)) }}, nil
+				}
+				return completion{Response: c.response, Writes: inserts}, nil
+			})
+			for _, title := range []string{c.title, "The answer could not be stored", "The answer could not be stored"} {
+				if _, body := expectProblem(t, 500, handler, key, "X-Scope", c.scope); !strings.Contains(body, title) {
+					t.Error(name, end, body)
+				}
+			}
+			if end == "failure" && name == "status" {
+				written = 1 // which Statuses is not asked about
+			}
+			expect(t, key, written, 1)
+			if runs != 1 {
+				t.Error(name, end, runs)
 			}
 		}
-		expect(t, key, 1, 1)
-		if runs != 1 {
-			t.Error(name, runs)
+	}
+	// It is kept away for as long as it asked for, or the option says.
+	long := 90 * 24 * time.Hour
+	refusal := &idempotency.Declined{Response: idempotency.Response{Body: large, Retention: long}}
+	declines := func(context.Context, pgx.Tx) error { return refusal }
+	for name, leased := range map[string]leaseWork{
+		"answer": answers(refusal.Response), "option": answers(idempotency.Response{Code: 201, Body: large}),
+		"declined": func(*http.Request, idempotency.Operation) (completion, error) { return completion{}, refusal },
+		"writes": func(*http.Request, idempotency.Operation) (completion, error) {
+			return completion{Writes: declines}, nil
+		},
+	} {
+		key := newKey()
+		handler := s.lease(middleware(idemhttp.Options{MaxResponse: 1000, Optional: true, Statuses: func(status int) idemhttp.Keep {
+			return idemhttp.Keep{As: idemhttp.Stored, For: map[int]time.Duration{201: long}[status]}
+		}}), leased)
+		expectProblem(t, 500, handler, key)
+		var days int
+		kit.Must(t, pool.QueryRow(context.Background(),
+			"SELECT round(extract(epoch FROM expires_at - now()) / 86400)::int FROM idempotency_store WHERE idempotency_key = $1", key).Scan(&days))
+		if days != 90 {
+			t.Error(name, days)
 		}
+		expectProblem(t, 500, handler, "")
 	}
 	key := newKey()
 	expectProblem(t, 500, s.lease(middleware(idemhttp.Options{MaxResponse: 1000}), answers(idempotency.Response{Code: 503, Body: large})), key)
