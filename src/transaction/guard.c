@@ -131,7 +131,9 @@ around_utility(PlannedStmt *statement, const char *text, bool read_only_tree,
 			   QueryEnvironment *environment, DestReceiver *receiver, QueryCompletion *completion)
 {
 	bool		begins = is_transaction_statement(statement, TRANS_STMT_BEGIN, TRANS_STMT_START);
-	bool		ends = is_transaction_statement(statement, TRANS_STMT_COMMIT, TRANS_STMT_PREPARE);
+	/* one that has failed has ended for its callbacks: nothing would reset "ending" */
+	bool		ends = !IsAbortedTransactionBlockState() &&
+		is_transaction_statement(statement, TRANS_STMT_COMMIT, TRANS_STMT_PREPARE);
 
 	if (ends)
 	{

@@ -43,24 +43,35 @@ query(qq{
 		EXECUTE ending;
 		COMMIT;
 	END \$\$;
-	CREATE TABLE acted (what text);
 	CREATE FUNCTION run_at_commit(text) RETURNS void
 		AS '$module', 'run_at_commit' LANGUAGE c STRICT;
+	CREATE PROCEDURE takes_an_end_back() LANGUAGE plpgsql AS \$\$
+	BEGIN
+		PERFORM idem_begin('late');
+		BEGIN
+			PERFORM idem_complete('late');
+			PERFORM run_at_commit('SELECT 1');
+			RAISE division_by_zero;
+		EXCEPTION WHEN division_by_zero THEN NULL;
+		END;
+		COMMIT;
+	END \$\$;
 });
 
 # Sends each of these as one message, in a session of its own, and returns the
-# SQLSTATEs and what has happened remotely.
+# SQLSTATEs, what has happened remotely, and "acted" for each call of the other callback,
+# which gives a notice: what it has written is rolled back with the transaction.
 sub sent
 {
 	my @messages = @_;
 	my ($out, $error);
 
 	$node->safe_psql('remote', 'TRUNCATE effect');
-	query('TRUNCATE acted; DELETE FROM idempotency_store');
+	query('DELETE FROM idempotency_store');
 	$node->psql('postgres', '', stdout => \$out, stderr => \$error, on_error_stop => 0,
 		extra_params => [ '-v', 'VERBOSITY=sqlstate', map { ('-c', $_) } @messages ]);
 	return join ' ', ($error =~ /ERROR:  (\w+)/g), $node->safe_psql('remote', 'SELECT what FROM effect ORDER BY 1'),
-	  query('SELECT what FROM acted');
+	  join ' ', map { 'acted' } $error =~ /NOTICE/g;
 }
 
 my $begin = q{SELECT idem_begin('late')};
@@ -142,21 +153,23 @@ for my $mode ('extended', 'prepared')
 
 # ---- any extension ----
 
-my $late = q{SELECT run_at_commit('INSERT INTO acted VALUES (''acted'')')};
+my $late = q{SELECT run_at_commit('SELECT 1')};
 
 is(sent($load, 'BEGIN', $begin, $late, 'COMMIT'), 'ID428  ', 'another extension: refused before it acts');
 is(sent($load, "$begin; $late"), 'ID428  ', 'another extension: in one message without BEGIN');
 is(sent($load, 'BEGIN', $begin, $late, $end, 'COMMIT'), ' acted', 'another extension: it acts when nothing is unfinished');
-is(sent($load, 'BEGIN', $begin, "DO \$\$ BEGIN PERFORM run_at_commit('INSERT INTO acted VALUES (''acted'')'); END \$\$", 'COMMIT'),
+is(sent($load, 'BEGIN', $begin, "DO \$\$ BEGIN PERFORM run_at_commit('SELECT 1'); END \$\$", 'COMMIT'),
 	'ID428  ', 'another extension: from a DO block');
 is(sent($late, $load, 'BEGIN', $late, $begin, 'COMMIT'), 'ID428  acted', 'another extension: it was there before the library');
+is(sent($load, 'CALL takes_an_end_back()'), 'ID428  ', 'another extension: after an end that an error took back');
+is(sent($load, 'BEGIN', 'SELECT 1/0', 'COMMIT', 'CALL takes_an_end_back()'), '22012 ID428  ', 'the same after a COMMIT that rolled back');
 
 # It begins an operation itself, in its callback.
 my $begins = q{SELECT run_at_commit('SELECT idem_begin(''at commit'')')};
 my @whole = ('BEGIN', q{SELECT idem_begin('whole'), idem_complete('whole')}, 'COMMIT');
 
-is(sent($load, 'BEGIN', $begins, 'COMMIT'), 'ID428  ', 'a first begin during COMMIT is refused');
-is(sent($load, 'BEGIN', $begins, $begin, $end, 'COMMIT', @whole), '25000  ', 'a begin after the guard has passed is refused');
+is(sent($load, 'BEGIN', $begins, 'COMMIT'), 'ID428  acted', 'a first begin during COMMIT is refused');
+is(sent($load, 'BEGIN', $begins, $begin, $end, 'COMMIT', @whole), '25000  acted', 'a begin after the guard has passed is refused');
 is(query('SELECT string_agg(idempotency_key, $$ $$) FROM idempotency_store'), 'whole', 'the next transaction knows nothing of that');
 
 # ---- registrations do not pile up ----
