@@ -10,8 +10,9 @@
  *		any record past its expiry counts as absent
  *
  * Only a session that holds the operation's lock changes the record, so
- * reading a record and writing its successor are one step.  Collection alone
- * takes no lock.  It deletes only what counts as absent.
+ * reading a record and writing its successor are one step.  Collection and
+ * idem_reseal alone take no lock.  The first deletes only what counts as absent;
+ * the second changes how a response is sealed, and nothing else.
  */
 #include "postgres.h"
 

@@ -2,7 +2,7 @@
  * direct.c
  *		The hot statements on the store without the executor.
  *
- * They do what the statements of store.c do, on one table of a store whose tables
+ * They do what the statements of by_sql.c do, on one table of a store whose tables
  * are ordinary tables (Catalog.store_plain): look a key up through the primary
  * key, insert a row and its entry in the primary key, its only index, update a
  * row, and delete it.  No rights are checked here, as the tables are the
