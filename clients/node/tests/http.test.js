@@ -25,7 +25,8 @@ const FRAMEWORKS = {
     app.use(express.json())
     if (options.guard) app.use((req, res, next) => options.guard(req) ? next() : res.status(401).end())
     app.all('/do/:id', once[style](async (req, res, context) => {
-      const { status = 200, headers = {}, body = '', writes } = await answer(context, req.body, res)
+      const { status = 200, headers = {}, body = '', json, writes } = await answer(context, req.body, res)
+      if (json) return void res.json(json)
       res.status(status).set(headers)
       if (body instanceof Readable) body.pipe(res)
       else res.end(body)
@@ -40,7 +41,8 @@ const FRAMEWORKS = {
     if (options.guard) app.addHook('preHandler', async (request, reply) => options.guard(request) ? undefined : reply.code(401).send())
     await app.register(fastifyIdempotency, { idempotency, ...options })
     app.all('/do/:id', app.idempotent[style](async (request, reply, context) => {
-      const { status = 200, headers = {}, body = '', writes } = await answer(context, request.body, reply.raw)
+      const { status = 200, headers = {}, body = '', json, writes } = await answer(context, request.body, reply.raw)
+      if (json) return reply.send(json)
       reply.code(status).headers(headers).send(body ?? undefined)
       return writes ?? reply
     }))
@@ -52,7 +54,8 @@ const FRAMEWORKS = {
     const once = honoIdempotency(idempotency, options)
     if (options.guard) app.use(async (c, next) => options.guard(c.req) ? next() : c.body(null, 401))
     app.all('/do/:id', once[style](async (c, context) => {
-      const { status = 200, headers = {}, body = '', writes } = await answer(context, await c.req.text())
+      const { status = 200, headers = {}, body = '', json, writes } = await answer(context, await c.req.text())
+      if (json) return c.json(json)
       const all = new Headers()
       for (const [name, value] of Object.entries(headers)) for (const one of [value].flat()) all.append(name, one)
       const response = new Response(body instanceof Readable ? Readable.toWeb(body) : body, { status, headers: all })
@@ -641,7 +644,7 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
       const { pool, post, errors } = await server(t, () => { runs++; return answer() }, { style: 'lease', scope, maxResponse: 1000 })
       await pool.query('SELECT idem_set_policy($1, max_response_size => 200)', [`${framework} unstorable small`])
       const stream = () => Readable.from([Buffer.alloc(600), Buffer.alloc(600)])
-      for (const [body, headers, written] of [[() => bytes, {}, 1], [stream, {}, framework === 'hono' ? 1 : 0], [() => 'x'.repeat(900), { 'x-scope': 'small' }, 1]]) {
+      for (const [body, headers, written] of [[() => bytes, {}, 1], [stream, {}, 1], [() => 'x'.repeat(900), { 'x-scope': 'small' }, 1]]) {
         const key = newKey()
         runs = errors.length = 0
         answer = () => ({ status: 201, body: body(), writes: (tx) => effect(tx, key) })
@@ -678,6 +681,24 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
       await expire(pool, key)
       answer = () => ({ status: 201, body: 'second' })
       assert.equal((await post(key)).body, 'second')
+    })
+
+    test('what the framework cannot make JSON of: a transaction is undone, the handler of a lease is done', async (t) => {
+      const circle = {}
+      circle.self = circle
+      for (const json of [{ fence: 1n }, circle]) {
+        for (const [style, statuses] of [['transaction', [500, 201]], ['lease', [500, 500]]]) {
+          const key = newKey()
+          const ends = [json, undefined]
+          const { pool, status, errors } = await server(t, async ({ tx }) => {
+            if (tx) await effect(tx, key)
+            return { status: 201, json: ends.shift() }
+          }, { style })
+          assert.deepEqual([await status(key), await status(key)], statuses)
+          assert.deepEqual([ends.length, await effects(pool, key)], style === 'lease' ? [1, 0] : [0, 1])
+          assert.equal(errors[0].name, 'TypeError')
+        }
+      }
     })
 
     test('a lease whose writes decline answers so, with a key and without', async (t) => {

@@ -550,6 +550,40 @@ export function ofAnswer(error, { status, writes } = {}) {
 }
 
 /**
+ * A function of the framework by which a handler answers: its error, as of what is no JSON, is one about the answer.
+ * @template {Function} F
+ * @param {F} answer
+ * @returns {F}
+ */
+export function answering(answer) {
+  return /** @type {any} */ (/** @this {any} */ function (...given) {
+    try {
+      return answer.apply(this, given)
+    } catch (error) {
+      throw ofAnswer(error)
+    }
+  })
+}
+
+/**
+ * The answer of a handler with the writes that it returned, which count also where the answer cannot be sent.
+ * @param {Promise<HandlerAnswer>} answered
+ * @param {Promise<unknown>} returned
+ * @returns {Promise<HandlerAnswer>}
+ */
+export async function withWrites(answered, returned) {
+  let writes
+  const known = returned.then((value) => { if (typeof value === 'function') writes = /** @type {any} */ (value) })
+  try {
+    const [given] = await Promise.all([answered, known])
+    return { ...given, writes }
+  } catch (error) {
+    if (unsent.has(error)) ofAnswer(error, { ...unsent.get(error), writes })
+    throw error
+  }
+}
+
+/**
  * @param {{status?: unknown, writes?: unknown}} [answer]
  * @param {unknown} [cause]
  */

@@ -1,6 +1,6 @@
 // Express. What a handler writes to `res` is kept until it is stored, and only then sent.
 import { EventEmitter } from 'node:events'
-import { HttpIdempotency, responseTooLarge } from './core.js'
+import { HttpIdempotency, answering, responseTooLarge, withWrites } from './core.js'
 import {
   comparable, comparableParsed, encoded, isJson, keep, keptBody, parseJson, readRequest, saysBody, unseen,
 } from './body.js'
@@ -43,8 +43,7 @@ export function expressIdempotency(idempotency, options) {
     const answer = await core.run(toExchange(req, core.maxRequest), style, async (context) => {
       const answered = capture.start()
       const returned = Promise.resolve().then(() => handler(req, res, context))
-      const [given, writes] = await Promise.all([answered, returned])
-      return typeof writes === 'function' ? { ...given, writes } : given
+      return withWrites(answered, returned)
     })
     // Somebody else has answered meanwhile: a timeout, say.
     if (res.headersSent) return
@@ -116,7 +115,9 @@ async function bodyOf(req, header, type, isEncoded, maxRequest) {
 const LISTENING = ['on', 'addListener', 'prependListener', 'once', 'prependOnceListener', 'off', 'removeListener']
 // What throws when the headers are sent. A handler that is late would end the process by it.
 const HEADING = ['setHeader', 'appendHeader', 'removeHeader', 'setHeaders', 'writeHead']
-const PATCHED = ['write', 'end', 'writeHead', 'flushHeaders', ...LISTENING]
+// What makes an answer, as far as the response has it: that of Express.
+const ANSWERING = ['json', 'jsonp']
+const PATCHED = ['write', 'end', 'writeHead', 'flushHeaders', ...LISTENING, ...ANSWERING]
 
 // Stands between a handler and its ServerResponse, from when the handler is called. Before, and after the answer
 // is sent, the response is the framework's own.
@@ -147,6 +148,7 @@ class Capture {
     res.end = (chunk, encoding, callback) => this.#end(chunk, encoding, callback)
     res.writeHead = (status, reason, headers) => this.#writeHead(status, reason, headers)
     res.flushHeaders = () => {}
+    for (const name of ANSWERING) if (res[name]) res[name] = answering(res[name])
     // A handler may wait until its answer is written: for the event, by a callback of end(), or in a pipeline. It
     // hears of that when it has ended its answer, and others hear when the answer is sent.
     for (const name of LISTENING) {

@@ -1,7 +1,7 @@
 // Fastify, as a plugin. A reply goes through Fastify's hooks and its serializer; the plugin's last hook holds it
 // until the answer is stored, and puts another in its place where it was not.
 import { finished } from 'node:stream'
-import { HttpIdempotency, ofAnswer, responseTooLarge } from './core.js'
+import { HttpIdempotency, ofAnswer, responseTooLarge, withWrites } from './core.js'
 import { comparable, keep, keptBody, readAll, saysBody, unseen } from './body.js'
 import { valuesOf } from './express.js'
 
@@ -89,8 +89,7 @@ async function runRoute(core, style, handle, request, reply) {
     request[ATTEMPT] = attempt
     // An answer that did not come by the hook cannot be stored.
     reply.raw.once('finish', () => attempt.refuse(tookOver()))
-    const [given, writes] = await Promise.all([attempt.answered, called(() => handle(context), reply, attempt)])
-    return writes ? { ...given, writes } : given
+    return withWrites(attempt.answered, called(() => handle(context), reply, attempt))
   })
   delete reply.then
   const attempt = request[ATTEMPT]

@@ -1,7 +1,7 @@
 // Hono: a handler gives back a Response, which is read, stored, and sent.
 import { routePath } from 'hono/route'
 import { comparable, isJson, mediaType, parseJson, readAll, readRequest, unseen } from './body.js'
-import { HttpIdempotency, responseTooLarge } from './core.js'
+import { HttpIdempotency, answering, responseTooLarge } from './core.js'
 import { telling } from '../options.js'
 import { valuesOf } from './express.js'
 import { knownProblem } from './problem.js'
@@ -41,12 +41,16 @@ export function honoIdempotency(idempotency, options) {
 
 // That a body is no JSON, the handler finds out where it is empty, has a Content-Encoding, or came without a key.
 async function called(handler, c, context) {
+  const { json } = c
+  c.json = answering(json)
   try {
     return await handler(c, context)
   } catch (error) {
     const text = error instanceof SyntaxError ? await c.req.text().catch(() => undefined) : undefined
     if (text === '' || (text && isJson(mediaType(c.req.header('content-type'))))) parseJson(Buffer.from(text))
     throw error
+  } finally {
+    c.json = json
   }
 }
 
