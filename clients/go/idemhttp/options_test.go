@@ -77,16 +77,6 @@ func TestProblems(t *testing.T) {
 	}
 }
 
-// Only ErrNotDone: it is no error of another kind.
-func TestAReleasedAnswer(t *testing.T) {
-	for _, released := range []bool{false, true} {
-		err := error(&discarded{released: released})
-		if errors.Is(err, idempotency.ErrNotDone) != released || errors.Is(err, idempotency.ErrLeaseLost) {
-			t.Error(err)
-		}
-	}
-}
-
 // As net/http has it, the first status counts, and what is written or flushed before has 200.
 func TestTheFirstStatusCounts(t *testing.T) {
 	for name, first := range map[string]func(http.ResponseWriter){
