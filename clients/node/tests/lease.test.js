@@ -489,7 +489,7 @@ test('an answer that cannot be stored is kept away for as long as it asked for',
 
 test('an answer with the code 500 is one', async (t) => {
   const { idempotency } = idempotencyFor(t)
-  for (const answer of [{ code: 500, payload: 1 }, { code: 500, body: '' }, { code: 500, payload: undefined, headers: {} }, { code: 501, payload: undefined }]) {
+  for (const answer of [{ code: 500, payload: 1 }, { code: 500, payload: null }, { code: 500, body: '' }, { code: 500, payload: undefined, headers: {} }, { code: 501, payload: undefined }]) {
     const key = newKey()
     const first = await idempotency.lease(key, null, () => answer)
     assert.deepEqual({ ...await idempotency.lease(key, null, () => assert.fail('ran')), replayed: false, record: null }, first)

@@ -13,11 +13,9 @@ from .errors import (BadOption, Declined, LeaseLost, NotDone, Unknown, Unstorabl
                      translate_begin)
 from .flow import (PATIENCE, Settings, announce_begin, announce_refusal, committing, declined_result, in_session,
                    is_pool_timeout, one_statement, own_trip, retrying, waiting)
-from .model import (ACQUIRED, COMPLETED, FAILED, NOT_DONE, Call, Completion, Done, Operation, Response, Result,
-                    as_response, operation_from_row, own_result, stored_result)
+from .model import (ACQUIRED, COMPLETED, FAILED, NOT_DONE, WITHOUT_ANSWER, Call, Completion, Done, Operation, Response,
+                    Result, as_response, operation_from_row, own_result, stored_result)
 from .steps import Flow
-
-WITHOUT_ANSWER = 500    # the code of what is stored in place of an answer that cannot be
 
 
 class Refused(Exception):
@@ -66,8 +64,7 @@ def raise_refused(refused: Optional[Refused]) -> None:
 
 def known(operation: Operation) -> Result:
     """The stored answer. Raises Unstorable where there is none."""
-    if (operation.outcome == COMPLETED and operation.code == WITHOUT_ANSWER
-            and operation.headers is None and operation.payload is None and operation.body is None):
+    if operation.unstorable:
         raise Unstorable()
     return stored_result(operation)
 

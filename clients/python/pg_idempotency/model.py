@@ -20,6 +20,7 @@ COMPLETED = "COMPLETED"
 FAILED = "FAILED"
 IN_PROGRESS = "IN_PROGRESS"
 MISMATCH = "MISMATCH"
+WITHOUT_ANSWER = 500    # the code of what is stored in place of an answer that cannot be
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Operation:
     ``taken_over``: an earlier leased attempt ran out without an end, so its outside effects are unknown.
     ``fence``: the fencing token of a leased attempt, None without a lease. ``lease_left``: how long its lease lasts by the
     server, which may be less than was asked for. ``created``: when its first attempt began, in microseconds since 1970.
+    ``unstorable``: its leased work was done, and the answer could not be stored.
     """
 
     outcome: str
@@ -57,6 +59,7 @@ class Operation:
     record: Optional[str] = None
     lease_left: Optional[float] = None
     created: Optional[int] = None
+    unstorable: bool = False
 
 
 @dataclass(frozen=True)
@@ -235,7 +238,9 @@ def operation_from_row(row: Sequence[Any]) -> Operation:
         headers=None if headers is None else json.loads(headers),
         payload=None if payload is None else json.loads(payload),
         body=None if body is None else bytes.fromhex(body),
-        record=record_of(scope, key, created) if replayed else None, created=created)
+        record=record_of(scope, key, created) if replayed else None, created=created,
+        # JSON null is an answer
+        unstorable=(outcome, code, headers, payload, body) == (COMPLETED, WITHOUT_ANSWER, None, None, None))
 
 
 def record_of(scope: str, key: str, created: int) -> str:

@@ -9,7 +9,7 @@ import psycopg_pool
 import pytest
 
 from conftest import QUICK, at_once, insert_async, run_out
-from pg_idempotency import (NOT_DONE, AsyncIdempotency, BadArgument, Completion, Declined, Done, FakeClock, Idempotency,
+from pg_idempotency import (NOT_DONE, AsyncIdempotency, BadArgument, Completion, Declined, Done, FakeClock, Idempotency, Json,
                             LeaseLost, NotDone, Operation, Response, Retry, TooLarge, Unknown, Unstorable, drive, idempotent,
                             sqlstate_of)
 from pg_idempotency.clock import Clock
@@ -328,7 +328,8 @@ def test_an_answer_that_cannot_be_stored_is_kept_away_for_as_long_as_it_asked_fo
     assert days(admin, key) == 90
 
 
-@pytest.mark.parametrize("answer", [Response(500, payload=1), Response(500, body=b""), Response(500, headers={}), Response(501)])
+@pytest.mark.parametrize("answer", [Response(500, payload=1), Response(500, payload=Json("null")), Response(500, body=b""),
+                                    Response(500, headers={}), Response(501)])
 def test_an_answer_with_the_code_500_is_one(idem, key, answer):
     first = idem.lease(key, None, lambda *_: answer)
     assert replace(idem.lease(key, None, declines), replayed=False, record=None) == first

@@ -17,9 +17,8 @@ from typing import Any, Callable, Dict, List, Mapping, NoReturn, Optional, Tuple
 
 from ..errors import Declined, NotDone, TooLarge
 from ..hooks import logger
-from ..lease import WITHOUT_ANSWER
-from ..model import (COMPLETED, FAILED, IN_PROGRESS, Completion, Duration, Json, Operation, Response, Result, check_count,
-                     maybe_seconds, seconds, to_json)
+from ..model import (COMPLETED, FAILED, IN_PROGRESS, WITHOUT_ANSWER, Completion, Duration, Json, Operation, Response, Result,
+                     check_count, maybe_seconds, seconds, to_json)
 from ..retry import seconds_until
 from .fingerprint import NotJson, fingerprint
 from .key import BadKey, read_key
