@@ -132,14 +132,22 @@ def play_files(verdict):
         admin.execute("SELECT FROM idem.idem_advance('stream', 1)")
         check("down keeps marks", sqlstate(admin, DOWN), "55000")
         admin.execute("DELETE FROM idem.idempotency_stream")
-        with ThreadPoolExecutor() as threads, connect("files") as writer, writer.transaction():
-            writer.execute("SET LOCAL ROLE shop")
-            writer.execute(BEGIN, ("k",))
-            down = threads.submit(sqlstate, admin, DOWN)
-            while not down.done() and not migrator.execute("SELECT 1 FROM pg_locks WHERE NOT granted").fetchone():
-                pass
-            writer.execute("SELECT idem.idem_complete('k')")
-        check("down sees a record that was being written", down.result(), "55000")
+
+        def down_meets_writer(key):
+            """How down ends, where a transaction with a new record is open when it begins."""
+            with ThreadPoolExecutor() as threads, connect("files") as writer, writer.transaction():
+                writer.execute("SET LOCAL ROLE shop")
+                writer.execute(BEGIN, (key,))
+                down = threads.submit(sqlstate, admin, DOWN)
+                while not down.done() and not migrator.execute("SELECT 1 FROM pg_locks WHERE NOT granted").fetchone():
+                    pass
+                writer.execute("SELECT idem.idem_complete(%s)", (key,))
+            return down.result()
+
+        admin.execute("SET default_transaction_isolation = 'repeatable read'")
+        check("down refuses a snapshot that would lack the record", down_meets_writer("r"), "25000")
+        admin.execute("RESET default_transaction_isolation; TRUNCATE idem.idempotency_store")
+        check("down sees a record that was being written", down_meets_writer("k"), "55000")
         admin.execute("TRUNCATE idem.idempotency_store")
         check("down", sqlstate(admin, DOWN), "00000")
         admin.execute("CREATE SCHEMA idem")
