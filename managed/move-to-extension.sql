@@ -12,7 +12,8 @@
 -- A superuser runs it on tables of a role that is none. So only pg_catalog is searched,
 -- and the owner of the tables reads them.
 
-BEGIN;
+-- a snapshot of before the lock on the tables would lack what was committed while it waited
+BEGIN ISOLATION LEVEL READ COMMITTED;
 SET LOCAL search_path = pg_catalog, pg_temp;
 -- a policy that hides records is an error
 SET LOCAL row_security = off;
