@@ -680,28 +680,17 @@ def test_what_http_cannot_send_ends_no_lease(pool, key, admin, wrong):
     run_out(admin, key)
 
 
-@pytest.mark.parametrize("reply", [(201, [], [b"x" * 1001]), (201, [], [b"x"] * 2000), (201, [], [b"x" * 900]), (99, [], [b""]),
-                                   (201, [("X-A", "a\r\nb")], [b""])])
-def test_a_lease_whose_handler_gave_an_answer_that_cannot_be_sent_or_stored_is_done(pool, key, effects, admin, caplog, reply):
-    def handler(environ):
-        runs.append(environ)
-        current().complete_with(lambda tx: tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,)))
-        return reply
-    runs = []
-    admin.execute("SELECT idem_set_policy('unstorable', max_response_size => 200)")
-    app = wsgi(pool, handler, lease=30, max_response=1000, scope=lambda asked: "unstorable")
-    answers = [call_wsgi(app, key) for _ in range(3)]
-    again = (500, "The answer could not be stored")
-    title = "The answer is too large to be stored" if reply[0] == 201 and not reply[1] else "Internal Server Error"
-    assert [(status, json.loads(body)["title"]) for status, _, body in answers] == [(500, title), again, again]
-    assert (len(runs), effects(), len(caplog.records)) == (1, 1, 3)
+LARGE, WRONG = "The answer is too large to be stored", "Internal Server Error"
 
 
-@pytest.mark.parametrize("end", [
-    lambda: declined("x" * 1001), lambda: declined("x" * 900), lambda: declined(object()),
-    lambda: declined(headers={"X-A": "a\r\nb"}),
-    lambda: (402, [], [b"x" * 1001]), lambda: (402, [], [b"x" * 900]), lambda: (402, [("X-A", "a\r\nb")], [b""])])
-def test_a_lease_whose_handler_declines_by_what_cannot_be_sent_or_stored_is_done(pool, key, effects, admin, caplog, end):
+@pytest.mark.parametrize("end, kept, title", [
+    (lambda: (201, [], [b"x" * 1001]), 1, LARGE), (lambda: (201, [], [b"x"] * 2000), 1, LARGE),
+    (lambda: (201, [], [b"x" * 900]), 1, LARGE), (lambda: (99, [], [b""]), 1, WRONG),
+    (lambda: (201, [("X-A", "a\r\nb")], [b""]), 1, WRONG), (lambda: (402, [("X-A", "a\r\nb")], [b""]), 0, WRONG),
+    (lambda: declined("x" * 1001), 0, LARGE), (lambda: declined("x" * 900), 0, LARGE), (lambda: declined(object()), 0, WRONG),
+    (lambda: declined(headers={"X-A": "a\r\nb"}), 0, WRONG),
+    (lambda: (402, [], [b"x" * 1001]), 0, LARGE), (lambda: (402, [], [b"x" * 900]), 0, LARGE)])
+def test_a_lease_whose_handler_gave_what_cannot_be_sent_or_stored_is_done(pool, key, effects, admin, caplog, end, kept, title):
     def handler(environ):
         runs.append(environ)
         current().complete_with(lambda tx: tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,)))
@@ -709,9 +698,10 @@ def test_a_lease_whose_handler_declines_by_what_cannot_be_sent_or_stored_is_done
     runs = []
     admin.execute("SELECT idem_set_policy('unstorable', max_response_size => 200)")
     app = wsgi(pool, handler, lease=30, max_response=1000, scope=lambda asked: "unstorable")
-    (first, *_), (again, _, body) = [call_wsgi(app, key) for _ in range(2)]
-    assert (first, again, json.loads(body)["title"]) == (500, 500, "The answer could not be stored")
-    assert (len(runs), effects(), len(caplog.records)) == (1, 0, 2)
+    answers = [call_wsgi(app, key) for _ in range(3)]
+    again = (500, "The answer could not be stored")
+    assert [(status, json.loads(body)["title"]) for status, _, body in answers] == [(500, title), again, again]
+    assert (len(runs), effects(), len(caplog.records)) == (1, kept, 3)
 
 
 def test_a_lease_whose_handler_gave_an_answer_that_is_not_stored_runs_out(pool, key, admin):
@@ -856,29 +846,22 @@ def test_asgi_without_a_timeout(run, key):
     assert run(body)[0] == 200
 
 
-def test_asgi_stream_past_the_limit(run, key, effects):
-    async def body(idem):
-        async def handler(body, receive, send):
-            await current().tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-            while True:
-                await send({"type": "http.response.body", "body": b"x" * 1000, "more_body": True})
-        return await asgi_call(asgi(idem, handler, max_response=5000), key)
-    assert (run(body)[0], effects()) == (500, 0)
-
-
-def test_asgi_a_lease_that_streams_past_the_limit_is_done(run, key):
+@pytest.mark.parametrize("options, second", [({}, LARGE), ({"lease": 30}, "The answer could not be stored")])
+def test_asgi_stream_past_the_limit(run, key, effects, options, second):
+    """A lease is done then."""
     async def body(idem):
         async def handler(body, receive, send):
             runs.append(body)
+            if not options:
+                await current().tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
             await send({"type": "http.response.start", "status": 200, "headers": []})
             while True:
                 await send({"type": "http.response.body", "body": b"x" * 1000, "more_body": True})
-        app = asgi(idem, handler, max_response=5000, lease=30)
+        app = asgi(idem, handler, max_response=5000, **options)
         return [json.loads((await asgi_call(app, key))[2])["title"] for _ in range(2)]
     runs = []
-    assert run(body) == ["The answer is too large to be stored", "The answer could not be stored"]
-    assert len(runs) == 1
+    assert run(body) == [LARGE, second]
+    assert (len(runs), effects()) == (1 if options else 2, 0)
 
 
 def test_asgi_goes_on_when_its_server_gives_up(run, key, effects):
