@@ -99,8 +99,8 @@ public final class Idempotency {
      * refused because the attempt has ended already, as after an answer that was lost, the stored
      * answer is returned. So it is where the lease was lost and another attempt has ended, whatever the work throws.
      *
-     * <p>An answer that cannot be stored ends the operation without one, and with the writes: no attempt repeats it. This
-     * call throws what was wrong, and calls after it Unstorable. After such an answer of a function the lease runs out.
+     * <p>An answer that cannot be stored ends the operation without one, and with the writes: no attempt repeats it. So does
+     * such a {@link Declined}, without writes. This call throws what was wrong, and calls after it Unstorable. After such an answer of a function the lease runs out.
      *
      * @param <X> what the work may throw
      * @param call the key and what belongs to it

@@ -158,7 +158,19 @@ final class LeasedAttempt {
         });
     }
 
+    /** Who declines has done the work, too, also where the refusal cannot be stored. */
     private Result refuse(Declined refusal) {
+        try {
+            return storeRefusal(refusal);
+        } catch (RuntimeException error) {
+            if (!isOfAnswer(error)) {
+                throw error;
+            }
+            return withoutAnswer(Completion.of(refusal.response()), error);
+        }
+    }
+
+    private Result storeRefusal(Declined refusal) {
         Result result = Result.ran(operation, Outcome.FAILED, refusal.response(), refusal.retryAfter());
         Result stored = store(result, () -> client.alone(limit(), c -> {
             client.statements().fail(c, call, operation.fence(), refusal);

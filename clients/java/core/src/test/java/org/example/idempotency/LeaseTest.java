@@ -101,12 +101,23 @@ class LeaseTest extends OnServer {
     @Test
     void workWhoseAnswerCannotBeStoredIsDoneAndNotRepeated() throws Exception {
         for (Map.Entry<String, Response> answer : unstorable().entrySet()) {
-            for (boolean writes : new boolean[] {false, true}) {
-                String own = key + answer.getKey() + writes;
+            for (String end : new String[] {"answer", "writes", "declined", "declining writes"}) {
+                if (answer.getValue() == null && end.startsWith("declin")) {
+                    continue; // a Declined has a response
+                }
+                String own = key + answer.getKey() + end;
                 int[] runs = new int[1];
+                Completion.Writes declining = connection -> {
+                    effect(connection, own);
+                    throw new Declined(answer.getValue(), null);
+                };
                 LeasedWork<Exception> work = lease -> {
                     runs[0]++;
-                    return new Completion(answer.getValue(), writes ? connection -> effect(connection, own) : null);
+                    return switch (end) {
+                        case "declined" -> throw new Declined(answer.getValue(), null);
+                        case "declining writes" -> new Completion(done().response(), declining);
+                        default -> new Completion(answer.getValue(), end.equals("writes") ? connection -> effect(connection, own) : null);
+                    };
                 };
                 RuntimeException first = assertThrows(RuntimeException.class, () -> once.lease(Call.of(own), work), own);
                 assertFalse(first instanceof IdempotencyException.Unstorable, own);
@@ -115,8 +126,15 @@ class LeaseTest extends OnServer {
                     assertEquals("the work was done, and its answer could not be stored",
                             assertThrows(IdempotencyException.Unstorable.class, () -> once.lease(Call.of(own), work), own).getMessage());
                 }
-                assertEquals(List.of(1, writes ? 1 : 0, 500), List.of(runs[0], effects(own), once.lookup(Call.of(own)).response().code()));
+                assertEquals(List.of(1, end.equals("writes") ? 1 : 0, 500), List.of(runs[0], effects(own), once.lookup(Call.of(own)).response().code()));
             }
+            Call call = Call.of(key + answer.getKey());
+            assertThrows(RuntimeException.class, () -> once.transaction(call, (connection, operation) -> {
+                effect(connection, call.key());
+                throw new Declined(answer.getValue(), null);
+            }));
+            assertNull(once.lookup(call));
+            assertEquals(0, effects(call.key()));
         }
         assertThrows(NullPointerException.class, () -> once.lease(Call.of(key), lease -> null));
         assertThrows(IdempotencyException.Unstorable.class, () -> once.lease(Call.of(key), lease -> done()));
@@ -125,9 +143,15 @@ class LeaseTest extends OnServer {
     @Test
     void whatCannotBeStoredIsKeptAwayForAsLongAsItAskedFor() {
         Response answer = new Response(0, null, LARGE, null, Duration.ofDays(90));
-        assertThrows(IdempotencyException.TooLarge.class, () -> once.lease(Call.of(key), lease -> Completion.of(answer)));
-        Operation stored = once.lookup(Call.of(key));
-        assertEquals(90, Duration.between(stored.createdAt(), stored.expiresAt()).toDays());
+        LeasedWork<RuntimeException> declines = lease -> {
+            throw new Declined(answer, null);
+        };
+        for (LeasedWork<RuntimeException> work : List.<LeasedWork<RuntimeException>>of(lease -> Completion.of(answer), declines)) {
+            Call call = Call.of(key + work.hashCode());
+            assertThrows(IdempotencyException.TooLarge.class, () -> once.lease(call, work));
+            Operation stored = once.lookup(call);
+            assertEquals(90, Duration.between(stored.createdAt(), stored.expiresAt()).toDays());
+        }
     }
 
     @Test

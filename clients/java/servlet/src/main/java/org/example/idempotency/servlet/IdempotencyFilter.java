@@ -54,6 +54,8 @@ import org.example.idempotency.Result;
 public final class IdempotencyFilter extends HttpFilter {
     private static final System.Logger LOG = System.getLogger(IdempotencyFilter.class.getName());
     private static final Pattern WAIT = Pattern.compile("(?:^|,)\\s*wait\\s*=\\s*\"?([0-9]{1,9})\"?\\s*(?=$|[,;])", Pattern.CASE_INSENSITIVE);
+    /** The SQLSTATE of what is no Unicode. */
+    private static final String NO_TEXT = "22021";
     private static final Set<String> ALWAYS_STORED = Set.of("content-type", "content-encoding", "content-language", "location", "etag");
 
     private final transient Idempotency once;
@@ -351,17 +353,14 @@ public final class IdempotencyFilter extends HttpFilter {
         }
 
         private Result leased() throws Exception {
-            Result result;
             try {
-                result = once.<Exception>lease(call, this::leased, options.finder == null ? null : this::find);
+                return once.<Exception>lease(call, this::leased, options.finder == null ? null : this::find);
             } catch (IdempotencyException.TooLarge error) {
                 // To a client a 413 says that nothing was done.
                 throw new UncheckedIOException(new RecordedResponse.TooLarge());
+            } catch (IdempotencyException error) {
+                throw unsendable != null && IdempotencyException.sqlState(error).equals(NO_TEXT) ? unsendable : error;
             }
-            if (unsendable != null && result.outcome() == Outcome.COMPLETED && !result.replayed()) {
-                throw unsendable;
-            }
-            return result;
         }
 
         private static Answer answerOf(IdempotencyException.NotDone released) throws PassedOn {
@@ -441,11 +440,20 @@ public final class IdempotencyFilter extends HttpFilter {
         /** A handler that has answered is done. But a lease that would have run out after its answer does so. */
         private Response withoutAnswer(int status, Exception error) throws Exception {
             Keep keep = status < 200 || status > 999 ? new Keep(Keep.Kind.STORED, null) : options.statuses.apply(status);
-            if (keep.as() != Keep.Kind.STORED) {
+            if (keep.as() != Keep.Kind.STORED && keep.as() != Keep.Kind.REFUSAL) {
                 throw error;
             }
-            unsendable = error;
-            return new Response(500, null, null, null, keep.retention());
+            Response none = unstorable(error, keep.retention());
+            if (keep.as() == Keep.Kind.REFUSAL) {
+                throw new Declined(none, null);
+            }
+            return none;
+        }
+
+        /** Half of a character of two, by which the client ends the operation without an answer. */
+        private Response unstorable(Exception wrong, Duration retention) {
+            unsendable = wrong;
+            return new Response(0, null, "\ud800", null, retention);
         }
 
         private void call(Exchange exchange, RecordedResponse recorded) throws Exception {
@@ -481,9 +489,16 @@ public final class IdempotencyFilter extends HttpFilter {
             return error;
         }
 
-        /** The bytes that are sent are stored. */
+        /** The bytes that are sent are stored. A leased handler is done, also where they cannot be sent. */
         private Declined refusal(Declined declined) {
-            fresh = bounded(Answer.of(declined.response(), 422));
+            try {
+                fresh = bounded(Answer.of(declined.response(), 422));
+            } catch (RuntimeException error) {
+                if (!isLeased || call.key() == null) {
+                    throw error;
+                }
+                return new Declined(unstorable(error, declined.response().retention()), null);
+            }
             fresh.retryAfter(declined.retryAfter());
             return new Declined(fresh.stored(this::isStored, declined.response().retention()), declined.retryAfter());
         }

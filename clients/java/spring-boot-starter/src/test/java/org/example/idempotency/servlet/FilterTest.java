@@ -466,36 +466,67 @@ class FilterTest {
         }
     }
 
+    /** The handler is done, and no request repeats it. */
+    private void answersWithWhatCannotBe(String what, String end) throws Exception {
+        int[] runs = new int[1];
+        protect(true, options -> options.limits(1000, 1000).scope((request, route) -> "unstorable " + key + what + end)
+                .statuses(status -> new Keep(end.equals("refusal") ? Keep.Kind.REFUSAL : Keep.Kind.STORED, Duration.ofDays(90))));
+        jdbc.execute("SELECT idem_set_policy('shop unstorable " + key + "server" + end + "', max_response_size => 200)");
+        int status = what.equals("status") ? 199 : 201;
+        String body = "x".repeat(what.equals("server") ? 900 : what.equals("limit") || what.equals("wrapped") ? 1001 : 1);
+        Declined declined = new Declined(new Response(status, what.equals("header") ? Map.of("a", "\n") : null, null, body.getBytes(StandardCharsets.UTF_8),
+                Duration.ofDays(90)), null);
+        handler = (request, response) -> {
+            runs[0]++;
+            Exchange.of(request).completeWith(connection -> {
+                effect(connection);
+                if (end.equals("declining writes")) {
+                    throw declined;
+                }
+            });
+            if (end.equals("declined")) {
+                throw declined;
+            }
+            if (end.equals("declining writes")) {
+                return;
+            }
+            response.setStatus(status);
+            if (what.equals("wrapped")) {
+                try {
+                    response.getOutputStream().write(body.getBytes(StandardCharsets.UTF_8));
+                } catch (IOException error) {
+                    throw new ServletException(error);
+                }
+            }
+            response.getWriter().write(body);
+        };
+        int before = effects();
+        HttpResponse<String> first = post("/orders", "ann", what);
+        assertEquals(List.of(500, !what.equals("status") && !what.equals("header")),
+                List.of(first.statusCode(), first.body().contains("\"The answer is too large to be stored\"")), what + end + first.body());
+        for (int repeat = 0; repeat < 2; repeat++) {
+            HttpResponse<String> again = post("/orders", "ann", what);
+            assertEquals(500, again.statusCode(), what + end);
+            assertTrue(again.body().contains("\"The answer could not be stored\""), again.body());
+        }
+        boolean writes = end.equals("answer") || end.equals("refusal") && what.equals("status"); // which statuses is not asked about
+        assertEquals(List.of(1, before + (writes ? 1 : 0)), List.of(runs[0], effects()), what + end);
+        String days = "SELECT round(extract(epoch FROM expires_at - created_at) / 86400)::int FROM idempotency_store WHERE scope = ?";
+        assertEquals(writes && what.equals("status") ? 1 : 90, jdbc.queryForObject(days, Integer.class, "shop unstorable " + key + what + end), what + end);
+        protect(true, options -> options.limits(1000, 1000).optional());
+        if (!what.equals("server")) {
+            assertTrue(send(withoutKey("1")).body().contains("\"status\": 500"));
+        }
+    }
+
     @Test
     void aLeaseWhoseHandlerGaveAnAnswerThatCannotBeSentOrStoredIsDone() throws Exception {
-        String tooLarge = "\"The answer is too large to be stored\"";
-        for (String what : new String[] {"limit", "wrapped", "server", "status"}) {
-            int[] runs = new int[1];
-            protect(true, options -> options.limits(1000, 1000).scope((request, route) -> "unstorable " + key + what));
-            jdbc.execute("SELECT idem_set_policy('shop unstorable " + key + "server', max_response_size => 200)");
-            handler = (request, response) -> {
-                runs[0]++;
-                Exchange.of(request).completeWith(connection -> effect(connection));
-                response.setStatus(what.equals("status") ? 199 : 201);
-                String body = "x".repeat(what.equals("server") ? 900 : what.equals("status") ? 1 : 1001);
-                if (what.equals("wrapped")) {
-                    try {
-                        response.getOutputStream().write(body.getBytes(StandardCharsets.UTF_8));
-                    } catch (IOException error) {
-                        throw new ServletException(error);
-                    }
+        for (String end : new String[] {"answer", "refusal", "declined", "declining writes"}) {
+            for (String what : new String[] {"limit", "wrapped", "server", "status", "header"}) {
+                if (!(what.equals("wrapped") && end.startsWith("declin") || what.equals("header") && !end.startsWith("declin"))) {
+                    answersWithWhatCannotBe(what, end);
                 }
-                response.getWriter().write(body);
-            };
-            int before = effects();
-            HttpResponse<String> first = post("/orders", "ann", what);
-            assertEquals(List.of(500, !what.equals("status")), List.of(first.statusCode(), first.body().contains(tooLarge)), what);
-            for (int repeat = 0; repeat < 2; repeat++) {
-                HttpResponse<String> again = post("/orders", "ann", what);
-                assertEquals(500, again.statusCode());
-                assertTrue(again.body().contains("\"The answer could not be stored\""), again.body());
             }
-            assertEquals(List.of(1, before + 1), List.of(runs[0], effects()), what);
         }
         protect(true, options -> options.limits(1000, 1000));
         handler = (request, response) -> {
