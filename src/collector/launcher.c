@@ -219,7 +219,7 @@ visit_one(Database *database, bool may_take_long)
 		visit = visit_announce(database->oid);
 		if (!run_worker(database, &visit, may_take_long))
 			return;
-		result = visit_result(&visit);
+		result = visit_result();
 	}
 	lasted = -deadline_left(&started);
 	database->is_slow = lasted > STAY_MICROSECONDS;

@@ -53,8 +53,9 @@ visit_announce(Oid database)
 	return visit;
 }
 
+/* Of the newest visit. */
 VisitResult
-visit_result(const Visit *visit)
+visit_result(void)
 {
 	return (VisitResult) (pg_atomic_read_u64(&shared->visit_result) & PG_UINT32_MAX);
 }

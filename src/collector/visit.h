@@ -26,7 +26,7 @@ typedef struct Visit
 
 /* the launcher's side */
 extern Visit visit_announce(Oid database);
-extern VisitResult visit_result(const Visit *visit);
+extern VisitResult visit_result(void);
 extern bool visit_is_possible(Oid database);
 extern void visit_call_off(Oid database);
 extern bool visit_is_long(Oid database);
