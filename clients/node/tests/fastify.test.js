@@ -62,7 +62,13 @@ test('a body that a hook decodes is compared by the bytes that came', async (t) 
 
 test('a handler that takes over its reply is rolled back at once, and answered', async (t) => {
   const name = newKey()
+  let ends = 0
   const { pool, post, errors } = await app(t, async (fastify, register) => {
+    // As a program that watches each response.
+    fastify.addHook('onRequest', async (request, { raw }) => {
+      const { end } = raw
+      raw.end = (...given) => { ends++; return end.apply(raw, given) }
+    })
     await register()
     const take = (path, more) => fastify.post(path, fastify.idempotent.transaction(async (request, reply, { tx }) => {
       await effect(tx, name)
@@ -71,14 +77,16 @@ test('a handler that takes over its reply is rolled back at once, and answered',
     take('/hijack', (reply) => { reply.raw.statusMessage = 'Fine'; reply.hijack() })
     take('/raw', (reply) => reply.raw.end('mine'))
     take('/part', (reply) => { reply.hijack(); reply.raw.write('part') })
+    take('/head', (reply) => { reply.raw.writeHead(201); reply.raw.flushHeaders(); return reply.send('mine') })
     fastify.post('/later', fastify.idempotent.transaction((request, reply, { tx }) => { effect(tx, name).then(() => reply.raw.end('mine')) }))
   }, { max: 1 })
-  const hijacked = await post('/hijack')
-  assert.deepEqual([hijacked.reason, hijacked.headers['content-type']], ['Internal Server Error', 'application/problem+json'])
-  for (const path of ['/raw', '/later']) assert.equal((await post(path)).body, 'mine')
-  await assert.rejects(post('/part'), { code: 'ECONNRESET' })
+  for (const path of ['/hijack', '/raw', '/later', '/part', '/head']) {
+    const { status, reason, headers, body } = await post(path)
+    assert.deepEqual([status, reason, headers['content-type'], JSON.parse(body).title],
+      [500, 'Internal Server Error', 'application/problem+json', 'Internal Server Error'])
+  }
   // The pool has one connection: it is free again when the refused transaction has ended.
-  assert.deepEqual([await effects(pool, name), errors.length], [0, 4])
+  assert.deepEqual([await effects(pool, name), errors.length, ends], [0, 5, 5])
 })
 
 test('an async handler that ends without an answer has an empty one', async (t) => {

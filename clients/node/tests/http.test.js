@@ -9,7 +9,7 @@ import express from 'express'
 import Fastify from 'fastify'
 import { Hono } from 'hono'
 import { HTTPException } from 'hono/http-exception'
-import { Completion, Declined, FakeClock, Idempotency, KeyReused, Reconciled } from 'pg-idempotency'
+import { Completion, Declined, FakeClock, Idempotency, KeyReused, NotDone, Reconciled } from 'pg-idempotency'
 import { expressIdempotency } from 'pg-idempotency/express'
 import { fastifyIdempotency } from 'pg-idempotency/fastify'
 import { honoIdempotency } from 'pg-idempotency/hono'
@@ -670,6 +670,19 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
       await expire(pool, key)
       answer = () => ({ status: 201, body: 'second' })
       assert.equal((await post(key)).body, 'second')
+    })
+
+    test('an error that cannot be read is a 500', async (t) => {
+      const circle = new NotDone()
+      circle.cause = circle
+      const unreadable = new Error('x')
+      for (const name of ['status', 'statusCode']) Object.defineProperty(unreadable, name, { get() { throw new Error('unreadable') } })
+      for (const error of [circle, unreadable]) {
+        for (const style of ['transaction', 'lease']) {
+          const { status } = await server(t, () => { throw error }, { style })
+          assert.equal(await status(newKey()), 500)
+        }
+      }
     })
 
     test('what the framework cannot make JSON of: a transaction is undone, the handler of a lease is done', async (t) => {

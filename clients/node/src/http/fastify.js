@@ -19,6 +19,7 @@ import { valuesOf } from './express.js'
  */
 
 const ATTEMPT = Symbol('attempt')
+const SENDING = ['write', 'end', 'writeHead', 'flushHeaders']
 
 /**
  * A plugin: `fastify.register(fastifyIdempotency, { idempotency, … })`. Then `fastify.idempotent.transaction(handler)` and
@@ -83,15 +84,17 @@ async function runRoute(core, style, handle, request, reply) {
   const [initial, statusMessage] = [{ ...reply.getHeaders() }, reply.raw.statusMessage]
   // An async handler that returns its reply would wait until it is sent, which waits for the handler.
   reply.then = undefined
+  let giveBack = () => {}
   const answer = await core.run(toExchange(request, core.maxRequest), style, async (context) => {
     setAnswer(reply, { status: 200, statusMessage, headers: initial })
     const attempt = new Attempt(context.signal)
     request[ATTEMPT] = attempt
-    // An answer that did not come by the hook cannot be stored.
-    reply.raw.once('finish', () => attempt.refuse(tookOver()))
+    giveBack()
+    giveBack = hush(reply.raw, () => attempt.refuse(tookOver()))
     return withWrites(attempt.answered, called(() => handle(context), reply, attempt))
   })
   delete reply.then
+  giveBack()
   const attempt = request[ATTEMPT]
   const complete = answer.live ? answer : { ...answer, headers: { ...initial, ...answer.headers } }
   if (reply.sent) {
@@ -133,6 +136,18 @@ async function called(handle, reply, attempt) {
   const isAnswer = value === undefined ? typeof returned?.then === 'function' : value !== reply
   if (isAnswer && !attempt.isCalled) reply.send(value)
   return undefined
+}
+
+// An answer that did not come by the hook cannot be stored, and must not be sent. Returns what undoes that.
+function hush(raw, told) {
+  const own = SENDING.map((name) => Object.getOwnPropertyDescriptor(raw, name))
+  for (const name of SENDING) raw[name] = () => { told(); return raw }
+  return () => {
+    for (const [index, name] of SENDING.entries()) {
+      if (own[index]) Object.defineProperty(raw, name, own[index])
+      else delete raw[name]
+    }
+  }
 }
 
 function tookOver() {

@@ -79,11 +79,24 @@ export function knownProblem(error) {
  * @returns {Problem}
  */
 export function problemFor(error) {
-  if (error instanceof NotDone) return error.cause === undefined ? busy('The request was not processed', null) : problemFor(error.cause)
+  try {
+    return problemOf(error)
+  } catch {
+    // It cannot be read, or is its own cause.
+    return unexpected()
+  }
+}
+
+function problemOf(error) {
+  if (error instanceof NotDone) return error.cause === undefined ? busy('The request was not processed', null) : problemOf(error.cause)
   const known = knownProblem(error)
   if (known) return known
   const { statusCode, status = statusCode } = /** @type {{statusCode?: any, status?: any}} */ (error ?? {})
   if (Number.isInteger(status) && status >= 400 && status < 500) return new Problem(status, STATUS_CODES[status] ?? 'Error')
+  return unexpected()
+}
+
+function unexpected() {
   return new Problem(500, 'Internal Server Error')
 }
 
