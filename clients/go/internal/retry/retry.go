@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// longest is 68 years: the server takes no time of more than 100.
-const longest = (1<<31 - 1) * time.Second
+// longest is what the server takes.
+const longest = 36_500 * 24 * time.Hour
 
 // After reads a Retry-After, in seconds or as a date. nil: it is neither.
 func After(value string, now time.Time) *time.Duration {
 	var after time.Duration
-	if n, err := strconv.Atoi(value); err == nil && n >= 0 {
-		after = time.Duration(min(n, int(longest/time.Second))) * time.Second
+	if n, err := strconv.ParseUint(value, 10, 63); err == nil {
+		after = time.Duration(min(n, uint64(longest/time.Second))) * time.Second
 	} else if date, err := http.ParseTime(value); err == nil {
 		after = min(max(date.Sub(now), 0), longest)
 	} else {

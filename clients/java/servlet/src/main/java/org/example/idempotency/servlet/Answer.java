@@ -95,25 +95,24 @@ record Answer(int status, Map<String, List<String>> headers, byte[] body) {
         }
     }
 
-    /** The answer's own Retry-After, in seconds, up to 31 years, or a date, up to 100; null: it has none. */
+    /** The answer's own Retry-After, in seconds, or a date, up to 36500 days; null: it has none. */
     Duration retryAfter() {
         List<String> values = headers.getOrDefault("Retry-After", List.of());
         if (values.size() != 1) {
             return null;
         }
         String value = values.get(0).strip();
-        if (value.matches("[0-9]{1,9}")) {
-            return Duration.ofSeconds(Long.parseLong(value));
-        }
+        Duration left;
         try {
-            Duration left = Duration.between(Instant.now(), DateTimeFormatter.RFC_1123_DATE_TIME.parse(value, Instant::from));
-            if (left.compareTo(FilterOptions.LONGEST) > 0) {
-                return FilterOptions.LONGEST;
-            }
-            return left.isNegative() ? Duration.ZERO : left;
+            left = value.matches("[0-9]{1,18}") ? Duration.ofSeconds(Long.parseLong(value))
+                    : Duration.between(Instant.now(), DateTimeFormatter.RFC_1123_DATE_TIME.parse(value, Instant::from));
         } catch (DateTimeParseException unknown) {
             return null;
         }
+        if (left.compareTo(FilterOptions.LONGEST) > 0) {
+            return FilterOptions.LONGEST;
+        }
+        return left.isNegative() ? Duration.ZERO : left;
     }
 
     /** The part that is stored. The body is never null, so a replay has the same bytes. */

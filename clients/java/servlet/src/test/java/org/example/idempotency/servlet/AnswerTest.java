@@ -33,7 +33,7 @@ class AnswerTest {
     @Test
     void aRetryAfterIsSecondsOrADateHoweverFar() {
         Map<String, Duration> read = Map.of("999999999", Duration.ofSeconds(999_999_999), " 7 ", Duration.ofSeconds(7),
-                "Tue, 03 Nov 2020 09:05:00 GMT", Duration.ZERO, "Fri, 31 Dec 9999 23:59:59 GMT", FilterOptions.LONGEST);
+                "99999999999", FilterOptions.LONGEST, "Tue, 03 Nov 2020 09:05:00 GMT", Duration.ZERO, "Fri, 31 Dec 9999 23:59:59 GMT", FilterOptions.LONGEST);
         read.forEach((value, time) -> assertEquals(time, withRetryAfter(value).retryAfter(), value));
         String later = RecordedResponse.httpDate(Instant.now().plus(HOUR).plusSeconds(30));
         assertEquals(HOUR, withRetryAfter(later).retryAfter().truncatedTo(ChronoUnit.MINUTES));
