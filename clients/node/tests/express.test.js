@@ -283,3 +283,20 @@ test('a database that does not say until when an answer is kept costs the header
   // The connection was cut, and its place in the pool is free.
   assert.ok((await post()).headers.until)
 })
+
+const WRONG = { 'X-A': 'Łódź' }
+for (const [name, answer] of Object.entries({
+  write: (res) => res.write(5), end: (res) => res.end(5), writeHead: (res) => res.writeHead(200, WRONG), setHeader: (res) => res.set(WRONG),
+  appendHeader: (res) => res.appendHeader('X-A', WRONG['X-A']), setHeaders: (res) => res.setHeaders(new Map(Object.entries(WRONG))),
+  status: (res) => res.status(99), json: (res) => res.json(1n), jsonp: (res) => res.jsonp(1n),
+})) {
+  test(`a lease is done whose answer res.${name} cannot make`, async (t) => {
+    const once = expressIdempotency(new Idempotency(poolFor(t)), { scope: () => 'express wrong', onError() {} })
+    let runs = 0
+    const port = await portOf(t, express().post('/', once.lease((req, res) => { runs++; answer(res) })).listen(0, '127.0.0.1'))
+    const headers = { 'idempotency-key': newKey() }
+    const titles = []
+    for (let call = 0; call < 2; call++) titles.push(JSON.parse((await send(port, { method: 'POST', path: '/', body: '', headers })).body).title)
+    assert.deepEqual([titles, runs], [['Internal Server Error', 'The answer could not be stored'], 1])
+  })
+}

@@ -228,3 +228,19 @@ test('an answer of another realm, whose status has no body, to a request without
   const request = new Request('http://localhost/200', { method: 'POST', body: '{}', headers: { 'idempotency-key': newKey() }, signal: gone.signal })
   assert.equal((await app.request(request)).headers.get('x-gone'), 'true')
 })
+
+const WRONG = { 'X-A': 'Łódź' }
+for (const [name, answer] of Object.entries({
+  json: (c) => c.json(1n), text: (c) => c.text('', 200, WRONG), html: (c) => c.html('', 200, WRONG), body: (c) => c.body('', 200, WRONG),
+  newResponse: (c) => c.newResponse('', 200, WRONG), redirect: (c) => c.redirect('/', 99), header: (c) => c.header('a b', 'c') ?? c.text(''),
+})) {
+  test(`a lease is done whose answer c.${name} cannot make`, async (t) => {
+    const once = honoIdempotency(new Idempotency(poolFor(t)), { scope: () => 'hono wrong', onError() {} })
+    const key = newKey()
+    let runs = 0
+    const app = new Hono().post('/', once.lease((c) => { runs++; return answer(c) }))
+    const titles = []
+    for (let call = 0; call < 2; call++) titles.push(JSON.parse((await post(app, '/', key)).body).title)
+    assert.deepEqual([titles, runs], [['Internal Server Error', 'The answer could not be stored'], 1])
+  })
+}

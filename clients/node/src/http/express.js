@@ -115,9 +115,9 @@ async function bodyOf(req, header, type, isEncoded, maxRequest) {
 const LISTENING = ['on', 'addListener', 'prependListener', 'once', 'prependOnceListener', 'off', 'removeListener']
 // What throws when the headers are sent. A handler that is late would end the process by it.
 const HEADING = ['setHeader', 'appendHeader', 'removeHeader', 'setHeaders', 'writeHead']
-// What makes an answer, as far as the response has it: that of Express.
-const ANSWERING = ['json', 'jsonp']
-const PATCHED = ['write', 'end', 'writeHead', 'flushHeaders', ...LISTENING, ...ANSWERING]
+// What makes an answer, as far as the response has it: that of Express has more.
+const ANSWERING = ['write', 'end', 'writeHead', 'setHeader', 'appendHeader', 'status', 'json', 'jsonp']
+const PATCHED = ['flushHeaders', ...LISTENING, ...ANSWERING]
 
 // Stands between a handler and its ServerResponse, from when the handler is called. Before, and after the answer
 // is sent, the response is the framework's own.

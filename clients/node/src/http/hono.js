@@ -39,10 +39,12 @@ export function honoIdempotency(idempotency, options) {
   return { transaction: route('transaction'), lease: route('lease') }
 }
 
+const ANSWERING = ['json', 'text', 'html', 'body', 'newResponse', 'redirect', 'header']
+
 // That a body is no JSON, the handler finds out where it is empty, has a Content-Encoding, or came without a key.
 async function called(handler, c, context) {
-  const { json } = c
-  c.json = answering(json)
+  const own = ANSWERING.map((name) => c[name])
+  for (const name of ANSWERING) c[name] = answering(c[name])
   try {
     return await handler(c, context)
   } catch (error) {
@@ -50,7 +52,7 @@ async function called(handler, c, context) {
     if (text === '' || (text && isJson(mediaType(c.req.header('content-type'))))) parseJson(Buffer.from(text))
     throw error
   } finally {
-    c.json = json
+    for (const [index, name] of ANSWERING.entries()) c[name] = own[index]
   }
 }
 
