@@ -31,7 +31,7 @@ class Retry:
         """Seconds to wait after that many tries."""
         draw = self.draw
         assert callable(draw)
-        return float(draw()) * min(self.cap, self.base * 2.0 ** (tries - 1))
+        return float(draw()) * min(self.cap, self.base * 2.0 ** min(tries - 1, 1000))    # of 1024 on it is no float
 
 
 LONGEST = 999_999_999.0

@@ -143,6 +143,10 @@ def test_gives_up_and_goes_on_with_the_same_key():
     assert len(set(script.keys)) == 2
 
 
+def test_the_wait_has_a_bound_after_any_number_of_tries():
+    assert [Retry(base=1, cap=8, draw=lambda: 1.0).delay(tries) for tries in (1, 4, 1024, 1025, 5000)] == [1, 8, 8, 8, 8]
+
+
 def test_other_errors_are_not_repeated():
     one, _ = caller(Script(ValueError("a mistake")))
     with pytest.raises(ValueError):

@@ -701,6 +701,7 @@ def test_a_lease_whose_handler_gave_what_cannot_be_sent_or_stored_is_done(pool, 
     answers = [call_wsgi(app, key) for _ in range(3)]
     again = (500, "The answer could not be stored")
     assert [(status, json.loads(body)["title"]) for status, _, body in answers] == [(500, title), again, again]
+    assert "othing" not in answers[0][2].decode()     # something was done
     assert (len(runs), effects(), len(caplog.records)) == (1, kept, 3)
 
 

@@ -31,6 +31,8 @@ class HandlerTimeout(Exception):
     """The handler gave no answer in time. Nothing was committed."""
 
 
+# Not that nothing was done: the handler of a lease may have acted outside.
+UNANSWERED = "There is no answer to this request."
 AGAIN = "Send it again, with the same key, after the time in Retry-After."
 
 
@@ -61,12 +63,12 @@ def problem_of(error: BaseException) -> Problem:
             return problem_of(error.__cause__)
         return Problem(503, "The request was not processed", AGAIN, error.retry_after or 1)
     if isinstance(error, ResponseTooLarge):
-        return Problem(500, "The answer is too large to be stored", "Nothing was stored.")
+        return Problem(500, "The answer is too large to be stored", UNANSWERED)
     if isinstance(error, HandlerTimeout):
         return Problem(503, "The request took too long", AGAIN, 1)
     if is_transient(error):
         return Problem(503, "The service is busy", AGAIN, 1)
-    return Problem(500, "Internal Server Error", "The request could not be processed, and nothing was stored.")
+    return Problem(500, "Internal Server Error", UNANSWERED)
 
 
 def is_transient(error: BaseException) -> bool:
