@@ -96,7 +96,6 @@ def test_a_principal_has_to_be_given():
     for kind in (Options, lambda: Options(routes={"/r": {}})):
         with pytest.raises(ValueError, match="principal"):
             kind()
-    assert Core(Options(scope=lambda asked: "s")).admit(request(idempotency_key="k")).scope == "s"
 
 
 async def nobody_waits(asked):
@@ -279,17 +278,12 @@ def test_a_header_that_http_does_not_carry_rolls_back(pool, key, effects, end):
         assert connection.execute("SELECT FROM idempotency_store WHERE idempotency_key = %s", (key,)).fetchone() is None
 
 
-def test_an_answer_that_was_rolled_back_is_not_given(pool, key, effects, conflict):
-    """COMMIT fails, and the next run is declined."""
-    ends = [lambda: (201, [], [b"paid"]), lambda: declined({"no": 1})]
-
-    def handler(environ):
-        current().tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
-        current().tx.execute("INSERT INTO conflict VALUES (%s)", (key,))
-        return ends.pop(0)()
-    app = wsgi(pool, handler)
+def test_an_answer_that_was_rolled_back_is_not_given(proxy, key):
+    """Its COMMIT is lost, and the next run is declined, too."""
+    ends = [lambda: (402, [], [b"first"]), lambda: declined({"no": 1})]
+    app = wsgi(lambda: psycopg.connect(f"host={proxy.directory}"), lambda environ: ends.pop(0)())
+    proxy.arm("before", "^COMMIT")
     assert [call_wsgi(app, key)[::2] for _ in range(2)] == [(402, b'{"no":1}')] * 2
-    assert effects() == 0
 
 
 def test_a_payload_without_a_body_is_compact(pool, key, admin):
