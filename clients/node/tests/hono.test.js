@@ -1,7 +1,9 @@
 // What Hono alone has: errors with a response, and the onError of an application.
 import assert from 'node:assert/strict'
 import { gzipSync } from 'node:zlib'
+import { Readable } from 'node:stream'
 import { test } from 'node:test'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { Hono } from 'hono'
 import { HTTPException } from 'hono/http-exception'
 import { Idempotency, KeyReused } from 'pg-idempotency'
@@ -244,3 +246,16 @@ for (const [name, answer] of Object.entries({
     assert.deepEqual([titles, runs], [['Internal Server Error', 'The answer could not be stored'], 1])
   })
 }
+
+test('a stream of Node that is too large is given up, and the process goes on', async (t) => {
+  const once = honoIdempotency(new Idempotency(poolFor(t)), { scope: () => 'hono large', maxResponse: 10_000, onError() {} })
+  const endless = {
+    '/pushed': () => new Readable({ read() { this.push(Buffer.alloc(1000)) } }),
+    '/made': () => Readable.from((async function* () { for (;;) { await null; yield Buffer.alloc(1000) } })()),
+  }
+  for (const [path, stream] of Object.entries(endless)) {
+    const app = new Hono().post(path, once.transaction((c) => c.body(Readable.toWeb(stream()))))
+    for (let call = 0; call < 5; call++) assert.equal((await post(app, path)).status, 500)
+    await sleep(50)
+  }
+})
