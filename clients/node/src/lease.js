@@ -1,7 +1,7 @@
 // An operation whose work is outside of the database, such as a call of a payment gateway. No connection is
 // held while it runs. What such work has done when it fails is not known, so by default the lease is left to run
 // out: the next begin is told `takenOver`, and reconciles.
-import { BadArgument, BadDuration, Declined, LeaseLost, NotDone, TooLarge, Unknown, Unstorable, sqlstate, translated } from './errors.js'
+import { BadArgument, BadDuration, Declined, LeaseLost, NotDone, ServiceMistake, TooLarge, Unknown, Unstorable, sqlstate, translated } from './errors.js'
 import { Heartbeat } from './heartbeat.js'
 import { isResponse, toResponse } from './response.js'
 import { answered, completed, failed } from './result.js'
@@ -21,6 +21,11 @@ export class Completion {
   constructor(response, writes) {
     this.response = response
     this.writes = writes
+  }
+
+  /** @returns {never} nobody would run its writes */
+  toJSON() {
+    throw new ServiceMistake('a Completion is what the work of a lease returns, or reconcile')
   }
 }
 

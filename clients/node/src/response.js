@@ -74,6 +74,7 @@ export function toJson(value, Refusal = ServiceMistake) {
     const text = JSON.stringify(value)
     if (text !== undefined && !isLossy(value)) return text
   } catch (error) {
+    if (error instanceof ServiceMistake) throw error
     cause = error
   }
   throw new Refusal('the value is not JSON', { cause })

@@ -672,6 +672,15 @@ for (const [framework, start] of Object.entries(FRAMEWORKS)) {
       assert.equal((await post(key)).body, 'second')
     })
 
+    test('writes of a handler in a transaction, which has its own, are a mistake: all undone, and a 500', async (t) => {
+      const key = newKey()
+      const { pool, status } = await server(t, async ({ tx }) => {
+        await effect(tx, key)
+        return { status: 201, writes: () => assert.fail('ran') }
+      })
+      assert.deepEqual([await status(key), await status(key), await effects(pool, key)], [500, 500, 0])
+    })
+
     test('an error that cannot be read is a 500', async (t) => {
       const circle = new NotDone()
       circle.cause = circle

@@ -117,6 +117,16 @@ test('scopes are apart, and a schema can be named', async (t) => {
   await assert.rejects(elsewhere.transaction(key, 1, () => 1), { code: '3F000' })
 })
 
+test('a Completion is refused, as nobody would run its writes', async (t) => {
+  const { pool, idempotency } = idempotencyFor(t)
+  const key = newKey()
+  for (const given of [new Completion(1, () => assert.fail('ran')), { payload: [new Completion(1, () => {})] }]) {
+    await assert.rejects(idempotency.transaction(key, null, async (tx) => { await effect(tx, key); return given }),
+      { name: 'BadArgument', message: 'a Completion is what the work of a lease returns, or reconcile' })
+  }
+  assert.deepEqual([await effects(pool, key), await stored(pool, key)], [0, undefined])
+})
+
 test('Declined undoes the writes and stores the failure', async (t) => {
   const { pool, idempotency } = idempotencyFor(t)
   const key = newKey()
