@@ -11,6 +11,7 @@ import (
 	"math/rand"
 	"net"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -298,7 +299,7 @@ func testNothingToReach[Tx any](t *testing.T, b backend[Tx]) {
 // The connections that work loses are another client's, so each loss is an attempt of its own.
 func testLossOfTheWork[Tx any](t *testing.T, b backend[Tx]) {
 	outer := b.client(t, idempotency.Options{Retry: idempotency.Retry{Attempts: 2, Base: time.Millisecond}})
-	for _, loss := range []error{driver.ErrBadConn, io.ErrUnexpectedEOF} {
+	for _, loss := range []error{driver.ErrBadConn, io.ErrUnexpectedEOF, idempotency.ConnectionLost(io.EOF)} {
 		inner := idempotency.New[Tx](&counting[Tx]{Database: b.open(t, serverURL, 1), err: loss},
 			idempotency.Options{Retry: idempotency.Retry{Attempts: 1}})
 		for name, call := range map[string]func() error{
@@ -314,6 +315,7 @@ func testLossOfTheWork[Tx any](t *testing.T, b backend[Tx]) {
 				return call()
 			}))
 			wantError(t, err, idempotency.ErrConnectionLost)
+			same(t, "said", strings.Count(err.Error(), "connection was lost"), 1)
 			same(t, name, runs, 2)
 		}
 	}

@@ -199,7 +199,8 @@ func testForbidden[Tx any](t *testing.T, b backend[Tx]) {
 func testInProgress[Tx any](t *testing.T, b backend[Tx]) {
 	var count counter
 	clock := idempotency.NewFakeClock(time.Unix(0, 0))
-	client, key := idempotency.New(b.open(t, serverURL, 2), idempotency.Options{Hooks: count.hooks(), Clock: clock}), newKey()
+	client, key := idempotency.New(b.open(t, serverURL, 2), idempotency.Options{Hooks: count.hooks(), Clock: clock,
+		Retry: idempotency.Retry{Base: time.Hour}}), newKey() // the answer is asked for twice a second, all the same
 	entered, leave, done := make(chan bool), make(chan bool), make(chan error)
 	go func() {
 		_, err := client.Transaction(background, key, nil, does(func(ctx context.Context, tx Tx) error {
@@ -233,7 +234,11 @@ func testInProgress[Tx any](t *testing.T, b backend[Tx]) {
 	close(leave)
 	must(t, <-done)
 	clock.Advance(time.Second)
-	result = <-waited
+	select {
+	case result = <-waited:
+	case <-limited.Done():
+		t.Fatal("nobody asks for the answer")
+	}
 	same(t, "outcome of the waiter", result.Outcome, idempotency.Completed)
 	same(t, "replayed", result.Replayed, true)
 	same(t, "hook, once for each call", count.inProgress.Load(), 1)
