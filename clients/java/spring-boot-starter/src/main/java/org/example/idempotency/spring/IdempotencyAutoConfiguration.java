@@ -70,7 +70,6 @@ public class IdempotencyAutoConfiguration {
     }
 
     @Bean
-    @Role(BeanDefinition.ROLE_INFRASTRUCTURE)
     static OneTransaction idempotentTransactions() {
         return new OneTransaction();
     }

@@ -1,6 +1,8 @@
 package org.example.idempotency.spring;
 
 import java.lang.reflect.Method;
+import java.lang.reflect.Modifier;
+import java.lang.reflect.Proxy;
 import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
@@ -37,8 +39,21 @@ final class IdempotentNames implements SmartInitializingSingleton {
         for (String bean : beans.getBeanNamesForType(Object.class, true, false)) {
             Class<?> type = AutoProxyUtils.determineTargetClass(beans, bean);
             if (type != null) {
-                methodsOf(ClassUtils.getUserClass(type)).forEach(this::claim);
+                Class<?> proxy = beans.getType(bean, false);
+                for (Method method : methodsOf(ClassUtils.getUserClass(type))) {
+                    refuseUnseen(method, proxy != null && Proxy.isProxyClass(proxy));
+                    claim(method);
+                }
             }
+        }
+    }
+
+    /** It would run at each call. The proxy of an interface sees a final method, too. */
+    private static void refuseUnseen(Method method, boolean isOfInterface) {
+        int modifiers = method.getModifiers();
+        if (Modifier.isPrivate(modifiers) || Modifier.isStatic(modifiers) || Modifier.isFinal(modifiers) && !isOfInterface) {
+            throw new IllegalStateException("a method that is @Idempotent is not private, static or final, as Spring's proxy does not see its calls: "
+                    + method);
         }
     }
 

@@ -80,6 +80,38 @@ class IdempotentNamesTest {
         }
     }
 
+    static class Private {
+        @Idempotent(name = "private", key = "#key")
+        private String charge(String key) {
+            return key;
+        }
+    }
+
+    static class Static {
+        @Idempotent(name = "static", key = "#key")
+        public static String charge(String key) {
+            return key;
+        }
+    }
+
+    static class Final implements Charges<String> {
+        @Override
+        public final String charge(String key) {
+            return key;
+        }
+    }
+
+    /** Its proxy would not see it, and it would run at each call. */
+    @ParameterizedTest
+    @ValueSource(strings = {BeanDefinition.SCOPE_SINGLETON, BeanDefinition.SCOPE_PROTOTYPE})
+    void aMethodThatNoProxySeesIsRefusedAtTheStart(String scope) {
+        for (Class<?> type : List.of(Private.class, Static.class, Final.class)) {
+            var error = assertThrows(IllegalStateException.class, () -> start(true, scope, type), type.getName());
+            assertTrue(error.getMessage().contains(type.getName()), error.getMessage());
+        }
+        start(false, BeanDefinition.SCOPE_SINGLETON, Final.class); // by its interface
+    }
+
     /** With and without proxies, of classes and of interfaces. */
     private static void start(boolean byClass, String scope, Class<?>... types) {
         try (var context = new AnnotationConfigApplicationContext()) {

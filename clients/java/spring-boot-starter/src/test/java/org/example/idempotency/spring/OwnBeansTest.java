@@ -2,6 +2,9 @@ package org.example.idempotency.spring;
 
 import static org.junit.jupiter.api.Assertions.*;
 
+import ch.qos.logback.classic.Logger;
+import ch.qos.logback.classic.spi.ILoggingEvent;
+import ch.qos.logback.core.read.ListAppender;
 import com.fasterxml.jackson.databind.ObjectMapper;
 import com.fasterxml.jackson.databind.SerializationFeature;
 import jakarta.servlet.Filter;
@@ -22,11 +25,13 @@ import org.example.idempotency.Call;
 import org.example.idempotency.Idempotency;
 import org.example.idempotency.Options;
 import org.junit.jupiter.api.Test;
+import org.springframework.beans.factory.config.BeanPostProcessor;
 import org.springframework.beans.factory.support.DefaultListableBeanFactory;
 import org.springframework.boot.SpringApplication;
 import org.springframework.boot.WebApplicationType;
 import org.springframework.boot.autoconfigure.EnableAutoConfiguration;
 import org.springframework.boot.builder.SpringApplicationBuilder;
+import org.slf4j.LoggerFactory;
 import org.springframework.context.annotation.AnnotatedBeanDefinitionReader;
 import org.springframework.context.annotation.Bean;
 import org.springframework.context.annotation.Configuration;
@@ -128,6 +133,33 @@ class OwnBeansTest {
                 .run("--spring.main.banner-mode=off", "--idempotency.enabled=false")) {
             assertEquals("own", off.getBean(Idempotency.class).options().scope());
         }
+    }
+
+    /** A post-processor that needs a bean brings all advice early. */
+    @Configuration(proxyBeanMethods = false)
+    @Import(WithJackson2.class)
+    static class Early {
+        @Bean
+        static BeanPostProcessor early(SpringExampleTest.Seats seats) {
+            return new BeanPostProcessor() { };
+        }
+    }
+
+    /** Spring would warn that a bean of this package was made too early for others to look at. */
+    @Test
+    void noBeanIsMadeTooEarlyAndThereIsNoFilterWithoutTheWeb() {
+        var log = new ListAppender<ILoggingEvent>();
+        var root = (Logger) LoggerFactory.getLogger(org.slf4j.Logger.ROOT_LOGGER_NAME);
+        log.start();
+        try (var context = new SpringApplicationBuilder(Early.class).web(WebApplicationType.NONE)
+                .initializers(ready -> root.addAppender(log)).run("--spring.main.banner-mode=off")) { // Boot has set up the log before
+            assertTrue(context.getBeansOfType(IdempotencyHttp.class).isEmpty());
+        } finally {
+            root.detachAppender(log);
+        }
+        List<String> early = log.list.stream().map(ILoggingEvent::getFormattedMessage).filter(text -> text.contains("not eligible")).toList();
+        assertFalse(early.isEmpty());
+        assertFalse(early.toString().contains("'idempotent"), early::toString);
     }
 
     @Test
