@@ -8,8 +8,8 @@ import java.util.regex.Pattern;
 final class Key {
     static final int MAX_LENGTH = 255;
     private static final String BARE = "[!#-'*+\\--:<-\\[\\]-~]+";
-    /** Parameters with bare values may follow, and are ignored. */
-    private static final Pattern STRING = Pattern.compile("\"((?:[ !#-\\[\\]-~]|\\\\[\"\\\\])+)\"(?:; *[a-z*][a-z0-9_.*-]*(?:=" + BARE + ")?)*");
+    /** Parameters with bare values may follow, and are ignored. The groups are bounded, as each round of one takes from the stack. */
+    private static final Pattern STRING = Pattern.compile("\"((?:[ !#-\\[\\]-~]|\\\\[\"\\\\]){1,255})\"(?:; *[a-z*][a-z0-9_.*-]*(?:=" + BARE + ")?){0,255}");
 
     private Key() {
     }

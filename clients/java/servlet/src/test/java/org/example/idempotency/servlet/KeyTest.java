@@ -16,4 +16,14 @@ class KeyTest {
             assertNull(Key.of(List.of(value), true), value);
         }
     }
+
+    /** However long it is. */
+    @Test
+    void whatIsLongerIsRefusedOrIgnored() {
+        String longest = "\\\"".repeat(255);
+        assertEquals("\"".repeat(255), Key.of(List.of('"' + longest + '"' + ";a".repeat(255)), true));
+        for (String value : List.of("a".repeat(100_000), longest + "a", "\\\"".repeat(100_000), "k\"" + ";a=b".repeat(100_000))) {
+            assertNull(Key.of(List.of('"' + value + '"'), false));
+        }
+    }
 }
