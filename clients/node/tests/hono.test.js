@@ -4,11 +4,13 @@ import { gzipSync } from 'node:zlib'
 import { Readable } from 'node:stream'
 import { test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { serve } from '@hono/node-server'
+import { RESPONSE_ALREADY_SENT } from '@hono/node-server/utils/response'
 import { Hono } from 'hono'
 import { HTTPException } from 'hono/http-exception'
 import { Idempotency, KeyReused } from 'pg-idempotency'
 import { honoIdempotency } from 'pg-idempotency/hono'
-import { effect, effects, newKey, poolFor } from './support.js'
+import { effect, effects, newKey, poolFor, portOf, send } from './support.js'
 
 class Declining extends HTTPException {
   getResponse() {
@@ -258,4 +260,18 @@ test('a stream of Node that is too large is given up, and the process goes on', 
     for (let call = 0; call < 5; call++) assert.equal((await post(app, path)).status, 500)
     await sleep(50)
   }
+})
+
+test('what a handler writes past Hono is not sent: rolled back, and a 500', async (t) => {
+  const pool = poolFor(t)
+  const once = honoIdempotency(new Idempotency(pool), { scope: () => 'hono past', onError() {} })
+  const key = newKey()
+  const app = new Hono().post('/', once.transaction(async (c, { tx }) => {
+    await effect(tx, key)
+    c.env.outgoing.writeHead(201).end('mine')
+    return RESPONSE_ALREADY_SENT
+  }))
+  const port = await portOf(t, serve({ fetch: app.fetch, port: 0, hostname: '127.0.0.1' }))
+  const { status, body } = await send(port, { method: 'POST', path: '/', body: '', headers: { 'idempotency-key': key } })
+  assert.deepEqual([status, JSON.parse(body).title, await effects(pool, key)], [500, 'Internal Server Error', 0])
 })

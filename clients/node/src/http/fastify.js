@@ -138,8 +138,13 @@ async function called(handle, reply, attempt) {
   return undefined
 }
 
-// An answer that did not come by the hook cannot be stored, and must not be sent. Returns what undoes that.
-function hush(raw, told) {
+/**
+ * What a handler writes past its framework cannot be stored, and must not be sent.
+ * @param {any} raw response of Node
+ * @param {() => void} told called then
+ * @returns {() => void} undoes that
+ */
+export function hush(raw, told) {
   const own = SENDING.map((name) => Object.getOwnPropertyDescriptor(raw, name))
   for (const name of SENDING) raw[name] = () => { told(); return raw }
   return () => {
@@ -150,7 +155,8 @@ function hush(raw, told) {
   }
 }
 
-function tookOver() {
+/** The error of a handler that does so. */
+export function tookOver() {
   return new Error('a route that runs once cannot take over its reply')
 }
 

@@ -4,6 +4,7 @@ import { comparable, isJson, mediaType, parseJson, readAll, readRequest, unseen 
 import { HttpIdempotency, answering, responseTooLarge } from './core.js'
 import { telling } from '../options.js'
 import { valuesOf } from './express.js'
+import { hush, tookOver } from './fastify.js'
 import { knownProblem } from './problem.js'
 
 /**
@@ -45,13 +46,18 @@ const ANSWERING = ['json', 'text', 'html', 'body', 'newResponse', 'redirect', 'h
 async function called(handler, c, context) {
   const own = ANSWERING.map((name) => c[name])
   for (const name of ANSWERING) c[name] = answering(c[name])
+  let isPast = false
+  const giveBack = c.env?.outgoing ? hush(c.env.outgoing, () => { isPast = true }) : () => {}
   try {
-    return await handler(c, context)
+    const given = await handler(c, context)
+    if (isPast) throw tookOver()
+    return given
   } catch (error) {
     const text = error instanceof SyntaxError ? await c.req.text().catch(() => undefined) : undefined
     if (text === '' || (text && isJson(mediaType(c.req.header('content-type'))))) parseJson(Buffer.from(text))
     throw error
   } finally {
+    giveBack()
     for (const [index, name] of ANSWERING.entries()) c[name] = own[index]
   }
 }
