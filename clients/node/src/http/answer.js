@@ -73,3 +73,27 @@ export function parseRetryAfter(value, now) {
   const date = /^[A-Za-z]{3}/.test(text) ? Date.parse(text) : NaN
   return Number.isNaN(date) ? null : Math.min(Math.max(0, date - now), LONGEST)
 }
+
+const SENDING = ['write', 'end', 'writeHead', 'flushHeaders']
+
+/**
+ * What a handler writes past its framework cannot be stored, and must not be sent.
+ * @param {any} raw response of Node
+ * @param {() => void} told called then
+ * @returns {() => void} undoes that
+ */
+export function hush(raw, told) {
+  const own = SENDING.map((name) => Object.getOwnPropertyDescriptor(raw, name))
+  for (const name of SENDING) raw[name] = () => { told(); return raw }
+  return () => {
+    for (const [index, name] of SENDING.entries()) {
+      if (own[index]) Object.defineProperty(raw, name, own[index])
+      else delete raw[name]
+    }
+  }
+}
+
+/** The error of a handler that does so. */
+export function tookOver() {
+  return new Error('a route that runs once cannot take over its reply')
+}

@@ -2,6 +2,7 @@
 // until the answer is stored, and puts another in its place where it was not.
 import { finished } from 'node:stream'
 import { HttpIdempotency, ofAnswer, responseTooLarge, withWrites } from './core.js'
+import { hush, tookOver } from './answer.js'
 import { comparable, keep, keptBody, readAll, saysBody, unseen } from './body.js'
 import { valuesOf } from './express.js'
 
@@ -19,7 +20,6 @@ import { valuesOf } from './express.js'
  */
 
 const ATTEMPT = Symbol('attempt')
-const SENDING = ['write', 'end', 'writeHead', 'flushHeaders']
 
 /**
  * A plugin: `fastify.register(fastifyIdempotency, { idempotency, … })`. Then `fastify.idempotent.transaction(handler)` and
@@ -136,28 +136,6 @@ async function called(handle, reply, attempt) {
   const isAnswer = value === undefined ? typeof returned?.then === 'function' : value !== reply
   if (isAnswer && !attempt.isCalled) reply.send(value)
   return undefined
-}
-
-/**
- * What a handler writes past its framework cannot be stored, and must not be sent.
- * @param {any} raw response of Node
- * @param {() => void} told called then
- * @returns {() => void} undoes that
- */
-export function hush(raw, told) {
-  const own = SENDING.map((name) => Object.getOwnPropertyDescriptor(raw, name))
-  for (const name of SENDING) raw[name] = () => { told(); return raw }
-  return () => {
-    for (const [index, name] of SENDING.entries()) {
-      if (own[index]) Object.defineProperty(raw, name, own[index])
-      else delete raw[name]
-    }
-  }
-}
-
-/** The error of a handler that does so. */
-export function tookOver() {
-  return new Error('a route that runs once cannot take over its reply')
 }
 
 // Fastify leaves a reply alone that a handler has taken over.

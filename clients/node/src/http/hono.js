@@ -1,10 +1,10 @@
 // Hono: a handler gives back a Response, which is read, stored, and sent.
 import { routePath } from 'hono/route'
+import { hush, tookOver } from './answer.js'
 import { comparable, isJson, mediaType, parseJson, readAll, readRequest, unseen } from './body.js'
 import { HttpIdempotency, answering, responseTooLarge } from './core.js'
 import { telling } from '../options.js'
 import { valuesOf } from './express.js'
-import { hush, tookOver } from './fastify.js'
 import { knownProblem } from './problem.js'
 
 /**
