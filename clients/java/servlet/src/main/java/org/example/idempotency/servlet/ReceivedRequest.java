@@ -14,13 +14,13 @@ import java.io.InputStreamReader;
 import java.net.URLDecoder;
 import java.nio.charset.Charset;
 import java.nio.charset.StandardCharsets;
-import java.util.Arrays;
+import java.util.ArrayList;
 import java.util.Collection;
 import java.util.Collections;
 import java.util.Enumeration;
 import java.util.LinkedHashMap;
+import java.util.List;
 import java.util.Map;
-import java.util.stream.Stream;
 
 /** A request whose body was read, and can be read again from its start. */
 final class ReceivedRequest extends HttpServletRequestWrapper {
@@ -29,6 +29,7 @@ final class ReceivedRequest extends HttpServletRequestWrapper {
     private final byte[] body;
     private final ServletInputStream stream;
     private BufferedReader reader;
+    private Map<String, String[]> parameters;
 
     ReceivedRequest(HttpServletRequest request, byte[] body) {
         super(request);
@@ -63,7 +64,10 @@ final class ReceivedRequest extends HttpServletRequestWrapper {
     @Override
     public Map<String, String[]> getParameterMap() {
         try {
-            return parameters();
+            if (parameters == null) { // a framework asks once for each
+                parameters = parameters();
+            }
+            return parameters;
         } catch (IllegalArgumentException | IllegalStateException broken) { // the one of URLDecoder, the other of the container
             throw new Unreadable(broken);
         }
@@ -71,25 +75,24 @@ final class ReceivedRequest extends HttpServletRequestWrapper {
 
     /** Those of the query and, of a form, those of the body: the container cannot read it any more. */
     private Map<String, String[]> parameters() {
-        Map<String, String[]> parameters = new LinkedHashMap<>(super.getParameterMap());
+        Map<String, List<String>> all = new LinkedHashMap<>();
+        super.getParameterMap().forEach((name, values) -> all.put(name, new ArrayList<>(List.of(values))));
         String type = getContentType() == null ? "" : getContentType().split(";", 2)[0].strip();
         if (type.equalsIgnoreCase("application/x-www-form-urlencoded")) {
             for (String pair : new String(body, StandardCharsets.US_ASCII).split("&")) {
                 String[] parts = pair.split("=", 2);
                 if (!pair.isEmpty()) {
-                    parameters.merge(decode(parts[0]), new String[] {parts.length < 2 ? "" : decode(parts[1])}, ReceivedRequest::both);
+                    all.computeIfAbsent(decode(parts[0]), name -> new ArrayList<>()).add(parts.length < 2 ? "" : decode(parts[1]));
                 }
             }
         }
-        return parameters;
+        Map<String, String[]> arrays = new LinkedHashMap<>();
+        all.forEach((name, values) -> arrays.put(name, values.toArray(String[]::new)));
+        return Collections.unmodifiableMap(arrays);
     }
 
     private String decode(String text) {
         return URLDecoder.decode(text, charset());
-    }
-
-    private static String[] both(String[] first, String[] second) {
-        return Stream.concat(Arrays.stream(first), Arrays.stream(second)).toArray(String[]::new);
     }
 
     @Override

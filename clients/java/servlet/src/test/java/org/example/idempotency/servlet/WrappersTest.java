@@ -9,12 +9,15 @@ import jakarta.servlet.http.HttpServletResponse;
 import java.io.IOException;
 import java.lang.reflect.Proxy;
 import java.nio.charset.StandardCharsets;
+import java.time.Duration;
 import java.util.Arrays;
 import java.util.Collections;
 import java.util.List;
 import java.util.Locale;
 import java.util.Map;
 import java.util.Set;
+import java.util.stream.Collectors;
+import java.util.stream.IntStream;
 import java.util.stream.Stream;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.function.Executable;
@@ -180,6 +183,18 @@ class WrappersTest {
             }
         };
         assertThrows(ReceivedRequest.Unreadable.class, () -> new ReceivedRequest(broken, new byte[0]).getParameter("a"));
+    }
+
+    /** Each took a copy of all before it, and each question read the whole body again. */
+    @Test
+    void aFormOfManyParametersIsReadOnce() {
+        assertTimeoutPreemptively(Duration.ofSeconds(20), () -> {
+            ReceivedRequest one = request("application/x-www-form-urlencoded", null, "a=&".repeat(300_000));
+            assertEquals(300_001, one.getParameterValues("a").length);
+            String body = IntStream.range(0, 100_000).mapToObj(n -> "a" + n).collect(Collectors.joining("&"));
+            ReceivedRequest many = request("application/x-www-form-urlencoded", null, body);
+            Collections.list(many.getParameterNames()).forEach(name -> assertNotNull(many.getParameter(name)));
+        });
     }
 
     @Test
