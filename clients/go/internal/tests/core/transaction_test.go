@@ -30,7 +30,7 @@ func transactionTests[Tx any]() tests[Tx] {
 		"OwnsDeadLetter": testOwnsDeadLetter[Tx], "Retention": testRetention[Tx], "Batch": testBatch[Tx],
 		"Idempotent": testIdempotent[Tx], "HeadersOfOthers": testHeadersOfOthers[Tx], "ErrorsQuoteNothing": testErrorsQuoteNothing[Tx],
 		"Isolation": testIsolation[Tx], "RequestsThatNobodyCanRead": testRequestsThatNobodyCanRead[Tx],
-		"CancelledStatement": testCancelledStatement[Tx], "LimitOfTheWork": testLimitOfTheWork[Tx],
+		"CancelledStatement": testCancelledStatement[Tx], "CancelledCommit": testCancelledCommit[Tx], "LimitOfTheWork": testLimitOfTheWork[Tx],
 	}
 }
 
@@ -360,6 +360,21 @@ func testCancelledStatement[Tx any](t *testing.T, b backend[Tx]) {
 		cancel()
 		wantError(t, err, context.DeadlineExceeded)
 	}
+}
+
+// A connection that is given up with its context is none that was lost: nothing is repeated.
+func testCancelledCommit[Tx any](t *testing.T, b backend[Tx]) {
+	var count counter
+	client := b.client(t, idempotency.Options{Hooks: count.hooks()})
+	execute(t, `CREATE OR REPLACE FUNCTION sleeps() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(60); RETURN NULL; END';
+		DROP TABLE IF EXISTS slow;
+		CREATE TABLE slow (key text);
+		CREATE CONSTRAINT TRIGGER sleeps AFTER INSERT ON slow DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION sleeps()`)
+	ctx, cancel := context.WithTimeout(background, 200*time.Millisecond)
+	defer cancel()
+	_, err := client.Transaction(ctx, newKey(), nil, b.runs("INSERT INTO slow VALUES ('x')"))
+	wantError(t, err, context.DeadlineExceeded)
+	same(t, "retried", count.retried.Load(), 0)
 }
 
 // A limit of the work's own is its error, although the driver has closed the connection.
