@@ -48,6 +48,8 @@ async function called(handler, c, context) {
   for (const name of ANSWERING) c[name] = answering(c[name])
   let isPast = false
   const giveBack = c.env?.outgoing ? hush(c.env.outgoing, () => { isPast = true }) : () => {}
+  // Time may be up for a handler that goes on.
+  context.signal.addEventListener('abort', giveBack, { once: true })
   try {
     const given = await handler(c, context)
     if (isPast) throw tookOver()
