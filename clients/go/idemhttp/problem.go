@@ -79,7 +79,7 @@ func problemOf(err error, header string) *Problem {
 	case isBusy(err):
 		return problem(503, "The service is busy", again, time.Second)
 	case errors.Is(err, errResponseTooLarge):
-		return problem(500, "The answer is too large to be stored", "Nothing was stored.", 0)
+		return problem(500, "The answer is too large to be stored", "There is no answer to this request.", 0)
 	}
 	return problem(500, "Internal Server Error", "The service could not handle the request.", 0)
 }

@@ -68,7 +68,7 @@ public record Problem(int status, String type, String title, String detail, Dura
         } else if (isBusy(error)) {
             return new Problem(503, "The service is busy", AGAIN, SECOND);
         } else if (error instanceof RecordedResponse.TooLarge || error.getCause() instanceof RecordedResponse.TooLarge) {
-            return new Problem(500, "The answer is too large to be stored", "Nothing was stored.", null);
+            return new Problem(500, "The answer is too large to be stored", "There is no answer to this request.", null);
         }
         return FAILED;
     }
