@@ -6,6 +6,10 @@ import { ConnectionLost, IdempotencyError, ended, sqlstate } from './errors.js'
 // What a query fails with whose connection has ended, beside errors of the operating system.
 const LOST = new Set(['CONNECTION_CLOSED', 'CONNECTION_DESTROYED', 'ECONNRESET', 'EPIPE'])
 
+// With these the server ends a session in a statement.
+/** @type {Set<string | undefined>} */
+const ENDED = new Set(['57P01', '57P02'])
+
 // What runs a statement, beside the tag itself.
 /** @type {Set<string | symbol>} */
 const SENDING = new Set(['unsafe', 'file', 'notify'])
@@ -16,33 +20,88 @@ const SENDING = new Set(['unsafe', 'file', 'notify'])
  * @returns {import('./pg.js').Source<Tx>}
  */
 export function postgresSource(sql) {
-  const waiting = new Set()
-  const { options } = /** @type {any} */ (sql)
-  const { onclose } = options
-  options.onclose = (id) => {
-    onclose?.(id)
-    for (const ask of waiting) queueMicrotask(ask)
-  }
-  return { acquire: () => acquire(sql, waiting) }
+  const source = SOURCES.get(sql) ?? new Reserving(sql)
+  SOURCES.set(sql, source)
+  return { acquire: () => source.acquire() }
 }
 
-// When a connection ends, postgres.js forgets one of those that wait for a connection, for ever. So each asks once more.
-function acquire(sql, waiting) {
-  let reserved
-  return new Promise((resolve, reject) => {
-    const ask = async () => {
-      try {
-        const own = await sql.reserve()
-        if (reserved) own.release()
-        else resolve(new PostgresConnection(reserved = own))
-      } catch (error) {
-        reject(sqlstate(error) ? error : lost(error))
-      }
-      waiting.delete(ask)
+/** @type {WeakMap<object, Reserving>} */
+const SOURCES = new WeakMap()
+
+// Reserves connections of a pool, never more than it has.
+class Reserving {
+  #sql
+  #free
+  /** @type {(() => void)[]} */
+  #queue = []
+  #waiting = new Set()
+  // True where a connection may have ended in a statement.
+  #suspect = false
+  /** @type {Promise<void> | undefined} */
+  #waking
+
+  constructor(sql) {
+    this.#sql = sql
+    const { options } = sql
+    const { onclose } = options
+    this.#free = options.max
+    options.onclose = (id) => {
+      onclose?.(id)
+      for (const ask of this.#waiting) queueMicrotask(ask)
     }
-    waiting.add(ask)
-    ask()
-  })
+  }
+
+  async acquire() {
+    if (this.#free > 0) this.#free--
+    else await new Promise((/** @type {(value?: undefined) => void} */ resolve) => { this.#queue.push(resolve) })
+    try {
+      while (this.#suspect || this.#waking) await (this.#waking ??= this.#wake().finally(() => { this.#waking = undefined }))
+      return new PostgresConnection(await this.#reserve(), (isLost) => this.#giveBack(isLost))
+    } catch (error) {
+      const state = sqlstate(error)
+      this.#giveBack(ENDED.has(state))
+      throw state ? error : lost(error)
+    }
+  }
+
+  #giveBack(isLost) {
+    this.#suspect ||= isLost
+    const next = this.#queue.shift()
+    if (next) next()
+    else this.#free++
+  }
+
+  // Where the server ended a session in a statement, postgres.js answers the next one with that error. If that is a reserve(),
+  // it never uses the connection again. So plain statements come first, as many as meet each connection.
+  async #wake() {
+    this.#suspect = false
+    const answers = await Promise.allSettled(Array.from({ length: this.#sql.options.max }, () => this.#sql`SELECT 1`))
+    for (const answer of answers) {
+      if (answer.status === 'fulfilled' || sqlstate(answer.reason)) continue
+      this.#suspect = true
+      throw answer.reason
+    }
+  }
+
+  // When a connection ends, postgres.js forgets one of those that wait for a connection, for ever. So each asks once more.
+  #reserve() {
+    let isSettled = false
+    return new Promise((resolve, reject) => {
+      const ask = async () => {
+        try {
+          const own = await this.#sql.reserve()
+          if (isSettled) own.release()
+          else resolve(own)
+        } catch (error) {
+          reject(error)
+        }
+        isSettled = true
+        this.#waiting.delete(ask)
+      }
+      this.#waiting.add(ask)
+      ask()
+    })
+  }
 }
 
 /** @param {unknown} [cause] */
@@ -57,6 +116,7 @@ function lost(cause) {
 /** @implements {Connection} */
 class PostgresConnection {
   #sql
+  #giveBack
   #closed = false
   #ended = false
   #lost = false
@@ -69,8 +129,9 @@ class PostgresConnection {
     return true
   }
 
-  constructor(sql) {
+  constructor(sql, giveBack) {
     this.#sql = sql
+    this.#giveBack = giveBack
     this.tx = new Proxy(sql, {
       apply: (target, self, args) => this.#open(() => target(...args)),
       get: (target, property) => property === 'release' ? () => this.#open(() => { throw notYours() })
@@ -107,15 +168,20 @@ class PostgresConnection {
   close(broken) {
     if (this.#closed) return
     this.#closed = true
-    if (broken) this.#giveBack()
-    else if (!this.#lost) this.#sql.release()
+    if (broken) this.#rollBack()
+    else this.#release()
   }
 
   // When the server has nothing more to do for it: postgres.js would never use a connection again that was ended from here.
-  async #giveBack() {
+  async #rollBack() {
     await this.#cancelled
     await this.send([{ text: 'ROLLBACK' }]).catch(() => {})
+    this.#release()
+  }
+
+  #release() {
     if (!this.#lost) this.#sql.release()
+    this.#giveBack(this.#lost)
   }
 
   #open(call) {

@@ -58,7 +58,7 @@ test('what is stored of an answer, and what is sent of it', () => {
 test('the milliseconds of a Retry-After', () => {
   const now = Date.UTC(2026, 0, 1)
   for (const [value, ms] of [
-    [undefined, null], [['1', '2'], null], ['2', 2000], [2, 2000], [' 2 ', 2000], ['', null], ['soon', null], ['1234567890', null],
+    [undefined, null], [['1', '2'], null], ['2', 2000], [2, 2000], [' 2 ', 2000], ['', null], ['soon', null], ['3153599999', 3_153_599_999_000], ['9'.repeat(400), 36_500 * 86_400_000],
     ['1.5', null], ['2026-01-02', null],
     ['Thu, 01 Jan 2026 00:00:03 GMT', 3000], ['Wed, 31 Dec 2025 23:59:59 GMT', 0],
     ['Thu, 01 Jan 2999 00:00:00 GMT', 36_500 * 86_400_000],

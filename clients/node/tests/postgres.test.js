@@ -17,8 +17,8 @@ function connect(t, options) {
   return sql
 }
 
-function setUp(t, options = {}, sql = connect(t, options)) {
-  return new Idempotency(postgresSource(sql), { scope: 'postgres.js', retry: { base: 1, cap: 60_000 } })
+function setUp(t, options = {}, sql = connect(t, options), more = {}) {
+  return new Idempotency(postgresSource(sql), { scope: 'postgres.js', retry: { base: 1, cap: 60_000 }, ...more })
 }
 
 const connectedSocket = (socket = new net.Socket()) => socket.connect(`${process.env.PGHOST}/.s.PGSQL.${process.env.PGPORT}`)
@@ -109,6 +109,85 @@ for (const [what, end] of [
     assert.deepEqual([payload, await effects(pool, key)], [2, 1])
   })
 }
+
+test('postgres.js: sessions that the server ends cost no place in the pool', { timeout: 20_000 }, async (t) => {
+  const sql = connect(t, { max: 2 })
+  const [one, two] = [setUp(t, {}, sql), setUp(t, {}, sql)]
+  for (const round of [1, 2, 3]) {
+    const results = await Promise.all([one, one, one, two, two].map((idempotency) => {
+      let calls = 0
+      return idempotency.transaction(newKey(), null, async (tx) => {
+        if (++calls === 1) await ends(tx)
+        return round
+      })
+    }))
+    assert.deepEqual(results.map(({ payload }) => payload), Array(5).fill(round))
+  }
+})
+
+test('postgres.js: one place at most goes where the server ends statements of the program\'s own', { timeout: 20_000 }, async (t) => {
+  const sql = connect(t, { max: 2 })
+  const idempotency = setUp(t, {}, sql)
+  await Promise.all([1, 2].map(() => assert.rejects(ends(sql))))
+  for (const turns of [1, 2]) assert.equal((await idempotency.transaction(newKey(), null, () => turns)).payload, turns)
+})
+
+test('postgres.js: all places are there at once after the server has ended their sessions', { timeout: 20_000 }, async (t) => {
+  const idempotency = setUp(t, { max: 2 }, undefined, { retry: { attempts: 1 } })
+  await Promise.all([1, 2].map(() => assert.rejects(idempotency.transaction(newKey(), null, ends), { name: 'ConnectionLost' })))
+  await turn()
+  const both = deferred()
+  let runs = 0
+  await Promise.all([1, 2].map(() => idempotency.transaction(newKey(), null, () => {
+    if (++runs === 2) both.resolve()
+    return both.promise
+  })))
+})
+
+test('postgres.js: no place is lost where the server could not be reached meanwhile', { timeout: 20_000 }, async (t) => {
+  const sql = connect(t, { max: 1, backoff: 0 })
+  const { path } = sql.options
+  let repeats = 0
+  const idempotency = setUp(t, {}, sql, { hooks: { retried() { if (++repeats === 2) sql.options.path = path } } })
+  let runs = 0
+  const { payload } = await idempotency.transaction(newKey(), null, async (tx) => {
+    if (++runs === 1) {
+      sql.options.path = '/nowhere'
+      await ends(tx)
+    }
+    return runs
+  })
+  assert.deepEqual([payload, repeats], [2, 2])
+})
+
+test('postgres.js: who waits behind a statement of the program\'s own, whose connection ends, gets one', { timeout: 20_000 }, async (t) => {
+  let socket
+  const sql = connect(t, { max: 1, socket: () => (socket = connectedSocket()) })
+  const { acquire } = postgresSource(sql)
+  await sql`SELECT 1`
+  const ending = assert.rejects(sql`SELECT pg_sleep(600)`)
+  await turn()
+  const waiting = acquire()
+  await turn()
+  socket.destroy()
+  await ending
+  const connection = await waiting
+  connection.close(false)
+})
+
+test('postgres.js: a connection that comes when its call has failed goes back', { timeout: 20_000 }, async (t) => {
+  const held = deferred()
+  let sockets = 0
+  const sql = connect(t, { max: 2, backoff: 0, socket: async () => { if (++sockets === 2) await held.promise; return connectedSocket() } })
+  const { acquire } = postgresSource(sql)
+  const first = await acquire()
+  const failing = assert.rejects(acquire(), { code: '57P01' })
+  await assert.rejects(first.send([{ text: 'SELECT pg_terminate_backend(pg_backend_pid())' }]), { name: 'ConnectionLost' })
+  await failing
+  held.resolve()
+  first.close(true)
+  for (const connection of await Promise.all([acquire(), acquire()])) connection.close(false)
+})
 
 test('postgres.js: a connection goes back once, and to one', { timeout: 20_000 }, async (t) => {
   const sockets = []

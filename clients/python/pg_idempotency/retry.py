@@ -34,7 +34,7 @@ class Retry:
         return float(draw()) * min(self.cap, self.base * 2.0 ** min(tries - 1, 1000))    # of 1024 on it is no float
 
 
-LONGEST = 999_999_999.0
+LONGEST = 36_500 * 86_400.0    # what the server takes
 
 
 def seconds_until(value: str) -> Optional[float]:

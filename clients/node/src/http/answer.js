@@ -63,12 +63,12 @@ export function fromStored({ outcome, code, headers, payload, body, replayed, re
  * Milliseconds of a Retry-After header.
  * @param {string | string[] | number | undefined} value seconds, or a date
  * @param {number} now milliseconds since 1970
- * @returns {number | null}
+ * @returns {number | null} up to 36500 days
  */
 export function parseRetryAfter(value, now) {
   if (value === undefined || Array.isArray(value)) return null
   const text = String(value).trim()
-  if (/^\d{1,9}$/.test(text)) return Number(text) * 1000
+  if (/^\d+$/.test(text)) return Math.min(Number(text) * 1000, LONGEST)
   // Dates of HTTP begin with the day of the week. V8 takes "1.5" for a date.
   const date = /^[A-Za-z]{3}/.test(text) ? Date.parse(text) : NaN
   return Number.isNaN(date) ? null : Math.min(Math.max(0, date - now), LONGEST)
