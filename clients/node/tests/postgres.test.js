@@ -111,10 +111,9 @@ for (const [what, end] of [
 }
 
 test('postgres.js: sessions that the server ends cost no place in the pool', { timeout: 20_000 }, async (t) => {
-  const sql = connect(t, { max: 2 })
-  const [one, two] = [setUp(t, {}, sql), setUp(t, {}, sql)]
+  const idempotency = setUp(t, { max: 2 })
   for (const round of [1, 2, 3]) {
-    const results = await Promise.all([one, one, one, two, two].map((idempotency) => {
+    const results = await Promise.all([1, 2, 3, 4, 5].map(() => {
       let calls = 0
       return idempotency.transaction(newKey(), null, async (tx) => {
         if (++calls === 1) await ends(tx)
@@ -123,6 +122,16 @@ test('postgres.js: sessions that the server ends cost no place in the pool', { t
     }))
     assert.deepEqual(results.map(({ payload }) => payload), Array(5).fill(round))
   }
+})
+
+test('postgres.js: who waits in another source of the pool gets the place of a session that the server has ended', { timeout: 20_000 }, async (t) => {
+  const sql = connect(t, { max: 1 })
+  const first = await postgresSource(sql).acquire()
+  const waiting = postgresSource(sql).acquire()
+  await assert.rejects(first.send([{ text: 'SELECT pg_terminate_backend(pg_backend_pid())' }]), { name: 'ConnectionLost' })
+  first.close(true)
+  const second = await waiting
+  second.close(false)
 })
 
 test('postgres.js: one place at most goes where the server ends statements of the program\'s own', { timeout: 20_000 }, async (t) => {
