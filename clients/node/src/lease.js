@@ -218,7 +218,7 @@ function isOfAnswer(error) {
 }
 
 /** What is stored in place of an answer that cannot be. */
-export const WITHOUT_ANSWER = Object.freeze({ code: 500, payload: undefined })
+const WITHOUT_ANSWER = Object.freeze({ code: 500, payload: undefined })
 
 // Ends what was done, with its writes, so that no attempt repeats it. Throws what was wrong with its answer, unless another end is stored.
 async function withoutAnswer(settings, call, operation, { error, writes, retention }) {

@@ -1,8 +1,8 @@
 // HTTP without a framework: from a request to an answer that is given once. An adapter describes the request,
 // calls the handler, and sends the answer; it sends nothing before the answer is stored.
 import { validateHeaderName, validateHeaderValue } from 'node:http'
-import { BadArgument, Declined, NotDone, TooLarge } from '../errors.js'
-import { Completion, Reconciled, WITHOUT_ANSWER } from '../lease.js'
+import { BadArgument, Declined, NotDone, ServiceMistake, TooLarge } from '../errors.js'
+import { Completion, Reconciled } from '../lease.js'
 import { optionsOf, telling } from '../options.js'
 import { Json, checkMilliseconds, checkWhole, toInterval, toJson, toResponse } from '../response.js'
 import { completed } from '../result.js'
@@ -189,21 +189,20 @@ export class HttpIdempotency {
   }
 
   async #runOnce(exchange, key, style, invoke, answerTo) {
-    let live, declined, unsendable
+    let live, declined
     const perform = async (context) => {
       try {
         return await handle(context)
       } catch (error) {
         if (style === 'transaction' || !unsent.has(error)) throw error
         // The handler is done, also where its answer cannot be sent.
-        unsendable = error
         const { retention, writes } = this.#endWithout(error)
-        const response = { ...WITHOUT_ANSWER, retention }
+        const response = { payload: unstorable(error), retention }
         return writes ? new Completion(response, /** @type {any} */ (writesOf(/** @type {any} */ ({ writes })))) : response
       }
     }
     const handle = async (context) => {
-      live = unsendable = undefined
+      live = undefined
       const answer = await this.#limited(invoke, context).catch((error) => {
         if (error instanceof Declined) {
           declined = this.#refusal(error)
@@ -217,7 +216,9 @@ export class HttpIdempotency {
     // Writes that decline have another answer than the handler's.
     const writesOf = (/** @type {HandlerAnswer<Tx>} */ { writes, ...answer }) => writes && (async (/** @type {Tx} */ tx) => {
       live = undefined
-      await this.#checked(writes, (answer) => { declined = answer })(tx)
+      await this.#checked(writes, (answer) => { declined = answer })(tx).catch((error) => {
+        throw unsent.has(error) ? new Declined(null, unstorable(error)) : error
+      })
       live = answer
     })
     const request = await this.#fingerprint(exchange)
@@ -225,7 +226,6 @@ export class HttpIdempotency {
     const result = style === 'transaction'
       ? await this.#idempotency.transaction(key, request, (tx, operation) => perform({ tx, operation }), options)
       : await this.#idempotency.lease(key, request, (operation, signal) => perform({ operation, signal }), options).catch(asOfLease)
-    if (unsendable && result.outcome === 'COMPLETED' && !result.replayed) throw unsendable
     if (result.outcome === 'IN_PROGRESS') throw inProgress(result.retryAfter)
     // What is stored of a refusal has lost its cookies.
     const headers = (!result.replayed && declined?.headers) || result.headers
@@ -522,8 +522,14 @@ function declining({ code, payload, ...options }, retryAfter) {
   return new Declined(code, payload, { ...options, retryAfter })
 }
 
+// A payload that cannot be stored either, so that the operation ends without an answer.
+function unstorable(error) {
+  return { toJSON() { throw error } }
+}
+
 // To a client a 413 says that nothing was done.
 function asOfLease(error) {
+  if (error instanceof ServiceMistake && unsent.has(/** @type {object} */ (error.cause))) throw error.cause
   throw error instanceof TooLarge ? responseTooLarge({}, error) : error
 }
 

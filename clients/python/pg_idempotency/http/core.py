@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, List, Mapping, NoReturn, Optional, Tuple
 
 from ..errors import Declined, NotDone, TooLarge
 from ..hooks import logger
-from ..model import (COMPLETED, FAILED, IN_PROGRESS, WITHOUT_ANSWER, Completion, Duration, Json, Operation, Response, Result,
+from ..model import (COMPLETED, FAILED, IN_PROGRESS, Completion, Duration, Json, Operation, Response, Result,
                      check_count, maybe_seconds, seconds, to_json)
 from ..retry import seconds_until
 from .fingerprint import NotJson, fingerprint
@@ -196,6 +196,19 @@ class Released(NotStored, NotDone):
         self.retry_after = None
 
 
+class Unsendable(Json):
+    """A payload that cannot be stored, so that a lease ends without an answer. ``error``: what is wrong with the answer."""
+
+    error: Exception
+
+    def __init__(self, error: Exception) -> None:
+        object.__setattr__(self, "error", error)
+
+    @property
+    def text(self) -> str:
+        raise self.error
+
+
 @dataclass(frozen=True)
 class Admitted:
     """A request with a key, and all that a transaction or a lease needs."""
@@ -211,8 +224,8 @@ class Served:
     """One request's way: the replies of its handler, of which the last one counts.
 
     ``ends``: the outcome of the operation that has this reply. Writes of a lease that decline have another one.
-    ``unsendable``: the handler of a lease is done, and this is wrong with its reply. ``is_kept``: the reply is stored, by a
-    COMMIT that is known. ``declined``: the headers of a Declined, of which no cookie is stored.
+    ``is_kept``: the reply is stored, by a COMMIT that is known. ``declined``: the headers of a Declined, of which no cookie is
+    stored.
     """
 
     def __init__(self, core: "Core", admitted: Admitted) -> None:
@@ -221,13 +234,12 @@ class Served:
         self.options = admitted.options
         self.reply: Optional[Reply] = None
         self.ends = COMPLETED
-        self.unsendable: Optional[Exception] = None
         self.is_kept = False
         self.declined: Optional[Mapping[str, Any]] = None
 
     def outcome(self, exchange: Exchange, reply: Reply) -> Any:
         """The reply as work gives it back. Raises Declined, NotStored or ResponseTooLarge."""
-        self.reply, self.unsendable = reply, None
+        self.reply = reply
         store = store_of(self.options, reply.status)
         try:
             check_reply(reply, self.options.max_response)
@@ -235,8 +247,7 @@ class Served:
             # A lease that would not be left ends: its handler is done.
             if self.options.lease is None or is_final(reply.status) and store.end not in ("complete", "fail"):
                 raise
-            self.unsendable = error
-            none = Response(WITHOUT_ANSWER, retention=store.retention)
+            none = Response(payload=Unsendable(error), retention=store.retention)
             return none if store.end == "fail" else self.ending(exchange, none)
         if store.end in ("release", "leave"):
             # In a transaction an answer below 500 is a refusal: its rollback is no lost attempt.
@@ -254,26 +265,26 @@ class Served:
         """The response, with the writes of a lease."""
         return response if exchange.writes is None else Completion(response, exchange.writes)
 
-    def refuse(self, error: Exception) -> Optional[Response]:
-        """What ends a lease whose handler has declined by what cannot be sent: it is done. None: leave the error as it is.
-
-        Raises as ``decline``, and Released for an error of a handler in a transaction that is answered below 500: it is a
-        refusal, too.
+    def refuse(self, error: Exception) -> None:
+        """Raises what an error of the handler stands for, if that is another one: as ``decline_done``, and Released for one in a
+        transaction that is answered below 500: it is a refusal, too.
         """
         if isinstance(error, Declined):
-            try:
-                self.decline(error)
-            except Declined:
-                raise
-            except Exception as wrong:
-                if self.options.lease is None:
-                    raise
-                self.unsendable = wrong
-                return Response(WITHOUT_ANSWER)
+            self.decline_done(error)
         problem = problem_of(error)
         if problem.status < 500 and self.options.lease is None:
             raise Released(self.core.problem_reply(problem, self.options)) from error
-        return None
+
+    def decline_done(self, declined: Declined) -> NoReturn:
+        """The same as ``decline``, but that a lease ends: its handler is done."""
+        try:
+            self.decline(declined)
+        except Declined:
+            raise
+        except Exception as wrong:
+            if self.options.lease is None:
+                raise
+            raise Declined(None, Unsendable(wrong)) from wrong
 
     def decline(self, declined: Declined) -> NoReturn:
         """Raises what is stored of it, ValueError for one that is none of HTTP, and ResponseTooLarge."""
@@ -285,8 +296,6 @@ class Served:
         """The answer to the client: the handler's own where it ran to its end, else what is stored."""
         if result.outcome == IN_PROGRESS:
             return self.core.problem_reply(in_progress(result.retry_after), self.options)
-        if self.unsendable is not None and result.outcome == COMPLETED and not result.replayed:
-            raise self.unsendable
         if not result.replayed and self.reply is not None and result.outcome == self.ends:
             self.is_kept = True
             return self.reply

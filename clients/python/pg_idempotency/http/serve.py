@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from functools import partial
-from typing import Any, Awaitable, Callable, Dict, Optional, Union
+from typing import Any, Awaitable, Callable, Dict, NoReturn, Optional, Union
 
 from .. import steps
 from ..client import AsyncIdempotency, Idempotency
@@ -40,23 +40,22 @@ def serving(idem: Union[Idempotency, AsyncIdempotency], served: Served, handler:
         try:
             reply = yield steps.call(handler, exchange)
         except Exception as error:
-            ended = served.refuse(error)
-            if ended is None:
-                raise
-            return ended
+            served.refuse(error)
+            raise
         finally:
             active.reset(token)
             exchange.tx = None
-        exchange.writes = exchange.writes and sendable(exchange.writes)
+        exchange.writes = exchange.writes and sendable(exchange.writes, served.decline_done)
         return served.outcome(exchange, reply)
 
-    def sendable(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def sendable(function: Callable[[Any], Any],
+                 decline: Callable[[Declined], NoReturn] = served.decline) -> Callable[[Any], Any]:
         """A function whose own end of the lease is stored before it is an answer: what HTTP cannot send fails here."""
         def checked(given: Any) -> Flow:
             try:
                 value = yield steps.call(function, given)
             except Declined as declined:
-                served.decline(declined)
+                decline(declined)
             if not isinstance(value, Done):
                 return value
             found = value.response
