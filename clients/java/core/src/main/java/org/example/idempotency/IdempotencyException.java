@@ -168,6 +168,36 @@ public abstract sealed class IdempotencyException extends RuntimeException {
         }
     }
 
+    /**
+     * Thrown by leased work, or its writes, that is done and has no answer that could be stored. The operation ends without one, so that
+     * no attempt repeats it. The call throws the cause, and calls after it throw Unstorable. It is for adapters, such as the servlet filter.
+     */
+    public static final class NoAnswer extends IdempotencyException {
+        private final Duration retention;
+        private final transient Completion.Writes writes;
+
+        /**
+         * Says that there is no answer.
+         *
+         * @param cause what is wrong with the answer
+         * @param retention how long the record is kept; null: as the call says
+         * @param writes are made in one transaction with the record, unless they are what throws; null: none
+         */
+        public NoAnswer(RuntimeException cause, Duration retention, Completion.Writes writes) {
+            super("the work was done, and has no answer that could be stored", cause);
+            this.retention = retention;
+            this.writes = writes;
+        }
+
+        Duration retention() {
+            return retention;
+        }
+
+        Completion.Writes writes() {
+            return writes;
+        }
+    }
+
     private static final Map<String, Function<Throwable, IdempotencyException>> BY_STATE = Map.of(
             "ID400", BadArgument::new, "ID403", Forbidden::new, "ID404", NotOwned::new, "ID409", LeaseLost::new,
             "ID413", TooLarge::new, "ID422", KeyReused::new, "ID428", NotEnded::new, "25P02", RolledBack::new);

@@ -34,6 +34,8 @@ final class LeasedAttempt {
             completion = reconcileAndWork(work, finder);
         } catch (Declined refusal) {
             return refuse(refusal);
+        } catch (IdempotencyException.NoAnswer done) {
+            return withoutAnswer(done.retention(), done.writes(), (RuntimeException) done.getCause());
         } catch (Exception error) {
             if (!hasBegun || error instanceof IdempotencyException.NotDone) {
                 release(error);
@@ -90,7 +92,8 @@ final class LeasedAttempt {
             if (!hasBegun || haveWritesFailed || !isOfAnswer(error)) {
                 throw error;
             }
-            return withoutAnswer(completion, error);
+            Response answer = completion == null ? null : completion.response();
+            return withoutAnswer(answer == null ? null : answer.retention(), completion == null ? null : completion.writes(), error);
         }
     }
 
@@ -105,12 +108,10 @@ final class LeasedAttempt {
      * Ends work with its writes, so that no attempt repeats it. Throws what was wrong with its answer, unless another end is
      * stored: that of the writes, or of who had the lease meanwhile.
      */
-    private Result withoutAnswer(Completion completion, RuntimeException wrong) {
-        Response answer = completion == null ? null : completion.response();
-        Response none = new Response(WITHOUT_ANSWER.code(), null, null, null, answer == null ? null : answer.retention());
+    private Result withoutAnswer(Duration retention, Completion.Writes writes, RuntimeException wrong) {
         Result result;
         try {
-            result = complete(new Completion(none, completion == null ? null : completion.writes()));
+            result = complete(new Completion(new Response(WITHOUT_ANSWER.code(), null, null, null, retention), writes));
         } catch (IdempotencyException.NotDone reason) {
             throw reason;
         } catch (RuntimeException failure) {
@@ -131,6 +132,8 @@ final class LeasedAttempt {
             }));
         } catch (Declined refusal) {
             return refuse(refusal);
+        } catch (IdempotencyException.NoAnswer done) {
+            return withoutAnswer(done.retention(), null, (RuntimeException) done.getCause());
         } catch (IdempotencyException.NotDone reason) {
             release(reason);
             throw reason;
@@ -166,7 +169,7 @@ final class LeasedAttempt {
             if (!isOfAnswer(error)) {
                 throw error;
             }
-            return withoutAnswer(Completion.of(refusal.response()), error);
+            return withoutAnswer(refusal.response().retention(), null, error);
         }
     }
 

@@ -140,6 +140,28 @@ class LeaseTest extends OnServer {
         assertThrows(IdempotencyException.Unstorable.class, () -> once.lease(Call.of(key), lease -> done()));
     }
 
+    /** Its writes commit with the record, and where they say so themselves they do not. It is the word for one operation, not for one around it. */
+    @Test
+    void workThatHasNoAnswerIsDoneAndNotRepeated() throws Exception {
+        var wrong = new IllegalStateException("planned");
+        Completion.Writes effect = connection -> effect(connection, key);
+        for (Completion.Writes writes : new Completion.Writes[] {null, effect, connection -> {
+            effect.run(connection);
+            throw new IdempotencyException.NoAnswer(wrong, Duration.ofDays(90), effect);
+        }}) {
+            String own = key + System.nanoTime();
+            int before = effects(key);
+            LeasedWork<Exception> work = lease -> {
+                throw new IdempotencyException.NoAnswer(wrong, Duration.ofDays(90), writes);
+            };
+            assertSame(wrong, assertThrows(RuntimeException.class, () -> once.lease(Call.of(own), work)));
+            assertThrows(IdempotencyException.Unstorable.class, () -> once.lease(Call.of(own), work));
+            Operation stored = once.lookup(Call.of(own));
+            assertEquals(90, Duration.between(stored.createdAt(), stored.expiresAt()).toDays());
+            assertEquals(writes == effect ? 1 : 0, effects(key) - before);
+        }
+    }
+
     @Test
     void whatCannotBeStoredIsKeptAwayForAsLongAsItAskedFor() {
         Response answer = new Response(0, null, LARGE, null, Duration.ofDays(90));

@@ -54,8 +54,6 @@ import org.example.idempotency.Result;
 public final class IdempotencyFilter extends HttpFilter {
     private static final System.Logger LOG = System.getLogger(IdempotencyFilter.class.getName());
     private static final Pattern WAIT = Pattern.compile("(?:^|,)\\s*wait\\s*=\\s*\"?([0-9]{1,9})\"?\\s*(?=$|[,;])", Pattern.CASE_INSENSITIVE);
-    /** The SQLSTATE of what is no Unicode. */
-    private static final String NO_TEXT = "22021";
     private static final Set<String> ALWAYS_STORED = Set.of("content-type", "content-encoding", "content-language", "location", "etag");
 
     private final transient Idempotency once;
@@ -267,8 +265,6 @@ public final class IdempotencyFilter extends HttpFilter {
         private final Call call;
         private final byte[] body;
         private Answer fresh;
-        /** What is wrong with the answer of a leased handler that is done: it cannot be sent, or stored. */
-        private Exception unsendable;
         private Exception thrown;
         private Answer toThrown;
 
@@ -357,9 +353,7 @@ public final class IdempotencyFilter extends HttpFilter {
                 return once.<Exception>lease(call, this::leased, options.finder == null ? null : this::find);
             } catch (IdempotencyException.TooLarge error) {
                 // To a client a 413 says that nothing was done.
-                throw new UncheckedIOException(new RecordedResponse.TooLarge());
-            } catch (IdempotencyException error) {
-                throw unsendable != null && IdempotencyException.sqlState(error).equals(NO_TEXT) ? unsendable : error;
+                throw tooLarge();
             }
         }
 
@@ -393,15 +387,23 @@ public final class IdempotencyFilter extends HttpFilter {
 
         private Answer bounded(Answer answer) {
             if (answer.body().length > options.maxResponse) {
-                throw new UncheckedIOException(new RecordedResponse.TooLarge());
+                throw tooLarge();
             }
             return answer.checked();
+        }
+
+        private static RuntimeException tooLarge() {
+            return new UncheckedIOException(new RecordedResponse.TooLarge());
         }
 
         private Completion leased(Lease lease) throws Exception {
             Exchange exchange = new Exchange(null, lease.operation(), lease);
             Response stored = handle(exchange);
-            return new Completion(stored, exchange.writes() == null ? null : connection -> write(exchange, connection));
+            return new Completion(stored, writesOf(exchange));
+        }
+
+        private Completion.Writes writesOf(Exchange exchange) {
+            return exchange.writes() == null ? null : connection -> write(exchange, connection);
         }
 
         /** What the writes refuse is the answer, in place of the handler's. */
@@ -418,16 +420,15 @@ public final class IdempotencyFilter extends HttpFilter {
             RecordedResponse recorded = new RecordedResponse(response, options.maxResponse);
             Answer answer;
             boolean hasAnswered = false;
-            unsendable = null;
             try {
                 call(exchange, recorded);
                 hasAnswered = true;
                 answer = recorded.finish().checked();
             } catch (Exception error) {
-                if (exchange.lease() == null || !hasAnswered && !isTooLarge(error)) {
+                if (exchange.lease() == null || error instanceof IdempotencyException || !hasAnswered && !isTooLarge(error)) {
                     throw error;
                 }
-                return withoutAnswer(recorded.getStatus(), error);
+                throw withoutAnswer(exchange, recorded.getStatus(), error);
             }
             return keep(answer);
         }
@@ -438,22 +439,13 @@ public final class IdempotencyFilter extends HttpFilter {
         }
 
         /** A handler that has answered is done. But a lease that would have run out after its answer does so. */
-        private Response withoutAnswer(int status, Exception error) throws Exception {
+        private Exception withoutAnswer(Exchange exchange, int status, Exception error) {
             Keep keep = status < 200 || status > 999 ? new Keep(Keep.Kind.STORED, null) : options.statuses.apply(status);
             if (keep.as() != Keep.Kind.STORED && keep.as() != Keep.Kind.REFUSAL) {
-                throw error;
+                return error;
             }
-            Response none = unstorable(error, keep.retention());
-            if (keep.as() == Keep.Kind.REFUSAL) {
-                throw new Declined(none, null);
-            }
-            return none;
-        }
-
-        /** Half of a character of two, by which the client ends the operation without an answer. */
-        private Response unstorable(Exception wrong, Duration retention) {
-            unsendable = wrong;
-            return new Response(0, null, "\ud800", null, retention);
+            return new IdempotencyException.NoAnswer(error instanceof RuntimeException wrong ? wrong : tooLarge(), keep.retention(),
+                    keep.as() == Keep.Kind.REFUSAL ? null : writesOf(exchange));
         }
 
         private void call(Exchange exchange, RecordedResponse recorded) throws Exception {
@@ -490,14 +482,14 @@ public final class IdempotencyFilter extends HttpFilter {
         }
 
         /** The bytes that are sent are stored. A leased handler is done, also where they cannot be sent. */
-        private Declined refusal(Declined declined) {
+        private RuntimeException refusal(Declined declined) {
             try {
                 fresh = bounded(Answer.of(declined.response(), 422));
             } catch (RuntimeException error) {
                 if (!isLeased || call.key() == null) {
                     throw error;
                 }
-                return new Declined(unstorable(error, declined.response().retention()), null);
+                return new IdempotencyException.NoAnswer(error, declined.response().retention(), null);
             }
             fresh.retryAfter(declined.retryAfter());
             return new Declined(fresh.stored(this::isStored, declined.response().retention()), declined.retryAfter());

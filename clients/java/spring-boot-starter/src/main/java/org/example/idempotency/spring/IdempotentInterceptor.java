@@ -10,6 +10,7 @@ import org.aopalliance.intercept.MethodInvocation;
 import org.example.idempotency.Call;
 import org.example.idempotency.Completion;
 import org.example.idempotency.Idempotency;
+import org.example.idempotency.IdempotencyException;
 import org.example.idempotency.Identity;
 import org.example.idempotency.Response;
 import org.example.idempotency.Result;
@@ -32,8 +33,6 @@ import org.springframework.transaction.interceptor.TransactionAttributeSource;
 final class IdempotentInterceptor implements MethodInterceptor {
     private static final ExpressionParser PARSER = new SpelExpressionParser();
     private static final ParameterNameDiscoverer NAMES = new DefaultParameterNameDiscoverer();
-    /** What the core takes for a result that could not be stored. */
-    private static final Response UNWRITTEN = Response.of(500, null);
 
     private static final TransactionAttributeSource TRANSACTIONAL = new AnnotationTransactionAttributeSource(false);
     private static final Set<Integer> APART = Set.of(TransactionDefinition.PROPAGATION_REQUIRES_NEW,
@@ -73,20 +72,14 @@ final class IdempotentInterceptor implements MethodInterceptor {
 
     /** The effect of leased work stays, so its next attempt would repeat it: what is no JSON ends the operation, too. */
     private Result lease(Call call, MethodInvocation invocation, Method method) throws Exception {
-        RuntimeException[] unwritten = new RuntimeException[1];
-        Result result = once.get().<Exception>lease(call, lease -> {
+        return once.get().<Exception>lease(call, lease -> {
             Object value = run(invocation);
             try {
                 return Completion.of(written(value, method));
             } catch (RuntimeException error) {
-                unwritten[0] = error;
-                return Completion.of(UNWRITTEN);
+                throw new IdempotencyException.NoAnswer(error, null, null);
             }
         });
-        if (unwritten[0] != null && !result.replayed()) {
-            throw unwritten[0];
-        }
-        return result;
     }
 
     /** What no replay could read is rolled back. */
