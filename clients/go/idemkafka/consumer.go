@@ -70,6 +70,7 @@ func Consume[Tx any](ctx context.Context, group sarama.ConsumerGroup, producer s
 			log.Printf("idemkafka: a message of %s: %v", options.Topic, err)
 		}
 	}
+	options.OnError = broker.Telling(options.OnError)
 	c := &consumer{Options: options, producer: producer, policy: policy, owns: client.OwnsDeadLetter, clock: client.Clock()}
 	for ctx.Err() == nil {
 		if err := group.Consume(ctx, []string{c.Topic}, c); err != nil && ctx.Err() == nil {

@@ -132,6 +132,7 @@ func withDefaults(o Options) Options {
 	if o.OnError == nil {
 		o.OnError = func(err error, _ *nats.Msg) { log.Printf("idemnats: a message of %s: %v", o.Stream, err) }
 	}
+	o.OnError = broker.Telling(o.OnError)
 	return o
 }
 

@@ -94,6 +94,7 @@ func withDefaults(options Options) Options {
 			log.Printf("idemrabbitmq: a message of %s: %v", options.Queue, err)
 		}
 	}
+	options.OnError = broker.Telling(options.OnError)
 	return options
 }
 

@@ -101,6 +101,7 @@ func withDefaults(o Options) Options {
 	if o.OnError == nil {
 		o.OnError = func(err error, entry Entry) { log.Printf("idemredis: entry %s of %s: %v", entry.ID, o.Stream, err) }
 	}
+	o.OnError = broker.Telling(o.OnError)
 	return o
 }
 

@@ -4,6 +4,7 @@ package broker
 import (
 	"context"
 	"errors"
+	"log"
 	"slices"
 	"sync"
 	"time"
@@ -80,6 +81,18 @@ func Handled(handle func() (*idempotency.Result, error)) (result *idempotency.Re
 		return result, nil
 	}
 	return nil, errNoOutcome
+}
+
+// Telling calls an OnError. Its panic is logged: in a goroutine of the consumer it would end the process.
+func Telling[Message any](tell func(error, Message)) func(error, Message) {
+	return func(err error, message Message) {
+		if panicked := safe.Call(func() error {
+			tell(err, message)
+			return nil
+		}); panicked != nil {
+			log.Print(panicked)
+		}
+	}
 }
 
 // Decide says what becomes of a message whose handling has ended. tries is how many errors it

@@ -65,6 +65,7 @@ type scene struct {
 	mutex         sync.Mutex
 	seen          []string
 	errors        []error
+	panics        bool // fail does, as OnError
 }
 
 func newScene(t *testing.T, broker string) *scene {
@@ -108,6 +109,9 @@ func (s *scene) fail(err error) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	s.errors = append(s.errors, err)
+	if s.panics {
+		panic("planned")
+	}
 }
 
 // consumeUntil consumes until the condition holds and all is settled.
@@ -203,9 +207,10 @@ func testErrors(t *testing.T, s *scene) {
 	}
 }
 
-// A panic would end each process that gets the message, and a result without an outcome would
-// bring it again for ever.
+// A panic, also one of OnError, would end each process that gets the message, and a result without
+// an outcome would bring it again for ever.
 func testAccidents(t *testing.T, s *scene) {
+	s.panics = true
 	s.send(t, "panic", "result")
 	s.consumeUntil(t, Options{Tries: 3, Handle: func(_ context.Context, key string) (*idempotency.Result, error) {
 		if s.note(key); key == "panic" {
