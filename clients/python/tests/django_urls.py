@@ -4,6 +4,7 @@ import json
 
 from django.db import connection
 from django.http import JsonResponse, StreamingHttpResponse
+from django.template.response import SimpleTemplateResponse
 from django.urls import path
 
 tries = []
@@ -32,4 +33,18 @@ def raises(request):
     raise errors.pop(0)
 
 
-urlpatterns = [path("raises", raises), path("flaky/<int:number>", flaky), path("stream", stream)]
+class Unrendered(SimpleTemplateResponse):
+    @property
+    def rendered_content(self):
+        raise TypeError("it is no JSON")
+
+
+def rendered(request):
+    def insert(tx):
+        with tx.cursor() as cursor:
+            cursor.execute("INSERT INTO effect VALUES (%s, 1)", [request.headers["Idempotency-Key"]])
+    request.idempotency.complete_with(insert)
+    return Unrendered("none")
+
+
+urlpatterns = [path("rendered", rendered), path("raises", raises), path("flaky/<int:number>", flaky), path("stream", stream)]

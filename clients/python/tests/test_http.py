@@ -715,6 +715,66 @@ def test_a_lease_whose_handler_gave_an_answer_that_is_not_stored_runs_out(pool, 
     run_out(admin, key)
 
 
+@pytest.mark.parametrize("lease, statuses, kept", [(None, [500, 201], 1), (30, [500, 500], 1)])
+@pytest.mark.parametrize("make", [lambda: {"a": object()}, lambda: None])
+def test_flask_cannot_make_an_answer(pool, key, effects, lease, statuses, kept, make):
+    """A transaction is undone. The view of a lease is done."""
+    flask, ends = Flask("t"), [make, lambda: ("", 201)]
+    FlaskIdempotency(flask, Idempotency(pool, retry=QUICK), principal=lambda asked: "p", lease=lease)
+
+    @flask.post("/r")
+    def view():
+        insert = lambda tx: tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,))     # noqa: E731
+        current().complete_with(insert) if lease else insert(current().tx)
+        return ends.pop(0)()
+    assert [call_wsgi(flask, key)[0] for _ in range(2)] == statuses
+    assert (effects(), len(ends)) == (kept, 1 if lease else 0)
+
+
+def test_flasks_view_that_fails_leaves_a_lease_whatever_its_error_handler_gives(pool, key, admin):
+    flask = Flask("t")
+    FlaskIdempotency(flask, Idempotency(pool, retry=QUICK), principal=lambda asked: "p", lease=30)
+    flask.post("/r")(lambda: 1 / 0)
+    flask.register_error_handler(ZeroDivisionError, lambda error: object())
+    assert call_wsgi(flask, key)[0] == 500
+    run_out(admin, key)
+
+
+@pytest.mark.parametrize("make", [lambda: {"a": object()}, lambda: "no int"])
+def test_fastapi_cannot_make_an_answer(run, key, effects, make):
+    app, ends = FastAPI(), [make, lambda: 1]
+
+    @app.post("/r")
+    async def view() -> int:
+        current().complete_with(lambda tx: tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,)))
+        return ends.pop(0)()
+
+    async def body(idem):
+        covered = AsgiMiddleware(app, idem, principal=lambda asked: "p", lease=30)
+        return [(await asgi_call(covered, key))[0] for _ in range(2)]
+    assert run(body) == [500, 500]
+    assert (effects(), len(ends)) == (1, 1)
+
+
+def test_fastapis_view_that_fails_leaves_a_lease(run, key, admin):
+    app = FastAPI()
+    app.post("/r")(lambda: 1 / 0)
+
+    async def body(idem):
+        return (await asgi_call(AsgiMiddleware(app, idem, principal=lambda asked: "p", lease=30), key))[0]
+    assert run(body) == 500
+    run_out(admin, key)
+
+
+def test_django_cannot_make_an_answer(key, effects):
+    """What a view gave back is rendered behind it, as by Django's templates and REST framework."""
+    client = Client(raise_request_exception=False)
+    with override_settings(IDEMPOTENCY={**kinds.settings.IDEMPOTENCY, "lease": 30}):
+        statuses = [client.post("/rendered", data="{}", content_type="application/json", HTTP_IDEMPOTENCY_KEY=key,
+                                HTTP_X_TENANT="t").status_code for _ in range(2)]
+    assert (statuses, effects()) == ([500, 500], 1)
+
+
 def test_flasks_teardown_comes_before_commit_and_may_fail_it(pool, key, effects, admin):
 
     def close(tx):

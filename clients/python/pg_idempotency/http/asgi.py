@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sys
+import traceback
 from typing import Any, Awaitable, Callable, Dict, List, Mapping, MutableMapping, Optional, Set, Union
 
 from ..client import AsyncIdempotency
 from ..drive import to_its_end
-from .core import WITHOUT_LENGTH, Admitted, Core, Exchange, Headers, Options, Reply, Request, Served
+from .core import WITHOUT_LENGTH, Admitted, Core, Exchange, Headers, NoReply, Options, Reply, Request, Served
 from .fingerprint import target_of_asgi
 from .problem import ResponseTooLarge
 from .serve import serve_async
@@ -92,7 +93,12 @@ class IdempotencyMiddleware:
                 await call.undo()
             own = dict(scope, idempotency=exchange, extensions=without_sending(scope.get("extensions")))
             call = Call(self.app, own, body, admitted.options.max_response)
-            return await call.reply()
+            try:
+                return await call.reply()
+            except Exception as error:
+                if is_of_answer(error):
+                    return NoReply(error=error)
+                raise
 
         reply = await serve_async(self.client(), served, handler)
         try:
@@ -100,6 +106,12 @@ class IdempotencyMiddleware:
         finally:
             if call is not None:
                 await (call.go_on() if served.is_kept else call.undo())
+
+
+def is_of_answer(error: Exception) -> bool:
+    """Whether FastAPI could make no answer of what the handler gave back."""
+    return any(frame.f_code.co_name == "serialize_response" and frame.f_globals["__name__"] == "fastapi.routing"
+               for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def request_of(scope: Scope, route: str, body: bytes) -> Request:

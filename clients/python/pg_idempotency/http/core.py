@@ -150,6 +150,14 @@ class Options:
                        ("Link", self.describedby or "")])
 
 
+@dataclass(frozen=True)
+class NoReply(Reply):
+    """Where a framework could make no answer of what a handler gave back. ``error``: why."""
+
+    status: int = 0
+    error: Exception = field(kw_only=True)
+
+
 class Exchange:
     """What a handler may use of its operation.
 
@@ -475,7 +483,9 @@ def is_final(status: int) -> bool:
 
 
 def check_reply(reply: Reply, limit: int) -> None:
-    """Raises ResponseTooLarge, and ValueError for what HTTP cannot send."""
+    """Raises ResponseTooLarge, ValueError for what HTTP cannot send, and the error of a NoReply."""
+    if isinstance(reply, NoReply):
+        raise reply.error
     if len(reply.body) > limit:
         raise ResponseTooLarge()
     check_status(reply.status)

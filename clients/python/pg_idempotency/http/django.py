@@ -17,7 +17,7 @@ from django.urls import Resolver404, resolve
 
 from ..client import Idempotency
 from ..django import DjangoSource
-from .core import Admitted, Core, Exchange, Headers, Options, Reply, Request, Served
+from .core import Admitted, Core, Exchange, Headers, NoReply, Options, Reply, Request, Served
 from .fingerprint import target_of_asgi, target_of_wsgi
 from .serve import serve
 
@@ -82,16 +82,25 @@ class IdempotencyMiddleware:
         def handler(exchange: Exchange) -> Reply:
             request.idempotency = exchange
             request.idempotency_error = None
+            request.idempotency_done = False
             reply = capture(self.get_response(request), admitted.options.max_response)
             # Django turns errors into an answer 500; what happened decides whether to repeat.
-            if reply.status >= 500 and request.idempotency_error is not None:
-                raise request.idempotency_error
-            return reply
+            error = request.idempotency_error
+            if reply.status < 500 or error is None:
+                return reply
+            if request.idempotency_done:
+                return NoReply(error=error)
+            raise error
 
         return serve(self.idempotency, Served(self.core, admitted), handler)
 
+    def process_template_response(self, request: Any, response: Any) -> Any:
+        """Remembers that the view is done; Django renders what it gave back as always."""
+        request.idempotency_done = True
+        return response
+
     def process_exception(self, request: Any, error: Exception) -> None:
-        """Remembers the error of a view; Django goes on as always."""
+        """Remembers the error of a view, or of its rendering; Django goes on as always."""
         request.idempotency_error = error
 
 

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple, Union
 
 from ..client import Idempotency
-from .core import WITHOUT_LENGTH, Admitted, Core, Exchange, Headers, Options, Reply, Request, Served
+from .core import WITHOUT_LENGTH, Admitted, Core, Exchange, Headers, NoReply, Options, Reply, Request, Served
 from .fingerprint import target_of_wsgi
 from .serve import serve
 
@@ -63,9 +63,12 @@ class IdempotencyMiddleware:
             own["idempotency"] = exchange
             reply = capture(self.app, own, admitted.options.max_response, given)
             # Frameworks turn errors into an answer 500; what happened decides whether to repeat.
-            if reply.status >= 500 and isinstance(own.get(ERROR), Exception):
-                raise own[ERROR]
-            return reply
+            error = own.get(ERROR)
+            if reply.status < 500 or error is None:
+                return reply
+            if isinstance(error, NoReply):
+                return error
+            raise error
 
         chunks = send_reply(start_response, serve(self.idempotency, served, handler))
         close = getattr(given[0], "close", None) if served.is_kept else None
@@ -87,7 +90,8 @@ class Closing:
 class FlaskIdempotency(IdempotencyMiddleware):
     """``FlaskIdempotency(app, idempotency, principal=…)`` covers the routes of a Flask application.
 
-    The route's template comes from ``app.url_map``, and errors of a view are known before Flask makes them a 500.
+    The route's template comes from ``app.url_map``, and errors of a view are known before Flask makes them a 500. So is what
+    Flask can make no answer of: the view is done.
     """
 
     def __init__(self, app: Any, idempotency: Idempotency, **options: Any) -> None:
@@ -95,6 +99,8 @@ class FlaskIdempotency(IdempotencyMiddleware):
         self.flask = app
         self.handle = app.handle_user_exception
         app.handle_user_exception = self.remember
+        self.make = app.make_response
+        app.make_response = self.make_response
         app.wsgi_app = self
 
     def rule(self, environ: Environ) -> Optional[str]:
@@ -111,6 +117,15 @@ class FlaskIdempotency(IdempotencyMiddleware):
         from flask import request
         request.environ[ERROR] = error
         return self.handle(error)
+
+    def make_response(self, value: Any) -> Any:
+        """Flask's answer of what a view, or else an error handler, gave back."""
+        from flask import request
+        try:
+            return self.make(value)
+        except Exception as error:
+            request.environ.setdefault(ERROR, NoReply(error=error))
+            raise
 
 
 def request_of(environ: Environ, route: str, body: bytes) -> Request:
