@@ -1,10 +1,12 @@
-// NATS JetStream, by nats: tells the server what `settle` says. A message has a number in its stream, which stays
+// NATS JetStream, by @nats-io/jetstream or, before its version 3, by nats: tells the server what `settle` says. A message has a number in its stream, which stays
 // the same when it is delivered again, and "again after n" is the server's own. A dead letter is published, and the
 // stream of the dead letters drops a second one of the same message.
 import { decideByPosition, withDefaults } from './consumer.js'
+import { BadArgument } from './errors.js'
 
 /**
  * @typedef {object} NatsOptions
+ * @property {JetStream} [jetstream] `jetstream(connection)` of `@nats-io/jetstream`; a connection of nats, version 2, has its own
  * @property {string} stream must exist
  * @property {string} durable name of the consumer, which is made; consumers of one name share the messages
  * @property {string} [filter] subject of the messages; by default all of the stream
@@ -14,7 +16,22 @@ import { decideByPosition, withDefaults } from './consumer.js'
  * @property {number} [deliveryLimit] a message that was delivered so often, for whatever reason, is a dead letter; 100
  * @property {number} [deadWindow] milliseconds for which the server recognizes a dead letter that is published twice; a day
  */
-/** @typedef {import('./consumer.js').CommonOptions<import('nats').JsMsg> & NatsOptions} NatsConsumerOptions */
+/**
+ * What messages of either version of the client have.
+ * @typedef {object} Message
+ * @property {string} subject
+ * @property {number} seq its number in the stream
+ * @property {Uint8Array} data
+ * @property {{get(name: string): string, keys(): string[]}} [headers]
+ * @property {{deliveryCount: number}} info
+ * @property {() => string} string `data` as text
+ * @property {<T>() => T} json
+ */
+/** @typedef {{jetstreamManager(): Promise<unknown>, consumers: unknown, publish: unknown}} JetStream */
+/**
+ * @template {Message} [M=Message]
+ * @typedef {import('./consumer.js').CommonOptions<M> & NatsOptions} NatsConsumerOptions
+ */
 
 const NANOSECONDS = 1_000_000
 // What is remembered of messages that other consumers settle.
@@ -38,26 +55,29 @@ export class NatsConsumer {
 
   /**
    * Makes the durable consumer and the stream of its dead letters, `<stream>-<durable>-dead`, and begins to consume.
-   * @param {import('nats').NatsConnection} connection of nats
-   * @param {NatsConsumerOptions} options `tries` counts deliveries, as the server does, but those at which this consumer was told IN_PROGRESS
+   * @template {Message} M
+   * @param {{isClosed(): boolean, jetstream?(): JetStream}} connection of `@nats-io/transport-node`, or of nats, version 2
+   * @param {NatsConsumerOptions<M>} options `tries` counts deliveries, as the server does, but those at which this consumer was told IN_PROGRESS
    * @returns {Promise<NatsConsumer>}
    */
   static async start(connection, options) {
     const consumer = new NatsConsumer(connection, {
       ...DEFAULTS, ...withDefaults(options, ['stream', 'durable'], ({ stream, durable }) => `${stream}-${durable}`),
     })
-    await consumer.#make(await connection.jetstreamManager())
+    await consumer.#make(await consumer.#jetstream.jetstreamManager())
     await consumer.#consume()
     return consumer
   }
 
   /**
-   * @param {import('nats').NatsConnection} connection
-   * @param {NatsConsumerOptions} options
+   * @param {{isClosed(): boolean, jetstream?(): JetStream}} connection
+   * @param {NatsOptions} options
    */
   constructor(connection, options) {
     this.#connection = connection
-    this.#jetstream = connection.jetstream()
+    /** @type {any} */
+    this.#jetstream = options.jetstream ?? connection.jetstream?.()
+    if (!this.#jetstream) throw new BadArgument('a consumer of NATS needs the option jetstream: jetstream(connection) of @nats-io/jetstream')
     this.#options = options
   }
 

@@ -3,7 +3,8 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { headers } from 'nats'
+import { headers } from '@nats-io/transport-node'
+import { connect as connectByVersion2 } from 'nats'
 import { createClient } from 'redis'
 import { BadArgument, Declined, InProgress, ownsDeadLetter } from 'pg-idempotency'
 import { ServiceMistake } from '../src/errors.js'
@@ -221,8 +222,22 @@ test('nats: a connection that is closed for good, and a consumer that is gone, a
   await stage.manager.consumers.delete(stage.queue, 'test')
   await until(() => errors.length > 0, 'the consumer is gone')
   await stage.connection.close()
-  await until(() => errors.at(-1).includes('CLOSED'), 'the connection is closed')
+  await until(() => errors.at(-1).includes('closed'), 'the connection is closed')
   await consumer.stop()
+})
+
+test('nats: version 2 of the client', { timeout: 120_000 }, async (t) => {
+  const { stage, start } = await stageFor(t, 'nats')
+  await assert.rejects(start({ jetstream: undefined, handle: async () => {} }), { name: 'BadArgument', message: /jetstream/ })
+  const { connection } = stage
+  t.after(() => connection.close())
+  stage.connection = await connectByVersion2({ servers: process.env.DEMO_NATS })
+  await stage.send(['good', 'bad'])
+  const handle = async (message) => { if (stage.key(message) === 'bad') throw new BadArgument('planned') }
+  const consumer = await start({ jetstream: undefined, handle })
+  await until(() => stage.settled(), 'both are settled')
+  await consumer.stop()
+  assert.deepEqual(await stage.deadLetters(), ['bad'])
 })
 
 // The second message of one number would be a copy for the stream of the dead letters.

@@ -51,7 +51,9 @@ import Fastify, { type FastifyRequest } from 'fastify'
 import { Kafka } from 'kafkajs'
 import { McpServer } from '@modelcontextprotocol/sdk/server/mcp.js'
 import { z } from 'zod'
-import { connect } from 'nats'
+import { jetstream } from '@nats-io/jetstream'
+import { connect } from '@nats-io/transport-node'
+import { connect as connectByVersion2, type JsMsg } from 'nats'
 import { createClient } from 'redis'
 import { Hono } from 'hono'
 import type { IncomingMessage, ServerResponse } from 'node:http'
@@ -98,7 +100,9 @@ fastify.post<{ Body: { amount: number } }>('/a', onFastify.transaction(async (re
 const handle = () => idempotency.transaction('k', null, () => 1)
 const onError = (error: unknown) => console.error(error)
 await KafkaConsumer.start(new Kafka({ brokers: [] }), { idempotency, topic: 't', groupId: 'g', handle: async ({ topic, value }) => settle(await handle()), onError })
-await NatsConsumer.start(await connect(), { idempotency, stream: 's', durable: 'd', handle: ({ subject }) => handle() })
+const nats = await connect()
+await NatsConsumer.start(nats, { idempotency, jetstream: jetstream(nats), stream: 's', durable: 'd', handle: ({ subject }) => handle() })
+await NatsConsumer.start(await connectByVersion2(), { idempotency, stream: 's', durable: 'd', handle: (message: JsMsg) => handle() })
 await RedisConsumer.start(createClient(), { idempotency, stream: 's', group: 'g', handle: ({ fields }) => handle() })
 await RabbitConsumer.start({ createConfirmChannel: async () => ({}) }, { idempotency, queue: 'q', handle: ({ content }) => handle() })
 const tools = new Tools(idempotency, { onError })
@@ -162,7 +166,7 @@ test('the packed package installs, and its types hold in a program of a user', a
   const installed = path.join(directory, 'node_modules/pg-idempotency')
   await mkdir(installed, { recursive: true })
   await run('tar', ['-xzf', path.join(directory, filename), '-C', installed, '--strip-components=1'])
-  for (const name of ['pg', '@types', 'structured-headers', 'hono', 'typescript', 'fastify', 'kafkajs', 'nats', 'postgres', 'redis', '@modelcontextprotocol', 'zod']) {
+  for (const name of ['pg', '@types', 'structured-headers', 'hono', 'typescript', 'fastify', 'kafkajs', 'nats', '@nats-io', 'postgres', 'redis', '@modelcontextprotocol', 'zod']) {
     await symlink(path.resolve('node_modules', name), path.join(directory, 'node_modules', name))
   }
   for (const file of names.filter((name) => PUBLIC.test(name))) {

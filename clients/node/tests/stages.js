@@ -75,10 +75,10 @@ class NatsStage {
 
   async open(queue) {
     this.queue = queue
-    const { connect } = await import('nats')
+    const [{ connect }, { jetstream }] = await Promise.all([import('@nats-io/transport-node'), import('@nats-io/jetstream')])
     this.connection = await connect({ servers: DEMO_NATS })
-    this.manager = await this.connection.jetstreamManager()
-    this.jetstream = this.connection.jetstream()
+    this.jetstream = jetstream(this.connection)
+    this.manager = await this.jetstream.jetstreamManager()
   }
 
   async prepare(options) {
@@ -92,7 +92,9 @@ class NatsStage {
 
   async start(options) {
     const { NatsConsumer } = await import('pg-idempotency/nats')
-    return NatsConsumer.start(this.connection, { ...QUICK, stream: this.queue, durable: 'test', prefetch: 4, ackWait: 500, ...options })
+    return NatsConsumer.start(this.connection, {
+      ...QUICK, jetstream: this.jetstream, stream: this.queue, durable: 'test', prefetch: 4, ackWait: 500, ...options,
+    })
   }
 
   key = (message) => message.string()
@@ -111,18 +113,14 @@ class NatsStage {
   }
 
   watch(at) {
-    const create = this.connection.jetstream.bind(this.connection)
-    this.connection.jetstream = () => {
-      const jetstream = create()
-      let buried = false
-      const publish = jetstream.publish.bind(jetstream)
-      jetstream.publish = async (...given) => { const answer = await publish(...given); buried = true; return answer }
-      const get = jetstream.consumers.get.bind(jetstream.consumers)
-      const atEnd = () => { at('ack'); if (buried) at('bury') }
-      jetstream.consumers.get = async (...given) => watchMessages(await get(...given), atEnd)
-      Object.defineProperty(jetstream, 'consumers', { value: jetstream.consumers })
-      return jetstream
-    }
+    const { jetstream } = this
+    let buried = false
+    const publish = jetstream.publish.bind(jetstream)
+    jetstream.publish = async (...given) => { const answer = await publish(...given); buried = true; return answer }
+    const get = jetstream.consumers.get.bind(jetstream.consumers)
+    const atEnd = () => { at('ack'); if (buried) at('bury') }
+    jetstream.consumers.get = async (...given) => watchMessages(await get(...given), atEnd)
+    Object.defineProperty(jetstream, 'consumers', { value: jetstream.consumers })
   }
 
   close() {
