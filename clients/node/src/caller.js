@@ -57,26 +57,31 @@ export class FileStore {
    */
   async keyFor(intent, make) {
     const file = this.#fileOf(intent)
+    await mkdir(this.#directory, { recursive: true })
     for (;;) {
       // Somebody may forget it between the two.
       const key = (await read(file)) ?? (await this.#create(file, make()))
-      if (key !== undefined) return key
+      if (key === undefined) continue
+      // Who has made the file may have died before its name was on disk.
+      await sync(this.#directory, 'r')
+      return key
     }
   }
 
   /** @param {string} intent */
   async forget(intent) {
+    await mkdir(this.#directory, { recursive: true })
     await rm(this.#fileOf(intent), { force: true })
+    // Else the key may come back, for a request that is new.
+    await sync(this.#directory, 'r')
   }
 
   // The name appears with the whole content, and never replaces another's: undefined where it is there already.
   async #create(file, key) {
-    await mkdir(this.#directory, { recursive: true })
     const draft = `${file}.${randomUUID()}`
     try {
       await sync(draft, 'wx', key)
       await link(draft, file)
-      await sync(this.#directory, 'r')
       return key
     } catch (error) {
       if (error.code !== 'EEXIST') throw error

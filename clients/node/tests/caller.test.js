@@ -1,7 +1,7 @@
 // The client's half, against a server that answers as it is told.
 import assert from 'node:assert/strict'
 import { createHash } from 'node:crypto'
-import { mkdir, mkdtemp, readdir } from 'node:fs/promises'
+import { mkdir, mkdtemp, open, readdir } from 'node:fs/promises'
 import http from 'node:http'
 import path from 'node:path'
 import { once } from 'node:events'
@@ -209,4 +209,18 @@ test('keys outlive the process, and two processes agree on one', async () => {
   assert.equal((await readdir(directory)).length, 1)
   await stores[0].forget('order/17 "pay"')
   assert.equal(await stores[1].keyFor('order/17 "pay"', () => 'new'), 'new')
+})
+
+test('a key is on disk with its name before it is used, whoever has made it; and so is that it is forgotten', async (t) => {
+  const directory = path.join(await mkdtemp(path.join(process.env.IDEM_WORK, 'keys')), 'new')
+  const store = new FileStore(directory)
+  await store.forget('x')
+  const handle = await open(path.dirname(directory))
+  const synced = []
+  t.mock.method(Object.getPrototypeOf(handle), 'sync', async function () { synced.push((await this.stat()).isDirectory() ? 'directory' : 'file') })
+  await handle.close()
+  for (const [call, want] of [['keyFor', ['file', 'directory']], ['keyFor', ['directory']], ['forget', ['directory']]]) {
+    await store[call]('x', newKey)
+    assert.deepEqual(synced.splice(0), want)
+  }
 })

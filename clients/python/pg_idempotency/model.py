@@ -41,7 +41,7 @@ class Operation:
     ``taken_over``: an earlier leased attempt ran out without an end, so its outside effects are unknown.
     ``fence``: the fencing token of a leased attempt, None without a lease. ``lease_left``: how long its lease lasts by the
     server, which may be less than was asked for. ``created``: when its first attempt began, in microseconds since 1970.
-    ``unstorable``: its leased work was done, and the answer could not be stored.
+    ``unstorable``: its leased work was done, and the answer could not be stored. ``is_null``: see Result.
     """
 
     outcome: str
@@ -60,6 +60,7 @@ class Operation:
     lease_left: Optional[float] = None
     created: Optional[int] = None
     unstorable: bool = False
+    is_null: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,7 @@ class Result:
     ``replayed``: the answer came from the store, and this call did not run the work to its end.
     ``taken_over``: this call ran after an earlier leased attempt that has no end.
     ``record``: of a replay, names the stored record; another one where the operation ran anew. None: not a replay.
+    ``is_null``: the payload is JSON null, which is an answer; else None says that there is none.
     """
 
     outcome: str
@@ -119,6 +121,7 @@ class Result:
     retry_after: Optional[float] = None
     taken_over: bool = False
     record: Optional[str] = None
+    is_null: bool = False
 
 
 @dataclass(frozen=True)
@@ -223,6 +226,11 @@ def as_stored(value: Any) -> Any:
     return None if text is None else json.loads(text)
 
 
+def is_null(payload: Any) -> bool:
+    """Whether a payload is JSON null: None is SQL NULL."""
+    return isinstance(payload, Json) and payload.text.strip() == "null"
+
+
 def as_response(value: Any) -> Response:
     """What work gave back, as a Response."""
     return value if isinstance(value, Response) else Response(payload=value)
@@ -240,7 +248,8 @@ def operation_from_row(row: Sequence[Any]) -> Operation:
         body=None if body is None else bytes.fromhex(body),
         record=record_of(scope, key, created) if replayed else None, created=created,
         # JSON null is an answer
-        unstorable=(outcome, code, headers, payload, body) == (COMPLETED, WITHOUT_ANSWER, None, None, None))
+        unstorable=(outcome, code, headers, payload, body) == (COMPLETED, WITHOUT_ANSWER, None, None, None),
+        is_null=payload == "null")
 
 
 def record_of(scope: str, key: str, created: int) -> str:
@@ -254,11 +263,11 @@ def stored_result(operation: Operation) -> Result:
         outcome=operation.outcome, code=operation.code, headers=operation.headers,
         payload=operation.payload, body=operation.body,
         replayed=operation.outcome in (COMPLETED, FAILED),
-        attempt=operation.attempt, retry_after=operation.retry_after, record=operation.record)
+        attempt=operation.attempt, retry_after=operation.retry_after, record=operation.record, is_null=operation.is_null)
 
 
 def own_result(operation: Operation, response: Response) -> Result:
     """The result of a call that completed the operation itself."""
     return Result(
         outcome=COMPLETED, code=response.code, headers=response.headers, payload=as_stored(response.payload),
-        body=response.body, attempt=operation.attempt, taken_over=operation.taken_over)
+        body=response.body, attempt=operation.attempt, taken_over=operation.taken_over, is_null=is_null(response.payload))

@@ -39,7 +39,7 @@ from pg_idempotency.http.django import IdempotencyMiddleware as DjangoMiddleware
 from pg_idempotency.http.key import BadKey, read_key
 from pg_idempotency.http.problem import document, problem_of, whole_seconds
 from pg_idempotency.http import wsgi as on_wsgi
-from pg_idempotency.model import to_json
+from pg_idempotency.model import Json, to_json
 from pg_idempotency.http.wsgi import FlaskIdempotency, IdempotencyMiddleware as WsgiMiddleware
 
 assert kinds.settings.configured
@@ -294,6 +294,23 @@ def test_a_payload_without_a_body_is_compact(pool, key, admin):
                   " response => '{1}'); COMMIT".format(key, '{"a": [1, null, "\u00fc: , \\\\\\""]}'))
     status, headers, body = call_wsgi(wsgi(pool, lambda environ: 1 / 0), key)
     assert (status, headers["Content-Type"], body.decode()) == (200, "application/json", '{"a":[1,null,"\u00fc: , \\\\\\""]}')
+
+
+@pytest.mark.parametrize("end", [lambda: declined(Json("null")), lambda: declined(Json(" null "))])
+def test_json_null_is_a_body(pool, key, end):
+    app = wsgi(pool, lambda environ: end())
+    for replayed in (None, "true"):
+        status, headers, body = call_wsgi(app, key)
+        assert (status, headers["Content-Type"], body) == (402, "application/json", b"null")
+        assert headers.get("Idempotency-Replayed") == replayed
+
+
+@pytest.mark.parametrize("found", [Json("null"), Response(200, payload=Json("null"))])
+def test_json_null_of_reconcile_is_a_body(pool, key, admin, found):
+    app = wsgi(pool, lambda environ: 1 / 0, lease=30, reconcile=lambda operation: Done(found))
+    call_wsgi(app, key)
+    run_out(admin, key)
+    assert [call_wsgi(app, key)[2] for _ in range(2)] == [b"null"] * 2
 
 
 @pytest.mark.parametrize("options", [{}, {"lease": 30}])

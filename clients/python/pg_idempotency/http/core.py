@@ -549,7 +549,7 @@ def stored_reply(result: Result, marker: str) -> Reply:
     headers = sent_headers(result.headers)
     body = result.body
     if body is None:
-        body = (to_json(result.payload) or "").encode()
+        body = ("null" if result.is_null else to_json(result.payload) or "").encode()
         if body and not any(name.lower() == "content-type" for name, _ in headers):
             headers.append(("Content-Type", "application/json"))
     if result.retry_after is not None:      # in place of the one that was right when it was stored
