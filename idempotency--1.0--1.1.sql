@@ -191,7 +191,7 @@ BEGIN
 		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
 		JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'idempotency_store'
 		WHERE e.extname = 'idempotency';
-	EXECUTE format('SELECT %s.idem_check_owner($1)', schema_name) USING store;
+	EXECUTE format('SELECT %1$s.idem_check_owner($1), %1$s.idem_require_read_committed()', schema_name) USING store;
 	-- one change at a time
 	EXECUTE format('LOCK TABLE %s.idempotency_ring IN SHARE ROW EXCLUSIVE MODE', schema_name);
 	IF to_regclass('pg_catalog.pg_dist_partition') IS NOT NULL THEN
@@ -272,7 +272,7 @@ BEGIN
 		FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
 		JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'idempotency_store'
 		WHERE e.extname = 'idempotency';
-	EXECUTE format('SELECT %s.idem_check_owner($1)', schema_name) USING store;
+	EXECUTE format('SELECT %1$s.idem_check_owner($1), %1$s.idem_require_read_committed()', schema_name) USING store;
 	EXECUTE format('UPDATE %s.idempotency_ring SET leaving = true', schema_name);
 END
 $$;
@@ -313,7 +313,8 @@ COMMENT ON FUNCTION @extschema@.idem_lock_store(regclass, int) IS
 	'internal: locks the store for a change of its tables, without a long queue behind the lock';
 
 -- A snapshot that is older than the lock on the store does not show all records, and
--- what it does not show would be lost with the tables that are dropped.
+-- what it does not show would be lost with the tables that are dropped.  Nor does it show
+-- all tables of a ring.
 CREATE FUNCTION @extschema@.idem_require_read_committed()
 RETURNS pg_catalog.void
 LANGUAGE plpgsql STABLE STRICT PARALLEL UNSAFE
@@ -324,7 +325,7 @@ BEGIN
 		RAISE invalid_transaction_state USING
 			MESSAGE = format('the tables of the store cannot be changed in a transaction of isolation level %s',
 				upper(current_setting('transaction_isolation'))),
-			DETAIL = 'Its snapshot may not show all records.',
+			DETAIL = 'Its snapshot may not show all tables and records.',
 			HINT = 'Use a transaction of isolation level READ COMMITTED.';
 	END IF;
 END

@@ -152,8 +152,11 @@ SELECT pg_temp.refused('CREATE VIEW partitions_view AS SELECT scope FROM idempot
 SELECT count(*) FROM idempotency_partitions;
 DROP FUNCTION partitions_fire;
 
--- Citus' shards are made and dropped at READ COMMITTED only: an older snapshot does not show all records.
+-- The tables of a ring and Citus' shards are made and let go at READ COMMITTED only: an older snapshot does not
+-- show all tables and records.
 BEGIN ISOLATION LEVEL REPEATABLE READ;
+SELECT raises('SELECT idem_partition_store(''4 hours'')');
+SELECT raises('SELECT idem_unpartition_store()');
 SELECT raises('SELECT idem_require_read_committed()');
 COMMIT;
 BEGIN ISOLATION LEVEL SERIALIZABLE;
