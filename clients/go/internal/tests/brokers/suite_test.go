@@ -3,6 +3,7 @@
 package brokers
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -49,7 +50,7 @@ func TestConsumers(t *testing.T) {
 			t.Parallel()
 			for name, test := range map[string]func(*testing.T, *scene){
 				"copies and failures": testCopies, "a dead letter that is sent again": testSentAgain, "errors": testErrors, "accidents": testAccidents,
-				"in progress": testInProgress, "stop": testStop,
+				"in progress": testInProgress, "a long time": testLongTime, "stop": testStop,
 			} {
 				t.Run(name, func(t *testing.T) { test(t, newScene(t, broker)) })
 			}
@@ -77,10 +78,10 @@ func newScene(t *testing.T, broker string) *scene {
 		client: idempotency.New(pgxv5.Pool(pool), idempotency.Options{Scope: queue})}
 }
 
-// consume waits a minute for a consumer that died, as none does: no message comes again,
-// however slow the machine is.
+// consume waits a minute for a consumer that died, as none does, unless the test says else: no
+// message comes again, however slow the machine is.
 func (s *scene) consume(ctx context.Context, options Options) error {
-	options.Patience, options.OnError, options.At = time.Minute, s.fail, s.at
+	options.Patience, options.OnError, options.At = cmp.Or(options.Patience, time.Minute), s.fail, s.at
 	return Consumers[s.broker](ctx, s.queue, s.client, options)
 }
 
@@ -243,6 +244,36 @@ func testInProgress(t *testing.T, s *scene) {
 	s.wantDead(t)
 	if len(s.seen) != 10 || len(s.errors) != 2 {
 		t.Errorf("seen %v, errors %v", s.seen, s.errors)
+	}
+}
+
+// The broker is told that the message is being handled.
+func testLongTime(t *testing.T, s *scene) {
+	s.send(t, "long")
+	s.consumeUntil(t, Options{Patience: 2 * time.Second, Handle: func(_ context.Context, key string) (*idempotency.Result, error) {
+		s.note(key)
+		time.Sleep(5 * time.Second)
+		return nil, nil
+	}}, s.all(1))
+	if len(s.seen) != 1 || len(s.errors) != 0 {
+		t.Errorf("seen %v, errors %v", s.seen, s.errors)
+	}
+}
+
+// Without an error and without an end, as where each consumer dies with the message.
+func TestDeliveriesAreBounded(t *testing.T) {
+	soon := time.Millisecond
+	for _, broker := range []string{"nats", "redis"} {
+		s := newScene(t, broker)
+		s.send(t, "late")
+		s.consumeUntil(t, Options{DeliveryLimit: 3, Handle: func(_ context.Context, key string) (*idempotency.Result, error) {
+			s.note(key)
+			return &idempotency.Result{Outcome: idempotency.Failed, RetryAfter: &soon}, nil
+		}}, s.all(3))
+		s.wantDead(t, "late")
+		if len(s.seen) != 3 || len(s.errors) != 0 {
+			t.Errorf("%s: seen %v, errors %v", broker, s.seen, s.errors)
+		}
 	}
 }
 
