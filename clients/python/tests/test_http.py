@@ -21,7 +21,7 @@ from django.core.handlers.wsgi import WSGIRequest
 from django.http import Http404, HttpResponse, StreamingHttpResponse
 from django.test import Client, RequestFactory, override_settings
 from django.urls import path as django_path
-from fastapi import BackgroundTasks, Depends, FastAPI
+from fastapi import APIRouter, BackgroundTasks, Depends, FastAPI
 from fastapi.testclient import TestClient
 from flask import Flask, Response as FlaskResponse, abort
 from starlette.applications import Starlette
@@ -1098,6 +1098,38 @@ def test_templates_of_starlette_with_mounts():
     def template(path):
         return route_template({"type": "http", "method": "POST", "path": path, "headers": [], "app": app, "root_path": ""})
     assert [template("/v1/a/7"), template("/b"), template("/c")] == ["/v{n:int}/a/{id}", None, None]
+
+
+def test_templates_of_fastapi_with_included_routers():
+    app, outer, inner, mounted = FastAPI(), APIRouter(prefix="/outer"), APIRouter(prefix="/inner"), FastAPI()
+    for router, path in ((inner, "/{one}"), (outer, "/{one}"), (app, "/{one}"), (mounted, "/{one}")):
+        router.post(path)(lambda: None)
+    inner.add_route("/plain/{one}", lambda request: None, methods=["POST"])     # these two without the router's prefix
+    inner.mount("/mounted", mounted)
+    outer.include_router(inner)
+    app.include_router(outer, prefix="/api")
+    app.mount("/mounted", mounted)
+
+    def template(path):
+        return route_template({"type": "http", "method": "POST", "path": path, "headers": [], "app": app})
+    for path in ("/api/outer/inner/1", "/api/outer/plain/1", "/api/outer/mounted/1", "/api/outer/1", "/1", "/mounted/1"):
+        assert template(path) == path.replace("1", "{one}")
+    assert [template(path) for path in ("/api/outer/inner/none/1", "/none/1")] == [None, None]
+
+
+def test_flask_knows_the_routes_of_a_subdomain(pool, key, effects):
+    flask = Flask("t", subdomain_matching=True)
+    flask.config["SERVER_NAME"] = "example.com"
+    FlaskIdempotency(flask, Idempotency(pool, retry=QUICK), principal=lambda asked: "p")
+
+    @flask.post("/r", subdomain="<shop>")
+    def view(shop):
+        current().tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
+        return shop, 201
+    answers = [call_wsgi(flask, key, HTTP_HOST="a.example.com") for _ in range(2)]
+    assert [(status, headers.get("Idempotency-Replayed"), body) for status, headers, body in answers] == [
+        (201, None, b"a"), (201, "true", b"a")]
+    assert effects() == 1
 
 
 def test_django_knows_the_routes_that_a_request_brings():

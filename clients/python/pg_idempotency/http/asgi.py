@@ -11,7 +11,7 @@ import asyncio
 import inspect
 import sys
 import traceback
-from typing import Any, Awaitable, Callable, Dict, List, Mapping, MutableMapping, Optional, Set, Union
+from typing import Any, Awaitable, Callable, Dict, Iterator, List, Mapping, MutableMapping, Optional, Set, Union
 
 from ..client import AsyncIdempotency
 from ..drive import to_its_end
@@ -232,7 +232,7 @@ def route_template(scope: Scope) -> Optional[str]:
 
 def template_among(routes: Any, scope: Scope) -> Optional[str]:
     """The template of the route that takes this request, or None."""
-    for route in routes:
+    for route in one_by_one(routes):
         match, child = route.matches(scope)
         if match.value != 2:    # starlette.routing.Match.FULL
             continue
@@ -244,3 +244,13 @@ def template_among(routes: Any, scope: Scope) -> Optional[str]:
         if found is not None:
             return path + found
     return None
+
+
+def one_by_one(routes: Any) -> Iterator[Any]:
+    """The routes, with those of FastAPI's included routers in their place: as a whole such a router has no template."""
+    for route in routes:
+        included = getattr(route, "effective_route_contexts", None)
+        if included is None:
+            yield route
+        else:
+            yield from (each.starlette_route or each for each in included())

@@ -106,8 +106,9 @@ class FlaskIdempotency(IdempotencyMiddleware):
     def rule(self, environ: Environ) -> Optional[str]:
         """The rule that takes this request, or None."""
         from werkzeug.exceptions import HTTPException
+        request = self.flask.request_class(environ, populate_request=False)
         try:
-            rule, _ = self.flask.url_map.bind_to_environ(environ).match(return_rule=True)
+            rule, _ = self.flask.create_url_adapter(request).match(return_rule=True)
         except HTTPException:
             return None
         return str(rule.rule)
