@@ -19,6 +19,8 @@ final class LeasedAttempt {
     /** Then an Unknown may be the work's, as of another operation: nobody knows what happened outside. */
     private boolean hasBegun;
     private boolean haveWritesFailed;
+    /** Meanwhile it is not: what has happened outside must not go unrecorded. */
+    private boolean isInterruptedAtTheEnd;
 
     /** Until when the lease lasts is a time of System.nanoTime(). */
     LeasedAttempt(Idempotency client, Call call, Operation operation, long until) {
@@ -29,6 +31,16 @@ final class LeasedAttempt {
     }
 
     <X extends Exception> Result run(LeasedWork<X> work, Reconciled.Finder finder) throws X {
+        try {
+            return workAndEnd(work, finder);
+        } finally {
+            if (isInterruptedAtTheEnd) {
+                Thread.currentThread().interrupt();
+            }
+        }
+    }
+
+    private <X extends Exception> Result workAndEnd(LeasedWork<X> work, Reconciled.Finder finder) throws X {
         Completion completion;
         try (heartbeat) { // which is closed before what is caught
             completion = reconcileAndWork(work, finder);
@@ -188,7 +200,7 @@ final class LeasedAttempt {
     /** Repeats an end by fence. If the attempt has ended already, what is stored is the answer. */
     private Result store(Result result, Idempotency.Callable<Void, SQLException> end) {
         try {
-            client.repeat(call, afterLoss -> end.call());
+            repeat(end);
             return result;
         } catch (IdempotencyException.LeaseLost lost) {
             return replay(lost);
@@ -229,12 +241,27 @@ final class LeasedAttempt {
     /** Takes the begin back. If that fails, the lease runs out: the same, only later. */
     private void release(Exception reason) {
         try {
-            client.repeat(call, afterLoss -> client.alone(limit(), c -> {
+            repeat(() -> client.alone(limit(), c -> {
                 client.statements().release(c, operation);
                 return null;
             }));
         } catch (IdempotencyException failure) {
             reason.addSuppressed(failure);
+        }
+    }
+
+    /** Once more where somebody interrupts the thread: pools heed that, and sockets of virtual threads. */
+    private <X extends Exception> void repeat(Idempotency.Callable<Void, X> end) throws X {
+        for (int n = 1;; n++) {
+            isInterruptedAtTheEnd |= Thread.interrupted();
+            try {
+                client.repeat(call, afterLoss -> end.call());
+                return;
+            } catch (Exception error) {
+                if (!Thread.currentThread().isInterrupted() || n == client.options().attempts()) {
+                    throw error;
+                }
+            }
         }
     }
 

@@ -6,11 +6,14 @@ import java.io.IOException;
 import java.sql.Connection;
 import java.sql.SQLException;
 import java.time.Duration;
+import java.util.ArrayList;
 import java.util.Collections;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.LockSupport;
 import javax.sql.DataSource;
 import org.junit.jupiter.api.Test;
@@ -76,6 +79,58 @@ class LeaseTest extends OnServer {
 
     private int effects(String own) throws SQLException {
         return Integer.parseInt(one("SELECT count(*) FROM effect WHERE key = '" + own + "'"));
+    }
+
+    /** It would be done, and not recorded, so that another attempt repeats it. */
+    @Test
+    void whoInterruptsTheThreadOfWorkThatIsDoneDoesNotKeepItFromItsEnd() throws Exception {
+        for (String end : new String[] {"answer", "declined", "not done", "writes"}) {
+            var held = new ArrayList<Connection>();
+            int[] runs = new int[1];
+            LeasedWork<SQLException> work = lease -> {
+                if (!end.equals("writes")) {
+                    for (int i = 0; i < pool.getMaximumPoolSize(); i++) {
+                        held.add(pool.getConnection()); // so that the end waits for one
+                    }
+                    Thread.currentThread().interrupt();
+                }
+                CompletableFuture.runAsync(() -> held.forEach(LeaseTest::close), CompletableFuture.delayedExecutor(200, TimeUnit.MILLISECONDS));
+                return switch (end) {
+                    case "declined" -> throw new Declined(402, null);
+                    case "not done" -> throw new IdempotencyException.NotDone(null);
+                    case "writes" -> new Completion(done().response(), connection -> {
+                        effect(connection, key);
+                        if (++runs[0] == 1) {
+                            Thread.currentThread().interrupt();
+                            throw new SQLException("as the socket of a virtual thread is closed", "08006");
+                        }
+                    });
+                    default -> done();
+                };
+            };
+            Call call = Call.of(key + end);
+            if (end.equals("not done")) {
+                assertThrows(IdempotencyException.NotDone.class, () -> once.lease(call, work));
+            } else {
+                once.lease(call, work);
+            }
+            assertTrue(Thread.interrupted(), end);
+            Operation stored = once.lookup(call);
+            assertEquals(switch (end) {
+                case "declined" -> Outcome.FAILED;
+                case "not done" -> null;
+                default -> Outcome.COMPLETED;
+            }, stored == null ? null : stored.outcome(), end);
+        }
+        assertEquals(2, effects());
+    }
+
+    private static void close(Connection connection) {
+        try {
+            connection.close();
+        } catch (SQLException lost) {
+            throw new IllegalStateException(lost);
+        }
     }
 
     private void runOut(String own) throws SQLException {
