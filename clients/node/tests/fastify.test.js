@@ -1,5 +1,7 @@
 // What Fastify alone has: its hooks, and its reply.
 import assert from 'node:assert/strict'
+import { once } from 'node:events'
+import http2 from 'node:http2'
 import { createGunzip, gzipSync } from 'node:zlib'
 import { test } from 'node:test'
 import Fastify from 'fastify'
@@ -180,4 +182,21 @@ test('what stands before a handler stays: hooks of its route, headers, and the s
   assert.deepEqual(seen, [[401, 'set', 'set'], [401, 'set', 'set'], [200, 'set', undefined], [500, 'set', 'set']])
   // a body that this package cannot see
   assert.equal((await post('/this', 'x', 'multipart/form-data')).status, 500)
+})
+
+test('under HTTP/2 a body needs no header: one that no parser has read is refused, and none is none', async (t) => {
+  const fastify = Fastify({ http2: true })
+  fastify.addContentTypeParser('*', (request, payload, done) => done(null))
+  await fastify.register(fastifyIdempotency, { idempotency: new Idempotency(poolFor(t)), principal: () => newKey(), onError() {} })
+  fastify.post('/', fastify.idempotent.transaction(() => 'ran'))
+  const session = http2.connect(await fastify.listen({ port: 0, host: '127.0.0.1' }))
+  t.after(() => fastify.close())
+  t.after(() => session.close())
+  const type = { 'content-type': 'text/x' }
+  for (const [body, want, more] of [['x', 500, type], [undefined, 200, type], ['x', 500], ['', 200], [undefined, 200]]) {
+    const request = session.request({ ':method': 'POST', 'idempotency-key': newKey(), ...more }, { endStream: body === undefined })
+    if (body !== undefined) request.end(body)
+    const [headers] = await once(request.resume(), 'response')
+    assert.equal(headers[':status'], want)
+  }
 })

@@ -3,7 +3,7 @@
 import { finished } from 'node:stream'
 import { HttpIdempotency, ofAnswer, responseTooLarge, withWrites } from './core.js'
 import { hush, tookOver } from './answer.js'
-import { comparable, keep, keptBody, readAll, saysBody, unseen } from './body.js'
+import { comparable, keep, keptBody, readAll, readRequest, saysBody, unseen } from './body.js'
 import { valuesOf } from './express.js'
 
 /**
@@ -77,6 +77,9 @@ async function bodyOf(request, header, type, isEncoded, maxRequest) {
   const kept = keptBody(request.raw, maxRequest)
   if (kept) return comparable(kept, type, isEncoded)
   if (saysBody(header)) throw unseen()
+  // HTTP/2 has bodies that no header tells of. Without a type Fastify reads none.
+  const { raw } = request
+  if (raw.stream?.endAfterHeaders === false && (type !== '' || (await readRequest(raw, maxRequest)).length > 0)) throw unseen()
   return 'null'
 }
 
