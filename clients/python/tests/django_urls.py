@@ -29,6 +29,13 @@ def stream(request):
     return StreamingHttpResponse(endless())
 
 
+async def streams_later(request):
+    async def parts():
+        for part in (b"a", b"b"):
+            yield part
+    return StreamingHttpResponse(parts(), status=201)
+
+
 def raises(request):
     raise errors.pop(0)
 
@@ -47,4 +54,5 @@ def rendered(request):
     return Unrendered("none")
 
 
-urlpatterns = [path("rendered", rendered), path("raises", raises), path("flaky/<int:number>", flaky), path("stream", stream)]
+urlpatterns = [path("rendered", rendered), path("raises", raises), path("flaky/<int:number>", flaky), path("stream", stream),
+               path("streams-later", streams_later)]

@@ -19,7 +19,7 @@ from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.core.handlers.asgi import ASGIRequest
 from django.core.handlers.wsgi import WSGIRequest
 from django.http import Http404, HttpResponse, StreamingHttpResponse
-from django.test import Client, RequestFactory, override_settings
+from django.test import AsyncClient, Client, RequestFactory, override_settings
 from django.urls import path as django_path
 from fastapi import APIRouter, BackgroundTasks, Depends, FastAPI
 from fastapi.testclient import TestClient
@@ -410,6 +410,17 @@ def test_django_refuses_a_body_that_is_not_seen_whole(key, extra, status):
             "SERVER_PORT": "80", "wsgi.input": io.BytesIO(b'{"whole": 1}'), "HTTP_X_TENANT": "t", "HTTP_IDEMPOTENCY_KEY": key,
             **extra}))
     assert response.status_code == status
+
+
+@pytest.mark.filterwarnings("ignore:StreamingHttpResponse must consume")
+def test_django_stores_a_stream_of_an_async_view(key):
+    async def answers():
+        client = AsyncClient()
+        return [await client.post("/streams-later", data="{}", content_type="application/json",
+                                  headers={"Idempotency-Key": key, "X-Tenant": "t"}) for _ in range(2)]
+    first, again = asyncio.run(answers())
+    assert [first.status_code, first.content, again.status_code, again.content] == [201, b"ab"] * 2
+    assert again["Idempotency-Replayed"] == "true"
 
 
 def test_django_sees_a_chunked_body_under_asgi(key):

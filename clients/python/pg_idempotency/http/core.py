@@ -290,8 +290,6 @@ class Served:
         except Declined:
             raise
         except Exception as wrong:
-            if self.options.lease is None:
-                raise
             raise Declined(None, Unsendable(wrong)) from wrong
 
     def decline(self, declined: Declined) -> NoReturn:

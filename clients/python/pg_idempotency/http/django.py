@@ -123,7 +123,7 @@ def capture(response: Any, limit: int) -> Reply:
     """A response as a whole, or until it is over the limit."""
     chunks = []
     size = 0
-    for chunk in response.streaming_content if response.streaming else [response.content]:
+    for chunk in response:      # also where that streams asynchronously
         chunks.append(bytes(chunk))
         size += len(chunks[-1])
         if size > limit:

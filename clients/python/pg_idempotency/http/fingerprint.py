@@ -41,8 +41,9 @@ def target_of_wsgi(environ: Mapping[str, Any], path: str, encoding: str) -> str:
 def target_of_asgi(scope: Mapping[str, Any]) -> str:
     """The target under ASGI."""
     raw = scope.get("raw_path")
-    query = scope.get("query_string", b"").decode("latin-1")
-    return target_of(scope["path"], raw and raw.decode("latin-1").split("?", 1)[0], query)
+    query = scope.get("query_string", b"")
+    text = query if isinstance(query, str) else query.decode("latin-1")     # that of Django's AsyncClient is text
+    return target_of(scope["path"], raw and raw.decode("latin-1").split("?", 1)[0], text)
 
 
 def refuse_constant(name: str) -> Any:
