@@ -79,7 +79,7 @@ final class ReceivedRequest extends HttpServletRequestWrapper {
         super.getParameterMap().forEach((name, values) -> all.put(name, new ArrayList<>(List.of(values))));
         String type = getContentType() == null ? "" : getContentType().split(";", 2)[0].strip();
         if (type.equalsIgnoreCase("application/x-www-form-urlencoded")) {
-            for (String pair : new String(body, StandardCharsets.US_ASCII).split("&")) {
+            for (String pair : new String(body, StandardCharsets.ISO_8859_1).split("&")) {
                 String[] parts = pair.split("=", 2);
                 if (!pair.isEmpty()) {
                     all.computeIfAbsent(decode(parts[0]), name -> new ArrayList<>()).add(parts.length < 2 ? "" : decode(parts[1]));
@@ -91,8 +91,9 @@ final class ReceivedRequest extends HttpServletRequestWrapper {
         return Collections.unmodifiableMap(arrays);
     }
 
+    /** Of the text, each character is a byte. Not all clients write all of them with a "%". */
     private String decode(String text) {
-        return URLDecoder.decode(text, charset());
+        return new String(URLDecoder.decode(text, StandardCharsets.ISO_8859_1).getBytes(StandardCharsets.ISO_8859_1), charset());
     }
 
     @Override

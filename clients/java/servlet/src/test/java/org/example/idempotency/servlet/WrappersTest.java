@@ -169,6 +169,7 @@ class WrappersTest {
         assertEquals(List.of("0", "", "\u00e4 =y"), Stream.of("a", "b", "c").map(form::getParameter).toList());
         assertNull(form.getParameter("d"));
         assertEquals("\u00e4", request("application/x-www-form-urlencoded", "ISO-8859-1", "b=%E4").getParameter("b"));
+        assertEquals("\u00e4", request("application/x-www-form-urlencoded", null, "b=\u00c3%A4").getParameter("b")); // as curl sends it
         for (String other : new String[] {null, "text/plain"}) {
             assertEquals(Set.of("a"), request(other, null, "b=1").getParameterMap().keySet());
         }
