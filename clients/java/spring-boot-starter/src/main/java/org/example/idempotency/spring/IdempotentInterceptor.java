@@ -55,12 +55,12 @@ final class IdempotentInterceptor implements MethodInterceptor {
         Idempotent annotation = AnnotatedElementUtils.findMergedAnnotation(method, Idempotent.class);
         names.claim(method);
         refuseAsynchronous(method, method.getReturnType());
-        if (!annotation.lease()) {
-            refuseAnotherTransaction(method, type);
-        }
+        TransactionAttribute attribute = annotation.lease() ? null : TRANSACTIONAL.getTransactionAttribute(method, type);
+        refuseAnotherTransaction(method, attribute);
         Call call = Call.of(keyOf(invocation, method, annotation))
                 .withScope(Identity.function(once.get().options().scope(), annotation.name()))
                 .withMaxLostAttempts(annotation.maxLostAttempts())
+                .withIsolation(attribute == null ? 0 : Math.max(0, attribute.getIsolationLevel())) // or it would be lost, as the method joins
                 .withRequest(json.get().write(invocation.getArguments()));
         Type returned = GenericTypeResolver.resolveType(method.getGenericReturnType(), type);
         Result result = annotation.lease()
@@ -118,8 +118,7 @@ final class IdempotentInterceptor implements MethodInterceptor {
     }
 
     /** What the method did in a transaction of its own, or in none, would stay when the operation's is rolled back. */
-    private static void refuseAnotherTransaction(Method method, Class<?> type) {
-        TransactionAttribute attribute = TRANSACTIONAL.getTransactionAttribute(method, type);
+    private static void refuseAnotherTransaction(Method method, TransactionAttribute attribute) {
         if (attribute != null && APART.contains(attribute.getPropagationBehavior())) {
             throw new IllegalStateException("a method that is @Idempotent joins the transaction of its operation, which its propagation"
                     + " does not allow: " + method);

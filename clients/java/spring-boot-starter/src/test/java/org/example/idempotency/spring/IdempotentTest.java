@@ -43,6 +43,7 @@ import org.springframework.transaction.PlatformTransactionManager;
 import org.springframework.transaction.TransactionDefinition;
 import org.springframework.transaction.TransactionSystemException;
 import org.springframework.transaction.UnexpectedRollbackException;
+import org.springframework.transaction.annotation.Isolation;
 import org.springframework.transaction.annotation.Propagation;
 import org.springframework.transaction.annotation.Transactional;
 import org.springframework.transaction.support.AbstractPlatformTransactionManager;
@@ -151,6 +152,12 @@ class IdempotentTest {
             jdbc.update("INSERT INTO seat VALUES (?)", key);
         }
 
+        @Idempotent(name = "serializable", key = "#key")
+        @Transactional(isolation = Isolation.SERIALIZABLE)
+        public String serializable(String key) {
+            return jdbc.queryForObject("SHOW transaction_isolation", String.class);
+        }
+
         @Idempotent(name = "never", key = "#key")
         @Transactional(propagation = Propagation.NEVER)
         public void never(String key) {
@@ -244,6 +251,12 @@ class IdempotentTest {
             assertTrue(assertThrows(IllegalStateException.class, call).getMessage().contains("joins"));
         }
         assertEquals(0, effects());
+    }
+
+    /** Spring itself ignores that of a method which joins. */
+    @Test
+    void theIsolationLevelOfTheMethodHolds() {
+        assertEquals("serializable", tickets.serializable(key));
     }
 
     /** What it stores would stay when that is rolled back. */
