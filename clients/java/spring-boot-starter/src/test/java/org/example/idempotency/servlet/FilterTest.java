@@ -101,8 +101,7 @@ class FilterTest {
         tomcat.setPort(0);
         tomcat.getConnector().addUpgradeProtocol(new Http2Protocol());
         Context context = tomcat.addContext("", null);
-        Tomcat.addServlet(context, "dispatcher", new Dispatcher());
-        context.addServletMappingDecoded("/*", "dispatcher");
+        Tomcat.addServlet(context, "dispatcher", new Dispatcher()).addMapping("/*");
         FilterDef definition = new FilterDef();
         definition.setFilterName("idempotency");
         definition.setFilter((request, response, chain) -> filter.doFilter(request, response, chain));
