@@ -5,7 +5,7 @@ go 1.25.0
 require (
 	example.org/idempotency v1.1.0
 	example.org/idempotency/pgxv5 v1.1.0
-	github.com/jackc/pgx/v5 v5.12.0
+	github.com/jackc/pgx/v5 v5.13.0
 )
 
 require (

@@ -6,7 +6,7 @@ require (
 	example.org/idempotency v1.1.0
 	example.org/idempotency/idemrabbitmq v1.1.0
 	example.org/idempotency/pgxv5 v1.1.0
-	github.com/jackc/pgx/v5 v5.12.0
+	github.com/jackc/pgx/v5 v5.13.0
 	github.com/rabbitmq/amqp091-go v1.16.0
 )
 

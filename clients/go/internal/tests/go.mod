@@ -14,7 +14,7 @@ require (
 	github.com/IBM/sarama v1.61.1
 	github.com/gin-gonic/gin v1.12.0
 	github.com/gomodule/redigo v1.9.3
-	github.com/jackc/pgx/v5 v5.12.0
+	github.com/jackc/pgx/v5 v5.13.0
 	github.com/lib/pq v1.12.3
 	github.com/nats-io/nats.go v1.55.0
 	github.com/rabbitmq/amqp091-go v1.16.0
