@@ -300,3 +300,17 @@ for (const [name, answer] of Object.entries({
     assert.deepEqual([titles, runs], [['Internal Server Error', 'The answer could not be stored'], 1])
   })
 }
+
+test('a middleware may end the response later, as one that waits for a store of sessions', async (t) => {
+  const later = (req, res, next) => {
+    const { end } = res
+    res.end = (...given) => { setImmediate(() => end.apply(res, given)); return res }
+    next()
+  }
+  const { post } = await app(t, 'transaction', (req, res) => res.status(201).json({ paid: 1 }), { before: [later], principal: () => 'anyone' })
+  const key = newKey()
+  for (const replayed of [undefined, 'true']) {
+    const { status, body, headers } = await post(key)
+    assert.deepEqual([status, body, headers['idempotency-replayed']], [201, '{"paid":1}', replayed])
+  }
+})

@@ -113,7 +113,8 @@ async function bodyOf(req, header, type, isEncoded, maxRequest) {
 }
 
 const LISTENING = ['on', 'addListener', 'prependListener', 'once', 'prependOnceListener', 'off', 'removeListener']
-// What throws when the headers are sent. A handler that is late would end the process by it.
+// What throws when the headers are sent. A handler that is late would end the process by it. Before, a middleware may need it that ends
+// the response later.
 const HEADING = ['setHeader', 'appendHeader', 'removeHeader', 'setHeaders', 'writeHead']
 // What makes an answer, as far as the response has it: that of Express has more.
 const ANSWERING = ['write', 'end', 'writeHead', 'setHeader', 'appendHeader', 'status', 'json', 'jsonp']
@@ -194,7 +195,10 @@ class Capture {
     res.end(body)
     res.write = () => false
     res.end = () => res
-    for (const name of HEADING) res[name] = () => res
+    for (const name of HEADING) {
+      const real = res[name]
+      res[name] = (...given) => res.headersSent ? res : real.apply(res, given)
+    }
   }
 
   #reset() {
