@@ -11,9 +11,11 @@ import org.example.idempotency.Options;
 import org.example.idempotency.servlet.FilterOptions;
 import org.example.idempotency.servlet.IdempotencyFilter;
 import org.example.idempotency.servlet.Route;
+import org.springframework.aop.framework.autoproxy.AutoProxyUtils;
 import org.springframework.aop.support.DefaultPointcutAdvisor;
 import org.springframework.aop.support.annotation.AnnotationMatchingPointcut;
 import org.springframework.beans.factory.ObjectProvider;
+import org.springframework.beans.factory.SmartInitializingSingleton;
 import org.springframework.beans.factory.annotation.Qualifier;
 import org.springframework.beans.factory.config.BeanDefinition;
 import org.springframework.beans.factory.config.ConfigurableListableBeanFactory;
@@ -24,14 +26,21 @@ import org.springframework.boot.autoconfigure.condition.ConditionalOnMissingBean
 import org.springframework.boot.autoconfigure.condition.ConditionalOnProperty;
 import org.springframework.boot.autoconfigure.condition.ConditionalOnWebApplication;
 import org.springframework.boot.context.properties.EnableConfigurationProperties;
+import org.springframework.boot.web.context.reactive.ConfigurableReactiveWebEnvironment;
 import org.springframework.boot.web.servlet.FilterRegistrationBean;
 import org.springframework.context.ApplicationEventPublisher;
 import org.springframework.context.annotation.Bean;
 import org.springframework.context.annotation.Configuration;
 import org.springframework.context.annotation.Role;
+import org.springframework.core.MethodIntrospector;
 import org.springframework.core.Ordered;
+import org.springframework.core.annotation.AnnotatedElementUtils;
 import org.springframework.core.annotation.Order;
+import org.springframework.core.env.Environment;
+import org.springframework.stereotype.Controller;
 import org.springframework.transaction.PlatformTransactionManager;
+import org.springframework.util.ClassUtils;
+import org.springframework.util.ReflectionUtils.MethodFilter;
 import org.springframework.web.method.HandlerMethod;
 import org.springframework.web.servlet.HandlerExecutionChain;
 import org.springframework.web.servlet.HandlerMapping;
@@ -67,6 +76,25 @@ public class IdempotencyAutoConfiguration {
     @Role(BeanDefinition.ROLE_INFRASTRUCTURE)
     static IdempotentNames idempotentNames(ConfigurableListableBeanFactory beans) {
         return new IdempotentNames(beans);
+    }
+
+    /** WebFlux has no filters of servlets, so the annotation would say nothing, and each retry would run. */
+    @Bean
+    static SmartInitializingSingleton idempotentRequests(ConfigurableListableBeanFactory beans, Environment environment) {
+        return () -> {
+            if (environment instanceof ConfigurableReactiveWebEnvironment) {
+                for (String bean : beans.getBeanNamesForAnnotation(Controller.class)) {
+                    refuseRequests(AutoProxyUtils.determineTargetClass(beans, bean));
+                }
+            }
+        };
+    }
+
+    private static void refuseRequests(Class<?> controller) {
+        MethodFilter filter = method -> AnnotatedElementUtils.hasAnnotation(method, IdempotentRequest.class);
+        MethodIntrospector.selectMethods(ClassUtils.getUserClass(controller), filter).forEach(method -> {
+            throw new IllegalStateException("a method that is @IdempotentRequest is one of Spring MVC, as WebFlux has no filter for it: " + method);
+        });
     }
 
     @Bean

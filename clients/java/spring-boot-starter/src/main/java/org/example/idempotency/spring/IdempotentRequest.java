@@ -9,6 +9,7 @@ import java.lang.annotation.Target;
 /**
  * Requests of a controller's method, whatever theirs is, need a key in the header Idempotency-Key, and a
  * retry gets the first answer. The method and all that it calls join the transaction of the answer.
+ * A program of WebFlux with such a method does not start.
  */
 @Documented
 @Target(ElementType.METHOD)

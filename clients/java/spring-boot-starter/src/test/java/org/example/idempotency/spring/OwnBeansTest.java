@@ -31,6 +31,7 @@ import org.springframework.boot.SpringApplication;
 import org.springframework.boot.WebApplicationType;
 import org.springframework.boot.autoconfigure.EnableAutoConfiguration;
 import org.springframework.boot.builder.SpringApplicationBuilder;
+import org.springframework.boot.web.context.reactive.StandardReactiveWebEnvironment;
 import org.slf4j.LoggerFactory;
 import org.springframework.context.annotation.AnnotatedBeanDefinitionReader;
 import org.springframework.context.annotation.Bean;
@@ -160,6 +161,15 @@ class OwnBeansTest {
         List<String> early = log.list.stream().map(ILoggingEvent::getFormattedMessage).filter(text -> text.contains("not eligible")).toList();
         assertFalse(early.isEmpty());
         assertFalse(early.toString().contains("'idempotent"), early::toString);
+    }
+
+    @Test
+    void aProgramOfWebFluxWhoseAnnotationWouldSayNothingDoesNotStart() {
+        Class<?>[] program = {IdempotentTest.Program.class, SpringExampleTest.Orders.class};
+        SpringExampleTest.withoutWeb(program).close();
+        var reactive = new SpringApplicationBuilder(program).environment(new StandardReactiveWebEnvironment()).web(WebApplicationType.NONE);
+        var error = assertThrows(IllegalStateException.class, () -> reactive.run("--spring.main.banner-mode=off"));
+        assertTrue(error.getMessage().contains("WebFlux"), error.getMessage());
     }
 
     @Test
