@@ -7,6 +7,7 @@ and nowhere else.
 from __future__ import annotations
 
 import contextlib
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any, Callable, List, NoReturn, Optional, Sequence, Union
@@ -246,15 +247,41 @@ def take_back(settings: Settings, call: Call, session: Any, operation: Operation
             sql.plain(sql.ROLLBACK_TO), settings.functions.release(call, operation), sql.plain(sql.ROLLBACK)])
 
 
+# Of the transaction of ``plain_transaction`` whose work runs: an element for each ``begin_many``.
+begun: ContextVar[List[sql.Statement]] = ContextVar("pg_idempotency_begun")
+
+
 def plain_transaction(settings: Settings, call: Call, work: Callable[..., Any]) -> Flow:
-    """BEGIN, work, COMMIT without an operation of its own, repeated in the same way. Result: what work gave back."""
+    """BEGIN, work, COMMIT without an operation of its own, repeated in the same way. Result: what work gave back.
+
+    Where it has begun no operations, nothing tells a repeat whether a COMMIT without an answer has taken effect: that is not
+    repeated.
+    """
+    unknown = False
+
     def body(session: Any) -> Flow:
+        nonlocal unknown
+        unknown = False
         yield steps.round_trip(session, [sql.begin_block(call.isolation)])
-        result = yield steps.call(work, session.handle)
+        operations: List[sql.Statement] = []
+        token = begun.set(operations)
+        try:
+            result = yield steps.call(work, session.handle)
+        finally:
+            begun.reset(token)
+        unknown = not operations
         yield from committing(session, [])
         return result
 
-    return (yield from retrying(settings, call, lambda: in_session(body)))
+    def once() -> Flow:
+        try:
+            return (yield from in_session(body))
+        except Again as again:
+            if unknown and again.lost:
+                raise again.error from again.error.__cause__
+            raise
+
+    return (yield from retrying(settings, call, once))
 
 
 def expiry(settings: Settings, call: Call) -> Flow:
@@ -272,6 +299,7 @@ def expiry(settings: Settings, call: Call) -> Flow:
 
 def begin_many(settings: Settings, fetch: Callable[..., Any], tx: Any, statement: sql.Statement) -> Flow:
     """Begins operations in a transaction of the user. Result: an Operation for each."""
+    begun.get([]).append(statement)
     rows = yield from in_transaction(fetch, tx, statement, translate_begin)
     operations = [operation_from_row(row) for row in rows]
     for operation in operations:

@@ -17,7 +17,7 @@ from pg_idempotency import (NOT_DONE, BadArgument, CommitRolledBack, Completion,
                             IdempotencyError, Json, KeyReused, LeaseLost, NotDone, NotReady, Response, TooLarge, Unknown,
                             Unstorable, drive, flow, sqlstate_of)
 from pg_idempotency.django import DjangoSource
-from pg_idempotency.errors import is_unreachable
+from pg_idempotency.errors import is_unreachable, means_lost
 
 
 @pytest.fixture(params=kinds.BLOCKING + kinds.ASYNC)
@@ -251,6 +251,29 @@ def test_a_lost_answer_to_commit(case, proxy, key, effects, cut, replayed):
     result = case(test, host=proxy.directory)
     assert (result.outcome, result.replayed, result.payload) == ("COMPLETED", replayed, {"name": key})
     assert (proxy.hits, effects()) == (1, 1)
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_a_lost_answer_to_the_commit_of_no_operation(case, proxy, key, effects, begins):
+    """Where it has begun none, nothing would tell its repeat that it has taken effect."""
+    runs = []
+
+    async def test(idem, on):
+        async def work(tx):
+            if not proxy.hits:
+                proxy.arm("lose")
+            runs.append([one.outcome for one in await idem.begin_many(tx, [key])] if begins else None)
+            if runs[-1] != ["COMPLETED"]:
+                await on.insert(tx, key)
+            if runs[-1] == ["ACQUIRED"]:
+                await idem.complete_many(tx, [key])
+        if begins:
+            return await idem.run(work)
+        with pytest.raises(Exception) as caught:
+            await idem.run(work)
+        assert is_unreachable(caught.value) or means_lost(sqlstate_of(caught.value))
+    case(test, host=proxy.directory)
+    assert (runs, proxy.hits, effects()) == ([["ACQUIRED"], ["COMPLETED"]] if begins else [None], 1, 1)
 
 
 def test_the_session_of_a_lost_connection_is_waited_for(case, proxy, key, admin, effects):
