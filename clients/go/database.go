@@ -31,8 +31,8 @@ type Database[Tx any] interface {
 type Conn[Tx any] interface {
 	// Query runs one statement outside of a transaction.
 	Query(ctx context.Context, statement Statement) ([]Row, error)
-	// Begin sends BEGIN and the statements, and returns the rows of the first
-	// one that has any. When ctx ends, the transaction is rolled back, whatever the work does.
+	// Begin sends BEGIN and the statements, and returns the rows of the one
+	// that has any. When ctx ends, the transaction is rolled back, whatever the work does.
 	Begin(ctx context.Context, level sql.IsolationLevel, statements ...Statement) ([]Row, error)
 	// Tx is the open transaction, as the caller's work gets it.
 	Tx() Tx

@@ -107,25 +107,17 @@ func (m *Middleware[Tx]) transact(ctx context.Context, e *exchange, handler Hand
 
 // refusal: an error of a handler that is answered below 500 is a refusal, as such an
 // answer is: its rollback is no lost attempt. What may be repeated, or comes too late, goes
-// on as it is, and so does everything where a function of the options panics: its next call is the server's.
+// on as it is.
 func (m *Middleware[Tx]) refusal(ctx context.Context, e *exchange, err error) error {
 	if ctx.Err() != nil || idempotency.Transient(err) {
 		return err
 	}
-	var known *answered
-	panicked := safe.Call(func() error {
-		if known = m.answered(e.request, err); known.answer.status < 500 {
-			m.refuse(e.request, known)
-		}
-		return nil
-	})
-	switch {
-	case panicked != nil:
-		return err
-	case known.answer.status < 500:
-		return &discarded{known.answer, true}
+	known := m.answered(e.request, err)
+	if known.answer.status >= 500 {
+		return known
 	}
-	return known
+	m.refuse(e.request, known)
+	return &discarded{known.answer, true}
 }
 
 func (m *Middleware[Tx]) callOptions(e *exchange, more ...idempotency.Option) []idempotency.Option {

@@ -199,18 +199,15 @@ func (c *conn) Release() {
 const unknownStatement = "26000"
 
 // send sends all statements in one round trip, in the extended protocol. It
-// returns the rows of the first statement that has any.
+// returns the rows, which one of them has at most.
 func send(ctx context.Context, connection *pgx.Conn, statements ...idempotency.Statement) (rows []idempotency.Row, err error) {
 	results, err := run(ctx, connection, statements)
 	if err != nil {
 		return nil, named(ctx, connection, err)
 	}
 	for _, result := range results {
-		if len(result.FieldDescriptions) > 0 {
-			for _, columns := range result.Rows {
-				rows = append(rows, rowOf(columns))
-			}
-			break
+		for _, columns := range result.Rows {
+			rows = append(rows, rowOf(columns))
 		}
 	}
 	return rows, nil

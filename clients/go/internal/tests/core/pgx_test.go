@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"example.org/idempotency"
@@ -99,6 +100,45 @@ func TestBatchAfterTheEnd(t *testing.T) {
 		return nil
 	}))
 	must(t, err)
+}
+
+// Who begins a batch may begin the whole again where the connection is gone, or what was prepared on it.
+func TestBatchOnALostConnection(t *testing.T) {
+	for name, loss := range map[string]string{"terminated": "SELECT pg_terminate_backend(pg_backend_pid())", "thrown away": "DEALLOCATE ALL"} {
+		client := idempotency.New(onPgx.open(t, serverURL, 1), idempotency.Options{})
+		_ = client.Run(background, func(ctx context.Context, tx pgx.Tx) error {
+			if name == "thrown away" {
+				_, err := client.BeginMany(ctx, tx, []string{newKey()}, nil)
+				must(t, err)
+			}
+			_ = onPgx.exec(ctx, tx, loss)
+			_, err := client.BeginMany(ctx, tx, []string{newKey()}, nil)
+			if !errors.Is(err, idempotency.ErrConnectionLost) {
+				t.Errorf("%s: %v", name, err)
+			}
+			return err
+		})
+	}
+}
+
+// Else each connection would be two.
+func TestAPoolerIsLookedForOnce(t *testing.T) {
+	config, err := pgxv5.Config(serverURL + "&pool_max_conns=2")
+	must(t, err)
+	dials, dial := atomic.Int64{}, config.ConnConfig.DialFunc
+	config.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+		dials.Add(1)
+		return dial(ctx, network, address)
+	}
+	pool, err := pgxpool.NewWithConfig(background, config)
+	must(t, err)
+	defer pool.Close()
+	for range 2 {
+		held, err := pool.Acquire(background)
+		must(t, err)
+		defer held.Release()
+	}
+	same(t, "connections", dials.Load(), 3)
 }
 
 // The work has not read its rows to the end. That is its mistake, and no lost connection.

@@ -30,7 +30,7 @@ func transactionTests[Tx any]() tests[Tx] {
 		"OwnsDeadLetter": testOwnsDeadLetter[Tx], "Retention": testRetention[Tx], "Batch": testBatch[Tx],
 		"Idempotent": testIdempotent[Tx], "HeadersOfOthers": testHeadersOfOthers[Tx], "ErrorsQuoteNothing": testErrorsQuoteNothing[Tx],
 		"Isolation": testIsolation[Tx], "RequestsThatNobodyCanRead": testRequestsThatNobodyCanRead[Tx],
-		"CancelledStatement": testCancelledStatement[Tx], "CancelledCommit": testCancelledCommit[Tx], "LimitOfTheWork": testLimitOfTheWork[Tx],
+		"CancelledStatement": testCancelledStatement[Tx], "CancelledCommit": testCancelledCommit[Tx], "RefusedCommit": testRefusedCommit[Tx], "LimitOfTheWork": testLimitOfTheWork[Tx],
 	}
 }
 
@@ -375,6 +375,19 @@ func testCancelledCommit[Tx any](t *testing.T, b backend[Tx]) {
 	_, err := client.Transaction(ctx, newKey(), nil, b.runs("INSERT INTO slow VALUES ('x')"))
 	wantError(t, err, context.DeadlineExceeded)
 	same(t, "retried", count.retried.Load(), 0)
+}
+
+// What COMMIT itself refuses, as a deferred constraint does, is no lost connection.
+func testRefusedCommit[Tx any](t *testing.T, b backend[Tx]) {
+	execute(t, "CREATE TABLE IF NOT EXISTS self (id int PRIMARY KEY, other int REFERENCES self DEFERRABLE INITIALLY DEFERRED)")
+	runs := 0
+	_, err := b.client(t, idempotency.Options{Retry: quick}).Transaction(background, newKey(), nil, does(func(ctx context.Context, tx Tx) error {
+		runs++
+		return b.exec(ctx, tx, "INSERT INTO self VALUES (1, 2)")
+	}))
+	same(t, "SQLSTATE", idempotency.SQLState(err), "23503")
+	same(t, "transient", idempotency.Transient(err), false)
+	same(t, "runs", runs, 1)
 }
 
 // A limit of the work's own is its error, although the driver has closed the connection.

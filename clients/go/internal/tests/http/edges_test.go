@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -32,6 +33,21 @@ func TestStatusesOfAHandler(t *testing.T) {
 				return insert(r.Context(), tx, key)
 			})
 		expectStatus(t, want, handler, "POST", key, "")
+	}
+}
+
+// As net/http has it, what was written or flushed has its status.
+func TestStatusAfterTheFirstByte(t *testing.T) {
+	for _, begin := range []func(http.ResponseWriter){
+		func(w http.ResponseWriter) { _, _ = io.WriteString(w, "text") },
+		func(w http.ResponseWriter) { w.(http.Flusher).Flush() },
+	} {
+		handler := middleware(idemhttp.Options{}).Transaction("/route", func(w http.ResponseWriter, _ *http.Request, _ pgx.Tx) error {
+			begin(w)
+			w.WriteHeader(500)
+			return nil
+		})
+		expectStatus(t, 200, handler, "POST", newKey(), "")
 	}
 }
 
@@ -159,6 +175,25 @@ func TestLifetimeOfADatabaseThatHangs(t *testing.T) {
 		}
 	case <-time.After(time.Minute):
 		t.Error("no answer")
+	}
+}
+
+// Of a handler that was too late nothing more is told than that.
+func TestWhatComesTooLateIsNoProblem(t *testing.T) {
+	clock, problems := idempotency.NewFakeClock(time.Unix(0, 0)), atomic.Int64{}
+	m := idemhttp.New(idempotency.New(pgxv5.Pool(pool), idempotency.Options{Clock: clock}), idemhttp.Options{Principal: idemhttp.Anyone,
+		Timeout: time.Minute, Problem: func(*http.Request, error, *idemhttp.Problem) { problems.Add(1) }})
+	handler := m.Transaction("/route", func(_ http.ResponseWriter, r *http.Request, _ pgx.Tx) error {
+		clock.Advance(time.Minute)
+		<-r.Context().Done()
+		return errors.New("planned")
+	})
+	expectStatus(t, 503, handler, "POST", newKey(), "")
+	for pool.Stat().AcquiredConns() > 0 { // until the handler's transaction has ended
+		time.Sleep(time.Millisecond)
+	}
+	if n := problems.Load(); n != 1 {
+		t.Errorf("%d problems", n)
 	}
 }
 
