@@ -51,6 +51,21 @@ func TestStatusAfterTheFirstByte(t *testing.T) {
 	}
 }
 
+// What a goroutine of the handler does later is no part of it.
+func TestHeaderOfALateGoroutine(t *testing.T) {
+	var held http.ResponseWriter
+	handler := middleware(idemhttp.Options{Statuses: func(int) idemhttp.Keep { // is asked when the handler has returned
+		held.Header().Set("Late", "1")
+		return idemhttp.Keep{As: idemhttp.Stored}
+	}}).Transaction("/route", func(w http.ResponseWriter, _ *http.Request, _ pgx.Tx) error {
+		held = w
+		return nil
+	})
+	if header, _ := expectStatus(t, 200, handler, "POST", newKey(), ""); header.Get("Late") != "" {
+		t.Error(header)
+	}
+}
+
 // gin ignores a status that is not positive: c.JSON(-1, ...) leaves the one that was set.
 func TestGinKeepsAStatus(t *testing.T) {
 	key := newKey()
@@ -259,7 +274,7 @@ func TestHeadersOfAnAnswer(t *testing.T) {
 			"wrong length": {"POST", func(w http.ResponseWriter, _ *http.Request, _ pgx.Tx) error {
 				w.Header().Set("Content-Length", "9")
 				return nil
-			}, map[string]string{"Content-Length": "0"}},
+			}, map[string]string{"Content-Length": "0", "Content-Type": ""}},
 			"HEAD": {"HEAD", func(w http.ResponseWriter, _ *http.Request, _ pgx.Tx) error {
 				w.Header().Set("Content-Length", "9")
 				return nil
