@@ -8,6 +8,7 @@ import { serve } from '@hono/node-server'
 import { RESPONSE_ALREADY_SENT } from '@hono/node-server/utils/response'
 import { Hono } from 'hono'
 import { HTTPException } from 'hono/http-exception'
+import { streamSSE } from 'hono/streaming'
 import { Idempotency, KeyReused } from 'pg-idempotency'
 import { honoIdempotency } from 'pg-idempotency/hono'
 import { effect, effects, newKey, poolFor, portOf, send } from './support.js'
@@ -274,4 +275,16 @@ test('what a handler writes past Hono is not sent: rolled back, and a 500', asyn
   const port = await portOf(t, serve({ fetch: app.fetch, port: 0, hostname: '127.0.0.1' }))
   const { status, body } = await send(port, { method: 'POST', path: '/', body: '', headers: { 'idempotency-key': key } })
   assert.deepEqual([status, JSON.parse(body).title, await effects(pool, key)], [500, 'Internal Server Error', 0])
+})
+
+test('a stream of events is one answer, with one length', async (t) => {
+  const app = new Hono()
+  const { transaction } = honoIdempotency(new Idempotency(poolFor(t)), { principal: () => 'anyone' })
+  app.post('/', transaction((c) => streamSSE(c, (events) => events.writeSSE({ data: 'paid' }))))
+  const port = await portOf(t, serve({ fetch: app.fetch, port: 0, hostname: '127.0.0.1' }))
+  const key = newKey()
+  for (const replayed of [null, 'true']) {
+    const answer = await fetch(`http://127.0.0.1:${port}/`, { method: 'POST', headers: { 'Idempotency-Key': key } })
+    assert.deepEqual([await answer.text(), answer.headers.get('Idempotency-Replayed')], ['data: paid\n\n', replayed])
+  }
 })

@@ -133,7 +133,8 @@ async function toAnswer(response, maxResponse, signal, writes) {
   const headers = {}
   for (const [name, value] of response.headers) {
     if (name === 'set-cookie') headers[name] = response.headers.getSetCookie()
-    else headers[name] = value
+    // It is sent as a whole, with a length: a client refuses an answer with both.
+    else if (name !== 'transfer-encoding') headers[name] = value
   }
   const body = response.body ? await readAll(response.body, maxResponse, () => responseTooLarge({ status: response.status, writes }), signal) : Buffer.alloc(0)
   return { status: response.status, headers, body, writes }
