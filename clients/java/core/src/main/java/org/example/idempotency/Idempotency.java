@@ -70,8 +70,8 @@ public final class Idempotency {
 
     /**
      * Runs the work at most once for the key, in one transaction with the record of its answer.
-     * 40001, 40P01 and a lost connection repeat the whole, work included; after the last attempt
-     * the exception is thrown.
+     * 40001, 40P01 and a lost connection repeat the whole, work included, unless the work throws NotDone
+     * or a CancellationException; after the last attempt the exception is thrown.
      *
      * @param <X> what the work may throw
      * @param call the key and what belongs to it

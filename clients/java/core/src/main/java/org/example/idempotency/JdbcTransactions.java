@@ -2,6 +2,7 @@ package org.example.idempotency;
 
 import java.sql.Connection;
 import java.sql.SQLException;
+import java.util.concurrent.CancellationException;
 import javax.sql.DataSource;
 
 /** Transactions on connections of a data source. */
@@ -29,14 +30,15 @@ record JdbcTransactions(DataSource dataSource) implements Transactions {
     }
 
     /**
-     * A connection that cannot roll back is gone, and so that was the reason of the error. NotDone is the
-     * work's own word, whatever became of the connection.
+     * A connection that cannot roll back is gone, and so that was the reason of the error. NotDone and a
+     * CancellationException are the work's own word, whatever became of the connection: nothing is repeated.
      */
     private static void rollBack(Connection connection, Throwable error) {
         try {
             connection.rollback();
         } catch (SQLException gone) {
-            if (error instanceof IdempotencyException.ConnectionLost || error instanceof IdempotencyException.NotDone) {
+            if (error instanceof IdempotencyException.ConnectionLost || error instanceof IdempotencyException.NotDone
+                    || error instanceof CancellationException) {
                 return;
             }
             throw new IdempotencyException.ConnectionLost(error);

@@ -3,6 +3,7 @@ package org.example.idempotency.servlet;
 import java.sql.Connection;
 import java.sql.SQLException;
 import java.time.Duration;
+import java.util.concurrent.CancellationException;
 import java.util.concurrent.ScheduledThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
 import org.postgresql.PGConnection;
@@ -23,7 +24,7 @@ final class TimeLimit {
     private boolean isOver;
 
     /** The handler gave no answer in time: all is rolled back, or its lease runs out. */
-    static final class Over extends RuntimeException {
+    static final class Over extends CancellationException {
         /** What the handler threw is no cause: a conflict would be repeated. */
         Over(Throwable thrown) {
             super("the handler took too long");

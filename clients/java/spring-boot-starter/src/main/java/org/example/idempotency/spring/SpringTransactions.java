@@ -2,6 +2,7 @@ package org.example.idempotency.spring;
 
 import java.sql.Connection;
 import java.sql.SQLException;
+import java.util.concurrent.CancellationException;
 import javax.sql.DataSource;
 import org.example.idempotency.IdempotencyException;
 import org.example.idempotency.Transactions;
@@ -39,7 +40,8 @@ public record SpringTransactions(PlatformTransactionManager manager, DataSource 
                 throw new IdempotencyException.RolledBack(error);
             }
             // A connection that is lost cannot roll back either, and the first exception says more.
-            if (thrown[0] instanceof IdempotencyException.ConnectionLost || thrown[0] instanceof IdempotencyException.NotDone) {
+            if (thrown[0] instanceof IdempotencyException.ConnectionLost || thrown[0] instanceof IdempotencyException.NotDone
+                    || thrown[0] instanceof CancellationException) {
                 throw thrown[0];
             }
             throw isUnstated(error) ? new IdempotencyException.ConnectionLost(error) : error;

@@ -49,12 +49,15 @@ import org.example.idempotency.Options;
 import org.example.idempotency.Reconciled;
 import org.example.idempotency.Response;
 import org.example.idempotency.Transactions;
+import org.example.idempotency.spring.SpringTransactions;
 import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
+import org.junit.jupiter.params.provider.ValueSource;
 import org.springframework.jdbc.core.JdbcTemplate;
+import org.springframework.jdbc.support.JdbcTransactionManager;
 
 /** The filter in front of plain servlets of Tomcat, which speaks HTTP/2, too. */
 class FilterTest {
@@ -771,20 +774,26 @@ class FilterTest {
         assertEquals(1, effects());
     }
 
-    /** Behind its time a conflict is none that is repeated. */
-    @Test
-    void aHandlerThatTookTooLongIsNotRepeated() throws Exception {
-        protect(false, options -> options.timeout(Duration.ofMillis(200)));
+    /** Behind its time a conflict is none that is repeated, nor is a lost connection: on a virtual thread the interrupt closes the socket. */
+    @ParameterizedTest
+    @ValueSource(strings = {"DO $$BEGIN RAISE 'conflict' USING ERRCODE = '40001'; END$$", "SELECT pg_terminate_backend(pg_backend_pid())"})
+    void aHandlerThatTookTooLongIsNotRepeated(String late) throws Exception {
         handler = (request, response) -> {
             runs.incrementAndGet();
             try {
                 Thread.sleep(60_000);
-            } catch (InterruptedException late) {
-                throw new SQLException("conflict", "40001");
+            } catch (InterruptedException interrupted) {
+                execute(Exchange.of(request).connection(), late);
             }
         };
-        assertEquals(503, post("/orders", "ann", "1").statusCode());
-        assertEquals(1, runs.get());
+        for (Transactions transactions : new Transactions[] {Transactions.of(pool), new SpringTransactions(new JdbcTransactionManager(pool), pool)}) {
+            FilterOptions options = new FilterOptions(request -> new Route("/orders", false), request -> "ann").timeout(Duration.ofMillis(200));
+            filter = new IdempotencyFilter(new Idempotency(transactions, Options.DEFAULT), options);
+            runs.set(0);
+            HttpResponse<String> answer = post("/orders", "ann", "1");
+            assertTrue(answer.body().contains("\"The request took too long\""), answer.body());
+            assertEquals(1, runs.get());
+        }
     }
 
     /** What it does with the interrupt is its own affair: it said nothing in time. */
