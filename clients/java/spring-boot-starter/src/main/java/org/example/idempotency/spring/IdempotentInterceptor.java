@@ -55,6 +55,9 @@ final class IdempotentInterceptor implements MethodInterceptor {
         Idempotent annotation = AnnotatedElementUtils.findMergedAnnotation(method, Idempotent.class);
         names.claim(method);
         refuseAsynchronous(method, method.getReturnType());
+        for (Class<?> parameter : method.getParameterTypes()) {
+            refuseAsynchronous(method, parameter);
+        }
         TransactionAttribute attribute = annotation.lease() ? null : TRANSACTIONAL.getTransactionAttribute(method, type);
         refuseAnotherTransaction(method, attribute);
         Call call = Call.of(keyOf(invocation, method, annotation))
@@ -112,7 +115,8 @@ final class IdempotentInterceptor implements MethodInterceptor {
 
     /** What is still running when the method returns would be outside of the transaction and of the stored result. */
     private static void refuseAsynchronous(Method method, Class<?> type) {
-        if (Future.class.isAssignableFrom(type) || ReactiveAdapterRegistry.getSharedInstance().getAdapter(type) != null) {
+        if (Future.class.isAssignableFrom(type) || ReactiveAdapterRegistry.getSharedInstance().getAdapter(type) != null
+                || type.getName().equals("kotlin.coroutines.Continuation")) { // an argument of what may suspend
             throw new IllegalStateException("a method that is @Idempotent returns its result, and no " + type.getName() + ": " + method);
         }
     }

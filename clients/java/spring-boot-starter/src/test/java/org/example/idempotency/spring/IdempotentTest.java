@@ -14,6 +14,7 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.Flow;
 import java.util.function.Function;
 import javax.sql.DataSource;
+import kotlin.coroutines.Continuation;
 import org.example.idempotency.Call;
 import org.example.idempotency.Completion;
 import org.example.idempotency.Idempotency;
@@ -134,6 +135,12 @@ class IdempotentTest {
             return null;
         }
 
+        /** As the compiler of Kotlin makes it of a function that may suspend. */
+        @Idempotent(name = "suspends", key = "#key")
+        public Object suspends(String key, Continuation rest) {
+            return "COROUTINE_SUSPENDED";
+        }
+
         @Idempotent(name = "leased", key = "#key", lease = true)
         @Transactional(propagation = Propagation.REQUIRES_NEW)
         public void leased(String key) {
@@ -234,6 +241,12 @@ class IdempotentTest {
                     + " AND status = 'PENDING'", key);
         }
         assertEquals(List.of(2, 1), List.of(effects(), SpringExampleTest.effects(jdbc, key + "x")));
+    }
+
+    /** It would be stored as done while it runs elsewhere. */
+    @Test
+    void aFunctionOfKotlinThatMaySuspendIsRefused() {
+        assertTrue(assertThrows(IllegalStateException.class, () -> tickets.suspends(key, new Continuation() { })).getMessage().contains("Continuation"));
     }
 
     /** Spring knows those whose library is there, as Reactor registers its own; here is none. */
