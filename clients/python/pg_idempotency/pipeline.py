@@ -120,8 +120,12 @@ def communicate(pgconn: Any, commands: Sequence[Callable[[], Any]]) -> Waiting:
 
 
 def receive(pgconn: Any) -> Waiting:
-    """The results of a pipeline, up to its end, or to that of the connection."""
+    """The results of a pipeline, up to its end, or to that of the connection.
+
+    Behind a stream of the user's, libpq gives the row of the first statement by itself, and an empty result after it.
+    """
     results: List[Any] = []
+    more = False
     while True:
         try:
             while pgconn.is_busy():
@@ -135,8 +139,9 @@ def receive(pgconn: Any) -> Waiting:
             return results
         if result is not None and result.status == ExecStatus.PIPELINE_SYNC:
             return results
-        if result is not None:
+        if result is not None and not (more and result.status == ExecStatus.TUPLES_OK):
             results.append(result)
+        more = result is not None       # None ends a statement
 
 
 def raise_first(results: Sequence[Any]) -> None:

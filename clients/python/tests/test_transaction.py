@@ -288,6 +288,25 @@ def test_a_connection_that_cannot_be_used_goes_back(key):
     assert lender.back == 2
 
 
+@pytest.mark.parametrize("size", [1, 2] if psycopg.pq.version() >= 170000 else [1])
+@pytest.mark.parametrize("style", ["transaction", "lease"])
+def test_work_that_ends_with_a_stream_of_rows(pool, key, effects, style, size):
+    """libpq gives the rows of the next statement one by one, too, if that is in a pipeline."""
+    idem = Idempotency(pool)
+
+    def writes(tx, *given):
+        tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
+        return len(list(tx.cursor().stream("SELECT generate_series(1, 3)", size=size)))
+    for turn in range(3):       # from the second on, the statements are prepared
+        name = f"{key}-{turn}"
+        if style == "transaction":
+            result = idem.transaction(name, None, writes)
+        else:
+            result = idem.lease(name, None, lambda operation, signal: Completion(3, writes))
+        assert (result.outcome, result.replayed, result.payload) == ("COMPLETED", False, 3)
+    assert effects() == 3
+
+
 def test_row_factories_of_the_user_do_no_harm(key):
     idem = Idempotency(lambda: psycopg.connect("", row_factory=psycopg.rows.dict_row))
     result = idem.transaction(key, None, lambda tx, operation: tx.execute("SELECT 7 AS n").fetchone())
