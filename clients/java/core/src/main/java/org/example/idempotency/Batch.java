@@ -9,6 +9,7 @@ public final class Batch {
     private final Idempotency client;
     private final Connection connection;
     private final String scope;
+    private boolean hasAcquired;
 
     Batch(Idempotency client, Connection connection, String scope) {
         this.client = client;
@@ -32,6 +33,11 @@ public final class Batch {
          * @throws X whatever was wrong: everything is rolled back
          */
         T run(Batch batch) throws X;
+    }
+
+    /** Then a repeat finds out whether a COMMIT whose answer was lost has taken effect. */
+    boolean hasAcquired() {
+        return hasAcquired;
     }
 
     /** {@return the open transaction: a connection that the work neither commits, ends nor closes} */
@@ -58,6 +64,7 @@ public final class Batch {
             throw IdempotencyException.ofBegin(error);
         }
         operations.forEach(client::tellBegun);
+        hasAcquired |= operations.stream().anyMatch(o -> o.outcome() == Outcome.ACQUIRED);
         return operations;
     }
 

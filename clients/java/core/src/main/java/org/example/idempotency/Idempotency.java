@@ -6,6 +6,7 @@ import java.time.Duration;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.TimeUnit;
 import java.util.function.Function;
+import java.util.function.Predicate;
 
 /**
  * Runs operations once, in one database. It is safe for use by many threads.
@@ -158,8 +159,8 @@ public final class Idempotency {
 
     /**
      * Runs work in one transaction in which it begins and completes many operations, such as the
-     * messages of one delivery. It is repeated as {@link #transaction} is: so what belongs to no
-     * operation may be written twice, where the answer to COMMIT is lost.
+     * messages of one delivery. It is repeated as {@link #transaction} is; but if it has acquired none, not
+     * where the answer to COMMIT is lost, as its writes might be made twice.
      *
      * @param <T> what the work returns
      * @param <X> what the work may throw
@@ -172,10 +173,16 @@ public final class Idempotency {
      */
     public <T, X extends Exception> T batch(String scope, Batch.Work<T, X> work) throws X {
         Call call = Call.of(null).withScope(scope).over(options);
-        return this.<T, X>repeat(call, afterLoss -> {
+        boolean[] isUnknown = new boolean[1]; // what became of a COMMIT without an answer
+        return this.<T, X>repeat(call, error -> isUnknown[0] && !IdempotencyException.isConflict(IdempotencyException.sqlState(error)), afterLoss -> {
             Throwable[] failure = new Throwable[1];
-            return inTransaction(call, failure,
-                    connection -> called(failure, () -> work.run(new Batch(this, connection, call.scope()))));
+            isUnknown[0] = false;
+            return inTransaction(call, failure, connection -> {
+                Batch batch = new Batch(this, connection, call.scope());
+                T value = called(failure, () -> work.run(batch));
+                isUnknown[0] = !batch.hasAcquired();
+                return value;
+            });
         });
     }
 
@@ -357,13 +364,17 @@ public final class Idempotency {
      * repeated, whatever its cause is.
      */
     <T, X extends Exception> T repeat(Call call, Attempt<T, X> attempt) throws X {
+        return repeat(call, error -> false, attempt);
+    }
+
+    private <T, X extends Exception> T repeat(Call call, Predicate<Exception> isLast, Attempt<T, X> attempt) throws X {
         boolean afterLoss = false;
         int dead = 0;
         for (int n = 1;; n++) {
             try {
                 return attempt.run(afterLoss);
             } catch (Exception error) {
-                if (error instanceof IdempotencyException.NotDone || !IdempotencyException.isTransient(error)) {
+                if (error instanceof IdempotencyException.NotDone || !IdempotencyException.isTransient(error) || isLast.test(error)) {
                     throw error;
                 }
                 afterLoss |= !IdempotencyException.isConflict(IdempotencyException.sqlState(error));

@@ -85,6 +85,30 @@ class BatchTest extends OnServer {
         assertEquals(1, effects());
     }
 
+    /** Where it has acquired none, nothing would tell its repeat that its writes are there. */
+    @ParameterizedTest
+    @ValueSource(booleans = {true, false})
+    void aLostAnswerToTheCommitIsRepeatedIfAnOperationWasBegun(boolean isBegun) throws Exception {
+        AtomicInteger runs = new AtomicInteger();
+        proxy.order("arm", "lose");
+        Batch.Work<Integer, SQLException> work = batch -> {
+            runs.incrementAndGet();
+            List<Operation> begun = batch.beginMany(isBegun ? keys("1") : List.of(), null);
+            if (begun.stream().anyMatch(Operation::replayed)) {
+                return 0;
+            }
+            effect(batch.connection());
+            return isBegun ? batch.completeMany(keys("1"), null) : 0;
+        };
+        if (isBegun) {
+            once.batch(null, work);
+        } else {
+            assertThrows(IdempotencyException.ConnectionLost.class, () -> once.batch(null, work));
+        }
+        assertEquals(List.of(isBegun ? 2 : 1, 1), List.of(runs.get(), effects()));
+        assertTrue(proxy.order("state").startsWith("{\"hits\": 1,"));
+    }
+
     @ParameterizedTest
     @ValueSource(strings = {"before idem_begin_batch", "after INSERT INTO effect", "before commit"})
     void aLostConnectionLeavesOneEffect(String where) throws Exception {
