@@ -2,6 +2,7 @@ package org.example.idempotency;
 
 import java.sql.Connection;
 import java.sql.SQLException;
+import java.sql.Statement;
 import java.util.concurrent.CancellationException;
 import javax.sql.DataSource;
 
@@ -11,12 +12,11 @@ record JdbcTransactions(DataSource dataSource) implements Transactions {
     public <T> T run(int isolation, Body<T> body) throws Exception {
         try (Connection connection = dataSource.getConnection()) {
             boolean autoCommit = connection.getAutoCommit();
-            int usual = isolation == 0 ? 0 : connection.getTransactionIsolation();
-            if (isolation != 0) {
-                connection.setTransactionIsolation(isolation);
-            }
             connection.setAutoCommit(false);
             try {
+                if (isolation != 0) {
+                    isolate(connection, isolation);
+                }
                 T value = body.run(connection);
                 connection.commit();
                 return value;
@@ -24,8 +24,21 @@ record JdbcTransactions(DataSource dataSource) implements Transactions {
                 rollBack(connection, error);
                 throw error;
             } finally {
-                restore(connection, autoCommit, usual);
+                restore(connection, autoCommit);
             }
+        }
+    }
+
+    /** Of the transaction alone: setTransactionIsolation() is for the session, which is another client's behind a pooler. */
+    private static void isolate(Connection connection, int isolation) throws SQLException {
+        try (Statement statement = connection.createStatement()) {
+            statement.execute("SET TRANSACTION ISOLATION LEVEL " + switch (isolation) {
+                case Connection.TRANSACTION_READ_UNCOMMITTED -> "READ UNCOMMITTED";
+                case Connection.TRANSACTION_READ_COMMITTED -> "READ COMMITTED";
+                case Connection.TRANSACTION_REPEATABLE_READ -> "REPEATABLE READ";
+                case Connection.TRANSACTION_SERIALIZABLE -> "SERIALIZABLE";
+                default -> throw new SQLException("there is no isolation level " + isolation, "22023");
+            });
         }
     }
 
@@ -46,12 +59,9 @@ record JdbcTransactions(DataSource dataSource) implements Transactions {
     }
 
     /** What the transaction came to stands; a connection that is gone is the pool's to throw away. */
-    private static void restore(Connection connection, boolean autoCommit, int usual) {
+    private static void restore(Connection connection, boolean autoCommit) {
         try {
             connection.setAutoCommit(autoCommit);
-            if (usual != 0) {
-                connection.setTransactionIsolation(usual);
-            }
         } catch (SQLException gone) {
             // close() gives it back, and the pool finds out
         }

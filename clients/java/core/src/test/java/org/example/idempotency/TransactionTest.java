@@ -475,6 +475,10 @@ class TransactionTest extends OnServer {
                 try {
                     new Idempotency(transactions, Options.DEFAULT).transaction(strict, (connection, operation) -> {
                         assertEquals(Connection.TRANSACTION_SERIALIZABLE, connection.getTransactionIsolation());
+                        try (var row = connection.createStatement().executeQuery("SHOW default_transaction_isolation")) {
+                            row.next();
+                            assertEquals("read committed", row.getString(1)); // behind a pooler the session is another client's next
+                        }
                         if (broken instanceof IOException error) {
                             throw error;
                         } else if (broken instanceof LinkageError error) {
