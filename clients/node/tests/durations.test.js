@@ -71,7 +71,7 @@ describe('a number that is none, or too large, asks no database', () => {
       }
       // it goes as far as the broker
       const longest = { ...options, [names[0]]: '\u{1f600}'.repeat(250 - 2 * (names.length - 1)), delays: [1, 1] }
-      await assert.rejects(Consumer.start({}, longest), TypeError)
+      await assert.rejects(Consumer.start({ jetstream: () => ({}) }, longest), TypeError)
     })
   }
   for (const name of ['idle', 'poll']) {

@@ -283,8 +283,11 @@ async function natsConsumer(t, { fetch, isClosed = () => true, settled = [], ...
   const { idempotency } = idempotencyFor(t, { clock })
   const made = []
   const consumer = await NatsConsumer.start({
-    isClosed, jetstream: () => ({ consumers: { get: async () => ({ fetch }) }, publish: async () => settled.push('bury') }),
-    jetstreamManager: async () => ({ streams: { add: (given) => made.push(given) }, consumers: { add: (...given) => made.push(given) } }),
+    isClosed,
+    jetstream: () => ({
+      consumers: { get: async () => ({ fetch }) }, publish: async () => settled.push('bury'),
+      jetstreamManager: async () => ({ streams: { add: (given) => made.push(given) }, consumers: { add: (...given) => made.push(given) } }),
+    }),
   }, { idempotency, stream: 's', durable: 'd', handle: async () => {}, ...options })
   return { clock, consumer, made }
 }
