@@ -1,6 +1,6 @@
-// NATS JetStream, by @nats-io/jetstream or, before its version 3, by nats: tells the server what `settle` says. A message has a number in its stream, which stays
-// the same when it is delivered again, and "again after n" is the server's own. A dead letter is published, and the
-// stream of the dead letters drops a second one of the same message.
+// NATS JetStream, by @nats-io/jetstream or, before its version 3, by nats: tells the server what `settle` says. A message has
+// a number in its stream, which stays the same when it is delivered again, and "again after n" is the server's own. A dead
+// letter is published, and the stream of the dead letters drops a second one of the same message.
 import { decideByPosition, withDefaults } from './consumer.js'
 import { BadArgument } from './errors.js'
 
