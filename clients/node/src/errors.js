@@ -103,7 +103,11 @@ for (const [name, { prototype }] of Object.entries(CLASSES)) nameAs(name, protot
 // To the user both are the class that is exported.
 for (const { prototype } of [ServiceMistake, BadDuration]) nameAs('BadArgument', prototype)
 
-function nameAs(value, prototype) {
+/**
+ * @param {string} value
+ * @param {Error} prototype
+ */
+export function nameAs(value, prototype) {
   Object.defineProperty(prototype, 'name', { value, configurable: true, writable: true })
 }
 

@@ -1,12 +1,14 @@
 // An operation whose work is outside of the database, such as a call of a payment gateway. No connection is
 // held while it runs. What such work has done when it fails is not known, so by default the lease is left to run
 // out: the next begin is told `takenOver`, and reconciles.
-import { BadArgument, BadDuration, Declined, LeaseLost, NotDone, ServiceMistake, TooLarge, Unknown, Unstorable, sqlstate, translated } from './errors.js'
+import {
+  BadArgument, BadDuration, Declined, LeaseLost, NotDone, NotOwned, ServiceMistake, TooLarge, Unknown, Unstorable, nameAs, sqlstate, translated,
+} from './errors.js'
 import { Heartbeat } from './heartbeat.js'
 import { isResponse, toResponse } from './response.js'
 import { answered, completed, failed } from './result.js'
 import { retrying } from './retry.js'
-import { BEGIN, toOperation } from './sql.js'
+import { BEGIN, RELEASE, SAVEPOINT, toOperation } from './sql.js'
 import { begin, commit, inTransaction, onConnection, sendWithin, waiting } from './transaction.js'
 
 /**
@@ -86,6 +88,7 @@ function acquireNow(settings, call) {
 
 // This attempt did nothing. After an Unknown of the work, as of another operation, nobody knows that.
 class Unreconciled extends Unknown {}
+nameAs('Unknown', Unreconciled.prototype)
 
 async function perform(call, operation, signal, work) {
   // The answer to the begin may come after the lease, and that of reconcile, too.
@@ -195,17 +198,23 @@ async function complete(settings, call, operation, { outcome, isOfWork }) {
     // The end comes first: a stale fence is refused before anything is written.
     const commitWith = async (connection) => {
       const send = (statements) => sendWithin(settings, connection, statements, patience(operation))
-      await send([BEGIN, statement])
+      await send([BEGIN, statement, SAVEPOINT])
       hasWritten = true
       await writes?.(connection.tx)
       connection.endWork()
-      await commit(connection, [], send)
+      await commit(connection, [RELEASE], send).catch((error) => { throw unlessEnded(error) })
     }
     return await end(settings, operation, once)
   } catch (error) {
     if (!isOfWork || hasWritten || (statement && !isOfAnswer(error))) return giveUp(settings, call, operation, error)
     return withoutAnswer(settings, call, operation, { error, writes, retention: isResponse(value) ? retentionOf(value, error) : undefined })
   }
+}
+
+// The savepoint is gone where the writes have ended its transaction: they may have rolled the end back, and COMMIT would not say so.
+function unlessEnded(error) {
+  if (!['25P01', '3B001'].includes(sqlstate(error) ?? '')) return error
+  return new NotOwned('the writes of a Completion ended their transaction', { code: 'ID404', cause: error })
 }
 
 function retentionOf(/** @type {import('./response.js').Response} */ { retention }, error) {

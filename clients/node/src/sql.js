@@ -8,6 +8,7 @@ export const BEGIN = { text: 'BEGIN' }
 export const COMMIT = { text: 'COMMIT' }
 export const ROLLBACK = { text: 'ROLLBACK' }
 export const SAVEPOINT = { text: 'SAVEPOINT pg_idempotency' }
+export const RELEASE = { text: 'RELEASE SAVEPOINT pg_idempotency' }
 export const ROLLBACK_TO = { text: 'ROLLBACK TO SAVEPOINT pg_idempotency' }
 
 const COLUMNS = `outcome::text, idempotency_key, scope, attempt::text, taken_over::text, replayed::text, fence::text,

@@ -3,7 +3,7 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { setImmediate as turn, setTimeout as sleep } from 'node:timers/promises'
 import {
-  BadArgument, Completion, Declined, FakeClock, KeyReused, LeaseLost, NotDone, Reconciled, TooLarge, Unknown, Unstorable,
+  BadArgument, Completion, Declined, FakeClock, KeyReused, LeaseLost, NotDone, NotOwned, Reconciled, TooLarge, Unknown, Unstorable,
 } from 'pg-idempotency'
 import { deferred, effect, effects, expire, idempotencyFor, newKey, stored } from './support.js'
 import { Proxy } from './proxy.js'
@@ -305,6 +305,19 @@ test('writes that fail: nothing is written, and the lease stays', async (t) => {
   assert.equal(lost.length, 0)
 })
 
+test('writes that end their transaction are NotOwned, and no answer that is not stored', async (t) => {
+  const { pool, idempotency } = idempotencyFor(t)
+  for (const ending of ['ROLLBACK', 'ROLLBACK; BEGIN']) {
+    const key = newKey()
+    const work = () => new Completion(1, async (tx) => {
+      await tx.query(ending)
+      await effect(tx, key)
+    })
+    await assert.rejects(idempotency.lease(key, null, work), NotOwned)
+    assert.equal((await stored(pool, key)).status, 'PENDING')
+  }
+})
+
 for (const [what, answer, expected] of [
   ['done: its response is stored, and the work does not run', () => Reconciled.done({ code: 201, payload: 'known' }), 'known'],
   ['not done: the work runs', () => Reconciled.notDone, 'worked'],
@@ -331,7 +344,7 @@ for (const [what, reconcile] of [
     const key = newKey()
     await abandoned(pool, idempotency, key)
     await assert.rejects(idempotency.lease(key, null, () => assert.fail('ran'), { reconcile }), (error) =>
-      error instanceof Unknown && error.retryAfter === (what === 'unknown' ? 7000 : null))
+      error instanceof Unknown && error.name === 'Unknown' && error.retryAfter === (what === 'unknown' ? 7000 : null))
     const { rows: [{ over }] } = await pool.query(
       "SELECT status = 'PENDING' AND lease_expires_at <= clock_timestamp() AS over FROM idempotency_store WHERE idempotency_key = $1", [key])
     assert.equal(over, true)
