@@ -105,8 +105,7 @@ export class RabbitConsumer {
 
   async #settle(message) {
     try {
-      // The sender's own header of that name may be anything.
-      const decision = await decide(this.#options, message, Math.max(Number(message.properties.headers?.[TRIES]) || 0, 0))
+      const decision = await decide(this.#options, message, triesOf(message))
       await (decision.action === 'fail' ? this.#fail(message, decision.failure, decision.tries) : this.#obey(message, decision))
     } catch (error) {
       // The broker is gone, or refuses: it will deliver the message again.
@@ -185,6 +184,12 @@ export class RabbitConsumer {
     }
     if (returned) throw new Error(`there is no queue ${queue}`)
   }
+}
+
+// The sender's own header of that name may be anything. The broker ends a connection that sends Infinity.
+function triesOf({ properties }) {
+  const tries = properties.headers?.[TRIES]
+  return Number.isSafeInteger(tries) && tries > 0 ? tries : 0
 }
 
 // The name that `#rename` has given.

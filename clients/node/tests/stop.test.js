@@ -199,6 +199,19 @@ test('an onError that fails, and tries that are no number: the message is settle
   assert.equal(await settled.promise, false)
 })
 
+// A number without end would end the connection, and a table has no number.
+for (const tries of ['1e999', Infinity, 1.5, { toString: 'own', valueOf: 'own' }]) {
+  test(`rabbitmq: tries of a sender that are none: ${JSON.stringify(tries)}`, async (t) => {
+    const { idempotency } = idempotencyFor(t)
+    const sent = deferred()
+    const rabbit = fakeRabbit({ once() {}, off() {}, sendToQueue: (queue, content, { headers }) => sent.resolve(headers) })
+    await RabbitConsumer.start(rabbit.connection, {
+      idempotency, queue: 'q', onError: sent.reject, handle: async () => ({ action: 'again', after: 1 }) })
+    rabbit.deliver({ properties: { headers: { 'x-idempotency-tries': tries } } })
+    assert.equal((await sent.promise)['x-idempotency-tries'], 0)
+  })
+}
+
 test('what handle returns is no verdict by accident, and a pause is none without a time', async (t) => {
   const { idempotency } = idempotencyFor(t)
   for (const [given, settled, told] of [
