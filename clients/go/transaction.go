@@ -145,7 +145,10 @@ func (c *Client[Tx]) declined(call *call, o *Operation, refusal *Declined) (*Res
 	}
 	statement, err := c.sql.failOf(call, o.Fence, refusal, payload)
 	result := o.ran(Failed, refusal.Response, payload)
-	result.RetryAfter = refusal.RetryAfter
+	if refusal.RetryAfter != nil {
+		after := max(*refusal.RetryAfter, 0)
+		result.RetryAfter = &after
+	}
 	return result, []Statement{statement}, err
 }
 

@@ -434,8 +434,9 @@ func testSchema[Tx any](t *testing.T, b backend[Tx]) {
 func testMaxAttempts[Tx any](t *testing.T, b backend[Tx]) {
 	client, key := b.client(t, idempotency.Options{}), newKey()
 	decline := fails[Tx](idempotency.Decline(429, nil).Again(-time.Second)) // over: now
-	_, err := client.Transaction(background, key, nil, decline, idempotency.WithMaxAttempts(-1))
+	first, err := client.Transaction(background, key, nil, decline, idempotency.WithMaxAttempts(-1))
 	must(t, err)
+	same(t, "retry after", *first.RetryAfter, 0)
 	undone := errors.New("undone")
 	wantError(t, client.Run(background, func(ctx context.Context, tx Tx) error {
 		operations, err := client.BeginMany(ctx, tx, []string{key}, nil, idempotency.WithMaxAttempts(1))
