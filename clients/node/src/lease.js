@@ -5,7 +5,7 @@ import {
   BadArgument, BadDuration, Declined, LeaseLost, NotDone, NotOwned, ServiceMistake, TooLarge, Unknown, Unstorable, nameAs, sqlstate, translated,
 } from './errors.js'
 import { Heartbeat } from './heartbeat.js'
-import { isResponse, toResponse } from './response.js'
+import { checkMilliseconds, isResponse, toInterval, toResponse } from './response.js'
 import { answered, completed, failed } from './result.js'
 import { retrying } from './retry.js'
 import { BEGIN, RELEASE, SAVEPOINT, toOperation } from './sql.js'
@@ -42,9 +42,14 @@ export const Reconciled = Object.freeze({
   notDone: Object.freeze({ state: /** @type {const} */ ('notDone') }),
   /**
    * Nobody knows: the caller gets the error Unknown, and the next begin reconciles again.
-   * @param {{retryAfter?: number}} [options] milliseconds until somebody may know
+   * @param {{retryAfter?: number}} [options] milliseconds until somebody may know, up to 36500 days
+   * @throws BadArgument
    */
-  unknown: (options = {}) => ({ state: /** @type {const} */ ('unknown'), retryAfter: options.retryAfter }),
+  unknown: ({ retryAfter } = {}) => {
+    if ((retryAfter ?? null) !== null) checkMilliseconds('retryAfter', retryAfter)
+    toInterval('retryAfter', retryAfter)
+    return { state: /** @type {const} */ ('unknown'), retryAfter }
+  },
 })
 
 /**

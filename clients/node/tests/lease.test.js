@@ -338,6 +338,7 @@ for (const [what, reconcile] of [
   ['unknown', () => Reconciled.unknown({ retryAfter: 7000 })],
   ['nothing that is known', () => undefined],
   ['an error', () => { throw new TypeError('gateway is down') }],
+  ...[Infinity, NaN, '5 s'].map((retryAfter) => [`unknown for ${retryAfter}`, () => Reconciled.unknown({ retryAfter })]),
 ]) {
   test(`reconcile says ${what}: Unknown, and nobody owns the operation`, async (t) => {
     const { pool, idempotency } = idempotencyFor(t)
