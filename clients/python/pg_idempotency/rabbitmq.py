@@ -12,7 +12,9 @@ first put back under a random name: then a redelivery of it differs from a copy.
 from __future__ import annotations
 
 import uuid
-from typing import Any, Callable, Dict, Optional, Sequence, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Union
+
+from pika.exceptions import ConsumerCancelled
 
 from .client import Idempotency
 from .consumer import DELAYS, TRIES, Decision, Policy
@@ -57,10 +59,18 @@ class Consumer:
                 "x-message-ttl": milliseconds(delay), **moves_to(self.queue)})
 
     def consume(self) -> None:
-        """Consumes until the channel is told to stop. Raises pika's errors when the connection is lost."""
+        """Consumes until the channel is told to stop.
+
+        Raises pika's errors when the connection is lost, and ConsumerCancelled when the broker ends the consumer, as where
+        its queue is deleted.
+        """
+        ended: List[Any] = []
+        self.channel.add_on_cancel_callback(ended.append)
         self.channel.basic_qos(prefetch_count=self.prefetch)
         self.channel.basic_consume(self.queue, self.on_message)
         self.channel.start_consuming()
+        if ended:
+            raise ConsumerCancelled("the broker has ended the consumer")
 
     def on_message(self, channel: Any, method: Any, properties: Any, body: bytes) -> None:
         """Runs one message's operation, and settles the message."""

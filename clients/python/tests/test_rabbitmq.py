@@ -8,6 +8,7 @@ from datetime import timedelta
 import pika
 import psycopg
 import pytest
+from pika.exceptions import ConsumerCancelled
 
 from pg_idempotency import (BadArgument, Declined, FakeClock, Idempotency, InProgress, KeyReused, NotDone, Result, Retry,
                             Settlement, Unknown, Unstorable, owns_dead_letter, settle)
@@ -236,6 +237,20 @@ def test_a_message_that_pauses_goes_back_with_its_channel(idem, key, broker):
     channel.close()
     connection.sleep(0.1)
     assert asked == [key] and take(connection.channel(), queue)[2] == b"body"
+
+
+def test_a_consumer_that_the_broker_has_ended(idem, broker):
+    """It has not been told to stop."""
+    connection, channel, queue = broker
+
+    def handle(name, body, properties):
+        with pika.BlockingConnection(pika.URLParameters(os.environ["DEMO_AMQP"])) as another:
+            another.channel().queue_delete(queue)
+    consumer = Consumer(channel, queue, handle, idempotency=idem)
+    consumer.declare()
+    channel.basic_publish("", queue, b"", pika.BasicProperties(message_id="one"))
+    with pytest.raises(ConsumerCancelled):
+        consumer.consume()
 
 
 def wait_for_dead_letter(connection, channel, queue):
