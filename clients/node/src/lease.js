@@ -254,14 +254,14 @@ function known(settings, operation) {
   return result
 }
 
-// After a lost answer the end may have been stored: then its repeat is ID409.
+// After a lost answer the end may have been stored: then its repeat is ID409. So it may be where the writes have ended its transaction.
 async function end(settings, operation, once) {
   const { scope, key } = operation
   try {
     return await retrying(settings, { scope, key }, once)
   } catch (error) {
     const named = translated(error)
-    if (!(named instanceof LeaseLost)) throw named
+    if (!(named instanceof LeaseLost || named instanceof NotOwned)) throw named
     return replay(settings, operation, named, { isTold: false })
   }
 }
@@ -270,7 +270,7 @@ async function end(settings, operation, once) {
 // or the database does not say. `isTold`: the heartbeat has told of the loss.
 async function replay(settings, operation, lost, { isTold }) {
   const stored = await lookUp(settings, operation, isTold).catch(() => null)
-  if (!isTold && stored?.attempt !== operation.attempt) settings.emit('leaseLost', operation)
+  if (!isTold && lost instanceof LeaseLost && stored?.attempt !== operation.attempt) settings.emit('leaseLost', operation)
   if (!stored) throw lost
   return known(settings, stored)
 }

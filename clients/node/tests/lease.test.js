@@ -316,6 +316,8 @@ test('writes that end their transaction are NotOwned, and no answer that is not 
     await assert.rejects(idempotency.lease(key, null, work), NotOwned)
     assert.equal((await stored(pool, key)).status, 'PENDING')
   }
+  const { payload } = await idempotency.lease(newKey(), null, () => new Completion(1, (tx) => tx.query('COMMIT')))
+  assert.equal(payload, 1)
 })
 
 for (const [what, answer, expected] of [
