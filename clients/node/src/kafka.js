@@ -140,13 +140,15 @@ export class KafkaConsumer {
   async #settle(message, { heartbeat, commit, isStale }) {
     const { consumer, idempotency, delays, onError } = this.#options
     const name = `${message.partition}/${message.offset}`
-    // A rebalance shows at the commit.
-    const stopBeating = idempotency.clock.every((consumer.sessionTimeout ?? 30_000) / 10, () => heartbeat().catch(() => {}))
+    // While the group rebalances the partition is still this consumer's. With another error it may be somebody else's.
+    let lost = false
+    const stopBeating = idempotency.clock.every((consumer.sessionTimeout ?? 30_000) / 10,
+      () => heartbeat().catch((error) => { lost ||= error.type !== 'REBALANCE_IN_PROGRESS' }))
     try {
       const decision = await decideByPosition(this.#options, message, { name, tries: this.#tries.get(name) ?? 0 })
       if (decision.action === 'bury') {
         // While this was decided, the partition may have become somebody else's, who sends it.
-        if (isStale()) return { action: 'leave', after: 0 }
+        if (lost || isStale()) return { action: 'leave', after: 0 }
         if (!this.#buried.has(name)) await this.#bury(message, name)
         this.#buried.add(name)
         await commit(message.offset)
