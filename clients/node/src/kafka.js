@@ -169,7 +169,7 @@ export class KafkaConsumer {
   #bury({ key, value, headers, timestamp }, name) {
     const { topic, deadTopic } = this.#options
     return this.#producer.send({ topic: deadTopic, acks: -1, messages: [
-      { key, value, timestamp, headers: { ...headers, 'x-idempotency-message': `${topic}/${name}` } },
+      { key, value, timestamp, headers: { ...writable(headers), 'x-idempotency-message': `${topic}/${name}` } },
     ] })
   }
 
@@ -181,4 +181,10 @@ export class KafkaConsumer {
       if (!this.#stopping.signal.aborted) resume()
     })
   }
+}
+
+// kafkajs reads headers without a value, and cannot write them.
+function writable(headers = {}) {
+  return Object.fromEntries(Object.entries(headers).map(([name, value]) =>
+    [name, Array.isArray(value) ? value.map((each) => each ?? '') : value ?? '']))
 }

@@ -33,7 +33,7 @@ function consumerOf(t, { handle = async () => {}, ...options } = {}) {
     onError: (error) => group.errors.push(error.message), ...options,
   })
   group.batch = (...more) => group.deliver({
-    batch: { partition: 0, messages: ['9007199254740993', ...more].map((offset) => ({ offset, key: Buffer.from('k'), headers: {} })) },
+    batch: { partition: 0, messages: ['9007199254740993', ...more].map((offset) => ({ offset, key: Buffer.from('k'), headers: group.headers ?? {} })) },
     heartbeat: async () => { group.beaten?.resolve(); throw new Error('the group is rebalancing') },
     isRunning: () => !group.stopping, isStale: () => group.stale, resolveOffset() {}, pause: () => () => { group.isResumed = true },
     commitOffsetsIfNecessary: async ({ topics: [{ partitions: [{ offset }] }] }) => {
@@ -65,6 +65,15 @@ test('a dead letter whose offset was not committed is not sent again', async (t)
   assert.deepEqual(group.options, { autoCommit: false, eachBatchAutoResolve: false, partitionsConsumedConcurrently: 1 })
   await group.batch()
   assert.deepEqual([group.sent.length, group.committed.at(-1)], [1, '9007199254740994'])
+})
+
+// kafkajs cannot write one, so that the partition would wait for ever.
+test('a header without a value is an empty one of the dead letter', async (t) => {
+  const { group } = await started(t, { handle: declined })
+  group.headers = { none: null, some: [Buffer.from('1'), null] }
+  await group.batch()
+  const { none, some } = group.sent[0].headers
+  assert.deepEqual([none, some], ['', [Buffer.from('1'), '']])
 })
 
 // kafkajs calls a partition stale where it was sought; that it is somebody else's shows at a heartbeat.

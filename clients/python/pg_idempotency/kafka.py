@@ -112,8 +112,8 @@ class Consumer:
     def bury(self, message: Any) -> None:
         """Sends a dead letter, and returns when the brokers have it."""
         origin = f"{message.topic}/{message.partition}/{message.offset}"
-        # One that was sent again has that of its first message.
-        headers = [*(each for each in message.headers if each[0] != ORIGIN), (ORIGIN, origin.encode())]
+        # One that was sent again has that of its first message. kafka-python cannot write a header without a value.
+        headers = [*((name, value or b"") for name, value in message.headers if name != ORIGIN), (ORIGIN, origin.encode())]
         self.producer.send(self.dead_topic, key=message.key, value=message.value, timestamp_ms=message.timestamp,
                            headers=headers).get(timeout=30)
 

@@ -314,8 +314,8 @@ def test_a_dead_letter_that_is_sent_again_has_one_origin():
         config = {"group_id": "g", "enable_auto_commit": False}
     consumer = on_kafka.Consumer(Source, Producer(), "t", None, idempotency=Idempotency(lambda: psycopg.connect("")))
     consumer.bury(SimpleNamespace(topic="t", partition=0, offset=7, key=None, value=None, timestamp=0,
-                                  headers=[(on_kafka.ORIGIN, b"t/0/3"), ("own", b"1")]))
-    assert sent == [[("own", b"1"), (on_kafka.ORIGIN, b"t/0/7")]]
+                                  headers=[(on_kafka.ORIGIN, b"t/0/3"), ("own", b"1"), ("none", None)]))
+    assert sent == [[("own", b"1"), ("none", b""), (on_kafka.ORIGIN, b"t/0/7")]]
 
 
 def test_what_an_error_of_kafka_has_left_comes_when_it_consumes_again(key):
