@@ -155,7 +155,7 @@ def origin(url: str) -> Tuple[str, str]:
 
 def fetch_by_urllib(method: str, url: str, headers: Mapping[str, str], body: Optional[bytes],
                     timeout: float = 30) -> Answer:
-    """Sends one request with the standard library. Raises one of LOST when no answer came in ``timeout`` seconds."""
+    """Sends one request with the standard library. Raises one of LOST when the server sends nothing for ``timeout`` seconds."""
     request = urllib.request.Request(url, data=body, headers=dict(headers), method=method)
     try:
         with urllib.request.build_opener(Redirects).open(request, timeout=timeout) as response:
