@@ -183,8 +183,9 @@ export class KafkaConsumer {
   }
 }
 
-// kafkajs reads headers without a value, and cannot write them.
+// kafkajs reads headers without a value, and cannot write them. Where each object has the name of a header, such as "constructor", it
+// reads what each object has as the first value.
 function writable(headers = {}) {
   return Object.fromEntries(Object.entries(headers).map(([name, value]) =>
-    [name, Array.isArray(value) ? value.map((each) => each ?? '') : value ?? '']))
+    [name, Array.isArray(value) ? value.filter((each) => each !== {}[name]).map((each) => each ?? '') : value ?? '']))
 }

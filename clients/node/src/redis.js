@@ -248,8 +248,6 @@ export class RedisConsumer {
 }
 
 function toEntry([id, list, deliveries, tries]) {
-  /** @type {Record<string, string>} */
-  const fields = {}
-  for (let i = 0; i < list.length; i += 2) fields[list[i]] = list[i + 1]
+  const fields = Object.fromEntries(list.flatMap((name, i) => i % 2 ? [] : [[name, list[i + 1]]]))
   return { id, fields, deliveries, tries }
 }

@@ -253,6 +253,18 @@ test('nats: two consumers whose dead letters are in one stream', { timeout: 120_
   assert.equal((await manager.streams.info(`${queue}-x-test-dead`)).state.messages, 2)
 })
 
+test('kafka: a header of a dead letter may have any name', { timeout: 120_000 }, async (t) => {
+  const { stage, start } = await stageFor(t, 'kafka')
+  const names = ['__proto__', 'constructor', 'own']
+  const headers = Object.fromEntries(names.map((name) => [name, ['1', '2']]))
+  await stage.producer.send({ topic: stage.queue, messages: [{ key: 'one', value: '', headers }] })
+  const consumer = await start({ handle: async ({ key }) => { if (key.toString() === 'one') throw new BadArgument('planned') } })
+  await until(() => stage.settled(), 'all is settled')
+  await consumer.stop()
+  const [{ headers: written }] = await stage.deadMessages()
+  assert.deepEqual(written.slice(0, -2), names.flatMap((name) => [name, '1', name, '2']))
+})
+
 test('redis: an entry whose dead letter cannot be added is not acknowledged', { timeout: 120_000 }, async (t) => {
   const { stage, start } = await stageFor(t, 'redis')
   await stage.client.set(`{${stage.queue}}.test.dead`, 'no stream')
@@ -273,6 +285,17 @@ test('redis: a dead letter of more fields than a script passes on', { timeout: 1
   await consumer.stop()
   const [{ message }] = await stage.client.xRange(`{${stage.queue}}.test.dead`, '-', '+')
   assert.deepEqual(JSON.parse(message['x-idempotency-fields']), fields.flatMap((name) => [name, 'value']))
+})
+
+test('redis: a field may have any name', { timeout: 120_000 }, async (t) => {
+  const { stage, start } = await stageFor(t, 'redis')
+  const sent = Object.fromEntries([['__proto__', 'a'], ['constructor', 'b']])
+  await stage.client.xAdd(stage.queue, '*', sent)
+  let fields
+  const consumer = await start({ handle: async (entry) => { fields = entry.fields } })
+  await until(() => fields, 'it is handled')
+  await consumer.stop()
+  assert.deepEqual(fields, sent)
 })
 
 test('redis: a consumer that is gone leaves its name only with entries', { timeout: 120_000 }, async (t) => {

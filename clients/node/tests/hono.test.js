@@ -82,6 +82,16 @@ for (const [name, application] of Object.entries(APPLICATIONS)) {
   })
 }
 
+test('a header of an answer may have any name', async (t) => {
+  const once = honoIdempotency(new Idempotency(poolFor(t)), { principal: () => 'me', headers: ['__proto__'] })
+  const app = new Hono().post('/named', once.transaction(() => new Response('done', { headers: [['__proto__', 'a']] })))
+  const key = newKey()
+  for (const _ of [1, 2]) {
+    const { headers } = await post(app, '/named', key)
+    assert.equal(new Headers(headers).get('__proto__'), 'a')
+  }
+})
+
 // Errors without a response. The second one says by its status that it is a refusal.
 const PLAIN = {
   '/plain': new Error('plain'),

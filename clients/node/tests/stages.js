@@ -245,10 +245,14 @@ class KafkaStage {
     return state === 'Stable' ? members.length : 0
   }
 
+  async deadMessages() {
+    const { stdout } = await run('kcat', ['-C', '-b', DEMO_KAFKA, '-t', this.deadTopic, '-o', 'beginning', '-e', '-q', '-J'])
+    return stdout.trim().split('\n').map((line) => JSON.parse(line)).filter(({ key }) => key !== 'first')
+  }
+
   // Of a dead letter that was sent twice, the second has the same origin.
   async deadLetters() {
-    const { stdout } = await run('kcat', ['-C', '-b', DEMO_KAFKA, '-t', this.deadTopic, '-o', 'beginning', '-e', '-q', '-J'])
-    const messages = stdout.trim().split('\n').map((line) => JSON.parse(line)).filter(({ key }) => key !== 'first')
+    const messages = await this.deadMessages()
     return [...new Map(messages.map(({ key, headers }) => [headers[1], key])).values()]
   }
 

@@ -130,12 +130,10 @@ async function bodyOf(c, type, isEncoded, maxRequest) {
 }
 
 async function toAnswer(response, maxResponse, signal, writes) {
-  const headers = {}
-  for (const [name, value] of response.headers) {
-    if (name === 'set-cookie') headers[name] = response.headers.getSetCookie()
+  const headers = Object.fromEntries([...response.headers]
     // It is sent as a whole, with a length: a client refuses an answer with both.
-    else if (name !== 'transfer-encoding') headers[name] = value
-  }
+    .filter(([name]) => name !== 'transfer-encoding')
+    .map(([name, value]) => [name, name === 'set-cookie' ? response.headers.getSetCookie() : value]))
   const body = response.body ? await readAll(response.body, maxResponse, () => responseTooLarge({ status: response.status, writes }), signal) : Buffer.alloc(0)
   return { status: response.status, headers, body, writes }
 }
