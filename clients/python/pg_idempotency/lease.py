@@ -9,8 +9,8 @@ import math
 from typing import Any, Callable, List, Optional
 
 from . import sql, steps
-from .errors import (BadOption, Declined, LeaseLost, NotDone, Unknown, Unstorable, is_of_answer, is_unreachable,
-                     translate_begin)
+from .errors import (BadOption, Declined, IdempotencyError, LeaseLost, NotDone, Unknown, Unstorable, is_of_answer,
+                     is_unreachable, sqlstate_of, translate_begin)
 from .flow import (PATIENCE, Settings, announce_begin, announce_refusal, committing, declined_result, in_session,
                    is_pool_timeout, one_statement, own_trip, retrying, waiting)
 from .model import (ACQUIRED, COMPLETED, FAILED, NOT_DONE, WITHOUT_ANSWER, Call, Completion, Done, Operation, Response,
@@ -26,6 +26,12 @@ class Refused(Exception):
         self.lost = lost
 
 
+class NotOwned(IdempotencyError):
+    """The writes of a Completion ended their transaction: what they wrote, and the end, may be rolled back."""
+
+    sqlstate = "ID404"
+
+
 def lease(settings: Settings, call: Call, work: Callable[..., Any]) -> Flow:
     """One leased operation from begin to end. Result: a Result."""
     operation, begun = yield from waiting(settings, call, lambda now: begin_now(settings, now))
@@ -38,14 +44,14 @@ def lease(settings: Settings, call: Call, work: Callable[..., Any]) -> Flow:
     except Exception as error:
         refused = error if isinstance(error, Refused) else None
         # Work that heeds the signal raises what it likes.
-        if not (isinstance(error, LeaseLost) or heartbeat.signal.is_set() or refused and refused.lost):
+        if not (isinstance(error, (LeaseLost, NotOwned)) or heartbeat.signal.is_set() or refused and refused.lost):
             raise_refused(refused)
             raise
         try:
             ended = yield from stored_end(settings, call, operation)
         except Exception:
             ended = None    # the database says nothing now
-        if ended is None or ended.attempt != operation.attempt:
+        if not isinstance(error, NotOwned) and (ended is None or ended.attempt != operation.attempt):
             settings.emit("lease_lost", call, attempt=operation.attempt)
         if ended is None or refused and ended.attempt == operation.attempt:
             raise_refused(refused)
@@ -215,22 +221,34 @@ def end(settings: Settings, call: Call, heartbeat: Any, writes: List[Callable[[A
         raise Refused(error) from error
 
     def body(session: Any) -> Flow:
-        if writes:
-            yield from own_trip(session, [sql.plain(sql.BEGIN)], limit=limit)
-        for write in writes:
-            yield steps.call(write, session.handle)
         try:
-            yield from committing(session, [ending], limit) if writes else own_trip(session, [ending], limit=limit)
+            # The end comes first: a stale fence is refused before anything is written.
+            trip = [sql.plain(sql.BEGIN), ending, sql.plain(sql.SAVEPOINT)] if writes else [ending]
+            yield from own_trip(session, trip, limit=limit)
         except Exception as error:
             if is_of_answer(error):
                 raise Refused(error) from error
             raise
+        for write in writes:
+            yield steps.call(write, session.handle)
+            yield from commit_writes(session, limit)
 
     try:
         yield from retrying(settings, call, lambda: in_session(body))
     except Exception as error:
         if heartbeat.signal.is_set() and (is_unreachable(error) or is_pool_timeout(error)):
             raise LeaseLost("the lease was lost, and the database cannot be reached") from error
+        raise
+
+
+def commit_writes(session: Any, limit: float) -> Flow:
+    """COMMIT. The savepoint is gone where the writes have ended its transaction: they may have rolled the end back, and
+    COMMIT would not say so."""
+    try:
+        yield from committing(session, [sql.plain(sql.RELEASE)], limit)
+    except Exception as error:
+        if sqlstate_of(error) in ("25P01", "3B001"):
+            raise NotOwned("the writes of a Completion ended their transaction") from error
         raise
 
 

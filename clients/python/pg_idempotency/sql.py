@@ -21,6 +21,7 @@ BEGIN = "BEGIN"
 COMMIT = "COMMIT"
 ROLLBACK = "ROLLBACK"
 SAVEPOINT = "SAVEPOINT idem_work"
+RELEASE = "RELEASE SAVEPOINT idem_work"
 ROLLBACK_TO = "ROLLBACK TO SAVEPOINT idem_work"
 
 COLUMNS = ("outcome::text, scope, idempotency_key, attempt, taken_over, replayed, fence,"

@@ -433,6 +433,23 @@ def test_a_lost_answer_at_the_end_of_a_lease(case, proxy, key, effects, cut, rep
     assert (proxy.hits, effects()) == (1, 1)
 
 
+@pytest.mark.parametrize("ending, status", [("ROLLBACK", "PENDING"), ("ROLLBACK; BEGIN", "PENDING"), ("COMMIT", "COMPLETED")])
+def test_no_answer_of_writes_that_end_their_transaction_but_one_that_is_stored(case, key, admin, ending, status):
+    events = []
+
+    async def test(idem, on):
+        async def write(tx):
+            for sql in ending.split("; "):
+                await on.run(tx, sql)
+            await on.run(tx, "SELECT 1")
+        return (await idem.lease(key, None, lambda operation, signal: Completion("ok", write))).payload
+    refused = pytest.raises(IdempotencyError, match="ended their transaction")
+    with refused if status == "PENDING" else contextlib.nullcontext():
+        assert case(test, hooks={"lease_lost": events.append}) == "ok"
+    assert events == []
+    assert admin.execute("SELECT status::text FROM idempotency_store WHERE idempotency_key = %s", (key,)).fetchone() == (status,)
+
+
 @pytest.mark.parametrize("answer", ["a\0b", "\ud800", Json("\0"), Response(code=2**40), "x" * 2_000_000])
 def test_work_whose_answer_cannot_be_stored_is_done(case, key, answer):
     async def test(idem, on):
