@@ -60,6 +60,8 @@ class PgConnection {
   #closed = false
   #lost = false
   #ended = false
+  /** @type {Promise<unknown> | undefined} */
+  #cancelled
   #onError = () => { this.#lost = true }
 
   constructor(client) {
@@ -81,12 +83,17 @@ class PgConnection {
   }
 
   cancel() {
-    sendCancel(this.#client)
+    this.#cancelled = sendCancel(this.#client)
   }
 
   close(broken) {
     if (this.#closed) return
     this.#closed = true
+    if (this.#cancelled) this.#cancelled.then(() => this.#release(broken))
+    else this.#release(broken)
+  }
+
+  #release(broken) {
     this.#client.release(broken)
     this.#client.off('error', this.#onError)
   }
@@ -127,13 +134,15 @@ class PgConnection {
   }
 }
 
-// A CancelRequest of PostgreSQL's protocol, on a connection of its own. A server that has gone need not hear of it.
+// A CancelRequest of PostgreSQL's protocol, on a connection of its own. The server closes that when it has the request. pgbouncer passes
+// nothing on where one of the two connections ends before, and 1.18 may end itself. A server that has gone need not hear of it.
 function sendCancel({ host, port, processID, secretKey }) {
   const request = Buffer.alloc(16)
   for (const [index, number] of [16, 80877102, processID, secretKey].entries()) request.writeInt32BE(number | 0, 4 * index)
   const socket = host.startsWith('/') ? net.connect(`${host}/.s.PGSQL.${port}`) : net.connect(port, host)
   socket.on('error', () => {}).setTimeout(5000, () => socket.destroy())
-  socket.end(request)
+  socket.resume().write(request)
+  return new Promise((resolve) => { socket.on('close', resolve) })
 }
 
 const AS_TEXT = { getTypeParser: () => (value) => value }
