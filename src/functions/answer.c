@@ -120,7 +120,7 @@ check_descriptor(TupleDesc descriptor, const Catalog *catalog)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("type idem_operation has been changed"),
-				 errhint("Restore what was changed, or drop the extension and create it again.")));
+				 errhint("Restore what was changed. DROP EXTENSION would remove all records, and operations would run again.")));
 }
 
 /* The columns point into the answer and into themselves. */

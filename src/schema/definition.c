@@ -30,7 +30,7 @@ definition_refuse(const char *what)
 	ereport(ERROR,
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			 errmsg("%s of extension \"%s\" is missing or has been changed", what, EXTENSION_NAME),
-			 errhint("Restore what was changed, or drop the extension and create it again.")));
+			 errhint("Restore what was changed. DROP EXTENSION would remove all records, and operations would run again.")));
 }
 
 void

@@ -161,6 +161,16 @@ for my $case (@case)
 	is(answer($title), '', "$title: over");
 }
 
+# One that nobody has ever visited, such as a database whose name gc_databases has wrong.
+my $elsewhere = 'No collection in some database of the server';
+
+query('CREATE DATABASE unvisited');
+$node->safe_psql('unvisited', 'CREATE EXTENSION idempotency; TABLE idempotency_stats');
+is(answer($elsewhere), '', "$elsewhere: not at once");
+like(answer($elsewhere, "interval '15 minutes'" => "interval '0'"), qr/^unvisited\|NULL\|NULL$/m, "$elsewhere: one that was never visited");
+$node->safe_psql('unvisited', 'SELECT idem_gc()');
+unlike(answer($elsewhere, "interval '15 minutes'" => "interval '0'"), qr/NULL/, "$elsewhere: until somebody collects there");
+
 # The query for an exporter: numbers only, but for the name of the database.
 my ($exported) = $section =~ /^(SELECT datname, acquired,.*?);$/ms or die 'the query for an exporter';
 
