@@ -207,7 +207,8 @@ func (c *Client[Tx]) commit(ctx context.Context, conn Conn[Tx], closing []Statem
 }
 
 // undo rolls back. A connection that cannot do that is gone, and so that was the
-// reason of the error. ErrNotDone is the work's own word, whatever became of the
+// reason of the error; but not of what the extension has answered: lib/pq gives a connection up
+// whose transaction the work has ended. ErrNotDone is the work's own word, whatever became of the
 // connection: nothing is repeated.
 func (c *Client[Tx]) undo(ctx context.Context, conn Conn[Tx], err error) error {
 	limited, cancel := context.WithTimeout(ctx, rollbackTimeout)
@@ -220,7 +221,7 @@ func (c *Client[Tx]) undo(ctx context.Context, conn Conn[Tx], err error) error {
 	switch over := ctx.Err(); {
 	case over != nil:
 		return &Error{over, err} // drivers say that the connection is closed, or the statement cancelled
-	case gone == nil || isContextError(err):
+	case gone == nil || isContextError(err) || byState[SQLState(err)] != nil:
 		return err
 	}
 	return ConnectionLost(err)

@@ -31,6 +31,7 @@ func transactionTests[Tx any]() tests[Tx] {
 		"Idempotent": testIdempotent[Tx], "HeadersOfOthers": testHeadersOfOthers[Tx], "ErrorsQuoteNothing": testErrorsQuoteNothing[Tx],
 		"Isolation": testIsolation[Tx], "RequestsThatNobodyCanRead": testRequestsThatNobodyCanRead[Tx],
 		"CancelledStatement": testCancelledStatement[Tx], "CancelledCommit": testCancelledCommit[Tx], "RefusedCommit": testRefusedCommit[Tx], "LimitOfTheWork": testLimitOfTheWork[Tx],
+		"EndedByTheWork": testEndedByTheWork[Tx],
 	}
 }
 
@@ -544,5 +545,22 @@ func testRetention[Tx any](t *testing.T, b backend[Tx]) {
 		_, err := client.Transaction(background, key, nil, responds[Tx](c.response), c.options...)
 		must(t, err)
 		same(t, "retention", value(t, "SELECT date_trunc('minute', expires_at - updated_at + interval '1 second') FROM idempotency_store WHERE idempotency_key = $1", key), want)
+	}
+}
+
+// Work that ends the transaction is not repeated: what it writes afterwards is committed each time.
+func testEndedByTheWork[Tx any](t *testing.T, b backend[Tx]) {
+	client := b.client(t, idempotency.Options{Retry: quick})
+	for _, statement := range []string{"ROLLBACK", "COMMIT"} {
+		key, runs := newKey(), 0
+		_, err := client.Transaction(background, key, nil, does(func(ctx context.Context, tx Tx) error {
+			runs++
+			_ = b.exec(ctx, tx, statement)
+			return b.insert(ctx, tx, key)
+		}))
+		wantError(t, err, idempotency.ErrNotOwned)
+		same(t, "is lost", errors.Is(err, idempotency.ErrConnectionLost), false)
+		same(t, "runs", runs, 1)
+		same(t, "effects", effects(t, key), "1")
 	}
 }
