@@ -59,6 +59,7 @@ var byState = map[string]error{
 	"ID413": ErrTooLarge,
 	"ID422": ErrKeyReused,
 	"ID428": ErrNotEnded,
+	"25P01": ErrNotOwned, "3B001": ErrNotOwned, // the savepoint is gone, with its transaction
 }
 
 // Error is one of the package's errors with its cause, the error of the driver.

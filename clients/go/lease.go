@@ -131,8 +131,10 @@ func (c *Client[Tx]) beginLeaseNow(ctx context.Context, call *call) (*Operation,
 
 // query runs one statement in a transaction of its own.
 func (c *Client[Tx]) query(ctx context.Context, statement Statement) ([]Row, error) {
-	return c.queryWith(ctx, statement, func(err error) error { return err })
+	return c.queryWith(ctx, statement, asItIs)
 }
+
+func asItIs(err error) error { return err }
 
 // queryWith gives each error of the statement, but none of Acquire, to meaning.
 func (c *Client[Tx]) queryWith(ctx context.Context, statement Statement, meaning func(error) error) ([]Row, error) {
@@ -283,19 +285,20 @@ func (h *holding[Tx]) complete(ctx context.Context, completion Completion[Tx]) (
 	if err != nil {
 		return nil, err
 	}
-	failed := false // the writes
+	written := false
 	result, err = h.store(ctx, result, func() error {
 		if completion.Writes == nil {
 			_, err := c.query(ctx, closing[0])
 			return err
 		}
-		return c.inTransaction(ctx, h.call.level, nil, func(tx Tx, _ []Row) ([]Statement, error) {
-			err := completion.Writes(ctx, tx)
-			failed = err != nil
-			return closing, err
+		// The end comes first: a stale fence is refused before anything is written. The savepoint is for the writes that end
+		// the transaction: they may roll the end back, and COMMIT would not say so.
+		return c.inTransaction(ctx, h.call.level, append(closing, Statement{SQL: setSavepoint}), asItIs, func(tx Tx, _ []Row) ([]Statement, error) {
+			written = true
+			return []Statement{{SQL: endSavepoint}}, completion.Writes(ctx, tx)
 		})
 	})
-	h.refused = !failed && isOfAnswer(err)
+	h.refused = !written && isOfAnswer(err)
 	return result, err
 }
 
@@ -374,7 +377,7 @@ func (h *holding[Tx]) decline(ctx context.Context, refusal *Declined) (*Result, 
 // store repeats an end by fence.
 func (h *holding[Tx]) store(ctx context.Context, result *Result, end func() error) (*Result, error) {
 	_, err := h.client.repeat(ctx, h.call, func(bool) (*Result, error) { return nil, end() })
-	if errors.Is(err, ErrLeaseLost) {
+	if errors.Is(err, ErrLeaseLost) || errors.Is(err, ErrNotOwned) {
 		return h.replay(ctx, err)
 	}
 	if err != nil {
@@ -393,7 +396,7 @@ func (h *holding[Tx]) replay(ctx context.Context, lost error) (*Result, error) {
 	}
 	// if it began at another time, the key is used anew, maybe for another request
 	ours := stored.CreatedAt.Equal(h.operation.CreatedAt)
-	if !h.lost && (!ours || stored.Attempt != h.operation.Attempt || stored.Outcome == InProgress) {
+	if !h.lost && errors.Is(lost, ErrLeaseLost) && (!ours || stored.Attempt != h.operation.Attempt || stored.Outcome == InProgress) {
 		fire(c.options.Hooks.LeaseLost, h.event(lost))
 	}
 	if !ours || (stored.Outcome != Completed && stored.Outcome != Failed) {

@@ -14,10 +14,11 @@ type statements struct {
 	begin, complete, fail, release, extend, progress, lookup, beginMany, completeMany string
 }
 
-// Savepoint between begin and work, for Declined.
+// Savepoint between begin and work, for Declined; and between an end and its writes.
 const (
 	setSavepoint    = "SAVEPOINT idempotency_work"
 	toSavepoint     = "ROLLBACK TO SAVEPOINT idempotency_work"
+	endSavepoint    = "RELEASE SAVEPOINT idempotency_work"
 	releaseArgs     = "($1::text, scope => $2::text, fence => $3::text::bigint)"
 	endArgs         = "($1::text, $2::text::jsonb, scope => $3::text, code => $4::text::int, headers => $5::text::jsonb, body => decode($6::text, 'hex'), fence => $7::text::bigint, retention => $8::text::interval"
 	stillAlive      = "SELECT 1"

@@ -63,7 +63,7 @@ func (c *Client[Tx]) transact(ctx context.Context, call *call, work Work[Tx], af
 	}
 	opening := append(limitLost(call), c.sql.beginOf(call, 0, wait), Statement{SQL: setSavepoint})
 	declined := false
-	err = c.inTransaction(ctx, call.level, opening, func(tx Tx, rows []Row) ([]Statement, error) {
+	err = c.inTransaction(ctx, call.level, opening, ofBegin, func(tx Tx, rows []Row) ([]Statement, error) {
 		o, err := c.begun(rows)
 		if err != nil {
 			return nil, err
@@ -159,7 +159,7 @@ func (c *Client[Tx]) Run(ctx context.Context, work func(ctx context.Context, tx 
 	if err != nil {
 		return err
 	}
-	_, err = unmarked(c.inTransaction(ctx, call.level, nil, func(tx Tx, _ []Row) ([]Statement, error) {
+	_, err = unmarked(c.inTransaction(ctx, call.level, nil, asItIs, func(tx Tx, _ []Row) ([]Statement, error) {
 		return []Statement{{SQL: stillAlive}}, work(ctx, tx)
 	}))
 	return err
@@ -167,8 +167,9 @@ func (c *Client[Tx]) Run(ctx context.Context, work func(ctx context.Context, tx 
 
 // inTransaction opens a transaction with the opening statements, runs the body
 // with the rows of the first, and commits with the statements that the body
-// returns. Whatever goes wrong, panics included, rolls back.
-func (c *Client[Tx]) inTransaction(ctx context.Context, level sql.IsolationLevel, opening []Statement,
+// returns. Whatever goes wrong, panics included, rolls back. It gives each error of
+// the opening to meaning.
+func (c *Client[Tx]) inTransaction(ctx context.Context, level sql.IsolationLevel, opening []Statement, meaning func(error) error,
 	body func(tx Tx, rows []Row) ([]Statement, error)) (err error) {
 	conn, err := c.database.Acquire(ctx)
 	if err != nil {
@@ -183,7 +184,7 @@ func (c *Client[Tx]) inTransaction(ctx context.Context, level sql.IsolationLevel
 	}()
 	rows, err := conn.Begin(ctx, level, opening...)
 	if err != nil {
-		return deadOnArrival(ofBegin(ofStatement(err)))
+		return deadOnArrival(meaning(ofStatement(err)))
 	}
 	closing, err := body(conn.Tx(), rows)
 	if err != nil {

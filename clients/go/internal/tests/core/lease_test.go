@@ -439,6 +439,38 @@ func testWritesThatFail[Tx any](t *testing.T, b backend[Tx]) {
 	same(t, "effects", effects(t, key), "0")
 }
 
+func TestWritesThatEndTheirTransaction(t *testing.T) {
+	t.Run("pgx", func(t *testing.T) { testWritesThatEndTheirTransaction(t, onPgx) })
+	t.Run("database/sql", func(t *testing.T) { testWritesThatEndTheirTransaction(t, onSQL) })
+	t.Run("database/sql with pgx", func(t *testing.T) { testWritesThatEndTheirTransaction(t, onSQLBy("pgx")) })
+}
+
+// No answer but one that is stored.
+func testWritesThatEndTheirTransaction[Tx any](t *testing.T, b backend[Tx]) {
+	var count counter
+	client := b.client(t, idempotency.Options{Retry: quick, Hooks: count.hooks()})
+	for _, ending := range [][]string{{"ROLLBACK"}, {"ROLLBACK", "BEGIN"}, {"COMMIT"}} {
+		key, calls := newKey(), 0
+		result, err := client.Lease(background, key, nil, gives(idempotency.Completion[Tx]{Writes: func(ctx context.Context, tx Tx) error {
+			calls++
+			for _, statement := range ending {
+				must(t, b.exec(ctx, tx, statement))
+			}
+			return b.exec(ctx, tx, "SELECT 1")
+		}}, nil))
+		if ending[0] == "COMMIT" {
+			must(t, err)
+			same(t, "outcome", result.Outcome, idempotency.Completed)
+			same(t, "stored", stored(t, key), "COMPLETED")
+		} else {
+			wantError(t, err, idempotency.ErrNotOwned)
+			same(t, "stored", stored(t, key), "PENDING")
+		}
+		same(t, "calls", calls, 1)
+	}
+	same(t, "leases lost", count.leaseLost.Load(), 0)
+}
+
 // The answer to the begin came too late, reconcile took too long, or the caller has gone.
 func testNothingBeginsTooLate[Tx any](t *testing.T, b backend[Tx]) {
 	for name, c := range map[string]struct {
@@ -733,14 +765,14 @@ func testUnstorableAndOtherEnds[Tx any](t *testing.T, b backend[Tx]) {
 	_, err = end(key, wrong, idempotency.ErrNotDone)
 	wantError(t, err, idempotency.ErrNotDone)
 	same(t, "released", stored(t, key), "nothing")
-	for _, response := range []idempotency.Response{wrong, {}} {
+	for state, response := range map[string]idempotency.Response{"ID413": wrong, "22P02": {}} {
 		key = newKey()
 		calls := 0
 		_, err = client.Lease(background, key, nil, gives(idempotency.Completion[Tx]{Response: response, Writes: func(ctx context.Context, tx Tx) error {
 			calls++
 			return b.exec(ctx, tx, raise("22P02"))
 		}}, nil))
-		same(t, "the error of the writes", idempotency.SQLState(err), "22P02")
+		same(t, "the first error", idempotency.SQLState(err), state)
 		same(t, "left", stored(t, key)+fmt.Sprint(calls), "PENDING1")
 	}
 }
