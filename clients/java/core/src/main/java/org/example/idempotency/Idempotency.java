@@ -209,12 +209,17 @@ public final class Idempotency {
                     return Result.of(o);
                 }
                 Response response = workOn(connection, o, failure, work);
-                statements.complete(connection, call, 0, response, transactions instanceof JdbcTransactions);
+                statements.complete(connection, call, 0, response, commit());
                 return Result.ran(o, Outcome.COMPLETED, response, null);
             });
         } catch (Declined refusal) {
             return refuse(call, refusal);
         }
+    }
+
+    /** Frameworks commit themselves. */
+    String commit() {
+        return transactions instanceof JdbcTransactions ? Statements.COMMIT : "";
     }
 
     private <X extends Exception> Response workOn(Connection connection, Operation o, Throwable[] failure, Work<X> work) throws X {

@@ -18,7 +18,7 @@ final class LeasedAttempt {
     private final Heartbeat heartbeat;
     /** Then an Unknown may be the work's, as of another operation: nobody knows what happened outside. */
     private boolean hasBegun;
-    private boolean haveWritesFailed;
+    private boolean hasWritten;
     /** Meanwhile it is not: what has happened outside must not go unrecorded. */
     private boolean isInterruptedAtTheEnd;
 
@@ -101,7 +101,7 @@ final class LeasedAttempt {
         try {
             return complete(completion);
         } catch (RuntimeException error) {
-            if (!hasBegun || haveWritesFailed || !isOfAnswer(error)) {
+            if (!hasBegun || hasWritten || !isOfAnswer(error)) {
                 throw error;
             }
             Response answer = completion == null ? null : completion.response();
@@ -139,7 +139,7 @@ final class LeasedAttempt {
         Result result = Result.ran(operation, Outcome.COMPLETED, completion.response(), null);
         try {
             return store(result, () -> completion.writes() != null ? completeWith(completion) : client.alone(limit(), c -> {
-                client.statements().complete(c, call, operation.fence(), completion.response(), false);
+                client.statements().complete(c, call, operation.fence(), completion.response(), "");
                 return null;
             }));
         } catch (Declined refusal) {
@@ -152,23 +152,17 @@ final class LeasedAttempt {
         }
     }
 
+    /** The end comes first: a stale fence is refused before anything is written. */
     private Void completeWith(Completion completion) throws SQLException {
         Throwable[] failure = new Throwable[1];
-        try {
-            return completeWith(completion, failure);
-        } finally {
-            haveWritesFailed = failure[0] != null;
-        }
-    }
-
-    private Void completeWith(Completion completion, Throwable[] failure) throws SQLException {
         return client.<Void, SQLException>inTransaction(call, failure, c -> {
+            client.statements().complete(c, call, operation.fence(), completion.response(), Statements.SAVEPOINT);
+            hasWritten = true;
             client.<Void, SQLException>called(failure, () -> {
                 completion.writes().run(WorkConnection.of(c));
                 return null;
             });
-            client.statements().complete(c, call, operation.fence(), completion.response(),
-                    client.transactions() instanceof JdbcTransactions);
+            client.statements().endWrites(c, client.commit());
             return null;
         });
     }
@@ -202,7 +196,7 @@ final class LeasedAttempt {
         try {
             repeat(end);
             return result;
-        } catch (IdempotencyException.LeaseLost lost) {
+        } catch (IdempotencyException.LeaseLost | IdempotencyException.NotOwned lost) {
             return replay(lost);
         } catch (SQLException error) {
             throw IdempotencyException.of(error);
@@ -210,13 +204,13 @@ final class LeasedAttempt {
     }
 
     /** What is stored is the answer, whichever attempt has ended. The loss is thrown where there is no end yet, or the database does not say. */
-    private Result replay(IdempotencyException.LeaseLost lost) {
+    private Result replay(IdempotencyException lost) {
         Operation stored = stored();
         if (stored != null && !stored.createdAt().equals(operation.createdAt())) {
             stored = null; // the key was used anew, maybe for another request
         }
         boolean isOurs = stored != null && stored.attempt() == operation.attempt() && stored.outcome() != Outcome.IN_PROGRESS;
-        if (!isOurs && !heartbeat.hasTold()) {
+        if (!isOurs && lost instanceof IdempotencyException.LeaseLost && !heartbeat.hasTold()) {
             client.tell(Event.Type.LEASE_LOST, call, operation.attempt(), lost);
         }
         if (stored == null || stored.outcome() != Outcome.COMPLETED && stored.outcome() != Outcome.FAILED) {

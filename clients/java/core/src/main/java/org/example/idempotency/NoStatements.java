@@ -44,7 +44,11 @@ final class NoStatements extends Statements {
     }
 
     @Override
-    void complete(Connection connection, Call call, long fence, Response response, boolean isCommit) {
+    void complete(Connection connection, Call call, long fence, Response response, String then) {
+    }
+
+    @Override
+    void endWrites(Connection connection, String then) {
     }
 
     @Override

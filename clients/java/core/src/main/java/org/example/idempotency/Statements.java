@@ -15,6 +15,7 @@ import java.util.Arrays;
 import java.util.HexFormat;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 
 /** The statements of the extension. Each argument is text, and null is NULL: the statement casts it. */
 class Statements {
@@ -26,8 +27,10 @@ class Statements {
     private static final String END = "(?::text, ?::text::jsonb, scope => ?::text, fence => ?::text::bigint, code => ?::text::int,"
             + " headers => ?::text::jsonb, body => decode(?::text, 'hex'), retention => ?::text::interval";
 
-    /** What the work has written is rolled back to here where it refuses, also after a failed statement. */
-    private static final String SAVEPOINT = "; SAVEPOINT idempotency_work";
+    /** Behind a begin: what the work has written is rolled back to here where it refuses, also after a failed statement. */
+    static final String SAVEPOINT = "; SAVEPOINT idempotency_work";
+    /** Behind an end: one trip in place of two, and the driver's commit() afterwards sends nothing. */
+    static final String COMMIT = "; COMMIT";
     /** In the one statement, as a begin with a lease is in no transaction block; the key makes the begin come after it. */
     private static final String LIMIT = "pg_catalog.set_config('idempotency.max_lost_attempts', ?::text, true) AS setting(value), LATERAL ";
 
@@ -36,7 +39,6 @@ class Statements {
     private final String beginMany;
     private final String completeMany;
     private final String complete;
-    private final String completeAndCommit;
     private final String fail;
     private final String release;
     private final String undo;
@@ -54,7 +56,6 @@ class Statements {
         beginMany = "SELECT " + COLUMNS + " FROM " + prefix + "idem_begin_batch(?::text[], ?::text[]::jsonb[], scope => ?::text) o";
         completeMany = "SELECT " + prefix + "idem_complete_batch(?::text[], ?::text[]::jsonb[], scope => ?::text)";
         complete = "SELECT " + prefix + "idem_complete" + END + ")::text";
-        completeAndCommit = complete + "; COMMIT";
         fail = "SELECT " + prefix + "idem_fail" + END + ", retryable => ?::text::boolean, retry_after => ?::text::interval)::text";
         release = "SELECT " + prefix + "idem_release(?::text, scope => ?::text, fence => ?::text::bigint)::text";
         undo = "ROLLBACK TO SAVEPOINT idempotency_work; " + release;
@@ -118,10 +119,25 @@ class Statements {
         return operation(connection, lookup, call.key(), call.scope());
     }
 
-    /** With COMMIT it is one trip in place of two, and the driver's commit() afterwards sends nothing. */
-    void complete(Connection connection, Call call, long fence, Response response, boolean isCommit) throws SQLException {
-        run(connection, isCommit ? completeAndCommit : complete, call.key(), response.payload(), call.scope(), number(fence),
+    /** What comes then is SAVEPOINT, COMMIT or empty. */
+    void complete(Connection connection, Call call, long fence, Response response, String then) throws SQLException {
+        run(connection, complete + then, call.key(), response.payload(), call.scope(), number(fence),
                 number(response.code()), headers(response.headers()), hex(response.body()), interval(retention(call, response)));
+    }
+
+    /**
+     * Behind an end with a SAVEPOINT. That is gone where the writes have ended its transaction: they may have rolled the end back, and
+     * COMMIT would not say so.
+     */
+    void endWrites(Connection connection, String then) throws SQLException {
+        try {
+            run(connection, "RELEASE SAVEPOINT idempotency_work" + then);
+        } catch (SQLException error) {
+            if (Set.of("25P01", "3B001").contains(IdempotencyException.sqlState(error))) {
+                throw new IdempotencyException.NotOwned(error);
+            }
+            throw error;
+        }
     }
 
     void fail(Connection connection, Call call, long fence, Declined refusal) throws SQLException {

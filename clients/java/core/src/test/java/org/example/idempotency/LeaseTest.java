@@ -407,6 +407,26 @@ class LeaseTest extends OnServer {
     }
 
     @Test
+    void writesThatEndTheirTransactionGiveNoAnswerButOneThatIsStored() {
+        for (List<String> ending : List.of(List.of("ROLLBACK"), List.of("ROLLBACK", "BEGIN"), List.of("COMMIT"))) {
+            Call call = Call.of(key + ending);
+            LeasedWork<RuntimeException> work = lease -> new Completion(Response.json("1"), c -> {
+                for (String statement : ending) {
+                    execute(c, statement);
+                }
+                execute(c, "SELECT 1");
+            });
+            if (ending.contains("COMMIT")) {
+                assertEquals("1", once.lease(call, work).response().payload());
+            } else {
+                assertThrows(IdempotencyException.NotOwned.class, () -> once.lease(call, work));
+                assertEquals(Outcome.IN_PROGRESS, once.lookup(call).outcome());
+            }
+        }
+        assertFalse(events.contains(Event.Type.LEASE_LOST));
+    }
+
+    @Test
     void whatCannotBeReleasedIsSaidBesideTheReason() {
         var reason = new IdempotencyException.NotDone(null);
         assertSame(reason, assertThrows(IdempotencyException.NotDone.class, () -> once.lease(Call.of(key), lease -> {

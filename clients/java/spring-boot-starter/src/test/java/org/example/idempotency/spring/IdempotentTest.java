@@ -346,6 +346,16 @@ class IdempotentTest {
     }
 
     @Test
+    void writesOfALeaseThatRollBackByAStatementAreNoAnswer() {
+        assertThrows(IdempotencyException.NotOwned.class, () -> context.getBean(Idempotency.class).lease(Call.of(key),
+                lease -> new Completion(Response.EMPTY, connection -> {
+                    jdbc.execute("ROLLBACK");
+                    jdbc.update("INSERT INTO seat VALUES (?)", key);
+                })));
+        assertEquals(0, effects());
+    }
+
+    @Test
     void whatOnlyTheCommitRefusesIsAnOther() {
         var dataSource = context.getBean(DataSource.class);
         jdbc.execute("CREATE TABLE IF NOT EXISTS self (id int PRIMARY KEY, other int REFERENCES self DEFERRABLE INITIALLY DEFERRED)");
