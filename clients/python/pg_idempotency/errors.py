@@ -127,7 +127,7 @@ class Declined(Exception):
         self.code = code
         self.payload = payload
         self.headers = headers
-        self.retry_after = asked(retry_after)
+        self.retry_after = retry_after
         self.body = body
         self.retention = retention
 

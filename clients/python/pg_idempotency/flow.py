@@ -16,7 +16,7 @@ from . import hooks as hook
 from . import sql, steps
 from .clock import Clock
 from .errors import (IN_FAILED_TRANSACTION, RETRY_STATES, CommitRolledBack, Declined, KeyReused, LeaseLost, NotDone,
-                     is_unreachable, means_lost, quotes_data, sqlstate_of, translate, translate_begin)
+                     asked, is_unreachable, means_lost, quotes_data, sqlstate_of, translate, translate_begin)
 from .model import (ACQUIRED, FAILED, IN_PROGRESS, MISMATCH, Call, Operation, Response, Result, as_response, as_stored,
                     is_null, operation_from_row, own_result, stored_result)
 from .retry import Retry
@@ -160,7 +160,7 @@ def declined_result(operation: Operation, declined: Declined) -> Result:
     """The result of a call whose work was declined just now."""
     return Result(
         outcome=FAILED, code=declined.code, headers=declined.headers, payload=as_stored(declined.payload), body=declined.body,
-        attempt=operation.attempt, retry_after=declined.retry_after, taken_over=operation.taken_over,
+        attempt=operation.attempt, retry_after=asked(declined.retry_after), taken_over=operation.taken_over,
         is_null=is_null(declined.payload))
 
 

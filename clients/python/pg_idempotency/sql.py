@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from operator import index
 from typing import Any, List, Optional, Sequence, Tuple
 
-from .errors import Declined
+from .errors import Declined, asked
 from .model import Call, Operation, Response, maybe_seconds, to_json
 
 Statement = Tuple[str, Tuple[Any, ...]]
@@ -116,11 +116,12 @@ class Functions:
     def fail(self, call: Call, operation: Operation, declined: Declined) -> Statement:
         """idem_fail; retryable where the failure says when."""
         retention = maybe_seconds("retention", declined.retention, positive=True)
+        retry_after = asked(declined.retry_after)
         return (f"SELECT {self.name('idem_fail')}(%s::text, %s::jsonb, %s::text, %s::int, %s::jsonb, %s::bytea,"
                 " %s::bigint, %s::boolean, %s::interval, %s::interval)",
                 (call.key, to_json(declined.payload), call.scope, integer(declined.code),
                  to_json(None if declined.headers is None else dict(declined.headers)), hexadecimal(declined.body),
-                 operation.fence, declined.retry_after is not None, interval(declined.retry_after),
+                 operation.fence, retry_after is not None, interval(retry_after),
                  interval(call.retention if retention is None else retention)))
 
     def extend(self, call: Call, operation: Operation) -> Statement:

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from pg_idempotency import Declined, Idempotency, Response, Retry
+from pg_idempotency import Declined, Idempotency, Response, Retry, Unstorable
 from pg_idempotency.errors import BadOption
 from pg_idempotency.http.core import Options, Store
 
@@ -100,6 +100,8 @@ def test_of_an_answer(idem, key, effects, value):
     for name in ("retention",) if is_past else ("retention", "retry_after"):
         refuses(name, lambda: idem.transaction(key, None, declines(**{name: value})))
         refuses(name, lambda: idem.lease(f"{key}-{name}", None, declines(**{name: value})))
+        with pytest.raises(Unstorable):     # who declines has done the work
+            idem.lease(f"{key}-{name}", None, not_run)
 
 
 def test_what_is_one(idem, key):
