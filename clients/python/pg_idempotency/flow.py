@@ -225,19 +225,21 @@ def one_transaction(settings: Settings, call: Call, work: Callable[..., Any]) ->
 
 
 def run_work(settings: Settings, call: Call, work: Callable[..., Any], session: Any, operation: Operation) -> Flow:
-    """The work of an acquired operation, and its end."""
+    """The work of an acquired operation, and its end. What cannot be read back is not stored."""
     try:
         response: Response = as_response((yield steps.call(work, session.handle, operation)))
     except Declined as declined:
+        result = declined_result(operation, declined)
         yield from committing(session, [
             sql.plain(sql.ROLLBACK_TO), settings.functions.fail(call, operation, declined)])
         settings.emit("declined", call, attempt=operation.attempt)
-        return declined_result(operation, declined)
+        return result
     except NotDone:
         yield from take_back(settings, call, session, operation)
         raise
+    result = own_result(operation, response)
     yield from committing(session, [settings.functions.complete(call, operation, response)])
-    return own_result(operation, response)
+    return result
 
 
 def take_back(settings: Settings, call: Call, session: Any, operation: Operation) -> Flow:

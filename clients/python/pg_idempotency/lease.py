@@ -6,7 +6,7 @@ No connection is held while the work calls somebody outside.
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, List, Optional, Tuple
 
 from . import sql, steps
 from .errors import (BadOption, Declined, IdempotencyError, LeaseLost, NotDone, Unknown, Unstorable, is_of_answer,
@@ -156,15 +156,16 @@ def complete(settings: Settings, call: Call, operation: Operation, heartbeat: An
     """Ends an operation with what its work, or ``reconcile``, gave back. Raises Refused."""
     given, writes = (value.response, [value.writes]) if isinstance(value, Completion) else (value, [])
     response = as_response(given)
-    yield from end(settings, call, heartbeat, writes, lambda: settings.functions.complete(call, operation, response))
-    return own_result(operation, response)
+    return (yield from end(settings, call, heartbeat, writes, lambda: (
+        settings.functions.complete(call, operation, response), own_result(operation, response))))
 
 
 def decline(settings: Settings, call: Call, operation: Operation, heartbeat: Any, declined: Declined) -> Flow:
     """Ends an operation whose work has declined. Raises Refused: who declines has done the work, too."""
-    yield from end(settings, call, heartbeat, [], lambda: settings.functions.fail(call, operation, declined))
+    result = yield from end(settings, call, heartbeat, [], lambda: (
+        settings.functions.fail(call, operation, declined), declined_result(operation, declined)))
     settings.emit("declined", call, attempt=operation.attempt)
-    return declined_result(operation, declined)
+    return result
 
 
 def complete_without(settings: Settings, call: Call, operation: Operation, heartbeat: Any, value: Any, error: Exception) -> Flow:
@@ -207,16 +208,16 @@ def reconciled(settings: Settings, call: Call, operation: Operation, heartbeat: 
 
 
 def end(settings: Settings, call: Call, heartbeat: Any, writes: List[Callable[[Any], Any]],
-        make: Callable[[], sql.Statement]) -> Flow:
+        make: Callable[[], Tuple[sql.Statement, Result]]) -> Flow:
     """The writes and the end in one transaction, repeated where that may help. A repeat never ends it twice. ``make``: gives
-    the statement that ends it.
+    the statement that ends it, and the result, so that what cannot be read back is not stored.
 
     A database that answers nothing for as long as a lease lasts is not waited for: LeaseLost. So is one that cannot be
     reached when the lease is over. Refused, where it does not take the end.
     """
     limit = patience(call)
     try:
-        ending = make()
+        ending, result = make()
     except Exception as error:
         raise Refused(error) from error
 
@@ -239,6 +240,7 @@ def end(settings: Settings, call: Call, heartbeat: Any, writes: List[Callable[[A
         if heartbeat.signal.is_set() and (is_unreachable(error) or is_pool_timeout(error)):
             raise LeaseLost("the lease was lost, and the database cannot be reached") from error
         raise
+    return result
 
 
 def commit_writes(session: Any, limit: float) -> Flow:

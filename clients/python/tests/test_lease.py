@@ -235,7 +235,7 @@ def cycle():
     ({1: 1, "1": 2}, ValueError),
     (Response(body=7), TypeError), (Response(code="x", payload=1), TypeError), (Response(payload=1, retention=-1), BadArgument),
     (Response(payload=1, headers={"a": object()}), TypeError), ("a\0b", "22P05"), (Response(code=2**40, payload=1), "22003"),
-    ("\ud800", UnicodeEncodeError), ("x" * 2_000_000, TooLarge)])
+    ("\ud800", UnicodeEncodeError), ("x" * 2_000_000, TooLarge), (Json("9" * 5000), ValueError)])
 @pytest.mark.parametrize("with_writes", [False, True])
 def test_work_whose_answer_cannot_be_stored_is_done_and_not_repeated(idem, key, admin, effects, answer, error, with_writes):
     runs = []
@@ -257,6 +257,7 @@ def test_work_whose_answer_cannot_be_stored_is_done_and_not_repeated(idem, key, 
 @pytest.mark.parametrize("wrong, error", [
     ({"payload": print}, TypeError), ({"payload": cycle()}, ValueError), ({"payload": "a\0b"}, "22P05"),
     ({"payload": "\ud800"}, UnicodeEncodeError), ({"payload": "x" * 2_000_000}, TooLarge), ({"code": 2**40}, "22003"),
+    ({"payload": Json("9" * 5000)}, ValueError),
     ({"code": "x"}, TypeError), ({"headers": {"a": object()}}, TypeError), ({"body": 7}, TypeError),
     ({"retention": -1}, BadArgument)])
 def test_work_that_declines_with_what_cannot_be_stored_is_done_and_not_repeated(idem, key, admin, effects, wrong, error):

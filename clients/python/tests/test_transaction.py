@@ -27,6 +27,16 @@ def test_nothing_is_null(idem, key, admin):
                          (key,)).fetchone() == (True, "COMPLETED")
 
 
+def test_what_cannot_be_read_back_is_not_stored(idem, key, effects):
+    """Else each call would raise, also after the COMMIT."""
+    def work(tx, operation):
+        insert(key)(tx, operation)
+        return Json("9" * 5000)
+    with pytest.raises(ValueError):
+        idem.transaction(key, None, work)
+    assert effects() == 0
+
+
 def test_the_request_is_compared(idem, key):
     idem.transaction(key, {"a": 1}, insert(key))
     with pytest.raises(KeyReused) as caught:
