@@ -155,6 +155,9 @@ func (c *Client[Tx]) queryWith(ctx context.Context, statement Statement, meaning
 // as Transaction is. ErrLeaseLost: somebody else owns the operation.
 func (c *Client[Tx]) Progress(ctx context.Context, o Operation, note any) error {
 	value, err := asJSON(note)
+	if err == nil && value == nil {
+		err = errors.New("idempotency: a note is a JSON value, and not nil")
+	}
 	if err != nil {
 		return err
 	}
@@ -232,7 +235,7 @@ func (h *holding[Tx]) reconcileAndWork(ctx context.Context, work LeasedWork[Tx])
 		case found.state == isDone:
 			return Completion[Tx]{Response: found.response}, nil
 		case found.state == isUnknown:
-			return h.rest(&UnknownError{RetryAfter: found.retryAfter})
+			return h.rest(&UnknownError{RetryAfter: max(found.retryAfter, 0)})
 		}
 	}
 	if err := ctx.Err(); err != nil { // somebody else may work by now, or nobody waits

@@ -71,7 +71,7 @@ export class Unknown extends IdempotencyError {
    */
   constructor(message, { retryAfter = null, cause } = {}) {
     super(message, { cause, code: 'ID503' })
-    this.retryAfter = retryAfter
+    this.retryAfter = retryAfter && Math.max(0, retryAfter)
   }
 }
 

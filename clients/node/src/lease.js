@@ -143,6 +143,7 @@ function patience(operation) {
  */
 export async function progress(settings, operation, note) {
   const { scope, key } = operation
+  if (note === undefined) throw new ServiceMistake('a note is a JSON value')
   try {
     await retrying(settings, { scope, key }, () => alone(settings, operation, settings.sql.progress(operation, note)))
   } catch (error) {

@@ -43,6 +43,7 @@ test('what is stored of an answer, and what is sent of it', () => {
     return [status, headers['content-type'], headers['retry-after'], headers.again, body.toString()]
   }
   assert.deepEqual(answered({}), [200, 'application/json', undefined, 'true', '{"a":1}'])
+  assert.equal(answered({ code: 0 })[0], 200)
   assert.deepEqual(answered({ outcome: 'FAILED', retryAfter: 0, replayed: false }), [422, 'application/json', '1', undefined, '{"a":1}'])
   assert.deepEqual(answered({ code: 202, headers: { 'content-type': 'a/b+json' } }), [202, 'a/b+json', undefined, 'true', '{"a":1}'])
   assert.deepEqual(answered({ headers: { 'retry-after': '120' }, retryAfter: 119_500 })[2], '120')

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from operator import index
 from typing import Any, List, Optional, Sequence, Tuple
 
-from .errors import Declined, asked
-from .model import Call, Operation, Response, maybe_seconds, to_json
+from .errors import BadOption, Declined, asked
+from .model import Call, Operation, Response, as_stored, maybe_seconds, to_json
 
 Statement = Tuple[str, Tuple[Any, ...]]
 
@@ -131,7 +131,10 @@ class Functions:
                 (call.key, interval(call.lease), call.scope, operation.fence))
 
     def progress(self, operation: Operation, note: Any) -> Statement:
-        """idem_progress by fence; the lease ends when it would."""
+        """idem_progress by fence; the lease ends when it would. A note that the next owner could not read is not stored."""
+        if note is None:
+            raise BadOption("a note is a JSON value, and not None")
+        as_stored(note)
         return (f"SELECT {self.name('idem_progress')}(%s::text, %s::jsonb, %s::text, %s::bigint)",
                 (operation.key, to_json(note), operation.scope, operation.fence))
 

@@ -17,7 +17,7 @@ from pg_idempotency import (NOT_DONE, BadArgument, CommitRolledBack, Completion,
                             IdempotencyError, Json, KeyReused, LeaseLost, NotDone, NotReady, Response, TooLarge, Unknown,
                             Unstorable, drive, flow, sqlstate_of)
 from pg_idempotency.django import DjangoSource
-from pg_idempotency.errors import is_unreachable, means_lost
+from pg_idempotency.errors import BadOption, is_unreachable, means_lost
 
 
 @pytest.fixture(params=kinds.BLOCKING + kinds.ASYNC)
@@ -477,7 +477,8 @@ def test_a_note_goes_to_the_next_owner(case, admin, key):
 
         async def goes_on(operation, signal):
             seen.append(operation)
-            for owner, note, error in ((seen[0], "late", LeaseLost), (operation, None, BadArgument),
+            for owner, note, error in ((seen[0], "late", LeaseLost), (operation, None, BadOption),
+                                       (operation, Json("9" * 5000), ValueError),
                                        (operation, "x" * 2_000_000, TooLarge)):
                 with pytest.raises(error):
                     await idem.progress(owner, note)

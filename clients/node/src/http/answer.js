@@ -48,7 +48,7 @@ export function toStored({ status, headers, body }, isStored) {
 export function fromStored({ outcome, code, headers, payload, body, replayed, retryAfter: ms }, marker) {
   const json = body === null && payload !== undefined
   return {
-    status: code ?? (outcome === 'COMPLETED' ? 200 : 422),
+    status: code || (outcome === 'COMPLETED' ? 200 : 422),
     headers: {
       ...(json && { 'content-type': 'application/json' }),
       ...inLowerCase(headers ?? {}),

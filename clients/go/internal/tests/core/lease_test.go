@@ -148,7 +148,7 @@ func testProgress[Tx any](t *testing.T, b backend[Tx]) {
 		same(t, "note", string(o.Payload), `{"charged": "ch_1"}`)
 		wantError(t, client.Progress(ctx, first, "late"), idempotency.ErrLeaseLost)
 		wantError(t, client.Progress(ctx, o, strings.Repeat("x", 2_000_000)), idempotency.ErrTooLarge)
-		wantError(t, client.Progress(ctx, o, nil), idempotency.ErrBadArgument)
+		same(t, "a mistake of the program", idempotency.Settle(nil, client.Progress(ctx, o, nil)).Do, idempotency.Again)
 		same(t, "is no JSON", errors.As(client.Progress(ctx, o, func() {}), new(*json.UnsupportedTypeError)), true)
 		must(t, client.Progress(ctx, o, "sent"))
 		return b.answer(key)(ctx, o)
@@ -172,6 +172,7 @@ func testReconcile[Tx any](t *testing.T, b backend[Tx]) {
 		{idempotency.Done(idempotency.Response{Code: 200, Payload: "found"}), nil, 0, `"found"`, "0"},
 		{idempotency.NotDone(), nil, 0, "2", "1"},
 		{idempotency.Unknown(time.Minute), nil, time.Minute, "", "0"},
+		{idempotency.Unknown(-time.Minute), nil, 0, "", "0"},
 		{idempotency.Reconciled{}, broken, time.Second, "", "0"},
 		{idempotency.Reconciled{}, idempotency.Decline(402, "another operation's"), time.Second, "", "0"},
 	} {
@@ -184,7 +185,7 @@ func testReconcile[Tx any](t *testing.T, b backend[Tx]) {
 			}))
 		same(t, "hook", count.takenOver.Load(), int64(i+1))
 		same(t, "effects", effects(t, key), c.effects)
-		if c.unknown == 0 {
+		if c.payload != "" {
 			must(t, err)
 			same(t, "payload", string(result.Payload), c.payload)
 			same(t, "stored", stored(t, key), "COMPLETED")

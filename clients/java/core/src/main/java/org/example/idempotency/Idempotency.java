@@ -150,6 +150,9 @@ public final class Idempotency {
      *     wrong with the note or the database
      */
     public void progress(Operation operation, String note) {
+        if (note == null) {
+            throw new IllegalArgumentException("a note is JSON, and not null");
+        }
         Call call = Call.of(operation.key()).withScope(operation.scope()).over(options);
         this.<Void, IdempotencyException>repeat(call, afterLoss -> alone(call.lease(), c -> {
             statements.progress(c, operation, note);

@@ -27,7 +27,7 @@ public sealed interface Reconciled {
          */
         public Unknown {
             Durations.check("retryAfter", retryAfter);
-            retryAfter = retryAfter == null ? Duration.ofSeconds(1) : retryAfter;
+            retryAfter = retryAfter == null ? Duration.ofSeconds(1) : retryAfter.isNegative() ? Duration.ZERO : retryAfter;
         }
     }
 

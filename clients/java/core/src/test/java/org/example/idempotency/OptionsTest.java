@@ -39,6 +39,7 @@ class OptionsTest {
         }
         usual.withSchema(null).withRetention(null).withRetry(1, NONE, NONE);
         assertEquals(NONE, new Declined(Response.EMPTY, BELOW).retryAfter());
+        assertEquals(NONE, new Reconciled.Unknown(BELOW).retryAfter());
         assertEquals(Duration.ofSeconds(1), new Reconciled.Unknown(null).retryAfter());
     }
 
