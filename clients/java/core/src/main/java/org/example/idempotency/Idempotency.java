@@ -183,6 +183,7 @@ public final class Idempotency {
             return inTransaction(call, failure, connection -> {
                 Batch batch = new Batch(this, connection, call.scope());
                 T value = called(failure, () -> work.run(batch));
+                Transactions.requireSound(connection);
                 isUnknown[0] = !batch.hasAcquired();
                 return value;
             });

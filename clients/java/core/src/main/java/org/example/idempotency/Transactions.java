@@ -1,6 +1,8 @@
 package org.example.idempotency;
 
 import java.sql.Connection;
+import java.sql.SQLException;
+import java.sql.Statement;
 import javax.sql.DataSource;
 
 /** How transactions are opened: on a data source, or as a framework does it. */
@@ -40,6 +42,25 @@ public interface Transactions {
      * does. So what the database says to that is an exception of the work, and not of the commit.
      */
     default void flush() {
+    }
+
+    /**
+     * Throws where the transaction has failed: its COMMIT would roll back, and the driver takes that for success. For what has
+     * no statement of this package at its end.
+     *
+     * @param connection the open transaction
+     * @throws SQLException the connection is lost
+     * @throws IdempotencyException.RolledBack a statement had failed, and somebody has caught that
+     */
+    static void requireSound(Connection connection) throws SQLException {
+        try (Statement statement = connection.createStatement()) {
+            statement.execute("SELECT 1");
+        } catch (SQLException error) {
+            if ("25P02".equals(error.getSQLState())) {
+                throw new IdempotencyException.RolledBack(error);
+            }
+            throw error;
+        }
     }
 
     /** Throws where the thread is in a transaction of the framework already: a lease is outside of one. */

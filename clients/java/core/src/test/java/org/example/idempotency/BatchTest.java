@@ -70,6 +70,20 @@ class BatchTest extends OnServer {
         assertNull(once.lookup(Call.of(key + "1")));
     }
 
+    /** COMMIT would answer ROLLBACK, and the driver says nothing of it. */
+    @Test
+    void aFailureThatWasCaughtIsNoSuccess() throws Exception {
+        assertThrows(IdempotencyException.RolledBack.class, () -> once.batch(null, batch -> {
+            batch.beginMany(keys("1"), null);
+            effect(batch.connection());
+            int done = batch.completeMany(keys("1"), null);
+            assertThrows(SQLException.class, () -> execute(batch.connection(), "SELECT 1 / 0"));
+            return done;
+        }));
+        assertEquals(0, effects());
+        assertNull(once.lookup(Call.of(key + "1")));
+    }
+
     @Test
     void aConflictRepeatsTheWhole() throws Exception {
         AtomicInteger runs = new AtomicInteger();

@@ -32,6 +32,7 @@ import org.example.idempotency.Outcome;
 import org.example.idempotency.Reconciled;
 import org.example.idempotency.Response;
 import org.example.idempotency.Result;
+import org.example.idempotency.Transactions;
 
 /**
  * Makes routes idempotent: a request with an {@code Idempotency-Key} runs once, and a retry gets the
@@ -302,7 +303,11 @@ public final class IdempotencyFilter extends HttpFilter {
 
         private Answer transact() throws Exception {
             if (call.key() == null) {
-                once.transactions().run(call.isolation(), connection -> handle(new Exchange(connection, null, null)));
+                once.transactions().run(call.isolation(), connection -> {
+                    handle(new Exchange(connection, null, null));
+                    Transactions.requireSound(connection);
+                    return null;
+                });
                 return fresh;
             }
             return conclude(once.<Exception>transaction(call, this::work));
@@ -342,6 +347,7 @@ public final class IdempotencyFilter extends HttpFilter {
             if (exchange.writes() != null) {
                 once.transactions().run(call.isolation(), connection -> {
                     write(exchange, connection);
+                    Transactions.requireSound(connection);
                     return null;
                 });
             }

@@ -357,6 +357,28 @@ class FilterTest {
         assertEquals(0, effects());
     }
 
+    /** Without a key nothing is stored, and so no statement of the package meets the transaction that has failed. */
+    @Test
+    void aFailureThatTheHandlerOfARequestWithoutAKeyCaughtIsNoSuccess() throws Exception {
+        for (boolean isLeased : new boolean[] {false, true}) {
+            protect(isLeased, FilterOptions::optional);
+            handler = (request, response) -> {
+                if (isLeased) {
+                    Exchange.of(request).completeWith(this::failSilently);
+                } else {
+                    failSilently(Exchange.of(request).connection());
+                }
+            };
+            assertEquals(500, send(withoutKey("")).statusCode());
+        }
+        assertEquals(0, effects());
+    }
+
+    private void failSilently(Connection connection) throws SQLException {
+        effect(connection);
+        assertThrows(SQLException.class, () -> execute(connection, "SELECT 1 / 0"));
+    }
+
     @Test
     void anAnswerSaysHowLongItIsKeptAndARefusalWhenToComeAgain() throws Exception {
         Declined refusal = new Declined(Response.EMPTY, Duration.ofHours(1));
