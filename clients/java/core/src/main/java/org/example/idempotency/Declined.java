@@ -14,11 +14,11 @@ public final class Declined extends RuntimeException {
      * A refusal.
      *
      * @param response the answer that is stored
-     * @param retryAfter how long until the operation may be tried again, 36500 days at most; below 0: now; null: never
+     * @param retryAfter how long until the operation may be tried again, 36500 days at most; below 0: now; null: never. A longer one
+     *     is an IllegalArgumentException when it is to be stored
      */
     public Declined(Response response, Duration retryAfter) {
         super("declined with code " + response.code());
-        Durations.check("retryAfter", retryAfter);
         this.response = response;
         this.retryAfter = retryAfter != null && retryAfter.isNegative() ? Duration.ZERO : retryAfter;
     }

@@ -24,4 +24,14 @@ final class Durations {
             throw new IllegalArgumentException(name + " must be above 0");
         }
     }
+
+    /** The time, or null where checkPositive() refuses it. */
+    static Duration positiveOrNull(Duration time) {
+        try {
+            checkPositive("", time);
+            return time;
+        } catch (IllegalArgumentException outOfRange) {
+            return null;
+        }
+    }
 }

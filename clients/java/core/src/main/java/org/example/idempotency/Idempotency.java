@@ -344,6 +344,8 @@ public final class Idempotency {
             } finally {
                 restore(connection, usual, autoCommit);
             }
+        } catch (IllegalArgumentException wrong) {
+            throw wrong; // a time that the program has given
         } catch (Exception error) {
             throw IdempotencyException.of(error);
         }

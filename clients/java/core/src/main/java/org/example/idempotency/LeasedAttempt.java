@@ -113,7 +113,8 @@ final class LeasedAttempt {
     private static boolean isOfAnswer(RuntimeException error) {
         String state = IdempotencyException.sqlState(error);
         return error instanceof IdempotencyException.TooLarge || error instanceof IdempotencyException.BadArgument
-                || state.startsWith("22") || state.startsWith("54") || IdempotencyException.has(NullPointerException.class, error);
+                || state.startsWith("22") || state.startsWith("54") || error instanceof IllegalArgumentException
+                || IdempotencyException.has(NullPointerException.class, error);
     }
 
     /**
@@ -123,7 +124,7 @@ final class LeasedAttempt {
     private Result withoutAnswer(Duration retention, Completion.Writes writes, RuntimeException wrong) {
         Result result;
         try {
-            result = complete(new Completion(new Response(WITHOUT_ANSWER.code(), null, null, null, retention), writes));
+            result = complete(new Completion(new Response(WITHOUT_ANSWER.code(), null, null, null, Durations.positiveOrNull(retention)), writes));
         } catch (IdempotencyException.NotDone reason) {
             throw reason;
         } catch (RuntimeException failure) {

@@ -10,25 +10,12 @@ import java.util.Map;
  * @param headers names and values; null: none
  * @param payload JSON; null: none
  * @param body bytes that are replayed as they are; null: none
- * @param retention how long the record is kept; null: as the call says
+ * @param retention how long the record is kept, above 0, 36500 days at most; null: as the call says. What is out of these bounds
+ *     is an IllegalArgumentException when it is to be stored
  */
 public record Response(int code, Map<String, String> headers, String payload, byte[] body, Duration retention) {
     /** An answer without anything in it. */
     public static final Response EMPTY = new Response(0, null, null, null, null);
-
-    /**
-     * Checks the retention.
-     *
-     * @param code a status code of your own, as HTTP's; 0: none
-     * @param headers names and values; null: none
-     * @param payload JSON; null: none
-     * @param body bytes that are replayed as they are; null: none
-     * @param retention how long the record is kept, above 0, 36500 days at most; null: as the call says
-     * @throws IllegalArgumentException if it is out of these bounds
-     */
-    public Response {
-        Durations.checkPositive("retention", retention);
-    }
 
     /**
      * {@return an answer that is JSON}

@@ -142,6 +142,7 @@ class Statements {
 
     void fail(Connection connection, Call call, long fence, Declined refusal) throws SQLException {
         Response response = refusal.response();
+        Durations.check("retryAfter", refusal.retryAfter());
         run(connection, fail, call.key(), response.payload(), call.scope(), number(fence), number(response.code()),
                 headers(response.headers()), hex(response.body()), interval(retention(call, response)),
                 String.valueOf(refusal.retryAfter() != null), interval(refusal.retryAfter()));
@@ -169,6 +170,7 @@ class Statements {
     }
 
     private static Duration retention(Call call, Response response) {
+        Durations.checkPositive("retention", response.retention());
         return response.retention() != null ? response.retention() : call.retention();
     }
 

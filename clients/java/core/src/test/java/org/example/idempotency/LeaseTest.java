@@ -15,9 +15,11 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.LockSupport;
+import java.util.function.Supplier;
 import javax.sql.DataSource;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.function.Executable;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 import org.junit.jupiter.params.provider.ValueSource;
@@ -149,6 +151,9 @@ class LeaseTest extends OnServer {
         Map<String, Response> all = new HashMap<>(Map.of("broken", Response.json("{"), "NUL", Response.json("\"a\\u0000b\""),
                 "half", Response.json("\"\ud800\""), "large", Response.json(LARGE)));
         all.put("none", null);
+        for (Duration wrong : List.of(Duration.ofNanos(999), Duration.ofDays(36_501), Duration.ofSeconds(Long.MAX_VALUE))) {
+            all.put(wrong + "", new Response(200, null, null, null, wrong));
+        }
         all.put("header", new Response(200, Collections.singletonMap("a", null), null, null, null));
         return all;
     }
@@ -193,6 +198,30 @@ class LeaseTest extends OnServer {
         }
         assertThrows(NullPointerException.class, () -> once.lease(Call.of(key), lease -> null));
         assertThrows(IdempotencyException.Unstorable.class, () -> once.lease(Call.of(key), lease -> done()));
+    }
+
+    /** Also where it is computed by work that is done. */
+    @Test
+    void aTimeThatIsOutOfRangeIsNamedWhenItIsStored() {
+        for (Duration wrong : List.of(Duration.ofDays(36_500).plusNanos(1), Duration.ofSeconds(Long.MAX_VALUE))) {
+            isRefused("retention", () -> new Response(0, null, null, null, wrong));
+            isRefused("retention", () -> {
+                throw new Declined(new Response(0, null, null, null, wrong), null);
+            });
+            isRefused("retryAfter", () -> {
+                throw new Declined(Response.EMPTY, wrong);
+            });
+        }
+    }
+
+    private void isRefused(String name, Supplier<Response> end) {
+        Call call = Call.of(key + end.hashCode());
+        for (Executable operation : List.<Executable>of(() -> once.transaction(call, (connection, o) -> end.get()),
+                () -> once.lease(call, lease -> Completion.of(end.get())))) {
+            String message = assertThrows(IllegalArgumentException.class, operation).getMessage();
+            assertTrue(message.startsWith(name), message);
+        }
+        assertThrows(IdempotencyException.Unstorable.class, () -> once.lease(call, lease -> done()));
     }
 
     /** Its writes commit with the record, and where they say so themselves they do not. It is the word for one operation, not for one around it. */

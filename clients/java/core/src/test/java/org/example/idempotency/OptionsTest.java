@@ -23,8 +23,6 @@ class OptionsTest {
             new Option("wait", time -> Call.of("k").withWait(time).over(Options.DEFAULT)),
             new Option("lease", time -> Call.of("k").withLease(time).over(Options.DEFAULT)),
             new Option("retention", time -> Call.of("k").withRetention(time).over(Options.DEFAULT)),
-            new Option("retention", time -> new Response(0, null, null, null, time)),
-            new Option("retryAfter", time -> new Declined(Response.EMPTY, time)),
             new Option("retryAfter", Reconciled.Unknown::new));
 
     @Test

@@ -491,13 +491,13 @@ public final class IdempotencyFilter extends HttpFilter {
         private RuntimeException refusal(Declined declined) {
             try {
                 fresh = bounded(Answer.of(declined.response(), 422));
+                fresh.retryAfter(declined.retryAfter());
             } catch (RuntimeException error) {
                 if (!isLeased || call.key() == null) {
                     throw error;
                 }
                 return new IdempotencyException.NoAnswer(error, declined.response().retention(), null);
             }
-            fresh.retryAfter(declined.retryAfter());
             return new Declined(fresh.stored(this::isStored, declined.response().retention()), declined.retryAfter());
         }
 
