@@ -883,28 +883,38 @@ AS 'MODULE_PATHNAME' LANGUAGE c VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.idem_forget_failed(text, text, text, int) IS
 	'remove the records of up to max_rows failures of a scope, so that these operations may run again, and note who did it and why; returns how many';
 
--- PUBLIC and default privileges have given rights on what is new.
+-- What is new belongs to the owner of what was there: idem_grant, his calls and collection need it.
+-- And PUBLIC and default privileges have given rights on it.
 DO $$
 DECLARE
 	command text;
 BEGIN
 	PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 	FOR command IN
-		SELECT format('REVOKE ALL ON %s %s FROM %s', m.kind, m.name,
-			CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END)
-		FROM (
-			SELECT 'TABLE' AS kind, c.oid::regclass::text AS name, c.relowner AS owner, c.relacl AS rights
-			FROM pg_class c JOIN pg_extension e ON c.relnamespace = e.extnamespace
+		WITH made AS (
+			SELECT 'TABLE' AS kind, c.oid::regclass::text AS name, c.relowner AS owner, c.relacl AS rights, s.relowner AS keeper
+			FROM pg_extension e
+			JOIN pg_depend d ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid AND d.deptype = 'e' AND d.classid = 'pg_class'::regclass
+			JOIN pg_class c ON c.oid = d.objid
+			LEFT JOIN pg_class s ON s.relnamespace = e.extnamespace AND s.relname = 'idempotency_store'
 			WHERE e.extname = 'idempotency' AND c.relname IN ('idempotency_ring', 'idempotency_partitions', 'idempotency_failures', 'idempotency_forgotten')
 			UNION ALL
-			SELECT 'FUNCTION', p.oid::regprocedure::text, p.proowner, coalesce(p.proacl, acldefault('f', p.proowner))
-			FROM pg_proc p JOIN pg_extension e ON p.pronamespace = e.extnamespace
+			SELECT 'FUNCTION', p.oid::regprocedure::text, p.proowner, coalesce(p.proacl, acldefault('f', p.proowner)),
+				(SELECT g.proowner FROM pg_proc g WHERE g.pronamespace = e.extnamespace AND g.proname = 'idem_gc' AND g.proargtypes = '23')
+			FROM pg_extension e
+			JOIN pg_depend d ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid AND d.deptype = 'e' AND d.classid = 'pg_proc'::regclass
+			JOIN pg_proc p ON p.oid = d.objid
 			WHERE e.extname = 'idempotency' AND p.proname IN ('idem_check_owner', 'idem_check_store', 'idem_failure_cause', 'idem_forget_failed', 'idem_lock_store', 'idem_partition_store', 'idem_unpartition_store',
 				'idem_distribute_store', 'idem_lost_attempts', 'idem_lost_stats', 'idem_on_workers', 'idem_prepare_node', 'idem_progress',
 				'idem_require_coordinator', 'idem_require_ended', 'idem_require_read_committed', 'idem_restore_node', 'idem_set_policy',
 				'idem_undistribute_store')
-		) m, aclexplode(m.rights) a
-		WHERE a.grantee <> m.owner
+		)
+		SELECT format('ALTER %s %s OWNER TO %I', kind, name, pg_get_userbyid(keeper)) FROM made WHERE owner <> keeper
+		UNION ALL
+		SELECT format('REVOKE ALL ON %s %s FROM %s', kind, name,
+			CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END)
+		FROM made, aclexplode(rights) a WHERE a.grantee <> owner
+		ORDER BY 1
 	LOOP
 		EXECUTE command;
 	END LOOP;

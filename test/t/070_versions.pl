@@ -211,6 +211,23 @@ isnt(update($default, 'careless'), fresh('careless'), 'a grant that an update sc
 for my $version (grep { $_ ne $default } scripts($tree))
 {
 	is(update($version, $default), fresh($default), "an update from $version leads to the objects of $default");
+
+	# A superuser updates what belongs to another role, who is none.
+	my $kept = 'kept_' . $version =~ s/\W/_/gr;
+
+	$node->safe_psql('postgres', "CREATE ROLE $kept SUPERUSER; CREATE DATABASE $kept");
+	$node->safe_psql($kept, "SET ROLE $kept; CREATE EXTENSION idempotency VERSION '$version'; RESET ROLE; GRANT CREATE ON SCHEMA public TO $kept");
+	$node->safe_psql('postgres', "ALTER ROLE $kept NOSUPERUSER");
+	$node->safe_psql($kept, "CREATE FUNCTION idem_progress() RETURNS int LANGUAGE sql RETURN 1; ALTER EXTENSION idempotency UPDATE TO '$default'");
+	is($node->safe_psql($kept, q{SELECT string_agg(DISTINCT coalesce(c.relowner, p.proowner)::regrole::text, ' ') FROM pg_extension e
+		JOIN pg_depend d ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid AND d.deptype = 'e'
+		LEFT JOIN pg_class c ON d.classid = 'pg_class'::regclass AND c.oid = d.objid
+		LEFT JOIN pg_proc p ON d.classid = 'pg_proc'::regclass AND p.oid = d.objid WHERE e.extname = 'idempotency'}),
+		$kept, "$version to $default: what is new belongs to the owner");
+	is($node->safe_psql($kept, q{SELECT proowner::regrole FROM pg_proc WHERE oid = 'idem_progress()'::regprocedure}), 'postgres',
+		"$version to $default: what others have made does not");
+	is(join('', $node->psql($kept, "SET ROLE $kept; SELECT idem_grant('pg_monitor'), idem_set_policy('a', max_attempts => 3); SELECT idem_partition_store('12 hours'); SELECT idem_gc()")),
+		'0|' . "\n\n0", "$version to $default: the owner calls what is new, and collects");
 }
 
 $node->stop;
