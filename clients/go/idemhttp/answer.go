@@ -46,7 +46,7 @@ func (a *answer) stored(options *Options, retention time.Duration) idempotency.R
 	headers := map[string]string{}
 	for name, values := range a.header {
 		if options.isStored(name) {
-			headers[name] = strings.Join(values, ", ")
+			headers[name] = latin1(strings.Join(values, ", "))
 		}
 	}
 	body := a.body
@@ -63,7 +63,7 @@ func isFinal(status int) bool { return status >= 200 && status <= 999 }
 // languages cannot send a stored answer that has them.
 var (
 	headerName  = regexp.MustCompile("^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")
-	headerValue = regexp.MustCompile(`^[^\x00-\x08\x0a-\x1f\x7f]*$`)
+	headerValue = regexp.MustCompile(`^[\t\x20-\x7e\x{80}-\x{ff}]*$`)
 )
 
 // carried is written for an answer that is not stored yet: it has only what HTTP can carry.
@@ -91,9 +91,21 @@ func written(response idempotency.Response, otherwise int) (*answer, error) {
 		a.header.Set("Content-Type", "application/json")
 	}
 	for name, value := range response.Headers {
-		a.header.Set(name, value)
+		a.header.Set(name, inBytes(value))
 	}
 	return a, nil
+}
+
+// inBytes takes latin1 back. A text that is none, of an older record, stays as it is.
+func inBytes(text string) string {
+	var sent []byte
+	for _, character := range text {
+		if character > 0xff {
+			return text
+		}
+		sent = append(sent, byte(character))
+	}
+	return string(sent)
 }
 
 // replayed makes an answer of a stored one.

@@ -329,3 +329,33 @@ func TestProblemWithoutAStatus(t *testing.T) {
 		Problem: func(_ *http.Request, _ error, problem *idemhttp.Problem) { problem.Status = 0 }}).Transaction("/route", fails(errors.New("planned")))
 	expectStatus(t, 500, handler, "POST", newKey(), "")
 }
+
+// HTTP has a byte for each character. What is stored is the text that the other languages make of the bytes, and send.
+func TestBytesOfHeaders(t *testing.T) {
+	m := middleware(idemhttp.Options{Headers: []string{"X-Payment"}})
+	for sent, text := range map[string]string{"caf\xe9": "caf\u00e9", "caf\u00e9": "caf\u00c3\u00a9"} {
+		key := newKey()
+		handler := m.Transaction("/route", func(w http.ResponseWriter, _ *http.Request, _ pgx.Tx) error {
+			w.Header().Set("X-Payment", sent)
+			return nil
+		})
+		for range 2 {
+			if header, _ := expectStatus(t, 200, handler, "POST", key, ""); header.Get("X-Payment") != sent {
+				t.Errorf("%q is sent as %q", sent, header.Get("X-Payment"))
+			}
+		}
+		var stored string
+		kit.Must(t, pool.QueryRow(context.Background(), "SELECT response_headers ->> 'X-Payment' FROM idempotency_store WHERE idempotency_key = $1",
+			key).Scan(&stored))
+		if stored != text {
+			t.Errorf("%q is stored as %q", sent, stored)
+		}
+		leased := m.Lease("/route", answers(idempotency.Response{Headers: map[string]string{"X-Payment": text}}))
+		key = newKey()
+		for range 2 {
+			if header, _ := expectStatus(t, 200, leased, "POST", key, ""); header.Get("X-Payment") != sent {
+				t.Errorf("%q of a lease is sent as %q", text, header.Get("X-Payment"))
+			}
+		}
+	}
+}
