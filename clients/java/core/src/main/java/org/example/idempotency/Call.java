@@ -127,4 +127,9 @@ public record Call(String key, String scope, String request, byte[] requestHash,
                 maxWait != null ? maxWait : Duration.ZERO, lease != null ? lease : options.lease(), maxAttempts,
                 maxLostAttempts, retention != null ? retention : options.retention(), isolation);
     }
+
+    /** How long a network that hangs may hold up a statement beside a transaction: a short lease is over before its begin is answered. */
+    Duration patience() {
+        return lease.plusSeconds(5);
+    }
 }

@@ -131,7 +131,7 @@ public final class Idempotency {
         long[] asked = new long[1]; // the lease may run since then, however long the answer took
         Operation o = await(full.maxWait(), Operation::outcome, () -> repeat(full, afterLoss -> {
             asked[0] = System.nanoTime();
-            return alone(full.lease(), c -> began(full, () -> statements.begin(c, full, full.lease(), Duration.ZERO)));
+            return alone(full.patience(), c -> began(full, () -> statements.begin(c, full, full.lease(), Duration.ZERO)));
         }));
         tellBegun(o);
         return o.outcome() == Outcome.ACQUIRED
@@ -154,7 +154,7 @@ public final class Idempotency {
             throw new IllegalArgumentException("a note is JSON, and not null");
         }
         Call call = Call.of(operation.key()).withScope(operation.scope()).over(options);
-        this.<Void, IdempotencyException>repeat(call, afterLoss -> alone(call.lease(), c -> {
+        this.<Void, IdempotencyException>repeat(call, afterLoss -> alone(call.patience(), c -> {
             statements.progress(c, operation, note);
             return null;
         }));
@@ -199,7 +199,7 @@ public final class Idempotency {
      */
     public Operation lookup(Call call) {
         Call full = call.over(options);
-        return repeat(full, afterLoss -> alone(full.lease(), c -> statements.lookup(c, full)));
+        return repeat(full, afterLoss -> alone(full.patience(), c -> statements.lookup(c, full)));
     }
 
     // ---- one transaction ----

@@ -6,8 +6,6 @@ import java.util.concurrent.TimeoutException;
 
 /** One leased attempt of this process. */
 final class LeasedAttempt {
-    /** How long a lost answer, or a network that hangs, may hold up the end. */
-    private static final Duration END = Duration.ofSeconds(5);
     private static final Duration SECOND = Duration.ofSeconds(1);
     /** What is stored in place of an answer that cannot be. */
     private static final Response WITHOUT_ANSWER = Response.of(500, null);
@@ -139,7 +137,7 @@ final class LeasedAttempt {
     private Result complete(Completion completion) {
         Result result = Result.ran(operation, Outcome.COMPLETED, completion.response(), null);
         try {
-            return store(result, () -> completion.writes() != null ? completeWith(completion) : client.alone(limit(), c -> {
+            return store(result, () -> completion.writes() != null ? completeWith(completion) : client.alone(call.patience(), c -> {
                 client.statements().complete(c, call, operation.fence(), completion.response(), "");
                 return null;
             }));
@@ -182,7 +180,7 @@ final class LeasedAttempt {
 
     private Result storeRefusal(Declined refusal) {
         Result result = Result.ran(operation, Outcome.FAILED, refusal.response(), refusal.retryAfter());
-        Result stored = store(result, () -> client.alone(limit(), c -> {
+        Result stored = store(result, () -> client.alone(call.patience(), c -> {
             client.statements().fail(c, call, operation.fence(), refusal);
             return null;
         }));
@@ -236,7 +234,7 @@ final class LeasedAttempt {
     /** Takes the begin back. If that fails, the lease runs out: the same, only later. */
     private void release(Exception reason) {
         try {
-            repeat(() -> client.alone(limit(), c -> {
+            repeat(() -> client.alone(call.patience(), c -> {
                 client.statements().release(c, operation);
                 return null;
             }));
@@ -258,9 +256,5 @@ final class LeasedAttempt {
                 }
             }
         }
-    }
-
-    private Duration limit() {
-        return call.lease().plus(END);
     }
 }

@@ -532,6 +532,19 @@ class LeaseTest extends OnServer {
         assertNull(once.lookup(Call.of(key)));
     }
 
+    @Test
+    void aLeaseThatIsOverBeforeItsBeginIsAnsweredIsLostAndNoConnectionIs() throws Exception {
+        var client = new Idempotency(Transactions.of(pool), once.options().withLease(Duration.ofNanos(1000)));
+        assertThrows(IdempotencyException.LeaseLost.class, () -> client.lease(Call.of(key), lease -> {
+            throw new AssertionError("the work has begun");
+        }));
+        assertNull(client.lookup(Call.of(key)));
+        once.lease(Call.of(key), lease -> {
+            client.progress(lease.operation(), "1");
+            return done();
+        });
+    }
+
     /** The work does not heed the interrupt, which ends with it. */
     @Test
     void aLossIsToldOnceAndBeforeTheLeaseIsOver() throws Exception {
