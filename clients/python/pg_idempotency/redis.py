@@ -192,7 +192,7 @@ class Consumer:
         """Tells Redis that the entry is being handled."""
         try:
             self.client.execute_command(
-                "XCLAIM", self.stream, self.group, self.name, 0, entry.id, "JUSTID")
+                "XCLAIM", self.stream, self.group, self.name, 0, entry.id, "JUSTID", parse_justid=True)
         except Exception as error:
             logger.error("an entry of %s was not claimed anew", self.stream, exc_info=error)
 

@@ -299,6 +299,14 @@ def test_a_claim_under_way_ends_before_its_entry():
     assert set(client.ended[:-1]) == {"XCLAIM"}
 
 
+def test_an_entry_is_claimed_anew_without_an_error(key, caplog):
+    stage = RedisStage(f"{key}-{time.time_ns()}")
+    stage.send(["one"])
+    consumer = stage.consumer(Idempotency(lambda: psycopg.connect("")), lambda key: time.sleep(0.5), idle=0.3)
+    consume_until(stage, consumer, stage.settled)
+    assert caplog.messages == []
+
+
 def test_a_dead_letter_that_is_sent_again_has_one_origin():
     sent = []
 
