@@ -18,6 +18,12 @@ final class TimeLimit {
         return thread;
     });
 
+    static {
+        CLOCK.setRemoveOnCancelPolicy(true);
+        CLOCK.setKeepAliveTime(1, TimeUnit.SECONDS); // a program that its container starts anew leaves none behind
+        CLOCK.allowCoreThreadTimeOut(true);
+    }
+
     private final Thread worker = Thread.currentThread();
     private final Connection connection;
     private boolean isEnded;
@@ -51,7 +57,6 @@ final class TimeLimit {
             return;
         }
         TimeLimit time = new TimeLimit(connection);
-        CLOCK.setRemoveOnCancelPolicy(true);
         var alarm = CLOCK.schedule(time::ring, limit.toMillis(), TimeUnit.MILLISECONDS);
         Throwable thrown = null;
         try {
