@@ -18,7 +18,7 @@ import java.lang.annotation.Target;
  * {@link org.example.idempotency.IdempotencyException.InProgress}. As with all proxies of Spring, a
  * call from within the same object does not pass through it, and a context with such a method that is private, static or final does
  * not start. The method returns its result, and no
- * future or publisher of it. An argument or a result whose class has no property is refused, as its
+ * future or publisher of it, nor what its caller says, as {@code <T> T} does. An argument or a result whose class has no property is refused, as its
  * JSON would say nothing. A result that cannot be written as JSON, or read from it, rolls the
  * transaction back; with a lease the operation ends, as the work has taken effect, and each call
  * throws. The annotation may stand on the method of an interface.

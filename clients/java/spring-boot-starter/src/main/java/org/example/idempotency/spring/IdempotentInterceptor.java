@@ -2,6 +2,7 @@ package org.example.idempotency.spring;
 
 import java.lang.reflect.Method;
 import java.lang.reflect.Type;
+import java.lang.reflect.TypeVariable;
 import java.util.Set;
 import java.util.concurrent.Future;
 import java.util.function.Supplier;
@@ -58,6 +59,7 @@ final class IdempotentInterceptor implements MethodInterceptor {
         for (Class<?> parameter : method.getParameterTypes()) {
             refuseAsynchronous(method, parameter);
         }
+        refuseChosen(method);
         TransactionAttribute attribute = annotation.lease() ? null : TRANSACTIONAL.getTransactionAttribute(method, type);
         refuseAnotherTransaction(method, attribute);
         Call call = Call.of(keyOf(invocation, method, annotation))
@@ -118,6 +120,13 @@ final class IdempotentInterceptor implements MethodInterceptor {
         if (Future.class.isAssignableFrom(type) || ReactiveAdapterRegistry.getSharedInstance().getAdapter(type) != null
                 || type.getName().equals("kotlin.coroutines.Continuation")) { // an argument of what may suspend
             throw new IllegalStateException("a method that is @Idempotent returns its result, and no " + type.getName() + ": " + method);
+        }
+    }
+
+    /** The caller says what T is. What is read from the result's JSON may be of another class. */
+    private static void refuseChosen(Method method) {
+        if (method.getGenericReturnType() instanceof TypeVariable<?> chosen && chosen.getGenericDeclaration().equals(method)) {
+            throw new IllegalStateException("a method that is @Idempotent has a result of one type, and returns no " + chosen + ": " + method);
         }
     }
 

@@ -115,6 +115,11 @@ class IdempotentTest {
             return new Ticket(key);
         }
 
+        @Idempotent(name = "any", key = "#key")
+        public <T extends Named> T any(String key) {
+            throw new AssertionError("the method has run");
+        }
+
         @Idempotent(name = "names later", key = "#key", lease = true)
         public Named namesLater(String key) {
             return names(key);
@@ -216,6 +221,12 @@ class IdempotentTest {
         assertThrows(IllegalStateException.class, () -> tickets.names(key));
         assertTrue(assertThrows(IllegalStateException.class, () -> tickets.hides(key, true)).getMessage().contains("CompletableFuture"));
         assertEquals(0, effects());
+    }
+
+    /** What is read from its JSON may be of another class. */
+    @Test
+    void aResultWhoseTypeTheCallerChoosesIsRefused() {
+        assertTrue(assertThrows(IllegalStateException.class, () -> tickets.<Ticket>any(key)).getMessage().contains("returns no T"));
     }
 
     /** Not each record with that code is one whose result could not be stored. */
