@@ -35,7 +35,7 @@ from pg_idempotency import (AsyncIdempotency, Completion, Declined, Done, Forbid
 from pg_idempotency.http import Core, Options, Reply, Request, Store, current
 from pg_idempotency.http.asgi import IdempotencyMiddleware as AsgiMiddleware, route_template, send_reply as asgi_send_reply
 from pg_idempotency.http.core import Admitted, Exchange, NotStored, Served, kept_headers, stored_reply
-from pg_idempotency.http.django import IdempotencyMiddleware as DjangoMiddleware, route_template as django_template
+from pg_idempotency.http.django import IdempotencyMiddleware as DjangoMiddleware, http_response, route_template as django_template
 from pg_idempotency.http.key import BadKey, read_key
 from pg_idempotency.http.problem import document, problem_of, whole_seconds
 from pg_idempotency.http import wsgi as on_wsgi
@@ -436,6 +436,12 @@ def test_django_answers_as_its_view():
     request = RequestFactory().post("/raises", HTTP_IDEMPOTENCY_KEY="k", HTTP_X_TENANT="t")
     answers = [DjangoMiddleware(lambda request: view)(request) for view in given]
     assert [(one.status_code, "Content-Type" in one, one.content) for one in answers] == [(503, False, b""), (503, False, b"ab")]
+
+
+def test_django_replays_a_header_that_is_there_twice():
+    """As of a record of Flask or Starlette: a response of Django has a header once."""
+    response = http_response(Reply(200, [("Link", "<a>"), ("Link", "<b>"), ("X-Part", "1")], b""))
+    assert (response["Link"], response["X-Part"]) == ("<a>, <b>", "1")
 
 
 def test_django_leaves_other_requests_alone():

@@ -140,6 +140,6 @@ def http_response(reply: Reply) -> Any:
     for name, value in reply.headers:
         if name.lower() == "set-cookie":
             response.cookies.load(value)
-        else:
-            response[name] = value
+        else:       # a record of another framework may have a header twice
+            response[name] = f"{response[name]}, {value}" if name in response else value
     return response
