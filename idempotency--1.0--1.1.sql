@@ -913,7 +913,7 @@ BEGIN
 		UNION ALL
 		SELECT format('REVOKE ALL ON %s %s FROM %s', kind, name,
 			CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END)
-		FROM made, aclexplode(rights) a WHERE a.grantee <> owner
+		FROM made, aclexplode(rights) a WHERE a.grantee <> owner AND a.grantee IS DISTINCT FROM keeper
 		ORDER BY 1
 	LOOP
 		EXECUTE command;

@@ -218,7 +218,8 @@ for my $version (grep { $_ ne $default } scripts($tree))
 	$node->safe_psql('postgres', "CREATE ROLE $kept SUPERUSER; CREATE DATABASE $kept");
 	$node->safe_psql($kept, "SET ROLE $kept; CREATE EXTENSION idempotency VERSION '$version'; RESET ROLE; GRANT CREATE ON SCHEMA public TO $kept");
 	$node->safe_psql('postgres', "ALTER ROLE $kept NOSUPERUSER");
-	$node->safe_psql($kept, "CREATE FUNCTION idem_progress() RETURNS int LANGUAGE sql RETURN 1; ALTER EXTENSION idempotency UPDATE TO '$default'");
+	$node->safe_psql($kept, "ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO $kept; ALTER DEFAULT PRIVILEGES GRANT ALL ON FUNCTIONS TO $kept;
+		CREATE FUNCTION idem_progress() RETURNS int LANGUAGE sql RETURN 1; ALTER EXTENSION idempotency UPDATE TO '$default'");
 	is($node->safe_psql($kept, q{SELECT string_agg(DISTINCT coalesce(c.relowner, p.proowner)::regrole::text, ' ') FROM pg_extension e
 		JOIN pg_depend d ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid AND d.deptype = 'e'
 		LEFT JOIN pg_class c ON d.classid = 'pg_class'::regclass AND c.oid = d.objid
