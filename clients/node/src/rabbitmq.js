@@ -31,7 +31,8 @@ export class RabbitConsumer {
   #stopped
 
   /**
-   * Makes the queues, and begins to consume, on a channel of its own. If it fails, it leaves no channel.
+   * Makes the queues, and begins to consume, on a channel of its own. If it fails, it leaves no channel. Where the broker ends the channel
+   * or the consumer later, `onError` gets the error without a message, and no message comes any more: start anew.
    * @param {{createConfirmChannel: () => PromiseLike<unknown>}} connection of amqplib
    * @param {ConsumerOptions} options `delays` name the queues; "again" takes the first that is long enough, or the last
    * @returns {Promise<RabbitConsumer>}

@@ -155,7 +155,7 @@ test('rabbitmq: what the queues are made with; a channel that fails, and a consu
   const told = []
   const rabbit = fakeRabbit({ cancel: async (tag) => told.push(tag), close: async () => told.push('closed') })
   const consumer = await RabbitConsumer.start(rabbit.connection, {
-    idempotency, queue: 'q', deliveryLimit: 7, prefetch: 3, delays: [5], handle: async () => {}, onError: ({ message }) => told.push(message) })
+    idempotency, queue: 'q', deliveryLimit: 7, prefetch: 3, delays: [5], handle: async () => {}, onError: ({ message: error }, message) => told.push(error, message) })
   const moves = (queue) => ({
     'x-queue-type': 'quorum', 'x-dead-letter-exchange': '', 'x-dead-letter-routing-key': queue, 'x-dead-letter-strategy': 'at-least-once',
     'x-overflow': 'reject-publish' })
@@ -167,7 +167,7 @@ test('rabbitmq: what the queues are made with; a channel that fails, and a consu
   rabbit.fail(new Error('failed'))
   rabbit.deliver(null)
   await consumer.stop()
-  assert.deepEqual(told, ['failed', 'the broker has ended the consumer', 'tag', 'closed'])
+  assert.deepEqual(told, ['failed', undefined, 'the broker has ended the consumer', undefined, 'tag', 'closed'])
 })
 
 test('rabbitmq: a stop waits for what is under way, though the connection is gone; a second one is the first', async (t) => {

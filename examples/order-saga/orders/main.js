@@ -21,7 +21,12 @@ async function consume() {
   const closed = once(connection, 'close')
   connection.on('error', () => {})
   await RabbitConsumer.start(connection, {
-    idempotency, queue: 'orders', tries: 10_000, delays: [1000], onError: (error) => console.error(error.message),
+    idempotency, queue: 'orders', tries: 10_000, delays: [1000],
+    onError: (error, message) => {
+      console.error(error.message)
+      // The broker has ended the consumer.
+      if (!message) connection.close().catch(() => {})
+    },
     handle: ({ properties: { messageId, type }, content }) => {
       const document = JSON.parse(content)
       return idempotency.transaction(messageId, document, (tx) => saga.hear(tx, document, type))
