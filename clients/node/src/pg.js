@@ -34,6 +34,7 @@ export function pgSource(given) {
   const pool = /** @type {any} */ (given)
   // An idle connection that ends is an event "error"; without a listener it ends the process.
   if (pool.listenerCount('error') === 0) pool.on('error', () => {})
+  if (!pool.listeners('acquire').includes(watch)) pool.on('acquire', watch)
   return {
     async acquire() {
       const client = await pool.connect().catch((error) => { throw unavailable(pool, error) })
@@ -54,19 +55,31 @@ function unavailable(pool, error) {
   return new ConnectionLost('no connection to the server', { cause: error })
 }
 
+/** @type {WeakSet<object>} */
+const LOST = new WeakSet()
+
+// An "error" of a client that nobody listens to ends the process. It may come in one packet with the answer that makes the client free,
+// and so before who awaits the client can listen.
+function watch(client) {
+  if (!client.listeners('error').includes(note)) client.on('error', note)
+}
+
+/** @this {object} a client whose connection has ended */
+function note() {
+  LOST.add(this)
+}
+
 /** @implements {Connection} */
 class PgConnection {
   #client
   #closed = false
-  #lost = false
   #ended = false
   /** @type {Promise<unknown> | undefined} */
   #cancelled
-  #onError = () => { this.#lost = true }
 
   constructor(client) {
     this.#client = client
-    client.on('error', this.#onError)
+    watch(client)
     this.tx = this.#guarded()
   }
 
@@ -89,13 +102,8 @@ class PgConnection {
   close(broken) {
     if (this.#closed) return
     this.#closed = true
-    if (this.#cancelled) this.#cancelled.then(() => this.#release(broken))
-    else this.#release(broken)
-  }
-
-  #release(broken) {
-    this.#client.release(broken)
-    this.#client.off('error', this.#onError)
+    if (this.#cancelled) this.#cancelled.then(() => this.#client.release(broken))
+    else this.#client.release(broken)
   }
 
   #sendPipeline(statements) {
@@ -115,7 +123,7 @@ class PgConnection {
   }
 
   named(error) {
-    if (sqlstate(error) || !this.#lost) return error
+    if (sqlstate(error) || !LOST.has(this.#client)) return error
     return new ConnectionLost('the connection was lost', { cause: error })
   }
 

@@ -1,5 +1,6 @@
 // transaction(): what commits together, what is replayed, and what is repeated.
 import assert from 'node:assert/strict'
+import net from 'node:net'
 import { test } from 'node:test'
 import { setImmediate as turn } from 'node:timers/promises'
 import { inspect, promisify } from 'node:util'
@@ -8,7 +9,7 @@ import pg from 'pg'
 import * as all from 'pg-idempotency'
 import { BadArgument, CommitRolledBack, Completion, Declined, FakeClock, Idempotency, KeyReused, NotDone, settle } from 'pg-idempotency'
 import { ServiceMistake } from '../src/errors.js'
-import { deferred, effect, effects, idempotencyFor, newKey, poolFor, stored } from './support.js'
+import { deferred, effect, effects, idempotencyFor, newKey, poolFor, portOf, stored } from './support.js'
 import { Proxy } from './proxy.js'
 
 test('work runs once, and a repeat gets the same answer', async (t) => {
@@ -280,6 +281,28 @@ for (const [what, end] of [
     assert.equal(await effects(poolFor(t), key), 1)
   })
 }
+
+// The pool has taken its own listener off by then, and who awaits the client has not come yet.
+test('a session that ends with the packet in which it is ready is repeated, and ends no process', async (t) => {
+  const message = (kind, body) => {
+    const head = Buffer.alloc(5)
+    head.write(kind)
+    head.writeInt32BE(body.length + 4, 1)
+    return Buffer.concat([head, Buffer.from(body)])
+  }
+  let connections = 0
+  const server = net.createServer((socket) => {
+    socket.on('error', () => {})
+    if (++connections > 1) return socket.pipe(net.connect(`${process.env.PGHOST}/.s.PGSQL.${process.env.PGPORT}`)).pipe(socket)
+    socket.once('data', () => socket.end(Buffer.concat([
+      message('R', '\0\0\0\0'), message('Z', 'I'), message('E', 'SFATAL\0C57P01\0Mended\0\0')])))
+  }).listen()
+  server.closeAllConnections = () => {}
+  const { idempotency, pool } = idempotencyFor(t, {}, { host: '127.0.0.1', port: await portOf(t, server), ssl: false })
+  const key = newKey()
+  assert.equal((await idempotency.transaction(key, null, (tx) => effect(tx, key).then(() => 'done'))).payload, 'done')
+  assert.equal(await effects(pool, key), 1)
+})
 
 test('the session of a lost connection is waited for', async (t) => {
   const proxy = await Proxy.forTest(t)
