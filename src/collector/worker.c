@@ -16,6 +16,7 @@
 #include "postgres.h"
 
 #include "access/xact.h"
+#include "commands/dbcommands.h"
 #include "commands/extension.h"
 #include "miscadmin.h"
 #include "pgstat.h"
@@ -26,6 +27,8 @@
 #include "tcop/tcopprot.h"
 #include "utils/guc.h"
 #include "utils/guc_tables.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
 #include "utils/snapmgr.h"
 
 #include "base/compat.h"
@@ -58,6 +61,31 @@ static emit_log_hook_type previous_log_hook = NULL;
 
 PGDLLEXPORT void idempotency_worker_main(Datum arg);
 
+/* ---- what a message says ---- */
+
+static char *name_of_database = NULL;
+
+/* While an error is reported, catalogs cannot be read. */
+static void
+remember_name_of_database(void)
+{
+	char	   *name;
+
+	if (name_of_database != NULL)
+		return;
+	name = get_database_name(MyDatabaseId);
+	if (name != NULL)
+		name_of_database = MemoryContextStrdup(TopMemoryContext, name);
+}
+
+/* By default the server's log does not show in which database a worker is. */
+static void
+say_which_database(void *arg)
+{
+	if (name_of_database != NULL)
+		errcontext("idempotency collector in database \"%s\"", name_of_database);
+}
+
 /* ---- what it does ---- */
 
 /* what one transaction is for */
@@ -79,6 +107,7 @@ work_once(Work work, Sweep *sweep)
 	SetCurrentStatementStartTimestamp();
 	StartTransactionCommand();
 	PushActiveSnapshot(GetTransactionSnapshot());
+	remember_name_of_database();
 	pgstat_report_activity(STATE_RUNNING, "collecting expired operations");
 	catalog = catalog_open_if_free(RowExclusiveLock);
 	if (catalog != NULL)
@@ -273,6 +302,7 @@ void
 idempotency_worker_main(Datum arg)
 {
 	Visit		visit;
+	ErrorContextCallback context = {.previous = error_context_stack,.callback = say_which_database};
 
 	memcpy(&visit, MyBgworkerEntry->bgw_extra, sizeof(Visit));
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
@@ -286,6 +316,7 @@ idempotency_worker_main(Datum arg)
 	BackgroundWorkerInitializeConnectionByOid(visit.database, InvalidOid, 0);
 	pgstat_report_appname("idempotency collector");
 	ignore_settings_of_database();
+	error_context_stack = &context;
 	visit_report(&visit, sweep_for_a_while());
 	proc_exit(0);
 }

@@ -255,6 +255,8 @@ is_collected('collected: while another database fails', $node, 'other', $weird);
 rounds_pass($node, 12, 'postgres');
 my $failures = count_in_log($node, qr/ERROR:  not this one/, $before_failures);
 cmp_ok($failures, '>=', 2, 'a sweep that fails is tried again');
+like(slurp_file($node->logfile, $before_failures), qr/ERROR:  not this one\n.*CONTEXT: .*\n(?:\t.*\n)*\tidempotency collector in database "excluded"$/m,
+	'the log says in which database');
 cmp_ok($failures, '<=', 2 + log(time - $since) / log(2), 'but later and later');
 $node->safe_psql('excluded', 'DROP TRIGGER refuse ON idempotency_store');
 is_collected('collected: when it fails no more', $node, 'excluded');
