@@ -7,7 +7,7 @@ use Idempotency;
 
 my $publisher = new_node('publisher', allows_streaming => 'logical');
 my $subscriber = new_node('subscriber');
-my $tables = 'idempotency_store, idempotency_stream, idempotency_scope';
+my ($tables) = slurp_file(dirname(__FILE__) . '/../../docs/operating.md') =~ /^CREATE PUBLICATION operations FOR TABLE (.*?);/m or die 'which tables to publish';
 my $session = session($subscriber);
 my $connection = $publisher->connstr('postgres') =~ s{'}{''}gr;
 my $fence;
@@ -41,7 +41,9 @@ BEGIN;
 SELECT idem_begin('after');
 SELECT idem_complete('after', '"done"');
 SELECT idem_advance('stream', 8);
+SELECT idem_fail(idem_begin('failed'));
 COMMIT;
+SELECT idem_forget_failed('', 'ticket 1');
 SELECT idem_claim_scope('late', 'teller'), idem_set_policy('late', retention => '7 days');
 SQL
 $publisher->wait_for_catchup('all_of_it');
@@ -49,6 +51,7 @@ $publisher->wait_for_catchup('all_of_it');
 is($subscriber->safe_psql('postgres', q{SELECT outcome, response_payload FROM idem_lookup('after')}), 'COMPLETED|"done"', 'a record that was replicated');
 is($subscriber->safe_psql('postgres', q{SELECT outcome FROM idem_begin('leased', lease => '1 hour')}), 'IN_PROGRESS', 'and a lease');
 is($subscriber->safe_psql('postgres', q{SELECT idem_advance('stream', 8), idem_advance('stream', 9)}), 'f|t', 'and a mark');
+is($subscriber->safe_psql('postgres', 'SELECT reason FROM idempotency_forgotten'), 'ticket 1', 'and who has forgotten failures');
 {
 	my $refused = eval { ask($session, q{SELECT idem_lookup('k', 'late')}); 1 } ? '' : $@;
 
