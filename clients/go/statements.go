@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/hex"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -57,7 +58,7 @@ func limitLost(call *call) []Statement {
 	if call.maxLost == 0 {
 		return nil
 	}
-	return []Statement{{SQL: fmt.Sprintf("SET LOCAL idempotency.max_lost_attempts = %d", max(call.maxLost, 0))}}
+	return []Statement{{SQL: "SET LOCAL idempotency.max_lost_attempts = " + countOf(call.maxLost)}}
 }
 
 // endOf has the arguments that complete and fail share.
@@ -130,11 +131,14 @@ func numberOrNull(number int64) *string {
 	return textOf(strconv.FormatInt(number, 10))
 }
 
+// countOf is a limit as the server takes it: below 0 there is none, and so there is above what it takes.
+func countOf(limit int) string { return strconv.Itoa(min(max(limit, 0), math.MaxInt32)) }
+
 func maxAttemptsOf(attempts int) *string {
-	if attempts < 0 {
-		return textOf("0")
+	if attempts == 0 {
+		return nil
 	}
-	return numberOrNull(int64(attempts))
+	return textOf(countOf(attempts))
 }
 
 func intervalOf(d time.Duration) *string {

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -438,6 +439,8 @@ func testMaxAttempts[Tx any](t *testing.T, b backend[Tx]) {
 	first, err := client.Transaction(background, key, nil, decline, idempotency.WithMaxAttempts(-1))
 	must(t, err)
 	same(t, "retry after", *first.RetryAfter, 0)
+	_, err = client.Transaction(background, newKey(), nil, decline, idempotency.WithMaxAttempts(math.MaxInt))
+	must(t, err)
 	undone := errors.New("undone")
 	wantError(t, client.Run(background, func(ctx context.Context, tx Tx) error {
 		operations, err := client.BeginMany(ctx, tx, []string{key}, nil, idempotency.WithMaxAttempts(1))
@@ -462,13 +465,15 @@ func testMaxLostAttempts[Tx any](t *testing.T, b backend[Tx]) {
 			t.Fatalf("not the work's error: %v", err)
 		}
 	}
-	if _, err := client.Transaction(background, key, nil, breaks, idempotency.WithMaxLostAttempts(-1)); !errors.Is(err, planned) {
-		t.Fatalf("there is a limit: %v", err)
+	for _, none := range []int{-1, math.MaxInt} {
+		if _, err := client.Transaction(background, key, nil, breaks, idempotency.WithMaxLostAttempts(none)); !errors.Is(err, planned) {
+			t.Fatalf("there is a limit: %v", err)
+		}
 	}
 	result, err := client.Transaction(background, key, nil, breaks, limit)
 	must(t, err)
 	same(t, "outcome", result.Outcome, idempotency.Failed)
-	same(t, "payload", string(result.Payload), `{"reason": "attempts lost", "lost_attempts": 3}`)
+	same(t, "payload", string(result.Payload), `{"reason": "attempts lost", "lost_attempts": 4}`)
 	same(t, "stored", value(t, "SELECT status FROM idempotency_store WHERE idempotency_key = $1", key), "FAILED")
 }
 
