@@ -2,7 +2,7 @@
 import { BadArgument, ended, translated, translatedBegin } from './errors.js'
 import { isLost, retrying } from './retry.js'
 import { BEGIN, isText, toOperation } from './sql.js'
-import { commit, inTransaction } from './transaction.js'
+import { commit, inTransaction, tellAcquired } from './transaction.js'
 
 // Their connection is somebody else's.
 const over = new WeakSet()
@@ -47,7 +47,10 @@ export class Batch {
     known.add(this)
     const [{ rows }] = await this.#send(scope, this.#settings.sql.beginMany({ keys, requests, scope, requestHashes, maxAttempts }), translatedBegin)
     const operations = rows.map(toOperation)
-    for (const operation of operations) this.#settings.emit(EVENTS[operation.outcome], operation)
+    for (const operation of operations) {
+      if (operation.outcome === 'ACQUIRED') tellAcquired(this.#settings, operation)
+      else this.#settings.emit(EVENTS[operation.outcome], operation)
+    }
     return operations
   }
 
@@ -75,9 +78,7 @@ export class Batch {
   }
 }
 
-const EVENTS = {
-  ACQUIRED: 'acquired', IN_PROGRESS: 'inProgress', COMPLETED: 'replayed', FAILED: 'replayed', MISMATCH: 'mismatch',
-}
+const EVENTS = { IN_PROGRESS: 'inProgress', COMPLETED: 'replayed', FAILED: 'replayed', MISMATCH: 'mismatch' }
 
 /**
  * @template T

@@ -9,7 +9,7 @@ import { checkMilliseconds, isResponse, toInterval, toResponse } from './respons
 import { answered, completed, failed } from './result.js'
 import { retrying } from './retry.js'
 import { BEGIN, RELEASE, SAVEPOINT, toOperation } from './sql.js'
-import { begin, commit, inTransaction, onConnection, sendWithin, waiting } from './transaction.js'
+import { begin, commit, inTransaction, onConnection, sendWithin, tellAcquired, waiting } from './transaction.js'
 
 /**
  * Returned by leased work: a response, and writes that commit together with it.
@@ -67,8 +67,7 @@ export const Reconciled = Object.freeze({
 export async function lease(settings, call, work) {
   const { operation, begun } = await waiting(settings, call, (now) => acquireNow(settings, now))
   if (operation.outcome !== 'ACQUIRED') return known(settings, operation)
-  settings.emit('acquired', operation)
-  if (operation.takenOver) settings.emit('takenOver', operation)
+  tellAcquired(settings, operation)
   const heartbeat = new Heartbeat(settings, operation, call.lease, begun)
   let done
   try {

@@ -65,9 +65,19 @@ export async function milliseconds(settings, call, name = 'wait') {
   return Number(read)
 }
 
+/**
+ * Calls the hooks of an operation that is to run.
+ * @param {import('./index.js').Settings} settings
+ * @param {import('./sql.js').Operation} operation
+ */
+export function tellAcquired(settings, operation) {
+  settings.emit('acquired', operation)
+  if (operation.takenOver) settings.emit('takenOver', operation)
+}
+
 async function run(settings, call, connection, operation, work) {
   const { sql } = settings
-  settings.emit('acquired', operation)
+  tellAcquired(settings, operation)
   let response
   try {
     response = toResponse(await work(connection.tx, operation))

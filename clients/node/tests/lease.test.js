@@ -269,6 +269,24 @@ test('a note of progress goes to the next owner, and to nobody who lost the leas
   assert.deepEqual([result.payload, (await idempotency.lease(key, null, () => assert.fail('ran'))).payload], ['sent', 'sent'])
 })
 
+test('the hook takenOver is told where a transaction or a batch goes on after a lease', async (t) => {
+  const events = []
+  const note = ({ event }) => events.push(event)
+  const { pool, idempotency } = idempotencyFor(t, { hooks: { acquired: note, takenOver: note } })
+  const keys = [newKey(), newKey()]
+  for (const key of keys) {
+    await assert.rejects(idempotency.lease(key, null, () => { throw new TypeError('socket hang up') }), TypeError)
+    await expire(pool, key)
+  }
+  events.length = 0
+  await idempotency.transaction(keys[0], null, () => 1)
+  await idempotency.batch(async (batch) => {
+    await batch.beginMany([keys[1]])
+    await batch.completeMany([keys[1]])
+  })
+  assert.deepEqual(events, ['acquired', 'takenOver', 'acquired', 'takenOver'])
+})
+
 test('a note whose answer is lost is stored once more', async (t) => {
   const proxy = await Proxy.forTest(t)
   const { pool } = idempotencyFor(t)
