@@ -3,6 +3,7 @@ package org.example.idempotency;
 import java.sql.Connection;
 import java.sql.SQLException;
 import java.time.Duration;
+import java.util.concurrent.CancellationException;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.TimeUnit;
 import java.util.function.Function;
@@ -123,7 +124,7 @@ public final class Idempotency {
      * @param finder is asked in place of the work, where an earlier attempt's lease ran out
      * @return as of {@link #transaction}
      * @throws X what the work has thrown: the lease runs out, and the next attempt takes over
-     * @throws IdempotencyException as of {@link #transaction}, and LeaseLost, Unknown, NotDone
+     * @throws IdempotencyException as of {@link #transaction}, and LeaseLost, Unknown, Unstorable, NotDone
      */
     public <X extends Exception> Result lease(Call call, LeasedWork<X> work, Reconciled.Finder finder) throws X {
         transactions.requireNone();
@@ -371,8 +372,8 @@ public final class Idempotency {
 
     /**
      * Makes attempts until one does not fail with 40001, 40P01 or a lost connection. Of a connection
-     * that was dead when it came from the pool nothing was asked, so it is no attempt. NotDone is never
-     * repeated, whatever its cause is.
+     * that was dead when it came from the pool nothing was asked, so it is no attempt. NotDone and a
+     * CancellationException are never repeated, whatever their cause is.
      */
     <T, X extends Exception> T repeat(Call call, Attempt<T, X> attempt) throws X {
         return repeat(call, error -> false, attempt);
@@ -385,7 +386,8 @@ public final class Idempotency {
             try {
                 return attempt.run(afterLoss);
             } catch (Exception error) {
-                if (error instanceof IdempotencyException.NotDone || !IdempotencyException.isTransient(error) || isLast.test(error)) {
+                if (error instanceof IdempotencyException.NotDone || error instanceof CancellationException
+                        || !IdempotencyException.isTransient(error) || isLast.test(error)) {
                     throw error;
                 }
                 afterLoss |= !IdempotencyException.isConflict(IdempotencyException.sqlState(error));

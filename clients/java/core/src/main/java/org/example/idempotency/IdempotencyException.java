@@ -156,7 +156,10 @@ public abstract sealed class IdempotencyException extends RuntimeException {
         }
     }
 
-    /** Thrown by leased work, or its writes: nothing has happened outside of the database. */
+    /**
+     * Thrown by leased work, or its writes: nothing has happened outside of the database. Thrown in a transaction: it is rolled back,
+     * and is no lost attempt.
+     */
     public static final class NotDone extends IdempotencyException {
         /**
          * Says that nothing was done.

@@ -12,6 +12,7 @@ import java.time.Duration;
 import java.util.Arrays;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.CancellationException;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
@@ -268,6 +269,18 @@ class TransactionTest extends OnServer {
         })));
         assertEquals(1, runs.get());
         assertEquals(0, effects());
+    }
+
+    @Test
+    void aCancellationIsNotRepeatedWhateverItsCauseIs() {
+        var cancelled = new CancellationException("nobody waits");
+        cancelled.initCause(new SQLException("why", "40001"));
+        AtomicInteger runs = new AtomicInteger();
+        assertSame(cancelled, assertThrows(CancellationException.class, () -> once.transaction(Call.of(key), (connection, operation) -> {
+            runs.incrementAndGet();
+            throw cancelled;
+        })));
+        assertEquals(1, runs.get());
     }
 
     @ParameterizedTest
