@@ -135,8 +135,8 @@ export class Idempotency {
    *   any other error rolls back and stores nothing, and but for NotDone it is a lost attempt
    * @param {TransactionOptions} [options]
    * @returns {Promise<import('./result.js').Result>}
-   * @throws BadArgument, Forbidden, KeyReused, TooLarge, CommitRolledBack, what work threw, or after the last repeat the last
-   *   error
+   * @throws BadArgument, Forbidden, KeyReused, TooLarge, NotReady, NotOwned, CommitRolledBack, what work threw, or after the last repeat
+   *   the last error
    */
   async transaction(key, request, work, options = {}) {
     return transaction(this.#settings, this.#call(key, request, options), work)

@@ -15,8 +15,8 @@ import { isText } from './sql.js'
  * @typedef {{content: Text[], structuredContent: Record<string, unknown>, isError: boolean, _meta: Record<string, unknown>,
  *   [name: string]: unknown}} ToolAnswer
  */
-/** @typedef {Omit<import('./index.js').CallOptions, 'scope' | 'requestHash'>} ToolOptions */
-/** @typedef {ToolOptions & {lease?: import('./index.js').Duration, reconcile?: import('./lease.js').Reconcile}} LeasedToolOptions */
+/** @typedef {Omit<import('./index.js').TransactionOptions, 'scope' | 'requestHash'>} ToolOptions */
+/** @typedef {Omit<import('./index.js').LeaseOptions, 'scope' | 'requestHash'>} LeasedToolOptions */
 
 const MESSAGES = {
   FAILED: 'The operation has failed.',
