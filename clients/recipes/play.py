@@ -187,6 +187,22 @@ def play_rollback(stage):
     stage.expect_new("after a COMMIT that answered ROLLBACK", "undone", "undone")
 
 
+def play_lost_attempts(stage):
+    """A begin that ends the operation by itself stores no code, and is committed: see idem_lost_attempts."""
+    stage.database.execute("SELECT idem_set_policy(%s, max_lost_attempts => 1)", (SCOPE,))
+    with psycopg.connect("") as poisoned:
+        poisoned.execute("SELECT idem_begin(%s, scope => %s)", ("poison", SCOPE))
+        poisoned.rollback()
+    stage.account("poison")
+    try:
+        answer = stage.program.pay("poison", "poison", 30)
+    finally:
+        stage.database.execute("SELECT idem_set_policy(%s)", (SCOPE,))
+    stage.check("attempts that were lost", answer, ("422", "replay", {"reason": "attempts lost", "lost_attempts": 1}))
+    stage.check("that end is committed",
+                stage.scalar("SELECT count(*) FROM idempotency_store WHERE idempotency_key = 'poison' AND status = 'FAILED'"), 1)
+
+
 def play_log(stage):
     """The server logs each statement, without its parameters: docs/security.md, "Logs"."""
     with open(os.environ["IDEM_LOG"], encoding="utf-8", errors="replace") as log:
@@ -203,7 +219,8 @@ def play_end(stage):
     stage.check("the program ends", stage.program.end(), 0)
 
 
-SCENES = (play_answers, play_in_progress, play_retries, play_lost_connections, play_rollback, play_log, play_end)
+SCENES = (play_answers, play_in_progress, play_retries, play_lost_connections, play_rollback, play_lost_attempts, play_log,
+          play_end)
 
 
 def play(directory, path, proxy, verdict):
