@@ -6,7 +6,7 @@ import { commit, inTransaction, tellAcquired } from './transaction.js'
 
 // Their connection is somebody else's.
 const over = new WeakSet()
-// They have begun something, which tells a repeat whether the one before has committed.
+// They have acquired something, which tells a repeat whether the one before has committed.
 const known = new WeakSet()
 
 /**
@@ -44,12 +44,15 @@ export class Batch {
    * @throws BadArgument, Forbidden
    */
   async beginMany(keys, requests, { scope = this.#scope, requestHashes, maxAttempts } = {}) {
-    known.add(this)
     const [{ rows }] = await this.#send(scope, this.#settings.sql.beginMany({ keys, requests, scope, requestHashes, maxAttempts }), translatedBegin)
     const operations = rows.map(toOperation)
     for (const operation of operations) {
-      if (operation.outcome === 'ACQUIRED') tellAcquired(this.#settings, operation)
-      else this.#settings.emit(EVENTS[operation.outcome], operation)
+      if (operation.outcome === 'ACQUIRED') {
+        known.add(this)
+        tellAcquired(this.#settings, operation)
+      } else {
+        this.#settings.emit(EVENTS[operation.outcome], operation)
+      }
     }
     return operations
   }

@@ -175,7 +175,7 @@ export class Idempotency {
 
   /**
    * Runs `work` in one transaction in which it begins and completes many operations. Repeated as `transaction` is; but if it
-   * has begun none, not after a COMMIT whose answer was lost: its writes might be made twice.
+   * has acquired none, not after a COMMIT whose answer was lost: its writes might be made twice.
    * @template T
    * @param {(batch: import('./batch.js').Batch<Tx>) => Promise<T>} work
    * @param {{scope?: string}} [options]

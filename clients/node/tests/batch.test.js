@@ -78,6 +78,19 @@ test('a COMMIT whose answer is lost is repeated only where the batch has begun s
   assert.deepEqual(outcomes, ['ACQUIRED', 'COMPLETED', 'ACQUIRED'])
 })
 
+test('a batch that has acquired nothing has nothing that tells of it', async (t) => {
+  const { order, options } = await Proxy.forTest(t)
+  const { pool, idempotency } = idempotencyFor(t, {}, options)
+  const key = newKey()
+  await idempotency.transaction(key, null, () => 1)
+  await order('arm', 'lose')
+  await assert.rejects(idempotency.batch(async (batch) => {
+    await batch.beginMany([key])
+    await effect(batch.tx, key)
+  }), ConnectionLost)
+  assert.equal(await effects(pool, key), 1)
+})
+
 test('a batch that is over begins and completes nothing on a connection that is somebody else\'s', async (t) => {
   const { idempotency } = idempotencyFor(t, {}, { max: 1 })
   const refused = { code: '25P01' }

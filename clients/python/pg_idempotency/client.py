@@ -136,7 +136,7 @@ class Idempotency(Base):
     def run(self, work: Callable[[Any], Any], *, isolation: Optional[str] = None) -> Any:
         """Runs ``work(tx)`` in a transaction without an operation of its own, such as for a batch. Gives what work gives back.
 
-        ``work`` may run more than once: the whole is repeated as in ``transaction``; but if it has begun no operations by
+        ``work`` may run more than once: the whole is repeated as in ``transaction``; but if it has acquired no operations by
         ``begin_many``, not after a COMMIT whose answer was lost: its writes might be made twice. ``isolation``: as there.
         Raises CommitRolledBack, the work's error, the driver's error.
         """

@@ -249,14 +249,14 @@ def take_back(settings: Settings, call: Call, session: Any, operation: Operation
             sql.plain(sql.ROLLBACK_TO), settings.functions.release(call, operation), sql.plain(sql.ROLLBACK)])
 
 
-# Of the transaction of ``plain_transaction`` whose work runs: an element for each ``begin_many``.
-begun: ContextVar[List[sql.Statement]] = ContextVar("pg_idempotency_begun")
+# Of the transaction of ``plain_transaction`` whose work runs: the operations that its ``begin_many`` acquired.
+acquired: ContextVar[List[Operation]] = ContextVar("pg_idempotency_acquired")
 
 
 def plain_transaction(settings: Settings, call: Call, work: Callable[..., Any]) -> Flow:
     """BEGIN, work, COMMIT without an operation of its own, repeated in the same way. Result: what work gave back.
 
-    Where it has begun no operations, nothing tells a repeat whether a COMMIT without an answer has taken effect: that is not
+    Where it has acquired no operations, nothing tells a repeat whether a COMMIT without an answer has taken effect: that is not
     repeated.
     """
     unknown = False
@@ -265,12 +265,12 @@ def plain_transaction(settings: Settings, call: Call, work: Callable[..., Any]) 
         nonlocal unknown
         unknown = False
         yield steps.round_trip(session, [sql.begin_block(call.isolation)])
-        operations: List[sql.Statement] = []
-        token = begun.set(operations)
+        operations: List[Operation] = []
+        token = acquired.set(operations)
         try:
             result = yield steps.call(work, session.handle)
         finally:
-            begun.reset(token)
+            acquired.reset(token)
         unknown = not operations
         yield from committing(session, [])
         return result
@@ -301,11 +301,11 @@ def expiry(settings: Settings, call: Call) -> Flow:
 
 def begin_many(settings: Settings, fetch: Callable[..., Any], tx: Any, statement: sql.Statement) -> Flow:
     """Begins operations in a transaction of the user. Result: an Operation for each."""
-    begun.get([]).append(statement)
     rows = yield from in_transaction(fetch, tx, statement, translate_begin)
     operations = [operation_from_row(row) for row in rows]
     for operation in operations:
         announce_begin(settings, operation)
+    acquired.get([]).extend(operation for operation in operations if operation.outcome == ACQUIRED)
     return operations
 
 

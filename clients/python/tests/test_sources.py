@@ -276,6 +276,24 @@ def test_a_lost_answer_to_the_commit_of_no_operation(case, proxy, key, effects, 
     assert (runs, proxy.hits, effects()) == ([["ACQUIRED"], ["COMPLETED"]] if begins else [None], 1, 1)
 
 
+def test_a_lost_answer_to_the_commit_of_replays(case, proxy, key, effects):
+    """Where all that it began had ended before, nothing tells of it, either."""
+    async def test(idem, on):
+        async def done(tx, operation):
+            pass
+
+        async def work(tx):
+            proxy.arm("lose")
+            await idem.begin_many(tx, [key])
+            await on.insert(tx, key)
+        await idem.transaction(key, None, done)
+        with pytest.raises(Exception) as caught:
+            await idem.run(work)
+        assert is_unreachable(caught.value) or means_lost(sqlstate_of(caught.value))
+    case(test, host=proxy.directory)
+    assert (proxy.hits, effects()) == (1, 1)
+
+
 def test_the_session_of_a_lost_connection_is_waited_for(case, proxy, key, admin, effects):
     """It waits for a lock when its connection ends, so it does not notice that, and still has the key."""
     ended = []
