@@ -341,6 +341,8 @@ for (const [name, start] of Object.entries(TRANSPORTS)) {
     const declined = await transfer(poor, 500)
     assert.deepEqual([declined.structuredContent, declined.isError], [{ reason: 'not enough money' }, true])
     assertReplay(await transfer(poor, 500), declined)
+    const nowhere = await server.client.callTool({ name: 'transfer', arguments: { key: newKey(), to: 'nobody', amount: 10 } })
+    assert.deepEqual([nowhere.structuredContent, nowhere.isError], [{ reason: 'no such account' }, true])
     assert.deepEqual(await balances(), [70, 30])
 
     // Killed while its statement waits for our lock.

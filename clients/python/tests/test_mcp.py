@@ -459,8 +459,8 @@ def test_a_server_that_is_killed(start, program, gateway, admin, key, tmp_path):
     def balances():
         return [row[0] for row in admin.execute("SELECT balance FROM wallet ORDER BY id")]
 
-    async def transfer(client, given, amount):
-        return as_json(await client.call_tool("transfer", {"key": given, "to": "bob", "amount": amount}))
+    async def transfer(client, given, amount, to="bob"):
+        return as_json(await client.call_tool("transfer", {"key": given, "to": to, "amount": amount}))
 
     async def charge(client):
         return as_json(await client.call_tool("charge_card", {"key": charged, "amount": 7}))
@@ -481,6 +481,8 @@ def test_a_server_that_is_killed(start, program, gateway, admin, key, tmp_path):
             poor = await transfer(client, f"{key}-poor", 500)
             assert (poor["structuredContent"], poor["isError"]) == ({"reason": "not enough money"}, True)
             assert await transfer(client, f"{key}-poor", 500) == replay(poor)
+            nowhere = await transfer(client, f"{key}-nowhere", 10, "nobody")
+            assert (nowhere["structuredContent"], nowhere["isError"]) == ({"reason": "no such account"}, True)
             assert balances() == [70, 30]
             # killed while its statement waits for our lock
             with psycopg.connect("") as locker:
