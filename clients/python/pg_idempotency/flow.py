@@ -22,6 +22,7 @@ from .model import (ACQUIRED, FAILED, IN_PROGRESS, MISMATCH, Call, Operation, Re
 from .retry import Retry
 from .steps import Answer, Flow
 
+NO_CONNECTION = "53300"     # of a pool whose connections are all in use, as of a server
 PATIENCE = 5.0      # seconds that a statement beside a transaction is waited for, at least
 
 
@@ -72,7 +73,9 @@ def in_session(body: Callable[[Any], Flow]) -> Flow:
     try:
         session = yield steps.open_session()
     except Exception as error:
-        if is_unreachable(error) and not is_pool_timeout(error):
+        if is_pool_timeout(error):
+            setattr(error, "sqlstate", NO_CONNECTION)      # over HTTP it is a 503, and the same error of a handler is none
+        elif is_unreachable(error):
             raise Again(error, True) from error
         raise
     try:

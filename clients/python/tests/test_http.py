@@ -15,6 +15,7 @@ import kinds        # the settings of Django
 import psycopg
 import psycopg_pool
 import pytest
+import sqlalchemy
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.core.handlers.asgi import ASGIRequest
 from django.core.handlers.wsgi import WSGIRequest
@@ -61,6 +62,17 @@ def test_keys():
 def request(body=b"{}", route="/r", **headers):
     named = [(name.replace("_", "-"), value) for name, value in headers.items()]
     return Request("POST", route, route, [("content-type", "application/json"), *named], body)
+
+
+@pytest.mark.parametrize("error", [psycopg_pool.PoolTimeout, TimeoutError, sqlalchemy.exc.TimeoutError])
+def test_a_pool_without_a_free_connection_is_busy(error):
+    """Pools have no SQLSTATE for it. A time-out of a handler's own is an error like any other."""
+    def connect():
+        raise error("no connection is free")
+
+    with pytest.raises(error) as caught:
+        Idempotency(connect).transaction("k", None, lambda tx, operation: None)
+    assert [problem_of(one).status for one in (caught.value, TimeoutError())] == [503, 500]
 
 
 def test_spellings():
