@@ -93,7 +93,8 @@ class Idempotency(Base):
         ``isolation``: "REPEATABLE READ" or "SERIALIZABLE", else ValueError; None: as the database says. ``work`` gives
         back a JSON value or a Response, and may run more than once: the whole is repeated on 40001, 40P01 and a lost
         connection.
-        Raises KeyReused, BadArgument, Forbidden, TooLarge, NotReady, CommitRolledBack, the work's error, the driver's error.
+        Raises KeyReused, BadArgument, Forbidden, TooLarge, NotReady, CommitRolledBack, the work's error, the driver's error;
+        TypeError or ValueError for a key that is no string and a request that is no JSON.
         """
         call = self.arguments(
             key, request, scope=scope, request_hash=request_hash, wait=wait, max_attempts=max_attempts,
