@@ -13,7 +13,7 @@ import java.time.Duration;
  * @param maxWait how long to wait for another owner; no connection is held meanwhile
  * @param lease how long a lease runs without a heartbeat
  * @param maxAttempts which attempt is the last; below 0: no limit
- * @param maxLostAttempts how many attempts may be lost with their transaction; below 0: no limit
+ * @param maxLostAttempts how many attempts may be lost with their transaction; below 0: no limit. A lease has none
  * @param retention how long the record is kept
  * @param isolation the isolation level, as {@link java.sql.Connection} names it
  */

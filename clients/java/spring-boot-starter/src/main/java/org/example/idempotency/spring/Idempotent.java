@@ -43,7 +43,7 @@ public @interface Idempotent {
     boolean lease() default false;
 
     /**
-     * How many attempts may be lost with their transaction. The next call throws
+     * How many attempts may be lost with their transaction; of a lease none are. The next call throws
      * {@link org.example.idempotency.Declined}, and so do all that follow:
      * {@link org.example.idempotency.Call#withMaxLostAttempts}.
      *
