@@ -325,7 +325,8 @@ test('writes that fail: nothing is written, and the lease stays', async (t) => {
 })
 
 test('writes that end their transaction are NotOwned, and no answer that is not stored', async (t) => {
-  const { pool, idempotency } = idempotencyFor(t)
+  const lost = []
+  const { pool, idempotency } = idempotencyFor(t, { hooks: { leaseLost: (event) => lost.push(event) } })
   for (const ending of ['ROLLBACK', 'ROLLBACK; BEGIN']) {
     const key = newKey()
     const work = () => new Completion(1, async (tx) => {
@@ -337,6 +338,7 @@ test('writes that end their transaction are NotOwned, and no answer that is not 
   }
   const { payload } = await idempotency.lease(newKey(), null, () => new Completion(1, (tx) => tx.query('COMMIT')))
   assert.equal(payload, 1)
+  assert.equal(lost.length, 0)
 })
 
 for (const [what, answer, expected] of [
