@@ -1045,17 +1045,17 @@ DECLARE
 	at text := to_char(stored.updated_at, 'YYYY-MM-DD HH24:MI:SS.US TZ');
 BEGIN
 	IF stored.status IS NULL THEN
-		RETURN 'The attempt has no record: it was released, forgotten or collected.';
+		RETURN 'There is no record: the attempt was released, forgotten or collected, or never begun.';
 	ELSIF stored.status = 'COMPLETED' THEN
 		RETURN format(CASE WHEN same THEN 'The operation was completed at %s.'
-			ELSE 'A later attempt took the operation over, and completed it at %s.' END, at);
+			ELSE 'Another attempt completed the operation at %s.' END, at);
 	ELSIF stored.status = 'FAILED' THEN
 		RETURN format(CASE WHEN same THEN 'The operation failed at %s.'
-			ELSE 'A later attempt took the operation over, or no attempt was left, and the operation failed at %s.' END, at);
+			ELSE 'In another attempt, or because no attempt was left, the operation failed at %s.' END, at);
 	END IF;
 	-- a release writes a lease that is over already
-	RETURN CASE WHEN stored.lease_expires_at <= stored.updated_at THEN 'The attempt was released.'
-		ELSE 'A later attempt took the operation over.' END;
+	RETURN CASE WHEN stored.lease_expires_at <= stored.updated_at THEN 'The last attempt was released.'
+		ELSE 'Another attempt is current.' END;
 END
 $$;
 COMMENT ON FUNCTION idem_how_it_ended(bigint, idempotency_store) IS 'internal: the detail of ID409';
@@ -1099,7 +1099,7 @@ DECLARE
 BEGIN
 	PERFORM FROM idempotency_pending p WHERE p.scope = name_scope AND p.idempotency_key = key;
 	IF FOUND THEN
-		detail := 'A later attempt took the operation over, in this transaction.';
+		detail := 'This transaction has begun another attempt.';
 	ELSE
 		stored := idem_find(key, name_scope, false);
 		IF stored.fence = fence AND stored.status = 'PENDING' OR idem_has_snapshot() THEN

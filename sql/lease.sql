@@ -40,6 +40,13 @@ SELECT raises_why(format(s, :other)) FROM (VALUES ('SELECT idem_complete(''lease
 	('SELECT idem_extend(''lease-2'', ''1 hour'', fence => %s)')) v(s);
 SELECT idem_release('lease-2', fence => :other), answer(idem_begin('lease-2'));
 SELECT raises_why($$SELECT idem_complete('lease-none', fence => 9223372036854775807)$$);
+-- the detail says nothing untrue of a fence that no attempt has had
+SELECT FROM idem_begin('lease-13', lease => '1 hour');
+BEGIN;
+SELECT FROM idem_begin('lease-14');
+SELECT FROM idem_complete('lease-14');
+COMMIT;
+SELECT raises_why(format($$SELECT idem_extend('lease-%s', '1 s', fence => 9223372036854775807)$$, n)) FROM generate_series(13, 14) n;
 
 -- In the transaction that began it no fence is needed.
 BEGIN;

@@ -55,21 +55,21 @@ how_it_ended(int64 fence, const Record *found)
 	const char *at = found ? timestamptz_to_str(found->updated_at) : NULL;
 
 	if (found == NULL)
-		return pstrdup("The attempt has no record: it was released, forgotten or collected.");
+		return pstrdup("There is no record: the attempt was released, forgotten or collected, or never begun.");
 	switch (found->status)
 	{
 		case STATUS_COMPLETED:
 			return psprintf(same ? "The operation was completed at %s." :
-							"A later attempt took the operation over, and completed it at %s.", at);
+							"Another attempt completed the operation at %s.", at);
 		case STATUS_FAILED:
 			return psprintf(same ? "The operation failed at %s." :
-							"A later attempt took the operation over, or no attempt was left, and the operation failed at %s.", at);
+							"In another attempt, or because no attempt was left, the operation failed at %s.", at);
 		case STATUS_PENDING:
 			break;
 	}
 	/* a release writes a lease that is over already */
 	return pstrdup(found->lease_expires_at <= found->updated_at ?
-				   "The attempt was released." : "A later attempt took the operation over.");
+				   "The last attempt was released." : "Another attempt is current.");
 }
 
 static void
@@ -145,7 +145,7 @@ operation_owner_require(const Handle *handle, int64 fence, Record *found)
 	bool		exists;
 
 	if (is_taken_over_here(handle, fence))
-		lease_lost(handle, "A later attempt took the operation over, in this transaction.");
+		lease_lost(handle, "This transaction has begun another attempt.");
 	lock_by_fence(handle);
 	exists = store_find(handle->catalog, handle->name, found);
 	if (!exists || !is_current(found, fence))
