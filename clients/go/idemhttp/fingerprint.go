@@ -28,7 +28,7 @@ func fingerprint(r *http.Request, body []byte, own func(*http.Request, []byte) (
 	isJSON := (mediaType == "application/json" || strings.HasSuffix(mediaType, "+json")) && !isEncoded(r)
 	switch {
 	case len(body) == 0:
-	case isJSON && !json.Valid(body):
+	case isJSON && isBroken(body):
 		return nil, errNotJSON
 	case isJSON && isStorable(body):
 		request["body"] = json.RawMessage(body)
@@ -37,6 +37,12 @@ func fingerprint(r *http.Request, body []byte, own func(*http.Request, []byte) (
 		request["body"] = "sha256:" + hex.EncodeToString(sum[:])
 	}
 	return request, nil
+}
+
+// isBroken knows text that is no JSON. What nests deeper than encoding/json reads may be some.
+func isBroken(text []byte) bool {
+	err := json.Unmarshal(text, &json.RawMessage{})
+	return err != nil && !strings.Contains(err.Error(), "exceeded max depth")
 }
 
 // targetOf is the target as it was sent, also where a router has cut a prefix off. A question

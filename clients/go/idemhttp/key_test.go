@@ -138,6 +138,21 @@ func TestTargets(t *testing.T) {
 	}
 }
 
+// A handler may be able to read what nests deeper than encoding/json, so its bytes count, as in the other languages.
+func TestDeepBodies(t *testing.T) {
+	for _, depth := range []int{201, 10000, 20000} {
+		r := httptest.NewRequest("POST", "/", nil)
+		r.Header.Set("Content-Type", "application/json")
+		print, err := fingerprint(r, []byte(strings.Repeat("[", depth)+strings.Repeat("]", depth)), nil)
+		if err != nil {
+			t.Fatal(depth, err)
+		}
+		if body, isText := print.(map[string]any)["body"].(string); !isText || !strings.HasPrefix(body, "sha256:") {
+			t.Error(depth, print)
+		}
+	}
+}
+
 // A body that is packed counts by its bytes.
 func TestPackedBodies(t *testing.T) {
 	const packed = `"sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"`

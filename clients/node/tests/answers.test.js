@@ -74,6 +74,8 @@ test('a parsed body is compared by its value where it says all', () => {
   assert.equal(comparableParsed('a', 'application/json'), '"a"')
   assert.match(comparableParsed('a', 'text/plain'), hashed)
   assert.match(comparableParsed(JSON.parse('['.repeat(201) + ']'.repeat(201)), 'application/json'), hashed)
+  const tooDeep = JSON.parse('['.repeat(20_000) + ']'.repeat(20_000))
+  assert.throws(() => comparableParsed(tooDeep, 'application/json'), { status: 400 })
   for (const lossy of [2 ** 53, { a: [NaN] }, '\ufffd']) assert.throws(() => comparableParsed(lossy, 'application/json'), /keepBody/)
 })
 
@@ -99,6 +101,15 @@ test('the options of a call, and what the client prefers', async () => {
   // An option that is undefined was not given.
   await request({ transaction }, { wait: undefined, maxWait: undefined, retention: undefined }, { prefer: ['wait=11'] })
   assert.deepEqual(asked, [{ scope: 's POST /do me', wait: 10_000, maxAttempts: undefined }])
+})
+
+test('a target that is a whole address counts by its path and query, as the other packages have it', async () => {
+  const seen = []
+  const transaction = async (key, request) => { seen.push(JSON.parse(request.text).target); return REPLAY }
+  for (const target of ['/a?b=http://c/', 'http://example.org/a?b=1', 'HTTP://[::1]:80//a', 'http://example.org?b=1', 'http://example.org?']) {
+    await request({ transaction }, {}, { target })
+  }
+  assert.deepEqual(seen, ['/a?b=http://c/', '/a?b=1', '//a', '/?b=1', '/'])
 })
 
 test('what becomes of an error of a handler, of a body parser, and of a status that is none', async () => {

@@ -107,9 +107,18 @@ export function comparableParsed(body, type) {
   if (body instanceof Uint8Array) return comparable(body, type)
   if (body === null) return 'null'
   refuseRounded(body)
-  const text = typeof body === 'string' && !isJson(type) ? body : JSON.stringify(body)
+  const text = typeof body === 'string' && !isJson(type) ? body : written(body)
   if (text.includes('\ufffd')) throw unseen()
   return typeof body === 'string' ? comparable(Buffer.from(text), type) : isStorable(text) ? text : hashed(Buffer.from(text))
+}
+
+// V8 writes less deep JSON than it reads.
+function written(body) {
+  try {
+    return JSON.stringify(body)
+  } catch (error) {
+    throw error instanceof RangeError ? unreadable(error) : error
+  }
 }
 
 /** The error of a request that cannot be compared with a repeat. */

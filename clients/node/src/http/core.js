@@ -92,6 +92,8 @@ import { routeScope, scopeOf } from './spelling.js'
 const MEGABYTE = 1024 * 1024
 // A question mark without a query is none, which not all frameworks tell of.
 const EMPTY_QUERY = /(?<=^[^?]*)\?$/
+// A target may be a whole address, as for a proxy.
+const ORIGIN = /^[a-z][a-z0-9+.-]*:\/\/[^/?]*\/?/i
 // A refusal of the moment, which says nothing of the operation: who asks, how often, and when. Nor does it say that a leased handler has
 // done nothing outside before.
 const PASSING = new Set([401, 403, 408, 409, 425, 429])
@@ -373,7 +375,7 @@ export class HttpIdempotency {
     const { fingerprint, maxRequest } = this.#options
     if (Number(exchange.header('content-length')[0] ?? 0) > maxRequest) throw requestTooLarge()
     const { method } = exchange
-    const target = exchange.target.replace(EMPTY_QUERY, '')
+    const target = exchange.target.replace(ORIGIN, '/').replace(EMPTY_QUERY, '')
     if (fingerprint) return new Json(/** @type {string} */ (toJson({ method, target, own: (await fingerprint(exchange.request)) ?? null })))
     const type = mediaType(exchange.header('content-type')[0])
     const body = await exchange.body(type, isEncoded(exchange.header('content-encoding')))
