@@ -15,14 +15,13 @@ type statements struct {
 	begin, complete, fail, release, extend, progress, lookup, beginMany, completeMany string
 }
 
-// Savepoint between begin and work, for Declined; and between an end and its writes.
+// Savepoint between begin and work, for Declined; between an end and its writes; and around a batch.
 const (
 	setSavepoint    = "SAVEPOINT idempotency_work"
 	toSavepoint     = "ROLLBACK TO SAVEPOINT idempotency_work"
 	endSavepoint    = "RELEASE SAVEPOINT idempotency_work"
 	releaseArgs     = "($1::text, scope => $2::text, fence => $3::text::bigint)"
 	endArgs         = "($1::text, $2::text::jsonb, scope => $3::text, code => $4::text::int, headers => $5::text::jsonb, body => decode($6::text, 'hex'), fence => $7::text::bigint, retention => $8::text::interval"
-	stillAlive      = "SELECT 1"
 	beginArgs       = "($1::text, $2::text::jsonb, scope => $3::text, request_hash => decode($4::text, 'hex'), lease => $5::text::interval, wait => $6::text::interval, max_attempts => $7::text::int)"
 	beginManyArgs   = "($1::text::text[], $2::text::jsonb[], scope => $3::text, max_attempts => $4::text::int)"
 	completeManyArg = "($1::text::text[], $2::text::jsonb[], scope => $3::text)"

@@ -153,14 +153,15 @@ func (c *Client[Tx]) declined(call *call, o *Operation, refusal *Declined) (*Res
 }
 
 // Run runs the work in a transaction without any operation, for a request that
-// has no key. Nothing is repeated.
+// has no key. Nothing is repeated. ErrNotOwned: the work has ended the transaction, and what
+// it did may be rolled back.
 func (c *Client[Tx]) Run(ctx context.Context, work func(ctx context.Context, tx Tx) error, options ...Option) error {
 	call, err := c.newCall("", nil, options)
 	if err != nil {
 		return err
 	}
-	_, err = unmarked(c.inTransaction(ctx, call.level, nil, asItIs, func(tx Tx, _ []Row) ([]Statement, error) {
-		return []Statement{{SQL: stillAlive}}, work(ctx, tx)
+	_, err = unmarked(c.inTransaction(ctx, call.level, []Statement{{SQL: setSavepoint}}, asItIs, func(tx Tx, _ []Row) ([]Statement, error) {
+		return []Statement{{SQL: endSavepoint}}, work(ctx, tx)
 	}))
 	return err
 }

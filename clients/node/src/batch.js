@@ -1,7 +1,7 @@
 // Many operations in one transaction, such as the messages of one delivery.
 import { BadArgument, ended, translated, translatedBegin } from './errors.js'
 import { isLost, retrying } from './retry.js'
-import { BEGIN, isText, toOperation } from './sql.js'
+import { BEGIN, RELEASE, SAVEPOINT, isText, toOperation } from './sql.js'
 import { commit, inTransaction, tellAcquired } from './transaction.js'
 
 // Their connection is somebody else's.
@@ -103,7 +103,7 @@ async function once(settings, scope, work) {
   let isUnknown = false
   try {
     return await inTransaction(settings, async (connection) => {
-      await connection.send([BEGIN])
+      await connection.send([BEGIN, SAVEPOINT])
       const begun = new Batch(settings, /** @type {import('./pg.js').Connection<any>} */ (connection), scope)
       let result
       try {
@@ -113,7 +113,7 @@ async function once(settings, scope, work) {
       }
       connection.endWork()
       isUnknown = !known.has(begun)
-      await commit(connection, [])
+      await commit(connection, [RELEASE])
       return { result }
     })
   } catch (error) {

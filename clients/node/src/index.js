@@ -180,7 +180,8 @@ export class Idempotency {
    * @param {(batch: import('./batch.js').Batch<Tx>) => Promise<T>} work
    * @param {{scope?: string}} [options]
    * @returns {Promise<T>} what work returned
-   * @throws what work threw, NotEnded where an operation was begun and not completed, CommitRolledBack
+   * @throws what work threw, NotEnded where an operation was begun and not completed, CommitRolledBack, NotOwned where work has ended
+   *   the transaction
    */
   async batch(work, { scope = this.#settings.scope } = {}) {
     return batch(this.#settings, scope, work)

@@ -207,19 +207,13 @@ async function complete(settings, call, operation, { outcome, isOfWork }) {
       hasWritten = true
       await writes?.(connection.tx)
       connection.endWork()
-      await commit(connection, [RELEASE], send).catch((error) => { throw unlessEnded(error) })
+      await commit(connection, [RELEASE], send)
     }
     return await end(settings, operation, once)
   } catch (error) {
     if (!isOfWork || hasWritten || (statement && !isOfAnswer(error))) return giveUp(settings, call, operation, error)
     return withoutAnswer(settings, call, operation, { error, writes, retention: isResponse(value) ? retentionOf(value, error) : undefined })
   }
-}
-
-// The savepoint is gone where the writes have ended its transaction: they may have rolled the end back, and COMMIT would not say so.
-function unlessEnded(error) {
-  if (!['25P01', '3B001'].includes(sqlstate(error) ?? '')) return error
-  return new NotOwned('the writes of a Completion ended their transaction', { code: 'ID404', cause: error })
 }
 
 function retentionOf(/** @type {import('./response.js').Response} */ { retention }, error) {

@@ -1,6 +1,8 @@
 // An operation whose whole work is in one transaction: key, effect and response commit together or not at
 // all. n statements of work cost n + 2 round trips, as BEGIN travels with the begin and the end with COMMIT.
-import { CommitRolledBack, Declined, KeyReused, LeaseLost, NotDone, sqlstate, translated, translatedBegin, unreadDuration } from './errors.js'
+import {
+  CommitRolledBack, Declined, KeyReused, LeaseLost, NotDone, NotOwned, sqlstate, translated, translatedBegin, unreadDuration,
+} from './errors.js'
 import { toInterval, toResponse } from './response.js'
 import { answered, completed, failed } from './result.js'
 import { isLost, retrying } from './retry.js'
@@ -123,7 +125,8 @@ export async function begin(settings, call, connection, statements) {
 
 /**
  * Sends statements and COMMIT in one round trip. Returns only when the server has said COMMIT: after a failed statement
- * that somebody caught, it answers ROLLBACK, and a driver takes that for success.
+ * that somebody caught, it answers ROLLBACK, and a driver takes that for success. The savepoint is gone where the work has ended
+ * the transaction: it may have rolled back what it did, and COMMIT would not say so.
  * @param {import('./pg.js').Connection} connection
  * @param {import('./pipeline.js').Statement[]} statements
  * @param {(statements: import('./pipeline.js').Statement[]) => Promise<import('./pipeline.js').Answer[]>} [send]
@@ -133,7 +136,9 @@ export async function commit(connection, statements, send = (all) => connection.
   try {
     answers = await send([...statements, COMMIT])
   } catch (error) {
-    if (sqlstate(error) === '25P02') throw rolledBack(error)
+    const state = sqlstate(error)
+    if (state === '25P02') throw rolledBack(error)
+    if (state === '25P01' || state === '3B001') throw new NotOwned('the work, or its writes, ended their transaction', { code: 'ID404', cause: error })
     throw translated(unreadDuration(error, statements))
   }
   if (answers.at(-1)?.tag !== 'COMMIT') throw rolledBack(undefined)

@@ -2,7 +2,9 @@
 import assert from 'node:assert/strict'
 import { readFileSync } from 'node:fs'
 import { test } from 'node:test'
-import { BadArgument, ConnectionLost, Declined, InProgress, NotEnded, settle } from 'pg-idempotency'
+import postgres from 'postgres'
+import { BadArgument, ConnectionLost, Declined, Idempotency, InProgress, NotEnded, NotOwned, settle } from 'pg-idempotency'
+import { postgresSource } from 'pg-idempotency/postgres'
 import { Proxy } from './proxy.js'
 import { effect, effects, idempotencyFor, newKey } from './support.js'
 
@@ -89,6 +91,25 @@ test('a batch that has acquired nothing has nothing that tells of it', async (t)
     await effect(batch.tx, key)
   }), ConnectionLost)
   assert.equal(await effects(pool, key), 1)
+})
+
+test('a batch whose work ends its transaction is NotOwned, as its effects may be gone', async (t) => {
+  const sql = postgres({ max: 1, onnotice: () => {} })
+  t.after(() => sql.end())
+  const { pool, idempotency } = idempotencyFor(t)
+  const clients = [[idempotency, (tx, text) => tx.query(text)], [new Idempotency(postgresSource(sql)), (tx, text) => tx.unsafe(text)]]
+  for (const ending of [['ROLLBACK'], ['ROLLBACK', 'BEGIN']]) {
+    for (const [client, run] of clients) {
+      const key = newKey()
+      await assert.rejects(client.batch(async (batch) => {
+        await batch.beginMany([key])
+        await run(batch.tx, `INSERT INTO effect VALUES ('${key}', 1)`)
+        await batch.completeMany([key])
+        for (const text of ending) await run(batch.tx, text)
+      }), NotOwned)
+      assert.equal(await effects(pool, key), 0)
+    }
+  }
 })
 
 test('a batch that is over begins and completes nothing on a connection that is somebody else\'s', async (t) => {

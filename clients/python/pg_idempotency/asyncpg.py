@@ -11,7 +11,6 @@ from typing import Any, List, Optional, Sequence
 
 import asyncpg
 
-from .errors import CommitRolledBack
 from .sql import BEGIN, COMMIT, Statement, numbered
 from .steps import Answer
 
@@ -39,20 +38,10 @@ class AsyncpgSession:
         return self
 
     async def round_trip(self, statements: Sequence[Statement]) -> List[Answer]:
-        # Only a COMMIT by itself can meet a failed transaction: asyncpg does not show what it answered.
-        if statements[0][0] == COMMIT:
-            await self.look()
         try:
             return [await self.run(one) for one in statements]
         except asyncpg.InternalClientError as error:
             raise asyncpg.ConnectionDoesNotExistError("the connection has ended") from error
-
-    async def look(self) -> None:
-        """Raises CommitRolledBack where the transaction has failed."""
-        try:
-            await self.handle.execute("SELECT 1")
-        except asyncpg.InFailedSQLTransactionError as error:
-            raise CommitRolledBack("the work caught an error of the database and went on") from error
 
     async def run(self, statement: Statement) -> Answer:
         """One statement, or the step of asyncpg that sends it."""

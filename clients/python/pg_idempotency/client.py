@@ -139,7 +139,8 @@ class Idempotency(Base):
 
         ``work`` may run more than once: the whole is repeated as in ``transaction``; but if it has acquired no operations by
         ``begin_many``, not after a COMMIT whose answer was lost: its writes might be made twice. ``isolation``: as there.
-        Raises CommitRolledBack, the work's error, the driver's error.
+        Raises CommitRolledBack, the work's error, the driver's error, and an IdempotencyError of ID404 where the work has
+        ended the transaction.
         """
         call = self.arguments("", isolation=isolation)
         return self.driver.run(flow.plain_transaction(self.settings, call, work))

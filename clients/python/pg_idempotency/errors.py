@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 RETRY_STATES = frozenset({"40001", "40P01"})
 LOST_STATES = frozenset({"57P01", "57P02", "57P03", "57P05"})
 IN_FAILED_TRANSACTION = "25P02"
+OUT_OF_TRANSACTION = frozenset({"25P01", "3B001"})
 
 
 class IdempotencyError(Exception):
@@ -78,6 +79,12 @@ class NotReady(IdempotencyError):
 class CommitRolledBack(IdempotencyError):
     """COMMIT answered ROLLBACK, or would have: the work caught an error of the database and went on.
     Nothing was committed."""
+
+
+class NotOwned(IdempotencyError):
+    """The work, or the writes of a Completion, ended their transaction: what they wrote may be rolled back."""
+
+    sqlstate = "ID404"
 
 
 class Unknown(IdempotencyError):

@@ -15,8 +15,8 @@ from typing import Any, Callable, List, NoReturn, Optional, Sequence, Union
 from . import hooks as hook
 from . import sql, steps
 from .clock import Clock
-from .errors import (IN_FAILED_TRANSACTION, RETRY_STATES, CommitRolledBack, Declined, KeyReused, LeaseLost, NotDone,
-                     asked, is_unreachable, means_lost, quotes_data, sqlstate_of, translate, translate_begin)
+from .errors import (IN_FAILED_TRANSACTION, OUT_OF_TRANSACTION, RETRY_STATES, CommitRolledBack, Declined, KeyReused, LeaseLost,
+                     NotDone, NotOwned, asked, is_unreachable, means_lost, quotes_data, sqlstate_of, translate, translate_begin)
 from .model import (ACQUIRED, FAILED, IN_PROGRESS, MISMATCH, Call, Operation, Response, Result, as_response, as_stored,
                     is_null, operation_from_row, own_result, stored_result)
 from .retry import Retry
@@ -121,12 +121,16 @@ def own_trip(session: Any, statements: Sequence[sql.Statement],
 
 
 def committing(session: Any, statements: List[sql.Statement], limit: Optional[float] = None) -> Flow:
-    """The statements and COMMIT in one round trip. Raises CommitRolledBack when the server did not commit."""
+    """The statements and COMMIT in one round trip. Raises CommitRolledBack when the server did not commit, and NotOwned where
+    the savepoint of the transaction is gone: COMMIT would not say so."""
     try:
         answers: List[Answer] = yield from own_trip(session, [*statements, sql.plain(sql.COMMIT)], limit=limit)
     except Exception as error:
-        if sqlstate_of(error) == IN_FAILED_TRANSACTION:
+        state = sqlstate_of(error)
+        if state == IN_FAILED_TRANSACTION:
             raise CommitRolledBack("the work caught an error of the database and went on") from error
+        if state in OUT_OF_TRANSACTION:
+            raise NotOwned("the work, or its writes, ended their transaction") from error
         raise
     if answers[-1].tag != sql.COMMIT:
         raise CommitRolledBack(f"COMMIT answered {answers[-1].tag}")
@@ -267,7 +271,7 @@ def plain_transaction(settings: Settings, call: Call, work: Callable[..., Any]) 
     def body(session: Any) -> Flow:
         nonlocal unknown
         unknown = False
-        yield steps.round_trip(session, [sql.begin_block(call.isolation)])
+        yield steps.round_trip(session, [sql.begin_block(call.isolation), sql.plain(sql.SAVEPOINT)])
         operations: List[Operation] = []
         token = acquired.set(operations)
         try:
@@ -275,7 +279,7 @@ def plain_transaction(settings: Settings, call: Call, work: Callable[..., Any]) 
         finally:
             acquired.reset(token)
         unknown = not operations
-        yield from committing(session, [])
+        yield from committing(session, [sql.plain(sql.RELEASE)])
         return result
 
     def once() -> Flow:

@@ -1,8 +1,8 @@
 """What SQLAlchemy and Django have in common: the framework begins and commits, and sends one statement at a time.
 
 So its events, hooks and pools work as always. The drivers below them do not show
-the tag of COMMIT. So the state of the transaction is looked at before: only a
-failed one answers ROLLBACK.
+the tag of COMMIT. But a statement of the package comes before it, and a transaction
+that has failed refuses that.
 """
 
 from __future__ import annotations
@@ -12,11 +12,8 @@ import socket
 from abc import ABC, abstractmethod
 from typing import Any, Callable, List, Sequence
 
-from .errors import CommitRolledBack
 from .sql import BEGIN, COMMIT, ROLLBACK, Statement
 from .steps import Answer
-
-IN_ERROR = 3    # PQTRANS_INERROR, in psycopg2's and psycopg's numbers
 
 
 def cut(driver: Callable[[], Any]) -> None:
@@ -45,7 +42,10 @@ class FrameworkSession(ABC):
         if text == ROLLBACK:
             return Answer(ROLLBACK, [])     # the framework's own, by abandon
         self.before(text)
-        return self.run_commit() if text == COMMIT else self.fetch(statement)
+        if text != COMMIT:
+            return self.fetch(statement)
+        self.commit()
+        return Answer(COMMIT, [])
 
     def run_begin(self, mode: str) -> Answer:
         """Begins; an isolation level counts for this transaction alone."""
@@ -53,16 +53,6 @@ class FrameworkSession(ABC):
         if mode:
             self.fetch((f"SET TRANSACTION{mode}", ()))
         return Answer(BEGIN, [])
-
-    def run_commit(self) -> Answer:
-        """Commits, unless the transaction has failed."""
-        status = getattr(getattr(self.driver(), "info", None), "transaction_status", None)
-        if status == IN_ERROR:
-            raise CommitRolledBack("the work caught an error of the database and went on")
-        if status is None:
-            self.fetch(("SELECT 1", ()))    # asyncpg does not show it: a failed transaction answers 25P02
-        self.commit()
-        return Answer(COMMIT, [])
 
     def cut(self) -> None:
         cut(self.driver)

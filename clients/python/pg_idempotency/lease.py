@@ -9,8 +9,8 @@ import math
 from typing import Any, Callable, List, Optional, Tuple
 
 from . import sql, steps
-from .errors import (BadOption, Declined, IdempotencyError, LeaseLost, NotDone, Unknown, Unstorable, is_of_answer,
-                     is_unreachable, sqlstate_of, translate_begin)
+from .errors import (BadOption, Declined, LeaseLost, NotDone, NotOwned, Unknown, Unstorable, is_of_answer, is_unreachable,
+                     translate_begin)
 from .flow import (PATIENCE, Settings, announce_begin, announce_refusal, committing, declined_result, in_session,
                    is_pool_timeout, one_statement, own_trip, retrying, waiting)
 from .model import (ACQUIRED, COMPLETED, FAILED, NOT_DONE, WITHOUT_ANSWER, Call, Completion, Done, Operation, Response,
@@ -24,12 +24,6 @@ class Refused(Exception):
     def __init__(self, error: Exception, *, lost: bool = False) -> None:
         self.error = error
         self.lost = lost
-
-
-class NotOwned(IdempotencyError):
-    """The writes of a Completion ended their transaction: what they wrote, and the end, may be rolled back."""
-
-    sqlstate = "ID404"
 
 
 def lease(settings: Settings, call: Call, work: Callable[..., Any]) -> Flow:
@@ -232,7 +226,7 @@ def end(settings: Settings, call: Call, heartbeat: Any, writes: List[Callable[[A
             raise
         for write in writes:
             yield steps.call(write, session.handle)
-            yield from commit_writes(session, limit)
+            yield from committing(session, [sql.plain(sql.RELEASE)], limit)
 
     try:
         yield from retrying(settings, call, lambda: in_session(body))
@@ -241,17 +235,6 @@ def end(settings: Settings, call: Call, heartbeat: Any, writes: List[Callable[[A
             raise LeaseLost("the lease was lost, and the database cannot be reached") from error
         raise
     return result
-
-
-def commit_writes(session: Any, limit: float) -> Flow:
-    """COMMIT. The savepoint is gone where the writes have ended its transaction: they may have rolled the end back, and
-    COMMIT would not say so."""
-    try:
-        yield from committing(session, [sql.plain(sql.RELEASE)], limit)
-    except Exception as error:
-        if sqlstate_of(error) in ("25P01", "3B001"):
-            raise NotOwned("the writes of a Completion ended their transaction") from error
-        raise
 
 
 def progress(settings: Settings, call: Call, operation: Operation, note: Any) -> Flow:

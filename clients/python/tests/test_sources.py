@@ -674,6 +674,22 @@ def test_many(case, key, effects):
     assert effects() == 3
 
 
+@pytest.mark.parametrize("ending", [["ROLLBACK"], ["ROLLBACK", "BEGIN"]], ids=len)
+def test_many_whose_work_ends_its_transaction_are_no_success(case, key, effects, ending):
+    async def test(idem, on):
+        async def work(tx):
+            await idem.begin_many(tx, [key])
+            await on.run(tx, f"INSERT INTO effect VALUES ('{key}', 1)")
+            await idem.complete_many(tx, [key])
+            for statement in ending:
+                await on.run(tx, statement)
+        with pytest.raises(Exception) as raised:
+            await idem.run(work)
+        assert sqlstate_of(raised.value) == "ID404"
+    case(test)
+    assert effects() == 0
+
+
 def test_other_errors_of_the_database_are_not_repeated(case, key):
     tries, clock = [], FakeClock()
 

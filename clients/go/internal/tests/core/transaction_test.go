@@ -569,3 +569,29 @@ func testEndedByTheWork[Tx any](t *testing.T, b backend[Tx]) {
 		same(t, "effects", effects(t, key), "1")
 	}
 }
+
+// A batch is none that has succeeded if its effects are gone.
+func TestBatchEndedByTheWork(t *testing.T) {
+	t.Run("pgx", func(t *testing.T) { testBatchEndedByTheWork(t, onPgx) })
+	t.Run("database/sql", func(t *testing.T) { testBatchEndedByTheWork(t, onSQL) })
+	t.Run("database/sql with pgx", func(t *testing.T) { testBatchEndedByTheWork(t, onSQLBy("pgx")) })
+}
+
+func testBatchEndedByTheWork[Tx any](t *testing.T, b backend[Tx]) {
+	client := b.client(t, idempotency.Options{})
+	for _, ending := range [][]string{{"ROLLBACK"}, {"ROLLBACK", "BEGIN"}} {
+		key := newKey()
+		wantError(t, client.Run(background, func(ctx context.Context, tx Tx) error {
+			_, err := client.BeginMany(ctx, tx, []string{key}, nil)
+			must(t, err)
+			must(t, b.insert(ctx, tx, key))
+			_, err = client.CompleteMany(ctx, tx, []string{key}, nil)
+			must(t, err)
+			for _, statement := range ending {
+				_ = b.exec(ctx, tx, statement)
+			}
+			return nil
+		}), idempotency.ErrNotOwned)
+		same(t, "effects", effects(t, key), "0")
+	}
+}

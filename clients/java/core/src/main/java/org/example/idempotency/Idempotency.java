@@ -172,8 +172,8 @@ public final class Idempotency {
      * @param work the work. It completes what it acquires, or throws
      * @return what the work returned, after the commit
      * @throws X what the work has thrown: everything is rolled back, and nothing is stored
-     * @throws IdempotencyException NotEnded where an operation was begun and not completed; what was
-     *     wrong with a call or the database
+     * @throws IdempotencyException NotEnded where an operation was begun and not completed; NotOwned where the work has ended
+     *     the transaction; what was wrong with a call or the database
      */
     public <T, X extends Exception> T batch(String scope, Batch.Work<T, X> work) throws X {
         Call call = Call.of(null).withScope(scope).over(options);
@@ -182,9 +182,10 @@ public final class Idempotency {
             Throwable[] failure = new Throwable[1];
             isUnknown[0] = false;
             return inTransaction(call, failure, connection -> {
+                statements.setSavepoint(connection);
                 Batch batch = new Batch(this, connection, call.scope());
                 T value = called(failure, () -> work.run(batch));
-                Transactions.requireSound(connection);
+                statements.releaseSavepoint(connection, "");
                 isUnknown[0] = !batch.hasAcquired();
                 return value;
             });

@@ -203,7 +203,8 @@ public abstract sealed class IdempotencyException extends RuntimeException {
 
     private static final Map<String, Function<Throwable, IdempotencyException>> BY_STATE = Map.of(
             "ID400", BadArgument::new, "ID403", Forbidden::new, "ID404", NotOwned::new, "ID409", LeaseLost::new,
-            "ID413", TooLarge::new, "ID422", KeyReused::new, "ID428", NotEnded::new, "25P02", RolledBack::new);
+            "ID413", TooLarge::new, "ID422", KeyReused::new, "ID428", NotEnded::new, "25P02", RolledBack::new,
+            "25P01", NotOwned::new, "3B001", NotOwned::new); // the savepoint is gone, with its transaction
 
     private static final Set<String> LOST = Set.of("57P01", "57P02", "57P03", "57P05");
     private static final Set<String> NO_CONNECTION = Set.of("08001", "08004", "57P03");

@@ -161,7 +161,7 @@ final class LeasedAttempt {
                 completion.writes().run(WorkConnection.of(c));
                 return null;
             });
-            client.statements().endWrites(c, client.commit());
+            client.statements().releaseSavepoint(c, client.commit());
             return null;
         });
     }

@@ -48,7 +48,11 @@ final class NoStatements extends Statements {
     }
 
     @Override
-    void endWrites(Connection connection, String then) {
+    void setSavepoint(Connection connection) {
+    }
+
+    @Override
+    void releaseSavepoint(Connection connection, String then) {
     }
 
     @Override

@@ -15,7 +15,6 @@ import java.util.Arrays;
 import java.util.HexFormat;
 import java.util.List;
 import java.util.Map;
-import java.util.Set;
 
 /** The statements of the extension. Each argument is text, and null is NULL: the statement casts it. */
 class Statements {
@@ -125,19 +124,17 @@ class Statements {
                 number(response.code()), headers(response.headers()), hex(response.body()), interval(retention(call, response)));
     }
 
+    /** Before a batch. */
+    void setSavepoint(Connection connection) throws SQLException {
+        run(connection, "SAVEPOINT idempotency_work");
+    }
+
     /**
-     * Behind an end with a SAVEPOINT. That is gone where the writes have ended its transaction: they may have rolled the end back, and
-     * COMMIT would not say so.
+     * Behind a batch, or the writes of an end with a SAVEPOINT. That is gone where they have ended its transaction: what they did may be
+     * rolled back, and COMMIT would not say so.
      */
-    void endWrites(Connection connection, String then) throws SQLException {
-        try {
-            run(connection, "RELEASE SAVEPOINT idempotency_work" + then);
-        } catch (SQLException error) {
-            if (Set.of("25P01", "3B001").contains(IdempotencyException.sqlState(error))) {
-                throw new IdempotencyException.NotOwned(error);
-            }
-            throw error;
-        }
+    void releaseSavepoint(Connection connection, String then) throws SQLException {
+        run(connection, "RELEASE SAVEPOINT idempotency_work" + then);
     }
 
     void fail(Connection connection, Call call, long fence, Declined refusal) throws SQLException {

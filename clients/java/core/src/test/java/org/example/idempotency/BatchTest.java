@@ -84,6 +84,20 @@ class BatchTest extends OnServer {
         assertNull(once.lookup(Call.of(key + "1")));
     }
 
+    /** COMMIT would have nothing to end, or something else, and the effects are gone. */
+    @ParameterizedTest
+    @ValueSource(strings = {"ROLLBACK", "ROLLBACK; BEGIN"})
+    void aTransactionThatTheWorkHasEndedIsNoSuccess(String ending) throws Exception {
+        assertThrows(IdempotencyException.NotOwned.class, () -> once.batch(null, batch -> {
+            batch.beginMany(keys("1"), null);
+            effect(batch.connection());
+            int done = batch.completeMany(keys("1"), null);
+            execute(batch.connection(), ending);
+            return done;
+        }));
+        assertEquals(0, effects());
+    }
+
     @Test
     void aConflictRepeatsTheWhole() throws Exception {
         AtomicInteger runs = new AtomicInteger();
