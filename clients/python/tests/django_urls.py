@@ -1,6 +1,7 @@
 """Views for the tests of Django."""
 
 import json
+import threading
 
 from django.db import connection
 from django.http import JsonResponse, StreamingHttpResponse
@@ -36,6 +37,15 @@ async def streams_later(request):
     return StreamingHttpResponse(parts(), status=201)
 
 
+running, may_go_on = threading.Event(), threading.Event()
+
+
+def slow(request):
+    running.set()
+    may_go_on.wait(10)
+    return JsonResponse({}, status=201)
+
+
 def raises(request):
     raise errors.pop(0)
 
@@ -55,4 +65,4 @@ def rendered(request):
 
 
 urlpatterns = [path("rendered", rendered), path("raises", raises), path("flaky/<int:number>", flaky), path("stream", stream),
-               path("streams-later", streams_later)]
+               path("streams-later", streams_later), path("slow", slow)]

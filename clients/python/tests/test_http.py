@@ -17,7 +17,7 @@ import psycopg_pool
 import pytest
 import sqlalchemy
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
-from django.core.handlers.asgi import ASGIRequest
+from django.core.handlers.asgi import ASGIHandler, ASGIRequest
 from django.core.handlers.wsgi import WSGIRequest
 from django.http import Http404, HttpResponse, StreamingHttpResponse
 from django.test import AsyncClient, Client, RequestFactory, override_settings
@@ -383,8 +383,16 @@ def test_a_compressed_answer_stays_one(pool, key):
         assert (status, headers["Content-Encoding"], headers["X-Own"], body) == (200, "gzip", "1", packed)
 
 
+class Gone(io.BytesIO):
+    """The body of a client that has gone away."""
+
+    def read(self, *size):
+        raise OSError
+
+
 @pytest.mark.parametrize("extra, status", [
     ({"CONTENT_LENGTH": "100"}, 400), ({"CONTENT_LENGTH": "-1"}, 400), ({"CONTENT_LENGTH": "0x10"}, 400),
+    ({"wsgi.input": Gone()}, 400), ({"CONTENT_LENGTH": "", "wsgi.input": Gone(), "wsgi.input_terminated": True}, 400),
     ({"CONTENT_LENGTH": "", "HTTP_TRANSFER_ENCODING": "chunked"}, 411),
     ({"CONTENT_LENGTH": "", "HTTP_TRANSFER_ENCODING": "chunked", "wsgi.input_terminated": True}, 201)])
 def test_a_body_that_is_not_seen_whole_is_refused(pool, key, extra, status):
@@ -398,13 +406,6 @@ def test_a_body_that_is_not_seen_whole_is_refused(pool, key, extra, status):
     assert call_wsgi(app, key, b'{"whole": 1}', **extra)[0] == status
     assert call_wsgi(app, key, b'{"whole": 1}')[0] == 201
     assert seen == [b'{"whole": 1}']
-
-
-class Gone(io.BytesIO):
-    """The body of a client that has gone away."""
-
-    def read(self, *size):
-        raise OSError
 
 
 @pytest.mark.parametrize("extra, status", [
@@ -439,6 +440,26 @@ def test_django_sees_a_chunked_body_under_asgi(key):
     headers = [(b"idempotency-key", key.encode()), (b"x-tenant", b"t"), (b"transfer-encoding", b"chunked")]
     request = ASGIRequest({"method": "POST", "path": "/flaky/1", "headers": headers}, io.BytesIO(b"whole"))
     assert DjangoMiddleware(lambda request: HttpResponse(request.body, status=201))(request).content == b"whole"
+
+
+@pytest.mark.filterwarnings("ignore:async_to_sync was passed")
+def test_django_goes_on_without_its_client_under_asgi(admin, key):
+    """Django cancels the call then."""
+    scope = {"type": "http", "method": "POST", "path": "/slow", "query_string": b"", "headers": [
+        (b"idempotency-key", key.encode()), (b"x-tenant", b"t"), (b"content-length", b"2")]}
+    messages = [{"type": "http.request", "body": b"{}"}]
+
+    async def receive():
+        if messages:
+            return messages.pop()
+        await asyncio.to_thread(django_urls.running.wait, 10)
+        asyncio.get_running_loop().call_later(.1, django_urls.may_go_on.set)
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        raise AssertionError("nobody is there")
+    asyncio.run(ASGIHandler()(scope, receive, send))
+    assert admin.execute("SELECT status FROM idempotency_store WHERE idempotency_key = %s", (key,)).fetchall() == [("COMPLETED",)]
 
 
 def test_django_answers_as_its_view():

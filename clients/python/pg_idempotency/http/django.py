@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any, Callable, Optional, Union
 
+from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpResponse, UnreadablePostError
@@ -17,6 +18,7 @@ from django.urls import Resolver404, resolve
 
 from ..client import Idempotency
 from ..django import DjangoSource
+from ..drive import to_its_end
 from .core import Admitted, Core, Exchange, Headers, NoReply, Options, Reply, Request, Served
 from .fingerprint import target_of_asgi, target_of_wsgi
 from .serve import serve
@@ -37,6 +39,8 @@ class IdempotencyMiddleware:
     A view finds its operation in ``request.idempotency`` and in ``current()``.
     """
 
+    sync_capable = async_capable = True
+
     def __init__(self, get_response: Callable[[Any], Any]) -> None:
         given = dict(getattr(settings, "IDEMPOTENCY", {}))
         source = DjangoSource(given.pop("using", "default"))
@@ -45,8 +49,16 @@ class IdempotencyMiddleware:
             given.setdefault("principal", signed_in)
         self.core = Core(Options(**given), lambda: self.idempotency.scope, blocking=True)
         self.get_response = get_response
+        if iscoroutinefunction(get_response):
+            markcoroutinefunction(self)
+            self.get_response = async_to_sync(get_response)
 
     def __call__(self, request: Any) -> Any:
+        # Under ASGI Django cancels the call when its client goes away. The work runs to its end.
+        return to_its_end(sync_to_async(self.answer)(request)) if iscoroutinefunction(self) else self.answer(request)
+
+    def answer(self, request: Any) -> Any:
+        """Django's response to a request."""
         route = route_template(request)
         if route is None or not self.core.covers(request.method, route):
             return self.get_response(request)

@@ -41,7 +41,10 @@ class IdempotencyMiddleware:
         if route is None or not self.core.covers(environ["REQUEST_METHOD"], route):
             return self.app(environ, start_response)
         options = self.core.options_of(route)
-        body = read_body(environ, options.max_request)
+        try:
+            body = read_body(environ, options.max_request)
+        except OSError:     # the client went away, or has sent chunks that are none
+            body = 400
         if isinstance(body, int):
             return send_reply(start_response, self.core.unreadable(options, body))
         admitted = self.core.admit(request_of(environ, route, body))
