@@ -49,6 +49,10 @@ typedef struct Begun
 
 static Begun begun = {0};
 
+/* whose fault the error is that the server's log got last from this process */
+static Cause reported = CAUSE_NONE;
+static emit_log_hook_type previous_log_hook = NULL;
+
 /* The transaction owns the operation. */
 void
 rollback_note_begin(uint64 id, int32 limit)
@@ -81,19 +85,15 @@ rollback_forget(void)
 }
 
 static bool
-is_statement_timeout(void)
+is_statement_timeout(const char *message)
 {
-	const char *message = CopyErrorData()->message_id;
-
 	return message != NULL && strcmp(message, STATEMENT_TIMEOUT_MESSAGE) == 0;
 }
 
-/* Whose fault is the error that the server handles? */
+/* Whose fault is an error with that message? */
 static Cause
-cause_of_error(void)
+cause_of_error(int sqlstate, const char *message)
 {
-	int			sqlstate = geterrcode();
-
 	switch (ERRCODE_TO_CATEGORY(sqlstate))
 	{
 		case MAKE_SQLSTATE('0', '8', '0', '0', '0'):	/* connection */
@@ -102,14 +102,15 @@ cause_of_error(void)
 		case MAKE_SQLSTATE('5', '8', '0', '0', '0'):	/* system */
 			return CAUSE_SERVER;
 		case MAKE_SQLSTATE('5', '7', '0', '0', '0'):	/* operator intervention */
-			return sqlstate == ERRCODE_QUERY_CANCELED && is_statement_timeout() ? CAUSE_OPERATION : CAUSE_SERVER;
+			return sqlstate == ERRCODE_QUERY_CANCELED && is_statement_timeout(message) ? CAUSE_OPERATION : CAUSE_SERVER;
 	}
 	return sqlstate == ERRCODE_LOCK_NOT_AVAILABLE ? CAUSE_SERVER : CAUSE_OPERATION;
 }
 
 /*
- * The same, where there may be none.  Then the server raises an error, and with it
- * lets interrupts come that are held off: so they are held off again.
+ * Whose fault is the error that the server handles?  Where there is none, the server
+ * raises an error, and with it lets interrupts come that are held off: so they are held
+ * off again.
  */
 static Cause
 cause_of_error_if_any(void)
@@ -118,12 +119,14 @@ cause_of_error_if_any(void)
 	uint32		holdoff = InterruptHoldoffCount;
 	uint32		cancel_holdoff = QueryCancelHoldoffCount;
 	volatile Cause cause = CAUSE_NONE;
+	int			sqlstate;
 
 	PG_TRY();
 	{
 		/* what would describe the error belongs to a transaction that is gone */
 		error_context_stack = NULL;
-		cause = cause_of_error();
+		sqlstate = geterrcode();
+		cause = cause_of_error(sqlstate, sqlstate == ERRCODE_QUERY_CANCELED ? CopyErrorData()->message_id : NULL);
 	}
 	PG_CATCH();
 	{
@@ -158,11 +161,24 @@ rollback_hear_savepoint(SubXactEvent event)
 		begun.excused = cause_of_error_if_any() == CAUSE_SERVER;
 }
 
+/* For processes that end with an error: then the server does not tell it any more. */
+static void
+hear_report(ErrorData *error)
+{
+	if (error->elevel >= ERROR)
+		reported = cause_of_error(error->sqlerrcode, error->message_id);
+	if (previous_log_hook)
+		previous_log_hook(error);
+}
+
 static bool
 is_lost(void)
 {
 	if (begun.count != 1 || begun.released || begun.excused)
 		return false;
+	/* a background worker reports its error, and ends with it */
+	if (proc_exit_inprogress && IsBackgroundWorker)
+		return reported == CAUSE_OPERATION;
 	/* the connection is lost, or the server has cut it for the session's fault */
 	if (proc_exit_inprogress)
 		return pgStatSessionEndCause != DISCONNECT_KILLED;
@@ -184,4 +200,11 @@ rollback_count(void)
 		lost_attempts_add(begun.id, begun.limit);
 		stats_count(COUNT_ATTEMPTS_LOST);
 	}
+}
+
+void
+rollback_register(void)
+{
+	previous_log_hook = emit_log_hook;
+	emit_log_hook = hear_report;
 }

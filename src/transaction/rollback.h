@@ -14,5 +14,6 @@ extern void rollback_note_release(uint64 id);
 extern void rollback_hear_savepoint(SubXactEvent event);
 extern void rollback_count(void);
 extern void rollback_forget(void);
+extern void rollback_register(void);
 
 #endif							/* IDEM_ROLLBACK_H */

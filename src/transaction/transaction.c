@@ -168,4 +168,5 @@ transaction_register(void)
 	UnregisterSubXactCallback(subtransaction_event, NULL);
 	RegisterSubXactCallback(subtransaction_event, NULL);
 	guard_register(transaction_event, journal_has_unfinished);
+	rollback_register();
 }

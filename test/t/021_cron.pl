@@ -36,6 +36,24 @@ query(<<'SQL');
 SELECT cron.schedule_in_database('idempotency gc of other', '* * * * *', 'SELECT public.idem_gc()', 'other')
 SQL
 
+# A job that begins an operation: its background worker ends with the error of the job.
+my $worker = new_node('worker', conf => <<'CONF');
+shared_preload_libraries = 'idempotency, pg_cron'
+cron.database_name = 'postgres'
+cron.use_background_workers = on
+max_worker_processes = 20
+CONF
+my $stopped = q{FROM pg_stat_activity WHERE backend_type = 'pg_cron' AND wait_event = 'PgSleep'};
+
+$worker->safe_psql('postgres', <<'SQL');
+CREATE EXTENSION pg_cron;
+CREATE FUNCTION raise(state text) RETURNS void LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = state; END $$;
+SELECT cron.schedule(state, '* * * * *', format('SELECT idem_begin(%1$L), raise(%1$L)', state))
+	FROM unnest('{22012,40001,53200,57014,P0001}'::text[]) state;
+SELECT cron.schedule('ID428', '* * * * *', $$SELECT idem_begin('ID428')$$);
+SELECT cron.schedule('stopped', '* * * * *', $$SELECT idem_begin('stopped'), pg_sleep(1000)$$);
+SQL
+
 # It fires.
 my $expired = q{(idempotency_key, expires_at, status)
 	SELECT CASE n WHEN 0 THEN 'live' ELSE 'expired-' || n END,
@@ -55,5 +73,13 @@ $node->poll_query_until('postgres', "SELECT count(DISTINCT jobid) = 2 FROM cron.
   or die 'pg_cron does not report success';
 is(query("SELECT count(*) FROM cron.job_run_details WHERE status = 'failed'"), 0, 'no run has failed');
 unlike(slurp_file($node->logfile), qr/(?:WARNING|PANIC):/, 'nothing else in the log');
+
+$worker->poll_query_until('postgres', "SELECT count(DISTINCT jobid) = 6 FROM cron.job_run_details WHERE status = 'failed'")
+  or die 'the jobs have not failed';
+$worker->poll_query_until('postgres', "SELECT count(*) > 0 $stopped") or die 'the job does not sleep';
+$worker->safe_psql('postgres', "SELECT pg_terminate_backend(pid) $stopped");
+$worker->poll_query_until('postgres', "SELECT count(*) = 0 $stopped") or die 'the job sleeps on';
+is($worker->safe_psql('postgres', q{SELECT string_agg(jobname, ' ' ORDER BY jobname) FROM cron.job WHERE idem_lost_attempts(jobname) > 0}),
+	'22012 ID428 P0001', 'a background worker loses attempts by what is not the fault of the server');
 
 done_testing();
