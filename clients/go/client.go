@@ -3,6 +3,7 @@ package idempotency
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"database/sql"
 	"errors"
 	"fmt"
@@ -91,8 +92,8 @@ func InScope(scope string) Option { return func(c *call) { c.scope = scope } }
 // request, which must be nil then.
 func WithRequestHash(hash []byte) Option { return func(c *call) { c.requestHash = hash } }
 
-// WithWait waits that long for another owner before the answer is InProgress. No
-// connection is held meanwhile.
+// WithWait waits that long for another owner before the answer is InProgress, from 0 to
+// 36500 days. No connection is held meanwhile.
 func WithWait(wait time.Duration) Option { return func(c *call) { c.wait = wait } }
 
 // WithMaxAttempts says which attempt is the last; 0: the server's setting,
@@ -137,6 +138,12 @@ func (c *Client[Tx]) newCall(key string, request any, options []Option) (*call, 
 	}
 	if err := checkTimes(call.lease, call.retention); err != nil {
 		return nil, err
+	}
+	if call.wait < 0 || call.wait > longest {
+		return nil, fmt.Errorf("idempotency: a wait of %v is below 0, or above 36500 days", call.wait)
+	}
+	if call.requestHash != nil && (len(call.requestHash) != sha256.Size || request != nil) {
+		return nil, errors.New("idempotency: a hash of the request has 32 bytes, and stands in place of the request")
 	}
 	text, err := requestJSON(request)
 	if text != nil {

@@ -128,7 +128,7 @@ func Transient(err error) bool {
 // endsConnection: after these the server closes the connection, or opens none.
 func endsConnection(state string) bool {
 	switch state {
-	case "57P01", "57P02", "57P03", "57P05":
+	case "57P01", "57P02", "57P03", "57P05", "25P03", "25P04":
 		return true
 	}
 	return strings.HasPrefix(state, "08")

@@ -1,13 +1,13 @@
 // The package's entry: settings and the operations on them.
 import { batch } from './batch.js'
 import { systemClock } from './clock.js'
-import { BadArgument, ConnectionLost, LeaseLost } from './errors.js'
+import { BadArgument, ConnectionLost, LeaseLost, ServiceMistake } from './errors.js'
 import { idempotent } from './function.js'
 import { alone, lease, progress } from './lease.js'
 import { optionsOf, telling } from './options.js'
 import { pgSource } from './pg.js'
 import { retrying } from './retry.js'
-import { checkCount, checkMilliseconds, checkWhole, toInterval } from './response.js'
+import { checkCount, checkMilliseconds, checkWhole, toHash, toInterval } from './response.js'
 import { Sql, isText } from './sql.js'
 import { milliseconds, transaction } from './transaction.js'
 
@@ -50,7 +50,7 @@ export { Completion, Reconciled } from './lease.js'
  * @typedef {object} CallOptions
  * @property {string} [scope]
  * @property {Uint8Array} [requestHash] SHA-256 of the request, 32 bytes, in place of the request
- * @property {Duration} [wait] how long to wait for the present owner, without a connection; 0
+ * @property {Duration} [wait] how long to wait for the present owner, without a connection: from 0 to 36,500 days, or Infinity; 0
  * @property {number} [maxAttempts] which attempt is the last; 0: no limit
  * @property {Duration} [retention]
  */
@@ -241,9 +241,9 @@ export class Idempotency {
     toInterval('retention', retention)
     checkWhole('maxAttempts', maxAttempts)
     if (wait !== Infinity) toInterval('wait', wait)
-    return {
-      key, request, scope, wait, maxAttempts, maxLostAttempts, retention, requestHash: requestHash ? Buffer.from(requestHash) : null,
-    }
+    const hash = toHash('requestHash', requestHash)
+    if (hash && (request ?? null) !== null) throw new ServiceMistake('requestHash stands in place of a request')
+    return { key, request, scope, wait, maxAttempts, maxLostAttempts, retention, requestHash: hash }
   }
 }
 

@@ -133,10 +133,9 @@ export function toInterval(name, duration) {
   // PostgreSQL reads a bare number as seconds.
   const milliseconds = isText ? Number(duration) * 1000 : duration
   if (isText && Number.isNaN(milliseconds)) return duration
-  // The server takes microseconds, and never sees a wait.
+  // The server takes microseconds.
   const shortest = ABOVE_ZERO.has(name) ? 0.001 : name === 'retryAfter' ? -Infinity : 0
-  const longest = name === 'wait' ? 9e15 : LONGEST
-  if (!Number.isFinite(milliseconds) || milliseconds < shortest || milliseconds > longest) {
+  if (!Number.isFinite(milliseconds) || milliseconds < shortest || milliseconds > LONGEST) {
     throw new BadDuration(`${name} is a number of milliseconds${shortest > 0 ? ' above 0' : ' from 0'}, up to 36500 days, or an interval`)
   }
   return isText ? duration : `${milliseconds.toFixed(3)} milliseconds`
@@ -158,6 +157,18 @@ export function checkMilliseconds(name, duration) {
  */
 export function checkCount(name, count) {
   if (typeof count !== 'number' || !(count >= 1)) throw new BadArgument(`${name} is a number from 1`)
+}
+
+/**
+ * @param {string} name of the option
+ * @param {Uint8Array | null | undefined} hash
+ * @returns {Buffer | null}
+ * @throws ServiceMistake
+ */
+export function toHash(name, hash) {
+  if (hash === undefined || hash === null) return null
+  if (hash.length !== 32) throw new ServiceMistake(`${name} has 32 bytes`)
+  return Buffer.from(hash)
 }
 
 const ABOVE_ZERO = new Set(['retention', 'lease'])

@@ -3,6 +3,8 @@
 import { ConnectionLost, NotDone, sqlstate } from './errors.js'
 
 const TRANSIENT = new Set(['40001', '40P01'])
+// With these, too, the server ends a session, whose transaction was idle or open for too long.
+const TOO_LONG = new Set(['25P03', '25P04'])
 const DATABASE_DROPPED = '57P04'
 
 /**
@@ -11,7 +13,7 @@ const DATABASE_DROPPED = '57P04'
  */
 export function isLost(error) {
   const state = sqlstate(error)
-  return error instanceof ConnectionLost || state?.startsWith('08') === true || state?.startsWith('57P') === true
+  return error instanceof ConnectionLost || state?.startsWith('08') === true || state?.startsWith('57P') === true || TOO_LONG.has(state ?? '')
 }
 
 /**

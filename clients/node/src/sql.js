@@ -2,7 +2,7 @@
 // results, travel as text, so that a driver's types cannot change them.
 import { createHash } from 'node:crypto'
 import { BadArgument } from './errors.js'
-import { asParameters, checkWhole, texts, toInterval, toJson } from './response.js'
+import { asParameters, checkWhole, texts, toHash, toInterval, toJson } from './response.js'
 
 export const BEGIN = { text: 'BEGIN' }
 export const COMMIT = { text: 'COMMIT' }
@@ -212,7 +212,7 @@ export class Sql {
       text: `SELECT ${COLUMNS} FROM ${this.#prefix}idem_begin_batch($1::text[], $2::text[]::jsonb[], scope => $3,
   request_hashes => $4::text[]::bytea[], max_attempts => $5::int)`,
       values: [toKeys(keys), toArray(requests?.map((value) => toJson(value ?? undefined, BadArgument))), scope,
-        toArray(requestHashes?.map((hash) => hash && `\\x${Buffer.from(hash).toString('hex')}`)), toText(maxAttempts)],
+        toArray(requestHashes?.map((hash) => hash && `\\x${toHash('requestHashes', hash)?.toString('hex')}`)), toText(maxAttempts)],
     }
   }
 

@@ -38,7 +38,7 @@ describe('a number that is none, or too large, asks no database', () => {
     })
   }
   for (const [name, values] of Object.entries({
-    wait: wrong, retention: [...wrong, ...endless, ...refused], lease: [...wrong, ...endless, ...refused],
+    wait: [...wrong, ...refused.slice(1)], retention: [...wrong, ...endless, ...refused], lease: [...wrong, ...endless, ...refused],
     maxAttempts: [NaN, -1, 1.5, '3', 2 ** 31],
   })) {
     test(`${name} of a call`, async () => {
@@ -93,6 +93,13 @@ describe('a number that is none, or too large, asks no database', () => {
       for (const value of values) assert.throws(() => middleware({ [name]: value }), refusal(name))
     })
   }
+  test('a hash of another length, or beside a request, and one of a batch', async (t) => {
+    const { idempotency } = idempotencyFor(t)
+    for (const [request, length] of [[null, 31], [null, 0], [1, 32]]) {
+      await assert.rejects(idempotency.transaction(newKey(), request, notRun, { requestHash: Buffer.alloc(length) }), mistake('requestHash'))
+    }
+    await assert.rejects(idempotency.batch((batch) => batch.beginMany([newKey()], [], { requestHashes: [Buffer.alloc(31)] })), mistake('requestHash'))
+  })
   test('no header with the time until which an answer is kept', () => { middleware({ lifetime: '' }) })
   test('numbers of an answer and of a batch', async (t) => {
     const { idempotency } = idempotencyFor(t)
@@ -147,7 +154,7 @@ test('what PostgreSQL reads as an interval, and any number of milliseconds, is o
     const options = { wait: duration, retention: duration, lease: duration }
     assert.equal((await idempotency.lease(newKey(), null, () => 1, options)).outcome, 'COMPLETED')
   }
-  for (const options of [{ wait: Infinity }, { wait: 1e15 }, { wait: 1e-9 }, { maxAttempts: null, maxLostAttempts: null }, { maxLostAttempts: 0 },
+  for (const options of [{ wait: Infinity }, { wait: 36_500 * 86_400_000 }, { wait: 1e-9 }, { maxAttempts: null, maxLostAttempts: null }, { maxLostAttempts: 0 },
     { retention: 36_500 * 86_400_000 }]) {
     assert.equal((await idempotency.transaction(newKey(), null, () => 1, options)).outcome, 'COMPLETED')
   }

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict'
 import net from 'node:net'
 import { test } from 'node:test'
-import { setImmediate as turn } from 'node:timers/promises'
+import { setImmediate as turn, setTimeout } from 'node:timers/promises'
 import { inspect, promisify } from 'node:util'
 import { runInNewContext } from 'node:vm'
 import pg from 'pg'
@@ -266,6 +266,10 @@ test('a connection lost at COMMIT, which the server got, ends with the replay', 
 for (const [what, end] of [
   ['is lost before COMMIT', (tx, proxy) => proxy.order('cut')],
   ['an operator ends', (tx) => tx.query('SELECT pg_terminate_backend(pg_backend_pid())')],
+  ['takes too long', (tx) => tx.query("DO $$ BEGIN RAISE SQLSTATE '25P04'; END $$")],
+  ['is idle for too long', (tx) => tx.query("SET LOCAL idle_in_transaction_session_timeout = 1").then(() => setTimeout(100))
+    .then(() => tx.query('SELECT 1'))],
+  ['is told that it is', (tx) => tx.query("DO $$ BEGIN RAISE SQLSTATE '25P03'; END $$")],
 ]) {
   test(`a session that ${what} is repeated from the start`, async (t) => {
     const proxy = await Proxy.forTest(t)

@@ -8,8 +8,8 @@ from typing import Any, Callable, List, Optional, Sequence
 from . import flow, hooks as hook, lease as leases
 from .clock import Clock
 from .drive import AsyncDriver, AsyncSource, Driver, Source, awaited
-from .errors import BadArgument
-from .model import (Call, Duration, Operation, Result, check_count, is_text, maybe_seconds, seconds, to_json)
+from .errors import BadArgument, BadOption
+from .model import (Call, Duration, Operation, Result, check_count, check_hash, is_text, maybe_seconds, seconds, to_json)
 from .retry import Retry
 from .sql import Functions
 
@@ -44,6 +44,9 @@ class Base:
             check_text(text)
         for name in ("max_attempts", "max_lost_attempts"):
             check_count(name, options.get(name))
+        check_hash(options.get("request_hash"))
+        if None not in (asked, options.get("request_hash")):
+            raise BadOption("request_hash stands in place of a request")
         return Call(
             key=key and str.__str__(key), request=asked, scope=self.in_scope(scope),
             wait=seconds("wait", wait, endless=True), lease=maybe_seconds("lease", lease, positive=True),
@@ -85,11 +88,11 @@ class Idempotency(Base):
 
         ``key``: a string of 1 to 255 characters, which names the operation within ``scope``; None: the client's scope.
         ``request``: a JSON value, with which a repeat is compared; None: no check. ``request_hash``: 32 bytes in its
-        place. ``wait``: seconds to wait for the present owner, without a connection. ``max_attempts``: which attempt is
-        the last. ``max_lost_attempts``: how many attempts may be lost with their transaction: the next one is FAILED, for
-        good, and a consumer makes its message a dead letter; 0: no limit; None: as the server says. A policy of the scope
-        comes first, and where the server does not preload the library nobody counts. Declined and NotDone of the work are
-        no lost attempts. ``retention``: seconds to keep the answer.
+        place. ``wait``: seconds to wait for the present owner, without a connection, from 0 to 36,500 days, or infinite.
+        ``max_attempts``: which attempt is the last. ``max_lost_attempts``: how many attempts may be lost with their
+        transaction: the next one is FAILED, for good, and a consumer makes its message a dead letter; 0: no limit;
+        None: as the server says. A policy of the scope comes first, and where the server does not preload the library
+        nobody counts. Declined and NotDone of the work are no lost attempts. ``retention``: seconds to keep the answer.
         ``isolation``: "REPEATABLE READ" or "SERIALIZABLE", else ValueError; None: as the database says. ``work`` gives
         back a JSON value or a Response, and may run more than once: the whole is repeated on 40001, 40P01 and a lost
         connection.
@@ -165,6 +168,8 @@ class Idempotency(Base):
         Raises BadArgument, Forbidden, NotReady, TypeError where ``keys`` are no strings, the driver's error.
         """
         check_count("max_attempts", max_attempts)
+        for one in request_hashes or ():
+            check_hash(one)
         statement = self.settings.functions.begin_many(
             checked_keys(keys), requests, self.in_scope(scope), request_hashes, max_attempts)
         operations: List[Operation] = self.driver.run(flow.begin_many(self.settings, self.driver.source.fetch, tx, statement))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .model import Duration
 
 RETRY_STATES = frozenset({"40001", "40P01"})
-LOST_STATES = frozenset({"57P01", "57P02", "57P03", "57P05"})
+LOST_STATES = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "25P04"})
 IN_FAILED_TRANSACTION = "25P02"
 OUT_OF_TRANSACTION = frozenset({"25P01", "3B001"})
 

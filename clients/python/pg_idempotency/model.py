@@ -174,6 +174,12 @@ def check_count(name: str, count: Optional[int]) -> None:
         raise BadOption(f"{name} is a whole number from 0")
 
 
+def check_hash(data: Optional[bytes]) -> None:
+    """Raises BadOption for what is no SHA-256."""
+    if data is not None and len(data) != 32:
+        raise BadOption("request_hash has 32 bytes")
+
+
 def to_json(value: Any) -> Optional[str]:
     """JSON text of a value; None is SQL NULL. Raises TypeError or ValueError for what JSON does not have."""
     if value is None:

@@ -203,6 +203,8 @@ def test_a_session_that_is_ended_unflushed_does_not_pass_as_success(case, key, e
 
 
 @pytest.mark.parametrize("sql", ["DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '40001'; END $$",
+                                 "DO $$ BEGIN RAISE SQLSTATE '25P04'; END $$",
+                                 "SET LOCAL idle_in_transaction_session_timeout = 1",
                                  "SELECT pg_terminate_backend(pg_backend_pid())"])
 def test_what_may_help_is_repeated(case, key, effects, sql):
     tries = []
@@ -212,6 +214,7 @@ def test_what_may_help_is_repeated(case, key, effects, sql):
             tries.append(operation.attempt)
             if len(tries) == 1:
                 await on.run(tx, sql)
+                await on.pause()
             await on.insert(tx, key)
         return (await idem.transaction(key, None, work)).outcome
     assert case(test) == "COMPLETED"

@@ -18,6 +18,7 @@ from conftest import Held, at_once, insert, insert_async
 from pg_idempotency import (AsyncIdempotency, BadArgument, Clock, Completion, Declined, Forbidden, Idempotency, Json, KeyReused,
                             NotDone, NotReady, Operation, Response, Retry)
 from pg_idempotency.drive import AsyncDriver
+from pg_idempotency.errors import BadOption
 from pg_idempotency.psycopg import cancel_request, end_statement
 
 
@@ -47,7 +48,7 @@ def test_the_request_is_compared(idem, key):
 
 
 @pytest.mark.parametrize("error, options", [
-    (BadArgument, dict(key="")), (BadArgument, dict(key="x" * 256)), (BadArgument, dict(request_hash=b"short")),
+    (BadArgument, dict(key="")), (BadArgument, dict(key="x" * 256)), (BadOption, dict(request_hash=b"short")),
     (TypeError, dict(key=b"k")), (TypeError, dict(key=object())), (TypeError, dict(scope=object())),
     (TypeError, dict(request_hash=32))])
 def test_bad_arguments(idem, key, error, options):
@@ -57,6 +58,10 @@ def test_bad_arguments(idem, key, error, options):
 
 
 def test_bad_keys_of_many(idem, key):
+    with pytest.raises(BadOption):
+        idem.begin_many(None, [key], request_hashes=[b"short"])
+    with pytest.raises(BadOption):
+        idem.transaction(key, 1, insert(key), request_hash=b"x" * 32)
     for keys in (key, [key, 1], [key, b"k"], [key, None]):
         for many in (idem.begin_many, idem.complete_many):
             with pytest.raises(TypeError, match="keys"):

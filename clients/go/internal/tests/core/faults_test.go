@@ -386,7 +386,7 @@ func TestIdleForTooLong(t *testing.T) {
 }
 
 func TestTransientStates(t *testing.T) {
-	for _, state := range []string{"40001", "40P01", "08006", "57P01", "57P02", "57P03", "57P05"} {
+	for _, state := range []string{"40001", "40P01", "08006", "57P01", "57P02", "57P03", "57P05", "25P03", "25P04"} {
 		same(t, state, idempotency.Transient(&pgconn.PgError{Code: state}), true)
 	}
 }

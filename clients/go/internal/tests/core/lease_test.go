@@ -831,6 +831,15 @@ func testTimes[Tx any](t *testing.T, b backend[Tx]) {
 			same(t, fmt.Sprint(own, i), err == nil || idempotency.Settle(nil, err).Do == idempotency.Again, true)
 		}
 	}
+	for wait, isRight := range map[time.Duration]bool{0: true, longest: true, longest + 1: false, -1: false} {
+		_, err := client.Transaction(background, newKey(), nil, b.note(newKey()), idempotency.WithWait(wait))
+		same(t, fmt.Sprint(wait), err == nil, isRight)
+		same(t, fmt.Sprint(wait), err == nil || idempotency.Settle(nil, err).Do == idempotency.Again, true)
+	}
+	for hash, request := range map[string]any{"short": nil, strings.Repeat("x", 32): 1} {
+		_, err := client.Transaction(background, newKey(), request, b.note(newKey()), idempotency.WithRequestHash([]byte(hash)))
+		same(t, hash, err != nil && idempotency.Settle(nil, err).Do == idempotency.Again, true)
+	}
 	for after, isRight := range map[time.Duration]bool{-time.Second: true, longest: true, longest + 1: false} {
 		key := newKey()
 		_, err := client.Transaction(background, key, nil, fails[Tx](idempotency.Decline(402, nil).Again(after)))

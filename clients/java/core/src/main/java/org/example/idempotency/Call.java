@@ -10,7 +10,7 @@ import java.time.Duration;
  * @param request what came with the key, as JSON: another request with the same key is refused;
  *     null: no check
  * @param requestHash a SHA-256 of the request, 32 bytes, in place of the request
- * @param maxWait how long to wait for another owner; no connection is held meanwhile
+ * @param maxWait how long to wait for another owner, from 0 to 36500 days; no connection is held meanwhile
  * @param lease how long a lease runs without a heartbeat
  * @param maxAttempts which attempt is the last; below 0: no limit
  * @param maxLostAttempts how many attempts may be lost with their transaction; below 0: no limit. A lease has none
@@ -116,13 +116,20 @@ public record Call(String key, String scope, String request, byte[] requestHash,
     }
 
     /**
-     * The call with the client's settings where it has none of its own. No time is longer than 36500 days, and lease and
-     * retention are above 0, or it is an IllegalArgumentException: not the message or the request is wrong, but the program.
+     * The call with the client's settings where it has none of its own. No time is longer than 36500 days, a wait is not below 0, lease and
+     * retention are above 0, and a hash has 32 bytes and no request beside it, or it is an IllegalArgumentException: not the message or the
+     * request is wrong, but the program.
      */
     Call over(Options options) {
         Durations.check("wait", maxWait);
         Durations.checkPositive("lease", lease);
         Durations.checkPositive("retention", retention);
+        if (maxWait != null && maxWait.isNegative()) {
+            throw new IllegalArgumentException("wait must not be below 0");
+        }
+        if (requestHash != null && (requestHash.length != 32 || request != null)) {
+            throw new IllegalArgumentException("requestHash has 32 bytes, and stands in place of a request");
+        }
         return new Call(key, scope != null ? scope : options.scope(), request, requestHash,
                 maxWait != null ? maxWait : Duration.ZERO, lease != null ? lease : options.lease(), maxAttempts,
                 maxLostAttempts, retention != null ? retention : options.retention(), isolation);

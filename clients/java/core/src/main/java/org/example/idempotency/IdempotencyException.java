@@ -8,6 +8,7 @@ import java.sql.SQLTransientConnectionException;
 import java.time.Duration;
 import java.util.Map;
 import java.util.Set;
+import java.util.concurrent.CancellationException;
 import java.util.function.Function;
 
 /**
@@ -206,7 +207,7 @@ public abstract sealed class IdempotencyException extends RuntimeException {
             "ID413", TooLarge::new, "ID422", KeyReused::new, "ID428", NotEnded::new, "25P02", RolledBack::new,
             "25P01", NotOwned::new, "3B001", NotOwned::new); // the savepoint is gone, with its transaction
 
-    private static final Set<String> LOST = Set.of("57P01", "57P02", "57P03", "57P05");
+    private static final Set<String> LOST = Set.of("57P01", "57P02", "57P03", "57P05", "25P03", "25P04");
     private static final Set<String> NO_CONNECTION = Set.of("08001", "08004", "57P03");
 
     private static final Map<String, String> NOT_READY = Map.of(
@@ -239,6 +240,19 @@ public abstract sealed class IdempotencyException extends RuntimeException {
     public static boolean isTransient(Throwable error) {
         String state = sqlState(error);
         return isConflict(state) || error instanceof ConnectionLost || endsConnection(state);
+    }
+
+    /**
+     * Whether an exception stands where its transaction could not be rolled back, rather than a lost connection: NotDone and a
+     * CancellationException, the work's own word, and what the server has said, as pools end a connection for that, HikariCP after 0A000.
+     * For implementations of {@link Transactions}.
+     *
+     * @param error any exception
+     * @return whether it is one of these
+     */
+    public static boolean stands(Throwable error) {
+        return error instanceof ConnectionLost || error instanceof NotDone || error instanceof CancellationException
+                || !sqlState(error).isEmpty() && !isTransient(error);
     }
 
     /** Whether the exception, or one of its causes, is of a class. */

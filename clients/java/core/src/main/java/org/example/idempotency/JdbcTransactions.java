@@ -3,7 +3,6 @@ package org.example.idempotency;
 import java.sql.Connection;
 import java.sql.SQLException;
 import java.sql.Statement;
-import java.util.concurrent.CancellationException;
 import javax.sql.DataSource;
 
 /** Transactions on connections of a data source. */
@@ -42,19 +41,14 @@ record JdbcTransactions(DataSource dataSource) implements Transactions {
         }
     }
 
-    /**
-     * A connection that cannot roll back is gone, and so that was the reason of the error. NotDone and a
-     * CancellationException are the work's own word, whatever became of the connection: nothing is repeated.
-     */
+    /** A connection that cannot roll back is gone, and so that was the reason of the error, where it does not say another. */
     private static void rollBack(Connection connection, Throwable error) {
         try {
             connection.rollback();
         } catch (SQLException gone) {
-            if (error instanceof IdempotencyException.ConnectionLost || error instanceof IdempotencyException.NotDone
-                    || error instanceof CancellationException) {
-                return;
+            if (!IdempotencyException.stands(error)) {
+                throw new IdempotencyException.ConnectionLost(error);
             }
-            throw new IdempotencyException.ConnectionLost(error);
         }
     }
 

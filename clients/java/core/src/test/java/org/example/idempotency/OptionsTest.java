@@ -32,6 +32,9 @@ class OptionsTest {
                 () -> usual.withScope(null), () -> usual.withLease(null), () -> usual.withListener(null),
                 () -> usual.withRetry(1, null, NONE), () -> usual.withRetry(1, NONE, null),
                 () -> usual.withRetry(0, NONE, NONE),
+                () -> Call.of("k").withWait(BELOW).over(usual),
+                () -> Call.of("k").withRequestHash(new byte[31]).over(usual),
+                () -> Call.of("k").withRequest("1").withRequestHash(new byte[32]).over(usual),
                 () -> usual.withRetry(1, BELOW, NONE), () -> usual.withRetry(1, NONE, BELOW))) {
             assertThrows(IllegalArgumentException.class, wrong);
         }

@@ -318,7 +318,7 @@ class TransactionTest extends OnServer {
     }
 
     @ParameterizedTest
-    @ValueSource(strings = {"08006", "57P01", "57P02", "57P03", "57P05"})
+    @ValueSource(strings = {"08006", "57P01", "57P02", "57P03", "57P05", "25P03", "25P04"})
     void anEndOfTheConnectionIsRepeated(String state) throws Exception {
         AtomicInteger runs = new AtomicInteger();
         once.transaction(Call.of(key), (connection, operation) -> {
@@ -329,6 +329,18 @@ class TransactionTest extends OnServer {
         });
         assertEquals(2, runs.get());
         assertEquals(1, effects());
+    }
+
+    /** HikariCP ends a connection after 0A000. */
+    @Test
+    void anErrorAfterWhichThePoolEndsTheConnectionIsThrownAsItIs() throws Exception {
+        AtomicInteger runs = new AtomicInteger();
+        assertEquals("0A000", assertThrows(SQLException.class, () -> once.transaction(Call.of(key), (connection, operation) -> {
+            runs.incrementAndGet();
+            execute(connection, "DO $$BEGIN RAISE SQLSTATE '0A000'; END$$");
+            return work(connection);
+        })).getSQLState());
+        assertEquals(1, runs.get());
     }
 
     /** Until then it owns the operation. */

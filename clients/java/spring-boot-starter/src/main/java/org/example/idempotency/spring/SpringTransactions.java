@@ -2,7 +2,6 @@ package org.example.idempotency.spring;
 
 import java.sql.Connection;
 import java.sql.SQLException;
-import java.util.concurrent.CancellationException;
 import javax.sql.DataSource;
 import org.example.idempotency.IdempotencyException;
 import org.example.idempotency.Transactions;
@@ -30,7 +29,7 @@ public record SpringTransactions(PlatformTransactionManager manager, DataSource 
         if (isolation != 0) {
             template.setIsolationLevel(isolation);
         }
-        RuntimeException[] thrown = new RuntimeException[1];
+        Exception[] thrown = new Exception[1];
         try {
             return template.execute(status -> within(body, thrown));
         } catch (Checked checked) {
@@ -40,8 +39,7 @@ public record SpringTransactions(PlatformTransactionManager manager, DataSource 
                 throw new IdempotencyException.RolledBack(error);
             }
             // A connection that is lost cannot roll back either, and the first exception says more.
-            if (thrown[0] instanceof IdempotencyException.ConnectionLost || thrown[0] instanceof IdempotencyException.NotDone
-                    || thrown[0] instanceof CancellationException) {
+            if (IdempotencyException.stands(thrown[0])) {
                 throw thrown[0];
             }
             throw isUnstated(error) ? new IdempotencyException.ConnectionLost(error) : error;
@@ -78,7 +76,7 @@ public record SpringTransactions(PlatformTransactionManager manager, DataSource 
                 && IdempotencyException.sqlState(error).isEmpty();
     }
 
-    private <T> T within(Body<T> body, RuntimeException[] thrown) {
+    private <T> T within(Body<T> body, Exception[] thrown) {
         DataSource bound = dataSource();
         // Asked first, as a connection of any DataSource becomes one of the transaction when it is taken. JTA binds none before.
         boolean isBound = !(manager instanceof ResourceTransactionManager) || TransactionSynchronizationManager.hasResource(bound);
@@ -93,6 +91,7 @@ public record SpringTransactions(PlatformTransactionManager manager, DataSource 
             thrown[0] = error;
             throw error;
         } catch (Exception error) {
+            thrown[0] = error;
             throw new Checked(error);
         } finally {
             DataSourceUtils.releaseConnection(connection, bound);

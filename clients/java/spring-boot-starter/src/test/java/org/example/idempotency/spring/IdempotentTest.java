@@ -417,6 +417,12 @@ class IdempotentTest {
                 throw own;
             })));
         }
+        int[] runs = new int[1]; // HikariCP ends the connection
+        assertEquals("0A000", assertThrows(SQLException.class, () -> context.getBean(Idempotency.class).transaction(Call.of(key), (connection, o) -> {
+            runs[0]++;
+            return Response.of(connection.createStatement().executeUpdate("DO $$BEGIN RAISE SQLSTATE '0A000'; END$$"), null);
+        })).getSQLState());
+        assertEquals(1, runs[0]);
         var notDone = new IdempotencyException.NotDone(new IllegalStateException("why"));
         assertSame(notDone, assertThrows(IdempotencyException.NotDone.class,
                 () -> context.getBean(Idempotency.class).transaction(Call.of(key), (connection, operation) -> {
