@@ -216,7 +216,7 @@ func (m *Middleware[Tx]) waitOf(r *http.Request) time.Duration {
 		}
 		return min(time.Duration(n)*time.Second, m.options.MaxWait)
 	}
-	return m.options.Wait
+	return max(m.options.Wait, 0)
 }
 
 // within runs the work apart from the client's connection: it goes on when the

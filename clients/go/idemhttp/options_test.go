@@ -49,6 +49,10 @@ func TestHowLongARequestWaits(t *testing.T) {
 			t.Errorf("%+v: %v", c, got)
 		}
 	}
+	m := Middleware[any]{options: Options{Wait: -1}} // it does not wait
+	if got := m.waitOf(&http.Request{}); got != 0 {
+		t.Errorf("%v", got)
+	}
 }
 
 type state string
