@@ -27,7 +27,6 @@
 #include "store/bulk.h"
 #include "store/kind.h"
 #include "store/sweep.h"
-#include "store/walk.h"
 
 /* Only one sweep runs at a time; other callers do not wait for it. */
 static bool
@@ -118,7 +117,7 @@ sweep_range(SweepStep *step, SweepPosition *position, Sweep *progress,
 	ItemPointerSet(&to, start - first + pages, 0);
 	/* a shard that is being moved is left for another time */
 	if (kind_hold_table(step->catalog, step->table))
-		progress->removed += walk_rows(&walk, &from, to, max_rows);
+		progress->removed += bulk_walk(&walk, &from, to, max_rows);
 	else
 		from = to;
 	position->next_page = first + ItemPointerGetBlockNumberNoCheck(&from);

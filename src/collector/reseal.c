@@ -16,16 +16,15 @@
 #include "base/compat.h"
 #include "base/subtransaction.h"
 #include "collector/reseal.h"
-#include "schema/table_owner.h"
 #include "schema/catalog.h"
 #include "schema/store_tables.h"
+#include "schema/table_owner.h"
 #include "seal/keyring.h"
 #include "seal/pgp.h"
 #include "seal/seal.h"
 #include "store/bulk.h"
 #include "store/kind.h"
 #include "store/store.h"
-#include "store/walk.h"
 
 /* how many responses that cannot be sealed anew are named in warnings */
 #define NAMED 10
@@ -219,7 +218,7 @@ reseal_range(Round *round, Oid table, ItemPointerData to, int64 max_rows)
 	if (!kind_hold_table(round->catalog, round->table))
 		reseal_position = to;
 	else
-		(void) walk_rows(&walk, &reseal_position, to, max_rows - round->sealed);
+		(void) bulk_walk(&walk, &reseal_position, to, max_rows - round->sealed);
 }
 
 /* Once round these tables of the store, and back to the position where the round began. */

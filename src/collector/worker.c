@@ -37,8 +37,8 @@
 #include "collector/databases.h"
 #include "collector/gc.h"
 #include "collector/visit.h"
-#include "schema/table_owner.h"
 #include "schema/catalog.h"
+#include "schema/table_owner.h"
 #include "shared/stats.h"
 #include "shared/wait.h"
 

@@ -13,8 +13,8 @@
 #include "base/compat.h"
 #include "collector/reseal.h"
 #include "functions/arguments.h"
-#include "schema/table_owner.h"
 #include "schema/catalog.h"
+#include "schema/table_owner.h"
 #include "scope/scope.h"
 
 /* the constraint of idempotency_scope has this number, too */
@@ -152,7 +152,7 @@ idem_set_policy(PG_FUNCTION_ARGS)
 	}
 	catalog = catalog_open(AccessShareLock);
 	caller = table_owner_enter_call(catalog->store_owner);
-	scope_lay_down(catalog, values, nulls, count);
+	scope_set_policy(catalog, values, nulls, count);
 	table_owner_leave(&caller);
 	PG_RETURN_VOID();
 }

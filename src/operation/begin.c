@@ -25,8 +25,8 @@
 #include "shared/lost_attempts.h"
 #include "shared/stats.h"
 #include "shared/wait.h"
-#include "store/fence.h"
 #include "store/citus_fence.h"
+#include "store/fence.h"
 #include "store/store.h"
 #include "transaction/rollback.h"
 

@@ -78,7 +78,7 @@ end_leased(const Handle *handle, const EndRequest *request)
 /*
  * A response that is too large is an error.  But after work that was done, the policy of
  * the scope may put another one in its place, and that is small: see idem_set_policy.
- * Gives whether it did.
+ * Returns true if it did.
  */
 static bool
 replace_too_large(const Handle *handle, EndRequest *end)

@@ -25,12 +25,12 @@
 
 #include "base/compat.h"
 #include "citus/citus.h"
-#include "schema/table_owner.h"
 #include "schema/catalog.h"
+#include "schema/definition.h"
+#include "schema/lock_key.h"
 #include "schema/objects.h"
 #include "schema/store_tables.h"
-#include "schema/lock_key.h"
-#include "schema/definition.h"
+#include "schema/table_owner.h"
 
 static Catalog catalog;
 static bool names_valid = false;	/* which objects; until an invalidation comes */

@@ -20,8 +20,8 @@
 
 #include "base/compat.h"
 #include "base/idempotency.h"
-#include "schema/record.h"
 #include "schema/definition.h"
+#include "schema/record.h"
 
 /* An object of the extension is missing, or not as the script made it. */
 void

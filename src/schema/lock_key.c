@@ -13,8 +13,8 @@
 #include "utils/rel.h"
 
 #include "base/compat.h"
-#include "schema/lock_key.h"
 #include "schema/definition.h"
+#include "schema/lock_key.h"
 
 static SipHashKey
 key_of_row(HeapTuple row, TupleDesc descriptor)

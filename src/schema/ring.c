@@ -17,8 +17,8 @@
 #include "utils/rel.h"
 
 #include "base/compat.h"
-#include "schema/ring.h"
 #include "schema/definition.h"
+#include "schema/ring.h"
 
 /* in the order of CREATE TABLE idempotency_ring */
 typedef enum RingColumn

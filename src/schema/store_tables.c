@@ -24,9 +24,9 @@
 #include "utils/syscache.h"
 
 #include "base/compat.h"
-#include "schema/store_tables.h"
-#include "schema/ring.h"
 #include "schema/definition.h"
+#include "schema/ring.h"
+#include "schema/store_tables.h"
 
 /* a key of the store, and how the server names it in errors */
 typedef struct Key

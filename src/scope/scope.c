@@ -29,8 +29,8 @@
 
 #define PATTERN_IS "pattern OPERATOR(pg_catalog.=) $1"
 /* version 1.0 has neither max_lost_attempts nor too_large_response */
-#define POLICY_COLUMNS_BEFORE "retention, min_retention, max_retention, max_attempts, attempts_limit, max_response_size, max_lease"
-#define POLICY_COLUMNS POLICY_COLUMNS_BEFORE ", max_lost_attempts, too_large_response"
+#define POLICY_COLUMNS_1_0 "retention, min_retention, max_retention, max_attempts, attempts_limit, max_response_size, max_lease"
+#define POLICY_COLUMNS POLICY_COLUMNS_1_0 ", max_lost_attempts, too_large_response"
 
 static Statement claim = {
 	"INSERT INTO %1$s.idempotency_scope (pattern, role) VALUES ($1, $2)"
@@ -43,7 +43,7 @@ static Statement unclaim = {
 	1, {TEXTOID},.table = TABLE_SCOPE
 };
 
-static Statement lay_down = {
+static Statement set_policy = {
 	"INSERT INTO %1$s.idempotency_scope (pattern, " POLICY_COLUMNS ")"
 	" VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) ON CONFLICT (pattern) DO UPDATE"
 	" SET (" POLICY_COLUMNS ") = ($2, $3, $4, $5, $6, $7, $8, $9, $10)",
@@ -51,11 +51,11 @@ static Statement lay_down = {
 	.table = TABLE_SCOPE
 };
 
-static Statement lay_down_before = {
-	"INSERT INTO %1$s.idempotency_scope (pattern, " POLICY_COLUMNS_BEFORE ")"
+static Statement set_policy_1_0 = {
+	"INSERT INTO %1$s.idempotency_scope (pattern, " POLICY_COLUMNS_1_0 ")"
 	" VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (pattern) DO UPDATE"
-	" SET (" POLICY_COLUMNS_BEFORE ") = ($2, $3, $4, $5, $6, $7, $8)",
-	POLICY_ARGUMENTS_BEFORE, {TEXTOID, INTERVALOID, INTERVALOID, INTERVALOID, INT4OID, INT4OID, INT4OID, INTERVALOID},
+	" SET (" POLICY_COLUMNS_1_0 ") = ($2, $3, $4, $5, $6, $7, $8)",
+	POLICY_ARGUMENTS_1_0, {TEXTOID, INTERVALOID, INTERVALOID, INTERVALOID, INT4OID, INT4OID, INT4OID, INTERVALOID},
 	.table = TABLE_SCOPE
 };
 
@@ -68,8 +68,8 @@ static Statement forget_empty = {
 	1, {TEXTOID},.table = TABLE_SCOPE
 };
 
-static Statement forget_empty_before = {
-	"DELETE FROM %1$s.idempotency_scope WHERE " PATTERN_IS " AND (role, " POLICY_COLUMNS_BEFORE ") IS NULL",
+static Statement forget_empty_1_0 = {
+	"DELETE FROM %1$s.idempotency_scope WHERE " PATTERN_IS " AND (role, " POLICY_COLUMNS_1_0 ") IS NULL",
 	1, {TEXTOID},.table = TABLE_SCOPE
 };
 
@@ -310,7 +310,7 @@ forget_pattern_if_empty(const Catalog *catalog, Datum pattern)
 {
 	bool		is_of_1_0 = get_attnum(catalog->tables[TABLE_SCOPE], "max_lost_attempts") == InvalidAttrNumber;
 
-	(void) statement_run(is_of_1_0 ? &forget_empty_before : &forget_empty, catalog, &pattern, NULL, InvalidSnapshot);
+	(void) statement_run(is_of_1_0 ? &forget_empty_1_0 : &forget_empty, catalog, &pattern, NULL, InvalidSnapshot);
 	statement_finish();
 }
 
@@ -328,9 +328,9 @@ scope_unclaim(const Catalog *catalog, text *pattern)
 
 /* Replaces the policy of a pattern: so many arguments of idem_set_policy. */
 void
-scope_lay_down(const Catalog *catalog, Datum *values, const bool *nulls, int count)
+scope_set_policy(const Catalog *catalog, Datum *values, const bool *nulls, int count)
 {
-	(void) statement_run(count < POLICY_ARGUMENTS ? &lay_down_before : &lay_down,
+	(void) statement_run(count < POLICY_ARGUMENTS ? &set_policy_1_0 : &set_policy,
 						 catalog, values, nulls, InvalidSnapshot);
 	statement_finish();
 	forget_pattern_if_empty(catalog, values[0]);

@@ -12,16 +12,16 @@
 #include "schema/catalog.h"
 #include "scope/patterns.h"
 
-/* the argument of scope_lay_down: the pattern, and the columns of a policy */
+/* the argument of scope_set_policy: the pattern, and the columns of a policy */
 #define POLICY_ARGUMENTS 10
-#define POLICY_ARGUMENTS_BEFORE 8	/* in version 1.0 */
+#define POLICY_ARGUMENTS_1_0 8
 
 extern void scope_require(const Catalog *catalog, const text *scope, Policy *policy);
 extern struct varlena *scope_too_large_response(const Catalog *catalog, const text *scope);
 extern bool scope_may_use(const Catalog *catalog, const text *scope);
 extern void scope_claim(const Catalog *catalog, text *pattern, const char *role);
 extern bool scope_unclaim(const Catalog *catalog, text *pattern);
-extern void scope_lay_down(const Catalog *catalog, Datum *values, const bool *nulls, int count);
+extern void scope_set_policy(const Catalog *catalog, Datum *values, const bool *nulls, int count);
 extern void scope_register(void);
 
 /* ---- what a policy makes of the numbers of a call ---- */

@@ -4,8 +4,8 @@
  *		the library is preloaded.
  *
  * The table has a fixed size.  It has parts, each with a lock of its own, and an
- * operation belongs to one part.  If a part is full, the operation goes that was
- * heard of longest ago.  So an operation that fails again and again stays, and
+ * operation belongs to one part.  A full part forgets the operation whose last
+ * lost attempt is the oldest.  So an operation that fails again and again stays, and
  * one that never came back gives its place away, also if its database is gone.
  *
  * An operation is known by the id of its lock.  The count of an operation
@@ -27,7 +27,7 @@
 typedef struct LostOperation
 {
 	uint64		id;
-	uint64		heard;			/* greater than that of all that its part heard before */
+	uint64		last_lost;		/* number of its last lost attempt, in the order of its part */
 	Oid			database;		/* InvalidOid: the place is free */
 	int32		count;
 	int32		limit;			/* of the begin that was lost last; 0: none */
@@ -36,7 +36,7 @@ typedef struct LostOperation
 typedef struct LostPart
 {
 	pg_atomic_uint32 used;		/* places; read without the lock, too */
-	uint64		heard;
+	uint64		lost;			/* attempts so far; numbers them */
 } LostPart;
 
 static LWLockPadded *locks;
@@ -113,7 +113,7 @@ find_operation(int part, uint64 id)
 	return NULL;
 }
 
-/* A free place of the part, or that of the operation that was heard of longest ago. */
+/* A free place of the part, or that of the operation whose last lost attempt is the oldest. */
 static LostOperation *
 make_place(int part)
 {
@@ -127,7 +127,7 @@ make_place(int part)
 			pg_atomic_fetch_add_u32(&parts[part].used, 1);
 			return operation;
 		}
-		if (operation->heard < oldest->heard)
+		if (operation->last_lost < oldest->last_lost)
 			oldest = operation;
 	}
 	return oldest;
@@ -172,7 +172,7 @@ lost_attempts_add(uint64 id, int32 limit)
 		operation->database = MyDatabaseId;
 		operation->count = 0;
 	}
-	operation->heard = ++parts[part].heard;
+	operation->last_lost = ++parts[part].lost;
 	operation->limit = limit;
 	if (operation->count < PG_INT32_MAX)
 		operation->count++;

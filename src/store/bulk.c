@@ -1,12 +1,16 @@
 /*
  * bulk.c
- *		The SQL statements on many records of one table of the store: sweeping,
- *		finding responses to reseal, counting.
+ *		What is done to many records of one table of the store: sweeping, finding
+ *		responses to reseal, counting.
+ *
+ * A sweep and idem_reseal walk over a table in the order of its pages, a
+ * bounded piece at a time, so that no statement holds many rows.
  */
 #include "postgres.h"
 
 #include "access/table.h"
 #include "catalog/pg_type.h"
+#include "miscadmin.h"
 #include "storage/bufmgr.h"
 #include "utils/builtins.h"
 #include "utils/rel.h"
@@ -17,6 +21,9 @@
 #include "store/bulk.h"
 #include "store/fence.h"
 #include "store/statement.h"
+
+/* pages of one statement: 1 MB */
+#define CHUNK_PAGES 128
 
 /*
  * Expiry is checked again under the row lock, as READ COMMITTED does.  A row
@@ -105,6 +112,28 @@ bulk_sweep(const Catalog *catalog, Oid table, ItemPointer from, ItemPointer end,
 	if (!is_null)
 		fence_keep_if_free(fence);
 	return removed;
+}
+
+/*
+ * Walks from one position to before another, until so many rows are done.  Sets *from to
+ * where the next walk begins.
+ */
+int64
+bulk_walk(const Walk *walk, ItemPointer from, ItemPointerData to, int64 max_rows)
+{
+	int64		done = 0;
+
+	while (ItemPointerCompare(from, &to) < 0 && done < max_rows)
+	{
+		BlockNumber page = ItemPointerGetBlockNumberNoCheck(from);
+		ItemPointerData end = to;
+
+		CHECK_FOR_INTERRUPTS();
+		if (ItemPointerGetBlockNumberNoCheck(&to) - page >= CHUNK_PAGES)
+			ItemPointerSet(&end, page + CHUNK_PAGES, 0);
+		done += walk->step(walk->state, from, &end, max_rows - done);
+	}
+	return done;
 }
 
 /* How many pages a walk over a table has to visit. */

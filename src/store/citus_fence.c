@@ -19,8 +19,8 @@
 #include "base/idempotency.h"
 #include "citus/citus.h"
 #include "shared/lock.h"
-#include "store/fence.h"
 #include "store/citus_fence.h"
+#include "store/fence.h"
 #include "store/store.h"
 
 /* how many fences one version of the row allows */

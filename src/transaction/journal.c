@@ -80,15 +80,6 @@ grow_buckets(void)
 	journal.bucket_count = count;
 }
 
-static bool
-same_text(const text *a, const text *b)
-{
-	int			length = VARSIZE_ANY_EXHDR(a);
-
-	return length == (int) VARSIZE_ANY_EXHDR(b) &&
-		memcmp(VARDATA_ANY(a), VARDATA_ANY(b), length) == 0;
-}
-
 /* NULL where the transaction has not touched it. */
 static Entry *
 find_entry(uint64 id, const OperationName *name)

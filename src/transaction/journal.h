@@ -49,6 +49,15 @@ extern bool journal_has_unfinished(void);
 extern bool journal_is_empty(void);
 extern void journal_forget(void);
 
+static inline bool
+same_text(const text *a, const text *b)
+{
+	int			length = VARSIZE_ANY_EXHDR(a);
+
+	return length == (int) VARSIZE_ANY_EXHDR(b) &&
+		memcmp(VARDATA_ANY(a), VARDATA_ANY(b), length) == 0;
+}
+
 /* Does the operation's lock stay with this transaction? */
 static inline bool
 state_holds_lock(const OperationState *state)

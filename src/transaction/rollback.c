@@ -151,7 +151,7 @@ is_error_of_statement(void)
  * back, the error is not known any more.
  */
 void
-rollback_hear_savepoint(SubXactEvent event)
+rollback_note_savepoint(SubXactEvent event)
 {
 	if (begun.count != 1)
 		return;

@@ -27,15 +27,6 @@
 #include "transaction/savepoint.h"
 #include "transaction/transaction.h"
 
-static bool
-same_key(const OperationName *a, const OperationName *b)
-{
-	int			length = VARSIZE_ANY_EXHDR(a->key);
-
-	return length == (int) VARSIZE_ANY_EXHDR(b->key) &&
-		memcmp(VARDATA_ANY(a->key), VARDATA_ANY(b->key), length) == 0;
-}
-
 /*
  * An operation of that key that this transaction has begun, in whatever
  * scope, and not ended yet; NULL: there is none.
@@ -47,7 +38,7 @@ transaction_begun_with_key(const OperationName *name)
 
 	for (const Entry *entry = journal_next(NULL); entry; entry = journal_next(entry))
 	{
-		if (entry_state(entry)->phase == PHASE_PENDING && same_key(entry_name(entry), name))
+		if (entry_state(entry)->phase == PHASE_PENDING && same_text(entry_name(entry)->key, name->key))
 			begun = entry_name(entry);
 	}
 	return begun;
@@ -154,7 +145,7 @@ static void
 subtransaction_event(SubXactEvent event, SubTransactionId self,
 					 SubTransactionId parent, void *arg)
 {
-	rollback_hear_savepoint(event);
+	rollback_note_savepoint(event);
 	if (event == SUBXACT_EVENT_ABORT_SUB)
 		savepoint_undo(GetCurrentTransactionNestLevel());
 	else if (event == SUBXACT_EVENT_COMMIT_SUB)

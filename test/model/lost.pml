@@ -259,7 +259,7 @@ inline forget_transaction()
 	ME.began = 0; ME.faulty = 0; ME.counts = 0
 }
 
-/* An error after the savepoint ends that; savepoint.c, savepoint_undo; rollback_hear_savepoint */
+/* An error after the savepoint ends that; savepoint.c, savepoint_undo; rollback_note_savepoint */
 inline fail_savepoint(own_fault)
 {
 	ME.own[0] = ME.before[0]; ME.own[1] = ME.before[1];

@@ -302,7 +302,7 @@ $node->start;
 is(lost('k'), 0, 'a crash of the server forgets');
 lose('stays');
 lose("full $_"), lose('stays') for 1 .. 12;
-is(join(' ', map { lost("full $_") } 1 .. 12), '0 0 0 0 0 1 1 1 1 1 1 1', 'what was heard of longest ago goes first');
+is(join(' ', map { lost("full $_") } 1 .. 12), '0 0 0 0 0 1 1 1 1 1 1 1', 'the operations whose last lost attempts are the oldest are forgotten');
 is(lost('stays'), 13, 'what is lost again and again stays');
 $node->append_conf('postgresql.conf', 'idempotency.lost_attempts_tracked = 0');
 $node->restart;
