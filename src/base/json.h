@@ -13,8 +13,8 @@
 typedef struct JsonMember
 {
 	const char *name;
-	char	   *text;			/* NULL: the number */
-	Numeric		number;			/* NULL, too: null */
+	char	   *text;			/* NULL: the value is the number */
+	Numeric		number;			/* NULL as well: the value is null */
 } JsonMember;
 
 extern Jsonb *json_object_of(const JsonMember *members, int count);

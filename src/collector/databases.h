@@ -16,7 +16,7 @@ typedef struct Database
 	Oid			oid;
 	char		name[NAMEDATALEN];
 	int			failures;		/* in a row */
-	int			called_off;		/* visits in a row that took too long */
+	int			cancelled;		/* visits in a row that took too long */
 	bool		is_slow;		/* the last visit took longer than usual */
 	Deadline	pause;			/* until the next visit */
 	bool		has_more;		/* to do than the last visit could */

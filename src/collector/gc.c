@@ -170,7 +170,7 @@ estimate_backlog(const SweepPosition *position, const Sweep *progress)
  * when the subscription is forgotten.  So the first sweep of a day says it in the log.
  */
 static void
-say_who_collects(const Catalog *catalog, TimestampTz swept_at)
+log_who_collects(const Catalog *catalog, TimestampTz swept_at)
 {
 	if (catalog->store_kind == STORE_DISTRIBUTED || swept_at / USECS_PER_DAY == GetCurrentTimestamp() / USECS_PER_DAY)
 		return;
@@ -203,7 +203,7 @@ gc_sweep(const Catalog *catalog, Sweep *progress)
 	if (!is_only_sweep())
 		return;
 	position = sweep_position(catalog);
-	say_who_collects(catalog, position.swept_at);
+	log_who_collects(catalog, position.swept_at);
 	if (progress->pages == 0)
 	{
 		position.began_at = GetCurrentTimestamp();

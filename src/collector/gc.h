@@ -20,12 +20,12 @@ typedef struct Sweep
 	int64		max_rows;
 	BlockNumber max_pages;
 	bool		goes_round;		/* on to the first page after the last one */
-	int			max_rotations;		/* tables of the ring that are emptied */
-	int			rotated;			/* that were */
+	int			max_rotations;	/* tables of the ring to empty, at most */
+	int			rotated;		/* tables of the ring that were emptied */
 	int64		removed;
-	BlockNumber seen;			/* pages */
+	BlockNumber seen;			/* pages that were read */
 	int			finished;		/* how often the sweep reached the end of the store */
-	BlockNumber pages;			/* that the store has */
+	BlockNumber pages;			/* of the store */
 } Sweep;
 
 extern void gc_sweep(const Catalog *catalog, Sweep *sweep);

@@ -67,7 +67,7 @@ launcher_nap(int64 microseconds)
 
 /* Once, not in every round. */
 static void
-complain_of_slots(void)
+warn_of_missing_slots(void)
 {
 	static bool complained = false;
 
@@ -118,7 +118,7 @@ ends_within(BackgroundWorkerHandle *handle, int64 microseconds)
 static void
 end_worker(const Database *database, BackgroundWorkerHandle *handle)
 {
-	visit_call_off(database->oid);
+	visit_cancel(database->oid);
 	TerminateBackgroundWorker(handle);
 	if (ShutdownRequestPending)
 		return;
@@ -172,14 +172,14 @@ run_worker(Database *database, const Visit *visit, bool may_take_long)
 
 	if (handle == NULL)
 	{
-		complain_of_slots();
+		warn_of_missing_slots();
 		return false;
 	}
 	if (ends_in_time(database, handle, may_take_long))
-		database->called_off = 0;
+		database->cancelled = 0;
 	else
 	{
-		database->called_off++;
+		database->cancelled++;
 		end_worker(database, handle);
 	}
 	pfree(handle);
@@ -196,12 +196,12 @@ pause_after_failures(int failures)
 /*
  * The pause after a visit.  After one that took longer than usual the database is left
  * alone for as long, so that it takes no more than half of the launcher's time; and for
- * twice as long each time that its visit was called off.
+ * twice as long each time that its visit was cancelled.
  */
 static int64
 pause_after_visit(const Database *database, int64 lasted)
 {
-	int64		pause = database->is_slow ? lasted << Min(database->called_off, BACKOFF_DOUBLINGS) : 0;
+	int64		pause = database->is_slow ? lasted << Min(database->cancelled, BACKOFF_DOUBLINGS) : 0;
 
 	return database->failures > 0 ? Max(pause, pause_after_failures(database->failures)) : pause;
 }

@@ -23,9 +23,9 @@
 #include "collector/visit.h"
 #include "shared/shared.h"
 
-/* a visitor: the database, whether the launcher has called the visit off, and whether the visit takes long */
+/* a visitor: the database, whether the launcher has cancelled the visit, and whether the visit takes long */
 #define NOBODY UINT64CONST(0)
-#define CALLED_OFF (UINT64CONST(1) << 32)
+#define CANCELLED (UINT64CONST(1) << 32)
 #define TAKES_LONG (UINT64CONST(1) << 33)
 
 static pg_atomic_uint64 *me = NULL;
@@ -93,22 +93,22 @@ visit_is_possible(Oid database)
 
 /* Lets the worker know that the launcher ends it. */
 void
-visit_call_off(Oid database)
+visit_cancel(Oid database)
 {
 	for (int i = 0; i < VISITORS; i++)
 	{
 		uint64		visitor = pg_atomic_read_u64(&shared->visitors[i]);
 
 		while (database_of(visitor) == database &&
-			   !pg_atomic_compare_exchange_u64(&shared->visitors[i], &visitor, visitor | CALLED_OFF))
+			   !pg_atomic_compare_exchange_u64(&shared->visitors[i], &visitor, visitor | CANCELLED))
 			;
 	}
 }
 
 bool
-visit_is_called_off(void)
+visit_is_cancelled(void)
 {
-	return me != NULL && (pg_atomic_read_u64(me) & CALLED_OFF);
+	return me != NULL && (pg_atomic_read_u64(me) & CANCELLED);
 }
 
 /* A worker says that its next step may last longer than a visit, or that it is over. */

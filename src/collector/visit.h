@@ -28,13 +28,13 @@ typedef struct Visit
 extern Visit visit_announce(Oid database);
 extern VisitResult visit_result(void);
 extern bool visit_is_possible(Oid database);
-extern void visit_call_off(Oid database);
+extern void visit_cancel(Oid database);
 extern bool visit_is_long(Oid database);
 
 /* the worker's side */
 extern bool visit_begin(const Visit *visit);
 extern void visit_report(const Visit *visit, VisitResult result);
-extern bool visit_is_called_off(void);
+extern bool visit_is_cancelled(void);
 extern void visit_takes_long(bool takes_long);
 
 extern bool visit_nap(int64 microseconds, uint32 wait_event);

@@ -80,7 +80,7 @@ remember_name_of_database(void)
 
 /* By default the server's log does not show in which database a worker is. */
 static void
-say_which_database(void *arg)
+add_database_to_context(void *arg)
 {
 	if (name_of_database != NULL)
 		errcontext("idempotency collector in database \"%s\"", name_of_database);
@@ -287,12 +287,12 @@ database_is_gone(const ErrorData *error)
  * attention.
  */
 static void
-keep_the_expected_out_of_the_log(ErrorData *error)
+hide_expected_errors(ErrorData *error)
 {
 	if (error->elevel == FATAL &&
 		((error->sqlerrcode == ERRCODE_UNDEFINED_DATABASE && database_is_gone(error)) ||
 		 (error->sqlerrcode == ERRCODE_ADMIN_SHUTDOWN &&
-		  (visit_is_called_off() || database_is_being_dropped()))))
+		  (visit_is_cancelled() || database_is_being_dropped()))))
 		error->output_to_server = false;
 	if (previous_log_hook)
 		previous_log_hook(error);
@@ -302,13 +302,13 @@ void
 idempotency_worker_main(Datum arg)
 {
 	Visit		visit;
-	ErrorContextCallback context = {.previous = error_context_stack,.callback = say_which_database};
+	ErrorContextCallback context = {.previous = error_context_stack,.callback = add_database_to_context};
 
 	memcpy(&visit, MyBgworkerEntry->bgw_extra, sizeof(Visit));
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
 	pqsignal(SIGTERM, die);
 	previous_log_hook = emit_log_hook;
-	emit_log_hook = keep_the_expected_out_of_the_log;
+	emit_log_hook = hide_expected_errors;
 	if (!visit_begin(&visit))
 		proc_exit(0);
 	BackgroundWorkerUnblockSignals();

@@ -53,6 +53,6 @@ my @in_a_row = grep { $visits[$_] =~ /sleepy/ && $visits[ $_ + 1 ] =~ /sleepy/ }
 
 is("@visits[map { ($_, $_ + 1) } @in_a_row]", '', 'between two that sleep the neighbour is visited')
   or diag("@visits");
-cmp_ok(scalar(grep { /sleepy/ } @visits), '>=', 3, 'three more visits were called off');
+cmp_ok(scalar(grep { /sleepy/ } @visits), '>=', 3, 'three more visits were cancelled');
 $node->stop('fast');
 done_testing();
