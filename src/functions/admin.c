@@ -132,9 +132,9 @@ idem_set_policy(PG_FUNCTION_ARGS)
 		nulls[i] = PG_ARGISNULL(i);
 	}
 	values[0] = PointerGetDatum(pattern_argument(fcinfo, 0));
-	retention = optional_duration(fcinfo, 1, "retention", false, 0);
-	least = optional_duration(fcinfo, 2, "min_retention", false, 0);
-	most = optional_duration(fcinfo, 3, "max_retention", false, 0);
+	retention = optional_duration(fcinfo, 1, "retention", false);
+	least = optional_duration(fcinfo, 2, "min_retention", false);
+	most = optional_duration(fcinfo, 3, "max_retention", false);
 	check_bounds(least, retention, most, "min_retention, retention and max_retention");
 	check_bounds(0, optional_count(fcinfo, 4, "max_attempts", 0),
 				 optional_count(fcinfo, 5, "attempts_limit", 0),
@@ -144,7 +144,7 @@ idem_set_policy(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
 				 errmsg("attempts_limit must be positive")));
 	(void) optional_count(fcinfo, 6, "max_response_size", 0);
-	(void) optional_duration(fcinfo, 7, "max_lease", false, 0);
+	(void) optional_duration(fcinfo, 7, "max_lease", false);
 	if (count == POLICY_ARGUMENTS)
 	{
 		(void) optional_count(fcinfo, 8, "max_lost_attempts", 0);

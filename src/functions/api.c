@@ -73,7 +73,7 @@ end_completed(FunctionCallInfo fcinfo, EndRequest *request, int code, int retent
 {
 	request->status = STATUS_COMPLETED;
 	request->response = response_arguments(fcinfo, 1, code);
-	request->retention = optional_duration(fcinfo, retention, "retention", false, 0);
+	request->retention = optional_duration(fcinfo, retention, "retention", false);
 	(void) operation_end(request);
 }
 
@@ -110,8 +110,8 @@ end_failed(FunctionCallInfo fcinfo, EndRequest *request, int code, int retryable
 	request->status = STATUS_FAILED;
 	request->response = response_arguments(fcinfo, 1, code);
 	request->retryable = required_bool(fcinfo, retryable, "retryable");
-	request->retry_after = optional_duration(fcinfo, retry_after, "retry_after", true, 0);
-	request->retention = optional_duration(fcinfo, retryable + 2, "retention", false, 0);
+	request->retry_after = optional_duration(fcinfo, retry_after, "retry_after", true);
+	request->retention = optional_duration(fcinfo, retryable + 2, "retention", false);
 	if (!request->retryable && !PG_ARGISNULL(retry_after))
 		ereport(ERROR,
 				(errcode(ERRCODE_IDEM_BAD_ARGUMENT),
@@ -232,7 +232,7 @@ idem_progress(PG_FUNCTION_ARGS)
 	name = name_arguments(fcinfo, 0, 2);
 	progress = progress_argument(fcinfo, 1);
 	fence = optional_fence(fcinfo, 3);
-	lease = optional_duration(fcinfo, 4, "lease", false, 0);
+	lease = optional_duration(fcinfo, 4, "lease", false);
 	return lease_end(fcinfo, operation_progress(&name, fence, lease, progress));
 }
 
@@ -248,7 +248,7 @@ idem_progress_operation(PG_FUNCTION_ARGS)
 	require_writable("idem_progress()");
 	name = operation_argument(fcinfo, 0, &fence);
 	progress = progress_argument(fcinfo, 1);
-	lease = optional_duration(fcinfo, 2, "lease", false, 0);
+	lease = optional_duration(fcinfo, 2, "lease", false);
 	return lease_end(fcinfo, operation_progress(&name, fence, lease, progress));
 }
 

@@ -166,12 +166,12 @@ required_duration(FunctionCallInfo fcinfo, int argument, const char *name, bool 
 	return duration_argument(PG_GETARG_INTERVAL_P(argument), name, may_be_zero);
 }
 
+/* 0: there is none. */
 int64
-optional_duration(FunctionCallInfo fcinfo, int argument, const char *name,
-				  bool may_be_zero, int64 absent)
+optional_duration(FunctionCallInfo fcinfo, int argument, const char *name, bool may_be_zero)
 {
 	if (PG_ARGISNULL(argument))
-		return absent;
+		return 0;
 	return duration_argument(PG_GETARG_INTERVAL_P(argument), name, may_be_zero);
 }
 
@@ -278,7 +278,7 @@ begin_arguments(FunctionCallInfo fcinfo, const BeginArguments *positions)
 	request.name = name_arguments(fcinfo, positions->key, positions->scope);
 	request.max_attempts = optional_count(fcinfo, positions->max_attempts, "max_attempts", NOT_ASKED);
 	if (positions->lease != NO_ARGUMENT)
-		request.lease = optional_duration(fcinfo, positions->lease, "lease", false, 0);
+		request.lease = optional_duration(fcinfo, positions->lease, "lease", false);
 	request.wait = required_duration(fcinfo, positions->wait, "wait", true);
 	/* last: hashing is expensive, and a refused call needs none */
 	request.fingerprint = fingerprint_arguments(fcinfo, positions);

@@ -41,7 +41,7 @@ extern OperationName name_arguments(FunctionCallInfo fcinfo, int key, int scope)
 extern void check_name(text *value, const char *name, bool may_be_empty);
 
 extern int64 optional_duration(FunctionCallInfo fcinfo, int argument,
-							   const char *name, bool may_be_zero, int64 absent);
+							   const char *name, bool may_be_zero);
 extern int64 required_duration(FunctionCallInfo fcinfo, int argument,
 							   const char *name, bool may_be_zero);
 

@@ -204,7 +204,7 @@ idem_call(PG_FUNCTION_ARGS)
 	check_handler(call.handler);
 	call.request_is_null = PG_ARGISNULL(2);
 	call.request = call.request_is_null ? (Datum) 0 : PG_GETARG_DATUM(2);
-	call.retention = optional_duration(fcinfo, 5, "retention", false, 0);
+	call.retention = optional_duration(fcinfo, 5, "retention", false);
 	call.record_failure = required_bool(fcinfo, 6, "record_failure");
 
 	answer = operation_begin(&begin);
