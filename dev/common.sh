@@ -27,6 +27,12 @@ require_go() {
 		die "please install Go $(sed -n 's/^go //p' "$repo/go.work") or newer, from https://go.dev/dl"
 }
 
+# Debian 12 has Node.js 18, which frameworks of today refuse.
+require_node() {
+	command -v npm >/dev/null || "$repo/dev/provision" nodejs npm >&2
+	[[ $(node --print 'process.versions.node.split(".")[0]') -ge 20 ]] || die 'please install Node.js 20 or newer'
+}
+
 # ---- directories ----
 
 # Scripts change their directory, and neither make nor the settings of a server can do
@@ -72,6 +78,20 @@ make_cache() {
 is_kept() {
 	[[ -e $1/complete && ! -L $1 && ($(stat -c %u "$1") == 0 || -O $1) ]]
 }
+
+# make_kept DIRECTORY COMMAND...: makes the directory by the command, one at a time of all copies of the
+# tree. What was left half done is made again.
+make_kept() (
+	! is_kept "$1" || exit 0
+	exec 9<"$(dirname "$1")"
+	flock 9
+	! is_kept "$1" || exit 0
+	rm -rf "$1"
+	mkdir "$1" || die "cannot make $1: remove it, or set TMPDIR"
+	"${@:2}" >&2 9<&-
+	chmod -R a+rX "$1"
+	touch "$1/complete"
+)
 
 [[ -z ${TMPDIR:-} ]] || check_temporary_directory
 # shellcheck disable=SC2034

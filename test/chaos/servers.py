@@ -198,7 +198,6 @@ class Pair:
         self.nodes = [Node(name, base, disk, clock)
                       for name, disk in zip(("one", "two"), disks)]
         self.primary, self.standby = self.nodes
-        self.promotions = 0
 
     def create(self, schema):
         self.primary.create()
@@ -244,7 +243,6 @@ class Pair:
         self.standby.run("pg_ctl", "promote", "-s", "-w", "-D", self.standby.data)
         self.primary, self.standby = self.standby, self.primary
         self.lead_to_primary()
-        self.promotions += 1
         self.add_standby()
 
     def stop(self):

@@ -104,6 +104,17 @@ equals() {
 	[[ $said == "$1" ]] || { printf '%s\n' "expected: $1" "got: $said"; return 1; }
 }
 
+# is_wanted NAME PATTERN...: whether one of the patterns fits the name, or there is none.
+is_wanted() {
+	local pattern
+	[[ $# -gt 1 ]] || return 0
+	for pattern in "${@:2}"; do
+		# shellcheck disable=SC2053  # a pattern
+		[[ $1 != $pattern ]] || return 0
+	done
+	return 1
+}
+
 # ---- the verdicts of others ----
 
 # absorb COMMAND [ARG...]: runs it, shows what it says except for its verdict and the

@@ -11,7 +11,7 @@ export default async function* report(source) {
       else yield (failed++, `skipped: ${data.name}\n`)
     } else if (type === 'test:fail' && !isGroup(data)) {
       failed++
-      yield `failed: ${data.name} (${data.file}:${data.line})\n${inspect(data.details.error?.cause ?? data.details.error)}\n`
+      yield `not ok: ${data.name} (${data.file}:${data.line})\n${inspect(data.details.error?.cause ?? data.details.error)}\n`
     } else if (type === 'test:stderr' || type === 'test:stdout') {
       yield data.message
     }
