@@ -21,11 +21,10 @@ PLACES = [
     ('src/base/compat.h', r'^#if PG_VERSION_NUM < (.*)0000$', 'oldest'),
     ('managed/idempotency.sql', r"'PostgreSQL (.*) or newer is needed'", 'oldest'),
     ('docs/support.md', r'^The extension supports each major version of PostgreSQL from (.*) on for', 'oldest'),
-    ('docs/support.md', r'Now these are (.*)\. \[Versions', 'supported'),
+    ('docs/support.md', r'^\| PostgreSQL \| tested on \|\n\|-.*\n((?:\|.*\n)*)', 'supported'),
+    ('docs/support.md', r'`pg_upgrade` from each version to the next \((.*)\)', 'supported'),
     ('docs/support.md', r'^\| Debian packages \| (.*); for amd64 \|$', 'packaged'),
     ('docs/packages.md', r'^\| Debian \|.*?(`deb/.*): `postgresql-15', 'packaged'),
-    ('docs/reference/versions.md', r'^\| PostgreSQL \| on \|\n\|-.*\n((?:\|.*\n)*)', 'supported'),
-    ('docs/reference/versions.md', r'`pg_upgrade` from each version to the next \((.*)\)', 'supported'),
 ]
 # a version that the list has, and not the number of a Debian release, of a minor one or of tests
 VERSION = re.compile(r'(?<![\d.(+-])(?<!Debian )(1[5-9]|[2-9]\d)(?!\d)')
