@@ -177,7 +177,7 @@ is_lost(void)
 	if (begun.count != 1 || begun.released || begun.excused)
 		return false;
 	/* a background worker reports its error, and ends with it */
-	if (proc_exit_inprogress && IsBackgroundWorker)
+	if (proc_exit_inprogress && MyBackendType == B_BG_WORKER)
 		return reported == CAUSE_OPERATION;
 	/* the connection is lost, or the server has cut it for the session's fault */
 	if (proc_exit_inprogress)
