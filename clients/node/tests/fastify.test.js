@@ -200,3 +200,18 @@ test('under HTTP/2 a body needs no header: one that no parser has read is refuse
     assert.equal(headers[':status'], want)
   }
 })
+
+test('under HTTP/2 a body that its client breaks off is none, although it has an end', async (t) => {
+  const fastify = Fastify({ http2: true })
+  const sent = new Promise((resolve) => { fastify.addHook('onSend', async (request, reply) => resolve(reply.statusCode)) })
+  await fastify.register(fastifyIdempotency, { idempotency: new Idempotency(poolFor(t)), principal: () => newKey() })
+  fastify.post('/', fastify.idempotent.transaction(() => 'ran'))
+  const session = http2.connect(await fastify.listen({ port: 0, host: '127.0.0.1' }))
+  t.after(() => fastify.close())
+  const request = session.request({ ':method': 'POST', 'idempotency-key': newKey(), 'content-type': 'text/plain' })
+  request.on('error', () => {}).write('half')
+  await once(session, 'connect')
+  await new Promise((resolve) => { session.ping(resolve) })
+  session.destroy()
+  assert.equal(await sent, 400)
+})

@@ -172,6 +172,8 @@ export function keptBody(request, limit) {
   const kept = request[KEPT]
   if (kept?.size > limit) throw requestTooLarge()
   if (kept?.isLossy) throw unseen()
+  // HTTP/2 ends a body that its client has broken off.
+  if (request.aborted) throw unreadable(new Error('the client has gone'))
   return kept?.ended ? Buffer.concat(kept.chunks) : undefined
 }
 
