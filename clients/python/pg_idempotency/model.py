@@ -104,7 +104,8 @@ UNKNOWN = "unknown"     # answer of reconcile: nobody can tell
 class Result:
     """The end of a call. ``outcome`` is COMPLETED, FAILED or IN_PROGRESS; ``retry_after`` is in seconds.
 
-    ``code``, ``headers``, ``payload`` and ``body``: those of the Response, or of Declined.
+    ``code``, ``headers``, ``payload`` and ``body``: those of the Response, or of Declined; a payload that nests deeper than
+    Python reads is a Json.
     ``replayed``: the answer came from the store, and this call did not run the work to its end.
     ``taken_over``: this call ran after an earlier leased attempt that has no end.
     ``record``: of a replay, names the stored record; another one where the operation ran anew. None: not a replay.
@@ -232,6 +233,14 @@ def as_stored(value: Any) -> Any:
     return None if text is None else json.loads(text)
 
 
+def json_value(text: str) -> Any:
+    """The value of stored JSON. What nests deeper than Python reads stays text."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        return Json(text)
+
+
 def is_null(payload: Any) -> bool:
     """Whether a payload is JSON null: None is SQL NULL."""
     return isinstance(payload, Json) and payload.text.strip() == "null"
@@ -250,7 +259,7 @@ def operation_from_row(row: Sequence[Any]) -> Operation:
         outcome=outcome, scope=scope, key=key, attempt=attempt, taken_over=bool(taken_over),
         replayed=bool(replayed), fence=fence, lease_left=lease_left, retry_after=retry_after, code=code,
         headers=None if headers is None else json.loads(headers),
-        payload=None if payload is None else json.loads(payload),
+        payload=None if payload is None else json_value(payload),
         body=None if body is None else bytes.fromhex(body),
         record=record_of(scope, key, created) if replayed else None, created=created,
         # JSON null is an answer

@@ -375,6 +375,16 @@ def test_an_answer_says_until_when_it_is_kept(pool, key, admin, options):
         assert Idempotency(pool).expires_at(key, scope="POST /r t") is None
 
 
+def test_a_stored_answer_that_python_cannot_read_is_sent_as_it_is(pool, key, admin):
+    """Another language has stored it."""
+    deep = "[" * 1500 + "]" * 1500
+    with admin.transaction():
+        admin.execute("SELECT idem_begin(%s, scope => 'POST /r t')", (key,))
+        admin.execute("SELECT idem_complete(%s, %s, 'POST /r t')", (key, deep))
+    status, headers, body = call_wsgi(wsgi(pool, None), key)
+    assert (status, headers["Content-Type"], body) == (200, "application/json", deep.encode())
+
+
 def test_a_compressed_answer_stays_one(pool, key):
     packed = gzip.compress(b"packed")
     app = wsgi(pool, lambda environ: (200, [("Content-Encoding", "gzip"), ("X-Own", "1")], [packed]), stored_headers=("x-own",))
