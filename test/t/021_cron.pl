@@ -1,5 +1,5 @@
-# pg_cron runs the sweep where the library is not preloaded.  It fires on whole
-# minutes, so this takes one.
+# pg_cron runs the sweep where the library is not preloaded, and jobs of its own where it
+# is.  It fires on whole minutes, so this takes one.
 use Idempotency;
 
 plan skip_all => 'Debian has no pg_cron for this PostgreSQL yet' if !has_pg_cron();
