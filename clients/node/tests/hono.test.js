@@ -260,6 +260,20 @@ for (const [name, answer] of Object.entries({
   })
 }
 
+test('a lease is done whose Response @hono/node-server cannot make, which it tries after the handler', async (t) => {
+  const pool = poolFor(t)
+  const once = honoIdempotency(new Idempotency(pool), { scope: () => 'hono late', onError() {} })
+  const [key, name] = [newKey(), newKey()]
+  const app = new Hono().post('/', once.lease((c) => ({ response: c.body('x', 204), writes: (tx) => effect(tx, name) })))
+  const port = await portOf(t, serve({ fetch: app.fetch, port: 0, hostname: '127.0.0.1' }))
+  const titles = []
+  for (let call = 0; call < 2; call++) {
+    const { body } = await send(port, { method: 'POST', path: '/', body: '{}', headers: { 'content-type': 'application/json', 'idempotency-key': key } })
+    titles.push(JSON.parse(body).title)
+  }
+  assert.deepEqual([titles, await effects(pool, name)], [['Internal Server Error', 'The answer could not be stored'], 1])
+})
+
 test('a stream of Node that is too large is given up, and the process goes on', async (t) => {
   const once = honoIdempotency(new Idempotency(poolFor(t)), { scope: () => 'hono large', maxResponse: 10_000, onError() {} })
   const endless = {

@@ -2,7 +2,7 @@
 import { routePath } from 'hono/route'
 import { hush, tookOver } from './answer.js'
 import { comparable, isJson, mediaType, parseJson, readAll, readRequest, unseen } from './body.js'
-import { HttpIdempotency, answering, responseTooLarge } from './core.js'
+import { HttpIdempotency, answering, ofAnswer, responseTooLarge } from './core.js'
 import { telling } from '../options.js'
 import { valuesOf } from './express.js'
 import { knownProblem } from './problem.js'
@@ -130,12 +130,23 @@ async function bodyOf(c, type, isEncoded, maxRequest) {
 }
 
 async function toAnswer(response, maxResponse, signal, writes) {
-  const headers = Object.fromEntries([...response.headers]
+  const { status, pairs, stream } = partsOf(response, writes)
+  const headers = Object.fromEntries(pairs
     // It is sent as a whole, with a length: a client refuses an answer with both.
     .filter(([name]) => name !== 'transfer-encoding')
     .map(([name, value]) => [name, name === 'set-cookie' ? response.headers.getSetCookie() : value]))
-  const body = response.body ? await readAll(response.body, maxResponse, () => responseTooLarge({ status: response.status, writes }), signal) : Buffer.alloc(0)
-  return { status: response.status, headers, body, writes }
+  const body = stream ? await readAll(stream, maxResponse, () => responseTooLarge({ status, writes }), signal) : Buffer.alloc(0)
+  return { status, headers, body, writes }
+}
+
+// A Response of @hono/node-server is not made before it is read, and may be one that cannot be.
+function partsOf(response, writes) {
+  const status = response?.status
+  try {
+    return { status, pairs: [...response.headers], stream: response.body }
+  } catch (error) {
+    throw ofAnswer(error, { status, writes })
+  }
 }
 
 const WITHOUT_BODY = new Set([204, 205, 304])
