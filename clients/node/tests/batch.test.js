@@ -93,6 +93,21 @@ test('a batch that has acquired nothing has nothing that tells of it', async (t)
   assert.equal(await effects(pool, key), 1)
 })
 
+test('a batch that has acquired nothing is repeated after a conflict at COMMIT, and after a loss before it', async (t) => {
+  const { pool, idempotency } = idempotencyFor(t)
+  const key = newKey()
+  await pool.query(`CREATE SEQUENCE tries; CREATE TABLE conflicting (name text);
+    CREATE FUNCTION conflict() RETURNS trigger LANGUAGE plpgsql AS $$
+      BEGIN IF nextval('tries') = 1 THEN RAISE SQLSTATE '40001'; END IF; RETURN NULL; END $$;
+    CREATE CONSTRAINT TRIGGER late AFTER INSERT ON conflicting DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION conflict()`)
+  let calls = 0
+  await idempotency.batch(async ({ tx }) => {
+    await effect(tx, key)
+    await tx.query(++calls === 2 ? 'SELECT pg_terminate_backend(pg_backend_pid())' : 'INSERT INTO conflicting VALUES (NULL)')
+  })
+  assert.deepEqual([calls, await effects(pool, key)], [3, 1])
+})
+
 test('a batch whose work ends its transaction is NotOwned, as its effects may be gone', async (t) => {
   const sql = postgres({ max: 1, onnotice: () => {} })
   t.after(() => sql.end())

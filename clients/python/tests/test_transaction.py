@@ -199,6 +199,22 @@ def test_repeats_are_bounded(pool, key, effects, state):
     assert effects() == 0
 
 
+def test_a_run_is_repeated_after_a_conflict_at_commit_and_after_a_loss_before_it(idem, key, admin, effects):
+    admin.execute("""CREATE SEQUENCE tries; CREATE TABLE conflicting (name text);
+        CREATE FUNCTION conflict() RETURNS trigger LANGUAGE plpgsql AS $$
+            BEGIN IF nextval('tries') = 1 THEN RAISE SQLSTATE '40001'; END IF; RETURN NULL; END $$;
+        CREATE CONSTRAINT TRIGGER late AFTER INSERT ON conflicting DEFERRABLE INITIALLY DEFERRED
+            FOR EACH ROW EXECUTE FUNCTION conflict()""")
+    tries = []
+
+    def work(tx):
+        tries.append(1)
+        tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
+        tx.execute("SELECT pg_terminate_backend(pg_backend_pid())" if len(tries) == 2 else "INSERT INTO conflicting VALUES (NULL)")
+    idem.run(work)
+    assert (len(tries), effects()) == (3, 1)
+
+
 def test_an_error_of_the_work_is_not_repeated_when_the_connection_is_gone_too(idem, key, admin):
     tries = []
 

@@ -113,6 +113,22 @@ class BatchTest extends OnServer {
         assertEquals(1, effects());
     }
 
+    @Test
+    void aConflictAtTheCommitRepeatsWhatHasBegunNothing() throws Exception {
+        sql("CREATE SEQUENCE tries", "CREATE TABLE conflicting (key text)", "CREATE FUNCTION conflict() RETURNS trigger LANGUAGE plpgsql AS"
+                + " $$BEGIN IF nextval('tries') = 1 THEN RAISE SQLSTATE '40001'; END IF; RETURN NULL; END$$",
+                "CREATE CONSTRAINT TRIGGER late AFTER INSERT ON conflicting DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION conflict()");
+        AtomicInteger runs = new AtomicInteger();
+        once.<Void, SQLException>batch(null, batch -> {
+            effect(batch.connection());
+            execute(batch.connection(), runs.incrementAndGet() == 2 ? "SELECT pg_terminate_backend(pg_backend_pid())"
+                    : "INSERT INTO conflicting VALUES (NULL)");
+            return null;
+        });
+        assertEquals(3, runs.get());
+        assertEquals(1, effects());
+    }
+
     /** Where it has acquired none, nothing would tell its repeat that its writes are there. */
     @ParameterizedTest
     @ValueSource(booleans = {true, false})

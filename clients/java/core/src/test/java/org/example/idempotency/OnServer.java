@@ -70,7 +70,7 @@ abstract class OnServer {
         return number("count(*) FROM idempotency_store WHERE lease_expires_at > clock_timestamp() AND idempotency_key") == 1;
     }
 
-    private int number(String what) throws SQLException {
+    int number(String what) throws SQLException {
         return Integer.parseInt(one("SELECT " + what + " = '" + key + "'"));
     }
 

@@ -15,6 +15,7 @@ import java.util.Map;
 import java.util.concurrent.CancellationException;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.FutureTask;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
 import javax.sql.DataSource;
@@ -101,11 +102,18 @@ class TransactionTest extends OnServer {
             @Override
             public <T> T run(int isolation, Body<T> body) throws Exception {
                 if (transactions.incrementAndGet() == 2) {
-                    sql("BEGIN", "SELECT idem_begin('" + key + "')", switch (what) {
-                        case COMPLETED -> "SELECT idem_complete('" + key + "')";
-                        case FAILED -> "SELECT idem_fail('" + key + "')";
-                        default -> "SELECT idem_release('" + key + "')";
-                    }, "COMMIT");
+                    var retry = new FutureTask<Void>(() -> {
+                        sql("BEGIN", "SELECT idem_begin('" + key + "')", switch (what) {
+                            case COMPLETED -> "SELECT idem_complete('" + key + "'), pg_sleep(0.5)"; // which is waited for
+                            case FAILED -> "SELECT idem_fail('" + key + "')";
+                            default -> "SELECT idem_release('" + key + "')";
+                        }, "COMMIT");
+                        return null;
+                    });
+                    new Thread(retry).start();
+                    while (!retry.isDone() && number("count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND substr(query, 23, 36)") == 0) {
+                        Thread.onSpinWait();
+                    }
                     if (what == Outcome.IN_PROGRESS) {
                         sql("SELECT idem_begin('" + key + "', lease => '1 minute')");
                     }
