@@ -210,7 +210,8 @@ def test_a_run_is_repeated_after_a_conflict_at_commit_and_after_a_loss_before_it
     def work(tx):
         tries.append(1)
         tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
-        tx.execute("SELECT pg_terminate_backend(pg_backend_pid())" if len(tries) == 2 else "INSERT INTO conflicting VALUES (NULL)")
+        ends = len(tries) == 2
+        tx.execute("SELECT pg_terminate_backend(pg_backend_pid())" if ends else "INSERT INTO conflicting VALUES (NULL)")
     idem.run(work)
     assert (len(tries), effects()) == (3, 1)
 
