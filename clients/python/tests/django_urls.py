@@ -1,5 +1,6 @@
 """Views for the tests of Django."""
 
+import asyncio
 import json
 import threading
 
@@ -46,6 +47,19 @@ def slow(request):
     return JsonResponse({}, status=201)
 
 
+cancelled = []
+
+
+async def waits(request):
+    running.set()
+    try:
+        await asyncio.sleep(5)
+    except asyncio.CancelledError:
+        cancelled.append(request.method)
+        raise
+    return JsonResponse({})
+
+
 def raises(request):
     raise errors.pop(0)
 
@@ -65,4 +79,4 @@ def rendered(request):
 
 
 urlpatterns = [path("rendered", rendered), path("raises", raises), path("flaky/<int:number>", flaky), path("stream", stream),
-               path("streams-later", streams_later), path("slow", slow)]
+               path("streams-later", streams_later), path("slow", slow), path("waits", waits)]

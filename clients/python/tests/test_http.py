@@ -452,11 +452,10 @@ def test_django_sees_a_chunked_body_under_asgi(key):
     assert DjangoMiddleware(lambda request: HttpResponse(request.body, status=201))(request).content == b"whole"
 
 
-@pytest.mark.filterwarnings("ignore:async_to_sync was passed")
-def test_django_goes_on_without_its_client_under_asgi(admin, key):
-    """Django cancels the call then."""
-    scope = {"type": "http", "method": "POST", "path": "/slow", "query_string": b"", "headers": [
-        (b"idempotency-key", key.encode()), (b"x-tenant", b"t"), (b"content-length", b"2")]}
+def leave_django(method, path, headers):
+    """A request under ASGI whose client goes away when its view has begun."""
+    django_urls.running.clear()
+    scope = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": headers}
     messages = [{"type": "http.request", "body": b"{}"}]
 
     async def receive():
@@ -469,7 +468,23 @@ def test_django_goes_on_without_its_client_under_asgi(admin, key):
     async def send(message):
         raise AssertionError("nobody is there")
     asyncio.run(ASGIHandler()(scope, receive, send))
+
+
+@pytest.mark.filterwarnings("ignore:async_to_sync was passed")
+def test_django_goes_on_without_its_client_under_asgi(admin, key):
+    """Django cancels the call then."""
+    leave_django("POST", "/slow", [(b"idempotency-key", key.encode()), (b"x-tenant", b"t"), (b"content-length", b"2")])
     assert admin.execute("SELECT status FROM idempotency_store WHERE idempotency_key = %s", (key,)).fetchall() == [("COMPLETED",)]
+
+
+@pytest.mark.filterwarnings("ignore:async_to_sync was passed")
+def test_django_cancels_a_view_without_a_key_under_asgi():
+    """A view may end then what it does for its client alone, as without the middleware."""
+    django_urls.cancelled.clear()
+    with override_settings(IDEMPOTENCY={"scope": lambda asked: "s", "required": False}):
+        for method in "GET", "POST":
+            leave_django(method, "/waits", [])
+    assert django_urls.cancelled == ["GET", "POST"]
 
 
 def test_django_answers_as_its_view():

@@ -48,27 +48,35 @@ class IdempotencyMiddleware:
         if given.get("scope") is None:
             given.setdefault("principal", signed_in)
         self.core = Core(Options(**given), lambda: self.idempotency.scope, blocking=True)
-        self.get_response = get_response
+        self.get_response = self.view = get_response
         if iscoroutinefunction(get_response):
             markcoroutinefunction(self)
-            self.get_response = async_to_sync(get_response)
+            self.view = async_to_sync(get_response)
 
     def __call__(self, request: Any) -> Any:
-        # Under ASGI Django cancels the call when its client goes away. The work runs to its end.
-        return to_its_end(sync_to_async(self.answer)(request)) if iscoroutinefunction(self) else self.answer(request)
-
-    def answer(self, request: Any) -> Any:
-        """Django's response to a request."""
         route = route_template(request)
         if route is None or not self.core.covers(request.method, route):
             return self.get_response(request)
-        options = self.core.options_of(route)
-        body = self.read_body(request, options)
-        admitted = body if isinstance(body, Reply) else self.core.admit(request_of(request, route, body))
+        if iscoroutinefunction(self):
+            return self.answer_async(request, route)
+        admitted = self.admit(request, route)
+        return self.get_response(request) if admitted is None else self.answer(request, admitted)
+
+    async def answer_async(self, request: Any, route: str) -> Any:
+        """Under ASGI Django cancels the call when its client goes away. Work with a key runs to its end."""
+        admitted = await sync_to_async(self.admit)(request, route)
         if admitted is None:
-            return self.get_response(request)
-        reply = admitted if isinstance(admitted, Reply) else self.run(request, admitted)
-        return http_response(reply)
+            return await self.get_response(request)
+        return await to_its_end(sync_to_async(self.answer)(request, admitted))
+
+    def admit(self, request: Any, route: str) -> Union[Admitted, Reply, None]:
+        """As Core.admit, where the body may not be readable."""
+        body = self.read_body(request, self.core.options_of(route))
+        return body if isinstance(body, Reply) else self.core.admit(request_of(request, route, body))
+
+    def answer(self, request: Any, admitted: Union[Admitted, Reply]) -> Any:
+        """Django's response to a request with a key."""
+        return http_response(admitted if isinstance(admitted, Reply) else self.run(request, admitted))
 
     def read_body(self, request: Any, options: Options) -> Union[bytes, Reply]:
         """The whole body, which Django keeps for the view, or a refusal."""
@@ -95,7 +103,7 @@ class IdempotencyMiddleware:
             request.idempotency = exchange
             request.idempotency_error = None
             request.idempotency_done = False
-            reply = capture(self.get_response(request), admitted.options.max_response)
+            reply = capture(self.view(request), admitted.options.max_response)
             # Django turns errors into an answer 500; what happened decides whether to repeat.
             error = request.idempotency_error
             if reply.status < 500 or error is None:
