@@ -45,21 +45,27 @@ public interface Transactions {
     }
 
     /**
-     * Throws where the transaction has failed: its COMMIT would roll back, and the driver takes that for success. For what has
-     * no statement of this package at its end.
+     * Runs a body between a SAVEPOINT and its RELEASE. That fails where the transaction has failed or ended: what the body did is rolled
+     * back, and COMMIT would not say so. For what has no statement of this package at its end.
      *
+     * @param <T> what the body returns
      * @param connection the open transaction
-     * @throws SQLException the connection is lost
+     * @param body what to run
+     * @return what the body returned
+     * @throws Exception what the body has thrown; the connection is lost
      * @throws IdempotencyException.RolledBack a statement had failed, and somebody has caught that
+     * @throws IdempotencyException.NotOwned the body has ended the transaction
      */
-    static void requireSound(Connection connection) throws SQLException {
+    static <T> T runSound(Connection connection, Body<T> body) throws Exception {
         try (Statement statement = connection.createStatement()) {
-            statement.execute("SELECT 1");
-        } catch (SQLException error) {
-            if ("25P02".equals(error.getSQLState())) {
-                throw new IdempotencyException.RolledBack(error);
+            statement.execute("SAVEPOINT idempotency_work");
+            T value = body.run(connection);
+            try {
+                statement.execute("RELEASE SAVEPOINT idempotency_work");
+            } catch (SQLException error) {
+                throw IdempotencyException.of(error);
             }
-            throw error;
+            return value;
         }
     }
 

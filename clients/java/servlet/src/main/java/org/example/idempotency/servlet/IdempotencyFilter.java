@@ -303,11 +303,8 @@ public final class IdempotencyFilter extends HttpFilter {
 
         private Answer transact() throws Exception {
             if (call.key() == null) {
-                once.transactions().run(call.isolation(), connection -> {
-                    handle(new Exchange(connection, null, null));
-                    Transactions.requireSound(connection);
-                    return null;
-                });
+                once.transactions().run(call.isolation(), connection ->
+                        Transactions.runSound(connection, c -> handle(new Exchange(c, null, null))));
                 return fresh;
             }
             return conclude(once.<Exception>transaction(call, this::work));
@@ -345,11 +342,10 @@ public final class IdempotencyFilter extends HttpFilter {
             Exchange exchange = new Exchange(null, null, null);
             handle(exchange);
             if (exchange.writes() != null) {
-                once.transactions().run(call.isolation(), connection -> {
-                    write(exchange, connection);
-                    Transactions.requireSound(connection);
+                once.transactions().run(call.isolation(), connection -> Transactions.runSound(connection, c -> {
+                    write(exchange, c);
                     return null;
-                });
+                }));
             }
             return fresh;
         }
