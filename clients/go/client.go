@@ -202,6 +202,9 @@ func (c *Client[Tx]) repeat(ctx context.Context, call *call, try try) (*Result, 
 		if err == nil || errors.Is(err, ErrNotDone) || !Transient(err) {
 			return result, err
 		}
+		if over := ctx.Err(); over != nil { // nobody waits for another attempt
+			return nil, &Error{over, err}
+		}
 		afterLoss = afterLoss || SQLState(err) != "40001" && SQLState(err) != "40P01"
 		if wasStale && dead < maxDead {
 			dead, attempt = dead+1, attempt-1

@@ -131,6 +131,17 @@ func TestBackoff(t *testing.T) {
 	err = <-done
 	wantError(t, err, context.Canceled)
 	same(t, "SQLSTATE", idempotency.SQLState(err), "40001")
+
+	// Nobody waits for a repeat, so none is told of.
+	count := len(delays)
+	ctx, cancel = context.WithCancel(background)
+	_, err = client.Transaction(ctx, newKey(), nil, does(func(ctx context.Context, tx pgx.Tx) error {
+		defer cancel()
+		return onPgx.exec(ctx, tx, raise("40001"))
+	}))
+	wantError(t, err, context.Canceled)
+	same(t, "SQLSTATE", idempotency.SQLState(err), "40001")
+	same(t, "delays", len(delays), count)
 }
 
 // Whatever passes when the connection breaks, and whether or not the server got
