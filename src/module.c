@@ -12,7 +12,7 @@
 #include "base/fault.h"
 #include "base/settings.h"
 #include "collector/launcher.h"
-#include "functions/delegate.h"
+#include "functions/citus_delegate.h"
 #include "schema/catalog.h"
 #include "scope/scope.h"
 #include "shared/shared.h"

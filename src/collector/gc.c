@@ -22,11 +22,11 @@
 #include "collector/rotation.h"
 #include "schema/catalog.h"
 #include "schema/store_tables.h"
-#include "shared/lock.h"
+#include "shared/advisory_lock.h"
 #include "shared/stats.h"
 #include "store/bulk.h"
-#include "store/kind.h"
-#include "store/sweep.h"
+#include "store/store_kind.h"
+#include "store/sweep_position.h"
 
 /* Only one sweep runs at a time; other callers do not wait for it. */
 static bool

@@ -23,8 +23,8 @@
 #include "seal/pgp.h"
 #include "seal/seal.h"
 #include "store/bulk.h"
-#include "store/kind.h"
 #include "store/store.h"
+#include "store/store_kind.h"
 
 /* how many responses that cannot be sealed anew are named in warnings */
 #define NAMED 10

@@ -27,7 +27,7 @@
 #include "base/subtransaction.h"
 #include "functions/answer.h"
 #include "functions/arguments.h"
-#include "functions/failure.h"
+#include "functions/handler_failure.h"
 #include "operation/operation.h"
 #include "scope/scope.h"
 

@@ -21,7 +21,7 @@
 #include "base/json.h"
 #include "operation/operation_internal.h"
 #include "seal/fingerprint.h"
-#include "shared/lock.h"
+#include "shared/advisory_lock.h"
 #include "shared/lost_attempts.h"
 #include "shared/stats.h"
 #include "shared/wait.h"

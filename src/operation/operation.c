@@ -25,11 +25,11 @@
 #include "base/compat.h"
 #include "operation/operation_internal.h"
 #include "seal/seal.h"
-#include "shared/lock.h"
+#include "shared/advisory_lock.h"
 #include "shared/lost_attempts.h"
 #include "shared/stats.h"
-#include "store/kind.h"
 #include "store/store.h"
+#include "store/store_kind.h"
 
 /* ---- an operation during a call ---- */
 

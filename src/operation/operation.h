@@ -13,7 +13,7 @@
 
 #include "base/idempotency.h"
 #include "schema/catalog.h"
-#include "store/failed.h"
+#include "store/failed_operations.h"
 
 #define NOT_ASKED (-1)
 

@@ -15,7 +15,7 @@
 #include "base/compat.h"
 #include "base/settings.h"
 #include "operation/operation_owner.h"
-#include "shared/lock.h"
+#include "shared/advisory_lock.h"
 #include "shared/stats.h"
 #include "store/store.h"
 #include "transaction/transaction.h"

@@ -17,14 +17,14 @@
 #include "operation/operation_owner.h"
 #include "schema/table_owner.h"
 #include "seal/seal.h"
-#include "shared/lock.h"
+#include "shared/advisory_lock.h"
 #include "shared/lost_attempts.h"
 #include "shared/stats.h"
 #include "store/citus_fence.h"
-#include "store/failed.h"
+#include "store/failed_operations.h"
 #include "store/fence.h"
-#include "store/kind.h"
 #include "store/store.h"
+#include "store/store_kind.h"
 #include "transaction/rollback.h"
 
 /*

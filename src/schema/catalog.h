@@ -25,7 +25,7 @@ typedef enum CatalogTable
 } CatalogTable;
 #define CATALOG_TABLES 8
 
-/* where the rows of the store are; store/kind.c knows what follows from it */
+/* where the rows of the store are; store/store_kind.c knows what follows from it */
 typedef enum StoreKind
 {
 	STORE_ONE_TABLE,			/* in it, or in its partitions if its owner has partitioned it */

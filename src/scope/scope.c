@@ -24,8 +24,8 @@
 #include "schema/definition.h"
 #include "scope/patterns.h"
 #include "scope/scope.h"
-#include "store/kind.h"
 #include "store/statement.h"
+#include "store/store_kind.h"
 
 #define PATTERN_IS "pattern OPERATOR(pg_catalog.=) $1"
 /* version 1.0 has neither max_lost_attempts nor too_large_response */

@@ -1,7 +1,7 @@
 /*
  * fingerprint.h
  *		What is remembered of a request: its fingerprint (fingerprint.c), and
- *		what is stored of that (digest.c).  And the keys of steps.
+ *		what is stored of that (fingerprint_digest.c).  And the keys of steps.
  */
 #ifndef IDEM_FINGERPRINT_H
 #define IDEM_FINGERPRINT_H

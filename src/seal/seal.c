@@ -20,8 +20,8 @@
 #include "base/settings.h"
 #include "seal/keyring.h"
 #include "seal/pgp.h"
+#include "seal/portable_bytes.h"
 #include "seal/seal.h"
-#include "seal/tokens.h"
 
 #define FORMAT_VERSION 1
 
@@ -62,7 +62,7 @@ static void
 put_jsonb(StringInfo message, const Record *record, struct varlena *value)
 {
 	if (put_presence(message, value) &&
-		!tokens_put_jsonb(message, (Jsonb *) pg_detoast_datum(value), DEEPEST))
+		!portable_put_jsonb(message, (Jsonb *) pg_detoast_datum(value), DEEPEST))
 		too_deep(record);
 }
 
@@ -81,8 +81,8 @@ static void
 put_identity(StringInfo message, const Record *record)
 {
 	pq_sendbyte(message, FORMAT_VERSION);
-	tokens_put_text(message, VARDATA_ANY(record->name.scope), VARSIZE_ANY_EXHDR(record->name.scope));
-	tokens_put_text(message, VARDATA_ANY(record->name.key), VARSIZE_ANY_EXHDR(record->name.key));
+	portable_put_text(message, VARDATA_ANY(record->name.scope), VARSIZE_ANY_EXHDR(record->name.scope));
+	portable_put_text(message, VARDATA_ANY(record->name.key), VARSIZE_ANY_EXHDR(record->name.key));
 	pq_sendbyte(message, record->status);
 	/* a note of progress goes from one attempt to the next */
 	pq_sendint32(message, record->status == STATUS_PENDING ? 0 : record->attempt);
@@ -128,7 +128,7 @@ get_body(StringInfo message)
 static struct varlena *
 get_jsonb(StringInfo message)
 {
-	return pq_getmsgbyte(message) ? (struct varlena *) tokens_get_jsonb(message) : NULL;
+	return pq_getmsgbyte(message) ? (struct varlena *) portable_get_jsonb(message) : NULL;
 }
 
 /* false: it is not that of this record */

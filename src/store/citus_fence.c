@@ -18,7 +18,7 @@
 #include "base/compat.h"
 #include "base/idempotency.h"
 #include "citus/citus.h"
-#include "shared/lock.h"
+#include "shared/advisory_lock.h"
 #include "store/citus_fence.h"
 #include "store/fence.h"
 #include "store/store.h"

@@ -5,7 +5,7 @@
  *
  * The most frequent ones take the direct path if it gives the same result.  The
  * response of a record is sealed on its way in.  A reader opens it itself.  In which
- * table a record is, or will be, is the business of kind.c.
+ * table a record is, or will be, is the business of store_kind.c.
  */
 #include "postgres.h"
 
@@ -18,9 +18,9 @@
 #include "seal/seal.h"
 #include "store/by_sql.h"
 #include "store/direct.h"
-#include "store/kind.h"
 #include "store/row_error.h"
 #include "store/store.h"
+#include "store/store_kind.h"
 
 /*
  * The newest committed record of a name, or the one of this transaction.  A

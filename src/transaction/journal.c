@@ -19,7 +19,7 @@
 
 #include "base/compat.h"
 #include "base/settings.h"
-#include "transaction/guard.h"
+#include "transaction/guard_order.h"
 #include "transaction/journal_internal.h"
 
 Journal		journal = {0};

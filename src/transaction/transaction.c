@@ -21,7 +21,7 @@
 #include "shared/lost_attempts.h"
 #include "shared/stats.h"
 #include "shared/wait.h"
-#include "transaction/guard.h"
+#include "transaction/guard_order.h"
 #include "transaction/journal.h"
 #include "transaction/rollback.h"
 #include "transaction/savepoint.h"

@@ -167,7 +167,7 @@ Client client[CLIENTS];
 #define OWNS(d)			(client[d].own[k] != NOTHING)
 
 /*
- * lock.c: a lock that is released goes to somebody who queues for it, so that
+ * advisory_lock.c: a lock that is released goes to somebody who queues for it, so that
  * nobody else finds it free, or can queue before that.
  */
 #ifdef NO_LOCK
@@ -596,11 +596,11 @@ end:
 	:: d_step { CAN_BEGIN && IS_ENDED && WORTH_ASKING ->
 		tell_end(k); end_step() }
 
-	/* lock.c, lock_acquire_now.  Where it fails and no end is told, nothing has happened. */
+	/* advisory_lock.c, lock_acquire_now.  Where it fails and no end is told, nothing has happened. */
 	:: d_step { CAN_BEGIN && AVAILABLE && WORTH_ASKING ->
 		CLIENT.lock[k] = 1; CLIENT.at = ASKED; CLIENT.key = k; LOOK(JUDGE); end_step() }
 
-	/* begin.c, begin_until; lock.c, lock_acquire_within */
+	/* begin.c, begin_until; advisory_lock.c, lock_acquire_within */
 	:: d_step { CAN_BEGIN && IN_USE && WORTH_ASKING ->
 		CLIENT.at = QUEUED; CLIENT.key = k; LOOK(JUDGE); end_step() }
 	:: d_step { CLIENT.at == QUEUED && HERE && GRANTABLE ->

@@ -79,9 +79,9 @@ proctype Operation(byte me)
 end:
 	do
 	:: d_step { !ME.open -> ME.open = 1; learn() };
-		/* lock.c, lock_acquire_within */
+		/* advisory_lock.c, lock_acquire_within */
 		d_step { owner == 0 -> owner = 1 + me };
-look:	/* kind.c, kind_find: the list */
+look:	/* store_kind.c, kind_find: the list */
 		atomic {
 #ifndef NO_ACCEPT
 			learn();
@@ -89,7 +89,7 @@ look:	/* kind.c, kind_find: the list */
 			i = 0; position = 3; found = NONE };
 		/* ... and one snapshot, which is not older */
 		d_step { ME.seen[0] = row[0]; ME.seen[1] = row[1]; ME.seen[2] = row[2] };
-		/* kind.c, find_in_ring */
+		/* store_kind.c, find_in_ring */
 		do
 		:: d_step { i < TABLES && found != LIVE -> t = TABLE_AT(i) };
 			if
@@ -119,7 +119,7 @@ look:	/* kind.c, kind_find: the list */
 		:: d_step { !(i < TABLES && found != LIVE) -> t = 0 }; break
 		od;
 #ifndef NO_ACCEPT_AFTER
-		/* kind.c, find_with_snapshot */
+		/* store_kind.c, find_with_snapshot */
 		atomic { ME.accepted = ME.accepted || ME.invalidated };
 #endif
 #ifndef NO_SECOND_LOOK
@@ -132,7 +132,7 @@ look:	/* kind.c, kind_find: the list */
 		:: atomic { found == LIVE -> acknowledged = (COUNT(LIVE) > 0); goto done }
 		:: else
 		fi;
-		/* kind.c, kind_lock_target */
+		/* store_kind.c, kind_lock_target */
 lock:	atomic { !WRITE_LOCKED(ME.target) -> ME.writes = 1 + ME.target; ME.accepted = (ME.accepted || (ME.invalidated && ME.target != 0)) };
 #ifndef NO_REPEAT
 		if
@@ -140,7 +140,7 @@ lock:	atomic { !WRITE_LOCKED(ME.target) -> ME.writes = 1 + ME.target; ME.accepte
 		:: else
 		fi;
 #endif
-		/* store.c, put_directly; kind.c, kind_leave_other_table; the commit; its answer */
+		/* store.c, put_directly; store_kind.c, kind_leave_other_table; the commit; its answer */
 		d_step { position == 3 || !WRITE_LOCKED(position) ->
 #ifndef LEAVE_THE_OLD
 			if

@@ -1,5 +1,5 @@
 /*
- * sweep.c
+ * sweep_position.c
  *		The position of the sweep over the store: every SQL statement on
  *		idempotency_sweep.
  */
@@ -10,7 +10,7 @@
 
 #include "base/compat.h"
 #include "store/statement.h"
-#include "store/sweep.h"
+#include "store/sweep_position.h"
 
 static Statement read_position = {
 	"SELECT next_page::pg_catalog.int8, began_at, swept_at FROM %1$s.idempotency_sweep",

@@ -1,5 +1,5 @@
 /*
- * kind.c
+ * store_kind.c
  *		The kind of the store: one table, a ring of tables, or tables that Citus
  *		distributes over nodes.  What differs between the kinds is here: in which
  *		table a name is looked up, stored and deleted, what keeps it there, and
@@ -26,8 +26,8 @@
 #include "schema/store_tables.h"
 #include "store/by_sql.h"
 #include "store/direct.h"
-#include "store/kind.h"
 #include "store/row_error.h"
+#include "store/store_kind.h"
 
 /* ---- lock ---- */
 

@@ -1,9 +1,9 @@
 /*
- * lock.h
+ * advisory_lock.h
  *		Advisory locks of a class of our own: their tags, taking and releasing.
  */
-#ifndef IDEM_LOCK_H
-#define IDEM_LOCK_H
+#ifndef IDEM_ADVISORY_LOCK_H
+#define IDEM_ADVISORY_LOCK_H
 
 #include "postgres.h"
 
@@ -37,4 +37,4 @@ lock_tag(uint64 id, uint16 lock_class)
 	return tag;
 }
 
-#endif							/* IDEM_LOCK_H */
+#endif							/* IDEM_ADVISORY_LOCK_H */

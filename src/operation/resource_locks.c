@@ -1,5 +1,5 @@
 /*
- * resource.c
+ * resource_locks.c
  *		Exclusive locks on entities: all entities of a list, or none.
  *
  * They are taken in the order of their lock ids, and not of their names: two
@@ -11,11 +11,11 @@
 #include "storage/lock.h"
 
 #include "base/compat.h"
-#include "operation/resource.h"
+#include "operation/resource_locks.h"
 #include "schema/catalog.h"
-#include "shared/lock.h"
+#include "shared/advisory_lock.h"
 #include "shared/wait.h"
-#include "store/kind.h"
+#include "store/store_kind.h"
 #include "transaction/journal.h"
 
 static int

@@ -1,9 +1,9 @@
 /*
- * sweep.h
+ * sweep_position.h
  *		The position of the sweep over the store.
  */
-#ifndef IDEM_SWEEP_H
-#define IDEM_SWEEP_H
+#ifndef IDEM_SWEEP_POSITION_H
+#define IDEM_SWEEP_POSITION_H
 
 #include "postgres.h"
 
@@ -22,4 +22,4 @@ typedef struct SweepPosition
 extern SweepPosition sweep_position(const Catalog *catalog);
 extern void sweep_remember_position(const Catalog *catalog, const SweepPosition *position);
 
-#endif							/* IDEM_SWEEP_H */
+#endif							/* IDEM_SWEEP_POSITION_H */

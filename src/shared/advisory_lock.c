@@ -1,5 +1,5 @@
 /*
- * lock.c
+ * advisory_lock.c
  *		Advisory locks of a class of our own: their tags, taking and releasing.
  *
  * An operation's lock makes begin exclusive.  A session that holds the lock
@@ -20,7 +20,7 @@
 
 #include "base/compat.h"
 #include "base/subtransaction.h"
-#include "shared/lock.h"
+#include "shared/advisory_lock.h"
 
 /* A test builds with fewer bits, so that different names have one lock id. */
 #ifndef LOCK_ID_MASK

@@ -1,9 +1,9 @@
 /*
- * kind.h
+ * store_kind.h
  *		What differs between the kinds of store: see StoreKind.
  */
-#ifndef IDEM_KIND_H
-#define IDEM_KIND_H
+#ifndef IDEM_STORE_KIND_H
+#define IDEM_STORE_KIND_H
 
 #include "postgres.h"
 
@@ -33,4 +33,4 @@ extern int	kind_swept_tables(const Catalog *catalog);
 extern Oid	kind_swept_table(const Catalog *catalog, int number);
 extern bool kind_hold_table(const Catalog *catalog, Oid table);
 
-#endif							/* IDEM_KIND_H */
+#endif							/* IDEM_STORE_KIND_H */

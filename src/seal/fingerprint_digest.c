@@ -1,5 +1,5 @@
 /*
- * digest.c
+ * fingerprint_digest.c
  *		The stored form of a request's fingerprint: the fingerprint itself or,
  *		where there is a seal key, its HMAC-SHA-256.
  *

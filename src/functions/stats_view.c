@@ -1,5 +1,5 @@
 /*
- * figures.c
+ * stats_view.c
  *		The SQL functions behind the view idempotency_stats.
  */
 #include "postgres.h"

@@ -1,5 +1,5 @@
 /*
- * guard.c
+ * guard_order.c
  *		Keeps the commit guard in front of the commit callbacks of others.
  *
  * Callbacks run last in, first out.  postgres_fdw registers its own at the
@@ -24,7 +24,7 @@
 #include "tcop/utility.h"
 
 #include "base/compat.h"
-#include "transaction/guard.h"
+#include "transaction/guard_order.h"
 
 /* how the transaction will end, as far as it is known */
 typedef enum Ending

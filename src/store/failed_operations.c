@@ -1,5 +1,5 @@
 /*
- * failed.c
+ * failed_operations.c
  *		Failures of a scope, and every SQL statement on idempotency_forgotten, which
  *		says who has forgotten some.
  */
@@ -10,7 +10,7 @@
 #include "utils/timestamp.h"
 
 #include "base/compat.h"
-#include "store/failed.h"
+#include "store/failed_operations.h"
 #include "store/statement.h"
 
 /* what the function idem_failure_cause computes, which the owner of the store may not call */

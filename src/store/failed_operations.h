@@ -1,9 +1,9 @@
 /*
- * failed.h
+ * failed_operations.h
  *		Failures of a scope, and the table that says who has forgotten some.
  */
-#ifndef IDEM_FAILED_H
-#define IDEM_FAILED_H
+#ifndef IDEM_FAILED_OPERATIONS_H
+#define IDEM_FAILED_OPERATIONS_H
 
 #include "postgres.h"
 
@@ -28,4 +28,4 @@ extern int64 failed_find(const Catalog *catalog, const ForgetRequest *request, F
 extern void failed_note_forgotten(const Catalog *catalog, const ForgetRequest *request, int64 operations,
 								  const char *role);
 
-#endif							/* IDEM_FAILED_H */
+#endif							/* IDEM_FAILED_OPERATIONS_H */

@@ -1,5 +1,5 @@
 /*
- * delegate.c
+ * citus_delegate.c
  *		Calls that Citus is to send to the node that has the operation.
  *
  * Citus sends a call of a distributed function to the node of one of its
@@ -31,7 +31,7 @@
 #include "base/compat.h"
 #include "citus/citus.h"
 #include "citus/remote_operations.h"
-#include "functions/delegate.h"
+#include "functions/citus_delegate.h"
 #include "schema/catalog.h"
 
 #define FUNCTIONS "idem_"

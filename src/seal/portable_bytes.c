@@ -1,5 +1,5 @@
 /*
- * tokens.c
+ * portable_bytes.c
  *		Text and jsonb as bytes with the same meaning in every database.
  *
  * Text is in UTF-8, since a dump may go into a database of another encoding.
@@ -22,10 +22,10 @@
 
 #include "base/compat.h"
 #include "base/utf8.h"
-#include "seal/tokens.h"
+#include "seal/portable_bytes.h"
 
 void
-tokens_put_text(StringInfo message, const char *start, int length)
+portable_put_text(StringInfo message, const char *start, int length)
 {
 	Bytes		bytes = utf8_of(start, length);
 
@@ -80,7 +80,7 @@ put_scalar(StringInfo message, const JsonbValue *value)
 	{
 		case jbvString:
 			pq_sendbyte(message, 's');
-			tokens_put_text(message, value->val.string.val, value->val.string.len);
+			portable_put_text(message, value->val.string.val, value->val.string.len);
 			break;
 		case jbvNumeric:
 			pq_sendbyte(message, 'n');
@@ -99,7 +99,7 @@ put_scalar(StringInfo message, const JsonbValue *value)
 
 /* false: it is nested more deeply than that */
 bool
-tokens_put_jsonb(StringInfo message, Jsonb *value, int max_depth)
+portable_put_jsonb(StringInfo message, Jsonb *value, int max_depth)
 {
 	JsonbIterator *iterator = JsonbIteratorInit(&value->root);
 	JsonbIteratorToken token;
@@ -124,7 +124,7 @@ tokens_put_jsonb(StringInfo message, Jsonb *value, int max_depth)
 				break;
 			case WJB_KEY:
 				pq_sendbyte(message, 'k');
-				tokens_put_text(message, item.val.string.val, item.val.string.len);
+				portable_put_text(message, item.val.string.val, item.val.string.len);
 				break;
 			default:
 				put_scalar(message, &item);
@@ -239,7 +239,7 @@ push_token(JsonbInState *state, StringInfo message)
 }
 
 Jsonb *
-tokens_get_jsonb(StringInfo message)
+portable_get_jsonb(StringInfo message)
 {
 	JsonbInState state = {0};
 	int			depth = 0;

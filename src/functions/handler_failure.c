@@ -1,5 +1,5 @@
 /*
- * failure.c
+ * handler_failure.c
  *		Which errors of a handler are a failure of the operation, and what is
  *		stored of these errors.
  *
@@ -15,7 +15,7 @@
 #include "utils/jsonb.h"
 
 #include "base/json.h"
-#include "functions/failure.h"
+#include "functions/handler_failure.h"
 
 /* longest text of an error that is stored, in bytes */
 #define ERROR_TEXT_BYTES 8192

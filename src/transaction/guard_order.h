@@ -1,9 +1,9 @@
 /*
- * guard.h
+ * guard_order.h
  *		Keeps the commit guard in front of the commit callbacks of others.
  */
-#ifndef IDEM_GUARD_H
-#define IDEM_GUARD_H
+#ifndef IDEM_GUARD_ORDER_H
+#define IDEM_GUARD_ORDER_H
 
 #include "postgres.h"
 
@@ -13,4 +13,4 @@ extern void guard_register(XactCallback callback, bool (*refuses) (void));
 extern void guard_use(void);
 extern void guard_forget(void *registration);
 
-#endif							/* IDEM_GUARD_H */
+#endif							/* IDEM_GUARD_ORDER_H */
