@@ -60,6 +60,19 @@ def lease_end(admin):
 
 
 @pytest.fixture
+def conflict(admin):
+    """A table whose writer fails at its first COMMIT, as one that conflicts with another."""
+    admin.execute("""
+        CREATE SEQUENCE tries; CREATE TABLE conflict (name text);
+        CREATE FUNCTION conflict() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            IF nextval('tries') = 1 THEN RAISE EXCEPTION 'no' USING ERRCODE = '40001'; END IF; RETURN NULL; END $$;
+        CREATE CONSTRAINT TRIGGER conflict AFTER INSERT ON conflict DEFERRABLE INITIALLY DEFERRED
+            FOR EACH ROW EXECUTE FUNCTION conflict()""")
+    yield
+    admin.execute("DROP TABLE conflict; DROP FUNCTION conflict; DROP SEQUENCE tries")
+
+
+@pytest.fixture
 def pool():
     with psycopg_pool.ConnectionPool("", min_size=2, max_size=4, timeout=20) as pool:
         pool.wait()

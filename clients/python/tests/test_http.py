@@ -1,8 +1,6 @@
-"""HTTP: what the black-box suite cannot see. Keys, limits, streams, time-outs, what is stored."""
+"""HTTP: the rules of all adapters, which the black-box suite cannot see. Keys, limits, statuses, what is stored."""
 
-import asyncio
 import gzip
-import io
 import json
 import threading
 from datetime import timezone
@@ -16,32 +14,20 @@ import psycopg
 import psycopg_pool
 import pytest
 import sqlalchemy
-from django.core.exceptions import ImproperlyConfigured, PermissionDenied
-from django.core.handlers.asgi import ASGIHandler, ASGIRequest
-from django.core.handlers.wsgi import WSGIRequest
-from django.http import Http404, HttpResponse, StreamingHttpResponse
-from django.test import AsyncClient, Client, RequestFactory, override_settings
-from django.urls import path as django_path
-from fastapi import APIRouter, BackgroundTasks, Depends, FastAPI
-from fastapi.testclient import TestClient
-from flask import Flask, Response as FlaskResponse, abort
-from starlette.applications import Starlette
-from starlette.responses import FileResponse, Response as StarletteResponse
-from starlette.routing import Mount, Route
+from django.test import override_settings
 
-import django_urls
-from conftest import QUICK, run_out
-from pg_idempotency import (AsyncIdempotency, Completion, Declined, Done, Forbidden, Idempotency, KeyReused, LeaseLost,
-                            NotDone, Response, Result, TooLarge, Unknown)
+from conftest import run_out
+from http_kit import LARGE, WRONG, asgi, asgi_call, call_wsgi, declined, respond, wsgi
+from pg_idempotency import (Completion, Declined, Done, Forbidden, Idempotency, KeyReused, LeaseLost, NotDone,
+                            Response, Result, TooLarge, Unknown)
 from pg_idempotency.http import Core, Options, Reply, Request, Store, current
-from pg_idempotency.http.asgi import IdempotencyMiddleware as AsgiMiddleware, route_template, send_reply as asgi_send_reply
+from pg_idempotency.http.asgi import send_reply as asgi_send_reply
 from pg_idempotency.http.core import Admitted, Exchange, NotStored, Served, kept_headers, stored_reply
-from pg_idempotency.http.django import IdempotencyMiddleware as DjangoMiddleware, http_response, route_template as django_template
+from pg_idempotency.http.django import IdempotencyMiddleware as DjangoMiddleware
 from pg_idempotency.http.key import BadKey, read_key
 from pg_idempotency.http.problem import document, problem_of, whole_seconds
 from pg_idempotency.http import wsgi as on_wsgi
 from pg_idempotency.model import Json, to_json
-from pg_idempotency.http.wsgi import FlaskIdempotency, IdempotencyMiddleware as WsgiMiddleware
 
 assert kinds.settings.configured
 SPELLINGS = Path(__file__).parents[2] / "conformance" / "spellings.json"
@@ -189,34 +175,6 @@ def test_no_error_shows_anything():
     assert [whole_seconds(duration) for duration in (None, 0, 0.2, 6.1)] == ["1", "1", "1", "7"]
     headers, body = document(problem_of(KeyError()), "/keys")
     assert (dict(headers)["Link"], json.loads(body)["type"]) == ('</keys>; rel="describedby"', "/keys")
-
-
-def call_wsgi(app, key, body=b"{}", path="/r", method="POST", **extra):
-    """Status, headers and body of one request."""
-    started = []
-    environ = {"REQUEST_METHOD": method, "PATH_INFO": path, "CONTENT_TYPE": "application/json", "SERVER_NAME": "s",
-               "SERVER_PORT": "80", "wsgi.url_scheme": "http", "wsgi.errors": io.StringIO(),
-               "CONTENT_LENGTH": str(len(body)), "wsgi.input": io.BytesIO(body), "HTTP_X_TENANT": "t", **extra}
-    if key is not None:
-        environ["HTTP_IDEMPOTENCY_KEY"] = key
-    parts = app(environ, lambda status, headers: started.append((status, headers)))
-    sent = int(started[0][0][:3]), dict(started[0][1]), b"".join(parts)
-    getattr(parts, "close", bool)()     # as PEP 3333 has it
-    return sent
-
-
-def wsgi(pool, handler, **options):
-    """A middleware around a handler that gives status, headers and parts of a body."""
-    def app(environ, start_response):
-        status, headers, parts = handler(environ)
-        start_response(f"{status} -", headers)
-        return parts
-    options = {"principal": lambda asked: asked.value("x-tenant"), **options}
-    return WsgiMiddleware(app, Idempotency(pool, retry=QUICK), **options)
-
-
-def declined(*payload, **more):
-    raise Declined(402, *payload, **more)
 
 
 def test_what_is_stored_and_what_is_not(pool, key):
@@ -393,122 +351,6 @@ def test_a_compressed_answer_stays_one(pool, key):
         assert (status, headers["Content-Encoding"], headers["X-Own"], body) == (200, "gzip", "1", packed)
 
 
-class Gone(io.BytesIO):
-    """The body of a client that has gone away."""
-
-    def read(self, *size):
-        raise OSError
-
-
-@pytest.mark.parametrize("extra, status", [
-    ({"CONTENT_LENGTH": "100"}, 400), ({"CONTENT_LENGTH": "-1"}, 400), ({"CONTENT_LENGTH": "0x10"}, 400),
-    ({"wsgi.input": Gone()}, 400), ({"CONTENT_LENGTH": "", "wsgi.input": Gone(), "wsgi.input_terminated": True}, 400),
-    ({"CONTENT_LENGTH": "", "HTTP_TRANSFER_ENCODING": "chunked"}, 411),
-    ({"CONTENT_LENGTH": "", "HTTP_TRANSFER_ENCODING": "chunked", "wsgi.input_terminated": True}, 201)])
-def test_a_body_that_is_not_seen_whole_is_refused(pool, key, extra, status):
-    """A truncated upload is not run, and not stored: the whole one runs afterwards."""
-    seen = []
-
-    def handler(environ):
-        seen.append(environ["wsgi.input"].read())
-        return 201, [], [b"done"]
-    app = wsgi(pool, handler)
-    assert call_wsgi(app, key, b'{"whole": 1}', **extra)[0] == status
-    assert call_wsgi(app, key, b'{"whole": 1}')[0] == 201
-    assert seen == [b'{"whole": 1}']
-
-
-@pytest.mark.parametrize("extra, status", [
-    ({"CONTENT_LENGTH": "100"}, 400), ({"CONTENT_LENGTH": "-1"}, 400), ({"CONTENT_LENGTH": "12"}, 201),
-    ({"CONTENT_LENGTH": "1000", "wsgi.input": io.BytesIO(b"x" * 1000)}, 413),
-    ({"CONTENT_LENGTH": "12", "wsgi.input": Gone()}, 400), ({"CONTENT_LENGTH": "0"}, 201),
-    ({"CONTENT_LENGTH": "2000000", "wsgi.input": Gone(), "limit": None}, 413),
-    ({"HTTP_TRANSFER_ENCODING": "chunked", "wsgi.input_terminated": True}, 411)])
-def test_django_refuses_a_body_that_is_not_seen_whole(key, extra, status):
-    """Of a chunked body Django sees nothing, so any two of them would be the same request."""
-    middleware = DjangoMiddleware(lambda request: HttpResponse(request.body, status=201))
-    with override_settings(DATA_UPLOAD_MAX_MEMORY_SIZE=extra.get("limit", 500)):
-        response = middleware(WSGIRequest({
-            "REQUEST_METHOD": "POST", "PATH_INFO": "/flaky/1", "CONTENT_TYPE": "application/json", "SERVER_NAME": "s",
-            "SERVER_PORT": "80", "wsgi.input": io.BytesIO(b'{"whole": 1}'), "HTTP_X_TENANT": "t", "HTTP_IDEMPOTENCY_KEY": key,
-            **extra}))
-    assert response.status_code == status
-
-
-@pytest.mark.filterwarnings("ignore:StreamingHttpResponse must consume")
-def test_django_stores_a_stream_of_an_async_view(key):
-    async def answers():
-        client = AsyncClient()
-        return [await client.post("/streams-later", data="{}", content_type="application/json",
-                                  headers={"Idempotency-Key": key, "X-Tenant": "t"}) for _ in range(2)]
-    first, again = asyncio.run(answers())
-    assert [first.status_code, first.content, again.status_code, again.content] == [201, b"ab"] * 2
-    assert again["Idempotency-Replayed"] == "true"
-
-
-def test_django_sees_a_chunked_body_under_asgi(key):
-    headers = [(b"idempotency-key", key.encode()), (b"x-tenant", b"t"), (b"transfer-encoding", b"chunked")]
-    request = ASGIRequest({"method": "POST", "path": "/flaky/1", "headers": headers}, io.BytesIO(b"whole"))
-    assert DjangoMiddleware(lambda request: HttpResponse(request.body, status=201))(request).content == b"whole"
-
-
-def leave_django(method, path, headers):
-    """A request under ASGI whose client goes away when its view has begun."""
-    django_urls.running.clear()
-    scope = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": headers}
-    messages = [{"type": "http.request", "body": b"{}"}]
-
-    async def receive():
-        if messages:
-            return messages.pop()
-        await asyncio.to_thread(django_urls.running.wait, 10)
-        asyncio.get_running_loop().call_later(.1, django_urls.may_go_on.set)
-        return {"type": "http.disconnect"}
-
-    async def send(message):
-        raise AssertionError("nobody is there")
-    asyncio.run(ASGIHandler()(scope, receive, send))
-
-
-@pytest.mark.filterwarnings("ignore:async_to_sync was passed")
-def test_django_goes_on_without_its_client_under_asgi(admin, key):
-    """Django cancels the call then."""
-    leave_django("POST", "/slow", [(b"idempotency-key", key.encode()), (b"x-tenant", b"t"), (b"content-length", b"2")])
-    assert admin.execute("SELECT status FROM idempotency_store WHERE idempotency_key = %s", (key,)).fetchall() == [("COMPLETED",)]
-
-
-@pytest.mark.filterwarnings("ignore:async_to_sync was passed")
-def test_django_cancels_a_view_without_a_key_under_asgi():
-    """A view may end then what it does for its client alone, as without the middleware."""
-    django_urls.cancelled.clear()
-    with override_settings(IDEMPOTENCY={"scope": lambda asked: "s", "required": False}):
-        for method in "GET", "POST":
-            leave_django(method, "/waits", [])
-    assert django_urls.cancelled == ["GET", "POST"]
-
-
-def test_django_answers_as_its_view():
-    given = HttpResponse(status=503), StreamingHttpResponse([b"a", b"b"], status=503)
-    for view in given:
-        del view["Content-Type"]
-    request = RequestFactory().post("/raises", HTTP_IDEMPOTENCY_KEY="k", HTTP_X_TENANT="t")
-    answers = [DjangoMiddleware(lambda request: view)(request) for view in given]
-    assert [(one.status_code, "Content-Type" in one, one.content) for one in answers] == [(503, False, b""), (503, False, b"ab")]
-
-
-def test_django_replays_a_header_that_is_there_twice():
-    """As of a record of Flask or Starlette: a response of Django has a header once."""
-    response = http_response(Reply(200, [("Link", "<a>"), ("Link", "<b>"), ("X-Part", "1")], b""))
-    assert (response["Link"], response["X-Part"]) == ("<a>, <b>", "1")
-
-
-def test_django_leaves_other_requests_alone():
-    view = HttpResponse()
-    for options, request in (({"required": False}, RequestFactory().post("/raises")), ({}, RequestFactory().get("/raises"))):
-        with override_settings(IDEMPOTENCY={"scope": lambda asked: "s", **options}):
-            assert DjangoMiddleware(lambda request: view)(request) is view
-
-
 def test_a_method_in_lower_case_is_the_same(pool, key):
     """Werkzeug takes it for the other one, so it must not run unprotected."""
     app = wsgi(pool, lambda environ: (201, [], [b"done"]), methods=("post",))
@@ -553,17 +395,6 @@ def test_a_refusal_of_the_moment_is_no_lost_attempt(pool, key, admin):
     assert post(key + "-2", [500, 500, 500]) == [500, 500, 422]
 
 
-def test_django_counts_no_refusal_that_is_raised_as_a_lost_attempt(key, admin):
-    admin.execute("SELECT idem_set_policy('raised django', max_lost_attempts => 1)")
-    django_urls.errors[:] = [PermissionDenied(), Http404(), KeyReused(), PermissionDenied(), KeyError()]
-    with override_settings(IDEMPOTENCY={"client": {"retry": QUICK}, "scope": lambda asked: "raised django",
-                                        "statuses": {"404": Store("release")}}):
-        client = Client(raise_request_exception=False)
-        answers = [client.post("/raises", HTTP_IDEMPOTENCY_KEY=key) for _ in range(6)]
-    assert [answer.status_code for answer in answers] == [403, 404, 422, 403, 500, 422]
-    assert answers[-1].json()["reason"] == "attempts lost"
-
-
 @pytest.mark.parametrize("status, error", [
     *((status, None) for status in (401, 403, 408, 409, 425, 429, 500)), (422, KeyReused())])
 def test_a_refusal_of_the_moment_leaves_a_lease(pool, key, status, error):
@@ -585,51 +416,11 @@ def test_a_refusal_of_the_moment_leaves_a_lease(pool, key, status, error):
     assert charges == [key]
 
 
-def test_asgi_waits_for_who_asks(run, key):
-    """As where the database knows the tokens. A stranger, or somebody whose token was revoked, gets nobody's answer."""
-    names = [None, "ada", "ada", "bob", None]
-
-    async def who(asked):
-        await asyncio.sleep(0)
-        return names.pop(0)
-
-    async def app(scope, receive, send):
-        await respond(send, 201)
-
-    async def body(idem):
-        middleware = AsgiMiddleware(app, idem, principal=who)
-        return [await asgi_call(middleware, key) for _ in list(names)]
-    assert [(status, b"idempotency-replayed" in headers) for status, headers, _ in run(body)] == [
-        (401, False), (201, False), (201, True), (201, False), (401, False)]
-
-
 def test_a_stranger_may_be_answered_in_your_own_way(pool, key):
     app = wsgi(pool, lambda environ: 1 / 0, principal=lambda asked: Reply(401, [("WWW-Authenticate", "Bearer")], b"who?"))
     status, headers, body = call_wsgi(app, key)
     assert (status, headers["WWW-Authenticate"], body) == (401, "Bearer", b"who?")
     assert call_wsgi(wsgi(pool, lambda environ: 1 / 0, principal=lambda asked: None), key)[0] == 401
-
-
-def test_django_stands_behind_its_authentication(key):
-
-    class User:
-        def __init__(self, pk):
-            self.pk, self.is_authenticated = pk, pk is not None
-
-    with override_settings(IDEMPOTENCY={"client": {"retry": QUICK}}):
-        middleware = DjangoMiddleware(lambda request: HttpResponse(str(request.user.pk), status=201))
-
-    def post(user):
-        request = RequestFactory().post("/flaky/1", HTTP_IDEMPOTENCY_KEY=key)
-        if user is not None:
-            request.user = user
-        response = middleware(request)
-        return response.status_code, response.content, response.headers.get("Idempotency-Replayed")
-    assert [post(User(7)), post(User(7)), post(User(8))] == [
-        (201, b"7", None), (201, b"7", "true"), (201, b"8", None)]
-    assert post(User(None))[0] == 401
-    with pytest.raises(ImproperlyConfigured, match="AuthenticationMiddleware"):
-        post(None)
 
 
 def test_a_refusal_for_now_is_tried_again(pool, key):
@@ -645,42 +436,6 @@ def test_a_refusal_for_now_is_tried_again(pool, key):
         assert [call_wsgi(app, f"{key}{len(after)}")[1].get("Idempotency-Replayed") for _ in range(2)] == [None, "true"]
 
 
-@pytest.mark.parametrize("extra", [{"CONTENT_LENGTH": "100"}, {"wsgi.input_terminated": True}])
-def test_no_more_than_the_limit_is_read(extra):
-    assert on_wsgi.read_body({"wsgi.input": io.BytesIO(b"x" * 100), **extra}, 10) == b"x" * 11
-
-
-@pytest.mark.parametrize("size, status", [(1000, 200), (1001, 500)])
-def test_what_a_handler_writes_has_the_limit_as_well(pool, key, size, status):
-    def app(environ, start_response):
-        start_response("200 -", [])(b"x" * size)
-        return []
-    app = WsgiMiddleware(app, Idempotency(pool), principal=lambda asked: "p", max_response=1000)
-    assert call_wsgi(app, key)[0] == status
-
-
-@pytest.mark.parametrize("size, status", [(1000, 200), (1001, 500)])
-def test_a_handler_that_streams_past_the_limit(pool, key, effects, size, status):
-    closed = []
-
-    def handler(environ):
-        current().tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
-
-        def stream():
-            try:
-                for _ in range(size):
-                    yield b"x"
-                if size > 1000:
-                    while True:
-                        yield b"x"
-            finally:
-                closed.append(True)
-        return 200, [], stream()
-    app = wsgi(pool, handler, max_response=1000)
-    assert call_wsgi(app, key)[0] == status
-    assert (effects(), closed) == (1 if status == 200 else 0, [True])
-
-
 def test_a_problem_of_your_own(pool, key, caplog):
     app = wsgi(pool, lambda environ: 1 / 0, problem=lambda problem: Reply(problem.status, [("X", "y")], b"own"))
     assert call_wsgi(app, key) == (500, {"X": "y", "Content-Length": "3"}, b"own")
@@ -694,38 +449,6 @@ def test_a_timeout_is_refused_where_it_cannot_work(pool, options):
         wsgi(pool, lambda environ: None, **options)
     with override_settings(IDEMPOTENCY=options), pytest.raises(ValueError, match="timeout"):
         DjangoMiddleware(None)
-
-
-def test_flask_repeats_what_it_has_made_a_500_of(pool, key, effects):
-    flask = Flask("t")
-    FlaskIdempotency(flask, Idempotency(pool, retry=QUICK), principal=lambda asked: "p",
-                     routes={"/l/<n>": {"lease": 30}})
-    tries = []
-
-    @flask.post("/r/<n>")
-    def view(n):
-        tries.append(n)
-        if len(tries) < 3:
-            current().tx.execute("DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '40001'; END $$")
-        current().tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
-        return {"n": n}
-
-    @flask.post("/l/<n>")
-    def leased(n):
-        tries.append(current().tx)
-        current().complete_with(lambda tx: tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,)))
-        return {"n": n}, 201
-
-    @flask.post("/no")
-    def refused():
-        abort(404)      # is no error, but an answer
-    assert call_wsgi(flask, key, path="/r/1")[0] == 200
-    assert tries == ["1"] * 3
-    assert call_wsgi(flask, key, path="/r/2")[0] == 422
-    assert [call_wsgi(flask, key, path=path)[0] for path in ("/nowhere", "/no")] == [404, 404]
-    assert call_wsgi(flask, key, path="/l/1")[0] == 201
-    assert call_wsgi(flask, key, path="/l/1")[1]["Idempotency-Replayed"] == "true"
-    assert (tries[3:], effects()) == ([None], 2)
 
 
 def test_a_cookie_goes_to_who_is_declined_and_is_not_stored(pool, key, admin):
@@ -762,9 +485,6 @@ def test_what_http_cannot_send_ends_no_lease(pool, key, admin, wrong):
     run_out(admin, key)
     assert [call_wsgi(app, key)[0] for _ in range(3)] == [503, 503, 500]
     run_out(admin, key)
-
-
-LARGE, WRONG = "The answer is too large to be stored", "Internal Server Error"
 
 
 def declining(*given, **named):
@@ -805,414 +525,6 @@ def test_a_lease_whose_handler_gave_an_answer_that_is_not_stored_runs_out(pool, 
     app = wsgi(pool, lambda environ: (503, [], [b"x" * 1001]), lease=30, max_response=1000)
     assert call_wsgi(app, key)[0] == 500
     run_out(admin, key)
-
-
-@pytest.mark.parametrize("lease, statuses, kept", [(None, [500, 201], 1), (30, [500, 500], 1)])
-@pytest.mark.parametrize("make", [lambda: {"a": object()}, lambda: None])
-def test_flask_cannot_make_an_answer(pool, key, effects, lease, statuses, kept, make):
-    """A transaction is undone. The view of a lease is done."""
-    flask, ends = Flask("t"), [make, lambda: ("", 201)]
-    FlaskIdempotency(flask, Idempotency(pool, retry=QUICK), principal=lambda asked: "p", lease=lease)
-
-    @flask.post("/r")
-    def view():
-        insert = lambda tx: tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,))     # noqa: E731
-        current().complete_with(insert) if lease else insert(current().tx)
-        return ends.pop(0)()
-    assert [call_wsgi(flask, key)[0] for _ in range(2)] == statuses
-    assert (effects(), len(ends)) == (kept, 1 if lease else 0)
-
-
-def test_flasks_view_that_fails_leaves_a_lease_whatever_its_error_handler_gives(pool, key, admin):
-    flask = Flask("t")
-    FlaskIdempotency(flask, Idempotency(pool, retry=QUICK), principal=lambda asked: "p", lease=30)
-    flask.post("/r")(lambda: 1 / 0)
-    flask.register_error_handler(ZeroDivisionError, lambda error: object())
-    assert call_wsgi(flask, key)[0] == 500
-    run_out(admin, key)
-
-
-@pytest.mark.parametrize("make", [lambda: {"a": object()}, lambda: "no int"])
-def test_fastapi_cannot_make_an_answer(run, key, effects, make):
-    app, ends = FastAPI(), [make, lambda: 1]
-
-    @app.post("/r")
-    async def view() -> int:
-        current().complete_with(lambda tx: tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,)))
-        return ends.pop(0)()
-
-    async def body(idem):
-        covered = AsgiMiddleware(app, idem, principal=lambda asked: "p", lease=30)
-        return [(await asgi_call(covered, key))[0] for _ in range(2)]
-    assert run(body) == [500, 500]
-    assert (effects(), len(ends)) == (1, 1)
-
-
-def test_fastapis_view_that_fails_leaves_a_lease(run, key, admin):
-    app = FastAPI()
-    app.post("/r")(lambda: 1 / 0)
-
-    async def body(idem):
-        return (await asgi_call(AsgiMiddleware(app, idem, principal=lambda asked: "p", lease=30), key))[0]
-    assert run(body) == 500
-    run_out(admin, key)
-
-
-def test_django_cannot_make_an_answer(key, effects):
-    """What a view gave back is rendered behind it, as by Django's templates and REST framework."""
-    client = Client(raise_request_exception=False)
-    with override_settings(IDEMPOTENCY={**kinds.settings.IDEMPOTENCY, "lease": 30}):
-        statuses = [client.post("/rendered", data="{}", content_type="application/json", HTTP_IDEMPOTENCY_KEY=key,
-                                HTTP_X_TENANT="t").status_code for _ in range(2)]
-    assert (statuses, effects()) == ([500, 500], 1)
-
-
-def test_flasks_teardown_comes_before_commit_and_may_fail_it(pool, key, effects, admin):
-
-    def close(tx):
-        """Closes tx, and waits until the server's end of it holds the key no more: the next attempt gets no 409."""
-        session = tx.info.backend_pid
-        tx.close()
-        admin.execute("SELECT pg_terminate_backend(%s, 60000)", (session,))
-    flask = Flask("t")
-    FlaskIdempotency(flask, Idempotency(pool, retry=QUICK), principal=lambda asked: "p")
-    ends = [lambda tx: 1 / 0, close, lambda tx: tx.rollback(), lambda tx: tx.commit(), lambda tx: None]
-    seen = []
-
-    @flask.post("/r")
-    def view():
-        current().tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
-        return "", 201
-
-    @flask.teardown_request
-    def teardown(error):
-        seen.append(effects())
-        ends[0](current().tx)
-    statuses = []
-    while ends:
-        statuses.append((call_wsgi(flask, key)[0], effects()))
-        ends.pop(0)
-    assert statuses == [(500, 0), (503, 0), (500, 0), (500, 0), (201, 1)]
-    assert set(seen) == {0}
-
-
-def test_django_repeats_what_it_has_made_a_500_of(key, effects):
-    django_urls.tries.clear()
-    client = Client(raise_request_exception=False)
-
-    def post(path):
-        return client.post(path, data=json.dumps({"name": key}), content_type="application/json",
-                           HTTP_IDEMPOTENCY_KEY=key, HTTP_X_TENANT="t")
-    first, again = post("/flaky/1"), post("/flaky/1")
-    assert (first.status_code, again.status_code, again["Idempotency-Replayed"]) == (201, 201, "true")
-    assert (first.cookies["c"].value, "c" in again.cookies) == ("1", False)
-    assert (len(django_urls.tries), effects()) == (3, 1)
-    assert post("/flaky/2").status_code == 422
-    assert post("/stream").status_code == 500
-    assert post("/nowhere").status_code == 404
-
-
-def asgi_call(app, key, body=b"{}", path="/r"):
-    """Status, headers and body of one request, as a coroutine."""
-    async def call():
-        sent = []
-        scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"",
-                 "headers": [(b"idempotency-key", key.encode()), (b"content-type", b"application/json")]}
-        given = [{"type": "http.request", "body": body[:1], "more_body": True}, {"type": "http.request", "body": body[1:]}]
-
-        async def receive():
-            return given.pop(0) if given else {"type": "http.disconnect"}
-
-        async def send(message):
-            sent.append(message)
-        await app(scope, receive, send)
-        return sent[0]["status"], dict(sent[0]["headers"]), sent[1]["body"]
-    return call()
-
-
-async def respond(send, status=200, body=b"ok"):
-    await send({"type": "http.response.start", "status": status, "headers": []})
-    await send({"type": "http.response.body", "body": body})
-
-
-def asgi(idem, handler, **options):
-    async def app(scope, receive, send):
-        message = await receive()
-        await handler(message["body"], receive, send)
-    return AsgiMiddleware(app, idem, principal=lambda asked: "p", **options)
-
-
-def test_asgi_stores_the_bytes_of_a_file(run, key, tmp_path):
-    """The server offers to send a file by its path, which Starlette would use."""
-    (tmp_path / "file").write_bytes(b"bytes")
-
-    async def body(idem):
-        async def app(scope, receive, send):
-            await FileResponse(tmp_path / "file")(scope, receive, send)
-            assert sorted(scope["extensions"]) == ["tls"]
-
-        async def offering(scope, receive, send):
-            await AsgiMiddleware(app, idem, principal=lambda asked: "p")(
-                {**scope, "extensions": {"http.response.pathsend": {}, "tls": {}}}, receive, send)
-        return [(await asgi_call(offering, key))[2] for _ in range(2)]
-    assert run(body) == [b"bytes"] * 2
-
-
-@pytest.mark.parametrize("options", [{}, {"skip": lambda asked: True}])
-@pytest.mark.parametrize("last, statuses", [("http.disconnect", []), ("http.request", [413])])
-def test_asgi_runs_no_body_that_is_not_whole(last, statuses, options):
-    """Its client went away, or it goes on past the limit."""
-    given, sent = iter(["http.request", last]), []
-
-    async def receive():
-        return {"type": next(given), "body": b"x" * 10, "more_body": True}
-
-    async def send(message):
-        sent.append(message)
-    app = AsgiMiddleware(None, AsyncIdempotency(lambda: None), principal=lambda asked: "p", max_request=15, **options)
-    asyncio.run(app({"type": "http", "method": "POST", "path": "/r", "headers": []}, receive, send))
-    assert [message["status"] for message in sent[:1]] == statuses
-
-
-def test_asgi_timeout_rolls_back(run, key, effects):
-    cancelled = []
-
-    async def body(idem):
-        async def handler(body, receive, send):
-            try:
-                # on a slow machine the time may be over before this is
-                await current().tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
-                await receive()     # never tells of a disconnect: it waits for ever
-            except asyncio.CancelledError:
-                await asyncio.sleep(0.01)
-                cancelled.append(current().tx is not None)      # the rollback waits for its clean-up
-                raise
-        # as it is now: the end of the loop would cancel every task
-        return await asgi_call(asgi(idem, handler, timeout=0.3), key), list(cancelled)
-    (status, headers, text), seen = run(body)
-    assert (status, headers[b"retry-after"], json.loads(text)["status"]) == (503, b"1", 503)
-    assert (seen, effects()) == ([True], 0)
-
-
-def test_asgi_without_a_timeout(run, key):
-    async def body(idem):
-        async def handler(body, receive, send):
-            await asyncio.sleep(0.01)
-            await respond(send)
-        return await asgi_call(asgi(idem, handler, timeout=0), key)
-    assert run(body)[0] == 200
-
-
-@pytest.mark.parametrize("options, second", [({}, LARGE), ({"lease": 30}, "The answer could not be stored")])
-def test_asgi_stream_past_the_limit(run, key, effects, options, second):
-    """A lease is done then."""
-    async def body(idem):
-        async def handler(body, receive, send):
-            runs.append(body)
-            if not options:
-                await current().tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-            while True:
-                await send({"type": "http.response.body", "body": b"x" * 1000, "more_body": True})
-        app = asgi(idem, handler, max_response=5000, **options)
-        return [json.loads((await asgi_call(app, key))[2])["title"] for _ in range(2)]
-    runs = []
-    assert run(body) == [LARGE, second]
-    assert (len(runs), effects()) == (1 if options else 2, 0)
-
-
-def test_asgi_goes_on_when_its_server_gives_up(run, key, effects):
-    async def body(idem):
-        begun, end = asyncio.Event(), asyncio.Event()
-
-        async def handler(body, receive, send):
-            begun.set()
-            await end.wait()
-            await current().tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
-            await respond(send)
-        app = asgi(idem, handler)
-        task = asyncio.ensure_future(asgi_call(app, key))
-        await begun.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        end.set()
-        await asyncio.wait(list(app.running))
-        return await asgi_call(app, key)
-    assert run(body)[1][b"idempotency-replayed"] == b"true"
-    assert effects() == 1
-
-
-@pytest.fixture
-def conflict(admin):
-    """A table whose writer fails at its first COMMIT, as one that conflicts with another."""
-    admin.execute("""
-        CREATE SEQUENCE tries; CREATE TABLE conflict (name text);
-        CREATE FUNCTION conflict() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-            IF nextval('tries') = 1 THEN RAISE EXCEPTION 'no' USING ERRCODE = '40001'; END IF; RETURN NULL; END $$;
-        CREATE CONSTRAINT TRIGGER conflict AFTER INSERT ON conflict DEFERRABLE INITIALLY DEFERRED
-            FOR EACH ROW EXECUTE FUNCTION conflict()""")
-    yield
-    admin.execute("DROP TABLE conflict; DROP FUNCTION conflict; DROP SEQUENCE tries")
-
-
-@pytest.mark.parametrize("kept", [201, 402])
-@pytest.mark.parametrize("behind", [False, True])
-def test_background_tasks_come_after_commit(key, admin, conflict, kept, behind):
-    """Once for the answer that is stored; not for what was rolled back, and not for a replay."""
-    pool = psycopg_pool.AsyncConnectionPool("", min_size=1, open=False)
-    app = FastAPI(on_startup=[pool.open], on_shutdown=[pool.close])
-    seen, answers = [], iter([503, kept, kept])
-    if behind:
-        @app.middleware("http")
-        async def other(request, call_next):
-            return await call_next(request)
-    app.add_middleware(AsgiMiddleware, idempotency=lambda: AsyncIdempotency(pool, retry=QUICK), principal=lambda asked: "p")
-
-    def look(status):
-        row = admin.execute("SELECT status FROM idempotency_store WHERE idempotency_key = %s", (key,)).fetchone()
-        seen.append((status, row, current().tx))
-
-    ends = []
-
-    async def ending():
-        """What stands behind the answer, such as a session of the service's own."""
-        try:
-            yield
-        except asyncio.CancelledError:
-            ends.append("cancelled")
-            raise
-        ends.append("ended")
-
-    @app.post("/r", dependencies=[Depends(ending)])
-    async def view(answer: StarletteResponse, tasks: BackgroundTasks):
-        if ends == ["cancelled"]:       # FastAPI answers 500, and raises the error again: it is tried once more
-            ends.append("failed")
-            await current().tx.execute("DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '40001'; END $$")
-        if kept == 201:
-            await current().tx.execute("INSERT INTO conflict VALUES (%s)", (key,))
-        answer.status_code = next(answers)
-        tasks.add_task(look, answer.status_code)
-    with TestClient(app) as client:
-        given = [client.post("/r", headers={"Idempotency-Key": key}).status_code for _ in range(3)]
-    assert given == [503, kept, kept]
-    assert seen == [(kept, ("COMPLETED" if kept == 201 else "FAILED",), None)]
-    assert ends == ["cancelled", "failed", *(["cancelled"] if kept == 201 else []), "ended"]
-
-
-@pytest.mark.parametrize("kept", [201, 402])
-def test_what_flask_calls_on_close_comes_after_commit(pool, key, admin, conflict, kept):
-    """Once for the answer that is stored, when its server has sent it; not for what was rolled back, and not for a replay."""
-    flask = Flask("t")
-    FlaskIdempotency(flask, Idempotency(pool, retry=QUICK), principal=lambda asked: "p")
-    seen, runs, answers = [], [], iter([503, kept, kept])
-
-    @flask.post("/r")
-    def view():
-        exchange = current()
-        runs.append(exchange)
-        if kept == 201:
-            exchange.tx.execute("INSERT INTO conflict VALUES (%s)", (key,))
-        answer = FlaskResponse(status=next(answers))
-
-        @answer.call_on_close
-        def look():
-            row = admin.execute("SELECT status FROM idempotency_store WHERE idempotency_key = %s", (key,)).fetchone()
-            seen.append((answer.status_code, row, exchange.tx, exchange is runs[-1]))
-        return answer
-    for given, count in ((503, 0), (kept, 1), (kept, 1)):
-        assert (call_wsgi(flask, key)[0], len(seen)) == (given, count)
-    assert seen == [(kept, ("COMPLETED" if kept == 201 else "FAILED",), None, True)]
-
-
-def test_asgi_repeats_what_starlette_has_made_a_500_of(run, key):
-    """Starlette answers an error, and raises it again behind the answer."""
-    tries = []
-
-    async def view(asked):
-        tries.append(await asked.body())
-        if len(tries) < 3:
-            await current().tx.execute("DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '40001'; END $$")
-        return StarletteResponse(status_code=201)
-
-    async def body(idem):
-        app = AsgiMiddleware(Starlette(routes=[Route("/r", view, methods=["POST"])]), idem, principal=lambda asked: "p")
-        return await asgi_call(app, key)
-    assert (run(body)[0], tries) == (201, [b"{}"] * 3)
-
-
-def test_a_background_task_that_fails_is_told_to_the_server(run, key):
-    async def body(idem):
-        async def handler(body, receive, send):
-            await respond(send)
-            raise KeyError("behind the answer")
-        app = asgi(idem, handler)
-        with pytest.raises(KeyError):
-            await asgi_call(app, key)
-        return await asgi_call(app, key)
-    assert run(body)[1][b"idempotency-replayed"] == b"true"
-
-
-def test_asgi_leaves_other_traffic_alone():
-    seen = []
-
-    async def app(scope, receive, send):
-        seen.append(scope["type"])
-    middleware = AsgiMiddleware(app, AsyncIdempotency(lambda: None), principal=lambda asked: "p")
-    asyncio.run(middleware({"type": "websocket", "path": "/r"}, None, None))
-    asyncio.run(middleware({"type": "http", "method": "GET", "path": "/r"}, None, None))
-    assert seen == ["websocket", "http"]
-
-
-def test_templates_of_starlette_with_mounts():
-
-    async def end(request):
-        return None
-    app = Starlette(routes=[Mount("/v{n:int}", routes=[Route("/a/{id}", end, methods=["POST"])]), Route("/b", end)])
-
-    def template(path):
-        return route_template({"type": "http", "method": "POST", "path": path, "headers": [], "app": app, "root_path": ""})
-    assert [template("/v1/a/7"), template("/b"), template("/c")] == ["/v{n:int}/a/{id}", None, None]
-
-
-def test_templates_of_fastapi_with_included_routers():
-    app, outer, inner, mounted = FastAPI(), APIRouter(prefix="/outer"), APIRouter(prefix="/inner"), FastAPI()
-    for router, path in ((inner, "/{one}"), (outer, "/{one}"), (app, "/{one}"), (mounted, "/{one}")):
-        router.post(path)(lambda: None)
-    inner.add_route("/plain/{one}", lambda request: None, methods=["POST"])     # these two without the router's prefix
-    inner.mount("/mounted", mounted)
-    outer.include_router(inner)
-    app.include_router(outer, prefix="/api")
-    app.mount("/mounted", mounted)
-
-    def template(path):
-        return route_template({"type": "http", "method": "POST", "path": path, "headers": [], "app": app})
-    for path in ("/api/outer/inner/1", "/api/outer/plain/1", "/api/outer/mounted/1", "/api/outer/1", "/1", "/mounted/1"):
-        assert template(path) == path.replace("1", "{one}")
-    assert [template(path) for path in ("/api/outer/inner/none/1", "/none/1")] == [None, None]
-
-
-def test_flask_knows_the_routes_of_a_subdomain(pool, key, effects):
-    flask = Flask("t", subdomain_matching=True)
-    flask.config["SERVER_NAME"] = "example.com"
-    FlaskIdempotency(flask, Idempotency(pool, retry=QUICK), principal=lambda asked: "p")
-
-    @flask.post("/r", subdomain="<shop>")
-    def view(shop):
-        current().tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
-        return shop, 201
-    answers = [call_wsgi(flask, key, HTTP_HOST="a.example.com") for _ in range(2)]
-    assert [(status, headers.get("Idempotency-Replayed"), body) for status, headers, body in answers] == [
-        (201, None, b"a"), (201, "true", b"a")]
-    assert effects() == 1
-
-
-def test_django_knows_the_routes_that_a_request_brings():
-    """As a middleware of several hosts has it: without its route the request would run unprotected."""
-    asked = RequestFactory().post("/own")
-    assert django_template(asked) is None
-    asked.urlconf = (django_path("own", lambda request: None),)
-    assert django_template(asked) == "/own"
 
 
 def test_current_is_an_error_elsewhere():
