@@ -1032,7 +1032,7 @@ BEGIN
 			HINT = 'Use the same scope as in idem_begin.';
 	END IF;
 	RAISE EXCEPTION 'operation "%" of scope "%" is not owned by this transaction', key, name_scope USING ERRCODE = 'ID404',
-		HINT = 'Call idem_begin in this transaction and go on only if its outcome is ACQUIRED. For a leased operation, give the fence.';
+		HINT = 'Call idem_begin in this transaction, go on only if its outcome is ACQUIRED, and end the operation once. For a leased operation, give the fence.';
 END
 $$;
 COMMENT ON FUNCTION idem_not_owned(text, text) IS 'internal: the error of an end without a begin';

@@ -34,7 +34,7 @@ not_owned(const OperationName *name)
 			 errdetail("This transaction has begun an operation of this key in scope \"%s\".",
 					   text_to_cstring(begun->scope)),
 			 begun == NULL ?
-			 errhint("Call idem_begin in this transaction and go on only if its outcome is ACQUIRED. For a leased operation, give the fence.") :
+			 errhint("Call idem_begin in this transaction, go on only if its outcome is ACQUIRED, and end the operation once. For a leased operation, give the fence.") :
 			 errhint("Use the same scope as in idem_begin.")));
 }
 
