@@ -22,7 +22,7 @@ sub write_file ($path, $text)
 	return;
 }
 
-# Of each guard of a list: its name, file, tests, and the text before and after.
+# Of each guard of a list: its name, file, tests, the text before and after, and why it may survive.
 sub read_guards ($list)
 {
 	my (@guards, $file, $tests);
@@ -30,9 +30,10 @@ sub read_guards ($list)
 	for (split /\n/, read_file($list))
 	{
 		next if /^#/ || /^$/;
-		if (/^= (.+)/) { push @guards, { name => $1, file => $file, tests => $tests, old => '', new => '' } }
+		if (/^= (.+)/) { push @guards, { name => $1, file => $file, tests => $tests // [], old => '', new => '' } }
 		elsif (/^file: (\S+)$/) { $guards[-1]{file} = $file = $1 }
 		elsif (/^tests: (.+)/) { $guards[-1]{tests} = $tests = [ map { runs_of(split) } split /;/, $1 ] }
+		elsif (/^survives: (.+)/) { $guards[-1]{survives} = join ' ', $guards[-1]{survives} // (), $1 }
 		elsif (/^-(.*)/) { $guards[-1]{old} .= "$1\n" }
 		elsif (/^\+(.*)/) { $guards[-1]{new} .= "$1\n" }
 		elsif (/^ (.*)/) { my $line = "$1\n"; $guards[-1]{old} .= $line; $guards[-1]{new} .= $line }
