@@ -27,9 +27,13 @@ require_go() {
 		die "please install Go $(sed -n 's/^go //p' "$repo/go.work") or newer, from https://go.dev/dl"
 }
 
+require_npm() {
+	command -v npm >/dev/null || "$repo/dev/provision" nodejs npm >&2
+}
+
 # Debian 12 has Node.js 18, which frameworks of today refuse.
 require_node() {
-	command -v npm >/dev/null || "$repo/dev/provision" nodejs npm >&2
+	require_npm
 	[[ $(node --print 'process.versions.node.split(".")[0]') -ge 20 ]] || die 'please install Node.js 20 or newer'
 }
 
