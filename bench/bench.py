@@ -32,8 +32,8 @@ COUNTS = 3          # such runs; whatever else the server writes only adds
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--quick', action='store_true', help='short runs, two minutes in all')
-    parser.add_argument('--rounds', type=int, help='rounds of each workload (default 7, quick 3)')
-    parser.add_argument('--seconds', type=int, help='length of a run (default 5, quick 1)')
+    parser.add_argument('--rounds', type=int, help='rounds of each workload (default 7, quick 3; peers have their own)')
+    parser.add_argument('--seconds', type=int, help='length of a run (default 5, packages 3, quick 1)')
     names = [w.name for w in WORKLOADS] + [partitions.NAME, peers.NAME, packages.NAME, collection.NAME]
     parser.add_argument('--only', nargs='+', metavar='WORKLOAD', choices=names,
                         help=f'measure only these: {", ".join(names)}')
@@ -43,6 +43,7 @@ def arguments():
     packages.add_arguments(parser)
     partitions.add_arguments(parser)
     options = parser.parse_args()
+    options.rounds = options.rounds or (3 if options.quick else 7)
     options.only = options.only or (names[:-2] if options.quick else names)
     return options
 
@@ -50,7 +51,6 @@ def arguments():
 class Bench:
     def __init__(self, options):
         self.options = options
-        self.rounds = options.rounds or (3 if options.quick else 7)
         self.features = server.features()
         self.comparisons = [c for c in COMPARISONS if c.workload in options.only
                             and not (options.quick and c.at_least is None)]
@@ -76,10 +76,8 @@ class Bench:
         """All rounds of a workload; operations a second by variant and round."""
         variants = self.timed(workload)
         self.warm_up(workload, variants)
-        for number in range(self.rounds):
-            tell(f'{workload.name}: round {number + 1} of {self.rounds}')
-            for variant in variants if number % 2 == 0 else reversed(variants):
-                self.one_run(workload, variant, number)
+        for number, variant in server.turns(variants, self.options.rounds, workload.name, tell):
+            self.one_run(workload, variant, number)
 
     def warm_up(self, workload, variants):
         server.reset()      # a workload that only reads is not reset again

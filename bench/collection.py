@@ -202,11 +202,9 @@ def large(chosen, tell):
             stack.enter_context(database(name))
             before[name] = fill(name, rows, "interval '1 day'") if rows else None
         warm_up = {name: load(name, CLIENTS, 1) for name in sizes}
-        for number in range(chosen.rounds):
-            tell(f'{NAME}: large store, round {number + 1} of {chosen.rounds}')
-            for name in sizes if number % 2 == 0 else reversed(sizes):
-                run = load(name, CLIENTS, chosen.seconds) if sizes[name] else run_on_empty(name, chosen.seconds)
-                runs.append({'round': number, 'rows': sizes[name], **run})
+        for number, name in server.turns(sizes, chosen.rounds, f'{NAME}, large store', tell):
+            run = load(name, CLIENTS, chosen.seconds) if sizes[name] else run_on_empty(name, chosen.seconds)
+            runs.append({'round': number, 'rows': sizes[name], **run})
         for name, rows in sizes.items():
             if rows:
                 check(name, before[name], warm_up[name]['transactions']

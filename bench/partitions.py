@@ -27,12 +27,12 @@ def add_arguments(parser):
 
 def measure(options, tell):
     """The entries of the table, and every raw figure."""
-    rounds, seconds = (options.rounds or (3 if options.quick else 7)), (options.seconds or (1 if options.quick else 5))
+    seconds = options.seconds or (1 if options.quick else 5)
     entries, raw, period = [], [], options.period
     for rows in options.rows or SIZES['quick' if options.quick else 'full']:
         with contextlib.ExitStack() as stack:
             names = [stack.enter_context(store(kind, rows, period, tell)) for kind in ('one', 'parts')]
-            runs = alternate(names, rounds, seconds, tell)
+            runs = alternate(names, options.rounds, seconds, tell)
         one, parts = ([r['tps'] for r in runs if r['store'] == name] for name in names)
         entries.append(report.row(f'begin, complete on a partitioned store of {rows} live rows / on one table',
                                   [a / b for a, b in zip(parts, one)], AT_LEAST))
@@ -95,12 +95,10 @@ def alternate(names, rounds, seconds, tell):
     before = {name: collection.state(name) for name in names}
     done = {name: collection.load(name, collection.CLIENTS, 1)['transactions'] for name in names}
     runs = []
-    for number in range(rounds):
-        tell(f'{NAME}: round {number + 1} of {rounds}')
-        for name in names if number % 2 == 0 else reversed(names):
-            run = collection.load(name, collection.CLIENTS, seconds)
-            done[name] += run['transactions']
-            runs.append({'round': number, 'store': name, **run})
+    for number, name in server.turns(names, rounds, NAME, tell):
+        run = collection.load(name, collection.CLIENTS, seconds)
+        done[name] += run['transactions']
+        runs.append({'round': number, 'store': name, **run})
     for name in names:
         collection.check(name, before[name], done[name])
     return runs

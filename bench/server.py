@@ -44,6 +44,14 @@ def of_version(version):
     raise BenchError(f'no server of PostgreSQL {version}: dev/chroot says why')
 
 
+def turns(members, rounds, title, tell):
+    """The number of each round with each member in turn, forwards and backwards."""
+    for number in range(rounds):
+        tell(f'{title}: round {number + 1} of {rounds}')
+        for member in members if number % 2 == 0 else reversed(members):
+            yield number, member
+
+
 def sql(text, database=None):
     """The output lines of some SQL."""
     where = ['-d', database] if database else []

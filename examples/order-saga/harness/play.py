@@ -1,6 +1,5 @@
 """Plays some thousand orders, while everything is killed at random, and looks at the books at the end."""
 
-import argparse
 import contextlib
 import os
 import sys
@@ -13,20 +12,26 @@ from customers import GOODS, SCARCE, Customers, draw_all
 from world import SERVICES, World
 
 STUCK_AFTER = 60    # seconds without any progress
+PAUSE = 3           # seconds between two kills, on average
 COMPENSATIONS = ("payment.refunded", "stock.released")
 HEADER = "  time requests  orders  confirmed  cancelled   open  compensations  duplicates  kills"
 
 
 def main():
     """Exits with 0 if the books are right."""
-    options = read_options()
-    world = World(options.mode, options.seed, stock_for(options.orders))
+    mode = os.environ.get("MODE") or "orchestrated"
+    if mode not in ("orchestrated", "choreographed"):
+        sys.exit("MODE is orchestrated or choreographed")
+    seed = int(os.environ.get("SEED") or time.time()) % 1_000_000
+    minutes = float(os.environ.get("MINUTES") or 5)
+    orders = int(os.environ.get("ORDERS") or 2000)
+    world = World(mode, seed, stock_for(orders))
     try:
         world.start()
-        print(f"{options.mode}, seed {options.seed}. The shop is open: {world.address}\n", flush=True)
-        customers = Customers(world.address, draw_all(options.seed, options.orders))
-        good = play(world, customers, options)
-        if options.stay:
+        print(f"{mode}, seed {seed}. The shop is open: {world.address}\n", flush=True)
+        customers = Customers(world.address, draw_all(seed, orders))
+        good = play(world, customers, seed, minutes)
+        if os.environ.get("STAY"):
             print(f"\nThe shop stays open: {world.address} (end it with Ctrl-C)", flush=True)
             wait_for_interrupt()
     finally:
@@ -34,34 +39,21 @@ def main():
     sys.exit(not good)
 
 
-def read_options():
-    """From the command line; make gives them by the environment."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    given = os.environ.get
-    parser.add_argument("--mode", default=given("MODE") or "orchestrated", choices=("orchestrated", "choreographed"))
-    parser.add_argument("--seed", type=int, default=int(given("SEED") or time.time()) % 1_000_000)
-    parser.add_argument("--minutes", type=float, default=float(given("MINUTES") or 5))
-    parser.add_argument("--orders", type=int, default=int(given("ORDERS") or 2000))
-    parser.add_argument("--pause", type=float, default=3, help="seconds between two kills, on average; 0: none")
-    parser.add_argument("--stay", action="store_true", default=bool(given("STAY")), help="keep the shop open at the end")
-    return parser.parse_args()
-
-
 def stock_for(orders):
     """Enough of everything, but of one thing."""
     return {**{sku: 10 * orders + 1000 for sku in GOODS}, SCARCE: orders // 20 + 5}
 
 
-def play(world, customers, options):
+def play(world, customers, seed, minutes):
     """Whether the books are right at the end."""
     began = time.monotonic()
     line = Lines(world, customers, began)
-    chaos = Chaos(world, options.seed, options.pause, line.killed)
+    chaos = Chaos(world, seed, PAUSE, line.killed)
     line.chaos = chaos
     print(HEADER, flush=True)
     with line.every(5):
-        with chaos if options.pause else contextlib.nullcontext():
-            customers.play(options.minutes * 60)
+        with chaos:
+            customers.play(minutes * 60)
         customers.wait()
         wait_for_end(world)
     line.row()
