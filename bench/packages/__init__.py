@@ -1,7 +1,7 @@
 """The packages of clients/, compared with what people write by hand in the same language.
 
-node.mjs, python.py, go/main.go and java/Payments.java do the same payments. Each variant is a process of its own, which
-says how many operations have ended, and how many a second:
+node.mjs, python.py, java/Payments.java and clients/go/internal/tests/bench do the same payments. Each variant is a
+process of its own, which says how many operations have ended, and how many a second:
 
     package   a transaction by the package
     glue      the same by hand: idem_begin, the payment, idem_complete, a statement at a time
@@ -64,19 +64,16 @@ def add_arguments(parser):
                        help=f'only these: {", ".join(LANGUAGES)}')
     group.add_argument('--network', nargs='+', choices=[n.name for n in NETWORKS], default=[n.name for n in NETWORKS],
                        help='only these: here (no delay), 1 ms')
-    group.add_argument('--package-rounds', type=int, help='rounds (default 7, quick 3)')
-    group.add_argument('--package-seconds', type=float, help='length of a run (default 3, quick 1)')
 
 
 def measure(options, tell):
     """The entries of the table, and every raw figure."""
-    rounds = options.package_rounds or (3 if options.quick else 7)
-    seconds = options.package_seconds or (1 if options.quick else 3)
+    seconds = options.seconds or (1 if options.quick else 3)
     entries, raw = [], []
     for network in NETWORKS:
         for language in options.language if network.name in options.network else ():
             with connection(network) as environment:
-                runs = alternate(language, network, environment, rounds, seconds, tell)
+                runs = alternate(language, network, environment, options.rounds, seconds, tell)
             raw += runs
             entries += [compare(comparison, language, runs) for comparison in network.comparisons]
     return entries, raw
@@ -85,14 +82,9 @@ def measure(options, tell):
 def alternate(language, network, environment, rounds, seconds, tell):
     """All rounds of a language, forwards and backwards."""
     names = ['package', *(to for _, to, _ in network.comparisons)]
-    runs = []
-    for number in range(rounds):
-        tell(f'{NAME}: {language}, {network.name}, round {number + 1} of {rounds}')
-        for name in names if number % 2 == 0 else reversed(names):
-            result = run(language, VARIANTS[name], network, environment, seconds)
-            runs.append({'workload': NAME, 'language': language, 'network': network.name, 'variant': name,
-                         'round': number, 'clients': network.clients, 'seconds': seconds, **result})
-    return runs
+    return [{'workload': NAME, 'language': language, 'network': network.name, 'variant': name, 'round': number,
+             'clients': network.clients, 'seconds': seconds, **run(language, VARIANTS[name], network, environment, seconds)}
+            for number, name in server.turns(names, rounds, f'{NAME}: {language}, {network.name}', tell)]
 
 
 def run(language, variant, network, environment, seconds):

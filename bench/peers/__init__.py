@@ -71,14 +71,11 @@ class Peers:
         return [p for p in self.peers if p.name in workload.peers]
 
     def time(self, workload):
-        members = self.members(workload)
-        for number in range(self.rounds):
-            self.tell(f'{NAME}: {workload.name}, round {number + 1} of {self.rounds}')
-            for peer in members if number % 2 == 0 else reversed(members):
-                result = self.run(peer, workload, seconds=self.seconds, warmup=min(0.5, self.seconds / 3))
-                if result:
-                    self.runs.append({'peer': peer.name, 'workload': workload.name, 'round': number,
-                                      'clients': workload.clients, **result})
+        for number, peer in server.turns(self.members(workload), self.rounds, f'{NAME}: {workload.name}', self.tell):
+            result = self.run(peer, workload, seconds=self.seconds, warmup=min(0.5, self.seconds / 3))
+            if result:
+                self.runs.append({'peer': peer.name, 'workload': workload.name, 'round': number,
+                                  'clients': workload.clients, **result})
 
     def count(self, workload):
         if self.options.quick:

@@ -13,7 +13,6 @@ from workloads import Comparison
 class Peer:
     name: str
     title: str
-    redis: bool = False
 
 
 @dataclass(frozen=True)
@@ -28,9 +27,9 @@ class Workload:
 PEERS = (
     Peer('bare', '1 bare transaction'),
     Peer('client-rc', '2 SELECT FOR UPDATE, INSERT, UPDATE'),
-    Peer('redis-lock', '3 Redis lock around 2', redis=True),
-    Peer('redis-barrier', '3 Redis Lua barrier before 1', redis=True),
-    Peer('redis-state', '3 Redis state record, two locks', redis=True),
+    Peer('redis-lock', '3 Redis lock around 2'),
+    Peer('redis-barrier', '3 Redis Lua barrier before 1'),
+    Peer('redis-state', '3 Redis state record, two locks'),
     Peer('ext-call', 'idem_call'),
     Peer('ext-txn', 'idem_begin, idem_complete'),
     Peer('ext-lease', 'idem_begin with a lease'),

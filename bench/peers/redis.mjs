@@ -19,18 +19,18 @@ return 0`;
 export const redisLock = {
   name: 'redis-lock', redis: true,
   async open({ pool, redis, lease }) {
-    defineRelease(redis);
+    const releaseLock = await script(redis, RELEASE);
     return {
       async deliver(operation) {
         const lock = `lock:${operation.key}`;
         const token = randomUUID();
-        if (await redis.set(lock, token, 'PX', lease, 'NX') !== 'OK') {
+        if (!await acquire(redis, lock, token, lease)) {
           throw new Busy();
         }
         try {
           return await protectedPayment(pool, operation);
         } finally {
-          await redis.releaseLock(lock, token);
+          await releaseLock(lock, token);
         }
       },
     };
@@ -66,15 +66,13 @@ return 0`;
 export const redisBarrier = {
   name: 'redis-barrier', redis: true,
   async open({ pool, redis, lease }) {
-    redis.defineCommand('enterBarrier', { numberOfKeys: 1, lua: ENTER });
-    redis.defineCommand('completeBarrier', { numberOfKeys: 1, lua: COMPLETE });
-    redis.defineCommand('leaveBarrier', { numberOfKeys: 1, lua: LEAVE });
+    const [enter, complete, leave] = await Promise.all([ENTER, COMPLETE, LEAVE].map((text) => script(redis, text)));
     return {
       async deliver(operation) {
         const key = `barrier:${operation.key}`;
         const hash = operation.hash.toString('hex');
         const token = randomUUID();
-        const record = await redis.enterBarrier(key, token, hash, lease);
+        const record = await enter(key, token, hash, lease);
         if (record !== null) {
           return readBarrier(record, hash);
         }
@@ -83,10 +81,10 @@ export const redisBarrier = {
           await callGateway(operation);
           response = await transaction(pool, (client) => pay(client, operation));
         } catch (error) {
-          await redis.leaveBarrier(key, token);
+          await leave(key, token);
           throw error;
         }
-        await redis.completeBarrier(key, token, hash, JSON.stringify(response), DAY);
+        await complete(key, token, hash, JSON.stringify(response), DAY);
         return { replayed: false, response };
       },
     };
@@ -113,16 +111,16 @@ const LOCK_PAUSE = 5;
 export const redisState = {
   name: 'redis-state', redis: true,
   async open({ pool, redis, lease }) {
-    defineRelease(redis);
+    const withLock = locker(redis, await script(redis, RELEASE));
     return {
       async deliver(operation) {
         const state = `state:${operation.key}`;
         const hash = operation.hash.toString('hex');
         const owner = randomUUID();
-        const known = await withLock(redis, state, async () => {
+        const known = await withLock(state, async () => {
           const record = await redis.get(state);
           if (record === null) {
-            await redis.set(state, JSON.stringify({ status: 'PROCESSING', hash, owner }), 'PX', lease);
+            await redis.set(state, JSON.stringify({ status: 'PROCESSING', hash, owner }), { expiration: { type: 'PX', value: lease } });
           }
           return record;
         });
@@ -134,11 +132,11 @@ export const redisState = {
           await callGateway(operation);
           response = await transaction(pool, (client) => pay(client, operation));
         } catch (error) {
-          await withLock(redis, state, () => redis.del(state));
+          await withLock(state, () => redis.del(state));
           throw error;
         }
-        await withLock(redis, state, () =>
-          redis.set(state, JSON.stringify({ status: 'COMPLETED', hash, response }), 'PX', DAY));
+        await withLock(state, () =>
+          redis.set(state, JSON.stringify({ status: 'COMPLETED', hash, response }), { expiration: { type: 'PX', value: DAY } }));
         return { replayed: false, response };
       },
     };
@@ -155,10 +153,10 @@ function readState(record, hash) {
   return { replayed: true, response: record.response };
 }
 
-async function withLock(redis, name, body) {
+const locker = (redis, releaseLock) => async (name, body) => {
   const lock = `lock:${name}`;
   const token = randomUUID();
-  for (let tries = 1; await redis.set(lock, token, 'PX', LOCK_TTL, 'NX') !== 'OK'; tries++) {
+  for (let tries = 1; !await acquire(redis, lock, token, LOCK_TTL); tries++) {
     if (tries === LOCK_TRIES) {
       throw new Busy();
     }
@@ -167,10 +165,16 @@ async function withLock(redis, name, body) {
   try {
     return await body();
   } finally {
-    await redis.releaseLock(lock, token);
+    await releaseLock(lock, token);
   }
+};
+
+async function acquire(redis, lock, token, ttl) {
+  return await redis.set(lock, token, { condition: 'NX', expiration: { type: 'PX', value: ttl } }) === 'OK';
 }
 
-function defineRelease(redis) {
-  redis.defineCommand('releaseLock', { numberOfKeys: 1, lua: RELEASE });
+// A function that runs the script, which Redis keeps, for a key.
+async function script(redis, text) {
+  const hash = await redis.scriptLoad(text);
+  return (key, ...words) => redis.evalSha(hash, { keys: [key], arguments: words.map(String) });
 }

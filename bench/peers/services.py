@@ -11,19 +11,17 @@ import time
 import server
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
+MODULES = os.path.join(FOLDER, '../../clients/node/node_modules')
 REDIS = '/usr/bin/redis-check-rdb'      # the server's own program, without its service
 PATIENCE = 900      # seconds, for a script of the driver
 
 
 def link_modules():
-    """bench/run installs the packages outside of the tree."""
-    modules = os.environ.get('BENCH_MODULES')
-    if not modules:
-        raise server.BenchError('no packages of Node: start it through bench/run')
+    """pg and redis are those of the package for Node, which bench/run installs."""
     link = os.path.join(FOLDER, 'node_modules')
     with contextlib.suppress(FileNotFoundError):
         os.unlink(link)
-    os.symlink(modules, link)
+    os.symlink(MODULES, link)
     atexit.register(os.unlink, link)    # with --postgresql this is no copy of the tree
 
 
@@ -65,16 +63,14 @@ def driver(script, **order):
     return json.loads(output.splitlines()[-1])
 
 
-def node_version():
-    return server.run(['node', '--version']).strip().lstrip('v')
-
-
 def environment():
     """Versions and settings of all peers."""
-    with open(os.path.join(FOLDER, 'package.json')) as file:
-        packages = json.load(file)['dependencies']
+    packages = {}
+    for name in ('pg', 'redis'):
+        with open(os.path.join(MODULES, name, 'package.json')) as file:
+            packages[name] = json.load(file)['version']
     version = dict(line.split(':', 1) for line in redis_command('info', 'server').splitlines() if ':' in line)
-    return {'node': node_version(), 'redis': version['redis_version'].strip(),
+    return {'node': server.run(['node', '--version']).strip().lstrip('v'), 'redis': version['redis_version'].strip(),
             'redis_settings': {name: redis_command('config', 'get', name).splitlines()[-1]
                                for name in ('appendonly', 'appendfsync')},
             'packages': packages}

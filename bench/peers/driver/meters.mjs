@@ -2,6 +2,7 @@
 
 import fs from 'node:fs';
 import pg from 'pg';
+import { connectRedis } from './peers.mjs';
 
 const TICKS = 100;      // USER_HZ, on every Linux
 
@@ -64,14 +65,13 @@ export async function counters() {
 
 // The memory of Redis, and the bytes that it has appended to its log.
 export async function redisCounters() {
-  const { Redis } = await import('ioredis');
-  const redis = new Redis({ path: process.env.BENCH_REDIS });
+  const redis = await connectRedis();
   try {
     const info = await redis.info();
     const figure = (name) => Number(new RegExp(`^${name}:(\\d+)`, 'm').exec(info)[1]);
     return { memory: figure('used_memory_dataset'), log: figure('aof_current_size') };
   } finally {
-    redis.disconnect();
+    redis.destroy();
   }
 }
 

@@ -2,6 +2,7 @@
 
 import './wire.mjs';
 import pg from 'pg';
+import { createClient } from 'redis';
 import { bare } from '../bare.mjs';
 import { clientReadCommitted } from '../client-side.mjs';
 import { call, inTransaction, leased } from '../extension.mjs';
@@ -22,20 +23,19 @@ export function find(name) {
 export async function open(peer, { clients, lease = 30_000 }) {
   const pool = new pg.Pool({ max: clients, idleTimeoutMillis: 0 });
   pool.on('error', () => {});     // a connection that is lost shows at the next query
-  const redis = peer.redis ? await connectRedis(process.env.BENCH_REDIS) : null;
+  const redis = peer.redis ? await connectRedis() : null;
   const opened = await peer.open({ pool, redis, lease });
   return {
     ...opened,
     async close() {
-      redis?.disconnect();
+      redis?.destroy();
       await pool.end();
     },
   };
 }
 
-async function connectRedis(path) {
-  const { Redis } = await import('ioredis');
-  const redis = new Redis({ path, lazyConnect: true });
-  await redis.connect();
-  return redis;
+export function connectRedis() {
+  const redis = createClient({ socket: { path: process.env.BENCH_REDIS } });
+  redis.on('error', () => {});    // as above
+  return redis.connect();
 }

@@ -1,4 +1,4 @@
-// Payments by the package of Go, and by hand. See ../__init__.py.
+// Payments by the package of Go, and by hand. See bench/packages/__init__.py.
 package main
 
 import (
