@@ -123,13 +123,23 @@ major_version() {
 # Prints the pg_config to use: the caller's; else that of 15, where results
 # are compared; else the newest.  Fails when there is none.
 find_pg_config() {
-	local candidate
 	if [[ -n ${PG_CONFIG:-} ]]; then
 		is_complete "$PG_CONFIG" && command -v "$PG_CONFIG"
 		return
 	fi
+	first_pg_config is_complete
+}
+
+# Prints the pg_config of a server that lacks its headers.
+find_bare_server() {
+	[[ -z ${PG_CONFIG:-} ]] && first_pg_config is_server
+}
+
+# first_pg_config CONDITION
+first_pg_config() {
+	local candidate
 	while read -r candidate; do
-		if [[ -n $candidate ]] && is_complete "$candidate"; then
+		if [[ -n $candidate ]] && "$1" "$candidate"; then
 			printf '%s\n' "$candidate"
 			return
 		fi
@@ -143,19 +153,6 @@ list_pg_configs() {
 	printf '%s\n' /usr/lib/postgresql/15/bin/pg_config
 	printf '%s\n' "${installed[@]}" | sort -rV
 	command -v pg_config || true
-}
-
-# Prints the pg_config of a server that lacks its headers.
-find_bare_server() {
-	local candidate
-	[[ -z ${PG_CONFIG:-} ]] || return 1
-	while read -r candidate; do
-		if is_server "$candidate"; then
-			printf '%s\n' "$candidate"
-			return
-		fi
-	done < <(list_pg_configs)
-	return 1
 }
 
 is_server() {
