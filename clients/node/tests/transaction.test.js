@@ -8,7 +8,8 @@ import { runInNewContext } from 'node:vm'
 import pg from 'pg'
 import * as all from 'pg-idempotency'
 import { BadArgument, CommitRolledBack, Completion, Declined, FakeClock, Idempotency, KeyReused, NotDone, settle } from 'pg-idempotency'
-import { ServiceMistake } from '../src/errors.js'
+import { ConnectionLost, ServiceMistake } from '../src/errors.js'
+import { abandoning, inTransaction } from '../src/transaction.js'
 import { deferred, effect, effects, idempotencyFor, newKey, poolFor, portOf, stored } from './support.js'
 import { Proxy } from './proxy.js'
 
@@ -521,4 +522,23 @@ test('hooks see what happens, never a payload, and cannot disturb', async (t) =>
   assert.deepEqual(events[0], { event: 'acquired', scope: 'tests', key, attempt: 1 })
   assert.ok(!JSON.stringify(events).includes('secret'))
   assert.match((await warned).message, /the hook acquired failed/)
+})
+
+test('a rollback waits for no statement that is abandoned, and asks no connection that is lost', async () => {
+  const after = async (error, send = async () => []) => {
+    const calls = []
+    const connection = {
+      endWork() {}, named: (given) => given,
+      cancel() { calls.push('cancel') },
+      send(statements) { calls.push(statements[0].text); return send() },
+      close(broken) { calls.push(broken ? 'end' : 'give back') },
+    }
+    const settings = /** @type {any} */ ({ source: { acquire: async () => connection } })
+    await assert.rejects(inTransaction(settings, async () => { throw error }), error)
+    return calls
+  }
+  assert.deepEqual(await after(new Error('the work')), ['ROLLBACK', 'give back'])
+  assert.deepEqual(await after(new Error('the work'), async () => { throw new Error('no answer') }), ['ROLLBACK', 'end'])
+  assert.deepEqual(await after(abandoning(new Error('too late'))), ['cancel', 'end'])
+  assert.deepEqual(await after(new ConnectionLost('gone')), ['cancel', 'end'])
 })
