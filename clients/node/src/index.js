@@ -5,7 +5,7 @@ import { BadArgument, ConnectionLost, LeaseLost, ServiceMistake } from './errors
 import { idempotent } from './function.js'
 import { alone, lease, progress } from './lease.js'
 import { optionsOf, telling } from './options.js'
-import { pgSource } from './pg.js'
+import { sourceOf } from './pg.js'
 import { retrying } from './retry.js'
 import { checkCount, checkMilliseconds, checkWhole, toHash, toInterval } from './response.js'
 import { Sql, isText } from './sql.js'
@@ -89,7 +89,7 @@ export class Idempotency {
    */
   constructor(pool, options = {}) {
     const { scope = '', schema, retention, lease: leaseTime = '30 s', retry = {}, hooks = {}, clock = systemClock } = options
-    const source = 'acquire' in pool ? pool : pgSource(pool)
+    const source = sourceOf(pool)
     const repeats = optionsOf({ attempts: 5, base: 50, cap: 2000 }, retry)
     checkCount('retry.attempts', repeats.attempts)
     checkMilliseconds('retry.base', repeats.base)

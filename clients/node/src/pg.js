@@ -26,11 +26,26 @@ import { Prepared } from './prepared.js'
  */
 
 /**
+ * The error does not quote what was given: a connection string has a password.
+ * @template Tx
+ * @param {Pool<Tx> | Source<Tx>} given
+ * @returns {Source<Tx>}
+ * @throws TypeError where it is neither
+ */
+export function sourceOf(given) {
+  const pool = /** @type {any} */ (given)
+  if (typeof pool?.acquire === 'function') return pool
+  // a Client has connect, too
+  if (typeof pool?.connect === 'function' && pool.options) return pgSource(pool)
+  throw new TypeError('an Idempotency needs a Pool of pg, or postgresSource(sql) of pg-idempotency/postgres')
+}
+
+/**
  * @template Tx
  * @param {Pool<Tx>} given
  * @returns {Source<Tx>}
  */
-export function pgSource(given) {
+function pgSource(given) {
   const pool = /** @type {any} */ (given)
   // An idle connection that ends is an event "error"; without a listener it ends the process.
   if (pool.listenerCount('error') === 0) pool.on('error', () => {})

@@ -20,6 +20,12 @@ const mistake = (name) => (error) => error instanceof ServiceMistake && refusal(
 const duration = (name) => (error) => error instanceof BadDuration && refusal(name)(error)
 const notRun = () => assert.fail('the work ran')
 
+test('what is neither a pool nor a source is refused, and not quoted', () => {
+  for (const given of [undefined, 'postgres://u:secret@host/db', { connectionString: 'postgres://u:secret@host/db' }, new pg.Client(), () => nowhere]) {
+    assert.throws(() => new Idempotency(given), (error) => error instanceof TypeError && /^an Idempotency needs a Pool of pg, /.test(error.message))
+  }
+})
+
 describe('a number that is none, or too large, asks no database', () => {
   const wrong = [NaN, -Infinity, -1, 1e300, true, {}]
   // The server refuses them, of each call.

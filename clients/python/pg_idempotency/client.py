@@ -231,8 +231,8 @@ def sync_source(source: Any, prepare: Optional[bool]) -> Source:
     if hasattr(source, "open") and hasattr(source, "recover"):
         own: Source = source
         return own
-    from .psycopg import Connecting, PsycopgSource
-    return PsycopgSource(source if hasattr(source, "connection") else Connecting(source), prepare)
+    from .psycopg import PsycopgSource, pool_of
+    return PsycopgSource(pool_of(source, "__enter__", "__aenter__"), prepare)
 
 
 def async_source(source: Any, prepare: Optional[bool]) -> AsyncSource:
@@ -240,5 +240,5 @@ def async_source(source: Any, prepare: Optional[bool]) -> AsyncSource:
     if hasattr(source, "open") and hasattr(source, "recover"):
         own: AsyncSource = source
         return own
-    from .psycopg import AsyncPsycopgSource, Connecting
-    return AsyncPsycopgSource(source if hasattr(source, "connection") else Connecting(source), prepare)
+    from .psycopg import AsyncPsycopgSource, pool_of
+    return AsyncPsycopgSource(pool_of(source, "__aenter__", "__enter__"), prepare)

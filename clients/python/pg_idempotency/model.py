@@ -221,7 +221,7 @@ def as_text(value: Any) -> str:
         return value.isoformat()
     if isinstance(value, UUID) or isinstance(value, Decimal) and value.is_finite():
         return str(value)
-    raise TypeError(f"JSON has no form for a {type(value).__name__}, or for this value of it")
+    raise TypeError(f"JSON cannot hold this value of type {type(value).__name__}")
 
 
 ENCODER = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=as_text)

@@ -147,6 +147,17 @@ class Connecting:
         return closing_later(connection) if inspect.isawaitable(connection) else contextlib.closing(connection)
 
 
+def pool_of(source: Any, enter: str, other: str) -> Any:
+    """What a user gave, as a pool. The error does not quote it: a connection string has a password."""
+    if hasattr(source, other) and not hasattr(source, enter):
+        raise TypeError("Idempotency needs a blocking pool, and AsyncIdempotency one of asyncio")
+    if hasattr(source, "connection"):
+        return source
+    if callable(source):
+        return Connecting(source)
+    raise TypeError("an Idempotency needs a pool of psycopg_pool, a function that connects, or a source of pg_idempotency")
+
+
 @contextlib.asynccontextmanager
 async def closing_later(pending: Awaitable[Any]) -> AsyncIterator[Any]:
     """Closes the connection that still has to come."""

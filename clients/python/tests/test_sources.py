@@ -7,15 +7,16 @@ import traceback
 
 import asyncpg
 import psycopg
+import psycopg_pool
 import pytest
 import sqlalchemy
 from django.db import connection, transaction
 
 import kinds
 from conftest import run_out
-from pg_idempotency import (NOT_DONE, BadArgument, CommitRolledBack, Completion, Declined, FakeClock, Idempotency,
-                            IdempotencyError, Json, KeyReused, LeaseLost, NotDone, NotReady, Response, TooLarge, Unknown,
-                            Unstorable, drive, flow, sqlstate_of)
+from pg_idempotency import (NOT_DONE, AsyncIdempotency, BadArgument, CommitRolledBack, Completion, Declined, FakeClock,
+                            Idempotency, IdempotencyError, Json, KeyReused, LeaseLost, NotDone, NotReady, Response,
+                            TooLarge, Unknown, Unstorable, drive, flow, sqlstate_of)
 from pg_idempotency.django import DjangoSource
 from pg_idempotency.errors import BadOption, is_unreachable, means_lost
 
@@ -44,6 +45,16 @@ def impatient(monkeypatch):
 
 def plain(tx, operation):
     return "x"
+
+
+@pytest.mark.parametrize("client, given", [
+    (Idempotency, None), (Idempotency, "password=secret"), (AsyncIdempotency, "password=secret"),
+    (Idempotency, psycopg_pool.AsyncConnectionPool("", open=False)),
+    (AsyncIdempotency, psycopg_pool.ConnectionPool("", open=False)),
+    (AsyncIdempotency, asyncpg.create_pool(loop=asyncio.new_event_loop()))])
+def test_what_gives_no_connections_is_refused_and_not_quoted(client, given):
+    with pytest.raises(TypeError, match=r"Idempotency needs a ((?!secret).)*$"):
+        client(given)
 
 
 def test_runs_once_and_replays(case, key, effects):
