@@ -49,7 +49,7 @@ typedef struct Begun
 
 static Begun begun = {0};
 
-/* whose fault the error is that the server's log got last from this process */
+/* whose fault the error is that the log got last from this process since the first begin */
 static Cause reported = CAUSE_NONE;
 static emit_log_hook_type previous_log_hook = NULL;
 
@@ -57,6 +57,8 @@ static emit_log_hook_type previous_log_hook = NULL;
 void
 rollback_note_begin(uint64 id, int32 limit)
 {
+	if (begun.count == 0)
+		reported = CAUSE_NONE;
 	if (begun.count == 0 || (begun.count == 1 && begun.id == id))
 		begun = (Begun) {.count = 1,.id = id,.limit = limit};
 	else

@@ -1,5 +1,6 @@
 # Lost attempts: which rollbacks count, what forgets the count, and the limit that
 # ends an operation whose transaction always rolls back (docs/reference/idem_lost_attempts.md).
+use File::Basename qw(dirname);
 use Idempotency;
 use Wire;
 
@@ -296,7 +297,9 @@ is(lost('k'), 1, 'and others go on');
 
 # ---- a restart, and a table that is full ----
 
-$node->append_conf('postgresql.conf', 'idempotency.lost_attempts_tracked = 8');
+my $libraries = dirname(build_module('worker')) . ':' . query('SHOW dynamic_library_path');
+
+$node->append_conf('postgresql.conf', "idempotency.lost_attempts_tracked = 8\ndynamic_library_path = '$libraries'");
 $node->stop('immediate');
 $node->start;
 is(lost('k'), 0, 'a crash of the server forgets');
@@ -304,6 +307,11 @@ lose('stays');
 lose("full $_"), lose('stays') for 1 .. 12;
 is(join(' ', map { lost("full $_") } 1 .. 12), '0 0 0 0 0 1 1 1 1 1 1 1', 'the operations whose last lost attempts are the oldest are forgotten');
 is(lost('stays'), 13, 'what is lost again and again stays');
+query(q{CREATE FUNCTION run_in_worker(text) RETURNS void LANGUAGE c STRICT AS 'worker'});
+query(q{SELECT run_in_worker($$SELECT idem_begin('worked'), raise('22012')$$)});
+is(lost('worked'), 1, 'a background worker that reports its error and goes on');
+query(q{SELECT run_in_worker($$SELECT idem_begin('worked'), raise('22012'); SELECT idem_begin('unfinished')$$)});
+is(lost('worked') . lost('unfinished'), 20, 'that error is not the one of the next operation');
 $node->append_conf('postgresql.conf', 'idempotency.lost_attempts_tracked = 0');
 $node->restart;
 lose('k');
