@@ -59,7 +59,8 @@ class AsyncSource(Protocol):
 
 
 async def to_its_end(work: Awaitable[Any]) -> Any:
-    """Awaits ``work`` to its end, however often we are cancelled meanwhile; then the cancellation goes on.
+    """Awaits ``work`` to its end, however often we are cancelled meanwhile; then the cancellation goes on. Its cause is an
+    error of ``work``.
 
     What gives a connection back must not be left half done: nobody else would do it.
     """
@@ -71,7 +72,7 @@ async def to_its_end(work: Awaitable[Any]) -> Any:
         except asyncio.CancelledError as error:
             cancelled = error
     if cancelled is not None:
-        raise cancelled
+        raise cancelled from None if task.cancelled() else task.exception()
     return task.result()
 
 

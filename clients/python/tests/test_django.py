@@ -1,6 +1,7 @@
 """Django's middleware, under WSGI and ASGI."""
 
 import asyncio
+import contextvars
 import io
 import json
 
@@ -55,6 +56,21 @@ def test_django_sees_a_chunked_body_under_asgi(key):
     headers = [(b"idempotency-key", key.encode()), (b"x-tenant", b"t"), (b"transfer-encoding", b"chunked")]
     request = ASGIRequest({"method": "POST", "path": "/flaky/1", "headers": headers}, io.BytesIO(b"whole"))
     assert DjangoMiddleware(lambda request: HttpResponse(request.body, status=201))(request).content == b"whole"
+
+
+def test_what_a_view_leaves_in_a_context_reaches_those_before_it_under_asgi(key):
+    """As without the middleware: one that logs may want it."""
+    payment = contextvars.ContextVar("payment")
+
+    async def view(request):
+        payment.set(key)
+        return HttpResponse(status=201)
+
+    async def answers():
+        headers = [(b"idempotency-key", key.encode()), (b"x-tenant", b"t")]
+        request = ASGIRequest({"method": "POST", "path": "/flaky/1", "headers": headers}, io.BytesIO(b"{}"))
+        return (await DjangoMiddleware(view)(request)).status_code, payment.get(None)
+    assert asyncio.run(answers()) == (201, key)
 
 
 def leave_django(method, path, headers):

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import threading
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
@@ -17,7 +18,7 @@ import pg_idempotency
 from conftest import Held, at_once, insert, insert_async
 from pg_idempotency import (AsyncIdempotency, BadArgument, Clock, Completion, Declined, Forbidden, Idempotency, Json, KeyReused,
                             NotDone, NotReady, Operation, Response, Retry)
-from pg_idempotency.drive import AsyncDriver
+from pg_idempotency.drive import AsyncDriver, to_its_end
 from pg_idempotency.errors import BadOption
 from pg_idempotency.psycopg import cancel_request, end_statement
 
@@ -541,6 +542,33 @@ def test_what_gives_a_connection_back_comes_to_its_end(step):
             await task
         assert ended
     asyncio.run(body())
+
+
+def test_an_error_of_what_is_waited_for_is_the_cause_of_the_cancellation():
+    """asyncio logged that nobody had retrieved it."""
+    go, told = asyncio.Event(), []
+
+    async def fails():
+        await go.wait()
+        raise KeyError("the work")
+
+    async def waits():
+        try:
+            await to_its_end(fails())
+        except asyncio.CancelledError as error:
+            return repr(error.__cause__)
+
+    async def body():
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context["message"]))
+        task = asyncio.ensure_future(waits())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.sleep(0)
+        go.set()
+        return await task
+    cause = asyncio.run(body())
+    gc.collect()
+    assert (cause, told) == ("KeyError('the work')", [])
 
 
 def test_behind_pgbouncer(pgbouncer, key, admin):

@@ -7,8 +7,9 @@ AuthenticationMiddleware; who has not logged in is answered 401.
 
 from __future__ import annotations
 
+import contextvars
 import re
-from typing import Any, Callable, Optional, Union
+from typing import Any, Callable, Optional, Tuple, Union
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.conf import settings
@@ -67,7 +68,14 @@ class IdempotencyMiddleware:
         admitted = await sync_to_async(self.admit)(request, route)
         if admitted is None:
             return await self.get_response(request)
-        return await to_its_end(sync_to_async(self.answer)(request, admitted))
+        response, context = await to_its_end(self.answer_in_context(request, admitted))
+        for variable, value in context.items():     # as of a view without the middleware
+            variable.set(value)
+        return response
+
+    async def answer_in_context(self, request: Any, admitted: Union[Admitted, Reply]) -> Tuple[Any, contextvars.Context]:
+        """Django's response, and the context in which its view has left it: this is a task of its own."""
+        return await sync_to_async(self.answer)(request, admitted), contextvars.copy_context()
 
     def admit(self, request: Any, route: str) -> Union[Admitted, Reply, None]:
         """As Core.admit, where the body may not be readable."""
