@@ -19,20 +19,6 @@ BUSY = """SELECT count(*) FROM pg_stat_activity
 VICTIMS = """SELECT pid FROM pg_stat_activity
     WHERE usename = 'teller' AND state = ANY (%s) ORDER BY application_name"""
 
-
-# Sessions that have begun after we did, and wait for that table.
-WAITING = """SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid)
-    WHERE NOT granted AND locktype = 'relation' AND relation = %s::oid AND backend_start > now()"""
-# A row may be in a table of the ring, which goes with the old store.
-SWAP = """LOCK TABLE idempotency_store IN ACCESS EXCLUSIVE MODE;
-    CREATE TABLE idempotency_store_new (LIKE idempotency_store INCLUDING ALL EXCLUDING INDEXES,
-        PRIMARY KEY (scope, idempotency_key));
-    INSERT INTO idempotency_store_new SELECT DISTINCT ON (scope, idempotency_key) *
-        FROM idempotency_store ORDER BY scope, idempotency_key, expires_at DESC;
-    ALTER TABLE idempotency_store RENAME TO idempotency_store_old;
-    ALTER TABLE idempotency_store_new RENAME TO idempotency_store;
-    ALTER EXTENSION idempotency DROP TABLE idempotency_store_old;
-    ALTER EXTENSION idempotency ADD TABLE idempotency_store"""
 # a call of idem_call outside of a transaction commits, too
 COMMITS = r"^\s*commit|idem_call\("
 PERIODS = ("2 seconds", "1 minute", "4 hours", "1 day")
@@ -244,49 +230,10 @@ class Controller:
                 " FOR EACH ROW EXECUTE FUNCTION do_nothing()")
         self.hits["trigger"] += 1
 
-    def rewrite(self):
-        """The store gets a new index, or old rows, while operations go on."""
-        self.run_when_busy("rewrite", self.rng.choice((
-            "REINDEX TABLE CONCURRENTLY idempotency_store", "VACUUM (FREEZE) idempotency_store")))
-
-    def vacuum_full(self):
-        """The store gets a new file."""
-        self.run_when_busy("vacuum full", "VACUUM FULL idempotency_store")
-
-    def run_when_busy(self, name, command):
-        """A hit where operations were under way when it began."""
-        busy = self.when_busy()
-        with self.pair.primary.connect() as connection:
-            connection.execute(command)
-        self.hits[name] += busy
-
-    def swap(self):
-        """Another table takes the store's place while sessions wait for its lock, some of
-        them with their first call. The one before goes when the next one
-        comes."""
-        busy = self.when_busy()
-        with self.pair.primary.connect() as connection:
-            connection.execute("SET lock_timeout = '5s'")
-            # with the tables of a ring that it had
-            connection.execute("DROP TABLE IF EXISTS idempotency_store_old CASCADE")
-            with connection.transaction():
-                (store,) = connection.execute("SELECT 'idempotency_store'::regclass::oid").fetchone()
-                views = connection.execute("SELECT v, pg_get_viewdef(v) FROM unnest(ARRAY['idempotency_in_flight',"
-                                           " 'idempotency_failures']::regclass[]) v").fetchall()
-                connection.execute(SWAP)
-                # a view goes on with the table that it was made for
-                for view, text in views:
-                    connection.execute(f"CREATE OR REPLACE VIEW {view} AS {text}")
-                connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                                   " WHERE usename = 'teller' ORDER BY random() LIMIT 3")
-                waited = wait_for(lambda: self.is_waited_for(connection, store))
-        self.hits["swap"] += busy and waited
-
     def partition(self):
         """The store gets a ring of tables, or the ring is to go, while operations go on."""
         busy = self.when_busy()
         with self.pair.primary.connect() as connection:
-            connection.execute("DROP TABLE IF EXISTS idempotency_store_old CASCADE")
             connection.execute("SET client_min_messages = error")
             (partitions,) = connection.execute("SELECT count(*) FROM idempotency_partitions").fetchone()
             if partitions and self.rng.random() < 0.7:
@@ -296,11 +243,6 @@ class Controller:
                 connection.execute("DROP TRIGGER IF EXISTS idle ON idempotency_store")
                 connection.execute("SELECT idem_partition_store(%s::interval)", (self.rng.choice(PERIODS),))
         self.hits["partition"] += busy
-
-    def is_waited_for(self, connection, table):
-        """By a session that has come since we have locked it."""
-        connection.execute("SELECT pg_stat_clear_snapshot()")
-        return connection.execute(WAITING, (table,)).fetchone()[0] > 0
 
     def count_hits(self, errors, refused_leases):
         """What others have seen of the faults."""

@@ -33,9 +33,6 @@ DECK = {
     "locks": 1,
     "connections": 1,
     "trigger": 2,
-    "rewrite": 1,
-    "vacuum full": 1,
-    "swap": 3,
     "partition": 4,
 }
 
