@@ -151,10 +151,11 @@ def read_body(environ: Environ, limit: int) -> Union[bytes, int]:
         wanted = min(int(length), limit + 1)
         body = bytes(stream.read(wanted))
         return body if len(body) == wanted else 400
-    # Without a length only a server that says so ends the stream by itself.
-    if environ.get("wsgi.input_terminated"):
+    # Without a length only a server that says so ends the stream by itself. Granian does so, too, where its client breaks off.
+    is_terminated, is_granian = environ.get("wsgi.input_terminated"), environ.get("SERVER_SOFTWARE") == "Granian"
+    if is_terminated and not is_granian:
         return bytes(stream.read(limit + 1))
-    return 411 if environ.get("HTTP_TRANSFER_ENCODING") else b""
+    return 411 if environ.get("HTTP_TRANSFER_ENCODING") or is_terminated and stream.read(1) else b""
 
 
 def with_body(environ: Environ, body: bytes) -> Environ:
