@@ -200,19 +200,14 @@ def test_repeats_are_bounded(pool, key, effects, state):
     assert effects() == 0
 
 
-def test_a_run_is_repeated_after_a_conflict_at_commit_and_after_a_loss_before_it(idem, key, admin, effects):
-    admin.execute("""CREATE SEQUENCE tries; CREATE TABLE conflicting (name text);
-        CREATE FUNCTION conflict() RETURNS trigger LANGUAGE plpgsql AS $$
-            BEGIN IF nextval('tries') = 1 THEN RAISE SQLSTATE '40001'; END IF; RETURN NULL; END $$;
-        CREATE CONSTRAINT TRIGGER late AFTER INSERT ON conflicting DEFERRABLE INITIALLY DEFERRED
-            FOR EACH ROW EXECUTE FUNCTION conflict()""")
+def test_a_run_is_repeated_after_a_conflict_at_commit_and_after_a_loss_before_it(idem, key, conflict, effects):
     tries = []
 
     def work(tx):
         tries.append(1)
         tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
         ends = len(tries) == 2
-        tx.execute("SELECT pg_terminate_backend(pg_backend_pid())" if ends else "INSERT INTO conflicting VALUES (NULL)")
+        tx.execute("SELECT pg_terminate_backend(pg_backend_pid())" if ends else "INSERT INTO conflict VALUES (NULL)")
     idem.run(work)
     assert (len(tries), effects()) == (3, 1)
 
