@@ -24,6 +24,14 @@ sub begin_leased ($database, $key)
 
 query('CREATE ROLE teller; CREATE ROLE stranger');
 
+# What of the application, the extension and its store a dump with these options has.
+sub dumped ($database, @options)
+{
+	my ($dump) = run_command([ 'pg_dump', @options, $node->connstr($database) ]);
+
+	return join ' ', $dump =~ /^(CREATE EXTENSION|COPY .*?\.(?:sale|idempotency_store)\b)/gm;
+}
+
 for my $schema ('public', 'idem', '"Odd Schema"')
 {
 	my $name = $schema =~ s/\W//gr;
@@ -33,6 +41,7 @@ for my $schema ('public', 'idem', '"Odd Schema"')
 	query("CREATE DATABASE $from TEMPLATE template0");
 	query("ALTER DATABASE $from SET search_path = $schema, public");
 	$node->safe_psql($from, <<"SQL");
+CREATE SCHEMA app CREATE TABLE sale (id int);
 CREATE SCHEMA IF NOT EXISTS $schema;
 CREATE EXTENSION idempotency SCHEMA $schema;
 SELECT idem_grant('teller'), idem_grant('stranger');
@@ -50,6 +59,9 @@ SELECT idem_begin('many' || i, lease => '1 hour') FROM generate_series(1, 40) i;
 SQL
 	$fence = begin_leased($from, 'leased');
 	$contents = contents($from, $schema);
+	like(dumped($from), qr/EXTENSION.*COPY \Q$schema\E\.idempotency_store/, "$from: a dump has the extension and the records");
+	is(dumped($from, '-n', $schema), "COPY $schema.idempotency_store", "$from: that of its schema has the records alone");
+	is(dumped($from, @$_), 'COPY app.sale', "$from: @$_ has neither") for [ '-n', 'app' ], [ '-t', 'app.sale' ];
 
 	for my $format ('plain', 'custom')
 	{
