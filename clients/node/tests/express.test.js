@@ -87,6 +87,22 @@ test('a status as Node sends it, and each cookie of writeHead', async (t) => {
   assert.match(never.errors[0].message, /cannot answer 1000/)
 })
 
+test('a handler whose stream breaks off, or that destroys its response, is answered as one that fails', async (t) => {
+  const breaksOff = async function * (code) {
+    yield 'do'
+    throw Object.assign(new Error('broken off'), { code })
+  }
+  for (const destroy of [(res) => pipeline(breaksOff(), res.status(201)), (res) => res.destroy(), (res) => res.destroy(new Error('no more'))]) {
+    const { post, errors } = await app(t, 'transaction', async (req, res) => { await destroy(res) }, { timeout: 2000 })
+    const answers = [await post(), await post()]
+    assert.deepEqual([...answers.map(({ status }) => status), errors.length], [500, 500, 2])
+  }
+  let calls = 0
+  const { post } = await app(t, 'transaction', (req, res) => pipeline(++calls === 1 ? breaksOff('40001') : ['done'], res.status(201)))
+  const { status, body } = await post()
+  assert.deepEqual([status, body, calls], [201, 'done', 2])
+})
+
 // Each writes "done", with the header X-A.
 const WAYS = {
   'chunks in an encoding, with callbacks': async (res) => {

@@ -118,7 +118,7 @@ const LISTENING = ['on', 'addListener', 'prependListener', 'once', 'prependOnceL
 const HEADING = ['setHeader', 'appendHeader', 'removeHeader', 'setHeaders', 'writeHead']
 // What makes an answer, as far as the response has it: that of Express has more.
 const ANSWERING = ['write', 'end', 'writeHead', 'setHeader', 'appendHeader', 'status', 'json', 'jsonp']
-const PATCHED = ['flushHeaders', ...LISTENING, ...ANSWERING]
+const PATCHED = ['flushHeaders', 'destroy', ...LISTENING, ...ANSWERING]
 
 // Stands between a handler and its ServerResponse, from when the handler is called. Before, and after the answer
 // is sent, the response is the framework's own.
@@ -149,6 +149,8 @@ class Capture {
     res.end = (chunk, encoding, callback) => this.#end(chunk, encoding, callback)
     res.writeHead = (status, reason, headers) => this.#writeHead(status, reason, headers)
     res.flushHeaders = () => {}
+    // A pipeline whose source breaks off does so. The connection has an answer to come; and Bun would send an empty 200.
+    res.destroy = (error) => { this.#attempt.reject(error ?? new Error('the handler has destroyed its response')); return res }
     for (const name of ANSWERING) if (res[name]) res[name] = answering(res[name])
     // A handler may wait until its answer is written: for the event, by a callback of end(), or in a pipeline. It
     // hears of that when it has ended its answer, and others hear when the answer is sent.
