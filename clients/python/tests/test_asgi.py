@@ -94,6 +94,18 @@ def test_asgi_runs_no_body_that_is_not_whole(last, statuses, options):
     assert [message["status"] for message in sent[:1]] == statuses
 
 
+@pytest.mark.parametrize("length, statuses", [(b"3", [400]), (b"x", [400]), (b"2", [201]), (b"1", [201])])
+def test_asgi_runs_no_body_that_is_shorter_than_its_length(run, key, length, statuses):
+    """Granian gives one that its client has broken off as a whole one, under HTTP/2."""
+    async def body(idem):
+        app = asgi(idem, lambda body, receive, send: respond(send, 201))
+
+        async def declaring(scope, receive, send):
+            await app({**scope, "headers": [*scope["headers"], (b"content-length", length)]}, receive, send)
+        return [(await asgi_call(declaring, key))[0]]
+    assert run(body) == statuses
+
+
 def test_asgi_timeout_rolls_back(run, key, effects):
     cancelled = []
 
