@@ -145,7 +145,14 @@ test('postgres.js: all places are there at once after the server has ended their
   const sql = connect(t, { max: 2 })
   const idempotency = setUp(t, {}, sql, { retry: { attempts: 1 } })
   const { acquire } = postgresSource(sql)
-  await Promise.all([1, 2].map(() => assert.rejects(idempotency.transaction(newKey(), null, ends), { name: 'ConnectionLost' })))
+  const both = deferred()
+  let begun = 0
+  const work = async (tx) => {
+    if (++begun === 2) both.resolve()
+    await both.promise
+    await ends(tx)
+  }
+  await Promise.all([1, 2].map(() => assert.rejects(idempotency.transaction(newKey(), null, work), { name: 'ConnectionLost' })))
   await turn()
   for (const connection of await Promise.all([acquire(), acquire()])) connection.close(false)
 })
