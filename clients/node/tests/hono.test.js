@@ -312,3 +312,20 @@ test('a stream of events is one answer, with one length', async (t) => {
     assert.deepEqual([await answer.text(), answer.headers.get('Idempotency-Replayed')], ['data: paid\n\n', replayed])
   }
 })
+
+test('a body that is shorter than its length is refused, also where a middleware has read it', async (t) => {
+  const once = honoIdempotency(new Idempotency(poolFor(t)), { principal: () => 'me' })
+  for (const before of [(c, next) => next(), async (c, next) => { await c.req.arrayBuffer(); await next() }]) {
+    const app = new Hono()
+    app.post('/', before, once.transaction((c) => c.text('ran')))
+    for (const [length, status] of [['3', 400], ['2', 200], [undefined, 200]]) {
+      const headers = { 'content-type': 'application/json', 'idempotency-key': newKey(), ...(length && { 'content-length': length }) }
+      assert.equal((await app.request('/', { method: 'POST', body: '{}', headers })).status, status)
+    }
+  }
+  // A text has lost its byte order mark.
+  const app = new Hono()
+  app.post('/', async (c, next) => { await c.req.text(); await next() }, once.transaction((c) => c.text('ran')))
+  const headers = { 'content-type': 'text/csv', 'idempotency-key': newKey(), 'content-length': '4' }
+  assert.equal((await app.request('/', { method: 'POST', body: '\ufeffa', headers })).status, 200)
+})

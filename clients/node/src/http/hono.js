@@ -1,7 +1,7 @@
 // Hono: a handler gives back a Response, which is read, stored, and sent.
 import { routePath } from 'hono/route'
 import { hush, tookOver } from './answer.js'
-import { comparable, isJson, mediaType, parseJson, readAll, readRequest, unseen } from './body.js'
+import { comparable, isJson, mediaType, parseJson, readAll, readRequest, unreadable, unseen } from './body.js'
 import { HttpIdempotency, answering, ofAnswer, responseTooLarge } from './core.js'
 import { telling } from '../options.js'
 import { valuesOf } from './express.js'
@@ -118,15 +118,21 @@ async function bodyOf(c, type, isEncoded, maxRequest) {
   const { raw, bodyCache } = c.req
   if ('text' in bodyCache || 'arrayBuffer' in bodyCache) {
     const bytes = Buffer.from(await c.req.arrayBuffer())
-    // The text of bytes that were no UTF-8 does not say which ones.
+    // The text of bytes that were no UTF-8 does not say which ones, and has no byte order mark.
     if ('text' in bodyCache && bytes.includes('\ufffd')) throw unseen()
-    return comparable(bytes, type, isEncoded)
+    return comparable('text' in bodyCache ? bytes : whole(c, bytes), type, isEncoded)
   }
   if (raw.bodyUsed) throw unseen()
   if (!raw.body) return 'null'
-  const bytes = await readRequest(raw.body, maxRequest)
+  const bytes = whole(c, await readRequest(raw.body, maxRequest))
   c.req.raw = new Request(raw.url, { method: raw.method, headers: raw.headers, body: new Uint8Array(bytes), signal: raw.signal })
   return comparable(bytes, type, isEncoded)
+}
+
+// Deno gives a body that its client has broken off under HTTP/2 as a whole one.
+function whole(c, bytes) {
+  if (bytes.length < Number(c.req.header('content-length'))) throw unreadable(new Error('the body is shorter than its Content-Length'))
+  return bytes
 }
 
 async function toAnswer(response, maxResponse, signal, writes) {
