@@ -78,17 +78,18 @@ test('a handler that takes over its reply is rolled back at once, and answered',
     }))
     take('/hijack', (reply) => { reply.raw.statusMessage = 'Fine'; reply.hijack() })
     take('/raw', (reply) => reply.raw.end('mine'))
+    take('/destroy', (reply) => reply.raw.destroy())
     take('/part', (reply) => { reply.hijack(); reply.raw.write('part') })
     take('/head', (reply) => { reply.raw.writeHead(201); reply.raw.flushHeaders(); return reply.send('mine') })
     fastify.post('/later', fastify.idempotent.transaction((request, reply, { tx }) => { effect(tx, name).then(() => reply.raw.end('mine')) }))
   }, { max: 1 })
-  for (const path of ['/hijack', '/raw', '/later', '/part', '/head']) {
+  for (const path of ['/hijack', '/raw', '/destroy', '/later', '/part', '/head']) {
     const { status, reason, headers, body } = await post(path)
     assert.deepEqual([status, reason, headers['content-type'], JSON.parse(body).title],
       [500, 'Internal Server Error', 'application/problem+json', 'Internal Server Error'])
   }
   // The pool has one connection: it is free again when the refused transaction has ended.
-  assert.deepEqual([await effects(pool, name), errors.length, ends], [0, 5, 5])
+  assert.deepEqual([await effects(pool, name), errors.length, ends], [0, 6, 6])
 })
 
 test('an async handler that ends without an answer has an empty one', async (t) => {

@@ -74,7 +74,7 @@ export function parseRetryAfter(value, now) {
   return Number.isNaN(date) ? null : Math.min(Math.max(0, date - now), LONGEST)
 }
 
-const SENDING = ['write', 'end', 'writeHead', 'flushHeaders']
+const SENDING = ['write', 'end', 'writeHead', 'flushHeaders', 'destroy']
 
 /**
  * What a handler writes past its framework cannot be stored, and must not be sent.
