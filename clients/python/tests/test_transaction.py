@@ -248,19 +248,20 @@ def test_an_exit_is_rolled_back_and_not_repeated(idem, key):
 
 def test_a_pool_whose_connections_are_all_dead(key, admin, effects):
     """As after a restart of the server: more dead connections than tries."""
-    def end_all():
+    def end_all(name):
         assert admin.execute("SELECT count(pg_terminate_backend(pid, 10000)) FROM pg_stat_activity"
-                             " WHERE application_name = 'doomed'").fetchone() == (10,)
+                             " WHERE application_name = %s", (name,)).fetchone() == (10,)
     with psycopg_pool.ConnectionPool("application_name=doomed", min_size=10, max_size=10) as pool:
         pool.wait()
-        end_all()
+        end_all("doomed")
         idem = Idempotency(pool, retry=Retry(attempts=3, base=0.001))
         assert idem.transaction(key, None, insert(key)).outcome == "COMPLETED"
 
     async def body():
-        async with psycopg_pool.AsyncConnectionPool("application_name=doomed", min_size=10, max_size=10) as pool:
+        # of its own name: sessions of the first pool may still be ending
+        async with psycopg_pool.AsyncConnectionPool("application_name=doomed_too", min_size=10, max_size=10) as pool:
             await pool.wait()
-            end_all()
+            end_all("doomed_too")
             idem = AsyncIdempotency(pool, retry=Retry(attempts=3, base=0.001))
             return (await idem.transaction(key + "a", None, insert_async(key))).outcome
     assert asyncio.run(body()) == "COMPLETED"
