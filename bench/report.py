@@ -39,14 +39,11 @@ def spread(pair):
 
 
 def show(title, entries):
-    show_table(title, HEADINGS, [cells(entry) for entry in entries])
-
-
-def show_table(title, headings, rows):
-    widths = [max(map(len, column)) for column in zip(headings, *rows)]
+    lines = [HEADINGS, *map(cells, entries)]
+    widths = [max(map(len, column)) for column in zip(*lines)]
     print(title)
-    for cell in (headings, *rows):
-        print('  '.join(text.ljust(width) for text, width in zip(cell, widths)).rstrip())
+    for line in lines:
+        print('  '.join(text.ljust(width) for text, width in zip(line, widths)).rstrip())
 
 
 def save(path, results):
