@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 	"runtime"
 	"strings"
 	"sync"
@@ -14,7 +13,6 @@ import (
 	"time"
 
 	"example.org/idempotency"
-	"example.org/idempotency/internal/safe"
 	"github.com/jackc/pgx/v5"
 )
 
@@ -204,164 +202,8 @@ func testReconcile[Tx any](t *testing.T, b backend[Tx]) {
 	}
 }
 
-// awaitBeat moves the clock, and waits until the lease is extended.
-func awaitBeat(t *testing.T, clock *idempotency.FakeClock, key string, after time.Duration) {
-	t.Helper()
-	until := func() string {
-		return value(t, "SELECT lease_expires_at FROM idempotency_store WHERE idempotency_key = $1", key)
-	}
-	before := until()
-	clock.AwaitSleepers(1)
-	clock.Advance(after)
-	for looks := 0; until() == before; looks++ {
-		if looks == 600 {
-			t.Fatal("no beat")
-		}
-		time.Sleep(100 * time.Millisecond)
-	}
-}
-
-// The clock stands still but for Advance: each third of the lease is one beat.
-func testHeartbeat[Tx any](t *testing.T, b backend[Tx]) {
-	clock := idempotency.NewFakeClock(time.Unix(0, 0))
-	client, key := b.client(t, idempotency.Options{Scope: "beat", Clock: clock}), newKey()
-	_, err := client.Lease(background, key, nil, func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
-		for range 4 {
-			awaitBeat(t, clock, key, 10*time.Second)
-			same(t, "cancelled", ctx.Err() == nil, true)
-		}
-		return b.answer(key)(ctx, o)
-	}, idempotency.WithLease(30*time.Second))
-	must(t, err)
-	same(t, "effects", effects(t, key), "1")
-}
-
 // errPanic is what a function of the pool panics with.
 var errPanic = errors.New("planned")
-
-// slow has a connection for which one waits, by the clock, and perhaps in vain.
-type slow[Tx any] struct {
-	idempotency.Database[Tx]
-	clock *idempotency.FakeClock
-	mutex sync.Mutex
-	by    time.Duration
-	err   error
-}
-
-// next is how long the next connection takes, and its error.
-func (s *slow[Tx]) next(by time.Duration, err error) (time.Duration, error) {
-	s.mutex.Lock()
-	defer s.mutex.Unlock()
-	wasBy, wasErr := s.by, s.err
-	s.by, s.err = by, err
-	return wasBy, wasErr
-}
-
-func (s *slow[Tx]) Acquire(ctx context.Context) (idempotency.Conn[Tx], error) {
-	by, err := s.next(0, nil)
-	s.clock.Advance(by)
-	if err == errPanic {
-		panic(err)
-	}
-	if err != nil {
-		return nil, err
-	}
-	return s.Database.Acquire(ctx)
-}
-
-// The answer to the begin took 25 of the 30 seconds of the lease, so the first beat is due
-// after a third of the other 5.
-func testSlowBegin[Tx any](t *testing.T, b backend[Tx]) {
-	clock := idempotency.NewFakeClock(time.Unix(0, 0))
-	database := &slow[Tx]{Database: b.open(t, serverURL, 4), clock: clock, by: 25 * time.Second}
-	client, key := idempotency.New[Tx](database, idempotency.Options{Clock: clock}), newKey()
-	_, err := client.Lease(background, key, nil, func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
-		awaitBeat(t, clock, key, 2*time.Second)
-		return b.answer(key)(ctx, o)
-	}, idempotency.WithLease(30*time.Second))
-	must(t, err)
-}
-
-// Somebody else takes the operation over and completes it. The next beat ends the
-// work; what it wanted to write is refused. Its caller gets the other answer, whatever the work returns.
-func testHeartbeatLosesTheLease[Tx any](t *testing.T, b backend[Tx]) {
-	for _, failure := range []error{nil, context.Canceled, errors.New("planned"), idempotency.ErrNotDone} {
-		var count counter
-		clock := idempotency.NewFakeClock(time.Unix(0, 0))
-		client, key := b.client(t, idempotency.Options{Clock: clock, Hooks: count.hooks()}), newKey()
-		result, err := client.Lease(background, key, nil, func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
-			runOut(t, key)
-			other, err := b.client(t, idempotency.Options{}).Lease(background, key, nil, b.answer(key))
-			must(t, err)
-			same(t, "taken over", other.TakenOver, true)
-			clock.AwaitSleepers(1)
-			clock.Advance(10 * time.Second)
-			<-ctx.Done()
-			completion, err := b.answer(key)(ctx, o)
-			must(t, err)
-			return completion, failure
-		})
-		must(t, err)
-		same(t, "replayed", result.Replayed, true)
-		same(t, "payload", string(result.Payload), "2")
-		same(t, "hook", count.leaseLost.Load(), 1)
-		same(t, "effects", effects(t, key), "1")
-	}
-}
-
-// While the server cannot be reached, the lease runs out by the client's clock.
-// Nobody took it over, so the end is still accepted.
-func testHeartbeatWithoutServer[Tx any](t *testing.T, b backend[Tx]) {
-	var count counter
-	clock, p := idempotency.NewFakeClock(time.Unix(0, 0)), startProxy(t)
-	client, key := idempotency.New(b.open(t, p.url(), 2), idempotency.Options{Clock: clock, Hooks: count.hooks()}), newKey()
-	result, err := client.Lease(background, key, nil, func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
-		p.order("refuse")
-		for ctx.Err() == nil {
-			clock.Advance(time.Second)
-		}
-		same(t, "a lease has passed", clock.Now().After(time.Unix(29, 0)), true)
-		p.order("admit")
-		return b.answer(key)(ctx, o)
-	})
-	must(t, err)
-	same(t, "replayed", result.Replayed, false)
-	same(t, "hook", count.leaseLost.Load(), 1)
-	same(t, "effects", effects(t, key), "1")
-}
-
-// A network that hangs closes nothing: the work ends when its lease does, and the end
-// takes no longer than it may.
-func testHangingNetwork[Tx any](t *testing.T, b backend[Tx]) {
-	for name, work := range map[string]func(context.Context) error{
-		"in the work":    func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() },
-		"before the end": func(context.Context) error { return nil },
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			p := startProxy(t)
-			client, key := idempotency.New(b.open(t, p.url(), 2), idempotency.Options{Lease: 2 * time.Second}), newKey()
-			ended := make(chan error, 1)
-			go func() {
-				_, err := client.Lease(background, key, nil, func(ctx context.Context, _ idempotency.Operation) (completion idempotency.Completion[Tx], err error) {
-					p.order("hang")
-					return completion, work(ctx)
-				})
-				ended <- err
-			}()
-			select {
-			case err := <-ended:
-				if !errors.Is(err, idempotency.ErrLeaseLost) && !errors.Is(err, context.DeadlineExceeded) {
-					t.Errorf("got %v", err)
-				}
-			case <-time.After(30 * time.Second):
-				t.Error("the lease never ends")
-			}
-			p.order("cut")
-			same(t, "stored", stored(t, key), "PENDING")
-		})
-	}
-}
 
 func testLostAnswerToCompletion[Tx any](t *testing.T, b backend[Tx]) {
 	for _, fault := range []struct {
@@ -472,43 +314,6 @@ func testWritesThatEndTheirTransaction[Tx any](t *testing.T, b backend[Tx]) {
 	same(t, "leases lost", count.leaseLost.Load(), 0)
 }
 
-// The answer to the begin came too late, reconcile took too long, or the caller has gone.
-func testNothingBeginsTooLate[Tx any](t *testing.T, b backend[Tx]) {
-	for name, c := range map[string]struct {
-		late   time.Duration // the begin takes so long
-		during func(clock *idempotency.FakeClock, key string, cancel func())
-		stored string
-		want   error
-	}{
-		"begin": {31 * time.Second, nil, "nothing", idempotency.ErrLeaseLost},
-		"reconcile": {0, func(clock *idempotency.FakeClock, key string, _ func()) {
-			execute(t, "UPDATE idempotency_store SET fence = fence + 1000000 WHERE idempotency_key = $1", key)
-			clock.AwaitSleepers(1)
-			clock.Advance(10 * time.Second)
-		}, "PENDING", idempotency.ErrLeaseLost},
-		"caller": {0, func(_ *idempotency.FakeClock, _ string, cancel func()) { cancel() }, "PENDING", context.Canceled},
-	} {
-		clock, key := idempotency.NewFakeClock(time.Unix(0, 0)), newKey()
-		if c.during != nil {
-			b.abandon(t, b.client(t, idempotency.Options{}), key)
-		}
-		ctx, cancel := context.WithCancel(background)
-		defer cancel()
-		database := &slow[Tx]{Database: b.open(t, serverURL, 4), clock: clock, by: c.late}
-		_, err := idempotency.New[Tx](database, idempotency.Options{Clock: clock}).Lease(ctx, key, nil,
-			func(context.Context, idempotency.Operation) (idempotency.Completion[Tx], error) {
-				t.Errorf("%s: the work has begun", name)
-				return idempotency.Completion[Tx]{}, nil
-			}, idempotency.WithReconcile(func(ctx context.Context, _ idempotency.Operation) (idempotency.Reconciled, error) {
-				c.during(clock, key, cancel)
-				<-ctx.Done()
-				return idempotency.NotDone(), nil
-			}))
-		wantError(t, err, c.want)
-		same(t, name, stored(t, key), c.stored)
-	}
-}
-
 // What an operation inside of the work or of its writes does not know, nobody knows of
 // this one: the next attempt has to reconcile.
 func testWorkThatDoesNotKnow[Tx any](t *testing.T, b backend[Tx]) {
@@ -548,45 +353,6 @@ func testWritesThatExit[Tx any](t *testing.T, b backend[Tx]) {
 	all.Wait()
 	same(t, "effects", effects(t, key), "0")
 	wantError(t, during.Err(), context.Canceled) // with the heartbeat
-}
-
-// listening tells how long each sleep is to be.
-type listening struct {
-	*idempotency.FakeClock
-	sleeps chan time.Duration
-}
-
-func (l listening) Sleep(ctx context.Context, d time.Duration) error {
-	l.sleeps <- d
-	return l.FakeClock.Sleep(ctx, d)
-}
-
-// A beat failed, or was answered late, when one of the 30 seconds was left. The next one does not
-// come later. A panic would end the process.
-func testLateBeat[Tx any](t *testing.T, b backend[Tx]) {
-	for failure, within := range map[error]time.Duration{errors.New("planned"): time.Second, errPanic: time.Second, nil: 4 * time.Second} {
-		b.beatLate(t, failure, within)
-	}
-}
-
-func (b backend[Tx]) beatLate(t *testing.T, failure error, within time.Duration) {
-	clock := listening{idempotency.NewFakeClock(time.Unix(0, 0)), make(chan time.Duration, 10)}
-	database := &slow[Tx]{Database: b.open(t, serverURL, 4), clock: clock.FakeClock}
-	client, key := idempotency.New[Tx](database, idempotency.Options{Clock: clock}), newKey()
-	_, err := client.Lease(background, key, nil, func(ctx context.Context, o idempotency.Operation) (idempotency.Completion[Tx], error) {
-		database.next(19*time.Second, failure)
-		clock.AwaitSleepers(1)
-		clock.Advance(10 * time.Second)
-		for range 3 { // two are the first beat, and the limit of the second
-			if d := <-clock.sleeps; d < 9*time.Second {
-				same(t, "in time", d < within, true)
-				return b.answer(key)(ctx, o)
-			}
-		}
-		t.Error("too late")
-		return idempotency.Completion[Tx]{}, nil
-	})
-	must(t, err)
 }
 
 // The answer of the operation is that of whoever ended it. If the record has gone since, by its
@@ -637,146 +403,7 @@ func testEndOfALostLease[Tx any](t *testing.T, b backend[Tx]) {
 	}
 }
 
-// panics is a value whose JSON cannot be made.
-type panics struct{}
-
-func (panics) MarshalJSON() ([]byte, error) { panic("planned") }
-
-var large = strings.Repeat("x", 2_000_000)
-
-// The work was done, so no attempt repeats it.
-func testUnstorable[Tx any](t *testing.T, b backend[Tx]) {
-	cycle := map[string]any{}
-	cycle["self"] = cycle
-	client := b.client(t, idempotency.Options{})
-	for name, response := range map[string]idempotency.Response{
-		"function": {Payload: func() {}}, "cycle": {Payload: cycle}, "NaN": {Payload: math.NaN()}, "panic": {Payload: panics{}},
-		"NUL": {Payload: "a\x00b"}, "half": {Payload: json.RawMessage(`"\ud800"`)}, "broken": {Payload: json.RawMessage("{")},
-		"code": {Code: 1 << 40}, "retention": {Retention: -1}, "large": {Payload: large}, "header": {Headers: map[string]string{"a": "\x00"}},
-	} {
-		for end, written := range map[string]string{"answer": "0", "writes": "1", "declined": "0", "declining writes": "0"} {
-			runs, key := 0, newKey()
-			work := func(context.Context, idempotency.Operation) (completion idempotency.Completion[Tx], err error) {
-				runs++
-				refusal := &idempotency.Declined{Response: response}
-				switch end {
-				case "answer":
-					completion.Response = response
-				case "writes":
-					completion.Response = response
-					completion.Writes = func(ctx context.Context, tx Tx) error { return b.insert(ctx, tx, key) }
-				case "declined":
-					err = refusal
-				case "declining writes":
-					completion.Writes = func(ctx context.Context, tx Tx) error { return errors.Join(refusal, b.insert(ctx, tx, key)) }
-				}
-				return completion, err
-			}
-			result, err := client.Lease(background, key, nil, work)
-			if result != nil || err == nil || errors.Is(err, idempotency.ErrUnstorable) {
-				t.Fatal(name, end, result, err)
-			}
-			same(t, name+" "+end, stored(t, key)+value(t, "SELECT response_code FROM idempotency_store WHERE idempotency_key = $1", key), "COMPLETED500")
-			for range 2 {
-				_, err = client.Lease(background, key, nil, work)
-				wantError(t, err, idempotency.ErrUnstorable)
-				same(t, "settled", idempotency.Settle(nil, err).Do, idempotency.DeadLetter)
-			}
-			same(t, name, runs, 1)
-			same(t, name, effects(t, key), written)
-		}
-		key := newKey()
-		err := safe.Call(func() error {
-			_, err := client.Transaction(background, key, nil, does(func(ctx context.Context, tx Tx) error {
-				return errors.Join(&idempotency.Declined{Response: response}, b.insert(ctx, tx, key))
-			}))
-			return err
-		})
-		same(t, name+" in a transaction", fmt.Sprint(err != nil)+stored(t, key)+effects(t, key), "truenothing0")
-	}
-}
-
 const days = "SELECT round(extract(epoch FROM expires_at - now()) / 86400) FROM idempotency_store WHERE idempotency_key = $1"
-
-// It is kept for as long as it asked for, and an answer of a reconcile function is asked for again.
-func testUnstorableKinds[Tx any](t *testing.T, b backend[Tx]) {
-	client, key := b.client(t, idempotency.Options{}), newKey()
-	_, err := client.Lease(background, key, nil, gives(idempotency.Completion[Tx]{Response: idempotency.Response{Payload: large, Retention: 90 * 24 * time.Hour}}, nil))
-	wantError(t, err, idempotency.ErrTooLarge)
-	same(t, "days", value(t, days, key), "90")
-	key = newKey()
-	_, err = client.Lease(background, key, nil, gives(idempotency.Completion[Tx]{}, &idempotency.Declined{Response: idempotency.Response{Payload: large, Retention: 90 * 24 * time.Hour}}))
-	wantError(t, err, idempotency.ErrTooLarge)
-	same(t, "days", value(t, days, key), "90")
-	after := time.Duration(math.MaxInt64)
-	_, err = client.Lease(background, key+"r", nil, gives(idempotency.Completion[Tx]{}, &idempotency.Declined{RetryAfter: &after}))
-	same(t, "time", fmt.Sprint(err != nil)+stored(t, key+"r"), "trueCOMPLETED")
-	key = newKey()
-	b.abandon(t, client, key)
-	for _, found := range []any{func() {}, large, "found"} {
-		result, err := client.Lease(background, key, nil, b.answer(key), idempotency.WithReconcile(
-			func(context.Context, idempotency.Operation) (idempotency.Reconciled, error) {
-				return idempotency.Done(idempotency.Response{Payload: found}), nil
-			}))
-		if found == "found" {
-			must(t, err)
-			same(t, "payload", string(result.Payload), `"found"`)
-			return
-		}
-		same(t, "refused", err != nil && !errors.Is(err, idempotency.ErrUnstorable), true)
-		same(t, "stored", stored(t, key), "PENDING")
-		runOut(t, key)
-	}
-}
-
-// What was wrong with the answer is the error, unless another end is stored.
-func testUnstorableAndOtherEnds[Tx any](t *testing.T, b backend[Tx]) {
-	client := b.client(t, idempotency.Options{})
-	wrong := idempotency.Response{Payload: large}
-	for _, theirs := range []error{nil, errors.New("died")} {
-		key := newKey()
-		result, err := client.Lease(background, key, nil, func(context.Context, idempotency.Operation) (idempotency.Completion[Tx], error) {
-			runOut(t, key)
-			_, _ = client.Lease(background, key, nil, gives(idempotency.Completion[Tx]{Response: idempotency.Response{Code: 201}}, theirs))
-			return idempotency.Completion[Tx]{Response: idempotency.Response{Payload: func() {}}}, nil
-		})
-		if theirs == nil {
-			must(t, err)
-			same(t, "theirs", result.Code, 201)
-		} else {
-			same(t, "the error of the answer", err != nil && !errors.Is(err, idempotency.ErrLeaseLost), true)
-		}
-	}
-	p, key := startProxy(t), newKey()
-	far := idempotency.New(b.open(t, p.url(), 2), idempotency.Options{Retry: quick})
-	_, err := far.Lease(background, key, nil, func(context.Context, idempotency.Operation) (idempotency.Completion[Tx], error) {
-		p.order("arm", "after", "idem_complete")
-		return idempotency.Completion[Tx]{Response: idempotency.Response{Payload: func() {}}}, nil
-	})
-	same(t, "cuts", p.state().Hits, 1)
-	same(t, "the answer to the end was lost", err != nil && !errors.Is(err, idempotency.ErrUnstorable), true)
-	same(t, "stored", stored(t, key), "COMPLETED")
-	end := func(key string, response idempotency.Response, fails error) (*idempotency.Result, error) {
-		return client.Lease(background, key, nil, gives(idempotency.Completion[Tx]{Response: response, Writes: func(context.Context, Tx) error { return fails }}, nil))
-	}
-	result, err := end(newKey(), wrong, idempotency.Decline(402, nil))
-	must(t, err)
-	same(t, "declined", result.Outcome, idempotency.Failed)
-	key = newKey()
-	_, err = end(key, wrong, idempotency.ErrNotDone)
-	wantError(t, err, idempotency.ErrNotDone)
-	same(t, "released", stored(t, key), "nothing")
-	for state, response := range map[string]idempotency.Response{"ID413": wrong, "22P02": {}} {
-		key = newKey()
-		calls := 0
-		_, err = client.Lease(background, key, nil, gives(idempotency.Completion[Tx]{Response: response, Writes: func(ctx context.Context, tx Tx) error {
-			calls++
-			return b.exec(ctx, tx, raise("22P02"))
-		}}, nil))
-		same(t, "the first error", idempotency.SQLState(err), state)
-		same(t, "left", stored(t, key)+fmt.Sprint(calls), "PENDING1")
-	}
-}
 
 func testAnswersWithCode500[Tx any](t *testing.T, b backend[Tx]) {
 	client := b.client(t, idempotency.Options{})
