@@ -1,8 +1,9 @@
 #!/usr/bin/python3
 """Measure the extension against hand-written SQL, on the server that PGHOST and
-PGPORT name. bench/run starts one; workloads.py says what is measured, packages/
-compares the packages of clients/, collection.py measures the removal of expired
-records, and partitions.py a store with a ring of tables.
+PGPORT name. bench/run starts one; workloads.py says what is measured, peers/ puts
+what people would use instead beside it, packages/ compares the packages of
+clients/, collection.py measures the removal of expired records, and partitions.py a
+store with a ring of tables.
 
 Runs of a workload's variants alternate, forwards and backwards, and only runs of
 one round are divided by each other: what the machine does meanwhile hits both.
@@ -19,6 +20,7 @@ import time
 import collection
 import packages
 import partitions
+import peers
 import report
 import server
 from workloads import COMPARISONS, COSTS, WORKLOADS
@@ -30,13 +32,14 @@ COUNTS = 3          # such runs; whatever else the server writes only adds
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--quick', action='store_true', help='short runs, two minutes in all')
-    parser.add_argument('--rounds', type=int, help='rounds of each workload (default 7, quick 3)')
+    parser.add_argument('--rounds', type=int, help='rounds of each workload (default 7, quick 3; peers have their own)')
     parser.add_argument('--seconds', type=int, help='length of a run (default 5, packages 3, quick 1)')
-    names = [w.name for w in WORKLOADS] + [partitions.NAME, packages.NAME, collection.NAME]
+    names = [w.name for w in WORKLOADS] + [partitions.NAME, peers.NAME, packages.NAME, collection.NAME]
     parser.add_argument('--only', nargs='+', metavar='WORKLOAD', choices=names,
                         help=f'measure only these: {", ".join(names)}')
     parser.add_argument('--postgresql', type=int, metavar='VERSION', help='a server of this version, in a chroot; needs root')
     parser.add_argument('--json', metavar='FILE', help='write all raw figures to FILE')
+    peers.add_arguments(parser)
     packages.add_arguments(parser)
     partitions.add_arguments(parser)
     options = parser.parse_args()
@@ -54,6 +57,7 @@ class Bench:
         self.costs = [c for c in COSTS if c.workload in options.only
                       and not (options.quick and c.at_most is None)]
         self.raw = []
+        self.peers = None       # their figures
         self.counted = {}
 
     def present(self, variant):
@@ -146,6 +150,9 @@ def measure_all(options):
             bench.measure(workload)
     entries = [bench.compare(c) for c in bench.comparisons]
     entries += [bench.cost(c) for c in bench.costs]
+    if peers.NAME in options.only:
+        more, bench.peers = peers.measure(options, tell)
+        entries += more
     for name, part in ((packages.NAME, packages.measure), (collection.NAME, collection.measure),
                        (partitions.NAME, partitions.measure)):
         if name in options.only:
@@ -172,7 +179,7 @@ def main():
     if options.json:
         results = {
             'date': began_at.isoformat(timespec='seconds'), 'took_seconds': round(time.monotonic() - started),
-            'quick': options.quick, **environment, 'measures': entries, 'runs': bench.raw}
+            'quick': options.quick, **environment, 'measures': entries, 'runs': bench.raw, 'peers': bench.peers}
         report.save(options.json, results)
 
 

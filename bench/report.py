@@ -39,11 +39,14 @@ def spread(pair):
 
 
 def show(title, entries):
-    lines = [HEADINGS, *map(cells, entries)]
-    widths = [max(map(len, column)) for column in zip(*lines)]
+    show_table(title, HEADINGS, [cells(entry) for entry in entries])
+
+
+def show_table(title, headings, rows):
+    widths = [max(map(len, column)) for column in zip(headings, *rows)]
     print(title)
-    for line in lines:
-        print('  '.join(text.ljust(width) for text, width in zip(line, widths)).rstrip())
+    for cell in (headings, *rows):
+        print('  '.join(text.ljust(width) for text, width in zip(cell, widths)).rstrip())
 
 
 def save(path, results):

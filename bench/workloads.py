@@ -45,6 +45,7 @@ class Comparison:
     of: str
     to: str
     at_least: float = None   # None: told, but held to nothing
+    measure: str = 'throughput'  # or 'cpu': server time of `to` over that of `of` (peers only)
 
 
 @dataclass(frozen=True)
