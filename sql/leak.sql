@@ -61,6 +61,12 @@ SELECT pg_temp.leaks('SELECT idem_complete(''leak-3'', j) FROM secret');
 ROLLBACK TO a;
 ALTER TABLE idempotency_store ADD EXCLUDE USING btree (response_body WITH =) WHERE (idempotency_key LIKE 'leak-%');
 SELECT pg_temp.leaks('SELECT idem_complete(''leak-3'', body => b) FROM secret');
+ROLLBACK TO a;
+-- nor does a view that a rule or a trigger of the owner's writes to
+CREATE TABLE leak_copy (name text, payload jsonb);
+CREATE VIEW leak_view AS SELECT * FROM leak_copy WHERE name <> 'leak-3' WITH CHECK OPTION;
+CREATE RULE leak_copied AS ON INSERT TO idempotency_store DO ALSO INSERT INTO leak_view VALUES (new.idempotency_key, new.response_payload);
+SELECT pg_temp.leaks('SELECT idem_complete(''leak-3'', j) FROM secret');
 ROLLBACK;
 -- The refusal of COMMIT has only the name of the operation.
 BEGIN;

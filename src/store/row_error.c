@@ -14,11 +14,12 @@
 #include "schema/store_tables.h"
 #include "store/row_error.h"
 
-/* Is the error about a row, perhaps one of the store or of a partition? */
+/* Is the error about a row: of the store, or of a table or view that the owner's code writes to? */
 static bool
 is_about_row(const ErrorData *error)
 {
-	return ERRCODE_TO_CATEGORY(error->sqlerrcode) == ERRCODE_INTEGRITY_CONSTRAINT_VIOLATION;
+	return ERRCODE_TO_CATEGORY(error->sqlerrcode) == ERRCODE_INTEGRITY_CONSTRAINT_VIOLATION ||
+		error->sqlerrcode == ERRCODE_WITH_CHECK_OPTION_VIOLATION;
 }
 
 /* Has a writer that takes no lock of ours stored the row first? */
