@@ -96,14 +96,16 @@ test('a batch that has acquired nothing has nothing that tells of it', async (t)
 test('a batch that has acquired nothing is repeated after a conflict at COMMIT, and after a loss before it', async (t) => {
   const { pool, idempotency } = idempotencyFor(t)
   const key = newKey()
-  await pool.query(`CREATE SEQUENCE tries; CREATE TABLE conflicting (name text);
-    CREATE FUNCTION conflict() RETURNS trigger LANGUAGE plpgsql AS $$
-      BEGIN IF nextval('tries') = 1 THEN RAISE SQLSTATE '40001'; END IF; RETURN NULL; END $$;
-    CREATE CONSTRAINT TRIGGER late AFTER INSERT ON conflicting DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION conflict()`)
+  // This test runs twice at a time: behind pgbouncer, too.
+  await pool.query(`CREATE SCHEMA "${key}" CREATE SEQUENCE tries CREATE TABLE conflicting (name text);
+    CREATE FUNCTION "${key}".conflict() RETURNS trigger LANGUAGE plpgsql AS $$
+      BEGIN IF nextval('"${key}".tries') = 1 THEN RAISE SQLSTATE '40001'; END IF; RETURN NULL; END $$;
+    CREATE CONSTRAINT TRIGGER late AFTER INSERT ON "${key}".conflicting DEFERRABLE INITIALLY DEFERRED
+      FOR EACH ROW EXECUTE FUNCTION "${key}".conflict()`)
   let calls = 0
   await idempotency.batch(async ({ tx }) => {
     await effect(tx, key)
-    await tx.query(++calls === 2 ? 'SELECT pg_terminate_backend(pg_backend_pid())' : 'INSERT INTO conflicting VALUES (NULL)')
+    await tx.query(++calls === 2 ? 'SELECT pg_terminate_backend(pg_backend_pid())' : `INSERT INTO "${key}".conflicting VALUES (NULL)`)
   })
   assert.deepEqual([calls, await effects(pool, key)], [3, 1])
 })
