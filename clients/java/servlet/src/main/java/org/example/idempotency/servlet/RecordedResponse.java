@@ -35,6 +35,7 @@ final class RecordedResponse extends HttpServletResponseWrapper {
     private PrintWriter writer;
     private final List<PrintWriter> writers = new ArrayList<>();     // a handler may hold one from before a reset
     private final ServletOutputStream stream = new Body();
+    private boolean isStreamed;
 
     /** The answer is larger than the option says. */
     static final class TooLarge extends IOException {
@@ -97,11 +98,19 @@ final class RecordedResponse extends HttpServletResponseWrapper {
 
     @Override
     public ServletOutputStream getOutputStream() {
+        if (writer != null) {
+            throw new IllegalStateException("getWriter() was called before");
+        }
+        isStreamed = true;
         return stream;
     }
 
+    /** None behind a stream: the container asks for one at the end of each forward, and a charset would come into the type. */
     @Override
     public PrintWriter getWriter() {
+        if (isStreamed) {
+            throw new IllegalStateException("getOutputStream() was called before");
+        }
         if (writer == null) {
             setCharacterEncoding(getCharacterEncoding());
             writer = new PrintWriter(new OutputStreamWriter(stream, Charset.forName(getCharacterEncoding())));
@@ -302,6 +311,7 @@ final class RecordedResponse extends HttpServletResponseWrapper {
         status = 200;
         encoding = null;
         writer = null;
+        isStreamed = false;
     }
 
     @Override

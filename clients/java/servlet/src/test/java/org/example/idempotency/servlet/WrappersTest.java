@@ -106,6 +106,8 @@ class WrappersTest {
         });
         assertAnswer(200, "text/plain;charset=ISO-8859-1", "!\u00e9", response -> {
             broken.handle(response);
+            response.reset();
+            response.setStatus(201);
             response.setHeader("One", "1");
             response.setCharacterEncoding("UTF-16");
             var held = response.getWriter();
@@ -140,6 +142,20 @@ class WrappersTest {
                 response.getWriter().write("\u00e9");
             });
         }
+    }
+
+    /** Tomcat and Undertow ask for the writer when a forward ends, and take the stream where that throws. */
+    @Test
+    void anAnswerHasAWriterOrAStream() throws IOException {
+        assertAnswer(200, "image/png", "x", response -> {
+            response.setContentType("image/png");
+            response.getOutputStream().write('x');
+            assertThrows(IllegalStateException.class, response::getWriter);
+        });
+        assertAnswer(200, null, "x", response -> {
+            response.getWriter().write('x');
+            assertThrows(IllegalStateException.class, response::getOutputStream);
+        });
     }
 
     /** A writer says nothing of what its stream has thrown. */
