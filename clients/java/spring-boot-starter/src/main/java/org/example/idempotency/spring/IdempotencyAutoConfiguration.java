@@ -56,8 +56,11 @@ import tools.jackson.databind.json.JsonMapper;
 @ConditionalOnProperty(name = "idempotency.enabled", matchIfMissing = true)
 @EnableConfigurationProperties(IdempotencyProperties.class)
 public class IdempotencyAutoConfiguration {
-    /** Advice stands around that of {@code @Transactional}, which comes last by default: the method joins the operation's transaction. */
-    private static final int BEFORE_TRANSACTIONAL = Ordered.LOWEST_PRECEDENCE - 100;
+    /**
+     * Advice stands around that of {@code @Transactional}, which comes last by default: the method joins the operation's transaction.
+     * Nothing is between them, as Spring Retry's would repeat the method in a transaction that has the writes of its first call.
+     */
+    private static final int BEFORE_TRANSACTIONAL = Ordered.LOWEST_PRECEDENCE - 1;
 
     /** For Spring. */
     public IdempotencyAutoConfiguration() {

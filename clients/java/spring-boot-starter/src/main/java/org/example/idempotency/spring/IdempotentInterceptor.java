@@ -3,6 +3,7 @@ package org.example.idempotency.spring;
 import java.lang.reflect.Method;
 import java.lang.reflect.Type;
 import java.lang.reflect.TypeVariable;
+import java.util.Collection;
 import java.util.Set;
 import java.util.concurrent.Future;
 import java.util.function.Supplier;
@@ -17,6 +18,10 @@ import org.example.idempotency.Response;
 import org.example.idempotency.Result;
 import org.springframework.aop.ProxyMethodInvocation;
 import org.springframework.aop.support.AopUtils;
+import org.springframework.cache.annotation.AnnotationCacheOperationSource;
+import org.springframework.cache.interceptor.CacheOperation;
+import org.springframework.cache.interceptor.CacheOperationSource;
+import org.springframework.cache.interceptor.CacheableOperation;
 import org.springframework.context.expression.MethodBasedEvaluationContext;
 import org.springframework.core.DefaultParameterNameDiscoverer;
 import org.springframework.core.GenericTypeResolver;
@@ -38,6 +43,7 @@ final class IdempotentInterceptor implements MethodInterceptor {
     private static final TransactionAttributeSource TRANSACTIONAL = new AnnotationTransactionAttributeSource(false);
     private static final Set<Integer> APART = Set.of(TransactionDefinition.PROPAGATION_REQUIRES_NEW,
             TransactionDefinition.PROPAGATION_NOT_SUPPORTED, TransactionDefinition.PROPAGATION_NEVER);
+    private static final CacheOperationSource CACHES = new AnnotationCacheOperationSource(false);
 
     private final Supplier<Idempotency> once;
     private final Supplier<Json> json;
@@ -60,6 +66,7 @@ final class IdempotentInterceptor implements MethodInterceptor {
             refuseAsynchronous(method, parameter);
         }
         refuseChosen(method);
+        refuseCached(method, type);
         TransactionAttribute attribute = annotation.lease() ? null : TRANSACTIONAL.getTransactionAttribute(method, type);
         refuseAnotherTransaction(method, attribute);
         Call call = Call.of(keyOf(invocation, method, annotation))
@@ -127,6 +134,14 @@ final class IdempotentInterceptor implements MethodInterceptor {
     private static void refuseChosen(Method method) {
         if (method.getGenericReturnType() instanceof TypeVariable<?> chosen && chosen.getGenericDeclaration().equals(method)) {
             throw new IllegalStateException("a method that is @Idempotent has a result of one type, and returns no " + chosen + ": " + method);
+        }
+    }
+
+    /** When COMMIT has failed, the cache would answer the repetition, which would be stored as done without any effect. */
+    private static void refuseCached(Method method, Class<?> type) {
+        Collection<CacheOperation> operations = CACHES.getCacheOperations(method, type);
+        if (operations != null && operations.stream().anyMatch(CacheableOperation.class::isInstance)) {
+            throw new IllegalStateException("a method that is @Idempotent is not @Cacheable, as a cache does not know what is rolled back: " + method);
         }
     }
 

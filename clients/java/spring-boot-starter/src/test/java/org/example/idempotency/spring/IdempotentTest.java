@@ -8,13 +8,16 @@ import java.io.StringWriter;
 import java.sql.Connection;
 import java.sql.SQLException;
 import java.time.Duration;
+import java.util.HashSet;
 import java.util.List;
+import java.util.Set;
 import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.Flow;
 import java.util.function.Function;
 import javax.sql.DataSource;
 import kotlin.coroutines.Continuation;
+import org.aopalliance.intercept.MethodInterceptor;
 import org.example.idempotency.Call;
 import org.example.idempotency.Completion;
 import org.example.idempotency.Idempotency;
@@ -28,10 +31,17 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.function.Executable;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
+import org.springframework.aop.ProxyMethodInvocation;
+import org.springframework.aop.support.DefaultPointcutAdvisor;
+import org.springframework.aop.support.NameMatchMethodPointcut;
 import org.springframework.boot.autoconfigure.EnableAutoConfiguration;
+import org.springframework.cache.annotation.Cacheable;
+import org.springframework.cache.annotation.Caching;
 import org.springframework.context.ConfigurableApplicationContext;
+import org.springframework.context.annotation.Bean;
 import org.springframework.context.annotation.Configuration;
 import org.springframework.context.annotation.Import;
+import org.springframework.core.Ordered;
 import org.springframework.core.ReactiveAdapterRegistry;
 import org.springframework.core.ReactiveTypeDescriptor;
 import org.springframework.jdbc.core.JdbcTemplate;
@@ -88,6 +98,8 @@ class IdempotentTest {
 
     @Service
     static class Tickets extends Base<Ticket> {
+        private final Set<String> failed = new HashSet<>();
+
         Tickets(JdbcTemplate jdbc) {
             super(jdbc);
         }
@@ -170,6 +182,20 @@ class IdempotentTest {
             return jdbc.queryForObject("SHOW transaction_isolation", String.class);
         }
 
+        @Idempotent(name = "repeated", key = "#key")
+        public void repeated(String key) {
+            jdbc.update("INSERT INTO seat VALUES (?)", key);
+            if (failed.add(key)) {
+                throw new IllegalStateException("once");
+            }
+        }
+
+        @Idempotent(name = "cached", key = "#key")
+        @Caching(cacheable = @Cacheable("tickets"))
+        public void cached(String key) {
+            throw new AssertionError("the method has run");
+        }
+
         @Idempotent(name = "never", key = "#key")
         @Transactional(propagation = Propagation.NEVER)
         public void never(String key) {
@@ -180,7 +206,23 @@ class IdempotentTest {
     @Configuration(proxyBeanMethods = false)
     @EnableAutoConfiguration
     @Import({SpringExampleTest.Pool.class, Tickets.class})
-    static class Program { }
+    static class Program {
+        /** Has the order of Spring Retry's advice. */
+        @Bean
+        static DefaultPointcutAdvisor repetition() {
+            var pointcut = new NameMatchMethodPointcut();
+            pointcut.setMappedName("repeated");
+            var advisor = new DefaultPointcutAdvisor(pointcut, (MethodInterceptor) invocation -> {
+                try {
+                    return ((ProxyMethodInvocation) invocation).invocableClone().proceed();
+                } catch (IllegalStateException once) {
+                    return invocation.proceed();
+                }
+            });
+            advisor.setOrder(Ordered.LOWEST_PRECEDENCE - 1);
+            return advisor;
+        }
+    }
 
     @BeforeAll
     static void start() {
@@ -275,6 +317,19 @@ class IdempotentTest {
             assertTrue(assertThrows(IllegalStateException.class, call).getMessage().contains("joins"));
         }
         assertEquals(0, effects());
+    }
+
+    /** Within the operation's transaction, the writes of the first call would stay. */
+    @Test
+    void adviceThatRepeatsTheMethodRepeatsTheOperation() {
+        tickets.repeated(key);
+        assertEquals(1, effects());
+    }
+
+    /** If COMMIT fails, the cache has the result already, and the repetition would store it without any effect. */
+    @Test
+    void aMethodThatACacheMayAnswerIsRefused() {
+        assertTrue(assertThrows(IllegalStateException.class, () -> tickets.cached(key)).getMessage().contains("@Cacheable"));
     }
 
     /** Spring itself ignores that of a method which joins. */
