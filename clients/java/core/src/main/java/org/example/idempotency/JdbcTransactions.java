@@ -10,7 +10,7 @@ record JdbcTransactions(DataSource dataSource) implements Transactions {
     @Override
     public <T> T run(int isolation, Body<T> body) throws Exception {
         try (Connection connection = dataSource.getConnection()) {
-            boolean autoCommit = connection.getAutoCommit();
+            boolean autoCommit = free(connection);
             connection.setAutoCommit(false);
             try {
                 if (isolation != 0) {
@@ -25,6 +25,26 @@ record JdbcTransactions(DataSource dataSource) implements Transactions {
             } finally {
                 restore(connection, autoCommit);
             }
+        }
+    }
+
+    /**
+     * {@return whether the connection commits by itself; now it does}
+     *
+     * @throws SQLException 25001: it takes part in a transaction, which would be committed with the operation, whatever becomes of it. JDBC
+     *     lets nobody call setReadOnly() in a transaction, nor setAutoCommit(true) in one of JTA. Neither asks the server of one that is free
+     */
+    static boolean free(Connection connection) throws SQLException {
+        if (connection.getAutoCommit()) {
+            return true;
+        }
+        try {
+            connection.setReadOnly(connection.isReadOnly());
+            connection.setAutoCommit(true);
+            return false;
+        } catch (SQLException error) {
+            throw IdempotencyException.isTransient(error) ? error : new SQLException("the connection is in a transaction already:"
+                    + " call an operation from outside of one, as it opens its transactions by itself", "25001", error);
         }
     }
 

@@ -542,6 +542,33 @@ class TransactionTest extends OnServer {
         }
     }
 
+    /** As pools give one to a thread that is in a transaction of JTA, or of Spring. Its COMMIT would not be its owner's any more. */
+    @Test
+    void aConnectionThatIsInATransactionIsRefused() throws Exception {
+        try (Connection taken = pool.getConnection()) {
+            taken.setAutoCommit(false);
+            Connection unclosed = instead(Connection.class, "close", null, taken);
+            Connection enlisted = (Connection) java.lang.reflect.Proxy.newProxyInstance(getClass().getClassLoader(), new Class<?>[] {Connection.class},
+                    (self, method, arguments) -> {
+                        if (method.getName().equals("setAutoCommit") && arguments[0].equals(true)) {
+                            throw new SQLException("enlisted");
+                        }
+                        return method.invoke(unclosed, arguments);
+                    });
+            for (Connection connection : List.of(enlisted, unclosed)) {
+                var client = new Idempotency(Transactions.of(instead(DataSource.class, "getConnection", connection, pool)), Options.DEFAULT);
+                for (Executable call : List.<Executable>of(() -> client.transaction(Call.of(key), (c, operation) -> work(c)),
+                        () -> client.lease(Call.of(key), lease -> Completion.of(Response.EMPTY)))) {
+                    assertEquals("25001", IdempotencyException.sqlState(assertThrows(IdempotencyException.Other.class, call)));
+                }
+                effect(taken); // begins the transaction that the second one is in
+            }
+            taken.rollback();
+        }
+        assertEquals(0, effects());
+        assertNull(once.lookup(Call.of(key)));
+    }
+
     @Test
     void aStatementOfItsOwnDoesNotHangLongerThanALease() {
         var endless = new Idempotency(Transactions.of(pool), Options.DEFAULT.withLease(Duration.ofDays(30))); // more milliseconds than an int has
