@@ -31,8 +31,6 @@ func (m *Middleware[Tx]) keep(a *answer) (idempotency.Response, error) {
 	keep := m.options.Statuses(a.status)
 	stored := a.stored(&m.options, keep.For)
 	switch {
-	case len(a.body) > m.options.MaxResponse:
-		return stored, errResponseTooLarge
 	case keep.As == Discarded, keep.As == Released:
 		return stored, &discarded{a, keep.As == Released}
 	case keep.As == Failure:

@@ -36,36 +36,6 @@ func TestStatusesOfAHandler(t *testing.T) {
 	}
 }
 
-// As net/http has it, what was written or flushed has its status.
-func TestStatusAfterTheFirstByte(t *testing.T) {
-	for _, begin := range []func(http.ResponseWriter){
-		func(w http.ResponseWriter) { _, _ = io.WriteString(w, "text") },
-		func(w http.ResponseWriter) { w.(http.Flusher).Flush() },
-	} {
-		handler := middleware(idemhttp.Options{}).Transaction("/route", func(w http.ResponseWriter, _ *http.Request, _ pgx.Tx) error {
-			begin(w)
-			w.WriteHeader(500)
-			return nil
-		})
-		expectStatus(t, 200, handler, "POST", newKey(), "")
-	}
-}
-
-// What a goroutine of the handler does later is no part of it.
-func TestHeaderOfALateGoroutine(t *testing.T) {
-	var held http.ResponseWriter
-	handler := middleware(idemhttp.Options{Statuses: func(int) idemhttp.Keep { // is asked when the handler has returned
-		held.Header().Set("Late", "1")
-		return idemhttp.Keep{As: idemhttp.Stored}
-	}}).Transaction("/route", func(w http.ResponseWriter, _ *http.Request, _ pgx.Tx) error {
-		held = w
-		return nil
-	})
-	if header, _ := expectStatus(t, 200, handler, "POST", newKey(), ""); header.Get("Late") != "" {
-		t.Error(header)
-	}
-}
-
 // gin ignores a status that is not positive: c.JSON(-1, ...) leaves the one that was set.
 func TestGinKeepsAStatus(t *testing.T) {
 	key := newKey()
