@@ -34,9 +34,10 @@ import { Prepared } from './prepared.js'
  */
 export function sourceOf(given) {
   const pool = /** @type {any} */ (given)
-  if (typeof pool?.acquire === 'function') return pool
-  // a Client has connect, too
-  if (typeof pool?.connect === 'function' && pool.options) return pgSource(pool)
+  // The pools of Knex and Sequelize have acquire, too.
+  if (typeof pool?.acquire === 'function' && !pool.release) return pool
+  // A Client has connect, too, and a driver of TypeORM also options.
+  if (typeof pool?.connect === 'function' && pool.options && pool.listenerCount) return pgSource(pool)
   throw new TypeError('an Idempotency needs a Pool of pg, or postgresSource(sql) of pg-idempotency/postgres')
 }
 

@@ -21,7 +21,10 @@ const duration = (name) => (error) => error instanceof BadDuration && refusal(na
 const notRun = () => assert.fail('the work ran')
 
 test('what is neither a pool nor a source is refused, and not quoted', () => {
-  for (const given of [undefined, 'postgres://u:secret@host/db', { connectionString: 'postgres://u:secret@host/db' }, new pg.Client(), () => nowhere]) {
+  const poolOfKnex = { acquire: notRun, release: notRun }
+  const driverOfTypeORM = { connect: notRun, options: {} }
+  for (const given of [undefined, 'postgres://u:secret@host/db', { connectionString: 'postgres://u:secret@host/db' }, new pg.Client(), () => nowhere,
+    poolOfKnex, driverOfTypeORM]) {
     assert.throws(() => new Idempotency(given), (error) => error instanceof TypeError && /^an Idempotency needs a Pool of pg, /.test(error.message))
   }
 })
