@@ -115,7 +115,8 @@ sub answer ($role, $statement)
 # A cell of the page: the answer, or that in a free scope and in the claimed one.
 sub function_cell ($role, $name, $statement)
 {
-	my @answers = map { answer($role, sprintf $statement, $_) } $statement =~ /%(?:1\$)?s/ && $statement !~ /%%s/ ? ('free', 'pay') : ('');
+	my $names_scope = $statement =~ /%(?:1\$)?s/ && $statement !~ /%%s/;
+	my @answers = map { answer($role, $_) } $names_scope ? map { sprintf $statement, $_ } qw(free pay) : sprintf $statement;
 
 	for (@answers)
 	{
@@ -156,7 +157,7 @@ sub relation_cell ($role, $relation, $kind, $column)
 		truncate => "TRUNCATE $relation",
 		trigger => "CREATE TRIGGER t AFTER INSERT ON $relation EXECUTE FUNCTION suppress_redundant_updates_trigger()");
 	my %answer = map { $_ => answer($role, $statement{$_}) } keys %statement;
-	my $may = join ' ', grep { $answer{$_} eq 'ok' } qw(read write insert update delete truncate trigger);
+	my $may = join ' ', grep { ($answer{$_} // '') eq 'ok' } qw(read write insert update delete truncate trigger);
 	my %word = ('' => '42501', read => 'read', 'read write' => 'all', 'insert update delete' => 'change',
 		'read insert update delete truncate trigger' => 'all');
 

@@ -283,7 +283,7 @@ for my $case ([ 'empty', '' ], [ 'comments only', '# nothing' ], [ 'a short secr
 }
 # what is cut is long enough for a secret
 write_keys($node, "k1 $secret", "k2 $secret{k2}");
-truncate $key_file, -s($key_file) - 24;
+truncate $key_file, (-s $key_file) - 24;
 refused_file('F0000', 'half of a line');
 write_keys($node, "  k1   $secret{k1}  ", "k2 $secret{k2}\r");
 is(replay('sealed', '"card 4711"'), $replayed, 'blanks and carriage returns are no part of a key');

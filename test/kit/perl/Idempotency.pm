@@ -22,7 +22,7 @@ our @EXPORT = (qw(new_node new_standby initdb_options query create_database dump
 sub import
 {
 	strict->import;
-	warnings->import;
+	warnings->import(FATAL => 'all');
 	feature->import('signatures');
 	warnings->unimport('experimental::signatures');
 	goto &Exporter::import;
