@@ -35,10 +35,12 @@ subtransaction_run(const Subtransaction *work, ErrorData **error)
 	{
 		/* first: an error of any later step would be caught inside our subtransaction */
 		RollbackAndReleaseCurrentSubTransaction();
-		MemoryContextSwitchTo(context);
 		CurrentResourceOwner = owner;
+		/* whoever catches it next may delete our caller's memory */
+		MemoryContextSwitchTo(ErrorContext);
 		if (!work->expects(geterrcode()))
 			PG_RE_THROW();
+		MemoryContextSwitchTo(context);
 		if (error != NULL)
 			*error = CopyErrorData();
 		FlushErrorState();

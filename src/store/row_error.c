@@ -16,10 +16,10 @@
 
 /* Is the error about a row: of the store, or of a table or view that the owner's code writes to? */
 static bool
-is_about_row(const ErrorData *error)
+is_about_row(int sqlstate)
 {
-	return ERRCODE_TO_CATEGORY(error->sqlerrcode) == ERRCODE_INTEGRITY_CONSTRAINT_VIOLATION ||
-		error->sqlerrcode == ERRCODE_WITH_CHECK_OPTION_VIOLATION;
+	return ERRCODE_TO_CATEGORY(sqlstate) == ERRCODE_INTEGRITY_CONSTRAINT_VIOLATION ||
+		sqlstate == ERRCODE_WITH_CHECK_OPTION_VIOLATION;
 }
 
 /* Has a writer that takes no lock of ours stored the row first? */
@@ -77,10 +77,11 @@ row_error_rethrow(MemoryContext context)
 {
 	ErrorData  *error;
 
+	/* in ErrorContext still: whoever catches it next may delete ours */
+	if (!is_about_row(geterrcode()))
+		PG_RE_THROW();
 	MemoryContextSwitchTo(context);
 	error = CopyErrorData();
-	if (!is_about_row(error))
-		PG_RE_THROW();
 	FlushErrorState();
 	if (is_duplicate_name(error))
 		row_error_lost_race();

@@ -136,7 +136,10 @@ fail_allocation(PG_FUNCTION_ARGS)
 	PG_RETURN_VOID();
 }
 
-/* run_until_error(sql text): runs it; after an error no more allocations fail */
+/*
+ * run_until_error(sql text): runs it; after an error no more allocations fail.  Who catches an
+ * error may delete the memory that its calls have used, so it must not be the current one.
+ */
 Datum
 run_until_error(PG_FUNCTION_ARGS)
 {
@@ -147,11 +150,15 @@ run_until_error(PG_FUNCTION_ARGS)
 	{
 		SPI_execute(sql, false, 0);
 	}
-	PG_FINALLY();
+	PG_CATCH();
 	{
 		left = -1;
+		if (CurrentMemoryContext != ErrorContext)
+			elog(ERROR, "an error was raised again in memory context \"%s\"", CurrentMemoryContext->name);
+		PG_RE_THROW();
 	}
 	PG_END_TRY();
+	left = -1;
 	SPI_finish();
 	PG_RETURN_VOID();
 }
