@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"reflect"
 	"testing"
 	"time"
 
@@ -18,7 +19,7 @@ func testIdempotent[Tx any](t *testing.T, b backend[Tx]) {
 	var inner func() error
 	double := idempotency.Idempotent(client, "double", func(ctx context.Context, tx Tx, n int) (int, error) {
 		if n < 0 {
-			return 0, idempotency.Decline(400, nil).Again(time.Hour)
+			return 0, idempotency.Decline(400, map[int]any{-1: "no"}[n]).Again(time.Hour)
 		}
 		if inner != nil {
 			must(t, inner())
@@ -42,12 +43,14 @@ func testIdempotent[Tx any](t *testing.T, b backend[Tx]) {
 	must(t, err)
 	_, err = double(background, key, 22)
 	wantError(t, err, idempotency.ErrKeyReused)
-	refused := newKey()
-	for i := 0; i < 2; i++ {
-		_, err := double(background, refused, -1)
-		var refusal *idempotency.Declined
-		if !errors.As(err, &refusal) || refusal.Code != 400 || refusal.Payload != nil || refusal.RetryAfter == nil {
-			t.Fatalf("got %v", err)
+	for n, payload := range map[int]any{-1: json.RawMessage(`"no"`), -2: nil} {
+		refused := newKey()
+		for range 2 {
+			_, err := double(background, refused, n)
+			var refusal *idempotency.Declined
+			if !errors.As(err, &refusal) || refusal.Code != 400 || !reflect.DeepEqual(refusal.Payload, payload) || refusal.RetryAfter == nil {
+				t.Fatalf("got %v", err)
+			}
 		}
 	}
 	leased := newKey()
