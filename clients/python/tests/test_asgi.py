@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import types
 
 import psycopg_pool
 import pytest
@@ -153,6 +154,19 @@ def test_asgi_stream_past_the_limit(run, key, effects, options, second):
     assert (len(runs), effects()) == (1 if options else 2, 0)
 
 
+@pytest.mark.parametrize("parts", [0, 1, 2])
+def test_asgi_answer_that_breaks_off_is_not_stored(run, key, effects, parts):
+    """A server would cut the connection."""
+    async def body(idem):
+        async def handler(body, receive, send):
+            await current().tx.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
+            for message in [{"type": "http.response.start", "status": 200, "headers": []},
+                            {"type": "http.response.body", "body": b"x", "more_body": True}][:parts]:
+                await send(message)
+        return (await asgi_call(asgi(idem, handler), key))[0]
+    assert (run(body), effects()) == (500, 0)
+
+
 def test_asgi_goes_on_when_its_server_gives_up(run, key, effects):
     async def body(idem):
         begun, end = asyncio.Event(), asyncio.Event()
@@ -256,6 +270,11 @@ def test_asgi_leaves_other_traffic_alone():
     asyncio.run(middleware({"type": "websocket", "path": "/r"}, None, None))
     asyncio.run(middleware({"type": "http", "method": "GET", "path": "/r"}, None, None))
     assert seen == ["websocket", "http"]
+
+
+def test_routes_that_are_not_those_of_starlette_have_no_template():
+    app = types.SimpleNamespace(routes=[object()])      # as Litestar has them
+    assert route_template({"type": "http", "method": "POST", "path": "/a/7", "headers": [], "app": app}) == "/a/7"
 
 
 def test_templates_of_starlette_with_mounts():

@@ -173,6 +173,7 @@ class Call:
         self.start: Dict[str, Any] = {}
         self.chunks: List[bytes] = []
         self.size = 0
+        self.is_whole = False
         self.stored = asyncio.Event()
         self.answered: "asyncio.Future[None]" = asyncio.get_running_loop().create_future()
         self.task = asyncio.ensure_future(app(scope, replaying(body, None), self.send))
@@ -192,8 +193,9 @@ class Call:
             self.size += len(self.chunks[-1])
             if self.size > self.limit:
                 raise ResponseTooLarge()
+            self.is_whole = not message.get("more_body")
             # The answer to an error has no task behind it, and the error may be raised again: it says whether to repeat.
-            if not message.get("more_body") and sys.exc_info()[0] is None:
+            if self.is_whole and sys.exc_info()[0] is None:
                 self.has_answered()
                 await self.stored.wait()
 
@@ -206,8 +208,8 @@ class Call:
             raise
         if self.task.done() and self.size <= self.limit:
             self.task.result()
-        if not self.start:
-            raise RuntimeError("the application gave no answer")
+            if not self.is_whole:
+                raise RuntimeError("the application gave no whole answer")
         headers: Headers = [(name.decode("latin-1"), value.decode("latin-1"))
                             for name, value in self.start.get("headers", [])]
         return Reply(self.start["status"], headers, b"".join(self.chunks))
@@ -232,9 +234,10 @@ async def send_reply(send: Send, reply: Reply) -> None:
 
 
 def route_template(scope: Scope) -> Optional[str]:
-    """The template of Starlette's route, with its mounts; the path where the application is another one."""
-    routes = getattr(scope.get("app"), "routes", None)
-    if routes is None:
+    """The template of Starlette's route, with its mounts; the path where the application is another one, such as Litestar."""
+    app = scope.get("app")
+    routes = getattr(app, "routes", None)
+    if routes is None or not hasattr(app, "router"):
         path: str = scope["path"]
         return path
     return template_among(routes, scope)
