@@ -2,10 +2,8 @@
 import assert from 'node:assert/strict'
 import { Readable } from 'node:stream'
 import { test } from 'node:test'
-import Fastify from 'fastify'
-import { Hono } from 'hono'
 import { Completion, Declined, Reconciled } from 'pg-idempotency'
-import { effect, effects, expire, newKey, send } from './support.js'
+import { effect, effects, expire, newKey } from './support.js'
 import { headerOf, onEachFramework } from './http-kit.js'
 
 onEachFramework((framework, server) => {
