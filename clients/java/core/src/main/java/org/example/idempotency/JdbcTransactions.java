@@ -1,6 +1,7 @@
 package org.example.idempotency;
 
 import java.sql.Connection;
+import java.sql.ResultSet;
 import java.sql.SQLException;
 import java.sql.Statement;
 import javax.sql.DataSource;
@@ -31,20 +32,41 @@ record JdbcTransactions(DataSource dataSource) implements Transactions {
     /**
      * {@return whether the connection commits by itself; now it does}
      *
-     * @throws SQLException 25001: it takes part in a transaction, which would be committed with the operation, whatever becomes of it. JDBC
-     *     lets nobody call setReadOnly() in a transaction, nor setAutoCommit(true) in one of JTA. Neither asks the server of one that is free
+     * @throws SQLException 25001: it takes part in a transaction, which would be committed with the operation, whatever becomes of it. That has
+     *     written, or is one of JTA, in which JDBC lets nobody call setAutoCommit(true)
      */
     static boolean free(Connection connection) throws SQLException {
         if (connection.getAutoCommit()) {
             return true;
         }
         try {
-            connection.setReadOnly(connection.isReadOnly());
+            if (isInTransaction(connection) && hasWritten(connection)) {
+                throw new SQLException("the transaction has written");
+            }
             connection.setAutoCommit(true);
             return false;
         } catch (SQLException error) {
             throw IdempotencyException.isTransient(error) ? error : new SQLException("the connection is in a transaction already:"
                     + " call an operation from outside of one, as it opens its transactions by itself", "25001", error);
+        }
+    }
+
+    /** JDBC lets nobody call setReadOnly() in a transaction. It asks the server nothing. */
+    private static boolean isInTransaction(Connection connection) {
+        try {
+            connection.setReadOnly(connection.isReadOnly());
+            return false;
+        } catch (SQLException begun) {
+            return true;
+        }
+    }
+
+    /** A pool whose connections do not commit by themselves, and which tests them by a query, has begun a transaction that wrote nothing. */
+    private static boolean hasWritten(Connection connection) throws SQLException {
+        try (Statement statement = connection.createStatement();
+                ResultSet row = statement.executeQuery("SELECT pg_catalog.pg_current_xact_id_if_assigned() IS NOT NULL")) {
+            row.next();
+            return row.getBoolean(1);
         }
     }
 

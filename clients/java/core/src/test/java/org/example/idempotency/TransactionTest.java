@@ -2,6 +2,7 @@ package org.example.idempotency;
 
 import static org.junit.jupiter.api.Assertions.*;
 
+import com.zaxxer.hikari.HikariDataSource;
 import java.io.IOException;
 import java.io.PrintWriter;
 import java.io.StringWriter;
@@ -567,6 +568,20 @@ class TransactionTest extends OnServer {
         }
         assertEquals(0, effects());
         assertNull(once.lookup(Call.of(key)));
+    }
+
+    /** The query has begun a transaction when the pool gives the connection. */
+    @Test
+    void aPoolMayTestConnectionsByAQueryInATransaction() throws Exception {
+        try (var tested = new HikariDataSource()) {
+            tested.setJdbcUrl(proxy.url());
+            tested.setAutoCommit(false);
+            tested.setConnectionTestQuery("SELECT 1");
+            var client = new Idempotency(Transactions.of(tested), Options.DEFAULT);
+            assertEquals(Outcome.COMPLETED, client.transaction(Call.of(key), (connection, operation) -> work(connection)).outcome());
+            assertTrue(client.lease(Call.of(key), lease -> fail("it has run")).replayed());
+        }
+        assertEquals(1, effects());
     }
 
     @Test
