@@ -14,7 +14,6 @@
 #include "catalog/pg_class.h"
 #include "catalog/pg_collation.h"
 #include "catalog/pg_inherits.h"
-#include "catalog/pg_partitioned_table.h"
 #include "utils/lsyscache.h"
 #include "utils/syscache.h"
 
@@ -44,23 +43,9 @@ definition_require_logged(const char *table, char persistence, const char *loss)
 				 errhint("Run ALTER TABLE ... SET LOGGED.")));
 }
 
-static bool
-has_key_of_expressions(Oid table)
-{
-	HeapTuple	key = SearchSysCache1(PARTRELID, ObjectIdGetDatum(table));
-	bool		is_null = true;
-
-	if (!HeapTupleIsValid(key))
-		return false;
-	(void) SysCacheGetAttr(PARTRELID, key, Anum_pg_partitioned_table_partexprs, &is_null);
-	ReleaseSysCache(key);
-	return !is_null;
-}
-
 /*
  * May the table be opened?  Returns its owner.  Only rows of the catalogs are read, and
- * no code of the owner runs.  Expressions of a partition key are computed as far as
- * possible when the server reads the key; no such store could have a primary key.
+ * no code of the owner runs.
  */
 Oid
 definition_require_openable(Oid table, const char *name)
@@ -76,7 +61,7 @@ definition_require_openable(Oid table, const char *name)
 			owner = form->relowner;
 		ReleaseSysCache(row);
 	}
-	if (!OidIsValid(owner) || has_key_of_expressions(table))
+	if (!OidIsValid(owner))
 		definition_refuse(name);
 	return owner;
 }

@@ -20,6 +20,8 @@ $node->safe_psql('original', q{
 	CREATE SCHEMA keeper AUTHORIZATION keeper;
 	GRANT USAGE ON SCHEMA keeper TO PUBLIC});
 $node->safe_psql('original', "ALTER TABLE $_ OWNER TO keeper") for @tables;
+# The owner of an extension that is trusted is who created it, and may say which tables belong to it.
+$node->safe_psql('original', q{UPDATE pg_extension SET extowner = 'keeper'::regrole WHERE extname = 'idempotency'});
 $node->safe_psql('original', q{
 	ALTER SEQUENCE idempotency_fence OWNER TO keeper;
 	ALTER TYPE idempotency_status OWNER TO keeper;
@@ -63,19 +65,24 @@ sub on_each (@on)
 			map { "CREATE CONSTRAINT TRIGGER t AFTER INSERT OR UPDATE OR DELETE ON $_ DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION keeper.fire('trigger')" } @on ]);
 }
 
+# Another table of that name in its place, as a member of the extension.
+sub in_place_of ($table, @statements)
+{
+	return ["ALTER EXTENSION idempotency DROP TABLE $table", "ALTER TABLE $table RENAME TO moved", @statements,
+		"ALTER EXTENSION idempotency ADD TABLE public.$table"];
+}
+
 # What the owner puts there, a database for each.
 my $moved = 'ALTER TABLE %1$s RENAME TO moved';
 my %plants = (
 	on_each(@tables),
-	(map { ("partition key of $_" => ["ALTER TABLE $_ RENAME TO moved", "CREATE TABLE public.$_ (x int, tenant int) PARTITION BY RANGE ((x + keeper.note('partition_key')))"]) } @tables),
-	'partition key below' => [
-		'ALTER TABLE idempotency_store RENAME TO moved',
+	(map { ("partition key of $_" => in_place_of($_, "CREATE TABLE public.$_ (x int, tenant int) PARTITION BY RANGE ((x + keeper.note('partition_key')))")) } @tables),
+	'partition key below' => in_place_of('idempotency_store',
 		'CREATE TABLE public.idempotency_store (LIKE moved) PARTITION BY RANGE (expires_at)',
-		q{CREATE TABLE below PARTITION OF idempotency_store DEFAULT PARTITION BY RANGE ((attempt + keeper.note('partition_key')))} ],
-	'partition key below a hash' => [
-		'ALTER TABLE idempotency_store RENAME TO moved',
+		q{CREATE TABLE below PARTITION OF idempotency_store DEFAULT PARTITION BY RANGE ((attempt + keeper.note('partition_key')))}),
+	'partition key below a hash' => in_place_of('idempotency_store',
 		'CREATE TABLE public.idempotency_store (LIKE moved) PARTITION BY HASH (scope)',
-		q{CREATE TABLE below PARTITION OF idempotency_store FOR VALUES WITH (MODULUS 1, REMAINDER 0) PARTITION BY RANGE ((attempt + keeper.note('partition_key')))} ],
+		q{CREATE TABLE below PARTITION OF idempotency_store FOR VALUES WITH (MODULUS 1, REMAINDER 0) PARTITION BY RANGE ((attempt + keeper.note('partition_key')))}),
 	(map { ("view in place of $_" => ["ALTER TABLE $_ RENAME TO moved", "CREATE VIEW public.$_ AS SELECT *, keeper.note('view') FROM moved"]) } @tables),
 	'view in place of idempotency_fence' => [ 'ALTER SEQUENCE idempotency_fence RENAME TO moved', q{CREATE VIEW public.idempotency_fence AS SELECT keeper.note('view')} ],
 	'default' => [
