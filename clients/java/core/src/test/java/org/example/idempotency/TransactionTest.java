@@ -575,6 +575,7 @@ class TransactionTest extends OnServer {
     void aPoolMayTestConnectionsByAQueryInATransaction() throws Exception {
         try (var tested = new HikariDataSource()) {
             tested.setJdbcUrl(proxy.url());
+            tested.setMaximumPoolSize(1);
             tested.setAutoCommit(false);
             tested.setConnectionTestQuery("SELECT 1");
             var client = new Idempotency(Transactions.of(tested), Options.DEFAULT);
