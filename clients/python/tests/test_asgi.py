@@ -167,6 +167,23 @@ def test_asgi_answer_that_breaks_off_is_not_stored(run, key, effects, parts):
     assert (run(body), effects()) == (500, 0)
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_asgi_tells_that_the_connection_is_over_behind_the_answer(run, key, fails):
+    """A stream of Litestar waits for that. The answer to an error is sent while the error is handled."""
+    async def body(idem):
+        async def handler(body, receive, send):
+            try:
+                if fails:
+                    raise ValueError
+                await respond(send, 201)
+            except ValueError:
+                await respond(send, 201)
+            told.append(await receive())
+        told = []
+        return (await asyncio.wait_for(asgi_call(asgi(idem, handler), key), 10))[0], told
+    assert run(body) == (201, [{"type": "http.disconnect"}])
+
+
 def test_asgi_goes_on_when_its_server_gives_up(run, key, effects):
     async def body(idem):
         begun, end = asyncio.Event(), asyncio.Event()

@@ -148,8 +148,8 @@ def is_whole(scope: Scope, body: bytes) -> bool:
     return re.fullmatch(rb"\d{1,18}", length) is not None and len(body) >= int(length)
 
 
-def replaying(body: bytes, receive: Optional[Receive]) -> Receive:
-    """A receive that gives the body once. Without one to go on with it never reports a disconnect."""
+def replaying(body: bytes, receive: Receive) -> Receive:
+    """A receive that gives the body once, and then goes on with the other one."""
     given = False
 
     async def replay() -> Message:
@@ -157,10 +157,7 @@ def replaying(body: bytes, receive: Optional[Receive]) -> Receive:
         if not given:
             given = True
             return {"type": "http.request", "body": body, "more_body": False}
-        if receive is not None:
-            return await receive()
-        await asyncio.Event().wait()
-        raise AssertionError("not reached")
+        return await receive()
 
     return replay
 
@@ -175,8 +172,9 @@ class Call:
         self.size = 0
         self.is_whole = False
         self.stored = asyncio.Event()
+        self.over = asyncio.Event()
         self.answered: "asyncio.Future[None]" = asyncio.get_running_loop().create_future()
-        self.task = asyncio.ensure_future(app(scope, replaying(body, None), self.send))
+        self.task = asyncio.ensure_future(app(scope, replaying(body, self.disconnect), self.send))
         self.task.add_done_callback(lambda task: self.has_answered())
 
     def has_answered(self) -> None:
@@ -198,6 +196,13 @@ class Call:
             if self.is_whole and sys.exc_info()[0] is None:
                 self.has_answered()
                 await self.stored.wait()
+            if self.is_whole:
+                self.over.set()
+
+    async def disconnect(self) -> Message:
+        """As a server tells it behind the answer. Before that it is not told: if the client goes away, the work goes on."""
+        await self.over.wait()
+        return {"type": "http.disconnect"}
 
     async def reply(self) -> Reply:
         """The answer as a whole, or until it is over the limit. Raises what the application raises."""
