@@ -18,6 +18,8 @@ DECLARE
 BEGIN
 	BEGIN
 		EXECUTE replace(replace(change, 'X', name), 'KIND', kind);
+		-- what is in its place belongs to the extension, or nothing would look at it
+		UPDATE pg_depend SET objid = to_regclass(name) WHERE classid = 'pg_class'::regclass AND deptype = 'e' AND objid = to_regclass('raw_old') AND to_regclass(name) IS NOT NULL;
 	EXCEPTION WHEN OTHERS THEN
 		RETURN 'impossible';
 	END;
@@ -51,7 +53,7 @@ SELECT number, raw_states('idempotency_fence', change), raw_states('idempotency_
 -- Columns and rows.
 SELECT string_agg(n::text, ' ' ORDER BY n), raw_states('idempotency_secret', change) FROM unnest(ARRAY[
 	'ALTER TABLE X DROP lock_key', 'ALTER TABLE X DROP lock_key, ADD lock_key bytea', 'ALTER TABLE X DROP only_row', 'ALTER TABLE X RENAME lock_key TO other',
-	'ALTER TABLE X DROP lock_key, ADD lock_key bigint', 'ALTER TABLE X DROP lock_key, ADD lock_key bytea GENERATED ALWAYS AS (sha256(''a'')) KIND',
+	'ALTER TABLE X DROP lock_key, ADD lock_key bigint', 'ALTER TABLE X RENAME TO raw_old; CREATE TABLE X (only_row bool DEFAULT true, lock_key bytea GENERATED ALWAYS AS (sha256(''a'')) KIND); INSERT INTO X DEFAULT VALUES',
 	'ALTER TABLE X ALTER lock_key DROP NOT NULL; UPDATE X SET lock_key = NULL', 'DELETE FROM X', 'TRUNCATE X',
 	'ALTER TABLE X DROP CONSTRAINT idempotency_secret_pkey; INSERT INTO X (lock_key) SELECT lock_key FROM X',
 	'ALTER TABLE X DROP CONSTRAINT idempotency_secret_lock_key_check; UPDATE X SET lock_key = ''''',
@@ -59,7 +61,8 @@ SELECT string_agg(n::text, ' ' ORDER BY n), raw_states('idempotency_secret', cha
 SELECT n, raw_states('idempotency_scope', change) FROM unnest(ARRAY[
 	'ALTER TABLE X DROP CONSTRAINT idempotency_scope_pkey; ALTER TABLE X ALTER pattern DROP NOT NULL; INSERT INTO X (pattern) VALUES (NULL)',
 	'ALTER TABLE X DROP role', 'ALTER TABLE X DROP role, ADD role name', 'ALTER TABLE X RENAME role TO other', 'ALTER TABLE X RENAME min_retention TO a; ALTER TABLE X RENAME max_retention TO min_retention; ALTER TABLE X RENAME a TO max_retention',
-	'ALTER TABLE X ALTER role TYPE text', 'ALTER TABLE X DROP max_lease, ADD max_lease interval GENERATED ALWAYS AS (retention) KIND']) WITH ORDINALITY c (change, n) ORDER BY n;
+	'ALTER TABLE X ALTER role TYPE text', 'ALTER TABLE X RENAME TO raw_old; CREATE TABLE X (pattern text PRIMARY KEY, role name, retention interval, min_retention interval, max_retention interval, max_attempts int, attempts_limit int,
+	max_response_size int, max_lease interval GENERATED ALWAYS AS (retention) KIND, max_lost_attempts int, too_large_response jsonb)']) WITH ORDINALITY c (change, n) ORDER BY n;
 SELECT raw_states('idempotency_store', 'alter extension idempotency DROP VIEW idempotency_failures; DROP VIEW idempotency_failures; ALTER TABLE X DROP response_code, ADD response_code int GENERATED ALWAYS AS (attempt) KIND');
 -- a pattern that is stored out of line matches no scope
 SELECT raw_states('idempotency_scope', 'ALTER TABLE X DROP CONSTRAINT idempotency_scope_pkey; INSERT INTO X (pattern) SELECT string_agg(md5(n::text), '''') FROM generate_series(1, 2500) n');
