@@ -337,7 +337,7 @@ public final class Idempotency {
     /** Runs one statement on a connection of its own, whose network may hang no longer than the limit. */
     <T> T alone(Duration limit, Transactions.Body<T> body) {
         try (Connection connection = transactions.dataSource().getConnection()) {
-            boolean autoCommit = JdbcTransactions.free(connection);
+            boolean autoCommit = JdbcTransactions.requireFree(connection);
             int usual = connection.getNetworkTimeout();
             connection.setNetworkTimeout(Runnable::run, (int) Math.min(Math.max(limit.toMillis(), 1), Integer.MAX_VALUE));
             try {

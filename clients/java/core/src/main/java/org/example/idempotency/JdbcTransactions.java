@@ -11,7 +11,7 @@ record JdbcTransactions(DataSource dataSource) implements Transactions {
     @Override
     public <T> T run(int isolation, Body<T> body) throws Exception {
         try (Connection connection = dataSource.getConnection()) {
-            boolean autoCommit = free(connection);
+            boolean autoCommit = requireFree(connection);
             connection.setAutoCommit(false);
             try {
                 if (isolation != 0) {
@@ -35,7 +35,7 @@ record JdbcTransactions(DataSource dataSource) implements Transactions {
      * @throws SQLException 25001: it takes part in a transaction, which would be committed with the operation, whatever becomes of it. That has
      *     written, or is one of JTA, in which JDBC lets nobody call setAutoCommit(true)
      */
-    static boolean free(Connection connection) throws SQLException {
+    static boolean requireFree(Connection connection) throws SQLException {
         if (connection.getAutoCommit()) {
             return true;
         }

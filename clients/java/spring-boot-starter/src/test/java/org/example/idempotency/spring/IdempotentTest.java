@@ -45,6 +45,8 @@ import org.springframework.core.Ordered;
 import org.springframework.core.ReactiveAdapterRegistry;
 import org.springframework.core.ReactiveTypeDescriptor;
 import org.springframework.jdbc.core.JdbcTemplate;
+import org.springframework.resilience.annotation.EnableResilientMethods;
+import org.springframework.resilience.annotation.Retryable;
 import org.springframework.jdbc.datasource.DataSourceTransactionManager;
 import org.springframework.jdbc.datasource.TransactionAwareDataSourceProxy;
 import org.springframework.jdbc.support.JdbcTransactionManager;
@@ -190,6 +192,12 @@ class IdempotentTest {
             }
         }
 
+        @Retryable(delay = 0)
+        @Idempotent(name = "retried", key = "#key")
+        public void retried(String key) {
+            repeated(key);
+        }
+
         @Idempotent(name = "cached", key = "#key")
         @Caching(cacheable = @Cacheable("tickets"))
         public void cached(String key) {
@@ -205,6 +213,7 @@ class IdempotentTest {
 
     @Configuration(proxyBeanMethods = false)
     @EnableAutoConfiguration
+    @EnableResilientMethods
     @Import({SpringExampleTest.Pool.class, Tickets.class})
     static class Program {
         /** Has the order of Spring Retry's advice. */
@@ -324,6 +333,8 @@ class IdempotentTest {
     void adviceThatRepeatsTheMethodRepeatsTheOperation() {
         tickets.repeated(key);
         assertEquals(1, effects());
+        tickets.retried(key + "r");
+        assertEquals(1, SpringExampleTest.effects(jdbc, key + "r"));
     }
 
     /** If COMMIT fails, the cache has the result already, and the repetition would store it without any effect. */
