@@ -615,7 +615,8 @@ class TransactionTest extends OnServer {
     void theAnswerAndTheCommitAreOneTrip() throws Exception {
         try (Connection kept = pool.getConnection()) {
             Connection silent = instead(Connection.class, "commit", null, instead(Connection.class, "close", null, kept));
-            var client = new Idempotency(Transactions.of(instead(DataSource.class, "getConnection", silent, pool)), Options.DEFAULT);
+            Connection unasked = instead(Connection.class, "createStatement", null, silent); // whether it is in a transaction
+            var client = new Idempotency(Transactions.of(instead(DataSource.class, "getConnection", unasked, pool)), Options.DEFAULT);
             kept.setAutoCommit(false);
             client.transaction(Call.of(key), (connection, operation) -> work(connection));
             client.lease(Call.of(key + "x"), lease -> new Completion(Response.EMPTY, this::effect));
