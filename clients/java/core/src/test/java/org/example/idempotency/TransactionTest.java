@@ -615,12 +615,22 @@ class TransactionTest extends OnServer {
     void theAnswerAndTheCommitAreOneTrip() throws Exception {
         try (Connection kept = pool.getConnection()) {
             Connection silent = instead(Connection.class, "commit", null, instead(Connection.class, "close", null, kept));
-            Connection unasked = instead(Connection.class, "createStatement", null, silent); // whether it is in a transaction
-            var client = new Idempotency(Transactions.of(instead(DataSource.class, "getConnection", unasked, pool)), Options.DEFAULT);
+            var client = new Idempotency(Transactions.of(instead(DataSource.class, "getConnection", silent, pool)), Options.DEFAULT);
             kept.setAutoCommit(false);
             client.transaction(Call.of(key), (connection, operation) -> work(connection));
             client.lease(Call.of(key + "x"), lease -> new Completion(Response.EMPTY, this::effect));
             assertEquals(2, effects());
+        }
+    }
+
+    /** One that does not commit by itself says without a trip that it is in no transaction. */
+    @Test
+    void aFreeConnectionIsNotAskedWhetherItIsFree() throws Exception {
+        try (Connection kept = pool.getConnection()) {
+            kept.setAutoCommit(false);
+            Connection unasked = instead(Connection.class, "createStatement", null, kept);
+            var client = new Idempotency(Transactions.of(instead(DataSource.class, "getConnection", unasked, pool)), Options.DEFAULT);
+            assertEquals(Outcome.COMPLETED, client.transaction(Call.of(key), (connection, operation) -> Response.EMPTY).outcome());
         }
     }
 
