@@ -10,15 +10,14 @@ import psycopg
 import psycopg_pool
 import pytest
 
-from pg_idempotency import AsyncIdempotency, Clock, Idempotency, Retry
+from pg_idempotency import AsyncIdempotency, Clock, Idempotency
 from fault_proxy import Proxy, connect_to, listen_at
+from kinds import QUICK, case, impatient     # noqa: F401, fixtures for all
 from pooler import pooler
 
 # pytest's own directory has the user's name alone, which is somebody else in a chroot
 os.environ["PYTEST_DEBUG_TEMPROOT"] = os.environ["IDEM_WORK"]
 numbers = itertools.count()
-# Pauses are short. A begin after a lost connection waits until the server has noticed the loss, for as long as `cap`.
-QUICK = Retry(base=0.001, cap=60)
 
 
 @pytest.fixture(scope="session", autouse=True)

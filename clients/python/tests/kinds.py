@@ -11,15 +11,18 @@ from dataclasses import replace
 import asyncpg
 import django
 import psycopg_pool
+import pytest
 import sqlalchemy
 from django.conf import settings
 from sqlalchemy import orm
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
-from conftest import QUICK
-from pg_idempotency import AsyncIdempotency, Completion, Idempotency
+from pg_idempotency import AsyncIdempotency, Completion, Idempotency, Retry
 from pg_idempotency.asyncpg import AsyncpgSource
 from pg_idempotency.sqlalchemy import AsyncSQLAlchemySource, SQLAlchemySource
+
+# Pauses are short. A begin after a lost connection waits until the server has noticed the loss, for as long as `cap`.
+QUICK = Retry(base=0.001, cap=60)
 
 if not settings.configured:
     settings.configure(SECRET_KEY="tests", USE_TZ=True, ALLOWED_HOSTS=["*"], ROOT_URLCONF="django_urls", DATABASES={
@@ -170,3 +173,29 @@ def django_at(host):
     finally:
         connection.close()
         connection.settings_dict["HOST"] = before
+
+
+@pytest.fixture(params=BLOCKING + ASYNC)
+def case(request):
+    """Runs a coroutine function of a client of one kind, and of what work does there."""
+    def start(test, **options):
+        async def body():
+            async with client_of(request.param, **options) as idem:
+                return await test(idem, On(request.param))
+        return (asyncio.run if request.param in ASYNC else finish)(body())
+    return start
+
+
+def of(*some):
+    """The test is for these kinds alone."""
+    return pytest.mark.parametrize("case", some, indirect=True)
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """What a hanging database is waited for at the end of a lease is the lease."""
+    monkeypatch.setattr("pg_idempotency.lease.PATIENCE", 0)
+
+
+def plain(tx, operation):
+    return "x"

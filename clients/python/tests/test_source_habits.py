@@ -1,0 +1,229 @@
+"""What one kind of connection alone does: its pool, session, hooks and errors."""
+
+import contextlib
+
+import asyncpg
+import psycopg
+import pytest
+import sqlalchemy
+from django.db import connection, transaction
+
+import kinds
+from kinds import of, plain
+from pg_idempotency import CommitRolledBack, Declined, Idempotency, sqlstate_of
+from pg_idempotency.django import DjangoSource
+
+
+@pytest.mark.parametrize("end", ["close", "reset", "rollback"])
+@pytest.mark.parametrize("change", ["new", "modified", "deleted"])
+@of("session+psycopg2", "session+psycopg")
+def test_a_session_that_is_ended_unflushed_does_not_pass_as_success(case, key, effects, admin, end, change):
+    admin.execute("INSERT INTO effect VALUES (%s, 1)", (key,))
+
+    async def test(idem, on):
+        async def work(tx, operation):
+            if change == "new":
+                await on.insert(tx, key + "2")
+            else:
+                effect = await kinds.awaited(tx.get(kinds.Effect, key))
+                if change == "modified":
+                    effect.value = 2
+                else:
+                    await kinds.awaited(tx.delete(effect))
+            await kinds.awaited(getattr(tx, end)())
+            await kinds.awaited(tx.close())     # once more, with no change left
+
+        async def declined(tx, operation):
+            await on.insert(tx, key + "2")
+            await kinds.awaited(tx.close())
+            raise Declined(402)
+
+        async def flushed(tx, operation):
+            await on.insert(tx, key)
+            await kinds.awaited(tx.flush())
+            await kinds.awaited(tx.close())
+
+        async def taken_back(tx, operation):
+            await on.insert(tx, key)
+            await kinds.awaited(tx.flush())
+            await kinds.awaited(tx.rollback())
+        with pytest.raises(Exception) as raised:
+            await idem.transaction(key + "t", None, taken_back)
+        assert sqlstate_of(raised.value) == "ID404"
+        with pytest.raises(CommitRolledBack, match="not flushed"):
+            await idem.transaction(key, None, work)
+        assert (await idem.transaction(key + "d", None, declined)).code == 402
+        assert not (await idem.transaction(key, None, flushed)).replayed
+    case(test)
+    assert effects() == 2
+
+
+@of("psycopg", "async psycopg")
+def test_connections_come_back_as_they_were(case, key):
+    async def test(idem, on):
+        async def breaks(tx, operation):
+            raise KeyError("the work's own")
+        pool = getattr(idem, "idem", idem).driver.source.pool
+
+        async def state():
+            lent = pool.connection()
+            if on.kind == "psycopg":
+                with lent as connection:
+                    return connection.autocommit, connection.prepare_threshold, connection.info.backend_pid
+            async with lent as connection:
+                return connection.autocommit, connection.prepare_threshold, connection.info.backend_pid
+        before = await state()
+        await idem.transaction(key, None, plain)
+        with pytest.raises(KeyError):
+            await idem.transaction(key + "x", None, breaks)
+        assert await state() == before
+    case(test, size=1)
+
+
+@of("psycopg", "async psycopg")
+def test_a_connection_in_a_transaction_is_refused(case, key, monkeypatch):
+    """What its user has written would commit with the operation."""
+    async def test(idem, on):
+        pool = getattr(idem, "idem", idem).driver.source.pool
+        used = await kinds.awaited(pool.getconn())
+        await on.insert(used, key)
+        with monkeypatch.context() as patch, pytest.raises(psycopg.ProgrammingError, match="not free: .* is INTRANS"):
+            patch.setattr(pool, "connection", lambda: contextlib.nullcontext(used))
+            await idem.transaction(key, None, plain)
+        await kinds.awaited(used.rollback())
+        await kinds.awaited(pool.putconn(used))
+    case(test, size=1)
+
+
+@pytest.mark.parametrize("prepare, prepared", [(False, 0), (True, 1)])
+@of("psycopg", "async psycopg")
+def test_statements_are_prepared_only_when_asked_for(case, key, prepare, prepared):
+    async def test(idem, on):
+        async def work(tx, operation):
+            for _ in range(8):
+                await kinds.awaited(tx.execute("SELECT %s::int", (1,)))
+            found = await kinds.awaited(tx.execute("SELECT count(*) FROM pg_prepared_statements"))
+            return (await kinds.awaited(found.fetchone()))[0]
+        return (await idem.transaction(key, None, work)).payload
+    assert case(test, size=1, prepare=prepare) == prepared
+
+
+@of("connection+psycopg2", "connection+asyncpg")
+def test_a_connection_that_could_not_roll_back_is_not_used_again(case, key):
+    sessions = []
+
+    async def test(idem, on):
+        async def works(tx, operation):
+            sessions.append((await kinds.awaited(tx.execute(sqlalchemy.text("SELECT pg_backend_pid()")))).scalar())
+
+        async def breaks(tx, operation):
+            def fails(connection):
+                raise ValueError
+            await works(tx, operation)
+            sqlalchemy.event.listen(getattr(tx, "sync_connection", tx), "rollback", fails, once=True)
+            raise KeyError("the work's own")
+        with pytest.raises(KeyError, match="the work's own"):
+            await idem.transaction(key, None, breaks)
+        await idem.transaction(key, None, works, wait=20)
+    case(test, size=1)
+    assert len(set(sessions)) == 2
+
+
+@of("asyncpg")
+@pytest.mark.parametrize("error", [asyncpg.ConnectionDoesNotExistError, asyncpg.InternalClientError])
+def test_a_connection_that_ends_behind_commit_fails_no_call(case, key, effects, monkeypatch, error):
+    """The pool resets a connection that it gets back. asyncpg calls some lost connections an internal error."""
+    async def reset(connection, **options):
+        raise error("the connection has ended")
+    monkeypatch.setattr(asyncpg.Connection, "reset", reset)
+
+    async def test(idem, on):
+        async def work(tx, operation):
+            await on.insert(tx, key)
+        assert (await idem.transaction(key, None, work)).outcome == "COMPLETED"
+    case(test)
+    assert effects() == 1
+
+
+@of("asyncpg")
+def test_what_asyncpg_says_of_an_idle_connection_that_has_ended_is_repeated(case, key, monkeypatch):
+    fetch, calls = asyncpg.Connection.fetch, []
+
+    async def ended_once(connection, *arguments, **options):
+        calls.append(connection)
+        if len(calls) == 1:
+            raise asyncpg.InternalClientError("cannot switch to state 12; another operation (2) is in progress")
+        return await fetch(connection, *arguments, **options)
+    monkeypatch.setattr(asyncpg.Connection, "fetch", ended_once)
+
+    async def test(idem, on):
+        assert (await idem.transaction(key, None, plain)).payload == "x"
+    case(test)
+
+
+@of("asyncpg")
+def test_what_asyncpg_says_of_an_ended_connection_in_the_work_is_repeated(case, key):
+    async def test(idem, on):
+        async def work(tx, operation):
+            calls.append(tx)
+            if len(calls) == 1:
+                tx.terminate()
+                raise asyncpg.InternalClientError("cannot switch to state 15; another operation (2) is in progress")
+            return "x"
+        assert (await idem.transaction(key, None, work)).payload == "x"
+    calls = []
+    case(test)
+    assert len(calls) == 2
+
+
+@of("asyncpg")
+def test_a_transaction_of_asyncpg_in_the_work_is_a_savepoint(case, key, effects):
+    async def test(idem, on):
+        async def work(tx, operation):
+            await on.insert(tx, key)
+            with pytest.raises(asyncpg.DivisionByZeroError):
+                async with tx.transaction():
+                    await on.run(tx, "SELECT 1/0")
+        return (await idem.transaction(key, None, work)).outcome
+    assert case(test) == "COMPLETED"
+    assert effects() == 1
+
+
+@of("django")
+def test_hooks_of_django_run_after_a_real_commit_only(case, key):
+    ran = []
+
+    async def test(idem, on):
+        async def work(tx, operation):
+            transaction.on_commit(lambda: ran.append(operation.key))
+            if operation.key != key:
+                with pytest.raises(Exception):
+                    await on.run(tx, "SELECT 1/0")
+        await idem.transaction(key, None, work)
+        with pytest.raises(CommitRolledBack):
+            await idem.transaction(key + "2", None, work)
+    case(test)
+    assert ran == [key]
+
+
+def test_django_inside_of_another_transaction_is_refused(key):
+    idem = Idempotency(DjangoSource())
+    with transaction.atomic(), pytest.raises(RuntimeError):
+        idem.transaction(key, None, plain)
+    with transaction.atomic(), pytest.raises(RuntimeError):
+        idem.lease(key, None, plain)
+    block = transaction.atomic()
+    block._from_testcase = True
+    with block:     # of a TestCase, which rolls back
+        assert idem.transaction(key, None, plain).payload == "x"
+
+
+def test_django_without_autocommit_is_refused(key):
+    """What nobody commits would pass as success."""
+    connection.set_autocommit(False)
+    try:
+        for style in ("transaction", "lease"):
+            with pytest.raises(RuntimeError, match="autocommit"):
+                getattr(Idempotency(DjangoSource()), style)(key, None, plain)
+    finally:
+        connection.close()      # which is with autocommit when it comes again
