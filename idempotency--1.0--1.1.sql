@@ -47,10 +47,11 @@ LANGUAGE plpgsql VOLATILE STRICT PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-	-- an update of the extension by another role makes functions of that role
+	-- an update of the extension by another role makes functions of that role; the extension's owner may add
+	-- functions of his own, but none in C
 	keepers oid[] := ARRAY(SELECT p.proowner FROM pg_extension e
 		JOIN pg_depend d ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid AND d.classid = 'pg_proc'::regclass AND d.deptype = 'e'
-		JOIN pg_proc p ON p.oid = d.objid WHERE e.extname = 'idempotency' ORDER BY p.proname <> 'idem_begin');
+		JOIN pg_proc p ON p.oid = d.objid WHERE e.extname = 'idempotency' AND p.probin IS NOT NULL ORDER BY p.proname <> 'idem_begin');
 	trusted oid[] := ARRAY(SELECT oid FROM pg_roles WHERE rolsuper OR rolname = current_user OR oid = ANY (keepers));
 	strange text;
 BEGIN
@@ -180,7 +181,7 @@ BEGIN
 		JOIN pg_roles r ON r.oid = CASE n.nspowner WHEN 'pg_database_owner'::regrole THEN d.datdba ELSE n.nspowner END
 		WHERE e.extname = 'idempotency' AND NOT r.rolsuper AND r.rolname <> current_user AND r.oid NOT IN (SELECT p.proowner FROM pg_proc p
 			JOIN pg_depend f ON f.classid = 'pg_proc'::regclass AND f.objid = p.oid AND f.deptype = 'e'
-			WHERE f.refclassid = 'pg_extension'::regclass AND f.refobjid = e.oid))
+			WHERE f.refclassid = 'pg_extension'::regclass AND f.refobjid = e.oid AND p.probin IS NOT NULL))
 	THEN
 		RAISE insufficient_privilege USING
 			MESSAGE = 'another role owns the schema of the extension',
@@ -261,7 +262,7 @@ BEGIN
 		JOIN pg_roles r ON r.oid = CASE n.nspowner WHEN 'pg_database_owner'::regrole THEN d.datdba ELSE n.nspowner END
 		WHERE e.extname = 'idempotency' AND NOT r.rolsuper AND r.rolname <> current_user AND r.oid NOT IN (SELECT p.proowner FROM pg_proc p
 			JOIN pg_depend f ON f.classid = 'pg_proc'::regclass AND f.objid = p.oid AND f.deptype = 'e'
-			WHERE f.refclassid = 'pg_extension'::regclass AND f.refobjid = e.oid))
+			WHERE f.refclassid = 'pg_extension'::regclass AND f.refobjid = e.oid AND p.probin IS NOT NULL))
 	THEN
 		RAISE insufficient_privilege USING
 			MESSAGE = 'another role owns the schema of the extension',
@@ -823,7 +824,7 @@ FROM (
 			THEN o.lease_expires_at OPERATOR(pg_catalog.-) pg_catalog.clock_timestamp() END AS lease_left,
 		NULL::pg_catalog.int4 AS pid, NULL::pg_catalog.text AS gid
 	FROM @extschema@.idempotency_store o
-	WHERE o.status OPERATOR(pg_catalog.=) 'PENDING'
+	WHERE pg_catalog.enum_eq(o.status, 'PENDING')
 	UNION ALL
 	SELECT CASE WHEN l.pid IS NULL THEN 'prepared' ELSE 'transaction' END, NULL, NULL, NULL,
 		pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) COALESCE(a.xact_start, p.prepared),
@@ -847,7 +848,7 @@ SELECT o.scope,
 	pg_catalog.min(o.updated_at) AS first_failed_at,
 	pg_catalog.max(o.updated_at) AS last_failed_at
 FROM @extschema@.idempotency_store o
-WHERE o.status OPERATOR(pg_catalog.=) 'FAILED' AND o.expires_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()
+WHERE pg_catalog.enum_eq(o.status, 'FAILED') AND o.expires_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()
 GROUP BY 1, 2, 3, 4;
 COMMENT ON VIEW @extschema@.idempotency_failures IS
 	'stored failures by scope and cause, without keys and payloads';
@@ -909,7 +910,9 @@ BEGIN
 				'idem_require_coordinator', 'idem_require_ended', 'idem_require_read_committed', 'idem_restore_node', 'idem_set_policy',
 				'idem_undistribute_store')
 		)
-		SELECT format('ALTER %s %s OWNER TO %I', kind, name, pg_get_userbyid(keeper)) FROM made WHERE owner <> keeper
+		SELECT format('ALTER %s %s OWNER TO %I', kind, name, pg_get_userbyid(keeper)) FROM made
+			-- what this script has made, and not what others have added to the extension
+			WHERE owner <> keeper AND pg_get_userbyid(owner) = current_user
 		UNION ALL
 		SELECT format('REVOKE ALL ON %s %s FROM %s', kind, name,
 			CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END)

@@ -33,7 +33,7 @@ static Statement sweep_pages = {
 	"WITH expired AS MATERIALIZED (SELECT ctid AS tid, fence FROM %1$s"
 	" WHERE ctid OPERATOR(pg_catalog.>=) $1 AND ctid OPERATOR(pg_catalog.<) $2"
 	" AND expires_at OPERATOR(pg_catalog.<=) $3"
-	" AND (status OPERATOR(pg_catalog.<>) 'PENDING'"
+	" AND (pg_catalog.enum_ne(status, 'PENDING')"
 	" OR (lease_expires_at OPERATOR(pg_catalog.>) $3) IS NOT TRUE)"
 	" LIMIT $4 FOR UPDATE SKIP LOCKED)"
 	", removed AS (DELETE FROM %1$s"
@@ -62,7 +62,7 @@ static Statement find_unsealed = {
  */
 static Statement measure_table = {
 	"SELECT pg_catalog.count(*), pg_catalog.max(fence), GREATEST(pg_catalog.max(expires_at),"
-	" pg_catalog.max(lease_expires_at) FILTER (WHERE status OPERATOR(pg_catalog.=) 'PENDING'))"
+	" pg_catalog.max(lease_expires_at) FILTER (WHERE pg_catalog.enum_eq(status, 'PENDING')))"
 	" FROM %1$s"
 };
 

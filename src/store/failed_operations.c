@@ -24,7 +24,7 @@
 /* the oldest come first; from the store and the tables of its ring */
 static Statement find_failed = {
 	"SELECT idempotency_key::pg_catalog.text, updated_at FROM %1$s.idempotency_store"
-	" WHERE scope OPERATOR(pg_catalog.=) $1 AND status OPERATOR(pg_catalog.=) 'FAILED'"
+	" WHERE scope OPERATOR(pg_catalog.=) $1 AND pg_catalog.enum_eq(status, 'FAILED')"
 	" AND expires_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()"
 	" AND ($2 IS NULL OR (" CAUSE ") OPERATOR(pg_catalog.=) $2)"
 	" ORDER BY updated_at, idempotency_key LIMIT $3",

@@ -95,6 +95,8 @@ for my $call (q{app.idem_partition_store('4 hours')}, 'app.idem_unpartition_stor
 }
 # Nobody else can hold the name, so nobody else calls a function in his schema.
 query(q{CREATE ROLE shop; GRANT USAGE, CREATE ON SCHEMA app TO shop; GRANT CREATE ON DATABASE postgres TO shop; GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA app TO shop});
+# what a role has added to the extension is no reason to trust it
+query('CREATE FUNCTION app.member() RETURNS int LANGUAGE sql RETURN 1; ALTER FUNCTION app.member() OWNER TO mallory; ALTER EXTENSION idempotency ADD FUNCTION app.member()');
 query("ALTER TABLE app.$_ OWNER TO shop")
 	for qw(idempotency_store idempotency_scope idempotency_ring), split /\n/, query('SELECT name FROM app.idempotency_partitions');
 for my $call (q{app.idem_partition_store('4 hours')}, 'app.idem_unpartition_store()')

@@ -36,7 +36,10 @@ $node->safe_psql('original', q{
 		PERFORM keeper.note(tg_argv[0]);
 		IF tg_op = 'DELETE' THEN RETURN old; END IF;
 		RETURN new;
-	END $$});
+	END $$;
+	-- one more function of the extension, which is no reason to trust its owner
+	CREATE FUNCTION keeper.member() RETURNS int LANGUAGE sql RETURN 1;
+	ALTER EXTENSION idempotency ADD FUNCTION keeper.member()});
 
 # The same with a ring of tables, whose first one is over.
 my @ring = qw(idempotency_ring idempotency_store_p1 idempotency_store_p2);
@@ -136,6 +139,11 @@ $plants{'ring alone'} = [
 	q{CREATE TRIGGER t BEFORE INSERT OR UPDATE OR DELETE ON idempotency_ring FOR EACH ROW EXECUTE FUNCTION keeper.fire('trigger')},
 	q{CREATE RULE changed AS ON UPDATE TO idempotency_ring DO ALSO SELECT keeper.note('rule')} ];
 
+# and if it is a type
+$plants{'cast of a type alone'} = $plants{'ring: cast of a type alone'} = [
+	q{CREATE FUNCTION keeper.text(idempotency_status) RETURNS text LANGUAGE sql AS 'SELECT ''FAILED'' || keeper.note(''cast'')'},
+	'CREATE CAST (idempotency_status AS text) WITH FUNCTION keeper.text(idempotency_status) AS IMPLICIT' ];
+
 # Each call in a session of its own, so that nothing is in a cache.
 my %calls = (
 	idem_begin => q{BEGIN; SELECT idem_begin('new'); SELECT idem_complete('new', '{"a": 1}'); COMMIT},
@@ -149,7 +157,7 @@ my %calls = (
 	idem_advance => q{SELECT idem_advance('events', 7), idem_advance('others', 7)},
 	idem_lock => q{SELECT idem_lock('{resource}')},
 	idem_forget => q{SELECT idem_forget('unwanted')},
-	idem_forget_failed => q{SELECT idem_forget_failed('dead', 'mended')},
+	idem_forget_failed => q{SELECT idem_forget_failed('', 'mended')},
 	idem_gc => q{SELECT idem_gc()},
 	idem_reseal => q{SELECT idem_reseal()},
 	idem_claim_scope => q{SELECT idem_claim_scope('s', 'keeper')},
@@ -180,9 +188,13 @@ for my $plant (sort keys %plants)
 	my $script = '';
 
 	$node->safe_psql('postgres', "CREATE DATABASE $database TEMPLATE " . ($plant =~ /^ring/ ? 'ringed' : 'original'));
-	if ($plant eq 'ring alone')
+	if ($plant eq 'ring alone' || $plant eq 'ring: cast of a type alone')
 	{
 		$node->safe_psql($database, "ALTER TABLE $_ OWNER TO postgres") for 'idempotency_store', split /\n/, $node->safe_psql($database, 'SELECT name FROM idempotency_partitions');
+	}
+	if ($plant eq 'cast of a type alone')
+	{
+		$node->safe_psql($database, "ALTER TABLE $_ OWNER TO postgres") for @tables;
 	}
 	$node->safe_psql($database, join('; ', @{ $plants{$plant} }), extra_params => [ '-U', 'keeper' ]);
 	$script .= "\\c\nSET application_name = '$_';\n$calls{$_};\n" for @order;
@@ -210,7 +222,7 @@ for my $round (1, 2)
 }
 
 # Refused before anything is opened, or needed by nothing that is called: only the owner inserts into the ring.
-my $never = qr/^(?:ring: )?(?:partition key|view|operator|type|policy)|^ring: (?:default|domain)$/;
+my $never = qr/^(?:ring: )?(?:partition key|view|operator|type|policy|cast of a type)|^ring: (?:default|domain)$/;
 # A query on a view is planned for its reader, whose own query it is: docs/security.md.
 my @planned = ('index expression', 'index predicate', 'statistics');
 my %of_the_reader = map { ("$_, idempotency_in_flight" => 1, "$_, idempotency_failures" => 1) } @planned, (map { "ring: $_" } @planned, 'check');

@@ -219,7 +219,17 @@ for my $version (grep { $_ ne $default } scripts($tree))
 	$node->safe_psql($kept, "SET ROLE $kept; CREATE EXTENSION idempotency VERSION '$version'; RESET ROLE; GRANT CREATE ON SCHEMA public TO $kept");
 	$node->safe_psql('postgres', "ALTER ROLE $kept NOSUPERUSER");
 	$node->safe_psql($kept, "ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO $kept; ALTER DEFAULT PRIVILEGES GRANT ALL ON FUNCTIONS TO $kept;
-		CREATE FUNCTION idem_progress() RETURNS int LANGUAGE sql RETURN 1; ALTER EXTENSION idempotency UPDATE TO '$default'");
+		CREATE FUNCTION idem_progress() RETURNS int LANGUAGE sql RETURN 1;
+		CREATE ROLE member_$kept; CREATE FUNCTION idem_lock_store() RETURNS int LANGUAGE sql SECURITY DEFINER RETURN 1;
+		ALTER FUNCTION idem_lock_store() OWNER TO member_$kept; ALTER EXTENSION idempotency ADD FUNCTION idem_lock_store();
+		CREATE FUNCTION status_text(idempotency_status) RETURNS text LANGUAGE sql RETURN 'FAILED';
+		CREATE CAST (idempotency_status AS text) WITH FUNCTION status_text(idempotency_status) AS IMPLICIT;
+		ALTER EXTENSION idempotency UPDATE TO '$default'");
+	is($node->safe_psql($kept, q{SELECT proowner::regrole FROM pg_proc WHERE oid = 'idem_lock_store()'::regprocedure}), "member_$kept",
+		"$version to $default: nor does what another role has added to the extension");
+	is($node->safe_psql($kept, q{SELECT count(*) FROM pg_depend WHERE refobjid = 'status_text'::regproc AND classid = 'pg_rewrite'::regclass}), '0',
+		"$version to $default: no view has a cast that others have made");
+	$node->safe_psql($kept, 'ALTER EXTENSION idempotency DROP FUNCTION idem_lock_store()');
 	is($node->safe_psql($kept, q{SELECT string_agg(DISTINCT coalesce(c.relowner, p.proowner)::regrole::text, ' ') FROM pg_extension e
 		JOIN pg_depend d ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid AND d.deptype = 'e'
 		LEFT JOIN pg_class c ON d.classid = 'pg_class'::regclass AND c.oid = d.objid
