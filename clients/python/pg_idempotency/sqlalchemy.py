@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Callable, List, Optional, Sequence
 
+from sqlalchemy import event
 from sqlalchemy.exc import OperationalError, StatementError
 
-from .errors import CommitRolledBack
+from .errors import CommitRolledBack, IdempotencyError
 from .framework import FrameworkSession, cut
 from .sql import ROLLBACK_TO, Statement, numbered
 from .steps import Answer
@@ -26,18 +27,28 @@ class SQLAlchemySession(FrameworkSession):
 
     def keep(self, session: Any) -> None:
         """The work gets this Session. What it closes or takes back unflushed, such as by a framework's hook after its end,
-        no COMMIT would have.
+        no COMMIT would have. Nor would it have what a close rolls back to a savepoint of the Session.
         """
-        def noting(end: Callable[[], None]) -> Callable[[], None]:
+        def noting(name: str, end: Callable[[], None]) -> Callable[[], None]:
             def noted() -> None:
-                self.has_dropped = self.has_dropped or has_changes(session)
+                in_savepoint = name != "rollback" and self.connection.in_nested_transaction()
+                self.has_dropped = self.has_dropped or in_savepoint or has_changes(session)
                 end()
             return noted
 
         self.session = session
         for name in ("close", "reset", "rollback"):
             if hasattr(session, name):      # reset came with 2.0.22
-                setattr(session, name, noting(getattr(session, name)))
+                setattr(session, name, noting(name, getattr(session, name)))
+        event.listen(session, "after_begin", self.refuse_other)
+
+    def refuse_other(self, session: Any, transaction: Any, connection: Any) -> None:
+        """A Session with engines of its own, such as Flask-SQLAlchemy's, would write where nobody commits."""
+        if connection.connection is not self.connection.connection:
+            self.has_dropped = True     # the Session asks but once
+            raise IdempotencyError(
+                "the Session uses another connection than the operation: its sessionmaker has binds, or a class that chooses "
+                "engines, such as Flask-SQLAlchemy's. Give one without, such as sqlalchemy.orm.sessionmaker()")
 
     def driver(self) -> Any:
         return self.connection.connection.dbapi_connection
@@ -51,7 +62,8 @@ class SQLAlchemySession(FrameworkSession):
             self.has_dropped = False
         elif self.session is not None:
             if self.has_dropped:
-                raise CommitRolledBack("the Session of the work was closed or rolled back with changes that were not flushed")
+                raise CommitRolledBack("the Session of the work was closed or rolled back with changes that were not flushed, "
+                                       "or closed in a savepoint")
             self.session.flush()
         if self.block is None:
             self.connection = self.connection.execution_options(isolation_level="AUTOCOMMIT")

@@ -7,10 +7,12 @@ import psycopg
 import pytest
 import sqlalchemy
 from django.db import connection, transaction
+from sqlalchemy import orm
+from sqlalchemy.ext.asyncio import async_sessionmaker
 
 import kinds
 from kinds import of, plain
-from pg_idempotency import CommitRolledBack, Declined, Idempotency, sqlstate_of
+from pg_idempotency import CommitRolledBack, Declined, Idempotency, IdempotencyError, sqlstate_of
 from pg_idempotency.django import DjangoSource
 
 
@@ -54,6 +56,68 @@ def test_a_session_that_is_ended_unflushed_does_not_pass_as_success(case, key, e
             await idem.transaction(key, None, work)
         assert (await idem.transaction(key + "d", None, declined)).code == 402
         assert not (await idem.transaction(key, None, flushed)).replayed
+    case(test)
+    assert effects() == 2
+
+
+def with_factory(idem, **options):
+    """The client's source, whose sessionmaker has these options now."""
+    source = getattr(idem, "idem", idem).driver.source
+    source.session = (orm.sessionmaker if isinstance(idem, kinds.Blocking) else async_sessionmaker)(**options)
+    return source
+
+
+@pytest.mark.parametrize("flushes", [False, True])
+@of("session+psycopg2", "session+psycopg")
+def test_a_session_that_writes_by_another_connection_is_refused(case, key, effects, flushes):
+    async def test(idem, on):
+        source = with_factory(idem)
+        source.session.configure(binds={kinds.Effect: source.engine})
+
+        async def work(tx, operation):
+            await on.insert(tx, key)
+            if flushes:
+                await kinds.awaited(tx.flush())
+
+        async def catches(tx, operation):
+            for _ in range(2):
+                with contextlib.suppress(IdempotencyError):
+                    await kinds.awaited(tx.execute(sqlalchemy.insert(kinds.Effect).values(name=key)))
+        with pytest.raises(CommitRolledBack):
+            await idem.transaction(key, None, catches)
+        for _ in range(2):
+            with pytest.raises(IdempotencyError, match="another connection"):
+                await idem.transaction(key, None, work)
+        assert source.engine.pool.checkedout() == 0
+    case(test)
+    assert effects() == 0
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@of("session+psycopg2", "session+psycopg")
+def test_a_session_that_is_closed_in_a_savepoint_of_its_own_does_not_pass_as_success(case, key, effects, nested):
+    async def test(idem, on):
+        with_factory(idem, **({} if nested else {"join_transaction_mode": "create_savepoint"}))
+
+        async def flushed(tx, operation):
+            if nested:
+                await kinds.awaited(tx.begin_nested())
+            await on.insert(tx, key)
+            await kinds.awaited(tx.flush())
+
+        async def closed(tx, operation):
+            await flushed(tx, operation)
+            await kinds.awaited(tx.close())
+
+        async def committed(tx, operation):
+            await flushed(tx, operation)
+            await kinds.awaited(tx.commit())
+            await kinds.awaited(tx.close())
+        with pytest.raises(CommitRolledBack, match="savepoint"):
+            await idem.transaction(key, None, closed)
+        assert effects() == 0
+        for work in (flushed, committed):
+            await idem.transaction(key + work.__name__, None, work)
     case(test)
     assert effects() == 2
 
