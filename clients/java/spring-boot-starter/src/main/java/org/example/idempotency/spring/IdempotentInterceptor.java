@@ -28,6 +28,8 @@ import org.springframework.core.GenericTypeResolver;
 import org.springframework.core.ParameterNameDiscoverer;
 import org.springframework.core.ReactiveAdapterRegistry;
 import org.springframework.core.annotation.AnnotatedElementUtils;
+import org.springframework.core.annotation.MergedAnnotations;
+import org.springframework.core.annotation.MergedAnnotations.SearchStrategy;
 import org.springframework.expression.ExpressionParser;
 import org.springframework.expression.spel.standard.SpelExpressionParser;
 import org.springframework.transaction.TransactionDefinition;
@@ -44,6 +46,8 @@ final class IdempotentInterceptor implements MethodInterceptor {
     private static final Set<Integer> APART = Set.of(TransactionDefinition.PROPAGATION_REQUIRES_NEW,
             TransactionDefinition.PROPAGATION_NOT_SUPPORTED, TransactionDefinition.PROPAGATION_NEVER);
     private static final CacheOperationSource CACHES = new AnnotationCacheOperationSource(false);
+    /** By name, as JCache need not be there. */
+    private static final String JCACHE = "javax.cache.annotation.CacheResult";
 
     private final Supplier<Idempotency> once;
     private final Supplier<Json> json;
@@ -140,8 +144,10 @@ final class IdempotentInterceptor implements MethodInterceptor {
     /** When COMMIT has failed, the cache would answer the repetition, which would be stored as done without any effect. */
     private static void refuseCached(Method method, Class<?> type) {
         Collection<CacheOperation> operations = CACHES.getCacheOperations(method, type);
-        if (operations != null && operations.stream().anyMatch(CacheableOperation.class::isInstance)) {
-            throw new IllegalStateException("a method that is @Idempotent is not @Cacheable, as a cache does not know what is rolled back: " + method);
+        if (operations != null && operations.stream().anyMatch(CacheableOperation.class::isInstance)
+                || MergedAnnotations.from(method, SearchStrategy.TYPE_HIERARCHY).isPresent(JCACHE)) {
+            throw new IllegalStateException("a method that is @Idempotent has no @Cacheable and no @CacheResult, as a cache does not know"
+                    + " what is rolled back: " + method);
         }
     }
 

@@ -15,6 +15,7 @@ import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.Flow;
 import java.util.function.Function;
+import javax.cache.annotation.CacheResult;
 import javax.sql.DataSource;
 import kotlin.coroutines.Continuation;
 import org.aopalliance.intercept.MethodInterceptor;
@@ -204,6 +205,12 @@ class IdempotentTest {
             throw new AssertionError("the method has run");
         }
 
+        @Idempotent(name = "cachedByJsr107", key = "#key")
+        @CacheResult(cacheName = "tickets")
+        public void cachedByJsr107(String key) {
+            throw new AssertionError("the method has run");
+        }
+
         @Idempotent(name = "never", key = "#key")
         @Transactional(propagation = Propagation.NEVER)
         public void never(String key) {
@@ -341,6 +348,7 @@ class IdempotentTest {
     @Test
     void aMethodThatACacheMayAnswerIsRefused() {
         assertTrue(assertThrows(IllegalStateException.class, () -> tickets.cached(key)).getMessage().contains("@Cacheable"));
+        assertTrue(assertThrows(IllegalStateException.class, () -> tickets.cachedByJsr107(key)).getMessage().contains("@CacheResult"));
     }
 
     /** Spring itself ignores that of a method which joins. */
