@@ -2,6 +2,7 @@ package idempotency
 
 import (
 	"context"
+	"database/sql"
 	"database/sql/driver"
 	"errors"
 	"fmt"
@@ -108,11 +109,15 @@ func (e *InProgressError) Error() string { return ErrInProgress.Error() }
 func (e *InProgressError) Is(target error) bool { return target == ErrInProgress }
 
 // SQLState gives the SQLSTATE of an error of pgx, lib/pq or any driver whose
-// errors have a method SQLState, or "".
+// errors have a method SQLState, or, as those of bun's pgdriver, a method Field; else "".
 func SQLState(err error) string {
 	var stated interface{ SQLState() string }
 	if errors.As(err, &stated) {
 		return stated.SQLState()
+	}
+	var fielded interface{ Field(name byte) string }
+	if errors.As(err, &fielded) {
+		return fielded.Field('C')
 	}
 	return ""
 }
@@ -140,6 +145,9 @@ func ofStatement(err error) error {
 	state := SQLState(err)
 	if kind, known := byState[state]; known {
 		return &Error{kind, err}
+	}
+	if errors.Is(err, sql.ErrTxDone) {
+		return &Error{ErrNotOwned, err}
 	}
 	if !errors.Is(err, ErrConnectionLost) && (endsConnection(state) || isSocketError(err)) {
 		return ConnectionLost(err)

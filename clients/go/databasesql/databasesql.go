@@ -1,5 +1,5 @@
 // Package databasesql connects package idempotency to database/sql and any driver for
-// PostgreSQL whose errors have a method SQLState, as lib/pq's and pgx's have.
+// PostgreSQL whose errors show their SQLSTATE, as those of lib/pq, pgx and bun's pgdriver do.
 //
 // database/sql has no pipelining: each statement is a round trip of its own, or
 // two, where the driver prepares it first. A transaction of n statements takes
@@ -10,6 +10,8 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"strings"
+	"unicode/utf8"
 
 	"example.org/idempotency"
 	"example.org/idempotency/internal/bounded"
@@ -114,6 +116,13 @@ func (c *conn) Rollback(ctx context.Context, statements ...idempotency.Statement
 
 func (c *conn) Release() {}
 
+// unreadable is what the server answers to a text that is no UTF-8 or has a NUL. The driver of bun
+// sends another text in its place, and two keys could become one.
+type unreadable struct{}
+
+func (unreadable) Error() string    { return "databasesql: a text is no UTF-8, or has a NUL" }
+func (unreadable) SQLState() string { return "22021" }
+
 // querier is a *sql.DB or a *sql.Tx.
 type querier interface {
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
@@ -123,6 +132,9 @@ func query(ctx context.Context, on querier, statement idempotency.Statement) (_ 
 	args := make([]any, len(statement.Args))
 	for i, arg := range statement.Args {
 		if arg != nil {
+			if !utf8.ValidString(*arg) || strings.ContainsRune(*arg, 0) {
+				return nil, unreadable{}
+			}
 			args[i] = *arg
 		}
 	}

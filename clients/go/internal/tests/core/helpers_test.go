@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"net/url"
 	"sync/atomic"
 	"testing"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	_ "github.com/jackc/pgx/v5/stdlib"
 	_ "github.com/lib/pq"
+	"github.com/uptrace/bun/driver/pgdriver"
 )
 
 var (
@@ -51,9 +53,25 @@ var onPgx = backend[pgx.Tx]{
 var onSQL = onSQLBy("postgres") // lib/pq
 
 func onSQLBy(driver string) backend[*sql.Tx] {
+	return onSQLFrom(func(url string) (*sql.DB, error) { return sql.Open(driver, url) })
+}
+
+// onBun is on the driver of bun, whose address of a socket is the path of its file.
+var onBun = onSQLFrom(func(address string) (*sql.DB, error) {
+	parsed, err := url.Parse(address)
+	if err != nil {
+		return nil, err
+	}
+	options := parsed.Query()
+	return sql.OpenDB(pgdriver.NewConnector(pgdriver.WithNetwork("unix"), pgdriver.WithInsecure(true),
+		pgdriver.WithAddr(options.Get("host")+"/.s.PGSQL."+options.Get("port")),
+		pgdriver.WithUser(options.Get("user")), pgdriver.WithDatabase(parsed.Path[1:]))), nil
+})
+
+func onSQLFrom(open func(url string) (*sql.DB, error)) backend[*sql.Tx] {
 	return backend[*sql.Tx]{
 		open: func(t *testing.T, url string, size int) idempotency.Database[*sql.Tx] {
-			db, err := sql.Open(driver, url)
+			db, err := open(url)
 			must(t, err)
 			db.SetMaxOpenConns(size)
 			db.SetMaxIdleConns(size)

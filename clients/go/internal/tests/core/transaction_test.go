@@ -18,6 +18,14 @@ import (
 
 func TestTransactions(t *testing.T) {
 	onBoth(t, transactionTests[pgx.Tx](), transactionTests[*sql.Tx]())
+	t.Run("database/sql with bun's driver", func(t *testing.T) {
+		tests[*sql.Tx]{
+			"Mismatch": testMismatch[*sql.Tx], "ErrorsBySQLState": testErrorsBySQLState[*sql.Tx], "NotReady": testNotReady[*sql.Tx],
+			"SwallowedError": testSwallowedError[*sql.Tx], "RefusedCommit": testRefusedCommit[*sql.Tx],
+			"SerializationFailures": testSerializationFailures[*sql.Tx], "ErrorsQuoteNothing": testErrorsQuoteNothing[*sql.Tx],
+			"RequestsThatNobodyCanRead": testRequestsThatNobodyCanRead[*sql.Tx],
+		}.run(t, onBun)
+	})
 }
 
 func transactionTests[Tx any]() tests[Tx] {
@@ -567,6 +575,26 @@ func testEndedByTheWork[Tx any](t *testing.T, b backend[Tx]) {
 		same(t, "is lost", errors.Is(err, idempotency.ErrConnectionLost), false)
 		same(t, "runs", runs, 1)
 		same(t, "effects", effects(t, key), "1")
+	}
+}
+
+// GORM's Commit and Rollback are those of the transaction, too. database/sql refuses what comes after them.
+func TestEndedByMethod(t *testing.T) {
+	for name, end := range map[string]func(*sql.Tx) error{"COMMIT": (*sql.Tx).Commit, "ROLLBACK": (*sql.Tx).Rollback} {
+		client, key, runs := onSQL.client(t, idempotency.Options{Retry: quick}), newKey(), 0
+		work := func(ctx context.Context, tx *sql.Tx) error {
+			runs++
+			must(t, onSQL.insert(ctx, tx, key))
+			if err := end(tx); (err == nil) != (name == "ROLLBACK" || runs > 1) {
+				t.Errorf("%s: %v", name, err)
+			}
+			return nil
+		}
+		_, err := client.Transaction(background, key, nil, does(work))
+		wantError(t, err, idempotency.ErrNotOwned)
+		same(t, "effects", effects(t, key), "0")
+		wantError(t, client.Run(background, work), idempotency.ErrNotOwned)
+		same(t, "runs", runs, 2)
 	}
 }
 
