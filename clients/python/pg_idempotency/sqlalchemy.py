@@ -8,6 +8,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import OperationalError, StatementError
 
 from .errors import CommitRolledBack, IdempotencyError
+from .fork import Pooled
 from .framework import FrameworkSession, cut
 from .sql import ROLLBACK_TO, Statement, numbered
 from .steps import Answer
@@ -94,7 +95,7 @@ class SQLAlchemySession(FrameworkSession):
         return lost
 
 
-class SQLAlchemySource:
+class SQLAlchemySource(Pooled):
     """Connections of an Engine. ``session``: a sessionmaker; the work is then given a Session, else a Connection.
 
     The Session is flushed before the operation ends, and closed afterwards. Do not commit or close it in the work:
@@ -102,10 +103,15 @@ class SQLAlchemySource:
     """
 
     def __init__(self, engine: Any, session: Optional[Callable[..., Any]] = None) -> None:
+        super().__init__()
         self.engine = engine
         self.session = session
 
+    def shared(self) -> Any:
+        return self.engine.pool if getattr(self.engine.pool, "checkedin", int)() else None
+
     def open(self) -> SQLAlchemySession:
+        self.refuse_inherited(self.engine.pool)
         return SQLAlchemySession(self.engine.connect(), self.session)
 
     def recover(self) -> None:

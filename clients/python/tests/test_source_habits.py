@@ -1,9 +1,12 @@
 """What one kind of connection alone does: its pool, session, hooks and errors."""
 
 import contextlib
+import os
+import warnings
 
 import asyncpg
 import psycopg
+import psycopg_pool
 import pytest
 import sqlalchemy
 from django.db import connection, transaction
@@ -254,6 +257,56 @@ def test_a_transaction_of_asyncpg_in_the_work_is_a_savepoint(case, key, effects)
 
 
 @of("django")
+def in_child(idem, key, prepare=lambda source: None):
+    """What a call says in a process that is forked now."""
+    reads, writes = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")     # the threads are not in the child
+        child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException), open(writes, "w") as out:
+            try:
+                prepare(idem.idem.driver.source)
+                kinds.finish(idem.transaction(key, None, plain))
+                out.write("done")
+            except Exception as error:
+                out.write(f"{type(error).__name__}: {error}")
+        os._exit(0)
+    os.close(writes)
+    with open(reads) as said:
+        os.waitpid(child, 0)
+        return said.read()
+
+
+@of("psycopg", "connection+psycopg2", "session+psycopg2")
+def test_a_pool_from_before_a_fork_is_refused(case, key):
+    async def test(idem, on):
+        await idem.transaction(key, None, plain)
+        assert "IdempotencyError: this process was forked" in in_child(idem, key + "c")
+        assert not (await idem.transaction(key + "c", None, plain)).replayed
+    case(test)
+
+
+@of("connection+psycopg2", "session+psycopg2")
+def test_a_pool_that_is_empty_at_a_fork_is_not_refused(case, key):
+    async def test(idem, on):
+        assert in_child(idem, key) == "done"
+        await idem.transaction(key + "p", None, plain)
+        assert in_child(idem, key + "c", lambda source: source.engine.dispose(close=False)) == "done"
+        assert (await idem.transaction(key + "c", None, plain)).replayed
+    case(test)
+
+
+def test_a_pool_that_is_opened_after_a_fork_is_not_refused(key):
+    closed = psycopg_pool.ConnectionPool("", min_size=1, timeout=20, open=False)
+    idem = kinds.Blocking(Idempotency(closed))
+    assert in_child(idem, key, lambda source: source.pool.open()) == "done"
+    with psycopg_pool.NullConnectionPool("", timeout=20) as pool:
+        none = kinds.Blocking(Idempotency(pool))
+        assert in_child(none, key + "n") == "done"
+        assert kinds.finish(none.transaction(key + "n", None, plain)).replayed
+
+
 def test_hooks_of_django_run_after_a_real_commit_only(case, key):
     ran = []
 
