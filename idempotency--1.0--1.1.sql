@@ -13,6 +13,23 @@ ALTER TABLE @extschema@.idempotency_store ALTER response_headers SET STATISTICS 
 DELETE FROM pg_catalog.pg_statistic
 	WHERE starelid OPERATOR(pg_catalog.=) '@extschema@.idempotency_store'::pg_catalog.regclass;
 
+-- The library reads these tables without the executor, and only as heap tables. Where
+-- default_table_access_method is another one, version 1.0 has made them so.
+DO $$
+DECLARE
+	command text;
+BEGIN
+	FOR command IN
+		SELECT pg_catalog.format('ALTER TABLE %s SET ACCESS METHOD heap', c.oid::pg_catalog.regclass)
+		FROM pg_catalog.pg_class c JOIN pg_catalog.pg_am a ON a.oid OPERATOR(pg_catalog.=) c.relam
+		WHERE a.amname OPERATOR(pg_catalog.<>) 'heap' AND c.oid OPERATOR(pg_catalog.=) ANY (ARRAY[
+			'@extschema@.idempotency_scope', '@extschema@.idempotency_secret']::pg_catalog.regclass[])
+	LOOP
+		EXECUTE command;
+	END LOOP;
+END
+$$;
+
 -- A ring of tables by expiry
 
 CREATE TABLE @extschema@.idempotency_ring (
@@ -24,7 +41,7 @@ CREATE TABLE @extschema@.idempotency_ring (
 	leaving		pg_catalog.bool NOT NULL DEFAULT false,
 	waits_for	pg_catalog.text[],
 	in_use		pg_catalog.bool NOT NULL DEFAULT true
-);
+) USING heap;
 COMMENT ON TABLE @extschema@.idempotency_ring IS 'which new records each table of the ring gets; idem_partition_store makes rows, collection changes them';
 COMMENT ON COLUMN @extschema@.idempotency_ring.name IS 'name of a table that inherits from idempotency_store';
 COMMENT ON COLUMN @extschema@.idempotency_ring.range_start IS 'it gets new records that expire at this time or later; NULL: none';
@@ -102,6 +119,8 @@ BEGIN
 	SELECT CASE
 			WHEN c.relkind <> 'r' THEN 'It is not an ordinary table.'
 			WHEN EXISTS (SELECT FROM pg_inherits WHERE inhrelid = store) THEN 'It inherits from another table.'
+			-- the tables of a ring are heap tables: what another one does, as encrypting, they would not do
+			WHEN a.amname <> 'heap' THEN 'It has another access method than heap.'
 			WHEN c.relrowsecurity THEN 'It has row security.'
 			WHEN EXISTS (SELECT FROM pg_rewrite WHERE ev_class = store) THEN 'It has a rule.'
 			WHEN EXISTS (SELECT FROM pg_constraint WHERE contype = 'f' AND store IN (conrelid, confrelid)) THEN 'It has a foreign key, or one refers to it.'
@@ -113,7 +132,7 @@ BEGIN
 				AND (attname <> 'tenant' OR NOT EXISTS (SELECT FROM pg_extension WHERE extname = 'citus'))
 				AND (attisdropped <> (attnum > 18) OR attgenerated <> '' OR attidentity <> '')) THEN 'It has other columns.'
 		END INTO obstacle
-		FROM pg_class c WHERE c.oid = store;
+		FROM pg_class c LEFT JOIN pg_am a ON a.oid = c.relam WHERE c.oid = store;
 	IF obstacle IS NOT NULL THEN
 		RAISE object_not_in_prerequisite_state USING
 			MESSAGE = 'table "idempotency_store" cannot be divided as it is', DETAIL = obstacle;

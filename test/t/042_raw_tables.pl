@@ -1,5 +1,6 @@
 # Tables that the library reads without the executor: one after a data-only
-# restore, and another one that was replaced before the collector reads it.
+# restore, another one that was replaced before the collector reads it, and those
+# of a database whose tables are no heap tables unless told otherwise.
 use Idempotency;
 
 my $node = new_node('raw_tables', conf => "restart_after_crash = on\nidempotency.gc_interval = 1\n");
@@ -55,5 +56,22 @@ for my $change (
 }
 is(count_in_log($node, qr/terminated by signal/), 0, 'no process has crashed');
 is($node->safe_psql('target', q{SELECT outcome FROM idem_begin('k', lease => '1 hour')}), 'ACQUIRED', 'put back, all is well');
+
+# ---- another default_table_access_method ----
+
+query('CREATE DATABASE other TEMPLATE template0');
+$node->safe_psql('other', q{
+	CREATE ACCESS METHOD other TYPE TABLE HANDLER heap_tableam_handler;
+	ALTER DATABASE other SET default_table_access_method = other});
+$node->safe_psql('other', 'CREATE EXTENSION idempotency');
+is($node->safe_psql('other', q{SELECT outcome FROM idem_begin('k', lease => '1 hour')}), 'ACQUIRED', 'an operation begins where tables have another access method');
+is($node->safe_psql('other', q{SELECT amname FROM pg_class c JOIN pg_am a ON a.oid = c.relam WHERE c.oid = 'idempotency_store'::regclass}),
+	'other', 'which the store has');
+my $owner = session($node, 'other');
+like(complaint($owner, q{SELECT idem_partition_store('12 hours')}), qr/cannot be divided.*access method/s,
+	'no ring is made for it: its tables would not have that, which may be what encrypts them');
+$owner->quit;
+$node->safe_psql('other', q{ALTER TABLE idempotency_store SET ACCESS METHOD heap; SELECT idem_partition_store('12 hours')});
+is($node->safe_psql('other', q{SELECT outcome FROM idem_begin('k')}), 'IN_PROGRESS', 'a heap table gets a ring');
 
 done_testing();
