@@ -223,7 +223,7 @@ func (c *Client[Tx]) undo(ctx context.Context, conn Conn[Tx], err error) error {
 	switch over := ctx.Err(); {
 	case over != nil:
 		return &Error{over, err} // drivers say that the connection is closed, or the statement cancelled
-	case gone == nil || isContextError(err) || byState[SQLState(err)] != nil:
+	case gone == nil || isContextError(err) || errors.Is(err, ErrConnectionLost) || byState[SQLState(err)] != nil:
 		return err
 	}
 	return ConnectionLost(err)

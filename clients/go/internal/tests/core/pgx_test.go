@@ -102,6 +102,26 @@ func TestBatchAfterTheEnd(t *testing.T) {
 	must(t, err)
 }
 
+// A connection whose prepared statements are gone, as after DISCARD ALL, is no more an attempt than a dead one.
+func TestStatementsThrownAway(t *testing.T) {
+	config, err := pgxv5.Config(serverURL + "&pool_max_conns=1")
+	must(t, err)
+	config.AfterRelease = func(conn *pgx.Conn) bool {
+		_, err := conn.Exec(background, "DISCARD ALL")
+		return err == nil
+	}
+	pool, err := pgxpool.NewWithConfig(background, config)
+	must(t, err)
+	defer pool.Close()
+	client := idempotency.New(pgxv5.Pool(pool), idempotency.Options{Retry: idempotency.Retry{Attempts: 1}})
+	for range 3 {
+		key := newKey()
+		_, err := client.Transaction(background, key, nil, onPgx.note(key))
+		must(t, err)
+		same(t, "effects", effects(t, key), "1")
+	}
+}
+
 // Who begins a batch may begin the whole again where the connection is gone, or what was prepared on it.
 func TestBatchOnALostConnection(t *testing.T) {
 	for name, loss := range map[string]string{"terminated": "SELECT pg_terminate_backend(pg_backend_pid())", "thrown away": "DEALLOCATE ALL"} {
