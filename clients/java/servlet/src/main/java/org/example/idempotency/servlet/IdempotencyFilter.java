@@ -57,6 +57,9 @@ public final class IdempotencyFilter extends HttpFilter {
     private static final Pattern WAIT = Pattern.compile("(?:^|,)\\s*wait\\s*=\\s*\"?([0-9]{1,9})\"?\\s*(?=$|[,;])", Pattern.CASE_INSENSITIVE);
     private static final Set<String> ALWAYS_STORED = Set.of("content-type", "content-encoding", "content-language", "location", "etag");
 
+    /** What a flush has thrown that a framework made before its answer: the one behind the handler would have thrown it as it is. */
+    private static final String FLUSH = Exchange.class.getName() + ".flush";
+
     private final transient Idempotency once;
     private final transient FilterOptions options;
 
@@ -472,6 +475,9 @@ public final class IdempotencyFilter extends HttpFilter {
             for (Throwable cause = error; cause != null; cause = cause.getCause()) {
                 if (cause instanceof Declined declined) {
                     return refusal(declined);
+                }
+                if (cause == request.getAttribute(FLUSH)) {
+                    return (RuntimeException) cause;
                 }
                 if (cause instanceof IdempotencyException || cause instanceof ReceivedRequest.Unreadable) {
                     return (RuntimeException) cause;

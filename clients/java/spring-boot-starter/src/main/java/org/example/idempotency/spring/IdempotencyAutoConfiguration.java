@@ -173,6 +173,11 @@ public class IdempotencyAutoConfiguration {
     @ConditionalOnWebApplication(type = ConditionalOnWebApplication.Type.SERVLET)
     static class Http {
         @Bean
+        FlushedAnswers idempotentAnswers(ObjectProvider<Idempotency> once) {
+            return new FlushedAnswers(once::getObject);
+        }
+
+        @Bean
         @ConditionalOnMissingBean
         IdempotencyHttp idempotencyHttp() {
             return HttpServletRequest::getRemoteUser;

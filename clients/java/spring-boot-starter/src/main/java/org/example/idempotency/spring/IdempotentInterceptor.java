@@ -81,8 +81,11 @@ final class IdempotentInterceptor implements MethodInterceptor {
         Type returned = GenericTypeResolver.resolveType(method.getGenericReturnType(), type);
         Result result = annotation.lease()
                 ? lease(call, invocation, method)
-                : once.get().<Exception>transaction(call,
-                        (connection, operation) -> readable(written(run(invocation), method), method, returned));
+                : once.get().<Exception>transaction(call, (connection, operation) -> {
+                    Object value = run(invocation);
+                    once.get().transactions().flush(); // gives an entity its version and its times
+                    return readable(written(value, method), method, returned);
+                });
         return read(result.orThrow(), method, returned);
     }
 

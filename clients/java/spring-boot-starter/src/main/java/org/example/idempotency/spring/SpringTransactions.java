@@ -112,6 +112,11 @@ public record SpringTransactions(PlatformTransactionManager manager, DataSource 
         }
     }
 
+    /** Whether the thread is in the work of an operation. */
+    static boolean isWithinOne() {
+        return TransactionSynchronizationManager.hasResource(SpringTransactions.class);
+    }
+
     /** Whether the thread is in the work of an operation whose transaction is of another manager. */
     static boolean isWithinOneOfAnother(PlatformTransactionManager asking) {
         Object operations = TransactionSynchronizationManager.getResource(SpringTransactions.class);

@@ -82,6 +82,10 @@ class JpaTest {
             this.id = id;
             this.amount = amount;
         }
+
+        public int getVersion() {
+            return version;
+        }
     }
 
     interface Ledger extends JpaRepository<Payment, String> { }
@@ -128,6 +132,15 @@ class JpaTest {
             assertThrows(RuntimeException.class, () -> ledger.saveAndFlush(new Payment(null, 1)));
         }
 
+        /** The flush gives it another version. */
+        @Idempotent(name = "change", key = "#key")
+        @Transactional
+        public Payment change(String key) {
+            Payment payment = ledger.findById(key).orElseThrow();
+            payment.amount++;
+            return payment;
+        }
+
         /** Another transaction has changed the row, which only the flush finds out. */
         @Idempotent(name = "stale", key = "#key")
         public void stale(String key) {
@@ -150,6 +163,14 @@ class JpaTest {
         Map<String, Boolean> pay(@RequestBody String id) {
             manager.persist(new Payment(id, 7));
             return Map.of("virtual", isVirtual());
+        }
+
+        @PostMapping("/changes")
+        @IdempotentRequest
+        Payment change(@RequestBody String id) {
+            Payment payment = manager.find(Payment.class, id);
+            payment.amount++;
+            return payment;
         }
     }
 
@@ -278,6 +299,19 @@ class JpaTest {
         assertEquals(1, effects());
     }
 
+    /** As it would be without the annotation, where COMMIT comes before whoever writes the JSON. */
+    @Test
+    void theAnswerIsTheEntityAfterItsFlush() throws Exception {
+        jdbc.update("INSERT INTO jpa_payment VALUES (?, 1, 0)", key);
+        for (int i = 0; i < 2; i++) {
+            assertEquals(1, payments.change(key).version);
+        }
+        for (int i = 0; i < 2; i++) {
+            assertEquals("{\"version\":2}", post("/changes").body());
+        }
+        assertEquals(1, count("jpa_payment WHERE version = 2 AND id = ?"));
+    }
+
     @Test
     void aFailureThatWasSwallowedIsNotStored() {
         assertThrows(IdempotencyException.RolledBack.class, () -> payments.swallow(key));
@@ -326,7 +360,11 @@ class JpaTest {
     }
 
     private HttpResponse<String> post() throws Exception {
-        var uri = URI.create("http://127.0.0.1:" + context.getEnvironment().getProperty("local.server.port") + "/payments");
+        return post("/payments");
+    }
+
+    private HttpResponse<String> post(String path) throws Exception {
+        var uri = URI.create("http://127.0.0.1:" + context.getEnvironment().getProperty("local.server.port") + path);
         return HttpClient.newHttpClient().send(HttpRequest.newBuilder(uri).header("Idempotency-Key", key)
                 .POST(HttpRequest.BodyPublishers.ofString(key)).build(), HttpResponse.BodyHandlers.ofString());
     }

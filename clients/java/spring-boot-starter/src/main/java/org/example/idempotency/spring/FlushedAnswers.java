@@ -1,0 +1,46 @@
+package org.example.idempotency.spring;
+
+import java.util.function.Supplier;
+import org.example.idempotency.Idempotency;
+import org.example.idempotency.servlet.Exchange;
+import org.springframework.core.MethodParameter;
+import org.springframework.http.MediaType;
+import org.springframework.http.converter.HttpMessageConverter;
+import org.springframework.http.server.ServerHttpRequest;
+import org.springframework.http.server.ServerHttpResponse;
+import org.springframework.http.server.ServletServerHttpRequest;
+import org.springframework.web.bind.annotation.ControllerAdvice;
+import org.springframework.web.servlet.mvc.method.annotation.ResponseBodyAdvice;
+
+/**
+ * An entity gets its version and its times by the flush. Without an operation the transaction has ended before an answer is
+ * written; within one it ends behind that, so the flush comes here. The filter passes on what it throws without the wrapper of Spring.
+ */
+@ControllerAdvice
+final class FlushedAnswers implements ResponseBodyAdvice<Object> {
+    private final Supplier<Idempotency> once;
+
+    FlushedAnswers(Supplier<Idempotency> once) {
+        this.once = once;
+    }
+
+    /** That of an exception's handler is none: the transaction may have failed. */
+    @Override
+    public boolean supports(MethodParameter returned, Class<? extends HttpMessageConverter<?>> converter) {
+        return returned.hasMethodAnnotation(IdempotentRequest.class);
+    }
+
+    @Override
+    public Object beforeBodyWrite(Object body, MethodParameter returned, MediaType type, Class<? extends HttpMessageConverter<?>> converter,
+            ServerHttpRequest request, ServerHttpResponse response) {
+        if (SpringTransactions.isWithinOne()) {
+            try {
+                once.get().transactions().flush();
+            } catch (RuntimeException refused) {
+                ((ServletServerHttpRequest) request).getServletRequest().setAttribute(Exchange.class.getName() + ".flush", refused);
+                throw refused;
+            }
+        }
+        return body;
+    }
+}
