@@ -34,6 +34,8 @@ def with_isolation(connection: Any, statements: Sequence[Statement]) -> Sequence
 
 def refuse_transaction(connection: Any) -> None:
     """What is open on the connection already would commit, or go, with the operation."""
+    if not hasattr(connection, "pgconn"):
+        raise TypeError("this is no connection of psycopg 3")
     status = connection.pgconn.transaction_status
     if status not in (TransactionStatus.IDLE, TransactionStatus.UNKNOWN):
         raise psycopg.ProgrammingError(f"the connection is not free: its transaction status is {TransactionStatus(status).name}")
@@ -159,7 +161,7 @@ def pool_of(source: Any, enter: str, other: str) -> Any:
     """What a user gave, as a pool. The error does not quote it: a connection string has a password."""
     if hasattr(source, other) and not hasattr(source, enter):
         raise TypeError("Idempotency needs a blocking pool, and AsyncIdempotency one of asyncio")
-    if hasattr(source, "connection"):
+    if callable(getattr(source, "connection", None)):
         return source
     if callable(source):
         return Connecting(source)

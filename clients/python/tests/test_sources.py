@@ -5,6 +5,7 @@ import contextlib
 import traceback
 
 import asyncpg
+import psycopg2
 import psycopg_pool
 import pytest
 
@@ -22,6 +23,13 @@ from pg_idempotency import (AsyncIdempotency, BadArgument, CommitRolledBack, Com
 def test_what_gives_no_connections_is_refused_and_not_quoted(client, given):
     with pytest.raises(TypeError, match=r"Idempotency needs a ((?!secret).)*$"):
         client(given)
+
+
+def test_what_is_no_pool_of_psycopg_is_refused(admin, key):
+    with pytest.raises(TypeError, match="needs a pool"):
+        Idempotency(admin)
+    with pytest.raises(TypeError, match="no connection of psycopg 3"):
+        Idempotency(lambda: psycopg2.connect("")).transaction(key, None, plain)
 
 
 def test_runs_once_and_replays(case, key, effects):
