@@ -296,12 +296,16 @@ try_rotation(void *argument)
 	rotation->removed = content.rows;
 }
 
-/* True for an error that a change of the ring by its owner can cause: collection goes on. */
+/*
+ * True for an error that a change of the ring by its owner can cause, or a full disk, as an
+ * empty file needs pages: collection goes on.
+ */
 static bool
 is_about_ring(int sqlstate)
 {
-	return ERRCODE_TO_CATEGORY(sqlstate) != ERRCODE_OPERATOR_INTERVENTION &&
-		ERRCODE_TO_CATEGORY(sqlstate) != ERRCODE_INSUFFICIENT_RESOURCES;
+	return sqlstate == ERRCODE_DISK_FULL ||
+		(ERRCODE_TO_CATEGORY(sqlstate) != ERRCODE_OPERATOR_INTERVENTION &&
+		 ERRCODE_TO_CATEGORY(sqlstate) != ERRCODE_INSUFFICIENT_RESOURCES);
 }
 
 /*

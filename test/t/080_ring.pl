@@ -273,6 +273,17 @@ is($hangs ? 'it waits' : $emptied, 't', 'COMMIT does not wait for a standby');
 is(tables_with('over _p3'), '', 'when a table was emptied');
 reconfigure($node, synchronous_standby_names => undef);
 
+# The disk is full: the new files of a table that is emptied need pages.  The store itself is swept without.
+fill('_p3');
+put('', 'over in the store', '-1 day');
+query(q{CREATE FUNCTION disk_is_full() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE disk_full USING MESSAGE = 'no space'; END $$;
+	CREATE TRIGGER is_full BEFORE TRUNCATE ON idempotency_store_p3 EXECUTE FUNCTION disk_is_full()});
+collect();	# which says first that a ring with a trigger is not used
+is(collect(), 'could not rotate the ring of the store: no space', 'collection says that a table could not be emptied');
+is(tables_with('over _p3'), 'store_p3', 'which is still there');
+is(tables_with('over in the store'), '', 'and goes on with the store');
+query('DROP FUNCTION disk_is_full() CASCADE; TRUNCATE idempotency_store');
+
 # The clock was far ahead.
 query(q{TRUNCATE idempotency_store; UPDATE idempotency_ring SET range_start = range_start + interval '4 years', range_end = range_end + interval '4 years'});
 collect() for 1 .. 2;
