@@ -256,7 +256,6 @@ def test_a_transaction_of_asyncpg_in_the_work_is_a_savepoint(case, key, effects)
     assert effects() == 1
 
 
-@of("django")
 def in_child(idem, key, prepare=lambda source: None):
     """What a call says in a process that is forked now."""
     reads, writes = os.pipe()
@@ -307,6 +306,7 @@ def test_a_pool_that_is_opened_after_a_fork_is_not_refused(key):
         assert kinds.finish(none.transaction(key + "n", None, plain)).replayed
 
 
+@of("django")
 def test_hooks_of_django_run_after_a_real_commit_only(case, key):
     ran = []
 
