@@ -2,7 +2,7 @@
 // or the same without its quotes.
 import { createHash, randomUUID } from 'node:crypto'
 
-const QUOTED = /^"((?:[ !#-[\]-~]|\\["\\])*)"((?:;[a-z*][a-z0-9_.*-]*(?:=[\w.-]+)?)*)$/
+const QUOTED = /^"((?:[ !#-[\]-~]|\\["\\])*)"((?:; *[a-z*][a-z0-9_.*-]*(?:=[\w.-]+)?)*)$/
 const BARE = /^[!#-'*+\--:<-[\]-~]+$/
 
 // An error whose message may be shown to the client.

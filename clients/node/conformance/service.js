@@ -54,8 +54,8 @@ export async function charge(request) {
   return { answer: accepted(request), writes }
 }
 
-async function pause({ slow } = {}) {
-  if (Number.isInteger(slow) && slow > 0) await sleep(slow)
+async function pause(request) {
+  if (Number.isInteger(request?.slow) && request.slow > 0) await sleep(request.slow)
 }
 
 function refused(request) {

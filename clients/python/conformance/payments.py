@@ -59,6 +59,8 @@ def read(body):
         amount = int(amount)
     if not isinstance(amount, int) or isinstance(amount, bool):
         raise Invalid()
+    if not isinstance(payment.get("account"), str) and not payment.get("crash"):
+        raise Invalid()
     return {**payment, "account": payment.get("account"), "amount": amount}
 
 

@@ -6,10 +6,10 @@ import re
 from typing import Optional, Sequence
 
 LONGEST = 255
-# RFC 8941, 3.3.3: printable ASCII; a quote and a backslash are escaped
-QUOTED = re.compile(r'"((?:[\x20-\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"')
 # without quotes: visible ASCII without what delimits strings, lists and parameters
 BARE = re.compile(r"[!#-'*+\--:<-\[\]-~]+")
+# RFC 8941, 3.3.3: printable ASCII; a quote and a backslash are escaped. Parameters may follow, and are ignored (3.1.2)
+QUOTED = re.compile(r'"((?:[\x20-\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"(?:; *[a-z*][a-z0-9_.*-]*(?:=%s)?)*' % BARE.pattern)
 
 
 class BadKey(Exception):
@@ -39,6 +39,6 @@ def read_key(values: Sequence[str], strict: bool) -> Optional[str]:
 
 
 def unquote(value: str) -> Optional[str]:
-    """The characters of a string in quotes, or None where it is none. Parameters are refused."""
+    """The characters of a string in quotes, or None where it is none."""
     match = QUOTED.fullmatch(value)
     return None if match is None else re.sub(r"\\(.)", r"\1", match[1])
