@@ -310,9 +310,9 @@ class Lender:
 
 def test_a_connection_that_cannot_be_used_goes_back(key):
     lender = Lender()
-    with pytest.raises(AttributeError):
+    with pytest.raises(TypeError, match="no connection of psycopg 3"):
         Idempotency(lender).transaction(key, None, insert(key))
-    with pytest.raises(AttributeError):
+    with pytest.raises(TypeError, match="no connection of psycopg 3"):
         asyncio.run(AsyncIdempotency(lender).transaction(key, None, insert(key)))
     assert lender.back == 2
 
