@@ -17,7 +17,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from .drive import to_its_end
-from .fork import Pooled
+from .fork import owner_of, refuse_inherited
 from .framework import cut
 from .pipeline import Prepared, round_trip
 from .sql import BEGIN, ROLLBACK, Statement, plain
@@ -117,21 +117,16 @@ class PsycopgSession:
         return lost
 
 
-class PsycopgSource(Pooled):
+class PsycopgSource:
     """Connections of a pool: an object whose ``connection()`` is a context manager."""
 
     def __init__(self, pool: Any, prepare: Optional[bool] = None) -> None:
-        super().__init__()
         self.pool = pool
         self.prepare = prepare
-
-    def shared(self) -> Any:
-        if getattr(self.pool, "closed", True) or not hasattr(self.pool, "get_stats"):
-            return None
-        return self.pool if self.pool.get_stats().get("pool_size") else None
+        owner_of(pool)
 
     def open(self) -> PsycopgSession:
-        self.refuse_inherited(self.pool)
+        refuse_inherited(self.pool)
         return PsycopgSession(self.pool.connection(), self.prepare)
 
     def recover(self) -> None:

@@ -8,7 +8,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import OperationalError, StatementError
 
 from .errors import CommitRolledBack, IdempotencyError
-from .fork import Pooled
+from .fork import OWNERS, owner_of, refuse_inherited
 from .framework import FrameworkSession, cut
 from .sql import ROLLBACK_TO, Statement, numbered
 from .steps import Answer
@@ -95,7 +95,7 @@ class SQLAlchemySession(FrameworkSession):
         return lost
 
 
-class SQLAlchemySource(Pooled):
+class SQLAlchemySource:
     """Connections of an Engine. ``session``: a sessionmaker; the work is then given a Session, else a Connection.
 
     The Session is flushed before the operation ends, and closed afterwards. Do not commit or close it in the work:
@@ -103,15 +103,14 @@ class SQLAlchemySource(Pooled):
     """
 
     def __init__(self, engine: Any, session: Optional[Callable[..., Any]] = None) -> None:
-        super().__init__()
         self.engine = engine
         self.session = session
-
-    def shared(self) -> Any:
-        return self.engine.pool if getattr(self.engine.pool, "checkedin", int)() else None
+        if engine.pool not in OWNERS:
+            event.listen(engine, "connect", lambda *made: owner_of(engine.pool, connects=True))
+        owner_of(engine.pool)
 
     def open(self) -> SQLAlchemySession:
-        self.refuse_inherited(self.engine.pool)
+        refuse_inherited(self.engine.pool)
         return SQLAlchemySession(self.engine.connect(), self.session)
 
     def recover(self) -> None:

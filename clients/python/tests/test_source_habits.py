@@ -1,6 +1,7 @@
 """What one kind of connection alone does: its pool, session, hooks and errors."""
 
 import contextlib
+import ctypes
 import os
 import warnings
 
@@ -17,6 +18,7 @@ import kinds
 from kinds import of, plain
 from pg_idempotency import CommitRolledBack, Declined, Idempotency, IdempotencyError, sqlstate_of
 from pg_idempotency.django import DjangoSource
+from pg_idempotency.sqlalchemy import SQLAlchemySource
 
 
 @pytest.mark.parametrize("end", ["close", "reset", "rollback"])
@@ -256,12 +258,12 @@ def test_a_transaction_of_asyncpg_in_the_work_is_a_savepoint(case, key, effects)
     assert effects() == 1
 
 
-def in_child(idem, key, prepare=lambda source: None):
+def in_child(idem, key, prepare=lambda source: None, fork=os.fork):
     """What a call says in a process that is forked now."""
     reads, writes = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")     # the threads are not in the child
-        child = os.fork()
+        child = fork()
     if child == 0:
         with contextlib.suppress(BaseException), open(writes, "w") as out:
             try:
@@ -277,13 +279,33 @@ def in_child(idem, key, prepare=lambda source: None):
         return said.read()
 
 
+# uWSGI's is one of C, which calls no hooks
+forks = pytest.mark.parametrize("fork", [os.fork, ctypes.PyDLL(None).fork], ids=["Python", "C"])
+
+
+@forks
 @of("psycopg", "connection+psycopg2", "session+psycopg2")
-def test_a_pool_from_before_a_fork_is_refused(case, key):
+def test_a_pool_from_before_a_fork_is_refused(case, key, fork):
     async def test(idem, on):
         await idem.transaction(key, None, plain)
-        assert "IdempotencyError: this process was forked" in in_child(idem, key + "c")
+        assert "IdempotencyError: this process was forked" in in_child(idem, key + "c", fork=fork)
         assert not (await idem.transaction(key + "c", None, plain)).replayed
     case(test)
+
+
+@forks
+@pytest.mark.parametrize("used", ["before", "behind"])
+def test_a_pool_that_others_have_used_before_a_fork_is_refused(key, fork, used):
+    """Such as the engine by which a program makes its tables, before it makes the client or behind."""
+    engine = sqlalchemy.create_engine("postgresql+psycopg2://")
+    if used == "before":
+        engine.connect().close()
+    idem = kinds.Blocking(Idempotency(SQLAlchemySource(engine)))
+    if used == "behind":
+        engine.connect().close()
+    assert "IdempotencyError: this process was forked" in in_child(idem, key, fork=fork)
+    engine.dispose()
+    assert in_child(idem, key, fork=fork) == "done"
 
 
 @of("connection+psycopg2", "session+psycopg2")
@@ -297,9 +319,11 @@ def test_a_pool_that_is_empty_at_a_fork_is_not_refused(case, key):
 
 
 def test_a_pool_that_is_opened_after_a_fork_is_not_refused(key):
-    closed = psycopg_pool.ConnectionPool("", min_size=1, timeout=20, open=False)
-    idem = kinds.Blocking(Idempotency(closed))
-    assert in_child(idem, key, lambda source: source.pool.open()) == "done"
+    with contextlib.closing(psycopg_pool.ConnectionPool("", min_size=1, timeout=20, open=False)) as pool:
+        idem = kinds.Blocking(Idempotency(pool))
+        assert in_child(idem, key, lambda source: source.pool.open()) == "done"
+        pool.open(wait=True)
+        assert "IdempotencyError: this process was forked" in in_child(idem, key)
     with psycopg_pool.NullConnectionPool("", timeout=20) as pool:
         none = kinds.Blocking(Idempotency(pool))
         assert in_child(none, key + "n") == "done"
